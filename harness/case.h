@@ -1,0 +1,55 @@
+/* harness/case.h - a case: what to run, on which inputs, over which ranks and policies, read from a *.case file.
+ *
+ * File format: `key = value`, one a line; '#' starts a comment; numbers decimal or hex floats (0x1.8p-3); lists separated by commas.
+ * Required: reason, source, op. Paths are relative to the case file's folder. The keys are documented in cases/README.md and
+ * in one table in case.c (name, type, default, meaning), from which `deltaproof list --keys` prints.
+ * Every refusal names file, line, key and value (DP_EINPUT).
+ */
+#ifndef DP_CASE_H
+#define DP_CASE_H
+#include "../ref/problem.h"
+#include "../ref/formats.h"
+#include "../ref/inputs.h"
+#include "../ref/conv.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { DP_OP_RECURRENCE, DP_OP_CHAIN, DP_OP_CONV } dp_op;
+
+typedef struct {
+    char *name;                  /* the file's name without .case */
+    char *path;
+    char *reason, *source;
+    dp_op op;                    /* in the file: gdn | kda | mkda | chain | conv */
+    const char *op_name;
+    int smoke;                   /* 1: part of the smoke set */
+    int nranks; int ranks[16];
+    int nbase; dp_base base[DP_NBASES];
+    int nchain; dp_format chain[DP_NFORMATS];
+    int nmerge; dp_merge merge[DP_NMERGES];
+    int backward;                /* 0: forward only */
+    int bits;                    /* precision of the truth, 192 */
+    int allow_nonfinite;         /* inputs contain NaN or Inf on purpose */
+    dp_inputs_spec spec;
+    char *data;                  /* safetensors file, NULL for generated inputs */
+    dp_format input_dtype;       /* widest dtype of the inputs: DP_BF16, DP_FP32 or DP_FP64 */
+
+    dp_problem p;                /* DP_OP_RECURRENCE: complete, checked */
+    dp_conv conv;                /* DP_OP_CONV: complete, checked */
+    struct { dp_regime regime; int n, K; } ch;    /* DP_OP_CHAIN: n factors; the seed is spec.seed */
+    int nwarn; char **warn;      /* e.g. R >= 3 with sum beta |k|^2 > 2 (math.md b) */
+} dp_case;
+
+/* Reads and checks the file, generates or loads the inputs. */
+dp_status dp_case_load(const char *path, dp_case *c, dp_err *e);
+/* `load_inputs` = 0: settings only, no tensors (for `list`). */
+dp_status dp_case_open(const char *path, int load_inputs, dp_case *c, dp_err *e);
+void dp_case_free(dp_case *c);
+/* All *.case files of a folder, sorted by name; *n paths that the caller frees one by one. */
+dp_status dp_case_find_all(const char *dir, char ***paths, int *n, dp_err *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

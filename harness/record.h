@@ -1,0 +1,40 @@
+/* harness/record.h - the record of a run: JSON, and JUnit XML for CI systems. Versioned schema, written by record.c only.
+ *
+ * Readers must ignore fields they do not know; a field never changes its meaning within one schema_version.
+ * Non-finite numbers are the strings "nan", "inf", "-inf". Errors are relative to the truth's norm unless said otherwise.
+ *
+ * {
+ *   "schema": "deltaproof-record", "schema_version": 1,
+ *   "program": {"version", "commit", "compiler", "blas", "cores"},
+ *   "created": "2026-11-20T19:00:00Z", "seconds": 61.2,
+ *   "totals": {"pass": 0, "fail": 0, "skipped": 0, "unjudged": 0},      over runs
+ *   "verdict": "pass" | "fail",
+ *   "cases": [{"name", "op", "reason", "source", "T","H","HV","K","V","R","Nseq", "regime", "warnings": [..]}],   op-dependent fields
+ *   "runs": [{
+ *     "id": "kda-long:ranks=4,base=bf16,chain=tf32,merge=allgather",     `deltaproof run --id` reproduces it bit for bit
+ *     "case": "kda-long", "op": "gdn"|"kda"|"mkda"|"chain"|"conv", "ranks": 4, "backend": "sim"|"cuda"|"nccl",
+ *     "policy": {"base": "bf16", "chain": "tf32", "merge": "allgather"},
+ *     "truth": {"kind": "mpfr"|"fp64", "bits": 192, "radius": 1e-55, "cached": true},   radius: largest, relative to its tensor
+ *     "tensors": [{
+ *       "name": "o",                                  o final_state S_in M H dq dk dv dg dbeta dA_log ddt_bias ds0 dS_out dM dH, stages
+ *       "rel_fro": 3.9e-3,                            |got - want|_F / |want|_F
+ *       "per_rank": [..],                             the same, rank by rank (null: the rank has none)
+ *       "per_head": [[..], ..],                       [rank][head]
+ *       "worst_token": {"rank", "sequence", "token", "head", "index", "got": "0x1.8p-3", "want": "0x1.8p-3", "rel"},
+ *                                                     row with the largest |err|_2 / rms row norm of its head; index: entry in it
+ *       "windows": {"size": 64, "rel": [..]},         per window of tokens: |err|_F / |want|_F, head with the largest (o, gradients)
+ *       "bound": 2.1e-2,                              bound / |want|_F; absent when unjudged
+ *       "ratio": 0.19,                                largest err / bound over (rank, head) and rows
+ *       "per_rank_ratio": [..],
+ *       "verdict": "pass"|"fail"|"skipped"|"unjudged", "why": "..."      why: for all but pass
+ *     }],
+ *     "chain": [{"rank": 1, "chunks": 16, "rel": 1e-3, "effect": 9e-4, "bound": 8e-3, "abs": .., "norm": ..}],
+ *                                  M after that many chunks: |dM|_F / |M|_F; effect |dM S_in|_F / |S_in|_F (null without S_in); bound / |M|_F
+ *     "slope": 0.51,               op chain: d log rel / d log chunks over 16..256: 0.5 unbiased rounding, 1 biased
+ *     "verdict": "pass"|"fail"|"skipped"|"unjudged", "why": "...", "seconds": 1.2
+ *   }]
+ * }
+ */
+#ifndef DP_RECORD_H
+#define DP_RECORD_H
+#endif

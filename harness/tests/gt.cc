@@ -1,0 +1,78 @@
+/* GoogleTest behind gt.h, and the test program's main: closing line `N passed, N failed, N skipped`. */
+#include "gt.h"
+#include <gtest/gtest.h>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace {
+struct Reg { const char *suite, *name, *file; int line; void (*body)(void); };
+std::vector<Reg> &regs() { static std::vector<Reg> r; return r; }
+class CTest : public testing::Test {
+  public:
+    explicit CTest(void (*b)(void)) : body(b) {}
+    void TestBody() override { body(); }
+  private:
+    void (*body)(void);
+};
+std::string vformat(const char *fmt, va_list ap) {
+    char b[4096];
+    vsnprintf(b, sizeof b, fmt, ap);
+    return b;
+}
+std::string tmp;
+const char *env(const char *k, const char *d) { const char *v = getenv(k); return v && *v ? v : d; }
+}
+
+extern "C" {
+void gt_register(const char *s, const char *n, const char *f, int l, void (*b)(void)) { regs().push_back({s, n, f, l, b}); }
+void gt_fail(const char *file, int line, const char *expr, const char *fmt, ...) {
+    va_list ap; va_start(ap, fmt);
+    ADD_FAILURE_AT(file, line) << expr << ": " << vformat(fmt, ap);
+    va_end(ap);
+}
+static void skip_here(const std::string &why) { GTEST_SKIP() << why; }
+void gt_skip(const char *, int, const char *fmt, ...) {
+    va_list ap; va_start(ap, fmt);
+    skip_here(vformat(fmt, ap));
+    va_end(ap);
+}
+const char *gt_tmpdir(void) {
+    if (tmp.empty()) {
+        char t[] = "/tmp/dp-test-XXXXXX";
+        const char *d = mkdtemp(t);
+        if (!d) { perror("mkdtemp"); exit(2); }
+        tmp = d;
+    }
+    return tmp.c_str();
+}
+int gt_run(const char *command, char *out, int size) {
+    std::string c = std::string("{ ") + command + "\n} 2>&1";
+    FILE *f = popen(c.c_str(), "r");
+    if (!f) return -1;
+    std::string all; char b[4096]; size_t n;
+    while ((n = fread(b, 1, sizeof b, f)) > 0) all.append(b, n);
+    int st = pclose(f);
+    if (out && size > 0) snprintf(out, size, "%s", all.c_str());
+    return WIFEXITED(st) ? WEXITSTATUS(st) : 128 + WTERMSIG(st);
+}
+const char *gt_program(void) { return env("DP_PROGRAM", "build/deltaproof"); }
+const char *gt_cases(void) { return env("DP_CASES", "cases"); }
+}
+
+int main(int argc, char **argv) {
+    testing::InitGoogleTest(&argc, argv);
+    for (const Reg &r : regs()) {
+        void (*b)(void) = r.body;
+        testing::RegisterTest(r.suite, r.name, nullptr, nullptr, r.file, r.line, [b]() -> testing::Test * { return new CTest(b); });
+    }
+    int rc = RUN_ALL_TESTS();
+    if (!tmp.empty()) gt_run(("rm -rf " + tmp).c_str(), nullptr, 0);
+    const testing::UnitTest &u = *testing::UnitTest::GetInstance();
+    int ran = u.successful_test_count() + u.failed_test_count() + u.skipped_test_count();
+    printf("%d passed, %d failed, %d skipped\n", u.successful_test_count(), u.failed_test_count(), u.skipped_test_count());
+    return rc || !ran;
+}

@@ -1,0 +1,38 @@
+/* ref/conv.h - causal depthwise conv1d over packed sequences, and its split over ranks (math.md h).
+ *
+ *   x, y, dy [T][D]   w [D][W]   bias [D] or NULL   pre_t = bias + sum_j w_j o x_(t-(W-1)+j), zeros before the sequence
+ *   y = silu(pre) or pre
+ */
+#ifndef DP_CONV_H
+#define DP_CONV_H
+#include "problem.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int64_t T;
+    int D, W, Nseq, silu;
+    int64_t *cu;
+    double *x, *w, *bias, *dy;   /* dy NULL: forward only */
+} dp_conv;
+typedef struct { double *y, *dx, *dw, *dbias; } dp_conv_result;
+void dp_conv_free(dp_conv *c);
+void dp_conv_result_alloc(dp_conv_result *r, const dp_conv *c);
+void dp_conv_result_free(dp_conv_result *r);
+
+void dp_conv_run(const dp_conv *c, dp_conv_result *r);                                   /* fp64, unsplit */
+/* Over N simulated ranks: halo of m = min(W-1, pre_num_conv_tokens) tokens gathered from as many ranks as it spans; only m rows of
+ * gradient flow back; dw, dbias summed over ranks. round: applied to every product and sum of the format, fp64 or fp32;
+ * bf16 = 1 stores y (and dx) in bf16 on top. Any local length, also L < W-1. DP_EINPUT if T % N. */
+typedef enum { DP_CONV_FP64, DP_CONV_FP32, DP_CONV_BF16 } dp_conv_policy;
+dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e);
+/* MPFR truth at prec bits, rounded to double, with an error radius per entry (includes that last rounding). */
+void dp_conv_truth(const dp_conv *c, int prec, dp_conv_result *r, dp_conv_result *radius);
+/* Rigorous bound of |computed - exact| per entry for a policy, any order of summation over ranks (derivation in conv.c). */
+void dp_conv_bound(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
