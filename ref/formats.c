@@ -1,0 +1,109 @@
+#include "formats.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+const dp_format_info dp_formats[DP_NFORMATS] = {
+    [DP_FP64] = {"fp64", 0, 0x1p-53, 0},
+    [DP_FP32] = {"fp32", 0, 0x1p-24, 0},
+    [DP_TF32X3] = {"tf32x3", 0x1p-22, 0x1p-24, 0}, /* u_op: what hi + lo leaves of an operand; eta has its own formula */
+    [DP_TF32] = {"tf32", 0x1p-11, 0x1p-24, 0},
+    [DP_TF32RZ] = {"tf32rz", 0x1p-10, 0x1p-24, 0},
+    [DP_BF16] = {"bf16", 0x1p-8, 0x1p-24, 0},
+    [DP_BF16ST] = {"bf16st", 0, 0x1p-24, 0x1p-8},
+};
+const char *const dp_base_names[DP_NBASES] = {"fp64", "fp32", "bf16"};
+const char *const dp_merge_names[DP_NMERGES] = {"allgather", "ring"};
+
+int dp_format_find(const char *name) {
+    for (int i = 0; i < DP_NFORMATS; i++)
+        if (!strcmp(name, dp_formats[i].name)) return i;
+    return -1;
+}
+
+static uint32_t bits_of(float x) {
+    uint32_t b;
+    memcpy(&b, &x, sizeof b);
+    return b;
+}
+
+static float float_of(uint32_t b) {
+    float x;
+    memcpy(&x, &b, sizeof x);
+    return x;
+}
+
+static int inf_or_nan(uint32_t b) { return (b & 0x7f800000u) == 0x7f800000u; }
+
+float dp_fp32(double x) { return (float)x; }
+
+/* The encodings of finite floats of one sign are ordered like their magnitudes and evenly spaced within a binade, so rounding the
+ * magnitude is integer arithmetic on the encoding: a carry moves to the next binade, from subnormal to normal, or to Inf. */
+float dp_tf32(float x) {
+    const uint32_t b = bits_of(x);
+    return inf_or_nan(b) ? x : float_of((b + 0x1000u) & ~0x1fffu);
+}
+
+float dp_tf32rz(float x) {
+    const uint32_t b = bits_of(x);
+    return inf_or_nan(b) ? x : float_of(b & ~0x1fffu);
+}
+
+uint16_t dp_bf16_bits(float x) {
+    const uint32_t b = bits_of(x);
+    if (isnan(x)) return (uint16_t)(b >> 16 | 0x40u); /* quiet, and still a NaN when the payload sat in the lower half */
+    return (uint16_t)((b + 0x7fffu + (b >> 16 & 1u)) >> 16);
+}
+
+float dp_bf16_from_bits(uint16_t b) { return float_of((uint32_t)b << 16); }
+float dp_bf16(float x) { return dp_bf16_from_bits(dp_bf16_bits(x)); }
+
+/* Round to odd: truncate to fp32, then set the last bit if anything was cut off. fp32 carries 16 more bits than bf16 at every
+ * exponent, subnormals included, so the last bit can only break or keep a tie of the second rounding: the pair rounds once. */
+static float fp32_to_odd(double x) {
+    const float f = (float)x;
+    if (isnan(x) || (double)f == x) return f;
+    return float_of((bits_of(f) - (fabs((double)f) > fabs(x))) | 1u);
+}
+
+double dp_bf16d(double x) { return dp_bf16(fp32_to_odd(x)); }
+
+float dp_fp16_from_bits(uint16_t h) {
+    const uint32_t e = h >> 10 & 31u, m = h & 0x3ffu, sign = (uint32_t)(h & 0x8000u) << 16;
+    if (e == 31) return float_of(sign | 0x7f800000u | m << 13);
+    const float a = ldexpf((float)(e ? m | 0x400u : m), (int)(e ? e : 1) - 25);
+    return sign ? -a : a;
+}
+
+/* With q = 2^(e-10) the spacing of fp16 in the binade of |x| (2^-24 below 2^-14), |x|/q is exact, nearbyint rounds it once to an
+ * integer r <= 2^11, and the encoding is exponent field times 2^10 plus r - 2^10; r = 2^11 and subnormals come out right by carry. */
+uint16_t dp_fp16_bits(double x) {
+    const uint16_t sign = signbit(x) ? 0x8000u : 0;
+    if (isnan(x)) return sign | 0x7e00u;
+    if (fabs(x) >= 65536) return sign | 0x7c00u;
+    int e = -14;
+    if (fabs(x) >= 0x1p-14) e = ilogb(x);
+    const int r = (int)nearbyint(ldexp(fabs(x), 10 - e));
+    return (uint16_t)(sign | (((e + 15) << 10) + r - 1024));
+}
+
+/* Upward evaluation: one IEEE operation errs by at most half a spacing, so the next double above is an upper bound. An exact zero
+ * (zero operands only, at these sizes) stays zero. */
+static double up(double x) { return x == 0 ? 0 : nextafter(x, INFINITY); }
+
+double dp_gamma(int n, double u) {
+    assert(n >= 0 && u >= 0);
+    const double nu = up(n * u);
+    if (nu >= 1) return INFINITY;
+    return up(nu / nextafter(1 - nu, 0));
+}
+
+/* (1 + a)(1 + b) - 1 without cancellation */
+static double compound(double a, double b) { return up(up(a + b) + up(a * b)); }
+
+double dp_eta(dp_format f, int K) {
+    const double u = dp_formats[f].u_acc, op = dp_formats[f].u_op, g = dp_gamma(K, u);
+    if (f == DP_TF32X3) return compound(compound(3 * 0x1p-22 + 0x1p-43, dp_gamma(K + 2, u)), up(0x1p-10 * g));
+    return compound(compound(compound(op, op), g), dp_formats[f].u_store);
+}
