@@ -20,9 +20,18 @@ typedef struct {
     int64_t pre_num_conv_tokens; /* tokens of local sub-sequence 0's sequence that lie before a */
 } dp_context;
 
-/* DP_EINPUT if T % N != 0 or T < N. */
+/* DP_EINPUT if N < 1, T % N != 0 or T < N; then *c is empty. cu is trusted: cu[0] = 0, not decreasing (dp_problem_check). */
 dp_status dp_context_build(const int64_t *cu, int Nseq, int N, int rank, dp_context *c, dp_err *e);
 void dp_context_free(dp_context *c);
+
+/* Who takes part. A rank that does not run a pre-process contributes zeros to the all-gather, which every rank enters. */
+static inline int dp_context_runs_pre_fwd(const dp_context *c) { return !c->is_last; }     /* on local sub-sequence nlocal-1 */
+static inline int dp_context_runs_merge_fwd(const dp_context *c) { return !c->is_first; }  /* initial state of sub-sequence 0 */
+static inline int dp_context_runs_pre_bwd(const dp_context *c) { return !c->is_first; }    /* on local sub-sequence 0 */
+static inline int dp_context_runs_merge_bwd(const dp_context *c) { return !c->is_last; }   /* dS_T of sub-sequence nlocal-1 */
+/* Uniform elements of math.md g.3: does the state leaving the rank depend on the state entering it? And its adjoint? */
+static inline int dp_context_passes_fwd(const dp_context *c) { return c->nlocal == 1 && !c->is_first && !c->is_last; }
+static inline int dp_context_passes_bwd(const dp_context *c) { return c->nlocal == 1 && !c->is_first && !c->is_last; }
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,69 @@
+/* Which rank owns which part of which packed sequence (math.md g.2).
+ *
+ * The sequence of a token t is the one with cu[i] <= t < cu[i+1]: empty sequences contain no token and vanish. f is the sequence of
+ * token a, l that of token b-1; both exist because a rank has at least one token. Ranks that hold f before a reach down to the owner
+ * of cu[f], ranks that hold l after b up to the owner of its last token cu[l+1]-1.
+ */
+#include "context.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* First sequence that ends after token t: it contains t, and no empty sequence does. */
+static int sequence_of(const int64_t *cu, int Nseq, int64_t t) {
+    int lo = 0, hi = Nseq - 1;
+    while (lo < hi) {
+        const int mid = lo + (hi - lo) / 2;
+        if (cu[mid + 1] > t) hi = mid;
+        else lo = mid + 1;
+    }
+    return lo;
+}
+
+static dp_status check_split(const int64_t *cu, int Nseq, int N, dp_err *e) {
+    const int64_t T = cu[Nseq];
+    if (N < 1) return dp_fail(e, DP_EINPUT, "ranks = %d: must be at least 1", N);
+    if (T < N) return dp_fail(e, DP_EINPUT, "T = %lld: fewer tokens than ranks = %d", (long long)T, N);
+    if (T % N) return dp_fail(e, DP_EINPUT, "T = %lld: must be a multiple of ranks = %d", (long long)T, N);
+    return DP_OK;
+}
+
+static void fill_local(const int64_t *cu, int f, int l, dp_context *c) {
+    c->local_cu = dp_calloc((size_t)(l - f) + 2, sizeof *c->local_cu);
+    c->local_seq = dp_calloc((size_t)(l - f) + 1, sizeof *c->local_seq);
+    c->nlocal = 0;
+    for (int i = f; i <= l; i++) {
+        const int64_t end = (cu[i + 1] < c->b ? cu[i + 1] : c->b) - c->a;
+        if (end == c->local_cu[c->nlocal]) continue;                 /* empty */
+        c->local_seq[c->nlocal++] = i;
+        c->local_cu[c->nlocal] = end;
+    }
+}
+
+dp_status dp_context_build(const int64_t *cu, int Nseq, int N, int rank, dp_context *c, dp_err *e) {
+    memset(c, 0, sizeof *c);
+    const dp_status s = check_split(cu, Nseq, N, e);
+    if (s) return s;
+    assert(rank >= 0 && rank < N && cu[0] == 0);
+    c->rank = rank;
+    c->N = N;
+    c->L = cu[Nseq] / N;
+    c->a = rank * c->L;
+    c->b = c->a + c->L;
+    const int f = sequence_of(cu, Nseq, c->a), l = sequence_of(cu, Nseq, c->b - 1);
+    fill_local(cu, f, l, c);
+    c->pre_num_ranks = rank - (int)(cu[f] / c->L);
+    c->post_num_ranks = (int)((cu[l + 1] - 1) / c->L) - rank;
+    c->is_first = c->pre_num_ranks == 0;
+    c->is_last = c->post_num_ranks == 0;
+    c->pre_num_conv_tokens = c->a - cu[f];
+    return DP_OK;
+}
+
+void dp_context_free(dp_context *c) {
+    free(c->local_cu);
+    free(c->local_seq);
+    c->local_cu = NULL;
+    c->local_seq = NULL;
+}
