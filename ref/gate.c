@@ -4,7 +4,7 @@
 
 #define REAL double
 #define F(name) name
-#define M(f) f
+#define M(name) name
 #include "gate_fp.inc"
 #undef REAL
 #undef F
@@ -12,5 +12,5 @@
 
 #define REAL float
 #define F(name) name##_f32
-#define M(f) f##f
+#define M(name) name##f
 #include "gate_fp.inc"
