@@ -16,20 +16,23 @@ typedef struct {
     int64_t *cu;
     double *x, *w, *bias, *dy;   /* dy NULL: forward only */
 } dp_conv;
+/* Shapes of x, x, w, bias. dx, dw: NULL without dy; dbias: NULL without dy or bias. Below, the caller allocates every result. */
 typedef struct { double *y, *dx, *dw, *dbias; } dp_conv_result;
-void dp_conv_free(dp_conv *c);
-void dp_conv_result_alloc(dp_conv_result *r, const dp_conv *c);
+void dp_conv_free(dp_conv *c);                                                           /* frees every array; c is the caller's */
+void dp_conv_result_alloc(dp_conv_result *r, const dp_conv *c);                          /* NaN-filled */
 void dp_conv_result_free(dp_conv_result *r);
 
 void dp_conv_run(const dp_conv *c, dp_conv_result *r);                                   /* fp64, unsplit */
 /* Over N simulated ranks: halo of m = min(W-1, pre_num_conv_tokens) tokens gathered from as many ranks as it spans; only m rows of
- * gradient flow back; dw, dbias summed over ranks. round: applied to every product and sum of the format, fp64 or fp32;
- * bf16 = 1 stores y (and dx) in bf16 on top. Any local length, also L < W-1. DP_EINPUT if T % N. */
+ * gradient flow back; dw, dbias summed over ranks. Any local length, also L < W-1. DP_EINPUT if T % N.
+ * Every product and sum is rounded to the format, fp64 or fp32, operands first; bf16 is fp32 arithmetic that stores y and dx in bf16.
+ * Results are the same bits for any number of threads. */
 typedef enum { DP_CONV_FP64, DP_CONV_FP32, DP_CONV_BF16 } dp_conv_policy;
 dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e);
-/* MPFR truth at prec bits, rounded to double, with an error radius per entry (includes that last rounding). */
+/* MPFR truth at prec >= 2 bits, rounded to double, with an error radius per entry (includes that last rounding; inf: nothing proven). */
 void dp_conv_truth(const dp_conv *c, int prec, dp_conv_result *r, dp_conv_result *radius);
-/* Rigorous bound of |computed - exact| per entry for a policy, any order of summation over ranks (derivation in conv.c). */
+/* Rigorous bound of |computed - exact| per entry for a policy without overflow, N dividing T; any order of summation inside a rank and
+ * over ranks, with or without FMA (derivation in conv_bound.c). inf where an input is not finite or lies beyond the format's range. */
 void dp_conv_bound(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound);
 
 #ifdef __cplusplus
