@@ -1,0 +1,465 @@
+"""The figures of a report. plots(rec) lists them; each Plot draws itself when its turn comes (report.py does that in parallel)."""
+import math
+from dataclasses import dataclass
+from typing import Callable
+
+import numpy as np
+
+import style
+from style import GREY, INK, plt
+from view import (GRADIENTS, TENSOR_ORDER, bases_of, chain_cases, chain_title, finite, formats_of, heads, in_order, judged_recurrences, near, one_per_format,
+                  sci, short, top_ranks, whole, worst_tensor)
+from record import tensor
+
+
+@dataclass
+class Plot:
+    name: str                    # file stem and anchor
+    title: str
+    caption: str                 # plain text; what to see
+    draw: Callable               # () -> matplotlib figure
+
+
+def plots(rec):
+    out = chain_plots(rec)
+    for case in heads(rec):
+        out += state_plots(rec, case)
+    for case in heads(rec):
+        out += token_plots(rec, case)
+    return out + map_plots(rec)
+
+
+# ---- 1. the M chain alone ---------------------------------------------------------------------------------------------------------------
+
+def chain_series(rec, case):
+    """{format: (chunks, rel, bound)} of the runs of a chain case, rank 0, sorted by chunks."""
+    out = {}
+    for fmt in formats_of(rec.of(case["name"])):
+        run = next((r for r in rec.of(case["name"]) if r["policy"]["chain"] == fmt and r["chain"]), None)
+        if run:
+            pts = sorted(run["chain"], key=lambda p: p["chunks"])
+            out[fmt] = [p["chunks"] for p in pts], [p["rel"] for p in pts], [p.get("bound") for p in pts], run.get("slope")
+    return out
+
+
+def drawn(fmt, series):
+    """fp64 lies nine decades lower: it is named, not drawn. A chain whose errors are all 0 or not finite has no line."""
+    return fmt != "fp64" and any(finite(y) and y > 0 for y in series[1])
+
+
+def chain_plots(rec):
+    alive, dead = [], []
+    for c in chain_cases(rec):
+        (alive if any(drawn(f, s) for f, s in chain_series(rec, c).items()) else dead).append(c)
+    out = []
+    for K in dict.fromkeys(c.get("K") for c in alive):
+        group = [c for c in alive if c.get("K") == K]
+        gone = [chain_title(c) for c in dead if c.get("K") == K]
+        for part in range(0, len(group), 6):
+            some = group[part:part + 6]
+            stem = f"chain-k{K}" + (f"-{part // 6 + 1}" if len(group) > 6 else "")
+            caption = (
+                "Relative error of M, the product of the chunk matrices, against the number of chunks; one panel per regime. Filled markers: measured against the "
+                "truth. Hollow markers on a thin line: its bound (running normwise, math.md j.3); where it leaves the panel it says nothing. Labels: format and slope of "
+                "the measured line over 16 to 256 chunks; 0.5 is unbiased rounding, 1 is a bias." + fp64_note(rec, some))
+            if gone:
+                caption += f" Not drawn: {', '.join(gone)} (every error is 0 or not finite: M has underflowed)."
+            out.append(Plot(stem, f"Error of M against chunks, K = {K}", caption, lambda some=some: draw_chain(rec, some)))
+    return out
+
+
+def fp64_note(rec, cases):
+    worst = [y for c in cases for f, s in chain_series(rec, c).items() if f == "fp64" for y in s[1] if finite(y)]
+    return f" fp64 stays below {sci(max(worst))} and is not drawn." if worst and max(worst) > 0 else ""
+
+
+CEILING = 30.0                                                        # a relative error above it is written, not drawn
+
+
+def draw_chain(rec, cases):
+    rows = (len(cases) + 1) // 2
+    fig, axs = style.inch_grid(rows, 2, 2.3, left=0.68, right=1.12, wgap=1.72, hgap=0.52, top=0.28, bottom=0.45)
+    series = [{f: s for f, s in chain_series(rec, c).items() if drawn(f, s)} for c in cases]
+    ys = [y for some in series for s in some.values() for y in s[1] if finite(y) and y > 0]
+    low, high = 10 ** math.floor(math.log10(min(ys)) - 0.1), min(10 ** math.ceil(math.log10(max(ys)) + 0.2), CEILING)
+    for i, ax in enumerate(axs.flat):
+        if i >= len(cases):
+            ax.set_visible(False)
+            continue
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.set_ylim(low, high)
+        chain_panel(ax, series[i])
+        ax.set_title(chain_title(cases[i]))
+        if i + 2 >= len(cases):
+            ax.set_xlabel("chunks of 64 tokens")
+        if i % 2 == 0:
+            ax.set_ylabel(r"$\|\hat M - M\|_F\,/\,\|M\|_F$")
+    return fig
+
+
+def chain_panel(ax, series):
+    ends, xs = [], []
+    high = ax.get_ylim()[1]
+    for fmt, (n, rel, bound, slope) in series.items():
+        pts = [(a, b) for a, b in zip(n, rel) if finite(b) and b > 0]
+        bds = [(a, b) for a, b in zip(n, bound) if finite(b) and b > 0]
+        if bds:
+            ax.plot(*zip(*bds), **style.bound_style(fmt))
+        ax.plot(*zip(*pts), **style.line_style(fmt))
+        xs += n
+        x, y = pts[-1]
+        text = short(fmt) + (f"  {slope:.2f}" if finite(slope) else "") + (f"  (to {sci(y)})" if y > high else "")
+        ends.append((x, min(y, high), text, style.look(fmt)[0]))
+    ax.set_xlim(min(xs) * 0.8, max(xs) * 1.25)
+    step = 4 if max(xs) / min(xs) <= 300 else 8
+    style.decades(ax.yaxis, 9)
+    style.plain_ticks(ax.xaxis, [step ** k for k in range(0, 12) if min(xs) * 0.8 <= step ** k <= max(xs) * 1.25])
+    style.end_labels(ax, ends)
+
+
+# ---- 2. S_in over the ranks -------------------------------------------------------------------------------------------------------------
+
+def state_plots(rec, case):
+    n = top_ranks(rec, case["name"])
+    bases = [b for b in bases_of(rec.of(case["name"])) if any(tensor(r, "S_in") for r in one_per_format(rec, case["name"], n, b).values())]
+    if n < 3 or not bases:
+        return []
+    cap = (f"{case['name']}, {n} ranks: error of the state S_in with which a rank starts, rank by rank (top axis: chunks of 64 tokens before that rank), one panel "
+           "per base policy. Filled: measured; hollow on a thin line: its bound (math.md j.6). Rank 1 starts from H of rank 0 alone, so M has not been used yet and all formats agree there; "
+           "from rank 2 on the M chain enters." + (" The fp64 chain is not drawn." if "fp64" in formats_of(rec.of(case["name"])) else "")
+           + (" With base fp64 the errors at rank 1 lie below the panel." if "fp64" in bases else ""))
+    return [Plot(f"state-{case['name']}", f"Error of S_in over the ranks, {case['name']}", cap, lambda: draw_state(rec, case, n, bases))]
+
+
+def rank_bounds(t, heads_):
+    """Bound per rank, relative: with one head it is error over ratio; with more only the bound of the whole tensor is in the record."""
+    rel, ratio = t.get("per_rank") or [], t.get("per_rank_ratio") or []
+    if heads_ == 1 and len(ratio) == len(rel):
+        return [e / q if finite(e) and finite(q) and q > 0 else None for e, q in zip(rel, ratio)]
+    return [t["bound"] if finite(e) and finite(t.get("bound")) else None for e in rel]
+
+
+def draw_state(rec, case, n, bases):
+    cols = min(2, len(bases))
+    rows = (len(bases) + cols - 1) // cols
+    fig, axs = style.inch_grid(rows, cols, 2.4, left=0.68, right=0.95, wgap=1.6, hgap=1.0, top=0.62, bottom=0.45)
+    for i, ax in enumerate(axs.flat):
+        if i >= len(bases):
+            ax.set_visible(False)
+            continue
+        state_panel(ax, case, one_per_format(rec, case["name"], n, bases[i]), n)
+        ax.set_title(f"base {bases[i]}", pad=24)
+        ax.set_xlabel("rank")
+        if i % cols == 0:
+            ax.set_ylabel(r"$\|\hat S_{\rm in} - S_{\rm in}\|_F\,/\,\|S_{\rm in}\|_F$")
+    return fig
+
+
+def state_panel(ax, case, runs, n):
+    ax.set_yscale("log")
+    ends, ys = [], []
+    for fmt, run in runs.items():
+        if fmt == "fp64" and len(runs) > 1:
+            continue
+        t = tensor(run, "S_in")
+        pts = [(r, e) for r, e in enumerate((t or {}).get("per_rank") or []) if finite(e) and e > 0]
+        if not pts:
+            continue
+        bds = [(r, b) for r, b in enumerate(rank_bounds(t, case.get("HV") or 1)) if finite(b) and b > 0]
+        if bds:
+            ax.plot(*zip(*bds), **style.bound_style(fmt))
+        ax.plot(*zip(*pts), **style.line_style(fmt))
+        ys += [e for r, e in pts if r > 1] + [b for _, b in bds]
+        ends.append((*pts[-1], short(fmt), style.look(fmt)[0]))
+    ax.set_xlim(0.7, n - 0.7)
+    ax.set_ylim(10 ** math.floor(math.log10(min(ys)) - 0.4), 10 ** math.ceil(math.log10(max(ys)) + 0.1))
+    style.decades(ax.yaxis)
+    style.plain_ticks(ax.xaxis, range(1, n))
+    if case.get("T"):
+        top = ax.secondary_xaxis("top")
+        top.set_xticks(range(1, n), [whole(r * case["T"] // n // 64) for r in range(1, n)])
+        top.tick_params(length=2, pad=1, labelsize=7)
+        top.set_xlabel("chunks before the rank", fontsize=7, labelpad=2)
+        top.spines["top"].set_visible(False)
+    style.end_labels(ax, ends)
+
+
+# ---- 3. tokens and ranks ----------------------------------------------------------------------------------------------------------------
+
+def token_plots(rec, case):
+    out, n = [], top_ranks(rec, case["name"])
+    for base in bases_of(rec.of(case["name"])):
+        runs = one_per_format(rec, case["name"], n, base)
+        names = [t for t in ("o",) + GRADIENTS if any((tensor(r, t) or {}).get("windows") for r in runs.values())]
+        if n < 2 or not names or base == "fp64":
+            continue
+        cap = (f"{case['name']}, base {base}, {n} ranks. Left: relative error of o and of each gradient in windows of {window(runs, names)} tokens, one line per format of the M chain; "
+               "grey band: the same computation on one rank; vertical lines: rank boundaries. Right: the error of each whole rank; bars: fp32 chain, markers: the other formats. "
+               "o is read left to right (the state flows to later ranks), gradients right to left.")
+        out.append(Plot(f"tokens-{case['name']}-{base}", f"Error over tokens and ranks, {case['name']}, base {base}", cap,
+                        lambda runs=runs, base=base, names=names: draw_tokens(rec, case, n, base, runs, names)))
+    return out
+
+
+def window(runs, names):
+    return next(tensor(r, t)["windows"]["size"] for r in runs.values() for t in names if (tensor(r, t) or {}).get("windows"))
+
+
+def draw_tokens(rec, case, n, base, runs, names):
+    single = next(iter(one_per_format(rec, case["name"], 1, base).values()), None)
+    fig, axs = style.inch_grid(len(names), 2, 1.12, left=0.62, right=0.12, wgap=0.32, hgap=0.2, top=0.72, bottom=0.42, ratios=[2.3, 1], sharey="row")
+    handles = {}
+    for row, name in zip(axs, names):
+        token_panel(row[0], case, n, name, runs, single, handles)
+        rank_panel(row[1], n, name, runs, handles)
+        row[0].set_ylabel(name, fontsize=8.5, fontweight="bold")
+        fit_rows(row[0], name, runs, single)
+    for ax in axs[:-1].flat:
+        ax.tick_params(labelbottom=False)
+    axs[-1][0].set_xlabel("token")
+    axs[-1][1].set_xlabel("rank")
+    axs[0][0].set_title("relative error per window of tokens", fontsize=8)
+    axs[0][1].set_title("relative error per rank", fontsize=8)
+    style.legend_above(fig, list(handles.values()), list(handles), 4, 0.995)
+    return fig
+
+
+def token_panel(ax, case, n, name, runs, single, handles):
+    ax.set_yscale("log")
+    T = case.get("T") or 0
+    w1 = (tensor(single, name) or {}).get("windows") if single else None
+    if w1:
+        x, y = mids(w1, T)
+        handles["1 rank"] = ax.plot(x, y, color="#b5b5b5", linewidth=3.2, zorder=1)[0]
+    for fmt, run in runs.items():
+        w = (tensor(run, name) or {}).get("windows")
+        if w:
+            x, y = mids(w, T)
+            c, dash, m = style.look(fmt)
+            ax.plot(x, y, color=c, linestyle=dash, linewidth=0.9, marker=m, markersize=2.6, markevery=(marker_phase(fmt), max(len(x) // 8, 1)))
+    for r in range(1, n):
+        ax.axvline(r * T / n, color=GREY, linewidth=0.6, linestyle=(0, (4, 3)), zorder=0.5)
+    ax.grid(axis="x", visible=False)
+    ax.set_xlim(0, T or None)
+    style.plain_ticks(ax.xaxis, [r * T // n for r in range(0, n + 1, max(1, n // 4))])
+
+
+def marker_phase(fmt):
+    """Markers of different formats stand at different windows, so that lines on top of each other can be told apart."""
+    return list(style.LOOK).index(fmt) * 2 if fmt in style.LOOK else 1
+
+
+def mids(w, T):
+    s = w["size"]
+    x = [(min((i + 1) * s, T) + i * s) / 2 if T else (i + 0.5) * s for i in range(len(w["rel"]))]
+    return x, [v if finite(v) and v > 0 else np.nan for v in w["rel"]]
+
+
+def rank_panel(ax, n, name, runs, handles):
+    ref = "fp32" if "fp32" in runs else next(iter(runs))
+    others = [f for f in runs if f != ref]
+    for fmt, run in runs.items():
+        e = [v if finite(v) and v > 0 else np.nan for v in (tensor(run, name) or {}).get("per_rank") or [None] * n]
+        c, dash, m = style.look(fmt)
+        if fmt == ref:
+            ax.bar(range(len(e)), e, width=0.86, color="#d9d9d9", edgecolor=GREY, linewidth=0.5, zorder=1)
+        else:
+            at = [r + (others.index(fmt) + 0.5) / len(others) * 0.8 - 0.4 for r in range(len(e))]
+            ax.plot(at, e, color=c, marker=m, linestyle="none", markersize=3.2, markeredgewidth=0)
+        handles.setdefault(f"{short(fmt)} chain", plt.Line2D([], [], color=c, linestyle=dash, marker=m, linewidth=1.1, markersize=3.6))
+    ax.grid(axis="x", visible=False)
+    ax.set_xlim(-0.7, n - 0.3)
+    style.plain_ticks(ax.xaxis, range(n))
+
+
+def fit_rows(ax, name, runs, single):
+    """Limits from the data of both panels of the row, at least half a decade, so that bars start on a stated line."""
+    vals = []
+    for run in list(runs.values()) + ([single] if single else []):
+        t = tensor(run, name) or {}
+        vals += [v for v in (t.get("windows") or {"rel": []})["rel"] + (t.get("per_rank") or []) if finite(v) and v > 0]
+    lo, hi = math.log10(min(vals)), math.log10(max(vals))
+    mid, half = (lo + hi) / 2, max((hi - lo) / 2 * 1.12, 0.3)
+    ax.set_ylim(10 ** (mid - half), 10 ** (mid + half))
+    ticks = [m * 10 ** e for e in range(math.floor(mid - half), math.ceil(mid + half) + 1) for m in ((1, 2, 5) if half < 0.9 else (1,))]
+    ticks = [t for t in ticks if 10 ** (mid - half) <= t <= 10 ** (mid + half)]
+    ax.yaxis.set_major_locator(style.matplotlib.ticker.FixedLocator(ticks[::max(1, math.ceil(len(ticks) / 4))]))
+    ax.yaxis.set_major_formatter(style.FuncFormatter(lambda v, _: sci(v, 1)))
+    ax.yaxis.set_minor_locator(style.NullLocator())
+
+
+# ---- 4. error over bound ----------------------------------------------------------------------------------------------------------------
+
+def map_plots(rec):
+    return overview_map(rec) + rank_maps(rec)
+
+
+def tensors_of(runs):
+    return in_order([t["name"] for r in runs for t in r["tensors"]], TENSOR_ORDER)
+
+
+def overview_rows(rec):
+    """[(label, [runs])] one row per recurrence or conv case and base."""
+    out = []
+    for c in rec.cases.values():
+        runs = [r for r in rec.of(c["name"]) if r["tensors"]]
+        for b in bases_of(runs) or ([None] if runs else []):
+            some = [r for r in runs if r["policy"].get("base") == b]
+            if some and c["op"] != "chain":
+                out.append((c["name"] + (f"  {b}" if b else ""), some))
+    return out
+
+
+def overview_map(rec):
+    rows = overview_rows(rec)
+    if not rows:
+        return []
+    cap = ("Error over bound, the largest over all runs, ranks and heads of a case and base policy. 1 is the bound: below it the number format explains the error; a cell above 1 "
+           "is a failure (white on black, framed). Hatched: unjudged or skipped, no bound; blank: the case has no such tensor.")
+    out = []
+    for part in range(0, len(rows), 40):
+        some = rows[part:part + 40]
+        out.append(Plot("bounds-cases" + (f"-{part // 40 + 1}" if len(rows) > 40 else ""), "Error over bound, all cases", cap, lambda some=some: draw_overview(some)))
+    return out
+
+
+def cell(t):
+    """('ratio', x) | ('hatch', None) | (None, None)"""
+    if t is None:
+        return None, None
+    if t["verdict"] in ("unjudged", "skipped") or t.get("ratio") is None:
+        return "hatch", None
+    return "ratio", t["ratio"]
+
+
+def merge_cells(cells):
+    ratios = [x for kind, x in cells if kind == "ratio"]
+    if ratios:
+        return "ratio", math.inf if any(x != x for x in ratios) else max(ratios)
+    return ("hatch", None) if any(kind == "hatch" for kind, _ in cells) else (None, None)
+
+
+def draw_overview(rows):
+    names = tensors_of([r for _, rs in rows for r in rs])
+    grid = [[merge_cells([cell(tensor(r, t)) for r in rs]) for t in names] for _, rs in rows]
+    fig, axs = style.inch_grid(1, 1, 0.185 * len(rows), left=1.75, right=0.1, top=0.55, bottom=0.62)
+    heat(axs[0][0], grid, names, [k for k, _ in rows], size=6.5 if len(names) <= 16 else 5.5)
+    scale_key(fig)
+    return fig
+
+
+CMAP = style.matplotlib.colors.LinearSegmentedColormap.from_list("ratio", ["#ffffff", "#dfe9f3", "#9ec3e0", "#4a90c2", "#14507f"])
+LOWEST = -5                                                           # decades below the bound at which the scale ends
+
+
+def shade(x):
+    """(fill, ink) of a ratio: light far below the bound, dark near it, black above; lightness is monotone, so grey prints keep the order."""
+    if not finite(x) or x > 1:
+        return "#000000", "#ffffff"
+    z = 0.0 if x <= 0 else min(max(1 - math.log10(x) / LOWEST, 0), 1)
+    return CMAP(z), "#ffffff" if z > 0.66 else INK
+
+
+def ratio_text(x):
+    if not finite(x):
+        return sci(x)
+    return "0" if x == 0 else (f"{x:.2f}"[1:] if x < 0.995 else near(x)) if x >= 0.01 else sci(x, 1)
+
+
+def heat(ax, grid, cols, rows, size):
+    box = style.matplotlib.patches.Rectangle
+    for i, line in enumerate(grid):
+        for j, (kind, x) in enumerate(line):
+            if kind == "ratio":
+                fill, ink = shade(x)
+                bad = not finite(x) or x > 1
+                ax.add_patch(box((j, i), 1, 1, facecolor=fill, edgecolor="#D55E00" if bad else "white", linewidth=1.8 if bad else 0.6, zorder=3 if bad else 2))
+                ax.text(j + 0.5, i + 0.52, ratio_text(x), ha="center", va="center", fontsize=size, color=ink, zorder=4, fontweight="bold" if bad else "normal")
+            elif kind == "hatch":
+                ax.add_patch(box((j, i), 1, 1, facecolor="white", edgecolor="#aaaaaa", hatch="////", linewidth=0))
+    ax.set_xlim(0, len(cols))
+    ax.set_ylim(len(rows), 0)
+    ax.grid(False)
+    for s in ax.spines.values():
+        s.set_visible(False)
+    ax.set_xticks([j + 0.35 for j in range(len(cols))], cols, fontsize=7, rotation=35, ha="left", rotation_mode="anchor")
+    ax.set_yticks([i + 0.5 for i in range(len(rows))], rows, fontsize=7)
+    ax.tick_params(length=0, pad=2)
+    ax.xaxis.tick_top()
+
+
+def scale_key(fig):
+    """Strip of the shades that the cells use, at the foot of the figure."""
+    h = fig.get_size_inches()[1]
+    ax = fig.add_axes([0.25, 0.3 / h, 0.42, 0.13 / h])
+    n = 11
+    for i in range(n):
+        ax.add_patch(style.matplotlib.patches.Rectangle((i, 0), 1, 1, facecolor=shade(10 ** (LOWEST * (1 - i / (n - 1))))[0], edgecolor="none"))
+    ax.add_patch(style.matplotlib.patches.Rectangle((n, 0), 1.5, 1, facecolor="black", edgecolor="#D55E00", linewidth=1.5))
+    ax.add_patch(style.matplotlib.patches.Rectangle((n + 2.5, 0), 1.5, 1, facecolor="white", edgecolor="#aaaaaa", hatch="////", linewidth=0))
+    ax.set_xlim(0, n + 4.2)
+    ax.set_ylim(0, 1)
+    ax.set_xticks([2 * i + 0.5 for i in range(6)] + [n + 0.75, n + 3.25], [f"1e{i + LOWEST:.0f}" for i in range(5)] + ["1", "> 1", "unjudged"], fontsize=7)
+    ax.set_yticks([])
+    ax.tick_params(length=0, pad=2)
+    ax.grid(False)
+    for s in ax.spines.values():
+        s.set_visible(False)
+    ax.text(-0.4, 0.5, "error / bound", ha="right", va="center", fontsize=7, color=INK)
+
+
+def worst_run(runs):
+    """The run whose worst tensor is nearest to its bound, over those with the most ranks shown first on a tie."""
+    key = lambda r: ((worst_tensor(r) or {}).get("verdict") == "fail", (worst_tensor(r) or {}).get("ratio") or -1, r["ranks"])
+    return max(runs, key=key, default=None)
+
+
+def map_choice(rec, most=8):
+    """Runs for the rank x tensor maps: worst run of each head and base at the most ranks, then the worst split run of each other case and base."""
+    split = lambda c, b, n=1: [r for r in rec.of(c["name"], base=b) if r["ranks"] > 1 and r["ranks"] >= n and any(t.get("per_rank_ratio") for t in r["tensors"])]
+    most_split = lambda c, b: split(c, b, top_ranks(rec, c["name"]))
+    first = [worst_run(most_split(c, b)) for c in heads(rec) for b in bases_of(rec.of(c["name"])) if most_split(c, b)]
+    rest = [worst_run(split(c, b)) for c in judged_recurrences(rec) if c not in heads(rec) for b in bases_of(rec.of(c["name"])) if split(c, b)]
+    rest.sort(key=lambda r: -((worst_tensor(r) or {}).get("ratio") or -1))
+    return (first + rest)[:most]
+
+
+def rank_maps(rec):
+    runs = map_choice(rec)
+    if not runs:
+        return []
+    cap = ("Error over bound, rank by rank, for the run of each case and base policy that comes closest to a bound (the heads of the figures above: among the runs with the most ranks). Shades as in the figure before. Hatched: unjudged; "
+           "blank: the rank has no such tensor (rank 0 starts from no S_in, the last rank ends in no dS_out).")
+    out = []
+    for part in range(0, len(runs), 4):
+        some = runs[part:part + 4]
+        out.append(Plot("bounds-ranks" + (f"-{part // 4 + 1}" if len(runs) > 4 else ""), "Error over bound, rank by tensor", cap, lambda some=some: draw_rank_maps(some)))
+    return out
+
+
+def draw_rank_maps(runs):
+    heights = [0.17 * r["ranks"] for r in runs]
+    top, gap, bottom = 0.72, 0.88, 0.62
+    h = top + sum(heights) + gap * (len(runs) - 1) + bottom
+    fig = plt.figure(figsize=(style.WIDTH, h))
+    y = h - top
+    for run, hh in zip(runs, heights):
+        y -= hh
+        ax = fig.add_axes([0.75 / style.WIDTH, y / h, (style.WIDTH - 0.85) / style.WIDTH, hh / h])
+        names = tensors_of([run])
+        grid = [[rank_cell(tensor(run, t), r) for t in names] for r in range(run["ranks"])]
+        heat(ax, grid, names, [f"rank {r}" for r in range(run["ranks"])], size=6.5)
+        ax.set_title(run["id"], fontsize=7.5, pad=6)
+        y -= gap
+    scale_key(fig)
+    return fig
+
+
+def rank_cell(t, r):
+    if t is None or r >= len(t.get("per_rank") or []) or t["per_rank"][r] is None:
+        return None, None
+    if t["verdict"] in ("unjudged", "skipped") or t.get("per_rank_ratio") is None:
+        return "hatch", None
+    x = t["per_rank_ratio"][r] if r < len(t["per_rank_ratio"]) else None
+    return ("ratio", x) if x is not None else ("hatch", None)

@@ -1,0 +1,344 @@
+"""What the record says, in sentences: each names case, policy and numbers, and is left out when its data are missing.
+
+    findings(rec) -> [(heading, [sentence, ...])]     sentences are HTML; `{run:17}`-style links are made by link()
+    ranking(rec, case) -> table of the chain formats on one head at the most ranks
+"""
+import html
+import math
+from collections import Counter
+
+from record import tensor
+from view import (GRADIENTS, bases_of, chain_cases, chain_title, finite, formats_of, heads, near, one_per_format, plural, policy_text, sci, top_ranks, whole, words,
+                  worst_rank, worst_tensor)
+
+esc = html.escape
+
+
+def link(run, text):
+    return f'<a href="#run-{run["n"]}">{esc(text)}</a>'
+
+
+def findings(rec):
+    groups = [("Failures", failures(rec)), ("The M chain alone", chain_sentences(rec)), ("Split over ranks", rank_sentences(rec)),
+              ("How near to the bounds", bound_sentences(rec)), ("Skipped and unjudged", unjudged_sentences(rec))]
+    return [(h, s) for h, s in groups if s]
+
+
+# ---- failures ---------------------------------------------------------------------------------------------------------------------------
+
+def failures(rec, most=8):
+    bad = [r for r in rec.runs if r["verdict"] == "fail"]
+    bad.sort(key=lambda r: -((worst_tensor(r) or {}).get("ratio") or 0))
+    out = [failure(r) for r in bad[:most]]
+    if len(bad) > most:
+        out.append(f"{plural(len(bad) - most, 'more run')} fail: see the table of verdicts.")
+    return out
+
+
+def failure(run):
+    t = worst_tensor(run)
+    where = f"{link(run, run['id'])}: "
+    if t is None or t["verdict"] != "fail" or not finite(t["ratio"]):
+        t = next((t for t in run["tensors"] if t["verdict"] == "fail"), {})
+        return where + (f"<b>{esc(t['name'])}</b>: " if t else "") + esc(t.get("why") or run.get("why") or "no reason recorded") + "."
+    rank = worst_rank(t)
+    at = f" at rank {rank}" if rank is not None and run["ranks"] > 1 else ""
+    return f"{where}error of <b>{esc(t['name'])}</b> is {near(t['ratio'])} times its bound{at} (relative error {sci(t.get('rel_fro'))})."
+
+
+# ---- the M chain alone ------------------------------------------------------------------------------------------------------------------
+
+def chain_errors(rec, case):
+    """{format: ({chunks: rel}, run)}"""
+    return {f: ({p["chunks"]: p["rel"] for p in r["chain"]}, r) for f in formats_of(rec.of(case["name"]))
+            for r in [next((r for r in rec.of(case["name"]) if r["policy"]["chain"] == f and r["chain"]), None)] if r}
+
+
+def overtaking(a, b):
+    """First chunk count from which a stays above b to the end of the common grid: (n, the count before it or None), or None if a ends below b."""
+    ns = sorted(n for n in a if n in b and finite(a[n]) and finite(b[n]) and max(a[n], b[n]) > 0)
+    above = [a[n] > b[n] for n in ns]
+    if not above or not above[-1]:
+        return None
+    first = len(above) - 1
+    while first > 0 and above[first - 1]:
+        first -= 1
+    return ns[first], ns[first - 1] if first else None
+
+
+def overtake_sentence(case, errs, fast, slow):
+    if fast not in errs or slow not in errs:
+        return None
+    (a, ra), (b, _) = errs[fast], errs[slow]
+    hit = overtaking(a, b)
+    if not hit:
+        return None
+    n, before = hit
+    end = max(k for k in a if k in b and finite(a[k]) and finite(b[k]))
+    tail = f", and reaches {sci(a[end])} against {sci(b[end])} at {whole(end)}" if end > n else ""
+    if before is None:
+        return f"{link(ra, chain_title(case))}: <b>{words(fast)} is worse than {words(slow)} from {plural(n, 'chunk')} on</b>, the fewest measured ({sci(a[n])} against {sci(b[n])}){tail}."
+    return (f"{link(ra, chain_title(case))}: <b>{words(fast)} overtakes {words(slow)} at {plural(n, 'chunk')}</b> ({sci(a[n])} against {sci(b[n])}; at {whole(before)} still "
+            f"{sci(a[before])} against {sci(b[before])}){tail}.")
+
+
+SLOPE_KINDS = ((0.5, "unbiased rounding"), (1.0, "a bias"))
+
+
+def slope_kind(s):
+    """Which law of math.md j.7 a slope over 16..256 chunks follows; within 0.1 of 0.5 or 1, else none."""
+    return next((text for at, text in SLOPE_KINDS if abs(s - at) <= 0.1), None)
+
+
+def slope_sentence(case, errs):
+    slopes = {f: r["slope"] for f, (_, r) in errs.items() if finite(r.get("slope"))}
+    kinds = {}
+    for f, s in slopes.items():
+        kinds.setdefault(slope_kind(s), []).append(f"{words(f)} {s:.2f}")
+    if not kinds:
+        return None
+    parts = [f"{', '.join(kinds[k])} ({text})" for (at, k) in SLOPE_KINDS if k in kinds for text in [f"{at:g}: {k}"]]
+    if None in kinds:
+        parts.append(f"{', '.join(kinds[None])} (neither law)")
+    return f"{esc(chain_title(case))}: slope of log error over log chunks, 16 to 256 chunks: {'; '.join(parts)}."
+
+
+def lost_sentence(case, errs):
+    """Formats whose M is wrong by more than M itself, or whose M has vanished."""
+    out = []
+    for f, (e, r) in errs.items():
+        n = max(e)
+        norm = next((p.get("norm") for p in r["chain"] if p["chunks"] == n), None)
+        if finite(e[n]) and e[n] > 1.5:
+            out.append(f"{esc(chain_title(case))}: with {words(f)} the chain stalls: after {plural(n, 'chunk')} M is wrong by {near(e[n])} times its own norm"
+                       + (f" (|M|_F = {sci(norm)})" if finite(norm) else "") + ".")
+    return out
+
+
+def vanished_sentence(rec, cases):
+    """Regimes that forget: |M|_F at the end below 1e-6."""
+    gone = []
+    for c in cases:
+        for f, (e, r) in chain_errors(rec, c).items():
+            p = max(r["chain"], key=lambda p: p["chunks"])
+            if finite(p.get("norm")) and p["norm"] < 1e-6:
+                gone.append(f"{esc(chain_title(c))} (|M|_F = {sci(p['norm'])} after {plural(p['chunks'], 'chunk')})")
+                break
+    return f"Where the state forgets, the format of M does not matter: {'; '.join(gone)}." if gone else None
+
+
+def chain_sentences(rec):
+    cases, out = chain_cases(rec), []
+    with_errors = [(c, chain_errors(rec, c)) for c in cases]
+    first = sorted(with_errors, key=lambda ce: (ce[0].get("regime") != "reflect", ce[0].get("K") or 0))
+    hits = [s for c, e in first for s in [overtake_sentence(c, e, "tf32rz", "bf16")] if s]
+    out += hits[:2] + ([also_overtakes(first, hits)] if len(hits) > 2 else [])
+    out += [s for c, e in first if c.get("regime") in ("reflect", None) for s in [slope_sentence(c, e)] if s]
+    out += [s for c, e in with_errors for s in lost_sentence(c, e)]
+    gone = vanished_sentence(rec, cases)
+    return out + ([gone] if gone else [])
+
+
+def also_overtakes(first, hits):
+    rest = [(c, overtaking(e["tf32rz"][0], e["bf16"][0])) for c, e in first if "tf32rz" in e and "bf16" in e]
+    rest = [(c, h) for c, h in rest if h][2:]
+    return "The same happens in " + ", ".join(f"{esc(chain_title(c))} at {whole(h[0])}" for c, h in rest) + " chunks."
+
+
+# ---- split over ranks -------------------------------------------------------------------------------------------------------------------
+
+def rank_sentences(rec):
+    out = []
+    for c in heads(rec):
+        out += ranking_sentences(rec, c)
+    out += [s for c in heads(rec)[:1] for s in [effect_sentence(rec, c)] if s]
+    out += two_ranks(rec)
+    out += [s for c in heads(rec) for s in [cost_of_split(rec, c)] if s]
+    out += [s for s in [exact_split(rec), merge_orders(rec)] if s]
+    return out
+
+
+def rel(run, name):
+    t = tensor(run, name)
+    return t.get("rel_fro") if t else None
+
+
+def excess(x, ref):
+    if not finite(x) or not finite(ref) or ref <= 0:
+        return "–"
+    f = x / ref
+    return f"{near(f)} times" if f >= 2 or f < 0.5 else "the same" if abs(f - 1) < 5e-4 else f"{(f - 1) * 100:+.1f}%"
+
+
+def ranking_sentences(rec, case):
+    """One sentence a base policy: formats of the chain by their error of S_in, then what the worst of them does to o and to a gradient."""
+    out, n = [], top_ranks(rec, case["name"])
+    for base in bases_of(rec.of(case["name"])):
+        runs = {f: r for f, r in one_per_format(rec, case["name"], n, base).items() if finite(rel(r, "S_in"))}
+        if n < 3 or len(runs) < 2 or base == "fp64":
+            continue
+        by = sorted(runs, key=lambda f: rel(runs[f], "S_in"))
+        lo, hi = rel(runs[by[0]], "S_in"), rel(runs[by[-1]], "S_in")
+        if hi <= lo * 1.01:
+            out.append(f"{link(runs[by[-1]], case['name'])}, {n} ranks, base {base}: all {len(by)} chain formats give the same S_in within 1% ({sci(lo, 3)} to {sci(hi, 3)}): "
+                       "the format of M does not matter on this head.")
+            continue
+        listed = ", ".join(f"{words(f)} {sci(rel(runs[f], 'S_in'))}" for f in by)
+        out.append(f"{link(runs[by[-1]], case['name'])}, {n} ranks, base {base}: error of S_in by format of the chain, best first: {listed}.{worst_effect(runs, by[-1])}")
+    return out
+
+
+def worst_effect(runs, bad):
+    ref = runs.get("fp32")
+    if ref is None or bad == "fp32":
+        return ""
+    parts = [f"S_in {excess(rel(runs[bad], 'S_in'), rel(ref, 'S_in'))}"]
+    if finite(rel(runs[bad], "o")):
+        parts.append(f"o {excess(rel(runs[bad], 'o'), rel(ref, 'o'))} ({sci(rel(ref, 'o'))} to {sci(rel(runs[bad], 'o'))})")
+    g = max(((rel(runs[bad], k) / rel(ref, k), k) for k in GRADIENTS if finite(rel(runs[bad], k)) and finite(rel(ref, k)) and rel(ref, k) > 0), default=None)
+    if g:
+        parts.append(f"{g[1]} {excess(rel(runs[bad], g[1]), rel(ref, g[1]))} ({sci(rel(ref, g[1]))} to {sci(rel(runs[bad], g[1]))}, the most of the gradients)")
+    return f" {words(bad)[0].upper() + words(bad)[1:]} against the fp32 chain: " + ", ".join(parts) + "."
+
+
+def effect_sentence(rec, case):
+    """The M that is most wrong on a head at the most ranks, and what its error does to the state."""
+    n = top_ranks(rec, case["name"])
+    for base in ("fp32", "fp64", "bf16"):
+        pts = [(p["rel"], p["effect"], p, f, r) for f, r in one_per_format(rec, case["name"], n, base).items() for p in r["chain"] if finite(p["rel"]) and finite(p.get("effect"))]
+        if pts:
+            e, effect, p, f, r = max(pts, key=lambda x: x[0])
+            return (f"{link(r, case['name'])}, {n} ranks, base {base}: the most wrong M is that of rank {p.get('rank', 0)} with {words(f)}, {sci(e)} after {plural(p['chunks'], 'chunk')}; "
+                    f"its effect on the state, |dM S_in| / |S_in|, is {sci(effect)}.")
+    return None
+
+
+def two_ranks(rec):
+    """With 2 ranks S_in of rank 1 is H of rank 0: the record must show the same numbers whatever the chain."""
+    same, differ = {}, []
+    for name in rec.cases:
+        for base in bases_of(rec.of(name)):
+            runs = {f: r for f, r in one_per_format(rec, name, 2, base).items() if tensor(r, "S_in")}
+            if len(runs) < 2:
+                continue
+            errs = [tensor(r, "S_in").get("rel_fro") for r in runs.values()]
+            if len(set(map(str, errs))) == 1:
+                same.setdefault(name, []).append((base, len(runs), errs[0]))
+            else:
+                differ.append(f"{esc(name)}, base {esc(base)}, 2 ranks: S_in differs between chain formats ({sci(min(errs))} to {sci(max(errs))}), although M cannot be used there.")
+    return [s for s in [two_ranks_sentence(rec, same)] if s] + differ
+
+
+def two_ranks_sentence(rec, same):
+    if not same:
+        return None
+    order = [c["name"] for c in heads(rec) if c["name"] in same] or list(same)
+    name = order[0]
+    numbers = ", ".join(f"base {esc(b)} {sci(e, 3)}" for b, _, e in same[name])
+    more = f" So in all {plural(len(same), 'case')} with 2 ranks and more than one format." if len(same) > 1 else ""
+    return f"{esc(name)}, 2 ranks: <b>M is never used: all {same[name][0][1]} chain formats give the same S_in</b> ({numbers}).{more}"
+
+
+def cost_of_split(rec, case):
+    """Most ranks against one rank, fp32 chain, the base that kernels use."""
+    n = top_ranks(rec, case["name"])
+    base = next((b for b in ("bf16", "fp32") if one_per_format(rec, case["name"], 1, b)), None)
+    one = next(iter(one_per_format(rec, case["name"], 1, base).values()), None) if base else None
+    many = one_per_format(rec, case["name"], n, base).get("fp32") if base else None
+    if not one or not many or n < 2:
+        return None
+    parts = [f"{t} {sci(rel(one, t))} to {sci(rel(many, t))} ({excess(rel(many, t), rel(one, t))})" for t in ("o",) + GRADIENTS if finite(rel(one, t)) and finite(rel(many, t))]
+    return f"{link(many, case['name'])}, base {base}, fp32 chain, from 1 rank to {n}: {', '.join(parts)}." if parts else None
+
+
+def exact_split(rec):
+    runs = [r for r in rec.runs if r["policy"].get("base") == "fp64" and r["policy"].get("chain", "fp64") == "fp64" and r["ranks"] > 1 and r["op"] not in ("chain", "conv")]
+    errs = [(t["rel_fro"], t["name"], r) for r in runs for t in r["tensors"] if finite(t.get("rel_fro"))]
+    if not errs:
+        return None
+    e, name, r = max(errs, key=lambda x: x[0])
+    return (f"All fp64, {min(x['ranks'] for x in runs)} to {max(x['ranks'] for x in runs)} ranks, {plural(len({x['case'] for x in runs}), 'case')}: the largest relative error is {sci(e)} "
+            f"({esc(name)}, {link(r, r['id'])}): the split itself loses nothing.") if e < 1e-9 else (
+            f"All fp64, split over ranks: relative error up to {sci(e)} ({esc(name)}, {link(r, r['id'])}).")
+
+
+def merge_orders(rec):
+    """all-gather against ring: how many pairs of runs agree in every error."""
+    pairs = {}
+    for r in rec.runs:
+        m = r["policy"].get("merge")
+        if m in ("allgather", "ring") and r["tensors"]:
+            key = (r["case"], r["ranks"], r.get("backend"), *[(k, v) for k, v in sorted(r["policy"].items()) if k != "merge"])
+            pairs.setdefault(key, {})[m] = r
+    both = [p for p in pairs.values() if len(p) == 2]
+    if not both:
+        return None
+    same = sum([t.get("rel_fro") for t in p["ring"]["tensors"]] == [t.get("rel_fro") for t in p["allgather"]["tensors"]] for p in both)
+    return f"Merging by ring and by all-gather gives identical errors in {whole(same)} of {plural(len(both), 'pair')} of runs."
+
+
+# ---- bounds, unjudged -------------------------------------------------------------------------------------------------------------------
+
+def bound_sentences(rec, most=3):
+    """The passing tensors nearest to their bounds, one a (case, tensor), and the looseness of the chain's bounds."""
+    near_ones = {}
+    for r in rec.runs:
+        for t in r["tensors"]:
+            if t["verdict"] == "pass" and finite(t.get("ratio")):
+                k = (r["case"], t["name"])
+                if k not in near_ones or t["ratio"] > near_ones[k][1]["ratio"]:
+                    near_ones[k] = (r, t)
+    top = sorted(near_ones.values(), key=lambda rt: -rt[1]["ratio"])[:most]
+    out = [f"Nearest to a bound: {'; '.join(nearest(r, t) for r, t in top)}."] if top else []
+    spread_ = chain_looseness(rec)
+    return out + ([spread_] if spread_ else [])
+
+
+def nearest(run, t):
+    rank = worst_rank(t)
+    return f"{esc(t['name'])} at {near(t['ratio'])} of it" + (f", rank {rank}" if rank is not None and run["ranks"] > 1 else "") + f" ({link(run, run['id'])})"
+
+
+def chain_looseness(rec):
+    loose = [(p["bound"] / p["rel"], c, f, p["chunks"]) for c in chain_cases(rec) if c.get("regime") == "reflect" for f, (_, r) in chain_errors(rec, c).items()
+             for p in r["chain"] if finite(p.get("bound")) and finite(p["rel"]) and p["rel"] > 0 and f != "fp64"]
+    if not loose:
+        return None
+    (lo, lc, lf, ln), (hi, hc, hf, hn) = min(loose, key=lambda x: x[0]), max(loose, key=lambda x: x[0])
+    return (f"Bounds of the M chain in reflect are {near(lo)} times the error ({esc(chain_title(lc))}, {words(lf)}, {plural(ln, 'chunk')}) to {near(hi)} times "
+            f"({esc(chain_title(hc))}, {words(hf)}, {plural(hn, 'chunk')}).")
+
+
+def unjudged_sentences(rec):
+    out = []
+    for verdict in ("skipped", "unjudged"):
+        runs = Counter(r.get("why") or "no reason recorded" for r in rec.runs if r["verdict"] == verdict and not r["tensors"])
+        out += [f"{plural(n, 'run')} {verdict}: {esc(why)}." for why, n in runs.most_common(4)]
+        out += more_reasons(runs, 4)
+        tensors = Counter((t["name"], t.get("why") or "no reason recorded") for r in rec.runs for t in r["tensors"] if t["verdict"] == verdict)
+        out += [f"{esc(name)} {verdict} in {plural(n, 'run')}: {esc(why)}." for (name, why), n in tensors.most_common(6)]
+        out += more_reasons(tensors, 6)
+    return out
+
+
+def more_reasons(counter, shown):
+    rest = len(counter) - shown
+    return [f"{plural(rest, 'further reason')}: see the details of the cases."] if rest > 0 else []
+
+
+# ---- table of the chain formats on one head ----------------------------------------------------------------------------------------------
+
+def ranking(rec, case):
+    """[(base, ranks, columns, [(format, run, [(error, excess over the fp32 chain or None)])])], formats by error of S_in."""
+    out, n = [], top_ranks(rec, case["name"])
+    for base in bases_of(rec.of(case["name"])):
+        runs = one_per_format(rec, case["name"], n, base)
+        cols = [t for t in ("S_in", "o") + GRADIENTS if any(finite(rel(r, t)) for r in runs.values())]
+        if n < 3 or len(runs) < 2 or "S_in" not in cols:
+            continue
+        ref = runs.get("fp32")
+        key = lambda f: rel(runs[f], "S_in") if finite(rel(runs[f], "S_in")) else math.inf
+        rows = [(f, runs[f], [(rel(runs[f], t), rel(runs[f], t) / rel(ref, t) if ref and finite(rel(runs[f], t)) and finite(rel(ref, t)) and rel(ref, t) > 0 else None)
+                              for t in cols]) for f in sorted(runs, key=key)]
+        out.append((base, n, cols, rows))
+    return out

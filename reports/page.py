@@ -1,0 +1,250 @@
+"""The page: one file, no scripts, nothing fetched from elsewhere.   page(rec, figures) -> str
+   figures: [(Plot, data URI)] in the order of the page"""
+import html
+import math
+
+from findings import findings, ranking
+from record import VERDICTS, tensor
+from view import finite, heads, in_order, near, plural, policy_text, sci, short, whole, words, worst_rank, worst_tensor, TENSOR_ORDER
+
+esc = html.escape
+CSS = """
+:root { --ink: #1a1a1a; --soft: #595959; --line: #d4d4d4; --pale: #f4f4f2; }
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body { margin: 0 auto; max-width: 62rem; padding: 2rem 1.5rem 4rem; color: var(--ink); background: #fff; font: 16px/1.5 "DejaVu Sans", Verdana, "Segoe UI", system-ui, sans-serif; }
+h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .25rem; }
+h2 { font-size: 1.3rem; margin: 2.75rem 0 .75rem; padding-top: .5rem; border-top: 2px solid var(--ink); }
+h3 { font-size: 1.05rem; margin: 1.75rem 0 .4rem; }
+p, ul { margin: .5rem 0; max-width: 52rem; } li { margin: .35rem 0; }
+a { color: #00507f; text-underline-offset: 2px; } a:target, :target { scroll-margin-top: 1rem; }
+.soft { color: var(--soft); } .small { font-size: .84rem; }
+.verdict { font-size: 1.15rem; font-weight: 700; border: 2px solid var(--ink); padding: .55rem .9rem; margin: 1rem 0; display: inline-block; }
+.verdict.fail { background: #000; color: #fff; outline: 3px solid #D55E00; } .verdict.pass { background: #e7f1ec; }
+.warn { border-left: 4px solid #D55E00; padding: .3rem .8rem; }
+dl.meta { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .9rem; margin: .75rem 0; } dl.meta dt { color: var(--soft); } dl.meta dd { margin: 0; }
+code, .num { font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .86em; }
+code.id { user-select: all; -webkit-user-select: all; background: var(--pale); padding: .1em .35em; overflow-wrap: anywhere; }
+figure { margin: 1.5rem 0 2rem; break-inside: avoid; } figure img { width: 100%; height: auto; display: block; } figcaption { font-size: .86rem; line-height: 1.45; margin-top: .5rem; max-width: 56rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .84rem; margin: .6rem 0; } caption { text-align: left; font-size: .86rem; padding-bottom: .35rem; }
+th, td { padding: .22rem .55rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); } thead th { border-bottom: 1.5px solid var(--ink); font-weight: 600; vertical-align: bottom; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; } td .x { color: var(--soft); font-size: .88em; }
+td.v { white-space: nowrap; } .f { font-weight: 700; background: #000; color: #fff; padding: 0 .35em; } .u { font-style: italic; }
+details { margin: .4rem 0; } summary { cursor: pointer; padding: .15rem 0; } details details { margin-left: 1rem; } details[open] > summary { font-weight: 600; }
+section.run { border-top: 1px solid var(--line); margin: .6rem 0 0 1rem; padding-top: .5rem; } section.run h4 { margin: 0; font-size: .9rem; }
+.top { float: right; font-size: .8rem; }
+@page { size: A4; margin: 15mm; }
+@media print { body { font-size: 10pt; padding: 0; max-width: none; } a { color: inherit; text-decoration: none; } .top, .screen { display: none; } h2 { break-after: avoid; } h3, caption { break-after: avoid; }
+  tr { break-inside: avoid; } thead { display: table-header-group; } table { font-size: 8pt; } th, td { padding: 1pt 4pt; } .wide { overflow: visible; } figure img { max-height: 245mm; object-fit: contain; object-position: left top; } }
+"""
+
+
+def page(rec, figures):
+    parts = [header(rec), findings_section(rec), figures_section(figures), summary_section(rec), details_section(rec), footer(rec)]
+    title = f"deltaproof report: {rec.verdict.upper()}"
+    return (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{esc(title)}</title>\n'
+            f"<style>{CSS}</style>\n</head>\n<body>\n" + "\n".join(parts) + "\n</body>\n</html>\n")
+
+
+# ---- head -------------------------------------------------------------------------------------------------------------------------------
+
+def header(rec):
+    c, p = rec.counts(), rec.program
+    total = f"{whole(c['pass'])} passed, {whole(c['fail'])} failed, {whole(c['skipped'])} skipped, {whole(c['unjudged'])} unjudged"
+    rows = [("Program", f"deltaproof {p.get('version', '')}".strip() + (f", commit {p['commit']}" if p.get("commit") else "")),
+            ("Made", " in ".join(x for x in (rec.created, f"{rec.seconds:.1f} s" if finite(rec.seconds) else None) if x)),
+            ("Machine", ", ".join(x for x in (plural(p["cores"], "core") if p.get("cores") else None, p.get("compiler"), p.get("blas")) if x)),
+            ("Scope", f"{plural(len(rec.cases), 'case')}, {plural(len(rec.runs), 'run')}, {plural(sum(len(r['tensors']) for r in rec.runs), 'tensor')} compared with a truth"),
+            ("All again", '<code class="id">make verify</code>'),
+            ("One run again", "<code class=\"id\">deltaproof run --id '…'</code> with an ID from the tables; it gives the same bits")]
+    meta = "".join(f"<dt>{k}</dt><dd>{v if v.startswith('<code') else esc(v)}</dd>" for k, v in rows if v)
+    return (f'<header id="top"><h1>deltaproof: delta-rule attention under context parallelism</h1>\n<p class="soft">Errors against a truth of proven precision, judged against derived bounds.</p>\n'
+            f'<p class="verdict {"fail" if rec.verdict == "fail" else "pass"}">VERDICT: {esc(rec.verdict.upper())} ({total})</p>{contradiction(rec)}\n<dl class="meta">{meta}</dl></header>')
+
+
+def contradiction(rec):
+    """A record whose totals or verdict disagree with its own runs says so at the top; the page counts runs."""
+    c, out = rec.counts(), []
+    if any(rec.totals[v] != c[v] for v in VERDICTS):
+        out.append("The record's totals (" + ", ".join(f"{v} {rec.totals[v]}" for v in VERDICTS) + ") disagree with its runs; the numbers here count the runs.")
+    if rec.verdict == "pass" and c["fail"]:
+        out.append("The record's verdict is pass although runs fail.")
+    return "".join(f'<p class="warn">{x}</p>' for x in out)
+
+
+def findings_section(rec):
+    out = ['<h2 id="findings">Findings</h2>']
+    for heading, sentences in findings(rec):
+        out.append(f"<h3>{heading}</h3>\n<ul>\n" + "\n".join(f"<li>{s}</li>" for s in sentences) + "\n</ul>")
+        if heading == "Split over ranks":
+            out += [ranking_table(c, *t) for c in heads(rec) for t in ranking(rec, c) if t[0] != "fp64"]
+    return "\n".join(out)
+
+
+def ranking_table(case, base, ranks, cols, rows):
+    head = "".join(f'<th class="n">{t}</th>' for t in cols)
+    body = "".join(f'<tr><td><a href="#run-{r["n"]}">{esc(words(f))}</a></td>' + "".join(f'<td class="n">{sci(e)}{excess_mark(x, f)}</td>' for e, x in cells) + "</tr>"
+                   for f, r, cells in rows)
+    return (f'<div class="wide"><table><caption><b>{esc(case["name"])}</b>, {ranks} ranks, base {esc(base)}: relative error by format of the M chain; in brackets the factor over the fp32 chain.</caption>'
+            f"<thead><tr><th>chain</th>{head}</tr></thead><tbody>{body}</tbody></table></div>")
+
+
+def excess_mark(x, fmt):
+    return "" if x is None or fmt == "fp32" else f' <span class="x">({"=" if abs(x - 1) < 5e-4 else "×" + (f"{x:.2f}" if x < 9.95 else near(x))})</span>'
+
+
+def figures_section(figures):
+    if not figures:
+        return ""
+    out = ['<h2 id="figures">Figures</h2>']
+    for i, (plot, uri) in enumerate(figures, 1):
+        files = f'<span class="soft screen"> Files: <a href="figures/{plot.name}.png">PNG</a>, <a href="figures/{plot.name}.pdf">PDF</a>.</span>'
+        out.append(f'<figure id="{esc(plot.name)}"><img src="{uri}" alt="{esc(plot.title)}"><figcaption><b>Figure {i}. {esc(plot.title)}.</b> {esc(plot.caption)}{files}</figcaption></figure>')
+    return "\n".join(out)
+
+
+# ---- verdicts ---------------------------------------------------------------------------------------------------------------------------
+
+def verdict_mark(v):
+    return f'<span class="f">FAIL</span>' if v == "fail" else f'<span class="u">{v}</span>' if v in ("skipped", "unjudged") else v
+
+
+def shape(case):
+    names = [(k, case.get(k)) for k in ("T", "Nseq", "H", "HV", "K", "V", "R", "D", "W")]
+    return ", ".join(f"{k} {whole(v)}" for k, v in names if isinstance(v, int))
+
+
+def case_anchor(name):
+    return "case-" + esc(name, quote=True)
+
+
+def worst_of(runs):
+    """(run, tensor) nearest to or farthest beyond its bound, over runs; fails first."""
+    pairs = [(r, worst_tensor(r)) for r in runs]
+    pairs = [(r, t) for r, t in pairs if t]
+    return max(pairs, key=lambda rt: (rt[1]["verdict"] == "fail", math.inf if rt[1]["ratio"] != rt[1]["ratio"] else rt[1]["ratio"]), default=(None, None))
+
+
+def summary_section(rec):
+    rows = "".join(summary_row(rec, c) for c in rec.cases.values())
+    return ('<h2 id="verdicts">Verdicts by case</h2>\n<p class="small">Each row sums up the runs of one case (rank counts × policies); the last columns name the tensor nearest to its bound over all of them. '
+            "Error and ratio are that tensor's; follow the links for the runs, their tensors and their replay IDs.</p>\n"
+            '<div class="wide"><table><thead><tr><th>case</th><th>op</th><th class="n">runs</th><th class="n">pass</th><th class="n">fail</th><th class="n">skip</th><th class="n">unj.</th>'
+            f'<th>nearest to its bound</th><th class="n">rel. error</th><th class="n">error / bound</th><th>verdict</th></tr></thead><tbody>{rows}</tbody></table></div>')
+
+
+def case_verdict(counts):
+    return next((v for v in ("fail", "pass", "unjudged", "skipped") if counts[v]), "skipped")
+
+
+def summary_row(rec, case):
+    runs = rec.of(case["name"])
+    c, (r, t) = rec.counts(runs), worst_of(runs)
+    worst = f'<td>{esc(t["name"])}, <a href="#run-{r["n"]}">{esc(run_label(r))}</a></td><td class="n">{sci(t.get("rel_fro"))}</td><td class="n">{near(t["ratio"])}</td>' if t else "<td>–</td><td></td><td></td>"
+    return (f'<tr><td><a href="#{case_anchor(case["name"])}">{esc(case["name"])}</a></td><td>{esc(case["op"])}</td><td class="n">{len(runs)}</td>'
+            + "".join(f'<td class="n">{c[v] or "–"}</td>' for v in VERDICTS) + worst + f'<td class="v">{verdict_mark(case_verdict(c))}</td></tr>')
+
+
+def run_label(run):
+    return (plural(run["ranks"], "rank") + ", " if run["op"] != "chain" else "") + policy_text(run) + (f", {run['backend']}" if run.get("backend") not in (None, "sim") else "")
+
+
+def details_section(rec):
+    return '<h2 id="details">Cases, runs and tensors</h2>\n<p class="small screen">Open a case for its runs; a click selects a whole replay ID.</p>\n' + "\n".join(case_section(rec, c) for c in rec.cases.values())
+
+
+def case_section(rec, case):
+    runs = rec.of(case["name"])
+    counts = rec.counts(runs)
+    facts = [f"op {case['op']}", shape(case), f"regime {case['regime']}" if case.get("regime") else "", f"source: {case['source']}" if case.get("source") else ""]
+    warnings = "".join(f'<p class="warn small">{esc(w)}</p>' for w in case.get("warnings") or [] if w)
+    tally = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
+    is_open = " open" if counts["fail"] else ""
+    body = (f"<details{is_open}><summary>{plural(len(runs), 'run')}: {tally}</summary>\n{run_table(runs)}\n{''.join(run_section(r) for r in runs)}</details>") if runs else '<p class="small">No runs.</p>'
+    return (f'<h3 id="{case_anchor(case["name"])}">{esc(case["name"])}<a class="top" href="#verdicts">to the summary</a></h3>\n'
+            f'<p class="small">{esc(case.get("reason") or "")}{". " if case.get("reason") else ""}<span class="soft">{esc("; ".join(f for f in facts if f))}</span></p>{warnings}\n{body}')
+
+
+def truth_text(truth):
+    if not truth:
+        return "–"
+    return truth["kind"] + (f" {truth['bits']}" if truth.get("bits") and truth["kind"] == "mpfr" else "")
+
+
+def run_table(runs):
+    rows = []
+    for r in runs:
+        t = worst_tensor(r)
+        cells = f'<td>{esc(t["name"])}</td><td class="n">{sci(t.get("rel_fro"))}</td><td class="n">{near(t["ratio"])}</td>' if t else f'<td colspan="3">{esc(r.get("why") or "–")}</td>'
+        slope = f', slope {r["slope"]:.2f}' if finite(r.get("slope")) else ""
+        rows.append(f'<tr><td class="n">{r["ranks"]}</td><td><a href="#run-{r["n"]}">{esc(policy_text(r))}</a>{slope}</td><td>{esc(r.get("backend") or "–")}</td><td>{esc(truth_text(r["truth"]))}</td>'
+                    f'{cells}<td class="v">{verdict_mark(r["verdict"])}</td></tr>')
+    return ('<div class="wide"><table><thead><tr><th class="n">ranks</th><th>policy</th><th>backend</th><th>truth</th><th>worst tensor</th><th class="n">rel. error</th>'
+            f'<th class="n">error / bound</th><th>verdict</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>')
+
+
+def run_section(run):
+    t = run["truth"]
+    facts = [f"truth {truth_text(t)} bits" if t.get("kind") == "mpfr" else f"truth {t['kind']}" if t else "", f"radius {sci(t.get('radius'))}" if finite(t.get("radius")) else "",
+             "truth from the cache" if t.get("cached") else "", f"{run['seconds']:.2f} s" if finite(run.get("seconds")) else "", f"slope {run['slope']:.2f}" if finite(run.get("slope")) else ""]
+    why = f'<p class="small">{verdict_mark(run["verdict"])}: {esc(run["why"])}</p>' if run.get("why") and run["verdict"] != "pass" else ""
+    replay = run["id"].replace("'", "'\\''")
+    return (f'<section class="run" id="run-{run["n"]}"><h4><code class="id">deltaproof run --id \'{esc(replay, quote=False)}\'</code></h4>'
+            f'<p class="small soft">{esc(", ".join(f for f in facts if f))}</p>{why}{tensor_table(run)}{chain_table(run)}</section>')
+
+
+def tensor_table(run):
+    if not run["tensors"]:
+        return ""
+    ts = sorted(run["tensors"], key=lambda t: (TENSOR_ORDER.index(t["name"]) if t["name"] in TENSOR_ORDER else len(TENSOR_ORDER)))
+    split = run["ranks"] > 1
+    head = '<th class="n">rank by rank</th>' if split else ""
+    return ('<div class="wide"><table><thead><tr><th>tensor</th><th class="n">rel. error</th><th class="n">bound</th><th class="n">error / bound</th>' + head
+            + "<th>worst token</th><th>verdict</th></tr></thead><tbody>" + "".join(tensor_row(t, split) for t in ts) + "</tbody></table></div>")
+
+
+def tensor_row(t, split):
+    ranks = f'<td class="n small">{" ".join(sci(x) for x in t.get("per_rank") or [])}</td>' if split else ""
+    why = f": {esc(t['why'])}" if t.get("why") and t["verdict"] != "pass" else ""
+    return (f'<tr><td>{esc(t["name"])}</td><td class="n">{sci(t.get("rel_fro"), 3)}</td><td class="n">{sci(t.get("bound"))}</td><td class="n">{near(t["ratio"]) if t.get("ratio") is not None else "–"}</td>'
+            f'{ranks}<td class="small">{worst_token(t.get("worst_token"))}</td><td>{verdict_mark(t["verdict"])}{why}</td></tr>')
+
+
+def worst_token(w):
+    if not w:
+        return ""
+    at = ", ".join(f"{k} {w[k]}" for k in ("rank", "sequence", "token", "head", "index") if w.get(k) is not None)
+    values = f'; got <span class="num">{esc(w["got"])}</span>, want <span class="num">{esc(w["want"])}</span>' if w.get("got") and w.get("want") else ""
+    return at + (f"; row error {sci(w['rel'])}" if w.get("rel") is not None else "") + values
+
+
+def chain_table(run, most=16):
+    """M after so many chunks; of a split run only the last point of each rank, the figures show the rest."""
+    pts = run["chain"]
+    if run["op"] != "chain":
+        last = {}
+        for p in pts:
+            if p.get("rank", 0) not in last or p["chunks"] >= last[p.get("rank", 0)]["chunks"]:
+                last[p.get("rank", 0)] = p
+        pts = list(last.values())
+    if not pts:
+        return ""
+    rows = "".join(f'<tr><td class="n">{p.get("rank", 0)}</td><td class="n">{whole(p["chunks"])}</td><td class="n">{sci(p["rel"], 3)}</td><td class="n">{sci(p.get("effect"))}</td><td class="n">{sci(p.get("bound"))}</td>'
+                   f'<td class="n">{sci(p.get("norm"))}</td></tr>' for p in pts)
+    return ('<table><thead><tr><th class="n">rank</th><th class="n">chunks</th><th class="n">|dM| / |M|</th><th class="n">|dM S_in| / |S_in|</th><th class="n">bound / |M|</th><th class="n">|M|</th></tr></thead>'
+            f"<tbody>{rows}</tbody></table>")
+
+
+# ---- foot -------------------------------------------------------------------------------------------------------------------------------
+
+def footer(rec):
+    notes = [
+        "<b>Errors</b> are relative Frobenius norms against a truth, |got - want|_F / |want|_F. An MPFR truth carries a proven error radius, shown with each run; an fp64 truth is used only where it is named.",
+        "<b>Bounds</b> are computed from the inputs and the truth, never from the result under test. They assume that every operation follows its number format: operands rounded as the format says, products "
+        "accumulated with the stated unit roundoff, in any order. M, H, S_in and the state have worst-case or running bounds; those of o and the gradients are first order in the unit roundoff. "
+        "A tensor core that truncates inside its accumulator is outside these assumptions.",
+        "<b>error / bound</b> far below 1 does not make a format good; it says that the error is explained by the format. Whether the error is acceptable is the reader's decision.",
+        "<b>unjudged</b>: the numbers are measured, but no useful bound is derived (or it exceeds 1), so the tensor neither passes nor fails. <b>skipped</b>: not run, for the reason given.",
+        "<b>Simulated ranks</b> round every stage as the policy says, in one process. They show what the formats do, not what a given kernel does; kernels are judged when they run as a backend of their own.",
+        "A relative error of M means little once |M| is tiny; its effect on the state, |dM S_in| / |S_in|, stands beside it in the details."]
+    return '<h2 id="limits">What this report assumes, and what it cannot say</h2>\n<ul class="small">' + "".join(f"<li>{n}</li>" for n in notes) + "</ul>"

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""report.py DIR: reads DIR/results.json, writes DIR/report.html, DIR/figures/*.png and *.pdf.
+
+Reads records only; no verdict is decided here. Exit status 0, or 2 when the record cannot be read (the message names file and field)
+or the report cannot be written.
+"""
+import base64
+import io
+import multiprocessing
+import os
+import re
+import sys
+
+import record
+
+PNG_DPI = 200
+
+
+def render(job):
+    """Worker: draws one figure, writes its PNG and PDF, returns it as SVG for the page."""
+    plot, folder = PLOTS[job[0]], job[1]
+    fig = plot.draw()
+    stem = os.path.join(folder, plot.name)
+    fig.savefig(stem + ".png", dpi=PNG_DPI)
+    fig.savefig(stem + ".pdf", metadata={"CreationDate": None, "Title": plot.title})
+    svg = io.BytesIO()
+    fig.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    figures_module.plt.close(fig)
+    return "data:image/svg+xml;base64," + base64.b64encode(shorten(svg.getvalue().decode()).encode()).decode()
+
+
+def shorten(svg):
+    """Path coordinates (points, or font units) with 2 decimals instead of 6; transforms stay as they are."""
+    return re.sub(r' d="[^"]*"', lambda m: re.sub(r"(\.\d\d)\d+", r"\1", m[0]), svg)
+
+
+def draw_all(rec, folder):
+    """[(plot, data URI)]; the plots are made before the fork, so that workers inherit record and closures."""
+    global PLOTS, figures_module
+    import figures as figures_module
+    PLOTS = figures_module.plots(rec)
+    os.makedirs(folder, exist_ok=True)
+    jobs = [(i, folder) for i in range(len(PLOTS))]
+    workers = min(len(jobs), os.cpu_count() or 1, 8)
+    if workers < 2:
+        return [(PLOTS[i], render((i, f))) for i, f in jobs]
+    with multiprocessing.get_context("fork").Pool(workers) as pool:
+        return list(zip(PLOTS, pool.map(render, jobs, chunksize=1)))
+
+
+def remove_old(folder, figures):
+    """Figures of an earlier record in the same folder would be taken for this one's."""
+    keep = {f"{p.name}.{e}" for p, _ in figures for e in ("png", "pdf")}
+    for name in os.listdir(folder):
+        if name.endswith((".png", ".pdf")) and name not in keep:
+            os.remove(os.path.join(folder, name))
+
+
+def main(argv):
+    if len(argv) != 2 or argv[1].startswith("-"):
+        print(__doc__.strip(), file=sys.stderr if argv[1:] not in (["-h"], ["--help"]) else sys.stdout)
+        return 0 if argv[1:] in (["-h"], ["--help"]) else 2
+    try:
+        rec = record.load(os.path.join(argv[1], "results.json"))
+    except record.Malformed as e:
+        print(f"report: {e}", file=sys.stderr)
+        return 2
+    from page import page
+    folder = os.path.join(argv[1], "figures")
+    out = os.path.join(argv[1], "report.html")
+    try:
+        figures = draw_all(rec, folder)
+        remove_old(folder, figures)
+        with open(out + ".part", "w", encoding="utf-8") as f:
+            f.write(page(rec, figures))
+        os.replace(out + ".part", out)
+    except OSError as e:
+        print(f"report: {e.filename or out}: {e.strerror}", file=sys.stderr)
+        return 2
+    print(out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
