@@ -1,0 +1,531 @@
+#include "ranks.h"
+#include "../ref/gate.h"
+#include "../ref/mm.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- gate, intra, wy -------------------------------------------------------------------------------------------------------- */
+
+static void activate(dp_sim *s) {
+    const dp_problem *p = s->p;
+    const int64_t nq = p->T * p->H * p->K, nk = nq * p->R;
+    s->q = dp_doubles(nq), s->k = dp_doubles(nk), s->g = dp_doubles(p->T * p->HV * dp_Kg(p)), s->beta = dp_doubles(p->T * p->HV * p->R);
+    s->rstd_q = dp_doubles(p->T * p->H), s->rstd_k = dp_doubles(p->T * p->H * p->R);
+    (s->base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(p, 0, p->T, s->q, s->k, s->g, s->beta, s->rstd_q, s->rstd_k);
+    if (s->base == DP_BASE_BF16 && p->l2norm) {                  /* the normalised q and k are stored in the inputs' type */
+        for (int64_t i = 0; i < nq; i++) s->q[i] = dp_round_store(s->base, s->q[i]);
+        for (int64_t i = 0; i < nk; i++) s->k[i] = dp_round_store(s->base, s->k[i]);
+    }
+    if (s->fault == DP_FAULT_EXP2_GATE)
+        for (int64_t i = 0; i < p->T * p->HV * dp_Kg(p); i++) s->g[i] = dp_round_arith(s->base, s->g[i] * 0.6931471805599453);
+}
+
+static void list_groups(dp_sim *s) {
+    int64_t cap = 0;
+    s->first = dp_calloc((size_t)s->N, sizeof *s->first);
+    for (int r = 0; r < s->N; r++) cap += s->ctx[r].L / DP_CHUNK + s->ctx[r].nlocal + 1;
+    s->group = dp_calloc((size_t)cap, sizeof *s->group);
+    for (int r = 0; r < s->N; r++) {
+        const dp_context *c = &s->ctx[r];
+        s->first[r] = dp_calloc((size_t)c->nlocal + 1, sizeof **s->first);
+        for (int sub = 0; sub < c->nlocal; sub++) {
+            s->first[r][sub] = s->ngroup;
+            for (int64_t t = c->a + c->local_cu[sub], end = c->a + c->local_cu[sub + 1]; t < end; t += DP_CHUNK)
+                s->group[s->ngroup++] = (dp_group){.rank = r, .sub = sub, .c = (int)(end - t < DP_CHUNK ? end - t : DP_CHUNK), .t0 = t};
+        }
+        s->first[r][c->nlocal] = s->ngroup;
+    }
+}
+
+static void prep(dp_sim *s, int gi, int hv) {
+    const dp_problem *p = s->p;
+    const dp_group *gr = &s->group[gi];
+    const int h = hv / dp_G(p), Kg = dp_Kg(p);
+    const int64_t t = gr->t0;
+    const dp_chunk_in in = {.q = s->q + (t * p->H + h) * p->K, .k = s->k + (t * p->H + h) * p->R * p->K, .v = p->v + (t * p->HV + hv) * p->R * p->V,
+        .g = s->g + (t * p->HV + hv) * Kg, .beta = s->beta + (t * p->HV + hv) * p->R, .sq = (int64_t)p->H * p->K, .sk = (int64_t)p->H * p->R * p->K,
+        .sv = (int64_t)p->HV * p->R * p->V, .sg = (int64_t)p->HV * Kg, .sb = (int64_t)p->HV * p->R, .Kg = Kg};
+    dp_chunk *ch = dp_sim_chunk(s, gi, hv);
+    dp_chunk_prep(ch, s->base, gr->c, p->R, p->K, p->V, p->scale, &in);
+    if (s->fault == DP_FAULT_LAST_INDEX && gr->c > 1)
+        for (int i = 0; i < ch->n; i++)
+            for (int x = 0; x < p->K; x++)
+                ch->kg[(int64_t)i * p->K + x] = dp_round_store(s->base, ch->k[(int64_t)i * p->K + x] * exp(ch->gcum[(gr->c - 2) * p->K + x] - ch->gcum[(i / p->R) * p->K + x]));
+    if (s->fault == DP_FAULT_TAIL_UNMASKED && gr->c < DP_CHUNK && t + gr->c < p->T) {   /* the decay runs on over the next tokens */
+        const int64_t more = p->T - t < DP_CHUNK ? p->T - t : DP_CHUNK;
+        for (int x = 0; x < p->K; x++) {
+            double d = 0;
+            for (int64_t z = gr->c; z < more; z++) d += s->g[((t + z) * p->HV + hv) * Kg + (Kg == 1 ? 0 : x)];
+            ch->eC[x] *= exp(d);
+            for (int i = 0; i < ch->n; i++) ch->kg[(int64_t)i * p->K + x] *= exp(d);
+        }
+    }
+}
+
+dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault, dp_err *e) {
+    *s = (dp_sim){.p = p, .base = base, .N = N, .fault = fault};
+    s->ctx = dp_calloc((size_t)N, sizeof *s->ctx);
+    for (int r = 0; r < N; r++) {
+        dp_status st = dp_context_build(p->cu, p->Nseq, N, r, &s->ctx[r], e);
+        if (st) {
+            s->N = r;
+            dp_sim_free(s);
+            return st;
+        }
+    }
+    activate(s);
+    list_groups(s);
+    const int64_t nch = (int64_t)s->ngroup * p->HV, nr = (int64_t)N * p->HV;
+    s->ch = dp_calloc((size_t)nch, sizeof *s->ch);
+    s->factor = dp_calloc((size_t)nch, sizeof *s->factor);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t i = 0; i < nch; i++) prep(s, (int)(i / p->HV), (int)(i % p->HV));
+    double ***a[] = {&s->S_in, &s->M, &s->H, &s->dS_out, &s->dM, &s->dH};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++) *a[i] = dp_calloc((size_t)nr, sizeof **a[i]);
+    s->traj_rank = N >= 3 ? 1 : 0;
+    s->traj = dp_calloc((size_t)DP_MAX_TRAJ * p->HV, sizeof *s->traj);
+    return DP_OK;
+}
+
+static void free_list(double **a, int64_t n) {
+    if (a) for (int64_t i = 0; i < n; i++) free(a[i]);
+    free(a);
+}
+
+void dp_sim_free(dp_sim *s) {
+    const int64_t nr = (int64_t)s->N * s->p->HV, nch = (int64_t)s->ngroup * s->p->HV;
+    free_list(s->S_in, nr), free_list(s->M, nr), free_list(s->H, nr), free_list(s->dS_out, nr), free_list(s->dM, nr), free_list(s->dH, nr);
+    free_list(s->factor, nch), free_list(s->traj, s->traj ? DP_MAX_TRAJ * s->p->HV : 0);
+    if (s->ch) for (int64_t i = 0; i < nch; i++) dp_chunk_free(&s->ch[i]);
+    if (s->first) for (int r = 0; r < s->N; r++) free(s->first[r]);
+    for (int r = 0; r < s->N; r++) dp_context_free(&s->ctx[r]);
+    dp_result_free(&s->out);
+    free(s->ch), free(s->first), free(s->group), free(s->ctx), free(s->q), free(s->k), free(s->g), free(s->beta), free(s->rstd_q), free(s->rstd_k);
+    *s = (dp_sim){0};
+}
+
+/* ---- shared by forward and backward ----------------------------------------------------------------------------------------- */
+
+const double *dp_sim_factor(dp_sim *s, int gi, int hv) {
+    double **f = &s->factor[(int64_t)gi * s->p->HV + hv];
+    if (!*f) {
+        *f = dp_doubles((int64_t)s->p->K * s->p->K);
+        dp_chunk_M(dp_sim_chunk(s, gi, hv), *f);
+    }
+    return *f;
+}
+
+static int starts_here(const dp_sim *s, int r, int sub) { return sub > 0 || s->ctx[r].is_first; }
+static int ends_here(const dp_sim *s, int r, int sub) { return sub < s->ctx[r].nlocal - 1 || s->ctx[r].is_last; }
+
+const double *dp_sim_start(const dp_sim *s, int r, int sub) {
+    if (!s->p->s0 || !starts_here(s, r, sub)) return NULL;
+    return s->p->s0 + (int64_t)s->ctx[r].local_seq[sub] * s->p->HV * s->p->K * s->p->V;
+}
+
+static const double *end_gradient(const dp_sim *s, int r, int sub) {
+    if (!s->p->dstate || !ends_here(s, r, sub)) return NULL;
+    return s->p->dstate + (int64_t)s->ctx[r].local_seq[sub] * s->p->HV * s->p->K * s->p->V;
+}
+
+void dp_sim_gather_do(const dp_sim *s, int gi, int hv, double *dout) {
+    const dp_problem *p = s->p;
+    const dp_group *g = &s->group[gi];
+    for (int t = 0; t < g->c; t++) memcpy(dout + (int64_t)t * p->V, p->dout + ((g->t0 + t) * p->HV + hv) * p->V, sizeof(double) * p->V);
+}
+
+static void replace(double **slot, double *x) {
+    free(*slot);
+    *slot = x;
+}
+
+static void round_arith_all(dp_base b, double *x, int64_t n) {
+    if (b != DP_BASE_FP64) for (int64_t i = 0; i < n; i++) x[i] = dp_round_arith(b, x[i]);
+}
+
+/* The chain of the factors of groups [g0, g1), first to last: P <- M_c P.  trans: the adjoint chain dM <- M_c' dM, last to first. */
+static double *chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, int record) {
+    const int K = s->p->K, n = g1 - g0;
+    const int64_t KK = (int64_t)K * K;
+    double *P = NULL, *Q = dp_doubles(KK), *Mt = dp_doubles(KK);
+    for (int i = 0; i < n; i++) {
+        const double *M = dp_sim_factor(s, trans ? g1 - 1 - i : g0 + i, hv);
+        if (trans) {
+            for (int a = 0; a < K; a++)
+                for (int b = 0; b < K; b++) Mt[(int64_t)a * K + b] = M[(int64_t)b * K + a];
+            M = Mt;
+        }
+        if (!P) P = dp_copy(M, KK);
+        else {
+            dp_mm(f, 0, 0, K, K, K, M, P, Q);
+            double *t = P;
+            P = Q, Q = t;
+        }
+        if (record && (i & (i + 1)) == 0 && s->ntraj < DP_MAX_TRAJ) {                       /* i + 1 is a power of two */
+            replace(&s->traj[(int64_t)s->ntraj * s->p->HV + hv], dp_copy(P, KK));
+            s->traj_chunks[s->ntraj++] = i + 1;
+        }
+    }
+    if (f == DP_BF16ST && n == 1) for (int64_t i = 0; i < KK; i++) P[i] = dp_bf16((float)P[i]);   /* stored once even so */
+    free(Q), free(Mt);
+    return P;
+}
+
+/* S <- M S + H in the accumulator of the base; S == NULL stands for zeros, which no M multiplies. */
+static void merge_step(const dp_sim *s, const double *M, const double *H, double **S) {
+    const int K = s->p->K, V = s->p->V;
+    const int64_t KV = (int64_t)K * V;
+    double *x = dp_doubles(KV);
+    if (*S) {
+        dp_mm(s->base == DP_BASE_FP64 ? DP_FP64 : DP_FP32, 0, 0, K, V, K, M, *S, x);
+        for (int64_t i = 0; i < KV; i++) x[i] = dp_round_arith(s->base, x[i] + H[i]);
+    } else memcpy(x, H, sizeof(double) * KV);
+    replace(S, x);
+}
+
+/* ---- forward ---------------------------------------------------------------------------------------------------------------- */
+
+static void pre_process_fwd(dp_sim *s, int r, int hv) {
+    const dp_context *c = &s->ctx[r];
+    const int i = r * s->p->HV + hv, sub = s->fault == DP_FAULT_FWD_FIRST_SUBSEQ ? 0 : c->nlocal - 1;
+    const dp_format f = s->fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : s->fault == DP_FAULT_CHAIN_TF32RZ ? DP_TF32RZ : s->chain;
+    if (c->is_last) return;
+    replace(&s->M[i], chain(s, s->first[r][sub], s->first[r][sub + 1], hv, f, 0, r == s->traj_rank && s->p->HV == 1));
+    if (s->H[i]) return;                                         /* does not depend on the chain's format */
+    s->H[i] = dp_doubles((int64_t)s->p->K * s->p->V);
+    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) dp_chunk_state(dp_sim_chunk(s, g, hv), s->H[i], NULL);
+}
+
+static void damage_merge(const dp_sim *s, int r, double *S) {
+    const int K = s->p->K, V = s->p->V;
+    if (s->fault == DP_FAULT_MERGE_HALF_V) for (int x = 0; x < K; x++) memset(S + (int64_t)x * V + V / 2, 0, sizeof(double) * (V - V / 2));
+    if (s->fault == DP_FAULT_MERGE_SCALED && r == s->N - 1) for (int64_t i = 0; i < (int64_t)K * V; i++) S[i] *= 0.99;
+    if (s->fault == DP_FAULT_STATE_TRANSPOSED) {
+        double *t = dp_copy(S, (int64_t)K * V);                  /* the same K*V words read with the other layout */
+        for (int x = 0; x < K; x++)
+            for (int v = 0; v < V; v++) S[(int64_t)x * V + v] = t[((int64_t)v * K + x) % ((int64_t)K * V)];
+        free(t);
+    }
+}
+
+/* Every rank folds what it needs from the gathered pairs, farthest rank first. */
+static void merge_fwd_allgather(dp_sim *s, int r, int hv) {
+    const dp_context *c = &s->ctx[r];
+    const int HV = s->p->HV, far = r - c->pre_num_ranks;
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    if (c->is_first) return;
+    const double *start = dp_sim_start(s, far, s->ctx[far].nlocal - 1);
+    double *S = start ? dp_copy(start + hv * KV, KV) : NULL;
+    if (S) round_arith_all(s->base, S, KV);
+    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST) for (int j = r - 1; j >= far; j--) merge_step(s, s->M[j * HV + hv], s->H[j * HV + hv], &S);
+    else for (int j = far; j < r; j++) merge_step(s, s->M[j * HV + hv], s->H[j * HV + hv], &S);
+    damage_merge(s, r, S);
+    replace(&s->S_in[r * HV + hv], S);
+}
+
+/* Rank r waits for S, sends m_r S + h_r on (math.md g.3): a rank where the passed sequence starts begins from its own start state. */
+static void merge_fwd_ring(dp_sim *s, int hv) {
+    const int HV = s->p->HV;
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    double *S = NULL;
+    for (int r = 0; r < s->N; r++) {
+        const dp_context *c = &s->ctx[r];
+        if (!c->is_first) {
+            replace(&s->S_in[r * HV + hv], dp_copy(S, KV));
+            damage_merge(s, r, s->S_in[r * HV + hv]);
+        }
+        if (c->is_last) continue;
+        if (starts_here(s, r, c->nlocal - 1)) {
+            const double *start = dp_sim_start(s, r, c->nlocal - 1);
+            replace(&S, start ? dp_copy(start + hv * KV, KV) : NULL);
+            if (S) round_arith_all(s->base, S, KV);
+        }
+        merge_step(s, s->M[r * HV + hv], s->H[r * HV + hv], &S);
+    }
+    free(S);
+}
+
+/* One local sub-sequence, from its initial state; h and v_new are kept in the chunks. lost: start from zeros instead (a fault). */
+static void state_fwd(dp_sim *s, int r, int hv, int sub, int lost) {
+    const dp_problem *p = s->p;
+    const int64_t KV = (int64_t)p->K * p->V;
+    const double *start = dp_sim_start(s, r, sub);
+    double *S = start ? dp_copy(start + hv * KV, KV) : dp_doubles(KV);
+    round_arith_all(s->base, S, KV);
+    if (!starts_here(s, r, sub) && !lost) memcpy(S, s->S_in[r * p->HV + hv], sizeof(double) * KV);
+    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
+        dp_chunk *ch = dp_sim_chunk(s, g, hv);
+        memcpy(ch->h, S, sizeof(double) * KV);
+        if (s->fault == DP_FAULT_DECAY_BEFORE_USE) {
+            double *D = dp_copy(S, KV);
+            for (int x = 0; x < p->K; x++) for (int v = 0; v < p->V; v++) D[(int64_t)x * p->V + v] *= ch->eC[x];
+            dp_chunk_state(ch, D, ch->v_new);                    /* X from the decayed state; the state itself still decays once */
+            for (int x = 0; x < p->K; x++)
+                for (int v = 0; v < p->V; v++) D[(int64_t)x * p->V + v] += (1 - ch->eC[x]) * ch->eC[x] * S[(int64_t)x * p->V + v];
+            memcpy(S, D, sizeof(double) * KV);
+            free(D);
+        } else dp_chunk_state(ch, S, ch->v_new);
+    }
+    if (ends_here(s, r, sub) && !lost) memcpy(s->out.final_state + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, S, sizeof(double) * KV);
+    free(S);
+}
+
+static void output(dp_sim *s, int gi, int hv) {
+    const dp_problem *p = s->p;
+    const dp_group *g = &s->group[gi];
+    double *o = dp_doubles((int64_t)g->c * p->V);
+    dp_chunk_output(dp_sim_chunk(s, gi, hv), o);
+    for (int t = 0; t < g->c; t++) memcpy(s->out.o + ((g->t0 + t) * p->HV + hv) * p->V, o + (int64_t)t * p->V, sizeof(double) * p->V);
+    free(o);
+}
+
+/* Sequences without tokens hand their initial state on; the gradient of the final state likewise. */
+static void empty_sequences(dp_sim *s) {
+    const dp_problem *p = s->p;
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    for (int i = 0; i < p->Nseq; i++) {
+        if (p->cu[i + 1] > p->cu[i]) continue;
+        for (int64_t z = 0; z < n; z++) {
+            s->out.final_state[i * n + z] = p->s0 ? p->s0[i * n + z] : 0;
+            if (s->out.ds0) s->out.ds0[i * n + z] = p->dstate ? p->dstate[i * n + z] : 0;
+        }
+    }
+}
+
+static int same(double **a, double **b, int n, int64_t size) {
+    for (int i = 0; i < n; i++) {
+        if (!a[i] != !b[i]) return 0;
+        if (a[i] && memcmp(a[i], b[i], sizeof(double) * (size_t)size)) return 0;
+    }
+    return 1;
+}
+
+static double **copy_list(double **a, int n, int64_t size) {
+    double **b = dp_calloc((size_t)n, sizeof *b);
+    for (int i = 0; i < n; i++) b[i] = dp_copy(a[i], size);
+    return b;
+}
+
+static void states_fwd(dp_sim *s, int lost) {
+    const int HV = s->p->HV;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < s->N * HV; i++)
+        for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++) {
+            const int drop = s->fault == DP_FAULT_STATE_LOST || (s->fault == DP_FAULT_STATE_LATE && s->ctx[i / HV].nlocal > 1);
+            state_fwd(s, i / HV, i % HV, sub, lost && drop);
+        }
+}
+
+static void forward(dp_sim *s) {
+    const int HV = s->p->HV, nr = s->N * HV;
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    double **before = copy_list(s->S_in, nr, KV);
+    s->ntraj = 0;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < nr; i++) pre_process_fwd(s, i / HV, i % HV);
+    if (s->merge == DP_MERGE_RING) for (int hv = 0; hv < HV; hv++) merge_fwd_ring(s, hv);
+    else for (int i = 0; i < nr; i++) merge_fwd_allgather(s, i / HV, i % HV);
+    if (!s->have_forward || !same(before, s->S_in, nr, KV) || s->fault) {
+        states_fwd(s, 0);
+#pragma omp parallel for schedule(dynamic, 1)
+        for (int64_t i = 0; i < (int64_t)s->ngroup * HV; i++) output(s, (int)(i / HV), (int)(i % HV));
+        s->have_forward = 1;
+        s->have_backward = 0;
+    }
+    free_list(before, nr);
+}
+
+/* ---- backward --------------------------------------------------------------------------------------------------------------- */
+
+static void dAv(dp_sim *s, int gi, int hv) {
+    dp_chunk *ch = dp_sim_chunk(s, gi, hv);
+    double *dout = dp_doubles((int64_t)ch->c * ch->V);
+    dp_sim_gather_do(s, gi, hv, dout);
+    dp_chunk_dAv(ch, dout);
+    free(dout);
+}
+
+/* dS over groups [g0, g1), last to first; keeps dh and dX in the chunks when keep. */
+static void scan_bwd(dp_sim *s, int g0, int g1, int hv, int keep, double *dS) {
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    double *dout = dp_doubles((int64_t)DP_CHUNK * s->p->V);
+    for (int g = g1 - 1; g >= g0; g--) {
+        dp_chunk *ch = dp_sim_chunk(s, g, hv), alias;
+        dp_sim_gather_do(s, g, hv, dout);
+        if (keep) {
+            replace(&ch->dh, dp_copy(dS, KV));
+            if (!ch->dX) ch->dX = dp_doubles((int64_t)ch->n * ch->V);
+        } else if (s->fault == DP_FAULT_GATE_OF_HEAD0) {
+            alias = *ch;
+            alias.eC = dp_sim_chunk(s, g, 0)->eC;
+            ch = &alias;
+        }
+        dp_chunk_state_bwd(ch, dout, dS, keep ? ch->dX : NULL);
+    }
+    free(dout);
+}
+
+static void pre_process_bwd(dp_sim *s, int r, int hv) {
+    const dp_context *c = &s->ctx[r];
+    const int i = r * s->p->HV + hv, sub = s->fault == DP_FAULT_BWD_LAST_SUBSEQ ? c->nlocal - 1 : 0;
+    if (c->is_first) return;
+    replace(&s->dM[i], chain(s, s->first[r][sub], s->first[r][sub + 1], hv, s->fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : s->fault == DP_FAULT_CHAIN_TF32RZ ? DP_TF32RZ : s->chain, 1, 0));
+    if (s->dH[i]) return;
+    s->dH[i] = dp_doubles((int64_t)s->p->K * s->p->V);
+    scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 0, s->dH[i]);
+}
+
+static void merge_bwd_allgather(dp_sim *s, int r, int hv) {
+    const dp_context *c = &s->ctx[r];
+    const int HV = s->p->HV, far = r + c->post_num_ranks;
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    if (c->is_last) return;
+    const double *end = end_gradient(s, far, 0);
+    double *S = end ? dp_copy(end + hv * KV, KV) : NULL;
+    if (S) round_arith_all(s->base, S, KV);
+    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST) for (int j = r + 1; j <= far; j++) merge_step(s, s->dM[j * HV + hv], s->dH[j * HV + hv], &S);
+    else for (int j = far; j > r; j--) merge_step(s, s->dM[j * HV + hv], s->dH[j * HV + hv], &S);
+    replace(&s->dS_out[r * HV + hv], S);
+}
+
+static void merge_bwd_ring(dp_sim *s, int hv) {
+    const int HV = s->p->HV;
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    double *S = NULL;
+    for (int r = s->N - 1; r >= 0; r--) {
+        const dp_context *c = &s->ctx[r];
+        if (!c->is_last) replace(&s->dS_out[r * HV + hv], dp_copy(S, KV));
+        if (c->is_first) continue;
+        if (ends_here(s, r, 0)) {
+            const double *end = end_gradient(s, r, 0);
+            replace(&S, end ? dp_copy(end + hv * KV, KV) : NULL);
+            if (S) round_arith_all(s->base, S, KV);
+        }
+        merge_step(s, s->dM[r * HV + hv], s->dH[r * HV + hv], &S);
+    }
+    free(S);
+}
+
+static void state_bwd(dp_sim *s, int r, int hv, int sub) {
+    const dp_problem *p = s->p;
+    const int64_t KV = (int64_t)p->K * p->V;
+    const double *end = end_gradient(s, r, sub);
+    double *dS = end ? dp_copy(end + hv * KV, KV) : dp_doubles(KV);
+    round_arith_all(s->base, dS, KV);
+    if (!ends_here(s, r, sub)) memcpy(dS, s->dS_out[r * p->HV + hv], sizeof(double) * KV);
+    scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 1, dS);
+    if (starts_here(s, r, sub)) memcpy(s->out.ds0 + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, dS, sizeof(double) * KV);
+    free(dS);
+}
+
+/* Gradients of the activated inputs of one chunk position, all value heads in order: dq and dk are sums over the heads of a group. */
+static void grads(dp_sim *s, int gi, double *dq, double *dk, double *dg, double *dbeta) {
+    const dp_problem *p = s->p;
+    const dp_group *g = &s->group[gi];
+    const int Kg = dp_Kg(p);
+    double *dout = dp_doubles((int64_t)g->c * p->V);
+    for (int hv = 0; hv < p->HV; hv++) {
+        const dp_chunk *ch = dp_sim_chunk(s, gi, hv);
+        const int h = hv / dp_G(p);
+        dp_chunk_grad x;
+        dp_chunk_grad_alloc(&x, ch);
+        dp_sim_gather_do(s, gi, hv, dout);
+        dp_chunk_grads(ch, dout, 0, &x);
+        if (s->fault == DP_FAULT_DG_NO_BOUNDARY)
+            for (int k = 0; k < p->K; k++) {
+                double z = 0;
+                for (int v = 0; v < p->V; v++) z += ch->eC[k] * ch->h[(int64_t)k * p->V + v] * ch->dh[(int64_t)k * p->V + v];
+                for (int t = 0; t < g->c; t++) x.dg[t * p->K + k] -= z;
+            }
+        for (int t = 0; t < g->c; t++) {
+            const int64_t tok = g->t0 + t;
+            for (int k = 0; k < p->K; k++) {
+                double *y = dq + (tok * p->H + h) * p->K + k;
+                *y = dp_round_arith(s->base, *y + x.dq[t * p->K + k]);
+                y = dg + (tok * p->HV + hv) * Kg + (Kg == 1 ? 0 : k);
+                *y = dp_round_arith(s->base, *y + x.dg[t * p->K + k]);
+            }
+            for (int64_t k = 0; k < (int64_t)p->R * p->K; k++) {
+                double *y = dk + (tok * p->H + h) * p->R * p->K + k;
+                *y = dp_round_arith(s->base, *y + x.dk[(int64_t)t * p->R * p->K + k]);
+            }
+            memcpy(dbeta + (tok * p->HV + hv) * p->R, x.dbeta + t * p->R, sizeof(double) * p->R);
+            memcpy(s->out.dv + (tok * p->HV + hv) * p->R * p->V, x.dv + (int64_t)t * p->R * p->V, sizeof(double) * p->R * p->V);
+        }
+        dp_chunk_grad_free(&x);
+    }
+    free(dout);
+}
+
+/* Through the activations, rank by rank; dA_log and ddt_bias are per-rank partial sums, then all-reduced in rank order. */
+static void gate_bwd(dp_sim *s, const double *dq, const double *dk, const double *dg, const double *dbeta) {
+    const dp_problem *p = s->p;
+    const int Kg = dp_Kg(p);
+    double *A = s->out.dA_log, *B = s->out.ddt_bias;
+    if (A) memset(A, 0, sizeof(double) * p->HV);
+    if (B) memset(B, 0, sizeof(double) * p->HV * Kg);
+    for (int r = 0; r < s->N; r++) {
+        const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
+        dp_result part = s->out;
+        part.dA_log = A ? dp_doubles(p->HV) : NULL;
+        part.ddt_bias = B ? dp_doubles((int64_t)p->HV * Kg) : NULL;
+        (s->base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(p, a, b, s->q + a * p->H * p->K, s->k + a * p->H * p->R * p->K, s->rstd_q + a * p->H,
+            s->rstd_k + a * p->H * p->R, dq + a * p->H * p->K, dk + a * p->H * p->R * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * p->R, &part);
+        const int keep = s->fault != DP_FAULT_GATE_GRAD_PARTIAL || r == 0;
+        for (int i = 0; A && keep && i < p->HV; i++) A[i] = dp_round_arith(s->base, A[i] + part.dA_log[i]);
+        for (int i = 0; B && keep && i < p->HV * Kg; i++) B[i] = dp_round_arith(s->base, B[i] + part.ddt_bias[i]);
+        free(part.dA_log), free(part.ddt_bias);
+    }
+}
+
+static void input_gradients(dp_sim *s) {
+    const dp_problem *p = s->p;
+    const int64_t nq = p->T * p->H * p->K, nk = nq * p->R, ng = p->T * p->HV * dp_Kg(p), nb = p->T * p->HV * p->R, nv = nb * p->V;
+    double *dq = dp_doubles(nq), *dk = dp_doubles(nk), *dg = dp_doubles(ng), *db = dp_doubles(nb);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int g = 0; g < s->ngroup; g++) grads(s, g, dq, dk, dg, db);
+    gate_bwd(s, dq, dk, dg, db);
+    const struct { double *x; int64_t n; } st[] = {{s->out.dq, nq}, {s->out.dk, nk}, {s->out.dv, nv}, {s->out.dg, ng}, {s->out.dbeta, nb}};
+    for (size_t i = 0; i < sizeof st / sizeof *st; i++)          /* gradients leave in the inputs' type */
+        for (int64_t j = 0; j < st[i].n; j++) st[i].x[j] = dp_round_store(s->base, st[i].x[j]);
+    free(dq), free(dk), free(dg), free(db);
+}
+
+static void backward(dp_sim *s) {
+    const int HV = s->p->HV, nr = s->N * HV;
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    double **before = copy_list(s->dS_out, nr, KV);
+    if (s->fault == DP_FAULT_STATE_LOST || s->fault == DP_FAULT_STATE_LATE) states_fwd(s, 1);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t i = 0; i < (int64_t)s->ngroup * HV; i++)
+        if (!s->ch[i].dvl) dAv(s, (int)(i / HV), (int)(i % HV));
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < nr; i++) pre_process_bwd(s, i / HV, i % HV);
+    if (s->merge == DP_MERGE_RING) for (int hv = 0; hv < HV; hv++) merge_bwd_ring(s, hv);
+    else for (int i = 0; i < nr; i++) merge_bwd_allgather(s, i / HV, i % HV);
+    const int known = s->have_backward && same(before, s->dS_out, nr, KV);
+    free_list(before, nr);
+    if (known && !s->fault) return;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < nr; i++)
+        for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++) state_bwd(s, i / HV, i % HV, sub);
+    input_gradients(s);
+    s->have_backward = 1;
+}
+
+void dp_sim_run(dp_sim *s, dp_format chain_format, dp_merge merge, int with_backward) {
+    assert(!with_backward || s->p->dout);
+    s->chain = chain_format;
+    s->merge = merge;
+    if (!s->out.o || (with_backward && !s->out.dq)) {
+        dp_result_free(&s->out);
+        dp_result_alloc(&s->out, s->p, with_backward);
+        s->have_forward = s->have_backward = 0;
+    }
+    empty_sequences(s);
+    forward(s);
+    if (with_backward) backward(s);
+}

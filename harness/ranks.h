@@ -1,0 +1,65 @@
+/* harness/ranks.h - the whole context-parallel pipeline on N simulated ranks in one process, forward and backward.
+ *
+ * Each stage is computed in the formats that the policy names: the M chain in `chain`, everything else as `base` says (ref/formats.h).
+ * A rank touches only its own tokens and what the all-gather (or the ring) brings it. Stages, in order:
+ *   gate -> intra, wy -> pre_process_fwd -> all_gather, merge_fwd -> state_fwd -> output
+ *   (recompute) -> dAv -> pre_process_bwd -> all_gather, merge_bwd -> state_bwd -> wy_bwd, intra_bwd -> gate_bwd
+ * The merge accumulates in the base's accumulator format (fp32 for bf16). Chunks restart at every local sub-sequence.
+ * Results are bitwise the same for any number of threads.
+ */
+#ifndef DP_RANKS_H
+#define DP_RANKS_H
+#include "../ref/chunk.h"
+#include "../ref/context.h"
+#include "../ref/problem.h"
+#include "fault.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DP_MAX_TRAJ 16
+
+typedef struct {                 /* one chunk position: HV consecutive dp_chunk share it */
+    int rank, sub, c;
+    int64_t t0;
+} dp_group;
+
+typedef struct {
+    const dp_problem *p;
+    dp_base base;
+    int N;
+    dp_fault fault;
+    dp_context *ctx;             /* [N] */
+    double *q, *k, *g, *beta, *rstd_q, *rstd_k;   /* activated, all tokens */
+    int ngroup;
+    dp_group *group;
+    int **first;                 /* [N][nlocal+1]: group range of a local sub-sequence */
+    dp_chunk *ch;                /* [ngroup][HV] */
+    double **factor;             /* [ngroup][HV]: M_c, formed on first use */
+
+    /* results of the last dp_sim_run; [N*HV] pointers, NULL where the rank has none (math.md g.2) */
+    dp_format chain;
+    dp_merge merge;
+    dp_result out;
+    double **S_in, **M, **H, **dS_out, **dM, **dH;
+    int traj_rank, ntraj, traj_chunks[DP_MAX_TRAJ];
+    double **traj;               /* [ntraj*HV]: M of traj_rank after that many chunks */
+    int have_forward, have_backward;
+} dp_sim;
+
+dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault, dp_err *e);
+void dp_sim_free(dp_sim *s);
+/* Work that no chain format changes is done once and kept between calls. */
+void dp_sim_run(dp_sim *s, dp_format chain, dp_merge merge, int backward);
+
+static inline dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv) { return &s->ch[(int64_t)group * s->p->HV + hv]; }
+const double *dp_sim_factor(dp_sim *s, int group, int hv);                 /* M_c [K][K] */
+/* State before local sub-sequence sub of rank r without what the merge brings: s0 where the sequence starts here, else zeros. */
+const double *dp_sim_start(const dp_sim *s, int rank, int sub);            /* [HV][K][V], or NULL for zeros */
+/* do at a token for head hv: row stride HV*V in the problem; gathered into [c][V]. */
+void dp_sim_gather_do(const dp_sim *s, int group, int hv, double *dout);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,76 @@
+/* The chunk solver and the simulated ranks in fp64 against the long double step recurrence: every model, layout and rank count. */
+#include "../ranks.h"
+#include "gt.h"
+#include "oracle.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const int64_t CU_PACKED[] = {0, 70, 70, 75, 76, 200, 240}, CU_CROSS[] = {0, 5, 130, 240}, CU_ALIGNED[] = {0, 80, 160, 240};
+
+static const struct { const char *name; oracle_spec s; } SPECS[] = {
+    {"gdn", {DP_GDN, 240, 2, 2, 16, 8, 1, 0, NULL, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID, 1, 0, 1, 0.1, 1}},
+    {"kda", {DP_KDA, 240, 1, 2, 8, 16, 1, 0, NULL, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID2, 1, 1, 1, 0.1, 2}},
+    {"kda weak decay, gva 4, packed", {DP_KDA, 240, 1, 4, 12, 8, 1, 6, CU_PACKED, DP_GATE_LOG, DP_BETA_PLAIN, 0, 1, 1, 0.01, 3}},
+    {"kda lower bound, crossing", {DP_KDA, 240, 2, 2, 8, 8, 1, 3, CU_CROSS, DP_GATE_LOWER_BOUND, DP_BETA_SIGMOID, 1, 0, 1, 0.02, 4}},
+    {"mkda R=2, aligned", {DP_MKDA, 240, 1, 2, 16, 8, 2, 3, CU_ALIGNED, DP_GATE_LOG, DP_BETA_PLAIN, 0, 1, 1, 0.02, 5}},
+    {"mkda R=4", {DP_MKDA, 240, 1, 1, 16, 12, 4, 0, NULL, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID, 1, 0, 1, 0.05, 6}},
+    {"mkda R=2, packed", {DP_MKDA, 240, 2, 4, 8, 4, 2, 6, CU_PACKED, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID, 1, 1, 1, 0.01, 7}},
+};
+
+static double worst_field(const dp_problem *p, dp_result *got, dp_result *want, const char **field) {
+    double w = 0;
+    for (int i = 0; i < dp_result_nfields; i++) {
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        if (!rows || !*dp_result_at(want, i)) continue;
+        const double e = oracle_maxrel(*dp_result_at(got, i), *dp_result_at(want, i), rows * width);
+        if (e >= w) w = e, *field = dp_result_fields[i].name;
+    }
+    return w;
+}
+
+DP_TEST(ranks, fp64_agrees_with_the_step_recurrence_for_every_rank_count) {
+    const int ranks[] = {1, 2, 3, 4, 8};
+    for (size_t i = 0; i < sizeof SPECS / sizeof *SPECS; i++) {
+        dp_problem p;
+        dp_result want;
+        oracle_problem(&p, &SPECS[i].s);
+        dp_result_alloc(&want, &p, 1);
+        oracle_run(&p, &want, 1);
+        for (size_t n = 0; n < sizeof ranks / sizeof *ranks; n++)
+            for (int merge = 0; merge < DP_NMERGES; merge++) {
+                dp_sim s;
+                const char *field = "";
+                REQUIRE(dp_sim_new(&s, &p, DP_BASE_FP64, ranks[n], DP_FAULT_NONE, NULL) == DP_OK, "%s", SPECS[i].name);
+                dp_sim_run(&s, DP_FP64, merge, 1);
+                const double e = worst_field(&p, &s.out, &want, &field);
+                CHECK(e <= 1e-12, "%s, %d ranks, merge %s: %s off by %.2e", SPECS[i].name, ranks[n], dp_merge_names[merge], field, e);
+                dp_sim_free(&s);
+            }
+        dp_result_free(&want);
+        dp_problem_free(&p);
+    }
+}
+
+DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
+    for (size_t i = 0; i < sizeof SPECS / sizeof *SPECS; i++) {
+        dp_problem p;
+        dp_result want;
+        oracle_problem(&p, &SPECS[i].s);
+        dp_result_alloc(&want, &p, 1);
+        oracle_run(&p, &want, 1);
+        for (int base = DP_BASE_FP32; base <= DP_BASE_BF16; base++) {
+            dp_sim s;
+            const char *field = "";
+            REQUIRE(dp_sim_new(&s, &p, base, 3, DP_FAULT_NONE, NULL) == DP_OK, "%s", SPECS[i].name);
+            dp_sim_run(&s, base == DP_BASE_BF16 ? DP_BF16 : DP_FP32, DP_MERGE_ALLGATHER, 1);
+            const double e = worst_field(&p, &s.out, &want, &field), u = base == DP_BASE_BF16 ? 0x1p-8 : 0x1p-24;
+            CHECK(e >= u / 64 && e <= 64 * u, "%s, base %s: %s off by %.2e = %.1f u", SPECS[i].name, dp_base_names[base], field, e, e / u);
+            dp_sim_free(&s);
+        }
+        dp_result_free(&want);
+        dp_problem_free(&p);
+    }
+}
