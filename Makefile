@@ -1,52 +1,100 @@
-# deltaproof: make verify | test | bench | report | clean.   Every path can be set: make BUILD=/tmp/x CC=clang
-BUILD   ?= build
-CC      ?= gcc
-CXX     ?= g++
-AR      ?= ar
-PKG     ?= pkg-config
-CASES   ?= cases
-SAN     ?= 0
-CFLAGS  ?= -O3 -g
-CFLAGS  += -std=gnu11 -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off -fopenmp -MMD -MP
-CXXFLAGS ?= -O1 -g
-CXXFLAGS += -std=c++14 -Wall -MMD -MP
-ifeq ($(SAN),1)
-BUILD   := $(BUILD)/san
-CFLAGS  += -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
-CXXFLAGS += -fsanitize=address,undefined
-LDFLAGS += -fsanitize=address,undefined
+# deltaproof. Two commands: `make verify` (the main job and its report) and `make test`; `make help` lists the rest.
+# Every path and tool can be set: make test BUILD=/tmp/x CC=clang ARCH=-march=native.  SAN=1: address and undefined-behaviour sanitizers.
+# make itself exits with 2 whenever a command fails; the status 0, 1 or 2 of a verdict is that of the program it runs.
+BUILD    ?= build
+CASES    ?= cases
+OUT      ?= $(BUILD)/verify
+SAN      ?= 0
+ARCH     ?=
+ifeq ($(origin CC),default)
+CC       := gcc
 endif
-LIBS    := -lmpfr -lgmp -llapacke -lopenblas -ljansson -linih -lxxhash -lquadmath -lm -lpthread
+ifeq ($(origin CXX),default)
+CXX      := g++
+endif
+AR       ?= ar
+CFLAGS   ?= -O3 -g
+CXXFLAGS ?= -O1 -g
+LIBS     ?= -lmpfr -lgmp -llapacke -lopenblas -ljansson -linih -lxxhash -lquadmath -lm -lpthread
+JOBS     ?= $(shell nproc 2>/dev/null || echo 2)
 
-REF     := $(wildcard ref/*.c)
-HARNESS := $(filter-out harness/main.c,$(wildcard harness/*.c))
-TESTS   := $(wildcard harness/tests/*.c)
-BENCH   := $(wildcard harness/bench/*.c)
-obj      = $(patsubst %.c,$(BUILD)/%.o,$(1))
+BASE     := $(BUILD)
+ifeq ($(SAN),1)
+override BUILD := $(BASE)/san
+SANFLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+endif
+# What the code needs, whatever CFLAGS says: bounds assume that the compiler neither fuses nor reorders.
+C_ALL    := $(CFLAGS) -std=gnu11 -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off -fopenmp $(ARCH) $(SANFLAGS)
+CXX_ALL  := $(CXXFLAGS) -std=c++14 -Wall -Wextra $(ARCH) $(SANFLAGS)
+CPP_ALL  := $(CPPFLAGS) -I$(BUILD) -MMD -MP
+ifeq ($(filter -j%,$(MAKEFLAGS))$(filter --jobserver%,$(MAKEFLAGS)),)
+MAKEFLAGS += -j$(JOBS)
+endif
 
-.PHONY: all verify test bench report clean setup
-all: $(BUILD)/deltaproof
+REF      := $(wildcard ref/*.c)
+HARNESS  := $(filter-out harness/main.c,$(wildcard harness/*.c))
+TESTS    := $(wildcard harness/tests/*.c)
+BENCH    := $(patsubst harness/bench/%.c,$(BUILD)/bench/%,$(wildcard harness/bench/*.c))
+PROGRAM  := $(BUILD)/deltaproof
+obj       = $(patsubst %,$(BUILD)/%.o,$(basename $(1)))
+run_env   = DP_PYTHON="$$(cat $(BASE)/python)" DP_CASES="$$(realpath $(CASES))"
 
-setup:
-	@scripts/setup $(BUILD)
+.PHONY: all verify test bench report setup clean help FORCE
+all: $(PROGRAM)                ## the program build/deltaproof (this is what a plain `make` builds; installs nothing)
 
-$(BUILD)/%.o: %.c
-	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
-$(BUILD)/%.o: %.cc
-	@mkdir -p $(@D)
-	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -c $< -o $@
-$(BUILD)/libref.a: $(call obj,$(REF) $(HARNESS))
-	@rm -f $@
-	$(AR) rcs $@ $^
-$(BUILD)/deltaproof: $(BUILD)/harness/main.o $(BUILD)/libref.a
-	$(CC) $(CFLAGS) $(LDFLAGS) $^ $(LIBS) -o $@
-$(BUILD)/dp-test: $(BUILD)/harness/tests/gt.o $(call obj,$(TESTS)) $(BUILD)/libref.a
-	$(CXX) -fopenmp $(LDFLAGS) $^ -lgtest $(LIBS) -o $@
-$(BUILD)/bench/%: harness/bench/%.c $(BUILD)/libref.a
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(LDFLAGS) $^ $(LIBS) -o $@
+verify: setup                  ## set up, build, run every case, write results.json, junit.xml and report.html to OUT
+	+@$(MAKE) --no-print-directory $(PROGRAM)
+	@$(run_env) $(PROGRAM) run --all --out $(OUT)
 
-clean:
+test: setup                    ## set up, build, run all tests (SAN=1: under sanitizers; FILTER=context*: some of them)
+	+@$(MAKE) --no-print-directory $(PROGRAM) $(BUILD)/dp-test
+	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
+
+bench: setup                   ## set up, build and run every benchmark of harness/bench
+	+@$(MAKE) --no-print-directory $(BENCH)
+	@set -e; for b in $(BENCH); do echo "== $$b"; $$b; done
+
+report: setup                  ## render OUT/report.html again from its records
+	+@$(MAKE) --no-print-directory $(PROGRAM)
+	@$(run_env) $(PROGRAM) report $(OUT)
+
+setup:                         ## install what is missing (as root or with sudo), choose the Python of the report
+	@CC='$(CC)' CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' scripts/setup $(BASE)
+
+clean:                         ## remove the build folder
 	rm -rf $(BUILD)
+
+help:                          ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+# Written anew only when their content changes, so that a change of flags or commit rebuilds what depends on it and nothing else.
+update = @mkdir -p $(@D); printf '%s\n' $(1) >$@.tmp; if cmp -s $@.tmp $@; then rm $@.tmp; else mv $@.tmp $@; fi
+COMMIT := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+$(BUILD)/commit.h: FORCE
+	$(call update,'#define DP_COMMIT "$(COMMIT)"')
+$(BUILD)/flags: FORCE
+	$(call update,'$(CC) $(C_ALL) $(CPP_ALL)' '$(CXX) $(CXX_ALL)' '$(LDFLAGS) $(LIBS)' "$$($(CC) --version | head -n 1)")
+
+$(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/commit.h
+	@mkdir -p $(@D)
+	$(CC) $(CPP_ALL) $(C_ALL) -c $< -o $@
+$(BUILD)/%.o: %.cc $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(CXX) $(CPP_ALL) $(CXX_ALL) -c $< -o $@
+# Removed sources leave no object behind: the list of members is part of what the archive depends on.
+$(BUILD)/members: FORCE
+	$(call update,'$(REF) $(HARNESS) $(TESTS)')
+$(BUILD)/libref.a: $(call obj,$(REF) $(HARNESS)) $(BUILD)/members
+	@rm -f $@
+	$(AR) rcs $@ $(filter %.o,$^)
+$(PROGRAM): $(BUILD)/harness/main.o $(BUILD)/libref.a
+	$(CC) $(C_ALL) $(LDFLAGS) $^ $(LIBS) -o $@
+$(BUILD)/dp-test: $(BUILD)/harness/tests/gt.o $(call obj,$(TESTS)) $(BUILD)/libref.a
+	$(CXX) $(CXX_ALL) -fopenmp $(LDFLAGS) $^ -lgtest $(LIBS) -o $@
+$(BUILD)/bench/%: $(BUILD)/harness/bench/%.o $(BUILD)/libref.a
+	@mkdir -p $(@D)
+	$(CC) $(C_ALL) $(LDFLAGS) $^ $(LIBS) -o $@
+.SECONDARY:
+
+-include $(wildcard harness/fuzz/fuzz.mk)
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
