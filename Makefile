@@ -27,9 +27,6 @@ endif
 C_ALL    := $(CFLAGS) -std=gnu11 -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off -fopenmp $(ARCH) $(SANFLAGS)
 CXX_ALL  := $(CXXFLAGS) -std=c++14 -Wall -Wextra $(ARCH) $(SANFLAGS)
 CPP_ALL  := $(CPPFLAGS) -I$(BUILD) -MMD -MP
-ifeq ($(filter -j%,$(MAKEFLAGS))$(filter --jobserver%,$(MAKEFLAGS)),)
-MAKEFLAGS += -j$(JOBS)
-endif
 
 REF      := $(wildcard ref/*.c)
 HARNESS  := $(filter-out harness/main.c,$(wildcard harness/*.c))
@@ -37,25 +34,28 @@ TESTS    := $(wildcard harness/tests/*.c)
 BENCH    := $(patsubst harness/bench/%.c,$(BUILD)/bench/%,$(wildcard harness/bench/*.c))
 PROGRAM  := $(BUILD)/deltaproof
 obj       = $(patsubst %,$(BUILD)/%.o,$(basename $(1)))
+# Builds run on all cores unless the caller chose -j; GNU make shows that choice to recipes only, hence one recursion.
+build     = +@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
 run_env   = DP_PYTHON="$$(cat $(BASE)/python)" DP_CASES="$$(realpath $(CASES))"
 
 .PHONY: all verify test bench report setup clean help FORCE
-all: $(PROGRAM)                ## the program build/deltaproof (this is what a plain `make` builds; installs nothing)
+all:                           ## the program build/deltaproof (this is what a plain `make` builds; installs nothing)
+	$(build) $(PROGRAM)
 
 verify: setup                  ## set up, build, run every case, write results.json, junit.xml and report.html to OUT
-	+@$(MAKE) --no-print-directory $(PROGRAM)
+	$(build) $(PROGRAM)
 	@$(run_env) $(PROGRAM) run --all --out $(OUT)
 
 test: setup                    ## set up, build, run all tests (SAN=1: under sanitizers; FILTER=context*: some of them)
-	+@$(MAKE) --no-print-directory $(PROGRAM) $(BUILD)/dp-test
+	$(build) $(PROGRAM) $(BUILD)/dp-test
 	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
 
 bench: setup                   ## set up, build and run every benchmark of harness/bench
-	+@$(MAKE) --no-print-directory $(BENCH)
+	$(build) $(BENCH)
 	@set -e; for b in $(BENCH); do echo "== $$b"; $$b; done
 
 report: setup                  ## render OUT/report.html again from its records
-	+@$(MAKE) --no-print-directory $(PROGRAM)
+	$(build) $(PROGRAM)
 	@$(run_env) $(PROGRAM) report $(OUT)
 
 setup:                         ## install what is missing (as root or with sudo), choose the Python of the report
