@@ -1,0 +1,368 @@
+/* ref/truth_bound.c - the error radii of the truth.
+ *
+ * Rounding of the bound itself. Every quantity below is a sum of products and square roots of non-negative long doubles (64-bit
+ * significand) evaluated to nearest, so after n operations on its longest path it is low by at most (1 - 2^-64)^n. The longest path
+ * has fewer than T (K + R + 200) + K V < 2^43 operations (asserted), hence INFLATE = 1 + 2^-19 at the end makes it an upper bound. The only
+ * subtraction (lambda - 1) is done on an inflated lambda. TINY = 2^-10000 in every step covers underflow: of long double (below 2^-16400
+ * an operation), of MPFR (below 2^-2^29), for operands up to 2^5000; larger ones overflow in the end and give inf. NaN becomes inf.
+ *
+ * Notation. Exact quantities are plain, computed ones carry ~, u = 2^-prec, gamma_n = n u / (1 - n u). Norms: 2-norm of vectors, Frobenius
+ * of matrices, spectral for the step maps. Each bound on a size (n_, e_, ..) holds for the exact and the computed value alike. Inner
+ * products of m terms, rounded product and rounded additions in any order:  |fl(sum) - sum| <= gamma_(m+1) sum |a||b|, and
+ * Cauchy-Schwarz turns the right side into norms. kappa_j >= |k_j|, b_j >= |beta_j|, eps_k, eps_b relative errors of the activated
+ * rows, d >= exp(g) with error d_err (truth_gate.c).
+ *
+ * FORWARD. With A_t = (I - k'Bk) D:  S_t = A_t S + k'Bv, S = S_(t-1), and S~_t = A_t S~ + k'Bv + l_t, hence
+ *     |S~_t - S_t| <= mu |S~ - S| + |l_t|          |S_t| <= mu |S| + sum_j kappa_j b_j |v_j|
+ *     mu = nu max(d),  nu >= |I - k'Bk|_2:  beta >= 0: max(1, lambda - 1), lambda >= lambda_max(k'Bk), see lambda_up;
+ *                                           any sign:  1 + sum_j |beta_j| kappa_j^2
+ * Local error l_t, with n = |S~| (bounded by N + b, the bounds of |S| and of the error):
+ *     Sbar~ = D S~ + F1            |F1| <= (d_err + 2u d) n,   sigma = d (1+2u) n >= |Sbar~|
+ *     E~_j = v_j - k_j D S~ + F2_j  |F2_j| <= gamma_(K+2) (|v_j| + kappa_j sigma) + eps_k kappa_j sigma + kappa_j |F1|
+ *                                  e_j = |v_j| + kappa_j sigma + |F2_j|
+ *     U~_j = beta_j E_j + F3_j      |F3_j| <= b_j ((2u + eps_b) e_j + |F2_j|)         |U~_j| <= w_j = b_j e_j (1+2u)
+ *     |l_t| <= |F1| + sum_j (eps_k kappa_j w_j + kappa_j |F3_j|) + gamma_(R+2) (sigma + sum_j kappa_j w_j) + TINY
+ * Against the exact trajectory E~_j differs by dE_j <= kappa_j d b_prev + |F2_j|.
+ *     o = scale S_t' q:            |o~ - o| <= |scale| |q| (b_t + (eps_q + gamma_(K+3)) n_t)
+ *
+ * BACKWARD. G (bounds N, error b) is the adjoint of S_t from the future. With s >= |scale| |do| :
+ *     G1 = G + q (scale do)'       N1 = N + |q| s,  b1 = b + gamma_3 (N + b + |q| s) + (eps_q + 2u) |q| s,  n1 = N1 + b1
+ *     dq = S_t (scale do)          error s b_t + gamma_(V+C+3) s n_t           C column blocks, added one by one
+ *     dU_j = k_j G1                f_j = (gamma_(K+1) + eps_k) kappa_j n1 local, f_j + kappa_j b1 in all; tau_j = kappa_j n1 + f_j
+ *     dbeta_j = <E_j, dU_j>        error e_j (f_j + kappa_j b1) + dE_j tau_j + gamma_(V+C+2) e_j tau_j
+ *     dE_j = beta_j dU_j = dv_j    h_j = b_j ((2u + eps_b) tau_j + f_j) local, h_j + b_j kappa_j b1 in all; eta_j = b_j tau_j (1+2u)
+ *     dk_j = U_j G1' - d o (dE_j S')     w_j b1 + dUj n1 + gamma w_j n1 + d (eta_j b_prev + (h_j + b_j kappa_j b1) n + gamma eta_j n)
+ *                                  + (d_err + 2u d) eta_j n,  gamma = gamma_(V+C+4), dUj = b_j dE_j + (2u + eps_b) b_j e_j
+ *     dSbar = G1 - k' dE           l = sum_j (eps_k kappa_j eta_j + kappa_j h_j) + gamma_(R+2) n2,  n2 = n1 + sum_j kappa_j eta_j
+ *     G_new = d o dSbar            N_new = mu N1,  b_new = mu b1 + d l + (d_err + 2u d)(n2 + l) + TINY      |D (I - k'Bk)| <= mu
+ *     dg = rowsum(G_new o S)       error n_new b_prev + b_new n + gamma_(V+C+2+K) n_new n          (K: GDN adds over channels)
+ *
+ * CHAIN. delta, m: error and size of the gradient of the activated value, value heads of a group summed (gamma_G sum m more).
+ *     L2     f = rstd (I - y y') dy with |y| <= 1, so |I - y y'| <= 1: error rstd (delta + 9 gamma_(K+8) m): y~ in <y,dy> and in
+ *            y<y,dy> 2.1 eps_y m, rstd 2.1 (eps_r + 2u) m, inner product 1.1 gamma_(K+2) m, last two operations 4.2u m
+ *     slope  raw = x dact:         x delta + (x_err + 2u x) m
+ *     sums   over tokens: errors add, gamma_(terms) sum of sizes more; dA_log: <dg, a> per token: a delta + a_err m + gamma a m
+ */
+#include "truth_impl.h"
+
+#include <assert.h>
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#define INFLATE (1 + 0x1p-19L)
+#define TINY 0x1p-10000L
+
+double tr_up(ld x) {
+    x *= INFLATE;
+    if (!(x <= DBL_MAX)) return INFINITY;
+    const double d = (double)x;
+    return d >= x ? d : nextafter(d, INFINITY);
+}
+
+/* Rounding to hi + lo: |x - hi - lo| <= 2^-53 |lo| + 2^-1074 an entry. */
+void tr_ball_finish(dp_ball *b) {
+    for (int64_t r = 0; r < b->rows; r++) {
+        ld ss = 0;
+        int finite = 1;
+        for (int64_t i = r * b->width; i < (r + 1) * b->width; i++) {
+            finite &= isfinite(b->hi[i]) != 0;
+            ss += (ld)b->lo[i] * b->lo[i];
+        }
+        b->rad[r] = finite ? tr_up(b->rad[r] + 0x1p-53L * sqrtl(ss) + 0x1p-1074L * sqrtl((ld)b->width)) : INFINITY;
+    }
+}
+
+/* lambda_max of the R x R matrix k B k' (scaled, positive semidefinite) <= |M^(2^m)|_F^(2^-m); A is destroyed. Squaring a matrix of
+ * Frobenius norm 1 leaves a norm >= R^(-1/2) and an error of R 2^-63 + twice the old one, so after 12 squarings the relative error is below
+ * (2 sqrt R)^12 12 R 2^-63 < 2^-19 for R <= 16, and its 4096th root below 2^-30. */
+static ld lambda_by_squaring(int R, ld *A, ld *B) {
+    ld lambda = 1, root = 1;
+    for (int m = 0; m <= 12; m++, root /= 2) {
+        ld f = 0;
+        for (int i = 0; i < R * R; i++) f += A[i] * A[i];
+        f = sqrtl(f);
+        if (!(f > 0 && f < INFINITY)) return f > 0 ? INFINITY : 0;
+        lambda *= powl(f, root);
+        for (int i = 0; i < R * R; i++) A[i] /= f;
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < R; j++) {
+                ld s = 0;
+                for (int k = 0; k < R; k++) s += A[i * R + k] * A[k * R + j];
+                B[i * R + j] = s;
+            }
+        memcpy(A, B, sizeof *A * (size_t)(R * R));
+    }
+    return lambda * (1 + 0x1p-30L);
+}
+
+/* lambda_max(k'Bk), beta >= 0: the smallest of trace, inf-norm of the scaled Gram matrix and, above 2, its power norm. The Gram entries come
+ * from keys and betas rounded to double: an error below 2^-49 trace in norm; `rel` covers computed against exact activations. */
+static ld lambda_up(const tr_run *r, int64_t t, const tr_qk *qk, const tr_head *hd, ld rel) {
+    const int R = r->p->R, K = r->p->K;
+    const ld *kap = qk->k_norm + t * R, *be = hd->beta_up + t * R;
+    ld trace = 0;
+    for (int j = 0; j < R; j++) trace += be[j] * kap[j] * kap[j];
+    if (R == 1 || trace <= 2) return trace;
+    double *x = dp_doubles((int64_t)R * K);
+    ld *A = dp_calloc((size_t)(2 * R * R), sizeof *A), inf = 0;
+    for (int64_t i = 0; i < (int64_t)R * K; i++) x[i] = mpfr_get_d(mp_at(qk->k, t * R * K + i), MPFR_RNDN);
+    for (int i = 0; i < R; i++) {
+        ld row = 0;
+        for (int j = 0; j < R; j++) {
+            ld s = 0;
+            for (int k = 0; k < K; k++) s += (ld)x[i * K + k] * x[j * K + k];
+            A[i * R + j] = s * sqrtl(be[i] * be[j]);
+            row += fabsl(A[i * R + j]);
+        }
+        inf = row > inf || isnan(row) ? row : inf;
+    }
+    ld best = inf < trace ? inf : trace;
+    if (best > 2 && R <= 16) {
+        const ld power = lambda_by_squaring(R, A, A + R * R);
+        if (power < best) best = power;
+    }
+    free(x);
+    free(A);
+    return best + (0x1p-49L + rel) * trace;
+}
+
+/* nu >= |I - k'Bk|_2 */
+static ld step_norm(const tr_run *r, int64_t t, const tr_qk *qk, const tr_head *hd, tr_rel rel) {
+    const int R = r->p->R;
+    int negative = 0;
+    ld any_sign = 1;
+    for (int j = 0; j < R; j++) {
+        negative |= mpfr_signbit(mp_at(hd->beta, t * R + j)) && !mpfr_zero_p(mp_at(hd->beta, t * R + j));
+        any_sign += hd->beta_up[t * R + j] * qk->k_norm[t * R + j] * qk->k_norm[t * R + j];
+    }
+    if (negative || !(any_sign < INFINITY)) return any_sign;
+    const ld lambda = lambda_up(r, t, qk, hd, 4 * rel.qk + 4 * rel.beta) * (1 + 0x1p-40L);
+    return lambda > 2 ? lambda - 1 : 1;
+}
+
+/* The bounds of one token: what the forward and the adjoint share. Arrays [R]. */
+typedef struct {
+    ld mu, sigma, F1, s, q, push;                /* push = sum kappa b |v| */
+    tr_gate_norms g;
+    const ld *kap, *be;
+    ld *v, *F2, *e, *w;
+} token;
+
+typedef struct { ld N, b; } norm_error;          /* bound of the exact norm, bound of the error */
+
+typedef struct {
+    const tr_run *r;
+    const tr_qk *qk;
+    const tr_head *hd;
+    int hv, is_M;
+    tr_rel rel;
+    token k;
+    ld *scratch;
+} bounder;
+
+static ld vec_norm(const double *x, int64_t n) {
+    ld s = 0;
+    for (int64_t i = 0; i < n; i++) s += (ld)x[i] * x[i];
+    return sqrtl(s);
+}
+
+static bounder bounder_for(const tr_run *r, int hv, const tr_qk *qk, const tr_head *hd) {
+    const int R = r->p->R;
+    bounder b = {.r = r, .qk = qk, .hd = hd, .hv = hv, .rel = tr_rel_errors(r), .scratch = dp_calloc((size_t)(4 * R), sizeof(ld))};
+    ld **to[4] = {&b.k.v, &b.k.F2, &b.k.e, &b.k.w};
+    for (int i = 0; i < 4; i++) *to[i] = b.scratch + i * R;
+    return b;
+}
+
+/* Fills c->k for token t and a state of norm and error `in` entering it. */
+static void token_bounds(bounder *c, int64_t t, norm_error in) {
+    const tr_run *r = c->r;
+    const dp_problem *p = r->p;
+    const ld u = r->u, n = in.N + in.b;
+    token *k = &c->k;
+    k->g = c->hd->norms[t];
+    k->kap = c->qk->k_norm + t * p->R;
+    k->be = c->hd->beta_up + t * p->R;
+    k->q = c->qk->q_norm[t];
+    k->mu = step_norm(r, t, c->qk, c->hd, c->rel) * k->g.d;
+    k->F1 = (k->g.d_err + 2 * u * k->g.d) * n;
+    k->sigma = k->g.d * (1 + 2 * u) * n;
+    k->s = p->dout ? fabsl((ld)p->scale) * vec_norm(p->dout + (t * p->HV + c->hv) * p->V, p->V) : 0;
+    k->push = 0;
+    for (int j = 0; j < p->R; j++) {
+        const ld ks = k->kap[j] * k->sigma;
+        k->v[j] = c->is_M ? 0 : vec_norm(p->v + ((t * p->HV + c->hv) * p->R + j) * p->V, p->V);
+        k->F2[j] = tr_gamma(r, p->K + 2) * (k->v[j] + ks) + c->rel.qk * ks + k->kap[j] * k->F1;
+        k->e[j] = k->v[j] + ks + k->F2[j];
+        k->w[j] = k->be[j] * k->e[j] * (1 + 2 * u);
+        k->push += k->kap[j] * k->be[j] * k->v[j];
+    }
+}
+
+/* The state after token t. */
+static norm_error forward_bound(bounder *c, int64_t t, norm_error in) {
+    token_bounds(c, t, in);
+    const token *k = &c->k;
+    ld l = k->F1 + TINY, sum = k->sigma;
+    for (int j = 0; j < c->r->p->R; j++) {
+        const ld F3 = k->be[j] * ((2 * c->r->u + c->rel.beta) * k->e[j] + k->F2[j]);
+        l += c->rel.qk * k->kap[j] * k->w[j] + k->kap[j] * F3;
+        sum += k->kap[j] * k->w[j];
+    }
+    return (norm_error){k->mu * in.N + k->push, k->mu * in.b + l + tr_gamma(c->r, c->r->p->R + 2) * sum};
+}
+
+typedef struct { ld err, size; } grad;           /* of one row of the gradient of an activated value */
+typedef struct { grad q, g, *k, *beta; ld *v; } token_grads;     /* k, beta [R]; v [R] errors */
+
+/* The adjoint before token t from the adjoint G after it, and the rows of the token's gradients. */
+static norm_error backward_bound(bounder *c, int64_t t, norm_error in, norm_error out, norm_error G, token_grads *y) {
+    const tr_run *r = c->r;
+    const dp_problem *p = r->p;
+    const ld u = r->u, eb = 2 * u + c->rel.beta, n = in.N + in.b, gam = tr_gamma(r, p->V + r->ncb + 4);
+    token_bounds(c, t, in);
+    const token *k = &c->k;
+    const ld d = k->g.d, qs = k->q * k->s, N1 = G.N + qs;
+    const ld b1 = G.b + tr_gamma(r, 3) * (G.N + G.b + qs) + (c->rel.qk + 2 * u) * qs + TINY, n1 = N1 + b1;
+    y->q = (grad){k->s * out.b + gam * k->s * (out.N + out.b), k->s * (1 + 2 * u) * (out.N + out.b)};
+    ld l = 0, n2 = n1;
+    for (int j = 0; j < p->R; j++) {
+        const ld kap = k->kap[j], b = k->be[j], e = k->e[j];
+        const ld f = (tr_gamma(r, p->K + 1) + c->rel.qk) * kap * n1, tau = kap * n1 + f, f_all = f + kap * b1;
+        const ld dE = kap * d * in.b + k->F2[j], h = b * (eb * tau + f), h_all = h + b * kap * b1, eta = b * tau * (1 + 2 * u);
+        const ld dU = b * dE + eb * b * e;
+        y->beta[j] = (grad){e * f_all + dE * tau + gam * e * tau, e * tau * (1 + gam)};
+        y->v[j] = h_all;
+        y->k[j].err = k->w[j] * b1 + dU * n1 + gam * k->w[j] * n1 + d * (eta * in.b + h_all * n + gam * eta * n) + (k->g.d_err + 2 * u * d) * eta * n;
+        y->k[j].size = (k->w[j] * n1 + d * eta * n) * (1 + 2 * gam);
+        l += c->rel.qk * kap * eta + kap * h;
+        n2 += kap * eta;
+    }
+    l += tr_gamma(r, p->R + 2) * n2;
+    const norm_error to = {k->mu * N1, k->mu * b1 + d * l + (k->g.d_err + 2 * u * d) * (n2 + l) + TINY};
+    const ld gam_g = tr_gamma(r, p->V + r->ncb + 2 + p->K), nn = (to.N + to.b) * n;
+    y->g = (grad){(to.N + to.b) * in.b + to.b * n + gam_g * nn, nn * (1 + gam_g)};
+    return to;
+}
+
+/* Sums over tokens of one head: error and size of ddt_bias and dA_log. */
+typedef struct { grad dt, A; } gate_sums;
+
+static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s) {
+    const tr_run *r = c->r;
+    const dp_problem *p = r->p;
+    const ld u2 = 2 * r->u;
+    const tr_gate_norms g = c->hd->norms[t];
+    dp_ball *f = r->t->field;
+    const grad raw = {g.x * y->g.err + (g.x_err + u2 * g.x) * y->g.size, g.x * (1 + u2) * y->g.size};
+    f[TR_DG].rad[t * p->HV + c->hv] = tr_up(raw.err);
+    s->dt.err += raw.err;
+    s->dt.size += raw.size;
+    s->A.err += g.a * y->g.err + g.a_err * y->g.size;
+    s->A.size += g.a * y->g.size;
+    ld ss = 0;
+    for (int j = 0; j < p->R; j++) {
+        const ld x = c->hd->db_up[t * p->R + j], e = x * y->beta[j].err + (c->rel.db + u2) * x * y->beta[j].size;
+        ss += e * e;
+        f[TR_DV].rad[(t * p->HV + c->hv) * p->R + j] = tr_up(y->v[j]);
+    }
+    f[TR_DBETA].rad[t * p->HV + c->hv] = tr_up(sqrtl(ss) + TINY);
+}
+
+static double l2_chain(const tr_run *r, grad dy, mpfr_srcptr rstd) {
+    if (!r->p->l2norm) return tr_up(dy.err);
+    const ld rs = mpfr_get_d(rstd, MPFR_RNDA) * (1 + 2 * tr_rel_errors(r).rstd);
+    return tr_up(rs * (dy.err + 9 * tr_gamma(r, r->p->K + 8) * dy.size));
+}
+
+/* The states of one head: in[t] entering, out[t] leaving token t, over all sequences; radii of o, final_state, S_cut. */
+static void forward_radii(bounder *c, norm_error *in, norm_error *out) {
+    const tr_run *r = c->r;
+    const dp_problem *p = r->p;
+    const int64_t KV = (int64_t)p->K * p->V;
+    norm_error S = {0, 0};
+    for (int b = 0; b < r->nblock; b++) {
+        const tr_block *k = &r->block[b];
+        const int64_t row = (int64_t)k->seq * p->HV + c->hv;
+        if (k->first_of_seq) S = (norm_error){p->s0 ? vec_norm(p->s0 + row * KV, KV) : 0, 0};
+        if (k->cut >= 0) r->t->S_cut.rad[(int64_t)k->cut * p->HV + c->hv] = tr_up(S.b);
+        for (int64_t t = k->t0; t < k->t1; t++) {
+            in[t] = S;
+            out[t] = S = forward_bound(c, t, S);
+            const ld sq = fabsl((ld)p->scale) * c->k.q;
+            r->t->field[TR_O].rad[t * p->HV + c->hv] = tr_up(sq * (S.b + (c->rel.qk + tr_gamma(r, p->K + 3)) * (S.N + S.b)));
+        }
+        if (k->last_of_seq) r->t->field[TR_FINAL].rad[row] = tr_up(S.b);
+    }
+}
+
+static void M_radii(bounder *c) {
+    const tr_run *r = c->r;
+    c->is_M = 1;
+    for (int s = 0; s + 1 < r->t->nmark; s++) {
+        norm_error M = {sqrtl((ld)r->p->K), 0};
+        for (int64_t t = r->t->mark[s]; t < r->t->mark[s + 1]; t++) M = forward_bound(c, t, M);
+        r->t->M_seg.rad[(int64_t)s * r->p->HV + c->hv] = tr_up(M.b);
+    }
+    c->is_M = 0;
+}
+
+/* dq[t], dk[t][R] of this head are added to the group's. */
+static void backward_radii(bounder *c, const norm_error *in, const norm_error *out, grad *dq, grad *dk) {
+    const tr_run *r = c->r;
+    const dp_problem *p = r->p;
+    const int64_t KV = (int64_t)p->K * p->V, R = p->R;
+    token_grads y = {.k = dp_calloc((size_t)R, sizeof(grad)), .beta = dp_calloc((size_t)R, sizeof(grad)), .v = dp_calloc((size_t)R, sizeof(ld))};
+    gate_sums s = {{0, 0}, {0, 0}};
+    norm_error G = {0, 0};
+    for (int b = r->nblock - 1; b >= 0; b--) {
+        const tr_block *k = &r->block[b];
+        const int64_t row = (int64_t)k->seq * p->HV + c->hv;
+        if (k->last_of_seq) G = (norm_error){p->dstate ? vec_norm(p->dstate + row * KV, KV) : 0, 0};
+        for (int64_t t = k->t1 - 1; t >= k->t0; t--) {
+            G = backward_bound(c, t, in[t], out[t], G, &y);
+            head_rows(c, t, &y, &s);
+            dq[t].err += y.q.err;
+            dq[t].size += y.q.size;
+            for (int64_t j = 0; j < R; j++) {
+                dk[t * R + j].err += y.k[j].err;
+                dk[t * R + j].size += y.k[j].size;
+            }
+        }
+        if (k->cut >= 0) r->t->dS_cut.rad[(int64_t)k->cut * p->HV + c->hv] = tr_up(G.b);
+        if (k->first_of_seq) r->t->field[TR_DS0].rad[row] = tr_up(G.b);
+    }
+    const ld terms = tr_gamma(r, (ld)p->T * dp_Kg(p) + 3);
+    const int log_gate = p->gate == DP_GATE_LOG;
+    if (p->dt_bias) r->t->field[TR_DDT].rad[c->hv] = log_gate ? 0 : tr_up(s.dt.err + terms * s.dt.size);
+    if (p->A_log) r->t->field[TR_DA].rad[c->hv] = log_gate ? 0 : tr_up(s.A.err + terms * s.A.size);
+    free(y.k);
+    free(y.beta);
+    free(y.v);
+}
+
+void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads) {
+    const dp_problem *p = r->p;
+    const int G = dp_G(p);
+    assert((ld)p->T * (p->K + p->R + 200.0L) + (ld)p->K * p->V < 0x1p43L);
+    norm_error *in = dp_calloc((size_t)p->T, sizeof *in), *out = dp_calloc((size_t)p->T, sizeof *out);
+    grad *dq = dp_calloc((size_t)p->T, sizeof *dq), *dk = dp_calloc((size_t)(p->T * p->R), sizeof *dk);
+    for (int gv = 0; gv < G; gv++) {
+        bounder c = bounder_for(r, h * G + gv, qk, &heads[gv]);
+        forward_radii(&c, in, out);
+        if (r->want_M) M_radii(&c);
+        if (r->t->backward) backward_radii(&c, in, out, dq, dk);
+        free(c.scratch);
+    }
+    for (int64_t i = 0; i < p->T * p->R && r->t->backward; i++) {
+        const int64_t t = i / p->R;
+        const ld gam = tr_gamma(r, G);
+        if (i % p->R == 0) r->t->field[TR_DQ].rad[t * p->H + h] = l2_chain(r, (grad){dq[t].err + gam * dq[t].size, dq[t].size}, mp_at(qk->rstd_q, t));
+        r->t->field[TR_DK].rad[(t * p->H + h) * p->R + i % p->R] = l2_chain(r, (grad){dk[i].err + gam * dk[i].size, dk[i].size}, mp_at(qk->rstd_k, i));
+    }
+    free(in);
+    free(out);
+    free(dq);
+    free(dk);
+}

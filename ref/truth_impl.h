@@ -1,0 +1,114 @@
+/* ref/truth_impl.h - shared by the files of the truth; nobody else includes it.
+ *
+ *   truth.c        the run: blocks, batches of heads, the order of the passes, snapshots
+ *   truth_gate.c   activations and their chain rule in MPFR
+ *   truth_step.c   the recurrence and its adjoint on a block of state columns
+ *   truth_bound.c  the error radii
+ *   truth_rank.c   what a rank must see        truth_cache.c  the file cache
+ *
+ * Columns of the state do not meet in either direction, so a task owns (value head, up to TR_W columns) for all tokens. Sums over
+ * columns (dq, dk, dg, dbeta) are formed per task and added in task order: the bits do not depend on the number of threads.
+ */
+#ifndef DP_TRUTH_IMPL_H
+#define DP_TRUTH_IMPL_H
+#include "mp.h"
+#include "truth.h"
+
+#define TR_W 16                  /* state columns per task */
+#define TR_MIN_BITS 64           /* doubles and their chain of error terms need u <= 2^-64 */
+#define TR_MAX_BITS 65536
+
+enum { TR_O, TR_FINAL, TR_DQ, TR_DK, TR_DV, TR_DG, TR_DBETA, TR_DA, TR_DDT, TR_DS0 };   /* indices of dp_result_fields */
+
+typedef long double ld;
+
+/* Tokens t0..t1-1 of one sequence, at most run->len of them, never across a mark. cut: -1 when there is none. */
+typedef struct {
+    int64_t t0, t1;
+    int seq, first_of_seq, last_of_seq;
+    int cut;                     /* index of the cut at t0 */
+} tr_block;
+
+typedef struct {
+    const dp_problem *p;
+    dp_truth *t;
+    mpfr_prec_t prec;
+    ld u;                        /* 2^-prec: relative error of one operation */
+    int threads, progress, want_M;
+    int ncb;                     /* column blocks of V */
+    int64_t len;                 /* longest block */
+    int nblock;
+    tr_block *block;
+    double done, total, shown;   /* progress, in token-columns */
+} tr_run;
+
+/* Per-token upper bounds of what the error analysis needs; every value bounds both the exact and the computed quantity. */
+typedef struct {
+    ld d, d_err;                 /* max over channels of exp(g); of its error */
+    ld x, x_err;                 /* the same of dg/dx */
+    ld a, a_err;                 /* 2-norm over channels of dg/dA_log; of its error */
+} tr_gate_norms;
+
+/* One q/k head: activated q [T][K], k [T][R][K], rstd [T], [T][R]; norms of q [T] and of the key rows [T][R]. */
+typedef struct {
+    mp_array q, k, rstd_q, rstd_k;
+    ld *q_norm, *k_norm;
+} tr_qk;
+
+/* One value head: d = exp(g) [T][Kg], dg/dx, dg/dA_log [T][Kg], beta, dbeta/db [T][R]. */
+typedef struct {
+    mp_array d, dx, dA, beta, db;
+    mp_array sum_dt, sum_A;      /* [Kg], [1] accumulators of ddt_bias and dA_log */
+    tr_gate_norms *norms;        /* [T] */
+    ld *beta_up, *db_up;         /* [T][R] |beta|, |dbeta/db| */
+} tr_head;
+
+/* Relative errors of the activated q, k rows, rstd, beta and dbeta/db, for the whole run. */
+typedef struct { ld qk, rstd, beta, db; } tr_rel;
+tr_rel tr_rel_errors(const tr_run *r);
+ld tr_gamma(const tr_run *r, ld n);              /* n u / (1 - n u); inf when n u >= 1/2 */
+
+/* One task: value head hv (index in the problem), columns v0 .. v0+w-1. All per-token arrays are [token][..][w] or [token][..]. */
+typedef struct {
+    const tr_run *run;
+    const tr_qk *qk;
+    const tr_head *head;
+    int hv, v0, w;
+    int is_M;                    /* v = 0 and no output: the columns of M */
+    mp_array S;                  /* [K][w] state, later the adjoint G */
+    mp_array ckpt;               /* [nblock][K][w] state entering each block */
+    mp_array E;                  /* [T][R][w], or [R][w] when no backward pass follows */
+    mp_array tape;               /* [len+1][K][w] states of one block */
+    mp_array U, dU, dE;          /* [R][w] */
+    mp_array row;                /* [w] scaled do, or o */
+    mp_array tmp;                /* [4] */
+    mp_array dq, dk, dg, dbeta;  /* [len][K], [len][R][K], [len][Kg], [len][R]: sums over the task's own columns */
+} tr_task;
+
+void tr_activate_qk(const tr_run *r, int h, tr_qk *a);
+void tr_activate_head(const tr_run *r, int hv, tr_head *a);
+void tr_free_qk(tr_qk *a);
+void tr_free_head(tr_head *a);
+
+void tr_task_alloc(tr_task *c, int backward);
+void tr_task_free(tr_task *c);
+void tr_forward_block(tr_task *c, int b, int backward);
+void tr_backward_block(tr_task *c, int b);
+void tr_M_segment(tr_task *c, int seg);
+
+/* Rows of token t (i = t - block start) from the per-task sums of one q/k head's tasks [G][ncb]; tmp: 4 numbers. */
+void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads, tr_task *tasks, int64_t t, int64_t i, mp_array tmp);
+/* Adds the block's tokens, last to first, to the head's ddt_bias and dA_log. task: the head's first (holds the summed dg). */
+void tr_accumulate_gate(const tr_run *r, const tr_head *head, const tr_task *task, const tr_block *b);
+
+/* Radii of everything that belongs to q/k head h and its G value heads. */
+void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads);
+void tr_ball_finish(dp_ball *b);                 /* adds the rounding to hi + lo; inf when an entry is not finite */
+double tr_up(ld x);                              /* long double bound -> double, rounded up; NaN becomes inf */
+
+/* hi = nearest double, lo = nearest double to the rest; tmp is overwritten. */
+void tr_store(dp_ball *b, int64_t i, mpfr_srcptr x, mpfr_ptr tmp);
+
+/* Shapes, marks and arrays of *t for (p, request), as dp_truth_run fills them. */
+dp_status tr_truth_alloc(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);
+#endif
