@@ -1,8 +1,8 @@
 /* harness/case.h - a case: what to run, on which inputs, over which ranks and policies, read from a *.case file.
  *
- * File format: `key = value`, one a line; '#' starts a comment; numbers decimal or hex floats (0x1.8p-3); lists separated by commas.
- * Required: reason, source, op. Paths are relative to the case file's folder. The keys are documented in cases/README.md and
- * in one table in case.c (name, type, default, meaning), from which `deltaproof list --keys` prints.
+ * File format: `key = value`, one a line; '#' at the start of a line or after a space starts a comment; numbers decimal or hex floats
+ * (0x1.8p-3); lists separated by commas. Required: reason, source, op. Paths are relative to the case file's folder. The keys are
+ * documented in cases/README.md and in one table in casefile.c (name, type, default, meaning), which dp_case_print_keys prints.
  * Every refusal names file, line, key and value (DP_EINPUT).
  */
 #ifndef DP_CASE_H
@@ -11,6 +11,7 @@
 #include "../ref/formats.h"
 #include "../ref/inputs.h"
 #include "../ref/conv.h"
+#include <stdio.h>
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -24,7 +25,7 @@ typedef struct {
     dp_op op;                    /* in the file: gdn | kda | mkda | chain | conv */
     const char *op_name;
     int smoke;                   /* 1: part of the smoke set */
-    int nranks; int ranks[16];
+    int nranks; int ranks[16];   /* lists that the op has no use for hold their one default */
     int nbase; dp_base base[DP_NBASES];
     int nchain; dp_format chain[DP_NFORMATS];
     int nmerge; dp_merge merge[DP_NMERGES];
@@ -33,7 +34,7 @@ typedef struct {
     int allow_nonfinite;         /* inputs contain NaN or Inf on purpose */
     dp_inputs_spec spec;
     char *data;                  /* safetensors file, NULL for generated inputs */
-    dp_format input_dtype;       /* widest dtype of the inputs: DP_BF16, DP_FP32 or DP_FP64 */
+    dp_format input_dtype;       /* widest dtype of the inputs (parameters and states aside): DP_BF16, DP_FP32 or DP_FP64 */
 
     dp_problem p;                /* DP_OP_RECURRENCE: complete, checked */
     dp_conv conv;                /* DP_OP_CONV: complete, checked */
@@ -43,10 +44,14 @@ typedef struct {
 
 /* Reads and checks the file, generates or loads the inputs. */
 dp_status dp_case_load(const char *path, dp_case *c, dp_err *e);
-/* `load_inputs` = 0: settings only, no tensors (for `list`). */
+/* `load_inputs` = 0: settings only, no tensors and no data file (for `list`): p and conv hold the shapes that the case file itself
+ * states, 0 for those that it leaves to its data. */
 dp_status dp_case_open(const char *path, int load_inputs, dp_case *c, dp_err *e);
+/* The same from the text of a file; path serves messages, the name, and the folder that `data` is relative to. */
+dp_status dp_case_parse(const char *text, size_t len, const char *path, int load_inputs, dp_case *c, dp_err *e);
 void dp_case_free(dp_case *c);
-/* All *.case files of a folder, sorted by name; *n paths that the caller frees one by one. */
+void dp_case_print_keys(FILE *out);          /* name, type, default, meaning, ops of every key */
+/* All *.case files of a folder, sorted by name; *n paths that the caller frees one by one. DP_EINPUT when there are none. */
 dp_status dp_case_find_all(const char *dir, char ***paths, int *n, dp_err *e);
 
 #ifdef __cplusplus

@@ -44,6 +44,7 @@ DP_TEST(safetensors, refuses_broken_framing) {
     dp_err e = {0};
     CHECK(dp_safetensors_parse("abc", 3, "x.safetensors", &f, &e) == DP_EINPUT && strstr(e.msg, "truncated: 3 bytes"), "%s", e.msg);
     REFUSE(1000, "{}", 0, "truncated", "1000", "2 bytes follow");
+    REFUSE(3, "{}", 0, "truncated", "header length = 3", "2 bytes follow");
     REFUSE(100000001, "{}", 0, "100000001", "limit");
     REFUSE(0x7fffffffffffffff, "{}", 0, "9223372036854775807", "limit");
     REFUSE(0, "", 0, "header", "'{'");
