@@ -536,6 +536,13 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
             out->dg[t * K + x] = sum + u * part;
         }
     }
+    for (int t = 0; t < c; t++) out->ndq[t] = norm2(val.dq + (int64_t)t * K, K);
+    for (int i = 0; i < n; i++) {
+        out->ndk[i] = norm2(val.dk + (int64_t)i * K, K);
+        out->ndv[i] = norm2(val.dv + (int64_t)i * V, V);
+        out->vdbeta[i] = val.dbeta[i];
+    }
+    memcpy(out->vdg, val.dg, sizeof(double) * cK);
     dp_chunk_grad_free(&val);
     grad_state_free(&g);
     double *a[] = {ado, aS, adS, DdP, DdL, dP, dL, ib.q, ib.r, ib.w, Sdo, SdE, SX, DSdE, DSX, dgam};

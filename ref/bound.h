@@ -58,7 +58,8 @@ void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX,
 void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const double *dS, double *e, double *DdX);
 /* Row bounds (2-norm) of the gradients of the activated inputs: dq [c], dk [n], dv [n]; entrywise dg [c][K], dbeta [n].
  * eS, edS: error of h and dh; DX, DdX: local errors. */
-typedef struct { double *dq, *dk, *dv, *dg, *dbeta; } dp_grad_bound;
+/* The n* fields return reference values beside the bounds: 2-norms of the rows of dq, dk, dv, and dg [c][K], dbeta [n] themselves. */
+typedef struct { double *dq, *dk, *dv, *dg, *dbeta, *ndq, *ndk, *ndv, *vdg, *vdbeta; } dp_grad_bound;
 void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS, const double *edS, const double *DX, const double *DdX, dp_grad_bound *g);
 
 /* One step of the M chain, running and normwise (math.md j.3), b bounding |P_hat - P|_F:

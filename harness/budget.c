@@ -1,0 +1,386 @@
+#include "budget.h"
+#include "../ref/mm.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- errors of the activated inputs ------------------------------------------------------------------------------------------
+ * q, k: y = x rstd, rstd from a sum of K squares: (K/2 + 5) u relative, + us where the normalised vector is stored short.
+ * gate: softplus form  |Dg| <= 10 u |g| + u |x| a sigmoid(x);  lower bound  |Dg| <= 8 u |g| + 5 u |a x| |lb| s (1 - s)
+ *       (x = raw + bias is rounded once, a = exp(A_log) and the functions are good to 2 u each).
+ * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on entry: u. */
+static double sigmoid(double x) { return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x)); }
+
+typedef struct { double g, dx, dA, Dg, Ddx; } gate_error;        /* value, derivatives, error of the value, RELATIVE error of both derivatives */
+
+static gate_error gate_at(const dp_problem *p, int64_t t, int hv, int c, double u) {
+    const int Kg = dp_Kg(p);
+    const double raw = p->g[(t * p->HV + hv) * Kg + c];
+    if (p->gate == DP_GATE_LOG) return (gate_error){.g = raw, .dx = 1, .Dg = u > 0x1p-53 && (double)(float)raw != raw ? u * fabs(raw) : 0};
+    const double x = raw + (p->dt_bias ? p->dt_bias[hv * Kg + c] : 0), a = p->A_log ? exp(p->A_log[hv]) : 1;
+    const double s = p->gate == DP_GATE_SOFTPLUS ? sigmoid(x) : sigmoid(a * x);
+    gate_error e;
+    if (p->gate == DP_GATE_SOFTPLUS) {
+        e.g = -a * (x > 0 ? x + log1p(exp(-x)) : log1p(exp(x)));
+        e.dx = -a * s, e.dA = e.g;
+        e.Dg = 10 * u * fabs(e.g) + u * fabs(x * e.dx);
+        e.Ddx = 10 * u + u * fabs(x);
+    } else {
+        e.g = p->lower_bound * s;
+        e.dx = p->lower_bound * s * (1 - s) * a, e.dA = e.dx * x;
+        e.Dg = 8 * u * fabs(e.g) + 5 * u * fabs(x * e.dx);
+        e.Ddx = 12 * u + 5 * u * fabs(a * x) + (s < 1 ? 2 * u / (1 - s) : 0);
+    }
+    return e;
+}
+
+static dp_input_error input_error(const dp_budget_base *w) {
+    const dp_problem *p = w->ref->p;
+    const dp_rounding r = dp_rounding_of(w->base);
+    const double entry = w->base == DP_BASE_FP64 ? 0 : r.u, norm = (p->K / 2.0 + 5) * r.u + r.us;
+    return (dp_input_error){.q = p->l2norm ? norm : entry, .k = p->l2norm ? norm : entry, .v = entry, .beta = p->beta_form == DP_BETA_PLAIN ? entry : 6 * r.u,
+                            .sg = (int64_t)p->HV * dp_Kg(p), .Kg = dp_Kg(p)};
+}
+
+/* ---- chain-independent part --------------------------------------------------------------------------------------------------- */
+
+static const dp_chunk_bound *bound_at(const dp_budget_base *w, int g, int hv) { return &w->b[(int64_t)g * w->ref->p->HV + hv]; }
+
+static void errors_of_H(dp_budget_base *w, int r, int hv) {
+    const dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const dp_context *c = &s->ctx[r];
+    const int i = r * p->HV + hv, sub = c->nlocal - 1;
+    if (c->is_last) return;
+    double *H = dp_doubles((int64_t)p->K * p->V);
+    w->eH[i] = dp_doubles(p->V);
+    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
+        dp_bound_state(bound_at(w, g, hv), H, w->eH[i], NULL);
+        dp_chunk_state(dp_sim_chunk(s, g, hv), H, NULL);
+    }
+    free(H);
+}
+
+static void errors_of_dH(dp_budget_base *w, int r, int hv) {
+    const dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const int i = r * p->HV + hv;
+    if (s->ctx[r].is_first) return;
+    double *H = dp_doubles((int64_t)p->K * p->V), *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
+    w->edH[i] = dp_doubles(p->V);
+    for (int g = s->first[r][1] - 1; g >= s->first[r][0]; g--) {
+        dp_sim_gather_do(s, g, hv, dout);
+        dp_bound_state_bwd(bound_at(w, g, hv), dout, H, w->edH[i], NULL);
+        dp_chunk_state_bwd(dp_sim_chunk(s, g, hv), dout, H, NULL);
+    }
+    free(H), free(dout);
+}
+
+void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int backward) {
+    const dp_problem *p = ref->p;
+    const int Kg = dp_Kg(p), nr = ref->N * p->HV;
+    *w = (dp_budget_base){.ref = ref, .base = base};
+    w->Dg = dp_doubles(p->T * p->HV * Kg);
+    for (int64_t t = 0; t < p->T; t++)
+        for (int hv = 0; hv < p->HV; hv++)
+            for (int c = 0; c < Kg; c++) w->Dg[(t * p->HV + hv) * Kg + c] = gate_at(p, t, hv, c, dp_rounding_of(base).u).Dg;
+    const int64_t n = (int64_t)ref->ngroup * p->HV;
+    w->b = dp_calloc((size_t)n, sizeof *w->b);
+    w->eH = dp_calloc((size_t)nr, sizeof *w->eH), w->edH = dp_calloc((size_t)nr, sizeof *w->edH);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t i = 0; i < n; i++) {
+        const int g = (int)(i / p->HV), hv = (int)(i % p->HV);
+        dp_input_error in = input_error(w);
+        in.g = w->Dg + (ref->group[g].t0 * p->HV + hv) * Kg;
+        dp_chunk_inverse(&ref->ch[i]);
+        dp_bound_intra(&w->b[i], &ref->ch[i], dp_rounding_of(base), &in);
+    }
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < nr; i++) {
+        errors_of_H(w, i / p->HV, i % p->HV);
+        if (backward) errors_of_dH(w, i / p->HV, i % p->HV);
+    }
+}
+
+void dp_budget_base_free(dp_budget_base *w) {
+    const dp_problem *p = w->ref->p;
+    for (int64_t i = 0; i < (int64_t)w->ref->ngroup * p->HV; i++) dp_bound_free(&w->b[i]);
+    for (int i = 0; i < w->ref->N * p->HV; i++) free(w->eH[i]), free(w->edH[i]);
+    free(w->b), free(w->eH), free(w->edH), free(w->Dg);
+    *w = (dp_budget_base){0};
+}
+
+/* ---- chain and merges --------------------------------------------------------------------------------------------------------- */
+
+/* |M_hat - M|_F after the chain over groups [g0, g1); the adjoint chain runs over the transposed factors, last to first. */
+static double chain_bound(const dp_budget_base *w, int g0, int g1, int hv, dp_format f, int trans, double *traj) {
+    dp_sim *s = w->ref;
+    const int K = s->p->K, n = g1 - g0;
+    const int64_t KK = (int64_t)K * K;
+    double *P = NULL, *Q = dp_doubles(KK), *M = dp_doubles(KK), *D = dp_doubles(KK), b = 0;
+    for (int i = 0; i < n; i++) {
+        const dp_chunk_bound *cb = bound_at(w, trans ? g1 - 1 - i : g0 + i, hv);
+        for (int x = 0; x < K; x++)
+            for (int y = 0; y < K; y++) {
+                const int64_t from = trans ? (int64_t)y * K + x : (int64_t)x * K + y;
+                M[(int64_t)x * K + y] = cb->M[from], D[(int64_t)x * K + y] = cb->DM[from];
+            }
+        if (!P) {
+            P = dp_copy(M, KK);
+            b = dp_norm_fro(KK, D) + (f == DP_BF16ST && n == 1 ? dp_formats[f].u_store * dp_norm_fro(KK, M) : 0);
+        } else {
+            b = dp_bound_chain_step(f, K, M, D, cb->mu, P, b);
+            dp_mm(DP_FP64, 0, 0, K, K, K, M, P, Q);
+            double *t = P;
+            P = Q, Q = t;
+        }
+        if (traj && (i & (i + 1)) == 0) *traj++ = b;
+    }
+    free(P), free(Q), free(M), free(D);
+    return b;
+}
+
+/* Column errors of S_in of every rank (dir = +1) or dS_out (dir = -1). start: error-free. Returns [N*HV] -> [V]. */
+static double **merge_errors(const dp_budget_base *w, int dir, const double *bM, double **eH, double *fro) {
+    dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const int HV = p->HV, K = p->K, V = p->V;
+    const int64_t KV = (int64_t)K * V;
+    const double u = dp_rounding_of(w->base).u, eta = dp_eta(w->base == DP_BASE_FP64 ? DP_FP64 : DP_FP32, K);
+    double **e = dp_calloc((size_t)s->N * HV, sizeof *e);
+    for (int i = 0; i < s->N * HV; i++) {
+        const int r = i / HV, hv = i % HV;
+        const dp_context *c = &s->ctx[r];
+        if (dir > 0 ? c->is_first : c->is_last) continue;
+        const int far = dir > 0 ? r - c->pre_num_ranks : r + c->post_num_ranks;
+        e[i] = dp_doubles(V);
+        for (int j = far; j != r; j += dir) {
+            const int z = j * HV + hv;
+            const double *M = (dir > 0 ? s->M : s->dM)[z], *H = (dir > 0 ? s->H : s->dH)[z];
+            const double *S = j != far ? (dir > 0 ? s->S_in : s->dS_out)[z] : NULL;
+            const int seq = dir > 0 ? s->ctx[far].local_seq[s->ctx[far].nlocal - 1] : s->ctx[far].local_seq[0];
+            const double *start = dir > 0 ? p->s0 : p->dstate;
+            if (!S && start) S = start + ((int64_t)seq * HV + hv) * KV;
+            if (!S) memcpy(e[i], eH[z], sizeof(double) * V);     /* zeros times M: only H arrives, as it is */
+            else dp_bound_merge_step(K, V, eta, u, M, dp_norm2_up(K, K, M), bM[z], S, H, eH[z], e[i]);
+        }
+        double f = 0;
+        for (int v = 0; v < V; v++) f += e[i][v] * e[i][v];
+        fro[i] = sqrt(f);
+    }
+    return e;
+}
+
+/* ---- state passes, outputs, gradients ------------------------------------------------------------------------------------------- */
+
+typedef struct { double **eS, **edS, **DX, **DdX; } passes;      /* [ngroup*HV] */
+
+static double fro_of(const double *e, int V) {
+    double s = 0;
+    for (int v = 0; v < V; v++) s += e[v] * e[v];
+    return sqrt(s);
+}
+
+static void pass_fwd(const dp_budget_base *w, int r, int hv, const double *e_in, passes *ps, dp_budget *out) {
+    const dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const dp_context *c = &s->ctx[r];
+    double *e = dp_doubles(p->V);
+    for (int sub = 0; sub < c->nlocal; sub++) {
+        for (int v = 0; v < p->V; v++) e[v] = sub == 0 && e_in ? e_in[v] : 0;
+        for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
+            const int64_t z = (int64_t)g * p->HV + hv;
+            const dp_chunk *ch = dp_sim_chunk(s, g, hv);
+            ps->eS[z] = dp_copy(e, p->V);
+            ps->DX[z] = dp_doubles((int64_t)ch->n * p->V);
+            dp_bound_state(bound_at(w, g, hv), ch->h, e, ps->DX[z]);
+        }
+        if (sub < c->nlocal - 1 || c->is_last) out->row[1][(int64_t)c->local_seq[sub] * p->HV + hv] = fro_of(e, p->V);
+    }
+    free(e);
+}
+
+static void pass_bwd(const dp_budget_base *w, int r, int hv, const double *e_in, passes *ps, dp_budget *out) {
+    const dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const dp_context *c = &s->ctx[r];
+    double *e = dp_doubles(p->V), *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
+    for (int sub = 0; sub < c->nlocal; sub++) {
+        for (int v = 0; v < p->V; v++) e[v] = sub == c->nlocal - 1 && e_in ? e_in[v] : 0;
+        for (int g = s->first[r][sub + 1] - 1; g >= s->first[r][sub]; g--) {
+            const int64_t z = (int64_t)g * p->HV + hv;
+            const dp_chunk *ch = dp_sim_chunk(s, g, hv);
+            ps->edS[z] = dp_copy(e, p->V);
+            ps->DdX[z] = dp_doubles((int64_t)ch->n * p->V);
+            dp_sim_gather_do(s, g, hv, dout);
+            dp_bound_state_bwd(bound_at(w, g, hv), dout, ch->dh, e, ps->DdX[z]);
+        }
+        if (sub > 0 || c->is_first) out->row[9][(int64_t)c->local_seq[sub] * p->HV + hv] = fro_of(e, p->V);
+    }
+    free(e), free(dout);
+}
+
+static void outputs(const dp_budget_base *w, int g, int hv, const passes *ps, dp_budget *out) {
+    const dp_problem *p = w->ref->p;
+    const dp_group *gr = &w->ref->group[g];
+    const int64_t z = (int64_t)g * p->HV + hv;
+    double row[DP_CHUNK];
+    dp_bound_output(bound_at(w, g, hv), ps->eS[z], ps->DX[z], row);
+    for (int t = 0; t < gr->c; t++) out->row[0][(gr->t0 + t) * p->HV + hv] = row[t];
+}
+
+/* Through the activations (math.md c):
+ *   L2 norm  dx = rstd (dy - y <y, dy>): the projection does not lengthen, so |error| <= rstd (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|)
+ *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|);   beta  z s(1-s) D + 6 u z s |dbeta|    (1 - s cancels when s ~ 1)
+ * sums over tokens for dA_log, ddt_bias: bounds add, plus gamma of the sum of absolute values. */
+typedef struct { double *A, *Aabs, *B, *Babs; } partial;         /* [HV], [HV][Kg] */
+
+static void raw_gate(const dp_budget_base *w, int64_t t, int hv, const double *D, const double *val, dp_budget *out, partial *pa) {
+    const dp_problem *p = w->ref->p;
+    const int K = p->K, Kg = dp_Kg(p);
+    const dp_rounding r = dp_rounding_of(w->base);
+    double row = 0;
+    for (int c = 0; c < Kg; c++) {
+        double d = D[c], v = val[c];
+        if (Kg == 1) {
+            double a = 0;
+            d = v = 0;
+            for (int k = 0; k < K; k++) d += D[k], v += val[k], a += fabs(val[k]);
+            d += dp_gamma(K, r.u) * a;
+        }
+        const gate_error ge = gate_at(p, t, hv, c, r.u);
+        const double x = fabs(ge.dx) * (d + (ge.Ddx + r.u) * fabs(v)), y = fabs(ge.dA) * (d + (ge.Ddx + 3 * r.u) * fabs(v)) + (p->gate == DP_GATE_SOFTPLUS ? ge.Dg * fabs(v) : 0);
+        row += (x + r.us * fabs(ge.dx * v)) * (x + r.us * fabs(ge.dx * v));
+        pa->A[hv] += y, pa->Aabs[hv] += fabs(ge.dA * v);
+        pa->B[hv * Kg + c] += x, pa->Babs[hv * Kg + c] += fabs(ge.dx * v);
+    }
+    out->row[5][t * p->HV + hv] = sqrt(row);
+}
+
+static void gradients(const dp_budget_base *w, int g, const passes *ps, dp_budget *out, partial *pa) {
+    const dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const dp_group *gr = &s->group[g];
+    const int K = p->K, R = p->R, c = gr->c, n = c * R, G = dp_G(p);
+    const dp_rounding r = dp_rounding_of(w->base);
+    const dp_input_error in = input_error(w);
+    const int64_t len = 2 * c + 6 * n + 2 * (int64_t)c * K;
+    double *buf = dp_doubles(len), *dout = dp_doubles((int64_t)c * p->V), *sq = dp_doubles((int64_t)p->H * 2 * c), *sk = dp_doubles((int64_t)p->H * 2 * n);
+    dp_grad_bound b = {.dq = buf, .ndq = buf + c, .dk = buf + 2 * c, .ndk = buf + 2 * c + n, .dv = buf + 2 * c + 2 * n, .ndv = buf + 2 * c + 3 * n,
+                       .dbeta = buf + 2 * c + 4 * n, .vdbeta = buf + 2 * c + 5 * n, .dg = buf + 2 * c + 6 * n, .vdg = buf + 2 * c + 6 * n + (int64_t)c * K};
+    for (int hv = 0; hv < p->HV; hv++) {
+        const int64_t z = (int64_t)g * p->HV + hv;
+        const int h = hv / G;
+        dp_sim_gather_do(s, g, hv, dout);
+        dp_bound_grads(bound_at(w, g, hv), dout, ps->eS[z], ps->edS[z], ps->DX[z], ps->DdX[z], &b);
+        for (int t = 0; t < c; t++) {
+            sq[(h * 2) * c + t] += b.dq[t] + G * r.u * b.ndq[t], sq[(h * 2 + 1) * c + t] += b.ndq[t];
+            raw_gate(w, gr->t0 + t, hv, b.dg + (int64_t)t * K, b.vdg + (int64_t)t * K, out, pa);
+        }
+        for (int i = 0; i < n; i++) {
+            const int64_t tok = gr->t0 + i / R, row = (tok * p->HV + hv) * R + i % R;
+            sk[(h * 2) * n + i] += b.dk[i] + G * r.u * b.ndk[i], sk[(h * 2 + 1) * n + i] += b.ndk[i];
+            out->row[4][row] = b.dv[i] + (r.u + r.us) * b.ndv[i];
+            double db = b.dbeta[i], val = fabs(b.vdbeta[i]);
+            if (p->beta_form != DP_BETA_PLAIN) {
+                const double zf = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1, sg = sigmoid(p->beta[row]);
+                db = zf * sg * (1 - sg) * db + 6 * r.u * zf * sg * val;
+                val *= zf * sg * (1 - sg);
+            }
+            const double d = db + r.us * val, old = out->row[6][tok * p->HV + hv];
+            out->row[6][tok * p->HV + hv] = sqrt(old * old + d * d);
+        }
+    }
+    for (int h = 0; h < p->H; h++) {
+        const double eps = p->l2norm ? 4 * in.q + 2 * dp_gamma(K, r.u) + 6 * r.u : 0;
+        for (int t = 0; t < c; t++) {
+            const int64_t row = (gr->t0 + t) * p->H + h;
+            out->row[2][row] = s->rstd_q[row] * (sq[(h * 2) * c + t] + (eps + r.u + r.us) * sq[(h * 2 + 1) * c + t]);
+        }
+        for (int i = 0; i < n; i++) {
+            const int64_t row = ((gr->t0 + i / R) * p->H + h) * R + i % R;
+            out->row[3][row] = s->rstd_k[row] * (sk[(h * 2) * n + i] + (eps + r.u + r.us) * sk[(h * 2 + 1) * n + i]);
+        }
+    }
+    free(buf), free(dout), free(sq), free(sk);
+}
+
+static void all_gradients(const dp_budget_base *w, const passes *ps, dp_budget *out) {
+    const dp_problem *p = w->ref->p;
+    const int Kg = dp_Kg(p), ng = w->ref->ngroup;
+    const double u = dp_rounding_of(w->base).u;
+    partial *pa = dp_calloc((size_t)ng, sizeof *pa);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int g = 0; g < ng; g++) {
+        pa[g] = (partial){dp_doubles(p->HV), dp_doubles(p->HV), dp_doubles((int64_t)p->HV * Kg), dp_doubles((int64_t)p->HV * Kg)};
+        gradients(w, g, ps, out, &pa[g]);
+    }
+    for (int hv = 0; hv < p->HV; hv++) {
+        double A = 0, Aabs = 0, row = 0;
+        for (int g = 0; g < ng; g++) A += pa[g].A[hv], Aabs += pa[g].Aabs[hv];
+        for (int c = 0; c < Kg; c++) {
+            double B = 0, Babs = 0;
+            for (int g = 0; g < ng; g++) B += pa[g].B[hv * Kg + c], Babs += pa[g].Babs[hv * Kg + c];
+            B += dp_gamma((int)fmin(p->T + w->ref->N, 1 << 22), u) * Babs;
+            row += B * B;
+        }
+        if (out->row[7]) out->row[7][hv] = A + dp_gamma((int)fmin((double)(p->T + Kg + w->ref->N), 1 << 22), u) * Aabs;
+        if (out->row[8]) out->row[8][hv] = sqrt(row);
+    }
+    for (int g = 0; g < ng; g++) free(pa[g].A), free(pa[g].Aabs), free(pa[g].B), free(pa[g].Babs);
+    free(pa);
+}
+
+static void free_list(double **a, int64_t n) {
+    for (int64_t i = 0; i < n; i++) free(a[i]);
+    free(a);
+}
+
+void dp_budget_run(const dp_budget_base *w, dp_format chain, int backward, dp_budget *out) {
+    dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const int nr = s->N * p->HV;
+    const int64_t ng = (int64_t)s->ngroup * p->HV;
+    *out = (dp_budget){0};
+    for (int i = 0; i < dp_result_nfields; i++) {
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        if (i == 6) rows = p->T * p->HV;
+        if (rows && (backward || !dp_result_fields[i].backward)) out->row[i] = dp_doubles(rows);
+    }
+    double **a[] = {&out->S_in, &out->M, &out->H, &out->dS_out, &out->dM, &out->dH};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++) *a[i] = dp_doubles(nr);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < nr; i++) {
+        const int r = i / p->HV, hv = i % p->HV, last = s->ctx[r].nlocal - 1;
+        if (!s->ctx[r].is_last) {
+            out->M[i] = chain_bound(w, s->first[r][last], s->first[r][last + 1], hv, chain, 0, r == s->traj_rank && p->HV == 1 ? out->traj : NULL);
+            out->H[i] = fro_of(w->eH[i], p->V);
+        }
+        if (backward && !s->ctx[r].is_first) {
+            out->dM[i] = chain_bound(w, s->first[r][0], s->first[r][1], hv, chain, 1, NULL);
+            out->dH[i] = fro_of(w->edH[i], p->V);
+        }
+    }
+    double **eS = merge_errors(w, 1, out->M, w->eH, out->S_in), **edS = NULL;
+    passes ps = {dp_calloc((size_t)ng, sizeof(double *)), dp_calloc((size_t)ng, sizeof(double *)), dp_calloc((size_t)ng, sizeof(double *)), dp_calloc((size_t)ng, sizeof(double *))};
+    if (backward) edS = merge_errors(w, -1, out->dM, w->edH, out->dS_out);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < nr; i++) {
+        pass_fwd(w, i / p->HV, i % p->HV, eS[i], &ps, out);
+        if (backward) pass_bwd(w, i / p->HV, i % p->HV, edS[i], &ps, out);
+    }
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t i = 0; i < ng; i++) outputs(w, (int)(i / p->HV), (int)(i % p->HV), &ps, out);
+    if (backward) all_gradients(w, &ps, out);
+    free_list(eS, nr);
+    if (edS) free_list(edS, nr);
+    free_list(ps.eS, ng), free_list(ps.edS, ng), free_list(ps.DX, ng), free_list(ps.DdX, ng);
+}
+
+void dp_budget_free(dp_budget *b) {
+    for (int i = 0; i < 10; i++) free(b->row[i]);
+    free(b->S_in), free(b->M), free(b->H), free(b->dS_out), free(b->dM), free(b->dH);
+    *b = (dp_budget){0};
+}

@@ -1,0 +1,35 @@
+/* harness/budget.h - what error a base policy and a chain format may make on a problem split over N ranks: the bounds of ref/bound.h
+ * carried through the whole pipeline (math.md j.2, j.3, j.6). From inputs and fp64 reference values, never from the subject.
+ * First order; row = one token's vector (or one state), as dp_result_shape counts rows; bounds are 2-norms, absolute.
+ */
+#ifndef DP_BUDGET_H
+#define DP_BUDGET_H
+#include "../ref/bound.h"
+#include "ranks.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What no chain format changes: reference run and chunk bounds of (problem, base, N). */
+typedef struct {
+    dp_sim *ref;                 /* borrowed: base fp64, chain fp64, run (with backward if wanted), same N */
+    dp_base base;
+    dp_chunk_bound *b;           /* [ngroup][HV] */
+    double **eH, **edH;          /* [N*HV] -> [V]; NULL where absent */
+    double *Dg;                  /* [T][HV][Kg] error of the log decay */
+} dp_budget_base;
+void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int backward);
+void dp_budget_base_free(dp_budget_base *w);
+
+typedef struct {
+    double *row[10];             /* per dp_result_fields: [rows], NULL when absent */
+    double *S_in, *M, *H, *dS_out, *dM, *dH;   /* [N*HV] Frobenius bounds; 0 where absent */
+    double traj[DP_MAX_TRAJ];    /* M of ref->traj_rank (HV = 1) */
+} dp_budget;
+void dp_budget_run(const dp_budget_base *w, dp_format chain, int backward, dp_budget *out);
+void dp_budget_free(dp_budget *b);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,58 @@
+/* harness/compare.h - errors of one tensor against the truth, row by row, and the verdict on them.
+ *
+ * A tensor is [rows][width]; each row belongs to a rank, a head and (where there is one) a token. A row passes when
+ *     |got - want|_2 <= bound + radius of the truth
+ * and the tensor passes when every judged row does. There is no typed tolerance anywhere: a tensor without bounds is `unjudged`.
+ * Non-finite values: where the truth is not finite the row must not be finite either. A finite truth with a non-finite result
+ * fails, except in the same chunk and head as a non-finite truth (dense tiles multiply masked zeros by NaN): such rows are
+ * left unjudged and counted in `why`, and so are rows whose bound is not finite.
+ */
+#ifndef DP_COMPARE_H
+#define DP_COMPARE_H
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { DP_PASS, DP_FAIL, DP_SKIPPED, DP_UNJUDGED, DP_NVERDICTS } dp_verdict;
+extern const char *const dp_verdict_names[DP_NVERDICTS];
+
+typedef struct { int rank, head, sequence, chunk; int64_t token; } dp_place;   /* chunk, sequence, token: -1 when there is none */
+typedef void dp_place_fn(const void *ctx, int64_t row, dp_place *at);
+
+typedef struct {
+    const char *name;
+    int N, heads;
+    int64_t rows, width;
+    const double *got, *want, *want_lo;   /* want_lo may be NULL */
+    const double *rad;                    /* [rows], may be NULL (exact) */
+    const double *bound;                  /* [rows], NULL: unjudged */
+    dp_place_fn *place;
+    const void *ctx;
+    int64_t tokens;                       /* > 0: also windows of 64 tokens */
+    const char *why_unjudged;
+} dp_compare_in;
+
+typedef struct {
+    char name[24];
+    int N, heads;
+    double rel_fro, bound, ratio;         /* bound relative to |want|_F; NAN when unjudged */
+    double *per_rank, *per_head, *per_rank_ratio;   /* [N], [N*heads], [N]; NAN: none */
+    dp_place worst;
+    int worst_index;
+    double worst_got, worst_want, worst_rel;        /* worst_rel: |err|_2 over the rms row norm of its head */
+    int nwindow;
+    double *window;
+    dp_verdict verdict;
+    char why[256];
+} dp_judgement;
+
+void dp_compare(const dp_compare_in *in, dp_judgement *out);
+void dp_judgement_free(dp_judgement *j);
+/* fail beats unjudged beats skipped beats pass */
+dp_verdict dp_verdict_worse(dp_verdict a, dp_verdict b);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
