@@ -8,7 +8,7 @@ import numpy as np
 import style
 from style import GREY, INK, plt
 from view import (GRADIENTS, TENSOR_ORDER, bases_of, chain_cases, chain_title, finite, formats_of, heads, in_order, judged_recurrences, near, one_per_format,
-                  sci, short, top_ranks, whole, worst_tensor)
+                  sci, severity, short, top_ranks, whole, worst_tensor)
 from record import tensor
 
 
@@ -61,7 +61,7 @@ def chain_plots(rec):
             caption = (
                 "Relative error of M, the product of the chunk matrices, against the number of chunks; one panel per regime. Filled markers: measured against the "
                 "truth. Hollow markers on a thin line: its bound (running normwise, math.md j.3); where it leaves the panel it says nothing. Labels: format and slope of "
-                "the measured line over 16 to 256 chunks; 0.5 is unbiased rounding, 1 is a bias." + fp64_note(rec, some))
+                "the measured line over 16 to 256 chunks; 0.5 is unbiased rounding, 1 is a bias; an arrow gives the last value of a line that leaves the panel." + fp64_note(rec, some))
             if gone:
                 caption += f" Not drawn: {', '.join(gone)} (every error is 0 or not finite: M has underflowed)."
             out.append(Plot(stem, f"Error of M against chunks, K = {K}", caption, lambda some=some: draw_chain(rec, some)))
@@ -78,7 +78,7 @@ CEILING = 30.0                                                        # a relati
 
 def draw_chain(rec, cases):
     rows = (len(cases) + 1) // 2
-    fig, axs = style.inch_grid(rows, 2, 2.3, left=0.68, right=1.12, wgap=1.72, hgap=0.52, top=0.28, bottom=0.45)
+    fig, axs = style.inch_grid(rows, 2, 2.0 if rows > 2 else 2.3, left=0.68, right=1.12, wgap=1.72, hgap=0.52, top=0.28, bottom=0.45)
     series = [{f: s for f, s in chain_series(rec, c).items() if drawn(f, s)} for c in cases]
     ys = [y for some in series for s in some.values() for y in s[1] if finite(y) and y > 0]
     low, high = 10 ** math.floor(math.log10(min(ys)) - 0.1), min(10 ** math.ceil(math.log10(max(ys)) + 0.2), CEILING)
@@ -109,7 +109,7 @@ def chain_panel(ax, series):
         ax.plot(*zip(*pts), **style.line_style(fmt))
         xs += n
         x, y = pts[-1]
-        text = short(fmt) + (f"  {slope:.2f}" if finite(slope) else "") + (f"  (to {sci(y)})" if y > high else "")
+        text = f"{short(fmt)} \u2191{sci(y)}" if y > high else short(fmt) + (f"  {slope:.2f}" if finite(slope) else "")
         ends.append((x, min(y, high), text, style.look(fmt)[0]))
     ax.set_xlim(min(xs) * 0.8, max(xs) * 1.25)
     step = 4 if max(xs) / min(xs) <= 300 else 8
@@ -126,8 +126,7 @@ def state_plots(rec, case):
     if n < 3 or not bases:
         return []
     cap = (f"{case['name']}, {n} ranks: error of the state S_in with which a rank starts, rank by rank (top axis: chunks of 64 tokens before that rank), one panel "
-           "per base policy. Filled: measured; hollow on a thin line: its bound (math.md j.6). Rank 1 starts from H of rank 0 alone, so M has not been used yet and all formats agree there; "
-           "from rank 2 on the M chain enters." + (" The fp64 chain is not drawn." if "fp64" in formats_of(rec.of(case["name"])) else "")
+           "per base policy. Filled: measured; hollow on a thin line: its bound (math.md j.6). Rank 1 starts from H of rank 0 alone, without M; from rank 2 on the M chain enters." + (" The fp64 chain is not drawn." if "fp64" in formats_of(rec.of(case["name"])) else "")
            + (" With base fp64 the errors at rank 1 lie below the panel." if "fp64" in bases else ""))
     return [Plot(f"state-{case['name']}", f"Error of S_in over the ranks, {case['name']}", cap, lambda: draw_state(rec, case, n, bases))]
 
@@ -143,7 +142,7 @@ def rank_bounds(t, heads_):
 def draw_state(rec, case, n, bases):
     cols = min(2, len(bases))
     rows = (len(bases) + cols - 1) // cols
-    fig, axs = style.inch_grid(rows, cols, 2.4, left=0.68, right=0.95, wgap=1.6, hgap=1.0, top=0.62, bottom=0.45)
+    fig, axs = style.inch_grid(rows, cols, 2.3, left=0.68, right=0.95, wgap=1.6, hgap=1.0, top=0.62, bottom=0.45)
     for i, ax in enumerate(axs.flat):
         if i >= len(bases):
             ax.set_visible(False)
@@ -282,8 +281,8 @@ def fit_rows(ax, name, runs, single):
     lo, hi = math.log10(min(vals)), math.log10(max(vals))
     mid, half = (lo + hi) / 2, max((hi - lo) / 2 * 1.12, 0.3)
     ax.set_ylim(10 ** (mid - half), 10 ** (mid + half))
-    ticks = [m * 10 ** e for e in range(math.floor(mid - half), math.ceil(mid + half) + 1) for m in ((1, 2, 5) if half < 0.9 else (1,))]
-    ticks = [t for t in ticks if 10 ** (mid - half) <= t <= 10 ** (mid + half)]
+    inside = lambda ms: [m * 10 ** e for e in range(math.floor(mid - half), math.ceil(mid + half) + 1) for m in ms if mid - half <= math.log10(m) + e <= mid + half]
+    ticks = next(t for t in (inside((1,)), inside((1, 2, 5)), inside((1, 2, 3, 5, 7))) if len(t) >= 3 or len(t) == len(inside((1, 2, 3, 5, 7))))
     ax.yaxis.set_major_locator(style.matplotlib.ticker.FixedLocator(ticks[::max(1, math.ceil(len(ticks) / 4))]))
     ax.yaxis.set_major_formatter(style.FuncFormatter(lambda v, _: sci(v, 1)))
     ax.yaxis.set_minor_locator(style.NullLocator())
@@ -315,8 +314,8 @@ def overview_map(rec):
     rows = overview_rows(rec)
     if not rows:
         return []
-    cap = ("Error over bound, the largest over all runs, ranks and heads of a case and base policy. 1 is the bound: below it the number format explains the error; a cell above 1 "
-           "is a failure (white on black, framed). Hatched: unjudged or skipped, no bound; blank: the case has no such tensor.")
+    cap = ("Error over bound, the largest over all runs, ranks and heads of a case and base policy. 1 is the bound: below it the number format explains the error; failures are "
+           "white on black, framed. Hatched: unjudged or skipped, no bound; blank: the case has no such tensor.")
     out = []
     for part in range(0, len(rows), 40):
         some = rows[part:part + 40]
@@ -324,26 +323,34 @@ def overview_map(rec):
     return out
 
 
-def cell(t):
-    """('ratio', x) | ('hatch', None) | (None, None)"""
+def cell(t, rank=None):
+    """(kind, ratio, failed) of a tensor, or of one rank of it; kind: 'ratio', 'hatch' (unjudged, skipped) or None (no such tensor)."""
     if t is None:
-        return None, None
-    if t["verdict"] in ("unjudged", "skipped") or t.get("ratio") is None:
-        return "hatch", None
-    return "ratio", t["ratio"]
+        return None, None, False
+    x = t.get("ratio") if rank is None else at(t.get("per_rank_ratio"), rank)
+    if rank is not None and at(t.get("per_rank"), rank) is None:
+        return None, None, False
+    if t["verdict"] in ("unjudged", "skipped") or x is None:
+        return "hatch", None, False
+    return "ratio", x, t["verdict"] == "fail" and not (rank is not None and finite(x) and x <= 1)
+
+
+def at(values, i):
+    return values[i] if values is not None and i < len(values) else None
 
 
 def merge_cells(cells):
-    ratios = [x for kind, x in cells if kind == "ratio"]
+    """The worst of several: failures first, then the largest ratio; a passing nan or inf (non-finite on purpose) counts least."""
+    ratios = [c for c in cells if c[0] == "ratio"]
     if ratios:
-        return "ratio", math.inf if any(x != x for x in ratios) else max(ratios)
-    return ("hatch", None) if any(kind == "hatch" for kind, _ in cells) else (None, None)
+        return max(ratios, key=lambda c: (c[2], c[1] if finite(c[1]) else math.inf if c[2] else -1))
+    return ("hatch", None, False) if any(c[0] == "hatch" for c in cells) else (None, None, False)
 
 
 def draw_overview(rows):
     names = tensors_of([r for _, rs in rows for r in rs])
     grid = [[merge_cells([cell(tensor(r, t)) for r in rs]) for t in names] for _, rs in rows]
-    fig, axs = style.inch_grid(1, 1, 0.185 * len(rows), left=1.75, right=0.1, top=0.55, bottom=0.62)
+    fig, axs = style.inch_grid(1, 1, 0.185 * len(rows), left=1.75, right=max(0.1, style.WIDTH - 1.75 - CELL * len(names)), top=0.55, bottom=0.62)
     heat(axs[0][0], grid, names, [k for k, _ in rows], size=6.5 if len(names) <= 16 else 5.5)
     scale_key(fig)
     return fig
@@ -353,10 +360,12 @@ CMAP = style.matplotlib.colors.LinearSegmentedColormap.from_list("ratio", ["#fff
 LOWEST = -5                                                           # decades below the bound at which the scale ends
 
 
-def shade(x):
+def shade(x, failed=False):
     """(fill, ink) of a ratio: light far below the bound, dark near it, black above; lightness is monotone, so grey prints keep the order."""
-    if not finite(x) or x > 1:
+    if failed or (finite(x) and x > 1):
         return "#000000", "#ffffff"
+    if not finite(x):
+        return "#ffffff", INK
     z = 0.0 if x <= 0 else min(max(1 - math.log10(x) / LOWEST, 0), 1)
     return CMAP(z), "#ffffff" if z > 0.66 else INK
 
@@ -367,15 +376,17 @@ def ratio_text(x):
     return "0" if x == 0 else (f"{x:.2f}"[1:] if x < 0.995 else near(x)) if x >= 0.01 else sci(x, 1)
 
 
+CELL = 0.46                                                           # widest cell, inches
+
+
 def heat(ax, grid, cols, rows, size):
     box = style.matplotlib.patches.Rectangle
     for i, line in enumerate(grid):
-        for j, (kind, x) in enumerate(line):
+        for j, (kind, x, failed) in enumerate(line):
             if kind == "ratio":
-                fill, ink = shade(x)
-                bad = not finite(x) or x > 1
-                ax.add_patch(box((j, i), 1, 1, facecolor=fill, edgecolor="#D55E00" if bad else "white", linewidth=1.8 if bad else 0.6, zorder=3 if bad else 2))
-                ax.text(j + 0.5, i + 0.52, ratio_text(x), ha="center", va="center", fontsize=size, color=ink, zorder=4, fontweight="bold" if bad else "normal")
+                fill, ink = shade(x, failed)
+                ax.add_patch(box((j, i), 1, 1, facecolor=fill, edgecolor="#D55E00" if failed else "white", linewidth=1.8 if failed else 0.6, zorder=3 if failed else 2))
+                ax.text(j + 0.5, i + 0.52, ratio_text(x), ha="center", va="center", fontsize=size, color=ink, zorder=4, fontweight="bold" if failed else "normal")
             elif kind == "hatch":
                 ax.add_patch(box((j, i), 1, 1, facecolor="white", edgecolor="#aaaaaa", hatch="////", linewidth=0))
     ax.set_xlim(0, len(cols))
@@ -383,7 +394,7 @@ def heat(ax, grid, cols, rows, size):
     ax.grid(False)
     for s in ax.spines.values():
         s.set_visible(False)
-    ax.set_xticks([j + 0.35 for j in range(len(cols))], cols, fontsize=7, rotation=35, ha="left", rotation_mode="anchor")
+    ax.set_xticks([j + 0.4 for j in range(len(cols))], cols, fontsize=7, rotation=35, ha="left", rotation_mode="anchor")
     ax.set_yticks([i + 0.5 for i in range(len(rows))], rows, fontsize=7)
     ax.tick_params(length=0, pad=2)
     ax.xaxis.tick_top()
@@ -410,9 +421,13 @@ def scale_key(fig):
 
 
 def worst_run(runs):
-    """The run whose worst tensor is nearest to its bound, over those with the most ranks shown first on a tie."""
-    key = lambda r: ((worst_tensor(r) or {}).get("verdict") == "fail", (worst_tensor(r) or {}).get("ratio") or -1, r["ranks"])
-    return max(runs, key=key, default=None)
+    """The run whose worst tensor is nearest to its bound; on a tie, the one with more ranks."""
+    return max(runs, key=lambda r: (run_severity(r), r["ranks"]), default=None)
+
+
+def run_severity(run):
+    t = worst_tensor(run)
+    return severity(t) if t else (False, -2.0)
 
 
 def map_choice(rec, most=8):
@@ -421,7 +436,7 @@ def map_choice(rec, most=8):
     most_split = lambda c, b: split(c, b, top_ranks(rec, c["name"]))
     first = [worst_run(most_split(c, b)) for c in heads(rec) for b in bases_of(rec.of(c["name"])) if most_split(c, b)]
     rest = [worst_run(split(c, b)) for c in judged_recurrences(rec) if c not in heads(rec) for b in bases_of(rec.of(c["name"])) if split(c, b)]
-    rest.sort(key=lambda r: -((worst_tensor(r) or {}).get("ratio") or -1))
+    rest.sort(key=run_severity, reverse=True)
     return (first + rest)[:most]
 
 
@@ -446,20 +461,11 @@ def draw_rank_maps(runs):
     y = h - top
     for run, hh in zip(runs, heights):
         y -= hh
-        ax = fig.add_axes([0.75 / style.WIDTH, y / h, (style.WIDTH - 0.85) / style.WIDTH, hh / h])
         names = tensors_of([run])
-        grid = [[rank_cell(tensor(run, t), r) for t in names] for r in range(run["ranks"])]
+        ax = fig.add_axes([0.75 / style.WIDTH, y / h, min(style.WIDTH - 0.85, CELL * len(names)) / style.WIDTH, hh / h])
+        grid = [[cell(tensor(run, t), r) for t in names] for r in range(run["ranks"])]
         heat(ax, grid, names, [f"rank {r}" for r in range(run["ranks"])], size=6.5)
         ax.set_title(run["id"], fontsize=7.5, pad=6)
         y -= gap
     scale_key(fig)
     return fig
-
-
-def rank_cell(t, r):
-    if t is None or r >= len(t.get("per_rank") or []) or t["per_rank"][r] is None:
-        return None, None
-    if t["verdict"] in ("unjudged", "skipped") or t.get("per_rank_ratio") is None:
-        return "hatch", None
-    x = t["per_rank_ratio"][r] if r < len(t["per_rank_ratio"]) else None
-    return ("ratio", x) if x is not None else ("hatch", None)

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 
 from record import tensor
-from view import (GRADIENTS, bases_of, chain_cases, chain_title, finite, formats_of, heads, near, one_per_format, plural, policy_text, sci, top_ranks, whole, words,
+from view import (GRADIENTS, bases_of, chain_cases, chain_title, finite, formats_of, heads, near, one_per_format, plural, sci, severity, top_ranks, whole, words,
                   worst_rank, worst_tensor)
 
 esc = html.escape
@@ -28,7 +28,7 @@ def findings(rec):
 
 def failures(rec, most=8):
     bad = [r for r in rec.runs if r["verdict"] == "fail"]
-    bad.sort(key=lambda r: -((worst_tensor(r) or {}).get("ratio") or 0))
+    bad.sort(key=lambda r: severity(worst_tensor(r)) if worst_tensor(r) else (False, 0.0), reverse=True)
     out = [failure(r) for r in bad[:most]]
     if len(bad) > most:
         out.append(f"{plural(len(bad) - most, 'more run')} fail: see the table of verdicts.")
@@ -164,10 +164,11 @@ def rel(run, name):
 
 
 def excess(x, ref):
+    """How much more than the reference: a factor from 2 on, else per cent."""
     if not finite(x) or not finite(ref) or ref <= 0:
         return "–"
     f = x / ref
-    return f"{near(f)} times" if f >= 2 or f < 0.5 else "the same" if abs(f - 1) < 5e-4 else f"{(f - 1) * 100:+.1f}%"
+    return f"{near(f)} times" if f >= 2 or f < 0.5 else "the same" if abs(f - 1) < 5e-4 else f"{(f - 1) * 100:+.1f}%".replace("-", "\u2212")
 
 
 def ranking_sentences(rec, case):
@@ -183,9 +184,20 @@ def ranking_sentences(rec, case):
             out.append(f"{link(runs[by[-1]], case['name'])}, {n} ranks, base {base}: all {len(by)} chain formats give the same S_in within 1% ({sci(lo, 3)} to {sci(hi, 3)}): "
                        "the format of M does not matter on this head.")
             continue
-        listed = ", ".join(f"{words(f)} {sci(rel(runs[f], 'S_in'))}" for f in by)
-        out.append(f"{link(runs[by[-1]], case['name'])}, {n} ranks, base {base}: error of S_in by format of the chain, best first: {listed}.{worst_effect(runs, by[-1])}")
+        out.append(f"{link(runs[by[-1]], case['name'])}, {n} ranks, base {base}: error of S_in by format of the chain, best first: {listed(runs, by)}.{worst_effect(runs, by[-1])}")
     return out
+
+
+def listed(runs, by):
+    """fp32 and 3xTF32 3.0e-3; tf32 to nearest 3.1e-3: neighbours that print the same number share it."""
+    groups = []
+    for f in by:
+        text = sci(rel(runs[f], "S_in"))
+        if groups and groups[-1][1] == text:
+            groups[-1][0].append(words(f))
+        else:
+            groups.append(([words(f)], text))
+    return "; ".join((", ".join(names[:-1]) + " and " if len(names) > 1 else "") + f"{names[-1]} {text}" for names, text in groups)
 
 
 def worst_effect(runs, bad):
@@ -198,7 +210,7 @@ def worst_effect(runs, bad):
     g = max(((rel(runs[bad], k) / rel(ref, k), k) for k in GRADIENTS if finite(rel(runs[bad], k)) and finite(rel(ref, k)) and rel(ref, k) > 0), default=None)
     if g:
         parts.append(f"{g[1]} {excess(rel(runs[bad], g[1]), rel(ref, g[1]))} ({sci(rel(ref, g[1]))} to {sci(rel(runs[bad], g[1]))}, the most of the gradients)")
-    return f" {words(bad)[0].upper() + words(bad)[1:]} against the fp32 chain: " + ", ".join(parts) + "."
+    return f" <b>Against the fp32 chain, {words(bad)} costs</b> " + ", ".join(parts) + "."
 
 
 def effect_sentence(rec, case):
@@ -208,7 +220,7 @@ def effect_sentence(rec, case):
         pts = [(p["rel"], p["effect"], p, f, r) for f, r in one_per_format(rec, case["name"], n, base).items() for p in r["chain"] if finite(p["rel"]) and finite(p.get("effect"))]
         if pts:
             e, effect, p, f, r = max(pts, key=lambda x: x[0])
-            return (f"{link(r, case['name'])}, {n} ranks, base {base}: the most wrong M is that of rank {p.get('rank', 0)} with {words(f)}, {sci(e)} after {plural(p['chunks'], 'chunk')}; "
+            return (f"{link(r, case['name'])}, {n} ranks, base {base}: the most wrong M is that of rank {p.get('rank', 0)} (chain: {words(f)}), {sci(e)} after {plural(p['chunks'], 'chunk')}; "
                     f"its effect on the state, |dM S_in| / |S_in|, is {sci(effect)}.")
     return None
 
@@ -257,7 +269,8 @@ def exact_split(rec):
     if not errs:
         return None
     e, name, r = max(errs, key=lambda x: x[0])
-    return (f"All fp64, {min(x['ranks'] for x in runs)} to {max(x['ranks'] for x in runs)} ranks, {plural(len({x['case'] for x in runs}), 'case')}: the largest relative error is {sci(e)} "
+    few, most = min(x["ranks"] for x in runs), max(x["ranks"] for x in runs)
+    return (f"All fp64, {few if few == most else f'{few} to {most}'} ranks, {plural(len({x['case'] for x in runs}), 'case')}: the largest relative error is {sci(e)} "
             f"({esc(name)}, {link(r, r['id'])}): the split itself loses nothing.") if e < 1e-9 else (
             f"All fp64, split over ranks: relative error up to {sci(e)} ({esc(name)}, {link(r, r['id'])}).")
 
@@ -329,12 +342,13 @@ def more_reasons(counter, shown):
 # ---- table of the chain formats on one head ----------------------------------------------------------------------------------------------
 
 def ranking(rec, case):
-    """[(base, ranks, columns, [(format, run, [(error, excess over the fp32 chain or None)])])], formats by error of S_in."""
+    """[(base, ranks, columns, [(format, run, [(error, excess over the fp32 chain or None)])])], formats by error of S_in; only bases where they differ."""
     out, n = [], top_ranks(rec, case["name"])
     for base in bases_of(rec.of(case["name"])):
         runs = one_per_format(rec, case["name"], n, base)
         cols = [t for t in ("S_in", "o") + GRADIENTS if any(finite(rel(r, t)) for r in runs.values())]
-        if n < 3 or len(runs) < 2 or "S_in" not in cols:
+        states = [rel(r, "S_in") for r in runs.values() if finite(rel(r, "S_in"))]
+        if n < 3 or len(states) < 2 or max(states) <= min(states) * 1.01:
             continue
         ref = runs.get("fp32")
         key = lambda f: rel(runs[f], "S_in") if finite(rel(runs[f], "S_in")) else math.inf

@@ -40,7 +40,7 @@ def finite(x):
 
 
 def sci(x, digits=2):
-    """3.9e-3 the way the field writes it; 0, nan and inf as words; None as a dash."""
+    """3.9e-3 the way the field writes it, 0.94 and 5.7 plainly; nan and inf as words; None as a dash."""
     if x is None:
         return "–"
     if not math.isfinite(x):
@@ -48,6 +48,8 @@ def sci(x, digits=2):
     if x == 0:
         return "0"
     m, e = f"{x:.{digits - 1}e}".split("e")
+    if -1 <= int(e) <= 2:
+        return f"{x:.{max(digits - 1 - int(e), 0)}f}"
     return f"{m}e{int(e)}"
 
 
@@ -134,14 +136,17 @@ def chain_title(case):
     return f"{name}, K = {case['K']}" if case.get("K") else name
 
 
+def severity(t):
+    """Order of judged tensors: fails first, then by ratio; nan or inf that passes (non-finite on purpose) comes last."""
+    return t["verdict"] == "fail", t["ratio"] if finite(t["ratio"]) else math.inf if t["verdict"] == "fail" else -1.0
+
+
 def worst_tensor(run):
-    """The judged tensor nearest to (or farthest beyond) its bound: fails first, then the largest ratio."""
-    ts = [t for t in run["tensors"] if t.get("ratio") is not None and t["verdict"] in ("pass", "fail")]
-    key = lambda t: (t["verdict"] == "fail", math.inf if t["ratio"] != t["ratio"] else t["ratio"])
-    return max(ts, key=key, default=None)
+    """The judged tensor nearest to its bound, or farthest beyond it."""
+    return max((t for t in run["tensors"] if t.get("ratio") is not None and t["verdict"] in ("pass", "fail")), key=severity, default=None)
 
 
 def worst_rank(t):
-    """Rank with the largest ratio, or None."""
-    rs = [(x, i) for i, x in enumerate(t.get("per_rank_ratio") or []) if x is not None and x == x]
-    return max(rs)[1] if rs else None
+    """First rank with the largest ratio, or None."""
+    rs = [(x, -i) for i, x in enumerate(t.get("per_rank_ratio") or []) if x is not None and x == x]
+    return -max(rs)[1] if rs else None

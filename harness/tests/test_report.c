@@ -1,0 +1,237 @@
+/* The report (reports/report.py) on a small record, harness/tests/data/record-small.json, and on damaged copies of it. */
+#include "gt.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define RECORD "harness/tests/data/record-small.json"
+
+static const char *python(void) {
+    const char *p = getenv("DP_PYTHON");
+    return p && *p ? p : "python3";
+}
+
+static int have_matplotlib(char *why, int size) {
+    char cmd[512];
+    snprintf(cmd, sizeof cmd, "%s -c 'import matplotlib, numpy'", python());
+    return gt_run(cmd, why, size) == 0;
+}
+#define NEED_MATPLOTLIB()                                                                                                        \
+    do { char why_[1024]; if (!have_matplotlib(why_, sizeof why_)) SKIP("%s cannot import matplotlib and numpy: %s", python(), why_); } while (0)
+
+/* Whole file, NUL at its end; NULL if it cannot be read. */
+static char *slurp(const char *path) {
+    FILE *f = fopen(path, "rb");
+    if (!f) return NULL;
+    fseek(f, 0, SEEK_END);
+    long n = ftell(f);
+    rewind(f);
+    char *s = malloc(n + 1);
+    size_t got = fread(s, 1, n, f);
+    fclose(f);
+    s[got] = 0;
+    return s;
+}
+
+static int spill(const char *path, const char *text) {
+    FILE *f = fopen(path, "wb");
+    if (!f) return 0;
+    int ok = fputs(text, f) >= 0;
+    return fclose(f) == 0 && ok;
+}
+
+/* Text of a page as a reader sees it: tags dropped in place. */
+static void drop_tags(char *s) {
+    char *o = s;
+    for (int in = 0; *s; s++) {
+        if (*s == '<') in = 1;
+        if (!in) *o++ = *s;
+        if (*s == '>') in = 0;
+    }
+    *o = 0;
+}
+
+/* Writes `record` into a folder below the test run's own and runs the report on it. */
+static int report_on(const char *folder, const char *record, char *dir, int dir_size, char *out, int out_size) {
+    char path[600], cmd[1600];
+    snprintf(dir, dir_size, "%s/%s", gt_tmpdir(), folder);
+    mkdir(dir, 0700);
+    snprintf(path, sizeof path, "%s/results.json", dir);
+    if (!spill(path, record)) return -1;
+    snprintf(cmd, sizeof cmd, "PYTHONDONTWRITEBYTECODE=1 %s reports/report.py '%s'", python(), dir);
+    return gt_run(cmd, out, out_size);
+}
+
+/* The page of the undamaged record, made once for all tests. */
+static char page_dir[512], page_out[4096];
+static char *page(void) {
+    static char *text;
+    if (text) return text;
+    char path[600], *record = slurp(RECORD);
+    if (!record) return NULL;
+    int rc = report_on("report", record, page_dir, sizeof page_dir, page_out, sizeof page_out);
+    free(record);
+    snprintf(path, sizeof path, "%s/report.html", page_dir);
+    return rc == 0 ? text = slurp(path) : NULL;
+}
+#define NEED_PAGE()                                                                                                              \
+    NEED_MATPLOTLIB();                                                                                                           \
+    const char *html = page();                                                                                                   \
+    REQUIRE(html, "no page: %s", page_out)
+
+DP_TEST(report, page_stands_alone) {
+    NEED_PAGE();
+    static const char *const forbidden[] = {"http://", "https://", "<script", "<link", "<iframe", "@import", "url(", "javascript:"};
+    for (unsigned i = 0; i < sizeof forbidden / sizeof *forbidden; i++) CHECK(!strstr(html, forbidden[i]), "the page contains %s", forbidden[i]);
+    int images = 0;
+    for (const char *s = html; (s = strstr(s, "src=\"")); s += 5) {
+        CHECK(!strncmp(s + 5, "data:image/svg+xml;base64,", 26), "an image from elsewhere: %.60s", s);
+        images++;
+    }
+    CHECK(images == 5, "%d figures in the page, expected chain, state, tokens and two maps", images);
+}
+
+DP_TEST(report, findings_state_case_policy_and_numbers) {
+    NEED_PAGE();
+    static const char *const said[] = {
+        "VERDICT: FAIL (13 passed, 1 failed, 1 skipped, 1 unjudged)",
+        "kda-long:ranks=4,base=bf16,chain=bf16,merge=allgather: error of S_in is 1.25 times its bound at rank 3 (relative error 5.0e-3).",
+        "reflect, K = 32: tf32 with truncated operands overtakes bf16 operands at 16 chunks (1.1e-2 against 9.3e-3; at 8 still 4.9e-3 against 6.3e-3), "
+        "and reaches 0.16 against 3.7e-2 at 256.",
+        "fp32 0.52, bf16 operands 0.50 (0.5: unbiased rounding); tf32 with truncated operands 0.99 (1: a bias).",
+        "kda-long, 2 ranks: M is never used: all 3 chain formats give the same S_in (base bf16 3.10e-3).",
+        "kda-long, 4 ranks, base bf16: error of S_in by format of the chain, best first: fp32 3.0e-3; bf16 operands 5.0e-3; tf32 with truncated operands 6.3e-3. "
+        "Against the fp32 chain, tf32 with truncated operands costs S_in 2.1 times, o +10.0% (4.0e-3 to 4.4e-3)",
+        "kda-long, base bf16, fp32 chain, from 1 rank to 4: o 3.9e-3 to 4.0e-3 (+2.6%)",
+        "All fp64, 2 ranks, 1 case: the largest relative error is 2.0e-16",
+        "Where the state forgets, the format of M does not matter: strong, K = 32 (|M|_F = 0 after 16 chunks).",
+        "Nearest to a bound: y at 0.50 of it, rank 0 (kconv:ranks=4,base=bf16); S_in at 0.32 of it, rank 1 (kda-long:ranks=4,base=bf16,chain=tf32rz,merge=allgather)",
+        "1 run skipped: no CUDA device.", "dg unjudged in 7 runs: the bound exceeds 1."};
+    char *text = strdup(html);
+    drop_tags(text);
+    for (unsigned i = 0; i < sizeof said / sizeof *said; i++) CHECK(strstr(text, said[i]), "not said: %s", said[i]);
+    CHECK(!strstr(text, "disagree"), "the page claims a contradiction in a consistent record");
+    CHECK(!strstr(text, "Merging by ring"), "a sentence without data: no pair of merge orders is in the record");
+    free(text);
+}
+
+DP_TEST(report, every_run_has_its_replay_id_and_every_link_a_target) {
+    NEED_PAGE();
+    static const char *const ids[] = {
+        "reflect-k32:chain=fp32", "reflect-k32:chain=tf32rz", "reflect-k32:chain=bf16", "strong-k32:chain=fp32", "kda-long:ranks=1,base=bf16,chain=fp32,merge=allgather",
+        "kda-long:ranks=2,base=bf16,chain=tf32rz,merge=allgather", "kda-long:ranks=4,base=bf16,chain=bf16,merge=allgather", "kda-long:ranks=4,backend=nccl",
+        "packed:ranks=2,base=fp64,chain=fp64,merge=ring", "mkda-r2:ranks=1,base=fp32,chain=fp32,merge=allgather", "nan-in:ranks=2,base=fp32,chain=fp32,merge=allgather",
+        "kconv:ranks=4,base=bf16"};
+    char want[300];
+    for (unsigned i = 0; i < sizeof ids / sizeof *ids; i++) {
+        snprintf(want, sizeof want, "<code class=\"id\">deltaproof run --id '%s'</code>", ids[i]);
+        CHECK(strstr(html, want), "no replay line for %s", ids[i]);
+    }
+    for (const char *s = html; (s = strstr(s, "href=\"#")); s += 7) {
+        int n = (int)strcspn(s + 7, "\"");
+        snprintf(want, sizeof want, "id=\"%.*s\"", n, s + 7);
+        CHECK(strstr(html, want), "a link without target: #%.*s", n, s + 7);
+    }
+}
+
+DP_TEST(report, details_keep_hex_nan_and_warnings_and_escape_text) {
+    NEED_PAGE();
+    CHECK(strstr(html, "got <span class=\"num\">0x1.8p-3</span> want <span class=\"num\">0x1.81p-3</span>"), "the worst token's bits are missing");
+    CHECK(strstr(html, "nan inf"), "per-rank nan and inf are missing");
+    CHECK(strstr(html, "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;quotes&quot;"), "text of the record is not escaped");
+    CHECK(strstr(html, "sum of beta |k|^2 is 2.3 at token 17"), "a case's warning is missing");
+    CHECK(strstr(html, "commit 0123abc"), "the commit is missing");
+}
+
+static int begins(const char *path, const char *magic) {
+    char *s = slurp(path);
+    int ok = s && !strncmp(s, magic, strlen(magic));
+    free(s);
+    return ok;
+}
+
+DP_TEST(report, figures_exist_as_png_and_pdf) {
+    NEED_PAGE();
+    static const char *const names[] = {"chain-k32", "state-kda-long", "tokens-kda-long-bf16", "bounds-cases", "bounds-ranks"};
+    char path[700];
+    for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "%s/figures/%s.png", page_dir, names[i]);
+        CHECK(begins(path, "\x89PNG"), "%s", path);
+        snprintf(path, sizeof path, "%s/figures/%s.pdf", page_dir, names[i]);
+        CHECK(begins(path, "%PDF"), "%s", path);
+        snprintf(path, sizeof path, "id=\"%s\"", names[i]);
+        CHECK(strstr(html, path), "the page lacks figure %s", names[i]);
+    }
+}
+
+/* The record with the first `from` at or behind the first `after` replaced; NULL if it is not there. The caller frees. */
+static char *edited(const char *record, const char *after, const char *from, const char *to) {
+    const char *at = strstr(record, after);
+    at = at ? strstr(at, from) : NULL;
+    if (!at) return NULL;
+    char *out = malloc(strlen(record) + strlen(to) + 1);
+    sprintf(out, "%.*s%s%s", (int)(at - record), record, to, at + strlen(from));
+    return out;
+}
+
+DP_TEST(report, malformed_records_are_refused_by_file_and_field) {
+    NEED_MATPLOTLIB();
+    static const struct { const char *after, *from, *to, *says; } bad[] = {
+        {"{", "\"schema_version\": 1", "\"schema_version\": 2", "schema_version: this program reads version 1, found 2"},
+        {"{", "\"schema_version\": 1", "\"schema_version\": true", "schema_version: this program reads version 1, found true"},
+        {"{", "deltaproof-record", "other", "schema: expected \"deltaproof-record\", found \"other\""},
+        {"\"runs\"", "\"rel_fro\": 1.5e-06", "\"rel_fro\": \"lots\"", "runs[0].tensors[0].rel_fro: expected a number, \"nan\", \"inf\" or \"-inf\", found \"lots\""},
+        {"\"runs\"", "\"per_rank\": [1.5e-06]", "\"per_rank\": [[1]]", "runs[0].tensors[0].per_rank[0]: expected a number"},
+        {"\"runs\"", "\"chunks\": 8", "\"chunks\": -8", "runs[0].chain[1].chunks: expected an integer >= 0, found -8"},
+        {"\"runs\"", "\"verdict\": \"pass\"", "\"verdict\": \"fine\"", "runs[0].verdict: expected one of pass, fail, skipped, unjudged, found \"fine\""},
+        {"\"runs\"", "\"case\": \"reflect-k32\", ", "", "runs[0].case: missing"},
+        {"\"runs\"", "\"policy\": {\"chain\": \"fp32\"}", "\"policy\": {\"chain\": 32}", "runs[0].policy.chain: expected a string, found 32"},
+        {"\"runs\"", "\"tensors\": [", "\"tensors\": [17, ", "runs[0].tensors[0]: expected an object, found 17"},
+        {"\"cases\"", "\"K\": 32", "\"K\": 3.5", "cases[0].K: expected an integer >= 0, found 3.5"},
+        {"\"totals\"", "\"skipped\": 1", "\"skipped\": null", "totals.skipped: missing"},
+        {"{", "\"seconds\": 6.5", "\"seconds\": NaN", "not JSON: NaN is not JSON"},
+        {"{", "\"cases\": [", "\"cases\": ", "not JSON"}};
+    char *record = slurp(RECORD), dir[512], out[4096];
+    REQUIRE(record, "%s cannot be read", RECORD);
+    for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char *text = edited(record, bad[i].after, bad[i].from, bad[i].to);
+        REQUIRE(text, "%s is not in the record", bad[i].from);
+        int rc = report_on("bad", text, dir, sizeof dir, out, sizeof out);
+        CHECK(rc == 2, "%s: exit status %d", bad[i].to, rc);
+        CHECK(strstr(out, "/bad/results.json: ") && strstr(out, bad[i].says), "%s: said: %s", bad[i].says, out);
+        CHECK(!strstr(out, "Traceback"), "%s", out);
+        free(text);
+    }
+    free(record);
+}
+
+DP_TEST(report, missing_and_empty_files_are_refused) {
+    NEED_MATPLOTLIB();
+    char cmd[800], dir[512], out[4096];
+    snprintf(cmd, sizeof cmd, "%s reports/report.py '%s/none'", python(), gt_tmpdir());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "/none/results.json: No such file"), "%s", out);
+    CHECK(report_on("empty", "", dir, sizeof dir, out, sizeof out) == 2 && strstr(out, "/empty/results.json: not JSON"), "%s", out);
+    CHECK(report_on("list", "[]", dir, sizeof dir, out, sizeof out) == 2 && strstr(out, "/list/results.json: schema: "), "%s", out);
+}
+
+DP_TEST(report, contradiction_between_totals_and_runs_is_said) {
+    NEED_MATPLOTLIB();
+    char *record = slurp(RECORD), *text, *html, dir[512], path[600], out[4096];
+    REQUIRE(record, "%s cannot be read", RECORD);
+    text = edited(record, "\"totals\"", "\"pass\": 13", "\"pass\": 14");
+    REQUIRE(text, "the totals are not where the test looks");
+    CHECK(report_on("totals", text, dir, sizeof dir, out, sizeof out) == 0, "%s", out);
+    snprintf(path, sizeof path, "%s/report.html", dir);
+    html = slurp(path);
+    CHECK(html && strstr(html, "The record's totals (pass 14, fail 1, skipped 1, unjudged 1) disagree with its runs"), "not said");
+    free(html); free(text); free(record);
+}
+
+DP_TEST(report, record_without_runs_gives_a_page) {
+    NEED_MATPLOTLIB();
+    char dir[512], out[4096];
+    int rc = report_on("bare", "{\"schema\": \"deltaproof-record\", \"schema_version\": 1, \"totals\": {\"pass\": 0, \"fail\": 0, \"skipped\": 0, \"unjudged\": 0}, "
+                       "\"verdict\": \"pass\", \"cases\": [], \"runs\": []}", dir, sizeof dir, out, sizeof out);
+    CHECK(rc == 0, "exit status %d: %s", rc, out);
+}
