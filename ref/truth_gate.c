@@ -155,6 +155,10 @@ static void activate_beta(const tr_run *r, double b, mpfr_ptr beta, mpfr_ptr db,
         mpfr_mul_2ui(beta, beta, 1, MPFR_RNDN);
         mpfr_mul_2ui(db, db, 1, MPFR_RNDN);
     }
+    if (!isfinite(b)) {                          /* sigmoid(inf) = 1 is a limit, not a value: nothing is proven about it */
+        *beta_up = *db_up = INFINITY;
+        return;
+    }
     *beta_up = exact_up(get_up(beta), rel.beta);
     *db_up = exact_up(get_up(db), rel.db);
 }
@@ -168,6 +172,7 @@ static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr
         const double bias = p->dt_bias ? p->dt_bias[hv * Kg + c] : 0;
         const gate_rel e = gate_value(r, p->g[(t * p->HV + hv) * Kg + c], bias, A, mp_at(a->d, i), mp_at(a->dx, i), mp_at(a->dA, i), tmp);
         gate_channel(r, e, mp_at(a->d, i), mp_at(a->dx, i), mp_at(a->dA, i), n);
+        if (!isfinite(p->g[(t * p->HV + hv) * Kg + c])) n->d = n->x = n->a = INFINITY;
     }
     n->a = sqrtl(n->a);
     n->a_err = sqrtl(n->a_err);
