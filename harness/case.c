@@ -292,14 +292,15 @@ static dp_status poke_index(const dp_casefile *f, const char **p, const slot *s,
         errno = 0;
         while (**p == ' ') ++*p;
         lo[d] = strtoll(*p, &end, 10);
-        hi[d] = lo[d] + 1;
-        if (**p == '*') lo[d] = 0, hi[d] = s->shape[d], end = (char *)*p + 1;
-        if (end == *p || errno || lo[d] < 0 || hi[d] > s->shape[d])
+        const int all = **p == '*';
+        if (all) lo[d] = 0, end = (char *)*p + 1;
+        if (end == *p || errno || lo[d] < 0 || lo[d] >= s->shape[d])
             return dp_casefile_refuse(f, "poke", e, "index %d of %s at '%.40s' is not in 0..%lld", d, s->name, begin, (long long)s->shape[d] - 1);
+        hi[d] = all ? s->shape[d] : lo[d] + 1;
         *p = end;
         if (d + 1 < s->ndim && *(*p)++ != ',') break;
     }
-    if (d != s->ndim || *(*p)++ != ']') return dp_casefile_refuse(f, "poke", e, "%s at '%.40s' has %d indices", s->name, begin, s->ndim);
+    if (d != s->ndim || *(*p)++ != ']') return dp_casefile_refuse(f, "poke", e, "%s takes %d indices, at '%.40s'", s->name, s->ndim, begin);
     return DP_OK;
 }
 
