@@ -5,16 +5,17 @@
  *
  * {
  *   "schema": "deltaproof-record", "schema_version": 1,
- *   "program": {"version", "commit", "compiler", "blas", "cores"},
+ *   "program": {"version", "commit", "compiler", "blas", "mpfr", "cores"},
  *   "created": "2026-11-20T19:00:00Z", "seconds": 61.2,
  *   "totals": {"pass": 0, "fail": 0, "skipped": 0, "unjudged": 0},      over runs
- *   "verdict": "pass" | "fail",
+ *   "errors": 0,                  cases that could not be judged at all
+ *   "verdict": "pass" | "fail" | "error",
  *   "cases": [{"name", "op", "reason", "source", "T","H","HV","K","V","R","Nseq", "regime", "warnings": [..]}],   op-dependent fields
  *   "runs": [{
  *     "id": "kda-long:ranks=4,base=bf16,chain=tf32,merge=allgather",     `deltaproof run --id` reproduces it bit for bit
  *     "case": "kda-long", "op": "gdn"|"kda"|"mkda"|"chain"|"conv", "ranks": 4, "backend": "sim"|"cuda"|"nccl",
  *     "policy": {"base": "bf16", "chain": "tf32", "merge": "allgather"},
- *     "truth": {"kind": "mpfr"|"fp64", "bits": 192, "radius": 1e-55, "cached": true},   radius: largest, relative to its tensor
+ *     "truth": {"kind": "mpfr"|"double-double"|"fp64", "bits": 192, "radius": 1e-55, "cached": true},   radius: largest, relative to its tensor
  *     "tensors": [{
  *       "name": "o",                                  o final_state S_in M H dq dk dv dg dbeta dA_log ddt_bias ds0 dS_out dM dH, stages
  *       "rel_fro": 3.9e-3,                            |got - want|_F / |want|_F
@@ -37,4 +38,26 @@
  */
 #ifndef DP_RECORD_H
 #define DP_RECORD_H
+#include "run.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    const dp_runs *runs;
+    int ncase;
+    dp_case *const *cases;
+    double seconds;
+    int errors;                  /* cases that could not be judged at all */
+} dp_record;
+
+void dp_record_totals(const dp_record *r, int n[DP_NVERDICTS]);
+/* "pass", "fail", or "error" when a case could not be judged. */
+const char *dp_record_verdict(const dp_record *r);
+dp_status dp_record_write_json(const dp_record *r, const char *path, dp_err *e);    /* "-": stdout; else by rename */
+dp_status dp_record_write_junit(const dp_record *r, const char *path, dp_err *e);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

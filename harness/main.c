@@ -1,0 +1,420 @@
+/* deltaproof: list | run | truth | report. Exit status 0 pass, 1 a verdict failed, 2 could not judge (bad input, bad usage, no report). */
+#define _GNU_SOURCE
+#include "../ref/safetensors.h"
+#include "../ref/truth.h"
+#include "case.h"
+#include "record.h"
+
+#include <argp.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifndef DP_COMMIT
+#define DP_COMMIT "unknown"
+#endif
+extern void openblas_set_num_threads(int);
+
+const char *argp_program_version = "deltaproof " DP_VERSION " (" DP_COMMIT ")";
+error_t argp_err_exit_status = 2;
+
+/* ---- options of all commands ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *command, *cases_dir, *out_dir, *json, *cache, *id, *output, *fault_name;
+    int all, smoke, keys, faults, verbose, ncase, bits;
+    const char *name[256];
+    int nranks, ranks[16], nbase, nchain, nmerge;
+    dp_base base[DP_NBASES];
+    dp_format chain[DP_NFORMATS];
+    dp_merge merge[DP_NMERGES];
+    dp_fault fault;
+} options;
+
+enum { OPT_RANKS = 256, OPT_CHAIN, OPT_BASE, OPT_MERGE, OPT_OUT, OPT_JSON, OPT_ID, OPT_CACHE, OPT_ALL, OPT_SMOKE, OPT_KEYS, OPT_FAULT, OPT_FAULTS, OPT_BITS };
+
+static int find(const char *name, const char *const *names, int n) {
+    for (int i = 0; i < n; i++) if (!strcmp(name, names[i])) return i;
+    return -1;
+}
+
+static int find_format(const char *s) { return dp_format_find(s); }
+static int find_base(const char *s) { return find(s, dp_base_names, DP_NBASES); }
+static int find_merge(const char *s) { return find(s, dp_merge_names, DP_NMERGES); }
+static int find_rank(const char *s) {
+    char *end;
+    errno = 0;
+    const long n = strtol(s, &end, 10);
+    return *s && !*end && !errno && n >= 1 && n <= 4096 ? (int)n : -1;
+}
+
+static void parse_list(struct argp_state *st, const char *opt, const char *text, int (*f)(const char *), int *out, int *n, int max) {
+    char *copy = strdup(text), *save;
+    *n = 0;
+    for (char *t = strtok_r(copy, ",", &save); t; t = strtok_r(NULL, ",", &save)) {
+        const int v = f(t);
+        if (v < 0) argp_error(st, "--%s %s: '%s' is not known", opt, text, t);
+        if (*n == max) argp_error(st, "--%s %s: more than %d values", opt, text, max);
+        out[(*n)++] = v;
+    }
+    if (!*n) argp_error(st, "--%s: the list is empty", opt);
+    free(copy);
+}
+
+static error_t parse(int key, char *arg, struct argp_state *st) {
+    options *o = st->input;
+    switch (key) {
+    case OPT_RANKS: parse_list(st, "ranks", arg, find_rank, o->ranks, &o->nranks, 16); break;
+    case OPT_CHAIN: parse_list(st, "chain", arg, find_format, (int *)o->chain, &o->nchain, DP_NFORMATS); break;
+    case OPT_BASE: parse_list(st, "base", arg, find_base, (int *)o->base, &o->nbase, DP_NBASES); break;
+    case OPT_MERGE: parse_list(st, "merge", arg, find_merge, (int *)o->merge, &o->nmerge, DP_NMERGES); break;
+    case OPT_FAULT:
+        if (dp_fault_find(arg) < 0) argp_error(st, "--fault %s: not known (see list --faults)", arg);
+        o->fault = dp_fault_find(arg);
+        break;
+    case OPT_BITS:
+        o->bits = find_rank(arg);
+        if (o->bits < 64) argp_error(st, "--bits %s: must be 64 to 4096", arg);
+        break;
+    case OPT_OUT: o->out_dir = arg; break;
+    case OPT_JSON: o->json = arg; break;
+    case OPT_ID: o->id = arg; break;
+    case OPT_CACHE: o->cache = arg; break;
+    case OPT_ALL: o->all = 1; break;
+    case OPT_SMOKE: o->smoke = 1; break;
+    case OPT_KEYS: o->keys = 1; break;
+    case OPT_FAULTS: o->faults = 1; break;
+    case 'c': o->cases_dir = arg; break;
+    case 'o': o->output = arg; break;
+    case 'v': o->verbose = 1; break;
+    case ARGP_KEY_ARG:
+        if (o->ncase == 256) argp_error(st, "more than 256 cases");
+        o->name[o->ncase++] = arg;
+        break;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+#define OPT_CASES {"cases", 'c', "DIR", 0, "folder of the *.case files (default: cases)", 0}
+static const struct argp_option RUN_OPTIONS[] = {
+    OPT_CASES,
+    {"all", OPT_ALL, 0, 0, "run every case", 0},
+    {"smoke", OPT_SMOKE, 0, 0, "run the smoke cases", 0},
+    {"id", OPT_ID, "ID", 0, "reproduce one run of a record, bit for bit", 0},
+    {"ranks", OPT_RANKS, "LIST", 0, "only these rank counts, e.g. 1,2,4", 0},
+    {"chain", OPT_CHAIN, "LIST", 0, "only these formats of the M chain: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st", 0},
+    {"base", OPT_BASE, "LIST", 0, "only these base policies: fp64 fp32 bf16", 0},
+    {"merge", OPT_MERGE, "LIST", 0, "only these merge orders: allgather ring", 0},
+    {"fault", OPT_FAULT, "NAME", 0, "switch a deliberate fault on in the simulated ranks (see list --faults)", 0},
+    {"out", OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0},
+    {"json", OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0},
+    {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0},
+    {"verbose", 'v', 0, 0, "print every run", 0},
+    {0}};
+static const struct argp_option LIST_OPTIONS[] = {OPT_CASES, {"keys", OPT_KEYS, 0, 0, "print the keys of a case file", 0}, {"faults", OPT_FAULTS, 0, 0, "print the deliberate faults", 0}, {0}};
+static const struct argp_option TRUTH_OPTIONS[] = {
+    OPT_CASES, {"output", 'o', "FILE", 0, "safetensors file to write", 0}, {"bits", OPT_BITS, "N", 0, "MPFR precision (default: the case's)", 0},
+    {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0}, {0}};
+static const struct argp_option NO_OPTIONS[] = {{0}};
+
+/* ---- cases ------------------------------------------------------------------------------------------------------------------------ */
+
+static int refuse(const dp_err *e) {
+    fprintf(stderr, "deltaproof: %s\n", e->msg);
+    return 2;
+}
+
+/* A name is a file, or the name of a case in the folder. */
+static char *case_path(const options *o, const char *name) {
+    char *p;
+    struct stat st;
+    if (stat(name, &st) == 0 && S_ISREG(st.st_mode)) return strdup(name);
+    if (asprintf(&p, "%s/%s.case", o->cases_dir, name) < 0) abort();
+    return p;
+}
+
+/* ---- run -------------------------------------------------------------------------------------------------------------------------- */
+
+static void print_run(const dp_run *r, FILE *f) {
+    double top = -1;
+    const dp_judgement *worst = NULL;
+    for (int i = 0; i < r->ntensor; i++)
+        if (r->tensor[i].ratio > top) top = r->tensor[i].ratio, worst = &r->tensor[i];
+    const dp_judgement *o = r->ntensor ? &r->tensor[0] : NULL;
+    fprintf(f, "%-8s %s", dp_verdict_names[r->verdict], r->id);
+    if (o) fprintf(f, "  %s %.3g", o->name, o->rel_fro);
+    if (worst) fprintf(f, "  closest to its bound: %s at %.2g", worst->name, worst->ratio);
+    if (r->why[0]) fprintf(f, "  (%s)", r->why);
+    fputc('\n', f);
+}
+
+typedef struct { const options *o; int n[DP_NVERDICTS]; } tally;
+
+static void on_run(const dp_run *r, void *arg) {
+    tally *t = arg;
+    t->n[r->verdict]++;
+    if (t->o->verbose || r->verdict == DP_FAIL) print_run(r, t->o->json && !strcmp(t->o->json, "-") ? stderr : stdout);
+}
+
+static int make_dirs(const char *path) {
+    char b[4096];
+    snprintf(b, sizeof b, "%s", path);
+    for (char *p = b + 1; *p; p++)
+        if (*p == '/') {
+            *p = 0;
+            if (mkdir(b, 0777) && errno != EEXIST) return -1;
+            *p = '/';
+        }
+    return mkdir(b, 0777) && errno != EEXIST ? -1 : 0;
+}
+
+static int report(const char *dir) {
+    const char *py = getenv("DP_PYTHON");
+    const char *script = getenv("DP_REPORT");
+    fflush(stdout);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        execlp(py && *py ? py : "python3", py && *py ? py : "python3", script && *script ? script : "reports/report.py", dir, (char *)NULL);
+        fprintf(stderr, "deltaproof: cannot start %s: %s\n", py && *py ? py : "python3", strerror(errno));
+        _exit(2);
+    }
+    int st = 0;
+    if (pid < 0 || waitpid(pid, &st, 0) < 0) return 2;
+    return WIFEXITED(st) ? WEXITSTATUS(st) : 2;
+}
+
+/* NAME:key=value,... -> the case's name and the selection. */
+static char *parse_id(options *o, dp_err *e) {
+    char *name = strdup(o->id), *rest = strchr(name, ':'), *save;
+    if (!rest) {
+        dp_fail(e, DP_EINPUT, "--id %s: must read NAME:key=value,...", o->id);
+        return name;
+    }
+    *rest++ = 0;
+    for (char *t = strtok_r(rest, ",", &save); t; t = strtok_r(NULL, ",", &save)) {
+        char *v = strchr(t, '=');
+        if (v) *v++ = 0;
+        int x = -1;
+        if (v && !strcmp(t, "ranks") && (x = find_rank(v)) >= 0) o->ranks[0] = x, o->nranks = 1;
+        else if (v && !strcmp(t, "base") && (x = find_base(v)) >= 0) o->base[0] = x, o->nbase = 1;
+        else if (v && !strcmp(t, "chain") && (x = find_format(v)) >= 0) o->chain[0] = x, o->nchain = 1;
+        else if (v && !strcmp(t, "merge") && (x = find_merge(v)) >= 0) o->merge[0] = x, o->nmerge = 1;
+        else if (v && !strcmp(t, "fault") && (x = dp_fault_find(v)) >= 0) o->fault = x;
+        else if (v && !strcmp(t, "backend")) dp_fail(e, DP_EINPUT, "--id %s: this build has no backend '%s'", o->id, v);
+        else dp_fail(e, DP_EINPUT, "--id %s: '%s%s%s' is not known", o->id, t, v ? "=" : "", v ? v : "");
+    }
+    return name;
+}
+
+static int keep_case(const options *o, const dp_case *c) { return o->all || (o->smoke && c->smoke) || o->ncase; }
+
+static int run_one_case(const options *o, dp_case *c, dp_runs *runs) {
+    dp_err e = {0};
+    tally t = {.o = o};
+    const double t0 = dp_now();
+    const dp_run_options ro = {.nranks = o->nranks, .ranks = o->ranks, .nbase = o->nbase, .base = o->base, .nchain = o->nchain, .chain = o->chain, .nmerge = o->nmerge, .merge = o->merge,
+                               .fault = o->fault, .cache = strcmp(o->cache, "none") ? o->cache : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
+    FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;   /* the record alone goes to standard output */
+    for (int i = 0; i < c->nwarn; i++) fprintf(stderr, "deltaproof: warning: %s\n", c->warn[i]);
+    if (dp_case_run(c, &ro, runs, &e)) return refuse(&e);
+    fprintf(table, "%-24s %3d passed, %d failed, %d skipped, %d unjudged  (%.1f s)\n", c->name, t.n[DP_PASS], t.n[DP_FAIL], t.n[DP_SKIPPED], t.n[DP_UNJUDGED], dp_now() - t0);
+    fflush(table);
+    return 0;
+}
+
+static int finish(const options *o, const dp_record *rec) {
+    dp_err e = {0};
+    int n[DP_NVERDICTS], rc = 0;
+    char path[4096];
+    if (o->json && dp_record_write_json(rec, o->json, &e)) rc = refuse(&e);
+    if (o->out_dir) {
+        snprintf(path, sizeof path, "%s/results.json", o->out_dir);
+        if (!rc && dp_record_write_json(rec, path, &e)) rc = refuse(&e);
+        snprintf(path, sizeof path, "%s/junit.xml", o->out_dir);
+        if (!rc && dp_record_write_junit(rec, path, &e)) rc = refuse(&e);
+        if (!rc && report(o->out_dir)) rc = 2, fprintf(stderr, "deltaproof: %s/report.html could not be made; the record is complete\n", o->out_dir);
+        if (!rc) printf("report: %s/report.html\n", o->out_dir);
+    }
+    dp_record_totals(rec, n);
+    const char *v = dp_record_verdict(rec);
+    fprintf(o->json && !strcmp(o->json, "-") ? stderr : stdout, "VERDICT: %s (%d passed, %d failed, %d skipped, %d unjudged)\n",
+            !strcmp(v, "pass") ? "PASS" : !strcmp(v, "fail") ? "FAIL" : "COULD NOT JUDGE", n[DP_PASS], n[DP_FAIL], n[DP_SKIPPED], n[DP_UNJUDGED]);
+    if (n[DP_FAIL]) return 1;
+    return rc || rec->errors || !strcmp(v, "error") ? 2 : 0;
+}
+
+static int command_run(options *o) {
+    dp_err e = {0};
+    char **paths = NULL;
+    int np = 0;
+    const double t0 = dp_now();
+    if (!o->all && !o->smoke && !o->ncase && !o->id) {
+        fprintf(stderr, "deltaproof: run: name a case, or --all, --smoke or --id ID\n");
+        return 2;
+    }
+    if (o->id) {
+        char *name = parse_id(o, &e);
+        if (e.code) return refuse(&e);
+        o->name[0] = name, o->ncase = 1;
+    }
+    if (o->out_dir && make_dirs(o->out_dir)) {
+        fprintf(stderr, "deltaproof: --out %s: %s\n", o->out_dir, strerror(errno));
+        return 2;
+    }
+    if (o->ncase) {
+        paths = dp_calloc((size_t)o->ncase, sizeof *paths);
+        for (; np < o->ncase; np++) paths[np] = case_path(o, o->name[np]);
+        o->verbose = 1;
+    } else if (dp_case_find_all(o->cases_dir, &paths, &np, &e)) return refuse(&e);
+
+    dp_runs runs = {0};
+    dp_case **cases = dp_calloc((size_t)np, sizeof *cases);
+    dp_record rec = {.runs = &runs, .cases = cases};
+    for (int i = 0; i < np; i++) {
+        dp_case *c = dp_calloc(1, sizeof *c);
+        dp_err ce = {0};
+        if (o->smoke && !dp_case_open(paths[i], 0, c, &ce)) {
+            const int skip = !keep_case(o, c);
+            dp_case_free(c);
+            if (skip) {
+                free(c);
+                continue;
+            }
+        }
+        if (ce.code || dp_case_load(paths[i], c, &ce)) {
+            rec.errors++, refuse(&ce);
+            free(c);
+            continue;
+        }
+        cases[rec.ncase++] = c;
+        rec.errors += run_one_case(o, c, &runs) != 0;
+    }
+    rec.seconds = dp_now() - t0;
+    const int rc = finish(o, &rec);
+    for (int i = 0; i < rec.ncase; i++) dp_case_free(cases[i]), free(cases[i]);
+    for (int i = 0; i < np; i++) free(paths[i]);
+    free(paths), free(cases);
+    dp_runs_free(&runs);
+    return rc;
+}
+
+/* ---- list, truth, report ------------------------------------------------------------------------------------------------------------ */
+
+static int command_list(options *o) {
+    dp_err e = {0};
+    char **paths;
+    int n, rc = 0;
+    if (o->keys) {
+        dp_case_print_keys(stdout);
+        return 0;
+    }
+    if (o->faults) {
+        for (int i = 1; i < DP_NFAULTS; i++) printf("%-20s %-16s %s [%s]\n", dp_faults[i].name, dp_faults[i].stage, dp_faults[i].what, dp_faults[i].source);
+        return 0;
+    }
+    if (dp_case_find_all(o->cases_dir, &paths, &n, &e)) return refuse(&e);
+    for (int i = 0; i < n; i++) {
+        dp_case c;
+        dp_err ce = {0};
+        if (dp_case_open(paths[i], 0, &c, &ce)) rc = refuse(&ce);
+        else printf("%-24s %-6s %s\n", c.name, c.op_name, c.reason), dp_case_free(&c);
+        free(paths[i]);
+    }
+    free(paths);
+    return rc;
+}
+
+static void add_ball(dp_tensorfile *f, const char *name, const dp_ball *b) {
+    char n[64];
+    const int64_t shape[2] = {b->rows, b->width};
+    if (!b->rows) return;
+    dp_tensorfile_add(f, name, "F64", 2, shape, b->hi);
+    snprintf(n, sizeof n, "%s.lo", name);
+    dp_tensorfile_add(f, n, "F64", 2, shape, b->lo);
+    snprintf(n, sizeof n, "%s.radius", name);
+    dp_tensorfile_add(f, n, "F64", 1, shape, b->rad);
+}
+
+static int command_truth(options *o) {
+    dp_err e = {0};
+    dp_case c;
+    dp_truth t;
+    int cached, ncut;
+    char bits[16];
+    if (o->ncase != 1 || !o->output) {
+        fprintf(stderr, "deltaproof: truth: name one case and an output file (-o FILE.safetensors)\n");
+        return 2;
+    }
+    char *path = case_path(o, o->name[0]);
+    if (dp_case_load(path, &c, &e)) return refuse(&e);
+    if (c.op != DP_OP_RECURRENCE) {
+        fprintf(stderr, "deltaproof: truth: %s: op = %s has no recurrence\n", path, c.op_name);
+        return 2;
+    }
+    int64_t *cut = dp_case_cuts(&c, &ncut);
+    const dp_truth_request rq = {.bits = o->bits ? o->bits : c.bits, .backward = c.backward, .ncut = ncut, .cut = cut, .want_M = ncut > 0, .progress = isatty(2)};
+    if (dp_truth_cached(&c.p, &rq, strcmp(o->cache, "none") ? o->cache : NULL, &t, &cached, &e)) return refuse(&e);
+    dp_tensorfile f = {0};
+    for (int i = 0; i < dp_result_nfields; i++) add_ball(&f, dp_result_fields[i].name, &t.field[i]);
+    snprintf(bits, sizeof bits, "%d", t.bits);
+    dp_tensorfile_add_meta(&f, "producer", argp_program_version);
+    dp_tensorfile_add_meta(&f, "case", c.name);
+    dp_tensorfile_add_meta(&f, "bits", bits);
+    dp_tensorfile_add_meta(&f, "value", "name + name.lo, within name.radius in the 2-norm of each row");
+    const dp_status st = dp_safetensors_write(o->output, &f, &e);
+    dp_tensorfile_free(&f), dp_truth_free(&t), dp_case_free(&c), free(cut), free(path);
+    return st ? refuse(&e) : 0;
+}
+
+static int command_report(options *o) {
+    if (o->ncase != 1) {
+        fprintf(stderr, "deltaproof: report: name the folder of one record\n");
+        return 2;
+    }
+    const int rc = report(o->name[0]);
+    if (!rc) printf("report: %s/report.html\n", o->name[0]);
+    return rc ? 2 : 0;
+}
+
+/* ---- main --------------------------------------------------------------------------------------------------------------------------- */
+
+static const struct { const char *name; int (*run)(options *); const struct argp_option *opt; const char *args, *doc; } COMMANDS[] = {
+    {"list", command_list, LIST_OPTIONS, "", "List the cases with their reasons.\vExit status 2 when a case file is refused."},
+    {"run", command_run, RUN_OPTIONS, "[CASE...]", "Run cases on simulated ranks and judge them against the truth.\vExit status 0 pass, 1 a verdict failed, 2 could not judge."},
+    {"truth", command_truth, TRUTH_OPTIONS, "CASE -o FILE", "Write the MPFR truth of a case: every tensor as NAME (fp64), NAME.lo and NAME.radius."},
+    {"report", command_report, NO_OPTIONS, "DIR", "Make DIR/report.html and figures from DIR/results.json."},
+};
+
+static int usage(FILE *f, int rc) {
+    fprintf(f, "Usage: deltaproof COMMAND [OPTION...]\n\n"
+               "Proves delta-rule linear-attention kernels under context parallelism: truth in MPFR, derived bounds, verdicts.\n\n"
+               "  list     the cases, the keys of a case file, the deliberate faults\n  run      run cases and judge them\n"
+               "  truth    write the MPFR truth of a case as safetensors\n  report   make the report of a record\n\n"
+               "deltaproof COMMAND --help describes each; deltaproof --version prints the version.\n");
+    return rc;
+}
+
+int main(int argc, char **argv) {
+    openblas_set_num_threads(1);                                 /* we call BLAS from our own threads */
+    if (argc < 2) return usage(stderr, 2);
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return usage(stdout, 0);
+    if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) return printf("%s\n", argp_program_version) < 0;
+    for (size_t i = 0; i < sizeof COMMANDS / sizeof *COMMANDS; i++) {
+        if (strcmp(argv[1], COMMANDS[i].name)) continue;
+        options o = {.command = COMMANDS[i].name, .cases_dir = "cases", .cache = "build/cache"};
+        const struct argp a = {.options = COMMANDS[i].opt, .parser = parse, .args_doc = COMMANDS[i].args, .doc = COMMANDS[i].doc};
+        char *name;
+        if (asprintf(&name, "deltaproof %s", COMMANDS[i].name) < 0) abort();
+        argv[1] = name;
+        argp_parse(&a, argc - 1, argv + 1, 0, NULL, &o);
+        return COMMANDS[i].run(&o);
+    }
+    fprintf(stderr, "deltaproof: '%s' is not a command\n", argv[1]);
+    return usage(stderr, 2);
+}

@@ -1,0 +1,194 @@
+#include "record.h"
+
+#include <cblas.h>
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <mpfr.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef DP_COMMIT
+#define DP_COMMIT "unknown"
+#endif
+
+extern char *openblas_get_config(void);
+
+static json_t *num(double x) {
+    if (isnan(x)) return json_string("nan");
+    if (isinf(x)) return json_string(x > 0 ? "inf" : "-inf");
+    return json_real(x);
+}
+static json_t *num_or_null(double x) { return isnan(x) ? json_null() : num(x); }
+
+static json_t *list(const double *x, int n) {                    /* NAN: there is none */
+    json_t *a = json_array();
+    for (int i = 0; i < n; i++) json_array_append_new(a, num_or_null(x[i]));
+    return a;
+}
+
+static void set(json_t *o, const char *k, json_t *v) { json_object_set_new(o, k, v); }
+static void set_str(json_t *o, const char *k, const char *v) { set(o, k, json_string(v ? v : "")); }
+static void set_hex(json_t *o, const char *k, double x) {
+    char b[40];
+    if (isfinite(x)) snprintf(b, sizeof b, "%a", x);
+    else snprintf(b, sizeof b, "%s", isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
+    set_str(o, k, b);
+}
+
+void dp_record_totals(const dp_record *r, int n[DP_NVERDICTS]) {
+    memset(n, 0, sizeof(int) * DP_NVERDICTS);
+    for (int i = 0; i < r->runs->n; i++) n[r->runs->run[i].verdict]++;
+}
+
+const char *dp_record_verdict(const dp_record *r) {
+    int n[DP_NVERDICTS];
+    dp_record_totals(r, n);
+    return r->errors || !(n[DP_PASS] + n[DP_FAIL]) ? (n[DP_FAIL] ? "fail" : "error") : n[DP_FAIL] ? "fail" : "pass";
+}
+
+static json_t *tensor_json(const dp_judgement *t) {
+    json_t *o = json_object(), *w = json_object(), *h = json_array();
+    set_str(o, "name", t->name);
+    set(o, "rel_fro", num(t->rel_fro));
+    set(o, "per_rank", list(t->per_rank, t->N));
+    for (int r = 0; r < t->N; r++) json_array_append_new(h, list(t->per_head + r * t->heads, t->heads));
+    set(o, "per_head", h);
+    if (t->worst.rank >= 0) {
+        set(w, "rank", json_integer(t->worst.rank)), set(w, "sequence", json_integer(t->worst.sequence)), set(w, "token", json_integer(t->worst.token));
+        set(w, "head", json_integer(t->worst.head)), set(w, "index", json_integer(t->worst_index));
+        set_hex(w, "got", t->worst_got), set_hex(w, "want", t->worst_want), set(w, "rel", num(t->worst_rel));
+        set(o, "worst_token", w);
+    } else json_decref(w);
+    if (t->nwindow) {
+        json_t *win = json_object();
+        set(win, "size", json_integer(64)), set(win, "rel", list(t->window, t->nwindow));
+        set(o, "windows", win);
+    }
+    if (!isnan(t->bound)) set(o, "bound", num(t->bound)), set(o, "ratio", num_or_null(t->ratio)), set(o, "per_rank_ratio", list(t->per_rank_ratio, t->N));
+    set_str(o, "verdict", dp_verdict_names[t->verdict]);
+    if (t->why[0]) set_str(o, "why", t->why);
+    return o;
+}
+
+static json_t *run_json(const dp_run *r) {
+    json_t *o = json_object(), *p = json_object(), *t = json_object(), *ts = json_array(), *ch = json_array();
+    set_str(o, "id", r->id), set_str(o, "case", r->case_name), set_str(o, "op", r->op), set(o, "ranks", json_integer(r->ranks)), set_str(o, "backend", r->backend);
+    if (r->has_base) set_str(p, "base", dp_base_names[r->base]);
+    if (r->has_chain) set_str(p, "chain", dp_formats[r->chain].name);
+    if (r->has_merge) set_str(p, "merge", dp_merge_names[r->merge]);
+    if (r->fault) set_str(p, "fault", dp_faults[r->fault].name);
+    set(o, "policy", p);
+    if (r->verdict != DP_SKIPPED) {
+        set_str(t, "kind", r->truth_kind), set(t, "bits", json_integer(r->truth_bits)), set(t, "radius", num_or_null(r->truth_radius)), set(t, "cached", json_boolean(r->truth_cached));
+        set(o, "truth", t);
+    } else json_decref(t);
+    for (int i = 0; i < r->ntensor; i++) json_array_append_new(ts, tensor_json(&r->tensor[i]));
+    set(o, "tensors", ts);
+    for (int i = 0; i < r->npoint; i++) {
+        const dp_chain_point *c = &r->point[i];
+        json_t *x = json_object();
+        set(x, "rank", json_integer(c->rank)), set(x, "chunks", json_integer(c->chunks)), set(x, "rel", num_or_null(c->rel)), set(x, "effect", num_or_null(c->effect));
+        set(x, "bound", num_or_null(c->bound)), set(x, "abs", num(c->abs)), set(x, "norm", num(c->norm));
+        json_array_append_new(ch, x);
+    }
+    set(o, "chain", ch);
+    if (!isnan(r->slope)) set(o, "slope", num(r->slope));
+    set_str(o, "verdict", dp_verdict_names[r->verdict]);
+    if (r->why[0]) set_str(o, "why", r->why);
+    set(o, "seconds", num(r->seconds));
+    return o;
+}
+
+static json_t *case_json(const dp_case *c) {
+    json_t *o = json_object(), *w = json_array();
+    set_str(o, "name", c->name), set_str(o, "op", c->op_name), set_str(o, "reason", c->reason), set_str(o, "source", c->source);
+    if (c->op == DP_OP_RECURRENCE) {
+        const dp_problem *p = &c->p;
+        set(o, "T", json_integer(p->T)), set(o, "H", json_integer(p->H)), set(o, "HV", json_integer(p->HV)), set(o, "K", json_integer(p->K));
+        set(o, "V", json_integer(p->V)), set(o, "R", json_integer(p->R)), set(o, "Nseq", json_integer(p->Nseq));
+    } else if (c->op == DP_OP_CHAIN) {
+        set_str(o, "regime", dp_regime_names[c->ch.regime]), set(o, "K", json_integer(c->ch.K)), set(o, "chunks", json_integer(c->ch.n));
+    } else {
+        set(o, "T", json_integer(c->conv.T)), set(o, "D", json_integer(c->conv.D)), set(o, "W", json_integer(c->conv.W)), set(o, "Nseq", json_integer(c->conv.Nseq));
+    }
+    if (c->data) set_str(o, "data", strrchr(c->data, '/') ? strrchr(c->data, '/') + 1 : c->data);
+    for (int i = 0; i < c->nwarn; i++) json_array_append_new(w, json_string(c->warn[i]));
+    set(o, "warnings", w);
+    return o;
+}
+
+static json_t *record_json(const dp_record *r) {
+    json_t *o = json_object(), *p = json_object(), *tot = json_object(), *cs = json_array(), *rs = json_array();
+    char when[40];
+    time_t now = time(NULL);
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+    int n[DP_NVERDICTS];
+    dp_record_totals(r, n);
+    set_str(o, "schema", "deltaproof-record"), set(o, "schema_version", json_integer(1));
+    set_str(p, "version", DP_VERSION), set_str(p, "commit", DP_COMMIT), set_str(p, "compiler", "gcc " __VERSION__), set_str(p, "blas", openblas_get_config());
+    set_str(p, "mpfr", mpfr_get_version()), set(p, "cores", json_integer(omp_get_num_procs()));
+    set(o, "program", p), set_str(o, "created", when), set(o, "seconds", num(r->seconds));
+    for (int i = 0; i < DP_NVERDICTS; i++) set(tot, dp_verdict_names[i], json_integer(n[i]));
+    set(o, "totals", tot), set(o, "errors", json_integer(r->errors)), set_str(o, "verdict", dp_record_verdict(r));
+    for (int i = 0; i < r->ncase; i++) json_array_append_new(cs, case_json(r->cases[i]));
+    for (int i = 0; i < r->runs->n; i++) json_array_append_new(rs, run_json(&r->runs->run[i]));
+    set(o, "cases", cs), set(o, "runs", rs);
+    return o;
+}
+
+static dp_status io_error(dp_err *e, const char *path) { return dp_fail(e, DP_EIO, "%s: cannot be written: %s", path, strerror(errno)); }
+
+dp_status dp_record_write_json(const dp_record *r, const char *path, dp_err *e) {
+    json_t *o = record_json(r);
+    const size_t flags = JSON_INDENT(1) | JSON_REAL_PRECISION(17);
+    int bad;
+    if (!strcmp(path, "-")) bad = json_dumpf(o, stdout, flags) || putchar('\n') == EOF;
+    else {
+        char tmp[4096];
+        snprintf(tmp, sizeof tmp, "%s.tmp", path);
+        bad = json_dump_file(o, tmp, flags) || rename(tmp, path);
+    }
+    json_decref(o);
+    return bad ? io_error(e, path) : DP_OK;
+}
+
+static void xml(FILE *f, const char *s) {
+    for (; *s; s++) {
+        if (*s == '&') fputs("&amp;", f);
+        else if (*s == '<') fputs("&lt;", f);
+        else if (*s == '>') fputs("&gt;", f);
+        else if (*s == '"') fputs("&quot;", f);
+        else if ((unsigned char)*s >= 32) fputc(*s, f);
+    }
+}
+
+dp_status dp_record_write_junit(const dp_record *r, const char *path, dp_err *e) {
+    char tmp[4096];
+    int n[DP_NVERDICTS];
+    dp_record_totals(r, n);
+    snprintf(tmp, sizeof tmp, "%s.tmp", path);
+    FILE *f = fopen(tmp, "w");
+    if (!f) return io_error(e, path);
+    fprintf(f, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"deltaproof\" tests=\"%d\" failures=\"%d\" errors=\"0\" skipped=\"%d\" time=\"%.3f\">\n", r->runs->n,
+            n[DP_FAIL], n[DP_SKIPPED] + n[DP_UNJUDGED], r->seconds);
+    for (int i = 0; i < r->runs->n; i++) {
+        const dp_run *x = &r->runs->run[i];
+        fputs("  <testcase classname=\"", f), xml(f, x->case_name), fputs("\" name=\"", f), xml(f, x->id);
+        fprintf(f, "\" time=\"%.3f\"", x->seconds);
+        if (x->verdict == DP_PASS) {
+            fputs("/>\n", f);
+            continue;
+        }
+        fprintf(f, "><%s message=\"", x->verdict == DP_FAIL ? "failure" : "skipped");
+        if (x->verdict == DP_UNJUDGED) fputs("unjudged: ", f);
+        xml(f, x->why), fputs("\"/></testcase>\n", f);
+    }
+    fputs("</testsuite>\n", f);
+    const int bad = ferror(f) | fclose(f);
+    return bad || rename(tmp, path) ? io_error(e, path) : DP_OK;
+}

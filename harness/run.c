@@ -1,0 +1,73 @@
+#include "run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+double dp_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
+    if (r->n == r->cap) {
+        r->cap = r->cap ? 2 * r->cap : 16;
+        r->run = realloc(r->run, sizeof *r->run * (size_t)r->cap);
+        if (!r->run) abort();
+    }
+    dp_run *x = &r->run[r->n++];
+    *x = (dp_run){.case_name = strdup(c->name), .op = c->op_name, .backend = "sim", .ranks = 1, .truth_kind = "mpfr", .truth_radius = NAN, .slope = NAN};
+    return x;
+}
+
+void dp_runs_free(dp_runs *r) {
+    for (int i = 0; i < r->n; i++) {
+        dp_run *x = &r->run[i];
+        for (int j = 0; j < x->ntensor; j++) dp_judgement_free(&x->tensor[j]);
+        free(x->tensor), free(x->point), free(x->id), free(x->case_name);
+    }
+    free(r->run);
+    *r = (dp_runs){0};
+}
+
+int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out) {
+    int n = 0;
+    for (int i = 0; i < ncase; i++) {
+        int keep = nwant == 0;
+        for (int j = 0; j < nwant; j++) keep |= want[j] == in_case[i];
+        if (keep) out[n++] = in_case[i];
+    }
+    return n;
+}
+
+/* A run fails when any tensor fails; it is unjudged only when no tensor could be judged, so that one missing bound does not hide the
+ * rest (each unjudged tensor is counted and named in `why`). */
+void dp_run_close(dp_run *r, double seconds) {
+    int n[DP_NVERDICTS] = {0};
+    double top = -1;
+    const dp_judgement *bad = NULL, *un = NULL;
+    r->seconds = seconds;
+    for (int i = 0; i < r->ntensor; i++) {
+        const dp_judgement *t = &r->tensor[i];
+        n[t->verdict]++;
+        if (t->verdict == DP_FAIL && (!bad || t->ratio > top)) bad = t, top = t->ratio;
+        if (t->verdict == DP_UNJUDGED && !un) un = t;
+    }
+    r->verdict = n[DP_FAIL] ? DP_FAIL : n[DP_PASS] ? DP_PASS : n[DP_UNJUDGED] ? DP_UNJUDGED : DP_SKIPPED;
+    if (bad && bad->worst.token >= 0)
+        snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, token %lld, head %d)", bad->name, bad->why, bad->worst.rank, bad->worst.sequence,
+                 (long long)bad->worst.token, bad->worst.head);
+    else if (bad) snprintf(r->why, sizeof r->why, "%s: %s (rank %d, head %d)", bad->name, bad->why, bad->worst.rank, bad->worst.head);
+    else if (un) snprintf(r->why, sizeof r->why, "%d tensor%s unjudged, %s: %s", n[DP_UNJUDGED], n[DP_UNJUDGED] > 1 ? "s" : "", un->name, un->why);
+}
+
+dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
+    switch (c->op) {
+    case DP_OP_CHAIN: return dp_run_chain(c, o, out, e);
+    case DP_OP_CONV: return dp_run_conv(c, o, out, e);
+    default: return dp_run_recurrence(c, o, out, e);
+    }
+}

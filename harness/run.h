@@ -1,0 +1,71 @@
+/* harness/run.h - runs of a case: every (rank count, base policy, chain format, merge order) on simulated ranks, judged.
+ *
+ * case -> truth (cached) and fp64 reference -> subject -> compare with bounds -> run record. A run is reproduced bit for bit by its ID,
+ * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,fault=F]` (op chain: `NAME:chain=tf32`; op conv: `NAME:ranks=4,base=bf16`).
+ */
+#ifndef DP_RUN_H
+#define DP_RUN_H
+#include "case.h"
+#include "compare.h"
+#include "fault.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct { int rank, chunks; double rel, effect, bound, abs, norm; } dp_chain_point;   /* NAN: none */
+
+typedef struct {
+    char *id, *case_name;
+    const char *op, *backend;
+    int ranks;
+    dp_base base;
+    int has_chain, has_base, has_merge;
+    dp_format chain;
+    dp_merge merge;
+    dp_fault fault;
+    const char *truth_kind;
+    int truth_bits, truth_cached;
+    double truth_radius;         /* largest radius relative to its tensor's norm */
+    int ntensor;
+    dp_judgement *tensor;
+    int npoint;
+    dp_chain_point *point;
+    double slope;                /* NAN: none */
+    dp_verdict verdict;
+    char why[640];
+    double seconds;
+} dp_run;
+
+/* What to run: an empty list means everything that the case asks for. */
+typedef struct {
+    int nranks; const int *ranks;
+    int nbase; const dp_base *base;
+    int nchain; const dp_format *chain;
+    int nmerge; const dp_merge *merge;
+    dp_fault fault;
+    const char *cache;           /* folder of truths; NULL: none */
+    int progress;
+    void (*done)(const dp_run *r, void *arg);   /* called after each run, may be NULL */
+    void *arg;
+} dp_run_options;
+
+typedef struct { int n, cap; dp_run *run; } dp_runs;
+dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);   /* appends */
+void dp_runs_free(dp_runs *r);
+dp_run *dp_runs_add(dp_runs *r, const dp_case *c);
+
+/* Tokens at which the truth keeps states for a case: all rank boundaries, and powers of two of chunks inside one rank of each split. */
+int64_t *dp_case_cuts(const dp_case *c, int *n);
+
+dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
+dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
+dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
+/* The selection of one list: what the case offers, cut down to what the options name; returns the count. */
+int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out);
+void dp_run_close(dp_run *r, double seconds);    /* verdict of the run from its tensors */
+double dp_now(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

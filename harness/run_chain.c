@@ -1,0 +1,191 @@
+/* op chain: P_n = M_n ... M_1 in a number format, against a product that carries its own bound, judged by math.md j.3. */
+#include "../ref/bound.h"
+#include "../ref/mm.h"
+#include "run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Truth of a chain: double-double products where they are affordable, else fp64. Either way the radius is the running normwise bound of
+ * math.md j.3 with the eta of that arithmetic:  r_1 = 0,  r_j = mu_j r_(j-1) + eta | |M_j||P_(j-1)| |_F.
+ * Double-double: two_prod and two_sum are exact, each accumulation of (hi, lo) loses at most 2^-100 relative to the partial sum of absolute
+ * values (Joldes, Muller, Popescu 2017, theorem for AccurateDWPlusDW: 3u^2 with u = 2^-53, and the low-order product terms below 4 u^2). */
+#define DD_ETA(K) ((K) * 0x1p-100)
+
+static void two_prod(double a, double b, double *p, double *e) {   /* Dekker: no fused operation needed */
+    const double S = 134217729.0, ca = S * a, cb = S * b, ah = ca - (ca - a), bh = cb - (cb - b), al = a - ah, bl = b - bh;
+    *p = a * b;
+    *e = ((ah * bh - *p) + ah * bl + al * bh) + al * bl;
+}
+
+/* C = M B for exact M and double-double B; [K][K] each */
+static void dd_product(int K, const double *M, const double *Bh, const double *Bl, double *Ch, double *Cl) {
+#pragma omp parallel for schedule(static)
+    for (int i = 0; i < K; i++) {
+        double *h = Ch + (int64_t)i * K, *l = Cl + (int64_t)i * K;
+        for (int j = 0; j < K; j++) h[j] = l[j] = 0;
+        for (int k = 0; k < K; k++) {
+            const double m = M[(int64_t)i * K + k], *bh = Bh + (int64_t)k * K, *bl = Bl + (int64_t)k * K;
+            for (int j = 0; j < K; j++) {
+                double p, e, s, z, t;
+                two_prod(m, bh[j], &p, &e);
+                e += m * bl[j];
+                s = h[j] + p, z = s - h[j];
+                t = (h[j] - (s - z)) + (p - z) + l[j] + e;
+                h[j] = s + t;
+                l[j] = t - (h[j] - s);
+            }
+        }
+    }
+}
+
+typedef struct {
+    int n, K, dd, npoint, points[32];
+    double *M, *mu;              /* [n][K][K] factors as doubles, [n] */
+    double *hi[32], *lo[32], rad[32];   /* truth at points[i] factors */
+} chain_truth;
+
+static double radius_step(int K, const double *M, const double *P, double mu, double eta, double r) {
+    const int64_t KK = (int64_t)K * K;
+    double *a = dp_doubles(3 * KK), *b = a + KK, *c = b + KK;
+    for (int64_t i = 0; i < KK; i++) a[i] = fabs(M[i]), b[i] = fabs(P[i]);
+    dp_mm(DP_FP64, 0, 0, K, K, K, a, b, c);
+    r = (mu + eta * dp_norm_abs2_up(K, K, M)) * r + eta * dp_norm_fro(KK, c) * (1 + K * 0x1p-50) + 3.0 * KK * 0x1p-1022;
+    free(a);
+    return r * (1 + 0x1p-50);
+}
+
+static void chain_truth_init(chain_truth *t, const dp_case *c) {
+    const int K = c->ch.K, n = c->ch.n;
+    const int64_t KK = (int64_t)K * K;
+    float *f = dp_calloc((size_t)n * KK, sizeof *f);
+    *t = (chain_truth){.n = n, .K = K, .dd = (double)n * K * KK <= 3e8, .M = dp_doubles(n * KK), .mu = dp_doubles(n)};
+    dp_inputs_chain(c->ch.regime, n, K, c->spec.seed, f, t->mu);
+    for (int64_t i = 0; i < n * KK; i++) t->M[i] = f[i];
+    free(f);
+    const double eta = t->dd ? DD_ETA(K) : dp_eta(DP_FP64, K);
+    double *h = dp_copy(t->M, KK), *l = dp_doubles(KK), *h2 = dp_doubles(KK), *l2 = dp_doubles(KK), r = 0;
+    for (int j = 0; j < n; j++) {
+        const double *M = t->M + j * KK;
+        if (j > 0) {
+            r = radius_step(K, M, h, t->mu[j], eta, r);
+            if (t->dd) dd_product(K, M, h, l, h2, l2);
+            else dp_mm(DP_FP64, 0, 0, K, K, K, M, h, h2);
+            double *x = h;
+            h = h2, h2 = x, x = l, l = l2, l2 = x;
+        }
+        if ((j & (j + 1)) == 0 || j == n - 1) {
+            const int i = t->npoint++;
+            t->points[i] = j + 1, t->rad[i] = r, t->hi[i] = dp_copy(h, KK), t->lo[i] = dp_copy(l, KK);
+        }
+    }
+    free(h), free(l), free(h2), free(l2);
+}
+
+static void chain_truth_free(chain_truth *t) {
+    for (int i = 0; i < t->npoint; i++) free(t->hi[i]), free(t->lo[i]);
+    free(t->M), free(t->mu);
+}
+
+/* The chain in a format, with the a-posteriori normwise bound of math.md j.3 computed beside it from the chain's own products:
+ *   b_1 = 0 (u_store |M_1| where even one factor is stored short),  b_j = mu_j b_(j-1) + eta | |M_j||P_hat_(j-1)| |_F + 3 K^2 2^-126 */
+static void run_chain(const chain_truth *t, dp_format claimed, dp_format actual, double *got, double *bound) {
+    const int K = t->K;
+    const int64_t KK = (int64_t)K * K;
+    double *P = dp_copy(t->M, KK), *Q = dp_doubles(KK), *a = dp_doubles(3 * KK), *aP = a + KK, *L = aP + KK, b = 0;
+    const double eta = dp_eta(claimed, K), tiny = claimed == DP_FP64 ? 0x1p-1022 : 0x1p-126;
+    for (int j = 0, next = 0; j < t->n; j++) {
+        if (j > 0) {
+            const double *M = t->M + j * KK;
+            for (int64_t i = 0; i < KK; i++) a[i] = fabs(M[i]), aP[i] = fabs(P[i]);
+            dp_mm(DP_FP64, 0, 0, K, K, K, a, aP, L);
+            b = t->mu[j] * b + (1 + K * 0x1p-50) * eta * dp_norm_fro(KK, L) + 3.0 * KK * tiny;
+            dp_mm(actual, 0, 0, K, K, K, M, P, Q);
+            double *x = P;
+            P = Q, Q = x;
+        }
+        if (next < t->npoint && t->points[next] == j + 1) {
+            memcpy(got + next * KK, P, sizeof(double) * KK);
+            bound[next++] = b;
+        }
+    }
+    free(P), free(Q), free(a);
+}
+
+static void place_length(const void *ctx, int64_t row, dp_place *at) {
+    const chain_truth *t = ctx;
+    *at = (dp_place){.rank = 0, .head = 0, .sequence = 0, .chunk = -1, .token = (int64_t)t->points[row] * DP_CHUNK - 1};
+}
+
+/* Least-squares slope of log rel over log chunks, 16..256 chunks. */
+static double slope(const dp_run *r) {
+    double sx = 0, sy = 0, sxx = 0, sxy = 0;
+    int n = 0;
+    for (int i = 0; i < r->npoint; i++) {
+        const dp_chain_point *p = &r->point[i];
+        if (p->chunks < 16 || p->chunks > 256 || !(p->rel > 0) || !isfinite(p->rel)) continue;
+        const double x = log(p->chunks), y = log(p->rel);
+        sx += x, sy += y, sxx += x * x, sxy += x * y, n++;
+    }
+    return n >= 3 ? (n * sxy - sx * sy) / (n * sxx - sx * sx) : NAN;
+}
+
+static void judge_chain(const chain_truth *t, dp_format claimed, dp_format actual, dp_run *r) {
+    const int64_t KK = (int64_t)t->K * t->K;
+    double *got = dp_doubles(t->npoint * KK), *bound = dp_doubles(t->npoint), *want = dp_doubles(t->npoint * KK), *lo = dp_doubles(t->npoint * KK);
+    run_chain(t, claimed, actual, got, bound);
+    r->point = dp_calloc((size_t)t->npoint, sizeof *r->point);
+    for (int i = 0; i < t->npoint; i++) {
+        memcpy(want + i * KK, t->hi[i], sizeof(double) * KK), memcpy(lo + i * KK, t->lo[i], sizeof(double) * KK);
+        double *d = dp_doubles(KK);
+        for (int64_t x = 0; x < KK; x++) d[x] = (got[i * KK + x] - want[i * KK + x]) - lo[i * KK + x];
+        const double err = dp_norm_fro(KK, d), norm = dp_norm_fro(KK, want + i * KK);
+        free(d);
+        /* relative to a product that has vanished (math.md j.5, below 1e-30) an error means nothing */
+        r->point[r->npoint++] = (dp_chain_point){.chunks = t->points[i], .abs = err, .norm = norm, .rel = norm > 1e-30 ? err / norm : NAN, .bound = norm > 1e-30 ? bound[i] / norm : NAN, .effect = NAN};
+        if (bound[i] > sqrt(t->K)) bound[i] = INFINITY;          /* more than |I|_F: says nothing about a chain of contractions */
+    }
+    r->slope = slope(r);
+    r->tensor = dp_calloc(1, sizeof *r->tensor);
+    /* a chain in fp64 cannot be judged by an fp64 truth */
+    const int own = claimed == DP_FP64 && !t->dd;
+    const dp_compare_in in = {.name = "M", .N = 1, .heads = 1, .rows = t->npoint, .width = KK, .got = got, .want = want, .want_lo = lo, .rad = t->rad, .bound = own ? NULL : bound,
+                              .place = place_length, .ctx = t, .why_unjudged = "the truth of a chain this long is fp64 itself"};
+    dp_compare(&in, &r->tensor[r->ntensor++]);
+    free(got), free(bound), free(want), free(lo);
+}
+
+dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
+    (void)e;
+    int chains[DP_NFORMATS];
+    const int nc = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
+    chain_truth t;
+    if (!nc) return DP_OK;
+    chain_truth_init(&t, c);
+    dp_run *made[DP_NFORMATS];
+    const int first = out->n;
+    for (int i = 0; i < nc; i++) {
+        char b[256];
+        dp_run *r = dp_runs_add(out, c);
+        r->chain = chains[i], r->has_chain = 1, r->fault = o->fault;
+        r->truth_kind = t.dd ? "double-double" : "fp64", r->truth_bits = t.dd ? 106 : 53;
+        const double norm = dp_norm_fro((int64_t)t.K * t.K, t.hi[t.npoint - 1]);
+        r->truth_radius = norm > 1e-30 ? t.rad[t.npoint - 1] / norm : NAN;
+        const int n = snprintf(b, sizeof b, "%s:chain=%s", c->name, dp_formats[chains[i]].name);
+        if (o->fault) snprintf(b + n, sizeof b - (size_t)n, ",fault=%s", dp_faults[o->fault].name);
+        r->id = strdup(b);
+    }
+    for (int i = 0; i < nc; i++) made[i] = &out->run[first + i];
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < nc; i++) {
+        const double t0 = dp_now();
+        const dp_format f = chains[i];
+        judge_chain(&t, f, o->fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : o->fault == DP_FAULT_CHAIN_TF32RZ ? DP_TF32RZ : f, made[i]);
+        dp_run_close(made[i], dp_now() - t0);
+    }
+    if (o->done) for (int i = 0; i < nc; i++) o->done(made[i], o->arg);
+    chain_truth_free(&t);
+    return DP_OK;
+}

@@ -1,0 +1,326 @@
+/* gdn, kda, mkda: truth, reference, simulated ranks, bounds, judgement. */
+#include "../ref/mm.h"
+#include "../ref/truth.h"
+#include "budget.h"
+#include "run.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- which tokens the truth keeps states at ----------------------------------------------------------------------------------- */
+
+static int compare_i64(const void *a, const void *b) {
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+int64_t *dp_case_cuts(const dp_case *c, int *n) {
+    const dp_problem *p = &c->p;
+    int cap = 64, m = 0;
+    for (int i = 0; i < c->nranks; i++) cap += c->ranks[i] + 64;
+    int64_t *x = dp_calloc((size_t)cap, sizeof *x);
+    for (int i = 0; i < c->nranks; i++) {
+        const int N = c->ranks[i];
+        const int64_t L = p->T / N, a = N >= 3 ? L : 0;
+        if (p->T % N || N == 1) continue;
+        for (int r = 1; r < N; r++) x[m++] = r * L;
+        if (p->Nseq == 1 && p->HV == 1) for (int64_t s = DP_CHUNK; s < L; s *= 2) x[m++] = a + s;   /* prefixes of that rank's chain */
+    }
+    qsort(x, (size_t)m, sizeof *x, compare_i64);
+    *n = 0;
+    for (int i = 0; i < m; i++)
+        if (x[i] > 0 && x[i] < p->T && (*n == 0 || x[i] != x[*n - 1])) x[(*n)++] = x[i];
+    return x;
+}
+
+/* ---- places ------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct { const dp_sim *s; int field; const int *chunk_of; } places;       /* chunk_of [T]: index of the group that holds a token */
+
+static int sequence_of(const dp_problem *p, int64_t t) {
+    int i = 0;
+    while (i < p->Nseq - 1 && p->cu[i + 1] <= t) i++;
+    return i;
+}
+
+static void place_token_row(const void *ctx, int64_t row, dp_place *at) {
+    const places *x = ctx;
+    const dp_problem *p = x->s->p;
+    const int heads = x->field == 2 || x->field == 3 ? p->H : p->HV, per = x->field == 3 || x->field == 4 ? p->R : 1;
+    at->token = row / ((int64_t)heads * per);
+    at->head = (int)(row / per % heads);
+    at->rank = (int)(at->token / x->s->ctx[0].L);
+    at->sequence = sequence_of(p, at->token);
+    at->chunk = x->chunk_of[at->token];
+}
+
+static void place_state_row(const void *ctx, int64_t row, dp_place *at) {   /* [Nseq][HV] */
+    const places *x = ctx;
+    const dp_problem *p = x->s->p;
+    const int seq = (int)(row / p->HV);
+    int64_t t = x->field == 1 ? p->cu[seq + 1] - 1 : p->cu[seq];
+    if (t < 0) t = 0;
+    if (t >= p->T) t = p->T - 1;
+    *at = (dp_place){.rank = (int)(t / x->s->ctx[0].L), .head = (int)(row % p->HV), .sequence = seq, .chunk = -1, .token = -1};
+}
+
+static void place_head_row(const void *ctx, int64_t row, dp_place *at) {
+    (void)ctx;
+    *at = (dp_place){.rank = 0, .head = (int)row, .sequence = -1, .chunk = -1, .token = -1};
+}
+
+static void place_rank_row(const void *ctx, int64_t row, dp_place *at) {    /* list of (rank, head) that exist */
+    const int *z = ctx;
+    *at = (dp_place){.rank = z[row] >> 16, .head = z[row] & 0xffff, .sequence = -1, .chunk = -1, .token = -1};
+}
+
+/* ---- judging one run ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    const dp_case *c;
+    const dp_truth *truth;
+    int N;
+    dp_truth_rank *at;           /* [N*HV] */
+    double **traj;               /* [ref->ntraj] true M prefixes of the reference's traj_rank; NULL: none */
+    int *chunk_of;
+    dp_sim *ref;
+    double radius;
+} split;
+
+static void judge_fields(const split *sp, dp_sim *s, const dp_budget *b, dp_run *run) {
+    const dp_problem *p = s->p;
+    for (int i = 0; i < dp_result_nfields; i++) {
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        const dp_ball *want = &sp->truth->field[i];
+        double *got = *dp_result_at(&s->out, i);
+        if (!rows || !got || !want->rows) continue;
+        assert(want->rows == rows && want->width == width);
+        places pl = {.s = s, .field = i, .chunk_of = sp->chunk_of};
+        const int state = i == 1 || i == 9, head = i == 7 || i == 8;
+        const dp_compare_in in = {.name = dp_result_fields[i].name, .N = sp->N, .heads = i == 2 || i == 3 ? p->H : p->HV, .rows = rows, .width = width, .got = got, .want = want->hi,
+            .want_lo = want->lo, .rad = want->rad, .bound = b->row[i], .place = state ? place_state_row : head ? place_head_row : place_token_row, .ctx = &pl,
+            .tokens = state || head ? 0 : p->T};
+        dp_compare(&in, &run->tensor[run->ntensor++]);
+    }
+}
+
+/* One per-rank tensor (S_in, M, ...): collects the (rank, head) pairs that have it. Offsets are into dp_truth_rank. */
+static void judge_rank_tensor(const split *sp, const dp_sim *s, const char *name, double **got, size_t has, size_t value, size_t rad, int64_t width, const double *bound, dp_run *run) {
+    const int HV = s->p->HV, nr = sp->N * HV;
+    int n = 0, *place = dp_calloc((size_t)nr, sizeof *place);
+    double *g = dp_doubles(nr * width), *w = dp_doubles(nr * width), *r = dp_doubles(nr), *b = dp_doubles(nr);
+    for (int i = 0; i < nr; i++) {
+        const char *t = (const char *)&sp->at[i];
+        if (!*(const int *)(t + has)) continue;
+        if (got[i]) memcpy(g + n * width, got[i], sizeof(double) * (size_t)width);
+        else for (int64_t x = 0; x < width; x++) g[n * width + x] = NAN;
+        memcpy(w + n * width, *(double *const *)(t + value), sizeof(double) * (size_t)width);
+        r[n] = *(const double *)(t + rad) + 0x1p-53 * dp_norm_fro(width, w + n * width);     /* the truth comes rounded to double here */
+        b[n] = bound[i];
+        place[n++] = (i / HV) << 16 | i % HV;
+    }
+    if (n) {
+        const dp_compare_in in = {.name = name, .N = sp->N, .heads = HV, .rows = n, .width = width, .got = g, .want = w, .rad = r, .bound = b, .place = place_rank_row, .ctx = place};
+        dp_compare(&in, &run->tensor[run->ntensor++]);
+    }
+    free(place), free(g), free(w), free(r), free(b);
+}
+
+#define RANK_TENSOR(HAS, FIELD, WIDTH) \
+    judge_rank_tensor(sp, s, #FIELD, s->FIELD, offsetof(dp_truth_rank, HAS), offsetof(dp_truth_rank, FIELD), offsetof(dp_truth_rank, FIELD##_rad), WIDTH, b->FIELD, run)
+
+static double effect(const double *dM, const double *S, int K, int V) {      /* |dM S|_F / |S|_F */
+    double *x = dp_doubles((int64_t)K * V);
+    dp_mm(DP_FP64, 0, 0, K, V, K, dM, S, x);
+    const double e = dp_norm_fro((int64_t)K * V, x), n = dp_norm_fro((int64_t)K * V, S);
+    free(x);
+    return n > 0 ? e / n : NAN;
+}
+
+static void add_point(const split *sp, dp_run *run, int rank, int chunks, const double *got, const double *want, double bound) {
+    const dp_problem *p = &sp->c->p;
+    const int64_t KK = (int64_t)p->K * p->K;
+    double *d = dp_doubles(KK);
+    for (int64_t i = 0; i < KK; i++) d[i] = got[i] - want[i];
+    const double err = dp_norm_fro(KK, d), norm = dp_norm_fro(KK, want);
+    const dp_truth_rank *t = &sp->at[rank * p->HV];
+    run->point = realloc(run->point, sizeof *run->point * (size_t)(run->npoint + 1));
+    if (!run->point) abort();
+    run->point[run->npoint++] = (dp_chain_point){.rank = rank, .chunks = chunks, .rel = norm > 0 ? err / norm : NAN, .abs = err, .norm = norm, .bound = norm > 0 ? bound / norm : NAN,
+                                                 .effect = t->has_S_in ? effect(d, t->S_in, p->K, p->V) : NAN};
+    free(d);
+}
+
+/* M of every rank, and its growth along the prefixes of one rank (problems of one head). */
+static void chain_points(const split *sp, const dp_sim *s, const dp_budget *b, dp_run *run) {
+    if (s->p->HV != 1) return;
+    if (sp->traj)
+        for (int i = 0; i < s->ntraj; i++)
+            if (sp->traj[i]) add_point(sp, run, s->traj_rank, s->traj_chunks[i], s->traj[i], sp->traj[i], b->traj[i]);
+    for (int r = 0; r < sp->N; r++) {
+        const dp_context *c = &s->ctx[r];
+        if (!sp->at[r].has_MH || !s->M[r]) continue;
+        const int chunks = s->first[r][c->nlocal] - s->first[r][c->nlocal - 1];
+        int have = 0;
+        for (int i = 0; i < run->npoint; i++) have |= run->point[i].rank == r && run->point[i].chunks == chunks;
+        if (!have) add_point(sp, run, r, chunks, s->M[r], sp->at[r].M, b->M[r]);
+    }
+}
+
+static double largest_radius(const dp_truth *t) {
+    double top = 0;
+    for (int i = 0; i < dp_result_nfields; i++) {
+        const dp_ball *b = &t->field[i];
+        if (!b->rows) continue;
+        const double n = dp_norm_fro(b->rows * b->width, b->hi), r = dp_norm_fro(b->rows, b->rad);
+        if (n > 0 && !(r / n <= top)) top = r / n;
+    }
+    return top;
+}
+
+static void judge(const split *sp, dp_sim *s, const dp_budget *b, dp_run *run) {
+    const dp_problem *p = s->p;
+    const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
+    run->tensor = dp_calloc((size_t)dp_result_nfields + 6, sizeof *run->tensor);
+    judge_fields(sp, s, b, run);
+    RANK_TENSOR(has_S_in, S_in, KV);
+    RANK_TENSOR(has_MH, M, KK);
+    RANK_TENSOR(has_MH, H, KV);
+    if (sp->truth->backward) {
+        RANK_TENSOR(has_dS_out, dS_out, KV);
+        RANK_TENSOR(has_dMH, dM, KK);
+        RANK_TENSOR(has_dMH, dH, KV);
+    }
+    chain_points(sp, s, b, run);
+}
+
+/* ---- one split over N ranks ------------------------------------------------------------------------------------------------------ */
+
+static void split_truth(split *sp) {
+    const dp_problem *p = &sp->c->p;
+    const int nr = sp->N * p->HV;
+    sp->at = dp_calloc((size_t)nr, sizeof *sp->at);
+    for (int i = 0; i < nr; i++) dp_truth_at_rank(sp->truth, p, &sp->ref->ctx[i / p->HV], i % p->HV, &sp->at[i]);
+    sp->chunk_of = dp_calloc((size_t)p->T, sizeof *sp->chunk_of);
+    for (int g = 0; g < sp->ref->ngroup; g++)
+        for (int t = 0; t < sp->ref->group[g].c; t++) sp->chunk_of[sp->ref->group[g].t0 + t] = g;
+}
+
+/* M over the first 1, 2, 4, ... chunks of traj_rank, from the truth's segments (products in fp64 of truths: good to 1e-15). */
+static void split_prefixes(split *sp) {
+    const dp_truth *t = sp->truth;
+    const dp_problem *p = &sp->c->p;
+    const dp_sim *ref = sp->ref;
+    if (p->HV != 1 || p->Nseq != 1 || !ref->ntraj || !t->M_seg.rows) return;
+    const int64_t KK = (int64_t)p->K * p->K, a = ref->ctx[ref->traj_rank].a, b = ref->ctx[ref->traj_rank].b;
+    sp->traj = dp_calloc((size_t)ref->ntraj, sizeof *sp->traj);
+    double *P = NULL, *Q = dp_doubles(KK);
+    for (int i = 0, next = 0; i + 1 < t->nmark && next < ref->ntraj; i++) {
+        if (t->mark[i] < a || t->mark[i] >= b) continue;
+        if (!P) P = dp_copy(t->M_seg.hi + (int64_t)i * KK, KK);
+        else {
+            dp_mm(DP_FP64, 0, 0, p->K, p->K, p->K, t->M_seg.hi + (int64_t)i * KK, P, Q);
+            double *z = P;
+            P = Q, Q = z;
+        }
+        while (next < ref->ntraj && a + (int64_t)DP_CHUNK * ref->traj_chunks[next] < t->mark[i + 1]) next++;   /* no mark there */
+        if (next < ref->ntraj && a + (int64_t)DP_CHUNK * ref->traj_chunks[next] == t->mark[i + 1]) sp->traj[next++] = dp_copy(P, KK);
+    }
+    free(P), free(Q);
+}
+
+static void split_free(split *sp) {
+    for (int i = 0; sp->at && i < sp->N * sp->c->p.HV; i++) dp_truth_rank_free(&sp->at[i]);
+    for (int i = 0; sp->traj && i < sp->ref->ntraj; i++) free(sp->traj[i]);
+    free(sp->at), free(sp->traj), free(sp->chunk_of);
+}
+
+static char *run_id(const dp_run *r) {
+    char b[512];
+    int n = snprintf(b, sizeof b, "%s:ranks=%d,base=%s,chain=%s,merge=%s", r->case_name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name, dp_merge_names[r->merge]);
+    if (r->fault) snprintf(b + n, sizeof b - (size_t)n, ",fault=%s", dp_faults[r->fault].name);
+    return strdup(b);
+}
+
+static void one_run(const dp_run_options *o, const split *sp, dp_sim *s, const dp_budget *b, dp_format chain, dp_merge merge, int cached, dp_runs *out) {
+    const double t0 = dp_now();
+    dp_run *r = dp_runs_add(out, sp->c);
+    r->ranks = sp->N, r->base = s->base, r->chain = chain, r->merge = merge, r->fault = o->fault;
+    r->has_chain = r->has_base = r->has_merge = 1;
+    r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius;
+    r->id = run_id(r);
+    dp_sim_run(s, chain, merge, sp->truth->backward);
+    judge(sp, s, b, r);
+    dp_run_close(r, dp_now() - t0);
+    if (o->done) o->done(r, o->arg);
+}
+
+static dp_status runs_of_split(const dp_run_options *o, split *sp, int cached, dp_runs *out, dp_err *e) {
+    const dp_case *c = sp->c;
+    int bases[DP_NBASES], chains[DP_NFORMATS], merges[DP_NMERGES];
+    const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
+    int nc = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
+    const int nm = dp_select(c->nmerge, (const int *)c->merge, o->nmerge, (const int *)o->merge, merges);
+    if (sp->N == 1 && nc > 1) nc = 1;                            /* one rank forms no M: the chain's format is never used */
+    for (int i = 0; i < nb; i++) {
+        dp_sim s;
+        dp_budget_base w;
+        const dp_status st = dp_sim_new(&s, &c->p, bases[i], sp->N, o->fault, e);
+        if (st) return st;
+        dp_budget_base_init(&w, sp->ref, bases[i], c->backward);
+        for (int j = 0; j < nc; j++) {
+            dp_budget b;
+            dp_budget_run(&w, chains[j], c->backward, &b);
+            for (int k = 0; k < nm; k++) one_run(o, sp, &s, &b, chains[j], merges[k], cached, out);
+            dp_budget_free(&b);
+        }
+        dp_budget_base_free(&w);
+        dp_sim_free(&s);
+    }
+    return DP_OK;
+}
+
+static void gpu_row(const dp_case *c, const dp_run_options *o, dp_runs *out) {
+    dp_run *r = dp_runs_add(out, c);
+    char b[256];
+    r->backend = "cuda";
+    r->verdict = DP_SKIPPED;
+    snprintf(b, sizeof b, "%s:backend=cuda", c->name);
+    r->id = strdup(b);
+    snprintf(r->why, sizeof r->why, "this build has no CUDA subject");
+    if (o->done) o->done(r, o->arg);
+}
+
+dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
+    dp_truth truth;
+    int ncut, cached = 0, ranks[16];
+    int64_t *cut = dp_case_cuts(c, &ncut);
+    const dp_truth_request rq = {.bits = c->bits, .backward = c->backward, .ncut = ncut, .cut = cut, .want_M = ncut > 0, .progress = o->progress};
+    dp_status st = dp_truth_cached(&c->p, &rq, o->cache, &truth, &cached, e);
+    if (st) {
+        free(cut);
+        return st;
+    }
+    const double radius = largest_radius(&truth);
+    const int nr = dp_select(c->nranks, c->ranks, o->nranks, o->ranks, ranks);
+    for (int i = 0; i < nr && !st; i++) {
+        dp_sim ref;
+        split sp = {.c = c, .truth = &truth, .N = ranks[i], .ref = &ref, .radius = radius};
+        st = dp_sim_new(&ref, &c->p, DP_BASE_FP64, ranks[i], DP_FAULT_NONE, e);
+        if (st) break;
+        dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, c->backward);
+        split_truth(&sp);
+        split_prefixes(&sp);
+        st = runs_of_split(o, &sp, cached, out, e);
+        split_free(&sp);
+        dp_sim_free(&ref);
+    }
+    if (!st && !o->nranks && !o->nbase && !o->nchain && !o->nmerge) gpu_row(c, o, out);
+    dp_truth_free(&truth);
+    free(cut);
+    return st;
+}
