@@ -298,9 +298,12 @@ static dp_status poke_index(const dp_casefile *f, const char **p, const slot *s,
             return dp_casefile_refuse(f, "poke", e, "index %d of %s at '%.40s' is not in 0..%lld", d, s->name, begin, (long long)s->shape[d] - 1);
         hi[d] = all ? s->shape[d] : lo[d] + 1;
         *p = end;
-        if (d + 1 < s->ndim && *(*p)++ != ',') break;
+        if (d + 1 == s->ndim) continue;
+        if (**p != ',') break;
+        ++*p;
     }
-    if (d != s->ndim || *(*p)++ != ']') return dp_casefile_refuse(f, "poke", e, "%s takes %d indices, at '%.40s'", s->name, s->ndim, begin);
+    if (d != s->ndim || **p != ']') return dp_casefile_refuse(f, "poke", e, "%s takes %d indices, at '%.40s'", s->name, s->ndim, begin);
+    ++*p;
     return DP_OK;
 }
 
@@ -347,7 +350,7 @@ static dp_status poke_one(const dp_casefile *f, dp_case *c, const char **p, dp_e
 
 static dp_status poke(const dp_casefile *f, dp_case *c, dp_err *e) {
     dp_status s = DP_OK;
-    for (const char *p = f->poke; p && *p && !s; ) {
+    for (const char *p = f->poke; !s && p && *p;) {
         while (*p == ' ' || *p == '\t') p++;
         s = poke_one(f, c, &p, e);
         if (!s && *p == ',' && !*++p) s = dp_casefile_refuse(f, "poke", e, "ends with a comma");

@@ -60,10 +60,10 @@ static void put_f64(unsigned char *p, double x) {
     store(p, 8, b);
 }
 
-/* limit: integers of that type are exact in double, and fit the type, up to this magnitude; 0 for the floating types. */
-typedef struct { const char *name; int size; double limit; double (*get)(const unsigned char *); void (*put)(unsigned char *, double); } dtype;
-static const dtype DTYPES[] = {{"F64", 8, 0, get_f64, put_f64},   {"I64", 8, TWO53, get_i64, put_i64},     {"F32", 4, 0, get_f32, put_f32},
-                               {"I32", 4, 2147483647, get_i32, put_i32}, {"BF16", 2, 0, get_bf16, put_bf16}, {"F16", 2, 0, get_f16, put_f16}};
+/* lo, hi: integers of that type are exact in double, and fit the type, within these; both 0 for the floating types. */
+typedef struct { const char *name; int size; double lo, hi; double (*get)(const unsigned char *); void (*put)(unsigned char *, double); } dtype;
+static const dtype DTYPES[] = {{"F64", 8, 0, 0, get_f64, put_f64},   {"I64", 8, -TWO53, TWO53, get_i64, put_i64},     {"F32", 4, 0, 0, get_f32, put_f32},
+                               {"I32", 4, -2147483648.0, 2147483647, get_i32, put_i32}, {"BF16", 2, 0, 0, get_bf16, put_bf16}, {"F16", 2, 0, 0, get_f16, put_f16}};
 #define NDTYPES ((int)(sizeof DTYPES / sizeof *DTYPES))
 
 static const dtype *find_dtype(const char *name) {
@@ -172,7 +172,7 @@ static dp_status read_values(reader *r, const extent *x) {
     t->data = dp_doubles(t->n);
     for (int64_t i = 0; i < t->n; i++) {
         t->data[i] = d->get(p + i * d->size);
-        const int64_t integer = d->limit == TWO53 ? (int64_t)load(p + i * 8, 8) : 0;
+        const int64_t integer = d->hi == TWO53 ? (int64_t)load(p + i * 8, 8) : 0;
         if (integer > (int64_t)TWO53 || integer < -(int64_t)TWO53)
             return dp_fail(r->e, DP_EINPUT, "%s: tensor %s[%lld] = %lld: not exact in double", r->path, t->name, (long long)i, (long long)integer);
     }
@@ -241,8 +241,8 @@ dp_status dp_safetensors_read(const char *path, dp_tensorfile *f, dp_err *e) {
 /* ---- writing ------------------------------------------------------------------------------------------------------------- */
 
 static dp_status check_integers(const char *path, const dp_tensor *t, const dtype *d, dp_err *e) {
-    for (int64_t i = 0; d->limit > 0 && i < t->n; i++)
-        if (!(fabs(t->data[i]) <= d->limit) || t->data[i] != floor(t->data[i]))
+    for (int64_t i = 0; d->hi > 0 && i < t->n; i++)
+        if (!(t->data[i] >= d->lo && t->data[i] <= d->hi) || t->data[i] != floor(t->data[i]))
             return dp_fail(e, DP_EINPUT, "%s: tensor %s[%lld] = %.17g: does not fit %s", path, t->name, (long long)i, t->data[i], d->name);
     return DP_OK;
 }

@@ -127,6 +127,9 @@ DP_TEST(case, refuses_bad_pokes) {
     REFUSE(KDA "poke = v 1\n", "expected name[index] value");
     REFUSE(KDA "poke = v[0,0,0] 1\n", "v takes 4 indices, at '[0,0,0] 1'");
     REFUSE(KDA "poke = v[0,0,0,0,0] 1\n", "takes 4 indices");
+    REFUSE(KDA "poke = v[1,0\n", "v takes 4 indices, at '[1,0'");
+    REFUSE(KDA "poke = v[1,0,0,0\n", "v takes 4 indices, at '[1,0,0,0'");
+    REFUSE(KDA "poke = v[1,\n", "index 1 of v");
     REFUSE(KDA "poke = v[12,0,0,0] 1\n", "index 0 of v", "0..11");
     REFUSE(KDA "poke = v[-1,0,0,0] 1\n", "index 0 of v");
     REFUSE(KDA "poke = v[0,0,0,x] 1\n", "index 3 of v");

@@ -163,7 +163,7 @@ DP_TEST(safetensors, round_trips_every_16_bit_number) {
 DP_TEST(safetensors, round_trips_special_and_integer_values) {
     const double f[] = {0.0, -0.0, INFINITY, -INFINITY, NAN, 0x1p-149, -0x1.fffffep127, 1.0 / 3 - 1.0 / 3};
     const double d[] = {0x1p-1074, 0x1.fffffffffffffp1023, -0.1, 1.0 / 3, NAN, -INFINITY, -0.0, 3};
-    const double i[] = {0, -1, 2147483647, -2147483647}, l[] = {0, -1, 9007199254740992.0, -9007199254740992.0};
+    const double i[] = {0, -1, 2147483647, -2147483648.0}, l[] = {0, -1, 9007199254740992.0, -9007199254740992.0};
     round_trip("F32", 8, f);
     round_trip("F64", 8, d);
     round_trip("I32", 4, i);
