@@ -17,6 +17,7 @@ typedef struct {
     dp_chunk_bound *b;           /* [ngroup][HV] */
     double **eH, **edH;          /* [N*HV] -> [V]; NULL where absent */
     double *Dg;                  /* [T][HV][Kg] error of the log decay */
+    double **eS, **edS, *row[10];   /* errors entering the ranks and row bounds of the last run: often the same for the next format */
 } dp_budget_base;
 void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int backward);
 void dp_budget_base_free(dp_budget_base *w);
@@ -26,7 +27,7 @@ typedef struct {
     double *S_in, *M, *H, *dS_out, *dM, *dH;   /* [N*HV] Frobenius bounds; 0 where absent */
     double traj[DP_MAX_TRAJ];    /* M of ref->traj_rank (HV = 1) */
 } dp_budget;
-void dp_budget_run(const dp_budget_base *w, dp_format chain, int backward, dp_budget *out);
+void dp_budget_run(dp_budget_base *w, dp_format chain, int backward, dp_budget *out);
 void dp_budget_free(dp_budget *b);
 
 #ifdef __cplusplus

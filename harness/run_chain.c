@@ -1,5 +1,6 @@
 /* op chain: P_n = M_n ... M_1 in a number format, against a product that carries its own bound, judged by math.md j.3. */
 #include "../ref/bound.h"
+#include "../ref/dd.h"
 #include "../ref/mm.h"
 #include "run.h"
 
@@ -9,38 +10,7 @@
 #include <string.h>
 
 /* Truth of a chain: double-double products where they are affordable, else fp64. Either way the radius is the running normwise bound of
- * math.md j.3 with the eta of that arithmetic:  r_1 = 0,  r_j = mu_j r_(j-1) + eta | |M_j||P_(j-1)| |_F.
- * Double-double: two_prod and two_sum are exact, each accumulation of (hi, lo) loses at most 2^-100 relative to the partial sum of absolute
- * values (Joldes, Muller, Popescu 2017, theorem for AccurateDWPlusDW: 3u^2 with u = 2^-53, and the low-order product terms below 4 u^2). */
-#define DD_ETA(K) ((K) * 0x1p-100)
-
-static void two_prod(double a, double b, double *p, double *e) {   /* Dekker: no fused operation needed */
-    const double S = 134217729.0, ca = S * a, cb = S * b, ah = ca - (ca - a), bh = cb - (cb - b), al = a - ah, bl = b - bh;
-    *p = a * b;
-    *e = ((ah * bh - *p) + ah * bl + al * bh) + al * bl;
-}
-
-/* C = M B for exact M and double-double B; [K][K] each */
-static void dd_product(int K, const double *M, const double *Bh, const double *Bl, double *Ch, double *Cl) {
-#pragma omp parallel for schedule(static)
-    for (int i = 0; i < K; i++) {
-        double *h = Ch + (int64_t)i * K, *l = Cl + (int64_t)i * K;
-        for (int j = 0; j < K; j++) h[j] = l[j] = 0;
-        for (int k = 0; k < K; k++) {
-            const double m = M[(int64_t)i * K + k], *bh = Bh + (int64_t)k * K, *bl = Bl + (int64_t)k * K;
-            for (int j = 0; j < K; j++) {
-                double p, e, s, z, t;
-                two_prod(m, bh[j], &p, &e);
-                e += m * bl[j];
-                s = h[j] + p, z = s - h[j];
-                t = (h[j] - (s - z)) + (p - z) + l[j] + e;
-                h[j] = s + t;
-                l[j] = t - (h[j] - s);
-            }
-        }
-    }
-}
-
+ * math.md j.3 with the eta of that arithmetic:  r_1 = 0,  r_j = mu_j r_(j-1) + eta | |M_j||P_(j-1)| |_F  (+ eta |M_j| r_(j-1): P is the computed one). */
 typedef struct {
     int n, K, dd, npoint, points[32];
     double *M, *mu;              /* [n][K][K] factors as doubles, [n] */
@@ -65,13 +35,13 @@ static void chain_truth_init(chain_truth *t, const dp_case *c) {
     dp_inputs_chain(c->ch.regime, n, K, c->spec.seed, f, t->mu);
     for (int64_t i = 0; i < n * KK; i++) t->M[i] = f[i];
     free(f);
-    const double eta = t->dd ? DD_ETA(K) : dp_eta(DP_FP64, K);
+    const double eta = t->dd ? DP_DD_ETA(K) : dp_eta(DP_FP64, K);
     double *h = dp_copy(t->M, KK), *l = dp_doubles(KK), *h2 = dp_doubles(KK), *l2 = dp_doubles(KK), r = 0;
     for (int j = 0; j < n; j++) {
         const double *M = t->M + j * KK;
         if (j > 0) {
             r = radius_step(K, M, h, t->mu[j], eta, r);
-            if (t->dd) dd_product(K, M, h, l, h2, l2);
+            if (t->dd) dp_dd_mm(K, K, K, M, NULL, h, l, h2, l2);
             else dp_mm(DP_FP64, 0, 0, K, K, K, M, h, h2);
             double *x = h;
             h = h2, h2 = x, x = l, l = l2, l2 = x;

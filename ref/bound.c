@@ -56,6 +56,9 @@ double dp_norm2_up(int m, int n, const double *A) {
     return f * sqrt(top) * (1 + 0x1p-48);
 }
 
+/* exp for bounds: fp32 is enough, inflated by more than its error at any d in [-745, 0] (2^-24 |d| from rounding d, 2^-22 from expf). */
+static double exp_up(double d) { return d < -700 ? 1e-304 : d < -80 ? exp(d) : (double)expf((float)d) * (1 + 0x1p-16); }
+
 /* ---- small tools ----------------------------------------------------------------------------------------------------------- */
 
 static double *absof(const double *x, int64_t n) {
@@ -109,7 +112,7 @@ static void intra_pairs(dp_chunk_bound *b, const double *D) {
         for (int i = 0; i <= s; i++) {
             for (int x = 0; x < K; x++) {
                 const double d = ch->gcum[s * K + x] - ch->gcum[i * K + x];
-                e[x] = exp(d);
+                e[x] = exp_up(d);
                 ee[x] = D[s * K + x] - D[i * K + x] + u * fabs(d) + 2 * u + gK;
             }
             for (int m = 0; m < R; m++) {
@@ -436,7 +439,7 @@ static void grad_pairs(const dp_chunk_bound *b, const double *dL, const double *
     for (int s = 0; s < c; s++)
         for (int i = 0; i <= s; i++)
             for (int x = 0; x < K; x++) {
-                const double d = ch->gcum[s * K + x] - ch->gcum[i * K + x], e = exp(d);
+                const double d = ch->gcum[s * K + x] - ch->gcum[i * K + x], e = exp_up(d);
                 const double ee = (b->Dexp[s * K + x] - b->Dexp[i * K + x]) + u * fabs(d) + 2 * u + g;
                 const double aq = fabs(ch->q[s * K + x]);
                 for (int m = 0; m < R; m++) {

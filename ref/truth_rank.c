@@ -1,15 +1,18 @@
 /* ref/truth_rank.c - what a rank must see, from the snapshots of the truth (math.md g.1, g.2).
  *
  * A matrix with radius: X = centre + error, |error|_F <= rad; centres in __float128, uq = 2^-113. The snapshots' hi + lo is exact there.
- *     product      |XY - fl(X~ Y~)|_F <= |X~| ry + rx |Y~| + rx ry + gamma_(K+1)(uq) |X~||Y~|          Frobenius norms
+ *     product      |XY - fl(X~ Y~)|_F <= |X~| ry + rx |Y~| + rx ry + (eta_dd(K) + 4 2^-106) |X~||Y~|    Frobenius norms; products run in
+ *                  double-double (ref/dd.h), to which the factors are rounded first: a __float128 product is ten times slower
  *     difference   rx + ry + uq |X~ - Y~|
  *     to double    2^-53 |X~| + 2^-1074 sqrt(entries)
  * Norms and radii are long doubles to nearest, fewer than 2^40 operations deep, hence the factor 1 + 2^-19 of tr_up at the end.
  */
+#include "dd.h"
 #include "truth_impl.h"
 
 #include <assert.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef __float128 f128;
@@ -37,12 +40,19 @@ static ld norm(const matrix *m) {
     return sqrtl(s) * (1 + 0x1p-60L);
 }
 
+static void split(const matrix *a, double *hi, double *lo) {                      /* loses 2^-106 relative */
+    for (int64_t i = 0; i < (int64_t)a->rows * a->cols; i++) hi[i] = (double)a->x[i], lo[i] = (double)(a->x[i] - hi[i]);
+}
+
 static matrix product(const matrix *a, const matrix *b) {
+    const int64_t na_ = (int64_t)a->rows * a->cols, nb_ = (int64_t)b->rows * b->cols, nc = (int64_t)a->rows * b->cols;
     matrix c = matrix_new(a->rows, b->cols);
-    for (int i = 0; i < a->rows; i++)
-        for (int k = 0; k < a->cols; k++)
-            for (int j = 0; j < b->cols; j++) c.x[(int64_t)i * c.cols + j] += a->x[(int64_t)i * a->cols + k] * b->x[(int64_t)k * b->cols + j];
-    const ld na = norm(a), nb = norm(b), g = (a->cols + 2) * 0x1p-113L;
+    double *w = dp_doubles(2 * (na_ + nb_ + nc)), *al = w + na_, *bh = al + na_, *bl = bh + nb_, *ch = bl + nb_, *cl = ch + nc;
+    split(a, w, al), split(b, bh, bl);
+    dp_dd_mm(a->rows, b->cols, a->cols, w, al, bh, bl, ch, cl);
+    for (int64_t i = 0; i < nc; i++) c.x[i] = (f128)ch[i] + cl[i];
+    free(w);
+    const ld na = norm(a), nb = norm(b), g = DP_DD_ETA(a->cols) + 0x1p-104L;
     c.rad = na * b->rad + a->rad * nb + a->rad * b->rad + g * na * nb;
     return c;
 }
