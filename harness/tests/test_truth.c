@@ -6,6 +6,7 @@
  * formula with the adjoint of the truth.
  */
 #include <math.h>
+#include <mpfr.h>
 #include <quadmath.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -336,6 +337,83 @@ DP_TEST(truth, radius_check_catches_a_radius_that_is_too_small) {
     dp_truth_free(&got);
     dp_truth_free(&want);
     dp_problem_free(&p);
+}
+
+/* Problems that make one source of error large against all others, so that a radius without its term is too small: errors that
+ * live on for 20,000 tokens; sums over 30,000 keys; sums over 30,000 columns; 200 keys a token. All sums are of positive terms, whose partial
+ * sums grow: roundings then add up like a random walk over the whole sum. */
+typedef struct { const char *name; int T, K, V, R, l2norm; double g, beta; } stress;
+static const stress stresses[] = {{"long memory", 20000, 1, 1, 1, 0, -1e-5, 1e-5}, {"many channels", 3, 30000, 1, 1, 0, -1, 1}, {"many channels, l2", 3, 30000, 1, 1, 1, -1, 1},
+                                  {"many columns", 3, 1, 30000, 1, 0, -1, 1}, {"many keys", 3, 2, 2, 200, 0, -1, 1}};
+
+static dp_problem stress_problem(const stress *s) {
+    const shape base = {s->name, s->R > 1 ? DP_MKDA : DP_KDA, s->T, 1, 1, s->K, s->V, s->R, DP_GATE_LOG, 0, DP_BETA_PLAIN, s->l2norm, 1, 1, {0, s->T}};
+    dp_problem p = problem_of(&base);
+    const int64_t T = s->T, K = s->K, V = s->V, R = s->R;
+    const double key = 1 / sqrt((double)K);
+    p.scale = 1;
+    fill(p.q, T * K, 0.9 * key, key);
+    fill(p.k, T * R * K, 0.9 * key, key);
+    fill(p.v, T * R * V, 0, 1e-3);
+    fill(p.g, T * K, s->g, 0);
+    fill(p.beta, T * R, 0.5 * s->beta / (double)R, s->beta / (double)R);
+    fill(p.s0, K * V, 0.9, 1);
+    fill(p.dout, T * V, 0, 1e-3);
+    fill(p.dstate, K * V, 0.9, 1);
+    return p;
+}
+
+DP_TEST(truth, radius_covers_each_source_of_error) {
+    for (size_t s = 0; s < sizeof stresses / sizeof *stresses; s++) {
+        dp_problem p = stress_problem(&stresses[s]);
+        dp_truth got, want;
+        const dp_truth_request low = {.bits = 64, .backward = 1, .want_M = p.K < 10}, high = {.bits = 256, .backward = 1, .want_M = p.K < 10};
+        REQUIRE(dp_truth_run(&p, &low, &got, NULL) == DP_OK && dp_truth_run(&p, &high, &want, NULL) == DP_OK, "run");
+        for (int f = 0; f < NBALLS; f++) {
+            const char *name;
+            const dp_ball *a = ball_of(&got, f, &name), *b = ball_of(&want, f, &name);
+            if (!a->rows) continue;
+            const double ratio = worst_ratio(a, b, 1);
+            CHECK(ratio <= 1, "%s, %s: error / radius %g", stresses[s].name, name, ratio);
+            if (getenv("DP_TRUTH_RATIOS")) printf("%-18s %-12s error / radius %8.1e   radius / size %8.1e\n", stresses[s].name, name, ratio, relative_radius(a));
+        }
+        dp_truth_free(&got);
+        dp_truth_free(&want);
+        dp_problem_free(&p);
+    }
+}
+
+/* One token, K = V = 1, from S = 0: o = scale q k beta v, a product of five doubles, exact in 265 bits. */
+DP_TEST(truth, radius_covers_the_rounding_to_hi_and_lo) {
+    double largest = 0;
+    for (int i = 0; i < 50; i++) {
+        const shape s = {"product", DP_KDA, 1, 1, 1, 1, 1, 1, DP_GATE_LOG, 0, DP_BETA_PLAIN, 0, 0, 1, {0, 1}};
+        dp_problem p = problem_of(&s);
+        state = (uint64_t)i + 1;
+        double *x[] = {p.q, p.k, p.beta, p.v, &p.scale};
+        mpfr_t o, d;
+        mpfr_init2(o, 400);
+        mpfr_init2(d, 400);
+        mpfr_set_ui(o, 1, MPFR_RNDN);
+        for (int j = 0; j < 5; j++) {
+            *x[j] = uniform(1, 2);
+            mpfr_set_d(d, *x[j], MPFR_RNDN);
+            mpfr_mul(o, o, d, MPFR_RNDN);
+        }
+        dp_truth t;
+        const dp_truth_request rq = {.bits = 192};
+        REQUIRE(dp_truth_run(&p, &rq, &t, NULL) == DP_OK, "run");
+        mpfr_sub_d(o, o, t.field[0].hi[0], MPFR_RNDN);
+        mpfr_sub_d(o, o, t.field[0].lo[0], MPFR_RNDN);
+        const double err = fabs(mpfr_get_d(o, MPFR_RNDA)), rad = t.field[0].rad[0];
+        CHECK(err <= rad, "instance %d: error %g, radius %g", i, err, rad);
+        largest = fmax(largest, err / rad);
+        mpfr_clear(o);
+        mpfr_clear(d);
+        dp_truth_free(&t);
+        dp_problem_free(&p);
+    }
+    CHECK(largest > 0.5, "error / radius is at most %g: the rounding to hi + lo was not seen", largest);
 }
 
 /* ------------------------------------------------------------------------------------------------ determinism, snapshots */
