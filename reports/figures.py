@@ -35,9 +35,9 @@ def chain_series(rec, case):
     """{format: (chunks, rel, bound)} of the runs of a chain case, rank 0, sorted by chunks."""
     out = {}
     for fmt in formats_of(rec.of(case["name"])):
-        run = next((r for r in rec.of(case["name"]) if r["policy"]["chain"] == fmt and r["chain"]), None)
+        run = next((r for r in rec.of(case["name"]) if r["policy"].get("chain") == fmt and r["chain"]), None)
         if run:
-            pts = sorted(run["chain"], key=lambda p: p["chunks"])
+            pts = sorted((p for p in run["chain"] if p["chunks"] > 0), key=lambda p: p["chunks"])
             out[fmt] = [p["chunks"] for p in pts], [p["rel"] for p in pts], [p.get("bound") for p in pts], run.get("slope")
     return out
 
@@ -125,7 +125,7 @@ def state_plots(rec, case):
     bases = [b for b in bases_of(rec.of(case["name"])) if any(tensor(r, "S_in") for r in one_per_format(rec, case["name"], n, b).values())]
     if n < 3 or not bases:
         return []
-    cap = (f"{case['name']}, {n} ranks: error of the state S_in with which a rank starts, rank by rank (top axis: chunks of 64 tokens before that rank), one panel "
+    cap = (f"{n} ranks: error of the state S_in with which a rank starts, rank by rank (top axis: chunks of 64 tokens before that rank), one panel "
            "per base policy. Filled: measured; hollow on a thin line: its bound (math.md j.6). Rank 1 starts from H of rank 0 alone, without M; from rank 2 on the M chain enters." + (" The fp64 chain is not drawn." if "fp64" in formats_of(rec.of(case["name"])) else "")
            + (" With base fp64 the errors at rank 1 lie below the panel." if "fp64" in bases else ""))
     return [Plot(f"state-{case['name']}", f"Error of S_in over the ranks, {case['name']}", cap, lambda: draw_state(rec, case, n, bases))]
@@ -193,7 +193,7 @@ def token_plots(rec, case):
         names = [t for t in ("o",) + GRADIENTS if any((tensor(r, t) or {}).get("windows") for r in runs.values())]
         if n < 2 or not names or base == "fp64":
             continue
-        cap = (f"{case['name']}, base {base}, {n} ranks. Left: relative error of o and of each gradient in windows of {window(runs, names)} tokens, one line per format of the M chain; "
+        cap = (f"{n} ranks. Left: relative error of o and of each gradient in windows of {window(runs, names)} tokens, one line per format of the M chain; "
                "grey band: the same computation on one rank; vertical lines: rank boundaries. Right: the error of each whole rank; bars: fp32 chain, markers: the other formats. "
                "o is read left to right (the state flows to later ranks), gradients right to left.")
         out.append(Plot(f"tokens-{case['name']}-{base}", f"Error over tokens and ranks, {case['name']}, base {base}", cap,

@@ -51,7 +51,7 @@ def failure(run):
 def chain_errors(rec, case):
     """{format: ({chunks: rel}, run)}"""
     return {f: ({p["chunks"]: p["rel"] for p in r["chain"]}, r) for f in formats_of(rec.of(case["name"]))
-            for r in [next((r for r in rec.of(case["name"]) if r["policy"]["chain"] == f and r["chain"]), None)] if r}
+            for r in [next((r for r in rec.of(case["name"]) if r["policy"].get("chain") == f and r["chain"]), None)] if r}
 
 
 def overtaking(a, b):

@@ -23,18 +23,19 @@ a { color: #00507f; text-underline-offset: 2px; } a:target, :target { scroll-mar
 .verdict.fail { background: #000; color: #fff; outline: 3px solid #D55E00; } .verdict.pass { background: #e7f1ec; }
 .warn { border-left: 4px solid #D55E00; padding: .3rem .8rem; }
 dl.meta { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .9rem; margin: .75rem 0; } dl.meta dt { color: var(--soft); } dl.meta dd { margin: 0; }
-td.num, span.num, .w { white-space: nowrap; } code, .num { font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .86em; }
+table.t td b { font: .92em "DejaVu Sans Mono", Menlo, Consolas, monospace; white-space: nowrap; } td.num, .w { white-space: nowrap; } code, .num { font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .86em; }
 code.id { user-select: all; -webkit-user-select: all; background: var(--pale); padding: .1em .35em; overflow-wrap: anywhere; }
 figure { margin: 1.5rem 0 2rem; break-inside: avoid; } figure img { width: 100%; height: auto; display: block; } figcaption { font-size: .86rem; line-height: 1.45; margin-top: .5rem; max-width: 56rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .84rem; margin: .6rem 0; } caption { text-align: left; font-size: .86rem; padding-bottom: .35rem; }
 th, td { padding: .22rem .55rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); } thead th { border-bottom: 1.5px solid var(--ink); font-weight: 600; vertical-align: bottom; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; } td .x { color: var(--soft); font-size: .88em; }
+table.t td:nth-child(-n+4), table.t th:nth-child(-n+4) { text-align: right; white-space: nowrap; } table.t td:first-child, table.t th:first-child { text-align: left; }
 td.v { white-space: nowrap; } .f { font-weight: 700; background: #000; color: #fff; padding: 0 .35em; } .u { font-style: italic; }
 details { margin: .4rem 0; } summary { cursor: pointer; padding: .15rem 0; } details details { margin-left: 1rem; } details[open] > summary { font-weight: 600; }
 section.run { border-top: 1px solid var(--line); margin: .6rem 0 0 1rem; padding-top: .5rem; } section.run h4 { margin: 0; font-size: .9rem; font-weight: 400; } section.run p { margin: .2rem 0; }
 .top { float: right; font-size: .8rem; font-weight: 400; }
 @page { size: A4; margin: 15mm; }
-@media print { body { font-size: 10pt; padding: 0; max-width: none; } a { color: inherit; text-decoration: none; } .top, .screen { display: none; } h2 { break-after: avoid; } h3, caption { break-after: avoid; }
+@media print { body { font-size: 10pt; padding: 0; max-width: none; } a { color: inherit; text-decoration: none; } .top, .screen { display: none; } h2, h2 + p, h3, caption { break-after: avoid; }
   tr { break-inside: avoid; } thead { display: table-header-group; } table { font-size: 8pt; } th, td { padding: 1pt 4pt; } .wide { overflow: visible; } figure img { max-height: 245mm; object-fit: contain; object-position: left top; } }
 """
 
@@ -104,7 +105,7 @@ def figures_section(figures):
     out = ['<h2 id="figures">Figures</h2>']
     for i, (plot, uri) in enumerate(figures, 1):
         files = f'<span class="soft screen"> Files: <a href="figures/{plot.name}.png">PNG</a>, <a href="figures/{plot.name}.pdf">PDF</a>.</span>'
-        out.append(f'<figure id="{esc(plot.name)}"><img src="{uri}" alt="{esc(plot.title)}"><figcaption><b>Figure {i}. {esc(plot.title)}.</b> {esc(plot.caption)}{files}</figcaption></figure>')
+        out.append(f'<figure id="{esc(plot.name)}"><img src="{uri}" alt="{esc(plot.title)}"><figcaption><b>Figure {i}. {esc(plot.title)}.</b> {keep(esc(plot.caption))}{files}</figcaption></figure>')
     return "\n".join(out)
 
 
@@ -207,16 +208,16 @@ def tensor_table(run):
         return ""
     ts = sorted(run["tensors"], key=lambda t: (TENSOR_ORDER.index(t["name"]) if t["name"] in TENSOR_ORDER else len(TENSOR_ORDER)))
     split = run["ranks"] > 1
-    head = "<th>rank by rank</th>" if split else ""
-    return ('<div class="wide"><table><thead><tr><th>tensor</th><th class="n">rel. error</th><th class="n">bound</th><th class="n">error / bound</th>' + head
-            + "<th>worst token</th><th>verdict</th></tr></thead><tbody>" + "".join(tensor_row(t, split) for t in ts) + "</tbody></table></div>")
+    return ('<div class="wide"><table class="t"><thead><tr><th>tensor<th>rel. error<th>bound<th>error / bound' + ("<th>rank by rank" if split else "")
+            + "<th>worst token<th>verdict</thead><tbody>" + "".join(tensor_row(t, split) for t in ts) + "</tbody></table></div>")
 
 
 def tensor_row(t, split):
-    ranks = f'<td class="num">{" ".join(sci(x) for x in t.get("per_rank") or [])}</td>' if split else ""
+    """End tags of cells are left out, as HTML allows: there are thousands."""
+    ranks = f'<td class="num">{" ".join(sci(x) for x in t.get("per_rank") or [])}' if split else ""
     why = f": {esc(t['why'])}" if t.get("why") and t["verdict"] != "pass" else ""
-    return (f'<tr><td>{esc(t["name"])}</td><td class="n">{sci(t.get("rel_fro"), 3)}</td><td class="n">{sci(t.get("bound"))}</td><td class="n">{near(t["ratio"]) if t.get("ratio") is not None else "–"}</td>'
-            f'{ranks}<td class="small">{worst_token(t.get("worst_token"))}</td><td>{verdict_mark(t["verdict"])}{why}</td></tr>')
+    return (f'<tr><td>{esc(t["name"])}<td>{sci(t.get("rel_fro"), 3)}<td>{sci(t.get("bound"))}<td>{near(t["ratio"]) if t.get("ratio") is not None else "–"}'
+            f'{ranks}<td>{worst_token(t.get("worst_token"))}<td>{verdict_mark(t["verdict"])}{why}')
 
 
 def worst_token(w):
@@ -224,7 +225,7 @@ def worst_token(w):
         return ""
     at = ", ".join(f"{k} {w[n]}" for k, n in (("rank", "rank"), ("seq.", "sequence"), ("token", "token"), ("head", "head")) if w.get(n) is not None)
     at += f" [{w['index']}]" if w.get("index") is not None else ""
-    values = f': got <span class="num">{esc(w["got"])}</span> want <span class="num">{esc(w["want"])}</span>' if w.get("got") and w.get("want") else ""
+    values = f': got <b>{esc(w["got"])}</b> want <b>{esc(w["want"])}</b>' if w.get("got") and w.get("want") else ""
     return at + values + (f', row <span class="w">{sci(w["rel"])}</span>' if w.get("rel") is not None else "")
 
 

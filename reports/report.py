@@ -4,12 +4,12 @@
 Reads records only; no verdict is decided here. Exit status 0, or 2 when the record cannot be read (the message names file and field)
 or the report cannot be written.
 """
-import base64
 import io
 import multiprocessing
 import os
 import re
 import sys
+from urllib.parse import quote
 
 import record
 
@@ -26,12 +26,15 @@ def render(job):
     svg = io.BytesIO()
     fig.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     figures_module.plt.close(fig)
-    return "data:image/svg+xml;base64," + base64.b64encode(shorten(svg.getvalue().decode()).encode()).decode()
+    return "data:image/svg+xml," + quote(shorten(svg.getvalue().decode()), safe=" !'()*+,-./;=<>?@[]^_`{|}~$")
 
 
 def shorten(svg):
-    """Path coordinates (points, or font units) with 2 decimals instead of 6; transforms stay as they are."""
-    return re.sub(r' d="[^"]*"', lambda m: re.sub(r"(\.\d\d)\d+", r"\1", m[0]), svg)
+    """Path coordinates (points, or font units) with 2 decimals instead of 6; transforms stay as they are. Comments, line ends and double quotes go: the text
+    is percent-encoded into an attribute, which is a quarter shorter than base64."""
+    svg = re.sub(r' d="[^"]*"', lambda m: re.sub(r"(\.\d\d)\d+", r"\1", m[0]), svg[svg.index("<svg"):])
+    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.S)
+    return re.sub(r">\s+<", "><", re.sub(r"\s+", " ", svg.replace("'", "").replace('"', "'")))
 
 
 def draw_all(rec, folder):
