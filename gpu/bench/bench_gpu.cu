@@ -1,0 +1,177 @@
+/* gpu/bench/bench_gpu.cu - time of the forward and of its steps: CUDA events, median of many runs after warm-up, random inputs larger
+ * than L2 (every input tensor of a listed shape holds at least 128 MB).
+ *
+ *   bench_gpu [runs]              one GPU: the shapes of the speed table, simple path for comparison at a small shape
+ *   bench_gpu cp N [runs]         N GPUs over NCCL: forward of T tokens on N ranks against forward of T/N tokens on one GPU
+ */
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <algorithm>
+#include <thread>
+#include <vector>
+#include "../dp_gpu.h"
+
+#define CUDA(x) do { cudaError_t e_ = (x); if (e_ != cudaSuccess) { \
+    fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_)); exit(2); } } while (0)
+#define DP(e, x) do { if ((x) != DP_OK) { fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, (e).msg); exit(2); } } while (0)
+
+__global__ void fill(__nv_bfloat16 *x, int64_t n, float scale, uint32_t seed)
+{
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+        uint32_t h = (uint32_t)i * 2654435761u + seed, sum = 0;
+        for (int j = 0; j < 4; j++) {
+            h ^= h >> 16, h *= 0x85ebca6bu, h ^= h >> 13, h *= 0xc2b2ae35u;
+            sum += h >> 8 & 0xffff;
+        }
+        x[i] = __float2bfloat16(scale * ((float)sum / 65536.f - 2.f) * 1.73f);
+    }
+}
+__global__ void constant(float *x, int n, float v) { for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = v; }
+
+struct Shape { int64_t T; int HV, K, gdn; };
+struct Run { dpg_plan *plan; dpg_tensors t; void *ws; cudaStream_t s; std::vector<void *> mem; };
+
+static __nv_bfloat16 *input(Run &r, int64_t n, float scale, uint32_t seed)
+{
+    void *p;
+    CUDA(cudaMalloc(&p, n * 2));
+    fill<<<1024, 256>>>((__nv_bfloat16 *)p, n, scale, seed);
+    r.mem.push_back(p);
+    return (__nv_bfloat16 *)p;
+}
+
+static void setup(Run &r, Shape s, int64_t T, const int64_t *cu, int rank, int N, dpg_options o)
+{
+    int Kg = s.gdn ? 1 : s.K;
+    dpg_problem p = {T, s.HV, s.HV, s.K, s.K, 1, Kg, 1, cu, 1 / sqrt((double)s.K), DP_GATE_LOWER_BOUND, -5, DP_BETA_SIGMOID, 1,
+                     DPG_BF16, DPG_BF16, DPG_BF16};
+    dp_err e = {DP_OK, ""};
+    int64_t L = T / N;
+    void *x;
+    DP(e, dpg_plan_create(&r.plan, &p, &o, rank, N, &e));
+    memset(&r.t, 0, sizeof r.t);
+    r.t.q = input(r, L * s.HV * s.K, 1, 1), r.t.k = input(r, L * s.HV * s.K, 1, 2), r.t.v = input(r, L * s.HV * s.K, 1, 3);
+    r.t.g = input(r, L * s.HV * Kg, 1, 4), r.t.beta = input(r, L * s.HV, 1, 5), r.t.o = input(r, L * s.HV * s.K, 0, 6);
+    CUDA(cudaMalloc(&x, (size_t)s.HV * (1 + Kg) * 4));
+    r.mem.push_back(x);
+    constant<<<1, 256>>>((float *)x, s.HV, 0.f);
+    constant<<<1, 256>>>((float *)x + s.HV, s.HV * Kg, -4.f);
+    r.t.A_log = (float *)x, r.t.dt_bias = (float *)x + s.HV;
+    CUDA(cudaMalloc(&r.ws, dpg_workspace_bytes(r.plan)));
+    r.mem.push_back(r.ws);
+    CUDA(cudaStreamCreateWithFlags(&r.s, cudaStreamNonBlocking));
+    CUDA(cudaDeviceSynchronize());
+}
+
+static void teardown(Run &r)
+{
+    for (void *p : r.mem)
+        cudaFree(p);
+    cudaStreamDestroy(r.s);
+    dpg_plan_destroy(r.plan);
+}
+
+static double median(std::vector<float> &x)
+{
+    std::sort(x.begin(), x.end());
+    return x[x.size() / 2];
+}
+
+static double time_steps(Run &r, int steps, int runs, dpg_comm *comm)
+{
+    std::vector<float> ms(runs);
+    dp_err e = {DP_OK, ""};
+    cudaEvent_t a, b;
+    CUDA(cudaEventCreate(&a));
+    CUDA(cudaEventCreate(&b));
+    for (int i = -3; i < runs; i++) {
+        CUDA(cudaEventRecord(a, r.s));
+        DP(e, dpg_forward_steps(r.plan, &r.t, r.ws, comm, r.s, steps, &e));
+        CUDA(cudaEventRecord(b, r.s));
+        CUDA(cudaEventSynchronize(b));
+        if (i >= 0)
+            CUDA(cudaEventElapsedTime(&ms[i], a, b));
+    }
+    CUDA(cudaEventDestroy(a));
+    CUDA(cudaEventDestroy(b));
+    return median(ms);
+}
+
+/* Bytes and flops of the two kernels as they stand, per tile of C tokens and D columns; ceilings 4.3 TB/s and 790 Tflop/s (bf16). */
+static void one(Shape s, dpg_path path, int runs)
+{
+    Run r;
+    int64_t cu[2] = {0, s.T};
+    dpg_options o = {DP_BASE_BF16, DP_FP32, path, DPG_CHAIN_DENSE, 0};
+    setup(r, s, s.T, cu, 0, 1, o);
+    double chunks = time_steps(r, DPG_STEP_CHUNKS, runs, NULL), state = time_steps(r, DPG_STEP_STATE, runs, NULL);
+    double all = time_steps(r, DPG_STEP_ALL, runs, NULL), tiles = (double)s.T / 64 * s.HV, D = s.K;
+    double in = tiles * 64 * D * 2 * (s.gdn ? 3 : 4), mid = tiles * (64 * D * 2 * 4 + 64 * 64 * 2 + D * 4), out = tiles * 64 * D * 2;
+    printf("%-6s %-4s T=%-7lld HV=%-3d K=V=%-4d chunks %8.3f ms (floor %6.3f)  state %8.3f ms (floor %6.3f)  forward %8.3f ms (floor of inputs and o %6.3f)\n",
+           path == DPG_PATH_FAST ? "fast" : "simple", s.gdn ? "gdn" : "kda", (long long)s.T, s.HV, s.K, chunks, (in + mid) / 4.3e9, state, (mid + out) / 4.3e9, all,
+           (in + out) / 4.3e9);
+    fflush(stdout);
+    teardown(r);
+}
+
+static void cp(int N, int runs)
+{
+    std::vector<int> dev(N);
+    std::vector<dpg_comm> comm(N);
+    dp_err e = {DP_OK, ""};
+    for (int i = 0; i < N; i++)
+        dev[i] = i;
+    DP(e, dpg_comm_nccl(comm.data(), N, dev.data(), 20, &e));
+    for (Shape s : {Shape{131072, 32, 128, 0}, Shape{32768, 32, 128, 0}})
+        for (int how = 0; how < 3; how++) {
+            std::vector<double> all(N), pre(N), gather(N), single(N);
+            std::vector<std::thread> th;
+            int64_t cu[2] = {0, s.T}, cu1[2] = {0, s.T / N};
+            static const char *say[] = {"augmented", "dense tf32x3", "dense fp32"};
+            for (int i = 0; i < N; i++)
+                th.emplace_back([&, i] {
+                    Run r, q;
+                    CUDA(cudaSetDevice(i));
+                    dpg_options o = {DP_BASE_BF16, how == 1 ? DP_TF32X3 : DP_FP32, DPG_PATH_FAST, how ? DPG_CHAIN_DENSE : DPG_CHAIN_AUGMENTED, 0};
+                    setup(q, s, s.T / N, cu1, 0, 1, o);
+                    setup(r, s, s.T, cu, i, N, o);
+                    single[i] = time_steps(q, DPG_STEP_ALL, runs, NULL);
+                    all[i] = time_steps(r, DPG_STEP_ALL, runs, &comm[i]);
+                    pre[i] = time_steps(r, DPG_STEP_PRE, runs, &comm[i]);
+                    gather[i] = time_steps(r, DPG_STEP_GATHER, runs, &comm[i]);
+                    teardown(r);
+                    teardown(q);
+                });
+            for (auto &t : th)
+                t.join();
+            double a = *std::max_element(all.begin(), all.end()), b = *std::max_element(single.begin(), single.end());
+            printf("cp N=%d T=%-7lld HV=%d %-13s T/N on one GPU %7.3f ms  CP %7.3f ms  overhead %5.1f%%  pre %7.3f ms  gather %7.3f ms\n", N,
+                   (long long)s.T, s.HV, say[how], b, a, 100 * (a / b - 1), *std::max_element(pre.begin(), pre.end()),
+                   *std::max_element(gather.begin(), gather.end()));
+            fflush(stdout);
+        }
+    for (auto &c : comm)
+        c.destroy(&c);
+}
+
+int main(int argc, char **argv)
+{
+    int ndev = 0;
+    if (cudaGetDeviceCount(&ndev) != cudaSuccess || !ndev) {
+        fprintf(stderr, "bench_gpu: no CUDA device\n");
+        return 2;
+    }
+    if (argc > 2 && !strcmp(argv[1], "cp")) {
+        cp(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 30);
+        return 0;
+    }
+    int runs = argc > 1 ? atoi(argv[1]) : 50;
+    for (Shape s : {Shape{8192, 64, 128, 0}, Shape{32768, 8, 128, 0}, Shape{131072, 8, 128, 0}, Shape{8192, 64, 128, 1}, Shape{8192, 64, 64, 0}})
+        one(s, DPG_PATH_FAST, runs);
+    one({8192, 8, 128, 0}, DPG_PATH_FAST, runs);
+    one({8192, 8, 128, 0}, DPG_PATH_SIMPLE, 3);
+    return 0;
+}

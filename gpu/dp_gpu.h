@@ -1,0 +1,110 @@
+/* gpu/dp_gpu.h - delta-rule forward (GDN, KDA, MKDA) on one CUDA device per rank, C11-callable.
+ *
+ * One plan is one rank's share of one problem. A forward enqueues work on one stream and never allocates; with one rank it never
+ * waits either, so that it can be captured in a CUDA graph. Formulas: math.md b (definition), c (activations), e (chunk form),
+ * g.1 to g.3 (ranks). Layouts are those of ref/problem.h, restricted to the tokens [a, b) that the rank owns (math.md g.2).
+ *
+ * Paths
+ *   simple  every stage a plain fp32-FMA kernel, all intermediates in fp32 words; base bf16 rounds what FLA stores in bf16 (w u kg qg
+ *           Aqk Akk h v_new, and the operands that meet them) to bf16 values. Any K, V (multiples of 16 up to 256), R in {1,2,4}.
+ *   fast    tensor cores (mma.sync), bf16 storage. Base bf16, bf16 inputs, K = V in {64, 128}, R = 1 only.
+ * The M chain is the same code in both paths; its format is a run-time choice.
+ *
+ * Failures are returned as a status whose message holds file:line, the expression and the rank; nothing here ends the program.
+ */
+#ifndef DP_GPU_H
+#define DP_GPU_H
+#include <stddef.h>
+#include <stdint.h>
+#include "../ref/problem.h"
+#include "../ref/formats.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { DPG_F32, DPG_BF16 } dpg_dtype;
+
+/* The whole problem, the same on every rank. cu is host memory, [Nseq+1], sequences may be empty. */
+typedef struct {
+    int64_t T;
+    int H, HV, K, V, R, Kg, Nseq;       /* Kg = K (KDA, MKDA) or 1 (GDN) */
+    const int64_t *cu;
+    double scale;
+    dp_gate gate;
+    double lower_bound;                 /* DP_GATE_LOWER_BOUND only */
+    dp_beta beta_form;
+    int l2norm;
+    dpg_dtype dtype;                    /* of q k v */
+    dpg_dtype gdtype;                   /* of g beta */
+    dpg_dtype odtype;                   /* of o */
+} dpg_problem;
+
+typedef enum { DPG_PATH_AUTO, DPG_PATH_SIMPLE, DPG_PATH_FAST } dpg_path;
+typedef enum {
+    DPG_CHAIN_DENSE,                    /* form M_c in fp32, multiply in `chain` format (math.md j.1) */
+    DPG_CHAIN_AUGMENTED                 /* the state pass on V+K columns (math.md e), bf16x3 operands; fast path only */
+} dpg_chain_how;
+
+typedef struct {
+    dp_base base;                       /* DP_BASE_FP32 or DP_BASE_BF16 */
+    dp_format chain;                    /* DP_FP32 DP_TF32X3 DP_TF32 DP_TF32RZ DP_BF16 */
+    dpg_path path;
+    dpg_chain_how chain_how;
+    int keep;                           /* 1: also store h and v_new when the fast path would not */
+} dpg_options;
+
+/* Device pointers, the rank's own L tokens, except s0 and final_state, which are [Nseq][HV][K][V] fp32 on every rank: a rank reads s0
+ * of the sequences that start on it and writes final_state of those that end on it. A_log [HV], dt_bias [HV][Kg], fp32.
+ * NULL: s0 zeros, final_state not written, A_log and dt_bias 0. */
+typedef struct {
+    const void *q, *k, *v, *g, *beta;
+    const float *A_log, *dt_bias, *s0;
+    void *o;
+    float *final_state;
+} dpg_tensors;
+
+/* Communicator: the only thing ranks share. all_gather: every rank gives `count` floats, recv [N][count] in rank order; enqueued on
+ * `stream` (a cudaStream_t). Every rank calls it the same number of times. abort makes waiting peers return an error. */
+typedef struct dpg_comm dpg_comm;
+struct dpg_comm {
+    void *self;
+    int rank, N, device;
+    dp_status (*all_gather)(dpg_comm *c, const float *send, float *recv, size_t count, void *stream, dp_err *e);
+    dp_status (*wait)(dpg_comm *c, void *stream, dp_err *e);     /* until the stream is idle, or an error, or the time limit */
+    void (*abort)(dpg_comm *c, const char *why);
+    void (*destroy)(dpg_comm *c);
+};
+/* N ranks in one process on one device, one host thread each; c[N] is filled. A rank that does not arrive at a collective within
+ * limit_s seconds makes all others fail with a message that names it. */
+dp_status dpg_comm_shared(dpg_comm *c, int N, int device, double limit_s, dp_err *e);
+/* N ranks on N devices, NCCL, one host thread each (libnccl.so.2 is loaded at run time). */
+dp_status dpg_comm_nccl(dpg_comm *c, int N, const int *devices, double limit_s, dp_err *e);
+
+typedef struct dpg_plan dpg_plan;
+dp_status dpg_plan_create(dpg_plan **plan, const dpg_problem *p, const dpg_options *opt, int rank, int N, dp_err *e);
+void dpg_plan_destroy(dpg_plan *plan);
+int64_t dpg_plan_tokens(const dpg_plan *plan);                   /* L */
+dpg_path dpg_plan_path(const dpg_plan *plan);                    /* which path AUTO chose */
+size_t dpg_workspace_bytes(const dpg_plan *plan);
+
+/* The whole forward. ws: at least dpg_workspace_bytes, 256-byte aligned device memory. comm may be NULL when N == 1. */
+dp_status dpg_forward(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream, dp_err *e);
+/* The parts of it, for timing and for harnesses that stop between stages: chunks (all that needs no other rank), pre (M, H), gather,
+ * merge (S_in), state (h, v_new, o). dpg_forward runs all, in this order. */
+typedef enum { DPG_STEP_CHUNKS = 1, DPG_STEP_PRE = 2, DPG_STEP_GATHER = 4, DPG_STEP_MERGE = 8, DPG_STEP_STATE = 16, DPG_STEP_ALL = 31 } dpg_step;
+dp_status dpg_forward_steps(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream, int steps, dp_err *e);
+
+/* Staged outputs by name, after a forward that has finished: gcum [L][HV][Kg] (natural log), Akk = (I + B L)^-1 [L][HV][R][C*R],
+ * Aqk [L][HV][C*R] (with scale), w kg [L][HV][R][K], qg [L][HV][K], u v_new [L][HV][R][V], M [HV][K][K], H S_in [HV][K][V] (zeros
+ * where the rank has none), h [chunks][HV][K][V], o [L][HV][V]. dims has room for 5; unknown or not kept: DP_EINPUT. */
+dp_status dpg_stage_shape(const dpg_plan *plan, const char *name, int64_t dims[5], int *ndim, dp_err *e);
+dp_status dpg_stage_read(const dpg_plan *plan, const dpg_tensors *t, const void *ws, const char *name, double *host, dp_err *e);
+extern const char *const dpg_stage_names[];                      /* NULL-terminated */
+
+/* M_n ... M_1 of n given factors [n][K][K] fp32 on the device, in a format; out [K][K]. The kernel that the pre-process uses. */
+dp_status dpg_chain(const float *factors, int64_t n, int K, dp_format f, float *out, void *stream, dp_err *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

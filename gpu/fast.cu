@@ -1,0 +1,920 @@
+/* gpu/fast.cu - the forward on tensor cores: K = V = D in {64, 128}, R = 1, bf16 inputs, base bf16. Two kernels:
+ *
+ *   k_chunks  one block of 8 warps per tile: gate, cumsum, norms, A and Aqk, T = A^-1, then w u kg qg Aqk to memory.
+ *   k_scan    one warp per 16 columns of a state, chunk after chunk; S' = [16 v][D k] stays in registers in fp32. Written transposed,
+ *             the accumulators of one product are the A operands of the next, so that warps never exchange anything:
+ *                 X' = u' - S' w'      S' <- eC o S' + X' kg      o' = scale S' qg' + X' Aqk'
+ *             Tiles arrive by bulk copies (mbarrier, 3 stages) from a producer warp.
+ *
+ * Memory layout of tiles: rows of D bf16 in 16-byte pieces, piece c of row r stored at c ^ (r & 7), so that plain bulk copies land in
+ * shared memory free of bank conflicts. u: [D/16][64][16], pieces c ^ (r >> 2 & 1). tile_at() of internal.cuh gives both.
+ *
+ * Exponents (log2 units, gam) are anchored (math.md e.1): every off-diagonal 16 x 16 block has its anchor between its rows, both factors
+ * <= 1. Diagonal blocks are anchored at their middle row if no channel moves more than 2^80 on either side of it, and are summed
+ * pairwise in fp32 otherwise. */
+#include "internal.cuh"
+
+#define C DP_CHUNK
+#define LOG2E 1.4426950408889634f
+
+__device__ __forceinline__ float ex2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ uint32_t pack2(float lo, float hi)
+{
+    __nv_bfloat162 x = __floats2bfloat162_rn(lo, hi);
+    return *(uint32_t *)&x;
+}
+__device__ __forceinline__ float2 unpack2(uint32_t x) { return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)); }
+__device__ __forceinline__ uint32_t lds32(const bf16 *p) { return *(const uint32_t *)p; }
+__device__ __forceinline__ uint32_t saddr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void ldsm4(uint32_t r[4], uint32_t addr)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
+}
+__device__ __forceinline__ void ldsm4t(uint32_t r[4], uint32_t addr)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
+}
+__device__ __forceinline__ void stsm4t(uint32_t addr, const uint32_t r[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
+        :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+__device__ __forceinline__ void cp16(void *dst, const void *src, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(saddr(dst)), "l"(src), "r"(valid ? 16 : 0) : "memory");
+}
+
+/* log(1 + e) / e on [0, 1], degree 8, relative error 3.1e-8: softplus of slow gates keeps its digits (math.md c, fp32 notes). */
+__device__ __forceinline__ float log1p_over(float e)
+{
+    float p = 5.253457797e-03f;
+    p = fmaf(p, e, -2.958850739e-02f);
+    p = fmaf(p, e, 7.836166802e-02f);
+    p = fmaf(p, e, -1.367476971e-01f);
+    p = fmaf(p, e, 1.911143108e-01f);
+    p = fmaf(p, e, -2.484436989e-01f);
+    p = fmaf(p, e, 3.331927134e-01f);
+    p = fmaf(p, e, -4.999950152e-01f);
+    return fmaf(p, e, 9.999999705e-01f);
+}
+
+/* gate_value of internal.cuh with ex2; a = exp(A_log). */
+template <int GATE> __device__ __forceinline__ float gate_fast(float graw, float a, float bias, float lb)
+{
+    if (GATE == DP_GATE_LOG)
+        return graw;
+    float x = graw + bias;
+    if (GATE == DP_GATE_SOFTPLUS) {
+        float e = ex2(-fabsf(x) * LOG2E);
+        return -a * fmaf(e, log1p_over(e), fmaxf(x, 0.f));
+    }
+    return __fdividef(lb, 1.f + ex2(-a * x * LOG2E));
+}
+
+struct FastOut { bf16 *w, *u, *kg, *qg, *Aqk, *Akk; float *eC, *gcum; };
+
+/* ---- k_chunks -------------------------------------------------------------------------------------------------------------------- */
+
+#define THREADS 256                                         /* threads: warp w owns rows 16 (w % 4) .. and the channels of half w / 4 */
+#define TS 68                                            /* row stride of A and T, fp32 words */
+#define TBS 72                                           /* row stride of T in bf16 */
+
+template <int D> struct Smem {
+    static const int RS = D + 8;                         /* row stride of gam (words) and of the bf16 tiles (elements) */
+    union {
+        float gam[C * RS];
+        float ex[8][32][32];                             /* partial sums that the two channel halves exchange */
+        struct { float A[C * TS], T[C * TS]; } s;
+        struct { bf16 w[C * RS], u[C * RS]; } out;
+    } x;
+    bf16 q[C * RS], k[C * RS], v[C * RS];
+    union { bf16 g[C * RS], kb[C * RS], T[C * TBS]; } y;
+    float tab[14][D];                                    /* exponentials, see fill_tables; before that, the totals of cumsum_gate */
+    float rk[C], rq[C], beta[C];
+    int anchor[4];
+};
+#define TAB_G(I) (I)
+#define TAB_F(I, J) (4 + (I) * ((I) - 1) / 2 + (J))
+#define TAB_X(I) (10 + (I))
+
+template <int D> __device__ __forceinline__ void load_tile(bf16 *dst, const void *src, int64_t row0, int64_t step, int len)
+{
+    for (int x = threadIdx.x; x < C * D / 8; x += THREADS) {
+        int r = x / (D / 8), p = x % (D / 8);
+        cp16(dst + r * Smem<D>::RS + p * 8, (const bf16 *)src + (row0 + (r < len ? r : 0) * step) * D + p * 8, r < len);
+    }
+}
+
+/* gam = cumsum of the gate in log2 units. A thread takes two channels and TL tokens, then adds the totals of the tokens before. */
+template <int D, int GATE> __device__ void cumsum_gate(const Dims &d, const dpg_tensors &t, Smem<D> &sm, Chunk c, int hv, bool staged)
+{
+    const int GROUPS = THREADS / (D / 2), TL = C / GROUPS;
+    int k = threadIdx.x % (D / 2) * 2, group = threadIdx.x / (D / 2), s0 = group * TL, k0 = d.Kg == 1 ? 0 : k, k1 = d.Kg == 1 ? 0 : k + 1;
+    float *tot = &sm.tab[0][0];
+    float a = t.A_log ? expf(t.A_log[hv]) : 1.f, b0 = t.dt_bias ? t.dt_bias[hv * d.Kg + k0] : 0.f, b1 = t.dt_bias ? t.dt_bias[hv * d.Kg + k1] : 0.f;
+    float2 sum[TL], run = make_float2(0.f, 0.f);
+#pragma unroll
+    for (int s = 0; s < TL; s++) {
+        float2 g;
+        if (staged) {
+            g = unpack2(lds32(sm.y.g + (s0 + s) * Smem<D>::RS + k));
+        } else {
+            int64_t at = ((c.t0 + min(s0 + s, c.len - 1)) * d.HV + hv) * d.Kg;
+            g = make_float2(ldx(t.g, at + k0, d.g_bf16), ldx(t.g, at + k1, d.g_bf16));
+        }
+        if (s0 + s < c.len) {
+            run.x += gate_fast<GATE>(g.x, a, b0, d.lower_bound);
+            run.y += gate_fast<GATE>(g.y, a, b1, d.lower_bound);
+        }
+        sum[s] = run;
+    }
+    *(float2 *)(tot + group * D + k) = run;
+    __syncthreads();
+    float2 before = make_float2(0.f, 0.f);
+    for (int i = 0; i < group; i++) {
+        float2 y = *(float2 *)(tot + i * D + k);
+        before.x += y.x, before.y += y.y;
+    }
+#pragma unroll
+    for (int s = 0; s < TL; s++)
+        *(float2 *)(sm.x.gam + (s0 + s) * Smem<D>::RS + k) = make_float2((sum[s].x + before.x) * LOG2E, (sum[s].y + before.y) * LOG2E);
+}
+
+__device__ __forceinline__ float sumsq8(uint4 x)
+{
+    float2 a = unpack2(x.x), b = unpack2(x.y), c = unpack2(x.z), d = unpack2(x.w);
+    return fmaf(a.x, a.x, a.y * a.y) + fmaf(b.x, b.x, b.y * b.y) + (fmaf(c.x, c.x, c.y * c.y) + fmaf(d.x, d.x, d.y * d.y));
+}
+
+/* 1/norm of 8 rows of q and k per warp. */
+template <int D> __device__ void norms(const Dims &d, Smem<D> &sm, int warp, int lane)
+{
+    const int P = D / 8;
+#pragma unroll
+    for (int i = 0; i < 8 * P / 32; i++) {
+        int r = warp * 8 + i * (32 / P) + lane / P, at = r * Smem<D>::RS + lane % P * 8;
+        float sk = sumsq8(*(uint4 *)(sm.k + at)), sq = sumsq8(*(uint4 *)(sm.q + at));
+#pragma unroll
+        for (int m = P / 2; m; m /= 2) {
+            sk += __shfl_xor_sync(~0u, sk, m);
+            sq += __shfl_xor_sync(~0u, sq, m);
+        }
+        if (lane % P == 0) {
+            sm.rk[r] = d.l2norm ? rsqrtf(sk + (float)DP_L2_EPS) : 1.f;
+            sm.rq[r] = d.l2norm ? rsqrtf(sq + (float)DP_L2_EPS) : 1.f;
+        }
+    }
+}
+
+/* Row the diagonal block I is anchored at: its middle if every channel stays within 2^80 of it, else its first row. */
+template <int D> __device__ void choose_anchor(Smem<D> &sm, int I, int lane)
+{
+    bool wide = false;
+    const float *g = sm.x.gam + I * 16 * Smem<D>::RS;
+    for (int k = lane; k < D; k += 32)
+        wide |= g[k] - g[8 * Smem<D>::RS + k] > 80.f || g[8 * Smem<D>::RS + k] - g[15 * Smem<D>::RS + k] > 80.f;
+    wide = __any_sync(~0u, wide);
+    if (lane == 0)
+        sm.anchor[I] = I * 16 + (wide ? 0 : 8);
+}
+
+/* exp2 of differences of gam rows: G(I) at the anchor of block I; F(I, J<I) from I's anchor back to the first row after block J; X(I) from
+ * the first row after block I to the chunk end; the last one is eC and goes to memory. Also gcum, if kept. */
+template <int D> __device__ void fill_tables(Smem<D> &sm, const FastOut &o, int64_t tile, int Kg)
+{
+    for (int x = threadIdx.x; x < 14 * D; x += THREADS) {
+        int id = x / D, k = x % D, f = id - 4, I = f < 1 ? 1 : f < 3 ? 2 : 3;
+        int hi = id < 4 ? sm.anchor[id & 3] : id < 10 ? sm.anchor[I] : 63;
+        int lo = id < 4 || id == 13 ? -1 : id < 10 ? 16 * (f - I * (I - 1) / 2 + 1) : 16 * (id - 9);
+        float y = ex2(sm.x.gam[hi * Smem<D>::RS + k] - (lo < 0 ? 0.f : sm.x.gam[lo * Smem<D>::RS + k]));
+        if (id == 13)
+            o.eC[tile * D + k] = y;
+        else
+            sm.tab[id][k] = y;
+    }
+    if (o.gcum)
+        for (int x = threadIdx.x; x < C * Kg; x += THREADS)
+            o.gcum[tile * C * Kg + x] = sm.x.gam[x / Kg * Smem<D>::RS + x % Kg];
+}
+
+/* kb_i = k_i exp(gam at the first row after i's block - gam_i) for the off-diagonal products, and kg to memory; 8 rows per warp. */
+template <int D> __device__ void stage_kb(Smem<D> &sm, bf16 *kg, int warp, int lane)
+{
+    const int P = D / 8, RS = Smem<D>::RS;
+    int p = lane % P, J = warp / 2, ref = J < 3 ? 16 * (J + 1) : 63;
+#pragma unroll
+    for (int i = 0; i < 8 * P / 32; i++) {
+        int r = warp * 8 + i * (32 / P) + lane / P;
+        uint4 k4 = *(uint4 *)(sm.k + r * RS + p * 8), kb, out;
+        const uint32_t *ks = (const uint32_t *)&k4;
+        uint32_t *kbs = (uint32_t *)&kb, *outs = (uint32_t *)&out;
+        float rk = sm.rk[r];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int ch = p * 8 + 2 * j;
+            float2 g = *(float2 *)(sm.x.gam + r * RS + ch), a = *(float2 *)(sm.x.gam + ref * RS + ch), y = unpack2(ks[j]);
+            y.x *= ex2(a.x - g.x);
+            y.y *= ex2(a.y - g.y);
+            kbs[j] = pack2(y.x, y.y);
+            float2 xx = J < 3 ? *(float2 *)&sm.tab[TAB_X(J)][ch] : make_float2(1.f, 1.f);
+            outs[j] = pack2(y.x * xx.x * rk, y.y * xx.y * rk);
+        }
+        *(uint4 *)(sm.y.kb + r * RS + p * 8) = kb;
+        *(uint4 *)(kg + r * D + (p ^ (r & 7)) * 8) = out;
+    }
+}
+
+/* Sums of one warp: kk and qk [block][n-tile][fragment], block 3 is the diagonal one. */
+struct Sums { float kk[4][2][4], qk[4][2][4]; };
+
+/* A thread's own entries of a diagonal block over the channels of a half, pairwise: safe for any gate. Entry e of n-tile nt: row
+ * r0 + 8 (e >= 2), column 8 nt + 2 tc + e % 2. */
+template <int D> __device__ __noinline__ void diagonal_pairwise(const Smem<D> &sm, int I, int half, int gr, int tc, float *kk, float *qk)
+{
+    const int RS = Smem<D>::RS;
+    for (int x = 0; x < 8; x++) {
+        int e = x % 4, s = I * 16 + gr + e / 2 * 8, i = I * 16 + 8 * (x / 4) + 2 * tc + e % 2;
+        float a = 0.f, b = 0.f;
+        for (int c = half * D / 2; c < (half + 1) * D / 2 && i <= s; c++) {
+            float y = (float)sm.k[i * RS + c] * ex2(sm.x.gam[s * RS + c] - sm.x.gam[i * RS + c]);
+            a = fmaf((float)sm.k[s * RS + c], y, a);
+            b = fmaf((float)sm.q[s * RS + c], y, b);
+        }
+        kk[x] = a;
+        qk[x] = b;
+    }
+}
+
+/* Rows 16 I .. of k k' and q k' with decay, over a half's channels; replaces the warp's part of sm.k by k exp(gam) / |k| and of sm.q by
+ * qg, both rounded. */
+template <int D> __device__ __forceinline__ void products(Smem<D> &sm, int I, int half, int lane, Sums &z)
+{
+    const int RS = Smem<D>::RS;
+    int gr = lane / 4, tc = lane % 4, r0 = I * 16 + gr, an = sm.anchor[I];
+    bool safe = an != I * 16;
+    float rk0 = sm.rk[r0], rk1 = sm.rk[r0 + 8], rq0 = sm.rq[r0], rq1 = sm.rq[r0 + 8];
+    if (!safe) {
+        float kk[8], qk[8];
+        diagonal_pairwise<D>(sm, I, half, gr, tc, kk, qk);
+        for (int x = 0; x < 8; x++)
+            z.kk[3][x / 4][x % 4] = kk[x], z.qk[3][x / 4][x % 4] = qk[x];
+        __syncwarp();
+    }
+#pragma unroll 1
+    for (int kk = half * D / 32; kk < (half + 1) * D / 32; kk++) {
+        float fk[8], fq[8], G[4];
+        float2 an2[2];
+#pragma unroll
+        for (int hc = 0; hc < 2; hc++) {
+            int ch = kk * 16 + 2 * tc + 8 * hc;
+            float2 a = an2[hc] = *(float2 *)(sm.x.gam + an * RS + ch);
+            *(float2 *)(G + 2 * hc) = *(float2 *)&sm.tab[TAB_G(I)][ch];
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                int at = (r0 + 8 * row) * RS + ch, f = hc * 4 + row * 2;
+                float2 g = *(float2 *)(sm.x.gam + at), k2 = unpack2(lds32(sm.k + at)), q2 = unpack2(lds32(sm.q + at));
+                float ex = ex2(g.x - a.x), ey = ex2(g.y - a.y);
+                fk[f] = k2.x * ex, fk[f + 1] = k2.y * ey;
+                fq[f] = q2.x * ex, fq[f + 1] = q2.y * ey;
+            }
+        }
+        if (safe) {
+            uint32_t ak[4], aq[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                ak[i] = pack2(fk[2 * i], fk[2 * i + 1]), aq[i] = pack2(fq[2 * i], fq[2 * i + 1]);
+#pragma unroll
+            for (int nt = 0; nt < 2; nt++) {
+                uint32_t b[2];
+#pragma unroll
+                for (int hc = 0; hc < 2; hc++) {
+                    int at = (I * 16 + nt * 8 + gr) * RS + kk * 16 + 2 * tc + 8 * hc;
+                    float2 g = *(float2 *)(sm.x.gam + at), k2 = unpack2(lds32(sm.k + at));
+                    b[hc] = pack2(k2.x * ex2(an2[hc].x - g.x), k2.y * ex2(an2[hc].y - g.y));
+                }
+                mma(z.kk[3][nt], ak, b[0], b[1]);
+                mma(z.qk[3][nt], aq, b[0], b[1]);
+            }
+        }
+#pragma unroll
+        for (int J = 0; J < 3; J++)
+            if (J < I) {
+                const float *F = sm.tab[TAB_F(I, J)] + kk * 16 + 2 * tc;
+                float2 f0 = *(float2 *)F, f1 = *(float2 *)(F + 8);
+                uint32_t ak[4] = {pack2(fk[0] * f0.x, fk[1] * f0.y), pack2(fk[2] * f0.x, fk[3] * f0.y), pack2(fk[4] * f1.x, fk[5] * f1.y),
+                                  pack2(fk[6] * f1.x, fk[7] * f1.y)};
+                uint32_t aq[4] = {pack2(fq[0] * f0.x, fq[1] * f0.y), pack2(fq[2] * f0.x, fq[3] * f0.y), pack2(fq[4] * f1.x, fq[5] * f1.y),
+                                  pack2(fq[6] * f1.x, fq[7] * f1.y)};
+#pragma unroll
+                for (int nt = 0; nt < 2; nt++) {
+                    const bf16 *b = sm.y.kb + (16 * J + nt * 8 + gr) * RS + kk * 16 + 2 * tc;
+                    mma(z.kk[J][nt], ak, lds32(b), lds32(b + 8));
+                    mma(z.qk[J][nt], aq, lds32(b), lds32(b + 8));
+                }
+            }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int at = (r0 + 8 * (i % 2)) * RS + kk * 16 + 2 * tc + 8 * (i / 2);
+            float gx = G[i / 2 * 2], gy = G[i / 2 * 2 + 1], rk = i % 2 ? rk1 : rk0, rq = i % 2 ? rq1 : rq0;
+            *(uint32_t *)(sm.k + at) = pack2(fk[2 * i] * gx * rk, fk[2 * i + 1] * gy * rk);
+            *(uint32_t *)(sm.q + at) = pack2(fq[2 * i] * gx * rq, fq[2 * i + 1] * gy * rq);
+        }
+        __syncwarp();
+    }
+}
+
+/* Half 0 gets the full sums of k k', half 1 those of q k', each in `mine`. */
+template <int D> __device__ __forceinline__ void exchange(Smem<D> &sm, int I, int half, int lane, const Sums &z, float mine[4][2][4])
+{
+#pragma unroll
+    for (int x = 0; x < 32; x++)
+        sm.x.ex[half * 4 + I][x][lane] = half ? z.kk[x / 8][x / 4 % 2][x % 4] : z.qk[x / 8][x / 4 % 2][x % 4];
+    __syncthreads();
+#pragma unroll
+    for (int x = 0; x < 32; x++) {
+        float y = half ? z.qk[x / 8][x / 4 % 2][x % 4] : z.kk[x / 8][x / 4 % 2][x % 4];
+        mine[x / 8][x / 4 % 2][x % 4] = y + sm.x.ex[(1 - half) * 4 + I][x][lane];
+    }
+    __syncthreads();
+}
+
+/* One 16 x 16 block: of A to shared memory (half 0), or of Aqk to memory (half 1). */
+template <int D> __device__ __forceinline__ void emit_block(Smem<D> &sm, int I, int half, int lane, int J, float scale, const float z[2][4], bf16 *Aqk)
+{
+    int gr = lane / 4, tc = lane % 4;
+#pragma unroll
+    for (int nt = 0; nt < 2; nt++)
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            int s = I * 16 + gr + 8 * row, i = 16 * J + 8 * nt + 2 * tc;
+            float f = half ? scale * sm.rq[s] : sm.beta[s] * sm.rk[s];
+            float y0 = i < s + half ? z[nt][2 * row] * f * sm.rk[i] : 0.f, y1 = i + 1 < s + half ? z[nt][2 * row + 1] * f * sm.rk[i + 1] : 0.f;
+            if (half)
+                *(uint32_t *)(Aqk + s * C + ((i / 8) ^ (s & 7)) * 8 + i % 8) = pack2(y0, y1);
+            else
+                *(float2 *)(sm.x.s.A + s * TS + i) = make_float2(y0, y1);
+        }
+}
+
+/* Y[row][col..col+4) = sign * sum_(m<N) P[row][m] Q[m][col..]; row strides TS. */
+template <int N> __device__ __forceinline__ void small_product(float *Y, float sign, const float *P, const float *Q, int row, int col)
+{
+    float4 acc = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int m = 0; m < N; m += 4) {
+        float4 p4 = *(const float4 *)(P + row * TS + m);
+        const float p[4] = {p4.x, p4.y, p4.z, p4.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float4 q = *(const float4 *)(Q + (m + i) * TS + col);
+            acc.x = fmaf(p[i], q.x, acc.x);
+            acc.y = fmaf(p[i], q.y, acc.y);
+            acc.z = fmaf(p[i], q.z, acc.z);
+            acc.w = fmaf(p[i], q.w, acc.w);
+        }
+    }
+    *(float4 *)(Y + row * TS + col) = make_float4(sign * acc.x, sign * acc.y, sign * acc.z, sign * acc.w);
+}
+
+/* T = (I + A)^-1, A strictly lower 64 x 64 in fp32: forward substitution in the 16 x 16 diagonal blocks, then twice
+ * T21 = -T22 A21 T11. The product A21 T11 waits in the upper triangle of T. */
+__device__ __forceinline__ void invert(const float *A, float *T, int warp, int lane)
+{
+    if (warp < 4) {
+        const float *a = A + warp * 16 * TS + warp * 16;
+        float x[16];
+        int j = lane % 16;
+        x[0] = j == 0;
+#pragma unroll
+        for (int i = 1; i < 16; i++) {
+            float sum = 0.f;
+#pragma unroll
+            for (int m = 0; m < i; m++)
+                sum = fmaf(a[i * TS + m], x[m], sum);
+            x[i] = (j == i ? 1.f : 0.f) - sum;
+        }
+        if (lane < 16)
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                T[(warp * 16 + i) * TS + warp * 16 + j] = x[i];
+    }
+    __syncthreads();
+    int b = warp / 2 * 32, t = threadIdx.x % 64, row = t / 4, col = t % 4 * 4;
+    float *Tb = T + b * TS + b;
+    if (warp < 4)
+        small_product<16>(Tb + 16, 1.f, A + (b + 16) * TS + b, Tb, row, col);
+    __syncthreads();
+    if (warp < 4)
+        small_product<16>(Tb + 16 * TS, -1.f, Tb + 16 * TS + 16, Tb + 16, row, col);
+    __syncthreads();
+    if (warp < 4)
+        *(float4 *)(Tb + 16 + row * TS + col) = make_float4(0, 0, 0, 0);
+    __syncthreads();
+    row = threadIdx.x / 8, col = threadIdx.x % 8 * 4;
+    small_product<32>(T + 32, 1.f, A + 32 * TS, T, row, col);
+    __syncthreads();
+    small_product<32>(T + 32 * TS, -1.f, T + 32 * TS + 32, T + 32, row, col);
+    __syncthreads();
+}
+
+/* Rows 16 I .. of T * B (B: rows of RS bf16) to the same rows of dst. T is lower triangular. */
+template <int D> __device__ __forceinline__ void times_T(const bf16 *T, const bf16 *B, bf16 *dst, int I, int lane)
+{
+    const int RS = Smem<D>::RS;
+    float acc[D / 8][4] = {};
+    for (int J = 0; J <= I; J++) {
+        uint32_t a[4], b[4];
+        ldsm4(a, saddr(T + (I * 16 + lane % 16) * TBS + 16 * J + lane / 16 * 8));
+#pragma unroll
+        for (int n = 0; n < D / 16; n++) {
+            ldsm4t(b, saddr(B + (16 * J + lane % 16) * RS + n * 16 + lane / 16 * 8));
+            mma(acc[2 * n], a, b[0], b[1]);
+            mma(acc[2 * n + 1], a, b[2], b[3]);
+        }
+    }
+    bf16 *to = dst + (I * 16 + lane / 4) * RS + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        *(uint32_t *)(to + n * 8) = pack2(acc[n][0], acc[n][1]);
+        *(uint32_t *)(to + 8 * RS + n * 8) = pack2(acc[n][2], acc[n][3]);
+    }
+}
+
+/* `rows` rows from r0 of a tile in shared memory to a swizzled tile, by one warp; SLICED: the layout of u. */
+template <int D, bool SLICED> __device__ __forceinline__ void store_rows(bf16 *dst, const bf16 *src, int r0, int rows, int lane)
+{
+    const int P = D / 8, RS = Smem<D>::RS;
+    int p = lane % P;
+    for (int r = r0 + lane / P; r < r0 + rows; r += 32 / P)
+        *(uint4 *)(dst + (SLICED ? ((p / 2 * C + r) * 2 + (p % 2 ^ (r >> 2 & 1))) * 8 : r * D + (p ^ (r & 7)) * 8)) = *(uint4 *)(src + r * RS + p * 8);
+}
+
+/* T to bf16 with B folded in: w = T B Kgam and u = T B V round T B once and leave Kgam and V as they are. */
+template <int D> __device__ void round_T(Smem<D> &sm, bf16 *Akk)
+{
+    for (int x = threadIdx.x; x < C * C / 2; x += THREADS) {
+        int r = x / 32, col = x % 32 * 2;
+        float2 y = *(float2 *)(sm.x.s.T + r * TS + col), b = *(float2 *)(sm.beta + col);
+        if (col > r)
+            y.x = 0.f;
+        if (col + 1 > r)
+            y.y = 0.f;
+        *(uint32_t *)(sm.y.T + r * TBS + col) = pack2(y.x * b.x, y.y * b.y);
+        if (Akk)
+            *(uint32_t *)(Akk + r * C + col) = pack2(y.x, y.y);
+    }
+}
+
+template <int D, int GATE> __global__ void __launch_bounds__(THREADS, 2) k_chunks(Dims d, dpg_tensors t, FastOut o)
+{
+    extern __shared__ __align__(16) char raw[];
+    Smem<D> &sm = *(Smem<D> *)raw;
+    int64_t tile = blockIdx.x;
+    int hv = tile % d.HV, h = hv / d.G, warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, half = warp / 4;
+    Chunk c = d.chunk[tile / d.HV];
+    bool staged = d.g_bf16 && d.Kg == D;
+    if (staged)
+        load_tile<D>(sm.y.g, t.g, c.t0 * d.HV + hv, d.HV, c.len);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    load_tile<D>(sm.k, t.k, c.t0 * d.H + h, d.H, c.len);
+    load_tile<D>(sm.q, t.q, c.t0 * d.H + h, d.H, c.len);
+    load_tile<D>(sm.v, t.v, c.t0 * d.HV + hv, d.HV, c.len);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    if (threadIdx.x < C)
+        sm.beta[threadIdx.x] = threadIdx.x < c.len ? beta_value(d, ldx(t.beta, (c.t0 + threadIdx.x) * d.HV + hv, d.g_bf16)) : 0.f;
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    __syncthreads();
+    cumsum_gate<D, GATE>(d, t, sm, c, hv, staged);
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+    norms<D>(d, sm, warp, lane);
+    if (warp < 4)
+        choose_anchor<D>(sm, warp, lane);
+    __syncthreads();
+    fill_tables<D>(sm, o, tile, d.Kg);
+    __syncthreads();
+    stage_kb<D>(sm, o.kg + tile * C * D, warp, lane);
+    __syncthreads();
+    Sums z = {};
+    float mine[4][2][4];
+    products<D>(sm, I, half, lane, z);
+    __syncthreads();
+    store_rows<D, false>(o.qg + tile * C * D, sm.q, warp * 8, 8, lane);
+    exchange<D>(sm, I, half, lane, z, mine);
+    bf16 *Aqk = o.Aqk + tile * C * C;
+#pragma unroll
+    for (int J = 0; J < 3; J++)
+        if (J < I)
+            emit_block<D>(sm, I, half, lane, J, d.scale, mine[J], Aqk);
+    emit_block<D>(sm, I, half, lane, I, d.scale, mine[3], Aqk);
+    for (int x = lane; half && x < 16 * (3 - I) * 2; x += 32) {
+        int s = I * 16 + x % 16, piece = 2 * (I + 1) + x / 16;
+        *(uint4 *)(Aqk + s * C + (piece ^ (s & 7)) * 8) = make_uint4(0, 0, 0, 0);
+    }
+    __syncthreads();
+    invert(sm.x.s.A, sm.x.s.T, warp, lane);
+    round_T<D>(sm, o.Akk ? o.Akk + tile * C * C : NULL);
+    __syncthreads();
+    bf16 *out = half ? sm.x.out.u : sm.x.out.w;
+    times_T<D>(sm.y.T, half ? sm.v : sm.k, out, I, lane);
+    __syncwarp();
+    if (half)
+        store_rows<D, true>(o.u + tile * C * D, out, I * 16, 16, lane);
+    else
+        store_rows<D, false>(o.w + tile * C * D, out, I * 16, 16, lane);
+}
+
+/* ---- k_scan ---------------------------------------------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ void bar_init(uint64_t *b, int n) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(saddr(b)), "r"(n) : "memory"); }
+__device__ __forceinline__ void bar_expect(uint64_t *b, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(saddr(b)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void bar_arrive(uint64_t *b) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(saddr(b)) : "memory"); }
+__device__ __forceinline__ void bar_wait(uint64_t *b, int parity)
+{
+    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}"
+                 :: "r"(saddr(b)), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void bulk(void *dst, const void *src, int bytes, uint64_t *b)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(saddr(dst)), "l"(src), "r"(bytes), "r"(saddr(b)) : "memory");
+}
+
+enum { SCAN_OUT, SCAN_H, SCAN_M };                       /* state and output; H of the pre-process; M, augmented columns, bf16x3 */
+
+struct ScanArgs {
+    const bf16 *w, *u, *kg, *qg, *Aqk;
+    const float *eC, *s0, *sin;
+    void *o;
+    float *final_state, *hm;
+    bf16 *h, *v_new;                                     /* NULL unless kept; plain row-major tiles */
+    int seq0;
+};
+
+#define STAGES 3
+template <int D, int NW, int MODE> struct Stage {
+    bf16 w[C * D], kg[C * D];
+    bf16 qg[MODE == SCAN_OUT ? C * D : 8], Aqk[MODE == SCAN_OUT ? C * C : 8];
+    bf16 u[MODE == SCAN_M ? 8 : NW * C * 16];
+    float eC[D];
+};
+template <int D, int NW, int MODE> struct ScanSmem {
+    Stage<D, NW, MODE> st[STAGES];
+    bf16 o[MODE == SCAN_OUT ? NW * C * 16 : 8];
+    uint64_t full[STAGES], empty[STAGES];
+};
+
+template <int D, int NW, int MODE> __device__ void produce(const Dims &d, const ScanArgs &a, ScanSmem<D, NW, MODE> &sm, Seq seq, int hv, int slice)
+{
+    const int T2 = C * D * 2, bytes = 2 * T2 + D * 4 + (MODE == SCAN_OUT ? T2 + C * C * 2 : 0) + (MODE == SCAN_M ? 0 : NW * C * 32);
+    for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
+        int64_t tile = (int64_t)c * d.HV + hv;
+        Stage<D, NW, MODE> &s = sm.st[i % STAGES];
+        uint64_t *full = &sm.full[i % STAGES];
+        if (i >= STAGES)
+            bar_wait(&sm.empty[i % STAGES], (i / STAGES - 1) & 1);
+        bar_expect(full, bytes);
+        bulk(s.w, a.w + tile * C * D, T2, full);
+        bulk(s.kg, a.kg + tile * C * D, T2, full);
+        bulk(s.eC, a.eC + tile * D, D * 4, full);
+        if (MODE != SCAN_M)
+            bulk(s.u, a.u + tile * C * D + slice * NW * C * 16, NW * C * 32, full);
+        if (MODE == SCAN_OUT) {
+            bulk(s.qg, a.qg + tile * C * D, T2, full);
+            bulk(s.Aqk, a.Aqk + tile * C * C, C * C * 2, full);
+        }
+    }
+}
+
+/* acc[nt] += S' B' for B = [64 tokens][D] (swizzled): n-tiles of 8 tokens. */
+template <int D> __device__ __forceinline__ void times_rows(float acc[8][4], const uint32_t sa[D / 16][4], const bf16 *B, int lane)
+{
+    int row = lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
+    uint32_t base = saddr(B) + row * D * 2;
+#pragma unroll
+    for (int kk = 0; kk < D / 16; kk++) {
+        uint32_t at = base + ((2 * kk + half) ^ (row & 7)) * 16;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            uint32_t b[4];
+            ldsm4(b, at + n * 16 * D * 2);
+            mma(acc[2 * n], sa[kk], b[0], b[1]);
+            mma(acc[2 * n + 1], sa[kk], b[2], b[3]);
+        }
+    }
+}
+
+/* X = u - (S' w')' for the warp's 16 columns, transposed; x holds S' w' on entry. */
+__device__ __forceinline__ void minus_from_u(float x[8][4], const bf16 *u, int lane)
+{
+    int row = lane / 16 * 8 + lane % 8, piece = lane / 8 % 2 ^ (row >> 2 & 1);
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        uint32_t r[4];
+        ldsm4t(r, saddr(u + (n * 16 + row) * 16 + piece * 8));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float2 y = unpack2(r[i]);
+            float *xx = x[2 * n + i / 2] + i % 2 * 2;
+            xx[0] = y.x - xx[0];
+            xx[1] = y.y - xx[1];
+        }
+    }
+}
+
+/* S' <- eC o S' + X' kg. The sum over tokens starts from zero and is added in fp32: the accumulator of a tensor core rounds toward
+ * zero, and S must not see that once per chunk. NS: bf16 pieces of X (3: fp32-grade). */
+template <int D, int NS> __device__ __forceinline__ void update(float S[D / 8][4], const uint32_t xa[NS][4][4], const bf16 *kg, const float *eC, int lane)
+{
+    int row = lane % 16, tc = lane % 4;
+    uint32_t base = saddr(kg) + row * D * 2;
+#pragma unroll
+    for (int j = 0; j < D / 8; j += 4) {
+        float acc[4][4] = {};
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+#pragma unroll
+            for (int jj = 0; jj < 4; jj += 2) {
+                uint32_t b[4];
+                ldsm4t(b, base + p * 16 * D * 2 + ((j + jj + lane / 16) ^ (row & 7)) * 16);
+#pragma unroll
+                for (int s = NS - 1; s >= 0; s--) {
+                    mma(acc[jj], xa[s][p], b[0], b[1]);
+                    mma(acc[jj + 1], xa[s][p], b[2], b[3]);
+                }
+            }
+#pragma unroll
+        for (int jj = 0; jj < 4; jj++) {
+            float2 e = *(const float2 *)(eC + (j + jj) * 8 + 2 * tc);
+            S[j + jj][0] = fmaf(e.x, S[j + jj][0], acc[jj][0]);
+            S[j + jj][1] = fmaf(e.y, S[j + jj][1], acc[jj][1]);
+            S[j + jj][2] = fmaf(e.x, S[j + jj][2], acc[jj][2]);
+            S[j + jj][3] = fmaf(e.y, S[j + jj][3], acc[jj][3]);
+        }
+    }
+}
+
+/* o' += X' Aqk'; Aqk is lower triangular in blocks of 16. */
+__device__ __forceinline__ void times_aqk(float o[8][4], const uint32_t xa[4][4], const bf16 *Aqk, int lane)
+{
+    int row = lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
+    uint32_t base = saddr(Aqk) + row * C * 2;
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+#pragma unroll
+        for (int n = p; n < 4; n++) {
+            uint32_t b[4];
+            ldsm4(b, base + n * 16 * C * 2 + ((2 * p + half) ^ (row & 7)) * 16);
+            mma(o[2 * n], xa[p], b[0], b[1]);
+            mma(o[2 * n + 1], xa[p], b[2], b[3]);
+        }
+}
+
+__device__ __forceinline__ void store_o(const Dims &d, void *out, float o[8][4], bf16 *stage, Chunk c, int hv, int v0, int V, int lane)
+{
+    int gr = lane / 4, tc = lane % 4, row = lane / 16 * 8 + lane % 8, piece = lane / 8 % 2 ^ (row >> 2 & 1);
+    if (!d.o_bf16) {
+        for (int nt = 0; nt < 8; nt++)
+            for (int e = 0; e < 4; e++) {
+                int s = nt * 8 + 2 * tc + e % 2;
+                if (s < c.len)
+                    ((float *)out)[((c.t0 + s) * d.HV + hv) * V + v0 + gr + e / 2 * 8] = o[nt][e];
+            }
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        uint32_t r[4] = {pack2(o[2 * n][0], o[2 * n][1]), pack2(o[2 * n][2], o[2 * n][3]), pack2(o[2 * n + 1][0], o[2 * n + 1][1]),
+                         pack2(o[2 * n + 1][2], o[2 * n + 1][3])};
+        stsm4t(saddr(stage + (n * 16 + row) * 16 + piece * 8), r);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int s = i * 16 + lane / 2, half = lane % 2;
+        if (s < c.len)
+            *(uint4 *)((bf16 *)out + ((c.t0 + s) * d.HV + hv) * V + v0 + half * 8) = *(uint4 *)(stage + s * 16 + (half ^ (s >> 2 & 1)) * 8);
+    }
+    __syncwarp();
+}
+
+template <int D> __device__ __forceinline__ void split_state(uint32_t sa[D / 16][4], const float S[D / 8][4])
+{
+#pragma unroll
+    for (int kk = 0; kk < D / 16; kk++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            sa[kk][i] = pack2(S[2 * kk + i / 2][i % 2 * 2], S[2 * kk + i / 2][i % 2 * 2 + 1]);
+}
+
+/* x = hi + mid + lo, each bf16, of an accumulator pair; exact to 2^-24 or better. */
+__device__ __forceinline__ void split3(float a, float b, uint32_t &h, uint32_t &m, uint32_t &l)
+{
+    h = pack2(a, b);
+    float2 y = unpack2(h);
+    a -= y.x, b -= y.y;
+    m = pack2(a, b);
+    y = unpack2(m);
+    l = pack2(a - y.x, b - y.y);
+}
+
+/* x += S' w' with S in three bf16 pieces (w is bf16 as it stands): fp32-grade operands. Each k-step starts from zero (see update). */
+template <int D> __device__ __forceinline__ void times_rows3(float x[8][4], const float S[D / 8][4], const bf16 *B, int lane)
+{
+    int row = lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
+    uint32_t base = saddr(B) + row * D * 2;
+#pragma unroll
+    for (int kk = 0; kk < D / 16; kk++) {
+        uint32_t h[4], m[4], l[4], at = base + ((2 * kk + half) ^ (row & 7)) * 16;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            split3(S[2 * kk + i / 2][i % 2 * 2], S[2 * kk + i / 2][i % 2 * 2 + 1], h[i], m[i], l[i]);
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            uint32_t b[4];
+            ldsm4(b, at + n * 16 * D * 2);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float y[4] = {};
+                mma(y, l, b[2 * i], b[2 * i + 1]);
+                mma(y, m, b[2 * i], b[2 * i + 1]);
+                mma(y, h, b[2 * i], b[2 * i + 1]);
+                for (int e = 0; e < 4; e++)
+                    x[2 * n + i][e] += y[e];
+            }
+        }
+    }
+}
+
+/* Element (k, v) of the state, from the transposed fragments, through f(k, v, float&). v counts within the warp's 16 columns. */
+template <int D, class F> __device__ __forceinline__ void each(float S[D / 8][4], int lane, F f)
+{
+#pragma unroll
+    for (int j = 0; j < D / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            f(j * 8 + lane % 4 * 2 + e % 2, lane / 4 + e / 2 * 8, S[j][e]);
+}
+
+template <int D, int NW, int MODE> __device__ void consume(const Dims &d, const ScanArgs &a, ScanSmem<D, NW, MODE> &sm, Seq seq, int hv, int slice, int warp, int lane)
+{
+    int v0 = (slice * NW + warp) * 16;
+    float S[D / 8][4];
+    const float *init = MODE == SCAN_M ? NULL : seq.starts ? (a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * D * D : NULL)
+        : a.sin ? a.sin + (int64_t)hv * D * D : NULL;
+    each<D>(S, lane, [&](int k, int v, float &s) { s = init ? init[k * D + v0 + v] : MODE == SCAN_M && k == v0 + v ? 1.f : 0.f; });
+    for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
+        int64_t tile = (int64_t)c * d.HV + hv;
+        Stage<D, NW, MODE> &st = sm.st[i % STAGES];
+        float x[8][4] = {};
+        bar_wait(&sm.full[i % STAGES], i / STAGES & 1);
+        if (MODE == SCAN_M) {
+            uint32_t xa[3][4][4];
+            times_rows3<D>(x, S, st.w, lane);
+#pragma unroll
+            for (int p = 0; p < 4; p++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    split3(-x[2 * p + e / 2][e % 2 * 2], -x[2 * p + e / 2][e % 2 * 2 + 1], xa[0][p][e], xa[1][p][e], xa[2][p][e]);
+            update<D, 3>(S, xa, st.kg, st.eC, lane);
+        } else {
+            uint32_t sa[D / 16][4], xa[1][4][4];
+            split_state<D>(sa, S);
+            if (a.h)
+                each<D>(S, lane, [&](int k, int v, float &s) { a.h[(tile * D + k) * D + v0 + v] = __float2bfloat16_rn(s); });
+            times_rows<D>(x, sa, st.w, lane);
+            minus_from_u(x, st.u + warp * C * 16, lane);
+#pragma unroll
+            for (int p = 0; p < 4; p++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    xa[0][p][e] = pack2(x[2 * p + e / 2][e % 2 * 2], x[2 * p + e / 2][e % 2 * 2 + 1]);
+            if (a.v_new)
+                each<C>(x, lane, [&](int s, int v, float &y) { a.v_new[(tile * C + s) * D + v0 + v] = __float2bfloat16_rn(y); });
+            update<D, 1>(S, xa, st.kg, st.eC, lane);
+            if (MODE == SCAN_OUT) {
+                float o[8][4] = {};
+                times_rows<D>(o, sa, st.qg, lane);
+#pragma unroll
+                for (int nt = 0; nt < 8; nt++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        o[nt][e] *= d.scale;
+                times_aqk(o, xa[0], st.Aqk, lane);
+                store_o(d, a.o, o, sm.o + warp * C * 16, d.chunk[c], hv, v0, D, lane);
+            }
+        }
+        __syncwarp();
+        if (lane == 0)
+            bar_arrive(&sm.empty[i % STAGES]);
+    }
+    if (MODE == SCAN_OUT && a.final_state && seq.ends)
+        each<D>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * D + k) * D + v0 + v] = s; });
+    if (MODE != SCAN_OUT)
+        each<D>(S, lane, [&](int k, int v, float &s) { a.hm[((int64_t)hv * D + k) * 2 * D + (MODE == SCAN_M ? D : 0) + v0 + v] = s; });
+}
+
+template <int D, int NW, int MODE> __global__ void __launch_bounds__((NW + 1) * 32, 1) k_scan(Dims d, ScanArgs a)
+{
+    extern __shared__ __align__(128) char scan_raw[];
+    ScanSmem<D, NW, MODE> &sm = *(ScanSmem<D, NW, MODE> *)scan_raw;
+    const int slices = D / 16 / NW;
+    int slice = blockIdx.x % slices, hv = blockIdx.x / slices % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Seq seq = d.seq[a.seq0 + blockIdx.x / slices / d.HV];
+    if (threadIdx.x == 0)
+        for (int i = 0; i < STAGES; i++) {
+            bar_init(&sm.full[i], 1);
+            bar_init(&sm.empty[i], NW);
+        }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __syncthreads();
+    if (warp < NW)
+        consume<D, NW, MODE>(d, a, sm, seq, hv, slice, warp, lane);
+    else if (lane == 0)
+        produce<D, NW, MODE>(d, a, sm, seq, hv, slice);
+}
+
+/* ---- host ------------------------------------------------------------------------------------------------------------------------ */
+
+int fast_supports(const dpg_problem *p, const dpg_options *o)
+{
+    return o->base == DP_BASE_BF16 && p->dtype == DPG_BF16 && p->R == 1 && p->K == p->V && (p->K == 64 || p->K == 128);
+}
+
+template <int D, int GATE> static dp_status launch_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
+{
+    FastOut o = {at<bf16>(p, ws, B_W), at<bf16>(p, ws, B_U), at<bf16>(p, ws, B_KG), at<bf16>(p, ws, B_QG), at<bf16>(p, ws, B_AQK),
+                 at<bf16>(p, ws, B_AKK), at<float>(p, ws, B_EC), at<float>(p, ws, B_GCUM)};
+    CK(e, cudaFuncSetAttribute(k_chunks<D, GATE>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(Smem<D>)));
+    k_chunks<D, GATE><<<(unsigned)((int64_t)p->d.NT * p->d.HV), THREADS, sizeof(Smem<D>), s>>>(p->d, *t, o);
+    CK_LAUNCH(e, "k_chunks");
+    return DP_OK;
+}
+
+template <int D> static dp_status chunks_of(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
+{
+    return p->d.gate == DP_GATE_LOG ? launch_chunks<D, DP_GATE_LOG>(p, t, ws, s, e)
+        : p->d.gate == DP_GATE_SOFTPLUS ? launch_chunks<D, DP_GATE_SOFTPLUS>(p, t, ws, s, e) : launch_chunks<D, DP_GATE_LOWER_BOUND>(p, t, ws, s, e);
+}
+
+dp_status fast_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
+{
+    return p->d.K == 64 ? chunks_of<64>(p, t, ws, s, e) : chunks_of<128>(p, t, ws, s, e);
+}
+
+template <int D, int NW, int MODE> static dp_status launch_scan(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
+{
+    int bytes = (int)sizeof(ScanSmem<D, NW, MODE>);
+    CK(e, cudaFuncSetAttribute(k_scan<D, NW, MODE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    k_scan<D, NW, MODE><<<(unsigned)nseq * p->d.HV * (D / 16 / NW), (NW + 1) * 32, bytes, s>>>(p->d, a);
+    CK_LAUNCH(e, "k_scan");
+    return DP_OK;
+}
+
+/* As many column slices in one block as leave at least about 100 blocks: slices of one block share the tiles they read. */
+template <int D, int MODE> static dp_status scan_of(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
+{
+    int64_t warps = (int64_t)nseq * p->d.HV * (D / 16);
+    return warps >= 400 ? launch_scan<D, 4, MODE>(p, a, nseq, s, e) : warps >= 200 ? launch_scan<D, 2, MODE>(p, a, nseq, s, e)
+        : launch_scan<D, 1, MODE>(p, a, nseq, s, e);
+}
+
+static ScanArgs scan_args(dpg_plan *p, const dpg_tensors *t, void *ws)
+{
+    ScanArgs a = {at<bf16>(p, ws, B_W), at<bf16>(p, ws, B_U), at<bf16>(p, ws, B_KG), at<bf16>(p, ws, B_QG), at<bf16>(p, ws, B_AQK),
+                  at<float>(p, ws, B_EC), t->s0, NULL, NULL, NULL, at<float>(p, ws, B_HM), NULL, NULL, p->d.nseq - 1};
+    return a;
+}
+
+dp_status fast_pre(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
+{
+    ScanArgs a = scan_args(p, t, ws);
+    TRY(p->d.K == 64 ? scan_of<64, SCAN_H>(p, a, 1, s, e) : scan_of<128, SCAN_H>(p, a, 1, s, e));
+    if (!p->needs_m || p->opt.chain_how != DPG_CHAIN_AUGMENTED)
+        return DP_OK;
+    return p->d.K == 64 ? scan_of<64, SCAN_M>(p, a, 1, s, e) : scan_of<128, SCAN_M>(p, a, 1, s, e);
+}
+
+dp_status fast_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
+{
+    ScanArgs a = scan_args(p, t, ws);
+    a.sin = at<float>(p, ws, B_SIN), a.o = t->o, a.final_state = t->final_state, a.seq0 = 0;
+    a.h = at<bf16>(p, ws, B_H), a.v_new = at<bf16>(p, ws, B_VNEW);
+    return p->d.K == 64 ? scan_of<64, SCAN_OUT>(p, a, p->d.nseq, s, e) : scan_of<128, SCAN_OUT>(p, a, p->d.nseq, s, e);
+}

@@ -1,0 +1,24 @@
+# gpu/gpu.mk - the CUDA part. Included by the Makefile; without nvcc GPU_LIB and GPU_PROGS are empty and nothing here is built.
+NVCC         ?= nvcc
+NVCC_GENCODE ?= -gencode arch=compute_90a,code=sm_90a
+NVCCFLAGS    ?= -O3 -lineinfo
+HAVE_NVCC    := $(shell command -v $(NVCC) 2>/dev/null)
+ifneq ($(HAVE_NVCC),)
+CUDA_HOME    ?= $(abspath $(dir $(HAVE_NVCC))/..)
+GPU_SRC      := $(wildcard gpu/*.cu)
+GPU_HDR      := $(wildcard gpu/*.h gpu/*.cuh gpu/tests/*.h) ref/problem.h ref/formats.h
+GPU_LIB      := $(BUILD)/gpu/libdpgpu.a
+GPU_PROGS    := $(BUILD)/gpu/test_gpu $(BUILD)/gpu/bench_gpu
+GPU_LDLIBS   := -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread
+
+$(BUILD)/gpu/%.o: gpu/%.cu $(GPU_HDR)
+	@mkdir -p $(@D)
+	$(NVCC) -std=c++17 $(NVCC_GENCODE) $(NVCCFLAGS) -Xcompiler -Wall,-Wextra -c $< -o $@
+$(GPU_LIB): $(patsubst gpu/%.cu,$(BUILD)/gpu/%.o,$(GPU_SRC))
+	@rm -f $@
+	$(AR) rcs $@ $^
+$(BUILD)/gpu/test_gpu: $(BUILD)/gpu/tests/test_gpu.o $(GPU_LIB)
+	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
+$(BUILD)/gpu/bench_gpu: $(BUILD)/gpu/bench/bench_gpu.o $(GPU_LIB)
+	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
+endif

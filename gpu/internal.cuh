@@ -1,0 +1,108 @@
+/* gpu/internal.cuh - what the files of gpu/ share: dimensions, the chunk table, buffers of a plan, checked CUDA calls.
+ *
+ * A tile is one chunk of one value head: tile = chunk * HV + hv. Its buffers are padded to C tokens (n = C*R rows); rows past the
+ * chunk's last token hold zeros, so that products over a tile need no mask. */
+#ifndef DPG_INTERNAL_CUH
+#define DPG_INTERNAL_CUH
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include "dp_gpu.h"
+
+typedef __nv_bfloat16 bf16;
+
+struct Chunk { int64_t t0; int len, seq; };              /* first local token, tokens, local sub-sequence */
+struct Seq { int c0, c1, gseq, starts, ends; };          /* chunks [c0, c1), global sequence, does it start / end on this rank */
+
+struct Dims {
+    int H, HV, G, K, V, R, Kg, n, NT, nseq;
+    int64_t L;
+    const Chunk *chunk;
+    const Seq *seq;
+    float scale, lower_bound;
+    int gate, beta_form, l2norm, in_bf16, g_bf16, o_bf16;
+    int rb;                                              /* 1: round what FLA stores in bf16 */
+};
+
+/* Buffers by slot; float or bf16 according to the path (plan.cu holds the table). */
+enum Slot { B_GCUM, B_BETA, B_QN, B_KN, B_AKK, B_AQK, B_W, B_U, B_KG, B_QG, B_EC, B_H, B_VNEW, B_HM, B_HMALL, B_SIN, B_MC, B_PCHAIN, B_SLOTS };
+
+/* Element (row, col) of a tile of rows of `width` elements. ROWS: 16-byte pieces c of bf16 at c ^ (row & 7); SLICES: [width/16][C][16],
+ * pieces at c ^ (row >> 2 & 1). Both make bulk copies into shared memory readable without bank conflicts (fast.cu). */
+enum Layout { PLAIN, ROWS, SLICES };
+__host__ __device__ static inline int tile_at(int layout, int row, int col, int width)
+{
+    if (layout == ROWS)
+        return row * width + ((col / 8) ^ (row & 7)) * 8 + col % 8;
+    if (layout == SLICES)
+        return ((col / 16 * DP_CHUNK + row) * 2 + (col / 8 % 2 ^ (row >> 2 & 1))) * 8 + col % 8;
+    return row * width + col;
+}
+
+struct Buf { size_t off, bytes; int is_bf16, layout; };  /* bytes = 0: not kept on this path */
+
+struct dpg_plan {
+    Dims d;
+    dpg_options opt;
+    int rank, N, pre, post, is_first, is_last, device;
+    int needs_m;                                         /* this rank's M can matter (math.md g.1) */
+    int mc_batch;                                        /* chunks whose M_c are formed at once */
+    Chunk *chunks_h;
+    Seq *seqs_h;
+    void *tables;                                        /* device memory behind d.chunk and d.seq */
+    Buf buf[B_SLOTS];
+    size_t ws_bytes;
+};
+
+template <class T> static inline T *at(const dpg_plan *p, void *ws, int slot)
+{
+    return p->buf[slot].bytes ? (T *)((char *)ws + p->buf[slot].off) : NULL;
+}
+
+dp_status dpg_fail(dp_err *e, dp_status code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+#define CK(e, expr) do { cudaError_t err_ = (expr); if (err_ != cudaSuccess) \
+    return dpg_fail(e, DP_EDEVICE, "%s:%d: %s: %s", __FILE__, __LINE__, #expr, cudaGetErrorString(err_)); } while (0)
+#define CK_LAUNCH(e, what) do { cudaError_t err_ = cudaGetLastError(); if (err_ != cudaSuccess) \
+    return dpg_fail(e, DP_EDEVICE, "%s:%d: launch of %s: %s", __FILE__, __LINE__, what, cudaGetErrorString(err_)); } while (0)
+#define TRY(...) do { dp_status st_ = (__VA_ARGS__); if (st_ != DP_OK) return st_; } while (0)
+
+/* simple.cu */
+dp_status simple_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
+dp_status simple_pre_h(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
+dp_status simple_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
+/* fast.cu */
+int fast_supports(const dpg_problem *p, const dpg_options *o);
+dp_status fast_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
+dp_status fast_pre(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
+dp_status fast_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
+/* chain.cu */
+dp_status chain_pre_m(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
+dp_status chain_merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
+size_t chain_row_words(int K, int V);                    /* V + K */
+
+#ifdef __CUDACC__
+__device__ __forceinline__ float rbf(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
+__device__ __forceinline__ float rif(float x, int rb) { return rb ? rbf(x) : x; }
+__device__ __forceinline__ float ldx(const void *p, int64_t i, int is_bf16)
+{
+    return is_bf16 ? __bfloat162float(((const bf16 *)p)[i]) : ((const float *)p)[i];
+}
+/* log decay of one step from the raw gate x (math.md c), natural log. log1p: softplus through log(1 + e^x) loses slow gates. */
+__device__ __forceinline__ float gate_value(const Dims &d, float graw, float a, float bias)
+{
+    if (d.gate == DP_GATE_LOG)
+        return graw;
+    float x = graw + bias;
+    if (d.gate == DP_GATE_SOFTPLUS)
+        return -a * (fmaxf(x, 0.f) + log1pf(expf(-fabsf(x))));
+    return d.lower_bound / (1.f + expf(-a * x));
+}
+__device__ __forceinline__ float beta_value(const Dims &d, float b)
+{
+    return d.beta_form == DP_BETA_PLAIN ? b : (d.beta_form == DP_BETA_SIGMOID ? 1.f : 2.f) / (1.f + expf(-b));
+}
+#endif
+#endif

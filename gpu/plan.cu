@@ -1,0 +1,335 @@
+/* gpu/plan.cu - a rank's share of a problem (math.md g.2), its workspace, and the order of the stages. */
+#include <math.h>
+#include <stdlib.h>
+#include "internal.cuh"
+
+dp_status dpg_fail(dp_err *e, dp_status code, const char *fmt, ...)
+{
+    if (e && e->code == DP_OK) {
+        va_list ap;
+        va_start(ap, fmt);
+        vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+        va_end(ap);
+        e->code = code;
+    }
+    return code;
+}
+
+#define NEED(cond, ...) do { if (!(cond)) return dpg_fail(e, DP_EINPUT, "dpg_plan: " __VA_ARGS__); } while (0)
+
+static dp_status check(const dpg_problem *p, const dpg_options *o, int rank, int N, dp_err *e)
+{
+    NEED(N >= 1 && rank >= 0 && rank < N, "rank %d of %d", rank, N);
+    NEED(p->T >= N && p->T % N == 0, "T = %lld is not a multiple of %d ranks", (long long)p->T, N);
+    NEED(p->K >= 16 && p->K <= 256 && p->K % 16 == 0, "K = %d is not a multiple of 16 up to 256", p->K);
+    NEED(p->V >= 16 && p->V <= 256 && p->V % 16 == 0, "V = %d is not a multiple of 16 up to 256", p->V);
+    NEED(p->R == 1 || p->R == 2 || p->R == 4, "R = %d is not 1, 2 or 4", p->R);
+    NEED(p->H >= 1 && p->HV >= p->H && p->HV % p->H == 0, "HV = %d is not a multiple of H = %d", p->HV, p->H);
+    NEED(p->Kg == 1 || p->Kg == p->K, "Kg = %d is neither 1 nor K", p->Kg);
+    NEED(p->gate != DP_GATE_LOWER_BOUND || p->lower_bound < 0, "lower_bound = %g is not negative", p->lower_bound);
+    NEED(p->Nseq >= 1 && p->cu && p->cu[0] == 0 && p->cu[p->Nseq] == p->T, "cu does not run from 0 to T");
+    for (int i = 0; i < p->Nseq; i++)
+        NEED(p->cu[i] <= p->cu[i + 1], "cu[%d] > cu[%d]", i, i + 1);
+    NEED(o->base == DP_BASE_FP32 || o->base == DP_BASE_BF16, "base policy is neither fp32 nor bf16");
+    NEED(o->chain == DP_FP32 || o->chain == DP_TF32X3 || o->chain == DP_TF32 || o->chain == DP_TF32RZ || o->chain == DP_BF16,
+         "no such chain format on the device");
+    NEED(o->path != DPG_PATH_FAST || fast_supports(p, o), "the fast path does not take this problem");
+    return DP_OK;
+}
+
+/* math.md g.2. Local sub-sequences are the global ones cut to [a, b); empty ones vanish. */
+static void split(dpg_plan *pl, const dpg_problem *p)
+{
+    int64_t L = p->T / pl->N, a = pl->rank * L, b = a + L;
+    int f = 0, l = p->Nseq - 1, nseq = 0, nt = 0;
+    while (p->cu[f + 1] <= a)
+        f++;
+    while (p->cu[l] >= b || p->cu[l] == p->cu[l + 1])
+        l--;
+    pl->pre = (int)(pl->rank - p->cu[f] / L);
+    pl->post = (int)((p->cu[l + 1] - 1) / L - pl->rank);
+    pl->is_first = pl->pre == 0;
+    pl->is_last = pl->post == 0;
+    pl->seqs_h = (Seq *)calloc(l - f + 1, sizeof(Seq));
+    pl->chunks_h = (Chunk *)calloc(L / DP_CHUNK + (l - f + 1) + 1, sizeof(Chunk));
+    for (int s = f; s <= l; s++) {
+        int64_t lo = p->cu[s] > a ? p->cu[s] : a, hi = p->cu[s + 1] < b ? p->cu[s + 1] : b;
+        if (lo >= hi)
+            continue;
+        pl->seqs_h[nseq].c0 = nt;
+        for (int64_t t = lo; t < hi; t += DP_CHUNK, nt++) {
+            pl->chunks_h[nt].t0 = t - a;
+            pl->chunks_h[nt].len = (int)(hi - t < DP_CHUNK ? hi - t : DP_CHUNK);
+            pl->chunks_h[nt].seq = nseq;
+        }
+        pl->seqs_h[nseq].c1 = nt;
+        pl->seqs_h[nseq].gseq = s;
+        pl->seqs_h[nseq].starts = p->cu[s] >= a;
+        pl->seqs_h[nseq].ends = p->cu[s + 1] <= b;
+        nseq++;
+    }
+    pl->d.L = L;
+    pl->d.NT = nt;
+    pl->d.nseq = nseq;
+    pl->needs_m = nseq == 1 && !pl->is_first && !pl->is_last;
+}
+
+static void add(dpg_plan *pl, int slot, int64_t words, int is_bf16, int layout = PLAIN)
+{
+    pl->buf[slot].layout = layout;
+    pl->buf[slot].off = pl->ws_bytes;
+    pl->buf[slot].bytes = (size_t)words * (is_bf16 ? 2 : 4);
+    pl->buf[slot].is_bf16 = is_bf16;
+    pl->ws_bytes += (pl->buf[slot].bytes + 255) / 256 * 256;
+}
+
+static void layout(dpg_plan *pl)
+{
+    const Dims &d = pl->d;
+    int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV, hm = (int64_t)d.HV * d.K * (d.V + d.K);
+    int fast = pl->opt.path == DPG_PATH_FAST, keep = !fast || pl->opt.keep;
+    if (keep) {
+        add(pl, B_GCUM, tiles * C * d.Kg, 0);
+        add(pl, B_AKK, tiles * d.n * d.n, fast);
+        add(pl, B_H, tiles * d.K * d.V, fast);
+        add(pl, B_VNEW, tiles * d.n * d.V, fast);
+    }
+    if (!fast) {
+        add(pl, B_BETA, tiles * d.n, 0);
+        add(pl, B_QN, tiles * C * d.K, 0);
+        add(pl, B_KN, tiles * d.n * d.K, 0);
+    }
+    add(pl, B_AQK, tiles * C * d.n, fast, fast ? ROWS : PLAIN);
+    add(pl, B_W, tiles * d.n * d.K, fast, fast ? ROWS : PLAIN);
+    add(pl, B_U, tiles * d.n * d.V, fast, fast ? SLICES : PLAIN);
+    add(pl, B_KG, tiles * d.n * d.K, fast, fast ? ROWS : PLAIN);
+    add(pl, B_QG, tiles * C * d.K, fast, fast ? ROWS : PLAIN);
+    add(pl, B_EC, tiles * d.K, 0);
+    add(pl, B_SIN, (int64_t)d.HV * d.K * d.V, 0);
+    if (pl->N == 1)
+        return;
+    add(pl, B_HM, hm, 0);
+    add(pl, B_HMALL, hm * pl->N, 0);
+    if (pl->needs_m && pl->opt.chain_how == DPG_CHAIN_DENSE) {
+        int64_t batch = ((int64_t)256 << 20) / ((int64_t)d.HV * d.K * d.K * 4);
+        pl->mc_batch = batch < 1 ? 1 : batch > d.NT ? d.NT : (int)batch;
+        add(pl, B_MC, (int64_t)pl->mc_batch * d.HV * d.K * d.K, 0);
+    }
+}
+
+static dp_status upload(dpg_plan *pl, dp_err *e)
+{
+    size_t nc = pl->d.NT * sizeof(Chunk), ns = pl->d.nseq * sizeof(Seq);
+    CK(e, cudaGetDevice(&pl->device));
+    CK(e, cudaMalloc(&pl->tables, nc + ns));
+    CK(e, cudaMemcpy(pl->tables, pl->chunks_h, nc, cudaMemcpyHostToDevice));
+    CK(e, cudaMemcpy((char *)pl->tables + nc, pl->seqs_h, ns, cudaMemcpyHostToDevice));
+    pl->d.chunk = (const Chunk *)pl->tables;
+    pl->d.seq = (const Seq *)((char *)pl->tables + nc);
+    return DP_OK;
+}
+
+dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int rank, int N, dp_err *e)
+{
+    *out = NULL;
+    TRY(check(p, opt, rank, N, e));
+    dpg_plan *pl = (dpg_plan *)calloc(1, sizeof *pl);
+    if (!pl)
+        return dpg_fail(e, DP_ENOMEM, "%s:%d: plan", __FILE__, __LINE__);
+    pl->opt = *opt;
+    pl->rank = rank;
+    pl->N = N;
+    if (pl->opt.path == DPG_PATH_AUTO)
+        pl->opt.path = fast_supports(p, opt) ? DPG_PATH_FAST : DPG_PATH_SIMPLE;
+    if (pl->opt.path == DPG_PATH_SIMPLE)
+        pl->opt.chain_how = DPG_CHAIN_DENSE;
+    Dims &d = pl->d;
+    d.H = p->H, d.HV = p->HV, d.G = p->HV / p->H, d.K = p->K, d.V = p->V, d.R = p->R, d.Kg = p->Kg, d.n = DP_CHUNK * p->R;
+    d.scale = (float)p->scale, d.lower_bound = (float)p->lower_bound;
+    d.gate = p->gate, d.beta_form = p->beta_form, d.l2norm = p->l2norm;
+    d.in_bf16 = p->dtype == DPG_BF16, d.g_bf16 = p->gdtype == DPG_BF16, d.o_bf16 = p->odtype == DPG_BF16;
+    d.rb = opt->base == DP_BASE_BF16;
+    split(pl, p);
+    layout(pl);
+    dp_status st = upload(pl, e);
+    if (st != DP_OK)
+        dpg_plan_destroy(pl);
+    else
+        *out = pl;
+    return st;
+}
+
+void dpg_plan_destroy(dpg_plan *pl)
+{
+    if (!pl)
+        return;
+    cudaFree(pl->tables);
+    free(pl->chunks_h);
+    free(pl->seqs_h);
+    free(pl);
+}
+
+int64_t dpg_plan_tokens(const dpg_plan *pl) { return pl->d.L; }
+dpg_path dpg_plan_path(const dpg_plan *pl) { return pl->opt.path; }
+size_t dpg_workspace_bytes(const dpg_plan *pl) { return pl->ws_bytes; }
+
+/* (M, H) of the last local sub-sequence as the uniform element of math.md g.3: (0, 0) if no later rank continues it, M = 0 where
+ * the state that leaves the rank does not depend on the one that enters. */
+static dp_status pre_process(dpg_plan *pl, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
+{
+    CK(e, cudaMemsetAsync(at<float>(pl, ws, B_HM), 0, pl->buf[B_HM].bytes, s));
+    if (pl->is_last)
+        return DP_OK;
+    if (pl->opt.path == DPG_PATH_FAST)
+        TRY(fast_pre(pl, t, ws, s, e));
+    else
+        TRY(simple_pre_h(pl, t, ws, s, e));
+    if (pl->needs_m && pl->opt.chain_how == DPG_CHAIN_DENSE)
+        TRY(chain_pre_m(pl, ws, s, e));
+    return DP_OK;
+}
+
+dp_status dpg_forward_steps(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream, int steps, dp_err *e)
+{
+    cudaStream_t s = (cudaStream_t)stream;
+    int fast = pl->opt.path == DPG_PATH_FAST;
+    if (pl->N > 1 && !comm)
+        return dpg_fail(e, DP_EINPUT, "dpg_forward: %d ranks and no communicator", pl->N);
+    if (steps & DPG_STEP_CHUNKS)
+        TRY(fast ? fast_chunks(pl, t, ws, s, e) : simple_chunks(pl, t, ws, s, e));
+    if (pl->N > 1) {
+        if (steps & DPG_STEP_PRE)
+            TRY(pre_process(pl, t, ws, s, e));
+        if (steps & DPG_STEP_GATHER)
+            TRY(comm->all_gather(comm, at<float>(pl, ws, B_HM), at<float>(pl, ws, B_HMALL), pl->buf[B_HM].bytes / 4, stream, e));
+        if (steps & DPG_STEP_MERGE)
+            TRY(chain_merge(pl, ws, s, e));
+    }
+    if (steps & DPG_STEP_STATE)
+        TRY(fast ? fast_state(pl, t, ws, s, e) : simple_state(pl, t, ws, s, e));
+    return DP_OK;
+}
+
+dp_status dpg_forward(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream, dp_err *e)
+{
+    return dpg_forward_steps(pl, t, ws, comm, stream, DPG_STEP_ALL, e);
+}
+
+/* ---- staged outputs ------------------------------------------------------------------------------------------------------------ */
+
+/* Per tile: `tok` rows of `width` words for each token (tok = R or 1). kind 0: tile buffers in token order; 1: per chunk; 2: HM; 3: S_in; 4: o */
+struct Stage { const char *name; int slot, kind; };
+static const Stage stages[] = {
+    {"gcum", B_GCUM, 0}, {"Akk", B_AKK, 0}, {"Aqk", B_AQK, 0}, {"w", B_W, 0}, {"u", B_U, 0}, {"kg", B_KG, 0}, {"qg", B_QG, 0},
+    {"M", B_HM, 2}, {"H", B_HM, 2}, {"S_in", B_SIN, 3}, {"h", B_H, 1}, {"v_new", B_VNEW, 0}, {"o", -1, 4}};
+const char *const dpg_stage_names[] = {"gcum", "Akk", "Aqk", "w", "u", "kg", "qg", "M", "H", "S_in", "h", "v_new", "o", NULL};
+
+static dp_status find(const dpg_plan *pl, const char *name, const Stage **out, dp_err *e)
+{
+    for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
+        if (strcmp(stages[i].name, name))
+            continue;
+        int absent_hm = stages[i].kind == 2 && pl->N == 1;
+        if (stages[i].slot >= 0 && !pl->buf[stages[i].slot].bytes && !absent_hm)
+            return dpg_fail(e, DP_EINPUT, "stage %s is not kept on this path (options.keep)", name);
+        *out = &stages[i];
+        return DP_OK;
+    }
+    return dpg_fail(e, DP_EINPUT, "no stage named %s", name);
+}
+
+static void widths(const dpg_plan *pl, const Stage *st, int *rows, int *width)
+{
+    const Dims &d = pl->d;
+    int s = st->slot, keyed = s == B_AKK || s == B_W || s == B_U || s == B_KG || s == B_VNEW;
+    *rows = keyed ? d.R : 1;
+    *width = s == B_GCUM ? d.Kg : s == B_AKK || s == B_AQK ? d.n : s == B_U || s == B_VNEW || s < 0 ? d.V : d.K;
+}
+
+dp_status dpg_stage_shape(const dpg_plan *pl, const char *name, int64_t dims[5], int *ndim, dp_err *e)
+{
+    const Stage *st = NULL;
+    const Dims &d = pl->d;
+    TRY(find(pl, name, &st, e));
+    int rows, width;
+    widths(pl, st, &rows, &width);
+    int64_t last = !strcmp(name, "M") ? d.K : d.V;
+    if (st->kind == 1) {
+        int64_t x[4] = {d.NT, d.HV, d.K, d.V};
+        memcpy(dims, x, sizeof x);
+        *ndim = 4;
+    } else if (st->kind == 2 || st->kind == 3) {
+        int64_t x[3] = {d.HV, d.K, last};
+        memcpy(dims, x, sizeof x);
+        *ndim = 3;
+    } else {
+        int64_t x[4] = {d.L, d.HV, rows, width};
+        *ndim = rows > 1 ? 4 : 3;
+        if (rows == 1)
+            x[2] = width;
+        memcpy(dims, x, *ndim * sizeof *x);
+    }
+    return DP_OK;
+}
+
+static double word(const void *x, int is_bf16, int64_t i)
+{
+    if (!is_bf16)
+        return ((const float *)x)[i];
+    uint32_t b = (uint32_t)((const uint16_t *)x)[i] << 16;
+    float f;
+    memcpy(&f, &b, 4);
+    return f;
+}
+
+/* Tile rows (chunk, hv, token, row) to token order. The fast path keeps gcum in log2 units. */
+static void untile(const dpg_plan *pl, const Stage *st, const void *raw, double *host)
+{
+    const Dims &d = pl->d;
+    int rows, width, b = pl->buf[st->slot].is_bf16, layout = pl->buf[st->slot].layout;
+    widths(pl, st, &rows, &width);
+    double unit = st->slot == B_GCUM && pl->opt.path == DPG_PATH_FAST ? 0.69314718055994530942 : 1;
+    for (int c = 0; c < d.NT; c++)
+        for (int hv = 0; hv < d.HV; hv++)
+            for (int s = 0; s < pl->chunks_h[c].len; s++) {
+                int64_t from = ((int64_t)c * d.HV + hv) * DP_CHUNK * rows * width;
+                int64_t to = ((pl->chunks_h[c].t0 + s) * d.HV + hv) * rows * width;
+                for (int i = 0; i < rows * width; i++)
+                    host[to + i] = unit * word(raw, b, from + tile_at(layout, s, i, rows * width));
+            }
+}
+
+dp_status dpg_stage_read(const dpg_plan *pl, const dpg_tensors *t, const void *ws, const char *name, double *host, dp_err *e)
+{
+    const Stage *st = NULL;
+    const Dims &d = pl->d;
+    TRY(find(pl, name, &st, e));
+    int64_t hkv = (int64_t)d.HV * d.K * d.V, no = d.L * d.HV * d.V;
+    if ((st->kind == 2 || st->kind == 3) && pl->N == 1) {
+        memset(host, 0, sizeof *host * d.HV * d.K * (name[0] == 'M' ? d.K : d.V));
+        return DP_OK;
+    }
+    const void *src = st->kind == 4 ? t->o : (const char *)ws + pl->buf[st->slot].off;
+    int is_bf16 = st->kind == 4 ? d.o_bf16 : pl->buf[st->slot].is_bf16;
+    size_t bytes = st->kind == 4 ? (size_t)no * (is_bf16 ? 2 : 4) : pl->buf[st->slot].bytes;
+    void *raw = malloc(bytes);
+    if (!raw)
+        return dpg_fail(e, DP_ENOMEM, "%s:%d: %zu bytes for stage %s", __FILE__, __LINE__, bytes, name);
+    cudaError_t err = cudaMemcpy(raw, src, bytes, cudaMemcpyDeviceToHost);
+    if (err == cudaSuccess) {
+        int row = d.V + d.K, from = name[0] == 'M' ? d.V : 0, to = name[0] == 'M' ? d.V + d.K : d.V;
+        if (st->kind == 0)
+            untile(pl, st, raw, host);
+        else if (st->kind == 2)
+            for (int64_t r = 0; r < (int64_t)d.HV * d.K; r++)
+                for (int i = from; i < to; i++)
+                    host[r * (to - from) + i - from] = word(raw, 0, r * row + i);
+        else {
+            int64_t n = st->kind == 4 ? no : st->kind == 3 ? hkv : hkv * d.NT;
+            for (int64_t i = 0; i < n; i++)
+                host[i] = word(raw, is_bf16, i);
+        }
+    }
+    free(raw);
+    return err == cudaSuccess ? DP_OK : dpg_fail(e, DP_EDEVICE, "%s:%d: copy of stage %s: %s", __FILE__, __LINE__, name, cudaGetErrorString(err));
+}

@@ -1,0 +1,229 @@
+/* gpu/tests/ref64.h - plain fp64 on the host: the step recurrence (math.md b) and the chunk stages (math.md e), one head at a time,
+ * written without regard to speed and independently of ref/. Also the test inputs. */
+#ifndef DPG_REF64_H
+#define DPG_REF64_H
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include <map>
+#include <string>
+#include <vector>
+#include "../dp_gpu.h"
+
+typedef std::vector<double> Vec;
+
+struct Case {
+    const char *name;
+    int H, HV, K, V, R, gdn;
+    std::vector<int64_t> cu;
+    dp_gate gate;
+    double decay;                                        /* typical |g| of a step */
+    dp_beta beta;
+    int l2norm, s0;
+    dpg_dtype dtype;
+    double key_mix;                                      /* 0: random keys, near 1: adjacent keys alike */
+    uint64_t seed;
+    int64_t T() const { return cu.back(); }
+    int Kg() const { return gdn ? 1 : K; }
+};
+
+struct Inputs { Vec q, k, v, g, beta, A_log, dt_bias, s0; double scale, lb; };
+
+struct Rng {
+    uint64_t s;
+    double uni()
+    {
+        uint64_t z = s += 0x9e3779b97f4a7c15ull;
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+        return ((z ^ z >> 31) >> 11) * 0x1p-53;
+    }
+    double normal()
+    {
+        double u = uni(), v = uni();
+        return sqrt(-2 * log(1 - u)) * cos(2 * M_PI * v);
+    }
+};
+
+static inline double as_dtype(double x, dpg_dtype t)
+{
+    float f = (float)x;
+    if (t == DPG_F32)
+        return f;
+    uint32_t b;
+    memcpy(&b, &f, 4);
+    b = (b + 0x7fff + (b >> 16 & 1)) & 0xffff0000u;
+    memcpy(&f, &b, 4);
+    return f;
+}
+
+static inline Inputs make_inputs(const Case &c)
+{
+    Rng r = {c.seed};
+    int64_t T = c.T(), Kg = c.Kg();
+    int Nseq = (int)c.cu.size() - 1;
+    Inputs x;
+    x.scale = 1 / sqrt((double)c.K), x.lb = -5;
+    auto fill = [&](Vec &a, int64_t n, double scale, dpg_dtype t) {
+        a.resize(n);
+        for (auto &y : a)
+            y = as_dtype(scale * r.normal(), t);
+    };
+    double kw = c.l2norm ? 1 : 1 / sqrt((double)c.K);
+    fill(x.q, T * c.H * c.K, kw, c.dtype);
+    fill(x.k, T * c.H * c.R * c.K, kw, c.dtype);
+    for (int64_t t = 1; t < T && c.key_mix > 0; t++)
+        for (int64_t i = 0; i < (int64_t)c.H * c.R * c.K; i++) {
+            double &y = x.k[t * c.H * c.R * c.K + i];
+            y = as_dtype(c.key_mix * x.k[(t - 1) * c.H * c.R * c.K + i] + sqrt(1 - c.key_mix * c.key_mix) * y, c.dtype);
+        }
+    fill(x.v, T * c.HV * c.R * c.V, 1, c.dtype);
+    fill(x.g, T * c.HV * Kg, 1, c.dtype);
+    fill(x.beta, T * c.HV * c.R, 1, c.dtype);
+    fill(x.A_log, c.HV, 0.3, DPG_F32);
+    fill(x.dt_bias, c.HV * Kg, 0.3, DPG_F32);
+    for (int64_t i = 0; i < (int64_t)x.g.size(); i++) {
+        double head = 1 + (i / Kg % c.HV);                /* every head has its own time scale */
+        if (c.gate == DP_GATE_LOG)
+            x.g[i] = as_dtype(-c.decay * head * fabs(x.g[i]), c.dtype);
+    }
+    if (c.gate == DP_GATE_SOFTPLUS)
+        for (int64_t i = 0; i < (int64_t)x.dt_bias.size(); i++)
+            x.dt_bias[i] = (float)(x.dt_bias[i] + log(c.decay * (1 + i / Kg % c.HV)));
+    if (c.gate == DP_GATE_LOWER_BOUND)
+        for (int64_t i = 0; i < (int64_t)x.dt_bias.size(); i++)
+            x.dt_bias[i] = (float)(x.dt_bias[i] + log(c.decay / 5));
+    if (c.beta == DP_BETA_PLAIN)                          /* sum_j beta_j |k_j|^2 <= 2 (math.md b, stability) */
+        for (auto &y : x.beta)
+            y = as_dtype((c.R > 1 ? 2.0 / c.R : 1) * (0.05 + 0.9 * r.uni()) * 0.9, c.dtype);
+    if (c.s0)
+        fill(x.s0, (int64_t)Nseq * c.HV * c.K * c.V, 0.3, DPG_F32);
+    return x;
+}
+
+/* One value head of one sequence, activated: q k [T][.][K], v, g [T][K], beta [T][R]. */
+struct Head { int64_t T; int K, V, R; double scale; Vec q, k, v, g, b; };
+
+static inline Head head_of(const Case &c, const Inputs &x, int hv, int64_t lo, int64_t hi)
+{
+    Head h = {hi - lo, c.K, c.V, c.R, x.scale, {}, {}, {}, {}, {}};
+    int hq = hv / (c.HV / c.H), Kg = c.Kg(), K = c.K, R = c.R;
+    auto norm = [&](double *y) {
+        double s = DP_L2_EPS;
+        for (int i = 0; i < K; i++)
+            s += y[i] * y[i];
+        for (int i = 0; i < K && c.l2norm; i++)
+            y[i] /= sqrt(s);
+    };
+    for (int64_t t = lo; t < hi; t++) {
+        h.q.insert(h.q.end(), &x.q[(t * c.H + hq) * K], &x.q[(t * c.H + hq) * K] + K);
+        norm(&h.q[(t - lo) * K]);
+        h.k.insert(h.k.end(), &x.k[(t * c.H + hq) * R * K], &x.k[(t * c.H + hq) * R * K] + R * K);
+        for (int j = 0; j < R; j++)
+            norm(&h.k[((t - lo) * R + j) * K]);
+        h.v.insert(h.v.end(), &x.v[(t * c.HV + hv) * R * c.V], &x.v[(t * c.HV + hv) * R * c.V] + R * c.V);
+        for (int i = 0; i < K; i++) {
+            int gi = Kg == 1 ? 0 : i;
+            double raw = x.g[(t * c.HV + hv) * Kg + gi], y = raw + x.dt_bias[hv * Kg + gi], a = exp(x.A_log[hv]);
+            h.g.push_back(c.gate == DP_GATE_LOG ? raw : c.gate == DP_GATE_SOFTPLUS ? -a * log1p(exp(y)) : x.lb / (1 + exp(-a * y)));
+        }
+        for (int j = 0; j < R; j++) {
+            double b = x.beta[(t * c.HV + hv) * R + j], s = 1 / (1 + exp(-b));
+            h.b.push_back(c.beta == DP_BETA_PLAIN ? b : c.beta == DP_BETA_SIGMOID ? s : 2 * s);
+        }
+    }
+    return h;
+}
+
+/* S [K][V] in and out, o [T][V] appended. */
+static inline void step64(const Head &h, int64_t t, Vec &S, Vec *o)
+{
+    int K = h.K, V = h.V, R = h.R;
+    Vec U(R * V);
+    for (int i = 0; i < K; i++)
+        for (int v = 0; v < V; v++)
+            S[i * V + v] *= exp(h.g[t * K + i]);
+    for (int j = 0; j < R; j++)
+        for (int v = 0; v < V; v++) {
+            double e = h.v[(t * R + j) * V + v];
+            for (int i = 0; i < K; i++)
+                e -= h.k[(t * R + j) * K + i] * S[i * V + v];
+            U[j * V + v] = h.b[t * R + j] * e;
+        }
+    for (int j = 0; j < R; j++)
+        for (int i = 0; i < K; i++)
+            for (int v = 0; v < V; v++)
+                S[i * V + v] += h.k[(t * R + j) * K + i] * U[j * V + v];
+    for (int v = 0; v < V && o; v++) {
+        double sum = 0;
+        for (int i = 0; i < K; i++)
+            sum += h.q[t * K + i] * S[i * V + v];
+        o->push_back(h.scale * sum);
+    }
+}
+
+/* Stages of the chunk of tokens [t0, t0+c) of h with state S before it (updated to the state after it). */
+struct Stages { Vec gcum, Akk, Aqk, w, u, kg, qg, h, v_new; };
+
+static inline Stages chunk64(const Head &hd, int64_t t0, int c, Vec &S)
+{
+    int K = hd.K, V = hd.V, R = hd.R, n = c * R, N = DP_CHUNK * R;
+    Stages s;
+    s.gcum.assign(c * K, 0);
+    s.Akk.assign(n * N, 0), s.Aqk.assign(c * N, 0), s.w.assign(n * K, 0), s.u.assign(n * V, 0);
+    s.kg.assign(n * K, 0), s.qg.assign(c * K, 0), s.v_new.assign(n * V, 0);
+    s.h = S;
+    const double *q = &hd.q[t0 * K], *k = &hd.k[t0 * R * K], *v = &hd.v[t0 * R * V], *b = &hd.b[t0 * R];
+    Vec A(n * n, 0);
+    for (int t = 0; t < c; t++)
+        for (int i = 0; i < K; i++)
+            s.gcum[t * K + i] = (t ? s.gcum[(t - 1) * K + i] : 0) + hd.g[(t0 + t) * K + i];
+    auto pair = [&](const double *x, int st, int m) {
+        double sum = 0;
+        for (int i = 0; i < K; i++)
+            sum += x[i] * exp(s.gcum[st * K + i] - s.gcum[m / R * K + i]) * k[m * K + i];
+        return sum;
+    };
+    for (int r = 0; r < n; r++)
+        for (int m = 0; m < r / R * R; m++)
+            A[r * n + m] = b[r] * pair(k + r * K, r / R, m);
+    for (int t = 0; t < c; t++)
+        for (int m = 0; m < (t + 1) * R; m++)
+            s.Aqk[t * N + m] = hd.scale * pair(q + t * K, t, m);
+    for (int j = 0; j < n; j++)
+        for (int r = j; r < n; r++) {
+            double sum = r == j;
+            for (int m = j; m < r; m++)
+                sum -= A[r * n + m] * s.Akk[m * N + j];
+            s.Akk[r * N + j] = sum;
+        }
+    for (int r = 0; r < n; r++)
+        for (int m = 0; m <= r; m++) {
+            for (int i = 0; i < K; i++)
+                s.w[r * K + i] += s.Akk[r * N + m] * b[m] * k[m * K + i] * exp(s.gcum[m / R * K + i]);
+            for (int i = 0; i < V; i++)
+                s.u[r * V + i] += s.Akk[r * N + m] * b[m] * v[m * V + i];
+        }
+    for (int r = 0; r < n; r++)
+        for (int i = 0; i < K; i++)
+            s.kg[r * K + i] = k[r * K + i] * exp(s.gcum[(c - 1) * K + i] - s.gcum[r / R * K + i]);
+    for (int t = 0; t < c; t++)
+        for (int i = 0; i < K; i++)
+            s.qg[t * K + i] = q[t * K + i] * exp(s.gcum[t * K + i]);
+    for (int r = 0; r < n; r++)
+        for (int x = 0; x < V; x++) {
+            double sum = s.u[r * V + x];
+            for (int i = 0; i < K; i++)
+                sum -= s.w[r * K + i] * S[i * V + x];
+            s.v_new[r * V + x] = sum;
+        }
+    for (int i = 0; i < K; i++)
+        for (int x = 0; x < V; x++) {
+            double sum = exp(s.gcum[(c - 1) * K + i]) * S[i * V + x];
+            for (int r = 0; r < n; r++)
+                sum += s.kg[r * K + i] * s.v_new[r * V + x];
+            S[i * V + x] = sum;
+        }
+    return s;
+}
+#endif

@@ -1,0 +1,668 @@
+/* gpu/tests/test_gpu.cu - the forward on the device against fp64 on the host, stage by stage and end to end.
+ *
+ *   test_gpu all            every case on 1 GPU with 1, 2, 3, 4, 8 ranks, the chain law, repeatability, failing ranks
+ *   test_gpu simple         the same without the fast path
+ *   test_gpu chain          the chain law alone
+ *   test_gpu small [CASE]   few small cases of every kernel, for compute-sanitizer
+ *   test_gpu nccl N         N GPUs: bitwise equality with N ranks on one GPU, a rank that dies
+ * Prints one line per tensor that fails and a table of the worst error per tensor and policy. Exit status 0, 1, or 2 (no device).
+ */
+#include <cuda_runtime.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <algorithm>
+#include <thread>
+#include "ref64.h"
+
+static int failures, checks;
+static std::map<std::string, double> worst;              /* "policy tensor" -> worst relative error */
+
+#define CUDA(x) do { cudaError_t e_ = (x); if (e_ != cudaSuccess) { \
+    fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_)); exit(2); } } while (0)
+
+/* |got - want|_F / max(|want|_F, 1) for M: what it does to a state is |dM S_in|, so that relative errors of a vanishing M mean nothing
+ * (math.md l.15). */
+static double effect(const Vec &got, const Vec &want)
+{
+    double d = 0, w = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        d += (got[i] - want[i]) * (got[i] - want[i]);
+        w += want[i] * want[i];
+    }
+    return sqrt(d) / std::max(sqrt(w), 1.0);
+}
+
+static double rel_fro(const Vec &got, const Vec &want)
+{
+    double d = 0, w = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        d += (got[i] - want[i]) * (got[i] - want[i]);
+        w += want[i] * want[i];
+    }
+    return w > 0 ? sqrt(d / w) : sqrt(d);
+}
+
+static void judge(const std::string &where, const std::string &key, double err, double bound)
+{
+    checks++;
+    double &w = worst[key];
+    w = std::max(w, std::isfinite(err) ? err : INFINITY);
+    if (!(err <= bound)) {
+        failures++;
+        printf("FAIL %s %s: %.3e > %.3e\n", where.c_str(), key.c_str(), err, bound);
+    }
+}
+
+static void fact(const std::string &where, bool ok)
+{
+    checks++;
+    if (!ok) {
+        failures++;
+        printf("FAIL %s\n", where.c_str());
+    }
+}
+
+struct Policy { dp_base base; dp_format chain; dpg_path path; dpg_chain_how how; };
+
+static std::string name_of(const Policy &p)
+{
+    static const char *chains[] = {"fp64", "fp32", "tf32x3", "tf32", "tf32rz", "bf16", "bf16st"};
+    return std::string(p.base == DP_BASE_FP32 ? "fp32" : "bf16") + (p.path == DPG_PATH_FAST ? "/fast/" : "/simple/")
+        + (p.how == DPG_CHAIN_AUGMENTED ? "augmented" : chains[p.chain]);
+}
+
+/* ---- one run on the device ------------------------------------------------------------------------------------------------------ */
+
+static void *to_device(const Vec &x, int64_t from, int64_t n, dpg_dtype t)
+{
+    if (x.empty())
+        return NULL;
+    std::vector<uint16_t> h(t == DPG_BF16 ? n : 0);
+    std::vector<float> f(t == DPG_F32 ? n : 0);
+    for (int64_t i = 0; i < n; i++) {
+        float y = (float)x[from + i];
+        uint32_t b;
+        memcpy(&b, &y, 4);
+        if (t == DPG_BF16)
+            h[i] = b >> 16;
+        else
+            f[i] = y;
+    }
+    void *d;
+    size_t bytes = n * (t == DPG_BF16 ? 2 : 4);
+    CUDA(cudaMalloc(&d, bytes));
+    CUDA(cudaMemcpy(d, t == DPG_BF16 ? (void *)h.data() : (void *)f.data(), bytes, cudaMemcpyHostToDevice));
+    return d;
+}
+
+struct Rank {
+    dpg_plan *plan;
+    dpg_tensors t;
+    void *ws;
+    cudaStream_t stream;
+    dp_err err;
+    dp_status st;
+    std::map<std::string, Vec> out;                      /* stages and o */
+    Vec final_state;
+};
+
+static dpg_problem problem_of(const Case &c, const Inputs &x, dpg_dtype odtype)
+{
+    dpg_problem p = {c.T(), c.H, c.HV, c.K, c.V, c.R, c.Kg(), (int)c.cu.size() - 1, c.cu.data(), x.scale, c.gate, x.lb, c.beta,
+                     c.l2norm, c.dtype, c.dtype, odtype};
+    return p;
+}
+
+/* Everything a rank needs, outputs and workspace filled with NaN bits. */
+static void setup(Rank &r, const Case &c, const Inputs &x, const Policy &pol, int rank, int N, dpg_dtype odtype)
+{
+    dpg_problem p = problem_of(c, x, odtype);
+    dpg_options o = {pol.base, pol.chain, pol.path, pol.how, 1};
+    int64_t L = c.T() / N, a = rank * L, so = L * c.HV * c.V * (odtype == DPG_BF16 ? 2 : 4);
+    size_t fs = (size_t)p.Nseq * c.HV * c.K * c.V * 4;
+    auto cut = [&](const Vec &y, int64_t row) { return to_device(y, a * row, L * row, c.dtype); };
+    r.err.code = DP_OK;
+    if (dpg_plan_create(&r.plan, &p, &o, rank, N, &r.err) != DP_OK) {
+        fprintf(stderr, "%s: %s\n", c.name, r.err.msg);
+        exit(2);
+    }
+    r.t.q = cut(x.q, c.H * c.K), r.t.k = cut(x.k, c.H * c.R * c.K), r.t.v = cut(x.v, c.HV * c.R * c.V);
+    r.t.g = cut(x.g, c.HV * c.Kg()), r.t.beta = cut(x.beta, c.HV * c.R);
+    r.t.A_log = (float *)to_device(x.A_log, 0, x.A_log.size(), DPG_F32);
+    r.t.dt_bias = (float *)to_device(x.dt_bias, 0, x.dt_bias.size(), DPG_F32);
+    r.t.s0 = (float *)to_device(x.s0, 0, x.s0.size(), DPG_F32);
+    CUDA(cudaMalloc(&r.t.o, so));
+    CUDA(cudaMalloc((void **)&r.t.final_state, fs));
+    CUDA(cudaMalloc(&r.ws, dpg_workspace_bytes(r.plan)));
+    CUDA(cudaMemset(r.t.o, 0xff, so));
+    CUDA(cudaMemset(r.t.final_state, 0xff, fs));
+    CUDA(cudaMemset(r.ws, 0xff, dpg_workspace_bytes(r.plan)));
+    CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
+    CUDA(cudaDeviceSynchronize());
+}
+
+static void teardown(Rank &r)
+{
+    const void *all[] = {r.t.q, r.t.k, r.t.v, r.t.g, r.t.beta, r.t.A_log, r.t.dt_bias, r.t.s0, r.t.o, r.t.final_state, r.ws};
+    for (const void *p : all)
+        cudaFree((void *)p);
+    cudaStreamDestroy(r.stream);
+    dpg_plan_destroy(r.plan);
+}
+
+static void collect(Rank &r, const Case &c)
+{
+    for (int i = 0; dpg_stage_names[i]; i++) {
+        int64_t dims[5], n = 1;
+        int nd;
+        if (dpg_stage_shape(r.plan, dpg_stage_names[i], dims, &nd, &r.err) != DP_OK)
+            continue;
+        for (int j = 0; j < nd; j++)
+            n *= dims[j];
+        Vec y(n);
+        if (dpg_stage_read(r.plan, &r.t, r.ws, dpg_stage_names[i], y.data(), &r.err) == DP_OK)
+            r.out[dpg_stage_names[i]] = y;
+    }
+    std::vector<float> f((c.cu.size() - 1) * c.HV * c.K * c.V);
+    CUDA(cudaMemcpy(f.data(), r.t.final_state, f.size() * 4, cudaMemcpyDeviceToHost));
+    r.final_state.assign(f.begin(), f.end());
+}
+
+/* N ranks, comm[N] given (NULL: shared on device 0). die: this rank never reaches the gather. */
+static std::vector<Rank> run(const Case &c, const Inputs &x, const Policy &pol, int N, dpg_comm *comm, int die = -1,
+                             dpg_dtype odtype = DPG_F32, int repeat = 1)
+{
+    std::vector<Rank> ranks(N);
+    std::vector<std::thread> threads;
+    std::vector<dpg_comm> own(N);
+    dp_err e = {DP_OK, ""};
+    if (!comm) {
+        if (dpg_comm_shared(own.data(), N, 0, 3, &e) != DP_OK) {
+            fprintf(stderr, "%s\n", e.msg);
+            exit(2);
+        }
+        comm = own.data();
+    }
+    for (int r = 0; r < N; r++)
+        threads.emplace_back([&, r] {
+            Rank &k = ranks[r];
+            CUDA(cudaSetDevice(comm[r].device));
+            setup(k, c, x, pol, r, N, odtype);
+            if (r == die) {
+                k.st = dpg_forward_steps(k.plan, &k.t, k.ws, &comm[r], k.stream, DPG_STEP_CHUNKS, &k.err);
+                return;
+            }
+            for (int i = 0; i < repeat; i++) {
+                k.st = dpg_forward(k.plan, &k.t, k.ws, &comm[r], k.stream, &k.err);
+                if (k.st != DP_OK)
+                    return;
+            }
+            k.st = comm[r].wait(&comm[r], k.stream, &k.err);
+            if (k.st == DP_OK)
+                collect(k, c);
+        });
+    for (auto &t : threads)
+        t.join();
+    for (int r = 0; r < N; r++) {
+        CUDA(cudaSetDevice(comm[r].device));
+        cudaStreamSynchronize(ranks[r].stream);
+        teardown(ranks[r]);
+    }
+    if (comm == own.data())
+        for (int r = 0; r < N; r++)
+            own[r].destroy(&own[r]);
+    return ranks;
+}
+
+/* ---- fp64 of everything --------------------------------------------------------------------------------------------------------- */
+
+struct Truth {
+    Vec o, final_state;                                  /* [T][HV][V], [Nseq][HV][K][V] */
+    std::vector<std::map<std::string, Vec>> stage;       /* per rank; chunk grids restart at rank cuts */
+};
+
+static void put(Vec &dst, int64_t at, const Vec &src) { std::copy(src.begin(), src.end(), dst.begin() + at); }
+
+static Vec eye(int K)
+{
+    Vec m(K * K, 0);
+    for (int i = 0; i < K; i++)
+        m[i * K + i] = 1;
+    return m;
+}
+
+/* M of tokens [0, T) of a head: the recurrence on K columns started from I with v = 0. */
+static Vec m64(Head h)
+{
+    Vec M = eye(h.K);
+    h.v.assign(h.T * h.R * h.K, 0);
+    h.V = h.K;
+    for (int64_t t = 0; t < h.T; t++)
+        step64(h, t, M, NULL);
+    return M;
+}
+
+static void truth_rank(const Case &c, const Inputs &x, int rank, int N, const std::vector<Vec> &sin, std::map<std::string, Vec> &out)
+{
+    int64_t L = c.T() / N, a = rank * L, b = a + L, n = DP_CHUNK * c.R;
+    int K = c.K, V = c.V, R = c.R, HV = c.HV, nchunk = 0, ns = (int)c.cu.size() - 1;
+    std::vector<int> seqs;
+    for (int s = 0; s < ns; s++)
+        if (std::max(c.cu[s], a) < std::min(c.cu[s + 1], b)) {
+            seqs.push_back(s);
+            nchunk += (int)((std::min(c.cu[s + 1], b) - std::max(c.cu[s], a) + DP_CHUNK - 1) / DP_CHUNK);
+        }
+    auto zero = [&](const char *name, int64_t m) { out[name].assign(m, 0); };
+    zero("gcum", L * HV * c.Kg()), zero("Akk", L * HV * R * n), zero("Aqk", L * HV * n), zero("w", L * HV * R * K);
+    zero("u", L * HV * R * V), zero("kg", L * HV * R * K), zero("qg", L * HV * K), zero("v_new", L * HV * R * V);
+    zero("h", (int64_t)nchunk * HV * K * V), zero("M", HV * K * K), zero("H", HV * K * V), zero("S_in", HV * K * V);
+    for (int hv = 0; hv < HV; hv++) {
+        int ch = 0;
+        for (int s : seqs) {
+            int64_t lo = std::max(c.cu[s], a), hi = std::min(c.cu[s + 1], b);
+            Head h = head_of(c, x, hv, lo, hi);
+            Vec S(K * V, 0);
+            if (c.cu[s] < a)
+                S = sin[hv], put(out["S_in"], (int64_t)hv * K * V, S);
+            else if (c.s0)
+                S.assign(&x.s0[((int64_t)s * HV + hv) * K * V], &x.s0[((int64_t)s * HV + hv) * K * V] + K * V);
+            if (s == seqs.back() && c.cu[s + 1] > b) {
+                Vec H(K * V, 0);
+                if (c.cu[s] >= a)
+                    H = S;
+                else if (c.cu[s] / L != rank && seqs.size() == 1)
+                    put(out["M"], (int64_t)hv * K * K, m64(h));
+                for (int64_t t = 0; t < h.T; t++)
+                    step64(h, t, H, NULL);
+                put(out["H"], (int64_t)hv * K * V, H);
+            }
+            for (int64_t t = 0; t < h.T; t += DP_CHUNK, ch++) {
+                int len = (int)std::min<int64_t>(DP_CHUNK, h.T - t);
+                Stages g = chunk64(h, t, len, S);
+                put(out["h"], ((int64_t)ch * HV + hv) * K * V, g.h);
+                for (int i = 0; i < len; i++) {
+                    int64_t row = (lo - a + t + i) * HV + hv;
+                    auto slice = [&](const char *name, const Vec &src, int64_t w) {
+                        put(out[name], row * w, Vec(src.begin() + i * w, src.begin() + (i + 1) * w));
+                    };
+                    for (int k = 0; k < c.Kg(); k++)
+                        out["gcum"][row * c.Kg() + k] = g.gcum[i * K + k];
+                    slice("Akk", g.Akk, R * n), slice("Aqk", g.Aqk, n), slice("w", g.w, R * K), slice("u", g.u, R * V);
+                    slice("kg", g.kg, R * K), slice("qg", g.qg, K), slice("v_new", g.v_new, R * V);
+                }
+            }
+        }
+    }
+}
+
+static Truth truth(const Case &c, const Inputs &x, int N, bool stages)
+{
+    Truth t;
+    int64_t L = c.T() / N;
+    int K = c.K, V = c.V, HV = c.HV, ns = (int)c.cu.size() - 1;
+    t.o.assign(c.T() * HV * V, 0), t.final_state.assign((int64_t)ns * HV * K * V, 0);
+    std::vector<std::vector<Vec>> sin(N, std::vector<Vec>(HV));
+    for (int hv = 0; hv < HV; hv++)
+        for (int s = 0; s < ns; s++) {
+            Vec S(K * V, 0), o;
+            if (c.s0)
+                S.assign(&x.s0[((int64_t)s * HV + hv) * K * V], &x.s0[((int64_t)s * HV + hv) * K * V] + K * V);
+            Head h = head_of(c, x, hv, c.cu[s], c.cu[s + 1]);
+            for (int64_t i = 0; i < h.T; i++) {
+                if ((c.cu[s] + i) % L == 0)
+                    sin[(c.cu[s] + i) / L][hv] = S;
+                o.clear();
+                step64(h, i, S, &o);
+                put(t.o, ((c.cu[s] + i) * HV + hv) * V, o);
+            }
+            put(t.final_state, ((int64_t)s * HV + hv) * K * V, S);
+        }
+    t.stage.resize(N);
+    for (int r = 0; r < N && stages; r++)
+        truth_rank(c, x, r, N, sin[r], t.stage[r]);
+    return t;
+}
+
+/* ---- the checks ----------------------------------------------------------------------------------------------------------------- */
+
+/* First-order bounds on the relative Frobenius error for well-conditioned cases (|T|, |w||h| of order 1, which the cases ensure):
+ *   fp32: sums of length n, K and C one after the other, each gamma_m(2^-24) against |.||.|; exponents add 2^-24 |gcum| (<= 320).
+ *   bf16: a stage holds at most six roundings 2^-8 (two operands, T, the store, h, v_new), each once or twice amplified.
+ *   M in a chain format: factors eta(f, K) per chunk on top (math.md j.2 C, with |P| <= sqrt(K)). */
+static double bound_of(const Case &c, const Policy &p, const std::string &tensor, int chunks)
+{
+    double u = ldexp(1, -24), base = (3.0 * (c.K + DP_CHUNK * c.R) + 320) * u;
+    static const double op[] = {0, 0, 3 * 0x1p-22, 2 * 0x1p-11, 2 * 0x1p-10, 2 * 0x1p-8};
+    if (tensor == "gcum")                                 /* summed in fp64 by the simple path, in fp32 by the fast one */
+        return (p.path == DPG_PATH_FAST ? DP_CHUNK + 8 : 4) * u;
+    if (p.base == DP_BASE_BF16)
+        base += 6 * 0x1p-8;
+    double chain = (op[p.chain] + c.K * 0x1p-23) * chunks;
+    bool sees_chain = tensor == "M" || tensor == "S_in" || tensor == "o" || tensor == "h" || tensor == "v_new" || tensor == "final_state";
+    return base + (sees_chain ? chain : 0);
+}
+
+static void compare(const Case &c, const Policy &pol, int N, const Truth &t, const std::vector<Rank> &ranks)
+{
+    std::string where = std::string(c.name) + " ranks=" + std::to_string(N);
+    int64_t L = c.T() / N, w = c.HV * c.V, kv = (int64_t)c.HV * c.K * c.V;
+    int chunks = (int)((L + DP_CHUNK - 1) / DP_CHUNK) * N;
+    Vec o(c.T() * w), fin(t.final_state);
+    for (int r = 0; r < N; r++) {
+        if (ranks[r].st != DP_OK) {
+            fact(where + " rank " + std::to_string(r) + ": " + ranks[r].err.msg, false);
+            return;
+        }
+        put(o, r * L * w, ranks[r].out.at("o"));
+        for (size_t s = 0; s + 1 < c.cu.size(); s++)
+            if (c.cu[s + 1] > r * L && c.cu[s + 1] <= (r + 1) * L && c.cu[s] < c.cu[s + 1])
+                put(fin, s * kv, Vec(ranks[r].final_state.begin() + s * kv, ranks[r].final_state.begin() + (s + 1) * kv));
+        for (auto &st : t.stage[r]) {
+            auto it = ranks[r].out.find(st.first);
+            if (it != ranks[r].out.end() && !(N == 1 && (st.first == "M" || st.first == "H")))
+                judge(where + " rank=" + std::to_string(r), name_of(pol) + " " + st.first,
+                      st.first == "M" ? effect(it->second, st.second) : rel_fro(it->second, st.second),
+                      bound_of(c, pol, st.first, chunks));
+        }
+    }
+    judge(where, name_of(pol) + " o", rel_fro(o, t.o), bound_of(c, pol, "o", chunks));
+    judge(where, name_of(pol) + " final_state", rel_fro(fin, t.final_state), bound_of(c, pol, "final_state", chunks));
+}
+
+static Vec join(const std::vector<Rank> &ranks, const char *name)
+{
+    Vec all;
+    for (auto &r : ranks)
+        if (r.out.count(name))
+            all.insert(all.end(), r.out.at(name).begin(), r.out.at(name).end());
+    return all;
+}
+
+static bool same_bits(const std::vector<Rank> &a, const std::vector<Rank> &b)
+{
+    for (size_t r = 0; r < a.size(); r++) {
+        if (a[r].st != DP_OK || b[r].st != DP_OK || a[r].out.size() != b[r].out.size())
+            return false;
+        for (auto &st : a[r].out)
+            if (memcmp(st.second.data(), b[r].out.at(st.first).data(), st.second.size() * sizeof(double)))
+                return false;
+    }
+    return true;
+}
+
+static std::vector<Case> cases(bool small)
+{
+    typedef std::vector<int64_t> CU;
+    CU one = {0, 192}, packed = {0, 5, 6, 70, 130, 130, 192}, ragged = {0, 200}, inside = {0, 96, 192};
+    std::vector<Case> v = {
+        {"kda_weak", 2, 4, 32, 48, 1, 0, one, DP_GATE_LOG, 0.005, DP_BETA_PLAIN, 1, 0, DPG_F32, 0, 1},
+        {"kda_packed", 2, 2, 48, 32, 1, 0, packed, DP_GATE_LOG, 0.02, DP_BETA_PLAIN, 1, 0, DPG_F32, 0, 2},
+        {"gdn_packed_s0", 1, 3, 32, 64, 1, 1, packed, DP_GATE_SOFTPLUS, 0.05, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 3},
+        {"mkda_r2", 1, 2, 32, 16, 2, 0, one, DP_GATE_LOG, 0.01, DP_BETA_PLAIN, 1, 0, DPG_F32, 0, 4},
+        {"fast128_packed", 2, 4, 128, 128, 1, 0, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 5},
+        {"fast64", 1, 2, 64, 64, 1, 0, one, DP_GATE_LOWER_BOUND, 0.05, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 6}};
+    if (small)
+        return v;
+    std::vector<Case> more = {
+        {"kda_ragged", 2, 4, 64, 32, 1, 0, ragged, DP_GATE_SOFTPLUS, 0.02, DP_BETA_SIGMOID2, 1, 1, DPG_F32, 0, 11},
+        {"mkda_r4", 1, 2, 32, 48, 4, 0, packed, DP_GATE_LOG, 0.01, DP_BETA_PLAIN, 1, 0, DPG_F32, 0, 12},
+        {"mkda_r2_bf16", 2, 2, 64, 64, 2, 0, inside, DP_GATE_SOFTPLUS, 0.02, DP_BETA_PLAIN, 1, 0, DPG_BF16, 0, 13},
+        {"k256_v16", 1, 1, 256, 16, 1, 0, one, DP_GATE_LOG, 0.01, DP_BETA_PLAIN, 1, 0, DPG_F32, 0, 14},
+        {"k16_v256", 1, 1, 16, 256, 1, 0, one, DP_GATE_LOG, 0.01, DP_BETA_PLAIN, 1, 0, DPG_F32, 0, 15},
+        {"lower_bound_strong", 1, 2, 32, 32, 1, 0, one, DP_GATE_LOWER_BOUND, 2.5, DP_BETA_SIGMOID, 1, 0, DPG_F32, 0, 16},
+        {"no_l2norm", 1, 2, 32, 32, 1, 0, packed, DP_GATE_LOG, 0.02, DP_BETA_PLAIN, 0, 0, DPG_F32, 0, 17},
+        {"alike_keys", 1, 2, 64, 64, 1, 0, one, DP_GATE_LOG, 0.005, DP_BETA_SIGMOID, 1, 0, DPG_F32, 0.9, 18},
+        {"fast128_weak", 1, 2, 128, 128, 1, 0, {0, 768}, DP_GATE_LOG, 0.002, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0.5, 19},
+        {"fast128_strong", 1, 1, 128, 128, 1, 0, one, DP_GATE_LOG, 6, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 20},
+        {"fast128_gdn", 1, 2, 128, 128, 1, 1, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 21},
+        {"fast64_packed", 2, 4, 64, 64, 1, 0, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_PLAIN, 0, 1, DPG_BF16, 0, 22}};
+    v.insert(v.end(), more.begin(), more.end());
+    return v;
+}
+
+static bool no_fast;
+static bool takes_fast(const Case &c) { return !no_fast && c.dtype == DPG_BF16 && c.R == 1 && c.K == c.V && (c.K == 64 || c.K == 128); }
+
+static std::vector<Policy> policies(const Case &c, bool small, int N)
+{
+    std::vector<Policy> p = {{DP_BASE_FP32, DP_FP32, DPG_PATH_SIMPLE, DPG_CHAIN_DENSE}, {DP_BASE_BF16, DP_TF32X3, DPG_PATH_SIMPLE, DPG_CHAIN_DENSE}};
+    if (takes_fast(c)) {
+        p.push_back({DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_DENSE});
+        if (N > 1)
+            p.push_back({DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED});
+    }
+    for (dp_format f : {DP_TF32X3, DP_TF32, DP_TF32RZ, DP_BF16})
+        if (N > 2 && (!small || N == 3))
+            p.push_back({DP_BASE_FP32, f, DPG_PATH_SIMPLE, DPG_CHAIN_DENSE});
+    return p;
+}
+
+static void test_cases(bool small, const char *only)
+{
+    for (const Case &c : cases(small)) {
+        if (only && strcmp(only, c.name))
+            continue;
+        Inputs x = make_inputs(c);
+        Vec single;
+        for (int N : small ? std::vector<int>{1, 3} : std::vector<int>{1, 2, 3, 4, 8}) {
+            if (c.T() % N)
+                continue;
+            Truth t = truth(c, x, N, true);
+            for (const Policy &p : policies(c, small, N)) {
+                std::vector<Rank> r = run(c, x, p, N, NULL);
+                compare(c, p, N, t, r);
+                if (p.base == DP_BASE_FP32 && p.chain == DP_FP32) {
+                    if (N == 1)
+                        single = join(r, "o");
+                    else if (!single.empty())
+                        judge(std::string(c.name) + " ranks=" + std::to_string(N), "fp32 N ranks against one: o",
+                              rel_fro(join(r, "o"), single), bound_of(c, p, "o", (int)(c.T() / DP_CHUNK + N)));
+                }
+            }
+        }
+    }
+}
+
+static void test_repeat(int times)
+{
+    for (const Case &c : cases(true)) {
+        Inputs x = make_inputs(c);
+        for (dpg_path path : {DPG_PATH_SIMPLE, DPG_PATH_FAST}) {
+            if (path == DPG_PATH_FAST && !takes_fast(c))
+                continue;
+            Policy p = {DP_BASE_BF16, DP_TF32X3, path, path == DPG_PATH_FAST ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE};
+            std::vector<Rank> first = run(c, x, p, 4, NULL);
+            for (int i = 1; i < times; i++)
+                if (!same_bits(first, run(c, x, p, 4, NULL, -1, DPG_F32, 1 + i % 2))) {
+                    fact(std::string("bitwise repeatability: ") + c.name + " " + name_of(p) + " run " + std::to_string(i), false);
+                    break;
+                }
+            fact("repeatability ran", first[0].st == DP_OK);
+        }
+    }
+}
+
+static double seconds()
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+/* A rank that never arrives: all others end with an error, within the limit, that says which rank and call. */
+static void test_dead_rank(dpg_comm *comm, int N, const char *say)
+{
+    Case c = cases(true)[0];
+    Inputs x = make_inputs(c);
+    Policy p = {DP_BASE_FP32, DP_FP32, DPG_PATH_SIMPLE, DPG_CHAIN_DENSE};
+    double t0 = seconds();
+    std::vector<Rank> r = run(c, x, p, N, comm, 1);
+    double dt = seconds() - t0;
+    for (int i = 0; i < N; i++)
+        if (i != 1)
+            fact(std::string("a dead rank: rank ") + std::to_string(i) + " says '" + r[i].err.msg + "'", r[i].st == DP_EDEVICE && strstr(r[i].err.msg, say));
+    fact("a dead rank ends all within 10 s", dt < 10);
+    printf("dead rank: ended after %.1f s: %s\n", dt, r[0].err.msg);
+}
+
+/* ---- the chain alone ------------------------------------------------------------------------------------------------------------ */
+
+/* `reflect`: no decay, beta = 2, unit keys: a factor is a product of 64 Householder reflections, orthogonal (math.md j.5). */
+static std::vector<float> reflect(int K, int n, uint64_t seed)
+{
+    Rng r = {seed};
+    std::vector<float> f((int64_t)n * K * K);
+    for (int j = 0; j < n; j++) {
+        Vec M = eye(K), k(K), y(K);
+        for (int t = 0; t < DP_CHUNK; t++) {
+            double s = 0;
+            for (auto &z : k)
+                z = r.normal(), s += z * z;
+            std::fill(y.begin(), y.end(), 0);
+            for (int i = 0; i < K; i++)
+                for (int c = 0; c < K; c++)
+                    y[c] += k[i] * M[i * K + c];
+            for (int i = 0; i < K; i++)
+                for (int c = 0; c < K; c++)
+                    M[i * K + c] -= 2 / s * k[i] * y[c];
+        }
+        for (int i = 0; i < K * K; i++)
+            f[(int64_t)j * K * K + i] = (float)M[i];
+    }
+    return f;
+}
+
+static void test_chain(int K, int nmax)
+{
+    std::vector<float> f = reflect(K, nmax, 77);
+    float *df, *dm;
+    CUDA(cudaMalloc((void **)&df, f.size() * 4));
+    CUDA(cudaMalloc((void **)&dm, K * K * 4));
+    CUDA(cudaMemcpy(df, f.data(), f.size() * 4, cudaMemcpyHostToDevice));
+    Vec P = eye(K), Q(K * K);
+    printf("chain reflect K=%d %8s %10s %10s %10s %10s %10s %12s\n", K, "chunks", "fp32", "tf32x3", "tf32", "tf32rz", "bf16", "tf32rz law");
+    for (int n = 1, j = 0; n <= nmax; n *= 4) {
+        for (; j < n; j++) {
+            std::fill(Q.begin(), Q.end(), 0);
+            for (int i = 0; i < K; i++)
+                for (int k = 0; k < K; k++)
+                    for (int c = 0; c < K; c++)
+                        Q[i * K + c] += (double)f[((int64_t)j * K + i) * K + k] * P[k * K + c];
+            P = Q;
+        }
+        double err[DP_NFORMATS] = {0}, law = 1 - exp(-(n - 1) * 1.4427 * 0x1p-11);
+        for (dp_format m : {DP_FP32, DP_TF32X3, DP_TF32, DP_TF32RZ, DP_BF16}) {
+            dp_err e = {DP_OK, ""};
+            CUDA(cudaMemset(dm, 0xff, K * K * 4));
+            if (dpg_chain(df, n, K, m, dm, NULL, &e) != DP_OK) {
+                printf("%s\n", e.msg);
+                exit(2);
+            }
+            std::vector<float> got(K * K);
+            CUDA(cudaMemcpy(got.data(), dm, K * K * 4, cudaMemcpyDeviceToHost));
+            err[m] = rel_fro(Vec(got.begin(), got.end()), P);
+        }
+        printf("                   %8d %10.2e %10.2e %10.2e %10.2e %10.2e %12.2e\n", n, err[DP_FP32], err[DP_TF32X3], err[DP_TF32], err[DP_TF32RZ],
+               err[DP_BF16], law);
+        std::string at = "chain n=" + std::to_string(n);
+        judge(at, "chain fp32", err[DP_FP32], 1e-5);
+        judge(at, "chain tf32x3", err[DP_TF32X3], 1e-5);
+        if (n >= 16) {
+            judge(at, "chain tf32rz against its law", fabs(err[DP_TF32RZ] / law - 1), 0.1);
+            fact(at + ": tf32 to nearest grows like sqrt(n)", err[DP_TF32] < 2 * 0x1p-11 * sqrt((double)n));
+            fact(at + ": bf16 grows like sqrt(n)", err[DP_BF16] < 2 * 0x1p-8 * sqrt((double)n));
+        }
+    }
+    cudaFree(df);
+    cudaFree(dm);
+}
+
+/* Capture of the whole forward of one rank in a graph; its replay gives the bits of the plain run. */
+static void test_graph()
+{
+    for (const Case &c : cases(true)) {
+        Inputs x = make_inputs(c);
+        Policy p = {DP_BASE_BF16, DP_FP32, takes_fast(c) ? DPG_PATH_FAST : DPG_PATH_SIMPLE, DPG_CHAIN_DENSE};
+        std::vector<Rank> plain = run(c, x, p, 1, NULL);
+        Rank r;
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        setup(r, c, x, p, 0, 1, DPG_F32);
+        CUDA(cudaStreamBeginCapture(r.stream, cudaStreamCaptureModeThreadLocal));
+        r.st = dpg_forward(r.plan, &r.t, r.ws, NULL, r.stream, &r.err);
+        CUDA(cudaStreamEndCapture(r.stream, &graph));
+        fact(std::string("graph capture: ") + c.name + " " + r.err.msg, r.st == DP_OK);
+        CUDA(cudaGraphInstantiate(&exec, graph, 0));
+        CUDA(cudaGraphLaunch(exec, r.stream));
+        CUDA(cudaStreamSynchronize(r.stream));
+        collect(r, c);
+        fact(std::string("graph replay equals the plain run: ") + c.name, r.out.at("o") == plain[0].out.at("o"));
+        CUDA(cudaGraphExecDestroy(exec));
+        CUDA(cudaGraphDestroy(graph));
+        teardown(r);
+    }
+}
+
+static void test_nccl(int N)
+{
+    std::vector<int> dev(N);
+    std::vector<dpg_comm> comm(N);
+    dp_err e = {DP_OK, ""};
+    for (int i = 0; i < N; i++)
+        dev[i] = i;
+    if (dpg_comm_nccl(comm.data(), N, dev.data(), 5, &e) != DP_OK) {
+        fprintf(stderr, "%s\n", e.msg);
+        exit(2);
+    }
+    for (const Case &c : cases(false)) {
+        if (c.T() % N)
+            continue;
+        Inputs x = make_inputs(c);
+        Truth t = truth(c, x, N, true);
+        for (const Policy &p : policies(c, false, N)) {
+            std::vector<Rank> a = run(c, x, p, N, comm.data()), b = run(c, x, p, N, NULL);
+            compare(c, p, N, t, a);
+            fact(std::string("NCCL ranks equal ranks on one GPU bit for bit: ") + c.name + " " + name_of(p), same_bits(a, b));
+        }
+    }
+    test_dead_rank(comm.data(), N, "ncclAllGather");
+    for (auto &c : comm)
+        c.destroy(&c);
+}
+
+int main(int argc, char **argv)
+{
+    std::string mode = argc > 1 ? argv[1] : "all";
+    int ndev = 0, driver = 0;
+    cudaDeviceProp prop;
+    if (cudaGetDeviceCount(&ndev) != cudaSuccess || !ndev) {
+        fprintf(stderr, "test_gpu: no CUDA device\n");
+        return 2;
+    }
+    CUDA(cudaGetDeviceProperties(&prop, 0));
+    CUDA(cudaDriverGetVersion(&driver));
+    printf("device %s x%d, driver API %d\n", prop.name, ndev, driver);
+    if (mode == "chain") {
+        test_chain(32, 1024);
+        test_chain(128, 1024);
+    } else if (mode == "nccl") {
+        test_nccl(argc > 2 ? atoi(argv[2]) : ndev);
+    } else {
+        bool small = mode == "small";
+        no_fast = mode == "simple";
+        test_cases(small, small && argc > 2 ? argv[2] : NULL);
+        test_chain(32, small ? 4 : 1024);
+        if (!small) {
+            test_chain(128, 1024);
+            test_repeat(argc > 2 ? atoi(argv[2]) : 10);
+            test_graph();
+            test_dead_rank(NULL, 3, "rank 1 did not reach all_gather");
+        }
+    }
+    printf("%-34s %10s\n", "policy tensor", "worst rel");
+    for (auto &w : worst)
+        printf("%-34s %10.2e\n", w.first.c_str(), w.second);
+    printf("%d checks, %d failed\n", checks, failures);
+    return failures ? 1 : 0;
+}
