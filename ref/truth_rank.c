@@ -2,7 +2,8 @@
  *
  * A matrix with radius: X = centre + error, |error|_F <= rad; centres in __float128, uq = 2^-113. The snapshots' hi + lo is exact there.
  *     product      |XY - fl(X~ Y~)|_F <= |X~| ry + rx |Y~| + rx ry + (eta_dd(K) + 4 2^-106) |X~||Y~|    Frobenius norms; products run in
- *                  double-double (ref/dd.h), to which the factors are rounded first: a __float128 product is ten times slower
+ *                  double-double (ref/dd.h), to which the factors are rounded first: a __float128 product is ten times slower.
+ *                  Underflow there: fewer than 40 roundings a term, each below 2^-1074 (1 + |x|)(1 + |y|)
  *     difference   rx + ry + uq |X~ - Y~|
  *     to double    2^-53 |X~| + 2^-1074 sqrt(entries)
  * Norms and radii are long doubles to nearest, fewer than 2^40 operations deep, hence the factor 1 + 2^-19 of tr_up at the end.
@@ -53,7 +54,7 @@ static matrix product(const matrix *a, const matrix *b) {
     for (int64_t i = 0; i < nc; i++) c.x[i] = (f128)ch[i] + cl[i];
     free(w);
     const ld na = norm(a), nb = norm(b), g = DP_DD_ETA(a->cols) + 0x1p-104L;
-    c.rad = na * b->rad + a->rad * nb + a->rad * b->rad + g * na * nb;
+    c.rad = na * b->rad + a->rad * nb + a->rad * b->rad + g * na * nb + (a->cols + 2) * sqrtl((ld)nc) * (1 + na) * (1 + nb) * 0x1p-1068L;
     return c;
 }
 
