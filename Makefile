@@ -26,7 +26,7 @@ endif
 # What the code needs, whatever CFLAGS says: bounds assume that the compiler neither fuses nor reorders.
 C_ALL    := $(CFLAGS) -std=gnu11 -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off -fopenmp $(ARCH) $(SANFLAGS)
 CXX_ALL  := $(CXXFLAGS) -std=c++14 -Wall -Wextra $(ARCH) $(SANFLAGS)
-CPP_ALL  := $(CPPFLAGS) -I$(BUILD) -MMD -MP
+CPP_ALL  := $(CPPFLAGS) -MMD -MP
 
 REF      := $(wildcard ref/*.c)
 HARNESS  := $(filter-out harness/main.c,$(wildcard harness/*.c))
@@ -36,19 +36,19 @@ PROGRAM  := $(BUILD)/deltaproof
 obj       = $(patsubst %,$(BUILD)/%.o,$(basename $(1)))
 # Builds run on all cores unless the caller chose -j; GNU make shows that choice to recipes only, hence one recursion.
 build     = +@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
-run_env   = DP_PYTHON="$$(cat $(BASE)/python)" DP_CASES="$$(realpath $(CASES))"
+run_env   = DP_PYTHON="$$(cat $(BASE)/python)"
 
-.PHONY: all verify test bench report setup clean help FORCE
+.PHONY: all verify test bench report setup gpu clean help FORCE
 all:                           ## the program build/deltaproof (this is what a plain `make` builds; installs nothing)
 	$(build) $(PROGRAM)
 
 verify: setup                  ## set up, build, run every case, write results.json, junit.xml and report.html to OUT
 	$(build) $(PROGRAM)
-	@$(run_env) $(PROGRAM) run --all --out $(OUT)
+	@$(run_env) $(PROGRAM) run --all --cases $(CASES) --out $(OUT)
 
 test: setup                    ## set up, build, run all tests (SAN=1: under sanitizers; FILTER=context*: some of them)
 	$(build) $(PROGRAM) $(BUILD)/dp-test
-	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
+	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
 
 bench: setup                   ## set up, build and run every benchmark of harness/bench
 	$(build) $(BENCH)
@@ -60,6 +60,9 @@ report: setup                  ## render OUT/report.html again from its records
 
 setup:                         ## install what is missing (as root or with sudo), choose the Python of the report
 	@CC='$(CC)' CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' scripts/setup $(BASE)
+
+gpu:                           ## the CUDA kernels with their own test and benchmark, where there is an nvcc
+	$(if $(GPU_LIB),$(build) $(GPU_LIB) $(GPU_PROGS),@echo "no nvcc: gpu/ is not built (set NVCC to build it)")
 
 clean:                         ## remove the build folder
 	rm -rf $(BUILD)
@@ -75,6 +78,7 @@ $(BUILD)/commit.h: FORCE
 $(BUILD)/flags: FORCE
 	$(call update,'$(CC) $(C_ALL) $(CPP_ALL)' '$(CXX) $(CXX_ALL)' '$(LDFLAGS) $(LIBS)' "$$($(CC) --version | head -n 1)")
 
+$(BUILD)/harness/main.o $(BUILD)/harness/record.o: CPP_ALL += -include $(BUILD)/commit.h
 $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/commit.h
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -c $< -o $@
@@ -96,5 +100,5 @@ $(BUILD)/bench/%: $(BUILD)/harness/bench/%.o $(BUILD)/libref.a
 	$(CC) $(C_ALL) $(LDFLAGS) $^ $(LIBS) -o $@
 .SECONDARY:
 
--include $(wildcard harness/fuzz/fuzz.mk)
+-include $(wildcard gpu/gpu.mk harness/fuzz/fuzz.mk)
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
