@@ -1,7 +1,7 @@
 /* gpu/fast.cu - the forward on tensor cores: K = V = D in {64, 128}, R = 1, bf16 inputs, base bf16. Two kernels:
  *
  *   k_chunks  one block of 8 warps per tile: gate, cumsum, norms, A and Aqk, T = A^-1, then w u kg qg Aqk to memory.
- *   k_scan    one warp per 16 columns of a state, chunk after chunk; S' = [16 v][D k] stays in registers in fp32. Written transposed,
+ *   k_scan    (many heads; k_team: few) one warp per 16 columns of a state, chunk after chunk; S' = [16 v][D k] stays in registers in fp32. Written transposed,
  *             the accumulators of one product are the A operands of the next, so that warps never exchange anything:
  *                 X' = u' - S' w'      S' <- eC o S' + X' kg      o' = scale S' qg' + X' Aqk'
  *             Tiles arrive by bulk copies (mbarrier, 3 stages) from a producer warp.
@@ -101,7 +101,7 @@ template <int D> struct Smem {
     } x;
     bf16 q[C * RS], k[C * RS], v[C * RS];
     union { bf16 g[C * RS], kb[C * RS], T[C * TBS]; } y;
-    float tab[14][D];                                    /* exponentials, see fill_tables; before that, the totals of cumsum_gate */
+    float tab[13][D];                                    /* exponentials, see fill_tables; before that, the totals of cumsum_gate */
     float rk[C], rq[C], beta[C];
     int anchor[4];
 };
@@ -109,12 +109,16 @@ template <int D> struct Smem {
 #define TAB_F(I, J) (4 + (I) * ((I) - 1) / 2 + (J))
 #define TAB_X(I) (10 + (I))
 
-template <int D> __device__ __forceinline__ void load_tile(bf16 *dst, const void *src, int64_t row0, int64_t step, int len)
+/* A tile of C rows of D bf16, row r at src + r * step elements; rows past len become zeros. */
+template <int D> __device__ __forceinline__ void load_tile(bf16 *dst, const bf16 *src, int64_t step, int len)
 {
-    for (int x = threadIdx.x; x < C * D / 8; x += THREADS) {
-        int r = x / (D / 8), p = x % (D / 8);
-        cp16(dst + r * Smem<D>::RS + p * 8, (const bf16 *)src + (row0 + (r < len ? r : 0) * step) * D + p * 8, r < len);
-    }
+    const int P = D / 8, ROWS_AT_ONCE = THREADS / P;
+    int r = threadIdx.x / P, p = threadIdx.x % P * 8;
+    const bf16 *from = src + r * step + p;
+    dst += r * Smem<D>::RS + p;
+#pragma unroll
+    for (int i = 0; i < C / ROWS_AT_ONCE; i++)
+        cp16(dst + i * ROWS_AT_ONCE * Smem<D>::RS, r + i * ROWS_AT_ONCE < len ? from + i * (ROWS_AT_ONCE * step) : src, r + i * ROWS_AT_ONCE < len);
 }
 
 /* gam = cumsum of the gate in log2 units. A thread takes two channels and TL tokens, then adds the totals of the tokens before. */
@@ -194,19 +198,28 @@ template <int D> __device__ void choose_anchor(Smem<D> &sm, int I, int lane)
  * the first row after block I to the chunk end; the last one is eC and goes to memory. Also gcum, if kept. */
 template <int D> __device__ void fill_tables(Smem<D> &sm, const FastOut &o, int64_t tile, int Kg)
 {
-    for (int x = threadIdx.x; x < 14 * D; x += THREADS) {
-        int id = x / D, k = x % D, f = id - 4, I = f < 1 ? 1 : f < 3 ? 2 : 3;
-        int hi = id < 4 ? sm.anchor[id & 3] : id < 10 ? sm.anchor[I] : 63;
-        int lo = id < 4 || id == 13 ? -1 : id < 10 ? 16 * (f - I * (I - 1) / 2 + 1) : 16 * (id - 9);
-        float y = ex2(sm.x.gam[hi * Smem<D>::RS + k] - (lo < 0 ? 0.f : sm.x.gam[lo * Smem<D>::RS + k]));
-        if (id == 13)
-            o.eC[tile * D + k] = y;
-        else
-            sm.tab[id][k] = y;
+    const int RS = Smem<D>::RS;
+    int k = threadIdx.x % D, part = threadIdx.x / D;
+    const float *g = sm.x.gam + k;
+    if (part == 0) {
+        float last = g[63 * RS];
+#pragma unroll
+        for (int I = 0; I < 4; I++)
+            sm.tab[TAB_G(I)][k] = ex2(g[sm.anchor[I] * RS]);
+#pragma unroll
+        for (int I = 0; I < 3; I++)
+            sm.tab[TAB_X(I)][k] = ex2(last - g[16 * (I + 1) * RS]);
+        o.eC[tile * D + k] = ex2(last);
+    } else if (part == 1) {
+#pragma unroll
+        for (int I = 1; I < 4; I++)
+#pragma unroll
+            for (int J = 0; J < I; J++)
+                sm.tab[TAB_F(I, J)][k] = ex2(g[sm.anchor[I] * RS] - g[16 * (J + 1) * RS]);
     }
     if (o.gcum)
         for (int x = threadIdx.x; x < C * Kg; x += THREADS)
-            o.gcum[tile * C * Kg + x] = sm.x.gam[x / Kg * Smem<D>::RS + x % Kg];
+            o.gcum[tile * C * Kg + x] = sm.x.gam[x / Kg * RS + x % Kg];
 }
 
 /* kb_i = k_i exp(gam at the first row after i's block - gam_i) for the off-diagonal products, and kg to memory; 8 rows per warp. */
@@ -222,14 +235,15 @@ template <int D> __device__ void stage_kb(Smem<D> &sm, bf16 *kg, int warp, int l
         uint32_t *kbs = (uint32_t *)&kb, *outs = (uint32_t *)&out;
         float rk = sm.rk[r];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < 4; j += 2) {
             int ch = p * 8 + 2 * j;
-            float2 g = *(float2 *)(sm.x.gam + r * RS + ch), a = *(float2 *)(sm.x.gam + ref * RS + ch), y = unpack2(ks[j]);
-            y.x *= ex2(a.x - g.x);
-            y.y *= ex2(a.y - g.y);
-            kbs[j] = pack2(y.x, y.y);
-            float2 xx = J < 3 ? *(float2 *)&sm.tab[TAB_X(J)][ch] : make_float2(1.f, 1.f);
-            outs[j] = pack2(y.x * xx.x * rk, y.y * xx.y * rk);
+            float4 g = *(float4 *)(sm.x.gam + r * RS + ch), a = *(float4 *)(sm.x.gam + ref * RS + ch);
+            float4 xx = J < 3 ? *(float4 *)&sm.tab[TAB_X(J)][ch] : make_float4(1.f, 1.f, 1.f, 1.f);
+            float2 y = unpack2(ks[j]), z = unpack2(ks[j + 1]);
+            y.x *= ex2(a.x - g.x), y.y *= ex2(a.y - g.y);
+            z.x *= ex2(a.z - g.z), z.y *= ex2(a.w - g.w);
+            kbs[j] = pack2(y.x, y.y), kbs[j + 1] = pack2(z.x, z.y);
+            outs[j] = pack2(y.x * xx.x * rk, y.y * xx.y * rk), outs[j + 1] = pack2(z.x * xx.z * rk, z.y * xx.w * rk);
         }
         *(uint4 *)(sm.y.kb + r * RS + p * 8) = kb;
         *(uint4 *)(kg + r * D + (p ^ (r & 7)) * 8) = out;
@@ -487,11 +501,11 @@ template <int D, int GATE> __global__ void __launch_bounds__(THREADS, 2) k_chunk
     Chunk c = d.chunk[tile / d.HV];
     bool staged = d.g_bf16 && d.Kg == D;
     if (staged)
-        load_tile<D>(sm.y.g, t.g, c.t0 * d.HV + hv, d.HV, c.len);
+        load_tile<D>(sm.y.g, (const bf16 *)t.g + (c.t0 * d.HV + hv) * D, (int64_t)d.HV * D, c.len);
     asm volatile("cp.async.commit_group;" ::: "memory");
-    load_tile<D>(sm.k, t.k, c.t0 * d.H + h, d.H, c.len);
-    load_tile<D>(sm.q, t.q, c.t0 * d.H + h, d.H, c.len);
-    load_tile<D>(sm.v, t.v, c.t0 * d.HV + hv, d.HV, c.len);
+    load_tile<D>(sm.k, (const bf16 *)t.k + (c.t0 * d.H + h) * D, (int64_t)d.H * D, c.len);
+    load_tile<D>(sm.q, (const bf16 *)t.q + (c.t0 * d.H + h) * D, (int64_t)d.H * D, c.len);
+    load_tile<D>(sm.v, (const bf16 *)t.v + (c.t0 * d.HV + hv) * D, (int64_t)d.HV * D, c.len);
     asm volatile("cp.async.commit_group;" ::: "memory");
     if (threadIdx.x < C)
         sm.beta[threadIdx.x] = threadIdx.x < c.len ? beta_value(d, ldx(t.beta, (c.t0 + threadIdx.x) * d.HV + hv, d.g_bf16)) : 0.f;
@@ -574,21 +588,32 @@ template <int D, int NW, int MODE> struct Stage {
     bf16 u[MODE == SCAN_M ? 8 : NW * C * 16];
     float eC[D];
 };
-template <int D, int NW, int MODE> struct ScanSmem {
+template <int D, int NW, int MODE> struct Pipe {
     Stage<D, NW, MODE> st[STAGES];
-    bf16 o[MODE == SCAN_OUT ? NW * C * 16 : 8];
     uint64_t full[STAGES], empty[STAGES];
 };
 
-template <int D, int NW, int MODE> __device__ void produce(const Dims &d, const ScanArgs &a, ScanSmem<D, NW, MODE> &sm, Seq seq, int hv, int slice)
+template <int D, int NW, int MODE> __device__ void pipe_init(Pipe<D, NW, MODE> &pipe, int readers)
+{
+    if (threadIdx.x == 0)
+        for (int i = 0; i < STAGES; i++) {
+            bar_init(&pipe.full[i], 1);
+            bar_init(&pipe.empty[i], readers);
+        }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __syncthreads();
+}
+
+/* One thread feeds the pipe with the tiles of a sub-sequence of one head: NW column slices of u from `slice` * NW. */
+template <int D, int NW, int MODE> __device__ void produce(const Dims &d, const ScanArgs &a, Pipe<D, NW, MODE> &pipe, Seq seq, int hv, int slice)
 {
     const int T2 = C * D * 2, bytes = 2 * T2 + D * 4 + (MODE == SCAN_OUT ? T2 + C * C * 2 : 0) + (MODE == SCAN_M ? 0 : NW * C * 32);
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         int64_t tile = (int64_t)c * d.HV + hv;
-        Stage<D, NW, MODE> &s = sm.st[i % STAGES];
-        uint64_t *full = &sm.full[i % STAGES];
+        Stage<D, NW, MODE> &s = pipe.st[i % STAGES];
+        uint64_t *full = &pipe.full[i % STAGES];
         if (i >= STAGES)
-            bar_wait(&sm.empty[i % STAGES], (i / STAGES - 1) & 1);
+            bar_wait(&pipe.empty[i % STAGES], (i / STAGES - 1) & 1);
         bar_expect(full, bytes);
         bulk(s.w, a.w + tile * C * D, T2, full);
         bulk(s.kg, a.kg + tile * C * D, T2, full);
@@ -600,6 +625,23 @@ template <int D, int NW, int MODE> __device__ void produce(const Dims &d, const 
             bulk(s.Aqk, a.Aqk + tile * C * C, C * C * 2, full);
         }
     }
+}
+
+/* Initial state of a sub-sequence: s0 where its sequence starts, else what the merge brought, else (NULL) zeros. */
+__device__ __forceinline__ const float *initial(const Dims &d, const ScanArgs &a, Seq seq, int hv)
+{
+    int64_t kv = (int64_t)d.K * d.V;
+    return seq.starts ? (a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * kv : NULL) : a.sin ? a.sin + hv * kv : NULL;
+}
+
+/* Element (k, v) of a state or of X', TILES n-tiles of 8, from the transposed fragments, through f(k, v, float&). v counts within the warp's 16 columns. */
+template <int TILES, class F> __device__ __forceinline__ void each(float (*S)[4], int lane, F f)
+{
+#pragma unroll
+    for (int j = 0; j < TILES; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            f(j * 8 + lane % 4 * 2 + e % 2, lane / 4 + e / 2 * 8, S[j][e]);
 }
 
 /* acc[nt] += S' B' for B = [64 tokens][D] (swizzled): n-tiles of 8 tokens. */
@@ -638,21 +680,22 @@ __device__ __forceinline__ void minus_from_u(float x[8][4], const bf16 *u, int l
     }
 }
 
-/* S' <- eC o S' + X' kg. The sum over tokens starts from zero and is added in fp32: the accumulator of a tensor core rounds toward
- * zero, and S must not see that once per chunk. NS: bf16 pieces of X (3: fp32-grade). */
-template <int D, int NS> __device__ __forceinline__ void update(float S[D / 8][4], const uint32_t xa[NS][4][4], const bf16 *kg, const float *eC, int lane)
+/* S' <- eC o S' + X' kg for NJ n-tiles of 8 channels from tile j0. The sum over tokens starts from zero and is added in fp32: the
+ * accumulator of a tensor core rounds toward zero, and S must not see that once per chunk. NS: bf16 pieces of X (3: fp32-grade). */
+template <int D, int NJ, int NS> __device__ __forceinline__ void update(float (*S)[4], const uint32_t xa[NS][4][4], const bf16 *kg, const float *eC, int j0, int lane)
 {
+    const int STEP = NJ < 4 ? NJ : 4;
     int row = lane % 16, tc = lane % 4;
     uint32_t base = saddr(kg) + row * D * 2;
 #pragma unroll
-    for (int j = 0; j < D / 8; j += 4) {
-        float acc[4][4] = {};
+    for (int j = 0; j < NJ; j += STEP) {
+        float acc[STEP][4] = {};
 #pragma unroll
         for (int p = 0; p < 4; p++)
 #pragma unroll
-            for (int jj = 0; jj < 4; jj += 2) {
+            for (int jj = 0; jj < STEP; jj += 2) {
                 uint32_t b[4];
-                ldsm4t(b, base + p * 16 * D * 2 + ((j + jj + lane / 16) ^ (row & 7)) * 16);
+                ldsm4t(b, base + p * 16 * D * 2 + ((j0 + j + jj + lane / 16) ^ (row & 7)) * 16);
 #pragma unroll
                 for (int s = NS - 1; s >= 0; s--) {
                     mma(acc[jj], xa[s][p], b[0], b[1]);
@@ -660,8 +703,8 @@ template <int D, int NS> __device__ __forceinline__ void update(float S[D / 8][4
                 }
             }
 #pragma unroll
-        for (int jj = 0; jj < 4; jj++) {
-            float2 e = *(const float2 *)(eC + (j + jj) * 8 + 2 * tc);
+        for (int jj = 0; jj < STEP; jj++) {
+            float2 e = *(const float2 *)(eC + (j0 + j + jj) * 8 + 2 * tc);
             S[j + jj][0] = fmaf(e.x, S[j + jj][0], acc[jj][0]);
             S[j + jj][1] = fmaf(e.y, S[j + jj][1], acc[jj][1]);
             S[j + jj][2] = fmaf(e.x, S[j + jj][2], acc[jj][2]);
@@ -686,30 +729,30 @@ __device__ __forceinline__ void times_aqk(float o[8][4], const uint32_t xa[4][4]
         }
 }
 
-__device__ __forceinline__ void store_o(const Dims &d, void *out, float o[8][4], bf16 *stage, Chunk c, int hv, int v0, int V, int lane)
+/* 16 PAIRS tokens of o from token s0 of a chunk, 16 columns; bf16 through 512 PAIRS bytes of shared memory, so that rows leave whole. */
+template <int PAIRS> __device__ __forceinline__ void store_o(const Dims &d, void *out, float (*o)[4], bf16 *stage, Chunk c, int s0, int hv, int v0, int lane)
 {
-    int gr = lane / 4, tc = lane % 4, row = lane / 16 * 8 + lane % 8, piece = lane / 8 % 2 ^ (row >> 2 & 1);
+    int row = lane / 16 * 8 + lane % 8, piece = lane / 8 % 2 ^ (row >> 2 & 1);
+    int64_t base = ((c.t0 + s0) * d.HV + hv) * d.V + v0, step = (int64_t)d.HV * d.V;
     if (!d.o_bf16) {
-        for (int nt = 0; nt < 8; nt++)
-            for (int e = 0; e < 4; e++) {
-                int s = nt * 8 + 2 * tc + e % 2;
-                if (s < c.len)
-                    ((float *)out)[((c.t0 + s) * d.HV + hv) * V + v0 + gr + e / 2 * 8] = o[nt][e];
-            }
+        each<2 * PAIRS>(o, lane, [&](int s, int v, float &y) {
+            if (s0 + s < c.len)
+                ((float *)out)[base + s * step + v] = y;
+        });
         return;
     }
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < PAIRS; n++) {
         uint32_t r[4] = {pack2(o[2 * n][0], o[2 * n][1]), pack2(o[2 * n][2], o[2 * n][3]), pack2(o[2 * n + 1][0], o[2 * n + 1][1]),
                          pack2(o[2 * n + 1][2], o[2 * n + 1][3])};
         stsm4t(saddr(stage + (n * 16 + row) * 16 + piece * 8), r);
     }
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < PAIRS; i++) {
         int s = i * 16 + lane / 2, half = lane % 2;
-        if (s < c.len)
-            *(uint4 *)((bf16 *)out + ((c.t0 + s) * d.HV + hv) * V + v0 + half * 8) = *(uint4 *)(stage + s * 16 + (half ^ (s >> 2 & 1)) * 8);
+        if (s0 + s < c.len)
+            *(uint4 *)((bf16 *)out + base + s * step + half * 8) = *(uint4 *)(stage + s * 16 + (half ^ (s >> 2 & 1)) * 8);
     }
     __syncwarp();
 }
@@ -723,6 +766,75 @@ template <int D> __device__ __forceinline__ void split_state(uint32_t sa[D / 16]
             sa[kk][i] = pack2(S[2 * kk + i / 2][i % 2 * 2], S[2 * kk + i / 2][i % 2 * 2 + 1]);
 }
 
+/* Many heads: one warp per 16 columns, NW of them in a block share the tiles. State and output in one go. */
+template <int D, int NW> struct ScanSmem { Pipe<D, NW, SCAN_OUT> pipe; bf16 o[NW * C * 16]; };
+
+template <int D, int NW> __device__ void scan_warp(const Dims &d, const ScanArgs &a, ScanSmem<D, NW> &sm, Seq seq, int hv, int slice, int warp, int lane)
+{
+    int v0 = (slice * NW + warp) * 16;
+    float S[D / 8][4];
+    const float *init = initial(d, a, seq, hv);
+    each<D / 8>(S, lane, [&](int k, int v, float &s) { s = init ? init[k * D + v0 + v] : 0.f; });
+    for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
+        int64_t tile = (int64_t)c * d.HV + hv;
+        Stage<D, NW, SCAN_OUT> &st = sm.pipe.st[i % STAGES];
+        float x[8][4] = {}, o[8][4] = {};
+        uint32_t sa[D / 16][4], xa[1][4][4];
+        bar_wait(&sm.pipe.full[i % STAGES], i / STAGES & 1);
+        split_state<D>(sa, S);
+        if (a.h)
+            each<D / 8>(S, lane, [&](int k, int v, float &s) { a.h[(tile * D + k) * D + v0 + v] = __float2bfloat16_rn(s); });
+        times_rows<D>(x, sa, st.w, lane);
+        minus_from_u(x, st.u + warp * C * 16, lane);
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                xa[0][p][e] = pack2(x[2 * p + e / 2][e % 2 * 2], x[2 * p + e / 2][e % 2 * 2 + 1]);
+        if (a.v_new)
+            each<8>(x, lane, [&](int s, int v, float &y) { a.v_new[(tile * C + s) * D + v0 + v] = __float2bfloat16_rn(y); });
+        update<D, D / 8, 1>(S, xa, st.kg, st.eC, 0, lane);
+        times_rows<D>(o, sa, st.qg, lane);
+#pragma unroll
+        for (int nt = 0; nt < 8; nt++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                o[nt][e] *= d.scale;
+        times_aqk(o, xa[0], st.Aqk, lane);
+        store_o<4>(d, a.o, o, sm.o + warp * C * 16, d.chunk[c], 0, hv, v0, lane);
+        if (lane == 0)
+            bar_arrive(&sm.pipe.empty[i % STAGES]);
+    }
+    if (a.final_state && seq.ends)
+        each<D / 8>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * D + k) * D + v0 + v] = s; });
+}
+
+template <int D, int NW> __global__ void __launch_bounds__((NW + 1) * 32, 1) k_scan(Dims d, ScanArgs a)
+{
+    extern __shared__ __align__(128) char scan_raw[];
+    ScanSmem<D, NW> &sm = *(ScanSmem<D, NW> *)scan_raw;
+    const int slices = D / 16 / NW;
+    int slice = blockIdx.x % slices, hv = blockIdx.x / slices % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Seq seq = d.seq[a.seq0 + blockIdx.x / slices / d.HV];
+    pipe_init(sm.pipe, NW);
+    if (warp < NW)
+        scan_warp<D, NW>(d, a, sm, seq, hv, slice, warp, lane);
+    else if (lane == 0)
+        produce<D, NW, SCAN_OUT>(d, a, sm.pipe, seq, hv, slice);
+}
+
+/* Few heads, and the pre-process: a team of 4 warps per 16 columns. Warp t computes X and o of tokens 16 t .. and S of its D/4 channels;
+ * operand fragments pass through shared memory as they stand in registers, with two barriers per chunk. SCAN_M carries S and X in
+ * three bf16 pieces each: w and kg are bf16 as they stand, so that all operands are exact to 2^-24, for 3 products instead of 1. */
+template <int D, int MODE> struct TeamSmem {
+    static const int NS = MODE == SCAN_M ? 3 : 1;
+    Pipe<D, 1, MODE> pipe;
+    uint4 S[NS][D / 16][32], X[NS][4][32];
+    bf16 o[MODE == SCAN_OUT ? C * 16 : 8];
+};
+
+__device__ __forceinline__ void team_sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+
 /* x = hi + mid + lo, each bf16, of an accumulator pair; exact to 2^-24 or better. */
 __device__ __forceinline__ void split3(float a, float b, uint32_t &h, uint32_t &m, uint32_t &l)
 {
@@ -734,120 +846,137 @@ __device__ __forceinline__ void split3(float a, float b, uint32_t &h, uint32_t &
     l = pack2(a - y.x, b - y.y);
 }
 
-/* x += S' w' with S in three bf16 pieces (w is bf16 as it stands): fp32-grade operands. Each k-step starts from zero (see update). */
-template <int D> __device__ __forceinline__ void times_rows3(float x[8][4], const float S[D / 8][4], const bf16 *B, int lane)
+/* One A fragment (n-tiles a, b of an accumulator) in NS pieces to to[piece * step]. */
+template <int NS> __device__ __forceinline__ void publish(uint4 *to, int step, const float a[4], const float b[4])
 {
-    int row = lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
+    uint32_t r[3][4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        float lo = e < 2 ? a[e * 2] : b[e * 2 - 4], hi = e < 2 ? a[e * 2 + 1] : b[e * 2 - 3];
+        if (NS == 3)
+            split3(lo, hi, r[0][e], r[1][e], r[2][e]);
+        else
+            r[0][e] = pack2(lo, hi);
+    }
+#pragma unroll
+    for (int s = 0; s < NS; s++)
+        to[s * step] = make_uint4(r[s][0], r[s][1], r[s][2], r[s][3]);
+}
+
+/* S' B' for 16 tokens (rows of B, swizzled) of the team's state, NS pieces. Even and odd k-steps keep separate sums: shorter chains, and
+ * with 3 pieces every k-step starts from zero (see update). */
+template <int D, int NS> __device__ __forceinline__ void team_rows(float x[2][4], const uint4 S[NS][D / 16][32], const bf16 *B, int t, int lane)
+{
+    int row = t * 16 + lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
     uint32_t base = saddr(B) + row * D * 2;
+    float acc[2][2][4] = {};
 #pragma unroll
     for (int kk = 0; kk < D / 16; kk++) {
-        uint32_t h[4], m[4], l[4], at = base + ((2 * kk + half) ^ (row & 7)) * 16;
+        uint32_t b[4];
+        ldsm4(b, base + ((2 * kk + half) ^ (row & 7)) * 16);
+        float z[2][4] = {};
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            split3(S[2 * kk + i / 2][i % 2 * 2], S[2 * kk + i / 2][i % 2 * 2 + 1], h[i], m[i], l[i]);
+        for (int s = NS - 1; s >= 0; s--) {
+            uint4 f = S[s][kk][lane];
+            uint32_t sa[4] = {f.x, f.y, f.z, f.w};
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
-            uint32_t b[4];
-            ldsm4(b, at + n * 16 * D * 2);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float y[4] = {};
-                mma(y, l, b[2 * i], b[2 * i + 1]);
-                mma(y, m, b[2 * i], b[2 * i + 1]);
-                mma(y, h, b[2 * i], b[2 * i + 1]);
-                for (int e = 0; e < 4; e++)
-                    x[2 * n + i][e] += y[e];
-            }
+            for (int n = 0; n < 2; n++)
+                mma(NS == 3 ? z[n] : acc[kk % 2][n], sa, b[2 * n], b[2 * n + 1]);
         }
-    }
-}
-
-/* Element (k, v) of the state, from the transposed fragments, through f(k, v, float&). v counts within the warp's 16 columns. */
-template <int D, class F> __device__ __forceinline__ void each(float S[D / 8][4], int lane, F f)
-{
 #pragma unroll
-    for (int j = 0; j < D / 8; j++)
+        for (int n = 0; NS == 3 && n < 2; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                acc[kk % 2][n][e] += z[n][e];
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            f(j * 8 + lane % 4 * 2 + e % 2, lane / 4 + e / 2 * 8, S[j][e]);
+            x[n][e] = acc[0][n][e] + acc[1][n][e];
 }
 
-template <int D, int NW, int MODE> __device__ void consume(const Dims &d, const ScanArgs &a, ScanSmem<D, NW, MODE> &sm, Seq seq, int hv, int slice, int warp, int lane)
+template <int D, int MODE> __device__ void team(const Dims &d, const ScanArgs &a, TeamSmem<D, MODE> &sm, Seq seq, int hv, int v0, int t, int lane)
 {
-    int v0 = (slice * NW + warp) * 16;
-    float S[D / 8][4];
-    const float *init = MODE == SCAN_M ? NULL : seq.starts ? (a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * D * D : NULL)
-        : a.sin ? a.sin + (int64_t)hv * D * D : NULL;
-    each<D>(S, lane, [&](int k, int v, float &s) { s = init ? init[k * D + v0 + v] : MODE == SCAN_M && k == v0 + v ? 1.f : 0.f; });
+    const int NS = TeamSmem<D, MODE>::NS, NJ = D / 32;
+    const float *init = MODE == SCAN_M ? NULL : initial(d, a, seq, hv);
+    int k0 = t * NJ * 8, urow = lane / 16 * 8 + lane % 8, upiece = lane / 8 % 2 ^ (urow >> 2 & 1), half = lane / 8 % 2;
+    float S[NJ][4];
+    each<NJ>(S, lane, [&](int k, int v, float &s) { s = init ? init[(k0 + k) * D + v0 + v] : MODE == SCAN_M && k0 + k == v0 + v ? 1.f : 0.f; });
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         int64_t tile = (int64_t)c * d.HV + hv;
-        Stage<D, NW, MODE> &st = sm.st[i % STAGES];
-        float x[8][4] = {};
-        bar_wait(&sm.full[i % STAGES], i / STAGES & 1);
-        if (MODE == SCAN_M) {
-            uint32_t xa[3][4][4];
-            times_rows3<D>(x, S, st.w, lane);
+        Stage<D, 1, MODE> &st = sm.pipe.st[i % STAGES];
+        float x[2][4];
+        uint32_t xa[NS][4][4];
 #pragma unroll
-            for (int p = 0; p < 4; p++)
+        for (int j = 0; j < NJ; j += 2)
+            publish<NS>(&sm.S[0][(t * NJ + j) / 2][lane], D / 16 * 32, S[j], S[j + 1]);
+        if (a.h)
+            each<NJ>(S, lane, [&](int k, int v, float &s) { a.h[(tile * D + k0 + k) * D + v0 + v] = __float2bfloat16_rn(s); });
+        bar_wait(&sm.pipe.full[i % STAGES], i / STAGES & 1);
+        team_sync();
+        team_rows<D, NS>(x, sm.S, st.w, t, lane);
+        uint32_t r[4] = {0, 0, 0, 0};
+        if (MODE != SCAN_M)
+            ldsm4t(r, saddr(st.u + (t * 16 + urow) * 16 + upiece * 8));
 #pragma unroll
-                for (int e = 0; e < 4; e++)
-                    split3(-x[2 * p + e / 2][e % 2 * 2], -x[2 * p + e / 2][e % 2 * 2 + 1], xa[0][p][e], xa[1][p][e], xa[2][p][e]);
-            update<D, 3>(S, xa, st.kg, st.eC, lane);
-        } else {
-            uint32_t sa[D / 16][4], xa[1][4][4];
-            split_state<D>(sa, S);
-            if (a.h)
-                each<D>(S, lane, [&](int k, int v, float &s) { a.h[(tile * D + k) * D + v0 + v] = __float2bfloat16_rn(s); });
-            times_rows<D>(x, sa, st.w, lane);
-            minus_from_u(x, st.u + warp * C * 16, lane);
+        for (int e = 0; e < 4; e++) {
+            float2 y = unpack2(r[e]);
+            float *xx = x[e / 2] + e % 2 * 2;
+            xx[0] = y.x - xx[0];
+            xx[1] = y.y - xx[1];
+        }
+        publish<NS>(&sm.X[0][t][lane], 4 * 32, x[0], x[1]);
+        if (a.v_new)
+            each<2>(x, lane, [&](int s, int v, float &y) { a.v_new[(tile * C + t * 16 + s) * D + v0 + v] = __float2bfloat16_rn(y); });
+        float o[2][4];
+        if (MODE == SCAN_OUT)
+            team_rows<D, 1>(o, sm.S, st.qg, t, lane);
+        team_sync();
 #pragma unroll
-            for (int p = 0; p < 4; p++)
+        for (int s = 0; s < NS; s++)
 #pragma unroll
-                for (int e = 0; e < 4; e++)
-                    xa[0][p][e] = pack2(x[2 * p + e / 2][e % 2 * 2], x[2 * p + e / 2][e % 2 * 2 + 1]);
-            if (a.v_new)
-                each<C>(x, lane, [&](int s, int v, float &y) { a.v_new[(tile * C + s) * D + v0 + v] = __float2bfloat16_rn(y); });
-            update<D, 1>(S, xa, st.kg, st.eC, lane);
-            if (MODE == SCAN_OUT) {
-                float o[8][4] = {};
-                times_rows<D>(o, sa, st.qg, lane);
-#pragma unroll
-                for (int nt = 0; nt < 8; nt++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        o[nt][e] *= d.scale;
-                times_aqk(o, xa[0], st.Aqk, lane);
-                store_o(d, a.o, o, sm.o + warp * C * 16, d.chunk[c], hv, v0, D, lane);
+            for (int p = 0; p < 4; p++) {
+                uint4 f = sm.X[s][p][lane];
+                xa[s][p][0] = f.x, xa[s][p][1] = f.y, xa[s][p][2] = f.z, xa[s][p][3] = f.w;
             }
+        update<D, NJ, NS>(S, xa, st.kg, st.eC, t * NJ, lane);
+        if (MODE == SCAN_OUT) {
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                o[e / 4][e % 4] *= d.scale;
+            int row = t * 16 + urow;
+#pragma unroll
+            for (int p = 0; p < 4; p++)
+                if (p <= t) {
+                    uint32_t b[4];
+                    ldsm4(b, saddr(st.Aqk) + row * C * 2 + ((2 * p + half) ^ (row & 7)) * 16);
+                    mma(o[0], xa[0][p], b[0], b[1]);
+                    mma(o[1], xa[0][p], b[2], b[3]);
+                }
+            store_o<1>(d, a.o, o, sm.o + t * 256, d.chunk[c], t * 16, hv, v0, lane);
         }
         __syncwarp();
         if (lane == 0)
-            bar_arrive(&sm.empty[i % STAGES]);
+            bar_arrive(&sm.pipe.empty[i % STAGES]);
     }
     if (MODE == SCAN_OUT && a.final_state && seq.ends)
-        each<D>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * D + k) * D + v0 + v] = s; });
+        each<NJ>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * D + k0 + k) * D + v0 + v] = s; });
     if (MODE != SCAN_OUT)
-        each<D>(S, lane, [&](int k, int v, float &s) { a.hm[((int64_t)hv * D + k) * 2 * D + (MODE == SCAN_M ? D : 0) + v0 + v] = s; });
+        each<NJ>(S, lane, [&](int k, int v, float &s) { a.hm[((int64_t)hv * D + k0 + k) * 2 * D + (MODE == SCAN_M ? D : 0) + v0 + v] = s; });
 }
 
-template <int D, int NW, int MODE> __global__ void __launch_bounds__((NW + 1) * 32, 1) k_scan(Dims d, ScanArgs a)
+template <int D, int MODE> __global__ void __launch_bounds__(160) k_team(Dims d, ScanArgs a)
 {
     extern __shared__ __align__(128) char scan_raw[];
-    ScanSmem<D, NW, MODE> &sm = *(ScanSmem<D, NW, MODE> *)scan_raw;
-    const int slices = D / 16 / NW;
-    int slice = blockIdx.x % slices, hv = blockIdx.x / slices % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Seq seq = d.seq[a.seq0 + blockIdx.x / slices / d.HV];
-    if (threadIdx.x == 0)
-        for (int i = 0; i < STAGES; i++) {
-            bar_init(&sm.full[i], 1);
-            bar_init(&sm.empty[i], NW);
-        }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    __syncthreads();
-    if (warp < NW)
-        consume<D, NW, MODE>(d, a, sm, seq, hv, slice, warp, lane);
+    TeamSmem<D, MODE> &sm = *(TeamSmem<D, MODE> *)scan_raw;
+    int slice = blockIdx.x % (D / 16), hv = blockIdx.x / (D / 16) % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Seq seq = d.seq[a.seq0 + blockIdx.x / (D / 16) / d.HV];
+    pipe_init(sm.pipe, 4);
+    if (warp < 4)
+        team<D, MODE>(d, a, sm, seq, hv, slice * 16, warp, lane);
     else if (lane == 0)
-        produce<D, NW, MODE>(d, a, sm, seq, hv, slice);
+        produce<D, 1, MODE>(d, a, sm.pipe, seq, hv, slice);
 }
 
 /* ---- host ------------------------------------------------------------------------------------------------------------------------ */
@@ -878,21 +1007,26 @@ dp_status fast_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t 
     return p->d.K == 64 ? chunks_of<64>(p, t, ws, s, e) : chunks_of<128>(p, t, ws, s, e);
 }
 
-template <int D, int NW, int MODE> static dp_status launch_scan(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
+template <int D, int MODE> static dp_status launch_team(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
 {
-    int bytes = (int)sizeof(ScanSmem<D, NW, MODE>);
-    CK(e, cudaFuncSetAttribute(k_scan<D, NW, MODE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    k_scan<D, NW, MODE><<<(unsigned)nseq * p->d.HV * (D / 16 / NW), (NW + 1) * 32, bytes, s>>>(p->d, a);
-    CK_LAUNCH(e, "k_scan");
+    int bytes = (int)sizeof(TeamSmem<D, MODE>);
+    CK(e, cudaFuncSetAttribute(k_team<D, MODE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    k_team<D, MODE><<<(unsigned)nseq * p->d.HV * (D / 16), 160, bytes, s>>>(p->d, a);
+    CK_LAUNCH(e, "k_team");
     return DP_OK;
 }
 
-/* As many column slices in one block as leave at least about 100 blocks: slices of one block share the tiles they read. */
-template <int D, int MODE> static dp_status scan_of(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
+/* Slices that share a block share the tiles it reads, and need no barriers; teams finish a chunk sooner. With fewer than about 100 blocks
+ * of 4 slices the chain of chunks is what takes the time. */
+template <int D> static dp_status launch_out(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
 {
-    int64_t warps = (int64_t)nseq * p->d.HV * (D / 16);
-    return warps >= 400 ? launch_scan<D, 4, MODE>(p, a, nseq, s, e) : warps >= 200 ? launch_scan<D, 2, MODE>(p, a, nseq, s, e)
-        : launch_scan<D, 1, MODE>(p, a, nseq, s, e);
+    int bytes = (int)sizeof(ScanSmem<D, 4>);
+    if ((int64_t)nseq * p->d.HV * (D / 64) < 100)
+        return launch_team<D, SCAN_OUT>(p, a, nseq, s, e);
+    CK(e, cudaFuncSetAttribute(k_scan<D, 4>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    k_scan<D, 4><<<(unsigned)nseq * p->d.HV * (D / 64), 160, bytes, s>>>(p->d, a);
+    CK_LAUNCH(e, "k_scan");
+    return DP_OK;
 }
 
 static ScanArgs scan_args(dpg_plan *p, const dpg_tensors *t, void *ws)
@@ -905,10 +1039,10 @@ static ScanArgs scan_args(dpg_plan *p, const dpg_tensors *t, void *ws)
 dp_status fast_pre(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
     ScanArgs a = scan_args(p, t, ws);
-    TRY(p->d.K == 64 ? scan_of<64, SCAN_H>(p, a, 1, s, e) : scan_of<128, SCAN_H>(p, a, 1, s, e));
+    TRY(p->d.K == 64 ? launch_team<64, SCAN_H>(p, a, 1, s, e) : launch_team<128, SCAN_H>(p, a, 1, s, e));
     if (!p->needs_m || p->opt.chain_how != DPG_CHAIN_AUGMENTED)
         return DP_OK;
-    return p->d.K == 64 ? scan_of<64, SCAN_M>(p, a, 1, s, e) : scan_of<128, SCAN_M>(p, a, 1, s, e);
+    return p->d.K == 64 ? launch_team<64, SCAN_M>(p, a, 1, s, e) : launch_team<128, SCAN_M>(p, a, 1, s, e);
 }
 
 dp_status fast_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
@@ -916,5 +1050,5 @@ dp_status fast_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s
     ScanArgs a = scan_args(p, t, ws);
     a.sin = at<float>(p, ws, B_SIN), a.o = t->o, a.final_state = t->final_state, a.seq0 = 0;
     a.h = at<bf16>(p, ws, B_H), a.v_new = at<bf16>(p, ws, B_VNEW);
-    return p->d.K == 64 ? scan_of<64, SCAN_OUT>(p, a, p->d.nseq, s, e) : scan_of<128, SCAN_OUT>(p, a, p->d.nseq, s, e);
+    return p->d.K == 64 ? launch_out<64>(p, a, p->d.nseq, s, e) : launch_out<128>(p, a, p->d.nseq, s, e);
 }

@@ -401,7 +401,8 @@ static std::vector<Case> cases(bool small)
         {"gdn_packed_s0", 1, 3, 32, 64, 1, 1, packed, DP_GATE_SOFTPLUS, 0.05, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 3},
         {"mkda_r2", 1, 2, 32, 16, 2, 0, one, DP_GATE_LOG, 0.01, DP_BETA_PLAIN, 1, 0, DPG_F32, 0, 4},
         {"fast128_packed", 2, 4, 128, 128, 1, 0, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 5},
-        {"fast64", 1, 2, 64, 64, 1, 0, one, DP_GATE_LOWER_BOUND, 0.05, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 6}};
+        {"fast64", 1, 2, 64, 64, 1, 0, one, DP_GATE_LOWER_BOUND, 0.05, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 6},
+        {"fast64_many_heads", 2, 24, 64, 64, 1, 0, packed, DP_GATE_SOFTPLUS, 0.01, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 7}};
     if (small)
         return v;
     std::vector<Case> more = {
@@ -413,6 +414,7 @@ static std::vector<Case> cases(bool small)
         {"lower_bound_strong", 1, 2, 32, 32, 1, 0, one, DP_GATE_LOWER_BOUND, 2.5, DP_BETA_SIGMOID, 1, 0, DPG_F32, 0, 16},
         {"no_l2norm", 1, 2, 32, 32, 1, 0, packed, DP_GATE_LOG, 0.02, DP_BETA_PLAIN, 0, 0, DPG_F32, 0, 17},
         {"alike_keys", 1, 2, 64, 64, 1, 0, one, DP_GATE_LOG, 0.005, DP_BETA_SIGMOID, 1, 0, DPG_F32, 0.9, 18},
+        {"fast128_many_heads", 2, 12, 128, 128, 1, 0, packed, DP_GATE_SOFTPLUS, 0.005, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 23},
         {"fast128_weak", 1, 2, 128, 128, 1, 0, {0, 768}, DP_GATE_LOG, 0.002, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0.5, 19},
         {"fast128_strong", 1, 1, 128, 128, 1, 0, one, DP_GATE_LOG, 6, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 20},
         {"fast128_gdn", 1, 2, 128, 128, 1, 1, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 21},
