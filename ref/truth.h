@@ -21,12 +21,12 @@ void dp_ball_alloc(dp_ball *b, int64_t rows, int64_t width);
 void dp_ball_free(dp_ball *b);
 
 typedef struct {
-    int bits;                    /* MPFR precision, 192 by default */
-    int backward;
+    int bits;                    /* MPFR precision, 64..65536; 192 is what the cases use */
+    int backward;                /* needs p->dout, else forward only */
     int ncut;                    /* tokens at which states are wanted, strictly increasing, each in 1..T-1 (rank boundaries) */
     const int64_t *cut;
     int want_M;                  /* also M of every segment between marks; costs one more forward pass on K columns */
-    int threads;                 /* 0: all cores */
+    int threads;                 /* 0: all cores (fewer for tiny problems); the result does not depend on it, bit for bit */
     int progress;                /* 1: a progress line on stderr when it is a terminal */
 } dp_truth_request;
 
@@ -50,7 +50,7 @@ void dp_truth_free(dp_truth *t);
  * doubles, *_rad a Frobenius bound. has_*: 0 when that rank has no such quantity (math.md g.2).
  *   S_in: state entering the rank (is_first: absent).   M, H: of the LAST local sub-sequence, when not is_last.
  *   dS_out: gradient of the state leaving the rank (is_last: absent).  dM = M', dH: of the FIRST one, when not is_first.
- * Every rank boundary of c must be among the cuts. */
+ * Every rank boundary of c must be among the cuts. Without want_M there is no M, H, dM, dH; without a backward truth no dS_out, dM, dH. */
 typedef struct {
     int has_S_in, has_MH, has_dS_out, has_dMH;
     double *S_in, *M, *H, *dS_out, *dM, *dH;
