@@ -8,7 +8,7 @@ import numpy as np
 import style
 from style import GREY, INK, plt
 from view import (GRADIENTS, TENSOR_ORDER, bases_of, chain_cases, chain_title, finite, formats_of, heads, in_order, judged_recurrences, near, one_per_format,
-                  sci, severity, short, top_ranks, whole, worst_tensor)
+                  sci, severity, short, top_ranks, vacuous, whole, worst_tensor)
 from record import tensor
 
 
@@ -81,7 +81,7 @@ def draw_chain(rec, cases):
     fig, axs = style.inch_grid(rows, 2, 2.0 if rows > 2 else 2.3, left=0.68, right=1.12, wgap=1.72, hgap=0.52, top=0.28, bottom=0.45)
     series = [{f: s for f, s in chain_series(rec, c).items() if drawn(f, s)} for c in cases]
     ys = [y for some in series for s in some.values() for y in s[1] if finite(y) and y > 0]
-    low, high = 10 ** math.floor(math.log10(min(ys)) - 0.1), min(10 ** math.ceil(math.log10(max(ys)) + 0.2), CEILING)
+    low, high = 10.0 ** math.floor(math.log10(min(ys)) - 0.1), min(10.0 ** math.ceil(math.log10(max(ys)) + 0.2), CEILING)
     for i, ax in enumerate(axs.flat):
         if i >= len(cases):
             ax.set_visible(False)
@@ -125,9 +125,9 @@ def state_plots(rec, case):
     bases = [b for b in bases_of(rec.of(case["name"])) if any(tensor(r, "S_in") for r in one_per_format(rec, case["name"], n, b).values())]
     if n < 3 or not bases:
         return []
-    cap = (f"{n} ranks: error of the state S_in with which a rank starts, rank by rank (top axis: chunks of 64 tokens before that rank), one panel "
-           "per base policy. Filled: measured; hollow on a thin line: its bound (math.md j.6). Rank 1 starts from H of rank 0 alone, without M; from rank 2 on the M chain enters." + (" The fp64 chain is not drawn." if "fp64" in formats_of(rec.of(case["name"])) else "")
-           + (" With base fp64 the errors at rank 1 lie below the panel." if "fp64" in bases else ""))
+    cap = (f"{n} ranks: error of the state S_in with which a rank starts, rank by rank (top axis: what lies before it), one panel "
+           "per base policy. Filled: measured; hollow on a thin line: its bound (math.md j.6); above 1 it says nothing. Rank 1 starts from H of rank 0 alone, without M; from rank 2 on the M chain enters." + (" The fp64 chain is not drawn." if "fp64" in formats_of(rec.of(case["name"])) else "")
+           + (" Where a line enters from below, the error at rank 1 lies below the panel." if "fp64" in bases else ""))
     return [Plot(f"state-{case['name']}", f"Error of S_in over the ranks, {case['name']}", cap, lambda: draw_state(rec, case, n, bases))]
 
 
@@ -157,7 +157,7 @@ def draw_state(rec, case, n, bases):
 
 def state_panel(ax, case, runs, n):
     ax.set_yscale("log")
-    ends, ys = [], []
+    ends, ys, bounds = [], [], []
     for fmt, run in runs.items():
         if fmt == "fp64" and len(runs) > 1:
             continue
@@ -169,17 +169,22 @@ def state_panel(ax, case, runs, n):
         if bds:
             ax.plot(*zip(*bds), **style.bound_style(fmt))
         ax.plot(*zip(*pts), **style.line_style(fmt))
-        ys += [e for r, e in pts if r > 1] + [b for _, b in bds]
+        ys += [e for r, e in pts if r > 1] + [b for _, b in bds if b <= 1]
+        bounds += [b for r, b in bds if r > 1]
         ends.append((*pts[-1], short(fmt), style.look(fmt)[0]))
     ax.set_xlim(0.7, n - 0.7)
-    ax.set_ylim(10 ** math.floor(math.log10(min(ys)) - 0.4), 10 ** math.ceil(math.log10(max(ys)) + 0.1))
+    ax.set_ylim(10.0 ** math.floor(math.log10(min(ys)) - 0.4), 10.0 ** math.ceil(math.log10(max(ys)) + 0.3))
+    if bounds and min(bounds) > 1:
+        ax.text(0.03, 0.97, f"bounds {sci(min(bounds), 1)} to {sci(max(bounds), 1)}: above the panel", transform=ax.transAxes, va="top", fontsize=7, color=GREY,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})
     style.decades(ax.yaxis)
     style.plain_ticks(ax.xaxis, range(1, n))
     if case.get("T"):
         top = ax.secondary_xaxis("top")
-        top.set_xticks(range(1, n), [whole(r * case["T"] // n // 64) for r in range(1, n)])
+        unit = 1 if case["T"] // n % 64 else 64
+        top.set_xticks(range(1, n), [whole(r * case["T"] // n // unit) for r in range(1, n)])
         top.tick_params(length=2, pad=1, labelsize=7)
-        top.set_xlabel("chunks before the rank", fontsize=7, labelpad=2)
+        top.set_xlabel("chunks before the rank" if unit == 64 else "tokens before the rank", fontsize=7, labelpad=2)
         top.spines["top"].set_visible(False)
     style.end_labels(ax, ends)
 
@@ -280,8 +285,8 @@ def fit_rows(ax, name, runs, single):
         vals += [v for v in (t.get("windows") or {"rel": []})["rel"] + (t.get("per_rank") or []) if finite(v) and v > 0]
     lo, hi = math.log10(min(vals)), math.log10(max(vals))
     mid, half = (lo + hi) / 2, max((hi - lo) / 2 * 1.12, 0.3)
-    ax.set_ylim(10 ** (mid - half), 10 ** (mid + half))
-    inside = lambda ms: [m * 10 ** e for e in range(math.floor(mid - half), math.ceil(mid + half) + 1) for m in ms if mid - half <= math.log10(m) + e <= mid + half]
+    ax.set_ylim(10.0 ** (mid - half), 10.0 ** (mid + half))
+    inside = lambda ms: [m * 10.0 ** e for e in range(math.floor(mid - half), math.ceil(mid + half) + 1) for m in ms if mid - half <= math.log10(m) + e <= mid + half]
     ticks = next(t for t in (inside((1,)), inside((1, 2, 5)), inside((1, 2, 3, 5, 7))) if len(t) >= 3 or len(t) == len(inside((1, 2, 3, 5, 7))))
     ax.yaxis.set_major_locator(style.matplotlib.ticker.FixedLocator(ticks[::max(1, math.ceil(len(ticks) / 4))]))
     ax.yaxis.set_major_formatter(style.FuncFormatter(lambda v, _: sci(v, 1)))
@@ -315,7 +320,7 @@ def overview_map(rec):
     if not rows:
         return []
     cap = ("Error over bound, the largest over all runs, ranks and heads of a case and base policy. 1 is the bound: below it the number format explains the error; failures are "
-           "white on black, framed. Hatched: unjudged or skipped, no bound; blank: the case has no such tensor.")
+           "white on black, framed. Dotted: passes, but every such bound exceeds the tensor's own norm, so that it proves nothing. Hatched: unjudged or skipped; blank: the case has no such tensor.")
     out = []
     for part in range(0, len(rows), 40):
         some = rows[part:part + 40]
@@ -324,27 +329,29 @@ def overview_map(rec):
 
 
 def cell(t, rank=None):
-    """(kind, ratio, failed) of a tensor, or of one rank of it; kind: 'ratio', 'hatch' (unjudged, skipped) or None (no such tensor)."""
-    if t is None:
-        return None, None, False
+    """(kind, ratio) of a tensor, or of one rank of it. kind: 'fail', 'pass', 'empty' (passes under a bound above its own norm), 'hatch' (unjudged,
+    skipped) or None (no such tensor)."""
+    if t is None or (rank is not None and at(t.get("per_rank"), rank) is None):
+        return None, None
     x = t.get("ratio") if rank is None else at(t.get("per_rank_ratio"), rank)
-    if rank is not None and at(t.get("per_rank"), rank) is None:
-        return None, None, False
     if t["verdict"] in ("unjudged", "skipped") or x is None:
-        return "hatch", None, False
-    return "ratio", x, t["verdict"] == "fail" and not (rank is not None and finite(x) and x <= 1)
+        return "hatch", None
+    if t["verdict"] == "fail" and not (rank is not None and finite(x) and x <= 1):
+        return "fail", x
+    return ("empty" if (vacuous(t) if rank is None else at(t["per_rank"], rank) > x) else "pass"), x
 
 
 def at(values, i):
     return values[i] if values is not None and i < len(values) else None
 
 
+RANK_OF_KIND = ("hatch", "empty", "pass", "fail")                      # which of several cells stands for all
+
+
 def merge_cells(cells):
-    """The worst of several: failures first, then the largest ratio; a passing nan or inf (non-finite on purpose) counts least."""
-    ratios = [c for c in cells if c[0] == "ratio"]
-    if ratios:
-        return max(ratios, key=lambda c: (c[2], c[1] if finite(c[1]) else math.inf if c[2] else -1))
-    return ("hatch", None, False) if any(c[0] == "hatch" for c in cells) else (None, None, False)
+    """The worst of several: failures first, then the largest ratio under a useful bound; a passing nan or inf (on purpose) counts least."""
+    cells = [c for c in cells if c[0]]
+    return max(cells, key=lambda c: (RANK_OF_KIND.index(c[0]), c[1] if finite(c[1]) else -1.0), default=(None, None))
 
 
 def draw_overview(rows):
@@ -360,10 +367,8 @@ CMAP = style.matplotlib.colors.LinearSegmentedColormap.from_list("ratio", ["#fff
 LOWEST = -5                                                           # decades below the bound at which the scale ends
 
 
-def shade(x, failed=False):
-    """(fill, ink) of a ratio: light far below the bound, dark near it, black above; lightness is monotone, so grey prints keep the order."""
-    if failed or (finite(x) and x > 1):
-        return "#000000", "#ffffff"
+def shade(x):
+    """(fill, ink) of a ratio: light far below the bound, dark near it; lightness is monotone, so grey prints keep the order."""
     if not finite(x):
         return "#ffffff", INK
     z = 0.0 if x <= 0 else min(max(1 - math.log10(x) / LOWEST, 0), 1)
@@ -376,19 +381,24 @@ def ratio_text(x):
     return "0" if x == 0 else (f"{x:.2f}"[1:] if x < 0.995 else near(x)) if x >= 0.01 else sci(x, 1)
 
 
+def draw_cell(ax, x, y, width, kind, ratio=None):
+    look = {"fail": {"facecolor": "#000000", "edgecolor": "#D55E00", "linewidth": 1.8, "zorder": 3},
+            "empty": {"facecolor": "#ffffff", "edgecolor": "#d2d2d2", "linewidth": 0.5, "hatch": "....", "zorder": 1},
+            "hatch": {"facecolor": "#ffffff", "edgecolor": "#aaaaaa", "linewidth": 0, "hatch": "////"}}.get(kind)
+    ax.add_patch(style.matplotlib.patches.Rectangle((x, y), width, 1, **(look or {"facecolor": shade(ratio)[0], "edgecolor": "white", "linewidth": 0.6, "zorder": 2})))
+
+
 CELL = 0.46                                                           # widest cell, inches
 
 
 def heat(ax, grid, cols, rows, size):
-    box = style.matplotlib.patches.Rectangle
     for i, line in enumerate(grid):
-        for j, (kind, x, failed) in enumerate(line):
-            if kind == "ratio":
-                fill, ink = shade(x, failed)
-                ax.add_patch(box((j, i), 1, 1, facecolor=fill, edgecolor="#D55E00" if failed else "white", linewidth=1.8 if failed else 0.6, zorder=3 if failed else 2))
-                ax.text(j + 0.5, i + 0.52, ratio_text(x), ha="center", va="center", fontsize=size, color=ink, zorder=4, fontweight="bold" if failed else "normal")
-            elif kind == "hatch":
-                ax.add_patch(box((j, i), 1, 1, facecolor="white", edgecolor="#aaaaaa", hatch="////", linewidth=0))
+        for j, (kind, x) in enumerate(line):
+            if kind:
+                draw_cell(ax, j, i, 1, kind, x)
+            if kind and kind != "hatch":
+                ink = {"fail": "#ffffff", "empty": GREY}.get(kind) or shade(x)[1]
+                ax.text(j + 0.5, i + 0.52, ratio_text(x), ha="center", va="center", fontsize=size, color=ink, zorder=4, fontweight="bold" if kind == "fail" else "normal")
     ax.set_xlim(0, len(cols))
     ax.set_ylim(len(rows), 0)
     ax.grid(False)
@@ -403,15 +413,15 @@ def heat(ax, grid, cols, rows, size):
 def scale_key(fig):
     """Strip of the shades that the cells use, at the foot of the figure."""
     h = fig.get_size_inches()[1]
-    ax = fig.add_axes([0.25, 0.3 / h, 0.42, 0.13 / h])
+    ax = fig.add_axes([0.25, 0.3 / h, 0.62, 0.13 / h])
     n = 11
     for i in range(n):
-        ax.add_patch(style.matplotlib.patches.Rectangle((i, 0), 1, 1, facecolor=shade(10 ** (LOWEST * (1 - i / (n - 1))))[0], edgecolor="none"))
-    ax.add_patch(style.matplotlib.patches.Rectangle((n, 0), 1.5, 1, facecolor="black", edgecolor="#D55E00", linewidth=1.5))
-    ax.add_patch(style.matplotlib.patches.Rectangle((n + 2.5, 0), 1.5, 1, facecolor="white", edgecolor="#aaaaaa", hatch="////", linewidth=0))
-    ax.set_xlim(0, n + 4.2)
+        draw_cell(ax, i, 0, 1, "pass", 10.0 ** (LOWEST * (1 - i / (n - 1))))
+    for i, kind in enumerate(("fail", "empty", "hatch")):
+        draw_cell(ax, n + 1.5 + 3.5 * i, 0, 2, kind)
+    ax.set_xlim(0, n + 12)
     ax.set_ylim(0, 1)
-    ax.set_xticks([2 * i + 0.5 for i in range(6)] + [n + 0.75, n + 3.25], [f"1e{i + LOWEST:.0f}" for i in range(5)] + ["1", "> 1", "unjudged"], fontsize=7)
+    ax.set_xticks([2 * i + 0.5 for i in range(6)] + [n + 2.5 + 3.5 * i for i in range(3)], [f"1e{i + LOWEST:.0f}" for i in range(5)] + ["1", "fail", "bound > 1", "unjudged"], fontsize=7)
     ax.set_yticks([])
     ax.tick_params(length=0, pad=2)
     ax.grid(False)
@@ -427,7 +437,7 @@ def worst_run(runs):
 
 def run_severity(run):
     t = worst_tensor(run)
-    return severity(t) if t else (False, -2.0)
+    return severity(t) if t else (False, False, -2.0)
 
 
 def map_choice(rec, most=8):
@@ -444,7 +454,7 @@ def rank_maps(rec):
     runs = map_choice(rec)
     if not runs:
         return []
-    cap = ("Error over bound, rank by rank, for the run of each case and base policy that comes closest to a bound (the heads of the figures above: among the runs with the most ranks). Shades as in the figure before. Hatched: unjudged; "
+    cap = ("Error over bound, rank by rank, for the run of each case and base policy that comes closest to a bound (the heads of the figures above: among the runs with the most ranks). Cells as in the figure before; "
            "blank: the rank has no such tensor (rank 0 starts from no S_in, the last rank ends in no dS_out).")
     out = []
     for part in range(0, len(runs), 4):

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 
 from record import tensor
-from view import (GRADIENTS, bases_of, chain_cases, chain_title, finite, formats_of, heads, near, one_per_format, plural, sci, severity, top_ranks, whole, words,
+from view import (GRADIENTS, TENSOR_ORDER, bases_of, chain_cases, chain_title, finite, formats_of, heads, in_order, near, one_per_format, plural, sci, severity, top_ranks, vacuous, whole, words,
                   worst_rank, worst_tensor)
 
 esc = html.escape
@@ -28,7 +28,7 @@ def findings(rec):
 
 def failures(rec, most=8):
     bad = [r for r in rec.runs if r["verdict"] == "fail"]
-    bad.sort(key=lambda r: severity(worst_tensor(r)) if worst_tensor(r) else (False, 0.0), reverse=True)
+    bad.sort(key=lambda r: severity(worst_tensor(r)) if worst_tensor(r) else (False, False, 0.0), reverse=True)
     out = [failure(r) for r in bad[:most]]
     if len(bad) > most:
         out.append(f"{plural(len(bad) - most, 'more run')} fail: see the table of verdicts.")
@@ -100,7 +100,8 @@ def slope_sentence(case, errs):
     parts = [f"{', '.join(kinds[k])} ({text})" for (at, k) in SLOPE_KINDS if k in kinds for text in [f"{at:g}: {k}"]]
     if None in kinds:
         parts.append(f"{', '.join(kinds[None])} (neither law)")
-    return f"{esc(chain_title(case))}: slope of log error over log chunks, 16 to 256 chunks: {'; '.join(parts)}."
+    most = min(256, max(n for e, _ in errs.values() for n in e))
+    return f"{esc(chain_title(case))}: slope of log error over log chunks, 16 to {most} chunks: {'; '.join(parts)}."
 
 
 def lost_sentence(case, errs):
@@ -214,19 +215,19 @@ def worst_effect(runs, bad):
 
 
 def effect_sentence(rec, case):
-    """The M that is most wrong on a head at the most ranks, and what its error does to the state."""
+    """The error of M that moves the state most on a head at the most ranks, beside its own relative size."""
     n = top_ranks(rec, case["name"])
     for base in ("fp32", "fp64", "bf16"):
-        pts = [(p["rel"], p["effect"], p, f, r) for f, r in one_per_format(rec, case["name"], n, base).items() for p in r["chain"] if finite(p["rel"]) and finite(p.get("effect"))]
+        pts = [(p["effect"], p["rel"], p, f, r) for f, r in one_per_format(rec, case["name"], n, base).items() for p in r["chain"] if finite(p["rel"]) and finite(p.get("effect"))]
         if pts:
-            e, effect, p, f, r = max(pts, key=lambda x: x[0])
-            return (f"{link(r, case['name'])}, {n} ranks, base {base}: the most wrong M is that of rank {p.get('rank', 0)} (chain: {words(f)}), {sci(e)} after {plural(p['chunks'], 'chunk')}; "
-                    f"its effect on the state, |dM S_in| / |S_in|, is {sci(effect)}.")
+            effect, e, p, f, r = max(pts, key=lambda x: x[0])
+            return (f"{link(r, case['name'])}, {n} ranks, base {base}: the error of M that moves the state most is that of rank {p.get('rank', 0)} (chain: {words(f)}): {sci(e)} of M after "
+                    f"{plural(p['chunks'], 'chunk')}, {sci(effect)} of the state (|dM S_in| / |S_in|).")
     return None
 
 
 def two_ranks(rec):
-    """With 2 ranks S_in of rank 1 is H of rank 0: the record must show the same numbers whatever the chain."""
+    """With 2 ranks and no initial state S_in of rank 1 is H of rank 0: the record must show the same numbers whatever the chain."""
     same, differ = {}, []
     for name in rec.cases:
         for base in bases_of(rec.of(name)):
@@ -237,8 +238,19 @@ def two_ranks(rec):
             if len(set(map(str, errs))) == 1:
                 same.setdefault(name, []).append((base, len(runs), errs[0]))
             else:
-                differ.append(f"{esc(name)}, base {esc(base)}, 2 ranks: S_in differs between chain formats ({sci(min(errs))} to {sci(max(errs))}), although M cannot be used there.")
-    return [s for s in [two_ranks_sentence(rec, same)] if s] + differ
+                differ.append((name, base, runs, [e for e in errs if finite(e)]))
+    return [s for s in [two_ranks_sentence(rec, same), two_ranks_differ(differ, True), two_ranks_differ(differ, False)] if s]
+
+
+def two_ranks_differ(differ, started, most=4):
+    """An initial state is what M of rank 0 can multiply; its gradient ds0 shows that the case has one."""
+    some = [(name, base, errs) for name, base, runs, errs in differ if errs and any(tensor(r, "ds0") for r in runs.values()) == started]
+    if not some:
+        return None
+    listed = ", ".join(f"{esc(n)} base {esc(b)} {sci(min(e))} to {sci(max(e))}" for n, b, e in some[:most]) + (f" and {len(some) - most} more" if len(some) > most else "")
+    if started:
+        return f"With an initial state M of rank 0 counts with 2 ranks too: S_in depends on the format of the chain in {listed}."
+    return f"2 ranks: S_in depends on the format of the chain in {listed}, although M of rank 0 has nothing to multiply unless the case has an initial state."
 
 
 def two_ranks_sentence(rec, same):
@@ -297,14 +309,34 @@ def bound_sentences(rec, most=3):
     near_ones = {}
     for r in rec.runs:
         for t in r["tensors"]:
-            if t["verdict"] == "pass" and finite(t.get("ratio")):
+            if t["verdict"] == "pass" and finite(t.get("ratio")) and not vacuous(t):
                 k = (r["case"], t["name"])
                 if k not in near_ones or t["ratio"] > near_ones[k][1]["ratio"]:
                     near_ones[k] = (r, t)
     top = sorted(near_ones.values(), key=lambda rt: -rt[1]["ratio"])[:most]
     out = [f"Nearest to a bound: {'; '.join(nearest(r, t) for r, t in top)}."] if top else []
-    spread_ = chain_looseness(rec)
-    return out + ([spread_] if spread_ else [])
+    return out + [s for s in (chain_looseness(rec), empty_passes(rec)) if s]
+
+
+def empty_passes(rec, most=6):
+    """Passes that a reader must not count: recurrences and convolutions by case and base, tensors whose bound exceeds their own norm."""
+    judged, empty = 0, {}
+    for r in rec.runs:
+        if r["op"] == "chain":
+            continue
+        for t in r["tensors"]:
+            judged += t["verdict"] in ("pass", "fail")
+            if vacuous(t):
+                names = empty.setdefault((r["case"], r["policy"].get("base")), {})
+                names[t["name"]] = max(names.get(t["name"], 0.0), t["bound"] if finite(t["bound"]) else math.inf)
+    count = sum(vacuous(t) for r in rec.runs if r["op"] != "chain" for t in r["tensors"])
+    if not count:
+        return None
+    groups = sorted(empty.items(), key=lambda kv: -max(kv[1].values()))
+    listed = "; ".join(f"{esc(case)}" + (f" base {esc(base)}" if base else "") + f": {', '.join(in_order(names, TENSOR_ORDER))} (up to {sci(max(names.values()))})"
+                       for (case, base), names in groups[:most])
+    more = f"; and {plural(len(groups) - most, 'more group')} of case and base" if len(groups) > most else ""
+    return (f"<b>{whole(count)} of {plural(judged, 'judged tensor')} {'passes' if count == 1 else 'pass'} under a bound larger than the tensor itself</b>, which proves nothing; bound over norm in brackets: {listed}{more}.")
 
 
 def nearest(run, t):

@@ -20,7 +20,7 @@ p, ul { margin: .5rem 0; max-width: 52rem; } li { margin: .35rem 0; }
 a { color: #00507f; text-underline-offset: 2px; } a:target, :target { scroll-margin-top: 1rem; }
 .soft { color: var(--soft); } .small { font-size: .84rem; }
 .verdict { font-size: 1.15rem; font-weight: 700; border: 2px solid var(--ink); padding: .55rem .9rem; margin: 1rem 0; display: inline-block; }
-.verdict.fail { background: #000; color: #fff; outline: 3px solid #D55E00; } .verdict.pass { background: #e7f1ec; }
+.verdict.fail { background: #000; color: #fff; outline: 3px solid #D55E00; } .verdict.error { background: #fff; outline: 3px solid #D55E00; } .verdict.pass { background: #e7f1ec; }
 .warn { border-left: 4px solid #D55E00; padding: .3rem .8rem; }
 dl.meta { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .9rem; margin: .75rem 0; } dl.meta dt { color: var(--soft); } dl.meta dd { margin: 0; }
 table.t td b { font: .92em "DejaVu Sans Mono", Menlo, Consolas, monospace; white-space: nowrap; } td.num, .w { white-space: nowrap; } code, .num { font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .86em; }
@@ -54,13 +54,13 @@ def header(rec):
     total = f"{whole(c['pass'])} passed, {whole(c['fail'])} failed, {whole(c['skipped'])} skipped, {whole(c['unjudged'])} unjudged"
     rows = [("Program", f"deltaproof {p.get('version', '')}".strip() + (f", commit {p['commit']}" if p.get("commit") else "")),
             ("Made", " in ".join(x for x in (rec.created, f"{rec.seconds:.1f} s" if finite(rec.seconds) else None) if x)),
-            ("Machine", ", ".join(x for x in (plural(p["cores"], "core") if p.get("cores") else None, p.get("compiler"), p.get("blas")) if x)),
+            ("Machine", ", ".join(x for x in (plural(p["cores"], "core") if p.get("cores") else None, p.get("compiler"), p.get("blas"), f"MPFR {p['mpfr']}" if p.get("mpfr") else None) if x)),
             ("Scope", f"{plural(len(rec.cases), 'case')}, {plural(len(rec.runs), 'run')}, {plural(sum(len(r['tensors']) for r in rec.runs), 'tensor')} compared with a truth"),
             ("All again", '<code class="id">make verify</code>'),
             ("One run again", "<code class=\"id\">deltaproof run --id '…'</code> with an ID from the tables; it gives the same bits")]
     meta = "".join(f"<dt>{k}</dt><dd>{v if v.startswith('<code') else esc(v)}</dd>" for k, v in rows if v)
     return (f'<header id="top"><h1>deltaproof: delta-rule attention under context parallelism</h1>\n<p class="soft">Errors against a truth of proven precision, judged against derived bounds.</p>\n'
-            f'<p class="verdict {"fail" if rec.verdict == "fail" else "pass"}">VERDICT: {esc(rec.verdict.upper())} ({total})</p>{contradiction(rec)}\n<dl class="meta">{meta}</dl></header>')
+            f'<p class="verdict {esc(rec.verdict)}">VERDICT: {esc(rec.verdict.upper())} ({total})</p>{contradiction(rec)}\n<dl class="meta">{meta}</dl></header>')
 
 
 def contradiction(rec):
@@ -70,6 +70,8 @@ def contradiction(rec):
         out.append("The record's totals (" + ", ".join(f"{v} {rec.totals[v]}" for v in VERDICTS) + ") disagree with its runs; the numbers here count the runs.")
     if rec.verdict == "pass" and c["fail"]:
         out.append("The record's verdict is pass although runs fail.")
+    if rec.errors:
+        out.append(f"{plural(rec.errors, 'case')} could not be judged at all and {'is' if rec.errors == 1 else 'are'} not in this record; the run's own output names the reason.")
     return "".join(f'<p class="warn">{x}</p>' for x in out)
 
 
@@ -174,7 +176,7 @@ def case_section(rec, case):
 def truth_text(truth):
     if not truth:
         return "–"
-    return truth["kind"] + (f" {truth['bits']}" if truth.get("bits") and truth["kind"] == "mpfr" else "")
+    return truth["kind"] + (f" {truth['bits']} bits" if truth.get("bits") and truth["kind"] != "fp64" else "")
 
 
 def run_table(runs):
@@ -191,7 +193,7 @@ def run_table(runs):
 
 def run_section(run):
     t = run["truth"]
-    facts = [f"truth {truth_text(t)} bits" if t.get("kind") == "mpfr" else f"truth {t['kind']}" if t else "", f"radius {sci(t.get('radius'))}" if finite(t.get("radius")) else "",
+    facts = [f"truth {truth_text(t)}" if t else "", f"radius {sci(t.get('radius'))}" if finite(t.get("radius")) else "",
              "truth from the cache" if t.get("cached") else "", f"{run['seconds']:.2f} s" if finite(run.get("seconds")) else "", f"slope {run['slope']:.2f}" if finite(run.get("slope")) else ""]
     why = f'<p class="small">{verdict_mark(run["verdict"])}: {esc(run["why"])}</p>' if run.get("why") and run["verdict"] != "pass" else ""
     replay = run["id"].replace("'", "'\\''")
@@ -223,8 +225,8 @@ def tensor_row(t, split):
 def worst_token(w):
     if not w:
         return ""
-    at = ", ".join(f"{k} {w[n]}" for k, n in (("rank", "rank"), ("seq.", "sequence"), ("token", "token"), ("head", "head")) if w.get(n) is not None)
-    at += f" [{w['index']}]" if w.get("index") is not None else ""
+    at = ", ".join(f"{k} {w[n]}" for k, n in (("rank", "rank"), ("seq.", "sequence"), ("token", "token"), ("head", "head")) if w.get(n) is not None and w[n] >= 0)
+    at += f" [{w['index']}]" if w.get("index") is not None and w["index"] >= 0 else ""
     values = f': got <b>{esc(w["got"])}</b> want <b>{esc(w["want"])}</b>' if w.get("got") and w.get("want") else ""
     return at + values + (f', row <span class="w">{sci(w["rel"])}</span>' if w.get("rel") is not None else "")
 
@@ -250,7 +252,7 @@ def chain_table(run):
 
 def footer(rec):
     notes = [
-        "<b>Errors</b> are relative Frobenius norms against a truth, |got - want|_F / |want|_F. An MPFR truth carries a proven error radius, shown with each run; an fp64 truth is used only where it is named.",
+        "<b>Errors</b> are relative Frobenius norms against a truth, |got - want|_F / |want|_F. An MPFR or double-double truth carries a proven error radius, shown with each run.",
         "<b>Bounds</b> are computed from the inputs and the truth, never from the result under test. They assume that every operation follows its number format: operands rounded as the format says, products "
         "accumulated with the stated unit roundoff, in any order. M, H, S_in and the state have worst-case or running bounds; those of o and the gradients are first order in the unit roundoff. "
         "A tensor core that truncates inside its accumulator is outside these assumptions.",

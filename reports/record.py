@@ -11,6 +11,7 @@ import math
 
 SCHEMA, SCHEMA_VERSION = "deltaproof-record", 1
 VERDICTS = ("pass", "fail", "skipped", "unjudged")
+OVERALL = ("pass", "fail", "error")
 SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -61,6 +62,18 @@ def _verdict(x, f):
     return x
 
 
+def _overall(x, f):
+    if x not in OVERALL:
+        raise Reject(f, f"expected one of {', '.join(OVERALL)}, found {_show(x)}")
+    return x
+
+
+def _integer(x, f):
+    if isinstance(x, bool) or not isinstance(x, int):
+        raise Reject(f, f"expected an integer, found {_show(x)}")
+    return x
+
+
 def _list(check, hole=False):
     def run(x, f):
         if not isinstance(x, list):
@@ -89,38 +102,40 @@ def _texts(x, f):
 
 
 _numbers = _list(_number, hole=True)
-_worst = _object({"rank": _count, "sequence": _count, "token": _count, "head": _count, "index": _count, "got": _text, "want": _text, "rel": _number})
+_worst = _object({"rank": _integer, "sequence": _integer, "token": _integer, "head": _integer, "index": _integer, "got": _text, "want": _text, "rel": _number})
 _windows = _object({"size": _count, "rel": _numbers}, ("size", "rel"))
 _tensor = _object({
     "name": _text, "rel_fro": _number, "per_rank": _numbers, "per_head": _list(_numbers, hole=True), "worst_token": _worst, "windows": _windows,
     "bound": _number, "ratio": _number, "per_rank_ratio": _numbers, "verdict": _verdict, "why": _text}, ("name", "verdict"))
 _chain = _object({"rank": _count, "chunks": _count, "rel": _number, "effect": _number, "bound": _number, "abs": _number, "norm": _number},
-                 ("chunks", "rel"))
+                 ("chunks",))
 _truth = _object({"kind": _text, "bits": _count, "radius": _number, "cached": _bool}, ("kind",))
 _run = _object({
     "id": _text, "case": _text, "op": _text, "ranks": _count, "backend": _text, "policy": _texts, "truth": _truth, "tensors": _list(_tensor),
     "chain": _list(_chain), "slope": _number, "verdict": _verdict, "why": _text, "seconds": _number}, ("id", "case", "op", "verdict"))
 _case = _object({
     "name": _text, "op": _text, "reason": _text, "source": _text, "T": _count, "H": _count, "HV": _count, "K": _count, "V": _count, "R": _count,
-    "Nseq": _count, "regime": _text, "warnings": _list(_text)}, ("name", "op"))
-_program = _object({"version": _text, "commit": _text, "compiler": _text, "blas": _text, "cores": _count})
+    "Nseq": _count, "regime": _text, "data": _text, "warnings": _list(_text)}, ("name", "op"))
+_program = _object({"version": _text, "commit": _text, "compiler": _text, "blas": _text, "mpfr": _text, "cores": _count})
 _totals = _object({v: _count for v in VERDICTS}, VERDICTS)
 _record = _object({
-    "schema": _text, "program": _program, "created": _text, "seconds": _number, "totals": _totals, "verdict": _verdict, "cases": _list(_case),
+    "schema": _text, "program": _program, "created": _text, "seconds": _number, "totals": _totals, "errors": _count, "verdict": _overall, "cases": _list(_case),
     "runs": _list(_run)}, ("schema", "schema_version", "totals", "verdict", "cases", "runs"))
 
 
 class Record:
-    """The checked record: .program .created .seconds .verdict .totals .cases {name: case} .runs (in file order, with run["n"] = index)."""
+    """The checked record: .program .created .seconds .verdict .totals .errors .cases {name: case} .runs (in file order, with run["n"] = index)."""
 
     def __init__(self, d):
         self.program, self.created, self.seconds = d.get("program") or {}, d.get("created"), d.get("seconds")
-        self.verdict, self.totals = d["verdict"], d["totals"]
+        self.verdict, self.totals, self.errors = d["verdict"], d["totals"], d.get("errors") or 0
         self.cases, self.runs = {c["name"]: c for c in d["cases"]}, d["runs"]
         for n, r in enumerate(self.runs):
             r["n"], r["ranks"] = n, r.get("ranks") or 1
             for k, empty in (("policy", {}), ("truth", {}), ("tensors", []), ("chain", [])):
                 r[k] = r.get(k) or empty
+            for p in r["chain"]:
+                p.setdefault("rel", None)
             self.cases.setdefault(r["case"], {"name": r["case"], "op": r["op"]})
 
     def of(self, case, **want):

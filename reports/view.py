@@ -137,13 +137,18 @@ def chain_title(case):
 
 
 def severity(t):
-    """Order of judged tensors: fails first, then by ratio; nan or inf that passes (non-finite on purpose) comes last."""
-    return t["verdict"] == "fail", t["ratio"] if finite(t["ratio"]) else math.inf if t["verdict"] == "fail" else -1.0
+    """Order of judged tensors: fails first, passes that prove something before those that do not, then by ratio; a passing nan or inf is last."""
+    return t["verdict"] == "fail", not vacuous(t), t["ratio"] if finite(t["ratio"]) else math.inf if t["verdict"] == "fail" else -1.0
 
 
 def worst_tensor(run):
     """The judged tensor nearest to its bound, or farthest beyond it."""
     return max((t for t in run["tensors"] if t.get("ratio") is not None and t["verdict"] in ("pass", "fail")), key=severity, default=None)
+
+
+def vacuous(t):
+    """A pass under a bound larger than the tensor itself (bound / |want|_F > 1): true, and worth nothing."""
+    return t["verdict"] == "pass" and t.get("bound") is not None and not t["bound"] <= 1
 
 
 def worst_rank(t):

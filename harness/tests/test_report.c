@@ -108,6 +108,8 @@ DP_TEST(report, findings_state_case_policy_and_numbers) {
         "All fp64, 2 ranks, 1 case: the largest relative error is 2.0e-16",
         "Where the state forgets, the format of M does not matter: strong, K = 32 (|M|_F = 0 after 16 chunks).",
         "Nearest to a bound: y at 0.50 of it, rank 0 (kconv:ranks=4,base=bf16); S_in at 0.32 of it, rank 1 (kda-long:ranks=4,base=bf16,chain=tf32rz,merge=allgather)",
+        "2 of 65 judged tensors pass under a bound larger than the tensor itself, which proves nothing; bound over norm in brackets: nan-in base fp32: o (up to inf); "
+        "packed base fp64: H (up to 7.0).",
         "1 run skipped: no CUDA device.", "dg unjudged in 7 runs: the bound exceeds 1."};
     char *text = strdup(html);
     drop_tags(text);
@@ -139,6 +141,7 @@ DP_TEST(report, every_run_has_its_replay_id_and_every_link_a_target) {
 DP_TEST(report, details_keep_hex_nan_and_warnings_and_escape_text) {
     NEED_PAGE();
     CHECK(strstr(html, "got <b>0x1.8p-3</b> want <b>0x1.81p-3</b>"), "the worst token's bits are missing");
+    CHECK(strstr(html, "<td>rank 1, token 130 [7]: got"), "a worst token without sequence and head (-1) is not shown without them");
     CHECK(strstr(html, "nan inf"), "per-rank nan and inf are missing");
     CHECK(strstr(html, "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;quotes&quot;"), "text of the record is not escaped");
     CHECK(strstr(html, "sum of beta |k|^2 is 2.3 at token 17"), "a case's warning is missing");
@@ -227,6 +230,18 @@ DP_TEST(report, contradiction_between_totals_and_runs_is_said) {
     html = slurp(path);
     CHECK(html && strstr(html, "The record's totals (pass 14, fail 1, skipped 1, unjudged 1) disagree with its runs"), "not said");
     free(html); free(text); free(record);
+}
+
+DP_TEST(report, cases_that_could_not_be_judged_are_said) {
+    NEED_MATPLOTLIB();
+    char *html, dir[512], path[600], out[4096];
+    int rc = report_on("error", "{\"schema\": \"deltaproof-record\", \"schema_version\": 1, \"totals\": {\"pass\": 0, \"fail\": 0, \"skipped\": 0, \"unjudged\": 0}, "
+                       "\"errors\": 2, \"verdict\": \"error\", \"cases\": [], \"runs\": []}", dir, sizeof dir, out, sizeof out);
+    CHECK(rc == 0, "exit status %d: %s", rc, out);
+    snprintf(path, sizeof path, "%s/report.html", dir);
+    html = slurp(path);
+    CHECK(html && strstr(html, "VERDICT: ERROR") && strstr(html, "2 cases could not be judged at all"), "not said");
+    free(html);
 }
 
 DP_TEST(report, record_without_runs_gives_a_page) {
