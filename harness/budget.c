@@ -5,8 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+static double pw(const dp_rounding *r, double x) { return r->p == 2 ? x * x : fabs(x); }
+
+/* From a p-th power to the bound itself. */
+static double final(const dp_rounding *r, double x) { return r->p == 2 ? DP_LAMBDA * sqrt(x) : x; }
+
 /* ---- errors of the activated inputs ------------------------------------------------------------------------------------------
- * q, k: y = x rstd, rstd from a sum of K squares: (K/2 + 5) u relative, + us where the normalised vector is stored short.
+ * q, k: y = x rstd: each entry 2u, + us where the normalised vector is stored short; the row its rstd, sum_error(K) / 2 + 4u.
  * gate: softplus form  |Dg| <= 10 u |g| + u |x| a sigmoid(x);  lower bound  |Dg| <= 8 u |g| + 5 u |a x| |lb| s (1 - s)
  *       (x = raw + bias is rounded once, a = exp(A_log) and the functions are good to 2 u each).
  * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on entry: u. */
@@ -37,10 +42,10 @@ static gate_error gate_at(const dp_problem *p, int64_t t, int hv, int c, double 
 
 static dp_input_error input_error(const dp_budget_base *w) {
     const dp_problem *p = w->ref->p;
-    const dp_rounding r = dp_rounding_of(w->base);
-    const double entry = w->base == DP_BASE_FP64 ? 0 : r.u, norm = (p->K / 2.0 + 5) * r.u + r.us;
-    return (dp_input_error){.q = p->l2norm ? norm : entry, .k = p->l2norm ? norm : entry, .v = entry, .beta = p->beta_form == DP_BETA_PLAIN ? entry : 6 * r.u,
-                            .sg = (int64_t)p->HV * dp_Kg(p), .Kg = dp_Kg(p)};
+    const dp_rounding *r = &w->r;
+    const double entry = w->base == DP_BASE_FP64 ? 0 : r->u, norm = 2 * r->u + r->us;
+    return (dp_input_error){.q = p->l2norm ? norm : entry, .k = p->l2norm ? norm : entry, .qk_row = p->l2norm ? dp_sum_error(r, p->K) / 2 + 4 * r->u : 0, .v = entry,
+                            .beta = p->beta_form == DP_BETA_PLAIN ? entry : 6 * r->u, .sg = (int64_t)p->HV * dp_Kg(p), .Kg = dp_Kg(p)};
 }
 
 /* ---- chain-independent part --------------------------------------------------------------------------------------------------- */
@@ -77,14 +82,14 @@ static void errors_of_dH(dp_budget_base *w, int r, int hv) {
     free(H), free(dout);
 }
 
-void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int backward) {
+void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int power, int backward) {
     const dp_problem *p = ref->p;
     const int Kg = dp_Kg(p), nr = ref->N * p->HV;
-    *w = (dp_budget_base){.ref = ref, .base = base};
+    *w = (dp_budget_base){.ref = ref, .base = base, .r = dp_rounding_of(base, power)};
     w->Dg = dp_doubles(p->T * p->HV * Kg);
     for (int64_t t = 0; t < p->T; t++)
         for (int hv = 0; hv < p->HV; hv++)
-            for (int c = 0; c < Kg; c++) w->Dg[(t * p->HV + hv) * Kg + c] = gate_at(p, t, hv, c, dp_rounding_of(base).u).Dg;
+            for (int c = 0; c < Kg; c++) w->Dg[(t * p->HV + hv) * Kg + c] = gate_at(p, t, hv, c, w->r.u).Dg;
     const int64_t n = (int64_t)ref->ngroup * p->HV;
     w->b = dp_calloc((size_t)n, sizeof *w->b);
     w->eH = dp_calloc((size_t)nr, sizeof *w->eH), w->edH = dp_calloc((size_t)nr, sizeof *w->edH);
@@ -94,7 +99,7 @@ void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int backw
         dp_input_error in = input_error(w);
         in.g = w->Dg + (ref->group[g].t0 * p->HV + hv) * Kg;
         dp_chunk_inverse(&ref->ch[i]);
-        dp_bound_intra(&w->b[i], &ref->ch[i], dp_rounding_of(base), &in);
+        dp_bound_intra(&w->b[i], &ref->ch[i], w->r, &in);
     }
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < nr; i++) {
@@ -119,12 +124,13 @@ void dp_budget_base_free(dp_budget_base *w) {
 
 /* ---- chain and merges --------------------------------------------------------------------------------------------------------- */
 
-/* |M_hat - M|_F after the chain over groups [g0, g1); the adjoint chain runs over the transposed factors, last to first. */
+/* p-th power of a bound of |M_hat - M|_F after the chain over groups [g0, g1); the adjoint chain runs over the transposed factors, last to
+ * first. What truncation adds to a probable bound is a worst case: divided by lambda here, since everything is multiplied by it at the end. */
 static double chain_bound(const dp_budget_base *w, int g0, int g1, int hv, dp_format f, int trans, double *traj) {
     dp_sim *s = w->ref;
     const int K = s->p->K, n = g1 - g0;
     const int64_t KK = (int64_t)K * K;
-    double *P = NULL, *Q = dp_doubles(KK), *M = dp_doubles(KK), *D = dp_doubles(KK), b = 0;
+    double *P = NULL, *Q = dp_doubles(KK), *M = dp_doubles(KK), *D = dp_doubles(KK), b = 0, bias = 0, total = 0;
     for (int i = 0; i < n; i++) {
         const dp_chunk_bound *cb = bound_at(w, trans ? g1 - 1 - i : g0 + i, hv);
         for (int x = 0; x < K; x++)
@@ -134,27 +140,39 @@ static double chain_bound(const dp_budget_base *w, int g0, int g1, int hv, dp_fo
             }
         if (!P) {
             P = dp_copy(M, KK);
-            b = dp_norm_fro(KK, D) + (f == DP_BF16ST && n == 1 ? dp_formats[f].u_store * dp_norm_fro(KK, M) : 0);
+            if (w->r.p == 2) for (int64_t z = 0; z < KK; z++) b += D[z];
+            else b = dp_norm_fro(KK, D);
+            if (f == DP_BF16ST && n == 1) b += pw(&w->r, dp_formats[f].u_store * dp_norm_fro(KK, M));
         } else {
-            b = dp_bound_chain_step(f, K, M, D, cb->mu, P, b);
+            b = dp_bound_chain_step(&w->r, f, K, M, D, cb->mu, P, b, &bias);
             dp_mm(DP_FP64, 0, 0, K, K, K, M, P, Q);
             double *t = P;
             P = Q, Q = t;
         }
-        if (traj && (i & (i + 1)) == 0) *traj++ = b;
+        total = w->r.p == 2 ? pw(&w->r, sqrt(b) + bias / DP_LAMBDA) : b;
+        if (traj && (i & (i + 1)) == 0) *traj++ = final(&w->r, total);
     }
     free(P), free(Q), free(M), free(D);
-    return b;
+    return total;
 }
 
-/* Column errors of S_in of every rank (dir = +1) or dS_out (dir = -1). start: error-free. Returns [N*HV] -> [V]. */
+static double fro_of(const dp_rounding *r, const double *e, int V) {
+    double s = 0;
+    for (int v = 0; v < V; v++) s += r->p == 2 ? e[v] : e[v] * e[v];
+    return r->p == 2 ? final(r, s) : sqrt(s);
+}
+
+/* Column errors of S_in of every rank (dir = +1) or dS_out (dir = -1). start: error-free. Returns [N*HV] -> [V], p-th powers. */
 static double **merge_errors(const dp_budget_base *w, int dir, const double *bM, double **eH, double *fro) {
     dp_sim *s = w->ref;
     const dp_problem *p = s->p;
     const int HV = p->HV, K = p->K, V = p->V;
     const int64_t KV = (int64_t)K * V;
-    const double u = dp_rounding_of(w->base).u, eta = dp_eta(w->base == DP_BASE_FP64 ? DP_FP64 : DP_FP32, K);
-    double **e = dp_calloc((size_t)s->N * HV, sizeof *e);
+    double **e = dp_calloc((size_t)s->N * HV, sizeof *e), *mu = dp_doubles((int64_t)s->N * HV);
+    for (int i = 0; i < s->N * HV; i++) {
+        const double *M = (dir > 0 ? s->M : s->dM)[i];
+        if (M) mu[i] = dp_norm2_up(K, K, M);
+    }
     for (int i = 0; i < s->N * HV; i++) {
         const int r = i / HV, hv = i % HV;
         const dp_context *c = &s->ctx[r];
@@ -163,30 +181,22 @@ static double **merge_errors(const dp_budget_base *w, int dir, const double *bM,
         e[i] = dp_doubles(V);
         for (int j = far; j != r; j += dir) {
             const int z = j * HV + hv;
-            const double *M = (dir > 0 ? s->M : s->dM)[z], *H = (dir > 0 ? s->H : s->dH)[z];
-            const double *S = j != far ? (dir > 0 ? s->S_in : s->dS_out)[z] : NULL;
+            const double *H = (dir > 0 ? s->H : s->dH)[z], *S = j != far ? (dir > 0 ? s->S_in : s->dS_out)[z] : NULL;
             const int seq = dir > 0 ? s->ctx[far].local_seq[s->ctx[far].nlocal - 1] : s->ctx[far].local_seq[0];
             const double *start = dir > 0 ? p->s0 : p->dstate;
             if (!S && start) S = start + ((int64_t)seq * HV + hv) * KV;
             if (!S) memcpy(e[i], eH[z], sizeof(double) * V);     /* zeros times M: only H arrives, as it is */
-            else dp_bound_merge_step(K, V, eta, u, M, dp_norm2_up(K, K, M), bM[z], S, H, eH[z], e[i]);
+            else dp_bound_merge_step(&w->r, K, V, (dir > 0 ? s->M : s->dM)[z], mu[z], bM[z], S, H, eH[z], e[i]);
         }
-        double f = 0;
-        for (int v = 0; v < V; v++) f += e[i][v] * e[i][v];
-        fro[i] = sqrt(f);
+        fro[i] = fro_of(&w->r, e[i], V);
     }
+    free(mu);
     return e;
 }
 
 /* ---- state passes, outputs, gradients ------------------------------------------------------------------------------------------- */
 
 typedef struct { double **eS, **edS, **DX, **DdX; } passes;      /* [ngroup*HV] */
-
-static double fro_of(const double *e, int V) {
-    double s = 0;
-    for (int v = 0; v < V; v++) s += e[v] * e[v];
-    return sqrt(s);
-}
 
 static void pass_fwd(const dp_budget_base *w, int r, int hv, const double *e_in, passes *ps, dp_budget *out) {
     const dp_sim *s = w->ref;
@@ -202,7 +212,7 @@ static void pass_fwd(const dp_budget_base *w, int r, int hv, const double *e_in,
             ps->DX[z] = dp_doubles((int64_t)ch->n * p->V);
             dp_bound_state(bound_at(w, g, hv), ch->h, e, ps->DX[z]);
         }
-        if (sub < c->nlocal - 1 || c->is_last) out->row[1][(int64_t)c->local_seq[sub] * p->HV + hv] = fro_of(e, p->V);
+        if (sub < c->nlocal - 1 || c->is_last) out->row[1][(int64_t)c->local_seq[sub] * p->HV + hv] = fro_of(&w->r, e, p->V);
     }
     free(e);
 }
@@ -222,7 +232,7 @@ static void pass_bwd(const dp_budget_base *w, int r, int hv, const double *e_in,
             dp_sim_gather_do(s, g, hv, dout);
             dp_bound_state_bwd(bound_at(w, g, hv), dout, ch->dh, e, ps->DdX[z]);
         }
-        if (sub > 0 || c->is_first) out->row[9][(int64_t)c->local_seq[sub] * p->HV + hv] = fro_of(e, p->V);
+        if (sub > 0 || c->is_first) out->row[9][(int64_t)c->local_seq[sub] * p->HV + hv] = fro_of(&w->r, e, p->V);
     }
     free(e), free(dout);
 }
@@ -233,19 +243,19 @@ static void outputs(const dp_budget_base *w, int g, int hv, const passes *ps, dp
     const int64_t z = (int64_t)g * p->HV + hv;
     double row[DP_CHUNK];
     dp_bound_output(bound_at(w, g, hv), ps->eS[z], ps->DX[z], row);
-    for (int t = 0; t < gr->c; t++) out->row[0][(gr->t0 + t) * p->HV + hv] = row[t];
+    for (int t = 0; t < gr->c; t++) out->row[0][(gr->t0 + t) * p->HV + hv] = final(&w->r, row[t]);
 }
 
 /* Through the activations (math.md c):
  *   L2 norm  dx = rstd (dy - y <y, dy>): the projection does not lengthen, so |error| <= rstd (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|)
  *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|);   beta  z s(1-s) D + 6 u z s |dbeta|    (1 - s cancels when s ~ 1)
  * sums over tokens for dA_log, ddt_bias: bounds add, plus gamma of the sum of absolute values. */
-typedef struct { double *A, *Aabs, *B, *Babs; } partial;         /* [HV], [HV][Kg] */
+typedef struct { double *A, *Aabs, *B, *Babs; } partial;         /* [HV], [HV][Kg]: p-th powers, and sums of absolute values */
 
 static void raw_gate(const dp_budget_base *w, int64_t t, int hv, const double *D, const double *val, dp_budget *out, partial *pa) {
     const dp_problem *p = w->ref->p;
     const int K = p->K, Kg = dp_Kg(p);
-    const dp_rounding r = dp_rounding_of(w->base);
+    const dp_rounding *r = &w->r;
     double row = 0;
     for (int c = 0; c < Kg; c++) {
         double d = D[c], v = val[c];
@@ -253,26 +263,28 @@ static void raw_gate(const dp_budget_base *w, int64_t t, int hv, const double *D
             double a = 0;
             d = v = 0;
             for (int k = 0; k < K; k++) d += D[k], v += val[k], a += fabs(val[k]);
-            d += dp_gamma(K, r.u) * a;
+            d += pw(r, dp_sum_error(r, K) * a);
         }
-        const gate_error ge = gate_at(p, t, hv, c, r.u);
-        const double x = fabs(ge.dx) * (d + (ge.Ddx + r.u) * fabs(v)), y = fabs(ge.dA) * (d + (ge.Ddx + 3 * r.u) * fabs(v)) + (p->gate == DP_GATE_SOFTPLUS ? ge.Dg * fabs(v) : 0);
-        row += (x + r.us * fabs(ge.dx * v)) * (x + r.us * fabs(ge.dx * v));
+        const gate_error ge = gate_at(p, t, hv, c, r->u);
+        const double x = pw(r, ge.dx) * d + pw(r, ge.dx * (ge.Ddx + r->u) * v);
+        const double y = pw(r, ge.dA) * d + pw(r, ge.dA * (ge.Ddx + 3 * r->u) * v) + (p->gate == DP_GATE_SOFTPLUS ? pw(r, ge.Dg * v) : 0);
+        const double z = x + pw(r, r->us * ge.dx * v);
+        row += r->p == 2 ? z : z * z;
         pa->A[hv] += y, pa->Aabs[hv] += fabs(ge.dA * v);
         pa->B[hv * Kg + c] += x, pa->Babs[hv * Kg + c] += fabs(ge.dx * v);
     }
-    out->row[5][t * p->HV + hv] = sqrt(row);
+    out->row[5][t * p->HV + hv] = r->p == 2 ? final(r, row) : sqrt(row);
 }
 
 static void gradients(const dp_budget_base *w, int g, const passes *ps, dp_budget *out, partial *pa) {
     const dp_sim *s = w->ref;
     const dp_problem *p = s->p;
     const dp_group *gr = &s->group[g];
+    const dp_rounding *r = &w->r;
     const int K = p->K, R = p->R, c = gr->c, n = c * R, G = dp_G(p);
-    const dp_rounding r = dp_rounding_of(w->base);
     const dp_input_error in = input_error(w);
     const int64_t len = 2 * c + 6 * n + 2 * (int64_t)c * K;
-    double *buf = dp_doubles(len), *dout = dp_doubles((int64_t)c * p->V), *sq = dp_doubles((int64_t)p->H * 2 * c), *sk = dp_doubles((int64_t)p->H * 2 * n);
+    double *buf = dp_doubles(len), *dout = dp_doubles((int64_t)c * p->V), *sq = dp_doubles((int64_t)p->H * 2 * c), *sk = dp_doubles((int64_t)p->H * 2 * n), *sb = dp_doubles((int64_t)p->HV * c);
     dp_grad_bound b = {.dq = buf, .ndq = buf + c, .dk = buf + 2 * c, .ndk = buf + 2 * c + n, .dv = buf + 2 * c + 2 * n, .ndv = buf + 2 * c + 3 * n,
                        .dbeta = buf + 2 * c + 4 * n, .vdbeta = buf + 2 * c + 5 * n, .dg = buf + 2 * c + 6 * n, .vdg = buf + 2 * c + 6 * n + (int64_t)c * K};
     for (int hv = 0; hv < p->HV; hv++) {
@@ -281,41 +293,42 @@ static void gradients(const dp_budget_base *w, int g, const passes *ps, dp_budge
         dp_sim_gather_do(s, g, hv, dout);
         dp_bound_grads(bound_at(w, g, hv), dout, ps->eS[z], ps->edS[z], ps->DX[z], ps->DdX[z], &b);
         for (int t = 0; t < c; t++) {
-            sq[(h * 2) * c + t] += b.dq[t] + G * r.u * b.ndq[t], sq[(h * 2 + 1) * c + t] += b.ndq[t];
+            sq[(h * 2) * c + t] += b.dq[t] + pw(r, G * r->u * b.ndq[t]), sq[(h * 2 + 1) * c + t] += b.ndq[t];
             raw_gate(w, gr->t0 + t, hv, b.dg + (int64_t)t * K, b.vdg + (int64_t)t * K, out, pa);
         }
         for (int i = 0; i < n; i++) {
             const int64_t tok = gr->t0 + i / R, row = (tok * p->HV + hv) * R + i % R;
-            sk[(h * 2) * n + i] += b.dk[i] + G * r.u * b.ndk[i], sk[(h * 2 + 1) * n + i] += b.ndk[i];
-            out->row[4][row] = b.dv[i] + (r.u + r.us) * b.ndv[i];
+            sk[(h * 2) * n + i] += b.dk[i] + pw(r, G * r->u * b.ndk[i]), sk[(h * 2 + 1) * n + i] += b.ndk[i];
+            out->row[4][row] = final(r, b.dv[i] + pw(r, (r->u + r->us) * b.ndv[i]));
             double db = b.dbeta[i], val = fabs(b.vdbeta[i]);
             if (p->beta_form != DP_BETA_PLAIN) {
                 const double zf = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1, sg = sigmoid(p->beta[row]);
-                db = zf * sg * (1 - sg) * db + 6 * r.u * zf * sg * val;
+                db = pw(r, zf * sg * (1 - sg)) * db + pw(r, 6 * r->u * zf * sg * val);
                 val *= zf * sg * (1 - sg);
             }
-            const double d = db + r.us * val, old = out->row[6][tok * p->HV + hv];
-            out->row[6][tok * p->HV + hv] = sqrt(old * old + d * d);
+            const double d = final(r, db + pw(r, r->us * val));
+            sb[hv * c + i / R] += d * d;
         }
+        for (int t = 0; t < c; t++) out->row[6][(gr->t0 + t) * p->HV + hv] = sqrt(sb[hv * c + t]);
     }
+    const double eps = (p->l2norm ? 4 * (in.q + in.qk_row) + 2 * dp_sum_error(r, K) + 6 * r->u : 0) + r->u + r->us;
     for (int h = 0; h < p->H; h++) {
-        const double eps = p->l2norm ? 4 * in.q + 2 * dp_gamma(K, r.u) + 6 * r.u : 0;
         for (int t = 0; t < c; t++) {
             const int64_t row = (gr->t0 + t) * p->H + h;
-            out->row[2][row] = s->rstd_q[row] * (sq[(h * 2) * c + t] + (eps + r.u + r.us) * sq[(h * 2 + 1) * c + t]);
+            out->row[2][row] = final(r, pw(r, s->rstd_q[row]) * (sq[(h * 2) * c + t] + pw(r, eps * sq[(h * 2 + 1) * c + t])));
         }
         for (int i = 0; i < n; i++) {
             const int64_t row = ((gr->t0 + i / R) * p->H + h) * R + i % R;
-            out->row[3][row] = s->rstd_k[row] * (sk[(h * 2) * n + i] + (eps + r.u + r.us) * sk[(h * 2 + 1) * n + i]);
+            out->row[3][row] = final(r, pw(r, s->rstd_k[row]) * (sk[(h * 2) * n + i] + pw(r, eps * sk[(h * 2 + 1) * n + i])));
         }
     }
-    free(buf), free(dout), free(sq), free(sk);
+    free(buf), free(dout), free(sq), free(sk), free(sb);
 }
 
 static void all_gradients(const dp_budget_base *w, const passes *ps, dp_budget *out) {
     const dp_problem *p = w->ref->p;
-    const int Kg = dp_Kg(p), ng = w->ref->ngroup;
-    const double u = dp_rounding_of(w->base).u;
+    const dp_rounding *r = &w->r;
+    const int Kg = dp_Kg(p), ng = w->ref->ngroup, tokens = (int)fmin((double)p->T + Kg + w->ref->N, 1 << 22);
     partial *pa = dp_calloc((size_t)ng, sizeof *pa);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int g = 0; g < ng; g++) {
@@ -328,10 +341,10 @@ static void all_gradients(const dp_budget_base *w, const passes *ps, dp_budget *
         for (int c = 0; c < Kg; c++) {
             double B = 0, Babs = 0;
             for (int g = 0; g < ng; g++) B += pa[g].B[hv * Kg + c], Babs += pa[g].Babs[hv * Kg + c];
-            B += dp_gamma((int)fmin(p->T + w->ref->N, 1 << 22), u) * Babs;
+            B = final(r, B + pw(r, dp_sum_error(r, tokens) * Babs));
             row += B * B;
         }
-        if (out->row[7]) out->row[7][hv] = A + dp_gamma((int)fmin((double)(p->T + Kg + w->ref->N), 1 << 22), u) * Aabs;
+        if (out->row[7]) out->row[7][hv] = final(r, A + pw(r, dp_sum_error(r, tokens) * Aabs));
         if (out->row[8]) out->row[8][hv] = sqrt(row);
     }
     for (int g = 0; g < ng; g++) free(pa[g].A), free(pa[g].Aabs), free(pa[g].B), free(pa[g].Babs);
@@ -368,9 +381,11 @@ static void rows(const dp_budget_base *w, double **eS, double **edS, int backwar
         pass_fwd(w, i / p->HV, i % p->HV, eS[i], &ps, out);
         if (backward) pass_bwd(w, i / p->HV, i % p->HV, edS[i], &ps, out);
     }
+    if (w->r.p == 2) {
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t i = 0; i < ng; i++) outputs(w, (int)(i / p->HV), (int)(i % p->HV), &ps, out);
     if (backward) all_gradients(w, &ps, out);
+    }
     free_list(ps.eS, ng), free_list(ps.edS, ng), free_list(ps.DX, ng), free_list(ps.DdX, ng);
 }
 
@@ -380,7 +395,7 @@ void dp_budget_run(dp_budget_base *w, dp_format chain, int backward, dp_budget *
     const int nr = s->N * p->HV;
     *out = (dp_budget){0};
     for (int i = 0; i < dp_result_nfields; i++)
-        if (rows_of(p, i) && (backward || !dp_result_fields[i].backward)) out->row[i] = dp_doubles(rows_of(p, i));
+        if (rows_of(p, i) && (backward || !dp_result_fields[i].backward) && (w->r.p == 2 || i == 1 || i == 9)) out->row[i] = dp_doubles(rows_of(p, i));
     double **a[] = {&out->S_in, &out->M, &out->H, &out->dS_out, &out->dM, &out->dH};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) *a[i] = dp_doubles(nr);
 #pragma omp parallel for schedule(dynamic, 1)
@@ -388,14 +403,15 @@ void dp_budget_run(dp_budget_base *w, dp_format chain, int backward, dp_budget *
         const int r = i / p->HV, hv = i % p->HV, last = s->ctx[r].nlocal - 1;
         if (!s->ctx[r].is_last) {
             out->M[i] = chain_bound(w, s->first[r][last], s->first[r][last + 1], hv, chain, 0, r == s->traj_rank && p->HV == 1 ? out->traj : NULL);
-            out->H[i] = fro_of(w->eH[i], p->V);
+            out->H[i] = fro_of(&w->r, w->eH[i], p->V);
         }
         if (backward && !s->ctx[r].is_first) {
             out->dM[i] = chain_bound(w, s->first[r][0], s->first[r][1], hv, chain, 1, NULL);
-            out->dH[i] = fro_of(w->edH[i], p->V);
+            out->dH[i] = fro_of(&w->r, w->edH[i], p->V);
         }
     }
     double **eS = merge_errors(w, 1, out->M, w->eH, out->S_in), **edS = backward ? merge_errors(w, -1, out->dM, w->edH, out->dS_out) : NULL;
+    for (int i = 0; i < nr; i++) out->M[i] = final(&w->r, out->M[i]), out->dM[i] = final(&w->r, out->dM[i]);
     if (w->eS && same(eS, w->eS, nr, p->V) && same(edS, w->edS, nr, p->V)) {
         for (int i = 0; i < dp_result_nfields; i++)
             if (out->row[i]) memcpy(out->row[i], w->row[i], sizeof(double) * (size_t)rows_of(p, i));
@@ -409,6 +425,17 @@ void dp_budget_run(dp_budget_base *w, dp_format chain, int backward, dp_budget *
         free(w->row[i]);
         w->row[i] = out->row[i] ? dp_copy(out->row[i], rows_of(p, i)) : NULL;
     }
+}
+
+static void smaller(double *a, const double *b, int64_t n) {
+    if (a && b) for (int64_t i = 0; i < n; i++) a[i] = fmin(a[i], b[i]);
+}
+
+void dp_budget_min(const dp_sim *ref, dp_budget *a, const dp_budget *b) {
+    const int nr = ref->N * ref->p->HV;
+    for (int i = 0; i < dp_result_nfields; i++) smaller(a->row[i], b->row[i], rows_of(ref->p, i));
+    smaller(a->S_in, b->S_in, nr), smaller(a->M, b->M, nr), smaller(a->H, b->H, nr);
+    smaller(a->dS_out, b->dS_out, nr), smaller(a->dM, b->dM, nr), smaller(a->dH, b->dH, nr), smaller(a->traj, b->traj, DP_MAX_TRAJ);
 }
 
 void dp_budget_free(dp_budget *b) {

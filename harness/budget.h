@@ -1,6 +1,8 @@
 /* harness/budget.h - what error a base policy and a chain format may make on a problem split over N ranks: the bounds of ref/bound.h
- * carried through the whole pipeline (math.md j.2, j.3, j.6). From inputs and fp64 reference values, never from the subject.
+ * carried through the whole pipeline (math.md j.2, j.3, j.4, j.6). From inputs and fp64 reference values, never from the subject.
  * First order; row = one token's vector (or one state), as dp_result_shape counts rows; bounds are 2-norms, absolute.
+ * p = 1, sound: worst case, for M, H, S_in and the states (rows of o and of token gradients are left out: there it is far above the tensor
+ * itself). p = 2, probable: DP_LAMBDA standard deviations, for everything.
  */
 #ifndef DP_BUDGET_H
 #define DP_BUDGET_H
@@ -14,21 +16,24 @@ extern "C" {
 typedef struct {
     dp_sim *ref;                 /* borrowed: base fp64, chain fp64, run (with backward if wanted), same N */
     dp_base base;
+    dp_rounding r;
     dp_chunk_bound *b;           /* [ngroup][HV] */
-    double **eH, **edH;          /* [N*HV] -> [V]; NULL where absent */
+    double **eH, **edH;          /* [N*HV] -> [V], p-th powers; NULL where absent */
     double *Dg;                  /* [T][HV][Kg] error of the log decay */
     double **eS, **edS, *row[10];   /* errors entering the ranks and row bounds of the last run: often the same for the next format */
 } dp_budget_base;
-void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int backward);
+void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int p, int backward);
 void dp_budget_base_free(dp_budget_base *w);
 
 typedef struct {
-    double *row[10];             /* per dp_result_fields: [rows], NULL when absent */
+    double *row[10];             /* per dp_result_fields: [rows], NULL when absent or not bounded */
     double *S_in, *M, *H, *dS_out, *dM, *dH;   /* [N*HV] Frobenius bounds; 0 where absent */
     double traj[DP_MAX_TRAJ];    /* M of ref->traj_rank (HV = 1) */
 } dp_budget;
 void dp_budget_run(dp_budget_base *w, dp_format chain, int backward, dp_budget *out);
 void dp_budget_free(dp_budget *b);
+/* The smaller of the two bounds, entry by entry, into a. */
+void dp_budget_min(const dp_sim *ref, dp_budget *a, const dp_budget *b);
 
 #ifdef __cplusplus
 }

@@ -268,17 +268,20 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, int cached, d
     if (sp->N == 1 && nc > 1) nc = 1;                            /* one rank forms no M: the chain's format is never used */
     for (int i = 0; i < nb; i++) {
         dp_sim s;
-        dp_budget_base w;
+        dp_budget_base sound, probable;
         const dp_status st = dp_sim_new(&s, &c->p, bases[i], sp->N, o->fault, e);
         if (st) return st;
-        dp_budget_base_init(&w, sp->ref, bases[i], c->backward);
+        dp_budget_base_init(&sound, sp->ref, bases[i], 1, c->backward);
+        dp_budget_base_init(&probable, sp->ref, bases[i], 2, c->backward);
         for (int j = 0; j < nc; j++) {
-            dp_budget b;
-            dp_budget_run(&w, chains[j], c->backward, &b);
+            dp_budget b, worst;
+            dp_budget_run(&probable, chains[j], c->backward, &b);
+            dp_budget_run(&sound, chains[j], c->backward, &worst);
+            dp_budget_min(sp->ref, &b, &worst);
             for (int k = 0; k < nm; k++) one_run(o, sp, &s, &b, chains[j], merges[k], cached, out);
-            dp_budget_free(&b);
+            dp_budget_free(&b), dp_budget_free(&worst);
         }
-        dp_budget_base_free(&w);
+        dp_budget_base_free(&sound), dp_budget_base_free(&probable);
         dp_sim_free(&s);
     }
     return DP_OK;
