@@ -248,7 +248,9 @@ static dp_status nccl_wait(dpg_comm *c, void *stream, dp_err *e)
 static void nccl_destroy(dpg_comm *c)
 {
     NcclRank *n = (NcclRank *)c->self;
-    if (!n->gone)
+    if (!n->gone && *n->aborted)
+        nccl.Abort(n->comm);
+    else if (!n->gone)
         nccl.Destroy(n->comm);
     pthread_mutex_lock(n->lock);
     int last = --*n->users == 0;

@@ -581,7 +581,7 @@ struct ScanArgs {
     int seq0;
 };
 
-#define STAGES 3
+#define STAGES(MODE) ((MODE) == SCAN_M ? 2 : 3)            /* two teams of SCAN_M fit one multiprocessor */
 template <int D, int NW, int MODE> struct Stage {
     bf16 w[C * D], kg[C * D];
     bf16 qg[MODE == SCAN_OUT ? C * D : 8], Aqk[MODE == SCAN_OUT ? C * C : 8];
@@ -589,14 +589,14 @@ template <int D, int NW, int MODE> struct Stage {
     float eC[D];
 };
 template <int D, int NW, int MODE> struct Pipe {
-    Stage<D, NW, MODE> st[STAGES];
-    uint64_t full[STAGES], empty[STAGES];
+    Stage<D, NW, MODE> st[STAGES(MODE)];
+    uint64_t full[STAGES(MODE)], empty[STAGES(MODE)];
 };
 
 template <int D, int NW, int MODE> __device__ void pipe_init(Pipe<D, NW, MODE> &pipe, int readers)
 {
     if (threadIdx.x == 0)
-        for (int i = 0; i < STAGES; i++) {
+        for (int i = 0; i < STAGES(MODE); i++) {
             bar_init(&pipe.full[i], 1);
             bar_init(&pipe.empty[i], readers);
         }
@@ -607,13 +607,13 @@ template <int D, int NW, int MODE> __device__ void pipe_init(Pipe<D, NW, MODE> &
 /* One thread feeds the pipe with the tiles of a sub-sequence of one head: NW column slices of u from `slice` * NW. */
 template <int D, int NW, int MODE> __device__ void produce(const Dims &d, const ScanArgs &a, Pipe<D, NW, MODE> &pipe, Seq seq, int hv, int slice)
 {
-    const int T2 = C * D * 2, bytes = 2 * T2 + D * 4 + (MODE == SCAN_OUT ? T2 + C * C * 2 : 0) + (MODE == SCAN_M ? 0 : NW * C * 32);
+    const int ST = STAGES(MODE), T2 = C * D * 2, bytes = 2 * T2 + D * 4 + (MODE == SCAN_OUT ? T2 + C * C * 2 : 0) + (MODE == SCAN_M ? 0 : NW * C * 32);
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         int64_t tile = (int64_t)c * d.HV + hv;
-        Stage<D, NW, MODE> &s = pipe.st[i % STAGES];
-        uint64_t *full = &pipe.full[i % STAGES];
-        if (i >= STAGES)
-            bar_wait(&pipe.empty[i % STAGES], (i / STAGES - 1) & 1);
+        Stage<D, NW, MODE> &s = pipe.st[i % ST];
+        uint64_t *full = &pipe.full[i % ST];
+        if (i >= ST)
+            bar_wait(&pipe.empty[i % ST], (i / ST - 1) & 1);
         bar_expect(full, bytes);
         bulk(s.w, a.w + tile * C * D, T2, full);
         bulk(s.kg, a.kg + tile * C * D, T2, full);
@@ -680,31 +680,27 @@ __device__ __forceinline__ void minus_from_u(float x[8][4], const bf16 *u, int l
     }
 }
 
-/* S' <- eC o S' + X' kg for NJ n-tiles of 8 channels from tile j0. The sum over tokens starts from zero and is added in fp32: the
- * accumulator of a tensor core rounds toward zero, and S must not see that once per chunk. NS: bf16 pieces of X (3: fp32-grade). */
-template <int D, int NJ, int NS> __device__ __forceinline__ void update(float (*S)[4], const uint32_t xa[NS][4][4], const bf16 *kg, const float *eC, int j0, int lane)
+/* S' <- eC o S' + X' kg. The sum over tokens starts from zero and is added in fp32: the accumulator of a tensor core rounds toward
+ * zero, and S must not see that once per chunk. */
+template <int D> __device__ __forceinline__ void update(float S[D / 8][4], const uint32_t xa[4][4], const bf16 *kg, const float *eC, int lane)
 {
-    const int STEP = NJ < 4 ? NJ : 4;
     int row = lane % 16, tc = lane % 4;
     uint32_t base = saddr(kg) + row * D * 2;
 #pragma unroll
-    for (int j = 0; j < NJ; j += STEP) {
-        float acc[STEP][4] = {};
+    for (int j = 0; j < D / 8; j += 4) {
+        float acc[4][4] = {};
 #pragma unroll
         for (int p = 0; p < 4; p++)
 #pragma unroll
-            for (int jj = 0; jj < STEP; jj += 2) {
+            for (int jj = 0; jj < 4; jj += 2) {
                 uint32_t b[4];
-                ldsm4t(b, base + p * 16 * D * 2 + ((j0 + j + jj + lane / 16) ^ (row & 7)) * 16);
-#pragma unroll
-                for (int s = NS - 1; s >= 0; s--) {
-                    mma(acc[jj], xa[s][p], b[0], b[1]);
-                    mma(acc[jj + 1], xa[s][p], b[2], b[3]);
-                }
+                ldsm4t(b, base + p * 16 * D * 2 + ((j + jj + lane / 16) ^ (row & 7)) * 16);
+                mma(acc[jj], xa[p], b[0], b[1]);
+                mma(acc[jj + 1], xa[p], b[2], b[3]);
             }
 #pragma unroll
-        for (int jj = 0; jj < STEP; jj++) {
-            float2 e = *(const float2 *)(eC + (j0 + j + jj) * 8 + 2 * tc);
+        for (int jj = 0; jj < 4; jj++) {
+            float2 e = *(const float2 *)(eC + (j + jj) * 8 + 2 * tc);
             S[j + jj][0] = fmaf(e.x, S[j + jj][0], acc[jj][0]);
             S[j + jj][1] = fmaf(e.y, S[j + jj][1], acc[jj][1]);
             S[j + jj][2] = fmaf(e.x, S[j + jj][2], acc[jj][2]);
@@ -771,16 +767,17 @@ template <int D, int NW> struct ScanSmem { Pipe<D, NW, SCAN_OUT> pipe; bf16 o[NW
 
 template <int D, int NW> __device__ void scan_warp(const Dims &d, const ScanArgs &a, ScanSmem<D, NW> &sm, Seq seq, int hv, int slice, int warp, int lane)
 {
+    const int ST = STAGES(SCAN_OUT);
     int v0 = (slice * NW + warp) * 16;
     float S[D / 8][4];
     const float *init = initial(d, a, seq, hv);
     each<D / 8>(S, lane, [&](int k, int v, float &s) { s = init ? init[k * D + v0 + v] : 0.f; });
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         int64_t tile = (int64_t)c * d.HV + hv;
-        Stage<D, NW, SCAN_OUT> &st = sm.pipe.st[i % STAGES];
+        Stage<D, NW, SCAN_OUT> &st = sm.pipe.st[i % ST];
         float x[8][4] = {}, o[8][4] = {};
-        uint32_t sa[D / 16][4], xa[1][4][4];
-        bar_wait(&sm.pipe.full[i % STAGES], i / STAGES & 1);
+        uint32_t sa[D / 16][4], xa[4][4];
+        bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
         split_state<D>(sa, S);
         if (a.h)
             each<D / 8>(S, lane, [&](int k, int v, float &s) { a.h[(tile * D + k) * D + v0 + v] = __float2bfloat16_rn(s); });
@@ -790,20 +787,20 @@ template <int D, int NW> __device__ void scan_warp(const Dims &d, const ScanArgs
         for (int p = 0; p < 4; p++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                xa[0][p][e] = pack2(x[2 * p + e / 2][e % 2 * 2], x[2 * p + e / 2][e % 2 * 2 + 1]);
+                xa[p][e] = pack2(x[2 * p + e / 2][e % 2 * 2], x[2 * p + e / 2][e % 2 * 2 + 1]);
         if (a.v_new)
             each<8>(x, lane, [&](int s, int v, float &y) { a.v_new[(tile * C + s) * D + v0 + v] = __float2bfloat16_rn(y); });
-        update<D, D / 8, 1>(S, xa, st.kg, st.eC, 0, lane);
+        update<D>(S, xa, st.kg, st.eC, lane);
         times_rows<D>(o, sa, st.qg, lane);
 #pragma unroll
         for (int nt = 0; nt < 8; nt++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 o[nt][e] *= d.scale;
-        times_aqk(o, xa[0], st.Aqk, lane);
+        times_aqk(o, xa, st.Aqk, lane);
         store_o<4>(d, a.o, o, sm.o + warp * C * 16, d.chunk[c], 0, hv, v0, lane);
         if (lane == 0)
-            bar_arrive(&sm.pipe.empty[i % STAGES]);
+            bar_arrive(&sm.pipe.empty[i % ST]);
     }
     if (a.final_state && seq.ends)
         each<D / 8>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * D + k) * D + v0 + v] = s; });
@@ -823,14 +820,17 @@ template <int D, int NW> __global__ void __launch_bounds__((NW + 1) * 32, 1) k_s
         produce<D, NW, SCAN_OUT>(d, a, sm.pipe, seq, hv, slice);
 }
 
-/* Few heads, and the pre-process: a team of 4 warps per 16 columns. Warp t computes X and o of tokens 16 t .. and S of its D/4 channels;
- * operand fragments pass through shared memory as they stand in registers, with two barriers per chunk. SCAN_M carries S and X in
- * three bf16 pieces each: w and kg are bf16 as they stand, so that all operands are exact to 2^-24, for 3 products instead of 1. */
+/* Few heads, and the pre-process: a team of 4 warps per 16 columns. Warp t computes X of tokens 16 t .. and S of its D/4 channels;
+ * operand fragments pass through shared memory as they stand in registers, with two barriers per chunk; fragments of w and kg are
+ * loaded before the barrier that their products wait for. Four more warps, a chunk behind at most, compute o from the same fragments.
+ * SCAN_M carries S and X in three bf16 pieces each: w and kg are bf16 as they stand, so that all operands are exact to 2^-24, for 3
+ * products instead of 1. */
 template <int D, int MODE> struct TeamSmem {
-    static const int NS = MODE == SCAN_M ? 3 : 1;
+    static const int NS = MODE == SCAN_M ? 3 : 1, NB = MODE == SCAN_OUT ? 2 : 1;
     Pipe<D, 1, MODE> pipe;
-    uint4 S[NS][D / 16][32], X[NS][4][32];
+    uint4 S[NB][NS][D / 16][32], X[NB][NS][4][32];
     bf16 o[MODE == SCAN_OUT ? C * 16 : 8];
+    uint64_t ready[2], taken[2];                         /* S and X of a chunk are complete; the output warps have read them */
 };
 
 __device__ __forceinline__ void team_sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
@@ -863,25 +863,36 @@ template <int NS> __device__ __forceinline__ void publish(uint4 *to, int step, c
         to[s * step] = make_uint4(r[s][0], r[s][1], r[s][2], r[s][3]);
 }
 
-/* S' B' for 16 tokens (rows of B, swizzled) of the team's state, NS pieces. Even and odd k-steps keep separate sums: shorter chains, and
- * with 3 pieces every k-step starts from zero (see update). */
-template <int D, int NS> __device__ __forceinline__ void team_rows(float x[2][4], const uint4 S[NS][D / 16][32], const bf16 *B, int t, int lane)
+/* B fragments of 16 tokens (rows 16 t .. of a swizzled tile) over all D channels. */
+template <int D> __device__ __forceinline__ void load_rows(uint32_t b[D / 16][4], const bf16 *B, int t, int lane)
 {
     int row = t * 16 + lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
     uint32_t base = saddr(B) + row * D * 2;
+#pragma unroll
+    for (int kk = 0; kk < D / 16; kk++)
+        ldsm4(b[kk], base + ((2 * kk + half) ^ (row & 7)) * 16);
+}
+
+/* x = S' B' for 16 tokens, S in NS pieces. Even and odd k-steps keep separate sums: shorter chains; with 3 pieces every k-step starts
+ * from zero (see update). */
+template <int D, int NS> __device__ __forceinline__ void team_rows(float x[2][4], const uint4 S[NS][D / 16][32], const uint32_t b[D / 16][4], int lane)
+{
     float acc[2][2][4] = {};
+    uint4 f[NS][D / 16];
+#pragma unroll
+    for (int kk = 0; kk < D / 16; kk++)
+#pragma unroll
+        for (int s = 0; s < NS; s++)
+            f[s][kk] = S[s][kk][lane];
 #pragma unroll
     for (int kk = 0; kk < D / 16; kk++) {
-        uint32_t b[4];
-        ldsm4(b, base + ((2 * kk + half) ^ (row & 7)) * 16);
         float z[2][4] = {};
 #pragma unroll
         for (int s = NS - 1; s >= 0; s--) {
-            uint4 f = S[s][kk][lane];
-            uint32_t sa[4] = {f.x, f.y, f.z, f.w};
+            uint32_t sa[4] = {f[s][kk].x, f[s][kk].y, f[s][kk].z, f[s][kk].w};
 #pragma unroll
             for (int n = 0; n < 2; n++)
-                mma(NS == 3 ? z[n] : acc[kk % 2][n], sa, b[2 * n], b[2 * n + 1]);
+                mma(NS == 3 ? z[n] : acc[kk % 2][n], sa, b[kk][2 * n], b[kk][2 * n + 1]);
         }
 #pragma unroll
         for (int n = 0; NS == 3 && n < 2; n++)
@@ -896,69 +907,86 @@ template <int D, int NS> __device__ __forceinline__ void team_rows(float x[2][4]
             x[n][e] = acc[0][n][e] + acc[1][n][e];
 }
 
-template <int D, int MODE> __device__ void team(const Dims &d, const ScanArgs &a, TeamSmem<D, MODE> &sm, Seq seq, int hv, int v0, int t, int lane)
+template <int NS> __device__ __forceinline__ void load_x(uint32_t xa[NS][4][4], const uint4 X[NS][4][32], int lane)
 {
-    const int NS = TeamSmem<D, MODE>::NS, NJ = D / 32;
+#pragma unroll
+    for (int s = 0; s < NS; s++)
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            uint4 f = X[s][p][lane];
+            xa[s][p][0] = f.x, xa[s][p][1] = f.y, xa[s][p][2] = f.z, xa[s][p][3] = f.w;
+        }
+}
+
+template <int D, int MODE> __device__ void team_state(const Dims &d, const ScanArgs &a, TeamSmem<D, MODE> &sm, Seq seq, int hv, int v0, int t, int lane)
+{
+    const int NS = TeamSmem<D, MODE>::NS, NB = TeamSmem<D, MODE>::NB, NJ = D / 32, ST = STAGES(MODE);
     const float *init = MODE == SCAN_M ? NULL : initial(d, a, seq, hv);
-    int k0 = t * NJ * 8, urow = lane / 16 * 8 + lane % 8, upiece = lane / 8 % 2 ^ (urow >> 2 & 1), half = lane / 8 % 2;
+    int k0 = t * NJ * 8, urow = lane / 16 * 8 + lane % 8, upiece = lane / 8 % 2 ^ (urow >> 2 & 1), krow = lane % 16;
     float S[NJ][4];
     each<NJ>(S, lane, [&](int k, int v, float &s) { s = init ? init[(k0 + k) * D + v0 + v] : MODE == SCAN_M && k0 + k == v0 + v ? 1.f : 0.f; });
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         int64_t tile = (int64_t)c * d.HV + hv;
-        Stage<D, 1, MODE> &st = sm.pipe.st[i % STAGES];
-        float x[2][4];
-        uint32_t xa[NS][4][4];
+        int buf = i % NB;
+        Stage<D, 1, MODE> &st = sm.pipe.st[i % ST];
+        float x[2][4], acc[NJ][4] = {};
+        uint32_t b[D / 16][4], xa[NS][4][4], kb[4][NJ / 2][4], u[4] = {0, 0, 0, 0};
+        float2 e[NJ];
+        if (MODE == SCAN_OUT && i >= NB)
+            bar_wait(&sm.taken[buf], (i / NB - 1) & 1);
 #pragma unroll
         for (int j = 0; j < NJ; j += 2)
-            publish<NS>(&sm.S[0][(t * NJ + j) / 2][lane], D / 16 * 32, S[j], S[j + 1]);
+            publish<NS>(&sm.S[buf][0][(t * NJ + j) / 2][lane], D / 16 * 32, S[j], S[j + 1]);
         if (a.h)
             each<NJ>(S, lane, [&](int k, int v, float &s) { a.h[(tile * D + k0 + k) * D + v0 + v] = __float2bfloat16_rn(s); });
-        bar_wait(&sm.pipe.full[i % STAGES], i / STAGES & 1);
-        team_sync();
-        team_rows<D, NS>(x, sm.S, st.w, t, lane);
-        uint32_t r[4] = {0, 0, 0, 0};
+        bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
+        load_rows<D>(b, st.w, t, lane);
         if (MODE != SCAN_M)
-            ldsm4t(r, saddr(st.u + (t * 16 + urow) * 16 + upiece * 8));
+            ldsm4t(u, saddr(st.u + (t * 16 + urow) * 16 + upiece * 8));
+        team_sync();
+        team_rows<D, NS>(x, sm.S[buf], b, lane);
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            float2 y = unpack2(r[e]);
-            float *xx = x[e / 2] + e % 2 * 2;
+        for (int r = 0; r < 4; r++) {
+            float2 y = unpack2(u[r]);
+            float *xx = x[r / 2] + r % 2 * 2;
             xx[0] = y.x - xx[0];
             xx[1] = y.y - xx[1];
         }
-        publish<NS>(&sm.X[0][t][lane], 4 * 32, x[0], x[1]);
+        publish<NS>(&sm.X[buf][0][t][lane], 4 * 32, x[0], x[1]);
         if (a.v_new)
             each<2>(x, lane, [&](int s, int v, float &y) { a.v_new[(tile * C + t * 16 + s) * D + v0 + v] = __float2bfloat16_rn(y); });
-        float o[2][4];
-        if (MODE == SCAN_OUT)
-            team_rows<D, 1>(o, sm.S, st.qg, t, lane);
-        team_sync();
 #pragma unroll
-        for (int s = 0; s < NS; s++)
+        for (int p = 0; p < 4; p++)
 #pragma unroll
-            for (int p = 0; p < 4; p++) {
-                uint4 f = sm.X[s][p][lane];
-                xa[s][p][0] = f.x, xa[s][p][1] = f.y, xa[s][p][2] = f.z, xa[s][p][3] = f.w;
-            }
-        update<D, NJ, NS>(S, xa, st.kg, st.eC, t * NJ, lane);
+            for (int j = 0; j < NJ / 2; j++)
+                ldsm4t(kb[p][j], saddr(st.kg) + (p * 16 + krow) * D * 2 + ((t * NJ + 2 * j + lane / 16) ^ (krow & 7)) * 16);
+#pragma unroll
+        for (int j = 0; j < NJ; j++)
+            e[j] = *(const float2 *)(st.eC + k0 + j * 8 + lane % 4 * 2);
         if (MODE == SCAN_OUT) {
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                o[e / 4][e % 4] *= d.scale;
-            int row = t * 16 + urow;
-#pragma unroll
-            for (int p = 0; p < 4; p++)
-                if (p <= t) {
-                    uint32_t b[4];
-                    ldsm4(b, saddr(st.Aqk) + row * C * 2 + ((2 * p + half) ^ (row & 7)) * 16);
-                    mma(o[0], xa[0][p], b[0], b[1]);
-                    mma(o[1], xa[0][p], b[2], b[3]);
-                }
-            store_o<1>(d, a.o, o, sm.o + t * 256, d.chunk[c], t * 16, hv, v0, lane);
+            __syncwarp();
+            if (lane == 0)
+                bar_arrive(&sm.ready[buf]);
         }
+        team_sync();
+        load_x<NS>(xa, sm.X[buf], lane);
         __syncwarp();
         if (lane == 0)
-            bar_arrive(&sm.pipe.empty[i % STAGES]);
+            bar_arrive(&sm.pipe.empty[i % ST]);
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+#pragma unroll
+            for (int s = NS - 1; s >= 0; s--)
+#pragma unroll
+                for (int j = 0; j < NJ; j++)
+                    mma(acc[j], xa[s][p], kb[p][j / 2][j % 2 * 2], kb[p][j / 2][j % 2 * 2 + 1]);
+#pragma unroll
+        for (int j = 0; j < NJ; j++) {
+            S[j][0] = fmaf(e[j].x, S[j][0], acc[j][0]);
+            S[j][1] = fmaf(e[j].y, S[j][1], acc[j][1]);
+            S[j][2] = fmaf(e[j].x, S[j][2], acc[j][2]);
+            S[j][3] = fmaf(e[j].y, S[j][3], acc[j][3]);
+        }
     }
     if (MODE == SCAN_OUT && a.final_state && seq.ends)
         each<NJ>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * D + k0 + k) * D + v0 + v] = s; });
@@ -966,17 +994,63 @@ template <int D, int MODE> __device__ void team(const Dims &d, const ScanArgs &a
         each<NJ>(S, lane, [&](int k, int v, float &s) { a.hm[((int64_t)hv * D + k0 + k) * 2 * D + (MODE == SCAN_M ? D : 0) + v0 + v] = s; });
 }
 
-template <int D, int MODE> __global__ void __launch_bounds__(160) k_team(Dims d, ScanArgs a)
+/* o of tokens 16 t .. of every chunk: scale S' qg' + X' Aqk'. */
+template <int D> __device__ void team_output(const Dims &d, const ScanArgs &a, TeamSmem<D, SCAN_OUT> &sm, Seq seq, int hv, int v0, int t, int lane)
+{
+    const int ST = STAGES(SCAN_OUT);
+    int row = t * 16 + lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
+    for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
+        Stage<D, 1, SCAN_OUT> &st = sm.pipe.st[i % ST];
+        uint32_t b[D / 16][4], xa[1][4][4], q[4][4];
+        float o[2][4];
+        Chunk ch = d.chunk[c];
+        bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
+        load_rows<D>(b, st.qg, t, lane);
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+            ldsm4(q[p], saddr(st.Aqk) + row * C * 2 + ((2 * p + half) ^ (row & 7)) * 16);
+        __syncwarp();
+        if (lane == 0)
+            bar_arrive(&sm.pipe.empty[i % ST]);
+        bar_wait(&sm.ready[i % 2], i / 2 & 1);
+        team_rows<D, 1>(o, sm.S[i % 2], b, lane);
+        load_x<1>(xa, sm.X[i % 2], lane);
+        __syncwarp();
+        if (lane == 0)
+            bar_arrive(&sm.taken[i % 2]);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            o[e / 4][e % 4] *= d.scale;
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+            if (p <= t) {
+                mma(o[0], xa[0][p], q[p][0], q[p][1]);
+                mma(o[1], xa[0][p], q[p][2], q[p][3]);
+            }
+        store_o<1>(d, a.o, o, sm.o + t * 256, ch, t * 16, hv, v0, lane);
+    }
+}
+
+#define TEAM_THREADS(MODE) ((MODE) == SCAN_OUT ? 288 : 160)  /* 4 warps of state, then 4 of output, then the producer */
+template <int D, int MODE> __global__ void __launch_bounds__(TEAM_THREADS(MODE)) k_team(Dims d, ScanArgs a)
 {
     extern __shared__ __align__(128) char scan_raw[];
     TeamSmem<D, MODE> &sm = *(TeamSmem<D, MODE> *)scan_raw;
     int slice = blockIdx.x % (D / 16), hv = blockIdx.x / (D / 16) % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Seq seq = d.seq[a.seq0 + blockIdx.x / (D / 16) / d.HV];
-    pipe_init(sm.pipe, 4);
+    if (threadIdx.x == 0)
+        for (int i = 0; i < 2; i++) {
+            bar_init(&sm.ready[i], 4);
+            bar_init(&sm.taken[i], 4);
+        }
+    pipe_init(sm.pipe, MODE == SCAN_OUT ? 8 : 4);
     if (warp < 4)
-        team<D, MODE>(d, a, sm, seq, hv, slice * 16, warp, lane);
-    else if (lane == 0)
-        produce<D, 1, MODE>(d, a, sm.pipe, seq, hv, slice);
+        team_state<D, MODE>(d, a, sm, seq, hv, slice * 16, warp, lane);
+    else if (warp == TEAM_THREADS(MODE) / 32 - 1) {
+        if (lane == 0)
+            produce<D, 1, MODE>(d, a, sm.pipe, seq, hv, slice);
+    } else if constexpr (MODE == SCAN_OUT)
+        team_output<D>(d, a, sm, seq, hv, slice * 16, warp - 4, lane);
 }
 
 /* ---- host ------------------------------------------------------------------------------------------------------------------------ */
@@ -1011,7 +1085,7 @@ template <int D, int MODE> static dp_status launch_team(dpg_plan *p, ScanArgs a,
 {
     int bytes = (int)sizeof(TeamSmem<D, MODE>);
     CK(e, cudaFuncSetAttribute(k_team<D, MODE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    k_team<D, MODE><<<(unsigned)nseq * p->d.HV * (D / 16), 160, bytes, s>>>(p->d, a);
+    k_team<D, MODE><<<(unsigned)nseq * p->d.HV * (D / 16), TEAM_THREADS(MODE), bytes, s>>>(p->d, a);
     CK_LAUNCH(e, "k_team");
     return DP_OK;
 }
