@@ -389,15 +389,34 @@ static void rows(const dp_budget_base *w, double **eS, double **edS, int backwar
     free_list(ps.eS, ng), free_list(ps.edS, ng), free_list(ps.DX, ng), free_list(ps.DdX, ng);
 }
 
+static double **rank_arrays(dp_budget *b, int i) {
+    double **a[] = {&b->S_in, &b->M, &b->H, &b->dS_out, &b->dM, &b->dH};
+    return a[i];
+}
+
+void dp_budget_alloc(const dp_problem *p, int N, int backward, dp_budget *out) {
+    *out = (dp_budget){0};
+    for (int i = 0; i < dp_result_nfields; i++)
+        if (rows_of(p, i) && (backward || !dp_result_fields[i].backward)) out->row[i] = dp_doubles(rows_of(p, i));
+    for (int i = 0; i < 6; i++) *rank_arrays(out, i) = dp_doubles((int64_t)N * p->HV);
+}
+
+int dp_budget_parts(const dp_problem *p, int N, dp_budget *b, dp_part *part) {
+    int n = 0;
+    for (int i = 0; i < dp_result_nfields; i++)
+        if (b->row[i]) part[n++] = (dp_part){b->row[i], sizeof(double) * (size_t)rows_of(p, i)};
+    for (int i = 0; i < 6; i++) part[n++] = (dp_part){*rank_arrays(b, i), sizeof(double) * (size_t)N * p->HV};
+    part[n++] = (dp_part){b->traj, sizeof b->traj};
+    return n;
+}
+
 void dp_budget_run(dp_budget_base *w, dp_format chain, int backward, dp_budget *out) {
     dp_sim *s = w->ref;
     const dp_problem *p = s->p;
     const int nr = s->N * p->HV;
-    *out = (dp_budget){0};
+    dp_budget_alloc(p, s->N, backward, out);
     for (int i = 0; i < dp_result_nfields; i++)
-        if (rows_of(p, i) && (backward || !dp_result_fields[i].backward) && (w->r.p == 2 || i == 1 || i == 9)) out->row[i] = dp_doubles(rows_of(p, i));
-    double **a[] = {&out->S_in, &out->M, &out->H, &out->dS_out, &out->dM, &out->dH};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++) *a[i] = dp_doubles(nr);
+        if (w->r.p == 1 && i != 1 && i != 9) free(out->row[i]), out->row[i] = NULL;
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < nr; i++) {
         const int r = i / p->HV, hv = i % p->HV, last = s->ctx[r].nlocal - 1;
@@ -431,11 +450,11 @@ static void smaller(double *a, const double *b, int64_t n) {
     if (a && b) for (int64_t i = 0; i < n; i++) a[i] = fmin(a[i], b[i]);
 }
 
-void dp_budget_min(const dp_sim *ref, dp_budget *a, const dp_budget *b) {
-    const int nr = ref->N * ref->p->HV;
-    for (int i = 0; i < dp_result_nfields; i++) smaller(a->row[i], b->row[i], rows_of(ref->p, i));
-    smaller(a->S_in, b->S_in, nr), smaller(a->M, b->M, nr), smaller(a->H, b->H, nr);
-    smaller(a->dS_out, b->dS_out, nr), smaller(a->dM, b->dM, nr), smaller(a->dH, b->dH, nr), smaller(a->traj, b->traj, DP_MAX_TRAJ);
+void dp_budget_min(const dp_problem *p, int N, dp_budget *a, const dp_budget *b) {
+    dp_budget copy = *b;
+    for (int i = 0; i < dp_result_nfields; i++) smaller(a->row[i], b->row[i], rows_of(p, i));
+    for (int i = 0; i < 6; i++) smaller(*rank_arrays(a, i), *rank_arrays(&copy, i), (int64_t)N * p->HV);
+    smaller(a->traj, b->traj, DP_MAX_TRAJ);
 }
 
 void dp_budget_free(dp_budget *b) {

@@ -7,6 +7,7 @@
 #ifndef DP_BUDGET_H
 #define DP_BUDGET_H
 #include "../ref/bound.h"
+#include "../ref/cache.h"
 #include "ranks.h"
 #ifdef __cplusplus
 extern "C" {
@@ -32,8 +33,12 @@ typedef struct {
 } dp_budget;
 void dp_budget_run(dp_budget_base *w, dp_format chain, int backward, dp_budget *out);
 void dp_budget_free(dp_budget *b);
+/* Allocates *out for p split over N ranks, and its arrays as cache parts (ref/cache.h); returns their number, at most 20. */
+void dp_budget_alloc(const dp_problem *p, int N, int backward, dp_budget *out);
+int dp_budget_parts(const dp_problem *p, int N, dp_budget *b, dp_part *parts);
+#define DP_BUDGET_VERSION 1      /* raise it whenever a bound changes */
 /* The smaller of the two bounds, entry by entry, into a. */
-void dp_budget_min(const dp_sim *ref, dp_budget *a, const dp_budget *b);
+void dp_budget_min(const dp_problem *p, int N, dp_budget *a, const dp_budget *b);
 
 #ifdef __cplusplus
 }

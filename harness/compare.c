@@ -144,6 +144,9 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
     } else if (!judged) {
         j->verdict = contaminated || unbounded ? DP_UNJUDGED : DP_PASS;
         if (j->verdict == DP_UNJUDGED) snprintf(j->why, sizeof j->why, "no row has a finite bound: the inputs are not finite");
+    } else if (j->ratio <= 1 && j->bound >= 1 && W > 0) {
+        j->verdict = DP_UNJUDGED;
+        snprintf(j->why, sizeof j->why, "within its bound, but the bound is %.2g times the tensor itself", j->bound);
     } else if (j->ratio <= 1) {
         j->verdict = DP_PASS;
         if (contaminated + unbounded) snprintf(j->why, sizeof j->why, "%lld of %lld rows not judged next to non-finite inputs", (long long)(contaminated + unbounded), (long long)in->rows);

@@ -2,7 +2,8 @@
  *
  * A tensor is [rows][width]; each row belongs to a rank, a head and (where there is one) a token. A row passes when
  *     |got - want|_2 <= bound + radius of the truth
- * and the tensor passes when every judged row does. There is no typed tolerance anywhere: a tensor without bounds is `unjudged`.
+ * and the tensor passes when every judged row does. There is no typed tolerance anywhere: a tensor without bounds is `unjudged`, and so is
+ * one whose bound, taken over the whole tensor, is not below the tensor itself: staying within it proves nothing (exceeding it still fails).
  * Non-finite values: where the truth is not finite the row must not be finite either. A finite truth with a non-finite result
  * fails, except in the same chunk and head as a non-finite truth (dense tiles multiply masked zeros by NaN): such rows are
  * left unjudged and counted in `why`, and so are rows whose bound is not finite.

@@ -84,9 +84,10 @@ typedef struct {
     const dp_truth *truth;
     int N;
     dp_truth_rank *at;           /* [N*HV] */
-    double **traj;               /* [ref->ntraj] true M prefixes of the reference's traj_rank; NULL: none */
+    double **traj;               /* [DP_MAX_TRAJ] true M over 2^i chunks of the recorded rank; NULL: none */
     int *chunk_of;
-    dp_sim *ref;
+    dp_sim *ref;                 /* the fp64 reference, run when the first bound that is not cached asks for it */
+    int have_ref;
     double radius;
 } split;
 
@@ -200,42 +201,51 @@ static void judge(const split *sp, dp_sim *s, const dp_budget *b, dp_run *run) {
 
 /* ---- one split over N ranks ------------------------------------------------------------------------------------------------------ */
 
-static void split_truth(split *sp) {
+static dp_status split_truth(split *sp, dp_err *e) {
     const dp_problem *p = &sp->c->p;
     const int nr = sp->N * p->HV;
     sp->at = dp_calloc((size_t)nr, sizeof *sp->at);
-    for (int i = 0; i < nr; i++) dp_truth_at_rank(sp->truth, p, &sp->ref->ctx[i / p->HV], i % p->HV, &sp->at[i]);
     sp->chunk_of = dp_calloc((size_t)p->T, sizeof *sp->chunk_of);
-    for (int g = 0; g < sp->ref->ngroup; g++)
-        for (int t = 0; t < sp->ref->group[g].c; t++) sp->chunk_of[sp->ref->group[g].t0 + t] = g;
+    for (int r = 0, chunk = 0; r < sp->N; r++) {
+        dp_context c;
+        const dp_status st = dp_context_build(p->cu, p->Nseq, sp->N, r, &c, e);
+        if (st) return st;
+        for (int hv = 0; hv < p->HV; hv++) dp_truth_at_rank(sp->truth, p, &c, hv, &sp->at[r * p->HV + hv]);
+        for (int sub = 0; sub < c.nlocal; sub++) {
+            for (int64_t t = c.local_cu[sub]; t < c.local_cu[sub + 1]; t++) sp->chunk_of[c.a + t] = chunk + (int)((t - c.local_cu[sub]) / DP_CHUNK);
+            chunk += (int)((c.local_cu[sub + 1] - c.local_cu[sub] + DP_CHUNK - 1) / DP_CHUNK);
+        }
+        dp_context_free(&c);
+    }
+    return DP_OK;
 }
 
-/* M over the first 1, 2, 4, ... chunks of traj_rank, from the truth's segments (products in fp64 of truths: good to 1e-15). */
+/* M over the first 2^i chunks of the rank that dp_sim records, from the truth's segments (products in fp64 of truths: good to 1e-15);
+ * sp->traj[i] is NULL where the truth keeps no such state. */
 static void split_prefixes(split *sp) {
     const dp_truth *t = sp->truth;
     const dp_problem *p = &sp->c->p;
-    const dp_sim *ref = sp->ref;
-    if (p->HV != 1 || p->Nseq != 1 || !ref->ntraj || !t->M_seg.rows) return;
-    const int64_t KK = (int64_t)p->K * p->K, a = ref->ctx[ref->traj_rank].a, b = ref->ctx[ref->traj_rank].b;
-    sp->traj = dp_calloc((size_t)ref->ntraj, sizeof *sp->traj);
+    if (p->HV != 1 || p->Nseq != 1 || !t->M_seg.rows) return;
+    const int64_t KK = (int64_t)p->K * p->K, L = p->T / sp->N, a = sp->N >= 3 ? L : 0;
     double *P = NULL, *Q = dp_doubles(KK);
-    for (int i = 0, next = 0; i + 1 < t->nmark && next < ref->ntraj; i++) {
-        if (t->mark[i] < a || t->mark[i] >= b) continue;
+    sp->traj = dp_calloc(DP_MAX_TRAJ, sizeof *sp->traj);
+    for (int i = 0; i + 1 < t->nmark; i++) {
+        if (t->mark[i] < a || t->mark[i] >= a + L) continue;
         if (!P) P = dp_copy(t->M_seg.hi + (int64_t)i * KK, KK);
         else {
             dp_mm(DP_FP64, 0, 0, p->K, p->K, p->K, t->M_seg.hi + (int64_t)i * KK, P, Q);
             double *z = P;
             P = Q, Q = z;
         }
-        while (next < ref->ntraj && a + (int64_t)DP_CHUNK * ref->traj_chunks[next] < t->mark[i + 1]) next++;   /* no mark there */
-        if (next < ref->ntraj && a + (int64_t)DP_CHUNK * ref->traj_chunks[next] == t->mark[i + 1]) sp->traj[next++] = dp_copy(P, KK);
+        for (int x = 0; x < DP_MAX_TRAJ; x++)
+            if (a + ((int64_t)DP_CHUNK << x) == t->mark[i + 1]) sp->traj[x] = dp_copy(P, KK);
     }
     free(P), free(Q);
 }
 
 static void split_free(split *sp) {
     for (int i = 0; sp->at && i < sp->N * sp->c->p.HV; i++) dp_truth_rank_free(&sp->at[i]);
-    for (int i = 0; sp->traj && i < sp->ref->ntraj; i++) free(sp->traj[i]);
+    for (int i = 0; sp->traj && i < DP_MAX_TRAJ; i++) free(sp->traj[i]);
     free(sp->at), free(sp->traj), free(sp->chunk_of);
 }
 
@@ -259,6 +269,45 @@ static void one_run(const dp_run_options *o, const split *sp, dp_sim *s, const d
     if (o->done) o->done(r, o->arg);
 }
 
+/* ---- bounds, cached --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct { int ready; dp_budget_base sound, probable; } budget_bases;
+
+static void reference(split *sp) {
+    if (sp->have_ref) return;
+    dp_err e = {0};
+    const dp_status st = dp_sim_new(sp->ref, &sp->c->p, DP_BASE_FP64, sp->N, DP_FAULT_NONE, &e);
+    assert(!st);
+    (void)st;
+    dp_sim_run(sp->ref, DP_FP64, DP_MERGE_ALLGATHER, sp->c->backward);
+    sp->have_ref = 1;
+}
+
+static void budget(const dp_run_options *o, split *sp, dp_base base, dp_format chain, budget_bases *w, dp_budget *out) {
+    const dp_case *c = sp->c;
+    const int32_t what[] = {sp->N, base, chain, c->backward};
+    dp_part part[20];
+    dp_budget worst;
+    dp_key key = {{0}};
+    dp_budget_alloc(&c->p, sp->N, c->backward, out);
+    if (o->cache) {
+        key = dp_problem_key(&c->p, what, sizeof what);
+        if (dp_cache_load(o->cache, "bound", DP_BUDGET_VERSION, key, part, dp_budget_parts(&c->p, sp->N, out, part))) return;
+    }
+    dp_budget_free(out);
+    reference(sp);
+    if (!w->ready) {
+        dp_budget_base_init(&w->sound, sp->ref, base, 1, c->backward);
+        dp_budget_base_init(&w->probable, sp->ref, base, 2, c->backward);
+        w->ready = 1;
+    }
+    dp_budget_run(&w->probable, chain, c->backward, out);
+    dp_budget_run(&w->sound, chain, c->backward, &worst);
+    dp_budget_min(&c->p, sp->N, out, &worst);
+    dp_budget_free(&worst);
+    if (o->cache) dp_cache_save(o->cache, "bound", DP_BUDGET_VERSION, key, part, dp_budget_parts(&c->p, sp->N, out, part));
+}
+
 static dp_status runs_of_split(const dp_run_options *o, split *sp, int cached, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     int bases[DP_NBASES], chains[DP_NFORMATS], merges[DP_NMERGES];
@@ -268,20 +317,16 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, int cached, d
     if (sp->N == 1 && nc > 1) nc = 1;                            /* one rank forms no M: the chain's format is never used */
     for (int i = 0; i < nb; i++) {
         dp_sim s;
-        dp_budget_base sound, probable;
+        budget_bases w = {0};
         const dp_status st = dp_sim_new(&s, &c->p, bases[i], sp->N, o->fault, e);
         if (st) return st;
-        dp_budget_base_init(&sound, sp->ref, bases[i], 1, c->backward);
-        dp_budget_base_init(&probable, sp->ref, bases[i], 2, c->backward);
         for (int j = 0; j < nc; j++) {
-            dp_budget b, worst;
-            dp_budget_run(&probable, chains[j], c->backward, &b);
-            dp_budget_run(&sound, chains[j], c->backward, &worst);
-            dp_budget_min(sp->ref, &b, &worst);
+            dp_budget b;
+            budget(o, sp, bases[i], chains[j], &w, &b);
             for (int k = 0; k < nm; k++) one_run(o, sp, &s, &b, chains[j], merges[k], cached, out);
-            dp_budget_free(&b), dp_budget_free(&worst);
+            dp_budget_free(&b);
         }
-        dp_budget_base_free(&sound), dp_budget_base_free(&probable);
+        if (w.ready) dp_budget_base_free(&w.sound), dp_budget_base_free(&w.probable);
         dp_sim_free(&s);
     }
     return DP_OK;
@@ -313,14 +358,11 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
     for (int i = 0; i < nr && !st; i++) {
         dp_sim ref;
         split sp = {.c = c, .truth = &truth, .N = ranks[i], .ref = &ref, .radius = radius};
-        st = dp_sim_new(&ref, &c->p, DP_BASE_FP64, ranks[i], DP_FAULT_NONE, e);
-        if (st) break;
-        dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, c->backward);
-        split_truth(&sp);
+        st = split_truth(&sp, e);
         split_prefixes(&sp);
-        st = runs_of_split(o, &sp, cached, out, e);
+        if (!st) st = runs_of_split(o, &sp, cached, out, e);
         split_free(&sp);
-        dp_sim_free(&ref);
+        if (sp.have_ref) dp_sim_free(&ref);
     }
     if (!st && !o->nranks && !o->nbase && !o->nchain && !o->nmerge) gpu_row(c, o, out);
     dp_truth_free(&truth);

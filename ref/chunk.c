@@ -71,13 +71,19 @@ void dp_chunk_inverse(dp_chunk *ch) {
     if (!ch->Akk) ch->Akk = inverse(ch, DP_BASE_FP64);
 }
 
-/* gcum, kgam, kg, qg, eC */
+/* gcum, kgam, kg, qg, eC. A single step below the floor multiplies by exactly 0 in this arithmetic, whatever follows: raising it to the floor
+ * changes nothing but keeps gcum finite (g = -inf is a reset) and its differences accurate behind such a step. */
+static double gate_floor(dp_base b) { return b == DP_BASE_FP64 ? -746.0 : -104.0; }
+
 static void decay(dp_chunk *ch, const dp_chunk_in *in) {
     const int c = ch->c, R = ch->R, K = ch->K;
     const dp_base b = ch->base;
     for (int x = 0; x < K; x++) {
         double s = 0;
-        for (int t = 0; t < c; t++) ch->gcum[t * K + x] = s = dp_round_arith(b, s + in->g[t * in->sg + (in->Kg == 1 ? 0 : x)]);
+        for (int t = 0; t < c; t++) {
+            const double g = in->g[t * in->sg + (in->Kg == 1 ? 0 : x)];
+            ch->gcum[t * K + x] = s = dp_round_arith(b, s + (g < gate_floor(b) ? gate_floor(b) : g));
+        }
         ch->eC[x] = dp_round_arith(b, exp(s));
     }
     for (int t = 0; t < c; t++)
