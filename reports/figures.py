@@ -21,9 +21,7 @@ class Plot:
 
 
 def plots(rec):
-    out = chain_plots(rec)
-    for case in heads(rec):
-        out += state_plots(rec, case)
+    out = chain_plots(rec) + state_plots(rec)
     for case in heads(rec):
         out += token_plots(rec, case)
     return out + map_plots(rec)
@@ -120,15 +118,27 @@ def chain_panel(ax, series):
 
 # ---- 2. S_in over the ranks -------------------------------------------------------------------------------------------------------------
 
-def state_plots(rec, case):
-    n = top_ranks(rec, case["name"])
-    bases = [b for b in bases_of(rec.of(case["name"])) if any(tensor(r, "S_in") for r in one_per_format(rec, case["name"], n, b).values())]
-    if n < 3 or not bases:
-        return []
-    cap = (f"{n} ranks: error of the state S_in with which a rank starts, rank by rank (top axis: what lies before it), one panel "
-           "per base policy. Filled: measured; hollow on a thin line: its bound (math.md j.6); above 1 it says nothing. Rank 1 starts from H of rank 0 alone, without M; from rank 2 on the M chain enters." + (" The fp64 chain is not drawn." if "fp64" in formats_of(rec.of(case["name"])) else "")
-           + (" Where a line enters from below, the error at rank 1 lies below the panel." if "fp64" in bases else ""))
-    return [Plot(f"state-{case['name']}", f"Error of S_in over the ranks, {case['name']}", cap, lambda: draw_state(rec, case, n, bases))]
+def state_panels(rec):
+    """(case, base, ranks, {format: run}) of the heads, each at its most ranks."""
+    for case in heads(rec):
+        n = top_ranks(rec, case["name"])
+        for base in bases_of(rec.of(case["name"])):
+            runs = one_per_format(rec, case["name"], n, base)
+            if n > 2 and any(finite(e) and e > 0 for r in runs.values() for e in ((tensor(r, "S_in") or {}).get("per_rank") or [])[2:]):
+                yield case, base, n, runs
+
+
+def state_plots(rec):
+    panels = list(state_panels(rec))
+    cap = ("Error of the state S_in with which a rank starts, rank by rank (top axis: what lies before it), one panel per head and base policy. Filled: measured; hollow on a thin "
+           "line: its bound (math.md j.6); above 1 it says nothing. Rank 1 starts from H of rank 0 alone, without M; from rank 2 on the M chain enters."
+           + (" The fp64 chain is drawn only where it stands alone." if any("fp64" in runs for _, _, _, runs in panels) else "")
+           + (" Where a line enters from below, the error at rank 1 lies below the panel." if any(base == "fp64" for _, base, _, _ in panels) else ""))
+    out = []
+    for part in range(0, len(panels), 6):
+        some = panels[part:part + 6]
+        out.append(Plot("state-over-ranks" + (f"-{part // 6 + 1}" if len(panels) > 6 else ""), "Error of S_in over the ranks", cap, lambda some=some: draw_state(some)))
+    return out
 
 
 def rank_bounds(t, heads_):
@@ -139,16 +149,17 @@ def rank_bounds(t, heads_):
     return [t["bound"] if finite(e) and finite(t.get("bound")) else None for e in rel]
 
 
-def draw_state(rec, case, n, bases):
-    cols = min(2, len(bases))
-    rows = (len(bases) + cols - 1) // cols
-    fig, axs = style.inch_grid(rows, cols, 2.3, left=0.68, right=0.95, wgap=1.6, hgap=1.0, top=0.62, bottom=0.45)
+def draw_state(panels):
+    cols = min(2, len(panels))
+    rows = (len(panels) + cols - 1) // cols
+    fig, axs = style.inch_grid(rows, cols, 1.75 if rows > 2 else 2.3, left=0.68, right=0.95, wgap=1.6, hgap=1.05, top=0.62, bottom=0.45)
     for i, ax in enumerate(axs.flat):
-        if i >= len(bases):
+        if i >= len(panels):
             ax.set_visible(False)
             continue
-        state_panel(ax, case, one_per_format(rec, case["name"], n, bases[i]), n)
-        ax.set_title(f"base {bases[i]}", pad=24)
+        case, base, n, runs = panels[i]
+        state_panel(ax, case, runs, n)
+        ax.set_title(f"{case['name']}, base {base}", pad=24)
         ax.set_xlabel("rank")
         if i % cols == 0:
             ax.set_ylabel(r"$\|\hat S_{\rm in} - S_{\rm in}\|_F\,/\,\|S_{\rm in}\|_F$")
@@ -334,10 +345,10 @@ def cell(t, rank=None):
     if t is None or (rank is not None and at(t.get("per_rank"), rank) is None):
         return None, None
     x = t.get("ratio") if rank is None else at(t.get("per_rank_ratio"), rank)
+    if t["verdict"] == "fail" and (x is None or not x <= 1):
+        return "fail", math.nan if x is None else x
     if t["verdict"] in ("unjudged", "skipped") or x is None:
         return "hatch", None
-    if t["verdict"] == "fail" and not (rank is not None and finite(x) and x <= 1):
-        return "fail", x
     return ("empty" if (vacuous(t) if rank is None else at(t["per_rank"], rank) > x) else "pass"), x
 
 
@@ -385,7 +396,7 @@ def draw_cell(ax, x, y, width, kind, ratio=None):
     look = {"fail": {"facecolor": "#000000", "edgecolor": "#D55E00", "linewidth": 1.8, "zorder": 3},
             "empty": {"facecolor": "#ffffff", "edgecolor": "#d2d2d2", "linewidth": 0.5, "hatch": "....", "zorder": 1},
             "hatch": {"facecolor": "#ffffff", "edgecolor": "#aaaaaa", "linewidth": 0, "hatch": "////"}}.get(kind)
-    ax.add_patch(style.matplotlib.patches.Rectangle((x, y), width, 1, **(look or {"facecolor": shade(ratio)[0], "edgecolor": "white", "linewidth": 0.6, "zorder": 2})))
+    ax.add_patch(style.matplotlib.patches.Rectangle((x, y), width, 1, clip_on=False, **(look or {"facecolor": shade(ratio)[0], "edgecolor": "white", "linewidth": 0.6, "zorder": 2})))
 
 
 CELL = 0.46                                                           # widest cell, inches

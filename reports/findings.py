@@ -104,16 +104,22 @@ def slope_sentence(case, errs):
     return f"{esc(chain_title(case))}: slope of log error over log chunks, 16 to {most} chunks: {'; '.join(parts)}."
 
 
+def other_biases(with_errors):
+    """Slopes of a bias where none is expected: formats that round to nearest, outside the regimes that stall or forget."""
+    odd = [f"{words(f)} in {link(r, chain_title(c))} ({r['slope']:.2f})" for c, e in with_errors if c.get("regime") in ("reflect", "subspace", "corr") for f, (_, r) in e.items()
+           if f != "tf32rz" and finite(r.get("slope")) and slope_kind(r["slope"]) == "a bias"]
+    return f"A slope near 1 although the format rounds to nearest: {', '.join(odd)}." if odd else None
+
+
 def lost_sentence(case, errs):
-    """Formats whose M is wrong by more than M itself, or whose M has vanished."""
-    out = []
-    for f, (e, r) in errs.items():
-        n = max(e)
-        norm = next((p.get("norm") for p in r["chain"] if p["chunks"] == n), None)
-        if finite(e[n]) and e[n] > 1.5:
-            out.append(f"{esc(chain_title(case))}: with {words(f)} the chain stalls: after {plural(n, 'chunk')} M is wrong by {near(e[n])} times its own norm"
-                       + (f" (|M|_F = {sci(norm)})" if finite(norm) else "") + ".")
-    return out
+    """Formats whose M ends wrong by more than M itself."""
+    lost = [(f, e[max(e)], r) for f, (e, r) in errs.items() if finite(e[max(e)]) and e[max(e)] > 1.5]
+    if not lost:
+        return None
+    p = max(lost[0][2]["chain"], key=lambda p: p["chunks"])
+    norm = f" (|M|_F = {sci(p['norm'])})" if finite(p.get("norm")) else ""
+    return (f"{esc(chain_title(case))}: after {plural(p['chunks'], 'chunk')}{norm} M is lost, its error in units of its own norm being "
+            + ", ".join(f"{near(x)} with {words(f)}" for f, x, _ in lost) + ".")
 
 
 def vanished_sentence(rec, cases):
@@ -131,19 +137,23 @@ def vanished_sentence(rec, cases):
 def chain_sentences(rec):
     cases, out = chain_cases(rec), []
     with_errors = [(c, chain_errors(rec, c)) for c in cases]
-    first = sorted(with_errors, key=lambda ce: (ce[0].get("regime") != "reflect", ce[0].get("K") or 0))
+    first = sorted(with_errors, key=lambda ce: (ce[0].get("regime") != "reflect", -max((n for e, _ in ce[1].values() for n in e), default=0)))
     hits = [s for c, e in first for s in [overtake_sentence(c, e, "tf32rz", "bf16")] if s]
-    out += hits[:2] + ([also_overtakes(first, hits)] if len(hits) > 2 else [])
+    out += hits[:2] + ([also_overtakes(first)] if len(hits) > 2 else [])
     out += [s for c, e in first if c.get("regime") in ("reflect", None) for s in [slope_sentence(c, e)] if s]
-    out += [s for c, e in with_errors for s in lost_sentence(c, e)]
+    out += [s for s in [other_biases(with_errors)] if s]
+    out += [s for c, e in with_errors for s in [lost_sentence(c, e)] if s]
     gone = vanished_sentence(rec, cases)
     return out + ([gone] if gone else [])
 
 
-def also_overtakes(first, hits):
-    rest = [(c, overtaking(e["tf32rz"][0], e["bf16"][0])) for c, e in first if "tf32rz" in e and "bf16" in e]
-    rest = [(c, h) for c, h in rest if h][2:]
-    return "The same happens in " + ", ".join(f"{esc(chain_title(c))} at {whole(h[0])}" for c, h in rest) + " chunks."
+def also_overtakes(first):
+    """The regimes that did not get a sentence of their own, by chunk count."""
+    hits = [(c, overtaking(e["tf32rz"][0], e["bf16"][0])) for c, e in first if "tf32rz" in e and "bf16" in e]
+    at = {}
+    for c, hit in [h for h in hits if h[1]][2:]:
+        at.setdefault(hit[0], []).append(esc(chain_title(c)))
+    return "It also does so " + "; ".join(f"at {plural(n, 'chunk')} in {', '.join(names)}" for n, names in sorted(at.items())) + "."
 
 
 # ---- split over ranks -------------------------------------------------------------------------------------------------------------------
@@ -154,7 +164,7 @@ def rank_sentences(rec):
         out += ranking_sentences(rec, c)
     out += [s for c in heads(rec)[:1] for s in [effect_sentence(rec, c)] if s]
     out += two_ranks(rec)
-    out += [s for c in heads(rec) for s in [cost_of_split(rec, c)] if s]
+    out += [s for c in heads(rec) for s in [cost_of_split(rec, c)] if s][:2]
     out += [s for s in [exact_split(rec), merge_orders(rec)] if s]
     return out
 
@@ -259,7 +269,7 @@ def two_ranks_sentence(rec, same):
     order = [c["name"] for c in heads(rec) if c["name"] in same] or list(same)
     name = order[0]
     numbers = ", ".join(f"base {esc(b)} {sci(e, 3)}" for b, _, e in same[name])
-    more = f" So in all {plural(len(same), 'case')} with 2 ranks and more than one format." if len(same) > 1 else ""
+    more = f" The same holds in {plural(len(same) - 1, 'other case')} without an initial state." if len(same) > 1 else ""
     return f"{esc(name)}, 2 ranks: <b>M is never used: all {same[name][0][1]} chain formats give the same S_in</b> ({numbers}).{more}"
 
 
@@ -304,13 +314,13 @@ def merge_orders(rec):
 
 # ---- bounds, unjudged -------------------------------------------------------------------------------------------------------------------
 
-def bound_sentences(rec, most=3):
-    """The passing tensors nearest to their bounds, one a (case, tensor), and the looseness of the chain's bounds."""
+def bound_sentences(rec, most=4):
+    """The passing tensors nearest to their bounds, one a kind of case and tensor, the looseness of the chain's bounds, and the passes that prove nothing."""
     near_ones = {}
     for r in rec.runs:
         for t in r["tensors"]:
             if t["verdict"] == "pass" and finite(t.get("ratio")) and not vacuous(t):
-                k = (r["case"], t["name"])
+                k = ("recurrence" if r["op"] not in ("chain", "conv") else r["op"], t["name"] if r["op"] != "conv" else "")
                 if k not in near_ones or t["ratio"] > near_ones[k][1]["ratio"]:
                     near_ones[k] = (r, t)
     top = sorted(near_ones.values(), key=lambda rt: -rt[1]["ratio"])[:most]
@@ -318,7 +328,7 @@ def bound_sentences(rec, most=3):
     return out + [s for s in (chain_looseness(rec), empty_passes(rec)) if s]
 
 
-def empty_passes(rec, most=6):
+def empty_passes(rec, most=4):
     """Passes that a reader must not count: recurrences and convolutions by case and base, tensors whose bound exceeds their own norm."""
     judged, empty = 0, {}
     for r in rec.runs:
@@ -333,10 +343,14 @@ def empty_passes(rec, most=6):
     if not count:
         return None
     groups = sorted(empty.items(), key=lambda kv: -max(kv[1].values()))
-    listed = "; ".join(f"{esc(case)}" + (f" base {esc(base)}" if base else "") + f": {', '.join(in_order(names, TENSOR_ORDER))} (up to {sci(max(names.values()))})"
+    listed = "; ".join(f"{esc(case)}" + (f" base {esc(base)}" if base else "") + f": {name_list(names)} (up to {sci(max(names.values()))})"
                        for (case, base), names in groups[:most])
     more = f"; and {plural(len(groups) - most, 'more group')} of case and base" if len(groups) > most else ""
     return (f"<b>{whole(count)} of {plural(judged, 'judged tensor')} {'passes' if count == 1 else 'pass'} under a bound larger than the tensor itself</b>, which proves nothing; bound over norm in brackets: {listed}{more}.")
+
+
+def name_list(names, most=6):
+    return ", ".join(in_order(names, TENSOR_ORDER)) if len(names) <= most else f"{len(names)} tensors"
 
 
 def nearest(run, t):

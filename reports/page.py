@@ -23,13 +23,13 @@ a { color: #00507f; text-underline-offset: 2px; } a:target, :target { scroll-mar
 .verdict.fail { background: #000; color: #fff; outline: 3px solid #D55E00; } .verdict.error { background: #fff; outline: 3px solid #D55E00; } .verdict.pass { background: #e7f1ec; }
 .warn { border-left: 4px solid #D55E00; padding: .3rem .8rem; }
 dl.meta { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .9rem; margin: .75rem 0; } dl.meta dt { color: var(--soft); } dl.meta dd { margin: 0; }
-table.t td b { font: .92em "DejaVu Sans Mono", Menlo, Consolas, monospace; white-space: nowrap; } td.num, .w { white-space: nowrap; } code, .num { font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .86em; }
+.w { white-space: nowrap; } code, .num { font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .86em; }
 code.id { user-select: all; -webkit-user-select: all; background: var(--pale); padding: .1em .35em; overflow-wrap: anywhere; }
 figure { margin: 1.5rem 0 2rem; break-inside: avoid; } figure img { width: 100%; height: auto; display: block; } figcaption { font-size: .86rem; line-height: 1.45; margin-top: .5rem; max-width: 56rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .84rem; margin: .6rem 0; } caption { text-align: left; font-size: .86rem; padding-bottom: .35rem; }
 th, td { padding: .22rem .55rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); } thead th { border-bottom: 1.5px solid var(--ink); font-weight: 600; vertical-align: bottom; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; } td .x { color: var(--soft); font-size: .88em; }
-table.t td:nth-child(-n+4), table.t th:nth-child(-n+4) { text-align: right; white-space: nowrap; } table.t td:first-child, table.t th:first-child { text-align: left; }
+table.c td, table.c th, table.t td:nth-child(-n+4), table.t th:nth-child(-n+4) { text-align: right; white-space: nowrap; } table.t td:first-child, table.t th:first-child { text-align: left; }
 td.v { white-space: nowrap; } .f { font-weight: 700; background: #000; color: #fff; padding: 0 .35em; } .u { font-style: italic; }
 details { margin: .4rem 0; } summary { cursor: pointer; padding: .15rem 0; } details details { margin-left: 1rem; } details[open] > summary { font-weight: 600; }
 section.run { border-top: 1px solid var(--line); margin: .6rem 0 0 1rem; padding-top: .5rem; } section.run h4 { margin: 0; font-size: .9rem; font-weight: 400; } section.run p { margin: .2rem 0; }
@@ -168,7 +168,7 @@ def case_section(rec, case):
     warnings = "".join(f'<p class="warn small">{esc(w)}</p>' for w in case.get("warnings") or [] if w)
     tally = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
     is_open = " open" if counts["fail"] else ""
-    body = (f"<details{is_open}><summary>{plural(len(runs), 'run')}: {tally}</summary>\n{run_table(runs)}\n{''.join(run_section(r) for r in runs)}</details>") if runs else '<p class="small">No runs.</p>'
+    body = (f"<details{is_open}><summary>{plural(len(runs), 'run')}: {tally}</summary>\n{run_table(runs)}\n{''.join(run_section(r, twin) for r, twin in with_twins(runs))}</details>") if runs else '<p class="small">No runs.</p>'
     return (f'<h3 id="{case_anchor(case["name"])}">{esc(case["name"])}<a class="top" href="#verdicts">to the summary</a></h3>\n'
             f'<p class="small">{esc(case.get("reason") or "")}{". " if case.get("reason") else ""}<span class="soft">{esc("; ".join(f for f in facts if f))}</span></p>{warnings}\n{body}')
 
@@ -191,7 +191,16 @@ def run_table(runs):
             f'<th class="n">error / bound</th><th>verdict</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>')
 
 
-def run_section(run):
+def with_twins(runs):
+    """[(run, earlier run or None)]: the earlier run of the same ranks and policy but for the merge order, when every tensor is the same in every digit."""
+    first = {}
+    for r in runs:
+        key = (r["ranks"], r.get("backend"), *sorted((k, v) for k, v in r["policy"].items() if k != "merge"))
+        twin = first.setdefault(key, r)
+        yield r, twin if twin is not r and r["tensors"] and repr(twin["tensors"]) == repr(r["tensors"]) else None
+
+
+def run_section(run, twin=None):
     t = run["truth"]
     facts = [f"truth {truth_text(t)}" if t else "", f"radius {sci(t.get('radius'))}" if finite(t.get("radius")) else "",
              "truth from the cache" if t.get("cached") else "", f"{run['seconds']:.2f} s" if finite(run.get("seconds")) else "", f"slope {run['slope']:.2f}" if finite(run.get("slope")) else ""]
@@ -199,8 +208,11 @@ def run_section(run):
     replay = run["id"].replace("'", "'\\''")
     n = len(run["tensors"])
     what = [plural(n, "tensor") if n else "", "M over chunks" if run["chain"] else ""]
-    tables = (f'<details{" open" if run["verdict"] == "fail" else ""}><summary>{" and ".join(w for w in what if w)}</summary>{tensor_table(run)}{chain_table(run)}</details>'
-              if any(what) else "")
+    if twin:
+        tables = f'<p class="small">Every tensor is the same in every digit as with <a href="#run-{twin["n"]}">{esc(policy_text(twin))}</a>.</p>'
+    else:
+        tables = (f'<details{" open" if run["verdict"] == "fail" else ""}><summary>{" and ".join(w for w in what if w)}</summary>{tensor_table(run)}{chain_table(run)}</details>'
+                  if any(what) else "")
     return (f'<section class="run" id="run-{run["n"]}"><h4><code class="id">deltaproof run --id \'{esc(replay, quote=False)}\'</code></h4>'
             f'<p class="small soft">{esc(", ".join(f for f in facts if f))}</p>{why}{tables}</section>')
 
@@ -211,7 +223,7 @@ def tensor_table(run):
     ts = sorted(run["tensors"], key=lambda t: (TENSOR_ORDER.index(t["name"]) if t["name"] in TENSOR_ORDER else len(TENSOR_ORDER)))
     split = run["ranks"] > 1
     return ('<div class="wide"><table class="t"><thead><tr><th>tensor<th>rel. error<th>bound<th>error / bound' + ("<th>rank by rank" if split else "")
-            + "<th>worst token<th>verdict</thead><tbody>" + "".join(tensor_row(t, split) for t in ts) + "</tbody></table></div>")
+            + "<th>worst token: rank, sequence, token, head [entry]; got, want; row error<th>verdict</thead><tbody>" + "".join(tensor_row(t, split) for t in ts) + "</tbody></table></div>")
 
 
 def tensor_row(t, split):
@@ -219,16 +231,16 @@ def tensor_row(t, split):
     ranks = f'<td class="num">{" ".join(sci(x) for x in t.get("per_rank") or [])}' if split else ""
     why = f": {esc(t['why'])}" if t.get("why") and t["verdict"] != "pass" else ""
     return (f'<tr><td>{esc(t["name"])}<td>{sci(t.get("rel_fro"), 3)}<td>{sci(t.get("bound"))}<td>{near(t["ratio"]) if t.get("ratio") is not None else "–"}'
-            f'{ranks}<td>{worst_token(t.get("worst_token"))}<td>{verdict_mark(t["verdict"])}{why}')
+            f'{ranks}<td class="num">{worst_token(t.get("worst_token"))}<td>{verdict_mark(t["verdict"])}{why}')
 
 
 def worst_token(w):
+    """r1 s0 t130 h0 [7]; 0x1.8p-3, 0x1.81p-3; 1.2e-2 as the column's head explains; places that do not apply (-1) are left out."""
     if not w:
         return ""
-    at = ", ".join(f"{k} {w[n]}" for k, n in (("rank", "rank"), ("seq.", "sequence"), ("token", "token"), ("head", "head")) if w.get(n) is not None and w[n] >= 0)
+    at = " ".join(f"{k}{w[n]}" for k, n in (("r", "rank"), ("s", "sequence"), ("t", "token"), ("h", "head")) if w.get(n) is not None and w[n] >= 0)
     at += f" [{w['index']}]" if w.get("index") is not None and w["index"] >= 0 else ""
-    values = f': got <b>{esc(w["got"])}</b> want <b>{esc(w["want"])}</b>' if w.get("got") and w.get("want") else ""
-    return at + values + (f', row <span class="w">{sci(w["rel"])}</span>' if w.get("rel") is not None else "")
+    return "; ".join(esc(x) for x in (at, ", ".join(w[k] for k in ("got", "want") if w.get(k)), sci(w["rel"]) if w.get("rel") is not None else "") if x)
 
 
 def chain_table(run):
@@ -242,10 +254,8 @@ def chain_table(run):
         pts = list(last.values())
     if not pts:
         return ""
-    rows = "".join(f'<tr><td class="n">{p.get("rank", 0)}</td><td class="n">{whole(p["chunks"])}</td><td class="n">{sci(p["rel"], 3)}</td><td class="n">{sci(p.get("effect"))}</td><td class="n">{sci(p.get("bound"))}</td>'
-                   f'<td class="n">{sci(p.get("norm"))}</td></tr>' for p in pts)
-    return ('<table><thead><tr><th class="n">rank</th><th class="n">chunks</th><th class="n">|dM| / |M|</th><th class="n">|dM S_in| / |S_in|</th><th class="n">bound / |M|</th><th class="n">|M|</th></tr></thead>'
-            f"<tbody>{rows}</tbody></table>")
+    rows = "".join(f'<tr><td>{p.get("rank", 0)}<td>{whole(p["chunks"])}<td>{sci(p["rel"], 3)}<td>{sci(p.get("effect"))}<td>{sci(p.get("bound"))}<td>{sci(p.get("norm"))}' for p in pts)
+    return f'<table class="c"><thead><tr><th>rank<th>chunks<th>|dM| / |M|<th>|dM S_in| / |S_in|<th>bound / |M|<th>|M|</thead><tbody>{rows}</tbody></table>'
 
 
 # ---- foot -------------------------------------------------------------------------------------------------------------------------------
@@ -257,7 +267,8 @@ def footer(rec):
         "accumulated with the stated unit roundoff, in any order. M, H, S_in and the state have worst-case or running bounds; those of o and the gradients are first order in the unit roundoff. "
         "A tensor core that truncates inside its accumulator is outside these assumptions.",
         "<b>error / bound</b> far below 1 does not make a format good; it says that the error is explained by the format. Whether the error is acceptable is the reader's decision.",
-        "<b>unjudged</b>: the numbers are measured, but no useful bound is derived (or it exceeds 1), so the tensor neither passes nor fails. <b>skipped</b>: not run, for the reason given.",
+        "<b>unjudged</b>: the numbers are measured, but there is no bound to judge them by, so the tensor neither passes nor fails. A tensor that passes under a bound above its own norm passes formally only: "
+        "such cells are dotted in the figures, and the findings count them. <b>skipped</b>: not run, for the reason given.",
         "<b>Simulated ranks</b> round every stage as the policy says, in one process. They show what the formats do, not what a given kernel does; kernels are judged when they run as a backend of their own.",
         "A relative error of M means little once |M| is tiny; its effect on the state, |dM S_in| / |S_in|, stands beside it in the details."]
     return '<h2 id="limits">What this report assumes, and what it cannot say</h2>\n<ul class="small">' + "".join(f"<li>{n}</li>" for n in notes) + "</ul>"

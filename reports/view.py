@@ -98,11 +98,11 @@ def heads(rec):
 
 
 def chain_sensitivity(rec, case):
-    """Largest over smallest error of S_in between chain formats at the most ranks, fp32-or-better base."""
+    """Largest over smallest error of S_in between chain formats (fp64 apart) at the most ranks, over the base policies."""
     n = top_ranks(rec, case)
     best = 1.0
     for base in bases_of(rec.of(case)):
-        e = [tensor(r, "S_in")["rel_fro"] for r in rec.of(case, ranks=n, base=base) if tensor(r, "S_in")]
+        e = [tensor(r, "S_in")["rel_fro"] for r in rec.of(case, ranks=n, base=base) if tensor(r, "S_in") and r["policy"].get("chain") != "fp64"]
         e = [x for x in e if finite(x) and x > 0]
         best = max([best] + ([max(e) / min(e)] if e else []))
     return best
@@ -125,10 +125,18 @@ def one_per_format(rec, case, ranks, base):
     return {f: by[f] for f in formats_of(runs)}
 
 
+REGIMES = ("reflect", "subspace", "corr", "slow", "mixed", "mild", "strong")
+
+
 def chain_cases(rec):
-    """Cases of the M chain alone, by K and then by name of regime."""
+    """Cases of the M chain alone: widths with the longest chains first, within a width in the order above (those that forget least first)."""
     cs = [c for c in rec.cases.values() if c["op"] == "chain" and any(r["chain"] for r in rec.of(c["name"]))]
-    return sorted(cs, key=lambda c: (c.get("K") or 0))
+    longest = {}
+    for c in cs:
+        n = max(p["chunks"] for r in rec.of(c["name"]) for p in r["chain"])
+        longest[c.get("K")] = max(n, longest.get(c.get("K"), 0))
+    place = lambda c: REGIMES.index(c["regime"]) if c.get("regime") in REGIMES else len(REGIMES)
+    return sorted(cs, key=lambda c: (-longest[c.get("K")], c.get("K") or 0, place(c)))
 
 
 def chain_title(case):

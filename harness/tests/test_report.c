@@ -140,8 +140,8 @@ DP_TEST(report, every_run_has_its_replay_id_and_every_link_a_target) {
 
 DP_TEST(report, details_keep_hex_nan_and_warnings_and_escape_text) {
     NEED_PAGE();
-    CHECK(strstr(html, "got <b>0x1.8p-3</b> want <b>0x1.81p-3</b>"), "the worst token's bits are missing");
-    CHECK(strstr(html, "<td>rank 1, token 130 [7]: got"), "a worst token without sequence and head (-1) is not shown without them");
+    CHECK(strstr(html, "r1 s0 t130 h0 [7]; 0x1.8p-3, 0x1.81p-3; 1.2e-2"), "the worst token's bits are missing");
+    CHECK(strstr(html, ">r1 t130 [7]; 0x1.8p-3"), "a worst token without sequence and head (-1) is not shown without them");
     CHECK(strstr(html, "nan inf"), "per-rank nan and inf are missing");
     CHECK(strstr(html, "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;quotes&quot;"), "text of the record is not escaped");
     CHECK(strstr(html, "sum of beta |k|^2 is 2.3 at token 17"), "a case's warning is missing");
@@ -157,7 +157,7 @@ static int begins(const char *path, const char *magic) {
 
 DP_TEST(report, figures_exist_as_png_and_pdf) {
     NEED_PAGE();
-    static const char *const names[] = {"chain-k32", "state-kda-long", "tokens-kda-long-bf16", "bounds-cases", "bounds-ranks"};
+    static const char *const names[] = {"chain-k32", "state-over-ranks", "tokens-kda-long-bf16", "bounds-cases", "bounds-ranks"};
     char path[700];
     for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
         snprintf(path, sizeof path, "%s/figures/%s.png", page_dir, names[i]);
