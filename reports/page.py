@@ -5,7 +5,7 @@ import re
 
 from findings import findings, ranking
 from record import VERDICTS
-from view import TENSOR_ORDER, finite, heads, near, plural, policy_text, sci, severity, short, whole, worst_tensor
+from view import TENSOR_ORDER, finite, heads, near, plural, policy_text, sci, severity, short, vacuous, whole, worst_tensor
 
 esc = html.escape
 CSS = """
@@ -135,10 +135,11 @@ def worst_of(runs):
 
 def summary_section(rec):
     rows = "".join(summary_row(rec, c) for c in rec.cases.values())
-    return ('<h2 id="verdicts">Verdicts by case</h2>\n<p class="small">Each row sums up the runs of one case (rank counts × policies); the last columns name the tensor nearest to its bound over all of them. '
-            "Error and ratio are that tensor's; follow the links for the runs, their tensors and their replay IDs.</p>\n"
-            '<div class="wide"><table><thead><tr><th>case</th><th>op</th><th class="n">runs</th><th class="n">pass</th><th class="n">fail</th><th class="n">skip</th><th class="n">unj.</th>'
-            f'<th>nearest to its bound</th><th class="n">rel. error</th><th class="n">error / bound</th><th>verdict</th></tr></thead><tbody>{rows}</tbody></table></div>')
+    return ('<h2 id="verdicts">Verdicts by case</h2>\n<p class="small">Each row counts the runs of one case (rank counts × policies) by verdict and names the tensor nearest to its bound over all of them, with ranks, base and chain. '
+            "Error and ratio (error / bound) are that tensor's; follow the links for the runs, their tensors and their replay IDs. bound &gt; 1: how many of the judged tensors pass under a bound "
+            "above their own norm, which proves nothing.</p>\n"
+            '<div class="wide"><table><thead><tr><th>case</th><th>op</th><th>verdict</th><th class="n">pass</th><th class="n">fail</th><th class="n">skip</th><th class="n">unj.</th>'
+            f'<th>nearest to its bound</th><th class="n">rel. error</th><th class="n">ratio</th><th class="n">bound &gt; 1</th></tr></thead><tbody>{rows}</tbody></table></div>')
 
 
 def case_verdict(counts):
@@ -148,13 +149,16 @@ def case_verdict(counts):
 def summary_row(rec, case):
     runs = rec.of(case["name"])
     c, (r, t) = rec.counts(runs), worst_of(runs)
-    worst = f'<td>{esc(t["name"])}, <a href="#run-{r["n"]}">{esc(run_label(r))}</a></td><td class="n">{sci(t.get("rel_fro"))}</td><td class="n">{near(t["ratio"])}</td>' if t else "<td>–</td><td></td><td></td>"
-    return (f'<tr><td class="v"><a href="#{case_anchor(case["name"])}">{esc(case["name"])}</a></td><td>{esc(case["op"])}</td><td class="n">{len(runs)}</td>'
-            + "".join(f'<td class="n">{c[v] or "–"}</td>' for v in VERDICTS) + worst + f'<td class="v">{verdict_mark(case_verdict(c))}</td></tr>')
+    worst = f'<td class="v">{esc(t["name"])}, <a href="#run-{r["n"]}">{esc(run_label(r))}</a></td><td class="n">{sci(t.get("rel_fro"))}</td><td class="n">{near(t["ratio"])}</td>' if t else "<td>–</td><td></td><td></td>"
+    return (f'<tr><td class="v"><a href="#{case_anchor(case["name"])}">{esc(case["name"])}</a></td><td>{esc(case["op"])}</td><td class="v">{verdict_mark(case_verdict(c))}</td>'
+            + "".join(f'<td class="n">{c[v] or "–"}</td>' for v in VERDICTS) + worst + f'<td class="n">{empty_count(runs)}</td></tr>')
 
 
 def run_label(run):
-    return (plural(run["ranks"], "rank") + ", " if run["op"] != "chain" else "") + policy_text(run) + (f", {run['backend']}" if run.get("backend") not in (None, "sim") else "")
+    """8 ranks, bf16 / tf32rz: base and chain; the merge order only when it is not all-gather, the backend only when it is not the simulation."""
+    p = run["policy"]
+    names = [v for k, v in p.items() if (k, v) != ("merge", "allgather")] + ([run["backend"]] if run.get("backend") not in (None, "sim") else [])
+    return (plural(run["ranks"], "rank") + ", " if run["op"] != "chain" else "") + " / ".join(names)
 
 
 def details_section(rec):
@@ -170,7 +174,7 @@ def case_section(rec, case):
     is_open = " open" if counts["fail"] else ""
     body = (f"<details{is_open}><summary>{plural(len(runs), 'run')}: {tally}</summary>\n{run_table(runs)}\n{''.join(run_section(r, twin) for r, twin in with_twins(runs))}</details>") if runs else '<p class="small">No runs.</p>'
     return (f'<h3 id="{case_anchor(case["name"])}">{esc(case["name"])}<a class="top" href="#verdicts">to the summary</a></h3>\n'
-            f'<p class="small">{esc(case.get("reason") or "")}{". " if case.get("reason") else ""}<span class="soft">{esc("; ".join(f for f in facts if f))}</span></p>{warnings}\n{body}')
+            f'<p class="small">{esc((case.get("reason") or "").rstrip("."))}{". " if case.get("reason") else ""}<span class="soft">{esc("; ".join(f for f in facts if f))}</span></p>{warnings}\n{body}')
 
 
 def truth_text(truth):
@@ -179,16 +183,24 @@ def truth_text(truth):
     return truth["kind"] + (f" {truth['bits']} bits" if truth.get("bits") and truth["kind"] != "fp64" else "")
 
 
+def empty_count(runs):
+    """`3 of 12`: passes under a bound above the tensor's own norm, of all judged tensors; blank when there are none."""
+    judged = [t for r in runs for t in r["tensors"] if t["verdict"] in ("pass", "fail")]
+    n = sum(vacuous(t) for t in judged)
+    return f"{whole(n)} of {whole(len(judged))}" if n else ""
+
+
 def run_table(runs):
     rows = []
     for r in runs:
         t = worst_tensor(r)
-        cells = f'<td>{esc(t["name"])}</td><td class="n">{sci(t.get("rel_fro"))}</td><td class="n">{near(t["ratio"])}</td>' if t else f'<td colspan="3">{esc(r.get("why") or "–")}</td>'
+        cells = (f'<td>{esc(t["name"])}</td><td class="n">{sci(t.get("rel_fro"))}</td><td class="n">{near(t["ratio"])}</td><td class="n">{empty_count([r])}</td>' if t
+                 else f'<td colspan="4">{esc(r.get("why") or "–")}</td>')
         slope = f', slope {r["slope"]:.2f}' if finite(r.get("slope")) else ""
         rows.append(f'<tr><td class="n">{r["ranks"]}</td><td><a href="#run-{r["n"]}">{esc(policy_text(r))}</a>{slope}</td><td>{esc(r.get("backend") or "–")}</td><td>{esc(truth_text(r["truth"]))}</td>'
                     f'{cells}<td class="v">{verdict_mark(r["verdict"])}</td></tr>')
     return ('<div class="wide"><table><thead><tr><th class="n">ranks</th><th>policy</th><th>backend</th><th>truth</th><th>worst tensor</th><th class="n">rel. error</th>'
-            f'<th class="n">error / bound</th><th>verdict</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>')
+            f'<th class="n">error / bound</th><th class="n">bound &gt; 1</th><th>verdict</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>')
 
 
 def with_twins(runs):
@@ -231,7 +243,7 @@ def tensor_row(t, split):
     ranks = f'<td class="num">{" ".join(sci(x) for x in t.get("per_rank") or [])}' if split else ""
     why = f": {esc(t['why'])}" if t.get("why") and t["verdict"] != "pass" else ""
     return (f'<tr><td>{esc(t["name"])}<td>{sci(t.get("rel_fro"), 3)}<td>{sci(t.get("bound"))}<td>{near(t["ratio"]) if t.get("ratio") is not None else "–"}'
-            f'{ranks}<td class="num">{worst_token(t.get("worst_token"))}<td>{verdict_mark(t["verdict"])}{why}')
+            f'{ranks}<td class="num">{worst_token(t.get("worst_token"))}<td>{verdict_mark(t["verdict"])}{why}{" (bound &gt; 1)" if vacuous(t) else ""}')
 
 
 def worst_token(w):
@@ -251,7 +263,7 @@ def chain_table(run):
         for p in pts:
             if p.get("rank", 0) not in last or p["chunks"] >= last[p.get("rank", 0)]["chunks"]:
                 last[p.get("rank", 0)] = p
-        pts = list(last.values())
+        pts = [last[rank] for rank in sorted(last)]
     if not pts:
         return ""
     rows = "".join(f'<tr><td>{p.get("rank", 0)}<td>{whole(p["chunks"])}<td>{sci(p["rel"], 3)}<td>{sci(p.get("effect"))}<td>{sci(p.get("bound"))}<td>{sci(p.get("norm"))}' for p in pts)

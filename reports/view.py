@@ -75,7 +75,7 @@ def policy_text(run):
         known.append(f"chain {p['chain']}")
     if p.get("merge"):
         known.append(p["merge"])
-    return ", ".join(known + [f"{k} {v}" for k, v in p.items() if k not in ("base", "chain", "merge")]) or "–"
+    return ", ".join(known + [f"{k} {v}" for k, v in p.items() if k not in ("base", "chain", "merge")]) or "all policies"
 
 
 def is_real(case):
