@@ -63,7 +63,10 @@ const char *gt_program(void) { return env("DP_PROGRAM", "build/deltaproof"); }
 const char *gt_cases(void) { return env("DP_CASES", "cases"); }
 }
 
+extern "C" void openblas_set_num_threads(int);
+
 int main(int argc, char **argv) {
+    openblas_set_num_threads(1);                                 // as the program does
     testing::InitGoogleTest(&argc, argv);
     for (const Reg &r : regs()) {
         void (*b)(void) = r.body;

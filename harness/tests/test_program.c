@@ -1,0 +1,165 @@
+/* The program as a user meets it: exit statuses, messages, records that replay bit for bit, the cache, JUnit. */
+#include "gt.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char out[1 << 20];
+
+static int run(const char *args) {
+    char cmd[8192];
+    snprintf(cmd, sizeof cmd, "'%s' %s", gt_program(), args);
+    return gt_run(cmd, out, sizeof out);
+}
+
+static json_t *record(const char *args) {
+    char cmd[4096], path[512];
+    snprintf(path, sizeof path, "%s/record.json", gt_tmpdir());
+    snprintf(cmd, sizeof cmd, "run %s --cases '%s' --cache '%s/cache' --json '%s'", args, gt_cases(), gt_tmpdir(), path);
+    const int rc = run(cmd);
+    if (rc != 0 && rc != 1) {
+        gt_fail(__FILE__, __LINE__, args, "exit status %d: %s", rc, out);
+        return NULL;
+    }
+    json_error_t e;
+    json_t *j = json_load_file(path, 0, &e);
+    if (!j) gt_fail(__FILE__, __LINE__, args, "record is no JSON: %s", e.text);
+    return j;
+}
+
+DP_TEST(program, bad_usage_is_named_and_exits_2) {
+    const struct { const char *args, *says; } bad[] = {
+        {"", "Usage"}, {"walk", "'walk' is not a command"}, {"run", "name a case"}, {"run --chain fp17 smoke-kda", "'fp17' is not known"}, {"run --ranks 0 smoke-kda", "'0' is not known"},
+        {"run --ranks 1, --base fp1 smoke-kda", "'fp1' is not known"}, {"run --fault sloth smoke-kda", "sloth"}, {"run --frobnicate", "frobnicate"}, {"run no-such-case", "no-such-case.case"},
+        {"run --id smoke-kda", "NAME:key=value"}, {"run --id smoke-kda:ranks=x", "'ranks=x' is not known"}, {"run --id smoke-kda:speed=9", "'speed=9' is not known"}, {"truth smoke-kda", "output file"},
+        {"truth smoke-chain -o /tmp/x.safetensors", "no recurrence"}, {"report", "name the folder"}, {"run --out /proc/nowhere/x smoke-kda", "/proc/nowhere/x"}, {"run --bits 3", "bits"}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char args[1024];
+        snprintf(args, sizeof args, "%s%s%s", bad[i].args, *bad[i].args && strcmp(bad[i].args, "walk") && strncmp(bad[i].args, "report", 6) ? " --cases " : "",
+                 *bad[i].args && strcmp(bad[i].args, "walk") && strncmp(bad[i].args, "report", 6) ? gt_cases() : "");
+        const int rc = run(args);
+        CHECK(rc == 2, "'%s': exit status %d: %s", args, rc, out);
+        CHECK(strstr(out, bad[i].says), "'%s' should say '%s': %s", args, bad[i].says, out);
+    }
+}
+
+DP_TEST(program, help_and_version_on_each_command) {
+    const char *cmd[] = {"list", "run", "truth", "report"};
+    CHECK(run("--help") == 0 && strstr(out, "COMMAND"), "%s", out);
+    CHECK(run("--version") == 0 && strstr(out, "deltaproof "), "%s", out);
+    for (size_t i = 0; i < 4; i++) {
+        char a[64];
+        snprintf(a, sizeof a, "%s --help", cmd[i]);
+        CHECK(run(a) == 0 && strstr(out, "Usage: deltaproof"), "%s: %s", a, out);
+        snprintf(a, sizeof a, "%s --version", cmd[i]);
+        CHECK(run(a) == 0 && strstr(out, "deltaproof "), "%s: %s", a, out);
+    }
+}
+
+DP_TEST(program, list_names_every_case_keys_and_faults) {
+    char a[1024];
+    snprintf(a, sizeof a, "list --cases '%s'", gt_cases());
+    CHECK(run(a) == 0 && strstr(out, "kda-long ") && strstr(out, "chain-reflect-k32 "), "%s", out);
+    CHECK(run("list --keys") == 0 && strstr(out, "cu_seqlens"), "%s", out);
+    CHECK(run("list --faults") == 0 && strstr(out, "merge-nearest-first"), "%s", out);
+}
+
+DP_TEST(program, a_record_replays_bit_for_bit) {
+    json_t *all = record("smoke-kda");
+    REQUIRE(all, "no record");
+    json_t *runs = json_object_get(all, "runs");
+    const size_t n = json_array_size(runs);
+    REQUIRE(n > 10, "%zu runs", n);
+    for (size_t i = 3; i < n; i += 9) {
+        json_t *r = json_array_get(runs, i);
+        char a[512];
+        if (strcmp(json_string_value(json_object_get(r, "backend")), "sim")) continue;
+        snprintf(a, sizeof a, "--id '%s'", json_string_value(json_object_get(r, "id")));
+        json_t *again = record(a);
+        REQUIRE(again, "no record");
+        json_t *r2 = json_array_get(json_object_get(again, "runs"), 0);
+        CHECK(json_array_size(json_object_get(again, "runs")) == 1, "%s gives %zu runs", a, json_array_size(json_object_get(again, "runs")));
+        CHECK(json_equal(json_object_get(r, "tensors"), json_object_get(r2, "tensors")), "%s: tensors differ", a);
+        CHECK(json_equal(json_object_get(r, "chain"), json_object_get(r2, "chain")), "%s: chain differs", a);
+        json_decref(again);
+    }
+    json_decref(all);
+}
+
+DP_TEST(program, the_record_has_what_its_schema_promises) {
+    json_t *all = record("smoke-kda smoke-chain smoke-conv");
+    REQUIRE(all, "no record");
+    CHECK(json_integer_value(json_object_get(all, "schema_version")) == 1, "schema_version");
+    CHECK(!strcmp(json_string_value(json_object_get(all, "verdict")), "pass"), "verdict");
+    const char *want[] = {"o", "final_state", "S_in", "M", "H", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias"};
+    size_t i, t;
+    json_t *run_, *ten;
+    int skipped = 0, counted = 0;
+    json_array_foreach(json_object_get(all, "runs"), i, run_) {
+        const char *id = json_string_value(json_object_get(run_, "id")), *verdict = json_string_value(json_object_get(run_, "verdict"));
+        counted++;
+        if (!strcmp(verdict, "skipped")) {
+            skipped++;
+            CHECK(json_string_length(json_object_get(run_, "why")) > 0, "%s is skipped without a reason", id);
+            continue;
+        }
+        CHECK(json_object_get(json_object_get(run_, "truth"), "radius"), "%s: no radius", id);
+        if (!strcmp(json_string_value(json_object_get(run_, "case")), "smoke-kda") && json_integer_value(json_object_get(run_, "ranks")) == 4)
+            for (size_t w = 0; w < sizeof want / sizeof *want; w++) {
+                int found = 0;
+                json_array_foreach(json_object_get(run_, "tensors"), t, ten) if (!strcmp(json_string_value(json_object_get(ten, "name")), want[w])) {
+                    found = 1;
+                    CHECK(json_array_size(json_object_get(ten, "per_rank")) == 4, "%s: %s", id, want[w]);
+                    CHECK(json_object_get(ten, "worst_token") && json_object_get(ten, "bound") && json_object_get(ten, "ratio"), "%s: %s", id, want[w]);
+                }
+                CHECK(found, "%s: no tensor %s", id, want[w]);
+            }
+    }
+    json_t *tot = json_object_get(all, "totals");
+    CHECK(json_integer_value(json_object_get(tot, "skipped")) == skipped && skipped == 1, "skipped");
+    CHECK(json_integer_value(json_object_get(tot, "pass")) + json_integer_value(json_object_get(tot, "fail")) + json_integer_value(json_object_get(tot, "unjudged")) + skipped == counted, "totals");
+    json_decref(all);
+}
+
+DP_TEST(program, a_fault_makes_it_fail_with_status_1_and_says_where) {
+    char a[1024];
+    snprintf(a, sizeof a, "run --cases '%s' --cache none --id 'smoke-kda:ranks=4,base=fp32,chain=fp32,merge=allgather,fault=merge-half-v'", gt_cases());
+    const int rc = run(a);
+    CHECK(rc == 1, "exit status %d: %s", rc, out);
+    CHECK(strstr(out, "VERDICT: FAIL (0 passed, 1 failed, 0 skipped, 0 unjudged)"), "%s", out);
+    CHECK(strstr(out, "rank") && strstr(out, "head"), "no place: %s", out);
+}
+
+DP_TEST(program, a_case_that_cannot_be_judged_gives_status_2_and_keeps_the_others) {
+    char a[2048];
+    snprintf(a, sizeof a, "%s/broken.case", gt_tmpdir());
+    FILE *f = fopen(a, "w");
+    REQUIRE(f, "cannot write");
+    fputs("reason = a\nsource = b\nop = kda\nT = 10\nK = 8\nranks = 3\n", f);
+    fclose(f);
+    snprintf(a, sizeof a, "run --cases '%s' --cache none '%s/broken.case' smoke-conv", gt_cases(), gt_tmpdir());
+    const int rc = run(a);
+    CHECK(rc == 2, "exit status %d: %s", rc, out);
+    CHECK(strstr(out, "broken.case:6: ranks = 3") && strstr(out, "pass     smoke-conv"), "%s", out);
+}
+
+DP_TEST(program, truth_writes_values_and_radii) {
+    char a[2048];
+    snprintf(a, sizeof a, "truth --cases '%s' --cache none smoke-gdn --bits 128 -o '%s/t.safetensors'", gt_cases(), gt_tmpdir());
+    CHECK(run(a) == 0, "%s", out);
+    snprintf(a, sizeof a, "head -c 4000 '%s/t.safetensors' | tr -d '\\0' | head -c 3500", gt_tmpdir());
+    gt_run(a, out, sizeof out);
+    CHECK(strstr(out, "\"o.lo\"") && strstr(out, "\"o.radius\"") && strstr(out, "\"dq\""), "%s", out);
+}
+
+DP_TEST(program, a_damaged_truth_is_recomputed_and_said_so) {
+    char a[2048];
+    snprintf(a, sizeof a, "rm -rf '%s/c2'; '%s' run --cases '%s' --cache '%s/c2' smoke-mkda2 --ranks 3", gt_tmpdir(), gt_program(), gt_cases(), gt_tmpdir());
+    CHECK(gt_run(a, out, sizeof out) == 0 && !strstr(out, "damaged"), "%s", out);
+    snprintf(a, sizeof a, "for f in '%s'/c2/*; do printf X | dd of=\"$f\" bs=1 seek=200 conv=notrunc 2>/dev/null; done; '%s' run --cases '%s' --cache '%s/c2' smoke-mkda2 --ranks 3", gt_tmpdir(), gt_program(), gt_cases(), gt_tmpdir());
+    CHECK(gt_run(a, out, sizeof out) == 0 && strstr(out, ".truth is damaged (checksum does not match): computing it again"), "%s", out);
+    snprintf(a, sizeof a, "'%s' run --cases '%s' --cache '%s/c2' smoke-mkda2 --ranks 3", gt_program(), gt_cases(), gt_tmpdir());
+    CHECK(gt_run(a, out, sizeof out) == 0 && !strstr(out, "damaged"), "%s", out);
+}
