@@ -86,7 +86,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
     *j = (dp_judgement){.N = in->N, .heads = in->heads, .bound = NAN, .ratio = NAN, .worst = {-1, -1, -1, -1, -1}};
     snprintf(j->name, sizeof j->name, "%s", in->name);
     const int nh = in->N * in->heads;
-    double *err = dp_doubles(nh), *want = dp_doubles(nh), *rat = dp_doubles(in->N), *head_w = dp_doubles(in->heads), E = 0, W = 0, B = 0, top = -1;
+    double *err = dp_doubles(nh), *want = dp_doubles(nh), *rat = dp_doubles(in->N), *head_w = dp_doubles(in->heads), E = 0, W = 0, B = 0, BW = 0, top = -1;   /* B, BW: judged rows */
     int64_t *head_n = dp_calloc((size_t)in->heads, sizeof *head_n), judged = 0, contaminated = 0, unbounded = 0, wrong_class = 0;
     int *seen = dp_calloc((size_t)nh, sizeof *seen), nchunk;
     unsigned char *poison = poisoned_chunks(in, &nchunk);
@@ -109,7 +109,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
             continue;
         }
         seen[z] = 1, err[z] += e.err2, want[z] += e.want2;
-        E += e.err2, W += e.want2, B += e.bound2;
+        E += e.err2, W += e.want2;
         const double rel = e.err2 == 0 ? 0 : rms > 0 ? sqrt(e.err2) / rms : INFINITY;
         if (rel > top) top = rel, note_worst(in, j, row, &e, &at, rel);
         if (!in->bound) continue;
@@ -118,6 +118,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
             continue;
         }
         judged++;
+        B += e.bound2, BW += e.want2;
         const double ratio = e.err2 == 0 ? 0 : e.bound2 > 0 ? sqrt(e.err2 / e.bound2) : INFINITY;
         if (!(ratio <= j->ratio)) j->ratio = ratio;
         if (!(ratio <= rat[at.rank])) rat[at.rank] = ratio;
@@ -134,7 +135,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
         }
         j->per_rank[r] = !any ? NAN : e == 0 ? 0 : w > 0 ? sqrt(e / w) : INFINITY;
     }
-    if (in->bound) j->bound = W > 0 ? sqrt(B / W) : 0;
+    if (in->bound) j->bound = !judged ? INFINITY : BW > 0 ? sqrt(B / BW) : 0;
     if (wrong_class) {
         j->verdict = DP_FAIL;
         snprintf(j->why, sizeof j->why, "%lld rows are finite where the truth is not", (long long)wrong_class);
@@ -143,13 +144,15 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
         snprintf(j->why, sizeof j->why, "%s", in->why_unjudged ? in->why_unjudged : "no bound is derived for this tensor");
     } else if (!judged) {
         j->verdict = contaminated || unbounded ? DP_UNJUDGED : DP_PASS;
-        if (j->verdict == DP_UNJUDGED) snprintf(j->why, sizeof j->why, "no row has a finite bound: the inputs are not finite");
-    } else if (j->ratio <= 1 && j->bound >= 1 && W > 0) {
+        if (j->verdict == DP_UNJUDGED) snprintf(j->why, sizeof j->why, "no row has a useful bound");
+    } else if (j->ratio <= 1 && j->bound >= 1 && BW > 0) {
         j->verdict = DP_UNJUDGED;
         snprintf(j->why, sizeof j->why, "within its bound, but the bound is %.2g times the tensor itself", j->bound);
     } else if (j->ratio <= 1) {
         j->verdict = DP_PASS;
-        if (contaminated + unbounded) snprintf(j->why, sizeof j->why, "%lld of %lld rows not judged next to non-finite inputs", (long long)(contaminated + unbounded), (long long)in->rows);
+        if (contaminated + unbounded)
+            snprintf(j->why, sizeof j->why, "%lld of %lld rows not judged: %lld beside a non-finite input, %lld without a useful bound", (long long)(contaminated + unbounded),
+                     (long long)in->rows, (long long)contaminated, (long long)unbounded);
     } else {
         j->verdict = DP_FAIL;
         snprintf(j->why, sizeof j->why, "error is %.3g times its bound", j->ratio);
