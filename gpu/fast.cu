@@ -762,24 +762,25 @@ template <int D> __device__ __forceinline__ void split_state(uint32_t sa[D / 16]
             sa[kk][i] = pack2(S[2 * kk + i / 2][i % 2 * 2], S[2 * kk + i / 2][i % 2 * 2 + 1]);
 }
 
-/* Many heads: one warp per 16 columns, NW of them in a block share the tiles. State and output in one go. */
-template <int D, int NW> struct ScanSmem { Pipe<D, NW, SCAN_OUT> pipe; bf16 o[NW * C * 16]; };
+/* Many heads: one warp per 16 columns, NW of them in a block share the tiles. */
+template <int D, int NW, int MODE> struct ScanSmem { Pipe<D, NW, MODE> pipe; bf16 o[MODE == SCAN_OUT ? NW * C * 16 : 8]; };
 
-template <int D, int NW> __device__ void scan_warp(const Dims &d, const ScanArgs &a, ScanSmem<D, NW> &sm, Seq seq, int hv, int slice, int warp, int lane)
+/* State and output (SCAN_OUT), or H alone (SCAN_H). */
+template <int D, int NW, int MODE> __device__ void scan_warp(const Dims &d, const ScanArgs &a, ScanSmem<D, NW, MODE> &sm, Seq seq, int hv, int slice, int warp, int lane)
 {
-    const int ST = STAGES(SCAN_OUT);
+    const int ST = STAGES(MODE);
     int v0 = (slice * NW + warp) * 16;
     float S[D / 8][4];
     const float *init = initial(d, a, seq, hv);
     each<D / 8>(S, lane, [&](int k, int v, float &s) { s = init ? init[k * D + v0 + v] : 0.f; });
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         int64_t tile = (int64_t)c * d.HV + hv;
-        Stage<D, NW, SCAN_OUT> &st = sm.pipe.st[i % ST];
-        float x[8][4] = {}, o[8][4] = {};
+        Stage<D, NW, MODE> &st = sm.pipe.st[i % ST];
+        float x[8][4] = {};
         uint32_t sa[D / 16][4], xa[4][4];
         bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
         split_state<D>(sa, S);
-        if (a.h)
+        if (MODE == SCAN_OUT && a.h)
             each<D / 8>(S, lane, [&](int k, int v, float &s) { a.h[(tile * D + k) * D + v0 + v] = __float2bfloat16_rn(s); });
         times_rows<D>(x, sa, st.w, lane);
         minus_from_u(x, st.u + warp * C * 16, lane);
@@ -788,36 +789,42 @@ template <int D, int NW> __device__ void scan_warp(const Dims &d, const ScanArgs
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 xa[p][e] = pack2(x[2 * p + e / 2][e % 2 * 2], x[2 * p + e / 2][e % 2 * 2 + 1]);
-        if (a.v_new)
+        if (MODE == SCAN_OUT && a.v_new)
             each<8>(x, lane, [&](int s, int v, float &y) { a.v_new[(tile * C + s) * D + v0 + v] = __float2bfloat16_rn(y); });
         update<D>(S, xa, st.kg, st.eC, lane);
-        times_rows<D>(o, sa, st.qg, lane);
+        if constexpr (MODE == SCAN_OUT) {
+            float o[8][4] = {};
+            times_rows<D>(o, sa, st.qg, lane);
 #pragma unroll
-        for (int nt = 0; nt < 8; nt++)
+            for (int nt = 0; nt < 8; nt++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                o[nt][e] *= d.scale;
-        times_aqk(o, xa, st.Aqk, lane);
-        store_o<4>(d, a.o, o, sm.o + warp * C * 16, d.chunk[c], 0, hv, v0, lane);
+                for (int e = 0; e < 4; e++)
+                    o[nt][e] *= d.scale;
+            times_aqk(o, xa, st.Aqk, lane);
+            store_o<4>(d, a.o, o, sm.o + warp * C * 16, d.chunk[c], 0, hv, v0, lane);
+        }
+        __syncwarp();
         if (lane == 0)
             bar_arrive(&sm.pipe.empty[i % ST]);
     }
-    if (a.final_state && seq.ends)
+    if (MODE == SCAN_OUT && a.final_state && seq.ends)
         each<D / 8>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * D + k) * D + v0 + v] = s; });
+    if (MODE == SCAN_H)
+        each<D / 8>(S, lane, [&](int k, int v, float &s) { a.hm[((int64_t)hv * D + k) * 2 * D + v0 + v] = s; });
 }
 
-template <int D, int NW> __global__ void __launch_bounds__((NW + 1) * 32, 1) k_scan(Dims d, ScanArgs a)
+template <int D, int NW, int MODE> __global__ void __launch_bounds__((NW + 1) * 32, MODE == SCAN_OUT ? 1 : 2) k_scan(Dims d, ScanArgs a)
 {
     extern __shared__ __align__(128) char scan_raw[];
-    ScanSmem<D, NW> &sm = *(ScanSmem<D, NW> *)scan_raw;
+    ScanSmem<D, NW, MODE> &sm = *(ScanSmem<D, NW, MODE> *)scan_raw;
     const int slices = D / 16 / NW;
     int slice = blockIdx.x % slices, hv = blockIdx.x / slices % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Seq seq = d.seq[a.seq0 + blockIdx.x / slices / d.HV];
     pipe_init(sm.pipe, NW);
     if (warp < NW)
-        scan_warp<D, NW>(d, a, sm, seq, hv, slice, warp, lane);
+        scan_warp<D, NW, MODE>(d, a, sm, seq, hv, slice, warp, lane);
     else if (lane == 0)
-        produce<D, NW, SCAN_OUT>(d, a, sm.pipe, seq, hv, slice);
+        produce<D, NW, MODE>(d, a, sm.pipe, seq, hv, slice);
 }
 
 /* Few heads, and the pre-process: a team of 4 warps per 16 columns. Warp t computes X of tokens 16 t .. and S of its D/4 channels;
@@ -1090,17 +1097,20 @@ template <int D, int MODE> static dp_status launch_team(dpg_plan *p, ScanArgs a,
     return DP_OK;
 }
 
+template <int D, int NW, int MODE> static dp_status launch_scan(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
+{
+    int bytes = (int)sizeof(ScanSmem<D, NW, MODE>);
+    CK(e, cudaFuncSetAttribute(k_scan<D, NW, MODE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    k_scan<D, NW, MODE><<<(unsigned)nseq * p->d.HV * (D / 16 / NW), (NW + 1) * 32, bytes, s>>>(p->d, a);
+    CK_LAUNCH(e, "k_scan");
+    return DP_OK;
+}
+
 /* Slices that share a block share the tiles it reads, and need no barriers; teams finish a chunk sooner. With fewer than about 100 blocks
  * of 4 slices the chain of chunks is what takes the time. */
 template <int D> static dp_status launch_out(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
 {
-    int bytes = (int)sizeof(ScanSmem<D, 4>);
-    if ((int64_t)nseq * p->d.HV * (D / 64) < 100)
-        return launch_team<D, SCAN_OUT>(p, a, nseq, s, e);
-    CK(e, cudaFuncSetAttribute(k_scan<D, 4>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    k_scan<D, 4><<<(unsigned)nseq * p->d.HV * (D / 64), 160, bytes, s>>>(p->d, a);
-    CK_LAUNCH(e, "k_scan");
-    return DP_OK;
+    return (int64_t)nseq * p->d.HV * (D / 64) < 100 ? launch_team<D, SCAN_OUT>(p, a, nseq, s, e) : launch_scan<D, 4, SCAN_OUT>(p, a, nseq, s, e);
 }
 
 static ScanArgs scan_args(dpg_plan *p, const dpg_tensors *t, void *ws)
@@ -1110,13 +1120,18 @@ static ScanArgs scan_args(dpg_plan *p, const dpg_tensors *t, void *ws)
     return a;
 }
 
+/* H, and M by augmented columns if it is this path that makes it. M is always for teams: one warp per 16 columns took 1.62 ms where H and M
+ * by teams took 1.37 (512 chunks, 32 heads), for want of independent instructions. */
+template <int D> static dp_status launch_pre(dpg_plan *p, ScanArgs a, cudaStream_t s, dp_err *e)
+{
+    TRY(p->d.HV * (D / 32) < 60 ? launch_team<D, SCAN_H>(p, a, 1, s, e) : launch_scan<D, 2, SCAN_H>(p, a, 1, s, e));
+    return p->needs_m && p->opt.chain_how == DPG_CHAIN_AUGMENTED ? launch_team<D, SCAN_M>(p, a, 1, s, e) : DP_OK;
+}
+
 dp_status fast_pre(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
     ScanArgs a = scan_args(p, t, ws);
-    TRY(p->d.K == 64 ? launch_team<64, SCAN_H>(p, a, 1, s, e) : launch_team<128, SCAN_H>(p, a, 1, s, e));
-    if (!p->needs_m || p->opt.chain_how != DPG_CHAIN_AUGMENTED)
-        return DP_OK;
-    return p->d.K == 64 ? launch_team<64, SCAN_M>(p, a, 1, s, e) : launch_team<128, SCAN_M>(p, a, 1, s, e);
+    return p->d.K == 64 ? launch_pre<64>(p, a, s, e) : launch_pre<128>(p, a, s, e);
 }
 
 dp_status fast_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)

@@ -117,6 +117,23 @@ static void one(Shape s, dpg_path path, int runs)
     teardown(r);
 }
 
+/* The steps of one rank of N, without the gather: what context parallelism adds on each GPU. Rank 0 makes H, an inner rank H and M. */
+static void one_rank(int64_t T, int HV, int rank, int N, int runs)
+{
+    Run r;
+    Shape s = {T, HV, 128, 0};
+    int64_t cu[2] = {0, T};
+    dpg_comm unused;
+    dpg_options o = {DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 0};
+    setup(r, s, T, cu, rank, N, o);
+    CUDA(cudaMemset(r.ws, 0, dpg_workspace_bytes(r.plan)));
+    double chunks = time_steps(r, DPG_STEP_CHUNKS, runs, &unused), pre = time_steps(r, DPG_STEP_PRE, runs, &unused);
+    double merge = time_steps(r, DPG_STEP_MERGE, runs, &unused), state = time_steps(r, DPG_STEP_STATE, runs, &unused);
+    printf("rank %d of %d, T=%-7lld HV=%-3d chunks %7.3f  pre %7.3f  merge %7.3f  state %7.3f ms\n", rank, N, (long long)T, HV, chunks, pre, merge, state);
+    fflush(stdout);
+    teardown(r);
+}
+
 static void cp(int N, int runs)
 {
     std::vector<int> dev(N);
@@ -171,6 +188,11 @@ int main(int argc, char **argv)
     int runs = argc > 1 ? atoi(argv[1]) : 50;
     for (Shape s : {Shape{8192, 64, 128, 0}, Shape{32768, 8, 128, 0}, Shape{131072, 8, 128, 0}, Shape{8192, 64, 128, 1}, Shape{8192, 64, 64, 0}})
         one(s, DPG_PATH_FAST, runs);
+    for (int rank = 0; rank < 2; rank++) {
+        one_rank(131072, 32, rank, 4, runs);
+        one_rank(32768, 32, rank, 4, runs);
+        one_rank(131072, 8, rank, 4, runs);
+    }
     one({8192, 8, 128, 0}, DPG_PATH_FAST, runs);
     one({8192, 8, 128, 0}, DPG_PATH_SIMPLE, 3);
     return 0;

@@ -414,6 +414,8 @@ static std::vector<Case> cases(bool small)
         {"lower_bound_strong", 1, 2, 32, 32, 1, 0, one, DP_GATE_LOWER_BOUND, 2.5, DP_BETA_SIGMOID, 1, 0, DPG_F32, 0, 16},
         {"no_l2norm", 1, 2, 32, 32, 1, 0, packed, DP_GATE_LOG, 0.02, DP_BETA_PLAIN, 0, 0, DPG_F32, 0, 17},
         {"alike_keys", 1, 2, 64, 64, 1, 0, one, DP_GATE_LOG, 0.005, DP_BETA_SIGMOID, 1, 0, DPG_F32, 0.9, 18},
+        {"fast128_pre", 4, 16, 128, 128, 1, 0, {0, 384}, DP_GATE_SOFTPLUS, 0.002, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 24},
+        {"fast64_pre", 2, 30, 64, 64, 1, 0, {0, 240}, DP_GATE_SOFTPLUS, 0.002, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 25},
         {"fast128_many_heads", 2, 12, 128, 128, 1, 0, packed, DP_GATE_SOFTPLUS, 0.005, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 23},
         {"fast128_weak", 1, 2, 128, 128, 1, 0, {0, 768}, DP_GATE_LOG, 0.002, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0.5, 19},
         {"fast128_strong", 1, 1, 128, 128, 1, 0, one, DP_GATE_LOG, 6, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 20},
