@@ -5,7 +5,7 @@
 """
 import html
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 
 from record import tensor
 from view import (GRADIENTS, TENSOR_ORDER, bases_of, chain_cases, chain_title, finite, formats_of, heads, in_order, near, one_per_format, plural, sci, severity, top_ranks, vacuous, whole, words,
@@ -374,9 +374,16 @@ def unjudged_sentences(rec):
         runs = Counter(r.get("why") or "no reason recorded" for r in rec.runs if r["verdict"] == verdict and not r["tensors"])
         out += [f"{plural(n, 'run')} {verdict}: {esc(why)}." for why, n in runs.most_common(4)]
         out += more_reasons(runs, 4)
-        tensors = Counter((t["name"], t.get("why") or "no reason recorded") for r in rec.runs for t in r["tensors"] if t["verdict"] == verdict)
-        out += [f"{esc(name)} {verdict} in {plural(n, 'run')}: {esc(why)}." for (name, why), n in tensors.most_common(6)]
-        out += more_reasons(tensors, 6)
+        loose, other = defaultdict(list), Counter()
+        for t in (t for r in rec.runs for t in r["tensors"] if t["verdict"] == verdict):
+            if finite(t.get("bound")) and t["bound"] >= 1:
+                loose[t["name"]].append(t["bound"])
+            else:
+                other[t["name"], t.get("why") or "no reason recorded"] += 1
+        out += [f"{esc(n)} {verdict} in {plural(len(b), 'run')}: within its bound, but the bound is {near(min(b))} to {near(max(b))} times the tensor itself and proves nothing."
+                for n, b in sorted(loose.items(), key=lambda x: -len(x[1]))]
+        out += [f"{esc(name)} {verdict} in {plural(n, 'run')}: {esc(why)}." for (name, why), n in other.most_common(6)]
+        out += more_reasons(other, 6)
     return out
 
 
