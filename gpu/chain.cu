@@ -204,8 +204,12 @@ __global__ void k_merge(int HV, int K, int V, const float *hm, int from, int to,
         for (int x = threadIdx.x; x < K * MV; x += blockDim.x) {
             const float *e = E + (int64_t)(x / MV) * row;
             float sum = 0.f;
-            for (int k = 0; k < K && j > from; k++)
-                sum = fmaf(e[V + k], S[k * MV + x % MV], sum);
+#pragma unroll 4
+            for (int k = 0; k < K && j > from; k += 4) {
+                float4 m = *(const float4 *)(e + V + k);
+                const float *sk = S + k * MV + x % MV;
+                sum = fmaf(m.w, sk[3 * MV], fmaf(m.z, sk[2 * MV], fmaf(m.y, sk[MV], fmaf(m.x, sk[0], sum))));
+            }
             Q[x] = sum + e[v0 + x % MV];
         }
         __syncthreads();

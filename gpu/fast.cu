@@ -837,7 +837,7 @@ template <int D, int MODE> struct TeamSmem {
     Pipe<D, 1, MODE> pipe;
     uint4 S[NB][NS][D / 16][32], X[NB][NS][4][32];
     bf16 o[MODE == SCAN_OUT ? C * 16 : 8];
-    uint64_t ready[2], taken[2];                         /* S and X of a chunk are complete; the output warps have read them */
+    uint64_t ready[2], taken[2];                         /* S and X of a chunk are complete; the output warps have read them: all 128 arrive */
 };
 
 __device__ __forceinline__ void team_sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
@@ -970,11 +970,8 @@ template <int D, int MODE> __device__ void team_state(const Dims &d, const ScanA
 #pragma unroll
         for (int j = 0; j < NJ; j++)
             e[j] = *(const float2 *)(st.eC + k0 + j * 8 + lane % 4 * 2);
-        if (MODE == SCAN_OUT) {
-            __syncwarp();
-            if (lane == 0)
-                bar_arrive(&sm.ready[buf]);
-        }
+        if (MODE == SCAN_OUT)
+            bar_arrive(&sm.ready[buf]);
         team_sync();
         load_x<NS>(xa, sm.X[buf], lane);
         __syncwarp();
@@ -1022,9 +1019,7 @@ template <int D> __device__ void team_output(const Dims &d, const ScanArgs &a, T
         bar_wait(&sm.ready[i % 2], i / 2 & 1);
         team_rows<D, 1>(o, sm.S[i % 2], b, lane);
         load_x<1>(xa, sm.X[i % 2], lane);
-        __syncwarp();
-        if (lane == 0)
-            bar_arrive(&sm.taken[i % 2]);
+        bar_arrive(&sm.taken[i % 2]);
 #pragma unroll
         for (int e = 0; e < 8; e++)
             o[e / 4][e % 4] *= d.scale;
@@ -1047,8 +1042,8 @@ template <int D, int MODE> __global__ void __launch_bounds__(TEAM_THREADS(MODE))
     Seq seq = d.seq[a.seq0 + blockIdx.x / (D / 16) / d.HV];
     if (threadIdx.x == 0)
         for (int i = 0; i < 2; i++) {
-            bar_init(&sm.ready[i], 4);
-            bar_init(&sm.taken[i], 4);
+            bar_init(&sm.ready[i], 128);
+            bar_init(&sm.taken[i], 128);
         }
     pipe_init(sm.pipe, MODE == SCAN_OUT ? 8 : 4);
     if (warp < 4)
