@@ -15,7 +15,7 @@ endif
 AR       ?= ar
 CFLAGS   ?= -O3 -g
 CXXFLAGS ?= -O1 -g
-LIBS     ?= -lmpfr -lgmp -llapacke -lopenblas -ljansson -linih -lxxhash -lquadmath -lm -lpthread
+LIBS     ?= -lmpfr -lgmp -llapacke -lopenblas -ljansson -lxxhash -lquadmath -lm -lpthread
 JOBS     ?= $(shell nproc 2>/dev/null || echo 2)
 
 BASE     := $(BUILD)
@@ -27,6 +27,16 @@ endif
 C_ALL    := $(CFLAGS) -std=gnu11 -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off -fopenmp $(ARCH) $(SANFLAGS)
 CXX_ALL  := $(CXXFLAGS) -std=c++14 -Wall -Wextra $(ARCH) $(SANFLAGS)
 CPP_ALL  := $(CPPFLAGS) -MMD -MP
+
+# The CUDA kernels become a subject of the harness where there is an nvcc; GPU=0 leaves them out. They never change what the CPU part does.
+GPU      ?= 1
+.DEFAULT_GOAL := all
+ifeq ($(GPU)$(SAN),10)
+-include gpu/gpu.mk
+endif
+ifneq ($(GPU_LIB),)
+$(BUILD)/harness/cuda.o: CPP_ALL += -DDP_HAVE_CUDA -I$(CUDA_HOME)/include
+endif
 
 REF      := $(wildcard ref/*.c)
 HARNESS  := $(filter-out harness/main.c,$(wildcard harness/*.c))
@@ -62,7 +72,7 @@ setup:                         ## install what is missing (as root or with sudo)
 	@CC='$(CC)' CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' scripts/setup $(BASE)
 
 gpu:                           ## the CUDA kernels with their own test and benchmark, where there is an nvcc
-	$(if $(GPU_LIB),$(build) $(GPU_LIB) $(GPU_PROGS),@echo "no nvcc: gpu/ is not built (set NVCC to build it)")
+	$(if $(GPU_LIB),$(build) $(GPU_LIB) $(GPU_PROGS),@echo "gpu/ is not built: no nvcc (set NVCC), or GPU=0, or SAN=1")
 
 clean:                         ## remove the build folder
 	rm -rf $(BUILD)
@@ -76,7 +86,7 @@ COMMIT := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo 
 $(BUILD)/commit.h: FORCE
 	$(call update,'#define DP_COMMIT "$(COMMIT)"')
 $(BUILD)/flags: FORCE
-	$(call update,'$(CC) $(C_ALL) $(CPP_ALL)' '$(CXX) $(CXX_ALL)' '$(LDFLAGS) $(LIBS)' "$$($(CC) --version | head -n 1)")
+	$(call update,'$(CC) $(C_ALL) $(CPP_ALL)' '$(CXX) $(CXX_ALL)' '$(LDFLAGS) $(LIBS)' '$(GPU_LIB)' "$$($(CC) --version | head -n 1)")
 
 $(BUILD)/harness/main.o $(BUILD)/harness/record.o: CPP_ALL += -include $(BUILD)/commit.h
 $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/commit.h
@@ -91,14 +101,14 @@ $(BUILD)/members: FORCE
 $(BUILD)/libref.a: $(call obj,$(REF) $(HARNESS)) $(BUILD)/members
 	@rm -f $@
 	$(AR) rcs $@ $(filter %.o,$^)
-$(PROGRAM): $(BUILD)/harness/main.o $(BUILD)/libref.a
-	$(CC) $(C_ALL) $(LDFLAGS) $^ $(LIBS) -o $@
-$(BUILD)/dp-test: $(BUILD)/harness/tests/gt.o $(call obj,$(TESTS)) $(BUILD)/libref.a
-	$(CXX) $(CXX_ALL) -fopenmp $(LDFLAGS) $^ -lgtest $(LIBS) -o $@
-$(BUILD)/bench/%: $(BUILD)/harness/bench/%.o $(BUILD)/libref.a
+$(PROGRAM): $(BUILD)/harness/main.o $(BUILD)/libref.a $(GPU_LIB)
+	$(CC) $(C_ALL) $(LDFLAGS) $^ $(LIBS) $(GPU_LDLIBS) -o $@
+$(BUILD)/dp-test: $(BUILD)/harness/tests/gt.o $(call obj,$(TESTS)) $(BUILD)/libref.a $(GPU_LIB)
+	$(CXX) $(CXX_ALL) -fopenmp $(LDFLAGS) $^ -lgtest $(LIBS) $(GPU_LDLIBS) -o $@
+$(BUILD)/bench/%: $(BUILD)/harness/bench/%.o $(BUILD)/libref.a $(GPU_LIB)
 	@mkdir -p $(@D)
-	$(CC) $(C_ALL) $(LDFLAGS) $^ $(LIBS) -o $@
+	$(CC) $(C_ALL) $(LDFLAGS) $^ $(LIBS) $(GPU_LDLIBS) -o $@
 .SECONDARY:
 
--include $(wildcard gpu/gpu.mk harness/fuzz/fuzz.mk)
+-include $(wildcard harness/fuzz/fuzz.mk)
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -33,10 +33,12 @@ typedef struct {
     dp_base base[DP_NBASES];
     dp_format chain[DP_NFORMATS];
     dp_merge merge[DP_NMERGES];
+    int nbackend;
+    dp_backend backend[DP_NBACKENDS];
     dp_fault fault;
 } options;
 
-enum { OPT_RANKS = 256, OPT_CHAIN, OPT_BASE, OPT_MERGE, OPT_OUT, OPT_JSON, OPT_ID, OPT_CACHE, OPT_ALL, OPT_SMOKE, OPT_KEYS, OPT_FAULT, OPT_FAULTS, OPT_BITS };
+enum { OPT_RANKS = 256, OPT_CHAIN, OPT_BASE, OPT_MERGE, OPT_OUT, OPT_JSON, OPT_ID, OPT_CACHE, OPT_ALL, OPT_SMOKE, OPT_KEYS, OPT_FAULT, OPT_FAULTS, OPT_BITS, OPT_BACKEND };
 
 static int find(const char *name, const char *const *names, int n) {
     for (int i = 0; i < n; i++) if (!strcmp(name, names[i])) return i;
@@ -46,6 +48,7 @@ static int find(const char *name, const char *const *names, int n) {
 static int find_format(const char *s) { return dp_format_find(s); }
 static int find_base(const char *s) { return find(s, dp_base_names, DP_NBASES); }
 static int find_merge(const char *s) { return find(s, dp_merge_names, DP_NMERGES); }
+static int find_backend(const char *s) { return find(s, dp_backend_names, DP_NBACKENDS); }
 static int find_rank(const char *s) {
     char *end;
     errno = 0;
@@ -73,6 +76,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_CHAIN: parse_list(st, "chain", arg, find_format, (int *)o->chain, &o->nchain, DP_NFORMATS); break;
     case OPT_BASE: parse_list(st, "base", arg, find_base, (int *)o->base, &o->nbase, DP_NBASES); break;
     case OPT_MERGE: parse_list(st, "merge", arg, find_merge, (int *)o->merge, &o->nmerge, DP_NMERGES); break;
+    case OPT_BACKEND: parse_list(st, "backend", arg, find_backend, (int *)o->backend, &o->nbackend, DP_NBACKENDS); break;
     case OPT_FAULT:
         if (dp_fault_find(arg) < 0) argp_error(st, "--fault %s: not known (see list --faults)", arg);
         o->fault = dp_fault_find(arg);
@@ -111,6 +115,7 @@ static const struct argp_option RUN_OPTIONS[] = {
     {"chain", OPT_CHAIN, "LIST", 0, "only these formats of the M chain: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st", 0},
     {"base", OPT_BASE, "LIST", 0, "only these base policies: fp64 fp32 bf16", 0},
     {"merge", OPT_MERGE, "LIST", 0, "only these merge orders: allgather ring", 0},
+    {"backend", OPT_BACKEND, "LIST", 0, "sim: simulated ranks; cuda: the CUDA kernels, ranks sharing one device; nccl: one device a rank (default: sim, and cuda where it can run)", 0},
     {"fault", OPT_FAULT, "NAME", 0, "switch a deliberate fault on in the simulated ranks (see list --faults)", 0},
     {"out", OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0},
     {"json", OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0},
@@ -192,6 +197,7 @@ static int report(const char *dir) {
 /* NAME:key=value,... -> the case's name and the selection. */
 static char *parse_id(options *o, dp_err *e) {
     char *name = strdup(o->id), *rest = strchr(name, ':'), *save;
+    o->backend[0] = DP_BACKEND_SIM, o->nbackend = 1;
     if (!rest) {
         dp_fail(e, DP_EINPUT, "--id %s: must read NAME:key=value,...", o->id);
         return name;
@@ -206,7 +212,7 @@ static char *parse_id(options *o, dp_err *e) {
         else if (v && !strcmp(t, "chain") && (x = find_format(v)) >= 0) o->chain[0] = x, o->nchain = 1;
         else if (v && !strcmp(t, "merge") && (x = find_merge(v)) >= 0) o->merge[0] = x, o->nmerge = 1;
         else if (v && !strcmp(t, "fault") && (x = dp_fault_find(v)) >= 0) o->fault = x;
-        else if (v && !strcmp(t, "backend")) dp_fail(e, DP_EINPUT, "--id %s: this build has no backend '%s'", o->id, v);
+        else if (v && !strcmp(t, "backend") && (x = find_backend(v)) >= 0) o->backend[0] = x, o->nbackend = 1;
         else dp_fail(e, DP_EINPUT, "--id %s: '%s%s%s' is not known", o->id, t, v ? "=" : "", v ? v : "");
     }
     return name;
@@ -218,11 +224,16 @@ static int run_one_case(const options *o, dp_case *c, dp_runs *runs) {
     dp_err e = {0};
     tally t = {.o = o};
     const double t0 = dp_now();
-    const dp_run_options ro = {.nranks = o->nranks, .ranks = o->ranks, .nbase = o->nbase, .base = o->base, .nchain = o->nchain, .chain = o->chain, .nmerge = o->nmerge, .merge = o->merge,
+    const dp_run_options ro = {.nranks = o->nranks, .ranks = o->ranks, .nbase = o->nbase, .base = o->base, .nchain = o->nchain, .chain = o->chain, .nmerge = o->nmerge, .merge = o->merge, .nbackend = o->nbackend, .backend = o->backend,
                                .fault = o->fault, .cache = strcmp(o->cache, "none") ? o->cache : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
     FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;   /* the record alone goes to standard output */
     for (int i = 0; i < c->nwarn; i++) fprintf(stderr, "deltaproof: warning: %s\n", c->warn[i]);
+    const int before = runs->n;
     if (dp_case_run(c, &ro, runs, &e)) return refuse(&e);
+    if (runs->n == before && !o->all && !o->smoke) {
+        fprintf(stderr, "deltaproof: %s: offers no run with these ranks, formats, merge orders and backends\n", c->path);
+        return 2;
+    }
     fprintf(table, "%-24s %3d passed, %d failed, %d skipped, %d unjudged  (%.1f s)\n", c->name, t.n[DP_PASS], t.n[DP_FAIL], t.n[DP_SKIPPED], t.n[DP_UNJUDGED], dp_now() - t0);
     fflush(table);
     return 0;

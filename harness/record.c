@@ -77,7 +77,8 @@ static json_t *tensor_json(const dp_judgement *t) {
 
 static json_t *run_json(const dp_run *r) {
     json_t *o = json_object(), *p = json_object(), *t = json_object(), *ts = json_array(), *ch = json_array();
-    set_str(o, "id", r->id), set_str(o, "case", r->case_name), set_str(o, "op", r->op), set(o, "ranks", json_integer(r->ranks)), set_str(o, "backend", r->backend);
+    set_str(o, "id", r->id), set_str(o, "case", r->case_name), set_str(o, "op", r->op), set(o, "ranks", json_integer(r->ranks)), set_str(o, "backend", dp_backend_names[r->backend]);
+    if (r->path) set_str(o, "path", r->path);
     if (r->has_base) set_str(p, "base", dp_base_names[r->base]);
     if (r->has_chain) set_str(p, "chain", dp_formats[r->chain].name);
     if (r->has_merge) set_str(p, "merge", dp_merge_names[r->merge]);
@@ -131,7 +132,7 @@ static json_t *record_json(const dp_record *r) {
     dp_record_totals(r, n);
     set_str(o, "schema", "deltaproof-record"), set(o, "schema_version", json_integer(1));
     set_str(p, "version", DP_VERSION), set_str(p, "commit", DP_COMMIT), set_str(p, "compiler", "gcc " __VERSION__), set_str(p, "blas", openblas_get_config());
-    set_str(p, "mpfr", mpfr_get_version()), set(p, "cores", json_integer(omp_get_num_procs()));
+    set_str(p, "mpfr", mpfr_get_version()), set(p, "cores", json_integer(omp_get_num_procs())), set_str(p, "device", dp_cuda_device());
     set(o, "program", p), set_str(o, "created", when), set(o, "seconds", num(r->seconds));
     for (int i = 0; i < DP_NVERDICTS; i++) set(tot, dp_verdict_names[i], json_integer(n[i]));
     set(o, "totals", tot), set(o, "errors", json_integer(r->errors)), set_str(o, "verdict", dp_record_verdict(r));

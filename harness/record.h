@@ -5,7 +5,7 @@
  *
  * {
  *   "schema": "deltaproof-record", "schema_version": 1,
- *   "program": {"version", "commit", "compiler", "blas", "mpfr", "cores"},
+ *   "program": {"version", "commit", "compiler", "blas", "mpfr", "cores", "device"},
  *   "created": "2026-11-20T19:00:00Z", "seconds": 61.2,
  *   "totals": {"pass": 0, "fail": 0, "skipped": 0, "unjudged": 0},      over runs
  *   "errors": 0,                  cases that could not be judged at all
@@ -14,6 +14,7 @@
  *   "runs": [{
  *     "id": "kda-long:ranks=4,base=bf16,chain=tf32,merge=allgather",     `deltaproof run --id` reproduces it bit for bit
  *     "case": "kda-long", "op": "gdn"|"kda"|"mkda"|"chain"|"conv", "ranks": 4, "backend": "sim"|"cuda"|"nccl",
+ *     "path": "simple"|"fast",                           cuda, nccl: which kernels ran
  *     "policy": {"base": "bf16", "chain": "tf32", "merge": "allgather"},
  *     "truth": {"kind": "mpfr"|"double-double"|"fp64", "bits": 192, "radius": 1e-55, "cached": true},   radius: largest, relative to its tensor
  *     "tensors": [{

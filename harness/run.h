@@ -1,12 +1,14 @@
 /* harness/run.h - runs of a case: every (rank count, base policy, chain format, merge order) on simulated ranks, judged.
  *
  * case -> truth (cached) and fp64 reference -> subject -> compare with bounds -> run record. A run is reproduced bit for bit by its ID,
- * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,fault=F]` (op chain: `NAME:chain=tf32`; op conv: `NAME:ranks=4,base=bf16`).
+ * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,fault=F]` (op chain: `NAME:chain=tf32`; op conv: `NAME:ranks=4,base=bf16`;
+ * the CUDA kernels: `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32`).
  */
 #ifndef DP_RUN_H
 #define DP_RUN_H
 #include "case.h"
 #include "compare.h"
+#include "cuda.h"
 #include "fault.h"
 #ifdef __cplusplus
 extern "C" {
@@ -16,7 +18,9 @@ typedef struct { int rank, chunks; double rel, effect, bound, abs, norm; } dp_ch
 
 typedef struct {
     char *id, *case_name;
-    const char *op, *backend;
+    const char *op;
+    dp_backend backend;
+    const char *path;            /* cuda, nccl: which kernels ran; NULL otherwise */
     int ranks;
     dp_base base;
     int has_chain, has_base, has_merge;
@@ -43,6 +47,7 @@ typedef struct {
     int nchain; const dp_format *chain;
     int nmerge; const dp_merge *merge;
     dp_fault fault;
+    int nbackend; const dp_backend *backend;   /* empty: sim, and cuda where there is a device */
     const char *cache;           /* folder of truths; NULL: none */
     int progress;
     void (*done)(const dp_run *r, void *arg);   /* called after each run, may be NULL */

@@ -1,0 +1,269 @@
+#include "cuda.h"
+
+const char *const dp_backend_names[DP_NBACKENDS] = {"sim", "cuda", "nccl"};
+
+#ifndef DP_HAVE_CUDA
+
+const char *dp_cuda_unavailable(dp_backend b, int N) {
+    (void)N;
+    return b == DP_BACKEND_SIM ? NULL : "this build has no CUDA kernels: nvcc was not found";
+}
+const char *dp_cuda_device(void) { return "none"; }
+dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N, dp_backend b, dp_cuda_result *out, dp_err *e) {
+    (void)p, (void)bf16_inputs, (void)base, (void)chain, (void)out;
+    return dp_fail(e, DP_EDEVICE, "%s", dp_cuda_unavailable(b, N));
+}
+void dp_cuda_result_free(dp_cuda_result *r, int HV) { (void)r, (void)HV; }
+
+#else
+
+#include "../gpu/dp_gpu.h"
+#include "../ref/context.h"
+
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LIMIT_S 30.0                     /* a rank that does not arrive at a collective by then ends all of them */
+
+const char *dp_cuda_unavailable(dp_backend b, int N) {
+    static char why[400];
+    struct cudaDeviceProp prop;
+    int n = 0;
+    if (b == DP_BACKEND_SIM) return NULL;
+    const cudaError_t rc = cudaGetDeviceCount(&n);
+    if (rc != cudaSuccess || n == 0) {
+        cudaGetLastError();
+        snprintf(why, sizeof why, "no CUDA device: %s", rc != cudaSuccess ? cudaGetErrorString(rc) : "none was found");
+        return why;
+    }
+    if (cudaGetDeviceProperties(&prop, 0) != cudaSuccess || prop.major != 9) {
+        snprintf(why, sizeof why, "%s has compute capability %d.%d, the kernels are built for 9.0", prop.name, prop.major, prop.minor);
+        return why;
+    }
+    if (b == DP_BACKEND_NCCL && n < N) {
+        snprintf(why, sizeof why, "%d ranks over NCCL need as many devices, there %s %d", N, n == 1 ? "is" : "are", n);
+        return why;
+    }
+    return NULL;
+}
+
+const char *dp_cuda_device(void) {
+    static char name[320];
+    struct cudaDeviceProp prop;
+    int driver = 0;
+    if (cudaGetDeviceProperties(&prop, 0) != cudaSuccess) return "none";
+    cudaDriverGetVersion(&driver);
+    snprintf(name, sizeof name, "%s, CUDA driver %d.%d", prop.name, driver / 1000, driver % 1000 / 10);
+    return name;
+}
+
+/* ---- one rank -------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const dp_problem *p;
+    dpg_problem g;
+    dpg_options opt;
+    int N, rank;
+    dpg_comm *comm;
+    dp_cuda_result *out;
+    dp_status status;
+    dp_err err;
+    void *dev[16];                       /* device memory of this rank */
+    int ndev;
+    dpg_plan *plan;
+    cudaStream_t stream;
+} rank_job;
+
+#define CUDA(j, call) do { const cudaError_t rc_ = (call); if (rc_ != cudaSuccess) return dp_fail(&(j)->err, DP_EDEVICE, "%s:%d: rank %d: %s: %s", __FILE__, __LINE__, (j)->rank, #call, cudaGetErrorString(rc_)); } while (0)
+
+static dp_status device_memory(rank_job *j, size_t bytes, void **x) {
+    CUDA(j, cudaMalloc(x, bytes ? bytes : 1));
+    j->dev[j->ndev++] = *x;
+    return DP_OK;
+}
+
+/* n doubles -> device, as fp32 or bf16 (each value is representable, or is rounded once). NULL stays NULL. */
+static dp_status upload(rank_job *j, const double *x, int64_t n, dpg_dtype d, const void **dev) {
+    void *mem, *host;
+    *dev = NULL;
+    if (!x) return DP_OK;
+    const size_t bytes = (size_t)n * (d == DPG_BF16 ? 2 : 4);
+    host = dp_calloc(bytes, 1);
+    if (d == DPG_BF16) for (int64_t i = 0; i < n; i++) ((uint16_t *)host)[i] = dp_bf16_bits((float)x[i]);
+    else for (int64_t i = 0; i < n; i++) ((float *)host)[i] = (float)x[i];
+    dp_status st = device_memory(j, bytes, &mem);
+    const cudaError_t rc = st ? cudaSuccess : cudaMemcpy(mem, host, bytes, cudaMemcpyHostToDevice);
+    free(host);
+    CUDA(j, rc);
+    *dev = mem;
+    return st;
+}
+
+static dp_status outputs(rank_job *j, int64_t L, dpg_tensors *t) {
+    const dp_problem *p = j->p;
+    const size_t o = (size_t)(L * p->HV * p->V) * (j->g.odtype == DPG_BF16 ? 2 : 4), s = (size_t)p->Nseq * p->HV * p->K * p->V * 4;
+    void *x;
+    dp_status st = device_memory(j, o, &t->o);
+    if (!st) st = device_memory(j, s, &x);
+    if (st) return st;
+    t->final_state = x;
+    CUDA(j, cudaMemset(t->o, 0xff, o));                          /* NaN in both formats: what is not written shows */
+    CUDA(j, cudaMemset(x, 0xff, s));
+    return DP_OK;
+}
+
+static dp_status download_o(rank_job *j, int64_t a, int64_t L, const dpg_tensors *t) {
+    const dp_problem *p = j->p;
+    const int64_t n = L * p->HV * p->V;
+    const int bf16 = j->g.odtype == DPG_BF16;
+    void *host = dp_calloc((size_t)n, bf16 ? 2 : 4);
+    const cudaError_t rc = cudaMemcpy(host, t->o, (size_t)n * (bf16 ? 2 : 4), cudaMemcpyDeviceToHost);
+    double *o = j->out->o + a * p->HV * p->V;
+    if (rc == cudaSuccess) for (int64_t i = 0; i < n; i++) o[i] = bf16 ? dp_bf16_from_bits(((uint16_t *)host)[i]) : ((float *)host)[i];
+    free(host);
+    CUDA(j, rc);
+    return DP_OK;
+}
+
+/* Final states of the sequences that end on this rank. */
+static dp_status download_states(rank_job *j, const dp_context *c, const dpg_tensors *t) {
+    const dp_problem *p = j->p;
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    float *host = dp_calloc((size_t)n, sizeof *host);
+    cudaError_t rc = cudaSuccess;
+    for (int sub = 0; sub < c->nlocal && rc == cudaSuccess; sub++) {
+        const int64_t seq = c->local_seq[sub];
+        if (sub == c->nlocal - 1 && !c->is_last) continue;
+        rc = cudaMemcpy(host, t->final_state + seq * n, (size_t)n * 4, cudaMemcpyDeviceToHost);
+        for (int64_t i = 0; i < n; i++) j->out->final_state[seq * n + i] = host[i];
+    }
+    free(host);
+    CUDA(j, rc);
+    return DP_OK;
+}
+
+static dp_status read_stage(rank_job *j, const dpg_tensors *t, const void *ws, const char *name, int64_t each, double **slot) {
+    const int HV = j->p->HV;
+    double *x = dp_doubles(each * HV);
+    const dp_status st = dpg_stage_read(j->plan, t, ws, name, x, &j->err);
+    for (int hv = 0; hv < HV && !st; hv++) slot[j->rank * HV + hv] = dp_copy(x + hv * each, each);
+    free(x);
+    return st;
+}
+
+static dp_status read_pair(rank_job *j, const dp_context *c, const dpg_tensors *t, const void *ws) {
+    const dp_problem *p = j->p;
+    const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
+    dp_status st = DP_OK;
+    if (j->N > 1 && c->nlocal == 1 && !c->is_first && !c->is_last) st = read_stage(j, t, ws, "M", KK, j->out->M);
+    if (!st && !c->is_last && !p->s0) st = read_stage(j, t, ws, "H", KV, j->out->H);
+    if (!st && !c->is_first) st = read_stage(j, t, ws, "S_in", KV, j->out->S_in);
+    return st;
+}
+
+static dp_status rank_body(rank_job *j) {
+    const dp_problem *p = j->p;
+    const int Kg = dp_Kg(p);
+    dp_context c;
+    dpg_tensors t = {0};
+    void *ws;
+    dp_status st = dp_context_build(p->cu, p->Nseq, j->N, j->rank, &c, &j->err);
+    if (st) return st;
+    CUDA(j, cudaSetDevice(j->comm ? j->comm->device : 0));
+    CUDA(j, cudaStreamCreate(&j->stream));
+    st = dpg_plan_create(&j->plan, &j->g, &j->opt, j->rank, j->N, &j->err);
+    const int64_t L = c.L, a = c.a, KV = (int64_t)p->K * p->V;
+    const struct { const double *x; int64_t from, n; dpg_dtype d; const void **to; } in[] = {
+        {p->q, a * p->H * p->K, L * p->H * p->K, j->g.dtype, &t.q}, {p->k, a * p->H * p->R * p->K, L * p->H * p->R * p->K, j->g.dtype, &t.k},
+        {p->v, a * p->HV * p->R * p->V, L * p->HV * p->R * p->V, j->g.dtype, &t.v}, {p->g, a * p->HV * Kg, L * p->HV * Kg, j->g.gdtype, &t.g},
+        {p->beta, a * p->HV * p->R, L * p->HV * p->R, j->g.gdtype, &t.beta}, {p->A_log, 0, p->HV, DPG_F32, (const void **)&t.A_log},
+        {p->dt_bias, 0, (int64_t)p->HV * Kg, DPG_F32, (const void **)&t.dt_bias}, {p->s0, 0, p->Nseq * p->HV * KV, DPG_F32, (const void **)&t.s0}};
+    for (size_t i = 0; i < sizeof in / sizeof *in && !st; i++) st = upload(j, in[i].x ? in[i].x + in[i].from : NULL, in[i].n, in[i].d, in[i].to);
+    if (!st) st = outputs(j, L, &t);
+    if (!st) st = device_memory(j, dpg_workspace_bytes(j->plan), &ws);
+    if (!st) CUDA(j, cudaMemset(ws, 0xff, dpg_workspace_bytes(j->plan)));
+    if (!st) st = dpg_forward(j->plan, &t, ws, j->comm, j->stream, &j->err);
+    if (!st && j->comm) st = j->comm->wait(j->comm, j->stream, &j->err);
+    if (!st) CUDA(j, cudaStreamSynchronize(j->stream));
+    if (!st) st = download_o(j, a, L, &t);
+    if (!st) st = download_states(j, &c, &t);
+    if (!st) st = read_pair(j, &c, &t, ws);
+    if (!st) j->out->path = dpg_plan_path(j->plan) == DPG_PATH_FAST ? "fast" : "simple";
+    dp_context_free(&c);
+    return st;
+}
+
+static void *rank_main(void *arg) {
+    rank_job *j = arg;
+    j->status = rank_body(j);
+    if (j->status && j->comm) j->comm->abort(j->comm, j->err.msg);
+    for (int i = 0; i < j->ndev; i++) cudaFree(j->dev[i]);
+    if (j->plan) dpg_plan_destroy(j->plan);
+    if (j->stream) cudaStreamDestroy(j->stream);
+    return NULL;
+}
+
+/* ---- all ranks ------------------------------------------------------------------------------------------------------------------- */
+
+static dp_status communicators(dp_backend b, int N, dpg_comm *c, dp_err *e) {
+    int devices[64];
+    for (int i = 0; i < N && i < 64; i++) devices[i] = i;
+    return b == DP_BACKEND_NCCL ? dpg_comm_nccl(c, N, devices, LIMIT_S, e) : dpg_comm_shared(c, N, 0, LIMIT_S, e);
+}
+
+static dpg_problem device_problem(const dp_problem *p, int bf16_inputs, dp_base base) {
+    return (dpg_problem){.T = p->T, .H = p->H, .HV = p->HV, .K = p->K, .V = p->V, .R = p->R, .Kg = dp_Kg(p), .Nseq = p->Nseq, .cu = p->cu, .scale = p->scale, .gate = p->gate,
+                         .lower_bound = p->lower_bound, .beta_form = p->beta_form, .l2norm = p->l2norm, .dtype = bf16_inputs ? DPG_BF16 : DPG_F32, .gdtype = bf16_inputs ? DPG_BF16 : DPG_F32,
+                         .odtype = base == DP_BASE_BF16 ? DPG_BF16 : DPG_F32};
+}
+
+/* Sequences without tokens hand their initial state on; no rank owns them. */
+static void empty_sequences(const dp_problem *p, double *final_state) {
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    for (int i = 0; i < p->Nseq; i++)
+        for (int64_t x = 0; p->cu[i + 1] == p->cu[i] && x < n; x++) final_state[i * n + x] = p->s0 ? p->s0[i * n + x] : 0;
+}
+
+dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N, dp_backend b, dp_cuda_result *out, dp_err *e) {
+    const int64_t no = p->T * p->HV * p->V, ns = (int64_t)p->Nseq * p->HV * p->K * p->V;
+    *out = (dp_cuda_result){.N = N, .o = dp_doubles(no), .final_state = dp_doubles(ns), .path = ""};
+    for (int64_t i = 0; i < no; i++) out->o[i] = NAN;
+    for (int64_t i = 0; i < ns; i++) out->final_state[i] = NAN;
+    double ***a[] = {&out->S_in, &out->M, &out->H};
+    for (int i = 0; i < 3; i++) *a[i] = dp_calloc((size_t)N * p->HV, sizeof **a[i]);
+    empty_sequences(p, out->final_state);
+
+    rank_job *job = dp_calloc((size_t)N, sizeof *job);
+    dpg_comm *comm = dp_calloc((size_t)N, sizeof *comm);
+    pthread_t *thread = dp_calloc((size_t)N, sizeof *thread);
+    dp_status st = N > 1 ? communicators(b, N, comm, e) : DP_OK;
+    if (!st) {
+        for (int r = 0; r < N; r++) {
+            job[r] = (rank_job){.p = p, .g = device_problem(p, bf16_inputs, base), .opt = {.base = base, .chain = chain, .path = DPG_PATH_AUTO, .chain_how = DPG_CHAIN_DENSE}, .N = N,
+                                .rank = r, .comm = N > 1 ? &comm[r] : NULL, .out = out};
+            pthread_create(&thread[r], NULL, rank_main, &job[r]);
+        }
+        for (int r = 0; r < N; r++) pthread_join(thread[r], NULL);
+        for (int r = 0; r < N; r++) if (job[r].status && !st) st = dp_fail(e, job[r].status, "%s", job[r].err.msg);
+        for (int r = 0; r < N && N > 1; r++) comm[r].destroy(&comm[r]);
+    }
+    free(job), free(comm), free(thread);
+    if (st) dp_cuda_result_free(out, p->HV);
+    return st;
+}
+
+void dp_cuda_result_free(dp_cuda_result *r, int HV) {
+    double **a[] = {r->S_in, r->M, r->H};
+    for (int i = 0; i < 3; i++) {
+        for (int x = 0; a[i] && x < r->N * HV; x++) free(a[i][x]);
+        free(a[i]);
+    }
+    free(r->o), free(r->final_state);
+    *r = (dp_cuda_result){0};
+}
+
+#endif
