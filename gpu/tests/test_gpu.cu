@@ -380,6 +380,16 @@ static Vec join(const std::vector<Rank> &ranks, const char *name)
     return all;
 }
 
+/* M by augmented columns against M by dense fp32 products of the same bf16 w and kg, per rank: both fp32-grade (math.md j.2 C), so that
+ * they may differ by a few K 2^-24 per chunk, whatever the base policy. */
+static void compare_m(const Case &c, int N, const std::vector<Rank> &a, const std::vector<Rank> &b)
+{
+    int chunks = (int)(c.T() / N + DP_CHUNK - 1) / DP_CHUNK;
+    for (int r = 0; r < N; r++)
+        judge(std::string(c.name) + " ranks=" + std::to_string(N), "M augmented against dense fp32", effect(a[r].out.at("M"), b[r].out.at("M")),
+              4.0 * c.K * ldexp(1, -24) * chunks);
+}
+
 static bool same_bits(const std::vector<Rank> &a, const std::vector<Rank> &b)
 {
     for (size_t r = 0; r < a.size(); r++) {
@@ -454,9 +464,14 @@ static void test_cases(bool small, const char *only)
             if (c.T() % N)
                 continue;
             Truth t = truth(c, x, N, true);
+            std::vector<Rank> dense;
             for (const Policy &p : policies(c, small, N)) {
                 std::vector<Rank> r = run(c, x, p, N, NULL);
                 compare(c, p, N, t, r);
+                if (p.path == DPG_PATH_FAST && p.how == DPG_CHAIN_DENSE)
+                    dense = r;
+                if (p.how == DPG_CHAIN_AUGMENTED)
+                    compare_m(c, N, r, dense);
                 if (p.base == DP_BASE_FP32 && p.chain == DP_FP32) {
                     if (N == 1)
                         single = join(r, "o");
