@@ -130,7 +130,8 @@ static double chain_bound(const dp_budget_base *w, int g0, int g1, int hv, dp_fo
     dp_sim *s = w->ref;
     const int K = s->p->K, n = g1 - g0;
     const int64_t KK = (int64_t)K * K;
-    double *P = NULL, *Q = dp_doubles(KK), *M = dp_doubles(KK), *D = dp_doubles(KK), b = 0, bias = 0, total = 0;
+    double *P = dp_doubles(KK), *Q = dp_doubles(KK), *M = dp_doubles(KK), *D = dp_doubles(KK), b = 0, bias = 0, total = 0;
+    for (int x = 0; x < K; x++) P[(int64_t)x * K + x] = 1;       /* the chain starts at I: its first factor is rounded too */
     for (int i = 0; i < n; i++) {
         const dp_chunk_bound *cb = bound_at(w, trans ? g1 - 1 - i : g0 + i, hv);
         for (int x = 0; x < K; x++)
@@ -138,17 +139,10 @@ static double chain_bound(const dp_budget_base *w, int g0, int g1, int hv, dp_fo
                 const int64_t from = trans ? (int64_t)y * K + x : (int64_t)x * K + y;
                 M[(int64_t)x * K + y] = cb->M[from], D[(int64_t)x * K + y] = cb->DM[from];
             }
-        if (!P) {
-            P = dp_copy(M, KK);
-            if (w->r.p == 2) for (int64_t z = 0; z < KK; z++) b += D[z];
-            else b = dp_norm_fro(KK, D);
-            if (f == DP_BF16ST && n == 1) b += pw(&w->r, dp_formats[f].u_store * dp_norm_fro(KK, M));
-        } else {
-            b = dp_bound_chain_step(&w->r, f, K, M, D, cb->mu, P, b, &bias);
-            dp_mm(DP_FP64, 0, 0, K, K, K, M, P, Q);
-            double *t = P;
-            P = Q, Q = t;
-        }
+        b = dp_bound_chain_step(&w->r, f, K, M, D, cb->mu, P, b, &bias);
+        dp_mm(DP_FP64, 0, 0, K, K, K, M, P, Q);
+        double *t = P;
+        P = Q, Q = t;
         total = w->r.p == 2 ? pw(&w->r, sqrt(b) + bias / DP_LAMBDA) : b;
         if (traj && (i & (i + 1)) == 0) *traj++ = final(&w->r, total);
     }

@@ -146,11 +146,13 @@ static void round_arith_all(dp_base b, double *x, int64_t n) {
     if (b != DP_BASE_FP64) for (int64_t i = 0; i < n; i++) x[i] = dp_round_arith(b, x[i]);
 }
 
-/* The chain of the factors of groups [g0, g1), first to last: P <- M_c P.  trans: the adjoint chain dM <- M_c' dM, last to first. */
+/* The chain of the factors of groups [g0, g1), first to last, from P = I (math.md g.1): P <- M_c P in the format, so the first factor is rounded
+ * like the others.  trans: the adjoint chain dM <- M_c' dM, last to first. */
 static double *chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, int record) {
     const int K = s->p->K, n = g1 - g0;
     const int64_t KK = (int64_t)K * K;
-    double *P = NULL, *Q = dp_doubles(KK), *Mt = dp_doubles(KK);
+    double *P = dp_doubles(KK), *Q = dp_doubles(KK), *Mt = dp_doubles(KK);
+    for (int x = 0; x < K; x++) P[(int64_t)x * K + x] = 1;
     for (int i = 0; i < n; i++) {
         const double *M = dp_sim_factor(s, trans ? g1 - 1 - i : g0 + i, hv);
         if (trans) {
@@ -158,18 +160,14 @@ static double *chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, 
                 for (int b = 0; b < K; b++) Mt[(int64_t)a * K + b] = M[(int64_t)b * K + a];
             M = Mt;
         }
-        if (!P) P = dp_copy(M, KK);
-        else {
-            dp_mm(f, 0, 0, K, K, K, M, P, Q);
-            double *t = P;
-            P = Q, Q = t;
-        }
+        dp_mm(f, 0, 0, K, K, K, M, P, Q);
+        double *t = P;
+        P = Q, Q = t;
         if (record && (i & (i + 1)) == 0 && s->ntraj < DP_MAX_TRAJ) {                       /* i + 1 is a power of two */
             replace(&s->traj[(int64_t)s->ntraj * s->p->HV + hv], dp_copy(P, KK));
             s->traj_chunks[s->ntraj++] = i + 1;
         }
     }
-    if (f == DP_BF16ST && n == 1) for (int64_t i = 0; i < KK; i++) P[i] = dp_bf16((float)P[i]);   /* stored once even so */
     free(Q), free(Mt);
     return P;
 }

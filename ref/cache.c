@@ -56,10 +56,10 @@ dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
     return digest(s);
 }
 
-static void entry_path(char *out, size_t size, const char *dir, const char *kind, dp_key key) {
+static void entry_path(char *out, size_t size, const char *dir, const char *kind, uint64_t version, dp_key key) {
     char hex[33];
     for (int i = 0; i < 16; i++) snprintf(hex + 2 * i, 3, "%02x", key.byte[i]);
-    snprintf(out, size, "%s/%s.%s", dir, hex, kind);
+    snprintf(out, size, "%s/%s.%llu.%s", dir, hex, (unsigned long long)version, kind);
 }
 
 /* NULL: loaded, else why not. */
@@ -89,7 +89,7 @@ static header header_of(uint64_t version, dp_key key) {
 
 int dp_cache_load(const char *dir, const char *kind, uint64_t version, dp_key key, const dp_part *part, int n) {
     char path[4096];
-    entry_path(path, sizeof path, dir, kind, key);
+    entry_path(path, sizeof path, dir, kind, version, key);
     FILE *f = fopen(path, "rb");
     if (!f) return 0;
     const header h = header_of(version, key);
@@ -127,7 +127,7 @@ void dp_cache_save(const char *dir, const char *kind, uint64_t version, dp_key k
     char path[4096], tmp[4200];
     const header h = header_of(version, key);
     make_dirs(dir);
-    entry_path(path, sizeof path, dir, kind, key);
+    entry_path(path, sizeof path, dir, kind, version, key);
     snprintf(tmp, sizeof tmp, "%s.XXXXXX", path);
     const int fd = mkstemp(tmp);
     FILE *f = fd < 0 ? NULL : fdopen(fd, "wb");

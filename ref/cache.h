@@ -1,6 +1,6 @@
 /* ref/cache.h - computed results in files named by the content that they follow from.
  *
- * <dir>/<key as hex>.<kind>:  magic "DPCACHE\n", version (8 bytes), key (16 bytes), the parts one after another, XXH3-128 of all that precedes.
+ * <dir>/<key as hex>.<version>.<kind>:  magic "DPCACHE\n", version (8 bytes), key (16 bytes), the parts one after another, XXH3-128 of all that precedes.
  * Sizes are not stored: they follow from the content, so a file of another length is damaged. Byte order of the machine. Written to a
  * temporary file, synced, then renamed: a reader never sees half an entry, and a kill at any time loses at most that entry.
  */
