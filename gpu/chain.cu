@@ -13,8 +13,6 @@
 #define CB 32                                            /* columns of M per block */
 #define THREADS 256
 
-size_t chain_row_words(int K, int V) { return (size_t)V + K; }
-
 __device__ __forceinline__ float tf32_rna(float x)
 {
     uint32_t r;

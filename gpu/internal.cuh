@@ -27,7 +27,7 @@ struct Dims {
 };
 
 /* Buffers by slot; float or bf16 according to the path (plan.cu holds the table). */
-enum Slot { B_GCUM, B_BETA, B_QN, B_KN, B_AKK, B_AQK, B_W, B_U, B_KG, B_QG, B_EC, B_H, B_VNEW, B_HM, B_HMALL, B_SIN, B_MC, B_PCHAIN, B_SLOTS };
+enum Slot { B_GCUM, B_BETA, B_QN, B_KN, B_AKK, B_AQK, B_W, B_U, B_KG, B_QG, B_EC, B_H, B_VNEW, B_HM, B_HMALL, B_SIN, B_MC, B_SLOTS };
 
 /* Element (row, col) of a tile of rows of `width` elements. ROWS: 16-byte pieces c of bf16 at c ^ (row & 7); SLICES: [width/16][C][16],
  * pieces at c ^ (row >> 2 & 1). Both make bulk copies into shared memory readable without bank conflicts (fast.cu). */
@@ -81,7 +81,6 @@ dp_status fast_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s
 /* chain.cu */
 dp_status chain_pre_m(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
 dp_status chain_merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
-size_t chain_row_words(int K, int V);                    /* V + K */
 
 #ifdef __CUDACC__
 __device__ __forceinline__ float rbf(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
