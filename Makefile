@@ -46,7 +46,7 @@ PROGRAM  := $(BUILD)/deltaproof
 obj       = $(patsubst %,$(BUILD)/%.o,$(basename $(1)))
 # Builds run on all cores unless the caller chose -j; GNU make shows that choice to recipes only, hence one recursion.
 build     = +@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
-run_env   = DP_PYTHON="$$(cat $(BASE)/python)"
+run_env   = LSAN_OPTIONS=suppressions=$(CURDIR)/harness/tests/lsan.supp:print_suppressions=0 DP_PYTHON="$$(cat $(BASE)/python)"
 
 .PHONY: all verify test bench report setup gpu clean help FORCE
 all:                           ## the program build/deltaproof (this is what a plain `make` builds; installs nothing)

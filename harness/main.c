@@ -262,7 +262,7 @@ static int finish(const options *o, const dp_record *rec) {
 
 static int command_run(options *o) {
     dp_err e = {0};
-    char **paths = NULL;
+    char **paths = NULL, *id_case = NULL;
     int np = 0;
     const double t0 = dp_now();
     if (!o->all && !o->smoke && !o->ncase && !o->id) {
@@ -270,9 +270,12 @@ static int command_run(options *o) {
         return 2;
     }
     if (o->id) {
-        char *name = parse_id(o, &e);
-        if (e.code) return refuse(&e);
-        o->name[0] = name, o->ncase = 1;
+        id_case = parse_id(o, &e);
+        if (e.code) {
+            free(id_case);
+            return refuse(&e);
+        }
+        o->name[0] = id_case, o->ncase = 1;
     }
     if (o->out_dir && make_dirs(o->out_dir)) {
         fprintf(stderr, "deltaproof: --out %s: %s\n", o->out_dir, strerror(errno));
@@ -310,7 +313,7 @@ static int command_run(options *o) {
     const int rc = finish(o, &rec);
     for (int i = 0; i < rec.ncase; i++) dp_case_free(cases[i]), free(cases[i]);
     for (int i = 0; i < np; i++) free(paths[i]);
-    free(paths), free(cases);
+    free(paths), free(cases), free(id_case);
     dp_runs_free(&runs);
     return rc;
 }
@@ -352,34 +355,43 @@ static void add_ball(dp_tensorfile *f, const char *name, const dp_ball *b) {
     dp_tensorfile_add(f, n, "F64", 1, shape, b->rad);
 }
 
+static dp_status write_truth(const options *o, const dp_case *c, dp_err *e) {
+    dp_truth t;
+    dp_tensorfile f = {0};
+    int cached, ncut;
+    char bits[16];
+    int64_t *cut = dp_case_cuts(c, &ncut);
+    const dp_truth_request rq = {.bits = o->bits ? o->bits : c->bits, .backward = c->backward, .ncut = ncut, .cut = cut, .want_M = ncut > 0, .progress = isatty(2)};
+    dp_status st = dp_truth_cached(&c->p, &rq, strcmp(o->cache, "none") ? o->cache : NULL, &t, &cached, e);
+    free(cut);
+    if (st) return st;
+    for (int i = 0; i < dp_result_nfields; i++) add_ball(&f, dp_result_fields[i].name, &t.field[i]);
+    snprintf(bits, sizeof bits, "%d", t.bits);
+    dp_tensorfile_add_meta(&f, "producer", argp_program_version);
+    dp_tensorfile_add_meta(&f, "case", c->name);
+    dp_tensorfile_add_meta(&f, "bits", bits);
+    dp_tensorfile_add_meta(&f, "value", "name + name.lo, within name.radius in the 2-norm of each row");
+    st = dp_safetensors_write(o->output, &f, e);
+    dp_tensorfile_free(&f), dp_truth_free(&t);
+    return st;
+}
+
 static int command_truth(options *o) {
     dp_err e = {0};
     dp_case c;
-    dp_truth t;
-    int cached, ncut;
-    char bits[16];
     if (o->ncase != 1 || !o->output) {
         fprintf(stderr, "deltaproof: truth: name one case and an output file (-o FILE.safetensors)\n");
         return 2;
     }
     char *path = case_path(o, o->name[0]);
-    if (dp_case_load(path, &c, &e)) return refuse(&e);
-    if (c.op != DP_OP_RECURRENCE) {
-        fprintf(stderr, "deltaproof: truth: %s: op = %s has no recurrence\n", path, c.op_name);
-        return 2;
+    dp_status st = dp_case_load(path, &c, &e);
+    if (st) {
+        free(path);
+        return refuse(&e);
     }
-    int64_t *cut = dp_case_cuts(&c, &ncut);
-    const dp_truth_request rq = {.bits = o->bits ? o->bits : c.bits, .backward = c.backward, .ncut = ncut, .cut = cut, .want_M = ncut > 0, .progress = isatty(2)};
-    if (dp_truth_cached(&c.p, &rq, strcmp(o->cache, "none") ? o->cache : NULL, &t, &cached, &e)) return refuse(&e);
-    dp_tensorfile f = {0};
-    for (int i = 0; i < dp_result_nfields; i++) add_ball(&f, dp_result_fields[i].name, &t.field[i]);
-    snprintf(bits, sizeof bits, "%d", t.bits);
-    dp_tensorfile_add_meta(&f, "producer", argp_program_version);
-    dp_tensorfile_add_meta(&f, "case", c.name);
-    dp_tensorfile_add_meta(&f, "bits", bits);
-    dp_tensorfile_add_meta(&f, "value", "name + name.lo, within name.radius in the 2-norm of each row");
-    const dp_status st = dp_safetensors_write(o->output, &f, &e);
-    dp_tensorfile_free(&f), dp_truth_free(&t), dp_case_free(&c), free(cut), free(path);
+    if (c.op != DP_OP_RECURRENCE) st = dp_fail(&e, DP_EINPUT, "truth: %s: op = %s has no recurrence", path, c.op_name);
+    else st = write_truth(o, &c, &e);
+    dp_case_free(&c), free(path);
     return st ? refuse(&e) : 0;
 }
 
@@ -420,8 +432,8 @@ int main(int argc, char **argv) {
         if (strcmp(argv[1], COMMANDS[i].name)) continue;
         options o = {.command = COMMANDS[i].name, .cases_dir = "cases", .cache = "build/cache"};
         const struct argp a = {.options = COMMANDS[i].opt, .parser = parse, .args_doc = COMMANDS[i].args, .doc = COMMANDS[i].doc};
-        char *name;
-        if (asprintf(&name, "deltaproof %s", COMMANDS[i].name) < 0) abort();
+        char name[32];
+        snprintf(name, sizeof name, "deltaproof %s", COMMANDS[i].name);
         argv[1] = name;
         argp_parse(&a, argc - 1, argv + 1, 0, NULL, &o);
         return COMMANDS[i].run(&o);
