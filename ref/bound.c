@@ -397,9 +397,12 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
  *   E = V - Kgam S_0 - L X:  -(Kgam - L w) dS0 + DKgam|S_0| + (uo, sum_error) |Kgam||S_0| + DL|X| + |L| DX + ...
  *   dbeta = sum_v dZ o E,  dE = B dZ,  dL = -dE X',  dP = scale do X':   product rule, entrywise
  *   dq_s  = scale exp(gcum) o (S_0 do) + sum dP pair k;   (error of S_0) do, over the whole K vector, is bounded through the columns of eS
- *   dk    = read + write parts likewise;   dgam = q o dq + k o (dk_read - dk_write) + last token: rowsum(dS_c o S_c)
- *   dg    = reverse cumsum: errors add, plus u of each partial sum, which is dg itself.
- * A propagated vector counts with its whole norm where an entrywise bound is needed (dgam). */
+ *   dk    = read + write parts likewise.
+ * dg is the reverse cumulative sum of q o dq + k o (dk_read - dk_write), whose pair terms c[s,i] enter once with + at s and once with - at i: the
+ * SAME dP, dL, pair, q and k, so their errors cancel there like the terms themselves, and what is left is the error of (math.md f)
+ *   dg_t  = sum_(i < t <= s) c[s,i] + sum_(s >= t) r_s + sum_(i < t) w_i + z
+ * plus the roundings of the two sums that c[s,i] went into, of the products with q and k, and u of each partial sum, which is dg itself.
+ * A propagated vector counts with its whole norm where an entrywise bound is needed (dg). */
 typedef struct { double *X, *dX, *dZ, *E, *dE, *pX, *aX, *aE, *adZ, *adE, *dEv; } grad_state;
 
 static void grad_rows(const dp_chunk_bound *b, const double *eS, const double *edS, const double *DX, const double *DdX, grad_state *g) {
@@ -487,7 +490,8 @@ static double through_state(const dp_rounding *r, const double *e, const double 
     return s;
 }
 
-typedef struct { double *q, *r, *w; } intra_bound;     /* D of the three K-vector sums: dq, dk read, dk write */
+/* D of the three K-vector sums dq, dk read, dk write; for dg: of the pair sums at t, and of the roundings made at a token. */
+typedef struct { double *q, *r, *w, *pair, *round; } intra_bound;
 
 /* In-chunk parts of dq, dk_read, dk_write, pair by pair: at most 2 c R + 2 terms each. The sum costs sum_error of the sum of absolute values,
  * added term by term here; for p = 2 the terms' errors are independent and so is, up to the growth of the partial sum, the summation's. */
@@ -495,25 +499,36 @@ static void grad_pairs(const dp_chunk_bound *b, const double *dL, const double *
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int c = ch->c, R = ch->R, K = ch->K, n = ch->n;
-    const double g = r->p == 1 ? dp_gamma(2 * c * R + 4, r->u) : 2 * c * R * r->u / sqrt(3.0) / sqrt(2.0 * c * R + 1) + 4 * r->u;
-    for (int s = 0; s < c; s++)
+    const double g = r->p == 1 ? dp_gamma(2 * c * R + 4, r->u) : 2 * c * R * r->u / sqrt(3.0) / sqrt(2.0 * c * R + 1) + 4 * r->u, pg = pw(r, g);
+    double *acc = dp_doubles((int64_t)c * K);                    /* acc[i]: sum over s' >= s of the D of c[s',i] */
+    for (int s = c - 1; s >= 0; s--) {
         for (int i = 0; i <= s; i++)
             for (int x = 0; x < K; x++) {
-                const double e = exp_up(ch->gcum[s * K + x] - ch->gcum[i * K + x]), ee = pair_error(b, s, i, x) + g + b->er, aq = ch->q[s * K + x];
+                const double e = exp_up(ch->gcum[s * K + x] - ch->gcum[i * K + x]), ep = pair_error(b, s, i, x) + b->er, ee = ep + g, aq = ch->q[s * K + x];
+                double own = 0, rounding = 0;
                 for (int m = 0; m < R; m++) {
                     const int im = i * R + m;
                     const double ai = ch->k[(int64_t)im * K + x], p = dP[(int64_t)s * n + im], Dp = DdP[(int64_t)s * n + im];
                     o->q[s * K + x] += pw(r, e * ai) * Dp + pw(r, e * ai * p * (ee + b->ek));
                     o->w[(int64_t)im * K + x] += pw(r, e * aq) * Dp + pw(r, e * aq * p * (ee + b->eq));
+                    const double cq = e * aq * ai;
+                    own += pw(r, cq) * Dp + pw(r, cq * p * (ep + b->eq + b->ek)), rounding += pw(r, cq * p);
                     if (i == s) continue;
                     for (int j = 0; j < R; j++) {
                         const int64_t sj = s * R + j;
-                        const double as = ch->k[sj * K + x], l = dL[sj * n + im], Dl = DdL[sj * n + im];
+                        const double as = ch->k[sj * K + x], l = dL[sj * n + im], Dl = DdL[sj * n + im], cl = e * as * ai;
                         o->r[sj * K + x] += pw(r, e * ai) * Dl + pw(r, e * ai * l * (ee + b->ek));
                         o->w[(int64_t)im * K + x] += pw(r, e * as) * Dl + pw(r, e * as * l * (ee + b->ek));
+                        own += pw(r, cl) * Dl + pw(r, cl * l * (ep + 2 * b->ek)), rounding += pw(r, cl * l);
                     }
                 }
+                if (i < s) acc[i * K + x] += own;
+                o->round[s * K + x] += pg * rounding, o->round[i * K + x] += pg * rounding;
             }
+        for (int x = 0; x < K; x++)
+            for (int i = 0; i < s; i++) o->pair[s * K + x] += acc[i * K + x];
+    }
+    free(acc);
 }
 
 void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS, const double *edS, const double *DX, const double *DdX, dp_grad_bound *out) {
@@ -528,7 +543,7 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     double *DdP = outer_bound(r, c, n, V, ado, NULL, g.aX, g.X, 2 * u), *DdL = outer_bound(r, n, n, V, g.adE, g.dE, g.aX, g.X, 0);
     double *dP = product(0, 1, c, n, V, dout, ch->v_new), *dL = product(0, 1, n, n, V, g.dEv, ch->v_new);
     for (int64_t i = 0; i < cn; i++) dP[i] *= fabs(ch->scale), DdP[i] *= pw(r, ch->scale);
-    intra_bound ib = {.q = dp_doubles(cK), .r = dp_doubles(nK), .w = dp_doubles(nK)};
+    intra_bound ib = {.q = dp_doubles(cK), .r = dp_doubles(nK), .w = dp_doubles(nK), .pair = dp_doubles(cK), .round = dp_doubles(cK)};
     grad_pairs(b, dL, DdL, dP, DdP, &ib);
 
     /* the products with the states: values, and D without what comes through the states' own errors */
@@ -538,16 +553,17 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     dp_chunk_grad val;                                           /* reference values, for q o dq and k o (dkr - dkw) */
     dp_chunk_grad_alloc(&val, ch);
     dp_chunk_grads(ch, dout, 0, &val);
-    double *dgam = dp_doubles(cK);
+    double *rs = dp_doubles(cK), *ws = dp_doubles(cK), *z = dp_doubles(K);   /* D of r_s, w_i, z */
     for (int s = 0; s < c; s++) {
         const double ps = pw(r, ch->scale) * through_state(r, eS, dout + (int64_t)s * V, V);
         double emax = 0;
         for (int x = 0; x < K; x++) {
-            const int z = s * K + x;
-            const double e = exp_up(ch->gcum[z]);
-            ib.q[z] += pw(r, ch->scale * e) * DSdo[z] + pw(r, ch->scale * e * Sdo[z] * (b->Dexp[z] + 4 * u)) + pw(r, u * val.dq[z]) + pw(r, (V + n) * r->tiny);
+            const int y = s * K + x;
+            const double e = exp_up(ch->gcum[y]), own = pw(r, ch->scale * e) * DSdo[y] + pw(r, ch->scale * e * Sdo[y] * (b->Dexp[y] + 4 * u));
+            ib.q[y] += own + pw(r, u * val.dq[y]) + pw(r, (V + n) * r->tiny);
             emax = fmax(emax, e);
-            dgam[z] += pw(r, ch->q[z]) * (ib.q[z] + pw(r, e) * ps) + pw(r, (b->eq + b->er + 2 * u) * ch->q[z] * val.dq[z]);
+            rs[y] += pw(r, ch->q[y]) * (own + pw(r, e) * ps) + pw(r, (b->eq + b->er + 2 * u) * ch->q[y] * ch->scale * e * Sdo[y]);
+            ib.round[y] += pw(r, 2 * u * ch->q[y] * val.dq[y]) + pw(r, (V + n) * r->tiny);
         }
         const double loc = error_norm(r, ib.q + (int64_t)s * K, K, 1);
         out->dq[s] = loc + pw(r, emax) * ps;
@@ -557,13 +573,15 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
         double er = 0, ew = 0, db = 0, zE = 0;
         const int t = i / R;
         for (int x = 0; x < K; x++) {
-            const int z = t * K + x;
+            const int y = t * K + x;
             const int64_t j = (int64_t)i * K + x;
-            const double e = exp_up(ch->gcum[z]), end = exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[z]);
-            ib.r[j] += pw(r, e) * DSdE[j] + pw(r, e * SdE[j] * (b->Dexp[z] + 2 * u)) + pw(r, end) * DSX[j] + pw(r, end * SX[j] * (b->Dend[z] + 2 * u))
-                       + ib.w[j] + pw(r, u * val.dk[j]) + pw(r, 2 * (V + n) * r->tiny);
+            const double e = exp_up(ch->gcum[y]), end = exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[y]);
+            const double read = pw(r, e) * DSdE[j] + pw(r, e * SdE[j] * (b->Dexp[y] + 2 * u)), write = pw(r, end) * DSX[j] + pw(r, end * SX[j] * (b->Dend[y] + 2 * u));
+            ib.r[j] += read + write + ib.w[j] + pw(r, u * val.dk[j]) + pw(r, 2 * (V + n) * r->tiny);
             er = fmax(er, e), ew = fmax(ew, end);
-            dgam[z] += pw(r, ch->k[j]) * (ib.r[j] + pw(r, e) * pr + pw(r, end) * pwr) + pw(r, (b->ek + b->er + 3 * u) * ch->k[j] * (fabs(val.dk[j]) + 2 * e * fabs(SdE[j]) + 2 * end * fabs(SX[j])));
+            rs[y] += pw(r, ch->k[j]) * (read + pw(r, e) * pr) + pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * e * SdE[j]);
+            ws[y] += pw(r, ch->k[j]) * (write + pw(r, end) * pwr) + pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * end * SX[j]);
+            ib.round[y] += pw(r, 3 * u * ch->k[j] * (fabs(val.dk[j]) + 2 * e * fabs(SdE[j]) + 2 * end * fabs(SX[j]))) + pw(r, 2 * (V + n) * r->tiny);
         }
         out->dk[i] = error_norm(r, ib.r + (int64_t)i * K, K, 1) + pw(r, er) * pr + pw(r, ew) * pwr;
         for (int v = 0; v < V; v++) {
@@ -574,26 +592,31 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
         out->dv[i] = error_norm(r, g.dE + (int64_t)i * V, V, 1);
         out->dbeta[i] = db + pw(r, gV * zE) + pw(r, V * r->tiny);
     }
-    /* last token: rowsum(dS_c o S_c) formed as eC o rowsum(S_0 o dS_c) + sum_i kg_i o (dS_c X_i) */
+    /* z = eC o rowsum(S_0 o dS_c); the chunk end also adds up z + sum_i w_i, and its rounding reaches every token */
     for (int x = 0; x < K; x++) {
-        double s = 0, D = 0;
+        double s = 0, D = 0, sum = 0;
         for (int v = 0; v < V; v++) {
-            const int64_t z = (int64_t)x * V + v;
-            s += aS[z] * adS[z];
-            D += eS[v] * pw(r, adS[z]) + edS[v] * pw(r, aS[z]);
+            const int64_t y = (int64_t)x * V + v;
+            s += aS[y] * adS[y];
+            D += eS[v] * pw(r, adS[y]) + edS[v] * pw(r, aS[y]);
         }
-        D = pw(r, ch->eC[x]) * (D + pw(r, (gV + 3 * u) * s)) + b->DeC[x] * pw(r, s);
+        z[x] = pw(r, ch->eC[x]) * (D + pw(r, (gV + 3 * u) * s)) + b->DeC[x] * pw(r, s);
         for (int i = 0; i < n; i++) {
             const int64_t j = (int64_t)i * K + x;
-            const int z = (i / R) * K + x;
-            const double w = ch->k[j] * exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[z]);
-            D += pw(r, w) * (DSX[j] + through_state(r, edS, ch->v_new + (int64_t)i * V, V)) + pw(r, w * SX[j] * (b->Dend[z] + b->ek + b->er + dp_sum_error(r, n + 4)));
+            sum += fabs(ch->k[j] * SX[j]) * exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[(i / R) * K + x]);
         }
-        dgam[(c - 1) * K + x] += D;
+        ib.round[(c - 1) * K + x] += pw(r, dp_sum_error(r, n + 4) * (sum + ch->eC[x] * s));
     }
     for (int x = 0; x < K; x++) {
-        double sum = 0;
-        for (int t = c - 1; t >= 0; t--) out->dg[t * K + x] = sum += dgam[t * K + x] + pw(r, u * val.dg[t * K + x]);
+        double from = 0, until = 0;
+        for (int t = c - 1; t >= 0; t--) {
+            from += rs[t * K + x] + ib.round[t * K + x] + pw(r, u * val.dg[t * K + x]);
+            out->dg[t * K + x] = ib.pair[t * K + x] + from + z[x];
+        }
+        for (int t = 0; t < c; t++) {
+            out->dg[t * K + x] += until;
+            until += ws[t * K + x];
+        }
     }
     for (int t = 0; t < c; t++) out->ndq[t] = norm2(val.dq + (int64_t)t * K, K);
     for (int i = 0; i < n; i++) {
@@ -604,7 +627,7 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     memcpy(out->vdg, val.dg, sizeof(double) * cK);
     dp_chunk_grad_free(&val);
     grad_state_free(&g);
-    double *a[] = {ado, aS, adS, DdP, DdL, dP, dL, ib.q, ib.r, ib.w, Sdo, SdE, SX, DSdo, DSdE, DSX, dgam};
+    double *a[] = {ado, aS, adS, DdP, DdL, dP, dL, ib.q, ib.r, ib.w, ib.pair, ib.round, Sdo, SdE, SX, DSdo, DSdE, DSX, rs, ws, z};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) free(a[i]);
 }
 
