@@ -75,6 +75,15 @@ static json_t *tensor_json(const dp_judgement *t) {
     return o;
 }
 
+static json_t *bits_json(const dp_bits *b) {
+    json_t *o = json_object();
+    for (int m = 0; m < DP_NBITMODELS; m++) set(o, dp_bits_models[m], num(b->bits[m]));
+    set(o, "truncated", num_or_null(b->truncated)), set_str(o, "model", dp_bits_models[b->model]), set(o, "effective", num(b->effective));
+    set(o, "slope", num_or_null(b->slope)), set(o, "biased", json_boolean(b->biased)), set(o, "like", b->like < 0 ? json_null() : json_string(dp_formats[b->like].name));
+    set(o, "wrong", json_boolean(b->wrong)), set_str(o, "says", b->says);
+    return o;
+}
+
 static json_t *run_json(const dp_run *r) {
     json_t *o = json_object(), *p = json_object(), *t = json_object(), *ts = json_array(), *ch = json_array();
     set_str(o, "id", r->id), set_str(o, "case", r->case_name), set_str(o, "op", r->op), set(o, "ranks", json_integer(r->ranks)), set_str(o, "backend", dp_backend_names[r->backend]);
@@ -99,6 +108,7 @@ static json_t *run_json(const dp_run *r) {
     }
     set(o, "chain", ch);
     if (!isnan(r->slope)) set(o, "slope", num(r->slope));
+    if (r->bits.npoint) set(o, "bits", bits_json(&r->bits));
     set_str(o, "verdict", dp_verdict_names[r->verdict]);
     if (r->why[0]) set_str(o, "why", r->why);
     set(o, "seconds", num(r->seconds));

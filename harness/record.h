@@ -13,7 +13,7 @@
  *   "cases": [{"name", "op", "reason", "source", "T","H","HV","K","V","R","Nseq", "regime", "warnings": [..]}],   op-dependent fields
  *   "runs": [{
  *     "id": "kda-long:ranks=4,base=bf16,chain=tf32,merge=allgather",     `deltaproof run --id` reproduces it bit for bit
- *     "case": "kda-long", "op": "gdn"|"kda"|"mkda"|"chain"|"conv", "ranks": 4, "backend": "sim"|"cuda"|"nccl",
+ *     "case": "kda-long", "op": "gdn"|"kda"|"mkda"|"chain"|"conv", "ranks": 4, "backend": "sim"|"cuda"|"nccl"|"file",   file: tensors that `deltaproof judge` read
  *     "path": "simple"|"fast",                           cuda, nccl: which kernels ran
  *     "policy": {"base": "bf16", "chain": "tf32", "merge": "allgather"},
  *     "truth": {"kind": "mpfr"|"double-double"|"fp64", "bits": 192, "radius": 1e-55, "cached": true},   radius: largest, relative to its tensor
@@ -33,6 +33,12 @@
  *     "chain": [{"rank": 1, "chunks": 16, "rel": 1e-3, "effect": 9e-4, "bound": 8e-3, "abs": .., "norm": ..}],
  *                                  M after that many chunks: |dM|_F / |M|_F; effect |dM S_in|_F / |S_in|_F (null without S_in); bound / |M|_F
  *     "slope": 0.51,               op chain: d log rel / d log chunks over 16..256: 0.5 unbiased rounding, 1 biased
+ *     "bits": {"store", "operand", "accumulate",      op chain, regime reflect: effective bits by model of rounding (harness/bits.h)
+ *              "truncated",        bits of truncated operands with the same shrinkage, null: the error is not along M
+ *              "model": "store"|"operand"|"accumulate", "effective": 24.0, "slope": 0.51, "biased": false,
+ *              "like": "fp32" | null,                 chain format with that law
+ *              "wrong": false,     true: fewer bits than the policy claims, or biased against it; the run fails whatever its tensors say
+ *              "says": "behaves like fp32: 24.0 bits"},
  *     "verdict": "pass"|"fail"|"skipped"|"unjudged", "why": "...", "seconds": 1.2
  *   }]
  * }

@@ -6,6 +6,7 @@
  */
 #ifndef DP_RUN_H
 #define DP_RUN_H
+#include "bits.h"
 #include "case.h"
 #include "compare.h"
 #include "cuda.h"
@@ -35,6 +36,7 @@ typedef struct {
     int npoint;
     dp_chain_point *point;
     double slope;                /* NAN: none */
+    dp_bits bits;                /* op chain, regimes that forget nothing; npoint = 0: none */
     dp_verdict verdict;
     char why[640];
     double seconds;

@@ -2,6 +2,7 @@
 #include "../ref/bound.h"
 #include "../ref/dd.h"
 #include "../ref/mm.h"
+#include "bits.h"
 #include "run.h"
 
 #include <math.h>
@@ -15,6 +16,7 @@ typedef struct {
     int n, K, dd, npoint, points[32];
     double *M, *mu;              /* [n][K][K] factors as doubles, [n] */
     double *hi[32], *lo[32], rad[32];   /* truth at points[i] factors */
+    dp_bits_scale bits;          /* npoint = 0: this regime forgets, or the truth is too short to read bits from */
 } chain_truth;
 
 static double radius_step(int K, const double *M, const double *P, double mu, double eta, double r) {
@@ -52,9 +54,11 @@ static void chain_truth_init(chain_truth *t, const dp_case *c) {
         }
     }
     free(h), free(l), free(h2), free(l2);
+    if (c->ch.regime == DP_REGIME_REFLECT) dp_bits_scale_init(&t->bits, n, K, t->M);
 }
 
 static void chain_truth_free(chain_truth *t) {
+    dp_bits_scale_free(&t->bits);
     for (int i = 0; i < t->npoint; i++) free(t->hi[i]), free(t->lo[i]);
     free(t->M), free(t->mu);
 }
@@ -102,6 +106,31 @@ static double slope(const dp_run *r) {
     return n >= 3 ? (n * sxy - sx * sy) / (n * sxx - sx * sx) : NAN;
 }
 
+/* Errors and results at the lengths that bits are read from. An fp64 truth says nothing about an fp64 chain. */
+static void read_bits(const chain_truth *t, dp_format claimed, const double *got, dp_run *r) {
+    const dp_bits_scale *s = &t->bits;
+    const int64_t KK = (int64_t)t->K * t->K;
+    if (!s->npoint || (claimed == DP_FP64 && !t->dd)) return;
+    double *err = dp_doubles(2 * s->npoint * KK), *at = err + s->npoint * KK;
+    for (int i = 0, k = 0; i < t->npoint && k < s->npoint; i++) {
+        if (t->points[i] != s->chunks[k]) continue;
+        for (int64_t x = 0; x < KK; x++) err[k * KK + x] = (got[i * KK + x] - t->hi[i][x]) - t->lo[i][x];
+        memcpy(at + k++ * KK, got + i * KK, sizeof(double) * (size_t)KK);
+    }
+    dp_bits_read(s, err, at, claimed, &r->bits);
+    free(err);
+}
+
+/* A chain that has fewer bits than it claims, or a bias that its format has not, fails even within the worst-case bound. */
+static void close_run(dp_run *r, double seconds) {
+    char why[sizeof r->why];
+    dp_run_close(r, seconds);
+    if (!r->bits.npoint || !r->bits.wrong) return;
+    snprintf(why, sizeof why, "%s%s%.380s", r->bits.says, r->why[0] ? "; " : "", r->why);
+    memcpy(r->why, why, sizeof why);
+    r->verdict = DP_FAIL;
+}
+
 static void judge_chain(const chain_truth *t, dp_format claimed, dp_format actual, dp_run *r) {
     const int64_t KK = (int64_t)t->K * t->K;
     double *got = dp_doubles(t->npoint * KK), *bound = dp_doubles(t->npoint), *want = dp_doubles(t->npoint * KK), *lo = dp_doubles(t->npoint * KK);
@@ -118,6 +147,7 @@ static void judge_chain(const chain_truth *t, dp_format claimed, dp_format actua
         if (bound[i] > sqrt(t->K)) bound[i] = INFINITY;          /* more than |I|_F: says nothing about a chain of contractions */
     }
     r->slope = slope(r);
+    read_bits(t, claimed, got, r);
     r->tensor = dp_calloc(1, sizeof *r->tensor);
     /* a chain in fp64 cannot be judged by an fp64 truth */
     const int own = claimed == DP_FP64 && !t->dd;
@@ -153,7 +183,7 @@ dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, 
         const double t0 = dp_now();
         const dp_format f = chains[i];
         judge_chain(&t, f, o->fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : o->fault == DP_FAULT_CHAIN_TF32RZ ? DP_TF32RZ : f, made[i]);
-        dp_run_close(made[i], dp_now() - t0);
+        close_run(made[i], dp_now() - t0);
     }
     if (o->done) for (int i = 0; i < nc; i++) o->done(made[i], o->arg);
     chain_truth_free(&t);

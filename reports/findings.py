@@ -38,6 +38,11 @@ def failures(rec, most=8):
 def failure(run):
     t = worst_tensor(run)
     where = f"{link(run, run['id'])}: "
+    bits = run.get("bits") or {}
+    if bits.get("wrong") and bits.get("says"):
+        where += f"<b>{esc(bits['says'])}</b>. "
+        if t is None or t["verdict"] != "fail":
+            return where + "Within its worst-case bound."
     if t is None or t["verdict"] != "fail" or not finite(t["ratio"]):
         t = next((t for t in run["tensors"] if t["verdict"] == "fail"), {})
         return where + (f"<b>{esc(t['name'])}</b>: " if t else "") + esc(t.get("why") or run.get("why") or "no reason recorded") + "."
@@ -104,6 +109,18 @@ def slope_sentence(case, errs):
     return f"{esc(chain_title(case))}: slope of log error over log chunks, 16 to {most} chunks: {'; '.join(parts)}."
 
 
+def bits_sentence(case, errs):
+    """Effective bits by format (math.md j.7), where the record has them; beside each the place of the rounding."""
+    parts = []
+    for f, (_, r) in errs.items():
+        b = r.get("bits")
+        if b and finite(b["effective"]):
+            place = "truncated operands, biased" if b.get("biased") and finite(b.get("truncated")) else b["model"] + (", biased" if b.get("biased") else "")
+            parts.append(f"{link(r, words(f))} {b['effective']:.1f} ({esc(place)})")
+    most = max((n for e, _ in errs.values() for n in e if n <= 256), default=256)
+    return f"{esc(chain_title(case))}: <b>effective bits of the chain</b>, read from its error after 16 to {most} chunks: {'; '.join(parts)}." if parts else None
+
+
 def other_biases(with_errors):
     """Slopes of a bias where none is expected: formats that round to nearest, outside the regimes that stall or forget."""
     odd = [f"{words(f)} in {link(r, chain_title(c))} ({r['slope']:.2f})" for c, e in with_errors if c.get("regime") in ("reflect", "subspace", "corr") for f, (_, r) in e.items()
@@ -140,7 +157,7 @@ def chain_sentences(rec):
     first = sorted(with_errors, key=lambda ce: (ce[0].get("regime") != "reflect", -max((n for e, _ in ce[1].values() for n in e), default=0)))
     hits = [s for c, e in first for s in [overtake_sentence(c, e, "tf32rz", "bf16")] if s]
     out += hits[:2] + ([also_overtakes(first)] if len(hits) > 2 else [])
-    out += [s for c, e in first if c.get("regime") in ("reflect", None) for s in [slope_sentence(c, e)] if s]
+    out += [s for c, e in first if c.get("regime") in ("reflect", None) for s in [slope_sentence(c, e), bits_sentence(c, e)] if s]
     out += [s for s in [other_biases(with_errors)] if s]
     out += [s for c, e in with_errors for s in [lost_sentence(c, e)] if s]
     gone = vanished_sentence(rec, cases)

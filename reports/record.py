@@ -109,10 +109,12 @@ _tensor = _object({
     "bound": _number, "ratio": _number, "per_rank_ratio": _numbers, "verdict": _verdict, "why": _text}, ("name", "verdict"))
 _chain = _object({"rank": _count, "chunks": _count, "rel": _number, "effect": _number, "bound": _number, "abs": _number, "norm": _number},
                  ("chunks",))
+_bits = _object({"store": _number, "operand": _number, "accumulate": _number, "truncated": _number, "model": _text, "effective": _number, "slope": _number, "biased": _bool,
+                 "like": _text, "wrong": _bool, "says": _text}, ("model", "effective"))
 _truth = _object({"kind": _text, "bits": _count, "radius": _number, "cached": _bool}, ("kind",))
 _run = _object({
     "id": _text, "case": _text, "op": _text, "ranks": _count, "backend": _text, "policy": _texts, "truth": _truth, "tensors": _list(_tensor),
-    "chain": _list(_chain), "slope": _number, "verdict": _verdict, "why": _text, "seconds": _number}, ("id", "case", "op", "verdict"))
+    "chain": _list(_chain), "slope": _number, "bits": _bits, "verdict": _verdict, "why": _text, "seconds": _number}, ("id", "case", "op", "verdict"))
 _case = _object({
     "name": _text, "op": _text, "reason": _text, "source": _text, "T": _count, "H": _count, "HV": _count, "K": _count, "V": _count, "R": _count,
     "Nseq": _count, "regime": _text, "data": _text, "warnings": _list(_text)}, ("name", "op"))
