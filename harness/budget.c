@@ -10,6 +10,9 @@ static double pw(const dp_rounding *r, double x) { return r->p == 2 ? x * x : fa
 /* From a p-th power to the bound itself. */
 static double final(const dp_rounding *r, double x) { return r->p == 2 ? DP_LAMBDA * sqrt(x) : x; }
 
+static double *state_error(const dp_budget_base *w) { return dp_doubles(dp_state_error_size(&w->r, w->ref->p->K, w->ref->p->V)); }
+static double state_fro(const dp_budget_base *w, const double *e) { return dp_error_fro(&w->r, e, dp_state_error_size(&w->r, w->ref->p->K, w->ref->p->V)); }
+
 /* ---- errors of the activated inputs ------------------------------------------------------------------------------------------
  * q, k: y = x rstd: each entry 2u, + us where the normalised vector is stored short; the row its rstd, sum_error(K) / 2 + 4u.
  * gate: softplus form  |Dg| <= 10 u |g| + u |x| a sigmoid(x);  lower bound  |Dg| <= 8 u |g| + 5 u |a x| |lb| s (1 - s)
@@ -59,7 +62,7 @@ static void errors_of_H(dp_budget_base *w, int r, int hv) {
     const int i = r * p->HV + hv, sub = c->nlocal - 1;
     if (c->is_last) return;
     double *H = dp_doubles((int64_t)p->K * p->V);
-    w->eH[i] = dp_doubles(p->V);
+    w->eH[i] = state_error(w);
     for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
         dp_bound_state(bound_at(w, g, hv), H, w->eH[i], NULL);
         dp_chunk_state(dp_sim_chunk(s, g, hv), H, NULL);
@@ -73,7 +76,7 @@ static void errors_of_dH(dp_budget_base *w, int r, int hv) {
     const int i = r * p->HV + hv;
     if (s->ctx[r].is_first) return;
     double *H = dp_doubles((int64_t)p->K * p->V), *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
-    w->edH[i] = dp_doubles(p->V);
+    w->edH[i] = state_error(w);
     for (int g = s->first[r][1] - 1; g >= s->first[r][0]; g--) {
         dp_sim_gather_do(s, g, hv, dout);
         dp_bound_state_bwd(bound_at(w, g, hv), dout, H, w->edH[i], NULL);
@@ -124,13 +127,16 @@ void dp_budget_base_free(dp_budget_base *w) {
 
 /* ---- chain and merges --------------------------------------------------------------------------------------------------------- */
 
-/* p-th power of a bound of |M_hat - M|_F after the chain over groups [g0, g1); the adjoint chain runs over the transposed factors, last to
- * first. What truncation adds to a probable bound is a worst case: divided by lambda here, since everything is multiplied by it at the end. */
-static double chain_bound(const dp_budget_base *w, int g0, int g1, int hv, dp_format f, int trans, double *traj) {
+/* Error of M after the chain over groups [g0, g1); the adjoint chain runs over the transposed factors, last to first. What truncation adds to a
+ * probable bound is a worst case: bias is divided by lambda here, since everything is multiplied by it at the end. */
+typedef struct { double *b, bias, fro; } chain_error;
+
+static chain_error chain_bound(const dp_budget_base *w, int g0, int g1, int hv, dp_format f, int trans, double *traj) {
     dp_sim *s = w->ref;
     const int K = s->p->K, n = g1 - g0;
-    const int64_t KK = (int64_t)K * K;
-    double *P = dp_doubles(KK), *Q = dp_doubles(KK), *M = dp_doubles(KK), *D = dp_doubles(KK), b = 0, bias = 0, total = 0;
+    const int64_t KK = (int64_t)K * K, size = dp_chain_error_size(&w->r, K);
+    chain_error e = {.b = dp_doubles(size)};
+    double *P = dp_doubles(KK), *Q = dp_doubles(KK), *M = dp_doubles(KK), *D = dp_doubles(KK), bias = 0;
     for (int x = 0; x < K; x++) P[(int64_t)x * K + x] = 1;       /* the chain starts at I: its first factor is rounded too */
     for (int i = 0; i < n; i++) {
         const dp_chunk_bound *cb = bound_at(w, trans ? g1 - 1 - i : g0 + i, hv);
@@ -139,25 +145,20 @@ static double chain_bound(const dp_budget_base *w, int g0, int g1, int hv, dp_fo
                 const int64_t from = trans ? (int64_t)y * K + x : (int64_t)x * K + y;
                 M[(int64_t)x * K + y] = cb->M[from], D[(int64_t)x * K + y] = cb->DM[from];
             }
-        b = dp_bound_chain_step(&w->r, f, K, M, D, cb->mu, P, b, &bias);
+        dp_bound_chain_step(&w->r, f, K, M, D, cb->mu, P, e.b, &bias);
         dp_mm(DP_FP64, 0, 0, K, K, K, M, P, Q);
         double *t = P;
         P = Q, Q = t;
-        total = w->r.p == 2 ? pw(&w->r, sqrt(b) + bias / DP_LAMBDA) : b;
-        if (traj && (i & (i + 1)) == 0) *traj++ = final(&w->r, total);
+        e.fro = dp_error_fro(&w->r, e.b, size) + bias;
+        if (traj && (i & (i + 1)) == 0) *traj++ = e.fro;
     }
+    e.bias = bias / DP_LAMBDA;
     free(P), free(Q), free(M), free(D);
-    return total;
+    return e;
 }
 
-static double fro_of(const dp_rounding *r, const double *e, int V) {
-    double s = 0;
-    for (int v = 0; v < V; v++) s += r->p == 2 ? e[v] : e[v] * e[v];
-    return r->p == 2 ? final(r, s) : sqrt(s);
-}
-
-/* Column errors of S_in of every rank (dir = +1) or dS_out (dir = -1). start: error-free. Returns [N*HV] -> [V], p-th powers. */
-static double **merge_errors(const dp_budget_base *w, int dir, const double *bM, double **eH, double *fro) {
+/* Errors of S_in of every rank (dir = +1) or dS_out (dir = -1). start: error-free. Returns [N*HV] -> state error. */
+static double **merge_errors(const dp_budget_base *w, int dir, const chain_error *bM, double **eH, double *fro) {
     dp_sim *s = w->ref;
     const dp_problem *p = s->p;
     const int HV = p->HV, K = p->K, V = p->V;
@@ -172,17 +173,17 @@ static double **merge_errors(const dp_budget_base *w, int dir, const double *bM,
         const dp_context *c = &s->ctx[r];
         if (dir > 0 ? c->is_first : c->is_last) continue;
         const int far = dir > 0 ? r - c->pre_num_ranks : r + c->post_num_ranks;
-        e[i] = dp_doubles(V);
+        e[i] = state_error(w);
         for (int j = far; j != r; j += dir) {
             const int z = j * HV + hv;
             const double *H = (dir > 0 ? s->H : s->dH)[z], *S = j != far ? (dir > 0 ? s->S_in : s->dS_out)[z] : NULL;
             const int seq = dir > 0 ? s->ctx[far].local_seq[s->ctx[far].nlocal - 1] : s->ctx[far].local_seq[0];
             const double *start = dir > 0 ? p->s0 : p->dstate;
             if (!S && start) S = start + ((int64_t)seq * HV + hv) * KV;
-            if (!S) memcpy(e[i], eH[z], sizeof(double) * V);     /* zeros times M: only H arrives, as it is */
-            else dp_bound_merge_step(&w->r, K, V, (dir > 0 ? s->M : s->dM)[z], mu[z], bM[z], S, H, eH[z], e[i]);
+            if (!S) memcpy(e[i], eH[z], sizeof(double) * dp_state_error_size(&w->r, K, V));     /* zeros times M: only H arrives, as it is */
+            else dp_bound_merge_step(&w->r, K, V, (dir > 0 ? s->M : s->dM)[z], mu[z], bM[z].b, bM[z].bias, S, H, eH[z], e[i]);
         }
-        fro[i] = fro_of(&w->r, e[i], V);
+        fro[i] = state_fro(w, e[i]);
     }
     free(mu);
     return e;
@@ -196,17 +197,18 @@ static void pass_fwd(const dp_budget_base *w, int r, int hv, const double *e_in,
     const dp_sim *s = w->ref;
     const dp_problem *p = s->p;
     const dp_context *c = &s->ctx[r];
-    double *e = dp_doubles(p->V);
+    const int64_t size = dp_state_error_size(&w->r, p->K, p->V);
+    double *e = state_error(w);
     for (int sub = 0; sub < c->nlocal; sub++) {
-        for (int v = 0; v < p->V; v++) e[v] = sub == 0 && e_in ? e_in[v] : 0;
+        for (int64_t i = 0; i < size; i++) e[i] = sub == 0 && e_in ? e_in[i] : 0;
         for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
             const int64_t z = (int64_t)g * p->HV + hv;
             const dp_chunk *ch = dp_sim_chunk(s, g, hv);
-            ps->eS[z] = dp_copy(e, p->V);
+            ps->eS[z] = dp_copy(e, size);
             ps->DX[z] = dp_doubles((int64_t)ch->n * p->V);
             dp_bound_state(bound_at(w, g, hv), ch->h, e, ps->DX[z]);
         }
-        if (sub < c->nlocal - 1 || c->is_last) out->row[1][(int64_t)c->local_seq[sub] * p->HV + hv] = fro_of(&w->r, e, p->V);
+        if (sub < c->nlocal - 1 || c->is_last) out->row[1][(int64_t)c->local_seq[sub] * p->HV + hv] = state_fro(w, e);
     }
     free(e);
 }
@@ -215,18 +217,19 @@ static void pass_bwd(const dp_budget_base *w, int r, int hv, const double *e_in,
     const dp_sim *s = w->ref;
     const dp_problem *p = s->p;
     const dp_context *c = &s->ctx[r];
-    double *e = dp_doubles(p->V), *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
+    const int64_t size = dp_state_error_size(&w->r, p->K, p->V);
+    double *e = state_error(w), *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
     for (int sub = 0; sub < c->nlocal; sub++) {
-        for (int v = 0; v < p->V; v++) e[v] = sub == c->nlocal - 1 && e_in ? e_in[v] : 0;
+        for (int64_t i = 0; i < size; i++) e[i] = sub == c->nlocal - 1 && e_in ? e_in[i] : 0;
         for (int g = s->first[r][sub + 1] - 1; g >= s->first[r][sub]; g--) {
             const int64_t z = (int64_t)g * p->HV + hv;
             const dp_chunk *ch = dp_sim_chunk(s, g, hv);
-            ps->edS[z] = dp_copy(e, p->V);
+            ps->edS[z] = dp_copy(e, size);
             ps->DdX[z] = dp_doubles((int64_t)ch->n * p->V);
             dp_sim_gather_do(s, g, hv, dout);
             dp_bound_state_bwd(bound_at(w, g, hv), dout, ch->dh, e, ps->DdX[z]);
         }
-        if (sub > 0 || c->is_first) out->row[9][(int64_t)c->local_seq[sub] * p->HV + hv] = fro_of(&w->r, e, p->V);
+        if (sub > 0 || c->is_first) out->row[9][(int64_t)c->local_seq[sub] * p->HV + hv] = state_fro(w, e);
     }
     free(e), free(dout);
 }
@@ -243,7 +246,8 @@ static void outputs(const dp_budget_base *w, int g, int hv, const passes *ps, dp
 /* Through the activations (math.md c):
  *   L2 norm  dx = rstd (dy - y <y, dy>): the projection does not lengthen, so |error| <= rstd (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|)
  *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|);   beta  z s(1-s) D + 6 u z s |dbeta|    (1 - s cancels when s ~ 1)
- * sums over tokens for dA_log, ddt_bias: bounds add, plus gamma of the sum of absolute values. */
+ * sums over tokens for dA_log, ddt_bias: squares add inside a chunk, errors themselves from chunk to chunk, since an error of the state that
+ *          enters a rank reaches all its chunks alike; plus sum_error of the sum of absolute values. */
 typedef struct { double *A, *Aabs, *B, *Babs; } partial;         /* [HV], [HV][Kg]: p-th powers, and sums of absolute values */
 
 static void raw_gate(const dp_budget_base *w, int64_t t, int hv, const double *D, const double *val, dp_budget *out, partial *pa) {
@@ -331,11 +335,12 @@ static void all_gradients(const dp_budget_base *w, const passes *ps, dp_budget *
     }
     for (int hv = 0; hv < p->HV; hv++) {
         double A = 0, Aabs = 0, row = 0;
-        for (int g = 0; g < ng; g++) A += pa[g].A[hv], Aabs += pa[g].Aabs[hv];
+        for (int g = 0; g < ng; g++) A += sqrt(pa[g].A[hv]), Aabs += pa[g].Aabs[hv];
+        A *= A;
         for (int c = 0; c < Kg; c++) {
             double B = 0, Babs = 0;
-            for (int g = 0; g < ng; g++) B += pa[g].B[hv * Kg + c], Babs += pa[g].Babs[hv * Kg + c];
-            B = final(r, B + pw(r, dp_sum_error(r, tokens) * Babs));
+            for (int g = 0; g < ng; g++) B += sqrt(pa[g].B[hv * Kg + c]), Babs += pa[g].Babs[hv * Kg + c];
+            B = final(r, B * B + pw(r, dp_sum_error(r, tokens) * Babs));
             row += B * B;
         }
         if (out->row[7]) out->row[7][hv] = final(r, A + pw(r, dp_sum_error(r, tokens) * Aabs));
@@ -356,10 +361,10 @@ static int64_t rows_of(const dp_problem *p, int field) {
     return rows;
 }
 
-static int same(double **a, double **b, int n, int V) {
+static int same(double **a, double **b, int n, int64_t size) {
     if (!a || !b) return a == b;
     for (int i = 0; i < n; i++)
-        if (!a[i] != !b[i] || (a[i] && memcmp(a[i], b[i], sizeof(double) * (size_t)V))) return 0;
+        if (!a[i] != !b[i] || (a[i] && memcmp(a[i], b[i], sizeof(double) * (size_t)size))) return 0;
     return 1;
 }
 
@@ -408,6 +413,7 @@ void dp_budget_run(dp_budget_base *w, dp_format chain, int backward, dp_budget *
     dp_sim *s = w->ref;
     const dp_problem *p = s->p;
     const int nr = s->N * p->HV;
+    chain_error *bM = dp_calloc((size_t)nr, sizeof *bM), *bdM = dp_calloc((size_t)nr, sizeof *bdM);
     dp_budget_alloc(p, s->N, backward, out);
     for (int i = 0; i < dp_result_nfields; i++)
         if (w->r.p == 1 && i != 1 && i != 9) free(out->row[i]), out->row[i] = NULL;
@@ -415,17 +421,21 @@ void dp_budget_run(dp_budget_base *w, dp_format chain, int backward, dp_budget *
     for (int i = 0; i < nr; i++) {
         const int r = i / p->HV, hv = i % p->HV, last = s->ctx[r].nlocal - 1;
         if (!s->ctx[r].is_last) {
-            out->M[i] = chain_bound(w, s->first[r][last], s->first[r][last + 1], hv, chain, 0, r == s->traj_rank && p->HV == 1 ? out->traj : NULL);
-            out->H[i] = fro_of(&w->r, w->eH[i], p->V);
+            bM[i] = chain_bound(w, s->first[r][last], s->first[r][last + 1], hv, chain, 0, r == s->traj_rank && p->HV == 1 ? out->traj : NULL);
+            out->M[i] = bM[i].fro;
+            out->H[i] = state_fro(w, w->eH[i]);
         }
         if (backward && !s->ctx[r].is_first) {
-            out->dM[i] = chain_bound(w, s->first[r][0], s->first[r][1], hv, chain, 1, NULL);
-            out->dH[i] = fro_of(&w->r, w->edH[i], p->V);
+            bdM[i] = chain_bound(w, s->first[r][0], s->first[r][1], hv, chain, 1, NULL);
+            out->dM[i] = bdM[i].fro;
+            out->dH[i] = state_fro(w, w->edH[i]);
         }
     }
-    double **eS = merge_errors(w, 1, out->M, w->eH, out->S_in), **edS = backward ? merge_errors(w, -1, out->dM, w->edH, out->dS_out) : NULL;
-    for (int i = 0; i < nr; i++) out->M[i] = final(&w->r, out->M[i]), out->dM[i] = final(&w->r, out->dM[i]);
-    if (w->eS && same(eS, w->eS, nr, p->V) && same(edS, w->edS, nr, p->V)) {
+    double **eS = merge_errors(w, 1, bM, w->eH, out->S_in), **edS = backward ? merge_errors(w, -1, bdM, w->edH, out->dS_out) : NULL;
+    for (int i = 0; i < nr; i++) free(bM[i].b), free(bdM[i].b);
+    free(bM), free(bdM);
+    const int64_t size = dp_state_error_size(&w->r, p->K, p->V);
+    if (w->eS && same(eS, w->eS, nr, size) && same(edS, w->edS, nr, size)) {
         for (int i = 0; i < dp_result_nfields; i++)
             if (out->row[i]) memcpy(out->row[i], w->row[i], sizeof(double) * (size_t)rows_of(p, i));
         free_list(eS, nr), free_list(edS, nr);

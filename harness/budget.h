@@ -19,7 +19,7 @@ typedef struct {
     dp_base base;
     dp_rounding r;
     dp_chunk_bound *b;           /* [ngroup][HV] */
-    double **eH, **edH;          /* [N*HV] -> [V], p-th powers; NULL where absent */
+    double **eH, **edH;          /* [N*HV] -> state error (ref/bound.h); NULL where absent */
     double *Dg;                  /* [T][HV][Kg] error of the log decay */
     double **eS, **edS, *row[10];   /* errors entering the ranks and row bounds of the last run: often the same for the next format */
 } dp_budget_base;
@@ -36,7 +36,7 @@ void dp_budget_free(dp_budget *b);
 /* Allocates *out for p split over N ranks, and its arrays as cache parts (ref/cache.h); returns their number, at most 20. */
 void dp_budget_alloc(const dp_problem *p, int N, int backward, dp_budget *out);
 int dp_budget_parts(const dp_problem *p, int N, dp_budget *b, dp_part *parts);
-#define DP_BUDGET_VERSION 3      /* raise it whenever a bound changes */
+#define DP_BUDGET_VERSION 5      /* raise it whenever a bound changes */
 /* The smaller of the two bounds, entry by entry, into a. */
 void dp_budget_min(const dp_problem *p, int N, dp_budget *a, const dp_budget *b);
 

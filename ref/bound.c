@@ -1,6 +1,7 @@
 #include "bound.h"
 #include "mm.h"
 
+#include <assert.h>
 #include <cblas.h>
 #include <lapacke.h>
 #include <math.h>
@@ -19,6 +20,15 @@ dp_rounding dp_rounding_of(dp_base b, int p) {
     if (b != DP_BASE_FP64) r.u = 0x1p-24, r.tiny = 0x1p-126;
     if (b == DP_BASE_BF16) r.us = r.uo = 0x1p-8, r.inverse = 1;
     return r;
+}
+
+int64_t dp_state_error_size(const dp_rounding *r, int K, int V) { return r->p == 1 ? V : (int64_t)K * V; }
+int64_t dp_chain_error_size(const dp_rounding *r, int K) { return r->p == 1 ? 1 : (int64_t)K * K; }
+
+double dp_error_fro(const dp_rounding *r, const double *D, int64_t n) {
+    double s = 0;
+    for (int64_t i = 0; i < n; i++) s += r->p == 2 ? D[i] : D[i] * D[i];
+    return (r->p == 2 ? DP_LAMBDA : 1) * sqrt(s);
 }
 
 double dp_sum_error(const dp_rounding *r, int n) { return r->p == 1 ? dp_gamma(n, r->u) : sqrt(n / 3.0 + 1) * r->u; }
@@ -291,7 +301,19 @@ void dp_bound_free(dp_chunk_bound *b) {
  * X = u - w S, S_c = eC o S + kg' X  =>  error of S_c = M_c (error of S) + F, and the error of X = -w (error of S) + local DX with
  *   DX  = Du + Dw |S| + uo |w||S| (operands) + (sum_error(K) + u) |w||S| + (u + us) |X|
  *   F   = DeC |S| + 2u eC |S| + Dkg' |X| + |kg|' DX + sum_error(n) |kg|'|X| + u |S_c|                        (math.md j.6)
- * so column by column  e_c[v] = mu^p e[v] + |F[:,v]|_2^p. */
+ * so  e_c[v] = mu e[v] + |F[:,v]|_2  column by column (p = 1),  e_c = M_c^2 e + F  entry by entry (p = 2). */
+static void carry(const dp_chunk_bound *b, int trans, const double *F, double *e) {
+    const int K = b->ch->K, V = b->ch->V;
+    if (b->r.p == 1) {
+        for (int v = 0; v < V; v++) e[v] = b->mu * e[v] + column_norm(F, K, V, v);
+        return;
+    }
+    double *old = dp_copy(e, (int64_t)K * V), *pM = pwof(&b->r, b->M, (int64_t)K * K);
+    memcpy(e, F, sizeof(double) * K * V);
+    addmm(1, trans, 0, K, V, K, pM, old, e);
+    free(old), free(pM);
+}
+
 void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double *DXout) {
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
@@ -313,17 +335,16 @@ void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double 
     addmm(1, 1, 0, K, V, n, b->Dkg, pX, F);
     addmm(1, 1, 0, K, V, n, pkg, DX, F);
     add_sum(r, dp_sum_error(r, n), 1, 0, K, V, n, akg, aX, F);
-    for (int v = 0; v < V; v++) e[v] = pw(r, b->mu) * e[v] + error_norm(r, F + v, K, V);
+    carry(b, 0, F, e);
     if (DXout) memcpy(DXout, DX, sizeof(double) * nV);
     free(X), free(Sc), free(aS), free(pS), free(aw), free(pwv), free(akg), free(pkg), free(aX), free(pX), free(DX), free(F);
 }
 
-/* D[i][v] += (|sens_i|_2 e^(1/p))^p */
+/* D[i][v] += what an error e of the state adds to sens * state; p = 2 */
 static void propagate(const dp_rounding *r, const double *sens, int n, int K, int V, const double *e, double *D) {
-    for (int i = 0; i < n; i++) {
-        const double ns = pw(r, norm2(sens + (int64_t)i * K, K));
-        for (int v = 0; v < V; v++) D[(int64_t)i * V + v] += ns * e[v];
-    }
+    double *p = pwof(r, sens, (int64_t)n * K);
+    addmm(1, 0, 0, n, V, K, p, e, D);
+    free(p);
 }
 
 /* o = scale qg S + Aqk X: through the state its error is (scale qg - Aqk w) dS, the rest is local. */
@@ -331,6 +352,7 @@ void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX,
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int c = ch->c, n = ch->n, K = ch->K, V = ch->V;
+    assert(r->p == 2);
     const int64_t cV = (int64_t)c * V, cn = (int64_t)c * n, cK = (int64_t)c * K, KV = (int64_t)K * V, nV = (int64_t)n * V;
     const double ps = pw(r, ch->scale);
     double *aS = absof(ch->h, KV), *pS = pwof(r, ch->h, KV), *aX = absof(ch->v_new, nV), *pX = pwof(r, ch->v_new, nV), *aP = absof(ch->Aqk, cn), *pP = pwof(r, ch->Aqk, cn);
@@ -385,7 +407,7 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
     addmm(1, 1, 0, K, V, n, b->Dw, pdX, G);
     addmm(1, 1, 0, K, V, n, pwv, D, G);
     add_sum(r, dp_sum_error(r, n), 1, 0, K, V, n, aw, adX, G);
-    for (int v = 0; v < V; v++) e[v] = pw(r, b->mu) * e[v] + error_norm(r, G + v, K, V);
+    carry(b, 1, G, e);
     if (DdXout) memcpy(DdXout, D, sizeof(double) * nV);
     double *a[] = {dX, d0, adS, pdS, ado, pdo, aP, pP, aw, pwv, akg, pkg, aqg, pqg, adX, pdX, D, G};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) free(a[i]);
@@ -396,13 +418,12 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
  *   X :  -w dS0 + DX          dX: kg ddS + DdX          dZ = T' dX:  (T' kg) ddS + |T|'(DdX + rounding) (+ DT'|dX|)
  *   E = V - Kgam S_0 - L X:  -(Kgam - L w) dS0 + DKgam|S_0| + (uo, sum_error) |Kgam||S_0| + DL|X| + |L| DX + ...
  *   dbeta = sum_v dZ o E,  dE = B dZ,  dL = -dE X',  dP = scale do X':   product rule, entrywise
- *   dq_s  = scale exp(gcum) o (S_0 do) + sum dP pair k;   (error of S_0) do, over the whole K vector, is bounded through the columns of eS
+ *   dq_s  = scale exp(gcum) o (S_0 do) + sum dP pair k;   (error of S_0) do entry by entry from eS
  *   dk    = read + write parts likewise.
  * dg is the reverse cumulative sum of q o dq + k o (dk_read - dk_write), whose pair terms c[s,i] enter once with + at s and once with - at i: the
  * SAME dP, dL, pair, q and k, so their errors cancel there like the terms themselves, and what is left is the error of (math.md f)
  *   dg_t  = sum_(i < t <= s) c[s,i] + sum_(s >= t) r_s + sum_(i < t) w_i + z
- * plus the roundings of the two sums that c[s,i] went into, of the products with q and k, and u of each partial sum, which is dg itself.
- * A propagated vector counts with its whole norm where an entrywise bound is needed (dg). */
+ * plus the roundings of the two sums that c[s,i] went into, of the products with q and k, and u of each partial sum, which is dg itself. */
 typedef struct { double *X, *dX, *dZ, *E, *dE, *pX, *aX, *aE, *adZ, *adE, *dEv; } grad_state;
 
 static void grad_rows(const dp_chunk_bound *b, const double *eS, const double *edS, const double *DX, const double *DdX, grad_state *g) {
@@ -483,11 +504,11 @@ static double *outer_bound(const dp_rounding *r, int m, int n, int V, const doub
     return D;
 }
 
-/* p-th power of the 2-norm over K of (error of the state, columns e) x */
-static double through_state(const dp_rounding *r, const double *e, const double *x, int V) {
-    double s = 0;
-    for (int v = 0; v < V; v++) s += e[v] * pw(r, x[v]);
-    return s;
+/* out [rows][K]: squares of (error of the state, entries e) x_i, for rows x_i [V] */
+static double *through_state(const dp_rounding *r, int rows, int K, int V, const double *e, const double *x) {
+    double *px = pwof(r, x, (int64_t)rows * V), *out = product(0, 1, rows, K, V, px, e);
+    free(px);
+    return out;
 }
 
 /* D of the three K-vector sums dq, dk read, dk write; for dg: of the pair sums at t, and of the roundings made at a token. */
@@ -536,6 +557,7 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     const dp_rounding *r = &b->r;
     const int c = ch->c, R = ch->R, n = ch->n, K = ch->K, V = ch->V;
     const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, cV = (int64_t)c * V, KV = (int64_t)K * V, cn = (int64_t)c * n;
+    assert(r->p == 2);
     const double u = r->u, gV = dp_sum_error(r, V);
     grad_state g;
     grad_rows(b, eS, edS, DX, DdX, &g);
@@ -550,40 +572,37 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     double *Sdo = product(0, 1, c, K, V, dout, ch->h), *SdE = product(0, 1, n, K, V, g.dEv, ch->h), *SX = product(0, 1, n, K, V, ch->v_new, ch->dh);
     double *DSdo = outer_bound(r, c, K, V, ado, NULL, aS, NULL, 0), *DSdE = outer_bound(r, n, K, V, g.adE, g.dE, aS, NULL, 0), *DSX = outer_bound(r, n, K, V, g.aX, g.X, adS, NULL, 0);
 
+    /* and what does come through them */
+    double *Pdo = through_state(r, c, K, V, eS, dout), *PdE = through_state(r, n, K, V, eS, g.dEv), *PX = through_state(r, n, K, V, edS, ch->v_new);
+
     dp_chunk_grad val;                                           /* reference values, for q o dq and k o (dkr - dkw) */
     dp_chunk_grad_alloc(&val, ch);
     dp_chunk_grads(ch, dout, 0, &val);
     double *rs = dp_doubles(cK), *ws = dp_doubles(cK), *z = dp_doubles(K);   /* D of r_s, w_i, z */
     for (int s = 0; s < c; s++) {
-        const double ps = pw(r, ch->scale) * through_state(r, eS, dout + (int64_t)s * V, V);
-        double emax = 0;
         for (int x = 0; x < K; x++) {
             const int y = s * K + x;
-            const double e = exp_up(ch->gcum[y]), own = pw(r, ch->scale * e) * DSdo[y] + pw(r, ch->scale * e * Sdo[y] * (b->Dexp[y] + 4 * u));
+            const double e = exp_up(ch->gcum[y]), own = pw(r, ch->scale * e) * (DSdo[y] + Pdo[y]) + pw(r, ch->scale * e * Sdo[y] * (b->Dexp[y] + 4 * u));
             ib.q[y] += own + pw(r, u * val.dq[y]) + pw(r, (V + n) * r->tiny);
-            emax = fmax(emax, e);
-            rs[y] += pw(r, ch->q[y]) * (own + pw(r, e) * ps) + pw(r, (b->eq + b->er + 2 * u) * ch->q[y] * ch->scale * e * Sdo[y]);
+            rs[y] += pw(r, ch->q[y]) * own + pw(r, (b->eq + b->er + 2 * u) * ch->q[y] * ch->scale * e * Sdo[y]);
             ib.round[y] += pw(r, 2 * u * ch->q[y] * val.dq[y]) + pw(r, (V + n) * r->tiny);
         }
-        const double loc = error_norm(r, ib.q + (int64_t)s * K, K, 1);
-        out->dq[s] = loc + pw(r, emax) * ps;
+        out->dq[s] = error_norm(r, ib.q + (int64_t)s * K, K, 1);
     }
     for (int i = 0; i < n; i++) {
-        const double pr = through_state(r, eS, g.dEv + (int64_t)i * V, V), pwr = through_state(r, edS, ch->v_new + (int64_t)i * V, V);
-        double er = 0, ew = 0, db = 0, zE = 0;
+        double db = 0, zE = 0;
         const int t = i / R;
         for (int x = 0; x < K; x++) {
             const int y = t * K + x;
             const int64_t j = (int64_t)i * K + x;
             const double e = exp_up(ch->gcum[y]), end = exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[y]);
-            const double read = pw(r, e) * DSdE[j] + pw(r, e * SdE[j] * (b->Dexp[y] + 2 * u)), write = pw(r, end) * DSX[j] + pw(r, end * SX[j] * (b->Dend[y] + 2 * u));
+            const double read = pw(r, e) * (DSdE[j] + PdE[j]) + pw(r, e * SdE[j] * (b->Dexp[y] + 2 * u)), write = pw(r, end) * (DSX[j] + PX[j]) + pw(r, end * SX[j] * (b->Dend[y] + 2 * u));
             ib.r[j] += read + write + ib.w[j] + pw(r, u * val.dk[j]) + pw(r, 2 * (V + n) * r->tiny);
-            er = fmax(er, e), ew = fmax(ew, end);
-            rs[y] += pw(r, ch->k[j]) * (read + pw(r, e) * pr) + pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * e * SdE[j]);
-            ws[y] += pw(r, ch->k[j]) * (write + pw(r, end) * pwr) + pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * end * SX[j]);
+            rs[y] += pw(r, ch->k[j]) * read + pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * e * SdE[j]);
+            ws[y] += pw(r, ch->k[j]) * write + pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * end * SX[j]);
             ib.round[y] += pw(r, 3 * u * ch->k[j] * (fabs(val.dk[j]) + 2 * e * fabs(SdE[j]) + 2 * end * fabs(SX[j]))) + pw(r, 2 * (V + n) * r->tiny);
         }
-        out->dk[i] = error_norm(r, ib.r + (int64_t)i * K, K, 1) + pw(r, er) * pr + pw(r, ew) * pwr;
+        out->dk[i] = error_norm(r, ib.r + (int64_t)i * K, K, 1);
         for (int v = 0; v < V; v++) {
             const int64_t z = (int64_t)i * V + v;
             db += g.dZ[z] * pw(r, g.aE[z]) + pw(r, g.adZ[z]) * g.E[z];
@@ -598,7 +617,7 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
         for (int v = 0; v < V; v++) {
             const int64_t y = (int64_t)x * V + v;
             s += aS[y] * adS[y];
-            D += eS[v] * pw(r, adS[y]) + edS[v] * pw(r, aS[y]);
+            D += eS[y] * pw(r, adS[y]) + edS[y] * pw(r, aS[y]);
         }
         z[x] = pw(r, ch->eC[x]) * (D + pw(r, (gV + 3 * u) * s)) + b->DeC[x] * pw(r, s);
         for (int i = 0; i < n; i++) {
@@ -627,46 +646,59 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     memcpy(out->vdg, val.dg, sizeof(double) * cK);
     dp_chunk_grad_free(&val);
     grad_state_free(&g);
-    double *a[] = {ado, aS, adS, DdP, DdL, dP, dL, ib.q, ib.r, ib.w, ib.pair, ib.round, Sdo, SdE, SX, DSdo, DSdE, DSX, rs, ws, z};
+    double *a[] = {ado, aS, adS, DdP, DdL, dP, dL, ib.q, ib.r, ib.w, ib.pair, ib.round, Sdo, SdE, SX, DSdo, DSdE, DSX, Pdo, PdE, PX, rs, ws, z};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) free(a[i]);
 }
 
 /* ---- the chain and the merge ------------------------------------------------------------------------------------------------ */
 
-double dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double *M, const double *DM, double mu, const double *P, double b, double *bias) {
+void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double *M, const double *DM, double mu, const double *P, double *b, double *bias) {
     const int64_t KK = (int64_t)K * K;
     const dp_format_info *fi = &dp_formats[f];
     const double tiny = f == DP_FP64 ? 0x1p-1022 : 0x1p-126;
-    double *E = dp_doubles(KK), *aP = absof(P, KK), *pP = pwof(r, P, KK), *aM = absof(M, KK), local, grow = 0;
+    double *E = dp_doubles(KK), *aP = absof(P, KK), *pP = pwof(r, P, KK), *aM = absof(M, KK);
     addmm(1, 0, 0, K, K, K, DM, pP, E);
     if (r->p == 1) {
-        const double eta = dp_eta(f, K);
+        const double eta = dp_eta(f, K), grow = *b > 0 ? eta * dp_norm_abs2_up(K, K, M) + dp_norm_fro(KK, DM) : 0;
         addmm(eta, 0, 0, K, K, K, aM, aP, E);
-        if (b > 0) grow = eta * dp_norm_abs2_up(K, K, M) + dp_norm_fro(KK, DM);
-        local = dp_norm_fro(KK, E);
+        *b = (mu + grow) * *b + dp_norm_fro(KK, E) + 3.0 * K * K * tiny;
     } else {
-        double *pM = pwof(r, M, KK), *S = product(0, 0, K, K, K, aM, aP), *MP = product(0, 0, K, K, K, M, P);
+        double *pM = pwof(r, M, KK), *S = product(0, 0, K, K, K, aM, aP), *MP = product(0, 0, K, K, K, M, P), *old = dp_copy(b, KK);
         const double op = f == DP_TF32RZ ? 0 : f == DP_TF32X3 ? 3 * 0x1p-23 : fi->u_op, sum = sqrt(K / 3.0 + 1) * fi->u_acc;
         addmm(2 * op * op, 0, 0, K, K, K, pM, pP, E);
         add_scaled(r, sum, S, KK, E), add_scaled(r, fi->u_store, MP, KK, E);
-        local = 0;
-        for (int64_t i = 0; i < KK; i++) local += E[i];
+        add_const(pw(r, 3.0 * K * tiny), KK, E);
+        memcpy(b, E, sizeof(double) * KK);
+        addmm(1, 0, 0, K, K, K, pM, old, b);
         if (f == DP_TF32RZ) *bias = mu * *bias + 2 * fi->u_op * dp_norm_fro(KK, S);
-        free(pM), free(S), free(MP);
+        free(pM), free(S), free(MP), free(old);
     }
     free(E), free(aP), free(pP), free(aM);
-    return pw(r, mu + grow) * b + local + pw(r, 3.0 * K * K * tiny);
 }
 
-/* |d'| <= |M|_2 |d| + |dM|_2 |S_hat| + |dH| + sum_error | |M_hat||S_hat| | + u (| |M||S| | + |H|), S_hat <= S + d, column by column.
- * For p = 2 the products of two errors are dropped like everywhere else. */
-void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, double mu, double bM, const double *S, const double *H, const double *eH, double *e) {
-    double *aM = absof(M, (int64_t)K * K), *aS = absof(S, (int64_t)K * V), *MS = product(0, 0, K, V, K, aM, aS);
-    const double s = dp_sum_error(r, K) + r->u, grow = r->p == 1 ? bM + s * dp_norm_abs2_up(K, K, M) : 0;
-    for (int v = 0; v < V; v++) {
-        const double S2 = column_norm(S, K, V, v), MS2 = column_norm(MS, K, V, v), H2 = column_norm(H, K, V, v);
-        const double second = r->p == 1 ? s * bM * S2 + r->u * eH[v] : 0;
-        e[v] = pw(r, mu + grow) * e[v] + bM * pw(r, S2) + eH[v] + pw(r, s * MS2) + pw(r, r->u * H2) + second + pw(r, (K + 1.0) * K * r->tiny);
+/* p = 1: |d'| <= |M|_2 |d| + |dM|_2 |S_hat| + |dH| + sum_error | |M_hat||S_hat| | + u (| |M||S| | + |H|), S_hat <= S + d, column by column.
+ * p = 2: e' = M^2 e + b S^2 + eH + (sum_error |M||S|)^2 + (u H)^2 entry by entry, products of two errors dropped like everywhere else. */
+void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, double mu, const double *b, double bias, const double *S, const double *H, const double *eH, double *e) {
+    const int64_t KK = (int64_t)K * K, KV = (int64_t)K * V;
+    double *aM = absof(M, KK), *aS = absof(S, KV), *MS = product(0, 0, K, V, K, aM, aS);
+    const double s = dp_sum_error(r, K) + r->u;
+    if (r->p == 1) {
+        const double grow = *b + s * dp_norm_abs2_up(K, K, M);
+        for (int v = 0; v < V; v++) {
+            const double S2 = column_norm(S, K, V, v), MS2 = column_norm(MS, K, V, v), H2 = column_norm(H, K, V, v);
+            e[v] = (mu + grow) * e[v] + *b * S2 + eH[v] + s * (MS2 + *b * S2) + r->u * (H2 + eH[v]) + (K + 1.0) * K * r->tiny;
+        }
+    } else {
+        double *pM = pwof(r, M, KK), *pS = pwof(r, S, KV), *old = dp_copy(e, KV);
+        memcpy(e, eH, sizeof(double) * KV);
+        addmm(1, 0, 0, K, V, K, pM, old, e);
+        addmm(1, 0, 0, K, V, K, b, pS, e);
+        add_scaled(r, s, MS, KV, e), add_scaled(r, r->u, H, KV, e), add_const(pw(r, (K + 1.0) * r->tiny), KV, e);
+        for (int v = 0; v < V && bias > 0; v++) {
+            const double total = pw(r, bias * column_norm(S, K, V, v)), norm = pw(r, column_norm(MS, K, V, v));
+            for (int x = 0; x < K; x++) e[(int64_t)x * V + v] += total * (1.0 / K + (norm > 0 ? pw(r, MS[(int64_t)x * V + v]) / norm : 0));
+        }
+        free(pM), free(pS), free(old);
     }
     free(aM), free(aS), free(MS);
 }

@@ -8,8 +8,10 @@
  *                     2 exp(-lambda^2 / 2) (Higham and Mary 2019; Azuma), lambda = DP_LAMBDA. Errors that reach a result on several ways are
  *                     counted as if the ways were independent. Truncating formats are not mean-independent: their part stays worst case.
  *
- * Every array D below holds p-th powers of errors, and so does e[v], the p-th power of a bound of the 2-norm over K of column v of the
- * state's error. Inside a chunk bounds are entrywise, between chunks column-wise.
+ * Every array D below holds p-th powers of errors. Inside a chunk bounds are entrywise. Between chunks the state's error e is
+ *   p = 1   [V]     bound of the 2-norm over K of each column
+ *   p = 2   [K][V]  square of each entry, carried by the squares of M_c's entries (math.md j.4)
+ * and the chain's error b is one number (Frobenius norm) for p = 1, [K][K] squares for p = 2.
  * Sources: Higham, Accuracy and Stability of Numerical Algorithms, chapters 3, 8, 14; Higham and Mary, SIAM J. Sci. Comput. 41 (2019).
  */
 #ifndef DP_BOUND_H
@@ -30,6 +32,10 @@ typedef struct {
 } dp_rounding;
 #define DP_LAMBDA 6.0      /* 2 exp(-18) = 3e-8 a row */
 dp_rounding dp_rounding_of(dp_base b, int p);
+int64_t dp_state_error_size(const dp_rounding *r, int K, int V);   /* entries of e */
+int64_t dp_chain_error_size(const dp_rounding *r, int K);          /* entries of b */
+/* The bound itself (for p = 2: DP_LAMBDA sqrt) of the whole tensor whose error is held in D[n]; p = 1: columns, or one number. */
+double dp_error_fro(const dp_rounding *r, const double *D, int64_t n);
 /* Error of a sum of n products relative to the sum of absolute values: gamma_n(u), or u sqrt(n/3 + 1) (the worst sum of squares of n growing
  * partial sums is n/3 of the last one's square). */
 double dp_sum_error(const dp_rounding *r, int n);
@@ -64,24 +70,25 @@ void dp_bound_free(dp_chunk_bound *b);
 /* e <- bound after the chunk, for a state with reference value S before it (NOT modified; X its reference v_new, NULL: computed).
  * DX (may be NULL): [n][V] local error of v_new, what does not come through e. */
 void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double *DX);
-/* row [c]: p-th power of a bound of |o_s error|_2, from e before the chunk and DX. */
+/* row [c]: square of a bound of |o_s error|_2, from e before the chunk and DX. p = 2 only: the worst case of a row is far above it. */
 void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX, double *row);
 /* The backward twins: dS is the reference gradient after the chunk, e its error bound on entry, that before the chunk on return. */
 void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const double *dS, double *e, double *DdX);
-/* Gradients of the activated inputs, p-th powers: row bounds (2-norm) dq [c], dk [n], dv [n]; entrywise dg [c][K], dbeta [n].
+/* Gradients of the activated inputs, squares, p = 2 only: row bounds (2-norm) dq [c], dk [n], dv [n]; entrywise dg [c][K], dbeta [n].
  * eS, edS: error of h and dh; DX, DdX: local errors. */
 /* The n* fields return reference values beside the bounds: 2-norms of the rows of dq, dk, dv, and dg [c][K], dbeta [n] themselves. */
 typedef struct { double *dq, *dk, *dv, *dg, *dbeta, *ndq, *ndk, *ndv, *vdg, *vdbeta; } dp_grad_bound;
 void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS, const double *edS, const double *DX, const double *DdX, dp_grad_bound *g);
 
-/* One step of the M chain, running and normwise (math.md j.3); |P_hat - P|_F^p <= b.
- *   sound     b_j = mu_j b_(j-1) + | eta |M_j||P| + |DM_j||P| |_F + (eta |||M_j|||_2 + |DM_j|_F) b_(j-1) + 3 K^2 tiny
+/* One step of the M chain, running (math.md j.3, j.4); b is updated in place.
+ *   sound     b <- mu b + | eta |M||P| + |DM||P| |_F + (eta |||M|||_2 + |DM|_F) b + 3 K^2 tiny
  *             P is the REFERENCE product before the step; the last terms pay for using it in place of the computed one.
- *   probable  b_j = mu_j^2 b_(j-1) + sum of all entries of  2 u_op^2 M_j^2 P^2 + s_K^2 (|M_j||P|)^2 + u_store^2 (M_j P)^2 + DM_j P^2  (squares entrywise)
- * bias [1] (probable only): running worst case of truncated operands, bias_j = mu_j bias_(j-1) + 2 u_op | |M_j||P| |_F, else untouched. */
-double dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double *M, const double *DM, double mu, const double *P, double b, double *bias);
-/* One merge step S <- M S + H with computed M, H (math.md j.6), column-wise: e error before, |dM|_F^p <= bM, eH [V]; fp32 or fp64 product. */
-void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, double mu, double bM, const double *S, const double *H, const double *eH, double *e);
+ *   probable  b <- M^2 b + 2 u_op^2 M^2 P^2 + s_K^2 (|M||P|)^2 + u_store^2 (M P)^2 + DM P^2      (squares entrywise, DM holds squares)
+ * bias [1] (probable only): running worst case of truncated operands, bias <- mu bias + 2 u_op | |M||P| |_F, else untouched. */
+void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double *M, const double *DM, double mu, const double *P, double *b, double *bias);
+/* One merge step S <- M S + H with computed M, H (math.md j.6): e error before, b error of M, bias >= |truncation's part of it|_F (p = 2; spread
+ * over the column once evenly and once like |M||S|, which truncation shrinks), eH error of H; fp32 or fp64 product. */
+void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, double mu, const double *b, double bias, const double *S, const double *H, const double *eH, double *e);
 
 /* Upper bound of the spectral norm: largest eigenvalue of A'A by LAPACK plus its backward error. */
 double dp_norm2_up(int m, int n, const double *A);
