@@ -187,44 +187,122 @@ dp_status dpg_chain(const float *factors, int64_t n, int K, dp_format f, float *
     return launch_chain(f, 1, K, (int)n, factors, (int64_t)K * K, out, K, 0, 1, (cudaStream_t)stream, e);
 }
 
-/* S = 0; for j = from .. to-1, farthest first: S <- M_j S + H_j. Block: one head, MV columns of V; fp32 FMA whatever the chain. */
-#define MV 16
-__global__ void k_merge(int HV, int K, int V, const float *hm, int from, int to, float *sin)
+/* ---- elements (M, H): composed over segments, merged over ranks ------------------------------------------------------------------ */
+
+#define MV 16                                            /* columns per block */
+#define ROWS_APART 64
+
+/* Q = M P + add: K rows of MV columns; M K x K with row stride ld, add (same stride) may be NULL. fp32 FMA. A thread makes 4 columns of two rows. */
+__device__ void apply(const float *M, const float *add, int ld, int K, const float *P, float *Q)
+{
+    int col = threadIdx.x % 4 * 4;
+    for (int r = threadIdx.x / 4; r < K; r += 2 * ROWS_APART) {
+        int r1 = r + ROWS_APART < K ? r + ROWS_APART : r;
+        const float *m0 = M + (int64_t)r * ld, *m1 = M + (int64_t)r1 * ld;
+        float a[4] = {0, 0, 0, 0}, b[4] = {0, 0, 0, 0};
+#pragma unroll 4
+        for (int k = 0; k < K; k += 4) {
+            float x[4], y[4], p[4];
+            *(float4 *)x = *(const float4 *)(m0 + k), *(float4 *)y = *(const float4 *)(m1 + k);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                *(float4 *)p = *(const float4 *)(P + (k + i) * MV + col);
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    a[j] = fmaf(x[i], p[j], a[j]), b[j] = fmaf(y[i], p[j], b[j]);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            Q[r * MV + col + j] = a[j] + (add ? add[(int64_t)r * ld + col + j] : 0.f);
+            Q[r1 * MV + col + j] = b[j] + (add ? add[(int64_t)r1 * ld + col + j] : 0.f);
+        }
+    }
+}
+
+__device__ void columns_in(float *P, const float *from, int ld, int K)
+{
+    for (int x = threadIdx.x; x < K * MV; x += THREADS)
+        P[x] = from[(int64_t)(x / MV) * ld + x % MV];
+}
+
+__device__ void columns_out(float *to, int ld, const float *P, int K)
+{
+    for (int x = threadIdx.x; x < K * MV; x += THREADS)
+        to[(int64_t)(x / MV) * ld + x % MV] = P[x];
+}
+
+__device__ __forceinline__ void swap(float *&P, float *&Q)
+{
+    float *p = P;
+    P = Q;
+    Q = p;
+}
+
+/* Elements of nseg consecutive segments to one: columns of H, then of M if `blocks` reaches them. Block: one head, MV columns. */
+__global__ void __launch_bounds__(THREADS) k_compose(int HV, int K, int V, const float *seg, int nseg, int blocks, float *hm)
 {
     extern __shared__ float smem[];
-    int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV, row = V + K;
-    float *S = smem, *Q = smem + K * MV;
-    for (int x = threadIdx.x; x < K * MV; x += blockDim.x)
-        S[x] = 0.f;
-    for (int j = from; j < to; j++) {
-        const float *E = hm + ((int64_t)j * HV + hv) * K * row;
+    int hv = blockIdx.x / blocks, c0 = blockIdx.x % blocks * MV, row = V + K;
+    float *P = smem, *Q = smem + K * MV;
+    columns_in(P, seg + (int64_t)hv * K * row + c0, row, K);
+    for (int s = 1; s < nseg; s++) {
+        const float *E = seg + ((int64_t)s * HV + hv) * K * row;
         __syncthreads();
-        for (int x = threadIdx.x; x < K * MV; x += blockDim.x) {
-            const float *e = E + (int64_t)(x / MV) * row;
-            float sum = 0.f;
-#pragma unroll 4
-            for (int k = 0; k < K && j > from; k += 4) {
-                float4 m = *(const float4 *)(e + V + k);
-                const float *sk = S + k * MV + x % MV;
-                sum = fmaf(m.w, sk[3 * MV], fmaf(m.z, sk[2 * MV], fmaf(m.y, sk[MV], fmaf(m.x, sk[0], sum))));
-            }
-            Q[x] = sum + e[v0 + x % MV];
-        }
-        __syncthreads();
-        float *swap = S;
-        S = Q;
-        Q = swap;
+        apply(E + V, c0 < V ? E + c0 : NULL, row, K, P, Q);
+        swap(P, Q);
     }
     __syncthreads();
-    for (int x = threadIdx.x; x < K * MV; x += blockDim.x)
-        sin[((int64_t)hv * K + x / MV) * V + v0 + x % MV] = S[x];
+    columns_out(hm + (int64_t)hv * K * row + c0, row, P, K);
+}
+
+dp_status chain_compose(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
+{
+    const Dims &d = p->d;
+    int blocks = (d.V + (p->needs_m ? d.K : 0)) / MV;
+    k_compose<<<(unsigned)d.HV * blocks, THREADS, 2 * (size_t)d.K * MV * 4, s>>>(d.HV, d.K, d.V, at<float>(p, ws, B_SEG), p->nseg, blocks,
+                                                                               at<float>(p, ws, B_HM));
+    CK_LAUNCH(e, "k_compose");
+    return DP_OK;
+}
+
+struct MergeArgs {
+    const float *hm, *seg;                               /* elements of the ranks, of this rank's segments */
+    int from, to, nseg, whole;                           /* ranks [from, to) precede; whole: the segments start from H_0 alone */
+    float *sin;                                          /* [nseg][HV][K][V] */
+};
+
+/* S = 0; for ranks from .. to-1, farthest first: S <- M_j S + H_j; S is S_in. Then the same over the segments: each one's initial state.
+ * Block: one head, MV columns; fp32 FMA whatever the chain. The first product of a sum that starts from zero is left out. */
+__global__ void __launch_bounds__(THREADS) k_merge(int HV, int K, int V, MergeArgs a)
+{
+    extern __shared__ float smem[];
+    int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV, row = V + K, ranks = a.to - a.from;
+    float *P = smem, *Q = smem + K * MV;
+    for (int x = threadIdx.x; x < K * MV; x += THREADS)
+        P[x] = 0.f;
+    for (int j = 0; j < ranks + a.nseg; j++) {
+        int s = j - ranks;
+        const float *E = s < 0 ? a.hm + ((int64_t)(a.from + j) * HV + hv) * K * row : a.seg + ((int64_t)s * HV + hv) * K * row;
+        bool zero = j == 0 || (s == 0 && a.whole);
+        __syncthreads();
+        if (s >= 0)
+            columns_out(a.sin + ((int64_t)s * HV + hv) * K * V + v0, V, P, K);
+        if (s == a.nseg - 1)
+            return;
+        if (zero)
+            columns_in(Q, E + v0, row, K);
+        else
+            apply(E + V, E + v0, row, K, P, Q);
+        swap(P, Q);
+    }
 }
 
 dp_status chain_merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
 {
     const Dims &d = p->d;
-    k_merge<<<(unsigned)d.HV * (d.V / MV), THREADS, 2 * (size_t)d.K * MV * 4, s>>>(d.HV, d.K, d.V, at<float>(p, ws, B_HMALL),
-                                                                                 p->rank - p->pre, p->rank, at<float>(p, ws, B_SIN));
+    MergeArgs a = {at<float>(p, ws, B_HMALL), at<float>(p, ws, B_SEG), p->rank - p->pre, p->rank, p->nseg, p->whole, at<float>(p, ws, B_SIN)};
+    k_merge<<<(unsigned)d.HV * (d.V / MV), THREADS, 2 * (size_t)d.K * MV * 4, s>>>(d.HV, d.K, d.V, a);
     CK_LAUNCH(e, "k_merge");
     return DP_OK;
 }

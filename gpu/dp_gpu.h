@@ -42,7 +42,7 @@ typedef struct {
 typedef enum { DPG_PATH_AUTO, DPG_PATH_SIMPLE, DPG_PATH_FAST } dpg_path;
 typedef enum {
     DPG_CHAIN_DENSE,                    /* form M_c in fp32, multiply in `chain` format (math.md j.1) */
-    DPG_CHAIN_AUGMENTED                 /* the state pass on V+K columns (math.md e), bf16x3 operands; fast path only */
+    DPG_CHAIN_AUGMENTED                 /* the state pass on V+K columns (math.md e), bf16x3 operands, segments side by side; fast path only */
 } dpg_chain_how;
 
 typedef struct {
@@ -50,6 +50,7 @@ typedef struct {
     dp_format chain;                    /* DP_FP32 DP_TF32X3 DP_TF32 DP_TF32RZ DP_BF16 */
     dpg_path path;
     dpg_chain_how chain_how;
+    int segments;                       /* fast path, augmented: parts that the last local sub-sequence is cut in; 0: by shape */
     int keep;                           /* 1: also store h and v_new when the fast path would not */
 } dpg_options;
 

@@ -1,7 +1,7 @@
 /* gpu/fast.cu - the forward on tensor cores: K = V = D in {64, 128}, R = 1, bf16 inputs, base bf16. Two kernels:
  *
  *   k_chunks  one block of 8 warps per tile: gate, cumsum, norms, A and Aqk, T = A^-1, then w u kg qg Aqk to memory.
- *   k_scan    (many heads; k_team: few) one warp per 16 columns of a state, chunk after chunk; S' = [16 v][D k] stays in registers in fp32. Written transposed,
+ *   k_scan    (k_team: few heads) one warp per 16 columns of a state, chunk after chunk; S' = [16 v][D k] stays in registers in fp32. Written transposed,
  *             the accumulators of one product are the A operands of the next, so that warps never exchange anything:
  *                 X' = u' - S' w'      S' <- eC o S' + X' kg      o' = scale S' qg' + X' Aqk'
  *             Tiles arrive by bulk copies (mbarrier, 3 stages) from a producer warp.
@@ -139,8 +139,8 @@ template <int D, int GATE> __device__ void cumsum_gate(const Dims &d, const dpg_
             g = make_float2(ldx(t.g, at + k0, d.g_bf16), ldx(t.g, at + k1, d.g_bf16));
         }
         if (s0 + s < c.len) {
-            run.x += gate_fast<GATE>(g.x, a, b0, d.lower_bound);
-            run.y += gate_fast<GATE>(g.y, a, b1, d.lower_bound);
+            run.x += gate_floor(gate_fast<GATE>(g.x, a, b0, d.lower_bound));
+            run.y += gate_floor(gate_fast<GATE>(g.y, a, b1, d.lower_bound));
         }
         sum[s] = run;
     }
@@ -581,7 +581,7 @@ struct ScanArgs {
     int seq0;
 };
 
-#define STAGES(MODE) ((MODE) == SCAN_M ? 2 : 3)            /* two teams of SCAN_M fit one multiprocessor */
+#define STAGES 3
 template <int D, int NW, int MODE> struct Stage {
     bf16 w[C * D], kg[C * D];
     bf16 qg[MODE == SCAN_OUT ? C * D : 8], Aqk[MODE == SCAN_OUT ? C * C : 8];
@@ -589,14 +589,14 @@ template <int D, int NW, int MODE> struct Stage {
     float eC[D];
 };
 template <int D, int NW, int MODE> struct Pipe {
-    Stage<D, NW, MODE> st[STAGES(MODE)];
-    uint64_t full[STAGES(MODE)], empty[STAGES(MODE)];
+    Stage<D, NW, MODE> st[STAGES];
+    uint64_t full[STAGES], empty[STAGES];
 };
 
 template <int D, int NW, int MODE> __device__ void pipe_init(Pipe<D, NW, MODE> &pipe, int readers)
 {
     if (threadIdx.x == 0)
-        for (int i = 0; i < STAGES(MODE); i++) {
+        for (int i = 0; i < STAGES; i++) {
             bar_init(&pipe.full[i], 1);
             bar_init(&pipe.empty[i], readers);
         }
@@ -607,7 +607,7 @@ template <int D, int NW, int MODE> __device__ void pipe_init(Pipe<D, NW, MODE> &
 /* One thread feeds the pipe with the tiles of a sub-sequence of one head: NW column slices of u from `slice` * NW. */
 template <int D, int NW, int MODE> __device__ void produce(const Dims &d, const ScanArgs &a, Pipe<D, NW, MODE> &pipe, Seq seq, int hv, int slice)
 {
-    const int ST = STAGES(MODE), T2 = C * D * 2, bytes = 2 * T2 + D * 4 + (MODE == SCAN_OUT ? T2 + C * C * 2 : 0) + (MODE == SCAN_M ? 0 : NW * C * 32);
+    const int ST = STAGES, T2 = C * D * 2, bytes = 2 * T2 + D * 4 + (MODE == SCAN_OUT ? T2 + C * C * 2 : 0) + (MODE == SCAN_M ? 0 : NW * C * 32);
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         int64_t tile = (int64_t)c * d.HV + hv;
         Stage<D, NW, MODE> &s = pipe.st[i % ST];
@@ -627,11 +627,11 @@ template <int D, int NW, int MODE> __device__ void produce(const Dims &d, const 
     }
 }
 
-/* Initial state of a sub-sequence: s0 where its sequence starts, else what the merge brought, else (NULL) zeros. */
+/* Initial state of a sub-sequence or segment: s0 where its sequence starts, else what the merge brought, else (NULL) zeros. */
 __device__ __forceinline__ const float *initial(const Dims &d, const ScanArgs &a, Seq seq, int hv)
 {
     int64_t kv = (int64_t)d.K * d.V;
-    return seq.starts ? (a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * kv : NULL) : a.sin ? a.sin + hv * kv : NULL;
+    return seq.starts ? (a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * kv : NULL) : a.sin ? a.sin + ((int64_t)seq.part * d.HV + hv) * kv : NULL;
 }
 
 /* Element (k, v) of a state or of X', TILES n-tiles of 8, from the transposed fragments, through f(k, v, float&). v counts within the warp's 16 columns. */
@@ -768,7 +768,7 @@ template <int D, int NW, int MODE> struct ScanSmem { Pipe<D, NW, MODE> pipe; bf1
 /* State and output (SCAN_OUT), or H alone (SCAN_H). */
 template <int D, int NW, int MODE> __device__ void scan_warp(const Dims &d, const ScanArgs &a, ScanSmem<D, NW, MODE> &sm, Seq seq, int hv, int slice, int warp, int lane)
 {
-    const int ST = STAGES(MODE);
+    const int ST = STAGES;
     int v0 = (slice * NW + warp) * 16;
     float S[D / 8][4];
     const float *init = initial(d, a, seq, hv);
@@ -810,39 +810,10 @@ template <int D, int NW, int MODE> __device__ void scan_warp(const Dims &d, cons
     if (MODE == SCAN_OUT && a.final_state && seq.ends)
         each<D / 8>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * D + k) * D + v0 + v] = s; });
     if (MODE == SCAN_H)
-        each<D / 8>(S, lane, [&](int k, int v, float &s) { a.hm[((int64_t)hv * D + k) * 2 * D + v0 + v] = s; });
+        each<D / 8>(S, lane, [&](int k, int v, float &s) { a.hm[(((int64_t)seq.part * d.HV + hv) * D + k) * 2 * D + v0 + v] = s; });
 }
 
-template <int D, int NW, int MODE> __global__ void __launch_bounds__((NW + 1) * 32, MODE == SCAN_OUT ? 1 : 2) k_scan(Dims d, ScanArgs a)
-{
-    extern __shared__ __align__(128) char scan_raw[];
-    ScanSmem<D, NW, MODE> &sm = *(ScanSmem<D, NW, MODE> *)scan_raw;
-    const int slices = D / 16 / NW;
-    int slice = blockIdx.x % slices, hv = blockIdx.x / slices % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Seq seq = d.seq[a.seq0 + blockIdx.x / slices / d.HV];
-    pipe_init(sm.pipe, NW);
-    if (warp < NW)
-        scan_warp<D, NW, MODE>(d, a, sm, seq, hv, slice, warp, lane);
-    else if (lane == 0)
-        produce<D, NW, MODE>(d, a, sm.pipe, seq, hv, slice);
-}
-
-/* Few heads, and the pre-process: a team of 4 warps per 16 columns. Warp t computes X of tokens 16 t .. and S of its D/4 channels;
- * operand fragments pass through shared memory as they stand in registers, with two barriers per chunk; fragments of w and kg are
- * loaded before the barrier that their products wait for. Four more warps, a chunk behind at most, compute o from the same fragments.
- * SCAN_M carries S and X in three bf16 pieces each: w and kg are bf16 as they stand, so that all operands are exact to 2^-24, for 3
- * products instead of 1. */
-template <int D, int MODE> struct TeamSmem {
-    static const int NS = MODE == SCAN_M ? 3 : 1, NB = MODE == SCAN_OUT ? 2 : 1;
-    Pipe<D, 1, MODE> pipe;
-    uint4 S[NB][NS][D / 16][32], X[NB][NS][4][32];
-    bf16 o[MODE == SCAN_OUT ? C * 16 : 8];
-    uint64_t ready[2], taken[2];                         /* S and X of a chunk are complete; the output warps have read them: all 128 arrive */
-};
-
-__device__ __forceinline__ void team_sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
-
-/* x = hi + mid + lo, each bf16, of an accumulator pair; exact to 2^-24 or better. */
+/* x = hi + mid + lo, each bf16, of a pair; exact to 2^-24 or better. */
 __device__ __forceinline__ void split3(float a, float b, uint32_t &h, uint32_t &m, uint32_t &l)
 {
     h = pack2(a, b);
@@ -853,21 +824,137 @@ __device__ __forceinline__ void split3(float a, float b, uint32_t &h, uint32_t &
     l = pack2(a - y.x, b - y.y);
 }
 
-/* One A fragment (n-tiles a, b of an accumulator) in NS pieces to to[piece * step]. */
-template <int NS> __device__ __forceinline__ void publish(uint4 *to, int step, const float a[4], const float b[4])
+/* A fragment (n-tiles a, b of an accumulator) of sign * S in three pieces. */
+__device__ __forceinline__ void split_fragment(uint32_t h[4], uint32_t m[4], uint32_t l[4], float sign, const float a[4], const float b[4])
 {
-    uint32_t r[3][4];
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-        float lo = e < 2 ? a[e * 2] : b[e * 2 - 4], hi = e < 2 ? a[e * 2 + 1] : b[e * 2 - 3];
-        if (NS == 3)
-            split3(lo, hi, r[0][e], r[1][e], r[2][e]);
-        else
-            r[0][e] = pack2(lo, hi);
+        const float *z = e < 2 ? a + 2 * e : b + 2 * e - 4;
+        split3(sign * z[0], sign * z[1], h[e], m[e], l[e]);
     }
+}
+
+/* sum += A B in three pieces for two n-tiles: the leading product of a k-step starts from zero, because the accumulator of a tensor core
+ * rounds toward zero; the two small ones add up in `small`, where that does not matter. */
+__device__ __forceinline__ void mma3(float (*sum)[4], float (*small)[4], const uint32_t h[4], const uint32_t m[4], const uint32_t l[4], const uint32_t b[4])
+{
 #pragma unroll
-    for (int s = 0; s < NS; s++)
-        to[s * step] = make_uint4(r[s][0], r[s][1], r[s][2], r[s][3]);
+    for (int n = 0; n < 2; n++) {
+        float z[4] = {};
+        mma(z, h, b[2 * n], b[2 * n + 1]);
+        mma(small[n], m, b[2 * n], b[2 * n + 1]);
+        mma(small[n], l, b[2 * n], b[2 * n + 1]);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            sum[n][e] += z[e];
+    }
+}
+
+/* The mean of what rounding toward zero took from the sums, relative to them (chain.cu, RZ_LOSS; measured on an H200). */
+#define RZ_LOSS 3.5e-8f
+__device__ __forceinline__ float whole_sum(float sum, float small) { return sum + fmaf(sum, RZ_LOSS, small); }
+__device__ __forceinline__ float fma_ftz(float a, float b, float c)
+{
+    float y;
+    asm("fma.rn.ftz.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
+    return y;
+}
+
+/* 16 columns of M of a segment: S <- eC o S - kg' (w S) from the identity, S and X in three bf16 pieces; w and kg are bf16 as they stand, so
+ * that all operands are exact to 2^-24, for 3 products instead of 1. Words below 2^-126 become zero, and columns that have vanished are
+ * left alone: M of a head that forgets costs no arithmetic. */
+template <int D, int NW> __device__ void scan_m(const Dims &d, const ScanArgs &a, ScanSmem<D, NW, SCAN_M> &sm, Seq seq, int hv, int warp, int lane)
+{
+    int v0 = warp * 16, wrow = lane / 16 * 8 + lane % 8, half = lane / 8 % 2, krow = lane % 16;
+    float S[D / 8][4];
+    bool alive = true;
+    each<D / 8>(S, lane, [&](int k, int v, float &s) { s = k == v0 + v; });
+    for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
+        Stage<D, NW, SCAN_M> &st = sm.pipe.st[i % STAGES];
+        bar_wait(&sm.pipe.full[i % STAGES], i / STAGES & 1);
+        if (alive) {
+            float x[8][4] = {}, xs[8][4] = {};
+            uint32_t h[4][4], m[4][4], l[4][4], wbase = saddr(st.w) + wrow * D * 2, kbase = saddr(st.kg) + krow * D * 2;
+            bool live = false;
+#pragma unroll
+            for (int kk = 0; kk < D / 16; kk++) {
+                split_fragment(h[0], m[0], l[0], -1.f, S[2 * kk], S[2 * kk + 1]);
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    uint32_t b[4];
+                    ldsm4(b, wbase + n * 16 * D * 2 + ((2 * kk + half) ^ (wrow & 7)) * 16);
+                    mma3(x + 2 * n, xs + 2 * n, h[0], m[0], l[0], b);
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    x[n][e] = whole_sum(x[n][e], xs[n][e]);
+#pragma unroll
+            for (int p = 0; p < 4; p++)
+                split_fragment(h[p], m[p], l[p], 1.f, x[2 * p], x[2 * p + 1]);
+#pragma unroll
+            for (int j = 0; j < D / 8; j += 2) {
+                float y[2][4] = {}, ys[2][4] = {};
+#pragma unroll
+                for (int p = 0; p < 4; p++) {
+                    uint32_t b[4];
+                    ldsm4t(b, kbase + p * 16 * D * 2 + ((j + lane / 16) ^ (krow & 7)) * 16);
+                    mma3(y, ys, h[p], m[p], l[p], b);
+                }
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    float2 f = *(const float2 *)(st.eC + (j + n) * 8 + lane % 4 * 2);
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        S[j + n][e] = fma_ftz(e % 2 ? f.y : f.x, S[j + n][e], whole_sum(y[n][e], ys[n][e]));
+                        live |= S[j + n][e] != 0.f;
+                    }
+                }
+            }
+            alive = __any_sync(~0u, live);
+        }
+        __syncwarp();
+        if (lane == 0)
+            bar_arrive(&sm.pipe.empty[i % STAGES]);
+    }
+    each<D / 8>(S, lane, [&](int k, int v, float &s) { a.hm[(((int64_t)seq.part * d.HV + hv) * D + k) * 2 * D + D + v0 + v] = s; });
+}
+
+template <int D, int NW, int MODE> __global__ void __launch_bounds__((NW + 1) * 32, 1) k_scan(Dims d, ScanArgs a)
+{
+    extern __shared__ __align__(128) char scan_raw[];
+    ScanSmem<D, NW, MODE> &sm = *(ScanSmem<D, NW, MODE> *)scan_raw;
+    const int slices = D / 16 / NW;
+    int slice = blockIdx.x % slices, hv = blockIdx.x / slices % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Seq seq = d.seq[a.seq0 + blockIdx.x / slices / d.HV];
+    pipe_init(sm.pipe, NW);
+    if constexpr (MODE == SCAN_M) {
+        if (warp < NW)
+            scan_m<D, NW>(d, a, sm, seq, hv, warp, lane);
+    } else if (warp < NW)
+        scan_warp<D, NW, MODE>(d, a, sm, seq, hv, slice, warp, lane);
+    if (warp == NW && lane == 0)
+        produce<D, NW, MODE>(d, a, sm.pipe, seq, hv, slice);
+}
+
+/* Few heads: a team of 4 warps per 16 columns. Warp t computes X of tokens 16 t .. and S of its D/4 channels;
+ * operand fragments pass through shared memory as they stand in registers, with two barriers per chunk; fragments of w and kg are
+ * loaded before the barrier that their products wait for. Four more warps, a chunk behind at most, compute o from the same fragments. */
+template <int D> struct TeamSmem {
+    Pipe<D, 1, SCAN_OUT> pipe;
+    uint4 S[2][D / 16][32], X[2][4][32];
+    bf16 o[C * 16];
+    uint64_t ready[2], taken[2];                         /* S and X of a chunk are complete; the output warps have read them: all 128 arrive */
+};
+
+__device__ __forceinline__ void team_sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+
+/* One A fragment (n-tiles a, b of an accumulator), as bf16. */
+__device__ __forceinline__ uint4 fragment(const float a[4], const float b[4])
+{
+    return make_uint4(pack2(a[0], a[1]), pack2(a[2], a[3]), pack2(b[0], b[1]), pack2(b[2], b[3]));
 }
 
 /* B fragments of 16 tokens (rows 16 t .. of a swizzled tile) over all D channels. */
@@ -880,32 +967,20 @@ template <int D> __device__ __forceinline__ void load_rows(uint32_t b[D / 16][4]
         ldsm4(b[kk], base + ((2 * kk + half) ^ (row & 7)) * 16);
 }
 
-/* x = S' B' for 16 tokens, S in NS pieces. Even and odd k-steps keep separate sums: shorter chains; with 3 pieces every k-step starts
- * from zero (see update). */
-template <int D, int NS> __device__ __forceinline__ void team_rows(float x[2][4], const uint4 S[NS][D / 16][32], const uint32_t b[D / 16][4], int lane)
+/* x = S' B' for 16 tokens. Even and odd k-steps keep separate sums: shorter chains. */
+template <int D> __device__ __forceinline__ void team_rows(float x[2][4], const uint4 S[D / 16][32], const uint32_t b[D / 16][4], int lane)
 {
     float acc[2][2][4] = {};
-    uint4 f[NS][D / 16];
+    uint4 f[D / 16];
 #pragma unroll
     for (int kk = 0; kk < D / 16; kk++)
-#pragma unroll
-        for (int s = 0; s < NS; s++)
-            f[s][kk] = S[s][kk][lane];
+        f[kk] = S[kk][lane];
 #pragma unroll
     for (int kk = 0; kk < D / 16; kk++) {
-        float z[2][4] = {};
+        uint32_t sa[4] = {f[kk].x, f[kk].y, f[kk].z, f[kk].w};
 #pragma unroll
-        for (int s = NS - 1; s >= 0; s--) {
-            uint32_t sa[4] = {f[s][kk].x, f[s][kk].y, f[s][kk].z, f[s][kk].w};
-#pragma unroll
-            for (int n = 0; n < 2; n++)
-                mma(NS == 3 ? z[n] : acc[kk % 2][n], sa, b[kk][2 * n], b[kk][2 * n + 1]);
-        }
-#pragma unroll
-        for (int n = 0; NS == 3 && n < 2; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                acc[kk % 2][n][e] += z[n][e];
+        for (int n = 0; n < 2; n++)
+            mma(acc[kk % 2][n], sa, b[kk][2 * n], b[kk][2 * n + 1]);
     }
 #pragma unroll
     for (int n = 0; n < 2; n++)
@@ -914,44 +989,41 @@ template <int D, int NS> __device__ __forceinline__ void team_rows(float x[2][4]
             x[n][e] = acc[0][n][e] + acc[1][n][e];
 }
 
-template <int NS> __device__ __forceinline__ void load_x(uint32_t xa[NS][4][4], const uint4 X[NS][4][32], int lane)
+__device__ __forceinline__ void load_x(uint32_t xa[4][4], const uint4 X[4][32], int lane)
 {
 #pragma unroll
-    for (int s = 0; s < NS; s++)
-#pragma unroll
-        for (int p = 0; p < 4; p++) {
-            uint4 f = X[s][p][lane];
-            xa[s][p][0] = f.x, xa[s][p][1] = f.y, xa[s][p][2] = f.z, xa[s][p][3] = f.w;
-        }
+    for (int p = 0; p < 4; p++) {
+        uint4 f = X[p][lane];
+        xa[p][0] = f.x, xa[p][1] = f.y, xa[p][2] = f.z, xa[p][3] = f.w;
+    }
 }
 
-template <int D, int MODE> __device__ void team_state(const Dims &d, const ScanArgs &a, TeamSmem<D, MODE> &sm, Seq seq, int hv, int v0, int t, int lane)
+template <int D> __device__ void team_state(const Dims &d, const ScanArgs &a, TeamSmem<D> &sm, Seq seq, int hv, int v0, int t, int lane)
 {
-    const int NS = TeamSmem<D, MODE>::NS, NB = TeamSmem<D, MODE>::NB, NJ = D / 32, ST = STAGES(MODE);
-    const float *init = MODE == SCAN_M ? NULL : initial(d, a, seq, hv);
+    const int NJ = D / 32, ST = STAGES;
+    const float *init = initial(d, a, seq, hv);
     int k0 = t * NJ * 8, urow = lane / 16 * 8 + lane % 8, upiece = lane / 8 % 2 ^ (urow >> 2 & 1), krow = lane % 16;
     float S[NJ][4];
-    each<NJ>(S, lane, [&](int k, int v, float &s) { s = init ? init[(k0 + k) * D + v0 + v] : MODE == SCAN_M && k0 + k == v0 + v ? 1.f : 0.f; });
+    each<NJ>(S, lane, [&](int k, int v, float &s) { s = init ? init[(k0 + k) * D + v0 + v] : 0.f; });
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         int64_t tile = (int64_t)c * d.HV + hv;
-        int buf = i % NB;
-        Stage<D, 1, MODE> &st = sm.pipe.st[i % ST];
+        int buf = i % 2;
+        Stage<D, 1, SCAN_OUT> &st = sm.pipe.st[i % ST];
         float x[2][4], acc[NJ][4] = {};
-        uint32_t b[D / 16][4], xa[NS][4][4], kb[4][NJ / 2][4], u[4] = {0, 0, 0, 0};
+        uint32_t b[D / 16][4], xa[4][4], kb[4][NJ / 2][4], u[4];
         float2 e[NJ];
-        if (MODE == SCAN_OUT && i >= NB)
-            bar_wait(&sm.taken[buf], (i / NB - 1) & 1);
+        if (i >= 2)
+            bar_wait(&sm.taken[buf], (i / 2 - 1) & 1);
 #pragma unroll
         for (int j = 0; j < NJ; j += 2)
-            publish<NS>(&sm.S[buf][0][(t * NJ + j) / 2][lane], D / 16 * 32, S[j], S[j + 1]);
+            sm.S[buf][(t * NJ + j) / 2][lane] = fragment(S[j], S[j + 1]);
         if (a.h)
             each<NJ>(S, lane, [&](int k, int v, float &s) { a.h[(tile * D + k0 + k) * D + v0 + v] = __float2bfloat16_rn(s); });
         bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
         load_rows<D>(b, st.w, t, lane);
-        if (MODE != SCAN_M)
-            ldsm4t(u, saddr(st.u + (t * 16 + urow) * 16 + upiece * 8));
+        ldsm4t(u, saddr(st.u + (t * 16 + urow) * 16 + upiece * 8));
         team_sync();
-        team_rows<D, NS>(x, sm.S[buf], b, lane);
+        team_rows<D>(x, sm.S[buf], b, lane);
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             float2 y = unpack2(u[r]);
@@ -959,7 +1031,7 @@ template <int D, int MODE> __device__ void team_state(const Dims &d, const ScanA
             xx[0] = y.x - xx[0];
             xx[1] = y.y - xx[1];
         }
-        publish<NS>(&sm.X[buf][0][t][lane], 4 * 32, x[0], x[1]);
+        sm.X[buf][t][lane] = fragment(x[0], x[1]);
         if (a.v_new)
             each<2>(x, lane, [&](int s, int v, float &y) { a.v_new[(tile * C + t * 16 + s) * D + v0 + v] = __float2bfloat16_rn(y); });
 #pragma unroll
@@ -970,20 +1042,17 @@ template <int D, int MODE> __device__ void team_state(const Dims &d, const ScanA
 #pragma unroll
         for (int j = 0; j < NJ; j++)
             e[j] = *(const float2 *)(st.eC + k0 + j * 8 + lane % 4 * 2);
-        if (MODE == SCAN_OUT)
-            bar_arrive(&sm.ready[buf]);
+        bar_arrive(&sm.ready[buf]);
         team_sync();
-        load_x<NS>(xa, sm.X[buf], lane);
+        load_x(xa, sm.X[buf], lane);
         __syncwarp();
         if (lane == 0)
             bar_arrive(&sm.pipe.empty[i % ST]);
 #pragma unroll
         for (int p = 0; p < 4; p++)
 #pragma unroll
-            for (int s = NS - 1; s >= 0; s--)
-#pragma unroll
-                for (int j = 0; j < NJ; j++)
-                    mma(acc[j], xa[s][p], kb[p][j / 2][j % 2 * 2], kb[p][j / 2][j % 2 * 2 + 1]);
+            for (int j = 0; j < NJ; j++)
+                mma(acc[j], xa[p], kb[p][j / 2][j % 2 * 2], kb[p][j / 2][j % 2 * 2 + 1]);
 #pragma unroll
         for (int j = 0; j < NJ; j++) {
             S[j][0] = fmaf(e[j].x, S[j][0], acc[j][0]);
@@ -992,20 +1061,18 @@ template <int D, int MODE> __device__ void team_state(const Dims &d, const ScanA
             S[j][3] = fmaf(e[j].y, S[j][3], acc[j][3]);
         }
     }
-    if (MODE == SCAN_OUT && a.final_state && seq.ends)
+    if (a.final_state && seq.ends)
         each<NJ>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * D + k0 + k) * D + v0 + v] = s; });
-    if (MODE != SCAN_OUT)
-        each<NJ>(S, lane, [&](int k, int v, float &s) { a.hm[((int64_t)hv * D + k0 + k) * 2 * D + (MODE == SCAN_M ? D : 0) + v0 + v] = s; });
 }
 
 /* o of tokens 16 t .. of every chunk: scale S' qg' + X' Aqk'. */
-template <int D> __device__ void team_output(const Dims &d, const ScanArgs &a, TeamSmem<D, SCAN_OUT> &sm, Seq seq, int hv, int v0, int t, int lane)
+template <int D> __device__ void team_output(const Dims &d, const ScanArgs &a, TeamSmem<D> &sm, Seq seq, int hv, int v0, int t, int lane)
 {
-    const int ST = STAGES(SCAN_OUT);
+    const int ST = STAGES;
     int row = t * 16 + lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         Stage<D, 1, SCAN_OUT> &st = sm.pipe.st[i % ST];
-        uint32_t b[D / 16][4], xa[1][4][4], q[4][4];
+        uint32_t b[D / 16][4], xa[4][4], q[4][4];
         float o[2][4];
         Chunk ch = d.chunk[c];
         bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
@@ -1017,8 +1084,8 @@ template <int D> __device__ void team_output(const Dims &d, const ScanArgs &a, T
         if (lane == 0)
             bar_arrive(&sm.pipe.empty[i % ST]);
         bar_wait(&sm.ready[i % 2], i / 2 & 1);
-        team_rows<D, 1>(o, sm.S[i % 2], b, lane);
-        load_x<1>(xa, sm.X[i % 2], lane);
+        team_rows<D>(o, sm.S[i % 2], b, lane);
+        load_x(xa, sm.X[i % 2], lane);
         bar_arrive(&sm.taken[i % 2]);
 #pragma unroll
         for (int e = 0; e < 8; e++)
@@ -1026,18 +1093,18 @@ template <int D> __device__ void team_output(const Dims &d, const ScanArgs &a, T
 #pragma unroll
         for (int p = 0; p < 4; p++)
             if (p <= t) {
-                mma(o[0], xa[0][p], q[p][0], q[p][1]);
-                mma(o[1], xa[0][p], q[p][2], q[p][3]);
+                mma(o[0], xa[p], q[p][0], q[p][1]);
+                mma(o[1], xa[p], q[p][2], q[p][3]);
             }
         store_o<1>(d, a.o, o, sm.o + t * 256, ch, t * 16, hv, v0, lane);
     }
 }
 
-#define TEAM_THREADS(MODE) ((MODE) == SCAN_OUT ? 288 : 160)  /* 4 warps of state, then 4 of output, then the producer */
-template <int D, int MODE> __global__ void __launch_bounds__(TEAM_THREADS(MODE)) k_team(Dims d, ScanArgs a)
+#define TEAM_THREADS 288                                 /* 4 warps of state, then 4 of output, then the producer */
+template <int D> __global__ void __launch_bounds__(TEAM_THREADS) k_team(Dims d, ScanArgs a)
 {
     extern __shared__ __align__(128) char scan_raw[];
-    TeamSmem<D, MODE> &sm = *(TeamSmem<D, MODE> *)scan_raw;
+    TeamSmem<D> &sm = *(TeamSmem<D> *)scan_raw;
     int slice = blockIdx.x % (D / 16), hv = blockIdx.x / (D / 16) % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Seq seq = d.seq[a.seq0 + blockIdx.x / (D / 16) / d.HV];
     if (threadIdx.x == 0)
@@ -1045,14 +1112,13 @@ template <int D, int MODE> __global__ void __launch_bounds__(TEAM_THREADS(MODE))
             bar_init(&sm.ready[i], 128);
             bar_init(&sm.taken[i], 128);
         }
-    pipe_init(sm.pipe, MODE == SCAN_OUT ? 8 : 4);
+    pipe_init(sm.pipe, 8);
     if (warp < 4)
-        team_state<D, MODE>(d, a, sm, seq, hv, slice * 16, warp, lane);
-    else if (warp == TEAM_THREADS(MODE) / 32 - 1) {
-        if (lane == 0)
-            produce<D, 1, MODE>(d, a, sm.pipe, seq, hv, slice);
-    } else if constexpr (MODE == SCAN_OUT)
+        team_state<D>(d, a, sm, seq, hv, slice * 16, warp, lane);
+    else if (warp < 8)
         team_output<D>(d, a, sm, seq, hv, slice * 16, warp - 4, lane);
+    else if (lane == 0)
+        produce<D, 1, SCAN_OUT>(d, a, sm.pipe, seq, hv, slice);
 }
 
 /* ---- host ------------------------------------------------------------------------------------------------------------------------ */
@@ -1083,11 +1149,11 @@ dp_status fast_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t 
     return p->d.K == 64 ? chunks_of<64>(p, t, ws, s, e) : chunks_of<128>(p, t, ws, s, e);
 }
 
-template <int D, int MODE> static dp_status launch_team(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
+template <int D> static dp_status launch_team(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
 {
-    int bytes = (int)sizeof(TeamSmem<D, MODE>);
-    CK(e, cudaFuncSetAttribute(k_team<D, MODE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    k_team<D, MODE><<<(unsigned)nseq * p->d.HV * (D / 16), TEAM_THREADS(MODE), bytes, s>>>(p->d, a);
+    int bytes = (int)sizeof(TeamSmem<D>);
+    CK(e, cudaFuncSetAttribute(k_team<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    k_team<D><<<(unsigned)nseq * p->d.HV * (D / 16), TEAM_THREADS, bytes, s>>>(p->d, a);
     CK_LAUNCH(e, "k_team");
     return DP_OK;
 }
@@ -1105,22 +1171,24 @@ template <int D, int NW, int MODE> static dp_status launch_scan(dpg_plan *p, Sca
  * of 4 slices the chain of chunks is what takes the time. */
 template <int D> static dp_status launch_out(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
 {
-    return (int64_t)nseq * p->d.HV * (D / 64) < 100 ? launch_team<D, SCAN_OUT>(p, a, nseq, s, e) : launch_scan<D, 4, SCAN_OUT>(p, a, nseq, s, e);
+    return (int64_t)nseq * p->d.HV * (D / 64) < 100 ? launch_team<D>(p, a, nseq, s, e) : launch_scan<D, 4, SCAN_OUT>(p, a, nseq, s, e);
 }
 
 static ScanArgs scan_args(dpg_plan *p, const dpg_tensors *t, void *ws)
 {
     ScanArgs a = {at<bf16>(p, ws, B_W), at<bf16>(p, ws, B_U), at<bf16>(p, ws, B_KG), at<bf16>(p, ws, B_QG), at<bf16>(p, ws, B_AQK),
-                  at<float>(p, ws, B_EC), t->s0, NULL, NULL, NULL, at<float>(p, ws, B_HM), NULL, NULL, p->d.nseq - 1};
+                  at<float>(p, ws, B_EC), t->s0, NULL, NULL, NULL, at<float>(p, ws, p->nseg > 1 ? B_SEG : B_HM), NULL, NULL, p->d.nseq - 1};
     return a;
 }
 
-/* H, and M by augmented columns if it is this path that makes it. M is always for teams: one warp per 16 columns took 1.62 ms where H and M
- * by teams took 1.37 (512 chunks, 32 heads), for want of independent instructions. */
+/* H, and M by augmented columns if it is this path that makes it, of every segment whose end state or M is read: all, but the last one
+ * where nothing follows, and M not of the segment that starts the sequence. */
 template <int D> static dp_status launch_pre(dpg_plan *p, ScanArgs a, cudaStream_t s, dp_err *e)
 {
-    TRY(p->d.HV * (D / 32) < 60 ? launch_team<D, SCAN_H>(p, a, 1, s, e) : launch_scan<D, 2, SCAN_H>(p, a, 1, s, e));
-    return p->needs_m && p->opt.chain_how == DPG_CHAIN_AUGMENTED ? launch_team<D, SCAN_M>(p, a, 1, s, e) : DP_OK;
+    int n = p->nseg - p->is_last, first = p->whole ? 1 : 0;
+    TRY(launch_scan<D, D / 16, SCAN_H>(p, a, n, s, e));
+    a.seq0 += first;
+    return n > first && p->opt.chain_how == DPG_CHAIN_AUGMENTED ? launch_scan<D, D / 16, SCAN_M>(p, a, n - first, s, e) : DP_OK;
 }
 
 dp_status fast_pre(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
@@ -1132,7 +1200,8 @@ dp_status fast_pre(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, 
 dp_status fast_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
     ScanArgs a = scan_args(p, t, ws);
+    int nseq = p->d.nseq - 1 + p->nseg;
     a.sin = at<float>(p, ws, B_SIN), a.o = t->o, a.final_state = t->final_state, a.seq0 = 0;
     a.h = at<bf16>(p, ws, B_H), a.v_new = at<bf16>(p, ws, B_VNEW);
-    return p->d.K == 64 ? launch_out<64>(p, a, p->d.nseq, s, e) : launch_out<128>(p, a, p->d.nseq, s, e);
+    return p->d.K == 64 ? launch_out<64>(p, a, nseq, s, e) : launch_out<128>(p, a, nseq, s, e);
 }

@@ -14,7 +14,9 @@
 typedef __nv_bfloat16 bf16;
 
 struct Chunk { int64_t t0; int len, seq; };              /* first local token, tokens, local sub-sequence */
-struct Seq { int c0, c1, gseq, starts, ends; };          /* chunks [c0, c1), global sequence, does it start / end on this rank */
+/* Chunks [c0, c1) of a global sequence, does it start / end in them, which part of a local sub-sequence they are. The last local
+ * sub-sequence is cut in nseg parts (segments), all others are whole. */
+struct Seq { int c0, c1, gseq, starts, ends, part; };
 
 struct Dims {
     int H, HV, G, K, V, R, Kg, n, NT, nseq;
@@ -27,7 +29,7 @@ struct Dims {
 };
 
 /* Buffers by slot; float or bf16 according to the path (plan.cu holds the table). */
-enum Slot { B_GCUM, B_BETA, B_QN, B_KN, B_AKK, B_AQK, B_W, B_U, B_KG, B_QG, B_EC, B_H, B_VNEW, B_HM, B_HMALL, B_SIN, B_MC, B_SLOTS };
+enum Slot { B_GCUM, B_BETA, B_QN, B_KN, B_AKK, B_AQK, B_W, B_U, B_KG, B_QG, B_EC, B_H, B_VNEW, B_HM, B_HMALL, B_SEG, B_SIN, B_MC, B_SLOTS };
 
 /* Element (row, col) of a tile of rows of `width` elements. ROWS: 16-byte pieces c of bf16 at c ^ (row & 7); SLICES: [width/16][C][16],
  * pieces at c ^ (row >> 2 & 1). Both make bulk copies into shared memory readable without bank conflicts (fast.cu). */
@@ -48,6 +50,8 @@ struct dpg_plan {
     dpg_options opt;
     int rank, N, pre, post, is_first, is_last, device;
     int needs_m;                                         /* this rank's M can matter (math.md g.1) */
+    int nseg;                                            /* parts of the last local sub-sequence */
+    int whole;                                           /* does the last local sub-sequence start on this rank */
     int mc_batch;                                        /* chunks whose M_c are formed at once */
     Chunk *chunks_h;
     Seq *seqs_h;
@@ -80,6 +84,7 @@ dp_status fast_pre(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, 
 dp_status fast_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
 /* chain.cu */
 dp_status chain_pre_m(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
+dp_status chain_compose(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
 dp_status chain_merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
 
 #ifdef __CUDACC__
@@ -89,6 +94,10 @@ __device__ __forceinline__ float ldx(const void *p, int64_t i, int is_bf16)
 {
     return is_bf16 ? __bfloat162float(((const bf16 *)p)[i]) : ((const float *)p)[i];
 }
+/* exp of less than this is 0 in fp32 (below half of 2^-149), so that raising a step to it changes no product but keeps the cumulative sum
+ * and its differences finite behind a reset, g = -inf. A comparison, not fmaxf: NaN stays NaN. */
+#define GATE_FLOOR -104.f
+__device__ __forceinline__ float gate_floor(float g) { return g < GATE_FLOOR ? GATE_FLOOR : g; }
 /* log decay of one step from the raw gate x (math.md c), natural log. log1p: softplus through log(1 + e^x) loses slow gates. */
 __device__ __forceinline__ float gate_value(const Dims &d, float graw, float a, float bias)
 {

@@ -50,7 +50,7 @@ static void split(dpg_plan *pl, const dpg_problem *p)
     pl->post = (int)((p->cu[l + 1] - 1) / L - pl->rank);
     pl->is_first = pl->pre == 0;
     pl->is_last = pl->post == 0;
-    pl->seqs_h = (Seq *)calloc(l - f + 1, sizeof(Seq));
+    pl->seqs_h = (Seq *)calloc(l - f + 1 + L / DP_CHUNK + 1, sizeof(Seq));
     pl->chunks_h = (Chunk *)calloc(L / DP_CHUNK + (l - f + 1) + 1, sizeof(Chunk));
     for (int s = f; s <= l; s++) {
         int64_t lo = p->cu[s] > a ? p->cu[s] : a, hi = p->cu[s + 1] < b ? p->cu[s + 1] : b;
@@ -72,6 +72,37 @@ static void split(dpg_plan *pl, const dpg_problem *p)
     pl->d.NT = nt;
     pl->d.nseq = nseq;
     pl->needs_m = nseq == 1 && !pl->is_first && !pl->is_last;
+    pl->whole = pl->seqs_h[nseq - 1].starts;
+}
+
+/* Segments side by side keep a card of 132 multiprocessors busy where a chain of chunks per head would not: M takes one block a segment
+ * and head. Fewer than 4 chunks a segment, or more than 16 segments, and composing them costs more than it saves. */
+static int segments(const dpg_plan *pl, const dpg_options *o)
+{
+    Seq q = pl->seqs_h[pl->d.nseq - 1];
+    int chunks = q.c1 - q.c0, n = 128 / pl->d.HV;
+    if (o->path != DPG_PATH_FAST || o->chain_how != DPG_CHAIN_AUGMENTED)
+        return 1;
+    if (o->segments)
+        return o->segments < chunks ? o->segments : chunks;
+    n = n < chunks / 4 ? n : chunks / 4;
+    return pl->N == 1 || n < 1 ? 1 : n < 16 ? n : 16;
+}
+
+/* Replaces the last local sub-sequence by its segments. */
+static void cut(dpg_plan *pl)
+{
+    int last = pl->d.nseq - 1, n = pl->nseg;
+    Seq whole = pl->seqs_h[last];
+    for (int i = 0; i < n; i++) {
+        Seq *q = &pl->seqs_h[last + i];
+        *q = whole;
+        q->c0 = whole.c0 + (int)((int64_t)(whole.c1 - whole.c0) * i / n);
+        q->c1 = whole.c0 + (int)((int64_t)(whole.c1 - whole.c0) * (i + 1) / n);
+        q->starts = whole.starts && i == 0;
+        q->ends = whole.ends && i == n - 1;
+        q->part = i;
+    }
 }
 
 static void add(dpg_plan *pl, int slot, int64_t words, int is_bf16, int layout = PLAIN)
@@ -105,7 +136,9 @@ static void layout(dpg_plan *pl)
     add(pl, B_KG, tiles * d.n * d.K, fast, fast ? ROWS : PLAIN);
     add(pl, B_QG, tiles * C * d.K, fast, fast ? ROWS : PLAIN);
     add(pl, B_EC, tiles * d.K, 0);
-    add(pl, B_SIN, (int64_t)d.HV * d.K * d.V, 0);
+    add(pl, B_SIN, (int64_t)d.HV * d.K * d.V * pl->nseg, 0);
+    if (pl->nseg > 1)
+        add(pl, B_SEG, hm * pl->nseg, 0);
     if (pl->N == 1)
         return;
     add(pl, B_HM, hm, 0);
@@ -119,7 +152,7 @@ static void layout(dpg_plan *pl)
 
 static dp_status upload(dpg_plan *pl, dp_err *e)
 {
-    size_t nc = pl->d.NT * sizeof(Chunk), ns = pl->d.nseq * sizeof(Seq);
+    size_t nc = pl->d.NT * sizeof(Chunk), ns = (pl->d.nseq - 1 + pl->nseg) * sizeof(Seq);
     CK(e, cudaGetDevice(&pl->device));
     CK(e, cudaMalloc(&pl->tables, nc + ns));
     CK(e, cudaMemcpy(pl->tables, pl->chunks_h, nc, cudaMemcpyHostToDevice));
@@ -150,6 +183,8 @@ dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_option
     d.in_bf16 = p->dtype == DPG_BF16, d.g_bf16 = p->gdtype == DPG_BF16, d.o_bf16 = p->odtype == DPG_BF16;
     d.rb = opt->base == DP_BASE_BF16;
     split(pl, p);
+    pl->nseg = segments(pl, &pl->opt);
+    cut(pl);
     layout(pl);
     dp_status st = upload(pl, e);
     if (st != DP_OK)
@@ -174,16 +209,20 @@ dpg_path dpg_plan_path(const dpg_plan *pl) { return pl->opt.path; }
 size_t dpg_workspace_bytes(const dpg_plan *pl) { return pl->ws_bytes; }
 
 /* (M, H) of the last local sub-sequence as the uniform element of math.md g.3: (0, 0) if no later rank continues it, M = 0 where
- * the state that leaves the rank does not depend on the one that enters. */
+ * the state that leaves the rank does not depend on the one that enters. With segments also (M, H) of each of them, as far as the
+ * states that they start from need it. */
 static dp_status pre_process(dpg_plan *pl, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
-    CK(e, cudaMemsetAsync(at<float>(pl, ws, B_HM), 0, pl->buf[B_HM].bytes, s));
-    if (pl->is_last)
+    if (pl->N > 1)
+        CK(e, cudaMemsetAsync(at<float>(pl, ws, B_HM), 0, pl->buf[B_HM].bytes, s));
+    if (pl->is_last && pl->nseg == 1)
         return DP_OK;
     if (pl->opt.path == DPG_PATH_FAST)
         TRY(fast_pre(pl, t, ws, s, e));
     else
         TRY(simple_pre_h(pl, t, ws, s, e));
+    if (pl->nseg > 1 && !pl->is_last)
+        TRY(chain_compose(pl, ws, s, e));
     if (pl->needs_m && pl->opt.chain_how == DPG_CHAIN_DENSE)
         TRY(chain_pre_m(pl, ws, s, e));
     return DP_OK;
@@ -197,10 +236,10 @@ dp_status dpg_forward_steps(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_co
         return dpg_fail(e, DP_EINPUT, "dpg_forward: %d ranks and no communicator", pl->N);
     if (steps & DPG_STEP_CHUNKS)
         TRY(fast ? fast_chunks(pl, t, ws, s, e) : simple_chunks(pl, t, ws, s, e));
-    if (pl->N > 1) {
+    if (pl->N > 1 || pl->nseg > 1) {
         if (steps & DPG_STEP_PRE)
             TRY(pre_process(pl, t, ws, s, e));
-        if (steps & DPG_STEP_GATHER)
+        if (pl->N > 1 && steps & DPG_STEP_GATHER)
             TRY(comm->all_gather(comm, at<float>(pl, ws, B_HM), at<float>(pl, ws, B_HMALL), pl->buf[B_HM].bytes / 4, stream, e));
         if (steps & DPG_STEP_MERGE)
             TRY(chain_merge(pl, ws, s, e));

@@ -20,7 +20,7 @@ __global__ void k_prepare(Dims d, dpg_tensors t, float *gcum, float *beta, float
         double sum = 0;
         for (int s = 0; s < DP_CHUNK; s++) {
             if (s < c.len)
-                sum += gate_value(d, ldx(t.g, ((c.t0 + s) * d.HV + hv) * d.Kg + kk, d.g_bf16), a, bias);
+                sum += gate_floor(gate_value(d, ldx(t.g, ((c.t0 + s) * d.HV + hv) * d.Kg + kk, d.g_bf16), a, bias));
             if (k < d.Kg)
                 gcum[(tile * DP_CHUNK + s) * d.Kg + k] = (float)sum;
         }

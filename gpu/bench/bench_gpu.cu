@@ -31,7 +31,8 @@ __global__ void fill(__nv_bfloat16 *x, int64_t n, float scale, uint32_t seed)
 }
 __global__ void constant(float *x, int n, float v) { for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = v; }
 
-struct Shape { int64_t T; int HV, K, gdn; };
+/* bias of the lower-bound gate: at -4 a head has forgotten everything after about 1,000 tokens, so that M vanishes; at -14 it forgets nothing */
+struct Shape { int64_t T; int HV, K, gdn; float bias = -4; };
 struct Run { dpg_plan *plan; dpg_tensors t; void *ws; cudaStream_t s; std::vector<void *> mem; };
 
 static __nv_bfloat16 *input(Run &r, int64_t n, float scale, uint32_t seed)
@@ -58,7 +59,7 @@ static void setup(Run &r, Shape s, int64_t T, const int64_t *cu, int rank, int N
     CUDA(cudaMalloc(&x, (size_t)s.HV * (1 + Kg) * 4));
     r.mem.push_back(x);
     constant<<<1, 256>>>((float *)x, s.HV, 0.f);
-    constant<<<1, 256>>>((float *)x + s.HV, s.HV * Kg, -4.f);
+    constant<<<1, 256>>>((float *)x + s.HV, s.HV * Kg, s.bias);
     r.t.A_log = (float *)x, r.t.dt_bias = (float *)x + s.HV;
     CUDA(cudaMalloc(&r.ws, dpg_workspace_bytes(r.plan)));
     r.mem.push_back(r.ws);
@@ -101,11 +102,11 @@ static double time_steps(Run &r, int steps, int runs, dpg_comm *comm)
 }
 
 /* Bytes and flops of the two kernels as they stand, per tile of C tokens and D columns; ceilings 4.3 TB/s and 790 Tflop/s (bf16). */
-static void one(Shape s, dpg_path path, int runs)
+static void one(Shape s, dpg_path path, int runs, dpg_chain_how how = DPG_CHAIN_AUGMENTED)
 {
     Run r;
     int64_t cu[2] = {0, s.T};
-    dpg_options o = {DP_BASE_BF16, DP_FP32, path, DPG_CHAIN_DENSE, 0};
+    dpg_options o = {DP_BASE_BF16, DP_FP32, path, how, 0, 0};
     setup(r, s, s.T, cu, 0, 1, o);
     double chunks = time_steps(r, DPG_STEP_CHUNKS, runs, NULL), state = time_steps(r, DPG_STEP_STATE, runs, NULL);
     double all = time_steps(r, DPG_STEP_ALL, runs, NULL), tiles = (double)s.T / 64 * s.HV, D = s.K;
@@ -117,19 +118,20 @@ static void one(Shape s, dpg_path path, int runs)
     teardown(r);
 }
 
-/* The steps of one rank of N, without the gather: what context parallelism adds on each GPU. Rank 0 makes H, an inner rank H and M. */
-static void one_rank(int64_t T, int HV, int rank, int N, int runs)
+/* The steps of one rank of N, without the gather: what context parallelism adds on each GPU. An inner rank makes (M, H) for
+ * those behind it; the last one only for its own segments. */
+static void one_rank(int64_t T, int HV, float bias, int rank, int N, int runs)
 {
     Run r;
-    Shape s = {T, HV, 128, 0};
+    Shape s = {T, HV, 128, 0, bias};
     int64_t cu[2] = {0, T};
     dpg_comm unused;
-    dpg_options o = {DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 0};
+    dpg_options o = {DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 0, 0};
     setup(r, s, T, cu, rank, N, o);
     CUDA(cudaMemset(r.ws, 0, dpg_workspace_bytes(r.plan)));
     double chunks = time_steps(r, DPG_STEP_CHUNKS, runs, &unused), pre = time_steps(r, DPG_STEP_PRE, runs, &unused);
     double merge = time_steps(r, DPG_STEP_MERGE, runs, &unused), state = time_steps(r, DPG_STEP_STATE, runs, &unused);
-    printf("rank %d of %d, T=%-7lld HV=%-3d chunks %7.3f  pre %7.3f  merge %7.3f  state %7.3f ms\n", rank, N, (long long)T, HV, chunks, pre, merge, state);
+    printf("rank %d of %d, T=%-7lld HV=%-3d %s gates  chunks %7.3f  pre %7.3f  merge %7.3f  state %7.3f ms\n", rank, N, (long long)T, HV, bias < -10 ? "slow" : "fast", chunks, pre, merge, state);
     fflush(stdout);
     teardown(r);
 }
@@ -142,32 +144,33 @@ static void cp(int N, int runs)
     for (int i = 0; i < N; i++)
         dev[i] = i;
     DP(e, dpg_comm_nccl(comm.data(), N, dev.data(), 20, &e));
-    for (Shape s : {Shape{131072, 32, 128, 0}, Shape{32768, 32, 128, 0}})
-        for (int how = 0; how < 3; how++) {
-            std::vector<double> all(N), pre(N), gather(N), single(N);
+    for (Shape s : {Shape{131072, 32, 128, 0, -14}, Shape{131072, 32, 128, 0, -4}, Shape{32768, 32, 128, 0, -14}, Shape{32768, 32, 128, 0, -4}})
+        for (int dense = 0; dense < (s.bias < -10 ? 1 : 2); dense++) {
+            std::vector<double> all(N), pre(N), gather(N), merge(N), state(N), single(N);
             std::vector<std::thread> th;
             int64_t cu[2] = {0, s.T}, cu1[2] = {0, s.T / N};
-            static const char *say[] = {"augmented", "dense tf32x3", "dense fp32"};
+            const char *say = dense ? "dense tf32x3" : s.bias < -10 ? "slow gates" : "fast gates";
             for (int i = 0; i < N; i++)
                 th.emplace_back([&, i] {
                     Run r, q;
                     CUDA(cudaSetDevice(i));
-                    dpg_options o = {DP_BASE_BF16, how == 1 ? DP_TF32X3 : DP_FP32, DPG_PATH_FAST, how ? DPG_CHAIN_DENSE : DPG_CHAIN_AUGMENTED, 0};
+                    dpg_options o = {DP_BASE_BF16, DP_TF32X3, DPG_PATH_FAST, dense ? DPG_CHAIN_DENSE : DPG_CHAIN_AUGMENTED, 0, 0};
                     setup(q, s, s.T / N, cu1, 0, 1, o);
                     setup(r, s, s.T, cu, i, N, o);
                     single[i] = time_steps(q, DPG_STEP_ALL, runs, NULL);
                     all[i] = time_steps(r, DPG_STEP_ALL, runs, &comm[i]);
                     pre[i] = time_steps(r, DPG_STEP_PRE, runs, &comm[i]);
                     gather[i] = time_steps(r, DPG_STEP_GATHER, runs, &comm[i]);
+                    merge[i] = time_steps(r, DPG_STEP_MERGE, runs, &comm[i]);
+                    state[i] = time_steps(r, DPG_STEP_STATE, runs, &comm[i]);
                     teardown(r);
                     teardown(q);
                 });
             for (auto &t : th)
                 t.join();
-            double a = *std::max_element(all.begin(), all.end()), b = *std::max_element(single.begin(), single.end());
-            printf("cp N=%d T=%-7lld HV=%d %-13s T/N on one GPU %7.3f ms  CP %7.3f ms  overhead %5.1f%%  pre %7.3f ms  gather %7.3f ms\n", N,
-                   (long long)s.T, s.HV, say[how], b, a, 100 * (a / b - 1), *std::max_element(pre.begin(), pre.end()),
-                   *std::max_element(gather.begin(), gather.end()));
+            auto max = [](const std::vector<double> &x) { return *std::max_element(x.begin(), x.end()); };
+            printf("cp N=%d T=%-7lld HV=%d %-12s T/N on one GPU %7.3f ms  CP %7.3f ms  overhead %5.1f%%  pre %6.3f  gather %6.3f  merge %6.3f  state %6.3f ms\n",
+                   N, (long long)s.T, s.HV, say, max(single), max(all), 100 * (max(all) / max(single) - 1), max(pre), max(gather), max(merge), max(state));
             fflush(stdout);
         }
     for (auto &c : comm)
@@ -188,11 +191,12 @@ int main(int argc, char **argv)
     int runs = argc > 1 ? atoi(argv[1]) : 50;
     for (Shape s : {Shape{8192, 64, 128, 0}, Shape{32768, 8, 128, 0}, Shape{131072, 8, 128, 0}, Shape{8192, 64, 128, 1}, Shape{8192, 64, 64, 0}})
         one(s, DPG_PATH_FAST, runs);
-    for (int rank = 0; rank < 2; rank++) {
-        one_rank(131072, 32, rank, 4, runs);
-        one_rank(32768, 32, rank, 4, runs);
-        one_rank(131072, 8, rank, 4, runs);
-    }
+    for (float bias : {-14.f, -4.f})
+        for (int rank : {1, 3}) {
+            one_rank(131072, 32, bias, rank, 4, runs);
+            one_rank(32768, 32, bias, rank, 4, runs);
+            one_rank(131072, 8, bias, rank, 4, runs);
+        }
     one({8192, 8, 128, 0}, DPG_PATH_FAST, runs);
     one({8192, 8, 128, 0}, DPG_PATH_SIMPLE, 3);
     return 0;

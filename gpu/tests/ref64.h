@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@ struct Case {
     dpg_dtype dtype;
     double key_mix;                                      /* 0: random keys, near 1: adjacent keys alike */
     uint64_t seed;
+    int resets = 0;                                      /* tokens between resets (g = -inf); 0: none */
     int64_t T() const { return cu.back(); }
     int Kg() const { return gdn ? 1 : K; }
 };
@@ -87,6 +89,10 @@ static inline Inputs make_inputs(const Case &c)
         if (c.gate == DP_GATE_LOG)
             x.g[i] = as_dtype(-c.decay * head * fabs(x.g[i]), c.dtype);
     }
+    for (int64_t t = c.resets / 2, j = 0; c.resets && t < T; t += c.resets, j++)       /* every other one: a third of the channels only */
+        for (int64_t i = 0; i < c.HV * Kg; i++)
+            if (j % 2 == 0 || i % 3 == 0)
+                x.g[t * c.HV * Kg + i] = -INFINITY;
     if (c.gate == DP_GATE_SOFTPLUS)
         for (int64_t i = 0; i < (int64_t)x.dt_bias.size(); i++)
             x.dt_bias[i] = (float)(x.dt_bias[i] + log(c.decay * (1 + i / Kg % c.HV)));
@@ -177,7 +183,7 @@ static inline Stages chunk64(const Head &hd, int64_t t0, int c, Vec &S)
     Vec A(n * n, 0);
     for (int t = 0; t < c; t++)
         for (int i = 0; i < K; i++)
-            s.gcum[t * K + i] = (t ? s.gcum[(t - 1) * K + i] : 0) + hd.g[(t0 + t) * K + i];
+            s.gcum[t * K + i] = (t ? s.gcum[(t - 1) * K + i] : 0) + std::max(hd.g[(t0 + t) * K + i], -104.0);    /* exp(-104) = 7e-46 */
     auto pair = [&](const double *x, int st, int m) {
         double sum = 0;
         for (int i = 0; i < K; i++)
