@@ -23,7 +23,7 @@ static int recurrence_slots(dp_problem *p, slot *s) {
                         {"v", NULL, &p->v, 1, 0, 4, {T, HV, R, V}},       {"g", NULL, &p->g, 1, 0, 3, {T, HV, Kg}},
                         {"beta", NULL, &p->beta, 1, 0, 3, {T, HV, R}},    {"A_log", NULL, &p->A_log, 0, 1, 1, {HV}},
                         {"dt_bias", NULL, &p->dt_bias, 0, 1, 2, {HV, Kg}}, {"s0", "initial_state", &p->s0, 0, 1, 4, {N, HV, K, V}},
-                        {"do", NULL, &p->dout, 1, 0, 3, {T, HV, V}},      {"dstate", NULL, &p->dstate, 0, 1, 4, {N, HV, K, V}}};
+                        {"do", NULL, &p->dout, 1, 0, 3, {T, HV, V}},      {"dstate", "dht", &p->dstate, 0, 1, 4, {N, HV, K, V}}};
     memcpy(s, all, sizeof all);
     return sizeof all / sizeof *all;
 }
@@ -148,25 +148,30 @@ static dp_status check_ranks(const dp_casefile *f, int64_t T, dp_err *e) {
 
 static int64_t dim_from_end(const dp_tensor *t, int i) { return t && t->ndim >= i ? t->shape[t->ndim - i] : 0; }
 
-static void shape_text(const dp_tensor *t, char *out, size_t size) {
+void dp_case_shape_text(const dp_tensor *t, char *out, size_t size) {
     size_t at = (size_t)snprintf(out, size, "[");
     for (int i = 0; i < t->ndim && at < size; i++) at += (size_t)snprintf(out + at, size - at, "%s%lld", i ? "," : "", (long long)t->shape[i]);
     if (at < size) snprintf(out + at, size - at, "]");
 }
 
-/* Axes of length 1 may be left out or added (a batch axis, one head); parameters may be flat. */
-static int same_shape(const dp_tensor *t, const slot *s, int64_t T) {
+int dp_case_same_shape(const dp_tensor *t, int ndim, const int64_t *want, int flat) {
     int j = 0;
-    int64_t want[4];
-    for (int i = 0; i < s->ndim; i++) want[i] = i == 0 && s->tokens ? T : s->shape[i];
-    if (s->param && t->ndim == 1 && t->n == count(s)) return 1;
+    int64_t n = 1;
+    for (int i = 0; i < ndim; i++) n *= want[i];
+    if (flat && t->ndim == 1 && t->n == n) return 1;
     for (int i = 0; i < t->ndim; i++) {
         if (t->shape[i] == 1) continue;
-        while (j < s->ndim && want[j] == 1) j++;
-        if (j == s->ndim || want[j++] != t->shape[i]) return 0;
+        while (j < ndim && want[j] == 1) j++;
+        if (j == ndim || want[j++] != t->shape[i]) return 0;
     }
-    while (j < s->ndim && want[j] == 1) j++;
-    return j == s->ndim;
+    while (j < ndim && want[j] == 1) j++;
+    return j == ndim;
+}
+
+static int same_shape(const dp_tensor *t, const slot *s, int64_t T) {
+    int64_t want[4];
+    for (int i = 0; i < s->ndim; i++) want[i] = i == 0 && s->tokens ? T : s->shape[i];
+    return dp_case_same_shape(t, s->ndim, want, s->param);
 }
 
 static const dp_tensor *find_slot(const dp_tensorfile *d, const slot *s) {
@@ -222,8 +227,8 @@ static dp_status load_slot(const dp_casefile *f, const dp_tensorfile *d, slot *s
     if (t->dtype[0] == 'I') return dp_casefile_refuse(f, "data", e, "tensor %s: dtype %s, must be a floating type", s->name, t->dtype);
     if (!same_shape(t, s, Tdata)) {
         for (int i = 0; i < s->ndim; i++) at += sprintf(at, "%s%lld", i ? "," : "", (long long)(i == 0 && s->tokens ? Tdata : s->shape[i]));
-        shape_text(t, have, sizeof have);
-        return dp_casefile_refuse(f, "data", e, "tensor %s: shape %s, the case needs [%s]", s->name, have, want);
+        dp_case_shape_text(t, have, sizeof have);
+        return dp_casefile_refuse(f, "data", e, "tensor %s: shape %s, the case needs [%s]", t->name, have, want);
     }
     free(*s->where);
     *s->where = dp_copy(t->data, count(s));
@@ -421,12 +426,13 @@ static dp_status check_size(const dp_casefile *f, dp_case *c, dp_err *e) {
     return DP_OK;
 }
 
-static dp_status open_tensors(const dp_casefile *f, dp_case *c, int load, dp_err *e) {
+/* given: the tensors, already read; NULL: those of the file that the case names, if any. */
+static dp_status open_tensors(const dp_casefile *f, dp_case *c, int load, const dp_tensorfile *given, dp_err *e) {
     dp_tensorfile d = {0};
-    const dp_tensorfile *have = load && c->data ? &d : NULL;
+    const dp_tensorfile *have = given ? given : load && c->data ? &d : NULL;
     const int conv = c->op == DP_OP_CONV;
     int64_t Tdata = 0;
-    dp_status s = have ? dp_safetensors_read(c->data, &d, e) : DP_OK;
+    dp_status s = have == &d ? dp_safetensors_read(c->data, &d, e) : DP_OK;
     if (!s) s = conv ? conv_shape(f, have, &c->conv, &Tdata, e) : recurrence_shape(f, have, &c->p, &Tdata, e);
     const int64_t T = conv ? c->conv.T : c->p.T;
     if (!s) s = set_cu(f, T, have ? dp_tensor_find(have, "cu_seqlens") : NULL, conv ? &c->conv.cu : &c->p.cu, conv ? &c->conv.Nseq : &c->p.Nseq, e);
@@ -440,7 +446,7 @@ static dp_status open_tensors(const dp_casefile *f, dp_case *c, int load, dp_err
         if (!s) s = check_values(f, c, e);
         if (!s && !conv) warn_expanding(c);
     }
-    if (have) dp_tensorfile_free(&d);
+    dp_tensorfile_free(&d);
     return s;
 }
 
@@ -452,7 +458,7 @@ static void recurrence_settings(const dp_casefile *f, dp_problem *p) {
     p->l2norm = (int)f->l2norm;
 }
 
-static dp_status build(const dp_casefile *f, dp_case *c, int load, dp_err *e) {
+static dp_status build(const dp_casefile *f, dp_case *c, int load, const dp_tensorfile *given, dp_err *e) {
     dp_status s = settings(f, c, e);
     if (s) return s;
     if (c->op == DP_OP_CHAIN) {
@@ -464,7 +470,7 @@ static dp_status build(const dp_casefile *f, dp_case *c, int load, dp_err *e) {
         return DP_OK;
     }
     recurrence_settings(f, &c->p);
-    s = open_tensors(f, c, load, e);
+    s = open_tensors(f, c, load, given, e);
     c->p.scale = dp_casefile_has(f, "scale") ? f->scale : c->p.K ? 1 / sqrt(c->p.K) : 0;
     return s;
 }
@@ -494,7 +500,21 @@ dp_status dp_case_parse(const char *text, size_t len, const char *path, int load
     c->path = strdup(path);
     c->name = stem(path);
     if (f.data) c->data = sibling(path, f.data);
-    s = build(&f, c, load, e);
+    s = build(&f, c, load, NULL, e);
+    dp_casefile_free(&f);
+    if (s) dp_case_free(c);
+    return s;
+}
+
+dp_status dp_case_from_tensors(const char *text, const dp_tensorfile *d, dp_case *c, dp_err *e) {
+    dp_casefile f;
+    memset(c, 0, sizeof *c);
+    dp_status s = dp_casefile_parse(text, strlen(text), d->path, &f, e);
+    if (s) return s;
+    memset(f.line, 0, sizeof f.line);                            /* the text is no file that a message could point into */
+    f.data = strdup(d->path);
+    c->path = strdup(d->path), c->name = stem(d->path), c->data = strdup(d->path);
+    s = build(&f, c, 1, d, e);
     dp_casefile_free(&f);
     if (s) dp_case_free(c);
     return s;

@@ -11,6 +11,7 @@
 #include "../ref/formats.h"
 #include "../ref/inputs.h"
 #include "../ref/conv.h"
+#include "../ref/safetensors.h"
 #include <stdio.h>
 #ifdef __cplusplus
 extern "C" {
@@ -49,6 +50,11 @@ dp_status dp_case_load(const char *path, dp_case *c, dp_err *e);
 dp_status dp_case_open(const char *path, int load_inputs, dp_case *c, dp_err *e);
 /* The same from the text of a file; path serves messages, the name, and the folder that `data` is relative to. */
 dp_status dp_case_parse(const char *text, size_t len, const char *path, int load_inputs, dp_case *c, dp_err *e);
+/* The same from settings as in a case file (no `data`) and tensors that have been read: everything comes from d. */
+dp_status dp_case_from_tensors(const char *text, const dp_tensorfile *d, dp_case *c, dp_err *e);
+/* Does t have this shape? Axes of length 1 may be left out or added (a batch axis, one head); flat: one axis for all will do. */
+int dp_case_same_shape(const dp_tensor *t, int ndim, const int64_t *want, int flat);
+void dp_case_shape_text(const dp_tensor *t, char *out, size_t size);       /* "[8192,1,128]" */
 void dp_case_free(dp_case *c);
 void dp_case_print_keys(FILE *out);          /* name, type, default, meaning, ops of every key */
 /* All *.case files of a folder, sorted by name; *n paths that the caller frees one by one. DP_EINPUT when there are none. */

@@ -101,6 +101,7 @@ dp_status dp_casefile_refuse(const dp_casefile *f, const char *name, dp_err *e, 
     va_end(ap);
     const int i = find(name);
     if (i < 0 || !f->text[i]) return dp_fail(e, DP_EINPUT, "%s: %s: %s", f->path, name, why);
+    if (!f->line[i]) return dp_fail(e, DP_EINPUT, "%s: %s = %.100s: %s", f->path, name, f->text[i], why);
     return dp_fail(e, DP_EINPUT, "%s:%d: %s = %.100s: %s", f->path, f->line[i], name, f->text[i], why);
 }
 

@@ -33,7 +33,7 @@ int dp_casefile_has(const dp_casefile *f, const char *key);
 int dp_casefile_op_bit(const dp_casefile *f);
 const char *dp_casefile_op_name(const dp_casefile *f);
 
-/* "path:line: key = value: <message>", or "path: key = <message>"-like without line when the file does not set the key. */
+/* "path:line: key = value: <message>"; without the line where line[] is 0, without line and value where the file does not set the key. */
 dp_status dp_casefile_refuse(const dp_casefile *f, const char *key, dp_err *e, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 #include "cuda.h"
 
-const char *const dp_backend_names[DP_NBACKENDS] = {"sim", "cuda", "nccl"};
+const char *const dp_backend_names[DP_NBACKENDS] = {"sim", "cuda", "nccl", "file"};
 
 #ifndef DP_HAVE_CUDA
 

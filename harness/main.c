@@ -1,8 +1,9 @@
-/* deltaproof: list | run | truth | report. Exit status 0 pass, 1 a verdict failed, 2 could not judge (bad input, bad usage, no report). */
+/* deltaproof: list | run | judge | truth | report. Exit status 0 pass, 1 a verdict failed, 2 could not judge (bad input, bad usage, no report). */
 #define _GNU_SOURCE
 #include "../ref/safetensors.h"
 #include "../ref/truth.h"
 #include "case.h"
+#include "judge.h"
 #include "record.h"
 
 #include <argp.h>
@@ -36,9 +37,11 @@ typedef struct {
     int nbackend;
     dp_backend backend[DP_NBACKENDS];
     dp_fault fault;
+    dp_judge_options judge;
 } options;
 
-enum { OPT_RANKS = 256, OPT_CHAIN, OPT_BASE, OPT_MERGE, OPT_OUT, OPT_JSON, OPT_ID, OPT_CACHE, OPT_ALL, OPT_SMOKE, OPT_KEYS, OPT_FAULT, OPT_FAULTS, OPT_BITS, OPT_BACKEND };
+enum { OPT_RANKS = 256, OPT_CHAIN, OPT_BASE, OPT_MERGE, OPT_OUT, OPT_JSON, OPT_ID, OPT_CACHE, OPT_ALL, OPT_SMOKE, OPT_KEYS, OPT_FAULT, OPT_FAULTS, OPT_BITS, OPT_BACKEND,
+       OPT_INPUTS, OPT_OUTPUTS, OPT_CLAIM, OPT_GATE, OPT_LOWER_BOUND, OPT_BETA, OPT_L2NORM, OPT_SCALE, OPT_CU_SEQLENS, OPT_STATE_LAYOUT, OPT_TOKENS };
 
 static int find(const char *name, const char *const *names, int n) {
     for (int i = 0; i < n; i++) if (!strcmp(name, names[i])) return i;
@@ -48,12 +51,19 @@ static int find(const char *name, const char *const *names, int n) {
 static int find_format(const char *s) { return dp_format_find(s); }
 static int find_base(const char *s) { return find(s, dp_base_names, DP_NBASES); }
 static int find_merge(const char *s) { return find(s, dp_merge_names, DP_NMERGES); }
-static int find_backend(const char *s) { return find(s, dp_backend_names, DP_NBACKENDS); }
+static int find_backend(const char *s) { return find(s, dp_backend_names, DP_BACKEND_FILE); }
 static int find_rank(const char *s) {
     char *end;
     errno = 0;
     const long n = strtol(s, &end, 10);
     return *s && !*end && !errno && n >= 1 && n <= 4096 ? (int)n : -1;
+}
+
+static int64_t find_tokens(const char *s) {
+    char *end;
+    errno = 0;
+    const long n = strtol(s, &end, 10);
+    return *s && !*end && !errno && n >= 1 && n <= 1 << 24 ? n : -1;
 }
 
 static void parse_list(struct argp_state *st, const char *opt, const char *text, int (*f)(const char *), int *out, int *n, int max) {
@@ -93,6 +103,20 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_SMOKE: o->smoke = 1; break;
     case OPT_KEYS: o->keys = 1; break;
     case OPT_FAULTS: o->faults = 1; break;
+    case OPT_INPUTS: o->judge.inputs = arg; break;
+    case OPT_OUTPUTS: o->judge.outputs = arg; break;
+    case OPT_CLAIM: o->judge.claim = arg; break;
+    case OPT_GATE: o->judge.gate = arg; break;
+    case OPT_LOWER_BOUND: o->judge.lower_bound = arg; break;
+    case OPT_BETA: o->judge.beta = arg; break;
+    case OPT_L2NORM: o->judge.l2norm = arg; break;
+    case OPT_SCALE: o->judge.scale = arg; break;
+    case OPT_CU_SEQLENS: o->judge.cu_seqlens = arg; break;
+    case OPT_STATE_LAYOUT: o->judge.state_layout = arg; break;
+    case OPT_TOKENS:
+        o->judge.tokens = find_tokens(arg);
+        if (o->judge.tokens < 1) argp_error(st, "--tokens %s: must be 1 to %d", arg, 1 << 24);
+        break;
     case 'c': o->cases_dir = arg; break;
     case 'o': o->output = arg; break;
     case 'v': o->verbose = 1; break;
@@ -126,6 +150,24 @@ static const struct argp_option LIST_OPTIONS[] = {OPT_CASES, {"keys", OPT_KEYS, 
 static const struct argp_option TRUTH_OPTIONS[] = {
     OPT_CASES, {"output", 'o', "FILE", 0, "safetensors file to write", 0}, {"bits", OPT_BITS, "N", 0, "MPFR precision (default: the case's)", 0},
     {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0}, {0}};
+static const struct argp_option JUDGE_OPTIONS[] = {
+    {"inputs", OPT_INPUTS, "IN", 0, "safetensors file: q k v g beta, and where there are any A_log dt_bias initial_state do dht cu_seqlens", 0},
+    {"outputs", OPT_OUTPUTS, "OUT", 0, "safetensors file: any of o final_state dq dk dv dg dbeta dA_log ddt_bias ds0", 0},
+    {"ranks", OPT_RANKS, "N", 0, "ranks that computed OUT (default: metadata `ranks` of OUT, else 1)", 0},
+    {"base", OPT_BASE, "NAME", 0, "formats that the kernel claims for everything but the M chain: fp64 fp32 bf16", 0},
+    {"claim", OPT_CLAIM, "FORMAT", 0, "format that it claims for the M chain: fp32 tf32x3 tf32 tf32rz bf16 bf16st; needed from 3 ranks on", 0},
+    {"gate", OPT_GATE, "FORM", 0, "log: g is the log decay; softplus: -exp(A_log) softplus(g + dt_bias); lower_bound: X sigmoid(exp(A_log) (g + dt_bias))", 0},
+    {"lower-bound", OPT_LOWER_BOUND, "X", 0, "of gate lower_bound", 0},
+    {"beta", OPT_BETA, "FORM", 0, "plain; sigmoid: sigmoid(beta); sigmoid2: 2 sigmoid(beta)", 0},
+    {"l2norm", OPT_L2NORM, "0|1", 0, "1: the kernel normalises q and k itself", 0},
+    {"scale", OPT_SCALE, "X", 0, "factor of q in the output (default: K^-1/2)", 0},
+    {"cu-seqlens", OPT_CU_SEQLENS, "LIST", 0, "where packed sequences begin, then T (default: tensor or metadata of IN, else one sequence)", 0},
+    {"state-layout", OPT_STATE_LAYOUT, "kv|vk", 0, "last axes of states in both files (default: metadata, else kv)", 0},
+    {"tokens", OPT_TOKENS, "T", 0, "judge OUT as the result of the first T tokens of IN", 0},
+    {"out", OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0},
+    {"json", OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0},
+    {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0},
+    {0}};
 static const struct argp_option NO_OPTIONS[] = {{0}};
 
 /* ---- cases ------------------------------------------------------------------------------------------------------------------------ */
@@ -198,6 +240,10 @@ static int report(const char *dir) {
 static char *parse_id(options *o, dp_err *e) {
     char *name = strdup(o->id), *rest = strchr(name, ':'), *save;
     o->backend[0] = DP_BACKEND_SIM, o->nbackend = 1;
+    if (!strncmp(o->id, "judge:", 6)) {
+        dp_fail(e, DP_EINPUT, "--id %s: tensors of another program are judged again by `deltaproof judge`", o->id);
+        return name;
+    }
     if (!rest) {
         dp_fail(e, DP_EINPUT, "--id %s: must read NAME:key=value,...", o->id);
         return name;
@@ -318,6 +364,60 @@ static int command_run(options *o) {
     return rc;
 }
 
+/* ---- judge ------------------------------------------------------------------------------------------------------------------------ */
+
+static void print_tensor(const dp_judgement *t, FILE *f) {
+    fprintf(f, "%-8s %-11s %.3e", dp_verdict_names[t->verdict], t->name, t->rel_fro);
+    if (!isnan(t->bound)) fprintf(f, "  %.2g of its bound", t->ratio);
+    if (t->N > 1) {
+        fprintf(f, "  ranks");
+        for (int r = 0; r < t->N; r++) isnan(t->per_rank[r]) ? fprintf(f, " -") : fprintf(f, " %.2e", t->per_rank[r]);
+    }
+    const dp_place *w = &t->worst;
+    if (w->rank >= 0) {
+        fprintf(f, "  worst: rank %d, head %d", w->rank, w->head);
+        if (w->sequence >= 0) fprintf(f, ", sequence %d", w->sequence);
+        if (w->token >= 0) fprintf(f, ", token %lld", (long long)w->token);
+        fprintf(f, ", entry %d: %.9g, truth %.9g, row %.2g", t->worst_index, t->worst_got, t->worst_want, t->worst_rel);
+    }
+    if (t->why[0]) fprintf(f, "  (%s)", t->why);
+    fputc('\n', f);
+}
+
+static int check_judge_usage(options *o) {
+    const char *what = !o->judge.inputs ? "give --inputs IN.safetensors" : !o->judge.outputs ? "give --outputs OUT.safetensors" : o->nranks > 1 ? "--ranks takes one number here"
+                     : o->nbase > 1 ? "--base takes one name here" : o->ncase ? "takes no case; files are given by --inputs and --outputs" : NULL;
+    if (what) fprintf(stderr, "deltaproof: judge: %s\n", what);
+    if (!what && o->out_dir && make_dirs(o->out_dir)) fprintf(stderr, "deltaproof: --out %s: %s\n", o->out_dir, strerror(errno)), what = "";
+    return what ? 2 : 0;
+}
+
+static int command_judge(options *o) {
+    dp_err e = {0};
+    dp_runs runs = {0};
+    dp_case c, *cases[1] = {&c};
+    dp_record rec = {.runs = &runs, .cases = cases};
+    FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;
+    const double t0 = dp_now();
+    if (check_judge_usage(o)) return 2;
+    o->judge.ranks = o->nranks ? o->ranks[0] : 0;
+    o->judge.base = o->nbase ? dp_base_names[o->base[0]] : NULL;
+    o->judge.cache = strcmp(o->cache, "none") ? o->cache : NULL;
+    o->judge.progress = isatty(2);
+    if (dp_judge(&o->judge, &c, &runs, &e)) rec.errors++, refuse(&e);
+    else {
+        rec.ncase = 1;
+        for (int i = 0; i < c.nwarn; i++) fprintf(stderr, "deltaproof: warning: %s\n", c.warn[i]);
+        for (int i = 0; i < runs.run[0].ntensor; i++) print_tensor(&runs.run[0].tensor[i], table);
+        print_run(&runs.run[0], table);
+    }
+    rec.seconds = dp_now() - t0;
+    const int rc = finish(o, &rec);
+    if (rec.ncase) dp_case_free(&c);
+    dp_runs_free(&runs);
+    return rc;
+}
+
 /* ---- list, truth, report ------------------------------------------------------------------------------------------------------------ */
 
 static int command_list(options *o) {
@@ -410,6 +510,8 @@ static int command_report(options *o) {
 static const struct { const char *name; int (*run)(options *); const struct argp_option *opt; const char *args, *doc; } COMMANDS[] = {
     {"list", command_list, LIST_OPTIONS, "", "List the cases with their reasons.\vExit status 2 when a case file is refused."},
     {"run", command_run, RUN_OPTIONS, "[CASE...]", "Run cases on simulated ranks and judge them against the truth.\vExit status 0 pass, 1 a verdict failed, 2 could not judge."},
+    {"judge", command_judge, JUDGE_OPTIONS, "--inputs IN --outputs OUT", "Judge tensors that another program computed; both files in safetensors, FLA's layouts.\v"
+        "Settings that no option gives come from the files' metadata. Exit status 0 pass, 1 a verdict failed, 2 could not judge."},
     {"truth", command_truth, TRUTH_OPTIONS, "CASE -o FILE", "Write the MPFR truth of a case: every tensor as NAME (fp64), NAME.lo and NAME.radius."},
     {"report", command_report, NO_OPTIONS, "DIR", "Make DIR/report.html and figures from DIR/results.json."},
 };
@@ -418,6 +520,7 @@ static int usage(FILE *f, int rc) {
     fprintf(f, "Usage: deltaproof COMMAND [OPTION...]\n\n"
                "Proves delta-rule linear-attention kernels under context parallelism: truth in MPFR, derived bounds, verdicts.\n\n"
                "  list     the cases, the keys of a case file, the deliberate faults\n  run      run cases and judge them\n"
+               "  judge    judge tensors that another program computed\n"
                "  truth    write the MPFR truth of a case as safetensors\n  report   make the report of a record\n\n"
                "deltaproof COMMAND --help describes each; deltaproof --version prints the version.\n");
     return rc;

@@ -2,6 +2,7 @@
 #include "../ref/mm.h"
 #include "../ref/truth.h"
 #include "budget.h"
+#include "judge.h"
 #include "run.h"
 
 #include <assert.h>
@@ -202,16 +203,17 @@ static void judge(const split *sp, dp_sim *s, const dp_budget *b, dp_run *run) {
 
 /* ---- one split over N ranks ------------------------------------------------------------------------------------------------------ */
 
-static dp_status split_truth(split *sp, dp_err *e) {
+/* ranks: also what each rank must see, which takes a truth with states at the rank boundaries. */
+static dp_status split_truth(split *sp, int ranks, dp_err *e) {
     const dp_problem *p = &sp->c->p;
     const int nr = sp->N * p->HV;
-    sp->at = dp_calloc((size_t)nr, sizeof *sp->at);
+    if (ranks) sp->at = dp_calloc((size_t)nr, sizeof *sp->at);
     sp->chunk_of = dp_calloc((size_t)p->T, sizeof *sp->chunk_of);
     for (int r = 0, chunk = 0; r < sp->N; r++) {
         dp_context c;
         const dp_status st = dp_context_build(p->cu, p->Nseq, sp->N, r, &c, e);
         if (st) return st;
-        for (int hv = 0; hv < p->HV; hv++) dp_truth_at_rank(sp->truth, p, &c, hv, &sp->at[r * p->HV + hv]);
+        for (int hv = 0; ranks && hv < p->HV; hv++) dp_truth_at_rank(sp->truth, p, &c, hv, &sp->at[r * p->HV + hv]);
         for (int sub = 0; sub < c.nlocal; sub++) {
             for (int64_t t = c.local_cu[sub]; t < c.local_cu[sub + 1]; t++) sp->chunk_of[c.a + t] = chunk + (int)((t - c.local_cu[sub]) / DP_CHUNK);
             chunk += (int)((c.local_cu[sub + 1] - c.local_cu[sub] + DP_CHUNK - 1) / DP_CHUNK);
@@ -255,6 +257,8 @@ static char *run_id(const dp_run *r) {
     int n;
     if (r->backend == DP_BACKEND_SIM)
         n = snprintf(b, sizeof b, "%s:ranks=%d,base=%s,chain=%s,merge=%s", r->case_name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name, dp_merge_names[r->merge]);
+    else if (r->backend == DP_BACKEND_FILE)
+        n = snprintf(b, sizeof b, "judge:%.400s:ranks=%d,base=%s,chain=%s", r->case_name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name);
     else n = snprintf(b, sizeof b, "%s:backend=%s,ranks=%d,base=%s,chain=%s", r->case_name, dp_backend_names[r->backend], r->ranks, dp_base_names[r->base], dp_formats[r->chain].name);
     if (r->fault) snprintf(b + n, sizeof b - (size_t)n, ",fault=%s", dp_faults[r->fault].name);
     return strdup(b);
@@ -419,7 +423,7 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
     for (int i = 0; i < nr && !st; i++) {
         dp_sim ref;
         split sp = {.c = c, .truth = &truth, .N = ranks[i], .ref = &ref, .radius = radius};
-        st = split_truth(&sp, e);
+        st = split_truth(&sp, 1, e);
         split_prefixes(&sp);
         if (!st && wants(o, DP_BACKEND_SIM)) st = runs_of_split(o, &sp, cached, out, e);
         for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && !st; be++)
@@ -436,5 +440,53 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
     }
     dp_truth_free(&truth);
     free(cut);
+    return st;
+}
+
+/* ---- results that another program computed ---------------------------------------------------------------------------------------- */
+
+/* A result stored in a format with unit roundoff u and spacing 2 tiny among its subnormals is off by u |x| + tiny an entry, x the value before:
+ * |x| <= |want| + bound for the row. The base's own store (dp_sim rounds o and the gradients of inputs to it, the others to its arithmetic) is in
+ * the bound already; only a coarser one adds to it. */
+static void widen_for_storage(const dp_problem *p, const dp_truth *t, dp_base base, const dp_given *g, dp_budget *b) {
+    for (int i = 0; i < dp_result_nfields; i++) {
+        const int stored_short = i == 0 || (i >= 2 && i <= 6);
+        const double own = base == DP_BASE_FP64 ? 0x1p-53 : base == DP_BASE_BF16 && stored_short ? 0x1p-8 : 0x1p-24, u = g->u[i] > own ? g->u[i] : 0;
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        for (int64_t r = 0; b->row[i] && *dp_result_at((dp_result *)&g->r, i) && r < rows; r++)
+            b->row[i][r] += u * (dp_norm_fro(width, t->field[i].hi + r * width) + b->row[i][r]) + sqrt((double)width) * g->tiny[i];
+    }
+}
+
+dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given *g, dp_runs *out, dp_err *e) {
+    const double t0 = dp_now();
+    const dp_truth_request rq = {.bits = c->bits, .backward = c->backward, .progress = o->progress};
+    dp_truth truth;
+    dp_sim ref;
+    dp_budget b;
+    budget_bases w = {0};
+    int cached = 0;
+    dp_status st = dp_truth_cached(&c->p, &rq, o->cache, &truth, &cached, e);
+    if (st) return st;
+    split sp = {.c = c, .truth = &truth, .N = c->ranks[0], .ref = &ref, .radius = largest_radius(&truth)};
+    st = split_truth(&sp, 0, e);
+    if (!st) {
+        dp_run *r = dp_runs_add(out, c);
+        r->backend = DP_BACKEND_FILE, r->ranks = sp.N, r->base = c->base[0], r->chain = c->chain[0], r->has_base = r->has_chain = 1;
+        r->truth_bits = truth.bits, r->truth_cached = cached, r->truth_radius = sp.radius;
+        r->id = run_id(r);
+        r->tensor = dp_calloc((size_t)dp_result_nfields, sizeof *r->tensor);
+        budget(o, &sp, c->base[0], c->chain[0], &w, &b);
+        widen_for_storage(&c->p, &truth, c->base[0], g, &b);
+        judge_fields(&sp, (dp_result *)&g->r, &b, r);
+        dp_run_close(r, dp_now() - t0);
+        dp_budget_free(&b);
+        if (w.ready) dp_budget_base_free(&w.sound), dp_budget_base_free(&w.probable);
+        if (o->done) o->done(r, o->arg);
+    }
+    split_free(&sp);
+    if (sp.have_ref) dp_sim_free(&ref);
+    dp_truth_free(&truth);
     return st;
 }

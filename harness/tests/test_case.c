@@ -303,7 +303,7 @@ DP_TEST(case, refuses_data_that_disagrees) {
     REFUSE(DATA("db.safetensors"), "tensor beta is missing");
     REFUSE(DATA("dn.safetensors"), "x.case:4: data = dn.safetensors", "v[0,0,0,0] = nan: not finite");
     REFUSE(DATA("da.safetensors"), "A_log or dt_bias", "gate = log");
-    REFUSE(DATA("di.safetensors") "cu_seqlens = 0,4,8\n", "tensor s0: shape [1,4,2], the case needs [2,1,4,2]");
+    REFUSE(DATA("di.safetensors") "cu_seqlens = 0,4,8\n", "tensor initial_state: shape [1,4,2], the case needs [2,1,4,2]");
     REFUSE(DATA("d.safetensors") "g_scale = 1\n", "x.case:5: g_scale = 1", "says how inputs are generated", "d.safetensors");
     REFUSE(HEAD "op = mkda\nR = 2\ndata = d.safetensors\n", "tensor k: shape [8,4], the case needs [8,1,2,4]");
     REFUSE(HEAD "op = gdn\ndata = d.safetensors\n", "tensor g: shape [8,4], the case needs [8,1,1]");

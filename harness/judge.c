@@ -1,0 +1,263 @@
+#include "judge.h"
+#include "../ref/safetensors.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- settings: option, else metadata, else a refusal that names the option ------------------------------------------------------ */
+
+typedef struct { const char *text, *value; } word;               /* how metadata may say it; value as a case file has it */
+static const word GATES[] = {{"log", "log"}, {"softplus", "softplus"}, {"-exp(A_log)*softplus(g+dt_bias)", "softplus"}, {"lower_bound", "lower_bound"},
+                             {"lower_bound*sigmoid(exp(A_log)*(g+dt_bias))", "lower_bound"}, {0}};
+static const word BETAS[] = {{"plain", "plain"}, {"beta", "plain"}, {"sigmoid", "sigmoid"}, {"sigmoid(beta)", "sigmoid"}, {"sigmoid2", "sigmoid2"}, {"2*sigmoid(beta)", "sigmoid2"}, {0}};
+static const word NORMS[] = {{"0", "no"}, {"1", "yes"}, {"no", "no"}, {"yes", "yes"}, {"l2norm inside kernel", "yes"}, {0}};
+static const word LAYOUTS[] = {{"kv", "kv"}, {"vk", "vk"}, {0}};
+
+static int same_text(const char *a, const char *b) {             /* blanks do not count */
+    for (;; a++, b++) {
+        while (isspace((unsigned char)*a)) a++;
+        while (isspace((unsigned char)*b)) b++;
+        if (*a != *b) return 0;
+        if (!*a) return 1;
+    }
+}
+
+/* key, key2 (may be NULL): metadata; option: its name and values, as in the message. dflt NULL: required. */
+static const char *choose(const dp_tensorfile *f, const char *given, const char *key, const char *key2, const char *option, const word *words, const char *dflt, dp_err *e) {
+    const char *meta = dp_tensorfile_meta(f, key), *text = given ? given : meta ? meta : key2 ? dp_tensorfile_meta(f, key2) : NULL;
+    if (!text && !dflt) dp_fail(e, DP_EINPUT, "%s: its metadata does not say `%s`: give %s", f->path, key, option);
+    if (!text) return dflt ? dflt : "";
+    for (const word *w = words; w->text; w++)
+        if (same_text(text, w->text)) return w->value;
+    if (given) dp_fail(e, DP_EINPUT, "'%.80s' is not known: give %s", text, option);
+    else dp_fail(e, DP_EINPUT, "%s: metadata `%s` = '%.80s' is not understood: give %s", f->path, key, text, option);
+    return "";
+}
+
+typedef struct {
+    const char *gate, *beta, *l2norm, *base, *claim, *scale, *lower_bound, *cu;
+    int ranks, in_vk, out_vk;
+} settings;
+
+static const char *choose_name(const dp_tensorfile *f, const char *given, const char *key, const char *option, const char *const *names, int n, const char *dflt, dp_err *e) {
+    word w[16] = {{0}};
+    for (int i = 0; i < n; i++) w[i] = (word){names[i], names[i]};
+    return choose(f, given, key, NULL, option, w, dflt, e);
+}
+
+static int ranks_of(const dp_tensorfile *out, int given, dp_err *e) {
+    const char *text = dp_tensorfile_meta(out, "ranks");
+    char *end;
+    if (given || !text) return given ? given : 1;
+    const long n = strtol(text, &end, 10);
+    if (end == text || *end || n < 1 || n > 4096) dp_fail(e, DP_EINPUT, "%s: metadata `ranks` = '%.80s' is not understood: give --ranks N", out->path, text);
+    return (int)n;
+}
+
+static const char *number(const dp_tensorfile *f, const char *given, const char *key, const char *option, dp_err *e) {
+    const char *text = given ? given : dp_tensorfile_meta(f, key);
+    char *end;
+    if (!text) return NULL;
+    const double x = strtod(text, &end);
+    if (end == text || *end || !isfinite(x)) dp_fail(e, DP_EINPUT, "%s: '%.80s' is not a finite number: give %s", given ? option : f->path, text, option);
+    return text;
+}
+
+static dp_status read_settings(const dp_judge_options *o, const dp_tensorfile *in, const dp_tensorfile *out, settings *s, dp_err *e) {
+    const char *formats[DP_NFORMATS];
+    for (int i = 0; i < DP_NFORMATS; i++) formats[i] = dp_formats[i].name;
+    s->gate = choose(in, o->gate, "gate", NULL, "--gate log|softplus|lower_bound", GATES, NULL, e);
+    s->beta = choose(in, o->beta, "beta", NULL, "--beta plain|sigmoid|sigmoid2", BETAS, NULL, e);
+    s->l2norm = choose(in, o->l2norm, "l2norm", "qk", "--l2norm 0|1", NORMS, NULL, e);
+    s->lower_bound = strcmp(s->gate, "lower_bound") ? NULL : number(in, o->lower_bound, "lower_bound", "--lower-bound X", e);
+    if (!strcmp(s->gate, "lower_bound") && !s->lower_bound) dp_fail(e, DP_EINPUT, "%s: its metadata does not say `lower_bound`: give --lower-bound X", in->path);
+    if (o->lower_bound && !s->lower_bound) dp_fail(e, DP_EINPUT, "--lower-bound goes with --gate lower_bound");
+    s->scale = number(in, o->scale, "scale", "--scale X", e);
+    s->cu = o->cu_seqlens ? o->cu_seqlens : dp_tensor_find(in, "cu_seqlens") ? NULL : dp_tensorfile_meta(in, "cu_seqlens");
+    if (s->cu && (!*s->cu || s->cu[strspn(s->cu, "0123456789, ")])) dp_fail(e, DP_EINPUT, "cu_seqlens '%.80s' is no list of tokens: give --cu-seqlens 0,..,T", s->cu);
+    s->in_vk = !strcmp(choose(in, o->state_layout, "state_layout", NULL, "--state-layout kv|vk", LAYOUTS, "kv", e), "vk");
+    s->out_vk = !strcmp(choose(out, o->state_layout, "state_layout", NULL, "--state-layout kv|vk", LAYOUTS, "kv", e), "vk");
+    s->ranks = ranks_of(out, o->ranks, e);
+    s->base = choose_name(out, o->base, "base", "--base bf16|fp32|fp64", dp_base_names, DP_NBASES, NULL, e);
+    s->claim = choose_name(out, o->claim, "claim", "--claim fp32|tf32x3|tf32|tf32rz|bf16|bf16st (format of the M chain)", formats, DP_NFORMATS, s->ranks < 3 ? "fp32" : NULL, e);
+    return e->code;                                              /* below 3 ranks no M is used and the chain's format is nothing to claim */
+}
+
+/* ---- inputs ----------------------------------------------------------------------------------------------------------------------- */
+
+static const char *const INPUTS[] = {"q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "s0", "do", "dht", "dstate", "cu_seqlens"};
+#define NINPUTS ((int)(sizeof INPUTS / sizeof *INPUTS))
+
+static dp_status check_inputs(const dp_tensorfile *in, int64_t tokens, dp_err *e) {
+    for (int i = 0; i < in->ntensor; i++) {
+        int known = 0;
+        for (int j = 0; j < NINPUTS; j++) known |= !strcmp(in->tensor[i].name, INPUTS[j]);
+        if (!known) return dp_fail(e, DP_EINPUT, "%s: tensor %s is not an input; known: q k v g beta A_log dt_bias initial_state (or s0) do dht (or dstate) cu_seqlens", in->path, in->tensor[i].name);
+    }
+    for (int j = 0; j < 5; j++)
+        if (!dp_tensor_find(in, INPUTS[j])) return dp_fail(e, DP_EINPUT, "%s: tensor %s is missing", in->path, INPUTS[j]);
+    if ((dp_tensor_find(in, "s0") && dp_tensor_find(in, "initial_state")) || (dp_tensor_find(in, "dstate") && dp_tensor_find(in, "dht")))
+        return dp_fail(e, DP_EINPUT, "%s: has the same state under two names (s0 and initial_state, or dstate and dht)", in->path);
+    const dp_tensor *q = dp_tensor_find(in, "q");
+    if (q->ndim == 3 && q->shape[0] == 1 && q->shape[1] > 1 && tokens != 1)
+        return dp_fail(e, DP_EINPUT, "%s: tensor q: shape [1,%lld,%lld] is one token of %lld heads, or %lld tokens of one head: write it as [1,T,H,K], or give --tokens 1", in->path,
+                       (long long)q->shape[1], (long long)q->shape[2], (long long)q->shape[1], (long long)q->shape[1]);
+    return DP_OK;
+}
+
+/* R from k, the model from g. What does not fit is left to the loader, which refuses it by name and shape. */
+static const char *model(const dp_tensorfile *in, int *R) {
+    const dp_tensor *q = dp_tensor_find(in, "q"), *k = dp_tensor_find(in, "k"), *v = dp_tensor_find(in, "v"), *g = dp_tensor_find(in, "g");
+    const int64_t K = q->ndim ? q->shape[q->ndim - 1] : 0, H = q->ndim >= 3 ? q->shape[q->ndim - 2] : 1;
+    *R = q->n && k->n % q->n == 0 && k->n / q->n >= 1 && k->n / q->n <= 64 ? (int)(k->n / q->n) : 1;
+    if (*R > 1) return "mkda";
+    const int64_t HV = v->ndim >= 3 ? v->shape[v->ndim - 2] : 1;
+    return K > 1 && H && g->n * K * H == q->n * HV ? "gdn" : "kda";
+}
+
+/* [..,V,K] -> [..,K,V]; the shape follows when it ends in those two axes. What is no whole number of states is left to the check of shapes. */
+static void transpose_states(dp_tensor *t, int64_t K, int64_t V) {
+    int64_t *a = t->ndim >= 2 ? &t->shape[t->ndim - 2] : NULL;
+    if (K < 1 || V < 1 || t->n % (K * V)) return;
+    double *x = dp_doubles(t->n);
+    for (int64_t m = 0; m < t->n / (K * V); m++)
+        for (int64_t v = 0; v < V; v++)
+            for (int64_t k = 0; k < K; k++) x[m * K * V + k * V + v] = t->data[m * K * V + v * K + k];
+    memcpy(t->data, x, sizeof *x * (size_t)t->n);
+    free(x);
+    if (a && a[0] == V && a[1] == K) a[0] = K, a[1] = V;
+}
+
+static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const settings *s, int backward, dp_case *c, dp_err *e) {
+    const char *states[] = {"s0", "initial_state", "dstate", "dht"};
+    int R, n;
+    const char *op = model(in, &R);
+    const dp_tensor *q = dp_tensor_find(in, "q"), *v = dp_tensor_find(in, "v");
+    for (int i = 0; s->in_vk && i < 4; i++) {
+        dp_tensor *t = (dp_tensor *)dp_tensor_find(in, states[i]);
+        if (t && q->ndim && v->ndim) transpose_states(t, q->shape[q->ndim - 1], v->shape[v->ndim - 1]);
+    }
+    const size_t size = 1024 + (s->cu ? strlen(s->cu) : 0);
+    char *text = dp_calloc(size, 1);
+    n = snprintf(text, size, "reason = Tensors that another program wrote.\nsource = two files\nop = %s\nR = %d\ngate = %s\nbeta = %s\nl2norm = %s\nranks = %d\nbase = %s\nchain = %s\nbackward = %s\n", op, R, s->gate,
+                 s->beta, s->l2norm, s->ranks, s->base, s->claim, backward ? "yes" : "no");
+    if (o->tokens) n += snprintf(text + n, size - (size_t)n, "T = %lld\n", (long long)o->tokens);
+    if (s->scale) n += snprintf(text + n, size - (size_t)n, "scale = %.60s\n", s->scale);
+    if (s->lower_bound) n += snprintf(text + n, size - (size_t)n, "lower_bound = %.60s\n", s->lower_bound);
+    if (s->cu) snprintf(text + n, size - (size_t)n, "cu_seqlens = %s\n", s->cu);
+    const dp_status st = dp_case_from_tensors(text, in, c, e);
+    free(text);
+    return st;
+}
+
+/* ---- outputs ---------------------------------------------------------------------------------------------------------------------- */
+
+static const char *const ALIAS[10] = {[1] = "ht", [9] = "dh0"};   /* FLA's own names */
+
+static int field_of(const char *name) {
+    for (int i = 0; i < dp_result_nfields; i++)
+        if (!strcmp(name, dp_result_fields[i].name) || (ALIAS[i] && !strcmp(name, ALIAS[i]))) return i;
+    return -1;
+}
+
+/* Names, once each, of floating types; *backward: some are gradients. */
+static dp_status check_outputs(const dp_tensorfile *in, const dp_tensorfile *out, int *backward, dp_err *e) {
+    int seen[10] = {0};
+    *backward = 0;
+    for (int i = 0; i < out->ntensor; i++) {
+        const dp_tensor *t = &out->tensor[i];
+        const int f = field_of(t->name);
+        if (f < 0) return dp_fail(e, DP_EINPUT, "%s: tensor %s is not known; known: o final_state (or ht) dq dk dv dg dbeta dA_log ddt_bias ds0 (or dh0)", out->path, t->name);
+        if (seen[f]++) return dp_fail(e, DP_EINPUT, "%s: tensor %s is there twice, as %s too", out->path, dp_result_fields[f].name, ALIAS[f]);
+        if (t->dtype[0] == 'I') return dp_fail(e, DP_EINPUT, "%s: tensor %s: dtype %s, must be a floating type", out->path, t->name, t->dtype);
+        if (dp_result_fields[f].backward && !dp_tensor_find(in, "do"))
+            return dp_fail(e, DP_EINPUT, "%s: tensor %s is a gradient, but %s has no tensor do", out->path, t->name, in->path);
+        *backward |= dp_result_fields[f].backward;
+    }
+    return out->ntensor ? DP_OK : dp_fail(e, DP_EINPUT, "%s: has no tensors", out->path);
+}
+
+static int full_shape(const dp_problem *p, int field, int64_t s[4]) {
+    const int64_t T = p->T, H = p->H, HV = p->HV, K = p->K, V = p->V, R = p->R, N = p->Nseq, Kg = dp_Kg(p);
+    const int64_t all[10][5] = {{3, T, HV, V}, {4, N, HV, K, V}, {3, T, H, K}, {4, T, H, R, K}, {4, T, HV, R, V}, {3, T, HV, Kg}, {3, T, HV, R}, {1, HV}, {2, HV, Kg}, {4, N, HV, K, V}};
+    memcpy(s, all[field] + 1, 4 * sizeof *s);
+    return (int)all[field][0];
+}
+
+static dp_status wrong_shape(const dp_tensorfile *out, const dp_tensorfile *in, const dp_tensor *t, int ndim, const int64_t *want, const char *hint, dp_err *e) {
+    char have[200], need[200];
+    dp_tensor w = {.ndim = ndim};
+    memcpy(w.shape, want, sizeof *want * (size_t)ndim);
+    dp_case_shape_text(t, have, sizeof have), dp_case_shape_text(&w, need, sizeof need);
+    return dp_fail(e, DP_EINPUT, "%s: tensor %s: shape %s, but %s calls for %s%s", out->path, t->name, have, in->path, need, hint);
+}
+
+static void storage(const char *dtype, double *u, double *tiny) {
+    const struct { const char *name; double u, tiny; } d[] = {{"BF16", 0x1p-8, 0x1p-134}, {"F16", 0x1p-11, 0x1p-25}, {"F32", 0x1p-24, 0x1p-150}};
+    *u = *tiny = 0;
+    for (size_t i = 0; i < sizeof d / sizeof *d; i++) if (!strcmp(dtype, d[i].name)) *u = d[i].u, *tiny = d[i].tiny;
+}
+
+static dp_status load_results(const dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p, int vk, dp_given *g, dp_err *e) {
+    for (int i = 0; i < out->ntensor; i++) {
+        dp_tensor *t = &out->tensor[i];
+        const int f = field_of(t->name), state = f == 1 || f == 9;
+        int64_t want[4], rows, width;
+        const int ndim = full_shape(p, f, want);
+        dp_result_shape(p, f, &rows, &width);
+        if (!rows) return dp_fail(e, DP_EINPUT, "%s: tensor %s: %s has no tensor %s that it could be the gradient of", out->path, t->name, in->path, f == 7 ? "A_log" : "dt_bias");
+        const int64_t turned[4] = {want[0], want[1], want[3], want[2]};
+        if (!dp_case_same_shape(t, ndim, state && vk ? turned : want, f == 8)) {
+            const int other = state && dp_case_same_shape(t, ndim, vk ? want : turned, 0);
+            return wrong_shape(out, in, t, ndim, state && vk ? turned : want, !other ? "" : vk ? " (give --state-layout kv if K comes first)" : " (give --state-layout vk if V comes first)", e);
+        }
+        if (state && vk) transpose_states(t, p->K, p->V);
+        *dp_result_at(&g->r, f) = t->data;
+        storage(t->dtype, &g->u[f], &g->tiny[f]);
+    }
+    return DP_OK;
+}
+
+/* ---- judging ------------------------------------------------------------------------------------------------------------------------ */
+
+static const char *base_name(const char *path) { return strrchr(path, '/') ? strrchr(path, '/') + 1 : path; }
+
+static void name_case(const dp_judge_options *o, dp_case *c) {
+    char b[512];
+    free(c->name), free(c->source);
+    c->name = strdup(base_name(o->outputs));
+    snprintf(b, sizeof b, "%.200s, computed from %.200s", base_name(o->outputs), base_name(o->inputs));
+    c->source = strdup(b);
+}
+
+static dp_status judge_files(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out, dp_case *c, dp_runs *runs, dp_err *e) {
+    settings s = {0};
+    dp_given g = {0};
+    int backward;
+    dp_status st = check_inputs(in, o->tokens, e);
+    if (!st) st = check_outputs(in, out, &backward, e);
+    if (!st) st = read_settings(o, in, out, &s, e);
+    if (!st) st = load_case(o, in, &s, backward, c, e);
+    if (st) return st;
+    name_case(o, c);
+    const dp_run_options ro = {.cache = o->cache, .progress = o->progress};
+    st = load_results(in, out, &c->p, s.out_vk, &g, e);
+    if (!st) st = dp_run_given(c, &ro, &g, runs, e);
+    if (st) dp_case_free(c);
+    return st;
+}
+
+dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err *e) {
+    dp_tensorfile in = {0}, out = {0};
+    dp_err own = {0};
+    if (!e) e = &own;
+    memset(c, 0, sizeof *c);
+    dp_status st = dp_safetensors_read(o->inputs, &in, e);
+    if (!st) st = dp_safetensors_read(o->outputs, &out, e);
+    if (!st) st = judge_files(o, &in, &out, c, runs, e);
+    dp_tensorfile_free(&in), dp_tensorfile_free(&out);
+    return st;
+}

@@ -1,0 +1,43 @@
+/* harness/judge.h - judge tensors that another program wrote: inputs and outputs as two safetensors files, nothing is run.
+ *
+ * IN.safetensors   q k v g beta, and where there are any A_log dt_bias initial_state (s0) do dht (dstate) cu_seqlens; any other name is refused.
+ * OUT.safetensors  any of o final_state (ht) dq dk dv dg dbeta dA_log ddt_bias ds0 (dh0); any other name is refused. Gradients need `do` in IN.
+ * Layouts are FLA's: q dq [T,H,K]  k dk [T,H,K] or [T,H,R,K]  v dv [T,HV,V] or [T,HV,R,V]  o do [T,HV,V]  g dg [T,HV,K], GDN [T,HV]
+ *   beta dbeta [T,HV] or [T,HV,R]  A_log dA_log [HV]  dt_bias ddt_bias [HV,K] or flat  states [Nseq,HV,K,V], or [Nseq,HV,V,K] by option alone
+ *   (K = V hides the difference). Axes of length 1 may be left out or added: [1,T,H,K], and [T,K] for one head.
+ * The model follows from the shapes: R keys a token: mkda; a gate of one number a head: gdn; else kda.
+ *
+ * A setting comes from its option, else from the metadata of IN (gate, beta, qk or l2norm, lower_bound, scale, cu_seqlens, state_layout) or of
+ * OUT (ranks, base, claim, state_layout), else it is refused with the option to give; scale is K^-1/2, ranks 1, the layout kv where nobody says.
+ * The run's ID is `judge:OUT.safetensors:ranks=4,base=bf16,chain=tf32rz`, its backend `file`.
+ * A tensor that its file holds in a coarser format than the base stores it in gets that one rounding on top of its bound.
+ */
+#ifndef DP_JUDGE_H
+#define DP_JUDGE_H
+#include "run.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    const char *inputs, *outputs;        /* paths */
+    const char *gate, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound, *base, *claim;   /* as given; NULL: not given */
+    int ranks;                           /* 0: not given */
+    int64_t tokens;                      /* 0: all; else the first so many of IN are the problem */
+    const char *cache;                   /* folder of truths and bounds; NULL: none */
+    int progress;
+} dp_judge_options;
+
+/* One run is appended to *out, and *c is the case it belongs to (named after OUT's file, to be freed). DP_EINPUT: the message names file,
+ * tensor and both shapes, or the setting and its option; then *c needs no freeing. */
+dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *e);
+
+/* Results that another program computed: those that r points to are judged, by the bounds of the case's first base and chain over its first
+ * rank count. u, tiny: unit roundoff and smallest half spacing of the format that field i was stored in. Adds one run of backend `file`. */
+typedef struct { dp_result r; double u[10], tiny[10]; } dp_given;
+dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given *g, dp_runs *out, dp_err *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
