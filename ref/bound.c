@@ -22,7 +22,7 @@ dp_rounding dp_rounding_of(dp_base b, int p) {
     return r;
 }
 
-int64_t dp_state_error_size(const dp_rounding *r, int K, int V) { return r->p == 1 ? V : (int64_t)K * V; }
+int64_t dp_state_error_size(const dp_rounding *r, int K, int V) { return r->p == 1 ? V : 2 * (int64_t)K * V; }
 int64_t dp_chain_error_size(const dp_rounding *r, int K) { return r->p == 1 ? 1 : (int64_t)K * K; }
 
 double dp_error_fro(const dp_rounding *r, const double *D, int64_t n) {
@@ -308,9 +308,11 @@ static void carry(const dp_chunk_bound *b, int trans, const double *F, double *e
         for (int v = 0; v < V; v++) e[v] = b->mu * e[v] + column_norm(F, K, V, v);
         return;
     }
-    double *old = dp_copy(e, (int64_t)K * V), *pM = pwof(&b->r, b->M, (int64_t)K * K);
-    memcpy(e, F, sizeof(double) * K * V);
-    addmm(1, trans, 0, K, V, K, pM, old, e);
+    const int64_t KV = (int64_t)K * V;
+    double *old = dp_copy(e, 2 * KV), *pM = pwof(&b->r, b->M, (int64_t)K * K);
+    memcpy(e, F, sizeof(double) * KV);
+    memset(e + KV, 0, sizeof(double) * KV);
+    for (int part = 0; part < 2; part++) addmm(1, trans, 0, K, V, K, pM, old + part * KV, e + part * KV);
     free(old), free(pM);
 }
 
@@ -367,7 +369,7 @@ void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX,
     add_sum(r, dp_sum_error(r, n), 0, 0, c, V, n, aP, aX, D);
     add_scaled(r, r->u + r->us, o, cV, D);
     add_const(pw(r, (K + n + 3) * r->tiny), cV, D);
-    propagate(r, sens, c, K, V, e, D);
+    propagate(r, sens, c, K, V, e, D), propagate(r, sens, c, K, V, e + KV, D);
     for (int s = 0; s < c; s++) row[s] = error_norm(r, D + (int64_t)s * V, V, 1);
     free(aS), free(pS), free(aX), free(pX), free(aP), free(pP), free(aqg), free(pqg), free(D), free(sens), free(o);
 }
@@ -423,8 +425,9 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
  * dg is the reverse cumulative sum of q o dq + k o (dk_read - dk_write), whose pair terms c[s,i] enter once with + at s and once with - at i: the
  * SAME dP, dL, pair, q and k, so their errors cancel there like the terms themselves, and what is left is the error of (math.md f)
  *   dg_t  = sum_(i < t <= s) c[s,i] + sum_(s >= t) r_s + sum_(i < t) w_i + z
- * plus the roundings of the two sums that c[s,i] went into, of the products with q and k, and u of each partial sum, which is dg itself. */
-typedef struct { double *X, *dX, *dZ, *E, *dE, *pX, *aX, *aE, *adZ, *adE, *dEv; } grad_state;
+ * plus the roundings of the two sums that c[s,i] went into, of the products with q and k, and u of each partial sum, which is dg itself.
+ * X1, dZ1, E1, dE1 hold what the shared parts of eS and edS add: it counts linearly in sums over v. */
+typedef struct { double *X, *dZ, *E, *dE, *X1, *dZ1, *E1, *dE1, *pX, *aX, *aE, *adZ, *adE, *dEv; } grad_state;
 
 static void grad_rows(const dp_chunk_bound *b, const double *eS, const double *edS, const double *DX, const double *DdX, grad_state *g) {
     const dp_chunk *ch = b->ch;
@@ -437,9 +440,9 @@ static void grad_rows(const dp_chunk_bound *b, const double *eS, const double *e
     double *dZv = product(1, 0, n, V, n, ch->Akk, ch->dX), *Ev = product(0, 0, n, V, K, ch->kgam, ch->h), *pdZ = pwof(r, dZv, nV);
     g->aX = absof(ch->v_new, nV), g->pX = pwof(r, ch->v_new, nV), g->adZ = absof(dZv, nV);
 
-    g->X = dp_copy(DX, nV), g->dX = dp_copy(DdX, nV);
-    propagate(r, ch->w, n, K, V, eS, g->X);
-    propagate(r, ch->kg, n, K, V, edS, g->dX);
+    const int64_t KV = (int64_t)K * V;
+    g->X = dp_copy(DX, nV), g->X1 = dp_doubles(nV), g->dZ1 = dp_doubles(nV), g->E1 = dp_doubles(nV), g->dE1 = dp_doubles(nV);
+    propagate(r, ch->w, n, K, V, eS, g->X), propagate(r, ch->w, n, K, V, eS + KV, g->X1);
 
     g->dZ = dp_doubles(nV);
     if (r->inverse) {
@@ -453,7 +456,7 @@ static void grad_rows(const dp_chunk_bound *b, const double *eS, const double *e
     }
     addmm(1, 1, 0, n, V, n, pT, t, g->dZ);
     sens = product(1, 0, n, K, n, ch->Akk, ch->kg);
-    propagate(r, sens, n, K, V, edS, g->dZ);
+    propagate(r, sens, n, K, V, edS, g->dZ), propagate(r, sens, n, K, V, edS + KV, g->dZ1);
     free(sens);
 
     g->E = dp_doubles(nV);
@@ -473,7 +476,7 @@ static void grad_rows(const dp_chunk_bound *b, const double *eS, const double *e
     add_sum(r, gn + u, 0, 0, n, V, n, aL, g->aX, g->E);
     sens = product(0, 0, n, K, n, ch->L, ch->w);
     for (int64_t i = 0; i < nK; i++) sens[i] = ch->kgam[i] - sens[i];
-    propagate(r, sens, n, K, V, eS, g->E);
+    propagate(r, sens, n, K, V, eS, g->E), propagate(r, sens, n, K, V, eS + KV, g->E1);
     free(sens);
 
     g->dE = dp_doubles(nV), g->dEv = dp_doubles(nV);
@@ -482,6 +485,7 @@ static void grad_rows(const dp_chunk_bound *b, const double *eS, const double *e
             const int64_t z = (int64_t)i * V + v;
             g->dEv[z] = ch->beta[i] * dZv[z];
             g->dE[z] = pw(r, ch->beta[i]) * g->dZ[z] + pw(r, (b->eb + u) * g->dEv[z]) + pw(r, r->tiny);
+            g->dE1[z] = pw(r, ch->beta[i]) * g->dZ1[z];
         }
     g->adE = absof(g->dEv, nV);
     double *a[] = {pT, aT, pL, aL, aS, pS, akgam, Dkgam, t, adX, pdX, A, dZv, Ev, pdZ};
@@ -489,7 +493,7 @@ static void grad_rows(const dp_chunk_bound *b, const double *eS, const double *e
 }
 
 static void grad_state_free(grad_state *g) {
-    double *a[] = {g->X, g->dX, g->dZ, g->E, g->dE, g->pX, g->aX, g->aE, g->adZ, g->adE, g->dEv};
+    double *a[] = {g->X, g->dZ, g->E, g->dE, g->X1, g->dZ1, g->E1, g->dE1, g->pX, g->aX, g->aE, g->adZ, g->adE, g->dEv};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) free(a[i]);
 }
 
@@ -504,9 +508,23 @@ static double *outer_bound(const dp_rounding *r, int m, int n, int V, const doub
     return D;
 }
 
-/* out [rows][K]: squares of (error of the state, entries e) x_i, for rows x_i [V] */
-static double *through_state(const dp_rounding *r, int rows, int K, int V, const double *e, const double *x) {
-    double *px = pwof(r, x, (int64_t)rows * V), *out = product(0, 1, rows, K, V, px, e);
+/* D [m][n] += (sum over v of sqrt(Da) b)^2: errors Da [m][V] shared over v against values b [n][V] >= 0 */
+static void add_shared(int m, int n, int V, const double *Da, const double *b, int transpose, double *D) {
+    double *a = dp_doubles((int64_t)m * V), *S;
+    for (int64_t i = 0; i < (int64_t)m * V; i++) a[i] = sqrt(Da[i]);
+    S = transpose ? product(0, 1, n, m, V, b, a) : product(0, 1, m, n, V, a, b);
+    for (int64_t i = 0; i < (int64_t)m * n; i++) D[i] += S[i] * S[i];
+    free(a), free(S);
+}
+
+/* out [rows][K]: squares of (error of the state) x_i, for rows x_i [V]; own: the part that differs from column to column, else the shared one */
+static double *through_state(const dp_rounding *r, int rows, int K, int V, const double *e, const double *x, int own) {
+    double *out, *px = own ? pwof(r, x, (int64_t)rows * V) : absof(x, (int64_t)rows * V);
+    if (own) out = product(0, 1, rows, K, V, px, e);
+    else {
+        out = dp_doubles((int64_t)rows * K);
+        add_shared(K, rows, V, e + (int64_t)K * V, px, 1, out);
+    }
     free(px);
     return out;
 }
@@ -564,6 +582,8 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     double *ado = absof(dout, cV), *aS = absof(ch->h, KV), *adS = absof(ch->dh, KV);
     double *DdP = outer_bound(r, c, n, V, ado, NULL, g.aX, g.X, 2 * u), *DdL = outer_bound(r, n, n, V, g.adE, g.dE, g.aX, g.X, 0);
     double *dP = product(0, 1, c, n, V, dout, ch->v_new), *dL = product(0, 1, n, n, V, g.dEv, ch->v_new);
+    add_shared(n, c, V, g.X1, ado, 1, DdP);                      /* dP = do X', dL = -dE X' */
+    add_shared(n, n, V, g.X1, g.adE, 1, DdL), add_shared(n, n, V, g.dE1, g.aX, 0, DdL);
     for (int64_t i = 0; i < cn; i++) dP[i] *= fabs(ch->scale), DdP[i] *= pw(r, ch->scale);
     intra_bound ib = {.q = dp_doubles(cK), .r = dp_doubles(nK), .w = dp_doubles(nK), .pair = dp_doubles(cK), .round = dp_doubles(cK)};
     grad_pairs(b, dL, DdL, dP, DdP, &ib);
@@ -573,31 +593,37 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     double *DSdo = outer_bound(r, c, K, V, ado, NULL, aS, NULL, 0), *DSdE = outer_bound(r, n, K, V, g.adE, g.dE, aS, NULL, 0), *DSX = outer_bound(r, n, K, V, g.aX, g.X, adS, NULL, 0);
 
     /* and what does come through them */
-    double *Pdo = through_state(r, c, K, V, eS, dout), *PdE = through_state(r, n, K, V, eS, g.dEv), *PX = through_state(r, n, K, V, edS, ch->v_new);
+    double *Pdo = through_state(r, c, K, V, eS, dout, 1), *PdE = through_state(r, n, K, V, eS, g.dEv, 1), *PX = through_state(r, n, K, V, edS, ch->v_new, 1);
+    double *Qdo = through_state(r, c, K, V, eS, dout, 0), *QdE = through_state(r, n, K, V, eS, g.dEv, 0), *QX = through_state(r, n, K, V, edS, ch->v_new, 0);
+    add_shared(n, K, V, g.dE1, aS, 0, QdE), add_shared(n, K, V, g.X1, adS, 0, QX);
 
     dp_chunk_grad val;                                           /* reference values, for q o dq and k o (dkr - dkw) */
     dp_chunk_grad_alloc(&val, ch);
     dp_chunk_grads(ch, dout, 0, &val);
-    double *rs = dp_doubles(cK), *ws = dp_doubles(cK), *z = dp_doubles(K);   /* D of r_s, w_i, z */
+    double *rs = dp_doubles(cK), *ws = dp_doubles(cK), *z = dp_doubles(K), *rs1 = dp_doubles(cK), *ws1 = dp_doubles(cK);   /* D of r_s, w_i, z; shared parts */
     for (int s = 0; s < c; s++) {
         for (int x = 0; x < K; x++) {
             const int y = s * K + x;
             const double e = exp_up(ch->gcum[y]), own = pw(r, ch->scale * e) * (DSdo[y] + Pdo[y]) + pw(r, ch->scale * e * Sdo[y] * (b->Dexp[y] + 4 * u));
-            ib.q[y] += own + pw(r, u * val.dq[y]) + pw(r, (V + n) * r->tiny);
+            const double shared = pw(r, ch->scale * e) * Qdo[y];
+            ib.q[y] += own + shared + pw(r, u * val.dq[y]) + pw(r, (V + n) * r->tiny);
+            rs1[y] += pw(r, ch->q[y]) * shared;
             rs[y] += pw(r, ch->q[y]) * own + pw(r, (b->eq + b->er + 2 * u) * ch->q[y] * ch->scale * e * Sdo[y]);
             ib.round[y] += pw(r, 2 * u * ch->q[y] * val.dq[y]) + pw(r, (V + n) * r->tiny);
         }
         out->dq[s] = error_norm(r, ib.q + (int64_t)s * K, K, 1);
     }
     for (int i = 0; i < n; i++) {
-        double db = 0, zE = 0;
+        double db = 0, zE = 0, z1 = 0, E1 = 0;
         const int t = i / R;
         for (int x = 0; x < K; x++) {
             const int y = t * K + x;
             const int64_t j = (int64_t)i * K + x;
             const double e = exp_up(ch->gcum[y]), end = exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[y]);
             const double read = pw(r, e) * (DSdE[j] + PdE[j]) + pw(r, e * SdE[j] * (b->Dexp[y] + 2 * u)), write = pw(r, end) * (DSX[j] + PX[j]) + pw(r, end * SX[j] * (b->Dend[y] + 2 * u));
-            ib.r[j] += read + write + ib.w[j] + pw(r, u * val.dk[j]) + pw(r, 2 * (V + n) * r->tiny);
+            const double read1 = pw(r, e) * QdE[j], write1 = pw(r, end) * QX[j];
+            ib.r[j] += read + write + read1 + write1 + ib.w[j] + pw(r, u * val.dk[j]) + pw(r, 2 * (V + n) * r->tiny);
+            rs1[y] += pw(r, ch->k[j]) * read1, ws1[y] += pw(r, ch->k[j]) * write1;
             rs[y] += pw(r, ch->k[j]) * read + pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * e * SdE[j]);
             ws[y] += pw(r, ch->k[j]) * write + pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * end * SX[j]);
             ib.round[y] += pw(r, 3 * u * ch->k[j] * (fabs(val.dk[j]) + 2 * e * fabs(SdE[j]) + 2 * end * fabs(SX[j]))) + pw(r, 2 * (V + n) * r->tiny);
@@ -607,19 +633,21 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
             const int64_t z = (int64_t)i * V + v;
             db += g.dZ[z] * pw(r, g.aE[z]) + pw(r, g.adZ[z]) * g.E[z];
             zE += g.adZ[z] * g.aE[z];
+            z1 += sqrt(g.dZ1[z]) * g.aE[z], E1 += g.adZ[z] * sqrt(g.E1[z]);
         }
-        out->dv[i] = error_norm(r, g.dE + (int64_t)i * V, V, 1);
-        out->dbeta[i] = db + pw(r, gV * zE) + pw(r, V * r->tiny);
+        out->dv[i] = error_norm(r, g.dE + (int64_t)i * V, V, 1) + error_norm(r, g.dE1 + (int64_t)i * V, V, 1);
+        out->dbeta[i] = db + z1 * z1 + E1 * E1 + pw(r, gV * zE) + pw(r, V * r->tiny);
     }
     /* z = eC o rowsum(S_0 o dS_c); the chunk end also adds up z + sum_i w_i, and its rounding reaches every token */
     for (int x = 0; x < K; x++) {
-        double s = 0, D = 0, sum = 0;
+        double s = 0, D = 0, sum = 0, S1 = 0, dS1 = 0;
         for (int v = 0; v < V; v++) {
             const int64_t y = (int64_t)x * V + v;
             s += aS[y] * adS[y];
+            S1 += sqrt(eS[KV + y]) * adS[y], dS1 += sqrt(edS[KV + y]) * aS[y];
             D += eS[y] * pw(r, adS[y]) + edS[y] * pw(r, aS[y]);
         }
-        z[x] = pw(r, ch->eC[x]) * (D + pw(r, (gV + 3 * u) * s)) + b->DeC[x] * pw(r, s);
+        z[x] = pw(r, ch->eC[x]) * (D + S1 * S1 + dS1 * dS1 + pw(r, (gV + 3 * u) * s)) + b->DeC[x] * pw(r, s);
         for (int i = 0; i < n; i++) {
             const int64_t j = (int64_t)i * K + x;
             sum += fabs(ch->k[j] * SX[j]) * exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[(i / R) * K + x]);
@@ -627,14 +655,16 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
         ib.round[(c - 1) * K + x] += pw(r, dp_sum_error(r, n + 4) * (sum + ch->eC[x] * s));
     }
     for (int x = 0; x < K; x++) {
-        double from = 0, until = 0;
+        double from = 0, until = 0, from1 = 0, until1 = 0;       /* shared errors are the same at all tokens: they add up themselves */
         for (int t = c - 1; t >= 0; t--) {
             from += rs[t * K + x] + ib.round[t * K + x] + pw(r, u * val.dg[t * K + x]);
-            out->dg[t * K + x] = ib.pair[t * K + x] + from + z[x];
+            from1 += sqrt(rs1[t * K + x]);
+            out->dg[t * K + x] = ib.pair[t * K + x] + from + from1 * from1 + z[x];
         }
         for (int t = 0; t < c; t++) {
-            out->dg[t * K + x] += until;
+            out->dg[t * K + x] += until + until1 * until1;
             until += ws[t * K + x];
+            until1 += sqrt(ws1[t * K + x]);
         }
     }
     for (int t = 0; t < c; t++) out->ndq[t] = norm2(val.dq + (int64_t)t * K, K);
@@ -646,7 +676,7 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     memcpy(out->vdg, val.dg, sizeof(double) * cK);
     dp_chunk_grad_free(&val);
     grad_state_free(&g);
-    double *a[] = {ado, aS, adS, DdP, DdL, dP, dL, ib.q, ib.r, ib.w, ib.pair, ib.round, Sdo, SdE, SX, DSdo, DSdE, DSX, Pdo, PdE, PX, rs, ws, z};
+    double *a[] = {ado, aS, adS, DdP, DdL, dP, dL, ib.q, ib.r, ib.w, ib.pair, ib.round, Sdo, SdE, SX, DSdo, DSdE, DSX, Pdo, PdE, PX, Qdo, QdE, QX, rs, ws, rs1, ws1, z};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) free(a[i]);
 }
 
@@ -689,14 +719,14 @@ void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, do
             e[v] = (mu + grow) * e[v] + *b * S2 + eH[v] + s * (MS2 + *b * S2) + r->u * (H2 + eH[v]) + (K + 1.0) * K * r->tiny;
         }
     } else {
-        double *pM = pwof(r, M, KK), *pS = pwof(r, S, KV), *old = dp_copy(e, KV);
-        memcpy(e, eH, sizeof(double) * KV);
-        addmm(1, 0, 0, K, V, K, pM, old, e);
-        addmm(1, 0, 0, K, V, K, b, pS, e);
+        double *pM = pwof(r, M, KK), *pS = pwof(r, S, KV), *old = dp_copy(e, 2 * KV), *shared = e + KV;
+        memcpy(e, eH, sizeof(double) * 2 * KV);
+        for (int part = 0; part < 2; part++) addmm(1, 0, 0, K, V, K, pM, old + part * KV, e + part * KV);
+        addmm(1, 0, 0, K, V, K, b, pS, shared);
         add_scaled(r, s, MS, KV, e), add_scaled(r, r->u, H, KV, e), add_const(pw(r, (K + 1.0) * r->tiny), KV, e);
         for (int v = 0; v < V && bias > 0; v++) {
             const double total = pw(r, bias * column_norm(S, K, V, v)), norm = pw(r, column_norm(MS, K, V, v));
-            for (int x = 0; x < K; x++) e[(int64_t)x * V + v] += total * (1.0 / K + (norm > 0 ? pw(r, MS[(int64_t)x * V + v]) / norm : 0));
+            for (int x = 0; x < K; x++) shared[(int64_t)x * V + v] += total * (1.0 / K + (norm > 0 ? pw(r, MS[(int64_t)x * V + v]) / norm : 0));
         }
         free(pM), free(pS), free(old);
     }

@@ -10,7 +10,9 @@
  *
  * Every array D below holds p-th powers of errors. Inside a chunk bounds are entrywise. Between chunks the state's error e is
  *   p = 1   [V]     bound of the 2-norm over K of each column
- *   p = 2   [K][V]  square of each entry, carried by the squares of M_c's entries (math.md j.4)
+ *   p = 2   [2][K][V]  squares of each entry's error, carried by the squares of M_c's entries (math.md j.4), in two parts: what differs from
+ *                   column to column, and what comes from the error of an M, the same matrix for all columns. A sum over v adds the
+ *                   squares of the first and the errors themselves of the second.
  * and the chain's error b is one number (Frobenius norm) for p = 1, [K][K] squares for p = 2.
  * Sources: Higham, Accuracy and Stability of Numerical Algorithms, chapters 3, 8, 14; Higham and Mary, SIAM J. Sci. Comput. 41 (2019).
  */
