@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""Dump inputs and outputs of a PyTorch function as safetensors, for `deltaproof judge`.
+
+Two uses:
+
+  * In any program:    from fla_dump import dump; dump(my_kernel, inputs, "in.safetensors", "out.safetensors", grads=("q", "k"), do=do)
+  * As a command, for chunk_kda of flash-linear-attention (FLA) on one or several GPUs:
+
+        python3 fla_dump.py IN.safetensors OUT.safetensors
+        torchrun --nproc-per-node 4 fla_dump.py IN.safetensors OUT.safetensors
+
+    It NEEDS A MACHINE WITH CUDA GPUs, PyTorch AND FLA (pip install flash-linear-attention); nothing else of deltaproof does. IN is read; its
+    first axis is split over the processes as FLA splits a sequence over ranks; OUT gets o and all gradients of the whole sequence.
+
+The file format is written here in a few lines, so that the safetensors package is not needed (it is not used even where it is installed: one
+way to write is enough to trust).
+"""
+import argparse
+import ctypes
+import json
+import os
+import struct
+import sys
+
+import torch
+
+DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64", torch.int32: "I32", torch.int64: "I64"}
+TORCH = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def save(path, tensors, metadata=None):
+    """Write {name: tensor} as safetensors: length of the header, header in JSON, data; by rename, so there is never half a file."""
+    header, blobs, at = {}, [], 0
+    if metadata:
+        header["__metadata__"] = {str(k): str(v) for k, v in metadata.items()}
+    for name, t in tensors.items():
+        t = t.detach().cpu().contiguous()
+        size = t.numel() * t.element_size()
+        header[name] = {"dtype": DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + size]}
+        blobs.append(ctypes.string_at(t.data_ptr(), size) if size else b"")
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(f"{path}.tmp", "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        f.writelines(blobs)
+    os.replace(f"{path}.tmp", path)
+
+
+def load(path):
+    """({name: tensor}, metadata) of a safetensors file."""
+    with open(path, "rb") as f:
+        data = bytearray(f.read())
+    n = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(bytes(data[8 : 8 + n]))
+    metadata = header.pop("__metadata__", {})
+    tensors = {}
+    for name, h in header.items():
+        begin, end = h["data_offsets"]
+        raw = torch.frombuffer(data[8 + n + begin : 8 + n + end], dtype=torch.uint8) if end > begin else torch.empty(0, dtype=torch.uint8)
+        tensors[name] = raw.clone().view(TORCH[h["dtype"]]).reshape(h["shape"])
+    return tensors, metadata
+
+
+def dump(function, inputs, in_path, out_path, do=None, dht=None, grads=(), metadata=None):
+    """Call function(**inputs) -> o or (o, final_state); write its inputs and results, and the gradients of the inputs named in grads (they need
+    do, the gradient of o). metadata: gate, beta, l2norm, scale ... as `deltaproof judge --help` names them. Returns the written outputs."""
+    given = {k: v.detach().clone().requires_grad_(k in grads) for k, v in inputs.items()}
+    result = function(**given)
+    o, state = result if isinstance(result, tuple) else (result, None)
+    if grads:
+        got = (o,) if dht is None else (o, state)
+        torch.autograd.backward(got, (do,) if dht is None else (do, dht))
+    out = {"o": o} | ({} if state is None else {"final_state": state})
+    out |= {"dh0" if k == "initial_state" else f"d{k}": given[k].grad for k in grads}
+    extra = {k: v for k, v in (("do", do), ("dht", dht)) if v is not None and grads}
+    save(in_path, dict(inputs) | extra, metadata)
+    save(out_path, out)
+    return out
+
+
+# ---- FLA's chunk_kda, over the processes that torchrun started ---------------------------------------------------------------------
+
+TOKENS = ("q", "k", "v", "g", "beta", "do")
+
+
+def with_batch(name, t, T):
+    """[T,K], [T,H,K], [1,T,H,K] -> [1,T,H,K]; beta [T], [T,H] -> [1,T,H]."""
+    want = 2 if name == "beta" else 3
+    t = t.reshape(t.shape[1:]) if t.dim() > want and t.shape[0] == 1 and T != 1 else t
+    return (t.unsqueeze(1) if t.dim() < want else t).unsqueeze(0)
+
+
+def flags(metadata):
+    """Arguments of chunk_kda for the metadata that `deltaproof judge` reads."""
+    squeeze = {k: v.replace(" ", "") for k, v in metadata.items()}
+    gate, beta, norm = squeeze.get("gate", ""), squeeze.get("beta", ""), squeeze.get("l2norm", squeeze.get("qk", ""))
+    raw_gate = "softplus" in gate or "lower_bound" in gate
+    out = {"use_gate_in_kernel": raw_gate, "use_beta_sigmoid_in_kernel": "sigmoid" in beta, "allow_neg_eigval": beta in ("sigmoid2", "2*sigmoid(beta)"),
+           "use_qk_l2norm_in_kernel": norm in ("1", "yes", "l2norminsidekernel")}
+    if "lower_bound" in gate:
+        out |= {"safe_gate": True, "lower_bound": float(squeeze["lower_bound"])}
+    if squeeze.get("state_layout") == "vk":
+        out["state_v_first"] = True
+    if "scale" in squeeze:
+        out["scale"] = float(squeeze["scale"])
+    return out
+
+
+def gather(t, ranks):
+    """Parts of all ranks, along the token axis (1)."""
+    if ranks == 1:
+        return t
+    parts = [torch.empty_like(t) for _ in range(ranks)]
+    torch.distributed.all_gather(parts, t.contiguous())
+    return torch.cat(parts, dim=1)
+
+
+def reduce(t, ranks):
+    """Sum over the ranks: each holds the part of a parameter's gradient that its tokens make."""
+    if ranks > 1:
+        torch.distributed.all_reduce(t)
+    return t
+
+
+def sequences(tensors, metadata, T):
+    if "cu_seqlens" in tensors:
+        return tensors["cu_seqlens"].long()
+    return torch.tensor([int(x) for x in metadata["cu_seqlens"].split(",")] if "cu_seqlens" in metadata else [0, T])
+
+
+def run_kda(in_path, out_path):
+    import fla
+    from fla.ops.cp import build_cp_context
+    from fla.ops.kda import chunk_kda
+
+    ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    if ranks > 1:
+        torch.distributed.init_process_group("nccl")
+    tensors, metadata = load(in_path)
+    T = max(tensors["beta"].shape[:2]) if tensors["beta"].dim() > 1 and tensors["beta"].shape[0] == 1 else tensors["beta"].shape[0]
+    if T % ranks:
+        sys.exit(f"{in_path}: {T} tokens do not split over {ranks} processes")
+    s0, dht = (tensors.get(a, tensors.get(b)) for a, b in (("initial_state", "s0"), ("dht", "dstate")))
+    if ranks > 1 and (s0 is not None or dht is not None):
+        sys.exit(f"{in_path}: FLA takes no initial state and gives no final state under context parallelism")
+    cu = sequences(tensors, metadata, T).cuda()
+    part = slice(rank * (T // ranks), (rank + 1) * (T // ranks))
+    x = {k: with_batch(k, tensors[k], T)[:, part].contiguous().cuda() for k in TOKENS if k in tensors}
+    x |= {k: tensors[k].flatten().cuda() for k in ("A_log", "dt_bias") if k in tensors}
+    if s0 is not None:
+        x["initial_state"] = s0.cuda()
+    do = x.pop("do", None)
+    for t in x.values():
+        t.requires_grad_(do is not None)
+    where = {"cu_seqlens": cu}
+    if ranks > 1:
+        context = build_cp_context(cu, group=torch.distributed.group.WORLD)
+        where = {"cu_seqlens": context.cu_seqlens, "cp_context": context}
+    o, state = chunk_kda(**x, **flags(metadata), **where, **({} if ranks > 1 else {"output_final_state": True}))
+    out = {"o": gather(o.detach(), ranks)}
+    if state is not None:
+        out["final_state"] = state
+    if do is not None:
+        torch.autograd.backward((o,) if dht is None else (o, state), (do,) if dht is None else (do, dht.cuda()))
+        out |= {"dh0" if k == "initial_state" else f"d{k}": (gather if k in TOKENS else reduce)(x[k].grad, ranks) for k in x if x[k].grad is not None}
+    if rank == 0:
+        version = getattr(fla, "__version__", "unknown")
+        layout = {"state_layout": metadata["state_layout"]} if "state_layout" in metadata else {}
+        save(out_path, out, layout | {"producer": f"flash-linear-attention {version} chunk_kda, {torch.cuda.get_device_name()}", "ranks": ranks, "base": "bf16"})
+        print(f"wrote {out_path}: {' '.join(out)}")
+    if ranks > 1:
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    a = argparse.ArgumentParser(description="Run FLA's chunk_kda on IN and write OUT, for `deltaproof judge`. Needs CUDA GPUs, PyTorch and FLA.")
+    a.add_argument("inputs", metavar="IN.safetensors")
+    a.add_argument("outputs", metavar="OUT.safetensors")
+    args = a.parse_args()
+    run_kda(args.inputs, args.outputs)
