@@ -581,7 +581,8 @@ struct ScanArgs {
     int seq0;
 };
 
-#define STAGES 3
+#define STAGES(MODE) ((MODE) == SCAN_OUT ? 3 : 4)
+#define AHEAD 2                                          /* chunks that a block without a producer warp loads ahead; STAGES - 2 */
 template <int D, int NW, int MODE> struct Stage {
     bf16 w[C * D], kg[C * D];
     bf16 qg[MODE == SCAN_OUT ? C * D : 8], Aqk[MODE == SCAN_OUT ? C * C : 8];
@@ -589,14 +590,14 @@ template <int D, int NW, int MODE> struct Stage {
     float eC[D];
 };
 template <int D, int NW, int MODE> struct Pipe {
-    Stage<D, NW, MODE> st[STAGES];
-    uint64_t full[STAGES], empty[STAGES];
+    Stage<D, NW, MODE> st[STAGES(MODE)];
+    uint64_t full[STAGES(MODE)], empty[STAGES(MODE)];
 };
 
 template <int D, int NW, int MODE> __device__ void pipe_init(Pipe<D, NW, MODE> &pipe, int readers)
 {
     if (threadIdx.x == 0)
-        for (int i = 0; i < STAGES; i++) {
+        for (int i = 0; i < STAGES(MODE); i++) {
             bar_init(&pipe.full[i], 1);
             bar_init(&pipe.empty[i], readers);
         }
@@ -604,27 +605,41 @@ template <int D, int NW, int MODE> __device__ void pipe_init(Pipe<D, NW, MODE> &
     __syncthreads();
 }
 
-/* One thread feeds the pipe with the tiles of a sub-sequence of one head: NW column slices of u from `slice` * NW. */
-template <int D, int NW, int MODE> __device__ void produce(const Dims &d, const ScanArgs &a, Pipe<D, NW, MODE> &pipe, Seq seq, int hv, int slice)
+/* One thread loads chunk c, the i-th of a sub-sequence, of one head: NW column slices of u from `slice` * NW. */
+template <int D, int NW, int MODE> __device__ void feed(const Dims &d, const ScanArgs &a, Pipe<D, NW, MODE> &pipe, int c, int i, int hv, int slice)
 {
-    const int ST = STAGES, T2 = C * D * 2, bytes = 2 * T2 + D * 4 + (MODE == SCAN_OUT ? T2 + C * C * 2 : 0) + (MODE == SCAN_M ? 0 : NW * C * 32);
-    for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
-        int64_t tile = (int64_t)c * d.HV + hv;
-        Stage<D, NW, MODE> &s = pipe.st[i % ST];
-        uint64_t *full = &pipe.full[i % ST];
-        if (i >= ST)
-            bar_wait(&pipe.empty[i % ST], (i / ST - 1) & 1);
-        bar_expect(full, bytes);
-        bulk(s.w, a.w + tile * C * D, T2, full);
-        bulk(s.kg, a.kg + tile * C * D, T2, full);
-        bulk(s.eC, a.eC + tile * D, D * 4, full);
-        if (MODE != SCAN_M)
-            bulk(s.u, a.u + tile * C * D + slice * NW * C * 16, NW * C * 32, full);
-        if (MODE == SCAN_OUT) {
-            bulk(s.qg, a.qg + tile * C * D, T2, full);
-            bulk(s.Aqk, a.Aqk + tile * C * C, C * C * 2, full);
-        }
+    const int ST = STAGES(MODE), T2 = C * D * 2, bytes = 2 * T2 + D * 4 + (MODE == SCAN_OUT ? T2 + C * C * 2 : 0) + (MODE == SCAN_M ? 0 : NW * C * 32);
+    int64_t tile = (int64_t)c * d.HV + hv;
+    Stage<D, NW, MODE> &s = pipe.st[i % ST];
+    uint64_t *full = &pipe.full[i % ST];
+    if (i >= ST)
+        bar_wait(&pipe.empty[i % ST], (i / ST - 1) & 1);
+    bar_expect(full, bytes);
+    bulk(s.w, a.w + tile * C * D, T2, full);
+    bulk(s.kg, a.kg + tile * C * D, T2, full);
+    bulk(s.eC, a.eC + tile * D, D * 4, full);
+    if (MODE != SCAN_M)
+        bulk(s.u, a.u + tile * C * D + slice * NW * C * 16, NW * C * 32, full);
+    if (MODE == SCAN_OUT) {
+        bulk(s.qg, a.qg + tile * C * D, T2, full);
+        bulk(s.Aqk, a.Aqk + tile * C * C, C * C * 2, full);
     }
+}
+
+/* A producer warp's one thread feeds a whole sub-sequence. */
+template <int D, int NW> __device__ void produce(const Dims &d, const ScanArgs &a, Pipe<D, NW, SCAN_OUT> &pipe, Seq seq, int hv, int slice)
+{
+    for (int c = seq.c0, i = 0; c < seq.c1; c++, i++)
+        feed<D, NW, SCAN_OUT>(d, a, pipe, c, i, hv, slice);
+}
+
+/* Without a producer warp: before chunk i, warp 0 loads chunk i + AHEAD (and all before it at the start). */
+template <int D, int NW, int MODE> __device__ __forceinline__ void feed_ahead(const Dims &d, const ScanArgs &a, Pipe<D, NW, MODE> &pipe, Seq seq, int i, int hv, int slice)
+{
+    if (threadIdx.x == 0)
+        for (int j = i ? i + AHEAD : 0; j <= i + AHEAD && seq.c0 + j < seq.c1; j++)
+            feed<D, NW, MODE>(d, a, pipe, seq.c0 + j, j, hv, slice);
+    __syncwarp();
 }
 
 /* Initial state of a sub-sequence or segment: s0 where its sequence starts, else what the merge brought, else (NULL) zeros. */
@@ -768,7 +783,7 @@ template <int D, int NW, int MODE> struct ScanSmem { Pipe<D, NW, MODE> pipe; bf1
 /* State and output (SCAN_OUT), or H alone (SCAN_H). */
 template <int D, int NW, int MODE> __device__ void scan_warp(const Dims &d, const ScanArgs &a, ScanSmem<D, NW, MODE> &sm, Seq seq, int hv, int slice, int warp, int lane)
 {
-    const int ST = STAGES;
+    const int ST = STAGES(MODE);
     int v0 = (slice * NW + warp) * 16;
     float S[D / 8][4];
     const float *init = initial(d, a, seq, hv);
@@ -778,6 +793,8 @@ template <int D, int NW, int MODE> __device__ void scan_warp(const Dims &d, cons
         Stage<D, NW, MODE> &st = sm.pipe.st[i % ST];
         float x[8][4] = {};
         uint32_t sa[D / 16][4], xa[4][4];
+        if (MODE == SCAN_H)
+            feed_ahead(d, a, sm.pipe, seq, i, hv, slice);
         bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
         split_state<D>(sa, S);
         if (MODE == SCAN_OUT && a.h)
@@ -824,34 +841,42 @@ __device__ __forceinline__ void split3(float a, float b, uint32_t &h, uint32_t &
     l = pack2(a - y.x, b - y.y);
 }
 
-/* A fragment (n-tiles a, b of an accumulator) of sign * S in three pieces. */
-__device__ __forceinline__ void split_fragment(uint32_t h[4], uint32_t m[4], uint32_t l[4], float sign, const float a[4], const float b[4])
+/* A fragment (n-tiles a, b of an accumulator) in three pieces. */
+__device__ __forceinline__ void split_fragment(uint32_t h[4], uint32_t m[4], uint32_t l[4], const float a[4], const float b[4])
 {
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         const float *z = e < 2 ? a + 2 * e : b + 2 * e - 4;
-        split3(sign * z[0], sign * z[1], h[e], m[e], l[e]);
+        split3(z[0], z[1], h[e], m[e], l[e]);
     }
 }
 
-/* sum += A B in three pieces for two n-tiles: the leading product of a k-step starts from zero, because the accumulator of a tensor core
+/* sum += A B (= if first) in three pieces for 2 NB n-tiles: the leading product of a k-step starts from zero, because the accumulator of a tensor core
  * rounds toward zero; the two small ones add up in `small`, where that does not matter. */
-__device__ __forceinline__ void mma3(float (*sum)[4], float (*small)[4], const uint32_t h[4], const uint32_t m[4], const uint32_t l[4], const uint32_t b[4])
+template <int NB> __device__ __forceinline__ void mma3(float (*sum)[4], float (*small)[4], const uint32_t h[4], const uint32_t m[4], const uint32_t l[4],
+                                                       const uint32_t (*b)[4], bool first)
 {
+    float z[2 * NB][4] = {};
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-        float z[4] = {};
-        mma(z, h, b[2 * n], b[2 * n + 1]);
-        mma(small[n], m, b[2 * n], b[2 * n + 1]);
-        mma(small[n], l, b[2 * n], b[2 * n + 1]);
+    for (int n = 0; n < 2 * NB; n++)
+        mma(z[n], h, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+#pragma unroll
+    for (int n = 0; n < 2 * NB; n++)
+        mma(small[n], m, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+#pragma unroll
+    for (int n = 0; n < 2 * NB; n++)
+        mma(small[n], l, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+#pragma unroll
+    for (int n = 0; n < 2 * NB; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            sum[n][e] += z[e];
-    }
+            sum[n][e] = first ? z[n][e] : sum[n][e] + z[n][e];
 }
 
-/* The mean of what rounding toward zero took from the sums, relative to them (chain.cu, RZ_LOSS; measured on an H200). */
-#define RZ_LOSS 3.5e-8f
+/* The mean of what rounding toward zero took from the sums, relative to them. Measured on an H200 with reflect factors: giving back 3.5e-8
+ * leaves a drift linear in the chunks (K = 64: 4.3e-5 after 1,024; K = 128: 1.6e-5 after 512), 6.05e-8 twice that; both K put its zero at
+ * 1.1e-8. Less than the tf32 products of chain.cu lose: products of bf16 are short, and their sums often exact. */
+#define RZ_LOSS 1.1e-8f
 __device__ __forceinline__ float whole_sum(float sum, float small) { return sum + fmaf(sum, RZ_LOSS, small); }
 __device__ __forceinline__ float fma_ftz(float a, float b, float c)
 {
@@ -860,69 +885,85 @@ __device__ __forceinline__ float fma_ftz(float a, float b, float c)
     return y;
 }
 
-/* 16 columns of M of a segment: S <- eC o S - kg' (w S) from the identity, S and X in three bf16 pieces; w and kg are bf16 as they stand, so
- * that all operands are exact to 2^-24, for 3 products instead of 1. Words below 2^-126 become zero, and columns that have vanished are
- * left alone: M of a head that forgets costs no arithmetic. */
+/* S <- eC o S - kg' (w S) for 16 columns, S and X in three bf16 pieces; false if nothing but zeros is left. */
+template <int D, class ST> __device__ __forceinline__ bool step_m(float S[D / 8][4], const ST &st, int lane)
+{
+    float x[8][4], xs[8][4] = {};
+    uint32_t h[4][4], m[4][4], l[4][4];
+    int wrow = lane / 16 * 8 + lane % 8, half = lane / 8 % 2, krow = lane % 16;
+    uint32_t wbase = saddr(st.w) + wrow * D * 2, kbase = saddr(st.kg) + krow * D * 2;
+    bool live = false;
+#pragma unroll
+    for (int kk = 0; kk < D / 16; kk++) {
+        uint32_t b[4][4];
+        split_fragment(h[0], m[0], l[0], S[2 * kk], S[2 * kk + 1]);
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            ldsm4(b[n], wbase + n * 16 * D * 2 + ((2 * kk + half) ^ (wrow & 7)) * 16);
+        mma3<4>(x, xs, h[0], m[0], l[0], b, kk == 0);
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            x[n][e] = whole_sum(x[n][e], xs[n][e]);
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+        split_fragment(h[p], m[p], l[p], x[2 * p], x[2 * p + 1]);
+#pragma unroll
+    for (int j = 0; j < D / 8; j += 4) {
+        float y[4][4], ys[4][4] = {};
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            uint32_t b[2][4];
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+                ldsm4t(b[n], kbase + p * 16 * D * 2 + ((j + 2 * n + lane / 16) ^ (krow & 7)) * 16);
+            mma3<2>(y, ys, h[p], m[p], l[p], b, p == 0);
+        }
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float2 f = *(const float2 *)(st.eC + (j + n) * 8 + lane % 4 * 2);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                S[j + n][e] = fma_ftz(e % 2 ? f.y : f.x, S[j + n][e], -whole_sum(y[n][e], ys[n][e]));
+                live |= S[j + n][e] != 0.f;
+            }
+        }
+    }
+    return __any_sync(~0u, live);
+}
+
+/* 16 columns of M of a segment, from the identity. w and kg are bf16 as they stand, so that all operands are exact to 2^-24, for 3
+ * products instead of 1. Words below 2^-126 become zero; columns that have vanished are left alone, and when all of the block's have,
+ * which is asked every 8 chunks, nothing more is read: M of a head that forgets costs little. */
 template <int D, int NW> __device__ void scan_m(const Dims &d, const ScanArgs &a, ScanSmem<D, NW, SCAN_M> &sm, Seq seq, int hv, int warp, int lane)
 {
-    int v0 = warp * 16, wrow = lane / 16 * 8 + lane % 8, half = lane / 8 % 2, krow = lane % 16;
+    const int ST = STAGES(SCAN_M);
+    int v0 = warp * 16;
     float S[D / 8][4];
     bool alive = true;
     each<D / 8>(S, lane, [&](int k, int v, float &s) { s = k == v0 + v; });
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
-        Stage<D, NW, SCAN_M> &st = sm.pipe.st[i % STAGES];
-        bar_wait(&sm.pipe.full[i % STAGES], i / STAGES & 1);
-        if (alive) {
-            float x[8][4] = {}, xs[8][4] = {};
-            uint32_t h[4][4], m[4][4], l[4][4], wbase = saddr(st.w) + wrow * D * 2, kbase = saddr(st.kg) + krow * D * 2;
-            bool live = false;
-#pragma unroll
-            for (int kk = 0; kk < D / 16; kk++) {
-                split_fragment(h[0], m[0], l[0], -1.f, S[2 * kk], S[2 * kk + 1]);
-#pragma unroll
-                for (int n = 0; n < 4; n++) {
-                    uint32_t b[4];
-                    ldsm4(b, wbase + n * 16 * D * 2 + ((2 * kk + half) ^ (wrow & 7)) * 16);
-                    mma3(x + 2 * n, xs + 2 * n, h[0], m[0], l[0], b);
-                }
-            }
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    x[n][e] = whole_sum(x[n][e], xs[n][e]);
-#pragma unroll
-            for (int p = 0; p < 4; p++)
-                split_fragment(h[p], m[p], l[p], 1.f, x[2 * p], x[2 * p + 1]);
-#pragma unroll
-            for (int j = 0; j < D / 8; j += 2) {
-                float y[2][4] = {}, ys[2][4] = {};
-#pragma unroll
-                for (int p = 0; p < 4; p++) {
-                    uint32_t b[4];
-                    ldsm4t(b, kbase + p * 16 * D * 2 + ((j + lane / 16) ^ (krow & 7)) * 16);
-                    mma3(y, ys, h[p], m[p], l[p], b);
-                }
-#pragma unroll
-                for (int n = 0; n < 2; n++) {
-                    float2 f = *(const float2 *)(st.eC + (j + n) * 8 + lane % 4 * 2);
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        S[j + n][e] = fma_ftz(e % 2 ? f.y : f.x, S[j + n][e], whole_sum(y[n][e], ys[n][e]));
-                        live |= S[j + n][e] != 0.f;
-                    }
-                }
-            }
-            alive = __any_sync(~0u, live);
+        if (i % 8 == 0 && !__syncthreads_or(alive)) {
+            for (int j = i; j < i + AHEAD && seq.c0 + j < seq.c1; j++)      /* loads under way end before the block does */
+                bar_wait(&sm.pipe.full[j % ST], j / ST & 1);
+            break;
         }
+        feed_ahead(d, a, sm.pipe, seq, i, hv, 0);
+        bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
+        if (alive)
+            alive = step_m<D>(S, sm.pipe.st[i % ST], lane);
         __syncwarp();
         if (lane == 0)
-            bar_arrive(&sm.pipe.empty[i % STAGES]);
+            bar_arrive(&sm.pipe.empty[i % ST]);
     }
     each<D / 8>(S, lane, [&](int k, int v, float &s) { a.hm[(((int64_t)seq.part * d.HV + hv) * D + k) * 2 * D + D + v0 + v] = s; });
 }
 
-template <int D, int NW, int MODE> __global__ void __launch_bounds__((NW + 1) * 32, 1) k_scan(Dims d, ScanArgs a)
+/* NW warps of columns, and for SCAN_OUT a producer; the others need its registers. */
+#define SCAN_THREADS(NW, MODE) (((NW) + ((MODE) == SCAN_OUT)) * 32)
+template <int D, int NW, int MODE> __global__ void __launch_bounds__(SCAN_THREADS(NW, MODE), 1) k_scan(Dims d, ScanArgs a)
 {
     extern __shared__ __align__(128) char scan_raw[];
     ScanSmem<D, NW, MODE> &sm = *(ScanSmem<D, NW, MODE> *)scan_raw;
@@ -930,13 +971,13 @@ template <int D, int NW, int MODE> __global__ void __launch_bounds__((NW + 1) * 
     int slice = blockIdx.x % slices, hv = blockIdx.x / slices % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Seq seq = d.seq[a.seq0 + blockIdx.x / slices / d.HV];
     pipe_init(sm.pipe, NW);
-    if constexpr (MODE == SCAN_M) {
-        if (warp < NW)
-            scan_m<D, NW>(d, a, sm, seq, hv, warp, lane);
-    } else if (warp < NW)
+    if constexpr (MODE == SCAN_M)
+        scan_m<D, NW>(d, a, sm, seq, hv, warp, lane);
+    else if (warp < NW)
         scan_warp<D, NW, MODE>(d, a, sm, seq, hv, slice, warp, lane);
-    if (warp == NW && lane == 0)
-        produce<D, NW, MODE>(d, a, sm.pipe, seq, hv, slice);
+    else if constexpr (MODE == SCAN_OUT)
+        if (lane == 0)
+            produce<D, NW>(d, a, sm.pipe, seq, hv, slice);
 }
 
 /* Few heads: a team of 4 warps per 16 columns. Warp t computes X of tokens 16 t .. and S of its D/4 channels;
@@ -1000,7 +1041,7 @@ __device__ __forceinline__ void load_x(uint32_t xa[4][4], const uint4 X[4][32], 
 
 template <int D> __device__ void team_state(const Dims &d, const ScanArgs &a, TeamSmem<D> &sm, Seq seq, int hv, int v0, int t, int lane)
 {
-    const int NJ = D / 32, ST = STAGES;
+    const int NJ = D / 32, ST = STAGES(SCAN_OUT);
     const float *init = initial(d, a, seq, hv);
     int k0 = t * NJ * 8, urow = lane / 16 * 8 + lane % 8, upiece = lane / 8 % 2 ^ (urow >> 2 & 1), krow = lane % 16;
     float S[NJ][4];
@@ -1068,7 +1109,7 @@ template <int D> __device__ void team_state(const Dims &d, const ScanArgs &a, Te
 /* o of tokens 16 t .. of every chunk: scale S' qg' + X' Aqk'. */
 template <int D> __device__ void team_output(const Dims &d, const ScanArgs &a, TeamSmem<D> &sm, Seq seq, int hv, int v0, int t, int lane)
 {
-    const int ST = STAGES;
+    const int ST = STAGES(SCAN_OUT);
     int row = t * 16 + lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         Stage<D, 1, SCAN_OUT> &st = sm.pipe.st[i % ST];
@@ -1118,7 +1159,7 @@ template <int D> __global__ void __launch_bounds__(TEAM_THREADS) k_team(Dims d, 
     else if (warp < 8)
         team_output<D>(d, a, sm, seq, hv, slice * 16, warp - 4, lane);
     else if (lane == 0)
-        produce<D, 1, SCAN_OUT>(d, a, sm.pipe, seq, hv, slice);
+        produce<D, 1>(d, a, sm.pipe, seq, hv, slice);
 }
 
 /* ---- host ------------------------------------------------------------------------------------------------------------------------ */
@@ -1162,7 +1203,7 @@ template <int D, int NW, int MODE> static dp_status launch_scan(dpg_plan *p, Sca
 {
     int bytes = (int)sizeof(ScanSmem<D, NW, MODE>);
     CK(e, cudaFuncSetAttribute(k_scan<D, NW, MODE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    k_scan<D, NW, MODE><<<(unsigned)nseq * p->d.HV * (D / 16 / NW), (NW + 1) * 32, bytes, s>>>(p->d, a);
+    k_scan<D, NW, MODE><<<(unsigned)nseq * p->d.HV * (D / 16 / NW), SCAN_THREADS(NW, MODE), bytes, s>>>(p->d, a);
     CK_LAUNCH(e, "k_scan");
     return DP_OK;
 }

@@ -2,7 +2,7 @@
  *
  *   test_gpu all            every case on 1 GPU with 1, 2, 3, 4, 8 ranks, the chain law, repeatability, failing ranks
  *   test_gpu simple         the same without the fast path
- *   test_gpu chain          the chain law alone
+ *   test_gpu chain          the chain law and long M by augmented columns alone
  *   test_gpu small [CASE]   few small cases of every kernel, for compute-sanitizer
  *   test_gpu head [FILE]    a recorded head on 1, 2, 4, 8 ranks of one GPU, every chain format, against FLA's figures
  *   test_gpu nccl N         N GPUs: bitwise equality with N ranks on one GPU, a rank that dies
@@ -794,6 +794,8 @@ int main(int argc, char **argv)
     if (mode == "chain") {
         test_chain(32, 1024);
         test_chain(128, 1024);
+        test_augmented(64, 16);
+        test_augmented(128, 8);
     } else if (mode == "head") {
         test_head(argc > 2 ? argv[2] : "cases/data/kda-lm-layer3-long.safetensors");
     } else if (mode == "nccl") {
