@@ -48,7 +48,7 @@ static const key KEYS[] = {
     {"l2norm", CHOICE, REC, AT(l2norm), "no", 0, 0, "no|yes", "q and keys are divided by sqrt(sum x^2 + 1e-6)"},
     {"dtype", CHOICE, REC | CONV, AT(dtype), "(bf16, or as in data)", 0, 0, "fp64|fp32|bf16", "format of the input tensors; parameters and states are fp32 (fp64 with fp64)"},
     {"data", TEXT, REC | CONV, AT(data), "(generated)", 0, 0, NULL, "safetensors file with the inputs, relative to the case file"},
-    {"keys", CHOICE, REC | GEN, AT(keys), "random", 0, 0, "random|correlated|subspace", "law of the keys; correlated: nearly equal; subspace: K/2 dimensions"},
+    {"keys", CHOICE, REC | GEN, AT(keys), "random", 0, 0, "random|correlated|subspace|exact", "law of the keys; correlated: nearly equal; subspace: K/2 dimensions; exact: all inputs such that nothing rounds"},
     {"g_scale", REAL, REC | GEN, AT(g_scale), "(0.1, raw gates 1)", 0, 1e3, NULL, "g = -g_scale * exponential; raw: g_mean + g_scale * normal"},
     {"g_mean", REAL, REC | GEN, AT(g_mean), "0", -1e3, 1e3, NULL, "mean of a raw gate"},
     {"g_uniform", REAL, REC | GEN, AT(g_uniform), "0", 0, 1e3, NULL, "above 0: g uniform in (-g_uniform, 0]"},
@@ -258,6 +258,19 @@ static dp_status check_use(const dp_casefile *f, dp_err *e) {
     return DP_OK;
 }
 
+/* What would round has no place in a case where nothing may (ref/inputs_exact.c). */
+static dp_status check_exact(const dp_casefile *f, dp_err *e) {
+    if (f->keys != 3) return DP_OK;
+    if (f->gate) return dp_casefile_refuse(f, "gate", e, "keys = exact goes with gate = log");
+    if (f->beta) return dp_casefile_refuse(f, "beta", e, "keys = exact goes with beta = plain");
+    if (f->l2norm) return dp_casefile_refuse(f, "l2norm", e, "keys = exact goes with l2norm = no");
+    if (f->K % f->R) return dp_casefile_refuse(f, "K", e, "keys = exact needs a multiple of R = %lld", (long long)f->R);
+    static const char *const unused[] = {"g_scale", "g_mean", "g_uniform", "g_head_spread", "g_channel_spread", "beta_lo", "beta_hi"};
+    for (size_t i = 0; i < sizeof unused / sizeof *unused; i++)
+        if (dp_casefile_has(f, unused[i])) return dp_casefile_refuse(f, unused[i], e, "keys = exact gives every tensor its own law");
+    return DP_OK;
+}
+
 dp_status dp_casefile_parse(const char *text, size_t len, const char *path, dp_casefile *f, dp_err *e) {
     *f = (dp_casefile){.path = strdup(path)};
     dp_status s = DP_OK;
@@ -265,6 +278,7 @@ dp_status dp_casefile_parse(const char *text, size_t len, const char *path, dp_c
         if (KEYS[i].dflt && KEYS[i].dflt[0] != '(') s = assign(f, &KEYS[i], KEYS[i].dflt, e);
     if (!s) s = take_text(f, text, len, e);
     if (!s) s = check_use(f, e);
+    if (!s) s = check_exact(f, e);
     if (s) dp_casefile_free(f);
     return s;
 }

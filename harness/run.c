@@ -20,6 +20,7 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
     }
     dp_run *x = &r->run[r->n++];
     *x = (dp_run){.case_name = strdup(c->name), .op = c->op_name, .backend = DP_BACKEND_SIM, .ranks = 1, .truth_kind = "mpfr", .truth_radius = NAN, .slope = NAN};
+    x->exact = c->op == DP_OP_RECURRENCE && c->spec.keys == DP_KEYS_EXACT && !c->data;
     return x;
 }
 
@@ -43,6 +44,13 @@ int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *ou
     return n;
 }
 
+/* Inputs on which nothing rounds: bounds play no part, an error of 0 passes and any other fails. */
+static void judge_exactly(dp_judgement *t) {
+    t->verdict = t->rel_fro == 0 ? DP_PASS : DP_FAIL;
+    t->why[0] = 0;
+    if (t->verdict == DP_FAIL) snprintf(t->why, sizeof t->why, "nothing rounds in this case, but the error is %.3g: got %g, want %g", t->rel_fro, t->worst_got, t->worst_want);
+}
+
 /* A run fails when any tensor fails; it is unjudged only when no tensor could be judged, so that one missing bound does not hide the
  * rest (each unjudged tensor is counted and named in `why`). */
 void dp_run_close(dp_run *r, double seconds) {
@@ -51,7 +59,8 @@ void dp_run_close(dp_run *r, double seconds) {
     const dp_judgement *bad = NULL, *un = NULL;
     r->seconds = seconds;
     for (int i = 0; i < r->ntensor; i++) {
-        const dp_judgement *t = &r->tensor[i];
+        dp_judgement *t = &r->tensor[i];
+        if (r->exact) judge_exactly(t);
         n[t->verdict]++;
         if (t->verdict == DP_FAIL && (!bad || t->ratio > top)) bad = t, top = t->ratio;
         if (t->verdict == DP_UNJUDGED && !un) un = t;

@@ -28,6 +28,7 @@ typedef struct {
     dp_format chain;
     dp_merge merge;
     dp_fault fault;
+    int exact;                   /* keys = exact: every error must be 0, whatever the bounds allow */
     const char *truth_kind;
     int truth_bits, truth_cached;
     double truth_radius;         /* largest radius relative to its tensor's norm */

@@ -236,11 +236,20 @@ static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {
 }
 
 void dp_inputs_fill_gradients(dp_problem *p, const dp_inputs_spec *s) {
+    if (s->keys == DP_KEYS_EXACT) {
+        dp_inputs_fill_exact_gradients(p, s);
+        return;
+    }
     fill_normal(p->dout, p->T * p->HV * p->V, s, ST_DO, 0, 1, s->dtype);
     fill_normal(p->dstate, (int64_t)p->Nseq * p->HV * p->K * p->V, s, ST_DSTATE, 0, 1, param_dtype(s));
 }
 
 void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s) {
+    if (s->keys == DP_KEYS_EXACT) {
+        dp_inputs_fill_exact(p, s);
+        dp_inputs_fill_gradients(p, s);
+        return;
+    }
     fill_normal(p->q, p->T * p->H * p->K, s, ST_Q, 0, 1, s->dtype);
     fill_keys(p, s);
     fill_normal(p->v, p->T * p->HV * p->R * p->V, s, ST_V, 0, 1, s->dtype);

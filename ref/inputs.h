@@ -19,12 +19,13 @@ double dp_rng_exponential(dp_rng *r);                            /* mean 1; loga
 double dp_exp_exact_bits(double x);                              /* exp within 2 ulp for |x| <= 700, below 2^-1009 = 0; same bits everywhere */
 double dp_log_exact_bits(double x);                              /* log within 3 ulp for normal x > 0; same bits everywhere */
 
-typedef enum { DP_KEYS_RANDOM, DP_KEYS_CORRELATED, DP_KEYS_SUBSPACE } dp_keys;
+typedef enum { DP_KEYS_RANDOM, DP_KEYS_CORRELATED, DP_KEYS_SUBSPACE, DP_KEYS_EXACT } dp_keys;
 typedef struct {
     uint64_t seed;
     dp_format dtype;             /* DP_BF16, DP_FP32 or DP_FP64: q k v g beta do x dy are rounded to it. Parameters and states (A_log,
                                     dt_bias, s0, dstate, conv w and bias) are fp32 as kernels hold them, fp64 when dtype is */
-    dp_keys keys;                /* unit rows unless l2norm; correlated: sqrt(K)*common + 0.1*noise, normalised (math.md j.5 corr) */
+    dp_keys keys;                /* unit rows unless l2norm; correlated: sqrt(K)*common + 0.1*noise, normalised (math.md j.5 corr);
+                                    exact: every tensor as ref/inputs_exact.c says (log gate, plain beta, no l2norm); only seed and s0_scale > 0 count */
     double g_scale;              /* DP_GATE_LOG: g = -g_scale * exponential; raw gates: g_raw = g_mean + g_scale * normal */
     double g_mean;
     double g_uniform;            /* > 0: g uniform in (-g_uniform, 0] instead (DP_GATE_LOG) */
@@ -36,6 +37,9 @@ typedef struct {
 /* p's shapes, cu, forms set and arrays allocated. Fills q k v g beta (A_log, dt_bias, s0, dout, dstate where allocated).
  * A_log, dt_bias: softplus gate log U(1,16) and U(-6.9,-2.3), as trained layers start; lower-bound gate log U(1/2,2) and U(-1,1). */
 void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s);
+void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s);
+void dp_inputs_fill_exact_gradients(dp_problem *p, const dp_inputs_spec *s);
+int dp_inputs_exact_log2(const dp_problem *p, int sequence, int hv);     /* v and s0 of a sequence and head are small integers times 2^this */
 void dp_inputs_fill_gradients(dp_problem *p, const dp_inputs_spec *s);   /* dout and dstate alone, the same bits */
 /* Shapes, cu and arrays set: x normal, w normal / sqrt(W), bias normal / 2, dy normal (where allocated). */
 void dp_inputs_fill_conv(dp_conv *c, const dp_inputs_spec *s);

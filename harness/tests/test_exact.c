@@ -1,0 +1,230 @@
+/* Exact cases (ref/inputs_exact.c): every tensor of every run equals the truth bit for bit, and faults of indexing or order cannot hide. */
+#include "../../ref/truth.h"
+#include "../case.h"
+#include "../ranks.h"
+#include "../run.h"
+#include "gt.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const CASES[] = {"exact-kda", "exact-gdn", "exact-mkda2", "exact-packed"};
+enum { NCASES = 4 };
+
+typedef struct { dp_case c; dp_truth t; } exact_case;
+
+static int open_case(const char *name, exact_case *x) {
+    char path[512];
+    dp_err e = {0};
+    int ncut;
+    snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
+    if (dp_case_load(path, &x->c, &e)) {
+        gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
+        return 0;
+    }
+    int64_t *cut = dp_case_cuts(&x->c, &ncut);
+    const dp_truth_request rq = {.bits = x->c.bits, .backward = 1, .ncut = ncut, .cut = cut, .want_M = 1};
+    const dp_status st = dp_truth_cached(&x->c.p, &rq, gt_tmpdir(), &x->t, NULL, &e);
+    free(cut);
+    if (st) gt_fail(__FILE__, __LINE__, name, "%s", e.msg), dp_case_free(&x->c);
+    return !st;
+}
+
+static void close_case(exact_case *x) { dp_truth_free(&x->t), dp_case_free(&x->c); }
+
+typedef struct { int tensors, wrong; char first[160]; } outcome;
+
+/* Equal as numbers; NaN equals nothing. */
+static void compare(const char *name, int rank, int head, const double *got, const double *want, int64_t n, outcome *o) {
+    o->tensors++;
+    for (int64_t i = 0; i < n; i++)
+        if (!(got && got[i] == want[i])) {
+            if (!o->wrong++) snprintf(o->first, sizeof o->first, "%s rank %d head %d entry %lld: got %a, want %a", name, rank, head, (long long)i, got ? got[i] : NAN, want[i]);
+            return;
+        }
+}
+
+static outcome check(const exact_case *x, dp_sim *s) {
+    const dp_problem *p = &x->c.p;
+    const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
+    outcome o = {0};
+    for (int r = 0; r < s->N; r++)
+        for (int h = 0; h < p->HV; h++) {
+            const int i = r * p->HV + h;
+            dp_truth_rank w;
+            dp_truth_at_rank(&x->t, p, &s->ctx[r], h, &w);
+            if (w.has_MH) compare("H", r, h, s->H[i], w.H, KV, &o), compare("M", r, h, s->M[i], w.M, KK, &o);
+            if (w.has_S_in) compare("S_in", r, h, s->S_in[i], w.S_in, KV, &o);
+            if (w.has_dMH) compare("dH", r, h, s->dH[i], w.dH, KV, &o), compare("dM", r, h, s->dM[i], w.dM, KK, &o);
+            if (w.has_dS_out) compare("dS_out", r, h, s->dS_out[i], w.dS_out, KV, &o);
+            dp_truth_rank_free(&w);
+        }
+    for (int i = 0; i < dp_result_nfields; i++) {
+        const dp_ball *b = &x->t.field[i];
+        if (b->rows) compare(dp_result_fields[i].name, -1, -1, *dp_result_at(&s->out, i), b->hi, b->rows * b->width, &o);
+    }
+    return o;
+}
+
+DP_TEST(exact, every_run_has_error_zero_in_every_tensor) {
+    for (int k = 0; k < NCASES; k++) {
+        exact_case x;
+        int runs = 0, tensors = 0;
+        const int threads = omp_get_max_threads();
+        if (!open_case(CASES[k], &x)) return;
+        omp_set_num_threads(1);                                  /* hundreds of loops of microseconds each */
+        CHECK(x.c.nranks == 5 && x.c.nbase == DP_NBASES && x.c.nchain == DP_NFORMATS && x.c.nmerge == DP_NMERGES, "%s does not run everything", CASES[k]);
+        for (int n = 0; n < x.c.nranks; n++)
+            for (int b = 0; b < DP_NBASES; b++) {
+                dp_sim s;
+                dp_err e = {0};
+                REQUIRE(!dp_sim_new(&s, &x.c.p, (dp_base)b, x.c.ranks[n], DP_FAULT_NONE, &e), "%s", e.msg);
+                for (int f = 0; f < DP_NFORMATS * DP_NMERGES; f++) {
+                    dp_sim_run(&s, (dp_format)(f / DP_NMERGES), (dp_merge)(f % DP_NMERGES), 1);
+                    const outcome o = check(&x, &s);
+                    CHECK(!o.wrong, "%s, %d ranks, base %s, chain %s, %s: %d of %d tensors wrong: %s", CASES[k], s.N, dp_base_names[b], dp_formats[f / DP_NMERGES].name,
+                          dp_merge_names[f % DP_NMERGES], o.wrong, o.tensors, o.first);
+                    runs++, tensors += o.tensors;
+                }
+                dp_sim_free(&s);
+            }
+        printf("%s: %d runs, %d tensors, every entry equal to the truth\n", CASES[k], runs, tensors);
+        omp_set_num_threads(threads);
+        close_case(&x);
+    }
+}
+
+static int significant(double x) {
+    int n = 0;
+    for (x = fabs(frexp(x, &(int){0})); x > 0; x = 2 * x - floor(2 * x)) n++;
+    return n;
+}
+
+/* Not trivially so: gradients, states and M are neither zero nor one value, resets and half writes occur, and 8 bits are needed. */
+DP_TEST(exact, the_inputs_are_not_trivial) {
+    for (int k = 0; k < NCASES; k++) {
+        exact_case x;
+        int half = 0, none = 0, reset = 0, widest = 0;
+        if (!open_case(CASES[k], &x)) return;
+        const dp_problem *p = &x.c.p;
+        for (int64_t i = 0; i < p->T * p->HV * p->R; i++) half += p->beta[i] == 0.5, none += p->beta[i] == 0;
+        for (int64_t i = 0; i < p->T * p->HV * dp_Kg(p); i++) reset += p->g[i] != 0;
+        CHECK(half > 50 && none > 50 && reset > 10, "%s: %d halves, %d skipped writes, %d resets", CASES[k], half, none, reset);
+        for (int i = 0; i < dp_result_nfields; i++) {
+            const dp_ball *b = &x.t.field[i];
+            int64_t nonzero = 0;
+            int bits = 0;
+            for (int64_t z = 0; z < b->rows * b->width; z++) {
+                nonzero += b->hi[z] != 0;
+                if (significant(b->hi[z]) > bits) bits = significant(b->hi[z]);
+            }
+            CHECK(bits <= 8, "%s: %s needs %d significant bits, bf16 has 8", CASES[k], dp_result_fields[i].name, bits);
+            if (bits > widest) widest = bits;
+            if (b->rows) CHECK(nonzero * 400 > b->rows * b->width, "%s: %s: %lld of %lld entries are not zero", CASES[k], dp_result_fields[i].name, (long long)nonzero, (long long)(b->rows * b->width));
+        }
+        CHECK(widest >= 5, "%s: widest result has %d significant bits", CASES[k], widest);
+        printf("%s: %d half writes, %d skipped, %d resets, widest result %d bits\n", CASES[k], half, none, reset, widest);
+        close_case(&x);
+    }
+}
+
+/* The exponent of v says whose it is. */
+DP_TEST(exact, heads_and_sequences_have_exponents_of_their_own) {
+    exact_case x;
+    if (!open_case("exact-packed", &x)) return;
+    const dp_problem *p = &x.c.p;
+    for (int i = 0; i < p->Nseq; i++)
+        for (int hv = 0; hv < p->HV; hv++) {
+            for (int64_t t = p->cu[i]; t < p->cu[i + 1]; t++) {
+                const double a = fabs(p->v[(t * p->HV + hv) * p->V]) / ldexp(1, dp_inputs_exact_log2(p, i, hv));
+                CHECK(a == 1 + (t / DP_CHUNK & 1), "sequence %d, head %d, token %lld: %g", i, hv, (long long)t, a);
+            }
+            for (int o = 0; o < hv; o++) CHECK(dp_inputs_exact_log2(p, i, hv) != dp_inputs_exact_log2(p, i, o), "sequence %d: heads %d and %d", i, hv, o);
+            if (i) CHECK(dp_inputs_exact_log2(p, i, hv) != dp_inputs_exact_log2(p, i - 1, hv), "head %d: sequences %d and %d", hv, i - 1, i);
+        }
+    close_case(&x);
+}
+
+/* Faults that exact inputs cannot show, and why. */
+static const struct { dp_fault fault; const char *why; } BLIND[] = {
+    {DP_FAULT_CHAIN_BF16, "changes the format of the chain, and every format is exact here"},
+    {DP_FAULT_CHAIN_TF32RZ, "changes the format of the chain, and every format is exact here"},
+    {DP_FAULT_EXP2_GATE, "e and 2 to the power 0 are both 1, to a reset both 0"},
+    {DP_FAULT_GATE_GRAD_PARTIAL, "a log gate has no A_log and no dt_bias"},
+};
+
+DP_TEST(exact, every_fault_of_indexing_or_order_shows) {
+    static const int RANKS[] = {1, 2, 3, 4, 8};
+    const int threads = omp_get_max_threads();
+    exact_case x[NCASES];
+    for (int k = 0; k < NCASES; k++) if (!open_case(CASES[k], &x[k])) return;
+    omp_set_num_threads(1);
+    for (int f = 1; f < DP_NFAULTS; f++) {
+        const char *why = NULL;
+        int seen = 0, of = 0;
+        char first[256] = "";
+        for (size_t i = 0; i < sizeof BLIND / sizeof *BLIND; i++) if ((int)BLIND[i].fault == f) why = BLIND[i].why;
+        for (int k = 0; k < NCASES; k++)
+            for (size_t n = 0; n < sizeof RANKS / sizeof *RANKS; n++) {
+                dp_sim s;
+                dp_err e = {0};
+                REQUIRE(!dp_sim_new(&s, &x[k].c.p, DP_BASE_FP32, RANKS[n], (dp_fault)f, &e), "%s", e.msg);
+                dp_sim_run(&s, DP_FP32, DP_MERGE_ALLGATHER, 1);
+                const outcome o = check(&x[k], &s);
+                if (o.wrong && !seen) snprintf(first, sizeof first, "%s, %d ranks, %d tensors: %s", CASES[k], s.N, o.wrong, o.first);
+                seen += o.wrong > 0, of++;
+                dp_sim_free(&s);
+            }
+        printf("%-20s %2d of %d runs differ  %s\n", dp_faults[f].name, seen, of, seen ? first : why ? why : "");
+        CHECK((seen > 0) == !why, "%s: %d runs differ, expected %s", dp_faults[f].name, seen, why ? why : "a difference");
+    }
+    omp_set_num_threads(threads);
+    for (int k = 0; k < NCASES; k++) close_case(&x[k]);
+}
+
+/* The verdict of a run: error 0 passes even where bounds prove nothing, a fault fails far below its bound. */
+DP_TEST(exact, runs_are_judged_with_tolerance_zero) {
+    char path[512];
+    dp_case c;
+    dp_err e = {0};
+    const int ranks[] = {8};
+    const dp_base base[] = {DP_BASE_BF16};
+    const dp_format chain[] = {DP_BF16ST};
+    const dp_backend sim[] = {DP_BACKEND_SIM};
+    snprintf(path, sizeof path, "%s/exact-packed.case", gt_cases());
+    REQUIRE(!dp_case_load(path, &c, &e), "%s", e.msg);
+    for (int bad = 0; bad < 2; bad++) {
+        dp_runs r = {0};
+        const dp_run_options o = {.nranks = 1, .ranks = ranks, .nbase = 1, .base = base, .nchain = 1, .chain = chain, .nbackend = 1, .backend = sim, .fault = bad ? DP_FAULT_MERGE_SCALED : DP_FAULT_NONE,
+                                  .cache = gt_tmpdir()};
+        REQUIRE(!dp_case_run(&c, &o, &r, &e) && r.n > 0, "%s", e.msg);
+        for (int i = 0; i < r.n; i++) {
+            int fails = 0, others = 0, below = 0;
+            for (int k = 0; k < r.run[i].ntensor; k++) {
+                const dp_judgement *t = &r.run[i].tensor[k];
+                fails += t->verdict == DP_FAIL, others += t->verdict != DP_FAIL && t->verdict != DP_PASS;
+                below += t->verdict == DP_FAIL && t->ratio <= 1;
+            }
+            CHECK(!others && (fails > 0) == bad && (r.run[i].verdict == DP_FAIL) == bad, "%s: %d fail, %d neither: %s", r.run[i].id, fails, others, r.run[i].why);
+            if (bad) CHECK(below > 0 && strstr(r.run[i].why, "nothing rounds"), "%s: %d fail below their bound: %s", r.run[i].id, below, r.run[i].why);
+        }
+        dp_runs_free(&r);
+    }
+    dp_case_free(&c);
+}
+
+DP_TEST(exact, settings_that_would_round_are_refused) {
+    static const char *const extra[] = {"gate = softplus", "beta = sigmoid", "l2norm = yes", "R = 3", "g_scale = 0.1", "beta_hi = 1"};
+    for (size_t i = 0; i < sizeof extra / sizeof *extra; i++) {
+        char text[256];
+        dp_case c;
+        dp_err e = {0};
+        const int n = snprintf(text, sizeof text, "reason = r\nsource = s\nop = mkda\nT = 64\nK = 16\nkeys = exact\n%s\n", extra[i]);
+        const dp_status st = dp_case_parse(text, (size_t)n, "x.case", 1, &c, &e);
+        CHECK(st == DP_EINPUT && strstr(e.msg, "keys = exact"), "%s: %s", extra[i], e.msg);
+        if (!st) dp_case_free(&c);
+    }
+}
