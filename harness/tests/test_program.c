@@ -46,10 +46,10 @@ DP_TEST(program, bad_usage_is_named_and_exits_2) {
 }
 
 DP_TEST(program, help_and_version_on_each_command) {
-    const char *cmd[] = {"list", "run", "truth", "report"};
+    const char *cmd[] = {"list", "run", "judge", "truth", "report"};
     CHECK(run("--help") == 0 && strstr(out, "COMMAND"), "%s", out);
     CHECK(run("--version") == 0 && strstr(out, "deltaproof "), "%s", out);
-    for (size_t i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof cmd / sizeof *cmd; i++) {
         char a[64];
         snprintf(a, sizeof a, "%s --help", cmd[i]);
         CHECK(run(a) == 0 && strstr(out, "Usage: deltaproof"), "%s: %s", a, out);
