@@ -83,7 +83,7 @@ static void windows(const dp_compare_in *in, dp_judgement *j) {
 }
 
 void dp_compare(const dp_compare_in *in, dp_judgement *j) {
-    *j = (dp_judgement){.N = in->N, .heads = in->heads, .bound = NAN, .ratio = NAN, .worst = {-1, -1, -1, -1, -1}};
+    *j = (dp_judgement){.N = in->N, .heads = in->heads, .bound = NAN, .ratio = NAN, .worst = {-1, -1, -1, -1, -1}, .over = {-1, -1, -1, -1, -1}};
     snprintf(j->name, sizeof j->name, "%s", in->name);
     const int nh = in->N * in->heads;
     double *err = dp_doubles(nh), *want = dp_doubles(nh), *rat = dp_doubles(in->N), *head_w = dp_doubles(in->heads), E = 0, W = 0, B = 0, BW = 0, top = -1;   /* B, BW: judged rows */
@@ -120,7 +120,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
         judged++;
         B += e.bound2, BW += e.want2;
         const double ratio = e.err2 == 0 ? 0 : e.bound2 > 0 ? sqrt(e.err2 / e.bound2) : INFINITY;
-        if (!(ratio <= j->ratio)) j->ratio = ratio;
+        if (!(ratio <= j->ratio)) j->ratio = ratio, j->over = at;
         if (!(ratio <= rat[at.rank])) rat[at.rank] = ratio;
     }
     j->rel_fro = E == 0 ? 0 : W > 0 ? sqrt(E / W) : INFINITY;

@@ -39,7 +39,8 @@ typedef struct {
     int N, heads;
     double rel_fro, bound, ratio;         /* bound relative to |want|_F; NAN when unjudged */
     double *per_rank, *per_head, *per_rank_ratio;   /* [N], [N*heads], [N]; NAN: none */
-    dp_place worst;
+    dp_place worst;                      /* row with the largest worst_rel */
+    dp_place over;                       /* row with the largest error for its bound; rank -1: none was judged */
     int worst_index;
     double worst_got, worst_want, worst_rel;        /* worst_rel: |err|_2 over the rms row norm of its head */
     int nwindow;

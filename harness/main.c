@@ -380,8 +380,10 @@ static void print_tensor(const dp_judgement *t, FILE *f) {
         if (w->token >= 0) fprintf(f, ", token %lld", (long long)w->token);
         fprintf(f, ", entry %d: %.9g, truth %.9g, row %.2g", t->worst_index, t->worst_got, t->worst_want, t->worst_rel);
     }
-    if (t->why[0]) fprintf(f, "  (%s)", t->why);
-    fputc('\n', f);
+    if (t->why[0]) fprintf(f, "  (%s", t->why);
+    if (t->why[0] && t->ratio > 1) fprintf(f, ": rank %d, head %d", t->over.rank, t->over.head);
+    if (t->why[0] && t->ratio > 1 && t->over.token >= 0) fprintf(f, ", token %lld", (long long)t->over.token);
+    fputs(t->why[0] ? ")\n" : "\n", f);
 }
 
 static int check_judge_usage(options *o) {

@@ -66,10 +66,10 @@ void dp_run_close(dp_run *r, double seconds) {
         if (t->verdict == DP_UNJUDGED && !un) un = t;
     }
     r->verdict = n[DP_FAIL] ? DP_FAIL : n[DP_PASS] ? DP_PASS : n[DP_UNJUDGED] ? DP_UNJUDGED : DP_SKIPPED;
-    if (bad && bad->worst.token >= 0)
-        snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, token %lld, head %d)", bad->name, bad->why, bad->worst.rank, bad->worst.sequence,
-                 (long long)bad->worst.token, bad->worst.head);
-    else if (bad) snprintf(r->why, sizeof r->why, "%s: %s (rank %d, head %d)", bad->name, bad->why, bad->worst.rank, bad->worst.head);
+    const dp_place *at = !bad ? NULL : bad->over.rank >= 0 && bad->ratio > 1 ? &bad->over : &bad->worst;
+    if (bad && at->token >= 0)
+        snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, token %lld, head %d)", bad->name, bad->why, at->rank, at->sequence, (long long)at->token, at->head);
+    else if (bad) snprintf(r->why, sizeof r->why, "%s: %s (rank %d, head %d)", bad->name, bad->why, at->rank, at->head);
     else if (un) snprintf(r->why, sizeof r->why, "%d tensor%s unjudged, %s: %s", n[DP_UNJUDGED], n[DP_UNJUDGED] > 1 ? "s" : "", un->name, un->why);
 }
 

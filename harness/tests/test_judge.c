@@ -178,6 +178,24 @@ DP_TEST(judge, names_rank_head_and_token_of_a_row_that_is_wrong_on_any_rank) {
     forget(&x);
 }
 
+/* A row whose error is large among all rows need not be the one that its bound forbids: a small row, 30% off, fails and is named. */
+DP_TEST(judge, the_reason_names_the_row_that_exceeds_its_bound) {
+    static const char FORGETS[] = "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\npoke = v[70,*,*,*] 0x1p-20, g[70,*,*] -200\ng_uniform = 1\nranks = 3\nbase = bf16\nchain = bf16\n";
+    subject x;
+    judged j;
+    dp_judge_options o = options();
+    static const char *const LOG[] = {"gate", "log", "beta", "plain", "l2norm", "0", NULL};
+    o.claim = "bf16";
+    simulate(FORGETS, &x);
+    for (int i = 0; i < 8; i++) x.s.out.o[70 * 8 + i] *= 1.3;
+    write_inputs(&x.c.p, 3, 0, LOG), write_outputs(&x.c.p, &x.s.out, 1, 3, 0, "F64");
+    JUDGE(&o, &j);
+    const dp_judgement *t = tensor(j.run, "o");
+    CHECK(t->verdict == DP_FAIL && t->over.token == 70 && t->worst.token != 70, "%s: over %lld, worst %lld", dp_verdict_names[t->verdict], (long long)t->over.token, (long long)t->worst.token);
+    CHECK(strstr(j.run->why, "token 70"), "%s", j.run->why);
+    done(&j), forget(&x);
+}
+
 DP_TEST(judge, nan_and_inf_fail_and_say_where) {
     subject x;
     simulate(WIDE, &x);
