@@ -131,6 +131,31 @@ DP_TEST(exact, the_inputs_are_not_trivial) {
     }
 }
 
+/* Halves are replaced before they are halved again: what keeps numbers narrow at any length. Seen on the one-hot channels (blocks of even number). */
+DP_TEST(exact, no_row_is_halved_twice) {
+    for (int k = 0; k < NCASES; k++) {
+        exact_case x;
+        if (!open_case(CASES[k], &x)) return;
+        const dp_problem *p = &x.c.p;
+        const int Kg = dp_Kg(p);
+        for (int hv = 0; hv < p->HV; hv++)
+            for (int ch = 0; ch < p->K; ch++) {
+                if (ch / 4 % 2) continue;
+                for (int64_t t = 0, seq = 0, halved = 0; t < p->T; t++) {
+                    while (seq < p->Nseq && p->cu[seq] <= t) seq++, halved = 0;
+                    if (p->g[(t * p->HV + hv) * Kg + (Kg == 1 ? 0 : ch)] != 0) halved = 0;
+                    for (int j = 0; j < p->R; j++) {
+                        const double b = p->beta[(t * p->HV + hv) * p->R + j];
+                        if (p->k[((t * p->H + hv / dp_G(p)) * p->R + j) * p->K + ch] == 0 || b == 0) continue;
+                        CHECK(!(b < 1 && halved), "%s: head %d, channel %d is halved again at token %lld", CASES[k], hv, ch, (long long)t);
+                        halved = b < 1;
+                    }
+                }
+            }
+        close_case(&x);
+    }
+}
+
 /* The exponent of v says whose it is. */
 DP_TEST(exact, heads_and_sequences_have_exponents_of_their_own) {
     exact_case x;
