@@ -425,7 +425,8 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
  * dg is the reverse cumulative sum of q o dq + k o (dk_read - dk_write), whose pair terms c[s,i] enter once with + at s and once with - at i: the
  * SAME dP, dL, pair, q and k, so their errors cancel there like the terms themselves, and what is left is the error of (math.md f)
  *   dg_t  = sum_(i < t <= s) c[s,i] + sum_(s >= t) r_s + sum_(i < t) w_i + z
- * plus the roundings of the two sums that c[s,i] went into, of the products with q and k, and u of each partial sum, which is dg itself.
+ * plus what is not shared: the roundings of the two sums that c[s,i] went into, of their operands (uo: kernels form q o dq and k o dk by separate
+ * matrix products), of the products with q and k, and u of each partial sum, which is dg itself.
  * X1, dZ1, E1, dE1 hold what the shared parts of eS and edS add: it counts linearly in sums over v. */
 typedef struct { double *X, *dZ, *E, *dE, *X1, *dZ1, *E1, *dE1, *pX, *aX, *aE, *adZ, *adE, *dEv; } grad_state;
 
@@ -538,7 +539,7 @@ static void grad_pairs(const dp_chunk_bound *b, const double *dL, const double *
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int c = ch->c, R = ch->R, K = ch->K, n = ch->n;
-    const double g = r->p == 1 ? dp_gamma(2 * c * R + 4, r->u) : 2 * c * R * r->u / sqrt(3.0) / sqrt(2.0 * c * R + 1) + 4 * r->u, pg = pw(r, g);
+    const double g = r->p == 1 ? dp_gamma(2 * c * R + 4, r->u) : 2 * c * R * r->u / sqrt(3.0) / sqrt(2.0 * c * R + 1) + 4 * r->u, pg = pw(r, g) + pw(r, 2 * r->uo);
     double *acc = dp_doubles((int64_t)c * K);                    /* acc[i]: sum over s' >= s of the D of c[s',i] */
     for (int s = c - 1; s >= 0; s--) {
         for (int i = 0; i <= s; i++)
@@ -596,6 +597,9 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     double *Pdo = through_state(r, c, K, V, eS, dout, 1), *PdE = through_state(r, n, K, V, eS, g.dEv, 1), *PX = through_state(r, n, K, V, edS, ch->v_new, 1);
     double *Qdo = through_state(r, c, K, V, eS, dout, 0), *QdE = through_state(r, n, K, V, eS, g.dEv, 0), *QX = through_state(r, n, K, V, edS, ch->v_new, 0);
     add_shared(n, K, V, g.dE1, aS, 0, QdE), add_shared(n, K, V, g.X1, adS, 0, QX);
+    /* operands of dS_c X rounded here and there */
+    double *pdS = pwof(r, ch->dh, KV), *UX = dp_doubles(nK);
+    addmm(pw(r, 2 * r->uo), 0, 1, n, K, V, g.pX, pdS, UX);
 
     dp_chunk_grad val;                                           /* reference values, for q o dq and k o (dkr - dkw) */
     dp_chunk_grad_alloc(&val, ch);
@@ -626,7 +630,7 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
             rs1[y] += pw(r, ch->k[j]) * read1, ws1[y] += pw(r, ch->k[j]) * write1;
             rs[y] += pw(r, ch->k[j]) * read + pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * e * SdE[j]);
             ws[y] += pw(r, ch->k[j]) * write + pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * end * SX[j]);
-            ib.round[y] += pw(r, 3 * u * ch->k[j] * (fabs(val.dk[j]) + 2 * e * fabs(SdE[j]) + 2 * end * fabs(SX[j]))) + pw(r, 2 * (V + n) * r->tiny);
+            ib.round[y] += pw(r, ch->k[j] * end) * UX[j] + pw(r, 3 * u * ch->k[j] * (fabs(val.dk[j]) + 2 * e * fabs(SdE[j]) + 2 * end * fabs(SX[j]))) + pw(r, 2 * (V + n) * r->tiny);
         }
         out->dk[i] = error_norm(r, ib.r + (int64_t)i * K, K, 1);
         for (int v = 0; v < V; v++) {
@@ -640,19 +644,21 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     }
     /* z = eC o rowsum(S_0 o dS_c); the chunk end also adds up z + sum_i w_i, and its rounding reaches every token */
     for (int x = 0; x < K; x++) {
-        double s = 0, D = 0, sum = 0, S1 = 0, dS1 = 0;
+        double s = 0, D = 0, sum = 0, S1 = 0, dS1 = 0, operands = 0;
         for (int v = 0; v < V; v++) {
             const int64_t y = (int64_t)x * V + v;
             s += aS[y] * adS[y];
+            operands += pw(r, 2 * r->uo * ch->eC[x] * aS[y] * adS[y]);
             S1 += sqrt(eS[KV + y]) * adS[y], dS1 += sqrt(edS[KV + y]) * aS[y];
             D += eS[y] * pw(r, adS[y]) + edS[y] * pw(r, aS[y]);
         }
         z[x] = pw(r, ch->eC[x]) * (D + S1 * S1 + dS1 * dS1 + pw(r, (gV + 3 * u) * s)) + b->DeC[x] * pw(r, s);
         for (int i = 0; i < n; i++) {
             const int64_t j = (int64_t)i * K + x;
-            sum += fabs(ch->k[j] * SX[j]) * exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[(i / R) * K + x]);
+            const double end = exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[(i / R) * K + x]);
+            sum += fabs(ch->k[j] * SX[j]) * end, operands += pw(r, ch->k[j] * end) * UX[j];
         }
-        ib.round[(c - 1) * K + x] += pw(r, dp_sum_error(r, n + 4) * (sum + ch->eC[x] * s));
+        ib.round[(c - 1) * K + x] += operands + pw(r, dp_sum_error(r, n + 4) * (sum + ch->eC[x] * s));
     }
     for (int x = 0; x < K; x++) {
         double from = 0, until = 0, from1 = 0, until1 = 0;       /* shared errors are the same at all tokens: they add up themselves */
@@ -676,7 +682,7 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     memcpy(out->vdg, val.dg, sizeof(double) * cK);
     dp_chunk_grad_free(&val);
     grad_state_free(&g);
-    double *a[] = {ado, aS, adS, DdP, DdL, dP, dL, ib.q, ib.r, ib.w, ib.pair, ib.round, Sdo, SdE, SX, DSdo, DSdE, DSX, Pdo, PdE, PX, Qdo, QdE, QX, rs, ws, rs1, ws1, z};
+    double *a[] = {ado, aS, adS, DdP, DdL, dP, dL, ib.q, ib.r, ib.w, ib.pair, ib.round, Sdo, SdE, SX, DSdo, DSdE, DSX, Pdo, PdE, PX, Qdo, QdE, QX, pdS, UX, rs, ws, rs1, ws1, z};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) free(a[i]);
 }
 
