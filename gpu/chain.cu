@@ -96,7 +96,7 @@ template <int F> __device__ void tile_product(const float *Mc, const float *P, i
 template <int F> __global__ void __launch_bounds__(THREADS) k_chain(int K, int n, const float *factors, int64_t fstride, float *M, int ldm,
                                                                     int64_t hstride, int first)
 {
-    extern __shared__ __align__(16) float smem[];
+    extern __shared__ float smem[];
     int blocks = (K + CB - 1) / CB, col0 = blockIdx.x % blocks * CB, hv = blockIdx.x / blocks, cols = min(CB, K - col0);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *Mh = M + hv * hstride + col0, *P = smem, *Q = smem + K * PS;
@@ -190,80 +190,40 @@ dp_status dpg_chain(const float *factors, int64_t n, int K, dp_format f, float *
 /* ---- elements (M, H): composed over segments, merged over ranks ------------------------------------------------------------------ */
 
 #define MV 16                                            /* columns per block */
-#define MT 64                                            /* columns of M per tile in shared memory; two tiles */
-#define MS (MT + 4)                                      /* their row stride */
-#define MERGE_BYTES(K) ((size_t)((K) * (2 * MV + 2 * MS) * 4))
+#define ROWS_APART 64
 
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-/* width columns of K rows (stride ld) to shared memory (stride lds), asynchronously: all loads of a product are under way at once. */
-__device__ __forceinline__ void load_columns(float *to, int lds, const float *from, int ld, int K, int width)
+/* Q = M P + add: K rows of MV columns; M K x K with row stride ld, add (same stride) may be NULL. fp32 FMA. A thread makes 4 columns of two rows. */
+__device__ void apply(const float *M, const float *add, int ld, int K, const float *P, float *Q)
 {
-    for (int x = threadIdx.x; x < K * (width / 4); x += THREADS) {
-        int r = x / (width / 4), c = x % (width / 4) * 4;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((uint32_t)__cvta_generic_to_shared(to + r * lds + c)),
-                     "l"(from + (int64_t)r * ld + c) : "memory");
-    }
-}
-
-/* Q = M P + add: K rows of MV columns; M K x K with row stride ld, add (same stride) may be NULL. fp32 FMA in the order of k. A thread makes 4
- * columns of rows r, r + 64, ..; m: two tiles of M. Starts and ends with all threads in step. */
-__device__ void apply(const float *M, const float *add, int ld, int K, const float *P, float *Q, float *m)
-{
-    int col = threadIdx.x % 4 * 4, r0 = threadIdx.x / 4;
-    float acc[4][4] = {};
-    load_columns(m, MS, M, ld, K, min(MT, K));
-    if (add)
-        load_columns(Q, MV, add, ld, K, MV);
-    commit();
-    if (MT < K) {
-        load_columns(m + K * MS, MS, M + MT, ld, K, min(MT, K - MT));
-        commit();
-    }
-    for (int k0 = 0, i = 0; k0 < K; k0 += MT, i ^= 1) {
-        const float *mt = m + i * K * MS;
-        int width = min(MT, K - k0), next = k0 + 2 * MT;
-        if (k0 + MT < K)
-            asm volatile("cp.async.wait_group 1;" ::: "memory");
-        else
-            asm volatile("cp.async.wait_group 0;" ::: "memory");
-        __syncthreads();
+    int col = threadIdx.x % 4 * 4;
+    for (int r = threadIdx.x / 4; r < K; r += 2 * ROWS_APART) {
+        int r1 = r + ROWS_APART < K ? r + ROWS_APART : r;
+        const float *m0 = M + (int64_t)r * ld, *m1 = M + (int64_t)r1 * ld;
+        float a[4] = {0, 0, 0, 0}, b[4] = {0, 0, 0, 0};
 #pragma unroll 4
-        for (int k = 0; k < width; k += 4) {
-            float p[4][4];
+        for (int k = 0; k < K; k += 4) {
+            float x[4], y[4], p[4];
+            *(float4 *)x = *(const float4 *)(m0 + k), *(float4 *)y = *(const float4 *)(m1 + k);
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                *(float4 *)p[j] = *(const float4 *)(P + (k0 + k + j) * MV + col);
+            for (int i = 0; i < 4; i++) {
+                *(float4 *)p = *(const float4 *)(P + (k + i) * MV + col);
 #pragma unroll
-            for (int n = 0; n < 4; n++)
-                if (r0 + 64 * n < K) {
-                    float x[4];
-                    *(float4 *)x = *(const float4 *)(mt + (r0 + 64 * n) * MS + k);
-#pragma unroll
-                    for (int j = 0; j < 16; j++)
-                        acc[n][j % 4] = fmaf(x[j / 4], p[j / 4][j % 4], acc[n][j % 4]);
-                }
+                for (int j = 0; j < 4; j++)
+                    a[j] = fmaf(x[i], p[j], a[j]), b[j] = fmaf(y[i], p[j], b[j]);
+            }
         }
-        __syncthreads();
-        if (next < K) {
-            load_columns(m + i * K * MS, MS, M + next, ld, K, min(MT, K - next));
-            commit();
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            Q[r * MV + col + j] = a[j] + (add ? add[(int64_t)r * ld + col + j] : 0.f);
+            Q[r1 * MV + col + j] = b[j] + (add ? add[(int64_t)r1 * ld + col + j] : 0.f);
         }
     }
-#pragma unroll
-    for (int n = 0; n < 4; n++)
-        if (r0 + 64 * n < K) {
-            float4 *q = (float4 *)(Q + (r0 + 64 * n) * MV + col), y = add ? *q : make_float4(0, 0, 0, 0);
-            *q = make_float4(acc[n][0] + y.x, acc[n][1] + y.y, acc[n][2] + y.z, acc[n][3] + y.w);
-        }
-    __syncthreads();
 }
 
 __device__ void columns_in(float *P, const float *from, int ld, int K)
 {
-    load_columns(P, MV, from, ld, K, MV);
-    commit();
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    for (int x = threadIdx.x; x < K * MV; x += THREADS)
+        P[x] = from[(int64_t)(x / MV) * ld + x % MV];
 }
 
 __device__ void columns_out(float *to, int ld, const float *P, int K)
@@ -282,14 +242,14 @@ __device__ __forceinline__ void swap(float *&P, float *&Q)
 /* Elements of nseg consecutive segments to one: columns of H, then of M if `blocks` reaches them. Block: one head, MV columns. */
 __global__ void __launch_bounds__(THREADS) k_compose(int HV, int K, int V, const float *seg, int nseg, int blocks, float *hm)
 {
-    extern __shared__ __align__(16) float smem[];
+    extern __shared__ float smem[];
     int hv = blockIdx.x / blocks, c0 = blockIdx.x % blocks * MV, row = V + K;
-    float *P = smem, *Q = smem + K * MV, *m = Q + K * MV;
+    float *P = smem, *Q = smem + K * MV;
     columns_in(P, seg + (int64_t)hv * K * row + c0, row, K);
     for (int s = 1; s < nseg; s++) {
         const float *E = seg + ((int64_t)s * HV + hv) * K * row;
         __syncthreads();
-        apply(E + V, c0 < V ? E + c0 : NULL, row, K, P, Q, m);
+        apply(E + V, c0 < V ? E + c0 : NULL, row, K, P, Q);
         swap(P, Q);
     }
     __syncthreads();
@@ -300,8 +260,7 @@ dp_status chain_compose(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
 {
     const Dims &d = p->d;
     int blocks = (d.V + (p->needs_m ? d.K : 0)) / MV;
-    CK(e, cudaFuncSetAttribute(k_compose, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MERGE_BYTES(d.K)));
-    k_compose<<<(unsigned)d.HV * blocks, THREADS, MERGE_BYTES(d.K), s>>>(d.HV, d.K, d.V, at<float>(p, ws, B_SEG), p->nseg, blocks,
+    k_compose<<<(unsigned)d.HV * blocks, THREADS, 2 * (size_t)d.K * MV * 4, s>>>(d.HV, d.K, d.V, at<float>(p, ws, B_SEG), p->nseg, blocks,
                                                                                at<float>(p, ws, B_HM));
     CK_LAUNCH(e, "k_compose");
     return DP_OK;
@@ -317,9 +276,9 @@ struct MergeArgs {
  * Block: one head, MV columns; fp32 FMA whatever the chain. The first product of a sum that starts from zero is left out. */
 __global__ void __launch_bounds__(THREADS) k_merge(int HV, int K, int V, MergeArgs a)
 {
-    extern __shared__ __align__(16) float smem[];
+    extern __shared__ float smem[];
     int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV, row = V + K, ranks = a.to - a.from;
-    float *P = smem, *Q = smem + K * MV, *m = Q + K * MV;
+    float *P = smem, *Q = smem + K * MV;
     for (int x = threadIdx.x; x < K * MV; x += THREADS)
         P[x] = 0.f;
     for (int j = 0; j < ranks + a.nseg; j++) {
@@ -334,7 +293,7 @@ __global__ void __launch_bounds__(THREADS) k_merge(int HV, int K, int V, MergeAr
         if (zero)
             columns_in(Q, E + v0, row, K);
         else
-            apply(E + V, E + v0, row, K, P, Q, m);
+            apply(E + V, E + v0, row, K, P, Q);
         swap(P, Q);
     }
 }
@@ -343,8 +302,7 @@ dp_status chain_merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
 {
     const Dims &d = p->d;
     MergeArgs a = {at<float>(p, ws, B_HMALL), at<float>(p, ws, B_SEG), p->rank - p->pre, p->rank, p->nseg, p->whole, at<float>(p, ws, B_SIN)};
-    CK(e, cudaFuncSetAttribute(k_merge, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MERGE_BYTES(d.K)));
-    k_merge<<<(unsigned)d.HV * (d.V / MV), THREADS, MERGE_BYTES(d.K), s>>>(d.HV, d.K, d.V, a);
+    k_merge<<<(unsigned)d.HV * (d.V / MV), THREADS, 2 * (size_t)d.K * MV * 4, s>>>(d.HV, d.K, d.V, a);
     CK_LAUNCH(e, "k_merge");
     return DP_OK;
 }
