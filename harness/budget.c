@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static double pw(const dp_rounding *r, double x) { return r->p == 2 ? x * x : fabs(x); }
-
 /* From a p-th power to the bound itself. */
 static double final(const dp_rounding *r, double x) { return r->p == 2 ? DP_LAMBDA * sqrt(x) : x; }
 
@@ -261,12 +259,12 @@ static void raw_gate(const dp_budget_base *w, int64_t t, int hv, const double *D
             double a = 0;
             d = v = 0;
             for (int k = 0; k < K; k++) d += D[k], v += val[k], a += fabs(val[k]);
-            d += pw(r, dp_sum_error(r, K) * a);
+            d += dp_pw(r, dp_sum_error(r, K) * a);
         }
         const gate_error ge = gate_at(p, t, hv, c, r->u);
-        const double x = pw(r, ge.dx) * d + pw(r, ge.dx * (ge.Ddx + r->u) * v);
-        const double y = pw(r, ge.dA) * d + pw(r, ge.dA * (ge.Ddx + 3 * r->u) * v) + (p->gate == DP_GATE_SOFTPLUS ? pw(r, ge.Dg * v) : 0);
-        const double z = x + pw(r, r->us * ge.dx * v);
+        const double x = dp_pw(r, ge.dx) * d + dp_pw(r, ge.dx * (ge.Ddx + r->u) * v);
+        const double y = dp_pw(r, ge.dA) * d + dp_pw(r, ge.dA * (ge.Ddx + 3 * r->u) * v) + (p->gate == DP_GATE_SOFTPLUS ? dp_pw(r, ge.Dg * v) : 0);
+        const double z = x + dp_pw(r, r->us * ge.dx * v);
         row += r->p == 2 ? z : z * z;
         pa->A[hv] += y, pa->Aabs[hv] += fabs(ge.dA * v);
         pa->B[hv * Kg + c] += x, pa->Babs[hv * Kg + c] += fabs(ge.dx * v);
@@ -291,20 +289,20 @@ static void gradients(const dp_budget_base *w, int g, const passes *ps, dp_budge
         dp_sim_gather_do(s, g, hv, dout);
         dp_bound_grads(bound_at(w, g, hv), dout, ps->eS[z], ps->edS[z], ps->DX[z], ps->DdX[z], &b);
         for (int t = 0; t < c; t++) {
-            sq[(h * 2) * c + t] += b.dq[t] + pw(r, G * r->u * b.ndq[t]), sq[(h * 2 + 1) * c + t] += b.ndq[t];
+            sq[(h * 2) * c + t] += b.dq[t] + dp_pw(r, G * r->u * b.ndq[t]), sq[(h * 2 + 1) * c + t] += b.ndq[t];
             raw_gate(w, gr->t0 + t, hv, b.dg + (int64_t)t * K, b.vdg + (int64_t)t * K, out, pa);
         }
         for (int i = 0; i < n; i++) {
             const int64_t tok = gr->t0 + i / R, row = (tok * p->HV + hv) * R + i % R;
-            sk[(h * 2) * n + i] += b.dk[i] + pw(r, G * r->u * b.ndk[i]), sk[(h * 2 + 1) * n + i] += b.ndk[i];
-            out->row[4][row] = final(r, b.dv[i] + pw(r, (r->u + r->us) * b.ndv[i]));
+            sk[(h * 2) * n + i] += b.dk[i] + dp_pw(r, G * r->u * b.ndk[i]), sk[(h * 2 + 1) * n + i] += b.ndk[i];
+            out->row[4][row] = final(r, b.dv[i] + dp_pw(r, (r->u + r->us) * b.ndv[i]));
             double db = b.dbeta[i], val = fabs(b.vdbeta[i]);
             if (p->beta_form != DP_BETA_PLAIN) {
                 const double zf = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1, sg = sigmoid(p->beta[row]);
-                db = pw(r, zf * sg * (1 - sg)) * db + pw(r, 6 * r->u * zf * sg * val);
+                db = dp_pw(r, zf * sg * (1 - sg)) * db + dp_pw(r, 6 * r->u * zf * sg * val);
                 val *= zf * sg * (1 - sg);
             }
-            const double d = final(r, db + pw(r, r->us * val));
+            const double d = final(r, db + dp_pw(r, r->us * val));
             sb[hv * c + i / R] += d * d;
         }
         for (int t = 0; t < c; t++) out->row[6][(gr->t0 + t) * p->HV + hv] = sqrt(sb[hv * c + t]);
@@ -313,11 +311,11 @@ static void gradients(const dp_budget_base *w, int g, const passes *ps, dp_budge
     for (int h = 0; h < p->H; h++) {
         for (int t = 0; t < c; t++) {
             const int64_t row = (gr->t0 + t) * p->H + h;
-            out->row[2][row] = final(r, pw(r, s->rstd_q[row]) * (sq[(h * 2) * c + t] + pw(r, eps * sq[(h * 2 + 1) * c + t])));
+            out->row[2][row] = final(r, dp_pw(r, s->rstd_q[row]) * (sq[(h * 2) * c + t] + dp_pw(r, eps * sq[(h * 2 + 1) * c + t])));
         }
         for (int i = 0; i < n; i++) {
             const int64_t row = ((gr->t0 + i / R) * p->H + h) * R + i % R;
-            out->row[3][row] = final(r, pw(r, s->rstd_k[row]) * (sk[(h * 2) * n + i] + pw(r, eps * sk[(h * 2 + 1) * n + i])));
+            out->row[3][row] = final(r, dp_pw(r, s->rstd_k[row]) * (sk[(h * 2) * n + i] + dp_pw(r, eps * sk[(h * 2 + 1) * n + i])));
         }
     }
     free(buf), free(dout), free(sq), free(sk), free(sb);
@@ -340,10 +338,10 @@ static void all_gradients(const dp_budget_base *w, const passes *ps, dp_budget *
         for (int c = 0; c < Kg; c++) {
             double B = 0, Babs = 0;
             for (int g = 0; g < ng; g++) B += sqrt(pa[g].B[hv * Kg + c]), Babs += pa[g].Babs[hv * Kg + c];
-            B = final(r, B * B + pw(r, dp_sum_error(r, tokens) * Babs));
+            B = final(r, B * B + dp_pw(r, dp_sum_error(r, tokens) * Babs));
             row += B * B;
         }
-        if (out->row[7]) out->row[7][hv] = final(r, A + pw(r, dp_sum_error(r, tokens) * Aabs));
+        if (out->row[7]) out->row[7][hv] = final(r, A + dp_pw(r, dp_sum_error(r, tokens) * Aabs));
         if (out->row[8]) out->row[8][hv] = sqrt(row);
     }
     for (int g = 0; g < ng; g++) free(pa[g].A), free(pa[g].Aabs), free(pa[g].B), free(pa[g].Babs);

@@ -1,5 +1,6 @@
 /* deltaproof: list | run | judge | truth | report. Exit status 0 pass, 1 a verdict failed, 2 could not judge (bad input, bad usage, no report). */
 #define _GNU_SOURCE
+#include "../ref/cache.h"
 #include "../ref/safetensors.h"
 #include "../ref/truth.h"
 #include "case.h"
@@ -209,18 +210,6 @@ static void on_run(const dp_run *r, void *arg) {
     if (t->o->verbose || r->verdict == DP_FAIL) print_run(r, t->o->json && !strcmp(t->o->json, "-") ? stderr : stdout);
 }
 
-static int make_dirs(const char *path) {
-    char b[4096];
-    snprintf(b, sizeof b, "%s", path);
-    for (char *p = b + 1; *p; p++)
-        if (*p == '/') {
-            *p = 0;
-            if (mkdir(b, 0777) && errno != EEXIST) return -1;
-            *p = '/';
-        }
-    return mkdir(b, 0777) && errno != EEXIST ? -1 : 0;
-}
-
 static int report(const char *dir) {
     const char *py = getenv("DP_PYTHON");
     const char *script = getenv("DP_REPORT");
@@ -323,7 +312,7 @@ static int command_run(options *o) {
         }
         o->name[0] = id_case, o->ncase = 1;
     }
-    if (o->out_dir && make_dirs(o->out_dir)) {
+    if (o->out_dir && dp_make_dirs(o->out_dir)) {
         fprintf(stderr, "deltaproof: --out %s: %s\n", o->out_dir, strerror(errno));
         return 2;
     }
@@ -390,7 +379,7 @@ static int check_judge_usage(options *o) {
     const char *what = !o->judge.inputs ? "give --inputs IN.safetensors" : !o->judge.outputs ? "give --outputs OUT.safetensors" : o->nranks > 1 ? "--ranks takes one number here"
                      : o->nbase > 1 ? "--base takes one name here" : o->ncase ? "takes no case; files are given by --inputs and --outputs" : NULL;
     if (what) fprintf(stderr, "deltaproof: judge: %s\n", what);
-    if (!what && o->out_dir && make_dirs(o->out_dir)) fprintf(stderr, "deltaproof: --out %s: %s\n", o->out_dir, strerror(errno)), what = "";
+    if (!what && o->out_dir && dp_make_dirs(o->out_dir)) fprintf(stderr, "deltaproof: --out %s: %s\n", o->out_dir, strerror(errno)), what = "";
     return what ? 2 : 0;
 }
 

@@ -355,10 +355,9 @@ static void judge_cuda(const split *sp, dp_cuda_result *s, const dp_budget *b, d
         if (sp->at[i].has_MH && s->M[i]) add_point(sp, run, i, (int)((p->T / sp->N + DP_CHUNK - 1) / DP_CHUNK), s->M[i], sp->at[i].M, b->M[i]);
 }
 
-static dp_run *cuda_record(const dp_run_options *o, const dp_case *c, dp_backend be, int ranks, dp_base base, dp_format chain, const char *skip, dp_runs *out) {
+static dp_run *cuda_record(const dp_case *c, dp_backend be, int ranks, dp_base base, dp_format chain, const char *skip, dp_runs *out) {
     dp_run *r = dp_runs_add(out, c);
     char b[512];
-    (void)o;
     r->backend = be, r->ranks = ranks, r->base = base, r->chain = chain, r->has_base = r->has_chain = ranks > 0;
     if (ranks) r->id = run_id(r);
     else {
@@ -388,7 +387,7 @@ static dp_status cuda_split(const dp_run_options *o, split *sp, dp_backend be, i
             const char *no = dp_cuda_unavailable(be, sp->N);
             const dp_status st = no ? DP_EINPUT : dp_cuda_run(&c->p, c->input_dtype == DP_BF16, bases[i], f, sp->N, be, &res, &why);
             if (st && st != DP_EINPUT) return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[be], sp->N, why.msg);
-            dp_run *r = cuda_record(o, c, be, sp->N, bases[i], f, st ? (no ? no : why.msg) : NULL, out);
+            dp_run *r = cuda_record(c, be, sp->N, bases[i], f, st ? (no ? no : why.msg) : NULL, out);
             if (!st) {
                 budget(o, sp, bases[i], f, &w, &b);
                 r->path = res.path, r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius;
@@ -435,7 +434,7 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
         const char *no = dp_cuda_unavailable(be, 1);
         const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
         if (!no || !wants(o, be) || !(whole || o->nbackend)) continue;
-        dp_run *r = cuda_record(o, c, be, 0, 0, 0, no, out);
+        dp_run *r = cuda_record(c, be, 0, 0, 0, no, out);
         if (o->done) o->done(r, o->arg);
     }
     dp_truth_free(&truth);

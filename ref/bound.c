@@ -79,7 +79,6 @@ static double exp_up(double d) { return d < -700 ? 1e-304 : d < -80 ? exp(d) : (
 
 /* ---- small tools ----------------------------------------------------------------------------------------------------------- */
 
-static double pw(const dp_rounding *r, double x) { return r->p == 2 ? x * x : fabs(x); }
 static double root(const dp_rounding *r, double x) { return r->p == 2 ? sqrt(x) : x; }
 
 static double *absof(const double *x, int64_t n) {
@@ -90,7 +89,7 @@ static double *absof(const double *x, int64_t n) {
 
 static double *pwof(const dp_rounding *r, const double *x, int64_t n) {
     double *y = dp_doubles(n);
-    for (int64_t i = 0; i < n; i++) y[i] = pw(r, x[i]);
+    for (int64_t i = 0; i < n; i++) y[i] = dp_pw(r, x[i]);
     return y;
 }
 
@@ -107,7 +106,7 @@ static double *product(int ta, int tb, int m, int n, int k, const double *A, con
 
 /* D += (a |x|)^p */
 static void add_scaled(const dp_rounding *r, double a, const double *x, int64_t n, double *D) {
-    for (int64_t i = 0; i < n; i++) D[i] += pw(r, a * x[i]);
+    for (int64_t i = 0; i < n; i++) D[i] += dp_pw(r, a * x[i]);
 }
 
 /* D += (a |A||B|)^p: what summation costs */
@@ -158,7 +157,7 @@ static void intra_pairs(dp_chunk_bound *b) {
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int c = ch->c, R = ch->R, K = ch->K, n = ch->n;
-    const double gK = dp_sum_error(r, K + 2), tiny = pw(r, K * r->tiny);
+    const double gK = dp_sum_error(r, K + 2), tiny = dp_pw(r, K * r->tiny);
     double *e = dp_doubles(2 * K), *ee = e + K;
     for (int s = 0; s < c; s++)
         for (int i = 0; i <= s; i++) {
@@ -172,18 +171,18 @@ static void intra_pairs(dp_chunk_bound *b) {
                 double D = 0, sum = 0;
                 for (int x = 0; x < K; x++) {
                     const double t = fabs(ch->q[s * K + x] * ki[x]) * e[x];
-                    sum += t, D += pw(r, t * (b->eq + b->ek + ee[x]));
+                    sum += t, D += dp_pw(r, t * (b->eq + b->ek + ee[x]));
                 }
-                b->DAqk[z] = pw(r, ch->scale) * (D + pw(r, (gK + r->u) * sum)) + pw(r, 2 * b->er * ch->Aqk[z]) + pw(r, r->us * ch->Aqk[z]) + tiny;
+                b->DAqk[z] = dp_pw(r, ch->scale) * (D + dp_pw(r, (gK + r->u) * sum)) + dp_pw(r, 2 * b->er * ch->Aqk[z]) + dp_pw(r, r->us * ch->Aqk[z]) + tiny;
                 for (int j = 0; j < R && i < s; j++) {
                     const double *ks = ch->k + (int64_t)(s * R + j) * K;
                     const int64_t y = (int64_t)(s * R + j) * n + i * R + m;
                     D = sum = 0;
                     for (int x = 0; x < K; x++) {
                         const double t = fabs(ks[x] * ki[x]) * e[x];
-                        sum += t, D += pw(r, t * (2 * b->ek + ee[x]));
+                        sum += t, D += dp_pw(r, t * (2 * b->ek + ee[x]));
                     }
-                    b->DL[y] = D + pw(r, gK * sum) + pw(r, 2 * b->er * ch->L[y]) + tiny;
+                    b->DL[y] = D + dp_pw(r, gK * sum) + dp_pw(r, 2 * b->er * ch->L[y]) + tiny;
                 }
             }
         }
@@ -201,19 +200,19 @@ static void intra_solve(dp_chunk_bound *b) {
     for (int i = 0; i < n; i++)
         for (int j = 0; j < n; j++) {
             const int64_t z = (int64_t)i * n + j;
-            b->DA[z] = pw(r, ch->beta[i]) * (b->DL[z] + pw(r, (b->eb + r->u) * ch->L[z]));
+            b->DA[z] = dp_pw(r, ch->beta[i]) * (b->DL[z] + dp_pw(r, (b->eb + r->u) * ch->L[z]));
             A[z] = i == j ? 1 : fabs(ch->beta[i] * ch->L[z]);
         }
     for (int i = 0; i < n; i++) {
         for (int x = 0; x < K; x++) {
             const int64_t z = (int64_t)i * K + x;
             rw[z] = fabs(ch->beta[i] * ch->kgam[z]);
-            Drw[z] = pw(r, rw[z] * (b->Dexp[(i / ch->R) * K + x] + b->ek + b->er + b->eb + 2 * r->u)) + pw(r, r->tiny);
+            Drw[z] = dp_pw(r, rw[z] * (b->Dexp[(i / ch->R) * K + x] + b->ek + b->er + b->eb + 2 * r->u)) + dp_pw(r, r->tiny);
         }
         for (int x = 0; x < V; x++) {
             const int64_t z = (int64_t)i * V + x;
             ru[z] = fabs(ch->beta[i] * ch->v[z]);
-            Dru[z] = pw(r, ru[z] * (b->ev + b->eb + r->u)) + pw(r, r->tiny);
+            Dru[z] = dp_pw(r, ru[z] * (b->ev + b->eb + r->u)) + dp_pw(r, r->tiny);
         }
     }
     if (r->inverse) {
@@ -251,7 +250,7 @@ static void intra_factor(dp_chunk_bound *b) {
     add_sum(r, dp_sum_error(r, n), 1, 0, K, K, n, akg, aw, b->DM);
     add_scaled(r, r->u, b->M, (int64_t)K * K, b->DM);
     for (int x = 0; x < K; x++) b->DM[(int64_t)x * K + x] += b->DeC[x];
-    add_const(pw(r, n * r->tiny), (int64_t)K * K, b->DM);
+    add_const(dp_pw(r, n * r->tiny), (int64_t)K * K, b->DM);
     free(pwv), free(pkg), free(aw), free(akg);
 }
 
@@ -267,8 +266,8 @@ void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding rounding,
         double gates = 0, sums = 0;
         for (int t = 0; t < c; t++) {
             gates += in->g ? in->g[t * in->sg + (in->Kg == 1 ? 0 : x)] : 0;
-            sums += t ? pw(r, r->u * ch->gcum[t * K + x]) : 0;
-            b->Dcum[t * K + x] = pw(r, gates) + sums;            /* gates add up before the power: D_s - D_i >= (gates_s - gates_i)^p */
+            sums += t ? dp_pw(r, r->u * ch->gcum[t * K + x]) : 0;
+            b->Dcum[t * K + x] = dp_pw(r, gates) + sums;            /* gates add up before the power: D_s - D_i >= (gates_s - gates_i)^p */
         }
     }
     for (int t = 0; t < c; t++)
@@ -277,12 +276,12 @@ void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding rounding,
             const double span = fabs(ch->gcum[last] - ch->gcum[z]);
             b->Dexp[z] = root(r, b->Dcum[z]) + 2 * r->u;
             b->Dend[z] = root(r, fmax(0, b->Dcum[last] - b->Dcum[z])) + r->u * span + 2 * r->u;
-            b->Dqg[z] = pw(r, ch->qg[z] * (b->Dexp[z] + b->eq + b->er + r->u + r->us)) + pw(r, r->tiny);
+            b->Dqg[z] = dp_pw(r, ch->qg[z] * (b->Dexp[z] + b->eq + b->er + r->u + r->us)) + dp_pw(r, r->tiny);
             for (int j = 0; j < R; j++) {
                 const int64_t i = (int64_t)(t * R + j) * K + x;
-                b->Dkg[i] = pw(r, ch->kg[i] * (b->Dend[z] + b->ek + b->er + r->u + r->us)) + pw(r, r->tiny);
+                b->Dkg[i] = dp_pw(r, ch->kg[i] * (b->Dend[z] + b->ek + b->er + r->u + r->us)) + dp_pw(r, r->tiny);
             }
-            if (t == c - 1) b->DeC[x] = pw(r, ch->eC[x] * b->Dexp[z]) + pw(r, r->tiny);
+            if (t == c - 1) b->DeC[x] = dp_pw(r, ch->eC[x] * b->Dexp[z]) + dp_pw(r, r->tiny);
         }
     intra_pairs(b);
     intra_solve(b);
@@ -325,14 +324,14 @@ void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double 
     dp_chunk_state(ch, Sc, X);
     double *aX = absof(X, nV), *pX = pwof(r, X, nV), *DX = dp_copy(b->Du, nV), *F = dp_doubles(KV);
     addmm(1, 0, 0, n, V, K, b->Dw, pS, DX);
-    addmm(pw(r, r->uo), 0, 0, n, V, K, pwv, pS, DX);
+    addmm(dp_pw(r, r->uo), 0, 0, n, V, K, pwv, pS, DX);
     add_sum(r, dp_sum_error(r, K) + r->u, 0, 0, n, V, K, aw, aS, DX);
     add_scaled(r, r->u + r->us, X, nV, DX);
-    add_const(pw(r, (K + 2) * r->tiny), nV, DX);
+    add_const(dp_pw(r, (K + 2) * r->tiny), nV, DX);
     for (int x = 0; x < K; x++)
         for (int v = 0; v < V; v++) {
             const int64_t z = (int64_t)x * V + v;
-            F[z] = b->DeC[x] * pS[z] + pw(r, 2 * r->u * ch->eC[x] * S[z]) + pw(r, r->u * Sc[z]) + pw(r, (n + 2) * r->tiny);
+            F[z] = b->DeC[x] * pS[z] + dp_pw(r, 2 * r->u * ch->eC[x] * S[z]) + dp_pw(r, r->u * Sc[z]) + dp_pw(r, (n + 2) * r->tiny);
         }
     addmm(1, 1, 0, K, V, n, b->Dkg, pX, F);
     addmm(1, 1, 0, K, V, n, pkg, DX, F);
@@ -356,19 +355,19 @@ void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX,
     const int c = ch->c, n = ch->n, K = ch->K, V = ch->V;
     assert(r->p == 2);
     const int64_t cV = (int64_t)c * V, cn = (int64_t)c * n, cK = (int64_t)c * K, KV = (int64_t)K * V, nV = (int64_t)n * V;
-    const double ps = pw(r, ch->scale);
+    const double ps = dp_pw(r, ch->scale);
     double *aS = absof(ch->h, KV), *pS = pwof(r, ch->h, KV), *aX = absof(ch->v_new, nV), *pX = pwof(r, ch->v_new, nV), *aP = absof(ch->Aqk, cn), *pP = pwof(r, ch->Aqk, cn);
     double *aqg = absof(ch->qg, cK), *pqg = pwof(r, ch->qg, cK), *D = dp_doubles(cV), *sens = product(0, 0, c, K, n, ch->Aqk, ch->w), *o = dp_doubles(cV);
     for (int64_t i = 0; i < cK; i++) sens[i] = ch->scale * ch->qg[i] - sens[i];
     dp_chunk_output(ch, o);
     addmm(ps, 0, 0, c, V, K, b->Dqg, pS, D);
-    addmm(ps * pw(r, r->uo), 0, 0, c, V, K, pqg, pS, D);
+    addmm(ps * dp_pw(r, r->uo), 0, 0, c, V, K, pqg, pS, D);
     add_sum(r, fabs(ch->scale) * (dp_sum_error(r, K) + 3 * r->u), 0, 0, c, V, K, aqg, aS, D);
     addmm(1, 0, 0, c, V, n, b->DAqk, pX, D);
     addmm(1, 0, 0, c, V, n, pP, DX, D);
     add_sum(r, dp_sum_error(r, n), 0, 0, c, V, n, aP, aX, D);
     add_scaled(r, r->u + r->us, o, cV, D);
-    add_const(pw(r, (K + n + 3) * r->tiny), cV, D);
+    add_const(dp_pw(r, (K + n + 3) * r->tiny), cV, D);
     propagate(r, sens, c, K, V, e, D), propagate(r, sens, c, K, V, e + KV, D);
     for (int s = 0; s < c; s++) row[s] = error_norm(r, D + (int64_t)s * V, V, 1);
     free(aS), free(pS), free(aX), free(pX), free(aP), free(pP), free(aqg), free(pqg), free(D), free(sens), free(o);
@@ -383,28 +382,28 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
     const dp_rounding *r = &b->r;
     const int c = ch->c, n = ch->n, K = ch->K, V = ch->V;
     const int64_t nV = (int64_t)n * V, KV = (int64_t)K * V, nK = (int64_t)n * K, cK = (int64_t)c * K, cV = (int64_t)c * V, cn = (int64_t)c * n;
-    const double ps = pw(r, ch->scale);
+    const double ps = dp_pw(r, ch->scale);
     double *dX = dp_doubles(nV), *d0 = dp_copy(dS, KV), *adS = absof(dS, KV), *pdS = pwof(r, dS, KV), *ado = absof(dout, cV), *pdo = pwof(r, dout, cV);
     double *aP = absof(ch->Aqk, cn), *pP = pwof(r, ch->Aqk, cn), *aw = absof(ch->w, nK), *pwv = pwof(r, ch->w, nK), *akg = absof(ch->kg, nK), *pkg = pwof(r, ch->kg, nK);
     double *aqg = absof(ch->qg, cK), *pqg = pwof(r, ch->qg, cK);
     dp_chunk_state_bwd(ch, dout, d0, dX);
     double *adX = absof(dX, nV), *pdX = pwof(r, dX, nV), *D = dp_doubles(nV), *G = dp_doubles(KV);
     addmm(1, 1, 0, n, V, c, b->DAqk, pdo, D);
-    addmm(pw(r, r->uo), 1, 0, n, V, c, pP, pdo, D);
+    addmm(dp_pw(r, r->uo), 1, 0, n, V, c, pP, pdo, D);
     add_sum(r, dp_sum_error(r, c), 1, 0, n, V, c, aP, ado, D);
     add_scaled(r, r->us, ch->dvl, nV, D);
     addmm(1, 0, 0, n, V, K, b->Dkg, pdS, D);
-    addmm(pw(r, r->uo), 0, 0, n, V, K, pkg, pdS, D);
+    addmm(dp_pw(r, r->uo), 0, 0, n, V, K, pkg, pdS, D);
     add_sum(r, dp_sum_error(r, K) + r->u, 0, 0, n, V, K, akg, adS, D);
     add_scaled(r, r->u + r->us, dX, nV, D);
-    add_const(pw(r, (K + c + 2) * r->tiny), nV, D);
+    add_const(dp_pw(r, (K + c + 2) * r->tiny), nV, D);
     for (int x = 0; x < K; x++)
         for (int v = 0; v < V; v++) {
             const int64_t z = (int64_t)x * V + v;
-            G[z] = b->DeC[x] * pdS[z] + pw(r, 2 * r->u * ch->eC[x] * dS[z]) + pw(r, 2 * r->u * d0[z]) + pw(r, (n + c + 3) * r->tiny);
+            G[z] = b->DeC[x] * pdS[z] + dp_pw(r, 2 * r->u * ch->eC[x] * dS[z]) + dp_pw(r, 2 * r->u * d0[z]) + dp_pw(r, (n + c + 3) * r->tiny);
         }
     addmm(ps, 1, 0, K, V, c, b->Dqg, pdo, G);
-    addmm(ps * pw(r, r->uo), 1, 0, K, V, c, pqg, pdo, G);
+    addmm(ps * dp_pw(r, r->uo), 1, 0, K, V, c, pqg, pdo, G);
     add_sum(r, fabs(ch->scale) * (dp_sum_error(r, c) + 3 * r->u), 1, 0, K, V, c, aqg, ado, G);
     addmm(1, 1, 0, K, V, n, b->Dw, pdX, G);
     addmm(1, 1, 0, K, V, n, pwv, D, G);
@@ -463,17 +462,17 @@ static void grad_rows(const dp_chunk_bound *b, const double *eS, const double *e
     g->E = dp_doubles(nV);
     addmm(1, 0, 0, n, V, n, ch->L, ch->v_new, Ev);
     for (int64_t i = 0; i < nV; i++) {
-        g->E[i] = pw(r, (b->ev + 2 * u) * fabs(ch->v[i]) + 2 * u * fabs(Ev[i])) + pw(r, (K + n) * r->tiny);
+        g->E[i] = dp_pw(r, (b->ev + 2 * u) * fabs(ch->v[i]) + 2 * u * fabs(Ev[i])) + dp_pw(r, (K + n) * r->tiny);
         Ev[i] = ch->v[i] - Ev[i];
     }
     g->aE = absof(Ev, nV);
     for (int i = 0; i < n; i++)
-        for (int x = 0; x < K; x++) Dkgam[(int64_t)i * K + x] = pw(r, akgam[(int64_t)i * K + x] * (b->Dexp[(i / ch->R) * K + x] + b->ek + b->er + u + 2 * r->uo));
+        for (int x = 0; x < K; x++) Dkgam[(int64_t)i * K + x] = dp_pw(r, akgam[(int64_t)i * K + x] * (b->Dexp[(i / ch->R) * K + x] + b->ek + b->er + u + 2 * r->uo));
     addmm(1, 0, 0, n, V, K, Dkgam, pS, g->E);
     add_sum(r, dp_sum_error(r, K) + u, 0, 0, n, V, K, akgam, aS, g->E);
     addmm(1, 0, 0, n, V, n, b->DL, g->pX, g->E);
     addmm(1, 0, 0, n, V, n, pL, DX, g->E);
-    addmm(pw(r, 2 * r->uo), 0, 0, n, V, n, pL, g->pX, g->E);
+    addmm(dp_pw(r, 2 * r->uo), 0, 0, n, V, n, pL, g->pX, g->E);
     add_sum(r, gn + u, 0, 0, n, V, n, aL, g->aX, g->E);
     sens = product(0, 0, n, K, n, ch->L, ch->w);
     for (int64_t i = 0; i < nK; i++) sens[i] = ch->kgam[i] - sens[i];
@@ -485,8 +484,8 @@ static void grad_rows(const dp_chunk_bound *b, const double *eS, const double *e
         for (int v = 0; v < V; v++) {
             const int64_t z = (int64_t)i * V + v;
             g->dEv[z] = ch->beta[i] * dZv[z];
-            g->dE[z] = pw(r, ch->beta[i]) * g->dZ[z] + pw(r, (b->eb + u) * g->dEv[z]) + pw(r, r->tiny);
-            g->dE1[z] = pw(r, ch->beta[i]) * g->dZ1[z];
+            g->dE[z] = dp_pw(r, ch->beta[i]) * g->dZ[z] + dp_pw(r, (b->eb + u) * g->dEv[z]) + dp_pw(r, r->tiny);
+            g->dE1[z] = dp_pw(r, ch->beta[i]) * g->dZ1[z];
         }
     g->adE = absof(g->dEv, nV);
     double *a[] = {pT, aT, pL, aL, aS, pS, akgam, Dkgam, t, adX, pdX, A, dZv, Ev, pdZ};
@@ -503,7 +502,7 @@ static double *outer_bound(const dp_rounding *r, int m, int n, int V, const doub
     double *D = dp_doubles((int64_t)m * n), *pa = pwof(r, a, (int64_t)m * V), *pb = pwof(r, b, (int64_t)n * V);
     if (Da) addmm(1, 0, 1, m, n, V, Da, pb, D);
     if (Db) addmm(1, 0, 1, m, n, V, pa, Db, D);
-    addmm(pw(r, 2 * r->uo), 0, 1, m, n, V, pa, pb, D);
+    addmm(dp_pw(r, 2 * r->uo), 0, 1, m, n, V, pa, pb, D);
     add_sum(r, dp_sum_error(r, V) + more, 0, 1, m, n, V, a, b, D);
     free(pa), free(pb);
     return D;
@@ -539,7 +538,7 @@ static void grad_pairs(const dp_chunk_bound *b, const double *dL, const double *
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int c = ch->c, R = ch->R, K = ch->K, n = ch->n;
-    const double g = r->p == 1 ? dp_gamma(2 * c * R + 4, r->u) : 2 * c * R * r->u / sqrt(3.0) / sqrt(2.0 * c * R + 1) + 4 * r->u, pg = pw(r, g) + pw(r, 2 * r->uo);
+    const double g = r->p == 1 ? dp_gamma(2 * c * R + 4, r->u) : 2 * c * R * r->u / sqrt(3.0) / sqrt(2.0 * c * R + 1) + 4 * r->u, pg = dp_pw(r, g) + dp_pw(r, 2 * r->uo);
     double *acc = dp_doubles((int64_t)c * K);                    /* acc[i]: sum over s' >= s of the D of c[s',i] */
     for (int s = c - 1; s >= 0; s--) {
         for (int i = 0; i <= s; i++)
@@ -549,17 +548,17 @@ static void grad_pairs(const dp_chunk_bound *b, const double *dL, const double *
                 for (int m = 0; m < R; m++) {
                     const int im = i * R + m;
                     const double ai = ch->k[(int64_t)im * K + x], p = dP[(int64_t)s * n + im], Dp = DdP[(int64_t)s * n + im];
-                    o->q[s * K + x] += pw(r, e * ai) * Dp + pw(r, e * ai * p * (ee + b->ek));
-                    o->w[(int64_t)im * K + x] += pw(r, e * aq) * Dp + pw(r, e * aq * p * (ee + b->eq));
+                    o->q[s * K + x] += dp_pw(r, e * ai) * Dp + dp_pw(r, e * ai * p * (ee + b->ek));
+                    o->w[(int64_t)im * K + x] += dp_pw(r, e * aq) * Dp + dp_pw(r, e * aq * p * (ee + b->eq));
                     const double cq = e * aq * ai;
-                    own += pw(r, cq) * Dp + pw(r, cq * p * (ep + b->eq + b->ek)), rounding += pw(r, cq * p);
+                    own += dp_pw(r, cq) * Dp + dp_pw(r, cq * p * (ep + b->eq + b->ek)), rounding += dp_pw(r, cq * p);
                     if (i == s) continue;
                     for (int j = 0; j < R; j++) {
                         const int64_t sj = s * R + j;
                         const double as = ch->k[sj * K + x], l = dL[sj * n + im], Dl = DdL[sj * n + im], cl = e * as * ai;
-                        o->r[sj * K + x] += pw(r, e * ai) * Dl + pw(r, e * ai * l * (ee + b->ek));
-                        o->w[(int64_t)im * K + x] += pw(r, e * as) * Dl + pw(r, e * as * l * (ee + b->ek));
-                        own += pw(r, cl) * Dl + pw(r, cl * l * (ep + 2 * b->ek)), rounding += pw(r, cl * l);
+                        o->r[sj * K + x] += dp_pw(r, e * ai) * Dl + dp_pw(r, e * ai * l * (ee + b->ek));
+                        o->w[(int64_t)im * K + x] += dp_pw(r, e * as) * Dl + dp_pw(r, e * as * l * (ee + b->ek));
+                        own += dp_pw(r, cl) * Dl + dp_pw(r, cl * l * (ep + 2 * b->ek)), rounding += dp_pw(r, cl * l);
                     }
                 }
                 if (i < s) acc[i * K + x] += own;
@@ -585,7 +584,7 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     double *dP = product(0, 1, c, n, V, dout, ch->v_new), *dL = product(0, 1, n, n, V, g.dEv, ch->v_new);
     add_shared(n, c, V, g.X1, ado, 1, DdP);                      /* dP = do X', dL = -dE X' */
     add_shared(n, n, V, g.X1, g.adE, 1, DdL), add_shared(n, n, V, g.dE1, g.aX, 0, DdL);
-    for (int64_t i = 0; i < cn; i++) dP[i] *= fabs(ch->scale), DdP[i] *= pw(r, ch->scale);
+    for (int64_t i = 0; i < cn; i++) dP[i] *= fabs(ch->scale), DdP[i] *= dp_pw(r, ch->scale);
     intra_bound ib = {.q = dp_doubles(cK), .r = dp_doubles(nK), .w = dp_doubles(nK), .pair = dp_doubles(cK), .round = dp_doubles(cK)};
     grad_pairs(b, dL, DdL, dP, DdP, &ib);
 
@@ -599,7 +598,7 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     add_shared(n, K, V, g.dE1, aS, 0, QdE), add_shared(n, K, V, g.X1, adS, 0, QX);
     /* operands of dS_c X rounded here and there */
     double *pdS = pwof(r, ch->dh, KV), *UX = dp_doubles(nK);
-    addmm(pw(r, 2 * r->uo), 0, 1, n, K, V, g.pX, pdS, UX);
+    addmm(dp_pw(r, 2 * r->uo), 0, 1, n, K, V, g.pX, pdS, UX);
 
     dp_chunk_grad val;                                           /* reference values, for q o dq and k o (dkr - dkw) */
     dp_chunk_grad_alloc(&val, ch);
@@ -608,12 +607,12 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     for (int s = 0; s < c; s++) {
         for (int x = 0; x < K; x++) {
             const int y = s * K + x;
-            const double e = exp_up(ch->gcum[y]), own = pw(r, ch->scale * e) * (DSdo[y] + Pdo[y]) + pw(r, ch->scale * e * Sdo[y] * (b->Dexp[y] + 4 * u));
-            const double shared = pw(r, ch->scale * e) * Qdo[y];
-            ib.q[y] += own + shared + pw(r, u * val.dq[y]) + pw(r, (V + n) * r->tiny);
-            rs1[y] += pw(r, ch->q[y]) * shared;
-            rs[y] += pw(r, ch->q[y]) * own + pw(r, (b->eq + b->er + 2 * u) * ch->q[y] * ch->scale * e * Sdo[y]);
-            ib.round[y] += pw(r, 2 * u * ch->q[y] * val.dq[y]) + pw(r, (V + n) * r->tiny);
+            const double e = exp_up(ch->gcum[y]), own = dp_pw(r, ch->scale * e) * (DSdo[y] + Pdo[y]) + dp_pw(r, ch->scale * e * Sdo[y] * (b->Dexp[y] + 4 * u));
+            const double shared = dp_pw(r, ch->scale * e) * Qdo[y];
+            ib.q[y] += own + shared + dp_pw(r, u * val.dq[y]) + dp_pw(r, (V + n) * r->tiny);
+            rs1[y] += dp_pw(r, ch->q[y]) * shared;
+            rs[y] += dp_pw(r, ch->q[y]) * own + dp_pw(r, (b->eq + b->er + 2 * u) * ch->q[y] * ch->scale * e * Sdo[y]);
+            ib.round[y] += dp_pw(r, 2 * u * ch->q[y] * val.dq[y]) + dp_pw(r, (V + n) * r->tiny);
         }
         out->dq[s] = error_norm(r, ib.q + (int64_t)s * K, K, 1);
     }
@@ -624,23 +623,23 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
             const int y = t * K + x;
             const int64_t j = (int64_t)i * K + x;
             const double e = exp_up(ch->gcum[y]), end = exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[y]);
-            const double read = pw(r, e) * (DSdE[j] + PdE[j]) + pw(r, e * SdE[j] * (b->Dexp[y] + 2 * u)), write = pw(r, end) * (DSX[j] + PX[j]) + pw(r, end * SX[j] * (b->Dend[y] + 2 * u));
-            const double read1 = pw(r, e) * QdE[j], write1 = pw(r, end) * QX[j];
-            ib.r[j] += read + write + read1 + write1 + ib.w[j] + pw(r, u * val.dk[j]) + pw(r, 2 * (V + n) * r->tiny);
-            rs1[y] += pw(r, ch->k[j]) * read1, ws1[y] += pw(r, ch->k[j]) * write1;
-            rs[y] += pw(r, ch->k[j]) * read + pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * e * SdE[j]);
-            ws[y] += pw(r, ch->k[j]) * write + pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * end * SX[j]);
-            ib.round[y] += pw(r, ch->k[j] * end) * UX[j] + pw(r, 3 * u * ch->k[j] * (fabs(val.dk[j]) + 2 * e * fabs(SdE[j]) + 2 * end * fabs(SX[j]))) + pw(r, 2 * (V + n) * r->tiny);
+            const double read = dp_pw(r, e) * (DSdE[j] + PdE[j]) + dp_pw(r, e * SdE[j] * (b->Dexp[y] + 2 * u)), write = dp_pw(r, end) * (DSX[j] + PX[j]) + dp_pw(r, end * SX[j] * (b->Dend[y] + 2 * u));
+            const double read1 = dp_pw(r, e) * QdE[j], write1 = dp_pw(r, end) * QX[j];
+            ib.r[j] += read + write + read1 + write1 + ib.w[j] + dp_pw(r, u * val.dk[j]) + dp_pw(r, 2 * (V + n) * r->tiny);
+            rs1[y] += dp_pw(r, ch->k[j]) * read1, ws1[y] += dp_pw(r, ch->k[j]) * write1;
+            rs[y] += dp_pw(r, ch->k[j]) * read + dp_pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * e * SdE[j]);
+            ws[y] += dp_pw(r, ch->k[j]) * write + dp_pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * end * SX[j]);
+            ib.round[y] += dp_pw(r, ch->k[j] * end) * UX[j] + dp_pw(r, 3 * u * ch->k[j] * (fabs(val.dk[j]) + 2 * e * fabs(SdE[j]) + 2 * end * fabs(SX[j]))) + dp_pw(r, 2 * (V + n) * r->tiny);
         }
         out->dk[i] = error_norm(r, ib.r + (int64_t)i * K, K, 1);
         for (int v = 0; v < V; v++) {
             const int64_t z = (int64_t)i * V + v;
-            db += g.dZ[z] * pw(r, g.aE[z]) + pw(r, g.adZ[z]) * g.E[z];
+            db += g.dZ[z] * dp_pw(r, g.aE[z]) + dp_pw(r, g.adZ[z]) * g.E[z];
             zE += g.adZ[z] * g.aE[z];
             z1 += sqrt(g.dZ1[z]) * g.aE[z], E1 += g.adZ[z] * sqrt(g.E1[z]);
         }
         out->dv[i] = error_norm(r, g.dE + (int64_t)i * V, V, 1) + error_norm(r, g.dE1 + (int64_t)i * V, V, 1);
-        out->dbeta[i] = db + z1 * z1 + E1 * E1 + pw(r, gV * zE) + pw(r, V * r->tiny);
+        out->dbeta[i] = db + z1 * z1 + E1 * E1 + dp_pw(r, gV * zE) + dp_pw(r, V * r->tiny);
     }
     /* z = eC o rowsum(S_0 o dS_c); the chunk end also adds up z + sum_i w_i, and its rounding reaches every token */
     for (int x = 0; x < K; x++) {
@@ -648,22 +647,22 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
         for (int v = 0; v < V; v++) {
             const int64_t y = (int64_t)x * V + v;
             s += aS[y] * adS[y];
-            operands += pw(r, 2 * r->uo * ch->eC[x] * aS[y] * adS[y]);
+            operands += dp_pw(r, 2 * r->uo * ch->eC[x] * aS[y] * adS[y]);
             S1 += sqrt(eS[KV + y]) * adS[y], dS1 += sqrt(edS[KV + y]) * aS[y];
-            D += eS[y] * pw(r, adS[y]) + edS[y] * pw(r, aS[y]);
+            D += eS[y] * dp_pw(r, adS[y]) + edS[y] * dp_pw(r, aS[y]);
         }
-        z[x] = pw(r, ch->eC[x]) * (D + S1 * S1 + dS1 * dS1 + pw(r, (gV + 3 * u) * s)) + b->DeC[x] * pw(r, s);
+        z[x] = dp_pw(r, ch->eC[x]) * (D + S1 * S1 + dS1 * dS1 + dp_pw(r, (gV + 3 * u) * s)) + b->DeC[x] * dp_pw(r, s);
         for (int i = 0; i < n; i++) {
             const int64_t j = (int64_t)i * K + x;
             const double end = exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[(i / R) * K + x]);
-            sum += fabs(ch->k[j] * SX[j]) * end, operands += pw(r, ch->k[j] * end) * UX[j];
+            sum += fabs(ch->k[j] * SX[j]) * end, operands += dp_pw(r, ch->k[j] * end) * UX[j];
         }
-        ib.round[(c - 1) * K + x] += operands + pw(r, dp_sum_error(r, n + 4) * (sum + ch->eC[x] * s));
+        ib.round[(c - 1) * K + x] += operands + dp_pw(r, dp_sum_error(r, n + 4) * (sum + ch->eC[x] * s));
     }
     for (int x = 0; x < K; x++) {
         double from = 0, until = 0, from1 = 0, until1 = 0;       /* shared errors are the same at all tokens: they add up themselves */
         for (int t = c - 1; t >= 0; t--) {
-            from += rs[t * K + x] + ib.round[t * K + x] + pw(r, u * val.dg[t * K + x]);
+            from += rs[t * K + x] + ib.round[t * K + x] + dp_pw(r, u * val.dg[t * K + x]);
             from1 += sqrt(rs1[t * K + x]);
             out->dg[t * K + x] = ib.pair[t * K + x] + from + from1 * from1 + z[x];
         }
@@ -703,7 +702,7 @@ void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double 
         const double op = f == DP_TF32RZ ? 0 : f == DP_TF32X3 ? 3 * 0x1p-23 : fi->u_op, sum = sqrt(K / 3.0 + 1) * fi->u_acc;
         addmm(2 * op * op, 0, 0, K, K, K, pM, pP, E);
         add_scaled(r, sum, S, KK, E), add_scaled(r, fi->u_store, MP, KK, E);
-        add_const(pw(r, 3.0 * K * tiny), KK, E);
+        add_const(dp_pw(r, 3.0 * K * tiny), KK, E);
         memcpy(b, E, sizeof(double) * KK);
         addmm(1, 0, 0, K, K, K, pM, old, b);
         if (f == DP_TF32RZ) *bias = mu * *bias + 2 * fi->u_op * dp_norm_fro(KK, S);
@@ -729,10 +728,10 @@ void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, do
         memcpy(e, eH, sizeof(double) * 2 * KV);
         for (int part = 0; part < 2; part++) addmm(1, 0, 0, K, V, K, pM, old + part * KV, e + part * KV);
         addmm(1, 0, 0, K, V, K, b, pS, shared);
-        add_scaled(r, s, MS, KV, e), add_scaled(r, r->u, H, KV, e), add_const(pw(r, (K + 1.0) * r->tiny), KV, e);
+        add_scaled(r, s, MS, KV, e), add_scaled(r, r->u, H, KV, e), add_const(dp_pw(r, (K + 1.0) * r->tiny), KV, e);
         for (int v = 0; v < V && bias > 0; v++) {
-            const double total = pw(r, bias * column_norm(S, K, V, v)), norm = pw(r, column_norm(MS, K, V, v));
-            for (int x = 0; x < K; x++) shared[(int64_t)x * V + v] += total * (1.0 / K + (norm > 0 ? pw(r, MS[(int64_t)x * V + v]) / norm : 0));
+            const double total = dp_pw(r, bias * column_norm(S, K, V, v)), norm = dp_pw(r, column_norm(MS, K, V, v));
+            for (int x = 0; x < K; x++) shared[(int64_t)x * V + v] += total * (1.0 / K + (norm > 0 ? dp_pw(r, MS[(int64_t)x * V + v]) / norm : 0));
         }
         free(pM), free(pS), free(old);
     }

@@ -32,6 +32,7 @@ typedef struct {
     int inverse;   /* 1: w, u come from products with the stored inverse (bf16), 0: from a triangular solve */
     int p;         /* 1 sound, 2 probable */
 } dp_rounding;
+static inline double dp_pw(const dp_rounding *r, double x) { return r->p == 2 ? x * x : x < 0 ? -x : x; }   /* |x|^p */
 #define DP_LAMBDA 6.0      /* 2 exp(-18) = 3e-8 a row */
 dp_rounding dp_rounding_of(dp_base b, int p);
 int64_t dp_state_error_size(const dp_rounding *r, int K, int V);   /* entries of e */

@@ -111,22 +111,22 @@ static int write_entry(FILE *f, const header *h, const dp_part *part, int n) {
     return bad || fwrite(&sum, sizeof sum, 1, f) != 1 || fflush(f) || fsync(fileno(f));
 }
 
-static void make_dirs(const char *dir) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s", dir);
-    for (char *s = path + 1; *s; s++)
-        if (*s == '/') {
-            *s = 0;
-            mkdir(path, 0777);
-            *s = '/';
+int dp_make_dirs(const char *path) {
+    char b[4096];
+    snprintf(b, sizeof b, "%s", path);
+    for (char *p = b + 1; *p; p++)
+        if (*p == '/') {
+            *p = 0;
+            if (mkdir(b, 0777) && errno != EEXIST) return -1;
+            *p = '/';
         }
-    mkdir(path, 0777);
+    return mkdir(b, 0777) && errno != EEXIST ? -1 : 0;
 }
 
 void dp_cache_save(const char *dir, const char *kind, uint64_t version, dp_key key, const dp_part *part, int n) {
     char path[4096], tmp[4200];
     const header h = header_of(version, key);
-    make_dirs(dir);
+    dp_make_dirs(dir);                                           /* if that fails, so does mkstemp, with its reason */
     entry_path(path, sizeof path, dir, kind, version, key);
     snprintf(tmp, sizeof tmp, "%s.XXXXXX", path);
     const int fd = mkstemp(tmp);

@@ -11,6 +11,9 @@
 extern "C" {
 #endif
 
+/* Makes a folder and those above it. 0, or -1 with errno (an existing folder is no failure). */
+int dp_make_dirs(const char *path);
+
 typedef struct { unsigned char byte[16]; } dp_key;
 typedef struct { void *at; size_t size; } dp_part;
 
