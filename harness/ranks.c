@@ -7,20 +7,32 @@
 #include <stdlib.h>
 #include <string.h>
 
+const char *const dp_stage_names[DP_NSTAGES] = {"gate", "intra", "solve", "wy", "pre_process_fwd", "merge_fwd", "state_fwd", "output", "recompute", "dAv", "pre_process_bwd",
+                                                "merge_bwd", "state_bwd", "wy_bwd", "intra_bwd", "gate_bwd"};
+
+/* The chunk, with the formats of a stage. */
+static dp_chunk *chunk_at(const dp_sim *s, int gi, int hv, dp_stage stage) {
+    dp_chunk *ch = dp_sim_chunk(s, gi, hv);
+    ch->base = s->at[stage];
+    return ch;
+}
+
 /* ---- gate, intra, wy -------------------------------------------------------------------------------------------------------- */
 
 static void activate(dp_sim *s) {
     const dp_problem *p = s->p;
     const int64_t nq = p->T * p->H * p->K, nk = nq * p->R;
+    const dp_base base = s->at[DP_STAGE_GATE];
+    free(s->q), free(s->k), free(s->g), free(s->beta), free(s->rstd_q), free(s->rstd_k);
     s->q = dp_doubles(nq), s->k = dp_doubles(nk), s->g = dp_doubles(p->T * p->HV * dp_Kg(p)), s->beta = dp_doubles(p->T * p->HV * p->R);
     s->rstd_q = dp_doubles(p->T * p->H), s->rstd_k = dp_doubles(p->T * p->H * p->R);
-    (s->base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(p, 0, p->T, s->q, s->k, s->g, s->beta, s->rstd_q, s->rstd_k);
-    if (s->base == DP_BASE_BF16 && p->l2norm) {                  /* the normalised q and k are stored in the inputs' type */
-        for (int64_t i = 0; i < nq; i++) s->q[i] = dp_round_store(s->base, s->q[i]);
-        for (int64_t i = 0; i < nk; i++) s->k[i] = dp_round_store(s->base, s->k[i]);
+    (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(p, 0, p->T, s->q, s->k, s->g, s->beta, s->rstd_q, s->rstd_k);
+    if (base == DP_BASE_BF16 && p->l2norm) {                  /* the normalised q and k are stored in the inputs' type */
+        for (int64_t i = 0; i < nq; i++) s->q[i] = dp_round_store(base, s->q[i]);
+        for (int64_t i = 0; i < nk; i++) s->k[i] = dp_round_store(base, s->k[i]);
     }
     if (s->fault == DP_FAULT_EXP2_GATE)
-        for (int64_t i = 0; i < p->T * p->HV * dp_Kg(p); i++) s->g[i] = dp_round_arith(s->base, s->g[i] * 0.6931471805599453);
+        for (int64_t i = 0; i < p->T * p->HV * dp_Kg(p); i++) s->g[i] = dp_round_arith(base, s->g[i] * 0.6931471805599453);
 }
 
 static void list_groups(dp_sim *s) {
@@ -40,20 +52,38 @@ static void list_groups(dp_sim *s) {
     }
 }
 
-static void prep(dp_sim *s, int gi, int hv) {
+static dp_chunk_in chunk_in(const dp_sim *s, int gi, int hv) {
     const dp_problem *p = s->p;
-    const dp_group *gr = &s->group[gi];
     const int h = hv / dp_G(p), Kg = dp_Kg(p);
-    const int64_t t = gr->t0;
-    const dp_chunk_in in = {.q = s->q + (t * p->H + h) * p->K, .k = s->k + (t * p->H + h) * p->R * p->K, .v = p->v + (t * p->HV + hv) * p->R * p->V,
+    const int64_t t = s->group[gi].t0;
+    return (dp_chunk_in){.q = s->q + (t * p->H + h) * p->K, .k = s->k + (t * p->H + h) * p->R * p->K, .v = p->v + (t * p->HV + hv) * p->R * p->V,
         .g = s->g + (t * p->HV + hv) * Kg, .beta = s->beta + (t * p->HV + hv) * p->R, .sq = (int64_t)p->H * p->K, .sk = (int64_t)p->H * p->R * p->K,
         .sv = (int64_t)p->HV * p->R * p->V, .sg = (int64_t)p->HV * Kg, .sb = (int64_t)p->HV * p->R, .Kg = Kg};
+}
+
+static void intra(dp_sim *s, int gi, int hv) {
+    const dp_problem *p = s->p;
+    const dp_chunk_in in = chunk_in(s, gi, hv);
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
-    dp_chunk_prep(ch, s->base, gr->c, p->R, p->K, p->V, p->scale, &in);
+    dp_chunk_free(ch);
+    dp_chunk_begin(ch, s->at[DP_STAGE_INTRA], s->group[gi].c, p->R, p->K, p->V, p->scale, &in);
+    ch->by_inverse = s->by_inverse;
+    dp_chunk_intra(ch, &in);
+}
+
+static void solve(dp_sim *s, int gi, int hv) { dp_chunk_solve(chunk_at(s, gi, hv, DP_STAGE_SOLVE)); }
+
+static void wy(dp_sim *s, int gi, int hv) {
+    const dp_problem *p = s->p;
+    const dp_group *gr = &s->group[gi];
+    const int Kg = dp_Kg(p);
+    const int64_t t = gr->t0;
+    dp_chunk *ch = chunk_at(s, gi, hv, DP_STAGE_WY);
+    dp_chunk_wy(ch);
     if (s->fault == DP_FAULT_LAST_INDEX && gr->c > 1)
         for (int i = 0; i < ch->n; i++)
             for (int x = 0; x < p->K; x++)
-                ch->kg[(int64_t)i * p->K + x] = dp_round_store(s->base, ch->k[(int64_t)i * p->K + x] * exp(ch->gcum[(gr->c - 2) * p->K + x] - ch->gcum[(i / p->R) * p->K + x]));
+                ch->kg[(int64_t)i * p->K + x] = dp_round_store(ch->base, ch->k[(int64_t)i * p->K + x] * exp(ch->gcum[(gr->c - 2) * p->K + x] - ch->gcum[(i / p->R) * p->K + x]));
     if (s->fault == DP_FAULT_TAIL_UNMASKED && gr->c < DP_CHUNK && t + gr->c < p->T) {   /* the decay runs on over the next tokens */
         const int64_t more = p->T - t < DP_CHUNK ? p->T - t : DP_CHUNK;
         for (int x = 0; x < p->K; x++) {
@@ -65,8 +95,22 @@ static void prep(dp_sim *s, int gi, int hv) {
     }
 }
 
+typedef void stage_fn(dp_sim *s, int gi, int hv);
+
+static void each_chunk(dp_sim *s, stage_fn *f) {
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t i = 0; i < (int64_t)s->ngroup * s->p->HV; i++) f(s, (int)(i / s->p->HV), (int)(i % s->p->HV));
+}
+
 dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault, dp_err *e) {
-    *s = (dp_sim){.p = p, .base = base, .N = N, .fault = fault};
+    dp_base at[DP_NSTAGES];
+    for (int i = 0; i < DP_NSTAGES; i++) at[i] = base;
+    return dp_sim_new_policy(s, p, at, N, fault, e);
+}
+
+dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N, dp_fault fault, dp_err *e) {
+    *s = (dp_sim){.p = p, .base = at[0], .N = N, .fault = fault, .by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16};
+    memcpy(s->at, at, sizeof s->at);
     s->ctx = dp_calloc((size_t)N, sizeof *s->ctx);
     for (int r = 0; r < N; r++) {
         dp_status st = dp_context_build(p->cu, p->Nseq, N, r, &s->ctx[r], e);
@@ -80,9 +124,8 @@ dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fau
     list_groups(s);
     const int64_t nch = (int64_t)s->ngroup * p->HV, nr = (int64_t)N * p->HV;
     s->ch = dp_calloc((size_t)nch, sizeof *s->ch);
-    s->factor = dp_calloc((size_t)nch, sizeof *s->factor);
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t i = 0; i < nch; i++) prep(s, (int)(i / p->HV), (int)(i % p->HV));
+    s->factor = dp_calloc((size_t)(2 * nch), sizeof *s->factor);
+    each_chunk(s, intra), each_chunk(s, solve), each_chunk(s, wy);
     double ***a[] = {&s->S_in, &s->M, &s->H, &s->dS_out, &s->dM, &s->dH};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) *a[i] = dp_calloc((size_t)nr, sizeof **a[i]);
     s->traj_rank = N >= 3 ? 1 : 0;
@@ -98,25 +141,29 @@ static void free_list(double **a, int64_t n) {
 void dp_sim_free(dp_sim *s) {
     const int64_t nr = (int64_t)s->N * s->p->HV, nch = (int64_t)s->ngroup * s->p->HV;
     free_list(s->S_in, nr), free_list(s->M, nr), free_list(s->H, nr), free_list(s->dS_out, nr), free_list(s->dM, nr), free_list(s->dH, nr);
-    free_list(s->factor, nch), free_list(s->traj, s->traj ? DP_MAX_TRAJ * s->p->HV : 0);
+    free_list(s->factor, 2 * nch), free_list(s->traj, s->traj ? DP_MAX_TRAJ * s->p->HV : 0);
     if (s->ch) for (int64_t i = 0; i < nch; i++) dp_chunk_free(&s->ch[i]);
     if (s->first) for (int r = 0; r < s->N; r++) free(s->first[r]);
     for (int r = 0; r < s->N; r++) dp_context_free(&s->ctx[r]);
     dp_result_free(&s->out);
     free(s->ch), free(s->first), free(s->group), free(s->ctx), free(s->q), free(s->k), free(s->g), free(s->beta), free(s->rstd_q), free(s->rstd_k);
+    free(s->dq), free(s->dk), free(s->dg), free(s->dbeta);
     *s = (dp_sim){0};
 }
 
 /* ---- shared by forward and backward ----------------------------------------------------------------------------------------- */
 
-const double *dp_sim_factor(dp_sim *s, int gi, int hv) {
-    double **f = &s->factor[(int64_t)gi * s->p->HV + hv];
+static const double *factor(dp_sim *s, int gi, int hv, dp_stage stage) {
+    const int64_t own = s->at[stage] != s->at[DP_STAGE_PRE_FWD];
+    double **f = &s->factor[(own * s->ngroup + gi) * s->p->HV + hv];
     if (!*f) {
         *f = dp_doubles((int64_t)s->p->K * s->p->K);
-        dp_chunk_M(dp_sim_chunk(s, gi, hv), *f);
+        dp_chunk_M(chunk_at(s, gi, hv, stage), *f);
     }
     return *f;
 }
+
+const double *dp_sim_factor(dp_sim *s, int gi, int hv) { return factor(s, gi, hv, DP_STAGE_PRE_FWD); }
 
 static int starts_here(const dp_sim *s, int r, int sub) { return sub > 0 || s->ctx[r].is_first; }
 static int ends_here(const dp_sim *s, int r, int sub) { return sub < s->ctx[r].nlocal - 1 || s->ctx[r].is_last; }
@@ -154,7 +201,7 @@ static double *chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, 
     double *P = dp_doubles(KK), *Q = dp_doubles(KK), *Mt = dp_doubles(KK);
     for (int x = 0; x < K; x++) P[(int64_t)x * K + x] = 1;
     for (int i = 0; i < n; i++) {
-        const double *M = dp_sim_factor(s, trans ? g1 - 1 - i : g0 + i, hv);
+        const double *M = factor(s, trans ? g1 - 1 - i : g0 + i, hv, trans ? DP_STAGE_PRE_BWD : DP_STAGE_PRE_FWD);
         if (trans) {
             for (int a = 0; a < K; a++)
                 for (int b = 0; b < K; b++) Mt[(int64_t)a * K + b] = M[(int64_t)b * K + a];
@@ -173,13 +220,13 @@ static double *chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, 
 }
 
 /* S <- M S + H in the accumulator of the base; S == NULL stands for zeros, which no M multiplies. */
-static void merge_step(const dp_sim *s, const double *M, const double *H, double **S) {
+static void merge_step(const dp_sim *s, dp_base b, const double *M, const double *H, double **S) {
     const int K = s->p->K, V = s->p->V;
     const int64_t KV = (int64_t)K * V;
     double *x = dp_doubles(KV);
     if (*S) {
-        dp_mm(s->base == DP_BASE_FP64 ? DP_FP64 : DP_FP32, 0, 0, K, V, K, M, *S, x);
-        for (int64_t i = 0; i < KV; i++) x[i] = dp_round_arith(s->base, x[i] + H[i]);
+        dp_mm(b == DP_BASE_FP64 ? DP_FP64 : DP_FP32, 0, 0, K, V, K, M, *S, x);
+        for (int64_t i = 0; i < KV; i++) x[i] = dp_round_arith(b, x[i] + H[i]);
     } else memcpy(x, H, sizeof(double) * KV);
     replace(S, x);
 }
@@ -194,7 +241,7 @@ static void pre_process_fwd(dp_sim *s, int r, int hv) {
     replace(&s->M[i], chain(s, s->first[r][sub], s->first[r][sub + 1], hv, f, 0, r == s->traj_rank && s->p->HV == 1));
     if (s->H[i]) return;                                         /* does not depend on the chain's format */
     s->H[i] = dp_doubles((int64_t)s->p->K * s->p->V);
-    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) dp_chunk_state(dp_sim_chunk(s, g, hv), s->H[i], NULL);
+    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) dp_chunk_state(chunk_at(s, g, hv, DP_STAGE_PRE_FWD), s->H[i], NULL);
 }
 
 static void damage_merge(const dp_sim *s, int r, double *S) {
@@ -217,9 +264,9 @@ static void merge_fwd_allgather(dp_sim *s, int r, int hv) {
     if (c->is_first) return;
     const double *start = dp_sim_start(s, far, s->ctx[far].nlocal - 1);
     double *S = start ? dp_copy(start + hv * KV, KV) : NULL;
-    if (S) round_arith_all(s->base, S, KV);
-    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST) for (int j = r - 1; j >= far; j--) merge_step(s, s->M[j * HV + hv], s->H[j * HV + hv], &S);
-    else for (int j = far; j < r; j++) merge_step(s, s->M[j * HV + hv], s->H[j * HV + hv], &S);
+    if (S) round_arith_all(s->at[DP_STAGE_MERGE_FWD], S, KV);
+    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST) for (int j = r - 1; j >= far; j--) merge_step(s, s->at[DP_STAGE_MERGE_FWD], s->M[j * HV + hv], s->H[j * HV + hv], &S);
+    else for (int j = far; j < r; j++) merge_step(s, s->at[DP_STAGE_MERGE_FWD], s->M[j * HV + hv], s->H[j * HV + hv], &S);
     damage_merge(s, r, S);
     replace(&s->S_in[r * HV + hv], S);
 }
@@ -239,9 +286,9 @@ static void merge_fwd_ring(dp_sim *s, int hv) {
         if (starts_here(s, r, c->nlocal - 1)) {
             const double *start = dp_sim_start(s, r, c->nlocal - 1);
             replace(&S, start ? dp_copy(start + hv * KV, KV) : NULL);
-            if (S) round_arith_all(s->base, S, KV);
+            if (S) round_arith_all(s->at[DP_STAGE_MERGE_FWD], S, KV);
         }
-        merge_step(s, s->M[r * HV + hv], s->H[r * HV + hv], &S);
+        merge_step(s, s->at[DP_STAGE_MERGE_FWD], s->M[r * HV + hv], s->H[r * HV + hv], &S);
     }
     free(S);
 }
@@ -252,10 +299,10 @@ static void state_fwd(dp_sim *s, int r, int hv, int sub, int lost) {
     const int64_t KV = (int64_t)p->K * p->V;
     const double *start = dp_sim_start(s, r, sub);
     double *S = start ? dp_copy(start + hv * KV, KV) : dp_doubles(KV);
-    round_arith_all(s->base, S, KV);
+    round_arith_all(s->at[DP_STAGE_STATE_FWD], S, KV);
     if (!starts_here(s, r, sub) && !lost) memcpy(S, s->S_in[r * p->HV + hv], sizeof(double) * KV);
     for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
-        dp_chunk *ch = dp_sim_chunk(s, g, hv);
+        dp_chunk *ch = chunk_at(s, g, hv, DP_STAGE_STATE_FWD);
         memcpy(ch->h, S, sizeof(double) * KV);
         if (s->fault == DP_FAULT_DECAY_BEFORE_USE) {
             double *D = dp_copy(S, KV);
@@ -275,7 +322,7 @@ static void output(dp_sim *s, int gi, int hv) {
     const dp_problem *p = s->p;
     const dp_group *g = &s->group[gi];
     double *o = dp_doubles((int64_t)g->c * p->V);
-    dp_chunk_output(dp_sim_chunk(s, gi, hv), o);
+    dp_chunk_output(chunk_at(s, gi, hv, DP_STAGE_OUTPUT), o);
     for (int t = 0; t < g->c; t++) memcpy(s->out.o + ((g->t0 + t) * p->HV + hv) * p->V, o + (int64_t)t * p->V, sizeof(double) * p->V);
     free(o);
 }
@@ -317,19 +364,27 @@ static void states_fwd(dp_sim *s, int lost) {
         }
 }
 
+static void pre_fwd(dp_sim *s) {
+    s->ntraj = 0;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < s->N * s->p->HV; i++) pre_process_fwd(s, i / s->p->HV, i % s->p->HV);
+}
+
+static void merge_fwd(dp_sim *s) {
+    const int HV = s->p->HV;
+    if (s->merge == DP_MERGE_RING) for (int hv = 0; hv < HV; hv++) merge_fwd_ring(s, hv);
+    else for (int i = 0; i < s->N * HV; i++) merge_fwd_allgather(s, i / HV, i % HV);
+}
+
 static void forward(dp_sim *s) {
     const int HV = s->p->HV, nr = s->N * HV;
     const int64_t KV = (int64_t)s->p->K * s->p->V;
     double **before = copy_list(s->S_in, nr, KV);
-    s->ntraj = 0;
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int i = 0; i < nr; i++) pre_process_fwd(s, i / HV, i % HV);
-    if (s->merge == DP_MERGE_RING) for (int hv = 0; hv < HV; hv++) merge_fwd_ring(s, hv);
-    else for (int i = 0; i < nr; i++) merge_fwd_allgather(s, i / HV, i % HV);
+    pre_fwd(s);
+    merge_fwd(s);
     if (!s->have_forward || !same(before, s->S_in, nr, KV) || s->fault) {
         states_fwd(s, 0);
-#pragma omp parallel for schedule(dynamic, 1)
-        for (int64_t i = 0; i < (int64_t)s->ngroup * HV; i++) output(s, (int)(i / HV), (int)(i % HV));
+        each_chunk(s, output);
         s->have_forward = 1;
         s->have_backward = 0;
     }
@@ -339,7 +394,7 @@ static void forward(dp_sim *s) {
 /* ---- backward --------------------------------------------------------------------------------------------------------------- */
 
 static void dAv(dp_sim *s, int gi, int hv) {
-    dp_chunk *ch = dp_sim_chunk(s, gi, hv);
+    dp_chunk *ch = chunk_at(s, gi, hv, DP_STAGE_DAV);
     double *dout = dp_doubles((int64_t)ch->c * ch->V);
     dp_sim_gather_do(s, gi, hv, dout);
     dp_chunk_dAv(ch, dout);
@@ -351,7 +406,7 @@ static void scan_bwd(dp_sim *s, int g0, int g1, int hv, int keep, double *dS) {
     const int64_t KV = (int64_t)s->p->K * s->p->V;
     double *dout = dp_doubles((int64_t)DP_CHUNK * s->p->V);
     for (int g = g1 - 1; g >= g0; g--) {
-        dp_chunk *ch = dp_sim_chunk(s, g, hv), alias;
+        dp_chunk *ch = chunk_at(s, g, hv, keep ? DP_STAGE_STATE_BWD : DP_STAGE_PRE_BWD), alias;
         dp_sim_gather_do(s, g, hv, dout);
         if (keep) {
             replace(&ch->dh, dp_copy(dS, KV));
@@ -383,9 +438,9 @@ static void merge_bwd_allgather(dp_sim *s, int r, int hv) {
     if (c->is_last) return;
     const double *end = end_gradient(s, far, 0);
     double *S = end ? dp_copy(end + hv * KV, KV) : NULL;
-    if (S) round_arith_all(s->base, S, KV);
-    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST) for (int j = r + 1; j <= far; j++) merge_step(s, s->dM[j * HV + hv], s->dH[j * HV + hv], &S);
-    else for (int j = far; j > r; j--) merge_step(s, s->dM[j * HV + hv], s->dH[j * HV + hv], &S);
+    if (S) round_arith_all(s->at[DP_STAGE_MERGE_BWD], S, KV);
+    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST) for (int j = r + 1; j <= far; j++) merge_step(s, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv], s->dH[j * HV + hv], &S);
+    else for (int j = far; j > r; j--) merge_step(s, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv], s->dH[j * HV + hv], &S);
     replace(&s->dS_out[r * HV + hv], S);
 }
 
@@ -400,9 +455,9 @@ static void merge_bwd_ring(dp_sim *s, int hv) {
         if (ends_here(s, r, 0)) {
             const double *end = end_gradient(s, r, 0);
             replace(&S, end ? dp_copy(end + hv * KV, KV) : NULL);
-            if (S) round_arith_all(s->base, S, KV);
+            if (S) round_arith_all(s->at[DP_STAGE_MERGE_BWD], S, KV);
         }
-        merge_step(s, s->dM[r * HV + hv], s->dH[r * HV + hv], &S);
+        merge_step(s, s->at[DP_STAGE_MERGE_BWD], s->dM[r * HV + hv], s->dH[r * HV + hv], &S);
     }
     free(S);
 }
@@ -412,26 +467,31 @@ static void state_bwd(dp_sim *s, int r, int hv, int sub) {
     const int64_t KV = (int64_t)p->K * p->V;
     const double *end = end_gradient(s, r, sub);
     double *dS = end ? dp_copy(end + hv * KV, KV) : dp_doubles(KV);
-    round_arith_all(s->base, dS, KV);
+    round_arith_all(s->at[DP_STAGE_STATE_BWD], dS, KV);
     if (!ends_here(s, r, sub)) memcpy(dS, s->dS_out[r * p->HV + hv], sizeof(double) * KV);
     scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 1, dS);
     if (starts_here(s, r, sub)) memcpy(s->out.ds0 + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, dS, sizeof(double) * KV);
     free(dS);
 }
 
-/* Gradients of the activated inputs of one chunk position, all value heads in order: dq and dk are sums over the heads of a group. */
-static void grads(dp_sim *s, int gi, double *dq, double *dk, double *dg, double *dbeta) {
+/* Gradients of the activated inputs of one chunk position, all value heads in order: dq and dk are sums over the heads of a group. dv leaves in
+ * the inputs' type. */
+static void grads(dp_sim *s, int gi) {
     const dp_problem *p = s->p;
     const dp_group *g = &s->group[gi];
     const int Kg = dp_Kg(p);
     double *dout = dp_doubles((int64_t)g->c * p->V);
     for (int hv = 0; hv < p->HV; hv++) {
-        const dp_chunk *ch = dp_sim_chunk(s, gi, hv);
+        const dp_base b = s->at[DP_STAGE_INTRA_BWD];
+        dp_chunk *ch = dp_sim_chunk(s, gi, hv);
         const int h = hv / dp_G(p);
         dp_chunk_grad x;
         dp_chunk_grad_alloc(&x, ch);
         dp_sim_gather_do(s, gi, hv, dout);
-        dp_chunk_grads(ch, dout, 0, &x);
+        ch->base = s->at[DP_STAGE_WY_BWD];
+        dp_chunk_wy_bwd(ch, &x);
+        ch->base = b;
+        dp_chunk_intra_bwd(ch, dout, 0, &x);
         if (s->fault == DP_FAULT_DG_NO_BOUNDARY)
             for (int k = 0; k < p->K; k++) {
                 double z = 0;
@@ -441,17 +501,18 @@ static void grads(dp_sim *s, int gi, double *dq, double *dk, double *dg, double 
         for (int t = 0; t < g->c; t++) {
             const int64_t tok = g->t0 + t;
             for (int k = 0; k < p->K; k++) {
-                double *y = dq + (tok * p->H + h) * p->K + k;
-                *y = dp_round_arith(s->base, *y + x.dq[t * p->K + k]);
-                y = dg + (tok * p->HV + hv) * Kg + (Kg == 1 ? 0 : k);
-                *y = dp_round_arith(s->base, *y + x.dg[t * p->K + k]);
+                double *y = s->dq + (tok * p->H + h) * p->K + k;
+                *y = dp_round_arith(b, *y + x.dq[t * p->K + k]);
+                y = s->dg + (tok * p->HV + hv) * Kg + (Kg == 1 ? 0 : k);
+                *y = dp_round_arith(b, *y + x.dg[t * p->K + k]);
             }
             for (int64_t k = 0; k < (int64_t)p->R * p->K; k++) {
-                double *y = dk + (tok * p->H + h) * p->R * p->K + k;
-                *y = dp_round_arith(s->base, *y + x.dk[(int64_t)t * p->R * p->K + k]);
+                double *y = s->dk + (tok * p->H + h) * p->R * p->K + k;
+                *y = dp_round_arith(b, *y + x.dk[(int64_t)t * p->R * p->K + k]);
             }
-            memcpy(dbeta + (tok * p->HV + hv) * p->R, x.dbeta + t * p->R, sizeof(double) * p->R);
-            memcpy(s->out.dv + (tok * p->HV + hv) * p->R * p->V, x.dv + (int64_t)t * p->R * p->V, sizeof(double) * p->R * p->V);
+            memcpy(s->dbeta + (tok * p->HV + hv) * p->R, x.dbeta + t * p->R, sizeof(double) * p->R);
+            for (int64_t i = 0; i < (int64_t)p->R * p->V; i++)
+                s->out.dv[(tok * p->HV + hv) * p->R * p->V + i] = dp_round_store(s->at[DP_STAGE_WY_BWD], x.dv[(int64_t)t * p->R * p->V + i]);
         }
         dp_chunk_grad_free(&x);
     }
@@ -459,8 +520,10 @@ static void grads(dp_sim *s, int gi, double *dq, double *dk, double *dg, double 
 }
 
 /* Through the activations, rank by rank; dA_log and ddt_bias are per-rank partial sums, then all-reduced in rank order. */
-static void gate_bwd(dp_sim *s, const double *dq, const double *dk, const double *dg, const double *dbeta) {
+static void gate_bwd(dp_sim *s) {
     const dp_problem *p = s->p;
+    const dp_base base = s->at[DP_STAGE_GATE_BWD];
+    const double *dq = s->dq, *dk = s->dk, *dg = s->dg, *dbeta = s->dbeta;
     const int Kg = dp_Kg(p);
     double *A = s->out.dA_log, *B = s->out.ddt_bias;
     if (A) memset(A, 0, sizeof(double) * p->HV);
@@ -470,26 +533,42 @@ static void gate_bwd(dp_sim *s, const double *dq, const double *dk, const double
         dp_result part = s->out;
         part.dA_log = A ? dp_doubles(p->HV) : NULL;
         part.ddt_bias = B ? dp_doubles((int64_t)p->HV * Kg) : NULL;
-        (s->base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(p, a, b, s->q + a * p->H * p->K, s->k + a * p->H * p->R * p->K, s->rstd_q + a * p->H,
+        (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(p, a, b, s->q + a * p->H * p->K, s->k + a * p->H * p->R * p->K, s->rstd_q + a * p->H,
             s->rstd_k + a * p->H * p->R, dq + a * p->H * p->K, dk + a * p->H * p->R * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * p->R, &part);
         const int keep = s->fault != DP_FAULT_GATE_GRAD_PARTIAL || r == 0;
-        for (int i = 0; A && keep && i < p->HV; i++) A[i] = dp_round_arith(s->base, A[i] + part.dA_log[i]);
-        for (int i = 0; B && keep && i < p->HV * Kg; i++) B[i] = dp_round_arith(s->base, B[i] + part.ddt_bias[i]);
+        for (int i = 0; A && keep && i < p->HV; i++) A[i] = dp_round_arith(base, A[i] + part.dA_log[i]);
+        for (int i = 0; B && keep && i < p->HV * Kg; i++) B[i] = dp_round_arith(base, B[i] + part.ddt_bias[i]);
         free(part.dA_log), free(part.ddt_bias);
     }
+    const struct { double *x; int64_t n; } st[] = {{s->out.dq, p->T * p->H * p->K}, {s->out.dk, p->T * p->H * p->K * p->R}, {s->out.dg, p->T * p->HV * Kg}, {s->out.dbeta, p->T * p->HV * p->R}};
+    for (size_t i = 0; i < sizeof st / sizeof *st; i++)          /* gradients leave in the inputs' type */
+        for (int64_t j = 0; j < st[i].n; j++) st[i].x[j] = dp_round_store(base, st[i].x[j]);
 }
 
-static void input_gradients(dp_sim *s) {
+static void all_grads(dp_sim *s) {
     const dp_problem *p = s->p;
-    const int64_t nq = p->T * p->H * p->K, nk = nq * p->R, ng = p->T * p->HV * dp_Kg(p), nb = p->T * p->HV * p->R, nv = nb * p->V;
-    double *dq = dp_doubles(nq), *dk = dp_doubles(nk), *dg = dp_doubles(ng), *db = dp_doubles(nb);
+    const struct { double **x; int64_t n; } a[] = {{&s->dq, p->T * p->H * p->K}, {&s->dk, p->T * p->H * p->K * p->R}, {&s->dg, p->T * p->HV * dp_Kg(p)}, {&s->dbeta, p->T * p->HV * p->R}};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++) replace(a[i].x, dp_doubles(a[i].n));
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int g = 0; g < s->ngroup; g++) grads(s, g, dq, dk, dg, db);
-    gate_bwd(s, dq, dk, dg, db);
-    const struct { double *x; int64_t n; } st[] = {{s->out.dq, nq}, {s->out.dk, nk}, {s->out.dv, nv}, {s->out.dg, ng}, {s->out.dbeta, nb}};
-    for (size_t i = 0; i < sizeof st / sizeof *st; i++)          /* gradients leave in the inputs' type */
-        for (int64_t j = 0; j < st[i].n; j++) st[i].x[j] = dp_round_store(s->base, st[i].x[j]);
-    free(dq), free(dk), free(dg), free(db);
+    for (int g = 0; g < s->ngroup; g++) grads(s, g);
+}
+
+static void pre_bwd(dp_sim *s) {
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < s->N * s->p->HV; i++) pre_process_bwd(s, i / s->p->HV, i % s->p->HV);
+}
+
+static void merge_bwd(dp_sim *s) {
+    const int HV = s->p->HV;
+    if (s->merge == DP_MERGE_RING) for (int hv = 0; hv < HV; hv++) merge_bwd_ring(s, hv);
+    else for (int i = 0; i < s->N * HV; i++) merge_bwd_allgather(s, i / HV, i % HV);
+}
+
+static void states_bwd(dp_sim *s) {
+    const int HV = s->p->HV;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < s->N * HV; i++)
+        for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++) state_bwd(s, i / HV, i % HV, sub);
 }
 
 static void backward(dp_sim *s) {
@@ -500,21 +579,22 @@ static void backward(dp_sim *s) {
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t i = 0; i < (int64_t)s->ngroup * HV; i++)
         if (!s->ch[i].dvl) dAv(s, (int)(i / HV), (int)(i % HV));
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int i = 0; i < nr; i++) pre_process_bwd(s, i / HV, i % HV);
-    if (s->merge == DP_MERGE_RING) for (int hv = 0; hv < HV; hv++) merge_bwd_ring(s, hv);
-    else for (int i = 0; i < nr; i++) merge_bwd_allgather(s, i / HV, i % HV);
+    pre_bwd(s);
+    merge_bwd(s);
     const int known = s->have_backward && same(before, s->dS_out, nr, KV);
     free_list(before, nr);
     if (known && !s->fault) return;
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int i = 0; i < nr; i++)
-        for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++) state_bwd(s, i / HV, i % HV, sub);
-    input_gradients(s);
+    states_bwd(s);
+    all_grads(s);
+    gate_bwd(s);
     s->have_backward = 1;
 }
 
-void dp_sim_run(dp_sim *s, dp_format chain_format, dp_merge merge, int with_backward) {
+static void clear(double **a, int64_t n) {
+    for (int64_t i = 0; i < n; i++) replace(&a[i], NULL);
+}
+
+void dp_sim_begin(dp_sim *s, dp_format chain_format, dp_merge merge, int with_backward) {
     assert(!with_backward || s->p->dout);
     s->chain = chain_format;
     s->merge = merge;
@@ -524,6 +604,40 @@ void dp_sim_run(dp_sim *s, dp_format chain_format, dp_merge merge, int with_back
         s->have_forward = s->have_backward = 0;
     }
     empty_sequences(s);
+}
+
+void dp_sim_stage(dp_sim *s, dp_stage stage) {
+    const int64_t nch = (int64_t)s->ngroup * s->p->HV, nr = (int64_t)s->N * s->p->HV;
+    switch (stage) {
+    case DP_STAGE_GATE: activate(s); break;
+    case DP_STAGE_INTRA: each_chunk(s, intra); break;
+    case DP_STAGE_SOLVE: each_chunk(s, solve); break;
+    case DP_STAGE_WY: each_chunk(s, wy); break;
+    case DP_STAGE_PRE_FWD:
+        clear(s->factor, 2 * nch), clear(s->M, nr), clear(s->H, nr);
+        pre_fwd(s);
+        break;
+    case DP_STAGE_MERGE_FWD: merge_fwd(s); break;
+    case DP_STAGE_STATE_FWD: states_fwd(s, 0); break;
+    case DP_STAGE_OUTPUT: each_chunk(s, output); break;
+    case DP_STAGE_RECOMPUTE: states_fwd(s, 1); break;
+    case DP_STAGE_DAV: each_chunk(s, dAv); break;
+    case DP_STAGE_PRE_BWD:
+        clear(s->factor, 2 * nch), clear(s->dM, nr), clear(s->dH, nr);
+        pre_bwd(s);
+        break;
+    case DP_STAGE_MERGE_BWD: merge_bwd(s); break;
+    case DP_STAGE_STATE_BWD: states_bwd(s); break;
+    case DP_STAGE_WY_BWD: all_grads(s); break;
+    case DP_STAGE_INTRA_BWD: break;                              /* came with wy_bwd */
+    case DP_STAGE_GATE_BWD: gate_bwd(s); break;
+    default: assert(0);
+    }
+    s->have_forward = s->have_backward = 0;
+}
+
+void dp_sim_run(dp_sim *s, dp_format chain_format, dp_merge merge, int with_backward) {
+    dp_sim_begin(s, chain_format, merge, with_backward);
     forward(s);
     if (with_backward) backward(s);
 }

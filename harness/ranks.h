@@ -19,6 +19,15 @@ extern "C" {
 
 #define DP_MAX_TRAJ 16
 
+/* The stages in the order in which they run. all_gather has no code of its own here: the merges read the pairs of other ranks. recompute repeats
+ * state_fwd for the backward (only where a fault makes that differ); wy_bwd and intra_bwd run together. */
+typedef enum {
+    DP_STAGE_GATE, DP_STAGE_INTRA, DP_STAGE_SOLVE, DP_STAGE_WY, DP_STAGE_PRE_FWD, DP_STAGE_MERGE_FWD, DP_STAGE_STATE_FWD, DP_STAGE_OUTPUT,
+    DP_STAGE_RECOMPUTE, DP_STAGE_DAV, DP_STAGE_PRE_BWD, DP_STAGE_MERGE_BWD, DP_STAGE_STATE_BWD, DP_STAGE_WY_BWD, DP_STAGE_INTRA_BWD, DP_STAGE_GATE_BWD,
+    DP_NSTAGES
+} dp_stage;
+extern const char *const dp_stage_names[DP_NSTAGES];
+
 typedef struct {                 /* one chunk position: HV consecutive dp_chunk share it */
     int rank, sub, c;
     int64_t t0;
@@ -27,6 +36,8 @@ typedef struct {                 /* one chunk position: HV consecutive dp_chunk 
 typedef struct {
     const dp_problem *p;
     dp_base base;
+    dp_base at[DP_NSTAGES];      /* the base policy of each stage: all `base`, unless made by dp_sim_new_policy */
+    int by_inverse;              /* as in dp_chunk */
     int N;
     dp_fault fault;
     dp_context *ctx;             /* [N] */
@@ -35,7 +46,8 @@ typedef struct {
     dp_group *group;
     int **first;                 /* [N][nlocal+1]: group range of a local sub-sequence */
     dp_chunk *ch;                /* [ngroup][HV] */
-    double **factor;             /* [ngroup][HV]: M_c, formed on first use */
+    double **factor;             /* [2][ngroup][HV]: M_c, formed on first use; second half: for the backward, where its base differs */
+    double *dq, *dk, *dg, *dbeta;        /* gradients of the activated inputs, from intra_bwd and wy_bwd */
 
     /* results of the last dp_sim_run; [N*HV] pointers, NULL where the rank has none (math.md g.2) */
     dp_format chain;
@@ -48,9 +60,14 @@ typedef struct {
 } dp_sim;
 
 dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault, dp_err *e);
+/* The same with a base of its own for every stage. */
+dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N, dp_fault fault, dp_err *e);
 void dp_sim_free(dp_sim *s);
 /* Work that no chain format changes is done once and kept between calls. */
 void dp_sim_run(dp_sim *s, dp_format chain, dp_merge merge, int backward);
+/* One stage at a time, from whatever *s holds at that moment, keeping nothing of earlier runs: dp_sim_begin, then the stages in order. */
+void dp_sim_begin(dp_sim *s, dp_format chain, dp_merge merge, int backward);
+void dp_sim_stage(dp_sim *s, dp_stage stage);
 
 static inline dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv) { return &s->ch[(int64_t)group * s->p->HV + hv]; }
 const double *dp_sim_factor(dp_sim *s, int group, int hv);                 /* M_c [K][K] */

@@ -71,12 +71,12 @@ void dp_chunk_inverse(dp_chunk *ch) {
     if (!ch->Akk) ch->Akk = inverse(ch, DP_BASE_FP64);
 }
 
-/* gcum, kgam, kg, qg, eC. A single step below the floor multiplies by exactly 0 in this arithmetic, whatever follows: raising it to the floor
+/* gcum; then kgam, kg, qg, eC. A single step below the floor multiplies by exactly 0 in this arithmetic, whatever follows: raising it to the floor
  * changes nothing but keeps gcum finite (g = -inf is a reset) and its differences accurate behind such a step. */
 static double gate_floor(dp_base b) { return b == DP_BASE_FP64 ? -746.0 : -104.0; }
 
-static void decay(dp_chunk *ch, const dp_chunk_in *in) {
-    const int c = ch->c, R = ch->R, K = ch->K;
+static void cumsum(dp_chunk *ch, const dp_chunk_in *in) {
+    const int c = ch->c, K = ch->K;
     const dp_base b = ch->base;
     for (int x = 0; x < K; x++) {
         double s = 0;
@@ -84,8 +84,13 @@ static void decay(dp_chunk *ch, const dp_chunk_in *in) {
             const double g = in->g[t * in->sg + (in->Kg == 1 ? 0 : x)];
             ch->gcum[t * K + x] = s = dp_round_arith(b, s + (g < gate_floor(b) ? gate_floor(b) : g));
         }
-        ch->eC[x] = dp_round_arith(b, exp(s));
     }
+}
+
+static void decay(dp_chunk *ch) {
+    const int c = ch->c, R = ch->R, K = ch->K;
+    const dp_base b = ch->base;
+    for (int x = 0; x < K; x++) ch->eC[x] = dp_round_arith(b, exp(ch->gcum[(c - 1) * K + x]));
     for (int t = 0; t < c; t++)
         for (int x = 0; x < K; x++) {
             const double gt = ch->gcum[t * K + x], end = ch->gcum[(c - 1) * K + x];
@@ -106,12 +111,10 @@ static void wy(dp_chunk *ch) {
         for (int x = 0; x < K; x++) ch->w[(int64_t)i * K + x] = dp_round_arith(ch->base, ch->beta[i] * ch->kgam[(int64_t)i * K + x]);
         for (int x = 0; x < V; x++) ch->u[(int64_t)i * V + x] = dp_round_arith(ch->base, ch->beta[i] * ch->v[(int64_t)i * V + x]);
     }
-    if (ch->base == DP_BASE_BF16) {
-        ch->Akk = inverse(ch, ch->base);
-        store(ch->base, ch->Akk, (int64_t)n * n);
+    if (ch->by_inverse) {
         double *rw = dp_copy(ch->w, (int64_t)n * K), *ru = dp_copy(ch->u, (int64_t)n * V);
-        dp_mm(DP_BF16, 0, 0, n, K, n, ch->Akk, rw, ch->w);
-        dp_mm(DP_BF16, 0, 0, n, V, n, ch->Akk, ru, ch->u);
+        dp_mm(dp_base_format(ch->base), 0, 0, n, K, n, ch->Akk, rw, ch->w);
+        dp_mm(dp_base_format(ch->base), 0, 0, n, V, n, ch->Akk, ru, ch->u);
         store(ch->base, ch->w, (int64_t)n * K);
         store(ch->base, ch->u, (int64_t)n * V);
         free(rw), free(ru);
@@ -124,9 +127,9 @@ static void wy(dp_chunk *ch) {
     free(A);
 }
 
-void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale, const dp_chunk_in *in) {
+void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale, const dp_chunk_in *in) {
     const int n = c * R;
-    *ch = (dp_chunk){.base = base, .c = c, .R = R, .K = K, .V = V, .n = n, .scale = scale};
+    *ch = (dp_chunk){.base = base, .c = c, .R = R, .K = K, .V = V, .n = n, .scale = scale, .by_inverse = base == DP_BASE_BF16};
     const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, nV = (int64_t)n * V, nn = (int64_t)n * n;
     const struct { double **p; int64_t n; } a[] = {{&ch->q, cK}, {&ch->k, nK}, {&ch->v, nV}, {&ch->beta, n}, {&ch->gcum, cK}, {&ch->L, nn}, {&ch->Aqk, (int64_t)c * n},
         {&ch->kgam, nK}, {&ch->w, nK}, {&ch->u, nV}, {&ch->kg, nK}, {&ch->qg, cK}, {&ch->eC, K}, {&ch->h, (int64_t)K * V}, {&ch->v_new, nV}};
@@ -137,11 +140,32 @@ void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doubl
         memcpy(ch->v + (int64_t)t * R * V, in->v + t * in->sv, sizeof(double) * R * V);
         memcpy(ch->beta + t * R, in->beta + t * in->sb, sizeof(double) * R);
     }
-    decay(ch, in);
-    if (base == DP_BASE_FP64) pair_fwd_f64(ch);
+}
+
+void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in) {
+    cumsum(ch, in);
+    if (ch->base == DP_BASE_FP64) pair_fwd_f64(ch);
     else pair_fwd_f32(ch);
-    store(base, ch->Aqk, (int64_t)c * n);
+    store(ch->base, ch->Aqk, (int64_t)ch->c * ch->n);
+}
+
+void dp_chunk_solve(dp_chunk *ch) {
+    if (!ch->by_inverse) return;
+    free(ch->Akk);
+    ch->Akk = inverse(ch, ch->base);
+    store(ch->base, ch->Akk, (int64_t)ch->n * ch->n);
+}
+
+void dp_chunk_wy(dp_chunk *ch) {
+    decay(ch);
     wy(ch);
+}
+
+void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale, const dp_chunk_in *in) {
+    dp_chunk_begin(ch, base, c, R, K, V, scale, in);
+    dp_chunk_intra(ch, in);
+    dp_chunk_solve(ch);
+    dp_chunk_wy(ch);
 }
 
 void dp_chunk_free(dp_chunk *ch) {
@@ -242,14 +266,14 @@ static double sum_arith(dp_base b, const double *x, const double *y, int n) {   
 }
 
 /* dZ = A^(-T) dX; dE = B dZ -> dv; E = V - Kgam S_0 - L X; dbeta = sum_v dZ o E */
-static void wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
+void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
     const int64_t nV = (int64_t)n * V;
     double *dZ, *E = dp_doubles(nV), *LX = dp_doubles(nV);
-    if (b == DP_BASE_BF16) {
+    if (ch->by_inverse) {
         dZ = dp_doubles(nV);
-        dp_mm(DP_BF16, 1, 0, n, V, n, ch->Akk, ch->dX, dZ);
+        dp_mm(dp_base_format(b), 1, 0, n, V, n, ch->Akk, ch->dX, dZ);
     } else {
         double *A = dp_doubles((int64_t)n * n);
         system_matrix(ch, A);
@@ -284,6 +308,11 @@ static void gate_sums(const dp_chunk *ch, const double *dgam, const double *pair
 }
 
 void dp_chunk_grads(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g) {
+    dp_chunk_wy_bwd(ch, g);
+    dp_chunk_intra_bwd(ch, dout, pair_dg, g);
+}
+
+void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g) {
     const int c = ch->c, R = ch->R, n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
     const dp_format f = dp_base_format(b);
@@ -291,7 +320,6 @@ void dp_chunk_grads(const dp_chunk *ch, const double *dout, int pair_dg, dp_chun
     double *buf = dp_doubles(4 * cK + 3 * nK + cn + nn + K), *r = buf, *wsum = r + cK, *dgam = wsum + cK, *pair = dgam + cK, *dkr = pair + cK,
            *dkw = dkr + nK, *end = dkw + nK, *dP = end + nK, *dL = dP + cn, *z = dL + nn;
 
-    wy_bwd(ch, g);
     dp_mm(f, 0, 1, c, n, V, dout, ch->v_new, dP);                /* dP = scale do X', used for i <= s */
     dp_mm(f, 0, 1, n, n, V, g->dv, ch->v_new, dL);               /* -dL = dE X', used for i < s: nothing flows into the R x R diagonal */
     for (int64_t i = 0; i < cn; i++) dP[i] = dp_round_arith(b, dp_round_arith(b, ch->scale) * dP[i]);

@@ -17,7 +17,8 @@ typedef struct {
     dp_base base;
     int c, R, K, V, n;
     double scale;
-    /* inputs, activated: copied in by dp_chunk_prep */
+    int by_inverse;   /* 1: w, u, dZ are products with the stored inverse Akk (base bf16); 0: triangular solves */
+    /* inputs, activated: copied in by dp_chunk_begin */
     double *q;        /* [c][K] */
     double *k;        /* [n][K] */
     double *v;        /* [n][V] */
@@ -25,7 +26,7 @@ typedef struct {
     /* intra */
     double *gcum;     /* [c][K]  inclusive cumsum of g, restarts in every chunk */
     double *L;        /* [n][n]  strictly block lower: k_s o exp(gcum_s - gcum_i) . k_i */
-    double *Akk;      /* [n][n]  (I + B L)^(-1); computed for base bf16 only, else NULL until dp_chunk_inverse */
+    double *Akk;      /* [n][n]  (I + B L)^(-1); when by_inverse, else NULL until dp_chunk_inverse */
     double *Aqk;      /* [c][n]  P of math.md, scale included, diagonal included */
     double *kgam;     /* [n][K]  exp(gcum) o k */
     double *w, *u;    /* [n][K], [n][V] */
@@ -44,6 +45,12 @@ typedef struct {
  * [R][K] and [R][V]; beta [R]. Kg is 1 for GDN. Allocates; free with dp_chunk_free. */
 typedef struct { const double *q, *k, *v, *g, *beta; int64_t sq, sk, sv, sg, sb; int Kg; } dp_chunk_in;
 void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale, const dp_chunk_in *in);
+/* dp_chunk_prep in its stages, each in the formats of ch->base at the time of the call: begin allocates and copies the inputs (arrays are zeros);
+ * intra: gcum, L, Aqk;  solve: Akk (when by_inverse);  wy: eC, kgam, kg, qg, w, u. */
+void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale, const dp_chunk_in *in);
+void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in);
+void dp_chunk_solve(dp_chunk *ch);
+void dp_chunk_wy(dp_chunk *ch);
 void dp_chunk_free(dp_chunk *ch);
 void dp_chunk_inverse(dp_chunk *ch);                                              /* fills Akk in fp64 when it is NULL */
 
@@ -62,6 +69,8 @@ void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, doub
  * S_c: state after the chunk [K][V].  dg by the reverse cumsum; pair_dg = 1: by the cancellation-free pair sums (math.md f). */
 typedef struct { double *dq, *dk, *dv, *dg, *dbeta; } dp_chunk_grad;
 void dp_chunk_grads(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g);
+void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g);                        /* its first stage: dv, dbeta */
+void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g);   /* its second: dq, dk, dg, from dv too */
 void dp_chunk_grad_alloc(dp_chunk_grad *g, const dp_chunk *ch);
 void dp_chunk_grad_free(dp_chunk_grad *g);
 
