@@ -147,11 +147,12 @@ static dp_status launch_chain(dp_format f, int heads, int K, int n, const float 
     return DP_OK;
 }
 
-/* M_c = diag(eC) - kg' w of chunks c0 .. (one block per chunk, head and 16 rows), fp32 sums over exact operands. */
-template <class T, int LAYOUT> __global__ void k_factor(Dims d, int c0, const T *kg, const T *w, const float *eC, float *Mc)
+/* M_c = diag(eC) - kg' w of chunks c0, c0 + step .. (one block per chunk, head and 16 rows), fp32 sums over exact operands. With kg and w
+ * exchanged it makes M_c', the adjoint's factors. */
+template <class T, int LAYOUT> __global__ void k_factor(Dims d, int c0, int step, const T *kg, const T *w, const float *eC, float *Mc)
 {
     int strips = d.K / 16, strip = blockIdx.x % strips, hv = blockIdx.x / strips % d.HV, j = blockIdx.x / strips / d.HV;
-    int64_t tile = (int64_t)(c0 + j) * d.HV + hv;
+    int64_t tile = (int64_t)(c0 + step * j) * d.HV + hv;
     for (int x = threadIdx.x; x < 16 * d.K; x += blockDim.x) {
         int row = strip * 16 + x / d.K, col = x % d.K;
         float sum = 0.f;
@@ -161,23 +162,35 @@ template <class T, int LAYOUT> __global__ void k_factor(Dims d, int c0, const T 
     }
 }
 
-dp_status chain_pre_m(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
+/* The product of the factors of chunks c0, c0 + step, .. (n of them) into columns of row stride ld; trans: of their transposes. */
+static dp_status chain_of(dpg_plan *p, int c0, int n, int step, int trans, float *M, int ld, void *ws, cudaStream_t s, dp_err *e)
 {
     const Dims &d = p->d;
-    Seq q = p->seqs_h[d.nseq - 1];
-    float *Mc = at<float>(p, ws, B_MC), *eC = at<float>(p, ws, B_EC), *M = at<float>(p, ws, B_HM) + d.V;
-    for (int c = q.c0; c < q.c1; c += p->mc_batch) {
-        int n = q.c1 - c < p->mc_batch ? q.c1 - c : p->mc_batch;
-        unsigned grid = (unsigned)n * d.HV * (d.K / 16);
+    int left = trans ? B_W : B_KG, right = trans ? B_KG : B_W;
+    float *Mc = at<float>(p, ws, B_MC), *eC = at<float>(p, ws, B_EC);
+    for (int i = 0; i < n; i += p->mc_batch) {
+        int m = n - i < p->mc_batch ? n - i : p->mc_batch;
+        unsigned grid = (unsigned)m * d.HV * (d.K / 16);
         if (p->buf[B_W].is_bf16)
-            k_factor<bf16, ROWS><<<grid, THREADS, 0, s>>>(d, c, at<bf16>(p, ws, B_KG), at<bf16>(p, ws, B_W), eC, Mc);
+            k_factor<bf16, ROWS><<<grid, THREADS, 0, s>>>(d, c0 + step * i, step, at<bf16>(p, ws, left), at<bf16>(p, ws, right), eC, Mc);
         else
-            k_factor<float, PLAIN><<<grid, THREADS, 0, s>>>(d, c, at<float>(p, ws, B_KG), at<float>(p, ws, B_W), eC, Mc);
+            k_factor<float, PLAIN><<<grid, THREADS, 0, s>>>(d, c0 + step * i, step, at<float>(p, ws, left), at<float>(p, ws, right), eC, Mc);
         CK_LAUNCH(e, "k_factor");
-        TRY(launch_chain(p->opt.chain, d.HV, d.K, n, Mc, (int64_t)d.HV * d.K * d.K, M, d.V + d.K, (int64_t)d.K * (d.V + d.K),
-                         c == q.c0, s, e));
+        TRY(launch_chain(p->opt.chain, d.HV, d.K, m, Mc, (int64_t)d.HV * d.K * d.K, M, ld, (int64_t)d.K * ld, i == 0, s, e));
     }
     return DP_OK;
+}
+
+dp_status chain_pre_m(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
+{
+    Seq q = p->seqs_h[p->d.nseq - 1];
+    return chain_of(p, q.c0, q.c1 - q.c0, 1, 0, at<float>(p, ws, B_HM) + p->d.V, p->d.V + p->d.K, ws, s, e);
+}
+
+dp_status chain_pre_dm(dpg_plan *p, float *dM, int ld, void *ws, cudaStream_t s, dp_err *e)
+{
+    Seq q = p->seqs_h[0];
+    return chain_of(p, q.c1 - 1, q.c1 - q.c0, -1, 1, dM, ld, ws, s, e);
 }
 
 dp_status dpg_chain(const float *factors, int64_t n, int K, dp_format f, float *out, void *stream, dp_err *e)

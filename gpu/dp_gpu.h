@@ -1,14 +1,15 @@
-/* gpu/dp_gpu.h - delta-rule forward (GDN, KDA, MKDA) on one CUDA device per rank, C11-callable.
+/* gpu/dp_gpu.h - delta-rule forward and backward (GDN, KDA, MKDA) on one CUDA device per rank, C11-callable.
  *
- * One plan is one rank's share of one problem. A forward enqueues work on one stream and never allocates; with one rank it never
- * waits either, so that it can be captured in a CUDA graph. Formulas: math.md b (definition), c (activations), e (chunk form),
- * g.1 to g.3 (ranks). Layouts are those of ref/problem.h, restricted to the tokens [a, b) that the rank owns (math.md g.2).
+ * One plan is one rank's share of one problem. A forward or backward enqueues work on one stream and never allocates; with one rank it
+ * never waits either, so that it can be captured in a CUDA graph. Formulas: math.md b (definition), c (activations), e (chunk form),
+ * f (chunk backward), g.1 to g.3 (ranks). Layouts are those of ref/problem.h, restricted to the tokens [a, b) that the rank owns (math.md g.2).
  *
  * Paths
  *   simple  every stage a plain fp32-FMA kernel, all intermediates in fp32 words; base bf16 rounds what FLA stores in bf16 (w u kg qg
  *           Aqk Akk h v_new, and the operands that meet them) to bf16 values. Any K, V (multiples of 16 up to 256), R in {1,2,4}.
  *   fast    tensor cores (mma.sync), bf16 storage. Base bf16, bf16 inputs, K = V in {64, 128}, R = 1 only.
- * The M chain is the same code in both paths; its format is a run-time choice.
+ * The M chain is the same code in both paths; its format is a run-time choice. Forward and backward choose their path each for itself:
+ * the backward recomputes what it needs in its own formats, so that any backward fits any forward.
  *
  * Failures are returned as a status whose message holds file:line, the expression and the rank; nothing here ends the program.
  */
@@ -37,6 +38,8 @@ typedef struct {
     dpg_dtype dtype;                    /* of q k v */
     dpg_dtype gdtype;                   /* of g beta */
     dpg_dtype odtype;                   /* of o */
+    dpg_dtype ddtype;                   /* backward: of do dq dk dv */
+    dpg_dtype dgdtype;                  /* backward: of dg dbeta */
 } dpg_problem;
 
 typedef enum { DPG_PATH_AUTO, DPG_PATH_SIMPLE, DPG_PATH_FAST } dpg_path;
@@ -44,6 +47,10 @@ typedef enum {
     DPG_CHAIN_DENSE,                    /* form M_c in fp32, multiply in `chain` format (math.md j.1) */
     DPG_CHAIN_AUGMENTED                 /* the state pass on V+K columns (math.md e), bf16x3 operands, segments side by side; fast path only */
 } dpg_chain_how;
+typedef enum {
+    DPG_SAVE_STATE,                     /* between forward and backward only dpg_tensors.saved stays; the backward recomputes the rest */
+    DPG_SAVE_ALL                        /* the workspace stays too: no recomputation. Forward and backward on the same path */
+} dpg_save;
 
 typedef struct {
     dp_base base;                       /* DP_BASE_FP32 or DP_BASE_BF16 */
@@ -52,17 +59,36 @@ typedef struct {
     dpg_chain_how chain_how;
     int segments;                       /* fast path, augmented: parts that the last local sub-sequence is cut in; 0: by shape */
     int keep;                           /* 1: also store h and v_new when the fast path would not */
+    int backward;                       /* 1: dpg_backward follows */
+    dpg_path bwd_path;
+    dpg_save save;
+    int send_dh_only;                   /* dM = M' of the forward's gather (math.md g.1): the backward sends dH alone, half the words */
+    int pair_dg;                        /* dg by the pair sums of math.md f, free of cancellation (simple path) */
 } dpg_options;
 
 /* Device pointers, the rank's own L tokens, except s0 and final_state, which are [Nseq][HV][K][V] fp32 on every rank: a rank reads s0
  * of the sequences that start on it and writes final_state of those that end on it. A_log [HV], dt_bias [HV][Kg], fp32.
- * NULL: s0 zeros, final_state not written, A_log and dt_bias 0. */
+ * NULL: s0 zeros, final_state not written, A_log and dt_bias 0.
+ * saved: with options.backward, dpg_saved_bytes that the forward writes and the backward reads: the merged state of the first local
+ * sub-sequence alone (all others start from s0), and the M of later ranks if send_dh_only. NULL where there are 0 bytes. */
 typedef struct {
     const void *q, *k, *v, *g, *beta;
     const float *A_log, *dt_bias, *s0;
     void *o;
     float *final_state;
+    void *saved;
 } dpg_tensors;
+
+/* Gradients, shapes and rows as above. dg of the raw gate, dbeta of the raw beta, dq and dk of what was given (before the L2 norm), summed over
+ * the value heads of a group. dfinal_state [Nseq][HV][K][V], read where a sequence ends on the rank, NULL: zeros. ds0: likewise, written
+ * where a sequence starts on the rank; NULL: not wanted. dA_log [HV], ddt_bias [HV][Kg]: sums over all ranks, the same bits on every rank;
+ * NULL: not wanted (then NULL on every rank). */
+typedef struct {
+    const void *dout;
+    const float *dfinal_state;
+    void *dq, *dk, *dv, *dg, *dbeta;
+    float *dA_log, *ddt_bias, *ds0;
+} dpg_grads;
 
 /* Communicator: the only thing ranks share. all_gather: every rank gives `count` floats, recv [N][count] in rank order; enqueued on
  * `stream` (a cudaStream_t). Every rank calls it the same number of times. abort makes waiting peers return an error. */
@@ -86,7 +112,10 @@ dp_status dpg_plan_create(dpg_plan **plan, const dpg_problem *p, const dpg_optio
 void dpg_plan_destroy(dpg_plan *plan);
 int64_t dpg_plan_tokens(const dpg_plan *plan);                   /* L */
 dpg_path dpg_plan_path(const dpg_plan *plan);                    /* which path AUTO chose */
-size_t dpg_workspace_bytes(const dpg_plan *plan);
+dpg_path dpg_plan_bwd_path(const dpg_plan *plan);
+size_t dpg_workspace_bytes(const dpg_plan *plan);                /* of forward and backward, which share it */
+size_t dpg_saved_bytes(const dpg_plan *plan);                    /* of dpg_tensors.saved; 0 without options.backward */
+size_t dpg_kept_bytes(const dpg_plan *plan);                     /* all that must stay between forward and backward beside inputs */
 
 /* The whole forward. ws: at least dpg_workspace_bytes, 256-byte aligned device memory. comm may be NULL when N == 1. */
 dp_status dpg_forward(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream, dp_err *e);
@@ -95,9 +124,19 @@ dp_status dpg_forward(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *
 typedef enum { DPG_STEP_CHUNKS = 1, DPG_STEP_PRE = 2, DPG_STEP_GATHER = 4, DPG_STEP_MERGE = 8, DPG_STEP_STATE = 16, DPG_STEP_ALL = 31 } dpg_step;
 dp_status dpg_forward_steps(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream, int steps, dp_err *e);
 
+/* The whole backward, after a forward of the same plan (o is not read). Under DPG_SAVE_STATE ws may hold anything.
+ * Its parts, in order: recompute (restores the merged state FIRST, then w u kg qg Akk Aqk h v_new), dAv (dv_local), pre (dM, dH of the first
+ * local sub-sequence), gather, merge (dS_out, from the farthest later rank), state (dh, dX, ds0), intra (gradients of activated inputs per
+ * value head), gate (groups summed, L2 norm, beta, gate; dA_log and ddt_bias gathered and added up in rank order). */
+typedef enum { DPG_BWD_RECOMPUTE = 1, DPG_BWD_DAV = 2, DPG_BWD_PRE = 4, DPG_BWD_GATHER = 8, DPG_BWD_MERGE = 16, DPG_BWD_STATE = 32,
+               DPG_BWD_INTRA = 64, DPG_BWD_GATE = 128, DPG_BWD_ALL = 255 } dpg_bwd_step;
+dp_status dpg_backward(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g, void *ws, dpg_comm *comm, void *stream, dp_err *e);
+dp_status dpg_backward_steps(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g, void *ws, dpg_comm *comm, void *stream, int steps, dp_err *e);
+
 /* Staged outputs by name, after a forward that has finished: gcum [L][HV][Kg] (natural log), Akk = (I + B L)^-1 [L][HV][R][C*R],
  * Aqk [L][HV][C*R] (with scale), w kg [L][HV][R][K], qg [L][HV][K], u v_new [L][HV][R][V], M [HV][K][K], H S_in [HV][K][V] (zeros
- * where the rank has none), h [chunks][HV][K][V], o [L][HV][V]. dims has room for 5; unknown or not kept: DP_EINPUT. */
+ * where the rank has none), h [chunks][HV][K][V], o [L][HV][V]. After a backward (which overwrites those): dvl dX [L][HV][R][V], dh [chunks][HV][K][V] (gradient
+ * of the state AFTER a chunk), dM [HV][K][K] (none with send_dh_only), dH dS_out [HV][K][V]. dims has room for 5; unknown or not kept: DP_EINPUT. */
 dp_status dpg_stage_shape(const dpg_plan *plan, const char *name, int64_t dims[5], int *ndim, dp_err *e);
 dp_status dpg_stage_read(const dpg_plan *plan, const dpg_tensors *t, const void *ws, const char *name, double *host, dp_err *e);
 extern const char *const dpg_stage_names[];                      /* NULL-terminated */

@@ -13,7 +13,7 @@ GPU_LDLIBS   := -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthrea
 
 $(BUILD)/gpu/%.o: gpu/%.cu $(GPU_HDR)
 	@mkdir -p $(@D)
-	$(NVCC) -std=c++17 $(NVCC_GENCODE) $(NVCCFLAGS) -Xcompiler -Wall,-Wextra -c $< -o $@
+	$(NVCC) -std=c++17 $(NVCC_GENCODE) $(NVCCFLAGS) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers -c $< -o $@
 $(GPU_LIB): $(patsubst gpu/%.cu,$(BUILD)/gpu/%.o,$(GPU_SRC))
 	@rm -f $@
 	$(AR) rcs $@ $^

@@ -24,12 +24,14 @@ struct Dims {
     const Chunk *chunk;
     const Seq *seq;
     float scale, lower_bound;
-    int gate, beta_form, l2norm, in_bf16, g_bf16, o_bf16;
+    int gate, beta_form, l2norm, in_bf16, g_bf16, o_bf16, d_bf16, dg_bf16;
     int rb;                                              /* 1: round what FLA stores in bf16 */
 };
 
 /* Buffers by slot; float or bf16 according to the path (plan.cu holds the table). */
-enum Slot { B_GCUM, B_BETA, B_QN, B_KN, B_AKK, B_AQK, B_W, B_U, B_KG, B_QG, B_EC, B_H, B_VNEW, B_HM, B_HMALL, B_SEG, B_SIN, B_MC, B_SLOTS };
+enum Slot { B_GCUM, B_BETA, B_QN, B_KN, B_L, B_AKK, B_AQK, B_W, B_U, B_KG, B_QG, B_EC, B_H, B_VNEW, B_HM, B_HMALL, B_SEG, B_SIN, B_MC,
+            /* backward */
+            B_DVL, B_DX, B_DH, B_DHM, B_DHMALL, B_DSOUT, B_DZ, B_E, B_DP, B_DL, B_DQ, B_DKR, B_DKW, B_DG, B_DBETA, B_PART, B_GSUM, B_GALL, B_SLOTS };
 
 /* Element (row, col) of a tile of rows of `width` elements. ROWS: 16-byte pieces c of bf16 at c ^ (row & 7); SLICES: [width/16][C][16],
  * pieces at c ^ (row >> 2 & 1). Both make bulk copies into shared memory readable without bank conflicts (fast.cu). */
@@ -53,6 +55,9 @@ struct dpg_plan {
     int nseg;                                            /* parts of the last local sub-sequence */
     int whole;                                           /* does the last local sub-sequence start on this rank */
     int mc_batch;                                        /* chunks whose M_c are formed at once */
+    struct dpg_plan *bwd;                                /* the backward's own share: path, segments, buffers in the same workspace; or NULL */
+    int is_bwd;                                          /* this is such a plan */
+    int64_t saved_states, saved_ms;                      /* [HV][K][V] states, then [HV][K][K] matrices of ranks rank+1 .. in dpg_tensors.saved */
     Chunk *chunks_h;
     Seq *seqs_h;
     void *tables;                                        /* device memory behind d.chunk and d.seq */
@@ -76,7 +81,8 @@ dp_status dpg_fail(dp_err *e, dp_status code, const char *fmt, ...) __attribute_
 /* simple.cu */
 dp_status simple_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
 dp_status simple_pre_h(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
-dp_status simple_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
+dp_status simple_states(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);      /* h, v_new, final_state */
+dp_status simple_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);       /* and o */
 /* fast.cu */
 int fast_supports(const dpg_problem *p, const dpg_options *o);
 dp_status fast_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
@@ -84,8 +90,24 @@ dp_status fast_pre(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, 
 dp_status fast_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
 /* chain.cu */
 dp_status chain_pre_m(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
+dp_status chain_pre_dm(dpg_plan *p, float *dM, int ld, void *ws, cudaStream_t s, dp_err *e);      /* adjoint chain of the first local sub-sequence */
 dp_status chain_compose(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
 dp_status chain_merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
+
+/* What a path has to offer for the backward; p is a plan with is_bwd. Between them plan.cu gathers and merges. */
+typedef dp_status (*bwd_fn)(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e);
+struct BwdOps {
+    bwd_fn recompute;                                    /* from inputs and B_SIN, restored by then: whatever the rest reads */
+    bwd_fn dAv;
+    bwd_fn pre;                                          /* dH of the first local sub-sequence into columns 0..V-1 of B_DHM, zeroed by then */
+    bwd_fn state, intra;
+    bwd_fn gate;                                         /* all outputs but dA_log and ddt_bias, whose sums on this rank go to B_GSUM: [HV], [HV][Kg] */
+};
+/* simple_bwd.cu */
+extern const BwdOps simple_bwd;
+dp_status bwd_merge(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);          /* B_DHMALL -> B_DSOUT, any path */
+dp_status bwd_reduce(dpg_plan *p, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e);           /* B_GALL -> dA_log, ddt_bias, any path */
+static inline int dh_row(const dpg_plan *p) { return p->d.V + (p->opt.send_dh_only ? 0 : p->d.K); }   /* words in a row of B_DHM */
 
 #ifdef __CUDACC__
 __device__ __forceinline__ float rbf(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }

@@ -15,6 +15,23 @@ dp_status dpg_fail(dp_err *e, dp_status code, const char *fmt, ...)
     return code;
 }
 
+/* The backward that options ask for: the only one there is, until a faster one says here what it takes. */
+static const BwdOps *bwd_ops(dpg_path path)
+{
+    return path == DPG_PATH_FAST ? NULL : &simple_bwd;
+}
+
+static dpg_path bwd_path_of(const dpg_problem *p, const dpg_options *o)
+{
+    (void)p;
+    return o->bwd_path == DPG_PATH_AUTO ? DPG_PATH_SIMPLE : o->bwd_path;
+}
+
+static dpg_path path_of(const dpg_problem *p, const dpg_options *o)
+{
+    return o->path != DPG_PATH_AUTO ? o->path : fast_supports(p, o) ? DPG_PATH_FAST : DPG_PATH_SIMPLE;
+}
+
 #define NEED(cond, ...) do { if (!(cond)) return dpg_fail(e, DP_EINPUT, "dpg_plan: " __VA_ARGS__); } while (0)
 
 static dp_status check(const dpg_problem *p, const dpg_options *o, int rank, int N, dp_err *e)
@@ -34,6 +51,11 @@ static dp_status check(const dpg_problem *p, const dpg_options *o, int rank, int
     NEED(o->chain == DP_FP32 || o->chain == DP_TF32X3 || o->chain == DP_TF32 || o->chain == DP_TF32RZ || o->chain == DP_BF16,
          "no such chain format on the device");
     NEED(o->path != DPG_PATH_FAST || fast_supports(p, o), "the fast path does not take this problem");
+    if (o->backward) {
+        NEED(bwd_ops(bwd_path_of(p, o)), "the fast backward does not take this problem");
+        NEED(o->save == DPG_SAVE_STATE || path_of(p, o) == bwd_path_of(p, o), "save all needs forward and backward on the same path");
+        NEED(!o->pair_dg || bwd_path_of(p, o) == DPG_PATH_SIMPLE, "pair_dg needs the simple backward");
+    }
     return DP_OK;
 }
 
@@ -118,7 +140,7 @@ static void layout(dpg_plan *pl)
 {
     const Dims &d = pl->d;
     int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV, hm = (int64_t)d.HV * d.K * (d.V + d.K);
-    int fast = pl->opt.path == DPG_PATH_FAST, keep = !fast || pl->opt.keep;
+    int fast = pl->opt.path == DPG_PATH_FAST, keep = !fast || pl->opt.keep || (pl->opt.backward && pl->opt.save == DPG_SAVE_ALL);
     if (keep) {
         add(pl, B_GCUM, tiles * C * d.Kg, 0);
         add(pl, B_AKK, tiles * d.n * d.n, fast);
@@ -129,6 +151,8 @@ static void layout(dpg_plan *pl)
         add(pl, B_BETA, tiles * d.n, 0);
         add(pl, B_QN, tiles * C * d.K, 0);
         add(pl, B_KN, tiles * d.n * d.K, 0);
+        if (pl->opt.backward)
+            add(pl, B_L, tiles * d.n * d.n, 0);
     }
     add(pl, B_AQK, tiles * C * d.n, fast, fast ? ROWS : PLAIN);
     add(pl, B_W, tiles * d.n * d.K, fast, fast ? ROWS : PLAIN);
@@ -141,13 +165,42 @@ static void layout(dpg_plan *pl)
         add(pl, B_SEG, hm * pl->nseg, 0);
     if (pl->N == 1)
         return;
-    add(pl, B_HM, hm, 0);
-    add(pl, B_HMALL, hm * pl->N, 0);
+    if (!pl->is_bwd || pl->opt.save == DPG_SAVE_ALL) {
+        add(pl, B_HM, hm, 0);
+        add(pl, B_HMALL, hm * pl->N, 0);
+    }
     if (pl->needs_m && pl->opt.chain_how == DPG_CHAIN_DENSE) {
         int64_t batch = ((int64_t)256 << 20) / ((int64_t)d.HV * d.K * d.K * 4);
         pl->mc_batch = batch < 1 ? 1 : batch > d.NT ? d.NT : (int)batch;
         add(pl, B_MC, (int64_t)pl->mc_batch * d.HV * d.K * d.K, 0);
     }
+}
+
+/* Behind the forward's buffers, which the backward recomputes or, under DPG_SAVE_ALL, finds. */
+static void layout_bwd(dpg_plan *pl)
+{
+    const Dims &d = pl->d;
+    int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV, hk = (int64_t)d.HV * d.K;
+    add(pl, B_DVL, tiles * d.n * d.V, 0);
+    add(pl, B_DX, tiles * d.n * d.V, 0);
+    add(pl, B_DH, tiles * d.K * d.V, 0);
+    add(pl, B_DZ, tiles * d.n * d.V, 0);
+    add(pl, B_E, tiles * d.n * d.V, 0);
+    add(pl, B_DP, tiles * C * d.n, 0);
+    add(pl, B_DL, tiles * d.n * d.n, 0);
+    add(pl, B_DQ, tiles * C * d.K, 0);
+    add(pl, B_DKR, tiles * d.n * d.K, 0);
+    add(pl, B_DKW, tiles * d.n * d.K, 0);
+    add(pl, B_DG, tiles * C * d.Kg, 0);
+    add(pl, B_DBETA, tiles * d.n, 0);
+    add(pl, B_PART, tiles * 2 * d.Kg, 0);
+    add(pl, B_GSUM, (int64_t)d.HV * (1 + d.Kg), 0);
+    add(pl, B_DSOUT, hk * d.V, 0);
+    if (pl->N == 1)
+        return;
+    add(pl, B_GALL, (int64_t)d.HV * (1 + d.Kg) * pl->N, 0);
+    add(pl, B_DHM, hk * dh_row(pl), 0);
+    add(pl, B_DHMALL, hk * dh_row(pl) * pl->N, 0);
 }
 
 static dp_status upload(dpg_plan *pl, dp_err *e)
@@ -162,18 +215,16 @@ static dp_status upload(dpg_plan *pl, dp_err *e)
     return DP_OK;
 }
 
-dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int rank, int N, dp_err *e)
+static dp_status plan_new(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int rank, int N, int is_bwd, dp_err *e)
 {
-    *out = NULL;
-    TRY(check(p, opt, rank, N, e));
     dpg_plan *pl = (dpg_plan *)calloc(1, sizeof *pl);
     if (!pl)
         return dpg_fail(e, DP_ENOMEM, "%s:%d: plan", __FILE__, __LINE__);
     pl->opt = *opt;
     pl->rank = rank;
     pl->N = N;
-    if (pl->opt.path == DPG_PATH_AUTO)
-        pl->opt.path = fast_supports(p, opt) ? DPG_PATH_FAST : DPG_PATH_SIMPLE;
+    pl->is_bwd = is_bwd;
+    pl->opt.path = is_bwd ? bwd_path_of(p, opt) : path_of(p, opt);
     if (pl->opt.path == DPG_PATH_SIMPLE)
         pl->opt.chain_how = DPG_CHAIN_DENSE;
     Dims &d = pl->d;
@@ -181,11 +232,14 @@ dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_option
     d.scale = (float)p->scale, d.lower_bound = (float)p->lower_bound;
     d.gate = p->gate, d.beta_form = p->beta_form, d.l2norm = p->l2norm;
     d.in_bf16 = p->dtype == DPG_BF16, d.g_bf16 = p->gdtype == DPG_BF16, d.o_bf16 = p->odtype == DPG_BF16;
+    d.d_bf16 = p->ddtype == DPG_BF16, d.dg_bf16 = p->dgdtype == DPG_BF16;
     d.rb = opt->base == DP_BASE_BF16;
     split(pl, p);
     pl->nseg = segments(pl, &pl->opt);
     cut(pl);
     layout(pl);
+    if (is_bwd)
+        layout_bwd(pl);
     dp_status st = upload(pl, e);
     if (st != DP_OK)
         dpg_plan_destroy(pl);
@@ -194,10 +248,32 @@ dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_option
     return st;
 }
 
+dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int rank, int N, dp_err *e)
+{
+    *out = NULL;
+    TRY(check(p, opt, rank, N, e));
+    TRY(plan_new(out, p, opt, rank, N, 0, e));
+    if (!opt->backward)
+        return DP_OK;
+    dpg_plan *pl = *out;
+    dp_status st = plan_new(&pl->bwd, p, opt, rank, N, 1, e);
+    if (st != DP_OK) {
+        dpg_plan_destroy(pl);
+        *out = NULL;
+        return st;
+    }
+    dpg_plan *b = pl->bwd;
+    /* States that the forward hands over: S_in; those of all segments where the backward cuts like the forward. */
+    b->saved_states = pl->saved_states = b->nseg > 1 && b->nseg == pl->nseg ? b->nseg : pl->is_first ? 0 : 1;
+    b->saved_ms = pl->saved_ms = opt->send_dh_only && pl->post > 1 ? pl->post - 1 : 0;
+    return DP_OK;
+}
+
 void dpg_plan_destroy(dpg_plan *pl)
 {
     if (!pl)
         return;
+    dpg_plan_destroy(pl->bwd);
     cudaFree(pl->tables);
     free(pl->chunks_h);
     free(pl->seqs_h);
@@ -206,7 +282,22 @@ void dpg_plan_destroy(dpg_plan *pl)
 
 int64_t dpg_plan_tokens(const dpg_plan *pl) { return pl->d.L; }
 dpg_path dpg_plan_path(const dpg_plan *pl) { return pl->opt.path; }
-size_t dpg_workspace_bytes(const dpg_plan *pl) { return pl->ws_bytes; }
+dpg_path dpg_plan_bwd_path(const dpg_plan *pl) { return pl->bwd ? pl->bwd->opt.path : DPG_PATH_AUTO; }
+size_t dpg_workspace_bytes(const dpg_plan *pl) { return pl->bwd && pl->bwd->ws_bytes > pl->ws_bytes ? pl->bwd->ws_bytes : pl->ws_bytes; }
+
+size_t dpg_saved_bytes(const dpg_plan *pl)
+{
+    return 4 * (size_t)pl->d.HV * pl->d.K * (pl->saved_states * pl->d.V + pl->saved_ms * pl->d.K);
+}
+
+size_t dpg_kept_bytes(const dpg_plan *pl)
+{
+    static const int kept[] = {B_GCUM, B_BETA, B_QN, B_KN, B_L, B_AKK, B_AQK, B_W, B_KG, B_QG, B_EC, B_H, B_VNEW};
+    size_t sum = dpg_saved_bytes(pl);
+    for (size_t i = 0; pl->bwd && pl->opt.save == DPG_SAVE_ALL && i < sizeof kept / sizeof *kept; i++)
+        sum += pl->buf[kept[i]].bytes;
+    return sum;
+}
 
 /* (M, H) of the last local sub-sequence as the uniform element of math.md g.3: (0, 0) if no later rank continues it, M = 0 where
  * the state that leaves the rank does not depend on the one that enters. With segments also (M, H) of each of them, as far as the
@@ -228,6 +319,22 @@ static dp_status pre_process(dpg_plan *pl, const dpg_tensors *t, void *ws, cudaS
     return DP_OK;
 }
 
+/* What the backward cannot recompute without the other ranks: S_in, and the M of the ranks that its merge multiplies by. */
+static dp_status save(dpg_plan *pl, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
+{
+    const Dims &d = pl->d;
+    size_t states = 4 * (size_t)pl->saved_states * d.HV * d.K * d.V, row = 4 * (size_t)(d.V + d.K);
+    if (!dpg_saved_bytes(pl))
+        return DP_OK;
+    if (!t->saved)
+        return dpg_fail(e, DP_EINPUT, "dpg_forward: options.backward needs dpg_tensors.saved");
+    CK(e, cudaMemcpyAsync(t->saved, at<float>(pl, ws, B_SIN), states, cudaMemcpyDeviceToDevice, s));
+    if (pl->saved_ms)
+        CK(e, cudaMemcpy2DAsync((char *)t->saved + states, 4 * (size_t)d.K, at<float>(pl, ws, B_HMALL) + (size_t)(pl->rank + 1) * d.HV * d.K * (d.V + d.K) + d.V, row,
+                                4 * (size_t)d.K, (size_t)pl->saved_ms * d.HV * d.K, cudaMemcpyDeviceToDevice, s));
+    return DP_OK;
+}
+
 dp_status dpg_forward_steps(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream, int steps, dp_err *e)
 {
     cudaStream_t s = (cudaStream_t)stream;
@@ -241,8 +348,10 @@ dp_status dpg_forward_steps(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_co
             TRY(pre_process(pl, t, ws, s, e));
         if (pl->N > 1 && steps & DPG_STEP_GATHER)
             TRY(comm->all_gather(comm, at<float>(pl, ws, B_HM), at<float>(pl, ws, B_HMALL), pl->buf[B_HM].bytes / 4, stream, e));
-        if (steps & DPG_STEP_MERGE)
+        if (steps & DPG_STEP_MERGE) {
             TRY(chain_merge(pl, ws, s, e));
+            TRY(save(pl, t, ws, s, e));
+        }
     }
     if (steps & DPG_STEP_STATE)
         TRY(fast ? fast_state(pl, t, ws, s, e) : simple_state(pl, t, ws, s, e));
@@ -254,14 +363,85 @@ dp_status dpg_forward(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_comm *co
     return dpg_forward_steps(pl, t, ws, comm, stream, DPG_STEP_ALL, e);
 }
 
+/* ---- backward -------------------------------------------------------------------------------------------------------------------- */
+
+static dp_status restore(dpg_plan *b, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
+{
+    size_t states = 4 * (size_t)b->saved_states * b->d.HV * b->d.K * b->d.V;
+    if (dpg_saved_bytes(b) && !t->saved)
+        return dpg_fail(e, DP_EINPUT, "dpg_backward: no dpg_tensors.saved");
+    if (states)
+        CK(e, cudaMemcpyAsync(at<float>(b, ws, B_SIN), t->saved, states, cudaMemcpyDeviceToDevice, s));
+    return DP_OK;
+}
+
+/* (dM, dH) of the first local sub-sequence, the uniform element of math.md g.3: zeros if no earlier rank asks for it, dM = 0 where the gradient that
+ * leaves the rank does not depend on the one that enters. */
+static dp_status pre_process_bwd(dpg_plan *b, const BwdOps *ops, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
+{
+    float *dhm = at<float>(b, ws, B_DHM);
+    CK(e, cudaMemsetAsync(dhm, 0, b->buf[B_DHM].bytes, s));
+    if (b->is_first)
+        return DP_OK;
+    TRY(ops->pre(b, t, g, ws, s, e));
+    return b->needs_m && !b->opt.send_dh_only ? chain_pre_dm(b, dhm + b->d.V, dh_row(b), ws, s, e) : DP_OK;
+}
+
+dp_status dpg_backward_steps(dpg_plan *pl, const dpg_tensors *t, const dpg_grads *g, void *ws, dpg_comm *comm, void *stream, int steps, dp_err *e)
+{
+    cudaStream_t s = (cudaStream_t)stream;
+    dpg_plan *b = pl->bwd;
+    if (!b)
+        return dpg_fail(e, DP_EINPUT, "dpg_backward: the plan was made without options.backward");
+    if (b->N > 1 && !comm)
+        return dpg_fail(e, DP_EINPUT, "dpg_backward: %d ranks and no communicator", b->N);
+    const BwdOps *ops = bwd_ops(b->opt.path);
+    if (steps & DPG_BWD_RECOMPUTE && b->opt.save == DPG_SAVE_STATE) {
+        TRY(restore(b, t, ws, s, e));
+        TRY(ops->recompute(b, t, g, ws, s, e));
+    }
+    if (steps & DPG_BWD_DAV)
+        TRY(ops->dAv(b, t, g, ws, s, e));
+    if (b->N > 1) {
+        if (steps & DPG_BWD_PRE)
+            TRY(pre_process_bwd(b, ops, t, g, ws, s, e));
+        if (steps & DPG_BWD_GATHER)
+            TRY(comm->all_gather(comm, at<float>(b, ws, B_DHM), at<float>(b, ws, B_DHMALL), b->buf[B_DHM].bytes / 4, stream, e));
+        if (steps & DPG_BWD_MERGE)
+            TRY(bwd_merge(b, t, ws, s, e));
+    }
+    if (steps & DPG_BWD_STATE)
+        TRY(ops->state(b, t, g, ws, s, e));
+    if (steps & DPG_BWD_INTRA)
+        TRY(ops->intra(b, t, g, ws, s, e));
+    if (steps & DPG_BWD_GATE) {
+        TRY(ops->gate(b, t, g, ws, s, e));
+        if (!g->dA_log && !g->ddt_bias)
+            return DP_OK;
+        if (b->N > 1)
+            TRY(comm->all_gather(comm, at<float>(b, ws, B_GSUM), at<float>(b, ws, B_GALL), b->buf[B_GSUM].bytes / 4, stream, e));
+        TRY(bwd_reduce(b, g, ws, s, e));
+    }
+    return DP_OK;
+}
+
+dp_status dpg_backward(dpg_plan *pl, const dpg_tensors *t, const dpg_grads *g, void *ws, dpg_comm *comm, void *stream, dp_err *e)
+{
+    return dpg_backward_steps(pl, t, g, ws, comm, stream, DPG_BWD_ALL, e);
+}
+
 /* ---- staged outputs ------------------------------------------------------------------------------------------------------------ */
 
 /* Per tile: `tok` rows of `width` words for each token (tok = R or 1). kind 0: tile buffers in token order; 1: per chunk; 2: HM; 3: S_in; 4: o */
 struct Stage { const char *name; int slot, kind; };
 static const Stage stages[] = {
     {"gcum", B_GCUM, 0}, {"Akk", B_AKK, 0}, {"Aqk", B_AQK, 0}, {"w", B_W, 0}, {"u", B_U, 0}, {"kg", B_KG, 0}, {"qg", B_QG, 0},
-    {"M", B_HM, 2}, {"H", B_HM, 2}, {"S_in", B_SIN, 3}, {"h", B_H, 1}, {"v_new", B_VNEW, 0}, {"o", -1, 4}};
-const char *const dpg_stage_names[] = {"gcum", "Akk", "Aqk", "w", "u", "kg", "qg", "M", "H", "S_in", "h", "v_new", "o", NULL};
+    {"M", B_HM, 2}, {"H", B_HM, 2}, {"S_in", B_SIN, 3}, {"h", B_H, 1}, {"v_new", B_VNEW, 0}, {"o", -1, 4},
+    {"dvl", B_DVL, 0}, {"dX", B_DX, 0}, {"dh", B_DH, 1}, {"dM", B_DHM, 2}, {"dH", B_DHM, 2}, {"dS_out", B_DSOUT, 3}};
+const char *const dpg_stage_names[] = {"gcum", "Akk", "Aqk", "w", "u", "kg", "qg", "M", "H", "S_in", "h", "v_new", "o", "dvl", "dX", "dh", "dM", "dH", "dS_out", NULL};
+
+static int is_m(const char *name) { return name[strlen(name) - 1] == 'M'; }
+static const dpg_plan *owner(const dpg_plan *pl, const Stage *st) { return st->slot >= B_DVL ? pl->bwd : pl; }
 
 static dp_status find(const dpg_plan *pl, const char *name, const Stage **out, dp_err *e)
 {
@@ -269,7 +449,10 @@ static dp_status find(const dpg_plan *pl, const char *name, const Stage **out, d
         if (strcmp(stages[i].name, name))
             continue;
         int absent_hm = stages[i].kind == 2 && pl->N == 1;
-        if (stages[i].slot >= 0 && !pl->buf[stages[i].slot].bytes && !absent_hm)
+        const dpg_plan *o = owner(pl, &stages[i]);
+        if (!o || (!strcmp(name, "dM") && o->opt.send_dh_only))
+            return dpg_fail(e, DP_EINPUT, "stage %s: the plan makes none", name);
+        if (stages[i].slot >= 0 && !o->buf[stages[i].slot].bytes && !absent_hm)
             return dpg_fail(e, DP_EINPUT, "stage %s is not kept on this path (options.keep)", name);
         *out = &stages[i];
         return DP_OK;
@@ -280,9 +463,9 @@ static dp_status find(const dpg_plan *pl, const char *name, const Stage **out, d
 static void widths(const dpg_plan *pl, const Stage *st, int *rows, int *width)
 {
     const Dims &d = pl->d;
-    int s = st->slot, keyed = s == B_AKK || s == B_W || s == B_U || s == B_KG || s == B_VNEW;
+    int s = st->slot, keyed = s == B_AKK || s == B_W || s == B_U || s == B_KG || s == B_VNEW || s == B_DVL || s == B_DX;
     *rows = keyed ? d.R : 1;
-    *width = s == B_GCUM ? d.Kg : s == B_AKK || s == B_AQK ? d.n : s == B_U || s == B_VNEW || s < 0 ? d.V : d.K;
+    *width = s == B_GCUM ? d.Kg : s == B_AKK || s == B_AQK ? d.n : s == B_U || s == B_VNEW || s == B_DVL || s == B_DX || s < 0 ? d.V : d.K;
 }
 
 dp_status dpg_stage_shape(const dpg_plan *pl, const char *name, int64_t dims[5], int *ndim, dp_err *e)
@@ -292,7 +475,7 @@ dp_status dpg_stage_shape(const dpg_plan *pl, const char *name, int64_t dims[5],
     TRY(find(pl, name, &st, e));
     int rows, width;
     widths(pl, st, &rows, &width);
-    int64_t last = !strcmp(name, "M") ? d.K : d.V;
+    int64_t last = is_m(name) ? d.K : d.V;
     if (st->kind == 1) {
         int64_t x[4] = {d.NT, d.HV, d.K, d.V};
         memcpy(dims, x, sizeof x);
@@ -341,11 +524,12 @@ static void untile(const dpg_plan *pl, const Stage *st, const void *raw, double 
 dp_status dpg_stage_read(const dpg_plan *pl, const dpg_tensors *t, const void *ws, const char *name, double *host, dp_err *e)
 {
     const Stage *st = NULL;
-    const Dims &d = pl->d;
     TRY(find(pl, name, &st, e));
+    pl = owner(pl, st);
+    const Dims &d = pl->d;
     int64_t hkv = (int64_t)d.HV * d.K * d.V, no = d.L * d.HV * d.V;
     if ((st->kind == 2 || st->kind == 3) && pl->N == 1) {
-        memset(host, 0, sizeof *host * d.HV * d.K * (name[0] == 'M' ? d.K : d.V));
+        memset(host, 0, sizeof *host * d.HV * d.K * (is_m(name) ? d.K : d.V));
         return DP_OK;
     }
     const void *src = st->kind == 4 ? t->o : (const char *)ws + pl->buf[st->slot].off;
@@ -356,7 +540,7 @@ dp_status dpg_stage_read(const dpg_plan *pl, const dpg_tensors *t, const void *w
         return dpg_fail(e, DP_ENOMEM, "%s:%d: %zu bytes for stage %s", __FILE__, __LINE__, bytes, name);
     cudaError_t err = cudaMemcpy(raw, src, bytes, cudaMemcpyDeviceToHost);
     if (err == cudaSuccess) {
-        int row = d.V + d.K, from = name[0] == 'M' ? d.V : 0, to = name[0] == 'M' ? d.V + d.K : d.V;
+        int row = st->slot == B_DHM ? dh_row(pl) : d.V + d.K, from = is_m(name) ? d.V : 0, to = is_m(name) ? d.V + d.K : d.V;
         if (st->kind == 0)
             untile(pl, st, raw, host);
         else if (st->kind == 2)

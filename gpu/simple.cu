@@ -44,8 +44,8 @@ __global__ void k_prepare(Dims d, dpg_tensors t, float *gcum, float *beta, float
     }
 }
 
-/* A = I + B L (lower part; math.md e) and Aqk, exponents pairwise: i <= s is tested before exp, so that no factor exceeds 1. */
-__global__ void k_intra(Dims d, const float *gcum, const float *beta, const float *qn, const float *kn, float *A, float *Aqk)
+/* A = I + B L (lower part; math.md e), L itself if the backward wants it, and Aqk, exponents pairwise: i <= s is tested before exp, so that no factor exceeds 1. */
+__global__ void k_intra(Dims d, const float *gcum, const float *beta, const float *qn, const float *kn, float *L, float *A, float *Aqk)
 {
     int64_t tile = blockIdx.x;
     const float *g = gcum + tile * DP_CHUNK * d.Kg, *k = kn + tile * d.n * d.K, *q = qn + tile * DP_CHUNK * d.K;
@@ -60,6 +60,8 @@ __global__ void k_intra(Dims d, const float *gcum, const float *beta, const floa
                 int cg = d.Kg == 1 ? 0 : c;
                 sum = fmaf(a[c] * b[c], expf(g[s * d.Kg + cg] - g[i * d.Kg + cg]), sum);
             }
+        if (!isq && L)
+            L[(tile * d.n + row) * d.n + col] = sum;
         if (isq)
             Aqk[(tile * DP_CHUNK + s) * d.n + col] = rif(d.scale * sum, d.rb);
         else
@@ -199,7 +201,7 @@ dp_status simple_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_
     float *A = at<float>(p, ws, B_AKK), *Aqk = at<float>(p, ws, B_AQK);
     k_prepare<<<tiles, THREADS, 0, s>>>(d, *t, gcum, beta, qn, kn, at<float>(p, ws, B_EC));
     CK_LAUNCH(e, "k_prepare");
-    k_intra<<<tiles, THREADS, 0, s>>>(d, gcum, beta, qn, kn, A, Aqk);
+    k_intra<<<tiles, THREADS, 0, s>>>(d, gcum, beta, qn, kn, at<float>(p, ws, B_L), A, Aqk);
     CK_LAUNCH(e, "k_intra");
     k_solve<<<tiles, THREADS, 0, s>>>(d, A);
     CK_LAUNCH(e, "k_solve");
@@ -224,13 +226,19 @@ dp_status simple_pre_h(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t
     return launch_state(p, a, 1, s, e);
 }
 
+dp_status simple_states(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
+{
+    StateArgs a = {at<float>(p, ws, B_W), at<float>(p, ws, B_U), at<float>(p, ws, B_KG), at<float>(p, ws, B_EC), t->s0,
+                   at<float>(p, ws, B_SIN), at<float>(p, ws, B_H), at<float>(p, ws, B_VNEW), p->is_bwd ? NULL : t->final_state, NULL, 0};
+    return launch_state(p, a, p->d.nseq, s, e);
+}
+
 dp_status simple_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
     const Dims &d = p->d;
-    StateArgs a = {at<float>(p, ws, B_W), at<float>(p, ws, B_U), at<float>(p, ws, B_KG), at<float>(p, ws, B_EC), t->s0,
-                   at<float>(p, ws, B_SIN), at<float>(p, ws, B_H), at<float>(p, ws, B_VNEW), t->final_state, NULL, 0};
-    TRY(launch_state(p, a, d.nseq, s, e));
-    k_output<<<(unsigned)((int64_t)d.NT * d.HV), THREADS, 0, s>>>(d, at<float>(p, ws, B_QG), at<float>(p, ws, B_AQK), a.h, a.v_new, t->o);
+    TRY(simple_states(p, t, ws, s, e));
+    k_output<<<(unsigned)((int64_t)d.NT * d.HV), THREADS, 0, s>>>(d, at<float>(p, ws, B_QG), at<float>(p, ws, B_AQK), at<float>(p, ws, B_H),
+                                                                  at<float>(p, ws, B_VNEW), t->o);
     CK_LAUNCH(e, "k_output");
     return DP_OK;
 }

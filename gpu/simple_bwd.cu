@@ -1,0 +1,545 @@
+/* gpu/simple_bwd.cu - the backward as plainly as CUDA allows (math.md f for a chunk, c for the activations, g.1 for the ranks), any K, V, R.
+ *
+ * One block per tile (or per state slice), fp32 FMA, every sum in a fixed order, no atomics: bitwise repeatable. With base bf16 rif() rounds what
+ * FLA stores or multiplies in bf16: do, h, dh, kgam, L, dE as operands, dvl and dX as stored; all gradients accumulate in fp32.
+ * Names are those of ref/chunk.c. Rows past a chunk's last token hold zeros in every buffer. */
+#include "internal.cuh"
+
+#define THREADS 256
+
+/* ---- out(i, j, sum over k of A(i, k) B(k, j)) for i < m, j < n: 64 x 64 entries at a time, 4 x 4 a thread, k in order ------------ */
+
+#define BT 64
+#define KT 16                                            /* divides every inner length: K, V, C, n */
+struct Stage { float a[KT][BT + 4], b[KT][BT + 4]; };
+
+/* AK: consecutive k of A lie side by side in memory; BJ: consecutive j of B do. They choose who loads what, not the result. */
+template <bool AK, bool BJ, class LA, class LB, class OUT>
+__device__ __forceinline__ void product(Stage &sm, int m, int n, int inner, LA A, LB B, OUT out)
+{
+    int tx = threadIdx.x % 16 * 4, ty = threadIdx.x / 16 * 4;
+    for (int i0 = 0; i0 < m; i0 += BT)
+        for (int j0 = 0; j0 < n; j0 += BT) {
+            float c[4][4] = {};
+            for (int k0 = 0; k0 < inner; k0 += KT) {
+                __syncthreads();
+                for (int x = threadIdx.x; x < BT * KT; x += THREADS) {
+                    int i = AK ? x / KT : x % BT, ka = AK ? x % KT : x / BT, j = BJ ? x % BT : x / KT, kb = BJ ? x / BT : x % KT;
+                    sm.a[ka][i] = i0 + i < m ? A(i0 + i, k0 + ka) : 0.f;
+                    sm.b[kb][j] = j0 + j < n ? B(k0 + kb, j0 + j) : 0.f;
+                }
+                __syncthreads();
+#pragma unroll
+                for (int k = 0; k < KT; k++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+#pragma unroll
+                        for (int j = 0; j < 4; j++)
+                            c[i][j] = fmaf(sm.a[k][ty + i], sm.b[k][tx + j], c[i][j]);
+            }
+            for (int i = 0; i < 4; i++)
+                for (int j = 0; j < 4; j++)
+                    if (i0 + ty + i < m && j0 + tx + j < n)
+                        out(i0 + ty + i, j0 + tx + j, c[i][j]);
+        }
+}
+
+__device__ __forceinline__ float warp_sum(float x)
+{
+    for (int m = 16; m; m /= 2)
+        x += __shfl_xor_sync(~0u, x, m);
+    return x;
+}
+__device__ __forceinline__ void stx(void *p, int64_t i, int is_bf16, float x)
+{
+    if (is_bf16)
+        ((bf16 *)p)[i] = __float2bfloat16_rn(x);
+    else
+        ((float *)p)[i] = x;
+}
+
+struct BwdArgs {
+    const float *gcum, *beta, *qn, *kn, *L, *T, *Aqk, *w, *kg, *qg, *eC, *h, *v_new;
+    float *dvl, *dX, *dh, *dZ, *E, *dP, *dL, *dq, *dk, *dkw, *dg, *dbeta, *part;
+};
+
+/* do at token s of a chunk, an operand of every product that it enters */
+__device__ __forceinline__ float do_at(const Dims &d, const dpg_grads &g, const Chunk &c, int hv, int s, int v)
+{
+    return s < c.len ? rif(ldx(g.dout, ((c.t0 + s) * d.HV + hv) * d.V + v, d.d_bf16), d.rb) : 0.f;
+}
+
+/* ---- dv_local = Aqk' do ---------------------------------------------------------------------------------------------------------- */
+
+__global__ void k_dAv(Dims d, dpg_grads g, BwdArgs a)
+{
+    __shared__ Stage sm;
+    int64_t tile = blockIdx.x;
+    int hv = tile % d.HV;
+    Chunk c = d.chunk[tile / d.HV];
+    const float *P = a.Aqk + tile * DP_CHUNK * d.n;
+    float *dvl = a.dvl + tile * d.n * d.V;
+    product<false, true>(sm, d.n, d.V, DP_CHUNK, [&](int i, int s) { return P[s * d.n + i]; }, [&](int s, int v) { return do_at(d, g, c, hv, s, v); },
+                         [&](int i, int v, float x) { dvl[i * d.V + v] = rif(x, d.rb); });
+}
+
+/* ---- dX = dvl + kg dS, dS <- eC dS + scale qg' do - w' dX, chunks last to first; reads the undecayed dS -------------------------- */
+
+struct StateBwdArgs {
+    const float *dfinal, *dsout;                         /* [Nseq][HV][K][V] by global sequence, [HV][K][V]; NULL: zeros */
+    float *dh, *dX, *ds0, *dhm;                          /* each may be NULL; dhm: columns 0..V-1 of rows of `row` words */
+    int row;
+};
+
+#define VB 16
+/* One block runs VB columns of the gradient of the state of one (sub-sequence, head). */
+__global__ void k_state_bwd(Dims d, dpg_grads g, BwdArgs b, StateBwdArgs a)
+{
+    extern __shared__ float smem[];
+    float *S = smem, *X = S + d.K * VB, *D = X + d.n * VB;
+    int v0 = blockIdx.x % (d.V / VB) * VB, hv = blockIdx.x / (d.V / VB) % d.HV, sq = blockIdx.x / (d.V / VB) / d.HV;
+    Seq seq = d.seq[sq];
+    const float *init = seq.ends ? (a.dfinal ? a.dfinal + ((int64_t)seq.gseq * d.HV + hv) * d.K * d.V : NULL)
+        : a.dsout ? a.dsout + (int64_t)hv * d.K * d.V : NULL;
+    for (int x = threadIdx.x; x < d.K * VB; x += THREADS)
+        S[x] = init ? init[x / VB * d.V + v0 + x % VB] : 0.f;
+    for (int ch = seq.c1 - 1; ch >= seq.c0; ch--) {
+        int64_t tile = (int64_t)ch * d.HV + hv;
+        Chunk c = d.chunk[ch];
+        const float *kg = b.kg + tile * d.n * d.K, *w = b.w + tile * d.n * d.K, *qg = b.qg + tile * DP_CHUNK * d.K;
+        __syncthreads();
+        for (int x = threadIdx.x; a.dh && x < d.K * VB; x += THREADS)
+            a.dh[(tile * d.K + x / VB) * d.V + v0 + x % VB] = S[x];
+        for (int x = threadIdx.x; x < DP_CHUNK * VB; x += THREADS)
+            D[x] = do_at(d, g, c, hv, x / VB, v0 + x % VB);
+        for (int x = threadIdx.x; x < d.n * VB; x += THREADS) {
+            int row = x / VB, col = x % VB;
+            float sum = 0.f;
+            for (int k = 0; k < d.K; k++)
+                sum = fmaf(kg[row * d.K + k], rif(S[k * VB + col], d.rb), sum);
+            int64_t at = (tile * d.n + row) * d.V + v0 + col;
+            X[x] = rif(b.dvl[at] + sum, d.rb);
+            if (a.dX)
+                a.dX[at] = X[x];
+        }
+        __syncthreads();
+        for (int x = threadIdx.x; x < d.K * VB; x += THREADS) {
+            int k = x / VB, col = x % VB;
+            float in = 0.f, out = 0.f;
+            for (int s = 0; s < DP_CHUNK; s++)
+                in = fmaf(qg[s * d.K + k], D[s * VB + col], in);
+            for (int row = 0; row < d.n; row++)
+                out = fmaf(w[row * d.K + k], X[row * VB + col], out);
+            S[x] = fmaf(b.eC[tile * d.K + k], S[x], d.scale * in) - out;
+        }
+    }
+    __syncthreads();
+    for (int x = threadIdx.x; x < d.K * VB; x += THREADS) {
+        int k = x / VB, v = v0 + x % VB;
+        if (a.ds0 && seq.starts)
+            a.ds0[(((int64_t)seq.gseq * d.HV + hv) * d.K + k) * d.V + v] = S[x];
+        if (a.dhm)
+            a.dhm[((int64_t)hv * d.K + k) * a.row + v] = S[x];
+    }
+}
+
+/* ---- gradients of a chunk's activated inputs ------------------------------------------------------------------------------------- */
+
+/* dZ = T' dX, dv = dE = B dZ, E = V - Kgam S_0 - L X, dbeta = sum over V of dZ o E. */
+__global__ void k_wy_bwd(Dims d, dpg_tensors t, dpg_grads g, BwdArgs a)
+{
+    __shared__ Stage sm;
+    int64_t tile = blockIdx.x;
+    int hv = tile % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Chunk c = d.chunk[tile / d.HV];
+    const float *T = a.T + tile * d.n * d.n, *dX = a.dX + tile * d.n * d.V, *b = a.beta + tile * d.n, *k = a.kn + tile * d.n * d.K;
+    const float *gc = a.gcum + tile * DP_CHUNK * d.Kg, *h = a.h + tile * d.K * d.V, *L = a.L + tile * d.n * d.n, *X = a.v_new + tile * d.n * d.V;
+    float *dZ = a.dZ + tile * d.n * d.V, *E = a.E + tile * d.n * d.V;
+    auto at = [&](int i, int v) { return (((c.t0 + i / d.R) * d.HV + hv) * d.R + i % d.R) * d.V + v; };
+    product<false, true>(sm, d.n, d.V, d.n, [&](int i, int m) { return T[m * d.n + i]; }, [&](int m, int v) { return dX[m * d.V + v]; },
+                         [&](int i, int v, float x) {
+                             dZ[i * d.V + v] = x;
+                             if (i / d.R < c.len)
+                                 stx(g.dv, at(i, v), d.d_bf16, b[i] * x);
+                         });
+    product<true, true>(sm, d.n, d.V, d.K, [&](int i, int x) { return rif(k[i * d.K + x] * expf(gc[i / d.R * d.Kg + (d.Kg == 1 ? 0 : x)]), d.rb); },
+                        [&](int x, int v) { return h[x * d.V + v]; }, [&](int i, int v, float x) { E[i * d.V + v] = x; });
+    product<true, true>(sm, d.n, d.V, d.n, [&](int i, int m) { return rif(L[i * d.n + m], d.rb); }, [&](int m, int v) { return X[m * d.V + v]; },
+                        [&](int i, int v, float x) { E[i * d.V + v] = (i / d.R < c.len ? ldx(t.v, at(i, v), d.in_bf16) : 0.f) - E[i * d.V + v] - x; });
+    __syncthreads();
+    for (int i = warp; i < d.n; i += THREADS / 32) {
+        float sum = 0.f;
+        for (int v = lane; v < d.V; v += 32)
+            sum = fmaf(dZ[i * d.V + v], E[i * d.V + v], sum);
+        sum = warp_sum(sum);
+        if (lane == 0)
+            a.dbeta[tile * d.n + i] = sum;
+    }
+}
+
+/* The five products over V, blockIdx.y chooses: dP = scale do X', dL = -dE X', and into dq, dk, dkw the bare S_0 do, S_0 dE, dS_c X. */
+__global__ void k_outer(Dims d, dpg_grads g, BwdArgs a)
+{
+    __shared__ Stage sm;
+    int64_t tile = blockIdx.x;
+    int hv = tile % d.HV;
+    Chunk c = d.chunk[tile / d.HV];
+    const float *X = a.v_new + tile * d.n * d.V, *dZ = a.dZ + tile * d.n * d.V, *b = a.beta + tile * d.n, *h = a.h + tile * d.K * d.V, *dh = a.dh + tile * d.K * d.V;
+    float *dP = a.dP + tile * DP_CHUNK * d.n, *dL = a.dL + tile * d.n * d.n, *dq = a.dq + tile * DP_CHUNK * d.K, *dk = a.dk + tile * d.n * d.K, *dkw = a.dkw + tile * d.n * d.K;
+    auto dO = [&](int s, int v) { return do_at(d, g, c, hv, s, v); };
+    auto dE = [&](int i, int v) { return rif(b[i] * dZ[i * d.V + v], d.rb); };
+    auto x = [&](int i, int v) { return X[i * d.V + v]; };
+    auto xt = [&](int v, int i) { return X[i * d.V + v]; };
+    auto ht = [&](int v, int k) { return h[k * d.V + v]; };
+    auto dht = [&](int v, int k) { return rif(dh[k * d.V + v], d.rb); };
+    switch (blockIdx.y) {
+    case 0: product<true, false>(sm, DP_CHUNK, d.n, d.V, dO, xt, [&](int s, int i, float y) { dP[s * d.n + i] = d.scale * y; }); break;
+    case 1: product<true, false>(sm, d.n, d.n, d.V, dE, xt, [&](int r, int i, float y) { dL[r * d.n + i] = -y; }); break;
+    case 2: product<true, false>(sm, DP_CHUNK, d.K, d.V, dO, ht, [&](int s, int k, float y) { dq[s * d.K + k] = y; }); break;
+    case 3: product<true, false>(sm, d.n, d.K, d.V, dE, ht, [&](int i, int k, float y) { dk[i * d.K + k] = y; }); break;
+    case 4: product<true, false>(sm, d.n, d.K, d.V, x, dht, [&](int i, int k, float y) { dkw[i * d.K + k] = y; }); break;
+    }
+}
+
+/* Pair sums of math.md f in place of the reverse cumsum: what lies between i < t <= s, channel x. dg holds r_s on entry. */
+template <int R> __device__ void pair_sums(const Dims &d, int len, int x, const float *gc, const float *q, const float *k, const float *dP, const float *dL,
+                                           const float *SX, float z, float *dg)
+{
+    float acc[DP_CHUNK], from = 0.f, below = 0.f;        /* acc[i]: sum over s' >= s of c[s', i] */
+    int cg = d.Kg == 1 ? 0 : x;
+    for (int i = 0; i < len; i++)
+        acc[i] = 0.f;
+    for (int s = len - 1; s >= 0; s--) {
+        float pair = 0.f;
+        for (int i = 0; i < s; i++) {
+            float e = expf(gc[s * d.Kg + cg] - gc[i * d.Kg + cg]), c = 0.f;
+            for (int m = 0; m < R; m++) {
+                int im = i * R + m;
+                float p = dP[s * d.n + im] * q[s * d.K + x];
+                for (int j = 0; j < R; j++)
+                    p = fmaf(dL[(s * R + j) * d.n + im], k[(s * R + j) * d.K + x], p);
+                c = fmaf(p, e * k[im * d.K + x], c);
+            }
+            acc[i] += c;
+            pair += acc[i];
+        }
+        from += dg[s * d.K + x];
+        dg[s * d.K + x] = from + pair + z;
+    }
+    for (int t = 0; t < len; t++) {
+        dg[t * d.K + x] += below;
+        for (int m = 0; m < R; m++)
+            below = fmaf(k[(t * R + m) * d.K + x], expf(gc[(len - 1) * d.Kg + cg] - gc[t * d.Kg + cg]) * SX[(t * R + m) * d.K + x], below);
+    }
+}
+
+/* dq, dk and dg of the activated inputs. Exponents pairwise, i <= s before exp. The terms i = s enter q o dq and k o dk alike and are left out of
+ * dgam (math.md f). On entry dq, dk, dkw hold the bare products of k_outer; on return dq and dk are complete, dkw is unchanged. */
+template <int R> __global__ void k_intra_bwd(Dims d, int pair_dg, BwdArgs a)
+{
+    __shared__ float z[256];
+    int64_t tile = blockIdx.x;
+    int len = d.chunk[tile / d.HV].len, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const float *gc = a.gcum + tile * DP_CHUNK * d.Kg, *q = a.qn + tile * DP_CHUNK * d.K, *k = a.kn + tile * d.n * d.K, *dP = a.dP + tile * DP_CHUNK * d.n, *dL = a.dL + tile * d.n * d.n;
+    const float *h = a.h + tile * d.K * d.V, *dh = a.dh + tile * d.K * d.V, *SX = a.dkw + tile * d.n * d.K;
+    float *dq = a.dq + tile * DP_CHUNK * d.K, *dk = a.dk + tile * d.n * d.K, *dg = a.dg + tile * DP_CHUNK * d.K;
+    for (int x = warp; x < d.K; x += THREADS / 32) {     /* z = eC o rowsum(S_0 o dS_c) */
+        float sum = 0.f;
+        for (int v = lane; v < d.V; v += 32)
+            sum = fmaf(h[x * d.V + v], dh[x * d.V + v], sum);
+        sum = warp_sum(sum);
+        if (lane == 0)
+            z[x] = a.eC[tile * d.K + x] * sum;
+    }
+    for (int at = threadIdx.x; at < len * d.K; at += THREADS) {
+        int s = at / d.K, x = at % d.K, cg = d.Kg == 1 ? 0 : x;
+        float gs = gc[s * d.Kg + cg], qs = q[at], es = expf(gs), end = expf(gc[(len - 1) * d.Kg + cg] - gs), aq = 0.f, ar[R], aw[R], ks[R];
+        for (int j = 0; j < R; j++)
+            ar[j] = aw[j] = 0.f, ks[j] = k[(s * R + j) * d.K + x];
+        for (int i = 0; i < s; i++) {
+            float e = expf(gs - gc[i * d.Kg + cg]);
+            for (int m = 0; m < R; m++) {
+                float ek = e * k[(i * R + m) * d.K + x];
+                aq = fmaf(dP[s * d.n + i * R + m], ek, aq);
+                for (int j = 0; j < R; j++)
+                    ar[j] = fmaf(dL[(s * R + j) * d.n + i * R + m], ek, ar[j]);
+            }
+        }
+        for (int i = s + 1; i < len; i++) {
+            float e = expf(gc[i * d.Kg + cg] - gs), eq = e * q[i * d.K + x], ek[R];
+            for (int j = 0; j < R; j++)
+                ek[j] = e * k[(i * R + j) * d.K + x];
+            for (int m = 0; m < R; m++) {
+                aw[m] = fmaf(dP[i * d.n + s * R + m], eq, aw[m]);
+                for (int j = 0; j < R; j++)
+                    aw[m] = fmaf(dL[(i * R + j) * d.n + s * R + m], ek[j], aw[m]);
+            }
+        }
+        float dqs = d.scale * es * dq[at], dgam, diag = 0.f, r = qs * dqs;
+        dgam = qs * (dqs + aq);
+        for (int m = 0; m < R; m++) {
+            int im = (s * R + m) * d.K + x;
+            float read = -es * dk[im], write = end * SX[im], p = dP[s * d.n + s * R + m];
+            diag = fmaf(p, ks[m], diag);
+            r = fmaf(ks[m], read, r);
+            dgam = fmaf(ks[m], (read + ar[m]) - (write + aw[m]), dgam);
+            dk[im] = (read + ar[m]) + (write + fmaf(p, qs, aw[m]));
+        }
+        dq[at] = dqs + (aq + diag);
+        dg[at] = pair_dg ? r : dgam;
+    }
+    __syncthreads();
+    for (int x = threadIdx.x; x < d.K; x += THREADS) {
+        if (pair_dg) {
+            pair_sums<R>(d, len, x, gc, q, k, dP, dL, SX, z[x], dg);
+            continue;
+        }
+        float sum = z[x];                                /* rowsum(dS_c o S_c) = z + sum of k o (write part) */
+        int cg = d.Kg == 1 ? 0 : x;
+        for (int i = 0; i < len * R; i++)
+            sum = fmaf(k[i * d.K + x], expf(gc[(len - 1) * d.Kg + cg] - gc[i / R * d.Kg + cg]) * SX[i * d.K + x], sum);
+        for (int s = len - 1; s >= 0; s--)
+            dg[s * d.K + x] = sum += dg[s * d.K + x];
+    }
+    __syncthreads();
+    for (int s = warp; d.Kg == 1 && s < len; s += THREADS / 32) {    /* GDN: the sum over channels, into channel 0 */
+        float sum = 0.f;
+        for (int x = lane; x < d.K; x += 32)
+            sum += dg[s * d.K + x];
+        sum = warp_sum(sum);
+        if (lane == 0)
+            dg[s * d.K] = sum;
+    }
+}
+
+/* ---- through the activations (math.md c) ----------------------------------------------------------------------------------------- */
+
+/* dq and dk of one chunk and query head: the group's value heads summed in order, then dx = (dy - y <y, dy>) / norm. One warp a row. */
+__global__ void k_norm_bwd(Dims d, dpg_tensors t, dpg_grads g, BwdArgs a)
+{
+    int ch = blockIdx.x / d.H, hq = blockIdx.x % d.H, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int64_t tile0 = (int64_t)ch * d.HV + hq * d.G;
+    Chunk c = d.chunk[ch];
+    for (int row = warp; row < c.len * (1 + d.R); row += THREADS / 32) {
+        int isq = row < c.len, r = isq ? row : row - c.len, rows = isq ? DP_CHUNK : d.n, s = isq ? r : r / d.R;
+        int64_t to = isq ? ((c.t0 + s) * d.H + hq) * d.K : (((c.t0 + s) * d.H + hq) * d.R + r % d.R) * d.K;
+        const void *x = isq ? t.q : t.k;
+        const float *y = (isq ? a.qn : a.kn) + (tile0 * rows + r) * d.K, *dy = (isq ? a.dq : a.dk) + (tile0 * rows + r) * d.K;
+        float sum[8], ss = 0.f, dot = 0.f;               /* K <= 256: 8 entries a lane */
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            int k = lane + 32 * i;
+            sum[i] = 0.f;
+            if (k >= d.K)
+                continue;
+            for (int m = 0; m < d.G; m++)
+                sum[i] += dy[(int64_t)m * rows * d.K + k];
+            ss = fmaf(ldx(x, to + k, d.in_bf16), ldx(x, to + k, d.in_bf16), ss);
+            dot = fmaf(y[k], sum[i], dot);
+        }
+        ss = warp_sum(ss), dot = warp_sum(dot);
+        float norm = sqrtf(ss + (float)DP_L2_EPS);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (lane + 32 * i < d.K)
+                stx(isq ? g.dq : g.dk, to + lane + 32 * i, d.d_bf16, d.l2norm ? (sum[i] - y[lane + 32 * i] * dot) / norm : sum[i]);
+    }
+}
+
+/* Raw gate and beta of a tile; sums over its tokens for dA_log and ddt_bias to part [2][Kg], in fp64 so that only the last rounding shows. */
+__global__ void k_gate_bwd(Dims d, dpg_tensors t, dpg_grads g, BwdArgs a)
+{
+    int64_t tile = blockIdx.x;
+    int hv = tile % d.HV;
+    Chunk c = d.chunk[tile / d.HV];
+    float A = t.A_log ? expf(t.A_log[hv]) : 1.f;
+    for (int k = threadIdx.x; k < d.Kg; k += blockDim.x) {
+        float bias = t.dt_bias ? t.dt_bias[hv * d.Kg + k] : 0.f;
+        double sum_a = 0, sum_b = 0;
+        for (int s = 0; s < c.len; s++) {
+            int64_t at = ((c.t0 + s) * d.HV + hv) * d.Kg + k;
+            float dg = a.dg[(tile * DP_CHUNK + s) * d.K + k], x = ldx(t.g, at, d.g_bf16) + bias, raw = dg;
+            if (d.gate == DP_GATE_SOFTPLUS) {
+                float e = expf(-fabsf(x));
+                raw = -dg * (A * (x < 0 ? e / (1.f + e) : 1.f / (1.f + e)));
+                sum_a += dg * -(A * (fmaxf(x, 0.f) + log1pf(e)));
+            } else if (d.gate == DP_GATE_LOWER_BOUND) {
+                float e = expf(-fabsf(A * x));
+                raw = dg * (d.lower_bound * (e / (1.f + e) / (1.f + e)) * A);
+                sum_a += raw * x;
+            }
+            sum_b += d.gate == DP_GATE_LOG ? 0.f : raw;
+            stx(g.dg, at, d.dg_bf16, raw);
+        }
+        a.part[tile * 2 * d.Kg + k] = (float)sum_a;
+        a.part[tile * 2 * d.Kg + d.Kg + k] = (float)sum_b;
+    }
+    for (int row = threadIdx.x; row < c.len * d.R; row += blockDim.x) {
+        int64_t at = ((c.t0 + row / d.R) * d.HV + hv) * d.R + row % d.R;
+        float db = a.dbeta[tile * d.n + row], e = expf(-fabsf(ldx(t.beta, at, d.g_bf16)));
+        stx(g.dbeta, at, d.dg_bf16, d.beta_form == DP_BETA_PLAIN ? db : db * ((d.beta_form == DP_BETA_SIGMOID ? 1.f : 2.f) * (e / (1.f + e) / (1.f + e))));
+    }
+}
+
+/* Sums over the rank's chunks in order, dA_log over the channels too: gsum [HV], [HV][Kg]. One block a value head. */
+__global__ void k_gate_sum(Dims d, const float *part, float *gsum)
+{
+    __shared__ double sum[256];
+    int hv = blockIdx.x;
+    for (int k = threadIdx.x; k < d.Kg; k += blockDim.x) {
+        double b = 0;
+        sum[k] = 0;
+        for (int c = 0; c < d.NT; c++) {
+            const float *p = part + ((int64_t)c * d.HV + hv) * 2 * d.Kg + k;
+            sum[k] += p[0];
+            b += p[d.Kg];
+        }
+        gsum[d.HV + hv * d.Kg + k] = (float)b;
+    }
+    __syncthreads();
+    if (threadIdx.x)
+        return;
+    double all = 0;
+    for (int k = 0; k < d.Kg; k++)
+        all += sum[k];
+    gsum[hv] = (float)all;
+}
+
+__global__ void k_rank_sum(int HV, int Kg, int N, const float *all, float *dA_log, float *ddt_bias)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x, words = HV * (1 + Kg);
+    double sum = 0;
+    if (i >= words)
+        return;
+    for (int r = 0; r < N; r++)
+        sum += all[(int64_t)r * words + i];
+    float *to = i < HV ? dA_log : ddt_bias;
+    if (to)
+        to[i < HV ? i : i - HV] = (float)sum;
+}
+
+/* ---- merge: dS = 0; for ranks from the farthest down: dS <- dM_j dS + dH_j ------------------------------------------------------- */
+
+/* Block: one head, VB columns. Words of rank j: all + j * HV * K * row. M: NULL: dM in columns V.. of the same rows; else M_j of ranks first ..
+ * of the forward, used transposed. The first product of a sum that starts from zero is left out. */
+__global__ void k_merge_bwd(int HV, int K, int V, int row, const float *all, const float *M, int first, int far, float *dsout)
+{
+    extern __shared__ float smem[];
+    float *P = smem, *Q = smem + K * VB;
+    int hv = blockIdx.x / (V / VB), v0 = blockIdx.x % (V / VB) * VB;
+    for (int j = far; j >= first; j--) {
+        const float *E = all + ((int64_t)j * HV + hv) * K * row, *Mj = M ? M + ((int64_t)(j - first) * HV + hv) * K * K : E + V;
+        int sr = M ? 1 : row, sk = M ? K : 1;            /* strides of (r, k) in M_j' or dM_j */
+        for (int x = threadIdx.x; x < K * VB; x += THREADS) {
+            int r = x / VB, col = x % VB;
+            float sum = 0.f;
+            for (int k = 0; j < far && k < K; k++)
+                sum = fmaf(Mj[(int64_t)r * sr + (int64_t)k * sk], P[k * VB + col], sum);
+            Q[x] = sum + E[(int64_t)r * row + v0 + col];
+        }
+        __syncthreads();
+        float *p = P;
+        P = Q;
+        Q = p;
+    }
+    for (int x = threadIdx.x; x < K * VB; x += THREADS)
+        dsout[((int64_t)hv * K + x / VB) * V + v0 + x % VB] = P[x];
+}
+
+dp_status bwd_merge(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
+{
+    const Dims &d = p->d;
+    if (p->is_last)
+        return DP_OK;
+    const float *M = p->opt.send_dh_only ? (const float *)t->saved + p->saved_states * d.HV * d.K * d.V : NULL;
+    k_merge_bwd<<<(unsigned)d.HV * (d.V / VB), THREADS, 2 * (size_t)d.K * VB * 4, s>>>(d.HV, d.K, d.V, dh_row(p), at<float>(p, ws, B_DHMALL), M, p->rank + 1,
+                                                                                      p->rank + p->post, at<float>(p, ws, B_DSOUT));
+    CK_LAUNCH(e, "k_merge_bwd");
+    return DP_OK;
+}
+
+dp_status bwd_reduce(dpg_plan *p, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
+{
+    int words = p->d.HV * (1 + p->d.Kg);
+    k_rank_sum<<<(words + THREADS - 1) / THREADS, THREADS, 0, s>>>(p->d.HV, p->d.Kg, p->N, at<float>(p, ws, p->N > 1 ? B_GALL : B_GSUM), g->dA_log, g->ddt_bias);
+    CK_LAUNCH(e, "k_rank_sum");
+    return DP_OK;
+}
+
+/* ---- host ------------------------------------------------------------------------------------------------------------------------ */
+
+static BwdArgs args(dpg_plan *p, void *ws)
+{
+    auto f = [&](int slot) { return at<float>(p, ws, slot); };
+    BwdArgs a = {f(B_GCUM), f(B_BETA), f(B_QN), f(B_KN), f(B_L), f(B_AKK), f(B_AQK), f(B_W), f(B_KG), f(B_QG), f(B_EC), f(B_H), f(B_VNEW), f(B_DVL), f(B_DX),
+                 f(B_DH), f(B_DZ), f(B_E), f(B_DP), f(B_DL), f(B_DQ), f(B_DKR), f(B_DKW), f(B_DG), f(B_DBETA), f(B_PART)};
+    return a;
+}
+
+static unsigned tiles(const dpg_plan *p) { return (unsigned)((int64_t)p->d.NT * p->d.HV); }
+
+static dp_status recompute(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
+{
+    (void)g;
+    TRY(simple_chunks(p, t, ws, s, e));
+    return simple_states(p, t, ws, s, e);
+}
+
+static dp_status dAv(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
+{
+    (void)t;
+    k_dAv<<<tiles(p), THREADS, 0, s>>>(p->d, *g, args(p, ws));
+    CK_LAUNCH(e, "k_dAv");
+    return DP_OK;
+}
+
+static dp_status launch_state(dpg_plan *p, const dpg_grads *g, StateBwdArgs a, int nseq, void *ws, cudaStream_t s, dp_err *e)
+{
+    const Dims &d = p->d;
+    k_state_bwd<<<(unsigned)nseq * d.HV * (d.V / VB), THREADS, (size_t)(d.K + d.n + DP_CHUNK) * VB * 4, s>>>(d, *g, args(p, ws), a);
+    CK_LAUNCH(e, "k_state_bwd");
+    return DP_OK;
+}
+
+static dp_status pre(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
+{
+    (void)t;
+    StateBwdArgs a = {g->dfinal_state, NULL, NULL, NULL, NULL, at<float>(p, ws, B_DHM), dh_row(p)};
+    return launch_state(p, g, a, 1, ws, s, e);
+}
+
+static dp_status state(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
+{
+    (void)t;
+    StateBwdArgs a = {g->dfinal_state, at<float>(p, ws, B_DSOUT), at<float>(p, ws, B_DH), at<float>(p, ws, B_DX), g->ds0, NULL, 0};
+    return launch_state(p, g, a, p->d.nseq, ws, s, e);
+}
+
+static dp_status intra(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
+{
+    const Dims &d = p->d;
+    BwdArgs a = args(p, ws);
+    k_wy_bwd<<<tiles(p), THREADS, 0, s>>>(d, *t, *g, a);
+    CK_LAUNCH(e, "k_wy_bwd");
+    k_outer<<<dim3(tiles(p), 5), THREADS, 0, s>>>(d, *g, a);
+    CK_LAUNCH(e, "k_outer");
+    void (*kernel)(Dims, int, BwdArgs) = d.R == 1 ? k_intra_bwd<1> : d.R == 2 ? k_intra_bwd<2> : k_intra_bwd<4>;
+    kernel<<<tiles(p), THREADS, 0, s>>>(d, p->opt.pair_dg, a);
+    CK_LAUNCH(e, "k_intra_bwd");
+    return DP_OK;
+}
+
+static dp_status gate(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
+{
+    const Dims &d = p->d;
+    BwdArgs a = args(p, ws);
+    k_norm_bwd<<<(unsigned)((int64_t)d.NT * d.H), THREADS, 0, s>>>(d, *t, *g, a);
+    CK_LAUNCH(e, "k_norm_bwd");
+    k_gate_bwd<<<tiles(p), THREADS, 0, s>>>(d, *t, *g, a);
+    CK_LAUNCH(e, "k_gate_bwd");
+    k_gate_sum<<<(unsigned)d.HV, THREADS, 0, s>>>(d, a.part, at<float>(p, ws, B_GSUM));
+    CK_LAUNCH(e, "k_gate_sum");
+    return DP_OK;
+}
+
+extern const BwdOps simple_bwd = {recompute, dAv, pre, state, intra, gate};
