@@ -1,4 +1,5 @@
 #include "ranks.h"
+#include "damage.h"
 #include "../ref/gate.h"
 #include "../ref/mm.h"
 
@@ -31,8 +32,7 @@ static void activate(dp_sim *s) {
         for (int64_t i = 0; i < nq; i++) s->q[i] = dp_round_store(base, s->q[i]);
         for (int64_t i = 0; i < nk; i++) s->k[i] = dp_round_store(base, s->k[i]);
     }
-    if (s->fault == DP_FAULT_EXP2_GATE)
-        for (int64_t i = 0; i < p->T * p->HV * dp_Kg(p); i++) s->g[i] = dp_round_arith(base, s->g[i] * 0.6931471805599453);
+    dp_damage_gate(s);
 }
 
 static void list_groups(dp_sim *s) {
@@ -69,30 +69,20 @@ static void intra(dp_sim *s, int gi, int hv) {
     dp_chunk_begin(ch, s->at[DP_STAGE_INTRA], s->group[gi].c, p->R, p->K, p->V, p->scale, &in);
     ch->by_inverse = s->by_inverse;
     dp_chunk_intra(ch, &in);
+    dp_damage_intra(s, gi, hv);
 }
 
-static void solve(dp_sim *s, int gi, int hv) { dp_chunk_solve(chunk_at(s, gi, hv, DP_STAGE_SOLVE)); }
+static void solve(dp_sim *s, int gi, int hv) {
+    dp_chunk_solve(chunk_at(s, gi, hv, DP_STAGE_SOLVE));
+    dp_damage_solve(s, gi, hv);
+}
 
 static void wy(dp_sim *s, int gi, int hv) {
-    const dp_problem *p = s->p;
-    const dp_group *gr = &s->group[gi];
-    const int Kg = dp_Kg(p);
-    const int64_t t = gr->t0;
     dp_chunk *ch = chunk_at(s, gi, hv, DP_STAGE_WY);
+    double *v = dp_damage_values(s, gi, hv);                     /* v as it should have been read, when a fault reads another */
     dp_chunk_wy(ch);
-    if (s->fault == DP_FAULT_LAST_INDEX && gr->c > 1)
-        for (int i = 0; i < ch->n; i++)
-            for (int x = 0; x < p->K; x++)
-                ch->kg[(int64_t)i * p->K + x] = dp_round_store(ch->base, ch->k[(int64_t)i * p->K + x] * exp(ch->gcum[(gr->c - 2) * p->K + x] - ch->gcum[(i / p->R) * p->K + x]));
-    if (s->fault == DP_FAULT_TAIL_UNMASKED && gr->c < DP_CHUNK && t + gr->c < p->T) {   /* the decay runs on over the next tokens */
-        const int64_t more = p->T - t < DP_CHUNK ? p->T - t : DP_CHUNK;
-        for (int x = 0; x < p->K; x++) {
-            double d = 0;
-            for (int64_t z = gr->c; z < more; z++) d += s->g[((t + z) * p->HV + hv) * Kg + (Kg == 1 ? 0 : x)];
-            ch->eC[x] *= exp(d);
-            for (int i = 0; i < ch->n; i++) ch->kg[(int64_t)i * p->K + x] *= exp(d);
-        }
-    }
+    if (v) memcpy(ch->v, v, sizeof(double) * (size_t)((int64_t)ch->n * ch->V)), free(v);
+    dp_damage_wy(s, gi, hv);
 }
 
 typedef void stage_fn(dp_sim *s, int gi, int hv);
@@ -109,7 +99,9 @@ dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fau
 }
 
 dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N, dp_fault fault, dp_err *e) {
-    *s = (dp_sim){.p = p, .base = at[0], .N = N, .fault = fault, .by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16};
+    *s = (dp_sim){.p = p, .base = at[0], .N = N, .fault = fault, .by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16, .given = p};
+    s->hit = dp_calloc((size_t)N * p->HV, 1);
+    s->by_inverse |= dp_damage_by_inverse(s);
     memcpy(s->at, at, sizeof s->at);
     s->ctx = dp_calloc((size_t)N, sizeof *s->ctx);
     for (int r = 0; r < N; r++) {
@@ -120,6 +112,8 @@ dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_
             return st;
         }
     }
+    s->p = p = dp_damage_inputs(s, p);
+    dp_damage_contexts(s);
     activate(s);
     list_groups(s);
     const int64_t nch = (int64_t)s->ngroup * p->HV, nr = (int64_t)N * p->HV;
@@ -147,7 +141,8 @@ void dp_sim_free(dp_sim *s) {
     for (int r = 0; r < s->N; r++) dp_context_free(&s->ctx[r]);
     dp_result_free(&s->out);
     free(s->ch), free(s->first), free(s->group), free(s->ctx), free(s->q), free(s->k), free(s->g), free(s->beta), free(s->rstd_q), free(s->rstd_k);
-    free(s->dq), free(s->dk), free(s->dg), free(s->dbeta);
+    free(s->dq), free(s->dk), free(s->dg), free(s->dbeta), free(s->hit);
+    if (s->p != s->given) dp_problem_free(&s->own);              /* inputs that a fault replaced */
     *s = (dp_sim){0};
 }
 
@@ -219,13 +214,15 @@ static double *chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, 
     return P;
 }
 
-/* S <- M S + H in the accumulator of the base; S == NULL stands for zeros, which no M multiplies. */
-static void merge_step(const dp_sim *s, dp_base b, const double *M, const double *H, double **S) {
+/* S <- M S + H in the accumulator of the base; S == NULL stands for zeros, which no M multiplies. at: the rank and head that it is for. */
+static void merge_step(const dp_sim *s, int at, dp_base b, const double *M, const double *H, double **S) {
     const int K = s->p->K, V = s->p->V;
     const int64_t KV = (int64_t)K * V;
     double *x = dp_doubles(KV);
     if (*S) {
-        dp_mm(b == DP_BASE_FP64 ? DP_FP64 : DP_FP32, 0, 0, K, V, K, M, *S, x);
+        const int rz = s->fault == DP_FAULT_MERGE_TF32RZ;
+        if (rz) s->hit[at] = 1;
+        dp_mm(rz ? DP_TF32RZ : b == DP_BASE_FP64 ? DP_FP64 : DP_FP32, 0, 0, K, V, K, M, *S, x);
         for (int64_t i = 0; i < KV; i++) x[i] = dp_round_arith(b, x[i] + H[i]);
     } else memcpy(x, H, sizeof(double) * KV);
     replace(S, x);
@@ -236,24 +233,12 @@ static void merge_step(const dp_sim *s, dp_base b, const double *M, const double
 static void pre_process_fwd(dp_sim *s, int r, int hv) {
     const dp_context *c = &s->ctx[r];
     const int i = r * s->p->HV + hv, sub = s->fault == DP_FAULT_FWD_FIRST_SUBSEQ ? 0 : c->nlocal - 1;
-    const dp_format f = s->fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : s->fault == DP_FAULT_CHAIN_TF32RZ ? DP_TF32RZ : s->chain;
     if (c->is_last) return;
-    replace(&s->M[i], chain(s, s->first[r][sub], s->first[r][sub + 1], hv, f, 0, r == s->traj_rank && s->p->HV == 1));
+    if (sub != c->nlocal - 1) dp_damage_hit(s, r, hv);
+    replace(&s->M[i], chain(s, s->first[r][sub], s->first[r][sub + 1], hv, dp_damage_chain(s, r, hv), 0, r == s->traj_rank && s->p->HV == 1));
     if (s->H[i]) return;                                         /* does not depend on the chain's format */
     s->H[i] = dp_doubles((int64_t)s->p->K * s->p->V);
     for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) dp_chunk_state(chunk_at(s, g, hv, DP_STAGE_PRE_FWD), s->H[i], NULL);
-}
-
-static void damage_merge(const dp_sim *s, int r, double *S) {
-    const int K = s->p->K, V = s->p->V;
-    if (s->fault == DP_FAULT_MERGE_HALF_V) for (int x = 0; x < K; x++) memset(S + (int64_t)x * V + V / 2, 0, sizeof(double) * (V - V / 2));
-    if (s->fault == DP_FAULT_MERGE_SCALED && r == s->N - 1) for (int64_t i = 0; i < (int64_t)K * V; i++) S[i] *= 0.99;
-    if (s->fault == DP_FAULT_STATE_TRANSPOSED) {
-        double *t = dp_copy(S, (int64_t)K * V);                  /* the same K*V words read with the other layout */
-        for (int x = 0; x < K; x++)
-            for (int v = 0; v < V; v++) S[(int64_t)x * V + v] = t[((int64_t)v * K + x) % ((int64_t)K * V)];
-        free(t);
-    }
 }
 
 /* Every rank folds what it needs from the gathered pairs, farthest rank first. */
@@ -265,9 +250,10 @@ static void merge_fwd_allgather(dp_sim *s, int r, int hv) {
     const double *start = dp_sim_start(s, far, s->ctx[far].nlocal - 1);
     double *S = start ? dp_copy(start + hv * KV, KV) : NULL;
     if (S) round_arith_all(s->at[DP_STAGE_MERGE_FWD], S, KV);
-    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST) for (int j = r - 1; j >= far; j--) merge_step(s, s->at[DP_STAGE_MERGE_FWD], s->M[j * HV + hv], s->H[j * HV + hv], &S);
-    else for (int j = far; j < r; j++) merge_step(s, s->at[DP_STAGE_MERGE_FWD], s->M[j * HV + hv], s->H[j * HV + hv], &S);
-    damage_merge(s, r, S);
+    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST && r - far > 1) dp_damage_hit(s, r, hv);
+    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST) for (int j = r - 1; j >= far; j--) merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[j * HV + hv], s->H[j * HV + hv], &S);
+    else for (int j = far; j < r; j++) merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[j * HV + hv], s->H[j * HV + hv], &S);
+    dp_damage_state_in(s, r, hv, S);
     replace(&s->S_in[r * HV + hv], S);
 }
 
@@ -280,7 +266,7 @@ static void merge_fwd_ring(dp_sim *s, int hv) {
         const dp_context *c = &s->ctx[r];
         if (!c->is_first) {
             replace(&s->S_in[r * HV + hv], dp_copy(S, KV));
-            damage_merge(s, r, s->S_in[r * HV + hv]);
+            dp_damage_state_in(s, r, hv, s->S_in[r * HV + hv]);
         }
         if (c->is_last) continue;
         if (starts_here(s, r, c->nlocal - 1)) {
@@ -288,7 +274,7 @@ static void merge_fwd_ring(dp_sim *s, int hv) {
             replace(&S, start ? dp_copy(start + hv * KV, KV) : NULL);
             if (S) round_arith_all(s->at[DP_STAGE_MERGE_FWD], S, KV);
         }
-        merge_step(s, s->at[DP_STAGE_MERGE_FWD], s->M[r * HV + hv], s->H[r * HV + hv], &S);
+        merge_step(s, (r + 1) * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[r * HV + hv], s->H[r * HV + hv], &S);
     }
     free(S);
 }
@@ -300,6 +286,7 @@ static void state_fwd(dp_sim *s, int r, int hv, int sub, int lost) {
     const double *start = dp_sim_start(s, r, sub);
     double *S = start ? dp_copy(start + hv * KV, KV) : dp_doubles(KV);
     round_arith_all(s->at[DP_STAGE_STATE_FWD], S, KV);
+    if (!starts_here(s, r, sub) && lost) dp_damage_hit(s, r, hv);
     if (!starts_here(s, r, sub) && !lost) memcpy(S, s->S_in[r * p->HV + hv], sizeof(double) * KV);
     for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
         dp_chunk *ch = chunk_at(s, g, hv, DP_STAGE_STATE_FWD);
@@ -312,7 +299,9 @@ static void state_fwd(dp_sim *s, int r, int hv, int sub, int lost) {
                 for (int v = 0; v < p->V; v++) D[(int64_t)x * p->V + v] += (1 - ch->eC[x]) * ch->eC[x] * S[(int64_t)x * p->V + v];
             memcpy(S, D, sizeof(double) * KV);
             free(D);
+            dp_damage_hit(s, r, hv);
         } else dp_chunk_state(ch, S, ch->v_new);
+        dp_damage_state(s, g, hv, S);
     }
     if (ends_here(s, r, sub) && !lost) memcpy(s->out.final_state + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, S, sizeof(double) * KV);
     free(S);
@@ -321,6 +310,7 @@ static void state_fwd(dp_sim *s, int r, int hv, int sub, int lost) {
 static void output(dp_sim *s, int gi, int hv) {
     const dp_problem *p = s->p;
     const dp_group *g = &s->group[gi];
+    if (dp_damage_output(s, gi, hv)) return;
     double *o = dp_doubles((int64_t)g->c * p->V);
     dp_chunk_output(chunk_at(s, gi, hv, DP_STAGE_OUTPUT), o);
     for (int t = 0; t < g->c; t++) memcpy(s->out.o + ((g->t0 + t) * p->HV + hv) * p->V, o + (int64_t)t * p->V, sizeof(double) * p->V);
@@ -356,7 +346,7 @@ static double **copy_list(double **a, int n, int64_t size) {
 
 static void states_fwd(dp_sim *s, int lost) {
     const int HV = s->p->HV;
-#pragma omp parallel for schedule(dynamic, 1)
+#pragma omp parallel for schedule(dynamic, 1) if (s->fault != DP_FAULT_CU_DIVIDED)   /* several ranks own a sequence's end then */
     for (int i = 0; i < s->N * HV; i++)
         for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++) {
             const int drop = s->fault == DP_FAULT_STATE_LOST || (s->fault == DP_FAULT_STATE_LATE && s->ctx[i / HV].nlocal > 1);
@@ -411,9 +401,9 @@ static void scan_bwd(dp_sim *s, int g0, int g1, int hv, int keep, double *dS) {
         if (keep) {
             replace(&ch->dh, dp_copy(dS, KV));
             if (!ch->dX) ch->dX = dp_doubles((int64_t)ch->n * ch->V);
-        } else if (s->fault == DP_FAULT_GATE_OF_HEAD0) {
+        } else if (dp_damage_decay(s, g, hv)) {
             alias = *ch;
-            alias.eC = dp_sim_chunk(s, g, 0)->eC;
+            alias.eC = (double *)dp_damage_decay(s, g, hv);
             ch = &alias;
         }
         dp_chunk_state_bwd(ch, dout, dS, keep ? ch->dX : NULL);
@@ -425,7 +415,8 @@ static void pre_process_bwd(dp_sim *s, int r, int hv) {
     const dp_context *c = &s->ctx[r];
     const int i = r * s->p->HV + hv, sub = s->fault == DP_FAULT_BWD_LAST_SUBSEQ ? c->nlocal - 1 : 0;
     if (c->is_first) return;
-    replace(&s->dM[i], chain(s, s->first[r][sub], s->first[r][sub + 1], hv, s->fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : s->fault == DP_FAULT_CHAIN_TF32RZ ? DP_TF32RZ : s->chain, 1, 0));
+    if (sub) dp_damage_hit(s, r, hv);
+    replace(&s->dM[i], chain(s, s->first[r][sub], s->first[r][sub + 1], hv, dp_damage_chain(s, r, hv), 1, 0));
     if (s->dH[i]) return;
     s->dH[i] = dp_doubles((int64_t)s->p->K * s->p->V);
     scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 0, s->dH[i]);
@@ -439,8 +430,9 @@ static void merge_bwd_allgather(dp_sim *s, int r, int hv) {
     const double *end = end_gradient(s, far, 0);
     double *S = end ? dp_copy(end + hv * KV, KV) : NULL;
     if (S) round_arith_all(s->at[DP_STAGE_MERGE_BWD], S, KV);
-    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST) for (int j = r + 1; j <= far; j++) merge_step(s, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv], s->dH[j * HV + hv], &S);
-    else for (int j = far; j > r; j--) merge_step(s, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv], s->dH[j * HV + hv], &S);
+    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST && far - r > 1) dp_damage_hit(s, r, hv);
+    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST) for (int j = r + 1; j <= far; j++) merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv], s->dH[j * HV + hv], &S);
+    else for (int j = far; j > r; j--) merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv], s->dH[j * HV + hv], &S);
     replace(&s->dS_out[r * HV + hv], S);
 }
 
@@ -457,7 +449,7 @@ static void merge_bwd_ring(dp_sim *s, int hv) {
             replace(&S, end ? dp_copy(end + hv * KV, KV) : NULL);
             if (S) round_arith_all(s->at[DP_STAGE_MERGE_BWD], S, KV);
         }
-        merge_step(s, s->at[DP_STAGE_MERGE_BWD], s->dM[r * HV + hv], s->dH[r * HV + hv], &S);
+        merge_step(s, (r - 1) * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[r * HV + hv], s->dH[r * HV + hv], &S);
     }
     free(S);
 }
@@ -481,10 +473,10 @@ static void grads(dp_sim *s, int gi) {
     const dp_group *g = &s->group[gi];
     const int Kg = dp_Kg(p);
     double *dout = dp_doubles((int64_t)g->c * p->V);
-    for (int hv = 0; hv < p->HV; hv++) {
+    for (int i = 0; i < p->HV; i++) {
+        const int hv = dp_damage_order(s, i, p->HV), h = hv / dp_G(p);
         const dp_base b = s->at[DP_STAGE_INTRA_BWD];
         dp_chunk *ch = dp_sim_chunk(s, gi, hv);
-        const int h = hv / dp_G(p);
         dp_chunk_grad x;
         dp_chunk_grad_alloc(&x, ch);
         dp_sim_gather_do(s, gi, hv, dout);
@@ -492,12 +484,7 @@ static void grads(dp_sim *s, int gi) {
         dp_chunk_wy_bwd(ch, &x);
         ch->base = b;
         dp_chunk_intra_bwd(ch, dout, 0, &x);
-        if (s->fault == DP_FAULT_DG_NO_BOUNDARY)
-            for (int k = 0; k < p->K; k++) {
-                double z = 0;
-                for (int v = 0; v < p->V; v++) z += ch->eC[k] * ch->h[(int64_t)k * p->V + v] * ch->dh[(int64_t)k * p->V + v];
-                for (int t = 0; t < g->c; t++) x.dg[t * p->K + k] -= z;
-            }
+        dp_damage_grads(s, gi, hv, &x);
         for (int t = 0; t < g->c; t++) {
             const int64_t tok = g->t0 + t;
             for (int k = 0; k < p->K; k++) {
@@ -528,18 +515,22 @@ static void gate_bwd(dp_sim *s) {
     double *A = s->out.dA_log, *B = s->out.ddt_bias;
     if (A) memset(A, 0, sizeof(double) * p->HV);
     if (B) memset(B, 0, sizeof(double) * p->HV * Kg);
-    for (int r = 0; r < s->N; r++) {
+    double *nq = dp_damage_normalised(s, s->q, p->T * p->H * p->K), *nk = dp_damage_normalised(s, s->k, p->T * p->H * p->R * p->K);
+    for (int i = 0; i < s->N; i++) {
+        const int r = dp_damage_order(s, i, s->N);
         const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
         dp_result part = s->out;
         part.dA_log = A ? dp_doubles(p->HV) : NULL;
         part.ddt_bias = B ? dp_doubles((int64_t)p->HV * Kg) : NULL;
-        (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(p, a, b, s->q + a * p->H * p->K, s->k + a * p->H * p->R * p->K, s->rstd_q + a * p->H,
+        (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(p, a, b, (nq ? nq : s->q) + a * p->H * p->K, (nk ? nk : s->k) + a * p->H * p->R * p->K, s->rstd_q + a * p->H,
             s->rstd_k + a * p->H * p->R, dq + a * p->H * p->K, dk + a * p->H * p->R * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * p->R, &part);
         const int keep = s->fault != DP_FAULT_GATE_GRAD_PARTIAL || r == 0;
+        for (int hv = 0; !keep && hv < p->HV; hv++) dp_damage_hit(s, r, hv);
         for (int i = 0; A && keep && i < p->HV; i++) A[i] = dp_round_arith(base, A[i] + part.dA_log[i]);
         for (int i = 0; B && keep && i < p->HV * Kg; i++) B[i] = dp_round_arith(base, B[i] + part.ddt_bias[i]);
         free(part.dA_log), free(part.ddt_bias);
     }
+    free(nq), free(nk);
     const struct { double *x; int64_t n; } st[] = {{s->out.dq, p->T * p->H * p->K}, {s->out.dk, p->T * p->H * p->K * p->R}, {s->out.dg, p->T * p->HV * Kg}, {s->out.dbeta, p->T * p->HV * p->R}};
     for (size_t i = 0; i < sizeof st / sizeof *st; i++)          /* gradients leave in the inputs' type */
         for (int64_t j = 0; j < st[i].n; j++) st[i].x[j] = dp_round_store(base, st[i].x[j]);
@@ -566,7 +557,7 @@ static void merge_bwd(dp_sim *s) {
 
 static void states_bwd(dp_sim *s) {
     const int HV = s->p->HV;
-#pragma omp parallel for schedule(dynamic, 1)
+#pragma omp parallel for schedule(dynamic, 1) if (s->fault != DP_FAULT_CU_DIVIDED)
     for (int i = 0; i < s->N * HV; i++)
         for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++) state_bwd(s, i / HV, i % HV, sub);
 }
@@ -640,4 +631,5 @@ void dp_sim_run(dp_sim *s, dp_format chain_format, dp_merge merge, int with_back
     dp_sim_begin(s, chain_format, merge, with_backward);
     forward(s);
     if (with_backward) backward(s);
+    dp_damage_results(s);
 }

@@ -40,6 +40,10 @@ typedef struct {
     int by_inverse;              /* as in dp_chunk */
     int N;
     dp_fault fault;
+    unsigned char *hit;          /* [N*HV]: where the fault has acted so far (damage.h) */
+    int runs;                    /* dp_sim_run calls that have ended */
+    const dp_problem *given;     /* what dp_sim_new was given; p is &own when a fault reads other inputs */
+    dp_problem own;
     dp_context *ctx;             /* [N] */
     double *q, *k, *g, *beta, *rstd_q, *rstd_k;   /* activated, all tokens */
     int ngroup;

@@ -1,5 +1,6 @@
 /* op conv: causal conv1d over simulated ranks against its MPFR truth. */
 #include "../ref/context.h"
+#include "damage.h"
 #include "run.h"
 
 #include <math.h>
@@ -58,10 +59,11 @@ dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, d
             dp_conv_result_alloc(&got, v), dp_conv_result_alloc(&bound, v);
             st = dp_conv_ranks(v, ranks[i], pol, &got, e);
             if (!st) {
+                if (o->fault == DP_FAULT_HALO_LEAK) dp_damage_conv(v, ranks[i], pol, &got);
                 dp_conv_bound(v, pol, ranks[i], &bound);
                 dp_run *r = dp_runs_add(out, c);
-                r->ranks = ranks[i], r->base = bases[j], r->has_base = 1, r->truth_bits = c->bits;
-                snprintf(id, sizeof id, "%s:ranks=%d,base=%s", c->name, ranks[i], dp_base_names[bases[j]]);
+                r->ranks = ranks[i], r->base = bases[j], r->has_base = 1, r->truth_bits = c->bits, r->fault = o->fault;
+                snprintf(id, sizeof id, "%s:ranks=%d,base=%s%s%s", c->name, ranks[i], dp_base_names[bases[j]], o->fault ? ",fault=" : "", o->fault ? dp_faults[o->fault].name : "");
                 r->id = strdup(id);
                 r->tensor = dp_calloc(4, sizeof *r->tensor);
                 judge(v, ranks[i], "y", got.y, truth.y, rad.y, bound.y, v->T, v->D, r);
