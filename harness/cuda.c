@@ -1,6 +1,6 @@
 #include "cuda.h"
 
-const char *const dp_backend_names[DP_NBACKENDS] = {"sim", "cuda", "nccl", "file"};
+const char *const dp_backend_names[DP_NBACKENDS] = {"sim", "cuda", "nccl", "file", "subject"};
 
 #ifndef DP_HAVE_CUDA
 

@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* file: tensors that another program wrote (judge.h). It is no backend that could be run, so it comes last. */
-typedef enum { DP_BACKEND_SIM, DP_BACKEND_CUDA, DP_BACKEND_NCCL, DP_BACKEND_FILE, DP_NBACKENDS } dp_backend;
+/* file: tensors that another program wrote (judge.h); subject: a shared library (subject.h). --backend names neither, so they come last. */
+typedef enum { DP_BACKEND_SIM, DP_BACKEND_CUDA, DP_BACKEND_NCCL, DP_BACKEND_FILE, DP_BACKEND_SUBJECT, DP_NBACKENDS } dp_backend;
 extern const char *const dp_backend_names[DP_NBACKENDS];
 
 typedef struct {

@@ -34,7 +34,7 @@ dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *
 
 /* Results that another program computed: those that r points to are judged, by the bounds of the case's first base and chain over its first
  * rank count. u, tiny: unit roundoff and smallest half spacing of the format that field i was stored in. Adds one run of backend `file`. */
-typedef struct { dp_result r; double u[10], tiny[10]; } dp_given;
+typedef struct { dp_result r; double u[10], tiny[10], *stage[DP_NTAPS], stage_u[DP_NTAPS], stage_tiny[DP_NTAPS]; } dp_given;
 dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given *g, dp_runs *out, dp_err *e);
 
 #ifdef __cplusplus

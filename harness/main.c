@@ -39,10 +39,13 @@ typedef struct {
     dp_backend backend[DP_NBACKENDS];
     dp_fault fault;
     dp_judge_options judge;
+    const char *subject_path;
+    dp_subject subject;
+    double limit_s;
 } options;
 
 enum { OPT_RANKS = 256, OPT_CHAIN, OPT_BASE, OPT_MERGE, OPT_OUT, OPT_JSON, OPT_ID, OPT_CACHE, OPT_ALL, OPT_SMOKE, OPT_KEYS, OPT_FAULT, OPT_FAULTS, OPT_BITS, OPT_BACKEND,
-       OPT_INPUTS, OPT_OUTPUTS, OPT_CLAIM, OPT_GATE, OPT_LOWER_BOUND, OPT_BETA, OPT_L2NORM, OPT_SCALE, OPT_CU_SEQLENS, OPT_STATE_LAYOUT, OPT_TOKENS };
+       OPT_INPUTS, OPT_OUTPUTS, OPT_CLAIM, OPT_GATE, OPT_LOWER_BOUND, OPT_BETA, OPT_L2NORM, OPT_SCALE, OPT_CU_SEQLENS, OPT_STATE_LAYOUT, OPT_TOKENS, OPT_SUBJECT, OPT_LIMIT };
 
 static int find(const char *name, const char *const *names, int n) {
     for (int i = 0; i < n; i++) if (!strcmp(name, names[i])) return i;
@@ -118,6 +121,13 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         o->judge.tokens = find_tokens(arg);
         if (o->judge.tokens < 1) argp_error(st, "--tokens %s: must be 1 to %d", arg, 1 << 24);
         break;
+    case OPT_SUBJECT: o->subject_path = arg; break;
+    case OPT_LIMIT: {
+        char *end;
+        o->limit_s = strtod(arg, &end);
+        if (end == arg || *end || !(o->limit_s > 0) || o->limit_s > 86400) argp_error(st, "--limit %s: must be seconds, above 0 and up to 86400", arg);
+        break;
+    }
     case 'c': o->cases_dir = arg; break;
     case 'o': o->output = arg; break;
     case 'v': o->verbose = 1; break;
@@ -141,6 +151,8 @@ static const struct argp_option RUN_OPTIONS[] = {
     {"base", OPT_BASE, "LIST", 0, "only these base policies: fp64 fp32 bf16", 0},
     {"merge", OPT_MERGE, "LIST", 0, "only these merge orders: allgather ring", 0},
     {"backend", OPT_BACKEND, "LIST", 0, "sim: simulated ranks; cuda: the CUDA kernels, ranks sharing one device; nccl: one device a rank (default: sim, and cuda where it can run)", 0},
+    {"subject", OPT_SUBJECT, "LIB", 0, "judge a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; beside them with --backend sim", 0},
+    {"limit", OPT_LIMIT, "SECONDS", 0, "how long one run of the subject may take (default: 60)", 0},
     {"fault", OPT_FAULT, "NAME", 0, "switch a deliberate fault on in the simulated ranks (see list --faults)", 0},
     {"out", OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0},
     {"json", OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0},
@@ -247,6 +259,7 @@ static char *parse_id(options *o, dp_err *e) {
         else if (v && !strcmp(t, "chain") && (x = find_format(v)) >= 0) o->chain[0] = x, o->nchain = 1;
         else if (v && !strcmp(t, "merge") && (x = find_merge(v)) >= 0) o->merge[0] = x, o->nmerge = 1;
         else if (v && !strcmp(t, "fault") && (x = dp_fault_find(v)) >= 0) o->fault = x;
+        else if (v && !strcmp(t, "backend") && !strcmp(v, "subject") && o->subject_path) o->backend[0] = DP_BACKEND_SUBJECT, o->nbackend = 1;
         else if (v && !strcmp(t, "backend") && (x = find_backend(v)) >= 0) o->backend[0] = x, o->nbackend = 1;
         else dp_fail(e, DP_EINPUT, "--id %s: '%s%s%s' is not known", o->id, t, v ? "=" : "", v ? v : "");
     }
@@ -260,7 +273,7 @@ static int run_one_case(const options *o, dp_case *c, dp_runs *runs) {
     tally t = {.o = o};
     const double t0 = dp_now();
     const dp_run_options ro = {.nranks = o->nranks, .ranks = o->ranks, .nbase = o->nbase, .base = o->base, .nchain = o->nchain, .chain = o->chain, .nmerge = o->nmerge, .merge = o->merge, .nbackend = o->nbackend, .backend = o->backend,
-                               .fault = o->fault, .cache = strcmp(o->cache, "none") ? o->cache : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
+                               .fault = o->fault, .subject = o->subject_path ? &o->subject : NULL, .limit_s = o->limit_s, .cache = strcmp(o->cache, "none") ? o->cache : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
     FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;   /* the record alone goes to standard output */
     for (int i = 0; i < c->nwarn; i++) fprintf(stderr, "deltaproof: warning: %s\n", c->warn[i]);
     const int before = runs->n;
@@ -316,6 +329,11 @@ static int command_run(options *o) {
         fprintf(stderr, "deltaproof: --out %s: %s\n", o->out_dir, strerror(errno));
         return 2;
     }
+    if (o->subject_path) {
+        if (o->fault) return fprintf(stderr, "deltaproof: --fault goes with the simulated ranks, not with --subject\n"), 2;
+        if (dp_subject_open(o->subject_path, &o->subject, &e)) return refuse(&e);
+        if (!o->nbackend) o->backend[0] = DP_BACKEND_SUBJECT, o->nbackend = 1;
+    }
     if (o->ncase) {
         paths = dp_calloc((size_t)o->ncase, sizeof *paths);
         for (; np < o->ncase; np++) paths[np] = case_path(o, o->name[np]);
@@ -350,6 +368,7 @@ static int command_run(options *o) {
     for (int i = 0; i < np; i++) free(paths[i]);
     free(paths), free(cases), free(id_case);
     dp_runs_free(&runs);
+    dp_subject_close(&o->subject);
     return rc;
 }
 

@@ -74,6 +74,15 @@ void dp_run_close(dp_run *r, double seconds) {
 }
 
 dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
+    if (o->subject && c->op != DP_OP_RECURRENCE) {
+        char id[512];
+        dp_run *r = dp_runs_add(out, c);
+        snprintf(id, sizeof id, "%s:backend=subject", c->name);
+        r->id = strdup(id), r->backend = DP_BACKEND_SUBJECT, r->path = o->subject->name, r->verdict = DP_SKIPPED;
+        snprintf(r->why, sizeof r->why, "a subject computes the recurrence, this case is op = %s", c->op_name);
+        if (o->done) o->done(r, o->arg);
+        return DP_OK;
+    }
     switch (c->op) {
     case DP_OP_CHAIN: return dp_run_chain(c, o, out, e);
     case DP_OP_CONV: return dp_run_conv(c, o, out, e);

@@ -2,7 +2,7 @@
  *
  * case -> truth (cached) and fp64 reference -> subject -> compare with bounds -> run record. A run is reproduced bit for bit by its ID,
  * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,fault=F]` (op chain: `NAME:chain=tf32`; op conv: `NAME:ranks=4,base=bf16`;
- * the CUDA kernels: `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32`).
+ * the CUDA kernels: `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32`; a shared library: `NAME:backend=subject,..`, with the same --subject).
  */
 #ifndef DP_RUN_H
 #define DP_RUN_H
@@ -11,6 +11,7 @@
 #include "compare.h"
 #include "cuda.h"
 #include "fault.h"
+#include "subject.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -21,7 +22,8 @@ typedef struct {
     char *id, *case_name;
     const char *op;
     dp_backend backend;
-    const char *path;            /* cuda, nccl: which kernels ran; NULL otherwise */
+    const char *path;            /* cuda, nccl: which kernels ran; subject: the library's own name; NULL otherwise */
+    const char *outcome;         /* subject: one of dp_subject_outcomes; NULL otherwise */
     int ranks;
     dp_base base;
     int has_chain, has_base, has_merge;
@@ -51,6 +53,8 @@ typedef struct {
     int nmerge; const dp_merge *merge;
     dp_fault fault;
     int nbackend; const dp_backend *backend;   /* empty: sim, and cuda where there is a device */
+    const dp_subject *subject;   /* judged too where there is one; its name must outlive the record */
+    double limit_s;              /* a run of it */
     const char *cache;           /* folder of truths; NULL: none */
     int progress;
     void (*done)(const dp_run *r, void *arg);   /* called after each run, may be NULL */

@@ -89,6 +89,8 @@ typedef struct {
     int *chunk_of;
     dp_sim *ref;                 /* the fp64 reference, run when the first bound that is not cached asks for it */
     int have_ref;
+    dp_budget_base fp64;         /* worst case of that reference itself, for stages, which have no other truth */
+    int have_fp64;
     double radius;
 } split;
 
@@ -249,6 +251,7 @@ static void split_prefixes(split *sp) {
 static void split_free(split *sp) {
     for (int i = 0; sp->at && i < sp->N * sp->c->p.HV; i++) dp_truth_rank_free(&sp->at[i]);
     for (int i = 0; sp->traj && i < DP_MAX_TRAJ; i++) free(sp->traj[i]);
+    if (sp->have_fp64) dp_budget_base_free(&sp->fp64);
     free(sp->at), free(sp->traj), free(sp->chunk_of);
 }
 
@@ -316,6 +319,163 @@ static void budget(const dp_run_options *o, split *sp, dp_base base, dp_format c
     if (o->cache) dp_cache_save(o->cache, "bound", DP_BUDGET_VERSION, key, part, dp_budget_parts(&c->p, sp->N, out, part));
 }
 
+/* ---- stages of a subject -------------------------------------------------------------------------------------------------------------- */
+
+static void needs_bases(split *sp, dp_base base, budget_bases *w) {
+    reference(sp);
+    if (w->ready) return;
+    dp_budget_base_init(&w->sound, sp->ref, base, 1, sp->c->backward);
+    dp_budget_base_init(&w->probable, sp->ref, base, 2, sp->c->backward);
+    w->ready = 1;
+}
+
+static double *stage_bound(dp_budget_base *w, dp_format chain, int backward, int stage) {
+    dp_budget b;
+    if (stage == DP_STATE || stage == DP_V_NEW || stage == DP_DSTATE || stage == DP_DV_NEW) {     /* errors that enter the ranks */
+        dp_budget_run(w, chain, backward, &b);
+        dp_budget_free(&b);
+    }
+    return dp_tap_bound(w, stage);
+}
+
+/* A stage that is kept short by base bf16 has that store in its bound. */
+static double own_storage(dp_base base, int stage) {
+    return base == DP_BASE_FP64 ? 0x1p-53 : base == DP_BASE_BF16 && stage != DP_GCUM && dp_taps[stage].kind != DP_PER_RANK ? 0x1p-8 : 0x1p-24;
+}
+
+static void judge_stage(split *sp, dp_base base, dp_format chain, budget_bases *w, int stage, const double *got, double u, double tiny, dp_run *run) {
+    int64_t rows, width;
+    const int back = sp->c->backward;
+    needs_bases(sp, base, w);
+    if (!sp->have_fp64) dp_budget_base_init(&sp->fp64, sp->ref, DP_BASE_FP64, 1, back), sp->have_fp64 = 1;
+    double *bound = stage_bound(&w->probable, chain, back, stage), *sound = stage_bound(&w->sound, chain, back, stage), *rad = stage_bound(&sp->fp64, DP_FP64, back, stage);
+    double *want = u > own_storage(base, stage) || tiny > 0 ? dp_tap_value(sp->ref, stage) : NULL;
+    dp_tap_rows(&sp->c->p, sp->N, stage, &rows, &width);
+    if (u <= own_storage(base, stage)) u = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        bound[i] = fmin(bound[i], sound[i]);
+        if (want) bound[i] += u * (dp_norm_fro(width, want + i * width) + bound[i]) + sqrt((double)width) * tiny;
+    }
+    dp_tap_judge(sp->ref, stage, got, bound, rad, &run->tensor[run->ntensor++]);
+    free(bound), free(sound), free(rad), free(want);
+}
+
+#define RANKED(HAS, FIELD) {offsetof(dp_truth_rank, HAS), offsetof(dp_truth_rank, FIELD), offsetof(dp_truth_rank, FIELD##_rad), offsetof(dp_budget, FIELD)}
+static const struct { size_t has, value, rad, bound; } RANK_STAGES[DP_NTAPS] = {[DP_S_IN] = RANKED(has_S_in, S_in), [DP_M] = RANKED(has_MH, M), [DP_H] = RANKED(has_MH, H),
+    [DP_DS_OUT] = RANKED(has_dS_out, dS_out), [DP_DM] = RANKED(has_dMH, dM), [DP_DH] = RANKED(has_dMH, dH)};
+
+/* M and dM may be left unwritten (NaN) where no state passes through the rank (math.md g.1). */
+static int may_be_absent(const split *sp, int stage, int r) {
+    dp_context c;
+    if ((stage != DP_M && stage != DP_DM) || dp_context_build(sp->c->p.cu, sp->c->p.Nseq, sp->N, r, &c, NULL)) return 0;
+    const int passes = stage == DP_M ? dp_context_passes_fwd(&c) : dp_context_passes_bwd(&c);
+    dp_context_free(&c);
+    return !passes;
+}
+
+static void judge_rank_stage(const split *sp, const dp_budget *b, dp_base base, int stage, double *got, double u, double tiny, dp_run *run) {
+    const int HV = sp->c->p.HV, nr = sp->N * HV;
+    const double *bound = *(double *const *)((const char *)b + RANK_STAGES[stage].bound);
+    double **x = dp_calloc((size_t)nr, sizeof *x), *wide = dp_copy(bound, nr);
+    int64_t rows, width;
+    dp_tap_rows(&sp->c->p, sp->N, stage, &rows, &width);
+    for (int i = 0; i < nr; i++) {
+        const char *t = (const char *)&sp->at[i];
+        int blank = 1;
+        x[i] = got + i * width;
+        for (int64_t z = 0; z < width && blank; z++) blank = isnan(x[i][z]);
+        if (blank && may_be_absent(sp, stage, i / HV)) x[i] = NULL;
+        if (*(const int *)(t + RANK_STAGES[stage].has)) {
+            const double norm = dp_norm_fro(width, *(double *const *)(t + RANK_STAGES[stage].value));
+            if (u > own_storage(base, stage)) wide[i] += u * (norm + wide[i]);
+            wide[i] += sqrt((double)width) * tiny;
+        }
+    }
+    judge_rank_tensor(sp, 0, dp_taps[stage].name, x, RANK_STAGES[stage].has, RANK_STAGES[stage].value, RANK_STAGES[stage].rad, width, wide, run);
+    free(x), free(wide);
+}
+
+/* All stages that are there; u, tiny NULL: held in double. */
+static void judge_stages(split *sp, const dp_budget *b, dp_base base, dp_format chain, budget_bases *w, double *const *stage, const double *u, const double *tiny, dp_run *run) {
+    for (int i = 0; i < DP_NTAPS; i++) {
+        if (!stage[i]) continue;
+        if (dp_taps[i].kind == DP_PER_RANK) judge_rank_stage(sp, b, base, i, stage[i], u ? u[i] : 0, tiny ? tiny[i] : 0, run);
+        else judge_stage(sp, base, chain, w, i, stage[i], u ? u[i] : 0, tiny ? tiny[i] : 0, run);
+    }
+}
+
+static void free_bases(budget_bases *w) {
+    if (w->ready) dp_budget_base_free(&w->sound), dp_budget_base_free(&w->probable);
+}
+
+/* ---- a shared library ------------------------------------------------------------------------------------------------------------------- */
+
+/* Entries that were never written, or are NaN, are named as that in the verdict on their tensor. */
+static void name_flaws(const split *sp, const dp_subject_result *s, dp_run *run) {
+    const dp_problem *p = &sp->c->p;
+    for (int t = 0; t < run->ntensor; t++) {
+        dp_judgement *j = &run->tensor[t];
+        const double *x = NULL;
+        char text[sizeof j->why];
+        int64_t rows, width, n = 0;
+        int partial = 0;
+        for (int i = 0; i < dp_result_nfields; i++)
+            if (!strcmp(j->name, dp_result_fields[i].name)) dp_result_shape(p, i, &rows, &width), x = *dp_result_at((dp_result *)&s->r, i), n = rows * width;
+        const int stage = x ? -1 : dp_tap_find(j->name);
+        if (stage >= 0) x = s->stage[stage], n = dp_tap_size(p, sp->N, stage), partial = stage == DP_AKK || stage == DP_AQK || dp_taps[stage].kind == DP_PER_RANK;
+        if (!x) continue;
+        dp_subject_flaws(x, n, text, sizeof text);
+        if (!*text || (j->verdict != DP_FAIL && (partial || !strstr(text, "never written")))) continue;
+        j->verdict = DP_FAIL;
+        snprintf(j->why, sizeof j->why, "%s", text);
+    }
+}
+
+static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, dp_format chain, budget_bases *w, int cached, dp_runs *out, dp_err *e) {
+    const dp_case *c = sp->c;
+    const double t0 = dp_now();
+    dp_subject_result s;
+    dp_budget b;
+    const dp_status st = dp_subject_run(o->subject, &c->p, dp_formats[c->input_dtype].name, sp->N, base, chain, c->backward, o->limit_s > 0 ? o->limit_s : DP_SUBJECT_LIMIT_S, &s, e);
+    if (st) return st;
+    dp_run *r = dp_runs_add(out, c);
+    r->backend = DP_BACKEND_SUBJECT, r->path = o->subject->name, r->outcome = dp_subject_outcomes[s.outcome];
+    r->ranks = sp->N, r->base = base, r->chain = chain, r->has_base = r->has_chain = 1;
+    r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius;
+    r->id = run_id(r);
+    if (s.outcome == DP_SUBJECT_RETURNED) {
+        r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
+        budget(o, sp, base, chain, w, &b);
+        judge_fields(sp, &s.r, &b, r);
+        judge_stages(sp, &b, base, chain, w, s.stage, NULL, NULL, r);
+        dp_budget_free(&b);
+        dp_run_close(r, dp_now() - t0);
+        name_flaws(sp, &s, r);
+        dp_run_close(r, dp_now() - t0);
+    } else {
+        r->verdict = s.outcome == DP_SUBJECT_REFUSED ? DP_SKIPPED : DP_FAIL;
+        r->seconds = dp_now() - t0;
+        snprintf(r->why, sizeof r->why, "%s", s.why);
+    }
+    if (o->done) o->done(r, o->arg);
+    dp_subject_result_free(&s);
+    return DP_OK;
+}
+
+/* What the options name, else what the library claims. One rank forms no M: one chain format will do. */
+static dp_status subject_split(const dp_run_options *o, split *sp, int cached, dp_runs *out, dp_err *e) {
+    const dp_subject *s = o->subject;
+    dp_status st = DP_OK;
+    if (sp->N > s->max_ranks) return DP_OK;
+    for (int i = 0; i < (o->nbase ? o->nbase : 1) && !st; i++) {
+        budget_bases w = {0};
+        for (int j = 0; j < (o->nchain && sp->N > 1 ? o->nchain : 1) && !st; j++)
+            st = subject_run(o, sp, o->nbase ? o->base[i] : s->base, o->nchain ? o->chain[j] : s->chain, &w, cached, out, e);
+        free_bases(&w);
+    }
+    return st;
+}
+
 static dp_status runs_of_split(const dp_run_options *o, split *sp, int cached, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     int bases[DP_NBASES], chains[DP_NFORMATS], merges[DP_NMERGES];
@@ -334,7 +494,7 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, int cached, d
             for (int k = 0; k < nm; k++) one_run(o, sp, &s, &b, chains[j], merges[k], cached, out);
             dp_budget_free(&b);
         }
-        if (w.ready) dp_budget_base_free(&w.sound), dp_budget_base_free(&w.probable);
+        free_bases(&w);
         dp_sim_free(&s);
     }
     return DP_OK;
@@ -397,7 +557,7 @@ static dp_status cuda_split(const dp_run_options *o, split *sp, dp_backend be, i
             }
             if (o->done) o->done(r, o->arg);
         }
-        if (w.ready) dp_budget_base_free(&w.sound), dp_budget_base_free(&w.probable);
+        free_bases(&w);
     }
     return DP_OK;
 }
@@ -425,6 +585,7 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
         st = split_truth(&sp, 1, e);
         split_prefixes(&sp);
         if (!st && wants(o, DP_BACKEND_SIM)) st = runs_of_split(o, &sp, cached, out, e);
+        if (!st && o->subject) st = subject_split(o, &sp, cached, out, e);
         for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && !st; be++)
             if (wants(o, be) && !o->fault && !dp_cuda_unavailable(be, ranks[i])) st = cuda_split(o, &sp, be, cached, out, e);
         split_free(&sp);
@@ -481,7 +642,7 @@ dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given
         judge_fields(&sp, (dp_result *)&g->r, &b, r);
         dp_run_close(r, dp_now() - t0);
         dp_budget_free(&b);
-        if (w.ready) dp_budget_base_free(&w.sound), dp_budget_base_free(&w.probable);
+        free_bases(&w);
         if (o->done) o->done(r, o->arg);
     }
     split_free(&sp);
