@@ -48,7 +48,7 @@ obj       = $(patsubst %,$(BUILD)/%.o,$(basename $(1)))
 build     = +@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
 run_env   = LSAN_OPTIONS=suppressions=$(CURDIR)/harness/tests/lsan.supp:print_suppressions=0 DP_PYTHON="$$(cat $(BASE)/python)"
 
-.PHONY: all verify test bench report setup gpu clean help FORCE
+.PHONY: all verify test museum bench report setup gpu clean help FORCE
 all:                           ## the program build/deltaproof (this is what a plain `make` builds; installs nothing)
 	$(build) $(PROGRAM)
 
@@ -59,6 +59,10 @@ verify: setup                  ## set up, build, run every case, write results.j
 test: setup                    ## set up, build, run all tests (SAN=1: under sanitizers; FILTER=context*: some of them)
 	$(build) $(PROGRAM) $(BUILD)/dp-test
 	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
+
+museum: setup                  ## set up, build, switch every deliberate fault on: which verdict goes red, and where it points (OUT/museum.json)
+	$(build) $(PROGRAM)
+	@$(run_env) $(PROGRAM) museum --cases $(CASES) --out $(OUT)
 
 bench: setup                   ## set up, build and run every benchmark of harness/bench
 	$(build) $(BENCH)
@@ -88,7 +92,7 @@ $(BUILD)/commit.h: FORCE
 $(BUILD)/flags: FORCE
 	$(call update,'$(CC) $(C_ALL) $(CPP_ALL)' '$(CXX) $(CXX_ALL)' '$(LDFLAGS) $(LIBS)' '$(GPU_LIB)' "$$($(CC) --version | head -n 1)")
 
-$(BUILD)/harness/main.o $(BUILD)/harness/record.o: CPP_ALL += -include $(BUILD)/commit.h
+$(BUILD)/harness/main.o $(BUILD)/harness/record.o $(BUILD)/harness/museum.o: CPP_ALL += -include $(BUILD)/commit.h
 $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/commit.h
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -c $< -o $@

@@ -4,6 +4,7 @@
 #include "../ref/safetensors.h"
 #include "../ref/truth.h"
 #include "case.h"
+#include "commands.h"
 #include "judge.h"
 #include "record.h"
 
@@ -531,6 +532,7 @@ static int usage(FILE *f, int rc) {
                "Proves delta-rule linear-attention kernels under context parallelism: truth in MPFR, derived bounds, verdicts.\n\n"
                "  list     the cases, the keys of a case file, the deliberate faults\n  run      run cases and judge them\n"
                "  judge    judge tensors that another program computed\n"
+               "  museum   switch every deliberate fault on and see which verdict goes red\n"
                "  truth    write the MPFR truth of a case as safetensors\n  report   make the report of a record\n\n"
                "deltaproof COMMAND --help describes each; deltaproof --version prints the version.\n");
     return rc;
@@ -541,6 +543,7 @@ int main(int argc, char **argv) {
     if (argc < 2) return usage(stderr, 2);
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return usage(stdout, 0);
     if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) return printf("%s\n", argp_program_version) < 0;
+    if (!strcmp(argv[1], "museum")) return dp_cmd_museum(argc - 1, argv + 1);
     for (size_t i = 0; i < sizeof COMMANDS / sizeof *COMMANDS; i++) {
         if (strcmp(argv[1], COMMANDS[i].name)) continue;
         options o = {.command = COMMANDS[i].name, .cases_dir = "cases", .cache = "build/cache"};

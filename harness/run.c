@@ -28,7 +28,7 @@ void dp_runs_free(dp_runs *r) {
     for (int i = 0; i < r->n; i++) {
         dp_run *x = &r->run[i];
         for (int j = 0; j < x->ntensor; j++) dp_judgement_free(&x->tensor[j]);
-        free(x->tensor), free(x->point), free(x->id), free(x->case_name);
+        free(x->hit), free(x->tensor), free(x->point), free(x->id), free(x->case_name);
     }
     free(r->run);
     *r = (dp_runs){0};

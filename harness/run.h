@@ -30,6 +30,7 @@ typedef struct {
     dp_format chain;
     dp_merge merge;
     dp_fault fault;
+    unsigned char *hit;          /* [ranks*HV]: where the fault acted (sim); NULL: not known */
     int exact;                   /* keys = exact: every error must be 0, whatever the bounds allow */
     const char *truth_kind;
     int truth_bits, truth_cached;

@@ -275,6 +275,10 @@ static void one_run(const dp_run_options *o, const split *sp, dp_sim *s, const d
     r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius;
     r->id = run_id(r);
     dp_sim_run(s, chain, merge, sp->truth->backward);
+    if (o->fault) {
+        r->hit = dp_calloc((size_t)sp->N * s->p->HV, 1);
+        memcpy(r->hit, s->hit, (size_t)sp->N * s->p->HV);
+    }
     judge(sp, s, b, r);
     dp_run_close(r, dp_now() - t0);
     if (o->done) o->done(r, o->arg);

@@ -1,0 +1,97 @@
+/* deltaproof museum [CASE...]: every deliberate fault against the cases (museum.h). Exit status 0: every fault was seen and nothing was red without one;
+ * 1: a fault went unseen or a run without a fault was red; 2: could not run. */
+#define _GNU_SOURCE
+#include "../ref/cache.h"
+#include "commands.h"
+#include "museum.h"
+
+#include <argp.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct {
+    const char *cases_dir, *cache, *out, *name[256];
+    int ncase;
+    dp_museum_options o;
+} options;
+
+enum { OPT_ALL = 256, OPT_FAULT, OPT_OUT, OPT_CACHE };
+
+static error_t parse(int key, char *arg, struct argp_state *st) {
+    options *o = st->input;
+    switch (key) {
+    case 'c': o->cases_dir = arg; break;
+    case OPT_ALL: o->o.all = 1, o->o.nlocate = -1; break;
+    case OPT_FAULT:
+        if (dp_fault_find(arg) < 1) argp_error(st, "--fault %s: not known (see list --faults)", arg);
+        o->o.only = (dp_fault)dp_fault_find(arg);
+        break;
+    case OPT_OUT: o->out = arg; break;
+    case OPT_CACHE: o->cache = arg; break;
+    case ARGP_KEY_ARG:
+        if (o->ncase == 256) argp_error(st, "more than 256 cases");
+        o->name[o->ncase++] = arg;
+        break;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+static const struct argp_option OPTIONS[] = {
+    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: cases)", 0},
+    {"all", OPT_ALL, 0, 0, "every case, base, chain and merge order, every red run located (hours); default: generated cases, bases fp32 and bf16", 0},
+    {"fault", OPT_FAULT, "NAME", 0, "this fault only", 0},
+    {"out", OPT_OUT, "DIR", 0, "write museum.json there; `deltaproof report DIR` then shows it", 0},
+    {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0},
+    {0}};
+
+static int refuse(const dp_err *e) {
+    fprintf(stderr, "deltaproof: museum: %s\n", e->msg);
+    return 2;
+}
+
+static char *path_of(const options *o, const char *name) {
+    char *p;
+    struct stat st;
+    if (stat(name, &st) == 0 && S_ISREG(st.st_mode)) return strdup(name);
+    if (asprintf(&p, "%s/%s.case", o->cases_dir, name) < 0) abort();
+    return p;
+}
+
+static int status(const options *o, const dp_museum *m) {
+    int unseen = 0;
+    for (int f = 1; f < DP_NFAULTS; f++) unseen += (!o->o.only || (int)o->o.only == f) && !m->row[f].red;
+    return m->clean_red || unseen ? 1 : 0;
+}
+
+int dp_cmd_museum(int argc, char **argv) {
+    options o = {.cases_dir = "cases", .cache = "build/cache", .o = {.nlocate = 3, .quiet = !isatty(2)}};
+    const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "[CASE...]", .doc = "Switch every deliberate fault on, run the cases, and say which verdict goes red and where it points."
+        "\vExit status 0 every fault was seen, 1 one was not or a run without a fault was red, 2 could not run."};
+    dp_err e = {0};
+    char **paths = NULL, file[4096];
+    int n = 0;
+    argp_parse(&a, argc, argv, 0, NULL, &o);
+    o.o.cache = strcmp(o.cache, "none") ? o.cache : NULL;
+    if (o.out && dp_make_dirs(o.out)) return fprintf(stderr, "deltaproof: museum: --out %s: %s\n", o.out, strerror(errno)), 2;
+    if (o.ncase) {
+        paths = dp_calloc((size_t)o.ncase, sizeof *paths);
+        for (; n < o.ncase; n++) paths[n] = path_of(&o, o.name[n]);
+    } else if (dp_case_find_all(o.cases_dir, &paths, &n, &e)) return refuse(&e);
+    dp_museum *m = dp_calloc(1, sizeof *m);
+    dp_status st = dp_museum_run(paths, n, &o.o, m, &e);
+    int rc = st ? refuse(&e) : status(&o, m);
+    if (!st) dp_museum_print(m, &o.o, stdout);
+    if (!st && o.out) {
+        snprintf(file, sizeof file, "%s/museum.json", o.out);
+        if (dp_museum_write(m, file, &e)) rc = refuse(&e);
+        else printf("record: %s\n", file);
+    }
+    for (int i = 0; i < n; i++) free(paths[i]);
+    free(paths), free(m);
+    return rc;
+}
