@@ -191,7 +191,7 @@ static void layout_bwd(dpg_plan *pl)
     add(pl, B_DQ, tiles * C * d.K, 0);
     add(pl, B_DKR, tiles * d.n * d.K, 0);
     add(pl, B_DKW, tiles * d.n * d.K, 0);
-    add(pl, B_DG, tiles * C * d.Kg, 0);
+    add(pl, B_DG, tiles * C * d.K, 0);
     add(pl, B_DBETA, tiles * d.n, 0);
     add(pl, B_PART, tiles * 2 * d.Kg, 0);
     add(pl, B_GSUM, (int64_t)d.HV * (1 + d.Kg), 0);

@@ -2,6 +2,8 @@
 
 const char *const dp_backend_names[DP_NBACKENDS] = {"sim", "cuda", "nccl", "file", "subject"};
 
+const char *const dp_cuda_way_names[DP_NCUDA_WAYS] = {"plain", "dh-only", "pair-dg", "save-all"};
+
 #ifndef DP_HAVE_CUDA
 
 const char *dp_cuda_unavailable(dp_backend b, int N) {
@@ -9,8 +11,9 @@ const char *dp_cuda_unavailable(dp_backend b, int N) {
     return b == DP_BACKEND_SIM ? NULL : "this build has no CUDA kernels: nvcc was not found";
 }
 const char *dp_cuda_device(void) { return "none"; }
-dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N, dp_backend b, dp_cuda_result *out, dp_err *e) {
-    (void)p, (void)bf16_inputs, (void)base, (void)chain, (void)out;
+dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N, dp_backend b, int backward, dp_cuda_way way,
+                      dp_cuda_result *out, dp_err *e) {
+    (void)p, (void)bf16_inputs, (void)base, (void)chain, (void)backward, (void)way, (void)out;
     return dp_fail(e, DP_EDEVICE, "%s", dp_cuda_unavailable(b, N));
 }
 void dp_cuda_result_free(dp_cuda_result *r, int HV) { (void)r, (void)HV; }
@@ -70,9 +73,10 @@ typedef struct {
     int N, rank;
     dpg_comm *comm;
     dp_cuda_result *out;
+    float *gate;                         /* [HV] dA_log, [HV][Kg] ddt_bias as this rank got them; NULL without backward */
     dp_status status;
     dp_err err;
-    void *dev[16];                       /* device memory of this rank */
+    void *dev[32];                       /* device memory of this rank */
     int ndev;
     dpg_plan *plan;
     cudaStream_t stream;
@@ -103,47 +107,34 @@ static dp_status upload(rank_job *j, const double *x, int64_t n, dpg_dtype d, co
     return st;
 }
 
-static dp_status outputs(rank_job *j, int64_t L, dpg_tensors *t) {
-    const dp_problem *p = j->p;
-    const size_t o = (size_t)(L * p->HV * p->V) * (j->g.odtype == DPG_BF16 ? 2 : 4), s = (size_t)p->Nseq * p->HV * p->K * p->V * 4;
-    void *x;
-    dp_status st = device_memory(j, o, &t->o);
-    if (!st) st = device_memory(j, s, &x);
-    if (st) return st;
-    t->final_state = x;
-    CUDA(j, cudaMemset(t->o, 0xff, o));                          /* NaN in both formats: what is not written shows */
-    CUDA(j, cudaMemset(x, 0xff, s));
-    return DP_OK;
+/* n words whose bits are NaN in both formats: what is not written shows. */
+static dp_status nan_memory(rank_job *j, int64_t n, dpg_dtype d, void **x) {
+    const size_t bytes = (size_t)n * (d == DPG_BF16 ? 2 : 4);
+    const dp_status st = device_memory(j, bytes, x);
+    if (!st) CUDA(j, cudaMemset(*x, 0xff, bytes));
+    return st;
 }
 
-static dp_status download_o(rank_job *j, int64_t a, int64_t L, const dpg_tensors *t) {
-    const dp_problem *p = j->p;
-    const int64_t n = L * p->HV * p->V;
-    const int bf16 = j->g.odtype == DPG_BF16;
-    void *host = dp_calloc((size_t)n, bf16 ? 2 : 4);
-    const cudaError_t rc = cudaMemcpy(host, t->o, (size_t)n * (bf16 ? 2 : 4), cudaMemcpyDeviceToHost);
-    double *o = j->out->o + a * p->HV * p->V;
-    if (rc == cudaSuccess) for (int64_t i = 0; i < n; i++) o[i] = bf16 ? dp_bf16_from_bits(((uint16_t *)host)[i]) : ((float *)host)[i];
+static dp_status download(rank_job *j, const void *dev, int64_t n, dpg_dtype d, double *to) {
+    void *host = dp_calloc((size_t)n, d == DPG_BF16 ? 2 : 4);
+    const cudaError_t rc = cudaMemcpy(host, dev, (size_t)n * (d == DPG_BF16 ? 2 : 4), cudaMemcpyDeviceToHost);
+    if (rc == cudaSuccess) for (int64_t i = 0; i < n; i++) to[i] = d == DPG_BF16 ? dp_bf16_from_bits(((uint16_t *)host)[i]) : ((float *)host)[i];
     free(host);
     CUDA(j, rc);
     return DP_OK;
 }
 
-/* Final states of the sequences that end on this rank. */
-static dp_status download_states(rank_job *j, const dp_context *c, const dpg_tensors *t) {
+/* States [Nseq][HV][K][V] of the sequences that end (or start) on this rank. */
+static dp_status download_states(rank_job *j, const dp_context *c, const float *dev, int starts, double *to) {
     const dp_problem *p = j->p;
     const int64_t n = (int64_t)p->HV * p->K * p->V;
-    float *host = dp_calloc((size_t)n, sizeof *host);
-    cudaError_t rc = cudaSuccess;
-    for (int sub = 0; sub < c->nlocal && rc == cudaSuccess; sub++) {
+    dp_status st = DP_OK;
+    for (int sub = 0; sub < c->nlocal && !st; sub++) {
         const int64_t seq = c->local_seq[sub];
-        if (sub == c->nlocal - 1 && !c->is_last) continue;
-        rc = cudaMemcpy(host, t->final_state + seq * n, (size_t)n * 4, cudaMemcpyDeviceToHost);
-        for (int64_t i = 0; i < n; i++) j->out->final_state[seq * n + i] = host[i];
+        if (starts ? sub == 0 && !c->is_first : sub == c->nlocal - 1 && !c->is_last) continue;
+        st = download(j, dev + seq * n, n, DPG_F32, to + seq * n);
     }
-    free(host);
-    CUDA(j, rc);
-    return DP_OK;
+    return st;
 }
 
 static dp_status read_stage(rank_job *j, const dpg_tensors *t, const void *ws, const char *name, int64_t each, double **slot) {
@@ -155,7 +146,7 @@ static dp_status read_stage(rank_job *j, const dpg_tensors *t, const void *ws, c
     return st;
 }
 
-static dp_status read_pair(rank_job *j, const dp_context *c, const dpg_tensors *t, const void *ws) {
+static dp_status read_forward(rank_job *j, const dp_context *c, const dpg_tensors *t, const void *ws) {
     const dp_problem *p = j->p;
     const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
     dp_status st = DP_OK;
@@ -165,12 +156,60 @@ static dp_status read_pair(rank_job *j, const dp_context *c, const dpg_tensors *
     return st;
 }
 
+static dp_status read_backward(rank_job *j, const dp_context *c, const dpg_tensors *t, const void *ws) {
+    const dp_problem *p = j->p;
+    const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
+    dp_status st = DP_OK;
+    if (j->N > 1 && c->nlocal == 1 && !c->is_first && !c->is_last && !j->opt.send_dh_only) st = read_stage(j, t, ws, "dM", KK, j->out->dM);
+    if (!st && !c->is_first && !p->dstate) st = read_stage(j, t, ws, "dH", KV, j->out->dH);
+    if (!st && !c->is_last) st = read_stage(j, t, ws, "dS_out", KV, j->out->dS_out);
+    return st;
+}
+
+static dp_status finish(rank_job *j) {
+    const dp_status st = j->comm ? j->comm->wait(j->comm, j->stream, &j->err) : DP_OK;
+    if (!st) CUDA(j, cudaStreamSynchronize(j->stream));
+    return st;
+}
+
+/* The tokens of this rank in a tensor of `per` words a token. */
+typedef struct { double *x; int64_t per; dpg_dtype d; void **dev; } token_tensor;
+
+static dp_status backward(rank_job *j, const dp_context *c, const dpg_tensors *t, void *ws) {
+    const dp_problem *p = j->p;
+    const int64_t L = c->L, HV = p->HV, HVR = HV * p->R, KV = HV * p->K * p->V, Kg = dp_Kg(p);
+    const dpg_dtype dd = j->g.ddtype, dgd = j->g.dgdtype;
+    dp_result *r = &j->out->out;
+    dpg_grads g = {0};
+    void *ds0, *gate;
+    const token_tensor to[] = {{r->dq, p->H * p->K, dd, &g.dq}, {r->dk, (int64_t)p->H * p->R * p->K, dd, &g.dk}, {r->dv, HVR * p->V, dd, &g.dv}, {r->dg, HV * Kg, dgd, &g.dg}, {r->dbeta, HVR, dgd, &g.dbeta}};
+    dp_status st = upload(j, p->dout + c->a * HV * p->V, L * HV * p->V, dd, &g.dout);
+    if (!st) st = upload(j, p->dstate, p->Nseq * KV, DPG_F32, (const void **)&g.dfinal_state);
+    for (size_t i = 0; i < sizeof to / sizeof *to && !st; i++) st = nan_memory(j, L * to[i].per, to[i].d, to[i].dev);
+    if (!st) st = nan_memory(j, p->Nseq * KV, DPG_F32, &ds0);
+    if (!st) st = nan_memory(j, HV * (1 + Kg), DPG_F32, &gate);
+    if (st) return st;
+    g.ds0 = ds0;
+    if (p->A_log) g.dA_log = gate;
+    if (p->dt_bias) g.ddt_bias = (float *)gate + HV;
+    if (j->opt.save == DPG_SAVE_STATE) CUDA(j, cudaMemset(ws, 0xff, dpg_workspace_bytes(j->plan)));
+    CUDA(j, cudaMemset(t->o, 0xff, (size_t)(L * HV * p->V) * (j->g.odtype == DPG_BF16 ? 2 : 4)));
+    CUDA(j, cudaDeviceSynchronize());
+    st = dpg_backward(j->plan, t, &g, ws, j->comm, j->stream, &j->err);
+    if (!st) st = finish(j);
+    for (size_t i = 0; i < sizeof to / sizeof *to && !st; i++) st = download(j, *to[i].dev, L * to[i].per, to[i].d, to[i].x + c->a * to[i].per);
+    if (!st) st = download_states(j, c, ds0, 1, r->ds0);
+    if (!st) CUDA(j, cudaMemcpy(j->gate = dp_calloc((size_t)(HV * (1 + Kg)), sizeof *j->gate), gate, (size_t)(HV * (1 + Kg)) * 4, cudaMemcpyDeviceToHost));
+    if (!st) st = read_backward(j, c, t, ws);
+    return st;
+}
+
 static dp_status rank_body(rank_job *j) {
     const dp_problem *p = j->p;
     const int Kg = dp_Kg(p);
     dp_context c;
     dpg_tensors t = {0};
-    void *ws;
+    void *ws, *final_state;
     dp_status st = dp_context_build(p->cu, p->Nseq, j->N, j->rank, &c, &j->err);
     if (st) return st;
     CUDA(j, cudaSetDevice(j->comm ? j->comm->device : 0));
@@ -183,16 +222,18 @@ static dp_status rank_body(rank_job *j) {
         {p->beta, a * p->HV * p->R, L * p->HV * p->R, j->g.gdtype, &t.beta}, {p->A_log, 0, p->HV, DPG_F32, (const void **)&t.A_log},
         {p->dt_bias, 0, (int64_t)p->HV * Kg, DPG_F32, (const void **)&t.dt_bias}, {p->s0, 0, p->Nseq * p->HV * KV, DPG_F32, (const void **)&t.s0}};
     for (size_t i = 0; i < sizeof in / sizeof *in && !st; i++) st = upload(j, in[i].x ? in[i].x + in[i].from : NULL, in[i].n, in[i].d, in[i].to);
-    if (!st) st = outputs(j, L, &t);
-    if (!st) st = device_memory(j, dpg_workspace_bytes(j->plan), &ws);
-    if (!st) CUDA(j, cudaMemset(ws, 0xff, dpg_workspace_bytes(j->plan)));
+    if (!st) st = nan_memory(j, L * p->HV * p->V, j->g.odtype, &t.o);
+    if (!st) st = nan_memory(j, p->Nseq * p->HV * KV, DPG_F32, &final_state);
+    if (!st) st = nan_memory(j, (int64_t)dpg_workspace_bytes(j->plan) / 4, DPG_F32, &ws);
+    if (!st) st = nan_memory(j, (int64_t)dpg_saved_bytes(j->plan) / 4, DPG_F32, &t.saved);
+    if (!st) CUDA(j, cudaDeviceSynchronize());
+    t.final_state = st ? NULL : final_state;
     if (!st) st = dpg_forward(j->plan, &t, ws, j->comm, j->stream, &j->err);
-    if (!st && j->comm) st = j->comm->wait(j->comm, j->stream, &j->err);
-    if (!st) CUDA(j, cudaStreamSynchronize(j->stream));
-    if (!st) st = download_o(j, a, L, &t);
-    if (!st) st = download_states(j, &c, &t);
-    if (!st) st = read_pair(j, &c, &t, ws);
-    if (!st) j->out->path = dpg_plan_path(j->plan) == DPG_PATH_FAST ? "fast" : "simple";
+    if (!st) st = finish(j);
+    if (!st) st = download(j, t.o, L * p->HV * p->V, j->g.odtype, j->out->out.o + a * p->HV * p->V);
+    if (!st) st = download_states(j, &c, t.final_state, 0, j->out->out.final_state);
+    if (!st) st = read_forward(j, &c, &t, ws);
+    if (!st && j->opt.backward) st = backward(j, &c, &t, ws);
     dp_context_free(&c);
     return st;
 }
@@ -202,7 +243,6 @@ static void *rank_main(void *arg) {
     j->status = rank_body(j);
     if (j->status && j->comm) j->comm->abort(j->comm, j->err.msg);
     for (int i = 0; i < j->ndev; i++) cudaFree(j->dev[i]);
-    if (j->plan) dpg_plan_destroy(j->plan);
     if (j->stream) cudaStreamDestroy(j->stream);
     return NULL;
 }
@@ -218,24 +258,50 @@ static dp_status communicators(dp_backend b, int N, dpg_comm *c, dp_err *e) {
 static dpg_problem device_problem(const dp_problem *p, int bf16_inputs, dp_base base) {
     return (dpg_problem){.T = p->T, .H = p->H, .HV = p->HV, .K = p->K, .V = p->V, .R = p->R, .Kg = dp_Kg(p), .Nseq = p->Nseq, .cu = p->cu, .scale = p->scale, .gate = p->gate,
                          .lower_bound = p->lower_bound, .beta_form = p->beta_form, .l2norm = p->l2norm, .dtype = bf16_inputs ? DPG_BF16 : DPG_F32, .gdtype = bf16_inputs ? DPG_BF16 : DPG_F32,
-                         .odtype = base == DP_BASE_BF16 ? DPG_BF16 : DPG_F32};
+                         .odtype = base == DP_BASE_BF16 ? DPG_BF16 : DPG_F32,
+                         .ddtype = bf16_inputs && base == DP_BASE_BF16 ? DPG_BF16 : DPG_F32, .dgdtype = bf16_inputs && base == DP_BASE_BF16 ? DPG_BF16 : DPG_F32};
 }
 
-/* Sequences without tokens hand their initial state on; no rank owns them. */
-static void empty_sequences(const dp_problem *p, double *final_state) {
+/* Sequences without tokens hand their initial state on, and the gradient of the final state back; no rank owns them. */
+static void empty_sequences(const dp_problem *p, dp_result *r) {
     const int64_t n = (int64_t)p->HV * p->K * p->V;
     for (int i = 0; i < p->Nseq; i++)
-        for (int64_t x = 0; p->cu[i + 1] == p->cu[i] && x < n; x++) final_state[i * n + x] = p->s0 ? p->s0[i * n + x] : 0;
+        for (int64_t x = 0; p->cu[i + 1] == p->cu[i] && x < n; x++) {
+            r->final_state[i * n + x] = p->s0 ? p->s0[i * n + x] : 0;
+            if (r->ds0) r->ds0[i * n + x] = p->dstate ? p->dstate[i * n + x] : 0;
+        }
 }
 
-dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N, dp_backend b, dp_cuda_result *out, dp_err *e) {
-    const int64_t no = p->T * p->HV * p->V, ns = (int64_t)p->Nseq * p->HV * p->K * p->V;
-    *out = (dp_cuda_result){.N = N, .o = dp_doubles(no), .final_state = dp_doubles(ns), .path = ""};
-    for (int64_t i = 0; i < no; i++) out->o[i] = NAN;
-    for (int64_t i = 0; i < ns; i++) out->final_state[i] = NAN;
-    double ***a[] = {&out->S_in, &out->M, &out->H};
-    for (int i = 0; i < 3; i++) *a[i] = dp_calloc((size_t)N * p->HV, sizeof **a[i]);
-    empty_sequences(p, out->final_state);
+/* dA_log and ddt_bias: every rank must hold the same bits. */
+static dp_status gate_gradients(const dp_problem *p, const rank_job *job, int N, dp_result *r, dp_err *e) {
+    const int Kg = dp_Kg(p), n = p->HV * (1 + Kg);
+    for (int i = 1; i < N; i++)
+        for (int x = 0; x < n; x++)
+            if (memcmp(&job[i].gate[x], &job[0].gate[x], sizeof(float)))
+                return dp_fail(e, DP_EDEVICE, "%s[%d]: rank %d has %a, rank 0 %a", x < p->HV ? "dA_log" : "ddt_bias", x < p->HV ? x : x - p->HV, i, job[i].gate[x], job[0].gate[x]);
+    for (int x = 0; x < p->HV && r->dA_log; x++) r->dA_log[x] = job[0].gate[x];
+    for (int x = 0; x < p->HV * Kg && r->ddt_bias; x++) r->ddt_bias[x] = job[0].gate[p->HV + x];
+    return DP_OK;
+}
+
+static const char *path_name(const dpg_plan *plan, int backward) {
+    const int f = dpg_plan_path(plan) == DPG_PATH_FAST, b = dpg_plan_bwd_path(plan) == DPG_PATH_FAST;
+    return !backward ? f ? "fast" : "simple" : f ? b ? "fast/fast" : "fast/simple" : b ? "simple/fast" : "simple/simple";
+}
+
+static double ***rank_tensor(dp_cuda_result *r, int i) {
+    double ***a[] = {&r->S_in, &r->M, &r->H, &r->dS_out, &r->dM, &r->dH};
+    return a[i];
+}
+
+dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N, dp_backend b, int backward, dp_cuda_way way,
+                      dp_cuda_result *out, dp_err *e) {
+    const dpg_options opt = {.base = base, .chain = chain, .path = DPG_PATH_AUTO, .chain_how = DPG_CHAIN_DENSE, .backward = backward, .send_dh_only = way == DP_CUDA_DH_ONLY,
+                             .pair_dg = way == DP_CUDA_PAIR_DG, .bwd_path = way == DP_CUDA_PAIR_DG ? DPG_PATH_SIMPLE : DPG_PATH_AUTO, .save = way == DP_CUDA_SAVE_ALL ? DPG_SAVE_ALL : DPG_SAVE_STATE};
+    *out = (dp_cuda_result){.N = N, .path = ""};
+    dp_result_alloc(&out->out, p, backward);
+    for (int i = 0; i < 6; i++) *rank_tensor(out, i) = dp_calloc((size_t)N * p->HV, sizeof(double *));
+    empty_sequences(p, &out->out);
 
     rank_job *job = dp_calloc((size_t)N, sizeof *job);
     dpg_comm *comm = dp_calloc((size_t)N, sizeof *comm);
@@ -243,13 +309,22 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
     dp_status st = N > 1 ? communicators(b, N, comm, e) : DP_OK;
     if (!st) {
         for (int r = 0; r < N; r++) {
-            job[r] = (rank_job){.p = p, .g = device_problem(p, bf16_inputs, base), .opt = {.base = base, .chain = chain, .path = DPG_PATH_AUTO, .chain_how = DPG_CHAIN_DENSE}, .N = N,
-                                .rank = r, .comm = N > 1 ? &comm[r] : NULL, .out = out};
+            job[r] = (rank_job){.p = p, .g = device_problem(p, bf16_inputs, base), .opt = opt, .N = N, .rank = r, .comm = N > 1 ? &comm[r] : NULL, .out = out};
             pthread_create(&thread[r], NULL, rank_main, &job[r]);
         }
         for (int r = 0; r < N; r++) pthread_join(thread[r], NULL);
         for (int r = 0; r < N; r++) if (job[r].status && !st) st = dp_fail(e, job[r].status, "%s", job[r].err.msg);
         for (int r = 0; r < N && N > 1; r++) comm[r].destroy(&comm[r]);
+        if (!st && backward) st = gate_gradients(p, job, N, &out->out, e);
+        for (int r = 0; r < N && !st; r++) {
+            const size_t saved = dpg_saved_bytes(job[r].plan), kept = dpg_kept_bytes(job[r].plan);
+            out->saved = saved > out->saved ? saved : out->saved, out->kept = kept > out->kept ? kept : out->kept;
+            out->path = path_name(job[r].plan, backward);
+        }
+    }
+    for (int r = 0; r < N; r++) {
+        if (job[r].plan) dpg_plan_destroy(job[r].plan);
+        free(job[r].gate);
     }
     free(job), free(comm), free(thread);
     if (st) dp_cuda_result_free(out, p->HV);
@@ -257,12 +332,12 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
 }
 
 void dp_cuda_result_free(dp_cuda_result *r, int HV) {
-    double **a[] = {r->S_in, r->M, r->H};
-    for (int i = 0; i < 3; i++) {
-        for (int x = 0; a[i] && x < r->N * HV; x++) free(a[i][x]);
-        free(a[i]);
+    for (int i = 0; i < 6; i++) {
+        double **a = *rank_tensor(r, i);
+        for (int x = 0; a && x < r->N * HV; x++) free(a[x]);
+        free(a);
     }
-    free(r->o), free(r->final_state);
+    dp_result_free(&r->out);
     *r = (dp_cuda_result){0};
 }
 

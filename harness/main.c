@@ -38,6 +38,8 @@ typedef struct {
     dp_merge merge[DP_NMERGES];
     int nbackend;
     dp_backend backend[DP_NBACKENDS];
+    int nway;
+    dp_cuda_way way[DP_NCUDA_WAYS];
     dp_fault fault;
     dp_judge_options judge;
     const char *subject_path;
@@ -45,7 +47,7 @@ typedef struct {
     double limit_s;
 } options;
 
-enum { OPT_RANKS = 256, OPT_CHAIN, OPT_BASE, OPT_MERGE, OPT_OUT, OPT_JSON, OPT_ID, OPT_CACHE, OPT_ALL, OPT_SMOKE, OPT_KEYS, OPT_FAULT, OPT_FAULTS, OPT_BITS, OPT_BACKEND,
+enum { OPT_RANKS = 256, OPT_CHAIN, OPT_BASE, OPT_MERGE, OPT_OUT, OPT_JSON, OPT_ID, OPT_CACHE, OPT_ALL, OPT_SMOKE, OPT_KEYS, OPT_FAULT, OPT_FAULTS, OPT_BITS, OPT_BACKEND, OPT_WAY,
        OPT_INPUTS, OPT_OUTPUTS, OPT_CLAIM, OPT_GATE, OPT_LOWER_BOUND, OPT_BETA, OPT_L2NORM, OPT_SCALE, OPT_CU_SEQLENS, OPT_STATE_LAYOUT, OPT_TOKENS, OPT_SUBJECT, OPT_LIMIT };
 
 static int find(const char *name, const char *const *names, int n) {
@@ -57,6 +59,7 @@ static int find_format(const char *s) { return dp_format_find(s); }
 static int find_base(const char *s) { return find(s, dp_base_names, DP_NBASES); }
 static int find_merge(const char *s) { return find(s, dp_merge_names, DP_NMERGES); }
 static int find_backend(const char *s) { return find(s, dp_backend_names, DP_BACKEND_FILE); }
+static int find_way(const char *s) { return find(s, dp_cuda_way_names, DP_NCUDA_WAYS); }
 static int find_rank(const char *s) {
     char *end;
     errno = 0;
@@ -92,6 +95,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_BASE: parse_list(st, "base", arg, find_base, (int *)o->base, &o->nbase, DP_NBASES); break;
     case OPT_MERGE: parse_list(st, "merge", arg, find_merge, (int *)o->merge, &o->nmerge, DP_NMERGES); break;
     case OPT_BACKEND: parse_list(st, "backend", arg, find_backend, (int *)o->backend, &o->nbackend, DP_NBACKENDS); break;
+    case OPT_WAY: parse_list(st, "way", arg, find_way, (int *)o->way, &o->nway, DP_NCUDA_WAYS); break;
     case OPT_FAULT:
         if (dp_fault_find(arg) < 0) argp_error(st, "--fault %s: not known (see list --faults)", arg);
         o->fault = dp_fault_find(arg);
@@ -154,6 +158,7 @@ static const struct argp_option RUN_OPTIONS[] = {
     {"backend", OPT_BACKEND, "LIST", 0, "sim: simulated ranks; cuda: the CUDA kernels, ranks sharing one device; nccl: one device a rank (default: sim, and cuda where it can run)", 0},
     {"subject", OPT_SUBJECT, "LIB", 0, "judge a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; beside them with --backend sim", 0},
     {"limit", OPT_LIMIT, "SECONDS", 0, "how long one run of the subject may take (default: 60)", 0},
+    {"way", OPT_WAY, "LIST", 0, "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg (dg without cancellation), save-all (nothing recomputed)", 0},
     {"fault", OPT_FAULT, "NAME", 0, "switch a deliberate fault on in the simulated ranks (see list --faults)", 0},
     {"out", OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0},
     {"json", OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0},
@@ -261,6 +266,7 @@ static char *parse_id(options *o, dp_err *e) {
         else if (v && !strcmp(t, "merge") && (x = find_merge(v)) >= 0) o->merge[0] = x, o->nmerge = 1;
         else if (v && !strcmp(t, "fault") && (x = dp_fault_find(v)) >= 0) o->fault = x;
         else if (v && !strcmp(t, "backend") && !strcmp(v, "subject") && o->subject_path) o->backend[0] = DP_BACKEND_SUBJECT, o->nbackend = 1;
+        else if (v && !strcmp(t, "way") && (x = find_way(v)) >= 0) o->way[0] = x, o->nway = 1;
         else if (v && !strcmp(t, "backend") && (x = find_backend(v)) >= 0) o->backend[0] = x, o->nbackend = 1;
         else dp_fail(e, DP_EINPUT, "--id %s: '%s%s%s' is not known", o->id, t, v ? "=" : "", v ? v : "");
     }
@@ -273,7 +279,7 @@ static int run_one_case(const options *o, dp_case *c, dp_runs *runs) {
     dp_err e = {0};
     tally t = {.o = o};
     const double t0 = dp_now();
-    const dp_run_options ro = {.nranks = o->nranks, .ranks = o->ranks, .nbase = o->nbase, .base = o->base, .nchain = o->nchain, .chain = o->chain, .nmerge = o->nmerge, .merge = o->merge, .nbackend = o->nbackend, .backend = o->backend,
+    const dp_run_options ro = {.nranks = o->nranks, .ranks = o->ranks, .nbase = o->nbase, .base = o->base, .nchain = o->nchain, .chain = o->chain, .nmerge = o->nmerge, .merge = o->merge, .nbackend = o->nbackend, .backend = o->backend, .nway = o->nway, .way = o->way,
                                .fault = o->fault, .subject = o->subject_path ? &o->subject : NULL, .limit_s = o->limit_s, .cache = strcmp(o->cache, "none") ? o->cache : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
     FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;   /* the record alone goes to standard output */
     for (int i = 0; i < c->nwarn; i++) fprintf(stderr, "deltaproof: warning: %s\n", c->warn[i]);

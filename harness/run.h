@@ -2,7 +2,7 @@
  *
  * case -> truth (cached) and fp64 reference -> subject -> compare with bounds -> run record. A run is reproduced bit for bit by its ID,
  * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,fault=F]` (op chain: `NAME:chain=tf32`; op conv: `NAME:ranks=4,base=bf16`;
- * the CUDA kernels: `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32`; a shared library: `NAME:backend=subject,..`, with the same --subject).
+ * the CUDA kernels: `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32[,way=dh-only]`; a shared library: `NAME:backend=subject,..`, with the same --subject).
  */
 #ifndef DP_RUN_H
 #define DP_RUN_H
@@ -24,6 +24,8 @@ typedef struct {
     dp_backend backend;
     const char *path;            /* cuda, nccl: which kernels ran; subject: the library's own name; NULL otherwise */
     const char *outcome;         /* subject: one of dp_subject_outcomes; NULL otherwise */
+    dp_cuda_way way;             /* cuda, nccl */
+    size_t saved, kept;          /* cuda, nccl: bytes that a rank keeps between forward and backward (cuda.h); 0: no backward */
     int ranks;
     dp_base base;
     int has_chain, has_base, has_merge;
@@ -56,6 +58,7 @@ typedef struct {
     int nbackend; const dp_backend *backend;   /* empty: sim, and cuda where there is a device */
     const dp_subject *subject;   /* judged too where there is one; its name must outlive the record */
     double limit_s;              /* a run of it */
+    int nway; const dp_cuda_way *way;          /* empty: plain */
     const char *cache;           /* folder of truths; NULL: none */
     int progress;
     void (*done)(const dp_run *r, void *arg);   /* called after each run, may be NULL */

@@ -263,6 +263,7 @@ static char *run_id(const dp_run *r) {
     else if (r->backend == DP_BACKEND_FILE)
         n = snprintf(b, sizeof b, "judge:%.400s:ranks=%d,base=%s,chain=%s", r->case_name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name);
     else n = snprintf(b, sizeof b, "%s:backend=%s,ranks=%d,base=%s,chain=%s", r->case_name, dp_backend_names[r->backend], r->ranks, dp_base_names[r->base], dp_formats[r->chain].name);
+    if (r->way) n += snprintf(b + n, sizeof b - (size_t)n, ",way=%s", dp_cuda_way_names[r->way]);
     if (r->fault) snprintf(b + n, sizeof b - (size_t)n, ",fault=%s", dp_faults[r->fault].name);
     return strdup(b);
 }
@@ -509,20 +510,24 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, int cached, d
 static void judge_cuda(const split *sp, dp_cuda_result *s, const dp_budget *b, dp_run *run) {
     const dp_problem *p = &sp->c->p;
     const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
-    dp_result r = {.o = s->o, .final_state = s->final_state};
     run->tensor = dp_calloc((size_t)dp_result_nfields + 6, sizeof *run->tensor);
-    judge_fields(sp, &r, b, run);
+    judge_fields(sp, &s->out, b, run);
     RANK_TENSOR(1, has_S_in, S_in, KV);
     RANK_TENSOR(0, has_MH, M, KK);
     RANK_TENSOR(0, has_MH, H, KV);
+    if (s->out.dq) {
+        RANK_TENSOR(1, has_dS_out, dS_out, KV);
+        RANK_TENSOR(0, has_dMH, dM, KK);
+        RANK_TENSOR(0, has_dMH, dH, KV);
+    }
     for (int i = 0; p->HV == 1 && i < sp->N; i++)
         if (sp->at[i].has_MH && s->M[i]) add_point(sp, run, i, (int)((p->T / sp->N + DP_CHUNK - 1) / DP_CHUNK), s->M[i], sp->at[i].M, b->M[i]);
 }
 
-static dp_run *cuda_record(const dp_case *c, dp_backend be, int ranks, dp_base base, dp_format chain, const char *skip, dp_runs *out) {
+static dp_run *cuda_record(const dp_case *c, dp_backend be, int ranks, dp_base base, dp_format chain, dp_cuda_way way, const char *skip, dp_runs *out) {
     dp_run *r = dp_runs_add(out, c);
     char b[512];
-    r->backend = be, r->ranks = ranks, r->base = base, r->chain = chain, r->has_base = r->has_chain = ranks > 0;
+    r->backend = be, r->ranks = ranks, r->base = base, r->chain = chain, r->way = way, r->has_base = r->has_chain = ranks > 0;
     if (ranks) r->id = run_id(r);
     else {
         snprintf(b, sizeof b, "%s:backend=%s", c->name, dp_backend_names[be]);
@@ -532,38 +537,47 @@ static dp_run *cuda_record(const dp_case *c, dp_backend be, int ranks, dp_base b
     return r;
 }
 
-/* Every (base, chain) that the kernels have, for one rank count: judged, or skipped with the kernels' own reason. */
+/* One way of one (base, chain): judged, or skipped with the kernels' own reason. */
+static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_base base, dp_format f, dp_cuda_way way, budget_bases *w, int cached, dp_runs *out, dp_err *e) {
+    const dp_case *c = sp->c;
+    const double t0 = dp_now();
+    dp_cuda_result res;
+    dp_budget b;
+    dp_err why = {0};
+    const char *no = dp_cuda_unavailable(be, sp->N);
+    const dp_status st = no ? DP_EINPUT : dp_cuda_run(&c->p, c->input_dtype == DP_BF16, base, f, sp->N, be, sp->truth->backward, way, &res, &why);
+    if (st && st != DP_EINPUT) return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[be], sp->N, why.msg);
+    dp_run *r = cuda_record(c, be, sp->N, base, f, way, st ? (no ? no : why.msg) : NULL, out);
+    if (!st) {
+        budget(o, sp, base, f, w, &b);
+        r->path = res.path, r->saved = res.saved, r->kept = res.kept, r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius;
+        judge_cuda(sp, &res, &b, r);
+        dp_run_close(r, dp_now() - t0);
+        dp_budget_free(&b), dp_cuda_result_free(&res, c->p.HV);
+    }
+    if (o->done) o->done(r, o->arg);
+    return DP_OK;
+}
+
+/* Every (base, chain) that the kernels have, for one rank count. */
 static dp_status cuda_split(const dp_run_options *o, split *sp, dp_backend be, int cached, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     int bases[DP_NBASES], chains[DP_NFORMATS];
-    const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
+    const dp_cuda_way plain = DP_CUDA_PLAIN, *way = o->nway ? o->way : &plain;
+    const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases), nway = o->nway ? o->nway : 1;
     int nc = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
+    dp_status st = DP_OK;
     if (sp->N == 1 && nc > 1) nc = 1;
-    for (int i = 0; i < nb; i++) {
+    for (int i = 0; i < nb && !st; i++) {
         budget_bases w = {0};
-        for (int j = 0; j < nc; j++) {
-            const double t0 = dp_now();
-            const dp_format f = sp->N == 1 ? DP_FP32 : chains[j];
-            dp_cuda_result res;
-            dp_budget b;
-            dp_err why = {0};
+        for (int j = 0; j < nc * nway && !st; j++) {
+            const dp_format f = sp->N == 1 ? DP_FP32 : chains[j / nway];
             if (bases[i] == DP_BASE_FP64 || f == DP_FP64 || f == DP_BF16ST) continue;        /* not among the kernels' formats */
-            const char *no = dp_cuda_unavailable(be, sp->N);
-            const dp_status st = no ? DP_EINPUT : dp_cuda_run(&c->p, c->input_dtype == DP_BF16, bases[i], f, sp->N, be, &res, &why);
-            if (st && st != DP_EINPUT) return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[be], sp->N, why.msg);
-            dp_run *r = cuda_record(c, be, sp->N, bases[i], f, st ? (no ? no : why.msg) : NULL, out);
-            if (!st) {
-                budget(o, sp, bases[i], f, &w, &b);
-                r->path = res.path, r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius;
-                judge_cuda(sp, &res, &b, r);
-                dp_run_close(r, dp_now() - t0);
-                dp_budget_free(&b), dp_cuda_result_free(&res, c->p.HV);
-            }
-            if (o->done) o->done(r, o->arg);
+            st = cuda_run(o, sp, be, bases[i], f, way[j % nway], &w, cached, out, e);
         }
         free_bases(&w);
     }
-    return DP_OK;
+    return st;
 }
 
 static int wants(const dp_run_options *o, dp_backend b) {
@@ -599,7 +613,7 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
         const char *no = dp_cuda_unavailable(be, 1);
         const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
         if (!no || !wants(o, be) || !(whole || o->nbackend)) continue;
-        dp_run *r = cuda_record(c, be, 0, 0, 0, no, out);
+        dp_run *r = cuda_record(c, be, 0, 0, 0, 0, no, out);
         if (o->done) o->done(r, o->arg);
     }
     dp_truth_free(&truth);
