@@ -18,15 +18,13 @@ static double state_fro(const dp_budget_base *w, const double *e) { return dp_er
  * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on entry: u. */
 static double sigmoid(double x) { return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x)); }
 
-typedef struct { double g, dx, dA, Dg, Ddx; } gate_error;        /* value, derivatives, error of the value, RELATIVE error of both derivatives */
-
-static gate_error gate_at(const dp_problem *p, int64_t t, int hv, int c, double u) {
+dp_gate_error dp_budget_gate(const dp_problem *p, int64_t t, int hv, int c, double u) {
     const int Kg = dp_Kg(p);
     const double raw = p->g[(t * p->HV + hv) * Kg + c];
-    if (p->gate == DP_GATE_LOG) return (gate_error){.g = raw, .dx = 1, .Dg = u > 0x1p-53 && (double)(float)raw != raw ? u * fabs(raw) : 0};
+    if (p->gate == DP_GATE_LOG) return (dp_gate_error){.g = raw, .dx = 1, .Dg = u > 0x1p-53 && (double)(float)raw != raw ? u * fabs(raw) : 0};
     const double x = raw + (p->dt_bias ? p->dt_bias[hv * Kg + c] : 0), a = p->A_log ? exp(p->A_log[hv]) : 1;
     const double s = p->gate == DP_GATE_SOFTPLUS ? sigmoid(x) : sigmoid(a * x);
-    gate_error e;
+    dp_gate_error e;
     if (p->gate == DP_GATE_SOFTPLUS) {
         e.g = -a * (x > 0 ? x + log1p(exp(-x)) : log1p(exp(x)));
         e.dx = -a * s, e.dA = e.g;
@@ -41,13 +39,13 @@ static gate_error gate_at(const dp_problem *p, int64_t t, int hv, int c, double 
     return e;
 }
 
-static dp_input_error input_error(const dp_budget_base *w) {
-    const dp_problem *p = w->ref->p;
-    const dp_rounding *r = &w->r;
-    const double entry = w->base == DP_BASE_FP64 ? 0 : r->u, norm = 2 * r->u + r->us;
+dp_input_error dp_budget_inputs(const dp_problem *p, dp_base base, const dp_rounding *r) {
+    const double entry = base == DP_BASE_FP64 ? 0 : r->u, norm = 2 * r->u + r->us;
     return (dp_input_error){.q = p->l2norm ? norm : entry, .k = p->l2norm ? norm : entry, .qk_row = p->l2norm ? dp_sum_error(r, p->K) / 2 + 4 * r->u : 0, .v = entry,
                             .beta = p->beta_form == DP_BETA_PLAIN ? entry : 6 * r->u, .sg = (int64_t)p->HV * dp_Kg(p), .Kg = dp_Kg(p)};
 }
+
+static dp_input_error input_error(const dp_budget_base *w) { return dp_budget_inputs(w->ref->p, w->base, &w->r); }
 
 /* ---- chain-independent part --------------------------------------------------------------------------------------------------- */
 
@@ -90,7 +88,7 @@ void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int power
     w->Dg = dp_doubles(p->T * p->HV * Kg);
     for (int64_t t = 0; t < p->T; t++)
         for (int hv = 0; hv < p->HV; hv++)
-            for (int c = 0; c < Kg; c++) w->Dg[(t * p->HV + hv) * Kg + c] = gate_at(p, t, hv, c, w->r.u).Dg;
+            for (int c = 0; c < Kg; c++) w->Dg[(t * p->HV + hv) * Kg + c] = dp_budget_gate(p, t, hv, c, w->r.u).Dg;
     const int64_t n = (int64_t)ref->ngroup * p->HV;
     w->b = dp_calloc((size_t)n, sizeof *w->b);
     w->eH = dp_calloc((size_t)nr, sizeof *w->eH), w->edH = dp_calloc((size_t)nr, sizeof *w->edH);
@@ -261,7 +259,7 @@ static void raw_gate(const dp_budget_base *w, int64_t t, int hv, const double *D
             for (int k = 0; k < K; k++) d += D[k], v += val[k], a += fabs(val[k]);
             d += dp_pw(r, dp_sum_error(r, K) * a);
         }
-        const gate_error ge = gate_at(p, t, hv, c, r->u);
+        const dp_gate_error ge = dp_budget_gate(p, t, hv, c, r->u);
         const double x = dp_pw(r, ge.dx) * d + dp_pw(r, ge.dx * (ge.Ddx + r->u) * v);
         const double y = dp_pw(r, ge.dA) * d + dp_pw(r, ge.dA * (ge.Ddx + 3 * r->u) * v) + (p->gate == DP_GATE_SOFTPLUS ? dp_pw(r, ge.Dg * v) : 0);
         const double z = x + dp_pw(r, r->us * ge.dx * v);

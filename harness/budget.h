@@ -13,6 +13,12 @@
 extern "C" {
 #endif
 
+/* Errors of the activations (math.md c): of q, k, beta relative, without .g; and of the gate of one token, head and channel: value, derivatives by raw
+ * gate and A_log, absolute error of the value, RELATIVE error of both derivatives. Derived above the code. */
+dp_input_error dp_budget_inputs(const dp_problem *p, dp_base base, const dp_rounding *r);
+typedef struct { double g, dx, dA, Dg, Ddx; } dp_gate_error;
+dp_gate_error dp_budget_gate(const dp_problem *p, int64_t t, int hv, int c, double u);
+
 /* What no chain format changes: reference run and chunk bounds of (problem, base, N). */
 typedef struct {
     dp_sim *ref;                 /* borrowed: base fp64, chain fp64, run (with backward if wanted), same N */

@@ -533,12 +533,19 @@ static const struct { const char *name; int (*run)(options *); const struct argp
     {"report", command_report, NO_OPTIONS, "DIR", "Make DIR/report.html and figures from DIR/results.json."},
 };
 
+/* Commands that parse their own options, argv[0] being their name. */
+static const struct { const char *name; int (*run)(int argc, char **argv); } OWN[] = {
+    {"museum", dp_cmd_museum},
+    {"bisect", dp_cmd_bisect},
+};
+
 static int usage(FILE *f, int rc) {
     fprintf(f, "Usage: deltaproof COMMAND [OPTION...]\n\n"
                "Proves delta-rule linear-attention kernels under context parallelism: truth in MPFR, derived bounds, verdicts.\n\n"
                "  list     the cases, the keys of a case file, the deliberate faults\n  run      run cases and judge them\n"
                "  judge    judge tensors that another program computed\n"
                "  museum   switch every deliberate fault on and see which verdict goes red\n"
+               "  bisect   find the stage that is wrong\n"
                "  truth    write the MPFR truth of a case as safetensors\n  report   make the report of a record\n\n"
                "deltaproof COMMAND --help describes each; deltaproof --version prints the version.\n");
     return rc;
@@ -549,7 +556,8 @@ int main(int argc, char **argv) {
     if (argc < 2) return usage(stderr, 2);
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return usage(stdout, 0);
     if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) return printf("%s\n", argp_program_version) < 0;
-    if (!strcmp(argv[1], "museum")) return dp_cmd_museum(argc - 1, argv + 1);
+    for (size_t i = 0; i < sizeof OWN / sizeof *OWN; i++)
+        if (!strcmp(argv[1], OWN[i].name)) return OWN[i].run(argc - 1, argv + 1);
     for (size_t i = 0; i < sizeof COMMANDS / sizeof *COMMANDS; i++) {
         if (strcmp(argv[1], COMMANDS[i].name)) continue;
         options o = {.command = COMMANDS[i].name, .cases_dir = "cases", .cache = "build/cache"};

@@ -189,7 +189,8 @@ static void intra_pairs(dp_chunk_bound *b) {
     free(e);
 }
 
-static void intra_solve(dp_chunk_bound *b) {
+/* own: the stored inverse that w and u come from is exact. */
+static void intra_solve(dp_chunk_bound *b, int own) {
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int n = ch->n, K = ch->K, V = ch->V;
@@ -223,7 +224,7 @@ static void intra_solve(dp_chunk_bound *b) {
         b->DT = product(0, 0, n, n, n, TE, pT);
         add_scaled(r, r->us, ch->Akk, nn, b->DT);
         add_scaled(r, r->uo, rw, nK, Drw), add_scaled(r, r->uo, ru, nV, Dru);
-        addmm(1, 0, 0, n, K, n, b->DT, prw, b->Dw), addmm(1, 0, 0, n, V, n, b->DT, pru, b->Du);
+        if (!own) addmm(1, 0, 0, n, K, n, b->DT, prw, b->Dw), addmm(1, 0, 0, n, V, n, b->DT, pru, b->Du);
         add_sum(r, gn, 0, 0, n, K, n, aT, rw, b->Dw), add_sum(r, gn, 0, 0, n, V, n, aT, ru, b->Du);
         free(prw), free(pru), free(E), free(TE);
     } else {
@@ -254,14 +255,19 @@ static void intra_factor(dp_chunk_bound *b) {
     free(pwv), free(pkg), free(aw), free(akg);
 }
 
-void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding rounding, const dp_input_error *in) {
-    const int c = ch->c, R = ch->R, K = ch->K, V = ch->V, n = ch->n;
+static void bound_alloc(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding rounding, const dp_input_error *in) {
+    const int c = ch->c, K = ch->K, V = ch->V, n = ch->n;
     const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, nV = (int64_t)n * V, nn = (int64_t)n * n, KK = (int64_t)K * K;
     *b = (dp_chunk_bound){.r = rounding, .ch = ch, .eq = in->q, .ek = in->k, .ev = in->v, .eb = in->beta, .er = in->qk_row};
-    const dp_rounding *r = &b->r;
     const struct { double **p; int64_t n; } a[] = {{&b->Dcum, cK}, {&b->Dexp, cK}, {&b->Dend, cK}, {&b->DeC, K}, {&b->DL, nn}, {&b->DA, nn}, {&b->DAqk, (int64_t)c * n},
         {&b->Dw, nK}, {&b->Du, nV}, {&b->Dkg, nK}, {&b->Dqg, cK}, {&b->DM, KK}, {&b->M, KK}};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) *a[i].p = dp_doubles(a[i].n);
+}
+
+static void intra_cumsum(dp_chunk_bound *b, const dp_input_error *in) {
+    const dp_chunk *ch = b->ch;
+    const dp_rounding *r = &b->r;
+    const int c = ch->c, K = ch->K;
     for (int x = 0; x < K; x++) {
         double gates = 0, sums = 0;
         for (int t = 0; t < c; t++) {
@@ -270,6 +276,13 @@ void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding rounding,
             b->Dcum[t * K + x] = dp_pw(r, gates) + sums;            /* gates add up before the power: D_s - D_i >= (gates_s - gates_i)^p */
         }
     }
+}
+
+/* kg, qg, eC */
+static void intra_decay(dp_chunk_bound *b) {
+    const dp_chunk *ch = b->ch;
+    const dp_rounding *r = &b->r;
+    const int c = ch->c, R = ch->R, K = ch->K;
     for (int t = 0; t < c; t++)
         for (int x = 0; x < K; x++) {
             const int z = t * K + x, last = (c - 1) * K + x;
@@ -283,8 +296,27 @@ void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding rounding,
             }
             if (t == c - 1) b->DeC[x] = dp_pw(r, ch->eC[x] * b->Dexp[z]) + dp_pw(r, r->tiny);
         }
+}
+
+void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r, const dp_input_error *in) {
+    bound_alloc(b, ch, r, in);
+    intra_cumsum(b, in);
+    intra_decay(b);
     intra_pairs(b);
-    intra_solve(b);
+    intra_solve(b, 0);
+    intra_factor(b);
+}
+
+void dp_bound_own(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r) {
+    bound_alloc(b, ch, r, &(dp_input_error){0});
+    intra_decay(b);
+    intra_solve(b, 1);
+}
+
+void dp_bound_exact(dp_chunk_bound *b) {
+    const int64_t cK = (int64_t)b->ch->c * b->ch->K, nK = (int64_t)b->ch->n * b->ch->K, nn = (int64_t)b->ch->n * b->ch->n;
+    const struct { double *p; int64_t n; } a[] = {{b->DT, nn}, {b->DA, nn}, {b->Dw, nK}, {b->Du, (int64_t)b->ch->n * b->ch->V}, {b->Dkg, nK}, {b->Dqg, cK}, {b->DeC, b->ch->K}};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++) if (a[i].p) memset(a[i].p, 0, sizeof(double) * (size_t)a[i].n);
     intra_factor(b);
 }
 

@@ -68,6 +68,10 @@ typedef struct {
 } dp_chunk_bound;
 
 void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r, const dp_input_error *in);
+/* One stage alone: what solve (DT) and wy (Dw, Du, Dkg, Dqg, DeC) add by themselves when gcum, L and Akk are exact; all else is 0 or not set. */
+void dp_bound_own(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r);
+/* After it: every intermediate of the chunk is exact from here on, DM is what forming M_c adds. */
+void dp_bound_exact(dp_chunk_bound *b);
 void dp_bound_free(dp_chunk_bound *b);
 
 /* e <- bound after the chunk, for a state with reference value S before it (NOT modified; X its reference v_new, NULL: computed).

@@ -1,0 +1,149 @@
+/* bisect: every fault is found in its stage, rank and head; without faults every stage keeps to its budget. */
+#include "../bisect.h"
+#include "../case.h"
+#include "gt.h"
+
+#include <omp.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct { dp_fault fault; const char *case_name; int ranks; dp_base base; dp_format chain; const char *tensor; } STAGE[] = {
+    {DP_FAULT_MERGE_NEAREST_FIRST, "weak-heads", 4, DP_BASE_BF16, DP_BF16ST, "S_in"},
+    {DP_FAULT_FWD_FIRST_SUBSEQ, "packed-across", 4, DP_BASE_FP32, DP_FP32, "M"},
+    {DP_FAULT_BWD_LAST_SUBSEQ, "packed-across", 4, DP_BASE_FP32, DP_FP32, "dM"},
+    {DP_FAULT_DECAY_BEFORE_USE, "weak-heads", 3, DP_BASE_BF16, DP_FP32, "v_new"},
+    {DP_FAULT_GATE_OF_HEAD0, "weak-heads", 4, DP_BASE_BF16, DP_FP32, "dH"},
+    {DP_FAULT_LAST_INDEX, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "kg"},
+    {DP_FAULT_TAIL_UNMASKED, "packed-inside", 2, DP_BASE_FP32, DP_FP32, "eC"},
+    {DP_FAULT_CHAIN_BF16, "kda-reflect", 4, DP_BASE_FP32, DP_FP32, "M"},
+    {DP_FAULT_CHAIN_TF32RZ, "kda-reflect", 4, DP_BASE_FP64, DP_FP32, "M"},
+    {DP_FAULT_STATE_LOST, "weak-heads", 3, DP_BASE_BF16, DP_FP32, "h"},
+    {DP_FAULT_STATE_LATE, "packed-across", 4, DP_BASE_FP32, DP_FP32, "h"},
+    {DP_FAULT_MERGE_HALF_V, "weak-heads", 2, DP_BASE_BF16, DP_FP32, "S_in"},
+    {DP_FAULT_STATE_TRANSPOSED, "weak-heads", 2, DP_BASE_BF16, DP_FP32, "S_in"},
+    {DP_FAULT_EXP2_GATE, "weak-heads", 1, DP_BASE_FP32, DP_FP32, "g"},
+    {DP_FAULT_MERGE_SCALED, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "S_in"},
+    {DP_FAULT_GATE_GRAD_PARTIAL, "smoke-kda", 4, DP_BASE_BF16, DP_FP32, "dA_log"},
+    {DP_FAULT_DG_NO_BOUNDARY, "weak-heads", 2, DP_BASE_FP32, DP_FP32, "dg"},
+    {DP_FAULT_GATE_NO_OFFSET, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "dH"},
+    {DP_FAULT_MERGE_TF32RZ, "kda-reflect", 4, DP_BASE_FP32, DP_FP32, "S_in"},
+    {DP_FAULT_CU_DIVIDED, "packed-inside", 4, DP_BASE_FP32, DP_FP32, "chunks"},
+    {DP_FAULT_ZIGZAG, "weak-heads", 4, DP_BASE_BF16, DP_FP32, "q"},
+    {DP_FAULT_LINEAR_GATE, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "g"},
+    {DP_FAULT_NEUMANN_INVERSE, "kda-corr", 1, DP_BASE_FP32, DP_FP32, "Akk"},
+    {DP_FAULT_DOUBLING_INVERSE, "kda-corr", 1, DP_BASE_BF16, DP_FP32, "Akk"},
+    {DP_FAULT_FACTORED_EXP, "lower-bound", 2, DP_BASE_FP32, DP_FP32, "L"},
+    {DP_FAULT_FACTORED_EXP_CLAMPED, "lower-bound-wide", 2, DP_BASE_FP32, DP_FP32, "L"},
+    {DP_FAULT_STALE_LANES, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "dbeta"},
+    {DP_FAULT_HALF_CHUNK, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "dbeta"},
+    {DP_FAULT_OFFSET_WRAPS, "weak-heads", 3, DP_BASE_BF16, DP_FP32, "u"},
+    {DP_FAULT_GRID_AXIS, "weak-heads", 2, DP_BASE_FP32, DP_FP32, "o"},
+    {DP_FAULT_STALE_ACCUMULATOR, "no-decay", 2, DP_BASE_FP32, DP_FP32, "dbeta"},
+    {DP_FAULT_DIAGONAL_TF32, "smoke-kda", 2, DP_BASE_FP32, DP_FP32, "dg"},
+    {DP_FAULT_L2_ROUNDED, "smoke-kda", 2, DP_BASE_FP32, DP_FP32, "dq"},
+    {DP_FAULT_DECAY_BF16, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "g"},
+    {DP_FAULT_RACE, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "v_new"},
+    {DP_FAULT_ORDER_BY_RUN, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "dq"},
+    {DP_FAULT_STATE_BF16, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "h"},
+    {DP_FAULT_ANCHOR_LEAK, "lower-bound", 2, DP_BASE_FP32, DP_FP32, "L"},
+};
+
+static int open_case(const char *name, dp_case *c) {
+    char path[512];
+    dp_err e = {0};
+    snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
+    if (!dp_case_load(path, c, &e)) return 1;
+    gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
+    return 0;
+}
+
+/* A fault's stage: one name, or several with '/' between them. */
+static int lives_in(const dp_fault_info *f, int stage) {
+    char names[64], want[64];
+    snprintf(names, sizeof names, "/%s/", f->stage), snprintf(want, sizeof want, "/%s/", dp_stage_names[stage]);
+    return strstr(names, want) != NULL;
+}
+
+DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(1);                                      /* thousands of loops of microseconds each */
+    for (size_t i = 0; i < sizeof STAGE / sizeof *STAGE; i++) {
+        const dp_fault_info *f = &dp_faults[STAGE[i].fault];
+        dp_case c;
+        dp_bisect b;
+        dp_sim s;
+        dp_err e = {0};
+        if (!open_case(STAGE[i].case_name, &c)) continue;
+        const int backward = c.backward, runs = STAGE[i].fault == DP_FAULT_RACE || STAGE[i].fault == DP_FAULT_ORDER_BY_RUN ? DP_BISECT_RUNS : 1;
+        if (dp_bisect_sim(&c.p, STAGE[i].base, STAGE[i].chain, c.merge[0], STAGE[i].ranks, STAGE[i].fault, backward, runs, 0, &b, &e)) gt_fail(__FILE__, __LINE__, f->name, "%s", e.msg);
+        else if (b.first < 0) gt_fail(__FILE__, __LINE__, f->name, "on %s: no stage is wrong", c.name);
+        else {
+            const dp_bisect_row *x = &b.stage[b.first];
+            CHECK(lives_in(f, b.first), "%s on %s: found in %s, lives in %s", f->name, c.name, dp_stage_names[b.first], f->stage);
+            CHECK(!strcmp(x->tensor, STAGE[i].tensor), "%s on %s: %s, not %s", f->name, c.name, x->tensor, STAGE[i].tensor);
+            REQUIRE(!dp_sim_new(&s, &c.p, STAGE[i].base, STAGE[i].ranks, STAGE[i].fault, &e), "%s", e.msg);
+            for (int k = 0; k < 3; k++) dp_sim_run(&s, STAGE[i].chain, c.merge[0], backward);
+            int acts = x->at.rank < 0 || STAGE[i].fault == DP_FAULT_CU_DIVIDED || STAGE[i].fault == DP_FAULT_ORDER_BY_RUN;   /* a sum over ranks; cuts; nothing to mark */
+            for (int hv = 0; !acts && hv < c.p.HV; hv++)         /* q, k and their gradients have heads of their own */
+                acts = s.hit[x->at.rank * c.p.HV + hv] && (x->at.head == hv || (c.p.H != c.p.HV && x->at.head == hv / (c.p.HV / c.p.H)));
+            CHECK(acts, "%s on %s: reported at rank %d head %d, where it does not act", f->name, c.name, x->at.rank, x->at.head);
+            dp_sim_free(&s);
+        }
+        dp_bisect_free(&b), dp_case_free(&c);
+    }
+    omp_set_num_threads(threads);
+}
+
+DP_TEST(bisect, every_fault_of_the_pipeline_is_tested) {
+    for (int f = 1; f < DP_NFAULTS; f++) {
+        int n = !strcmp(dp_faults[f].stage, "conv_fwd");         /* a convolution has one stage */
+        for (size_t i = 0; i < sizeof STAGE / sizeof *STAGE; i++) n += (int)STAGE[i].fault == f;
+        CHECK(n > 0, "%s", dp_faults[f].name);
+    }
+}
+
+DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
+    static const char *const NAME[] = {"weak-heads", "packed-across", "packed-ones", "smoke-gdn", "smoke-mkda4", "kda-reflect", "lower-bound-wide", "gate-minus-inf", "denormal", "initial-state", "negative-eigenvalues"};
+    static const dp_format CHAIN[] = {DP_FP64, DP_TF32RZ, DP_BF16ST};
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(1);
+    for (size_t i = 0; i < sizeof NAME / sizeof *NAME; i++) {
+        dp_case c;
+        if (!open_case(NAME[i], &c)) continue;
+        for (int base = 0; base < DP_NBASES; base++) {
+            dp_bisect b;
+            dp_err e = {0};
+            REQUIRE(!dp_bisect_sim(&c.p, base, CHAIN[base], base == DP_BASE_FP32 ? DP_MERGE_RING : DP_MERGE_ALLGATHER, c.ranks[c.nranks - 1], DP_FAULT_NONE, c.backward, 1, 1, &b, &e), "%s", e.msg);
+            for (int s = 0; s < DP_NSTAGES; s++) {
+                const dp_bisect_row *x = &b.stage[s];
+                CHECK(!x->fails, "%s, base %s: %s: %s is at %.3g of its budget (rank %d, head %d, token %lld)", c.name, dp_base_names[base], dp_stage_names[s], x->tensor, x->ratio, x->at.rank, x->at.head, (long long)x->at.token);
+                CHECK(x->judged || s == DP_STAGE_SOLVE || (c.ranks[c.nranks - 1] == 1 && (s == DP_STAGE_PRE_FWD || s == DP_STAGE_MERGE_FWD || s == DP_STAGE_PRE_BWD || s == DP_STAGE_MERGE_BWD)) || (!c.backward && s >= DP_STAGE_RECOMPUTE),
+                      "%s: nothing was judged in %s", c.name, dp_stage_names[s]);
+            }
+            dp_bisect_free(&b);
+        }
+        dp_case_free(&c);
+    }
+    omp_set_num_threads(threads);
+}
+
+/* Later stages run on true inputs, not on what the faulty stage left: they are not blamed. */
+DP_TEST(bisect, one_fault_one_wrong_stage) {
+    static const dp_fault F[] = {DP_FAULT_EXP2_GATE, DP_FAULT_LAST_INDEX, DP_FAULT_MERGE_SCALED, DP_FAULT_GATE_OF_HEAD0, DP_FAULT_HALF_CHUNK};
+    dp_case c;
+    if (!open_case("weak-heads", &c)) return;
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(1);
+    for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
+        dp_bisect b;
+        dp_err e = {0};
+        REQUIRE(!dp_bisect_sim(&c.p, DP_BASE_FP32, DP_FP32, DP_MERGE_ALLGATHER, 4, F[i], 1, 1, 1, &b, &e), "%s", e.msg);
+        for (int s = 0; s < DP_NSTAGES; s++) {
+            const int here = lives_in(&dp_faults[F[i]], s), with = F[i] == DP_FAULT_HALF_CHUNK && s == DP_STAGE_INTRA_BWD;   /* damages dk too */
+            CHECK(with || !b.stage[s].fails == !here, "%s: %s %s at %.3g of its budget", dp_faults[F[i]].name, dp_stage_names[s], b.stage[s].tensor, b.stage[s].ratio);
+        }
+        dp_bisect_free(&b);
+    }
+    omp_set_num_threads(threads);
+    dp_case_free(&c);
+}
