@@ -35,7 +35,7 @@ ifeq ($(GPU)$(SAN),10)
 -include gpu/gpu.mk
 endif
 ifneq ($(GPU_LIB),)
-$(BUILD)/harness/cuda.o: CPP_ALL += -DDP_HAVE_CUDA -I$(CUDA_HOME)/include
+$(BUILD)/harness/cuda.o $(BUILD)/harness/cuda_conv.o: CPP_ALL += -DDP_HAVE_CUDA -I$(CUDA_HOME)/include
 endif
 
 REF      := $(wildcard ref/*.c)

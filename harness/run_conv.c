@@ -1,5 +1,6 @@
-/* op conv: causal conv1d over simulated ranks against its MPFR truth. */
+/* op conv: causal conv1d over simulated ranks, and the CUDA kernels, against its MPFR truth. */
 #include "../ref/context.h"
+#include "cuda_conv.h"
 #include "damage.h"
 #include "run.h"
 
@@ -42,41 +43,87 @@ static void judge(const dp_conv *c, int N, const char *name, const double *got, 
     free(rr), free(b);
 }
 
+typedef struct { const dp_conv *v; dp_conv_result truth, rad; } conv_truth;
+
+static dp_run *record(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault, dp_runs *out) {
+    dp_run *r = dp_runs_add(out, c);
+    char id[320];
+    r->backend = be, r->ranks = N, r->base = base, r->has_base = N > 0, r->fault = fault;
+    if (be == DP_BACKEND_SIM) snprintf(id, sizeof id, "%s:ranks=%d,base=%s%s%s", c->name, N, dp_base_names[base], fault ? ",fault=" : "", fault ? dp_faults[fault].name : "");
+    else if (N) snprintf(id, sizeof id, "%s:backend=%s,ranks=%d,base=%s", c->name, dp_backend_names[be], N, dp_base_names[base]);
+    else snprintf(id, sizeof id, "%s:backend=%s", c->name, dp_backend_names[be]);
+    r->id = strdup(id);
+    return r;
+}
+
+/* Why the kernels cannot be given this: they read and write one format, and have no fp64. */
+static const char *unfit(const dp_case *c, dp_backend be, dp_base base) {
+    if (be != DP_BACKEND_SIM && base == DP_BASE_BF16 && c->input_dtype != DP_BF16) return "the kernels store y and dx in the format of x and dy, which is wider than bf16 here";
+    return NULL;
+}
+
+static dp_status subject(const dp_case *c, dp_backend be, int N, dp_base base, dp_conv_policy pol, dp_conv_result *got, dp_conv_result *bound, dp_err *e) {
+    const int sim = be == DP_BACKEND_SIM;
+    const dp_status st = sim ? dp_conv_ranks(&c->conv, N, pol, got, e) : dp_cuda_conv_run(&c->conv, base == DP_BASE_BF16, N, be, got, e);
+    if (!st) (sim ? dp_conv_bound : dp_conv_bound_sigmoid32)(&c->conv, pol, N, bound);
+    return st;
+}
+
+static dp_status run_one(const dp_case *c, const dp_run_options *o, const conv_truth *t, dp_backend be, int N, dp_base base, dp_runs *out, dp_err *e) {
+    const dp_conv *v = t->v;
+    const double t0 = dp_now();
+    const dp_conv_policy pol = base == DP_BASE_FP64 ? DP_CONV_FP64 : base == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16;
+    const char *no = unfit(c, be, base);
+    dp_conv_result got, bound;
+    dp_conv_result_alloc(&got, v), dp_conv_result_alloc(&bound, v);
+    const dp_status st = no ? DP_OK : subject(c, be, N, base, pol, &got, &bound, e);
+    if (!st) {
+        if (o->fault == DP_FAULT_HALO_LEAK) dp_damage_conv(v, N, pol, &got);
+        dp_run *r = record(c, be, N, base, o->fault, out);
+        r->truth_bits = c->bits;
+        if (no) r->verdict = DP_SKIPPED, snprintf(r->why, sizeof r->why, "%s", no);
+        else {
+            r->tensor = dp_calloc(4, sizeof *r->tensor);
+            judge(v, N, "y", got.y, t->truth.y, t->rad.y, bound.y, v->T, v->D, r);
+            if (v->dy) {
+                judge(v, N, "dx", got.dx, t->truth.dx, t->rad.dx, bound.dx, v->T, v->D, r);
+                judge(v, N, "dw", got.dw, t->truth.dw, t->rad.dw, bound.dw, v->D, v->W, r);
+                if (v->bias) judge(v, N, "dbias", got.dbias, t->truth.dbias, t->rad.dbias, bound.dbias, v->D, 1, r);
+            }
+            dp_run_close(r, dp_now() - t0);
+        }
+        if (o->done) o->done(r, o->arg);
+    }
+    dp_conv_result_free(&got), dp_conv_result_free(&bound);
+    return st;
+}
+
+static int wants(const dp_run_options *o, dp_backend b) {
+    for (int i = 0; i < o->nbackend; i++) if (o->backend[i] == b) return 1;
+    return !o->nbackend && b != DP_BACKEND_NCCL;
+}
+
 dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
-    const dp_conv *v = &c->conv;
     int bases[DP_NBASES], ranks[16];
     const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases), nr = dp_select(c->nranks, c->ranks, o->nranks, o->ranks, ranks);
-    dp_conv_result truth, rad;
-    dp_conv_result_alloc(&truth, v), dp_conv_result_alloc(&rad, v);
-    dp_conv_truth(v, c->bits, &truth, &rad);
+    conv_truth t = {.v = &c->conv};
+    dp_conv_result_alloc(&t.truth, t.v), dp_conv_result_alloc(&t.rad, t.v);
+    dp_conv_truth(t.v, c->bits, &t.truth, &t.rad);
     dp_status st = DP_OK;
-    for (int i = 0; i < nr && !st; i++)
-        for (int j = 0; j < nb && !st; j++) {
-            const double t0 = dp_now();
-            const dp_conv_policy pol = bases[j] == DP_BASE_FP64 ? DP_CONV_FP64 : bases[j] == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16;
-            dp_conv_result got, bound;
-            char id[256];
-            dp_conv_result_alloc(&got, v), dp_conv_result_alloc(&bound, v);
-            st = dp_conv_ranks(v, ranks[i], pol, &got, e);
-            if (!st) {
-                if (o->fault == DP_FAULT_HALO_LEAK) dp_damage_conv(v, ranks[i], pol, &got);
-                dp_conv_bound(v, pol, ranks[i], &bound);
-                dp_run *r = dp_runs_add(out, c);
-                r->ranks = ranks[i], r->base = bases[j], r->has_base = 1, r->truth_bits = c->bits, r->fault = o->fault;
-                snprintf(id, sizeof id, "%s:ranks=%d,base=%s%s%s", c->name, ranks[i], dp_base_names[bases[j]], o->fault ? ",fault=" : "", o->fault ? dp_faults[o->fault].name : "");
-                r->id = strdup(id);
-                r->tensor = dp_calloc(4, sizeof *r->tensor);
-                judge(v, ranks[i], "y", got.y, truth.y, rad.y, bound.y, v->T, v->D, r);
-                if (v->dy) {
-                    judge(v, ranks[i], "dx", got.dx, truth.dx, rad.dx, bound.dx, v->T, v->D, r);
-                    judge(v, ranks[i], "dw", got.dw, truth.dw, rad.dw, bound.dw, v->D, v->W, r);
-                    if (v->bias) judge(v, ranks[i], "dbias", got.dbias, truth.dbias, rad.dbias, bound.dbias, v->D, 1, r);
-                }
-                dp_run_close(r, dp_now() - t0);
-                if (o->done) o->done(r, o->arg);
+    for (int be = DP_BACKEND_SIM; be <= DP_BACKEND_NCCL; be++)
+        for (int i = 0; i < nr && wants(o, be); i++)
+            for (int j = 0; j < nb && !st; j++) {
+                if (be != DP_BACKEND_SIM && (o->fault || bases[j] == DP_BASE_FP64 || dp_cuda_unavailable(be, ranks[i]))) continue;
+                st = run_one(c, o, &t, be, ranks[i], bases[j], out, e);
             }
-            dp_conv_result_free(&got), dp_conv_result_free(&bound);
-        }
-    dp_conv_result_free(&truth), dp_conv_result_free(&rad);
+    for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && !st; be++) {     /* one row that says why none ran */
+        const char *no = dp_cuda_unavailable(be, 1);
+        const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
+        if (!no || !wants(o, be) || !(whole || o->nbackend)) continue;
+        dp_run *r = record(c, be, 0, 0, 0, out);
+        r->verdict = DP_SKIPPED, snprintf(r->why, sizeof r->why, "%.600s", no);
+        if (o->done) o->done(r, o->arg);
+    }
+    dp_conv_result_free(&t.truth), dp_conv_result_free(&t.rad);
     return st;
 }

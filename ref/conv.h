@@ -34,6 +34,8 @@ void dp_conv_truth(const dp_conv *c, int prec, dp_conv_result *r, dp_conv_result
 /* Rigorous bound of |computed - exact| per entry for a policy without overflow, N dividing T; any order of summation inside a rank and
  * over ranks, with or without FMA (derivation in conv_bound.c). inf where an input is not finite or lies beyond the format's range. */
 void dp_conv_bound(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound);
+/* The same for a sigmoid whose every operation is one of fp32 (exp within 1 ulp), as CUDA kernels compute it; pol fp32 or bf16. */
+void dp_conv_bound_sigmoid32(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound);
 
 #ifdef __cplusplus
 }

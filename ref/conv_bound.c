@@ -49,6 +49,13 @@ static rule rule_of(dp_conv_policy pol) {
     return (rule){0x1p-24, FLT_TRUE_MIN, es32, FLT_TRUE_MIN, 1};
 }
 
+/* exp (2 u), the sum and the quotient (u each) in fp32: gamma_4(u). Where exp overflows, s is 0 and was below 2^-126. */
+static rule rule_sigmoid32(dp_conv_policy pol) {
+    rule r = rule_of(pol);
+    r.es = 4 * 0x1p-24 / (1 - 4 * 0x1p-24) * (1 + 0x1p-50), r.zs = FLT_MIN;
+    return r;
+}
+
 /* MPFR's exponent range makes underflow irrelevant beside DBL_TRUE_MIN; exp, 1 + exp and the quotient are correctly rounded. */
 static rule rule_mpfr(int prec) {
     const double u = ldexp(1, -(prec < 1000 ? prec : 1000));
@@ -198,9 +205,8 @@ static void magnitudes(const dp_conv *c, dp_conv_result *v) {
     dp_conv_result_free(&b);
 }
 
-void dp_conv_bound(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound) {
+static void bound_of(const dp_conv *c, dp_conv_policy pol, rule r, int N, dp_conv_result *bound) {
     assert(N >= 1 && c->T % N == 0);
-    const rule r = rule_of(pol);
     bound_arithmetic(c, &r, c->T / N + N - 1, bound);
     if (pol != DP_CONV_BF16) {
         finish_all(c, bound, NULL, 0, 0, 0);
@@ -210,6 +216,13 @@ void dp_conv_bound(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *
     magnitudes(c, &v);
     finish_all(c, bound, &v, 0, 0x1p-8, 0x1p-133);
     dp_conv_result_free(&v);
+}
+
+void dp_conv_bound(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound) { bound_of(c, pol, rule_of(pol), N, bound); }
+
+void dp_conv_bound_sigmoid32(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound) {
+    assert(pol != DP_CONV_FP64);
+    bound_of(c, pol, rule_sigmoid32(pol), N, bound);
 }
 
 /* ---- truth: the formulas of math.md h, every operation correctly rounded to prec bits, one channel at a time ---- */

@@ -1,0 +1,137 @@
+#include "cuda_conv.h"
+
+#ifndef DP_HAVE_CUDA
+
+dp_status dp_cuda_conv_run(const dp_conv *c, int bf16, int N, dp_backend b, dp_conv_result *r, dp_err *e) {
+    (void)c, (void)bf16, (void)r;
+    return dp_fail(e, DP_EDEVICE, "%s", dp_cuda_unavailable(b, N));
+}
+
+#else
+
+#include "../gpu/dp_conv.h"
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LIMIT_S 30.0
+
+typedef struct {
+    const dp_conv *c;
+    int bf16, rank, N;
+    dpg_comm *comm;
+    dp_conv_result *out;
+    dp_status status;
+    dp_err err;
+    void *dev[12];
+    int ndev;
+    dpg_conv *plan;
+    cudaStream_t stream;
+} conv_job;
+
+#define CUDA(j, call) do { const cudaError_t rc_ = (call); if (rc_ != cudaSuccess) return dp_fail(&(j)->err, DP_EDEVICE, "%s:%d: rank %d: %s: %s", __FILE__, __LINE__, (j)->rank, #call, cudaGetErrorString(rc_)); } while (0)
+
+/* Device memory of `bytes`, filled with NaN bits: what is not written shows. */
+static dp_status memory(conv_job *j, size_t bytes, void **x) {
+    CUDA(j, cudaMalloc(x, bytes));
+    j->dev[j->ndev++] = *x;
+    CUDA(j, cudaMemset(*x, 0xff, bytes));
+    return DP_OK;
+}
+
+static dp_status upload(conv_job *j, const double *x, int64_t n, int bf16, void **dev) {
+    const size_t bytes = (size_t)n * (bf16 ? 2 : 4);
+    void *host = dp_calloc(bytes, 1);
+    for (int64_t i = 0; i < n; i++)
+        if (bf16) ((uint16_t *)host)[i] = dp_bf16_bits((float)x[i]);
+        else ((float *)host)[i] = (float)x[i];
+    const dp_status st = memory(j, bytes, dev);
+    const cudaError_t rc = st ? cudaSuccess : cudaMemcpy(*dev, host, bytes, cudaMemcpyHostToDevice);
+    free(host);
+    CUDA(j, rc);
+    return st;
+}
+
+static dp_status download(conv_job *j, const void *dev, int64_t n, int bf16, double *x) {
+    const size_t bytes = (size_t)n * (bf16 ? 2 : 4);
+    void *host = dp_calloc(bytes, 1);
+    const cudaError_t rc = cudaMemcpy(host, dev, bytes, cudaMemcpyDeviceToHost);
+    for (int64_t i = 0; i < n; i++) x[i] = bf16 ? dp_bf16_from_bits(((uint16_t *)host)[i]) : ((float *)host)[i];
+    free(host);
+    CUDA(j, rc);
+    return DP_OK;
+}
+
+static dp_status rank_body(conv_job *j) {
+    const dp_conv *c = j->c;
+    const int b = j->bf16;
+    const dpg_conv_problem p = {.T = c->T, .W = c->W, .silu = c->silu, .parts = 1, .D = {c->D}, .Nseq = c->Nseq, .cu = c->cu, .dtype = b ? DPG_BF16 : DPG_F32};
+    dpg_conv_tensors t = {0};
+    void *x, *ws;
+    CUDA(j, cudaSetDevice(j->comm ? j->comm->device : 0));
+    CUDA(j, cudaStreamCreate(&j->stream));
+    dp_status st = dpg_conv_create(&j->plan, &p, j->rank, j->N, &j->err);
+    if (st) return st;
+    const int64_t L = dpg_conv_tokens(j->plan), n = L * c->D, at = j->rank * n, nw = (int64_t)c->D * c->W;
+    const size_t size = b ? 2 : 4;
+#define UP(field, from, count, bf) if (!st && (from)) { st = upload(j, from, count, bf, &x); t.field = x; }
+#define OUT(field, bytes) if (!st) { st = memory(j, bytes, &x); t.field = x; }
+    UP(x, c->x + at, n, b)
+    UP(w, c->w, nw, 0)
+    UP(bias, c->bias, c->D, 0)
+    OUT(y, (size_t)n * size)
+    if (c->dy) {
+        UP(dy, c->dy + at, n, b)
+        OUT(dx, (size_t)n * size)
+        OUT(dw, (size_t)nw * 4)
+        OUT(dbias, (size_t)c->D * 4)
+    }
+#undef UP
+#undef OUT
+    if (!st) st = memory(j, dpg_conv_workspace_bytes(j->plan), &ws);
+    if (!st) st = dpg_conv_forward(j->plan, &t, ws, j->comm, j->stream, &j->err);
+    if (!st && c->dy) st = dpg_conv_backward(j->plan, &t, ws, j->comm, j->stream, &j->err);
+    if (!st && j->comm) st = j->comm->wait(j->comm, j->stream, &j->err);
+    if (st) return st;
+    CUDA(j, cudaStreamSynchronize(j->stream));
+    st = download(j, t.y, n, b, j->out->y + at);
+    if (!st && c->dy) st = download(j, t.dx, n, b, j->out->dx + at);
+    if (!st && c->dy && !j->rank) st = download(j, t.dw, nw, 0, j->out->dw);
+    if (!st && c->dy && !j->rank && c->bias) st = download(j, t.dbias, c->D, 0, j->out->dbias);
+    return st;
+}
+
+static void *rank_main(void *arg) {
+    conv_job *j = arg;
+    j->status = rank_body(j);
+    if (j->status && j->comm) j->comm->abort(j->comm, j->err.msg);
+    for (int i = 0; i < j->ndev; i++) cudaFree(j->dev[i]);
+    dpg_conv_destroy(j->plan);
+    if (j->stream) cudaStreamDestroy(j->stream);
+    return NULL;
+}
+
+dp_status dp_cuda_conv_run(const dp_conv *c, int bf16, int N, dp_backend b, dp_conv_result *r, dp_err *e) {
+    int devices[64];
+    for (int i = 0; i < 64; i++) devices[i] = i;
+    if (N > 64) return dp_fail(e, DP_EINPUT, "%d ranks: at most 64 here", N);
+    conv_job *job = dp_calloc((size_t)N, sizeof *job);
+    dpg_comm *comm = dp_calloc((size_t)N, sizeof *comm);
+    pthread_t *thread = dp_calloc((size_t)N, sizeof *thread);
+    dp_status st = N == 1 ? DP_OK : b == DP_BACKEND_NCCL ? dpg_comm_nccl(comm, N, devices, LIMIT_S, e) : dpg_comm_shared(comm, N, 0, LIMIT_S, e);
+    if (!st) {
+        for (int i = 0; i < N; i++) {
+            job[i] = (conv_job){.c = c, .bf16 = bf16, .rank = i, .N = N, .comm = N > 1 ? &comm[i] : NULL, .out = r};
+            pthread_create(&thread[i], NULL, rank_main, &job[i]);
+        }
+        for (int i = 0; i < N; i++) pthread_join(thread[i], NULL);
+        for (int i = 0; i < N; i++) if (job[i].status && !st) st = dp_fail(e, job[i].status, "%s", job[i].err.msg);
+        for (int i = 0; i < N && N > 1; i++) comm[i].destroy(&comm[i]);
+    }
+    free(job), free(comm), free(thread);
+    return st;
+}
+
+#endif
