@@ -163,19 +163,25 @@ static int field_of(const char *name) {
     return -1;
 }
 
+static dp_status unknown_name(const dp_tensorfile *out, const dp_tensor *t, dp_err *e) {
+    char taps[256];
+    int n = 0;
+    for (int i = 0; i < DP_NTAPS; i++) n += snprintf(taps + n, sizeof taps - (size_t)n, " %s", dp_taps[i].name);
+    return dp_fail(e, DP_EINPUT, "%s: tensor %s is not known; known: o final_state (or ht) dq dk dv dg dbeta dA_log ddt_bias ds0 (or dh0), and stages%s", out->path, t->name, taps);
+}
+
 /* Names, once each, of floating types; *backward: some are gradients. */
 static dp_status check_outputs(const dp_tensorfile *in, const dp_tensorfile *out, int *backward, dp_err *e) {
-    int seen[10] = {0};
+    int seen[10 + DP_NTAPS] = {0};
     *backward = 0;
     for (int i = 0; i < out->ntensor; i++) {
         const dp_tensor *t = &out->tensor[i];
-        const int f = field_of(t->name);
-        if (f < 0) return dp_fail(e, DP_EINPUT, "%s: tensor %s is not known; known: o final_state (or ht) dq dk dv dg dbeta dA_log ddt_bias ds0 (or dh0)", out->path, t->name);
-        if (seen[f]++) return dp_fail(e, DP_EINPUT, "%s: tensor %s is there twice, as %s too", out->path, dp_result_fields[f].name, ALIAS[f]);
+        const int f = field_of(t->name), tap = f < 0 ? dp_tap_find(t->name) : -1, back = f >= 0 ? dp_result_fields[f].backward : tap >= 0 && dp_taps[tap].backward;
+        if (f < 0 && tap < 0) return unknown_name(out, t, e);
+        if (seen[f >= 0 ? f : 10 + tap]++) return dp_fail(e, DP_EINPUT, "%s: tensor %s is there twice, under another name too", out->path, f >= 0 ? dp_result_fields[f].name : dp_taps[tap].name);
         if (t->dtype[0] == 'I') return dp_fail(e, DP_EINPUT, "%s: tensor %s: dtype %s, must be a floating type", out->path, t->name, t->dtype);
-        if (dp_result_fields[f].backward && !dp_tensor_find(in, "do"))
-            return dp_fail(e, DP_EINPUT, "%s: tensor %s is a gradient, but %s has no tensor do", out->path, t->name, in->path);
-        *backward |= dp_result_fields[f].backward;
+        if (back && !dp_tensor_find(in, "do")) return dp_fail(e, DP_EINPUT, "%s: tensor %s is a gradient, but %s has no tensor do", out->path, t->name, in->path);
+        *backward |= back;
     }
     return out->ntensor ? DP_OK : dp_fail(e, DP_EINPUT, "%s: has no tensors", out->path);
 }
@@ -201,10 +207,34 @@ static void storage(const char *dtype, double *u, double *tiny) {
     for (size_t i = 0; i < sizeof d / sizeof *d; i++) if (!strcmp(dtype, d[i].name)) *u = d[i].u, *tiny = d[i].tiny;
 }
 
-static dp_status load_results(const dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p, int vk, dp_given *g, dp_err *e) {
+/* A stage; M, H and their adjoints are [K,..] in either layout of states. */
+static dp_status load_tap(const dp_tensorfile *in, const dp_tensorfile *out, dp_tensor *t, const dp_problem *p, int N, int vk, dp_given *g, dp_err *e) {
+    const int tap = dp_tap_find(t->name), state = tap == DP_STATE || tap == DP_DSTATE || tap == DP_S_IN || tap == DP_DS_OUT;
+    int64_t want[5], chunks = dp_tap_chunks(p, N, -1);
+    char hint[200] = "";
+    const int ndim = dp_tap_shape(p, N, tap, want);
+    if (state && vk) {
+        const int64_t k = want[2];
+        want[2] = want[3], want[3] = k;
+    }
+    if (dp_taps[tap].kind == DP_PER_CHUNK) snprintf(hint, sizeof hint, " (%lld chunks: they restart at every sequence and at each of %d ranks)", (long long)chunks, N);
+    if (dp_taps[tap].kind == DP_PER_RANK) snprintf(hint, sizeof hint, " (first axis: %d ranks)", N);
+    if (!dp_case_same_shape(t, ndim, want, 0)) return wrong_shape(out, in, t, ndim, want, hint, e);
+    if (state && vk) transpose_states(t, p->K, p->V);
+    g->stage[tap] = t->data;
+    storage(t->dtype, &g->stage_u[tap], &g->stage_tiny[tap]);
+    return DP_OK;
+}
+
+static dp_status load_results(const dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p, int N, int vk, dp_given *g, dp_err *e) {
     for (int i = 0; i < out->ntensor; i++) {
         dp_tensor *t = &out->tensor[i];
         const int f = field_of(t->name), state = f == 1 || f == 9;
+        if (f < 0) {
+            const dp_status st = load_tap(in, out, t, p, N, vk, g, e);
+            if (st) return st;
+            continue;
+        }
         int64_t want[4], rows, width;
         const int ndim = full_shape(p, f, want);
         dp_result_shape(p, f, &rows, &width);
@@ -244,7 +274,7 @@ static dp_status judge_files(const dp_judge_options *o, dp_tensorfile *in, dp_te
     if (st) return st;
     name_case(o, c);
     const dp_run_options ro = {.cache = o->cache, .progress = o->progress};
-    st = load_results(in, out, &c->p, s.out_vk, &g, e);
+    st = load_results(in, out, &c->p, s.ranks, s.out_vk, &g, e);
     if (!st) st = dp_run_given(c, &ro, &g, runs, e);
     if (st) dp_case_free(c);
     return st;

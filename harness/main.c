@@ -171,7 +171,7 @@ static const struct argp_option TRUTH_OPTIONS[] = {
     {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0}, {0}};
 static const struct argp_option JUDGE_OPTIONS[] = {
     {"inputs", OPT_INPUTS, "IN", 0, "safetensors file: q k v g beta, and where there are any A_log dt_bias initial_state do dht cu_seqlens", 0},
-    {"outputs", OPT_OUTPUTS, "OUT", 0, "safetensors file: any of o final_state dq dk dv dg dbeta dA_log ddt_bias ds0", 0},
+    {"outputs", OPT_OUTPUTS, "OUT", 0, "safetensors file: any of o final_state dq dk dv dg dbeta dA_log ddt_bias ds0, and stages: gcum Akk Aqk w u kg qg M H S_in h v_new dv_local dS_out dM dH dh dv_new", 0},
     {"ranks", OPT_RANKS, "N", 0, "ranks that computed OUT (default: metadata `ranks` of OUT, else 1)", 0},
     {"base", OPT_BASE, "NAME", 0, "formats that the kernel claims for everything but the M chain: fp64 fp32 bf16", 0},
     {"claim", OPT_CLAIM, "FORMAT", 0, "format that it claims for the M chain: fp32 tf32x3 tf32 tf32rz bf16 bf16st; needed from 3 ranks on", 0},

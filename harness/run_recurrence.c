@@ -639,25 +639,30 @@ static void widen_for_storage(const dp_problem *p, const dp_truth *t, dp_base ba
 
 dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given *g, dp_runs *out, dp_err *e) {
     const double t0 = dp_now();
-    const dp_truth_request rq = {.bits = c->bits, .backward = c->backward, .progress = o->progress};
+    int ranked = 0, cached = 0, ncut;
+    for (int i = 0; i < DP_NTAPS; i++) ranked |= g->stage[i] && dp_taps[i].kind == DP_PER_RANK;
+    int64_t *cut = dp_case_cuts(c, &ncut);
+    if (!ranked) ncut = 0;
+    const dp_truth_request rq = {.bits = c->bits, .backward = c->backward, .ncut = ncut, .cut = cut, .want_M = ncut > 0, .progress = o->progress};
     dp_truth truth;
     dp_sim ref;
     dp_budget b;
     budget_bases w = {0};
-    int cached = 0;
     dp_status st = dp_truth_cached(&c->p, &rq, o->cache, &truth, &cached, e);
+    free(cut);
     if (st) return st;
     split sp = {.c = c, .truth = &truth, .N = c->ranks[0], .ref = &ref, .radius = largest_radius(&truth)};
-    st = split_truth(&sp, 0, e);
+    st = split_truth(&sp, ranked, e);
     if (!st) {
         dp_run *r = dp_runs_add(out, c);
         r->backend = DP_BACKEND_FILE, r->ranks = sp.N, r->base = c->base[0], r->chain = c->chain[0], r->has_base = r->has_chain = 1;
         r->truth_bits = truth.bits, r->truth_cached = cached, r->truth_radius = sp.radius;
         r->id = run_id(r);
-        r->tensor = dp_calloc((size_t)dp_result_nfields, sizeof *r->tensor);
+        r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
         budget(o, &sp, c->base[0], c->chain[0], &w, &b);
         widen_for_storage(&c->p, &truth, c->base[0], g, &b);
         judge_fields(&sp, (dp_result *)&g->r, &b, r);
+        judge_stages(&sp, &b, c->base[0], c->chain[0], &w, g->stage, g->stage_u, g->stage_tiny, r);
         dp_run_close(r, dp_now() - t0);
         dp_budget_free(&b);
         free_bases(&w);

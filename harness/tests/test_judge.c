@@ -275,7 +275,7 @@ DP_TEST(judge, shapes_and_names_that_do_not_fit_are_refused_by_name) {
         {{"dq", x.s.out.dq, 3, {192, 2, 8}}, "F32", {"tensor dq: shape [192,2,8]", "[192,1,16]"}},
         {{"final_state", x.s.out.final_state, 3, {16, 2, 8}}, "F32", {"tensor final_state: shape [16,2,8]", "[1,2,16,8]"}},
         {{"O", x.s.out.o, 3, {192, 2, 8}}, "F32", {"out.safetensors: tensor O is not known", "o final_state (or ht) dq dk dv dg dbeta dA_log ddt_bias ds0"}},
-        {{"S_in", x.s.out.o, 1, {8}}, "F32", {"tensor S_in is not known"}},
+        {{"S_out", x.s.out.o, 1, {8}}, "F32", {"tensor S_out is not known", "stages gcum Akk Aqk w u"}}, {{"S_in", x.s.out.o, 1, {8}}, "F32", {"tensor S_in: shape [8]", "calls for [3,2,16,8]", "3 ranks"}},
         {{"o", (const double[]){1, 2}, 1, {2}}, "I32", {"tensor o: dtype I32", "floating"}}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         write_file(out_path(), &bad[i].t, 1, 3, bad[i].dtype, NULL);
