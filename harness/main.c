@@ -537,6 +537,7 @@ static const struct { const char *name; int (*run)(options *); const struct argp
 static const struct { const char *name; int (*run)(int argc, char **argv); } OWN[] = {
     {"museum", dp_cmd_museum},
     {"bisect", dp_cmd_bisect},
+    {"check", dp_cmd_check},
 };
 
 static int usage(FILE *f, int rc) {
@@ -544,6 +545,7 @@ static int usage(FILE *f, int rc) {
                "Proves delta-rule linear-attention kernels under context parallelism: truth in MPFR, derived bounds, verdicts.\n\n"
                "  list     the cases, the keys of a case file, the deliberate faults\n  run      run cases and judge them\n"
                "  judge    judge tensors that another program computed\n"
+               "  check    check what must hold between runs, without a truth\n"
                "  museum   switch every deliberate fault on and see which verdict goes red\n"
                "  bisect   find the stage that is wrong\n"
                "  truth    write the MPFR truth of a case as safetensors\n  report   make the report of a record\n\n"

@@ -1,0 +1,226 @@
+/* deltaproof check CASE...: what must hold between runs, without a truth (invariants.h). Exit status 0: everything held, 1: something did not, 2: could not run.
+ * --tokens and --heads give the case's problem another size, with the same law of inputs, for sizes where no truth is affordable; its heads are then made and
+ * checked in blocks of --block heads, so that memory holds one block at a time. */
+#define _GNU_SOURCE
+#include "case.h"
+#include "commands.h"
+#include "invariants.h"
+#include "run.h"
+
+#include <argp.h>
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef struct {
+    const char *cases_dir, *json, *only, *name[64];
+    int ncase, ranks, heads, block, forward, has_base, has_chain, has_ranks;
+    int64_t tokens;
+    dp_check_subject s;
+} options;
+
+enum { OPT_RANKS = 256, OPT_BASE, OPT_CHAIN, OPT_MERGE, OPT_BACKEND, OPT_FAULT, OPT_TOKENS, OPT_HEADS, OPT_BLOCK, OPT_ONLY, OPT_JSON, OPT_FORWARD };
+
+static int64_t number(struct argp_state *st, const char *opt, const char *s, int64_t top) {
+    char *end;
+    errno = 0;
+    const long long n = strtoll(s, &end, 10);
+    if (!*s || *end || errno || n < 1 || n > top) argp_error(st, "--%s %s: must be 1 to %lld", opt, s, (long long)top);
+    return n;
+}
+
+static int find(struct argp_state *st, const char *opt, const char *s, const char *const *names, int n) {
+    for (int i = 0; i < n; i++) if (!strcmp(s, names[i])) return i;
+    argp_error(st, "--%s %s: not known", opt, s);
+    return 0;
+}
+
+static error_t parse(int key, char *arg, struct argp_state *st) {
+    options *o = st->input;
+    switch (key) {
+    case 'c': o->cases_dir = arg; break;
+    case OPT_RANKS: o->ranks = (int)number(st, "ranks", arg, 64), o->has_ranks = 1; break;
+    case OPT_BASE: o->s.base = find(st, "base", arg, dp_base_names, DP_NBASES), o->has_base = 1; break;
+    case OPT_CHAIN:
+        if (dp_format_find(arg) < 0) argp_error(st, "--chain %s: not known", arg);
+        o->s.chain = dp_format_find(arg), o->has_chain = 1;
+        break;
+    case OPT_MERGE: o->s.merge = find(st, "merge", arg, dp_merge_names, DP_NMERGES); break;
+    case OPT_BACKEND: o->s.backend = find(st, "backend", arg, dp_backend_names, DP_BACKEND_FILE); break;
+    case OPT_FAULT:
+        if (dp_fault_find(arg) < 0) argp_error(st, "--fault %s: not known (see list --faults)", arg);
+        o->s.fault = dp_fault_find(arg);
+        break;
+    case OPT_TOKENS: o->tokens = number(st, "tokens", arg, (int64_t)1 << 30); break;
+    case OPT_HEADS: o->heads = (int)number(st, "heads", arg, 1 << 20); break;
+    case OPT_BLOCK: o->block = (int)number(st, "block", arg, 1 << 20); break;
+    case OPT_ONLY: o->only = dp_check_names[find(st, "only", arg, dp_check_names, DP_NCHECKS)]; break;
+    case OPT_FORWARD: o->forward = 1; break;
+    case OPT_JSON: o->json = arg; break;
+    case ARGP_KEY_ARG:
+        if (o->ncase == 64) argp_error(st, "more than 64 cases");
+        o->name[o->ncase++] = arg;
+        break;
+    case ARGP_KEY_END:
+        if (!o->ncase) argp_error(st, "name a case");
+        break;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+static const struct argp_option OPTIONS[] = {
+    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: cases)", 0},
+    {"ranks", OPT_RANKS, "N", 0, "number of ranks (default: the case's largest)", 0},
+    {"base", OPT_BASE, "NAME", 0, "fp64, fp32 or bf16 (default: the case's first)", 0},
+    {"chain", OPT_CHAIN, "FORMAT", 0, "format of the M chain (default: the case's first)", 0},
+    {"merge", OPT_MERGE, "NAME", 0, "allgather (default) or ring", 0},
+    {"backend", OPT_BACKEND, "NAME", 0, "sim (default), cuda or nccl", 0},
+    {"fault", OPT_FAULT, "NAME", 0, "switch a deliberate fault of the simulated ranks on", 0},
+    {"only", OPT_ONLY, "CHECK", 0, "one check: repeat causality anticausality heads packed prefix scale-v scale-do sign-q sign-kv ranks transpose ranks-bound", 0},
+    {"forward", OPT_FORWARD, 0, 0, "leave gradients out", 0},
+    {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
+    {"heads", OPT_HEADS, "HV", 0, "that many heads (R and the law of inputs as in the case, H = HV)", 0},
+    {"block", OPT_BLOCK, "N", 0, "with --tokens or --heads: heads made and checked at a time (default 8)", 0},
+    {"json", OPT_JSON, "FILE", 0, "write the results there", 0},
+    {0}};
+
+static int refuse(const dp_err *e) {
+    fprintf(stderr, "deltaproof: check: %s\n", e->msg);
+    return 2;
+}
+
+/* splitmix64: the same bits for any number of threads. */
+static uint64_t mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/* Sum of four 16-bit uniforms, mean 0, variance 1: near enough to normal where only the size matters. */
+static double near_normal(uint64_t seed, uint64_t i) {
+    const uint64_t h = mix(seed ^ mix(i));
+    return ((double)((h & 0xffff) + (h >> 16 & 0xffff) + (h >> 32 & 0xffff) + (h >> 48)) - 2 * 65535.0) / (65536 * 0.57735026918962576);
+}
+
+/* Inputs of a large problem: unit keys and queries unless the kernel normalises them, gates and betas by the case's law. */
+static void fill_large(dp_problem *p, const dp_case *c, uint64_t seed) {
+    const dp_inputs_spec *s = &c->spec;
+    const int round = c->input_dtype == DP_BF16, Kg = dp_Kg(p), K = p->K;
+    double *const key[] = {p->q, p->k};
+    for (int z = 0; z < 2; z++) {
+        const int64_t rows = p->T * p->H * (z ? p->R : 1);
+#pragma omp parallel for
+        for (int64_t r = 0; r < rows; r++) {
+            double n = 0;
+            for (int x = 0; x < K; x++) key[z][r * K + x] = near_normal(seed + z, r * K + x), n += key[z][r * K + x] * key[z][r * K + x];
+            for (int x = 0; x < K; x++) key[z][r * K + x] = dp_bf16d(key[z][r * K + x] / (p->l2norm ? 1 : sqrt(n)));
+        }
+    }
+#pragma omp parallel for
+    for (int64_t i = 0; i < p->T * p->HV * p->R * p->V; i++) p->v[i] = dp_bf16d(near_normal(seed + 2, i));
+#pragma omp parallel for
+    for (int64_t i = 0; i < p->T * p->HV * Kg; i++) {
+        const double u = (double)(mix((seed + 3) ^ mix((uint64_t)i)) >> 11) * 0x1p-53, g = p->gate == DP_GATE_LOG ? s->g_scale * log1p(-u) : s->g_mean + s->g_scale * near_normal(seed + 3, i);
+        p->g[i] = round ? dp_bf16d(g) : dp_fp32(g);
+    }
+#pragma omp parallel for
+    for (int64_t i = 0; i < p->T * p->HV * p->R; i++) {
+        const double u = (double)(mix((seed + 4) ^ mix((uint64_t)i)) >> 11) * 0x1p-53;
+        const double b = p->beta_form == DP_BETA_PLAIN ? s->beta_lo + (s->beta_hi - s->beta_lo) * u : s->beta_lo + s->beta_hi * near_normal(seed + 4, i);
+        p->beta[i] = round ? dp_bf16d(b) : dp_fp32(b);
+    }
+    for (int64_t i = 0; p->A_log && i < p->HV; i++) p->A_log[i] = dp_fp32(0.5 + 0.125 * (double)(i % 8));
+    for (int64_t i = 0; p->dt_bias && i < (int64_t)p->HV * Kg; i++) p->dt_bias[i] = dp_fp32(-3 + 0.03125 * (double)(i % 32));
+#pragma omp parallel for
+    for (int64_t i = 0; i < (p->dout ? p->T * p->HV * p->V : 0); i++) p->dout[i] = dp_bf16d(near_normal(seed + 5, i));
+}
+
+static dp_problem large(const dp_case *c, const options *o, int heads, uint64_t seed) {
+    dp_problem p = c->p;
+    p.T = o->tokens ? o->tokens : c->p.T, p.H = p.HV = heads, p.cu = NULL;
+    p.s0 = p.dstate = p.A_log = p.dt_bias = p.dout = NULL;
+    dp_problem_alloc(&p);
+    if (c->p.A_log) p.A_log = dp_doubles(heads);
+    if (c->p.dt_bias) p.dt_bias = dp_doubles((int64_t)heads * dp_Kg(&p));
+    if (c->p.dout && !o->forward) p.dout = dp_doubles(p.T * heads * p.V);
+    fill_large(&p, c, seed);
+    return p;
+}
+
+static void record(json_t *list, const char *name, const dp_problem *p, int N, const options *o, int head0, const dp_check *c) {
+    json_t *x = json_pack("{ss sI si si ss ss ss ss ss sI sf}", "case", name, "T", (json_int_t)p->T, "HV", p->HV, "ranks", N, "backend", dp_backend_names[o->s.backend], "base", dp_base_names[o->s.base],
+                          "check", c->name, "promise", c->promise, "verdict", dp_verdict_names[c->verdict], "compared", (json_int_t)c->compared, "seconds", c->seconds);
+    json_object_set_new(x, "first_head", json_integer(head0));
+    if (c->why[0]) json_object_set_new(x, "why", json_string(c->why));
+    json_array_append_new(list, x);
+}
+
+static dp_status check_problem(const char *name, const dp_problem *p, int N, const options *o, int head0, int count[DP_NVERDICTS], json_t *list, dp_err *e) {
+    dp_checks r;
+    const dp_status st = dp_checks_run(p, &o->s, N, !o->forward && p->dout != NULL, o->only, &r, e);
+    for (int i = 0; i < r.n && !st; i++) {
+        const dp_check *c = &r.c[i];
+        count[c->verdict]++;
+        printf("%-8s %-14s %-26s %12lld entries %7.2f s  %s\n", dp_verdict_names[c->verdict], c->name, c->promise, (long long)c->compared, c->seconds, c->why);
+        record(list, name, p, N, o, head0, c);
+    }
+    return st;
+}
+
+static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS], json_t *list, dp_err *e) {
+    dp_case c;
+    const int resized = o->tokens || o->heads;
+    dp_status st = dp_case_load(path, &c, e);
+    if (st) return st;
+    if (c.op != DP_OP_RECURRENCE) st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences have these checks", path, c.op_name);
+    else if (c.allow_nonfinite) st = dp_fail(e, DP_EINPUT, "%s: nonfinite = allow: equalities of NaN prove nothing", path);
+    if (!o->has_base) o->s.base = c.base[0];
+    if (!o->has_chain) o->s.chain = c.chain[0];
+    o->s.bf16_inputs = c.input_dtype == DP_BF16;
+    int N = o->has_ranks ? o->ranks : 1;
+    for (int i = 0; !o->has_ranks && i < c.nranks; i++) if (c.ranks[i] > N) N = c.ranks[i];
+    const int HV = o->heads ? o->heads : c.p.HV, block = !resized ? HV : o->block < HV ? o->block : HV;
+    for (int h = 0; h < HV && !st; h += block) {
+        const int n = h + block < HV ? block : HV - h;
+        dp_problem p = resized ? large(&c, o, n, 1000 + 16 * (uint64_t)h) : c.p;
+        printf("%s: T = %lld, heads %d to %d of %d, K = %d, V = %d, %d ranks, base %s, chain %s, %s%s%s\n", c.name, (long long)p.T, h, h + n - 1, HV, p.K, p.V, N, dp_base_names[o->s.base],
+               dp_formats[o->s.chain].name, dp_backend_names[o->s.backend], o->s.fault ? ", fault " : "", o->s.fault ? dp_faults[o->s.fault].name : "");
+        fflush(stdout);
+        st = check_problem(c.name, &p, N, o, h, count, list, e);
+        if (resized) dp_problem_free(&p);
+    }
+    dp_case_free(&c);
+    return st;
+}
+
+int dp_cmd_check(int argc, char **argv) {
+    options o = {.cases_dir = "cases", .block = 8};
+    const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "CASE...", .doc = "Check what must hold between runs of one subject: causality, independence of heads and sequences, ranks, "
+        "prefixes, scaling and signs. No truth is needed, so any size will do.\vExit status 0 everything held, 1 something did not, 2 could not run."};
+    dp_err e = {0};
+    int count[DP_NVERDICTS] = {0}, rc = 0;
+    json_t *list = json_array();
+    argp_parse(&a, argc, argv, 0, NULL, &o);
+    const char *no = o.s.backend == DP_BACKEND_SIM ? NULL : dp_cuda_unavailable(o.s.backend, o.has_ranks ? o.ranks : 1);
+    if (no) dp_fail(&e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[o.s.backend], no), rc = refuse(&e);
+    for (int i = 0; i < o.ncase && !rc; i++) {
+        char *path;
+        struct stat st;
+        if (stat(o.name[i], &st) == 0 && S_ISREG(st.st_mode) ? asprintf(&path, "%s", o.name[i]) < 0 : asprintf(&path, "%s/%s.case", o.cases_dir, o.name[i]) < 0) abort();
+        if (check_case(path, &o, count, list, &e)) rc = refuse(&e);
+        free(path);
+    }
+    if (o.json && json_dump_file(list, o.json, JSON_INDENT(1))) dp_fail(&e, DP_EIO, "%s: cannot be written", o.json), rc = refuse(&e);
+    json_decref(list);
+    if (!rc) {
+        printf("CHECK: %s (%d held, %d did not, %d skipped)\n", count[DP_FAIL] ? "FAIL" : count[DP_PASS] ? "PASS" : "NOTHING CHECKED", count[DP_PASS], count[DP_FAIL], count[DP_SKIPPED]);
+        rc = count[DP_FAIL] ? 1 : count[DP_PASS] ? 0 : 2;
+    }
+    return rc;
+}
