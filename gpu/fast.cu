@@ -83,7 +83,7 @@ template <int GATE> __device__ __forceinline__ float gate_fast(float graw, float
     return __fdividef(lb, 1.f + ex2(-a * x * LOG2E));
 }
 
-struct FastOut { bf16 *w, *u, *kg, *qg, *Aqk, *Akk; float *eC, *gcum; };
+struct FastOut { bf16 *w, *u, *kg, *qg, *Aqk, *Akk, *L; float *eC, *gcum; };   /* Akk, L and gcum NULL unless kept; plain */
 
 /* ---- k_chunks -------------------------------------------------------------------------------------------------------------------- */
 
@@ -365,8 +365,8 @@ template <int D> __device__ __forceinline__ void exchange(Smem<D> &sm, int I, in
     __syncthreads();
 }
 
-/* One 16 x 16 block: of A to shared memory (half 0), or of Aqk to memory (half 1). */
-template <int D> __device__ __forceinline__ void emit_block(Smem<D> &sm, int I, int half, int lane, int J, float scale, const float z[2][4], bf16 *Aqk)
+/* One 16 x 16 block: of A to shared memory and of L to memory if it is kept (half 0), or of Aqk to memory (half 1). */
+template <int D> __device__ __forceinline__ void emit_block(Smem<D> &sm, int I, int half, int lane, int J, float scale, const float z[2][4], bf16 *Aqk, bf16 *L)
 {
     int gr = lane / 4, tc = lane % 4;
 #pragma unroll
@@ -378,8 +378,11 @@ template <int D> __device__ __forceinline__ void emit_block(Smem<D> &sm, int I, 
             float y0 = i < s + half ? z[nt][2 * row] * f * sm.rk[i] : 0.f, y1 = i + 1 < s + half ? z[nt][2 * row + 1] * f * sm.rk[i + 1] : 0.f;
             if (half)
                 *(uint32_t *)(Aqk + s * C + ((i / 8) ^ (s & 7)) * 8 + i % 8) = pack2(y0, y1);
-            else
+            else {
                 *(float2 *)(sm.x.s.A + s * TS + i) = make_float2(y0, y1);
+                if (L)
+                    *(uint32_t *)(L + s * C + i) = pack2(i < s ? z[nt][2 * row] * sm.rk[s] * sm.rk[i] : 0.f, i + 1 < s ? z[nt][2 * row + 1] * sm.rk[s] * sm.rk[i + 1] : 0.f);
+            }
         }
 }
 
@@ -528,12 +531,12 @@ template <int D, int GATE> __global__ void __launch_bounds__(THREADS, 2) k_chunk
     __syncthreads();
     store_rows<D, false>(o.qg + tile * C * D, sm.q, warp * 8, 8, lane);
     exchange<D>(sm, I, half, lane, z, mine);
-    bf16 *Aqk = o.Aqk + tile * C * C;
+    bf16 *Aqk = o.Aqk + tile * C * C, *L = o.L ? o.L + tile * C * C : NULL;
 #pragma unroll
     for (int J = 0; J < 3; J++)
         if (J < I)
-            emit_block<D>(sm, I, half, lane, J, d.scale, mine[J], Aqk);
-    emit_block<D>(sm, I, half, lane, I, d.scale, mine[3], Aqk);
+            emit_block<D>(sm, I, half, lane, J, d.scale, mine[J], Aqk, L);
+    emit_block<D>(sm, I, half, lane, I, d.scale, mine[3], Aqk, L);
     for (int x = lane; half && x < 16 * (3 - I) * 2; x += 32) {
         int s = I * 16 + x % 16, piece = 2 * (I + 1) + x / 16;
         *(uint4 *)(Aqk + s * C + (piece ^ (s & 7)) * 8) = make_uint4(0, 0, 0, 0);
@@ -1172,7 +1175,7 @@ int fast_supports(const dpg_problem *p, const dpg_options *o)
 template <int D, int GATE> static dp_status launch_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
     FastOut o = {at<bf16>(p, ws, B_W), at<bf16>(p, ws, B_U), at<bf16>(p, ws, B_KG), at<bf16>(p, ws, B_QG), at<bf16>(p, ws, B_AQK),
-                 at<bf16>(p, ws, B_AKK), at<float>(p, ws, B_EC), at<float>(p, ws, B_GCUM)};
+                 at<bf16>(p, ws, B_AKK), at<bf16>(p, ws, B_L), at<float>(p, ws, B_EC), at<float>(p, ws, B_GCUM)};
     CK(e, cudaFuncSetAttribute(k_chunks<D, GATE>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(Smem<D>)));
     k_chunks<D, GATE><<<(unsigned)((int64_t)p->d.NT * p->d.HV), THREADS, sizeof(Smem<D>), s>>>(p->d, *t, o);
     CK_LAUNCH(e, "k_chunks");

@@ -31,7 +31,12 @@ struct Dims {
 /* Buffers by slot; float or bf16 according to the path (plan.cu holds the table). */
 enum Slot { B_GCUM, B_BETA, B_QN, B_KN, B_L, B_AKK, B_AQK, B_W, B_U, B_KG, B_QG, B_EC, B_H, B_VNEW, B_HM, B_HMALL, B_SEG, B_SIN, B_MC,
             /* backward */
-            B_DVL, B_DX, B_DH, B_DHM, B_DHMALL, B_DSOUT, B_DZ, B_E, B_DP, B_DL, B_DQ, B_DKR, B_DKW, B_DG, B_DBETA, B_PART, B_GSUM, B_GALL, B_SLOTS };
+            B_DVL, B_DX, B_DH, B_DHM, B_DHMALL, B_DSOUT, B_DZ, B_E, B_DP, B_DL, B_DQ, B_DKR, B_DKW, B_DG, B_DBETA, B_PART, B_GSUM, B_GALL,
+            B_DO, B_NORM,                                /* fast: do by columns; 1/norms of the rows of k, then of q */
+            B_SLOTS };
+
+/* Element (row, col) of SLICES with another number of rows: [width/16][rows][16]. */
+__host__ __device__ static inline int slice_at(int rows, int row, int col) { return ((col / 16 * rows + row) * 2 + (col / 8 % 2 ^ (row >> 2 & 1))) * 8 + col % 8; }
 
 /* Element (row, col) of a tile of rows of `width` elements. ROWS: 16-byte pieces c of bf16 at c ^ (row & 7); SLICES: [width/16][C][16],
  * pieces at c ^ (row >> 2 & 1). Both make bulk copies into shared memory readable without bank conflicts (fast.cu). */
@@ -41,7 +46,7 @@ __host__ __device__ static inline int tile_at(int layout, int row, int col, int 
     if (layout == ROWS)
         return row * width + ((col / 8) ^ (row & 7)) * 8 + col % 8;
     if (layout == SLICES)
-        return ((col / 16 * DP_CHUNK + row) * 2 + (col / 8 % 2 ^ (row >> 2 & 1))) * 8 + col % 8;
+        return slice_at(DP_CHUNK, row, col);
     return row * width + col;
 }
 
@@ -103,6 +108,9 @@ struct BwdOps {
     bwd_fn state, intra;
     bwd_fn gate;                                         /* all outputs but dA_log and ddt_bias, whose sums on this rank go to B_GSUM: [HV], [HV][Kg] */
 };
+/* fast_bwd.cu */
+int fast_bwd_supports(const dpg_problem *p, const dpg_options *o);
+extern const BwdOps fast_bwd;
 /* simple_bwd.cu */
 extern const BwdOps simple_bwd;
 dp_status bwd_merge(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);          /* B_DHMALL -> B_DSOUT, any path */

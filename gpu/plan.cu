@@ -15,16 +15,11 @@ dp_status dpg_fail(dp_err *e, dp_status code, const char *fmt, ...)
     return code;
 }
 
-/* The backward that options ask for: the only one there is, until a faster one says here what it takes. */
-static const BwdOps *bwd_ops(dpg_path path)
-{
-    return path == DPG_PATH_FAST ? NULL : &simple_bwd;
-}
+static const BwdOps *bwd_ops(dpg_path path) { return path == DPG_PATH_FAST ? &fast_bwd : &simple_bwd; }
 
 static dpg_path bwd_path_of(const dpg_problem *p, const dpg_options *o)
 {
-    (void)p;
-    return o->bwd_path == DPG_PATH_AUTO ? DPG_PATH_SIMPLE : o->bwd_path;
+    return o->bwd_path != DPG_PATH_AUTO ? o->bwd_path : fast_bwd_supports(p, o) ? DPG_PATH_FAST : DPG_PATH_SIMPLE;
 }
 
 static dpg_path path_of(const dpg_problem *p, const dpg_options *o)
@@ -52,7 +47,7 @@ static dp_status check(const dpg_problem *p, const dpg_options *o, int rank, int
          "no such chain format on the device");
     NEED(o->path != DPG_PATH_FAST || fast_supports(p, o), "the fast path does not take this problem");
     if (o->backward) {
-        NEED(bwd_ops(bwd_path_of(p, o)), "the fast backward does not take this problem");
+        NEED(o->bwd_path != DPG_PATH_FAST || fast_bwd_supports(p, o), "the fast backward does not take this problem");
         NEED(o->save == DPG_SAVE_STATE || path_of(p, o) == bwd_path_of(p, o), "save all needs forward and backward on the same path");
         NEED(!o->pair_dg || bwd_path_of(p, o) == DPG_PATH_SIMPLE, "pair_dg needs the simple backward");
     }
@@ -141,7 +136,13 @@ static void layout(dpg_plan *pl)
     const Dims &d = pl->d;
     int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV, hm = (int64_t)d.HV * d.K * (d.V + d.K);
     int fast = pl->opt.path == DPG_PATH_FAST, keep = !fast || pl->opt.keep || (pl->opt.backward && pl->opt.save == DPG_SAVE_ALL);
-    if (keep) {
+    if (fast && pl->is_bwd) {
+        add(pl, B_GCUM, tiles * C * d.K, 0);
+        add(pl, B_AKK, tiles * C * C, 1);
+        add(pl, B_L, tiles * C * C, 1);
+        add(pl, B_H, tiles * d.K * d.V, 1, SLICES);
+        add(pl, B_VNEW, tiles * C * d.V, 1, SLICES);
+    } else if (keep) {
         add(pl, B_GCUM, tiles * C * d.Kg, 0);
         add(pl, B_AKK, tiles * d.n * d.n, fast);
         add(pl, B_H, tiles * d.K * d.V, fast);
@@ -169,18 +170,33 @@ static void layout(dpg_plan *pl)
         add(pl, B_HM, hm, 0);
         add(pl, B_HMALL, hm * pl->N, 0);
     }
-    if (pl->needs_m && pl->opt.chain_how == DPG_CHAIN_DENSE) {
+    if (pl->needs_m && (pl->is_bwd ? !pl->opt.send_dh_only : pl->opt.chain_how == DPG_CHAIN_DENSE)) {
         int64_t batch = ((int64_t)256 << 20) / ((int64_t)d.HV * d.K * d.K * 4);
         pl->mc_batch = batch < 1 ? 1 : batch > d.NT ? d.NT : (int)batch;
         add(pl, B_MC, (int64_t)pl->mc_batch * d.HV * d.K * d.K, 0);
     }
 }
 
-/* Behind the forward's buffers, which the backward recomputes or, under DPG_SAVE_ALL, finds. */
-static void layout_bwd(dpg_plan *pl)
+static void layout_fast_bwd(dpg_plan *pl)
 {
     const Dims &d = pl->d;
-    int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV, hk = (int64_t)d.HV * d.K;
+    int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV;
+    for (int slot : {B_DVL, B_DO, B_DX, B_E})
+        add(pl, slot, tiles * C * d.V, 1, SLICES);
+    add(pl, B_DH, tiles * d.K * d.V, 1, SLICES);
+    add(pl, B_DP, tiles * C * C, 1);
+    add(pl, B_DL, tiles * C * C, 1);
+    add(pl, B_DBETA, tiles * C, 0);                      /* the diagonal of dP, in fp32 */
+    add(pl, B_NORM, tiles * 2 * C, 0);
+    add(pl, B_DQ, tiles * C * d.K, 0);
+    add(pl, B_DKR, tiles * C * d.K, 0);
+    add(pl, B_DG, (int64_t)d.HV * d.K, 0);               /* terms of dA_log by channel */
+}
+
+static void layout_simple_bwd(dpg_plan *pl)
+{
+    const Dims &d = pl->d;
+    int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV;
     add(pl, B_DVL, tiles * d.n * d.V, 0);
     add(pl, B_DX, tiles * d.n * d.V, 0);
     add(pl, B_DH, tiles * d.K * d.V, 0);
@@ -193,6 +209,17 @@ static void layout_bwd(dpg_plan *pl)
     add(pl, B_DKW, tiles * d.n * d.K, 0);
     add(pl, B_DG, tiles * C * d.K, 0);
     add(pl, B_DBETA, tiles * d.n, 0);
+}
+
+/* Behind the forward's buffers, which the backward recomputes or, under DPG_SAVE_ALL, finds. */
+static void layout_bwd(dpg_plan *pl)
+{
+    const Dims &d = pl->d;
+    int64_t tiles = (int64_t)d.NT * d.HV, hk = (int64_t)d.HV * d.K;
+    if (pl->opt.path == DPG_PATH_FAST)
+        layout_fast_bwd(pl);
+    else
+        layout_simple_bwd(pl);
     add(pl, B_PART, tiles * 2 * d.Kg, 0);
     add(pl, B_GSUM, (int64_t)d.HV * (1 + d.Kg), 0);
     add(pl, B_DSOUT, hk * d.V, 0);
@@ -235,7 +262,7 @@ static dp_status plan_new(dpg_plan **out, const dpg_problem *p, const dpg_option
     d.d_bf16 = p->ddtype == DPG_BF16, d.dg_bf16 = p->dgdtype == DPG_BF16;
     d.rb = opt->base == DP_BASE_BF16;
     split(pl, p);
-    pl->nseg = segments(pl, &pl->opt);
+    pl->nseg = is_bwd && path_of(p, opt) != pl->opt.path ? 1 : segments(pl, &pl->opt);     /* the forward leaves the states of its own segments */
     cut(pl);
     layout(pl);
     if (is_bwd)
@@ -549,8 +576,10 @@ dp_status dpg_stage_read(const dpg_plan *pl, const dpg_tensors *t, const void *w
                     host[r * (to - from) + i - from] = word(raw, 0, r * row + i);
         else {
             int64_t n = st->kind == 4 ? no : st->kind == 3 ? hkv : hkv * d.NT;
+            int64_t kv = (int64_t)d.K * d.V;
+            int sliced = st->kind == 1 && pl->buf[st->slot].layout == SLICES;
             for (int64_t i = 0; i < n; i++)
-                host[i] = word(raw, is_bf16, i);
+                host[i] = word(raw, is_bf16, sliced ? i / kv * kv + slice_at(d.K, (int)(i % kv / d.V), (int)(i % d.V)) : i);
         }
     }
     free(raw);

@@ -1,6 +1,8 @@
 /* gpu/bench/bench_bwd.cu - time of the backward and of the convolution: CUDA events, median of many runs after warm-up, random inputs larger than L2.
  *
  *   bench_bwd conv [runs]         the convolutions of q, k and v, forward and backward, against a copy of as many bytes in the same run
+ *   bench_bwd kda [runs]          KDA backward on one GPU, step by step, the shapes of the speed table
+ *   bench_bwd cp N [runs]         forward and backward of T tokens on N GPUs over NCCL against T/N tokens on one GPU
  */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -9,6 +11,7 @@
 #include <string.h>
 #include <algorithm>
 #include <functional>
+#include <thread>
 #include <vector>
 #include "../dp_conv.h"
 
@@ -100,10 +103,107 @@ static void conv(int64_t T, int HV, int W, int runs)
     release();
 }
 
+__global__ void constant(float *x, int n, float v) { for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = v; }
+
+/* One rank of a KDA problem, gate (lower bound), beta and L2 norm in the kernel. bias of the gate: at -14 a head forgets nothing, at -4 after 1,000 tokens. */
+struct Kda {
+    dpg_plan *plan;
+    dpg_tensors t;
+    dpg_grads g;
+    void *ws;
+    cudaStream_t s;
+    std::vector<void *> mem;
+    void *alloc(size_t bytes)
+    {
+        void *p;
+        CUDA(cudaMalloc(&p, bytes + 256));
+        mem.push_back(p);
+        return p;
+    }
+    void *random(int64_t n, uint32_t seed)
+    {
+        void *p = alloc(n * 2);
+        fill<<<1024, 256>>>((__nv_bfloat16 *)p, n, 1, seed);
+        return p;
+    }
+    Kda(int64_t T, int HV, int rank, int N, float bias, dpg_path bwd)
+    {
+        int64_t cu[2] = {0, T}, L = T / N, n = L * HV * 128;
+        dpg_problem p = {T, HV, HV, 128, 128, 1, 128, 1, cu, 1 / sqrt(128.), DP_GATE_LOWER_BOUND, -5, DP_BETA_SIGMOID, 1, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16};
+        dpg_options o = {};
+        dp_err e = {DP_OK, ""};
+        o.base = DP_BASE_BF16, o.chain = DP_FP32, o.path = DPG_PATH_FAST, o.chain_how = DPG_CHAIN_AUGMENTED, o.backward = 1, o.bwd_path = bwd, o.send_dh_only = 1;
+        DP(e, dpg_plan_create(&plan, &p, &o, rank, N, &e));
+        t = dpg_tensors{random(n, 1), random(n, 2), random(n, 3), random(n, 4), random(L * HV, 5)};
+        float *A = (float *)alloc((size_t)HV * 129 * 4);
+        constant<<<1, 256>>>(A, HV, 0.f);
+        constant<<<1, 256>>>(A + HV, HV * 128, bias);
+        t.A_log = A, t.dt_bias = A + HV, t.o = alloc(n * 2), t.saved = alloc(dpg_saved_bytes(plan));
+        g = dpg_grads{random(n, 6), NULL, alloc(n * 2), alloc(n * 2), alloc(n * 2), alloc(n * 2), alloc(L * HV * 2), (float *)alloc(HV * 4), (float *)alloc((size_t)HV * 512), NULL};
+        ws = alloc(dpg_workspace_bytes(plan));
+        CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+        CUDA(cudaDeviceSynchronize());
+    }
+    ~Kda()
+    {
+        for (void *p : mem)
+            cudaFree(p);
+        cudaStreamDestroy(s);
+        dpg_plan_destroy(plan);
+    }
+    void forward(dpg_comm *c) { dp_err e = {DP_OK, ""}; DP(e, dpg_forward(plan, &t, ws, c, s, &e)); }
+    void backward(dpg_comm *c, int steps) { dp_err e = {DP_OK, ""}; DP(e, dpg_backward_steps(plan, &t, &g, ws, c, s, steps, &e)); }
+};
+
+static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd)
+{
+    Kda k(T, HV, 0, 1, bias, bwd);
+    const struct { const char *name; int step; } part[] = {{"recompute", DPG_BWD_RECOMPUTE}, {"dAv", DPG_BWD_DAV}, {"state", DPG_BWD_STATE}, {"intra", DPG_BWD_INTRA}, {"gate", DPG_BWD_GATE}};
+    double fwd = time_of(k.s, runs, [&] { k.forward(NULL); }), all = time_of(k.s, runs, [&] { k.backward(NULL, DPG_BWD_ALL); });
+    printf("kda   T=%-7lld HV=%-3d %s gates  forward %7.3f  backward %7.3f ms:", (long long)T, HV, bias < -10 ? "slow" : "fast", fwd, all);
+    for (auto &p : part)
+        printf("  %s %.3f", p.name, time_of(k.s, runs, [&] { k.backward(NULL, p.step); }));
+    printf("  workspace %.2f GB\n", dpg_workspace_bytes(k.plan) / 1e9);
+    fflush(stdout);
+}
+
+/* Wall time of a step on all ranks: the slowest rank's median. */
+static void cp(int64_t T, int HV, float bias, int N, int runs)
+{
+    std::vector<dpg_comm> comm(N);
+    std::vector<int> dev(N);
+    std::vector<double> fwd(N), both(N), alone_f(N), alone(N);
+    std::vector<std::thread> th;
+    dp_err e = {DP_OK, ""};
+    for (int i = 0; i < N; i++)
+        dev[i] = i;
+    DP(e, dpg_comm_nccl(comm.data(), N, dev.data(), 20, &e));
+    for (int r = 0; r < N; r++)
+        th.emplace_back([&, r] {
+            CUDA(cudaSetDevice(r));
+            {
+                Kda k(T, HV, r, N, bias, DPG_PATH_FAST);
+                fwd[r] = time_of(k.s, runs, [&] { k.forward(&comm[r]); });
+                both[r] = time_of(k.s, runs, [&] { k.forward(&comm[r]); k.backward(&comm[r], DPG_BWD_ALL); });
+            }
+            Kda k(T / N, HV, 0, 1, bias, DPG_PATH_FAST);
+            alone_f[r] = time_of(k.s, runs, [&] { k.forward(NULL); });
+            alone[r] = time_of(k.s, runs, [&] { k.forward(NULL); k.backward(NULL, DPG_BWD_ALL); });
+        });
+    for (std::thread &x : th)
+        x.join();
+    double f = *std::max_element(fwd.begin(), fwd.end()), b = *std::max_element(both.begin(), both.end()), f1 = alone_f[0], b1 = alone[0];
+    printf("cp    T=%-7lld HV=%-3d %s gates  ranks %d  forward %7.3f (alone %7.3f, %+.0f%%)  forward and backward %7.3f (alone %7.3f, %+.0f%%)\n", (long long)T, HV,
+           bias < -10 ? "slow" : "fast", N, f, f1, 100 * (f / f1 - 1), b, b1, 100 * (b / b1 - 1));
+    fflush(stdout);
+    for (int r = 0; r < N; r++)
+        comm[r].destroy(&comm[r]);
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "conv";
-    int runs = argc > 2 ? atoi(argv[2]) : 50;
+    int at = strcmp(mode, "cp") ? 2 : 3, runs = argc > at ? atoi(argv[at]) : 50;
     cudaDeviceProp prop;
     if (cudaGetDeviceProperties(&prop, 0) != cudaSuccess) {
         fprintf(stderr, "bench_bwd: no CUDA device\n");
@@ -115,5 +215,16 @@ int main(int argc, char **argv)
             conv(131072, 8, W, runs);
             conv(8192, 64, W, runs);
         }
+    if (!strcmp(mode, "kda")) {
+        kda(8192, 64, runs, -4, DPG_PATH_FAST);
+        kda(131072, 8, runs, -4, DPG_PATH_FAST);
+        kda(131072, 8, runs, -14, DPG_PATH_FAST);
+        kda(32768, 32, runs, -14, DPG_PATH_FAST);
+        kda(8192, 8, runs < 5 ? runs : 5, -4, DPG_PATH_SIMPLE);
+    }
+    if (!strcmp(mode, "cp"))
+        for (int64_t T : {131072, 32768})
+            for (float bias : {-14.f, -4.f})
+                cp(T, 32, bias, argc > 2 ? atoi(argv[2]) : 2, runs);
     return 0;
 }
