@@ -538,6 +538,7 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } OWN
     {"museum", dp_cmd_museum},
     {"bisect", dp_cmd_bisect},
     {"check", dp_cmd_check},
+    {"compare", dp_cmd_compare},
 };
 
 static int usage(FILE *f, int rc) {
@@ -548,6 +549,7 @@ static int usage(FILE *f, int rc) {
                "  check    check what must hold between runs, without a truth\n"
                "  museum   switch every deliberate fault on and see which verdict goes red\n"
                "  bisect   find the stage that is wrong\n"
+               "  compare  what moved between two records\n"
                "  truth    write the MPFR truth of a case as safetensors\n  report   make the report of a record\n\n"
                "deltaproof COMMAND --help describes each; deltaproof --version prints the version.\n");
     return rc;
