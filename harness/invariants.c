@@ -157,6 +157,7 @@ static dp_status check_repeat(work *w) {
     if (w->s->backend == DP_BACKEND_SIM) {
         dp_repeat x;
         const dp_status st = dp_repeat_sim(w->p, w->s->base, w->s->chain, w->s->merge, w->N, w->s->fault, w->backward, 3, &x, w->e);
+        if (!st) free(x.hit);
         w->c->compared = w->p->T * w->p->HV * w->p->V;
         if (!st && x.differ) {
             w->c->verdict = DP_FAIL;

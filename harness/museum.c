@@ -1,4 +1,5 @@
 #include "museum.h"
+#include "bisect.h"
 #include "repeat.h"
 
 #include <errno.h>
@@ -65,9 +66,37 @@ static dp_museum_place by_verdict(const dp_run *r) {
     return (dp_museum_place){.by = "verdict"};
 }
 
-static dp_museum_place locate(const dp_case *c, const dp_run *r) {
-    dp_museum_place at = by_verdict(r);
-    at.right = right_stage(r->fault, at.stage) && (!r->hit || (at.rank >= 0 && at.head >= 0 && r->hit[at.rank * c->p.HV + at.head]));
+/* Did the fault act there? Sums over ranks have rank -1, what all heads share has head -1, and tensors of query heads count those. */
+static int acted_at(const dp_problem *p, const unsigned char *hit, int N, int rank, int head, int query_heads) {
+    for (int i = 0; i < N * p->HV; i++) {
+        const int hv = i % p->HV, mine = query_heads ? hv / dp_G(p) : hv;
+        if (hit[i] && (rank < 0 || rank == i / p->HV) && (head < 0 || head == mine)) return 1;
+    }
+    return 0;
+}
+
+/* hit: NULL where none is recorded. */
+static dp_museum_place locate(const dp_case *c, dp_fault f, int N, dp_base base, dp_format chain, dp_merge merge, const unsigned char *hit) {
+    static const char *const of_query_heads[] = {"q", "k", "dq", "dk"};
+    dp_museum_place at = {.by = "bisect stage", .rank = -1, .head = -1};
+    dp_bisect b;
+    if (dp_bisect_sim(&c->p, base, chain, merge, N, f, c->backward, of_one_run(f) ? REPEATS : 1, 0, &b, NULL)) return at;
+    if (b.first >= 0) {
+        const dp_bisect_row *x = &b.stage[b.first];
+        int query = 0;
+        for (int i = 0; i < 4; i++) query |= !strcmp(x->tensor, of_query_heads[i]);
+        at.stage = dp_stage_names[b.first], at.rank = x->at.rank, at.head = x->at.head;
+        snprintf(at.tensor, sizeof at.tensor, "%s", x->tensor);
+        at.right = right_stage(f, at.stage) && (!hit || acted_at(&c->p, hit, N, at.rank, at.head, query));
+    }
+    dp_bisect_free(&b);
+    return at;
+}
+
+static dp_museum_place locate_run(const dp_case *c, const dp_run *r) {
+    if (c->op == DP_OP_RECURRENCE) return locate(c, r->fault, r->ranks, r->base, r->chain, r->merge, r->hit);
+    dp_museum_place at = by_verdict(r);                          /* one stage, no ranks that matter to it */
+    at.right = right_stage(r->fault, at.stage);
     return at;
 }
 
@@ -81,10 +110,9 @@ static int acted(const dp_case *c, const dp_run *r) {
 
 static int smaller(const dp_museum_row *row, const dp_case *c) { return !row->id[0] || tokens(c) < row->T; }
 
-static void note(dp_museum_row *row, const dp_case *c, const char *id, const char *tensor, const char *tier, double ratio, const dp_museum_place *at) {
+static void note(dp_museum_row *row, const dp_case *c, const char *id, const char *tensor, const char *tier, double ratio) {
     row->T = tokens(c), row->ratio = ratio, row->tier = tier;
     snprintf(row->id, sizeof row->id, "%.255s", id), snprintf(row->tensor, sizeof row->tensor, "%.23s", tensor);
-    if (at) row->place = *at;
 }
 
 static const char *tier_of(const dp_run *r) { return r->exact ? "exact" : "bound"; }
@@ -119,17 +147,17 @@ static void judge_runs(const dp_case *c, const dp_runs *runs, const dp_runs *cle
     }
     if (!first) return;
     if (row->located < locations || locations < 0) {
-        const dp_museum_place at = locate(c, most);
+        const dp_museum_place at = locate_run(c, most);
         row->located++, row->right += at.right;
         if (!row->place.stage || (at.right && !row->place.right && smaller(row, c))) row->place = at;
     }
     if (smaller(row, c)) {
         const dp_judgement *t = reddest(first);
-        note(row, c, first->id, t ? t->name : first->op, t ? tier_of(first) : "bits", t ? t->ratio : NAN, NULL);
+        note(row, c, first->id, t ? t->name : first->op, t ? tier_of(first) : "bits", t ? t->ratio : NAN);
     }
 }
 
-static dp_status repeat_case(const dp_case *c, const dp_runs *clean, dp_museum_row *row, dp_err *e) {
+static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locations, dp_museum_row *row, dp_err *e) {
     for (int i = 0; i < clean->n; i++) {
         const dp_run *r = &clean->run[i];
         dp_repeat x;
@@ -138,14 +166,20 @@ static dp_status repeat_case(const dp_case *c, const dp_runs *clean, dp_museum_r
         const dp_status st = dp_repeat_sim(&c->p, r->base, r->chain, r->merge, r->ranks, row->fault, c->backward, REPEATS, &x, e);
         if (st) return st;
         row->runs++, row->acted++, row->red += x.differ > 0;
-        if (!x.differ) continue;
+        if (!x.differ) {
+            free(x.hit);
+            continue;
+        }
         if (!row->ranks || r->ranks < row->ranks) row->ranks = r->ranks;
-        const dp_museum_place at = {.by = "repeat", .stage = dp_stage_names[x.stage], .rank = x.rank, .head = x.head, .right = right_stage(row->fault, dp_stage_names[x.stage])};
-        row->located++, row->right += at.right;
-        if (!fla_red(r)) row->fla_of++;
+        if (row->located < locations || locations < 0) {
+            const dp_museum_place at = locate(c, row->fault, r->ranks, r->base, r->chain, r->merge, x.hit);
+            row->located++, row->right += at.right;
+            if (!row->place.stage) row->place = at;
+        }
+        free(x.hit);
         if (!smaller(row, c)) continue;
         snprintf(id, sizeof id, "%.230s,fault=%s", r->id, dp_faults[row->fault].name);
-        note(row, c, id, dp_stage_names[x.stage], "repeat", INFINITY, &at);
+        note(row, c, id, dp_stage_names[x.stage], "repeat", INFINITY);
     }
     return DP_OK;
 }
@@ -176,7 +210,7 @@ static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museu
         dp_run_options fo = ro;
         fo.fault = (dp_fault)f;
         if (st || !clean.n || (o->only && (int)o->only != f) || !concerns((dp_fault)f, c->op)) continue;
-        dp_status fs = of_one_run((dp_fault)f) ? repeat_case(c, &clean, &m->row[f], &fe) : dp_case_run(c, &fo, &runs, &fe);
+        dp_status fs = of_one_run((dp_fault)f) ? repeat_case(c, &clean, o->nlocate, &m->row[f], &fe) : dp_case_run(c, &fo, &runs, &fe);
         if (!fs && !of_one_run((dp_fault)f)) judge_runs(c, &runs, &clean, o->nlocate, &m->row[f]);
         if (fs) {
 #pragma omp critical
@@ -248,7 +282,7 @@ static json_t *fault_json(const dp_museum_row *r) {
     json_t *o = json_pack("{ss si ss ss ss si si si}", "name", i->name, "bug", i->bug, "stage", i->stage, "what", i->what, "source", i->source, "runs", r->runs, "acted", r->acted, "red", r->red);
     put(o, "seen", r->red ? json_pack("{ss sI ss ss so}", "id", r->id, "T", (json_int_t)r->T, "tensor", r->tensor, "tier", r->tier, "ratio", number(r->ratio)) : json_null());
     put(o, "ranks", r->red ? json_integer(r->ranks) : json_null());
-    put(o, "located", r->place.stage ? json_pack("{ss ss si si sb}", "by", r->place.by, "stage", r->place.stage, "rank", r->place.rank, "head", r->place.head, "right", r->place.right) : json_null());
+    put(o, "located", r->place.stage ? json_pack("{ss ss ss si si sb}", "by", r->place.by, "stage", r->place.stage, "tensor", r->place.tensor, "rank", r->place.rank, "head", r->place.head, "right", r->place.right) : json_null());
     put(o, "locations", json_pack("{si si}", "right", r->right, "of", r->located));
     put(o, "fla", json_pack("{si si}", "red", r->fla_red, "of", r->fla_of));
     return o;

@@ -11,7 +11,7 @@
  *   "faults": [{"name", "bug", "stage", "what", "source", "runs", "acted", "red",
  *               "seen": {"id", "T", "ranks", "tensor", "tier", "ratio"} | null,    the red run of the smallest problem
  *               "ranks": smallest number of ranks that was red,
- *               "located": {"by", "stage", "rank", "head", "right"} | null, "locations": {"right", "of"},
+ *               "located": {"by", "stage", "tensor", "rank", "head", "right"} | null, "locations": {"right", "of"},
  *               "fla": {"red", "of"}}],                                            of the red runs that FLA's own thresholds pass without the fault
  *   "bugs": [{"number", "what", "note", "faults": [names]}]}
  */
@@ -30,7 +30,7 @@ typedef struct {
     int quiet;
 } dp_museum_options;
 
-typedef struct { const char *by, *stage; int rank, head, right; } dp_museum_place;   /* stage NULL: none found */
+typedef struct { const char *by, *stage; char tensor[16]; int rank, head, right; } dp_museum_place;   /* stage NULL: none found; rank, head -1: none */
 
 typedef struct {
     dp_fault fault;

@@ -71,6 +71,7 @@ dp_status dp_repeat_sim(const dp_problem *p, dp_base base, dp_format chain, dp_m
         else first = h;
     }
     free(first);
+    out->hit = s.hit, s.hit = NULL;
     dp_sim_free(&s);
     return DP_OK;
 }

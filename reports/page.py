@@ -4,6 +4,7 @@ import html
 import re
 
 from findings import findings, ranking
+from museum import section as museum_section
 from record import VERDICTS
 from view import TENSOR_ORDER, finite, heads, near, plural, policy_text, sci, severity, short, vacuous, whole, worst_tensor
 
@@ -40,8 +41,8 @@ section.run { border-top: 1px solid var(--line); margin: .6rem 0 0 1rem; padding
 """
 
 
-def page(rec, figures):
-    parts = [header(rec), findings_section(rec), figures_section(figures), summary_section(rec), details_section(rec), footer(rec)]
+def page(rec, figures, museum=None):
+    parts = [header(rec), findings_section(rec), figures_section(figures), museum_section(museum) if museum else "", summary_section(rec), details_section(rec), footer(rec)]
     title = f"deltaproof report: {rec.verdict.upper()}"
     return (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{esc(title)}</title>\n'
             f"<style>{CSS}</style>\n</head>\n<body>\n" + "\n".join(parts) + "\n</body>\n</html>\n")

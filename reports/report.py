@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""report.py DIR: reads DIR/results.json, writes DIR/report.html, DIR/figures/*.png and *.pdf.
+"""report.py DIR: reads DIR/results.json (and DIR/museum.json where there is one), writes DIR/report.html, DIR/figures/*.png and *.pdf.
 
 Reads records only; no verdict is decided here. Exit status 0, or 2 when the record cannot be read (the message names file and field)
 or the report cannot be written.
@@ -12,6 +12,7 @@ import sys
 from urllib.parse import quote
 
 import record
+from museum import load as load_museum
 
 PNG_DPI = 180
 
@@ -67,6 +68,7 @@ def main(argv):
         return 0 if argv[1:] in (["-h"], ["--help"]) else 2
     try:
         rec = record.load(os.path.join(argv[1], "results.json"))
+        museum = load_museum(os.path.join(argv[1], "museum.json"))
     except record.Malformed as e:
         print(f"report: {e}", file=sys.stderr)
         return 2
@@ -77,7 +79,7 @@ def main(argv):
         figures = draw_all(rec, folder)
         remove_old(folder, figures)
         with open(out + ".part", "w", encoding="utf-8") as f:
-            f.write(page(rec, figures))
+            f.write(page(rec, figures, museum))
         os.replace(out + ".part", out)
     except OSError as e:
         print(f"report: {e.filename or out}: {e.strerror}", file=sys.stderr)

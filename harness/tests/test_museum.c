@@ -24,7 +24,7 @@ DP_TEST(museum, counts_red_runs_and_says_where) {
     const dp_museum_row *r = &m.row[DP_FAULT_MERGE_NEAREST_FIRST];
     CHECK(m.clean_runs == 6 && !m.clean_red, "%d clean runs, %d red: %s", m.clean_runs, m.clean_red, m.clean_why);
     CHECK(r->runs == 6 && r->acted == 2 && r->red == 2 && r->ranks == 4 && r->T == 160, "%d runs, %d acted, %d red, %d ranks, T = %lld", r->runs, r->acted, r->red, r->ranks, (long long)r->T);
-    CHECK(r->located == 1 && r->right == 1 && r->place.stage && !strcmp(r->place.stage, "merge_fwd") && r->place.rank >= 2, "located at %s, rank %d", r->place.stage, r->place.rank);
+    CHECK(r->located == 1 && r->right == 1 && !strcmp(r->place.by, "bisect stage") && r->place.stage && !strcmp(r->place.stage, "merge_fwd") && r->place.rank >= 2, "located at %s, rank %d", r->place.stage, r->place.rank);
     CHECK(r->fla_red == 2 && r->fla_of == 2, "FLA sees %d of %d", r->fla_red, r->fla_of);
     for (int f = 1; f < DP_NFAULTS; f++) CHECK(f == DP_FAULT_MERGE_NEAREST_FIRST || !m.row[f].runs, "%s ran", dp_faults[f].name);
 }
@@ -55,9 +55,11 @@ DP_TEST(museum, repeated_runs_tell_a_race_from_a_stable_run) {
     REQUIRE(!dp_case_load(path, &c, &e), "%s", e.msg);
     REQUIRE(!dp_repeat_sim(&c.p, DP_BASE_FP32, DP_FP32, DP_MERGE_RING, 4, DP_FAULT_NONE, 1, 3, &x, &e), "%s", e.msg);
     CHECK(!x.differ, "%d runs differ at %s", x.differ, dp_stage_names[x.stage]);
+    free(x.hit);
     REQUIRE(!dp_repeat_sim(&c.p, DP_BASE_FP32, DP_FP32, DP_MERGE_RING, 4, DP_FAULT_RACE, 1, 3, &x, &e), "%s", e.msg);
     CHECK(x.differ == 1 && x.stage == DP_STAGE_STATE_FWD && x.rank == 3 && x.head == 1, "%d runs differ, stage %d, rank %d, head %d", x.differ, x.stage, x.rank, x.head);
-    dp_case_free(&c);
+    CHECK(x.hit[3 * c.p.HV + 1] && !x.hit[0], "recorded elsewhere");
+    free(x.hit), dp_case_free(&c);
 }
 
 DP_TEST(museum, the_program_exits_with_one_when_a_fault_goes_unseen) {
@@ -68,6 +70,13 @@ DP_TEST(museum, the_program_exits_with_one_when_a_fault_goes_unseen) {
     snprintf(cmd, sizeof cmd, "%s museum --cases %s --cache %s --fault halo-leak smoke-conv --out %s/museum", gt_program(), gt_cases(), gt_tmpdir(), gt_tmpdir());
     rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 0 && strstr(out, "1 of 1 faults seen"), "exit status %d: %s", rc, out);
+    snprintf(cmd, sizeof cmd, "cp harness/tests/data/record-small.json %s/museum/results.json && %s report %s/museum && grep -c 'Museum of faults' %s/museum/report.html", gt_tmpdir(), gt_program(),
+             gt_tmpdir(), gt_tmpdir());
+    rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 0 || strstr(out, "No module named"), "exit status %d: %s", rc, out);
+    snprintf(cmd, sizeof cmd, "sed -i 's/\"red\": [0-9]*/\"red\": \"lots\"/' %s/museum/museum.json && %s report %s/museum", gt_tmpdir(), gt_program(), gt_tmpdir());
+    rc = gt_run(cmd, out, sizeof out);
+    CHECK((rc == 2 && strstr(out, "museum.json: faults[0].red")) || strstr(out, "No module named"), "exit status %d: %s", rc, out);
     snprintf(cmd, sizeof cmd, "%s museum --fault no-such-fault", gt_program());
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "no-such-fault"), "%s", out);
 }
