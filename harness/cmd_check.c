@@ -81,7 +81,7 @@ static const struct argp_option OPTIONS[] = {
     {"merge", OPT_MERGE, "NAME", 0, "allgather (default) or ring", 0},
     {"backend", OPT_BACKEND, "NAME", 0, "sim (default), cuda or nccl", 0},
     {"fault", OPT_FAULT, "NAME", 0, "switch a deliberate fault of the simulated ranks on", 0},
-    {"only", OPT_ONLY, "CHECK", 0, "one check: repeat causality anticausality heads packed prefix scale-v scale-do sign-q sign-kv ranks transpose ranks-bound", 0},
+    {"only", OPT_ONLY, "CHECK", 0, "one check: repeat causality causality-chunk anticausality heads packed prefix scale-v scale-do sign-q sign-kv ranks transpose ranks-bound", 0},
     {"forward", OPT_FORWARD, 0, 0, "leave gradients out", 0},
     {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
     {"heads", OPT_HEADS, "HV", 0, "that many heads (R and the law of inputs as in the case, H = HV)", 0},
@@ -168,6 +168,7 @@ static dp_status check_problem(const char *name, const dp_problem *p, int N, con
         const dp_check *c = &r.c[i];
         count[c->verdict]++;
         printf("%-8s %-14s %-26s %12lld entries %7.2f s  %s\n", dp_verdict_names[c->verdict], c->name, c->promise, (long long)c->compared, c->seconds, c->why);
+        fflush(stdout);
         record(list, name, p, N, o, head0, c);
     }
     return st;
@@ -181,7 +182,11 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     if (c.op != DP_OP_RECURRENCE) st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences have these checks", path, c.op_name);
     else if (c.allow_nonfinite) st = dp_fail(e, DP_EINPUT, "%s: nonfinite = allow: equalities of NaN prove nothing", path);
     if (!o->has_base) o->s.base = c.base[0];
-    if (!o->has_chain) o->s.chain = c.chain[0];
+    if (!o->has_chain) {                                         /* the first that the subject has */
+        int i = 0;
+        while (o->s.backend != DP_BACKEND_SIM && i < c.nchain - 1 && (c.chain[i] == DP_FP64 || c.chain[i] == DP_BF16ST)) i++;
+        o->s.chain = c.chain[i];
+    }
     o->s.bf16_inputs = c.input_dtype == DP_BF16;
     int N = o->has_ranks ? o->ranks : 1;
     for (int i = 0; !o->has_ranks && i < c.nranks; i++) if (c.ranks[i] > N) N = c.ranks[i];

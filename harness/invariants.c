@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const dp_check_names[DP_NCHECKS] = {"repeat", "causality", "anticausality", "heads", "packed", "prefix", "scale-v", "scale-do", "sign-q", "sign-kv", "ranks", "transpose",
+const char *const dp_check_names[DP_NCHECKS] = {"repeat", "causality", "causality-chunk", "anticausality", "heads", "packed", "prefix", "scale-v", "scale-do", "sign-q", "sign-kv", "ranks", "transpose",
                                                 "ranks-bound"};
-static const char *const PROMISE[DP_NCHECKS] = {"bitwise", "bitwise", "bitwise", "bitwise", "bitwise", "bitwise", "bitwise but for underflow", "bitwise but for underflow", "bitwise", "bitwise",
+static const char *const PROMISE[DP_NCHECKS] = {"bitwise", "bitwise", "bitwise", "bitwise", "bitwise", "bitwise", "bitwise", "bitwise but for underflow", "bitwise but for underflow", "bitwise", "bitwise",
                                                 "bitwise: nothing rounds", "bitwise: nothing rounds", "sum of both bounds"};
 enum { O, FINAL, DQ, DK, DV, DG, DBETA, DA_LOG, DDT_BIAS, DS0, NFIELDS };      /* dp_result_fields */
 
@@ -197,12 +197,22 @@ static void edit(dp_problem *p, int from, int to, int64_t t) {
     }
 }
 
-typedef struct { int64_t t; int seq; } token_edit;
+typedef struct { int64_t t, chunk; int seq; } token_edit;
+
+/* First token of the chunk that holds t, and the token behind its last one: chunks restart at sequences and at ranks. */
+static int64_t chunk_of(const work *w, int64_t t, int64_t *end) {
+    const dp_problem *p = w->p;
+    const int64_t L = p->T / w->N, rank = t / L * L, cu = p->cu[sequence_at(p, t)], from = rank > cu ? rank : cu, start = from + (t - from) / DP_CHUNK * DP_CHUNK;
+    int64_t stop = p->cu[sequence_at(p, t) + 1];
+    if (stop > rank + L) stop = rank + L;
+    *end = start + DP_CHUNK < stop ? start + DP_CHUNK : stop;
+    return start;
+}
 
 static int keep_before(const void *ctx, int f, int64_t token, int head, int seq) {
     const token_edit *x = ctx;
     (void)head;
-    return f != DA_LOG && f != DDT_BIAS && (seq != x->seq || (f == O && token < x->t));
+    return f != DA_LOG && f != DDT_BIAS && (seq != x->seq || (f == O && token < x->chunk));
 }
 
 static int keep_behind(const void *ctx, int f, int64_t token, int head, int seq) {
@@ -221,7 +231,8 @@ static dp_status check_edits(work *w, int from, int to, keep_fn *keep) {
         outcome o;
         edit(&p, from, to, t[i]);
         const dp_status st = run(w->s, &p, w->N, w->backward, &o, w->e);
-        const token_edit x = {t[i], sequence_at(w->p, t[i])};
+        int64_t end;
+        const token_edit x = {t[i], chunk_of(w, t[i], &end), sequence_at(w->p, t[i])};
         if (!st) same(w, &o, NULL, 0, keep, &x), outcome_free(&o);
         if (w->c->verdict == DP_FAIL) {
             char why[sizeof w->c->why];
@@ -430,16 +441,50 @@ static dp_status check_ranks(work *w, int transpose) {
 /* Seconds of one core that the fp64 reference and its bounds take, about. */
 static double reference_seconds(const dp_problem *p) { return 2e-8 * (double)p->T * p->HV * p->R * p->R * (DP_CHUNK + p->K) * (p->K + p->V); }
 
-static dp_status bounds_of(const work *w, int N, dp_budget *b) {
+static dp_status bounds_of(const work *w, const dp_problem *p, int N, int backward, dp_budget *b) {
     dp_sim ref;
     dp_budget_base base;
-    const dp_status st = dp_sim_new(&ref, w->p, DP_BASE_FP64, N, DP_FAULT_NONE, w->e);
+    const dp_status st = dp_sim_new(&ref, p, DP_BASE_FP64, N, DP_FAULT_NONE, w->e);
     if (st) return st;
-    dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, w->backward);
-    dp_budget_base_init(&base, &ref, w->s->base, 2, w->backward);
-    dp_budget_run(&base, w->s->chain, w->backward, b);
+    dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
+    dp_budget_base_init(&base, &ref, w->s->base, 2, backward);
+    dp_budget_run(&base, w->s->chain, backward, b);
     dp_budget_base_free(&base), dp_sim_free(&ref);
     return DP_OK;
+}
+
+/* The chunk of the first edited token as a sequence of its own, on one rank. */
+static dp_status check_chunk(work *w) {
+    int64_t t[3], end;
+    edited_tokens(w, t);
+    const int64_t start = chunk_of(w, t[0], &end);
+    const int bounded = w->s->backend != DP_BACKEND_SIM;
+    if (t[0] == start) return skip(w, "the token is the first of its chunk"), DP_OK;
+    dp_problem a = slice(w->p, start, end, NULL, NULL, 0), b = slice(w->p, start, end, NULL, NULL, 0);
+    outcome x = {0}, y = {0};
+    dp_budget ba = {0}, bb = {0};
+    double top = 0;
+    edit(&b, IN_Q, IN_BETA, t[0] - start);
+    dp_status st = run(w->s, &a, 1, 0, &x, w->e);
+    if (!st) st = run(w->s, &b, 1, 0, &y, w->e);
+    if (!st && bounded && !(st = bounds_of(w, &a, 1, 0, &ba))) st = bounds_of(w, &b, 1, 0, &bb);
+    for (int64_t r = 0; !st && r < (t[0] - start) * a.HV && w->c->verdict != DP_FAIL; r++) {
+        double d2 = 0;
+        for (int i = 0; i < a.V; i++) d2 += (x.r.o[r * a.V + i] - y.r.o[r * a.V + i]) * (x.r.o[r * a.V + i] - y.r.o[r * a.V + i]);
+        const double limit = bounded ? ba.row[O][r] + bb.row[O][r] : 0, d = sqrt(d2);
+        w->c->compared += a.V;
+        if (limit > 0 && d > top * limit) top = d / limit;
+        if (d <= limit) continue;
+        w->c->verdict = DP_FAIL;
+        snprintf(w->c->why, sizeof w->c->why, "o: head %d, token %lld of a chunk differs by %.3g after token %lld of it changed; %s %.3g", (int)(r % a.HV), (long long)(r / a.HV), d,
+                 (long long)(t[0] - start), bounded ? "the bounds allow" : "masked products allow", limit);
+    }
+    if (!st && w->c->verdict == DP_PASS && top > 0)
+        snprintf(w->c->why, sizeof w->c->why, "not bitwise: a later token of the chunk reaches earlier ones through rounding, at most %.2g of the sum of both bounds", top);
+    dp_budget_free(&ba), dp_budget_free(&bb);
+    outcome_free(&x), outcome_free(&y);
+    dp_problem_free(&a), dp_problem_free(&b);
+    return st;
 }
 
 static dp_status check_ranks_bound(work *w) {
@@ -453,8 +498,8 @@ static dp_status check_ranks_bound(work *w) {
     }
     dp_status st = run(w->s, w->p, 1, w->backward, &one, w->e);
     if (st) return st;
-    if (!(st = bounds_of(w, 1, &a))) {
-        if (!(st = bounds_of(w, w->N, &b))) {
+    if (!(st = bounds_of(w, w->p, 1, w->backward, &a))) {
+        if (!(st = bounds_of(w, w->p, w->N, w->backward, &b))) {
             double top = 0;
             for (int f = 0; f < dp_result_nfields; f++) {
                 int64_t rows, width;
@@ -491,16 +536,17 @@ static dp_status one_check(work *w, int i) {
     switch (i) {
     case 0: return check_repeat(w);
     case 1: return check_edits(w, IN_Q, IN_BETA, keep_before);
-    case 2: return grads ? check_edits(w, IN_DO, IN_DO, keep_behind) : (skip(w, "no gradients"), DP_OK);
-    case 3: return check_heads(w);
-    case 4: return check_packed(w);
-    case 5: return check_prefix(w);
-    case 6: return check_factor(w, v_s0, 2, 8, by_v, underflow(w, 8));
-    case 7: return grads ? check_factor(w, do_ds, 2, 8, by_do, underflow(w, 8)) : (skip(w, "no gradients"), DP_OK);
-    case 8: return check_factor(w, q, 1, -1, w->p->dstate ? by_q_dstate : by_q, 0);
-    case 9: return check_factor(w, kv, 2, -1, by_kv, 0);
-    case 10: return check_ranks(w, 0);
-    case 11: return check_ranks(w, 1);
+    case 2: return check_chunk(w);
+    case 3: return grads ? check_edits(w, IN_DO, IN_DO, keep_behind) : (skip(w, "no gradients"), DP_OK);
+    case 4: return check_heads(w);
+    case 5: return check_packed(w);
+    case 6: return check_prefix(w);
+    case 7: return check_factor(w, v_s0, 2, 8, by_v, underflow(w, 8));
+    case 8: return grads ? check_factor(w, do_ds, 2, 8, by_do, underflow(w, 8)) : (skip(w, "no gradients"), DP_OK);
+    case 9: return check_factor(w, q, 1, -1, w->p->dstate ? by_q_dstate : by_q, 0);
+    case 10: return check_factor(w, kv, 2, -1, by_kv, 0);
+    case 11: return check_ranks(w, 0);
+    case 12: return check_ranks(w, 1);
     default: return check_ranks_bound(w);
     }
 }
@@ -514,7 +560,9 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
         if (only && strcmp(only, dp_check_names[i])) continue;
         dp_check *c = &out->c[out->n++];
         *c = (dp_check){.name = dp_check_names[i], .promise = PROMISE[i], .verdict = DP_PASS};
+        if (!strcmp(c->name, "causality-chunk") && s->backend != DP_BACKEND_SIM) c->promise = "sum of both bounds";
         work w = {.p = p, .s = s, .N = N, .backward = backward && p->dout, .c = c, .base = &base, .e = e};
+        if (!strcmp(c->name, "prefix") && s->backend != DP_BACKEND_SIM) w.backward = 0;
         st = one_check(&w, i);
         if (!st && c->verdict == DP_PASS && !c->compared) skip(&w, "nothing of this problem could be compared");
         c->seconds = dp_now() - t0;

@@ -3,11 +3,15 @@
  * Each check runs the subject on the problem and on a changed one and compares results. Equality is exact (as numbers: -0 = 0) unless said otherwise:
  *
  *   repeat        the same run again gives the same bits
- *   causality     inputs of one token changed: o of the tokens before it, and everything of other sequences, stays. A masked product adds exact zeros.
+ *   causality     inputs of one token changed: o of the chunks before its own, and everything of other sequences, stays
+ *   causality-chunk  the same inside one chunk of 64 tokens: o of the tokens before it stays, as a masked product adds exact zeros. Kernels that form decays
+ *                 through an anchor inside the chunk let a later gate reach earlier tokens through rounding (fla#1242): for them (cuda, nccl) each row may
+ *                 differ by the sum of the two probable bounds, and `why` says that it does
  *   anticausality do of one token changed: dk dv dg dbeta of the tokens behind it, dq of all others, and everything of other sequences, stays
  *   heads         v g beta do of one value head changed: everything of other heads stays (dq and dk: of other groups)
  *   packed        a sequence among others gives what it gives alone, on one rank, where chunks are cut alike (dA_log and ddt_bias, sums over all, are left out)
  *   prefix        running on from the state of a prefix of whole chunks gives what one run gives; the gradient of that state likewise
+ *                 (cuda, nccl: o and states only; the backward recomputes the states of the prefix in another path than the forward that gave the state)
  *   scale-v       v and s0 times 2^3: o and states times 2^3, dq dk dg dbeta times 2^3, dv and ds0 as before. Powers of two commute with rounding; entries
  *                 that underflow on the way may differ by 2^-100 (fp64: 2^-960), which is what `small` stands for
  *   scale-do      do and dstate times 2^3: all gradients times 2^3
@@ -44,7 +48,7 @@ typedef struct {
     double seconds;
 } dp_check;
 
-#define DP_NCHECKS 13
+#define DP_NCHECKS 14
 typedef struct { int n; dp_check c[DP_NCHECKS]; } dp_checks;
 
 /* Everything on N ranks where not said otherwise above. seed: of the exact inputs. only: NULL, or the name of one check. backward needs p->dout. */
