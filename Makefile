@@ -34,6 +34,9 @@ GPU      ?= 1
 ifeq ($(GPU)$(SAN),10)
 -include gpu/gpu.mk
 endif
+ifneq ($(SAN),1)
+-include gpu/tests/cpu/cpu.mk
+endif
 ifneq ($(GPU_LIB),)
 $(BUILD)/harness/cuda.o $(BUILD)/harness/cuda_conv.o: CPP_ALL += -DDP_HAVE_CUDA -I$(CUDA_HOME)/include
 endif
@@ -57,8 +60,8 @@ verify: setup                  ## set up, build, run every case, write results.j
 	@$(run_env) $(PROGRAM) run --all --cases $(CASES) --out $(OUT)
 
 test: setup                    ## set up, build, run all tests (SAN=1: under sanitizers; FILTER=context*: some of them)
-	$(build) $(PROGRAM) $(BUILD)/dp-test
-	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
+	$(build) $(PROGRAM) $(BUILD)/dp-test $(CPU_PROGRAM)
+	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" DP_KERNELS="$(abspath $(CPU_PROGRAM))" $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
 
 museum: setup                  ## set up, build, switch every deliberate fault on: which verdict goes red, and where it points (OUT/museum.json)
 	$(build) $(PROGRAM)

@@ -1,0 +1,22 @@
+# gpu/tests/cpu/cpu.mk - the program with its CUDA kernels translated to run on the CPU (cpu.cc), for tests without a device. Needs no nvcc.
+# Its fibers and the address sanitizer do not go together: SAN=1 leaves it out, and its tests skip.
+CPU_KERNELS := plan simple simple_bwd chain comm conv
+CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -Igpu
+CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/tests/cpu/include/*.h) ref/problem.h ref/formats.h ref/conv.h
+CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu cuda cuda_conv)
+CPU_PROGRAM := $(BUILD)/cpu/deltaproof
+
+$(BUILD)/cpu/%.cc: gpu/%.cu gpu/tests/cpu/translate.py
+	@mkdir -p $(@D)
+	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && mv $@.tmp $@
+$(BUILD)/cpu/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
+	$(CXX) $(CPU_FLAGS) -c $< -o $@
+$(BUILD)/cpu/cpu.o: gpu/tests/cpu/cpu.cc $(CPU_HDR)
+	@mkdir -p $(@D)
+	$(CXX) $(CPU_FLAGS) -c $< -o $@
+$(BUILD)/cpu/cuda.o $(BUILD)/cpu/cuda_conv.o: $(BUILD)/cpu/%.o: harness/%.c $(CPU_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(CPP_ALL) $(C_ALL) -DDP_HAVE_CUDA -Igpu/tests/cpu/include -c $< -o $@
+$(CPU_PROGRAM): $(BUILD)/harness/main.o $(CPU_OBJ) $(BUILD)/libref.a
+	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
+.PRECIOUS: $(BUILD)/cpu/%.cc

@@ -1,0 +1,87 @@
+/* The CUDA kernels, translated to run on the CPU (gpu/tests/cpu), judged by the harness like a device: every gradient, ranks, ways, formats. */
+#include "gt.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *program(void) {
+    const char *p = getenv("DP_KERNELS");
+    return p && *p ? p : NULL;
+}
+
+/* Runs cases with options; the record, or NULL (failed, with a message). */
+static json_t *judged(const char *args, int want) {
+    char cmd[4096], out[8192];
+    json_error_t je;
+    snprintf(cmd, sizeof cmd, "'%s' run %s --cases '%s' --cache none --backend cuda --json '%s/kernels.json'", program(), args, gt_cases(), gt_tmpdir());
+    const int rc = gt_run(cmd, out, sizeof out);
+    if (rc != want) {
+        gt_fail(__FILE__, __LINE__, "exit status", "%s: %d, want %d: %.3000s", args, rc, want, out);
+        return NULL;
+    }
+    snprintf(cmd, sizeof cmd, "%s/kernels.json", gt_tmpdir());
+    json_t *j = json_load_file(cmd, 0, &je);
+    if (!j) gt_fail(__FILE__, __LINE__, "record", "%s: %s", cmd, je.text);
+    return j;
+}
+
+static json_t *tensor(json_t *run, const char *name) {
+    json_t *t;
+    size_t i;
+    json_array_foreach(json_object_get(run, "tensors"), i, t) if (!strcmp(json_string_value(json_object_get(t, "name")), name)) return t;
+    return NULL;
+}
+
+/* Every run passed and judged these tensors; at least n runs. */
+static void all_judged(json_t *j, size_t n, const char *const *names) {
+    json_t *runs = json_object_get(j, "runs"), *r;
+    size_t i;
+    CHECK(json_array_size(runs) >= n, "%zu runs, want %zu", json_array_size(runs), n);
+    json_array_foreach(runs, i, r) {
+        const char *id = json_string_value(json_object_get(r, "id"));
+        CHECK(!strcmp(json_string_value(json_object_get(r, "verdict")), "pass"), "%s: %s", id, json_string_value(json_object_get(r, "verdict")));
+        for (int x = 0; names[x]; x++) CHECK(tensor(r, names[x]), "%s: %s was not judged", id, names[x]);
+    }
+}
+
+#define NEEDS_KERNELS if (!program()) SKIP("the kernels on the CPU are not built under SAN=1")
+
+DP_TEST(kernels, every_gradient_on_ranks_in_every_way) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "ds0", NULL};
+    json_t *j = judged("smoke-kda smoke-mkda2 --chain fp32,tf32x3 --way plain,dh-only,pair-dg,save-all", 0);
+    if (j) all_judged(j, 56, names);
+    json_decref(j);
+}
+
+DP_TEST(kernels, sequences_across_ranks_and_initial_states) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "dq", "dk", "dv", "dg", "dbeta", "ds0", NULL};
+    json_t *j = judged("packed-across initial-state --base fp32 --chain fp32 --ranks 4", 0), *r;
+    size_t i;
+    if (j) {
+        all_judged(j, 2, names);
+        json_array_foreach(json_object_get(j, "runs"), i, r)
+            CHECK(tensor(r, "S_in") && tensor(r, "dS_out") && json_integer_value(json_object_get(r, "saved_bytes")) > 0, "%s", json_string_value(json_object_get(r, "id")));
+    }
+    json_decref(j);
+}
+
+/* The true error is 0 in every format: any wrong index shows. */
+DP_TEST(kernels, exact_cases_without_error) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "dq", "dk", "dv", "dg", "dbeta", "ds0", NULL};
+    json_t *j = judged("exact-packed exact-mkda2 --chain bf16 --ranks 4", 0);
+    if (j) all_judged(j, 4, names);
+    json_decref(j);
+}
+
+DP_TEST(kernels, gates_of_gdn_and_the_convolution) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "dg", "dA_log", "ddt_bias", NULL}, *const conv[] = {"y", "dx", "dw", NULL};
+    json_t *j = judged("gdn-raw --base fp32 --chain fp32 --ranks 1,4", 0), *k = judged("smoke-conv", 0);
+    if (j) all_judged(j, 2, names);
+    if (k) all_judged(k, 8, conv);
+    json_decref(j), json_decref(k);
+}
