@@ -263,6 +263,28 @@ static void name_case(const dp_judge_options *o, dp_case *c) {
     c->source = strdup(b);
 }
 
+static dp_status judge_chain(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out, dp_case *c, dp_runs *runs, dp_err *e) {
+    const dp_tensor *f = dp_tensor_find(in, "factors"), *m = dp_tensor_find(out, "M");
+    const char *formats[DP_NFORMATS];
+    char want[200], have[200] = "none";
+    for (int i = 0; i < DP_NFORMATS; i++) formats[i] = dp_formats[i].name;
+    if (in->ntensor != 1) return dp_fail(e, DP_EINPUT, "%s: a chain of M has one input, factors, but there are %d tensors", in->path, in->ntensor);
+    if (f->ndim != 3 || f->shape[1] != f->shape[2] || f->shape[0] < 1 || f->shape[1] < 1 || f->shape[0] > 1 << 20 || f->shape[1] > 256)
+        return dp_case_shape_text(f, have, sizeof have), dp_fail(e, DP_EINPUT, "%s: tensor factors: shape %s, must be [n,K,K] with K up to 256", in->path, have);
+    dp_case_shape_text(f, want, sizeof want);
+    if (m) dp_case_shape_text(m, have, sizeof have);
+    if (!m || out->ntensor != 1 || strcmp(want, have)) return dp_fail(e, DP_EINPUT, "%s: must hold one tensor, M %s, the product after each factor; it holds %d, M %s", out->path, want, out->ntensor, have);
+    for (int64_t i = 0; i < f->n; i++)
+        if (!isfinite(f->data[i])) return dp_fail(e, DP_EINPUT, "%s: tensor factors: entry %lld is not finite", in->path, (long long)i);
+    const char *claim = choose_name(out, o->claim, "claim", "--claim fp32|tf32x3|tf32|tf32rz|bf16|bf16st (format of the M chain)", formats, DP_NFORMATS, NULL, e);
+    if (e->code) return e->code;
+    *c = (dp_case){.op = DP_OP_CHAIN, .op_name = "chain", .reason = strdup("A chain of M that another program multiplied."), .path = strdup(o->outputs), .data = strdup(o->inputs)};
+    c->ch.n = (int)f->shape[0], c->ch.K = (int)f->shape[1];
+    name_case(o, c);
+    dp_run_chain_given(c, f->data, m->data, dp_format_find(claim), runs);
+    return DP_OK;
+}
+
 static dp_status judge_files(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out, dp_case *c, dp_runs *runs, dp_err *e) {
     settings s = {0};
     dp_given g = {0};
@@ -287,7 +309,7 @@ dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err 
     memset(c, 0, sizeof *c);
     dp_status st = dp_safetensors_read(o->inputs, &in, e);
     if (!st) st = dp_safetensors_read(o->outputs, &out, e);
-    if (!st) st = judge_files(o, &in, &out, c, runs, e);
+    if (!st) st = (dp_tensor_find(&in, "factors") ? judge_chain : judge_files)(o, &in, &out, c, runs, e);
     dp_tensorfile_free(&in), dp_tensorfile_free(&out);
     return st;
 }

@@ -10,6 +10,10 @@
  *   inputs of IN make of it, by the bound of all stages up to it.
  * The model follows from the shapes: R keys a token: mkda; a gate of one number a head: gdn; else kda.
  *
+ * A chain of M alone: IN has one tensor, `factors` [n,K,K] (`deltaproof truth CASE` writes it for a case of op = chain), OUT one, `M` [n,K,K]: the product
+ *   factors[j] .. factors[0] after each factor, as the kernel makes it in the format that --claim names. Judged at 1, 2, 4, .. n factors; where
+ *   nothing is forgotten (regime reflect) its effective bits and bias are read and held against the claim (bits.h).
+ *
  * A setting comes from its option, else from the metadata of IN (gate, beta, qk or l2norm, lower_bound, scale, cu_seqlens, state_layout) or of
  * OUT (ranks, base, claim, state_layout), else it is refused with the option to give; scale is K^-1/2, ranks 1, the layout kv where nobody says.
  * The run's ID is `judge:OUT.safetensors:ranks=4,base=bf16,chain=tf32rz`, its backend `file`.
@@ -38,6 +42,8 @@ dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *
 /* Results that another program computed: those that r points to are judged, by the bounds of the case's first base and chain over its first
  * rank count. u, tiny: unit roundoff and smallest half spacing of the format that field i was stored in. Adds one run of backend `file`. */
 typedef struct { dp_result r; double u[10], tiny[10], *stage[DP_NTAPS], stage_u[DP_NTAPS], stage_tiny[DP_NTAPS]; } dp_given;
+/* Op chain: products [n][K][K] of factors [n][K][K], c->ch.n and K set. */
+void dp_run_chain_given(const dp_case *c, const double *factors, const double *products, dp_format claimed, dp_runs *out);
 dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given *g, dp_runs *out, dp_err *e);
 
 #ifdef __cplusplus

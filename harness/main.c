@@ -427,6 +427,7 @@ static int command_judge(options *o) {
         for (int i = 0; i < c.nwarn; i++) fprintf(stderr, "deltaproof: warning: %s\n", c.warn[i]);
         for (int i = 0; i < runs.run[0].ntensor; i++) print_tensor(&runs.run[0].tensor[i], table);
         print_run(&runs.run[0], table);
+        if (runs.run[0].bits.npoint) fprintf(table, "bits: %s\n", runs.run[0].bits.says);
     }
     rec.seconds = dp_now() - t0;
     const int rc = finish(o, &rec);
@@ -493,6 +494,21 @@ static dp_status write_truth(const options *o, const dp_case *c, dp_err *e) {
     return st;
 }
 
+/* What a chain of M multiplies, for a kernel that does so elsewhere. */
+static dp_status write_factors(const options *o, const dp_case *c, dp_err *e) {
+    const int64_t shape[3] = {c->ch.n, c->ch.K, c->ch.K}, n = shape[0] * shape[1] * shape[2];
+    dp_tensorfile f = {0};
+    float *m = dp_calloc((size_t)n, sizeof *m);
+    double *x = dp_doubles(n), *mu = dp_doubles(c->ch.n);
+    dp_inputs_chain(c->ch.regime, c->ch.n, c->ch.K, c->spec.seed, m, mu);
+    for (int64_t i = 0; i < n; i++) x[i] = m[i];
+    dp_tensorfile_add(&f, "factors", "F32", 3, shape, x);
+    dp_tensorfile_add_meta(&f, "case", c->name);
+    const dp_status st = dp_safetensors_write(o->output, &f, e);
+    dp_tensorfile_free(&f), free(m), free(x), free(mu);
+    return st;
+}
+
 static int command_truth(options *o) {
     dp_err e = {0};
     dp_case c;
@@ -506,7 +522,8 @@ static int command_truth(options *o) {
         free(path);
         return refuse(&e);
     }
-    if (c.op != DP_OP_RECURRENCE) st = dp_fail(&e, DP_EINPUT, "truth: %s: op = %s has no recurrence", path, c.op_name);
+    if (c.op == DP_OP_CHAIN) st = write_factors(o, &c, &e);
+    else if (c.op != DP_OP_RECURRENCE) st = dp_fail(&e, DP_EINPUT, "truth: %s: op = %s has no recurrence", path, c.op_name);
     else st = write_truth(o, &c, &e);
     dp_case_free(&c), free(path);
     return st ? refuse(&e) : 0;
@@ -529,7 +546,7 @@ static const struct { const char *name; int (*run)(options *); const struct argp
     {"run", command_run, RUN_OPTIONS, "[CASE...]", "Run cases on simulated ranks and judge them against the truth.\vExit status 0 pass, 1 a verdict failed, 2 could not judge."},
     {"judge", command_judge, JUDGE_OPTIONS, "--inputs IN --outputs OUT", "Judge tensors that another program computed; both files in safetensors, FLA's layouts.\v"
         "Settings that no option gives come from the files' metadata. Exit status 0 pass, 1 a verdict failed, 2 could not judge."},
-    {"truth", command_truth, TRUTH_OPTIONS, "CASE -o FILE", "Write the MPFR truth of a case: every tensor as NAME (fp64), NAME.lo and NAME.radius."},
+    {"truth", command_truth, TRUTH_OPTIONS, "CASE -o FILE", "Write the MPFR truth of a case: every tensor as NAME (fp64), NAME.lo and NAME.radius. Op chain: its factors, fp32."},
     {"report", command_report, NO_OPTIONS, "DIR", "Make DIR/report.html and figures from DIR/results.json."},
 };
 

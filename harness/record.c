@@ -126,7 +126,7 @@ static json_t *case_json(const dp_case *c) {
         set(o, "T", json_integer(p->T)), set(o, "H", json_integer(p->H)), set(o, "HV", json_integer(p->HV)), set(o, "K", json_integer(p->K));
         set(o, "V", json_integer(p->V)), set(o, "R", json_integer(p->R)), set(o, "Nseq", json_integer(p->Nseq));
     } else if (c->op == DP_OP_CHAIN) {
-        set_str(o, "regime", dp_regime_names[c->ch.regime]), set(o, "K", json_integer(c->ch.K)), set(o, "chunks", json_integer(c->ch.n));
+        set_str(o, "regime", c->data ? "given" : dp_regime_names[c->ch.regime]), set(o, "K", json_integer(c->ch.K)), set(o, "chunks", json_integer(c->ch.n));
     } else {
         set(o, "T", json_integer(c->conv.T)), set(o, "D", json_integer(c->conv.D)), set(o, "W", json_integer(c->conv.W)), set(o, "Nseq", json_integer(c->conv.Nseq));
     }

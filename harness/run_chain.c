@@ -29,14 +29,13 @@ static double radius_step(int K, const double *M, const double *P, double mu, do
     return r * (1 + 0x1p-50);
 }
 
-static void chain_truth_init(chain_truth *t, const dp_case *c) {
-    const int K = c->ch.K, n = c->ch.n;
+static void chain_truth_alloc(chain_truth *t, int n, int K) {
+    *t = (chain_truth){.n = n, .K = K, .dd = (double)n * K * K * K <= 3e8, .M = dp_doubles((int64_t)n * K * K), .mu = dp_doubles(n)};
+}
+
+static void multiply(chain_truth *t) {                           /* from M and mu: the products */
+    const int K = t->K, n = t->n;
     const int64_t KK = (int64_t)K * K;
-    float *f = dp_calloc((size_t)n * KK, sizeof *f);
-    *t = (chain_truth){.n = n, .K = K, .dd = (double)n * K * KK <= 3e8, .M = dp_doubles(n * KK), .mu = dp_doubles(n)};
-    dp_inputs_chain(c->ch.regime, n, K, c->spec.seed, f, t->mu);
-    for (int64_t i = 0; i < n * KK; i++) t->M[i] = f[i];
-    free(f);
     const double eta = t->dd ? DP_DD_ETA(K) : dp_eta(DP_FP64, K);
     double *h = dp_copy(t->M, KK), *l = dp_doubles(KK), *h2 = dp_doubles(KK), *l2 = dp_doubles(KK), r = 0;
     for (int j = 0; j < n; j++) {
@@ -54,6 +53,16 @@ static void chain_truth_init(chain_truth *t, const dp_case *c) {
         }
     }
     free(h), free(l), free(h2), free(l2);
+}
+
+static void chain_truth_init(chain_truth *t, const dp_case *c) {
+    const int K = c->ch.K, n = c->ch.n;
+    float *f = dp_calloc((size_t)n * K * K, sizeof *f);
+    chain_truth_alloc(t, n, K);
+    dp_inputs_chain(c->ch.regime, n, K, c->spec.seed, f, t->mu);
+    for (int64_t i = 0; i < (int64_t)n * K * K; i++) t->M[i] = f[i];
+    free(f);
+    multiply(t);
     if (c->ch.regime == DP_REGIME_REFLECT) dp_bits_scale_init(&t->bits, n, K, t->M);
 }
 
@@ -131,10 +140,12 @@ static void close_run(dp_run *r, double seconds) {
     r->verdict = DP_FAIL;
 }
 
-static void judge_chain(const chain_truth *t, dp_format claimed, dp_format actual, dp_run *r) {
+/* given [n][K][K]: results of another program to be judged in place of our own. */
+static void judge_chain(const chain_truth *t, dp_format claimed, dp_format actual, const double *given, dp_run *r) {
     const int64_t KK = (int64_t)t->K * t->K;
     double *got = dp_doubles(t->npoint * KK), *bound = dp_doubles(t->npoint), *want = dp_doubles(t->npoint * KK), *lo = dp_doubles(t->npoint * KK);
     run_chain(t, claimed, actual, got, bound);
+    for (int i = 0; given && i < t->npoint; i++) memcpy(got + i * KK, given + (t->points[i] - 1) * KK, sizeof(double) * (size_t)KK);
     r->point = dp_calloc((size_t)t->npoint, sizeof *r->point);
     for (int i = 0; i < t->npoint; i++) {
         memcpy(want + i * KK, t->hi[i], sizeof(double) * KK), memcpy(lo + i * KK, t->lo[i], sizeof(double) * KK);
@@ -157,6 +168,34 @@ static void judge_chain(const chain_truth *t, dp_format claimed, dp_format actua
     free(got), free(bound), free(want), free(lo);
 }
 
+static void describe_truth(const chain_truth *t, dp_run *r) {
+    const double norm = dp_norm_fro((int64_t)t->K * t->K, t->hi[t->npoint - 1]);
+    r->truth_kind = t->dd ? "double-double" : "fp64", r->truth_bits = t->dd ? 106 : 53;
+    r->truth_radius = norm > 1e-30 ? t->rad[t->npoint - 1] / norm : NAN;
+}
+
+void dp_run_chain_given(const dp_case *c, const double *factors, const double *products, dp_format claimed, dp_runs *out) {
+    const double t0 = dp_now();
+    const int K = c->ch.K, n = c->ch.n;
+    const int64_t KK = (int64_t)K * K;
+    chain_truth t;
+    char id[512];
+    chain_truth_alloc(&t, n, K);
+    memcpy(t.M, factors, sizeof(double) * (size_t)(n * KK));
+    for (int j = 0; j < n; j++) t.mu[j] = dp_norm2_up(K, K, factors + j * KK);
+    multiply(&t);
+    /* Bits can be read only where nothing is forgotten (bits.h): the product must be as large at the end as at the beginning. */
+    if (dp_norm_fro(KK, t.hi[t.npoint - 1]) > 0.9 * dp_norm_fro(KK, t.hi[0])) dp_bits_scale_init(&t.bits, n, K, t.M);
+    dp_run *r = dp_runs_add(out, c);
+    r->backend = DP_BACKEND_FILE, r->chain = claimed, r->has_chain = 1;
+    describe_truth(&t, r);
+    snprintf(id, sizeof id, "judge:%.400s:chain=%s", c->name, dp_formats[claimed].name);
+    r->id = strdup(id);
+    judge_chain(&t, claimed, claimed, products, r);
+    close_run(r, dp_now() - t0);
+    chain_truth_free(&t);
+}
+
 dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
     (void)e;
     int chains[DP_NFORMATS];
@@ -170,9 +209,7 @@ dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, 
         char b[256];
         dp_run *r = dp_runs_add(out, c);
         r->chain = chains[i], r->has_chain = 1, r->fault = o->fault;
-        r->truth_kind = t.dd ? "double-double" : "fp64", r->truth_bits = t.dd ? 106 : 53;
-        const double norm = dp_norm_fro((int64_t)t.K * t.K, t.hi[t.npoint - 1]);
-        r->truth_radius = norm > 1e-30 ? t.rad[t.npoint - 1] / norm : NAN;
+        describe_truth(&t, r);
         const int n = snprintf(b, sizeof b, "%s:chain=%s", c->name, dp_formats[chains[i]].name);
         if (o->fault) snprintf(b + n, sizeof b - (size_t)n, ",fault=%s", dp_faults[o->fault].name);
         r->id = strdup(b);
@@ -182,7 +219,7 @@ dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, 
     for (int i = 0; i < nc; i++) {
         const double t0 = dp_now();
         const dp_format f = chains[i];
-        judge_chain(&t, f, o->fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : o->fault == DP_FAULT_CHAIN_TF32RZ ? DP_TF32RZ : f, made[i]);
+        judge_chain(&t, f, o->fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : o->fault == DP_FAULT_CHAIN_TF32RZ ? DP_TF32RZ : f, NULL, made[i]);
         close_run(made[i], dp_now() - t0);
     }
     if (o->done) for (int i = 0; i < nc; i++) o->done(made[i], o->arg);

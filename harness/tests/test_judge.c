@@ -2,6 +2,7 @@
  * outputs of "another program" are those of the simulated ranks, and a recorded o of FLA's CUDA kernels. */
 #include "../judge.h"
 #include "../ranks.h"
+#include "../../ref/mm.h"
 #include "gt.h"
 
 #include <jansson.h>
@@ -457,4 +458,43 @@ DP_TEST(judge, the_program_gives_status_verdict_and_record) {
     snprintf(a, sizeof a, "'%s' run --backend file smoke-kda", gt_program());
     CHECK(gt_run(a, said, sizeof said) == 2 && strstr(said, "'file' is not known"), "%s", said);
     forget(&x);
+}
+
+/* ---- a chain of M alone --------------------------------------------------------------------------------------------------------------- */
+
+/* 128 factors that forget nothing, multiplied in a format; every product is written. */
+static void write_chain(dp_format f, const int64_t *shape) {
+    enum { N = 128, K = 32, KK = K * K };
+    float *factors = dp_calloc(N * KK, sizeof *factors);
+    double *x = dp_doubles(N * KK), *P = dp_doubles(N * KK), mu[N];
+    const int64_t full[3] = {N, K, K};
+    dp_inputs_chain(DP_REGIME_REFLECT, N, K, 7, factors, mu);
+    for (int i = 0; i < N * KK; i++) x[i] = factors[i];
+    memcpy(P, x, sizeof *P * KK);
+    for (int j = 1; j < N; j++) dp_mm(f, 0, 0, K, K, K, x + j * KK, P + (j - 1) * KK, P + j * KK);
+    const entry in = {"factors", x, 3, {N, K, K}}, out = {"M", P, 3, {0}};
+    entry o = out;
+    memcpy(o.shape, shape ? shape : full, sizeof full);
+    write_file(in_path(), &in, 1, 3, "F32", NULL), write_file(out_path(), &o, 1, 3, "F32", NULL);
+    free(factors), free(x), free(P);
+}
+
+DP_TEST(judge, a_chain_of_another_program_shows_its_bits_and_its_bias) {
+    const struct { dp_format made; const char *claim; int pass; const char *says; } what[] = {
+        {DP_FP32, "fp32", 1, "fp32"}, {DP_TF32, "tf32", 1, "tf32"}, {DP_TF32RZ, "tf32rz", 1, "truncated tf32"}, {DP_BF16, "bf16", 1, "bf16"},
+        {DP_TF32RZ, "fp32", 0, "truncated tf32"}, {DP_TF32, "tf32x3", 0, "11.0 bits"}, {DP_TF32RZ, "tf32", 0, "biased"}};
+    for (size_t i = 0; i < sizeof what / sizeof *what; i++) {
+        judged j;
+        const dp_judge_options o = {.inputs = in_path(), .outputs = out_path(), .claim = what[i].claim};
+        write_chain(what[i].made, NULL);
+        JUDGE(&o, &j);
+        CHECK(j.run->verdict == (what[i].pass ? DP_PASS : DP_FAIL) && j.run->bits.npoint == 4, "%s claimed as %s: %s (%s)", dp_formats[what[i].made].name, what[i].claim, dp_verdict_names[j.run->verdict], j.run->bits.says);
+        CHECK(strstr(j.run->bits.says, what[i].says), "%s claimed as %s: '%s' not in '%s'", dp_formats[what[i].made].name, what[i].claim, what[i].says, j.run->bits.says);
+        CHECK(!strcmp(j.run->op, "chain") && j.run->ntensor == 1 && !strcmp(j.run->tensor[0].name, "M"), "op %s", j.run->op);
+        done(&j);
+    }
+    const dp_judge_options none = {.inputs = in_path(), .outputs = out_path()}, claim = {.inputs = in_path(), .outputs = out_path(), .claim = "fp32"};
+    REFUSE(&none, "--claim");
+    write_chain(DP_FP32, (const int64_t[]){32, 128, 32});
+    REFUSE(&claim, "M [128,32,32]", "M [32,128,32]");
 }

@@ -34,7 +34,7 @@ DP_TEST(program, bad_usage_is_named_and_exits_2) {
         {"", "Usage"}, {"walk", "'walk' is not a command"}, {"run", "name a case"}, {"run --chain fp17 smoke-kda", "'fp17' is not known"}, {"run --ranks 0 smoke-kda", "'0' is not known"},
         {"run --ranks 1, --base fp1 smoke-kda", "'fp1' is not known"}, {"run --fault sloth smoke-kda", "sloth"}, {"run --frobnicate", "frobnicate"}, {"run no-such-case", "no-such-case.case"},
         {"run --id smoke-kda", "NAME:key=value"}, {"run --id smoke-kda:ranks=x", "'ranks=x' is not known"}, {"run --id smoke-kda:speed=9", "'speed=9' is not known"}, {"truth smoke-kda", "output file"},
-        {"truth smoke-chain -o /tmp/x.safetensors", "no recurrence"}, {"report", "name the folder"}, {"run --out /proc/nowhere/x smoke-kda", "/proc/nowhere/x"}, {"run --bits 3", "bits"}};
+        {"truth smoke-conv -o /tmp/x.safetensors", "no recurrence"}, {"report", "name the folder"}, {"run --out /proc/nowhere/x smoke-kda", "/proc/nowhere/x"}, {"run --bits 3", "bits"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char args[1024];
         snprintf(args, sizeof args, "%s%s%s", bad[i].args, *bad[i].args && strcmp(bad[i].args, "walk") && strncmp(bad[i].args, "report", 6) ? " --cases " : "",
