@@ -112,6 +112,9 @@ static json_t *run_json(const dp_run *r) {
     set(o, "chain", ch);
     if (!isnan(r->slope)) set(o, "slope", num(r->slope));
     if (r->bits.npoint) set(o, "bits", bits_json(&r->bits));
+    if (r->cond.condition > 0)
+        set(o, "condition", json_pack("{so so so si si sI sb}", "condition", num(r->cond.condition), "inverse", num(r->cond.inverse), "entry", num(r->cond.entry), "rank", r->cond.rank, "head", r->cond.head,
+                                      "token", (json_int_t)r->cond.token, "ill", dp_ill_conditioned(&r->cond, r->base)));
     set_str(o, "verdict", dp_verdict_names[r->verdict]);
     if (r->why[0]) set_str(o, "why", r->why);
     set(o, "seconds", num(r->seconds));

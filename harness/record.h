@@ -40,6 +40,8 @@
  *              "like": "fp32" | null,                 chain format with that law
  *              "wrong": false,     true: fewer bits than the policy claims, or biased against it; the run fails whatever its tensors say
  *              "says": "behaves like fp32: 24.0 bits"},
+ *     "condition": {"condition", "inverse", "entry", "rank", "head", "token", "ill": false},   of the chunks' triangular systems by themselves (harness/condition.h): largest
+ *                                  |A|_1 |A^-1|_1 and where, largest |A^-1|_1, largest entry of an inverse; ill: costs half of the digits of the base's arithmetic
  *     "verdict": "pass"|"fail"|"skipped"|"unjudged", "why": "...", "seconds": 1.2
  *   }]
  * }

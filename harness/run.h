@@ -9,6 +9,7 @@
 #include "bits.h"
 #include "case.h"
 #include "compare.h"
+#include "condition.h"
 #include "cuda.h"
 #include "fault.h"
 #include "subject.h"
@@ -43,6 +44,7 @@ typedef struct {
     dp_chain_point *point;
     double slope;                /* NAN: none */
     dp_bits bits;                /* op chain, regimes that forget nothing; npoint = 0: none */
+    dp_condition cond;           /* of the chunks' triangular systems; condition 0: none */
     dp_verdict verdict;
     char why[640];
     double seconds;

@@ -92,6 +92,7 @@ typedef struct {
     dp_budget_base fp64;         /* worst case of that reference itself, for stages, which have no other truth */
     int have_fp64;
     double radius;
+    dp_condition cond;
 } split;
 
 static void judge_fields(const split *sp, dp_result *result, const dp_budget *b, dp_run *run) {
@@ -273,7 +274,7 @@ static void one_run(const dp_run_options *o, const split *sp, dp_sim *s, const d
     dp_run *r = dp_runs_add(out, sp->c);
     r->ranks = sp->N, r->base = s->base, r->chain = chain, r->merge = merge, r->fault = o->fault;
     r->has_chain = r->has_base = r->has_merge = 1;
-    r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius;
+    r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius, r->cond = sp->cond;
     r->id = run_id(r);
     dp_sim_run(s, chain, merge, sp->truth->backward);
     if (o->fault) {
@@ -446,7 +447,7 @@ static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, d
     dp_run *r = dp_runs_add(out, c);
     r->backend = DP_BACKEND_SUBJECT, r->path = o->subject->name, r->outcome = dp_subject_outcomes[s.outcome];
     r->ranks = sp->N, r->base = base, r->chain = chain, r->has_base = r->has_chain = 1;
-    r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius;
+    r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius, r->cond = sp->cond;
     r->id = run_id(r);
     if (s.outcome == DP_SUBJECT_RETURNED) {
         r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
@@ -550,7 +551,7 @@ static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_
     dp_run *r = cuda_record(c, be, sp->N, base, f, way, st ? (no ? no : why.msg) : NULL, out);
     if (!st) {
         budget(o, sp, base, f, w, &b);
-        r->path = res.path, r->saved = res.saved, r->kept = res.kept, r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius;
+        r->path = res.path, r->saved = res.saved, r->kept = res.kept, r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius, r->cond = sp->cond;
         judge_cuda(sp, &res, &b, r);
         dp_run_close(r, dp_now() - t0);
         dp_budget_free(&b), dp_cuda_result_free(&res, c->p.HV);
@@ -601,6 +602,7 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
         dp_sim ref;
         split sp = {.c = c, .truth = &truth, .N = ranks[i], .ref = &ref, .radius = radius};
         st = split_truth(&sp, 1, e);
+        if (!st) st = dp_condition_cached(&c->p, ranks[i], NULL, o->cache, &sp.cond, e);
         split_prefixes(&sp);
         if (!st && wants(o, DP_BACKEND_SIM)) st = runs_of_split(o, &sp, cached, out, e);
         if (!st && o->subject) st = subject_split(o, &sp, cached, out, e);
@@ -653,10 +655,11 @@ dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given
     if (st) return st;
     split sp = {.c = c, .truth = &truth, .N = c->ranks[0], .ref = &ref, .radius = largest_radius(&truth)};
     st = split_truth(&sp, ranked, e);
+    if (!st) st = dp_condition_cached(&c->p, sp.N, NULL, o->cache, &sp.cond, e);
     if (!st) {
         dp_run *r = dp_runs_add(out, c);
         r->backend = DP_BACKEND_FILE, r->ranks = sp.N, r->base = c->base[0], r->chain = c->chain[0], r->has_base = r->has_chain = 1;
-        r->truth_bits = truth.bits, r->truth_cached = cached, r->truth_radius = sp.radius;
+        r->truth_bits = truth.bits, r->truth_cached = cached, r->truth_radius = sp.radius, r->cond = sp.cond;
         r->id = run_id(r);
         r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
         budget(o, &sp, c->base[0], c->chain[0], &w, &b);

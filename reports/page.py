@@ -213,11 +213,17 @@ def with_twins(runs):
         yield r, twin if twin is not r and r["tensors"] and repr(twin["tensors"]) == repr(r["tensors"]) else None
 
 
+def condition_text(c):
+    """How ill-conditioned the problem's own triangular systems are, and where."""
+    return f"condition {sci(c['condition'])} (rank {c.get('rank')}, head {c.get('head')}, chunk at token {c.get('token')}), largest entry of an inverse {sci(c.get('entry'))}" if c else ""
+
+
 def run_section(run, twin=None):
     t = run["truth"]
     facts = [f"truth {truth_text(t)}" if t else "", f"radius {sci(t.get('radius'))}" if finite(t.get("radius")) else "",
-             "truth from the cache" if t.get("cached") else "", f"{run['seconds']:.2f} s" if finite(run.get("seconds")) else "", f"slope {run['slope']:.2f}" if finite(run.get("slope")) else ""]
-    why = f'<p class="small">{verdict_mark(run["verdict"])}: {esc(run["why"])}</p>' if run.get("why") and run["verdict"] != "pass" else ""
+             "truth from the cache" if t.get("cached") else "", f"{run['seconds']:.2f} s" if finite(run.get("seconds")) else "", f"slope {run['slope']:.2f}" if finite(run.get("slope")) else "",
+             condition_text(run.get("condition"))]
+    why = f'<p class="small">{verdict_mark(run["verdict"])}: {esc(run["why"])}</p>' if run.get("why") and (run["verdict"] != "pass" or (run.get("condition") or {}).get("ill")) else ""
     replay = run["id"].replace("'", "'\\''")
     n = len(run["tensors"])
     what = [plural(n, "tensor") if n else "", "M over chunks" if run["chain"] else ""]
