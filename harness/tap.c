@@ -115,6 +115,18 @@ static void columns(const dp_chunk *ch, int stage, int s, int64_t width, int64_t
     *used = square ? (int64_t)(s + 1) * ch->R : width;
 }
 
+/* The chunk solver raises steps below its floor (exp is 0 there all the same), which gcum itself must not show: rows behind one are summed again. */
+static void sum_again(const dp_sim *s, int g, int hv, int t, int Kg, double *row) {
+    for (int x = 0; x < Kg; x++) {
+        double sum = 0, lowest = 0;
+        for (int i = 0; i <= t; i++) {
+            const double step = s->g[((s->group[g].t0 + i) * s->p->HV + hv) * Kg + x];
+            sum += step, lowest = fmin(lowest, step);
+        }
+        if (lowest < -746) row[x] = sum;
+    }
+}
+
 static double *per_token(const dp_sim *s, int stage) {
     const dp_problem *p = s->p;
     int per;
@@ -128,7 +140,9 @@ static double *per_token(const dp_sim *s, int stage) {
             for (int t = 0; t < ch->c; t++)
                 for (int j = 0; j < per; j++) {
                     columns(ch, stage, t, width, &stride, &used);
-                    memcpy(x + (((s->group[g].t0 + t) * p->HV + hv) * per + j) * width, in_chunk(ch, stage) + (t * per + j) * stride, sizeof(double) * (size_t)used);
+                    double *row = x + (((s->group[g].t0 + t) * p->HV + hv) * per + j) * width;
+                    memcpy(row, in_chunk(ch, stage) + (t * per + j) * stride, sizeof(double) * (size_t)used);
+                    if (stage == DP_GCUM && s->base == DP_BASE_FP64) sum_again(s, g, hv, t, (int)width, row);
                 }
         }
     return x;
