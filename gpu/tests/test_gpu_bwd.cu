@@ -654,7 +654,7 @@ static void test_time(int N)
             exit(2);
         }
         for (int only : {0, 1})
-            time_steps(16384, 32, N, comm.data(), {DP_BASE_BF16, DP_FP32, A, A, only, 0, DPG_SAVE_STATE});
+            time_steps(8192, 32, N, comm.data(), {DP_BASE_BF16, DP_FP32, A, A, only, 0, DPG_SAVE_STATE});
         for (auto &c : comm)
             c.destroy(&c);
         return;
