@@ -183,13 +183,13 @@ static dp_status chain_of(dpg_plan *p, int c0, int n, int step, int trans, float
 
 dp_status chain_pre_m(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
 {
-    Seq q = p->seqs_h[p->d.nseq - 1];
+    Seq q = local_sequence(p, p->d.nseq - 1);
     return chain_of(p, q.c0, q.c1 - q.c0, 1, 0, at<float>(p, ws, B_HM) + p->d.V, p->d.V + p->d.K, ws, s, e);
 }
 
 dp_status chain_pre_dm(dpg_plan *p, float *dM, int ld, void *ws, cudaStream_t s, dp_err *e)
 {
-    Seq q = p->seqs_h[0];
+    Seq q = local_sequence(p, 0);
     return chain_of(p, q.c1 - 1, q.c1 - q.c0, -1, 1, dM, ld, ws, s, e);
 }
 

@@ -112,6 +112,7 @@ dp_status dpg_plan_create(dpg_plan **plan, const dpg_problem *p, const dpg_optio
 void dpg_plan_destroy(dpg_plan *plan);
 int64_t dpg_plan_tokens(const dpg_plan *plan);                   /* L */
 dpg_path dpg_plan_path(const dpg_plan *plan);                    /* which path AUTO chose */
+int dpg_plan_segments(const dpg_plan *plan);                     /* parts that the last local sub-sequence is cut in, 1: whole */
 dpg_path dpg_plan_bwd_path(const dpg_plan *plan);
 size_t dpg_workspace_bytes(const dpg_plan *plan);                /* of forward and backward, which share it */
 size_t dpg_saved_bytes(const dpg_plan *plan);                    /* of dpg_tensors.saved; 0 without options.backward */

@@ -75,6 +75,14 @@ template <class T> static inline T *at(const dpg_plan *p, void *ws, int slot)
     return p->buf[slot].bytes ? (T *)((char *)ws + p->buf[slot].off) : NULL;
 }
 
+/* Local sub-sequence i from its first chunk to its last, however it is cut in segments. */
+static inline Seq local_sequence(const dpg_plan *p, int i)
+{
+    Seq q = p->seqs_h[i], z = p->seqs_h[i == p->d.nseq - 1 ? i + p->nseg - 1 : i];
+    q.c1 = z.c1, q.ends = z.ends;
+    return q;
+}
+
 dp_status dpg_fail(dp_err *e, dp_status code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 #define CK(e, expr) do { cudaError_t err_ = (expr); if (err_ != cudaSuccess) \

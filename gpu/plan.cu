@@ -309,6 +309,7 @@ void dpg_plan_destroy(dpg_plan *pl)
 
 int64_t dpg_plan_tokens(const dpg_plan *pl) { return pl->d.L; }
 dpg_path dpg_plan_path(const dpg_plan *pl) { return pl->opt.path; }
+int dpg_plan_segments(const dpg_plan *pl) { return pl->nseg; }
 dpg_path dpg_plan_bwd_path(const dpg_plan *pl) { return pl->bwd ? pl->bwd->opt.path : DPG_PATH_AUTO; }
 size_t dpg_workspace_bytes(const dpg_plan *pl) { return pl->bwd && pl->bwd->ws_bytes > pl->ws_bytes ? pl->bwd->ws_bytes : pl->ws_bytes; }
 

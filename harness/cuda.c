@@ -2,7 +2,7 @@
 
 const char *const dp_backend_names[DP_NBACKENDS] = {"sim", "cuda", "nccl", "file", "subject"};
 
-const char *const dp_cuda_way_names[DP_NCUDA_WAYS] = {"plain", "dh-only", "pair-dg", "save-all"};
+const char *const dp_cuda_way_names[DP_NCUDA_WAYS] = {"plain", "dh-only", "pair-dg", "save-all", "segments", "segments-dh-only"};
 
 #ifndef DP_HAVE_CUDA
 
@@ -296,7 +296,9 @@ static double ***rank_tensor(dp_cuda_result *r, int i) {
 
 dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N, dp_backend b, int backward, dp_cuda_way way,
                       dp_cuda_result *out, dp_err *e) {
-    const dpg_options opt = {.base = base, .chain = chain, .path = DPG_PATH_AUTO, .chain_how = DPG_CHAIN_DENSE, .backward = backward, .send_dh_only = way == DP_CUDA_DH_ONLY,
+    const int segments = way == DP_CUDA_SEGMENTS || way == DP_CUDA_SEGMENTS_DH_ONLY;
+    const dpg_options opt = {.base = base, .chain = chain, .path = segments ? DPG_PATH_FAST : DPG_PATH_AUTO, .chain_how = segments ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE, .backward = backward,
+                             .send_dh_only = way == DP_CUDA_DH_ONLY || way == DP_CUDA_SEGMENTS_DH_ONLY,
                              .pair_dg = way == DP_CUDA_PAIR_DG, .bwd_path = way == DP_CUDA_PAIR_DG ? DPG_PATH_SIMPLE : DPG_PATH_AUTO, .save = way == DP_CUDA_SAVE_ALL ? DPG_SAVE_ALL : DPG_SAVE_STATE};
     *out = (dp_cuda_result){.N = N, .path = ""};
     dp_result_alloc(&out->out, p, backward);
@@ -319,6 +321,7 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
         for (int r = 0; r < N && !st; r++) {
             const size_t saved = dpg_saved_bytes(job[r].plan), kept = dpg_kept_bytes(job[r].plan);
             out->saved = saved > out->saved ? saved : out->saved, out->kept = kept > out->kept ? kept : out->kept;
+            out->segments = dpg_plan_segments(job[r].plan) > out->segments ? dpg_plan_segments(job[r].plan) : out->segments;
             out->path = path_name(job[r].plan, backward);
         }
     }

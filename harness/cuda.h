@@ -14,7 +14,7 @@ typedef enum { DP_BACKEND_SIM, DP_BACKEND_CUDA, DP_BACKEND_NCCL, DP_BACKEND_FILE
 extern const char *const dp_backend_names[DP_NBACKENDS];
 
 /* Ways to compute the same gradients, by name in a run's ID (gpu/dp_gpu.h says what each does). */
-typedef enum { DP_CUDA_PLAIN, DP_CUDA_DH_ONLY, DP_CUDA_PAIR_DG, DP_CUDA_SAVE_ALL, DP_NCUDA_WAYS } dp_cuda_way;
+typedef enum { DP_CUDA_PLAIN, DP_CUDA_DH_ONLY, DP_CUDA_PAIR_DG, DP_CUDA_SAVE_ALL, DP_CUDA_SEGMENTS, DP_CUDA_SEGMENTS_DH_ONLY, DP_NCUDA_WAYS } dp_cuda_way;
 extern const char *const dp_cuda_way_names[DP_NCUDA_WAYS];
 
 typedef struct {
@@ -22,6 +22,7 @@ typedef struct {
     dp_result out;                       /* NaN where nothing was written; no gradients without backward */
     double **S_in, **M, **H, **dS_out, **dM, **dH;   /* [N*HV], NULL where the kernels form none (math.md g.3) */
     const char *path;                    /* "simple" or "fast", with a backward "fast/simple" */
+    int segments;                        /* most that a rank cut its last local sub-sequence in, 1: none */
     size_t saved, kept;                  /* largest of a rank: bytes of dpg_tensors.saved, and all that stays between forward and backward */
 } dp_cuda_result;
 

@@ -89,6 +89,7 @@ static json_t *run_json(const dp_run *r) {
     set_str(o, "id", r->id), set_str(o, "case", r->case_name), set_str(o, "op", r->op), set(o, "ranks", json_integer(r->ranks)), set_str(o, "backend", dp_backend_names[r->backend]);
     if (r->path) set_str(o, "path", r->path);
     if (r->outcome) set_str(o, "outcome", r->outcome);
+    if (r->segments > 1) set(o, "segments", json_integer(r->segments));
     if (r->kept) set(o, "saved_bytes", json_integer((json_int_t)r->saved)), set(o, "kept_bytes", json_integer((json_int_t)r->kept));
     if (r->way) set_str(o, "way", dp_cuda_way_names[r->way]);
     if (r->has_base) set_str(p, "base", dp_base_names[r->base]);

@@ -26,6 +26,7 @@ typedef struct {
     const char *path;            /* cuda, nccl: which kernels ran; subject: the library's own name; NULL otherwise */
     const char *outcome;         /* subject: one of dp_subject_outcomes; NULL otherwise */
     dp_cuda_way way;             /* cuda, nccl */
+    int segments;                /* cuda, nccl: see cuda.h; 0: not run */
     size_t saved, kept;          /* cuda, nccl: bytes that a rank keeps between forward and backward (cuda.h); 0: no backward */
     int ranks;
     dp_base base;

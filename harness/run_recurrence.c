@@ -551,7 +551,7 @@ static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_
     dp_run *r = cuda_record(c, be, sp->N, base, f, way, st ? (no ? no : why.msg) : NULL, out);
     if (!st) {
         budget(o, sp, base, f, w, &b);
-        r->path = res.path, r->saved = res.saved, r->kept = res.kept, r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius, r->cond = sp->cond;
+        r->path = res.path, r->segments = res.segments, r->saved = res.saved, r->kept = res.kept, r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius, r->cond = sp->cond;
         judge_cuda(sp, &res, &b, r);
         dp_run_close(r, dp_now() - t0);
         dp_budget_free(&b), dp_cuda_result_free(&res, c->p.HV);

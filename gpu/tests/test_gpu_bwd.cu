@@ -2,6 +2,7 @@
  *
  *   test_gpu_bwd all [TIMES]    gradients of every case on 1, 2, 3, 4, 8 ranks of one GPU, every way; untouched heads; TIMES repeats (100); graph
  *   test_gpu_bwd small [CASE]   few small cases of every kernel, for compute-sanitizer
+ *   test_gpu_bwd segments       three ranks and more whose sequences are cut in segments
  *   test_gpu_bwd forms          both forms of dg alone
  *   test_gpu_bwd nccl N         N GPUs: the bits of N ranks on one GPU; a rank that dies before the backward
  *   test_gpu_bwd time [N]       milliseconds of every step; N > 1: on N GPUs, dM and dH exchanged against dH alone
@@ -42,12 +43,12 @@ static double rel_fro(const Vec &got, const Vec &want)
     return w > 0 ? sqrt(d / w) : sqrt(d);
 }
 
-struct Policy { dp_base base; dp_format chain; dpg_path path, bwd; int dh_only, pair_dg; dpg_save save; };
+struct Policy { dp_base base; dp_format chain; dpg_path path, bwd; int dh_only, pair_dg; dpg_save save; dpg_chain_how how = DPG_CHAIN_DENSE; };
 
 static std::string name_of(const Policy &p)
 {
     return std::string(p.base == DP_BASE_FP32 ? "fp32" : "bf16") + (p.path == DPG_PATH_FAST ? "/fast" : "/simple") + (p.bwd == DPG_PATH_SIMPLE ? "/simple" : "/auto")
-        + (p.dh_only ? "/dh-only" : "") + (p.pair_dg ? "/pair-dg" : "") + (p.save == DPG_SAVE_ALL ? "/save-all" : "");
+        + (p.dh_only ? "/dh-only" : "") + (p.pair_dg ? "/pair-dg" : "") + (p.save == DPG_SAVE_ALL ? "/save-all" : "") + (p.how == DPG_CHAIN_AUGMENTED ? "/segments" : "");
 }
 
 /* ---- fp64 adjoint ---------------------------------------------------------------------------------------------------------------- */
@@ -198,6 +199,8 @@ struct Rank {
     dp_err err;
     dp_status st;
     Grads out;
+    Vec M, dM;                                           /* of a rank in the middle of its only sequence */
+    int segments;
 };
 
 struct Out { const char *name; int64_t per; int64_t all; };      /* words a token, or words in all */
@@ -220,7 +223,7 @@ static void setup(Rank &r, const Case &c, const Inputs &x, const Upstream &up, c
 {
     dpg_problem p = {c.T(), c.H, c.HV, c.K, c.V, c.R, c.Kg(), (int)c.cu.size() - 1, c.cu.data(), x.scale, c.gate, x.lb, c.beta, c.l2norm, c.dtype, c.dtype, DPG_F32,
                      c.dtype, DPG_F32};
-    dpg_options o = {pol.base, pol.chain, pol.path, DPG_CHAIN_DENSE, 0, 0, 1, pol.bwd, pol.save, pol.dh_only, pol.pair_dg};
+    dpg_options o = {pol.base, pol.chain, pol.path, pol.how, 0, 0, 1, pol.bwd, pol.save, pol.dh_only, pol.pair_dg};
     int64_t L = c.T() / N, a = rank * L;
     auto cut = [&](const Vec &y, int64_t row) { return to_device(y, a * row, L * row, c.dtype); };
     r.err.code = DP_OK;
@@ -257,6 +260,18 @@ static void collect(Rank &r, const Case &c, int N)
         r.out[y.name] = from_device(*slot(r, y.name), y.per * (c.T() / N) + y.all);
 }
 
+static void read_m(Rank &r, const Case &c, int rank, int N, const char *name, Vec &to)
+{
+    dp_err e = {DP_OK, ""};
+    if (c.cu.size() != 2 || rank == 0 || rank == N - 1)
+        return;
+    to.resize((int64_t)c.HV * c.K * c.K);
+    if (dpg_stage_read(r.plan, &r.t, r.ws, name, to.data(), &e) != DP_OK) {
+        fprintf(stderr, "%s: %s\n", c.name, e.msg);
+        exit(2);
+    }
+}
+
 /* Forward and backward on N ranks (comm NULL: on device 0), the workspace overwritten in between unless it is to be kept. die: this rank runs its
  * forward but never reaches the backward's gather. */
 static std::vector<Rank> run(const Case &c, const Inputs &x, const Upstream &up, const Policy &pol, int N, dpg_comm *comm, int die = -1)
@@ -282,11 +297,15 @@ static std::vector<Rank> run(const Case &c, const Inputs &x, const Upstream &up,
                 k.st = comm[r].wait(&comm[r], k.stream, &k.err);
             if (k.st != DP_OK || r == die)
                 return;
+            k.segments = dpg_plan_segments(k.plan);
+            read_m(k, c, r, N, "M", k.M);
             if (pol.save == DPG_SAVE_STATE)
                 CUDA(cudaMemsetAsync(k.ws, 0xff, dpg_workspace_bytes(k.plan), k.stream));
             k.st = dpg_backward(k.plan, &k.t, &k.g, k.ws, &comm[r], k.stream, &k.err);
             if (k.st == DP_OK)
                 k.st = comm[r].wait(&comm[r], k.stream, &k.err);
+            if (k.st == DP_OK && !pol.dh_only)
+                read_m(k, c, r, N, "dM", k.dM);
             if (k.st == DP_OK)
                 collect(k, c, N);
         });
@@ -361,6 +380,8 @@ static std::vector<Case> cases(bool small)
         {"k16_v256", 1, 1, 16, 256, 1, 0, one, DP_GATE_LOG, 0.01, DP_BETA_PLAIN, 1, 0, DPG_F32, 0, 15},
         {"no_l2norm", 1, 2, 32, 32, 1, 0, packed, DP_GATE_LOG, 0.02, DP_BETA_PLAIN, 0, 0, DPG_F32, 0, 17},
         {"fast128_weak", 1, 2, 128, 128, 1, 0, {0, 768}, DP_GATE_LOG, 0.002, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0.5, 19},
+        {"fast64_segments", 1, 2, 64, 64, 1, 0, {0, 3072}, DP_GATE_LOG, 0.0002, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0.995, 27},
+        {"fast128_segments", 1, 1, 128, 128, 1, 0, {0, 1536}, DP_GATE_LOG, 0.0005, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0.99, 28},
         {"fast128_gdn", 1, 2, 128, 128, 1, 1, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 21}};
     v.insert(v.end(), more.begin(), more.end());
     return v;
@@ -374,6 +395,9 @@ static std::vector<Policy> policies(const Case &c)
     const dpg_path S = DPG_PATH_SIMPLE, A = DPG_PATH_AUTO;
     std::vector<Policy> p = {{DP_BASE_FP32, DP_FP32, S, S, 0, 0, DPG_SAVE_STATE}, {DP_BASE_FP32, DP_FP32, S, S, 0, 0, DPG_SAVE_ALL}, {DP_BASE_FP32, DP_FP32, S, S, 1, 0, DPG_SAVE_STATE},
                              {DP_BASE_FP32, DP_FP32, S, S, 0, 1, DPG_SAVE_STATE}, {DP_BASE_BF16, DP_TF32X3, S, S, 1, 1, DPG_SAVE_ALL}};
+    if (takes_fast(c))
+        for (int dh_only : {0, 1})
+            p.push_back({DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, A, dh_only, 0, DPG_SAVE_STATE, DPG_CHAIN_AUGMENTED});
     if (takes_fast(c))
         p.push_back({DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, A, 0, 0, DPG_SAVE_STATE}), p.push_back({DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, A, 1, 0, DPG_SAVE_STATE});
     return p;
@@ -420,6 +444,45 @@ static void test_cases(bool small, const char *only)
                     fact(std::string(c.name) + ": dH alone on two ranks, the same bits", same_bits(plain, g));
             }
         }
+    }
+}
+
+/* Segments (the forward cuts a rank's sequence in parts; dM is a chain over all of its chunks): dM of every rank in the middle is M' of the forward,
+ * both fp32 products of the same factors, on every rank M matters, and the gradients are those of the whole chain. */
+static void test_segments()
+{
+    for (const Case &c : cases(false)) {
+        if (!strstr(c.name, "segments"))
+            continue;
+        Inputs x = make_inputs(c);
+        Upstream up = make_upstream(c);
+        int cut = 0;
+        for (int N : {3, 4, 6}) {
+            Policy whole = {DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_PATH_AUTO, 0, 0, DPG_SAVE_STATE}, segments = whole, short_way = whole;
+            segments.how = short_way.how = DPG_CHAIN_AUGMENTED, short_way.dh_only = 1;
+            std::vector<Rank> a = run(c, x, up, whole, N, NULL), b = run(c, x, up, segments, N, NULL), d = run(c, x, up, short_way, N, NULL);
+            std::string where = std::string(c.name) + " ranks=" + std::to_string(N) + " segments=" + std::to_string(b[1].segments) + " ";
+            Grads want = join(c, a), got = join(c, b), got_short = join(c, d);
+            cut += b[1].segments > 1;
+            for (int r = 1; r < N - 1; r++) {
+                Vec t = b[r].M;
+                double size = 0;
+                for (int h = 0; h < c.HV; h++)
+                    for (int i = 0; i < c.K; i++)
+                        for (int j = 0; j < c.K; j++)
+                            size += t[(h * c.K + i) * c.K + j] * t[(h * c.K + i) * c.K + j], t[(h * c.K + i) * c.K + j] = b[r].M[(h * c.K + j) * c.K + i];
+                double err = rel_fro(b[r].dM, t);
+                printf("%srank %d: |M| %.2f, dM - M' %.1e\n", where.c_str(), r, sqrt(size), err);
+                fact(where + "M of rank " + std::to_string(r) + " has vanished", size > 1e-4);
+                fact(where + "dM is not M' on rank " + std::to_string(r), err < 2e-5);
+            }
+            for (auto &y : want) {
+                double full = rel_fro(got.at(y.first), y.second), half = rel_fro(got_short.at(y.first), y.second);
+                printf("%s%s: full exchange %.1e, dH only %.1e from the dense chain\n", where.c_str(), y.first.c_str(), full, half);
+                fact(where + y.first + " differs from the dense chain's", full < 8e-3 && half < 8e-3);
+            }
+        }
+        fact(std::string(c.name) + ": nothing was cut", cut > 0);
     }
 }
 
@@ -680,6 +743,8 @@ int main(int argc, char **argv)
         test_nccl(argc > 2 ? atoi(argv[2]) : ndev);
     else if (mode == "forms")
         test_dg_forms();
+    else if (mode == "segments")
+        test_segments();
     else if (mode == "time")
         test_time(argc > 2 ? atoi(argv[2]) : 1);
     else {
@@ -687,6 +752,7 @@ int main(int argc, char **argv)
         test_cases(small, small && argc > 2 ? argv[2] : NULL);
         if (!small) {
             test_heads();
+            test_segments();
             test_dg_forms();
             test_graph();
             test_dead_rank(NULL, 3, "rank 1 did not reach all_gather");

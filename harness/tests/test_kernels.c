@@ -85,3 +85,12 @@ DP_TEST(kernels, gates_of_gdn_and_the_convolution) {
     if (k) all_judged(k, 8, conv);
     json_decref(j), json_decref(k);
 }
+
+/* A rank's sequence cut in segments, as the fast path does: dM is a chain over all of them. */
+DP_TEST(kernels, chains_of_a_rank_cut_in_segments) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[2048];
+    snprintf(cmd, sizeof cmd, "\"$(dirname '%s')/test_segments\"", program());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc, "%d: %s", rc, out);
+}

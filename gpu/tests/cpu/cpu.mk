@@ -5,6 +5,7 @@ CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/tests/cpu/include/*.h) ref/problem.h ref/formats.h ref/conv.h
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu cuda cuda_conv)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
+CPU_TESTS   := $(BUILD)/cpu/test_segments
 
 $(BUILD)/cpu/%.cc: gpu/%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
@@ -18,5 +19,10 @@ $(BUILD)/cpu/cuda.o $(BUILD)/cpu/cuda_conv.o: $(BUILD)/cpu/%.o: harness/%.c $(CP
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -DDP_HAVE_CUDA -Igpu/tests/cpu/include -c $< -o $@
 $(CPU_PROGRAM): $(BUILD)/harness/main.o $(CPU_OBJ) $(BUILD)/libref.a
+	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
+$(BUILD)/cpu/test_segments.o: gpu/tests/cpu/test_segments.cc $(CPU_HDR)
+	@mkdir -p $(@D)
+	$(CXX) $(CPU_FLAGS) -c $< -o $@
+$(BUILD)/cpu/test_segments: $(BUILD)/cpu/test_segments.o $(filter-out %/cuda.o %/cuda_conv.o,$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 .PRECIOUS: $(BUILD)/cpu/%.cc
