@@ -268,7 +268,6 @@ template <class T, int W, int VEC> __global__ void __launch_bounds__(256) k_conv
         b.win.open(a, p, ch, t0);
         int n = (int)(a.L - t0 < STRIP ? a.L - t0 : STRIP), last = (int)(a.L - t0 < n + W - 1 ? a.L - t0 : n + W - 1);
         uint64_t starts = a.starts[t0 / 64], behind = last > STRIP ? a.starts[t0 / 64 + 1] : 0;
-        bool ended = false;                              /* a sequence starts behind the strip: nothing flows back from there on */
         for (int s0 = 0; s0 < last; s0 += AT_ONCE_BWD) {
             Vec<VEC> x[AT_ONCE_BWD], dy[AT_ONCE_BWD];
 #pragma unroll
@@ -281,11 +280,9 @@ template <class T, int W, int VEC> __global__ void __launch_bounds__(256) k_conv
                 int s = s0 + i;
                 if (s >= last)
                     break;
-                if ((s < STRIP ? starts >> s : behind >> (s - STRIP)) & 1) {
-                    b.win.start();
-                    ended |= s >= n;
-                }
-                Vec<VEC> d = ended ? zero<VEC>() : b.win.dpre(x[i], dy[i], a.silu), done = b.add(d, x[i], b.win.age, s < n);
+                if ((s < STRIP ? starts >> s : behind >> (s - STRIP)) & 1)
+                    b.win.start();                       /* age 0: from here on nothing flows back into earlier rows */
+                Vec<VEC> d = b.win.dpre(x[i], dy[i], a.silu), done = b.add(d, x[i], b.win.age, s < n);
                 if (s >= W - 1)
                     store<T, VEC>(p.t.dx, (t0 + s - (W - 1)) * p.D + ch, done);
                 b.win.push(x[i]);
@@ -293,7 +290,7 @@ template <class T, int W, int VEC> __global__ void __launch_bounds__(256) k_conv
         }
         for (int s = last; s < n + W - 1; s++) {         /* past the rank: its followers' dpre, or nothing */
             int64_t i = t0 + s - a.L, g = (a.rank + 1) * a.L + i;
-            Vec<VEC> d = !ended && i < a.next ? load<float, VEC>(a.dhalo, (g / a.L * a.h + g % a.L) * a.D + p.at + ch) : zero<VEC>(), done = b.add(d, d, b.win.age, false);
+            Vec<VEC> d = i < a.next ? load<float, VEC>(a.dhalo, (g / a.L * a.h + g % a.L) * a.D + p.at + ch) : zero<VEC>(), done = b.add(d, d, b.win.age, false);
             if (s >= W - 1)
                 store<T, VEC>(p.t.dx, (t0 + s - (W - 1)) * p.D + ch, done);
             b.win.push(d);
