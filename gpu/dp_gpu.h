@@ -91,20 +91,21 @@ typedef struct {
 } dpg_grads;
 
 /* Communicator: the only thing ranks share. all_gather: every rank gives `count` floats, recv [N][count] in rank order; enqueued on
- * `stream` (a cudaStream_t). Every rank calls it the same number of times. abort makes waiting peers return an error. */
+ * `stream` (a cudaStream_t). wait: until this rank's stream is idle and every rank has come to its wait. Every rank calls both the same number of times.
+ * abort makes peers return an error. A rank whose host thread or device does not come to a call within the limit ends that call, and all later ones, on every
+ * rank with a message that names the rank and the call; device memory of a rank that hangs may then not be freed (cudaFree waits for the device). */
 typedef struct dpg_comm dpg_comm;
 struct dpg_comm {
     void *self;
     int rank, N, device;
     dp_status (*all_gather)(dpg_comm *c, const float *send, float *recv, size_t count, void *stream, dp_err *e);
-    dp_status (*wait)(dpg_comm *c, void *stream, dp_err *e);     /* until the stream is idle, or an error, or the time limit */
+    dp_status (*wait)(dpg_comm *c, void *stream, dp_err *e);
     void (*abort)(dpg_comm *c, const char *why);
     void (*destroy)(dpg_comm *c);
 };
-/* N ranks in one process on one device, one host thread each; c[N] is filled. A rank that does not arrive at a collective within
- * limit_s seconds makes all others fail with a message that names it. */
+/* N <= 1024 ranks in one process on one device, one host thread each; c[N] is filled. */
 dp_status dpg_comm_shared(dpg_comm *c, int N, int device, double limit_s, dp_err *e);
-/* N ranks on N devices, NCCL, one host thread each (libnccl.so.2 is loaded at run time). */
+/* N <= 1024 ranks in one process on N devices, NCCL, one host thread each (libnccl.so.2 is loaded at run time). */
 dp_status dpg_comm_nccl(dpg_comm *c, int N, const int *devices, double limit_s, dp_err *e);
 
 typedef struct dpg_plan dpg_plan;

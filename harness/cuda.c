@@ -1,6 +1,10 @@
+#define _GNU_SOURCE                      /* pthread_tryjoin_np */
 #include "cuda.h"
 
 const char *const dp_backend_names[DP_NBACKENDS] = {"sim", "cuda", "nccl", "file", "subject"};
+
+static double limit_s = 8;
+void dp_cuda_limit(double seconds) { limit_s = seconds; }
 
 const char *const dp_cuda_way_names[DP_NCUDA_WAYS] = {"plain", "dh-only", "pair-dg", "save-all", "segments", "segments-dh-only"};
 
@@ -23,14 +27,19 @@ void dp_cuda_result_free(dp_cuda_result *r, int HV) { (void)r, (void)HV; }
 #include "../gpu/dp_gpu.h"
 #include "../ref/context.h"
 
+#include "cuda_ranks.h"
+#include "run.h"
+
 #include <cuda_runtime_api.h>
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#define LIMIT_S 30.0                     /* a rank that does not arrive at a collective by then ends all of them */
+#define LEAVE_S 5.0                      /* once a rank has failed, the others end within this time or are left behind */
 
 const char *dp_cuda_unavailable(dp_backend b, int N) {
     static char why[400];
@@ -74,6 +83,7 @@ typedef struct {
     dpg_comm *comm;
     dp_cuda_result *out;
     float *gate;                         /* [HV] dA_log, [HV][Kg] ddt_bias as this rank got them; NULL without backward */
+    volatile dp_rank_state state;
     dp_status status;
     dp_err err;
     void *dev[32];                       /* device memory of this rank */
@@ -241,6 +251,7 @@ static dp_status rank_body(rank_job *j) {
 static void *rank_main(void *arg) {
     rank_job *j = arg;
     j->status = rank_body(j);
+    j->state = j->status ? DP_RANK_FAILED : DP_RANK_ENDED;
     if (j->status && j->comm) j->comm->abort(j->comm, j->err.msg);
     for (int i = 0; i < j->ndev; i++) cudaFree(j->dev[i]);
     if (j->stream) cudaStreamDestroy(j->stream);
@@ -249,10 +260,23 @@ static void *rank_main(void *arg) {
 
 /* ---- all ranks ------------------------------------------------------------------------------------------------------------------- */
 
-static dp_status communicators(dp_backend b, int N, dpg_comm *c, dp_err *e) {
+dp_status dp_cuda_comms(dp_backend b, int N, dpg_comm *c, dp_err *e) {
     int devices[64];
-    for (int i = 0; i < N && i < 64; i++) devices[i] = i;
-    return b == DP_BACKEND_NCCL ? dpg_comm_nccl(c, N, devices, LIMIT_S, e) : dpg_comm_shared(c, N, 0, LIMIT_S, e);
+    if (b != DP_BACKEND_NCCL) return dpg_comm_shared(c, N, 0, limit_s, e);
+    if (N > 64) return dp_fail(e, DP_EINPUT, "%d ranks over NCCL: at most 64 here", N);
+    for (int i = 0; i < N; i++) devices[i] = i;
+    return dpg_comm_nccl(c, N, devices, limit_s, e);
+}
+
+int dp_cuda_join(const pthread_t *thread, volatile dp_rank_state *const *state, int N) {
+    double since = 0;
+    for (int r = 0; r < N; r++)
+        while (pthread_tryjoin_np(thread[r], NULL) == EBUSY) {
+            for (int i = 0; i < N && !since; i++) if (*state[i] == DP_RANK_FAILED) since = dp_now();
+            if (since && dp_now() - since > LEAVE_S) return r;
+            usleep(100);
+        }
+    return -1;
 }
 
 static dpg_problem device_problem(const dp_problem *p, int bf16_inputs, dp_base base) {
@@ -308,14 +332,17 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
     rank_job *job = dp_calloc((size_t)N, sizeof *job);
     dpg_comm *comm = dp_calloc((size_t)N, sizeof *comm);
     pthread_t *thread = dp_calloc((size_t)N, sizeof *thread);
-    dp_status st = N > 1 ? communicators(b, N, comm, e) : DP_OK;
+    volatile dp_rank_state **state = dp_calloc((size_t)N, sizeof *state);
+    dp_status st = N > 1 ? dp_cuda_comms(b, N, comm, e) : DP_OK;
     if (!st) {
         for (int r = 0; r < N; r++) {
+            state[r] = &job[r].state;
             job[r] = (rank_job){.p = p, .g = device_problem(p, bf16_inputs, base), .opt = opt, .N = N, .rank = r, .comm = N > 1 ? &comm[r] : NULL, .out = out};
             pthread_create(&thread[r], NULL, rank_main, &job[r]);
         }
-        for (int r = 0; r < N; r++) pthread_join(thread[r], NULL);
-        for (int r = 0; r < N; r++) if (job[r].status && !st) st = dp_fail(e, job[r].status, "%s", job[r].err.msg);
+        const int left = dp_cuda_join(thread, state, N);
+        for (int r = 0; r < N; r++) if (job[r].state == DP_RANK_FAILED && !st) st = dp_fail(e, job[r].status, "%s", job[r].err.msg);
+        if (left >= 0) return st;        /* its thread still uses what would be freed below */
         for (int r = 0; r < N && N > 1; r++) comm[r].destroy(&comm[r]);
         if (!st && backward) st = gate_gradients(p, job, N, &out->out, e);
         for (int r = 0; r < N && !st; r++) {
@@ -329,7 +356,7 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
         if (job[r].plan) dpg_plan_destroy(job[r].plan);
         free(job[r].gate);
     }
-    free(job), free(comm), free(thread);
+    free(job), free(comm), free(thread), free(state);
     if (st) dp_cuda_result_free(out, p->HV);
     return st;
 }

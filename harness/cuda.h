@@ -30,6 +30,8 @@ typedef struct {
 const char *dp_cuda_unavailable(dp_backend b, int N);
 /* "NVIDIA H200, driver 13.0" */
 const char *dp_cuda_device(void);
+/* How long a rank on a device may keep the others waiting before all end with a message that names it: 8 seconds until this is called. */
+void dp_cuda_limit(double seconds);
 /* bf16_inputs: q, k, v, o (and, base bf16, do and gradients of inputs) are bf16 in device memory. backward: needs p->dout. Between forward and
  * backward everything that the kernels do not claim to keep is overwritten with NaN. DP_EINPUT: the kernels do not take this problem (the message says why). */
 dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N, dp_backend b, int backward, dp_cuda_way way,

@@ -10,19 +10,19 @@ dp_status dp_cuda_conv_run(const dp_conv *c, int bf16, int N, dp_backend b, dp_c
 #else
 
 #include "../gpu/dp_conv.h"
+#include "cuda_ranks.h"
 
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define LIMIT_S 30.0
-
 typedef struct {
     const dp_conv *c;
     int bf16, rank, N;
     dpg_comm *comm;
     dp_conv_result *out;
+    volatile dp_rank_state state;
     dp_status status;
     dp_err err;
     void *dev[12];
@@ -106,6 +106,7 @@ static dp_status rank_body(conv_job *j) {
 static void *rank_main(void *arg) {
     conv_job *j = arg;
     j->status = rank_body(j);
+    j->state = j->status ? DP_RANK_FAILED : DP_RANK_ENDED;
     if (j->status && j->comm) j->comm->abort(j->comm, j->err.msg);
     for (int i = 0; i < j->ndev; i++) cudaFree(j->dev[i]);
     dpg_conv_destroy(j->plan);
@@ -114,23 +115,23 @@ static void *rank_main(void *arg) {
 }
 
 dp_status dp_cuda_conv_run(const dp_conv *c, int bf16, int N, dp_backend b, dp_conv_result *r, dp_err *e) {
-    int devices[64];
-    for (int i = 0; i < 64; i++) devices[i] = i;
-    if (N > 64) return dp_fail(e, DP_EINPUT, "%d ranks: at most 64 here", N);
     conv_job *job = dp_calloc((size_t)N, sizeof *job);
     dpg_comm *comm = dp_calloc((size_t)N, sizeof *comm);
     pthread_t *thread = dp_calloc((size_t)N, sizeof *thread);
-    dp_status st = N == 1 ? DP_OK : b == DP_BACKEND_NCCL ? dpg_comm_nccl(comm, N, devices, LIMIT_S, e) : dpg_comm_shared(comm, N, 0, LIMIT_S, e);
+    volatile dp_rank_state **state = dp_calloc((size_t)N, sizeof *state);
+    dp_status st = N > 1 ? dp_cuda_comms(b, N, comm, e) : DP_OK;
     if (!st) {
         for (int i = 0; i < N; i++) {
+            state[i] = &job[i].state;
             job[i] = (conv_job){.c = c, .bf16 = bf16, .rank = i, .N = N, .comm = N > 1 ? &comm[i] : NULL, .out = r};
             pthread_create(&thread[i], NULL, rank_main, &job[i]);
         }
-        for (int i = 0; i < N; i++) pthread_join(thread[i], NULL);
-        for (int i = 0; i < N; i++) if (job[i].status && !st) st = dp_fail(e, job[i].status, "%s", job[i].err.msg);
+        const int left = dp_cuda_join(thread, state, N);
+        for (int i = 0; i < N; i++) if (job[i].state == DP_RANK_FAILED && !st) st = dp_fail(e, job[i].status, "%s", job[i].err.msg);
+        if (left >= 0) return st;        /* its thread still uses what would be freed below */
         for (int i = 0; i < N && N > 1; i++) comm[i].destroy(&comm[i]);
     }
-    free(job), free(comm), free(thread);
+    free(job), free(comm), free(thread), free(state);
     return st;
 }
 

@@ -131,6 +131,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         char *end;
         o->limit_s = strtod(arg, &end);
         if (end == arg || *end || !(o->limit_s > 0) || o->limit_s > 86400) argp_error(st, "--limit %s: must be seconds, above 0 and up to 86400", arg);
+        dp_cuda_limit(o->limit_s);
         break;
     }
     case 'c': o->cases_dir = arg; break;
@@ -157,7 +158,7 @@ static const struct argp_option RUN_OPTIONS[] = {
     {"merge", OPT_MERGE, "LIST", 0, "only these merge orders: allgather ring", 0},
     {"backend", OPT_BACKEND, "LIST", 0, "sim: simulated ranks; cuda: the CUDA kernels, ranks sharing one device; nccl: one device a rank (default: sim, and cuda where it can run)", 0},
     {"subject", OPT_SUBJECT, "LIB", 0, "judge a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; beside them with --backend sim", 0},
-    {"limit", OPT_LIMIT, "SECONDS", 0, "how long one run of the subject may take (default: 60)", 0},
+    {"limit", OPT_LIMIT, "SECONDS", 0, "how long one run of the subject may take (default: 60); on CUDA devices, how long one rank may keep the others waiting (default: 8)", 0},
     {"way", OPT_WAY, "LIST", 0, "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg (dg without cancellation), save-all (nothing recomputed), segments (M as benchmarked: by the state pass, a rank's sequence cut in parts), segments-dh-only", 0},
     {"fault", OPT_FAULT, "NAME", 0, "switch a deliberate fault on in the simulated ranks (see list --faults)", 0},
     {"out", OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0},

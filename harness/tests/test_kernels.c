@@ -45,6 +45,13 @@ static void all_judged(json_t *j, size_t n, const char *const *names) {
     }
 }
 
+static const char *folder(void) {
+    static char d[2048];
+    snprintf(d, sizeof d, "%s", program());
+    *strrchr(d, '/') = 0;
+    return d;
+}
+
 #define NEEDS_KERNELS if (!program()) SKIP("the kernels on the CPU are not built under SAN=1")
 
 DP_TEST(kernels, every_gradient_on_ranks_in_every_way) {
@@ -93,4 +100,23 @@ DP_TEST(kernels, chains_of_a_rank_cut_in_segments) {
     snprintf(cmd, sizeof cmd, "\"$(dirname '%s')/test_segments\"", program());
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(!rc, "%d: %s", rc, out);
+}
+
+/* A gather of NCCL waits for all ranks on a device; here for all host threads. */
+DP_TEST(kernels, a_rank_that_dies_or_hangs_ends_all_and_is_named) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    for (int nccl = 0; nccl < 2; nccl++) {
+        snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' timeout 60 '%s/test_kill' 3 %s 0.3 few", folder(), folder(), nccl ? "nccl" : "shared");
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(rc == 0 && strstr(out, "did not reach"), "%d: %s", rc, out);
+    }
+}
+
+DP_TEST(kernels, ranks_over_nccl_are_judged) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' '%s' run smoke-kda --cases '%s' --cache none --backend nccl --ranks 4 --chain fp32", folder(), program(), gt_cases());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 0 && strstr(out, "backend=nccl,ranks=4") && strstr(out, " 0 skipped"), "%d: %s", rc, out);
 }

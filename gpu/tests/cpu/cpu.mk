@@ -1,11 +1,11 @@
 # gpu/tests/cpu/cpu.mk - the program with its CUDA kernels translated to run on the CPU (cpu.cc), for tests without a device. Needs no nvcc.
 # Its fibers and the address sanitizer do not go together: SAN=1 leaves it out, and its tests skip.
 CPU_KERNELS := plan simple simple_bwd chain comm conv
-CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -Igpu
+CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -Igpu -Igpu/tests
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/tests/cpu/include/*.h) ref/problem.h ref/formats.h ref/conv.h
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu cuda cuda_conv)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
-CPU_TESTS   := $(BUILD)/cpu/test_segments
+CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_kill $(BUILD)/cpu/libnccl.so.2
 
 $(BUILD)/cpu/%.cc: gpu/%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
@@ -25,4 +25,12 @@ $(BUILD)/cpu/test_segments.o: gpu/tests/cpu/test_segments.cc $(CPU_HDR)
 	$(CXX) $(CPU_FLAGS) -c $< -o $@
 $(BUILD)/cpu/test_segments: $(BUILD)/cpu/test_segments.o $(filter-out %/cuda.o %/cuda_conv.o,$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
+$(BUILD)/cpu/test_kill.cc: gpu/tests/test_kill.cu gpu/tests/cpu/translate.py
+	@mkdir -p $(@D)
+	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && mv $@.tmp $@
+$(BUILD)/cpu/test_kill: $(BUILD)/cpu/test_kill.o $(filter-out %/cuda.o %/cuda_conv.o,$(CPU_OBJ)) $(BUILD)/libref.a
+	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
+$(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
+	@mkdir -p $(@D)
+	$(CXX) -O2 -fPIC -shared -Wall -Igpu/tests/cpu/include $< -lpthread -o $@
 .PRECIOUS: $(BUILD)/cpu/%.cc

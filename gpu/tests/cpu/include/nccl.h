@@ -1,4 +1,4 @@
-/* Types alone: without libnccl.so.2 gpu/comm.cu says so. */
+/* What gpu/comm.cu uses; nccl.cc is the library. */
 #ifndef CPU_NCCL_H
 #define CPU_NCCL_H
 typedef enum { ncclSuccess } ncclResult_t;
