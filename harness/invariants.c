@@ -245,40 +245,50 @@ static dp_status check_edits(work *w, int from, int to, keep_fn *keep) {
     return DP_OK;
 }
 
-typedef struct { int head, group, G; } head_edit;
+/* Value heads [from, to) are changed, and all of q and k that no other head reads. */
+typedef struct { int from, to, G; } head_edit;
 
 static int keep_others(const void *ctx, int f, int64_t token, int head, int seq) {
     const head_edit *x = ctx;
     (void)token, (void)seq;
-    return f == DQ || f == DK ? head != x->group : head != x->head;
+    return f == DQ || f == DK ? (head + 1) * x->G <= x->from || head * x->G >= x->to : head < x->from || head >= x->to;
 }
 
+/* Exact in every format: gates of another strength, beta of another token, all else mirrored. */
+static double edited(const dp_problem *p, int i, int64_t token, int64_t at, int64_t width) {
+    const double *a = *input_at((dp_problem *)p, i), y = a[token * width + at];
+    if (i == IN_G || i == IN_A_LOG || i == IN_DT_BIAS) return y == 0 ? -0.5 : 2 * y;
+    return i == IN_BETA ? a[(p->T - 1 - token) * width + at] : -y;
+}
+
+static void edit_heads(const dp_problem *p0, dp_problem *p, const head_edit *x) {
+    for (int i = 0; i < NINPUTS; i++) {
+        double *a = *input_at(p, i);
+        const int shared = i == IN_Q || i == IN_K, state = i == IN_S0 || i == IN_DSTATE, heads = shared ? p0->H : p0->HV;
+        const int from = shared ? (x->from + x->G - 1) / x->G : x->from, to = shared ? x->to / x->G : x->to;
+        const int64_t rows = state ? p0->Nseq : i < IN_A_LOG ? p0->T : 1, width = width_of(p0, i) / (state ? p0->Nseq : 1), per = width / heads;
+        for (int64_t t = 0; a && t < rows; t++)
+            for (int64_t at = from * per; at < to * per; at++) a[t * width + at] = edited(p0, i, t, at, width);
+    }
+}
+
+/* The first head alone, the last one alone, all but the first. */
 static dp_status check_heads(work *w) {
     const dp_problem *p0 = w->p;
     if (p0->HV < 2) {
         w->c->verdict = DP_SKIPPED, snprintf(w->c->why, sizeof w->c->why, "one head");
         return DP_OK;
     }
-    for (int z = 0; z < 2 && w->c->verdict != DP_FAIL; z++) {
-        const head_edit x = {z ? p0->HV - 1 : 0, (z ? p0->HV - 1 : 0) / dp_G(p0), dp_G(p0)};
+    for (int z = 0; z < 3 && w->c->verdict != DP_FAIL; z++) {
+        const head_edit x = {z == 0 ? 0 : z == 1 ? p0->HV - 1 : 1, z ? p0->HV : 1, dp_G(p0)};
         dp_problem p = copy_of(p0, w->backward);
         outcome o;
-        for (int i = IN_V; i <= IN_DO; i++) {
-            double *a = *input_at(&p, i);
-            const int64_t per = width_of(p0, i) / p0->HV;
-            for (int64_t t = 0; a && t < p0->T; t++)
-                for (int64_t c = 0; c < per; c++) {              /* exact in every format: a gate of another strength, v and do mirrored, beta of another token */
-                    double *y = a + (t * p0->HV + x.head) * per + c;
-                    if (i == IN_G) *y = *y == 0 ? -0.5 : 2 * *y;
-                    else if (i == IN_BETA) *y = (*input_at((dp_problem *)p0, i))[((p0->T - 1 - t) * p0->HV + x.head) * per + c];
-                    else *y = -*y;
-                }
-        }
+        edit_heads(p0, &p, &x);
         const dp_status st = run(w->s, &p, w->N, w->backward, &o, w->e);
         if (!st) same(w, &o, NULL, 0, keep_others, &x), outcome_free(&o);
         if (w->c->verdict == DP_FAIL) {
             char why[sizeof w->c->why];
-            snprintf(why, sizeof why, "%.260s, after head %d changed", w->c->why, x.head);
+            snprintf(why, sizeof why, "%.250s, after head%s %d%s changed", w->c->why, z == 2 ? "s" : "", x.from, z == 2 ? " and up" : "");
             memcpy(w->c->why, why, sizeof why);
         }
         dp_problem_free(&p);

@@ -8,7 +8,8 @@
  *                 through an anchor inside the chunk let a later gate reach earlier tokens through rounding (fla#1242): for them (cuda, nccl) each row may
  *                 differ by the sum of the two probable bounds, and `why` says that it does
  *   anticausality do of one token changed: dk dv dg dbeta of the tokens behind it, dq of all others, and everything of other sequences, stays
- *   heads         v g beta do of one value head changed: everything of other heads stays (dq and dk: of other groups)
+ *   heads         every input of the first value head, of the last, of all but the first changed (q and k where no other head reads them): everything of
+ *                 other heads stays, o, states and all gradients, dA_log and ddt_bias too (dq and dk: of groups without a changed head)
  *   packed        a sequence among others gives what it gives alone, on one rank, where chunks are cut alike (dA_log and ddt_bias, sums over all, are left out)
  *   prefix        running on from the state of a prefix of whole chunks gives what one run gives; the gradient of that state likewise
  *                 (cuda, nccl: o and states only; the backward recomputes the states of the prefix in another path than the forward that gave the state)
