@@ -46,7 +46,8 @@ typedef struct {
     int nwindow;
     double *window;
     dp_verdict verdict;
-    char why[256];
+    char why[512];
+    char source[320];            /* exact cases: whose data stands there (source.h); "": not found */
 } dp_judgement;
 
 void dp_compare(const dp_compare_in *in, dp_judgement *out);

@@ -29,7 +29,7 @@
  *       "bound": 2.1e-2,                              bound / |want|_F; absent when unjudged
  *       "ratio": 0.19,                                largest err / bound over (rank, head) and rows
  *       "per_rank_ratio": [..],
- *       "verdict": "pass"|"fail"|"skipped"|"unjudged", "why": "..."      why: for all but pass; cases with keys = exact: pass is rel_fro = 0
+ *       "verdict": "pass"|"fail"|"skipped"|"unjudged", "why": "..."      why: for all but pass; cases with keys = exact: pass is rel_fro = 0, and why says whose data a wrong row holds (harness/source.h)
  *     }],
  *     "chain": [{"rank": 1, "chunks": 16, "rel": 1e-3, "effect": 9e-4, "bound": 8e-3, "abs": .., "norm": ..}],
  *                                  M after that many chunks: |dM|_F / |M|_F; effect |dM S_in|_F / |S_in|_F (null without S_in); bound / |M|_F

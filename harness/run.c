@@ -48,7 +48,21 @@ int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *ou
 static void judge_exactly(dp_judgement *t) {
     t->verdict = t->rel_fro == 0 ? DP_PASS : DP_FAIL;
     t->why[0] = 0;
-    if (t->verdict == DP_FAIL) snprintf(t->why, sizeof t->why, "nothing rounds in this case, but the error is %.3g: got %g, want %g", t->rel_fro, t->worst_got, t->worst_want);
+    if (t->verdict == DP_FAIL) snprintf(t->why, sizeof t->why, "nothing rounds in this case, but the error is %.3g: got %g, want %g%s%s", t->rel_fro, t->worst_got, t->worst_want, *t->source ? "; " : "", t->source);
+}
+
+/* The failing tensor that says whose data it holds, the earliest in the pipeline; NULL: none does. */
+static const dp_judgement *with_source(const dp_run *r) {
+    static const char *const order[] = {"H", "M", "S_in", "dH", "dM", "dS_out", "final_state", "o"};
+    const dp_judgement *any = NULL;
+    for (size_t k = 0; k < sizeof order / sizeof *order; k++)
+        for (int i = 0; i < r->ntensor; i++) {
+            const dp_judgement *t = &r->tensor[i];
+            if (t->verdict != DP_FAIL || !*t->source) continue;
+            if (!strcmp(t->name, order[k])) return t;
+            if (!any) any = t;
+        }
+    return any;
 }
 
 /* A run fails when any tensor fails; it is unjudged only when no tensor could be judged, so that one missing bound does not hide the
@@ -66,6 +80,8 @@ void dp_run_close(dp_run *r, double seconds) {
         if (t->verdict == DP_UNJUDGED && !un) un = t;
     }
     r->verdict = n[DP_FAIL] ? DP_FAIL : n[DP_PASS] ? DP_PASS : n[DP_UNJUDGED] ? DP_UNJUDGED : DP_SKIPPED;
+    const dp_judgement *source = r->exact ? with_source(r) : NULL;
+    if (source) bad = source;
     const dp_place *at = !bad ? NULL : bad->over.rank >= 0 && bad->ratio > 1 ? &bad->over : &bad->worst;
     if (bad && at->token >= 0)
         snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, token %lld, head %d)", bad->name, bad->why, at->rank, at->sequence, (long long)at->token, at->head);

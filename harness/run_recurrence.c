@@ -4,6 +4,7 @@
 #include "budget.h"
 #include "judge.h"
 #include "run.h"
+#include "source.h"
 
 #include <assert.h>
 #include <math.h>
@@ -95,6 +96,15 @@ typedef struct {
     dp_condition cond;
 } split;
 
+static void judge_one(const split *sp, const dp_compare_in *in, dp_run *run) {
+    dp_judgement *j = &run->tensor[run->ntensor++];
+    dp_source s;
+    dp_compare(in, j);
+    if (!run->exact || j->rel_fro == 0) return;
+    dp_source_find(&sp->c->p, in, &s);
+    memcpy(j->source, s.says, sizeof s.says);
+}
+
 static void judge_fields(const split *sp, dp_result *result, const dp_budget *b, dp_run *run) {
     const dp_problem *p = &sp->c->p;
     for (int i = 0; i < dp_result_nfields; i++) {
@@ -109,7 +119,7 @@ static void judge_fields(const split *sp, dp_result *result, const dp_budget *b,
         const dp_compare_in in = {.name = dp_result_fields[i].name, .N = sp->N, .heads = i == 2 || i == 3 ? p->H : p->HV, .rows = rows, .width = width, .got = got, .want = want->hi,
             .want_lo = want->lo, .rad = want->rad, .bound = b->row[i], .place = state ? place_state_row : head ? place_head_row : place_token_row, .ctx = &pl,
             .tokens = state || head ? 0 : p->T};
-        dp_compare(&in, &run->tensor[run->ntensor++]);
+        judge_one(sp, &in, run);
     }
 }
 
@@ -131,7 +141,7 @@ static void judge_rank_tensor(const split *sp, int all, const char *name, double
     }
     if (n) {
         const dp_compare_in in = {.name = name, .N = sp->N, .heads = HV, .rows = n, .width = width, .got = g, .want = w, .rad = r, .bound = b, .place = place_rank_row, .ctx = place};
-        dp_compare(&in, &run->tensor[run->ntensor++]);
+        judge_one(sp, &in, run);
     }
     free(place), free(g), free(w), free(r), free(b);
 }

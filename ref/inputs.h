@@ -40,6 +40,8 @@ void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s);
 void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s);
 void dp_inputs_fill_exact_gradients(dp_problem *p, const dp_inputs_spec *s);
 int dp_inputs_exact_log2(const dp_problem *p, int sequence, int hv);     /* v and s0 of a sequence and head are small integers times 2^this */
+int dp_inputs_exact_log2_do(const dp_problem *p, int sequence, int hv);  /* do is +-2^this or 0, dstate half of that */
+double dp_inputs_exact_basis(int K, int a, int x);                       /* entry x of basis vector a, one of K that all keys are, up to sign */
 void dp_inputs_fill_gradients(dp_problem *p, const dp_inputs_spec *s);   /* dout and dstate alone, the same bits */
 /* Shapes, cu and arrays set: x normal, w normal / sqrt(W), bias normal / 2, dy normal (where allocated). */
 void dp_inputs_fill_conv(dp_conv *c, const dp_inputs_spec *s);

@@ -7,11 +7,12 @@
  * Decay. g is 0, or -1024 for a reset: exp is then exactly 1 or (below 2^-1074) exactly 0 in every format. A reset takes the whole head (gdn), one
  * channel of an even block, or two channels of an odd block: the last leaves halves in four s_a, and none of them is halved or reset again
  * before it was replaced. (Power-of-two decays are not exact in a natural-log gate.)
- * Sizes. v: +-1 and +-2 times a power of two of head and sequence; magnitude 2 in column c (mod 8) says that bit c of the number of the token's
- * block of 64 is set. q: two entries +-1; do: most tokens none, else one column +-1, the same column for
- * eight tokens; scale must be a power of two. At the sizes of the exact-*.case files no stored number then needs more than 8 significant bits
+ * Sizes. v: +-1 and +-2 times a power of two of head and sequence; magnitude 2 in column c (mod 8) says that bit c of the token's number is set, the
+ * signs are random: no two rows of v are multiples of each other. q: two entries +-1; do: most tokens none, else one column +-1 times a power of two
+ * of sequence and group, the same column for eight tokens; scale must be a power of two. At the sizes of the exact-*.case files no stored number then needs more than 8 significant bits
  * and no sum more than 24. That is a property of shape and seed, not a theorem: harness/tests/test_exact.c checks it by bitwise equality.
- * Signature. A number read from another head or sequence has another exponent, one from another block another pattern of magnitudes. */
+ * Signature. A number read from another head or sequence has another exponent, one from another token another pattern of magnitudes and signs: what is
+ * found in a wrong row names its rank, head, sequence and token (harness/source.h). */
 #include "inputs.h"
 
 #include <assert.h>
@@ -25,12 +26,15 @@ enum { ST_EXACT = 64, ST_EXACT_DO, ST_EXACT_DSTATE };
 /* Neighbours in a group of value heads differ by one power of two (dq and dk add up over a group), all else by more. */
 int dp_inputs_exact_log2(const dp_problem *p, int sequence, int hv) { return hv % dp_G(p) + 3 * (hv / dp_G(p) % 3) + 9 * (sequence % 3); }
 
+/* Sums over a group (dq, dk) already have the factors of v in them: its heads share one. */
+int dp_inputs_exact_log2_do(const dp_problem *p, int sequence, int hv) { return 3 * (hv / dp_G(p) % 3) + 9 * (sequence % 3); }
+
 static int rotated(int K, int a) { return a / 4 % 2 == 1 && a / 4 * 4 + 4 <= K; }
 static int draw(dp_rng *r, int n) { return (int)(dp_rng_uniform(r) * n); }
 static double sign(dp_rng *r) { return draw(r, 2) ? 1 : -1; }
 
 /* Basis vector a: entry x. Row a of the 4 x 4 Hadamard matrix has the signs (-1)^popcount(a & x). */
-static double basis(int K, int a, int x) {
+double dp_inputs_exact_basis(int K, int a, int x) {
     if (!rotated(K, a)) return x == a;
     return x / 4 != a / 4 ? 0 : __builtin_parity((unsigned)(a & x & 3)) ? -0.5 : 0.5;
 }
@@ -50,7 +54,7 @@ static void fill_keys(dp_problem *p, dp_rng *r, int64_t t, int64_t first) {
         for (int j = 0; j < p->R; j++) {
             const int a = vector_of(p, t - first, h, j);
             const double s = sign(r);
-            for (int x = 0; x < p->K; x++) p->k[((t * p->H + h) * p->R + j) * p->K + x] = s * basis(p->K, a, x);
+            for (int x = 0; x < p->K; x++) p->k[((t * p->H + h) * p->R + j) * p->K + x] = s * dp_inputs_exact_basis(p->K, a, x);
         }
     }
 }
@@ -78,7 +82,7 @@ static void fill_write(dp_problem *p, dp_rng *r, int64_t t, int64_t first, int s
         const int64_t i = (t * p->HV + hv) * p->R + j;
         p->beta[i] = dirty[a] ? 1 : roll == 0 ? 0 : roll <= 2 && !rotated(p->K, a) ? 0.5 : 1;
         if (p->beta[i] > 0) dirty[a] = p->beta[i] < 1;
-        for (int c = 0; c < p->V; c++) p->v[i * p->V + c] = sign(r) * unit * (1 + (t / DP_CHUNK >> c % 8 & 1));
+        for (int c = 0; c < p->V; c++) p->v[i * p->V + c] = sign(r) * unit * (1 + (t >> c % 8 & 1));
     }
 }
 
@@ -105,8 +109,11 @@ void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s) {
 void dp_inputs_fill_exact_gradients(dp_problem *p, const dp_inputs_spec *s) {
     dp_rng r;
     dp_rng_seed(&r, s->seed, ST_EXACT_DO);
-    for (int64_t i = 0; p->dout && i < p->T * p->HV; i++)        /* neighbours share a column: gradients of keys and gates sum over few */
-        if (!draw(&r, 9)) p->dout[i * p->V + (i / p->HV / 8 + 5 * (i % p->HV)) % p->V] = sign(&r);
+    for (int64_t i = 0, seq = 0; p->dout && i < p->T * p->HV; i++) {     /* neighbours share a column: gradients of keys and gates sum over few */
+        while (p->cu[seq + 1] <= i / p->HV) seq++;
+        if (!draw(&r, 9)) p->dout[i * p->V + (i / p->HV / 8 + 5 * (i % p->HV)) % p->V] = sign(&r) * ldexp(1, dp_inputs_exact_log2_do(p, (int)seq, (int)(i % p->HV)));
+    }
     dp_rng_seed(&r, s->seed, ST_EXACT_DSTATE);
-    for (int64_t i = 0, n = (int64_t)p->Nseq * p->HV * p->K * p->V; p->dstate && i < n; i++) p->dstate[i] = draw(&r, 32) ? 0 : 0.5 * sign(&r);
+    for (int64_t i = 0, n = (int64_t)p->K * p->V; p->dstate && i < p->Nseq * p->HV * n; i++)
+        p->dstate[i] = draw(&r, 32) ? 0 : 0.5 * sign(&r) * ldexp(1, dp_inputs_exact_log2_do(p, (int)(i / n / p->HV), (int)(i / n % p->HV)));
 }

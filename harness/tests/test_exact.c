@@ -169,7 +169,7 @@ DP_TEST(exact, heads_and_sequences_have_exponents_of_their_own) {
         for (int hv = 0; hv < p->HV; hv++) {
             for (int64_t t = p->cu[i]; t < p->cu[i + 1]; t++) {
                 const double a = fabs(p->v[(t * p->HV + hv) * p->V]) / ldexp(1, dp_inputs_exact_log2(p, i, hv));
-                CHECK(a == 1 + (t / DP_CHUNK & 1), "sequence %d, head %d, token %lld: %g", i, hv, (long long)t, a);
+                CHECK(a == 1 + (t & 1), "sequence %d, head %d, token %lld: %g", i, hv, (long long)t, a);
             }
             for (int o = 0; o < hv; o++) CHECK(dp_inputs_exact_log2(p, i, hv) != dp_inputs_exact_log2(p, i, o), "sequence %d: heads %d and %d", i, hv, o);
             if (i) CHECK(dp_inputs_exact_log2(p, i, hv) != dp_inputs_exact_log2(p, i - 1, hv), "head %d: sequences %d and %d", hv, i - 1, i);
@@ -254,6 +254,54 @@ DP_TEST(exact, runs_are_judged_with_tolerance_zero) {
         dp_runs_free(&r);
     }
     dp_case_free(&c);
+}
+
+/* A wrong row says whose data it holds (harness/source.h). from: what the sentence must name, from the fault's own definition in damage.c and ranks.c. */
+static const struct { dp_fault fault; const char *case_name; int ranks; const char *tensor, *says, *from; } SOURCES[] = {
+    {DP_FAULT_MERGE_NEAREST_FIRST, "exact-kda", 4, "S_in", "S_in of rank 2, head 0 holds what", "rank 1, head 0 should"},       /* H of rank 0 as if it came last */
+    {DP_FAULT_FWD_FIRST_SUBSEQ, "exact-packed", 2, "H", "H of rank 0, head 0 holds values of", "sequence 0"},                  /* rank 0 holds sequences 0, 1 and 3 */
+    {DP_FAULT_BWD_LAST_SUBSEQ, "exact-packed", 2, "dH", "dH of rank 1, head 3 holds numbers of", "sequence 5"},                 /* rank 1 holds sequences 3, 4 and 5 */
+    {DP_FAULT_GATE_OF_HEAD0, "exact-kda", 2, "dH", "dH of rank 1, head 2 is what the decays of rank 1, head 0", "make"},
+    {DP_FAULT_GATE_NO_OFFSET, "exact-kda", 2, "dH", "dH of rank 1, head 2 is what the decays of rank 0, head 2", "make"},
+    {DP_FAULT_CU_DIVIDED, "exact-packed", 2, "final_state", "final_state of rank 0, head 0, sequence 0 holds values of", "rank 1, head 0"},
+    {DP_FAULT_ZIGZAG, "exact-kda", 2, "H", "H of rank 0, head 0 holds values of", "rank 1, head 0"},                          /* the second half of rank 0 is the last quarter */
+    {DP_FAULT_OFFSET_WRAPS, "exact-kda", 4, "H", "H of rank 1, head 0 holds values of", "rank 0, head 2 (token 11) where rank 1, head 0 (token 97)"},     /* 97*4*48 - 2^14 lies there */
+    {DP_FAULT_STALE_LANES, "exact-kda", 2, "dg", "dg of rank 0, head 0 holds what", "(token 59: that of 43;"},
+    {DP_FAULT_HALF_CHUNK, "exact-packed", 4, "dk", "dk of rank 0, head 0, sequence 1 holds what", "(token 52: that of 20;"},
+    {DP_FAULT_MERGE_HALF_V, "exact-gdn", 2, "S_in", "what is wrong in S_in of rank 1, head 0 is zero everywhere", "columns 24 to 47"},
+    {DP_FAULT_GRID_AXIS, "exact-kda", 4, "o", "what is wrong in o of rank 0, head 2 is NaN everywhere", ""},
+    {DP_FAULT_MERGE_SCALED, "exact-kda", 4, NULL, NULL, NULL},   /* nobody else's data */
+    {DP_FAULT_DG_NO_BOUNDARY, "exact-kda", 4, NULL, NULL, NULL},
+};
+
+DP_TEST(exact, a_wrong_row_says_whose_data_it_holds) {
+    const dp_base base[] = {DP_BASE_FP32, DP_BASE_BF16};
+    const dp_format chain[] = {DP_BF16};
+    const dp_merge merge[] = {DP_MERGE_ALLGATHER};
+    const dp_backend sim[] = {DP_BACKEND_SIM};
+    for (size_t i = 0; i < sizeof SOURCES / sizeof *SOURCES; i++) {
+        char path[512];
+        dp_case c;
+        dp_err e = {0};
+        dp_runs r = {0};
+        const dp_run_options o = {.nranks = 1, .ranks = &SOURCES[i].ranks, .nbase = 2, .base = base, .nchain = 1, .chain = chain, .nmerge = 1, .merge = merge, .nbackend = 1, .backend = sim,
+                                  .fault = SOURCES[i].fault, .cache = gt_tmpdir()};
+        snprintf(path, sizeof path, "%s/%s.case", gt_cases(), SOURCES[i].case_name);
+        REQUIRE(!dp_case_load(path, &c, &e) && !dp_case_run(&c, &o, &r, &e) && r.n == 2, "%s: %s", SOURCES[i].case_name, e.msg);
+        for (int k = 0; k < r.n; k++)
+            for (int t = 0, seen = 0; t <= r.run[k].ntensor; t++) {
+                const dp_judgement *j = &r.run[k].tensor[t];
+                if (t == r.run[k].ntensor) CHECK(seen || !SOURCES[i].tensor, "%s: %s did not fail", r.run[k].id, SOURCES[i].tensor);
+                else if (!SOURCES[i].tensor) CHECK(!*j->source, "%s: %s", r.run[k].id, j->source);
+                else if (!strcmp(j->name, SOURCES[i].tensor)) {
+                    const char *at = strstr(j->source, SOURCES[i].says);
+                    seen = j->verdict == DP_FAIL;
+                    CHECK(at && strstr(at + strlen(SOURCES[i].says), SOURCES[i].from), "%s: %s: %s", r.run[k].id, j->name, j->source);
+                    CHECK(strstr(j->why, j->source) && strstr(r.run[k].why, "; "), "%s: %s", r.run[k].id, r.run[k].why);
+                }
+            }
+        dp_runs_free(&r), dp_case_free(&c);
+    }
 }
 
 DP_TEST(exact, settings_that_would_round_are_refused) {
