@@ -4,5 +4,6 @@
 int dp_cmd_museum(int argc, char **argv);    /* cmd_museum.c */
 int dp_cmd_bisect(int argc, char **argv);    /* cmd_bisect.c */
 int dp_cmd_check(int argc, char **argv);     /* cmd_check.c */
+int dp_cmd_shrink(int argc, char **argv);    /* cmd_shrink.c */
 int dp_cmd_compare(int argc, char **argv);   /* cmd_compare.c */
 #endif

@@ -61,6 +61,12 @@ static void note_worst(const dp_compare_in *in, dp_judgement *j, int64_t row, co
     j->worst_rel = rel;
 }
 
+static void note_over(const dp_compare_in *in, dp_judgement *j, int64_t row, const row_error *e, const dp_place *at) {
+    const int64_t z = row * in->width + e->worst;
+    j->last = (dp_row){*at, e->worst, in->got[z], in->want[z], sqrt(e->err2), sqrt(e->bound2)};
+    if (!j->nover++) j->first = j->last;
+}
+
 /* Largest over heads of |err|_F / |want|_F in each window of 64 tokens. */
 static void windows(const dp_compare_in *in, dp_judgement *j) {
     const int n = (int)((in->tokens + 63) / 64);
@@ -104,7 +110,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
         const double rms = head_n[at.head] ? sqrt(head_w[at.head] / head_n[at.head]) : 0;
         const int in_poison = at.chunk >= 0 && poison[at.chunk * in->heads + at.head];
         if (!e.finite_want || (in_poison && !e.finite_got)) {
-            if (!e.finite_want && e.finite_got) wrong_class++, note_worst(in, j, row, &e, &at, INFINITY), top = INFINITY;
+            if (!e.finite_want && e.finite_got) wrong_class++, note_over(in, j, row, &e, &at), note_worst(in, j, row, &e, &at, INFINITY), top = INFINITY;
             else if (e.finite_want) contaminated++;
             continue;
         }
@@ -122,6 +128,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
         const double ratio = e.err2 == 0 ? 0 : e.bound2 > 0 ? sqrt(e.err2 / e.bound2) : INFINITY;
         if (!(ratio <= j->ratio)) j->ratio = ratio, j->over = at;
         if (!(ratio <= rat[at.rank])) rat[at.rank] = ratio;
+        if (!(ratio <= 1)) note_over(in, j, row, &e, &at);
     }
     j->rel_fro = E == 0 ? 0 : W > 0 ? sqrt(E / W) : INFINITY;
     j->per_rank = dp_doubles(in->N), j->per_head = dp_doubles(nh), j->per_rank_ratio = rat;

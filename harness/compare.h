@@ -34,6 +34,8 @@ typedef struct {
     const char *why_unjudged;
 } dp_compare_in;
 
+typedef struct { dp_place at; int index; double got, want, err, bound; } dp_row;   /* index: the entry with the largest error; err, bound: of the row */
+
 typedef struct {
     char name[24];
     int N, heads;
@@ -43,6 +45,8 @@ typedef struct {
     dp_place over;                       /* row with the largest error for its bound; rank -1: none was judged */
     int worst_index;
     double worst_got, worst_want, worst_rel;        /* worst_rel: |err|_2 over the rms row norm of its head */
+    int64_t nover;                       /* rows over their bound, or not finite where the truth is (or the other way round) */
+    dp_row first, last;                  /* of those, in the order of the tensor; nover = 0: none */
     int nwindow;
     double *window;
     dp_verdict verdict;

@@ -555,6 +555,7 @@ static const struct { const char *name; int (*run)(options *); const struct argp
 static const struct { const char *name; int (*run)(int argc, char **argv); } OWN[] = {
     {"museum", dp_cmd_museum},
     {"bisect", dp_cmd_bisect},
+    {"shrink", dp_cmd_shrink},
     {"check", dp_cmd_check},
     {"compare", dp_cmd_compare},
 };
@@ -566,7 +567,8 @@ static int usage(FILE *f, int rc) {
                "  judge    judge tensors that another program computed\n"
                "  check    check what must hold between runs, without a truth\n"
                "  museum   switch every deliberate fault on and see which verdict goes red\n"
-               "  bisect   find the stage that is wrong\n"
+               "  bisect   find the stage that is wrong, or the stages that need a wider format\n"
+               "  shrink   the smallest input that still fails for the same reason\n"
                "  compare  what moved between two records\n"
                "  truth    write the MPFR truth of a case as safetensors\n  report   make the report of a record\n\n"
                "deltaproof COMMAND --help describes each; deltaproof --version prints the version.\n");

@@ -1,0 +1,94 @@
+#include "blame.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* What the pipeline makes, in the order of execution, and of what. act: q, k and beta after their activations, which no program shows. */
+typedef struct { const char *name; dp_stage stage; const char *from; int hidden; } node;
+static const node NODES[] = {
+    {"act", DP_STAGE_GATE, "", 1},
+    {"gcum", DP_STAGE_GATE, "", 0},
+    {"Akk", DP_STAGE_SOLVE, "gcum act", 0},
+    {"Aqk", DP_STAGE_INTRA, "gcum act", 0},
+    {"w", DP_STAGE_WY, "Akk gcum act", 0},
+    {"u", DP_STAGE_WY, "Akk act", 0},
+    {"kg", DP_STAGE_WY, "gcum act", 0},
+    {"qg", DP_STAGE_WY, "gcum act", 0},
+    {"M", DP_STAGE_PRE_FWD, "w kg gcum", 0},
+    {"H", DP_STAGE_PRE_FWD, "w kg u gcum", 0},
+    {"S_in", DP_STAGE_MERGE_FWD, "M H", 0},
+    {"h", DP_STAGE_STATE_FWD, "S_in w kg u gcum", 0},
+    {"v_new", DP_STAGE_STATE_FWD, "h w u", 0},
+    {"final_state", DP_STAGE_STATE_FWD, "h v_new kg gcum", 0},
+    {"o", DP_STAGE_OUTPUT, "qg h Aqk v_new", 0},
+    {"dv_local", DP_STAGE_DAV, "Aqk", 0},
+    {"dM", DP_STAGE_PRE_BWD, "w kg gcum", 0},
+    {"dH", DP_STAGE_PRE_BWD, "w kg qg dv_local gcum", 0},
+    {"dS_out", DP_STAGE_MERGE_BWD, "dM dH", 0},
+    {"dh", DP_STAGE_STATE_BWD, "dS_out w kg qg dv_local gcum", 0},
+    {"dv_new", DP_STAGE_STATE_BWD, "dv_local kg dh", 0},
+    {"ds0", DP_STAGE_STATE_BWD, "dh dv_new w qg gcum", 0},
+    {"dv", DP_STAGE_WY_BWD, "dv_new Akk act", 0},
+    {"dbeta", DP_STAGE_WY_BWD, "dv_new h dh v_new Akk gcum act", 0},
+    {"dq", DP_STAGE_INTRA_BWD, "h v_new Aqk gcum act", 0},
+    {"dk", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
+    {"dg", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
+    {"dA_log", DP_STAGE_GATE_BWD, "dg", 0},
+    {"ddt_bias", DP_STAGE_GATE_BWD, "dg", 0},
+};
+#define NNODES ((int)(sizeof NODES / sizeof *NODES))
+
+static int made_from(int i, int j) {
+    const size_t n = strlen(NODES[j].name);
+    for (const char *s = NODES[i].from; *s; s += strspn(s, " ")) {
+        const size_t len = strcspn(s, " ");
+        if (len == n && !strncmp(s, NODES[j].name, n)) return 1;
+        s += len;
+    }
+    return 0;
+}
+
+static const dp_judgement *judged(const dp_run *r, const char *name) {
+    for (int t = 0; t < r->ntensor; t++) if (!strcmp(r->tensor[t].name, name)) return &r->tensor[t];
+    return NULL;
+}
+
+/* Marks what node i is made of, up to what is shown. */
+static void ancestors(const dp_run *r, int i, unsigned char *mark) {
+    for (int j = 0; j < i; j++)
+        if (made_from(i, j) && !mark[j]) {
+            mark[j] = 1;
+            if (!judged(r, NODES[j].name)) ancestors(r, j, mark);
+        }
+}
+
+dp_blame dp_blame_run(const dp_run *r) {
+    dp_blame b = {0};
+    unsigned char clear[NNODES] = {0}, made[NNODES] = {0};
+    int bad = -1, n = 0;
+    for (int i = 0; i < NNODES && bad < 0; i++) {
+        const dp_judgement *t = judged(r, NODES[i].name);
+        if (t && t->verdict == DP_FAIL) bad = i, b.tensor = t;
+        else if (t && t->verdict == DP_PASS) clear[i] = 1, ancestors(r, i, clear);
+    }
+    if (bad < 0) return b;
+    b.stage = NODES[bad].stage, b.backward = b.stage >= DP_STAGE_DAV, b.suspect[b.stage] = 1;
+    ancestors(r, bad, made);
+    for (int i = 0; i < bad; i++) {
+        if (!made[i] || clear[i]) continue;
+        b.suspect[NODES[i].stage] = 1;
+        if (!strcmp(NODES[i].name, "Akk")) b.suspect[DP_STAGE_INTRA] = 1;
+        if (!NODES[i].hidden && !judged(r, NODES[i].name) && (size_t)n < sizeof b.shows) n += snprintf(b.shows + n, sizeof b.shows - (size_t)n, "%s%s", n ? " " : "", NODES[i].name);
+    }
+    for (int i = 0; i < DP_NSTAGES; i++) b.nsuspect += b.suspect[i];
+    if (b.nsuspect == 1) b.shows[0] = 0;
+    return b;
+}
+
+const dp_judgement *dp_first_failing(const dp_run *r, const char **stage) {
+    const dp_blame b = dp_blame_run(r);
+    *stage = b.tensor ? dp_stage_names[b.stage] : "";
+    if (b.tensor) return b.tensor;
+    for (int t = 0; t < r->ntensor; t++) if (r->tensor[t].verdict == DP_FAIL) return &r->tensor[t];
+    return NULL;
+}
