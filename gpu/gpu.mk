@@ -6,7 +6,7 @@ HAVE_NVCC    := $(shell command -v $(NVCC) 2>/dev/null)
 ifneq ($(HAVE_NVCC),)
 CUDA_HOME    ?= $(abspath $(dir $(HAVE_NVCC))/..)
 GPU_SRC      := $(wildcard gpu/*.cu)
-GPU_HDR      := $(wildcard gpu/*.h gpu/*.cuh gpu/tests/*.h) ref/problem.h ref/formats.h ref/conv.h ref/inputs.h
+GPU_HDR      := $(wildcard gpu/*.h gpu/*.cuh gpu/tests/*.h) ref/problem.h ref/formats.h ref/conv.h ref/inputs.h ref/truth_dd.h
 GPU_LIB      := $(BUILD)/gpu/libdpgpu.a
 GPU_PROGS    := $(BUILD)/gpu/test_gpu $(BUILD)/gpu/test_gpu_bwd $(BUILD)/gpu/bench_gpu $(BUILD)/gpu/test_gpu_conv $(BUILD)/gpu/test_fast_bwd $(BUILD)/gpu/bench_bwd $(BUILD)/gpu/test_kill
 GPU_LDLIBS   := -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread

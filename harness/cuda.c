@@ -21,10 +21,12 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
     return dp_fail(e, DP_EDEVICE, "%s", dp_cuda_unavailable(b, N));
 }
 void dp_cuda_result_free(dp_cuda_result *r, int HV) { (void)r, (void)HV; }
+const dp_truth_device *dp_cuda_truth(const dp_problem *p) { (void)p; return NULL; }
 
 #else
 
 #include "../gpu/dp_gpu.h"
+#include "../gpu/dp_truth_gpu.h"
 #include "../ref/context.h"
 
 #include "cuda_ranks.h"
@@ -71,6 +73,19 @@ const char *dp_cuda_device(void) {
     cudaDriverGetVersion(&driver);
     snprintf(name, sizeof name, "%s, CUDA driver %d.%d", prop.name, driver / 1000, driver % 1000 / 10);
     return name;
+}
+
+/* ---- the truth on a device --------------------------------------------------------------------------------------------------------- */
+
+static dp_status truth_open(void **s, int64_t Kp, int64_t R, int64_t W, int64_t len, dp_err *e) { return dpg_truth_open((dpg_truth **)s, Kp, R, W, len, e); }
+static void truth_close(void *s) { dpg_truth_close(s); }
+static dp_status truth_set(void *s, const double *S, dp_err *e) { return dpg_truth_set(s, S, e); }
+static dp_status truth_get(void *s, double *S, dp_err *e) { return dpg_truth_get(s, S, e); }
+static dp_status truth_forward(void *s, const tr_dd_rows *b, const tr_dd_cols *c, dp_err *e) { return dpg_truth_forward(s, b, c, e); }
+
+const dp_truth_device *dp_cuda_truth(const dp_problem *p) {
+    static const dp_truth_device device = {truth_open, truth_close, truth_set, truth_get, truth_forward};
+    return dpg_truth_takes((p->K + TR_DD_LANES - 1) / TR_DD_LANES * TR_DD_LANES, p->R) && !dp_cuda_unavailable(DP_BACKEND_CUDA, 1) ? &device : NULL;
 }
 
 /* ---- one rank -------------------------------------------------------------------------------------------------------------------- */

@@ -5,6 +5,7 @@
 #define DP_CUDA_H
 #include "../ref/formats.h"
 #include "../ref/problem.h"
+#include "../ref/truth.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -37,6 +38,8 @@ void dp_cuda_limit(double seconds);
 dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N, dp_backend b, int backward, dp_cuda_way way,
                       dp_cuda_result *out, dp_err *e);
 void dp_cuda_result_free(dp_cuda_result *r, int HV);
+/* The device as dp_truth_request.device, or NULL where there is none or it does not take these shapes. */
+const dp_truth_device *dp_cuda_truth(const dp_problem *p);
 
 #ifdef __cplusplus
 }

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+const char *const dp_truth_kind_names[DP_NTRUTHS] = {"mpfr", "double-double"};
+
 void dp_ball_alloc(dp_ball *b, int64_t rows, int64_t width) {
     *b = (dp_ball){rows, width, dp_doubles(rows * width), dp_doubles(rows * width), dp_doubles(rows)};
     for (int64_t i = 0; i < rows * width; i++) b->hi[i] = NAN;
@@ -31,7 +33,9 @@ void dp_truth_free(dp_truth *t) {
 }
 
 static dp_status check_request(const dp_problem *p, const dp_truth_request *rq, dp_err *e) {
-    if (rq->bits < TR_MIN_BITS || rq->bits > TR_MAX_BITS)
+    const char *no = rq->kind == DP_TRUTH_DD ? dp_truth_dd_refuses(p) : NULL;
+    if (no) return dp_fail(e, DP_EINPUT, "truth = dd: %s", no);
+    if (rq->kind == DP_TRUTH_MPFR && (rq->bits < TR_MIN_BITS || rq->bits > TR_MAX_BITS))
         return dp_fail(e, DP_EINPUT, "bits = %d: the truth takes %d to %d", rq->bits, TR_MIN_BITS, TR_MAX_BITS);
     for (int i = 0; i < rq->ncut; i++)
         if (rq->cut[i] < 1 || rq->cut[i] >= p->T || (i && rq->cut[i] <= rq->cut[i - 1]))
@@ -60,7 +64,8 @@ dp_status tr_truth_alloc(const dp_problem *p, const dp_truth_request *rq, dp_tru
     *t = (dp_truth){0};
     const dp_status s = check_request(p, rq, e);
     if (s) return s;
-    t->bits = rq->bits;
+    t->kind = rq->kind;
+    t->bits = rq->kind == DP_TRUTH_DD ? TR_DD_BITS : rq->bits;
     t->backward = rq->backward && p->dout;
     t->ncut = rq->ncut;
     t->cut = dp_calloc((size_t)rq->ncut, sizeof *t->cut);
@@ -88,8 +93,8 @@ static int find(const int64_t *x, int n, int64_t v) {
 static void set_blocks(tr_run *r) {
     const dp_problem *p = r->p;
     const dp_truth *t = r->t;
-    r->len = 64;
-    while (r->len < 256 && r->len * r->len < p->T / 4) r->len *= 2;
+    r->len = r->device ? 4096 : 64;
+    while (!r->device && r->len < 256 && r->len * r->len < p->T / 4) r->len *= 2;
     r->block = dp_calloc((size_t)(p->T / r->len + t->nmark), sizeof *r->block);
     for (int m = 0, seq = 0; m + 1 < t->nmark; m++) {
         while (p->cu[seq + 1] <= t->mark[m]) seq++;
@@ -100,7 +105,7 @@ static void set_blocks(tr_run *r) {
     }
 }
 
-static void progress(tr_run *r, double token_columns) {
+void tr_progress(tr_run *r, double token_columns) {
 #pragma omp atomic
     r->done += token_columns;
     if (!r->progress || omp_get_thread_num()) return;
@@ -128,7 +133,7 @@ static batch batch_open(const tr_run *r, int h0, int n) {
     b.task = dp_calloc((size_t)b.ntask, sizeof *b.task);
     b.M = dp_calloc((size_t)b.nM, sizeof *b.M);
     for (int i = 0; i < n; i++) tr_activate_qk(r, h0 + i, &b.qk[i]);
-    for (int i = 0; i < n * G; i++) tr_activate_head(r, h0 * G + i, &b.head[i]);
+    for (int i = 0; i < n * G; i++) tr_activate_head(r, h0 * G + i, &b.qk[i / G], &b.head[i]);
     for (int i = 0; i < b.ntask + b.nM; i++) {
         const int is_M = i >= b.ntask, j = is_M ? i - b.ntask : i, ncb = is_M ? nMcb : r->ncb, hv = j / ncb, v0 = j % ncb * TR_W;
         const int width = is_M ? p->K : p->V;
@@ -156,12 +161,12 @@ static void batch_forward(tr_run *r, batch *b) {
         if (i < b->ntask)
             for (int k = 0; k < r->nblock; k++) {
                 tr_forward_block(&b->task[i], k, r->t->backward);
-                progress(r, (double)(r->block[k].t1 - r->block[k].t0) * b->task[i].w);
+                tr_progress(r, (double)(r->block[k].t1 - r->block[k].t0) * b->task[i].w);
             }
         else
             for (int s = 0; s + 1 < r->t->nmark; s++) {
                 tr_M_segment(&b->M[i - b->ntask], s);
-                progress(r, (double)(r->t->mark[s + 1] - r->t->mark[s]) * b->M[i - b->ntask].w);
+                tr_progress(r, (double)(r->t->mark[s + 1] - r->t->mark[s]) * b->M[i - b->ntask].w);
             }
     }
 }
@@ -177,7 +182,7 @@ static void batch_backward(tr_run *r, batch *b) {
 #pragma omp for schedule(dynamic, 1)
             for (int i = 0; i < b->ntask; i++) {
                 tr_backward_block(&b->task[i], k);
-                progress(r, 3.0 * (double)n * b->task[i].w);
+                tr_progress(r, 3.0 * (double)n * b->task[i].w);
             }
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < n * b->n; i++) {
@@ -232,15 +237,18 @@ static void pass_empty_sequences(const dp_problem *p, dp_truth *t) {
 dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e) {
     const dp_status s = tr_truth_alloc(p, rq, t, e);
     if (s) return s;
-    tr_run r = {.p = p, .t = t, .prec = rq->bits, .u = ldexpl(1, -rq->bits), .want_M = rq->want_M, .ncb = (p->V + TR_W - 1) / TR_W};
+    const int is_dd = rq->kind == DP_TRUTH_DD, on_device = is_dd && rq->device && !t->backward, w = on_device ? p->V : is_dd ? TR_DD_COLS : TR_W;
+    tr_run r = {.p = p, .t = t, .prec = rq->bits, .u = ldexpl(1, -t->bits), .tiny = is_dd ? TR_DD_TINY : 0x1p-10000L, .want_M = rq->want_M, .ncb = (p->V + w - 1) / w};
+    r.device = on_device ? rq->device : NULL;
     r.threads = rq->threads > 0 ? rq->threads : omp_get_max_threads();
     const double steps = (double)p->T * p->HV * p->K * p->V;         /* a thread is worth waking for some 1e4 of them, about 1 ms */
     if (rq->threads <= 0 && r.threads > 1 + steps / 1e4) r.threads = 1 + (int)(steps / 1e4);
     r.progress = rq->progress && isatty(STDERR_FILENO);
     r.total = (double)p->T * p->HV * (p->V * (t->backward ? 4.0 : 1.0) + (rq->want_M ? p->K : 0));
     set_blocks(&r);
+    if (is_dd) tr_run_dd(&r);
     const int tasks = dp_G(p) * r.ncb, n = (2 * r.threads + tasks - 1) / tasks;      /* q/k heads at a time: about two tasks a thread */
-    for (int h = 0; h < p->H; h += n) run_batch(&r, h, p->H - h < n ? p->H - h : n);
+    for (int h = 0; h < p->H && !is_dd; h += n) run_batch(&r, h, p->H - h < n ? p->H - h : n);
     pass_empty_sequences(p, t);
     for (int i = 0; i < dp_result_nfields; i++) tr_ball_finish(&t->field[i]);
     tr_ball_finish(&t->S_cut);
@@ -248,5 +256,6 @@ dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth
     tr_ball_finish(&t->M_seg);
     free(r.block);
     if (r.progress) fprintf(stderr, "\r%16s\r", "");
-    return DP_OK;
+    if (r.status) dp_truth_free(t);
+    return r.status ? dp_fail(e, r.status, "%s", r.err.msg) : DP_OK;
 }

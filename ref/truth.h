@@ -20,8 +20,27 @@ typedef struct {
 void dp_ball_alloc(dp_ball *b, int64_t rows, int64_t width);
 void dp_ball_free(dp_ball *b);
 
+/* Which arithmetic: MPFR, or double-double on vectors (some 2^-98 an operation; about a hundred times faster). Both come with proven radii. */
+typedef enum { DP_TRUTH_MPFR, DP_TRUTH_DD, DP_NTRUTHS } dp_truth_kind;
+extern const char *const dp_truth_kind_names[DP_NTRUTHS];        /* "mpfr", "double-double" */
+/* Why double-double cannot judge this problem (numbers above 2^30 or not finite, K > 1024), or NULL. */
+const char *dp_truth_dd_refuses(const dp_problem *p);
+
+/* A device that runs the forward recurrence of the double-double truth, with the same bits (gpu/dp_truth_gpu.h). */
+struct tr_dd_rows;
+struct tr_dd_cols;
 typedef struct {
-    int bits;                    /* MPFR precision, 64..65536; 192 is what the cases use */
+    dp_status (*open)(void **s, int64_t Kp, int64_t R, int64_t W, int64_t len, dp_err *e);
+    void (*close)(void *s);
+    dp_status (*set)(void *s, const double *S, dp_err *e);
+    dp_status (*get)(void *s, double *S, dp_err *e);
+    dp_status (*forward)(void *s, const struct tr_dd_rows *b, const struct tr_dd_cols *c, dp_err *e);
+} dp_truth_device;
+
+typedef struct {
+    dp_truth_kind kind;
+    const dp_truth_device *device;           /* double-double, forward only; NULL: the CPU */
+    int bits;                    /* MPFR precision, 64..65536; 192 is what the cases use. Double-double: not used */
     int backward;                /* needs p->dout, else forward only */
     int ncut;                    /* tokens at which states are wanted, strictly increasing, each in 1..T-1 (rank boundaries) */
     const int64_t *cut;
@@ -31,7 +50,8 @@ typedef struct {
 } dp_truth_request;
 
 typedef struct {
-    int bits, backward;
+    dp_truth_kind kind;
+    int bits, backward;          /* bits: an operation's relative error is 2^-bits */
     dp_ball field[10];           /* indexed as dp_result_fields; rows = 0 when absent */
     int nmark;                   /* marks: cuts and sequence boundaries, 0 and T included, strictly increasing */
     int64_t *mark;               /* [nmark] */

@@ -3,7 +3,7 @@
  * Rounding of the bound itself. Every quantity below is a sum of products and square roots of non-negative long doubles (64-bit
  * significand) evaluated to nearest, so after n operations on its longest path it is low by at most (1 - 2^-64)^n. The longest path
  * has fewer than T (K + R + 200) + K V < 2^43 operations (asserted), hence INFLATE = 1 + 2^-19 at the end makes it an upper bound. The only
- * subtraction (lambda - 1) is done on an inflated lambda. TINY = 2^-10000 in every step covers underflow: of long double (below 2^-16400
+ * subtraction (lambda - 1) is done on an inflated lambda. tiny (MPFR: 2^-10000) in every step covers underflow: of long double (below 2^-16400
  * an operation), of MPFR (below 2^-2^29), for operands up to 2^5000; larger ones overflow in the end and give inf. NaN becomes inf.
  *
  * Notation. Exact quantities are plain, computed ones carry ~, u = 2^-prec, gamma_n = n u / (1 - n u). Norms: 2-norm of vectors, Frobenius
@@ -21,7 +21,7 @@
  *     E~_j = v_j - k_j D S~ + F2_j  |F2_j| <= gamma_(K+2) (|v_j| + kappa_j sigma) + eps_k kappa_j sigma + kappa_j |F1|
  *                                  e_j = |v_j| + kappa_j sigma + |F2_j|
  *     U~_j = beta_j E_j + F3_j      |F3_j| <= b_j ((2u + eps_b) e_j + |F2_j|)         |U~_j| <= w_j = b_j e_j (1+2u)
- *     |l_t| <= |F1| + sum_j (eps_k kappa_j w_j + kappa_j |F3_j|) + gamma_(R+2) (sigma + sum_j kappa_j w_j) + TINY
+ *     |l_t| <= |F1| + sum_j (eps_k kappa_j w_j + kappa_j |F3_j|) + gamma_(R+2) (sigma + sum_j kappa_j w_j) + tiny
  * Against the exact trajectory E~_j differs by dE_j <= kappa_j d b_prev + |F2_j|.
  *     o = scale S_t' q:            |o~ - o| <= |scale| |q| (b_t + (eps_q + gamma_(K+3)) n_t)
  *
@@ -34,7 +34,7 @@
  *     dk_j = U_j G1' - d o (dE_j S')     w_j b1 + dUj n1 + gamma w_j n1 + d (eta_j b_prev + (h_j + b_j kappa_j b1) n + gamma eta_j n)
  *                                  + (d_err + 2u d) eta_j n,  gamma = gamma_(V+C+4), dUj = b_j dE_j + (2u + eps_b) b_j e_j
  *     dSbar = G1 - k' dE           l = sum_j (eps_k kappa_j eta_j + kappa_j h_j) + gamma_(R+2) n2,  n2 = n1 + sum_j kappa_j eta_j
- *     G_new = d o dSbar            N_new = mu N1,  b_new = mu b1 + d l + (d_err + 2u d)(n2 + l) + TINY      |D (I - k'Bk)| <= mu
+ *     G_new = d o dSbar            N_new = mu N1,  b_new = mu b1 + d l + (d_err + 2u d)(n2 + l) + tiny      |D (I - k'Bk)| <= mu
  *     dg = rowsum(G_new o S)       error n_new b_prev + b_new n + gamma_(V+C+2+K) n_new n          (K: GDN adds over channels)
  *
  * CHAIN. delta, m: error and size of the gradient of the activated value, value heads of a group summed (gamma_G sum m more).
@@ -51,7 +51,6 @@
 #include <string.h>
 
 #define INFLATE (1 + 0x1p-19L)
-#define TINY 0x1p-10000L
 
 double tr_up(ld x) {
     x *= INFLATE;
@@ -98,20 +97,17 @@ static ld lambda_by_squaring(int R, ld *A, ld *B) {
 
 /* lambda_max(k'Bk), beta >= 0: the smallest of trace, inf-norm of the scaled Gram matrix and, above 2, its power norm. The Gram entries come
  * from keys and betas rounded to double: an error below 2^-49 trace in norm; `rel` covers computed against exact activations. */
-static ld lambda_up(const tr_run *r, int64_t t, const tr_qk *qk, const tr_head *hd, ld rel) {
+static ld lambda_up(const tr_run *r, const double *x, int64_t ld_k, const ld *kap, const ld *be, ld rel) {
     const int R = r->p->R, K = r->p->K;
-    const ld *kap = qk->k_norm + t * R, *be = hd->beta_up + t * R;
     ld trace = 0;
     for (int j = 0; j < R; j++) trace += be[j] * kap[j] * kap[j];
     if (R == 1 || trace <= 2) return trace;
-    double *x = dp_doubles((int64_t)R * K);
     ld *A = dp_calloc((size_t)(2 * R * R), sizeof *A), inf = 0;
-    for (int64_t i = 0; i < (int64_t)R * K; i++) x[i] = mpfr_get_d(mp_at(qk->k, t * R * K + i), MPFR_RNDN);
     for (int i = 0; i < R; i++) {
         ld row = 0;
         for (int j = 0; j < R; j++) {
             ld s = 0;
-            for (int k = 0; k < K; k++) s += (ld)x[i * K + k] * x[j * K + k];
+            for (int k = 0; k < K; k++) s += (ld)x[i * ld_k + k] * x[j * ld_k + k];
             A[i * R + j] = s * sqrtl(be[i] * be[j]);
             row += fabsl(A[i * R + j]);
         }
@@ -122,22 +118,21 @@ static ld lambda_up(const tr_run *r, int64_t t, const tr_qk *qk, const tr_head *
         const ld power = lambda_by_squaring(R, A, A + R * R);
         if (power < best) best = power;
     }
-    free(x);
     free(A);
     return best + (0x1p-49L + rel) * trace;
 }
 
-/* nu >= |I - k'Bk|_2 */
-static ld step_norm(const tr_run *r, int64_t t, const tr_qk *qk, const tr_head *hd, tr_rel rel) {
+ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *kap, const double *beta, const ld *be) {
     const int R = r->p->R;
+    const tr_rel rel = tr_rel_errors(r);
     int negative = 0;
     ld any_sign = 1;
     for (int j = 0; j < R; j++) {
-        negative |= mpfr_signbit(mp_at(hd->beta, t * R + j)) && !mpfr_zero_p(mp_at(hd->beta, t * R + j));
-        any_sign += hd->beta_up[t * R + j] * qk->k_norm[t * R + j] * qk->k_norm[t * R + j];
+        negative |= beta[j] < 0;
+        any_sign += be[j] * kap[j] * kap[j];
     }
     if (negative || !(any_sign < INFINITY)) return any_sign;
-    const ld lambda = lambda_up(r, t, qk, hd, 4 * rel.qk + 4 * rel.beta) * (1 + 0x1p-40L);
+    const ld lambda = lambda_up(r, k, ld_k, kap, be, 4 * rel.qk + 4 * rel.beta) * (1 + 0x1p-40L);
     return lambda > 2 ? lambda - 1 : 1;
 }
 
@@ -185,14 +180,14 @@ static void token_bounds(bounder *c, int64_t t, norm_error in) {
     k->kap = c->qk->k_norm + t * p->R;
     k->be = c->hd->beta_up + t * p->R;
     k->q = c->qk->q_norm[t];
-    k->mu = step_norm(r, t, c->qk, c->hd, c->rel) * k->g.d;
+    k->mu = c->hd->nu[t] * k->g.d;
     k->F1 = (k->g.d_err + 2 * u * k->g.d) * n;
     k->sigma = k->g.d * (1 + 2 * u) * n;
-    k->s = p->dout ? fabsl((ld)p->scale) * vec_norm(p->dout + (t * p->HV + c->hv) * p->V, p->V) : 0;
+    k->s = p->dout ? fabsl((ld)p->scale) * c->hd->do_norm[t] : 0;
     k->push = 0;
     for (int j = 0; j < p->R; j++) {
         const ld ks = k->kap[j] * k->sigma;
-        k->v[j] = c->is_M ? 0 : vec_norm(p->v + ((t * p->HV + c->hv) * p->R + j) * p->V, p->V);
+        k->v[j] = c->is_M ? 0 : c->hd->v_norm[t * p->R + j];
         k->F2[j] = tr_gamma(r, p->K + 2) * (k->v[j] + ks) + c->rel.qk * ks + k->kap[j] * k->F1;
         k->e[j] = k->v[j] + ks + k->F2[j];
         k->w[j] = k->be[j] * k->e[j] * (1 + 2 * u);
@@ -204,7 +199,7 @@ static void token_bounds(bounder *c, int64_t t, norm_error in) {
 static norm_error forward_bound(bounder *c, int64_t t, norm_error in) {
     token_bounds(c, t, in);
     const token *k = &c->k;
-    ld l = k->F1 + TINY, sum = k->sigma;
+    ld l = k->F1 + c->r->tiny, sum = k->sigma;
     for (int j = 0; j < c->r->p->R; j++) {
         const ld F3 = k->be[j] * ((2 * c->r->u + c->rel.beta) * k->e[j] + k->F2[j]);
         l += c->rel.qk * k->kap[j] * k->w[j] + k->kap[j] * F3;
@@ -224,7 +219,7 @@ static norm_error backward_bound(bounder *c, int64_t t, norm_error in, norm_erro
     token_bounds(c, t, in);
     const token *k = &c->k;
     const ld d = k->g.d, qs = k->q * k->s, N1 = G.N + qs;
-    const ld b1 = G.b + tr_gamma(r, 3) * (G.N + G.b + qs) + (c->rel.qk + 2 * u) * qs + TINY, n1 = N1 + b1;
+    const ld b1 = G.b + tr_gamma(r, 3) * (G.N + G.b + qs) + (c->rel.qk + 2 * u) * qs + r->tiny, n1 = N1 + b1;
     y->q = (grad){k->s * out.b + gam * k->s * (out.N + out.b), k->s * (1 + 2 * u) * (out.N + out.b)};
     ld l = 0, n2 = n1;
     for (int j = 0; j < p->R; j++) {
@@ -240,7 +235,7 @@ static norm_error backward_bound(bounder *c, int64_t t, norm_error in, norm_erro
         n2 += kap * eta;
     }
     l += tr_gamma(r, p->R + 2) * n2;
-    const norm_error to = {k->mu * N1, k->mu * b1 + d * l + (k->g.d_err + 2 * u * d) * (n2 + l) + TINY};
+    const norm_error to = {k->mu * N1, k->mu * b1 + d * l + (k->g.d_err + 2 * u * d) * (n2 + l) + r->tiny};
     const ld gam_g = tr_gamma(r, p->V + r->ncb + 2 + p->K), nn = (to.N + to.b) * n;
     y->g = (grad){(to.N + to.b) * in.b + to.b * n + gam_g * nn, nn * (1 + gam_g)};
     return to;
@@ -267,13 +262,12 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
         ss += e * e;
         f[TR_DV].rad[(t * p->HV + c->hv) * p->R + j] = tr_up(y->v[j]);
     }
-    f[TR_DBETA].rad[t * p->HV + c->hv] = tr_up(sqrtl(ss) + TINY);
+    f[TR_DBETA].rad[t * p->HV + c->hv] = tr_up(sqrtl(ss) + r->tiny);
 }
 
-static double l2_chain(const tr_run *r, grad dy, mpfr_srcptr rstd) {
+static double l2_chain(const tr_run *r, grad dy, const ld *rstd_up, int64_t i) {
     if (!r->p->l2norm) return tr_up(dy.err);
-    const ld rs = mpfr_get_d(rstd, MPFR_RNDA) * (1 + 2 * tr_rel_errors(r).rstd);
-    return tr_up(rs * (dy.err + 9 * tr_gamma(r, r->p->K + 8) * dy.size));
+    return tr_up(rstd_up[i] * (dy.err + 9 * tr_gamma(r, r->p->K + 8) * dy.size));
 }
 
 /* The states of one head: in[t] entering, out[t] leaving token t, over all sequences; radii of o, final_state, S_cut. */
@@ -358,8 +352,8 @@ void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
     for (int64_t i = 0; i < p->T * p->R && r->t->backward; i++) {
         const int64_t t = i / p->R;
         const ld gam = tr_gamma(r, G);
-        if (i % p->R == 0) r->t->field[TR_DQ].rad[t * p->H + h] = l2_chain(r, (grad){dq[t].err + gam * dq[t].size, dq[t].size}, mp_at(qk->rstd_q, t));
-        r->t->field[TR_DK].rad[(t * p->H + h) * p->R + i % p->R] = l2_chain(r, (grad){dk[i].err + gam * dk[i].size, dk[i].size}, mp_at(qk->rstd_k, i));
+        if (i % p->R == 0) r->t->field[TR_DQ].rad[t * p->H + h] = l2_chain(r, (grad){dq[t].err + gam * dq[t].size, dq[t].size}, qk->rstd_q_up, t);
+        r->t->field[TR_DK].rad[(t * p->H + h) * p->R + i % p->R] = l2_chain(r, (grad){dk[i].err + gam * dk[i].size, dk[i].size}, qk->rstd_k_up, i);
     }
     free(in);
     free(out);

@@ -1,7 +1,7 @@
 /* ref/truth_gate.c - activations in MPFR with their relative errors, and the chain rule back to the raw inputs (math.md c).
  *
  * Relative errors, u = 2^-prec, every operation rounded to nearest (relative error <= u unless it underflows, and an underflow
- * of MPFR is below 2^-2^29, absorbed by TINY in truth_bound.c). Inputs are exact. rho(x) := x / (1 - x) >= exp(x) - 1.
+ * of MPFR is below 2^-2^29, absorbed by tiny in truth_bound.c). Inputs are exact. rho(x) := x / (1 - x) >= exp(x) - 1.
  *
  *   rstd      K squares, K adds (all terms positive), 1/sqrt: relative error <= (K+1) u / 2 + u + second order <= gamma_(K+4)
  *   y = x rstd                                                                           gamma_(K+6)
@@ -23,11 +23,10 @@
 #include <math.h>
 
 static inline ld get_up(mpfr_srcptr x) { return fabs(mpfr_get_d(x, MPFR_RNDA)); }   /* >= |x|, finite or not */
-static ld rho(ld x) { return x < 0.5L ? x / (1 - x) : INFINITY; }
-/* >= the exact value when the computed one is x with relative error rel */
-static ld exact_up(ld x, ld rel) { return rel <= 0.5L ? x * (1 + 2 * rel) : INFINITY; }
+ld tr_rho(ld x) { return x < 0.5L ? x / (1 - x) : INFINITY; }
+ld tr_exact_up(ld x, ld rel) { return rel <= 0.5L ? x * (1 + 2 * rel) : INFINITY; }
 
-ld tr_gamma(const tr_run *r, ld n) { return rho(n * r->u); }
+ld tr_gamma(const tr_run *r, ld n) { return tr_rho(n * r->u); }
 
 tr_rel tr_rel_errors(const tr_run *r) {
     const dp_problem *p = r->p;
@@ -52,7 +51,29 @@ static ld activate_row(const dp_problem *p, const double *x, mp_array y, mpfr_pt
         const ld a = get_up(mp_at(y, i));
         ss += a * a;
     }
-    return exact_up(sqrtl(ss), rel);
+    return tr_exact_up(sqrtl(ss), rel);
+}
+
+static ld *lds(int64_t n) { return dp_calloc((size_t)n, sizeof(ld)); }
+
+void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a) {
+    const int64_t T = r->p->T, TR = T * r->p->R;
+    if (qk) qk->q_norm = lds(T), qk->k_norm = lds(TR), qk->rstd_q_up = r->p->l2norm ? lds(T) : NULL, qk->rstd_k_up = r->p->l2norm ? lds(TR) : NULL;
+    if (!a) return;
+    a->norms = dp_calloc((size_t)T, sizeof *a->norms);
+    a->beta_up = lds(TR), a->db_up = lds(TR), a->nu = lds(T), a->v_norm = lds(TR), a->do_norm = r->p->dout ? lds(T) : NULL;
+}
+
+static ld vec_norm(const double *x, int64_t n) {
+    ld s = 0;
+    for (int64_t i = 0; i < n; i++) s += (ld)x[i] * x[i];
+    return sqrtl(s);
+}
+
+void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a) {
+    const dp_problem *p = r->p;
+    for (int64_t j = 0; j < p->R; j++) a->v_norm[t * p->R + j] = vec_norm(p->v + ((t * p->HV + hv) * p->R + j) * p->V, p->V);
+    if (p->dout) a->do_norm[t] = vec_norm(p->dout + (t * p->HV + hv) * p->V, p->V);
 }
 
 void tr_activate_qk(const tr_run *r, int h, tr_qk *a) {
@@ -60,15 +81,18 @@ void tr_activate_qk(const tr_run *r, int h, tr_qk *a) {
     const int64_t T = p->T, K = p->K, R = p->R;
     const ld rel = tr_rel_errors(r).qk;
     *a = (tr_qk){mp_alloc(T * K, r->prec), mp_alloc(T * R * K, r->prec), mp_alloc(T, r->prec), mp_alloc(T * R, r->prec),
-                 dp_calloc((size_t)T, sizeof(ld)), dp_calloc((size_t)(T * R), sizeof(ld))};
+                 NULL, NULL, NULL, NULL};
+    tr_norms_alloc(r, a, NULL);
 #pragma omp parallel num_threads(r->threads)
     {
         mp_array tmp = mp_alloc(1, r->prec);
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < T; t++) {
             a->q_norm[t] = activate_row(p, p->q + (t * p->H + h) * K, mp_from(a->q, t * K), mp_at(a->rstd_q, t), mp_at(tmp, 0), rel);
+            if (p->l2norm) a->rstd_q_up[t] = get_up(mp_at(a->rstd_q, t)) * (1 + 2 * tr_rel_errors(r).rstd);
             for (int64_t i = t * R; i < (t + 1) * R; i++)
                 a->k_norm[i] = activate_row(p, p->k + ((t * p->H + h) * R + i - t * R) * K, mp_from(a->k, i * K), mp_at(a->rstd_k, i), mp_at(tmp, 0), rel);
+            for (int64_t i = t * R; i < (t + 1) * R && p->l2norm; i++) a->rstd_k_up[i] = get_up(mp_at(a->rstd_k, i)) * (1 + 2 * tr_rel_errors(r).rstd);
         }
         mp_free(&tmp);
     }
@@ -114,7 +138,7 @@ static gate_rel gate_value(const tr_run *r, double raw, double bias, mpfr_srcptr
         mpfr_mul(dx, dx, a, MPFR_RNDN);
         mpfr_neg(dx, dx, MPFR_RNDN);
         mpfr_set(dA, d, MPFR_RNDN);
-        const ld e = rho(dx_abs) + tr_gamma(r, 10);
+        const ld e = tr_rho(dx_abs) + tr_gamma(r, 10);
         return (gate_rel){e, e, e};
     }
     mpfr_mul(y, x, a, MPFR_RNDN);
@@ -123,15 +147,15 @@ static gate_rel gate_value(const tr_run *r, double raw, double bias, mpfr_srcptr
     mpfr_mul_d(dx, dx, p->lower_bound, MPFR_RNDN);
     mpfr_mul(dx, dx, a, MPFR_RNDN);
     mpfr_mul(dA, dx, x, MPFR_RNDN);
-    const ld dy = rho(get_up(y) * (tr_gamma(r, 3) + 2 * dx_rel));
+    const ld dy = tr_rho(get_up(y) * (tr_gamma(r, 3) + 2 * dx_rel));
     return (gate_rel){dy + tr_gamma(r, 10), dy + tr_gamma(r, 12), dy + tr_gamma(r, 14) + 2 * dx_rel};
 }
 
 /* d = exp(g) and the norms of one channel merged into n. */
 static void gate_channel(const tr_run *r, gate_rel e, mpfr_ptr d, mpfr_srcptr dx, mpfr_srcptr dA, tr_gate_norms *n) {
-    const ld d_rel = rho(get_up(d) * rho(e.g)) + tr_gamma(r, 2);
+    const ld d_rel = tr_rho(get_up(d) * tr_rho(e.g)) + tr_gamma(r, 2);
     mpfr_exp(d, d, MPFR_RNDN);
-    const ld dv = exact_up(get_up(d), d_rel), x = exact_up(get_up(dx), e.x), a = exact_up(get_up(dA), e.a);
+    const ld dv = tr_exact_up(get_up(d), d_rel), x = tr_exact_up(get_up(dx), e.x), a = tr_exact_up(get_up(dA), e.a);
     const ld v[4] = {dv, dv * d_rel, x, x * e.x};
     ld *to[4] = {&n->d, &n->d_err, &n->x, &n->x_err};
     for (int i = 0; i < 4; i++)
@@ -159,8 +183,8 @@ static void activate_beta(const tr_run *r, double b, mpfr_ptr beta, mpfr_ptr db,
         *beta_up = *db_up = INFINITY;
         return;
     }
-    *beta_up = exact_up(get_up(beta), rel.beta);
-    *db_up = exact_up(get_up(db), rel.db);
+    *beta_up = tr_exact_up(get_up(beta), rel.beta);
+    *db_up = tr_exact_up(get_up(db), rel.db);
 }
 
 static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr_head *a, mp_array tmp) {
@@ -182,20 +206,35 @@ static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr
     }
 }
 
-void tr_activate_head(const tr_run *r, int hv, tr_head *a) {
+/* x: R K + R doubles */
+static ld step_norm(const tr_run *r, int64_t t, const tr_qk *qk, const tr_head *a, double *x) {
+    const int64_t R = r->p->R, K = r->p->K;
+    for (int64_t i = 0; i < R * K && R > 1; i++) x[i] = mpfr_get_d(mp_at(qk->k, t * R * K + i), MPFR_RNDN);
+    for (int64_t j = 0; j < R; j++) x[R * K + j] = mpfr_get_d(mp_at(a->beta, t * R + j), MPFR_RNDN);
+    return tr_step_norm(r, x, K, qk->k_norm + t * R, x + R * K, a->beta_up + t * R);
+}
+
+void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
     const dp_problem *p = r->p;
     const int64_t T = p->T, Kg = dp_Kg(p), R = p->R;
     const mpfr_prec_t b = r->prec;
     *a = (tr_head){mp_alloc(T * Kg, b), mp_alloc(T * Kg, b), mp_alloc(T * Kg, b), mp_alloc(T * R, b), mp_alloc(T * R, b), mp_alloc(Kg, b), mp_alloc(1, b),
-                   dp_calloc((size_t)T, sizeof(tr_gate_norms)), dp_calloc((size_t)(T * R), sizeof(ld)), dp_calloc((size_t)(T * R), sizeof(ld))};
+                   NULL, NULL, NULL, NULL, NULL, NULL};
+    tr_norms_alloc(r, NULL, a);
 #pragma omp parallel num_threads(r->threads)
     {
         mp_array tmp = mp_alloc(5, b);
         mpfr_ptr A = mp_at(tmp, 4);
+        double *x = dp_doubles(R * (p->K + 1));
         mpfr_set_d(A, p->A_log ? p->A_log[hv] : 0, MPFR_RNDN);
         mpfr_exp(A, A, MPFR_RNDN);
 #pragma omp for schedule(static)
-        for (int64_t t = 0; t < T; t++) activate_token(r, hv, t, A, a, tmp);
+        for (int64_t t = 0; t < T; t++) {
+            activate_token(r, hv, t, A, a, tmp);
+            tr_row_norms(r, hv, t, a);
+            a->nu[t] = step_norm(r, t, qk, a, x);
+        }
+        free(x);
         mp_free(&tmp);
         mpfr_free_cache();
     }
@@ -204,16 +243,16 @@ void tr_activate_head(const tr_run *r, int hv, tr_head *a) {
 void tr_free_qk(tr_qk *a) {
     mp_array *m[] = {&a->q, &a->k, &a->rstd_q, &a->rstd_k};
     for (size_t i = 0; i < sizeof m / sizeof *m; i++) mp_free(m[i]);
-    free(a->q_norm);
-    free(a->k_norm);
+    ld *x[] = {a->q_norm, a->k_norm, a->rstd_q_up, a->rstd_k_up};
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++) free(x[i]);
 }
 
 void tr_free_head(tr_head *a) {
     mp_array *m[] = {&a->d, &a->dx, &a->dA, &a->beta, &a->db, &a->sum_dt, &a->sum_A};
     for (size_t i = 0; i < sizeof m / sizeof *m; i++) mp_free(m[i]);
     free(a->norms);
-    free(a->beta_up);
-    free(a->db_up);
+    ld *x[] = {a->beta_up, a->db_up, a->nu, a->v_norm, a->do_norm};
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++) free(x[i]);
 }
 
 static void add_rows(mp_array into, mp_array from, int64_t n) {

@@ -4,6 +4,7 @@
  *   truth_gate.c   activations and their chain rule in MPFR
  *   truth_step.c   the recurrence and its adjoint on a block of state columns
  *   truth_bound.c  the error radii
+ *   truth_dd.c     the run, activations and chain rule in double-double; truth_dd_lanes.c: its arithmetic on vectors
  *   truth_rank.c   what a rank must see        truth_cache.c  the file cache
  *
  * Columns of the state do not meet in either direction, so a task owns (value head, up to TR_W columns) for all tokens. Sums over
@@ -12,6 +13,7 @@
 #ifndef DP_TRUTH_IMPL_H
 #define DP_TRUTH_IMPL_H
 #include "mp.h"
+#include "truth_dd.h"
 #include "truth.h"
 
 #define TR_W 16                  /* state columns per task */
@@ -33,8 +35,12 @@ typedef struct {
     const dp_problem *p;
     dp_truth *t;
     mpfr_prec_t prec;
-    ld u;                        /* 2^-prec: relative error of one operation */
+    ld u;                        /* relative error of one operation: 2^-prec (MPFR), TR_DD_U (double-double) */
+    ld tiny;                     /* error of a step through underflow */
     int threads, progress, want_M;
+    const dp_truth_device *device;
+    dp_status status;            /* of the device */
+    dp_err err;
     int ncb;                     /* column blocks of V */
     int64_t len;                 /* longest block */
     int nblock;
@@ -52,7 +58,7 @@ typedef struct {
 /* One q/k head: activated q [T][K], k [T][R][K], rstd [T], [T][R]; norms of q [T] and of the key rows [T][R]. */
 typedef struct {
     mp_array q, k, rstd_q, rstd_k;
-    ld *q_norm, *k_norm;
+    ld *q_norm, *k_norm, *rstd_q_up, *rstd_k_up;     /* rstd: NULL without l2norm */
 } tr_qk;
 
 /* One value head: d = exp(g) [T][Kg], dg/dx, dg/dA_log [T][Kg], beta, dbeta/db [T][R]. */
@@ -61,6 +67,8 @@ typedef struct {
     mp_array sum_dt, sum_A;      /* [Kg], [1] accumulators of ddt_bias and dA_log */
     tr_gate_norms *norms;        /* [T] */
     ld *beta_up, *db_up;         /* [T][R] |beta|, |dbeta/db| */
+    ld *nu;                      /* [T] >= |I - k'Bk|_2 */
+    ld *v_norm, *do_norm;        /* [T][R] |v|, [T] |do| (NULL: forward only), to nearest */
 } tr_head;
 
 /* Relative errors of the activated q, k rows, rstd, beta and dbeta/db, for the whole run. */
@@ -86,9 +94,15 @@ typedef struct {
 } tr_task;
 
 void tr_activate_qk(const tr_run *r, int h, tr_qk *a);
-void tr_activate_head(const tr_run *r, int hv, tr_head *a);
+void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a);
 void tr_free_qk(tr_qk *a);
 void tr_free_head(tr_head *a);
+void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a);     /* the long doubles of either; the other NULL */
+void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a);       /* v_norm, do_norm of token t */
+/* nu of a token: keys rounded to double, `ld_k` doubles apart; norms and betas as above, beta rounded to double. */
+ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *k_norm, const double *beta, const ld *beta_up);
+ld tr_exact_up(ld x, ld rel);                    /* >= the exact value when the computed one is x with relative error rel */
+ld tr_rho(ld x);                                 /* x / (1 - x) >= exp(x) - 1 */
 
 void tr_task_alloc(tr_task *c, int backward);
 void tr_task_free(tr_task *c);
@@ -108,6 +122,9 @@ double tr_up(ld x);                              /* long double bound -> double,
 
 /* hi = nearest double, lo = nearest double to the rest; tmp is overwritten. */
 void tr_store(dp_ball *b, int64_t i, mpfr_srcptr x, mpfr_ptr tmp);
+
+void tr_run_dd(tr_run *r);                       /* fills r->t but for what dp_truth_run adds */
+void tr_progress(tr_run *r, double token_columns);
 
 /* Shapes, marks and arrays of *t for (p, request), as dp_truth_run fills them. */
 dp_status tr_truth_alloc(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);

@@ -1,6 +1,6 @@
 /* gpu/tests/cpu/cpu.cc - runs CUDA kernels on the CPU, so that their arithmetic and indexing are tested where there is no device.
  *
- * translate.py turns gpu/(plan simple simple_bwd chain comm conv).cu into C++; a launch runs its blocks one after the other, each thread of a block a fiber
+ * translate.py turns gpu/(plan simple simple_bwd chain comm conv truth).cu into C++; a launch runs its blocks one after the other, each thread of a block a fiber
  * that runs until its next barrier or shuffle. Ranks on one device stay host threads. Not seen here: races inside a block (threads of a warp
  * run one after the other between barriers), alignment, and the fast path, whose instructions have no counterpart; the tensor-core products of
  * the M chain are done in fp64 and truncated to fp32. Shared memory and memory from cudaMalloc start as NaN. */
@@ -57,7 +57,7 @@ static thread_local struct Machine {
     int now;
     const std::function<void()> *kernel;
     void *shared;
-    float word[MAX_THREADS];
+    double word[MAX_THREADS];
     uint32_t fragment[MAX_THREADS][6];
     ~Machine()
     {
@@ -133,15 +133,16 @@ void launch(dim3 grid, dim3 size, size_t bytes, const std::function<void()> &ker
 void *shared() { return m.shared; }
 void sync_block() { wait(AT_BLOCK); }
 
-float shuffle_xor(float x, int mask)
+double shuffle_xor(double x, int mask)
 {
     int me = m.now;
     m.word[me] = x;
     wait(AT_WARP);
-    float y = m.word[me ^ mask];
+    double y = m.word[me ^ mask];
     wait(AT_WARP);
     return y;
 }
+float shuffle_xor(float x, int mask) { return (float)shuffle_xor((double)x, mask); }
 
 /* ---- tensor cores ---------------------------------------------------------------------------------------------------------------- */
 

@@ -35,6 +35,7 @@ void launch(dim3 grid, dim3 block, size_t shared, const std::function<void()> &k
 void *shared();
 void sync_block();
 float shuffle_xor(float x, int mask);
+double shuffle_xor(double x, int mask);
 float tf32_rna(float x);
 void mma_tf32(float c[4], const float a[4], const float b[2]);
 void mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2]);
@@ -48,6 +49,8 @@ void mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2]);
 #define cudaFuncSetAttribute(...) cudaSuccess
 static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
 static inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
+static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
