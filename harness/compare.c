@@ -1,6 +1,7 @@
 #include "compare.h"
 #include "../ref/problem.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,14 +89,52 @@ static void windows(const dp_compare_in *in, dp_judgement *j) {
     free(e), free(w);
 }
 
+/* Sums of squares by cell, for the expected tier. */
+typedef struct { double *err2, *want2, *floor2; int *belong; dp_place *at; } cells;
+
+static cells cells_new(const dp_compare_in *in) {
+    const int64_t n = in->ndraw ? in->ncell : 0;
+    cells c = {dp_doubles(n), dp_doubles(n), dp_doubles(n), dp_calloc((size_t)n, sizeof(int)), dp_calloc((size_t)n, sizeof(dp_place))};
+    for (int64_t i = 0; i < n; i++) c.belong[i] = -1;
+    return c;
+}
+
+static void cells_add(const dp_compare_in *in, cells *c, int64_t row, const dp_place *at, const row_error *e) {
+    const int64_t i = at->chunk >= 0 ? (int64_t)at->chunk * in->heads + at->head : row;
+    const double rad = in->rad && isfinite(in->rad[row]) ? in->rad[row] : 0;
+    if (!in->ndraw) return;
+    assert(i < in->ncell);
+    if (c->belong[i] < 0) c->at[i] = *at;                        /* the first row of a cell stands for it */
+    c->belong[i] = at->rank * in->heads + at->head;
+    c->err2[i] += e->err2, c->want2[i] += e->want2, c->floor2[i] += in->unit * in->unit * e->want2 + in->tiny * in->tiny * (double)in->width + rad * rad;
+}
+
+/* The expected tier, after the bounds: it fails what they let pass, and judges what they leave unjudged. */
+static void judge_expected(const dp_compare_in *in, const cells *c, dp_judgement *j) {
+    const dp_excess_in x = {.ndraw = in->ndraw, .n = in->ncell, .e2 = in->e2, .err2 = c->err2, .want2 = c->want2, .floor2 = c->floor2, .belong = c->belong, .nbelong = in->N * in->heads};
+    if (!in->ndraw) return;
+    dp_excess_judge(&x, &j->expected);
+    const dp_excess *e = &j->expected;
+    if (j->verdict == DP_FAIL || isnan(e->excess)) return;
+    if (e->excess > 1) {
+        const dp_excess_level *l = &e->at[e->level];
+        j->verdict = DP_FAIL, j->tier = "expected", j->over = c->at[e->cell];
+        snprintf(j->why, sizeof j->why, "error is %.3g times what these formats make of these inputs (%s; at most %.3g times is theirs)", l->ratio, dp_level_what[e->level], l->limit);
+    } else if (isfinite(e->expected)) {
+        if (j->verdict == DP_UNJUDGED) j->why[0] = 0;
+        j->verdict = DP_PASS, j->tier = "expected";
+    }
+}
+
 void dp_compare(const dp_compare_in *in, dp_judgement *j) {
-    *j = (dp_judgement){.N = in->N, .heads = in->heads, .bound = NAN, .ratio = NAN, .worst = {-1, -1, -1, -1, -1}, .over = {-1, -1, -1, -1, -1}};
+    *j = (dp_judgement){.N = in->N, .heads = in->heads, .bound = NAN, .ratio = NAN, .expected = {.excess = NAN, .expected = NAN}, .tier = "", .worst = {-1, -1, -1, -1, -1}, .over = {-1, -1, -1, -1, -1}};
     snprintf(j->name, sizeof j->name, "%s", in->name);
     const int nh = in->N * in->heads;
     double *err = dp_doubles(nh), *want = dp_doubles(nh), *rat = dp_doubles(in->N), *head_w = dp_doubles(in->heads), E = 0, W = 0, B = 0, BW = 0, top = -1;   /* B, BW: judged rows */
     int64_t *head_n = dp_calloc((size_t)in->heads, sizeof *head_n), judged = 0, contaminated = 0, unbounded = 0, wrong_class = 0;
     int *seen = dp_calloc((size_t)nh, sizeof *seen), nchunk;
     unsigned char *poison = poisoned_chunks(in, &nchunk);
+    cells cell = cells_new(in);
     for (int r = 0; r < in->N; r++) rat[r] = NAN;
     for (int64_t row = 0; row < in->rows; row++) {               /* scale of each head, for worst_rel */
         dp_place at;
@@ -116,6 +155,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
         }
         seen[z] = 1, err[z] += e.err2, want[z] += e.want2;
         E += e.err2, W += e.want2;
+        cells_add(in, &cell, row, &at, &e);
         const double rel = e.err2 == 0 ? 0 : rms > 0 ? sqrt(e.err2) / rms : INFINITY;
         if (rel > top) top = rel, note_worst(in, j, row, &e, &at, rel);
         if (!in->bound) continue;
@@ -164,8 +204,23 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
         j->verdict = DP_FAIL;
         snprintf(j->why, sizeof j->why, "error is %.3g times its bound", j->ratio);
     }
+    if (j->verdict == DP_PASS || j->verdict == DP_FAIL) j->tier = "bound";
+    judge_expected(in, &cell, j);
     if (in->tokens > 0) windows(in, j);
+    free(cell.err2), free(cell.want2), free(cell.floor2), free(cell.belong), free(cell.at);
     free(err), free(want), free(head_w), free(head_n), free(seen), free(poison);
+}
+
+double dp_judgement_times(const dp_judgement *j) { return j->tier && !strcmp(j->tier, "expected") ? j->expected.excess : j->ratio; }
+
+int dp_judgement_says_more(const dp_judgement *a, const dp_judgement *b) {
+    const int x = a && !strcmp(a->tier, "expected"), y = !strcmp(b->tier, "expected");
+    return !a || (x == y ? dp_judgement_times(b) > dp_judgement_times(a) : x);
+}
+
+const dp_place *dp_judgement_place(const dp_judgement *j) {
+    const int known = j->over.rank >= 0 && (j->ratio > 1 || (j->verdict == DP_FAIL && !strcmp(j->tier, "expected")));
+    return known ? &j->over : &j->worst;
 }
 
 void dp_judgement_free(dp_judgement *j) {

@@ -7,9 +7,12 @@
  * Non-finite values: where the truth is not finite the row must not be finite either. A finite truth with a non-finite result
  * fails, except in the same chunk and head as a non-finite truth (dense tiles multiply masked zeros by NaN): such rows are
  * left unjudged and counted in `why`, and so are rows whose bound is not finite.
+ * Then the expected tier (excess.h), where there are draws: it fails what is within its bound but more than the formats make of these inputs, and
+ * passes what the bound leaves unjudged.
  */
 #ifndef DP_COMPARE_H
 #define DP_COMPARE_H
+#include "excess.h"
 #include <stdint.h>
 #ifdef __cplusplus
 extern "C" {
@@ -32,6 +35,10 @@ typedef struct {
     const void *ctx;
     int64_t tokens;                       /* > 0: also windows of 64 tokens */
     const char *why_unjudged;
+    int ndraw;                            /* > 0: also the expected tier, from draws (expected.h) */
+    int64_t ncell;
+    const double *e2;                     /* [ndraw][ncell], cells as dp_cell numbers them */
+    double unit, tiny;                    /* one rounding of the result itself: relative, and of an entry */
 } dp_compare_in;
 
 typedef struct { dp_place at; int index; double got, want, err, bound; } dp_row;   /* index: the entry with the largest error; err, bound: of the row */
@@ -49,6 +56,8 @@ typedef struct {
     dp_row first, last;                  /* of those, in the order of the tensor; nover = 0: none */
     int nwindow;
     double *window;
+    dp_excess expected;                  /* excess NAN: no draws */
+    const char *tier;                    /* what decided: "exact", "bound", "expected"; "" when unjudged */
     dp_verdict verdict;
     char why[512];
     char source[320];            /* exact cases: whose data stands there (source.h); "": not found */
@@ -56,6 +65,10 @@ typedef struct {
 
 void dp_compare(const dp_compare_in *in, dp_judgement *out);
 void dp_judgement_free(dp_judgement *j);
+/* Of two failed tensors: does b say more than a? What broke its bound comes before what is too large for its formats. a may be NULL. */
+int dp_judgement_says_more(const dp_judgement *a, const dp_judgement *b);
+double dp_judgement_times(const dp_judgement *j);              /* error over its bound, or over its limit where the expected tier decided */
+const dp_place *dp_judgement_place(const dp_judgement *j);     /* where it failed, or the row with the largest error */
 /* fail beats unjudged beats skipped beats pass */
 dp_verdict dp_verdict_worse(dp_verdict a, dp_verdict b);
 

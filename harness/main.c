@@ -385,6 +385,7 @@ static int command_run(options *o) {
 static void print_tensor(const dp_judgement *t, FILE *f) {
     fprintf(f, "%-8s %-11s %.3e", dp_verdict_names[t->verdict], t->name, t->rel_fro);
     if (!isnan(t->bound)) fprintf(f, "  %.2g of its bound", t->ratio);
+    if (!isnan(t->expected.excess)) fprintf(f, ", %.2f times expected", t->expected.at[DP_LEVEL_TENSOR].ratio);
     if (t->N > 1) {
         fprintf(f, "  ranks");
         for (int r = 0; r < t->N; r++) isnan(t->per_rank[r]) ? fprintf(f, " -") : fprintf(f, " %.2e", t->per_rank[r]);
@@ -397,8 +398,9 @@ static void print_tensor(const dp_judgement *t, FILE *f) {
         fprintf(f, ", entry %d: %.9g, truth %.9g, row %.2g", t->worst_index, t->worst_got, t->worst_want, t->worst_rel);
     }
     if (t->why[0]) fprintf(f, "  (%s", t->why);
-    if (t->why[0] && t->ratio > 1) fprintf(f, ": rank %d, head %d", t->over.rank, t->over.head);
-    if (t->why[0] && t->ratio > 1 && t->over.token >= 0) fprintf(f, ", token %lld", (long long)t->over.token);
+    const dp_place *at = dp_judgement_place(t);
+    if (t->why[0] && at == &t->over) fprintf(f, ": rank %d, head %d", at->rank, at->head);
+    if (t->why[0] && at == &t->over && at->token >= 0) fprintf(f, ", token %lld", (long long)at->token);
     fputs(t->why[0] ? ")\n" : "\n", f);
 }
 

@@ -60,7 +60,7 @@ static dp_museum_place by_verdict(const dp_run *r) {
         for (int i = 0; i < r->ntensor; i++) {
             const dp_judgement *t = &r->tensor[i];
             if (t->verdict != DP_FAIL || strcmp(t->name, order[k][0])) continue;
-            const dp_place *at = t->over.rank >= 0 && t->ratio > 1 ? &t->over : &t->worst;
+            const dp_place *at = dp_judgement_place(t);
             return (dp_museum_place){.by = "verdict", .stage = order[k][1], .rank = at->rank, .head = at->head};
         }
     return (dp_museum_place){.by = "verdict"};
@@ -115,12 +115,12 @@ static void note(dp_museum_row *row, const dp_case *c, const char *id, const cha
     snprintf(row->id, sizeof row->id, "%.255s", id), snprintf(row->tensor, sizeof row->tensor, "%.23s", tensor);
 }
 
-static const char *tier_of(const dp_run *r) { return r->exact ? "exact" : "bound"; }
+static const char *tier_of(const dp_run *r) { return r->tier && *r->tier ? r->tier : r->exact ? "exact" : "bound"; }
 
 static const dp_judgement *reddest(const dp_run *r) {
     const dp_judgement *bad = NULL;
     for (int i = 0; i < r->ntensor; i++)
-        if (r->tensor[i].verdict == DP_FAIL && (!bad || r->tensor[i].ratio > bad->ratio)) bad = &r->tensor[i];
+        if (r->tensor[i].verdict == DP_FAIL && dp_judgement_says_more(bad, &r->tensor[i])) bad = &r->tensor[i];
     return bad;
 }
 
@@ -153,7 +153,7 @@ static void judge_runs(const dp_case *c, const dp_runs *runs, const dp_runs *cle
     }
     if (smaller(row, c)) {
         const dp_judgement *t = reddest(first);
-        note(row, c, first->id, t ? t->name : first->op, t ? tier_of(first) : "bits", t ? t->ratio : NAN);
+        note(row, c, first->id, t ? t->name : first->op, t ? tier_of(first) : "bits", t ? dp_judgement_times(t) : NAN);
     }
 }
 

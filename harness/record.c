@@ -51,6 +51,18 @@ const char *dp_record_verdict(const dp_record *r) {
     return r->errors || !(n[DP_PASS] + n[DP_FAIL]) ? (n[DP_FAIL] ? "fail" : "error") : n[DP_FAIL] ? "fail" : "pass";
 }
 
+static json_t *expected_json(const dp_excess *e) {
+    json_t *o = json_object();
+    set(o, "rel", num(e->expected)), set(o, "excess", num(e->excess)), set_str(o, "level", dp_level_names[e->level]);
+    for (int l = 0; l < DP_NLEVELS; l++) {
+        const dp_excess_level *x = &e->at[l];
+        json_t *y = json_object();
+        set(y, "ratio", num_or_null(x->ratio)), set(y, "limit", num(x->limit)), set(y, "units", json_integer(x->units)), set(y, "freedom", num(x->nu)), set(y, "draw", num_or_null(x->draw));
+        set(o, dp_level_names[l], y);
+    }
+    return o;
+}
+
 static json_t *tensor_json(const dp_judgement *t) {
     json_t *o = json_object(), *w = json_object(), *h = json_array();
     set_str(o, "name", t->name);
@@ -70,6 +82,8 @@ static json_t *tensor_json(const dp_judgement *t) {
         set(o, "windows", win);
     }
     if (!isnan(t->bound)) set(o, "bound", num(t->bound)), set(o, "ratio", num_or_null(t->ratio)), set(o, "per_rank_ratio", list(t->per_rank_ratio, t->N));
+    if (!isnan(t->expected.excess)) set(o, "expected", expected_json(&t->expected));
+    if (t->tier && *t->tier) set_str(o, "tier", t->tier);
     set_str(o, "verdict", dp_verdict_names[t->verdict]);
     if (t->why[0]) set_str(o, "why", t->why);
     return o;
@@ -117,6 +131,7 @@ static json_t *run_json(const dp_run *r) {
         set(o, "condition", json_pack("{so so so si si sI sb}", "condition", num(r->cond.condition), "inverse", num(r->cond.inverse), "entry", num(r->cond.entry), "rank", r->cond.rank, "head", r->cond.head,
                                       "token", (json_int_t)r->cond.token, "ill", dp_ill_conditioned(&r->cond, r->base)));
     set_str(o, "verdict", dp_verdict_names[r->verdict]);
+    if (r->verdict == DP_FAIL && r->tier && *r->tier) set_str(o, "tier", r->tier);
     if (r->why[0]) set_str(o, "why", r->why);
     set(o, "seconds", num(r->seconds));
     return o;
@@ -202,7 +217,9 @@ dp_status dp_record_write_junit(const dp_record *r, const char *path, dp_err *e)
             fputs("/>\n", f);
             continue;
         }
-        fprintf(f, "><%s message=\"", x->verdict == DP_FAIL ? "failure" : "skipped");
+        fprintf(f, "><%s", x->verdict == DP_FAIL ? "failure" : "skipped");
+        if (x->verdict == DP_FAIL && x->tier && *x->tier) fprintf(f, " type=\"%s\"", x->tier);
+        fputs(" message=\"", f);
         if (x->verdict == DP_UNJUDGED) fputs("unjudged: ", f);
         xml(f, x->why), fputs("\"/></testcase>\n", f);
     }

@@ -29,6 +29,11 @@
  *       "bound": 2.1e-2,                              bound / |want|_F; absent when unjudged
  *       "ratio": 0.19,                                largest err / bound over (rank, head) and rows
  *       "per_rank_ratio": [..],
+ *       "expected": {"rel": 4e-3,                     what the declared formats make of these inputs (expected.h), over |want|_F
+ *                    "excess": 0.7,                   largest error / (limit x expected) over the levels: above 1 fails
+ *                    "level": "window"|"rank"|"tensor",   where
+ *                    "window": {"ratio", "limit", "units", "freedom", "draw"}, "rank": {..}, "tensor": {..}},   excess.h; ratio: error / expected, draw: that of a draw
+ *       "tier": "exact"|"bound"|"expected",           what decided; absent when unjudged
  *       "verdict": "pass"|"fail"|"skipped"|"unjudged", "why": "..."      why: for all but pass; cases with keys = exact: pass is rel_fro = 0, and why says whose data a wrong row holds (harness/source.h)
  *     }],
  *     "chain": [{"rank": 1, "chunks": 16, "rel": 1e-3, "effect": 9e-4, "bound": 8e-3, "abs": .., "norm": ..}],
@@ -42,6 +47,7 @@
  *              "says": "behaves like fp32: 24.0 bits"},
  *     "condition": {"condition", "inverse", "entry", "rank", "head", "token", "ill": false},   of the chunks' triangular systems by themselves (harness/condition.h): largest
  *                                  |A|_1 |A^-1|_1 and where, largest |A^-1|_1, largest entry of an inverse; ill: costs half of the digits of the base's arithmetic
+ *     "tier": "exact"|"bound"|"expected",             of a failed run: what decided on its worst tensor
  *     "verdict": "pass"|"fail"|"skipped"|"unjudged", "why": "...", "seconds": 1.2
  *   }]
  * }

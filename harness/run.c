@@ -46,7 +46,7 @@ int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *ou
 
 /* Inputs on which nothing rounds: bounds play no part, an error of 0 passes and any other fails. */
 static void judge_exactly(dp_judgement *t) {
-    t->verdict = t->rel_fro == 0 ? DP_PASS : DP_FAIL;
+    t->verdict = t->rel_fro == 0 ? DP_PASS : DP_FAIL, t->tier = "exact";
     t->why[0] = 0;
     if (t->verdict == DP_FAIL) snprintf(t->why, sizeof t->why, "nothing rounds in this case, but the error is %.3g: got %g, want %g%s%s", t->rel_fro, t->worst_got, t->worst_want, *t->source ? "; " : "", t->source);
 }
@@ -69,20 +69,20 @@ static const dp_judgement *with_source(const dp_run *r) {
  * rest (each unjudged tensor is counted and named in `why`). */
 void dp_run_close(dp_run *r, double seconds) {
     int n[DP_NVERDICTS] = {0};
-    double top = -1;
     const dp_judgement *bad = NULL, *un = NULL;
     r->seconds = seconds;
     for (int i = 0; i < r->ntensor; i++) {
         dp_judgement *t = &r->tensor[i];
         if (r->exact) judge_exactly(t);
         n[t->verdict]++;
-        if (t->verdict == DP_FAIL && (!bad || t->ratio > top)) bad = t, top = t->ratio;
+        if (t->verdict == DP_FAIL && dp_judgement_says_more(bad, t)) bad = t;
         if (t->verdict == DP_UNJUDGED && !un) un = t;
     }
     r->verdict = n[DP_FAIL] ? DP_FAIL : n[DP_PASS] ? DP_PASS : n[DP_UNJUDGED] ? DP_UNJUDGED : DP_SKIPPED;
     const dp_judgement *source = r->exact ? with_source(r) : NULL;
     if (source) bad = source;
-    const dp_place *at = !bad ? NULL : bad->over.rank >= 0 && bad->ratio > 1 ? &bad->over : &bad->worst;
+    const dp_place *at = bad ? dp_judgement_place(bad) : NULL;
+    r->tier = bad ? bad->tier : "";
     if (bad && at->token >= 0)
         snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, token %lld, head %d)", bad->name, bad->why, at->rank, at->sequence, (long long)at->token, at->head);
     else if (bad) snprintf(r->why, sizeof r->why, "%s: %s (rank %d, head %d)", bad->name, bad->why, at->rank, at->head);

@@ -47,6 +47,7 @@ typedef struct {
     dp_bits bits;                /* op chain, regimes that forget nothing; npoint = 0: none */
     dp_condition cond;           /* of the chunks' triangular systems; condition 0: none */
     dp_verdict verdict;
+    const char *tier;            /* of the tensor that failed: what decided; NULL or "" otherwise */
     char why[640];
     double seconds;
 } dp_run;

@@ -2,6 +2,7 @@
 #include "../ref/mm.h"
 #include "../ref/truth.h"
 #include "budget.h"
+#include "expected.h"
 #include "judge.h"
 #include "run.h"
 #include "source.h"
@@ -94,6 +95,10 @@ typedef struct {
     int have_fp64;
     double radius;
     dp_condition cond;
+    int nexp;                    /* what each policy makes of these inputs */
+    dp_base exp_base[DP_NBASES * DP_NFORMATS];
+    dp_format exp_chain[DP_NBASES * DP_NFORMATS];
+    dp_expected *exp;
 } split;
 
 static void judge_one(const split *sp, const dp_compare_in *in, dp_run *run) {
@@ -105,8 +110,18 @@ static void judge_one(const split *sp, const dp_compare_in *in, dp_run *run) {
     memcpy(j->source, s.says, sizeof s.says);
 }
 
-static void judge_fields(const split *sp, dp_result *result, const dp_budget *b, dp_run *run) {
+static const dp_expected *expected_of(const split *sp, dp_base base, dp_format chain) {
+    for (int i = 0; i < sp->nexp; i++) if (sp->exp_base[i] == base && (sp->exp_chain[i] == chain || sp->N == 1)) return &sp->exp[i];
+    return NULL;
+}
+
+static double arithmetic(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
+static double smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p-1022 : 0x1p-126); }
+
+/* u, tiny [fields]: formats that results are held in, coarser than the base's own; NULL: none. */
+static void judge_fields(const split *sp, dp_result *result, const dp_budget *b, const double *u, const double *tiny, dp_run *run) {
     const dp_problem *p = &sp->c->p;
+    const dp_expected *x = expected_of(sp, run->base, run->chain);
     for (int i = 0; i < dp_result_nfields; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
@@ -118,14 +133,19 @@ static void judge_fields(const split *sp, dp_result *result, const dp_budget *b,
         const int state = i == 1 || i == 9, head = i == 7 || i == 8;
         const dp_compare_in in = {.name = dp_result_fields[i].name, .N = sp->N, .heads = i == 2 || i == 3 ? p->H : p->HV, .rows = rows, .width = width, .got = got, .want = want->hi,
             .want_lo = want->lo, .rad = want->rad, .bound = b->row[i], .place = state ? place_state_row : head ? place_head_row : place_token_row, .ctx = &pl,
-            .tokens = state || head ? 0 : p->T};
+            .tokens = state || head ? 0 : p->T, .ndraw = x && x->field[i].e2 ? x->field[i].ndraw : 0, .ncell = x ? x->field[i].n : 0, .e2 = x ? x->field[i].e2 : NULL,
+            .unit = hypot(arithmetic(run->base), u ? u[i] / 2 : 0), .tiny = hypot(smallest(run->base, p->K), tiny ? tiny[i] : 0)};
         judge_one(sp, &in, run);
     }
 }
 
-/* One per-rank tensor (S_in, M, ...): collects the (rank, head) pairs that have it. Offsets are into dp_truth_rank. all: a pair without a
+/* One per-rank tensor (S_in, M, ...; which: in dp_expected): collects the (rank, head) pairs that have it. Offsets are into dp_truth_rank. all: a pair without a
  * value counts as NaN; else it is left out (kernels form M only where it can matter, math.md g.1). */
-static void judge_rank_tensor(const split *sp, int all, const char *name, double **got, size_t has, size_t value, size_t rad, int64_t width, const double *bound, dp_run *run) {
+static void judge_rank_tensor(const split *sp, int all, const char *name, int which, double **got, size_t has, size_t value, size_t rad, int64_t width, const double *bound, double u,
+                              double tiny, dp_run *run) {
+    const dp_expected *x = expected_of(sp, run->base, run->chain);
+    const int D = x && x->rank[which].e2 ? x->rank[which].ndraw : 0;
+    double *e2 = dp_doubles((int64_t)D * sp->N * sp->c->p.HV);
     const int HV = sp->c->p.HV, nr = sp->N * HV;
     int n = 0, *place = dp_calloc((size_t)nr, sizeof *place);
     double *g = dp_doubles(nr * width), *w = dp_doubles(nr * width), *r = dp_doubles(nr), *b = dp_doubles(nr);
@@ -139,15 +159,19 @@ static void judge_rank_tensor(const split *sp, int all, const char *name, double
         b[n] = bound[i];
         place[n++] = (i / HV) << 16 | i % HV;
     }
+    for (int d = 0; d < D; d++)
+        for (int i = 0; i < n; i++) e2[d * n + i] = x->rank[which].e2[(int64_t)d * nr + (place[i] >> 16) * HV + (place[i] & 0xffff)];
     if (n) {
-        const dp_compare_in in = {.name = name, .N = sp->N, .heads = HV, .rows = n, .width = width, .got = g, .want = w, .rad = r, .bound = b, .place = place_rank_row, .ctx = place};
+        const dp_compare_in in = {.name = name, .N = sp->N, .heads = HV, .rows = n, .width = width, .got = g, .want = w, .rad = r, .bound = b, .place = place_rank_row, .ctx = place,
+            .ndraw = D, .ncell = n, .e2 = e2, .unit = hypot(arithmetic(run->base), u / 2), .tiny = hypot(smallest(run->base, sp->c->p.K), tiny)};
         judge_one(sp, &in, run);
     }
-    free(place), free(g), free(w), free(r), free(b);
+    free(e2), free(place), free(g), free(w), free(r), free(b);
 }
 
+enum { AT_S_in, AT_M, AT_H, AT_dS_out, AT_dM, AT_dH };          /* as in dp_expected */
 #define RANK_TENSOR(ALL, HAS, FIELD, WIDTH) \
-    judge_rank_tensor(sp, ALL, #FIELD, s->FIELD, offsetof(dp_truth_rank, HAS), offsetof(dp_truth_rank, FIELD), offsetof(dp_truth_rank, FIELD##_rad), WIDTH, b->FIELD, run)
+    judge_rank_tensor(sp, ALL, #FIELD, AT_##FIELD, s->FIELD, offsetof(dp_truth_rank, HAS), offsetof(dp_truth_rank, FIELD), offsetof(dp_truth_rank, FIELD##_rad), WIDTH, b->FIELD, 0, 0, run)
 
 static double effect(const double *dM, const double *S, int K, int V) {      /* |dM S|_F / |S|_F */
     double *x = dp_doubles((int64_t)K * V);
@@ -202,7 +226,7 @@ static void judge(const split *sp, dp_sim *s, const dp_budget *b, dp_run *run) {
     const dp_problem *p = s->p;
     const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
     run->tensor = dp_calloc((size_t)dp_result_nfields + 6, sizeof *run->tensor);
-    judge_fields(sp, &s->out, b, run);
+    judge_fields(sp, &s->out, b, NULL, NULL, run);
     RANK_TENSOR(1, has_S_in, S_in, KV);
     RANK_TENSOR(1, has_MH, M, KK);
     RANK_TENSOR(1, has_MH, H, KV);
@@ -263,7 +287,8 @@ static void split_free(split *sp) {
     for (int i = 0; sp->at && i < sp->N * sp->c->p.HV; i++) dp_truth_rank_free(&sp->at[i]);
     for (int i = 0; sp->traj && i < DP_MAX_TRAJ; i++) free(sp->traj[i]);
     if (sp->have_fp64) dp_budget_base_free(&sp->fp64);
-    free(sp->at), free(sp->traj), free(sp->chunk_of);
+    for (int i = 0; i < sp->nexp; i++) dp_expected_free(&sp->exp[i]);
+    free(sp->exp), free(sp->at), free(sp->traj), free(sp->chunk_of);
 }
 
 static char *run_id(const dp_run *r) {
@@ -335,6 +360,44 @@ static void budget(const dp_run_options *o, split *sp, dp_base base, dp_format c
     if (o->cache) dp_cache_save(o->cache, "bound", DP_BUDGET_VERSION, key, part, dp_budget_parts(&c->p, sp->N, out, part));
 }
 
+/* What these policies make of these inputs, drawn where the cache does not know it: all that are missing at once. Not for inputs on which nothing rounds. */
+static void expect(const dp_run_options *o, split *sp, int nb, const int *base, int nc, const int *chain) {
+    const dp_case *c = sp->c;
+    const int max = DP_NBASES * DP_NFORMATS, chunks = dp_tap_chunks(&c->p, sp->N, -1);
+    dp_base b[DP_NBASES * DP_NFORMATS];
+    dp_format f[DP_NBASES * DP_NFORMATS];
+    dp_expected made[DP_NBASES * DP_NFORMATS];
+    dp_part part[16];
+    int missing = 0;
+    if (c->spec.keys == DP_KEYS_EXACT && !c->data) return;
+    if (!sp->exp) sp->exp = dp_calloc((size_t)max, sizeof *sp->exp);
+    for (int i = 0; i < nb * nc; i++) {
+        const dp_base bi = base[i / nc];
+        const dp_format fi = sp->N == 1 ? DP_FP32 : chain[i % nc];       /* one rank forms no M */
+        int known = 0;
+        for (int k = 0; k < missing; k++) known |= b[k] == bi && f[k] == fi;
+        if (known || expected_of(sp, bi, fi)) continue;
+        const int32_t what[] = {sp->N, bi, fi, c->backward, c->input_dtype};
+        if (o->cache) {
+            dp_expected *x = &sp->exp[sp->nexp];
+            dp_expected_alloc(&c->p, sp->N, chunks, c->backward, x);
+            if (dp_cache_load(o->cache, "expected", DP_EXPECTED_VERSION, dp_problem_key(&c->p, what, sizeof what), part, dp_expected_parts(x, part))) {
+                sp->exp_base[sp->nexp] = bi, sp->exp_chain[sp->nexp++] = fi;
+                continue;
+            }
+            dp_expected_free(x);
+        }
+        b[missing] = bi, f[missing++] = fi;
+    }
+    if (!missing) return;
+    dp_expected_run(&c->p, c->input_dtype, sp->N, c->backward, missing, b, f, made);
+    for (int i = 0; i < missing; i++) {
+        const int32_t what[] = {sp->N, b[i], f[i], c->backward, c->input_dtype};
+        if (o->cache) dp_cache_save(o->cache, "expected", DP_EXPECTED_VERSION, dp_problem_key(&c->p, what, sizeof what), part, dp_expected_parts(&made[i], part));
+        sp->exp_base[sp->nexp] = b[i], sp->exp_chain[sp->nexp] = f[i], sp->exp[sp->nexp++] = made[i];
+    }
+}
+
 /* ---- stages of a subject -------------------------------------------------------------------------------------------------------------- */
 
 static void needs_bases(split *sp, dp_base base, budget_bases *w) {
@@ -376,8 +439,8 @@ static void judge_stage(split *sp, dp_base base, dp_format chain, budget_bases *
     free(bound), free(sound), free(rad), free(want);
 }
 
-#define RANKED(HAS, FIELD) {offsetof(dp_truth_rank, HAS), offsetof(dp_truth_rank, FIELD), offsetof(dp_truth_rank, FIELD##_rad), offsetof(dp_budget, FIELD)}
-static const struct { size_t has, value, rad, bound; } RANK_STAGES[DP_NTAPS] = {[DP_S_IN] = RANKED(has_S_in, S_in), [DP_M] = RANKED(has_MH, M), [DP_H] = RANKED(has_MH, H),
+#define RANKED(HAS, FIELD) {AT_##FIELD, offsetof(dp_truth_rank, HAS), offsetof(dp_truth_rank, FIELD), offsetof(dp_truth_rank, FIELD##_rad), offsetof(dp_budget, FIELD)}
+static const struct { int at; size_t has, value, rad, bound; } RANK_STAGES[DP_NTAPS] = {[DP_S_IN] = RANKED(has_S_in, S_in), [DP_M] = RANKED(has_MH, M), [DP_H] = RANKED(has_MH, H),
     [DP_DS_OUT] = RANKED(has_dS_out, dS_out), [DP_DM] = RANKED(has_dMH, dM), [DP_DH] = RANKED(has_dMH, dH)};
 
 /* M and dM may be left unwritten (NaN) where no state passes through the rank (math.md g.1). */
@@ -407,7 +470,7 @@ static void judge_rank_stage(const split *sp, const dp_budget *b, dp_base base, 
             wide[i] += sqrt((double)width) * tiny;
         }
     }
-    judge_rank_tensor(sp, 0, dp_taps[stage].name, x, RANK_STAGES[stage].has, RANK_STAGES[stage].value, RANK_STAGES[stage].rad, width, wide, run);
+    judge_rank_tensor(sp, 0, dp_taps[stage].name, RANK_STAGES[stage].at, x, RANK_STAGES[stage].has, RANK_STAGES[stage].value, RANK_STAGES[stage].rad, width, wide, u > own_storage(base, stage) ? u : 0, tiny, run);
     free(x), free(wide);
 }
 
@@ -462,7 +525,8 @@ static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, d
     if (s.outcome == DP_SUBJECT_RETURNED) {
         r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
         budget(o, sp, base, chain, w, &b);
-        judge_fields(sp, &s.r, &b, r);
+        expect(o, sp, 1, (const int *)&base, 1, (const int *)&chain);
+        judge_fields(sp, &s.r, &b, NULL, NULL, r);
         judge_stages(sp, &b, base, chain, w, s.stage, NULL, NULL, r);
         dp_budget_free(&b);
         dp_run_close(r, dp_now() - t0);
@@ -499,6 +563,7 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, int cached, d
     int nc = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
     const int nm = dp_select(c->nmerge, (const int *)c->merge, o->nmerge, (const int *)o->merge, merges);
     if (sp->N == 1 && nc > 1) nc = 1;                            /* one rank forms no M: the chain's format is never used */
+    expect(o, sp, nb, bases, nc, chains);
     for (int i = 0; i < nb; i++) {
         dp_sim s;
         budget_bases w = {0};
@@ -522,7 +587,7 @@ static void judge_cuda(const split *sp, dp_cuda_result *s, const dp_budget *b, d
     const dp_problem *p = &sp->c->p;
     const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
     run->tensor = dp_calloc((size_t)dp_result_nfields + 6, sizeof *run->tensor);
-    judge_fields(sp, &s->out, b, run);
+    judge_fields(sp, &s->out, b, NULL, NULL, run);
     RANK_TENSOR(1, has_S_in, S_in, KV);
     RANK_TENSOR(0, has_MH, M, KK);
     RANK_TENSOR(0, has_MH, H, KV);
@@ -561,6 +626,7 @@ static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_
     dp_run *r = cuda_record(c, be, sp->N, base, f, way, st ? (no ? no : why.msg) : NULL, out);
     if (!st) {
         budget(o, sp, base, f, w, &b);
+        expect(o, sp, 1, (const int *)&base, 1, (const int *)&f);
         r->path = res.path, r->segments = res.segments, r->saved = res.saved, r->kept = res.kept, r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius, r->cond = sp->cond;
         judge_cuda(sp, &res, &b, r);
         dp_run_close(r, dp_now() - t0);
@@ -673,8 +739,9 @@ dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given
         r->id = run_id(r);
         r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
         budget(o, &sp, c->base[0], c->chain[0], &w, &b);
+        expect(o, &sp, 1, (const int *)c->base, 1, (const int *)c->chain);
         widen_for_storage(&c->p, &truth, c->base[0], g, &b);
-        judge_fields(&sp, (dp_result *)&g->r, &b, r);
+        judge_fields(&sp, (dp_result *)&g->r, &b, g->u, g->tiny, r);
         judge_stages(&sp, &b, c->base[0], c->chain[0], &w, g->stage, g->stage_u, g->stage_tiny, r);
         dp_run_close(r, dp_now() - t0);
         dp_budget_free(&b);

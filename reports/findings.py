@@ -43,7 +43,7 @@ def failure(run):
         where += f"<b>{esc(bits['says'])}</b>. "
         if t is None or t["verdict"] != "fail":
             return where + "Within its worst-case bound."
-    if t is None or t["verdict"] != "fail" or not finite(t["ratio"]):
+    if t is None or t["verdict"] != "fail" or not finite(t["ratio"]) or t.get("tier") == "expected":
         t = next((t for t in run["tensors"] if t["verdict"] == "fail"), {})
         return where + (f"<b>{esc(t['name'])}</b>: " if t else "") + esc(t.get("why") or run.get("why") or "no reason recorded") + "."
     rank = worst_rank(t)

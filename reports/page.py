@@ -241,7 +241,7 @@ def tensor_table(run):
         return ""
     ts = sorted(run["tensors"], key=lambda t: (TENSOR_ORDER.index(t["name"]) if t["name"] in TENSOR_ORDER else len(TENSOR_ORDER)))
     split = run["ranks"] > 1
-    return ('<div class="wide"><table class="t"><thead><tr><th>tensor<th>rel. error<th>bound<th>error / bound' + ("<th>rank by rank" if split else "")
+    return ('<div class="wide"><table class="t"><thead><tr><th>tensor<th>rel. error<th>bound<th>error / bound<th>error / expected' + ("<th>rank by rank" if split else "")
             + "<th>worst token: rank, sequence, token, head [entry]; got, want; row error<th>verdict</thead><tbody>" + "".join(tensor_row(t, split) for t in ts) + "</tbody></table></div>")
 
 
@@ -249,8 +249,14 @@ def tensor_row(t, split):
     """End tags of cells are left out, as HTML allows: there are thousands."""
     ranks = f'<td class="num">{" ".join(sci(x) for x in t.get("per_rank") or [])}' if split else ""
     why = f": {esc(t['why'])}" if t.get("why") and t["verdict"] != "pass" else ""
-    return (f'<tr><td>{esc(t["name"])}<td>{sci(t.get("rel_fro"), 3)}<td>{sci(t.get("bound"))}<td>{near(t["ratio"]) if t.get("ratio") is not None else "–"}'
-            f'{ranks}<td class="num">{worst_token(t.get("worst_token"))}<td>{verdict_mark(t["verdict"])}{why}{" (bound &gt; 1)" if vacuous(t) else ""}')
+    return (f'<tr><td>{esc(t["name"])}<td>{sci(t.get("rel_fro"), 3)}<td>{sci(t.get("bound"))}<td>{near(t["ratio"]) if t.get("ratio") is not None else "–"}<td>{over_expected(t)}'
+            f'{ranks}<td class="num">{worst_token(t.get("worst_token"))}<td>{verdict_mark(t["verdict"])}{" by " + esc(t["tier"]) if t.get("tier") else ""}{why}{" (bound &gt; 1)" if vacuous(t) else ""}')
+
+
+def over_expected(t):
+    """Error over what the formats make of these inputs, whole tensor; in brackets the largest of a window, rank or tensor against its own limit."""
+    e = t.get("expected")
+    return f'{near(e["tensor"]["ratio"])} ({near(e["excess"])})' if e and e.get("tensor") and e["tensor"].get("ratio") is not None else "–"
 
 
 def worst_token(w):

@@ -1,0 +1,114 @@
+#include "excess.h"
+#include "../ref/problem.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+const char *const dp_level_names[DP_NLEVELS] = {"window", "rank", "tensor"}, *const dp_level_what[DP_NLEVELS] = {"in one window of tokens and head, or one state", "over one rank and head", "over the whole tensor"};
+
+#define PRIOR 8.0                /* degrees of freedom that the tensor's mean adds to a unit's own draws */
+
+/* F quantile at z standard deviations by Wilson and Hilferty: f^(1/3) is nearly normal. a: of the error, b: of the draws together. Infinite when b is too
+ * few to say. */
+static double f_quantile(double z, double a, double b) {
+    const double p = 2 / (9 * a), q = 2 / (9 * b), A = (1 - q) * (1 - q) - z * z * q;
+    if (A <= 0) return INFINITY;
+    const double B = (1 - p) * (1 - q), C = (1 - p) * (1 - p) - z * z * p, disc = B * B - A * C;
+    const double x = (B + sqrt(fmax(disc, 0))) / A;
+    return x * x * x;
+}
+
+typedef struct { int n; double *e2, *err2, *want2, *floor2, *count; } units;      /* e2 [ndraw][n] */
+
+static units gather(const dp_excess_in *in, int level) {
+    units u = {.n = level == DP_LEVEL_CELL ? (int)in->n : level == DP_LEVEL_RANK ? in->nbelong : 1};
+    u.e2 = dp_doubles((int64_t)in->ndraw * u.n), u.err2 = dp_doubles(u.n), u.want2 = dp_doubles(u.n), u.floor2 = dp_doubles(u.n), u.count = dp_doubles(u.n);
+    for (int64_t i = 0; i < in->n; i++) {
+        if (in->belong[i] < 0) continue;
+        const int64_t z = level == DP_LEVEL_CELL ? i : level == DP_LEVEL_RANK ? in->belong[i] : 0;
+        for (int d = 0; d < in->ndraw; d++) u.e2[(int64_t)d * u.n + z] += in->e2[d * in->n + i];
+        u.err2[z] += in->err2[i], u.want2[z] += in->want2[i], u.floor2[z] += in->floor2[i], u.count[z]++;
+    }
+    return u;
+}
+
+static double mean_of(const units *u, int D, int64_t i, int without) {
+    double s = 0;
+    for (int d = 0; d < D; d++) if (d != without) s += u->e2[(int64_t)d * u->n + i];
+    return s / (without >= 0 ? D - 1 : D);
+}
+
+/* Degrees of freedom of one unit's |err|^2: 2 / cv^2, pooled over units; the variance over D draws is taken against their own mean, hence the
+ * correction. Few units and draws say little: then fewer are assumed, by two standard deviations of the estimate. */
+static double freedom(const units *u, int D) {
+    double cv2 = 0, n = 0;
+    for (int64_t i = 0; i < u->n; i++) {
+        const double m = mean_of(u, D, i, -1);
+        double v = 0;
+        if (!(m > 0) || !isfinite(m)) continue;
+        for (int d = 0; d < D; d++) {
+            const double x = u->e2[(int64_t)d * u->n + i] / m - 1;
+            v += x * x;
+        }
+        cv2 += v / (D - 1), n++;
+    }
+    if (n == 0) return 1;
+    cv2 = cv2 / n * (1 + 2 * sqrt(2 / (n * (D - 1))));
+    const double two_over_nu = cv2 < 0.9 * D ? cv2 / (1 - cv2 / D) : 9.0 * D;
+    return fmax(0.5, fmin(2 / fmax(two_over_nu, 1e-9), 1e6));
+}
+
+static double expected2(const dp_excess_in *in, const units *u, int64_t i, int without, double own, double prior) {
+    return own * mean_of(u, in->ndraw, i, without) + (1 - own) * prior * u->want2[i] + u->floor2[i];
+}
+
+static dp_excess_level judge_level(const dp_excess_in *in, const units *u) {
+    const int D = in->ndraw;
+    dp_excess_level r = {.nu = freedom(u, D), .ratio = NAN, .draw = NAN, .at = -1};
+    double *rel = dp_doubles(D), W = 0;
+    for (int64_t i = 0; i < u->n; i++) {
+        if (!(u->want2[i] > 0)) continue;
+        W += u->want2[i];
+        for (int d = 0; d < D; d++) rel[d] += u->e2[(int64_t)d * u->n + i];
+    }
+    double all = 0;
+    for (int d = 0; d < D; d++) all += W > 0 ? rel[d] / W / D : 0;
+    for (int64_t i = 0; i < u->n; i++) r.units += u->count[i] > 0;
+    const double prior_df = r.units > 1 ? PRIOR : 0, own = D * r.nu / (D * r.nu + prior_df);
+    for (int64_t i = 0; i < u->n; i++) {
+        if (!(u->count[i] > 0)) continue;
+        const double e2 = expected2(in, u, i, -1, own, all), ratio = u->err2[i] == 0 ? 0 : e2 > 0 ? sqrt(u->err2[i] / e2) : INFINITY;
+        if (!(ratio <= r.ratio)) r.ratio = ratio, r.at = i;
+        for (int d = 0; d < D; d++) {
+            const double x = u->e2[(int64_t)d * u->n + i], o2 = expected2(in, u, i, d, own, all), y = x == 0 ? 0 : o2 > 0 ? sqrt(x / o2) : INFINITY;
+            if (!(y <= r.draw)) r.draw = y;
+        }
+    }
+    r.limit = fmax(DP_EXCESS_LEAST, DP_EXCESS_SAFETY * sqrt(f_quantile(DP_EXCESS_Z, r.nu, D * r.nu + prior_df)));
+    free(rel);
+    return r;
+}
+
+static void free_units(units *u) { free(u->e2), free(u->err2), free(u->want2), free(u->floor2), free(u->count); }
+
+void dp_excess_judge(const dp_excess_in *in, dp_excess *out) {
+    *out = (dp_excess){.expected = NAN, .excess = NAN, .cell = -1};
+    units cells = gather(in, DP_LEVEL_CELL);
+    for (int l = 0; l < DP_NLEVELS; l++) {
+        units u = gather(in, l);
+        dp_excess_level *r = &out->at[l];
+        *r = judge_level(in, &u);
+        const double x = r->ratio / r->limit;
+        if (isfinite(r->limit) && !isnan(x) && !(x <= out->excess)) out->excess = x, out->level = l;
+        if (l == DP_LEVEL_TENSOR && u.want2[0] > 0) out->expected = sqrt(mean_of(&u, in->ndraw, 0, -1) / u.want2[0]);
+        free_units(&u);
+    }
+    double top = -1;
+    for (int64_t i = 0; i < in->n; i++) {                        /* the worst cell of the unit that decided */
+        const int64_t unit = out->level == DP_LEVEL_CELL ? i : out->level == DP_LEVEL_RANK ? in->belong[i] : 0;
+        if (in->belong[i] < 0 || unit != out->at[out->level].at) continue;
+        const double e2 = expected2(in, &cells, i, -1, 1, 0), x = in->err2[i] == 0 ? 0 : e2 > 0 ? in->err2[i] / e2 : INFINITY;
+        if (x > top) top = x, out->cell = i;
+    }
+    free_units(&cells);
+}

@@ -1,0 +1,49 @@
+/* harness/excess.h - is an error more than these formats make of these inputs? The statistics of the expected tier.
+ *
+ * A tensor's error is looked at on three levels: cell by cell (a chunk of a head, one state; expected.h), rank and head by rank and head, and as a
+ * whole: a fault behind one boundary in one chunk and a small excess everywhere are both seen. On each level a unit's error |err|_F is
+ * divided by its expected size E and held against k:
+ *
+ *   E^2 = weighted mean of the unit's own mean |err|_F^2 over the draws, and of what its size |want|_F lets expect of it (the tensor's mean of
+ *         |err|^2 / |want|^2), which counts as 8 degrees of freedom more; + floor^2, one rounding of the result itself
+ *   k   = sqrt(F quantile at 6 standard deviations, for nu and D nu degrees of freedom), times DP_EXCESS_SAFETY; at least DP_EXCESS_LEAST
+ *   nu  = degrees of freedom of a unit's |err|^2, from how much the draws differ among themselves (2 mean^2 / variance): many where rounding errors are
+ *         independent, few where they are correlated (a truncated chain of M, a sum that is one number)
+ */
+#ifndef DP_EXCESS_H
+#define DP_EXCESS_H
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DP_EXCESS_Z 6.0
+#define DP_EXCESS_SAFETY 1.5
+#define DP_EXCESS_LEAST 1.5
+
+enum { DP_LEVEL_CELL, DP_LEVEL_RANK, DP_LEVEL_TENSOR, DP_NLEVELS };
+extern const char *const dp_level_names[DP_NLEVELS], *const dp_level_what[DP_NLEVELS];
+
+typedef struct {
+    int ndraw;
+    int64_t n;                   /* cells; those without rows have err2 = want2 = 0 and belong = -1 */
+    const double *e2;            /* [ndraw][n] */
+    const double *err2, *want2, *floor2;  /* [n] sums of squares */
+    const int *belong;           /* [n] rank * heads + head */
+    int nbelong;
+} dp_excess_in;
+
+typedef struct { double ratio, limit, nu, draw; int64_t at; int units; } dp_excess_level;   /* ratio: largest |err| / E, of unit `at`; draw: the same of a draw against the others */
+typedef struct {
+    double expected;             /* E of the whole tensor over |want|_F */
+    double excess;               /* largest ratio / limit over the levels; NAN: nothing to judge */
+    int level;                   /* where */
+    int64_t cell;                /* a cell of that unit: for DP_LEVEL_RANK and up the one with the largest error against its E */
+    dp_excess_level at[DP_NLEVELS];
+} dp_excess;
+void dp_excess_judge(const dp_excess_in *in, dp_excess *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

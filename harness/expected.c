@@ -1,0 +1,155 @@
+#include "expected.h"
+#include "../ref/inputs.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- nearby problems ------------------------------------------------------------------------------------------------------------- */
+
+/* x (1 + d), d uniform in +-2^-7, about one unit of bf16 on average; rounded to the format again. Zeros, infinities and NaN stay. */
+static double *moved(const double *x, int64_t n, dp_format f, uint64_t draw, uint64_t stream) {
+    if (!x) return NULL;
+    dp_rng r;
+    double *y = dp_doubles(n);
+    dp_rng_seed(&r, 0x6472617773ull + draw, stream);
+    for (int64_t i = 0; i < n; i++) {
+        const double z = x[i] * (1 + (2 * dp_rng_uniform(&r) - 1) * 0x1p-7);
+        y[i] = !isfinite(z) ? x[i] : f == DP_BF16 ? dp_bf16d(z) : f == DP_FP64 ? z : (double)dp_fp32(z);
+    }
+    return y;
+}
+
+static dp_problem nearby(const dp_problem *p, dp_format dtype, int draw) {
+    dp_problem y = *p;
+    const dp_format par = dtype == DP_FP64 ? DP_FP64 : DP_FP32;
+    const int64_t KV = (int64_t)p->Nseq * p->HV * p->K * p->V;
+    y.cu = dp_calloc((size_t)p->Nseq + 1, sizeof *y.cu);
+    memcpy(y.cu, p->cu, sizeof *y.cu * ((size_t)p->Nseq + 1));
+    const struct { double **to; const double *x; int64_t n; dp_format f; } a[] = {{&y.q, p->q, p->T * p->H * p->K, dtype}, {&y.k, p->k, p->T * p->H * p->R * p->K, dtype},
+        {&y.v, p->v, p->T * p->HV * p->R * p->V, dtype}, {&y.g, p->g, p->T * p->HV * dp_Kg(p), dtype}, {&y.beta, p->beta, p->T * p->HV * p->R, dtype},
+        {&y.dout, p->dout, p->T * p->HV * p->V, dtype}, {&y.A_log, p->A_log, p->HV, par}, {&y.dt_bias, p->dt_bias, (int64_t)p->HV * dp_Kg(p), par}, {&y.s0, p->s0, KV, par},
+        {&y.dstate, p->dstate, KV, par}};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++) *a[i].to = moved(a[i].x, a[i].n, a[i].f, (uint64_t)draw, i);
+    for (int64_t i = 0; p->beta_form == DP_BETA_PLAIN && i < p->T * p->HV * p->R; i++)
+        if (p->beta[i] <= 2 && y.beta[i] > 2) y.beta[i] = 2;     /* a contraction stays one */
+    return y;
+}
+
+/* ---- tensors of a draw --------------------------------------------------------------------------------------------------------------- */
+
+int dp_expected_count(const dp_problem *p) {
+    const double size = (double)p->T * p->HV * p->R * p->K * p->V;
+    return size <= 2e6 ? 8 : size <= 2e7 ? 6 : 4;
+}
+
+static double **rank_list(const dp_sim *s, int i) {
+    double **a[] = {s->S_in, s->M, s->H, s->dS_out, s->dM, s->dH};
+    return a[i];
+}
+
+static int per_token(int field) { return field == 0 || (field >= 2 && field <= 6); }
+static int heads_of(const dp_problem *p, int field) { return field == 2 || field == 3 ? p->H : p->HV; }
+
+void dp_expected_alloc(const dp_problem *p, int N, int chunks, int backward, dp_expected *x) {
+    const int D = dp_expected_count(p);
+    *x = (dp_expected){0};
+    for (int i = 0; i < dp_result_nfields; i++) {
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        if (!rows || (dp_result_fields[i].backward && !backward)) continue;
+        x->field[i].ndraw = D, x->field[i].n = per_token(i) ? (int64_t)chunks * heads_of(p, i) : rows;
+    }
+    for (int i = 0; i < (backward ? 6 : 3); i++) x->rank[i].ndraw = D, x->rank[i].n = (int64_t)N * p->HV;
+    for (int i = 0; i < 10; i++) if (x->field[i].n) x->field[i].e2 = dp_doubles(D * x->field[i].n);
+    for (int i = 0; i < 6; i++) if (x->rank[i].n) x->rank[i].e2 = dp_doubles(D * x->rank[i].n);
+}
+
+int dp_expected_parts(dp_expected *x, dp_part *part) {
+    int n = 0;
+    for (int i = 0; i < 16; i++) {
+        const dp_draws *d = i < 10 ? &x->field[i] : &x->rank[i - 10];
+        if (d->e2) part[n++] = (dp_part){d->e2, sizeof(double) * (size_t)(d->ndraw * d->n)};
+    }
+    return n;
+}
+
+void dp_expected_free(dp_expected *x) {
+    for (int i = 0; i < 10; i++) free(x->field[i].e2);
+    for (int i = 0; i < 6; i++) free(x->rank[i].e2);
+    *x = (dp_expected){0};
+}
+
+/* |got - want|^2. Where the reference is not finite nothing is expected; a draw that overflows where it is finite allows anything. */
+static double distance2(const double *got, const double *want, int64_t n) {
+    double s = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double d = got[i] - want[i];
+        if (isfinite(want[i])) s += isfinite(d) ? d * d : INFINITY;
+    }
+    return s;
+}
+
+static void add_field(const dp_sim *s, const dp_sim *ref, int field, double scale2, double *e2) {
+    const dp_problem *p = s->p;
+    int64_t rows, width;
+    const double *got = *dp_result_at((dp_result *)&s->out, field), *want = *dp_result_at((dp_result *)&ref->out, field);
+    dp_result_shape(p, field, &rows, &width);
+    if (!per_token(field)) {
+        for (int64_t r = 0; r < rows; r++) e2[r] += scale2 * distance2(got + r * width, want + r * width, width);
+        return;
+    }
+    const int heads = heads_of(p, field);
+    const int64_t each = rows / (p->T * heads) * width;
+    for (int g = 0; g < s->ngroup; g++)
+        for (int64_t t = s->group[g].t0; t < s->group[g].t0 + s->group[g].c; t++)
+            for (int h = 0; h < heads; h++) e2[(int64_t)g * heads + h] += scale2 * distance2(got + (t * heads + h) * each, want + (t * heads + h) * each, each);
+}
+
+/* Adds scale2 times the errors of s against ref to draw d. */
+static void add_draw(const dp_sim *s, const dp_sim *ref, double scale2, int d, dp_expected *x) {
+    const int64_t width[6] = {s->p->V, s->p->K, s->p->V, s->p->V, s->p->K, s->p->V};
+    for (int i = 0; i < dp_result_nfields; i++)
+        if (x->field[i].e2) add_field(s, ref, i, scale2, x->field[i].e2 + d * x->field[i].n);
+    for (int i = 0; i < 6; i++)
+        for (int64_t z = 0; x->rank[i].e2 && z < x->rank[i].n; z++)
+            if (rank_list(s, i)[z] && rank_list(ref, i)[z]) x->rank[i].e2[d * x->rank[i].n + z] += scale2 * distance2(rank_list(s, i)[z], rank_list(ref, i)[z], s->p->K * width[i]);
+}
+
+static void new_sim(dp_sim *s, const dp_problem *p, dp_base base, int N) {
+    dp_err e = {0};
+    const dp_status st = dp_sim_new(s, p, base, N, DP_FAULT_NONE, &e);
+    assert(!st);                                                 /* the caller has split the problem itself this way already */
+    (void)st;
+}
+
+void dp_expected_run(const dp_problem *p, dp_format dtype, int N, int backward, int n, const dp_base *base, const dp_format *chain, dp_expected *out) {
+    int uses[DP_NBASES] = {0};
+    for (int i = 0; i < n; i++) uses[base[i]] = 1, uses[DP_BASE_FP32] |= base[i] == DP_BASE_FP64;
+    for (int d = 0; d < dp_expected_count(p); d++) {
+        dp_problem y = nearby(p, dtype, d);
+        dp_sim ref;
+        new_sim(&ref, &y, DP_BASE_FP64, N);
+        dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
+        for (int i = 0; d == 0 && i < n; i++) dp_expected_alloc(p, N, ref.ngroup, backward, &out[i]);
+        for (int b = 0; b < DP_NBASES; b++) {
+            if (!uses[b]) continue;
+            dp_sim s;
+            new_sim(&s, &y, b, N);
+            if (b == DP_BASE_FP32 && uses[DP_BASE_FP64]) {
+                dp_sim_run(&s, DP_FP32, DP_MERGE_ALLGATHER, backward);
+                for (int i = 0; i < n; i++)
+                    if (base[i] == DP_BASE_FP64) add_draw(&s, &ref, 0x1p-58, d, &out[i]);
+            }
+            for (int i = 0; i < n; i++) {
+                if (base[i] != (dp_base)b || (base[i] == DP_BASE_FP64 && chain[i] == DP_FP64)) continue;
+                dp_sim_run(&s, chain[i], DP_MERGE_ALLGATHER, backward);
+                add_draw(&s, &ref, 1, d, &out[i]);
+            }
+            dp_sim_free(&s);
+        }
+        dp_sim_free(&ref);
+        dp_problem_free(&y);
+    }
+}

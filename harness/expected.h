@@ -1,0 +1,41 @@
+/* harness/expected.h - what error a correct implementation in the declared formats makes on a problem, by trying it: a Monte-Carlo model of rounding
+ * beside the bounds of budget.h (ref/math.md, section Expected). From the inputs only, never from the subject.
+ *
+ * A draw runs the simulated ranks in the declared formats on a nearby problem, every number of the inputs moved at random by about one unit of bf16
+ * and rounded to the inputs' type again, and subtracts the fp64 reference of that same nearby problem. All roundings fall out anew, those of
+ * correlated operands and of truncation included, while the problem stays what it is. The problem itself is never drawn: a subject that
+ * is these simulated ranks is judged by other problems than its own. Base fp64 is drawn in fp32 and scaled by 2^-29 (errors are first order in the
+ * unit roundoff).
+ *
+ * Errors are kept per cell: a chunk of one head for tensors of tokens (so within one rank and sequence), one state, one (rank, head), one head of
+ * dA_log and ddt_bias. e2 holds |got - want|_F^2 of each cell.
+ */
+#ifndef DP_EXPECTED_H
+#define DP_EXPECTED_H
+#include "../ref/cache.h"
+#include "ranks.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DP_MAX_DRAWS 8
+typedef struct { int ndraw; int64_t n; double *e2; } dp_draws;   /* e2 [ndraw][n]; NULL: the tensor does not exist here */
+typedef struct { dp_draws field[10], rank[6]; } dp_expected;     /* by dp_result_fields; S_in M H dS_out dM dH [N*HV] */
+
+/* Draws that a problem gets: more where cells are few. */
+int dp_expected_count(const dp_problem *p);
+/* Cells of row `row` of result field `field`: chunk is the index of the row's chunk among those of all ranks, -1 where rows are no tokens. */
+static inline int64_t dp_cell(int chunk, int heads, int head, int64_t row) { return chunk >= 0 ? (int64_t)chunk * heads + head : row; }
+
+/* All of n policies (base, chain) at once: what they share is computed once a draw. dtype: format of the inputs. out [n] is allocated. */
+void dp_expected_run(const dp_problem *p, dp_format dtype, int N, int backward, int n, const dp_base *base, const dp_format *chain, dp_expected *out);
+/* Allocated, zeros; chunks: of all ranks (ngroup of dp_sim). */
+void dp_expected_alloc(const dp_problem *p, int N, int chunks, int backward, dp_expected *x);
+int dp_expected_parts(dp_expected *x, dp_part *parts);           /* at most 16 */
+void dp_expected_free(dp_expected *x);
+#define DP_EXPECTED_VERSION 1    /* raise it whenever a draw changes */
+
+#ifdef __cplusplus
+}
+#endif
+#endif
