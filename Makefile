@@ -67,9 +67,10 @@ museum: setup                  ## set up, build, switch every deliberate fault o
 	$(build) $(PROGRAM)
 	@$(run_env) $(PROGRAM) museum --cases $(CASES) --out $(OUT)
 
-bench: setup                   ## set up, build and run every benchmark of harness/bench
-	$(build) $(BENCH)
+bench: setup                   ## set up, build and run every benchmark: the truth, and on a device our KDA kernels beside FLA's (scripts/peers/bench_fla.py)
+	$(build) $(BENCH) $(if $(GPU_LIB),$(BUILD)/gpu/bench_bwd)
 	@set -e; for b in $(BENCH); do echo "== $$b"; $$b; done
+	@$(if $(GPU_LIB),echo "== scripts/peers/bench_fla.py"; python3 scripts/peers/bench_fla.py $(BUILD)/gpu/bench_bwd)
 
 report: setup                  ## render OUT/report.html again from its records
 	$(build) $(PROGRAM)
