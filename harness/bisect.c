@@ -54,6 +54,10 @@ static void judge(work *w, const char *tensor, dp_place at, int row, int n, cons
     }
     for (int i = 0; i < n; i++) e2 += scale > 0 ? ((got[i] - want[i]) / scale) * ((got[i] - want[i]) / scale) : 0, d2 += D ? D[i] : 0;
     const double err = isnan(top) ? NAN : scale * sqrt(e2), budget = DP_LAMBDA * sqrt(d2) + more;
+    if (isnan(budget) && !differs) {                             /* beside an infinite or NaN input of its chunk: nothing bounds it, as in compare.h */
+        x->skipped += !w->run;
+        return;
+    }
     const double ratio = err == 0 ? 0 : err / budget;
     const int bad = !(err <= budget) || differs;
     x->judged += !w->run;

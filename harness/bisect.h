@@ -18,7 +18,7 @@ typedef struct {
     char tensor[16];             /* "" : no tensor of this stage was there to judge */
     int fails, unsteady;         /* rows over budget, or not the same as in the first run; rows not the same */
     int run;                     /* fails > 0: in which run first, from 0 */
-    int64_t judged, skipped;     /* rows; skipped: the truth is not finite */
+    int64_t judged, skipped;     /* rows; skipped: the truth, or an input of the row's chunk, is not finite */
     double ratio;                /* largest error / budget of a row */
     dp_place at;                 /* fails > 0: the first failing row in the order of execution, of the stage's first failing tensor; chunk: counted over all */
     int row, index;              /* row in a matrix (-1: none), entry with the largest error in that row */

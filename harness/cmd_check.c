@@ -18,12 +18,12 @@
 
 typedef struct {
     const char *cases_dir, *json, *only, *name[64];
-    int ncase, ranks, heads, block, forward, has_base, has_chain, has_ranks;
+    int ncase, ranks, heads, block, forward, every, has_base, has_chain, has_ranks;
     int64_t tokens;
     dp_check_subject s;
 } options;
 
-enum { OPT_RANKS = 256, OPT_BASE, OPT_CHAIN, OPT_MERGE, OPT_BACKEND, OPT_FAULT, OPT_TOKENS, OPT_HEADS, OPT_BLOCK, OPT_ONLY, OPT_JSON, OPT_FORWARD };
+enum { OPT_RANKS = 256, OPT_BASE, OPT_CHAIN, OPT_MERGE, OPT_BACKEND, OPT_FAULT, OPT_TOKENS, OPT_HEADS, OPT_BLOCK, OPT_ONLY, OPT_JSON, OPT_FORWARD, OPT_EVERY };
 
 static int64_t number(struct argp_state *st, const char *opt, const char *s, int64_t top) {
     char *end;
@@ -59,6 +59,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_HEADS: o->heads = (int)number(st, "heads", arg, 1 << 20); break;
     case OPT_BLOCK: o->block = (int)number(st, "block", arg, 1 << 20); break;
     case OPT_ONLY: o->only = dp_check_names[find(st, "only", arg, dp_check_names, DP_NCHECKS)]; break;
+    case OPT_EVERY: o->every = 1; break;
     case OPT_FORWARD: o->forward = 1; break;
     case OPT_JSON: o->json = arg; break;
     case ARGP_KEY_ARG:
@@ -86,6 +87,7 @@ static const struct argp_option OPTIONS[] = {
     {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
     {"heads", OPT_HEADS, "HV", 0, "that many heads (R and the law of inputs as in the case, H = HV)", 0},
     {"block", OPT_BLOCK, "N", 0, "with --tokens or --heads: heads made and checked at a time (default 8)", 0},
+    {"every", OPT_EVERY, 0, 0, "every check on every block (default: blocks take them in turn, each check sees one block)", 0},
     {"json", OPT_JSON, "FILE", 0, "write the results there", 0},
     {0}};
 
@@ -161,9 +163,17 @@ static void record(json_t *list, const char *name, const dp_problem *p, int N, c
     json_array_append_new(list, x);
 }
 
-static dp_status check_problem(const char *name, const dp_problem *p, int N, const options *o, int head0, int count[DP_NVERDICTS], json_t *list, dp_err *e) {
+/* Blocks of heads take the checks in turn, so that each check sees one block and each block some checks; --every: all of them. */
+static const char *of_block(const options *o, int block, int blocks, char *names, size_t n) {
+    int k = 0;
+    if (o->only || o->every || blocks < 2) return o->only;
+    for (int i = 0; i < DP_NCHECKS; i++) if (block >= DP_NCHECKS ? i == 0 : i % blocks == block) k += snprintf(names + k, n - (size_t)k, "%s%s", k ? "," : "", dp_check_names[i]);
+    return names;
+}
+
+static dp_status check_problem(const char *name, const dp_problem *p, int N, const options *o, const char *only, int head0, int count[DP_NVERDICTS], json_t *list, dp_err *e) {
     dp_checks r;
-    const dp_status st = dp_checks_run(p, &o->s, N, !o->forward && p->dout != NULL, o->only, &r, e);
+    const dp_status st = dp_checks_run(p, &o->s, N, !o->forward && p->dout != NULL, only, &r, e);
     for (int i = 0; i < r.n && !st; i++) {
         const dp_check *c = &r.c[i];
         count[c->verdict]++;
@@ -181,12 +191,17 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     if (st) return st;
     if (c.op != DP_OP_RECURRENCE) st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences have these checks", path, c.op_name);
     else if (c.allow_nonfinite) st = dp_fail(e, DP_EINPUT, "%s: nonfinite = allow: equalities of NaN prove nothing", path);
-    if (!o->has_base) o->s.base = c.base[0];
+    if (!o->has_base) {                                          /* the first that the subject has */
+        int i = 0;
+        while (o->s.backend != DP_BACKEND_SIM && i < c.nbase - 1 && c.base[i] == DP_BASE_FP64) i++;
+        o->s.base = c.base[i];
+    }
     if (!o->has_chain) {                                         /* the first that the subject has */
         int i = 0;
         while (o->s.backend != DP_BACKEND_SIM && i < c.nchain - 1 && (c.chain[i] == DP_FP64 || c.chain[i] == DP_BF16ST)) i++;
         o->s.chain = c.chain[i];
     }
+    o->s.progress = resized;
     o->s.bf16_inputs = c.input_dtype == DP_BF16;
     int N = o->has_ranks ? o->ranks : 1;
     for (int i = 0; !o->has_ranks && i < c.nranks; i++) if (c.ranks[i] > N) N = c.ranks[i];
@@ -194,10 +209,12 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     for (int h = 0; h < HV && !st; h += block) {
         const int n = h + block < HV ? block : HV - h;
         dp_problem p = resized ? large(&c, o, n, 1000 + 16 * (uint64_t)h) : c.p;
+        char names[256] = "";
+        const char *only = of_block(o, h / block, (HV + block - 1) / block, names, sizeof names);
         printf("%s: T = %lld, heads %d to %d of %d, K = %d, V = %d, %d ranks, base %s, chain %s, %s%s%s\n", c.name, (long long)p.T, h, h + n - 1, HV, p.K, p.V, N, dp_base_names[o->s.base],
                dp_formats[o->s.chain].name, dp_backend_names[o->s.backend], o->s.fault ? ", fault " : "", o->s.fault ? dp_faults[o->s.fault].name : "");
         fflush(stdout);
-        st = check_problem(c.name, &p, N, o, h, count, list, e);
+        st = check_problem(c.name, &p, N, o, only, h, count, list, e);
         if (resized) dp_problem_free(&p);
     }
     dp_case_free(&c);

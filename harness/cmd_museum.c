@@ -19,7 +19,7 @@ typedef struct {
     dp_museum_options o;
 } options;
 
-enum { OPT_ALL = 256, OPT_FAULT, OPT_OUT, OPT_CACHE };
+enum { OPT_ALL = 256, OPT_FAULT, OPT_LOCATE, OPT_OUT, OPT_CACHE };
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
@@ -30,6 +30,13 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         if (dp_fault_find(arg) < 1) argp_error(st, "--fault %s: not known (see list --faults)", arg);
         o->o.only = (dp_fault)dp_fault_find(arg);
         break;
+    case OPT_LOCATE: {
+        char *end;
+        const long n = strtol(arg, &end, 10);
+        if (*end || end == arg || n < 0 || n > 1000000) argp_error(st, "--locate %s: not a number of cases", arg);
+        o->o.nlocate = n ? (int)n : -1;
+        break;
+    }
     case OPT_OUT: o->out = arg; break;
     case OPT_CACHE: o->cache = arg; break;
     case ARGP_KEY_ARG:
@@ -45,6 +52,7 @@ static const struct argp_option OPTIONS[] = {
     {"cases", 'c', "DIR", 0, "folder of the *.case files (default: cases)", 0},
     {"all", OPT_ALL, 0, 0, "every case, base, chain and merge order, every red run located (hours); default: generated cases, bases fp32 and bf16", 0},
     {"fault", OPT_FAULT, "NAME", 0, "this fault only", 0},
+    {"locate", OPT_LOCATE, "CASES", 0, "cases in which a red run of each fault is localised (default 3; 0: every case)", 0},
     {"out", OPT_OUT, "DIR", 0, "write museum.json there; `deltaproof report DIR` then shows it", 0},
     {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0},
     {0}};

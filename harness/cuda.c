@@ -41,6 +41,7 @@ const dp_truth_device *dp_cuda_truth(const dp_problem *p) { (void)p; return NULL
 #include <string.h>
 #include <unistd.h>
 
+#define LARGE (1 << 24)                  /* entries from which conversions use all cores */
 #define LEAVE_S 5.0                      /* once a rank has failed, the others end within this time or are left behind */
 
 const char *dp_cuda_unavailable(dp_backend b, int N) {
@@ -122,8 +123,11 @@ static dp_status upload(rank_job *j, const double *x, int64_t n, dpg_dtype d, co
     if (!x) return DP_OK;
     const size_t bytes = (size_t)n * (d == DPG_BF16 ? 2 : 4);
     host = dp_calloc(bytes, 1);
-    if (d == DPG_BF16) for (int64_t i = 0; i < n; i++) ((uint16_t *)host)[i] = dp_bf16_bits((float)x[i]);
-    else for (int64_t i = 0; i < n; i++) ((float *)host)[i] = (float)x[i];
+#pragma omp parallel for if (n > LARGE)
+    for (int64_t i = 0; i < n; i++) {
+        if (d == DPG_BF16) ((uint16_t *)host)[i] = dp_bf16_bits((float)x[i]);
+        else ((float *)host)[i] = (float)x[i];
+    }
     dp_status st = device_memory(j, bytes, &mem);
     const cudaError_t rc = st ? cudaSuccess : cudaMemcpy(mem, host, bytes, cudaMemcpyHostToDevice);
     free(host);
@@ -143,7 +147,8 @@ static dp_status nan_memory(rank_job *j, int64_t n, dpg_dtype d, void **x) {
 static dp_status download(rank_job *j, const void *dev, int64_t n, dpg_dtype d, double *to) {
     void *host = dp_calloc((size_t)n, d == DPG_BF16 ? 2 : 4);
     const cudaError_t rc = cudaMemcpy(host, dev, (size_t)n * (d == DPG_BF16 ? 2 : 4), cudaMemcpyDeviceToHost);
-    if (rc == cudaSuccess) for (int64_t i = 0; i < n; i++) to[i] = d == DPG_BF16 ? dp_bf16_from_bits(((uint16_t *)host)[i]) : ((float *)host)[i];
+#pragma omp parallel for if (n > LARGE)
+    for (int64_t i = 0; i < (rc == cudaSuccess ? n : 0); i++) to[i] = d == DPG_BF16 ? dp_bf16_from_bits(((uint16_t *)host)[i]) : ((float *)host)[i];
     free(host);
     CUDA(j, rc);
     return DP_OK;

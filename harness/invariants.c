@@ -130,18 +130,25 @@ static void same_field(work *w, const dp_problem *p, int f, dp_result *got, dp_r
     if (!rows || !a || !b || w->c->verdict == DP_FAIL) return;
     const int state = f == FINAL || f == DS0, param = f == DA_LOG || f == DDT_BIAS, heads = f == DQ || f == DK ? p->H : p->HV;
     const int64_t per = f == DK || f == DV ? p->R : 1, skip = state ? (int64_t)seq0 * p->HV : param ? 0 : t0 * heads * per;
+    int64_t first = INT64_MAX, compared = 0;
+#pragma omp parallel for reduction(min : first) reduction(+ : compared) if (rows * width > 1 << 24)
     for (int64_t r = 0; r < rows; r++) {
         const int64_t token = state || param ? -1 : r / per / heads + t0;
         const int head = state || param ? (int)(r % p->HV) : (int)(r / per % heads), seq = state ? (int)(r / p->HV) + seq0 : param ? -1 : sequence_at(w->p, token);
-        if (keep && !keep(ctx, f, token, head, seq)) continue;
+        if (first < r * width || (keep && !keep(ctx, f, token, head, seq))) continue;
+        compared += width;
         for (int64_t i = 0; i < width; i++) {
             const double x = a[r * width + i], y = factor * b[(r + skip) * width + i];
-            w->c->compared++;
             if (x == y || (isnan(x) && isnan(y)) || fabs(x - y) <= small) continue;
-            differ(w, dp_result_fields[f].name, token, head, seq, i, x, y);
-            return;
+            if (r * width + i < first) first = r * width + i;
+            break;
         }
     }
+    w->c->compared += compared;
+    if (first == INT64_MAX) return;
+    const int64_t r = first / width, token = state || param ? -1 : r / per / heads + t0;
+    differ(w, dp_result_fields[f].name, token, state || param ? (int)(r % p->HV) : (int)(r / per % heads), state ? (int)(r / p->HV) + seq0 : param ? -1 : sequence_at(w->p, token), first % width,
+           a[first], factor * b[first + skip * width]);
 }
 
 static void same(work *w, outcome *got, const double factor[NFIELDS], double small, keep_fn *keep, const void *ctx) {
@@ -267,7 +274,8 @@ static void edit_heads(const dp_problem *p0, dp_problem *p, const head_edit *x) 
         const int shared = i == IN_Q || i == IN_K, state = i == IN_S0 || i == IN_DSTATE, heads = shared ? p0->H : p0->HV;
         const int from = shared ? (x->from + x->G - 1) / x->G : x->from, to = shared ? x->to / x->G : x->to;
         const int64_t rows = state ? p0->Nseq : i < IN_A_LOG ? p0->T : 1, width = width_of(p0, i) / (state ? p0->Nseq : 1), per = width / heads;
-        for (int64_t t = 0; a && t < rows; t++)
+#pragma omp parallel for if (rows * width > 1 << 24)
+        for (int64_t t = 0; t < (a ? rows : 0); t++)
             for (int64_t at = from * per; at < to * per; at++) a[t * width + at] = edited(p0, i, t, at, width);
     }
 }
@@ -383,7 +391,8 @@ none:
 static void times(dp_problem *p, int i, double c) {
     double *x = *input_at(p, i);
     const int64_t n = width_of(p, i) * (i < IN_A_LOG ? p->T : 1);
-    for (int64_t z = 0; x && z < n; z++) x[z] *= c;
+#pragma omp parallel for if (n > 1 << 24)
+    for (int64_t z = 0; z < (x ? n : 0); z++) x[z] *= c;
 }
 
 /* Inputs [n] times c: results times factor. */
@@ -561,13 +570,21 @@ static dp_status one_check(work *w, int i) {
     }
 }
 
+/* Is the name one of a list with commas? */
+static int listed(const char *list, const char *name) {
+    const size_t n = strlen(name);
+    for (const char *at = strstr(list, name); at; at = strstr(at + 1, name))
+        if ((at == list || at[-1] == ',') && (at[n] == 0 || at[n] == ',')) return 1;
+    return 0;
+}
+
 dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, int backward, const char *only, dp_checks *out, dp_err *e) {
     outcome base;
     *out = (dp_checks){0};
     dp_status st = run(s, p, N, backward, &base, e);
     for (int i = 0; i < DP_NCHECKS && !st; i++) {
         const double t0 = dp_now();
-        if (only && strcmp(only, dp_check_names[i])) continue;
+        if (only && !listed(only, dp_check_names[i])) continue;
         dp_check *c = &out->c[out->n++];
         *c = (dp_check){.name = dp_check_names[i], .promise = PROMISE[i], .verdict = DP_PASS};
         if (!strcmp(c->name, "causality-chunk") && s->backend != DP_BACKEND_SIM) c->promise = "sum of both bounds";
@@ -576,6 +593,7 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
         st = one_check(&w, i);
         if (!st && c->verdict == DP_PASS && !c->compared) skip(&w, "nothing of this problem could be compared");
         c->seconds = dp_now() - t0;
+        if (s->progress) fprintf(stderr, "  %s: %s, %.2f s\n", c->name, st ? "cannot be run" : dp_verdict_names[c->verdict], c->seconds);
     }
     outcome_free(&base);
     return st;

@@ -39,6 +39,7 @@ typedef struct {
     dp_merge merge;
     dp_fault fault;              /* simulated ranks only */
     int bf16_inputs;             /* cuda, nccl */
+    int progress;                /* a line on stderr when a check has ended */
 } dp_check_subject;
 
 typedef struct {
@@ -52,7 +53,7 @@ typedef struct {
 #define DP_NCHECKS 14
 typedef struct { int n; dp_check c[DP_NCHECKS]; } dp_checks;
 
-/* Everything on N ranks where not said otherwise above. seed: of the exact inputs. only: NULL, or the name of one check. backward needs p->dout. */
+/* Everything on N ranks where not said otherwise above. seed: of the exact inputs. only: NULL, or names of checks separated by commas. backward needs p->dout. */
 dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, int backward, const char *only, dp_checks *out, dp_err *e);
 extern const char *const dp_check_names[DP_NCHECKS];
 

@@ -132,6 +132,11 @@ static const dp_run *same_without(const dp_runs *clean, const dp_run *r) {
     return NULL;
 }
 
+static void count_place(dp_museum_row *row, const dp_museum_place *at, const char *id) {
+    row->located++, row->right += at->right;
+    if (!at->right && !row->astray[0]) snprintf(row->astray, sizeof row->astray, "%.150s: %s, %s, rank %d, head %d", id, at->stage ? at->stage : "no stage", at->tensor, at->rank, at->head);
+}
+
 /* Counts the runs of one case, and localises the red run with the most ranks. */
 static void judge_runs(const dp_case *c, const dp_runs *runs, const dp_runs *clean, int locations, dp_museum_row *row) {
     const dp_run *most = NULL, *first = NULL;
@@ -148,7 +153,7 @@ static void judge_runs(const dp_case *c, const dp_runs *runs, const dp_runs *cle
     if (!first) return;
     if (row->located < locations || locations < 0) {
         const dp_museum_place at = locate_run(c, most);
-        row->located++, row->right += at.right;
+        count_place(row, &at, most->id);
         if (!row->place.stage || (at.right && !row->place.right && smaller(row, c))) row->place = at;
     }
     if (smaller(row, c)) {
@@ -173,7 +178,7 @@ static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locatio
         if (!row->ranks || r->ranks < row->ranks) row->ranks = r->ranks;
         if (row->located < locations || locations < 0) {
             const dp_museum_place at = locate(c, row->fault, r->ranks, r->base, r->chain, r->merge, x.hit);
-            row->located++, row->right += at.right;
+            count_place(row, &at, r->id);
             if (!row->place.stage) row->place = at;
         }
         free(x.hit);
@@ -263,6 +268,7 @@ void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f) {
         if (r->red) snprintf(T, sizeof T, "%lld", (long long)r->T), snprintf(N, sizeof N, "%d", r->ranks);
         fprintf(f, "%-21s %3s  %-11s %-46s %-12s %-7s %-34s %-5s %5s %2s %s\n", dp_faults[i].name, bug, of, r->red ? id : "NOT SEEN", r->tensor, r->tier ? r->tier : "", place, right_of, T, N, fla);
     }
+    for (int i = 1; i < DP_NFAULTS; i++) if (m->row[i].astray[0]) fprintf(f, "located wrongly: %s: %s\n", dp_faults[i].name, m->row[i].astray);
     for (int b = 1; b <= DP_NBUGS && !o->only; b++) {
         int n = 0;
         for (int i = 1; i < DP_NFAULTS; i++) n += dp_faults[i].bug == b;
@@ -283,7 +289,7 @@ static json_t *fault_json(const dp_museum_row *r) {
     put(o, "seen", r->red ? json_pack("{ss sI ss ss so}", "id", r->id, "T", (json_int_t)r->T, "tensor", r->tensor, "tier", r->tier, "ratio", number(r->ratio)) : json_null());
     put(o, "ranks", r->red ? json_integer(r->ranks) : json_null());
     put(o, "located", r->place.stage ? json_pack("{ss ss ss si si sb}", "by", r->place.by, "stage", r->place.stage, "tensor", r->place.tensor, "rank", r->place.rank, "head", r->place.head, "right", r->place.right) : json_null());
-    put(o, "locations", json_pack("{si si}", "right", r->right, "of", r->located));
+    put(o, "locations", json_pack("{si si ss}", "right", r->right, "of", r->located, "astray", r->astray));
     put(o, "fla", json_pack("{si si}", "red", r->fla_red, "of", r->fla_of));
     return o;
 }

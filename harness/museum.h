@@ -11,7 +11,7 @@
  *   "faults": [{"name", "bug", "stage", "what", "source", "runs", "acted", "red",
  *               "seen": {"id", "T", "ranks", "tensor", "tier", "ratio"} | null,    the red run of the smallest problem
  *               "ranks": smallest number of ranks that was red,
- *               "located": {"by", "stage", "tensor", "rank", "head", "right"} | null, "locations": {"right", "of"},
+ *               "located": {"by", "stage", "tensor", "rank", "head", "right"} | null, "locations": {"right", "of", "astray"},         astray: first run located wrongly, and where; ""
  *               "fla": {"red", "of"}}],                                            of the red runs that FLA's own thresholds pass without the fault
  *   "bugs": [{"number", "what", "note", "faults": [names]}]}
  */
@@ -40,6 +40,7 @@ typedef struct {
     const char *tier;
     double ratio;
     dp_museum_place place;
+    char astray[256];            /* the first run located wrongly, and where */
 } dp_museum_row;
 
 typedef struct {

@@ -34,7 +34,9 @@ double *dp_doubles(int64_t n) {
 double *dp_copy(const double *x, int64_t n) {
     if (!x) return NULL;
     double *y = dp_doubles(n);
-    memcpy(y, x, (size_t)n * sizeof *y);
+    const int64_t part = 1 << 20;                                /* gigabytes are copied by all cores */
+#pragma omp parallel for if (n > 64 * part)
+    for (int64_t i = 0; i < n; i += part) memcpy(y + i, x + i, (size_t)(n - i < part ? n - i : part) * sizeof *y);
     return y;
 }
 
@@ -123,6 +125,7 @@ void dp_result_alloc(dp_result *r, const dp_problem *p, int backward) {
         dp_result_shape(p, i, &rows, &width);
         if (!rows || (dp_result_fields[i].backward && !backward)) continue;
         double *x = *dp_result_at(r, i) = dp_doubles(rows * width);
+#pragma omp parallel for if (rows * width > 1 << 26)
         for (int64_t j = 0; j < rows * width; j++) x[j] = NAN;
     }
 }
