@@ -8,8 +8,12 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#define MAX_NUMBERS (1ll << 28)                                 /* of all tensors of a case together: 2 GiB of doubles */
+/* Of all tensors of a case together: 1M tokens of a head of K = V = 128 with its gradients are 6.7e8. Above SMALL also half of the memory here: results and
+ * the truth take as much again. */
+#define MAX_NUMBERS (1ll << 30)
+#define SMALL (1ll << 28)
 
 /* ---- the tensors of a case as a table ------------------------------------------------------------------------------------- */
 
@@ -90,6 +94,7 @@ static dp_status settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     c->smoke = (int)f->smoke;
     c->backward = (int)f->backward;
     c->bits = (int)f->bits;
+    c->truth = (dp_truth_pick)f->truth;
     c->allow_nonfinite = (int)f->nonfinite;
     c->spec = spec_of(f);
     c->input_dtype = c->op == DP_OP_CHAIN ? DP_FP32 : c->spec.dtype;
@@ -423,6 +428,9 @@ static dp_status check_size(const dp_casefile *f, dp_case *c, dp_err *e) {
         total += x;
     }
     if (total > (double)MAX_NUMBERS) return dp_casefile_refuse(f, "T", e, "the tensors hold %.3g numbers, at most %lld", total, MAX_NUMBERS);
+    const double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    if (total > (double)SMALL && 16 * total > memory)
+        return dp_casefile_refuse(f, "T", e, "the tensors hold %.3g numbers, %.1f GiB: more than half of the %.1f GiB of memory here", total, 8 * total / 0x1p30, memory / 0x1p30);
     return DP_OK;
 }
 

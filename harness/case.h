@@ -19,6 +19,10 @@ extern "C" {
 
 typedef enum { DP_OP_RECURRENCE, DP_OP_CHAIN, DP_OP_CONV } dp_op;
 
+/* Arithmetic of the truth. auto: MPFR up to 1e8 steps (entries of states passed through), double-double above. */
+typedef enum { DP_PICK_AUTO, DP_PICK_MPFR, DP_PICK_DD, DP_NTRUTH_PICKS } dp_truth_pick;
+extern const char *const dp_truth_pick_names[DP_NTRUTH_PICKS];
+
 typedef struct {
     char *name;                  /* the file's name without .case */
     char *path;
@@ -32,6 +36,7 @@ typedef struct {
     int nmerge; dp_merge merge[DP_NMERGES];
     int backward;                /* 0: forward only */
     int bits;                    /* precision of the truth, 192 */
+    dp_truth_pick truth;
     int allow_nonfinite;         /* inputs contain NaN or Inf on purpose */
     dp_inputs_spec spec;
     char *data;                  /* safetensors file, NULL for generated inputs */

@@ -33,6 +33,7 @@ static const key KEYS[] = {
     {"smoke", CHOICE, ALL, AT(smoke), "no", 0, 0, "no|yes", "part of the smoke set"},
     {"seed", INT, ALL, AT(seed), "1", 0, MAX_SEED, NULL, "seed of everything that is generated"},
     {"bits", INT, ALL, AT(bits), "192", 64, 4096, NULL, "precision of the truth"},
+    {"truth", CHOICE, REC, AT(truth), "auto", 0, 0, "auto|mpfr|dd", "arithmetic of the truth; dd: double-double, audited by MPFR; auto: MPFR where that is cheap"},
     {"T", INT, REC | CONV, AT(T), "(all tokens of data)", 1, 1 << 24, NULL, "tokens; with data a prefix of that many"},
     {"H", INT, REC, AT(H), "(1, or as in data)", 1, 4096, NULL, "query/key heads"},
     {"HV", INT, REC, AT(HV), "(H, or as in data)", 1, 4096, NULL, "value heads, a multiple of H"},

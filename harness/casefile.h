@@ -19,7 +19,7 @@ typedef struct {
     int line[DP_CASEFILE_MAX_KEYS];
     /* choices are indices into their list of names, in the order of the enum they stand for */
     char *reason, *source, *data, *poke;
-    int64_t op, smoke, seed, T, H, HV, K, V, R, gate, beta, l2norm, dtype, backward, dstate, bits, keys, gate_params, nonfinite;
+    int64_t op, smoke, seed, T, H, HV, K, V, R, gate, beta, l2norm, dtype, backward, dstate, bits, truth, keys, gate_params, nonfinite;
     int64_t regime, chunks, D, W, activation, bias;
     double scale, lower_bound, g_scale, g_mean, g_uniform, g_head_spread, g_channel_spread, beta_lo, beta_hi, s0_scale;
     dp_ints cu_seqlens, ranks, base, chain, merge;

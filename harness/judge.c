@@ -295,7 +295,7 @@ static dp_status judge_files(const dp_judge_options *o, dp_tensorfile *in, dp_te
     if (!st) st = load_case(o, in, &s, backward, c, e);
     if (st) return st;
     name_case(o, c);
-    const dp_run_options ro = {.cache = o->cache, .progress = o->progress};
+    const dp_run_options ro = {.cache = o->cache, .truth = o->truth, .progress = o->progress};
     st = load_results(in, out, &c->p, s.ranks, s.out_vk, &g, e);
     if (!st) st = dp_run_given(c, &ro, &g, runs, e);
     if (st) dp_case_free(c);

@@ -32,6 +32,7 @@ typedef struct {
     int ranks;                           /* 0: not given */
     int64_t tokens;                      /* 0: all; else the first so many of IN are the problem */
     const char *cache;                   /* folder of truths and bounds; NULL: none */
+    const dp_truth_pick *truth;          /* NULL: auto */
     int progress;
 } dp_judge_options;
 

@@ -45,10 +45,12 @@ typedef struct {
     const char *subject_path;
     dp_subject subject;
     double limit_s;
+    dp_truth_pick truth;
+    int has_truth;
 } options;
 
 enum { OPT_RANKS = 256, OPT_CHAIN, OPT_BASE, OPT_MERGE, OPT_OUT, OPT_JSON, OPT_ID, OPT_CACHE, OPT_ALL, OPT_SMOKE, OPT_KEYS, OPT_FAULT, OPT_FAULTS, OPT_BITS, OPT_BACKEND, OPT_WAY,
-       OPT_INPUTS, OPT_OUTPUTS, OPT_CLAIM, OPT_GATE, OPT_LOWER_BOUND, OPT_BETA, OPT_L2NORM, OPT_SCALE, OPT_CU_SEQLENS, OPT_STATE_LAYOUT, OPT_TOKENS, OPT_SUBJECT, OPT_LIMIT };
+       OPT_INPUTS, OPT_OUTPUTS, OPT_CLAIM, OPT_GATE, OPT_LOWER_BOUND, OPT_BETA, OPT_L2NORM, OPT_SCALE, OPT_CU_SEQLENS, OPT_STATE_LAYOUT, OPT_TOKENS, OPT_SUBJECT, OPT_LIMIT, OPT_TRUTH };
 
 static int find(const char *name, const char *const *names, int n) {
     for (int i = 0; i < n; i++) if (!strcmp(name, names[i])) return i;
@@ -104,6 +106,12 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         o->bits = find_rank(arg);
         if (o->bits < 64) argp_error(st, "--bits %s: must be 64 to 4096", arg);
         break;
+    case OPT_TRUTH: {
+        const int k = find(arg, dp_truth_pick_names, DP_NTRUTH_PICKS);
+        if (k < 0) argp_error(st, "--truth %s: must be auto, mpfr or dd", arg);
+        o->truth = (dp_truth_pick)k, o->has_truth = 1;
+        break;
+    }
     case OPT_OUT: o->out_dir = arg; break;
     case OPT_JSON: o->json = arg; break;
     case OPT_ID: o->id = arg; break;
@@ -163,12 +171,14 @@ static const struct argp_option RUN_OPTIONS[] = {
     {"fault", OPT_FAULT, "NAME", 0, "switch a deliberate fault on in the simulated ranks (see list --faults)", 0},
     {"out", OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0},
     {"json", OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0},
+    {"truth", OPT_TRUTH, "KIND", 0, "arithmetic of the truth: mpfr; dd: double-double, audited by MPFR; auto: MPFR where that is cheap (default: the case's)", 0},
     {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0},
     {"verbose", 'v', 0, 0, "print every run", 0},
     {0}};
 static const struct argp_option LIST_OPTIONS[] = {OPT_CASES, {"keys", OPT_KEYS, 0, 0, "print the keys of a case file", 0}, {"faults", OPT_FAULTS, 0, 0, "print the deliberate faults", 0}, {0}};
 static const struct argp_option TRUTH_OPTIONS[] = {
     OPT_CASES, {"output", 'o', "FILE", 0, "safetensors file to write", 0}, {"bits", OPT_BITS, "N", 0, "MPFR precision (default: the case's)", 0},
+    {"truth", OPT_TRUTH, "KIND", 0, "arithmetic of the truth: mpfr; dd: double-double, audited by MPFR; auto: MPFR where that is cheap (default: the case's)", 0},
     {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0}, {0}};
 static const struct argp_option JUDGE_OPTIONS[] = {
     {"inputs", OPT_INPUTS, "IN", 0, "safetensors file: q k v g beta, and where there are any A_log dt_bias initial_state do dht cu_seqlens", 0},
@@ -186,6 +196,7 @@ static const struct argp_option JUDGE_OPTIONS[] = {
     {"tokens", OPT_TOKENS, "T", 0, "judge OUT as the result of the first T tokens of IN", 0},
     {"out", OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0},
     {"json", OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0},
+    {"truth", OPT_TRUTH, "KIND", 0, "arithmetic of the truth: mpfr; dd: double-double, audited by MPFR; auto: MPFR where that is cheap (default: the case's)", 0},
     {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0},
     {0}};
 static const struct argp_option NO_OPTIONS[] = {{0}};
@@ -281,7 +292,7 @@ static int run_one_case(const options *o, dp_case *c, dp_runs *runs) {
     tally t = {.o = o};
     const double t0 = dp_now();
     const dp_run_options ro = {.nranks = o->nranks, .ranks = o->ranks, .nbase = o->nbase, .base = o->base, .nchain = o->nchain, .chain = o->chain, .nmerge = o->nmerge, .merge = o->merge, .nbackend = o->nbackend, .backend = o->backend, .nway = o->nway, .way = o->way,
-                               .fault = o->fault, .subject = o->subject_path ? &o->subject : NULL, .limit_s = o->limit_s, .cache = strcmp(o->cache, "none") ? o->cache : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
+                               .fault = o->fault, .subject = o->subject_path ? &o->subject : NULL, .limit_s = o->limit_s, .cache = strcmp(o->cache, "none") ? o->cache : NULL, .truth = o->has_truth ? &o->truth : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
     FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;   /* the record alone goes to standard output */
     for (int i = 0; i < c->nwarn; i++) fprintf(stderr, "deltaproof: warning: %s\n", c->warn[i]);
     const int before = runs->n;
@@ -423,6 +434,7 @@ static int command_judge(options *o) {
     o->judge.ranks = o->nranks ? o->ranks[0] : 0;
     o->judge.base = o->nbase ? dp_base_names[o->base[0]] : NULL;
     o->judge.cache = strcmp(o->cache, "none") ? o->cache : NULL;
+    o->judge.truth = o->has_truth ? &o->truth : NULL;
     o->judge.progress = isatty(2);
     if (dp_judge(&o->judge, &c, &runs, &e)) rec.errors++, refuse(&e);
     else {
@@ -479,17 +491,23 @@ static void add_ball(dp_tensorfile *f, const char *name, const dp_ball *b) {
 static dp_status write_truth(const options *o, const dp_case *c, dp_err *e) {
     dp_truth t;
     dp_tensorfile f = {0};
-    int cached, ncut;
+    dp_truth_note note;
+    int ncut;
     char bits[16];
     int64_t *cut = dp_case_cuts(c, &ncut);
     const dp_truth_request rq = {.bits = o->bits ? o->bits : c->bits, .backward = c->backward, .ncut = ncut, .cut = cut, .want_M = ncut > 0, .progress = isatty(2)};
-    dp_status st = dp_truth_cached(&c->p, &rq, strcmp(o->cache, "none") ? o->cache : NULL, &t, &cached, e);
+    dp_status st = dp_case_truth(c, rq, o->has_truth ? o->truth : c->truth, strcmp(o->cache, "none") ? o->cache : NULL, &t, &note, e);
     free(cut);
     if (st) return st;
+    printf("truth: %s, %d bits%s%s", dp_truth_kind_names[t.kind], t.bits, note.device ? ", on " : note.cached ? ", from the cache" : "", note.device ? note.device : "");
+    if (note.audit.columns)
+        printf("; audited by MPFR: %d columns, %lld tokens, largest difference %.2g of both radii", note.audit.columns, (long long)note.audit.tokens, note.audit.worst);
+    printf("\n");
     for (int i = 0; i < dp_result_nfields; i++) add_ball(&f, dp_result_fields[i].name, &t.field[i]);
     snprintf(bits, sizeof bits, "%d", t.bits);
     dp_tensorfile_add_meta(&f, "producer", argp_program_version);
     dp_tensorfile_add_meta(&f, "case", c->name);
+    dp_tensorfile_add_meta(&f, "truth", dp_truth_kind_names[t.kind]);
     dp_tensorfile_add_meta(&f, "bits", bits);
     dp_tensorfile_add_meta(&f, "value", "name + name.lo, within name.radius in the 2-norm of each row");
     st = dp_safetensors_write(o->output, &f, e);
@@ -549,7 +567,7 @@ static const struct { const char *name; int (*run)(options *); const struct argp
     {"run", command_run, RUN_OPTIONS, "[CASE...]", "Run cases on simulated ranks and judge them against the truth.\vExit status 0 pass, 1 a verdict failed, 2 could not judge."},
     {"judge", command_judge, JUDGE_OPTIONS, "--inputs IN --outputs OUT", "Judge tensors that another program computed; both files in safetensors, FLA's layouts.\v"
         "Settings that no option gives come from the files' metadata. Exit status 0 pass, 1 a verdict failed, 2 could not judge."},
-    {"truth", command_truth, TRUTH_OPTIONS, "CASE -o FILE", "Write the MPFR truth of a case: every tensor as NAME (fp64), NAME.lo and NAME.radius. Op chain: its factors, fp32."},
+    {"truth", command_truth, TRUTH_OPTIONS, "CASE -o FILE", "Write the truth of a case: every tensor as NAME (fp64), NAME.lo and NAME.radius. Op chain: its factors, fp32."},
     {"report", command_report, NO_OPTIONS, "DIR", "Make DIR/report.html and figures from DIR/results.json."},
 };
 

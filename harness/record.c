@@ -113,6 +113,15 @@ static json_t *run_json(const dp_run *r) {
     set(o, "policy", p);
     if (r->verdict != DP_SKIPPED) {
         set_str(t, "kind", r->truth_kind), set(t, "bits", json_integer(r->truth_bits)), set(t, "radius", num_or_null(r->truth_radius)), set(t, "cached", json_boolean(r->truth_cached));
+        if (r->truth_device) set_str(t, "device", r->truth_device);
+        const dp_truth_audit *a = &r->truth_audit;
+        if (a->columns) {
+            json_t *x = json_object();
+            char seed[24];
+            snprintf(seed, sizeof seed, "%llu", (unsigned long long)a->seed);
+            set(x, "columns", json_integer(a->columns)), set(x, "tokens", json_integer((json_int_t)a->tokens)), set_str(x, "seed", seed), set(x, "worst", num_or_null(a->worst));
+            set(t, "audit", x);
+        }
         set(o, "truth", t);
     } else json_decref(t);
     for (int i = 0; i < r->ntensor; i++) json_array_append_new(ts, tensor_json(&r->tensor[i]));

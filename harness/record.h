@@ -18,6 +18,9 @@
  *     "outcome": "returned"|"unsupported"|"failed"|"crashed"|"hung"|"out of bounds"|"exited",      subject: what its process did; all but the first two fail the run
  *     "policy": {"base": "bf16", "chain": "tf32", "merge": "allgather"},
  *     "truth": {"kind": "mpfr"|"double-double"|"fp64", "bits": 192, "radius": 1e-55, "cached": true},   radius: largest, relative to its tensor
+ *               "device": "..",                      that computed it, absent: the CPU, or it came from the cache
+ *               "audit": {"columns", "tokens", "seed", "worst"},   double-double: random columns of the state again in MPFR; tokens of all together; seed: a string of
+ *                                                     decimal digits; worst: largest difference over the sum of both radii (above 1 there is no run, but exit status 2)
  *     "tensors": [{
  *       "name": "o",                                  o final_state S_in M H dq dk dv dg dbeta dA_log ddt_bias ds0 dS_out dM dH, stages
  *       "rel_fro": 3.9e-3,                            |got - want|_F / |want|_F

@@ -13,6 +13,7 @@
 #include "cuda.h"
 #include "fault.h"
 #include "subject.h"
+#include "../ref/truth.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -38,6 +39,8 @@ typedef struct {
     int exact;                   /* keys = exact: every error must be 0, whatever the bounds allow */
     const char *truth_kind;
     int truth_bits, truth_cached;
+    const char *truth_device;    /* that computed it, NULL: the CPU, or it came from the cache */
+    dp_truth_audit truth_audit;
     double truth_radius;         /* largest radius relative to its tensor's norm */
     int ntensor;
     dp_judgement *tensor;
@@ -64,6 +67,7 @@ typedef struct {
     double limit_s;              /* a run of it */
     int nway; const dp_cuda_way *way;          /* empty: plain */
     const char *cache;           /* folder of truths; NULL: none */
+    const dp_truth_pick *truth;  /* NULL: as the case says */
     int progress;
     void (*done)(const dp_run *r, void *arg);   /* called after each run, may be NULL */
     void *arg;
@@ -76,6 +80,10 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c);
 
 /* Tokens at which the truth keeps states for a case: all rank boundaries, and powers of two of chunks inside one rank of each split. */
 int64_t *dp_case_cuts(const dp_case *c, int *n);
+
+/* The truth of a case by the arithmetic that `pick` asks for; where that is double-double its audit, too. rq.kind and rq.device are set here. */
+typedef struct { int cached; const char *device; dp_truth_audit audit; } dp_truth_note;
+dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pick, const char *cache, dp_truth *t, dp_truth_note *note, dp_err *e);
 
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
 dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);

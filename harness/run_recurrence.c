@@ -94,12 +94,18 @@ typedef struct {
     dp_budget_base fp64;         /* worst case of that reference itself, for stages, which have no other truth */
     int have_fp64;
     double radius;
+    dp_truth_note note;
     dp_condition cond;
     int nexp;                    /* what each policy makes of these inputs */
     dp_base exp_base[DP_NBASES * DP_NFORMATS];
     dp_format exp_chain[DP_NBASES * DP_NFORMATS];
     dp_expected *exp;
 } split;
+
+static void note_truth(const split *sp, dp_run *r) {
+    r->truth_kind = dp_truth_kind_names[sp->truth->kind], r->truth_bits = sp->truth->bits, r->truth_cached = sp->note.cached, r->truth_device = sp->note.device;
+    r->truth_audit = sp->note.audit, r->truth_radius = sp->radius, r->cond = sp->cond;
+}
 
 static void judge_one(const split *sp, const dp_compare_in *in, dp_run *run) {
     dp_judgement *j = &run->tensor[run->ntensor++];
@@ -304,12 +310,12 @@ static char *run_id(const dp_run *r) {
     return strdup(b);
 }
 
-static void one_run(const dp_run_options *o, const split *sp, dp_sim *s, const dp_budget *b, dp_format chain, dp_merge merge, int cached, dp_runs *out) {
+static void one_run(const dp_run_options *o, const split *sp, dp_sim *s, const dp_budget *b, dp_format chain, dp_merge merge, dp_runs *out) {
     const double t0 = dp_now();
     dp_run *r = dp_runs_add(out, sp->c);
     r->ranks = sp->N, r->base = s->base, r->chain = chain, r->merge = merge, r->fault = o->fault;
     r->has_chain = r->has_base = r->has_merge = 1;
-    r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius, r->cond = sp->cond;
+    note_truth(sp, r);
     r->id = run_id(r);
     dp_sim_run(s, chain, merge, sp->truth->backward);
     if (o->fault) {
@@ -510,7 +516,7 @@ static void name_flaws(const split *sp, const dp_subject_result *s, dp_run *run)
     }
 }
 
-static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, dp_format chain, budget_bases *w, int cached, dp_runs *out, dp_err *e) {
+static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, dp_format chain, budget_bases *w, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     const double t0 = dp_now();
     dp_subject_result s;
@@ -520,7 +526,7 @@ static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, d
     dp_run *r = dp_runs_add(out, c);
     r->backend = DP_BACKEND_SUBJECT, r->path = o->subject->name, r->outcome = dp_subject_outcomes[s.outcome];
     r->ranks = sp->N, r->base = base, r->chain = chain, r->has_base = r->has_chain = 1;
-    r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius, r->cond = sp->cond;
+    note_truth(sp, r);
     r->id = run_id(r);
     if (s.outcome == DP_SUBJECT_RETURNED) {
         r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
@@ -543,20 +549,20 @@ static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, d
 }
 
 /* What the options name, else what the library claims. One rank forms no M: one chain format will do. */
-static dp_status subject_split(const dp_run_options *o, split *sp, int cached, dp_runs *out, dp_err *e) {
+static dp_status subject_split(const dp_run_options *o, split *sp, dp_runs *out, dp_err *e) {
     const dp_subject *s = o->subject;
     dp_status st = DP_OK;
     if (sp->N > s->max_ranks) return DP_OK;
     for (int i = 0; i < (o->nbase ? o->nbase : 1) && !st; i++) {
         budget_bases w = {0};
         for (int j = 0; j < (o->nchain && sp->N > 1 ? o->nchain : 1) && !st; j++)
-            st = subject_run(o, sp, o->nbase ? o->base[i] : s->base, o->nchain ? o->chain[j] : s->chain, &w, cached, out, e);
+            st = subject_run(o, sp, o->nbase ? o->base[i] : s->base, o->nchain ? o->chain[j] : s->chain, &w, out, e);
         free_bases(&w);
     }
     return st;
 }
 
-static dp_status runs_of_split(const dp_run_options *o, split *sp, int cached, dp_runs *out, dp_err *e) {
+static dp_status runs_of_split(const dp_run_options *o, split *sp, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     int bases[DP_NBASES], chains[DP_NFORMATS], merges[DP_NMERGES];
     const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
@@ -572,7 +578,7 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, int cached, d
         for (int j = 0; j < nc; j++) {
             dp_budget b;
             budget(o, sp, bases[i], chains[j], &w, &b);
-            for (int k = 0; k < nm; k++) one_run(o, sp, &s, &b, chains[j], merges[k], cached, out);
+            for (int k = 0; k < nm; k++) one_run(o, sp, &s, &b, chains[j], merges[k], out);
             dp_budget_free(&b);
         }
         free_bases(&w);
@@ -614,7 +620,7 @@ static dp_run *cuda_record(const dp_case *c, dp_backend be, int ranks, dp_base b
 }
 
 /* One way of one (base, chain): judged, or skipped with the kernels' own reason. */
-static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_base base, dp_format f, dp_cuda_way way, budget_bases *w, int cached, dp_runs *out, dp_err *e) {
+static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_base base, dp_format f, dp_cuda_way way, budget_bases *w, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     const double t0 = dp_now();
     dp_cuda_result res;
@@ -627,7 +633,8 @@ static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_
     if (!st) {
         budget(o, sp, base, f, w, &b);
         expect(o, sp, 1, (const int *)&base, 1, (const int *)&f);
-        r->path = res.path, r->segments = res.segments, r->saved = res.saved, r->kept = res.kept, r->truth_bits = sp->truth->bits, r->truth_cached = cached, r->truth_radius = sp->radius, r->cond = sp->cond;
+        r->path = res.path, r->segments = res.segments, r->saved = res.saved, r->kept = res.kept;
+        note_truth(sp, r);
         judge_cuda(sp, &res, &b, r);
         dp_run_close(r, dp_now() - t0);
         dp_budget_free(&b), dp_cuda_result_free(&res, c->p.HV);
@@ -637,7 +644,7 @@ static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_
 }
 
 /* Every (base, chain) that the kernels have, for one rank count. */
-static dp_status cuda_split(const dp_run_options *o, split *sp, dp_backend be, int cached, dp_runs *out, dp_err *e) {
+static dp_status cuda_split(const dp_run_options *o, split *sp, dp_backend be, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     int bases[DP_NBASES], chains[DP_NFORMATS];
     const dp_cuda_way plain = DP_CUDA_PLAIN, *way = o->nway ? o->way : &plain;
@@ -650,7 +657,7 @@ static dp_status cuda_split(const dp_run_options *o, split *sp, dp_backend be, i
         for (int j = 0; j < nc * nway && !st; j++) {
             const dp_format f = sp->N == 1 ? DP_FP32 : chains[j / nway];
             if (bases[i] == DP_BASE_FP64 || f == DP_FP64 || f == DP_BF16ST) continue;        /* not among the kernels' formats */
-            st = cuda_run(o, sp, be, bases[i], f, way[j % nway], &w, cached, out, e);
+            st = cuda_run(o, sp, be, bases[i], f, way[j % nway], &w, out, e);
         }
         free_bases(&w);
     }
@@ -664,10 +671,11 @@ static int wants(const dp_run_options *o, dp_backend b) {
 
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
     dp_truth truth;
-    int ncut, cached = 0, ranks[16];
+    dp_truth_note note;
+    int ncut, ranks[16];
     int64_t *cut = dp_case_cuts(c, &ncut);
     const dp_truth_request rq = {.bits = c->bits, .backward = c->backward, .ncut = ncut, .cut = cut, .want_M = ncut > 0, .progress = o->progress};
-    dp_status st = dp_truth_cached(&c->p, &rq, o->cache, &truth, &cached, e);
+    dp_status st = dp_case_truth(c, rq, o->truth ? *o->truth : c->truth, o->cache, &truth, &note, e);
     if (st) {
         free(cut);
         return st;
@@ -676,14 +684,14 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
     const int nr = dp_select(c->nranks, c->ranks, o->nranks, o->ranks, ranks);
     for (int i = 0; i < nr && !st; i++) {
         dp_sim ref;
-        split sp = {.c = c, .truth = &truth, .N = ranks[i], .ref = &ref, .radius = radius};
+        split sp = {.c = c, .truth = &truth, .N = ranks[i], .ref = &ref, .note = note, .radius = radius};
         st = split_truth(&sp, 1, e);
         if (!st) st = dp_condition_cached(&c->p, ranks[i], NULL, o->cache, &sp.cond, e);
         split_prefixes(&sp);
-        if (!st && wants(o, DP_BACKEND_SIM)) st = runs_of_split(o, &sp, cached, out, e);
-        if (!st && o->subject) st = subject_split(o, &sp, cached, out, e);
+        if (!st && wants(o, DP_BACKEND_SIM)) st = runs_of_split(o, &sp, out, e);
+        if (!st && o->subject) st = subject_split(o, &sp, out, e);
         for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && !st; be++)
-            if (wants(o, be) && !o->fault && !dp_cuda_unavailable(be, ranks[i])) st = cuda_split(o, &sp, be, cached, out, e);
+            if (wants(o, be) && !o->fault && !dp_cuda_unavailable(be, ranks[i])) st = cuda_split(o, &sp, be, out, e);
         split_free(&sp);
         if (sp.have_ref) dp_sim_free(&ref);
     }
@@ -717,7 +725,8 @@ static void widen_for_storage(const dp_problem *p, const dp_truth *t, dp_base ba
 
 dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given *g, dp_runs *out, dp_err *e) {
     const double t0 = dp_now();
-    int ranked = 0, cached = 0, ncut;
+    dp_truth_note note;
+    int ranked = 0, ncut;
     for (int i = 0; i < DP_NTAPS; i++) ranked |= g->stage[i] && dp_taps[i].kind == DP_PER_RANK;
     int64_t *cut = dp_case_cuts(c, &ncut);
     if (!ranked) ncut = 0;
@@ -726,16 +735,16 @@ dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given
     dp_sim ref;
     dp_budget b;
     budget_bases w = {0};
-    dp_status st = dp_truth_cached(&c->p, &rq, o->cache, &truth, &cached, e);
+    dp_status st = dp_case_truth(c, rq, o->truth ? *o->truth : c->truth, o->cache, &truth, &note, e);
     free(cut);
     if (st) return st;
-    split sp = {.c = c, .truth = &truth, .N = c->ranks[0], .ref = &ref, .radius = largest_radius(&truth)};
+    split sp = {.c = c, .truth = &truth, .N = c->ranks[0], .ref = &ref, .note = note, .radius = largest_radius(&truth)};
     st = split_truth(&sp, ranked, e);
     if (!st) st = dp_condition_cached(&c->p, sp.N, NULL, o->cache, &sp.cond, e);
     if (!st) {
         dp_run *r = dp_runs_add(out, c);
         r->backend = DP_BACKEND_FILE, r->ranks = sp.N, r->base = c->base[0], r->chain = c->chain[0], r->has_base = r->has_chain = 1;
-        r->truth_bits = truth.bits, r->truth_cached = cached, r->truth_radius = sp.radius, r->cond = sp.cond;
+        note_truth(&sp, r);
         r->id = run_id(r);
         r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
         budget(o, &sp, c->base[0], c->chain[0], &w, &b);

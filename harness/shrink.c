@@ -548,6 +548,7 @@ static void print_settings(FILE *f, const dp_case *c) {
     }
     fprintf(f, "backward = %s\nranks = %d\nbase = %s\n", c->backward ? "yes" : "no", c->ranks[0], dp_base_names[c->base[0]]);
     if (c->allow_nonfinite) fputs("nonfinite = allow\n", f);
+    if (c->truth) fprintf(f, "truth = %s\n", dp_truth_pick_names[c->truth]);
 }
 
 /* What the generator makes of a case's text has these tensors, so that pokes can replace their values. */

@@ -66,6 +66,17 @@ typedef struct {
 dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);
 void dp_truth_free(dp_truth *t);
 
+/* Random columns of the state, each of one head, one sequence and its first `tokens` tokens, computed again in MPFR (128 bits) and held against t:
+ * o, and where that is the whole sequence dv, final_state, ds0; every tensor of the column's own problem besides. DP_EIO: they differ by more
+ * than both radii (the message names the row). seed decides which. */
+typedef struct {
+    int columns;                 /* 0: no audit */
+    int64_t tokens;              /* of all columns together */
+    uint64_t seed;
+    double worst;                /* largest difference / (sum of both radii) */
+} dp_truth_audit;
+dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_t seed, int columns, int64_t tokens, dp_truth_audit *a, dp_err *e);
+
 /* What rank c must see, from the snapshots: composed in __float128 with the radius carried along. Each is [K][V] or [K][K]
  * doubles, *_rad a Frobenius bound. has_*: 0 when that rank has no such quantity (math.md g.2).
  *   S_in: state entering the rank (is_first: absent).   M, H: of the LAST local sub-sequence, when not is_last.

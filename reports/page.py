@@ -184,6 +184,12 @@ def truth_text(truth):
     return truth["kind"] + (f" {truth['bits']} bits" if truth.get("bits") and truth["kind"] != "fp64" else "")
 
 
+def audit_text(truth):
+    """What MPFR found in random columns of a double-double truth."""
+    a = truth.get("audit")
+    return f"audited by MPFR: {plural(a['columns'], 'column')}, {plural(a.get('tokens') or 0, 'token')}, seed {a.get('seed')}, largest difference {sci(a['worst'])} of both radii" if a else ""
+
+
 def empty_count(runs):
     """`3 of 12`: passes under a bound above the tensor's own norm, of all judged tensors; blank when there are none."""
     judged = [t for r in runs for t in r["tensors"] if t["verdict"] in ("pass", "fail")]
@@ -221,6 +227,7 @@ def condition_text(c):
 def run_section(run, twin=None):
     t = run["truth"]
     facts = [f"truth {truth_text(t)}" if t else "", f"radius {sci(t.get('radius'))}" if finite(t.get("radius")) else "",
+             f"on {t['device']}" if t.get("device") else "", audit_text(t),
              "truth from the cache" if t.get("cached") else "", f"{run['seconds']:.2f} s" if finite(run.get("seconds")) else "", f"slope {run['slope']:.2f}" if finite(run.get("slope")) else "",
              condition_text(run.get("condition"))]
     why = f'<p class="small">{verdict_mark(run["verdict"])}: {esc(run["why"])}</p>' if run.get("why") and (run["verdict"] != "pass" or (run.get("condition") or {}).get("ill")) else ""

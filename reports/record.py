@@ -114,7 +114,8 @@ _chain = _object({"rank": _count, "chunks": _count, "rel": _number, "effect": _n
 _bits = _object({"store": _number, "operand": _number, "accumulate": _number, "truncated": _number, "model": _text, "effective": _number, "slope": _number, "biased": _bool,
                  "like": _text, "wrong": _bool, "says": _text}, ("model", "effective"))
 _condition = _object({"condition": _number, "inverse": _number, "entry": _number, "rank": _count, "head": _count, "token": _count, "ill": _bool}, ("condition",))
-_truth = _object({"kind": _text, "bits": _count, "radius": _number, "cached": _bool}, ("kind",))
+_audit = _object({"columns": _count, "tokens": _count, "seed": _text, "worst": _number}, ("columns", "worst"))
+_truth = _object({"kind": _text, "bits": _count, "radius": _number, "cached": _bool, "device": _text, "audit": _audit}, ("kind",))
 _run = _object({
     "id": _text, "case": _text, "op": _text, "ranks": _count, "backend": _text, "policy": _texts, "truth": _truth, "tensors": _list(_tensor),
     "chain": _list(_chain), "slope": _number, "bits": _bits, "condition": _condition, "verdict": _verdict, "why": _text, "seconds": _number}, ("id", "case", "op", "verdict"))

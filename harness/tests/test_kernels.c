@@ -120,3 +120,20 @@ DP_TEST(kernels, ranks_over_nccl_are_judged) {
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 0 && strstr(out, "backend=nccl,ranks=4") && strstr(out, " 0 skipped"), "%d: %s", rc, out);
 }
+
+/* The recurrence of the double-double truth, one thread a lane: the file that it leads to is that of the CPU, bit for bit. */
+DP_TEST(kernels, truth_on_a_device_is_that_of_the_cpu) {
+    NEEDS_KERNELS;
+    static const char *const shape[] = {"op = kda\nT = 90\nH = 1\nHV = 2\nK = 30\nV = 10\ns0_scale = 1\ncu_seqlens = 0,40,40,90\nranks = 2\n",
+                                        "op = mkda\nT = 66\nR = 3\nK = 64\nV = 5\nbeta_hi = 0.4\ngate = softplus\nl2norm = yes\n", "op = gdn\nT = 70\nK = 128\nV = 6\n"};
+    for (size_t i = 0; i < sizeof shape / sizeof *shape; i++) {
+        char cmd[4096], out[4096], path[512];
+        snprintf(path, sizeof path, "%s/device.case", gt_tmpdir());
+        FILE *f = fopen(path, "w");
+        fprintf(f, "reason = test\nsource = test\n%sbackward = no\ntruth = dd\n", shape[i]);
+        fclose(f);
+        snprintf(cmd, sizeof cmd, "cd '%s' && '%s' truth '%s' --cache none -o 1.st && '%s' truth '%s' --cache none -o 2.st && cmp 1.st 2.st", gt_tmpdir(), program(), path, gt_program(), path);
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(!rc && strstr(out, "on CPU in place of a device"), "shape %zu: %d: %s", i, rc, out);
+    }
+}

@@ -163,3 +163,29 @@ DP_TEST(program, a_damaged_truth_is_recomputed_and_said_so) {
     snprintf(a, sizeof a, "'%s' run --cases '%s' --cache '%s/c2' smoke-mkda2 --ranks 3", gt_program(), gt_cases(), gt_tmpdir());
     CHECK(gt_run(a, out, sizeof out) == 0 && !strstr(out, "damaged"), "%s", out);
 }
+
+/* Which truth judged is in the record; both give the same verdicts and the same errors to many digits. */
+DP_TEST(program, double_double_truth_judges_as_mpfr_does) {
+    json_t *a = record("smoke-mkda2 --backend sim --truth mpfr"), *b = record("smoke-mkda2 --backend sim --truth dd"), *x, *y;
+    size_t i, k;
+    REQUIRE(a && b, "no record");
+    json_t *p = json_object_get(a, "runs"), *q = json_object_get(b, "runs");
+    CHECK(json_array_size(p) == json_array_size(q) && json_array_size(p) > 0, "%zu and %zu runs", json_array_size(p), json_array_size(q));
+    json_array_foreach(p, i, x) {
+        json_t *r = json_array_get(q, i), *t = json_object_get(r, "truth"), *audit = json_object_get(t, "audit");
+        CHECK(!strcmp(json_string_value(json_object_get(json_object_get(x, "truth"), "kind")), "mpfr"), "kind");
+        CHECK(!strcmp(json_string_value(json_object_get(t, "kind")), "double-double") && json_integer_value(json_object_get(t, "bits")) == 98, "kind");
+        CHECK(json_integer_value(json_object_get(audit, "columns")) == 2 && json_real_value(json_object_get(audit, "worst")) < 0.01 && json_string_value(json_object_get(audit, "seed")), "audit");
+        CHECK(!strcmp(json_string_value(json_object_get(x, "verdict")), json_string_value(json_object_get(r, "verdict"))), "verdict");
+        json_array_foreach(json_object_get(x, "tensors"), k, y) {
+            const double e = json_real_value(json_object_get(y, "rel_fro")), f = json_real_value(json_object_get(json_array_get(json_object_get(r, "tensors"), k), "rel_fro"));
+            CHECK(e == f || (e - f < 1e-12 * e && f - e < 1e-12 * e), "%s: %.17g and %.17g", json_string_value(json_object_get(y, "name")), e, f);
+        }
+    }
+    json_decref(a), json_decref(b);
+    char args[1024];
+    snprintf(args, sizeof args, "run nan --truth dd --cache none --cases '%s'", gt_cases());
+    CHECK(run(args) == 2 && strstr(out, "nan.case") && strstr(out, "not finite"), "%s", out);
+    snprintf(args, sizeof args, "run smoke-kda --truth exact --cases '%s'", gt_cases());
+    CHECK(run(args) == 2 && strstr(out, "exact"), "%s", out);
+}

@@ -253,3 +253,42 @@ DP_TEST(truth_dd, refuses_what_it_cannot_do) {
     CHECK(!dp_truth_dd_refuses(&p), "the problem itself");
     dp_problem_free(&p);
 }
+
+/* ---- audit ------------------------------------------------------------------------------------------------------------------------------------------ */
+
+DP_TEST(truth_dd, audit_passes_and_is_reproducible) {
+    for (int s = 0; s < NSHAPES; s++) {
+        dp_problem p = problem_of(&shapes[s], (uint64_t)s + 1);
+        dp_truth t;
+        dp_truth_audit a, b;
+        dp_err e = {0};
+        REQUIRE(run(&p, DP_TRUTH_DD, 0, 0, &t) == DP_OK, "run");
+        for (int64_t tokens = 30; tokens <= 1000; tokens += 970) {
+            CHECK(dp_truth_audit_columns(&p, &t, 7, 2, tokens, &a, &e) == DP_OK && dp_truth_audit_columns(&p, &t, 7, 2, tokens, &b, &e) == DP_OK, "%s: %s", shapes[s].name, e.msg);
+            CHECK(a.columns == 2 && a.tokens == b.tokens && a.worst == b.worst && a.worst <= 0.01, "%s: %d columns, %g", shapes[s].name, a.columns, a.worst);
+            CHECK(a.worst > 1e-9, "%s: no difference was measured", shapes[s].name);
+        }
+        dp_truth_free(&t), dp_problem_free(&p);
+    }
+}
+
+/* A low word off by four radii: the audit of all columns (one) names tensor, head and token. */
+DP_TEST(truth_dd, audit_names_the_row_that_is_wrong) {
+    shape s = shapes[1];
+    s.V = 1;
+    static const struct { int field; int64_t at; const char *says; } bad[] = {{0, 17, "o, head 0, sequence 0, token 17, state column 0"}, {4, 149, "dv, head 0, sequence 0, token 149"},
+                                                                            {1, 5, "final_state, head 0, sequence 0, state column 0"}};
+    dp_problem p = problem_of(&s, 1);
+    dp_truth t;
+    REQUIRE(run(&p, DP_TRUTH_DD, 0, 0, &t) == DP_OK, "run");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        dp_ball *b = &t.field[bad[i].field];
+        dp_truth_audit a;
+        dp_err e = {0};
+        const double keep = b->lo[bad[i].at];
+        b->lo[bad[i].at] += 4 * b->rad[bad[i].at / b->width];
+        CHECK(dp_truth_audit_columns(&p, &t, 3, 1, 1000, &a, &e) == DP_EIO && strstr(e.msg, bad[i].says), "%s: '%s'", bad[i].says, e.msg);
+        b->lo[bad[i].at] = keep;
+    }
+    dp_truth_free(&t), dp_problem_free(&p);
+}
