@@ -69,6 +69,22 @@ DP_TEST(shrink, what_is_left_fails_for_the_same_reason_and_is_twenty_times_small
     }
 }
 
+/* Another stage, another tensor, another kind or a verdict that no longer fails is another failure. */
+DP_TEST(shrink, reasons_are_the_same_when_all_of_them_is) {
+    const dp_failure a = {.kind = DP_FAILS_OVER, .stage = "merge_fwd", .tensor = "S_in", .red = 1, .rank = 3, .ratio = 9};
+    dp_failure b[7];
+    for (int i = 0; i < 7; i++) b[i] = a;
+    b[0].rank = 1, b[0].ratio = 2;                               /* where and how much may change */
+    b[1].stage = "state_fwd", b[2].tensor[0] = 'H', b[3].kind = DP_FAILS_NOT_FINITE, b[4].red = 0, b[5].kind = DP_FAILS_NOT;
+    CHECK(dp_failure_same(&a, &b[0]), "rank and ratio");
+    for (int i = 1; i < 6; i++) CHECK(!dp_failure_same(&a, &b[i]), "change %d makes no other reason", i);
+    dp_failure x = {.kind = DP_FAILS_OUTCOME, .outcome = DP_SUBJECT_CRASHED, .stage = ""}, y = x;
+    CHECK(dp_failure_same(&x, &y), "crashed both times");
+    y.outcome = DP_SUBJECT_HUNG;
+    CHECK(!dp_failure_same(&x, &y), "crashed, then hung");
+    CHECK(!dp_failure_same(&b[5], &b[5]), "what does not fail has no reason");
+}
+
 /* Values that a text cannot hold go into a tensors file, every one of them as it was. */
 DP_TEST(shrink, cases_of_any_size_are_written_as_they_are) {
     static const char *const NAME[] = {"smoke-kda", "initial-state", "gdn-raw", "mkda2", "packed-empty", "smoke-conv", "fp64-inputs", "lower-bound", "nan", "exact-kda", "gate-no-params", "smoke-chain"};
