@@ -66,9 +66,9 @@ dp_blame dp_blame_run(const dp_run *r) {
     dp_blame b = {0};
     unsigned char clear[NNODES] = {0}, made[NNODES] = {0};
     int bad = -1, n = 0;
-    for (int i = 0; i < NNODES && bad < 0; i++) {
+    for (int i = 0; i < NNODES; i++) {
         const dp_judgement *t = judged(r, NODES[i].name);
-        if (t && t->verdict == DP_FAIL) bad = i, b.tensor = t;
+        if (t && t->verdict == DP_FAIL && bad < 0) bad = i, b.tensor = t;
         else if (t && t->verdict == DP_PASS) clear[i] = 1, ancestors(r, i, clear);
     }
     if (bad < 0) return b;
@@ -83,6 +83,13 @@ dp_blame dp_blame_run(const dp_run *r) {
     for (int i = 0; i < DP_NSTAGES; i++) b.nsuspect += b.suspect[i];
     if (b.nsuspect == 1) b.shows[0] = 0;
     return b;
+}
+
+void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage stage, void *arg), void *arg) {
+    for (int i = 0; i < NNODES; i++) {
+        const dp_judgement *t = judged(r, NODES[i].name);
+        if (t) f(t, NODES[i].stage, arg);
+    }
 }
 
 const dp_judgement *dp_first_failing(const dp_run *r, const char **stage) {

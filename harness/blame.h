@@ -22,6 +22,8 @@ typedef struct {
     char shows[128];                     /* tensors that would tell the suspects apart, "" if it is one alone */
 } dp_blame;
 dp_blame dp_blame_run(const dp_run *r);
+/* Tensors of a run in the order of the pipeline: calls f for each. */
+void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage stage, void *arg), void *arg);
 
 /* The tensor alone; *stage: its stage's name ("" if it has none: a convolution's), NULL when none fails. */
 const dp_judgement *dp_first_failing(const dp_run *r, const char **stage);

@@ -1,9 +1,12 @@
-/* deltaproof bisect stage CASE: which stage is wrong (bisect.h). Exit status 0: every stage keeps to its budget, 1: one does not, 2: could not tell.
+/* deltaproof bisect stage CASE: which stage is wrong, of the simulated ranks (bisect.h), or of a shared library or tensors in a file (blame.h). Exit status 0: every stage keeps to its budget, 1: one does not, 2: could not tell.
  * deltaproof bisect precision CASE: which stages need a wider format (precision.h). Exit status 0: found, 1: not even the wide policy will do, 2: bad input. */
 #define _GNU_SOURCE
+#include "../ref/context.h"
 #include "bisect.h"
+#include "blame.h"
 #include "case.h"
 #include "commands.h"
+#include "judge.h"
 #include "precision.h"
 
 #include <argp.h>
@@ -15,12 +18,14 @@
 #include <unistd.h>
 
 typedef struct {
-    const char *cases_dir, *name, *what;
+    const char *cases_dir, *name, *subject, *outputs, *layout, *cache;
+    double limit_s;
     int ranks, base, chain, merge, fault, verbose, runs, from, to, chain_from, chain_to, tries, have_need;
     double need[10];       /* -1, ranks 0: the case's first */
 } options;
 
-enum { OPT_RANKS = 256, OPT_BASE, OPT_CHAIN, OPT_MERGE, OPT_FAULT, OPT_RUNS, OPT_FROM, OPT_TO, OPT_CHAIN_FROM, OPT_CHAIN_TO, OPT_NEED, OPT_TRIES };
+enum { OPT_RANKS = 256, OPT_BASE, OPT_CHAIN, OPT_MERGE, OPT_FAULT, OPT_RUNS, OPT_FROM, OPT_TO, OPT_CHAIN_FROM, OPT_CHAIN_TO, OPT_NEED, OPT_TRIES, OPT_SUBJECT, OPT_LIMIT, OPT_OUTPUTS,
+       OPT_STATE_LAYOUT, OPT_CACHE };
 
 static const struct argp_option STAGE_OPTIONS[] = {
     {"cases", 'c', "DIR", 0, "folder of the *.case files (default: cases)", 0},
@@ -29,7 +34,12 @@ static const struct argp_option STAGE_OPTIONS[] = {
     {"chain", OPT_CHAIN, "FORMAT", 0, "format of the M chain (default: the case's first)", 0},
     {"merge", OPT_MERGE, "NAME", 0, "allgather or ring (default: the case's first)", 0},
     {"fault", OPT_FAULT, "NAME", 0, "switch a deliberate fault on in the simulated ranks (see list --faults)", 0},
-    {"runs", OPT_RUNS, "N", 0, "how often each stage runs on the same inputs (default: 3)", 0},
+    {"subject", OPT_SUBJECT, "LIB", 0, "a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; base and chain: what it claims", 0},
+    {"limit", OPT_LIMIT, "SECONDS", 0, "how long one run of the subject may take (default: 60)", 0},
+    {"outputs", OPT_OUTPUTS, "OUT", 0, "tensors that another program computed from the case's inputs (deltaproof inputs CASE -o IN): results and stages as in `judge`", 0},
+    {"state-layout", OPT_STATE_LAYOUT, "kv|vk", 0, "last axes of states in OUT (default: metadata, else kv)", 0},
+    {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths, for --subject and --outputs (default: build/cache; none: no cache)", 0},
+    {"runs", OPT_RUNS, "N", 0, "how often each stage, or the subject, runs on the same inputs (default: 3)", 0},
     {"verbose", 'v', 0, 0, "try every stage, not only up to the first wrong one", 0},
     {0}};
 
@@ -80,6 +90,16 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_TO: if ((o->to = find(arg, dp_base_names, DP_NBASES)) < 0) argp_error(st, "--to %s: not known", arg); break;
     case OPT_CHAIN_FROM: if ((o->chain_from = dp_format_find(arg)) < 0) argp_error(st, "--chain-from %s: not known", arg); break;
     case OPT_CHAIN_TO: if ((o->chain_to = dp_format_find(arg)) < 0) argp_error(st, "--chain-to %s: not known", arg); break;
+    case OPT_SUBJECT: o->subject = arg; break;
+    case OPT_OUTPUTS: o->outputs = arg; break;
+    case OPT_STATE_LAYOUT: o->layout = arg; break;
+    case OPT_CACHE: o->cache = arg; break;
+    case OPT_LIMIT: {
+        char *end;
+        o->limit_s = strtod(arg, &end);
+        if (end == arg || *end || !(o->limit_s > 0) || o->limit_s > 86400) argp_error(st, "--limit %s: must be seconds, above 0 and up to 86400", arg);
+        break;
+    }
     case OPT_NEED: parse_need(st, arg, o); break;
     case OPT_TRIES:
         o->tries = atoi(arg);
@@ -158,6 +178,117 @@ static int stage(const options *o, const dp_case *c, dp_err *e) {
     return wrong;
 }
 
+/* ---- a library, or tensors in a file: their stages are judged where they show them ------------------------------------------------- */
+
+static void print_judged(const dp_judgement *t, dp_stage stage, void *arg) {
+    (void)arg;
+    printf("  %-16s %-8s %-11s", dp_stage_names[stage], t->verdict == DP_FAIL ? "WRONG" : t->verdict == DP_PASS ? "ok" : "unjudged", t->name);
+    if (!isnan(t->ratio)) printf(" %.2g of its bound", t->ratio);
+    if (t->nover) printf(", %lld rows over", (long long)t->nover);
+    if (t->N > 1 && t->nover) {
+        printf("; ranks");
+        for (int r = 0; r < t->N; r++) if (!(t->per_rank_ratio[r] <= 1) && !isnan(t->per_rank[r])) printf(" %d", r);
+    }
+    if (t->why[0] && !t->nover) printf("  (%s)", t->why);
+    putchar('\n');
+}
+
+/* States and matrices of a rank have no sequence in the verdict: the one that passes its boundary. */
+static int sequence_at(const dp_case *c, int N, int rank, const char *tensor) {
+    dp_context x;
+    if (rank < 0 || dp_context_build(c->p.cu, c->p.Nseq, N, rank, &x, NULL)) return -1;
+    const int first = !strcmp(tensor, "S_in") || !strcmp(tensor, "dM") || !strcmp(tensor, "dH"), seq = x.local_seq[first ? 0 : x.nlocal - 1];
+    dp_context_free(&x);
+    return seq;
+}
+
+static void print_row(const dp_case *c, const dp_judgement *t, int backward) {
+    const dp_row *x = backward ? &t->last : &t->first;
+    const int tap = dp_tap_find(t->name), matrix = (tap >= 0 && dp_taps[tap].kind != DP_PER_TOKEN) || !strcmp(t->name, "final_state") || !strcmp(t->name, "ds0");
+    const int width = tap == DP_M || tap == DP_DM ? c->p.K : c->p.V, seq = x->at.sequence >= 0 ? x->at.sequence : tap >= 0 ? sequence_at(c, t->N, x->at.rank, t->name) : -1;
+    if (!t->nover) {
+        printf("  %s: %s\n", t->name, t->why);
+        return;
+    }
+    printf("  first wrong row: %s, rank %d", t->name, x->at.rank);
+    if (seq >= 0) printf(", sequence %d", seq);
+    printf(", head %d", x->at.head);
+    if (x->at.chunk >= 0) printf(", chunk %d", x->at.chunk);
+    if (x->at.token >= 0) printf(", token %lld", (long long)x->at.token);
+    if (matrix) printf(", row %d", x->index / width);
+    printf(", entry %d\n", matrix ? x->index % width : x->index);
+    printf("  got   %-24a %.9g\n  truth %-24a %.9g\n  error of the row %.3g, its bound %.3g\n", x->got, x->got, x->want, x->want, x->err, x->bound);
+    if (strstr(t->why, "never written") || strstr(t->why, "NaN or Inf")) printf("  %s: %s\n", t->name, t->why);
+}
+
+/* Runs of a library on the same inputs, entry by entry: 1 where one differs from the first. */
+static int unsteady(const options *o, const dp_case *c, const dp_subject *lib, dp_err *e) {
+    dp_subject_result a = {0};
+    int found = 0;
+    for (int run = 0; run < o->runs && o->runs > 1 && !found; run++) {
+        dp_subject_result b = {0};
+        if (dp_subject_run(lib, &c->p, dp_formats[c->input_dtype].name, c->ranks[0], c->base[0], c->chain[0], c->backward, o->limit_s > 0 ? o->limit_s : DP_SUBJECT_LIMIT_S, &b, e)) break;
+        if (b.outcome != a.outcome && run) printf("NOT STEADY: run %d of the same inputs %s, the first %s\n", run + 1, dp_subject_outcomes[b.outcome], dp_subject_outcomes[a.outcome]), found = 1;
+        for (int i = 0; run && !found && i < dp_result_nfields + DP_NTAPS; i++) {
+            const int tap = i - dp_result_nfields;
+            int64_t rows, width, n;
+            const double *x = tap < 0 ? *dp_result_at(&a.r, i) : a.stage[tap], *y = tap < 0 ? *dp_result_at(&b.r, i) : b.stage[tap];
+            if (!x || !y) continue;
+            if (tap < 0) dp_result_shape(&c->p, i, &rows, &width), n = rows * width;
+            else n = dp_tap_size(&c->p, c->ranks[0], tap);
+            for (int64_t z = 0; z < n && !found; z++)
+                if (memcmp(&x[z], &y[z], sizeof *x)) {
+                    printf("NOT STEADY: %s, entry %lld of %lld: %a in the first run, %a in run %d of the same inputs\n", tap < 0 ? dp_result_fields[i].name : dp_taps[tap].name, (long long)z, (long long)n, x[z], y[z], run + 1);
+                    found = 1;
+                }
+        }
+        if (run) dp_subject_result_free(&b);
+        else a = b;
+    }
+    dp_subject_result_free(&a);
+    return found;
+}
+
+static int shown_stage(const options *o, dp_case *c, dp_err *e) {
+    const dp_backend backend[] = {DP_BACKEND_SUBJECT};
+    const char *cache = strcmp(o->cache, "none") ? o->cache : NULL;
+    dp_subject lib = {0};
+    dp_runs runs = {0};
+    dp_status st;
+    if (o->subject) {
+        if (dp_subject_open(o->subject, &lib, e)) return 2;
+        int ranks = o->ranks;
+        for (int i = 0; !o->ranks && i < c->nranks; i++) if (c->ranks[i] > ranks && c->ranks[i] <= lib.max_ranks) ranks = c->ranks[i];
+        if (ranks < 1 || ranks > lib.max_ranks) return dp_fail(e, DP_EINPUT, "%s: takes up to %d ranks: give --ranks N", o->subject, lib.max_ranks), dp_subject_close(&lib), 2;
+        c->ranks[0] = ranks, c->base[0] = o->base >= 0 ? (dp_base)o->base : lib.base, c->chain[0] = o->chain >= 0 ? (dp_format)o->chain : lib.chain, c->nranks = c->nbase = c->nchain = 1;
+        const dp_run_options ro = {.nbackend = 1, .backend = backend, .nbase = 1, .base = c->base, .nchain = 1, .chain = c->chain, .subject = &lib, .limit_s = o->limit_s, .cache = cache};
+        st = dp_case_run(c, &ro, &runs, e);
+    } else {
+        const dp_judge_options jo = {.outputs = o->outputs, .state_layout = o->layout, .base = o->base >= 0 ? dp_base_names[o->base] : NULL, .claim = o->chain >= 0 ? dp_formats[o->chain].name : NULL, .ranks = o->ranks, .cache = cache};
+        st = dp_judge_case(&jo, c, &runs, e);
+    }
+    int rc = 2;
+    if (!st && runs.n) {
+        const dp_run *r = &runs.run[0];
+        const dp_blame b = dp_blame_run(r);
+        rc = r->verdict == DP_FAIL;
+        printf("%s: every tensor that it shows, against the truth\n", r->id);
+        dp_blame_order(r, print_judged, NULL);
+        if (b.tensor) {
+            printf(b.nsuspect == 1 ? "WRONG STAGE: " : "WRONG STAGE: one of ");
+            for (int i = 0, n = 0; i < DP_NSTAGES; i++) if (b.suspect[i]) printf("%s%s", n++ ? " " : "", dp_stage_names[i]);
+            if (b.shows[0]) printf(" (to tell which, show %s)", b.shows);
+            putchar('\n');
+            print_row(c, b.tensor, b.backward);
+        } else if (rc || r->verdict == DP_SKIPPED) printf("NO STAGE: %s\n", r->why);
+        else printf("every tensor is within its bound\n");
+        if (r->verdict == DP_SKIPPED) rc = 2;
+        if (o->subject && rc != 2 && !strcmp(r->outcome, "returned") && unsteady(o, c, &lib, e)) rc = 1;
+    }
+    dp_runs_free(&runs), dp_subject_close(&lib);
+    return e->code ? 2 : rc;
+}
+
 /* ---- precision --------------------------------------------------------------------------------------------------------------------- */
 
 static const char *level_name(const dp_unit *u, int level) { return u->stage == DP_NSTAGES ? dp_formats[u->format[level]].name : dp_base_names[u->format[level]]; }
@@ -227,12 +358,13 @@ static int precision(const options *o, const dp_case *c, dp_err *e) {
 }
 
 int dp_cmd_bisect(int argc, char **argv) {
-    const struct argp stage_argp = {.options = STAGE_OPTIONS, .parser = parse, .args_doc = "CASE", .doc = "Which stage of the pipeline is wrong: each is run on true inputs and judged by its own budget.\v"
+    const struct argp stage_argp = {.options = STAGE_OPTIONS, .parser = parse, .args_doc = "CASE", .doc = "Which stage of the pipeline is wrong. Simulated ranks: each stage is run on true inputs and judged by its own budget. --subject, --outputs: every stage that "
+                                    "the program shows is judged by the bound of all stages up to it; those that could have made the first wrong one are named.\v"
                                     "Exit status 0 every stage keeps to its budget, 1 one does not, 2 could not tell."};
     const struct argp precision_argp = {.options = PRECISION_OPTIONS, .parser = parse, .args_doc = "CASE", .doc = "Which stages need a wider format: the smallest set that must be raised and the cheapest policy that will do.\v"
                                         "Times are flops and bytes at the peak rates of an H200: an order, no prediction. Exit status 0 found, 1 not even --to will do, 2 bad input."};
     const int want_stage = argc >= 2 && !strcmp(argv[1], "stage"), want_precision = argc >= 2 && !strcmp(argv[1], "precision");
-    options o = {.cases_dir = "cases", .base = -1, .chain = -1, .merge = -1, .runs = DP_BISECT_RUNS, .from = -1, .to = -1, .chain_from = -1, .chain_to = -1, .tries = 2000};
+    options o = {.cases_dir = "cases", .cache = "build/cache", .base = -1, .chain = -1, .merge = -1, .runs = DP_BISECT_RUNS, .from = -1, .to = -1, .chain_from = -1, .chain_to = -1, .tries = 2000};
     dp_err e = {0};
     dp_case c;
     char *path;
@@ -254,6 +386,8 @@ int dp_cmd_bisect(int argc, char **argv) {
     int rc = 2;
     if (!dp_case_load(path, &c, &e)) {
         if (c.op != DP_OP_RECURRENCE) dp_fail(&e, DP_EINPUT, "bisect: %s: op = %s has no stages", path, c.op_name);
+        else if (want_stage && !!o.subject + !!o.outputs + (o.fault > 0) > 1) dp_fail(&e, DP_EINPUT, "bisect stage: --fault, --subject and --outputs exclude each other");
+        else if (o.subject || o.outputs) rc = shown_stage(&o, &c, &e);
         else rc = want_stage ? stage(&o, &c, &e) : precision(&o, &c, &e);
         dp_case_free(&c);
     }

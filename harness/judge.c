@@ -263,6 +263,65 @@ static void name_case(const dp_judge_options *o, dp_case *c) {
     c->source = strdup(b);
 }
 
+dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err *e) {
+    dp_tensorfile in = {.path = c->path}, out = {0};
+    dp_tensor dout = {.name = (char *)"do"};
+    dp_given g = {0};
+    dp_err own = {0};
+    const char *formats[DP_NFORMATS];
+    int backward;
+    if (!e) e = &own;
+    if (c->p.dout) in.ntensor = 1, in.tensor = &dout;
+    for (int i = 0; i < DP_NFORMATS; i++) formats[i] = dp_formats[i].name;
+    dp_status st = dp_safetensors_read(o->outputs, &out, e);
+    if (!st) st = check_outputs(&in, &out, &backward, e);
+    if (!st) {
+        const int vk = !strcmp(choose(&out, o->state_layout, "state_layout", NULL, "--state-layout kv|vk", LAYOUTS, "kv", e), "vk");
+        const char *base = choose_name(&out, o->base, "base", "--base bf16|fp32|fp64", dp_base_names, DP_NBASES, dp_base_names[c->base[0]], e);
+        const char *chain = choose_name(&out, o->claim, "claim", "--chain FORMAT (of the M chain)", formats, DP_NFORMATS, dp_formats[c->chain[0]].name, e);
+        c->ranks[0] = ranks_of(&out, o->ranks, e);
+        if (!(st = e->code)) {
+            for (int i = 0; i < DP_NBASES; i++) if (!strcmp(base, dp_base_names[i])) c->base[0] = (dp_base)i;
+            c->chain[0] = (dp_format)dp_format_find(chain), c->nranks = c->nbase = c->nchain = 1, c->backward &= backward;
+            if (c->p.T % c->ranks[0]) st = dp_fail(e, DP_EINPUT, "%s: T = %lld is not divisible by %d ranks", c->path, (long long)c->p.T, c->ranks[0]);
+        }
+        if (!st) st = load_results(&in, &out, &c->p, c->ranks[0], vk, &g, e);
+    }
+    const dp_run_options ro = {.cache = o->cache, .progress = o->progress};
+    if (!st) st = dp_run_given(c, &ro, &g, runs, e);
+    dp_tensorfile_free(&out);
+    return st;
+}
+
+dp_status dp_judge_write_inputs(const dp_case *c, const char *path, dp_err *e) {
+    static const char *const gate[] = {"log", "softplus", "lower_bound"}, *const beta[] = {"plain", "sigmoid", "sigmoid2"};
+    const dp_problem *p = &c->p;
+    const int64_t T = p->T, H = p->H, HV = p->HV, K = p->K, V = p->V, R = p->R, N = p->Nseq, Kg = dp_Kg(p);
+    const struct { const char *name; const double *x; int param, ndim; int64_t shape[4]; } all[] = {{"q", p->q, 0, 3, {T, H, K}}, {"k", p->k, 0, R > 1 ? 4 : 3, {T, H, R > 1 ? R : K, K}},
+        {"v", p->v, 0, R > 1 ? 4 : 3, {T, HV, R > 1 ? R : V, V}}, {"g", p->g, 0, Kg > 1 || K == 1 ? 3 : 2, {T, HV, Kg}}, {"beta", p->beta, 0, R > 1 ? 3 : 2, {T, HV, R}}, {"A_log", p->A_log, 1, 1, {HV}},
+        {"dt_bias", p->dt_bias, 1, 2, {HV, Kg}}, {"initial_state", p->s0, 1, 4, {N, HV, K, V}}, {"do", p->dout, 0, 3, {T, HV, V}}, {"dht", p->dstate, 1, 4, {N, HV, K, V}}};
+    dp_tensorfile f = {0};
+    char b[64];
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        const dp_format fmt = all[i].param && c->input_dtype == DP_BF16 ? DP_FP32 : c->input_dtype;
+        if (all[i].x) dp_tensorfile_add(&f, all[i].name, fmt == DP_BF16 ? "BF16" : fmt == DP_FP32 ? "F32" : "F64", all[i].ndim, all[i].shape, all[i].x);
+    }
+    dp_tensorfile_add_meta(&f, "case", c->name);
+    dp_tensorfile_add_meta(&f, "gate", gate[p->gate]), dp_tensorfile_add_meta(&f, "beta", beta[p->beta_form]), dp_tensorfile_add_meta(&f, "l2norm", p->l2norm ? "1" : "0");
+    snprintf(b, sizeof b, "%.17g", p->scale), dp_tensorfile_add_meta(&f, "scale", b);
+    if (p->gate == DP_GATE_LOWER_BOUND) snprintf(b, sizeof b, "%.17g", p->lower_bound), dp_tensorfile_add_meta(&f, "lower_bound", b);
+    if (N > 1) {
+        const int64_t n[1] = {N + 1};
+        double *cu = dp_doubles(N + 1);
+        for (int64_t i = 0; i <= N; i++) cu[i] = (double)p->cu[i];
+        dp_tensorfile_add(&f, "cu_seqlens", "I64", 1, n, cu);
+        free(cu);
+    }
+    const dp_status st = dp_safetensors_write(path, &f, e);
+    dp_tensorfile_free(&f);
+    return st;
+}
+
 static dp_status judge_chain(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out, dp_case *c, dp_runs *runs, dp_err *e) {
     const dp_tensor *f = dp_tensor_find(in, "factors"), *m = dp_tensor_find(out, "M");
     const char *formats[DP_NFORMATS];

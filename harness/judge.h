@@ -40,6 +40,12 @@ typedef struct {
  * tensor and both shapes, or the setting and its option; then *c needs no freeing. */
 dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *e);
 
+/* The same with the inputs and settings of a case: o's outputs, ranks, base, claim and state_layout count; what neither option nor metadata says is the
+ * case's first base and chain, one rank, kv. *c is given that one base, chain and rank count. */
+dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *e);
+/* The inputs of a case as judge reads them: tensors, and the forms of gate and beta, l2norm, scale, cu_seqlens as metadata. Op recurrence. */
+dp_status dp_judge_write_inputs(const dp_case *c, const char *path, dp_err *e);
+
 /* Results that another program computed: those that r points to are judged, by the bounds of the case's first base and chain over its first
  * rank count. u, tiny: unit roundoff and smallest half spacing of the format that field i was stored in. Adds one run of backend `file`. */
 typedef struct { dp_result r; double u[10], tiny[10], *stage[DP_NTAPS], stage_u[DP_NTAPS], stage_tiny[DP_NTAPS]; } dp_given;

@@ -176,6 +176,7 @@ static const struct argp_option RUN_OPTIONS[] = {
     {"verbose", 'v', 0, 0, "print every run", 0},
     {0}};
 static const struct argp_option LIST_OPTIONS[] = {OPT_CASES, {"keys", OPT_KEYS, 0, 0, "print the keys of a case file", 0}, {"faults", OPT_FAULTS, 0, 0, "print the deliberate faults", 0}, {0}};
+static const struct argp_option INPUTS_OPTIONS[] = {OPT_CASES, {"output", 'o', "FILE", 0, "safetensors file to write", 0}, {0}};
 static const struct argp_option TRUTH_OPTIONS[] = {
     OPT_CASES, {"output", 'o', "FILE", 0, "safetensors file to write", 0}, {"bits", OPT_BITS, "N", 0, "MPFR precision (default: the case's)", 0},
     {"truth", OPT_TRUTH, "KIND", 0, "arithmetic of the truth: mpfr; dd: double-double, audited by MPFR; auto: MPFR where that is cheap (default: the case's)", 0},
@@ -550,6 +551,21 @@ static int command_truth(options *o) {
     return st ? refuse(&e) : 0;
 }
 
+static int command_inputs(options *o) {
+    dp_err e = {0};
+    dp_case c;
+    if (o->ncase != 1 || !o->output) return fprintf(stderr, "deltaproof: inputs: name one case and an output file (-o FILE.safetensors)\n"), 2;
+    char *path = case_path(o, o->name[0]);
+    if (!dp_case_load(path, &c, &e)) {
+        if (c.op == DP_OP_CHAIN) write_factors(o, &c, &e);
+        else if (c.op != DP_OP_RECURRENCE) dp_fail(&e, DP_EINPUT, "inputs: %s: op = %s has no recurrence", path, c.op_name);
+        else dp_judge_write_inputs(&c, o->output, &e);
+        dp_case_free(&c);
+    }
+    free(path);
+    return e.code ? refuse(&e) : 0;
+}
+
 static int command_report(options *o) {
     if (o->ncase != 1) {
         fprintf(stderr, "deltaproof: report: name the folder of one record\n");
@@ -567,6 +583,7 @@ static const struct { const char *name; int (*run)(options *); const struct argp
     {"run", command_run, RUN_OPTIONS, "[CASE...]", "Run cases on simulated ranks and judge them against the truth.\vExit status 0 pass, 1 a verdict failed, 2 could not judge."},
     {"judge", command_judge, JUDGE_OPTIONS, "--inputs IN --outputs OUT", "Judge tensors that another program computed; both files in safetensors, FLA's layouts.\v"
         "Settings that no option gives come from the files' metadata. Exit status 0 pass, 1 a verdict failed, 2 could not judge."},
+    {"inputs", command_inputs, INPUTS_OPTIONS, "CASE -o FILE", "Write the inputs of a case as `judge --inputs` reads them, for a program that computes elsewhere. Op chain: its factors, fp32."},
     {"truth", command_truth, TRUTH_OPTIONS, "CASE -o FILE", "Write the truth of a case: every tensor as NAME (fp64), NAME.lo and NAME.radius. Op chain: its factors, fp32."},
     {"report", command_report, NO_OPTIONS, "DIR", "Make DIR/report.html and figures from DIR/results.json."},
 };
@@ -590,6 +607,7 @@ static int usage(FILE *f, int rc) {
                "  bisect   find the stage that is wrong, or the stages that need a wider format\n"
                "  shrink   the smallest input that still fails for the same reason\n"
                "  compare  what moved between two records\n"
+               "  inputs   write the inputs of a case as safetensors\n"
                "  truth    write the MPFR truth of a case as safetensors\n  report   make the report of a record\n\n"
                "deltaproof COMMAND --help describes each; deltaproof --version prints the version.\n");
     return rc;

@@ -50,6 +50,7 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
     if (is("unwritten")) memset((void *)(o + 8), 0xff, 0), ((uint64_t *)o)[9] = 0x7ff8deadbeef0b5eULL;       /* as if it had been left out */
     if (is("wrong-head") && p->rank == 1) o[5 * p->HV * p->V + p->V] *= 1.5;
     if (is("wrong-stage") && p->rank == 1) H[3] += 1;
+    if (is("unsteady")) o[0] *= 1 + 1e-15 * (double)getpid();
     if (is("talks")) printf("{\"not\": \"the record\"}\n"), fflush(stdout);
     (void)q;
     return rc;
