@@ -47,6 +47,31 @@ dp_input_error dp_budget_inputs(const dp_problem *p, dp_base base, const dp_roun
 
 static dp_input_error input_error(const dp_budget_base *w) { return dp_budget_inputs(w->ref->p, w->base, &w->r); }
 
+static double relative(double err, double x) { return err > 0 ? err / fabs(x) : 0; }
+
+/* Relative errors of the entries of a chunk's rows (width n, one a token and key) and, normalised, the largest one of a row's 1/norm: <y, err> / |x| with
+ * |y| = 1, by squares for a probable bound. rows: first row, their distance. */
+static double *given_rows(const dp_rounding *r, const double *x, const double *err, int64_t first, int64_t step, int R, int rows, int width, double *row) {
+    if (!err) return NULL;
+    double *rel = dp_doubles((int64_t)rows * width);
+    for (int i = 0; i < rows; i++) {
+        const int64_t at = (first + i / R * step + i % R) * width;
+        const double n = dp_norm_fro(width, x + at);
+        double s = 0;
+        for (int j = 0; j < width; j++) {
+            rel[(int64_t)i * width + j] = relative(err[at + j], x[at + j]);
+            s += err[at + j] > 0 ? dp_pw(r, x[at + j] / n * err[at + j] / n) : 0;
+        }
+        if (row) *row = fmax(*row, r->p == 2 ? sqrt(s) : s);
+    }
+    return rel;
+}
+
+/* |err| / |x| of one row. */
+static double given_norm(const double *x, const double *err, int64_t row, int width) {
+    return err ? relative(dp_norm_fro(width, err + row * width), dp_norm_fro(width, x + row * width)) : 0;
+}
+
 /* ---- chain-independent part --------------------------------------------------------------------------------------------------- */
 
 static const dp_chunk_bound *bound_at(const dp_budget_base *w, int g, int hv) { return &w->b[(int64_t)g * w->ref->p->HV + hv]; }
@@ -81,10 +106,13 @@ static void errors_of_dH(dp_budget_base *w, int r, int hv) {
     free(H), free(dout);
 }
 
-void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int power, int backward) {
+void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int power, int backward) { dp_budget_base_given(w, ref, base, power, backward, NULL); }
+
+void dp_budget_base_given(dp_budget_base *w, dp_sim *ref, dp_base base, int power, int backward, const dp_given_error *given) {
     const dp_problem *p = ref->p;
     const int Kg = dp_Kg(p), nr = ref->N * p->HV;
     *w = (dp_budget_base){.ref = ref, .base = base, .r = dp_rounding_of(base, power)};
+    if (given) w->given = *given;
     w->Dg = dp_doubles(p->T * p->HV * Kg);
     for (int64_t t = 0; t < p->T; t++)
         for (int hv = 0; hv < p->HV; hv++)
@@ -96,9 +124,16 @@ void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int power
     for (int64_t i = 0; i < n; i++) {
         const int g = (int)(i / p->HV), hv = (int)(i % p->HV);
         dp_input_error in = input_error(w);
-        in.g = w->Dg + (ref->group[g].t0 * p->HV + hv) * Kg;
+        const int64_t t0 = ref->group[g].t0, h = hv / dp_G(p);
+        const int c = ref->group[g].c;
+        double row = 0, *at = p->l2norm ? &row : NULL;
+        in.g = w->Dg + (t0 * p->HV + hv) * Kg;
+        double *rq = given_rows(&w->r, p->q, w->given.q, t0 * p->H + h, p->H, 1, c, p->K, at), *rv = given_rows(&w->r, p->v, w->given.v, (t0 * p->HV + hv) * p->R, (int64_t)p->HV * p->R, p->R, c * p->R, p->V, NULL);
+        double *rk = given_rows(&w->r, p->k, w->given.k, (t0 * p->H + h) * p->R, (int64_t)p->H * p->R, p->R, c * p->R, p->K, at);
+        in.rq = rq, in.rk = rk, in.rv = rv, in.qk_row += row;
         dp_chunk_inverse(&ref->ch[i]);
         dp_bound_intra(&w->b[i], &ref->ch[i], w->r, &in);
+        free(rq), free(rk), free(rv);
     }
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < nr; i++) {
@@ -240,7 +275,8 @@ static void outputs(const dp_budget_base *w, int g, int hv, const passes *ps, dp
 }
 
 /* Through the activations (math.md c):
- *   L2 norm  dx = rstd (dy - y <y, dy>): the projection does not lengthen, so |error| <= rstd (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|)
+ *   L2 norm  dx = rstd (dy - y <y, dy>): the projection does not lengthen, so |error| <= rstd (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|); where the row x was
+ *            itself computed, its y and rstd are each off by at most |error of x| / |x| more: 8 times that
  *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|);   beta  z s(1-s) D + 6 u z s |dbeta|    (1 - s cancels when s ~ 1)
  * sums over tokens for dA_log, ddt_bias: squares add inside a chunk, errors themselves from chunk to chunk, since an error of the state that
  *          enters a rank reaches all its chunks alike; plus sum_error of the sum of absolute values. */
@@ -270,6 +306,18 @@ static void raw_gate(const dp_budget_base *w, int64_t t, int hv, const double *D
     out->row[5][t * p->HV + hv] = r->p == 2 ? final(r, row) : sqrt(row);
 }
 
+/* One row of dq or dk entry by entry, D the errors of the gradient of the activated row: dx_d = rstd (dy_d - y_d <y, dy>), so each D_d and y_d times those of the inner
+ * product. What is known of the row as a whole, a and b, stays so. */
+static void entries(const dp_budget_base *w, const double *x, int64_t row, double rstd, const double *D, double a, double b, double *entry, double *rest) {
+    const dp_problem *p = w->ref->p;
+    const dp_rounding *r = &w->r;
+    const int K = p->K;
+    double inner = 0;
+    for (int d = 0; p->l2norm && d < K; d++) inner += dp_pw(r, x[row * K + d] * rstd) * D[d];
+    for (int d = 0; d < K; d++) entry[row * K + d] = dp_pw(r, rstd) * (D[d] + (p->l2norm ? dp_pw(r, x[row * K + d] * rstd) * inner : 0));
+    rest[row] = dp_pw(r, rstd) * (dp_pw(r, a) + dp_pw(r, b));
+}
+
 static void gradients(const dp_budget_base *w, int g, const passes *ps, dp_budget *out, partial *pa) {
     const dp_sim *s = w->ref;
     const dp_problem *p = s->p;
@@ -278,9 +326,13 @@ static void gradients(const dp_budget_base *w, int g, const passes *ps, dp_budge
     const int K = p->K, R = p->R, c = gr->c, n = c * R, G = dp_G(p);
     const dp_input_error in = input_error(w);
     const int64_t len = 2 * c + 6 * n + 2 * (int64_t)c * K;
+    const int each = out->entry[0] != NULL;
+    const int64_t eK = each ? (int64_t)p->H * K : 0;
+    double *eq = dp_doubles(eK * c), *ek = dp_doubles(eK * n), *one = dp_doubles(each ? (int64_t)c * K + (int64_t)n * (K + p->V) : 0);
     double *buf = dp_doubles(len), *dout = dp_doubles((int64_t)c * p->V), *sq = dp_doubles((int64_t)p->H * 2 * c), *sk = dp_doubles((int64_t)p->H * 2 * n), *sb = dp_doubles((int64_t)p->HV * c);
     dp_grad_bound b = {.dq = buf, .ndq = buf + c, .dk = buf + 2 * c, .ndk = buf + 2 * c + n, .dv = buf + 2 * c + 2 * n, .ndv = buf + 2 * c + 3 * n,
                        .dbeta = buf + 2 * c + 4 * n, .vdbeta = buf + 2 * c + 5 * n, .dg = buf + 2 * c + 6 * n, .vdg = buf + 2 * c + 6 * n + (int64_t)c * K};
+    if (each) b.edq = one, b.edk = one + (int64_t)c * K, b.edv = one + (int64_t)(c + n) * K;
     for (int hv = 0; hv < p->HV; hv++) {
         const int64_t z = (int64_t)g * p->HV + hv;
         const int h = hv / G;
@@ -290,10 +342,13 @@ static void gradients(const dp_budget_base *w, int g, const passes *ps, dp_budge
             sq[(h * 2) * c + t] += b.dq[t] + dp_pw(r, G * r->u * b.ndq[t]), sq[(h * 2 + 1) * c + t] += b.ndq[t];
             raw_gate(w, gr->t0 + t, hv, b.dg + (int64_t)t * K, b.vdg + (int64_t)t * K, out, pa);
         }
+        for (int64_t x = 0; each && x < (int64_t)c * K; x++) eq[(int64_t)h * c * K + x] += b.edq[x];
+        for (int64_t x = 0; each && x < (int64_t)n * K; x++) ek[(int64_t)h * n * K + x] += b.edk[x];
         for (int i = 0; i < n; i++) {
             const int64_t tok = gr->t0 + i / R, row = (tok * p->HV + hv) * R + i % R;
             sk[(h * 2) * n + i] += b.dk[i] + dp_pw(r, G * r->u * b.ndk[i]), sk[(h * 2 + 1) * n + i] += b.ndk[i];
             out->row[4][row] = final(r, b.dv[i] + dp_pw(r, (r->u + r->us) * b.ndv[i]));
+            if (each) out->rest[2][row] = dp_pw(r, (r->u + r->us) * b.ndv[i]), memcpy(out->entry[2] + row * p->V, b.edv + (int64_t)i * p->V, sizeof(double) * (size_t)p->V);
             double db = b.dbeta[i], val = fabs(b.vdbeta[i]);
             if (p->beta_form != DP_BETA_PLAIN) {
                 const double zf = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1, sg = sigmoid(p->beta[row]);
@@ -309,14 +364,18 @@ static void gradients(const dp_budget_base *w, int g, const passes *ps, dp_budge
     for (int h = 0; h < p->H; h++) {
         for (int t = 0; t < c; t++) {
             const int64_t row = (gr->t0 + t) * p->H + h;
-            out->row[2][row] = final(r, dp_pw(r, s->rstd_q[row]) * (sq[(h * 2) * c + t] + dp_pw(r, eps * sq[(h * 2 + 1) * c + t])));
+            const double moved = p->l2norm ? 8 * given_norm(p->q, w->given.q, row, K) : 0;
+            out->row[2][row] = final(r, dp_pw(r, s->rstd_q[row]) * (sq[(h * 2) * c + t] + dp_pw(r, (eps + moved) * sq[(h * 2 + 1) * c + t])));
+            if (each) entries(w, p->q, row, s->rstd_q[row], eq + ((int64_t)h * c + t) * K, G * r->u * sq[(h * 2 + 1) * c + t], (eps + moved) * sq[(h * 2 + 1) * c + t], out->entry[0], out->rest[0]);
         }
         for (int i = 0; i < n; i++) {
             const int64_t row = ((gr->t0 + i / R) * p->H + h) * R + i % R;
-            out->row[3][row] = final(r, dp_pw(r, s->rstd_k[row]) * (sk[(h * 2) * n + i] + dp_pw(r, eps * sk[(h * 2 + 1) * n + i])));
+            const double moved = p->l2norm ? 8 * given_norm(p->k, w->given.k, row, K) : 0;
+            out->row[3][row] = final(r, dp_pw(r, s->rstd_k[row]) * (sk[(h * 2) * n + i] + dp_pw(r, (eps + moved) * sk[(h * 2 + 1) * n + i])));
+            if (each) entries(w, p->k, row, s->rstd_k[row], ek + ((int64_t)h * n + i) * K, G * r->u * sk[(h * 2 + 1) * n + i], (eps + moved) * sk[(h * 2 + 1) * n + i], out->entry[1], out->rest[1]);
         }
     }
-    free(buf), free(dout), free(sq), free(sk), free(sb);
+    free(buf), free(dout), free(sq), free(sk), free(sb), free(eq), free(ek), free(one);
 }
 
 static void all_gradients(const dp_budget_base *w, const passes *ps, dp_budget *out) {
@@ -394,6 +453,7 @@ void dp_budget_alloc(const dp_problem *p, int N, int backward, dp_budget *out) {
     for (int i = 0; i < dp_result_nfields; i++)
         if (rows_of(p, i) && (backward || !dp_result_fields[i].backward)) out->row[i] = dp_doubles(rows_of(p, i));
     for (int i = 0; i < 6; i++) *rank_arrays(out, i) = dp_doubles((int64_t)N * p->HV);
+    for (int i = 0; i < 3 && backward && p->input_error > 0; i++) out->entry[i] = dp_doubles(rows_of(p, 2 + i) * (i == 2 ? p->V : p->K)), out->rest[i] = dp_doubles(rows_of(p, 2 + i));
 }
 
 int dp_budget_parts(const dp_problem *p, int N, dp_budget *b, dp_part *part) {
@@ -402,6 +462,10 @@ int dp_budget_parts(const dp_problem *p, int N, dp_budget *b, dp_part *part) {
         if (b->row[i]) part[n++] = (dp_part){b->row[i], sizeof(double) * (size_t)rows_of(p, i)};
     for (int i = 0; i < 6; i++) part[n++] = (dp_part){*rank_arrays(b, i), sizeof(double) * (size_t)N * p->HV};
     part[n++] = (dp_part){b->traj, sizeof b->traj};
+    for (int i = 0; i < 3 && b->entry[i]; i++) {
+        part[n++] = (dp_part){b->entry[i], sizeof(double) * (size_t)(rows_of(p, 2 + i) * (i == 2 ? p->V : p->K))};
+        part[n++] = (dp_part){b->rest[i], sizeof(double) * (size_t)rows_of(p, 2 + i)};
+    }
     return n;
 }
 
@@ -431,7 +495,7 @@ void dp_budget_run(dp_budget_base *w, dp_format chain, int backward, dp_budget *
     for (int i = 0; i < nr; i++) free(bM[i].b), free(bdM[i].b);
     free(bM), free(bdM);
     const int64_t size = dp_state_error_size(&w->r, p->K, p->V);
-    if (w->eS && same(eS, w->eS, nr, size) && same(edS, w->edS, nr, size)) {
+    if (w->eS && !out->entry[0] && same(eS, w->eS, nr, size) && same(edS, w->edS, nr, size)) {
         for (int i = 0; i < dp_result_nfields; i++)
             if (out->row[i]) memcpy(out->row[i], w->row[i], sizeof(double) * (size_t)rows_of(p, i));
         free_list(eS, nr), free_list(edS, nr);
@@ -459,6 +523,7 @@ void dp_budget_min(const dp_problem *p, int N, dp_budget *a, const dp_budget *b)
 
 void dp_budget_free(dp_budget *b) {
     for (int i = 0; i < 10; i++) free(b->row[i]);
+    for (int i = 0; i < 3; i++) free(b->entry[i]), free(b->rest[i]);
     free(b->S_in), free(b->M), free(b->H), free(b->dS_out), free(b->dM), free(b->dH);
     *b = (dp_budget){0};
 }

@@ -19,6 +19,10 @@ dp_input_error dp_budget_inputs(const dp_problem *p, dp_base base, const dp_roun
 typedef struct { double g, dx, dA, Dg, Ddx; } dp_gate_error;
 dp_gate_error dp_budget_gate(const dp_problem *p, int64_t t, int hv, int c, double u);
 
+/* Where the subject does not get p's q, k and v but computes them (op step): bounds of the absolute error of each of its entries, laid out as q, k, v;
+ * NULL: it gets them as they are. In an activated row they count as relative errors of the entries and, through its 1/norm, of the whole. */
+typedef struct { double *q, *k, *v; } dp_given_error;
+
 /* What no chain format changes: reference run and chunk bounds of (problem, base, N). */
 typedef struct {
     dp_sim *ref;                 /* borrowed: base fp64, chain fp64, run (with backward if wanted), same N */
@@ -27,19 +31,24 @@ typedef struct {
     dp_chunk_bound *b;           /* [ngroup][HV] */
     double **eH, **edH;          /* [N*HV] -> state error (ref/bound.h); NULL where absent */
     double *Dg;                  /* [T][HV][Kg] error of the log decay */
+    dp_given_error given;        /* borrowed */
     double **eS, **edS, *row[10];   /* errors entering the ranks and row bounds of the last run: often the same for the next format */
 } dp_budget_base;
 void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int p, int backward);
+void dp_budget_base_given(dp_budget_base *w, dp_sim *ref, dp_base base, int p, int backward, const dp_given_error *given);      /* NULL: none */
 void dp_budget_base_free(dp_budget_base *w);
 
 typedef struct {
     double *row[10];             /* per dp_result_fields: [rows], NULL when absent or not bounded */
     double *S_in, *M, *H, *dS_out, *dM, *dH;   /* [N*HV] Frobenius bounds; 0 where absent */
     double traj[DP_MAX_TRAJ];    /* M of ref->traj_rank (HV = 1) */
+    double *entry[3], *rest[3];  /* dq, dk, dv where p->input_error > 0 (op step goes on from them), else NULL: squares of the probable errors without DP_LAMBDA, of every
+                                    entry, and of a row as a whole on top of that */
 } dp_budget;
 void dp_budget_run(dp_budget_base *w, dp_format chain, int backward, dp_budget *out);
 void dp_budget_free(dp_budget *b);
-/* Allocates *out for p split over N ranks, and its arrays as cache parts (ref/cache.h); returns their number, at most 20. */
+/* Allocates *out for p split over N ranks, and its arrays as cache parts (ref/cache.h); returns their number, at most DP_BUDGET_PARTS. */
+#define DP_BUDGET_PARTS 24
 void dp_budget_alloc(const dp_problem *p, int N, int backward, dp_budget *out);
 int dp_budget_parts(const dp_problem *p, int N, dp_budget *b, dp_part *parts);
 #define DP_BUDGET_VERSION 7      /* raise it whenever a bound changes */

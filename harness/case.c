@@ -1,6 +1,7 @@
 #include "case.h"
 #include "casefile.h"
 #include "../ref/safetensors.h"
+#include "step.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -89,7 +90,7 @@ static dp_inputs_spec spec_of(const dp_casefile *f) {
 static dp_status settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     c->reason = strdup(f->reason);
     c->source = strdup(f->source);
-    c->op = f->op <= DP_MKDA ? DP_OP_RECURRENCE : f->op == 3 ? DP_OP_CHAIN : DP_OP_CONV;
+    c->op = f->op <= DP_MKDA ? DP_OP_RECURRENCE : f->op == 3 ? DP_OP_CHAIN : f->op == 4 ? DP_OP_CONV : DP_OP_STEP;
     c->op_name = dp_casefile_op_name(f);
     c->smoke = (int)f->smoke;
     c->backward = (int)f->backward;
@@ -174,7 +175,7 @@ int dp_case_same_shape(const dp_tensor *t, int ndim, const int64_t *want, int fl
 }
 
 static int same_shape(const dp_tensor *t, const slot *s, int64_t T) {
-    int64_t want[4];
+    int64_t want[4] = {0};
     for (int i = 0; i < s->ndim; i++) want[i] = i == 0 && s->tokens ? T : s->shape[i];
     return dp_case_same_shape(t, s->ndim, want, s->param);
 }
@@ -251,7 +252,7 @@ static dp_status load_data(const dp_casefile *f, const dp_tensorfile *d, dp_case
         dp_status st = load_slot(f, d, &s[i], Tdata, &widest, e);
         if (st) return st;
     }
-    if (c->op == DP_OP_RECURRENCE && f->gate == DP_GATE_LOG && (c->p.A_log || c->p.dt_bias))
+    if (c->op != DP_OP_CONV && f->gate == DP_GATE_LOG && (c->p.A_log || c->p.dt_bias))
         return dp_casefile_refuse(f, "data", e, "has A_log or dt_bias, so its gate is raw, but gate = log");
     if (dp_casefile_has(f, "dtype") && FLOATS[f->dtype] != widest)
         return dp_casefile_refuse(f, "dtype", e, "%s has %s tensors", f->data, dp_formats[widest].name);
@@ -434,6 +435,66 @@ static dp_status check_size(const dp_casefile *f, dp_case *c, dp_err *e) {
     return DP_OK;
 }
 
+static char *sibling(const char *path, const char *name) {      /* name relative to the folder of path */
+    const char *slash = strrchr(path, '/');
+    const size_t dir = slash && *name != '/' ? (size_t)(slash - path) + 1 : 0;
+    char *out = dp_calloc(dir + strlen(name) + 1, 1);
+    memcpy(out, path, dir);
+    strcpy(out + dir, name);
+    return out;
+}
+
+/* ---- op step --------------------------------------------------------------------------------------------------------------- */
+
+/* x and w of the one convolution, in place of what stands for its output. */
+static dp_status step_data(const dp_casefile *f, dp_case *c, double **x, int D, dp_conv *v, dp_err *e) {
+    dp_tensorfile d;
+    dp_conv shape = {.T = c->p.T, .D = D};
+    slot s[MAX_SLOTS] = {0};
+    char *path = sibling(c->path, f->conv_data);
+    dp_status st = dp_safetensors_read(path, &d, e);
+    free(path);
+    if (st) return st;
+    const slot ws = {.name = "w", .alias = "weight"};
+    const dp_tensor *tx = dp_tensor_find(&d, "x"), *tw = find_slot(&d, &ws);
+    if (!tx || !tw || dim_from_end(tx, 1) != D || tx->n / D < c->p.T || dim_from_end(tw, 1) < 1 || tw->n != D * dim_from_end(tw, 1))
+        st = dp_casefile_refuse(f, "conv_data", e, "needs x [%lld or more,%d] and w [%d,W]", (long long)c->p.T, D, D);
+    if (!st && f->W && f->W != dim_from_end(tw, 1)) st = dp_casefile_refuse(f, "W", e, "%s has %lld", f->conv_data, (long long)dim_from_end(tw, 1));
+    dp_format widest = c->input_dtype;
+    if (!st) {
+        shape.W = (int)dim_from_end(tw, 1);
+        const int n = conv_slots(&shape, s);
+        for (int i = 0; i < n && !st; i++)
+            if (strcmp(s[i].name, "dy")) st = load_slot(f, &d, &s[i], tx->n / D, &widest, e);
+    }
+    if (!st) free(*x), *x = shape.x, v->w = shape.w, v->bias = shape.bias, v->W = shape.W;
+    c->input_dtype = widest;
+    dp_tensorfile_free(&d);
+    return st;
+}
+
+static dp_status step(const dp_casefile *f, dp_case *c, dp_err *e) {
+    dp_problem *p = &c->p;
+    double **const x[] = {&p->q, &p->k, &p->v};
+    if (f->conv_data && f->conv.n != 1) return dp_casefile_refuse(f, "conv_data", e, "goes with one convolution, conv = q, k or v, not %d", f->conv.n);
+    if (!f->conv_data && !f->W) return dp_casefile_refuse(f, "W", e, "missing; required unless conv_data gives it");
+    for (int n = 0; n < f->conv.n; n++) {
+        const int i = (int)f->conv.v[n], D = i == 2 ? p->HV * p->V : p->H * p->K;
+        dp_conv *v = &c->step.conv[i];
+        dp_inputs_spec law = c->spec;
+        law.seed += 1 + (uint64_t)i;
+        v->T = p->T, v->D = D, v->W = (int)f->W, v->silu = (int)f->activation, c->step.on[i] = 1;
+        if (f->conv_data) {
+            const dp_status st = step_data(f, c, x[i], D, v, e);
+            if (st) return st;
+            continue;
+        }
+        v->w = dp_doubles((int64_t)D * v->W), v->bias = f->bias ? dp_doubles(D) : NULL;
+        dp_inputs_fill_conv(v, &law);
+    }
+    return dp_step_build(c, e);
+}
+
 /* given: the tensors, already read; NULL: those of the file that the case names, if any. */
 static dp_status open_tensors(const dp_casefile *f, dp_case *c, int load, const dp_tensorfile *given, dp_err *e) {
     dp_tensorfile d = {0};
@@ -452,6 +513,7 @@ static dp_status open_tensors(const dp_casefile *f, dp_case *c, int load, const 
         if (!s) fill_missing_gradients(c, (int)f->dstate);
         if (!s) s = poke(f, c, e);
         if (!s) s = check_values(f, c, e);
+        if (!s && c->op == DP_OP_STEP) s = step(f, c, e);
         if (!s && !conv) warn_expanding(c);
     }
     dp_tensorfile_free(&d);
@@ -459,7 +521,7 @@ static dp_status open_tensors(const dp_casefile *f, dp_case *c, int load, const 
 }
 
 static void recurrence_settings(const dp_casefile *f, dp_problem *p) {
-    p->model = (dp_model)f->op;
+    p->model = f->op <= DP_MKDA ? (dp_model)f->op : DP_KDA;
     p->gate = (dp_gate)f->gate;
     p->lower_bound = f->lower_bound;
     p->beta_form = (dp_beta)f->beta;
@@ -481,15 +543,6 @@ static dp_status build(const dp_casefile *f, dp_case *c, int load, const dp_tens
     s = open_tensors(f, c, load, given, e);
     c->p.scale = dp_casefile_has(f, "scale") ? f->scale : c->p.K ? 1 / sqrt(c->p.K) : 0;
     return s;
-}
-
-static char *sibling(const char *path, const char *name) {      /* name relative to the folder of path */
-    const char *slash = strrchr(path, '/');
-    const size_t dir = slash && *name != '/' ? (size_t)(slash - path) + 1 : 0;
-    char *out = dp_calloc(dir + strlen(name) + 1, 1);
-    memcpy(out, path, dir);
-    strcpy(out + dir, name);
-    return out;
 }
 
 static char *stem(const char *path) {
@@ -552,6 +605,7 @@ void dp_case_free(dp_case *c) {
     free(c->data);
     dp_problem_free(&c->p);
     dp_conv_free(&c->conv);
+    dp_step_free(c);
     memset(c, 0, sizeof *c);
 }
 

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-typedef enum { DP_OP_RECURRENCE, DP_OP_CHAIN, DP_OP_CONV } dp_op;
+typedef enum { DP_OP_RECURRENCE, DP_OP_CHAIN, DP_OP_CONV, DP_OP_STEP } dp_op;
 
 /* Arithmetic of the truth. auto: MPFR up to 1e8 steps (entries of states passed through), double-double above. */
 typedef enum { DP_PICK_AUTO, DP_PICK_MPFR, DP_PICK_DD, DP_NTRUTH_PICKS } dp_truth_pick;
@@ -27,7 +27,7 @@ typedef struct {
     char *name;                  /* the file's name without .case */
     char *path;
     char *reason, *source;
-    dp_op op;                    /* in the file: gdn | kda | mkda | chain | conv */
+    dp_op op;                    /* in the file: gdn | kda | mkda | chain | conv | step */
     const char *op_name;
     int smoke;                   /* 1: part of the smoke set */
     int nranks; int ranks[16];   /* lists that the op has no use for hold their one default */
@@ -42,8 +42,10 @@ typedef struct {
     char *data;                  /* safetensors file, NULL for generated inputs */
     dp_format input_dtype;       /* widest dtype of the inputs (parameters and states aside): DP_BF16, DP_FP32 or DP_FP64 */
 
-    dp_problem p;                /* DP_OP_RECURRENCE: complete, checked */
+    dp_problem p;                /* DP_OP_RECURRENCE, DP_OP_STEP: complete, checked */
     dp_conv conv;                /* DP_OP_CONV: complete, checked */
+    /* DP_OP_STEP: what stands in front of q, k and v, without dy, and the radius of its outputs; p is the recurrence behind it, on the true outputs (step.h) */
+    struct { int on[3]; dp_conv conv[3]; dp_conv_result rad[3]; } step;
     struct { dp_regime regime; int n, K; } ch;    /* DP_OP_CHAIN: n factors; the seed is spec.seed */
     int nwarn; char **warn;      /* e.g. R >= 3 with sum beta |k|^2 > 2 (math.md b) */
 } dp_case;

@@ -10,7 +10,7 @@
 /* ---- the table of keys --------------------------------------------------------------------------------------------------- */
 
 typedef enum { TEXT, INT, REAL, CHOICE, INTS, CHOICES } type;
-enum { REC = DP_CF_REC, CHAIN = DP_CF_CHAIN, CONV = DP_CF_CONV, ALL = DP_CF_ALL, GEN = 8 };   /* GEN: describes generated inputs, not with data */
+enum { REC = DP_CF_REC, CHAIN = DP_CF_CHAIN, CONV = DP_CF_CONV, STEP = DP_CF_STEP, ALL = DP_CF_ALL, GEN = 8 };   /* GEN: describes generated inputs, not with data */
 
 /* dflt: NULL required; "(..)" computed or absent, said in words; else parsed like a value of the file. lo, hi: range of numbers. */
 typedef struct {
@@ -29,7 +29,7 @@ typedef struct {
 static const key KEYS[] = {
     {"reason", TEXT, ALL, AT(reason), NULL, 0, 0, NULL, "why this case exists"},
     {"source", TEXT, ALL, AT(source), NULL, 0, 0, NULL, "which fault, section or recording it comes from"},
-    {"op", CHOICE, ALL, AT(op), NULL, 0, 0, "gdn|kda|mkda|chain|conv", "recurrence (three models), product of M factors alone, or causal convolution"},
+    {"op", CHOICE, ALL, AT(op), NULL, 0, 0, "gdn|kda|mkda|chain|conv|step", "recurrence (three models), product of M factors alone, causal convolution, or a training step: convolutions, then KDA"},
     {"smoke", CHOICE, ALL, AT(smoke), "no", 0, 0, "no|yes", "part of the smoke set"},
     {"seed", INT, ALL, AT(seed), "1", 0, MAX_SEED, NULL, "seed of everything that is generated"},
     {"bits", INT, ALL, AT(bits), "192", 64, 4096, NULL, "precision of the truth"},
@@ -69,9 +69,11 @@ static const key KEYS[] = {
     {"regime", CHOICE, CHAIN, AT(regime), NULL, 0, 0, "subspace|reflect|slow|mixed|corr|mild|strong", "law of the factors (math j.5)"},
     {"chunks", INT, CHAIN, AT(chunks), NULL, 2, 65536, NULL, "number of factors"},
     {"D", INT, CONV, AT(D), "(required, or as in data)", 1, 65536, NULL, "channels"},
-    {"W", INT, CONV, AT(W), "(required, or as in data)", 1, 64, NULL, "width of the kernel"},
-    {"activation", CHOICE, CONV, AT(activation), "silu", 0, 0, "none|silu", "after the convolution"},
-    {"bias", CHOICE, CONV | GEN, AT(bias), "no", 0, 0, "no|yes", "generate a bias"},
+    {"W", INT, CONV | STEP, AT(W), "(required, or as in data)", 1, 64, NULL, "width of the kernel"},
+    {"activation", CHOICE, CONV | STEP, AT(activation), "silu", 0, 0, "none|silu", "after the convolution"},
+    {"bias", CHOICE, CONV | STEP | GEN, AT(bias), "no", 0, 0, "no|yes", "generate a bias"},
+    {"conv", CHOICES, STEP, AT(conv), "q,k,v", 0, 0, "q|k|v", "which of q, k, v come out of a convolution: their tensors are what goes into it"},
+    {"conv_data", TEXT, STEP, AT(conv_data), "(generated)", 0, 0, NULL, "safetensors file with x and w of the one convolution"},
 };
 #define NKEYS ((int)(sizeof KEYS / sizeof *KEYS))
 _Static_assert(NKEYS <= DP_CASEFILE_MAX_KEYS, "text and line have a slot for every key");
@@ -88,7 +90,7 @@ void dp_case_print_keys(FILE *out) {
         const key *k = &KEYS[i];
         fprintf(out, "%-17s %s%s%s; default: %s\n%-17s %s", k->name, types[k->type], k->choices ? " " : "", k->choices ? k->choices : "",
                 k->dflt ? k->dflt : "none, required", "", k->meaning);
-        fprintf(out, " [%s%s%s%s]\n", k->ops & REC ? " recurrence" : "", k->ops & CHAIN ? " chain" : "", k->ops & CONV ? " conv" : "", k->ops & GEN ? "; not with data" : "");
+        fprintf(out, " [%s%s%s%s%s]\n", k->ops & REC ? " recurrence" : "", k->ops & CHAIN ? " chain" : "", k->ops & CONV ? " conv" : "", k->ops & STEP ? " step" : "", k->ops & GEN ? "; not with data" : "");
     }
 }
 
@@ -296,9 +298,9 @@ void dp_casefile_free(dp_casefile *f) {
 }
 
 int dp_casefile_has(const dp_casefile *f, const char *name) { return find(name) >= 0 && f->text[find(name)]; }
-int dp_casefile_op_bit(const dp_casefile *f) { return f->op <= 2 ? REC : f->op == 3 ? CHAIN : CONV; }
+int dp_casefile_op_bit(const dp_casefile *f) { return f->op <= 2 ? REC : f->op == 3 ? CHAIN : f->op == 4 ? CONV : REC | STEP; }
 
 const char *dp_casefile_op_name(const dp_casefile *f) {
-    static const char *const names[] = {"gdn", "kda", "mkda", "chain", "conv"};
+    static const char *const names[] = {"gdn", "kda", "mkda", "chain", "conv", "step"};
     return names[f->op];
 }

@@ -10,7 +10,7 @@ extern "C" {
 #define DP_CASEFILE_MAX_KEYS 64
 #define DP_CASEFILE_MAX_BYTES (1 << 20)
 
-enum { DP_CF_REC = 1, DP_CF_CHAIN = 2, DP_CF_CONV = 4, DP_CF_ALL = 7 };   /* op: gdn kda mkda | chain | conv */
+enum { DP_CF_REC = 1, DP_CF_CHAIN = 2, DP_CF_CONV = 4, DP_CF_ALL = 7, DP_CF_STEP = 16 };   /* op: gdn kda mkda step | chain | conv | step, which has REC too */
 
 typedef struct { int n; int64_t *v; } dp_ints;
 typedef struct {
@@ -18,11 +18,11 @@ typedef struct {
     char *text[DP_CASEFILE_MAX_KEYS];    /* value as written, by row of the table; NULL: not in the file */
     int line[DP_CASEFILE_MAX_KEYS];
     /* choices are indices into their list of names, in the order of the enum they stand for */
-    char *reason, *source, *data, *poke;
+    char *reason, *source, *data, *poke, *conv_data;
     int64_t op, smoke, seed, T, H, HV, K, V, R, gate, beta, l2norm, dtype, backward, dstate, bits, truth, keys, gate_params, nonfinite;
     int64_t regime, chunks, D, W, activation, bias;
     double scale, lower_bound, g_scale, g_mean, g_uniform, g_head_spread, g_channel_spread, beta_lo, beta_hi, s0_scale;
-    dp_ints cu_seqlens, ranks, base, chain, merge;
+    dp_ints cu_seqlens, ranks, base, chain, merge, conv;
 } dp_casefile;
 
 /* Parses and checks each key by itself: known, once, allowed for the op, of its type and in range, required ones present.

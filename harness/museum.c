@@ -33,6 +33,7 @@ static int of_one_run(dp_fault f) { return f == DP_FAULT_RACE || f == DP_FAULT_O
 
 /* Which operations a fault can show in at all. */
 static int concerns(dp_fault f, dp_op op) {
+    if (op == DP_OP_STEP) return 0;                              /* its parts have cases of their own */
     if (op == DP_OP_CONV) return f == DP_FAULT_HALO_LEAK;
     if (op == DP_OP_CHAIN) return f == DP_FAULT_CHAIN_BF16 || f == DP_FAULT_CHAIN_TF32RZ;
     return f != DP_FAULT_HALO_LEAK;

@@ -149,7 +149,7 @@ static json_t *run_json(const dp_run *r) {
 static json_t *case_json(const dp_case *c) {
     json_t *o = json_object(), *w = json_array();
     set_str(o, "name", c->name), set_str(o, "op", c->op_name), set_str(o, "reason", c->reason), set_str(o, "source", c->source);
-    if (c->op == DP_OP_RECURRENCE) {
+    if (c->op == DP_OP_RECURRENCE || c->op == DP_OP_STEP) {
         const dp_problem *p = &c->p;
         set(o, "T", json_integer(p->T)), set(o, "H", json_integer(p->H)), set(o, "HV", json_integer(p->HV)), set(o, "K", json_integer(p->K));
         set(o, "V", json_integer(p->V)), set(o, "R", json_integer(p->R)), set(o, "Nseq", json_integer(p->Nseq));

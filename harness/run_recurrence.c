@@ -1,10 +1,11 @@
-/* gdn, kda, mkda: truth, reference, simulated ranks, bounds, judgement. */
+/* gdn, kda, mkda, step: truth, reference, simulated ranks, bounds, judgement. */
 #include "../ref/mm.h"
 #include "../ref/truth.h"
 #include "budget.h"
 #include "expected.h"
 #include "judge.h"
 #include "run.h"
+#include "step.h"
 #include "source.h"
 
 #include <assert.h>
@@ -100,6 +101,7 @@ typedef struct {
     dp_base exp_base[DP_NBASES * DP_NFORMATS];
     dp_format exp_chain[DP_NBASES * DP_NFORMATS];
     dp_expected *exp;
+    const dp_step_run *step;     /* op step: what the subject's convolutions made of the inputs; NULL: it gets the problem as it is */
 } split;
 
 static void note_truth(const split *sp, dp_run *r) {
@@ -228,11 +230,18 @@ static double largest_radius(const dp_truth *t) {
     return top;
 }
 
+static void judge_step(const split *sp, const dp_result *out, const dp_budget *b, dp_run *run) {
+    dp_err e = {0};
+    const dp_status st = sp->step ? dp_step_judge(sp->c, sp->truth, sp->step, out, b, run, &e) : DP_OK;
+    if (st) fprintf(stderr, "deltaproof: %s: %s\n", sp->c->name, e.msg), exit(2);       /* the convolution ran before: a device that died since */
+}
+
 static void judge(const split *sp, dp_sim *s, const dp_budget *b, dp_run *run) {
     const dp_problem *p = s->p;
     const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
-    run->tensor = dp_calloc((size_t)dp_result_nfields + 6, sizeof *run->tensor);
+    run->tensor = dp_calloc((size_t)dp_result_nfields + 6 + DP_STEP_TENSORS, sizeof *run->tensor);
     judge_fields(sp, &s->out, b, NULL, NULL, run);
+    judge_step(sp, &s->out, b, run);
     RANK_TENSOR(1, has_S_in, S_in, KV);
     RANK_TENSOR(1, has_MH, M, KK);
     RANK_TENSOR(1, has_MH, H, KV);
@@ -341,22 +350,40 @@ static void reference(split *sp) {
     sp->have_ref = 1;
 }
 
+/* What bounds follow from besides the problem. */
+static void *with_given(const void *what, size_t n, const dp_problem *p, const dp_given_error *g, size_t *size) {
+    const double *part[] = {g ? g->q : NULL, g ? g->k : NULL, g ? g->v : NULL};
+    const size_t len[] = {sizeof(double) * (size_t)(p->T * p->H * p->K), sizeof(double) * (size_t)(p->T * p->H * p->R * p->K), sizeof(double) * (size_t)(p->T * p->HV * p->R * p->V)};
+    char *all = dp_calloc(n + len[0] + len[1] + len[2] + 3, 1);
+    memcpy(all, what, n);
+    *size = n;
+    for (int i = 0; g && i < 3; i++) {
+        all[(*size)++] = part[i] != NULL;
+        if (part[i]) memcpy(all + *size, part[i], len[i]), *size += len[i];
+    }
+    return all;
+}
+
 static void budget(const dp_run_options *o, split *sp, dp_base base, dp_format chain, budget_bases *w, dp_budget *out) {
     const dp_case *c = sp->c;
     const int32_t what[] = {sp->N, base, chain, c->backward};
-    dp_part part[20];
+    const dp_given_error *given = sp->step ? &sp->step->err : NULL;
+    dp_part part[DP_BUDGET_PARTS];
     dp_budget worst;
     dp_key key = {{0}};
     dp_budget_alloc(&c->p, sp->N, c->backward, out);
     if (o->cache) {
-        key = dp_problem_key(&c->p, what, sizeof what);
+        size_t size;
+        void *more = with_given(what, sizeof what, &c->p, given, &size);
+        key = dp_problem_key(&c->p, more, size);
+        free(more);
         if (dp_cache_load(o->cache, "bound", DP_BUDGET_VERSION, key, part, dp_budget_parts(&c->p, sp->N, out, part))) return;
     }
     dp_budget_free(out);
     reference(sp);
     if (!w->ready) {
-        dp_budget_base_init(&w->sound, sp->ref, base, 1, c->backward);
-        dp_budget_base_init(&w->probable, sp->ref, base, 2, c->backward);
+        dp_budget_base_given(&w->sound, sp->ref, base, 1, c->backward, given);
+        dp_budget_base_given(&w->probable, sp->ref, base, 2, c->backward, given);
         w->ready = 1;
     }
     dp_budget_run(&w->probable, chain, c->backward, out);
@@ -376,6 +403,7 @@ static void expect(const dp_run_options *o, split *sp, int nb, const int *base, 
     dp_part part[16];
     int missing = 0;
     if (c->spec.keys == DP_KEYS_EXACT && !c->data) return;
+    if (c->op == DP_OP_STEP) return;                             /* draws know nothing of the convolution's error */
     if (!sp->exp) sp->exp = dp_calloc((size_t)max, sizeof *sp->exp);
     for (int i = 0; i < nb * nc; i++) {
         const dp_base bi = base[i / nc];
@@ -573,8 +601,11 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, dp_runs *out,
     for (int i = 0; i < nb; i++) {
         dp_sim s;
         budget_bases w = {0};
-        const dp_status st = dp_sim_new(&s, &c->p, bases[i], sp->N, o->fault, e);
+        dp_step_run given = {0};
+        dp_status st = c->op == DP_OP_STEP ? dp_step_forward(c, DP_BACKEND_SIM, sp->N, bases[i], &given, e) : DP_OK;
+        if (!st) st = dp_sim_new(&s, c->op == DP_OP_STEP ? &given.p : &c->p, bases[i], sp->N, o->fault, e);
         if (st) return st;
+        sp->step = c->op == DP_OP_STEP ? &given : NULL;
         for (int j = 0; j < nc; j++) {
             dp_budget b;
             budget(o, sp, bases[i], chains[j], &w, &b);
@@ -583,6 +614,8 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, dp_runs *out,
         }
         free_bases(&w);
         dp_sim_free(&s);
+        dp_step_run_free(c, &given);
+        sp->step = NULL;
     }
     return DP_OK;
 }
@@ -592,8 +625,9 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, dp_runs *out,
 static void judge_cuda(const split *sp, dp_cuda_result *s, const dp_budget *b, dp_run *run) {
     const dp_problem *p = &sp->c->p;
     const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
-    run->tensor = dp_calloc((size_t)dp_result_nfields + 6, sizeof *run->tensor);
+    run->tensor = dp_calloc((size_t)dp_result_nfields + 6 + DP_STEP_TENSORS, sizeof *run->tensor);
     judge_fields(sp, &s->out, b, NULL, NULL, run);
+    judge_step(sp, &s->out, b, run);
     RANK_TENSOR(1, has_S_in, S_in, KV);
     RANK_TENSOR(0, has_MH, M, KK);
     RANK_TENSOR(0, has_MH, H, KV);
@@ -627,7 +661,11 @@ static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_
     dp_budget b;
     dp_err why = {0};
     const char *no = dp_cuda_unavailable(be, sp->N);
-    const dp_status st = no ? DP_EINPUT : dp_cuda_run(&c->p, c->input_dtype == DP_BF16, base, f, sp->N, be, sp->truth->backward, way, &res, &why);
+    dp_step_run given = {0};
+    const int step = c->op == DP_OP_STEP, bf16 = step ? base == DP_BASE_BF16 : c->input_dtype == DP_BF16;
+    dp_status st = no ? DP_EINPUT : step ? dp_step_forward(c, be, sp->N, base, &given, &why) : DP_OK;
+    if (!st) st = dp_cuda_run(step ? &given.p : &c->p, bf16, base, f, sp->N, be, sp->truth->backward, way, &res, &why);
+    sp->step = step ? &given : NULL;
     if (st && st != DP_EINPUT) return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[be], sp->N, why.msg);
     dp_run *r = cuda_record(c, be, sp->N, base, f, way, st ? (no ? no : why.msg) : NULL, out);
     if (!st) {
@@ -639,6 +677,8 @@ static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_
         dp_run_close(r, dp_now() - t0);
         dp_budget_free(&b), dp_cuda_result_free(&res, c->p.HV);
     }
+    dp_step_run_free(c, &given);
+    sp->step = NULL;
     if (o->done) o->done(r, o->arg);
     return DP_OK;
 }

@@ -171,7 +171,7 @@ static void intra_pairs(dp_chunk_bound *b) {
                 double D = 0, sum = 0;
                 for (int x = 0; x < K; x++) {
                     const double t = fabs(ch->q[s * K + x] * ki[x]) * e[x];
-                    sum += t, D += dp_pw(r, t * (b->eq + b->ek + ee[x]));
+                    sum += t, D += dp_pw(r, t * (b->eq[s * K + x] + b->ek[(int64_t)(i * R + m) * K + x] + ee[x]));
                 }
                 b->DAqk[z] = dp_pw(r, ch->scale) * (D + dp_pw(r, (gK + r->u) * sum)) + dp_pw(r, 2 * b->er * ch->Aqk[z]) + dp_pw(r, r->us * ch->Aqk[z]) + tiny;
                 for (int j = 0; j < R && i < s; j++) {
@@ -180,7 +180,7 @@ static void intra_pairs(dp_chunk_bound *b) {
                     D = sum = 0;
                     for (int x = 0; x < K; x++) {
                         const double t = fabs(ks[x] * ki[x]) * e[x];
-                        sum += t, D += dp_pw(r, t * (2 * b->ek + ee[x]));
+                        sum += t, D += dp_pw(r, t * (b->ek[(int64_t)(s * R + j) * K + x] + b->ek[(int64_t)(i * R + m) * K + x] + ee[x]));
                     }
                     b->DL[y] = D + dp_pw(r, gK * sum) + dp_pw(r, 2 * b->er * ch->L[y]) + tiny;
                 }
@@ -208,12 +208,12 @@ static void intra_solve(dp_chunk_bound *b, int own) {
         for (int x = 0; x < K; x++) {
             const int64_t z = (int64_t)i * K + x;
             rw[z] = fabs(ch->beta[i] * ch->kgam[z]);
-            Drw[z] = dp_pw(r, rw[z] * (b->Dexp[(i / ch->R) * K + x] + b->ek + b->er + b->eb + 2 * r->u)) + dp_pw(r, r->tiny);
+            Drw[z] = dp_pw(r, rw[z] * (b->Dexp[(i / ch->R) * K + x] + b->ek[z] + b->er + b->eb + 2 * r->u)) + dp_pw(r, r->tiny);
         }
         for (int x = 0; x < V; x++) {
             const int64_t z = (int64_t)i * V + x;
             ru[z] = fabs(ch->beta[i] * ch->v[z]);
-            Dru[z] = dp_pw(r, ru[z] * (b->ev + b->eb + r->u)) + dp_pw(r, r->tiny);
+            Dru[z] = dp_pw(r, ru[z] * (b->ev[z] + b->eb + r->u)) + dp_pw(r, r->tiny);
         }
     }
     if (r->inverse) {
@@ -258,10 +258,13 @@ static void intra_factor(dp_chunk_bound *b) {
 static void bound_alloc(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding rounding, const dp_input_error *in) {
     const int c = ch->c, K = ch->K, V = ch->V, n = ch->n;
     const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, nV = (int64_t)n * V, nn = (int64_t)n * n, KK = (int64_t)K * K;
-    *b = (dp_chunk_bound){.r = rounding, .ch = ch, .eq = in->q, .ek = in->k, .ev = in->v, .eb = in->beta, .er = in->qk_row};
-    const struct { double **p; int64_t n; } a[] = {{&b->Dcum, cK}, {&b->Dexp, cK}, {&b->Dend, cK}, {&b->DeC, K}, {&b->DL, nn}, {&b->DA, nn}, {&b->DAqk, (int64_t)c * n},
+    *b = (dp_chunk_bound){.r = rounding, .ch = ch, .eb = in->beta, .er = in->qk_row};
+    const struct { double **p; int64_t n; } a[] = {{&b->eq, cK}, {&b->ek, nK}, {&b->ev, nV}, {&b->Dcum, cK}, {&b->Dexp, cK}, {&b->Dend, cK}, {&b->DeC, K}, {&b->DL, nn}, {&b->DA, nn}, {&b->DAqk, (int64_t)c * n},
         {&b->Dw, nK}, {&b->Du, nV}, {&b->Dkg, nK}, {&b->Dqg, cK}, {&b->DM, KK}, {&b->M, KK}};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) *a[i].p = dp_doubles(a[i].n);
+    for (int64_t i = 0; i < cK; i++) b->eq[i] = in->q + (in->rq ? in->rq[i] : 0);
+    for (int64_t i = 0; i < nK; i++) b->ek[i] = in->k + (in->rk ? in->rk[i] : 0);
+    for (int64_t i = 0; i < nV; i++) b->ev[i] = in->v + (in->rv ? in->rv[i] : 0);
 }
 
 static void intra_cumsum(dp_chunk_bound *b, const dp_input_error *in) {
@@ -289,10 +292,10 @@ static void intra_decay(dp_chunk_bound *b) {
             const double span = fabs(ch->gcum[last] - ch->gcum[z]);
             b->Dexp[z] = root(r, b->Dcum[z]) + 2 * r->u;
             b->Dend[z] = root(r, fmax(0, b->Dcum[last] - b->Dcum[z])) + r->u * span + 2 * r->u;
-            b->Dqg[z] = dp_pw(r, ch->qg[z] * (b->Dexp[z] + b->eq + b->er + r->u + r->us)) + dp_pw(r, r->tiny);
+            b->Dqg[z] = dp_pw(r, ch->qg[z] * (b->Dexp[z] + b->eq[z] + b->er + r->u + r->us)) + dp_pw(r, r->tiny);
             for (int j = 0; j < R; j++) {
                 const int64_t i = (int64_t)(t * R + j) * K + x;
-                b->Dkg[i] = dp_pw(r, ch->kg[i] * (b->Dend[z] + b->ek + b->er + r->u + r->us)) + dp_pw(r, r->tiny);
+                b->Dkg[i] = dp_pw(r, ch->kg[i] * (b->Dend[z] + b->ek[i] + b->er + r->u + r->us)) + dp_pw(r, r->tiny);
             }
             if (t == c - 1) b->DeC[x] = dp_pw(r, ch->eC[x] * b->Dexp[z]) + dp_pw(r, r->tiny);
         }
@@ -321,7 +324,7 @@ void dp_bound_exact(dp_chunk_bound *b) {
 }
 
 void dp_bound_free(dp_chunk_bound *b) {
-    double **a[] = {&b->Dcum, &b->Dexp, &b->Dend, &b->DeC, &b->DL, &b->DA, &b->DT, &b->DAqk, &b->Dw, &b->Du, &b->Dkg, &b->Dqg, &b->DM, &b->M};
+    double **a[] = {&b->eq, &b->ek, &b->ev, &b->Dcum, &b->Dexp, &b->Dend, &b->DeC, &b->DL, &b->DA, &b->DT, &b->DAqk, &b->Dw, &b->Du, &b->Dkg, &b->Dqg, &b->DM, &b->M};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
         free(*a[i]);
         *a[i] = NULL;
@@ -494,12 +497,12 @@ static void grad_rows(const dp_chunk_bound *b, const double *eS, const double *e
     g->E = dp_doubles(nV);
     addmm(1, 0, 0, n, V, n, ch->L, ch->v_new, Ev);
     for (int64_t i = 0; i < nV; i++) {
-        g->E[i] = dp_pw(r, (b->ev + 2 * u) * fabs(ch->v[i]) + 2 * u * fabs(Ev[i])) + dp_pw(r, (K + n) * r->tiny);
+        g->E[i] = dp_pw(r, (b->ev[i] + 2 * u) * fabs(ch->v[i]) + 2 * u * fabs(Ev[i])) + dp_pw(r, (K + n) * r->tiny);
         Ev[i] = ch->v[i] - Ev[i];
     }
     g->aE = absof(Ev, nV);
     for (int i = 0; i < n; i++)
-        for (int x = 0; x < K; x++) Dkgam[(int64_t)i * K + x] = dp_pw(r, akgam[(int64_t)i * K + x] * (b->Dexp[(i / ch->R) * K + x] + b->ek + b->er + u + 2 * r->uo));
+        for (int x = 0; x < K; x++) Dkgam[(int64_t)i * K + x] = dp_pw(r, akgam[(int64_t)i * K + x] * (b->Dexp[(i / ch->R) * K + x] + b->ek[(int64_t)i * K + x] + b->er + u + 2 * r->uo));
     addmm(1, 0, 0, n, V, K, Dkgam, pS, g->E);
     add_sum(r, dp_sum_error(r, K) + u, 0, 0, n, V, K, akgam, aS, g->E);
     addmm(1, 0, 0, n, V, n, b->DL, g->pX, g->E);
@@ -579,18 +582,18 @@ static void grad_pairs(const dp_chunk_bound *b, const double *dL, const double *
                 double own = 0, rounding = 0;
                 for (int m = 0; m < R; m++) {
                     const int im = i * R + m;
-                    const double ai = ch->k[(int64_t)im * K + x], p = dP[(int64_t)s * n + im], Dp = DdP[(int64_t)s * n + im];
-                    o->q[s * K + x] += dp_pw(r, e * ai) * Dp + dp_pw(r, e * ai * p * (ee + b->ek));
-                    o->w[(int64_t)im * K + x] += dp_pw(r, e * aq) * Dp + dp_pw(r, e * aq * p * (ee + b->eq));
+                    const double ei = b->ek[(int64_t)im * K + x], eq = b->eq[s * K + x], ai = ch->k[(int64_t)im * K + x], p = dP[(int64_t)s * n + im], Dp = DdP[(int64_t)s * n + im];
+                    o->q[s * K + x] += dp_pw(r, e * ai) * Dp + dp_pw(r, e * ai * p * (ee + ei));
+                    o->w[(int64_t)im * K + x] += dp_pw(r, e * aq) * Dp + dp_pw(r, e * aq * p * (ee + eq));
                     const double cq = e * aq * ai;
-                    own += dp_pw(r, cq) * Dp + dp_pw(r, cq * p * (ep + b->eq + b->ek)), rounding += dp_pw(r, cq * p);
+                    own += dp_pw(r, cq) * Dp + dp_pw(r, cq * p * (ep + eq + ei)), rounding += dp_pw(r, cq * p);
                     if (i == s) continue;
                     for (int j = 0; j < R; j++) {
                         const int64_t sj = s * R + j;
-                        const double as = ch->k[sj * K + x], l = dL[sj * n + im], Dl = DdL[sj * n + im], cl = e * as * ai;
-                        o->r[sj * K + x] += dp_pw(r, e * ai) * Dl + dp_pw(r, e * ai * l * (ee + b->ek));
-                        o->w[(int64_t)im * K + x] += dp_pw(r, e * as) * Dl + dp_pw(r, e * as * l * (ee + b->ek));
-                        own += dp_pw(r, cl) * Dl + dp_pw(r, cl * l * (ep + 2 * b->ek)), rounding += dp_pw(r, cl * l);
+                        const double es = b->ek[sj * K + x], as = ch->k[sj * K + x], l = dL[sj * n + im], Dl = DdL[sj * n + im], cl = e * as * ai;
+                        o->r[sj * K + x] += dp_pw(r, e * ai) * Dl + dp_pw(r, e * ai * l * (ee + ei));
+                        o->w[(int64_t)im * K + x] += dp_pw(r, e * as) * Dl + dp_pw(r, e * as * l * (ee + es));
+                        own += dp_pw(r, cl) * Dl + dp_pw(r, cl * l * (ep + (es + ei))), rounding += dp_pw(r, cl * l);
                     }
                 }
                 if (i < s) acc[i * K + x] += own;
@@ -643,10 +646,11 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
             const double shared = dp_pw(r, ch->scale * e) * Qdo[y];
             ib.q[y] += own + shared + dp_pw(r, u * val.dq[y]) + dp_pw(r, (V + n) * r->tiny);
             rs1[y] += dp_pw(r, ch->q[y]) * shared;
-            rs[y] += dp_pw(r, ch->q[y]) * own + dp_pw(r, (b->eq + b->er + 2 * u) * ch->q[y] * ch->scale * e * Sdo[y]);
+            rs[y] += dp_pw(r, ch->q[y]) * own + dp_pw(r, (b->eq[y] + b->er + 2 * u) * ch->q[y] * ch->scale * e * Sdo[y]);
             ib.round[y] += dp_pw(r, 2 * u * ch->q[y] * val.dq[y]) + dp_pw(r, (V + n) * r->tiny);
         }
         out->dq[s] = error_norm(r, ib.q + (int64_t)s * K, K, 1);
+        if (out->edq) memcpy(out->edq + (int64_t)s * K, ib.q + (int64_t)s * K, sizeof(double) * (size_t)K);
     }
     for (int i = 0; i < n; i++) {
         double db = 0, zE = 0, z1 = 0, E1 = 0;
@@ -659,11 +663,13 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
             const double read1 = dp_pw(r, e) * QdE[j], write1 = dp_pw(r, end) * QX[j];
             ib.r[j] += read + write + read1 + write1 + ib.w[j] + dp_pw(r, u * val.dk[j]) + dp_pw(r, 2 * (V + n) * r->tiny);
             rs1[y] += dp_pw(r, ch->k[j]) * read1, ws1[y] += dp_pw(r, ch->k[j]) * write1;
-            rs[y] += dp_pw(r, ch->k[j]) * read + dp_pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * e * SdE[j]);
-            ws[y] += dp_pw(r, ch->k[j]) * write + dp_pw(r, (b->ek + b->er + 2 * u) * ch->k[j] * end * SX[j]);
+            rs[y] += dp_pw(r, ch->k[j]) * read + dp_pw(r, (b->ek[j] + b->er + 2 * u) * ch->k[j] * e * SdE[j]);
+            ws[y] += dp_pw(r, ch->k[j]) * write + dp_pw(r, (b->ek[j] + b->er + 2 * u) * ch->k[j] * end * SX[j]);
             ib.round[y] += dp_pw(r, ch->k[j] * end) * UX[j] + dp_pw(r, 3 * u * ch->k[j] * (fabs(val.dk[j]) + 2 * e * fabs(SdE[j]) + 2 * end * fabs(SX[j]))) + dp_pw(r, 2 * (V + n) * r->tiny);
         }
         out->dk[i] = error_norm(r, ib.r + (int64_t)i * K, K, 1);
+        if (out->edk) memcpy(out->edk + (int64_t)i * K, ib.r + (int64_t)i * K, sizeof(double) * (size_t)K);
+        for (int64_t v = (int64_t)i * V; out->edv && v < (int64_t)(i + 1) * V; v++) out->edv[v] = g.dE[v] + g.dE1[v];
         for (int v = 0; v < V; v++) {
             const int64_t z = (int64_t)i * V + v;
             db += g.dZ[z] * dp_pw(r, g.aE[z]) + dp_pw(r, g.adZ[z]) * g.E[z];

@@ -47,6 +47,7 @@ double dp_sum_error(const dp_rounding *r, int n);
 typedef struct {
     double q, k, v, beta;        /* relative, another error in every entry */
     double qk_row;               /* relative, one error for a whole row of q or k (its 1/norm) */
+    const double *rq, *rk, *rv;  /* NULL, or what each entry of q [c][K], k [n][K], v [n][V] has on top of q, k, v */
     const double *g;             /* [c][K] absolute error of the log decay, entrywise; stride sg */
     int64_t sg;
     int Kg;
@@ -64,7 +65,8 @@ typedef struct {
     double *DM;                  /* [K][K] error of the factor M_c as formed */
     double *M;                   /* [K][K] M_c itself */
     double mu;                   /* upper bound of |M_c|_2 */
-    double eq, ek, ev, eb, er;   /* copies of the input errors; er = qk_row */
+    double *eq, *ek, *ev;        /* [c][K], [n][K], [n][V] relative errors of the entries */
+    double eb, er;               /* copies of the input errors; er = qk_row */
 } dp_chunk_bound;
 
 void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r, const dp_input_error *in);
@@ -84,7 +86,8 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
 /* Gradients of the activated inputs, squares, p = 2 only: row bounds (2-norm) dq [c], dk [n], dv [n]; entrywise dg [c][K], dbeta [n].
  * eS, edS: error of h and dh; DX, DdX: local errors. */
 /* The n* fields return reference values beside the bounds: 2-norms of the rows of dq, dk, dv, and dg [c][K], dbeta [n] themselves. */
-typedef struct { double *dq, *dk, *dv, *dg, *dbeta, *ndq, *ndk, *ndv, *vdg, *vdbeta; } dp_grad_bound;
+/* edq [c][K], edk [n][K], edv [n][V]: NULL, or the rows of dq, dk, dv entry by entry. */
+typedef struct { double *dq, *dk, *dv, *dg, *dbeta, *ndq, *ndk, *ndv, *vdg, *vdbeta, *edq, *edk, *edv; } dp_grad_bound;
 void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS, const double *edS, const double *DX, const double *DdX, dp_grad_bound *g);
 
 /* One step of the M chain, running (math.md j.3, j.4); b is updated in place.

@@ -43,6 +43,7 @@ dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
     XXH3_128bits_update(s, reals, sizeof reals);
     XXH3_128bits_update(s, p->cu, sizeof *p->cu * (size_t)(p->Nseq + 1));
     XXH3_128bits_update(s, more, size);
+    if (p->input_error) hash_doubles(s, &p->input_error, 1);
     hash_doubles(s, p->q, T * p->H * p->K);
     hash_doubles(s, p->k, T * p->H * p->R * p->K);
     hash_doubles(s, p->v, T * p->HV * p->R * p->V);

@@ -74,6 +74,7 @@ typedef struct {
     double *s0;                 /* NULL: zeros */
     double *dout;               /* do [T][HV][V]; NULL: forward only */
     double *dstate;             /* gradient of final_state [Nseq][HV][K][V]; NULL: zeros */
+    double input_error;         /* q, k and v stand for rows (last axis) that are off by at most this times their 2-norm; 0: they are what is meant */
 } dp_problem;
 
 #define DP_L2_EPS 1e-6

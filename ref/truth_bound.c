@@ -18,7 +18,7 @@
  *                                           any sign:  1 + sum_j |beta_j| kappa_j^2
  * Local error l_t, with n = |S~| (bounded by N + b, the bounds of |S| and of the error):
  *     Sbar~ = D S~ + F1            |F1| <= (d_err + 2u d) n,   sigma = d (1+2u) n >= |Sbar~|
- *     E~_j = v_j - k_j D S~ + F2_j  |F2_j| <= gamma_(K+2) (|v_j| + kappa_j sigma) + eps_k kappa_j sigma + kappa_j |F1|
+ *     E~_j = v_j - k_j D S~ + F2_j  |F2_j| <= gamma_(K+2) (|v_j| + kappa_j sigma) + eps_k kappa_j sigma + kappa_j |F1|   (+ 2 input_error |v_j|)
  *                                  e_j = |v_j| + kappa_j sigma + |F2_j|
  *     U~_j = beta_j E_j + F3_j      |F3_j| <= b_j ((2u + eps_b) e_j + |F2_j|)         |U~_j| <= w_j = b_j e_j (1+2u)
  *     |l_t| <= |F1| + sum_j (eps_k kappa_j w_j + kappa_j |F3_j|) + gamma_(R+2) (sigma + sum_j kappa_j w_j) + tiny
@@ -39,7 +39,8 @@
  *
  * CHAIN. delta, m: error and size of the gradient of the activated value, value heads of a group summed (gamma_G sum m more).
  *     L2     f = rstd (I - y y') dy with |y| <= 1, so |I - y y'| <= 1: error rstd (delta + 9 gamma_(K+8) m): y~ in <y,dy> and in
- *            y<y,dy> 2.1 eps_y m, rstd 2.1 (eps_r + 2u) m, inner product 1.1 gamma_(K+2) m, last two operations 4.2u m
+ *            y<y,dy> 2.1 eps_y m, rstd 2.1 (eps_r + 2u) m, inner product 1.1 gamma_(K+2) m, last two operations 4.2u m; eps_y and eps_r hold 4 and 2
+ *            input_error, 13 of them in all
  *     slope  raw = x dact:         x delta + (x_err + 2u x) m
  *     sums   over tokens: errors add, gamma_(terms) sum of sizes more; dA_log: <dg, a> per token: a delta + a_err m + gamma a m
  */
@@ -187,8 +188,8 @@ static void token_bounds(bounder *c, int64_t t, norm_error in) {
     k->push = 0;
     for (int j = 0; j < p->R; j++) {
         const ld ks = k->kap[j] * k->sigma;
-        k->v[j] = c->is_M ? 0 : c->hd->v_norm[t * p->R + j];
-        k->F2[j] = tr_gamma(r, p->K + 2) * (k->v[j] + ks) + c->rel.qk * ks + k->kap[j] * k->F1;
+        k->v[j] = c->is_M ? 0 : c->hd->v_norm[t * p->R + j] * (1 + 2 * (ld)p->input_error);
+        k->F2[j] = tr_gamma(r, p->K + 2) * (k->v[j] + ks) + 2 * (ld)p->input_error * k->v[j] + c->rel.qk * ks + k->kap[j] * k->F1;
         k->e[j] = k->v[j] + ks + k->F2[j];
         k->w[j] = k->be[j] * k->e[j] * (1 + 2 * u);
         k->push += k->kap[j] * k->be[j] * k->v[j];
@@ -267,7 +268,7 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
 
 static double l2_chain(const tr_run *r, grad dy, const ld *rstd_up, int64_t i) {
     if (!r->p->l2norm) return tr_up(dy.err);
-    return tr_up(rstd_up[i] * (dy.err + 9 * tr_gamma(r, r->p->K + 8) * dy.size));
+    return tr_up(rstd_up[i] * (dy.err + (9 * tr_gamma(r, r->p->K + 8) + 13 * (ld)r->p->input_error) * dy.size));
 }
 
 /* The states of one head: in[t] entering, out[t] leaving token t, over all sequences; radii of o, final_state, S_cut. */

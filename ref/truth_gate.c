@@ -1,7 +1,8 @@
 /* ref/truth_gate.c - activations in MPFR with their relative errors, and the chain rule back to the raw inputs (math.md c).
  *
  * Relative errors, u = 2^-prec, every operation rounded to nearest (relative error <= u unless it underflows, and an underflow
- * of MPFR is below 2^-2^29, absorbed by tiny in truth_bound.c). Inputs are exact. rho(x) := x / (1 - x) >= exp(x) - 1.
+ * of MPFR is below 2^-2^29, absorbed by tiny in truth_bound.c). Inputs are exact but for dp_problem.input_error, in < 2^-20, of the rows of q, k and v:
+ * rstd then moves by at most in / (1 - in) <= 2 in, y = x rstd by at most in + 2 in + .. <= 4 in of its norm. rho(x) := x / (1 - x) >= exp(x) - 1.
  *
  *   rstd      K squares, K adds (all terms positive), 1/sqrt: relative error <= (K+1) u / 2 + u + second order <= gamma_(K+4)
  *   y = x rstd                                                                           gamma_(K+6)
@@ -31,7 +32,8 @@ ld tr_gamma(const tr_run *r, ld n) { return tr_rho(n * r->u); }
 tr_rel tr_rel_errors(const tr_run *r) {
     const dp_problem *p = r->p;
     const int plain = p->beta_form == DP_BETA_PLAIN;
-    return (tr_rel){.qk = p->l2norm ? tr_gamma(r, p->K + 6) : 0, .rstd = p->l2norm ? tr_gamma(r, p->K + 4) : 0,
+    const ld in = p->input_error;
+    return (tr_rel){.qk = p->l2norm ? tr_gamma(r, p->K + 6) + 4 * in : in, .rstd = p->l2norm ? tr_gamma(r, p->K + 4) + 2 * in : 0,
                     .beta = plain ? 0 : tr_gamma(r, 6), .db = plain ? 0 : tr_gamma(r, 10)};
 }
 

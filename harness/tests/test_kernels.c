@@ -96,7 +96,7 @@ DP_TEST(kernels, gates_of_gdn_and_the_convolution) {
 /* A rank's sequence cut in segments, as the fast path does: dM is a chain over all of them. */
 DP_TEST(kernels, chains_of_a_rank_cut_in_segments) {
     NEEDS_KERNELS;
-    char cmd[4096], out[2048];
+    char cmd[4096], out[1024];
     snprintf(cmd, sizeof cmd, "\"$(dirname '%s')/test_segments\"", program());
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(!rc, "%d: %s", rc, out);

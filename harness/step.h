@@ -1,0 +1,40 @@
+/* harness/step.h - op step: causal convolutions in front of q, k and v of a KDA layer, forward and backward over N ranks, judged end to end.
+ *
+ *   x_q x_k x_v --conv, activation--> q k v --gate, beta, L2 norm, KDA--> o        do --KDA backward--> dq dk dv --conv backward--> dx_q .. dw_q .. dbias_q ..
+ *
+ * Truth. q, k, v are those of the convolution in MPFR, rounded to double; what that leaves open is dp_problem.input_error, which the radius of every
+ * result carries. dx, dw and dbias follow in MPFR from the true dq, dk, dv, whose radius (and rounding to double) is carried to them as below.
+ * Bounds. The error of the convolution's output (rigorous, ref/conv_bound.c, its store included) enters the bounds of the recurrence entry by entry
+ * (dp_given_error). The probable errors of dq_t go on entry by entry (dp_budget.entry; what is known of a row as a whole with the largest factor of its channels):
+ *     dx_t   squares of w_dj silu'(pre) times the error at t + W-1-j, summed over taps j and channels d
+ *     dw_j   squares of x silu'(pre) times the error, summed over channels and 64 tokens, errors themselves from there on (as dA_log, budget.c); dbias likewise
+ * and what the convolution's own arithmetic adds comes from ref/conv_bound.c again. First order.
+ */
+#ifndef DP_STEP_H
+#define DP_STEP_H
+#include "../ref/truth.h"
+#include "budget.h"
+#include "case.h"
+#include "cuda.h"
+#include "run.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Puts the convolutions of c->step in front of c->p: its q, k, v are x on entry and the true outputs on return. DP_EINPUT: an output without value. */
+dp_status dp_step_build(dp_case *c, dp_err *e);
+void dp_step_free(dp_case *c);
+
+/* One base on one backend: what its convolution makes of x, as a problem, and how far that may be off. */
+typedef struct { dp_problem p; dp_given_error err; dp_base base; dp_backend be; int N; } dp_step_run;
+dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_step_run *s, dp_err *e);
+void dp_step_run_free(const dp_case *c, dp_step_run *s);
+
+/* q k v, and with dq.. of got the convolution's backward on them: judges into run->tensor, which has room for DP_STEP_TENSORS more. */
+#define DP_STEP_TENSORS 12
+dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s, const dp_result *got, const dp_budget *b, dp_run *run, dp_err *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
