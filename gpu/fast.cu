@@ -10,51 +10,12 @@
  * shared memory free of bank conflicts. u: [D/16][64][16], pieces c ^ (r >> 2 & 1). tile_at() of internal.cuh gives both.
  *
  * Exponents (log2 units, gam) are anchored (math.md e.1): every off-diagonal 16 x 16 block has its anchor between its rows, both factors
- * <= 1. Diagonal blocks are anchored at their middle row if no channel moves more than 2^80 on either side of it, and are summed
- * pairwise in fp32 otherwise. */
-#include "internal.cuh"
+ * <= 1. Diagonal blocks are anchored at their first row; terms of a row i and channel that lies more than 2^110 below it are summed
+ * pairwise in fp32. So a term depends on rows up to its own alone, and o of a token has the same bits whatever comes after it. */
+#include "mma.cuh"
 
 #define C DP_CHUNK
 #define LOG2E 1.4426950408889634f
-
-__device__ __forceinline__ float ex2(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ __forceinline__ uint32_t pack2(float lo, float hi)
-{
-    __nv_bfloat162 x = __floats2bfloat162_rn(lo, hi);
-    return *(uint32_t *)&x;
-}
-__device__ __forceinline__ float2 unpack2(uint32_t x) { return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)); }
-__device__ __forceinline__ uint32_t lds32(const bf16 *p) { return *(const uint32_t *)p; }
-__device__ __forceinline__ uint32_t saddr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void ldsm4(uint32_t r[4], uint32_t addr)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
-}
-__device__ __forceinline__ void ldsm4t(uint32_t r[4], uint32_t addr)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
-}
-__device__ __forceinline__ void stsm4t(uint32_t addr, const uint32_t r[4])
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
-        :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
-}
-__device__ __forceinline__ void cp16(void *dst, const void *src, bool valid)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(saddr(dst)), "l"(src), "r"(valid ? 16 : 0) : "memory");
-}
 
 /* log(1 + e) / e on [0, 1], degree 8, relative error 3.1e-8: softplus of slow gates keeps its digits (math.md c, fp32 notes). */
 __device__ __forceinline__ float log1p_over(float e)
@@ -103,7 +64,7 @@ template <int D> struct Smem {
     union { bf16 g[C * RS], kb[C * RS], T[C * TBS]; } y;
     float tab[13][D];                                    /* exponentials, see fill_tables; before that, the totals of cumsum_gate */
     float rk[C], rq[C], beta[C];
-    int anchor[4];
+    int wide[4];                                         /* does any channel of block I need the pairwise sums */
 };
 #define TAB_G(I) (I)
 #define TAB_F(I, J) (4 + (I) * ((I) - 1) / 2 + (J))
@@ -182,19 +143,19 @@ template <int D> __device__ void norms(const Dims &d, Smem<D> &sm, int warp, int
     }
 }
 
-/* Row the diagonal block I is anchored at: its middle if every channel stays within 2^80 of it, else its first row. */
-template <int D> __device__ void choose_anchor(Smem<D> &sm, int I, int lane)
+/* Gates are <= 0: the last row is the lowest. */
+template <int D> __device__ void find_wide(Smem<D> &sm, int I, int lane)
 {
     bool wide = false;
     const float *g = sm.x.gam + I * 16 * Smem<D>::RS;
     for (int k = lane; k < D; k += 32)
-        wide |= g[k] - g[8 * Smem<D>::RS + k] > 80.f || g[8 * Smem<D>::RS + k] - g[15 * Smem<D>::RS + k] > 80.f;
+        wide |= g[k] - g[15 * Smem<D>::RS + k] > NEAR;
     wide = __any_sync(~0u, wide);
     if (lane == 0)
-        sm.anchor[I] = I * 16 + (wide ? 0 : 8);
+        sm.wide[I] = wide;
 }
 
-/* exp2 of differences of gam rows: G(I) at the anchor of block I; F(I, J<I) from I's anchor back to the first row after block J; X(I) from
+/* exp2 of differences of gam rows: G(I) at the first row of block I, its anchor; F(I, J<I) from there back to the first row after block J; X(I) from
  * the first row after block I to the chunk end; the last one is eC and goes to memory. Also gcum, if kept. */
 template <int D> __device__ void fill_tables(Smem<D> &sm, const FastOut &o, int64_t tile, int Kg)
 {
@@ -205,7 +166,7 @@ template <int D> __device__ void fill_tables(Smem<D> &sm, const FastOut &o, int6
         float last = g[63 * RS];
 #pragma unroll
         for (int I = 0; I < 4; I++)
-            sm.tab[TAB_G(I)][k] = ex2(g[sm.anchor[I] * RS]);
+            sm.tab[TAB_G(I)][k] = ex2(g[16 * I * RS]);
 #pragma unroll
         for (int I = 0; I < 3; I++)
             sm.tab[TAB_X(I)][k] = ex2(last - g[16 * (I + 1) * RS]);
@@ -215,7 +176,7 @@ template <int D> __device__ void fill_tables(Smem<D> &sm, const FastOut &o, int6
         for (int I = 1; I < 4; I++)
 #pragma unroll
             for (int J = 0; J < I; J++)
-                sm.tab[TAB_F(I, J)][k] = ex2(g[sm.anchor[I] * RS] - g[16 * (J + 1) * RS]);
+                sm.tab[TAB_F(I, J)][k] = ex2(g[16 * I * RS] - g[16 * (J + 1) * RS]);
     }
     if (o.gcum)
         for (int x = threadIdx.x; x < C * Kg; x += THREADS)
@@ -253,22 +214,20 @@ template <int D> __device__ void stage_kb(Smem<D> &sm, bf16 *kg, int warp, int l
 /* Sums of one warp: kk and qk [block][n-tile][fragment], block 3 is the diagonal one. */
 struct Sums { float kk[4][2][4], qk[4][2][4]; };
 
-/* A thread's own entries of a diagonal block over the channels of a half, pairwise: safe for any gate. Entry e of n-tile nt: row
- * r0 + 8 (e >= 2), column 8 nt + 2 tc + e % 2. */
-template <int D> __device__ __noinline__ void diagonal_pairwise(const Smem<D> &sm, int I, int half, int gr, int tc, float *kk, float *qk)
+/* Entry (s, i) of a diagonal block's k k' and q k' over the channels of a half in which i is far below the block's first row: safe for any gate. */
+template <int D> __device__ __noinline__ float2 diagonal_pairwise(const Smem<D> &sm, int half, int s, int i)
 {
     const int RS = Smem<D>::RS;
-    for (int x = 0; x < 8; x++) {
-        int e = x % 4, s = I * 16 + gr + e / 2 * 8, i = I * 16 + 8 * (x / 4) + 2 * tc + e % 2;
-        float a = 0.f, b = 0.f;
-        for (int c = half * D / 2; c < (half + 1) * D / 2 && i <= s; c++) {
-            float y = (float)sm.k[i * RS + c] * ex2(sm.x.gam[s * RS + c] - sm.x.gam[i * RS + c]);
-            a = fmaf((float)sm.k[s * RS + c], y, a);
-            b = fmaf((float)sm.q[s * RS + c], y, b);
-        }
-        kk[x] = a;
-        qk[x] = b;
+    float2 z = make_float2(0.f, 0.f);
+    for (int c = half * D / 2; c < (half + 1) * D / 2 && i <= s; c++) {
+        float g = sm.x.gam[i * RS + c];
+        if (sm.x.gam[i / 16 * 16 * RS + c] - g <= NEAR)
+            continue;
+        float y = (float)sm.k[i * RS + c] * ex2(sm.x.gam[s * RS + c] - g);
+        z.x = fmaf((float)sm.k[s * RS + c], y, z.x);
+        z.y = fmaf((float)sm.q[s * RS + c], y, z.y);
     }
+    return z;
 }
 
 /* Rows 16 I .. of k k' and q k' with decay, over a half's channels; replaces the warp's part of sm.k by k exp(gam) / |k| and of sm.q by
@@ -276,14 +235,15 @@ template <int D> __device__ __noinline__ void diagonal_pairwise(const Smem<D> &s
 template <int D> __device__ __forceinline__ void products(Smem<D> &sm, int I, int half, int lane, Sums &z)
 {
     const int RS = Smem<D>::RS;
-    int gr = lane / 4, tc = lane % 4, r0 = I * 16 + gr, an = sm.anchor[I];
-    bool safe = an != I * 16;
+    int gr = lane / 4, tc = lane % 4, r0 = I * 16 + gr, an = I * 16;
+    bool wide = sm.wide[I];
     float rk0 = sm.rk[r0], rk1 = sm.rk[r0 + 8], rq0 = sm.rq[r0], rq1 = sm.rq[r0 + 8];
-    if (!safe) {
-        float kk[8], qk[8];
-        diagonal_pairwise<D>(sm, I, half, gr, tc, kk, qk);
-        for (int x = 0; x < 8; x++)
-            z.kk[3][x / 4][x % 4] = kk[x], z.qk[3][x / 4][x % 4] = qk[x];
+    if (wide) {
+#pragma unroll
+        for (int x = 0; x < 8; x++) {
+            float2 y = diagonal_pairwise<D>(sm, half, r0 + x % 4 / 2 * 8, an + 8 * (x / 4) + 2 * tc + x % 2);
+            z.kk[3][x / 4][x % 4] = y.x, z.qk[3][x / 4][x % 4] = y.y;
+        }
         __syncwarp();
     }
 #pragma unroll 1
@@ -304,7 +264,7 @@ template <int D> __device__ __forceinline__ void products(Smem<D> &sm, int I, in
                 fq[f] = q2.x * ex, fq[f + 1] = q2.y * ey;
             }
         }
-        if (safe) {
+        {
             uint32_t ak[4], aq[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
@@ -316,7 +276,10 @@ template <int D> __device__ __forceinline__ void products(Smem<D> &sm, int I, in
                 for (int hc = 0; hc < 2; hc++) {
                     int at = (I * 16 + nt * 8 + gr) * RS + kk * 16 + 2 * tc + 8 * hc;
                     float2 g = *(float2 *)(sm.x.gam + at), k2 = unpack2(lds32(sm.k + at));
-                    b[hc] = pack2(k2.x * ex2(an2[hc].x - g.x), k2.y * ex2(an2[hc].y - g.y));
+                    float x = an2[hc].x - g.x, y = an2[hc].y - g.y;
+                    if (wide)
+                        x = near(x), y = near(y);
+                    b[hc] = pack2(k2.x * ex2(x), k2.y * ex2(y));
                 }
                 mma(z.kk[3][nt], ak, b[0], b[1]);
                 mma(z.qk[3][nt], aq, b[0], b[1]);
@@ -505,21 +468,21 @@ template <int D, int GATE> __global__ void __launch_bounds__(THREADS, 2) k_chunk
     bool staged = d.g_bf16 && d.Kg == D;
     if (staged)
         load_tile<D>(sm.y.g, (const bf16 *)t.g + (c.t0 * d.HV + hv) * D, (int64_t)d.HV * D, c.len);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    cp_commit();
     load_tile<D>(sm.k, (const bf16 *)t.k + (c.t0 * d.H + h) * D, (int64_t)d.H * D, c.len);
     load_tile<D>(sm.q, (const bf16 *)t.q + (c.t0 * d.H + h) * D, (int64_t)d.H * D, c.len);
     load_tile<D>(sm.v, (const bf16 *)t.v + (c.t0 * d.HV + hv) * D, (int64_t)d.HV * D, c.len);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    cp_commit();
     if (threadIdx.x < C)
         sm.beta[threadIdx.x] = threadIdx.x < c.len ? beta_value(d, ldx(t.beta, (c.t0 + threadIdx.x) * d.HV + hv, d.g_bf16)) : 0.f;
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    cp_wait<1>();
     __syncthreads();
     cumsum_gate<D, GATE>(d, t, sm, c, hv, staged);
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    cp_wait<0>();
     __syncthreads();
     norms<D>(d, sm, warp, lane);
     if (warp < 4)
-        choose_anchor<D>(sm, warp, lane);
+        find_wide<D>(sm, warp, lane);
     __syncthreads();
     fill_tables<D>(sm, o, tile, d.Kg);
     __syncthreads();
@@ -555,23 +518,6 @@ template <int D, int GATE> __global__ void __launch_bounds__(THREADS, 2) k_chunk
 }
 
 /* ---- k_scan ---------------------------------------------------------------------------------------------------------------------- */
-
-__device__ __forceinline__ void bar_init(uint64_t *b, int n) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(saddr(b)), "r"(n) : "memory"); }
-__device__ __forceinline__ void bar_expect(uint64_t *b, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(saddr(b)), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void bar_arrive(uint64_t *b) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(saddr(b)) : "memory"); }
-__device__ __forceinline__ void bar_wait(uint64_t *b, int parity)
-{
-    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}"
-                 :: "r"(saddr(b)), "r"(parity) : "memory");
-}
-__device__ __forceinline__ void bulk(void *dst, const void *src, int bytes, uint64_t *b)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 :: "r"(saddr(dst)), "l"(src), "r"(bytes), "r"(saddr(b)) : "memory");
-}
 
 enum { SCAN_OUT, SCAN_H, SCAN_M };                       /* state and output; H of the pre-process; M, augmented columns, bf16x3 */
 

@@ -13,7 +13,7 @@
  * contiguous for whoever owns 16 columns.
  *
  * Every operand of a product is rounded to bf16 once (what harness/budget.c counts: do, h, dh, X, dX, dvl, Kgam, L, dE, dP, dL, and q or k with their decay),
- * everything is summed in fp32. Exponents are anchored as in fast.cu, diagonal blocks pairwise where a channel moves more than 2^80. No atomics. */
+ * everything is summed in fp32. Exponents are anchored as in fast.cu, at the first row of a block, terms too far below it pairwise. No atomics. */
 #include "mma.cuh"
 
 #define C DP_CHUNK
@@ -615,33 +615,34 @@ template <int D> struct IntraSmem {
         struct { bf16 ka[C * CH], qa[C * CH], kb[C * CH], kd[C * CH], k[C * CH], q[C * CH], dP[C * C], dL[C * C]; } b;
     } x;
     float gam[C * GS];
-    float F[6][CH];                                      /* F(I, J): from the first row after block J to I's anchor */
+    float F[6][CH];                                      /* F(I, J): from the first row after block J to the first of I */
     float z[CH], total[4][CH], write[4][CH], sum_a[4][CH], sum_b[4][CH];
     float rk[C], rq[C], p[C];
-    int anchor[4];
+    int wide[4];                                         /* does any channel of block I need the pairwise sums */
 };
 __device__ __forceinline__ int f_at(int I, int J) { return I * (I - 1) / 2 + J; }
 
-/* A thread's entries of the diagonal block's part of dq, dk read and dk write, pairwise: safe for any gate. */
-template <int D> __device__ __noinline__ void diagonal_pairwise(const IntraSmem<D> &sm, int I, int c0, int lane, float *dq, float *dr, float *dw)
+/* The diagonal block's terms of dq, dk read and dk write of row r and a channel whose key is far below the block's first row: safe for any gate. */
+template <int D> __device__ __noinline__ float3 diagonal_pairwise(const IntraSmem<D> &sm, int r, int ch)
 {
-    for (int x = 0; x < 16; x++) {
-        int r = I * 16 + lane / 4 + x / 2 % 2 * 8, ch = c0 + x / 4 * 8 + lane % 4 * 2 + x % 2;
-        float g = sm.gam[r * GS + ch], q = 0.f, k = 0.f, w = 0.f;
-        auto P = [&](const bf16 *m, int s, int i) { return (float)m[rows_at<C>(s, i / 8) + i % 8]; };
-        auto row = [&](const bf16 *m, int s) { return (float)m[rows_at<CH>(s, ch / 8) + ch % 8]; };
-        for (int i = I * 16; i < r; i++) {
-            float e = ex2(g - sm.gam[i * GS + ch]) * sm.rk[i] * row(sm.x.b.k, i);
-            q = fmaf(P(sm.x.b.dP, r, i), e, q);
-            k = fmaf(P(sm.x.b.dL, r, i), e, k);
-        }
-        for (int s = r + 1; s < I * 16 + 16; s++) {
-            float e = ex2(sm.gam[s * GS + ch] - g);
-            w = fmaf(P(sm.x.b.dP, s, r), e * sm.rq[s] * row(sm.x.b.q, s), w);
-            w = fmaf(P(sm.x.b.dL, s, r), e * sm.rk[s] * row(sm.x.b.k, s), w);
-        }
-        dq[x] = q, dr[x] = k, dw[x] = w;
+    int first = r / 16 * 16;
+    float top = sm.gam[first * GS + ch], g = sm.gam[r * GS + ch];
+    float3 z = make_float3(0.f, 0.f, 0.f);
+    auto P = [&](const bf16 *m, int s, int i) { return (float)m[rows_at<C>(s, i / 8) + i % 8]; };
+    auto row = [&](const bf16 *m, int s) { return (float)m[rows_at<CH>(s, ch / 8) + ch % 8]; };
+    for (int i = first; i < r; i++) {
+        if (top - sm.gam[i * GS + ch] <= NEAR)
+            continue;
+        float e = ex2(g - sm.gam[i * GS + ch]) * sm.rk[i] * row(sm.x.b.k, i);
+        z.x = fmaf(P(sm.x.b.dP, r, i), e, z.x);
+        z.y = fmaf(P(sm.x.b.dL, r, i), e, z.y);
     }
+    for (int s = r + 1; s < first + 16 && top - g > NEAR; s++) {
+        float e = ex2(sm.gam[s * GS + ch] - g);
+        z.z = fmaf(P(sm.x.b.dP, s, r), e * sm.rq[s] * row(sm.x.b.q, s), z.z);
+        z.z = fmaf(P(sm.x.b.dL, s, r), e * sm.rk[s] * row(sm.x.b.k, s), z.z);
+    }
+    return z;
 }
 
 /* Raw gradient of the gate and its terms of dA_log and ddt_bias (math.md c). */
@@ -744,14 +745,14 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
         if (part == 0)
             sm.z[ch] = a.eC[tile * D + ch0 + ch] * sum;
     }
-    if (warp < 4) {                                      /* anchors, as in fast.cu: the middle row if all channels stay within 2^80 of it */
+    if (warp < 4) {
         bool wide = false;
         const float *gm = sm.gam + warp * 16 * GS;
         for (int k = lane; k < CH; k += 32)
-            wide |= gm[k] - gm[8 * GS + k] > 80.f || gm[8 * GS + k] - gm[15 * GS + k] > 80.f;
+            wide |= gm[k] - gm[15 * GS + k] > NEAR;
         wide = __any_sync(~0u, wide);
         if (lane == 0)
-            sm.anchor[warp] = warp * 16 + (wide ? 0 : 8);
+            sm.wide[warp] = wide;
     }
     __syncthreads();                                     /* the states' operands make way */
     load_square<256>(B.dP, a.dP + tile * C * C);
@@ -760,7 +761,7 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int r = threadIdx.x / 8 + 32 * i, J = r / 16, at = rows_at<CH>(r, p8);
-        const float *gm = sm.gam + r * GS + p8 * 8, *an = sm.gam + sm.anchor[J] * GS + p8 * 8, *ref = sm.gam + (J < 3 ? 16 * (J + 1) : 63) * GS + p8 * 8;
+        const float *gm = sm.gam + r * GS + p8 * 8, *an = sm.gam + 16 * J * GS + p8 * 8, *ref = sm.gam + (J < 3 ? 16 * (J + 1) : 63) * GS + p8 * 8;
         float rk = sm.rk[r], rq = sm.rq[r];
         const uint32_t *ks = (const uint32_t *)&k4[i], *qs = (const uint32_t *)&q4[i];
         uint32_t ka[4], qa[4], kb[4], kd[4];
@@ -770,7 +771,7 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
             k.x *= rk, k.y *= rk, q.x *= rq, q.y *= rq;
             float x = ex2(gm[2 * j] - an[2 * j]), y = ex2(gm[2 * j + 1] - an[2 * j + 1]);
             ka[j] = pack2(k.x * x, k.y * y), qa[j] = pack2(q.x * x, q.y * y);
-            kd[j] = pack2(k.x * ex2(an[2 * j] - gm[2 * j]), k.y * ex2(an[2 * j + 1] - gm[2 * j + 1]));
+            kd[j] = pack2(k.x * ex2(near(an[2 * j] - gm[2 * j])), k.y * ex2(near(an[2 * j + 1] - gm[2 * j + 1])));
             kb[j] = pack2(k.x * ex2(ref[2 * j] - gm[2 * j]), k.y * ex2(ref[2 * j + 1] - gm[2 * j + 1]));
         }
         *(uint4 *)(B.ka + at) = *(uint4 *)ka, *(uint4 *)(B.qa + at) = *(uint4 *)qa, *(uint4 *)(B.kb + at) = *(uint4 *)kb, *(uint4 *)(B.kd + at) = *(uint4 *)kd;
@@ -778,13 +779,13 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
     }
     for (int x = threadIdx.x; x < 6 * CH; x += 256) {
         int pair = x / CH, ch = x % CH, i = pair < 1 ? 1 : pair < 3 ? 2 : 3, j = pair - i * (i - 1) / 2;
-        sm.F[pair][ch] = ex2(sm.gam[sm.anchor[i] * GS + ch] - sm.gam[16 * (j + 1) * GS + ch]);
+        sm.F[pair][ch] = ex2(sm.gam[16 * i * GS + ch] - sm.gam[16 * (j + 1) * GS + ch]);
     }
     cp_wait<0>();
     __syncthreads();
 
-    bool safe = sm.anchor[I] != 16 * I;
-    float pq[4][4] = {}, pr[4][4] = {}, pw[4][4] = {};   /* pair terms, anchored at a_I; pw: at the first row after the block */
+    bool wide = sm.wide[I];
+    float pq[4][4] = {}, pr[4][4] = {}, pw[4][4] = {};   /* pair terms, anchored at the first row; pw: at the first row after the block */
     for (int J = 0; J < I; J++) {
         float y[4][4] = {}, z[4][4] = {};
         uint32_t fp[4], fl[4], b[4];
@@ -825,9 +826,8 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
                 pw[n][e] = fmaf(e % 2 ? f.y : f.x, y[n][e], pw[n][e]);
         }
     }
-    float xq[16], xr[16], xd[16];                        /* the diagonal block, pairwise; else xd: its part of pw, anchored at a_I */
-    if (safe) {
-        float y[4][4] = {};
+    float xd[4][4] = {};                                 /* the diagonal block's part of pw, anchored at the first row */
+    {
         uint32_t fp[4], fl[4], b[4];
         ldsm4(fp, saddr(B.dP + rows_at<C>(16 * I + down_row(lane), 2 * I + down_p(lane))));
         ldsm4(fl, saddr(B.dL + rows_at<C>(16 * I + down_row(lane), 2 * I + down_p(lane))));
@@ -843,22 +843,18 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
         for (int n = 0; n < 2; n++) {
             int at = rows_at<CH>(16 * I + down_row(lane), c0 / 8 + 2 * n + down_p(lane));
             ldsm4t(b, saddr(B.qa + at));
-            two(y[2 * n], y[2 * n + 1], fp, b);
+            two(xd[2 * n], xd[2 * n + 1], fp, b);
             ldsm4t(b, saddr(B.ka + at));
-            two(y[2 * n], y[2 * n + 1], fl, b);
+            two(xd[2 * n], xd[2 * n + 1], fl, b);
         }
-#pragma unroll
-        for (int x = 0; x < 16; x++)
-            xq[x] = xr[x] = 0.f, xd[x] = y[x / 4][x % 4];
-    } else
-        diagonal_pairwise<D>(sm, I, c0, lane, xq, xr, xd);
+    }
 
     int ref = I < 3 ? 16 * (I + 1) : 63;
     float dg[4][4];
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         int ch = c0 + 8 * n + 2 * tc;
-        float2 an = *(float2 *)(sm.gam + sm.anchor[I] * GS + ch), rf = *(float2 *)(sm.gam + ref * GS + ch), end = *(float2 *)(sm.gam + 63 * GS + ch);
+        float2 an = *(float2 *)(sm.gam + 16 * I * GS + ch), rf = *(float2 *)(sm.gam + ref * GS + ch), end = *(float2 *)(sm.gam + 63 * GS + ch);
         float2 written = make_float2(0.f, 0.f);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -867,11 +863,15 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
             float out_q[2], out_k[2], p = sm.p[s];
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                int i = 2 * r + e, x = 4 * n + i;
+                int i = 2 * r + e;
                 float gs = e ? gm.y : gm.x, ea = ex2(gs - (e ? an.y : an.x)), eg = ex2(gs), kn = (e ? k.y : k.x) * sm.rk[s], qn = (e ? q.y : q.x) * sm.rq[s];
                 float own = ex2((e ? end.y : end.x) - gs) * dw[n][i];
-                float w = own + ex2((e ? rf.y : rf.x) - gs) * pw[n][i] + (safe ? ex2((e ? an.y : an.x) - gs) * xd[x] : xd[x]);
-                float qq = fmaf(d.scale * eg, dq[n][i], fmaf(ea, pq[n][i], xq[x])), rr = fmaf(-eg, dr[n][i], fmaf(ea, pr[n][i], xr[x]));
+                float w = own + ex2((e ? rf.y : rf.x) - gs) * pw[n][i] + ex2(near((e ? an.y : an.x) - gs)) * xd[n][i];
+                float qq = fmaf(d.scale * eg, dq[n][i], ea * pq[n][i]), rr = fmaf(-eg, dr[n][i], ea * pr[n][i]);
+                if (wide) {
+                    float3 z = diagonal_pairwise<D>(sm, s, ch + e);
+                    qq += z.x, rr += z.y, w += z.z;
+                }
                 dg[n][i] = fmaf(qn, qq, kn * (rr - w));
                 (e ? written.y : written.x) += kn * own;
                 out_q[e] = fmaf(p, kn, qq), out_k[e] = rr + fmaf(p, qn, w);

@@ -136,6 +136,9 @@ __device__ __forceinline__ float ldx(const void *p, int64_t i, int is_bf16)
  * and its differences finite behind a reset, g = -inf. A comparison, not fmaxf: NaN stays NaN. */
 #define GATE_FLOOR -104.f
 __device__ __forceinline__ float gate_floor(float g) { return g < GATE_FLOOR ? GATE_FLOOR : g; }
+/* log2 units. Rows of a diagonal 16 x 16 block further than this below its first row (a factor 2^110, which bf16 holds) are summed pairwise. */
+#define NEAR 110.f
+__device__ __forceinline__ float near(float x) { return x > NEAR ? -INFINITY : x; }
 /* log decay of one step from the raw gate x (math.md c), natural log. log1p: softplus through log(1 + e^x) loses slow gates. */
 __device__ __forceinline__ float gate_value(const Dims &d, float graw, float a, float bias)
 {
