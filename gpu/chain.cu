@@ -202,81 +202,108 @@ dp_status dpg_chain(const float *factors, int64_t n, int K, dp_format f, float *
 
 /* ---- elements (M, H): composed over segments, merged over ranks ------------------------------------------------------------------ */
 
-#define MV 16                                            /* columns per block */
-#define ROWS_APART 64
+/* A chain of products over MV columns: P <- M P + add for one M after the other, fp32 FMA, sums in the order of k. M (K x K, row stride ld) comes in panels
+ * of PK columns, the next one on its way through registers while this one is used. A thread makes 4 columns of NR rows, APART apart. */
+template <int MV, int KMAX> struct Columns {
+    static const int PK = KMAX == 256 || MV == 32 ? 32 : 64, PKS = PK + 4, APART = THREADS * 4 / MV, NR = KMAX / APART, LOADS = KMAX * PK / 4 / THREADS;
+    static const int BYTES = (2 * KMAX * PKS + KMAX * MV) * 4;
+    float *panels, *P;
+    int K, ld, col, r0, now;                             /* now: 0 or 1, the panel to fill */
+    float4 ahead[LOADS];
 
-/* Q = M P + add: K rows of MV columns; M K x K with row stride ld, add (same stride) may be NULL. fp32 FMA. A thread makes 4 columns of two rows. */
-__device__ void apply(const float *M, const float *add, int ld, int K, const float *P, float *Q)
-{
-    int col = threadIdx.x % 4 * 4;
-    for (int r = threadIdx.x / 4; r < K; r += 2 * ROWS_APART) {
-        int r1 = r + ROWS_APART < K ? r + ROWS_APART : r;
-        const float *m0 = M + (int64_t)r * ld, *m1 = M + (int64_t)r1 * ld;
-        float a[4] = {0, 0, 0, 0}, b[4] = {0, 0, 0, 0};
-#pragma unroll 4
-        for (int k = 0; k < K; k += 4) {
-            float x[4], y[4], p[4];
-            *(float4 *)x = *(const float4 *)(m0 + k), *(float4 *)y = *(const float4 *)(m1 + k);
+    __device__ __forceinline__ Columns(float *smem, int K_, int ld_)
+        : panels(smem), P(smem + 2 * KMAX * PKS), K(K_), ld(ld_), col(threadIdx.x % (MV / 4) * 4), r0(threadIdx.x / (MV / 4)), now(0)
+    {
+    }
+    /* The thread's part of P: f(i, row, 4 columns). */
+    template <class F> __device__ __forceinline__ void rows(F f)
+    {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                *(float4 *)p = *(const float4 *)(P + (k + i) * MV + col);
+        for (int i = 0; i < NR; i++)
+            if (r0 + i * APART < K)
+                f(i, r0 + i * APART, *(float4 *)(P + (r0 + i * APART) * MV + col));
+    }
+    __device__ __forceinline__ void fetch(const float *M, int k0)
+    {
 #pragma unroll
-                for (int j = 0; j < 4; j++)
-                    a[j] = fmaf(x[i], p[j], a[j]), b[j] = fmaf(y[i], p[j], b[j]);
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            Q[r * MV + col + j] = a[j] + (add ? add[(int64_t)r * ld + col + j] : 0.f);
-            Q[r1 * MV + col + j] = b[j] + (add ? add[(int64_t)r1 * ld + col + j] : 0.f);
+        for (int i = 0; i < LOADS; i++) {
+            int x = threadIdx.x + i * THREADS, r = x / (PK / 4), k = k0 + x % (PK / 4) * 4;
+            if (r < K && k < K)
+                ahead[i] = *(const float4 *)(M + (int64_t)r * ld + k);
         }
     }
-}
-
-__device__ void columns_in(float *P, const float *from, int ld, int K)
-{
-    for (int x = threadIdx.x; x < K * MV; x += THREADS)
-        P[x] = from[(int64_t)(x / MV) * ld + x % MV];
-}
-
-__device__ void columns_out(float *to, int ld, const float *P, int K)
-{
-    for (int x = threadIdx.x; x < K * MV; x += THREADS)
-        to[(int64_t)(x / MV) * ld + x % MV] = P[x];
-}
-
-__device__ __forceinline__ void swap(float *&P, float *&Q)
-{
-    float *p = P;
-    P = Q;
-    Q = p;
-}
+    __device__ __forceinline__ void put()
+    {
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            int x = threadIdx.x + i * THREADS, r = x / (PK / 4);
+            if (r < K)
+                *(float4 *)(panels + now * KMAX * PKS + r * PKS + x % (PK / 4) * 4) = ahead[i];
+        }
+    }
+    /* P <- M P + add; the first panel of M has been fetched, on return that of `next` is (NULL: none follows). Begins and ends with a barrier. */
+    __device__ __forceinline__ void apply(const float *M, const float *add, const float *next)
+    {
+        float sum[NR][4] = {};
+        float4 h[NR] = {};
+        if (add)
+            rows([&](int i, int r, float4 &) { h[i] = *(const float4 *)(add + (int64_t)r * ld + col); });
+        for (int k0 = 0; k0 < K; k0 += PK) {
+            put();
+            __syncthreads();
+            if (k0 + PK < K)
+                fetch(M, k0 + PK);
+            else if (next)
+                fetch(next, 0);
+            const float *m = panels + (now * KMAX + r0) * PKS, *p = P + k0 * MV + col;
+            int n = K - k0 < PK ? K - k0 : PK;
+#pragma unroll 2
+            for (int k = 0; k < n; k += 4) {
+                float x[NR][4], y[4][4];
+#pragma unroll
+                for (int i = 0; i < NR; i++)
+                    *(float4 *)x[i] = *(const float4 *)(m + i * APART * PKS + k);
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    *(float4 *)y[j] = *(const float4 *)(p + (k + j) * MV);
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+#pragma unroll
+                    for (int i = 0; i < NR; i++)
+#pragma unroll
+                        for (int c = 0; c < 4; c++)
+                            sum[i][c] = fmaf(x[i][j], y[j][c], sum[i][c]);
+            }
+            now ^= 1;
+        }
+        __syncthreads();
+        rows([&](int i, int, float4 &q) { q = make_float4(sum[i][0] + h[i].x, sum[i][1] + h[i].y, sum[i][2] + h[i].z, sum[i][3] + h[i].w); });
+        __syncthreads();
+    }
+    __device__ __forceinline__ void from(const float *E)
+    {
+        rows([&](int, int r, float4 &q) { q = *(const float4 *)(E + (int64_t)r * ld + col); });
+    }
+    __device__ __forceinline__ void to(float *E, int lde)
+    {
+        rows([&](int, int r, float4 &q) { *(float4 *)(E + (int64_t)r * lde + col) = q; });
+    }
+};
 
 /* Elements of nseg consecutive segments to one: columns of H, then of M if `blocks` reaches them. Block: one head, MV columns. */
-__global__ void __launch_bounds__(THREADS) k_compose(int HV, int K, int V, const float *seg, int nseg, int blocks, float *hm)
+template <int MV, int KMAX> __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1) k_compose(int HV, int K, int V, const float *seg, int nseg, int blocks, float *hm)
 {
     extern __shared__ float smem[];
     int hv = blockIdx.x / blocks, c0 = blockIdx.x % blocks * MV, row = V + K;
-    float *P = smem, *Q = smem + K * MV;
-    columns_in(P, seg + (int64_t)hv * K * row + c0, row, K);
-    for (int s = 1; s < nseg; s++) {
-        const float *E = seg + ((int64_t)s * HV + hv) * K * row;
-        __syncthreads();
-        apply(E + V, c0 < V ? E + c0 : NULL, row, K, P, Q);
-        swap(P, Q);
-    }
-    __syncthreads();
-    columns_out(hm + (int64_t)hv * K * row + c0, row, P, K);
-}
-
-dp_status chain_compose(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
-{
-    const Dims &d = p->d;
-    int blocks = (d.V + (p->needs_m ? d.K : 0)) / MV;
-    k_compose<<<(unsigned)d.HV * blocks, THREADS, 2 * (size_t)d.K * MV * 4, s>>>(d.HV, d.K, d.V, at<float>(p, ws, B_SEG), p->nseg, blocks,
-                                                                               at<float>(p, ws, B_HM));
-    CK_LAUNCH(e, "k_compose");
-    return DP_OK;
+    int64_t step = (int64_t)HV * K * row;
+    const float *E = seg + (int64_t)hv * K * row;
+    Columns<MV, KMAX> c(smem, K, row);
+    c.from(E + c0);
+    if (nseg > 1)
+        c.fetch(E + step + V, 0);
+    for (int s = 1; s < nseg; s++)
+        c.apply(E + s * step + V, c0 < V ? E + s * step + c0 : NULL, s + 1 < nseg ? E + (s + 1) * step + V : NULL);
+    c.to(hm + (int64_t)hv * K * row + c0, row);
 }
 
 struct MergeArgs {
@@ -287,35 +314,77 @@ struct MergeArgs {
 
 /* S = 0; for ranks from .. to-1, farthest first: S <- M_j S + H_j; S is S_in. Then the same over the segments: each one's initial state.
  * Block: one head, MV columns; fp32 FMA whatever the chain. The first product of a sum that starts from zero is left out. */
-__global__ void __launch_bounds__(THREADS) k_merge(int HV, int K, int V, MergeArgs a)
+template <int MV, int KMAX> __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1) k_merge(int HV, int K, int V, MergeArgs a)
 {
     extern __shared__ float smem[];
-    int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV, row = V + K, ranks = a.to - a.from;
-    float *P = smem, *Q = smem + K * MV;
-    for (int x = threadIdx.x; x < K * MV; x += THREADS)
-        P[x] = 0.f;
-    for (int j = 0; j < ranks + a.nseg; j++) {
-        int s = j - ranks;
-        const float *E = s < 0 ? a.hm + ((int64_t)(a.from + j) * HV + hv) * K * row : a.seg + ((int64_t)s * HV + hv) * K * row;
-        bool zero = j == 0 || (s == 0 && a.whole);
-        __syncthreads();
-        if (s >= 0)
-            columns_out(a.sin + ((int64_t)s * HV + hv) * K * V + v0, V, P, K);
-        if (s == a.nseg - 1)
+    int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV, row = V + K, ranks = a.to - a.from, last = ranks + a.nseg - 1;
+    Columns<MV, KMAX> c(smem, K, row);
+    auto element = [&](int j) {
+        return (j < ranks ? a.hm + (int64_t)(a.from + j) * HV * K * row : a.seg + (int64_t)(j - ranks) * HV * K * row) + (int64_t)hv * K * row;
+    };
+    auto from_zero = [&](int j) { return j == 0 || (j == ranks && a.whole); };
+    auto matrix = [&](int j) { return j < last && !from_zero(j) ? element(j) + V : NULL; };
+    c.rows([](int, int, float4 &q) { q = make_float4(0.f, 0.f, 0.f, 0.f); });
+    for (int j = 0; j <= last; j++) {
+        if (j >= ranks)
+            c.to(a.sin + ((int64_t)(j - ranks) * HV + hv) * K * V + v0, V);
+        if (j == last)
             return;
-        if (zero)
-            columns_in(Q, E + v0, row, K);
-        else
-            apply(E + V, E + v0, row, K, P, Q);
-        swap(P, Q);
+        if (!from_zero(j)) {
+            c.apply(element(j) + V, element(j) + v0, matrix(j + 1));
+        } else {
+            c.from(element(j) + v0);
+            if (matrix(j + 1))
+                c.fetch(matrix(j + 1), 0);
+        }
     }
+}
+
+/* Columns per block: as many as there are if every multiprocessor still gets a block, because what a block reads of M serves all of its columns. */
+static int columns(int HV, int width)
+{
+    return width % 32 == 0 && HV * (width / 32) >= 100 ? 32 : width % 16 == 0 && HV * (width / 16) >= 100 ? 16 : 8;
+}
+
+template <int MV, int KMAX> static dp_status compose(dpg_plan *p, int width, void *ws, cudaStream_t s, dp_err *e)
+{
+    const Dims &d = p->d;
+    int bytes = Columns<MV, KMAX>::BYTES, blocks = width / MV;
+    CK(e, cudaFuncSetAttribute(k_compose<MV, KMAX>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    k_compose<MV, KMAX><<<(unsigned)d.HV * blocks, THREADS, bytes, s>>>(d.HV, d.K, d.V, at<float>(p, ws, B_SEG), p->nseg, blocks, at<float>(p, ws, B_HM));
+    CK_LAUNCH(e, "k_compose");
+    return DP_OK;
+}
+
+template <int KMAX> static dp_status compose_by(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
+{
+    int width = p->d.V + (p->needs_m ? p->d.K : 0), mv = columns(p->d.HV, width);
+    return mv == 32 && p->d.V % 32 == 0 ? compose<32, KMAX>(p, width, ws, s, e) : mv >= 16 ? compose<16, KMAX>(p, width, ws, s, e) : compose<8, KMAX>(p, width, ws, s, e);
+}
+
+dp_status chain_compose(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
+{
+    return p->d.K <= 128 ? compose_by<128>(p, ws, s, e) : compose_by<256>(p, ws, s, e);
+}
+
+template <int MV, int KMAX> static dp_status merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
+{
+    const Dims &d = p->d;
+    MergeArgs a = {at<float>(p, ws, B_HMALL), at<float>(p, ws, B_SEG), p->rank - p->pre, p->rank, p->nseg, p->whole, at<float>(p, ws, B_SIN)};
+    int bytes = Columns<MV, KMAX>::BYTES;
+    CK(e, cudaFuncSetAttribute(k_merge<MV, KMAX>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    k_merge<MV, KMAX><<<(unsigned)d.HV * (d.V / MV), THREADS, bytes, s>>>(d.HV, d.K, d.V, a);
+    CK_LAUNCH(e, "k_merge");
+    return DP_OK;
+}
+
+template <int KMAX> static dp_status merge_by(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
+{
+    int mv = columns(p->d.HV, p->d.V);
+    return mv == 32 ? merge<32, KMAX>(p, ws, s, e) : mv == 16 ? merge<16, KMAX>(p, ws, s, e) : merge<8, KMAX>(p, ws, s, e);
 }
 
 dp_status chain_merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
 {
-    const Dims &d = p->d;
-    MergeArgs a = {at<float>(p, ws, B_HMALL), at<float>(p, ws, B_SEG), p->rank - p->pre, p->rank, p->nseg, p->whole, at<float>(p, ws, B_SIN)};
-    k_merge<<<(unsigned)d.HV * (d.V / MV), THREADS, 2 * (size_t)d.K * MV * 4, s>>>(d.HV, d.K, d.V, a);
-    CK_LAUNCH(e, "k_merge");
-    return DP_OK;
+    return p->d.K <= 128 ? merge_by<128>(p, ws, s, e) : merge_by<256>(p, ws, s, e);
 }
