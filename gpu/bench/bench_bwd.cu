@@ -2,7 +2,8 @@
  *
  *   bench_bwd conv [runs]         the convolutions of q, k and v, forward and backward, against a copy of as many bytes in the same run
  *   bench_bwd kda [runs]          KDA backward on one GPU, step by step, the shapes of the speed table
- *   bench_bwd cp N [runs]         forward and backward of T tokens on N GPUs over NCCL against T/N tokens on one GPU
+ *   bench_bwd cp N [runs]         forward and backward of T tokens on N GPUs over NCCL against T/N tokens on one GPU, and every step by itself
+ *   bench_bwd parts N [runs]      the work of each of N ranks alone on one GPU, gathers as copies: what the ranks cost without the wires
  */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -167,12 +168,69 @@ static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd)
     fflush(stdout);
 }
 
+/* Every step of one rank, ms. */
+struct Step { const char *name; int fwd, bwd; };
+static const Step all_steps[] = {{"chunks", DPG_STEP_CHUNKS, 0}, {"pre", DPG_STEP_PRE, 0}, {"gather", DPG_STEP_GATHER, 0}, {"merge", DPG_STEP_MERGE, 0},
+    {"state", DPG_STEP_STATE, 0}, {"| recompute", 0, DPG_BWD_RECOMPUTE}, {"dAv", 0, DPG_BWD_DAV}, {"pre", 0, DPG_BWD_PRE}, {"gather", 0, DPG_BWD_GATHER}, {"merge", 0, DPG_BWD_MERGE},
+    {"state", 0, DPG_BWD_STATE}, {"intra", 0, DPG_BWD_INTRA}, {"gate", 0, DPG_BWD_GATE}};
+const int NSTEPS = sizeof all_steps / sizeof *all_steps;
+static void time_steps(Kda &k, dpg_comm *c, int runs, double *ms)
+{
+    for (int i = 0; i < NSTEPS; i++)
+        ms[i] = time_of(k.s, runs, [&] {
+            dp_err e = {DP_OK, ""};
+            if (all_steps[i].fwd)
+                DP(e, dpg_forward_steps(k.plan, &k.t, k.ws, c, k.s, all_steps[i].fwd, &e));
+            else
+                k.backward(c, all_steps[i].bwd);
+        });
+}
+static void print_steps(const double *ms)
+{
+    for (int i = 0; i < NSTEPS; i++)
+        printf("  %s %.3f", all_steps[i].name, ms[i]);
+    printf("\n");
+    fflush(stdout);
+}
+
+/* A communicator of one rank among N that stand still: what it gathers is its own share N times. */
+static dp_status copies(dpg_comm *c, const float *send, float *recv, size_t count, void *stream, dp_err *)
+{
+    for (int i = 0; i < c->N; i++)
+        CUDA(cudaMemcpyAsync(recv + i * count, send, count * 4, cudaMemcpyDeviceToDevice, (cudaStream_t)stream));
+    return DP_OK;
+}
+
+static void parts(int64_t T, int HV, float bias, int N, int runs)
+{
+    double f1, b1, f = 0, b = 0;
+    {
+        Kda k(T / N, HV, 0, 1, bias, DPG_PATH_FAST);
+        f1 = time_of(k.s, runs, [&] { k.forward(NULL); }), b1 = time_of(k.s, runs, [&] { k.forward(NULL), k.backward(NULL, DPG_BWD_ALL); });
+    }
+    for (int r = 0; r < N; r++) {
+        Kda k(T, HV, r, N, bias, DPG_PATH_FAST);
+        double ms[NSTEPS];
+        dpg_comm own = {};
+        own.rank = r, own.N = N, own.all_gather = copies;
+        double fr = time_of(k.s, runs, [&] { k.forward(&own); }), br = time_of(k.s, runs, [&] { k.forward(&own), k.backward(&own, DPG_BWD_ALL); });
+        k.forward(&own), k.backward(&own, DPG_BWD_ALL);
+        time_steps(k, &own, runs, ms);
+        printf("rank %d of %d  T=%-7lld HV=%-3d %s gates  forward %7.3f  forward and backward %7.3f ms:", r, N, (long long)T, HV, bias < -10 ? "slow" : "fast", fr, br);
+        print_steps(ms);
+        f = std::max(f, fr), b = std::max(b, br);
+    }
+    printf("parts T=%-7lld HV=%-3d %s gates  ranks %d  forward %7.3f (alone %7.3f, %+.1f%%)  forward and backward %7.3f (alone %7.3f, %+.1f%%), without the wires\n", (long long)T, HV,
+           bias < -10 ? "slow" : "fast", N, f, f1, 100 * (f / f1 - 1), b, b1, 100 * (b / b1 - 1));
+    fflush(stdout);
+}
+
 /* Wall time of a step on all ranks: the slowest rank's median. */
 static void cp(int64_t T, int HV, float bias, int N, int runs)
 {
     std::vector<dpg_comm> comm(N);
     std::vector<int> dev(N);
-    std::vector<double> fwd(N), both(N), alone_f(N), alone(N);
+    std::vector<double> fwd(N), both(N), alone_f(N), alone(N), steps(N * NSTEPS);
     std::vector<std::thread> th;
     dp_err e = {DP_OK, ""};
     for (int i = 0; i < N; i++)
@@ -185,6 +243,7 @@ static void cp(int64_t T, int HV, float bias, int N, int runs)
                 Kda k(T, HV, r, N, bias, DPG_PATH_FAST);
                 fwd[r] = time_of(k.s, runs, [&] { k.forward(&comm[r]); });
                 both[r] = time_of(k.s, runs, [&] { k.forward(&comm[r]); k.backward(&comm[r], DPG_BWD_ALL); });
+                time_steps(k, &comm[r], runs, &steps[r * NSTEPS]);
             }
             Kda k(T / N, HV, 0, 1, bias, DPG_PATH_FAST);
             alone_f[r] = time_of(k.s, runs, [&] { k.forward(NULL); });
@@ -195,15 +254,17 @@ static void cp(int64_t T, int HV, float bias, int N, int runs)
     double f = *std::max_element(fwd.begin(), fwd.end()), b = *std::max_element(both.begin(), both.end()), f1 = alone_f[0], b1 = alone[0];
     printf("cp    T=%-7lld HV=%-3d %s gates  ranks %d  forward %7.3f (alone %7.3f, %+.0f%%)  forward and backward %7.3f (alone %7.3f, %+.0f%%)\n", (long long)T, HV,
            bias < -10 ? "slow" : "fast", N, f, f1, 100 * (f / f1 - 1), b, b1, 100 * (b / b1 - 1));
-    fflush(stdout);
-    for (int r = 0; r < N; r++)
+    for (int r = 0; r < N; r++) {
+        printf("      rank %d:", r);
+        print_steps(&steps[r * NSTEPS]);
         comm[r].destroy(&comm[r]);
+    }
 }
 
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "conv";
-    int at = strcmp(mode, "cp") ? 2 : 3, runs = argc > at ? atoi(argv[at]) : 50;
+    int at = strcmp(mode, "cp") && strcmp(mode, "parts") ? 2 : 3, runs = argc > at ? atoi(argv[at]) : 50;
     cudaDeviceProp prop;
     if (cudaGetDeviceProperties(&prop, 0) != cudaSuccess) {
         fprintf(stderr, "bench_bwd: no CUDA device\n");
@@ -226,5 +287,9 @@ int main(int argc, char **argv)
         for (int64_t T : {131072, 32768})
             for (float bias : {-14.f, -4.f})
                 cp(T, 32, bias, argc > 2 ? atoi(argv[2]) : 2, runs);
+    if (!strcmp(mode, "parts"))
+        for (int64_t T : {131072, 32768})
+            for (float bias : {-14.f, -4.f})
+                parts(T, 32, bias, argc > 2 ? atoi(argv[2]) : 4, runs);
     return 0;
 }

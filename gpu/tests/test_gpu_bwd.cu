@@ -4,7 +4,7 @@
  *   test_gpu_bwd small [CASE]   few small cases of every kernel, for compute-sanitizer
  *   test_gpu_bwd segments       three ranks and more whose sequences are cut in segments
  *   test_gpu_bwd forms          both forms of dg alone
- *   test_gpu_bwd nccl N         N GPUs: the bits of N ranks on one GPU; a rank that dies before the backward
+ *   test_gpu_bwd nccl N [TIMES] N GPUs: the bits of N ranks on one GPU; TIMES repeats (100) of the fast path; a rank that dies before the backward
  *   test_gpu_bwd time [N]       milliseconds of every step; N > 1: on N GPUs, dM and dH exchanged against dH alone
  * Exit status 0, 1, or 2 (no device).
  */
@@ -479,7 +479,8 @@ static void test_segments()
             for (auto &y : want) {
                 double full = rel_fro(got.at(y.first), y.second), half = rel_fro(got_short.at(y.first), y.second);
                 printf("%s%s: full exchange %.1e, dH only %.1e from the dense chain\n", where.c_str(), y.first.c_str(), full, half);
-                fact(where + y.first + " differs from the dense chain's", full < 8e-3 && half < 8e-3);
+                double most = 2 * bound_of(c, segments, y.first);        /* each within its own bound of the truth */
+                fact(where + y.first + " differs from the dense chain's", full <= most && half <= most);
             }
         }
         fact(std::string(c.name) + ": nothing was cut", cut > 0);
@@ -612,7 +613,7 @@ static void test_dead_rank(dpg_comm *comm, int N, const char *say)
     printf("dead before the backward: ended after %.1f s: %s\n", dt, r[0].err.msg);
 }
 
-static void test_nccl(int N)
+static void test_nccl(int N, int times)
 {
     std::vector<int> dev(N);
     std::vector<dpg_comm> comm(N);
@@ -635,6 +636,19 @@ static void test_nccl(int N)
                 fact(std::string("dA_log and ddt_bias are the same bits on all ranks: ") + c.name, a[r].out.at("dA_log") == a[0].out.at("dA_log") && a[r].out.at("ddt_bias") == a[0].out.at("ddt_bias"));
         }
     }
+    for (const Case &c : cases(false)) {
+        if (c.T() % N || !takes_fast(c))
+            continue;
+        Inputs x = make_inputs(c);
+        Upstream up = make_upstream(c);
+        Policy p = policies(c).back();
+        Grads first = join(c, run(c, x, up, p, N, comm.data()));
+        int bad = 0;
+        for (int i = 1; i < times; i++)
+            bad += !same_bits(first, join(c, run(c, x, up, p, N, comm.data())));
+        fact(std::string("NCCL ") + c.name + " " + name_of(p) + ": " + std::to_string(bad) + " of " + std::to_string(times) + " runs have other bits", !bad);
+    }
+    printf("repeated %d times over NCCL\n", times);
     test_dead_rank(comm.data(), N, "ncclAllGather");
     for (auto &c : comm)
         c.destroy(&c);
@@ -740,7 +754,7 @@ int main(int argc, char **argv)
     CUDA(cudaGetDeviceProperties(&prop, 0));
     printf("device %s x%d\n", prop.name, ndev);
     if (mode == "nccl")
-        test_nccl(argc > 2 ? atoi(argv[2]) : ndev);
+        test_nccl(argc > 2 ? atoi(argv[2]) : ndev, argc > 3 ? atoi(argv[3]) : 100);
     else if (mode == "forms")
         test_dg_forms();
     else if (mode == "segments")
