@@ -55,22 +55,55 @@ static __device__ __forceinline__ dd reduce(dd a)
     return two_sum(a.h, a.l);
 }
 
-/* v [n][R][W] or NULL, oh, ol [n][W] or NULL, S [W][2][8 NK]. */
-template <int NK> __global__ void __launch_bounds__(32) truth_forward(int64_t n, int R, int64_t W, double scale, const double *q, const double *k, const double *d,
+/* v [n][R][W] or NULL, oh, ol [n][W] or NULL, S [W][2][8 NK]. A token's rows pass through shared memory, those of the next one are on their way
+ * in registers meanwhile: a warp has an SM to itself and nothing else to hide the latency. R <= MAX_R. */
+template <int NK, int MAX_R> __global__ void __launch_bounds__(32) truth_forward(int64_t n, int R, int64_t W, double scale, const double *q, const double *k, const double *d,
                                                                     const double *beta, const double *v, double *S, double *oh, double *ol)
 {
-    const int Kp = 8 * NK, row = 2 * Kp, lane = threadIdx.x % 8;
+    const int Kp = 8 * NK, row = 2 * Kp, lane = threadIdx.x % 8, all = (2 + R) * row;
     const int64_t col = (int64_t)blockIdx.x * COLUMNS + threadIdx.x / 8;
     const bool in = col < W;
-    dd s[NK];
+    constexpr int SIZE = (2 + MAX_R) * 16 * NK, EACH = (SIZE + 31) / 32;
+    __shared__ double rows[2][SIZE];
+    double next[EACH], v_next[MAX_R];
+    dd s[NK], b_next[MAX_R];
 #pragma unroll
     for (int x = 0; x < NK; x++)
         s[x] = in ? dd{S[col * row + 8 * x + lane], S[col * row + Kp + 8 * x + lane]} : dd{0, 0};
-    for (int64_t i = 0; i < n; i++) {
-        const double *qi = q + i * row + lane, *di = d + i * row + lane, *ki = k + i * R * row + lane;
-        dd U[DPG_TRUTH_MAX_R];
+    auto fetch = [&](int64_t i) {
 #pragma unroll
-        for (int j = 0; j < DPG_TRUTH_MAX_R; j++) {
+        for (int u = 0; u < EACH; u++) {
+            int x = threadIdx.x + 32 * u;
+            if (x < all)
+                next[u] = x < row ? q[i * row + x] : x < 2 * row ? d[i * row + x - row] : k[i * R * row + x - 2 * row];
+        }
+#pragma unroll
+        for (int j = 0; j < MAX_R; j++)
+            if (j < R) {
+                v_next[j] = in && v ? v[(i * R + j) * W + col] : 0.;
+                b_next[j] = {beta[(i * R + j) * 2], beta[(i * R + j) * 2 + 1]};
+            }
+    };
+    auto keep = [&](int64_t i) {
+#pragma unroll
+        for (int u = 0; u < EACH; u++)
+            if (threadIdx.x + 32 * u < (unsigned)all)
+                rows[i & 1][threadIdx.x + 32 * u] = next[u];
+        __syncthreads();
+    };
+    fetch(0);
+    keep(0);
+    for (int64_t i = 0; i < n; i++) {
+        const double *qi = rows[i & 1] + lane, *di = qi + row, *ki = di + row;
+        double vi[MAX_R];
+        dd bi[MAX_R], U[MAX_R] = {};
+#pragma unroll
+        for (int j = 0; j < MAX_R; j++)
+            vi[j] = v_next[j], bi[j] = b_next[j];
+        if (i + 1 < n)
+            fetch(i + 1);
+#pragma unroll
+        for (int j = 0; j < MAX_R; j++) {
             if (j >= R)
                 break;
             dd acc = {0, 0};
@@ -80,14 +113,14 @@ template <int NK> __global__ void __launch_bounds__(32) truth_forward(int64_t n,
                     s[x] = mul({di[8 * x], di[Kp + 8 * x]}, s[x]);
                 acc = dot(acc, {ki[j * row + 8 * x], ki[j * row + Kp + 8 * x]}, s[x]);
             }
-            dd D = reduce(acc), e = two_sum(in && v ? v[(i * R + j) * W + col] : 0., -D.h);
-            U[j] = mul(quick(e.h, e.l - D.l), {beta[(i * R + j) * 2], beta[(i * R + j) * 2 + 1]});
+            dd D = reduce(acc), e = two_sum(vi[j], -D.h);
+            U[j] = mul(quick(e.h, e.l - D.l), bi[j]);
         }
         dd acc = {0, 0};
 #pragma unroll
         for (int x = 0; x < NK; x++) {
 #pragma unroll
-            for (int j = 0; j < DPG_TRUTH_MAX_R; j++)
+            for (int j = 0; j < MAX_R; j++)
                 if (j < R)
                     s[x] = fma_dd(s[x], {ki[j * row + 8 * x], ki[j * row + Kp + 8 * x]}, U[j]);
             acc = dot(acc, {qi[8 * x], qi[Kp + 8 * x]}, s[x]);
@@ -96,6 +129,7 @@ template <int NK> __global__ void __launch_bounds__(32) truth_forward(int64_t n,
         o = quick(p.h, p.l + __dmul_rn(o.l, scale));
         if (oh && in && lane == 0)
             oh[i * W + col] = o.h, ol[i * W + col] = o.l;
+        keep(i + 1);
     }
 #pragma unroll
     for (int x = 0; x < NK; x++)
@@ -172,7 +206,8 @@ extern "C" dp_status dpg_truth_forward(dpg_truth *t, const tr_dd_rows *b, const 
         CK(e, cudaMemcpy2DAsync(t->v, R * W * D, c->v, (size_t)c->ldv * D, R * W * D, n, cudaMemcpyHostToDevice, t->stream));
     const double *v = c->v ? t->v : NULL;
     double *oh = c->oh ? t->oh : NULL, *ol = c->oh ? t->ol : NULL;
-#define LAUNCH(NK) truth_forward<NK><<<grid, block, 0, t->stream>>>(b->n, (int)t->R, t->W, c->scale, t->q, t->k, t->d, t->beta, v, t->S, oh, ol)
+#define LAUNCH_R(NK, MAX_R) truth_forward<NK, MAX_R><<<grid, block, 0, t->stream>>>(b->n, (int)t->R, t->W, c->scale, t->q, t->k, t->d, t->beta, v, t->S, oh, ol)
+#define LAUNCH(NK) if (t->R == 1) LAUNCH_R(NK, 1); else LAUNCH_R(NK, DPG_TRUTH_MAX_R)
     switch (t->Kp / 8) {
     case 1: LAUNCH(1); break;
     case 2: LAUNCH(2); break;

@@ -241,8 +241,9 @@ dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth
     tr_run r = {.p = p, .t = t, .prec = rq->bits, .u = ldexpl(1, -t->bits), .tiny = is_dd ? TR_DD_TINY : 0x1p-10000L, .want_M = rq->want_M, .ncb = (p->V + w - 1) / w};
     r.device = on_device ? rq->device : NULL;
     r.threads = rq->threads > 0 ? rq->threads : omp_get_max_threads();
-    const double steps = (double)p->T * p->HV * p->K * p->V;         /* a thread is worth waking for some 1e4 of them, about 1 ms */
-    if (rq->threads <= 0 && r.threads > 1 + steps / 1e4) r.threads = 1 + (int)(steps / 1e4);
+    const double steps = (double)p->T * p->HV * p->K * p->V;         /* a thread is worth waking for about 1 ms of them */
+    const double worth = is_dd ? 1e6 : 1e4;
+    if (rq->threads <= 0 && r.threads > 1 + steps / worth) r.threads = 1 + (int)(steps / worth);
     r.progress = rq->progress && isatty(STDERR_FILENO);
     r.total = (double)p->T * p->HV * (p->V * (t->backward ? 4.0 : 1.0) + (rq->want_M ? p->K : 0));
     set_blocks(&r);

@@ -85,7 +85,7 @@ static void task_open(const batch *b, task *c) {
     if (!r->t->backward || c->is_M) return;
     c->ckpt = rows_alloc(r->nblock * size), c->tape = rows_alloc((b->len + 1) * size), c->E = rows_alloc(b->len * R * 2 * TR_DD_COLS);
     c->y = (tr_dd_grads){.dq = rows_alloc(b->len * b->row), .dk = rows_alloc(b->len * R * b->row), .dg = rows_alloc(b->len * b->row),
-                         .dbeta = rows_alloc(b->len * R * 2), .tmp = rows_alloc(b->row)};
+                         .dbeta = rows_alloc(b->len * R * 2)};
 }
 
 static batch batch_open(tr_run *r, const tr_dd_lanes *op, int h0, int n) {
@@ -118,7 +118,7 @@ static void batch_close(batch *b) {
     for (int i = 0; i < b->ntask + b->nM; i++) {
         task *c = &b->task[i];
         if (c->device) b->r->device->close(c->device);
-        double *x[] = {c->S, c->ckpt, c->tape, c->E, c->y.dq, c->y.dk, c->y.dg, c->y.dbeta, c->y.tmp};
+        double *x[] = {c->S, c->ckpt, c->tape, c->E, c->y.dq, c->y.dk, c->y.dg, c->y.dbeta};
         for (size_t j = 0; j < sizeof x / sizeof *x; j++) free(x[j]);
     }
     for (int i = 0; i < b->n; i++) {

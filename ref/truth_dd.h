@@ -72,8 +72,8 @@ typedef struct tr_dd_cols {
     int64_t V, ldv, ldo;
 } tr_dd_cols;
 
-/* Sums over the task's columns: dq, dg [n] rows, dk [n][R] rows, dbeta [n][R][2]; dv as v above; tmp: one row. */
-typedef struct { double *dq, *dk, *dg, *dbeta, *dvh, *dvl, *tmp; } tr_dd_grads;
+/* Sums over the task's columns: dq, dg [n] rows, dk [n][R] rows, dbeta [n][R][2]; dv as v above. */
+typedef struct { double *dq, *dk, *dg, *dbeta, *dvh, *dvl; } tr_dd_grads;
 
 typedef struct {
     const char *name;            /* avx512, avx2, plain */
