@@ -7,9 +7,9 @@ Two uses:
   * As a command, for chunk_kda of flash-linear-attention (FLA) on one or several GPUs:
 
         python3 fla_dump.py IN.safetensors OUT.safetensors
-        torchrun --nproc-per-node 4 fla_dump.py IN.safetensors OUT.safetensors
+        torchrun --nproc-per-node 4 fla_dump.py IN.safetensors OUT.safetensors        (scripts/peers/run_fla.sh does it and judges)
 
-    It NEEDS A MACHINE WITH CUDA GPUs, PyTorch AND FLA (pip install flash-linear-attention); nothing else of deltaproof does. IN is read; its
+    More processes than GPUs share them; they then talk through gloo, as NCCL takes one process a GPU. It NEEDS A MACHINE WITH CUDA GPUs, PyTorch AND FLA (pip install flash-linear-attention); nothing else of deltaproof does. IN is read; its
     first axis is split over the processes as FLA splits a sequence over ranks; OUT gets o and all gradients of the whole sequence.
 
 The file format is written here in a few lines, so that the safetensors package is not needed (it is not used even where it is installed: one
@@ -123,23 +123,52 @@ def reduce(t, ranks):
     return t
 
 
+def first_config_only():
+    """Triton's autotuner takes the first configuration that runs instead of timing all of them: results do not depend on which, waiting does."""
+    from triton.runtime.autotuner import Autotuner
+
+    prune, bench = Autotuner.prune_configs, Autotuner._bench
+
+    def prune_configs(self, *args, **kwargs):
+        self.has_one = False
+        return prune(self, *args, **kwargs)
+
+    def _bench(self, *args, **kwargs):
+        if self.has_one:
+            return [float("inf")] * 3
+        times = bench(self, *args, **kwargs)
+        self.has_one = (times[0] if isinstance(times, (list, tuple)) else times) < float("inf")
+        return times
+
+    Autotuner.prune_configs, Autotuner._bench = prune_configs, _bench
+
+
 def sequences(tensors, metadata, T):
     if "cu_seqlens" in tensors:
         return tensors["cu_seqlens"].long()
     return torch.tensor([int(x) for x in metadata["cu_seqlens"].split(",")] if "cu_seqlens" in metadata else [0, T])
 
 
-def run_kda(in_path, out_path):
+def run_kda(in_path, out_path, tokens=0, tune=False):
+    if not tune:
+        first_config_only()
     import fla
     from fla.ops.cp import build_cp_context
     from fla.ops.kda import chunk_kda
 
     ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    gpus = torch.cuda.device_count()
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % gpus)
     if ranks > 1:
-        torch.distributed.init_process_group("nccl")
+        torch.distributed.init_process_group("nccl" if int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) <= gpus else "gloo")
     tensors, metadata = load(in_path)
     T = max(tensors["beta"].shape[:2]) if tensors["beta"].dim() > 1 and tensors["beta"].shape[0] == 1 else tensors["beta"].shape[0]
+    if tokens:
+        if not 0 < tokens <= T or "cu_seqlens" in tensors or "cu_seqlens" in metadata:
+            sys.exit(f"--tokens {tokens}: {in_path} has {T} tokens" + (" in packed sequences" if tokens <= T else ""))
+        first = 1 if tensors["beta"].dim() > 1 and tensors["beta"].shape[0] == 1 else 0
+        tensors |= {k: tensors[k].narrow(first, 0, tokens) for k in TOKENS if k in tensors}
+        T = tokens
     if T % ranks:
         sys.exit(f"{in_path}: {T} tokens do not split over {ranks} processes")
     s0, dht = (tensors.get(a, tensors.get(b)) for a, b in (("initial_state", "s0"), ("dht", "dstate")))
@@ -178,5 +207,7 @@ if __name__ == "__main__":
     a = argparse.ArgumentParser(description="Run FLA's chunk_kda on IN and write OUT, for `deltaproof judge`. Needs CUDA GPUs, PyTorch and FLA.")
     a.add_argument("inputs", metavar="IN.safetensors")
     a.add_argument("outputs", metavar="OUT.safetensors")
+    a.add_argument("--tokens", type=int, default=0, metavar="T", help="the first T tokens of IN alone (give `deltaproof judge` the same --tokens)")
+    a.add_argument("--tune", action="store_true", help="let Triton time every configuration of a kernel (minutes), not take the first that runs")
     args = a.parse_args()
-    run_kda(args.inputs, args.outputs)
+    run_kda(args.inputs, args.outputs, args.tokens, args.tune)
