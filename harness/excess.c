@@ -84,7 +84,7 @@ static dp_excess_level judge_level(const dp_excess_in *in, const units *u) {
             if (!(y <= r.draw)) r.draw = y;
         }
     }
-    r.limit = fmax(DP_EXCESS_LEAST, DP_EXCESS_SAFETY * sqrt(f_quantile(DP_EXCESS_Z, r.nu, D * r.nu + prior_df)));
+    r.limit = fmax(DP_EXCESS_LEAST, in->safety * sqrt(f_quantile(DP_EXCESS_Z, r.nu, D * r.nu + prior_df)));
     free(rel);
     return r;
 }

@@ -36,6 +36,7 @@ typedef struct {
     dp_merge merge;
     dp_fault fault;
     unsigned char *hit;          /* [ranks*HV]: where the fault acted (sim); NULL: not known */
+    int other_design;            /* subject, file: how it computes is not known (excess.h) */
     int exact;                   /* keys = exact: every error must be 0, whatever the bounds allow */
     const char *truth_kind;
     int truth_bits, truth_cached;

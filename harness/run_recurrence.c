@@ -141,7 +141,7 @@ static void judge_fields(const split *sp, dp_result *result, const dp_budget *b,
         const int state = i == 1 || i == 9, head = i == 7 || i == 8;
         const dp_compare_in in = {.name = dp_result_fields[i].name, .N = sp->N, .heads = i == 2 || i == 3 ? p->H : p->HV, .rows = rows, .width = width, .got = got, .want = want->hi,
             .want_lo = want->lo, .rad = want->rad, .bound = b->row[i], .place = state ? place_state_row : head ? place_head_row : place_token_row, .ctx = &pl,
-            .tokens = state || head ? 0 : p->T, .ndraw = x && x->field[i].e2 ? x->field[i].ndraw : 0, .ncell = x ? x->field[i].n : 0, .e2 = x ? x->field[i].e2 : NULL,
+            .tokens = state || head ? 0 : p->T, .ndraw = x && x->field[i].e2 ? x->field[i].ndraw : 0, .ncell = x ? x->field[i].n : 0, .e2 = x ? x->field[i].e2 : NULL, .other = run->other_design,
             .unit = hypot(arithmetic(run->base), u ? u[i] / 2 : 0), .tiny = hypot(smallest(run->base, p->K), tiny ? tiny[i] : 0)};
         judge_one(sp, &in, run);
     }
@@ -171,7 +171,7 @@ static void judge_rank_tensor(const split *sp, int all, const char *name, int wh
         for (int i = 0; i < n; i++) e2[d * n + i] = x->rank[which].e2[(int64_t)d * nr + (place[i] >> 16) * HV + (place[i] & 0xffff)];
     if (n) {
         const dp_compare_in in = {.name = name, .N = sp->N, .heads = HV, .rows = n, .width = width, .got = g, .want = w, .rad = r, .bound = b, .place = place_rank_row, .ctx = place,
-            .ndraw = D, .ncell = n, .e2 = e2, .unit = hypot(arithmetic(run->base), u / 2), .tiny = hypot(smallest(run->base, sp->c->p.K), tiny)};
+            .ndraw = D, .ncell = n, .e2 = e2, .other = run->other_design, .unit = hypot(arithmetic(run->base), u / 2), .tiny = hypot(smallest(run->base, sp->c->p.K), tiny)};
         judge_one(sp, &in, run);
     }
     free(e2), free(place), free(g), free(w), free(r), free(b);
@@ -552,7 +552,7 @@ static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, d
     const dp_status st = dp_subject_run(o->subject, &c->p, dp_formats[c->input_dtype].name, sp->N, base, chain, c->backward, o->limit_s > 0 ? o->limit_s : DP_SUBJECT_LIMIT_S, &s, e);
     if (st) return st;
     dp_run *r = dp_runs_add(out, c);
-    r->backend = DP_BACKEND_SUBJECT, r->path = o->subject->name, r->outcome = dp_subject_outcomes[s.outcome];
+    r->backend = DP_BACKEND_SUBJECT, r->other_design = 1, r->path = o->subject->name, r->outcome = dp_subject_outcomes[s.outcome];
     r->ranks = sp->N, r->base = base, r->chain = chain, r->has_base = r->has_chain = 1;
     note_truth(sp, r);
     r->id = run_id(r);
@@ -783,7 +783,7 @@ dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given
     if (!st) st = dp_condition_cached(&c->p, sp.N, NULL, o->cache, &sp.cond, e);
     if (!st) {
         dp_run *r = dp_runs_add(out, c);
-        r->backend = DP_BACKEND_FILE, r->ranks = sp.N, r->base = c->base[0], r->chain = c->chain[0], r->has_base = r->has_chain = 1;
+        r->backend = DP_BACKEND_FILE, r->other_design = !g->same_design, r->ranks = sp.N, r->base = c->base[0], r->chain = c->chain[0], r->has_base = r->has_chain = 1;
         note_truth(&sp, r);
         r->id = run_id(r);
         r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);

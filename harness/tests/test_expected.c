@@ -27,7 +27,7 @@ static void simulate(subject *x, dp_base base, dp_format chain) {
 /* The results of the ranks, as they are at this moment, judged as those of another program. */
 static dp_run *judged(subject *x, dp_runs *runs) {
     const dp_run_options o = {.cache = gt_tmpdir()};      /* one truth and one set of draws for all tests */
-    dp_given g = {.r = x->s.out};
+    dp_given g = {.r = x->s.out, .same_design = 1};
     dp_err e = {0};
     *runs = (dp_runs){0};
     if (dp_run_given(&x->c, &o, &g, runs, &e)) gt_fail(__FILE__, __LINE__, "judge", "%s", e.msg), abort();
@@ -133,7 +133,7 @@ DP_TEST(expected, statistics_raise_no_alarm_and_see_a_large_excess) {
             dp_excess x;
             for (int i = 0; i < D * N; i++) e2[i] = chi2(&r, freedom[f]);
             for (int i = 0; i < N; i++) err2[i] = chi2(&r, freedom[f]), want2[i] = 1e6, belong[i] = i / 6;
-            dp_excess_in in = {.ndraw = D, .n = N, .e2 = e2, .err2 = err2, .want2 = want2, .floor2 = floor2, .belong = belong, .nbelong = 4};
+            dp_excess_in in = {.ndraw = D, .n = N, .e2 = e2, .err2 = err2, .want2 = want2, .floor2 = floor2, .belong = belong, .nbelong = 4, .safety = DP_EXCESS_SAFETY};
             dp_excess_judge(&in, &x);
             alarms += x.excess > 1;
             CHECK(!isnan(x.excess), "nu %d: not judged", freedom[f]);

@@ -424,6 +424,28 @@ DP_TEST(judge, recorded_output_of_fla_has_the_error_measured_elsewhere) {
     REFUSE(&o, "tensor o: shape [2048,128]", "[8192,1,128]");
 }
 
+/* All of what FLA wrote there (10 MB, not kept here: DP_FLA_OUTPUTS names the file), rank by rank, against figures measured with another program. */
+DP_TEST(judge, all_that_fla_wrote_on_four_ranks_has_the_errors_measured_elsewhere) {
+    static const struct { const char *name; double all, rank[4]; } FLA[] = {
+        {"o", 4.070e-3, {4.00e-3, 4.12e-3, 3.84e-3, 4.42e-3}},  {"dq", 3.322e-3, {3.07e-3, 3.06e-3, 3.02e-3, 4.22e-3}}, {"dk", 4.487e-3, {4.15e-3, 5.12e-3, 4.03e-3, 4.10e-3}},
+        {"dv", 4.705e-3, {4.58e-3, 5.23e-3, 4.45e-3, 3.89e-3}}, {"dg", 5.233e-3, {4.70e-3, 6.19e-3, 5.36e-3, 3.72e-3}}, {"dbeta", 3.535e-3, {4.09e-3, 3.99e-3, 3.09e-3, 2.93e-3}}};
+    const char *file = getenv("DP_FLA_OUTPUTS");
+    char in[512], cache[512];
+    judged j;
+    if (!file || !*file) return;
+    snprintf(in, sizeof in, "%s/data/kda-lm-layer3-long.safetensors", gt_cases());
+    snprintf(cache, sizeof cache, "%s/cache", gt_tmpdir());
+    const dp_judge_options o = {.inputs = in, .outputs = file, .ranks = 4, .base = "bf16", .claim = "tf32rz", .cache = cache};
+    JUDGE(&o, &j);
+    CHECK(j.run->verdict == DP_PASS, "%s", j.run->why);
+    for (size_t i = 0; i < sizeof FLA / sizeof *FLA; i++) {
+        const dp_judgement *t = tensor(j.run, FLA[i].name);
+        CHECK(fabs(t->rel_fro - FLA[i].all) < 5.1e-7, "%s: %.5g", FLA[i].name, t->rel_fro);
+        for (int r = 0; r < 4; r++) CHECK(fabs(t->per_rank[r] - FLA[i].rank[r]) < 5.1e-6, "%s, rank %d: %.4g", FLA[i].name, r, t->per_rank[r]);
+    }
+    done(&j);
+}
+
 static char said[1 << 16];
 
 static int program(const char *args) {

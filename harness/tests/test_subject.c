@@ -61,6 +61,22 @@ DP_TEST(subject, the_example_passes_forward_and_backward_on_every_form_of_gate_b
     }
 }
 
+/* A step recurrence rounds its state at every token, the pipeline once a chunk: more error in the same formats, and as right. */
+DP_TEST(subject, a_step_recurrence_in_fp32_is_right) {
+    const char *lib = library("tests/data/step_subject.c", "step.so"), *names[] = {"lower-bound", "smoke-gdn", "packed-empty"};
+    for (int i = 0; i < 3; i++) {
+        trial t = {0};
+        dp_err e = {0};
+        char path[512];
+        snprintf(path, sizeof path, "%s/%s.case", gt_cases(), names[i]);
+        REQUIRE(!dp_subject_open(lib, &t.s, &e) && !dp_case_load(path, &t.c, &e), "%s", e.msg);
+        t.c.backward = 0;
+        if (!run(__LINE__, "", 20, &t)) return;
+        CHECK(t.runs.n == 1 && t.runs.run[0].verdict == DP_PASS, "%s: %s", names[i], t.runs.n ? t.runs.run[0].why : "no run");
+        done(&t);
+    }
+}
+
 DP_TEST(subject, ranks_that_share_an_all_gather_pass_with_their_stages) {
     const char *lib = library("subject/example_ranks.c", "ranks.so");
     const char *cases[] = {CASE, "reason = r\nsource = s\nop = gdn\nT = 120\nHV = 2\nH = 1\nK = 8\nV = 4\ng_scale = 0.02\ncu_seqlens = 0,5,5,95,100,120\nranks = 2,3,8\nbase = fp32\n",
