@@ -143,6 +143,16 @@ def first_config_only():
     Autotuner.prune_configs, Autotuner._bench = prune_configs, _bench
 
 
+def gather_flat():
+    """gloo gathers [n] into [ranks n] alone; FLA gathers [1, ..] into [ranks, 1, ..], which is the same memory."""
+    plain = torch.distributed.all_gather_into_tensor
+
+    def all_gather_into_tensor(out, inp, *args, **kwargs):
+        return plain(out.view(-1), inp.reshape(-1), *args, **kwargs)
+
+    torch.distributed.all_gather_into_tensor = all_gather_into_tensor
+
+
 def sequences(tensors, metadata, T):
     if "cu_seqlens" in tensors:
         return tensors["cu_seqlens"].long()
@@ -160,7 +170,10 @@ def run_kda(in_path, out_path, tokens=0, tune=False):
     gpus = torch.cuda.device_count()
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % gpus)
     if ranks > 1:
-        torch.distributed.init_process_group("nccl" if int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) <= gpus else "gloo")
+        shared = int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) > gpus
+        torch.distributed.init_process_group("gloo" if shared else "nccl")
+        if shared:
+            gather_flat()
     tensors, metadata = load(in_path)
     T = max(tensors["beta"].shape[:2]) if tensors["beta"].dim() > 1 and tensors["beta"].shape[0] == 1 else tensors["beta"].shape[0]
     if tokens:
