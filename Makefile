@@ -61,11 +61,12 @@ verify: setup                  ## set up, build, run every case, write results.j
 
 test: setup                    ## set up, build, run all tests (SAN=1: under sanitizers; FILTER=context*: some of them)
 	$(build) $(PROGRAM) $(BUILD)/dp-test $(CPU_PROGRAM) $(CPU_TESTS)
-	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" DP_KERNELS="$(abspath $(CPU_PROGRAM))" $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
+	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
 
 museum: setup                  ## set up, build, switch every deliberate fault on: which verdict goes red, and where it points (OUT/museum.json)
-	$(build) $(PROGRAM)
+	$(build) $(PROGRAM) $(FAULT_PROGRAM)
 	@$(run_env) $(PROGRAM) museum --cases $(CASES) --out $(OUT)
+	$(if $(FAULT_PROGRAM),@$(FAULT_PROGRAM) museum --kernels --cases $(CASES) --out $(OUT))
 
 bench: setup                   ## set up, build and run every benchmark: the truth, and on a device our KDA kernels beside FLA's (scripts/peers/bench_fla.py)
 	$(build) $(BENCH) $(if $(GPU_LIB),$(BUILD)/gpu/bench_bwd)
@@ -96,7 +97,7 @@ $(BUILD)/commit.h: FORCE
 $(BUILD)/flags: FORCE
 	$(call update,'$(CC) $(C_ALL) $(CPP_ALL)' '$(CXX) $(CXX_ALL)' '$(LDFLAGS) $(LIBS)' '$(GPU_LIB)' "$$($(CC) --version | head -n 1)")
 
-$(BUILD)/harness/main.o $(BUILD)/harness/record.o $(BUILD)/harness/museum.o: CPP_ALL += -include $(BUILD)/commit.h
+$(BUILD)/harness/main.o $(BUILD)/harness/record.o $(BUILD)/harness/museum.o $(BUILD)/harness/museum_kernels.o: CPP_ALL += -include $(BUILD)/commit.h
 $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/commit.h
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -c $< -o $@

@@ -4,6 +4,7 @@
  * words to the mma, which drops the low 13 bits; tf32x3 adds lo*hi + hi*lo + hi*hi. fp32 is IEEE FMA on the CUDA cores.
  * The accumulator inside a tensor core rounds toward zero; every k-step therefore starts from zero and is added on the CUDA cores,
  * so that only a step's own 8 or 16 products see it. */
+#include "fault.cuh"
 #include "internal.cuh"
 
 /* The words an mma returns are rounded toward zero, a mean relative loss per product that shrinks a 3xTF32 chain linearly: measured
@@ -250,7 +251,8 @@ template <int MV, int KMAX> struct Columns {
             rows([&](int i, int r, float4 &) { h[i] = *(const float4 *)(add + (int64_t)r * ld + col); });
         for (int k0 = 0; k0 < K; k0 += PK) {
             put();
-            __syncthreads();
+            if (!FAULT(MERGE_NO_SYNC))
+                __syncthreads();
             if (k0 + PK < K)
                 fetch(M, k0 + PK);
             else if (next)
@@ -320,13 +322,13 @@ template <int MV, int KMAX> __global__ void __launch_bounds__(THREADS, MV == 32 
     int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV, row = V + K, ranks = a.to - a.from, last = ranks + a.nseg - 1;
     Columns<MV, KMAX> c(smem, K, row);
     auto element = [&](int j) {
-        return (j < ranks ? a.hm + (int64_t)(a.from + j) * HV * K * row : a.seg + (int64_t)(j - ranks) * HV * K * row) + (int64_t)hv * K * row;
+        return (j < ranks ? a.hm + (int64_t)(FAULT(MERGE_NEAREST) ? a.to - 1 - j : a.from + j) * HV * K * row : a.seg + (int64_t)(j - ranks) * HV * K * row) + (int64_t)hv * K * row;
     };
     auto from_zero = [&](int j) { return j == 0 || (j == ranks && a.whole); };
     auto matrix = [&](int j) { return j < last && !from_zero(j) ? element(j) + V : NULL; };
     c.rows([](int, int, float4 &q) { q = make_float4(0.f, 0.f, 0.f, 0.f); });
     for (int j = 0; j <= last; j++) {
-        if (j >= ranks)
+        if (j >= ranks && !(FAULT(MERGE_HALF) && v0 + c.col >= V / 2))
             c.to(a.sin + ((int64_t)(j - ranks) * HV + hv) * K * V + v0, V);
         if (j == last)
             return;

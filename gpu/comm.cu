@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include <dlfcn.h>
 #include <nccl.h>
+#include "fault.cuh"
 #include "internal.cuh"
 
 #define MAX_RANKS 1024
@@ -226,7 +227,7 @@ static dp_status move_words(Group *g, int rank, const float *send, float *recv, 
         CN(e, nccl.AllGather(send, recv, count, ncclFloat, g->comm[rank], s));
     for (int r = 0; r < g->N && !g->is_nccl; r++) {
         CK(e, cudaStreamWaitEvent(s, g->ready[r], 0));
-        CK(e, cudaMemcpyAsync(recv + r * count, g->send[r], count * sizeof(float), cudaMemcpyDeviceToDevice, s));
+        CK(e, cudaMemcpyAsync(recv + (FAULT(GATHER_SLOT) && rank == 1 && r < 2 ? 1 - r : r) * count, g->send[r], count * sizeof(float), cudaMemcpyDeviceToDevice, s));
     }
     if (!g->is_nccl)
         CK(e, cudaEventRecord(g->copied[rank], s));

@@ -5,6 +5,7 @@
  * Rows before the rank come from the gathered tails of x, gradients of pre after it from the gathered heads of dpre. Sums of dw over a strip,
  * 8 strips of a block, blocks, ranks: each in a fixed order. */
 #include <stdlib.h>
+#include "fault.cuh"
 #include "internal.cuh"
 #include "dp_conv.h"
 #include "sigmoid.cuh"
@@ -78,7 +79,7 @@ template <class T, int VEC> __device__ __forceinline__ Vec<VEC> row_of_x(const C
     if (t >= 0)
         return load<T, VEC>(p.t.x, t * p.D + ch);
     int64_t g = a.rank * a.L + t;
-    return load<T, VEC>(a.halo, g / a.L * a.stride + (g % a.L - (a.L - a.h)) * a.D + p.at + ch);
+    return load<T, VEC>(a.halo, g / a.L * a.stride + (g % a.L - (a.L - a.h) + (FAULT(HALO_ROW) && g % a.L < a.L - 1)) * a.D + p.at + ch);
 }
 
 __device__ __forceinline__ bool starts_at(const ConvArgs &a, int64_t t) { return t >= 0 && (a.starts[t / 64] >> (t & 63) & 1); }
@@ -182,7 +183,7 @@ template <class T, int W, int VEC> __global__ void __launch_bounds__(256) k_conv
             x[i] = load<T, VEC>(p.t.x, (t0 + (s0 + i < n ? s0 + i : n - 1)) * p.D + ch);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            if (starts >> (s0 + i) & 1)
+            if (starts >> (s0 + i) & 1 && !FAULT(HALO_LEAK))
                 win.start();
             Vec<VEC> y = win.pre(x[i]);
             if (a.silu)
@@ -290,7 +291,7 @@ template <class T, int W, int VEC> __global__ void __launch_bounds__(256) k_conv
         }
         for (int s = last; s < n + W - 1; s++) {         /* past the rank: its followers' dpre, or nothing */
             int64_t i = t0 + s - a.L, g = (a.rank + 1) * a.L + i;
-            Vec<VEC> d = i < a.next ? load<float, VEC>(a.dhalo, (g / a.L * a.h + g % a.L) * a.D + p.at + ch) : zero<VEC>(), done = b.add(d, d, b.win.age, false);
+            Vec<VEC> d = i < a.next && !FAULT(DHALO) ? load<float, VEC>(a.dhalo, (g / a.L * a.h + g % a.L) * a.D + p.at + ch) : zero<VEC>(), done = b.add(d, d, b.win.age, false);
             if (s >= W - 1)
                 store<T, VEC>(p.t.dx, (t0 + s - (W - 1)) * p.D + ch, done);
             b.win.push(d);

@@ -2,6 +2,7 @@
  *
  * The readable second witness for the fast path, and the only path for general K, V, R. With base fp32 nothing is rounded below
  * fp32; with base bf16 rif() rounds exactly what FLA stores in bf16 (math.md f, last paragraph). Sums run in a fixed order. */
+#include "fault.cuh"
 #include "internal.cuh"
 
 #define THREADS 256
@@ -19,8 +20,8 @@ __global__ void k_prepare(Dims d, dpg_tensors t, float *gcum, float *beta, float
         float bias = t.dt_bias ? t.dt_bias[hv * d.Kg + kk] : 0.f;
         double sum = 0;
         for (int s = 0; s < DP_CHUNK; s++) {
-            if (s < c.len)
-                sum += gate_floor(gate_value(d, ldx(t.g, ((c.t0 + s) * d.HV + hv) * d.Kg + kk, d.g_bf16), a, bias));
+            if (s < c.len + FAULT(TAIL))
+                sum += gate_floor(gate_value(d, ldx(t.g, ((c.t0 + s) * d.HV + (FAULT(GATE_HEAD0) ? 0 : hv)) * d.Kg + kk, d.g_bf16), a, bias));
             if (k < d.Kg)
                 gcum[(tile * DP_CHUNK + s) * d.Kg + k] = (float)sum;
         }
@@ -28,7 +29,7 @@ __global__ void k_prepare(Dims d, dpg_tensors t, float *gcum, float *beta, float
     }
     for (int row = threadIdx.x; row < d.n; row += blockDim.x)
         beta[tile * d.n + row] = row / d.R < c.len
-            ? beta_value(d, ldx(t.beta, ((c.t0 + row / d.R) * d.HV + hv) * d.R + row % d.R, d.g_bf16)) : 0.f;
+            ? beta_value(d, ldx(t.beta, ((c.t0 + row / d.R) * d.HV + hv) * d.R + (FAULT(BETA_KEY) ? 0 : row % d.R), d.g_bf16)) : 0.f;
     for (int row = warp; row < d.n + DP_CHUNK; row += THREADS / 32) {
         int isq = row >= d.n, r = isq ? row - d.n : row, s = isq ? r : r / d.R;
         int64_t src = isq ? ((c.t0 + s) * d.H + h) * d.K : (((c.t0 + s) * d.H + h) * d.R + r % d.R) * d.K;
@@ -106,7 +107,7 @@ __global__ void k_wy(Dims d, dpg_tensors t, const float *gcum, const float *beta
         float sum = 0.f;
         for (int m = 0; m <= row && m / d.R < c.len; m++) {
             float rhs = col < d.K ? b[m] * k[m * d.K + col] * expf(g[m / d.R * d.Kg + cg])
-                : b[m] * ldx(t.v, (((c.t0 + m / d.R) * d.HV + hv) * d.R + m % d.R) * d.V + col - d.K, d.in_bf16);
+                : b[m] * ldx(t.v, ((((c.t0 + m / d.R) * d.HV + hv) * d.R + m % d.R) * d.V + col - d.K) & (FAULT(OFFSET) ? 8191 : -1), d.in_bf16);
             sum = fmaf(Tt[row * d.n + m], rif(rhs, d.rb), sum);
         }
         float *dst = col < d.K ? w + (tile * d.n + row) * d.K + col : u + (tile * d.n + row) * d.V + col - d.K;
@@ -114,7 +115,7 @@ __global__ void k_wy(Dims d, dpg_tensors t, const float *gcum, const float *beta
     }
     for (int x = threadIdx.x; x < d.n * d.K; x += blockDim.x) {
         int s = x / d.K / d.R, cg = d.Kg == 1 ? 0 : x % d.K;
-        kg[tile * d.n * d.K + x] = rif(k[x] * expf(g[(c.len - 1) * d.Kg + cg] - g[s * d.Kg + cg]), d.rb);
+        kg[tile * d.n * d.K + x] = rif(k[x] * expf(g[(c.len - 1 - (FAULT(LAST_TOKEN) && c.len > 1)) * d.Kg + cg] - g[s * d.Kg + cg]), d.rb);
     }
     for (int x = threadIdx.x; x < DP_CHUNK * d.K; x += blockDim.x)
         qg[tile * DP_CHUNK * d.K + x] = rif(q[x] * expf(g[x / d.K * d.Kg + (d.Kg == 1 ? 0 : x % d.K)]), d.rb);
@@ -147,13 +148,14 @@ __global__ void k_state(Dims d, StateArgs a)
             int row = x / VB, col = x % VB;
             float sum = 0.f;
             for (int k = 0; k < d.K; k++)
-                sum = fmaf(a.w[(tile * d.n + row) * d.K + k], rif(S[k * VB + col], d.rb), sum);
+                sum = fmaf(a.w[(tile * d.n + row) * d.K + k], rif(S[k * VB + col] * (FAULT(DECAY_FIRST) ? a.eC[tile * d.K + k] : 1.f), d.rb), sum);
             int64_t at = (tile * d.n + row) * d.V + vb * VB + col;
             X[x] = rif(a.u[at] - sum, d.rb);
             if (a.v_new)
                 a.v_new[at] = X[x];
         }
-        __syncthreads();
+        if (!FAULT(NO_SYNC))
+            __syncthreads();
         for (int x = threadIdx.x; x < d.K * VB; x += blockDim.x) {
             int k = x / VB, col = x % VB;
             float sum = 0.f;
@@ -222,14 +224,14 @@ static dp_status launch_state(dpg_plan *p, StateArgs a, int nseq, cudaStream_t s
 dp_status simple_pre_h(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
     StateArgs a = {at<float>(p, ws, B_W), at<float>(p, ws, B_U), at<float>(p, ws, B_KG), at<float>(p, ws, B_EC), t->s0, NULL,
-                   NULL, NULL, NULL, at<float>(p, ws, B_HM), p->d.nseq - 1};
+                   NULL, NULL, NULL, at<float>(p, ws, B_HM), FAULT(FIRST_SUBSEQ) ? 0 : p->d.nseq - 1};
     return launch_state(p, a, 1, s, e);
 }
 
 dp_status simple_states(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
     StateArgs a = {at<float>(p, ws, B_W), at<float>(p, ws, B_U), at<float>(p, ws, B_KG), at<float>(p, ws, B_EC), t->s0,
-                   at<float>(p, ws, B_SIN), at<float>(p, ws, B_H), at<float>(p, ws, B_VNEW), p->is_bwd ? NULL : t->final_state, NULL, 0};
+                   FAULT(STATE_LOST) && p->is_bwd ? NULL : at<float>(p, ws, B_SIN), at<float>(p, ws, B_H), at<float>(p, ws, B_VNEW), p->is_bwd ? NULL : t->final_state, NULL, 0};
     return launch_state(p, a, p->d.nseq, s, e);
 }
 
@@ -237,7 +239,7 @@ dp_status simple_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t
 {
     const Dims &d = p->d;
     TRY(simple_states(p, t, ws, s, e));
-    k_output<<<(unsigned)((int64_t)d.NT * d.HV), THREADS, 0, s>>>(d, at<float>(p, ws, B_QG), at<float>(p, ws, B_AQK), at<float>(p, ws, B_H),
+    k_output<<<FAULT(GRID) ? 3 : (unsigned)((int64_t)d.NT * d.HV), THREADS, 0, s>>>(d, at<float>(p, ws, B_QG), at<float>(p, ws, B_AQK), at<float>(p, ws, B_H),
                                                                   at<float>(p, ws, B_VNEW), t->o);
     CK_LAUNCH(e, "k_output");
     return DP_OK;

@@ -3,6 +3,7 @@
  * One block per tile (or per state slice), fp32 FMA, every sum in a fixed order, no atomics: bitwise repeatable. With base bf16 rif() rounds what
  * FLA stores or multiplies in bf16: do, h, dh, kgam, L, dE as operands, dvl and dX as stored; all gradients accumulate in fp32.
  * Names are those of ref/chunk.c. Rows past a chunk's last token hold zeros in every buffer. */
+#include "fault.cuh"
 #include "internal.cuh"
 
 #define THREADS 256
@@ -97,7 +98,7 @@ __global__ void k_state_bwd(Dims d, dpg_grads g, BwdArgs b, StateBwdArgs a)
 {
     extern __shared__ float smem[];
     float *S = smem, *X = S + d.K * VB, *D = X + d.n * VB;
-    int v0 = blockIdx.x % (d.V / VB) * VB, hv = blockIdx.x / (d.V / VB) % d.HV, sq = blockIdx.x / (d.V / VB) / d.HV;
+    int v0 = blockIdx.x % (d.V / VB) * VB, hv = blockIdx.x / (d.V / VB) % d.HV, sq = blockIdx.x / (d.V / VB) / d.HV + (FAULT(LAST_SUBSEQ) && a.dhm ? d.nseq - 1 : 0);
     Seq seq = d.seq[sq];
     const float *init = seq.ends ? (a.dfinal ? a.dfinal + ((int64_t)seq.gseq * d.HV + hv) * d.K * d.V : NULL)
         : a.dsout ? a.dsout + (int64_t)hv * d.K * d.V : NULL;
@@ -122,7 +123,8 @@ __global__ void k_state_bwd(Dims d, dpg_grads g, BwdArgs b, StateBwdArgs a)
             if (a.dX)
                 a.dX[at] = X[x];
         }
-        __syncthreads();
+        if (!FAULT(BWD_NO_SYNC))
+            __syncthreads();
         for (int x = threadIdx.x; x < d.K * VB; x += THREADS) {
             int k = x / VB, col = x % VB;
             float in = 0.f, out = 0.f;
@@ -130,7 +132,7 @@ __global__ void k_state_bwd(Dims d, dpg_grads g, BwdArgs b, StateBwdArgs a)
                 in = fmaf(qg[s * d.K + k], D[s * VB + col], in);
             for (int row = 0; row < d.n; row++)
                 out = fmaf(w[row * d.K + k], X[row * VB + col], out);
-            S[x] = fmaf(b.eC[tile * d.K + k], S[x], d.scale * in) - out;
+            S[x] = fmaf(b.eC[(FAULT(BWD_HEAD0) && a.dhm ? (int64_t)ch * d.HV : tile) * d.K + k], S[x], d.scale * in) - out;
         }
     }
     __syncthreads();
@@ -249,7 +251,7 @@ template <int R> __global__ void k_intra_bwd(Dims d, int pair_dg, BwdArgs a)
             sum = fmaf(h[x * d.V + v], dh[x * d.V + v], sum);
         sum = warp_sum(sum);
         if (lane == 0)
-            z[x] = a.eC[tile * d.K + x] * sum;
+            z[x] = FAULT(NO_BOUNDARY) ? 0.f : a.eC[tile * d.K + x] * sum;
     }
     for (int at = threadIdx.x; at < len * d.K; at += THREADS) {
         int s = at / d.K, x = at % d.K, cg = d.Kg == 1 ? 0 : x;
@@ -332,7 +334,7 @@ __global__ void k_norm_bwd(Dims d, dpg_tensors t, dpg_grads g, BwdArgs a)
             sum[i] = 0.f;
             if (k >= d.K)
                 continue;
-            for (int m = 0; m < d.G; m++)
+            for (int m = 0; m < d.G - FAULT(GROUP); m++)
                 sum[i] += dy[(int64_t)m * rows * d.K + k];
             ss = fmaf(ldx(x, to + k, d.in_bf16), ldx(x, to + k, d.in_bf16), ss);
             dot = fmaf(y[k], sum[i], dot);
@@ -427,13 +429,14 @@ __global__ void k_merge_bwd(int HV, int K, int V, int row, const float *all, con
     extern __shared__ float smem[];
     float *P = smem, *Q = smem + K * VB;
     int hv = blockIdx.x / (V / VB), v0 = blockIdx.x % (V / VB) * VB;
-    for (int j = far; j >= first; j--) {
+    for (int at = far; at >= first; at--) {
+        int j = FAULT(MERGE_BWD_NEAREST) ? far + first - at : at;
         const float *E = all + ((int64_t)j * HV + hv) * K * row, *Mj = M ? M + ((int64_t)(j - first) * HV + hv) * K * K : E + V;
         int sr = M ? 1 : row, sk = M ? K : 1;            /* strides of (r, k) in M_j' or dM_j */
         for (int x = threadIdx.x; x < K * VB; x += THREADS) {
             int r = x / VB, col = x % VB;
             float sum = 0.f;
-            for (int k = 0; j < far && k < K; k++)
+            for (int k = 0; at < far && k < K; k++)
                 sum = fmaf(Mj[(int64_t)r * sr + (int64_t)k * sk], P[k * VB + col], sum);
             Q[x] = sum + E[(int64_t)r * row + v0 + col];
         }
@@ -519,6 +522,8 @@ static dp_status intra(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, vo
 {
     const Dims &d = p->d;
     BwdArgs a = args(p, ws);
+    if (FAULT(BWD_NEXT_HEAD) && !p->is_last)
+        a.gcum += DP_CHUNK * d.Kg;
     k_wy_bwd<<<tiles(p), THREADS, 0, s>>>(d, *t, *g, a);
     CK_LAUNCH(e, "k_wy_bwd");
     k_outer<<<dim3(tiles(p), 5), THREADS, 0, s>>>(d, *g, a);

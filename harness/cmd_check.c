@@ -86,7 +86,7 @@ static const struct argp_option OPTIONS[] = {
     {"forward", OPT_FORWARD, 0, 0, "leave gradients out", 0},
     {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
     {"heads", OPT_HEADS, "HV", 0, "that many heads (R and the law of inputs as in the case, H = HV)", 0},
-    {"block", OPT_BLOCK, "N", 0, "with --tokens or --heads: heads made and checked at a time (default 8)", 0},
+    {"block", OPT_BLOCK, "N", 0, "with --tokens or --heads: heads made and checked at a time (default: so many that each block takes one check, at least 2)", 0},
     {"every", OPT_EVERY, 0, 0, "every check on every block (default: blocks take them in turn, each check sees one block)", 0},
     {"json", OPT_JSON, "FILE", 0, "write the results there", 0},
     {0}};
@@ -205,7 +205,7 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     o->s.bf16_inputs = c.input_dtype == DP_BF16;
     int N = o->has_ranks ? o->ranks : 1;
     for (int i = 0; !o->has_ranks && i < c.nranks; i++) if (c.ranks[i] > N) N = c.ranks[i];
-    const int HV = o->heads ? o->heads : c.p.HV, block = !resized ? HV : o->block < HV ? o->block : HV;
+    const int HV = o->heads ? o->heads : c.p.HV, each = HV / DP_NCHECKS > 2 ? HV / DP_NCHECKS : 2, block = !resized ? HV : o->block && o->block < HV ? o->block : o->block || HV < each ? HV : each;
     for (int h = 0; h < HV && !st; h += block) {
         const int n = h + block < HV ? block : HV - h;
         dp_problem p = resized ? large(&c, o, n, 1000 + 16 * (uint64_t)h) : c.p;
@@ -222,7 +222,7 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
 }
 
 int dp_cmd_check(int argc, char **argv) {
-    options o = {.cases_dir = "cases", .block = 8};
+    options o = {.cases_dir = "cases"};
     const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "CASE...", .doc = "Check what must hold between runs of one subject: causality, independence of heads and sequences, ranks, "
         "prefixes, scaling and signs. No truth is needed, so any size will do.\vExit status 0 everything held, 1 something did not, 2 could not run."};
     dp_err e = {0};

@@ -14,22 +14,20 @@
 #include <unistd.h>
 
 typedef struct {
-    const char *cases_dir, *cache, *out, *name[256];
-    int ncase;
+    const char *cases_dir, *cache, *out, *fault, *name[256];
+    int ncase, kernels;
     dp_museum_options o;
 } options;
 
-enum { OPT_ALL = 256, OPT_FAULT, OPT_LOCATE, OPT_OUT, OPT_CACHE };
+enum { OPT_ALL = 256, OPT_FAULT, OPT_LOCATE, OPT_KERNELS, OPT_OUT, OPT_CACHE };
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
     case 'c': o->cases_dir = arg; break;
     case OPT_ALL: o->o.all = 1, o->o.nlocate = -1; break;
-    case OPT_FAULT:
-        if (dp_fault_find(arg) < 1) argp_error(st, "--fault %s: not known (see list --faults)", arg);
-        o->o.only = (dp_fault)dp_fault_find(arg);
-        break;
+    case OPT_FAULT: o->fault = arg; break;
+    case OPT_KERNELS: o->kernels = 1; break;
     case OPT_LOCATE: {
         char *end;
         const long n = strtol(arg, &end, 10);
@@ -43,6 +41,11 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         if (o->ncase == 256) argp_error(st, "more than 256 cases");
         o->name[o->ncase++] = arg;
         break;
+    case ARGP_KEY_END:
+        if (o->kernels && (o->ncase || o->o.all)) argp_error(st, "--kernels has a list of problems of its own");
+        if (!o->kernels && o->fault && dp_fault_find(o->fault) < 1) argp_error(st, "--fault %s: not known (see list --faults)", o->fault);
+        if (!o->kernels && o->fault) o->o.only = (dp_fault)dp_fault_find(o->fault);
+        break;
     default: return ARGP_ERR_UNKNOWN;
     }
     return 0;
@@ -51,6 +54,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 static const struct argp_option OPTIONS[] = {
     {"cases", 'c', "DIR", 0, "folder of the *.case files (default: cases)", 0},
     {"all", OPT_ALL, 0, 0, "every case, base, chain and merge order, every red run located (hours); default: generated cases, bases fp32 and bf16", 0},
+    {"kernels", OPT_KERNELS, 0, 0, "the faults of the CUDA kernels instead (gpu/fault.cuh), in a build that has them; --out writes kernels.json", 0},
     {"fault", OPT_FAULT, "NAME", 0, "this fault only", 0},
     {"locate", OPT_LOCATE, "CASES", 0, "cases in which a red run of each fault is localised (default 3; 0: every case)", 0},
     {"out", OPT_OUT, "DIR", 0, "write museum.json there; `deltaproof report DIR` then shows it", 0},
@@ -76,6 +80,22 @@ static int status(const options *o, const dp_museum *m) {
     return m->clean_red || unseen ? 1 : 0;
 }
 
+static int kernels(const options *o) {
+    dp_kernel_museum *m = dp_calloc(1, sizeof *m);
+    dp_err e = {0};
+    char file[4096];
+    const dp_status st = dp_kernel_museum_run(o->cases_dir, o->o.cache, o->fault, m, &e);
+    int rc = st ? refuse(&e) : dp_kernel_museum_unseen(m) ? 1 : 0;
+    if (!st) dp_kernel_museum_print(m, stdout);
+    if (!st && o->out) {
+        snprintf(file, sizeof file, "%s/kernels.json", o->out);
+        if (dp_kernel_museum_write(m, file, &e)) rc = refuse(&e);
+        else printf("record: %s\n", file);
+    }
+    free(m);
+    return rc;
+}
+
 int dp_cmd_museum(int argc, char **argv) {
     options o = {.cases_dir = "cases", .cache = "build/cache", .o = {.nlocate = 3, .quiet = !isatty(2)}};
     const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "[CASE...]", .doc = "Switch every deliberate fault on, run the cases, and say which verdict goes red and where it points."
@@ -86,6 +106,7 @@ int dp_cmd_museum(int argc, char **argv) {
     argp_parse(&a, argc, argv, 0, NULL, &o);
     o.o.cache = strcmp(o.cache, "none") ? o.cache : NULL;
     if (o.out && dp_make_dirs(o.out)) return fprintf(stderr, "deltaproof: museum: --out %s: %s\n", o.out, strerror(errno)), 2;
+    if (o.kernels) return kernels(&o);
     if (o.ncase) {
         paths = dp_calloc((size_t)o.ncase, sizeof *paths);
         for (; n < o.ncase; n++) paths[n] = path_of(&o, o.name[n]);

@@ -18,6 +18,7 @@
 #ifndef DP_MUSEUM_H
 #define DP_MUSEUM_H
 #include "run.h"
+#include <stdio.h>
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -55,6 +56,26 @@ void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f);
 dp_status dp_museum_write(const dp_museum *m, const char *path, dp_err *e);
 /* Does FLA's threshold see it? name as in dp_result_fields; 0 for tensors that its tests do not compare. */
 int dp_fla_sees(const char *name, double rel_fro);
+
+/* ---- the CUDA kernels: faults of gpu/fault.cuh, in the build of gpu/tests/cpu that can switch them on -----------------------------------------
+ *
+ * Each fault runs in a process of its own through a list of small problems, smallest first, until one is red. right: the first wrong tensor in the
+ * order of the pipeline is among those that can show the fault first. Without a fault all of them must be green.
+ *
+ * kernels.json: {"schema": "deltaproof-museum-kernels", "schema_version": 1, "commit", "seconds", "clean": {"runs", "red"}, "faults": [{"name", "bug", "what", "shows", "runs", "red",
+ *   "seen": {"id", "T", "ranks", "tensor", "tier", "rank", "head", "says", "source"} | null, "right", "fla"}]}
+ */
+typedef struct {
+    int fault, runs, red, right, fla, ranks, rank, head, died;   /* died: the signal that ended its process */
+    int64_t T;
+    char id[160], tensor[24], tier[16], says[400], source[400];     /* says: why it is red; source: whose data an exact case finds there (source.h) */
+} dp_kernel_row;
+typedef struct { int n; dp_kernel_row row[64]; double seconds; } dp_kernel_museum;     /* row [0]: no fault */
+/* DP_EINPUT: this build's kernels have no faults. only: NULL, or a name. */
+dp_status dp_kernel_museum_run(const char *cases_dir, const char *cache, const char *only, dp_kernel_museum *m, dp_err *e);
+void dp_kernel_museum_print(const dp_kernel_museum *m, FILE *f);
+dp_status dp_kernel_museum_write(const dp_kernel_museum *m, const char *path, dp_err *e);
+int dp_kernel_museum_unseen(const dp_kernel_museum *m);      /* faults not seen, and red runs without one */
 
 #ifdef __cplusplus
 }

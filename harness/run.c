@@ -83,7 +83,8 @@ void dp_run_close(dp_run *r, double seconds) {
     if (source) bad = source;
     const dp_place *at = bad ? dp_judgement_place(bad) : NULL;
     r->tier = bad ? bad->tier : "";
-    if (bad && at->token >= 0)
+    if (source) snprintf(r->why, sizeof r->why, "%s: %s", bad->name, bad->why);     /* names the place itself */
+    else if (bad && at->token >= 0)
         snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, token %lld, head %d)", bad->name, bad->why, at->rank, at->sequence, (long long)at->token, at->head);
     else if (bad) snprintf(r->why, sizeof r->why, "%s: %s (rank %d, head %d)", bad->name, bad->why, at->rank, at->head);
     else if (un) snprintf(r->why, sizeof r->why, "%d tensor%s unjudged, %s: %s", n[DP_UNJUDGED], n[DP_UNJUDGED] > 1 ? "s" : "", un->name, un->why);

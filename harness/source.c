@@ -305,6 +305,7 @@ static int whose_exponents(const wrong_rows *x) {
     const dp_problem *p = x->p;
     const dp_source_place at = place(in, x->row[0]);
     const int64_t L = p->T / in->N;
+    if (p->Nseq < 2) return 0;
     int wrong_of[3] = {0}, right_of[3] = {0}, n = 0, from = -1, own = -1, name = -1, several = 0;
     for (int64_t i = 0; i < in->width; i++) {
         const double v[2] = {in->got[x->row[0] * in->width + i], in->want[x->row[0] * in->width + i]};
@@ -318,7 +319,7 @@ static int whose_exponents(const wrong_rows *x) {
         if (right_of[k] > 0 && (own < 0 || right_of[k] > right_of[own])) own = k;
         if (enough(wrong_of[k], n) && (from < 0 || wrong_of[k] > wrong_of[from])) from = k;
     }
-    if (from < 0 || from == own) return 0;
+    if (from < 0 || own < 0 || from == own) return 0;
     for (int s = 0; s < p->Nseq; s++)                            /* which of the rank's own sequences has those numbers */
         if (p->cu[s + 1] > p->cu[s] && p->cu[s] < (at.rank + 1) * L && p->cu[s + 1] > at.rank * L && s % 3 == from) several += name >= 0, name = s;
     if (name < 0 || several) return 0;

@@ -1,3 +1,4 @@
+#define _DEFAULT_SOURCE
 #include "problem.h"
 
 #include <assert.h>
@@ -6,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {
     if (!e || e->code != DP_OK) return code;
@@ -18,10 +20,15 @@ dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {
 }
 
 void *dp_calloc(size_t n, size_t size) {
+    const size_t large = 1 << 26, page = 1 << 21;
     void *x = calloc(n ? n : 1, size ? size : 1);
     if (!x) {
         fprintf(stderr, "deltaproof: out of memory: %zu x %zu bytes\n", n, size);
         exit(2);
+    }
+    if (n * size >= large) {                                     /* gigabytes in pages of 4 KiB take longer to get than to fill; where refused, nothing is lost */
+        const uintptr_t from = ((uintptr_t)x + page - 1) / page * page, to = ((uintptr_t)x + n * size) / page * page;
+        madvise((void *)from, to - from, MADV_HUGEPAGE);
     }
     return x;
 }

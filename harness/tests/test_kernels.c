@@ -137,3 +137,20 @@ DP_TEST(kernels, truth_on_a_device_is_that_of_the_cpu) {
         CHECK(!rc && strstr(out, "on CPU in place of a device"), "shape %zu: %d: %s", i, rc, out);
     }
 }
+
+/* Faults of indexing and synchronisation switched on in the kernels (gpu/fault.cuh): each is red, first at a tensor that can show it. */
+DP_TEST(kernels, faults_of_the_kernels_are_seen) {
+    NEEDS_KERNELS;
+    static const struct { const char *fault, *seen; } F[] = {{"no-sync-state", "final_state"}, {"bwd-gate-head0", "dH"}, {"fwd-first-subseq", "exact-packed"}, {"halo-leak", "smoke-conv"}};
+    char cmd[4096], out[8192];
+    for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
+        snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'", getenv("DP_FAULTY"), F[i].fault, gt_cases(), gt_tmpdir());
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(rc == 0 && strstr(out, F[i].seen) && strstr(out, "1 of 1 faults seen, 1 at the right tensor; without a fault 0 of 10 runs red"), "exit status %d: %.3000s", rc, out);
+        if (!strcmp(F[i].fault, "fwd-first-subseq")) CHECK(strstr(out, "holds values of rank 0, head 0, sequence 0"), "%.3000s", out);
+    }
+    snprintf(cmd, sizeof cmd, "'%s' museum --kernels --cases '%s'", program(), gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "no faults to switch on"), "%.300s", out);
+    snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault none-such --cases '%s'", getenv("DP_FAULTY"), gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "none-such"), "%.300s", out);
+}

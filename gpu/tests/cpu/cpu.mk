@@ -18,6 +18,17 @@ $(BUILD)/cpu/cpu.o: gpu/tests/cpu/cpu.cc $(CPU_HDR)
 $(BUILD)/cpu/cuda.o $(BUILD)/cpu/cuda_conv.o: $(BUILD)/cpu/%.o: harness/%.c $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -DDP_HAVE_CUDA -Igpu/tests/cpu/include -c $< -o $@
+# The same with the faults of gpu/fault.cuh switchable: `make museum` runs them.
+FAULT_PROGRAM := $(BUILD)/cpu/faults/deltaproof
+FAULT_OBJ     := $(patsubst %,$(BUILD)/cpu/faults/%.o,$(CPU_KERNELS) faults) $(patsubst %,$(BUILD)/cpu/%.o,cpu cuda cuda_conv)
+$(BUILD)/cpu/faults/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
+	@mkdir -p $(@D)
+	$(CXX) $(CPU_FLAGS) -DDP_KERNEL_FAULTS -c $< -o $@
+$(BUILD)/cpu/faults/faults.o: gpu/tests/cpu/faults.cc $(CPU_HDR)
+	@mkdir -p $(@D)
+	$(CXX) $(CPU_FLAGS) -DDP_KERNEL_FAULTS -c $< -o $@
+$(FAULT_PROGRAM): $(BUILD)/harness/main.o $(FAULT_OBJ) $(BUILD)/libref.a
+	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(CPU_PROGRAM): $(BUILD)/harness/main.o $(CPU_OBJ) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/test_segments.o: gpu/tests/cpu/test_segments.cc $(CPU_HDR)
