@@ -12,6 +12,13 @@ static double steps(const dp_problem *p, const dp_truth_request *rq) {
     return (double)p->T * p->HV * p->K * (p->V * (rq->backward ? 4.0 : 1.0) + (rq->want_M ? p->K : 0));
 }
 #define MPFR_STEPS 1e8           /* auto: MPFR up to here, 15 seconds on two cores */
+
+/* Radii of sums over many tokens (dA_log of kda-long: 1e-11) are nothing to fp32 but above what fp64 makes. */
+static int judges_fp64(const dp_case *c) {
+    for (int i = 0; i < c->nbase; i++)
+        if (c->base[i] == DP_BASE_FP64) return 1;
+    return 0;
+}
 #define AUDIT_COLUMNS 2
 #define AUDIT_TOKENS 512         /* of each at most: a second on one core */
 
@@ -30,7 +37,7 @@ static dp_status audited(const dp_case *c, const dp_truth_request *rq, const cha
 dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pick, const char *cache, dp_truth *t, dp_truth_note *note, dp_err *e) {
     *note = (dp_truth_note){0};
     if (pick == DP_PICK_DD) rq.kind = DP_TRUTH_DD;
-    if (pick == DP_PICK_AUTO) rq.kind = steps(&c->p, &rq) > MPFR_STEPS && !dp_truth_dd_refuses(&c->p) ? DP_TRUTH_DD : DP_TRUTH_MPFR;
+    if (pick == DP_PICK_AUTO) rq.kind = steps(&c->p, &rq) > MPFR_STEPS && !judges_fp64(c) && !dp_truth_dd_refuses(&c->p) ? DP_TRUTH_DD : DP_TRUTH_MPFR;
     if (rq.kind == DP_TRUTH_DD && !rq.backward) rq.device = dp_cuda_truth(&c->p);
     dp_err why = {0};
     dp_status st = dp_truth_cached(&c->p, &rq, cache, t, &note->cached, &why);

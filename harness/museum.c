@@ -192,8 +192,8 @@ static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locatio
 
 /* ---- all cases ------------------------------------------------------------------------------------------------------------------------- */
 
-/* Small enough for a look of minutes: generated, and no chain of thousands of factors. */
-static int small(const dp_case *c) { return !c->data && (c->op != DP_OP_CHAIN || c->ch.n <= 64); }
+/* Small enough for a look of minutes: generated, no long sequence, no chain of thousands of factors. */
+static int small(const dp_case *c) { return !c->data && tokens(c) <= 8192 && (c->op != DP_OP_CHAIN || c->ch.n <= 64); }
 
 static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museum *m, dp_err *e) {
     const dp_backend sim[] = {DP_BACKEND_SIM};
