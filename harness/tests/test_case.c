@@ -121,6 +121,16 @@ DP_TEST(case, refuses_settings_that_contradict) {
     REFUSE(HEAD "op = kda\nT = 16777216\nHV = 4096\nK = 4096\n", "x.case:4: T = 16777216", "numbers");
 }
 
+/* As long as a truth can be had for: 5.4e8 numbers. A machine without the memory says so. */
+DP_TEST(case, a_million_tokens_of_a_head) {
+    static const char text[] = HEAD "op = kda\nT = 1048576\nK = 128\nbackward = no\n";
+    dp_case c;
+    dp_err e = {0};
+    const dp_status st = dp_case_parse(text, sizeof text - 1, "x.case", 0, &c, &e);
+    CHECK(st == DP_OK || strstr(e.msg, "of memory here"), "%s", e.msg);
+    if (!st) dp_case_free(&c);
+}
+
 DP_TEST(case, refuses_bad_pokes) {
     REFUSE(KDA "poke = u[0] 1\n", "x.case:6: poke = u[0] 1", "no tensor of this case at 'u[0] 1'");
     REFUSE(KDA "poke = A_log[0] 1\n", "no tensor of this case");

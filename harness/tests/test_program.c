@@ -2,9 +2,11 @@
 #include "gt.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 static char out[1 << 20];
 
@@ -188,4 +190,38 @@ DP_TEST(program, double_double_truth_judges_as_mpfr_does) {
     CHECK(run(args) == 2 && strstr(out, "nan.case") && strstr(out, "not finite"), "%s", out);
     snprintf(args, sizeof args, "run smoke-kda --truth exact --cases '%s'", gt_cases());
     CHECK(run(args) == 2 && strstr(out, "exact"), "%s", out);
+}
+
+/* A sound cache entry whose o is wrong by 2^-40 of it: only the audit can see that. */
+DP_TEST(program, a_failed_audit_exits_2_and_names_the_row) {
+    static char file[1 << 23];
+    char args[2048], dir[512];
+    snprintf(dir, sizeof dir, "%s/audit", gt_tmpdir());
+    snprintf(args, sizeof args, "run smoke-kda --truth dd --backend sim --ranks 1 --base fp32 --chain fp32 --cases '%s' --cache '%s'", gt_cases(), dir);
+    REQUIRE(run(args) == 0, "%s", out);
+    snprintf(args, sizeof args, "rm '%s'/*.audit && mv '%s'/*.truth '%s/t'", dir, dir, dir);
+    char names[512], path[1024];
+    snprintf(path, sizeof path, "basename '%s'/*.truth", dir);
+    REQUIRE(gt_run(path, names, sizeof names) == 0 && gt_run(args, out, sizeof out) == 0, "%s", out);
+    names[strcspn(names, "\n")] = 0;
+    snprintf(path, sizeof path, "%s/t", dir);
+    FILE *f = fopen(path, "rb");
+    REQUIRE(f, "%s", path);
+    const size_t n = fread(file, 1, sizeof file, f);
+    fclose(f);
+    REQUIRE(n > 32 + 8 * 8192 + 16 && n < sizeof file, "%zu bytes", n);
+    for (size_t i = 0; i < 8192; i++) {                          /* o.hi, behind the header */
+        double x;
+        memcpy(&x, file + 32 + 8 * i, 8);
+        x += ldexp(x, -40);
+        memcpy(file + 32 + 8 * i, &x, 8);
+    }
+    XXH128_canonical_t sum;
+    XXH128_canonicalFromHash(&sum, XXH3_128bits(file, n - sizeof sum));
+    memcpy(file + n - sizeof sum, &sum, sizeof sum);
+    snprintf(path, sizeof path, "%s/%s", dir, names);
+    f = fopen(path, "wb");
+    REQUIRE(f && fwrite(file, 1, n, f) == n && !fclose(f), "%s", path);
+    snprintf(args, sizeof args, "run smoke-kda --truth dd --backend sim --ranks 1 --base fp32 --chain fp32 --cases '%s' --cache '%s'", gt_cases(), dir);
+    CHECK(run(args) == 2 && strstr(out, "smoke-kda.case: audit of the double-double truth (seed ") && strstr(out, "): o, head ") && strstr(out, "token"), "%s", out);
 }
