@@ -130,6 +130,7 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
     if (o->output) path = strdup(o->output);
     else if (asprintf(&path, "%s.min.case", c->name) < 0) abort();
     o->log = stdout;
+    if (c->op > DP_OP_CONV) return dp_shrink(c, &r, &s, e), free(path), 2;
     shape_text(c, r.ranks, text, sizeof text);
     printf("%s: %s, base %s, chain %s%s%s: %lld numbers\n", c->name, text, dp_base_names[r.base], dp_formats[r.chain].name, o->fault ? ", fault " : "", o->fault ? dp_faults[o->fault].name : "",
            (long long)dp_case_numbers(c, NULL));
@@ -179,7 +180,7 @@ static int larger_first(const void *a, const void *b) {
 }
 
 /* Where a fault can show: a convolution's in convolutions, the others in recurrences. */
-static int concerns(dp_fault f, const dp_case *c) { return (f == DP_FAULT_HALO_LEAK) == (c->op == DP_OP_CONV) && c->op != DP_OP_CHAIN; }
+static int concerns(dp_fault f, const dp_case *c) { return (f == DP_FAULT_HALO_LEAK) == (c->op == DP_OP_CONV) && (c->op == DP_OP_CONV || c->op == DP_OP_RECURRENCE); }
 
 /* Does it show, in its own stage? Tries the case's rank counts, the largest first. Base fp32, where faults show most. */
 static int shows(options *o, dp_fault fault, const dp_case *c, dp_shrink_options *r) {
@@ -238,7 +239,7 @@ static int museum(options *o, dp_err *e) {
     candidate *list = dp_calloc((size_t)n, sizeof *list);
     for (int i = 0; i < n; i++) {
         dp_case c;
-        if (!dp_case_load(path[i], &c, e) && !c.data && dp_case_numbers(&c, NULL) <= 400000) list[m++] = (candidate){path[i], dp_case_numbers(&c, NULL)};
+        if (!dp_case_load(path[i], &c, e) && !c.data && (c.op == DP_OP_CONV || c.op == DP_OP_RECURRENCE) && dp_case_numbers(&c, NULL) <= 400000) list[m++] = (candidate){path[i], dp_case_numbers(&c, NULL)};
         if (e->code) return 2;
         dp_case_free(&c);
     }

@@ -439,6 +439,8 @@ static int shrink_shape(work *w) {
 }
 
 dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out, dp_err *e) {
+    if (c->op != DP_OP_RECURRENCE && c->op != DP_OP_CHAIN && c->op != DP_OP_CONV)
+        return dp_fail(e, DP_EINPUT, "%s: op = %s cannot be shrunk: shrink the recurrence or the convolution that fails in it", c->name, c->op_name);
     *out = (dp_shrunk){.c = copy_of(c), .numbers_before = dp_case_numbers(c, NULL)};
     dp_case *s = &out->c;
     s->ranks[0] = o->ranks, s->base[0] = o->base, s->chain[0] = o->chain, s->merge[0] = o->merge;

@@ -131,7 +131,7 @@ DP_TEST(shrink, the_program_writes_a_case_that_it_can_run) {
              gt_program(), gt_program(), gt_program());
     rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 0 && strstr(out, "WRONG STAGE: gate") && strstr(out, "VERDICT: FAIL") && strstr(out, "VERDICT: PASS"), "status %d: %s", rc, out);
-    const struct { const char *args, *says; } no[] = {{"small.case", "no stage is wrong with 4 ranks"}, {"small.case --outputs x.safetensors", "give the program as a shared library"}, {"", "name a case"},
+    const struct { const char *args, *says; } no[] = {{"small.case", "no stage is wrong with 4 ranks"}, {"small.case --outputs x.safetensors", "give the program as a shared library"}, {"", "name a case"}, {"smoke-step", "op = step cannot be shrunk"},
         {"small.case --fault exp2-gate -o x.txt", "ends in .case"}, {"no-such-case", "no-such-case"}, {"small.case --fault nonsense", "nonsense"}};
     for (size_t i = 0; i < sizeof no / sizeof *no; i++) {
         snprintf(cmd, sizeof cmd, "cd %s && '%s' shrink %s --cases '%s' --cache none --ranks 4", gt_tmpdir(), gt_program(), no[i].args, gt_cases());
