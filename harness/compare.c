@@ -112,7 +112,7 @@ static void cells_add(const dp_compare_in *in, cells *c, int64_t row, const dp_p
 /* The expected tier, after the bounds: it fails what they let pass, and judges what they leave unjudged. */
 static void judge_expected(const dp_compare_in *in, const cells *c, dp_judgement *j) {
     const dp_excess_in x = {.ndraw = in->ndraw, .n = in->ncell, .e2 = in->e2, .err2 = c->err2, .want2 = c->want2, .floor2 = c->floor2, .belong = c->belong, .nbelong = in->N * in->heads,
-                            .safety = in->other ? DP_EXCESS_OTHER : DP_EXCESS_SAFETY};
+                            .safety = in->safety};
     if (!in->ndraw) return;
     dp_excess_judge(&x, &j->expected);
     const dp_excess *e = &j->expected;

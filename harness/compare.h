@@ -38,7 +38,7 @@ typedef struct {
     int ndraw;                            /* > 0: also the expected tier, from draws (expected.h) */
     int64_t ncell;
     const double *e2;                     /* [ndraw][ncell], cells as dp_cell numbers them */
-    int other;                            /* 1: how the subject computes is not known (excess.h) */
+    double safety;                        /* factor of its limits (excess.h) */
     double unit, tiny;                    /* one rounding of the result itself: relative, and of an entry */
 } dp_compare_in;
 

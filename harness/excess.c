@@ -62,30 +62,39 @@ static double expected2(const dp_excess_in *in, const units *u, int64_t i, int w
     return own * mean_of(u, in->ndraw, i, without) + (1 - own) * prior * u->want2[i] + u->floor2[i];
 }
 
+static int ascending(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
 static dp_excess_level judge_level(const dp_excess_in *in, const units *u) {
     const int D = in->ndraw;
     dp_excess_level r = {.nu = freedom(u, D), .ratio = NAN, .draw = NAN, .at = -1};
-    double *rel = dp_doubles(D), W = 0;
+    double *rel = dp_doubles(D), *every = dp_doubles(u->n), W = 0;
     for (int64_t i = 0; i < u->n; i++) {
         if (!(u->want2[i] > 0)) continue;
         W += u->want2[i];
         for (int d = 0; d < D; d++) rel[d] += u->e2[(int64_t)d * u->n + i];
     }
     double all = 0;
+    int64_t judged = 0;
     for (int d = 0; d < D; d++) all += W > 0 ? rel[d] / W / D : 0;
     for (int64_t i = 0; i < u->n; i++) r.units += u->count[i] > 0;
     const double prior_df = r.units > 1 ? PRIOR : 0, own = D * r.nu / (D * r.nu + prior_df);
     for (int64_t i = 0; i < u->n; i++) {
         if (!(u->count[i] > 0)) continue;
         const double e2 = expected2(in, u, i, -1, own, all), ratio = u->err2[i] == 0 ? 0 : e2 > 0 ? sqrt(u->err2[i] / e2) : INFINITY;
+        every[judged++] = ratio;
         if (!(ratio <= r.ratio)) r.ratio = ratio, r.at = i;
         for (int d = 0; d < D; d++) {
             const double x = u->e2[(int64_t)d * u->n + i], o2 = expected2(in, u, i, d, own, all), y = x == 0 ? 0 : o2 > 0 ? sqrt(x / o2) : INFINITY;
             if (!(y <= r.draw)) r.draw = y;
         }
     }
-    r.limit = fmax(DP_EXCESS_LEAST, in->safety * sqrt(f_quantile(DP_EXCESS_Z, r.nu, D * r.nu + prior_df)));
-    free(rel);
+    r.limit = fmax(DP_EXCESS_LEAST, in->safety * fmax(r.draw, sqrt(f_quantile(DP_EXCESS_Z, r.nu, D * r.nu + prior_df))));
+    qsort(every, (size_t)judged, sizeof *every, ascending);
+    r.median = judged ? every[judged / 2] : NAN;
+    free(rel), free(every);
     return r;
 }
 

@@ -1,4 +1,5 @@
 #include "expected.h"
+#include "tap.h"
 #include "../ref/inputs.h"
 
 #include <assert.h>
@@ -52,7 +53,7 @@ static double **rank_list(const dp_sim *s, int i) {
 static int per_token(int field) { return field == 0 || (field >= 2 && field <= 6); }
 static int heads_of(const dp_problem *p, int field) { return field == 2 || field == 3 ? p->H : p->HV; }
 
-void dp_expected_alloc(const dp_problem *p, int N, int chunks, int backward, dp_expected *x) {
+void dp_expected_alloc(const dp_problem *p, int N, int chunks, int backward, int stages, dp_expected *x) {
     const int D = dp_expected_count(p);
     *x = (dp_expected){0};
     for (int i = 0; i < dp_result_nfields; i++) {
@@ -62,14 +63,16 @@ void dp_expected_alloc(const dp_problem *p, int N, int chunks, int backward, dp_
         x->field[i].ndraw = D, x->field[i].n = per_token(i) ? (int64_t)chunks * heads_of(p, i) : rows;
     }
     for (int i = 0; i < (backward ? 6 : 3); i++) x->rank[i].ndraw = D, x->rank[i].n = (int64_t)N * p->HV;
+    for (int i = 0; stages && i < DP_NTAPS; i++)
+        if (dp_taps[i].kind != DP_PER_RANK && (backward || !dp_taps[i].backward)) x->stage[i] = (dp_draws){D, (int64_t)chunks * p->HV, dp_doubles((int64_t)D * chunks * p->HV)};
     for (int i = 0; i < 10; i++) if (x->field[i].n) x->field[i].e2 = dp_doubles(D * x->field[i].n);
     for (int i = 0; i < 6; i++) if (x->rank[i].n) x->rank[i].e2 = dp_doubles(D * x->rank[i].n);
 }
 
 int dp_expected_parts(dp_expected *x, dp_part *part) {
     int n = 0;
-    for (int i = 0; i < 16; i++) {
-        const dp_draws *d = i < 10 ? &x->field[i] : &x->rank[i - 10];
+    for (int i = 0; i < DP_EXPECTED_PARTS; i++) {
+        const dp_draws *d = i < 10 ? &x->field[i] : i < 16 ? &x->rank[i - 10] : &x->stage[i - 16];
         if (d->e2) part[n++] = (dp_part){d->e2, sizeof(double) * (size_t)(d->ndraw * d->n)};
     }
     return n;
@@ -78,6 +81,7 @@ int dp_expected_parts(dp_expected *x, dp_part *part) {
 void dp_expected_free(dp_expected *x) {
     for (int i = 0; i < 10; i++) free(x->field[i].e2);
     for (int i = 0; i < 6; i++) free(x->rank[i].e2);
+    for (int i = 0; i < DP_MAX_STAGES; i++) free(x->stage[i].e2);
     *x = (dp_expected){0};
 }
 
@@ -107,6 +111,20 @@ static void add_field(const dp_sim *s, const dp_sim *ref, int field, double scal
             for (int h = 0; h < heads; h++) e2[(int64_t)g * heads + h] += scale2 * distance2(got + (t * heads + h) * each, want + (t * heads + h) * each, each);
 }
 
+static void add_stage(const dp_sim *s, const dp_sim *ref, int stage, double scale2, double *e2) {
+    const dp_problem *p = s->p;
+    int64_t rows, width;
+    double *got = dp_tap_value(s, stage), *want = dp_tap_value(ref, stage);
+    dp_tap_rows(p, s->N, stage, &rows, &width);
+    for (int g = 0; g < s->ngroup; g++)
+        for (int hv = 0; hv < p->HV; hv++) {
+            const int64_t z = (int64_t)g * p->HV + hv, each = rows / (p->T * p->HV) * width;
+            if (dp_taps[stage].kind == DP_PER_CHUNK) e2[z] += scale2 * distance2(got + z * width, want + z * width, width);
+            else for (int64_t t = s->group[g].t0; t < s->group[g].t0 + s->group[g].c; t++) e2[z] += scale2 * distance2(got + (t * p->HV + hv) * each, want + (t * p->HV + hv) * each, each);
+        }
+    free(got), free(want);
+}
+
 /* Adds scale2 times the errors of s against ref to draw d. */
 static void add_draw(const dp_sim *s, const dp_sim *ref, double scale2, int d, dp_expected *x) {
     const int64_t width[6] = {s->p->V, s->p->K, s->p->V, s->p->V, s->p->K, s->p->V};
@@ -115,6 +133,8 @@ static void add_draw(const dp_sim *s, const dp_sim *ref, double scale2, int d, d
     for (int i = 0; i < 6; i++)
         for (int64_t z = 0; x->rank[i].e2 && z < x->rank[i].n; z++)
             if (rank_list(s, i)[z] && rank_list(ref, i)[z]) x->rank[i].e2[d * x->rank[i].n + z] += scale2 * distance2(rank_list(s, i)[z], rank_list(ref, i)[z], s->p->K * width[i]);
+    for (int i = 0; i < DP_NTAPS; i++)
+        if (x->stage[i].e2) add_stage(s, ref, i, scale2, x->stage[i].e2 + d * x->stage[i].n);
 }
 
 static void new_sim(dp_sim *s, const dp_problem *p, dp_base base, int N) {
@@ -124,7 +144,7 @@ static void new_sim(dp_sim *s, const dp_problem *p, dp_base base, int N) {
     (void)st;
 }
 
-void dp_expected_run(const dp_problem *p, dp_format dtype, int N, int backward, int n, const dp_base *base, const dp_format *chain, dp_expected *out) {
+void dp_expected_run(const dp_problem *p, dp_format dtype, int N, int backward, int stages, int n, const dp_base *base, const dp_format *chain, dp_expected *out) {
     int uses[DP_NBASES] = {0};
     for (int i = 0; i < n; i++) uses[base[i]] = 1, uses[DP_BASE_FP32] |= base[i] == DP_BASE_FP64;
     for (int d = 0; d < dp_expected_count(p); d++) {
@@ -132,11 +152,12 @@ void dp_expected_run(const dp_problem *p, dp_format dtype, int N, int backward, 
         dp_sim ref;
         new_sim(&ref, &y, DP_BASE_FP64, N);
         dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
-        for (int i = 0; d == 0 && i < n; i++) dp_expected_alloc(p, N, ref.ngroup, backward, &out[i]);
+        for (int i = 0; d == 0 && i < n; i++) dp_expected_alloc(p, N, ref.ngroup, backward, stages, &out[i]);
         for (int b = 0; b < DP_NBASES; b++) {
             if (!uses[b]) continue;
             dp_sim s;
             new_sim(&s, &y, b, N);
+            s.short_pairs = 1;                                   /* kernels on tensor cores may, in base bf16 */
             if (b == DP_BASE_FP32 && uses[DP_BASE_FP64]) {
                 dp_sim_run(&s, DP_FP32, DP_MERGE_ALLGATHER, backward);
                 for (int i = 0; i < n; i++)

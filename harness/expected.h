@@ -7,8 +7,10 @@
  * is these simulated ranks is judged by other problems than its own. Base fp64 is drawn in fp32 and scaled by 2^-29 (errors are first order in the
  * unit roundoff).
  *
+ * Where correct kernels of one base differ, the coarser way is drawn: in base bf16 the backward's pair products have bf16 operands, as on tensor cores.
+ *
  * Errors are kept per cell: a chunk of one head for tensors of tokens (so within one rank and sequence), one state, one (rank, head), one head of
- * dA_log and ddt_bias. e2 holds |got - want|_F^2 of each cell.
+ * dA_log and ddt_bias; stages likewise. e2 holds |got - want|_F^2 of each cell.
  */
 #ifndef DP_EXPECTED_H
 #define DP_EXPECTED_H
@@ -20,20 +22,22 @@ extern "C" {
 
 #define DP_MAX_DRAWS 8
 typedef struct { int ndraw; int64_t n; double *e2; } dp_draws;   /* e2 [ndraw][n]; NULL: the tensor does not exist here */
-typedef struct { dp_draws field[10], rank[6]; } dp_expected;     /* by dp_result_fields; S_in M H dS_out dM dH [N*HV] */
+#define DP_MAX_STAGES 24
+typedef struct { dp_draws field[10], rank[6], stage[DP_MAX_STAGES]; } dp_expected;     /* by dp_result_fields; S_in M H dS_out dM dH [N*HV]; by dp_tap, those of tokens and chunks, if asked for */
+#define DP_EXPECTED_PARTS (16 + DP_MAX_STAGES)
 
 /* Draws that a problem gets: more where cells are few. */
 int dp_expected_count(const dp_problem *p);
 /* Cells of row `row` of result field `field`: chunk is the index of the row's chunk among those of all ranks, -1 where rows are no tokens. */
 static inline int64_t dp_cell(int chunk, int heads, int head, int64_t row) { return chunk >= 0 ? (int64_t)chunk * heads + head : row; }
 
-/* All of n policies (base, chain) at once: what they share is computed once a draw. dtype: format of the inputs. out [n] is allocated. */
-void dp_expected_run(const dp_problem *p, dp_format dtype, int N, int backward, int n, const dp_base *base, const dp_format *chain, dp_expected *out);
+/* All of n policies (base, chain) at once (stages: intermediates too): what they share is computed once a draw. dtype: format of the inputs. out [n] is allocated. */
+void dp_expected_run(const dp_problem *p, dp_format dtype, int N, int backward, int stages, int n, const dp_base *base, const dp_format *chain, dp_expected *out);
 /* Allocated, zeros; chunks: of all ranks (ngroup of dp_sim). */
-void dp_expected_alloc(const dp_problem *p, int N, int chunks, int backward, dp_expected *x);
-int dp_expected_parts(dp_expected *x, dp_part *parts);           /* at most 16 */
+void dp_expected_alloc(const dp_problem *p, int N, int chunks, int backward, int stages, dp_expected *x);
+int dp_expected_parts(dp_expected *x, dp_part *parts);           /* at most DP_EXPECTED_PARTS */
 void dp_expected_free(dp_expected *x);
-#define DP_EXPECTED_VERSION 1    /* raise it whenever a draw changes */
+#define DP_EXPECTED_VERSION 3    /* raise it whenever a draw changes */
 
 #ifdef __cplusplus
 }

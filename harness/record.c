@@ -57,7 +57,7 @@ static json_t *expected_json(const dp_excess *e) {
     for (int l = 0; l < DP_NLEVELS; l++) {
         const dp_excess_level *x = &e->at[l];
         json_t *y = json_object();
-        set(y, "ratio", num_or_null(x->ratio)), set(y, "limit", num(x->limit)), set(y, "units", json_integer(x->units)), set(y, "freedom", num(x->nu)), set(y, "draw", num_or_null(x->draw));
+        set(y, "ratio", num_or_null(x->ratio)), set(y, "median", num_or_null(x->median)), set(y, "limit", num(x->limit)), set(y, "units", json_integer(x->units)), set(y, "freedom", num(x->nu)), set(y, "draw", num_or_null(x->draw));
         set(o, dp_level_names[l], y);
     }
     return o;

@@ -35,7 +35,7 @@
  *       "expected": {"rel": 4e-3,                     what the declared formats make of these inputs (expected.h), over |want|_F
  *                    "excess": 0.7,                   largest error / (limit x expected) over the levels: above 1 fails
  *                    "level": "window"|"rank"|"tensor",   where
- *                    "window": {"ratio", "limit", "units", "freedom", "draw"}, "rank": {..}, "tensor": {..}},   excess.h; ratio: error / expected, draw: that of a draw
+ *                    "window": {"ratio", "median", "limit", "units", "freedom", "draw"}, "rank": {..}, "tensor": {..}},   excess.h; ratio: error / expected, draw: that of a draw
  *       "tier": "exact"|"bound"|"expected",           what decided; absent when unjudged
  *       "verdict": "pass"|"fail"|"skipped"|"unjudged", "why": "..."      why: for all but pass; cases with keys = exact: pass is rel_fro = 0, and why says whose data a wrong row holds (harness/source.h)
  *     }],

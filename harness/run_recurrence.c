@@ -98,8 +98,8 @@ typedef struct {
     dp_truth_note note;
     dp_condition cond;
     int nexp;                    /* what each policy makes of these inputs */
-    dp_base exp_base[DP_NBASES * DP_NFORMATS];
-    dp_format exp_chain[DP_NBASES * DP_NFORMATS];
+    dp_base exp_base[2 * DP_NBASES * DP_NFORMATS];
+    dp_format exp_chain[2 * DP_NBASES * DP_NFORMATS];
     dp_expected *exp;
     const dp_step_run *step;     /* op step: what the subject's convolutions made of the inputs; NULL: it gets the problem as it is */
 } split;
@@ -119,10 +119,11 @@ static void judge_one(const split *sp, const dp_compare_in *in, dp_run *run) {
 }
 
 static const dp_expected *expected_of(const split *sp, dp_base base, dp_format chain) {
-    for (int i = 0; i < sp->nexp; i++) if (sp->exp_base[i] == base && (sp->exp_chain[i] == chain || sp->N == 1)) return &sp->exp[i];
+    for (int i = sp->nexp - 1; i >= 0; i--) if (sp->exp_base[i] == base && (sp->exp_chain[i] == chain || sp->N == 1)) return &sp->exp[i];
     return NULL;
 }
 
+static double safety_of(const dp_run *r) { return !r->other_design ? DP_EXCESS_SAFETY : r->base == DP_BASE_BF16 ? DP_EXCESS_SHORT : DP_EXCESS_OTHER; }
 static double arithmetic(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
 static double smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p-1022 : 0x1p-126); }
 
@@ -141,7 +142,7 @@ static void judge_fields(const split *sp, dp_result *result, const dp_budget *b,
         const int state = i == 1 || i == 9, head = i == 7 || i == 8;
         const dp_compare_in in = {.name = dp_result_fields[i].name, .N = sp->N, .heads = i == 2 || i == 3 ? p->H : p->HV, .rows = rows, .width = width, .got = got, .want = want->hi,
             .want_lo = want->lo, .rad = want->rad, .bound = b->row[i], .place = state ? place_state_row : head ? place_head_row : place_token_row, .ctx = &pl,
-            .tokens = state || head ? 0 : p->T, .ndraw = x && x->field[i].e2 ? x->field[i].ndraw : 0, .ncell = x ? x->field[i].n : 0, .e2 = x ? x->field[i].e2 : NULL, .other = run->other_design,
+            .tokens = state || head ? 0 : p->T, .ndraw = x && x->field[i].e2 ? x->field[i].ndraw : 0, .ncell = x ? x->field[i].n : 0, .e2 = x ? x->field[i].e2 : NULL, .safety = safety_of(run),
             .unit = hypot(arithmetic(run->base), u ? u[i] / 2 : 0), .tiny = hypot(smallest(run->base, p->K), tiny ? tiny[i] : 0)};
         judge_one(sp, &in, run);
     }
@@ -171,7 +172,7 @@ static void judge_rank_tensor(const split *sp, int all, const char *name, int wh
         for (int i = 0; i < n; i++) e2[d * n + i] = x->rank[which].e2[(int64_t)d * nr + (place[i] >> 16) * HV + (place[i] & 0xffff)];
     if (n) {
         const dp_compare_in in = {.name = name, .N = sp->N, .heads = HV, .rows = n, .width = width, .got = g, .want = w, .rad = r, .bound = b, .place = place_rank_row, .ctx = place,
-            .ndraw = D, .ncell = n, .e2 = e2, .other = run->other_design, .unit = hypot(arithmetic(run->base), u / 2), .tiny = hypot(smallest(run->base, sp->c->p.K), tiny)};
+            .ndraw = D, .ncell = n, .e2 = e2, .safety = safety_of(run), .unit = hypot(arithmetic(run->base), u / 2), .tiny = hypot(smallest(run->base, sp->c->p.K), tiny)};
         judge_one(sp, &in, run);
     }
     free(e2), free(place), free(g), free(w), free(r), free(b);
@@ -393,28 +394,37 @@ static void budget(const dp_run_options *o, split *sp, dp_base base, dp_format c
     if (o->cache) dp_cache_save(o->cache, "bound", DP_BUDGET_VERSION, key, part, dp_budget_parts(&c->p, sp->N, out, part));
 }
 
-/* What these policies make of these inputs, drawn where the cache does not know it: all that are missing at once. Not for inputs on which nothing rounds. */
-static void expect(const dp_run_options *o, split *sp, int nb, const int *base, int nc, const int *chain) {
+/* Does anything but the tensors of ranks need draws of its own? */
+static int inner_stages(double *const *stage) {
+    int any = 0;
+    for (int i = 0; i < DP_NTAPS; i++) any |= stage[i] && dp_taps[i].kind != DP_PER_RANK;
+    return any;
+}
+
+/* What these policies make of these inputs, drawn where the cache does not know it: all that are missing at once. Not for inputs on which nothing
+ * rounds. stages: intermediates too. */
+static void expect(const dp_run_options *o, split *sp, int stages, int nb, const int *base, int nc, const int *chain) {
     const dp_case *c = sp->c;
     const int max = DP_NBASES * DP_NFORMATS, chunks = dp_tap_chunks(&c->p, sp->N, -1);
     dp_base b[DP_NBASES * DP_NFORMATS];
     dp_format f[DP_NBASES * DP_NFORMATS];
     dp_expected made[DP_NBASES * DP_NFORMATS];
-    dp_part part[16];
+    dp_part part[DP_EXPECTED_PARTS];
     int missing = 0;
     if (c->spec.keys == DP_KEYS_EXACT && !c->data) return;
     if (c->op == DP_OP_STEP) return;                             /* draws know nothing of the convolution's error */
-    if (!sp->exp) sp->exp = dp_calloc((size_t)max, sizeof *sp->exp);
+    if (!sp->exp) sp->exp = dp_calloc((size_t)(2 * max), sizeof *sp->exp);
     for (int i = 0; i < nb * nc; i++) {
         const dp_base bi = base[i / nc];
         const dp_format fi = sp->N == 1 ? DP_FP32 : chain[i % nc];       /* one rank forms no M */
         int known = 0;
         for (int k = 0; k < missing; k++) known |= b[k] == bi && f[k] == fi;
-        if (known || expected_of(sp, bi, fi)) continue;
-        const int32_t what[] = {sp->N, bi, fi, c->backward, c->input_dtype};
+        const dp_expected *have = expected_of(sp, bi, fi);
+        if (known || (have && (!stages || have->stage[DP_GCUM].e2))) continue;
+        const int32_t what[] = {sp->N, bi, fi, c->backward, c->input_dtype, stages};
         if (o->cache) {
             dp_expected *x = &sp->exp[sp->nexp];
-            dp_expected_alloc(&c->p, sp->N, chunks, c->backward, x);
+            dp_expected_alloc(&c->p, sp->N, chunks, c->backward, stages, x);
             if (dp_cache_load(o->cache, "expected", DP_EXPECTED_VERSION, dp_problem_key(&c->p, what, sizeof what), part, dp_expected_parts(x, part))) {
                 sp->exp_base[sp->nexp] = bi, sp->exp_chain[sp->nexp++] = fi;
                 continue;
@@ -424,9 +434,9 @@ static void expect(const dp_run_options *o, split *sp, int nb, const int *base, 
         b[missing] = bi, f[missing++] = fi;
     }
     if (!missing) return;
-    dp_expected_run(&c->p, c->input_dtype, sp->N, c->backward, missing, b, f, made);
+    dp_expected_run(&c->p, c->input_dtype, sp->N, c->backward, stages, missing, b, f, made);
     for (int i = 0; i < missing; i++) {
-        const int32_t what[] = {sp->N, b[i], f[i], c->backward, c->input_dtype};
+        const int32_t what[] = {sp->N, b[i], f[i], c->backward, c->input_dtype, stages};
         if (o->cache) dp_cache_save(o->cache, "expected", DP_EXPECTED_VERSION, dp_problem_key(&c->p, what, sizeof what), part, dp_expected_parts(&made[i], part));
         sp->exp_base[sp->nexp] = b[i], sp->exp_chain[sp->nexp] = f[i], sp->exp[sp->nexp++] = made[i];
     }
@@ -469,7 +479,9 @@ static void judge_stage(split *sp, dp_base base, dp_format chain, budget_bases *
         bound[i] = fmin(bound[i], sound[i]);
         if (want) bound[i] += u * (dp_norm_fro(width, want + i * width) + bound[i]) + sqrt((double)width) * tiny;
     }
-    dp_tap_judge(sp->ref, stage, got, bound, rad, &run->tensor[run->ntensor++]);
+    /* the simulated ranks form Akk in base bf16 alone: elsewhere its draws would be those of an inverse in fp64 */
+    const dp_expected *x = stage == DP_AKK && base != DP_BASE_BF16 ? NULL : expected_of(sp, base, chain);
+    dp_tap_judge(sp->ref, stage, got, bound, rad, x ? &x->stage[stage] : NULL, safety_of(run), hypot(arithmetic(base), u / 2), hypot(smallest(base, sp->c->p.K), tiny), &run->tensor[run->ntensor++]);
     free(bound), free(sound), free(rad), free(want);
 }
 
@@ -559,7 +571,7 @@ static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, d
     if (s.outcome == DP_SUBJECT_RETURNED) {
         r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
         budget(o, sp, base, chain, w, &b);
-        expect(o, sp, 1, (const int *)&base, 1, (const int *)&chain);
+        expect(o, sp, inner_stages(s.stage), 1, (const int *)&base, 1, (const int *)&chain);
         judge_fields(sp, &s.r, &b, NULL, NULL, r);
         judge_stages(sp, &b, base, chain, w, s.stage, NULL, NULL, r);
         dp_budget_free(&b);
@@ -597,7 +609,7 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, dp_runs *out,
     int nc = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
     const int nm = dp_select(c->nmerge, (const int *)c->merge, o->nmerge, (const int *)o->merge, merges);
     if (sp->N == 1 && nc > 1) nc = 1;                            /* one rank forms no M: the chain's format is never used */
-    expect(o, sp, nb, bases, nc, chains);
+    expect(o, sp, 0, nb, bases, nc, chains);
     for (int i = 0; i < nb; i++) {
         dp_sim s;
         budget_bases w = {0};
@@ -670,7 +682,7 @@ static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_
     dp_run *r = cuda_record(c, be, sp->N, base, f, way, st ? (no ? no : why.msg) : NULL, out);
     if (!st) {
         budget(o, sp, base, f, w, &b);
-        expect(o, sp, 1, (const int *)&base, 1, (const int *)&f);
+        expect(o, sp, 0, 1, (const int *)&base, 1, (const int *)&f);
         r->path = res.path, r->segments = res.segments, r->saved = res.saved, r->kept = res.kept;
         note_truth(sp, r);
         judge_cuda(sp, &res, &b, r);
@@ -788,7 +800,7 @@ dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given
         r->id = run_id(r);
         r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
         budget(o, &sp, c->base[0], c->chain[0], &w, &b);
-        expect(o, &sp, 1, (const int *)c->base, 1, (const int *)c->chain);
+        expect(o, &sp, inner_stages(g->stage), 1, (const int *)c->base, 1, (const int *)c->chain);
         widen_for_storage(&c->p, &truth, c->base[0], g, &b);
         judge_fields(&sp, (dp_result *)&g->r, &b, g->u, g->tiny, r);
         judge_stages(&sp, &b, c->base[0], c->chain[0], &w, g->stage, g->stage_u, g->stage_tiny, r);

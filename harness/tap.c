@@ -322,7 +322,7 @@ static void place(const void *ctx, int64_t row, dp_place *at) {
     *at = (dp_place){.rank = gr->rank, .head = (int)(x->chunk ? row % HV : row / x->per % HV), .sequence = x->s->ctx[gr->rank].local_seq[gr->sub], .chunk = g, .token = t};
 }
 
-void dp_tap_judge(const dp_sim *ref, int stage, const double *got, const double *bound, const double *rad, dp_judgement *out) {
+void dp_tap_judge(const dp_sim *ref, int stage, const double *got, const double *bound, const double *rad, const dp_draws *draws, double safety, double unit, double tiny, dp_judgement *out) {
     const dp_problem *p = ref->p;
     int64_t rows, width;
     int per = 1;
@@ -338,7 +338,8 @@ void dp_tap_judge(const dp_sim *ref, int stage, const double *got, const double 
             for (int64_t i = used; i < width; i++) seen[r * width + i] = 0;
         }
     const dp_compare_in in = {.name = dp_taps[stage].name, .N = ref->N, .heads = p->HV, .rows = rows, .width = width, .got = seen, .want = want, .bound = bound, .rad = rad,
-                              .place = place, .ctx = &pl, .tokens = pl.chunk ? 0 : p->T};
+                              .place = place, .ctx = &pl, .tokens = pl.chunk ? 0 : p->T, .ndraw = draws && draws->e2 ? draws->ndraw : 0, .ncell = draws ? draws->n : 0,
+                              .e2 = draws ? draws->e2 : NULL, .safety = safety, .unit = unit, .tiny = tiny};
     dp_compare(&in, out);
     free(want), free(seen), free(pl.group_of);
 }

@@ -22,6 +22,41 @@
 #undef EXP
 #undef NAME
 
+static float short_of(float x) {                                 /* dp_bf16 of a number, where the compiler can put it on vectors */
+    uint32_t b;
+    memcpy(&b, &x, sizeof b);
+    b = (b + 0x7fffu + (b >> 16 & 1u)) & 0xffff0000u;
+    memcpy(&x, &b, sizeof x);
+    return x;
+}
+
+/* pair_bwd with short operands: dP, dL and the decayed rows in bf16, sums in fp32; a token with itself (which cancels in dg) as it stands. */
+static void pair_bwd_short(const dp_chunk *ch, const double *dL, const double *dP, double *dq, double *dkr, double *dkw) {
+    const int c = ch->c, R = ch->R, K = ch->K, n = ch->n;
+    float *q = narrow_f32(ch->q, (int64_t)c * K), *k = narrow_f32(ch->k, (int64_t)n * K), *g = narrow_f32(ch->gcum, (int64_t)c * K), *e = dp_calloc((size_t)K, sizeof *e);
+    float *aq = dp_calloc((size_t)c * K, sizeof *aq), *ar = dp_calloc((size_t)n * K, sizeof *ar), *aw = dp_calloc((size_t)n * K, sizeof *aw);
+    for (int s = c - 1; s >= 0; s--)
+        for (int i = 0; i <= s; i++) {
+            pair_decay_f32(K, g + s * K, g + i * K, e);
+            for (int m = 0; m < R; m++) {
+                const int im = i * R + m;
+                const float whole = (float)dP[s * n + im], p = i < s ? short_of(whole) : whole;
+                for (int x = 0; x < K; x++) {
+                    const float ek = e[x] * k[im * K + x], eq = e[x] * q[s * K + x];
+                    aq[s * K + x] += p * (i < s ? short_of(ek) : ek), aw[im * K + x] += p * (i < s ? short_of(eq) : eq);
+                }
+                for (int j = 0; i < s && j < R; j++) {
+                    const int sj = s * R + j;
+                    const float l = short_of((float)dL[(int64_t)sj * n + im]);
+                    for (int x = 0; x < K; x++) ar[sj * K + x] += l * short_of(e[x] * k[im * K + x]), aw[im * K + x] += l * short_of(e[x] * k[sj * K + x]);
+                }
+            }
+        }
+    for (int64_t i = 0; i < (int64_t)c * K; i++) dq[i] = (float)((float)dq[i] + aq[i]);
+    for (int64_t i = 0; i < (int64_t)n * K; i++) dkr[i] = (float)((float)dkr[i] + ar[i]), dkw[i] = (float)((float)dkw[i] + aw[i]);
+    free(q), free(k), free(g), free(e), free(aq), free(ar), free(aw);
+}
+
 double dp_round_arith(dp_base b, double x) { return b == DP_BASE_FP64 ? x : (double)(float)x; }
 double dp_round_store(dp_base b, double x) { return b == DP_BASE_BF16 ? (double)dp_bf16((float)x) : dp_round_arith(b, x); }
 
@@ -265,6 +300,12 @@ static double sum_arith(dp_base b, const double *x, const double *y, int n) {   
     return s;
 }
 
+static double sum_stored(dp_base b, const double *x, const double *y, int n) {   /* the same of numbers that were stored in between */
+    double s = 0;
+    for (int i = 0; i < n; i++) s = dp_round_arith(b, s + dp_round_arith(b, dp_round_store(b, x[i]) * dp_round_store(b, y[i])));
+    return s;
+}
+
 /* dZ = A^(-T) dX; dE = B dZ -> dv; E = V - Kgam S_0 - L X; dbeta = sum_v dZ o E */
 void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
     const int n = ch->n, K = ch->K, V = ch->V;
@@ -345,10 +386,11 @@ void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_
             wsum[t * K + x] = ww;
         }
     if (b == DP_BASE_FP64) pair_bwd_f64(ch, dL, dP, g->dq, dkr, dkw, pair_dg ? pair : NULL);
+    else if (ch->short_pairs && b == DP_BASE_BF16 && !pair_dg) pair_bwd_short(ch, dL, dP, g->dq, dkr, dkw);
     else pair_bwd_f32(ch, dL, dP, g->dq, dkr, dkw, pair_dg ? pair : NULL);
 
-    for (int x = 0; x < K; x++)                                  /* eC o rowsum(S_0 o dS_c) */
-        z[x] = dp_round_arith(b, ch->eC[x] * sum_arith(b, ch->h + (int64_t)x * V, ch->dh + (int64_t)x * V, V));
+    for (int x = 0; x < K; x++)                                  /* eC o rowsum(S_0 o dS_c), of the states as they are stored */
+        z[x] = dp_round_arith(b, ch->eC[x] * sum_stored(b, ch->h + (int64_t)x * V, ch->dh + (int64_t)x * V, V));
     for (int t = 0; t < c; t++)
         for (int x = 0; x < K; x++) {
             double d = dp_round_arith(b, ch->q[t * K + x] * g->dq[t * K + x]);

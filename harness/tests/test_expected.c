@@ -92,16 +92,41 @@ DP_TEST(expected, small_faults_fail_where_they_are) {
     forget(&x);
 }
 
+DP_TEST(expected, stages_are_judged_too) {
+    subject x;
+    const dp_run_options o = {.cache = gt_tmpdir()};
+    simulate(&x, DP_BASE_BF16, DP_FP32);
+    for (int bad = 0; bad < 2; bad++) {
+        dp_given g = {.same_design = 1};
+        dp_runs runs = {0};
+        dp_err e = {0};
+        for (int i = 0; i < DP_NTAPS; i++) g.stage[i] = dp_tap_value(&x.s, i);
+        if (bad) scale_rows(g.stage[DP_W], 80 * 2 * 16, 90 * 2 * 16, 1.015);      /* 10 tokens behind the first boundary */
+        REQUIRE(!dp_run_given(&x.c, &o, &g, &runs, &e), "%s", e.msg);
+        for (int t = 0; t < runs.run->ntensor; t++) {
+            const dp_judgement *j = &runs.run->tensor[t];
+            const int wrong = bad && !strcmp(j->name, "w");
+            CHECK(j->verdict == (wrong ? DP_FAIL : DP_PASS) && !strcmp(j->tier, "expected"), "%s: %s by '%s', excess %.3g, %.3g of its bound", j->name, dp_verdict_names[j->verdict], j->tier,
+                  j->expected.excess, j->ratio);
+            CHECK(!wrong || dp_judgement_place(j)->rank == 1, "w is placed on rank %d", dp_judgement_place(j)->rank);
+        }
+        CHECK(runs.run->ntensor == DP_NTAPS, "%d tensors", runs.run->ntensor);
+        for (int i = 0; i < DP_NTAPS; i++) free(g.stage[i]);
+        dp_runs_free(&runs);
+    }
+    forget(&x);
+}
+
 DP_TEST(expected, draws_are_the_same_for_any_order_of_policies) {
     const dp_base base[] = {DP_BASE_BF16, DP_BASE_FP64, DP_BASE_BF16};
     const dp_format chain[] = {DP_TF32RZ, DP_BF16, DP_BF16};
     dp_expected all[3], one;
-    dp_part a[16], b[16];
+    dp_part a[DP_EXPECTED_PARTS], b[DP_EXPECTED_PARTS];
     subject x;
     simulate(&x, DP_BASE_BF16, DP_FP32);
-    dp_expected_run(&x.c.p, x.c.input_dtype, 4, 1, 3, base, chain, all);
+    dp_expected_run(&x.c.p, x.c.input_dtype, 4, 1, 0, 3, base, chain, all);
     for (int i = 0; i < 3; i++) {
-        dp_expected_run(&x.c.p, x.c.input_dtype, 4, 1, 1, base + i, chain + i, &one);
+        dp_expected_run(&x.c.p, x.c.input_dtype, 4, 1, 0, 1, base + i, chain + i, &one);
         const int n = dp_expected_parts(&one, a), m = dp_expected_parts(&all[i], b);
         CHECK(n == 16 && m == 16, "%d and %d tensors", n, m);
         for (int k = 0; k < n; k++) CHECK(a[k].size == b[k].size && !memcmp(a[k].at, b[k].at, a[k].size), "policy %d, tensor %d differs", i, k);
