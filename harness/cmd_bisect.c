@@ -6,6 +6,7 @@
 #include "blame.h"
 #include "case.h"
 #include "commands.h"
+#include "home.h"
 #include "judge.h"
 #include "precision.h"
 
@@ -28,7 +29,7 @@ enum { OPT_RANKS = 256, OPT_BASE, OPT_CHAIN, OPT_MERGE, OPT_FAULT, OPT_RUNS, OPT
        OPT_STATE_LAYOUT, OPT_CACHE };
 
 static const struct argp_option STAGE_OPTIONS[] = {
-    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: cases)", 0},
+    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: those of the source tree)", 0},
     {"ranks", OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0},
     {"base", OPT_BASE, "NAME", 0, "base policy: fp64 fp32 bf16 (default: the case's first)", 0},
     {"chain", OPT_CHAIN, "FORMAT", 0, "format of the M chain (default: the case's first)", 0},
@@ -44,7 +45,7 @@ static const struct argp_option STAGE_OPTIONS[] = {
     {0}};
 
 static const struct argp_option PRECISION_OPTIONS[] = {
-    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: cases)", 0},
+    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: those of the source tree)", 0},
     {"ranks", OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0},
     {"merge", OPT_MERGE, "NAME", 0, "allgather or ring (default: the case's first)", 0},
     {"from", OPT_FROM, "NAME", 0, "base policy that is too coarse: bf16 (default), fp32", 0},
@@ -364,7 +365,7 @@ int dp_cmd_bisect(int argc, char **argv) {
     const struct argp precision_argp = {.options = PRECISION_OPTIONS, .parser = parse, .args_doc = "CASE", .doc = "Which stages need a wider format: the smallest set that must be raised and the cheapest policy that will do.\v"
                                         "Times are flops and bytes at the peak rates of an H200: an order, no prediction. Exit status 0 found, 1 not even --to will do, 2 bad input."};
     const int want_stage = argc >= 2 && !strcmp(argv[1], "stage"), want_precision = argc >= 2 && !strcmp(argv[1], "precision");
-    options o = {.cases_dir = "cases", .cache = "build/cache", .base = -1, .chain = -1, .merge = -1, .runs = DP_BISECT_RUNS, .from = -1, .to = -1, .chain_from = -1, .chain_to = -1, .tries = 2000};
+    options o = {.cases_dir = dp_home("cases"), .cache = dp_home("build/cache"), .base = -1, .chain = -1, .merge = -1, .runs = DP_BISECT_RUNS, .from = -1, .to = -1, .chain_from = -1, .chain_to = -1, .tries = 2000};
     dp_err e = {0};
     dp_case c;
     char *path;

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "case.h"
 #include "commands.h"
+#include "home.h"
 #include "invariants.h"
 #include "run.h"
 
@@ -75,7 +76,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 }
 
 static const struct argp_option OPTIONS[] = {
-    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: cases)", 0},
+    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: those of the source tree)", 0},
     {"ranks", OPT_RANKS, "N", 0, "number of ranks (default: the case's largest)", 0},
     {"base", OPT_BASE, "NAME", 0, "fp64, fp32 or bf16 (default: the case's first)", 0},
     {"chain", OPT_CHAIN, "FORMAT", 0, "format of the M chain (default: the case's first)", 0},
@@ -222,7 +223,7 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
 }
 
 int dp_cmd_check(int argc, char **argv) {
-    options o = {.cases_dir = "cases"};
+    options o = {.cases_dir = dp_home("cases")};
     const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "CASE...", .doc = "Check what must hold between runs of one subject: causality, independence of heads and sequences, ranks, "
         "prefixes, scaling and signs. No truth is needed, so any size will do.\vExit status 0 everything held, 1 something did not, 2 could not run."};
     dp_err e = {0};

@@ -11,6 +11,7 @@
  */
 #define _GNU_SOURCE
 #include "commands.h"
+#include "home.h"
 #include "../ref/problem.h"
 
 #include <argp.h>
@@ -240,7 +241,7 @@ static int compare_files(const options *o) {
 
 /* Becomes the Python that draws. */
 static int history(const options *o) {
-    const char *py = getenv("DP_PYTHON"), *argv[260] = {py && *py ? py : "python3", "reports/history.py", o->history};
+    const char *py = dp_python(), *argv[260] = {py, dp_home("reports/history.py"), o->history};
     for (int i = 0; i < o->npath; i++) argv[3 + i] = o->path[i];
     fflush(stdout);
     execvp(argv[0], (char *const *)argv);

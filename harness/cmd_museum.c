@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "../ref/cache.h"
 #include "commands.h"
+#include "home.h"
 #include "museum.h"
 
 #include <argp.h>
@@ -52,7 +53,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 }
 
 static const struct argp_option OPTIONS[] = {
-    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: cases)", 0},
+    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: those of the source tree)", 0},
     {"all", OPT_ALL, 0, 0, "every case, base, chain and merge order, every red run located (hours); default: generated cases, bases fp32 and bf16", 0},
     {"kernels", OPT_KERNELS, 0, 0, "the faults of the CUDA kernels instead (gpu/fault.cuh), in a build that has them; --out writes kernels.json", 0},
     {"fault", OPT_FAULT, "NAME", 0, "this fault only", 0},
@@ -97,7 +98,7 @@ static int kernels(const options *o) {
 }
 
 int dp_cmd_museum(int argc, char **argv) {
-    options o = {.cases_dir = "cases", .cache = "build/cache", .o = {.nlocate = 3, .quiet = !isatty(2)}};
+    options o = {.cases_dir = dp_home("cases"), .cache = dp_home("build/cache"), .o = {.nlocate = 3, .quiet = !isatty(2)}};
     const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "[CASE...]", .doc = "Switch every deliberate fault on, run the cases, and say which verdict goes red and where it points."
         "\vExit status 0 every fault was seen, 1 one was not or a run without a fault was red, 2 could not run."};
     dp_err e = {0};

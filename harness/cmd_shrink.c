@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "bisect.h"
 #include "commands.h"
+#include "home.h"
 #include "shrink.h"
 
 #include <argp.h>
@@ -22,7 +23,7 @@ typedef struct {
 enum { OPT_RANKS = 256, OPT_BASE, OPT_CHAIN, OPT_MERGE, OPT_FAULT, OPT_SUBJECT, OPT_LIMIT, OPT_CACHE, OPT_TRIES, OPT_OUTPUTS, OPT_MUSEUM };
 
 static const struct argp_option OPTIONS[] = {
-    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: cases)", 0},
+    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: those of the source tree)", 0},
     {"ranks", OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0},
     {"base", OPT_BASE, "NAME", 0, "base policy: fp64 fp32 bf16 (default: the case's first; with --subject what it claims)", 0},
     {"chain", OPT_CHAIN, "FORMAT", 0, "format of the M chain (default: the case's first; with --subject what it claims)", 0},
@@ -261,7 +262,7 @@ int dp_cmd_shrink(int argc, char **argv) {
     const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "CASE", .doc = "Take away from a failing case what its failure does not need: ranks, tokens, heads, sequences, K, V, tensors, values. "
         "What is left is written as a case file that fails for the same reason: the same stage and tensor by `bisect stage`, and by the run's verdict where that failed.\v"
         "Exit status 0 written, 1 (--museum) a fault was not found or did not get 20 times smaller, 2 nothing fails or bad input."};
-    options o = {.cases_dir = "cases", .cache = "build/cache", .base = -1, .chain = -1, .merge = -1, .tries = 20000};
+    options o = {.cases_dir = dp_home("cases"), .cache = dp_home("build/cache"), .base = -1, .chain = -1, .merge = -1, .tries = 20000};
     dp_err e = {0};
     dp_case c;
     dp_subject lib;

@@ -2,6 +2,7 @@
  *
  *     cc -O2 -fPIC -shared -Iharness mine.c -o libmine.so          (harness/subject/example_subject.c is a whole one to copy)
  *     build/deltaproof run smoke-kda --subject ./libmine.so
+ *     build/deltaproof bisect stage smoke-kda --subject ./libmine.so    (which stage is wrong, where)    shrink: the smallest input that fails
  *
  * The library exports two functions, deltaproof_subject_about and deltaproof_subject_run. It is loaded into a process of its own, which is started
  * anew for every run: a crash, a hang (--limit SECONDS), a write outside of an array or an entry that was never written is reported as that.

@@ -5,6 +5,7 @@
 #include "../ref/truth.h"
 #include "case.h"
 #include "commands.h"
+#include "home.h"
 #include "judge.h"
 #include "record.h"
 
@@ -154,7 +155,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     return 0;
 }
 
-#define OPT_CASES {"cases", 'c', "DIR", 0, "folder of the *.case files (default: cases)", 0}
+#define OPT_CASES {"cases", 'c', "DIR", 0, "folder of the *.case files (default: those of the source tree)", 0}
 static const struct argp_option RUN_OPTIONS[] = {
     OPT_CASES,
     {"all", OPT_ALL, 0, 0, "run every case", 0},
@@ -242,13 +243,13 @@ static void on_run(const dp_run *r, void *arg) {
 }
 
 static int report(const char *dir) {
-    const char *py = getenv("DP_PYTHON");
+    const char *py = dp_python();
     const char *script = getenv("DP_REPORT");
     fflush(stdout);
     const pid_t pid = fork();
     if (pid == 0) {
-        execlp(py && *py ? py : "python3", py && *py ? py : "python3", script && *script ? script : "reports/report.py", dir, (char *)NULL);
-        fprintf(stderr, "deltaproof: cannot start %s: %s\n", py && *py ? py : "python3", strerror(errno));
+        execlp(py, py, script && *script ? script : dp_home("reports/report.py"), dir, (char *)NULL);
+        fprintf(stderr, "deltaproof: cannot start %s: %s\n", py, strerror(errno));
         _exit(2);
     }
     int st = 0;
@@ -622,7 +623,7 @@ int main(int argc, char **argv) {
         if (!strcmp(argv[1], OWN[i].name)) return OWN[i].run(argc - 1, argv + 1);
     for (size_t i = 0; i < sizeof COMMANDS / sizeof *COMMANDS; i++) {
         if (strcmp(argv[1], COMMANDS[i].name)) continue;
-        options o = {.command = COMMANDS[i].name, .cases_dir = "cases", .cache = "build/cache"};
+        options o = {.command = COMMANDS[i].name, .cases_dir = dp_home("cases"), .cache = dp_home("build/cache")};
         const struct argp a = {.options = COMMANDS[i].opt, .parser = parse, .args_doc = COMMANDS[i].args, .doc = COMMANDS[i].doc};
         char name[32];
         snprintf(name, sizeof name, "deltaproof %s", COMMANDS[i].name);

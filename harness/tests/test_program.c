@@ -31,6 +31,16 @@ static json_t *record(const char *args) {
     return j;
 }
 
+/* build/deltaproof finds cases, report and interpreter of its own tree from any folder. */
+DP_TEST(program, works_from_any_folder) {
+    char cmd[4096];
+    snprintf(cmd, sizeof cmd, "test -f \"$(dirname '%s')/../cases/README.md\"", gt_program());
+    if (gt_run(cmd, out, sizeof out)) return;                    /* built outside of the tree: --cases says where they are */
+    snprintf(cmd, sizeof cmd, "cd '%s' && mkdir -p elsewhere && cd elsewhere && '%s' list | grep -c . && '%s' run t1 --cache none --ranks 1 --base fp32 --backend sim --out rep && ls", gt_tmpdir(), gt_program(), gt_program());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(atoi(out) > 40 && strstr(out, "VERDICT: PASS") && !strstr(out, "can't open") && !strstr(out, "cannot be opened"), "status %d: %s", rc, out);
+}
+
 DP_TEST(program, bad_usage_is_named_and_exits_2) {
     const struct { const char *args, *says; } bad[] = {
         {"", "Usage"}, {"walk", "'walk' is not a command"}, {"run", "name a case"}, {"run --chain fp17 smoke-kda", "'fp17' is not known"}, {"run --ranks 0 smoke-kda", "'0' is not known"},
