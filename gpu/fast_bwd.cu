@@ -859,20 +859,26 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int s = 16 * I + gr + 8 * r;
-            float2 gm = *(float2 *)(sm.gam + s * GS + ch), k = unpack2(lds32(B.k + rows_at<CH>(s, ch / 8) + ch % 8)), q = unpack2(lds32(B.q + rows_at<CH>(s, ch / 8) + ch % 8));
+            int here = rows_at<CH>(s, ch / 8) + ch % 8;
+            float2 gm = *(float2 *)(sm.gam + s * GS + ch), k = unpack2(lds32(B.k + here)), q = unpack2(lds32(B.q + here));
+            /* A pair's term enters dg at both of its tokens with opposite signs: there it is the same product of rounded operands, so that it leaves no more
+             * than the fp32 sums between tokens that see both, however slow the gates. */
             float out_q[2], out_k[2], p = sm.p[s];
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int i = 2 * r + e;
+                float pairs = (float)B.qa[here + e] * pq[n][i] + (float)B.ka[here + e] * pr[n][i] - (float)B.kb[here + e] * pw[n][i] - (float)B.kd[here + e] * xd[n][i];
                 float gs = e ? gm.y : gm.x, ea = ex2(gs - (e ? an.y : an.x)), eg = ex2(gs), kn = (e ? k.y : k.x) * sm.rk[s], qn = (e ? q.y : q.x) * sm.rq[s];
                 float own = ex2((e ? end.y : end.x) - gs) * dw[n][i];
                 float w = own + ex2((e ? rf.y : rf.x) - gs) * pw[n][i] + ex2(near((e ? an.y : an.x) - gs)) * xd[n][i];
                 float qq = fmaf(d.scale * eg, dq[n][i], ea * pq[n][i]), rr = fmaf(-eg, dr[n][i], ea * pr[n][i]);
+                float apart = fmaf(qn, d.scale * eg * dq[n][i], kn * (-eg * dr[n][i] - own));
                 if (wide) {
                     float3 z = diagonal_pairwise<D>(sm, s, ch + e);
                     qq += z.x, rr += z.y, w += z.z;
+                    apart = fmaf(qn, z.x, fmaf(kn, z.y - z.z, apart));
                 }
-                dg[n][i] = fmaf(qn, qq, kn * (rr - w));
+                dg[n][i] = apart + pairs;
                 (e ? written.y : written.x) += kn * own;
                 out_q[e] = fmaf(p, kn, qq), out_k[e] = rr + fmaf(p, qn, w);
             }
