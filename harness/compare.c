@@ -99,14 +99,15 @@ static cells cells_new(const dp_compare_in *in) {
     return c;
 }
 
-static void cells_add(const dp_compare_in *in, cells *c, int64_t row, const dp_place *at, const row_error *e) {
+/* rms: root mean square of the 2-norms of the head's rows: where a row cancels to nothing beside the others, one rounding of their size is no error. */
+static void cells_add(const dp_compare_in *in, cells *c, int64_t row, const dp_place *at, const row_error *e, double rms) {
     const int64_t i = at->chunk >= 0 ? (int64_t)at->chunk * in->heads + at->head : row;
     const double rad = in->rad && isfinite(in->rad[row]) ? in->rad[row] : 0;
     if (!in->ndraw) return;
     assert(i < in->ncell);
     if (c->belong[i] < 0) c->at[i] = *at;                        /* the first row of a cell stands for it */
     c->belong[i] = at->rank * in->heads + at->head;
-    c->err2[i] += e->err2, c->want2[i] += e->want2, c->floor2[i] += in->unit * in->unit * e->want2 + in->tiny * in->tiny * (double)in->width + rad * rad;
+    c->err2[i] += e->err2, c->want2[i] += e->want2, c->floor2[i] += in->unit * in->unit * (e->want2 + rms * rms) + in->tiny * in->tiny * (double)in->width + rad * rad;
 }
 
 /* The expected tier, after the bounds: it fails what they let pass, and judges what they leave unjudged. */
@@ -156,7 +157,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
         }
         seen[z] = 1, err[z] += e.err2, want[z] += e.want2;
         E += e.err2, W += e.want2;
-        cells_add(in, &cell, row, &at, &e);
+        cells_add(in, &cell, row, &at, &e, rms);
         const double rel = e.err2 == 0 ? 0 : rms > 0 ? sqrt(e.err2) / rms : INFINITY;
         if (rel > top) top = rel, note_worst(in, j, row, &e, &at, rel);
         if (!in->bound) continue;

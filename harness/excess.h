@@ -5,7 +5,8 @@
  * divided by its expected size E and held against k:
  *
  *   E^2 = weighted mean of the unit's own mean |err|_F^2 over the draws, and of what its size |want|_F lets expect of it (the tensor's mean of
- *         |err|^2 / |want|^2), which counts as 8 degrees of freedom more; + floor^2, one rounding of the result itself
+ *         |err|^2 / |want|^2), which counts as 8 degrees of freedom more; + floor^2, one rounding of the result itself and of
+ *         its head's typical row
  *   k   = a factor times the larger of sqrt(F quantile at DP_EXCESS_Z standard deviations, for nu and D nu degrees of freedom) and the largest ratio that one
  *         of the draws shows against the others; at least DP_EXCESS_LEAST
  *   factor  DP_EXCESS_SAFETY for the pipeline that was drawn: for what the draws cannot show, heavier tails and other orders of summation (the CUDA kernels
