@@ -1,4 +1,5 @@
-/* ref/truth.h - the ground truth: the step recurrence and its adjoint in MPFR, one token at a time (math.md b, c, d).
+/* ref/truth.h - the ground truth: the step recurrence and its adjoint, one token at a time (math.md b, c, d), in MPFR or
+ * in double-double (truth_dd.h), audited by MPFR.
  *
  * Every result carries an error radius that a running bound proves (derivation above the code, evaluated with upward rounding):
  * |hi + lo - exact|_2 <= rad over each row. hi + lo is an unevaluated double-double, |lo| <= ulp(hi)/2, so hi alone is the

@@ -6,7 +6,7 @@
  * subtraction (lambda - 1) is done on an inflated lambda. tiny (MPFR: 2^-10000) in every step covers underflow: of long double (below 2^-16400
  * an operation), of MPFR (below 2^-2^29), for operands up to 2^5000; larger ones overflow in the end and give inf. NaN becomes inf.
  *
- * Notation. Exact quantities are plain, computed ones carry ~, u = 2^-prec, gamma_n = n u / (1 - n u). Norms: 2-norm of vectors, Frobenius
+ * Notation. Exact quantities are plain, computed ones carry ~, u = 2^-prec (double-double: 2^-98, tiny = 2^-960; truth_dd.h says why), gamma_n = n u / (1 - n u). Norms: 2-norm of vectors, Frobenius
  * of matrices, spectral for the step maps. Each bound on a size (n_, e_, ..) holds for the exact and the computed value alike. Inner
  * products of m terms, rounded product and rounded additions in any order:  |fl(sum) - sum| <= gamma_(m+1) sum |a||b|, and
  * Cauchy-Schwarz turns the right side into norms. kappa_j >= |k_j|, b_j >= |beta_j|, eps_k, eps_b relative errors of the activated
