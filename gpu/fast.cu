@@ -9,6 +9,9 @@
  * Memory layout of tiles: rows of D bf16 in 16-byte pieces, piece c of row r stored at c ^ (r & 7), so that plain bulk copies land in
  * shared memory free of bank conflicts. u: [D/16][64][16], pieces c ^ (r >> 2 & 1). tile_at() of internal.cuh gives both.
  *
+ * R keys a token (MKDA): a tile has 64 rows (token, key), so 64 / R tokens. All keys of a token share its gate, query and row of o; A couples rows of
+ * different tokens alone, Aqk reads all keys of its own token.
+ *
  * Exponents (log2 units, gam) are anchored (math.md e.1): every off-diagonal 16 x 16 block has its anchor between its rows, both factors
  * <= 1. Diagonal blocks are anchored at their first row; terms of a row i and channel that lies more than 2^110 below it are summed
  * pairwise in fp32. So a term depends on rows up to its own alone, and o of a token has the same bits whatever comes after it. */
@@ -70,20 +73,21 @@ template <int D> struct Smem {
 #define TAB_F(I, J) (4 + (I) * ((I) - 1) / 2 + (J))
 #define TAB_X(I) (10 + (I))
 
-/* A tile of C rows of D bf16, row r at src + r * step elements; rows past len become zeros. */
-template <int D> __device__ __forceinline__ void load_tile(bf16 *dst, const bf16 *src, int64_t step, int len)
+/* A tile of C rows of D bf16, row (token s, key j) at src + s * step + j * key elements; rows past `rows` become zeros. */
+template <int D> __device__ __forceinline__ void load_tile(bf16 *dst, const bf16 *src, int64_t step, int key, int lr, int rows)
 {
     const int P = D / 8, ROWS_AT_ONCE = THREADS / P;
     int r = threadIdx.x / P, p = threadIdx.x % P * 8;
-    const bf16 *from = src + r * step + p;
+    const bf16 *from = src + (r >> lr) * step + (r & ((1 << lr) - 1)) * key + p;
+    step *= ROWS_AT_ONCE >> lr;
     dst += r * Smem<D>::RS + p;
 #pragma unroll
     for (int i = 0; i < C / ROWS_AT_ONCE; i++)
-        cp16(dst + i * ROWS_AT_ONCE * Smem<D>::RS, r + i * ROWS_AT_ONCE < len ? from + i * (ROWS_AT_ONCE * step) : src, r + i * ROWS_AT_ONCE < len);
+        cp16(dst + i * ROWS_AT_ONCE * Smem<D>::RS, r + i * ROWS_AT_ONCE < rows ? from + i * step : src, r + i * ROWS_AT_ONCE < rows);
 }
 
-/* gam = cumsum of the gate in log2 units. A thread takes two channels and TL tokens, then adds the totals of the tokens before. */
-template <int D, int GATE> __device__ void cumsum_gate(const Dims &d, const dpg_tensors &t, Smem<D> &sm, Chunk c, int hv, bool staged)
+/* gam = cumsum of the gate over tokens in log2 units, the same in all rows of a token. A thread takes two channels and TL tokens, then adds the totals of the tokens before. */
+template <int D, int GATE> __device__ void cumsum_gate(const Dims &d, const dpg_tensors &t, Smem<D> &sm, Chunk c, int hv, int lr, bool staged)
 {
     const int GROUPS = THREADS / (D / 2), TL = C / GROUPS;
     int k = threadIdx.x % (D / 2) * 2, group = threadIdx.x / (D / 2), s0 = group * TL, k0 = d.Kg == 1 ? 0 : k, k1 = d.Kg == 1 ? 0 : k + 1;
@@ -96,10 +100,10 @@ template <int D, int GATE> __device__ void cumsum_gate(const Dims &d, const dpg_
         if (staged) {
             g = unpack2(lds32(sm.y.g + (s0 + s) * Smem<D>::RS + k));
         } else {
-            int64_t at = ((c.t0 + min(s0 + s, c.len - 1)) * d.HV + hv) * d.Kg;
+            int64_t at = ((c.t0 + min((s0 + s) >> lr, c.len - 1)) * d.HV + hv) * d.Kg;
             g = make_float2(ldx(t.g, at + k0, d.g_bf16), ldx(t.g, at + k1, d.g_bf16));
         }
-        if (s0 + s < c.len) {
+        if (s0 + s < c.len << lr && ((s0 + s) & ((1 << lr) - 1)) == 0) {
             run.x += gate_floor(gate_fast<GATE>(g.x, a, b0, d.lower_bound));
             run.y += gate_floor(gate_fast<GATE>(g.y, a, b1, d.lower_bound));
         }
@@ -215,11 +219,11 @@ template <int D> __device__ void stage_kb(Smem<D> &sm, bf16 *kg, int warp, int l
 struct Sums { float kk[4][2][4], qk[4][2][4]; };
 
 /* Entry (s, i) of a diagonal block's k k' and q k' over the channels of a half in which i is far below the block's first row: safe for any gate. */
-template <int D> __device__ __noinline__ float2 diagonal_pairwise(const Smem<D> &sm, int half, int s, int i)
+template <int D> __device__ __noinline__ float2 diagonal_pairwise(const Smem<D> &sm, int half, int s, int i, int lr)
 {
     const int RS = Smem<D>::RS;
     float2 z = make_float2(0.f, 0.f);
-    for (int c = half * D / 2; c < (half + 1) * D / 2 && i <= s; c++) {
+    for (int c = half * D / 2; c < (half + 1) * D / 2 && i >> lr <= s >> lr; c++) {
         float g = sm.x.gam[i * RS + c];
         if (sm.x.gam[i / 16 * 16 * RS + c] - g <= NEAR)
             continue;
@@ -232,7 +236,7 @@ template <int D> __device__ __noinline__ float2 diagonal_pairwise(const Smem<D> 
 
 /* Rows 16 I .. of k k' and q k' with decay, over a half's channels; replaces the warp's part of sm.k by k exp(gam) / |k| and of sm.q by
  * qg, both rounded. */
-template <int D> __device__ __forceinline__ void products(Smem<D> &sm, int I, int half, int lane, Sums &z)
+template <int D> __device__ __forceinline__ void products(Smem<D> &sm, int I, int half, int lane, int lr, Sums &z)
 {
     const int RS = Smem<D>::RS;
     int gr = lane / 4, tc = lane % 4, r0 = I * 16 + gr, an = I * 16;
@@ -241,7 +245,7 @@ template <int D> __device__ __forceinline__ void products(Smem<D> &sm, int I, in
     if (wide) {
 #pragma unroll
         for (int x = 0; x < 8; x++) {
-            float2 y = diagonal_pairwise<D>(sm, half, r0 + x % 4 / 2 * 8, an + 8 * (x / 4) + 2 * tc + x % 2);
+            float2 y = diagonal_pairwise<D>(sm, half, r0 + x % 4 / 2 * 8, an + 8 * (x / 4) + 2 * tc + x % 2, lr);
             z.kk[3][x / 4][x % 4] = y.x, z.qk[3][x / 4][x % 4] = y.y;
         }
         __syncwarp();
@@ -329,22 +333,22 @@ template <int D> __device__ __forceinline__ void exchange(Smem<D> &sm, int I, in
 }
 
 /* One 16 x 16 block: of A to shared memory and of L to memory if it is kept (half 0), or of Aqk to memory (half 1). */
-template <int D> __device__ __forceinline__ void emit_block(Smem<D> &sm, int I, int half, int lane, int J, float scale, const float z[2][4], bf16 *Aqk, bf16 *L)
+template <int D> __device__ __forceinline__ void emit_block(Smem<D> &sm, int I, int half, int lane, int lr, int J, float scale, const float z[2][4], bf16 *Aqk, bf16 *L)
 {
     int gr = lane / 4, tc = lane % 4;
 #pragma unroll
     for (int nt = 0; nt < 2; nt++)
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            int s = I * 16 + gr + 8 * row, i = 16 * J + 8 * nt + 2 * tc;
+            int s = I * 16 + gr + 8 * row, i = 16 * J + 8 * nt + 2 * tc, end = ((s >> lr) + half) << lr;
             float f = half ? scale * sm.rq[s] : sm.beta[s] * sm.rk[s];
-            float y0 = i < s + half ? z[nt][2 * row] * f * sm.rk[i] : 0.f, y1 = i + 1 < s + half ? z[nt][2 * row + 1] * f * sm.rk[i + 1] : 0.f;
+            float y0 = i < end ? z[nt][2 * row] * f * sm.rk[i] : 0.f, y1 = i + 1 < end ? z[nt][2 * row + 1] * f * sm.rk[i + 1] : 0.f;
             if (half)
                 *(uint32_t *)(Aqk + s * C + ((i / 8) ^ (s & 7)) * 8 + i % 8) = pack2(y0, y1);
             else {
                 *(float2 *)(sm.x.s.A + s * TS + i) = make_float2(y0, y1);
                 if (L)
-                    *(uint32_t *)(L + s * C + i) = pack2(i < s ? z[nt][2 * row] * sm.rk[s] * sm.rk[i] : 0.f, i + 1 < s ? z[nt][2 * row + 1] * sm.rk[s] * sm.rk[i + 1] : 0.f);
+                    *(uint32_t *)(L + s * C + i) = pack2(i < end ? z[nt][2 * row] * sm.rk[s] * sm.rk[i] : 0.f, i + 1 < end ? z[nt][2 * row + 1] * sm.rk[s] * sm.rk[i + 1] : 0.f);
             }
         }
 }
@@ -458,26 +462,27 @@ template <int D> __device__ void round_T(Smem<D> &sm, bf16 *Akk)
     }
 }
 
-template <int D, int GATE> __global__ void __launch_bounds__(THREADS, 2) k_chunks(Dims d, dpg_tensors t, FastOut o)
+template <int D, int GATE, bool KEYS> __global__ void __launch_bounds__(THREADS, 2) k_chunks(Dims d, dpg_tensors t, FastOut o)
 {
     extern __shared__ __align__(16) char raw[];
     Smem<D> &sm = *(Smem<D> *)raw;
     int64_t tile = blockIdx.x;
-    int hv = tile % d.HV, h = hv / d.G, warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, half = warp / 4;
+    int hv = tile % d.HV, h = hv / d.G, warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, half = warp / 4, lr = KEYS ? d.lr : 0, R = 1 << lr;
     Chunk c = d.chunk[tile / d.HV];
+    int rows = c.len << lr;
     bool staged = d.g_bf16 && d.Kg == D;
     if (staged)
-        load_tile<D>(sm.y.g, (const bf16 *)t.g + (c.t0 * d.HV + hv) * D, (int64_t)d.HV * D, c.len);
+        load_tile<D>(sm.y.g, (const bf16 *)t.g + (c.t0 * d.HV + hv) * D, (int64_t)d.HV * D, 0, lr, rows);
     cp_commit();
-    load_tile<D>(sm.k, (const bf16 *)t.k + (c.t0 * d.H + h) * D, (int64_t)d.H * D, c.len);
-    load_tile<D>(sm.q, (const bf16 *)t.q + (c.t0 * d.H + h) * D, (int64_t)d.H * D, c.len);
-    load_tile<D>(sm.v, (const bf16 *)t.v + (c.t0 * d.HV + hv) * D, (int64_t)d.HV * D, c.len);
+    load_tile<D>(sm.k, (const bf16 *)t.k + (c.t0 * d.H + h) * R * D, (int64_t)d.H * R * D, D, lr, rows);
+    load_tile<D>(sm.q, (const bf16 *)t.q + (c.t0 * d.H + h) * D, (int64_t)d.H * D, 0, lr, rows);
+    load_tile<D>(sm.v, (const bf16 *)t.v + (c.t0 * d.HV + hv) * R * D, (int64_t)d.HV * R * D, D, lr, rows);
     cp_commit();
     if (threadIdx.x < C)
-        sm.beta[threadIdx.x] = threadIdx.x < c.len ? beta_value(d, ldx(t.beta, (c.t0 + threadIdx.x) * d.HV + hv, d.g_bf16)) : 0.f;
+        sm.beta[threadIdx.x] = threadIdx.x < rows ? beta_value(d, ldx(t.beta, ((c.t0 + (threadIdx.x >> lr)) * d.HV + hv) * R + (threadIdx.x & (R - 1)), d.g_bf16)) : 0.f;
     cp_wait<1>();
     __syncthreads();
-    cumsum_gate<D, GATE>(d, t, sm, c, hv, staged);
+    cumsum_gate<D, GATE>(d, t, sm, c, hv, lr, staged);
     cp_wait<0>();
     __syncthreads();
     norms<D>(d, sm, warp, lane);
@@ -490,7 +495,7 @@ template <int D, int GATE> __global__ void __launch_bounds__(THREADS, 2) k_chunk
     __syncthreads();
     Sums z = {};
     float mine[4][2][4];
-    products<D>(sm, I, half, lane, z);
+    products<D>(sm, I, half, lane, lr, z);
     __syncthreads();
     store_rows<D, false>(o.qg + tile * C * D, sm.q, warp * 8, 8, lane);
     exchange<D>(sm, I, half, lane, z, mine);
@@ -498,8 +503,8 @@ template <int D, int GATE> __global__ void __launch_bounds__(THREADS, 2) k_chunk
 #pragma unroll
     for (int J = 0; J < 3; J++)
         if (J < I)
-            emit_block<D>(sm, I, half, lane, J, d.scale, mine[J], Aqk, L);
-    emit_block<D>(sm, I, half, lane, I, d.scale, mine[3], Aqk, L);
+            emit_block<D>(sm, I, half, lane, lr, J, d.scale, mine[J], Aqk, L);
+    emit_block<D>(sm, I, half, lane, lr, I, d.scale, mine[3], Aqk, L);
     for (int x = lane; half && x < 16 * (3 - I) * 2; x += 32) {
         int s = I * 16 + x % 16, piece = 2 * (I + 1) + x / 16;
         *(uint4 *)(Aqk + s * C + (piece ^ (s & 7)) * 8) = make_uint4(0, 0, 0, 0);
@@ -689,15 +694,16 @@ __device__ __forceinline__ void times_aqk(float o[8][4], const uint32_t xa[4][4]
         }
 }
 
-/* 16 PAIRS tokens of o from token s0 of a chunk, 16 columns; bf16 through 512 PAIRS bytes of shared memory, so that rows leave whole. */
+/* 16 PAIRS rows of o from row s0 of a chunk, 16 columns, of each token the first row; bf16 through 512 PAIRS bytes of shared memory, so that rows leave whole. */
 template <int PAIRS> __device__ __forceinline__ void store_o(const Dims &d, void *out, float (*o)[4], bf16 *stage, Chunk c, int s0, int hv, int v0, int lane)
 {
     int row = lane / 16 * 8 + lane % 8, piece = lane / 8 % 2 ^ (row >> 2 & 1);
-    int64_t base = ((c.t0 + s0) * d.HV + hv) * d.V + v0, step = (int64_t)d.HV * d.V;
+    int64_t base = ((c.t0 + (s0 >> d.lr)) * d.HV + hv) * d.V + v0, step = (int64_t)d.HV * d.V;
+    int rows = (c.len << d.lr) - s0, other = d.R - 1;
     if (!d.o_bf16) {
         each<2 * PAIRS>(o, lane, [&](int s, int v, float &y) {
-            if (s0 + s < c.len)
-                ((float *)out)[base + s * step + v] = y;
+            if (s < rows && !(s & other))
+                ((float *)out)[base + (s >> d.lr) * step + v] = y;
         });
         return;
     }
@@ -711,8 +717,8 @@ template <int PAIRS> __device__ __forceinline__ void store_o(const Dims &d, void
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
         int s = i * 16 + lane / 2, half = lane % 2;
-        if (s0 + s < c.len)
-            *(uint4 *)((bf16 *)out + base + s * step + half * 8) = *(uint4 *)(stage + s * 16 + (half ^ (s >> 2 & 1)) * 8);
+        if (s < rows && !(s & other))
+            *(uint4 *)((bf16 *)out + base + (s >> d.lr) * step + half * 8) = *(uint4 *)(stage + s * 16 + (half ^ (s >> 2 & 1)) * 8);
     }
     __syncwarp();
 }
@@ -1115,15 +1121,16 @@ template <int D> __global__ void __launch_bounds__(TEAM_THREADS) k_team(Dims d, 
 
 int fast_supports(const dpg_problem *p, const dpg_options *o)
 {
-    return o->base == DP_BASE_BF16 && p->dtype == DPG_BF16 && p->R == 1 && p->K == p->V && (p->K == 64 || p->K == 128);
+    return o->base == DP_BASE_BF16 && p->dtype == DPG_BF16 && p->K == p->V && (p->K == 64 || p->K == 128);
 }
 
 template <int D, int GATE> static dp_status launch_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
     FastOut o = {at<bf16>(p, ws, B_W), at<bf16>(p, ws, B_U), at<bf16>(p, ws, B_KG), at<bf16>(p, ws, B_QG), at<bf16>(p, ws, B_AQK),
                  at<bf16>(p, ws, B_AKK), at<bf16>(p, ws, B_L), at<float>(p, ws, B_EC), at<float>(p, ws, B_GCUM)};
-    CK(e, cudaFuncSetAttribute(k_chunks<D, GATE>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(Smem<D>)));
-    k_chunks<D, GATE><<<(unsigned)((int64_t)p->d.NT * p->d.HV), THREADS, sizeof(Smem<D>), s>>>(p->d, *t, o);
+    auto kernel = p->d.R > 1 ? k_chunks<D, GATE, true> : k_chunks<D, GATE, false>;
+    CK(e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(Smem<D>)));
+    kernel<<<(unsigned)((int64_t)p->d.NT * p->d.HV), THREADS, sizeof(Smem<D>), s>>>(p->d, *t, o);
     CK_LAUNCH(e, "k_chunks");
     return DP_OK;
 }

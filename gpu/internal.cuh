@@ -1,6 +1,6 @@
 /* gpu/internal.cuh - what the files of gpu/ share: dimensions, the chunk table, buffers of a plan, checked CUDA calls.
  *
- * A tile is one chunk of one value head: tile = chunk * HV + hv. Its buffers are padded to C tokens (n = C*R rows); rows past the
+ * A tile is one chunk of one value head: tile = chunk * HV + hv. Its buffers are padded to whole chunks (n rows); rows past the
  * chunk's last token hold zeros, so that products over a tile need no mask. */
 #ifndef DPG_INTERNAL_CUH
 #define DPG_INTERNAL_CUH
@@ -19,7 +19,8 @@ struct Chunk { int64_t t0; int len, seq; };              /* first local token, t
 struct Seq { int c0, c1, gseq, starts, ends, part; };
 
 struct Dims {
-    int H, HV, G, K, V, R, Kg, n, NT, nseq;
+    int H, HV, G, K, V, R, Kg, NT, nseq;
+    int tok, n, lr;                                      /* tokens of a chunk, its rows tok * R, log2 R. Simple: 64 tokens. Fast: 64 rows */
     int64_t L;
     const Chunk *chunk;
     const Seq *seq;

@@ -24,6 +24,8 @@ static dpg_path bwd_path_of(const dpg_problem *p, const dpg_options *o)
 
 static dpg_path path_of(const dpg_problem *p, const dpg_options *o)
 {
+    if (o->path == DPG_PATH_AUTO && o->backward && o->save == DPG_SAVE_ALL)
+        return bwd_path_of(p, o);                        /* save all takes one path */
     return o->path != DPG_PATH_AUTO ? o->path : fast_supports(p, o) ? DPG_PATH_FAST : DPG_PATH_SIMPLE;
 }
 
@@ -67,16 +69,17 @@ static void split(dpg_plan *pl, const dpg_problem *p)
     pl->post = (int)((p->cu[l + 1] - 1) / L - pl->rank);
     pl->is_first = pl->pre == 0;
     pl->is_last = pl->post == 0;
-    pl->seqs_h = (Seq *)calloc(l - f + 1 + L / DP_CHUNK + 1, sizeof(Seq));
-    pl->chunks_h = (Chunk *)calloc(L / DP_CHUNK + (l - f + 1) + 1, sizeof(Chunk));
+    int tok = pl->d.tok;
+    pl->seqs_h = (Seq *)calloc(l - f + 1 + L / tok + 1, sizeof(Seq));
+    pl->chunks_h = (Chunk *)calloc(L / tok + (l - f + 1) + 1, sizeof(Chunk));
     for (int s = f; s <= l; s++) {
         int64_t lo = p->cu[s] > a ? p->cu[s] : a, hi = p->cu[s + 1] < b ? p->cu[s + 1] : b;
         if (lo >= hi)
             continue;
         pl->seqs_h[nseq].c0 = nt;
-        for (int64_t t = lo; t < hi; t += DP_CHUNK, nt++) {
+        for (int64_t t = lo; t < hi; t += tok, nt++) {
             pl->chunks_h[nt].t0 = t - a;
-            pl->chunks_h[nt].len = (int)(hi - t < DP_CHUNK ? hi - t : DP_CHUNK);
+            pl->chunks_h[nt].len = (int)(hi - t < tok ? hi - t : tok);
             pl->chunks_h[nt].seq = nseq;
         }
         pl->seqs_h[nseq].c1 = nt;
@@ -255,7 +258,8 @@ static dp_status plan_new(dpg_plan **out, const dpg_problem *p, const dpg_option
     if (pl->opt.path == DPG_PATH_SIMPLE)
         pl->opt.chain_how = DPG_CHAIN_DENSE;
     Dims &d = pl->d;
-    d.H = p->H, d.HV = p->HV, d.G = p->HV / p->H, d.K = p->K, d.V = p->V, d.R = p->R, d.Kg = p->Kg, d.n = DP_CHUNK * p->R;
+    d.H = p->H, d.HV = p->HV, d.G = p->HV / p->H, d.K = p->K, d.V = p->V, d.R = p->R, d.Kg = p->Kg, d.lr = p->R / 2;
+    d.tok = pl->opt.path == DPG_PATH_FAST ? DP_CHUNK / p->R : DP_CHUNK, d.n = d.tok * p->R;
     d.scale = (float)p->scale, d.lower_bound = (float)p->lower_bound;
     d.gate = p->gate, d.beta_form = p->beta_form, d.l2norm = p->l2norm;
     d.in_bf16 = p->dtype == DPG_BF16, d.g_bf16 = p->gdtype == DPG_BF16, d.o_bf16 = p->odtype == DPG_BF16;
@@ -480,6 +484,8 @@ static dp_status find(const dpg_plan *pl, const char *name, const Stage **out, d
         const dpg_plan *o = owner(pl, &stages[i]);
         if (!o || (!strcmp(name, "dM") && o->opt.send_dh_only))
             return dpg_fail(e, DP_EINPUT, "stage %s: the plan makes none", name);
+        if (o->d.tok != DP_CHUNK && stages[i].slot >= 0 && stages[i].kind < 2)
+            return dpg_fail(e, DP_EINPUT, "stage %s: chunks hold %d tokens on this path, not %d", name, o->d.tok, DP_CHUNK);
         if (stages[i].slot >= 0 && !o->buf[stages[i].slot].bytes && !absent_hm)
             return dpg_fail(e, DP_EINPUT, "stage %s is not kept on this path (options.keep)", name);
         *out = &stages[i];

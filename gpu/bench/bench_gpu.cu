@@ -32,7 +32,7 @@ __global__ void fill(__nv_bfloat16 *x, int64_t n, float scale, uint32_t seed)
 __global__ void constant(float *x, int n, float v) { for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = v; }
 
 /* bias of the lower-bound gate: at -4 a head has forgotten everything after about 1,000 tokens, so that M vanishes; at -14 it forgets nothing */
-struct Shape { int64_t T; int HV, K, gdn; float bias = -4; };
+struct Shape { int64_t T; int HV, K, gdn; float bias = -4; int R = 1; };
 struct Run { dpg_plan *plan; dpg_tensors t; void *ws; cudaStream_t s; std::vector<void *> mem; };
 
 static __nv_bfloat16 *input(Run &r, int64_t n, float scale, uint32_t seed)
@@ -47,15 +47,15 @@ static __nv_bfloat16 *input(Run &r, int64_t n, float scale, uint32_t seed)
 static void setup(Run &r, Shape s, int64_t T, const int64_t *cu, int rank, int N, dpg_options o)
 {
     int Kg = s.gdn ? 1 : s.K;
-    dpg_problem p = {T, s.HV, s.HV, s.K, s.K, 1, Kg, 1, cu, 1 / sqrt((double)s.K), DP_GATE_LOWER_BOUND, -5, DP_BETA_SIGMOID, 1,
+    dpg_problem p = {T, s.HV, s.HV, s.K, s.K, s.R, Kg, 1, cu, 1 / sqrt((double)s.K), DP_GATE_LOWER_BOUND, -5, DP_BETA_SIGMOID, 1,
                      DPG_BF16, DPG_BF16, DPG_BF16};
     dp_err e = {DP_OK, ""};
     int64_t L = T / N;
     void *x;
     DP(e, dpg_plan_create(&r.plan, &p, &o, rank, N, &e));
     memset(&r.t, 0, sizeof r.t);
-    r.t.q = input(r, L * s.HV * s.K, 1, 1), r.t.k = input(r, L * s.HV * s.K, 1, 2), r.t.v = input(r, L * s.HV * s.K, 1, 3);
-    r.t.g = input(r, L * s.HV * Kg, 1, 4), r.t.beta = input(r, L * s.HV, 1, 5), r.t.o = input(r, L * s.HV * s.K, 0, 6);
+    r.t.q = input(r, L * s.HV * s.K, 1, 1), r.t.k = input(r, L * s.HV * s.R * s.K, 1, 2), r.t.v = input(r, L * s.HV * s.R * s.K, 1, 3);
+    r.t.g = input(r, L * s.HV * Kg, 1, 4), r.t.beta = input(r, L * s.HV * s.R, 1, 5), r.t.o = input(r, L * s.HV * s.K, 0, 6);
     CUDA(cudaMalloc(&x, (size_t)s.HV * (1 + Kg) * 4));
     r.mem.push_back(x);
     constant<<<1, 256>>>((float *)x, s.HV, 0.f);
@@ -109,10 +109,10 @@ static void one(Shape s, dpg_path path, int runs, dpg_chain_how how = DPG_CHAIN_
     dpg_options o = {DP_BASE_BF16, DP_FP32, path, how, 0, 0};
     setup(r, s, s.T, cu, 0, 1, o);
     double chunks = time_steps(r, DPG_STEP_CHUNKS, runs, NULL), state = time_steps(r, DPG_STEP_STATE, runs, NULL);
-    double all = time_steps(r, DPG_STEP_ALL, runs, NULL), tiles = (double)s.T / 64 * s.HV, D = s.K;
-    double in = tiles * 64 * D * 2 * (s.gdn ? 3 : 4), mid = tiles * (64 * D * 2 * 4 + 64 * 64 * 2 + D * 4), out = tiles * 64 * D * 2;
+    double all = time_steps(r, DPG_STEP_ALL, runs, NULL), tiles = (double)s.T / 64 * s.HV * s.R, D = s.K;
+    double in = tiles * 64 * D * 2 * (2 + (s.gdn ? 1. : 2.) / s.R), mid = tiles * (64 * D * 2 * 4 + 64 * 64 * 2 + D * 4), out = tiles * 64 * D * 2 / s.R;
     printf("%-6s %-4s T=%-7lld HV=%-3d K=V=%-4d chunks %8.3f ms (floor %6.3f)  state %8.3f ms (floor %6.3f)  forward %8.3f ms (floor of inputs and o %6.3f)\n",
-           path == DPG_PATH_FAST ? "fast" : "simple", s.gdn ? "gdn" : "kda", (long long)s.T, s.HV, s.K, chunks, (in + mid) / 4.3e9, state, (mid + out) / 4.3e9, all,
+           path == DPG_PATH_FAST ? "fast" : "simple", s.gdn ? "gdn" : s.R == 1 ? "kda" : s.R == 2 ? "mkd2" : "mkd4", (long long)s.T, s.HV, s.K, chunks, (in + mid) / 4.3e9, state, (mid + out) / 4.3e9, all,
            (in + out) / 4.3e9);
     fflush(stdout);
     teardown(r);
@@ -197,6 +197,10 @@ int main(int argc, char **argv)
             one_rank(32768, 32, bias, rank, 4, runs);
             one_rank(131072, 8, bias, rank, 4, runs);
         }
+    one({8192, 32, 128, 0, -4, 2}, DPG_PATH_FAST, runs);
+    one({8192, 16, 128, 0, -4, 4}, DPG_PATH_FAST, runs);
+    one({8192, 8, 128, 0, -4, 2}, DPG_PATH_SIMPLE, 3);
+    one({8192, 8, 128, 0, -4, 2}, DPG_PATH_FAST, runs);
     one({8192, 8, 128, 0}, DPG_PATH_FAST, runs);
     one({8192, 8, 128, 0}, DPG_PATH_SIMPLE, 3);
     return 0;

@@ -5,7 +5,7 @@
  *   test_gpu chain          the chain law and long M by augmented columns alone
  *   test_gpu small [CASE]   few small cases of every kernel, for compute-sanitizer
  *   test_gpu head [FILE]    a recorded head on 1, 2, 4, 8 ranks of one GPU, every chain format, against FLA's figures
- *   test_gpu nccl N         N GPUs: bitwise equality with N ranks on one GPU, a rank that dies
+ *   test_gpu nccl N [M]     N GPUs: bitwise equality with N ranks on one GPU, M runs alike (10), a rank that dies
  * Prints one line per tensor that fails and a table of the worst error per tensor and policy. Exit status 0, 1, or 2 (no device).
  */
 #include <cuda_runtime.h>
@@ -407,7 +407,8 @@ static std::vector<Case> cases(bool small)
     Case reset = {"reset", 1, 2, 32, 48, 1, 0, one, DP_GATE_LOG, 0.02, DP_BETA_PLAIN, 1, 1, DPG_F32, 0, 41, 37};
     Case fast_reset = {"fast64_reset", 1, 2, 64, 64, 1, 0, one, DP_GATE_LOG, 0.02, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 42, 37};
     Case gdn_reset = {"fast64_gdn_reset", 1, 2, 64, 64, 1, 1, one, DP_GATE_LOG, 0.02, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 43, 50};
-    v.push_back(reset), v.push_back(fast_reset), v.push_back(gdn_reset);
+    Case keys2 = {"fast64_mkda2", 1, 3, 64, 64, 2, 0, packed, DP_GATE_SOFTPLUS, 0.01, DP_BETA_PLAIN, 1, 1, DPG_BF16, 0, 26};
+    v.push_back(keys2), v.push_back(reset), v.push_back(fast_reset), v.push_back(gdn_reset);
     if (small)
         return v;
     std::vector<Case> more = {
@@ -424,6 +425,9 @@ static std::vector<Case> cases(bool small)
         {"fast128_many_heads", 2, 12, 128, 128, 1, 0, packed, DP_GATE_SOFTPLUS, 0.005, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 23},
         {"fast128_weak", 1, 2, 128, 128, 1, 0, {0, 768}, DP_GATE_LOG, 0.002, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0.5, 19},
         {"fast128_strong", 1, 1, 128, 128, 1, 0, one, DP_GATE_LOG, 6, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 20},
+        {"fast128_mkda4", 2, 2, 128, 128, 4, 0, inside, DP_GATE_LOG, 0.01, DP_BETA_PLAIN, 1, 0, DPG_BF16, 0, 27},
+        {"fast64_mkda2_many", 2, 24, 64, 64, 2, 0, one, DP_GATE_LOWER_BOUND, 0.02, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 28},
+        {"fast64_mkda4_strong", 1, 1, 64, 64, 4, 0, one, DP_GATE_LOG, 6, DP_BETA_PLAIN, 1, 0, DPG_BF16, 0, 29},
         {"fast128_gdn", 1, 2, 128, 128, 1, 1, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 21},
         {"fast64_packed", 2, 4, 64, 64, 1, 0, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_PLAIN, 0, 1, DPG_BF16, 0, 22}};
     v.insert(v.end(), more.begin(), more.end());
@@ -431,7 +435,7 @@ static std::vector<Case> cases(bool small)
 }
 
 static bool no_fast;
-static bool takes_fast(const Case &c) { return !no_fast && c.dtype == DPG_BF16 && c.R == 1 && c.K == c.V && (c.K == 64 || c.K == 128); }
+static bool takes_fast(const Case &c) { return !no_fast && c.dtype == DPG_BF16 && c.K == c.V && (c.K == 64 || c.K == 128); }
 
 static std::vector<Policy> policies(const Case &c, bool small, int N)
 {
@@ -701,7 +705,7 @@ static void test_graph()
     }
 }
 
-static void test_nccl(int N)
+static void test_nccl(int N, int times)
 {
     std::vector<int> dev(N);
     std::vector<dpg_comm> comm(N);
@@ -723,6 +727,19 @@ static void test_nccl(int N)
             fact(std::string("NCCL ranks equal ranks on one GPU bit for bit: ") + c.name + " " + name_of(p), same_bits(a, b));
         }
     }
+    int alike = 0;
+    for (const Case &c : cases(true)) {
+        if (c.T() % N)
+            continue;
+        Inputs x = make_inputs(c);
+        Policy p = {DP_BASE_BF16, DP_TF32X3, takes_fast(c) ? DPG_PATH_FAST : DPG_PATH_SIMPLE, takes_fast(c) ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE};
+        int before = alike;
+        std::vector<Rank> first = run(c, x, p, N, comm.data());
+        for (int i = 1; i < times; i++)
+            alike += same_bits(first, run(c, x, p, N, comm.data(), -1, DPG_F32, 1 + i % 2));
+        fact(std::string("runs over NCCL are alike: ") + c.name, alike - before == times - 1);
+    }
+    printf("%d repeated runs over NCCL with the bits of the first\n", alike);
     test_dead_rank(comm.data(), N, "ncclAllGather");
     for (auto &c : comm)
         c.destroy(&c);
@@ -822,7 +839,7 @@ int main(int argc, char **argv)
     } else if (mode == "head") {
         test_head(argc > 2 ? argv[2] : "cases/data/kda-lm-layer3-long.safetensors");
     } else if (mode == "nccl") {
-        test_nccl(argc > 2 ? atoi(argv[2]) : ndev);
+        test_nccl(argc > 2 ? atoi(argv[2]) : ndev, argc > 3 ? atoi(argv[3]) : 10);
     } else {
         bool small = mode == "small";
         no_fast = mode == "simple";
