@@ -2,8 +2,8 @@
 
 #ifndef DP_HAVE_CUDA
 
-dp_status dp_cuda_conv_run(const dp_conv *c, int bf16, int N, dp_backend b, dp_conv_result *r, dp_err *e) {
-    (void)c, (void)bf16, (void)r;
+dp_status dp_cuda_conv_parts(const dp_conv *const *c, int parts, int bf16, int N, dp_backend b, dp_conv_result *const *r, dp_err *e) {
+    (void)c, (void)parts, (void)bf16, (void)r;
     return dp_fail(e, DP_EDEVICE, "%s", dp_cuda_unavailable(b, N));
 }
 
@@ -18,14 +18,14 @@ dp_status dp_cuda_conv_run(const dp_conv *c, int bf16, int N, dp_backend b, dp_c
 #include <string.h>
 
 typedef struct {
-    const dp_conv *c;
-    int bf16, rank, N;
+    const dp_conv *const *c;
+    int parts, bf16, rank, N;
     dpg_comm *comm;
-    dp_conv_result *out;
+    dp_conv_result *const *out;
     volatile dp_rank_state state;
     dp_status status;
     dp_err err;
-    void *dev[12];
+    void *dev[8 * DPG_CONV_PARTS + 1];
     int ndev;
     dpg_conv *plan;
     cudaStream_t stream;
@@ -64,20 +64,16 @@ static dp_status download(conv_job *j, const void *dev, int64_t n, int bf16, dou
     return DP_OK;
 }
 
-static dp_status rank_body(conv_job *j) {
-    const dp_conv *c = j->c;
+/* One part's tensors, from and to the host. */
+static dp_status part_up(conv_job *j, int i, int64_t L, dpg_conv_tensors *t) {
+    const dp_conv *c = j->c[i];
     const int b = j->bf16;
-    const dpg_conv_problem p = {.T = c->T, .W = c->W, .silu = c->silu, .parts = 1, .D = {c->D}, .Nseq = c->Nseq, .cu = c->cu, .dtype = b ? DPG_BF16 : DPG_F32};
-    dpg_conv_tensors t = {0};
-    void *x, *ws;
-    CUDA(j, cudaSetDevice(j->comm ? j->comm->device : 0));
-    CUDA(j, cudaStreamCreate(&j->stream));
-    dp_status st = dpg_conv_create(&j->plan, &p, j->rank, j->N, &j->err);
-    if (st) return st;
-    const int64_t L = dpg_conv_tokens(j->plan), n = L * c->D, at = j->rank * n, nw = (int64_t)c->D * c->W;
+    const int64_t n = L * c->D, at = j->rank * n, nw = (int64_t)c->D * c->W;
     const size_t size = b ? 2 : 4;
-#define UP(field, from, count, bf) if (!st && (from)) { st = upload(j, from, count, bf, &x); t.field = x; }
-#define OUT(field, bytes) if (!st) { st = memory(j, bytes, &x); t.field = x; }
+    dp_status st = DP_OK;
+    void *x;
+#define UP(field, from, count, bf) if (!st && (from)) { st = upload(j, from, count, bf, &x); t->field = x; }
+#define OUT(field, bytes) if (!st) { st = memory(j, bytes, &x); t->field = x; }
     UP(x, c->x + at, n, b)
     UP(w, c->w, nw, 0)
     UP(bias, c->bias, c->D, 0)
@@ -90,16 +86,40 @@ static dp_status rank_body(conv_job *j) {
     }
 #undef UP
 #undef OUT
+    return st;
+}
+
+static dp_status part_down(conv_job *j, int i, int64_t L, const dpg_conv_tensors *t) {
+    const dp_conv *c = j->c[i];
+    dp_conv_result *out = j->out[i];
+    const int b = j->bf16;
+    const int64_t n = L * c->D, at = j->rank * n, nw = (int64_t)c->D * c->W;
+    dp_status st = download(j, t->y, n, b, out->y + at);
+    if (!st && c->dy) st = download(j, t->dx, n, b, out->dx + at);
+    if (!st && c->dy && !j->rank) st = download(j, t->dw, nw, 0, out->dw);
+    if (!st && c->dy && !j->rank && c->bias) st = download(j, t->dbias, c->D, 0, out->dbias);
+    return st;
+}
+
+static dp_status rank_body(conv_job *j) {
+    const dp_conv *c = j->c[0];
+    dpg_conv_problem p = {.T = c->T, .W = c->W, .silu = c->silu, .parts = j->parts, .Nseq = c->Nseq, .cu = c->cu, .dtype = j->bf16 ? DPG_BF16 : DPG_F32};
+    dpg_conv_tensors t[DPG_CONV_PARTS] = {0};
+    void *ws;
+    for (int i = 0; i < j->parts; i++) p.D[i] = j->c[i]->D;
+    CUDA(j, cudaSetDevice(j->comm ? j->comm->device : 0));
+    CUDA(j, cudaStreamCreate(&j->stream));
+    dp_status st = dpg_conv_create(&j->plan, &p, j->rank, j->N, &j->err);
+    if (st) return st;
+    const int64_t L = dpg_conv_tokens(j->plan);
+    for (int i = 0; i < j->parts && !st; i++) st = part_up(j, i, L, &t[i]);
     if (!st) st = memory(j, dpg_conv_workspace_bytes(j->plan), &ws);
-    if (!st) st = dpg_conv_forward(j->plan, &t, ws, j->comm, j->stream, &j->err);
-    if (!st && c->dy) st = dpg_conv_backward(j->plan, &t, ws, j->comm, j->stream, &j->err);
+    if (!st) st = dpg_conv_forward(j->plan, t, ws, j->comm, j->stream, &j->err);
+    if (!st && c->dy) st = dpg_conv_backward(j->plan, t, ws, j->comm, j->stream, &j->err);
     if (!st && j->comm) st = j->comm->wait(j->comm, j->stream, &j->err);
     if (st) return st;
     CUDA(j, cudaStreamSynchronize(j->stream));
-    st = download(j, t.y, n, b, j->out->y + at);
-    if (!st && c->dy) st = download(j, t.dx, n, b, j->out->dx + at);
-    if (!st && c->dy && !j->rank) st = download(j, t.dw, nw, 0, j->out->dw);
-    if (!st && c->dy && !j->rank && c->bias) st = download(j, t.dbias, c->D, 0, j->out->dbias);
+    for (int i = 0; i < j->parts && !st; i++) st = part_down(j, i, L, &t[i]);
     return st;
 }
 
@@ -114,7 +134,7 @@ static void *rank_main(void *arg) {
     return NULL;
 }
 
-dp_status dp_cuda_conv_run(const dp_conv *c, int bf16, int N, dp_backend b, dp_conv_result *r, dp_err *e) {
+dp_status dp_cuda_conv_parts(const dp_conv *const *c, int parts, int bf16, int N, dp_backend b, dp_conv_result *const *r, dp_err *e) {
     conv_job *job = dp_calloc((size_t)N, sizeof *job);
     dpg_comm *comm = dp_calloc((size_t)N, sizeof *comm);
     pthread_t *thread = dp_calloc((size_t)N, sizeof *thread);
@@ -123,7 +143,7 @@ dp_status dp_cuda_conv_run(const dp_conv *c, int bf16, int N, dp_backend b, dp_c
     if (!st) {
         for (int i = 0; i < N; i++) {
             state[i] = &job[i].state;
-            job[i] = (conv_job){.c = c, .bf16 = bf16, .rank = i, .N = N, .comm = N > 1 ? &comm[i] : NULL, .out = r};
+            job[i] = (conv_job){.c = c, .parts = parts, .bf16 = bf16, .rank = i, .N = N, .comm = N > 1 ? &comm[i] : NULL, .out = r};
             pthread_create(&thread[i], NULL, rank_main, &job[i]);
         }
         const int left = dp_cuda_join(thread, state, N);
@@ -136,3 +156,5 @@ dp_status dp_cuda_conv_run(const dp_conv *c, int bf16, int N, dp_backend b, dp_c
 }
 
 #endif
+
+dp_status dp_cuda_conv_run(const dp_conv *c, int bf16, int N, dp_backend b, dp_conv_result *r, dp_err *e) { return dp_cuda_conv_parts(&c, 1, bf16, N, b, &r, e); }

@@ -55,24 +55,39 @@ static dp_conv_policy policy(dp_base b) { return b == DP_BASE_FP64 ? DP_CONV_FP6
 
 static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b) { (s->be == DP_BACKEND_SIM ? dp_conv_bound : dp_conv_bound_sigmoid32)(v, policy(s->base), s->N, b); }
 
-static dp_status conv_run(const dp_conv *v, const dp_step_run *s, dp_conv_result *r, dp_err *e) {
-    dp_conv_result_alloc(r, v);
-    return s->be == DP_BACKEND_SIM ? dp_conv_ranks(v, s->N, policy(s->base), r, e) : dp_cuda_conv_run(v, s->base == DP_BASE_BF16, s->N, s->be, r, e);
+/* All of them at once, with these dy (NULL: forward only): on a device they are the parts of one plan and share its messages. r[i] is allocated where there is one. */
+static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *const dy[3], dp_conv_result r[3], dp_err *e) {
+    dp_conv v[3];
+    const dp_conv *part[3];
+    dp_conv_result *out[3];
+    dp_status st = DP_OK;
+    int n = 0;
+    memset(r, 0, 3 * sizeof *r);
+    for (int i = 0; i < 3; i++) {
+        if (!c->step.on[i]) continue;
+        v[i] = c->step.conv[i];
+        v[i].dy = dy ? (double *)dy[i] : NULL;
+        dp_conv_result_alloc(&r[i], &v[i]);
+        part[n] = &v[i], out[n++] = &r[i];
+    }
+    if (s->be != DP_BACKEND_SIM) return dp_cuda_conv_parts(part, n, s->base == DP_BASE_BF16, s->N, s->be, out, e);
+    for (int i = 0; i < n && !st; i++) st = dp_conv_ranks(part[i], s->N, policy(s->base), out[i], e);
+    return st;
 }
 
 dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_step_run *s, dp_err *e) {
     *s = (dp_step_run){.p = c->p, .base = base, .be = be, .N = N};
     s->p.input_error = 0;
-    dp_status st = DP_OK;
+    dp_conv_result y[3];
     if (be != DP_BACKEND_SIM && base == DP_BASE_BF16 && c->input_dtype != DP_BF16) return dp_fail(e, DP_EINPUT, "the kernels store y in the format of x, which is wider than bf16 here");
-    for (int i = 0; i < 3 && !st; i++) {
+    const dp_status st = convolve(c, s, NULL, y, e);
+    for (int i = 0; i < 3; i++) {
         const dp_conv *v = &c->step.conv[i];
-        dp_conv_result y, b;
+        dp_conv_result b;
         if (!c->step.on[i]) continue;
-        st = conv_run(v, s, &y, e);
         dp_conv_result_alloc(&b, v);
         conv_bound(v, s, &b);
-        *tensor_of(&s->p, i) = y.y, *error_of(&s->err, i) = b.y;
+        *tensor_of(&s->p, i) = y[i].y, *error_of(&s->err, i) = b.y;
     }
     return st;
 }
@@ -184,14 +199,14 @@ static void propagate(const dp_conv *v, const double *slope, row_errors e, int h
     free(dw);
 }
 
-static dp_status judge_backward(const place_ctx *x, const dp_truth *truth, const dp_step_run *s, const double *dy, const dp_budget *b, dp_run *run, dp_err *e) {
+static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_step_run *s, const dp_conv_result *got, const dp_budget *b, dp_run *run) {
     const dp_case *c = x->c;
     const dp_problem *p = &c->p;
     const int i = x->i, heads = heads_of(p, i), width = width_of(p, i), W = c->step.conv[i].W, D = heads * width;
     const dp_ball *t = &truth->field[2 + i];
     const int64_t rows = p->T * heads;
     dp_conv v = c->step.conv[i];
-    dp_conv_result want, rad, own, got;
+    dp_conv_result want, rad, own;
     v.dy = t->hi;
     dp_conv_result_alloc(&want, &v), dp_conv_result_alloc(&rad, &v), dp_conv_result_alloc(&own, &v);
     dp_conv_truth(&v, c->bits, &want, &rad);
@@ -202,13 +217,11 @@ static dp_status judge_backward(const place_ctx *x, const dp_truth *truth, const
     for (int64_t r = 0; r < rows; r++) open[r] = t->rad[r] + norm(t->lo + r * width, width);
     propagate(&v, slope, (row_errors){NULL, open}, heads, width, &through[0]);
     propagate(&v, slope, (row_errors){b->entry[i], b->rest[i]}, heads, width, &through[1]);
-    v.dy = (double *)dy;
-    const dp_status st = conv_run(&v, s, &got, e);
-    double *own_w = transposed(own.dw, D, W), *rad_w = transposed(rad.dw, D, W), *want_w = transposed(want.dw, D, W), *got_w = st ? NULL : transposed(got.dw, D, W);
+    double *own_w = transposed(own.dw, D, W), *rad_w = transposed(rad.dw, D, W), *want_w = transposed(want.dw, D, W), *got_w = transposed(got->dw, D, W);
     const struct { const char *name; int tokens; int64_t rows; const double *got, *want, *rad, *own, *open, *through; } out[] = {
-        {"dx", 1, rows, got.dx, want.dx, rad.dx, own.dx, through[0].dx, through[1].dx}, {"dw", 0, (int64_t)W * heads, got_w, want_w, rad_w, own_w, through[0].dw, through[1].dw},
-        {"dbias", 0, heads, got.dbias, want.dbias, rad.dbias, own.dbias, through[0].dbias, through[1].dbias}};
-    for (int k = 0; k < 3 && !st; k++) {
+        {"dx", 1, rows, got->dx, want.dx, rad.dx, own.dx, through[0].dx, through[1].dx}, {"dw", 0, (int64_t)W * heads, got_w, want_w, rad_w, own_w, through[0].dw, through[1].dw},
+        {"dbias", 0, heads, got->dbias, want.dbias, rad.dbias, own.dbias, through[0].dbias, through[1].dbias}};
+    for (int k = 0; k < 3; k++) {
         if (!out[k].want) continue;
         double *r = row_norms(out[k].rad, out[k].rows, width), *bound = row_norms(out[k].own, out[k].rows, width);
         for (int64_t z = 0; z < out[k].rows; z++) r[z] += out[k].open[z], bound[z] += out[k].through[z];
@@ -216,14 +229,15 @@ static dp_status judge_backward(const place_ctx *x, const dp_truth *truth, const
         free(r), free(bound);
     }
     free(slope), free(open), free(buf), free(own_w), free(rad_w), free(want_w), free(got_w);
-    dp_conv_result_free(&want), dp_conv_result_free(&rad), dp_conv_result_free(&own), dp_conv_result_free(&got);
-    return st;
+    dp_conv_result_free(&want), dp_conv_result_free(&rad), dp_conv_result_free(&own);
 }
 
 dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s, const dp_result *got, const dp_budget *b, dp_run *run, dp_err *e) {
     const dp_problem *p = &c->p;
     const double *const dy[3] = {got->dq, got->dk, got->dv};
-    dp_status st = DP_OK;
+    const int back = got->dq && truth->backward;
+    dp_conv_result d[3] = {{0}};
+    const dp_status st = back ? convolve(c, s, dy, d, e) : DP_OK;
     for (int i = 0; i < 3 && !st; i++) {
         const place_ctx x = {c, s->N, i};
         const int width = width_of(p, i);
@@ -231,7 +245,8 @@ dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_r
         double *r = row_norms(c->step.rad[i].y, p->T * heads_of(p, i), width), *bound = row_norms(*error_of((dp_given_error *)&s->err, i), p->T * heads_of(p, i), width);
         judge(&x, "", 1, p->T * heads_of(p, i), *tensor_of((dp_problem *)&s->p, i), *tensor_of((dp_problem *)p, i), r, bound, run);
         free(r), free(bound);
-        if (dy[i] && truth->backward) st = judge_backward(&x, truth, s, dy[i], b, run, e);
+        if (back) judge_backward(&x, truth, s, &d[i], b, run);
     }
+    for (int i = 0; i < 3; i++) dp_conv_result_free(&d[i]);
     return st;
 }

@@ -93,6 +93,15 @@ DP_TEST(kernels, gates_of_gdn_and_the_convolution) {
     json_decref(j), json_decref(k);
 }
 
+/* Convolutions of q, k and v in one message, the layer, and back through both. */
+DP_TEST(kernels, a_training_step) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "q", "k", "v", "dq", "dk", "dv", "dg", "dx_q", "dx_k", "dx_v", "dw_q", "dw_k", "dw_v", "dbias_q", "dbias_k", "dbias_v", NULL};
+    json_t *j = judged("smoke-step --base fp32 --ranks 1,3", 0);
+    if (j) all_judged(j, 2, names);
+    json_decref(j);
+}
+
 /* A rank's sequence cut in segments, as the fast path does: dM is a chain over all of them. */
 DP_TEST(kernels, chains_of_a_rank_cut_in_segments) {
     NEEDS_KERNELS;
