@@ -9,19 +9,23 @@
 #include <immintrin.h>
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512dq,avx2,fma")
+#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx2,fma"))), apply_to = function)
 #define VL 8
 #define N(x) PASTE(x, v8)
 #define EXACT_ERROR(a, b, p) (vd)_mm512_fmsub_pd((__m512d)(a), (__m512d)(b), (__m512d)(p))
 #define TR_DD_NAME "avx512"
 #include "truth_dd_lanes.inc"
+#pragma clang attribute pop
 #pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
 #define VL 4
 #define N(x) PASTE(x, v4)
 #define EXACT_ERROR(a, b, p) (vd)_mm256_fmsub_pd((__m256d)(a), (__m256d)(b), (__m256d)(p))
 #define TR_DD_NAME "avx2"
 #include "truth_dd_lanes.inc"
+#pragma clang attribute pop
 #pragma GCC pop_options
 #endif
 
