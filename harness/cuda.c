@@ -41,7 +41,7 @@ const dp_truth_device *dp_cuda_truth(const dp_problem *p) { (void)p; return NULL
 #include <string.h>
 #include <unistd.h>
 
-#define LARGE (1 << 24)                  /* entries from which conversions use all cores */
+#define LARGE (1 << 20)                  /* entries from which conversions use all cores */
 #define LEAVE_S 5.0                      /* once a rank has failed, the others end within this time or are left behind */
 
 const char *dp_cuda_unavailable(dp_backend b, int N) {

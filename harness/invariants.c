@@ -131,7 +131,7 @@ static void same_field(work *w, const dp_problem *p, int f, dp_result *got, dp_r
     const int state = f == FINAL || f == DS0, param = f == DA_LOG || f == DDT_BIAS, heads = f == DQ || f == DK ? p->H : p->HV;
     const int64_t per = f == DK || f == DV ? p->R : 1, skip = state ? (int64_t)seq0 * p->HV : param ? 0 : t0 * heads * per;
     int64_t first = INT64_MAX, compared = 0;
-#pragma omp parallel for reduction(min : first) reduction(+ : compared) if (rows * width > 1 << 24)
+#pragma omp parallel for reduction(min : first) reduction(+ : compared) if (rows * width > 1 << 22)
     for (int64_t r = 0; r < rows; r++) {
         const int64_t token = state || param ? -1 : r / per / heads + t0;
         const int head = state || param ? (int)(r % p->HV) : (int)(r / per % heads), seq = state ? (int)(r / p->HV) + seq0 : param ? -1 : sequence_at(w->p, token);
@@ -274,7 +274,7 @@ static void edit_heads(const dp_problem *p0, dp_problem *p, const head_edit *x) 
         const int shared = i == IN_Q || i == IN_K, state = i == IN_S0 || i == IN_DSTATE, heads = shared ? p0->H : p0->HV;
         const int from = shared ? (x->from + x->G - 1) / x->G : x->from, to = shared ? x->to / x->G : x->to;
         const int64_t rows = state ? p0->Nseq : i < IN_A_LOG ? p0->T : 1, width = width_of(p0, i) / (state ? p0->Nseq : 1), per = width / heads;
-#pragma omp parallel for if (rows * width > 1 << 24)
+#pragma omp parallel for if (rows * width > 1 << 22)
         for (int64_t t = 0; t < (a ? rows : 0); t++)
             for (int64_t at = from * per; at < to * per; at++) a[t * width + at] = edited(p0, i, t, at, width);
     }
@@ -391,7 +391,7 @@ none:
 static void times(dp_problem *p, int i, double c) {
     double *x = *input_at(p, i);
     const int64_t n = width_of(p, i) * (i < IN_A_LOG ? p->T : 1);
-#pragma omp parallel for if (n > 1 << 24)
+#pragma omp parallel for if (n > 1 << 22)
     for (int64_t z = 0; z < (x ? n : 0); z++) x[z] *= c;
 }
 

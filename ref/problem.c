@@ -42,7 +42,7 @@ double *dp_copy(const double *x, int64_t n) {
     if (!x) return NULL;
     double *y = dp_doubles(n);
     const int64_t part = 1 << 20;                                /* gigabytes are copied by all cores */
-#pragma omp parallel for if (n > 64 * part)
+#pragma omp parallel for if (n > 8 * part)
     for (int64_t i = 0; i < n; i += part) memcpy(y + i, x + i, (size_t)(n - i < part ? n - i : part) * sizeof *y);
     return y;
 }
@@ -132,7 +132,7 @@ void dp_result_alloc(dp_result *r, const dp_problem *p, int backward) {
         dp_result_shape(p, i, &rows, &width);
         if (!rows || (dp_result_fields[i].backward && !backward)) continue;
         double *x = *dp_result_at(r, i) = dp_doubles(rows * width);
-#pragma omp parallel for if (rows * width > 1 << 26)
+#pragma omp parallel for if (rows * width > 1 << 22)
         for (int64_t j = 0; j < rows * width; j++) x[j] = NAN;
     }
 }

@@ -8,7 +8,7 @@ import numpy as np
 import style
 from style import GREY, INK, plt
 from view import (GRADIENTS, TENSOR_ORDER, bases_of, chain_cases, chain_title, finite, formats_of, heads, in_order, judged_recurrences, near, one_per_format,
-                  sci, severity, short, top_ranks, vacuous, whole, worst_tensor)
+                  sci, severity, short, top_ranks, vacuous, whole, worst_tensor, without_error)
 from record import tensor
 
 
@@ -206,7 +206,7 @@ def token_plots(rec, case):
     out, n = [], top_ranks(rec, case["name"])
     for base in bases_of(rec.of(case["name"])):
         runs = one_per_format(rec, case["name"], n, base)
-        names = [t for t in ("o",) + GRADIENTS if any((tensor(r, t) or {}).get("windows") for r in runs.values())]
+        names = [t for t in ("o",) + GRADIENTS if any(finite(v) and v > 0 for r in runs.values() for v in ((tensor(r, t) or {}).get("windows") or {"rel": []})["rel"])]    # exact cases have no error to draw
         if n < 2 or not names or base == "fp64":
             continue
         cap = (f"{n} ranks. Left: relative error of o and of each gradient in windows of {window(runs, names)} tokens, one line per format of the M chain; "
@@ -456,7 +456,7 @@ def map_choice(rec, most=8):
     split = lambda c, b, n=1: [r for r in rec.of(c["name"], base=b) if r["ranks"] > 1 and r["ranks"] >= n and any(t.get("per_rank_ratio") for t in r["tensors"])]
     most_split = lambda c, b: split(c, b, top_ranks(rec, c["name"]))
     first = [worst_run(most_split(c, b)) for c in heads(rec) for b in bases_of(rec.of(c["name"])) if most_split(c, b)]
-    rest = [worst_run(split(c, b)) for c in judged_recurrences(rec) if c not in heads(rec) for b in bases_of(rec.of(c["name"])) if split(c, b)]
+    rest = [worst_run(split(c, b)) for c in judged_recurrences(rec) if c not in heads(rec) and not without_error(rec, c) for b in bases_of(rec.of(c["name"])) if split(c, b)]
     rest.sort(key=run_severity, reverse=True)
     return (first + rest)[:most]
 

@@ -8,7 +8,7 @@ import math
 from collections import Counter, defaultdict
 
 from record import tensor
-from view import (GRADIENTS, TENSOR_ORDER, bases_of, chain_cases, chain_title, finite, formats_of, heads, in_order, near, one_per_format, plural, sci, severity, top_ranks, vacuous, whole, words,
+from view import (GRADIENTS, TENSOR_ORDER, bases_of, chain_cases, chain_title, finite, formats_of, heads, in_order, judged_recurrences, near, one_per_format, plural, sci, severity, top_ranks, vacuous, whole, without_error, words,
                   worst_rank, worst_tensor)
 
 esc = html.escape
@@ -38,6 +38,8 @@ def failures(rec, most=8):
 def failure(run):
     t = worst_tensor(run)
     where = f"{link(run, run['id'])}: "
+    if "nothing rounds" in (run.get("why") or ""):               # an exact case says whose data stands where
+        return where + esc(run["why"]) + "."
     bits = run.get("bits") or {}
     if bits.get("wrong") and bits.get("says"):
         where += f"<b>{esc(bits['says'])}</b>. "
@@ -182,8 +184,17 @@ def rank_sentences(rec):
     out += [s for c in heads(rec)[:1] for s in [effect_sentence(rec, c)] if s]
     out += two_ranks(rec)
     out += [s for c in heads(rec) for s in [cost_of_split(rec, c)] if s][:2]
-    out += [s for s in [exact_split(rec), merge_orders(rec)] if s]
+    out += [s for s in [exact_split(rec), exact_cases(rec), merge_orders(rec)] if s]
     return out
+
+
+def exact_cases(rec):
+    """Cases on whose inputs nothing rounds: any error is a fault."""
+    cs = [c for c in judged_recurrences(rec) if without_error(rec, c)]
+    runs = [r for c in cs for r in rec.of(c["name"]) if r["tensors"]]
+    formats = {r["policy"].get("chain") for r in runs} - {None}
+    return (f"{name_list([c['name'] for c in cs])}: every entry of {plural(sum(len(r['tensors']) for r in runs), 'tensor')} in {plural(len(runs), 'run')} equals the truth, over up to "
+            f"{plural(max(r['ranks'] for r in runs), 'rank')} and in {plural(len(formats), 'format')} of the chain.") if cs else None
 
 
 def rel(run, name):

@@ -4,7 +4,7 @@ import html
 import re
 
 from findings import findings, ranking
-from museum import section as museum_section
+from museum import kernels_section, section as museum_section
 from record import VERDICTS
 from view import TENSOR_ORDER, finite, heads, near, plural, policy_text, sci, severity, short, vacuous, whole, worst_tensor
 
@@ -41,8 +41,8 @@ section.run { border-top: 1px solid var(--line); margin: .6rem 0 0 1rem; padding
 """
 
 
-def page(rec, figures, museum=None):
-    parts = [header(rec), findings_section(rec), figures_section(figures), museum_section(museum) if museum else "", summary_section(rec), details_section(rec), footer(rec)]
+def page(rec, figures, museum=None, kernels=None):
+    parts = [header(rec), findings_section(rec), figures_section(figures), museum_section(museum) if museum else "", kernels_section(kernels) if kernels else "", summary_section(rec), details_section(rec), footer(rec)]
     title = f"deltaproof report: {rec.verdict.upper()}"
     return (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{esc(title)}</title>\n'
             f"<style>{CSS}</style>\n</head>\n<body>\n" + "\n".join(parts) + "\n</body>\n</html>\n")
@@ -61,7 +61,20 @@ def header(rec):
             ("One run again", "<code class=\"id\">deltaproof run --id '…'</code> with an ID from the tables; it gives the same bits")]
     meta = "".join(f"<dt>{k}</dt><dd>{v if v.startswith('<code') else esc(v)}</dd>" for k, v in rows if v)
     return (f'<header id="top"><h1>deltaproof: delta-rule attention under context parallelism</h1>\n<p class="soft">Errors against a truth of proven precision, judged against derived bounds.</p>\n'
-            f'<p class="verdict {esc(rec.verdict)}">VERDICT: {esc(rec.verdict.upper())} ({total})</p>{contradiction(rec)}\n<dl class="meta">{meta}</dl></header>')
+            f'<p class="verdict {esc(rec.verdict)}">VERDICT: {esc(rec.verdict.upper())} ({total})</p>{next_step(rec)}{contradiction(rec)}\n<dl class="meta">{meta}</dl></header>')
+
+
+def next_step(rec):
+    """After a failure: the run to start with, and the command that names its stage."""
+    bad = [r for r in rec.runs if r["verdict"] == "fail"]
+    if not bad:
+        return ""
+    r = min(bad, key=lambda x: (x["ranks"], len(x["id"])))       # the smallest split
+    fault = " --fault " + r["id"].split("fault=")[1] if ",fault=" in r["id"] else ""
+    again = f"deltaproof run --id '{r['id']}'"
+    stage = f"deltaproof bisect stage {r['case']} --ranks {r['ranks']} --base {r['policy'].get('base', 'fp32')}{fault}" if r.get("backend") == "sim" and r["op"] not in ("chain", "conv") else ""
+    return (f'<p class="warn">Start with <a href="#run-{r["n"]}">{esc(r["id"])}</a>: {esc(r.get("why") or "")}.<br>The same bits again: <code class="id">{esc(again)}</code>'
+            + (f'<br>The stage that is wrong: <code class="id">{esc(stage)}</code>' if stage else "") + "</p>")
 
 
 def contradiction(rec):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""report.py DIR: reads DIR/results.json (and DIR/museum.json where there is one), writes DIR/report.html, DIR/figures/*.png and *.pdf.
+"""report.py DIR: reads DIR/results.json (and DIR/museum.json, DIR/kernels.json where there are any), writes DIR/report.html, DIR/figures/*.png and *.pdf.
 
 Reads records only; no verdict is decided here. Exit status 0, or 2 when the record cannot be read (the message names file and field)
 or the report cannot be written.
@@ -12,7 +12,7 @@ import sys
 from urllib.parse import quote
 
 import record
-from museum import load as load_museum
+from museum import load as load_museum, load_kernels
 
 PNG_DPI = 180
 
@@ -69,6 +69,7 @@ def main(argv):
     try:
         rec = record.load(os.path.join(argv[1], "results.json"))
         museum = load_museum(os.path.join(argv[1], "museum.json"))
+        kernels = load_kernels(os.path.join(argv[1], "kernels.json"))
     except record.Malformed as e:
         print(f"report: {e}", file=sys.stderr)
         return 2
@@ -79,7 +80,7 @@ def main(argv):
         figures = draw_all(rec, folder)
         remove_old(folder, figures)
         with open(out + ".part", "w", encoding="utf-8") as f:
-            f.write(page(rec, figures, museum))
+            f.write(page(rec, figures, museum, kernels))
         os.replace(out + ".part", out)
     except OSError as e:
         print(f"report: {e.filename or out}: {e.strerror}", file=sys.stderr)

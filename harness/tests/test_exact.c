@@ -304,6 +304,17 @@ DP_TEST(exact, a_wrong_row_says_whose_data_it_holds) {
     }
 }
 
+/* A record without any error has nothing to draw over tokens, and is a page all the same. */
+DP_TEST(exact, a_record_of_zeros_gives_a_page) {
+    char cmd[2048], out[8192];
+    snprintf(cmd, sizeof cmd, "%s run exact-gdn --cases %s --cache %s --ranks 1,4 --base fp32 --out %s/zeros && grep -c 'exact-gdn: every entry of' %s/zeros/report.html", gt_program(), gt_cases(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 0 || strstr(out, "No module named"), "exit status %d: %s", rc, out);
+    snprintf(cmd, sizeof cmd, "%s run exact-kda --cases %s --cache %s --ranks 4 --base fp32 --chain fp32 --merge allgather --fault merge-nearest-first --out %s/wrong; grep -c 'Start with .*what rank 1, head 0 should' %s/wrong/report.html", gt_program(),
+             gt_cases(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir());
+    CHECK(gt_run(cmd, out, sizeof out) == 0 || strstr(out, "No module named"), "%s", out);
+}
+
 DP_TEST(exact, settings_that_would_round_are_refused) {
     static const char *const extra[] = {"gate = softplus", "beta = sigmoid", "l2norm = yes", "R = 3", "g_scale = 0.1", "beta_hi = 1"};
     for (size_t i = 0; i < sizeof extra / sizeof *extra; i++) {

@@ -158,6 +158,13 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
         CHECK(rc == 0 && strstr(out, F[i].seen) && strstr(out, "1 of 1 faults seen, 1 at the right tensor; without a fault 0 of 10 runs red"), "exit status %d: %.3000s", rc, out);
         if (!strcmp(F[i].fault, "fwd-first-subseq")) CHECK(strstr(out, "holds values of rank 0, head 0, sequence 0"), "%.3000s", out);
     }
+    snprintf(cmd, sizeof cmd, "mkdir -p %s/kernels && '%s' museum --kernels --fault halo-leak --cases '%s' --cache '%s' --out %s/kernels && cp harness/tests/data/record-small.json %s/kernels/results.json && "
+             "%s report %s/kernels && grep -c 'Faults of the CUDA kernels' %s/kernels/report.html", gt_tmpdir(), getenv("DP_FAULTY"), gt_cases(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir(), gt_program(), gt_tmpdir(), gt_tmpdir());
+    int page = gt_run(cmd, out, sizeof out);
+    CHECK(page == 0 || strstr(out, "No module named"), "exit status %d: %.3000s", page, out);
+    snprintf(cmd, sizeof cmd, "sed -i 's/\"what\": .*,$/\"what\": 5,/' %s/kernels/kernels.json && %s report %s/kernels", gt_tmpdir(), gt_program(), gt_tmpdir());
+    page = gt_run(cmd, out, sizeof out);
+    CHECK((page == 2 && strstr(out, "kernels.json: faults[0].what")) || strstr(out, "No module named"), "exit status %d: %.3000s", page, out);
     snprintf(cmd, sizeof cmd, "'%s' museum --kernels --cases '%s'", program(), gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "no faults to switch on"), "%.300s", out);
     snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault none-such --cases '%s'", getenv("DP_FAULTY"), gt_cases());
