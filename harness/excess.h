@@ -11,9 +11,10 @@
  *         of the draws shows against the others; at least DP_EXCESS_LEAST
  *   factor  DP_EXCESS_SAFETY for the pipeline that was drawn: for what the draws cannot show, heavier tails and other orders of summation (the CUDA kernels
  *         make up to 1.3 times the error of the simulated ranks in fp32); from scripts/soak. Where how the subject computes is not known (a library, a
- *         file): DP_EXCESS_SHORT in base bf16, where rounding to bf16 outweighs the order of operations (FLA: 0.9 of what is expected, 1.6 in a
- *         window), and DP_EXCESS_OTHER elsewhere: a step recurrence rounds its state at every token, the pipeline once a chunk, which is C = 64 times
- *         as many independent roundings, 8 times the error (one in fp32 has an o at 1.53 over the tensor)
+ *         file): DP_EXCESS_SHORT in base bf16, where rounding to bf16 outweighs the order of operations (FLA: 0.9 to 1.1 of what is expected; dg,
+ *         whose pair products it makes in tf32, 4.4 in one window of 128, where the draws alone would allow 4.5), and DP_EXCESS_OTHER elsewhere: a
+ *         step recurrence rounds its state at every token, the pipeline once a chunk, which is C = 64 times as many independent roundings, 8 times
+ *         the error (one in fp32 has an o at 1.53 over the tensor)
  *   nu  = degrees of freedom of a unit's |err|^2, from how much the draws differ among themselves (2 mean^2 / variance): many where rounding errors are
  *         independent, few where they are correlated (a truncated chain of M, a sum that is one number)
  */

@@ -157,7 +157,6 @@ void dp_expected_run(const dp_problem *p, dp_format dtype, int N, int backward, 
             if (!uses[b]) continue;
             dp_sim s;
             new_sim(&s, &y, b, N);
-            s.short_pairs = 1;                                   /* kernels on tensor cores may, in base bf16 */
             if (b == DP_BASE_FP32 && uses[DP_BASE_FP64]) {
                 dp_sim_run(&s, DP_FP32, DP_MERGE_ALLGATHER, backward);
                 for (int i = 0; i < n; i++)

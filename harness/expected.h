@@ -7,8 +7,6 @@
  * is these simulated ranks is judged by other problems than its own. Base fp64 is drawn in fp32 and scaled by 2^-29 (errors are first order in the
  * unit roundoff).
  *
- * Where correct kernels of one base differ, the coarser way is drawn: in base bf16 the backward's pair products have bf16 operands, as on tensor cores.
- *
  * Errors are kept per cell: a chunk of one head for tensors of tokens (so within one rank and sequence), one state, one (rank, head), one head of
  * dA_log and ddt_bias; stages likewise. e2 holds |got - want|_F^2 of each cell.
  */
@@ -37,7 +35,7 @@ void dp_expected_run(const dp_problem *p, dp_format dtype, int N, int backward, 
 void dp_expected_alloc(const dp_problem *p, int N, int chunks, int backward, int stages, dp_expected *x);
 int dp_expected_parts(dp_expected *x, dp_part *parts);           /* at most DP_EXPECTED_PARTS */
 void dp_expected_free(dp_expected *x);
-#define DP_EXPECTED_VERSION 3    /* raise it whenever a draw changes */
+#define DP_EXPECTED_VERSION 4    /* raise it whenever a draw changes */
 
 #ifdef __cplusplus
 }

@@ -482,7 +482,7 @@ static void grads(dp_sim *s, int gi) {
         dp_sim_gather_do(s, gi, hv, dout);
         ch->base = s->at[DP_STAGE_WY_BWD];
         dp_chunk_wy_bwd(ch, &x);
-        ch->base = b, ch->short_pairs = s->short_pairs;
+        ch->base = b;
         dp_chunk_intra_bwd(ch, dout, 0, &x);
         dp_damage_grads(s, gi, hv, &x);
         for (int t = 0; t < g->c; t++) {

@@ -38,7 +38,6 @@ typedef struct {
     dp_base base;
     dp_base at[DP_NSTAGES];      /* the base policy of each stage: all `base`, unless made by dp_sim_new_policy */
     int by_inverse;              /* as in dp_chunk */
-    int short_pairs;             /* as in dp_chunk; set after dp_sim_new */
     int N;
     dp_fault fault;
     unsigned char *hit;          /* [N*HV]: where the fault has acted so far (damage.h) */

@@ -22,41 +22,6 @@
 #undef EXP
 #undef NAME
 
-static float short_of(float x) {                                 /* dp_bf16 of a number, where the compiler can put it on vectors */
-    uint32_t b;
-    memcpy(&b, &x, sizeof b);
-    b = (b + 0x7fffu + (b >> 16 & 1u)) & 0xffff0000u;
-    memcpy(&x, &b, sizeof x);
-    return x;
-}
-
-/* pair_bwd with short operands: dP, dL and the decayed rows in bf16, sums in fp32; a token with itself (which cancels in dg) as it stands. */
-static void pair_bwd_short(const dp_chunk *ch, const double *dL, const double *dP, double *dq, double *dkr, double *dkw) {
-    const int c = ch->c, R = ch->R, K = ch->K, n = ch->n;
-    float *q = narrow_f32(ch->q, (int64_t)c * K), *k = narrow_f32(ch->k, (int64_t)n * K), *g = narrow_f32(ch->gcum, (int64_t)c * K), *e = dp_calloc((size_t)K, sizeof *e);
-    float *aq = dp_calloc((size_t)c * K, sizeof *aq), *ar = dp_calloc((size_t)n * K, sizeof *ar), *aw = dp_calloc((size_t)n * K, sizeof *aw);
-    for (int s = c - 1; s >= 0; s--)
-        for (int i = 0; i <= s; i++) {
-            pair_decay_f32(K, g + s * K, g + i * K, e);
-            for (int m = 0; m < R; m++) {
-                const int im = i * R + m;
-                const float whole = (float)dP[s * n + im], p = i < s ? short_of(whole) : whole;
-                for (int x = 0; x < K; x++) {
-                    const float ek = e[x] * k[im * K + x], eq = e[x] * q[s * K + x];
-                    aq[s * K + x] += p * (i < s ? short_of(ek) : ek), aw[im * K + x] += p * (i < s ? short_of(eq) : eq);
-                }
-                for (int j = 0; i < s && j < R; j++) {
-                    const int sj = s * R + j;
-                    const float l = short_of((float)dL[(int64_t)sj * n + im]);
-                    for (int x = 0; x < K; x++) ar[sj * K + x] += l * short_of(e[x] * k[im * K + x]), aw[im * K + x] += l * short_of(e[x] * k[sj * K + x]);
-                }
-            }
-        }
-    for (int64_t i = 0; i < (int64_t)c * K; i++) dq[i] = (float)((float)dq[i] + aq[i]);
-    for (int64_t i = 0; i < (int64_t)n * K; i++) dkr[i] = (float)((float)dkr[i] + ar[i]), dkw[i] = (float)((float)dkw[i] + aw[i]);
-    free(q), free(k), free(g), free(e), free(aq), free(ar), free(aw);
-}
-
 double dp_round_arith(dp_base b, double x) { return b == DP_BASE_FP64 ? x : (double)(float)x; }
 double dp_round_store(dp_base b, double x) { return b == DP_BASE_BF16 ? (double)dp_bf16((float)x) : dp_round_arith(b, x); }
 
@@ -386,7 +351,6 @@ void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_
             wsum[t * K + x] = ww;
         }
     if (b == DP_BASE_FP64) pair_bwd_f64(ch, dL, dP, g->dq, dkr, dkw, pair_dg ? pair : NULL);
-    else if (ch->short_pairs && b == DP_BASE_BF16 && !pair_dg) pair_bwd_short(ch, dL, dP, g->dq, dkr, dkw);
     else pair_bwd_f32(ch, dL, dP, g->dq, dkr, dkw, pair_dg ? pair : NULL);
 
     for (int x = 0; x < K; x++)                                  /* eC o rowsum(S_0 o dS_c), of the states as they are stored */

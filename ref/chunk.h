@@ -18,8 +18,6 @@ typedef struct {
     int c, R, K, V, n;
     double scale;
     int by_inverse;   /* 1: w, u, dZ are products with the stored inverse Akk (base bf16); 0: triangular solves */
-    int short_pairs;  /* 1 (base bf16): the pair products of the backward round their operands to bf16, those of one token with itself aside, as kernels
-                         on tensor cores do; 0: fp32 */
     /* inputs, activated: copied in by dp_chunk_begin */
     double *q;        /* [c][K] */
     double *k;        /* [n][K] */
