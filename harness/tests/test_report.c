@@ -93,6 +93,16 @@ DP_TEST(report, page_stands_alone) {
     CHECK(images == 5, "%d figures in the page, expected chain, state, tokens and two maps", images);
 }
 
+DP_TEST(report, page_says_which_truth_judged_and_what_its_audit_found) {
+    NEED_PAGE();
+    char *text = strdup(html);
+    drop_tags(text);
+    CHECK(strstr(text, "double-double 98 bits") && strstr(text, "on NVIDIA H200"), "which truth, where");
+    const char *a = strstr(text, "audited by MPFR: 2 columns, 1,024 tokens, seed 7512983489596063537, largest difference 2.1e-6 of both radii");
+    CHECK(a, "audit: %.200s", strstr(text, "audited") ? strstr(text, "audited") : "none");
+    free(text);
+}
+
 DP_TEST(report, findings_state_case_policy_and_numbers) {
     NEED_PAGE();
     static const char *const said[] = {
