@@ -578,6 +578,7 @@ template <int D, int NW, int MODE> __device__ void feed(const Dims &d, const Sca
         bulk(s.qg, a.qg + tile * C * D, T2, full);
         bulk(s.Aqk, a.Aqk + tile * C * C, C * C * 2, full);
     }
+    bar_loaded(full);
 }
 
 /* A producer warp's one thread feeds a whole sub-sequence. */

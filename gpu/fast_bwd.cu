@@ -163,6 +163,7 @@ template <int D, int NW, int BWD> __device__ void produce(const Dims &d, const T
         }
         bulk(s.b, (BWD ? a.w : a.kg) + tile * C * D, T2, full);
         bulk(s.eC, a.eC + tile * D, D * 4, full);
+        bar_loaded(full);
     }
 }
 

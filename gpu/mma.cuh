@@ -48,7 +48,9 @@ template <int N> __device__ __forceinline__ void cp_wait() { asm volatile("cp.as
 __device__ __forceinline__ void bar_init(uint64_t *b, int n) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(saddr(b)), "r"(n) : "memory"); }
 __device__ __forceinline__ void bar_expect(uint64_t *b, int bytes)
 {
+#ifndef DPG_PLAIN_LOADS
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(saddr(b)), "r"(bytes) : "memory");
+#endif
 }
 __device__ __forceinline__ void bar_arrive(uint64_t *b) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(saddr(b)) : "memory"); }
 __device__ __forceinline__ void bar_wait(uint64_t *b, int parity)
@@ -63,12 +65,17 @@ __device__ __forceinline__ void bulk(void *dst, const void *src, int bytes, uint
 #ifdef DPG_PLAIN_LOADS
     for (int i = 0; i < bytes / 16; i++)
         ((uint4 *)dst)[i] = ((const uint4 *)src)[i];
-    __threadfence_block();
-    asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" :: "r"(saddr(b)), "r"(bytes) : "memory");
-    return;
-#endif
+#else
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(saddr(dst)), "l"(src), "r"(bytes), "r"(saddr(b)) : "memory");
+#endif
+}
+/* Behind the last bulk copy of a bar_expect. */
+__device__ __forceinline__ void bar_loaded(uint64_t *b)
+{
+#ifdef DPG_PLAIN_LOADS
+    bar_arrive(b);
+#endif
 }
 /* Shared to global memory; what was written to shared memory before needs async_fence() by the writers. */
 __device__ __forceinline__ void bulk_out(void *dst, const void *src, int bytes)

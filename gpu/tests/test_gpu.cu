@@ -179,7 +179,7 @@ static std::vector<Rank> run(const Case &c, const Inputs &x, const Policy &pol, 
     std::vector<dpg_comm> own(N);
     dp_err e = {DP_OK, ""};
     if (!comm) {
-        if (dpg_comm_shared(own.data(), N, 0, 3, &e) != DP_OK) {
+        if (dpg_comm_shared(own.data(), N, 0, die < 0 ? 60 : 3, &e) != DP_OK) {
             fprintf(stderr, "%s\n", e.msg);
             exit(2);
         }
@@ -843,7 +843,10 @@ int main(int argc, char **argv)
     } else {
         bool small = mode == "small";
         no_fast = mode == "simple";
-        test_cases(small, small && argc > 2 ? argv[2] : NULL);
+        const char *only = small && argc > 2 ? argv[2] : NULL;
+        test_cases(small, only);
+        if (only)
+            goto table;
         test_chain(32, small ? 4 : 1024);
         test_nan();
         test_causal();
@@ -858,6 +861,7 @@ int main(int argc, char **argv)
             test_dead_rank(NULL, 3, "rank 1 did not reach all_gather");
         }
     }
+table:
     printf("%-34s %10s\n", "policy tensor", "worst rel");
     for (auto &w : worst)
         printf("%-34s %10.2e\n", w.first.c_str(), w.second);
