@@ -171,3 +171,29 @@ DP_TEST(expected, statistics_raise_no_alarm_and_see_a_large_excess) {
         CHECK(freedom[f] < 100 || seen == TRIALS, "nu %d: one cell 5 times too large seen in %d of %d trials", freedom[f], seen, TRIALS);
     }
 }
+
+static void place_row(const void *ctx, int64_t row, dp_place *at) {
+    (void)ctx;
+    *at = (dp_place){.sequence = (int)row, .chunk = -1, .token = -1};
+}
+
+/* A row that is exactly 0 beside rows of size 1 (dg of a sequence of one token): its error is rounding of what cancels there, not of itself. */
+DP_TEST(expected, a_row_that_cancels_to_nothing_is_held_against_a_rounding_of_its_head) {
+    enum { D = 4, ROWS = 8 };
+    const double unit = 0x1p-24;
+    double got[ROWS], want[ROWS], bound[ROWS], e2[D * ROWS];
+    for (int i = 0; i < ROWS; i++) {
+        want[i] = i > 0, got[i] = want[i] + (i > 0 ? 1e-3 : 10 * 1e-10), bound[i] = 1e-2;
+        for (int d = 0; d < D; d++) e2[d * ROWS + i] = pow((i > 0 ? 1e-3 : 1e-10) * (0.9 + 0.05 * d), 2);
+    }
+    for (int wrong = 0; wrong < 2; wrong++) {
+        dp_judgement j;
+        if (wrong) got[0] = 100 * unit;
+        const dp_compare_in in = {.name = "x", .N = 1, .heads = 1, .rows = ROWS, .width = 1, .got = got, .want = want, .bound = bound, .place = place_row, .ndraw = D, .ncell = ROWS, .e2 = e2,
+                                  .safety = DP_EXCESS_SAFETY, .unit = unit};
+        dp_compare(&in, &j);
+        CHECK(j.verdict == (wrong ? DP_FAIL : DP_PASS), "error %g: %s %s", got[0], dp_verdict_names[j.verdict], j.why);
+        CHECK(!wrong || dp_judgement_place(&j)->sequence == 0, "row %d is blamed", dp_judgement_place(&j)->sequence);
+        dp_judgement_free(&j);
+    }
+}
