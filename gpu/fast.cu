@@ -524,34 +524,28 @@ template <int D, int GATE, bool KEYS> __global__ void __launch_bounds__(THREADS,
 
 /* ---- k_scan ---------------------------------------------------------------------------------------------------------------------- */
 
-enum { SCAN_OUT, SCAN_H, SCAN_M };                       /* state and output; H of the pre-process; M, augmented columns, bf16x3 */
-
 struct ScanArgs {
     const bf16 *w, *u, *kg, *qg, *Aqk;
     const float *eC, *s0, *sin;
     void *o;
-    float *final_state, *hm;
+    float *final_state;
     bf16 *h, *v_new;                                     /* NULL unless kept; plain row-major tiles */
-    int seq0;
 };
 
-#define STAGES(MODE) ((MODE) == SCAN_OUT ? 3 : 4)
-#define AHEAD 2                                          /* chunks that a block without a producer warp loads ahead; STAGES - 2 */
-template <int D, int NW, int MODE> struct Stage {
-    bf16 w[C * D], kg[C * D];
-    bf16 qg[MODE == SCAN_OUT ? C * D : 8], Aqk[MODE == SCAN_OUT ? C * C : 8];
-    bf16 u[MODE == SCAN_M ? 8 : NW * C * 16];
+#define STAGES 3                                         /* chunks on their way or in use */
+template <int D, int NW> struct Stage {
+    bf16 w[C * D], kg[C * D], qg[C * D], Aqk[C * C], u[NW * C * 16];
     float eC[D];
 };
-template <int D, int NW, int MODE> struct Pipe {
-    Stage<D, NW, MODE> st[STAGES(MODE)];
-    uint64_t full[STAGES(MODE)], empty[STAGES(MODE)];
+template <int D, int NW> struct Pipe {
+    Stage<D, NW> st[STAGES];
+    uint64_t full[STAGES], empty[STAGES];
 };
 
-template <int D, int NW, int MODE> __device__ void pipe_init(Pipe<D, NW, MODE> &pipe, int readers)
+template <int D, int NW> __device__ void pipe_init(Pipe<D, NW> &pipe, int readers)
 {
     if (threadIdx.x == 0)
-        for (int i = 0; i < STAGES(MODE); i++) {
+        for (int i = 0; i < STAGES; i++) {
             bar_init(&pipe.full[i], 1);
             bar_init(&pipe.empty[i], readers);
         }
@@ -560,11 +554,11 @@ template <int D, int NW, int MODE> __device__ void pipe_init(Pipe<D, NW, MODE> &
 }
 
 /* One thread loads chunk c, the i-th of a sub-sequence, of one head: NW column slices of u from `slice` * NW. */
-template <int D, int NW, int MODE> __device__ void feed(const Dims &d, const ScanArgs &a, Pipe<D, NW, MODE> &pipe, int c, int i, int hv, int slice)
+template <int D, int NW> __device__ void feed(const Dims &d, const ScanArgs &a, Pipe<D, NW> &pipe, int c, int i, int hv, int slice)
 {
-    const int ST = STAGES(MODE), T2 = C * D * 2, bytes = 2 * T2 + D * 4 + (MODE == SCAN_OUT ? T2 + C * C * 2 : 0) + (MODE == SCAN_M ? 0 : NW * C * 32);
+    const int ST = STAGES, T2 = C * D * 2, bytes = 3 * T2 + D * 4 + C * C * 2 + NW * C * 32;
     int64_t tile = (int64_t)c * d.HV + hv;
-    Stage<D, NW, MODE> &s = pipe.st[i % ST];
+    Stage<D, NW> &s = pipe.st[i % ST];
     uint64_t *full = &pipe.full[i % ST];
     if (i >= ST)
         bar_wait(&pipe.empty[i % ST], (i / ST - 1) & 1);
@@ -572,29 +566,17 @@ template <int D, int NW, int MODE> __device__ void feed(const Dims &d, const Sca
     bulk(s.w, a.w + tile * C * D, T2, full);
     bulk(s.kg, a.kg + tile * C * D, T2, full);
     bulk(s.eC, a.eC + tile * D, D * 4, full);
-    if (MODE != SCAN_M)
-        bulk(s.u, a.u + tile * C * D + slice * NW * C * 16, NW * C * 32, full);
-    if (MODE == SCAN_OUT) {
-        bulk(s.qg, a.qg + tile * C * D, T2, full);
-        bulk(s.Aqk, a.Aqk + tile * C * C, C * C * 2, full);
-    }
+    bulk(s.u, a.u + tile * C * D + slice * NW * C * 16, NW * C * 32, full);
+    bulk(s.qg, a.qg + tile * C * D, T2, full);
+    bulk(s.Aqk, a.Aqk + tile * C * C, C * C * 2, full);
     bar_loaded(full);
 }
 
 /* A producer warp's one thread feeds a whole sub-sequence. */
-template <int D, int NW> __device__ void produce(const Dims &d, const ScanArgs &a, Pipe<D, NW, SCAN_OUT> &pipe, Seq seq, int hv, int slice)
+template <int D, int NW> __device__ void produce(const Dims &d, const ScanArgs &a, Pipe<D, NW> &pipe, Seq seq, int hv, int slice)
 {
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++)
-        feed<D, NW, SCAN_OUT>(d, a, pipe, c, i, hv, slice);
-}
-
-/* Without a producer warp: before chunk i, warp 0 loads chunk i + AHEAD (and all before it at the start). */
-template <int D, int NW, int MODE> __device__ __forceinline__ void feed_ahead(const Dims &d, const ScanArgs &a, Pipe<D, NW, MODE> &pipe, Seq seq, int i, int hv, int slice)
-{
-    if (threadIdx.x == 0)
-        for (int j = i ? i + AHEAD : 0; j <= i + AHEAD && seq.c0 + j < seq.c1; j++)
-            feed<D, NW, MODE>(d, a, pipe, seq.c0 + j, j, hv, slice);
-    __syncwarp();
+        feed<D, NW>(d, a, pipe, c, i, hv, slice);
 }
 
 /* Initial state of a sub-sequence or segment: s0 where its sequence starts, else what the merge brought, else (NULL) zeros. */
@@ -734,26 +716,23 @@ template <int D> __device__ __forceinline__ void split_state(uint32_t sa[D / 16]
 }
 
 /* Many heads: one warp per 16 columns, NW of them in a block share the tiles. */
-template <int D, int NW, int MODE> struct ScanSmem { Pipe<D, NW, MODE> pipe; bf16 o[MODE == SCAN_OUT ? NW * C * 16 : 8]; };
+template <int D, int NW> struct ScanSmem { Pipe<D, NW> pipe; bf16 o[NW * C * 16]; };
 
-/* State and output (SCAN_OUT), or H alone (SCAN_H). */
-template <int D, int NW, int MODE> __device__ void scan_warp(const Dims &d, const ScanArgs &a, ScanSmem<D, NW, MODE> &sm, Seq seq, int hv, int slice, int warp, int lane)
+template <int D, int NW> __device__ void scan_warp(const Dims &d, const ScanArgs &a, ScanSmem<D, NW> &sm, Seq seq, int hv, int slice, int warp, int lane)
 {
-    const int ST = STAGES(MODE);
+    const int ST = STAGES;
     int v0 = (slice * NW + warp) * 16;
     float S[D / 8][4];
     const float *init = initial(d, a, seq, hv);
     each<D / 8>(S, lane, [&](int k, int v, float &s) { s = init ? init[k * D + v0 + v] : 0.f; });
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         int64_t tile = (int64_t)c * d.HV + hv;
-        Stage<D, NW, MODE> &st = sm.pipe.st[i % ST];
+        Stage<D, NW> &st = sm.pipe.st[i % ST];
         float x[8][4] = {};
         uint32_t sa[D / 16][4], xa[4][4];
-        if (MODE == SCAN_H)
-            feed_ahead(d, a, sm.pipe, seq, i, hv, slice);
         bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
         split_state<D>(sa, S);
-        if (MODE == SCAN_OUT && a.h)
+        if (a.h)
             each<D / 8>(S, lane, [&](int k, int v, float &s) { a.h[(tile * D + k) * D + v0 + v] = __float2bfloat16_rn(s); });
         times_rows<D>(x, sa, st.w, lane);
         minus_from_u(x, st.u + warp * C * 16, lane);
@@ -762,185 +741,47 @@ template <int D, int NW, int MODE> __device__ void scan_warp(const Dims &d, cons
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 xa[p][e] = pack2(x[2 * p + e / 2][e % 2 * 2], x[2 * p + e / 2][e % 2 * 2 + 1]);
-        if (MODE == SCAN_OUT && a.v_new)
+        if (a.v_new)
             each<8>(x, lane, [&](int s, int v, float &y) { a.v_new[(tile * C + s) * D + v0 + v] = __float2bfloat16_rn(y); });
         update<D>(S, xa, st.kg, st.eC, lane);
-        if constexpr (MODE == SCAN_OUT) {
-            float o[8][4] = {};
-            times_rows<D>(o, sa, st.qg, lane);
+        float o[8][4] = {};
+        times_rows<D>(o, sa, st.qg, lane);
 #pragma unroll
-            for (int nt = 0; nt < 8; nt++)
+        for (int nt = 0; nt < 8; nt++)
 #pragma unroll
-                for (int e = 0; e < 4; e++)
-                    o[nt][e] *= d.scale;
-            times_aqk(o, xa, st.Aqk, lane);
-            store_o<4>(d, a.o, o, sm.o + warp * C * 16, d.chunk[c], 0, hv, v0, lane);
-        }
+            for (int e = 0; e < 4; e++)
+                o[nt][e] *= d.scale;
+        times_aqk(o, xa, st.Aqk, lane);
+        store_o<4>(d, a.o, o, sm.o + warp * C * 16, d.chunk[c], 0, hv, v0, lane);
         __syncwarp();
         if (lane == 0)
             bar_arrive(&sm.pipe.empty[i % ST]);
     }
-    if (MODE == SCAN_OUT && a.final_state && seq.ends)
+    if (a.final_state && seq.ends)
         each<D / 8>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * D + k) * D + v0 + v] = s; });
-    if (MODE == SCAN_H)
-        each<D / 8>(S, lane, [&](int k, int v, float &s) { a.hm[(((int64_t)seq.part * d.HV + hv) * D + k) * 2 * D + v0 + v] = s; });
 }
 
-/* x = hi + mid + lo, each bf16, of a pair; exact to 2^-24 or better. */
-__device__ __forceinline__ void split3(float a, float b, uint32_t &h, uint32_t &m, uint32_t &l)
-{
-    h = pack2(a, b);
-    float2 y = unpack2(h);
-    a -= y.x, b -= y.y;
-    m = pack2(a, b);
-    y = unpack2(m);
-    l = pack2(a - y.x, b - y.y);
-}
-
-/* A fragment (n-tiles a, b of an accumulator) in three pieces. */
-__device__ __forceinline__ void split_fragment(uint32_t h[4], uint32_t m[4], uint32_t l[4], const float a[4], const float b[4])
-{
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-        const float *z = e < 2 ? a + 2 * e : b + 2 * e - 4;
-        split3(z[0], z[1], h[e], m[e], l[e]);
-    }
-}
-
-/* sum += A B (= if first) in three pieces for 2 NB n-tiles: the leading product of a k-step starts from zero, because the accumulator of a tensor core
- * rounds toward zero; the two small ones add up in `small`, where that does not matter. */
-template <int NB> __device__ __forceinline__ void mma3(float (*sum)[4], float (*small)[4], const uint32_t h[4], const uint32_t m[4], const uint32_t l[4],
-                                                       const uint32_t (*b)[4], bool first)
-{
-    float z[2 * NB][4] = {};
-#pragma unroll
-    for (int n = 0; n < 2 * NB; n++)
-        mma(z[n], h, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
-#pragma unroll
-    for (int n = 0; n < 2 * NB; n++)
-        mma(small[n], m, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
-#pragma unroll
-    for (int n = 0; n < 2 * NB; n++)
-        mma(small[n], l, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
-#pragma unroll
-    for (int n = 0; n < 2 * NB; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            sum[n][e] = first ? z[n][e] : sum[n][e] + z[n][e];
-}
-
-/* The mean of what rounding toward zero took from the sums, relative to them. Measured on an H200 with reflect factors: giving back 3.5e-8
- * leaves a drift linear in the chunks (K = 64: 4.3e-5 after 1,024; K = 128: 1.6e-5 after 512), 6.05e-8 twice that; both K put its zero at
- * 1.1e-8. Less than the tf32 products of chain.cu lose: products of bf16 are short, and their sums often exact. */
-#define RZ_LOSS 1.1e-8f
-__device__ __forceinline__ float whole_sum(float sum, float small) { return sum + fmaf(sum, RZ_LOSS, small); }
-__device__ __forceinline__ float fma_ftz(float a, float b, float c)
-{
-    float y;
-    asm("fma.rn.ftz.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
-    return y;
-}
-
-/* S <- eC o S - kg' (w S) for 16 columns, S and X in three bf16 pieces; false if nothing but zeros is left. */
-template <int D, class ST> __device__ __forceinline__ bool step_m(float S[D / 8][4], const ST &st, int lane)
-{
-    float x[8][4], xs[8][4] = {};
-    uint32_t h[4][4], m[4][4], l[4][4];
-    int wrow = lane / 16 * 8 + lane % 8, half = lane / 8 % 2, krow = lane % 16;
-    uint32_t wbase = saddr(st.w) + wrow * D * 2, kbase = saddr(st.kg) + krow * D * 2;
-    bool live = false;
-#pragma unroll
-    for (int kk = 0; kk < D / 16; kk++) {
-        uint32_t b[4][4];
-        split_fragment(h[0], m[0], l[0], S[2 * kk], S[2 * kk + 1]);
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-            ldsm4(b[n], wbase + n * 16 * D * 2 + ((2 * kk + half) ^ (wrow & 7)) * 16);
-        mma3<4>(x, xs, h[0], m[0], l[0], b, kk == 0);
-    }
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            x[n][e] = whole_sum(x[n][e], xs[n][e]);
-#pragma unroll
-    for (int p = 0; p < 4; p++)
-        split_fragment(h[p], m[p], l[p], x[2 * p], x[2 * p + 1]);
-#pragma unroll
-    for (int j = 0; j < D / 8; j += 4) {
-        float y[4][4], ys[4][4] = {};
-#pragma unroll
-        for (int p = 0; p < 4; p++) {
-            uint32_t b[2][4];
-#pragma unroll
-            for (int n = 0; n < 2; n++)
-                ldsm4t(b[n], kbase + p * 16 * D * 2 + ((j + 2 * n + lane / 16) ^ (krow & 7)) * 16);
-            mma3<2>(y, ys, h[p], m[p], l[p], b, p == 0);
-        }
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            float2 f = *(const float2 *)(st.eC + (j + n) * 8 + lane % 4 * 2);
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                S[j + n][e] = fma_ftz(e % 2 ? f.y : f.x, S[j + n][e], -whole_sum(y[n][e], ys[n][e]));
-                live |= S[j + n][e] != 0.f;
-            }
-        }
-    }
-    return __any_sync(~0u, live);
-}
-
-/* 16 columns of M of a segment, from the identity. w and kg are bf16 as they stand, so that all operands are exact to 2^-24, for 3
- * products instead of 1. Words below 2^-126 become zero; columns that have vanished are left alone, and when all of the block's have,
- * which is asked every 8 chunks, nothing more is read: M of a head that forgets costs little. */
-template <int D, int NW> __device__ void scan_m(const Dims &d, const ScanArgs &a, ScanSmem<D, NW, SCAN_M> &sm, Seq seq, int hv, int warp, int lane)
-{
-    const int ST = STAGES(SCAN_M);
-    int v0 = warp * 16;
-    float S[D / 8][4];
-    bool alive = true;
-    each<D / 8>(S, lane, [&](int k, int v, float &s) { s = k == v0 + v; });
-    for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
-        if (i % 8 == 0 && !__syncthreads_or(alive)) {
-            for (int j = i; j < i + AHEAD && seq.c0 + j < seq.c1; j++)      /* loads under way end before the block does */
-                bar_wait(&sm.pipe.full[j % ST], j / ST & 1);
-            break;
-        }
-        feed_ahead(d, a, sm.pipe, seq, i, hv, 0);
-        bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
-        if (alive)
-            alive = step_m<D>(S, sm.pipe.st[i % ST], lane);
-        __syncwarp();
-        if (lane == 0)
-            bar_arrive(&sm.pipe.empty[i % ST]);
-    }
-    each<D / 8>(S, lane, [&](int k, int v, float &s) { a.hm[(((int64_t)seq.part * d.HV + hv) * D + k) * 2 * D + D + v0 + v] = s; });
-}
-
-/* NW warps of columns, and for SCAN_OUT a producer; the others need its registers. */
-#define SCAN_THREADS(NW, MODE) (((NW) + ((MODE) == SCAN_OUT)) * 32)
-template <int D, int NW, int MODE> __global__ void __launch_bounds__(SCAN_THREADS(NW, MODE), 1) k_scan(Dims d, ScanArgs a)
+/* NW warps of columns and a producer. */
+#define SCAN_THREADS(NW) (((NW) + 1) * 32)
+template <int D, int NW> __global__ void __launch_bounds__(SCAN_THREADS(NW), 1) k_scan(Dims d, ScanArgs a)
 {
     extern __shared__ __align__(128) char scan_raw[];
-    ScanSmem<D, NW, MODE> &sm = *(ScanSmem<D, NW, MODE> *)scan_raw;
+    ScanSmem<D, NW> &sm = *(ScanSmem<D, NW> *)scan_raw;
     const int slices = D / 16 / NW;
     int slice = blockIdx.x % slices, hv = blockIdx.x / slices % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Seq seq = d.seq[a.seq0 + blockIdx.x / slices / d.HV];
+    Seq seq = d.seq[blockIdx.x / slices / d.HV];
     pipe_init(sm.pipe, NW);
-    if constexpr (MODE == SCAN_M)
-        scan_m<D, NW>(d, a, sm, seq, hv, warp, lane);
-    else if (warp < NW)
-        scan_warp<D, NW, MODE>(d, a, sm, seq, hv, slice, warp, lane);
-    else if constexpr (MODE == SCAN_OUT)
-        if (lane == 0)
-            produce<D, NW>(d, a, sm.pipe, seq, hv, slice);
+    if (warp < NW)
+        scan_warp<D, NW>(d, a, sm, seq, hv, slice, warp, lane);
+    else if (lane == 0)
+        produce<D, NW>(d, a, sm.pipe, seq, hv, slice);
 }
 
 /* Few heads: a team of 4 warps per 16 columns. Warp t computes X of tokens 16 t .. and S of its D/4 channels;
  * operand fragments pass through shared memory as they stand in registers, with two barriers per chunk; fragments of w and kg are
  * loaded before the barrier that their products wait for. Four more warps, a chunk behind at most, compute o from the same fragments. */
 template <int D> struct TeamSmem {
-    Pipe<D, 1, SCAN_OUT> pipe;
+    Pipe<D, 1> pipe;
     uint4 S[2][D / 16][32], X[2][4][32];
     bf16 o[C * 16];
     uint64_t ready[2], taken[2];                         /* S and X of a chunk are complete; the output warps have read them: all 128 arrive */
@@ -997,7 +838,7 @@ __device__ __forceinline__ void load_x(uint32_t xa[4][4], const uint4 X[4][32], 
 
 template <int D> __device__ void team_state(const Dims &d, const ScanArgs &a, TeamSmem<D> &sm, Seq seq, int hv, int v0, int t, int lane)
 {
-    const int NJ = D / 32, ST = STAGES(SCAN_OUT);
+    const int NJ = D / 32, ST = STAGES;
     const float *init = initial(d, a, seq, hv);
     int k0 = t * NJ * 8, urow = lane / 16 * 8 + lane % 8, upiece = lane / 8 % 2 ^ (urow >> 2 & 1), krow = lane % 16;
     float S[NJ][4];
@@ -1005,7 +846,7 @@ template <int D> __device__ void team_state(const Dims &d, const ScanArgs &a, Te
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         int64_t tile = (int64_t)c * d.HV + hv;
         int buf = i % 2;
-        Stage<D, 1, SCAN_OUT> &st = sm.pipe.st[i % ST];
+        Stage<D, 1> &st = sm.pipe.st[i % ST];
         float x[2][4], acc[NJ][4] = {};
         uint32_t b[D / 16][4], xa[4][4], kb[4][NJ / 2][4], u[4];
         float2 e[NJ];
@@ -1065,10 +906,10 @@ template <int D> __device__ void team_state(const Dims &d, const ScanArgs &a, Te
 /* o of tokens 16 t .. of every chunk: scale S' qg' + X' Aqk'. */
 template <int D> __device__ void team_output(const Dims &d, const ScanArgs &a, TeamSmem<D> &sm, Seq seq, int hv, int v0, int t, int lane)
 {
-    const int ST = STAGES(SCAN_OUT);
+    const int ST = STAGES;
     int row = t * 16 + lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
-        Stage<D, 1, SCAN_OUT> &st = sm.pipe.st[i % ST];
+        Stage<D, 1> &st = sm.pipe.st[i % ST];
         uint32_t b[D / 16][4], xa[4][4], q[4][4];
         float o[2][4];
         Chunk ch = d.chunk[c];
@@ -1103,7 +944,7 @@ template <int D> __global__ void __launch_bounds__(TEAM_THREADS) k_team(Dims d, 
     extern __shared__ __align__(128) char scan_raw[];
     TeamSmem<D> &sm = *(TeamSmem<D> *)scan_raw;
     int slice = blockIdx.x % (D / 16), hv = blockIdx.x / (D / 16) % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Seq seq = d.seq[a.seq0 + blockIdx.x / (D / 16) / d.HV];
+    Seq seq = d.seq[blockIdx.x / (D / 16) / d.HV];
     if (threadIdx.x == 0)
         for (int i = 0; i < 2; i++) {
             bar_init(&sm.ready[i], 128);
@@ -1156,11 +997,11 @@ template <int D> static dp_status launch_team(dpg_plan *p, ScanArgs a, int nseq,
     return DP_OK;
 }
 
-template <int D, int NW, int MODE> static dp_status launch_scan(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
+template <int D, int NW> static dp_status launch_scan(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
 {
-    int bytes = (int)sizeof(ScanSmem<D, NW, MODE>);
-    CK(e, cudaFuncSetAttribute(k_scan<D, NW, MODE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    k_scan<D, NW, MODE><<<(unsigned)nseq * p->d.HV * (D / 16 / NW), SCAN_THREADS(NW, MODE), bytes, s>>>(p->d, a);
+    int bytes = (int)sizeof(ScanSmem<D, NW>);
+    CK(e, cudaFuncSetAttribute(k_scan<D, NW>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    k_scan<D, NW><<<(unsigned)nseq * p->d.HV * (D / 16 / NW), SCAN_THREADS(NW), bytes, s>>>(p->d, a);
     CK_LAUNCH(e, "k_scan");
     return DP_OK;
 }
@@ -1169,37 +1010,13 @@ template <int D, int NW, int MODE> static dp_status launch_scan(dpg_plan *p, Sca
  * of 4 slices the chain of chunks is what takes the time. */
 template <int D> static dp_status launch_out(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
 {
-    return (int64_t)nseq * p->d.HV * (D / 64) < 100 ? launch_team<D>(p, a, nseq, s, e) : launch_scan<D, 4, SCAN_OUT>(p, a, nseq, s, e);
-}
-
-static ScanArgs scan_args(dpg_plan *p, const dpg_tensors *t, void *ws)
-{
-    ScanArgs a = {at<bf16>(p, ws, B_W), at<bf16>(p, ws, B_U), at<bf16>(p, ws, B_KG), at<bf16>(p, ws, B_QG), at<bf16>(p, ws, B_AQK),
-                  at<float>(p, ws, B_EC), t->s0, NULL, NULL, NULL, at<float>(p, ws, p->nseg > 1 ? B_SEG : B_HM), NULL, NULL, p->d.nseq - 1};
-    return a;
-}
-
-/* H, and M by augmented columns if it is this path that makes it, of every segment whose end state or M is read: all, but the last one
- * where nothing follows, and M not of the segment that starts the sequence. */
-template <int D> static dp_status launch_pre(dpg_plan *p, ScanArgs a, cudaStream_t s, dp_err *e)
-{
-    int n = p->nseg - p->is_last, first = p->whole ? 1 : 0;
-    TRY(launch_scan<D, D / 16, SCAN_H>(p, a, n, s, e));
-    a.seq0 += first;
-    return n > first && p->opt.chain_how == DPG_CHAIN_AUGMENTED ? launch_scan<D, D / 16, SCAN_M>(p, a, n - first, s, e) : DP_OK;
-}
-
-dp_status fast_pre(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
-{
-    ScanArgs a = scan_args(p, t, ws);
-    return p->d.K == 64 ? launch_pre<64>(p, a, s, e) : launch_pre<128>(p, a, s, e);
+    return (int64_t)nseq * p->d.HV * (D / 64) < 100 ? launch_team<D>(p, a, nseq, s, e) : launch_scan<D, 4>(p, a, nseq, s, e);
 }
 
 dp_status fast_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
-    ScanArgs a = scan_args(p, t, ws);
+    ScanArgs a = {at<bf16>(p, ws, B_W), at<bf16>(p, ws, B_U), at<bf16>(p, ws, B_KG), at<bf16>(p, ws, B_QG), at<bf16>(p, ws, B_AQK), at<float>(p, ws, B_EC), t->s0,
+                  at<float>(p, ws, B_SIN), t->o, t->final_state, at<bf16>(p, ws, B_H), at<bf16>(p, ws, B_VNEW)};
     int nseq = p->d.nseq - 1 + p->nseg;
-    a.sin = at<float>(p, ws, B_SIN), a.o = t->o, a.final_state = t->final_state, a.seq0 = 0;
-    a.h = at<bf16>(p, ws, B_H), a.v_new = at<bf16>(p, ws, B_VNEW);
     return p->d.K == 64 ? launch_out<64>(p, a, nseq, s, e) : launch_out<128>(p, a, nseq, s, e);
 }

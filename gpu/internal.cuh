@@ -100,8 +100,9 @@ dp_status simple_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t
 /* fast.cu */
 int fast_supports(const dpg_problem *p, const dpg_options *o);
 dp_status fast_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
-dp_status fast_pre(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
 dp_status fast_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
+/* pre.cu */
+dp_status fast_pre(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);
 /* chain.cu */
 dp_status chain_pre_m(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
 dp_status chain_pre_dm(dpg_plan *p, float *dM, int ld, void *ws, cudaStream_t s, dp_err *e);      /* adjoint chain of the first local sub-sequence */
