@@ -178,50 +178,62 @@ template <int D> __device__ __forceinline__ void step_m(float S[D / 8][4], const
 
 /* ---- H ------------------------------------------------------------------------------------------------------------------------------ */
 
-/* One chunk of H, the thread's words of which are 128 apart; u: the warp's slice of 16 columns. The sum over tokens starts from zero and is added in fp32. */
+/* One chunk of H, the thread's words of which are 128 apart; u: the warp's slice of 16 columns. They are read at once and stay in registers for the chunk: read
+ * one by one where they are used, each waits for itself. The sum over tokens starts from zero and is added in fp32. */
 template <int D> __device__ __forceinline__ void step_h(float4 *H, const bf16 *w, const bf16 *kg, const bf16 *u, const float *eC, int lane)
 {
     uint64_t wd = tile_desc(w, 1), kd = tile_desc(kg, 64);
-    uint32_t a[D / 16][4], xa[4][4];
-    float x[8][4];
+    uint32_t a[D / 16][4], xa[4][4], r[4][4];
+    float4 h[D / 8];
+    float x[8][4], y[D / 64][8][4];
     int row = lane / 16 * 8 + lane % 8, piece = lane / 8 % 2 ^ (row >> 2 & 1);
 #pragma unroll
+    for (int j = 0; j < D / 8; j++)
+        h[j] = H[j * 128];
+#pragma unroll
     for (int j = 0; j < D / 8; j++) {
-        float4 s = H[j * 128];
-        a[j / 2][j % 2 * 2] = pack2(s.x, s.y);
-        a[j / 2][j % 2 * 2 + 1] = pack2(s.z, s.w);
+        a[j / 2][j % 2 * 2] = pack2(h[j].x, h[j].y);
+        a[j / 2][j % 2 * 2 + 1] = pack2(h[j].z, h[j].w);
     }
     wg_fence();
 #pragma unroll
     for (int kk = 0; kk < D / 16; kk++)
         wg_mul<0>(x, a[kk], wd + kk / 4 * HALF + kk % 4 * 2, kk == 0);
     wg_commit();
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+        ldsm4t(r[p], saddr(u + (p * 16 + row) * 16 + piece * 8));
     wg_wait<0>(x);
 #pragma unroll
-    for (int p = 0; p < 4; p++) {
-        uint32_t r[4];
-        ldsm4t(r, saddr(u + (p * 16 + row) * 16 + piece * 8));
+    for (int p = 0; p < 4; p++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float2 y = unpack2(r[e]);
+            float2 v = unpack2(r[p][e]);
             const float *xx = x[2 * p + e / 2] + e % 2 * 2;
-            xa[p][e] = pack2(y.x - xx[0], y.y - xx[1]);
+            xa[p][e] = pack2(v.x - xx[0], v.y - xx[1]);
         }
+    wg_fence();
+#pragma unroll
+    for (int j = 0; j < D / 64; j++) {
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+            wg_mul<1>(y[j], xa[p], kd + j * HALF + p * (HALF / 4), p == 0);
+        wg_commit();
     }
 #pragma unroll
     for (int j = 0; j < D / 64; j++) {
-        float y[8][4];
-        wg_fence();
+        float2 f[8];
 #pragma unroll
-        for (int p = 0; p < 4; p++)
-            wg_mul<1>(y, xa[p], kd + j * HALF + p * (HALF / 4), p == 0);
-        wg_commit();
-        wg_wait<0>(y);
+        for (int n = 0; n < 8; n++)
+            f[n] = *(const float2 *)(eC + (8 * j + n) * 8 + lane % 4 * 2);
+        if (j + 1 < D / 64)
+            wg_wait<1>(y[j]);
+        else
+            wg_wait<0>(y[j]);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
-            float2 f = *(const float2 *)(eC + (8 * j + n) * 8 + lane % 4 * 2);
-            float4 &s = H[(8 * j + n) * 128];
-            s = make_float4(fmaf(f.x, s.x, y[n][0]), fmaf(f.y, s.y, y[n][1]), fmaf(f.x, s.z, y[n][2]), fmaf(f.y, s.w, y[n][3]));
+            float4 s = h[8 * j + n];
+            H[(8 * j + n) * 128] = make_float4(fmaf(f[n].x, s.x, y[j][n][0]), fmaf(f[n].y, s.y, y[j][n][1]), fmaf(f[n].x, s.z, y[j][n][2]), fmaf(f[n].y, s.w, y[j][n][3]));
         }
     }
 }
