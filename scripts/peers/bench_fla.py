@@ -108,7 +108,7 @@ def time_fla(args):
     except ImportError as e:
         return {}, f"FLA (none: {e})"
     name = f"FLA {fla.__version__}, {f'at most {args.configs}' if args.configs else 'all'} configurations a kernel, Triton {triton.__version__}, PyTorch {torch.__version__}"
-    deadline = time.monotonic() + args.limit
+    deadline = args.start + args.limit
     jobs = [(HV, i) for HV in sorted({HV for _, HV in SHAPES}) for i in range(args.configs or 24)]
     width = os.cpu_count() or 2
     running = []
@@ -132,9 +132,10 @@ def main():
     a.add_argument("program", metavar="BENCH_BWD")
     a.add_argument("--runs", type=int, default=20)
     a.add_argument("--configs", type=int, default=0, help="of each kernel of FLA (default: all)")
-    a.add_argument("--limit", type=float, default=1200, help="seconds for all of FLA (default: 1200)")
+    a.add_argument("--limit", type=float, default=1200, help="seconds after which FLA's columns stay empty (default: 1200)")
     a.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = a.parse_args()
+    args.start = time.monotonic()
     if args.child:
         return child(args)
     p = subprocess.run([args.program, "kda", str(args.runs)], capture_output=True, text=True)
