@@ -76,7 +76,7 @@ typedef struct tr_dd_cols {
 typedef struct { double *dq, *dk, *dg, *dbeta, *dvh, *dvl; } tr_dd_grads;
 
 typedef struct {
-    const char *name;            /* avx512, avx2, plain */
+    const char *name;            /* avx512, avx2, plain; wide: plain, as wide as avx512 */
     void (*l2)(int64_t Kp, const double *x, double *y, double *rstd);
     void (*gate)(tr_dd_gate *a);
     void (*sigmoid8)(const double *x, double *sig, double *dsig);

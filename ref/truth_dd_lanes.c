@@ -34,19 +34,22 @@ static inline __attribute__((always_inline)) double split_high(double a) {
     const double c = 134217729.0 * a;
     return c - (c - a);
 }
-typedef double pair __attribute__((vector_size(16)));
-static inline pair dekker(pair a, pair b, pair p) {
-    pair e;
-    for (int i = 0; i < 2; i++) {
-        const double ah = split_high(a[i]), bh = split_high(b[i]), al = a[i] - ah, bl = b[i] - bh;
-        e[i] = ((ah * bh - p[i]) + ah * bl + al * bh) + al * bl;
-    }
-    return e;
+static inline __attribute__((always_inline)) double dekker(double a, double b, double p) {
+    const double ah = split_high(a), bh = split_high(b), al = a - ah, bl = b - bh;
+    return ((ah * bh - p) + ah * bl + al * bh) + al * bl;
 }
+#define EACH(a, b, p) ({ vd e_; for (int i_ = 0; i_ < VL; i_++) e_[i_] = dekker((a)[i_], (b)[i_], (p)[i_]); e_; })
 #define VL 2
 #define N(x) PASTE(x, v2)
-#define EXACT_ERROR(a, b, p) dekker(a, b, p)
+#define EXACT_ERROR(a, b, p) EACH(a, b, p)
 #define TR_DD_NAME "plain"
+#include "truth_dd_lanes.inc"
+/* As wide as AVX-512 on any CPU: tests of the order of sums, never the choice of a run. */
+#pragma GCC diagnostic ignored "-Wpsabi"
+#define VL 8
+#define N(x) PASTE(x, wide)
+#define EXACT_ERROR(a, b, p) EACH(a, b, p)
+#define TR_DD_NAME "wide"
 #include "truth_dd_lanes.inc"
 
 const tr_dd_lanes *tr_dd_choose(const char *name) {
@@ -55,7 +58,7 @@ const tr_dd_lanes *tr_dd_choose(const char *name) {
         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") ? &lanes_v8 : NULL,
         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &lanes_v4 : NULL,
 #endif
-        &lanes_v2};
+        &lanes_v2, &lanes_wide};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i] && (!name || !strcmp(name, all[i]->name))) return all[i];
     return NULL;

@@ -140,8 +140,8 @@ DP_TEST(truth_dd, bits_depend_on_neither_threads_nor_instructions) {
         REQUIRE(run(&p, DP_TRUTH_DD, 0, 3, &again) == DP_OK, "run");
         CHECK(same_bits(&first, &again), "%s: 3 threads", shapes[s].name);
         dp_truth_free(&again);
-        static const char *const name[] = {"plain", "avx2", "avx512"};
-        for (int i = 0; i < 3; i++) {
+        static const char *const name[] = {"plain", "wide", "avx2", "avx512"};
+        for (int i = 0; i < 4; i++) {
             if (!tr_dd_choose(name[i])) continue;
             tr_dd_only = name[i];
             const dp_status st = run(&p, DP_TRUTH_DD, 0, 0, &again);
