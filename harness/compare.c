@@ -90,11 +90,11 @@ static void windows(const dp_compare_in *in, dp_judgement *j) {
 }
 
 /* Sums of squares by cell, for the expected tier. */
-typedef struct { double *err2, *want2, *floor2; int *belong; dp_place *at; } cells;
+typedef struct { double *err2, *want2, *floor2, *rows; int *belong; dp_place *at; } cells;
 
 static cells cells_new(const dp_compare_in *in) {
     const int64_t n = in->ndraw ? in->ncell : 0;
-    cells c = {dp_doubles(n), dp_doubles(n), dp_doubles(n), dp_calloc((size_t)n, sizeof(int)), dp_calloc((size_t)n, sizeof(dp_place))};
+    cells c = {dp_doubles(n), dp_doubles(n), dp_doubles(n), dp_doubles(n), dp_calloc((size_t)n, sizeof(int)), dp_calloc((size_t)n, sizeof(dp_place))};
     for (int64_t i = 0; i < n; i++) c.belong[i] = -1;
     return c;
 }
@@ -107,12 +107,12 @@ static void cells_add(const dp_compare_in *in, cells *c, int64_t row, const dp_p
     assert(i < in->ncell);
     if (c->belong[i] < 0) c->at[i] = *at;                        /* the first row of a cell stands for it */
     c->belong[i] = at->rank * in->heads + at->head;
-    c->err2[i] += e->err2, c->want2[i] += e->want2, c->floor2[i] += in->unit * in->unit * (e->want2 + rms * rms) + in->tiny * in->tiny * (double)in->width + rad * rad;
+    c->rows[i]++, c->err2[i] += e->err2, c->want2[i] += e->want2, c->floor2[i] += in->unit * in->unit * (e->want2 + rms * rms) + in->tiny * in->tiny * (double)in->width + rad * rad;
 }
 
 /* The expected tier, after the bounds: it fails what they let pass, and judges what they leave unjudged. */
 static void judge_expected(const dp_compare_in *in, const cells *c, dp_judgement *j) {
-    const dp_excess_in x = {.ndraw = in->ndraw, .n = in->ncell, .e2 = in->e2, .err2 = c->err2, .want2 = c->want2, .floor2 = c->floor2, .belong = c->belong, .nbelong = in->N * in->heads,
+    const dp_excess_in x = {.ndraw = in->ndraw, .n = in->ncell, .e2 = in->e2, .err2 = c->err2, .want2 = c->want2, .floor2 = c->floor2, .rows = c->rows, .belong = c->belong, .nbelong = in->N * in->heads,
                             .safety = in->safety};
     if (!in->ndraw) return;
     dp_excess_judge(&x, &j->expected);
@@ -209,7 +209,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
     if (j->verdict == DP_PASS || j->verdict == DP_FAIL) j->tier = "bound";
     judge_expected(in, &cell, j);
     if (in->tokens > 0) windows(in, j);
-    free(cell.err2), free(cell.want2), free(cell.floor2), free(cell.belong), free(cell.at);
+    free(cell.err2), free(cell.want2), free(cell.floor2), free(cell.rows), free(cell.belong), free(cell.at);
     free(err), free(want), free(head_w), free(head_n), free(seen), free(poison);
 }
 

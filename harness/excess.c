@@ -18,16 +18,17 @@ static double f_quantile(double z, double a, double b) {
     return x * x * x;
 }
 
-typedef struct { int n; double *e2, *err2, *want2, *floor2, *count; } units;      /* e2 [ndraw][n] */
+typedef struct { int n; double *e2, *err2, *want2, *floor2, *count, *rows, top; } units;      /* e2 [ndraw][n] */
 
 static units gather(const dp_excess_in *in, int level) {
     units u = {.n = level == DP_LEVEL_CELL ? (int)in->n : level == DP_LEVEL_RANK ? in->nbelong : 1};
-    u.e2 = dp_doubles((int64_t)in->ndraw * u.n), u.err2 = dp_doubles(u.n), u.want2 = dp_doubles(u.n), u.floor2 = dp_doubles(u.n), u.count = dp_doubles(u.n);
+    u.e2 = dp_doubles((int64_t)in->ndraw * u.n), u.err2 = dp_doubles(u.n), u.want2 = dp_doubles(u.n), u.floor2 = dp_doubles(u.n), u.count = dp_doubles(u.n), u.rows = dp_doubles(u.n);
     for (int64_t i = 0; i < in->n; i++) {
         if (in->belong[i] < 0) continue;
         const int64_t z = level == DP_LEVEL_CELL ? i : level == DP_LEVEL_RANK ? in->belong[i] : 0;
         for (int d = 0; d < in->ndraw; d++) u.e2[(int64_t)d * u.n + z] += in->e2[d * in->n + i];
         u.err2[z] += in->err2[i], u.want2[z] += in->want2[i], u.floor2[z] += in->floor2[i], u.count[z]++;
+        u.rows[z] += in->rows ? in->rows[i] : 1, u.top = fmax(u.top, u.rows[z]);
     }
     return u;
 }
@@ -38,14 +39,17 @@ static double mean_of(const units *u, int D, int64_t i, int without) {
     return s / (without >= 0 ? D - 1 : D);
 }
 
+/* Units of few rows beside the others (a sequence of one token) have few degrees of freedom: a class of their own. */
+static int is_small(const units *u, int64_t i) { return 4 * u->rows[i] <= u->top; }
+
 /* Degrees of freedom of one unit's |err|^2: 2 / cv^2, pooled over units; the variance over D draws is taken against their own mean, hence the
  * correction. Few units and draws say little: then fewer are assumed, by two standard deviations of the estimate. */
-static double freedom(const units *u, int D) {
+static double freedom(const units *u, int D, int small) {           /* small -1: of all units */
     double cv2 = 0, n = 0;
     for (int64_t i = 0; i < u->n; i++) {
         const double m = mean_of(u, D, i, -1);
         double v = 0;
-        if (!(m > 0) || !isfinite(m)) continue;
+        if (!(m > 0) || !isfinite(m) || (small >= 0 && is_small(u, i) != small)) continue;
         for (int d = 0; d < D; d++) {
             const double x = u->e2[(int64_t)d * u->n + i] / m - 1;
             v += x * x;
@@ -67,9 +71,9 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static dp_excess_level judge_level(const dp_excess_in *in, const units *u) {
+static dp_excess_level judge_level(const dp_excess_in *in, const units *u, int small) {
     const int D = in->ndraw;
-    dp_excess_level r = {.nu = freedom(u, D), .ratio = NAN, .draw = NAN, .at = -1};
+    dp_excess_level r = {.nu = fmin(freedom(u, D, small), freedom(u, D, -1)), .ratio = NAN, .draw = NAN, .at = -1};
     double *rel = dp_doubles(D), *every = dp_doubles(u->n), W = 0;
     for (int64_t i = 0; i < u->n; i++) {
         if (!(u->want2[i] > 0)) continue;
@@ -79,10 +83,10 @@ static dp_excess_level judge_level(const dp_excess_in *in, const units *u) {
     double all = 0;
     int64_t judged = 0;
     for (int d = 0; d < D; d++) all += W > 0 ? rel[d] / W / D : 0;
-    for (int64_t i = 0; i < u->n; i++) r.units += u->count[i] > 0;
+    for (int64_t i = 0; i < u->n; i++) r.units += u->count[i] > 0 && is_small(u, i) == small;
     const double prior_df = r.units > 1 ? PRIOR : 0, own = D * r.nu / (D * r.nu + prior_df);
     for (int64_t i = 0; i < u->n; i++) {
-        if (!(u->count[i] > 0)) continue;
+        if (!(u->count[i] > 0) || is_small(u, i) != small) continue;
         const double e2 = expected2(in, u, i, -1, own, all), ratio = u->err2[i] == 0 ? 0 : e2 > 0 ? sqrt(u->err2[i] / e2) : INFINITY;
         every[judged++] = ratio;
         if (!(ratio <= r.ratio)) r.ratio = ratio, r.at = i;
@@ -91,14 +95,14 @@ static dp_excess_level judge_level(const dp_excess_in *in, const units *u) {
             if (!(y <= r.draw)) r.draw = y;
         }
     }
-    r.limit = fmax(DP_EXCESS_LEAST, in->safety * fmax(r.draw, sqrt(f_quantile(DP_EXCESS_Z, r.nu, D * r.nu + prior_df))));
+    r.limit = fmin(DP_EXCESS_MOST, fmax(DP_EXCESS_LEAST, in->safety * fmax(r.draw, sqrt(f_quantile(DP_EXCESS_Z, r.nu, D * r.nu + prior_df)))));
     qsort(every, (size_t)judged, sizeof *every, ascending);
     r.median = judged ? every[judged / 2] : NAN;
     free(rel), free(every);
     return r;
 }
 
-static void free_units(units *u) { free(u->e2), free(u->err2), free(u->want2), free(u->floor2), free(u->count); }
+static void free_units(units *u) { free(u->e2), free(u->err2), free(u->want2), free(u->floor2), free(u->count), free(u->rows); }
 
 void dp_excess_judge(const dp_excess_in *in, dp_excess *out) {
     *out = (dp_excess){.expected = NAN, .excess = NAN, .cell = -1};
@@ -106,9 +110,11 @@ void dp_excess_judge(const dp_excess_in *in, dp_excess *out) {
     for (int l = 0; l < DP_NLEVELS; l++) {
         units u = gather(in, l);
         dp_excess_level *r = &out->at[l];
-        *r = judge_level(in, &u);
+        *r = judge_level(in, &u, 0);
+        const dp_excess_level few = judge_level(in, &u, 1);
+        if (few.ratio / few.limit > r->ratio / r->limit || isnan(r->ratio)) *r = few;
         const double x = r->ratio / r->limit;
-        if (isfinite(r->limit) && !isnan(x) && !(x <= out->excess)) out->excess = x, out->level = l;
+        if (!isnan(x) && !(x <= out->excess)) out->excess = x, out->level = l;
         if (l == DP_LEVEL_TENSOR && u.want2[0] > 0) out->expected = sqrt(mean_of(&u, in->ndraw, 0, -1) / u.want2[0]);
         free_units(&u);
     }

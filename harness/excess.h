@@ -8,14 +8,15 @@
  *         |err|^2 / |want|^2), which counts as 8 degrees of freedom more; + floor^2, one rounding of the result itself and of
  *         its head's typical row
  *   k   = a factor times the larger of sqrt(F quantile at DP_EXCESS_Z standard deviations, for nu and D nu degrees of freedom) and the largest ratio that one
- *         of the draws shows against the others; at least DP_EXCESS_LEAST
+ *         of the draws shows against the others; at least DP_EXCESS_LEAST, at most DP_EXCESS_MOST (8 draws of one
+ *         number do not say how rare 10 times is, but 60 times is no rounding)
  *   factor  DP_EXCESS_SAFETY for the pipeline that was drawn: for what the draws cannot show, heavier tails and other orders of summation (the CUDA kernels
  *         make up to 1.3 times the error of the simulated ranks in fp32); from scripts/soak. Where how the subject computes is not known (a library, a
  *         file): DP_EXCESS_SHORT in base bf16, where rounding to bf16 outweighs the order of operations (FLA: 0.9 to 1.1 of what is expected; dg,
  *         whose pair products it makes in tf32, 4.4 in one window of 128, where the draws alone would allow 4.5), and DP_EXCESS_OTHER elsewhere: a
  *         step recurrence rounds its state at every token, the pipeline once a chunk, which is C = 64 times as many independent roundings, 8 times
  *         the error (one in fp32 has an o at 1.53 over the tensor)
- *   nu  = degrees of freedom of a unit's |err|^2, from how much the draws differ among themselves (2 mean^2 / variance): many where rounding errors are
+ *   nu  = degrees of freedom of a unit's |err|^2, from how much the draws differ among themselves (2 mean^2 / variance), apart for units of few rows: many where rounding errors are
  *         independent, few where they are correlated (a truncated chain of M, a sum that is one number)
  */
 #ifndef DP_EXCESS_H
@@ -30,6 +31,7 @@ extern "C" {
 #define DP_EXCESS_SHORT 3.0
 #define DP_EXCESS_OTHER 8.0      /* sqrt(DP_CHUNK) */
 #define DP_EXCESS_LEAST 1.5
+#define DP_EXCESS_MOST 60.0
 
 enum { DP_LEVEL_CELL, DP_LEVEL_RANK, DP_LEVEL_TENSOR, DP_NLEVELS };
 extern const char *const dp_level_names[DP_NLEVELS], *const dp_level_what[DP_NLEVELS];
@@ -39,6 +41,7 @@ typedef struct {
     int64_t n;                   /* cells; those without rows have err2 = want2 = 0 and belong = -1 */
     const double *e2;            /* [ndraw][n] */
     const double *err2, *want2, *floor2;  /* [n] sums of squares */
+    const double *rows;          /* [n] rows of each cell; NULL: as many in each */
     const int *belong;           /* [n] rank * heads + head */
     int nbelong;
     double safety;               /* the factor */
