@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 #include "case.h"
 #include "casefile.h"
 #include "../ref/safetensors.h"
@@ -9,6 +10,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Of all tensors of a case together: 1M tokens of a head of K = V = 128 with its gradients are 6.7e8. Above SMALL also half of the memory here: results and
@@ -610,6 +612,20 @@ void dp_case_free(dp_case *c) {
 }
 
 /* ---- folders ------------------------------------------------------------------------------------------------------------- */
+
+char *dp_case_path(const char *dir, const char *name) {
+    char *p;
+    struct stat st;
+    if (stat(name, &st) == 0 && S_ISREG(st.st_mode)) return strdup(name);
+    if (asprintf(&p, "%s/%s.case", dir, name) < 0) abort();
+    return p;
+}
+
+int dp_case_most_ranks(const dp_case *c, int most) {
+    int n = 1;
+    for (int i = 0; i < c->nranks; i++) if (c->ranks[i] > n && c->ranks[i] <= most) n = c->ranks[i];
+    return n;
+}
 
 static int is_case(const struct dirent *d) {
     const size_t n = strlen(d->d_name);

@@ -64,6 +64,10 @@ int dp_case_same_shape(const dp_tensor *t, int ndim, const int64_t *want, int fl
 void dp_case_shape_text(const dp_tensor *t, char *out, size_t size);       /* "[8192,1,128]" */
 void dp_case_free(dp_case *c);
 void dp_case_print_keys(FILE *out);          /* name, type, default, meaning, ops of every key */
+/* The file of `name`: name itself where it is a file, else DIR/name.case. To be freed. */
+char *dp_case_path(const char *dir, const char *name);
+/* Its largest number of ranks of at most `most`, 1 where none is. */
+int dp_case_most_ranks(const dp_case *c, int most);
 /* All *.case files of a folder, sorted by name; *n paths that the caller frees one by one. DP_EINPUT when there are none. */
 dp_status dp_case_find_all(const char *dir, char ***paths, int *n, dp_err *e);
 

@@ -11,6 +11,7 @@
 #include "precision.h"
 
 #include <argp.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,8 +163,7 @@ static void print_place(const dp_bisect_row *x) {
 
 static int stage(const options *o, const dp_case *c, dp_err *e) {
     dp_bisect b;
-    int ranks = o->ranks;
-    for (int i = 0; !o->ranks && i < c->nranks; i++) if (c->ranks[i] > ranks) ranks = c->ranks[i];
+    const int ranks = o->ranks ? o->ranks : dp_case_most_ranks(c, INT_MAX);
     const dp_base base = o->base >= 0 ? (dp_base)o->base : c->base[0];
     const dp_format chain = o->chain >= 0 ? (dp_format)o->chain : c->chain[0];
     const dp_merge merge = o->merge >= 0 ? (dp_merge)o->merge : c->merge[0];
@@ -315,8 +315,7 @@ static dp_format chain_of(dp_base b) { return b == DP_BASE_FP64 ? DP_FP64 : b ==
 
 static int precision(const options *o, const dp_case *c, dp_err *e) {
     dp_precision r;
-    int ranks = o->ranks;
-    for (int i = 0; !o->ranks && i < c->nranks; i++) if (c->ranks[i] > ranks) ranks = c->ranks[i];
+    const int ranks = o->ranks ? o->ranks : dp_case_most_ranks(c, INT_MAX);
     dp_precision_request rq = {.p = &c->p, .N = ranks, .backward = c->backward, .from = o->from >= 0 ? o->from : (int)DP_BASE_BF16, .to = o->to >= 0 ? o->to : (int)DP_BASE_FP32,
                                .merge = o->merge >= 0 ? (dp_merge)o->merge : c->merge[0], .by_verdict = !o->have_need, .max_tries = o->tries, .progress = isatty(2)};
     rq.chain_from = o->chain_from >= 0 ? (dp_format)o->chain_from : chain_of(rq.from), rq.chain_to = o->chain_to >= 0 ? (dp_format)o->chain_to : chain_of(rq.to);
@@ -368,8 +367,6 @@ int dp_cmd_bisect(int argc, char **argv) {
     options o = {.cases_dir = dp_home("cases"), .cache = dp_home("build/cache"), .base = -1, .chain = -1, .merge = -1, .runs = DP_BISECT_RUNS, .from = -1, .to = -1, .chain_from = -1, .chain_to = -1, .tries = 2000};
     dp_err e = {0};
     dp_case c;
-    char *path;
-    struct stat st;
     if (!want_stage && !want_precision) {
         const int help = argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
         fprintf(help ? stdout : stderr, "Usage: deltaproof bisect stage CASE [OPTION...]       which stage of the pipeline is wrong\n"
@@ -382,8 +379,7 @@ int dp_cmd_bisect(int argc, char **argv) {
         fprintf(stderr, "%s: name a case\n", argv[1]);
         return 2;
     }
-    if (stat(o.name, &st) == 0 && S_ISREG(st.st_mode)) path = strdup(o.name);
-    else if (asprintf(&path, "%s/%s.case", o.cases_dir, o.name) < 0) abort();
+    char *path = dp_case_path(o.cases_dir, o.name);
     int rc = 2;
     if (!dp_case_load(path, &c, &e)) {
         if (c.op != DP_OP_RECURRENCE) dp_fail(&e, DP_EINPUT, "bisect: %s: op = %s has no stages", path, c.op_name);

@@ -233,9 +233,7 @@ int dp_cmd_check(int argc, char **argv) {
     const char *no = o.s.backend == DP_BACKEND_SIM ? NULL : dp_cuda_unavailable(o.s.backend, o.has_ranks ? o.ranks : 1);
     if (no) dp_fail(&e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[o.s.backend], no), rc = refuse(&e);
     for (int i = 0; i < o.ncase && !rc; i++) {
-        char *path;
-        struct stat st;
-        if (stat(o.name[i], &st) == 0 && S_ISREG(st.st_mode) ? asprintf(&path, "%s", o.name[i]) < 0 : asprintf(&path, "%s/%s.case", o.cases_dir, o.name[i]) < 0) abort();
+        char *path = dp_case_path(o.cases_dir, o.name[i]);
         if (check_case(path, &o, count, list, &e)) rc = refuse(&e);
         free(path);
     }

@@ -67,14 +67,6 @@ static int refuse(const dp_err *e) {
     return 2;
 }
 
-static char *path_of(const options *o, const char *name) {
-    char *p;
-    struct stat st;
-    if (stat(name, &st) == 0 && S_ISREG(st.st_mode)) return strdup(name);
-    if (asprintf(&p, "%s/%s.case", o->cases_dir, name) < 0) abort();
-    return p;
-}
-
 static int status(const options *o, const dp_museum *m) {
     int unseen = 0;
     for (int f = 1; f < DP_NFAULTS; f++) unseen += (!o->o.only || (int)o->o.only == f) && !m->row[f].red;
@@ -110,7 +102,7 @@ int dp_cmd_museum(int argc, char **argv) {
     if (o.kernels) return kernels(&o);
     if (o.ncase) {
         paths = dp_calloc((size_t)o.ncase, sizeof *paths);
-        for (; n < o.ncase; n++) paths[n] = path_of(&o, o.name[n]);
+        for (; n < o.ncase; n++) paths[n] = dp_case_path(o.cases_dir, o.name[n]);
     } else if (dp_case_find_all(o.cases_dir, &paths, &n, &e)) return refuse(&e);
     dp_museum *m = dp_calloc(1, sizeof *m);
     dp_status st = dp_museum_run(paths, n, &o.o, m, &e);

@@ -7,6 +7,7 @@
 #include "shrink.h"
 
 #include <argp.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,10 +93,7 @@ static void on_step(const char *what, const dp_case *c, int ranks, int64_t numbe
 }
 
 static dp_shrink_options request(const options *o, const dp_case *c, const dp_subject *s) {
-    int ranks = o->ranks;
-    for (int i = 0; !o->ranks && i < c->nranks; i++)
-        if (c->ranks[i] > ranks && (!s || c->ranks[i] <= s->max_ranks)) ranks = c->ranks[i];
-    return (dp_shrink_options){.ranks = ranks ? ranks : 1, .base = o->base >= 0 ? (dp_base)o->base : s ? s->base : c->base[0], .chain = o->chain >= 0 ? (dp_format)o->chain : s ? s->chain : c->chain[0],
+    return (dp_shrink_options){.ranks = o->ranks ? o->ranks : dp_case_most_ranks(c, s ? s->max_ranks : INT_MAX), .base = o->base >= 0 ? (dp_base)o->base : s ? s->base : c->base[0], .chain = o->chain >= 0 ? (dp_format)o->chain : s ? s->chain : c->chain[0],
                                .merge = o->merge >= 0 ? (dp_merge)o->merge : c->merge[0], .fault = (dp_fault)o->fault, .subject = s, .limit_s = o->limit_s, .max_tries = o->tries,
                                .cache = strcmp(o->cache, "none") ? o->cache : NULL, .step = on_step, .arg = (void *)o};
 }
@@ -153,19 +151,13 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
 
 /* ---- the museum ------------------------------------------------------------------------------------------------------------------------ */
 
-static int lives_in(const dp_fault_info *f, const char *stage) {
-    char names[80], want[80];
-    snprintf(names, sizeof names, "/%s/", f->stage), snprintf(want, sizeof want, "/%s/", stage);
-    return *stage && strstr(names, want) != NULL;
-}
-
 /* Is it found in its stage, on a rank and head where it acts? Sums over ranks have no rank, q and k and their gradients the heads of q and k; wrong cuts and
  * orders of summation act everywhere. */
 static int found_right(const dp_case *c, dp_fault fault, const dp_failure *f) {
     dp_sim s;
     int acts = f->rank < 0 || fault == DP_FAULT_CU_DIVIDED || fault == DP_FAULT_ORDER_BY_RUN;
     if (c->op != DP_OP_RECURRENCE) return 1;                     /* one stage, no ranks that matter to it */
-    if (!lives_in(&dp_faults[fault], f->stage)) return 0;
+    if (!dp_fault_lives_in(fault, f->stage)) return 0;
     if (acts || dp_sim_new(&s, &c->p, c->base[0], c->ranks[0], fault, NULL)) return acts;
     for (int k = 0; k < DP_BISECT_RUNS; k++) dp_sim_run(&s, c->chain[0], c->merge[0], c->backward);
     for (int hv = 0; hv < c->p.HV; hv++)
@@ -266,8 +258,7 @@ int dp_cmd_shrink(int argc, char **argv) {
     dp_err e = {0};
     dp_case c;
     dp_subject lib;
-    char *path, name[] = "deltaproof shrink";
-    struct stat st;
+    char name[] = "deltaproof shrink";
     int rc = 2;
     argv[0] = name;
     argp_parse(&a, argc, argv, 0, NULL, &o);
@@ -275,8 +266,7 @@ int dp_cmd_shrink(int argc, char **argv) {
     else if (!o.name) dp_fail(&e, DP_EINPUT, "shrink: name a case");
     else if (o.subject && o.fault) dp_fail(&e, DP_EINPUT, "shrink: --fault goes with the simulated ranks, not with --subject");
     else if (!o.subject || !dp_subject_open(o.subject, &lib, &e)) {
-        if (stat(o.name, &st) == 0 && S_ISREG(st.st_mode)) path = strdup(o.name);
-        else if (asprintf(&path, "%s/%s.case", o.cases_dir, o.name) < 0) abort();
+        char *path = dp_case_path(o.cases_dir, o.name);
         if (!dp_case_load(path, &c, &e)) rc = shrink(&o, &c, o.subject ? &lib : NULL, &e), dp_case_free(&c);
         if (o.subject) dp_subject_close(&lib);
         free(path);

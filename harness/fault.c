@@ -92,3 +92,12 @@ int dp_fault_find(const char *name) {
         if (!strcmp(dp_faults[i].name, name)) return i;
     return -1;
 }
+
+/* One of several: "intra_bwd/gate_bwd". */
+int dp_fault_lives_in(dp_fault f, const char *stage) {
+    const char *s = dp_faults[f].stage;
+    const size_t n = stage ? strlen(stage) : 0;
+    for (const char *at = n ? strstr(s, stage) : NULL; at; at = strstr(at + 1, stage))
+        if ((at == s || at[-1] == '/') && (at[n] == 0 || at[n] == '/')) return 1;
+    return 0;
+}

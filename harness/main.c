@@ -210,15 +210,6 @@ static int refuse(const dp_err *e) {
     return 2;
 }
 
-/* A name is a file, or the name of a case in the folder. */
-static char *case_path(const options *o, const char *name) {
-    char *p;
-    struct stat st;
-    if (stat(name, &st) == 0 && S_ISREG(st.st_mode)) return strdup(name);
-    if (asprintf(&p, "%s/%s.case", o->cases_dir, name) < 0) abort();
-    return p;
-}
-
 /* ---- run -------------------------------------------------------------------------------------------------------------------------- */
 
 static void print_run(const dp_run *r, FILE *f) {
@@ -357,7 +348,7 @@ static int command_run(options *o) {
     }
     if (o->ncase) {
         paths = dp_calloc((size_t)o->ncase, sizeof *paths);
-        for (; np < o->ncase; np++) paths[np] = case_path(o, o->name[np]);
+        for (; np < o->ncase; np++) paths[np] = dp_case_path(o->cases_dir, o->name[np]);
         o->verbose = 1;
     } else if (dp_case_find_all(o->cases_dir, &paths, &np, &e)) return refuse(&e);
 
@@ -539,7 +530,7 @@ static int command_truth(options *o) {
         fprintf(stderr, "deltaproof: truth: name one case and an output file (-o FILE.safetensors)\n");
         return 2;
     }
-    char *path = case_path(o, o->name[0]);
+    char *path = dp_case_path(o->cases_dir, o->name[0]);
     dp_status st = dp_case_load(path, &c, &e);
     if (st) {
         free(path);
@@ -556,7 +547,7 @@ static int command_inputs(options *o) {
     dp_err e = {0};
     dp_case c;
     if (o->ncase != 1 || !o->output) return fprintf(stderr, "deltaproof: inputs: name one case and an output file (-o FILE.safetensors)\n"), 2;
-    char *path = case_path(o, o->name[0]);
+    char *path = dp_case_path(o->cases_dir, o->name[0]);
     if (!dp_case_load(path, &c, &e)) {
         if (c.op == DP_OP_CHAIN) write_factors(o, &c, &e);
         else if (c.op != DP_OP_RECURRENCE) dp_fail(&e, DP_EINPUT, "inputs: %s: op = %s has no recurrence", path, c.op_name);

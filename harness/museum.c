@@ -43,15 +43,6 @@ static int64_t tokens(const dp_case *c) { return c->op == DP_OP_CONV ? c->conv.T
 
 /* ---- localisation ------------------------------------------------------------------------------------------------------------------ */
 
-/* A fault's stage may be one of several: "intra_bwd/gate_bwd". */
-static int right_stage(dp_fault f, const char *stage) {
-    const char *s = dp_faults[f].stage;
-    const size_t n = stage ? strlen(stage) : 0;
-    for (const char *at = n ? strstr(s, stage) : NULL; at; at = strstr(at + 1, stage))
-        if ((at == s || at[-1] == '/') && (at[n] == 0 || at[n] == '/')) return 1;
-    return 0;
-}
-
 /* The first tensor in the order of the pipeline that fails: all that a verdict alone can say about the stage. */
 static dp_museum_place by_verdict(const dp_run *r) {
     static const char *const order[][2] = {{"M", "pre_process_fwd"}, {"H", "pre_process_fwd"}, {"S_in", "merge_fwd"}, {"final_state", "state_fwd"}, {"o", "output"}, {"dM", "pre_process_bwd"},
@@ -88,7 +79,7 @@ static dp_museum_place locate(const dp_case *c, dp_fault f, int N, dp_base base,
         for (int i = 0; i < 4; i++) query |= !strcmp(x->tensor, of_query_heads[i]);
         at.stage = dp_stage_names[b.first], at.rank = x->at.rank, at.head = x->at.head;
         snprintf(at.tensor, sizeof at.tensor, "%s", x->tensor);
-        at.right = right_stage(f, at.stage) && (!hit || acted_at(&c->p, hit, N, at.rank, at.head, query));
+        at.right = dp_fault_lives_in(f, at.stage) && (!hit || acted_at(&c->p, hit, N, at.rank, at.head, query));
     }
     dp_bisect_free(&b);
     return at;
@@ -97,7 +88,7 @@ static dp_museum_place locate(const dp_case *c, dp_fault f, int N, dp_base base,
 static dp_museum_place locate_run(const dp_case *c, const dp_run *r) {
     if (c->op == DP_OP_RECURRENCE) return locate(c, r->fault, r->ranks, r->base, r->chain, r->merge, r->hit);
     dp_museum_place at = by_verdict(r);                          /* one stage, no ranks that matter to it */
-    at.right = right_stage(r->fault, at.stage);
+    at.right = dp_fault_lives_in(r->fault, at.stage);
     return at;
 }
 

@@ -57,13 +57,6 @@ static int open_case(const char *name, dp_case *c) {
     return 0;
 }
 
-/* A fault's stage: one name, or several with '/' between them. */
-static int lives_in(const dp_fault_info *f, int stage) {
-    char names[64], want[64];
-    snprintf(names, sizeof names, "/%s/", f->stage), snprintf(want, sizeof want, "/%s/", dp_stage_names[stage]);
-    return strstr(names, want) != NULL;
-}
-
 DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);                                      /* thousands of loops of microseconds each */
@@ -79,7 +72,7 @@ DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
         else if (b.first < 0) gt_fail(__FILE__, __LINE__, f->name, "on %s: no stage is wrong", c.name);
         else {
             const dp_bisect_row *x = &b.stage[b.first];
-            CHECK(lives_in(f, b.first), "%s on %s: found in %s, lives in %s", f->name, c.name, dp_stage_names[b.first], f->stage);
+            CHECK(dp_fault_lives_in(STAGE[i].fault, dp_stage_names[b.first]), "%s on %s: found in %s, lives in %s", f->name, c.name, dp_stage_names[b.first], f->stage);
             CHECK(!strcmp(x->tensor, STAGE[i].tensor), "%s on %s: %s, not %s", f->name, c.name, x->tensor, STAGE[i].tensor);
             REQUIRE(!dp_sim_new(&s, &c.p, STAGE[i].base, STAGE[i].ranks, STAGE[i].fault, &e), "%s", e.msg);
             for (int k = 0; k < 3; k++) dp_sim_run(&s, STAGE[i].chain, c.merge[0], backward);
@@ -139,7 +132,7 @@ DP_TEST(bisect, one_fault_one_wrong_stage) {
         dp_err e = {0};
         REQUIRE(!dp_bisect_sim(&c.p, DP_BASE_FP32, DP_FP32, DP_MERGE_ALLGATHER, 4, F[i], 1, 1, 1, &b, &e), "%s", e.msg);
         for (int s = 0; s < DP_NSTAGES; s++) {
-            const int here = lives_in(&dp_faults[F[i]], s), with = F[i] == DP_FAULT_HALF_CHUNK && s == DP_STAGE_INTRA_BWD;   /* damages dk too */
+            const int here = dp_fault_lives_in(F[i], dp_stage_names[s]), with = F[i] == DP_FAULT_HALF_CHUNK && s == DP_STAGE_INTRA_BWD;   /* damages dk too */
             CHECK(with || !b.stage[s].fails == !here, "%s: %s %s at %.3g of its budget", dp_faults[F[i]].name, dp_stage_names[s], b.stage[s].tensor, b.stage[s].ratio);
         }
         dp_bisect_free(&b);
