@@ -110,7 +110,7 @@ def time_fla(args):
     name = f"FLA {fla.__version__}, {f'at most {args.configs}' if args.configs else 'all'} configurations a kernel, Triton {triton.__version__}, PyTorch {torch.__version__}"
     deadline = args.start + args.limit
     jobs = [(HV, i) for HV in sorted({HV for _, HV in SHAPES}) for i in range(args.configs or 24)]
-    width = os.cpu_count() or 2
+    width = len(os.sched_getaffinity(0))
     running = []
     for job in jobs:                                     # compile: at most one process a core
         while len(running) >= width:
@@ -119,6 +119,7 @@ def time_fla(args):
         running.append(start(args, "compile", 1024, *job))
     for p in running:
         finish(p, deadline - 0.3 * args.limit)
+    print(f"FLA's kernels compiled, {time.monotonic() - args.start:.0f} s", file=sys.stderr)
     got = {}
     for T, HV in SHAPES:
         out, why = finish(start(args, "time", T, HV), deadline)
