@@ -22,6 +22,31 @@ static double *moved(const double *x, int64_t n, dp_format f, uint64_t draw, uin
     return y;
 }
 
+/* The narrowest format that holds all of x: weights stay as short as they are. */
+static dp_format narrowest(const double *x, int64_t n) {
+    dp_format f = DP_BF16;
+    for (int64_t i = 0; i < n && f != DP_FP64; i++) {
+        if (f == DP_BF16 && dp_bf16d(x[i]) != x[i]) f = DP_FP32;
+        if (f == DP_FP32 && (double)dp_fp32(x[i]) != x[i]) f = DP_FP64;
+    }
+    return f;
+}
+
+/* Convolutions of a draw: x, w and bias moved, no dy. */
+static void nearby_front(const dp_front *front, dp_format dtype, int draw, dp_conv y[3]) {
+    for (int i = 0; i < 3; i++) {
+        const dp_conv *v = front && front->conv[i] ? front->conv[i] : NULL;
+        y[i] = (dp_conv){0};
+        if (!v) continue;
+        y[i] = *v, y[i].dy = NULL;
+        y[i].cu = dp_calloc((size_t)v->Nseq + 1, sizeof *v->cu);
+        memcpy(y[i].cu, v->cu, sizeof *v->cu * ((size_t)v->Nseq + 1));
+        y[i].x = moved(v->x, v->T * v->D, dtype, (uint64_t)draw, 10 + (uint64_t)i);
+        y[i].w = moved(v->w, (int64_t)v->D * v->W, narrowest(v->w, (int64_t)v->D * v->W), (uint64_t)draw, 13 + (uint64_t)i);
+        y[i].bias = moved(v->bias, v->D, v->bias ? narrowest(v->bias, v->D) : DP_BF16, (uint64_t)draw, 16 + (uint64_t)i);
+    }
+}
+
 static dp_problem nearby(const dp_problem *p, dp_format dtype, int draw) {
     dp_problem y = *p;
     const dp_format par = dtype == DP_FP64 ? DP_FP64 : DP_FP32;
@@ -53,7 +78,21 @@ static double **rank_list(const dp_sim *s, int i) {
 static int per_token(int field) { return field == 0 || (field >= 2 && field <= 6); }
 static int heads_of(const dp_problem *p, int field) { return field == 2 || field == 3 ? p->H : p->HV; }
 
-void dp_expected_alloc(const dp_problem *p, int N, int chunks, int backward, int stages, dp_expected *x) {
+static int64_t step_cells(const dp_problem *p, const dp_conv *v, int kind, int i, int chunks, int backward) {
+    const int heads = heads_of(p, 2 + i);
+    if (!v || (kind != DP_STEP_Y && !backward) || (kind == DP_STEP_DBIAS && !v->bias)) return 0;
+    return kind == DP_STEP_DW ? (int64_t)v->W * heads : kind == DP_STEP_DBIAS ? heads : (int64_t)chunks * heads;
+}
+
+static dp_draws *part_of(dp_expected *x, int i) {
+    dp_draws *const list[] = {x->field, x->rank, x->step[0], x->stage};
+    const int n[] = {10, 6, 3 * DP_STEP_KINDS, DP_MAX_STAGES};
+    int k = 0;
+    while (i >= n[k]) i -= n[k++];
+    return &list[k][i];
+}
+
+void dp_expected_alloc(const dp_problem *p, const dp_front *front, int N, int chunks, int backward, int stages, dp_expected *x) {
     const int D = dp_expected_count(p);
     *x = (dp_expected){0};
     for (int i = 0; i < dp_result_nfields; i++) {
@@ -63,25 +102,27 @@ void dp_expected_alloc(const dp_problem *p, int N, int chunks, int backward, int
         x->field[i].ndraw = D, x->field[i].n = per_token(i) ? (int64_t)chunks * heads_of(p, i) : rows;
     }
     for (int i = 0; i < (backward ? 6 : 3); i++) x->rank[i].ndraw = D, x->rank[i].n = (int64_t)N * p->HV;
+    for (int k = 0; k < DP_STEP_KINDS; k++)
+        for (int i = 0; front && i < 3; i++) x->step[k][i].ndraw = D, x->step[k][i].n = step_cells(p, front->conv[i], k, i, chunks, backward);
     for (int i = 0; stages && i < DP_NTAPS; i++)
-        if (dp_taps[i].kind != DP_PER_RANK && (backward || !dp_taps[i].backward)) x->stage[i] = (dp_draws){D, (int64_t)chunks * p->HV, dp_doubles((int64_t)D * chunks * p->HV)};
-    for (int i = 0; i < 10; i++) if (x->field[i].n) x->field[i].e2 = dp_doubles(D * x->field[i].n);
-    for (int i = 0; i < 6; i++) if (x->rank[i].n) x->rank[i].e2 = dp_doubles(D * x->rank[i].n);
+        if (dp_taps[i].kind != DP_PER_RANK && (backward || !dp_taps[i].backward)) x->stage[i].ndraw = D, x->stage[i].n = (int64_t)chunks * p->HV;
+    for (int i = 0; i < DP_EXPECTED_PARTS; i++) {
+        dp_draws *d = part_of(x, i);
+        if (d->n) d->e2 = dp_doubles(D * d->n);
+    }
 }
 
 int dp_expected_parts(dp_expected *x, dp_part *part) {
     int n = 0;
     for (int i = 0; i < DP_EXPECTED_PARTS; i++) {
-        const dp_draws *d = i < 10 ? &x->field[i] : i < 16 ? &x->rank[i - 10] : &x->stage[i - 16];
+        const dp_draws *d = part_of(x, i);
         if (d->e2) part[n++] = (dp_part){d->e2, sizeof(double) * (size_t)(d->ndraw * d->n)};
     }
     return n;
 }
 
 void dp_expected_free(dp_expected *x) {
-    for (int i = 0; i < 10; i++) free(x->field[i].e2);
-    for (int i = 0; i < 6; i++) free(x->rank[i].e2);
-    for (int i = 0; i < DP_MAX_STAGES; i++) free(x->stage[i].e2);
+    for (int i = 0; i < DP_EXPECTED_PARTS; i++) free(part_of(x, i)->e2);
     *x = (dp_expected){0};
 }
 
@@ -95,6 +136,13 @@ static double distance2(const double *got, const double *want, int64_t n) {
     return s;
 }
 
+/* Rows of `each` numbers of every token and head. */
+static void add_tokens(const dp_sim *s, const double *got, const double *want, int heads, int64_t each, double scale2, double *e2) {
+    for (int g = 0; g < s->ngroup; g++)
+        for (int64_t t = s->group[g].t0; t < s->group[g].t0 + s->group[g].c; t++)
+            for (int h = 0; h < heads; h++) e2[dp_cell(g, heads, h, 0)] += scale2 * distance2(got + (t * heads + h) * each, want + (t * heads + h) * each, each);
+}
+
 static void add_field(const dp_sim *s, const dp_sim *ref, int field, double scale2, double *e2) {
     const dp_problem *p = s->p;
     int64_t rows, width;
@@ -105,10 +153,7 @@ static void add_field(const dp_sim *s, const dp_sim *ref, int field, double scal
         return;
     }
     const int heads = heads_of(p, field);
-    const int64_t each = rows / (p->T * heads) * width;
-    for (int g = 0; g < s->ngroup; g++)
-        for (int64_t t = s->group[g].t0; t < s->group[g].t0 + s->group[g].c; t++)
-            for (int h = 0; h < heads; h++) e2[(int64_t)g * heads + h] += scale2 * distance2(got + (t * heads + h) * each, want + (t * heads + h) * each, each);
+    add_tokens(s, got, want, heads, rows / (p->T * heads) * width, scale2, e2);
 }
 
 static void add_stage(const dp_sim *s, const dp_sim *ref, int stage, double scale2, double *e2) {
@@ -125,51 +170,103 @@ static void add_stage(const dp_sim *s, const dp_sim *ref, int stage, double scal
     free(got), free(want);
 }
 
-/* Adds scale2 times the errors of s against ref to draw d. */
-static void add_draw(const dp_sim *s, const dp_sim *ref, double scale2, int d, dp_expected *x) {
+/* ---- draws --------------------------------------------------------------------------------------------------------------------------- */
+
+/* One nearby problem in one base: the simulated ranks, and with a front the convolutions before and after them. */
+typedef struct { dp_problem p; dp_conv conv[3]; dp_conv_result front[3]; dp_conv_policy pol; int N; dp_sim s; } drawn;
+
+static void convolve(drawn *x, int i, double *dy) {              /* q, k or v; with dy: the gradients, too */
+    dp_conv_result_free(&x->front[i]);
+    x->conv[i].dy = dy;
+    dp_conv_result_alloc(&x->front[i], &x->conv[i]);
+    const dp_status st = dp_conv_ranks(&x->conv[i], x->N, x->pol, &x->front[i], NULL);
+    assert(!st);                                                 /* the caller has split the problem itself this way already */
+    (void)st;
+}
+
+static void drawn_open(drawn *x, const dp_problem *y, const dp_conv conv[3], dp_base base, int N) {
+    double **const input[3] = {&x->p.q, &x->p.k, &x->p.v};
+    dp_err e = {0};
+    *x = (drawn){.p = *y, .pol = base == DP_BASE_FP64 ? DP_CONV_FP64 : base == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16, .N = N};
+    for (int i = 0; i < 3; i++) {
+        x->conv[i] = conv[i];
+        if (!conv[i].x) continue;
+        convolve(x, i, NULL);
+        *input[i] = dp_copy(x->front[i].y, conv[i].T * conv[i].D);
+    }
+    const dp_status st = dp_sim_new(&x->s, &x->p, base, N, DP_FAULT_NONE, &e);
+    assert(!st);
+    (void)st;
+}
+
+static void drawn_run(drawn *x, dp_format chain, int backward) {
+    dp_sim_run(&x->s, chain, DP_MERGE_ALLGATHER, backward);
+    double *const dy[3] = {x->s.out.dq, x->s.out.dk, x->s.out.dv};
+    for (int i = 0; backward && i < 3; i++) if (x->conv[i].x) convolve(x, i, dy[i]);
+}
+
+static void drawn_close(drawn *x) {
+    double *const input[3] = {x->p.q, x->p.k, x->p.v};
+    dp_sim_free(&x->s);
+    for (int i = 0; i < 3; i++) if (x->conv[i].x) free(input[i]), dp_conv_result_free(&x->front[i]);
+}
+
+static void add_front(const drawn *s, const drawn *ref, int kind, int i, double scale2, double *e2) {
+    const dp_conv *v = &s->conv[i];
+    const dp_conv_result *a = &s->front[i], *b = &ref->front[i];
+    const int heads = heads_of(&s->p, 2 + i), width = v->D / heads;
+    if (kind == DP_STEP_Y) add_tokens(&s->s, a->y, b->y, heads, width, scale2, e2);
+    else if (kind == DP_STEP_DX) add_tokens(&s->s, a->dx, b->dx, heads, width, scale2, e2);
+    else for (int d = 0; d < v->D; d++) {
+        if (kind == DP_STEP_DBIAS) e2[d / width] += scale2 * distance2(a->dbias + d, b->dbias + d, 1);
+        else for (int j = 0; j < v->W; j++) e2[j * heads + d / width] += scale2 * distance2(a->dw + d * v->W + j, b->dw + d * v->W + j, 1);
+    }
+}
+
+/* Adds scale2 times the errors of one against those of ref to draw d. */
+static void add_draw(const drawn *one, const drawn *other, double scale2, int d, dp_expected *x) {
+    const dp_sim *s = &one->s, *ref = &other->s;
     const int64_t width[6] = {s->p->V, s->p->K, s->p->V, s->p->V, s->p->K, s->p->V};
     for (int i = 0; i < dp_result_nfields; i++)
         if (x->field[i].e2) add_field(s, ref, i, scale2, x->field[i].e2 + d * x->field[i].n);
     for (int i = 0; i < 6; i++)
         for (int64_t z = 0; x->rank[i].e2 && z < x->rank[i].n; z++)
             if (rank_list(s, i)[z] && rank_list(ref, i)[z]) x->rank[i].e2[d * x->rank[i].n + z] += scale2 * distance2(rank_list(s, i)[z], rank_list(ref, i)[z], s->p->K * width[i]);
+    for (int k = 0; k < DP_STEP_KINDS; k++)
+        for (int i = 0; i < 3; i++)
+            if (x->step[k][i].e2) add_front(one, other, k, i, scale2, x->step[k][i].e2 + d * x->step[k][i].n);
     for (int i = 0; i < DP_NTAPS; i++)
         if (x->stage[i].e2) add_stage(s, ref, i, scale2, x->stage[i].e2 + d * x->stage[i].n);
 }
 
-static void new_sim(dp_sim *s, const dp_problem *p, dp_base base, int N) {
-    dp_err e = {0};
-    const dp_status st = dp_sim_new(s, p, base, N, DP_FAULT_NONE, &e);
-    assert(!st);                                                 /* the caller has split the problem itself this way already */
-    (void)st;
-}
-
-void dp_expected_run(const dp_problem *p, dp_format dtype, int N, int backward, int stages, int n, const dp_base *base, const dp_format *chain, dp_expected *out) {
+void dp_expected_run(const dp_problem *p, const dp_front *front, dp_format dtype, int N, int backward, int stages, int n, const dp_base *base, const dp_format *chain, dp_expected *out) {
     int uses[DP_NBASES] = {0};
     for (int i = 0; i < n; i++) uses[base[i]] = 1, uses[DP_BASE_FP32] |= base[i] == DP_BASE_FP64;
     for (int d = 0; d < dp_expected_count(p); d++) {
         dp_problem y = nearby(p, dtype, d);
-        dp_sim ref;
-        new_sim(&ref, &y, DP_BASE_FP64, N);
-        dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
-        for (int i = 0; d == 0 && i < n; i++) dp_expected_alloc(p, N, ref.ngroup, backward, stages, &out[i]);
+        dp_conv conv[3];
+        drawn ref, s;
+        nearby_front(front, dtype, d, conv);
+        drawn_open(&ref, &y, conv, DP_BASE_FP64, N);
+        drawn_run(&ref, DP_FP64, backward);
+        for (int i = 0; d == 0 && i < n; i++) dp_expected_alloc(p, front, N, ref.s.ngroup, backward, stages, &out[i]);
         for (int b = 0; b < DP_NBASES; b++) {
             if (!uses[b]) continue;
-            dp_sim s;
-            new_sim(&s, &y, b, N);
+            drawn_open(&s, &y, conv, (dp_base)b, N);
             if (b == DP_BASE_FP32 && uses[DP_BASE_FP64]) {
-                dp_sim_run(&s, DP_FP32, DP_MERGE_ALLGATHER, backward);
+                drawn_run(&s, DP_FP32, backward);
                 for (int i = 0; i < n; i++)
                     if (base[i] == DP_BASE_FP64) add_draw(&s, &ref, 0x1p-58, d, &out[i]);
             }
             for (int i = 0; i < n; i++) {
                 if (base[i] != (dp_base)b || (base[i] == DP_BASE_FP64 && chain[i] == DP_FP64)) continue;
-                dp_sim_run(&s, chain[i], DP_MERGE_ALLGATHER, backward);
+                drawn_run(&s, chain[i], backward);
                 add_draw(&s, &ref, 1, d, &out[i]);
             }
-            dp_sim_free(&s);
+            drawn_close(&s);
         }
-        dp_sim_free(&ref);
+        drawn_close(&ref);
+        for (int i = 0; i < 3; i++) dp_conv_free(&conv[i]);
         dp_problem_free(&y);
     }
 }

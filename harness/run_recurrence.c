@@ -232,8 +232,9 @@ static double largest_radius(const dp_truth *t) {
 }
 
 static void judge_step(const split *sp, const dp_result *out, const dp_budget *b, dp_run *run) {
+    const dp_step_expected x = {expected_of(sp, run->base, run->chain), sp->chunk_of, arithmetic(run->base), smallest(run->base, sp->c->p.K)};
     dp_err e = {0};
-    const dp_status st = sp->step ? dp_step_judge(sp->c, sp->truth, sp->step, out, b, run, &e) : DP_OK;
+    const dp_status st = sp->step ? dp_step_judge(sp->c, sp->truth, sp->step, out, b, &x, run, &e) : DP_OK;
     if (st) fprintf(stderr, "deltaproof: %s: %s\n", sp->c->name, e.msg), exit(2);       /* the convolution ran before: a device that died since */
 }
 
@@ -401,6 +402,31 @@ static int inner_stages(double *const *stage) {
     return any;
 }
 
+/* What draws follow from besides the problem. */
+static dp_key draws_key(const split *sp, const dp_front *f, dp_base base, dp_format chain, int stages) {
+    const dp_case *c = sp->c;
+    const int32_t what[] = {sp->N, base, chain, c->backward, c->input_dtype, stages};
+    struct { const void *x; size_t size; } part[13] = {{what, sizeof what}};
+    int32_t form[3][3];
+    size_t n = sizeof what, at = 0;
+    int m = 1;
+    for (int i = 0; i < 3; i++) {
+        const dp_conv *v = f->conv[i];
+        if (!v) continue;
+        form[i][0] = i, form[i][1] = v->silu, form[i][2] = v->bias != NULL;
+        part[m].x = form[i], part[m++].size = sizeof form[i];
+        part[m].x = v->x, part[m++].size = sizeof(double) * (size_t)(v->T * v->D);
+        part[m].x = v->w, part[m++].size = sizeof(double) * (size_t)(v->D * v->W);
+        if (v->bias) part[m].x = v->bias, part[m++].size = sizeof(double) * (size_t)v->D;
+    }
+    for (int i = 1; i < m; i++) n += part[i].size;
+    char *all = dp_calloc(n, 1);
+    for (int i = 0; i < m; i++) memcpy(all + at, part[i].x, part[i].size), at += part[i].size;
+    const dp_key key = dp_problem_key(&c->p, all, n);
+    free(all);
+    return key;
+}
+
 /* What these policies make of these inputs, drawn where the cache does not know it: all that are missing at once. Not for inputs on which nothing
  * rounds. stages: intermediates too. */
 static void expect(const dp_run_options *o, split *sp, int stages, int nb, const int *base, int nc, const int *chain) {
@@ -410,9 +436,9 @@ static void expect(const dp_run_options *o, split *sp, int stages, int nb, const
     dp_format f[DP_NBASES * DP_NFORMATS];
     dp_expected made[DP_NBASES * DP_NFORMATS];
     dp_part part[DP_EXPECTED_PARTS];
+    const dp_front front = dp_step_front(c);
     int missing = 0;
     if (c->spec.keys == DP_KEYS_EXACT && !c->data) return;
-    if (c->op == DP_OP_STEP) return;                             /* draws know nothing of the convolution's error */
     if (!sp->exp) sp->exp = dp_calloc((size_t)(2 * max), sizeof *sp->exp);
     for (int i = 0; i < nb * nc; i++) {
         const dp_base bi = base[i / nc];
@@ -421,11 +447,10 @@ static void expect(const dp_run_options *o, split *sp, int stages, int nb, const
         for (int k = 0; k < missing; k++) known |= b[k] == bi && f[k] == fi;
         const dp_expected *have = expected_of(sp, bi, fi);
         if (known || (have && (!stages || have->stage[DP_GCUM].e2))) continue;
-        const int32_t what[] = {sp->N, bi, fi, c->backward, c->input_dtype, stages};
         if (o->cache) {
             dp_expected *x = &sp->exp[sp->nexp];
-            dp_expected_alloc(&c->p, sp->N, chunks, c->backward, stages, x);
-            if (dp_cache_load(o->cache, "expected", DP_EXPECTED_VERSION, dp_problem_key(&c->p, what, sizeof what), part, dp_expected_parts(x, part))) {
+            dp_expected_alloc(&c->p, &front, sp->N, chunks, c->backward, stages, x);
+            if (dp_cache_load(o->cache, "expected", DP_EXPECTED_VERSION, draws_key(sp, &front, bi, fi, stages), part, dp_expected_parts(x, part))) {
                 sp->exp_base[sp->nexp] = bi, sp->exp_chain[sp->nexp++] = fi;
                 continue;
             }
@@ -434,10 +459,9 @@ static void expect(const dp_run_options *o, split *sp, int stages, int nb, const
         b[missing] = bi, f[missing++] = fi;
     }
     if (!missing) return;
-    dp_expected_run(&c->p, c->input_dtype, sp->N, c->backward, stages, missing, b, f, made);
+    dp_expected_run(&c->p, &front, c->input_dtype, sp->N, c->backward, stages, missing, b, f, made);
     for (int i = 0; i < missing; i++) {
-        const int32_t what[] = {sp->N, b[i], f[i], c->backward, c->input_dtype, stages};
-        if (o->cache) dp_cache_save(o->cache, "expected", DP_EXPECTED_VERSION, dp_problem_key(&c->p, what, sizeof what), part, dp_expected_parts(&made[i], part));
+        if (o->cache) dp_cache_save(o->cache, "expected", DP_EXPECTED_VERSION, draws_key(sp, &front, b[i], f[i], stages), part, dp_expected_parts(&made[i], part));
         sp->exp_base[sp->nexp] = b[i], sp->exp_chain[sp->nexp] = f[i], sp->exp[sp->nexp++] = made[i];
     }
 }

@@ -49,6 +49,12 @@ void dp_step_free(dp_case *c) {
     for (int i = 0; i < 3; i++) dp_conv_free(&c->step.conv[i]), dp_conv_result_free(&c->step.rad[i]);
 }
 
+dp_front dp_step_front(const dp_case *c) {
+    dp_front f = {{NULL}};
+    for (int i = 0; i < 3; i++) if (c->step.on[i]) f.conv[i] = &c->step.conv[i];
+    return f;
+}
+
 /* ---- the subject ------------------------------------------------------------------------------------------------------------------------ */
 
 static dp_conv_policy policy(dp_base b) { return b == DP_BASE_FP64 ? DP_CONV_FP64 : b == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16; }
@@ -100,7 +106,7 @@ void dp_step_run_free(const dp_case *c, dp_step_run *s) {
 
 /* ---- judging ------------------------------------------------------------------------------------------------------------------------------ */
 
-typedef struct { const dp_case *c; int N, i; } place_ctx;
+typedef struct { const dp_case *c; int N, i; const dp_step_expected *x; } place_ctx;
 
 static void place_token(const void *ctx, int64_t row, dp_place *at) {
     const place_ctx *x = ctx;
@@ -109,7 +115,7 @@ static void place_token(const void *ctx, int64_t row, dp_place *at) {
     int seq = 0;
     at->token = row / heads, at->head = (int)(row % heads);
     while (seq < p->Nseq - 1 && p->cu[seq + 1] <= at->token) seq++;
-    at->sequence = seq, at->rank = (int)(at->token / (p->T / x->N)), at->chunk = (int)(at->token / DP_CHUNK);
+    at->sequence = seq, at->rank = (int)(at->token / (p->T / x->N)), at->chunk = x->x->chunk_of[at->token];
 }
 
 static void place_head(const void *ctx, int64_t row, dp_place *at) {       /* rows [taps][heads] */
@@ -117,12 +123,17 @@ static void place_head(const void *ctx, int64_t row, dp_place *at) {       /* ro
     *at = (dp_place){.rank = 0, .head = (int)(row % heads_of(&x->c->p, x->i)), .sequence = -1, .chunk = -1, .token = -1};
 }
 
-static void judge(const place_ctx *x, const char *what, int tokens, int64_t rows, const double *got, const double *want, const double *rad, const double *bound, dp_run *run) {
+static const char *const KIND[DP_STEP_KINDS] = {[DP_STEP_Y] = "", [DP_STEP_DX] = "dx", [DP_STEP_DW] = "dw", [DP_STEP_DBIAS] = "dbias"};
+
+static void judge(const place_ctx *x, int kind, int64_t rows, const double *got, const double *want, const double *rad, const double *bound, dp_run *run) {
     const dp_problem *p = &x->c->p;
+    const dp_draws none = {0}, *d = x->x->x ? &x->x->x->step[kind][x->i] : &none;
+    const int tokens = kind == DP_STEP_Y || kind == DP_STEP_DX;
     char name[24];
-    snprintf(name, sizeof name, "%s%s%s", what, *what ? "_" : "", NAME[x->i]);
+    snprintf(name, sizeof name, "%s%s%s", KIND[kind], *KIND[kind] ? "_" : "", NAME[x->i]);
     const dp_compare_in in = {.name = name, .N = x->N, .heads = heads_of(p, x->i), .rows = rows, .width = width_of(p, x->i), .got = got, .want = want, .rad = rad, .bound = bound,
-                              .place = tokens ? place_token : place_head, .ctx = x, .tokens = tokens ? p->T : 0};
+                              .place = tokens ? place_token : place_head, .ctx = x, .tokens = tokens ? p->T : 0, .ndraw = d->e2 ? d->ndraw : 0, .ncell = d->n, .e2 = d->e2, .safety = DP_EXCESS_SAFETY,
+                              .unit = x->x->arith, .tiny = x->x->tiny};
     dp_compare(&in, &run->tensor[run->ntensor++]);
 }
 
@@ -218,34 +229,34 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
     propagate(&v, slope, (row_errors){NULL, open}, heads, width, &through[0]);
     propagate(&v, slope, (row_errors){b->entry[i], b->rest[i]}, heads, width, &through[1]);
     double *own_w = transposed(own.dw, D, W), *rad_w = transposed(rad.dw, D, W), *want_w = transposed(want.dw, D, W), *got_w = transposed(got->dw, D, W);
-    const struct { const char *name; int tokens; int64_t rows; const double *got, *want, *rad, *own, *open, *through; } out[] = {
-        {"dx", 1, rows, got->dx, want.dx, rad.dx, own.dx, through[0].dx, through[1].dx}, {"dw", 0, (int64_t)W * heads, got_w, want_w, rad_w, own_w, through[0].dw, through[1].dw},
-        {"dbias", 0, heads, got->dbias, want.dbias, rad.dbias, own.dbias, through[0].dbias, through[1].dbias}};
+    const struct { int kind; int64_t rows; const double *got, *want, *rad, *own, *open, *through; } out[] = {
+        {DP_STEP_DX, rows, got->dx, want.dx, rad.dx, own.dx, through[0].dx, through[1].dx}, {DP_STEP_DW, (int64_t)W * heads, got_w, want_w, rad_w, own_w, through[0].dw, through[1].dw},
+        {DP_STEP_DBIAS, heads, got->dbias, want.dbias, rad.dbias, own.dbias, through[0].dbias, through[1].dbias}};
     for (int k = 0; k < 3; k++) {
         if (!out[k].want) continue;
         double *r = row_norms(out[k].rad, out[k].rows, width), *bound = row_norms(out[k].own, out[k].rows, width);
         for (int64_t z = 0; z < out[k].rows; z++) r[z] += out[k].open[z], bound[z] += out[k].through[z];
-        judge(x, out[k].name, out[k].tokens, out[k].rows, out[k].got, out[k].want, r, bound, run);
+        judge(x, out[k].kind, out[k].rows, out[k].got, out[k].want, r, bound, run);
         free(r), free(bound);
     }
     free(slope), free(open), free(buf), free(own_w), free(rad_w), free(want_w), free(got_w);
     dp_conv_result_free(&want), dp_conv_result_free(&rad), dp_conv_result_free(&own);
 }
 
-dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s, const dp_result *got, const dp_budget *b, dp_run *run, dp_err *e) {
+dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s, const dp_result *got, const dp_budget *b, const dp_step_expected *x, dp_run *run, dp_err *e) {
     const dp_problem *p = &c->p;
     const double *const dy[3] = {got->dq, got->dk, got->dv};
     const int back = got->dq && truth->backward;
     dp_conv_result d[3] = {{0}};
     const dp_status st = back ? convolve(c, s, dy, d, e) : DP_OK;
     for (int i = 0; i < 3 && !st; i++) {
-        const place_ctx x = {c, s->N, i};
+        const place_ctx at = {c, s->N, i, x};
         const int width = width_of(p, i);
         if (!c->step.on[i]) continue;
         double *r = row_norms(c->step.rad[i].y, p->T * heads_of(p, i), width), *bound = row_norms(*error_of((dp_given_error *)&s->err, i), p->T * heads_of(p, i), width);
-        judge(&x, "", 1, p->T * heads_of(p, i), *tensor_of((dp_problem *)&s->p, i), *tensor_of((dp_problem *)p, i), r, bound, run);
+        judge(&at, DP_STEP_Y, p->T * heads_of(p, i), *tensor_of((dp_problem *)&s->p, i), *tensor_of((dp_problem *)p, i), r, bound, run);
         free(r), free(bound);
-        if (back) judge_backward(&x, truth, s, &d[i], b, run);
+        if (back) judge_backward(&at, truth, s, &d[i], b, run);
     }
     for (int i = 0; i < 3; i++) dp_conv_result_free(&d[i]);
     return st;

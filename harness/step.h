@@ -16,6 +16,7 @@
 #include "budget.h"
 #include "case.h"
 #include "cuda.h"
+#include "expected.h"
 #include "run.h"
 #ifdef __cplusplus
 extern "C" {
@@ -30,9 +31,13 @@ typedef struct { dp_problem p; dp_given_error err; dp_base base; dp_backend be; 
 dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_step_run *s, dp_err *e);
 void dp_step_run_free(const dp_case *c, dp_step_run *s);
 
-/* q k v, and with dq.. of got the convolution's backward on them: judges into run->tensor, which has room for DP_STEP_TENSORS more. */
+/* q k v, and with dq.. of got the convolution's backward on them: judges into run->tensor, which has room for DP_STEP_TENSORS more. x: draws (NULL: none),
+ * whose cells are the chunks chunk_of [T]; arith: unit roundoff of the base's arithmetic; tiny: of its smallest numbers. */
 #define DP_STEP_TENSORS 12
-dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s, const dp_result *got, const dp_budget *b, dp_run *run, dp_err *e);
+typedef struct { const dp_expected *x; const int *chunk_of; double arith, tiny; } dp_step_expected;
+dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s, const dp_result *got, const dp_budget *b, const dp_step_expected *x, dp_run *run, dp_err *e);
+/* The convolutions of a step, as draws take them; all NULL where c is none. */
+dp_front dp_step_front(const dp_case *c);
 
 #ifdef __cplusplus
 }

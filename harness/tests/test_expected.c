@@ -124,9 +124,9 @@ DP_TEST(expected, draws_are_the_same_for_any_order_of_policies) {
     dp_part a[DP_EXPECTED_PARTS], b[DP_EXPECTED_PARTS];
     subject x;
     simulate(&x, DP_BASE_BF16, DP_FP32);
-    dp_expected_run(&x.c.p, x.c.input_dtype, 4, 1, 0, 3, base, chain, all);
+    dp_expected_run(&x.c.p, NULL, x.c.input_dtype, 4, 1, 0, 3, base, chain, all);
     for (int i = 0; i < 3; i++) {
-        dp_expected_run(&x.c.p, x.c.input_dtype, 4, 1, 0, 1, base + i, chain + i, &one);
+        dp_expected_run(&x.c.p, NULL, x.c.input_dtype, 4, 1, 0, 1, base + i, chain + i, &one);
         const int n = dp_expected_parts(&one, a), m = dp_expected_parts(&all[i], b);
         CHECK(n == 16 && m == 16, "%d and %d tensors", n, m);
         for (int k = 0; k < n; k++) CHECK(a[k].size == b[k].size && !memcmp(a[k].at, b[k].at, a[k].size), "policy %d, tensor %d differs", i, k);
