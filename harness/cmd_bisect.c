@@ -6,12 +6,10 @@
 #include "blame.h"
 #include "case.h"
 #include "commands.h"
-#include "home.h"
 #include "judge.h"
+#include "options.h"
 #include "precision.h"
 
-#include <argp.h>
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,35 +18,36 @@
 #include <unistd.h>
 
 typedef struct {
-    const char *cases_dir, *name, *subject, *outputs, *layout, *cache;
-    double limit_s;
-    int ranks, base, chain, merge, fault, verbose, runs, from, to, chain_from, chain_to, tries, have_need;
-    double need[10];       /* -1, ranks 0: the case's first */
+    dp_options of;
+    const char *outputs, *layout;
+    int verbose, runs, tries, have_need;
+    dp_base from, to;
+    int chain_from, chain_to;    /* -1: that of the base */
+    double need[10];
 } options;
 
-enum { OPT_RANKS = 256, OPT_BASE, OPT_CHAIN, OPT_MERGE, OPT_FAULT, OPT_RUNS, OPT_FROM, OPT_TO, OPT_CHAIN_FROM, OPT_CHAIN_TO, OPT_NEED, OPT_TRIES, OPT_SUBJECT, OPT_LIMIT, OPT_OUTPUTS,
-       OPT_STATE_LAYOUT, OPT_CACHE };
+enum { OPT_RUNS = 256, OPT_FROM, OPT_TO, OPT_CHAIN_FROM, OPT_CHAIN_TO, OPT_NEED, OPT_TRIES, OPT_OUTPUTS, OPT_STATE_LAYOUT };
 
 static const struct argp_option STAGE_OPTIONS[] = {
-    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: those of the source tree)", 0},
-    {"ranks", OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0},
-    {"base", OPT_BASE, "NAME", 0, "base policy: fp64 fp32 bf16 (default: the case's first)", 0},
-    {"chain", OPT_CHAIN, "FORMAT", 0, "format of the M chain (default: the case's first)", 0},
-    {"merge", OPT_MERGE, "NAME", 0, "allgather or ring (default: the case's first)", 0},
-    {"fault", OPT_FAULT, "NAME", 0, "switch a deliberate fault on in the simulated ranks (see list --faults)", 0},
-    {"subject", OPT_SUBJECT, "LIB", 0, "a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; base and chain: what it claims", 0},
-    {"limit", OPT_LIMIT, "SECONDS", 0, "how long one run of the subject may take (default: 60)", 0},
+    DP_ROW_CASES,
+    DP_ROW_RANKS,
+    DP_ROW_BASE,
+    DP_ROW_CHAIN,
+    DP_ROW_MERGE,
+    DP_ROW_FAULT,
+    DP_ROW_LIMIT,
+    DP_ROW_CACHE,
+    {"subject", DP_OPT_SUBJECT, "LIB", 0, "a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; base and chain: what it claims", 0},
     {"outputs", OPT_OUTPUTS, "OUT", 0, "tensors that another program computed from the case's inputs (deltaproof inputs CASE -o IN): results and stages as in `judge`", 0},
     {"state-layout", OPT_STATE_LAYOUT, "kv|vk", 0, "last axes of states in OUT (default: metadata, else kv)", 0},
-    {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths, for --subject and --outputs (default: build/cache; none: no cache)", 0},
     {"runs", OPT_RUNS, "N", 0, "how often each stage, or the subject, runs on the same inputs (default: 3)", 0},
     {"verbose", 'v', 0, 0, "try every stage, not only up to the first wrong one", 0},
     {0}};
 
 static const struct argp_option PRECISION_OPTIONS[] = {
-    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: those of the source tree)", 0},
-    {"ranks", OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0},
-    {"merge", OPT_MERGE, "NAME", 0, "allgather or ring (default: the case's first)", 0},
+    DP_ROW_CASES,
+    DP_ROW_RANKS,
+    DP_ROW_MERGE,
     {"from", OPT_FROM, "NAME", 0, "base policy that is too coarse: bf16 (default), fp32", 0},
     {"to", OPT_TO, "NAME", 0, "base policy that stages may be raised to: fp32 (default), fp64", 0},
     {"chain-from", OPT_CHAIN_FROM, "FORMAT", 0, "format of the M chain with it (default: that of --from)", 0},
@@ -56,11 +55,6 @@ static const struct argp_option PRECISION_OPTIONS[] = {
     {"need", OPT_NEED, "LIST", 0, "what is needed: TENSOR=ERROR,..., relative errors of whole tensors, e.g. o=1e-3,dk=5e-3 (default: every row within the bound of the policy --to)", 0},
     {"tries", OPT_TRIES, "N", 0, "policies to try at most in each search for a better one (default: 2000)", 0},
     {0}};
-
-static int find(const char *name, const char *const *names, int n) {
-    for (int i = 0; i < n; i++) if (!strcmp(name, names[i])) return i;
-    return -1;
-}
 
 static void parse_need(struct argp_state *st, const char *text, options *o) {
     char *copy = strdup(text), *save, *end;
@@ -82,44 +76,20 @@ static void parse_need(struct argp_state *st, const char *text, options *o) {
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
-    case 'c': o->cases_dir = arg; break;
     case 'v': o->verbose = 1; break;
-    case OPT_RANKS:
-        o->ranks = atoi(arg);
-        if (o->ranks < 1 || o->ranks > 4096) argp_error(st, "--ranks %s: must be 1 to 4096", arg);
-        break;
-    case OPT_FROM: if ((o->from = find(arg, dp_base_names, DP_NBASES)) < 0) argp_error(st, "--from %s: not known", arg); break;
-    case OPT_TO: if ((o->to = find(arg, dp_base_names, DP_NBASES)) < 0) argp_error(st, "--to %s: not known", arg); break;
-    case OPT_CHAIN_FROM: if ((o->chain_from = dp_format_find(arg)) < 0) argp_error(st, "--chain-from %s: not known", arg); break;
-    case OPT_CHAIN_TO: if ((o->chain_to = dp_format_find(arg)) < 0) argp_error(st, "--chain-to %s: not known", arg); break;
-    case OPT_SUBJECT: o->subject = arg; break;
+    case OPT_FROM: o->from = (dp_base)dp_option_name(st, "from", arg, dp_base_names, DP_NBASES); break;
+    case OPT_TO: o->to = (dp_base)dp_option_name(st, "to", arg, dp_base_names, DP_NBASES); break;
+    case OPT_CHAIN_FROM: o->chain_from = dp_option_format(st, "chain-from", arg); break;
+    case OPT_CHAIN_TO: o->chain_to = dp_option_format(st, "chain-to", arg); break;
     case OPT_OUTPUTS: o->outputs = arg; break;
     case OPT_STATE_LAYOUT: o->layout = arg; break;
-    case OPT_CACHE: o->cache = arg; break;
-    case OPT_LIMIT: {
-        char *end;
-        o->limit_s = strtod(arg, &end);
-        if (end == arg || *end || !(o->limit_s > 0) || o->limit_s > 86400) argp_error(st, "--limit %s: must be seconds, above 0 and up to 86400", arg);
-        break;
-    }
     case OPT_NEED: parse_need(st, arg, o); break;
-    case OPT_TRIES:
-        o->tries = atoi(arg);
-        if (o->tries < 1) argp_error(st, "--tries %s: must be a positive number", arg);
+    case OPT_TRIES: o->tries = (int)dp_option_number(st, "tries", arg, 1, INT32_MAX); break;
+    case OPT_RUNS: o->runs = (int)dp_option_number(st, "runs", arg, 1, 1000); break;
+    case ARGP_KEY_END:
+        if (!o->of.nname) argp_error(st, "name a case");
         break;
-    case OPT_RUNS:
-        o->runs = atoi(arg);
-        if (o->runs < 1 || o->runs > 1000) argp_error(st, "--runs %s: must be 1 to 1000", arg);
-        break;
-    case OPT_BASE: if ((o->base = find(arg, dp_base_names, DP_NBASES)) < 0) argp_error(st, "--base %s: not known", arg); break;
-    case OPT_MERGE: if ((o->merge = find(arg, dp_merge_names, DP_NMERGES)) < 0) argp_error(st, "--merge %s: not known", arg); break;
-    case OPT_CHAIN: if ((o->chain = dp_format_find(arg)) < 0) argp_error(st, "--chain %s: not known", arg); break;
-    case OPT_FAULT: if ((o->fault = dp_fault_find(arg)) < 0) argp_error(st, "--fault %s: not known (see list --faults)", arg); break;
-    case ARGP_KEY_ARG:
-        if (o->name) argp_error(st, "one case at a time");
-        o->name = arg;
-        break;
-    default: return ARGP_ERR_UNKNOWN;
+    default: return dp_option(key, arg, st, &o->of);
     }
     return 0;
 }
@@ -163,13 +133,11 @@ static void print_place(const dp_bisect_row *x) {
 
 static int stage(const options *o, const dp_case *c, dp_err *e) {
     dp_bisect b;
-    const int ranks = o->ranks ? o->ranks : dp_case_most_ranks(c, INT_MAX);
-    const dp_base base = o->base >= 0 ? (dp_base)o->base : c->base[0];
-    const dp_format chain = o->chain >= 0 ? (dp_format)o->chain : c->chain[0];
-    const dp_merge merge = o->merge >= 0 ? (dp_merge)o->merge : c->merge[0];
-    if (dp_bisect_sim(&c->p, base, chain, merge, ranks, o->fault, c->backward, o->runs, o->verbose, &b, e)) return 2;
-    printf("%s:ranks=%d,base=%s,chain=%s,merge=%s%s%s: every stage on true inputs\n", c->name, ranks, dp_base_names[base], dp_formats[chain].name, dp_merge_names[merge],
-           o->fault ? ",fault=" : "", o->fault ? dp_faults[o->fault].name : "");
+    const dp_one_run r = dp_options_one(&o->of, c, NULL);
+    const dp_fault fault = o->of.fault;
+    if (dp_bisect_sim(&c->p, r.base, r.chain, r.merge, r.ranks, fault, c->backward, o->runs, o->verbose, &b, e)) return 2;
+    printf("%s:ranks=%d,base=%s,chain=%s,merge=%s%s%s: every stage on true inputs\n", c->name, r.ranks, dp_base_names[r.base], dp_formats[r.chain].name, dp_merge_names[r.merge],
+           fault ? ",fault=" : "", fault ? dp_faults[fault].name : "");
     for (int i = 0; i < (c->backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE); i++)
         if (o->verbose || b.first < 0 || i <= b.first) print_stage(&b, i);
     const int wrong = b.first >= 0;
@@ -228,7 +196,7 @@ static int unsteady(const options *o, const dp_case *c, const dp_subject *lib, d
     int found = 0;
     for (int run = 0; run < o->runs && o->runs > 1 && !found; run++) {
         dp_subject_result b = {0};
-        if (dp_subject_run(lib, &c->p, dp_formats[c->input_dtype].name, c->ranks[0], c->base[0], c->chain[0], c->backward, o->limit_s > 0 ? o->limit_s : DP_SUBJECT_LIMIT_S, &b, e)) break;
+        if (dp_subject_run(lib, &c->p, dp_formats[c->input_dtype].name, c->ranks[0], c->base[0], c->chain[0], c->backward, o->of.limit_s > 0 ? o->of.limit_s : DP_SUBJECT_LIMIT_S, &b, e)) break;
         if (b.outcome != a.outcome && run) printf("NOT STEADY: run %d of the same inputs %s, the first %s\n", run + 1, dp_subject_outcomes[b.outcome], dp_subject_outcomes[a.outcome]), found = 1;
         for (int i = 0; run && !found && i < dp_result_nfields + DP_NTAPS; i++) {
             const int tap = i - dp_result_nfields;
@@ -252,20 +220,19 @@ static int unsteady(const options *o, const dp_case *c, const dp_subject *lib, d
 
 static int shown_stage(const options *o, dp_case *c, dp_err *e) {
     const dp_backend backend[] = {DP_BACKEND_SUBJECT};
-    const char *cache = strcmp(o->cache, "none") ? o->cache : NULL;
     dp_subject lib = {0};
     dp_runs runs = {0};
     dp_status st;
-    if (o->subject) {
-        if (dp_subject_open(o->subject, &lib, e)) return 2;
-        int ranks = o->ranks;
-        for (int i = 0; !o->ranks && i < c->nranks; i++) if (c->ranks[i] > ranks && c->ranks[i] <= lib.max_ranks) ranks = c->ranks[i];
-        if (ranks < 1 || ranks > lib.max_ranks) return dp_fail(e, DP_EINPUT, "%s: takes up to %d ranks: give --ranks N", o->subject, lib.max_ranks), dp_subject_close(&lib), 2;
-        c->ranks[0] = ranks, c->base[0] = o->base >= 0 ? (dp_base)o->base : lib.base, c->chain[0] = o->chain >= 0 ? (dp_format)o->chain : lib.chain, c->nranks = c->nbase = c->nchain = 1;
-        const dp_run_options ro = {.nbackend = 1, .backend = backend, .nbase = 1, .base = c->base, .nchain = 1, .chain = c->chain, .subject = &lib, .limit_s = o->limit_s, .cache = cache};
+    if (o->of.subject) {
+        if (dp_subject_open(o->of.subject, &lib, e)) return 2;
+        const dp_one_run r = dp_options_one(&o->of, c, &lib);
+        if (r.ranks > lib.max_ranks) return dp_fail(e, DP_EINPUT, "--ranks %d: %s takes up to %d", r.ranks, o->of.subject, lib.max_ranks), dp_subject_close(&lib), 2;
+        c->ranks[0] = r.ranks, c->base[0] = r.base, c->chain[0] = r.chain, c->nranks = c->nbase = c->nchain = 1;
+        const dp_run_options ro = {.nbackend = 1, .backend = backend, .nbase = 1, .base = c->base, .nchain = 1, .chain = c->chain, .subject = &lib, .limit_s = o->of.limit_s, .cache = o->of.cache};
         st = dp_case_run(c, &ro, &runs, e);
     } else {
-        const dp_judge_options jo = {.outputs = o->outputs, .state_layout = o->layout, .base = o->base >= 0 ? dp_base_names[o->base] : NULL, .claim = o->chain >= 0 ? dp_formats[o->chain].name : NULL, .ranks = o->ranks, .cache = cache};
+        const dp_judge_options jo = {.outputs = o->outputs, .state_layout = o->layout, .base = o->of.nbase ? dp_base_names[o->of.base[0]] : NULL, .claim = o->of.nchain ? dp_formats[o->of.chain[0]].name : NULL,
+                                     .ranks = o->of.nranks ? o->of.ranks[0] : 0, .cache = o->of.cache};
         st = dp_judge_case(&jo, c, &runs, e);
     }
     int rc = 2;
@@ -284,7 +251,7 @@ static int shown_stage(const options *o, dp_case *c, dp_err *e) {
         } else if (rc || r->verdict == DP_SKIPPED) printf("NO STAGE: %s\n", r->why);
         else printf("every tensor is within its bound\n");
         if (r->verdict == DP_SKIPPED) rc = 2;
-        if (o->subject && rc != 2 && !strcmp(r->outcome, "returned") && unsteady(o, c, &lib, e)) rc = 1;
+        if (o->of.subject && rc != 2 && !strcmp(r->outcome, "returned") && unsteady(o, c, &lib, e)) rc = 1;
     }
     dp_runs_free(&runs), dp_subject_close(&lib);
     return e->code ? 2 : rc;
@@ -315,9 +282,9 @@ static dp_format chain_of(dp_base b) { return b == DP_BASE_FP64 ? DP_FP64 : b ==
 
 static int precision(const options *o, const dp_case *c, dp_err *e) {
     dp_precision r;
-    const int ranks = o->ranks ? o->ranks : dp_case_most_ranks(c, INT_MAX);
-    dp_precision_request rq = {.p = &c->p, .N = ranks, .backward = c->backward, .from = o->from >= 0 ? o->from : (int)DP_BASE_BF16, .to = o->to >= 0 ? o->to : (int)DP_BASE_FP32,
-                               .merge = o->merge >= 0 ? (dp_merge)o->merge : c->merge[0], .by_verdict = !o->have_need, .max_tries = o->tries, .progress = isatty(2)};
+    const dp_one_run one = dp_options_one(&o->of, c, NULL);
+    const int ranks = one.ranks;
+    dp_precision_request rq = {.p = &c->p, .N = ranks, .backward = c->backward, .from = o->from, .to = o->to, .merge = one.merge, .by_verdict = !o->have_need, .max_tries = o->tries, .progress = isatty(2)};
     rq.chain_from = o->chain_from >= 0 ? (dp_format)o->chain_from : chain_of(rq.from), rq.chain_to = o->chain_to >= 0 ? (dp_format)o->chain_to : chain_of(rq.to);
     memcpy(rq.need, o->need, sizeof rq.need);
     const double *need = o->have_need ? o->need : NULL;
@@ -364,7 +331,7 @@ int dp_cmd_bisect(int argc, char **argv) {
     const struct argp precision_argp = {.options = PRECISION_OPTIONS, .parser = parse, .args_doc = "CASE", .doc = "Which stages need a wider format: the smallest set that must be raised and the cheapest policy that will do.\v"
                                         "Times are flops and bytes at the peak rates of an H200: an order, no prediction. Exit status 0 found, 1 not even --to will do, 2 bad input."};
     const int want_stage = argc >= 2 && !strcmp(argv[1], "stage"), want_precision = argc >= 2 && !strcmp(argv[1], "precision");
-    options o = {.cases_dir = dp_home("cases"), .cache = dp_home("build/cache"), .base = -1, .chain = -1, .merge = -1, .runs = DP_BISECT_RUNS, .from = -1, .to = -1, .chain_from = -1, .chain_to = -1, .tries = 2000};
+    options o = {.of = dp_options_new(1, 1), .runs = DP_BISECT_RUNS, .from = DP_BASE_BF16, .to = DP_BASE_FP32, .chain_from = -1, .chain_to = -1, .tries = 2000};
     dp_err e = {0};
     dp_case c;
     if (!want_stage && !want_precision) {
@@ -375,16 +342,12 @@ int dp_cmd_bisect(int argc, char **argv) {
     }
     argv[1] = (char *)(want_stage ? "deltaproof bisect stage" : "deltaproof bisect precision");
     argp_parse(want_stage ? &stage_argp : &precision_argp, argc - 1, argv + 1, 0, NULL, &o);
-    if (!o.name) {
-        fprintf(stderr, "%s: name a case\n", argv[1]);
-        return 2;
-    }
-    char *path = dp_case_path(o.cases_dir, o.name);
+    char *path = dp_case_path(o.of.cases_dir, o.of.name[0]);
     int rc = 2;
     if (!dp_case_load(path, &c, &e)) {
         if (c.op != DP_OP_RECURRENCE) dp_fail(&e, DP_EINPUT, "bisect: %s: op = %s has no stages", path, c.op_name);
-        else if (want_stage && !!o.subject + !!o.outputs + (o.fault > 0) > 1) dp_fail(&e, DP_EINPUT, "bisect stage: --fault, --subject and --outputs exclude each other");
-        else if (o.subject || o.outputs) rc = shown_stage(&o, &c, &e);
+        else if (want_stage && !!o.of.subject + !!o.outputs + (o.of.fault > 0) > 1) dp_fail(&e, DP_EINPUT, "bisect stage: --fault, --subject and --outputs exclude each other");
+        else if (o.of.subject || o.outputs) rc = shown_stage(&o, &c, &e);
         else rc = want_stage ? stage(&o, &c, &e) : precision(&o, &c, &e);
         dp_case_free(&c);
     }

@@ -4,11 +4,9 @@
 #define _GNU_SOURCE
 #include "case.h"
 #include "commands.h"
-#include "home.h"
 #include "invariants.h"
-#include "run.h"
+#include "options.h"
 
-#include <argp.h>
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
@@ -18,71 +16,42 @@
 #include <sys/stat.h>
 
 typedef struct {
-    const char *cases_dir, *json, *only, *name[64];
-    int ncase, ranks, heads, block, forward, every, has_base, has_chain, has_ranks;
+    dp_options of;
+    const char *json, *only;
+    int heads, block, forward, every;
     int64_t tokens;
     dp_check_subject s;
 } options;
 
-enum { OPT_RANKS = 256, OPT_BASE, OPT_CHAIN, OPT_MERGE, OPT_BACKEND, OPT_FAULT, OPT_TOKENS, OPT_HEADS, OPT_BLOCK, OPT_ONLY, OPT_JSON, OPT_FORWARD, OPT_EVERY };
-
-static int64_t number(struct argp_state *st, const char *opt, const char *s, int64_t top) {
-    char *end;
-    errno = 0;
-    const long long n = strtoll(s, &end, 10);
-    if (!*s || *end || errno || n < 1 || n > top) argp_error(st, "--%s %s: must be 1 to %lld", opt, s, (long long)top);
-    return n;
-}
-
-static int find(struct argp_state *st, const char *opt, const char *s, const char *const *names, int n) {
-    for (int i = 0; i < n; i++) if (!strcmp(s, names[i])) return i;
-    argp_error(st, "--%s %s: not known", opt, s);
-    return 0;
-}
+enum { OPT_TOKENS = 256, OPT_HEADS, OPT_BLOCK, OPT_ONLY, OPT_JSON, OPT_FORWARD, OPT_EVERY };
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
-    case 'c': o->cases_dir = arg; break;
-    case OPT_RANKS: o->ranks = (int)number(st, "ranks", arg, 64), o->has_ranks = 1; break;
-    case OPT_BASE: o->s.base = find(st, "base", arg, dp_base_names, DP_NBASES), o->has_base = 1; break;
-    case OPT_CHAIN:
-        if (dp_format_find(arg) < 0) argp_error(st, "--chain %s: not known", arg);
-        o->s.chain = dp_format_find(arg), o->has_chain = 1;
-        break;
-    case OPT_MERGE: o->s.merge = find(st, "merge", arg, dp_merge_names, DP_NMERGES); break;
-    case OPT_BACKEND: o->s.backend = find(st, "backend", arg, dp_backend_names, DP_BACKEND_FILE); break;
-    case OPT_FAULT:
-        if (dp_fault_find(arg) < 0) argp_error(st, "--fault %s: not known (see list --faults)", arg);
-        o->s.fault = dp_fault_find(arg);
-        break;
-    case OPT_TOKENS: o->tokens = number(st, "tokens", arg, (int64_t)1 << 30); break;
-    case OPT_HEADS: o->heads = (int)number(st, "heads", arg, 1 << 20); break;
-    case OPT_BLOCK: o->block = (int)number(st, "block", arg, 1 << 20); break;
-    case OPT_ONLY: o->only = dp_check_names[find(st, "only", arg, dp_check_names, DP_NCHECKS)]; break;
+    case OPT_TOKENS: o->tokens = dp_option_number(st, "tokens", arg, 1, (int64_t)1 << 30); break;
+    case OPT_HEADS: o->heads = (int)dp_option_number(st, "heads", arg, 1, 1 << 20); break;
+    case OPT_BLOCK: o->block = (int)dp_option_number(st, "block", arg, 1, 1 << 20); break;
+    case OPT_ONLY: o->only = dp_check_names[dp_option_name(st, "only", arg, dp_check_names, DP_NCHECKS)]; break;
     case OPT_EVERY: o->every = 1; break;
     case OPT_FORWARD: o->forward = 1; break;
     case OPT_JSON: o->json = arg; break;
-    case ARGP_KEY_ARG:
-        if (o->ncase == 64) argp_error(st, "more than 64 cases");
-        o->name[o->ncase++] = arg;
-        break;
     case ARGP_KEY_END:
-        if (!o->ncase) argp_error(st, "name a case");
+        if (!o->of.nname) argp_error(st, "name a case");
         break;
-    default: return ARGP_ERR_UNKNOWN;
+    default: return dp_option(key, arg, st, &o->of);
     }
     return 0;
 }
 
 static const struct argp_option OPTIONS[] = {
-    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: those of the source tree)", 0},
-    {"ranks", OPT_RANKS, "N", 0, "number of ranks (default: the case's largest)", 0},
-    {"base", OPT_BASE, "NAME", 0, "fp64, fp32 or bf16 (default: the case's first)", 0},
-    {"chain", OPT_CHAIN, "FORMAT", 0, "format of the M chain (default: the case's first)", 0},
-    {"merge", OPT_MERGE, "NAME", 0, "allgather (default) or ring", 0},
-    {"backend", OPT_BACKEND, "NAME", 0, "sim (default), cuda or nccl", 0},
-    {"fault", OPT_FAULT, "NAME", 0, "switch a deliberate fault of the simulated ranks on", 0},
+    DP_ROW_CASES,
+    DP_ROW_RANKS,
+    DP_ROW_BASE,
+    DP_ROW_CHAIN,
+    DP_ROW_MERGE,
+    DP_ROW_FAULT,
+    DP_ROW_LIMIT,
+    {"backend", DP_OPT_BACKEND, "NAME", 0, "sim (default), cuda or nccl", 0},
     {"only", OPT_ONLY, "CHECK", 0, "one check: repeat causality causality-chunk anticausality heads packed prefix scale-v scale-do sign-q sign-kv ranks transpose ranks-bound", 0},
     {"forward", OPT_FORWARD, 0, 0, "leave gradients out", 0},
     {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
@@ -192,20 +161,9 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     if (st) return st;
     if (c.op != DP_OP_RECURRENCE) st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences have these checks", path, c.op_name);
     else if (c.allow_nonfinite) st = dp_fail(e, DP_EINPUT, "%s: nonfinite = allow: equalities of NaN prove nothing", path);
-    if (!o->has_base) {                                          /* the first that the subject has */
-        int i = 0;
-        while (o->s.backend != DP_BACKEND_SIM && i < c.nbase - 1 && c.base[i] == DP_BASE_FP64) i++;
-        o->s.base = c.base[i];
-    }
-    if (!o->has_chain) {                                         /* the first that the subject has */
-        int i = 0;
-        while (o->s.backend != DP_BACKEND_SIM && i < c.nchain - 1 && (c.chain[i] == DP_FP64 || c.chain[i] == DP_BF16ST)) i++;
-        o->s.chain = c.chain[i];
-    }
-    o->s.progress = resized;
-    o->s.bf16_inputs = c.input_dtype == DP_BF16;
-    int N = o->has_ranks ? o->ranks : 1;
-    for (int i = 0; !o->has_ranks && i < c.nranks; i++) if (c.ranks[i] > N) N = c.ranks[i];
+    const dp_one_run run = dp_options_one(&o->of, &c, NULL);
+    const int N = run.ranks;
+    o->s.base = run.base, o->s.chain = run.chain, o->s.merge = run.merge, o->s.fault = o->of.fault, o->s.progress = resized, o->s.bf16_inputs = c.input_dtype == DP_BF16;
     const int HV = o->heads ? o->heads : c.p.HV, each = HV / DP_NCHECKS > 2 ? HV / DP_NCHECKS : 2, block = !resized ? HV : o->block && o->block < HV ? o->block : o->block || HV < each ? HV : each;
     for (int h = 0; h < HV && !st; h += block) {
         const int n = h + block < HV ? block : HV - h;
@@ -223,17 +181,18 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
 }
 
 int dp_cmd_check(int argc, char **argv) {
-    options o = {.cases_dir = dp_home("cases")};
+    options o = {.of = dp_options_new(1, 64)};
     const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "CASE...", .doc = "Check what must hold between runs of one subject: causality, independence of heads and sequences, ranks, "
         "prefixes, scaling and signs. No truth is needed, so any size will do.\vExit status 0 everything held, 1 something did not, 2 could not run."};
     dp_err e = {0};
     int count[DP_NVERDICTS] = {0}, rc = 0;
     json_t *list = json_array();
     argp_parse(&a, argc, argv, 0, NULL, &o);
-    const char *no = o.s.backend == DP_BACKEND_SIM ? NULL : dp_cuda_unavailable(o.s.backend, o.has_ranks ? o.ranks : 1);
+    if (o.of.nbackend) o.s.backend = o.of.backend[0];
+    const char *no = o.s.backend == DP_BACKEND_SIM ? NULL : dp_cuda_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
     if (no) dp_fail(&e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[o.s.backend], no), rc = refuse(&e);
-    for (int i = 0; i < o.ncase && !rc; i++) {
-        char *path = dp_case_path(o.cases_dir, o.name[i]);
+    for (int i = 0; i < o.of.nname && !rc; i++) {
+        char *path = dp_case_path(o.of.cases_dir, o.of.name[i]);
         if (check_case(path, &o, count, list, &e)) rc = refuse(&e);
         free(path);
     }

@@ -3,10 +3,9 @@
 #define _GNU_SOURCE
 #include "../ref/cache.h"
 #include "commands.h"
-#include "home.h"
 #include "museum.h"
+#include "options.h"
 
-#include <argp.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,51 +14,40 @@
 #include <unistd.h>
 
 typedef struct {
-    const char *cases_dir, *cache, *out, *fault, *name[256];
-    int ncase, kernels;
+    dp_options of;
+    const char *out, *fault;     /* fault: of the pipeline or of the kernels */
+    int kernels;
     dp_museum_options o;
 } options;
 
-enum { OPT_ALL = 256, OPT_FAULT, OPT_LOCATE, OPT_KERNELS, OPT_OUT, OPT_CACHE };
+enum { OPT_ALL = 256, OPT_FAULT, OPT_LOCATE, OPT_KERNELS, OPT_OUT };
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
-    case 'c': o->cases_dir = arg; break;
     case OPT_ALL: o->o.all = 1, o->o.nlocate = -1; break;
     case OPT_FAULT: o->fault = arg; break;
     case OPT_KERNELS: o->kernels = 1; break;
-    case OPT_LOCATE: {
-        char *end;
-        const long n = strtol(arg, &end, 10);
-        if (*end || end == arg || n < 0 || n > 1000000) argp_error(st, "--locate %s: not a number of cases", arg);
-        o->o.nlocate = n ? (int)n : -1;
-        break;
-    }
+    case OPT_LOCATE: o->o.nlocate = (int)dp_option_number(st, "locate", arg, 0, 1000000), o->o.nlocate = o->o.nlocate ? o->o.nlocate : -1; break;
     case OPT_OUT: o->out = arg; break;
-    case OPT_CACHE: o->cache = arg; break;
-    case ARGP_KEY_ARG:
-        if (o->ncase == 256) argp_error(st, "more than 256 cases");
-        o->name[o->ncase++] = arg;
-        break;
     case ARGP_KEY_END:
-        if (o->kernels && (o->ncase || o->o.all)) argp_error(st, "--kernels has a list of problems of its own");
+        if (o->kernels && (o->of.nname || o->o.all)) argp_error(st, "--kernels has a list of problems of its own");
         if (!o->kernels && o->fault && dp_fault_find(o->fault) < 1) argp_error(st, "--fault %s: not known (see list --faults)", o->fault);
         if (!o->kernels && o->fault) o->o.only = (dp_fault)dp_fault_find(o->fault);
         break;
-    default: return ARGP_ERR_UNKNOWN;
+    default: return dp_option(key, arg, st, &o->of);
     }
     return 0;
 }
 
 static const struct argp_option OPTIONS[] = {
-    {"cases", 'c', "DIR", 0, "folder of the *.case files (default: those of the source tree)", 0},
+    DP_ROW_CASES,
     {"all", OPT_ALL, 0, 0, "every case, base, chain and merge order, every red run located (hours); default: generated cases, bases fp32 and bf16", 0},
     {"kernels", OPT_KERNELS, 0, 0, "the faults of the CUDA kernels instead (gpu/fault.cuh), in a build that has them; --out writes kernels.json", 0},
     {"fault", OPT_FAULT, "NAME", 0, "this fault only", 0},
     {"locate", OPT_LOCATE, "CASES", 0, "cases in which a red run of each fault is localised (default 3; 0: every case)", 0},
     {"out", OPT_OUT, "DIR", 0, "write museum.json there; `deltaproof report DIR` then shows it", 0},
-    {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0},
+    DP_ROW_CACHE,
     {0}};
 
 static int refuse(const dp_err *e) {
@@ -77,7 +65,7 @@ static int kernels(const options *o) {
     dp_kernel_museum *m = dp_calloc(1, sizeof *m);
     dp_err e = {0};
     char file[4096];
-    const dp_status st = dp_kernel_museum_run(o->cases_dir, o->o.cache, o->fault, m, &e);
+    const dp_status st = dp_kernel_museum_run(o->of.cases_dir, o->of.cache, o->fault, m, &e);
     int rc = st ? refuse(&e) : dp_kernel_museum_unseen(m) ? 1 : 0;
     if (!st) dp_kernel_museum_print(m, stdout);
     if (!st && o->out) {
@@ -90,20 +78,20 @@ static int kernels(const options *o) {
 }
 
 int dp_cmd_museum(int argc, char **argv) {
-    options o = {.cases_dir = dp_home("cases"), .cache = dp_home("build/cache"), .o = {.nlocate = 3, .quiet = !isatty(2)}};
+    options o = {.of = dp_options_new(0, 256), .o = {.nlocate = 3, .quiet = !isatty(2)}};
     const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "[CASE...]", .doc = "Switch every deliberate fault on, run the cases, and say which verdict goes red and where it points."
         "\vExit status 0 every fault was seen, 1 one was not or a run without a fault was red, 2 could not run."};
     dp_err e = {0};
     char **paths = NULL, file[4096];
     int n = 0;
     argp_parse(&a, argc, argv, 0, NULL, &o);
-    o.o.cache = strcmp(o.cache, "none") ? o.cache : NULL;
+    o.o.cache = o.of.cache;
     if (o.out && dp_make_dirs(o.out)) return fprintf(stderr, "deltaproof: museum: --out %s: %s\n", o.out, strerror(errno)), 2;
     if (o.kernels) return kernels(&o);
-    if (o.ncase) {
-        paths = dp_calloc((size_t)o.ncase, sizeof *paths);
-        for (; n < o.ncase; n++) paths[n] = dp_case_path(o.cases_dir, o.name[n]);
-    } else if (dp_case_find_all(o.cases_dir, &paths, &n, &e)) return refuse(&e);
+    if (o.of.nname) {
+        paths = dp_calloc((size_t)o.of.nname, sizeof *paths);
+        for (; n < o.of.nname; n++) paths[n] = dp_case_path(o.of.cases_dir, o.of.name[n]);
+    } else if (dp_case_find_all(o.of.cases_dir, &paths, &n, &e)) return refuse(&e);
     dp_museum *m = dp_calloc(1, sizeof *m);
     dp_status st = dp_museum_run(paths, n, &o.o, m, &e);
     int rc = st ? refuse(&e) : status(&o, m);

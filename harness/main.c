@@ -7,6 +7,7 @@
 #include "commands.h"
 #include "home.h"
 #include "judge.h"
+#include "options.h"
 #include "record.h"
 
 #include <argp.h>
@@ -30,93 +31,29 @@ error_t argp_err_exit_status = 2;
 /* ---- options of all commands ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    const char *command, *cases_dir, *out_dir, *json, *cache, *id, *output, *fault_name;
-    int all, smoke, keys, faults, verbose, ncase, bits;
-    const char *name[256];
-    int nranks, ranks[16], nbase, nchain, nmerge;
-    dp_base base[DP_NBASES];
-    dp_format chain[DP_NFORMATS];
-    dp_merge merge[DP_NMERGES];
-    int nbackend;
-    dp_backend backend[DP_NBACKENDS];
+    dp_options of;               /* those shared with other commands */
+    const char *out_dir, *json, *id, *output;
+    int all, smoke, keys, faults, verbose, bits;
     int nway;
     dp_cuda_way way[DP_NCUDA_WAYS];
-    dp_fault fault;
     dp_judge_options judge;
-    const char *subject_path;
     dp_subject subject;
-    double limit_s;
     dp_truth_pick truth;
     int has_truth;
 } options;
 
-enum { OPT_RANKS = 256, OPT_CHAIN, OPT_BASE, OPT_MERGE, OPT_OUT, OPT_JSON, OPT_ID, OPT_CACHE, OPT_ALL, OPT_SMOKE, OPT_KEYS, OPT_FAULT, OPT_FAULTS, OPT_BITS, OPT_BACKEND, OPT_WAY,
-       OPT_INPUTS, OPT_OUTPUTS, OPT_CLAIM, OPT_GATE, OPT_LOWER_BOUND, OPT_BETA, OPT_L2NORM, OPT_SCALE, OPT_CU_SEQLENS, OPT_STATE_LAYOUT, OPT_TOKENS, OPT_SUBJECT, OPT_LIMIT, OPT_TRUTH };
-
-static int find(const char *name, const char *const *names, int n) {
-    for (int i = 0; i < n; i++) if (!strcmp(name, names[i])) return i;
-    return -1;
-}
-
-static int find_format(const char *s) { return dp_format_find(s); }
-static int find_base(const char *s) { return find(s, dp_base_names, DP_NBASES); }
-static int find_merge(const char *s) { return find(s, dp_merge_names, DP_NMERGES); }
-static int find_backend(const char *s) { return find(s, dp_backend_names, DP_BACKEND_FILE); }
-static int find_way(const char *s) { return find(s, dp_cuda_way_names, DP_NCUDA_WAYS); }
-static int find_rank(const char *s) {
-    char *end;
-    errno = 0;
-    const long n = strtol(s, &end, 10);
-    return *s && !*end && !errno && n >= 1 && n <= 4096 ? (int)n : -1;
-}
-
-static int64_t find_tokens(const char *s) {
-    char *end;
-    errno = 0;
-    const long n = strtol(s, &end, 10);
-    return *s && !*end && !errno && n >= 1 && n <= 1 << 24 ? n : -1;
-}
-
-static void parse_list(struct argp_state *st, const char *opt, const char *text, int (*f)(const char *), int *out, int *n, int max) {
-    char *copy = strdup(text), *save;
-    *n = 0;
-    for (char *t = strtok_r(copy, ",", &save); t; t = strtok_r(NULL, ",", &save)) {
-        const int v = f(t);
-        if (v < 0) argp_error(st, "--%s %s: '%s' is not known", opt, text, t);
-        if (*n == max) argp_error(st, "--%s %s: more than %d values", opt, text, max);
-        out[(*n)++] = v;
-    }
-    if (!*n) argp_error(st, "--%s: the list is empty", opt);
-    free(copy);
-}
+enum { OPT_OUT = 256, OPT_JSON, OPT_ID, OPT_ALL, OPT_SMOKE, OPT_KEYS, OPT_FAULTS, OPT_BITS, OPT_WAY, OPT_INPUTS, OPT_OUTPUTS, OPT_CLAIM, OPT_GATE, OPT_LOWER_BOUND, OPT_BETA, OPT_L2NORM,
+       OPT_SCALE, OPT_CU_SEQLENS, OPT_STATE_LAYOUT, OPT_TOKENS, OPT_TRUTH };
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
-    case OPT_RANKS: parse_list(st, "ranks", arg, find_rank, o->ranks, &o->nranks, 16); break;
-    case OPT_CHAIN: parse_list(st, "chain", arg, find_format, (int *)o->chain, &o->nchain, DP_NFORMATS); break;
-    case OPT_BASE: parse_list(st, "base", arg, find_base, (int *)o->base, &o->nbase, DP_NBASES); break;
-    case OPT_MERGE: parse_list(st, "merge", arg, find_merge, (int *)o->merge, &o->nmerge, DP_NMERGES); break;
-    case OPT_BACKEND: parse_list(st, "backend", arg, find_backend, (int *)o->backend, &o->nbackend, DP_NBACKENDS); break;
-    case OPT_WAY: parse_list(st, "way", arg, find_way, (int *)o->way, &o->nway, DP_NCUDA_WAYS); break;
-    case OPT_FAULT:
-        if (dp_fault_find(arg) < 0) argp_error(st, "--fault %s: not known (see list --faults)", arg);
-        o->fault = dp_fault_find(arg);
-        break;
-    case OPT_BITS:
-        o->bits = find_rank(arg);
-        if (o->bits < 64) argp_error(st, "--bits %s: must be 64 to 4096", arg);
-        break;
-    case OPT_TRUTH: {
-        const int k = find(arg, dp_truth_pick_names, DP_NTRUTH_PICKS);
-        if (k < 0) argp_error(st, "--truth %s: must be auto, mpfr or dd", arg);
-        o->truth = (dp_truth_pick)k, o->has_truth = 1;
-        break;
-    }
+    case OPT_WAY: dp_option_list(st, "way", arg, dp_cuda_way_names, DP_NCUDA_WAYS, (int *)o->way, &o->nway); break;
+    case OPT_BITS: o->bits = (int)dp_option_number(st, "bits", arg, 64, 4096); break;
+    case OPT_TRUTH: o->truth = (dp_truth_pick)dp_option_name(st, "truth", arg, dp_truth_pick_names, DP_NTRUTH_PICKS), o->has_truth = 1; break;
     case OPT_OUT: o->out_dir = arg; break;
     case OPT_JSON: o->json = arg; break;
     case OPT_ID: o->id = arg; break;
-    case OPT_CACHE: o->cache = arg; break;
     case OPT_ALL: o->all = 1; break;
     case OPT_SMOKE: o->smoke = 1; break;
     case OPT_KEYS: o->keys = 1; break;
@@ -131,62 +68,48 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_SCALE: o->judge.scale = arg; break;
     case OPT_CU_SEQLENS: o->judge.cu_seqlens = arg; break;
     case OPT_STATE_LAYOUT: o->judge.state_layout = arg; break;
-    case OPT_TOKENS:
-        o->judge.tokens = find_tokens(arg);
-        if (o->judge.tokens < 1) argp_error(st, "--tokens %s: must be 1 to %d", arg, 1 << 24);
-        break;
-    case OPT_SUBJECT: o->subject_path = arg; break;
-    case OPT_LIMIT: {
-        char *end;
-        o->limit_s = strtod(arg, &end);
-        if (end == arg || *end || !(o->limit_s > 0) || o->limit_s > 86400) argp_error(st, "--limit %s: must be seconds, above 0 and up to 86400", arg);
-        dp_cuda_limit(o->limit_s);
-        break;
-    }
-    case 'c': o->cases_dir = arg; break;
+    case OPT_TOKENS: o->judge.tokens = dp_option_number(st, "tokens", arg, 1, 1 << 24); break;
     case 'o': o->output = arg; break;
     case 'v': o->verbose = 1; break;
-    case ARGP_KEY_ARG:
-        if (o->ncase == 256) argp_error(st, "more than 256 cases");
-        o->name[o->ncase++] = arg;
-        break;
-    default: return ARGP_ERR_UNKNOWN;
+    default: return dp_option(key, arg, st, &o->of);
     }
     return 0;
 }
 
-#define OPT_CASES {"cases", 'c', "DIR", 0, "folder of the *.case files (default: those of the source tree)", 0}
+#define ROW_TRUTH {"truth", OPT_TRUTH, "KIND", 0, "arithmetic of the truth: mpfr; dd: double-double, audited by MPFR; auto: MPFR where that is cheap (default: the case's)", 0}
+#define ROW_OUT {"out", OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0}
+#define ROW_JSON {"json", OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0}
 static const struct argp_option RUN_OPTIONS[] = {
-    OPT_CASES,
+    DP_ROW_CASES,
     {"all", OPT_ALL, 0, 0, "run every case", 0},
     {"smoke", OPT_SMOKE, 0, 0, "run the smoke cases", 0},
     {"id", OPT_ID, "ID", 0, "reproduce one run of a record, bit for bit", 0},
-    {"ranks", OPT_RANKS, "LIST", 0, "only these rank counts, e.g. 1,2,4", 0},
-    {"chain", OPT_CHAIN, "LIST", 0, "only these formats of the M chain: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st", 0},
-    {"base", OPT_BASE, "LIST", 0, "only these base policies: fp64 fp32 bf16", 0},
-    {"merge", OPT_MERGE, "LIST", 0, "only these merge orders: allgather ring", 0},
-    {"backend", OPT_BACKEND, "LIST", 0, "sim: simulated ranks; cuda: the CUDA kernels, ranks sharing one device; nccl: one device a rank (default: sim, and cuda where it can run)", 0},
-    {"subject", OPT_SUBJECT, "LIB", 0, "judge a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; beside them with --backend sim", 0},
-    {"limit", OPT_LIMIT, "SECONDS", 0, "how long one run of the subject may take (default: 60); on CUDA devices, how long one rank may keep the others waiting (default: 8)", 0},
+    {"ranks", DP_OPT_RANKS, "LIST", 0, "only these rank counts, e.g. 1,2,4", 0},
+    {"chain", DP_OPT_CHAIN, "LIST", 0, "only these formats of the M chain: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st", 0},
+    {"base", DP_OPT_BASE, "LIST", 0, "only these base policies: fp64 fp32 bf16", 0},
+    {"merge", DP_OPT_MERGE, "LIST", 0, "only these merge orders: allgather ring", 0},
+    {"backend", DP_OPT_BACKEND, "LIST", 0, "sim: simulated ranks; cuda: the CUDA kernels, ranks sharing one device; nccl: one device a rank (default: sim, and cuda where it can run)", 0},
+    {"subject", DP_OPT_SUBJECT, "LIB", 0, "judge a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; beside them with --backend sim", 0},
+    DP_ROW_LIMIT,
     {"way", OPT_WAY, "LIST", 0, "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg (dg without cancellation), save-all (nothing recomputed), segments (M as benchmarked: by the state pass, a rank's sequence cut in parts), segments-dh-only", 0},
-    {"fault", OPT_FAULT, "NAME", 0, "switch a deliberate fault on in the simulated ranks (see list --faults)", 0},
-    {"out", OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0},
-    {"json", OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0},
-    {"truth", OPT_TRUTH, "KIND", 0, "arithmetic of the truth: mpfr; dd: double-double, audited by MPFR; auto: MPFR where that is cheap (default: the case's)", 0},
-    {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0},
+    DP_ROW_FAULT,
+    ROW_OUT,
+    ROW_JSON,
+    ROW_TRUTH,
+    DP_ROW_CACHE,
     {"verbose", 'v', 0, 0, "print every run", 0},
     {0}};
-static const struct argp_option LIST_OPTIONS[] = {OPT_CASES, {"keys", OPT_KEYS, 0, 0, "print the keys of a case file", 0}, {"faults", OPT_FAULTS, 0, 0, "print the deliberate faults", 0}, {0}};
-static const struct argp_option INPUTS_OPTIONS[] = {OPT_CASES, {"output", 'o', "FILE", 0, "safetensors file to write", 0}, {0}};
+static const struct argp_option LIST_OPTIONS[] = {DP_ROW_CASES, {"keys", OPT_KEYS, 0, 0, "print the keys of a case file", 0}, {"faults", OPT_FAULTS, 0, 0, "print the deliberate faults", 0}, {0}};
+static const struct argp_option INPUTS_OPTIONS[] = {DP_ROW_CASES, {"output", 'o', "FILE", 0, "safetensors file to write", 0}, {0}};
 static const struct argp_option TRUTH_OPTIONS[] = {
-    OPT_CASES, {"output", 'o', "FILE", 0, "safetensors file to write", 0}, {"bits", OPT_BITS, "N", 0, "MPFR precision (default: the case's)", 0},
-    {"truth", OPT_TRUTH, "KIND", 0, "arithmetic of the truth: mpfr; dd: double-double, audited by MPFR; auto: MPFR where that is cheap (default: the case's)", 0},
-    {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0}, {0}};
+    DP_ROW_CASES, {"output", 'o', "FILE", 0, "safetensors file to write", 0}, {"bits", OPT_BITS, "N", 0, "MPFR precision (default: the case's)", 0},
+    ROW_TRUTH,
+    DP_ROW_CACHE, {0}};
 static const struct argp_option JUDGE_OPTIONS[] = {
     {"inputs", OPT_INPUTS, "IN", 0, "safetensors file: q k v g beta, and where there are any A_log dt_bias initial_state do dht cu_seqlens", 0},
     {"outputs", OPT_OUTPUTS, "OUT", 0, "safetensors file: any of o final_state dq dk dv dg dbeta dA_log ddt_bias ds0, and stages: gcum Akk Aqk w u kg qg M H S_in h v_new dv_local dS_out dM dH dh dv_new", 0},
-    {"ranks", OPT_RANKS, "N", 0, "ranks that computed OUT (default: metadata `ranks` of OUT, else 1)", 0},
-    {"base", OPT_BASE, "NAME", 0, "formats that the kernel claims for everything but the M chain: fp64 fp32 bf16", 0},
+    {"ranks", DP_OPT_RANKS, "N", 0, "ranks that computed OUT (default: metadata `ranks` of OUT, else 1)", 0},
+    {"base", DP_OPT_BASE, "NAME", 0, "formats that the kernel claims for everything but the M chain: fp64 fp32 bf16", 0},
     {"claim", OPT_CLAIM, "FORMAT", 0, "format that it claims for the M chain: fp32 tf32x3 tf32 tf32rz bf16 bf16st; needed from 3 ranks on", 0},
     {"gate", OPT_GATE, "FORM", 0, "log: g is the log decay; softplus: -exp(A_log) softplus(g + dt_bias); lower_bound: X sigmoid(exp(A_log) (g + dt_bias))", 0},
     {"lower-bound", OPT_LOWER_BOUND, "X", 0, "of gate lower_bound", 0},
@@ -196,10 +119,10 @@ static const struct argp_option JUDGE_OPTIONS[] = {
     {"cu-seqlens", OPT_CU_SEQLENS, "LIST", 0, "where packed sequences begin, then T (default: tensor or metadata of IN, else one sequence)", 0},
     {"state-layout", OPT_STATE_LAYOUT, "kv|vk", 0, "last axes of states in both files (default: metadata, else kv)", 0},
     {"tokens", OPT_TOKENS, "T", 0, "judge OUT as the result of the first T tokens of IN", 0},
-    {"out", OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0},
-    {"json", OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0},
-    {"truth", OPT_TRUTH, "KIND", 0, "arithmetic of the truth: mpfr; dd: double-double, audited by MPFR; auto: MPFR where that is cheap (default: the case's)", 0},
-    {"cache", OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0},
+    ROW_OUT,
+    ROW_JSON,
+    ROW_TRUTH,
+    DP_ROW_CACHE,
     {0}};
 static const struct argp_option NO_OPTIONS[] = {{0}};
 
@@ -251,7 +174,7 @@ static int report(const char *dir) {
 /* NAME:key=value,... -> the case's name and the selection. */
 static char *parse_id(options *o, dp_err *e) {
     char *name = strdup(o->id), *rest = strchr(name, ':'), *save;
-    o->backend[0] = DP_BACKEND_SIM, o->nbackend = 1;
+    o->of.backend[0] = DP_BACKEND_SIM, o->of.nbackend = 1;
     if (!strncmp(o->id, "judge:", 6)) {
         dp_fail(e, DP_EINPUT, "--id %s: tensors of another program are judged again by `deltaproof judge`", o->id);
         return name;
@@ -265,27 +188,27 @@ static char *parse_id(options *o, dp_err *e) {
         char *v = strchr(t, '=');
         if (v) *v++ = 0;
         int x = -1;
-        if (v && !strcmp(t, "ranks") && (x = find_rank(v)) >= 0) o->ranks[0] = x, o->nranks = 1;
-        else if (v && !strcmp(t, "base") && (x = find_base(v)) >= 0) o->base[0] = x, o->nbase = 1;
-        else if (v && !strcmp(t, "chain") && (x = find_format(v)) >= 0) o->chain[0] = x, o->nchain = 1;
-        else if (v && !strcmp(t, "merge") && (x = find_merge(v)) >= 0) o->merge[0] = x, o->nmerge = 1;
-        else if (v && !strcmp(t, "fault") && (x = dp_fault_find(v)) >= 0) o->fault = x;
-        else if (v && !strcmp(t, "backend") && !strcmp(v, "subject") && o->subject_path) o->backend[0] = DP_BACKEND_SUBJECT, o->nbackend = 1;
-        else if (v && !strcmp(t, "way") && (x = find_way(v)) >= 0) o->way[0] = x, o->nway = 1;
-        else if (v && !strcmp(t, "backend") && (x = find_backend(v)) >= 0) o->backend[0] = x, o->nbackend = 1;
+        if (v && !strcmp(t, "ranks") && (x = dp_find_ranks(v)) >= 0) o->of.ranks[0] = x, o->of.nranks = 1;
+        else if (v && !strcmp(t, "base") && (x = dp_find_base(v)) >= 0) o->of.base[0] = x, o->of.nbase = 1;
+        else if (v && !strcmp(t, "chain") && (x = dp_format_find(v)) >= 0) o->of.chain[0] = x, o->of.nchain = 1;
+        else if (v && !strcmp(t, "merge") && (x = dp_find_merge(v)) >= 0) o->of.merge[0] = x, o->of.nmerge = 1;
+        else if (v && !strcmp(t, "fault") && (x = dp_fault_find(v)) >= 0) o->of.fault = x;
+        else if (v && !strcmp(t, "backend") && !strcmp(v, "subject") && o->of.subject) o->of.backend[0] = DP_BACKEND_SUBJECT, o->of.nbackend = 1;
+        else if (v && !strcmp(t, "way") && (x = dp_find_name(v, dp_cuda_way_names, DP_NCUDA_WAYS)) >= 0) o->way[0] = x, o->nway = 1;
+        else if (v && !strcmp(t, "backend") && (x = dp_find_backend(v)) >= 0) o->of.backend[0] = x, o->of.nbackend = 1;
         else dp_fail(e, DP_EINPUT, "--id %s: '%s%s%s' is not known", o->id, t, v ? "=" : "", v ? v : "");
     }
     return name;
 }
 
-static int keep_case(const options *o, const dp_case *c) { return o->all || (o->smoke && c->smoke) || o->ncase; }
+static int keep_case(const options *o, const dp_case *c) { return o->all || (o->smoke && c->smoke) || o->of.nname; }
 
 static int run_one_case(const options *o, dp_case *c, dp_runs *runs) {
     dp_err e = {0};
     tally t = {.o = o};
     const double t0 = dp_now();
-    const dp_run_options ro = {.nranks = o->nranks, .ranks = o->ranks, .nbase = o->nbase, .base = o->base, .nchain = o->nchain, .chain = o->chain, .nmerge = o->nmerge, .merge = o->merge, .nbackend = o->nbackend, .backend = o->backend, .nway = o->nway, .way = o->way,
-                               .fault = o->fault, .subject = o->subject_path ? &o->subject : NULL, .limit_s = o->limit_s, .cache = strcmp(o->cache, "none") ? o->cache : NULL, .truth = o->has_truth ? &o->truth : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
+    const dp_run_options ro = {.nranks = o->of.nranks, .ranks = o->of.ranks, .nbase = o->of.nbase, .base = o->of.base, .nchain = o->of.nchain, .chain = o->of.chain, .nmerge = o->of.nmerge, .merge = o->of.merge, .nbackend = o->of.nbackend, .backend = o->of.backend, .nway = o->nway, .way = o->way,
+                               .fault = o->of.fault, .subject = o->of.subject ? &o->subject : NULL, .limit_s = o->of.limit_s, .cache = o->of.cache, .truth = o->has_truth ? &o->truth : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
     FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;   /* the record alone goes to standard output */
     for (int i = 0; i < c->nwarn; i++) fprintf(stderr, "deltaproof: warning: %s\n", c->warn[i]);
     const int before = runs->n;
@@ -325,7 +248,7 @@ static int command_run(options *o) {
     char **paths = NULL, *id_case = NULL;
     int np = 0;
     const double t0 = dp_now();
-    if (!o->all && !o->smoke && !o->ncase && !o->id) {
+    if (!o->all && !o->smoke && !o->of.nname && !o->id) {
         fprintf(stderr, "deltaproof: run: name a case, or --all, --smoke or --id ID\n");
         return 2;
     }
@@ -335,22 +258,22 @@ static int command_run(options *o) {
             free(id_case);
             return refuse(&e);
         }
-        o->name[0] = id_case, o->ncase = 1;
+        o->of.name[0] = id_case, o->of.nname = 1;
     }
     if (o->out_dir && dp_make_dirs(o->out_dir)) {
         fprintf(stderr, "deltaproof: --out %s: %s\n", o->out_dir, strerror(errno));
         return 2;
     }
-    if (o->subject_path) {
-        if (o->fault) return fprintf(stderr, "deltaproof: --fault goes with the simulated ranks, not with --subject\n"), 2;
-        if (dp_subject_open(o->subject_path, &o->subject, &e)) return refuse(&e);
-        if (!o->nbackend) o->backend[0] = DP_BACKEND_SUBJECT, o->nbackend = 1;
+    if (o->of.subject) {
+        if (o->of.fault) return fprintf(stderr, "deltaproof: --fault goes with the simulated ranks, not with --subject\n"), 2;
+        if (dp_subject_open(o->of.subject, &o->subject, &e)) return refuse(&e);
+        if (!o->of.nbackend) o->of.backend[0] = DP_BACKEND_SUBJECT, o->of.nbackend = 1;
     }
-    if (o->ncase) {
-        paths = dp_calloc((size_t)o->ncase, sizeof *paths);
-        for (; np < o->ncase; np++) paths[np] = dp_case_path(o->cases_dir, o->name[np]);
+    if (o->of.nname) {
+        paths = dp_calloc((size_t)o->of.nname, sizeof *paths);
+        for (; np < o->of.nname; np++) paths[np] = dp_case_path(o->of.cases_dir, o->of.name[np]);
         o->verbose = 1;
-    } else if (dp_case_find_all(o->cases_dir, &paths, &np, &e)) return refuse(&e);
+    } else if (dp_case_find_all(o->of.cases_dir, &paths, &np, &e)) return refuse(&e);
 
     dp_runs runs = {0};
     dp_case **cases = dp_calloc((size_t)np, sizeof *cases);
@@ -409,8 +332,7 @@ static void print_tensor(const dp_judgement *t, FILE *f) {
 }
 
 static int check_judge_usage(options *o) {
-    const char *what = !o->judge.inputs ? "give --inputs IN.safetensors" : !o->judge.outputs ? "give --outputs OUT.safetensors" : o->nranks > 1 ? "--ranks takes one number here"
-                     : o->nbase > 1 ? "--base takes one name here" : o->ncase ? "takes no case; files are given by --inputs and --outputs" : NULL;
+    const char *what = !o->judge.inputs ? "give --inputs IN.safetensors" : !o->judge.outputs ? "give --outputs OUT.safetensors" : NULL;
     if (what) fprintf(stderr, "deltaproof: judge: %s\n", what);
     if (!what && o->out_dir && dp_make_dirs(o->out_dir)) fprintf(stderr, "deltaproof: --out %s: %s\n", o->out_dir, strerror(errno)), what = "";
     return what ? 2 : 0;
@@ -424,9 +346,9 @@ static int command_judge(options *o) {
     FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;
     const double t0 = dp_now();
     if (check_judge_usage(o)) return 2;
-    o->judge.ranks = o->nranks ? o->ranks[0] : 0;
-    o->judge.base = o->nbase ? dp_base_names[o->base[0]] : NULL;
-    o->judge.cache = strcmp(o->cache, "none") ? o->cache : NULL;
+    o->judge.ranks = o->of.nranks ? o->of.ranks[0] : 0;
+    o->judge.base = o->of.nbase ? dp_base_names[o->of.base[0]] : NULL;
+    o->judge.cache = o->of.cache;
     o->judge.truth = o->has_truth ? &o->truth : NULL;
     o->judge.progress = isatty(2);
     if (dp_judge(&o->judge, &c, &runs, &e)) rec.errors++, refuse(&e);
@@ -458,7 +380,7 @@ static int command_list(options *o) {
         for (int i = 1; i < DP_NFAULTS; i++) printf("%-20s %-16s %s [%s]\n", dp_faults[i].name, dp_faults[i].stage, dp_faults[i].what, dp_faults[i].source);
         return 0;
     }
-    if (dp_case_find_all(o->cases_dir, &paths, &n, &e)) return refuse(&e);
+    if (dp_case_find_all(o->of.cases_dir, &paths, &n, &e)) return refuse(&e);
     for (int i = 0; i < n; i++) {
         dp_case c;
         dp_err ce = {0};
@@ -489,7 +411,7 @@ static dp_status write_truth(const options *o, const dp_case *c, dp_err *e) {
     char bits[16];
     int64_t *cut = dp_case_cuts(c, &ncut);
     const dp_truth_request rq = {.bits = o->bits ? o->bits : c->bits, .backward = c->backward, .ncut = ncut, .cut = cut, .want_M = ncut > 0, .progress = isatty(2)};
-    dp_status st = dp_case_truth(c, rq, o->has_truth ? o->truth : c->truth, strcmp(o->cache, "none") ? o->cache : NULL, &t, &note, e);
+    dp_status st = dp_case_truth(c, rq, o->has_truth ? o->truth : c->truth, o->of.cache, &t, &note, e);
     free(cut);
     if (st) return st;
     printf("truth: %s, %d bits%s%s", dp_truth_kind_names[t.kind], t.bits, note.device ? ", on " : note.cached ? ", from the cache" : "", note.device ? note.device : "");
@@ -526,11 +448,11 @@ static dp_status write_factors(const options *o, const dp_case *c, dp_err *e) {
 static int command_truth(options *o) {
     dp_err e = {0};
     dp_case c;
-    if (o->ncase != 1 || !o->output) {
+    if (o->of.nname != 1 || !o->output) {
         fprintf(stderr, "deltaproof: truth: name one case and an output file (-o FILE.safetensors)\n");
         return 2;
     }
-    char *path = dp_case_path(o->cases_dir, o->name[0]);
+    char *path = dp_case_path(o->of.cases_dir, o->of.name[0]);
     dp_status st = dp_case_load(path, &c, &e);
     if (st) {
         free(path);
@@ -546,8 +468,8 @@ static int command_truth(options *o) {
 static int command_inputs(options *o) {
     dp_err e = {0};
     dp_case c;
-    if (o->ncase != 1 || !o->output) return fprintf(stderr, "deltaproof: inputs: name one case and an output file (-o FILE.safetensors)\n"), 2;
-    char *path = dp_case_path(o->cases_dir, o->name[0]);
+    if (o->of.nname != 1 || !o->output) return fprintf(stderr, "deltaproof: inputs: name one case and an output file (-o FILE.safetensors)\n"), 2;
+    char *path = dp_case_path(o->of.cases_dir, o->of.name[0]);
     if (!dp_case_load(path, &c, &e)) {
         if (c.op == DP_OP_CHAIN) write_factors(o, &c, &e);
         else if (c.op != DP_OP_RECURRENCE) dp_fail(&e, DP_EINPUT, "inputs: %s: op = %s has no recurrence", path, c.op_name);
@@ -559,25 +481,25 @@ static int command_inputs(options *o) {
 }
 
 static int command_report(options *o) {
-    if (o->ncase != 1) {
+    if (o->of.nname != 1) {
         fprintf(stderr, "deltaproof: report: name the folder of one record\n");
         return 2;
     }
-    const int rc = report(o->name[0]);
-    if (!rc) printf("report: %s/report.html\n", o->name[0]);
+    const int rc = report(o->of.name[0]);
+    if (!rc) printf("report: %s/report.html\n", o->of.name[0]);
     return rc ? 2 : 0;
 }
 
 /* ---- main --------------------------------------------------------------------------------------------------------------------------- */
 
-static const struct { const char *name; int (*run)(options *); const struct argp_option *opt; const char *args, *doc; } COMMANDS[] = {
-    {"list", command_list, LIST_OPTIONS, "", "List the cases with their reasons.\vExit status 2 when a case file is refused."},
-    {"run", command_run, RUN_OPTIONS, "[CASE...]", "Run cases on simulated ranks and judge them against the truth.\vExit status 0 pass, 1 a verdict failed, 2 could not judge."},
-    {"judge", command_judge, JUDGE_OPTIONS, "--inputs IN --outputs OUT", "Judge tensors that another program computed; both files in safetensors, FLA's layouts.\v"
+static const struct { const char *name; int (*run)(options *); int one, most; const struct argp_option *opt; const char *args, *doc; } COMMANDS[] = {
+    {"list", command_list, 0, 0, LIST_OPTIONS, "", "List the cases with their reasons.\vExit status 2 when a case file is refused."},
+    {"run", command_run, 0, 256, RUN_OPTIONS, "[CASE...]", "Run cases on simulated ranks and judge them against the truth.\vExit status 0 pass, 1 a verdict failed, 2 could not judge."},
+    {"judge", command_judge, 1, 0, JUDGE_OPTIONS, "--inputs IN --outputs OUT", "Judge tensors that another program computed; both files in safetensors, FLA's layouts.\v"
         "Settings that no option gives come from the files' metadata. Exit status 0 pass, 1 a verdict failed, 2 could not judge."},
-    {"inputs", command_inputs, INPUTS_OPTIONS, "CASE -o FILE", "Write the inputs of a case as `judge --inputs` reads them, for a program that computes elsewhere. Op chain: its factors, fp32."},
-    {"truth", command_truth, TRUTH_OPTIONS, "CASE -o FILE", "Write the truth of a case: every tensor as NAME (fp64), NAME.lo and NAME.radius. Op chain: its factors, fp32."},
-    {"report", command_report, NO_OPTIONS, "DIR", "Make DIR/report.html and figures from DIR/results.json."},
+    {"inputs", command_inputs, 1, 1, INPUTS_OPTIONS, "CASE -o FILE", "Write the inputs of a case as `judge --inputs` reads them, for a program that computes elsewhere. Op chain: its factors, fp32."},
+    {"truth", command_truth, 1, 1, TRUTH_OPTIONS, "CASE -o FILE", "Write the truth of a case: every tensor as NAME (fp64), NAME.lo and NAME.radius. Op chain: its factors, fp32."},
+    {"report", command_report, 1, 1, NO_OPTIONS, "DIR", "Make DIR/report.html and figures from DIR/results.json."},
 };
 
 /* Commands that parse their own options, argv[0] being their name. */
@@ -610,18 +532,18 @@ int main(int argc, char **argv) {
     if (argc < 2) return usage(stderr, 2);
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return usage(stdout, 0);
     if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) return printf("%s\n", argp_program_version) < 0;
+    char name[32], *const command = argv[1];
+    snprintf(name, sizeof name, "deltaproof %.20s", command);
+    argv[1] = name;                                              /* what messages begin with */
     for (size_t i = 0; i < sizeof OWN / sizeof *OWN; i++)
-        if (!strcmp(argv[1], OWN[i].name)) return OWN[i].run(argc - 1, argv + 1);
+        if (!strcmp(command, OWN[i].name)) return OWN[i].run(argc - 1, argv + 1);
     for (size_t i = 0; i < sizeof COMMANDS / sizeof *COMMANDS; i++) {
-        if (strcmp(argv[1], COMMANDS[i].name)) continue;
-        options o = {.command = COMMANDS[i].name, .cases_dir = dp_home("cases"), .cache = dp_home("build/cache")};
+        if (strcmp(command, COMMANDS[i].name)) continue;
+        options o = {.of = dp_options_new(COMMANDS[i].one, COMMANDS[i].most)};
         const struct argp a = {.options = COMMANDS[i].opt, .parser = parse, .args_doc = COMMANDS[i].args, .doc = COMMANDS[i].doc};
-        char name[32];
-        snprintf(name, sizeof name, "deltaproof %s", COMMANDS[i].name);
-        argv[1] = name;
         argp_parse(&a, argc - 1, argv + 1, 0, NULL, &o);
         return COMMANDS[i].run(&o);
     }
-    fprintf(stderr, "deltaproof: '%s' is not a command\n", argv[1]);
+    fprintf(stderr, "deltaproof: '%s' is not a command\n", command);
     return usage(stderr, 2);
 }

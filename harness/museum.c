@@ -1,5 +1,6 @@
 #include "museum.h"
 #include "bisect.h"
+#include "options.h"
 #include "repeat.h"
 
 #include <errno.h>
@@ -29,10 +30,9 @@ static int fla_red(const dp_run *r) {
     return red;
 }
 
-static int of_one_run(dp_fault f) { return f == DP_FAULT_RACE || f == DP_FAULT_ORDER_BY_RUN; }
+int dp_fault_by_run(dp_fault f) { return f == DP_FAULT_RACE || f == DP_FAULT_ORDER_BY_RUN; }
 
-/* Which operations a fault can show in at all. */
-static int concerns(dp_fault f, dp_op op) {
+int dp_fault_concerns(dp_fault f, dp_op op) {
     if (op == DP_OP_STEP) return 0;                              /* its parts have cases of their own */
     if (op == DP_OP_CONV) return f == DP_FAULT_HALO_LEAK;
     if (op == DP_OP_CHAIN) return f == DP_FAULT_CHAIN_BF16 || f == DP_FAULT_CHAIN_TF32RZ;
@@ -58,8 +58,9 @@ static dp_museum_place by_verdict(const dp_run *r) {
     return (dp_museum_place){.by = "verdict"};
 }
 
-/* Did the fault act there? Sums over ranks have rank -1, what all heads share has head -1, and tensors of query heads count those. */
-static int acted_at(const dp_problem *p, const unsigned char *hit, int N, int rank, int head, int query_heads) {
+int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int rank, int head, const char *tensor) {
+    static const char *const of_query_heads[] = {"q", "k", "dq", "dk"};
+    const int query_heads = dp_find_name(tensor, of_query_heads, 4) >= 0;
     for (int i = 0; i < N * p->HV; i++) {
         const int hv = i % p->HV, mine = query_heads ? hv / dp_G(p) : hv;
         if (hit[i] && (rank < 0 || rank == i / p->HV) && (head < 0 || head == mine)) return 1;
@@ -69,17 +70,14 @@ static int acted_at(const dp_problem *p, const unsigned char *hit, int N, int ra
 
 /* hit: NULL where none is recorded. */
 static dp_museum_place locate(const dp_case *c, dp_fault f, int N, dp_base base, dp_format chain, dp_merge merge, const unsigned char *hit) {
-    static const char *const of_query_heads[] = {"q", "k", "dq", "dk"};
     dp_museum_place at = {.by = "bisect stage", .rank = -1, .head = -1};
     dp_bisect b;
-    if (dp_bisect_sim(&c->p, base, chain, merge, N, f, c->backward, of_one_run(f) ? REPEATS : 1, 0, &b, NULL)) return at;
+    if (dp_bisect_sim(&c->p, base, chain, merge, N, f, c->backward, dp_fault_by_run(f) ? REPEATS : 1, 0, &b, NULL)) return at;
     if (b.first >= 0) {
         const dp_bisect_row *x = &b.stage[b.first];
-        int query = 0;
-        for (int i = 0; i < 4; i++) query |= !strcmp(x->tensor, of_query_heads[i]);
         at.stage = dp_stage_names[b.first], at.rank = x->at.rank, at.head = x->at.head;
         snprintf(at.tensor, sizeof at.tensor, "%s", x->tensor);
-        at.right = dp_fault_lives_in(f, at.stage) && (!hit || acted_at(&c->p, hit, N, at.rank, at.head, query));
+        at.right = dp_fault_lives_in(f, at.stage) && (!hit || dp_fault_acted(&c->p, hit, N, at.rank, at.head, x->tensor));
     }
     dp_bisect_free(&b);
     return at;
@@ -206,9 +204,9 @@ static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museu
         dp_runs runs = {0};
         dp_run_options fo = ro;
         fo.fault = (dp_fault)f;
-        if (st || !clean.n || (o->only && (int)o->only != f) || !concerns((dp_fault)f, c->op)) continue;
-        dp_status fs = of_one_run((dp_fault)f) ? repeat_case(c, &clean, o->nlocate, &m->row[f], &fe) : dp_case_run(c, &fo, &runs, &fe);
-        if (!fs && !of_one_run((dp_fault)f)) judge_runs(c, &runs, &clean, o->nlocate, &m->row[f]);
+        if (st || !clean.n || (o->only && (int)o->only != f) || !dp_fault_concerns((dp_fault)f, c->op)) continue;
+        dp_status fs = dp_fault_by_run((dp_fault)f) ? repeat_case(c, &clean, o->nlocate, &m->row[f], &fe) : dp_case_run(c, &fo, &runs, &fe);
+        if (!fs && !dp_fault_by_run((dp_fault)f)) judge_runs(c, &runs, &clean, o->nlocate, &m->row[f]);
         if (fs) {
 #pragma omp critical
             st = dp_fail(e, fs, "%s", fe.msg);

@@ -54,6 +54,10 @@ typedef struct {
 dp_status dp_museum_run(char *const *path, int npath, const dp_museum_options *o, dp_museum *m, dp_err *e);
 void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f);
 dp_status dp_museum_write(const dp_museum *m, const char *path, dp_err *e);
+int dp_fault_by_run(dp_fault f);             /* single runs are within their bounds; it shows when they are repeated */
+int dp_fault_concerns(dp_fault f, dp_op op); /* can it show there at all? */
+/* Did it act there? hit: [N*HV] (ranks.h). Sums over ranks have rank -1, what all heads share has head -1, tensors of query heads count those. */
+int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int rank, int head, const char *tensor);
 /* Does FLA's threshold see it? name as in dp_result_fields; 0 for tensors that its tests do not compare. */
 int dp_fla_sees(const char *name, double rel_fro);
 

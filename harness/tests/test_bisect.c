@@ -1,7 +1,6 @@
 /* bisect: every fault is found in its stage, rank and head; without faults every stage keeps to its budget. */
 #include "../bisect.h"
-#include "../case.h"
-#include "gt.h"
+#include "cases.h"
 
 #include <omp.h>
 #include <stdio.h>
@@ -48,15 +47,6 @@ static const struct { dp_fault fault; const char *case_name; int ranks; dp_base 
     {DP_FAULT_ANCHOR_LEAK, "lower-bound", 2, DP_BASE_FP32, DP_FP32, "L"},
 };
 
-static int open_case(const char *name, dp_case *c) {
-    char path[512];
-    dp_err e = {0};
-    snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
-    if (!dp_case_load(path, c, &e)) return 1;
-    gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
-    return 0;
-}
-
 DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);                                      /* thousands of loops of microseconds each */
@@ -66,7 +56,7 @@ DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
         dp_bisect b;
         dp_sim s;
         dp_err e = {0};
-        if (!open_case(STAGE[i].case_name, &c)) continue;
+        if (!gt_open_case(STAGE[i].case_name, &c)) continue;
         const int backward = c.backward, runs = STAGE[i].fault == DP_FAULT_RACE || STAGE[i].fault == DP_FAULT_ORDER_BY_RUN ? DP_BISECT_RUNS : 1;
         if (dp_bisect_sim(&c.p, STAGE[i].base, STAGE[i].chain, c.merge[0], STAGE[i].ranks, STAGE[i].fault, backward, runs, 0, &b, &e)) gt_fail(__FILE__, __LINE__, f->name, "%s", e.msg);
         else if (b.first < 0) gt_fail(__FILE__, __LINE__, f->name, "on %s: no stage is wrong", c.name);
@@ -102,7 +92,7 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
     omp_set_num_threads(1);
     for (size_t i = 0; i < sizeof NAME / sizeof *NAME; i++) {
         dp_case c;
-        if (!open_case(NAME[i], &c)) continue;
+        if (!gt_open_case(NAME[i], &c)) continue;
         for (int base = 0; base < DP_NBASES; base++) {
             dp_bisect b;
             dp_err e = {0};
@@ -124,7 +114,7 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
 DP_TEST(bisect, one_fault_one_wrong_stage) {
     static const dp_fault F[] = {DP_FAULT_EXP2_GATE, DP_FAULT_LAST_INDEX, DP_FAULT_MERGE_SCALED, DP_FAULT_GATE_OF_HEAD0, DP_FAULT_HALF_CHUNK};
     dp_case c;
-    if (!open_case("weak-heads", &c)) return;
+    if (!gt_open_case("weak-heads", &c)) return;
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {

@@ -1,7 +1,7 @@
 /* Effective bits of the M chain (math.md j.7): formats are recognised from their errors, and a chain that claims another one fails by name. */
 #include "../case.h"
 #include "../run.h"
-#include "gt.h"
+#include "cases.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -13,11 +13,8 @@ static int run_text(int K, int n, int seed, const char *regime, const char *chai
     char text[512];
     dp_case c;
     dp_err e = {0};
-    const int len = snprintf(text, sizeof text, "reason = r\nsource = s\nop = chain\nregime = %s\nchunks = %d\nK = %d\nseed = %d\nchain = %s\n", regime, n, K, seed, chains);
-    if (dp_case_parse(text, (size_t)len, "bits.case", 1, &c, &e)) {
-        gt_fail(__FILE__, __LINE__, chains, "%s", e.msg);
-        return 0;
-    }
+    snprintf(text, sizeof text, "reason = r\nsource = s\nop = chain\nregime = %s\nchunks = %d\nK = %d\nseed = %d\nchain = %s\n", regime, n, K, seed, chains);
+    if (!gt_parse_case(text, &c)) return 0;
     const dp_run_options o = {.fault = fault};
     const int ok = dp_case_run(&c, &o, out, &e) == DP_OK;
     if (!ok) gt_fail(__FILE__, __LINE__, chains, "%s", e.msg);

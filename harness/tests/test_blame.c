@@ -1,7 +1,7 @@
 /* bisect stage of a program whose stages cannot be run one by one: the simulated ranks with a fault, their tensors given as those of another program. */
 #include "../blame.h"
 #include "../judge.h"
-#include "gt.h"
+#include "cases.h"
 
 #include <math.h>
 #include <omp.h>
@@ -41,13 +41,6 @@ static dp_blame blame(const dp_case *c, dp_fault fault, const char *shown, dp_ru
     return runs->n ? dp_blame_run(&runs->run[runs->n - 1]) : (dp_blame){0};
 }
 
-static int parse(const char *text, dp_case *c) {
-    dp_err e = {0};
-    if (!dp_case_parse(text, strlen(text), "x.case", 1, c, &e)) return 1;
-    gt_fail(__FILE__, __LINE__, text, "%s", e.msg);
-    return 0;
-}
-
 /* stage: that of the tensor that is blamed. gate: q, k and beta after their activations are in no tensor, so what is made of them shows it. */
 static const struct { dp_fault fault; const char *text, *tensor; dp_stage stage; } ROWS[] = {
     {DP_FAULT_EXP2_GATE, WEAK, "gcum", DP_STAGE_GATE},
@@ -71,7 +64,7 @@ DP_TEST(blame, faults_of_a_program_that_shows_its_stages_are_named) {
         const char *name = dp_faults[ROWS[i].fault].name;
         dp_case c;
         dp_runs runs = {0};
-        if (!parse(ROWS[i].text, &c)) continue;
+        if (!gt_parse_case(ROWS[i].text, &c)) continue;
         dp_blame b = blame(&c, DP_FAULT_NONE, "*", &runs);
         CHECK(!b.tensor && !b.nsuspect, "%s: blamed without a fault: %s", name, b.tensor ? b.tensor->name : "");
         b = blame(&c, ROWS[i].fault, "*", &runs);
@@ -90,7 +83,7 @@ DP_TEST(blame, less_shown_means_more_suspects) {
         {" M H ", "M", 5, "gcum Akk w kg"}, {" ", "final_state", 7, "gcum Akk w u kg M H S_in h v_new"}};
     dp_case c;
     dp_runs runs = {0};
-    if (!parse(WEAK "backward = no\n", &c)) return;
+    if (!gt_parse_case(WEAK "backward = no\n", &c)) return;
     for (size_t i = 0; i < sizeof STEP / sizeof *STEP; i++) {
         const dp_blame b = blame(&c, DP_FAULT_LAST_INDEX, STEP[i].shown, &runs);
         REQUIRE(b.tensor, "nothing is blamed");
@@ -103,7 +96,7 @@ DP_TEST(blame, less_shown_means_more_suspects) {
 DP_TEST(blame, the_first_row_is_the_first_that_was_computed) {
     dp_case c;
     dp_runs runs = {0};
-    if (!parse("reason = r\nsource = s\nop = kda\nHV = 2\nK = 4\nV = 4\nT = 96\nbase = fp32\ng_scale = 0.02\n", &c)) return;
+    if (!gt_parse_case("reason = r\nsource = s\nop = kda\nHV = 2\nK = 4\nV = 4\nT = 96\nbase = fp32\ng_scale = 0.02\n", &c)) return;
     dp_sim s;
     dp_given g;
     dp_err e = {0};

@@ -1,7 +1,7 @@
 /* The chain of math.md j.5 at K = 32: sizes, slopes, the law of truncated tf32, and the bounds' worth. */
 #include "../case.h"
 #include "../run.h"
-#include "gt.h"
+#include "cases.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -20,14 +20,9 @@ static double rel_at(const dp_run *r, int chunks) {
 }
 
 static int run_regime(const char *name, int n, dp_runs *out) {
-    char path[512];
     dp_case c;
     dp_err e = {0};
-    snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
-    if (dp_case_load(path, &c, &e)) {
-        gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
-        return 0;
-    }
+    if (!gt_open_case(name, &c)) return 0;
     if (c.ch.n > n) c.ch.n = n;
     const dp_run_options o = {0};
     const int ok = dp_case_run(&c, &o, out, &e) == DP_OK;

@@ -2,7 +2,7 @@
 #include "../case.h"
 #include "../condition.h"
 #include "../run.h"
-#include "gt.h"
+#include "cases.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -34,14 +34,13 @@ DP_TEST(condition, equals_the_closed_form_of_equal_keys) {
 }
 
 static int run(const char *name, dp_base base, int ranks, dp_fault fault, dp_runs *out) {
-    char path[512];
     dp_case c;
     dp_err e = {0};
     const dp_backend sim[] = {DP_BACKEND_SIM};
     const dp_run_options o = {.nranks = 1, .ranks = &ranks, .nbase = 1, .base = &base, .nbackend = 1, .backend = sim, .fault = fault, .cache = gt_tmpdir()};
-    snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
-    int ok = !dp_case_load(path, &c, &e);
-    if (ok) ok = !dp_case_run(&c, &o, out, &e) && out->n > 0, dp_case_free(&c);
+    if (!gt_open_case(name, &c)) return 0;
+    const int ok = !dp_case_run(&c, &o, out, &e) && out->n > 0;
+    dp_case_free(&c);
     if (!ok) gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
     return ok;
 }

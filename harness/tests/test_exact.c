@@ -3,7 +3,7 @@
 #include "../case.h"
 #include "../ranks.h"
 #include "../run.h"
-#include "gt.h"
+#include "cases.h"
 
 #include <math.h>
 #include <omp.h>
@@ -17,14 +17,9 @@ enum { NCASES = 4 };
 typedef struct { dp_case c; dp_truth t; } exact_case;
 
 static int open_case(const char *name, exact_case *x) {
-    char path[512];
     dp_err e = {0};
     int ncut;
-    snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
-    if (dp_case_load(path, &x->c, &e)) {
-        gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
-        return 0;
-    }
+    if (!gt_open_case(name, &x->c)) return 0;
     int64_t *cut = dp_case_cuts(&x->c, &ncut);
     const dp_truth_request rq = {.bits = x->c.bits, .backward = 1, .ncut = ncut, .cut = cut, .want_M = 1};
     const dp_status st = dp_truth_cached(&x->c.p, &rq, gt_tmpdir(), &x->t, NULL, &e);

@@ -3,7 +3,7 @@
 #include "../fault.h"
 #include "../ranks.h"
 #include "../run.h"
-#include "gt.h"
+#include "cases.h"
 
 #include <omp.h>
 #include <stdio.h>
@@ -69,14 +69,9 @@ static const expectation EXPECT[] = {
 static const struct { dp_fault fault; const char *case_name; int ranks; } REPEAT[] = {{DP_FAULT_RACE, "weak-heads", 3}, {DP_FAULT_ORDER_BY_RUN, "weak-heads", 3}};
 
 static int run_case(const char *name, dp_fault fault, int ranks, dp_base base, dp_format chain, dp_runs *out) {
-    char path[512];
     dp_case c;
     dp_err e = {0};
-    snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
-    if (dp_case_load(path, &c, &e)) {
-        gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
-        return 0;
-    }
+    if (!gt_open_case(name, &c)) return 0;
     if (c.op != DP_OP_CHAIN) {                                   /* also what the case file does not list */
         c.nranks = 1, c.ranks[0] = ranks;
         c.nbase = 1, c.base[0] = base;

@@ -1,7 +1,7 @@
 /* Checks without a truth: all hold for the simulated ranks, and each is seen red by a fault that breaks what it promises. */
 #include "../case.h"
 #include "../invariants.h"
-#include "gt.h"
+#include "cases.h"
 
 #include <omp.h>
 #include <stdio.h>
@@ -9,15 +9,10 @@
 #include <string.h>
 
 static int check(const char *name, dp_base base, int N, dp_fault fault, const char *only, dp_checks *out) {
-    char path[512];
     dp_case c;
     dp_err e = {0};
     const int threads = omp_get_max_threads();
-    snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
-    if (dp_case_load(path, &c, &e)) {
-        gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
-        return 0;
-    }
+    if (!gt_open_case(name, &c)) return 0;
     const dp_check_subject s = {.backend = DP_BACKEND_SIM, .base = base, .chain = DP_FP32, .fault = fault};
     omp_set_num_threads(1);
     const int ok = !dp_checks_run(&c.p, &s, N, 1, only, out, &e);

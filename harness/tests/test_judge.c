@@ -3,7 +3,7 @@
 #include "../judge.h"
 #include "../ranks.h"
 #include "../../ref/mm.h"
-#include "gt.h"
+#include "cases.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -20,7 +20,7 @@ typedef struct { dp_case c; dp_sim s; } subject;
 
 static void simulate(const char *text, subject *x) {
     dp_err e = {0};
-    if (dp_case_parse(text, strlen(text), "x.case", 1, &x->c, &e)) gt_fail(__FILE__, __LINE__, "case", "%s", e.msg), abort();
+    if (!gt_parse_case(text, &x->c)) abort();
     if (dp_sim_new(&x->s, &x->c.p, x->c.base[0], x->c.ranks[0], DP_FAULT_NONE, &e)) gt_fail(__FILE__, __LINE__, "sim", "%s", e.msg), abort();
     dp_sim_run(&x->s, x->c.chain[0], DP_MERGE_ALLGATHER, x->c.backward);
 }
@@ -471,7 +471,7 @@ DP_TEST(judge, the_program_gives_status_verdict_and_record) {
     json_decref(rec);
     CHECK(program("--ranks 3 --base bf16 --claim tf32rz --scale 0.3") == 1 && strstr(said, "VERDICT: FAIL") && strstr(said, "token"), "%s", said);
     CHECK(program("--ranks 3") == 2 && strstr(said, "--base") && strstr(said, "VERDICT: COULD NOT JUDGE"), "%s", said);
-    CHECK(program("--ranks 3,4 --base bf16") == 2 && strstr(said, "--ranks takes one number"), "%s", said);
+    CHECK(program("--ranks 3,4 --base bf16") == 2 && strstr(said, "--ranks 3,4: takes one value here"), "%s", said);
     CHECK(program("--tokens 0") == 2 && strstr(said, "--tokens 0"), "%s", said);
     snprintf(a, sizeof a, "'%s' run --id judge:out.safetensors:ranks=3", gt_program());
     CHECK(gt_run(a, said, sizeof said) == 2 && strstr(said, "deltaproof judge"), "%s", said);

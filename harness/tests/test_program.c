@@ -43,7 +43,7 @@ DP_TEST(program, works_from_any_folder) {
 
 DP_TEST(program, bad_usage_is_named_and_exits_2) {
     const struct { const char *args, *says; } bad[] = {
-        {"", "Usage"}, {"walk", "'walk' is not a command"}, {"run", "name a case"}, {"run --chain fp17 smoke-kda", "'fp17' is not known"}, {"run --ranks 0 smoke-kda", "'0' is not known"},
+        {"", "Usage"}, {"walk", "'walk' is not a command"}, {"run", "name a case"}, {"run --chain fp17 smoke-kda", "'fp17' is not known"}, {"run --ranks 0 smoke-kda", "'0' is not a number from 1 to 4096"},
         {"run --ranks 1, --base fp1 smoke-kda", "'fp1' is not known"}, {"run --fault sloth smoke-kda", "sloth"}, {"run --frobnicate", "frobnicate"}, {"run no-such-case", "no-such-case.case"},
         {"run --id smoke-kda", "NAME:key=value"}, {"run --id smoke-kda:ranks=x", "'ranks=x' is not known"}, {"run --id smoke-kda:speed=9", "'speed=9' is not known"}, {"truth smoke-kda", "output file"},
         {"truth smoke-conv -o /tmp/x.safetensors", "no recurrence"}, {"report", "name the folder"}, {"run --out /proc/nowhere/x smoke-kda", "/proc/nowhere/x"}, {"run --bits 3", "bits"}};
@@ -54,6 +54,26 @@ DP_TEST(program, bad_usage_is_named_and_exits_2) {
         const int rc = run(args);
         CHECK(rc == 2, "'%s': exit status %d: %s", args, rc, out);
         CHECK(strstr(out, bad[i].says), "'%s' should say '%s': %s", args, bad[i].says, out);
+    }
+}
+
+/* What several commands take they refuse in one way, naming option, value and what is allowed. */
+DP_TEST(program, shared_options_are_refused_alike_by_every_command) {
+    static const char *const command[] = {"run", "bisect stage", "shrink", "check"};
+    static const struct { const char *args, *says; } bad[] = {
+        {"--ranks 4x", "'4x' is not a number from 1 to 4096"}, {"--ranks 5000", "'5000' is not a number from 1 to 4096"}, {"--base fp1", "'fp1' is not known; one of fp64 fp32 bf16"},
+        {"--chain fp17", "'fp17' is not known; one of fp64 fp32 tf32x3"}, {"--merge tree", "'tree' is not known; one of allgather ring"}, {"--fault sloth", "--fault sloth: not known"},
+        {"--limit 0", "--limit 0: must be seconds"}, {"--limit 3s", "--limit 3s: must be seconds"}, {"--ranks ''", "--ranks: the list is empty"}};
+    for (size_t k = 0; k < sizeof command / sizeof *command; k++) {
+        char args[200];
+        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+            snprintf(args, sizeof args, "%s smoke-kda %s", command[k], bad[i].args);
+            const int rc = run(args);
+            CHECK(rc == 2 && strstr(out, bad[i].says) && !strncmp(out, "deltaproof ", 11), "'%s': status %d: %s", args, rc, out);
+        }
+        snprintf(args, sizeof args, "%s smoke-kda --ranks 1,2", command[k]);
+        if (k) CHECK(run(args) == 2 && strstr(out, "--ranks 1,2: takes one value here"), "'%s': %s", args, out);
+        if (k) CHECK(run(command[k]) == 2 && strstr(out, "name a case"), "%s: %s", command[k], out);
     }
 }
 

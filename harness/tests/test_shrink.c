@@ -1,7 +1,7 @@
 /* shrink: what is left of a failing case is far smaller, fails for the same reason when its file is read again, and passes without the fault. */
 #include "../bisect.h"
 #include "../shrink.h"
-#include "gt.h"
+#include "cases.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -10,24 +10,8 @@
 
 static char out[1 << 17];
 
-static int open_case(const char *name, dp_case *c) {
-    char path[512];
-    dp_err e = {0};
-    snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
-    if (!dp_case_load(path, c, &e)) return 1;
-    gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
-    return 0;
-}
-
 #define SHAPE "reason = r\nsource = s\nop = kda\nH = 2\nHV = 4\nK = 8\nV = 8\n"
 #define RAW "gate = softplus\nbeta = sigmoid\nl2norm = yes\ng_mean = -4\n"
-
-static int parse_case(const char *text, dp_case *c) {
-    dp_err e = {0};
-    if (!dp_case_parse(text, strlen(text), "small.case", 1, c, &e)) return 1;
-    gt_fail(__FILE__, __LINE__, text, "%s", e.msg);
-    return 0;
-}
 
 /* most: numbers that may be left. T, N: tokens and ranks that the fault needs to act at all (0: not looked at). */
 static const struct { dp_fault fault; const char *text; int ranks; dp_base base; const char *stage, *tensor; int64_t most; int T, N; } ROWS[] = {
@@ -50,7 +34,7 @@ DP_TEST(shrink, what_is_left_fails_for_the_same_reason_and_is_twenty_times_small
         dp_err e = {0};
         dp_failure f;
         char path[600];
-        if (!(ROWS[i].text ? parse_case(ROWS[i].text, &c) : open_case("conv-packed", &c))) continue;
+        if (!(ROWS[i].text ? gt_parse_case(ROWS[i].text, &c) : gt_open_case("conv-packed", &c))) continue;
         const dp_shrink_options o = {.ranks = ROWS[i].ranks, .base = ROWS[i].base, .chain = DP_FP32, .merge = c.merge[0], .fault = ROWS[i].fault, .max_tries = 5000};
         REQUIRE(!dp_shrink(&c, &o, &s, &e), "%s: %s", name, e.msg);
         CHECK(s.before.kind && dp_failure_same(&s.before, &s.after), "%s: %s %s, then %s %s", name, s.before.stage, s.before.tensor, s.after.stage, s.after.tensor);
@@ -92,7 +76,7 @@ DP_TEST(shrink, cases_of_any_size_are_written_as_they_are) {
         dp_case c, d;
         dp_err e = {0};
         char path[600];
-        if (!open_case(NAME[i], &c)) continue;
+        if (!gt_open_case(NAME[i], &c)) continue;
         c.nranks = c.nbase = c.nchain = c.nmerge = 1;
         snprintf(path, sizeof path, "%s/copy-of-%s.case", gt_tmpdir(), NAME[i]);
         REQUIRE(!dp_case_write(&c, "r", "s", path, &e) && !dp_case_load(path, &d, &e), "%s: %s", NAME[i], e.msg);

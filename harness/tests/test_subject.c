@@ -1,7 +1,7 @@
 /* Kernels in shared libraries: the two examples of harness/subject pass, built by the command in their own head; everything that a library can do
  * wrong is a verdict that says so, and never the end of the program. */
 #include "../run.h"
-#include "gt.h"
+#include "cases.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -38,8 +38,8 @@ static int run(int line, const char *bad, double limit_s, trial *t) {
 static int try(int line, const char *lib, const char *text, const char *bad, double limit_s, trial *t) {
     dp_err e = {0};
     memset(t, 0, sizeof *t);
-    if (dp_subject_open(lib, &t->s, &e) || dp_case_parse(text, strlen(text), "x.case", 1, &t->c, &e)) return gt_fail(__FILE__, line, lib, "%s", e.msg), 0;
-    return run(line, bad, limit_s, t);
+    if (dp_subject_open(lib, &t->s, &e)) return gt_fail(__FILE__, line, lib, "%s", e.msg), 0;
+    return gt_parse_case(text, &t->c) && run(line, bad, limit_s, t);
 }
 #define TRY(...) if (!try(__LINE__, __VA_ARGS__)) return
 
@@ -67,9 +67,7 @@ DP_TEST(subject, a_step_recurrence_in_fp32_is_right) {
     for (int i = 0; i < 3; i++) {
         trial t = {0};
         dp_err e = {0};
-        char path[512];
-        snprintf(path, sizeof path, "%s/%s.case", gt_cases(), names[i]);
-        REQUIRE(!dp_subject_open(lib, &t.s, &e) && !dp_case_load(path, &t.c, &e), "%s", e.msg);
+        REQUIRE(!dp_subject_open(lib, &t.s, &e) && gt_open_case(names[i], &t.c), "%s", e.msg);
         t.c.backward = 0;
         if (!run(__LINE__, "", 20, &t)) return;
         CHECK(t.runs.n == 1 && t.runs.run[0].verdict == DP_PASS, "%s: %s", names[i], t.runs.n ? t.runs.run[0].why : "no run");
@@ -98,7 +96,7 @@ DP_TEST(subject, ranks_that_share_an_all_gather_pass_with_their_stages) {
 DP_TEST(subject, what_goes_wrong_is_reported_as_what_it_is) {
     const struct { const char *bad, *outcome; dp_verdict verdict; const char *says[3]; } what[] = {
         {"crash", "crashed", DP_FAIL, {"rank 3 crashed: SIGSEGV at address 0x0", "bad.so+0x"}}, {"abort", "crashed", DP_FAIL, {"rank 3 crashed: SIGABRT"}},
-        {"hang", "hung", DP_FAIL, {"did not return within 0.5 s", "rank 0 returned", "rank 3 computes"}}, {"exit", "exited", DP_FAIL, {"rank 3 ended its process with exit status 3"}},
+        {"hang", "hung", DP_FAIL, {"did not return within 3 s", "rank 0 returned", "rank 3 computes"}}, {"exit", "exited", DP_FAIL, {"rank 3 ended its process with exit status 3"}},
         {"nan", "returned", DP_FAIL, {"o: 4 of 768 entries are NaN or Inf, the first is entry 7", "rank 0"}}, {"past-by-one", "out of bounds", DP_FAIL, {"past the end of o"}},
         {"past-by-many", "out of bounds", DP_FAIL, {"wrote 40000 bytes past the end of o", "bad.so+0x"}}, {"before", "out of bounds", DP_FAIL, {"before the beginning of o: 8 bytes there are changed"}},
         {"before-by-many", "out of bounds", DP_FAIL, {"wrote 40000 bytes before the beginning of o"}}, {"read-past", "out of bounds", DP_FAIL, {"read 8192 bytes past the end of o"}},
@@ -115,7 +113,7 @@ DP_TEST(subject, what_goes_wrong_is_reported_as_what_it_is) {
     TRY(lib, one_count, "", 20, &t);
     for (size_t i = 0; i < sizeof what / sizeof *what; i++) {
         dp_runs_free(&t.runs);
-        if (!run(__LINE__, what[i].bad, strcmp(what[i].bad, "hang") ? 20 : 0.5, &t)) break;
+        if (!run(__LINE__, what[i].bad, strcmp(what[i].bad, "hang") ? 20 : 3, &t)) break;
         REQUIRE(t.runs.n == 1, "%s: %d runs", what[i].bad, t.runs.n);
         const dp_run *r = &t.runs.run[0];
         CHECK(r->verdict == what[i].verdict && !strcmp(r->outcome, what[i].outcome), "%s: %s, %s: %s", what[i].bad, dp_verdict_names[r->verdict], r->outcome, r->why);
