@@ -23,11 +23,12 @@ typedef struct {
     dp_check_subject s;
 } options;
 
-enum { OPT_TOKENS = 256, OPT_HEADS, OPT_BLOCK, OPT_ONLY, OPT_JSON, OPT_FORWARD, OPT_EVERY };
+enum { OPT_TOKENS = 256, OPT_HEADS, OPT_BLOCK, OPT_ONLY, OPT_JSON, OPT_FORWARD, OPT_EVERY, OPT_WAY };
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
+    case OPT_WAY: o->s.way = dp_option_name(st, "way", arg, dp_cuda_way_names, DP_NCUDA_WAYS); break;
     case OPT_TOKENS: o->tokens = dp_option_number(st, "tokens", arg, 1, (int64_t)1 << 30); break;
     case OPT_HEADS: o->heads = (int)dp_option_number(st, "heads", arg, 1, 1 << 20); break;
     case OPT_BLOCK: o->block = (int)dp_option_number(st, "block", arg, 1, 1 << 20); break;
@@ -37,6 +38,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_JSON: o->json = arg; break;
     case ARGP_KEY_END:
         if (!o->of.nname) argp_error(st, "name a case");
+        if (o->s.way && (!o->of.nbackend || o->of.backend[0] == DP_BACKEND_SIM)) argp_error(st, "--way %s: a way of the CUDA kernels (--backend cuda or nccl)", dp_cuda_way_names[o->s.way]);
         break;
     default: return dp_option(key, arg, st, &o->of);
     }
@@ -52,6 +54,7 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_FAULT,
     DP_ROW_LIMIT,
     {"backend", DP_OPT_BACKEND, "NAME", 0, "sim (default), cuda or nccl", 0},
+    {"way", OPT_WAY, "NAME", 0, "which CUDA kernels (default plain; segments: those that are benchmarked; see run --help)", 0},
     {"only", OPT_ONLY, "CHECK", 0, "one check: repeat causality causality-chunk anticausality heads packed prefix scale-v scale-do sign-q sign-kv ranks transpose ranks-bound", 0},
     {"forward", OPT_FORWARD, 0, 0, "leave gradients out", 0},
     {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
@@ -129,6 +132,7 @@ static void record(json_t *list, const char *name, const dp_problem *p, int N, c
     json_t *x = json_pack("{ss sI si si ss ss ss ss ss sI sf}", "case", name, "T", (json_int_t)p->T, "HV", p->HV, "ranks", N, "backend", dp_backend_names[o->s.backend], "base", dp_base_names[o->s.base],
                           "check", c->name, "promise", c->promise, "verdict", dp_verdict_names[c->verdict], "compared", (json_int_t)c->compared, "seconds", c->seconds);
     json_object_set_new(x, "first_head", json_integer(head0));
+    if (o->s.way) json_object_set_new(x, "way", json_string(dp_cuda_way_names[o->s.way]));
     if (c->why[0]) json_object_set_new(x, "why", json_string(c->why));
     json_array_append_new(list, x);
 }
@@ -170,8 +174,8 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
         dp_problem p = resized ? large(&c, o, n, 1000 + 16 * (uint64_t)h) : c.p;
         char names[256] = "";
         const char *only = of_block(o, h / block, (HV + block - 1) / block, names, sizeof names);
-        printf("%s: T = %lld, heads %d to %d of %d, K = %d, V = %d, %d ranks, base %s, chain %s, %s%s%s\n", c.name, (long long)p.T, h, h + n - 1, HV, p.K, p.V, N, dp_base_names[o->s.base],
-               dp_formats[o->s.chain].name, dp_backend_names[o->s.backend], o->s.fault ? ", fault " : "", o->s.fault ? dp_faults[o->s.fault].name : "");
+        printf("%s: T = %lld, heads %d to %d of %d, K = %d, V = %d, %d ranks, base %s, chain %s, %s%s%s%s%s\n", c.name, (long long)p.T, h, h + n - 1, HV, p.K, p.V, N, dp_base_names[o->s.base],
+               dp_formats[o->s.chain].name, dp_backend_names[o->s.backend], o->s.way ? ", way " : "", o->s.way ? dp_cuda_way_names[o->s.way] : "", o->s.fault ? ", fault " : "", o->s.fault ? dp_faults[o->s.fault].name : "");
         fflush(stdout);
         st = check_problem(c.name, &p, N, o, only, h, count, list, e);
         if (resized) dp_problem_free(&p);

@@ -87,7 +87,7 @@ static dp_status run_sim(const dp_check_subject *s, const dp_problem *p, int N, 
 
 static dp_status run_cuda(const dp_check_subject *s, const dp_problem *p, int N, int backward, outcome *o, dp_err *e) {
     dp_cuda_result c;
-    const dp_status st = dp_cuda_run(p, s->bf16_inputs, s->base, s->chain, N, s->backend, backward, DP_CUDA_PLAIN, &c, e);
+    const dp_status st = dp_cuda_run(p, s->bf16_inputs, s->base, s->chain, N, s->backend, backward, s->way, &c, e);
     if (st) return st;
     o->r = c.out, o->M = c.M, o->dM = c.dM, o->n = N * p->HV;
     c.out = (dp_result){0}, c.M = c.dM = NULL;

@@ -39,6 +39,7 @@ typedef struct {
     dp_merge merge;
     dp_fault fault;              /* simulated ranks only */
     int bf16_inputs;             /* cuda, nccl */
+    dp_cuda_way way;             /* cuda, nccl */
     int progress;                /* a line on stderr when a check has ended */
 } dp_check_subject;
 

@@ -170,3 +170,14 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
     snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault none-such --cases '%s'", getenv("DP_FAULTY"), gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "none-such"), "%.300s", out);
 }
+
+DP_TEST(kernels, checks_without_truth_take_a_way) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd, "'%s' check smoke-kda --cases '%s' --backend cuda --only transpose --way plain", program(), gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 0 && strstr(out, "pass     transpose"), "%s", out);
+    snprintf(cmd, sizeof cmd, "'%s' check smoke-kda --cases '%s' --backend cuda --only transpose --way dh-only", program(), gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "way dh-only") && strstr(out, "gives no M and dM") && strstr(out, "NOTHING CHECKED"), "%s", out);
+    snprintf(cmd, sizeof cmd, "'%s' check smoke-kda --cases '%s' --way dh-only", program(), gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "--way dh-only"), "%s", out);
+}
