@@ -1,13 +1,13 @@
-/* gpu/fast.cu - the forward on tensor cores: K = V = D in {64, 128}, R = 1, bf16 inputs, base bf16. Two kernels:
+/* gpu/fast.cu - the forward on tensor cores: K and V in {64, 128}, R in {1, 2, 4}, base bf16. Two kernels:
  *
  *   k_chunks  one block of 8 warps per tile: gate, cumsum, norms, A and Aqk, T = A^-1, then w u kg qg Aqk to memory.
- *   k_scan    (k_team: few heads) one warp per 16 columns of a state, chunk after chunk; S' = [16 v][D k] stays in registers in fp32. Written transposed,
+ *   k_scan    (k_team: few heads) one warp per 16 columns of a state, chunk after chunk; S' = [16 v][K k] stays in registers in fp32. Written transposed,
  *             the accumulators of one product are the A operands of the next, so that warps never exchange anything:
  *                 X' = u' - S' w'      S' <- eC o S' + X' kg      o' = scale S' qg' + X' Aqk'
  *             Tiles arrive by bulk copies (mbarrier, 3 stages) from a producer warp.
  *
- * Memory layout of tiles: rows of D bf16 in 16-byte pieces, piece c of row r stored at c ^ (r & 7), so that plain bulk copies land in
- * shared memory free of bank conflicts. u: [D/16][64][16], pieces c ^ (r >> 2 & 1). tile_at() of internal.cuh gives both.
+ * Memory layout of tiles: rows of K bf16 in 16-byte pieces, piece c of row r stored at c ^ (r & 7), so that plain bulk copies land in
+ * shared memory free of bank conflicts. u: [V/16][64][16], pieces c ^ (r >> 2 & 1). tile_at() of internal.cuh gives both.
  *
  * R keys a token (MKDA): a tile has 64 rows (token, key), so 64 / R tokens. All keys of a token share its gate, query and row of o; A couples rows of
  * different tokens alone, Aqk reads all keys of its own token.
@@ -55,17 +55,17 @@ struct FastOut { bf16 *w, *u, *kg, *qg, *Aqk, *Akk, *L; float *eC, *gcum; };   /
 #define TS 68                                            /* row stride of A and T, fp32 words */
 #define TBS 72                                           /* row stride of T in bf16 */
 
-template <int D> struct Smem {
-    static const int RS = D + 8;                         /* row stride of gam (words) and of the bf16 tiles (elements) */
+template <int K, int V> struct Smem {
+    static const int RS = K + 8, VS = V + 8;             /* row strides: of gam (words) and the bf16 tiles of K columns, of those of V columns (elements) */
     union {
         float gam[C * RS];
         float ex[8][32][32];                             /* partial sums that the two channel halves exchange */
         struct { float A[C * TS], T[C * TS]; } s;
-        struct { bf16 w[C * RS], u[C * RS]; } out;
+        struct { bf16 w[C * RS], u[C * VS]; } out;
     } x;
-    bf16 q[C * RS], k[C * RS], v[C * RS];
+    bf16 q[C * RS], k[C * RS], v[C * VS];
     union { bf16 g[C * RS], kb[C * RS], T[C * TBS]; } y;
-    float tab[13][D];                                    /* exponentials, see fill_tables; before that, the totals of cumsum_gate */
+    float tab[13][K];                                    /* exponentials, see fill_tables; before that, the totals of cumsum_gate */
     float rk[C], rq[C], beta[C];
     int wide[4];                                         /* does any channel of block I need the pairwise sums */
 };
@@ -73,24 +73,50 @@ template <int D> struct Smem {
 #define TAB_F(I, J) (4 + (I) * ((I) - 1) / 2 + (J))
 #define TAB_X(I) (10 + (I))
 
-/* A tile of C rows of D bf16, row (token s, key j) at src + s * step + j * key elements; rows past `rows` become zeros. */
-template <int D> __device__ __forceinline__ void load_tile(bf16 *dst, const bf16 *src, int64_t step, int key, int lr, int rows)
+/* A tile of C rows of W bf16, row (token s, key j) at src + s * step + j * key elements; rows past `rows` become zeros. */
+template <int W> __device__ __forceinline__ void load_tile(bf16 *dst, const bf16 *src, int64_t step, int key, int lr, int rows)
 {
-    const int P = D / 8, ROWS_AT_ONCE = THREADS / P;
+    const int P = W / 8, ROWS_AT_ONCE = THREADS / P;
     int r = threadIdx.x / P, p = threadIdx.x % P * 8;
     const bf16 *from = src + (r >> lr) * step + (r & ((1 << lr) - 1)) * key + p;
     step *= ROWS_AT_ONCE >> lr;
-    dst += r * Smem<D>::RS + p;
+    dst += r * (W + 8) + p;
 #pragma unroll
     for (int i = 0; i < C / ROWS_AT_ONCE; i++)
-        cp16(dst + i * ROWS_AT_ONCE * Smem<D>::RS, r + i * ROWS_AT_ONCE < rows ? from + i * step : src, r + i * ROWS_AT_ONCE < rows);
+        cp16(dst + i * ROWS_AT_ONCE * (W + 8), r + i * ROWS_AT_ONCE < rows ? from + i * step : src, r + i * ROWS_AT_ONCE < rows);
+}
+
+/* The same of an input of either type from element `at` on; fp32 is rounded on its way through registers, and then norm (unless NULL) gets 1/norms of the rows as given. */
+template <int W> __device__ __forceinline__ void load_input(const Dims &d, bf16 *dst, const void *src, int64_t at, int64_t step, int key, int lr, int rows, float *norm)
+{
+    if (d.in_bf16) {
+        load_tile<W>(dst, (const bf16 *)src + at, step, key, lr, rows);
+        return;
+    }
+    const int P = W / 8;
+#pragma unroll
+    for (int i = 0; i < C * P / THREADS; i++) {
+        int r = (threadIdx.x + i * THREADS) / P, p = threadIdx.x % P;
+        uint4 y = make_uint4(0, 0, 0, 0);
+        float ss = 0.f;
+        if (r < rows)
+            y = load8_bf16(src, at + (r >> lr) * step + (r & ((1 << lr) - 1)) * key + p * 8, false, ss);
+        *(uint4 *)(dst + r * (W + 8) + p * 8) = y;
+        if (norm) {
+#pragma unroll
+            for (int m = P / 2; m; m /= 2)
+                ss += __shfl_xor_sync(~0u, ss, m);
+            if (p == 0)
+                norm[r] = d.l2norm ? rsqrtf(ss + (float)DP_L2_EPS) : 1.f;
+        }
+    }
 }
 
 /* gam = cumsum of the gate over tokens in log2 units, the same in all rows of a token. A thread takes two channels and TL tokens, then adds the totals of the tokens before. */
-template <int D, int GATE> __device__ void cumsum_gate(const Dims &d, const dpg_tensors &t, Smem<D> &sm, Chunk c, int hv, int lr, bool staged)
+template <int GATE, int K, int V> __device__ void cumsum_gate(const Dims &d, const dpg_tensors &t, Smem<K, V> &sm, Chunk c, int hv, int lr, bool staged)
 {
-    const int GROUPS = THREADS / (D / 2), TL = C / GROUPS;
-    int k = threadIdx.x % (D / 2) * 2, group = threadIdx.x / (D / 2), s0 = group * TL, k0 = d.Kg == 1 ? 0 : k, k1 = d.Kg == 1 ? 0 : k + 1;
+    const int GROUPS = THREADS / (K / 2), TL = C / GROUPS;
+    int k = threadIdx.x % (K / 2) * 2, group = threadIdx.x / (K / 2), s0 = group * TL, k0 = d.Kg == 1 ? 0 : k, k1 = d.Kg == 1 ? 0 : k + 1;
     float *tot = &sm.tab[0][0];
     float a = t.A_log ? expf(t.A_log[hv]) : 1.f, b0 = t.dt_bias ? t.dt_bias[hv * d.Kg + k0] : 0.f, b1 = t.dt_bias ? t.dt_bias[hv * d.Kg + k1] : 0.f;
     float2 sum[TL], run = make_float2(0.f, 0.f);
@@ -98,7 +124,7 @@ template <int D, int GATE> __device__ void cumsum_gate(const Dims &d, const dpg_
     for (int s = 0; s < TL; s++) {
         float2 g;
         if (staged) {
-            g = unpack2(lds32(sm.y.g + (s0 + s) * Smem<D>::RS + k));
+            g = unpack2(lds32(sm.y.g + (s0 + s) * Smem<K, V>::RS + k));
         } else {
             int64_t at = ((c.t0 + min((s0 + s) >> lr, c.len - 1)) * d.HV + hv) * d.Kg;
             g = make_float2(ldx(t.g, at + k0, d.g_bf16), ldx(t.g, at + k1, d.g_bf16));
@@ -109,31 +135,25 @@ template <int D, int GATE> __device__ void cumsum_gate(const Dims &d, const dpg_
         }
         sum[s] = run;
     }
-    *(float2 *)(tot + group * D + k) = run;
+    *(float2 *)(tot + group * K + k) = run;
     __syncthreads();
     float2 before = make_float2(0.f, 0.f);
     for (int i = 0; i < group; i++) {
-        float2 y = *(float2 *)(tot + i * D + k);
+        float2 y = *(float2 *)(tot + i * K + k);
         before.x += y.x, before.y += y.y;
     }
 #pragma unroll
     for (int s = 0; s < TL; s++)
-        *(float2 *)(sm.x.gam + (s0 + s) * Smem<D>::RS + k) = make_float2((sum[s].x + before.x) * LOG2E, (sum[s].y + before.y) * LOG2E);
-}
-
-__device__ __forceinline__ float sumsq8(uint4 x)
-{
-    float2 a = unpack2(x.x), b = unpack2(x.y), c = unpack2(x.z), d = unpack2(x.w);
-    return fmaf(a.x, a.x, a.y * a.y) + fmaf(b.x, b.x, b.y * b.y) + (fmaf(c.x, c.x, c.y * c.y) + fmaf(d.x, d.x, d.y * d.y));
+        *(float2 *)(sm.x.gam + (s0 + s) * Smem<K, V>::RS + k) = make_float2((sum[s].x + before.x) * LOG2E, (sum[s].y + before.y) * LOG2E);
 }
 
 /* 1/norm of 8 rows of q and k per warp. */
-template <int D> __device__ void norms(const Dims &d, Smem<D> &sm, int warp, int lane)
+template <int K, int V> __device__ void norms(const Dims &d, Smem<K, V> &sm, int warp, int lane)
 {
-    const int P = D / 8;
+    const int P = K / 8;
 #pragma unroll
     for (int i = 0; i < 8 * P / 32; i++) {
-        int r = warp * 8 + i * (32 / P) + lane / P, at = r * Smem<D>::RS + lane % P * 8;
+        int r = warp * 8 + i * (32 / P) + lane / P, at = r * Smem<K, V>::RS + lane % P * 8;
         float sk = sumsq8(*(uint4 *)(sm.k + at)), sq = sumsq8(*(uint4 *)(sm.q + at));
 #pragma unroll
         for (int m = P / 2; m; m /= 2) {
@@ -148,12 +168,12 @@ template <int D> __device__ void norms(const Dims &d, Smem<D> &sm, int warp, int
 }
 
 /* Gates are <= 0: the last row is the lowest. */
-template <int D> __device__ void find_wide(Smem<D> &sm, int I, int lane)
+template <int K, int V> __device__ void find_wide(Smem<K, V> &sm, int I, int lane)
 {
     bool wide = false;
-    const float *g = sm.x.gam + I * 16 * Smem<D>::RS;
-    for (int k = lane; k < D; k += 32)
-        wide |= g[k] - g[15 * Smem<D>::RS + k] > NEAR;
+    const float *g = sm.x.gam + I * 16 * Smem<K, V>::RS;
+    for (int k = lane; k < K; k += 32)
+        wide |= g[k] - g[15 * Smem<K, V>::RS + k] > NEAR;
     wide = __any_sync(~0u, wide);
     if (lane == 0)
         sm.wide[I] = wide;
@@ -161,10 +181,10 @@ template <int D> __device__ void find_wide(Smem<D> &sm, int I, int lane)
 
 /* exp2 of differences of gam rows: G(I) at the first row of block I, its anchor; F(I, J<I) from there back to the first row after block J; X(I) from
  * the first row after block I to the chunk end; the last one is eC and goes to memory. Also gcum, if kept. */
-template <int D> __device__ void fill_tables(Smem<D> &sm, const FastOut &o, int64_t tile, int Kg)
+template <int K, int V> __device__ void fill_tables(Smem<K, V> &sm, const FastOut &o, int64_t tile, int Kg)
 {
-    const int RS = Smem<D>::RS;
-    int k = threadIdx.x % D, part = threadIdx.x / D;
+    const int RS = Smem<K, V>::RS;
+    int k = threadIdx.x % K, part = threadIdx.x / K;
     const float *g = sm.x.gam + k;
     if (part == 0) {
         float last = g[63 * RS];
@@ -174,7 +194,7 @@ template <int D> __device__ void fill_tables(Smem<D> &sm, const FastOut &o, int6
 #pragma unroll
         for (int I = 0; I < 3; I++)
             sm.tab[TAB_X(I)][k] = ex2(last - g[16 * (I + 1) * RS]);
-        o.eC[tile * D + k] = ex2(last);
+        o.eC[tile * K + k] = ex2(last);
     } else if (part == 1) {
 #pragma unroll
         for (int I = 1; I < 4; I++)
@@ -188,9 +208,9 @@ template <int D> __device__ void fill_tables(Smem<D> &sm, const FastOut &o, int6
 }
 
 /* kb_i = k_i exp(gam at the first row after i's block - gam_i) for the off-diagonal products, and kg to memory; 8 rows per warp. */
-template <int D> __device__ void stage_kb(Smem<D> &sm, bf16 *kg, int warp, int lane)
+template <int K, int V> __device__ void stage_kb(Smem<K, V> &sm, bf16 *kg, int warp, int lane)
 {
-    const int P = D / 8, RS = Smem<D>::RS;
+    const int P = K / 8, RS = Smem<K, V>::RS;
     int p = lane % P, J = warp / 2, ref = J < 3 ? 16 * (J + 1) : 63;
 #pragma unroll
     for (int i = 0; i < 8 * P / 32; i++) {
@@ -211,7 +231,7 @@ template <int D> __device__ void stage_kb(Smem<D> &sm, bf16 *kg, int warp, int l
             outs[j] = pack2(y.x * xx.x * rk, y.y * xx.y * rk), outs[j + 1] = pack2(z.x * xx.z * rk, z.y * xx.w * rk);
         }
         *(uint4 *)(sm.y.kb + r * RS + p * 8) = kb;
-        *(uint4 *)(kg + r * D + (p ^ (r & 7)) * 8) = out;
+        *(uint4 *)(kg + r * K + (p ^ (r & 7)) * 8) = out;
     }
 }
 
@@ -219,11 +239,11 @@ template <int D> __device__ void stage_kb(Smem<D> &sm, bf16 *kg, int warp, int l
 struct Sums { float kk[4][2][4], qk[4][2][4]; };
 
 /* Entry (s, i) of a diagonal block's k k' and q k' over the channels of a half in which i is far below the block's first row: safe for any gate. */
-template <int D> __device__ __noinline__ float2 diagonal_pairwise(const Smem<D> &sm, int half, int s, int i, int lr)
+template <int K, int V> __device__ __noinline__ float2 diagonal_pairwise(const Smem<K, V> &sm, int half, int s, int i, int lr)
 {
-    const int RS = Smem<D>::RS;
+    const int RS = Smem<K, V>::RS;
     float2 z = make_float2(0.f, 0.f);
-    for (int c = half * D / 2; c < (half + 1) * D / 2 && i >> lr <= s >> lr; c++) {
+    for (int c = half * K / 2; c < (half + 1) * K / 2 && i >> lr <= s >> lr; c++) {
         float g = sm.x.gam[i * RS + c];
         if (sm.x.gam[i / 16 * 16 * RS + c] - g <= NEAR)
             continue;
@@ -236,22 +256,22 @@ template <int D> __device__ __noinline__ float2 diagonal_pairwise(const Smem<D> 
 
 /* Rows 16 I .. of k k' and q k' with decay, over a half's channels; replaces the warp's part of sm.k by k exp(gam) / |k| and of sm.q by
  * qg, both rounded. */
-template <int D> __device__ __forceinline__ void products(Smem<D> &sm, int I, int half, int lane, int lr, Sums &z)
+template <int K, int V> __device__ __forceinline__ void products(Smem<K, V> &sm, int I, int half, int lane, int lr, Sums &z)
 {
-    const int RS = Smem<D>::RS;
+    const int RS = Smem<K, V>::RS;
     int gr = lane / 4, tc = lane % 4, r0 = I * 16 + gr, an = I * 16;
     bool wide = sm.wide[I];
     float rk0 = sm.rk[r0], rk1 = sm.rk[r0 + 8], rq0 = sm.rq[r0], rq1 = sm.rq[r0 + 8];
     if (wide) {
 #pragma unroll
         for (int x = 0; x < 8; x++) {
-            float2 y = diagonal_pairwise<D>(sm, half, r0 + x % 4 / 2 * 8, an + 8 * (x / 4) + 2 * tc + x % 2, lr);
+            float2 y = diagonal_pairwise(sm, half, r0 + x % 4 / 2 * 8, an + 8 * (x / 4) + 2 * tc + x % 2, lr);
             z.kk[3][x / 4][x % 4] = y.x, z.qk[3][x / 4][x % 4] = y.y;
         }
         __syncwarp();
     }
 #pragma unroll 1
-    for (int kk = half * D / 32; kk < (half + 1) * D / 32; kk++) {
+    for (int kk = half * K / 32; kk < (half + 1) * K / 32; kk++) {
         float fk[8], fq[8], G[4];
         float2 an2[2];
 #pragma unroll
@@ -318,7 +338,7 @@ template <int D> __device__ __forceinline__ void products(Smem<D> &sm, int I, in
 }
 
 /* Half 0 gets the full sums of k k', half 1 those of q k', each in `mine`. */
-template <int D> __device__ __forceinline__ void exchange(Smem<D> &sm, int I, int half, int lane, const Sums &z, float mine[4][2][4])
+template <int K, int V> __device__ __forceinline__ void exchange(Smem<K, V> &sm, int I, int half, int lane, const Sums &z, float mine[4][2][4])
 {
 #pragma unroll
     for (int x = 0; x < 32; x++)
@@ -333,7 +353,7 @@ template <int D> __device__ __forceinline__ void exchange(Smem<D> &sm, int I, in
 }
 
 /* One 16 x 16 block: of A to shared memory and of L to memory if it is kept (half 0), or of Aqk to memory (half 1). */
-template <int D> __device__ __forceinline__ void emit_block(Smem<D> &sm, int I, int half, int lane, int lr, int J, float scale, const float z[2][4], bf16 *Aqk, bf16 *L)
+template <int K, int V> __device__ __forceinline__ void emit_block(Smem<K, V> &sm, int I, int half, int lane, int lr, int J, float scale, const float z[2][4], bf16 *Aqk, bf16 *L)
 {
     int gr = lane / 4, tc = lane % 4;
 #pragma unroll
@@ -414,16 +434,16 @@ __device__ __forceinline__ void invert(const float *A, float *T, int warp, int l
     __syncthreads();
 }
 
-/* Rows 16 I .. of T * B (B: rows of RS bf16) to the same rows of dst. T is lower triangular. */
-template <int D> __device__ __forceinline__ void times_T(const bf16 *T, const bf16 *B, bf16 *dst, int I, int lane)
+/* Rows 16 I .. of T * B (B: rows of W + 8 bf16) to the same rows of dst. T is lower triangular. */
+template <int W> __device__ __forceinline__ void times_T(const bf16 *T, const bf16 *B, bf16 *dst, int I, int lane)
 {
-    const int RS = Smem<D>::RS;
-    float acc[D / 8][4] = {};
+    const int RS = W + 8;
+    float acc[W / 8][4] = {};
     for (int J = 0; J <= I; J++) {
         uint32_t a[4], b[4];
         ldsm4(a, saddr(T + (I * 16 + lane % 16) * TBS + 16 * J + lane / 16 * 8));
 #pragma unroll
-        for (int n = 0; n < D / 16; n++) {
+        for (int n = 0; n < W / 16; n++) {
             ldsm4t(b, saddr(B + (16 * J + lane % 16) * RS + n * 16 + lane / 16 * 8));
             mma(acc[2 * n], a, b[0], b[1]);
             mma(acc[2 * n + 1], a, b[2], b[3]);
@@ -431,23 +451,23 @@ template <int D> __device__ __forceinline__ void times_T(const bf16 *T, const bf
     }
     bf16 *to = dst + (I * 16 + lane / 4) * RS + lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < D / 8; n++) {
+    for (int n = 0; n < W / 8; n++) {
         *(uint32_t *)(to + n * 8) = pack2(acc[n][0], acc[n][1]);
         *(uint32_t *)(to + 8 * RS + n * 8) = pack2(acc[n][2], acc[n][3]);
     }
 }
 
 /* `rows` rows from r0 of a tile in shared memory to a swizzled tile, by one warp; SLICED: the layout of u. */
-template <int D, bool SLICED> __device__ __forceinline__ void store_rows(bf16 *dst, const bf16 *src, int r0, int rows, int lane)
+template <int W, bool SLICED> __device__ __forceinline__ void store_rows(bf16 *dst, const bf16 *src, int r0, int rows, int lane)
 {
-    const int P = D / 8, RS = Smem<D>::RS;
+    const int P = W / 8, RS = W + 8;
     int p = lane % P;
     for (int r = r0 + lane / P; r < r0 + rows; r += 32 / P)
-        *(uint4 *)(dst + (SLICED ? ((p / 2 * C + r) * 2 + (p % 2 ^ (r >> 2 & 1))) * 8 : r * D + (p ^ (r & 7)) * 8)) = *(uint4 *)(src + r * RS + p * 8);
+        *(uint4 *)(dst + (SLICED ? ((p / 2 * C + r) * 2 + (p % 2 ^ (r >> 2 & 1))) * 8 : r * W + (p ^ (r & 7)) * 8)) = *(uint4 *)(src + r * RS + p * 8);
 }
 
 /* T to bf16 with B folded in: w = T B Kgam and u = T B V round T B once and leave Kgam and V as they are. */
-template <int D> __device__ void round_T(Smem<D> &sm, bf16 *Akk)
+template <int K, int V> __device__ void round_T(Smem<K, V> &sm, bf16 *Akk)
 {
     for (int x = threadIdx.x; x < C * C / 2; x += THREADS) {
         int r = x / 32, col = x % 32 * 2;
@@ -462,64 +482,67 @@ template <int D> __device__ void round_T(Smem<D> &sm, bf16 *Akk)
     }
 }
 
-template <int D, int GATE, bool KEYS> __global__ void __launch_bounds__(THREADS, 2) k_chunks(Dims d, dpg_tensors t, FastOut o)
+template <int K, int V, int GATE, bool KEYS> __global__ void __launch_bounds__(THREADS, 2) k_chunks(Dims d, dpg_tensors t, FastOut o)
 {
     extern __shared__ __align__(16) char raw[];
-    Smem<D> &sm = *(Smem<D> *)raw;
+    Smem<K, V> &sm = *(Smem<K, V> *)raw;
     int64_t tile = blockIdx.x;
     int hv = tile % d.HV, h = hv / d.G, warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, half = warp / 4, lr = KEYS ? d.lr : 0, R = 1 << lr;
     Chunk c = d.chunk[tile / d.HV];
     int rows = c.len << lr;
-    bool staged = d.g_bf16 && d.Kg == D;
+    bool staged = d.g_bf16 && d.Kg == K;
     if (staged)
-        load_tile<D>(sm.y.g, (const bf16 *)t.g + (c.t0 * d.HV + hv) * D, (int64_t)d.HV * D, 0, lr, rows);
+        load_tile<K>(sm.y.g, (const bf16 *)t.g + (c.t0 * d.HV + hv) * K, (int64_t)d.HV * K, 0, lr, rows);
     cp_commit();
-    load_tile<D>(sm.k, (const bf16 *)t.k + (c.t0 * d.H + h) * R * D, (int64_t)d.H * R * D, D, lr, rows);
-    load_tile<D>(sm.q, (const bf16 *)t.q + (c.t0 * d.H + h) * D, (int64_t)d.H * D, 0, lr, rows);
-    load_tile<D>(sm.v, (const bf16 *)t.v + (c.t0 * d.HV + hv) * R * D, (int64_t)d.HV * R * D, D, lr, rows);
+    load_input<K>(d, sm.k, t.k, (c.t0 * d.H + h) * R * K, (int64_t)d.H * R * K, K, lr, rows, sm.rk);
+    load_input<K>(d, sm.q, t.q, (c.t0 * d.H + h) * K, (int64_t)d.H * K, 0, lr, rows, sm.rq);
+    load_input<V>(d, sm.v, t.v, (c.t0 * d.HV + hv) * R * V, (int64_t)d.HV * R * V, V, lr, rows, NULL);
     cp_commit();
     if (threadIdx.x < C)
         sm.beta[threadIdx.x] = threadIdx.x < rows ? beta_value(d, ldx(t.beta, ((c.t0 + (threadIdx.x >> lr)) * d.HV + hv) * R + (threadIdx.x & (R - 1)), d.g_bf16)) : 0.f;
     cp_wait<1>();
     __syncthreads();
-    cumsum_gate<D, GATE>(d, t, sm, c, hv, lr, staged);
+    cumsum_gate<GATE>(d, t, sm, c, hv, lr, staged);
     cp_wait<0>();
     __syncthreads();
-    norms<D>(d, sm, warp, lane);
+    if (d.in_bf16)
+        norms(d, sm, warp, lane);
     if (warp < 4)
-        find_wide<D>(sm, warp, lane);
+        find_wide(sm, warp, lane);
     __syncthreads();
-    fill_tables<D>(sm, o, tile, d.Kg);
+    fill_tables(sm, o, tile, d.Kg);
     __syncthreads();
-    stage_kb<D>(sm, o.kg + tile * C * D, warp, lane);
+    stage_kb(sm, o.kg + tile * C * K, warp, lane);
     __syncthreads();
     Sums z = {};
     float mine[4][2][4];
-    products<D>(sm, I, half, lane, lr, z);
+    products(sm, I, half, lane, lr, z);
     __syncthreads();
-    store_rows<D, false>(o.qg + tile * C * D, sm.q, warp * 8, 8, lane);
-    exchange<D>(sm, I, half, lane, z, mine);
+    store_rows<K, false>(o.qg + tile * C * K, sm.q, warp * 8, 8, lane);
+    exchange(sm, I, half, lane, z, mine);
     bf16 *Aqk = o.Aqk + tile * C * C, *L = o.L ? o.L + tile * C * C : NULL;
 #pragma unroll
     for (int J = 0; J < 3; J++)
         if (J < I)
-            emit_block<D>(sm, I, half, lane, lr, J, d.scale, mine[J], Aqk, L);
-    emit_block<D>(sm, I, half, lane, lr, I, d.scale, mine[3], Aqk, L);
+            emit_block(sm, I, half, lane, lr, J, d.scale, mine[J], Aqk, L);
+    emit_block(sm, I, half, lane, lr, I, d.scale, mine[3], Aqk, L);
     for (int x = lane; half && x < 16 * (3 - I) * 2; x += 32) {
         int s = I * 16 + x % 16, piece = 2 * (I + 1) + x / 16;
         *(uint4 *)(Aqk + s * C + (piece ^ (s & 7)) * 8) = make_uint4(0, 0, 0, 0);
     }
     __syncthreads();
     invert(sm.x.s.A, sm.x.s.T, warp, lane);
-    round_T<D>(sm, o.Akk ? o.Akk + tile * C * C : NULL);
+    round_T(sm, o.Akk ? o.Akk + tile * C * C : NULL);
     __syncthreads();
-    bf16 *out = half ? sm.x.out.u : sm.x.out.w;
-    times_T<D>(sm.y.T, half ? sm.v : sm.k, out, I, lane);
-    __syncwarp();
-    if (half)
-        store_rows<D, true>(o.u + tile * C * D, out, I * 16, 16, lane);
-    else
-        store_rows<D, false>(o.w + tile * C * D, out, I * 16, 16, lane);
+    if (half) {
+        times_T<V>(sm.y.T, sm.v, sm.x.out.u, I, lane);
+        __syncwarp();
+        store_rows<V, true>(o.u + tile * C * V, sm.x.out.u, I * 16, 16, lane);
+    } else {
+        times_T<K>(sm.y.T, sm.k, sm.x.out.w, I, lane);
+        __syncwarp();
+        store_rows<K, false>(o.w + tile * C * K, sm.x.out.w, I * 16, 16, lane);
+    }
 }
 
 /* ---- k_scan ---------------------------------------------------------------------------------------------------------------------- */
@@ -533,16 +556,16 @@ struct ScanArgs {
 };
 
 #define STAGES 3                                         /* chunks on their way or in use */
-template <int D, int NW> struct Stage {
-    bf16 w[C * D], kg[C * D], qg[C * D], Aqk[C * C], u[NW * C * 16];
-    float eC[D];
+template <int K, int NW> struct Stage {
+    bf16 w[C * K], kg[C * K], qg[C * K], Aqk[C * C], u[NW * C * 16];
+    float eC[K];
 };
-template <int D, int NW> struct Pipe {
-    Stage<D, NW> st[STAGES];
+template <int K, int NW> struct Pipe {
+    Stage<K, NW> st[STAGES];
     uint64_t full[STAGES], empty[STAGES];
 };
 
-template <int D, int NW> __device__ void pipe_init(Pipe<D, NW> &pipe, int readers)
+template <int K, int NW> __device__ void pipe_init(Pipe<K, NW> &pipe, int readers)
 {
     if (threadIdx.x == 0)
         for (int i = 0; i < STAGES; i++) {
@@ -554,29 +577,29 @@ template <int D, int NW> __device__ void pipe_init(Pipe<D, NW> &pipe, int reader
 }
 
 /* One thread loads chunk c, the i-th of a sub-sequence, of one head: NW column slices of u from `slice` * NW. */
-template <int D, int NW> __device__ void feed(const Dims &d, const ScanArgs &a, Pipe<D, NW> &pipe, int c, int i, int hv, int slice)
+template <int K, int V, int NW> __device__ void feed(const Dims &d, const ScanArgs &a, Pipe<K, NW> &pipe, int c, int i, int hv, int slice)
 {
-    const int ST = STAGES, T2 = C * D * 2, bytes = 3 * T2 + D * 4 + C * C * 2 + NW * C * 32;
+    const int ST = STAGES, T2 = C * K * 2, bytes = 3 * T2 + K * 4 + C * C * 2 + NW * C * 32;
     int64_t tile = (int64_t)c * d.HV + hv;
-    Stage<D, NW> &s = pipe.st[i % ST];
+    Stage<K, NW> &s = pipe.st[i % ST];
     uint64_t *full = &pipe.full[i % ST];
     if (i >= ST)
         bar_wait(&pipe.empty[i % ST], (i / ST - 1) & 1);
     bar_expect(full, bytes);
-    bulk(s.w, a.w + tile * C * D, T2, full);
-    bulk(s.kg, a.kg + tile * C * D, T2, full);
-    bulk(s.eC, a.eC + tile * D, D * 4, full);
-    bulk(s.u, a.u + tile * C * D + slice * NW * C * 16, NW * C * 32, full);
-    bulk(s.qg, a.qg + tile * C * D, T2, full);
+    bulk(s.w, a.w + tile * C * K, T2, full);
+    bulk(s.kg, a.kg + tile * C * K, T2, full);
+    bulk(s.eC, a.eC + tile * K, K * 4, full);
+    bulk(s.u, a.u + tile * C * V + slice * NW * C * 16, NW * C * 32, full);
+    bulk(s.qg, a.qg + tile * C * K, T2, full);
     bulk(s.Aqk, a.Aqk + tile * C * C, C * C * 2, full);
     bar_loaded(full);
 }
 
 /* A producer warp's one thread feeds a whole sub-sequence. */
-template <int D, int NW> __device__ void produce(const Dims &d, const ScanArgs &a, Pipe<D, NW> &pipe, Seq seq, int hv, int slice)
+template <int K, int V, int NW> __device__ void produce(const Dims &d, const ScanArgs &a, Pipe<K, NW> &pipe, Seq seq, int hv, int slice)
 {
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++)
-        feed<D, NW>(d, a, pipe, c, i, hv, slice);
+        feed<K, V, NW>(d, a, pipe, c, i, hv, slice);
 }
 
 /* Initial state of a sub-sequence or segment: s0 where its sequence starts, else what the merge brought, else (NULL) zeros. */
@@ -596,18 +619,18 @@ template <int TILES, class F> __device__ __forceinline__ void each(float (*S)[4]
             f(j * 8 + lane % 4 * 2 + e % 2, lane / 4 + e / 2 * 8, S[j][e]);
 }
 
-/* acc[nt] += S' B' for B = [64 tokens][D] (swizzled): n-tiles of 8 tokens. */
-template <int D> __device__ __forceinline__ void times_rows(float acc[8][4], const uint32_t sa[D / 16][4], const bf16 *B, int lane)
+/* acc[nt] += S' B' for B = [64 tokens][K] (swizzled): n-tiles of 8 tokens. */
+template <int K> __device__ __forceinline__ void times_rows(float acc[8][4], const uint32_t sa[K / 16][4], const bf16 *B, int lane)
 {
     int row = lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
-    uint32_t base = saddr(B) + row * D * 2;
+    uint32_t base = saddr(B) + row * K * 2;
 #pragma unroll
-    for (int kk = 0; kk < D / 16; kk++) {
+    for (int kk = 0; kk < K / 16; kk++) {
         uint32_t at = base + ((2 * kk + half) ^ (row & 7)) * 16;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             uint32_t b[4];
-            ldsm4(b, at + n * 16 * D * 2);
+            ldsm4(b, at + n * 16 * K * 2);
             mma(acc[2 * n], sa[kk], b[0], b[1]);
             mma(acc[2 * n + 1], sa[kk], b[2], b[3]);
         }
@@ -634,19 +657,19 @@ __device__ __forceinline__ void minus_from_u(float x[8][4], const bf16 *u, int l
 
 /* S' <- eC o S' + X' kg. The sum over tokens starts from zero and is added in fp32: the accumulator of a tensor core rounds toward
  * zero, and S must not see that once per chunk. */
-template <int D> __device__ __forceinline__ void update(float S[D / 8][4], const uint32_t xa[4][4], const bf16 *kg, const float *eC, int lane)
+template <int K> __device__ __forceinline__ void update(float S[K / 8][4], const uint32_t xa[4][4], const bf16 *kg, const float *eC, int lane)
 {
     int row = lane % 16, tc = lane % 4;
-    uint32_t base = saddr(kg) + row * D * 2;
+    uint32_t base = saddr(kg) + row * K * 2;
 #pragma unroll
-    for (int j = 0; j < D / 8; j += 4) {
+    for (int j = 0; j < K / 8; j += 4) {
         float acc[4][4] = {};
 #pragma unroll
         for (int p = 0; p < 4; p++)
 #pragma unroll
             for (int jj = 0; jj < 4; jj += 2) {
                 uint32_t b[4];
-                ldsm4t(b, base + p * 16 * D * 2 + ((j + jj + lane / 16) ^ (row & 7)) * 16);
+                ldsm4t(b, base + p * 16 * K * 2 + ((j + jj + lane / 16) ^ (row & 7)) * 16);
                 mma(acc[jj], xa[p], b[0], b[1]);
                 mma(acc[jj + 1], xa[p], b[2], b[3]);
             }
@@ -706,35 +729,35 @@ template <int PAIRS> __device__ __forceinline__ void store_o(const Dims &d, void
     __syncwarp();
 }
 
-template <int D> __device__ __forceinline__ void split_state(uint32_t sa[D / 16][4], const float S[D / 8][4])
+template <int K> __device__ __forceinline__ void split_state(uint32_t sa[K / 16][4], const float S[K / 8][4])
 {
 #pragma unroll
-    for (int kk = 0; kk < D / 16; kk++)
+    for (int kk = 0; kk < K / 16; kk++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             sa[kk][i] = pack2(S[2 * kk + i / 2][i % 2 * 2], S[2 * kk + i / 2][i % 2 * 2 + 1]);
 }
 
 /* Many heads: one warp per 16 columns, NW of them in a block share the tiles. */
-template <int D, int NW> struct ScanSmem { Pipe<D, NW> pipe; bf16 o[NW * C * 16]; };
+template <int K, int NW> struct ScanSmem { Pipe<K, NW> pipe; bf16 o[NW * C * 16]; };
 
-template <int D, int NW> __device__ void scan_warp(const Dims &d, const ScanArgs &a, ScanSmem<D, NW> &sm, Seq seq, int hv, int slice, int warp, int lane)
+template <int K, int V, int NW> __device__ void scan_warp(const Dims &d, const ScanArgs &a, ScanSmem<K, NW> &sm, Seq seq, int hv, int slice, int warp, int lane)
 {
     const int ST = STAGES;
     int v0 = (slice * NW + warp) * 16;
-    float S[D / 8][4];
+    float S[K / 8][4];
     const float *init = initial(d, a, seq, hv);
-    each<D / 8>(S, lane, [&](int k, int v, float &s) { s = init ? init[k * D + v0 + v] : 0.f; });
+    each<K / 8>(S, lane, [&](int k, int v, float &s) { s = init ? init[k * V + v0 + v] : 0.f; });
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         int64_t tile = (int64_t)c * d.HV + hv;
-        Stage<D, NW> &st = sm.pipe.st[i % ST];
+        Stage<K, NW> &st = sm.pipe.st[i % ST];
         float x[8][4] = {};
-        uint32_t sa[D / 16][4], xa[4][4];
+        uint32_t sa[K / 16][4], xa[4][4];
         bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
-        split_state<D>(sa, S);
+        split_state<K>(sa, S);
         if (a.h)
-            each<D / 8>(S, lane, [&](int k, int v, float &s) { a.h[(tile * D + k) * D + v0 + v] = __float2bfloat16_rn(s); });
-        times_rows<D>(x, sa, st.w, lane);
+            each<K / 8>(S, lane, [&](int k, int v, float &s) { a.h[(tile * K + k) * V + v0 + v] = __float2bfloat16_rn(s); });
+        times_rows<K>(x, sa, st.w, lane);
         minus_from_u(x, st.u + warp * C * 16, lane);
 #pragma unroll
         for (int p = 0; p < 4; p++)
@@ -742,10 +765,10 @@ template <int D, int NW> __device__ void scan_warp(const Dims &d, const ScanArgs
             for (int e = 0; e < 4; e++)
                 xa[p][e] = pack2(x[2 * p + e / 2][e % 2 * 2], x[2 * p + e / 2][e % 2 * 2 + 1]);
         if (a.v_new)
-            each<8>(x, lane, [&](int s, int v, float &y) { a.v_new[(tile * C + s) * D + v0 + v] = __float2bfloat16_rn(y); });
-        update<D>(S, xa, st.kg, st.eC, lane);
+            each<8>(x, lane, [&](int s, int v, float &y) { a.v_new[(tile * C + s) * V + v0 + v] = __float2bfloat16_rn(y); });
+        update<K>(S, xa, st.kg, st.eC, lane);
         float o[8][4] = {};
-        times_rows<D>(o, sa, st.qg, lane);
+        times_rows<K>(o, sa, st.qg, lane);
 #pragma unroll
         for (int nt = 0; nt < 8; nt++)
 #pragma unroll
@@ -758,31 +781,31 @@ template <int D, int NW> __device__ void scan_warp(const Dims &d, const ScanArgs
             bar_arrive(&sm.pipe.empty[i % ST]);
     }
     if (a.final_state && seq.ends)
-        each<D / 8>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * D + k) * D + v0 + v] = s; });
+        each<K / 8>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * K + k) * V + v0 + v] = s; });
 }
 
 /* NW warps of columns and a producer. */
 #define SCAN_THREADS(NW) (((NW) + 1) * 32)
-template <int D, int NW> __global__ void __launch_bounds__(SCAN_THREADS(NW), 1) k_scan(Dims d, ScanArgs a)
+template <int K, int V, int NW> __global__ void __launch_bounds__(SCAN_THREADS(NW), 1) k_scan(Dims d, ScanArgs a)
 {
     extern __shared__ __align__(128) char scan_raw[];
-    ScanSmem<D, NW> &sm = *(ScanSmem<D, NW> *)scan_raw;
-    const int slices = D / 16 / NW;
+    ScanSmem<K, NW> &sm = *(ScanSmem<K, NW> *)scan_raw;
+    const int slices = V / 16 / NW;
     int slice = blockIdx.x % slices, hv = blockIdx.x / slices % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Seq seq = d.seq[blockIdx.x / slices / d.HV];
     pipe_init(sm.pipe, NW);
     if (warp < NW)
-        scan_warp<D, NW>(d, a, sm, seq, hv, slice, warp, lane);
+        scan_warp<K, V, NW>(d, a, sm, seq, hv, slice, warp, lane);
     else if (lane == 0)
-        produce<D, NW>(d, a, sm.pipe, seq, hv, slice);
+        produce<K, V, NW>(d, a, sm.pipe, seq, hv, slice);
 }
 
-/* Few heads: a team of 4 warps per 16 columns. Warp t computes X of tokens 16 t .. and S of its D/4 channels;
+/* Few heads: a team of 4 warps per 16 columns. Warp t computes X of tokens 16 t .. and S of its K/4 channels;
  * operand fragments pass through shared memory as they stand in registers, with two barriers per chunk; fragments of w and kg are
  * loaded before the barrier that their products wait for. Four more warps, a chunk behind at most, compute o from the same fragments. */
-template <int D> struct TeamSmem {
-    Pipe<D, 1> pipe;
-    uint4 S[2][D / 16][32], X[2][4][32];
+template <int K> struct TeamSmem {
+    Pipe<K, 1> pipe;
+    uint4 S[2][K / 16][32], X[2][4][32];
     bf16 o[C * 16];
     uint64_t ready[2], taken[2];                         /* S and X of a chunk are complete; the output warps have read them: all 128 arrive */
 };
@@ -795,26 +818,26 @@ __device__ __forceinline__ uint4 fragment(const float a[4], const float b[4])
     return make_uint4(pack2(a[0], a[1]), pack2(a[2], a[3]), pack2(b[0], b[1]), pack2(b[2], b[3]));
 }
 
-/* B fragments of 16 tokens (rows 16 t .. of a swizzled tile) over all D channels. */
-template <int D> __device__ __forceinline__ void load_rows(uint32_t b[D / 16][4], const bf16 *B, int t, int lane)
+/* B fragments of 16 tokens (rows 16 t .. of a swizzled tile) over all K channels. */
+template <int K> __device__ __forceinline__ void load_rows(uint32_t b[K / 16][4], const bf16 *B, int t, int lane)
 {
     int row = t * 16 + lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
-    uint32_t base = saddr(B) + row * D * 2;
+    uint32_t base = saddr(B) + row * K * 2;
 #pragma unroll
-    for (int kk = 0; kk < D / 16; kk++)
+    for (int kk = 0; kk < K / 16; kk++)
         ldsm4(b[kk], base + ((2 * kk + half) ^ (row & 7)) * 16);
 }
 
 /* x = S' B' for 16 tokens. Even and odd k-steps keep separate sums: shorter chains. */
-template <int D> __device__ __forceinline__ void team_rows(float x[2][4], const uint4 S[D / 16][32], const uint32_t b[D / 16][4], int lane)
+template <int K> __device__ __forceinline__ void team_rows(float x[2][4], const uint4 S[K / 16][32], const uint32_t b[K / 16][4], int lane)
 {
     float acc[2][2][4] = {};
-    uint4 f[D / 16];
+    uint4 f[K / 16];
 #pragma unroll
-    for (int kk = 0; kk < D / 16; kk++)
+    for (int kk = 0; kk < K / 16; kk++)
         f[kk] = S[kk][lane];
 #pragma unroll
-    for (int kk = 0; kk < D / 16; kk++) {
+    for (int kk = 0; kk < K / 16; kk++) {
         uint32_t sa[4] = {f[kk].x, f[kk].y, f[kk].z, f[kk].w};
 #pragma unroll
         for (int n = 0; n < 2; n++)
@@ -836,19 +859,19 @@ __device__ __forceinline__ void load_x(uint32_t xa[4][4], const uint4 X[4][32], 
     }
 }
 
-template <int D> __device__ void team_state(const Dims &d, const ScanArgs &a, TeamSmem<D> &sm, Seq seq, int hv, int v0, int t, int lane)
+template <int K, int V> __device__ void team_state(const Dims &d, const ScanArgs &a, TeamSmem<K> &sm, Seq seq, int hv, int v0, int t, int lane)
 {
-    const int NJ = D / 32, ST = STAGES;
+    const int NJ = K / 32, ST = STAGES;
     const float *init = initial(d, a, seq, hv);
     int k0 = t * NJ * 8, urow = lane / 16 * 8 + lane % 8, upiece = lane / 8 % 2 ^ (urow >> 2 & 1), krow = lane % 16;
     float S[NJ][4];
-    each<NJ>(S, lane, [&](int k, int v, float &s) { s = init ? init[(k0 + k) * D + v0 + v] : 0.f; });
+    each<NJ>(S, lane, [&](int k, int v, float &s) { s = init ? init[(k0 + k) * V + v0 + v] : 0.f; });
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
         int64_t tile = (int64_t)c * d.HV + hv;
         int buf = i % 2;
-        Stage<D, 1> &st = sm.pipe.st[i % ST];
+        Stage<K, 1> &st = sm.pipe.st[i % ST];
         float x[2][4], acc[NJ][4] = {};
-        uint32_t b[D / 16][4], xa[4][4], kb[4][NJ / 2][4], u[4];
+        uint32_t b[K / 16][4], xa[4][4], kb[4][NJ / 2][4], u[4];
         float2 e[NJ];
         if (i >= 2)
             bar_wait(&sm.taken[buf], (i / 2 - 1) & 1);
@@ -856,12 +879,12 @@ template <int D> __device__ void team_state(const Dims &d, const ScanArgs &a, Te
         for (int j = 0; j < NJ; j += 2)
             sm.S[buf][(t * NJ + j) / 2][lane] = fragment(S[j], S[j + 1]);
         if (a.h)
-            each<NJ>(S, lane, [&](int k, int v, float &s) { a.h[(tile * D + k0 + k) * D + v0 + v] = __float2bfloat16_rn(s); });
+            each<NJ>(S, lane, [&](int k, int v, float &s) { a.h[(tile * K + k0 + k) * V + v0 + v] = __float2bfloat16_rn(s); });
         bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
-        load_rows<D>(b, st.w, t, lane);
+        load_rows<K>(b, st.w, t, lane);
         ldsm4t(u, saddr(st.u + (t * 16 + urow) * 16 + upiece * 8));
         team_sync();
-        team_rows<D>(x, sm.S[buf], b, lane);
+        team_rows<K>(x, sm.S[buf], b, lane);
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             float2 y = unpack2(u[r]);
@@ -871,12 +894,12 @@ template <int D> __device__ void team_state(const Dims &d, const ScanArgs &a, Te
         }
         sm.X[buf][t][lane] = fragment(x[0], x[1]);
         if (a.v_new)
-            each<2>(x, lane, [&](int s, int v, float &y) { a.v_new[(tile * C + t * 16 + s) * D + v0 + v] = __float2bfloat16_rn(y); });
+            each<2>(x, lane, [&](int s, int v, float &y) { a.v_new[(tile * C + t * 16 + s) * V + v0 + v] = __float2bfloat16_rn(y); });
 #pragma unroll
         for (int p = 0; p < 4; p++)
 #pragma unroll
             for (int j = 0; j < NJ / 2; j++)
-                ldsm4t(kb[p][j], saddr(st.kg) + (p * 16 + krow) * D * 2 + ((t * NJ + 2 * j + lane / 16) ^ (krow & 7)) * 16);
+                ldsm4t(kb[p][j], saddr(st.kg) + (p * 16 + krow) * K * 2 + ((t * NJ + 2 * j + lane / 16) ^ (krow & 7)) * 16);
 #pragma unroll
         for (int j = 0; j < NJ; j++)
             e[j] = *(const float2 *)(st.eC + k0 + j * 8 + lane % 4 * 2);
@@ -900,21 +923,21 @@ template <int D> __device__ void team_state(const Dims &d, const ScanArgs &a, Te
         }
     }
     if (a.final_state && seq.ends)
-        each<NJ>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * D + k0 + k) * D + v0 + v] = s; });
+        each<NJ>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * K + k0 + k) * V + v0 + v] = s; });
 }
 
 /* o of tokens 16 t .. of every chunk: scale S' qg' + X' Aqk'. */
-template <int D> __device__ void team_output(const Dims &d, const ScanArgs &a, TeamSmem<D> &sm, Seq seq, int hv, int v0, int t, int lane)
+template <int K, int V> __device__ void team_output(const Dims &d, const ScanArgs &a, TeamSmem<K> &sm, Seq seq, int hv, int v0, int t, int lane)
 {
     const int ST = STAGES;
     int row = t * 16 + lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
     for (int c = seq.c0, i = 0; c < seq.c1; c++, i++) {
-        Stage<D, 1> &st = sm.pipe.st[i % ST];
-        uint32_t b[D / 16][4], xa[4][4], q[4][4];
+        Stage<K, 1> &st = sm.pipe.st[i % ST];
+        uint32_t b[K / 16][4], xa[4][4], q[4][4];
         float o[2][4];
         Chunk ch = d.chunk[c];
         bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
-        load_rows<D>(b, st.qg, t, lane);
+        load_rows<K>(b, st.qg, t, lane);
 #pragma unroll
         for (int p = 0; p < 4; p++)
             ldsm4(q[p], saddr(st.Aqk) + row * C * 2 + ((2 * p + half) ^ (row & 7)) * 16);
@@ -922,7 +945,7 @@ template <int D> __device__ void team_output(const Dims &d, const ScanArgs &a, T
         if (lane == 0)
             bar_arrive(&sm.pipe.empty[i % ST]);
         bar_wait(&sm.ready[i % 2], i / 2 & 1);
-        team_rows<D>(o, sm.S[i % 2], b, lane);
+        team_rows<K>(o, sm.S[i % 2], b, lane);
         load_x(xa, sm.X[i % 2], lane);
         bar_arrive(&sm.taken[i % 2]);
 #pragma unroll
@@ -939,12 +962,12 @@ template <int D> __device__ void team_output(const Dims &d, const ScanArgs &a, T
 }
 
 #define TEAM_THREADS 288                                 /* 4 warps of state, then 4 of output, then the producer */
-template <int D> __global__ void __launch_bounds__(TEAM_THREADS) k_team(Dims d, ScanArgs a)
+template <int K, int V> __global__ void __launch_bounds__(TEAM_THREADS) k_team(Dims d, ScanArgs a)
 {
     extern __shared__ __align__(128) char scan_raw[];
-    TeamSmem<D> &sm = *(TeamSmem<D> *)scan_raw;
-    int slice = blockIdx.x % (D / 16), hv = blockIdx.x / (D / 16) % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Seq seq = d.seq[blockIdx.x / (D / 16) / d.HV];
+    TeamSmem<K> &sm = *(TeamSmem<K> *)scan_raw;
+    int slice = blockIdx.x % (V / 16), hv = blockIdx.x / (V / 16) % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Seq seq = d.seq[blockIdx.x / (V / 16) / d.HV];
     if (threadIdx.x == 0)
         for (int i = 0; i < 2; i++) {
             bar_init(&sm.ready[i], 128);
@@ -952,65 +975,65 @@ template <int D> __global__ void __launch_bounds__(TEAM_THREADS) k_team(Dims d, 
         }
     pipe_init(sm.pipe, 8);
     if (warp < 4)
-        team_state<D>(d, a, sm, seq, hv, slice * 16, warp, lane);
+        team_state<K, V>(d, a, sm, seq, hv, slice * 16, warp, lane);
     else if (warp < 8)
-        team_output<D>(d, a, sm, seq, hv, slice * 16, warp - 4, lane);
+        team_output<K, V>(d, a, sm, seq, hv, slice * 16, warp - 4, lane);
     else if (lane == 0)
-        produce<D, 1>(d, a, sm.pipe, seq, hv, slice);
+        produce<K, V, 1>(d, a, sm.pipe, seq, hv, slice);
 }
 
 /* ---- host ------------------------------------------------------------------------------------------------------------------------ */
 
 int fast_supports(const dpg_problem *p, const dpg_options *o)
 {
-    return o->base == DP_BASE_BF16 && p->dtype == DPG_BF16 && p->K == p->V && (p->K == 64 || p->K == 128);
+    return o->base == DP_BASE_BF16 && p->dtype == DPG_BF16 && p->K == p->V && (p->K == 64 || p->K == 128);   /* other K, V and fp32: until a device has judged them */
 }
 
-template <int D, int GATE> static dp_status launch_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
+template <int K, int V, int GATE> static dp_status launch_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
     FastOut o = {at<bf16>(p, ws, B_W), at<bf16>(p, ws, B_U), at<bf16>(p, ws, B_KG), at<bf16>(p, ws, B_QG), at<bf16>(p, ws, B_AQK),
                  at<bf16>(p, ws, B_AKK), at<bf16>(p, ws, B_L), at<float>(p, ws, B_EC), at<float>(p, ws, B_GCUM)};
-    auto kernel = p->d.R > 1 ? k_chunks<D, GATE, true> : k_chunks<D, GATE, false>;
-    CK(e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(Smem<D>)));
-    kernel<<<(unsigned)((int64_t)p->d.NT * p->d.HV), THREADS, sizeof(Smem<D>), s>>>(p->d, *t, o);
+    auto kernel = p->d.R > 1 ? k_chunks<K, V, GATE, true> : k_chunks<K, V, GATE, false>;
+    CK(e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(Smem<K, V>)));
+    kernel<<<(unsigned)((int64_t)p->d.NT * p->d.HV), THREADS, sizeof(Smem<K, V>), s>>>(p->d, *t, o);
     CK_LAUNCH(e, "k_chunks");
     return DP_OK;
 }
 
-template <int D> static dp_status chunks_of(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
+template <int K, int V> static dp_status chunks_of(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
-    return p->d.gate == DP_GATE_LOG ? launch_chunks<D, DP_GATE_LOG>(p, t, ws, s, e)
-        : p->d.gate == DP_GATE_SOFTPLUS ? launch_chunks<D, DP_GATE_SOFTPLUS>(p, t, ws, s, e) : launch_chunks<D, DP_GATE_LOWER_BOUND>(p, t, ws, s, e);
+    return p->d.gate == DP_GATE_LOG ? launch_chunks<K, V, DP_GATE_LOG>(p, t, ws, s, e)
+        : p->d.gate == DP_GATE_SOFTPLUS ? launch_chunks<K, V, DP_GATE_SOFTPLUS>(p, t, ws, s, e) : launch_chunks<K, V, DP_GATE_LOWER_BOUND>(p, t, ws, s, e);
 }
 
 dp_status fast_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
-    return p->d.K == 64 ? chunks_of<64>(p, t, ws, s, e) : chunks_of<128>(p, t, ws, s, e);
+    return BY_WIDTHS(chunks_of, p, t, ws, s, e);
 }
 
-template <int D> static dp_status launch_team(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
+template <int K, int V> static dp_status launch_team(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
 {
-    int bytes = (int)sizeof(TeamSmem<D>);
-    CK(e, cudaFuncSetAttribute(k_team<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    k_team<D><<<(unsigned)nseq * p->d.HV * (D / 16), TEAM_THREADS, bytes, s>>>(p->d, a);
+    int bytes = (int)sizeof(TeamSmem<K>);
+    CK(e, cudaFuncSetAttribute(k_team<K, V>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    k_team<K, V><<<(unsigned)nseq * p->d.HV * (V / 16), TEAM_THREADS, bytes, s>>>(p->d, a);
     CK_LAUNCH(e, "k_team");
     return DP_OK;
 }
 
-template <int D, int NW> static dp_status launch_scan(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
+template <int K, int V, int NW> static dp_status launch_scan(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
 {
-    int bytes = (int)sizeof(ScanSmem<D, NW>);
-    CK(e, cudaFuncSetAttribute(k_scan<D, NW>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    k_scan<D, NW><<<(unsigned)nseq * p->d.HV * (D / 16 / NW), SCAN_THREADS(NW), bytes, s>>>(p->d, a);
+    int bytes = (int)sizeof(ScanSmem<K, NW>);
+    CK(e, cudaFuncSetAttribute(k_scan<K, V, NW>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    k_scan<K, V, NW><<<(unsigned)nseq * p->d.HV * (V / 16 / NW), SCAN_THREADS(NW), bytes, s>>>(p->d, a);
     CK_LAUNCH(e, "k_scan");
     return DP_OK;
 }
 
 /* Slices that share a block share the tiles it reads, and need no barriers; teams finish a chunk sooner. With fewer than about 100 blocks
  * of 4 slices the chain of chunks is what takes the time. */
-template <int D> static dp_status launch_out(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
+template <int K, int V> static dp_status launch_out(dpg_plan *p, ScanArgs a, int nseq, cudaStream_t s, dp_err *e)
 {
-    return (int64_t)nseq * p->d.HV * (D / 64) < 100 ? launch_team<D>(p, a, nseq, s, e) : launch_scan<D, 4>(p, a, nseq, s, e);
+    return (int64_t)nseq * p->d.HV * (V / 64) < 100 ? launch_team<K, V>(p, a, nseq, s, e) : launch_scan<K, V, 4>(p, a, nseq, s, e);
 }
 
 dp_status fast_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
@@ -1018,5 +1041,5 @@ dp_status fast_state(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s
     ScanArgs a = {at<bf16>(p, ws, B_W), at<bf16>(p, ws, B_U), at<bf16>(p, ws, B_KG), at<bf16>(p, ws, B_QG), at<bf16>(p, ws, B_AQK), at<float>(p, ws, B_EC), t->s0,
                   at<float>(p, ws, B_SIN), t->o, t->final_state, at<bf16>(p, ws, B_H), at<bf16>(p, ws, B_VNEW)};
     int nseq = p->d.nseq - 1 + p->nseg;
-    return p->d.K == 64 ? launch_out<64>(p, a, nseq, s, e) : launch_out<128>(p, a, nseq, s, e);
+    return BY_WIDTHS(launch_out, p, a, nseq, s, e);
 }

@@ -1,4 +1,4 @@
-/* gpu/fast_bwd.cu - the backward on tensor cores (math.md f, c, g.1): K = V = D in {64, 128}, R = 1, Kg = K, bf16 inputs, base bf16. Order:
+/* gpu/fast_bwd.cu - the backward on tensor cores (math.md f, c, g.1): K and V in {64, 128}, R = 1, Kg = K, base bf16. Order:
  *
  *   k_chunks (fast.cu)  w u kg qg Aqk Akk L eC gcum of every tile
  *   k_pass<0>           forward states: h (before a chunk), v_new
@@ -8,7 +8,7 @@
  *   k_intra             dq dk dg of 64 channels of a tile, dg through the gate
  *   k_norm, k_sums      groups summed, L2 norm; dA_log and ddt_bias over the rank's chunks
  *
- * Passes keep S' = [16 v][D k] of a warp (or a quarter of its k of each of 4 warps) in registers, as the scans of fast.cu. Tensors that meet a product along V are
+ * Passes keep S' = [16 v][K k] of a warp (or a quarter of its k of each of 4 warps) in registers, as the scans of fast.cu. Tensors that meet a product along V are
  * laid out by columns: SLICES(rows) = [V/16][rows][16], 16-byte pieces at p ^ (row >> 2 & 1): conflict-free for ldmatrix, transposed or not, and
  * contiguous for whoever owns 16 columns.
  *
@@ -49,71 +49,71 @@ struct Tiles {                                           /* of the backward's pl
 
 /* ---- k_dav ----------------------------------------------------------------------------------------------------------------------------- */
 
-template <int D> struct DavSmem { bf16 P[C * C], o[C * D]; };
+template <int V> struct DavSmem { bf16 P[C * C], o[C * V]; };
 
-/* A tile of C rows of D bf16 or fp32 to bf16 rows in shared memory, pieces at p ^ (row & 7); rows past len become zeros. */
-template <int D, int THREADS> __device__ __forceinline__ void load_rows(bf16 *dst, const void *src, int64_t at, int64_t step, int len, int is_bf16)
+/* A tile of C rows of W bf16 or fp32 to bf16 rows in shared memory, pieces at p ^ (row & 7); rows past len become zeros. */
+template <int W, int THREADS> __device__ __forceinline__ void load_rows(bf16 *dst, const void *src, int64_t at, int64_t step, int len, int is_bf16)
 {
-    for (int x = threadIdx.x; x < C * D / 8; x += THREADS) {
-        int r = x / (D / 8), p = x % (D / 8);
+    for (int x = threadIdx.x; x < C * W / 8; x += THREADS) {
+        int r = x / (W / 8), p = x % (W / 8);
         int64_t from = at + (r < len ? r : 0) * step + p * 8;
         if (is_bf16)
-            cp16(dst + rows_at<D>(r, p), (const bf16 *)src + from, r < len);
+            cp16(dst + rows_at<W>(r, p), (const bf16 *)src + from, r < len);
         else {
             const float *f = (const float *)src + from;
             uint4 y = make_uint4(pack2(f[0], f[1]), pack2(f[2], f[3]), pack2(f[4], f[5]), pack2(f[6], f[7]));
-            *(uint4 *)(dst + rows_at<D>(r, p)) = r < len ? y : make_uint4(0, 0, 0, 0);
+            *(uint4 *)(dst + rows_at<W>(r, p)) = r < len ? y : make_uint4(0, 0, 0, 0);
         }
     }
 }
 
 /* 8 warps: rows 16 I .. of dvl, half of the columns. */
-template <int D> __global__ void __launch_bounds__(256) k_dav(Dims d, dpg_grads g, Tiles a)
+template <int V> __global__ void __launch_bounds__(256) k_dav(Dims d, dpg_grads g, Tiles a)
 {
     extern __shared__ __align__(128) char raw[];
-    DavSmem<D> &sm = *(DavSmem<D> *)raw;
+    DavSmem<V> &sm = *(DavSmem<V> *)raw;
     int64_t tile = blockIdx.x;
     int hv = tile % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, half = warp / 4;
     Chunk c = d.chunk[tile / d.HV];
     for (int x = threadIdx.x; x < C * C / 8; x += 256)
         cp16(sm.P + x * 8, a.Aqk + tile * C * C + x * 8, true);
-    load_rows<D, 256>(sm.o, g.dout, (c.t0 * d.HV + hv) * D, (int64_t)d.HV * D, c.len, d.d_bf16);
+    load_rows<V, 256>(sm.o, g.dout, (c.t0 * d.HV + hv) * V, (int64_t)d.HV * V, c.len, d.d_bf16);
     cp_commit();
     cp_wait<0>();
     __syncthreads();
-    float acc[D / 16][4] = {};
+    float acc[V / 16][4] = {};
     for (int J = I; J < 4; J++) {                        /* dvl_i = sum over s >= i of Aqk[s][i] do_s */
         uint32_t A[4], B[4];
         ldsm4t(A, saddr(sm.P + rows_at<C>(16 * J + across_row(lane), 2 * I + across_p(lane))));
 #pragma unroll
-        for (int n = 0; n < D / 32; n++) {
-            ldsm4t(B, saddr(sm.o + rows_at<D>(16 * J + down_row(lane), half * (D / 16) + 2 * n + down_p(lane))));
+        for (int n = 0; n < V / 32; n++) {
+            ldsm4t(B, saddr(sm.o + rows_at<V>(16 * J + down_row(lane), half * (V / 16) + 2 * n + down_p(lane))));
             two(acc[2 * n], acc[2 * n + 1], A, B);
         }
     }
-    bf16 *dvl = a.dvl + tile * C * D;
+    bf16 *dvl = a.dvl + tile * C * V;
 #pragma unroll
-    for (int n = 0; n < D / 16; n++)
+    for (int n = 0; n < V / 16; n++)
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            *(uint32_t *)(dvl + piece_at(C, half * (D / 32) + n / 2, 16 * I + lane / 4 + 8 * r, n % 2) + lane % 4 * 2) = pack2(acc[n][2 * r], acc[n][2 * r + 1]);
-    for (int x = threadIdx.x; x < C * D / 8; x += 256) { /* consecutive threads write one slice */
+            *(uint32_t *)(dvl + piece_at(C, half * (V / 32) + n / 2, 16 * I + lane / 4 + 8 * r, n % 2) + lane % 4 * 2) = pack2(acc[n][2 * r], acc[n][2 * r + 1]);
+    for (int x = threadIdx.x; x < C * V / 8; x += 256) { /* consecutive threads write one slice */
         int p = x % 2, r = x / 2 % C, sl = x / 2 / C;
-        *(uint4 *)(a.dos + tile * C * D + piece_at(C, sl, r, p)) = *(uint4 *)(sm.o + rows_at<D>(r, 2 * sl + p));
+        *(uint4 *)(a.dos + tile * C * V + piece_at(C, sl, r, p)) = *(uint4 *)(sm.o + rows_at<V>(r, 2 * sl + p));
     }
 }
 
 /* ---- k_pass ---------------------------------------------------------------------------------------------------------------------------- */
 
 #define ST 3
-template <int D, int NW, int BWD> struct PassStage {
-    bf16 a[C * D], b[C * D];                             /* forward w, kg; backward kg, w */
-    bf16 q[BWD ? C * D : 8];
+template <int K, int NW, int BWD> struct PassStage {
+    bf16 a[C * K], b[C * K];                             /* forward w, kg; backward kg, w */
+    bf16 q[BWD ? C * K : 8];
     bf16 u[NW * C * 16], o[BWD ? NW * C * 16 : 8];       /* u or dvl; do */
-    float eC[D];
+    float eC[K];
 };
-template <int D, int NW, int BWD> struct PassPipe {
-    PassStage<D, NW, BWD> st[ST];
+template <int K, int NW, int BWD> struct PassPipe {
+    PassStage<K, NW, BWD> st[ST];
     uint64_t full[ST], empty[ST];
 };
 
@@ -145,24 +145,24 @@ template <int BWD> __device__ __forceinline__ Run run_at(const Dims &d, const Ti
 }
 template <int BWD> __device__ __forceinline__ int chunk_at(const Run &r, int i) { return BWD ? r.c0 + r.n - 1 - i : r.c0 + i; }
 
-template <int D, int NW, int BWD> __device__ void produce(const Dims &d, const Tiles &a, PassPipe<D, NW, BWD> &pipe, Run run, int hv, int slice)
+template <int K, int V, int NW, int BWD> __device__ void produce(const Dims &d, const Tiles &a, PassPipe<K, NW, BWD> &pipe, Run run, int hv, int slice)
 {
-    const int T2 = C * D * 2, U = NW * C * 32, bytes = 2 * T2 + U + D * 4 + (BWD ? T2 + U : 0);
+    const int T2 = C * K * 2, U = NW * C * 32, bytes = 2 * T2 + U + K * 4 + (BWD ? T2 + U : 0);
     for (int i = 0; i < run.n; i++) {
         int64_t tile = (int64_t)chunk_at<BWD>(run, i) * d.HV + hv;
-        PassStage<D, NW, BWD> &s = pipe.st[i % ST];
+        PassStage<K, NW, BWD> &s = pipe.st[i % ST];
         uint64_t *full = &pipe.full[i % ST];
         if (i >= ST)
             bar_wait(&pipe.empty[i % ST], (i / ST - 1) & 1);
         bar_expect(full, bytes);
-        bulk(s.a, (BWD ? a.kg : a.w) + tile * C * D, T2, full);
-        bulk(s.u, (BWD ? a.dvl : a.u) + tile * C * D + slice * NW * C * 16, U, full);
+        bulk(s.a, (BWD ? a.kg : a.w) + tile * C * K, T2, full);
+        bulk(s.u, (BWD ? a.dvl : a.u) + tile * C * V + slice * NW * C * 16, U, full);
         if (BWD) {
-            bulk(s.q, a.qg + tile * C * D, T2, full);
-            bulk(s.o, a.dos + tile * C * D + slice * NW * C * 16, U, full);
+            bulk(s.q, a.qg + tile * C * K, T2, full);
+            bulk(s.o, a.dos + tile * C * V + slice * NW * C * 16, U, full);
         }
-        bulk(s.b, (BWD ? a.w : a.kg) + tile * C * D, T2, full);
-        bulk(s.eC, a.eC + tile * D, D * 4, full);
+        bulk(s.b, (BWD ? a.w : a.kg) + tile * C * K, T2, full);
+        bulk(s.eC, a.eC + tile * K, K * 4, full);
         bar_loaded(full);
     }
 }
@@ -221,7 +221,7 @@ __device__ __forceinline__ uint32_t slice_block(const bf16 *to, int row0, int la
 #define NEGATE 0x80008000u
 
 /* S' <- eC o S' + X' kg, or eC o S' + (scale do' qg - X' w), n-tiles of 8 channels from k0 on; xa and oa: A fragments of X' and do'. */
-template <int D, int NJ, int BWD, class STAGE> __device__ __forceinline__ void update(float S[NJ][4], uint32_t xa[4][4], const STAGE &st, int k0, float scale, int lane)
+template <int K, int NJ, int BWD, class STAGE> __device__ __forceinline__ void update(float S[NJ][4], uint32_t xa[4][4], const STAGE &st, int k0, float scale, int lane)
 {
     const int STEP = NJ < 4 ? NJ : 4;
 #pragma unroll
@@ -235,7 +235,7 @@ template <int D, int NJ, int BWD, class STAGE> __device__ __forceinline__ void u
 #pragma unroll
                 for (int n = 0; n < STEP; n += 2) {
                     uint32_t b[4];
-                    ldsm4t(b, saddr(st.q + rows_at<D>(16 * p + down_row(lane), (k0 / 8) + j + n + down_p(lane))));
+                    ldsm4t(b, saddr(st.q + rows_at<K>(16 * p + down_row(lane), (k0 / 8) + j + n + down_p(lane))));
                     two(acc[n], acc[n + 1], oa, b);
                 }
             }
@@ -250,7 +250,7 @@ template <int D, int NJ, int BWD, class STAGE> __device__ __forceinline__ void u
 #pragma unroll
             for (int n = 0; n < STEP; n += 2) {
                 uint32_t b[4];
-                ldsm4t(b, saddr(st.b + rows_at<D>(16 * p + down_row(lane), (k0 / 8) + j + n + down_p(lane))));
+                ldsm4t(b, saddr(st.b + rows_at<K>(16 * p + down_row(lane), (k0 / 8) + j + n + down_p(lane))));
                 two(acc[n], acc[n + 1], xa[p], b);
             }
 #pragma unroll
@@ -264,32 +264,32 @@ template <int D, int NJ, int BWD, class STAGE> __device__ __forceinline__ void u
 }
 
 /* A view of one warp's slice of a stage. */
-template <int D> struct View { const bf16 *a, *b, *q, *u, *o; const float *eC; };
+template <int K> struct View { const bf16 *a, *b, *q, *u, *o; const float *eC; };
 
 /* Many heads: one warp per 16 columns, NW of them in a block share the tiles; one more warp loads. */
-template <int D, int NW, int BWD> struct PassSmem { PassPipe<D, NW, BWD> pipe; bf16 S[NW][D * 16], X[NW][C * 16]; };
-template <int D, int NW, int BWD> __global__ void __launch_bounds__(NW * 32 + 32, 1) k_pass(Dims d, Tiles a)
+template <int K, int NW, int BWD> struct PassSmem { PassPipe<K, NW, BWD> pipe; bf16 S[NW][K * 16], X[NW][C * 16]; };
+template <int K, int V, int NW, int BWD> __global__ void __launch_bounds__(NW * 32 + 32, 1) k_pass(Dims d, Tiles a)
 {
     extern __shared__ __align__(128) char raw[];
-    PassSmem<D, NW, BWD> &sm = *(PassSmem<D, NW, BWD> *)raw;
-    const int SL = D / 16 / NW;
+    PassSmem<K, NW, BWD> &sm = *(PassSmem<K, NW, BWD> *)raw;
+    const int SL = V / 16 / NW;
     int slice = blockIdx.x % SL, hv = blockIdx.x / SL % d.HV, seq = a.seq0 + blockIdx.x / SL / d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Run run = run_at<BWD>(d, a, seq);
     pass_init(sm.pipe, NW);
     if (warp == NW) {
         if (lane == 0)
-            produce<D, NW, BWD>(d, a, sm.pipe, run, hv, slice);
+            produce<K, V, NW, BWD>(d, a, sm.pipe, run, hv, slice);
         return;
     }
     int sl = slice * NW + warp;
-    float S[D / 8][4];
+    float S[K / 8][4];
     const float *init = initial<BWD>(d, a, run, seq, hv);
     bf16 *hs = sm.S[warp], *xs = sm.X[warp], *h = BWD ? a.dh : a.h, *X = BWD ? a.dX : a.X;
-    each<D / 8>(S, lane, [&](int k, int v, float &s) { s = init ? init[k * D + sl * 16 + v] : 0.f; });
+    each<K / 8>(S, lane, [&](int k, int v, float &s) { s = init ? init[k * V + sl * 16 + v] : 0.f; });
     for (int i = 0; i < run.n; i++) {
         int64_t tile = (int64_t)chunk_at<BWD>(run, i) * d.HV + hv;
-        PassStage<D, NW, BWD> &st = sm.pipe.st[i % ST];
-        View<D> view = {st.a, st.b, st.q, st.u + warp * C * 16, st.o + (BWD ? warp * C * 16 : 0), st.eC};
+        PassStage<K, NW, BWD> &st = sm.pipe.st[i % ST];
+        View<K> view = {st.a, st.b, st.q, st.u + warp * C * 16, st.o + (BWD ? warp * C * 16 : 0), st.eC};
         float x[8][4] = {};
         uint32_t xa[4][4];
         if (lane == 0)
@@ -297,7 +297,7 @@ template <int D, int NW, int BWD> __global__ void __launch_bounds__(NW * 32 + 32
         __syncwarp();
         bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
 #pragma unroll
-        for (int kk = 0; kk < D / 16; kk++) {
+        for (int kk = 0; kk < K / 16; kk++) {
             uint32_t sa[4];
             fragment(sa, S[2 * kk], S[2 * kk + 1]);
             if (h)
@@ -305,7 +305,7 @@ template <int D, int NW, int BWD> __global__ void __launch_bounds__(NW * 32 + 32
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 uint32_t b[4];
-                ldsm4(b, saddr(view.a + rows_at<D>(16 * n + across_row(lane), 2 * kk + across_p(lane))));
+                ldsm4(b, saddr(view.a + rows_at<K>(16 * n + across_row(lane), 2 * kk + across_p(lane))));
                 two(x[2 * n], x[2 * n + 1], sa, b);
             }
         }
@@ -322,52 +322,52 @@ template <int D, int NW, int BWD> __global__ void __launch_bounds__(NW * 32 + 32
         __syncwarp();
         if (lane == 0) {
             if (h)
-                bulk_out(h + tile * D * D + sl * D * 16, hs, D * 32);
+                bulk_out(h + tile * K * V + sl * K * 16, hs, K * 32);
             if (X)
-                bulk_out(X + tile * C * D + sl * C * 16, xs, C * 32);
+                bulk_out(X + tile * C * V + sl * C * 16, xs, C * 32);
             bulk_commit();
         }
-        update<D, D / 8, BWD>(S, xa, view, 0, d.scale, lane);
+        update<K, K / 8, BWD>(S, xa, view, 0, d.scale, lane);
         __syncwarp();
         if (lane == 0)
             bar_arrive(&sm.pipe.empty[i % ST]);
     }
-    each<D / 8>(S, lane, [&](int k, int v, float &s) { last_state<BWD>(d, a, run, hv, k, sl * 16 + v, s); });
+    each<K / 8>(S, lane, [&](int k, int v, float &s) { last_state<BWD>(d, a, run, hv, k, sl * 16 + v, s); });
     if (lane == 0)
         bulk_read_all();
 }
 
-/* Few heads: a team of 4 warps per 16 columns; warp t makes X of tokens 16 t .. and S of its D / 4 channels. Fragments pass through shared memory. */
-template <int D, int BWD> struct TeamSmem {
-    PassPipe<D, 1, BWD> pipe;
-    uint4 S[2][D / 16][32], X[2][4][32];
-    bf16 hs[2][D * 16], xs[2][C * 16];
+/* Few heads: a team of 4 warps per 16 columns; warp t makes X of tokens 16 t .. and S of its K / 4 channels. Fragments pass through shared memory. */
+template <int K, int BWD> struct TeamSmem {
+    PassPipe<K, 1, BWD> pipe;
+    uint4 S[2][K / 16][32], X[2][4][32];
+    bf16 hs[2][K * 16], xs[2][C * 16];
 };
 __device__ __forceinline__ void team_sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
 
-template <int D, int BWD> __global__ void __launch_bounds__(160, 1) k_team_pass(Dims d, Tiles a)
+template <int K, int V, int BWD> __global__ void __launch_bounds__(160, 1) k_team_pass(Dims d, Tiles a)
 {
     extern __shared__ __align__(128) char raw[];
-    TeamSmem<D, BWD> &sm = *(TeamSmem<D, BWD> *)raw;
-    const int NJ = D / 32;
-    int sl = blockIdx.x % (D / 16), hv = blockIdx.x / (D / 16) % d.HV, seq = a.seq0 + blockIdx.x / (D / 16) / d.HV, t = threadIdx.x / 32, lane = threadIdx.x % 32;
+    TeamSmem<K, BWD> &sm = *(TeamSmem<K, BWD> *)raw;
+    const int NJ = K / 32;
+    int sl = blockIdx.x % (V / 16), hv = blockIdx.x / (V / 16) % d.HV, seq = a.seq0 + blockIdx.x / (V / 16) / d.HV, t = threadIdx.x / 32, lane = threadIdx.x % 32;
     Run run = run_at<BWD>(d, a, seq);
     pass_init(sm.pipe, 4);
     if (t == 4) {
         if (lane == 0)
-            produce<D, 1, BWD>(d, a, sm.pipe, run, hv, sl);
+            produce<K, V, 1, BWD>(d, a, sm.pipe, run, hv, sl);
         return;
     }
     int k0 = t * NJ * 8;
     float S[NJ][4];
     const float *init = initial<BWD>(d, a, run, seq, hv);
     bf16 *h = BWD ? a.dh : a.h, *X = BWD ? a.dX : a.X;
-    each<NJ>(S, lane, [&](int k, int v, float &s) { s = init ? init[(k0 + k) * D + sl * 16 + v] : 0.f; });
+    each<NJ>(S, lane, [&](int k, int v, float &s) { s = init ? init[(k0 + k) * V + sl * 16 + v] : 0.f; });
     for (int i = 0; i < run.n; i++) {
         int64_t tile = (int64_t)chunk_at<BWD>(run, i) * d.HV + hv;
         int buf = i % 2;
-        PassStage<D, 1, BWD> &st = sm.pipe.st[i % ST];
-        View<D> view = {st.a, st.b, st.q, st.u, st.o, st.eC};
+        PassStage<K, 1, BWD> &st = sm.pipe.st[i % ST];
+        View<K> view = {st.a, st.b, st.q, st.u, st.o, st.eC};
         float x[2][2][4] = {};
         uint32_t xa[4][4];
 #pragma unroll
@@ -379,15 +379,15 @@ template <int D, int BWD> __global__ void __launch_bounds__(160, 1) k_team_pass(
         }
         async_fence();
         bar_wait(&sm.pipe.full[i % ST], i / ST & 1);
-        uint32_t b[D / 16][4];
+        uint32_t b[K / 16][4];
 #pragma unroll
-        for (int kk = 0; kk < D / 16; kk++)
-            ldsm4(b[kk], saddr(view.a + rows_at<D>(16 * t + across_row(lane), 2 * kk + across_p(lane))));
+        for (int kk = 0; kk < K / 16; kk++)
+            ldsm4(b[kk], saddr(view.a + rows_at<K>(16 * t + across_row(lane), 2 * kk + across_p(lane))));
         team_sync();
         if (h && threadIdx.x == 0)
-            bulk_out(h + tile * D * D + sl * D * 16, sm.hs[buf], D * 32);
+            bulk_out(h + tile * K * V + sl * K * 16, sm.hs[buf], K * 32);
 #pragma unroll
-        for (int kk = 0; kk < D / 16; kk++) {            /* even and odd k-steps apart: shorter chains */
+        for (int kk = 0; kk < K / 16; kk++) {            /* even and odd k-steps apart: shorter chains */
             uint4 f = sm.S[buf][kk][lane];
             uint32_t sa[4] = {f.x, f.y, f.z, f.w};
             two(x[kk % 2][0], x[kk % 2][1], sa, b[kk]);
@@ -410,7 +410,7 @@ template <int D, int BWD> __global__ void __launch_bounds__(160, 1) k_team_pass(
         team_sync();
         if (threadIdx.x == 0) {
             if (X)
-                bulk_out(X + tile * C * D + sl * C * 16, sm.xs[buf], C * 32);
+                bulk_out(X + tile * C * V + sl * C * 16, sm.xs[buf], C * 32);
             bulk_commit();
         }
 #pragma unroll
@@ -418,7 +418,7 @@ template <int D, int BWD> __global__ void __launch_bounds__(160, 1) k_team_pass(
             uint4 f = sm.X[buf][p][lane];
             xa[p][0] = f.x, xa[p][1] = f.y, xa[p][2] = f.z, xa[p][3] = f.w;
         }
-        update<D, NJ, BWD>(S, xa, view, k0, d.scale, lane);
+        update<K, NJ, BWD>(S, xa, view, k0, d.scale, lane);
         __syncwarp();
         if (lane == 0)
             bar_arrive(&sm.pipe.empty[i % ST]);
@@ -430,10 +430,10 @@ template <int D, int BWD> __global__ void __launch_bounds__(160, 1) k_team_pass(
 
 /* ---- k_wy ------------------------------------------------------------------------------------------------------------------------------ */
 
-template <int D> struct WySmem {
+template <int K, int V> struct WySmem {
     bf16 T[C * C], L[C * C];                             /* 64-column rows, pieces at p ^ (row & 7) */
-    bf16 dX[C * D], X[C * D], o[C * D];                  /* by columns; dE replaces dX */
-    bf16 h[D * D], kgam[C * D];
+    bf16 dX[C * V], X[C * V], o[C * V];                  /* by columns; dE replaces dX */
+    bf16 h[K * V], kgam[C * K];
     float beta[C], row[2][C];
 };
 
@@ -450,21 +450,16 @@ template <int THREADS> __device__ __forceinline__ void load_square(bf16 *dst, co
         cp16(dst + rows_at<C>(x / 8, x % 8), src + x * 8, true);
 }
 
-__device__ __forceinline__ float sumsq8(uint4 x)
-{
-    float2 a = unpack2(x.x), b = unpack2(x.y), c = unpack2(x.z), d = unpack2(x.w);
-    return fmaf(a.x, a.x, a.y * a.y) + fmaf(b.x, b.x, b.y * b.y) + (fmaf(c.x, c.x, c.y * c.y) + fmaf(d.x, d.x, d.y * d.y));
-}
-
 /* Kgam = exp(gam) k / |k| to shared memory, 1/norms of the rows of k and q to memory. */
-template <int D> __device__ void stage_kgam(const Dims &d, const dpg_tensors &t, const Tiles &a, WySmem<D> &sm, Chunk c, int64_t tile, int h)
+template <int K, int V> __device__ void stage_kgam(const Dims &d, const dpg_tensors &t, const Tiles &a, WySmem<K, V> &sm, Chunk c, int64_t tile, int h)
 {
-    const int P = D / 8;
+    const int P = K / 8;
     for (int x = threadIdx.x; x < C * P; x += 256) {     /* the P lanes of a row are neighbours */
         int r = x / P, p = x % P;
-        int64_t from = ((c.t0 + (r < c.len ? r : 0)) * d.H + h) * D + p * 8;
-        uint4 k4 = *(const uint4 *)((const bf16 *)t.k + from), q4 = *(const uint4 *)((const bf16 *)t.q + from), out;
-        float sk = sumsq8(k4), sq = sumsq8(q4);
+        int64_t from = ((c.t0 + (r < c.len ? r : 0)) * d.H + h) * K + p * 8;
+        float sk, sq;
+        uint4 k4 = load8_bf16(t.k, from, d.in_bf16, sk), out;
+        load8_bf16(t.q, from, d.in_bf16, sq);
 #pragma unroll
         for (int m = P / 2; m; m /= 2) {
             sk += __shfl_xor_sync(~0u, sk, m);
@@ -473,7 +468,7 @@ template <int D> __device__ void stage_kgam(const Dims &d, const dpg_tensors &t,
         float rk = d.l2norm ? rsqrtf(sk + (float)DP_L2_EPS) : 1.f, rq = d.l2norm ? rsqrtf(sq + (float)DP_L2_EPS) : 1.f;
         if (p == 0)
             a.norm[tile * 2 * C + r] = rk, a.norm[tile * 2 * C + C + r] = rq;
-        const float *g = a.gcum + (tile * C + r) * D + p * 8;
+        const float *g = a.gcum + (tile * C + r) * K + p * 8;
         const uint32_t *ks = (const uint32_t *)&k4;
         uint32_t *os = (uint32_t *)&out;
 #pragma unroll
@@ -481,29 +476,29 @@ template <int D> __device__ void stage_kgam(const Dims &d, const dpg_tensors &t,
             float2 y = unpack2(ks[j]);
             os[j] = r < c.len ? pack2(y.x * rk * ex2(g[2 * j]), y.y * rk * ex2(g[2 * j + 1])) : 0u;
         }
-        *(uint4 *)(sm.kgam + rows_at<D>(r, p)) = out;
+        *(uint4 *)(sm.kgam + rows_at<K>(r, p)) = out;
     }
 }
 
-template <int D> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
+template <int K, int V> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
 {
     extern __shared__ __align__(128) char raw[];
-    WySmem<D> &sm = *(WySmem<D> *)raw;
-    const int NT = D / 16;                               /* n-tiles of half the columns */
+    WySmem<K, V> &sm = *(WySmem<K, V> *)raw;
+    const int NT = V / 16;                               /* n-tiles of half the columns */
     int64_t tile = blockIdx.x;
     int hv = tile % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, gr = lane / 4, tc = lane % 4, I = warp % 4, half = warp / 4;
     Chunk c = d.chunk[tile / d.HV];
     load_square<256>(sm.T, a.Akk + tile * C * C);
-    load_flat<256>(sm.dX, a.dX + tile * C * D, C * D / 8);
+    load_flat<256>(sm.dX, a.dX + tile * C * V, C * V / 8);
     cp_commit();
     load_square<256>(sm.L, a.L + tile * C * C);
-    load_flat<256>(sm.X, a.X + tile * C * D, C * D / 8);
-    load_flat<256>(sm.h, a.h + tile * D * D, D * D / 8);
-    load_flat<256>(sm.o, a.dos + tile * C * D, C * D / 8);
+    load_flat<256>(sm.X, a.X + tile * C * V, C * V / 8);
+    load_flat<256>(sm.h, a.h + tile * K * V, K * V / 8);
+    load_flat<256>(sm.o, a.dos + tile * C * V, C * V / 8);
     cp_commit();
     if (threadIdx.x < C)
         sm.beta[threadIdx.x] = threadIdx.x < c.len ? beta_value(d, ldx(t.beta, (c.t0 + threadIdx.x) * d.HV + hv, d.g_bf16)) : 0.f;
-    stage_kgam<D>(d, t, a, sm, c, tile, hv / d.G);
+    stage_kgam(d, t, a, sm, c, tile, hv / d.G);
     cp_wait<1>();
     __syncthreads();
     float dZ[NT][4] = {}, E[NT][4] = {};
@@ -518,12 +513,12 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, dpg_tens
     }
     cp_wait<0>();
     __syncthreads();
-    for (int kk = 0; kk < D / 16; kk++) {                /* Kgam S_0 */
+    for (int kk = 0; kk < K / 16; kk++) {                /* Kgam S_0 */
         uint32_t A[4], B[4];
-        ldsm4(A, saddr(sm.kgam + rows_at<D>(16 * I + down_row(lane), 2 * kk + down_p(lane))));
+        ldsm4(A, saddr(sm.kgam + rows_at<K>(16 * I + down_row(lane), 2 * kk + down_p(lane))));
 #pragma unroll
         for (int n = 0; n < NT / 2; n++) {
-            ldsm4t(B, saddr(sm.h + piece_at(D, half * (NT / 2) + n, 16 * kk + down_row(lane), down_p(lane))));
+            ldsm4t(B, saddr(sm.h + piece_at(K, half * (NT / 2) + n, 16 * kk + down_row(lane), down_p(lane))));
             two(E[2 * n], E[2 * n + 1], A, B);
         }
     }
@@ -540,16 +535,24 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, dpg_tens
     for (int r = 0; r < 2; r++) {
         int s = 16 * I + gr + 8 * r;
         float sum = 0.f, b = sm.beta[s];
-        const bf16 *v = (const bf16 *)t.v + ((c.t0 + (s < c.len ? s : 0)) * d.HV + hv) * D + half * (D / 2) + 2 * tc;
+        int64_t at = ((c.t0 + (s < c.len ? s : 0)) * d.HV + hv) * V + half * (V / 2) + 2 * tc;
+        float2 v[NT];
+        if (d.in_bf16)                                   /* one branch a row: the loads of a row go out together */
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+                v[n] = unpack2(*(const uint32_t *)((const bf16 *)t.v + at + n * 8));
+        else
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+                v[n] = *(const float2 *)((const float *)t.v + at + n * 8);
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-            float2 y = unpack2(*(const uint32_t *)(v + n * 8));
-            sum = fmaf(dZ[n][2 * r], y.x - E[n][2 * r], sum);
-            sum = fmaf(dZ[n][2 * r + 1], y.y - E[n][2 * r + 1], sum);
+            sum = fmaf(dZ[n][2 * r], v[n].x - E[n][2 * r], sum);
+            sum = fmaf(dZ[n][2 * r + 1], v[n].y - E[n][2 * r + 1], sum);
             float x0 = b * dZ[n][2 * r], x1 = b * dZ[n][2 * r + 1];
             *(uint32_t *)(sm.dX + piece_at(C, half * (NT / 2) + n / 2, s, n % 2) + 2 * tc) = pack2(x0, x1);
             if (!d.d_bf16 && s < c.len)
-                *(float2 *)((float *)g.dv + ((c.t0 + s) * d.HV + hv) * D + half * (D / 2) + n * 8 + 2 * tc) = make_float2(x0, x1);
+                *(float2 *)((float *)g.dv + ((c.t0 + s) * d.HV + hv) * V + half * (V / 2) + n * 8 + 2 * tc) = make_float2(x0, x1);
         }
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
@@ -569,15 +572,15 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, dpg_tens
         else
             ((float *)g.dbeta)[at] = db;
     }
-    for (int x = threadIdx.x; x < C * D / 8; x += 256) { /* dE to memory as it lies; dv is the same numbers in token order */
-        *(uint4 *)(a.dE + tile * C * D + x * 8) = *(uint4 *)(sm.dX + x * 8);
-        int r = x / (D / 8), p = x % (D / 8);
+    for (int x = threadIdx.x; x < C * V / 8; x += 256) { /* dE to memory as it lies; dv is the same numbers in token order */
+        *(uint4 *)(a.dE + tile * C * V + x * 8) = *(uint4 *)(sm.dX + x * 8);
+        int r = x / (V / 8), p = x % (V / 8);
         if (d.d_bf16 && r < c.len)
-            *(uint4 *)((bf16 *)g.dv + ((c.t0 + r) * d.HV + hv) * D + p * 8) = *(uint4 *)(sm.dX + piece_at(C, p / 2, r, p % 2));
+            *(uint4 *)((bf16 *)g.dv + ((c.t0 + r) * d.HV + hv) * V + p * 8) = *(uint4 *)(sm.dX + piece_at(C, p / 2, r, p % 2));
     }
     float acc[4][2][4] = {};                             /* half 0: dE X' -> dL, half 1: do X' -> dP, blocks J <= I */
     const bf16 *left = half ? sm.o : sm.dX;
-    for (int vv = 0; vv < D / 16; vv++) {
+    for (int vv = 0; vv < V / 16; vv++) {
         uint32_t A[4], B[4];
         ldsm4(A, saddr(left + piece_at(C, vv, 16 * I + down_row(lane), down_p(lane))));
 #pragma unroll
@@ -610,9 +613,9 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, dpg_tens
 
 #define CH 64
 #define GS 72                                            /* row stride of gam, words: rows 8 banks apart */
-template <int D> struct IntraSmem {
+template <int V> struct IntraSmem {
     union {
-        struct { bf16 o[C * D], dE[C * D], X[C * D], h[CH * D], dh[CH * D]; } a;         /* by columns */
+        struct { bf16 o[C * V], dE[C * V], X[C * V], h[CH * V], dh[CH * V]; } a;         /* by columns */
         struct { bf16 ka[C * CH], qa[C * CH], kb[C * CH], kd[C * CH], k[C * CH], q[C * CH], dP[C * C], dL[C * C]; } b;
     } x;
     float gam[C * GS];
@@ -624,7 +627,7 @@ template <int D> struct IntraSmem {
 __device__ __forceinline__ int f_at(int I, int J) { return I * (I - 1) / 2 + J; }
 
 /* The diagonal block's terms of dq, dk read and dk write of row r and a channel whose key is far below the block's first row: safe for any gate. */
-template <int D> __device__ __noinline__ float3 diagonal_pairwise(const IntraSmem<D> &sm, int r, int ch)
+template <int V> __device__ __noinline__ float3 diagonal_pairwise(const IntraSmem<V> &sm, int r, int ch)
 {
     int first = r / 16 * 16;
     float top = sm.gam[first * GS + ch], g = sm.gam[r * GS + ch];
@@ -673,36 +676,37 @@ __device__ __forceinline__ float column_sum(float x)
 }
 
 /* Warp (I, cq): rows 16 I .., channels 32 cq .. of the block's 64. */
-template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
+template <int K, int V> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
 {
     extern __shared__ __align__(128) char raw[];
-    IntraSmem<D> &sm = *(IntraSmem<D> *)raw;
-    const int NB = D / CH;
+    IntraSmem<V> &sm = *(IntraSmem<V> *)raw;
+    const int NB = K / CH;
     int64_t tile = blockIdx.x / NB;
     int ch0 = blockIdx.x % NB * CH, hv = tile % d.HV, hq = hv / d.G, warp = threadIdx.x / 32, lane = threadIdx.x % 32, gr = lane / 4, tc = lane % 4, I = warp % 4, c0 = warp / 4 * 32;
     Chunk c = d.chunk[tile / d.HV];
     auto &A = sm.x.a;
     auto &B = sm.x.b;
-    load_flat<256>(A.o, a.dos + tile * C * D, C * D / 8);
-    load_flat<256>(A.dE, a.dE + tile * C * D, C * D / 8);
-    load_flat<256>(A.X, a.X + tile * C * D, C * D / 8);
-    for (int x = threadIdx.x; x < CH * D / 8; x += 256) {                  /* rows ch0 .. of every slice */
+    load_flat<256>(A.o, a.dos + tile * C * V, C * V / 8);
+    load_flat<256>(A.dE, a.dE + tile * C * V, C * V / 8);
+    load_flat<256>(A.X, a.X + tile * C * V, C * V / 8);
+    for (int x = threadIdx.x; x < CH * V / 8; x += 256) {                  /* rows ch0 .. of every slice */
         int sl = x / (CH * 2), y = x % (CH * 2) * 8;
-        cp16(A.h + sl * CH * 16 + y, a.h + tile * D * D + (sl * D + ch0) * 16 + y, true);
-        cp16(A.dh + sl * CH * 16 + y, a.dh + tile * D * D + (sl * D + ch0) * 16 + y, true);
+        cp16(A.h + sl * CH * 16 + y, a.h + tile * K * V + (sl * K + ch0) * 16 + y, true);
+        cp16(A.dh + sl * CH * 16 + y, a.dh + tile * K * V + (sl * K + ch0) * 16 + y, true);
     }
     for (int x = threadIdx.x; x < C * CH / 4; x += 256)
-        cp16(sm.gam + x / 16 * GS + x % 16 * 4, a.gcum + (tile * C + x / 16) * D + ch0 + x % 16 * 4, true);
+        cp16(sm.gam + x / 16 * GS + x % 16 * 4, a.gcum + (tile * C + x / 16) * K + ch0 + x % 16 * 4, true);
     cp_commit();
     uint4 k4[2], q4[2];                                  /* 8 channels of two rows of k and q; they wait in registers */
     int p8 = threadIdx.x % 8;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int r = threadIdx.x / 8 + 32 * i;
-        int64_t from = ((c.t0 + (r < c.len ? r : 0)) * d.H + hq) * D + ch0 + p8 * 8;
+        int64_t from = ((c.t0 + (r < c.len ? r : 0)) * d.H + hq) * K + ch0 + p8 * 8;
         k4[i] = q4[i] = make_uint4(0, 0, 0, 0);
+        float unused;
         if (r < c.len)
-            k4[i] = *(const uint4 *)((const bf16 *)t.k + from), q4[i] = *(const uint4 *)((const bf16 *)t.q + from);
+            k4[i] = load8_bf16(t.k, from, d.in_bf16, unused), q4[i] = load8_bf16(t.q, from, d.in_bf16, unused);
     }
     if (threadIdx.x < C) {
         sm.rk[threadIdx.x] = a.norm[tile * 2 * C + threadIdx.x];
@@ -713,7 +717,7 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
     __syncthreads();
     float dq[4][4] = {}, dr[4][4] = {}, dw[4][4] = {};   /* S_0 do, S_0 dE, dS_c X */
 #pragma unroll 2
-    for (int vv = 0; vv < D / 16; vv++) {
+    for (int vv = 0; vv < V / 16; vv++) {
         uint32_t fo[4], fe[4], fx[4], bh[4], bd[4];
         int at = piece_at(C, vv, 16 * I + down_row(lane), down_p(lane));
         ldsm4(fo, saddr(A.o + at));
@@ -732,7 +736,7 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
     {                                                    /* z = eC o rowsum(S_0 o dS_c): 4 threads a channel */
         int ch = threadIdx.x / 4, part = threadIdx.x % 4;
         float sum = 0.f;
-        for (int x = part; x < D / 8; x += 4) {
+        for (int x = part; x < V / 8; x += 4) {
             uint4 y = *(uint4 *)(A.h + piece_at(CH, x / 2, ch, x % 2)), w = *(uint4 *)(A.dh + piece_at(CH, x / 2, ch, x % 2));
             const uint32_t *ys = (const uint32_t *)&y, *ws = (const uint32_t *)&w;
 #pragma unroll
@@ -744,7 +748,7 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         if (part == 0)
-            sm.z[ch] = a.eC[tile * D + ch0 + ch] * sum;
+            sm.z[ch] = a.eC[tile * K + ch0 + ch] * sum;
     }
     if (warp < 4) {
         bool wide = false;
@@ -875,7 +879,7 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
                 float qq = fmaf(d.scale * eg, dq[n][i], ea * pq[n][i]), rr = fmaf(-eg, dr[n][i], ea * pr[n][i]);
                 float apart = fmaf(qn, d.scale * eg * dq[n][i], kn * (-eg * dr[n][i] - own));
                 if (wide) {
-                    float3 z = diagonal_pairwise<D>(sm, s, ch + e);
+                    float3 z = diagonal_pairwise(sm, s, ch + e);
                     qq += z.x, rr += z.y, w += z.z;
                     apart = fmaf(qn, z.x, fmaf(kn, z.y - z.z, apart));
                 }
@@ -883,7 +887,7 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
                 (e ? written.y : written.x) += kn * own;
                 out_q[e] = fmaf(p, kn, qq), out_k[e] = rr + fmaf(p, qn, w);
             }
-            int64_t at = (tile * C + s) * D + ch0 + ch;
+            int64_t at = (tile * C + s) * K + ch0 + ch;
             *(float2 *)(a.dq + at) = make_float2(out_q[0], out_q[1]);
             *(float2 *)(a.dk + at) = make_float2(out_k[0], out_k[1]);
         }
@@ -915,14 +919,14 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
             from[e] = sm.z[ch + e] + ((sm.write[0][ch + e] + sm.write[1][ch + e]) + (sm.write[2][ch + e] + sm.write[3][ch + e]));
             for (int M = 3; M > I; M--)
                 from[e] += sm.total[M][ch + e];
-            bias[e] = t.dt_bias ? t.dt_bias[hv * D + ch0 + ch + e] : 0.f;
+            bias[e] = t.dt_bias ? t.dt_bias[hv * K + ch0 + ch + e] : 0.f;
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int s = 16 * I + gr + 8 * r;
             if (s >= c.len)
                 continue;
-            int64_t at = ((c.t0 + s) * d.HV + hv) * D + ch0 + ch;
+            int64_t at = ((c.t0 + s) * d.HV + hv) * K + ch0 + ch;
             float2 x = d.g_bf16 ? unpack2(*(const uint32_t *)((const bf16 *)t.g + at)) : *(const float2 *)((const float *)t.g + at);
             float y0 = gate_bwd(d, dg[n][2 * r] + from[0], x.x, Ah, bias[0], sa[0], sb[0]), y1 = gate_bwd(d, dg[n][2 * r + 1] + from[1], x.y, Ah, bias[1], sa[1], sb[1]);
             if (d.dg_bf16)
@@ -941,35 +945,33 @@ template <int D> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_t
     if (threadIdx.x < 2 * CH) {
         int ch = threadIdx.x % CH, b = threadIdx.x / CH;
         float (*s)[CH] = b ? sm.sum_b : sm.sum_a;
-        a.part[(tile * 2 + b) * D + ch0 + ch] = (s[0][ch] + s[1][ch]) + (s[2][ch] + s[3][ch]);
+        a.part[(tile * 2 + b) * K + ch0 + ch] = (s[0][ch] + s[1][ch]) + (s[2][ch] + s[3][ch]);
     }
 }
 
 /* ---- k_norm, k_sums ------------------------------------------------------------------------------------------------------------------------ */
 
-/* dq and dk of one chunk and query head: the group's value heads summed in order, then dx = (dy - y <y, dy>) / |x|. 16 (D = 128) or 8 lanes a row. */
-template <int D> __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
+/* dq and dk of one chunk and query head: the group's value heads summed in order, then dx = (dy - y <y, dy>) / |x|. 16 (K = 128) or 8 lanes a row. */
+template <int K> __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
 {
-    const int P = D / 8;
+    const int P = K / 8;
     int ch = blockIdx.x / d.H, hq = blockIdx.x % d.H;
     int64_t tile0 = (int64_t)ch * d.HV + hq * d.G;
     Chunk c = d.chunk[ch];
     for (int x = threadIdx.x; x < 2 * C * P; x += 256) {
         int isq = x / (C * P), r = x / P % C, p = x % P;
         bool live = r < c.len;
-        int64_t at = ((c.t0 + (live ? r : 0)) * d.H + hq) * D + p * 8;
-        uint4 y4 = *(const uint4 *)((const bf16 *)(isq ? t.q : t.k) + at);
-        const uint32_t *ys = (const uint32_t *)&y4;
+        int64_t at = ((c.t0 + (live ? r : 0)) * d.H + hq) * K + p * 8;
         float rn = a.norm[tile0 * 2 * C + (isq ? C : 0) + r], dy[8] = {}, y[8], dot = 0.f;
+        load8(y, isq ? t.q : t.k, at, d.in_bf16);
         for (int m = 0; m < d.G; m++) {
-            const float *from = (isq ? a.dq : a.dk) + ((tile0 + m) * C + r) * D + p * 8;
+            const float *from = (isq ? a.dq : a.dk) + ((tile0 + m) * C + r) * K + p * 8;
             float4 lo = *(const float4 *)from, hi = *(const float4 *)(from + 4);
             dy[0] += lo.x, dy[1] += lo.y, dy[2] += lo.z, dy[3] += lo.w, dy[4] += hi.x, dy[5] += hi.y, dy[6] += hi.z, dy[7] += hi.w;
         }
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            float2 z = unpack2(ys[j / 2]);
-            y[j] = (j % 2 ? z.y : z.x) * rn;
+            y[j] *= rn;
             dot = fmaf(y[j], dy[j], dot);
         }
 #pragma unroll
@@ -988,7 +990,7 @@ template <int D> __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tenso
     }
 }
 
-/* Sums over the rank's chunks of part [chunk][HV][2][D]: 8 warps take every eighth chunk, in fp64, then theirs in order. Block: a value head, 32 channels;
+/* Sums over the rank's chunks of part [chunk][HV][2][K]: 8 warps take every eighth chunk, in fp64, then theirs in order. Block: a value head, 32 channels;
  * over the channels of dA_log k_log_sum adds up. */
 __global__ void k_sums(Dims d, const float *part, float *gsum, float *by_channel)
 {
@@ -1042,32 +1044,32 @@ template <class S, class K> dp_status allow(K kernel, dp_err *e)
 unsigned tile_count(const dpg_plan *p) { return (unsigned)((int64_t)p->d.NT * p->d.HV); }
 
 /* Teams finish a chunk sooner; one warp per 16 columns reads tiles once for 4 of them. As in fast.cu: teams below about 100 blocks of 4 slices. */
-template <int D, int BWD> dp_status launch_pass(dpg_plan *p, Tiles a, int nseq, cudaStream_t s, dp_err *e)
+template <int K, int V, int BWD> dp_status launch_pass(dpg_plan *p, Tiles a, int nseq, cudaStream_t s, dp_err *e)
 {
-    if ((int64_t)nseq * p->d.HV * (D / 64) < 100) {
-        typedef TeamSmem<D, BWD> S;
-        TRY(allow<S>(k_team_pass<D, BWD>, e));
-        k_team_pass<D, BWD><<<(unsigned)nseq * p->d.HV * (D / 16), 160, sizeof(S), s>>>(p->d, a);
+    if ((int64_t)nseq * p->d.HV * (V / 64) < 100) {
+        typedef TeamSmem<K, BWD> S;
+        TRY(allow<S>(k_team_pass<K, V, BWD>, e));
+        k_team_pass<K, V, BWD><<<(unsigned)nseq * p->d.HV * (V / 16), 160, sizeof(S), s>>>(p->d, a);
         CK_LAUNCH(e, "k_team_pass");
     } else {
-        typedef PassSmem<D, 4, BWD> S;
-        TRY(allow<S>(k_pass<D, 4, BWD>, e));
-        k_pass<D, 4, BWD><<<(unsigned)nseq * p->d.HV * (D / 64), 160, sizeof(S), s>>>(p->d, a);
+        typedef PassSmem<K, 4, BWD> S;
+        TRY(allow<S>(k_pass<K, V, 4, BWD>, e));
+        k_pass<K, V, 4, BWD><<<(unsigned)nseq * p->d.HV * (V / 64), 160, sizeof(S), s>>>(p->d, a);
         CK_LAUNCH(e, "k_pass");
     }
     return DP_OK;
 }
 
-template <int D> struct Stages {
+template <int K, int V> struct Stages {
     static dp_status recompute(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
         TRY(fast_chunks(p, t, ws, s, e));
-        return launch_pass<D, 0>(p, tiles_of(p, t, g, ws), p->d.nseq - 1 + p->nseg, s, e);
+        return launch_pass<K, V, 0>(p, tiles_of(p, t, g, ws), p->d.nseq - 1 + p->nseg, s, e);
     }
     static dp_status dAv(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
-        TRY(allow<DavSmem<D>>(k_dav<D>, e));
-        k_dav<D><<<tile_count(p), 256, sizeof(DavSmem<D>), s>>>(p->d, *g, tiles_of(p, t, g, ws));
+        TRY(allow<DavSmem<V>>(k_dav<V>, e));
+        k_dav<V><<<tile_count(p), 256, sizeof(DavSmem<V>), s>>>(p->d, *g, tiles_of(p, t, g, ws));
         CK_LAUNCH(e, "k_dav");
         return DP_OK;
     }
@@ -1075,22 +1077,22 @@ template <int D> struct Stages {
     {
         Tiles a = tiles_of(p, t, g, ws);
         a.dhm = at<float>(p, ws, B_DHM), a.dsout = NULL, a.dh = a.dX = NULL;
-        return launch_pass<D, 1>(p, a, 1, s, e);
+        return launch_pass<K, V, 1>(p, a, 1, s, e);
     }
     static dp_status state(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
         Tiles a = tiles_of(p, t, g, ws);
         a.ds0 = g->ds0;
-        return launch_pass<D, 1>(p, a, p->d.nseq, s, e);
+        return launch_pass<K, V, 1>(p, a, p->d.nseq, s, e);
     }
     static dp_status intra(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
         Tiles a = tiles_of(p, t, g, ws);
-        TRY(allow<WySmem<D>>(k_wy<D>, e));
-        k_wy<D><<<tile_count(p), 256, sizeof(WySmem<D>), s>>>(p->d, *t, *g, a);
+        TRY(allow<WySmem<K, V>>(k_wy<K, V>, e));
+        k_wy<K, V><<<tile_count(p), 256, sizeof(WySmem<K, V>), s>>>(p->d, *t, *g, a);
         CK_LAUNCH(e, "k_wy");
-        TRY(allow<IntraSmem<D>>(k_intra<D>, e));
-        k_intra<D><<<tile_count(p) * (D / CH), 256, sizeof(IntraSmem<D>), s>>>(p->d, *t, *g, a);
+        TRY(allow<IntraSmem<V>>(k_intra<K, V>, e));
+        k_intra<K, V><<<tile_count(p) * (K / CH), 256, sizeof(IntraSmem<V>), s>>>(p->d, *t, *g, a);
         CK_LAUNCH(e, "k_intra");
         return DP_OK;
     }
@@ -1099,9 +1101,9 @@ template <int D> struct Stages {
         const Dims &d = p->d;
         Tiles a = tiles_of(p, t, g, ws);
         float *gsum = at<float>(p, ws, B_GSUM), *channel = at<float>(p, ws, B_DG);
-        k_norm<D><<<(unsigned)((int64_t)d.NT * d.H), 256, 0, s>>>(d, *t, *g, a);
+        k_norm<K><<<(unsigned)((int64_t)d.NT * d.H), 256, 0, s>>>(d, *t, *g, a);
         CK_LAUNCH(e, "k_norm");
-        k_sums<<<(unsigned)d.HV * (D / 32), 256, 0, s>>>(d, a.part, gsum, channel);
+        k_sums<<<(unsigned)d.HV * (K / 32), 256, 0, s>>>(d, a.part, gsum, channel);
         CK_LAUNCH(e, "k_sums");
         k_log_sum<<<(d.HV + 127) / 128, 128, 0, s>>>(d, channel, gsum);
         CK_LAUNCH(e, "k_log_sum");
@@ -1109,8 +1111,9 @@ template <int D> struct Stages {
     }
 };
 
+#define STAGE(K, V, stage) Stages<K, V>::stage(p, t, g, ws, s, e)
 #define BY_WIDTH(stage) dp_status stage(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e) \
-    { return p->d.K == 64 ? Stages<64>::stage(p, t, g, ws, s, e) : Stages<128>::stage(p, t, g, ws, s, e); }
+    { return p->d.K == 64 ? p->d.V == 64 ? STAGE(64, 64, stage) : STAGE(64, 128, stage) : p->d.V == 64 ? STAGE(128, 64, stage) : STAGE(128, 128, stage); }
 BY_WIDTH(recompute)
 BY_WIDTH(dAv)
 BY_WIDTH(pre)
@@ -1122,7 +1125,7 @@ BY_WIDTH(gate)
 
 int fast_bwd_supports(const dpg_problem *p, const dpg_options *o)
 {
-    return fast_supports(p, o) && p->R == 1 && p->K == p->V && p->Kg == p->K && o->save == DPG_SAVE_STATE && !o->pair_dg;
+    return fast_supports(p, o) && p->R == 1 && p->Kg == p->K && o->save == DPG_SAVE_STATE && !o->pair_dg;
 }
 
 extern const BwdOps fast_bwd = {recompute, dAv, pre, state, intra, gate};

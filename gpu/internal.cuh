@@ -127,6 +127,10 @@ dp_status bwd_merge(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s,
 dp_status bwd_reduce(dpg_plan *p, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e);           /* B_GALL -> dA_log, ddt_bias, any path */
 static inline int dh_row(const dpg_plan *p) { return p->d.V + (p->opt.send_dh_only ? 0 : p->d.K); }   /* words in a row of B_DHM */
 
+/* f<K, V>(p, ...) of a plan on the fast path. */
+#define BY_WIDTHS(f, p, ...) ((p)->d.K == 64 ? (p)->d.V == 64 ? f<64, 64>(p, __VA_ARGS__) : f<64, 128>(p, __VA_ARGS__) \
+    : (p)->d.V == 64 ? f<128, 64>(p, __VA_ARGS__) : f<128, 128>(p, __VA_ARGS__))
+
 #ifdef __CUDACC__
 __device__ __forceinline__ float rbf(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
 __device__ __forceinline__ float rif(float x, int rb) { return rb ? rbf(x) : x; }

@@ -16,6 +16,33 @@ __device__ __forceinline__ uint32_t pack2(float lo, float hi)
     return *(uint32_t *)&x;
 }
 __device__ __forceinline__ float2 unpack2(uint32_t x) { return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)); }
+__device__ __forceinline__ float sumsq8(uint4 x)
+{
+    float2 a = unpack2(x.x), b = unpack2(x.y), c = unpack2(x.z), d = unpack2(x.w);
+    return fmaf(a.x, a.x, a.y * a.y) + fmaf(b.x, b.x, b.y * b.y) + (fmaf(c.x, c.x, c.y * c.y) + fmaf(d.x, d.x, d.y * d.y));
+}
+/* 8 numbers of an input, bf16 or fp32, from element `at` on. */
+__device__ __forceinline__ void load8(float y[8], const void *x, int64_t at, int is_bf16)
+{
+    if (is_bf16) {
+        uint4 z = *(const uint4 *)((const bf16 *)x + at);
+        *(float2 *)y = unpack2(z.x), *(float2 *)(y + 2) = unpack2(z.y), *(float2 *)(y + 4) = unpack2(z.z), *(float2 *)(y + 6) = unpack2(z.w);
+    } else {
+        *(float4 *)y = *(const float4 *)((const float *)x + at), *(float4 *)(y + 4) = *(const float4 *)((const float *)x + at + 4);
+    }
+}
+/* The same rounded to bf16; ss: the sum of their squares as given. */
+__device__ __forceinline__ uint4 load8_bf16(const void *x, int64_t at, int is_bf16, float &ss)
+{
+    if (is_bf16) {
+        uint4 y = *(const uint4 *)((const bf16 *)x + at);
+        ss = sumsq8(y);
+        return y;
+    }
+    float4 a = *(const float4 *)((const float *)x + at), b = *(const float4 *)((const float *)x + at + 4);
+    ss = fmaf(a.x, a.x, a.y * a.y) + fmaf(a.z, a.z, a.w * a.w) + (fmaf(b.x, b.x, b.y * b.y) + fmaf(b.z, b.z, b.w * b.w));
+    return make_uint4(pack2(a.x, a.y), pack2(a.z, a.w), pack2(b.x, b.y), pack2(b.z, b.w));
+}
 __device__ __forceinline__ uint32_t lds32(const bf16 *p) { return *(const uint32_t *)p; }
 __device__ __forceinline__ uint32_t saddr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)

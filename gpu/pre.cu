@@ -1,12 +1,13 @@
-/* gpu/pre.cu - the pre-process of the fast path: (M, H) of segments, K = V = D in {64, 128}, by warpgroup products (wgmma).
+/* gpu/pre.cu - the pre-process of the fast path: (M, H) of segments, K and V in {64, 128}, by warpgroup products (wgmma).
  *
  *   M <- eC o M - kg' (w M)         from the identity: augmented columns, fp32-grade
  *   H <- eC o H + kg' (u - w H)     from the initial state: bf16 operands, as the state pass of fast.cu
  *
- * One block of D / 64 warpgroups a segment and head; a warpgroup has 64 columns of M, which stay in registers, and of H, which stay in shared memory as they
- * stand in registers. Written transposed, S' [64 columns][D] and X' [64 columns][64 tokens] are the A operands from registers (a warp has 16 columns, in the
- * fragments of mma.cuh), w and kg the B operands from shared memory in the 128-byte swizzle, [D/64][64 tokens][64 channels]: the rows of a tile lie in global
- * memory in that swizzle half by half (tile_at), and a tensor map takes the halves apart. Tiles come in PRE_STAGES stages on mbarriers; M and H share them.
+ * One block of max(K, V) / 64 warpgroups a segment and head; a warpgroup has 64 columns of M, which stay in registers, and of H, which stay in shared memory as
+ * they stand in registers (K != V: the second warpgroup has columns of the wider one alone). Written transposed, S' [64 columns][K] and X' [64 columns][64 tokens]
+ * are the A operands from registers (a warp has 16 columns, in the fragments of mma.cuh), w and kg the B operands from shared memory in the 128-byte swizzle,
+ * [K/64][64 tokens][64 channels]: the rows of a tile lie in global memory in that swizzle half by half (tile_at), and a tensor map takes the halves apart.
+ * Tiles come in STAGES stages on mbarriers; M and H share them.
  *
  * w and kg are bf16 as they stand; M and its X go in three bf16 pieces, so that all operands are exact to 2^-24, for 3 products instead of 1. The
  * accumulator of a tensor core rounds toward zero: the leading product of every k-step starts from zero and is added on the CUDA cores while the two
@@ -26,11 +27,11 @@ struct PreArgs {
     int seq0, m_from;                                    /* the first segment in Dims.seq; segments from m_from on make M */
 };
 
-template <int D> struct PreSmem {
-    bf16 w[STAGES][C * D], kg[STAGES][C * D];            /* 1,024-byte aligned, as the swizzle wants */
-    bf16 u[STAGES][C * D];
-    float4 H[D / 64][D / 8][128];                        /* a thread's own words of H: n-tile j of its fragments at [j][thread] */
-    float eC[STAGES][D];
+template <int K, int V> struct PreSmem {
+    bf16 w[STAGES][C * K], kg[STAGES][C * K];            /* 1,024-byte aligned, as the swizzle wants */
+    bf16 u[STAGES][C * V];
+    float4 H[V / 64][K / 8][128];                        /* a thread's own words of H: n-tile j of its fragments at [j][thread] */
+    float eC[STAGES][K];
     uint64_t full[STAGES], empty[STAGES];
 };
 
@@ -64,11 +65,11 @@ template <int T> __device__ __forceinline__ void wg_mul(float (*d)[4], const uin
 }
 
 /* One tile of rows, whose halves of 64 channels go apart. */
-template <int D> __device__ __forceinline__ void copy_tile(bf16 *dst, const CUtensorMap *map, const bf16 *tiles, int64_t tile, uint64_t *full)
+template <int K> __device__ __forceinline__ void copy_tile(bf16 *dst, const CUtensorMap *map, const bf16 *tiles, int64_t tile, uint64_t *full)
 {
 #ifdef DPG_PLAIN_LOADS
-    for (int x = 0; x < C * D / 8; x++)
-        ((uint4 *)dst)[(x % (D / 8) / 8 * C + x / (D / 8)) * 8 + x % 8] = ((const uint4 *)(tiles + tile * C * D))[x];
+    for (int x = 0; x < C * K / 8; x++)
+        ((uint4 *)dst)[(x % (K / 8) / 8 * C + x / (K / 8)) * 8 + x % 8] = ((const uint4 *)(tiles + tile * C * K))[x];
     async_fence();
 #else
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %2, %3}], [%4];"
@@ -131,7 +132,7 @@ __device__ __forceinline__ float fma_ftz(float a, float b, float c)
 }
 
 /* One chunk of M. */
-template <int D> __device__ __forceinline__ void step_m(float S[D / 8][4], const bf16 *w, const bf16 *kg, const float *eC, int lane)
+template <int K> __device__ __forceinline__ void step_m(float S[K / 8][4], const bf16 *w, const bf16 *kg, const float *eC, int lane)
 {
     uint64_t wd = tile_desc(w, 1), kd = tile_desc(kg, 64);
     uint32_t xa[4][3][4];
@@ -140,9 +141,9 @@ template <int D> __device__ __forceinline__ void step_m(float S[D / 8][4], const
         uint32_t a[2][3][4];
         split_fragment(a[0], S[0], S[1]);
 #pragma unroll
-        for (int kk = 0; kk < D / 16; kk++)
+        for (int kk = 0; kk < K / 16; kk++)
             mul3<0>(x, xs, a[kk % 2], wd + kk / 4 * HALF + kk % 4 * 2, kk == 0, [&] {
-                if (kk + 1 < D / 16) {
+                if (kk + 1 < K / 16) {
                     wg_wait<2>();                        /* the products that read a[(kk + 1) % 2] */
                     split_fragment(a[(kk + 1) % 2], S[2 * kk + 2], S[2 * kk + 3]);
                 }
@@ -158,7 +159,7 @@ template <int D> __device__ __forceinline__ void step_m(float S[D / 8][4], const
             split_fragment(xa[p], x[2 * p], x[2 * p + 1]);
     }
 #pragma unroll
-    for (int j = 0; j < D / 64; j++) {
+    for (int j = 0; j < K / 64; j++) {
         float y[8][4], ys[8][4];
 #pragma unroll
         for (int p = 0; p < 4; p++)
@@ -180,24 +181,24 @@ template <int D> __device__ __forceinline__ void step_m(float S[D / 8][4], const
 
 /* One chunk of H, the thread's words of which are 128 apart; u: the warp's slice of 16 columns. They are read at once and stay in registers for the chunk: read
  * one by one where they are used, each waits for itself. The sum over tokens starts from zero and is added in fp32. */
-template <int D> __device__ __forceinline__ void step_h(float4 *H, const bf16 *w, const bf16 *kg, const bf16 *u, const float *eC, int lane)
+template <int K> __device__ __forceinline__ void step_h(float4 *H, const bf16 *w, const bf16 *kg, const bf16 *u, const float *eC, int lane)
 {
     uint64_t wd = tile_desc(w, 1), kd = tile_desc(kg, 64);
-    uint32_t a[D / 16][4], xa[4][4], r[4][4];
-    float4 h[D / 8];
-    float x[8][4], y[D / 64][8][4];
+    uint32_t a[K / 16][4], xa[4][4], r[4][4];
+    float4 h[K / 8];
+    float x[8][4], y[K / 64][8][4];
     int row = lane / 16 * 8 + lane % 8, piece = lane / 8 % 2 ^ (row >> 2 & 1);
 #pragma unroll
-    for (int j = 0; j < D / 8; j++)
+    for (int j = 0; j < K / 8; j++)
         h[j] = H[j * 128];
 #pragma unroll
-    for (int j = 0; j < D / 8; j++) {
+    for (int j = 0; j < K / 8; j++) {
         a[j / 2][j % 2 * 2] = pack2(h[j].x, h[j].y);
         a[j / 2][j % 2 * 2 + 1] = pack2(h[j].z, h[j].w);
     }
     wg_fence();
 #pragma unroll
-    for (int kk = 0; kk < D / 16; kk++)
+    for (int kk = 0; kk < K / 16; kk++)
         wg_mul<0>(x, a[kk], wd + kk / 4 * HALF + kk % 4 * 2, kk == 0);
     wg_commit();
 #pragma unroll
@@ -214,19 +215,19 @@ template <int D> __device__ __forceinline__ void step_h(float4 *H, const bf16 *w
         }
     wg_fence();
 #pragma unroll
-    for (int j = 0; j < D / 64; j++) {
+    for (int j = 0; j < K / 64; j++) {
 #pragma unroll
         for (int p = 0; p < 4; p++)
             wg_mul<1>(y[j], xa[p], kd + j * HALF + p * (HALF / 4), p == 0);
         wg_commit();
     }
 #pragma unroll
-    for (int j = 0; j < D / 64; j++) {
+    for (int j = 0; j < K / 64; j++) {
         float2 f[8];
 #pragma unroll
         for (int n = 0; n < 8; n++)
             f[n] = *(const float2 *)(eC + (8 * j + n) * 8 + lane % 4 * 2);
-        if (j + 1 < D / 64)
+        if (j + 1 < K / 64)
             wg_wait<1>(y[j]);
         else
             wg_wait<0>(y[j]);
@@ -241,10 +242,10 @@ template <int D> __device__ __forceinline__ void step_h(float4 *H, const bf16 *w
 /* ---- the kernel --------------------------------------------------------------------------------------------------------------------- */
 
 /* Word (k, v) of the thread's i-th, v within the warp's 16 columns. */
-template <int D, class F> __device__ __forceinline__ void each(int lane, F f)
+template <int K, class F> __device__ __forceinline__ void each(int lane, F f)
 {
 #pragma unroll
-    for (int j = 0; j < D / 8; j++)
+    for (int j = 0; j < K / 8; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
             f(j, e, j * 8 + lane % 4 * 2 + e % 2, lane / 4 + e / 2 * 8);
@@ -252,16 +253,17 @@ template <int D, class F> __device__ __forceinline__ void each(int lane, F f)
 
 /* Words of M below 2^-126 become zero, and when nothing else is left, which is asked every 8 chunks, its products end: M of a head that forgets costs
  * little. */
-template <int D> __global__ void __launch_bounds__(2 * D, 1) k_pre(Dims d, PreArgs a, const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap kg)
+#define PRE_THREADS(K, V) (2 * ((K) > (V) ? (K) : (V)))
+template <int K, int V> __global__ void __launch_bounds__(PRE_THREADS(K, V), 1) k_pre(Dims d, PreArgs a, const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap kg)
 {
     extern __shared__ __align__(1024) char pre_raw[];
-    PreSmem<D> &sm = *(PreSmem<D> *)pre_raw;
-    const int BYTES = 3 * C * D * 2 + D * 4;
+    PreSmem<K, V> &sm = *(PreSmem<K, V> *)pre_raw;
+    const int BYTES = (2 * K + V) * C * 2 + K * 4;
     int hv = blockIdx.x % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, v0 = warp * 16;
     Seq seq = d.seq[a.seq0 + blockIdx.x / d.HV];
-    float4 *H = &sm.H[threadIdx.x / 128][0][threadIdx.x % 128];
-    float S[D / 8][4];
-    bool on = seq.part >= a.m_from;
+    bool has_m = K >= V || warp < K / 16, has_h = V >= K || warp < V / 16, m = has_m && seq.part >= a.m_from, on = seq.part >= a.m_from;
+    float4 *H = &sm.H[has_h ? threadIdx.x / 128 : 0][0][threadIdx.x % 128];
+    float S[K / 8][4];
     int n = seq.c1 - seq.c0;
     auto feed = [&](int i) {
         int to = i % STAGES;
@@ -269,80 +271,82 @@ template <int D> __global__ void __launch_bounds__(2 * D, 1) k_pre(Dims d, PreAr
         if (i >= STAGES)
             bar_wait(&sm.empty[to], (i / STAGES - 1) & 1);
         bar_expect(&sm.full[to], BYTES);
-        copy_tile<D>(sm.w[to], &w, a.w, tile, &sm.full[to]);
-        copy_tile<D>(sm.kg[to], &kg, a.kg, tile, &sm.full[to]);
-        bulk(sm.u[to], a.u + tile * C * D, C * D * 2, &sm.full[to]);
-        bulk(sm.eC[to], a.eC + tile * D, D * 4, &sm.full[to]);
+        copy_tile<K>(sm.w[to], &w, a.w, tile, &sm.full[to]);
+        copy_tile<K>(sm.kg[to], &kg, a.kg, tile, &sm.full[to]);
+        bulk(sm.u[to], a.u + tile * C * V, C * V * 2, &sm.full[to]);
+        bulk(sm.eC[to], a.eC + tile * K, K * 4, &sm.full[to]);
         bar_loaded(&sm.full[to]);
     };
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             bar_init(&sm.full[i], 1);
-            bar_init(&sm.empty[i], D / 16);
+            bar_init(&sm.empty[i], PRE_THREADS(K, V) / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         for (int i = 0; i < STAGES - 1 && i < n; i++)
             feed(i);
     }
     __syncthreads();
-    const float *init = seq.starts && a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * D * D + v0 : NULL;
-    each<D>(lane, [&](int j, int e, int k, int v) {
-        ((float *)&H[j * 128])[e] = init ? init[k * D + v] : 0.f;
-        S[j][e] = k == v0 + v;
+    const float *init = seq.starts && a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * K * V + v0 : NULL;
+    each<K>(lane, [&](int j, int e, int k, int v) {
+        if (has_h)
+            ((float *)&H[j * 128])[e] = init ? init[k * V + v] : 0.f;
+        S[j][e] = k == v0 + v;                           /* zeros where the warpgroup has none of M */
     });
     for (int i = 0; i < n; i++) {
         int at = i % STAGES;
         if (i % 8 == 0 && on) {
             uint32_t bits = 0;
-            each<D>(lane, [&](int j, int e, int, int) { bits |= __float_as_uint(S[j][e]) << 1; });
+            each<K>(lane, [&](int j, int e, int, int) { bits |= __float_as_uint(S[j][e]) << 1; });
             on = __syncthreads_or(bits != 0);
         }
         bar_wait(&sm.full[at], i / STAGES & 1);
-        if (on)
-            step_m<D>(S, sm.w[at], sm.kg[at], sm.eC[at], lane);
+        if (on && has_m)
+            step_m<K>(S, sm.w[at], sm.kg[at], sm.eC[at], lane);
         if (threadIdx.x == 0 && i + STAGES - 1 < n)      /* here the other warpgroup is likely to be done with the chunk before, whose stage this takes */
             feed(i + STAGES - 1);
         __syncwarp();
-        step_h<D>(H, sm.w[at], sm.kg[at], sm.u[at] + warp * C * 16, sm.eC[at], lane);
+        if (has_h)
+            step_h<K>(H, sm.w[at], sm.kg[at], sm.u[at] + warp * C * 16, sm.eC[at], lane);
         __syncwarp();
         if (lane == 0)
             bar_arrive(&sm.empty[at]);
     }
-    float *out = a.hm + ((int64_t)seq.part * d.HV + hv) * D * 2 * D + v0;
-    bool m = seq.part >= a.m_from;
-    each<D>(lane, [&](int j, int e, int k, int v) {
-        out[k * 2 * D + v] = ((const float *)&H[j * 128])[e];
+    float *out = a.hm + ((int64_t)seq.part * d.HV + hv) * K * (V + K) + v0;
+    each<K>(lane, [&](int j, int e, int k, int v) {
+        if (has_h)
+            out[k * (V + K) + v] = ((const float *)&H[j * 128])[e];
         if (m)
-            out[k * 2 * D + D + v] = S[j][e];
+            out[k * (V + K) + V + v] = S[j][e];
     });
 }
 
 /* ---- host --------------------------------------------------------------------------------------------------------------------------- */
 
-/* The tiles of a ROWS buffer as [tile][D/64][64 tokens][64 channels]. */
-static dp_status tile_map(CUtensorMap *map, const bf16 *tiles, int64_t n, int D, dp_err *e)
+/* The tiles of a ROWS buffer as [tile][K/64][64 tokens][64 channels]. */
+static dp_status tile_map(CUtensorMap *map, const bf16 *tiles, int64_t n, int K, dp_err *e)
 {
     cudaDriverEntryPointQueryResult found;
     void *f = NULL;
     CK(e, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
     if (found != cudaDriverEntryPointSuccess || !f)
         return dpg_fail(e, DP_EDEVICE, "%s:%d: the driver has no cuTensorMapEncodeTiled", __FILE__, __LINE__);
-    cuuint64_t size[4] = {64, C, (cuuint64_t)D / 64, (cuuint64_t)n}, stride[3] = {(cuuint64_t)D * 2, 128, (cuuint64_t)C * D * 2};
-    cuuint32_t box[4] = {64, C, (cuuint32_t)D / 64, 1}, step[4] = {1, 1, 1, 1};
+    cuuint64_t size[4] = {64, C, (cuuint64_t)K / 64, (cuuint64_t)n}, stride[3] = {(cuuint64_t)K * 2, 128, (cuuint64_t)C * K * 2};
+    cuuint32_t box[4] = {64, C, (cuuint32_t)K / 64, 1}, step[4] = {1, 1, 1, 1};
     CUresult r = ((PFN_cuTensorMapEncodeTiled_v12000)f)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)tiles, size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                                         CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return r == CUDA_SUCCESS ? DP_OK : dpg_fail(e, DP_EDEVICE, "%s:%d: cuTensorMapEncodeTiled: error %d", __FILE__, __LINE__, (int)r);
 }
 
-template <int D> static dp_status pre(dpg_plan *p, PreArgs a, int nseg, cudaStream_t s, dp_err *e)
+template <int K, int V> static dp_status pre(dpg_plan *p, PreArgs a, int nseg, cudaStream_t s, dp_err *e)
 {
     CUtensorMap w, kg;
-    int bytes = (int)sizeof(PreSmem<D>);
+    int bytes = (int)sizeof(PreSmem<K, V>);
     int64_t tiles = (int64_t)p->d.NT * p->d.HV;
-    TRY(tile_map(&w, a.w, tiles, D, e));
-    TRY(tile_map(&kg, a.kg, tiles, D, e));
-    CK(e, cudaFuncSetAttribute(k_pre<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    k_pre<D><<<(unsigned)nseg * p->d.HV, 2 * D, bytes, s>>>(p->d, a, w, kg);
+    TRY(tile_map(&w, a.w, tiles, K, e));
+    TRY(tile_map(&kg, a.kg, tiles, K, e));
+    CK(e, cudaFuncSetAttribute(k_pre<K, V>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    k_pre<K, V><<<(unsigned)nseg * p->d.HV, PRE_THREADS(K, V), bytes, s>>>(p->d, a, w, kg);
     CK_LAUNCH(e, "k_pre");
     return DP_OK;
 }
@@ -353,5 +357,5 @@ dp_status fast_pre(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, 
 {
     int n = p->nseg - p->is_last, m_from = p->opt.chain_how == DPG_CHAIN_AUGMENTED ? p->whole : n;
     PreArgs a = {at<bf16>(p, ws, B_W), at<bf16>(p, ws, B_KG), at<bf16>(p, ws, B_U), at<float>(p, ws, B_EC), t->s0, at<float>(p, ws, p->nseg > 1 ? B_SEG : B_HM), p->d.nseq - 1, m_from};
-    return p->d.K == 64 ? pre<64>(p, a, n, s, e) : pre<128>(p, a, n, s, e);
+    return BY_WIDTHS(pre, p, a, n, s, e);
 }
