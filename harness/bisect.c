@@ -584,6 +584,7 @@ dp_status dp_bisect_sim(const dp_problem *p, dp_base base, dp_format chain, dp_m
     dp_sim_begin(&w.t, DP_FP64, merge, backward), dp_sim_begin(&w.s, chain, merge, backward);
     bounds(&w);
     for (int i = 0; i < DP_NSTAGES; i++) out->stage[i].rank = dp_calloc((size_t)N, 1), out->stage[i].head = dp_calloc((size_t)p->HV, 1);
+    for (int i = 0; i < 2; i++) out->conv[i].rank = dp_calloc((size_t)N, 1), out->conv[i].head = dp_calloc((size_t)p->HV, 1);
     const int64_t nch = (int64_t)w.ref.ngroup * p->HV;
     const int last = same_chunks(&w) ? backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE : 0;
     for (int i = 0; i < last; i++) {
@@ -606,7 +607,16 @@ dp_status dp_bisect_sim(const dp_problem *p, dp_base base, dp_format chain, dp_m
     return DP_OK;
 }
 
+const char *const dp_bisect_conv_names[2] = {"conv_fwd", "conv_bwd"};
+
+const dp_bisect_row *dp_bisect_first(const dp_bisect *b, const char **name) {
+    const int conv = b->conv[0].fails ? 0 : b->first < 0 && b->conv[1].fails ? 1 : -1;
+    *name = conv >= 0 ? dp_bisect_conv_names[conv] : b->first >= 0 ? dp_stage_names[b->first] : NULL;
+    return conv >= 0 ? &b->conv[conv] : b->first >= 0 ? &b->stage[b->first] : NULL;
+}
+
 void dp_bisect_free(dp_bisect *b) {
     for (int i = 0; i < DP_NSTAGES; i++) free(b->stage[i].rank), free(b->stage[i].head);
+    for (int i = 0; i < 2; i++) free(b->conv[i].rank), free(b->conv[i].head);
     *b = (dp_bisect){.first = -1};
 }

@@ -31,7 +31,11 @@ typedef struct {
     int first;                   /* dp_stage, -1: every stage keeps to its budget */
     int N, HV;
     dp_bisect_row stage[DP_NSTAGES];
+    dp_bisect_row conv[2];       /* op step (step.h): conv_fwd, before all stages, and conv_bwd, after them; else nothing to judge */
 } dp_bisect;
+extern const char *const dp_bisect_conv_names[2];
+/* The first wrong stage in the order of execution and its name, conv_fwd and conv_bwd among them; NULL: none. */
+const dp_bisect_row *dp_bisect_first(const dp_bisect *b, const char **name);
 
 #define DP_BISECT_RUNS 3
 /* The simulated ranks with a fault, runs >= 1 times; all: also the stages behind the first wrong one. backward needs p->dout. Free *out with dp_bisect_free. */

@@ -9,6 +9,7 @@
 #include "judge.h"
 #include "options.h"
 #include "precision.h"
+#include "step.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -101,13 +102,12 @@ static void print_list(const char *what, const unsigned char *set, int n, int co
     if (count > printed) printf(" ... (%d)", count);
 }
 
-static void print_stage(const dp_bisect *b, int i) {
-    const dp_bisect_row *x = &b->stage[i];
+static void print_stage(const dp_bisect *b, const char *name, const dp_bisect_row *x) {
     if (!x->tensor[0]) {
-        printf("  %-16s -     nothing to judge\n", dp_stage_names[i]);
+        printf("  %-16s -     nothing to judge\n", name);
         return;
     }
-    printf("  %-16s %-5s %-11s %.2g of its budget, %lld rows", dp_stage_names[i], x->fails ? "WRONG" : "ok", x->tensor, x->ratio, (long long)x->judged);
+    printf("  %-16s %-5s %-11s %.2g of its budget, %lld rows", name, x->fails ? "WRONG" : "ok", x->tensor, x->ratio, (long long)x->judged);
     if (x->skipped) printf(", %lld skipped (not finite)", (long long)x->skipped);
     if (x->fails > x->unsteady) printf(", %d over", x->fails - x->unsteady);
     if (x->unsteady) printf(", %d not as in the first run", x->unsteady);
@@ -135,16 +135,21 @@ static int stage(const options *o, const dp_case *c, dp_err *e) {
     dp_bisect b;
     const dp_one_run r = dp_options_one(&o->of, c, NULL);
     const dp_fault fault = o->of.fault;
-    if (dp_bisect_sim(&c->p, r.base, r.chain, r.merge, r.ranks, fault, c->backward, o->runs, o->verbose, &b, e)) return 2;
+    if (dp_step_bisect(c, r.base, r.chain, r.merge, r.ranks, fault, o->runs, o->verbose, &b, e)) return 2;
     printf("%s:ranks=%d,base=%s,chain=%s,merge=%s%s%s: every stage on true inputs\n", c->name, r.ranks, dp_base_names[r.base], dp_formats[r.chain].name, dp_merge_names[r.merge],
            fault ? ",fault=" : "", fault ? dp_faults[fault].name : "");
-    for (int i = 0; i < (c->backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE); i++)
-        if (o->verbose || b.first < 0 || i <= b.first) print_stage(&b, i);
-    const int wrong = b.first >= 0;
-    if (wrong) printf("WRONG STAGE: %s\n", dp_stage_names[b.first]), print_place(&b.stage[b.first]);
+    const char *name;
+    const dp_bisect_row *wrong = dp_bisect_first(&b, &name);
+    const int step = c->op == DP_OP_STEP;
+    int go = 1;
+    if (step) print_stage(&b, dp_bisect_conv_names[0], &b.conv[0]), go = o->verbose || wrong != &b.conv[0];
+    for (int i = 0; go && i < (c->backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE); i++)
+        if (o->verbose || b.first < 0 || i <= b.first) print_stage(&b, dp_stage_names[i], &b.stage[i]);
+    if (step && c->backward && (o->verbose || !wrong || wrong == &b.conv[1])) print_stage(&b, dp_bisect_conv_names[1], &b.conv[1]);
+    if (wrong) printf("WRONG STAGE: %s\n", name), print_place(wrong);
     else printf("every stage keeps to its own budget\n");
     dp_bisect_free(&b);
-    return wrong;
+    return wrong != NULL;
 }
 
 /* ---- a library, or tensors in a file: their stages are judged where they show them ------------------------------------------------- */
@@ -345,7 +350,8 @@ int dp_cmd_bisect(int argc, char **argv) {
     char *path = dp_case_path(o.of.cases_dir, o.of.name[0]);
     int rc = 2;
     if (!dp_case_load(path, &c, &e)) {
-        if (c.op != DP_OP_RECURRENCE) dp_fail(&e, DP_EINPUT, "bisect: %s: op = %s has no stages", path, c.op_name);
+        const int stages = c.op == DP_OP_RECURRENCE || (c.op == DP_OP_STEP && want_stage && !o.of.subject && !o.outputs);
+        if (!stages) dp_fail(&e, DP_EINPUT, "bisect: %s: op = %s has no stages", path, c.op_name);
         else if (want_stage && !!o.of.subject + !!o.outputs + (o.of.fault > 0) > 1) dp_fail(&e, DP_EINPUT, "bisect stage: --fault, --subject and --outputs exclude each other");
         else if (o.of.subject || o.outputs) rc = shown_stage(&o, &c, &e);
         else rc = want_stage ? stage(&o, &c, &e) : precision(&o, &c, &e);

@@ -146,7 +146,7 @@ static int larger_first(const void *a, const void *b) {
 
 /* Does it show, in its own stage? Tries the case's rank counts, the largest first. Base fp32, where faults show most. */
 static int shows(const options *o, dp_fault fault, const dp_case *c, dp_shrink_options *r) {
-    if (c->op == DP_OP_CHAIN || !dp_fault_concerns(fault, c->op)) return 0;
+    if (c->op == DP_OP_CHAIN || c->op == DP_OP_STEP || !dp_fault_concerns(fault, c->op)) return 0;
     *r = request(o, c, NULL);
     r->fault = fault, r->base = DP_BASE_FP32, r->chain = DP_FP32;
     for (int i = c->nranks - 1; i >= 0; i--) {

@@ -354,7 +354,7 @@ int dp_damage_order(const dp_sim *s, int i, int n) {
 /* ---- convolution ------------------------------------------------------------------------------------------------------------------ */
 
 /* The first W-1 tokens of a sequence that starts inside a rank as if the sequence before went on. */
-void dp_damage_conv(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r) {
+static void halo_leak(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r) {
     int64_t whole[2] = {0, c->T};
     dp_conv one = *c;
     dp_conv_result leak;
@@ -365,4 +365,24 @@ void dp_damage_conv(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result 
             for (int64_t t = c->cu[i]; c->cu[i] % (c->T / N) && t < c->cu[i + 1] && t < c->cu[i] + c->W - 1; t++)
                 memcpy(r->y + t * c->D, leak.y + t * c->D, sizeof(double) * (size_t)c->D);
     dp_conv_result_free(&leak);
+}
+
+/* dx of a rank's last W-1 tokens from the rank's own dy alone. */
+static void halo_grad_lost(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r) {
+    const int64_t L = c->T / N, n = L < c->W - 1 ? L : c->W - 1;
+    for (int k = 0; k < N - 1 && c->dy; k++) {
+        dp_conv one = *c;
+        dp_conv_result own;
+        one.dy = dp_doubles(c->T * c->D);
+        memcpy(one.dy + k * L * c->D, c->dy + k * L * c->D, sizeof(double) * (size_t)(L * c->D));
+        dp_conv_result_alloc(&own, &one);
+        const int64_t from = ((k + 1) * L - n) * c->D;
+        if (!dp_conv_ranks(&one, N, pol, &own, NULL)) memcpy(r->dx + from, own.dx + from, sizeof(double) * (size_t)(n * c->D));
+        dp_conv_result_free(&own), free(one.dy);
+    }
+}
+
+void dp_damage_conv(dp_fault fault, const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r) {
+    if (fault == DP_FAULT_HALO_LEAK) halo_leak(c, N, pol, r);
+    else if (fault == DP_FAULT_HALO_GRAD_LOST) halo_grad_lost(c, N, pol, r);
 }

@@ -30,7 +30,7 @@ dp_format dp_damage_chain(const dp_sim *s, int rank, int hv);
 double *dp_damage_normalised(const dp_sim *s, const double *x, int64_t n);   /* rounded copy of q or k for the L2 norm's backward, or NULL */
 int dp_damage_order(const dp_sim *s, int i, int n);                          /* which of n heads or ranks is added i-th */
 void dp_damage_results(dp_sim *s);                                           /* after a run */
-void dp_damage_conv(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r);
+void dp_damage_conv(dp_fault fault, const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r);     /* after a run of the convolution */
 
 #ifdef __cplusplus
 }

@@ -46,6 +46,7 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
     [DP_FAULT_STATE_BF16] = {"state-bf16", 29, "state_fwd", "the carried state is stored in bf16 after every chunk whatever was asked", "NVIDIA/TensorRT-LLM#14600"},
     [DP_FAULT_ANCHOR_LEAK] = {"anchor-leak", 30, "intra", "pair decays go through an anchor at the chunk's end, so later gates reach earlier tokens", FLA "#1242"},
     [DP_FAULT_HALO_LEAK] = {"halo-leak", 34, "conv_fwd", "the halo leaks into sequences that start inside the rank", "a fault of halo exchanges; shows in the first W-1 tokens"},
+    [DP_FAULT_HALO_GRAD_LOST] = {"halo-grad-lost", 0, "conv_bwd", "gradients of the halo are not sent back to the ranks that own it", "math h; shows in dx of a rank's last W-1 tokens"},
 };
 
 const dp_bug dp_bugs[DP_NBUGS + 1] = {
@@ -92,6 +93,8 @@ int dp_fault_find(const char *name) {
         if (!strcmp(dp_faults[i].name, name)) return i;
     return -1;
 }
+
+int dp_fault_of_conv(dp_fault f) { return f == DP_FAULT_HALO_LEAK || f == DP_FAULT_HALO_GRAD_LOST; }
 
 /* One of several: "intra_bwd/gate_bwd". */
 int dp_fault_lives_in(dp_fault f, const char *stage) {

@@ -49,12 +49,14 @@ typedef enum {
     DP_FAULT_STATE_BF16,
     DP_FAULT_ANCHOR_LEAK,
     DP_FAULT_HALO_LEAK,
+    DP_FAULT_HALO_GRAD_LOST,
     DP_NFAULTS
 } dp_fault;
 
 typedef struct { const char *name; int bug; const char *stage, *what, *source; } dp_fault_info;   /* bug 0: none of the list */
 extern const dp_fault_info dp_faults[DP_NFAULTS];
 int dp_fault_find(const char *name);         /* -1: unknown */
+int dp_fault_of_conv(dp_fault f);            /* of a convolution, not of the recurrence */
 int dp_fault_lives_in(dp_fault f, const char *stage);        /* is it the fault's stage, or one of several? 0 for "" and NULL */
 
 /* The museum: faults that reached users, numbered from 1. note: how it is expressed, or why it is not (then no fault has its number). */

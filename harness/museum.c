@@ -2,6 +2,7 @@
 #include "bisect.h"
 #include "options.h"
 #include "repeat.h"
+#include "step.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -33,10 +34,10 @@ static int fla_red(const dp_run *r) {
 int dp_fault_by_run(dp_fault f) { return f == DP_FAULT_RACE || f == DP_FAULT_ORDER_BY_RUN; }
 
 int dp_fault_concerns(dp_fault f, dp_op op) {
-    if (op == DP_OP_STEP) return 0;                              /* its parts have cases of their own */
-    if (op == DP_OP_CONV) return f == DP_FAULT_HALO_LEAK;
+    if (op == DP_OP_STEP) return !dp_fault_by_run(f);            /* repeated runs are of the layer alone, which has cases of its own */
+    if (op == DP_OP_CONV) return dp_fault_of_conv(f);
     if (op == DP_OP_CHAIN) return f == DP_FAULT_CHAIN_BF16 || f == DP_FAULT_CHAIN_TF32RZ;
-    return f != DP_FAULT_HALO_LEAK;
+    return !dp_fault_of_conv(f);
 }
 
 static int64_t tokens(const dp_case *c) { return c->op == DP_OP_CONV ? c->conv.T : c->op == DP_OP_CHAIN ? (int64_t)c->ch.n * DP_CHUNK : c->p.T; }
@@ -59,8 +60,8 @@ static dp_museum_place by_verdict(const dp_run *r) {
 }
 
 int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int rank, int head, const char *tensor) {
-    static const char *const of_query_heads[] = {"q", "k", "dq", "dk"};
-    const int query_heads = dp_find_name(tensor, of_query_heads, 4) >= 0;
+    static const char *const of_query_heads[] = {"q", "k", "dq", "dk", "dx_q", "dx_k", "dw_q", "dw_k", "dbias_q", "dbias_k"};
+    const int query_heads = dp_find_name(tensor, of_query_heads, 10) >= 0;
     for (int i = 0; i < N * p->HV; i++) {
         const int hv = i % p->HV, mine = query_heads ? hv / dp_G(p) : hv;
         if (hit[i] && (rank < 0 || rank == i / p->HV) && (head < 0 || head == mine)) return 1;
@@ -72,10 +73,10 @@ int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int ran
 static dp_museum_place locate(const dp_case *c, dp_fault f, int N, dp_base base, dp_format chain, dp_merge merge, const unsigned char *hit) {
     dp_museum_place at = {.by = "bisect stage", .rank = -1, .head = -1};
     dp_bisect b;
-    if (dp_bisect_sim(&c->p, base, chain, merge, N, f, c->backward, dp_fault_by_run(f) ? REPEATS : 1, 0, &b, NULL)) return at;
-    if (b.first >= 0) {
-        const dp_bisect_row *x = &b.stage[b.first];
-        at.stage = dp_stage_names[b.first], at.rank = x->at.rank, at.head = x->at.head;
+    if (dp_step_bisect(c, base, chain, merge, N, f, dp_fault_by_run(f) ? REPEATS : 1, 0, &b, NULL)) return at;
+    const dp_bisect_row *x = dp_bisect_first(&b, &at.stage);
+    if (x) {
+        at.rank = x->at.rank, at.head = x->at.head;
         snprintf(at.tensor, sizeof at.tensor, "%s", x->tensor);
         at.right = dp_fault_lives_in(f, at.stage) && (!hit || dp_fault_acted(&c->p, hit, N, at.rank, at.head, x->tensor));
     }
@@ -84,7 +85,7 @@ static dp_museum_place locate(const dp_case *c, dp_fault f, int N, dp_base base,
 }
 
 static dp_museum_place locate_run(const dp_case *c, const dp_run *r) {
-    if (c->op == DP_OP_RECURRENCE) return locate(c, r->fault, r->ranks, r->base, r->chain, r->merge, r->hit);
+    if (c->op == DP_OP_RECURRENCE || c->op == DP_OP_STEP) return locate(c, r->fault, r->ranks, r->base, r->chain, r->merge, r->hit);
     dp_museum_place at = by_verdict(r);                          /* one stage, no ranks that matter to it */
     at.right = dp_fault_lives_in(r->fault, at.stage);
     return at;

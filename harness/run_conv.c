@@ -78,7 +78,7 @@ static dp_status run_one(const dp_case *c, const dp_run_options *o, const conv_t
     dp_conv_result_alloc(&got, v), dp_conv_result_alloc(&bound, v);
     const dp_status st = no ? DP_OK : subject(c, be, N, base, pol, &got, &bound, e);
     if (!st) {
-        if (o->fault == DP_FAULT_HALO_LEAK) dp_damage_conv(v, N, pol, &got);
+        dp_damage_conv(o->fault, v, N, pol, &got);
         dp_run *r = record(c, be, N, base, o->fault, out);
         r->truth_bits = c->bits;
         if (no) r->verdict = DP_SKIPPED, snprintf(r->why, sizeof r->why, "%s", no);

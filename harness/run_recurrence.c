@@ -334,6 +334,7 @@ static void one_run(const dp_run_options *o, const split *sp, dp_sim *s, const d
         memcpy(r->hit, s->hit, (size_t)sp->N * s->p->HV);
     }
     judge(sp, s, b, r);
+    for (int i = 0; r->hit && sp->step && i < sp->N * s->p->HV; i++) r->hit[i] |= sp->step->hit[i];
     dp_run_close(r, dp_now() - t0);
     if (o->done) o->done(r, o->arg);
 }
@@ -638,7 +639,7 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, dp_runs *out,
         dp_sim s;
         budget_bases w = {0};
         dp_step_run given = {0};
-        dp_status st = c->op == DP_OP_STEP ? dp_step_forward(c, DP_BACKEND_SIM, sp->N, bases[i], &given, e) : DP_OK;
+        dp_status st = c->op == DP_OP_STEP ? dp_step_forward(c, DP_BACKEND_SIM, sp->N, bases[i], o->fault, &given, e) : DP_OK;
         if (!st) st = dp_sim_new(&s, c->op == DP_OP_STEP ? &given.p : &c->p, bases[i], sp->N, o->fault, e);
         if (st) return st;
         sp->step = c->op == DP_OP_STEP ? &given : NULL;
@@ -699,7 +700,7 @@ static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_
     const char *no = dp_cuda_unavailable(be, sp->N);
     dp_step_run given = {0};
     const int step = c->op == DP_OP_STEP, bf16 = step ? base == DP_BASE_BF16 : c->input_dtype == DP_BF16;
-    dp_status st = no ? DP_EINPUT : step ? dp_step_forward(c, be, sp->N, base, &given, &why) : DP_OK;
+    dp_status st = no ? DP_EINPUT : step ? dp_step_forward(c, be, sp->N, base, DP_FAULT_NONE, &given, &why) : DP_OK;
     if (!st) st = dp_cuda_run(step ? &given.p : &c->p, bf16, base, f, sp->N, be, sp->truth->backward, way, &res, &why);
     sp->step = step ? &given : NULL;
     if (st && st != DP_EINPUT) return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[be], sp->N, why.msg);

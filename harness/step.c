@@ -1,5 +1,6 @@
 #include "step.h"
 #include "cuda_conv.h"
+#include "damage.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -61,6 +62,21 @@ static dp_conv_policy policy(dp_base b) { return b == DP_BASE_FP64 ? DP_CONV_FP6
 
 static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b) { (s->be == DP_BACKEND_SIM ? dp_conv_bound : dp_conv_bound_sigmoid32)(v, policy(s->base), s->N, b); }
 
+/* Marks every row of `width` that the fault changed. */
+static void mark(const dp_case *c, const dp_step_run *s, int i, const double *was, const double *is) {
+    const dp_problem *p = &c->p;
+    const int heads = heads_of(p, i), width = width_of(p, i), each = p->HV / heads;
+    for (int64_t r = 0; was && r < p->T * heads; r++)
+        if (memcmp(was + r * width, is + r * width, sizeof(double) * (size_t)width)) memset(s->hit + r / heads / (p->T / s->N) * p->HV + r % heads * each, 1, (size_t)each);
+}
+
+static void damage(const dp_case *c, const dp_step_run *s, int i, const dp_conv *v, dp_conv_result *r) {
+    double *y = dp_copy(r->y, v->T * v->D), *dx = r->dx ? dp_copy(r->dx, v->T * v->D) : NULL;
+    dp_damage_conv(s->fault, v, s->N, policy(s->base), r);
+    mark(c, s, i, y, r->y), mark(c, s, i, dx, r->dx);
+    free(y), free(dx);
+}
+
 /* All of them at once, with these dy (NULL: forward only): on a device they are the parts of one plan and share its messages. r[i] is allocated where there is one. */
 static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *const dy[3], dp_conv_result r[3], dp_err *e) {
     dp_conv v[3];
@@ -78,11 +94,12 @@ static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *
     }
     if (s->be != DP_BACKEND_SIM) return dp_cuda_conv_parts(part, n, s->base == DP_BASE_BF16, s->N, s->be, out, e);
     for (int i = 0; i < n && !st; i++) st = dp_conv_ranks(part[i], s->N, policy(s->base), out[i], e);
+    for (int i = 0; i < 3 && !st && dp_fault_of_conv(s->fault); i++) if (c->step.on[i]) damage(c, s, i, &v[i], &r[i]);
     return st;
 }
 
-dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_step_run *s, dp_err *e) {
-    *s = (dp_step_run){.p = c->p, .base = base, .be = be, .N = N};
+dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault, dp_step_run *s, dp_err *e) {
+    *s = (dp_step_run){.p = c->p, .base = base, .be = be, .N = N, .fault = fault, .hit = dp_calloc((size_t)N * c->p.HV, 1)};
     s->p.input_error = 0;
     dp_conv_result y[3];
     if (be != DP_BACKEND_SIM && base == DP_BASE_BF16 && c->input_dtype != DP_BF16) return dp_fail(e, DP_EINPUT, "the kernels store y in the format of x, which is wider than bf16 here");
@@ -101,6 +118,7 @@ dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, 
 void dp_step_run_free(const dp_case *c, dp_step_run *s) {
     for (int i = 0; i < 3; i++)
         if (c->step.on[i] && *tensor_of(&s->p, i) != *tensor_of((dp_problem *)&c->p, i)) free(*tensor_of(&s->p, i)), free(*error_of(&s->err, i));
+    free(s->hit);
     *s = (dp_step_run){0};
 }
 
@@ -242,6 +260,89 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
     free(slope), free(open), free(buf), free(own_w), free(rad_w), free(want_w), free(got_w);
     dp_conv_result_free(&want), dp_conv_result_free(&rad), dp_conv_result_free(&own);
 }
+
+/* ---- bisect: the convolutions on true inputs ------------------------------------------------------------------------------------------ */
+
+/* The first tensor that fails, else the one closest to its bound. */
+static void row_of(const dp_run *run, int backward, dp_bisect_row *x) {
+    for (int i = 0; i < run->ntensor; i++) {
+        const dp_judgement *t = &run->tensor[i];
+        const dp_row *first = backward ? &t->last : &t->first;
+        if (x->fails || (!t->nover && t->ratio <= x->ratio)) continue;
+        snprintf(x->tensor, sizeof x->tensor, "%.15s", t->name);
+        x->ratio = t->ratio, x->row = -1;
+        if (!t->nover) continue;
+        x->fails = (int)t->nover, x->at = first->at, x->index = first->index, x->got = first->got, x->want = first->want, x->err = first->err, x->budget = first->bound;
+        if (x->at.token < 0) x->at.rank = -1;                    /* sums over ranks */
+        for (int r = 0; x->at.rank >= 0 && r < t->N; r++) x->rank[r] = t->per_rank_ratio[r] > 1, x->nrank += x->rank[r];
+        x->head[x->at.head] = 1, x->nhead = 1;
+    }
+}
+
+static void conv_alone(const place_ctx *x, const dp_step_run *s, const double *dy, const dp_conv_result *got, dp_run *run, int64_t *rows) {
+    const int i = x->i, heads = heads_of(&x->c->p, i), width = width_of(&x->c->p, i), W = x->c->step.conv[i].W, D = heads * width;
+    dp_conv v = x->c->step.conv[i];
+    dp_conv_result want, rad, own;
+    v.dy = (double *)dy;
+    dp_conv_result_alloc(&want, &v), dp_conv_result_alloc(&rad, &v), dp_conv_result_alloc(&own, &v);
+    dp_conv_truth(&v, x->c->bits, &want, &rad);
+    conv_bound(&v, s, &own);
+    double *dw[4] = {NULL};
+    if (dy) dw[0] = transposed(got->dw, D, W), dw[1] = transposed(want.dw, D, W), dw[2] = transposed(rad.dw, D, W), dw[3] = transposed(own.dw, D, W);
+    const struct { int kind; int64_t rows; const double *got, *want, *rad, *own; } out[] = {{DP_STEP_Y, dy ? 0 : v.T * heads, got->y, want.y, rad.y, own.y},
+        {DP_STEP_DX, dy ? v.T * heads : 0, got->dx, want.dx, rad.dx, own.dx}, {DP_STEP_DW, dy ? (int64_t)W * heads : 0, dw[0], dw[1], dw[2], dw[3]},
+        {DP_STEP_DBIAS, dy && v.bias ? heads : 0, got->dbias, want.dbias, rad.dbias, own.dbias}};
+    for (int k = 0; k < 4; k++) {
+        if (!out[k].rows) continue;
+        double *r = row_norms(out[k].rad, out[k].rows, width), *b = row_norms(out[k].own, out[k].rows, width);
+        judge(x, out[k].kind, out[k].rows, out[k].got, out[k].want, r, b, run);
+        *rows += out[k].rows;
+        free(r), free(b);
+    }
+    for (int k = 0; k < 4; k++) free(dw[k]);
+    dp_conv_result_free(&want), dp_conv_result_free(&rad), dp_conv_result_free(&own);
+}
+
+static dp_status bisect_convs(const dp_case *c, dp_base base, int N, dp_fault fault, const double *const dy[3], dp_bisect_row *x, dp_err *e) {
+    int *chunk_of = dp_calloc((size_t)c->p.T, sizeof *chunk_of);
+    const dp_step_expected none = {.chunk_of = chunk_of};
+    dp_step_run s;
+    dp_conv_result got[3];
+    dp_run run = {.tensor = dp_calloc(DP_STEP_TENSORS, sizeof *run.tensor)};
+    for (int64_t t = 0; t < c->p.T; t++) chunk_of[t] = (int)(t / DP_CHUNK);
+    dp_status st = dp_step_forward(c, DP_BACKEND_SIM, N, base, fault, &s, e);
+    if (!st) st = convolve(c, &s, dy, got, e);
+    for (int i = 0; i < 3 && !st; i++) {
+        const place_ctx at = {c, N, i, &none};
+        if (c->step.on[i]) conv_alone(&at, &s, dy ? dy[i] : NULL, &got[i], &run, &x->judged);
+        dp_conv_result_free(&got[i]);
+    }
+    row_of(&run, dy != NULL, x);
+    for (int i = 0; i < run.ntensor; i++) dp_judgement_free(&run.tensor[i]);
+    dp_step_run_free(c, &s);
+    free(run.tensor), free(chunk_of);
+    return st;
+}
+
+dp_status dp_step_bisect(const dp_case *c, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int runs, int all, dp_bisect *out, dp_err *e) {
+    dp_status st = dp_bisect_sim(&c->p, base, chain, merge, N, fault, c->backward, runs, all, out, e);
+    if (st || c->op != DP_OP_STEP) return st;
+    st = bisect_convs(c, base, N, fault, NULL, &out->conv[0], e);
+    if (!st && c->backward) {
+        dp_sim ref;
+        st = dp_sim_new(&ref, &c->p, DP_BASE_FP64, N, DP_FAULT_NONE, e);
+        if (!st) {
+            dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, 1);
+            const double *const dy[3] = {ref.out.dq, ref.out.dk, ref.out.dv};
+            st = bisect_convs(c, base, N, fault, dy, &out->conv[1], e);
+            dp_sim_free(&ref);
+        }
+    }
+    if (st) dp_bisect_free(out);
+    return st;
+}
+
+/* ---- judging a step ------------------------------------------------------------------------------------------------------------------- */
 
 dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s, const dp_result *got, const dp_budget *b, const dp_step_expected *x, dp_run *run, dp_err *e) {
     const dp_problem *p = &c->p;

@@ -13,6 +13,7 @@
 #ifndef DP_STEP_H
 #define DP_STEP_H
 #include "../ref/truth.h"
+#include "bisect.h"
 #include "budget.h"
 #include "case.h"
 #include "cuda.h"
@@ -27,8 +28,16 @@ dp_status dp_step_build(dp_case *c, dp_err *e);
 void dp_step_free(dp_case *c);
 
 /* One base on one backend: what its convolution makes of x, as a problem, and how far that may be off. */
-typedef struct { dp_problem p; dp_given_error err; dp_base base; dp_backend be; int N; } dp_step_run;
-dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_step_run *s, dp_err *e);
+typedef struct {
+    dp_problem p;
+    dp_given_error err;
+    dp_base base;
+    dp_backend be;
+    int N;
+    dp_fault fault;              /* DP_BACKEND_SIM: one of a convolution acts */
+    unsigned char *hit;          /* [N*HV]: where it did, after dp_step_forward and dp_step_judge */
+} dp_step_run;
+dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault, dp_step_run *s, dp_err *e);
 void dp_step_run_free(const dp_case *c, dp_step_run *s);
 
 /* q k v, and with dq.. of got the convolution's backward on them: judges into run->tensor, which has room for DP_STEP_TENSORS more. x: draws (NULL: none),
@@ -36,6 +45,8 @@ void dp_step_run_free(const dp_case *c, dp_step_run *s);
 #define DP_STEP_TENSORS 12
 typedef struct { const dp_expected *x; const int *chunk_of; double arith, tiny; } dp_step_expected;
 dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s, const dp_result *got, const dp_budget *b, const dp_step_expected *x, dp_run *run, dp_err *e);
+/* bisect.h, for recurrences and steps: the convolutions are stages, too, given x and the true gradients of their outputs. */
+dp_status dp_step_bisect(const dp_case *c, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int runs, int all, dp_bisect *out, dp_err *e);
 /* The convolutions of a step, as draws take them; all NULL where c is none. */
 dp_front dp_step_front(const dp_case *c);
 

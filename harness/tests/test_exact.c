@@ -189,6 +189,7 @@ static const struct { dp_fault fault; const char *why; } BLIND[] = {
     {DP_FAULT_RACE, "every third run only"},
     {DP_FAULT_ORDER_BY_RUN, "sums are exact in any order"},
     {DP_FAULT_HALO_LEAK, "a fault of the convolution"},
+    {DP_FAULT_HALO_GRAD_LOST, "a fault of the convolution"},
 };
 
 DP_TEST(exact, every_fault_of_indexing_or_order_shows) {

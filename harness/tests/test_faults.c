@@ -63,6 +63,9 @@ static const expectation EXPECT[] = {
     {DP_FAULT_STATE_BF16, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "final_state", "S_in", -1},
     {DP_FAULT_ANCHOR_LEAK, "lower-bound", 2, DP_BASE_FP32, DP_FP32, "o", NULL, -1},
     {DP_FAULT_HALO_LEAK, "smoke-conv", 3, DP_BASE_FP32, DP_FP32, "y", NULL, -1},
+    {DP_FAULT_HALO_LEAK, "smoke-step", 4, DP_BASE_BF16, DP_FP32, "k", NULL, -1},
+    {DP_FAULT_HALO_GRAD_LOST, "smoke-conv", 3, DP_BASE_FP32, DP_FP32, "dx", "dw", -1},
+    {DP_FAULT_HALO_GRAD_LOST, "smoke-step", 4, DP_BASE_BF16, DP_FP32, "dx_v", "dv", -1},
 };
 
 /* Within every bound in a first run: seen when runs are repeated. */

@@ -75,13 +75,34 @@ DP_TEST(step, a_wrong_weight_is_red_and_named) {
     dp_runs_free(&out), dp_case_free(&c);
 }
 
+/* The convolutions are stages before and after the layer's. */
+DP_TEST(step, bisect_finds_the_stage_and_the_rank) {
+    static const struct { dp_fault fault; const char *stage; } F[] = {{DP_FAULT_NONE, NULL}, {DP_FAULT_HALO_LEAK, "conv_fwd"}, {DP_FAULT_MERGE_SCALED, "merge_fwd"}, {DP_FAULT_HALO_GRAD_LOST, "conv_bwd"}};
+    dp_case c;
+    if (!load(&c)) return;
+    for (size_t i = 0; i < sizeof F / sizeof *F; i++)
+        for (int base = DP_BASE_FP32; base <= DP_BASE_BF16; base++) {
+            dp_bisect b;
+            dp_err e = {0};
+            const char *stage;
+            REQUIRE(!dp_step_bisect(&c, (dp_base)base, DP_FP32, DP_MERGE_ALLGATHER, 4, F[i].fault, 1, 0, &b, &e), "%s", e.msg);
+            const dp_bisect_row *x = dp_bisect_first(&b, &stage);
+            CHECK(!x == !F[i].stage && (!x || !strcmp(stage, F[i].stage)), "%s: %s", dp_faults[F[i].fault].name, x ? stage : "no stage");
+            if (x && F[i].fault == DP_FAULT_HALO_LEAK) CHECK(x->at.rank == 1 && x->at.token == 50, "rank %d, token %lld", x->at.rank, (long long)x->at.token);      /* sequence 1 starts there */
+            if (x && F[i].fault == DP_FAULT_MERGE_SCALED) CHECK(x->at.rank == 3, "rank %d", x->at.rank);
+            if (x && F[i].fault == DP_FAULT_HALO_GRAD_LOST) CHECK(x->at.rank == 2 && x->at.token == 89 && !x->rank[3], "rank %d, token %lld", x->at.rank, (long long)x->at.token);   /* its last */
+            dp_bisect_free(&b);
+        }
+    dp_case_free(&c);
+}
+
 /* <do, o> of the whole step in fp64, with one input moved. */
 static double loss(const dp_case *c) {
     dp_step_run s;
     dp_sim sim;
     dp_err e = {0};
     double sum = 0;
-    CHECK(!dp_step_forward(c, DP_BACKEND_SIM, 1, DP_BASE_FP64, &s, &e) && !dp_sim_new(&sim, &s.p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e), "%s", e.msg);
+    CHECK(!dp_step_forward(c, DP_BACKEND_SIM, 1, DP_BASE_FP64, DP_FAULT_NONE, &s, &e) && !dp_sim_new(&sim, &s.p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e), "%s", e.msg);
     dp_sim_run(&sim, DP_FP64, DP_MERGE_ALLGATHER, 0);
     for (int64_t i = 0; i < c->p.T * c->p.HV * c->p.V; i++) sum += c->p.dout[i] * sim.out.o[i];
     dp_sim_free(&sim), dp_step_run_free(c, &s);
@@ -95,7 +116,7 @@ DP_TEST(step, gradients_are_those_of_the_whole_step) {
     dp_sim sim;
     dp_err e = {0};
     if (!load(&c)) return;
-    CHECK(!dp_step_forward(&c, DP_BACKEND_SIM, 1, DP_BASE_FP64, &s, &e) && !dp_sim_new(&sim, &s.p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e), "%s", e.msg);
+    CHECK(!dp_step_forward(&c, DP_BACKEND_SIM, 1, DP_BASE_FP64, DP_FAULT_NONE, &s, &e) && !dp_sim_new(&sim, &s.p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e), "%s", e.msg);
     dp_sim_run(&sim, DP_FP64, DP_MERGE_ALLGATHER, 1);
     double *const dy[3] = {sim.out.dq, sim.out.dk, sim.out.dv};
     for (int i = 0; i < 3; i++) {
