@@ -164,7 +164,7 @@ static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd)
     printf("kda   T=%-7lld HV=%-3d %s gates  forward %7.3f  backward %7.3f ms:", (long long)T, HV, bias < -10 ? "slow" : "fast", fwd, all);
     for (auto &p : part)
         printf("  %s %.3f", p.name, time_of(k.s, runs, [&] { k.backward(NULL, p.step); }));
-    printf("  workspace %.2f GB\n", dpg_workspace_bytes(k.plan) / 1e9);
+    printf("  workspace %.2f GB  kept %zu B\n", dpg_workspace_bytes(k.plan) / 1e9, dpg_kept_bytes(k.plan));
     fflush(stdout);
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""KDA forward and backward: our kernels and FLA's chunk_kda on the same GPU, one after the other, in one table.
+"""KDA forward and backward: our kernels and FLA's chunk_kda on the same GPU, one after the other, in one table: times, and bytes kept for the backward.
 
     python3 scripts/peers/bench_fla.py build/gpu/bench_bwd [--runs 20] [--configs N] [--limit SECONDS]
 
@@ -50,7 +50,21 @@ def fla_functions(T, HV):
     def forward():
         return chunk_kda(**x, use_gate_in_kernel=True, use_qk_l2norm_in_kernel=True, use_beta_sigmoid_in_kernel=True, safe_gate=True, lower_bound=-5.0)[0]
 
-    return forward, lambda o: torch.autograd.grad(o, list(x.values()), do, retain_graph=True)
+    def kept():
+        """Bytes that wait for the backward beside the inputs."""
+        own, bytes_at = {t.untyped_storage().data_ptr() for t in x.values()}, {}
+
+        def pack(t):
+            s = t.untyped_storage()
+            if t.is_cuda and s.data_ptr() not in own:
+                bytes_at[s.data_ptr()] = s.nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            o = forward()
+            return sum(bytes_at.values()) if o.requires_grad else None
+
+    return forward, lambda o: torch.autograd.grad(o, list(x.values()), do, retain_graph=True), kept
 
 
 def median(f, runs):
@@ -74,14 +88,14 @@ def child(args):
     cut_configs(args.configs, int(args.child[3]) if what == "compile" else None)
     import torch
 
-    forward, backward = fla_functions(T, HV)
+    forward, backward, kept = fla_functions(T, HV)
     backward(forward())
     torch.cuda.synchronize()
     if what == "time":
         with torch.no_grad():
             f = median(forward, args.runs)
         o = forward()
-        print(f"fla {f} {median(lambda: backward(o), args.runs)}")
+        print(f"fla {f} {median(lambda: backward(o), args.runs)} {kept()}")
 
 
 def start(args, *what):
@@ -100,7 +114,7 @@ def finish(p, deadline):
 
 
 def time_fla(args):
-    """{(T, HV): (forward, backward) or why not}, and what to call it."""
+    """{(T, HV): (forward, backward, bytes kept) or why not}, and what to call it."""
     try:
         import fla
         import torch
@@ -123,8 +137,8 @@ def time_fla(args):
     got = {}
     for T, HV in SHAPES:
         out, why = finish(start(args, "time", T, HV), deadline)
-        m = re.search(r"^fla (\S+) (\S+)$", out, re.M)
-        got[T, HV] = (float(m[1]), float(m[2])) if m else why or "no result"
+        m = re.search(r"^fla (\S+) (\S+) (\d+)$", out, re.M)
+        got[T, HV] = (float(m[1]), float(m[2]), int(m[3])) if m else why or "no result"
     return got, name
 
 
@@ -143,8 +157,8 @@ def main():
     if p.returncode:
         print(f"kernels not timed: {p.stderr.strip() or p.returncode}")
         return 0 if "no CUDA device" in p.stderr else 1
-    ours = {(int(m[1]), int(m[2])): (float(m[3]), float(m[4]))
-            for m in re.finditer(r"^kda +T=(\d+) +HV=(\d+) +fast gates +forward +(\S+) +backward +(\S+) ms", p.stdout, re.M)}
+    ours = {(int(m[1]), int(m[2])): (float(m[3]), float(m[4]), int(m[5]))
+            for m in re.finditer(r"^kda +T=(\d+) +HV=(\d+) +(?:K=128 +V=128 +)?fast gates +forward +(\S+) +backward +(\S+) ms.* kept (\d+) B", p.stdout, re.M)}
     theirs, name = time_fla(args)
     print(f"{p.stdout.splitlines()[0]}; ms, medians of {args.runs}; {name}")
     print(f"{'KDA, K = V = 128, bf16':34} {'ours':>8} {'FLA':>8} {'FLA / ours':>11}")
@@ -153,6 +167,10 @@ def main():
             t = theirs.get((T, HV), "-")
             right = f"{t[i]:8.3f} {t[i] / ours[T, HV][i]:11.2f}" if isinstance(t, tuple) else f"{t:>8}"
             print(f"{part:8} T = {T:7,}, HV = {HV:2}       {ours[T, HV][i]:8.3f} {right}")
+    print("kept between forward and backward beside the inputs, MB")
+    for T, HV in SHAPES:
+        t = theirs.get((T, HV), "-")
+        print(f"         T = {T:7,}, HV = {HV:2}       {ours[T, HV][2] / 1e6:8.1f} {t[2] / 1e6 if isinstance(t, tuple) else t:>8{'.1f' if isinstance(t, tuple) else ''}}")
     return 0
 
 
