@@ -203,17 +203,20 @@ dp_status dpg_chain(const float *factors, int64_t n, int K, dp_format f, float *
 
 /* ---- elements (M, H): composed over segments, merged over ranks ------------------------------------------------------------------ */
 
+/* A K x K matrix of row stride ld, or (flip) its transpose. */
+struct Matrix { const float *p; int ld, flip; };
+
 /* A chain of products over MV columns: P <- M P + add for one M after the other, fp32 FMA, sums in the order of k. M (K x K, row stride ld) comes in panels
  * of PK columns, the next one on its way through registers while this one is used. A thread makes 4 columns of NR rows, APART apart. */
 template <int MV, int KMAX> struct Columns {
     static const int PK = KMAX == 256 || MV == 32 ? 32 : 64, PKS = PK + 4, APART = THREADS * 4 / MV, NR = KMAX / APART, LOADS = KMAX * PK / 4 / THREADS;
     static const int BYTES = (2 * KMAX * PKS + KMAX * MV) * 4;
     float *panels, *P;
-    int K, ld, col, r0, now;                             /* now: 0 or 1, the panel to fill */
+    int K, ld, col, r0, now, flipped;                    /* now: 0 or 1, the panel to fill; flipped: how `ahead` was fetched */
     float4 ahead[LOADS];
 
     __device__ __forceinline__ Columns(float *smem, int K_, int ld_)
-        : panels(smem), P(smem + 2 * KMAX * PKS), K(K_), ld(ld_), col(threadIdx.x % (MV / 4) * 4), r0(threadIdx.x / (MV / 4)), now(0)
+        : panels(smem), P(smem + 2 * KMAX * PKS), K(K_), ld(ld_), col(threadIdx.x % (MV / 4) * 4), r0(threadIdx.x / (MV / 4)), now(0), flipped(0)
     {
     }
     /* The thread's part of P: f(i, row, 4 columns). */
@@ -224,38 +227,52 @@ template <int MV, int KMAX> struct Columns {
             if (r0 + i * APART < K)
                 f(i, r0 + i * APART, *(float4 *)(P + (r0 + i * APART) * MV + col));
     }
-    __device__ __forceinline__ void fetch(const float *M, int k0)
+    /* Load x of a panel: 4 words of a row r from column k on; of a transpose, 4 rows of a column, so that a warp reads 8 x 16 words and writes them apart. */
+    __device__ __forceinline__ void place(int x, int &r, int &k)
     {
+        r = flipped ? x / 32 % (KMAX / 16) * 16 + x % 4 * 4 : x / (PK / 4);
+        k = flipped ? x / 32 / (KMAX / 16) * 8 + x / 4 % 8 : x % (PK / 4) * 4;
+    }
+    __device__ __forceinline__ void fetch(Matrix M, int k0)
+    {
+        flipped = M.flip;
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            int x = threadIdx.x + i * THREADS, r = x / (PK / 4), k = k0 + x % (PK / 4) * 4;
-            if (r < K && k < K)
-                ahead[i] = *(const float4 *)(M + (int64_t)r * ld + k);
+            int r, k;
+            place(threadIdx.x + i * THREADS, r, k);
+            if (r < K && k0 + k < K)
+                ahead[i] = *(const float4 *)(M.p + (flipped ? (int64_t)(k0 + k) * M.ld + r : (int64_t)r * M.ld + k0 + k));
         }
     }
+    __device__ __forceinline__ void fetch(const float *M, int k0) { fetch(Matrix{M, ld, 0}, k0); }
     __device__ __forceinline__ void put()
     {
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            int x = threadIdx.x + i * THREADS, r = x / (PK / 4);
-            if (r < K)
-                *(float4 *)(panels + now * KMAX * PKS + r * PKS + x % (PK / 4) * 4) = ahead[i];
+            int r, k;
+            place(threadIdx.x + i * THREADS, r, k);
+            float *to = panels + now * KMAX * PKS + r * PKS + k;
+            if (r < K && flipped)
+                to[0] = ahead[i].x, to[PKS] = ahead[i].y, to[2 * PKS] = ahead[i].z, to[3 * PKS] = ahead[i].w;
+            else if (r < K)
+                *(float4 *)to = ahead[i];
         }
     }
     /* P <- M P + add; the first panel of M has been fetched, on return that of `next` is (NULL: none follows). Begins and ends with a barrier. */
-    __device__ __forceinline__ void apply(const float *M, const float *add, const float *next)
+    __device__ __forceinline__ void apply(const float *M, const float *add, const float *next) { apply(Matrix{M, ld, 0}, add, ld, Matrix{next, ld, 0}); }
+    __device__ __forceinline__ void apply(Matrix M, const float *add, int lda, Matrix next)
     {
         float sum[NR][4] = {};
         float4 h[NR] = {};
         if (add)
-            rows([&](int i, int r, float4 &) { h[i] = *(const float4 *)(add + (int64_t)r * ld + col); });
+            rows([&](int i, int r, float4 &) { h[i] = *(const float4 *)(add + (int64_t)r * lda + col); });
         for (int k0 = 0; k0 < K; k0 += PK) {
             put();
             if (!FAULT(MERGE_NO_SYNC))
                 __syncthreads();
             if (k0 + PK < K)
                 fetch(M, k0 + PK);
-            else if (next)
+            else if (next.p)
                 fetch(next, 0);
             const float *m = panels + (now * KMAX + r0) * PKS, *p = P + k0 * MV + col;
             int n = K - k0 < PK ? K - k0 : PK;
@@ -282,9 +299,10 @@ template <int MV, int KMAX> struct Columns {
         rows([&](int i, int, float4 &q) { q = make_float4(sum[i][0] + h[i].x, sum[i][1] + h[i].y, sum[i][2] + h[i].z, sum[i][3] + h[i].w); });
         __syncthreads();
     }
-    __device__ __forceinline__ void from(const float *E)
+    __device__ __forceinline__ void from(const float *E) { from(E, ld); }
+    __device__ __forceinline__ void from(const float *E, int lde)
     {
-        rows([&](int, int r, float4 &q) { q = *(const float4 *)(E + (int64_t)r * ld + col); });
+        rows([&](int, int r, float4 &q) { q = *(const float4 *)(E + (int64_t)r * lde + col); });
     }
     __device__ __forceinline__ void to(float *E, int lde)
     {
@@ -390,3 +408,74 @@ dp_status chain_merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
 {
     return p->d.K <= 128 ? merge_by<128>(p, ws, s, e) : merge_by<256>(p, ws, s, e);
 }
+
+/* ---- the same for gradients, from the farthest later rank and the last part down ---------------------------------------------------------- */
+
+struct MergeBwdArgs {
+    const float *all, *m;                                /* gathered elements; M of ranks rank + 1 .. of the forward, dM = M', or NULL: dM lies in columns V .. of `all` */
+    const float *dh, *part_m;                            /* of this rank's parts: dH [parts][HV][K][V]; M from part m_part on */
+    int row, rank, far, last_part, m_part, sum;          /* words in a row of `all`; ranks far .. rank + 1 follow; sum: their element alone is wanted */
+    float *out;                                          /* [last_part + 1][HV][K][V], the last part first; sum: dH in rows of `row` words */
+};
+
+/* dS = 0; for ranks far .. rank+1: dS <- dM_j dS + dH_j; then over the parts: each one's gradient at its end. Block: one head, MV columns; fp32 FMA. The first
+ * product of a sum that starts from zero is left out: where nothing follows the rank, dH of its last part starts from the final state's gradient. */
+template <int MV, int KMAX> __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1) k_merge_bwd(int HV, int K, int V, MergeBwdArgs a)
+{
+    extern __shared__ float smem[];
+    int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV, ranks = a.far - a.rank, last = ranks + a.last_part + a.sum;
+    Columns<MV, KMAX> c(smem, K, a.row);
+    auto rank = [&](int j) { return FAULT(MERGE_BWD_NEAREST) ? a.rank + 1 + j : a.far - j; };
+    auto part = [&](int j) { return a.last_part - (j - ranks); };
+    auto stride = [&](int j) { return j < ranks ? a.row : V; };
+    auto dh = [&](int j) { return (j < ranks ? a.all + ((int64_t)rank(j) * HV + hv) * K * a.row : a.dh + ((int64_t)part(j) * HV + hv) * K * V) + v0; };
+    auto matrix = [&](int j) {
+        if (j >= last)
+            return Matrix{NULL, 0, 0};
+        if (j >= ranks)
+            return Matrix{a.part_m + ((int64_t)(part(j) - a.m_part) * HV + hv) * K * K, K, 1};
+        return a.m ? Matrix{a.m + ((int64_t)(rank(j) - a.rank - 1) * HV + hv) * K * K, K, 1} : Matrix{dh(j) - v0 + V, a.row, 0};
+    };
+    c.rows([](int, int, float4 &q) { q = make_float4(0.f, 0.f, 0.f, 0.f); });
+    for (int j = 0; j <= last; j++) {
+        if (j >= ranks && !a.sum)
+            c.to(a.out + ((int64_t)(j - ranks) * HV + hv) * K * V + v0, V);
+        if (j == last)
+            break;
+        if (j) {
+            c.apply(matrix(j), dh(j), stride(j), matrix(j + 1));
+        } else {
+            c.from(dh(0), stride(0));
+            if (matrix(1).p)
+                c.fetch(matrix(1), 0);
+        }
+    }
+    if (a.sum)
+        c.to(a.out + (int64_t)hv * K * a.row + v0, a.row);
+}
+
+template <int MV, int KMAX> static dp_status merge_bwd(const dpg_plan *p, MergeBwdArgs a, cudaStream_t s, dp_err *e)
+{
+    const Dims &d = p->d;
+    int bytes = Columns<MV, KMAX>::BYTES;
+    CK(e, cudaFuncSetAttribute(k_merge_bwd<MV, KMAX>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    k_merge_bwd<MV, KMAX><<<(unsigned)d.HV * (d.V / MV), THREADS, bytes, s>>>(d.HV, d.K, d.V, a);
+    CK_LAUNCH(e, "k_merge_bwd");
+    return DP_OK;
+}
+
+template <int KMAX> static dp_status merge_bwd_by(const dpg_plan *p, MergeBwdArgs a, cudaStream_t s, dp_err *e)
+{
+    int mv = columns(p->d.HV, p->d.V);
+    return mv == 32 ? merge_bwd<32, KMAX>(p, a, s, e) : mv == 16 ? merge_bwd<16, KMAX>(p, a, s, e) : merge_bwd<8, KMAX>(p, a, s, e);
+}
+
+static dp_status over_parts(dpg_plan *p, const dpg_tensors *t, int sum, float *out, void *ws, cudaStream_t s, dp_err *e)
+{
+    MergeBwdArgs a = {at<float>(p, ws, B_DHMALL), p->opt.send_dh_only ? saved_rank_m(p, t) : NULL, at<float>(p, ws, B_SEG), saved_part_m(p, t), dh_row(p), p->rank,
+                      sum ? p->rank : p->rank + p->post, p->parts - 1, p->m_part, sum, out};
+    return p->d.K <= 128 ? merge_bwd_by<128>(p, a, s, e) : merge_bwd_by<256>(p, a, s, e);
+}
+
+dp_status chain_compose_bwd(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e) { return over_parts(p, t, 1, at<float>(p, ws, B_DHM), ws, s, e); }
+dp_status chain_merge_bwd(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e) { return over_parts(p, t, 0, at<float>(p, ws, B_DSOUT), ws, s, e); }

@@ -64,13 +64,15 @@ typedef struct {
     dpg_save save;
     int send_dh_only;                   /* dM = M' of the forward's gather (math.md g.1): the backward sends dH alone, half the words */
     int pair_dg;                        /* dg by the pair sums of math.md f, free of cancellation (simple path) */
+    int whole_bwd;                      /* 1: the backward passes over a cut sequence as a whole; 0: over its segments side by side, whose M the forward keeps for it */
 } dpg_options;
 
 /* Device pointers, the rank's own L tokens, except s0 and final_state, which are [Nseq][HV][K][V] fp32 on every rank: a rank reads s0
  * of the sequences that start on it and writes final_state of those that end on it. A_log [HV], dt_bias [HV][Kg], fp32.
  * NULL: s0 zeros, final_state not written, A_log and dt_bias 0.
  * saved: with options.backward, dpg_saved_bytes that the forward writes and the backward reads: the merged state of the first local
- * sub-sequence alone (all others start from s0), and the M of later ranks if send_dh_only. NULL where there are 0 bytes. */
+ * sub-sequence alone (all others start from s0), the M of later ranks if send_dh_only; of a rank that one cut sequence fills the states that its segments start
+ * from and their M (together at most 16.8 MB where HV <= 128, K = V = 128). NULL where there are 0 bytes. */
 typedef struct {
     const void *q, *k, *v, *g, *beta;
     const float *A_log, *dt_bias, *s0;
@@ -127,9 +129,11 @@ typedef enum { DPG_STEP_CHUNKS = 1, DPG_STEP_PRE = 2, DPG_STEP_GATHER = 4, DPG_S
 dp_status dpg_forward_steps(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream, int steps, dp_err *e);
 
 /* The whole backward, after a forward of the same plan (o is not read). Under DPG_SAVE_STATE ws may hold anything.
- * Its parts, in order: recompute (restores the merged state FIRST, then w u kg qg Akk Aqk h v_new), dAv (dv_local), pre (dM, dH of the first
+ * Its parts: recompute (restores the merged state FIRST, then w u kg qg Akk Aqk h v_new), dAv (dv_local), pre (dM, dH of the first
  * local sub-sequence), gather, merge (dS_out, from the farthest later rank), state (dh, dX, ds0), intra (gradients of activated inputs per
- * value head), gate (groups summed, L2 norm, beta, gate; dA_log and ddt_bias gathered and added up in rank order). */
+ * value head), gate (groups summed, L2 norm, beta, gate; dA_log and ddt_bias gathered and added up in rank order). dpg_backward runs all, with what waits for
+ * other ranks on a stream of the plan beside the rest: gather and merge beside the recomputation of h and v_new, the last gather beside dq and dk. Bits are those of
+ * the parts one after the other. */
 typedef enum { DPG_BWD_RECOMPUTE = 1, DPG_BWD_DAV = 2, DPG_BWD_PRE = 4, DPG_BWD_GATHER = 8, DPG_BWD_MERGE = 16, DPG_BWD_STATE = 32,
                DPG_BWD_INTRA = 64, DPG_BWD_GATE = 128, DPG_BWD_ALL = 255 } dpg_bwd_step;
 dp_status dpg_backward(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g, void *ws, dpg_comm *comm, void *stream, dp_err *e);

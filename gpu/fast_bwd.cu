@@ -44,7 +44,7 @@ struct Tiles {                                           /* of the backward's pl
     const float *eC, *gcum, *s0, *sin, *dfinal, *dsout;
     bf16 *h, *X, *dvl, *dos, *dh, *dX, *dE, *dP, *dL;
     float *pdiag, *norm, *dq, *dk, *part, *ds0, *dhm;
-    int row, seq0, nseg;                                 /* words in a row of dhm; first local sub-sequence; segments that the last one was cut in */
+    int row, seq0, nseg, parts;                          /* words in a row of dhm; first local sub-sequence; segments that the last one was cut in, 1: whole to the backward */
 };
 
 /* ---- k_dav ----------------------------------------------------------------------------------------------------------------------------- */
@@ -128,20 +128,20 @@ template <class P> __device__ void pass_init(P &pipe, int readers)
     __syncthreads();
 }
 
-/* Chunks of a pass: the whole local sub-sequence. Its segments lie behind each other in the table. */
-struct Run { int c0, n, gseq, starts, ends; };
+/* Chunks of a pass: a segment, or the whole local sub-sequence, whose segments lie behind each other in the table. */
+struct Run { int c0, n, gseq, starts, ends, part; };
 __device__ __forceinline__ Run run_of(const Dims &d, int seq, int nseg)
 {
     Seq a = d.seq[seq], z = seq == d.nseq - 1 ? d.seq[seq + nseg - 1] : a;
-    return Run{a.c0, z.c1 - a.c0, a.gseq, a.starts, z.ends};
+    return Run{a.c0, z.c1 - a.c0, a.gseq, a.starts, z.ends, 0};
 }
-/* The forward goes through segments side by side, if the forward left their states. */
+/* Segments side by side: in the forward if it left their states, in the backward if it left their M. */
 template <int BWD> __device__ __forceinline__ Run run_at(const Dims &d, const Tiles &a, int seq)
 {
-    if (BWD)
+    if (BWD && a.parts == 1)
         return run_of(d, seq, a.nseg);
     Seq s = d.seq[seq];
-    return Run{s.c0, s.c1 - s.c0, s.gseq, s.starts, s.ends};
+    return Run{s.c0, s.c1 - s.c0, s.gseq, s.starts, s.ends, s.part};
 }
 template <int BWD> __device__ __forceinline__ int chunk_at(const Run &r, int i) { return BWD ? r.c0 + r.n - 1 - i : r.c0 + i; }
 
@@ -168,12 +168,12 @@ template <int K, int V, int NW, int BWD> __device__ void produce(const Dims &d, 
 }
 
 /* State that a pass starts from, [K][V] fp32, or NULL: zeros. */
-template <int BWD> __device__ __forceinline__ const float *initial(const Dims &d, const Tiles &a, const Run &run, int seq, int hv)
+template <int BWD> __device__ __forceinline__ const float *initial(const Dims &d, const Tiles &a, const Run &run, int hv)
 {
     int64_t kv = (int64_t)d.K * d.V;
     if (BWD)
-        return run.ends ? (a.dfinal ? a.dfinal + ((int64_t)run.gseq * d.HV + hv) * kv : NULL) : a.dsout ? a.dsout + hv * kv : NULL;
-    return run.starts ? (a.s0 ? a.s0 + ((int64_t)run.gseq * d.HV + hv) * kv : NULL) : a.sin + ((int64_t)d.seq[seq].part * d.HV + hv) * kv;
+        return run.ends ? (a.dfinal ? a.dfinal + ((int64_t)run.gseq * d.HV + hv) * kv : NULL) : a.dsout ? a.dsout + ((int64_t)(a.parts - 1 - run.part) * d.HV + hv) * kv : NULL;
+    return run.starts ? (a.s0 ? a.s0 + ((int64_t)run.gseq * d.HV + hv) * kv : NULL) : a.sin + ((int64_t)run.part * d.HV + hv) * kv;
 }
 
 /* Element (k, v) of a state from its transposed fragments, as in fast.cu. */
@@ -193,7 +193,7 @@ template <int BWD> __device__ __forceinline__ void last_state(const Dims &d, con
     if (a.ds0 && run.starts)
         a.ds0[(((int64_t)run.gseq * d.HV + hv) * d.K + k) * d.V + v] = s;
     if (a.dhm)
-        a.dhm[((int64_t)hv * d.K + k) * a.row + v] = s;
+        a.dhm[(((int64_t)run.part * d.HV + hv) * d.K + k) * a.row + v] = s;
 }
 
 /* X' = u' - S' w' or dvl' + S' kg' from x = S' a', 16 tokens (n-tiles x[0], x[1]) from token s0 of a slice. */
@@ -283,7 +283,7 @@ template <int K, int V, int NW, int BWD> __global__ void __launch_bounds__(NW * 
     }
     int sl = slice * NW + warp;
     float S[K / 8][4];
-    const float *init = initial<BWD>(d, a, run, seq, hv);
+    const float *init = initial<BWD>(d, a, run, hv);
     bf16 *hs = sm.S[warp], *xs = sm.X[warp], *h = BWD ? a.dh : a.h, *X = BWD ? a.dX : a.X;
     each<K / 8>(S, lane, [&](int k, int v, float &s) { s = init ? init[k * V + sl * 16 + v] : 0.f; });
     for (int i = 0; i < run.n; i++) {
@@ -360,7 +360,7 @@ template <int K, int V, int BWD> __global__ void __launch_bounds__(160, 1) k_tea
     }
     int k0 = t * NJ * 8;
     float S[NJ][4];
-    const float *init = initial<BWD>(d, a, run, seq, hv);
+    const float *init = initial<BWD>(d, a, run, hv);
     bf16 *h = BWD ? a.dh : a.h, *X = BWD ? a.dX : a.X;
     each<NJ>(S, lane, [&](int k, int v, float &s) { s = init ? init[(k0 + k) * V + sl * 16 + v] : 0.f; });
     for (int i = 0; i < run.n; i++) {
@@ -1032,7 +1032,7 @@ Tiles tiles_of(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws)
     a.eC = f(B_EC), a.gcum = f(B_GCUM), a.s0 = t->s0, a.sin = f(B_SIN), a.dfinal = g->dfinal_state, a.dsout = f(B_DSOUT);
     a.h = b(B_H), a.X = b(B_VNEW), a.dvl = b(B_DVL), a.dos = b(B_DO), a.dh = b(B_DH), a.dX = b(B_DX), a.dE = b(B_E), a.dP = b(B_DP), a.dL = b(B_DL);
     a.pdiag = f(B_DBETA), a.norm = f(B_NORM), a.dq = f(B_DQ), a.dk = f(B_DKR), a.part = f(B_PART);
-    a.ds0 = NULL, a.dhm = NULL, a.row = p->N > 1 ? dh_row(p) : 0, a.nseg = p->nseg;
+    a.ds0 = NULL, a.dhm = NULL, a.row = dh_row(p), a.nseg = p->nseg, a.parts = p->parts;
     return a;
 }
 
@@ -1061,9 +1061,8 @@ template <int K, int V, int BWD> dp_status launch_pass(dpg_plan *p, Tiles a, int
 }
 
 template <int K, int V> struct Stages {
-    static dp_status recompute(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
+    static dp_status states(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
-        TRY(fast_chunks(p, t, ws, s, e));
         return launch_pass<K, V, 0>(p, tiles_of(p, t, g, ws), p->d.nseq - 1 + p->nseg, s, e);
     }
     static dp_status dAv(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
@@ -1077,13 +1076,15 @@ template <int K, int V> struct Stages {
     {
         Tiles a = tiles_of(p, t, g, ws);
         a.dhm = at<float>(p, ws, B_DHM), a.dsout = NULL, a.dh = a.dX = NULL;
-        return launch_pass<K, V, 1>(p, a, 1, s, e);
+        if (p->parts > 1)
+            a.dhm = at<float>(p, ws, B_SEG), a.row = V, a.seq0 = p->is_first;      /* nobody asks for dH of the first part of a sequence */
+        return launch_pass<K, V, 1>(p, a, p->parts > 1 ? p->parts - p->is_first : 1, s, e);
     }
     static dp_status state(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
         Tiles a = tiles_of(p, t, g, ws);
         a.ds0 = g->ds0;
-        return launch_pass<K, V, 1>(p, a, p->d.nseq, s, e);
+        return launch_pass<K, V, 1>(p, a, p->d.nseq - 1 + p->parts, s, e);
     }
     static dp_status intra(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
@@ -1096,17 +1097,21 @@ template <int K, int V> struct Stages {
         CK_LAUNCH(e, "k_intra");
         return DP_OK;
     }
-    static dp_status gate(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
+    static dp_status sums(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
         const Dims &d = p->d;
         Tiles a = tiles_of(p, t, g, ws);
         float *gsum = at<float>(p, ws, B_GSUM), *channel = at<float>(p, ws, B_DG);
-        k_norm<K><<<(unsigned)((int64_t)d.NT * d.H), 256, 0, s>>>(d, *t, *g, a);
-        CK_LAUNCH(e, "k_norm");
         k_sums<<<(unsigned)d.HV * (K / 32), 256, 0, s>>>(d, a.part, gsum, channel);
         CK_LAUNCH(e, "k_sums");
         k_log_sum<<<(d.HV + 127) / 128, 128, 0, s>>>(d, channel, gsum);
         CK_LAUNCH(e, "k_log_sum");
+        return DP_OK;
+    }
+    static dp_status norm(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
+    {
+        k_norm<K><<<(unsigned)((int64_t)p->d.NT * p->d.H), 256, 0, s>>>(p->d, *t, *g, tiles_of(p, t, g, ws));
+        CK_LAUNCH(e, "k_norm");
         return DP_OK;
     }
 };
@@ -1114,12 +1119,14 @@ template <int K, int V> struct Stages {
 #define STAGE(K, V, stage) Stages<K, V>::stage(p, t, g, ws, s, e)
 #define BY_WIDTH(stage) dp_status stage(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e) \
     { return p->d.K == 64 ? p->d.V == 64 ? STAGE(64, 64, stage) : STAGE(64, 128, stage) : p->d.V == 64 ? STAGE(128, 64, stage) : STAGE(128, 128, stage); }
-BY_WIDTH(recompute)
+dp_status chunks(dpg_plan *p, const dpg_tensors *t, const dpg_grads *, void *ws, cudaStream_t s, dp_err *e) { return fast_chunks(p, t, ws, s, e); }
+BY_WIDTH(states)
 BY_WIDTH(dAv)
 BY_WIDTH(pre)
 BY_WIDTH(state)
 BY_WIDTH(intra)
-BY_WIDTH(gate)
+BY_WIDTH(sums)
+BY_WIDTH(norm)
 
 } // namespace
 
@@ -1128,4 +1135,4 @@ int fast_bwd_supports(const dpg_problem *p, const dpg_options *o)
     return fast_supports(p, o) && p->R == 1 && p->Kg == p->K && o->save == DPG_SAVE_STATE && !o->pair_dg;
 }
 
-extern const BwdOps fast_bwd = {recompute, dAv, pre, state, intra, gate};
+extern const BwdOps fast_bwd = {chunks, states, dAv, pre, state, intra, sums, norm};

@@ -63,7 +63,10 @@ struct dpg_plan {
     int mc_batch;                                        /* chunks whose M_c are formed at once */
     struct dpg_plan *bwd;                                /* the backward's own share: path, segments, buffers in the same workspace; or NULL */
     int is_bwd;                                          /* this is such a plan */
-    int64_t saved_states, saved_ms;                      /* [HV][K][V] states, then [HV][K][K] matrices of ranks rank+1 .. in dpg_tensors.saved */
+    int64_t saved_states, saved_ms, saved_parts;         /* [HV][K][V] states, then [HV][K][K] matrices of ranks rank+1 .., then of parts m_part .. in dpg_tensors.saved */
+    int parts, m_part;                                   /* backward: parts of the one local sub-sequence that run side by side, 1: whole; the first whose M is kept */
+    cudaStream_t side;                                   /* backward, N > 1: what waits for other ranks */
+    cudaEvent_t forked, joined;
     Chunk *chunks_h;
     Seq *seqs_h;
     void *tables;                                        /* device memory behind d.chunk and d.seq */
@@ -83,6 +86,10 @@ static inline Seq local_sequence(const dpg_plan *p, int i)
     q.c1 = z.c1, q.ends = z.ends;
     return q;
 }
+
+/* The kept M of ranks rank + 1 .., and of the parts from m_part on. */
+static inline float *saved_rank_m(const dpg_plan *p, const dpg_tensors *t) { return (float *)t->saved + p->saved_states * p->d.HV * p->d.K * p->d.V; }
+static inline float *saved_part_m(const dpg_plan *p, const dpg_tensors *t) { return saved_rank_m(p, t) + p->saved_ms * p->d.HV * p->d.K * p->d.K; }
 
 dp_status dpg_fail(dp_err *e, dp_status code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
@@ -108,22 +115,25 @@ dp_status chain_pre_m(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
 dp_status chain_pre_dm(dpg_plan *p, float *dM, int ld, void *ws, cudaStream_t s, dp_err *e);      /* adjoint chain of the first local sub-sequence */
 dp_status chain_compose(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
 dp_status chain_merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
+dp_status chain_compose_bwd(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);  /* dH of the parts in B_SEG -> dH of B_DHM */
+dp_status chain_merge_bwd(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);    /* B_DHMALL, B_SEG -> B_DSOUT */
 
 /* What a path has to offer for the backward; p is a plan with is_bwd. Between them plan.cu gathers and merges. */
 typedef dp_status (*bwd_fn)(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e);
 struct BwdOps {
-    bwd_fn recompute;                                    /* from inputs and B_SIN, restored by then: whatever the rest reads */
+    bwd_fn chunks;                                       /* from inputs: whatever the rest reads, but the states */
+    bwd_fn states;                                       /* from that and B_SIN, restored by then: h, v_new, which nothing reads before `intra` */
     bwd_fn dAv;
-    bwd_fn pre;                                          /* dH of the first local sub-sequence into columns 0..V-1 of B_DHM, zeroed by then */
+    bwd_fn pre;                                          /* dH of the first local sub-sequence into columns 0..V-1 of B_DHM, zeroed by then; with parts: of each into B_SEG */
     bwd_fn state, intra;
-    bwd_fn gate;                                         /* all outputs but dA_log and ddt_bias, whose sums on this rank go to B_GSUM: [HV], [HV][Kg] */
+    bwd_fn sums;                                         /* of this rank for dA_log and ddt_bias, to B_GSUM: [HV], [HV][Kg] */
+    bwd_fn norm;                                         /* dq and dk: groups summed, L2 norm; reads nothing of `sums` */
 };
 /* fast_bwd.cu */
 int fast_bwd_supports(const dpg_problem *p, const dpg_options *o);
 extern const BwdOps fast_bwd;
 /* simple_bwd.cu */
 extern const BwdOps simple_bwd;
-dp_status bwd_merge(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);          /* B_DHMALL -> B_DSOUT, any path */
 dp_status bwd_reduce(dpg_plan *p, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e);           /* B_GALL -> dA_log, ddt_bias, any path */
 static inline int dh_row(const dpg_plan *p) { return p->d.V + (p->opt.send_dh_only ? 0 : p->d.K); }   /* words in a row of B_DHM */
 

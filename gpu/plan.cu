@@ -166,7 +166,7 @@ static void layout(dpg_plan *pl)
     add(pl, B_EC, tiles * d.K, 0);
     add(pl, B_SIN, (int64_t)d.HV * d.K * d.V * pl->nseg, 0);
     if (pl->nseg > 1)
-        add(pl, B_SEG, hm * pl->nseg, 0);
+        add(pl, B_SEG, (pl->is_bwd ? (int64_t)d.HV * d.K * d.V : hm) * pl->nseg, 0);
     if (pl->N == 1)
         return;
     if (!pl->is_bwd || pl->opt.save == DPG_SAVE_ALL) {
@@ -225,7 +225,7 @@ static void layout_bwd(dpg_plan *pl)
         layout_simple_bwd(pl);
     add(pl, B_PART, tiles * 2 * d.Kg, 0);
     add(pl, B_GSUM, (int64_t)d.HV * (1 + d.Kg), 0);
-    add(pl, B_DSOUT, hk * d.V, 0);
+    add(pl, B_DSOUT, hk * d.V * pl->nseg, 0);          /* of the rank, then of its parts from the last but one on */
     if (pl->N == 1)
         return;
     add(pl, B_GALL, (int64_t)d.HV * (1 + d.Kg) * pl->N, 0);
@@ -242,6 +242,17 @@ static dp_status upload(dpg_plan *pl, dp_err *e)
     CK(e, cudaMemcpy((char *)pl->tables + nc, pl->seqs_h, ns, cudaMemcpyHostToDevice));
     pl->d.chunk = (const Chunk *)pl->tables;
     pl->d.seq = (const Seq *)((char *)pl->tables + nc);
+    return DP_OK;
+}
+
+/* Its kernels, few and waited for by other ranks, go before those of the caller's stream. */
+static dp_status side_stream(dpg_plan *pl, dp_err *e)
+{
+    int least, greatest;
+    CK(e, cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CK(e, cudaStreamCreateWithPriority(&pl->side, cudaStreamNonBlocking, greatest));
+    CK(e, cudaEventCreateWithFlags(&pl->forked, cudaEventDisableTiming));
+    CK(e, cudaEventCreateWithFlags(&pl->joined, cudaEventDisableTiming));
     return DP_OK;
 }
 
@@ -271,7 +282,10 @@ static dp_status plan_new(dpg_plan **out, const dpg_problem *p, const dpg_option
     layout(pl);
     if (is_bwd)
         layout_bwd(pl);
+    pl->parts = 1;
     dp_status st = upload(pl, e);
+    if (st == DP_OK && is_bwd && N > 1)
+        st = side_stream(pl, e);
     if (st != DP_OK)
         dpg_plan_destroy(pl);
     else
@@ -297,6 +311,11 @@ dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_option
     /* States that the forward hands over: S_in; those of all segments where the backward cuts like the forward. */
     b->saved_states = pl->saved_states = b->nseg > 1 && b->nseg == pl->nseg ? b->nseg : pl->is_first ? 0 : 1;
     b->saved_ms = pl->saved_ms = opt->send_dh_only && pl->post > 1 ? pl->post - 1 : 0;
+    if (b->nseg > 1 && b->nseg == pl->nseg && b->d.nseq == 1 && !opt->whole_bwd) {
+        b->parts = b->nseg;
+        b->m_part = pl->whole;                           /* what the forward's merge multiplies by, the backward's does */
+        b->saved_parts = pl->saved_parts = b->nseg - b->is_last - b->m_part;
+    }
     return DP_OK;
 }
 
@@ -306,6 +325,11 @@ void dpg_plan_destroy(dpg_plan *pl)
         return;
     dpg_plan_destroy(pl->bwd);
     cudaFree(pl->tables);
+    if (pl->side)
+        cudaStreamDestroy(pl->side);
+    for (cudaEvent_t x : {pl->forked, pl->joined})
+        if (x)
+            cudaEventDestroy(x);
     free(pl->chunks_h);
     free(pl->seqs_h);
     free(pl);
@@ -319,7 +343,7 @@ size_t dpg_workspace_bytes(const dpg_plan *pl) { return pl->bwd && pl->bwd->ws_b
 
 size_t dpg_saved_bytes(const dpg_plan *pl)
 {
-    return 4 * (size_t)pl->d.HV * pl->d.K * (pl->saved_states * pl->d.V + pl->saved_ms * pl->d.K);
+    return 4 * (size_t)pl->d.HV * pl->d.K * (pl->saved_states * pl->d.V + (pl->saved_ms + pl->saved_parts) * pl->d.K);
 }
 
 size_t dpg_kept_bytes(const dpg_plan *pl)
@@ -408,15 +432,51 @@ static dp_status restore(dpg_plan *b, const dpg_tensors *t, void *ws, cudaStream
 }
 
 /* (dM, dH) of the first local sub-sequence, the uniform element of math.md g.3: zeros if no earlier rank asks for it, dM = 0 where the gradient that
- * leaves the rank does not depend on the one that enters. */
+ * leaves the rank does not depend on the one that enters. With parts also dH of each of them, as far as the gradients that they start from need it. */
 static dp_status pre_process_bwd(dpg_plan *b, const BwdOps *ops, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
 {
     float *dhm = at<float>(b, ws, B_DHM);
-    CK(e, cudaMemsetAsync(dhm, 0, b->buf[B_DHM].bytes, s));
-    if (b->is_first)
+    if (b->N > 1)
+        CK(e, cudaMemsetAsync(dhm, 0, b->buf[B_DHM].bytes, s));
+    if (b->is_first && b->parts == 1)
         return DP_OK;
     TRY(ops->pre(b, t, g, ws, s, e));
+    if (b->parts > 1 && !b->is_first)
+        TRY(chain_compose_bwd(b, t, ws, s, e));
     return b->needs_m && !b->opt.send_dh_only ? chain_pre_dm(b, dhm + b->d.V, dh_row(b), ws, s, e) : DP_OK;
+}
+
+/* The side stream goes on behind what the caller's has by now; the caller's behind what the side stream has by now. One rank has the caller's alone. */
+static dp_status fork(dpg_plan *b, cudaStream_t s, dp_err *e)
+{
+    if (b->N == 1)
+        return DP_OK;
+    CK(e, cudaEventRecord(b->forked, s));
+    CK(e, cudaStreamWaitEvent(b->side, b->forked, 0));
+    return DP_OK;
+}
+static dp_status join(dpg_plan *b, cudaStream_t s, dp_err *e)
+{
+    if (b->N == 1)
+        return DP_OK;
+    CK(e, cudaEventRecord(b->joined, b->side));
+    CK(e, cudaStreamWaitEvent(s, b->joined, 0));
+    return DP_OK;
+}
+
+/* dq and dk beside the sums over ranks. */
+static dp_status finish(dpg_plan *b, const BwdOps *ops, const dpg_tensors *t, const dpg_grads *g, void *ws, dpg_comm *comm, cudaStream_t s, dp_err *e)
+{
+    cudaStream_t side = b->N > 1 ? b->side : s;
+    TRY(ops->sums(b, t, g, ws, s, e));
+    TRY(fork(b, s, e));
+    TRY(ops->norm(b, t, g, ws, s, e));
+    if (!g->dA_log && !g->ddt_bias)
+        return DP_OK;
+    if (b->N > 1)
+        TRY(comm->all_gather(comm, at<float>(b, ws, B_GSUM), at<float>(b, ws, B_GALL), b->buf[B_GSUM].bytes / 4, side, e));
+    TRY(bwd_reduce(b, g, ws, side, e));
+    return join(b, s, e);
 }
 
 dp_status dpg_backward_steps(dpg_plan *pl, const dpg_tensors *t, const dpg_grads *g, void *ws, dpg_comm *comm, void *stream, int steps, dp_err *e)
@@ -428,33 +488,29 @@ dp_status dpg_backward_steps(dpg_plan *pl, const dpg_tensors *t, const dpg_grads
     if (b->N > 1 && !comm)
         return dpg_fail(e, DP_EINPUT, "dpg_backward: %d ranks and no communicator", b->N);
     const BwdOps *ops = bwd_ops(b->opt.path);
-    if (steps & DPG_BWD_RECOMPUTE && b->opt.save == DPG_SAVE_STATE) {
+    int recompute = steps & DPG_BWD_RECOMPUTE && b->opt.save == DPG_SAVE_STATE;
+    cudaStream_t side = b->N > 1 ? b->side : s;
+    if (recompute) {
         TRY(restore(b, t, ws, s, e));
-        TRY(ops->recompute(b, t, g, ws, s, e));
+        TRY(ops->chunks(b, t, g, ws, s, e));
     }
     if (steps & DPG_BWD_DAV)
         TRY(ops->dAv(b, t, g, ws, s, e));
-    if (b->N > 1) {
-        if (steps & DPG_BWD_PRE)
-            TRY(pre_process_bwd(b, ops, t, g, ws, s, e));
-        if (steps & DPG_BWD_GATHER)
-            TRY(comm->all_gather(comm, at<float>(b, ws, B_DHM), at<float>(b, ws, B_DHMALL), b->buf[B_DHM].bytes / 4, stream, e));
-        if (steps & DPG_BWD_MERGE)
-            TRY(bwd_merge(b, t, ws, s, e));
-    }
+    if (steps & DPG_BWD_PRE && (b->N > 1 || b->parts > 1))
+        TRY(pre_process_bwd(b, ops, t, g, ws, s, e));
+    TRY(fork(b, s, e));
+    if (recompute)                                       /* enqueued before a gather, at which host threads meet */
+        TRY(ops->states(b, t, g, ws, s, e));
+    if (steps & DPG_BWD_GATHER && b->N > 1)
+        TRY(comm->all_gather(comm, at<float>(b, ws, B_DHM), at<float>(b, ws, B_DHMALL), b->buf[B_DHM].bytes / 4, side, e));
+    if (steps & DPG_BWD_MERGE && (!b->is_last || b->parts > 1))
+        TRY(chain_merge_bwd(b, t, ws, side, e));
+    TRY(join(b, s, e));
     if (steps & DPG_BWD_STATE)
         TRY(ops->state(b, t, g, ws, s, e));
     if (steps & DPG_BWD_INTRA)
         TRY(ops->intra(b, t, g, ws, s, e));
-    if (steps & DPG_BWD_GATE) {
-        TRY(ops->gate(b, t, g, ws, s, e));
-        if (!g->dA_log && !g->ddt_bias)
-            return DP_OK;
-        if (b->N > 1)
-            TRY(comm->all_gather(comm, at<float>(b, ws, B_GSUM), at<float>(b, ws, B_GALL), b->buf[B_GSUM].bytes / 4, stream, e));
-        TRY(bwd_reduce(b, g, ws, s, e));
-    }
-    return DP_OK;
+    return steps & DPG_BWD_GATE ? finish(b, ops, t, g, ws, comm, s, e) : DP_OK;
 }
 
 dp_status dpg_backward(dpg_plan *pl, const dpg_tensors *t, const dpg_grads *g, void *ws, dpg_comm *comm, void *stream, dp_err *e)

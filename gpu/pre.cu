@@ -23,7 +23,7 @@
 struct PreArgs {
     const bf16 *w, *kg, *u;
     const float *eC, *s0;
-    float *hm;
+    float *hm, *keep;                                    /* keep: M alone once more, [segment - m_from][HV][D][D], for the backward; or NULL */
     int seq0, m_from;                                    /* the first segment in Dims.seq; segments from m_from on make M */
 };
 
@@ -313,11 +313,14 @@ template <int K, int V> __global__ void __launch_bounds__(PRE_THREADS(K, V), 1) 
             bar_arrive(&sm.empty[at]);
     }
     float *out = a.hm + ((int64_t)seq.part * d.HV + hv) * K * (V + K) + v0;
+    float *keep = a.keep ? a.keep + ((int64_t)(seq.part - a.m_from) * d.HV + hv) * K * K + v0 : NULL;
     each<K>(lane, [&](int j, int e, int k, int v) {
         if (has_h)
             out[k * (V + K) + v] = ((const float *)&H[j * 128])[e];
         if (m)
             out[k * (V + K) + V + v] = S[j][e];
+        if (m && keep)
+            keep[k * K + v] = S[j][e];
     });
 }
 
@@ -356,6 +359,7 @@ template <int K, int V> static dp_status pre(dpg_plan *p, PreArgs a, int nseg, c
 dp_status fast_pre(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
     int n = p->nseg - p->is_last, m_from = p->opt.chain_how == DPG_CHAIN_AUGMENTED ? p->whole : n;
-    PreArgs a = {at<bf16>(p, ws, B_W), at<bf16>(p, ws, B_KG), at<bf16>(p, ws, B_U), at<float>(p, ws, B_EC), t->s0, at<float>(p, ws, p->nseg > 1 ? B_SEG : B_HM), p->d.nseq - 1, m_from};
+    PreArgs a = {at<bf16>(p, ws, B_W), at<bf16>(p, ws, B_KG), at<bf16>(p, ws, B_U), at<float>(p, ws, B_EC), t->s0, at<float>(p, ws, p->nseg > 1 ? B_SEG : B_HM),
+                 p->saved_parts && t->saved ? saved_part_m(p, t) : NULL, p->d.nseq - 1, m_from};
     return BY_WIDTHS(pre, p, a, n, s, e);
 }

@@ -420,47 +420,6 @@ __global__ void k_rank_sum(int HV, int Kg, int N, const float *all, float *dA_lo
         to[i < HV ? i : i - HV] = (float)sum;
 }
 
-/* ---- merge: dS = 0; for ranks from the farthest down: dS <- dM_j dS + dH_j ------------------------------------------------------- */
-
-/* Block: one head, VB columns. Words of rank j: all + j * HV * K * row. M: NULL: dM in columns V.. of the same rows; else M_j of ranks first ..
- * of the forward, used transposed. The first product of a sum that starts from zero is left out. */
-__global__ void k_merge_bwd(int HV, int K, int V, int row, const float *all, const float *M, int first, int far, float *dsout)
-{
-    extern __shared__ float smem[];
-    float *P = smem, *Q = smem + K * VB;
-    int hv = blockIdx.x / (V / VB), v0 = blockIdx.x % (V / VB) * VB;
-    for (int at = far; at >= first; at--) {
-        int j = FAULT(MERGE_BWD_NEAREST) ? far + first - at : at;
-        const float *E = all + ((int64_t)j * HV + hv) * K * row, *Mj = M ? M + ((int64_t)(j - first) * HV + hv) * K * K : E + V;
-        int sr = M ? 1 : row, sk = M ? K : 1;            /* strides of (r, k) in M_j' or dM_j */
-        for (int x = threadIdx.x; x < K * VB; x += THREADS) {
-            int r = x / VB, col = x % VB;
-            float sum = 0.f;
-            for (int k = 0; at < far && k < K; k++)
-                sum = fmaf(Mj[(int64_t)r * sr + (int64_t)k * sk], P[k * VB + col], sum);
-            Q[x] = sum + E[(int64_t)r * row + v0 + col];
-        }
-        __syncthreads();
-        float *p = P;
-        P = Q;
-        Q = p;
-    }
-    for (int x = threadIdx.x; x < K * VB; x += THREADS)
-        dsout[((int64_t)hv * K + x / VB) * V + v0 + x % VB] = P[x];
-}
-
-dp_status bwd_merge(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
-{
-    const Dims &d = p->d;
-    if (p->is_last)
-        return DP_OK;
-    const float *M = p->opt.send_dh_only ? (const float *)t->saved + p->saved_states * d.HV * d.K * d.V : NULL;
-    k_merge_bwd<<<(unsigned)d.HV * (d.V / VB), THREADS, 2 * (size_t)d.K * VB * 4, s>>>(d.HV, d.K, d.V, dh_row(p), at<float>(p, ws, B_DHMALL), M, p->rank + 1,
-                                                                                      p->rank + p->post, at<float>(p, ws, B_DSOUT));
-    CK_LAUNCH(e, "k_merge_bwd");
-    return DP_OK;
-}
-
 dp_status bwd_reduce(dpg_plan *p, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
 {
     int words = p->d.HV * (1 + p->d.Kg);
@@ -481,12 +440,8 @@ static BwdArgs args(dpg_plan *p, void *ws)
 
 static unsigned tiles(const dpg_plan *p) { return (unsigned)((int64_t)p->d.NT * p->d.HV); }
 
-static dp_status recompute(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
-{
-    (void)g;
-    TRY(simple_chunks(p, t, ws, s, e));
-    return simple_states(p, t, ws, s, e);
-}
+static dp_status chunks(dpg_plan *p, const dpg_tensors *t, const dpg_grads *, void *ws, cudaStream_t s, dp_err *e) { return simple_chunks(p, t, ws, s, e); }
+static dp_status states(dpg_plan *p, const dpg_tensors *t, const dpg_grads *, void *ws, cudaStream_t s, dp_err *e) { return simple_states(p, t, ws, s, e); }
 
 static dp_status dAv(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
 {
@@ -534,12 +489,10 @@ static dp_status intra(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, vo
     return DP_OK;
 }
 
-static dp_status gate(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
+static dp_status sums(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
 {
     const Dims &d = p->d;
     BwdArgs a = args(p, ws);
-    k_norm_bwd<<<(unsigned)((int64_t)d.NT * d.H), THREADS, 0, s>>>(d, *t, *g, a);
-    CK_LAUNCH(e, "k_norm_bwd");
     k_gate_bwd<<<tiles(p), THREADS, 0, s>>>(d, *t, *g, a);
     CK_LAUNCH(e, "k_gate_bwd");
     k_gate_sum<<<(unsigned)d.HV, THREADS, 0, s>>>(d, a.part, at<float>(p, ws, B_GSUM));
@@ -547,4 +500,11 @@ static dp_status gate(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, voi
     return DP_OK;
 }
 
-extern const BwdOps simple_bwd = {recompute, dAv, pre, state, intra, gate};
+static dp_status norm(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
+{
+    k_norm_bwd<<<(unsigned)((int64_t)p->d.NT * p->d.H), THREADS, 0, s>>>(p->d, *t, *g, args(p, ws));
+    CK_LAUNCH(e, "k_norm_bwd");
+    return DP_OK;
+}
+
+extern const BwdOps simple_bwd = {chunks, states, dAv, pre, state, intra, sums, norm};

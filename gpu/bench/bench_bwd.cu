@@ -4,6 +4,7 @@
  *   bench_bwd kda [runs]          KDA backward on one GPU, step by step, the shapes of the speed table
  *   bench_bwd cp N [runs]         forward and backward of T tokens on N GPUs over NCCL against T/N tokens on one GPU, and every step by itself
  *   bench_bwd parts N [runs]      the work of each of N ranks alone on one GPU, gathers as copies: what the ranks cost without the wires
+ * The last two also with the backward over whole sequences, one step after the other ("whole").
  */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -127,13 +128,13 @@ struct Kda {
         fill<<<1024, 256>>>((__nv_bfloat16 *)p, n, 1, seed);
         return p;
     }
-    Kda(int64_t T, int HV, int rank, int N, float bias, dpg_path bwd)
+    Kda(int64_t T, int HV, int rank, int N, float bias, dpg_path bwd, int whole = 0)
     {
         int64_t cu[2] = {0, T}, L = T / N, n = L * HV * 128;
         dpg_problem p = {T, HV, HV, 128, 128, 1, 128, 1, cu, 1 / sqrt(128.), DP_GATE_LOWER_BOUND, -5, DP_BETA_SIGMOID, 1, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16};
         dpg_options o = {};
         dp_err e = {DP_OK, ""};
-        o.base = DP_BASE_BF16, o.chain = DP_FP32, o.path = DPG_PATH_FAST, o.chain_how = DPG_CHAIN_AUGMENTED, o.backward = 1, o.bwd_path = bwd, o.send_dh_only = 1;
+        o.base = DP_BASE_BF16, o.chain = DP_FP32, o.path = DPG_PATH_FAST, o.chain_how = DPG_CHAIN_AUGMENTED, o.backward = 1, o.bwd_path = bwd, o.send_dh_only = 1, o.whole_bwd = whole;
         DP(e, dpg_plan_create(&plan, &p, &o, rank, N, &e));
         t = dpg_tensors{random(n, 1), random(n, 2), random(n, 3), random(n, 4), random(L * HV, 5)};
         float *A = (float *)alloc((size_t)HV * 129 * 4);
@@ -154,6 +155,11 @@ struct Kda {
     }
     void forward(dpg_comm *c) { dp_err e = {DP_OK, ""}; DP(e, dpg_forward(plan, &t, ws, c, s, &e)); }
     void backward(dpg_comm *c, int steps) { dp_err e = {DP_OK, ""}; DP(e, dpg_backward_steps(plan, &t, &g, ws, c, s, steps, &e)); }
+    void one_by_one(dpg_comm *c)
+    {
+        for (int step = 1; step < DPG_BWD_ALL; step *= 2)
+            backward(c, step);
+    }
 };
 
 static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd)
@@ -203,7 +209,7 @@ static dp_status copies(dpg_comm *c, const float *send, float *recv, size_t coun
 
 static void parts(int64_t T, int HV, float bias, int N, int runs)
 {
-    double f1, b1, f = 0, b = 0;
+    double f1, b1, f = 0, b = 0, w = 0;
     {
         Kda k(T / N, HV, 0, 1, bias, DPG_PATH_FAST);
         f1 = time_of(k.s, runs, [&] { k.forward(NULL); }), b1 = time_of(k.s, runs, [&] { k.forward(NULL), k.backward(NULL, DPG_BWD_ALL); });
@@ -220,8 +226,14 @@ static void parts(int64_t T, int HV, float bias, int N, int runs)
         print_steps(ms);
         f = std::max(f, fr), b = std::max(b, br);
     }
-    printf("parts T=%-7lld HV=%-3d %s gates  ranks %d  forward %7.3f (alone %7.3f, %+.1f%%)  forward and backward %7.3f (alone %7.3f, %+.1f%%), without the wires\n", (long long)T, HV,
-           bias < -10 ? "slow" : "fast", N, f, f1, 100 * (f / f1 - 1), b, b1, 100 * (b / b1 - 1));
+    for (int r = 0; r < N; r++) {
+        Kda k(T, HV, r, N, bias, DPG_PATH_FAST, 1);
+        dpg_comm own = {};
+        own.rank = r, own.N = N, own.all_gather = copies;
+        w = std::max(w, time_of(k.s, runs, [&] { k.forward(&own), k.one_by_one(&own); }));
+    }
+    printf("parts T=%-7lld HV=%-3d %s gates  ranks %d  forward %7.3f (alone %7.3f, %+.1f%%)  forward and backward %7.3f (alone %7.3f, %+.1f%%; whole %7.3f, %+.1f%%), without the wires\n",
+           (long long)T, HV, bias < -10 ? "slow" : "fast", N, f, f1, 100 * (f / f1 - 1), b, b1, 100 * (b / b1 - 1), w, 100 * (w / b1 - 1));
     fflush(stdout);
 }
 
@@ -230,7 +242,7 @@ static void cp(int64_t T, int HV, float bias, int N, int runs)
 {
     std::vector<dpg_comm> comm(N);
     std::vector<int> dev(N);
-    std::vector<double> fwd(N), both(N), alone_f(N), alone(N), steps(N * NSTEPS);
+    std::vector<double> fwd(N), both(N), whole(N), alone_f(N), alone(N), steps(N * NSTEPS);
     std::vector<std::thread> th;
     dp_err e = {DP_OK, ""};
     for (int i = 0; i < N; i++)
@@ -245,15 +257,19 @@ static void cp(int64_t T, int HV, float bias, int N, int runs)
                 both[r] = time_of(k.s, runs, [&] { k.forward(&comm[r]); k.backward(&comm[r], DPG_BWD_ALL); });
                 time_steps(k, &comm[r], runs, &steps[r * NSTEPS]);
             }
+            {
+                Kda k(T, HV, r, N, bias, DPG_PATH_FAST, 1);
+                whole[r] = time_of(k.s, runs, [&] { k.forward(&comm[r]); k.one_by_one(&comm[r]); });
+            }
             Kda k(T / N, HV, 0, 1, bias, DPG_PATH_FAST);
             alone_f[r] = time_of(k.s, runs, [&] { k.forward(NULL); });
             alone[r] = time_of(k.s, runs, [&] { k.forward(NULL); k.backward(NULL, DPG_BWD_ALL); });
         });
     for (std::thread &x : th)
         x.join();
-    double f = *std::max_element(fwd.begin(), fwd.end()), b = *std::max_element(both.begin(), both.end()), f1 = alone_f[0], b1 = alone[0];
-    printf("cp    T=%-7lld HV=%-3d %s gates  ranks %d  forward %7.3f (alone %7.3f, %+.0f%%)  forward and backward %7.3f (alone %7.3f, %+.0f%%)\n", (long long)T, HV,
-           bias < -10 ? "slow" : "fast", N, f, f1, 100 * (f / f1 - 1), b, b1, 100 * (b / b1 - 1));
+    double f = *std::max_element(fwd.begin(), fwd.end()), b = *std::max_element(both.begin(), both.end()), w = *std::max_element(whole.begin(), whole.end()), f1 = alone_f[0], b1 = alone[0];
+    printf("cp    T=%-7lld HV=%-3d %s gates  ranks %d  forward %7.3f (alone %7.3f, %+.1f%%)  forward and backward %7.3f (alone %7.3f, %+.1f%%; whole %7.3f, %+.1f%%)\n", (long long)T, HV,
+           bias < -10 ? "slow" : "fast", N, f, f1, 100 * (f / f1 - 1), b, b1, 100 * (b / b1 - 1), w, 100 * (w / b1 - 1));
     for (int r = 0; r < N; r++) {
         printf("      rank %d:", r);
         print_steps(&steps[r * NSTEPS]);
