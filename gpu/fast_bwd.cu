@@ -1,4 +1,4 @@
-/* gpu/fast_bwd.cu - the backward on tensor cores (math.md f, c, g.1): K and V in {64, 128}, R = 1, Kg = K, base bf16. Order:
+/* gpu/fast_bwd.cu - the backward on tensor cores (math.md f, c, g.1): K and V in {64, 128}, Kg = K, base bf16. Order:
  *
  *   k_chunks (fast.cu)  w u kg qg Aqk Akk L eC gcum of every tile
  *   k_pass<0>           forward states: h (before a chunk), v_new
@@ -11,6 +11,10 @@
  * Passes keep S' = [16 v][K k] of a warp (or a quarter of its k of each of 4 warps) in registers, as the scans of fast.cu. Tensors that meet a product along V are
  * laid out by columns: SLICES(rows) = [V/16][rows][16], 16-byte pieces at p ^ (row >> 2 & 1): conflict-free for ldmatrix, transposed or not, and
  * contiguous for whoever owns 16 columns.
+ *
+ * R keys a token: the 64 rows of a tile are those of fast.cu, (token, key) of 64 / R tokens. do stands in the first row of a token and zeros in the others, so
+ * that dq, dP and dgam of those rows are zero or belong to a key; masks that ask which of two rows is earlier ask for their tokens. Of a token's own keys
+ * dP keeps one entry a row, apart in fp32 (pdiag), as for R = 1 its diagonal; dq of a token is the sum over its rows.
  *
  * Every operand of a product is rounded to bf16 once (what harness/budget.c counts: do, h, dh, X, dX, dvl, Kgam, L, dE, dP, dL, and q or k with their decay),
  * everything is summed in fp32. Exponents are anchored as in fast.cu, at the first row of a block, terms too far below it pairwise. No atomics. */
@@ -39,6 +43,9 @@ __device__ __forceinline__ void two(float c0[4], float c1[4], const uint32_t a[4
     mma(c1, a, b[2], b[3]);
 }
 
+/* Row (token t0 + r >> lr, head, key) of a tensor of `heads` heads of 1 << lr keys. */
+__device__ __forceinline__ int64_t row_at(int64_t t0, int heads, int head, int r, int lr) { return ((t0 + (r >> lr)) * heads + head << lr) + (r & ((1 << lr) - 1)); }
+
 struct Tiles {                                           /* of the backward's plan */
     const bf16 *w, *u, *kg, *qg, *Aqk, *Akk, *L;
     const float *eC, *gcum, *s0, *sin, *dfinal, *dsout;
@@ -51,33 +58,35 @@ struct Tiles {                                           /* of the backward's pl
 
 template <int V> struct DavSmem { bf16 P[C * C], o[C * V]; };
 
-/* A tile of C rows of W bf16 or fp32 to bf16 rows in shared memory, pieces at p ^ (row & 7); rows past len become zeros. */
-template <int W, int THREADS> __device__ __forceinline__ void load_rows(bf16 *dst, const void *src, int64_t at, int64_t step, int len, int is_bf16)
+/* A tile of C rows of W bf16 or fp32 to bf16 rows in shared memory, pieces at p ^ (row & 7): tokens in the first of their 1 << lr rows, zeros in the others and past
+ * `rows`. */
+template <int W, int THREADS> __device__ __forceinline__ void load_rows(bf16 *dst, const void *src, int64_t at, int64_t step, int lr, int rows, int is_bf16)
 {
     for (int x = threadIdx.x; x < C * W / 8; x += THREADS) {
         int r = x / (W / 8), p = x % (W / 8);
-        int64_t from = at + (r < len ? r : 0) * step + p * 8;
+        bool here = r < rows && (r >> lr << lr) == r;
+        int64_t from = at + (here ? r >> lr : 0) * step + p * 8;
         if (is_bf16)
-            cp16(dst + rows_at<W>(r, p), (const bf16 *)src + from, r < len);
+            cp16(dst + rows_at<W>(r, p), (const bf16 *)src + from, here);
         else {
             const float *f = (const float *)src + from;
             uint4 y = make_uint4(pack2(f[0], f[1]), pack2(f[2], f[3]), pack2(f[4], f[5]), pack2(f[6], f[7]));
-            *(uint4 *)(dst + rows_at<W>(r, p)) = r < len ? y : make_uint4(0, 0, 0, 0);
+            *(uint4 *)(dst + rows_at<W>(r, p)) = here ? y : make_uint4(0, 0, 0, 0);
         }
     }
 }
 
 /* 8 warps: rows 16 I .. of dvl, half of the columns. */
-template <int V> __global__ void __launch_bounds__(256) k_dav(Dims d, dpg_grads g, Tiles a)
+template <int V, bool KEYS> __global__ void __launch_bounds__(256) k_dav(Dims d, dpg_grads g, Tiles a)
 {
     extern __shared__ __align__(128) char raw[];
     DavSmem<V> &sm = *(DavSmem<V> *)raw;
     int64_t tile = blockIdx.x;
-    int hv = tile % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, half = warp / 4;
+    int hv = tile % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, half = warp / 4, lr = KEYS ? d.lr : 0;
     Chunk c = d.chunk[tile / d.HV];
     for (int x = threadIdx.x; x < C * C / 8; x += 256)
         cp16(sm.P + x * 8, a.Aqk + tile * C * C + x * 8, true);
-    load_rows<V, 256>(sm.o, g.dout, (c.t0 * d.HV + hv) * V, (int64_t)d.HV * V, c.len, d.d_bf16);
+    load_rows<V, 256>(sm.o, g.dout, (c.t0 * d.HV + hv) * V, (int64_t)d.HV * V, lr, c.len << lr, d.d_bf16);
     cp_commit();
     cp_wait<0>();
     __syncthreads();
@@ -451,15 +460,16 @@ template <int THREADS> __device__ __forceinline__ void load_square(bf16 *dst, co
 }
 
 /* Kgam = exp(gam) k / |k| to shared memory, 1/norms of the rows of k and q to memory. */
-template <int K, int V> __device__ void stage_kgam(const Dims &d, const dpg_tensors &t, const Tiles &a, WySmem<K, V> &sm, Chunk c, int64_t tile, int h)
+template <int K, int V> __device__ void stage_kgam(const Dims &d, const dpg_tensors &t, const Tiles &a, WySmem<K, V> &sm, Chunk c, int64_t tile, int h, int lr)
 {
     const int P = K / 8;
     for (int x = threadIdx.x; x < C * P; x += 256) {     /* the P lanes of a row are neighbours */
         int r = x / P, p = x % P;
-        int64_t from = ((c.t0 + (r < c.len ? r : 0)) * d.H + h) * K + p * 8;
+        bool here = r < c.len << lr;
+        int64_t from = row_at(c.t0, d.H, h, here ? r : 0, lr) * K + p * 8, token = row_at(c.t0, d.H, h, here ? r >> lr : 0, 0) * K + p * 8;
         float sk, sq;
         uint4 k4 = load8_bf16(t.k, from, d.in_bf16, sk), out;
-        load8_bf16(t.q, from, d.in_bf16, sq);
+        load8_bf16(t.q, token, d.in_bf16, sq);
 #pragma unroll
         for (int m = P / 2; m; m /= 2) {
             sk += __shfl_xor_sync(~0u, sk, m);
@@ -474,20 +484,21 @@ template <int K, int V> __device__ void stage_kgam(const Dims &d, const dpg_tens
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             float2 y = unpack2(ks[j]);
-            os[j] = r < c.len ? pack2(y.x * rk * ex2(g[2 * j]), y.y * rk * ex2(g[2 * j + 1])) : 0u;
+            os[j] = here ? pack2(y.x * rk * ex2(g[2 * j]), y.y * rk * ex2(g[2 * j + 1])) : 0u;
         }
         *(uint4 *)(sm.kgam + rows_at<K>(r, p)) = out;
     }
 }
 
-template <int K, int V> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
+template <int K, int V, bool KEYS> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
 {
     extern __shared__ __align__(128) char raw[];
     WySmem<K, V> &sm = *(WySmem<K, V> *)raw;
     const int NT = V / 16;                               /* n-tiles of half the columns */
     int64_t tile = blockIdx.x;
-    int hv = tile % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, gr = lane / 4, tc = lane % 4, I = warp % 4, half = warp / 4;
+    int hv = tile % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, gr = lane / 4, tc = lane % 4, I = warp % 4, half = warp / 4, lr = KEYS ? d.lr : 0;
     Chunk c = d.chunk[tile / d.HV];
+    int rows = c.len << lr;
     load_square<256>(sm.T, a.Akk + tile * C * C);
     load_flat<256>(sm.dX, a.dX + tile * C * V, C * V / 8);
     cp_commit();
@@ -497,8 +508,8 @@ template <int K, int V> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, d
     load_flat<256>(sm.o, a.dos + tile * C * V, C * V / 8);
     cp_commit();
     if (threadIdx.x < C)
-        sm.beta[threadIdx.x] = threadIdx.x < c.len ? beta_value(d, ldx(t.beta, (c.t0 + threadIdx.x) * d.HV + hv, d.g_bf16)) : 0.f;
-    stage_kgam(d, t, a, sm, c, tile, hv / d.G);
+        sm.beta[threadIdx.x] = threadIdx.x < rows ? beta_value(d, ldx(t.beta, row_at(c.t0, d.HV, hv, threadIdx.x, lr), d.g_bf16)) : 0.f;
+    stage_kgam(d, t, a, sm, c, tile, hv / d.G, lr);
     cp_wait<1>();
     __syncthreads();
     float dZ[NT][4] = {}, E[NT][4] = {};
@@ -535,7 +546,7 @@ template <int K, int V> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, d
     for (int r = 0; r < 2; r++) {
         int s = 16 * I + gr + 8 * r;
         float sum = 0.f, b = sm.beta[s];
-        int64_t at = ((c.t0 + (s < c.len ? s : 0)) * d.HV + hv) * V + half * (V / 2) + 2 * tc;
+        int64_t at = row_at(c.t0, d.HV, hv, s < rows ? s : 0, lr) * V + half * (V / 2) + 2 * tc;
         float2 v[NT];
         if (d.in_bf16)                                   /* one branch a row: the loads of a row go out together */
 #pragma unroll
@@ -551,8 +562,8 @@ template <int K, int V> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, d
             sum = fmaf(dZ[n][2 * r + 1], v[n].y - E[n][2 * r + 1], sum);
             float x0 = b * dZ[n][2 * r], x1 = b * dZ[n][2 * r + 1];
             *(uint32_t *)(sm.dX + piece_at(C, half * (NT / 2) + n / 2, s, n % 2) + 2 * tc) = pack2(x0, x1);
-            if (!d.d_bf16 && s < c.len)
-                *(float2 *)((float *)g.dv + ((c.t0 + s) * d.HV + hv) * V + half * (V / 2) + n * 8 + 2 * tc) = make_float2(x0, x1);
+            if (!d.d_bf16 && s < rows)
+                *(float2 *)((float *)g.dv + at + n * 8) = make_float2(x0, x1);
         }
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
@@ -560,8 +571,8 @@ template <int K, int V> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, d
             sm.row[half][s] = sum;
     }
     __syncthreads();
-    if (threadIdx.x < c.len) {
-        int64_t at = (c.t0 + threadIdx.x) * d.HV + hv;
+    if (threadIdx.x < rows) {
+        int64_t at = row_at(c.t0, d.HV, hv, threadIdx.x, lr);
         float db = sm.row[0][threadIdx.x] + sm.row[1][threadIdx.x];
         if (d.beta_form != DP_BETA_PLAIN) {
             float e = expf(-fabsf(ldx(t.beta, at, d.g_bf16)));
@@ -575,8 +586,8 @@ template <int K, int V> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, d
     for (int x = threadIdx.x; x < C * V / 8; x += 256) { /* dE to memory as it lies; dv is the same numbers in token order */
         *(uint4 *)(a.dE + tile * C * V + x * 8) = *(uint4 *)(sm.dX + x * 8);
         int r = x / (V / 8), p = x % (V / 8);
-        if (d.d_bf16 && r < c.len)
-            *(uint4 *)((bf16 *)g.dv + ((c.t0 + r) * d.HV + hv) * V + p * 8) = *(uint4 *)(sm.dX + piece_at(C, p / 2, r, p % 2));
+        if (d.d_bf16 && r < rows)
+            *(uint4 *)((bf16 *)g.dv + row_at(c.t0, d.HV, hv, r, lr) * V + p * 8) = *(uint4 *)(sm.dX + piece_at(C, p / 2, r, p % 2));
     }
     float acc[4][2][4] = {};                             /* half 0: dE X' -> dL, half 1: do X' -> dP, blocks J <= I */
     const bf16 *left = half ? sm.o : sm.dX;
@@ -601,11 +612,12 @@ template <int K, int V> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, d
                 for (int r = 0; r < 2; r++) {
                     int s = 16 * I + gr + 8 * r, i = 16 * J + 8 * n + 2 * tc;
                     float x0 = f * acc[J][n][2 * r], x1 = f * acc[J][n][2 * r + 1];
-                    *(uint32_t *)(to + s * C + i) = pack2(i < s ? x0 : 0.f, i + 1 < s ? x1 : 0.f);
-                    if (half && i == s)
-                        a.pdiag[tile * C + s] = x0;
-                    if (half && i + 1 == s)
-                        a.pdiag[tile * C + s] = x1;
+                    int first = s >> lr << lr;           /* the first row of the token */
+                    *(uint32_t *)(to + s * C + i) = pack2(i < first ? x0 : 0.f, i + 1 < first ? x1 : 0.f);
+                    if (half && s == first && i >> lr == s >> lr)
+                        a.pdiag[tile * C + i] = x0;
+                    if (half && s == first && (i + 1) >> lr == s >> lr)
+                        a.pdiag[tile * C + i + 1] = x1;
                 }
 }
 
@@ -676,14 +688,15 @@ __device__ __forceinline__ float column_sum(float x)
 }
 
 /* Warp (I, cq): rows 16 I .., channels 32 cq .. of the block's 64. */
-template <int K, int V> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
+template <int K, int V, bool KEYS> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
 {
     extern __shared__ __align__(128) char raw[];
     IntraSmem<V> &sm = *(IntraSmem<V> *)raw;
     const int NB = K / CH;
     int64_t tile = blockIdx.x / NB;
-    int ch0 = blockIdx.x % NB * CH, hv = tile % d.HV, hq = hv / d.G, warp = threadIdx.x / 32, lane = threadIdx.x % 32, gr = lane / 4, tc = lane % 4, I = warp % 4, c0 = warp / 4 * 32;
+    int ch0 = blockIdx.x % NB * CH, hv = tile % d.HV, hq = hv / d.G, warp = threadIdx.x / 32, lane = threadIdx.x % 32, gr = lane / 4, tc = lane % 4, I = warp % 4, c0 = warp / 4 * 32, lr = KEYS ? d.lr : 0;
     Chunk c = d.chunk[tile / d.HV];
+    int rows = c.len << lr;
     auto &A = sm.x.a;
     auto &B = sm.x.b;
     load_flat<256>(A.o, a.dos + tile * C * V, C * V / 8);
@@ -702,11 +715,12 @@ template <int K, int V> __global__ void __launch_bounds__(256, 2) k_intra(Dims d
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int r = threadIdx.x / 8 + 32 * i;
-        int64_t from = ((c.t0 + (r < c.len ? r : 0)) * d.H + hq) * K + ch0 + p8 * 8;
         k4[i] = q4[i] = make_uint4(0, 0, 0, 0);
         float unused;
-        if (r < c.len)
-            k4[i] = load8_bf16(t.k, from, d.in_bf16, unused), q4[i] = load8_bf16(t.q, from, d.in_bf16, unused);
+        if (r < rows) {
+            k4[i] = load8_bf16(t.k, row_at(c.t0, d.H, hq, r, lr) * K + ch0 + p8 * 8, d.in_bf16, unused);
+            q4[i] = load8_bf16(t.q, row_at(c.t0, d.H, hq, r >> lr, 0) * K + ch0 + p8 * 8, d.in_bf16, unused);
+        }
     }
     if (threadIdx.x < C) {
         sm.rk[threadIdx.x] = a.norm[tile * 2 * C + threadIdx.x];
@@ -924,9 +938,9 @@ template <int K, int V> __global__ void __launch_bounds__(256, 2) k_intra(Dims d
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int s = 16 * I + gr + 8 * r;
-            if (s >= c.len)
+            if (s >= rows || (s >> lr << lr) != s)
                 continue;
-            int64_t at = ((c.t0 + s) * d.HV + hv) * K + ch0 + ch;
+            int64_t at = row_at(c.t0, d.HV, hv, s >> lr, 0) * K + ch0 + ch;
             float2 x = d.g_bf16 ? unpack2(*(const uint32_t *)((const bf16 *)t.g + at)) : *(const float2 *)((const float *)t.g + at);
             float y0 = gate_bwd(d, dg[n][2 * r] + from[0], x.x, Ah, bias[0], sa[0], sb[0]), y1 = gate_bwd(d, dg[n][2 * r + 1] + from[1], x.y, Ah, bias[1], sa[1], sb[1]);
             if (d.dg_bf16)
@@ -952,20 +966,20 @@ template <int K, int V> __global__ void __launch_bounds__(256, 2) k_intra(Dims d
 /* ---- k_norm, k_sums ------------------------------------------------------------------------------------------------------------------------ */
 
 /* dq and dk of one chunk and query head: the group's value heads summed in order, then dx = (dy - y <y, dy>) / |x|. 16 (K = 128) or 8 lanes a row. */
-template <int K> __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
+template <int K, bool KEYS> __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
 {
     const int P = K / 8;
-    int ch = blockIdx.x / d.H, hq = blockIdx.x % d.H;
+    int ch = blockIdx.x / d.H, hq = blockIdx.x % d.H, lr = KEYS ? d.lr : 0;
     int64_t tile0 = (int64_t)ch * d.HV + hq * d.G;
     Chunk c = d.chunk[ch];
     for (int x = threadIdx.x; x < 2 * C * P; x += 256) {
         int isq = x / (C * P), r = x / P % C, p = x % P;
-        bool live = r < c.len;
-        int64_t at = ((c.t0 + (live ? r : 0)) * d.H + hq) * K + p * 8;
+        bool live = r < c.len << lr && (!isq || (r >> lr << lr) == r);
+        int64_t at = row_at(c.t0, d.H, hq, live ? isq ? r >> lr : r : 0, isq ? 0 : lr) * K + p * 8;
         float rn = a.norm[tile0 * 2 * C + (isq ? C : 0) + r], dy[8] = {}, y[8], dot = 0.f;
         load8(y, isq ? t.q : t.k, at, d.in_bf16);
-        for (int m = 0; m < d.G; m++) {
-            const float *from = (isq ? a.dq : a.dk) + ((tile0 + m) * C + r) * K + p * 8;
+        for (int m = 0; m < d.G << (isq ? lr : 0); m++) {    /* a query's rows of every value head */
+            const float *from = (isq ? a.dq : a.dk) + ((tile0 + (isq ? m >> lr : m)) * C + r + (isq && live ? m & ((1 << lr) - 1) : 0)) * K + p * 8;
             float4 lo = *(const float4 *)from, hi = *(const float4 *)(from + 4);
             dy[0] += lo.x, dy[1] += lo.y, dy[2] += lo.z, dy[3] += lo.w, dy[4] += hi.x, dy[5] += hi.y, dy[6] += hi.z, dy[7] += hi.w;
         }
@@ -1060,15 +1074,15 @@ template <int K, int V, int BWD> dp_status launch_pass(dpg_plan *p, Tiles a, int
     return DP_OK;
 }
 
-template <int K, int V> struct Stages {
+template <int K, int V, bool KEYS> struct Stages {
     static dp_status states(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
         return launch_pass<K, V, 0>(p, tiles_of(p, t, g, ws), p->d.nseq - 1 + p->nseg, s, e);
     }
     static dp_status dAv(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
-        TRY(allow<DavSmem<V>>(k_dav<V>, e));
-        k_dav<V><<<tile_count(p), 256, sizeof(DavSmem<V>), s>>>(p->d, *g, tiles_of(p, t, g, ws));
+        TRY(allow<DavSmem<V>>(k_dav<V, KEYS>, e));
+        k_dav<V, KEYS><<<tile_count(p), 256, sizeof(DavSmem<V>), s>>>(p->d, *g, tiles_of(p, t, g, ws));
         CK_LAUNCH(e, "k_dav");
         return DP_OK;
     }
@@ -1089,11 +1103,11 @@ template <int K, int V> struct Stages {
     static dp_status intra(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
         Tiles a = tiles_of(p, t, g, ws);
-        TRY(allow<WySmem<K, V>>(k_wy<K, V>, e));
-        k_wy<K, V><<<tile_count(p), 256, sizeof(WySmem<K, V>), s>>>(p->d, *t, *g, a);
+        TRY(allow<WySmem<K, V>>(k_wy<K, V, KEYS>, e));
+        k_wy<K, V, KEYS><<<tile_count(p), 256, sizeof(WySmem<K, V>), s>>>(p->d, *t, *g, a);
         CK_LAUNCH(e, "k_wy");
-        TRY(allow<IntraSmem<V>>(k_intra<K, V>, e));
-        k_intra<K, V><<<tile_count(p) * (K / CH), 256, sizeof(IntraSmem<V>), s>>>(p->d, *t, *g, a);
+        TRY(allow<IntraSmem<V>>(k_intra<K, V, KEYS>, e));
+        k_intra<K, V, KEYS><<<tile_count(p) * (K / CH), 256, sizeof(IntraSmem<V>), s>>>(p->d, *t, *g, a);
         CK_LAUNCH(e, "k_intra");
         return DP_OK;
     }
@@ -1110,13 +1124,13 @@ template <int K, int V> struct Stages {
     }
     static dp_status norm(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
-        k_norm<K><<<(unsigned)((int64_t)p->d.NT * p->d.H), 256, 0, s>>>(p->d, *t, *g, tiles_of(p, t, g, ws));
+        k_norm<K, KEYS><<<(unsigned)((int64_t)p->d.NT * p->d.H), 256, 0, s>>>(p->d, *t, *g, tiles_of(p, t, g, ws));
         CK_LAUNCH(e, "k_norm");
         return DP_OK;
     }
 };
 
-#define STAGE(K, V, stage) Stages<K, V>::stage(p, t, g, ws, s, e)
+#define STAGE(K, V, stage) (p->d.R == 1 ? Stages<K, V, false>::stage(p, t, g, ws, s, e) : Stages<K, V, true>::stage(p, t, g, ws, s, e))
 #define BY_WIDTH(stage) dp_status stage(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e) \
     { return p->d.K == 64 ? p->d.V == 64 ? STAGE(64, 64, stage) : STAGE(64, 128, stage) : p->d.V == 64 ? STAGE(128, 64, stage) : STAGE(128, 128, stage); }
 dp_status chunks(dpg_plan *p, const dpg_tensors *t, const dpg_grads *, void *ws, cudaStream_t s, dp_err *e) { return fast_chunks(p, t, ws, s, e); }
@@ -1132,7 +1146,7 @@ BY_WIDTH(norm)
 
 int fast_bwd_supports(const dpg_problem *p, const dpg_options *o)
 {
-    return fast_supports(p, o) && p->R == 1 && p->Kg == p->K && o->save == DPG_SAVE_STATE && !o->pair_dg;
+    return fast_supports(p, o) && p->Kg == p->K && o->save == DPG_SAVE_STATE && !o->pair_dg;
 }
 
 extern const BwdOps fast_bwd = {chunks, states, dAv, pre, state, intra, sums, norm};

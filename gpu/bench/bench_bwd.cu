@@ -2,6 +2,7 @@
  *
  *   bench_bwd conv [runs]         the convolutions of q, k and v, forward and backward, against a copy of as many bytes in the same run
  *   bench_bwd kda [runs]          KDA backward on one GPU, step by step, the shapes of the speed table
+ *   bench_bwd keys [runs]         KDA and MKDA with 2 and 4 keys a token, as many rows each, and both on the simple path
  *   bench_bwd cp N [runs]         forward and backward of T tokens on N GPUs over NCCL against T/N tokens on one GPU, and every step by itself
  *   bench_bwd parts N [runs]      the work of each of N ranks alone on one GPU, gathers as copies: what the ranks cost without the wires
  * The last two also with the backward over whole sequences, one step after the other ("whole").
@@ -128,20 +129,20 @@ struct Kda {
         fill<<<1024, 256>>>((__nv_bfloat16 *)p, n, 1, seed);
         return p;
     }
-    Kda(int64_t T, int HV, int rank, int N, float bias, dpg_path bwd, int whole = 0)
+    Kda(int64_t T, int HV, int rank, int N, float bias, dpg_path bwd, int whole = 0, int R = 1)
     {
         int64_t cu[2] = {0, T}, L = T / N, n = L * HV * 128;
-        dpg_problem p = {T, HV, HV, 128, 128, 1, 128, 1, cu, 1 / sqrt(128.), DP_GATE_LOWER_BOUND, -5, DP_BETA_SIGMOID, 1, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16};
+        dpg_problem p = {T, HV, HV, 128, 128, R, 128, 1, cu, 1 / sqrt(128.), DP_GATE_LOWER_BOUND, -5, DP_BETA_SIGMOID, 1, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16};
         dpg_options o = {};
         dp_err e = {DP_OK, ""};
         o.base = DP_BASE_BF16, o.chain = DP_FP32, o.path = DPG_PATH_FAST, o.chain_how = DPG_CHAIN_AUGMENTED, o.backward = 1, o.bwd_path = bwd, o.send_dh_only = 1, o.whole_bwd = whole;
         DP(e, dpg_plan_create(&plan, &p, &o, rank, N, &e));
-        t = dpg_tensors{random(n, 1), random(n, 2), random(n, 3), random(n, 4), random(L * HV, 5)};
+        t = dpg_tensors{random(n, 1), random(n * R, 2), random(n * R, 3), random(n, 4), random(L * HV * R, 5)};
         float *A = (float *)alloc((size_t)HV * 129 * 4);
         constant<<<1, 256>>>(A, HV, 0.f);
         constant<<<1, 256>>>(A + HV, HV * 128, bias);
         t.A_log = A, t.dt_bias = A + HV, t.o = alloc(n * 2), t.saved = alloc(dpg_saved_bytes(plan));
-        g = dpg_grads{random(n, 6), NULL, alloc(n * 2), alloc(n * 2), alloc(n * 2), alloc(n * 2), alloc(L * HV * 2), (float *)alloc(HV * 4), (float *)alloc((size_t)HV * 512), NULL};
+        g = dpg_grads{random(n, 6), NULL, alloc(n * 2), alloc(n * 2 * R), alloc(n * 2 * R), alloc(n * 2), alloc(L * HV * R * 2), (float *)alloc(HV * 4), (float *)alloc((size_t)HV * 512), NULL};
         ws = alloc(dpg_workspace_bytes(plan));
         CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
         CUDA(cudaDeviceSynchronize());
@@ -162,12 +163,12 @@ struct Kda {
     }
 };
 
-static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd)
+static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd, int R = 1)
 {
-    Kda k(T, HV, 0, 1, bias, bwd);
+    Kda k(T, HV, 0, 1, bias, bwd, 0, R);
     const struct { const char *name; int step; } part[] = {{"recompute", DPG_BWD_RECOMPUTE}, {"dAv", DPG_BWD_DAV}, {"state", DPG_BWD_STATE}, {"intra", DPG_BWD_INTRA}, {"gate", DPG_BWD_GATE}};
     double fwd = time_of(k.s, runs, [&] { k.forward(NULL); }), all = time_of(k.s, runs, [&] { k.backward(NULL, DPG_BWD_ALL); });
-    printf("kda   T=%-7lld HV=%-3d %s gates  forward %7.3f  backward %7.3f ms:", (long long)T, HV, bias < -10 ? "slow" : "fast", fwd, all);
+    printf("kda   T=%-7lld HV=%-3d R=%d %s %s gates  forward %7.3f  backward %7.3f ms:", (long long)T, HV, R, bwd == DPG_PATH_FAST ? "fast" : "simple", bias < -10 ? "slow" : "fast", fwd, all);
     for (auto &p : part)
         printf("  %s %.3f", p.name, time_of(k.s, runs, [&] { k.backward(NULL, p.step); }));
     printf("  workspace %.2f GB  kept %zu B\n", dpg_workspace_bytes(k.plan) / 1e9, dpg_kept_bytes(k.plan));
@@ -298,6 +299,13 @@ int main(int argc, char **argv)
         kda(131072, 8, runs, -14, DPG_PATH_FAST);
         kda(32768, 32, runs, -14, DPG_PATH_FAST);
         kda(8192, 8, runs < 5 ? runs : 5, -4, DPG_PATH_SIMPLE);
+    }
+    if (!strcmp(mode, "keys")) {
+        for (int R : {1, 2, 4})
+            kda(8192, 64 / R, runs, -4, DPG_PATH_FAST, R);
+        for (int R : {2, 4})
+            for (dpg_path path : {DPG_PATH_FAST, DPG_PATH_SIMPLE})
+                kda(8192, 16 / R, runs < 5 ? runs : 5, -4, path, R);
     }
     if (!strcmp(mode, "cp"))
         for (int64_t T : {131072, 32768})
