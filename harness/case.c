@@ -108,7 +108,7 @@ static dp_status settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     if (f->beta_hi < f->beta_lo && dp_casefile_has(f, "beta_hi") && f->beta == DP_BETA_PLAIN)
         return dp_casefile_refuse(f, "beta_hi", e, "below beta_lo = %g", c->spec.beta_lo);
     if ((f->gate == DP_GATE_LOWER_BOUND) != dp_casefile_has(f, "lower_bound"))
-        return dp_casefile_refuse(f, "lower_bound", e, "goes with gate = lower_bound and only with it");
+        return dp_casefile_refuse(f, "lower_bound", e, dp_casefile_has(f, "lower_bound") ? "goes with gate = lower_bound only" : "missing; gate = lower_bound needs it");
     if (f->dstate && !f->backward) return dp_casefile_refuse(f, "dstate", e, "goes with backward = yes");
     if (dp_casefile_has(f, "gate_params") && f->gate == DP_GATE_LOG) return dp_casefile_refuse(f, "gate_params", e, "gate = log has no parameters");
     return DP_OK;
@@ -199,6 +199,11 @@ static dp_status recurrence_shape(const dp_casefile *f, const dp_tensorfile *d, 
     if (s) return s;
     if (d && (!q || !v || !q->n || !v->n || !K || !V || K > 4096 || V > 4096 || H > 4096 || HV > 4096))
         return dp_casefile_refuse(f, "data", e, "tensors q and v must be there, not empty, with head counts and widths up to 4096");
+    if (q && q->ndim < 2) {
+        char shape[128];
+        dp_case_shape_text(q, shape, sizeof shape);
+        return dp_casefile_refuse(f, "data", e, "tensor q: shape %s, must be [T,H,K]", shape);
+    }
     *Tdata = q ? q->n / (H * K) : 0;
     p->K = (int)K, p->H = (int)H, p->HV = (int)HV, p->V = (int)V, p->R = (int)f->R;
     if (HV % H) return dp_casefile_refuse(f, "HV", e, "must be a multiple of H = %lld", (long long)H);

@@ -6,9 +6,9 @@
 #include "commands.h"
 #include "invariants.h"
 #include "options.h"
+#include "../ref/output.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -194,14 +194,15 @@ int dp_cmd_check(int argc, char **argv) {
     argp_parse(&a, argc, argv, 0, NULL, &o);
     if (o.of.nbackend) o.s.backend = o.of.backend[0];
     const char *no = o.s.backend == DP_BACKEND_SIM ? NULL : dp_cuda_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
+    if (dp_output_check(o.json, &e)) rc = refuse(&e);
     if (no) dp_fail(&e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[o.s.backend], no), rc = refuse(&e);
     for (int i = 0; i < o.of.nname && !rc; i++) {
         char *path = dp_case_path(o.of.cases_dir, o.of.name[i]);
         if (check_case(path, &o, count, list, &e)) rc = refuse(&e);
         free(path);
     }
-    if (o.json && json_dump_file(list, o.json, JSON_INDENT(1))) dp_fail(&e, DP_EIO, "%s: cannot be written", o.json), rc = refuse(&e);
-    json_decref(list);
+    if (!o.json) json_decref(list);
+    else if (dp_json_write(list, o.json, 17, &e)) rc = refuse(&e);
     if (!rc) {
         printf("CHECK: %s (%d held, %d did not, %d skipped)\n", count[DP_FAIL] ? "FAIL" : count[DP_PASS] ? "PASS" : "NOTHING CHECKED", count[DP_PASS], count[DP_FAIL], count[DP_SKIPPED]);
         rc = count[DP_FAIL] ? 1 : count[DP_PASS] ? 0 : 2;

@@ -12,11 +12,10 @@
 #define _GNU_SOURCE
 #include "commands.h"
 #include "home.h"
-#include "../ref/problem.h"
+#include "../ref/output.h"
 
 #include <argp.h>
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,7 +45,8 @@ static int load(const char *path, record *r) {
     char *file = NULL, key[1200];
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode) ? asprintf(&file, "%s/results.json", path) < 0 : !(file = strdup(path))) abort();
     *r = (record){.root = json_load_file(file, 0, &e)};
-    if (!r->root) fprintf(stderr, "deltaproof: %s: %s (line %d)\n", file, e.text, e.line);
+    if (!r->root && e.line < 0) fprintf(stderr, "deltaproof: %s: cannot be read: %s\n", file, strerror(errno));
+    else if (!r->root) fprintf(stderr, "deltaproof: %s:%d: %s\n", file, e.line, e.text);
     else if (strcmp(text(r->root, "schema"), "deltaproof-record")) fprintf(stderr, "deltaproof: %s: schema is '%s', not deltaproof-record\n", file, text(r->root, "schema"));
     else if (json_integer_value(json_object_get(r->root, "schema_version")) != 1)
         fprintf(stderr, "deltaproof: %s: schema_version %lld, this program reads 1\n", file, (long long)json_integer_value(json_object_get(r->root, "schema_version")));
@@ -160,10 +160,9 @@ static int write_json(const char *path, const record *a, const record *b, const 
     json_object_set_new(o, "schema", json_string("deltaproof-comparison")), json_object_set_new(o, "schema_version", json_integer(1));
     json_object_set_new(o, "old", json_string(a->commit)), json_object_set_new(o, "new", json_string(b->commit)), json_object_set_new(o, "worse", json_boolean(worse));
     json_object_set_new(o, "moved", list), json_object_set(o, "verdicts", changed), json_object_set(o, "appeared", appeared), json_object_set(o, "vanished", vanished);
-    const int bad = !strcmp(path, "-") ? json_dumpf(o, stdout, JSON_INDENT(1)) || putchar('\n') == EOF : json_dump_file(o, path, JSON_INDENT(1));
-    json_decref(o);
-    if (bad) fprintf(stderr, "deltaproof: %s: cannot be written\n", path);
-    return bad;
+    dp_err e = {0};
+    if (dp_json_write(o, path, 17, &e)) fprintf(stderr, "deltaproof: %s\n", e.msg);
+    return e.code != DP_OK;
 }
 
 /* ---- the comparison ------------------------------------------------------------------------------------------------------------------- */

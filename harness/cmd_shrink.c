@@ -1,6 +1,7 @@
 /* deltaproof shrink CASE: the smallest input that still fails for the same reason (shrink.h), as a new case file. Exit status 0: written,
  * 1: --museum: a fault is not found where it lives or its case does not get 20 times smaller, 2: nothing fails, or bad input. */
 #define _GNU_SOURCE
+#include "../ref/output.h"
 #include "bisect.h"
 #include "commands.h"
 #include "museum.h"
@@ -104,6 +105,8 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
     char text[256], *path;
     if (o->output) path = strdup(o->output);
     else if (asprintf(&path, "%s.min.case", c->name) < 0) abort();
+    if (strlen(path) < 6 || strcmp(path + strlen(path) - 5, ".case")) dp_fail(e, DP_EINPUT, "%s: the name of a case file ends in .case", path);
+    if (e->code || dp_output_check(path, e)) return free(path), 2;
     o->log = stdout;
     if (c->op > DP_OP_CONV) return dp_shrink(c, &r, &s, e), free(path), 2;
     shape_text(c, r.ranks, text, sizeof text);

@@ -62,7 +62,7 @@ static const char *number(const dp_tensorfile *f, const char *given, const char 
     char *end;
     if (!text) return NULL;
     const double x = strtod(text, &end);
-    if (end == text || *end || !isfinite(x)) dp_fail(e, DP_EINPUT, "%s: '%.80s' is not a finite number: give %s", given ? option : f->path, text, option);
+    if (end == text || *end || !isfinite(x)) dp_fail(e, DP_EINPUT, "%s%s%s%s '%.80s' is not a finite number: give %s", given ? "" : f->path, given ? "" : ": metadata `", key, given ? "" : "` =", text, option);
     return text;
 }
 
@@ -77,7 +77,7 @@ static dp_status read_settings(const dp_judge_options *o, const dp_tensorfile *i
     if (o->lower_bound && !s->lower_bound) dp_fail(e, DP_EINPUT, "--lower-bound goes with --gate lower_bound");
     s->scale = number(in, o->scale, "scale", "--scale X", e);
     s->cu = o->cu_seqlens ? o->cu_seqlens : dp_tensor_find(in, "cu_seqlens") ? NULL : dp_tensorfile_meta(in, "cu_seqlens");
-    if (s->cu && (!*s->cu || s->cu[strspn(s->cu, "0123456789, ")])) dp_fail(e, DP_EINPUT, "cu_seqlens '%.80s' is no list of tokens: give --cu-seqlens 0,..,T", s->cu);
+    if (s->cu && (!*s->cu || s->cu[strspn(s->cu, "0123456789, ")])) dp_fail(e, DP_EINPUT, "%s: '%.80s' is no list of tokens: give --cu-seqlens 0,..,T", o->cu_seqlens ? "--cu-seqlens" : in->path, s->cu);
     s->in_vk = !strcmp(choose(in, o->state_layout, "state_layout", NULL, "--state-layout kv|vk", LAYOUTS, "kv", e), "vk");
     s->out_vk = !strcmp(choose(out, o->state_layout, "state_layout", NULL, "--state-layout kv|vk", LAYOUTS, "kv", e), "vk");
     s->ranks = ranks_of(out, o->ranks, e);

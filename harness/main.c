@@ -1,12 +1,14 @@
 /* deltaproof: list | run | judge | truth | report. Exit status 0 pass, 1 a verdict failed, 2 could not judge (bad input, bad usage, no report). */
 #define _GNU_SOURCE
 #include "../ref/cache.h"
+#include "../ref/output.h"
 #include "../ref/safetensors.h"
 #include "../ref/truth.h"
 #include "case.h"
 #include "commands.h"
 #include "home.h"
 #include "judge.h"
+#include "museum.h"
 #include "options.h"
 #include "record.h"
 
@@ -145,6 +147,7 @@ static void print_run(const dp_run *r, FILE *f) {
     if (o) fprintf(f, "  %s %.3g", o->name, o->rel_fro);
     if (worst) fprintf(f, "  closest to its bound: %s at %.2g", worst->name, worst->ratio);
     if (r->why[0]) fprintf(f, "  (%s)", r->why);
+    if (r->fault && r->hit && !memchr(r->hit, 1, (size_t)r->nhit)) fprintf(f, "  (the fault acts nowhere here)");
     fputc('\n', f);
 }
 
@@ -211,11 +214,16 @@ static int run_one_case(const options *o, dp_case *c, dp_runs *runs) {
                                .fault = o->of.fault, .subject = o->of.subject ? &o->subject : NULL, .limit_s = o->of.limit_s, .cache = o->of.cache, .truth = o->has_truth ? &o->truth : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
     FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;   /* the record alone goes to standard output */
     for (int i = 0; i < c->nwarn; i++) fprintf(stderr, "deltaproof: warning: %s\n", c->warn[i]);
+    if (o->of.fault && !dp_fault_concerns(o->of.fault, c->op)) fprintf(stderr, "deltaproof: warning: %s: the fault %s cannot show in op = %s\n", c->path, dp_faults[o->of.fault].name, c->op_name);
     const int before = runs->n;
     if (dp_case_run(c, &ro, runs, &e)) return refuse(&e);
     if (runs->n == before && !o->all && !o->smoke) {
-        fprintf(stderr, "deltaproof: %s: offers no run with these ranks, formats, merge orders and backends\n", c->path);
-        return 2;
+        fprintf(stderr, "deltaproof: %s: offers no run with these options; it lists", c->path);
+        for (int i = 0; i < c->nranks; i++) fprintf(stderr, "%s%d", i ? "," : " ranks = ", c->ranks[i]);
+        for (int i = 0; i < c->nbase; i++) fprintf(stderr, "%s%s", i ? "," : "; base = ", dp_base_names[c->base[i]]);
+        for (int i = 0; i < c->nchain; i++) fprintf(stderr, "%s%s", i ? "," : "; chain = ", dp_formats[c->chain[i]].name);
+        for (int i = 0; i < c->nmerge; i++) fprintf(stderr, "%s%s", i ? "," : "; merge = ", dp_merge_names[c->merge[i]]);
+        return fputc('\n', stderr), 2;
     }
     fprintf(table, "%-24s %3d passed, %d failed, %d skipped, %d unjudged  (%.1f s)\n", c->name, t.n[DP_PASS], t.n[DP_FAIL], t.n[DP_SKIPPED], t.n[DP_UNJUDGED], dp_now() - t0);
     fflush(table);
@@ -245,6 +253,7 @@ static int finish(const options *o, const dp_record *rec) {
 
 static int command_run(options *o) {
     dp_err e = {0};
+    if (dp_output_check(o->json, &e)) return refuse(&e);
     char **paths = NULL, *id_case = NULL;
     int np = 0;
     const double t0 = dp_now();
@@ -333,7 +342,9 @@ static void print_tensor(const dp_judgement *t, FILE *f) {
 
 static int check_judge_usage(options *o) {
     const char *what = !o->judge.inputs ? "give --inputs IN.safetensors" : !o->judge.outputs ? "give --outputs OUT.safetensors" : NULL;
+    dp_err e = {0};
     if (what) fprintf(stderr, "deltaproof: judge: %s\n", what);
+    if (!what && dp_output_check(o->json, &e)) return refuse(&e);
     if (!what && o->out_dir && dp_make_dirs(o->out_dir)) fprintf(stderr, "deltaproof: --out %s: %s\n", o->out_dir, strerror(errno)), what = "";
     return what ? 2 : 0;
 }
@@ -452,6 +463,7 @@ static int command_truth(options *o) {
         fprintf(stderr, "deltaproof: truth: name one case and an output file (-o FILE.safetensors)\n");
         return 2;
     }
+    if (dp_output_check(o->output, &e)) return refuse(&e);
     char *path = dp_case_path(o->of.cases_dir, o->of.name[0]);
     dp_status st = dp_case_load(path, &c, &e);
     if (st) {

@@ -1,11 +1,10 @@
 #include "museum.h"
 #include "bisect.h"
 #include "options.h"
+#include "../ref/output.h"
 #include "repeat.h"
 #include "step.h"
 
-#include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>
@@ -296,7 +295,5 @@ dp_status dp_museum_write(const dp_museum *m, const char *path, dp_err *e) {
         json_array_append_new(bs, json_pack("{si ss ss so}", "number", b, "what", dp_bugs[b].what, "note", dp_bugs[b].note, "faults", names));
     }
     put(o, "faults", fs), put(o, "bugs", bs);
-    const int bad = json_dump_file(o, path, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
-    json_decref(o);
-    return bad ? dp_fail(e, DP_EIO, "%s: cannot be written: %s", path, strerror(errno)) : DP_OK;
+    return dp_json_write(o, path, 6, e);
 }

@@ -1,9 +1,9 @@
 /* The faults of gpu/fault.cuh: switched on one by one in the kernels that run on the CPU, and judged like a device. */
 #include "../gpu/fault.cuh"
 #include "museum.h"
+#include "../ref/output.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>
@@ -198,7 +198,5 @@ dp_status dp_kernel_museum_write(const dp_kernel_museum *m, const char *path, dp
         json_array_append_new(list, x);
     }
     json_object_set_new(o, "faults", list);
-    const int bad = json_dump_file(o, path, JSON_INDENT(1));
-    json_decref(o);
-    return bad ? dp_fail(e, DP_EIO, "%s: cannot be written: %s", path, strerror(errno)) : DP_OK;
+    return dp_json_write(o, path, 17, e);
 }

@@ -1,4 +1,5 @@
 #include "record.h"
+#include "../ref/output.h"
 
 #include <cblas.h>
 #include <errno.h>
@@ -183,21 +184,7 @@ static json_t *record_json(const dp_record *r) {
     return o;
 }
 
-static dp_status io_error(dp_err *e, const char *path) { return dp_fail(e, DP_EIO, "%s: cannot be written: %s", path, strerror(errno)); }
-
-dp_status dp_record_write_json(const dp_record *r, const char *path, dp_err *e) {
-    json_t *o = record_json(r);
-    const size_t flags = JSON_INDENT(1) | JSON_REAL_PRECISION(17);
-    int bad;
-    if (!strcmp(path, "-")) bad = json_dumpf(o, stdout, flags) || putchar('\n') == EOF;
-    else {
-        char tmp[4096];
-        snprintf(tmp, sizeof tmp, "%s.tmp", path);
-        bad = json_dump_file(o, tmp, flags) || rename(tmp, path);
-    }
-    json_decref(o);
-    return bad ? io_error(e, path) : DP_OK;
-}
+dp_status dp_record_write_json(const dp_record *r, const char *path, dp_err *e) { return dp_json_write(record_json(r), path, 17, e); }
 
 static void xml(FILE *f, const char *s) {
     for (; *s; s++) {
@@ -210,12 +197,12 @@ static void xml(FILE *f, const char *s) {
 }
 
 dp_status dp_record_write_junit(const dp_record *r, const char *path, dp_err *e) {
-    char tmp[4096];
+    dp_output out;
     int n[DP_NVERDICTS];
+    dp_status st = dp_output_open(&out, path, e);
+    if (st) return st;
+    FILE *const f = out.f;
     dp_record_totals(r, n);
-    snprintf(tmp, sizeof tmp, "%s.tmp", path);
-    FILE *f = fopen(tmp, "w");
-    if (!f) return io_error(e, path);
     fprintf(f, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"deltaproof\" tests=\"%d\" failures=\"%d\" errors=\"0\" skipped=\"%d\" time=\"%.3f\">\n", r->runs->n,
             n[DP_FAIL], n[DP_SKIPPED] + n[DP_UNJUDGED], r->seconds);
     for (int i = 0; i < r->runs->n; i++) {
@@ -233,6 +220,5 @@ dp_status dp_record_write_junit(const dp_record *r, const char *path, dp_err *e)
         xml(f, x->why), fputs("\"/></testcase>\n", f);
     }
     fputs("</testsuite>\n", f);
-    const int bad = ferror(f) | fclose(f);
-    return bad || rename(tmp, path) ? io_error(e, path) : DP_OK;
+    return dp_output_close(&out, 0, e);
 }

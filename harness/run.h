@@ -35,7 +35,8 @@ typedef struct {
     dp_format chain;
     dp_merge merge;
     dp_fault fault;
-    unsigned char *hit;          /* [ranks*HV]: where the fault acted (sim); NULL: not known */
+    unsigned char *hit;          /* [nhit = ranks*HV]: where the fault acted (sim); NULL: not known */
+    int nhit;
     int other_design;            /* subject, file: how it computes is not known (excess.h) */
     int exact;                   /* keys = exact: every error must be 0, whatever the bounds allow */
     const char *truth_kind;

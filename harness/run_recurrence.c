@@ -330,8 +330,9 @@ static void one_run(const dp_run_options *o, const split *sp, dp_sim *s, const d
     r->id = run_id(r);
     dp_sim_run(s, chain, merge, sp->truth->backward);
     if (o->fault) {
-        r->hit = dp_calloc((size_t)sp->N * s->p->HV, 1);
-        memcpy(r->hit, s->hit, (size_t)sp->N * s->p->HV);
+        r->nhit = sp->N * s->p->HV;
+        r->hit = dp_calloc((size_t)r->nhit, 1);
+        memcpy(r->hit, s->hit, (size_t)r->nhit);
     }
     judge(sp, s, b, r);
     for (int i = 0; r->hit && sp->step && i < sp->N * s->p->HV; i++) r->hit[i] |= sp->step->hit[i];
@@ -561,7 +562,7 @@ static void free_bases(budget_bases *w) {
 /* ---- a shared library ------------------------------------------------------------------------------------------------------------------- */
 
 /* Entries that were never written, or are NaN, are named as that in the verdict on their tensor. */
-static void name_flaws(const split *sp, const dp_subject_result *s, dp_run *run) {
+static void name_flaws(const split *sp, const dp_result *result, double *const *stage_of, dp_run *run) {
     const dp_problem *p = &sp->c->p;
     for (int t = 0; t < run->ntensor; t++) {
         dp_judgement *j = &run->tensor[t];
@@ -570,9 +571,9 @@ static void name_flaws(const split *sp, const dp_subject_result *s, dp_run *run)
         int64_t rows, width, n = 0;
         int partial = 0;
         for (int i = 0; i < dp_result_nfields; i++)
-            if (!strcmp(j->name, dp_result_fields[i].name)) dp_result_shape(p, i, &rows, &width), x = *dp_result_at((dp_result *)&s->r, i), n = rows * width;
+            if (!strcmp(j->name, dp_result_fields[i].name)) dp_result_shape(p, i, &rows, &width), x = *dp_result_at((dp_result *)result, i), n = rows * width;
         const int stage = x ? -1 : dp_tap_find(j->name);
-        if (stage >= 0) x = s->stage[stage], n = dp_tap_size(p, sp->N, stage), partial = stage == DP_AKK || stage == DP_AQK || dp_taps[stage].kind == DP_PER_RANK;
+        if (stage >= 0) x = stage_of[stage], n = dp_tap_size(p, sp->N, stage), partial = stage == DP_AKK || stage == DP_AQK || dp_taps[stage].kind == DP_PER_RANK;
         if (!x) continue;
         dp_subject_flaws(x, n, text, sizeof text);
         if (!*text || (j->verdict != DP_FAIL && (partial || !strstr(text, "never written")))) continue;
@@ -601,7 +602,7 @@ static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, d
         judge_stages(sp, &b, base, chain, w, s.stage, NULL, NULL, r);
         dp_budget_free(&b);
         dp_run_close(r, dp_now() - t0);
-        name_flaws(sp, &s, r);
+        name_flaws(sp, &s.r, s.stage, r);
         dp_run_close(r, dp_now() - t0);
     } else {
         r->verdict = s.outcome == DP_SUBJECT_REFUSED ? DP_SKIPPED : DP_FAIL;
@@ -829,6 +830,8 @@ dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given
         widen_for_storage(&c->p, &truth, c->base[0], g, &b);
         judge_fields(&sp, (dp_result *)&g->r, &b, g->u, g->tiny, r);
         judge_stages(&sp, &b, c->base[0], c->chain[0], &w, g->stage, g->stage_u, g->stage_tiny, r);
+        dp_run_close(r, dp_now() - t0);
+        name_flaws(&sp, &g->r, g->stage, r);
         dp_run_close(r, dp_now() - t0);
         dp_budget_free(&b);
         free_bases(&w);

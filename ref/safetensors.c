@@ -1,4 +1,5 @@
 #include "safetensors.h"
+#include "output.h"
 #include "formats.h"
 
 #include <assert.h>
@@ -198,7 +199,7 @@ dp_status dp_safetensors_parse(const void *bytes, size_t len, const char *path, 
     dp_status s = DP_OK;
     const uint64_t n = len < 8 ? 0 : load(b, 8);
     if (len < 8) s = dp_fail(e, DP_EINPUT, "%s: truncated: %zu bytes, the header length alone takes 8", path, len);
-    else if (n > MAX_HEADER) s = dp_fail(e, DP_EINPUT, "%s: header length = %llu: above the limit of %u bytes", path, (unsigned long long)n, MAX_HEADER);
+    else if (n > MAX_HEADER) s = dp_fail(e, DP_EINPUT, "%s: header length = %llu: above the limit of %u bytes (not a safetensors file?)", path, (unsigned long long)n, MAX_HEADER);
     else if (n > len - 8) s = dp_fail(e, DP_EINPUT, "%s: truncated: header length = %llu, but %zu bytes follow", path, (unsigned long long)n, len - 8);
     else if (n == 0 || b[8] != '{') s = dp_fail(e, DP_EINPUT, "%s: header: must begin with '{'", path);
     if (s) goto done;
@@ -300,24 +301,13 @@ dp_status dp_safetensors_write(const char *path, const dp_tensorfile *f, dp_err 
         if (s) return s;
     }
     json_t *j = describe(f);
-    char *header = json_dumps(j, JSON_COMPACT), *temp = dp_calloc(strlen(path) + 32, 1);
+    char *header = json_dumps(j, JSON_COMPACT);
     const int complete = (int)json_object_size(j) == f->ntensor + (f->nmeta > 0);
     json_decref(j);
-    dp_status s = DP_OK;
-    sprintf(temp, "%s.%ld.tmp", path, (long)getpid());
-    FILE *out = NULL;
-    if (!header || !complete) s = dp_fail(e, DP_EINPUT, "%s: a tensor's name is not valid UTF-8", path);
-    else if (!(out = fopen(temp, "wb"))) s = dp_fail(e, DP_EIO, "%s: cannot be created: %s", temp, strerror(errno));
-    if (out) {
-        write_file(out, header, f);
-        const int bad = fflush(out) || ferror(out) || fsync(fileno(out));
-        if (fclose(out) || bad || rename(temp, path)) {
-            s = dp_fail(e, DP_EIO, "%s: cannot be written: %s", path, strerror(errno));
-            unlink(temp);
-        }
-    }
+    dp_output out;
+    dp_status s = header && complete ? dp_output_open(&out, path, e) : dp_fail(e, DP_EINPUT, "%s: a tensor's name is not valid UTF-8", path);
+    if (!s) write_file(out.f, header, f), s = dp_output_close(&out, 0, e);
     free(header);
-    free(temp);
     return s;
 }
 

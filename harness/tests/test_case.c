@@ -72,7 +72,7 @@ DP_TEST(case, refuses_missing_keys) {
     REFUSE(HEAD "op = chain\nchunks = 4\nregime = slow\n", "K: missing");
     REFUSE(HEAD "op = conv\nT = 4\nW = 4\n", "D: missing");
     REFUSE(HEAD "op = conv\nT = 4\nD = 4\n", "W: missing");
-    REFUSE(KDA "gate = lower_bound\n", "lower_bound:", "goes with");
+    REFUSE(KDA "gate = lower_bound\n", "lower_bound:", "gate = lower_bound needs it");
 }
 
 DP_TEST(case, refuses_wrong_types_and_ranges) {
@@ -151,7 +151,7 @@ DP_TEST(case, refuses_bad_pokes) {
     REFUSE(KDA "poke = k[0,0,0,0] 0x1p-140\n", "not a number of bf16");
     REFUSE(KDA "poke = v[5,0,0,3] nan\n", "v[5,0,0,3] = nan: not finite", "nonfinite = allow");
     REFUSE(KDA "poke = beta[7,0,0] -inf\n", "beta[7,0,0] = -inf: not finite");
-    REFUSE(KDA "poke = g[7,0,2] 0.5\n", "/x.case: g[30] = 0.5", "<= 0");
+    REFUSE(KDA "poke = g[7,0,2] 0.5\n", "/x.case: g[7,0,2] = 0.5", "<= 0");
 }
 
 DP_TEST(case, pokes_exact_values) {

@@ -211,6 +211,7 @@ DP_TEST(judge, nan_and_inf_fail_and_say_where) {
         JUDGE(&o, &j);
         const dp_judgement *w = tensor(j.run, "dv");
         CHECK(w->verdict == DP_FAIL && w->worst.token == 130 && w->worst.rank == 2 && w->worst.head == 1 && w->worst_index == 3, "%s at token %lld", dp_verdict_names[w->verdict], (long long)w->worst.token);
+        CHECK(strstr(j.run->why, "dv: 1 of 3072 entries are NaN or Inf, the first is entry 2091"), "%s", j.run->why);
         CHECK(tensor(j.run, "o")->verdict == DP_PASS && j.run->verdict == DP_FAIL, "o %s", dp_verdict_names[tensor(j.run, "o")->verdict]);
         done(&j);
     }

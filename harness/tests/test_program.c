@@ -57,6 +57,27 @@ DP_TEST(program, bad_usage_is_named_and_exits_2) {
     }
 }
 
+/* What cannot be written is said before the work, not after it; a device is written to and stays one. */
+DP_TEST(program, output_that_cannot_be_written_is_refused_first) {
+    static const char *const to[] = {"run smoke-kda --json", "judge --inputs x --outputs y --json", "check smoke-kda --json", "truth smoke-kda -o", "inputs smoke-kda -o"};
+    char args[1200], dir[600];
+    for (size_t i = 0; i < sizeof to / sizeof *to; i++) {
+        snprintf(args, sizeof args, "%s %s/no/such/file.case", to[i], gt_tmpdir());
+        const int rc = run(args);
+        CHECK(rc == 2 && strstr(out, "/no/such/file.case: cannot be written: No such file") && !strstr(out, "VERDICT") && !strstr(out, "pass"), "'%s': status %d: %s", args, rc, out);
+    }
+    snprintf(args, sizeof args, "run smoke-kda --json %s", gt_tmpdir());
+    CHECK(run(args) == 2 && strstr(out, "cannot be written: Is a directory"), "%s", out);
+    snprintf(args, sizeof args, "shrink weak-heads --fault merge-scaled -o %s/a.txt", gt_tmpdir());
+    CHECK(run(args) == 2 && strstr(out, "a.txt: the name of a case file ends in .case") && !strstr(out, "tried"), "%s", out);
+    snprintf(dir, sizeof dir, "mkfifo '%s/pipe' && (timeout 20 cat '%s/pipe' > '%s/read' 2>&1 &)", gt_tmpdir(), gt_tmpdir(), gt_tmpdir());
+    REQUIRE(!gt_run(dir, out, sizeof out), "%s", out);
+    snprintf(args, sizeof args, "inputs smoke-kda -o %s/pipe", gt_tmpdir());
+    CHECK(run(args) == 0, "%s", out);
+    snprintf(dir, sizeof dir, "sleep 0.2; test -p '%s/pipe' -a -s '%s/read'", gt_tmpdir(), gt_tmpdir());
+    CHECK(!gt_run(dir, out, sizeof out), "a pipe was replaced by a file, or got nothing");
+}
+
 /* What several commands take they refuse in one way, naming option, value and what is allowed. */
 DP_TEST(program, shared_options_are_refused_alike_by_every_command) {
     static const char *const command[] = {"run", "bisect stage", "shrink", "check"};
