@@ -30,7 +30,7 @@ static double radius_step(int K, const double *M, const double *P, double mu, do
 }
 
 static void chain_truth_alloc(chain_truth *t, int n, int K) {
-    *t = (chain_truth){.n = n, .K = K, .dd = (double)n * K * K * K <= 3e8, .M = dp_doubles((int64_t)n * K * K), .mu = dp_doubles(n)};
+    *t = (chain_truth){.n = n, .K = K, .dd = (double)n * K * K * K <= 4e9, .M = dp_doubles((int64_t)n * K * K), .mu = dp_doubles(n)};
 }
 
 static void multiply(chain_truth *t) {                           /* from M and mu: the products */

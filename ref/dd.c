@@ -6,18 +6,21 @@
 
 #include <stdint.h>
 
-static inline void two_prod(double a, double b, double *p, double *e) {          /* Dekker 1971: needs no fused operation */
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE void two_prod(double a, double b, double *p, double *e) {          /* Dekker 1971: needs no fused operation */
     const double S = 134217729.0, ca = S * a, cb = S * b, ah = ca - (ca - a), bh = cb - (cb - b), al = a - ah, bl = b - bh;
     *p = a * b;
     *e = ((ah * bh - *p) + ah * bl + al * bh) + al * bl;
 }
 
-/* row (h, l) += (ah + al) * (bh + bl) */
-__attribute__((target_clones("avx2", "default"))) static void add_row(int n, double ah, double al, const double *bh, const double *bl, double *h, double *l) {
+/* row (h, l) += (ah + al) * (bh + bl). fma: the error of a product by one fused operation, the same bits. */
+INLINE void add_row(int fma, int n, double ah, double al, const double *bh, const double *bl, double *h, double *l) {
 #pragma omp simd
     for (int j = 0; j < n; j++) {
         double p, e;
-        two_prod(ah, bh[j], &p, &e);
+        if (fma) p = ah * bh[j], e = __builtin_fma(ah, bh[j], -p);
+        else two_prod(ah, bh[j], &p, &e);
         e += ah * bl[j] + al * bh[j];
         const double s = h[j] + p, z = s - h[j], t = (h[j] - (s - z)) + (p - z) + (l[j] + e);
         h[j] = s + t;
@@ -25,14 +28,30 @@ __attribute__((target_clones("avx2", "default"))) static void add_row(int n, dou
     }
 }
 
+typedef void row_fn(int n, double ah, double al, const double *bh, const double *bl, double *h, double *l);
+static void row_plain(int n, double ah, double al, const double *bh, const double *bl, double *h, double *l) { add_row(0, n, ah, al, bh, bl, h, l); }
+#if defined(__x86_64__)
+__attribute__((target("avx512f,avx512dq,avx2,fma"))) static void row_avx512(int n, double ah, double al, const double *bh, const double *bl, double *h, double *l) { add_row(1, n, ah, al, bh, bl, h, l); }
+__attribute__((target("avx2,fma"))) static void row_avx2(int n, double ah, double al, const double *bh, const double *bl, double *h, double *l) { add_row(1, n, ah, al, bh, bl, h, l); }
+#endif
+
+static row_fn *choose(void) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) return row_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return row_avx2;
+#endif
+    return row_plain;
+}
+
 void dp_dd_mm(int m, int n, int k, const double *Ah, const double *Al, const double *Bh, const double *Bl, double *Ch, double *Cl) {
     double zero[n];
+    row_fn *const row = choose();
     for (int j = 0; j < n; j++) zero[j] = 0;
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < m; i++) {
         double *h = Ch + (int64_t)i * n, *l = Cl + (int64_t)i * n;
         for (int j = 0; j < n; j++) h[j] = l[j] = 0;
         for (int x = 0; x < k; x++)
-            add_row(n, Ah[(int64_t)i * k + x], Al ? Al[(int64_t)i * k + x] : 0, Bh + (int64_t)x * n, Bl ? Bl + (int64_t)x * n : zero, h, l);
+            row(n, Ah[(int64_t)i * k + x], Al ? Al[(int64_t)i * k + x] : 0, Bh + (int64_t)x * n, Bl ? Bl + (int64_t)x * n : zero, h, l);
     }
 }

@@ -3,7 +3,11 @@
 #include "../run.h"
 #include "cases.h"
 
+#include "../../ref/dd.h"
+#include "../../ref/inputs.h"
+
 #include <math.h>
+#include <mpfr.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -89,4 +93,32 @@ DP_TEST(chain, bounds_hold_in_every_regime_and_are_not_absurd) {
         }
         dp_runs_free(&r);
     }
+}
+
+/* The truth's products against 300 bits, within the eta that their radius counts with; both parts of B, as in a chain. */
+DP_TEST(chain, products_in_double_double_keep_their_promise) {
+    enum { K = 19 };
+    double a[K * K], b[K * K], bl[K * K], h[K * K], l[K * K], top = 0;
+    dp_rng r;
+    mpfr_t sum, x, y;
+    mpfr_inits2(300, sum, x, y, NULL);
+    dp_rng_seed(&r, 7, 0);
+    for (int i = 0; i < K * K; i++) {
+        a[i] = (dp_rng_uniform(&r) - 0.5) * exp2(30 * dp_rng_uniform(&r)), b[i] = (dp_rng_uniform(&r) - 0.5) * exp2(30 * dp_rng_uniform(&r));
+        bl[i] = b[i] * 0x1p-54 * (dp_rng_uniform(&r) - 0.5);
+    }
+    dp_dd_mm(K, K, K, a, NULL, b, bl, h, l);
+    for (int i = 0; i < K; i++)
+        for (int j = 0; j < K; j++) {
+            double abs = 0;
+            mpfr_set_zero(sum, 1);
+            for (int k = 0; k < K; k++) {
+                mpfr_set_d(x, b[k * K + j], MPFR_RNDN), mpfr_add_d(x, x, bl[k * K + j], MPFR_RNDN), mpfr_mul_d(y, x, a[i * K + k], MPFR_RNDN), mpfr_add(sum, sum, y, MPFR_RNDN);
+                abs += fabs(a[i * K + k] * b[k * K + j]);
+            }
+            mpfr_sub_d(sum, sum, h[i * K + j], MPFR_RNDN), mpfr_sub_d(sum, sum, l[i * K + j], MPFR_RNDN);
+            top = fmax(top, fabs(mpfr_get_d(sum, MPFR_RNDN)) / (DP_DD_ETA(K) * abs));
+        }
+    CHECK(top <= 1 && top > 1e-6, "%g of the promise", top);
+    mpfr_clears(sum, x, y, NULL);
 }
