@@ -1,7 +1,7 @@
 /* gpu/bench/bench_bwd.cu - time of the backward and of the convolution: CUDA events, median of many runs after warm-up, random inputs larger than L2.
  *
  *   bench_bwd conv [runs]         the convolutions of q, k and v, forward and backward, against a copy of as many bytes in the same run
- *   bench_bwd kda [runs]          KDA backward on one GPU, step by step, the shapes of the speed table
+ *   bench_bwd kda [runs]          KDA backward on one GPU, step by step, the shapes of the speed table; few heads also over 16 segments
  *   bench_bwd keys [runs]         KDA and MKDA with 2 and 4 keys a token, as many rows each, and both on the simple path
  *   bench_bwd cp N [runs]         forward and backward of T tokens on N GPUs over NCCL against T/N tokens on one GPU, and every step by itself
  *   bench_bwd parts N [runs]      the work of each of N ranks alone on one GPU, gathers as copies: what the ranks cost without the wires
@@ -129,13 +129,13 @@ struct Kda {
         fill<<<1024, 256>>>((__nv_bfloat16 *)p, n, 1, seed);
         return p;
     }
-    Kda(int64_t T, int HV, int rank, int N, float bias, dpg_path bwd, int whole = 0, int R = 1)
+    Kda(int64_t T, int HV, int rank, int N, float bias, dpg_path bwd, int whole = 0, int R = 1, int segments = 0)
     {
         int64_t cu[2] = {0, T}, L = T / N, n = L * HV * 128;
         dpg_problem p = {T, HV, HV, 128, 128, R, 128, 1, cu, 1 / sqrt(128.), DP_GATE_LOWER_BOUND, -5, DP_BETA_SIGMOID, 1, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16};
         dpg_options o = {};
         dp_err e = {DP_OK, ""};
-        o.base = DP_BASE_BF16, o.chain = DP_FP32, o.path = DPG_PATH_FAST, o.chain_how = DPG_CHAIN_AUGMENTED, o.backward = 1, o.bwd_path = bwd, o.send_dh_only = 1, o.whole_bwd = whole;
+        o.base = DP_BASE_BF16, o.chain = DP_FP32, o.path = DPG_PATH_FAST, o.chain_how = DPG_CHAIN_AUGMENTED, o.backward = 1, o.bwd_path = bwd, o.send_dh_only = 1, o.whole_bwd = whole, o.segments = segments;
         DP(e, dpg_plan_create(&plan, &p, &o, rank, N, &e));
         t = dpg_tensors{random(n, 1), random(n * R, 2), random(n * R, 3), random(n, 4), random(L * HV * R, 5)};
         float *A = (float *)alloc((size_t)HV * 129 * 4);
@@ -163,14 +163,15 @@ struct Kda {
     }
 };
 
-static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd, int R = 1)
+static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd, int R = 1, int segments = 0)
 {
-    Kda k(T, HV, 0, 1, bias, bwd, 0, R);
-    const struct { const char *name; int step; } part[] = {{"recompute", DPG_BWD_RECOMPUTE}, {"dAv", DPG_BWD_DAV}, {"state", DPG_BWD_STATE}, {"intra", DPG_BWD_INTRA}, {"gate", DPG_BWD_GATE}};
+    Kda k(T, HV, 0, 1, bias, bwd, 0, R, segments);
+    const struct { const char *name; int step; } part[] = {{"recompute", DPG_BWD_RECOMPUTE}, {"dAv", DPG_BWD_DAV}, {"pre", DPG_BWD_PRE}, {"merge", DPG_BWD_MERGE}, {"state", DPG_BWD_STATE}, {"intra", DPG_BWD_INTRA}, {"gate", DPG_BWD_GATE}};
     double fwd = time_of(k.s, runs, [&] { k.forward(NULL); }), all = time_of(k.s, runs, [&] { k.backward(NULL, DPG_BWD_ALL); });
-    printf("kda   T=%-7lld HV=%-3d R=%d %s %s gates  forward %7.3f  backward %7.3f ms:", (long long)T, HV, R, bwd == DPG_PATH_FAST ? "fast" : "simple", bias < -10 ? "slow" : "fast", fwd, all);
+    printf("kda   T=%-7lld HV=%-3d R=%d %s %s gates %2d segments  forward %7.3f  backward %7.3f ms:", (long long)T, HV, R, bwd == DPG_PATH_FAST ? "fast" : "simple", bias < -10 ? "slow" : "fast", dpg_plan_segments(k.plan), fwd, all);
     for (auto &p : part)
-        printf("  %s %.3f", p.name, time_of(k.s, runs, [&] { k.backward(NULL, p.step); }));
+        if (dpg_plan_segments(k.plan) > 1 || !(p.step & (DPG_BWD_PRE | DPG_BWD_MERGE)))
+            printf("  %s %.3f", p.name, time_of(k.s, runs, [&] { k.backward(NULL, p.step); }));
     printf("  workspace %.2f GB  kept %zu B\n", dpg_workspace_bytes(k.plan) / 1e9, dpg_kept_bytes(k.plan));
     fflush(stdout);
 }
@@ -297,6 +298,8 @@ int main(int argc, char **argv)
         kda(8192, 64, runs, -4, DPG_PATH_FAST);
         kda(131072, 8, runs, -4, DPG_PATH_FAST);
         kda(131072, 8, runs, -14, DPG_PATH_FAST);
+        kda(131072, 8, runs, -4, DPG_PATH_FAST, 1, 16);
+        kda(131072, 8, runs, -14, DPG_PATH_FAST, 1, 16);
         kda(32768, 32, runs, -14, DPG_PATH_FAST);
         kda(8192, 8, runs < 5 ? runs : 5, -4, DPG_PATH_SIMPLE);
     }

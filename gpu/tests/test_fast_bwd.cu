@@ -70,14 +70,14 @@ static void down(Vec &to, size_t at, const void *d, size_t n, bool bf16)
 }
 
 /* times: again with the same memory; Out["others"][0] counts runs whose gradients have other bits than those of the first. */
-struct How { dpg_path bwd; dpg_chain_how chain; int dh_only, whole = 0, one_by_one = 0, times = 1; };
+struct How { dpg_path bwd; dpg_chain_how chain; int dh_only, whole = 0, one_by_one = 0, times = 1, segments = 0; };
 
 static void rank_run(const Case &c, const In &x, How how, int rank, int N, dpg_comm *comm, Out *out, dp_status *st, dp_err *e)
 {
     int nseq = (int)c.cu.size() - 1;
     dpg_problem p = {c.T(), c.H, c.HV, c.K, c.K, c.R, c.K, nseq, c.cu.data(), 1 / sqrt((double)c.K), c.gate, -5, DP_BETA_SIGMOID, 1, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16};
     dpg_options o = {};
-    o.base = DP_BASE_BF16, o.chain = DP_FP32, o.path = DPG_PATH_FAST, o.chain_how = how.chain, o.backward = 1, o.bwd_path = how.bwd, o.send_dh_only = how.dh_only, o.whole_bwd = how.whole;
+    o.base = DP_BASE_BF16, o.chain = DP_FP32, o.path = DPG_PATH_FAST, o.chain_how = how.chain, o.backward = 1, o.bwd_path = how.bwd, o.send_dh_only = how.dh_only, o.whole_bwd = how.whole, o.segments = how.segments;
     dpg_plan *plan;
     if ((*st = dpg_plan_create(&plan, &p, &o, rank, N, e)) != DP_OK)
         return;
@@ -251,11 +251,12 @@ static void bitwise(int runs)
         printf("%s: %d times\n", c.name, runs);
         fflush(stdout);
     }
-    /* 3 segments on each of 2 and 4 ranks; over them, beside the gather, one step after the other, over the whole sequence. */
-    for (int N : {2, 4}) {
+    /* 3 segments on each of 2 and 4 ranks, 5 on one; over them, beside the gather, one step after the other, over the whole sequence. */
+    for (int N : {1, 2, 4}) {
         In x = make(cases[7], 7);
         How parts = {DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 1}, steps = parts, whole = parts, gathered = parts;
         steps.one_by_one = 1, whole.whole = 1, gathered.dh_only = 0;
+        parts.segments = steps.segments = gathered.segments = N == 1 ? 5 : 0;
         Out first = run(cases[7], x, parts, N), a = run(cases[7], x, steps, N), b = run(cases[7], x, whole, N), d = run(cases[7], x, gathered, N);
         CHECK(same(first, a, &which), "ranks %d: %s differs when the steps run one after the other", N, which.c_str());
         How more = parts;
@@ -270,6 +271,7 @@ static void bitwise(int runs)
             moved += off;
         }
         CHECK(moved > 0, "ranks %d: nothing was cut", N);
+        printf("segments on %d ranks: %d times\n", N, runs);
     }
     printf("bitwise: %d checks so far\n", checks);
     fflush(stdout);
