@@ -224,7 +224,7 @@ static void parts(int64_t T, int HV, float bias, int N, int runs)
         double fr = time_of(k.s, runs, [&] { k.forward(&own); }), br = time_of(k.s, runs, [&] { k.forward(&own), k.backward(&own, DPG_BWD_ALL); });
         k.forward(&own), k.backward(&own, DPG_BWD_ALL);
         time_steps(k, &own, runs, ms);
-        printf("rank %d of %d  T=%-7lld HV=%-3d %s gates  forward %7.3f  forward and backward %7.3f ms:", r, N, (long long)T, HV, bias < -10 ? "slow" : "fast", fr, br);
+        printf("rank %d of %d  T=%-7lld HV=%-3d %s gates  forward %7.3f  forward and backward %7.3f ms, %.1f MB kept between:", r, N, (long long)T, HV, bias < -10 ? "slow" : "fast", fr, br, dpg_kept_bytes(k.plan) / 1e6);
         print_steps(ms);
         f = std::max(f, fr), b = std::max(b, br);
     }
