@@ -2,6 +2,7 @@
  *
  *   bench_bwd conv [runs]         the convolutions of q, k and v, forward and backward, against a copy of as many bytes in the same run
  *   bench_bwd kda [runs]          KDA backward on one GPU, step by step, the shapes of the speed table; few heads also over 16 segments
+ *   bench_bwd shapes [runs]       forward and backward of K and V in {64, 128}, and of fp32 q, k, v
  *   bench_bwd keys [runs]         KDA and MKDA with 2 and 4 keys a token, as many rows each, and both on the simple path
  *   bench_bwd cp N [runs]         forward and backward of T tokens on N GPUs over NCCL against T/N tokens on one GPU, and every step by itself
  *   bench_bwd parts N [runs]      the work of each of N ranks alone on one GPU, gathers as copies: what the ranks cost without the wires
@@ -22,7 +23,7 @@
     fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_)); exit(2); } } while (0)
 #define DP(e, x) do { if ((x) != DP_OK) { fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, (e).msg); exit(2); } } while (0)
 
-__global__ void fill(__nv_bfloat16 *x, int64_t n, float scale, uint32_t seed)
+template <class T> __global__ void fill(T *x, int64_t n, float scale, uint32_t seed)
 {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
         uint32_t h = (uint32_t)i * 2654435761u + seed, sum = 0;
@@ -30,7 +31,7 @@ __global__ void fill(__nv_bfloat16 *x, int64_t n, float scale, uint32_t seed)
             h ^= h >> 16, h *= 0x85ebca6bu, h ^= h >> 13, h *= 0xc2b2ae35u;
             sum += h >> 8 & 0xffff;
         }
-        x[i] = __float2bfloat16(scale * ((float)sum / 65536.f - 2.f) * 1.73f);
+        x[i] = (T)(scale * ((float)sum / 65536.f - 2.f) * 1.73f);
     }
 }
 
@@ -123,26 +124,29 @@ struct Kda {
         mem.push_back(p);
         return p;
     }
-    void *random(int64_t n, uint32_t seed)
+    void *random(int64_t n, uint32_t seed, dpg_dtype type = DPG_BF16)
     {
-        void *p = alloc(n * 2);
-        fill<<<1024, 256>>>((__nv_bfloat16 *)p, n, 1, seed);
+        void *p = alloc(n * (type == DPG_F32 ? 4 : 2));
+        if (type == DPG_F32)
+            fill<<<1024, 256>>>((float *)p, n, 1, seed);
+        else
+            fill<<<1024, 256>>>((__nv_bfloat16 *)p, n, 1, seed);
         return p;
     }
-    Kda(int64_t T, int HV, int rank, int N, float bias, dpg_path bwd, int whole = 0, int R = 1, int segments = 0)
+    Kda(int64_t T, int HV, int rank, int N, float bias, dpg_path bwd, int whole = 0, int R = 1, int segments = 0, int K = 128, int V = 128, dpg_dtype type = DPG_BF16)
     {
-        int64_t cu[2] = {0, T}, L = T / N, n = L * HV * 128;
-        dpg_problem p = {T, HV, HV, 128, 128, R, 128, 1, cu, 1 / sqrt(128.), DP_GATE_LOWER_BOUND, -5, DP_BETA_SIGMOID, 1, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16};
+        int64_t cu[2] = {0, T}, L = T / N, n = L * HV * K, m = L * HV * V;
+        dpg_problem p = {T, HV, HV, K, V, R, K, 1, cu, 1 / sqrt((double)K), DP_GATE_LOWER_BOUND, -5, DP_BETA_SIGMOID, 1, type, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16};
         dpg_options o = {};
         dp_err e = {DP_OK, ""};
         o.base = DP_BASE_BF16, o.chain = DP_FP32, o.path = DPG_PATH_FAST, o.chain_how = DPG_CHAIN_AUGMENTED, o.backward = 1, o.bwd_path = bwd, o.send_dh_only = 1, o.whole_bwd = whole, o.segments = segments;
         DP(e, dpg_plan_create(&plan, &p, &o, rank, N, &e));
-        t = dpg_tensors{random(n, 1), random(n * R, 2), random(n * R, 3), random(n, 4), random(L * HV * R, 5)};
-        float *A = (float *)alloc((size_t)HV * 129 * 4);
+        t = dpg_tensors{random(n, 1, type), random(n * R, 2, type), random(m * R, 3, type), random(n, 4), random(L * HV * R, 5)};
+        float *A = (float *)alloc((size_t)HV * (1 + K) * 4);
         constant<<<1, 256>>>(A, HV, 0.f);
-        constant<<<1, 256>>>(A + HV, HV * 128, bias);
-        t.A_log = A, t.dt_bias = A + HV, t.o = alloc(n * 2), t.saved = alloc(dpg_saved_bytes(plan));
-        g = dpg_grads{random(n, 6), NULL, alloc(n * 2), alloc(n * 2 * R), alloc(n * 2 * R), alloc(n * 2), alloc(L * HV * R * 2), (float *)alloc(HV * 4), (float *)alloc((size_t)HV * 512), NULL};
+        constant<<<1, 256>>>(A + HV, HV * K, bias);
+        t.A_log = A, t.dt_bias = A + HV, t.o = alloc(m * 2), t.saved = alloc(dpg_saved_bytes(plan));
+        g = dpg_grads{random(m, 6), NULL, alloc(n * 2), alloc(n * 2 * R), alloc(m * 2 * R), alloc(n * 2), alloc(L * HV * R * 2), (float *)alloc(HV * 4), (float *)alloc((size_t)HV * K * 4), NULL};
         ws = alloc(dpg_workspace_bytes(plan));
         CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
         CUDA(cudaDeviceSynchronize());
@@ -163,12 +167,13 @@ struct Kda {
     }
 };
 
-static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd, int R = 1, int segments = 0)
+static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd, int R = 1, int segments = 0, int K = 128, int V = 128, dpg_dtype type = DPG_BF16)
 {
-    Kda k(T, HV, 0, 1, bias, bwd, 0, R, segments);
+    Kda k(T, HV, 0, 1, bias, bwd, 0, R, segments, K, V, type);
     const struct { const char *name; int step; } part[] = {{"recompute", DPG_BWD_RECOMPUTE}, {"dAv", DPG_BWD_DAV}, {"pre", DPG_BWD_PRE}, {"merge", DPG_BWD_MERGE}, {"state", DPG_BWD_STATE}, {"intra", DPG_BWD_INTRA}, {"gate", DPG_BWD_GATE}};
     double fwd = time_of(k.s, runs, [&] { k.forward(NULL); }), all = time_of(k.s, runs, [&] { k.backward(NULL, DPG_BWD_ALL); });
-    printf("kda   T=%-7lld HV=%-3d R=%d %s %s gates %2d segments  forward %7.3f  backward %7.3f ms:", (long long)T, HV, R, bwd == DPG_PATH_FAST ? "fast" : "simple", bias < -10 ? "slow" : "fast", dpg_plan_segments(k.plan), fwd, all);
+    printf("kda   T=%-7lld HV=%-3d K=%-3d V=%-3d R=%d %s %s, %s gates %2d segments  forward %7.3f  backward %7.3f ms:", (long long)T, HV, K, V, R, type == DPG_F32 ? "fp32" : "bf16",
+           bwd == DPG_PATH_FAST ? "fast" : "simple", bias < -10 ? "slow" : "fast", dpg_plan_segments(k.plan), fwd, all);
     for (auto &p : part)
         if (dpg_plan_segments(k.plan) > 1 || !(p.step & (DPG_BWD_PRE | DPG_BWD_MERGE)))
             printf("  %s %.3f", p.name, time_of(k.s, runs, [&] { k.backward(NULL, p.step); }));
@@ -303,6 +308,14 @@ int main(int argc, char **argv)
         kda(32768, 32, runs, -14, DPG_PATH_FAST);
         kda(8192, 8, runs < 5 ? runs : 5, -4, DPG_PATH_SIMPLE);
     }
+    if (!strcmp(mode, "shapes"))
+        for (int K : {64, 128})
+            for (int V : {64, 128}) {
+                kda(8192, 64, runs, -4, DPG_PATH_FAST, 1, 0, K, V);
+                kda(131072, 8, runs, -4, DPG_PATH_FAST, 1, 0, K, V);
+                if (K == V)
+                    kda(8192, 64, runs, -4, DPG_PATH_FAST, 1, 0, K, V, DPG_F32);
+            }
     if (!strcmp(mode, "keys")) {
         for (int R : {1, 2, 4})
             kda(8192, 64 / R, runs, -4, DPG_PATH_FAST, R);

@@ -26,7 +26,7 @@ typedef std::vector<float> Vec;
 struct Case {
     const char *name;
     std::vector<int64_t> cu;
-    int H, HV, K;
+    int H, HV, K, V;
     dp_gate gate;
     float glo, ghi;                                      /* raw gate uniform in [glo, ghi] */
     int R = 1;
@@ -45,9 +45,9 @@ static In make(const Case &c, uint64_t seed)
     In x;
     dp_rng g;
     dp_rng_seed(&g, seed, 0);
-    size_t T = c.T(), S = (c.cu.size() - 1) * (size_t)c.HV * c.K * c.K;
-    fill(x.q, T * c.H * c.K, &g, -1, 1), fill(x.k, T * c.H * c.R * c.K, &g, -1, 1.2f), fill(x.v, T * c.HV * c.R * c.K, &g, -1, 1), fill(x.g, T * c.HV * c.K, &g, c.glo, c.ghi);
-    fill(x.beta, T * c.HV * c.R, &g, -2, c.R > 2 ? 0 : 2), fill(x.dout, T * c.HV * c.K, &g, -1, 1), fill(x.A, c.HV, &g, -0.5f, 0.5f), fill(x.bias, (size_t)c.HV * c.K, &g, -0.5f, 0.5f);
+    size_t T = c.T(), S = (c.cu.size() - 1) * (size_t)c.HV * c.K * c.V;
+    fill(x.q, T * c.H * c.K, &g, -1, 1), fill(x.k, T * c.H * c.R * c.K, &g, -1, 1.2f), fill(x.v, T * c.HV * c.R * c.V, &g, -1, 1), fill(x.g, T * c.HV * c.K, &g, c.glo, c.ghi);
+    fill(x.beta, T * c.HV * c.R, &g, -2, c.R > 2 ? 0 : 2), fill(x.dout, T * c.HV * c.V, &g, -1, 1), fill(x.A, c.HV, &g, -0.5f, 0.5f), fill(x.bias, (size_t)c.HV * c.K, &g, -0.5f, 0.5f);
     fill(x.s0, S, &g, -0.2f, 0.2f), fill(x.ds, S, &g, -0.2f, 0.2f);
     return x;
 }
@@ -75,29 +75,29 @@ struct How { dpg_path bwd; dpg_chain_how chain; int dh_only, whole = 0, one_by_o
 static void rank_run(const Case &c, const In &x, How how, int rank, int N, dpg_comm *comm, Out *out, dp_status *st, dp_err *e)
 {
     int nseq = (int)c.cu.size() - 1;
-    dpg_problem p = {c.T(), c.H, c.HV, c.K, c.K, c.R, c.K, nseq, c.cu.data(), 1 / sqrt((double)c.K), c.gate, -5, DP_BETA_SIGMOID, 1, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16};
+    dpg_problem p = {c.T(), c.H, c.HV, c.K, c.V, c.R, c.K, nseq, c.cu.data(), 1 / sqrt((double)c.K), c.gate, -5, DP_BETA_SIGMOID, 1, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16};
     dpg_options o = {};
     o.base = DP_BASE_BF16, o.chain = DP_FP32, o.path = DPG_PATH_FAST, o.chain_how = how.chain, o.backward = 1, o.bwd_path = how.bwd, o.send_dh_only = how.dh_only, o.whole_bwd = how.whole, o.segments = how.segments;
     dpg_plan *plan;
     if ((*st = dpg_plan_create(&plan, &p, &o, rank, N, e)) != DP_OK)
         return;
-    size_t L = c.T() / N, a = rank * L, K = c.K, HV = c.HV, H = c.H, R = c.R, S = (size_t)nseq * HV * K * K;
+    size_t L = c.T() / N, a = rank * L, K = c.K, V = c.V, HV = c.HV, H = c.H, R = c.R, S = (size_t)nseq * HV * K * V;
     std::vector<void *> mem;
     auto in = [&](const Vec &v, size_t from, size_t n, bool b) { mem.push_back(up(v, from, n, b)); return mem.back(); };
     auto room = [&](size_t bytes) { void *m; CUDA(cudaMalloc(&m, bytes + 16)); CUDA(cudaMemset(m, 0xff, bytes)); mem.push_back(m); return m; };
     dpg_tensors t = {};
-    t.q = in(x.q, a * H * K, L * H * K, 1), t.k = in(x.k, a * H * R * K, L * H * R * K, 1), t.v = in(x.v, a * HV * R * K, L * HV * R * K, 1), t.g = in(x.g, a * HV * K, L * HV * K, 1);
+    t.q = in(x.q, a * H * K, L * H * K, 1), t.k = in(x.k, a * H * R * K, L * H * R * K, 1), t.v = in(x.v, a * HV * R * V, L * HV * R * V, 1), t.g = in(x.g, a * HV * K, L * HV * K, 1);
     t.beta = in(x.beta, a * HV * R, L * HV * R, 1), t.A_log = (float *)in(x.A, 0, HV, 0), t.dt_bias = (float *)in(x.bias, 0, HV * K, 0), t.s0 = (float *)in(x.s0, 0, S, 0);
-    t.o = room(L * HV * K * 2), t.final_state = (float *)room(S * 4), t.saved = room(dpg_saved_bytes(plan));
+    t.o = room(L * HV * V * 2), t.final_state = (float *)room(S * 4), t.saved = room(dpg_saved_bytes(plan));
     dpg_grads g = {};
-    g.dout = in(x.dout, a * HV * K, L * HV * K, 1), g.dfinal_state = (float *)in(x.ds, 0, S, 0);
-    g.dq = room(L * H * K * 2), g.dk = room(L * H * R * K * 2), g.dv = room(L * HV * R * K * 2), g.dg = room(L * HV * K * 2), g.dbeta = room(L * HV * R * 2);
+    g.dout = in(x.dout, a * HV * V, L * HV * V, 1), g.dfinal_state = (float *)in(x.ds, 0, S, 0);
+    g.dq = room(L * H * K * 2), g.dk = room(L * H * R * K * 2), g.dv = room(L * HV * R * V * 2), g.dg = room(L * HV * K * 2), g.dbeta = room(L * HV * R * 2);
     g.dA_log = (float *)room(HV * 4), g.ddt_bias = (float *)room(HV * K * 4), g.ds0 = (float *)room(S * 4);
     void *ws = room(dpg_workspace_bytes(plan));
     cudaStream_t s;
     CUDA(cudaStreamCreate(&s));
     CUDA(cudaDeviceSynchronize());
-    struct { void *at; size_t bytes; } made[] = {{g.dq, L * H * K * 2}, {g.dk, L * H * R * K * 2}, {g.dv, L * HV * R * K * 2}, {g.dg, L * HV * K * 2}, {g.dbeta, L * HV * R * 2},
+    struct { void *at; size_t bytes; } made[] = {{g.dq, L * H * K * 2}, {g.dk, L * H * R * K * 2}, {g.dv, L * HV * R * V * 2}, {g.dg, L * HV * K * 2}, {g.dbeta, L * HV * R * 2},
                                                  {g.dA_log, HV * 4}, {g.ddt_bias, HV * K * 4}, {g.ds0, S * 4}};
     std::vector<char> first, again;
     float others = 0;
@@ -131,7 +131,7 @@ static void rank_run(const Case &c, const In &x, How how, int rank, int N, dpg_c
         CUDA(cudaMemcpy(made[i].at, first.data() + at, made[i].bytes, cudaMemcpyHostToDevice));
     (*out)["others"] = Vec(1, others);
     if (*st == DP_OK) {
-        down((*out)["dq"], a * H * K, g.dq, L * H * K, 1), down((*out)["dk"], a * H * R * K, g.dk, L * H * R * K, 1), down((*out)["dv"], a * HV * R * K, g.dv, L * HV * R * K, 1);
+        down((*out)["dq"], a * H * K, g.dq, L * H * K, 1), down((*out)["dk"], a * H * R * K, g.dk, L * H * R * K, 1), down((*out)["dv"], a * HV * R * V, g.dv, L * HV * R * V, 1);
         down((*out)["dg"], a * HV * K, g.dg, L * HV * K, 1), down((*out)["dbeta"], a * HV * R, g.dbeta, L * HV * R, 1);
         down((*out)["dA_log"], 0, g.dA_log, HV, 0), down((*out)["ddt_bias"], 0, g.ddt_bias, HV * K, 0);
         if (N == 1)
@@ -194,12 +194,13 @@ static double differ(const Vec &a, const Vec &b)
 }
 
 static const Case cases[] = {
-    {"one chunk", {0, 64}, 1, 1, 128, DP_GATE_LOG, -0.05f, 0}, {"two chunks", {0, 128}, 1, 2, 64, DP_GATE_LOG, -0.05f, 0},
-    {"ragged, softplus, group of 2", {0, 300}, 1, 2, 128, DP_GATE_SOFTPLUS, -5, -2}, {"packed, lower bound", {0, 1, 70, 70, 200, 384}, 2, 2, 64, DP_GATE_LOWER_BOUND, -6, -3},
-    {"strong gates", {0, 192}, 1, 1, 128, DP_GATE_LOG, -12, 0}, {"slow, 24 chunks, 12 heads", {0, 1536}, 12, 12, 128, DP_GATE_LOG, -0.002f, 0}, {"many heads", {0, 768}, 56, 56, 128, DP_GATE_LOWER_BOUND, -6, -3},
-    {"slow, 48 chunks", {0, 3072}, 1, 3, 128, DP_GATE_LOG, -0.0005f, 0},
-    {"2 keys, group of 2", {0, 5, 300}, 1, 2, 128, DP_GATE_SOFTPLUS, -5, -2, 2}, {"4 keys", {0, 1, 70, 70, 200, 384}, 2, 2, 64, DP_GATE_LOWER_BOUND, -6, -3, 4},
-    {"2 keys, strong gates", {0, 192}, 1, 1, 64, DP_GATE_LOG, -12, 0, 2}, {"4 keys, slow, 48 chunks", {0, 768}, 1, 3, 128, DP_GATE_LOG, -0.002f, 0, 4}};
+    {"one chunk", {0, 64}, 1, 1, 128, 128, DP_GATE_LOG, -0.05f, 0}, {"two chunks", {0, 128}, 1, 2, 64, 64, DP_GATE_LOG, -0.05f, 0},
+    {"ragged, softplus, group of 2", {0, 300}, 1, 2, 128, 128, DP_GATE_SOFTPLUS, -5, -2}, {"packed, lower bound", {0, 1, 70, 70, 200, 384}, 2, 2, 64, 64, DP_GATE_LOWER_BOUND, -6, -3},
+    {"strong gates", {0, 192}, 1, 1, 128, 128, DP_GATE_LOG, -12, 0}, {"slow, 24 chunks, 12 heads", {0, 1536}, 12, 12, 128, 128, DP_GATE_LOG, -0.002f, 0}, {"many heads", {0, 768}, 56, 56, 128, 128, DP_GATE_LOWER_BOUND, -6, -3},
+    {"slow, 48 chunks", {0, 3072}, 1, 3, 128, 128, DP_GATE_LOG, -0.0005f, 0},
+    {"2 keys, group of 2", {0, 5, 300}, 1, 2, 128, 128, DP_GATE_SOFTPLUS, -5, -2, 2}, {"4 keys", {0, 1, 70, 70, 200, 384}, 2, 2, 64, 64, DP_GATE_LOWER_BOUND, -6, -3, 4},
+    {"2 keys, strong gates", {0, 192}, 1, 1, 64, 64, DP_GATE_LOG, -12, 0, 2}, {"4 keys, slow, 48 chunks", {0, 768}, 1, 3, 128, 128, DP_GATE_LOG, -0.002f, 0, 4},
+    {"K twice V", {0, 300}, 1, 2, 128, 64, DP_GATE_SOFTPLUS, -5, -2}, {"V twice K, packed, 2 keys", {0, 1, 70, 70, 200, 384}, 2, 2, 64, 128, DP_GATE_LOWER_BOUND, -6, -3, 2}};
 
 static void show()
 {
@@ -212,7 +213,7 @@ static void show()
                 if (N == 1 && fast.chain == DPG_CHAIN_AUGMENTED)
                     continue;
                 Out a = run(c, x, fast, N), b = run(c, x, How{DPG_PATH_SIMPLE, fast.chain, fast.dh_only}, N);
-                printf("%-30s K %d ranks %d %s%s:", c.name, c.K, N, fast.chain ? "augmented" : "dense", fast.dh_only ? ", dH only" : "");
+                printf("%-30s K %d V %d ranks %d %s%s:", c.name, c.K, c.V, N, fast.chain ? "augmented" : "dense", fast.dh_only ? ", dH only" : "");
                 for (auto &kv : b)
                     if (a.count(kv.first) && kv.first != "others")
                         printf("  %s %.1e", kv.first.c_str(), differ(a[kv.first], kv.second));
@@ -237,7 +238,7 @@ static void bitwise(int runs)
 {
     std::string which;
     How fast = {DPG_PATH_FAST, DPG_CHAIN_DENSE, 1};
-    for (const Case &c : {cases[2], cases[3], cases[6], cases[8], cases[9]}) {
+    for (const Case &c : {cases[2], cases[3], cases[6], cases[8], cases[9], cases[12], cases[13]}) {
         if (runs < 10 && c.HV > 10)
             continue;
         In x = make(c, 7);
@@ -276,7 +277,7 @@ static void bitwise(int runs)
     printf("bitwise: %d checks so far\n", checks);
     fflush(stdout);
     /* Heads do not read each other: change everything of head 1, head 0 keeps its bits. */
-    Case c = {"two heads", {0, 50, 240}, 2, 2, 128, DP_GATE_LOG, -0.05f, 0};
+    Case c = {"two heads", {0, 50, 240}, 2, 2, 128, 128, DP_GATE_LOG, -0.05f, 0};
     In x = make(c, 7), y = make(c, 8);
     struct { Vec *keep, *other; size_t width; } in[] = {{&x.q, &y.q, 128}, {&x.k, &y.k, 128}, {&x.v, &y.v, 128}, {&x.g, &y.g, 128}, {&x.beta, &y.beta, 1}, {&x.dout, &y.dout, 128}};
     Out one = run(c, x, fast, 2);

@@ -5,11 +5,13 @@
  *   test_gpu chain          the chain law and long M by augmented columns alone
  *   test_gpu augmented      long M by augmented columns alone
  *   test_gpu small [CASE]   few small cases of every kernel, for compute-sanitizer
+ *   test_gpu cases PATTERN  the cases of `all` whose names match (fast*x*), alone
  *   test_gpu head [FILE]    a recorded head on 1, 2, 4, 8 ranks of one GPU, every chain format, against FLA's figures
  *   test_gpu nccl N [M]     N GPUs: bitwise equality with N ranks on one GPU, M runs alike (10), a rank that dies
  * Prints one line per tensor that fails and a table of the worst error per tensor and policy. Exit status 0, 1, or 2 (no device).
  */
 #include <cuda_runtime.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -409,6 +411,10 @@ static std::vector<Case> cases(bool small)
     Case fast_reset = {"fast64_reset", 1, 2, 64, 64, 1, 0, one, DP_GATE_LOG, 0.02, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 42, 37};
     Case gdn_reset = {"fast64_gdn_reset", 1, 2, 64, 64, 1, 1, one, DP_GATE_LOG, 0.02, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 43, 50};
     Case keys2 = {"fast64_mkda2", 1, 3, 64, 64, 2, 0, packed, DP_GATE_SOFTPLUS, 0.01, DP_BETA_PLAIN, 1, 1, DPG_BF16, 0, 26};
+    Case tall = {"fast128x64", 1, 4, 128, 64, 1, 0, packed, DP_GATE_SOFTPLUS, 0.01, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 61};
+    Case wide = {"fast64x128", 2, 4, 64, 128, 1, 0, packed, DP_GATE_LOG, 0.01, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 62};
+    Case fp32 = {"fast64x128_fp32", 1, 2, 64, 128, 1, 0, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_SIGMOID, 1, 1, DPG_F32, 0, 71};
+    v.push_back(tall), v.push_back(wide), v.push_back(fp32);
     v.push_back(keys2), v.push_back(reset), v.push_back(fast_reset), v.push_back(gdn_reset);
     if (small)
         return v;
@@ -429,6 +435,16 @@ static std::vector<Case> cases(bool small)
         {"fast128_mkda4", 2, 2, 128, 128, 4, 0, inside, DP_GATE_LOG, 0.01, DP_BETA_PLAIN, 1, 0, DPG_BF16, 0, 27},
         {"fast64_mkda2_many", 2, 24, 64, 64, 2, 0, one, DP_GATE_LOWER_BOUND, 0.02, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 28},
         {"fast64_mkda4_strong", 1, 1, 64, 64, 4, 0, one, DP_GATE_LOG, 6, DP_BETA_PLAIN, 1, 0, DPG_BF16, 0, 29},
+        {"fast128_fp32", 2, 4, 128, 128, 1, 0, inside, DP_GATE_LOG, 0.02, DP_BETA_PLAIN, 0, 1, DPG_F32, 0, 72},
+        {"fast64_fp32_mkda2", 1, 2, 64, 64, 2, 0, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_PLAIN, 1, 0, DPG_F32, 0, 73},
+        {"fast128x64_pre", 2, 16, 128, 64, 1, 0, {0, 384}, DP_GATE_SOFTPLUS, 0.002, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 63},
+        {"fast64x128_pre", 2, 16, 64, 128, 1, 0, {0, 384}, DP_GATE_SOFTPLUS, 0.002, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 64},
+        {"fast128x64_many_heads", 2, 24, 128, 64, 1, 0, packed, DP_GATE_LOWER_BOUND, 0.005, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 65},
+        {"fast64x128_many_heads", 2, 24, 64, 128, 1, 0, packed, DP_GATE_SOFTPLUS, 0.005, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 66},
+        {"fast128x64_mkda2", 1, 2, 128, 64, 2, 0, inside, DP_GATE_SOFTPLUS, 0.01, DP_BETA_PLAIN, 1, 1, DPG_BF16, 0, 67},
+        {"fast64x128_mkda4", 1, 2, 64, 128, 4, 0, packed, DP_GATE_LOG, 0.01, DP_BETA_PLAIN, 1, 0, DPG_BF16, 0, 68},
+        {"fast64x128_gdn", 1, 2, 64, 128, 1, 1, packed, DP_GATE_LOWER_BOUND, 0.02, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 69},
+        {"fast128x64_strong", 1, 1, 128, 64, 1, 0, one, DP_GATE_LOG, 6, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 70},
         {"fast128_gdn", 1, 2, 128, 128, 1, 1, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 21},
         {"fast64_packed", 2, 4, 64, 64, 1, 0, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_PLAIN, 0, 1, DPG_BF16, 0, 22}};
     v.insert(v.end(), more.begin(), more.end());
@@ -436,7 +452,7 @@ static std::vector<Case> cases(bool small)
 }
 
 static bool no_fast;
-static bool takes_fast(const Case &c) { return !no_fast && c.dtype == DPG_BF16 && c.K == c.V && (c.K == 64 || c.K == 128); }
+static bool takes_fast(const Case &c) { return !no_fast && (c.K == 64 || c.K == 128) && (c.V == 64 || c.V == 128); }
 
 static std::vector<Policy> policies(const Case &c, bool small, int N)
 {
@@ -456,7 +472,7 @@ static std::vector<Policy> policies(const Case &c, bool small, int N)
 static void test_cases(bool small, const char *only)
 {
     for (const Case &c : cases(small)) {
-        if (only && strcmp(only, c.name))
+        if (only && fnmatch(only, c.name, 0))
             continue;
         Inputs x = make_inputs(c);
         Vec single;
@@ -852,7 +868,7 @@ int main(int argc, char **argv)
     } else {
         bool small = mode == "small";
         no_fast = mode == "simple";
-        const char *only = small && argc > 2 ? argv[2] : NULL;
+        const char *only = (small || mode == "cases") && argc > 2 ? argv[2] : NULL;
         test_cases(small, only);
         if (only)
             goto table;

@@ -2,6 +2,7 @@
  *
  *   test_gpu_bwd all [TIMES]    gradients of every case on 1, 2, 3, 4, 8 ranks of one GPU, every way; untouched heads; TIMES repeats (100); graph
  *   test_gpu_bwd small [CASE]   few small cases of every kernel, for compute-sanitizer
+ *   test_gpu_bwd cases PATTERN  the cases of `all` whose names match (fast*x*), alone
  *   test_gpu_bwd segments       three ranks and more whose sequences are cut in segments
  *   test_gpu_bwd forms          both forms of dg alone
  *   test_gpu_bwd graph          forward and backward of one rank in a CUDA graph
@@ -10,6 +11,7 @@
  * Exit status 0, 1, or 2 (no device).
  */
 #include <cuda_runtime.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -383,7 +385,9 @@ static std::vector<Case> cases(bool small)
         {"kda_packed", 2, 2, 48, 32, 1, 0, packed, DP_GATE_LOG, 0.02, DP_BETA_PLAIN, 1, 0, DPG_F32, 0, 2},
         {"gdn_packed_s0", 1, 3, 32, 64, 1, 1, packed, DP_GATE_SOFTPLUS, 0.05, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 3},
         {"mkda_r2", 1, 2, 32, 16, 2, 0, one, DP_GATE_LOG, 0.01, DP_BETA_PLAIN, 1, 0, DPG_F32, 0, 4},
-        {"fast64", 1, 2, 64, 64, 1, 0, one, DP_GATE_LOWER_BOUND, 0.05, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 6}};
+        {"fast64", 1, 2, 64, 64, 1, 0, one, DP_GATE_LOWER_BOUND, 0.05, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 6},
+        {"fast128x64", 1, 4, 128, 64, 1, 0, packed, DP_GATE_SOFTPLUS, 0.01, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 61},
+        {"fast64x128", 2, 4, 64, 128, 1, 0, packed, DP_GATE_LOG, 0.01, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 62}};
     if (small)
         return v;
     std::vector<Case> more = {
@@ -397,12 +401,18 @@ static std::vector<Case> cases(bool small)
         {"fast128_weak", 1, 2, 128, 128, 1, 0, {0, 768}, DP_GATE_LOG, 0.002, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0.5, 19},
         {"fast64_segments", 1, 2, 64, 64, 1, 0, {0, 3072}, DP_GATE_LOG, 0.0002, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0.995, 27},
         {"fast128_segments", 1, 1, 128, 128, 1, 0, {0, 1536}, DP_GATE_LOG, 0.0005, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0.99, 28},
+        {"fast128_fp32", 2, 4, 128, 128, 1, 0, inside, DP_GATE_LOG, 0.02, DP_BETA_PLAIN, 0, 1, DPG_F32, 0, 72},
+        {"fast64x128_fp32", 1, 2, 64, 128, 1, 0, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_SIGMOID, 1, 1, DPG_F32, 0, 71},
+        {"fast128x64_segments", 1, 2, 128, 64, 1, 0, {0, 1536}, DP_GATE_LOG, 0.0005, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0.99, 63},
+        {"fast64x128_segments", 1, 1, 64, 128, 1, 0, {0, 1536}, DP_GATE_LOG, 0.0005, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0.99, 64},
+        {"fast64x128_many_heads", 2, 52, 64, 128, 1, 0, one, DP_GATE_LOWER_BOUND, 0.01, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 65},
+        {"fast128x64_many_heads", 2, 52, 128, 64, 1, 0, {0, 96, 192}, DP_GATE_SOFTPLUS, 0.01, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 66},
         {"fast128_gdn", 1, 2, 128, 128, 1, 1, packed, DP_GATE_SOFTPLUS, 0.02, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 21}};
     v.insert(v.end(), more.begin(), more.end());
     return v;
 }
 
-static bool takes_fast(const Case &c) { return c.dtype == DPG_BF16 && c.R == 1 && c.K == c.V && (c.K == 64 || c.K == 128); }
+static bool takes_fast(const Case &c) { return c.R == 1 && (c.K == 64 || c.K == 128) && (c.V == 64 || c.V == 128); }
 
 /* The first policy is the one that the others are compared with. */
 static std::vector<Policy> policies(const Case &c)
@@ -430,7 +440,7 @@ static double bound_of(const Case &c, const Policy &p, const std::string &tensor
 static void test_cases(bool small, const char *only)
 {
     for (const Case &c : cases(small)) {
-        if (only && strcmp(only, c.name))
+        if (only && fnmatch(only, c.name, 0))
             continue;
         Inputs x = make_inputs(c);
         Upstream up = make_upstream(c);
@@ -786,8 +796,8 @@ int main(int argc, char **argv)
         test_time(argc > 2 ? atoi(argv[2]) : 1);
     else {
         bool small = mode == "small";
-        test_cases(small, small && argc > 2 ? argv[2] : NULL);
-        if (!small) {
+        test_cases(small, (small || mode == "cases") && argc > 2 ? argv[2] : NULL);
+        if (!small && mode != "cases") {
             test_heads();
             test_segments();
             test_dg_forms();
