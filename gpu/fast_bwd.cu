@@ -460,7 +460,7 @@ template <int THREADS> __device__ __forceinline__ void load_square(bf16 *dst, co
 }
 
 /* Kgam = exp(gam) k / |k| to shared memory, 1/norms of the rows of k and q to memory. */
-template <int K, int V> __device__ void stage_kgam(const Dims &d, const dpg_tensors &t, const Tiles &a, WySmem<K, V> &sm, Chunk c, int64_t tile, int h, int lr)
+template <bool BF16, int K, int V> __device__ void stage_kgam(const Dims &d, const dpg_tensors &t, const Tiles &a, WySmem<K, V> &sm, Chunk c, int64_t tile, int h, int lr)
 {
     const int P = K / 8;
     for (int x = threadIdx.x; x < C * P; x += 256) {     /* the P lanes of a row are neighbours */
@@ -468,8 +468,8 @@ template <int K, int V> __device__ void stage_kgam(const Dims &d, const dpg_tens
         bool here = r < c.len << lr;
         int64_t from = row_at(c.t0, d.H, h, here ? r : 0, lr) * K + p * 8, token = row_at(c.t0, d.H, h, here ? r >> lr : 0, 0) * K + p * 8;
         float sk, sq;
-        uint4 k4 = load8_bf16(t.k, from, d.in_bf16, sk), out;
-        load8_bf16(t.q, token, d.in_bf16, sq);
+        uint4 k4 = load8_bf16(t.k, from, BF16, sk), out;
+        load8_bf16(t.q, token, BF16, sq);
 #pragma unroll
         for (int m = P / 2; m; m /= 2) {
             sk += __shfl_xor_sync(~0u, sk, m);
@@ -490,7 +490,8 @@ template <int K, int V> __device__ void stage_kgam(const Dims &d, const dpg_tens
     }
 }
 
-template <int K, int V, bool KEYS> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
+/* BF16: the type of q, k, v; asked inside the kernels it costs 2% of the backward. */
+template <int K, int V, bool KEYS, bool BF16> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
 {
     extern __shared__ __align__(128) char raw[];
     WySmem<K, V> &sm = *(WySmem<K, V> *)raw;
@@ -509,7 +510,7 @@ template <int K, int V, bool KEYS> __global__ void __launch_bounds__(256, 2) k_w
     cp_commit();
     if (threadIdx.x < C)
         sm.beta[threadIdx.x] = threadIdx.x < rows ? beta_value(d, ldx(t.beta, row_at(c.t0, d.HV, hv, threadIdx.x, lr), d.g_bf16)) : 0.f;
-    stage_kgam(d, t, a, sm, c, tile, hv / d.G, lr);
+    stage_kgam<BF16>(d, t, a, sm, c, tile, hv / d.G, lr);
     cp_wait<1>();
     __syncthreads();
     float dZ[NT][4] = {}, E[NT][4] = {};
@@ -547,19 +548,11 @@ template <int K, int V, bool KEYS> __global__ void __launch_bounds__(256, 2) k_w
         int s = 16 * I + gr + 8 * r;
         float sum = 0.f, b = sm.beta[s];
         int64_t at = row_at(c.t0, d.HV, hv, s < rows ? s : 0, lr) * V + half * (V / 2) + 2 * tc;
-        float2 v[NT];
-        if (d.in_bf16)                                   /* one branch a row: the loads of a row go out together */
-#pragma unroll
-            for (int n = 0; n < NT; n++)
-                v[n] = unpack2(*(const uint32_t *)((const bf16 *)t.v + at + n * 8));
-        else
-#pragma unroll
-            for (int n = 0; n < NT; n++)
-                v[n] = *(const float2 *)((const float *)t.v + at + n * 8);
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-            sum = fmaf(dZ[n][2 * r], v[n].x - E[n][2 * r], sum);
-            sum = fmaf(dZ[n][2 * r + 1], v[n].y - E[n][2 * r + 1], sum);
+            float2 y = BF16 ? unpack2(*(const uint32_t *)((const bf16 *)t.v + at + n * 8)) : *(const float2 *)((const float *)t.v + at + n * 8);
+            sum = fmaf(dZ[n][2 * r], y.x - E[n][2 * r], sum);
+            sum = fmaf(dZ[n][2 * r + 1], y.y - E[n][2 * r + 1], sum);
             float x0 = b * dZ[n][2 * r], x1 = b * dZ[n][2 * r + 1];
             *(uint32_t *)(sm.dX + piece_at(C, half * (NT / 2) + n / 2, s, n % 2) + 2 * tc) = pack2(x0, x1);
             if (!d.d_bf16 && s < rows)
@@ -688,7 +681,7 @@ __device__ __forceinline__ float column_sum(float x)
 }
 
 /* Warp (I, cq): rows 16 I .., channels 32 cq .. of the block's 64. */
-template <int K, int V, bool KEYS> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
+template <int K, int V, bool KEYS, bool BF16> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
 {
     extern __shared__ __align__(128) char raw[];
     IntraSmem<V> &sm = *(IntraSmem<V> *)raw;
@@ -718,8 +711,8 @@ template <int K, int V, bool KEYS> __global__ void __launch_bounds__(256, 2) k_i
         k4[i] = q4[i] = make_uint4(0, 0, 0, 0);
         float unused;
         if (r < rows) {
-            k4[i] = load8_bf16(t.k, row_at(c.t0, d.H, hq, r, lr) * K + ch0 + p8 * 8, d.in_bf16, unused);
-            q4[i] = load8_bf16(t.q, row_at(c.t0, d.H, hq, r >> lr, 0) * K + ch0 + p8 * 8, d.in_bf16, unused);
+            k4[i] = load8_bf16(t.k, row_at(c.t0, d.H, hq, r, lr) * K + ch0 + p8 * 8, BF16, unused);
+            q4[i] = load8_bf16(t.q, row_at(c.t0, d.H, hq, r >> lr, 0) * K + ch0 + p8 * 8, BF16, unused);
         }
     }
     if (threadIdx.x < C) {
@@ -966,7 +959,7 @@ template <int K, int V, bool KEYS> __global__ void __launch_bounds__(256, 2) k_i
 /* ---- k_norm, k_sums ------------------------------------------------------------------------------------------------------------------------ */
 
 /* dq and dk of one chunk and query head: the group's value heads summed in order, then dx = (dy - y <y, dy>) / |x|. 16 (K = 128) or 8 lanes a row. */
-template <int K, bool KEYS> __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
+template <int K, bool KEYS, bool BF16> __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
 {
     const int P = K / 8;
     int ch = blockIdx.x / d.H, hq = blockIdx.x % d.H, lr = KEYS ? d.lr : 0;
@@ -977,7 +970,7 @@ template <int K, bool KEYS> __global__ void __launch_bounds__(256) k_norm(Dims d
         bool live = r < c.len << lr && (!isq || (r >> lr << lr) == r);
         int64_t at = row_at(c.t0, d.H, hq, live ? isq ? r >> lr : r : 0, isq ? 0 : lr) * K + p * 8;
         float rn = a.norm[tile0 * 2 * C + (isq ? C : 0) + r], dy[8] = {}, y[8], dot = 0.f;
-        load8(y, isq ? t.q : t.k, at, d.in_bf16);
+        load8(y, isq ? t.q : t.k, at, BF16);
         for (int m = 0; m < d.G << (isq ? lr : 0); m++) {    /* a query's rows of every value head */
             const float *from = (isq ? a.dq : a.dk) + ((tile0 + (isq ? m >> lr : m)) * C + r + (isq && live ? m & ((1 << lr) - 1) : 0)) * K + p * 8;
             float4 lo = *(const float4 *)from, hi = *(const float4 *)(from + 4);
@@ -1103,11 +1096,13 @@ template <int K, int V, bool KEYS> struct Stages {
     static dp_status intra(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
         Tiles a = tiles_of(p, t, g, ws);
-        TRY(allow<WySmem<K, V>>(k_wy<K, V, KEYS>, e));
-        k_wy<K, V, KEYS><<<tile_count(p), 256, sizeof(WySmem<K, V>), s>>>(p->d, *t, *g, a);
+        auto wy = p->d.in_bf16 ? k_wy<K, V, KEYS, true> : k_wy<K, V, KEYS, false>;
+        auto intra = p->d.in_bf16 ? k_intra<K, V, KEYS, true> : k_intra<K, V, KEYS, false>;
+        TRY(allow<WySmem<K, V>>(wy, e));
+        wy<<<tile_count(p), 256, sizeof(WySmem<K, V>), s>>>(p->d, *t, *g, a);
         CK_LAUNCH(e, "k_wy");
-        TRY(allow<IntraSmem<V>>(k_intra<K, V, KEYS>, e));
-        k_intra<K, V, KEYS><<<tile_count(p) * (K / CH), 256, sizeof(IntraSmem<V>), s>>>(p->d, *t, *g, a);
+        TRY(allow<IntraSmem<V>>(intra, e));
+        intra<<<tile_count(p) * (K / CH), 256, sizeof(IntraSmem<V>), s>>>(p->d, *t, *g, a);
         CK_LAUNCH(e, "k_intra");
         return DP_OK;
     }
@@ -1124,7 +1119,8 @@ template <int K, int V, bool KEYS> struct Stages {
     }
     static dp_status norm(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
-        k_norm<K, KEYS><<<(unsigned)((int64_t)p->d.NT * p->d.H), 256, 0, s>>>(p->d, *t, *g, tiles_of(p, t, g, ws));
+        auto norm = p->d.in_bf16 ? k_norm<K, KEYS, true> : k_norm<K, KEYS, false>;
+        norm<<<(unsigned)((int64_t)p->d.NT * p->d.H), 256, 0, s>>>(p->d, *t, *g, tiles_of(p, t, g, ws));
         CK_LAUNCH(e, "k_norm");
         return DP_OK;
     }
