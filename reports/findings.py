@@ -8,7 +8,7 @@ import math
 from collections import Counter, defaultdict
 
 from record import tensor
-from view import (GRADIENTS, TENSOR_ORDER, bases_of, chain_cases, chain_title, finite, formats_of, heads, in_order, judged_recurrences, near, one_per_format, plural, sci, severity, top_ranks, vacuous, whole, without_error, words,
+from view import (FORMATS, GRADIENTS, TENSOR_ORDER, bases_of, chain_cases, chain_title, finite, formats_of, heads, in_order, judged_recurrences, near, one_per_format, plural, sci, severity, top_ranks, vacuous, whole, without_error, words,
                   worst_rank, worst_tensor)
 
 esc = html.escape
@@ -97,30 +97,22 @@ def slope_kind(s):
     return next((text for at, text in SLOPE_KINDS if abs(s - at) <= 0.1), None)
 
 
-def slope_sentence(case, errs):
-    slopes = {f: r["slope"] for f, (_, r) in errs.items() if finite(r.get("slope"))}
-    kinds = {}
-    for f, s in slopes.items():
-        kinds.setdefault(slope_kind(s), []).append(f"{words(f)} {s:.2f}")
-    if not kinds:
+def growth(rec):
+    """Table of how errors grow in the regime that neither stalls nor forgets: (cases, [(format, [(run, slope, law or None, (effective bits, place) or None)])]), a column a case; None where there is none."""
+    cases = [(c, chain_errors(rec, c)) for c in chain_cases(rec) if c.get("regime") in ("reflect", None)]
+    cases = [(c, e) for c, e in sorted(cases, key=lambda x: x[0].get("K") or 0) if any(finite(r.get("slope")) for _, r in e.values())]
+    rows = [(f, [(e[f][1], e[f][1]["slope"], slope_kind(e[f][1]["slope"]), bits_of(e[f][1])) if f in e and finite(e[f][1].get("slope")) else None for _, e in cases])
+            for f in in_order([f for _, e in cases for f in e], FORMATS)]
+    return [c for c, _ in cases], [r for r in rows if any(r[1])]
+
+
+def bits_of(run):
+    """Effective bits (math.md j.7), where the record has them, and where the rounding takes place."""
+    b = run.get("bits")
+    if not b or not finite(b["effective"]):
         return None
-    parts = [f"{', '.join(kinds[k])} ({text})" for (at, k) in SLOPE_KINDS if k in kinds for text in [f"{at:g}: {k}"]]
-    if None in kinds:
-        parts.append(f"{', '.join(kinds[None])} (neither law)")
-    most = min(256, max(n for e, _ in errs.values() for n in e))
-    return f"{esc(chain_title(case))}: slope of log error over log chunks, 16 to {most} chunks: {'; '.join(parts)}."
-
-
-def bits_sentence(case, errs):
-    """Effective bits by format (math.md j.7), where the record has them; beside each the place of the rounding."""
-    parts = []
-    for f, (_, r) in errs.items():
-        b = r.get("bits")
-        if b and finite(b["effective"]):
-            place = "truncated operands, biased" if b.get("biased") and finite(b.get("truncated")) else b["model"] + (", biased" if b.get("biased") else "")
-            parts.append(f"{link(r, words(f))} {b['effective']:.1f} ({esc(place)})")
-    most = max((n for e, _ in errs.values() for n in e if n <= 256), default=256)
-    return f"{esc(chain_title(case))}: <b>effective bits of the chain</b>, read from its error after 16 to {most} chunks: {'; '.join(parts)}." if parts else None
+    place = "truncated operands, biased" if b.get("biased") and finite(b.get("truncated")) else b["model"] + (", biased" if b.get("biased") else "")
+    return b["effective"], place
 
 
 def other_biases(with_errors):
@@ -159,7 +151,6 @@ def chain_sentences(rec):
     first = sorted(with_errors, key=lambda ce: (ce[0].get("regime") != "reflect", -max((n for e, _ in ce[1].values() for n in e), default=0)))
     hits = [s for c, e in first for s in [overtake_sentence(c, e, "tf32rz", "bf16")] if s]
     out += hits[:2] + ([also_overtakes(first)] if len(hits) > 2 else [])
-    out += [s for c, e in first if c.get("regime") in ("reflect", None) for s in [slope_sentence(c, e), bits_sentence(c, e)] if s]
     out += [s for s in [other_biases(with_errors)] if s]
     out += [s for c, e in with_errors for s in [lost_sentence(c, e)] if s]
     gone = vanished_sentence(rec, cases)
@@ -211,7 +202,7 @@ def excess(x, ref):
 
 
 def ranking_sentences(rec, case):
-    """One sentence a base policy: formats of the chain by their error of S_in, then what the worst of them does to o and to a gradient."""
+    """One sentence a base policy: what the worst format of the chain does to S_in, o and a gradient; all formats are in the tables of ranking()."""
     out, n = [], top_ranks(rec, case["name"])
     for base in bases_of(rec.of(case["name"])):
         runs = {f: r for f, r in one_per_format(rec, case["name"], n, base).items() if finite(rel(r, "S_in"))}
@@ -223,20 +214,9 @@ def ranking_sentences(rec, case):
             out.append(f"{link(runs[by[-1]], case['name'])}, {n} ranks, base {base}: all {len(by)} chain formats give the same S_in within 1% ({sci(lo, 3)} to {sci(hi, 3)}): "
                        "the format of M does not matter on this head.")
             continue
-        out.append(f"{link(runs[by[-1]], case['name'])}, {n} ranks, base {base}: error of S_in by format of the chain, best first: {listed(runs, by)}.{worst_effect(runs, by[-1])}")
+        if worst_effect(runs, by[-1]):
+            out.append(f"{link(runs[by[-1]], case['name'])}, {n} ranks, base {base}: {worst_effect(runs, by[-1])}")
     return out
-
-
-def listed(runs, by):
-    """fp32 and 3xTF32 3.0e-3; tf32 to nearest 3.1e-3: neighbours that print the same number share it."""
-    groups = []
-    for f in by:
-        text = sci(rel(runs[f], "S_in"))
-        if groups and groups[-1][1] == text:
-            groups[-1][0].append(words(f))
-        else:
-            groups.append(([words(f)], text))
-    return "; ".join((", ".join(names[:-1]) + " and " if len(names) > 1 else "") + f"{names[-1]} {text}" for names, text in groups)
 
 
 def worst_effect(runs, bad):
@@ -249,7 +229,7 @@ def worst_effect(runs, bad):
     g = max(((rel(runs[bad], k) / rel(ref, k), k) for k in GRADIENTS if finite(rel(runs[bad], k)) and finite(rel(ref, k)) and rel(ref, k) > 0), default=None)
     if g:
         parts.append(f"{g[1]} {excess(rel(runs[bad], g[1]), rel(ref, g[1]))} ({sci(rel(ref, g[1]))} to {sci(rel(runs[bad], g[1]))}, the most of the gradients)")
-    return f" <b>Against the fp32 chain, {words(bad)} costs</b> " + ", ".join(parts) + "."
+    return f"<b>against the fp32 chain, {words(bad)} costs</b> " + ", ".join(parts) + "."
 
 
 def effect_sentence(rec, case):

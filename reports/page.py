@@ -3,10 +3,10 @@
 import html
 import re
 
-from findings import findings, ranking
+from findings import findings, growth, ranking
 from museum import kernels_section, section as museum_section
 from record import VERDICTS
-from view import TENSOR_ORDER, finite, heads, near, plural, policy_text, sci, severity, short, vacuous, whole, worst_tensor
+from view import TENSOR_ORDER, chain_title, finite, heads, near, plural, policy_text, sci, severity, short, vacuous, whole, worst_tensor
 
 esc = html.escape
 CSS = """
@@ -42,7 +42,7 @@ section.run { border-top: 1px solid var(--line); margin: .6rem 0 0 1rem; padding
 
 
 def page(rec, figures, museum=None, kernels=None):
-    parts = [header(rec), findings_section(rec), figures_section(figures), museum_section(museum) if museum else "", kernels_section(kernels) if kernels else "", summary_section(rec), details_section(rec), footer(rec)]
+    parts = [header(rec), contents(figures, museum, kernels), findings_section(rec), figures_section(figures), museum_section(museum) if museum else "", kernels_section(kernels) if kernels else "", summary_section(rec), details_section(rec), footer(rec)]
     title = f"deltaproof report: {rec.verdict.upper()}"
     return (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{esc(title)}</title>\n'
             f"<style>{CSS}</style>\n</head>\n<body>\n" + "\n".join(parts) + "\n</body>\n</html>\n")
@@ -62,6 +62,12 @@ def header(rec):
     meta = "".join(f"<dt>{k}</dt><dd>{v if v.startswith('<code') else esc(v)}</dd>" for k, v in rows if v)
     return (f'<header id="top"><h1>deltaproof: delta-rule attention under context parallelism</h1>\n<p class="soft">Errors against a truth of proven precision, judged against derived bounds.</p>\n'
             f'<p class="verdict {esc(rec.verdict)}">VERDICT: {esc(rec.verdict.upper())} ({total})</p>{next_step(rec)}{contradiction(rec)}\n<dl class="meta">{meta}</dl></header>')
+
+
+def contents(figures, museum, kernels):
+    names = [("findings", "Findings"), ("figures", "Figures") if figures else None, ("museum", "Deliberate faults") if museum else None, ("kernels", "Faults of the kernels") if kernels else None,
+             ("verdicts", "Verdicts by case"), ("details", "Cases, runs and tensors"), ("limits", "What this report assumes")]
+    return '<p class="screen">' + " · ".join(f'<a href="#{i}">{t}</a>' for i, t in filter(None, names)) + "</p>"
 
 
 def next_step(rec):
@@ -93,6 +99,8 @@ def findings_section(rec):
     out = ['<h2 id="findings">Findings</h2>']
     for heading, sentences in findings(rec):
         out.append(f"<h3>{heading}</h3>\n<ul>\n" + "\n".join(f"<li>{keep(s)}</li>" for s in sentences) + "\n</ul>")
+        if heading == "The M chain alone":
+            out.append(growth_table(*growth(rec)))
         if heading == "Split over ranks":
             out += [ranking_table(c, *t) for c in heads(rec) for t in ranking(rec, c) if t[0] != "fp64"]
     return "\n".join(out)
@@ -101,6 +109,17 @@ def findings_section(rec):
 def keep(sentence):
     """Browsers break lines after the hyphen of 1.2e-3; not here. Attributes hold no such numbers after a blank or bracket."""
     return re.sub(r"(?<=[ (])(\d[\d.]*e-\d+)", r'<span class="w">\1</span>', sentence)
+
+
+def growth_table(cases, rows):
+    if not rows:
+        return ""
+    head = "".join(f'<th class="n">{esc(chain_title(c))}:<br>slope</th><th class="n">bits</th>' for c in cases)
+    cell = lambda x: (f'<td class="n">{"<b>bias</b> " if x[2] == "a bias" else ""}<a href="#run-{x[0]["n"]}">{x[1]:.2f}</a></td><td class="n">{f"{x[3][0]:.1f}" if x[3] else "–"}</td>' if x else "<td></td><td></td>")
+    place = lambda xs: ", ".join(dict.fromkeys(esc(x[3][1]) for x in xs if x and x[3])) or "–"
+    body = "".join(f'<tr><td class="v">{esc(short(f))}</td>{"".join(map(cell, xs))}<td class="v">{place(xs)}</td></tr>' for f, xs in rows)
+    return ('<div class="wide"><table><caption>How the error of M grows. Slope of log error over log chunks, 16 to 256 chunks or as many as there are:<br>0.5 is unbiased rounding, 1 a bias. '
+            f'Effective bits are read from the error.</caption><thead><tr><th>chain</th>{head}<th>rounded</th></tr></thead><tbody>{body}</tbody></table></div>')
 
 
 def ranking_table(case, base, ranks, cols, rows):
@@ -118,11 +137,21 @@ def excess_mark(x, fmt):
 def figures_section(figures):
     if not figures:
         return ""
-    out = ['<h2 id="figures">Figures</h2>']
+    out, said = ['<h2 id="figures">Figures</h2>'], {}
     for i, (plot, uri) in enumerate(figures, 1):
         files = f'<span class="soft screen"> Files: <a href="figures/{plot.name}.png">PNG</a>, <a href="figures/{plot.name}.pdf">PDF</a>.</span>'
-        out.append(f'<figure id="{esc(plot.name)}"><img src="{uri}" alt="{esc(plot.title)}"><figcaption><b>Figure {i}. {esc(plot.title)}.</b> {keep(esc(plot.caption))}{files}</figcaption></figure>')
+        out.append(f'<figure id="{esc(plot.name)}"><img src="{uri}" alt="{esc(plot.title)}"><figcaption><b>Figure {i}. {esc(plot.title)}.</b> {keep(esc(fresh(plot.caption, i, said)))}{files}</figcaption></figure>')
     return "\n".join(out)
+
+
+def fresh(caption, i, said):
+    """What earlier captions have not said: sentences that stand there already become a reference to the first of them."""
+    sentences = re.split(r"(?<=\.) ", caption)
+    old = [said[s] for s in sentences if s in said]
+    left = [s for s in sentences if s not in said]
+    for s in left:
+        said[s] = i
+    return " ".join(([f"Read as figure {old[0]}."] if old else []) + left)
 
 
 # ---- verdicts ---------------------------------------------------------------------------------------------------------------------------
@@ -247,7 +276,9 @@ def run_section(run, twin=None):
     replay = run["id"].replace("'", "'\\''")
     n = len(run["tensors"])
     what = [plural(n, "tensor") if n else "", "M over chunks" if run["chain"] else ""]
-    if twin:
+    if n and run["verdict"] == "pass" and all(t.get("rel_fro") == 0 for t in run["tensors"]):
+        tables = f'<p class="small">Every entry of {plural(n, "tensor")} equals the truth.</p>'
+    elif twin:
         tables = f'<p class="small">Every tensor is the same in every digit as with <a href="#run-{twin["n"]}">{esc(policy_text(twin))}</a>.</p>'
     else:
         tables = (f'<details{" open" if run["verdict"] == "fail" else ""}><summary>{" and ".join(w for w in what if w)}</summary>{tensor_table(run)}{chain_table(run)}</details>'

@@ -110,11 +110,9 @@ DP_TEST(report, findings_state_case_policy_and_numbers) {
         "kda-long:ranks=4,base=bf16,chain=bf16,merge=allgather: error of S_in is 1.25 times its bound at rank 3 (relative error 5.0e-3).",
         "reflect, K = 32: tf32 with truncated operands overtakes bf16 operands at 16 chunks (1.1e-2 against 9.3e-3; at 8 still 4.9e-3 against 6.3e-3), "
         "and reaches 0.16 against 3.7e-2 at 256.",
-        "fp32 0.52, bf16 operands 0.50 (0.5: unbiased rounding); tf32 with truncated operands 0.99 (1: a bias).",
-        "reflect, K = 32: effective bits of the chain, read from its error after 16 to 256 chunks: fp32 24.1 (accumulate); tf32 with truncated operands 11.0 (truncated operands, biased).",
+        "chainreflect, K = 32:slopebitsroundedfp320.5224.1accumulate", "tf32 trunc.bias 0.9911.0truncated operands, biased", "bf16 op.0.50",
         "kda-long, 2 ranks: M is never used: all 3 chain formats give the same S_in (base bf16 3.10e-3).",
-        "kda-long, 4 ranks, base bf16: error of S_in by format of the chain, best first: fp32 3.0e-3; bf16 operands 5.0e-3; tf32 with truncated operands 6.3e-3. "
-        "Against the fp32 chain, tf32 with truncated operands costs S_in 2.1 times, o +10.0% (4.0e-3 to 4.4e-3)",
+        "kda-long, 4 ranks, base bf16: against the fp32 chain, tf32 with truncated operands costs S_in 2.1 times, o +10.0% (4.0e-3 to 4.4e-3)",
         "kda-long, base bf16, fp32 chain, from 1 rank to 4: o 3.9e-3 to 4.0e-3 (+2.6%)",
         "All fp64, 2 ranks, 1 case: the largest relative error is 2.0e-16",
         "Where the state forgets, the format of M does not matter: strong, K = 32 (|M|_F = 0 after 16 chunks).",
