@@ -4,7 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-const char *const dp_level_names[DP_NLEVELS] = {"window", "rank", "tensor"}, *const dp_level_what[DP_NLEVELS] = {"in one window of tokens and head, or one state", "over one rank and head", "over the whole tensor"};
+const char *const dp_level_names[DP_NLEVELS] = {"window", "rank", "tensor", "every"};
+const char *const dp_level_what[DP_NLEVELS] = {"in one window of tokens and head, or one state", "over one rank and head", "over the whole tensor", "in all windows of tokens and heads alike"};
 
 #define PRIOR 8.0                /* degrees of freedom that the tensor's mean adds to a unit's own draws */
 
@@ -66,6 +67,21 @@ static double expected2(const dp_excess_in *in, const units *u, int64_t i, int w
     return own * mean_of(u, in->ndraw, i, without) + (1 - own) * prior * u->want2[i] + u->floor2[i];
 }
 
+/* Mean of |err|^2 / |want|^2 over the tensor and its draws; own: what a unit's own draws count, of nu degrees of freedom each. */
+static double prior_of(const dp_excess_in *in, const units *u) {
+    double e = 0, w = 0;
+    for (int64_t i = 0; i < u->n; i++) {
+        if (!(u->want2[i] > 0)) continue;
+        w += u->want2[i];
+        for (int d = 0; d < in->ndraw; d++) e += u->e2[(int64_t)d * u->n + i] / in->ndraw;
+    }
+    return w > 0 ? e / w : 0;
+}
+
+static double limit_of(const dp_excess_in *in, int units, double draw, double nu, double all) {
+    return fmin(DP_EXCESS_MOST, in->safety * fmax(draw, sqrt(f_quantile(units > 1 ? DP_EXCESS_Z : DP_EXCESS_Z_WHOLE, nu, all))));
+}
+
 static int ascending(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -74,15 +90,9 @@ static int ascending(const void *a, const void *b) {
 static dp_excess_level judge_level(const dp_excess_in *in, const units *u, int small) {
     const int D = in->ndraw;
     dp_excess_level r = {.nu = fmin(freedom(u, D, small), freedom(u, D, -1)), .ratio = NAN, .draw = NAN, .at = -1};
-    double *rel = dp_doubles(D), *every = dp_doubles(u->n), W = 0;
-    for (int64_t i = 0; i < u->n; i++) {
-        if (!(u->want2[i] > 0)) continue;
-        W += u->want2[i];
-        for (int d = 0; d < D; d++) rel[d] += u->e2[(int64_t)d * u->n + i];
-    }
-    double all = 0;
+    double *every = dp_doubles(u->n);
+    const double all = prior_of(in, u);
     int64_t judged = 0;
-    for (int d = 0; d < D; d++) all += W > 0 ? rel[d] / W / D : 0;
     for (int64_t i = 0; i < u->n; i++) r.units += u->count[i] > 0 && is_small(u, i) == small;
     const double prior_df = r.units > 1 ? PRIOR : 0, own = D * r.nu / (D * r.nu + prior_df);
     for (int64_t i = 0; i < u->n; i++) {
@@ -95,10 +105,46 @@ static dp_excess_level judge_level(const dp_excess_in *in, const units *u, int s
             if (!(y <= r.draw)) r.draw = y;
         }
     }
-    r.limit = fmin(DP_EXCESS_MOST, fmax(DP_EXCESS_LEAST, in->safety * fmax(r.draw, sqrt(f_quantile(DP_EXCESS_Z, r.nu, D * r.nu + prior_df)))));
+    r.limit = limit_of(in, r.units, r.draw, r.nu, D * r.nu + prior_df);
     qsort(every, (size_t)judged, sizeof *every, ascending);
     r.median = judged ? every[judged / 2] : NAN;
-    free(rel), free(every);
+    free(every);
+    return r;
+}
+
+/* Root of the mean over cells of (|err| / E)^(2/3), cubed: of draw d against the others, d < 0: of the subject. Two thirds, because that power of a cell's |err| is nearly
+ * normal (Wilson and Hilferty) and no cell outweighs the others. Draws carry the floor, too: the subject is allowed it. */
+static double typical(const dp_excess_in *in, const units *u, int d, double own, double prior) {
+    double sum = 0;
+    int64_t n = 0;
+    for (int64_t i = 0; i < u->n; i++) {
+        const double E2 = u->count[i] > 0 ? expected2(in, u, i, d, own, prior) : 0, x = d < 0 ? u->err2[i] : u->e2[(int64_t)d * u->n + i] + u->floor2[i];
+        if (E2 > 0 && isfinite(E2)) sum += cbrt(x / E2), n++;
+    }
+    return n ? pow(sum / (double)n, 1.5) : NAN;
+}
+
+/* All cells together, each in units of its own expected error. at: the cell that has the most of it. */
+static dp_excess_level judge_every(const dp_excess_in *in, const units *u, int64_t at) {
+    const int D = in->ndraw;
+    dp_excess_level r = {.nu = 1, .ratio = NAN, .draw = NAN, .median = NAN, .at = at, .limit = DP_EXCESS_MOST};
+    units one = {.n = 1, .e2 = dp_doubles(D)};
+    const double prior = prior_of(in, u), own = 1 / (1 + PRIOR / (D * freedom(u, D, -1)));
+    double mean = 0;
+    for (int d = 0; d < D; d++) {
+        const double x = typical(in, u, d, own, prior);
+        one.e2[d] = x * x, mean += x * x / D;
+    }
+    if (mean > 0 && isfinite(mean)) {
+        r.nu = freedom(&one, D, -1);
+        r.ratio = r.median = typical(in, u, -1, own, prior) / sqrt(mean), r.units = 1;
+        for (int d = 0; d < D; d++) {
+            const double y = sqrt(one.e2[d] / mean_of(&one, D, 0, d));
+            if (!(y <= r.draw)) r.draw = y;
+        }
+        r.limit = limit_of(in, 1, r.draw, r.nu, D * r.nu);
+    }
+    free(one.e2);
     return r;
 }
 
@@ -107,16 +153,19 @@ static void free_units(units *u) { free(u->e2), free(u->err2), free(u->want2), f
 void dp_excess_judge(const dp_excess_in *in, dp_excess *out) {
     *out = (dp_excess){.expected = NAN, .excess = NAN, .cell = -1};
     units cells = gather(in, DP_LEVEL_CELL);
-    for (int l = 0; l < DP_NLEVELS; l++) {
+    for (int l = 0; l <= DP_LEVEL_TENSOR; l++) {
         units u = gather(in, l);
         dp_excess_level *r = &out->at[l];
         *r = judge_level(in, &u, 0);
         const dp_excess_level few = judge_level(in, &u, 1);
         if (few.ratio / few.limit > r->ratio / r->limit || isnan(r->ratio)) *r = few;
-        const double x = r->ratio / r->limit;
-        if (!isnan(x) && !(x <= out->excess)) out->excess = x, out->level = l;
         if (l == DP_LEVEL_TENSOR && u.want2[0] > 0) out->expected = sqrt(mean_of(&u, in->ndraw, 0, -1) / u.want2[0]);
         free_units(&u);
+    }
+    out->at[DP_LEVEL_EVERY] = judge_every(in, &cells, out->at[DP_LEVEL_TENSOR].at);
+    for (int l = 0; l < DP_NLEVELS; l++) {
+        const double x = out->at[l].ratio / out->at[l].limit;
+        if (!isnan(x) && !(x <= out->excess)) out->excess = x, out->level = l;
     }
     double top = -1;
     for (int64_t i = 0; i < in->n; i++) {                        /* the worst cell of the unit that decided */

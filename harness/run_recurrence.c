@@ -123,7 +123,11 @@ static const dp_expected *expected_of(const split *sp, dp_base base, dp_format c
     return NULL;
 }
 
-static double safety_of(const dp_run *r) { return !r->other_design ? DP_EXCESS_SAFETY : r->base == DP_BASE_BF16 ? DP_EXCESS_SHORT : DP_EXCESS_OTHER; }
+static double safety_of(const dp_run *r) {
+    if (r->other_design) return r->base == DP_BASE_BF16 ? DP_EXCESS_SHORT : DP_EXCESS_OTHER;
+    if (r->backend == DP_BACKEND_SIM && r->base != DP_BASE_FP64) return DP_EXCESS_SAME;
+    return r->backend != DP_BACKEND_SIM && r->base == DP_BASE_BF16 ? DP_EXCESS_SHORT_SUMS : DP_EXCESS_SUMS;
+}
 static double arithmetic(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
 static double smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p-1022 : 0x1p-126); }
 
@@ -232,7 +236,7 @@ static double largest_radius(const dp_truth *t) {
 }
 
 static void judge_step(const split *sp, const dp_result *out, const dp_budget *b, dp_run *run) {
-    const dp_step_expected x = {expected_of(sp, run->base, run->chain), sp->chunk_of, arithmetic(run->base), smallest(run->base, sp->c->p.K)};
+    const dp_step_expected x = {expected_of(sp, run->base, run->chain), sp->chunk_of, safety_of(run), arithmetic(run->base), smallest(run->base, sp->c->p.K)};
     dp_err e = {0};
     const dp_status st = sp->step ? dp_step_judge(sp->c, sp->truth, sp->step, out, b, &x, run, &e) : DP_OK;
     if (st) fprintf(stderr, "deltaproof: %s: %s\n", sp->c->name, e.msg), exit(2);       /* the convolution ran before: a device that died since */

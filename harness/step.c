@@ -150,7 +150,7 @@ static void judge(const place_ctx *x, int kind, int64_t rows, const double *got,
     char name[24];
     snprintf(name, sizeof name, "%s%s%s", KIND[kind], *KIND[kind] ? "_" : "", NAME[x->i]);
     const dp_compare_in in = {.name = name, .N = x->N, .heads = heads_of(p, x->i), .rows = rows, .width = width_of(p, x->i), .got = got, .want = want, .rad = rad, .bound = bound,
-                              .place = tokens ? place_token : place_head, .ctx = x, .tokens = tokens ? p->T : 0, .ndraw = d->e2 ? d->ndraw : 0, .ncell = d->n, .e2 = d->e2, .safety = DP_EXCESS_SAFETY,
+                              .place = tokens ? place_token : place_head, .ctx = x, .tokens = tokens ? p->T : 0, .ndraw = d->e2 ? d->ndraw : 0, .ncell = d->n, .e2 = d->e2, .safety = x->x->safety,
                               .unit = x->x->arith, .tiny = x->x->tiny};
     dp_compare(&in, &run->tensor[run->ntensor++]);
 }

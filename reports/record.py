@@ -105,7 +105,7 @@ _numbers = _list(_number, hole=True)
 _worst = _object({"rank": _integer, "sequence": _integer, "token": _integer, "head": _integer, "index": _integer, "got": _text, "want": _text, "rel": _number})
 _windows = _object({"size": _count, "rel": _numbers}, ("size", "rel"))
 _level = _object({"ratio": _number, "median": _number, "limit": _number, "units": _count, "freedom": _number, "draw": _number}, ("limit",))
-_expected = _object({"rel": _number, "excess": _number, "level": _text, "window": _level, "rank": _level, "tensor": _level}, ("excess", "level"))
+_expected = _object({"rel": _number, "excess": _number, "level": _text, "window": _level, "rank": _level, "tensor": _level, "every": _level}, ("excess", "level"))
 _tensor = _object({
     "name": _text, "rel_fro": _number, "per_rank": _numbers, "per_head": _list(_numbers, hole=True), "worst_token": _worst, "windows": _windows,
     "bound": _number, "ratio": _number, "per_rank_ratio": _numbers, "expected": _expected, "tier": _text, "verdict": _verdict, "why": _text}, ("name", "verdict"))

@@ -146,7 +146,7 @@ static double chi2(dp_rng *r, int nu) {
 }
 
 DP_TEST(expected, statistics_raise_no_alarm_and_see_a_large_excess) {
-    enum { D = 8, N = 24, TRIALS = 400 };
+    enum { D = 8, N = 24, TRIALS = 2000 };
     static const int freedom[] = {1, 3, 10, 100, 1000};
     for (size_t f = 0; f < sizeof freedom / sizeof *freedom; f++) {
         dp_rng r;
@@ -158,7 +158,7 @@ DP_TEST(expected, statistics_raise_no_alarm_and_see_a_large_excess) {
             dp_excess x;
             for (int i = 0; i < D * N; i++) e2[i] = chi2(&r, freedom[f]);
             for (int i = 0; i < N; i++) err2[i] = chi2(&r, freedom[f]), want2[i] = 1e6, belong[i] = i / 6;
-            dp_excess_in in = {.ndraw = D, .n = N, .e2 = e2, .err2 = err2, .want2 = want2, .floor2 = floor2, .belong = belong, .nbelong = 4, .safety = DP_EXCESS_SAFETY};
+            dp_excess_in in = {.ndraw = D, .n = N, .e2 = e2, .err2 = err2, .want2 = want2, .floor2 = floor2, .belong = belong, .nbelong = 4, .safety = DP_EXCESS_SAME};
             dp_excess_judge(&in, &x);
             alarms += x.excess > 1;
             CHECK(!isnan(x.excess), "nu %d: not judged", freedom[f]);
@@ -170,6 +170,30 @@ DP_TEST(expected, statistics_raise_no_alarm_and_see_a_large_excess) {
         CHECK(!alarms, "nu %d: %d alarms in %d trials", freedom[f], alarms, TRIALS);
         CHECK(freedom[f] < 100 || seen == TRIALS, "nu %d: one cell 5 times too large seen in %d of %d trials", freedom[f], seen, TRIALS);
     }
+}
+
+/* One cell has nearly all of the tensor's error, and few degrees of freedom: only all cells alike say that every one of them is twice too large. */
+DP_TEST(expected, an_excess_everywhere_is_seen_where_one_cell_outweighs_the_rest) {
+    enum { D = 8, N = 60, TRIALS = 300 };
+    dp_rng r;
+    int alarms = 0, seen = 0, by_tensor = 0;
+    dp_rng_seed(&r, 2, 0);
+    for (int t = 0; t < TRIALS; t++)
+        for (int by = 1; by <= 2; by++) {
+            double e2[D * N], err2[N], want2[N], floor2[N] = {0};
+            int belong[N];
+            dp_excess x;
+            for (int i = 0; i < N; i++) {
+                const double size = pow(4, -i);
+                want2[i] = 1e6 * size, belong[i] = 0, err2[i] = by * by * size * chi2(&r, 6);
+                for (int d = 0; d < D; d++) e2[d * N + i] = size * chi2(&r, 6);
+            }
+            const dp_excess_in in = {.ndraw = D, .n = N, .e2 = e2, .err2 = err2, .want2 = want2, .floor2 = floor2, .belong = belong, .nbelong = 1, .safety = DP_EXCESS_SAME};
+            dp_excess_judge(&in, &x);
+            if (by == 1) alarms += x.excess > 1;
+            else seen += x.excess > 1 && x.level == DP_LEVEL_EVERY, by_tensor += x.at[DP_LEVEL_TENSOR].ratio > x.at[DP_LEVEL_TENSOR].limit;
+        }
+    CHECK(!alarms && seen >= 0.99 * TRIALS && by_tensor < 0.5 * TRIALS, "%d alarms, seen in %d of %d, by the whole tensor in %d", alarms, seen, TRIALS, by_tensor);
 }
 
 static void place_row(const void *ctx, int64_t row, dp_place *at) {
@@ -190,7 +214,7 @@ DP_TEST(expected, a_row_that_cancels_to_nothing_is_held_against_a_rounding_of_it
         dp_judgement j;
         if (wrong) got[0] = 100 * unit;
         const dp_compare_in in = {.name = "x", .N = 1, .heads = 1, .rows = ROWS, .width = 1, .got = got, .want = want, .bound = bound, .place = place_row, .ndraw = D, .ncell = ROWS, .e2 = e2,
-                                  .safety = DP_EXCESS_SAFETY, .unit = unit};
+                                  .safety = DP_EXCESS_SUMS, .unit = unit};
         dp_compare(&in, &j);
         CHECK(j.verdict == (wrong ? DP_FAIL : DP_PASS), "error %g: %s %s", got[0], dp_verdict_names[j.verdict], j.why);
         CHECK(!wrong || dp_judgement_place(&j)->sequence == 0, "row %d is blamed", dp_judgement_place(&j)->sequence);
