@@ -1,6 +1,8 @@
 #include "bisect.h"
 #include "../ref/mm.h"
 #include "budget.h"
+#include "excess.h"
+#include "expected.h"
 
 #include <assert.h>
 #include <math.h>
@@ -8,6 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
+
+/* Errors of one tensor by cell: a chunk and head, a rank and head, a head. */
+typedef struct { dp_place at; int row, index; double got, want, err; } worst_row;
+typedef struct { char name[16]; int stage; int64_t n; double *e2, *err2, *want2, *rows; worst_row *worst; } tally;      /* e2 [draws][n] */
+typedef struct { int draw, ndraw, n; tally t[64]; } tallies;     /* draw: the one that is running, -1: the subject */
 
 typedef struct {
     const dp_problem *p;
@@ -18,6 +25,7 @@ typedef struct {
     dp_bisect *out;
     dp_stage stage;
     int run;
+    tallies *tal;                /* NULL: rows are held against their budgets */
     struct { int64_t n, cap, at; uint64_t *hash; } first[DP_NSTAGES];   /* the rows of the first run, in the order of judgement */
 } work;
 
@@ -36,14 +44,48 @@ static int steady(work *w, int n, const double *got) {
 
 /* ---- one row ---------------------------------------------------------------------------------------------------------------- */
 
+static tally *tally_of(work *w, const char *tensor) {
+    tallies *x = w->tal;
+    for (int i = x->n - 1; i >= 0; i--) if (x->t[i].stage == (int)w->stage && !strcmp(x->t[i].name, tensor)) return &x->t[i];
+    assert(x->n < (int)(sizeof x->t / sizeof *x->t));
+    tally *t = &x->t[x->n++];
+    *t = (tally){.stage = (int)w->stage, .n = (int64_t)(w->ref.ngroup > w->ref.N ? w->ref.ngroup : w->ref.N) * w->p->HV};
+    snprintf(t->name, sizeof t->name, "%s", tensor);
+    t->e2 = dp_doubles(t->n * x->ndraw), t->err2 = dp_doubles(t->n), t->want2 = dp_doubles(t->n), t->rows = dp_doubles(t->n), t->worst = dp_calloc((size_t)t->n, sizeof *t->worst);
+    return t;
+}
+
+static void count(work *w, const char *tensor, const dp_place *at, int row, int n, const double *got, const double *want) {
+    tally *t = tally_of(w, tensor);
+    const int64_t cell = (int64_t)(at->chunk >= 0 ? at->chunk : at->rank >= 0 ? at->rank : 0) * w->p->HV + (at->head >= 0 ? at->head : 0);
+    double e2 = 0, w2 = 0, top = -1;
+    int index = 0;
+    for (int i = 0; i < n; i++) {
+        const double e = fabs(got[i] - want[i]);
+        if (!isfinite(e)) return;                                /* bounds have nothing to say of it, either */
+        e2 += e * e, w2 += want[i] * want[i];
+        if (e > top) top = e, index = i;
+    }
+    if (w->tal->draw >= 0) {
+        t->e2[w->tal->draw * t->n + cell] += e2;
+        return;
+    }
+    t->err2[cell] += e2, t->want2[cell] += w2, t->rows[cell]++;
+    if (t->rows[cell] == 1 || sqrt(e2) > t->worst[cell].err) t->worst[cell] = (worst_row){*at, row, index, got[index], want[index], sqrt(e2)};
+}
+
 /* D [n]: squares of the entries' errors, NULL: none; more: on top of the row's bound. Rows come in the order of execution. */
 static void judge(work *w, const char *tensor, dp_place at, int row, int n, const double *got, const double *want, const double *D, double more) {
     dp_bisect_row *x = &w->out->stage[w->stage];
     double d2 = 0, e2 = 0, top = -1, scale = 0;
     int index = 0;
+    if (w->tal) {
+        count(w, tensor, &at, row, n, got, want);
+        return;
+    }
     const int differs = !steady(w, n, got);
     for (int i = 0; i < n; i++) {
-        if (!isfinite(want[i])) {
+        if (!isfinite(want[i]) && !differs) {
             x->skipped += !w->run;
             return;
         }
@@ -571,18 +613,27 @@ static void work_free(work *w) {
     dp_sim_free(&w->s), dp_sim_free(&w->t), dp_sim_free(&w->ref);
 }
 
-dp_status dp_bisect_sim(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int backward, int runs, int all, dp_bisect *out, dp_err *e) {
-    work w = {.p = p, .base = base, .r = dp_rounding_of(base, 2), .out = out};
-    *out = (dp_bisect){.first = -1, .N = N, .HV = p->HV};
-    dp_status st = dp_sim_new(&w.ref, p, DP_BASE_FP64, N, DP_FAULT_NONE, e);
+/* by_inverse: even if the fault does not ask for it. */
+static dp_status work_new(work *w, const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int by_inverse, int backward, dp_err *e) {
+    w->p = p, w->base = base, w->r = dp_rounding_of(base, 2);
+    dp_status st = dp_sim_new(&w->ref, p, DP_BASE_FP64, N, DP_FAULT_NONE, e);
     if (st) return st;
-    st = dp_sim_new(&w.t, p, DP_BASE_FP64, N, DP_FAULT_NONE, e);
-    if (!st) st = dp_sim_new(&w.s, p, base, N, fault, e);
+    st = dp_sim_new(&w->t, p, DP_BASE_FP64, N, DP_FAULT_NONE, e);
+    if (!st) st = dp_sim_new(&w->s, p, base, N, fault, e);
     assert(!st);
-    w.t.by_inverse = w.s.by_inverse, w.r.inverse |= w.s.by_inverse;
-    dp_sim_run(&w.ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
-    dp_sim_begin(&w.t, DP_FP64, merge, backward), dp_sim_begin(&w.s, chain, merge, backward);
-    bounds(&w);
+    w->s.by_inverse |= by_inverse;
+    w->t.by_inverse = w->s.by_inverse, w->r.inverse |= w->s.by_inverse;
+    dp_sim_run(&w->ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
+    dp_sim_begin(&w->t, DP_FP64, merge, backward), dp_sim_begin(&w->s, chain, merge, backward);
+    bounds(w);
+    return st;
+}
+
+dp_status dp_bisect_sim(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int backward, int runs, int all, dp_bisect *out, dp_err *e) {
+    work w = {.out = out};
+    *out = (dp_bisect){.first = -1, .N = N, .HV = p->HV};
+    const dp_status st = work_new(&w, p, base, chain, merge, N, fault, 0, backward, e);
+    if (st) return st;
     for (int i = 0; i < DP_NSTAGES; i++) out->stage[i].rank = dp_calloc((size_t)N, 1), out->stage[i].head = dp_calloc((size_t)p->HV, 1);
     for (int i = 0; i < 2; i++) out->conv[i].rank = dp_calloc((size_t)N, 1), out->conv[i].head = dp_calloc((size_t)p->HV, 1);
     const int64_t nch = (int64_t)w.ref.ngroup * p->HV;
@@ -604,6 +655,72 @@ dp_status dp_bisect_sim(const dp_problem *p, dp_base base, dp_format chain, dp_m
         for (int h = 0; h < p->HV; h++) x->nhead += x->head[h];
     }
     work_free(&w);
+    return DP_OK;
+}
+
+/* ---- against draws ------------------------------------------------------------------------------------------------------------------- */
+
+static void run_tallied(work *w, int backward) {
+    const int64_t nch = (int64_t)w->ref.ngroup * w->p->HV;
+    for (int i = 0; i < (backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE); i++) {
+        if (i == DP_STAGE_PRE_FWD) for (int64_t z = 0; z < nch; z++) dp_bound_exact(&w->own[z]);
+        w->stage = i;
+        dp_sim_stage(&w->s, w->stage), dp_sim_stage(&w->t, w->stage);
+        judge_stage(w);
+    }
+}
+
+/* One rounding of what stands there, and of the head's typical row: where rows cancel to nothing that is no error. */
+static double *floors(const tally *t, int HV) {
+    double *f = dp_doubles(t->n);
+    for (int h = 0; h < HV; h++) {
+        double want = 0, rows = 0;
+        for (int64_t i = h; i < t->n; i += HV) want += t->want2[i], rows += t->rows[i];
+        for (int64_t i = h; i < t->n; i += HV) f[i] = 0x1p-48 * (t->want2[i] + (rows > 0 ? want / rows * t->rows[i] : 0)) + 0x1p-200 * t->rows[i];
+    }
+    return f;
+}
+
+static void hold(const tally *t, int ndraw, int HV, dp_bisect *out) {
+    dp_bisect_row *x = &out->stage[t->stage];
+    double *floor2 = floors(t, HV);
+    int *belong = dp_calloc((size_t)t->n, sizeof *belong);
+    dp_excess ex;
+    for (int64_t i = 0; i < t->n; i++) belong[i] = t->rows[i] > 0 ? (t->worst[i].at.rank > 0 ? t->worst[i].at.rank : 0) * HV + (int)(i % HV) : -1;
+    const dp_excess_in in = {.ndraw = ndraw, .n = t->n, .e2 = t->e2, .err2 = t->err2, .want2 = t->want2, .floor2 = floor2, .rows = t->rows, .belong = belong, .nbelong = out->N * HV, .safety = DP_EXCESS_SAME};
+    dp_excess_judge(&in, &ex);
+    if (ex.excess > 1 && !x->fails && ex.cell >= 0) {
+        const worst_row *r = &t->worst[ex.cell];
+        const dp_excess_level *l = &ex.at[ex.level];
+        snprintf(x->tensor, sizeof x->tensor, "%s", t->name);
+        x->fails = x->expected = 1, x->ratio = l->ratio, x->budget = l->limit, x->at = r->at, x->row = r->row, x->index = r->index, x->got = r->got, x->want = r->want, x->err = r->err;
+        if (r->at.rank >= 0) x->rank[r->at.rank] = 1, x->nrank = 1;
+        if (r->at.head >= 0) x->head[r->at.head] = 1, x->nhead = 1;
+    }
+    free(floor2), free(belong);
+}
+
+dp_status dp_bisect_expected(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int backward, dp_format dtype, dp_bisect *out, dp_err *e) {
+    tallies tal = {.draw = -1, .ndraw = dp_expected_count(p)};
+    work w = {.out = out, .tal = &tal};
+    if (base == DP_BASE_FP64 || out->first >= 0) return DP_OK;
+    const dp_status st = work_new(&w, p, base, chain, merge, N, fault, 0, backward, e);
+    if (st) return st;
+    const int by_inverse = w.s.by_inverse, same = w.s.ngroup == w.ref.ngroup;
+    if (same) run_tallied(&w, backward);
+    work_free(&w);
+    for (int d = 0; d < tal.ndraw && same; d++) {
+        dp_problem y = dp_expected_nearby(p, dtype, d);
+        work one = {.out = out, .tal = &tal};
+        tal.draw = d;
+        if (!work_new(&one, &y, base, chain, merge, N, DP_FAULT_NONE, by_inverse, backward, e)) run_tallied(&one, backward), work_free(&one);
+        dp_problem_free(&y);
+    }
+    for (int i = 0; i < tal.n; i++) {
+        hold(&tal.t[i], tal.ndraw, p->HV, out);
+        free(tal.t[i].e2), free(tal.t[i].err2), free(tal.t[i].want2), free(tal.t[i].rows), free(tal.t[i].worst);
+    }
+    for (int i = DP_NSTAGES - 1; i >= 0; i--) if (out->stage[i].fails) out->first = i;
     return DP_OK;
 }
 

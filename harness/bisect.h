@@ -17,6 +17,7 @@ extern "C" {
 typedef struct {
     char tensor[16];             /* "" : no tensor of this stage was there to judge */
     int fails, unsteady;         /* rows over budget, or not the same as in the first run; rows not the same */
+    int expected;                /* 1: fails counts no rows, all are within budget; ratio is the error over what the formats make of nearby inputs, budget the largest of theirs */
     int run;                     /* fails > 0: in which run first, from 0 */
     int64_t judged, skipped;     /* rows; skipped: the truth, or an input of the row's chunk, is not finite */
     double ratio;                /* largest error / budget of a row */
@@ -41,6 +42,9 @@ const dp_bisect_row *dp_bisect_first(const dp_bisect *b, const char **name);
 /* The simulated ranks with a fault, runs >= 1 times; all: also the stages behind the first wrong one. backward needs p->dout. Free *out with dp_bisect_free. */
 dp_status dp_bisect_sim(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int backward, int runs, int all, dp_bisect *out, dp_err *e);
 void dp_bisect_free(dp_bisect *b);
+/* Where no stage is over its budget: each stage's own error against what it makes of nearby problems (expected.h, excess.h; draws of single stages on true
+ * inputs). The first that makes more than its formats explain becomes out->first. dtype: format of the inputs. Not for base fp64. */
+dp_status dp_bisect_expected(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int backward, dp_format dtype, dp_bisect *out, dp_err *e);
 
 #ifdef __cplusplus
 }

@@ -107,9 +107,11 @@ static void print_stage(const dp_bisect *b, const char *name, const dp_bisect_ro
         printf("  %-16s -     nothing to judge\n", name);
         return;
     }
-    printf("  %-16s %-5s %-11s %.2g of its budget, %lld rows", name, x->fails ? "WRONG" : "ok", x->tensor, x->ratio, (long long)x->judged);
+    printf("  %-16s %-5s %-11s ", name, x->fails ? "WRONG" : "ok", x->tensor);
+    if (x->expected) printf("within its budget, but %.3g times what these formats make of nearby inputs (at most %.3g times is theirs)", x->ratio, x->budget);
+    else printf("%.2g of its budget, %lld rows", x->ratio, (long long)x->judged);
     if (x->skipped) printf(", %lld skipped (not finite)", (long long)x->skipped);
-    if (x->fails > x->unsteady) printf(", %d over", x->fails - x->unsteady);
+    if (x->fails > x->unsteady && !x->expected) printf(", %d over", x->fails - x->unsteady);
     if (x->unsteady) printf(", %d not as in the first run", x->unsteady);
     if (x->nrank) print_list("ranks", x->rank, b->N, x->nrank);
     if (x->nhead) print_list("heads", x->head, b->HV, x->nhead);
@@ -118,7 +120,7 @@ static void print_stage(const dp_bisect *b, const char *name, const dp_bisect_ro
 
 static void print_place(const dp_bisect_row *x) {
     const dp_place *a = &x->at;
-    printf("  first wrong row: %s", x->tensor);
+    printf(x->expected ? "  where most: %s" : "  first wrong row: %s", x->tensor);
     if (a->rank >= 0) printf(", rank %d", a->rank);
     if (a->sequence >= 0) printf(", sequence %d", a->sequence);
     if (a->head >= 0) printf(", head %d", a->head);
@@ -128,7 +130,9 @@ static void print_place(const dp_bisect_row *x) {
     printf(", entry %d", x->index);
     if (x->run) printf(", in run %d of the same inputs", x->run + 1);
     putchar('\n');
-    printf("  got   %-24a %.9g\n  truth %-24a %.9g\n  error of the row %.3g, its budget %.3g\n", x->got, x->got, x->want, x->want, x->err, x->budget);
+    printf("  got   %-24a %.9g\n  truth %-24a %.9g\n  error of the row %.3g", x->got, x->got, x->want, x->want, x->err);
+    if (!x->expected) printf(", its budget %.3g", x->budget);
+    putchar('\n');
 }
 
 static int stage(const options *o, const dp_case *c, dp_err *e) {
@@ -139,6 +143,7 @@ static int stage(const options *o, const dp_case *c, dp_err *e) {
     printf("%s:ranks=%d,base=%s,chain=%s,merge=%s%s%s: every stage on true inputs\n", c->name, r.ranks, dp_base_names[r.base], dp_formats[r.chain].name, dp_merge_names[r.merge],
            fault ? ",fault=" : "", fault ? dp_faults[fault].name : "");
     const char *name;
+    if (!dp_bisect_first(&b, &name) && dp_bisect_expected(&c->p, r.base, r.chain, r.merge, r.ranks, fault, c->backward, c->input_dtype, &b, e)) return dp_bisect_free(&b), 2;
     const dp_bisect_row *wrong = dp_bisect_first(&b, &name);
     const int step = c->op == DP_OP_STEP;
     int go = 1;
@@ -147,7 +152,7 @@ static int stage(const options *o, const dp_case *c, dp_err *e) {
         if (o->verbose || b.first < 0 || i <= b.first) print_stage(&b, dp_stage_names[i], &b.stage[i]);
     if (step && c->backward && (o->verbose || !wrong || wrong == &b.conv[1])) print_stage(&b, dp_bisect_conv_names[1], &b.conv[1]);
     if (wrong) printf("WRONG STAGE: %s\n", name), print_place(wrong);
-    else printf("every stage keeps to its own budget\n");
+    else printf("every stage keeps to its own budget%s\n", r.base == DP_BASE_FP64 ? "" : ", and to what its formats make of nearby inputs");
     dp_bisect_free(&b);
     return wrong != NULL;
 }

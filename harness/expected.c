@@ -47,7 +47,7 @@ static void nearby_front(const dp_front *front, dp_format dtype, int draw, dp_co
     }
 }
 
-static dp_problem nearby(const dp_problem *p, dp_format dtype, int draw) {
+dp_problem dp_expected_nearby(const dp_problem *p, dp_format dtype, int draw) {
     dp_problem y = *p;
     const dp_format par = dtype == DP_FP64 ? DP_FP64 : DP_FP32;
     const int64_t KV = (int64_t)p->Nseq * p->HV * p->K * p->V;
@@ -243,7 +243,7 @@ void dp_expected_run(const dp_problem *p, const dp_front *front, dp_format dtype
     int uses[DP_NBASES] = {0};
     for (int i = 0; i < n; i++) uses[base[i]] = 1, uses[DP_BASE_FP32] |= base[i] == DP_BASE_FP64;
     for (int d = 0; d < dp_expected_count(p); d++) {
-        dp_problem y = nearby(p, dtype, d);
+        dp_problem y = dp_expected_nearby(p, dtype, d);
         dp_conv conv[3];
         drawn ref, s;
         nearby_front(front, dtype, d, conv);

@@ -35,6 +35,8 @@ typedef struct {
 } dp_expected;
 #define DP_EXPECTED_PARTS (16 + 3 * DP_STEP_KINDS + DP_MAX_STAGES)
 
+/* The nearby problem of draw `draw`, to be freed. dtype: format of the inputs. */
+dp_problem dp_expected_nearby(const dp_problem *p, dp_format dtype, int draw);
 /* Draws that a problem gets: more where cells are few. */
 int dp_expected_count(const dp_problem *p);
 /* Cells of row `row` of result field `field`: chunk is the index of the row's chunk among those of all ranks, -1 where rows are no tokens. */

@@ -73,6 +73,7 @@ static dp_museum_place locate(const dp_case *c, dp_fault f, int N, dp_base base,
     dp_museum_place at = {.by = "bisect stage", .rank = -1, .head = -1};
     dp_bisect b;
     if (dp_step_bisect(c, base, chain, merge, N, f, dp_fault_by_run(f) ? REPEATS : 1, 0, &b, NULL)) return at;
+    if (!dp_bisect_first(&b, &at.stage) && !dp_fault_by_run(f)) dp_bisect_expected(&c->p, base, chain, merge, N, f, c->backward, c->input_dtype, &b, NULL);
     const dp_bisect_row *x = dp_bisect_first(&b, &at.stage);
     if (x) {
         at.rank = x->at.rank, at.head = x->at.head;

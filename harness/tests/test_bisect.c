@@ -103,11 +103,31 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
                 CHECK(x->judged || s == DP_STAGE_SOLVE || (c.ranks[c.nranks - 1] == 1 && (s == DP_STAGE_PRE_FWD || s == DP_STAGE_MERGE_FWD || s == DP_STAGE_PRE_BWD || s == DP_STAGE_MERGE_BWD)) || (!c.backward && s >= DP_STAGE_RECOMPUTE),
                       "%s: nothing was judged in %s", c.name, dp_stage_names[s]);
             }
+            const int draws = !strcmp(c.name, "packed-across") || !strcmp(c.name, "smoke-gdn") || !strcmp(c.name, "denormal") || !strcmp(c.name, "nan");
+            if (draws) REQUIRE(!dp_bisect_expected(&c.p, base, CHAIN[base], DP_MERGE_ALLGATHER, c.ranks[c.nranks - 1], DP_FAULT_NONE, c.backward, c.input_dtype, &b, &e), "%s", e.msg);
+            CHECK(b.first < 0, "%s, base %s: %s %s is %.3g times what is expected", c.name, dp_base_names[base], dp_stage_names[b.first], b.stage[b.first].tensor, b.stage[b.first].ratio);
             dp_bisect_free(&b);
         }
         dp_case_free(&c);
     }
     omp_set_num_threads(threads);
+}
+
+/* Within every budget, and more than the formats make of such inputs: found by draws of single stages. */
+DP_TEST(bisect, a_fault_within_every_budget_is_found_by_draws) {
+    static const struct { dp_fault fault; const char *name; dp_base base; int ranks; const char *stage; } F[] = {{DP_FAULT_NEUMANN_INVERSE, "negative-eigenvalues", DP_BASE_FP32, 4, "solve"},
+        {DP_FAULT_DECAY_BEFORE_USE, "segments", DP_BASE_BF16, 3, "state_fwd"}};
+    for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
+        dp_case c;
+        dp_bisect b;
+        dp_err e = {0};
+        if (!gt_open_case(F[i].name, &c)) continue;
+        REQUIRE(!dp_bisect_sim(&c.p, F[i].base, DP_FP32, DP_MERGE_ALLGATHER, F[i].ranks, F[i].fault, 0, 1, 1, &b, &e), "%s", e.msg);
+        CHECK(b.first < 0, "%s: %s is over its budget", c.name, dp_stage_names[b.first]);
+        REQUIRE(!dp_bisect_expected(&c.p, F[i].base, DP_FP32, DP_MERGE_ALLGATHER, F[i].ranks, F[i].fault, 0, c.input_dtype, &b, &e), "%s", e.msg);
+        CHECK(b.first >= 0 && !strcmp(dp_stage_names[b.first], F[i].stage) && b.stage[b.first].expected, "%s: %s", c.name, b.first >= 0 ? dp_stage_names[b.first] : "no stage");
+        dp_bisect_free(&b), dp_case_free(&c);
+    }
 }
 
 /* Later stages run on true inputs, not on what the faulty stage left: they are not blamed. */
