@@ -200,6 +200,7 @@ static dp_status one_run(const dp_case *c, const dp_shrink_options *o, dp_fault 
 /* By the verdict alone: the outcome, and the first tensor that fails. */
 static void from_run(const dp_run *r, dp_failure *f) {
     f->red = r->verdict == DP_FAIL;
+    if (r->verdict == DP_SKIPPED) snprintf(f->why, sizeof f->why, "%.199s", r->why);
     if (!f->red) return;
     const dp_judgement *t = dp_first_failing(r, &f->stage);
     f->kind = DP_FAILS_OUTCOME, f->outcome = DP_SUBJECT_RETURNED;
@@ -448,7 +449,8 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
     work w = {.o = o, .small = *o, .c = s, .want = &out->before, .runs = DP_BISECT_RUNS, .e = e};
     w.small.cache = NULL;
     w.st = dp_failure_of(s, o, DP_BISECT_RUNS, 1, &out->before, e);
-    if (!w.st && !out->before.kind)
+    if (!w.st && !out->before.kind && out->before.why[0]) w.st = dp_fail(e, DP_EINPUT, "%s: not run with %d ranks, base %s, chain %s: %s", c->name, o->ranks, dp_base_names[o->base], dp_formats[o->chain].name, out->before.why);
+    else if (!w.st && !out->before.kind)
         w.st = dp_fail(e, DP_EINPUT, "%s: %s with %d ranks, base %s, chain %s: there is nothing to shrink", c->name, c->op == DP_OP_RECURRENCE && !o->subject ? "no stage is wrong" : "nothing fails", o->ranks, dp_base_names[o->base],
                        dp_formats[o->chain].name);
     if (out->before.kind != DP_FAILS_UNSTEADY) w.runs = 1;

@@ -104,6 +104,8 @@ DP_TEST(shrink, a_library_keeps_its_outcome_or_its_wrong_tensor) {
         const int rc = gt_run(cmd, out, sizeof out);
         CHECK(rc == 0 && strstr(out, WHAT[i].says) && strstr(out, "written: "), "%s: status %d: %s", WHAT[i].bad, rc, out);
     }
+    snprintf(cmd, sizeof cmd, "'%s' shrink smoke-kda --subject %s/bad.so --cache none -o %s/lib.min.case", gt_program(), gt_tmpdir(), gt_tmpdir());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "smoke-kda: not run with 4 ranks") && strstr(out, "takes the log decay"), "a library that does not take the case: %s", out);
 }
 
 DP_TEST(shrink, the_program_writes_a_case_that_it_can_run) {
