@@ -1,5 +1,6 @@
 """The figures of a report. plots(rec) lists them; each Plot draws itself when its turn comes (report.py does that in parallel)."""
 import math
+from html import escape as esc
 from dataclasses import dataclass
 from typing import Callable
 
@@ -18,6 +19,7 @@ class Plot:
     title: str
     caption: str                 # plain text; what to see
     draw: Callable               # () -> matplotlib figure
+    table: Callable = None       # () -> HTML that shows the same in the page, cells being links
 
 
 def plots(rec):
@@ -335,7 +337,7 @@ def overview_map(rec):
     out = []
     for part in range(0, len(rows), 40):
         some = rows[part:part + 40]
-        out.append(Plot("bounds-cases" + (f"-{part // 40 + 1}" if len(rows) > 40 else ""), "Error over bound, all cases", cap, lambda some=some: draw_overview(some)))
+        out.append(Plot("bounds-cases" + (f"-{part // 40 + 1}" if len(rows) > 40 else ""), "Error over bound, all cases", cap, lambda some=some: draw_overview(some), lambda some=some: overview_table(some)))
     return out
 
 
@@ -360,14 +362,44 @@ RANK_OF_KIND = ("hatch", "empty", "pass", "fail")                      # which o
 
 
 def merge_cells(cells):
-    """The worst of several: failures first, then the largest ratio under a useful bound; a passing nan or inf (on purpose) counts least."""
+    """The worst of several, (kind, ratio, run): failures first, then the largest ratio under a useful bound; a passing nan or inf (on purpose) counts least."""
     cells = [c for c in cells if c[0]]
-    return max(cells, key=lambda c: (RANK_OF_KIND.index(c[0]), c[1] if finite(c[1]) else -1.0), default=(None, None))
+    return max(cells, key=lambda c: (RANK_OF_KIND.index(c[0]), c[1] if finite(c[1]) else -1.0), default=(None, None, None))
+
+
+def overview_grid(rows):
+    """(tensors, rows of (kind, ratio, run))"""
+    names = tensors_of([r for _, rs in rows for r in rs])
+    return names, [[merge_cells([(*cell(tensor(r, t)), r) for r in rs]) for t in names] for _, rs in rows]
+
+
+def overview_table(rows):
+    names, grid = overview_grid(rows)
+    return heat_table("", names, [(k, line) for (k, _), line in zip(rows, grid)])
+
+
+def rank_tables(runs):
+    """One table a run; a click leads to the run."""
+    out = []
+    for run in runs:
+        names = tensors_of([run])
+        out.append(heat_table(f'<a href="#run-{run["n"]}">{esc(run["id"])}</a>', names, [(f"rank {r}", [(*cell(tensor(run, t), r), None) for t in names]) for r in range(run["ranks"])]))
+    return "".join(out)
+
+
+def heat_table(caption, names, rows):
+    """Cells as in heat(): class h0 to h10 by shade, hf fail, he empty, hh hatch."""
+    def one(kind, x, run):
+        text = "" if kind in (None, "hatch") else ratio_text(x)
+        look = {"fail": "hf", "empty": "he", "hatch": "hh"}.get(kind) or (f"h{round(10 * level(x))}" if kind else "")
+        return f'<td class="{look}">' + (f'<a href="#run-{run["n"]}">{text}</a>' if run and text else text)
+    head = "".join(f"<th><span>{esc(t)}</span>" for t in names)
+    body = "".join(f"<tr><th>{esc(label)}" + "".join(one(*c) for c in line) for label, line in rows)
+    return (f'<div class="wide"><table class="h">{f"<caption>{caption}</caption>" if caption else ""}<thead><tr><th>{head}</thead><tbody>{body}</tbody></table></div>')
 
 
 def draw_overview(rows):
-    names = tensors_of([r for _, rs in rows for r in rs])
-    grid = [[merge_cells([cell(tensor(r, t)) for r in rs]) for t in names] for _, rs in rows]
+    names, grid = overview_grid(rows)
     fig, axs = style.inch_grid(1, 1, 0.185 * len(rows), left=1.75, right=max(0.1, style.WIDTH - 1.75 - CELL * len(names)), top=0.55, bottom=0.62)
     heat(axs[0][0], grid, names, [k for k, _ in rows], size=6.5 if len(names) <= 16 else 5.5)
     scale_key(fig)
@@ -382,8 +414,19 @@ def shade(x):
     """(fill, ink) of a ratio: light far below the bound, dark near it; lightness is monotone, so grey prints keep the order."""
     if not finite(x):
         return "#ffffff", INK
-    z = 0.0 if x <= 0 else min(max(1 - math.log10(x) / LOWEST, 0), 1)
+    z = level(x)
     return CMAP(z), "#ffffff" if z > 0.66 else INK
+
+
+def level(x):
+    """Place of a ratio on the scale: 0 at 10^LOWEST and below, 1 at the bound."""
+    return 0.0 if not finite(x) or x <= 0 else min(max(1 - math.log10(x) / LOWEST, 0), 1)
+
+
+def shades():
+    """CSS of the classes of heat_table."""
+    hexes = [style.matplotlib.colors.to_hex(CMAP(i / 10)) for i in range(11)]
+    return "\n".join(f".h{i} {{ background: {c};{' color: #fff;' if i > 6 else ''} }}" for i, c in enumerate(hexes))
 
 
 def ratio_text(x):
@@ -404,7 +447,7 @@ CELL = 0.46                                                           # widest c
 
 def heat(ax, grid, cols, rows, size):
     for i, line in enumerate(grid):
-        for j, (kind, x) in enumerate(line):
+        for j, (kind, x, *_) in enumerate(line):
             if kind:
                 draw_cell(ax, j, i, 1, kind, x)
             if kind and kind != "hatch":
@@ -470,7 +513,7 @@ def rank_maps(rec):
     out = []
     for part in range(0, len(runs), 4):
         some = runs[part:part + 4]
-        out.append(Plot("bounds-ranks" + (f"-{part // 4 + 1}" if len(runs) > 4 else ""), "Error over bound, rank by tensor", cap, lambda some=some: draw_rank_maps(some)))
+        out.append(Plot("bounds-ranks" + (f"-{part // 4 + 1}" if len(runs) > 4 else ""), "Error over bound, rank by tensor", cap, lambda some=some: draw_rank_maps(some), lambda some=some: rank_tables(some)))
     return out
 
 

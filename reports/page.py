@@ -1,9 +1,10 @@
 """The page: one file, no scripts, nothing fetched from elsewhere.   page(rec, figures) -> str
-   figures: [(Plot, data URI)] in the order of the page"""
+   figures: [(Plot, HTML)] in the order of the page"""
 import html
 import re
 
 from findings import findings, growth, ranking
+from figures import shades
 from museum import kernels_section, section as museum_section
 from record import VERDICTS
 from view import TENSOR_ORDER, chain_title, finite, heads, near, plural, policy_text, sci, severity, short, vacuous, whole, worst_tensor
@@ -34,6 +35,9 @@ table.c td, table.c th, table.t td:nth-child(-n+4), table.t th:nth-child(-n+4) {
 td.v { white-space: nowrap; } .f { font-weight: 700; background: #000; color: #fff; padding: 0 .35em; } .u { font-style: italic; }
 details { margin: .4rem 0; } summary { cursor: pointer; padding: .15rem 0; } details details { margin-left: 1rem; } details[open] > summary { font-weight: 600; }
 section.run { border-top: 1px solid var(--line); margin: .6rem 0 0 1rem; padding-top: .5rem; } section.run h4 { margin: 0; font-size: .9rem; font-weight: 400; } section.run p { margin: .2rem 0; }
+table.h { font-size: .68rem; border-collapse: separate; border-spacing: 1px; } table.h td { padding: .05rem .2rem; border: 0; text-align: right; min-width: 1.9rem; white-space: nowrap; } table.h th { padding: .05rem .4rem; border: 0; font-weight: 400; white-space: nowrap; }
+table.h thead th { height: 4.6rem; padding: 0 .1rem; } table.h thead span { writing-mode: vertical-rl; transform: rotate(180deg); } table.h a { color: inherit; text-decoration: none; } table.h td a { display: block; } table.h caption { font-weight: 600; }
+.hf { background: #000; color: #fff; outline: 2px solid #D55E00; font-weight: 700; } .he { color: var(--soft); background: radial-gradient(#b5b5b5 .8px, #fff 1px) 0 0 / 5px 5px; } .hh { background: repeating-linear-gradient(45deg, #fff 0 3px, #ccc 3px 4px); }
 .top { float: right; font-size: .8rem; font-weight: 400; }
 @page { size: A4; margin: 15mm; }
 @media print { body { font-size: 10pt; padding: 0; max-width: none; } a { color: inherit; text-decoration: none; } .top, .screen { display: none; } h2, h2 + p, h3, caption { break-after: avoid; }
@@ -45,7 +49,7 @@ def page(rec, figures, museum=None, kernels=None):
     parts = [header(rec), contents(figures, museum, kernels), findings_section(rec), figures_section(figures), museum_section(museum) if museum else "", kernels_section(kernels) if kernels else "", summary_section(rec), details_section(rec), footer(rec)]
     title = f"deltaproof report: {rec.verdict.upper()}"
     return (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{esc(title)}</title>\n'
-            f"<style>{CSS}</style>\n</head>\n<body>\n" + "\n".join(parts) + "\n</body>\n</html>\n")
+            f"<style>{CSS}{shades() if figures else ''}</style>\n</head>\n<body>\n" + "\n".join(parts) + "\n</body>\n</html>\n")
 
 
 # ---- head -------------------------------------------------------------------------------------------------------------------------------
@@ -138,9 +142,9 @@ def figures_section(figures):
     if not figures:
         return ""
     out, said = ['<h2 id="figures">Figures</h2>'], {}
-    for i, (plot, uri) in enumerate(figures, 1):
+    for i, (plot, picture) in enumerate(figures, 1):
         files = f'<span class="soft screen"> Files: <a href="figures/{plot.name}.png">PNG</a>, <a href="figures/{plot.name}.pdf">PDF</a>.</span>'
-        out.append(f'<figure id="{esc(plot.name)}"><img src="{uri}" alt="{esc(plot.title)}"><figcaption><b>Figure {i}. {esc(plot.title)}.</b> {keep(esc(fresh(plot.caption, i, said)))}{files}</figcaption></figure>')
+        out.append(f'<figure id="{esc(plot.name)}">{picture}<figcaption><b>Figure {i}. {esc(plot.title)}.</b> {keep(esc(fresh(plot.caption, i, said)))}{files}</figcaption></figure>')
     return "\n".join(out)
 
 

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import re
 import sys
+from html import escape
 from urllib.parse import quote
 
 import record
@@ -18,16 +19,20 @@ PNG_DPI = 180
 
 
 def render(job):
-    """Worker: draws one figure, writes its PNG and PDF, returns it as SVG for the page."""
+    """Worker: draws one figure, writes its PNG and PDF, returns what the page shows: its table, or the SVG as an image."""
     plot, folder = PLOTS[job[0]], job[1]
     fig = plot.draw()
     stem = os.path.join(folder, plot.name)
     fig.savefig(stem + ".png", dpi=PNG_DPI)
     fig.savefig(stem + ".pdf", metadata={"CreationDate": None, "Title": plot.title})
+    if plot.table:
+        figures_module.plt.close(fig)
+        return plot.table()
     svg = io.BytesIO()
     fig.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     figures_module.plt.close(fig)
-    return "data:image/svg+xml," + quote(shorten(svg.getvalue().decode()), safe=" !'()*+,-./;=<>?@[]^_`{|}~$")
+    uri = "data:image/svg+xml," + quote(shorten(svg.getvalue().decode()), safe=" !'()*+,-./;=<>?@[]^_`{|}~$")
+    return f'<img src="{uri}" alt="{escape(plot.title)}">'
 
 
 def shorten(svg):
@@ -41,7 +46,7 @@ def shorten(svg):
 
 
 def draw_all(rec, folder):
-    """[(plot, data URI)]; the plots are made before the fork, so that workers inherit record and closures."""
+    """[(plot, HTML)]; the plots are made before the fork, so that workers inherit record and closures."""
     global PLOTS, figures_module
     import figures as figures_module
     PLOTS = figures_module.plots(rec)
