@@ -30,13 +30,7 @@ typedef struct {
 enum { OPT_RUNS = 256, OPT_FROM, OPT_TO, OPT_CHAIN_FROM, OPT_CHAIN_TO, OPT_NEED, OPT_TRIES, OPT_OUTPUTS, OPT_STATE_LAYOUT };
 
 static const struct argp_option STAGE_OPTIONS[] = {
-    DP_ROW_CASES,
-    DP_ROW_RANKS,
-    DP_ROW_BASE,
-    DP_ROW_CHAIN,
-    DP_ROW_MERGE,
-    DP_ROW_FAULT,
-    DP_ROW_LIMIT,
+    DP_ROWS_ONE_RUN,
     DP_ROW_CACHE,
     {"subject", DP_OPT_SUBJECT, "LIB", 0, "a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; base and chain: what it claims", 0},
     {"outputs", OPT_OUTPUTS, "OUT", 0, "tensors that another program computed from the case's inputs (deltaproof inputs CASE -o IN): results and stages as in `judge`", 0},

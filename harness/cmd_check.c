@@ -46,13 +46,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 }
 
 static const struct argp_option OPTIONS[] = {
-    DP_ROW_CASES,
-    DP_ROW_RANKS,
-    DP_ROW_BASE,
-    DP_ROW_CHAIN,
-    DP_ROW_MERGE,
-    DP_ROW_FAULT,
-    DP_ROW_LIMIT,
+    DP_ROWS_ONE_RUN,
     {"backend", DP_OPT_BACKEND, "NAME", 0, "sim (default), cuda or nccl", 0},
     {"way", OPT_WAY, "NAME", 0, "which CUDA kernels (default plain; segments: those that are benchmarked; see run --help)", 0},
     {"only", OPT_ONLY, "CHECK", 0, "one check: repeat causality causality-chunk anticausality heads packed prefix scale-v scale-do sign-q sign-kv ranks transpose ranks-bound", 0},

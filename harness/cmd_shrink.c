@@ -24,13 +24,7 @@ typedef struct {
 enum { OPT_TRIES = 256, OPT_OUTPUTS, OPT_MUSEUM };
 
 static const struct argp_option OPTIONS[] = {
-    DP_ROW_CASES,
-    DP_ROW_RANKS,
-    DP_ROW_BASE,
-    DP_ROW_CHAIN,
-    DP_ROW_MERGE,
-    DP_ROW_FAULT,
-    DP_ROW_LIMIT,
+    DP_ROWS_ONE_RUN,
     DP_ROW_CACHE,
     {"subject", DP_OPT_SUBJECT, "LIB", 0, "shrink what makes a kernel in a shared library fail (harness/deltaproof_subject.h)", 0},
     {"tries", OPT_TRIES, "N", 0, "stop after so many problems tried (default: 20000)", 0},

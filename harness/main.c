@@ -40,6 +40,7 @@ typedef struct {
     dp_cuda_way way[DP_NCUDA_WAYS];
     dp_judge_options judge;
     dp_subject subject;
+    char *command;               /* the whole line */
     dp_truth_pick truth;
     int has_truth;
 } options;
@@ -129,6 +130,20 @@ static const struct argp_option JUDGE_OPTIONS[] = {
 static const struct argp_option NO_OPTIONS[] = {{0}};
 
 /* ---- cases ------------------------------------------------------------------------------------------------------------------------ */
+
+/* The command line, as a shell takes it. */
+static char *command_line(int argc, char *const *argv) {
+    size_t size = 16;
+    for (int i = 1; i < argc; i++) size += 4 * strlen(argv[i]) + 3;
+    char *text = dp_calloc(size, 1), *at = text + sprintf(text, "deltaproof");
+    for (int i = 1; i < argc; i++) {
+        const int plain = *argv[i] && !argv[i][strspn(argv[i], "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=,+-@%")];
+        at += sprintf(at, plain ? " " : " '");
+        for (const char *c = argv[i]; *c; c++) at += *c == '\'' ? sprintf(at, "'\\''") : sprintf(at, "%c", *c);
+        if (!plain) at += sprintf(at, "'");
+    }
+    return text;
+}
 
 static int refuse(const dp_err *e) {
     fprintf(stderr, "deltaproof: %s\n", e->msg);
@@ -286,7 +301,7 @@ static int command_run(options *o) {
 
     dp_runs runs = {0};
     dp_case **cases = dp_calloc((size_t)np, sizeof *cases);
-    dp_record rec = {.runs = &runs, .cases = cases};
+    dp_record rec = {.runs = &runs, .cases = cases, .command = o->command};
     for (int i = 0; i < np; i++) {
         dp_case *c = dp_calloc(1, sizeof *c);
         dp_err ce = {0};
@@ -353,7 +368,7 @@ static int command_judge(options *o) {
     dp_err e = {0};
     dp_runs runs = {0};
     dp_case c, *cases[1] = {&c};
-    dp_record rec = {.runs = &runs, .cases = cases};
+    dp_record rec = {.runs = &runs, .cases = cases, .command = o->command};
     FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;
     const double t0 = dp_now();
     if (check_judge_usage(o)) return 2;
@@ -544,18 +559,20 @@ int main(int argc, char **argv) {
     if (argc < 2) return usage(stderr, 2);
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return usage(stdout, 0);
     if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) return printf("%s\n", argp_program_version) < 0;
-    char name[32], *const command = argv[1];
+    char name[32], *const command = argv[1], *line = command_line(argc, argv);
     snprintf(name, sizeof name, "deltaproof %.20s", command);
     argv[1] = name;                                              /* what messages begin with */
     for (size_t i = 0; i < sizeof OWN / sizeof *OWN; i++)
-        if (!strcmp(command, OWN[i].name)) return OWN[i].run(argc - 1, argv + 1);
+        if (!strcmp(command, OWN[i].name)) return free(line), OWN[i].run(argc - 1, argv + 1);
     for (size_t i = 0; i < sizeof COMMANDS / sizeof *COMMANDS; i++) {
         if (strcmp(command, COMMANDS[i].name)) continue;
-        options o = {.of = dp_options_new(COMMANDS[i].one, COMMANDS[i].most)};
+        options o = {.of = dp_options_new(COMMANDS[i].one, COMMANDS[i].most), .command = line};
         const struct argp a = {.options = COMMANDS[i].opt, .parser = parse, .args_doc = COMMANDS[i].args, .doc = COMMANDS[i].doc};
         argp_parse(&a, argc - 1, argv + 1, 0, NULL, &o);
-        return COMMANDS[i].run(&o);
+        const int rc = COMMANDS[i].run(&o);
+        return free(line), rc;
     }
+    free(line);
     fprintf(stderr, "deltaproof: '%s' is not a command\n", command);
     return usage(stderr, 2);
 }

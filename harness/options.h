@@ -38,6 +38,7 @@ enum { DP_OPT_CASES = 'c', DP_OPT_RANKS = 1024, DP_OPT_BASE, DP_OPT_CHAIN, DP_OP
 #define DP_ROW_MERGE {"merge", DP_OPT_MERGE, "NAME", 0, "allgather or ring (default: the case's first)", 0}
 #define DP_ROW_BASE {"base", DP_OPT_BASE, "NAME", 0, "base policy: fp64 fp32 bf16 (default: the case's first; with --subject what it claims)", 0}
 #define DP_ROW_CHAIN {"chain", DP_OPT_CHAIN, "FORMAT", 0, "format of the M chain: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st (default: the case's first; with --subject what it claims)", 0}
+#define DP_ROWS_ONE_RUN DP_ROW_CASES, DP_ROW_RANKS, DP_ROW_BASE, DP_ROW_CHAIN, DP_ROW_MERGE, DP_ROW_FAULT, DP_ROW_LIMIT
 
 dp_options dp_options_new(int one, int most);    /* the folders of this program */
 error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o);

@@ -175,6 +175,7 @@ static json_t *record_json(const dp_record *r) {
     set_str(o, "schema", "deltaproof-record"), set(o, "schema_version", json_integer(1));
     set_str(p, "version", DP_VERSION), set_str(p, "commit", DP_COMMIT), set_str(p, "compiler", "gcc " __VERSION__), set_str(p, "blas", openblas_get_config());
     set_str(p, "mpfr", mpfr_get_version()), set(p, "cores", json_integer(omp_get_num_procs())), set_str(p, "device", dp_cuda_device());
+    if (r->command) set_str(p, "command", r->command);
     set(o, "program", p), set_str(o, "created", when), set(o, "seconds", num(r->seconds));
     for (int i = 0; i < DP_NVERDICTS; i++) set(tot, dp_verdict_names[i], json_integer(n[i]));
     set(o, "totals", tot), set(o, "errors", json_integer(r->errors)), set_str(o, "verdict", dp_record_verdict(r));

@@ -5,7 +5,7 @@
  *
  * {
  *   "schema": "deltaproof-record", "schema_version": 1,
- *   "program": {"version", "commit", "compiler", "blas", "mpfr", "cores", "device"},
+ *   "program": {"version", "commit", "compiler", "blas", "mpfr", "cores", "device", "command"},      command: what made the record, for a shell
  *   "created": "2026-11-20T19:00:00Z", "seconds": 61.2,
  *   "totals": {"pass": 0, "fail": 0, "skipped": 0, "unjudged": 0},      over runs
  *   "errors": 0,                  cases that could not be judged at all
@@ -68,6 +68,7 @@ typedef struct {
     dp_case *const *cases;
     double seconds;
     int errors;                  /* cases that could not be judged at all */
+    const char *command;         /* what made it; NULL: not said */
 } dp_record;
 
 void dp_record_totals(const dp_record *r, int n[DP_NVERDICTS]);

@@ -206,12 +206,12 @@ def ranking_sentences(rec, case):
     out, n = [], top_ranks(rec, case["name"])
     for base in bases_of(rec.of(case["name"])):
         runs = {f: r for f, r in one_per_format(rec, case["name"], n, base).items() if finite(rel(r, "S_in"))}
-        if n < 3 or len(runs) < 2 or base == "fp64":
+        if n < 3 or len(runs) < 2 or base == "fp64" or all(r["verdict"] == "fail" for r in runs.values()):    # what is wrong throughout says nothing about formats
             continue
         by = sorted(runs, key=lambda f: rel(runs[f], "S_in"))
         lo, hi = rel(runs[by[0]], "S_in"), rel(runs[by[-1]], "S_in")
         if hi <= lo * 1.01:
-            out.append(f"{link(runs[by[-1]], case['name'])}, {n} ranks, base {base}: all {len(by)} chain formats give the same S_in within 1% ({sci(lo, 3)} to {sci(hi, 3)}): "
+            out.append(f"{link(runs[by[-1]], case['name'])}, {n} ranks, base {base}: {'both' if len(by) == 2 else f'all {len(by)}'} chain formats give the same S_in within 1% ({sci(lo, 3)} to {sci(hi, 3)}): "
                        "the format of M does not matter on this head.")
             continue
         if worst_effect(runs, by[-1]):
@@ -287,7 +287,7 @@ def cost_of_split(rec, case):
     base = next((b for b in ("bf16", "fp32") if one_per_format(rec, case["name"], 1, b)), None)
     one = next(iter(one_per_format(rec, case["name"], 1, base).values()), None) if base else None
     many = one_per_format(rec, case["name"], n, base).get("fp32") if base else None
-    if not one or not many or n < 2:
+    if not one or not many or n < 2 or "fail" in (one["verdict"], many["verdict"]):
         return None
     parts = [f"{t} {sci(rel(one, t))} to {sci(rel(many, t))} ({excess(rel(many, t), rel(one, t))})" for t in ("o",) + GRADIENTS if finite(rel(one, t)) and finite(rel(many, t))]
     return f"{link(many, case['name'])}, base {base}, fp32 chain, from 1 rank to {n}: {', '.join(parts)}." if parts else None

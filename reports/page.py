@@ -61,7 +61,7 @@ def header(rec):
             ("Made", " in ".join(x for x in (rec.created, f"{rec.seconds:.1f} s" if finite(rec.seconds) else None) if x)),
             ("Machine", ", ".join(x for x in (plural(p["cores"], "core") if p.get("cores") else None, p.get("compiler"), p.get("blas"), f"MPFR {p['mpfr']}" if p.get("mpfr") else None) if x)),
             ("Scope", f"{plural(len(rec.cases), 'case')}, {plural(len(rec.runs), 'run')}, {plural(sum(len(r['tensors']) for r in rec.runs), 'tensor')} compared with a truth"),
-            ("All again", '<code class="id">make verify</code>'),
+            ("All again", f'<code class="id">{esc(p["command"], quote=False)}</code>' if p.get("command") else None),
             ("One run again", "<code class=\"id\">deltaproof run --id '…'</code> with an ID from the tables; it gives the same bits")]
     meta = "".join(f"<dt>{k}</dt><dd>{v if v.startswith('<code') else esc(v)}</dd>" for k, v in rows if v)
     return (f'<header id="top"><h1>deltaproof: delta-rule attention under context parallelism</h1>\n<p class="soft">Errors against a truth of proven precision, judged against derived bounds.</p>\n'

@@ -122,7 +122,7 @@ _run = _object({
 _case = _object({
     "name": _text, "op": _text, "reason": _text, "source": _text, "T": _count, "H": _count, "HV": _count, "K": _count, "V": _count, "R": _count,
     "Nseq": _count, "regime": _text, "data": _text, "warnings": _list(_text)}, ("name", "op"))
-_program = _object({"version": _text, "commit": _text, "compiler": _text, "blas": _text, "mpfr": _text, "cores": _count})
+_program = _object({"version": _text, "commit": _text, "compiler": _text, "blas": _text, "mpfr": _text, "cores": _count, "command": _text})
 _totals = _object({v: _count for v in VERDICTS}, VERDICTS)
 _record = _object({
     "schema": _text, "program": _program, "created": _text, "seconds": _number, "totals": _totals, "errors": _count, "verdict": _overall, "cases": _list(_case),

@@ -90,7 +90,6 @@ def main(argv):
     except OSError as e:
         print(f"report: {e.filename or out}: {e.strerror}", file=sys.stderr)
         return 2
-    print(out)
     return 0
 
 

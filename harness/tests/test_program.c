@@ -78,6 +78,12 @@ DP_TEST(program, output_that_cannot_be_written_is_refused_first) {
     CHECK(!gt_run(dir, out, sizeof out), "a pipe was replaced by a file, or got nothing");
 }
 
+DP_TEST(program, record_and_page_name_the_command_that_made_them) {
+    char args[1200];
+    snprintf(args, sizeof args, "run t1 --ranks 1 --base fp32 --cases %s --cache none --json '%s/it is.json' && cat %s/it*.json", gt_cases(), gt_tmpdir(), gt_tmpdir());
+    CHECK(run(args) == 0 && strstr(out, "\"command\": \"deltaproof run t1 --ranks 1 --base fp32 --cases ") && strstr(out, "/it is.json'\""), "%s", out);
+}
+
 /* What several commands take they refuse in one way, naming option, value and what is allowed. */
 DP_TEST(program, shared_options_are_refused_alike_by_every_command) {
     static const char *const command[] = {"run", "bisect stage", "shrink", "check"};
