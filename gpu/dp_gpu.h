@@ -7,7 +7,7 @@
  * Paths
  *   simple  every stage a plain fp32-FMA kernel, all intermediates in fp32 words; base bf16 rounds what FLA stores in bf16 (w u kg qg
  *           Aqk Akk h v_new, and the operands that meet them) to bf16 values. Any K, V (multiples of 16 up to 256), R in {1,2,4}.
- *   fast    tensor cores (mma.sync, wgmma), bf16 storage. Base bf16, K and V in {64, 128}, R in {1,2,4} in chunks of 64/R tokens; its backward also Kg = K, DPG_SAVE_STATE.
+ *   fast    tensor cores (mma.sync, wgmma), bf16 storage. Base bf16, K and V in {64, 128}, R in {1,2,4} in chunks of 64/R tokens; its backward also DPG_SAVE_STATE.
  *           fp32 q, k, v are rounded to bf16 as they are loaded; norms, dbeta and the gradient of the norms are made of what was given.
  * The M chain is the same code in both paths; its format is a run-time choice. Forward and backward choose their path each for itself:
  * the backward recomputes what it needs in its own formats, so that any backward fits any forward.

@@ -1,4 +1,4 @@
-/* gpu/fast_bwd.cu - the backward on tensor cores (math.md f, c, g.1): K and V in {64, 128}, Kg = K, base bf16. Order:
+/* gpu/fast_bwd.cu - the backward on tensor cores (math.md f, c, g.1): K and V in {64, 128}, base bf16. Order:
  *
  *   k_chunks (fast.cu)  w u kg qg Aqk Akk L eC gcum of every tile
  *   k_pass<0>           forward states: h (before a chunk), v_new
@@ -15,6 +15,9 @@
  * R keys a token: the 64 rows of a tile are those of fast.cu, (token, key) of 64 / R tokens. do stands in the first row of a token and zeros in the others, so
  * that dq, dP and dgam of those rows are zero or belong to a key; masks that ask which of two rows is earlier ask for their tokens. Of a token's own keys
  * dP keeps one entry a row, apart in fp32 (pdiag), as for R = 1 its diagonal; dq of a token is the sum over its rows.
+ *
+ * One gate a head (GDN): its channels have the same decay, dg is the sum over them, which k_intra leaves per 64 of them and k_gate_one ends. Kernels of ANY take both,
+ * and R; the others R = 1 and a gate a channel.
  *
  * Every operand of a product is rounded to bf16 once (what harness/budget.c counts: do, h, dh, X, dX, dvl, Kgam, L, dE, dP, dL, and q or k with their decay),
  * everything is summed in fp32. Exponents are anchored as in fast.cu, at the first row of a block, terms too far below it pairwise. No atomics. */
@@ -50,7 +53,7 @@ struct Tiles {                                           /* of the backward's pl
     const bf16 *w, *u, *kg, *qg, *Aqk, *Akk, *L;
     const float *eC, *gcum, *s0, *sin, *dfinal, *dsout;
     bf16 *h, *X, *dvl, *dos, *dh, *dX, *dE, *dP, *dL;
-    float *pdiag, *norm, *dq, *dk, *part, *ds0, *dhm;
+    float *pdiag, *norm, *dq, *dk, *part, *ds0, *dhm, *dg_sum;       /* dg_sum: one gate a head, [tile][K/64][C] */
     int row, seq0, nseg, parts;                          /* words in a row of dhm; first local sub-sequence; segments that the last one was cut in, 1: whole to the backward */
 };
 
@@ -77,12 +80,12 @@ template <int W, int THREADS> __device__ __forceinline__ void load_rows(bf16 *ds
 }
 
 /* 8 warps: rows 16 I .. of dvl, half of the columns. */
-template <int V, bool KEYS> __global__ void __launch_bounds__(256) k_dav(Dims d, dpg_grads g, Tiles a)
+template <int V, bool ANY> __global__ void __launch_bounds__(256) k_dav(Dims d, dpg_grads g, Tiles a)
 {
     extern __shared__ __align__(128) char raw[];
     DavSmem<V> &sm = *(DavSmem<V> *)raw;
     int64_t tile = blockIdx.x;
-    int hv = tile % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, half = warp / 4, lr = KEYS ? d.lr : 0;
+    int hv = tile % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, half = warp / 4, lr = ANY ? d.lr : 0;
     Chunk c = d.chunk[tile / d.HV];
     for (int x = threadIdx.x; x < C * C / 8; x += 256)
         cp16(sm.P + x * 8, a.Aqk + tile * C * C + x * 8, true);
@@ -460,7 +463,7 @@ template <int THREADS> __device__ __forceinline__ void load_square(bf16 *dst, co
 }
 
 /* Kgam = exp(gam) k / |k| to shared memory, 1/norms of the rows of k and q to memory. */
-template <bool BF16, int K, int V> __device__ void stage_kgam(const Dims &d, const dpg_tensors &t, const Tiles &a, WySmem<K, V> &sm, Chunk c, int64_t tile, int h, int lr)
+template <bool BF16, bool ANY, int K, int V> __device__ void stage_kgam(const Dims &d, const dpg_tensors &t, const Tiles &a, WySmem<K, V> &sm, Chunk c, int64_t tile, int h, int lr)
 {
     const int P = K / 8;
     for (int x = threadIdx.x; x < C * P; x += 256) {     /* the P lanes of a row are neighbours */
@@ -478,26 +481,27 @@ template <bool BF16, int K, int V> __device__ void stage_kgam(const Dims &d, con
         float rk = d.l2norm ? rsqrtf(sk + (float)DP_L2_EPS) : 1.f, rq = d.l2norm ? rsqrtf(sq + (float)DP_L2_EPS) : 1.f;
         if (p == 0)
             a.norm[tile * 2 * C + r] = rk, a.norm[tile * 2 * C + C + r] = rq;
-        const float *g = a.gcum + (tile * C + r) * K + p * 8;
+        bool one = ANY && d.Kg == 1;
+        const float *g = a.gcum + (one ? tile * C + r : (tile * C + r) * K + p * 8);
         const uint32_t *ks = (const uint32_t *)&k4;
         uint32_t *os = (uint32_t *)&out;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             float2 y = unpack2(ks[j]);
-            os[j] = here ? pack2(y.x * rk * ex2(g[2 * j]), y.y * rk * ex2(g[2 * j + 1])) : 0u;
+            os[j] = here ? pack2(y.x * rk * ex2(g[one ? 0 : 2 * j]), y.y * rk * ex2(g[one ? 0 : 2 * j + 1])) : 0u;
         }
         *(uint4 *)(sm.kgam + rows_at<K>(r, p)) = out;
     }
 }
 
 /* BF16: the type of q, k, v; asked inside the kernels it costs 2% of the backward. */
-template <int K, int V, bool KEYS, bool BF16> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
+template <int K, int V, bool ANY, bool BF16> __global__ void __launch_bounds__(256, 2) k_wy(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
 {
     extern __shared__ __align__(128) char raw[];
     WySmem<K, V> &sm = *(WySmem<K, V> *)raw;
     const int NT = V / 16;                               /* n-tiles of half the columns */
     int64_t tile = blockIdx.x;
-    int hv = tile % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, gr = lane / 4, tc = lane % 4, I = warp % 4, half = warp / 4, lr = KEYS ? d.lr : 0;
+    int hv = tile % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, gr = lane / 4, tc = lane % 4, I = warp % 4, half = warp / 4, lr = ANY ? d.lr : 0;
     Chunk c = d.chunk[tile / d.HV];
     int rows = c.len << lr;
     load_square<256>(sm.T, a.Akk + tile * C * C);
@@ -510,7 +514,7 @@ template <int K, int V, bool KEYS, bool BF16> __global__ void __launch_bounds__(
     cp_commit();
     if (threadIdx.x < C)
         sm.beta[threadIdx.x] = threadIdx.x < rows ? beta_value(d, ldx(t.beta, row_at(c.t0, d.HV, hv, threadIdx.x, lr), d.g_bf16)) : 0.f;
-    stage_kgam<BF16>(d, t, a, sm, c, tile, hv / d.G, lr);
+    stage_kgam<BF16, ANY>(d, t, a, sm, c, tile, hv / d.G, lr);
     cp_wait<1>();
     __syncthreads();
     float dZ[NT][4] = {}, E[NT][4] = {};
@@ -681,13 +685,13 @@ __device__ __forceinline__ float column_sum(float x)
 }
 
 /* Warp (I, cq): rows 16 I .., channels 32 cq .. of the block's 64. */
-template <int K, int V, bool KEYS, bool BF16> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
+template <int K, int V, bool ANY, bool BF16> __global__ void __launch_bounds__(256, 2) k_intra(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
 {
     extern __shared__ __align__(128) char raw[];
     IntraSmem<V> &sm = *(IntraSmem<V> *)raw;
     const int NB = K / CH;
     int64_t tile = blockIdx.x / NB;
-    int ch0 = blockIdx.x % NB * CH, hv = tile % d.HV, hq = hv / d.G, warp = threadIdx.x / 32, lane = threadIdx.x % 32, gr = lane / 4, tc = lane % 4, I = warp % 4, c0 = warp / 4 * 32, lr = KEYS ? d.lr : 0;
+    int ch0 = blockIdx.x % NB * CH, hv = tile % d.HV, hq = hv / d.G, warp = threadIdx.x / 32, lane = threadIdx.x % 32, gr = lane / 4, tc = lane % 4, I = warp % 4, c0 = warp / 4 * 32, lr = ANY ? d.lr : 0;
     Chunk c = d.chunk[tile / d.HV];
     int rows = c.len << lr;
     auto &A = sm.x.a;
@@ -700,8 +704,13 @@ template <int K, int V, bool KEYS, bool BF16> __global__ void __launch_bounds__(
         cp16(A.h + sl * CH * 16 + y, a.h + tile * K * V + (sl * K + ch0) * 16 + y, true);
         cp16(A.dh + sl * CH * 16 + y, a.dh + tile * K * V + (sl * K + ch0) * 16 + y, true);
     }
+    const bool one = ANY && d.Kg == 1;
     for (int x = threadIdx.x; x < C * CH / 4; x += 256)
-        cp16(sm.gam + x / 16 * GS + x % 16 * 4, a.gcum + (tile * C + x / 16) * K + ch0 + x % 16 * 4, true);
+        if (one) {
+            float y = a.gcum[tile * C + x / 16];
+            *(float4 *)(sm.gam + x / 16 * GS + x % 16 * 4) = make_float4(y, y, y, y);
+        } else
+            cp16(sm.gam + x / 16 * GS + x % 16 * 4, a.gcum + (tile * C + x / 16) * K + ch0 + x % 16 * 4, true);
     cp_commit();
     uint4 k4[2], q4[2];                                  /* 8 channels of two rows of k and q; they wait in registers */
     int p8 = threadIdx.x % 8;
@@ -916,7 +925,7 @@ template <int K, int V, bool KEYS, bool BF16> __global__ void __launch_bounds__(
         }
     }
     __syncthreads();
-    float Ah = t.A_log ? expf(t.A_log[hv]) : 1.f;
+    float Ah = t.A_log ? expf(t.A_log[hv]) : 1.f, over[2] = {0.f, 0.f};    /* over: the warp's channels */
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         int ch = c0 + 8 * n + 2 * tc;
@@ -926,8 +935,11 @@ template <int K, int V, bool KEYS, bool BF16> __global__ void __launch_bounds__(
             from[e] = sm.z[ch + e] + ((sm.write[0][ch + e] + sm.write[1][ch + e]) + (sm.write[2][ch + e] + sm.write[3][ch + e]));
             for (int M = 3; M > I; M--)
                 from[e] += sm.total[M][ch + e];
-            bias[e] = t.dt_bias ? t.dt_bias[hv * K + ch0 + ch + e] : 0.f;
+            bias[e] = t.dt_bias && !one ? t.dt_bias[hv * K + ch0 + ch + e] : 0.f;
+            over[0] += dg[n][e] + from[e], over[1] += dg[n][2 + e] + from[e];
         }
+        if (one)
+            continue;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int s = 16 * I + gr + 8 * r;
@@ -948,7 +960,21 @@ template <int K, int V, bool KEYS, bool BF16> __global__ void __launch_bounds__(
                 sm.sum_a[I][ch + e] = x, sm.sum_b[I][ch + e] = y;
         }
     }
+    if (one) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            over[r] += __shfl_xor_sync(~0u, over[r], 1);
+            over[r] += __shfl_xor_sync(~0u, over[r], 2);
+            if (tc == 0)
+                sm.sum_a[c0 / 32][16 * I + gr + 8 * r] = over[r];
+        }
+    }
     __syncthreads();
+    if (one) {
+        if (threadIdx.x < C)
+            a.dg_sum[blockIdx.x * C + threadIdx.x] = sm.sum_a[0][threadIdx.x] + sm.sum_a[1][threadIdx.x];
+        return;
+    }
     if (threadIdx.x < 2 * CH) {
         int ch = threadIdx.x % CH, b = threadIdx.x / CH;
         float (*s)[CH] = b ? sm.sum_b : sm.sum_a;
@@ -959,10 +985,10 @@ template <int K, int V, bool KEYS, bool BF16> __global__ void __launch_bounds__(
 /* ---- k_norm, k_sums ------------------------------------------------------------------------------------------------------------------------ */
 
 /* dq and dk of one chunk and query head: the group's value heads summed in order, then dx = (dy - y <y, dy>) / |x|. 16 (K = 128) or 8 lanes a row. */
-template <int K, bool KEYS, bool BF16> __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
+template <int K, bool ANY, bool BF16> __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
 {
     const int P = K / 8;
-    int ch = blockIdx.x / d.H, hq = blockIdx.x % d.H, lr = KEYS ? d.lr : 0;
+    int ch = blockIdx.x / d.H, hq = blockIdx.x % d.H, lr = ANY ? d.lr : 0;
     int64_t tile0 = (int64_t)ch * d.HV + hq * d.G;
     Chunk c = d.chunk[ch];
     for (int x = threadIdx.x; x < 2 * C * P; x += 256) {
@@ -995,6 +1021,50 @@ template <int K, bool KEYS, bool BF16> __global__ void __launch_bounds__(256) k_
         else
             *(float4 *)((float *)to + at) = *(float4 *)dy, *(float4 *)((float *)to + at + 4) = *(float4 *)(dy + 4);
     }
+}
+
+/* Raw gradient of the one gate of a head and its terms of dA_log and ddt_bias: a thread a token, a block a tile. */
+template <int K> __global__ void __launch_bounds__(C) k_gate_one(Dims d, dpg_tensors t, dpg_grads g, Tiles a)
+{
+    __shared__ float sum[2][2];
+    int64_t tile = blockIdx.x;
+    int hv = tile % d.HV, s = threadIdx.x;
+    Chunk c = d.chunk[tile / d.HV];
+    float sa = 0.f, sb = 0.f;
+    if (s < c.len) {
+        int64_t at = (c.t0 + s) * d.HV + hv;
+        float dg = 0.f;
+        for (int i = 0; i < K / CH; i++)
+            dg += a.dg_sum[(tile * (K / CH) + i) * C + (s << d.lr)];
+        float y = gate_bwd(d, dg, ldx(t.g, at, d.g_bf16), t.A_log ? expf(t.A_log[hv]) : 1.f, t.dt_bias ? t.dt_bias[hv] : 0.f, sa, sb);
+        if (d.dg_bf16)
+            ((bf16 *)g.dg)[at] = __float2bfloat16_rn(y);
+        else
+            ((float *)g.dg)[at] = y;
+    }
+#pragma unroll
+    for (int m = 16; m; m /= 2)
+        sa += __shfl_xor_sync(~0u, sa, m), sb += __shfl_xor_sync(~0u, sb, m);
+    if (s % 32 == 0)
+        sum[0][s / 32] = sa, sum[1][s / 32] = sb;
+    __syncthreads();
+    if (s < 2)
+        a.part[tile * 2 + s] = sum[s][0] + sum[s][1];
+}
+
+/* Their sums over the rank's chunks, in fp64: a warp a head, lanes in a fixed order. */
+__global__ void __launch_bounds__(32) k_sums_one(Dims d, const float *part, float *gsum)
+{
+    double sa = 0, sb = 0;
+    for (int c = threadIdx.x; c < d.NT; c += 32) {
+        const float *p = part + ((int64_t)c * d.HV + blockIdx.x) * 2;
+        sa += p[0], sb += p[1];
+    }
+#pragma unroll
+    for (int m = 16; m; m /= 2)
+        sa += __shfl_xor_sync(~0u, sa, m), sb += __shfl_xor_sync(~0u, sb, m);
+    if (threadIdx.x == 0)
+        gsum[blockIdx.x] = (float)sa, gsum[d.HV + blockIdx.x] = (float)sb;
 }
 
 /* Sums over the rank's chunks of part [chunk][HV][2][K]: 8 warps take every eighth chunk, in fp64, then theirs in order. Block: a value head, 32 channels;
@@ -1038,7 +1108,7 @@ Tiles tiles_of(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws)
     a.w = b(B_W), a.u = b(B_U), a.kg = b(B_KG), a.qg = b(B_QG), a.Aqk = b(B_AQK), a.Akk = b(B_AKK), a.L = b(B_L);
     a.eC = f(B_EC), a.gcum = f(B_GCUM), a.s0 = t->s0, a.sin = f(B_SIN), a.dfinal = g->dfinal_state, a.dsout = f(B_DSOUT);
     a.h = b(B_H), a.X = b(B_VNEW), a.dvl = b(B_DVL), a.dos = b(B_DO), a.dh = b(B_DH), a.dX = b(B_DX), a.dE = b(B_E), a.dP = b(B_DP), a.dL = b(B_DL);
-    a.pdiag = f(B_DBETA), a.norm = f(B_NORM), a.dq = f(B_DQ), a.dk = f(B_DKR), a.part = f(B_PART);
+    a.pdiag = f(B_DBETA), a.norm = f(B_NORM), a.dq = f(B_DQ), a.dk = f(B_DKR), a.part = f(B_PART), a.dg_sum = f(B_DZ);
     a.ds0 = NULL, a.dhm = NULL, a.row = dh_row(p), a.nseg = p->nseg, a.parts = p->parts;
     return a;
 }
@@ -1067,15 +1137,15 @@ template <int K, int V, int BWD> dp_status launch_pass(dpg_plan *p, Tiles a, int
     return DP_OK;
 }
 
-template <int K, int V, bool KEYS> struct Stages {
+template <int K, int V, bool ANY> struct Stages {
     static dp_status states(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
         return launch_pass<K, V, 0>(p, tiles_of(p, t, g, ws), p->d.nseq - 1 + p->nseg, s, e);
     }
     static dp_status dAv(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
-        TRY(allow<DavSmem<V>>(k_dav<V, KEYS>, e));
-        k_dav<V, KEYS><<<tile_count(p), 256, sizeof(DavSmem<V>), s>>>(p->d, *g, tiles_of(p, t, g, ws));
+        TRY(allow<DavSmem<V>>(k_dav<V, ANY>, e));
+        k_dav<V, ANY><<<tile_count(p), 256, sizeof(DavSmem<V>), s>>>(p->d, *g, tiles_of(p, t, g, ws));
         CK_LAUNCH(e, "k_dav");
         return DP_OK;
     }
@@ -1096,8 +1166,8 @@ template <int K, int V, bool KEYS> struct Stages {
     static dp_status intra(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
         Tiles a = tiles_of(p, t, g, ws);
-        auto wy = p->d.in_bf16 ? k_wy<K, V, KEYS, true> : k_wy<K, V, KEYS, false>;
-        auto intra = p->d.in_bf16 ? k_intra<K, V, KEYS, true> : k_intra<K, V, KEYS, false>;
+        auto wy = p->d.in_bf16 ? k_wy<K, V, ANY, true> : k_wy<K, V, ANY, false>;
+        auto intra = p->d.in_bf16 ? k_intra<K, V, ANY, true> : k_intra<K, V, ANY, false>;
         TRY(allow<WySmem<K, V>>(wy, e));
         wy<<<tile_count(p), 256, sizeof(WySmem<K, V>), s>>>(p->d, *t, *g, a);
         CK_LAUNCH(e, "k_wy");
@@ -1111,6 +1181,13 @@ template <int K, int V, bool KEYS> struct Stages {
         const Dims &d = p->d;
         Tiles a = tiles_of(p, t, g, ws);
         float *gsum = at<float>(p, ws, B_GSUM), *channel = at<float>(p, ws, B_DG);
+        if (d.Kg == 1) {
+            k_gate_one<K><<<tile_count(p), C, 0, s>>>(d, *t, *g, a);
+            CK_LAUNCH(e, "k_gate_one");
+            k_sums_one<<<(unsigned)d.HV, 32, 0, s>>>(d, a.part, gsum);
+            CK_LAUNCH(e, "k_sums_one");
+            return DP_OK;
+        }
         k_sums<<<(unsigned)d.HV * (K / 32), 256, 0, s>>>(d, a.part, gsum, channel);
         CK_LAUNCH(e, "k_sums");
         k_log_sum<<<(d.HV + 127) / 128, 128, 0, s>>>(d, channel, gsum);
@@ -1119,14 +1196,14 @@ template <int K, int V, bool KEYS> struct Stages {
     }
     static dp_status norm(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e)
     {
-        auto norm = p->d.in_bf16 ? k_norm<K, KEYS, true> : k_norm<K, KEYS, false>;
+        auto norm = p->d.in_bf16 ? k_norm<K, ANY, true> : k_norm<K, ANY, false>;
         norm<<<(unsigned)((int64_t)p->d.NT * p->d.H), 256, 0, s>>>(p->d, *t, *g, tiles_of(p, t, g, ws));
         CK_LAUNCH(e, "k_norm");
         return DP_OK;
     }
 };
 
-#define STAGE(K, V, stage) (p->d.R == 1 ? Stages<K, V, false>::stage(p, t, g, ws, s, e) : Stages<K, V, true>::stage(p, t, g, ws, s, e))
+#define STAGE(K, V, stage) (p->d.R == 1 && p->d.Kg == K ? Stages<K, V, false>::stage(p, t, g, ws, s, e) : Stages<K, V, true>::stage(p, t, g, ws, s, e))
 #define BY_WIDTH(stage) dp_status stage(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e) \
     { return p->d.K == 64 ? p->d.V == 64 ? STAGE(64, 64, stage) : STAGE(64, 128, stage) : p->d.V == 64 ? STAGE(128, 64, stage) : STAGE(128, 128, stage); }
 dp_status chunks(dpg_plan *p, const dpg_tensors *t, const dpg_grads *, void *ws, cudaStream_t s, dp_err *e) { return fast_chunks(p, t, ws, s, e); }
@@ -1142,7 +1219,7 @@ BY_WIDTH(norm)
 
 int fast_bwd_supports(const dpg_problem *p, const dpg_options *o)
 {
-    return fast_supports(p, o) && p->Kg == p->K && o->save == DPG_SAVE_STATE && !o->pair_dg;
+    return fast_supports(p, o) && o->save == DPG_SAVE_STATE && !o->pair_dg;
 }
 
 extern const BwdOps fast_bwd = {chunks, states, dAv, pre, state, intra, sums, norm};

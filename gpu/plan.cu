@@ -194,6 +194,8 @@ static void layout_fast_bwd(dpg_plan *pl)
     add(pl, B_DQ, tiles * C * d.K, 0);
     add(pl, B_DKR, tiles * C * d.K, 0);
     add(pl, B_DG, (int64_t)d.HV * d.K, 0);               /* terms of dA_log by channel */
+    if (d.Kg == 1)
+        add(pl, B_DZ, tiles * C * (d.K / 64), 0);        /* dg summed over 64 channels */
 }
 
 static void layout_simple_bwd(dpg_plan *pl)

@@ -3,7 +3,7 @@
  *   bench_bwd conv [runs]         the convolutions of q, k and v, forward and backward, against a copy of as many bytes in the same run
  *   bench_bwd kda [runs]          KDA backward on one GPU, step by step, the shapes of the speed table; few heads also over 16 segments
  *   bench_bwd shapes [runs]       forward and backward of K and V in {64, 128}, and of fp32 q, k, v
- *   bench_bwd keys [runs]         KDA and MKDA with 2 and 4 keys a token, as many rows each, and both on the simple path
+ *   bench_bwd keys [runs]         KDA, MKDA with 2 and 4 keys a token, as many rows each, and GDN; all but KDA also on the simple path
  *   bench_bwd cp N [runs]         forward and backward of T tokens on N GPUs over NCCL against T/N tokens on one GPU, and every step by itself
  *   bench_bwd parts N [runs]      the work of each of N ranks alone on one GPU, gathers as copies: what the ranks cost without the wires
  * The last two also with the backward over whole sequences, one step after the other ("whole").
@@ -133,10 +133,10 @@ struct Kda {
             fill<<<1024, 256>>>((__nv_bfloat16 *)p, n, 1, seed);
         return p;
     }
-    Kda(int64_t T, int HV, int rank, int N, float bias, dpg_path bwd, int whole = 0, int R = 1, int segments = 0, int K = 128, int V = 128, dpg_dtype type = DPG_BF16)
+    Kda(int64_t T, int HV, int rank, int N, float bias, dpg_path bwd, int whole = 0, int R = 1, int segments = 0, int K = 128, int V = 128, dpg_dtype type = DPG_BF16, int gdn = 0)
     {
         int64_t cu[2] = {0, T}, L = T / N, n = L * HV * K, m = L * HV * V;
-        dpg_problem p = {T, HV, HV, K, V, R, K, 1, cu, 1 / sqrt((double)K), DP_GATE_LOWER_BOUND, -5, DP_BETA_SIGMOID, 1, type, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16};
+        dpg_problem p = {T, HV, HV, K, V, R, gdn ? 1 : K, 1, cu, 1 / sqrt((double)K), DP_GATE_LOWER_BOUND, -5, DP_BETA_SIGMOID, 1, type, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16};
         dpg_options o = {};
         dp_err e = {DP_OK, ""};
         o.base = DP_BASE_BF16, o.chain = DP_FP32, o.path = DPG_PATH_FAST, o.chain_how = DPG_CHAIN_AUGMENTED, o.backward = 1, o.bwd_path = bwd, o.send_dh_only = 1, o.whole_bwd = whole, o.segments = segments;
@@ -167,12 +167,12 @@ struct Kda {
     }
 };
 
-static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd, int R = 1, int segments = 0, int K = 128, int V = 128, dpg_dtype type = DPG_BF16)
+static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd, int R = 1, int segments = 0, int K = 128, int V = 128, dpg_dtype type = DPG_BF16, int gdn = 0)
 {
-    Kda k(T, HV, 0, 1, bias, bwd, 0, R, segments, K, V, type);
+    Kda k(T, HV, 0, 1, bias, bwd, 0, R, segments, K, V, type, gdn);
     const struct { const char *name; int step; } part[] = {{"recompute", DPG_BWD_RECOMPUTE}, {"dAv", DPG_BWD_DAV}, {"pre", DPG_BWD_PRE}, {"merge", DPG_BWD_MERGE}, {"state", DPG_BWD_STATE}, {"intra", DPG_BWD_INTRA}, {"gate", DPG_BWD_GATE}};
     double fwd = time_of(k.s, runs, [&] { k.forward(NULL); }), all = time_of(k.s, runs, [&] { k.backward(NULL, DPG_BWD_ALL); });
-    printf("kda   T=%-7lld HV=%-3d K=%-3d V=%-3d R=%d %s %s, %s gates %2d segments  forward %7.3f  backward %7.3f ms:", (long long)T, HV, K, V, R, type == DPG_F32 ? "fp32" : "bf16",
+    printf("%s   T=%-7lld HV=%-3d K=%-3d V=%-3d R=%d %s %s, %s gates %2d segments  forward %7.3f  backward %7.3f ms:", gdn ? "gdn" : "kda", (long long)T, HV, K, V, R, type == DPG_F32 ? "fp32" : "bf16",
            bwd == DPG_PATH_FAST ? "fast" : "simple", bias < -10 ? "slow" : "fast", dpg_plan_segments(k.plan), fwd, all);
     for (auto &p : part)
         if (dpg_plan_segments(k.plan) > 1 || !(p.step & (DPG_BWD_PRE | DPG_BWD_MERGE)))
@@ -319,6 +319,9 @@ int main(int argc, char **argv)
     if (!strcmp(mode, "keys")) {
         for (int R : {1, 2, 4})
             kda(8192, 64 / R, runs, -4, DPG_PATH_FAST, R);
+        kda(8192, 64, runs, -4, DPG_PATH_FAST, 1, 0, 128, 128, DPG_BF16, 1);
+        for (dpg_path path : {DPG_PATH_FAST, DPG_PATH_SIMPLE})
+            kda(8192, 8, runs < 5 ? runs : 5, -4, path, 1, 0, 128, 128, DPG_BF16, 1);
         for (int R : {2, 4})
             for (dpg_path path : {DPG_PATH_FAST, DPG_PATH_SIMPLE})
                 kda(8192, 16 / R, runs < 5 ? runs : 5, -4, path, R);
