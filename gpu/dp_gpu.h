@@ -68,8 +68,8 @@ typedef struct {
     int whole_bwd;                      /* 1: the backward passes over a cut sequence as a whole; 0: over its segments side by side, whose M the forward keeps for it */
 } dpg_options;
 
-/* Device pointers, the rank's own L tokens, except s0 and final_state, which are [Nseq][HV][K][V] fp32 on every rank: a rank reads s0
- * of the sequences that start on it and writes final_state of those that end on it. 16-byte aligned. A_log [HV], dt_bias [HV][Kg], fp32.
+/* Device pointers, 16-byte aligned, the rank's own L tokens, except s0 and final_state, which are [Nseq][HV][K][V] fp32 on every rank: a rank reads s0
+ * of the sequences that start on it and writes final_state of those that end on it. A_log [HV], dt_bias [HV][Kg], fp32.
  * NULL: s0 zeros, final_state not written, A_log and dt_bias 0.
  * saved: with options.backward, dpg_saved_bytes that the forward writes and the backward reads: the merged state of the first local
  * sub-sequence alone (all others start from s0), the M of later ranks if send_dh_only; of a rank that one cut sequence fills the states that its segments start
