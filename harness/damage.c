@@ -259,7 +259,7 @@ const double *dp_damage_decay(const dp_sim *s, int gi, int hv) {
     if (s->fault == DP_FAULT_GATE_OF_HEAD0) head = 0;
     else if (s->fault == DP_FAULT_GATE_NO_OFFSET) from = gi - s->first[r][0];
     if (from == gi && head == hv) return NULL;
-    dp_damage_hit(s, r, hv);
+    dp_damage_hit(s, r, hv), s->hit_kept[r * s->p->HV + hv] = 1;               /* dH stays for later runs */
     return dp_sim_chunk(s, from, head)->eC;
 }
 

@@ -124,6 +124,8 @@ dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) *a[i] = dp_calloc((size_t)nr, sizeof **a[i]);
     s->traj_rank = N >= 3 ? 1 : 0;
     s->traj = dp_calloc((size_t)DP_MAX_TRAJ * p->HV, sizeof *s->traj);
+    s->hit_kept = dp_calloc((size_t)nr, 1);
+    memcpy(s->hit_kept, s->hit, (size_t)nr);
     return DP_OK;
 }
 
@@ -141,7 +143,7 @@ void dp_sim_free(dp_sim *s) {
     for (int r = 0; r < s->N; r++) dp_context_free(&s->ctx[r]);
     dp_result_free(&s->out);
     free(s->ch), free(s->first), free(s->group), free(s->ctx), free(s->q), free(s->k), free(s->g), free(s->beta), free(s->rstd_q), free(s->rstd_k);
-    free(s->dq), free(s->dk), free(s->dg), free(s->dbeta), free(s->hit);
+    free(s->dq), free(s->dk), free(s->dg), free(s->dbeta), free(s->hit), free(s->hit_kept);
     if (s->p != s->given) dp_problem_free(&s->own);              /* inputs that a fault replaced */
     *s = (dp_sim){0};
 }
@@ -589,6 +591,7 @@ void dp_sim_begin(dp_sim *s, dp_format chain_format, dp_merge merge, int with_ba
     assert(!with_backward || s->p->dout);
     s->chain = chain_format;
     s->merge = merge;
+    if (s->fault != DP_FAULT_RACE && s->fault != DP_FAULT_ORDER_BY_RUN) memcpy(s->hit, s->hit_kept, (size_t)s->N * s->p->HV);
     if (!s->out.o || (with_backward && !s->out.dq)) {
         dp_result_free(&s->out);
         dp_result_alloc(&s->out, s->p, with_backward);

@@ -40,7 +40,7 @@ typedef struct {
     int by_inverse;              /* as in dp_chunk */
     int N;
     dp_fault fault;
-    unsigned char *hit;          /* [N*HV]: where the fault has acted so far (damage.h) */
+    unsigned char *hit, *hit_kept;        /* [N*HV]: where the fault acted in the last run (damage.h; faults that show between runs: in all so far); in what later runs keep */
     int runs;                    /* dp_sim_run calls that have ended */
     const dp_problem *given;     /* what dp_sim_new was given; p is &own when a fault reads other inputs */
     dp_problem own;

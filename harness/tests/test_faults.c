@@ -184,3 +184,26 @@ DP_TEST(faults, a_fault_of_some_runs_shows_when_runs_are_repeated) {
             dp_sim_free(&s), dp_case_free(&c);
         }
 }
+
+/* What a run records is its own: the same fault again in the same place, and none that acted only in an earlier run of the same ranks (a ring has no order of merges). */
+DP_TEST(faults, where_a_fault_acted_belongs_to_the_run) {
+    static const dp_merge MERGE[] = {DP_MERGE_ALLGATHER, DP_MERGE_RING, DP_MERGE_ALLGATHER};
+    dp_case c;
+    if (!gt_open_case("weak-heads", &c)) return;
+    const int n = 4 * c.p.HV;
+    for (int f = 1; f < DP_NFAULTS; f++) {
+        dp_sim s;
+        dp_err e = {0};
+        unsigned char *first = NULL;
+        if (f == DP_FAULT_RACE || f == DP_FAULT_ORDER_BY_RUN) continue;
+        REQUIRE(!dp_sim_new(&s, &c.p, DP_BASE_FP32, 4, (dp_fault)f, &e), "%s", e.msg);
+        for (int run = 0; run < 3; run++) {
+            dp_sim_run(&s, DP_FP32, MERGE[run], 1);
+            if (!run) first = memcpy(dp_calloc((size_t)n, 1), s.hit, (size_t)n);
+            if (run == 1 && f == DP_FAULT_MERGE_NEAREST_FIRST) CHECK(memchr(first, 1, (size_t)n) && !memchr(s.hit, 1, (size_t)n), "a ring's run has the places of the all-gather");
+            if (run == 2) CHECK(!memcmp(first, s.hit, (size_t)n), "%s: acts elsewhere when it runs again", dp_faults[f].name);
+        }
+        free(first), dp_sim_free(&s);
+    }
+    dp_case_free(&c);
+}
