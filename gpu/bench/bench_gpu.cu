@@ -3,6 +3,7 @@
  *
  *   bench_gpu [runs]              one GPU: the shapes of the speed table, simple path for comparison at a small shape
  *   bench_gpu cp N [runs]         N GPUs over NCCL: forward of T tokens on N ranks against forward of T/N tokens on one GPU
+ *   bench_gpu ranks N [runs]      one GPU: forward of ranks 1 and N-1 of N, each alone, gathers as copies of as many bytes behind a kernel that waits as long as the wires take
  */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -177,6 +178,54 @@ static void cp(int N, int runs)
         c.destroy(&c);
 }
 
+__global__ void wait_ns(long long ns)
+{
+    long long t0, t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t0));
+    do
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    while (t - t0 < ns);
+}
+
+/* A communicator of one rank whose peers are always there: what it gathers is its own share N times. The wires take as long as NCCL over NVLink: 20 us and 300 GB/s of what
+ * comes in; `blocks` of 512 threads are busy with it (NCCL's kernel), or one thread (copy engines). */
+static int blocks;
+static dp_status wires(dpg_comm *c, const float *send, float *recv, size_t count, void *stream, dp_err *)
+{
+    wait_ns<<<blocks ? blocks : 1, blocks ? 512 : 1, 0, (cudaStream_t)stream>>>(20000 + (long long)((c->N - 1) * count * 4 / 300.));
+    for (int i = 0; i < c->N; i++)
+        CUDA(cudaMemcpyAsync(recv + i * count, send, count * 4, cudaMemcpyDeviceToDevice, (cudaStream_t)stream));
+    return DP_OK;
+}
+
+static void ranks(int N, int runs)
+{
+    for (Shape s : {Shape{131072, 32, 128, 0, -14}, Shape{131072, 32, 128, 0, -4}, Shape{32768, 32, 128, 0, -14}, Shape{32768, 32, 128, 0, -4}}) {
+        Run q;
+        dpg_options o = {DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED};
+        int64_t cu[2] = {0, s.T}, cu1[2] = {0, s.T / N};
+        setup(q, s, s.T / N, cu1, 0, 1, o);
+        double alone = time_steps(q, DPG_STEP_ALL, runs, NULL);
+        teardown(q);
+        for (int rank : {1, N - 1}) {
+            Run r;
+            double all[2], step[5];
+            dpg_comm c = {};
+            c.rank = rank, c.N = N, c.all_gather = wires;
+            setup(r, s, s.T, cu, rank, N, o);
+            for (int j = 0; j < 2; j++)
+                blocks = j ? 0 : 16, all[j] = time_steps(r, DPG_STEP_ALL, runs, &c);
+            blocks = 16;
+            for (int j = 0; j < 5; j++)
+                step[j] = time_steps(r, 1 << j, runs, &c);
+            printf("rank %d of %d T=%-7lld HV=%d %s segments %2d  alone %6.3f ms  CP %6.3f ms %+5.1f%%  (gather by copy engines %6.3f ms %+5.1f%%)  chunks %6.3f  pre %6.3f  gather %6.3f  merge %6.3f  state %6.3f ms\n", rank, N,
+                   (long long)s.T, s.HV, s.bias < -10 ? "slow gates" : "fast gates", dpg_plan_segments(r.plan), alone, all[0], 100 * (all[0] / alone - 1), all[1], 100 * (all[1] / alone - 1), step[0], step[1], step[2], step[3], step[4]);
+            fflush(stdout);
+            teardown(r);
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
     int ndev = 0;
@@ -186,6 +235,10 @@ int main(int argc, char **argv)
     }
     if (argc > 2 && !strcmp(argv[1], "cp")) {
         cp(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 30);
+        return 0;
+    }
+    if (argc > 2 && !strcmp(argv[1], "ranks")) {
+        ranks(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 30);
         return 0;
     }
     int runs = argc > 1 ? atoi(argv[1]) : 50;

@@ -4,7 +4,8 @@
  *
  * Rank 1 of N goes wrong before a step of the forward or backward, or before it waits for the end. dies: its thread returns. stalls: its thread sleeps
  * until the others have ended, then goes on. hangs: a kernel on its stream spins until the others have ended. fails: it calls abort. All other ranks must
- * return an error that names rank 1 within LIMIT (1 s) and 4 s more, rank 1 an error too if it goes on. few: before a gather of each pass and before the end alone. Exit status 0, 1, or 2 (no device). */
+ * return an error that names rank 1 within LIMIT (1 s) and 4 s more, rank 1 an error too if it goes on. few: before a gather of each pass and before the end alone.
+ * Then the same before one of three whole forwards over segments. Exit status 0, 1, or 2 (no device). */
 #include <cuda_runtime.h>
 #include <math.h>
 #include <stdio.h>
@@ -29,6 +30,7 @@ enum { FORWARD = 5, STEPS = 13 };
 
 static volatile int *go_on;                              /* pinned: 1 releases what stalls or hangs */
 static int failures, checks;
+static bool whole;                                       /* forwards in one call */
 
 static double seconds()
 {
@@ -68,7 +70,7 @@ static void setup(Rank &r, int rank, int N, int64_t per_rank)
     const int HV = 2, K = 64;
     int64_t cu[2] = {0, N * per_rank}, rows = per_rank * HV;
     dpg_problem p = {cu[1], HV, HV, K, K, 1, K, 1, cu, 0.125, DP_GATE_LOG, 0, DP_BETA_SIGMOID, 1, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16, DPG_BF16};
-    dpg_options o = {DP_BASE_BF16, DP_TF32X3, DPG_PATH_AUTO, DPG_CHAIN_DENSE, 0, 0, 1};
+    dpg_options o = {DP_BASE_BF16, DP_TF32X3, DPG_PATH_AUTO, whole ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE, whole ? 2 : 0, 0, !whole};
     dp_err &e = r.err;
     DP(dpg_plan_create(&r.plan, &p, &o, rank, N, &e));
     r.t.q = r.zeros(rows * K * 2), r.t.k = r.zeros(rows * K * 2), r.t.v = r.zeros(rows * K * 2), r.t.g = r.zeros(rows * K * 2), r.t.beta = r.zeros(rows * 2);
@@ -82,6 +84,8 @@ static void setup(Rank &r, int rank, int N, int64_t per_rank)
 
 static dp_status step(Rank &r, int i, dpg_comm *c)
 {
+    if (whole && i < STEPS)
+        return i < 3 ? dpg_forward(r.plan, &r.t, r.ws, c, r.stream, &r.err) : DP_OK;
     if (i < FORWARD)
         return dpg_forward_steps(r.plan, &r.t, r.ws, c, r.stream, 1 << i, &r.err);
     if (i < STEPS)
@@ -132,12 +136,12 @@ static void scene(int N, bool nccl, double limit, int phase, int kind)
     DP(nccl ? dpg_comm_nccl(comm.data(), N, dev.data(), limit, &e) : dpg_comm_shared(comm.data(), N, 0, limit, &e));
     for (int i = 0; i < N; i++) {
         CUDA(cudaSetDevice(comm[i].device));
-        setup(r[i], i, N, 64);
+        setup(r[i], i, N, whole ? 128 : 64);
     }
     double t0 = seconds(), last = 0;
     for (int i = 0; i < N; i++)
         th.emplace_back(rank_main, std::ref(r[i]), &comm[i], phase, kind);
-    std::string name = phase < 0 ? "nothing wrong" : std::string("rank 1 ") + kinds[kind] + " before " + phases[phase];
+    std::string name = phase < 0 ? "nothing wrong" : std::string("rank 1 ") + kinds[kind] + " before " + (whole && phase < 3 ? "whole forward " + std::to_string(phase + 1) : phases[phase]);
     for (int i = 0; i < N; i++) {
         if (i == 1)
             continue;
@@ -180,6 +184,13 @@ int main(int argc, char **argv)
     for (int phase = 0; phase <= STEPS; phase++)
         for (int kind : {DIES, STALLS, HANGS, FAILS})
             if (few ? phase == 2 || (phase == 8 && kind == HANGS) || (phase == STEPS && kind == DIES) : kind == DIES || kind == HANGS || phase == 0 || phase == 2 || phase == 4 || phase == STEPS)
+                scene(N, nccl, limit, phase, kind);
+    scene(N, nccl, limit, -1, FAILS);
+    whole = true;
+    scene(N, nccl, 20, -1, FAILS);
+    for (int phase : {0, 1, 2, (int)STEPS})
+        for (int kind : {DIES, STALLS, HANGS, FAILS})
+            if (!few || (phase == 1 && kind != FAILS))
                 scene(N, nccl, limit, phase, kind);
     scene(N, nccl, limit, -1, FAILS);
     printf("%d checks, %d failed\n", checks, failures);
