@@ -67,7 +67,7 @@ dp_problem dp_expected_nearby(const dp_problem *p, dp_format dtype, int draw) {
 
 int dp_expected_count(const dp_problem *p) {
     const double size = (double)p->T * p->HV * p->R * p->K * p->V;
-    return size <= 2e6 ? 8 : size <= 2e7 ? 6 : 4;
+    return size <= 2e6 ? 8 : size <= 2e7 ? 6 : size <= 5e7 ? 4 : 3;
 }
 
 static double **rank_list(const dp_sim *s, int i) {
