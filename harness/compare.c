@@ -167,7 +167,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
         }
         judged++;
         B += e.bound2, BW += e.want2;
-        const double ratio = e.err2 == 0 ? 0 : e.bound2 > 0 ? sqrt(e.err2 / e.bound2) : INFINITY;
+        const double ratio = e.err2 == 0 ? 0 : e.bound2 > 0 && isfinite(e.err2) ? sqrt(e.err2 / e.bound2) : INFINITY;
         if (!(ratio <= j->ratio)) j->ratio = ratio, j->over = at;
         if (!(ratio <= rat[at.rank])) rat[at.rank] = ratio;
         if (!(ratio <= 1)) note_over(in, j, row, &e, &at);

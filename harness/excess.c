@@ -7,6 +7,7 @@
 const char *const dp_level_names[DP_NLEVELS] = {"window", "rank", "tensor", "every"};
 const char *const dp_level_what[DP_NLEVELS] = {"in one window of tokens and head, or one state", "over one rank and head", "over the whole tensor", "in all windows of tokens and heads alike"};
 
+#define OTHERS 4.0               /* draws that all units together count as, for the degrees of freedom of one */
 #define PRIOR 8.0                /* degrees of freedom that the tensor's mean adds to a unit's own draws */
 
 /* F quantile at z standard deviations by Wilson and Hilferty: f^(1/3) is nearly normal. a: of the error, b: of the draws together. Infinite when b is too
@@ -43,24 +44,37 @@ static double mean_of(const units *u, int D, int64_t i, int without) {
 /* Units of few rows beside the others (a sequence of one token) have few degrees of freedom: a class of their own. */
 static int is_small(const units *u, int64_t i) { return 4 * u->rows[i] <= u->top; }
 
-/* Degrees of freedom of one unit's |err|^2: 2 / cv^2, pooled over units; the variance over D draws is taken against their own mean, hence the
- * correction. Few units and draws say little: then fewer are assumed, by two standard deviations of the estimate. */
+/* Degrees of freedom of |err|^2 whose D draws have this variance over their own mean squared: nu = 2 / cv^2, corrected for that mean. */
+static double nu_of(double cv2, int D) {
+    const double two_over_nu = cv2 < 0.9 * D ? cv2 / (1 - cv2 / D) : 9.0 * D;
+    return fmax(0.5, fmin(2 / fmax(two_over_nu, 1e-9), 1e6));
+}
+
+static double cv2_of(const units *u, int D, int64_t i) {            /* NAN: the draws are zero or not finite */
+    const double m = mean_of(u, D, i, -1);
+    double v = 0;
+    if (!(m > 0) || !isfinite(m)) return NAN;
+    for (int d = 0; d < D; d++) {
+        const double x = u->e2[(int64_t)d * u->n + i] / m - 1;
+        v += x * x;
+    }
+    return v / (D - 1);
+}
+
+/* Of a typical unit, pooled over units. Few units and draws say little: then fewer are assumed, by two standard deviations of the estimate. */
 static double freedom(const units *u, int D, int small) {           /* small -1: of all units */
     double cv2 = 0, n = 0;
     for (int64_t i = 0; i < u->n; i++) {
-        const double m = mean_of(u, D, i, -1);
-        double v = 0;
-        if (!(m > 0) || !isfinite(m) || (small >= 0 && is_small(u, i) != small)) continue;
-        for (int d = 0; d < D; d++) {
-            const double x = u->e2[(int64_t)d * u->n + i] / m - 1;
-            v += x * x;
-        }
-        cv2 += v / (D - 1), n++;
+        const double x = cv2_of(u, D, i);
+        if (!isnan(x) && (small < 0 || is_small(u, i) == small)) cv2 += x, n++;
     }
-    if (n == 0) return 1;
-    cv2 = cv2 / n * (1 + 2 * sqrt(2 / (n * (D - 1))));
-    const double two_over_nu = cv2 < 0.9 * D ? cv2 / (1 - cv2 / D) : 9.0 * D;
-    return fmax(0.5, fmin(2 / fmax(two_over_nu, 1e-9), 1e6));
+    return n > 0 ? nu_of(cv2 / n * (1 + 2 * sqrt(2 / (n * (D - 1)))), D) : 1;
+}
+
+/* Of unit i among others that have nu: its own draws count, where they differ more than those of the others do (a rank that one few-token window of correlated errors outweighs). */
+static double own_freedom(const units *u, int D, int64_t i, double nu) {
+    const double x = cv2_of(u, D, i);
+    return isnan(x) ? nu : fmin(nu, nu_of((OTHERS * 2 / nu + (D - 1) * x) / (OTHERS + D - 1), D));
 }
 
 static double expected2(const dp_excess_in *in, const units *u, int64_t i, int without, double own, double prior) {
@@ -87,25 +101,43 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static dp_excess_level judge_level(const dp_excess_in *in, const units *u, int small) {
+/* Degrees of freedom that a rank and head has at most, from those of its cells, were they independent (Welch and Satterthwaite): few where one short window of correlated
+ * errors outweighs the rest, whatever the other ranks have. */
+static double *rank_freedom(const dp_excess_in *in, const units *cells) {
     const int D = in->ndraw;
-    dp_excess_level r = {.nu = fmin(freedom(u, D, small), freedom(u, D, -1)), .ratio = NAN, .draw = NAN, .at = -1};
-    double *every = dp_doubles(u->n);
-    const double all = prior_of(in, u);
+    const double of[2] = {freedom(cells, D, 0), freedom(cells, D, 1)};
+    double *cap = dp_doubles(2 * (int64_t)in->nbelong), *v = cap + in->nbelong;
+    for (int64_t i = 0; i < in->n; i++) {
+        const double m = mean_of(cells, D, i, -1);
+        if (in->belong[i] >= 0 && isfinite(m)) cap[in->belong[i]] += m, v[in->belong[i]] += m * m / own_freedom(cells, D, i, of[is_small(cells, i)]);
+    }
+    for (int z = 0; z < in->nbelong; z++) cap[z] = v[z] > 0 ? cap[z] * cap[z] / v[z] : INFINITY;
+    return cap;
+}
+
+/* cap [u->n]: degrees of freedom that a unit has at most; NULL: none. */
+static dp_excess_level judge_level(const dp_excess_in *in, const units *u, int small, const double *cap) {
+    const int D = in->ndraw;
+    const double nu = fmin(freedom(u, D, small), freedom(u, D, -1)), all = prior_of(in, u);
+    dp_excess_level r = {.nu = nu, .ratio = NAN, .limit = NAN, .draw = NAN, .at = -1};
+    double *every = dp_doubles(2 * (int64_t)u->n), *ratio = every + u->n;
     int64_t judged = 0;
     for (int64_t i = 0; i < u->n; i++) r.units += u->count[i] > 0 && is_small(u, i) == small;
-    const double prior_df = r.units > 1 ? PRIOR : 0, own = D * r.nu / (D * r.nu + prior_df);
+    const double prior_df = r.units > 1 ? PRIOR : 0, own = D * nu / (D * nu + prior_df);
     for (int64_t i = 0; i < u->n; i++) {
         if (!(u->count[i] > 0) || is_small(u, i) != small) continue;
-        const double e2 = expected2(in, u, i, -1, own, all), ratio = u->err2[i] == 0 ? 0 : e2 > 0 ? sqrt(u->err2[i] / e2) : INFINITY;
-        every[judged++] = ratio;
-        if (!(ratio <= r.ratio)) r.ratio = ratio, r.at = i;
+        const double e2 = expected2(in, u, i, -1, own, all);
+        every[judged++] = ratio[i] = u->err2[i] == 0 ? 0 : e2 > 0 ? sqrt(u->err2[i] / e2) : INFINITY;
         for (int d = 0; d < D; d++) {
             const double x = u->e2[(int64_t)d * u->n + i], o2 = expected2(in, u, i, d, own, all), y = x == 0 ? 0 : o2 > 0 ? sqrt(x / o2) : INFINITY;
             if (!(y <= r.draw)) r.draw = y;
         }
     }
-    r.limit = limit_of(in, r.units, r.draw, r.nu, D * r.nu + prior_df);
+    for (int64_t i = 0; i < u->n; i++) {                         /* each against the limit of its own freedom */
+        if (!(u->count[i] > 0) || is_small(u, i) != small) continue;
+        const double mine = fmin(own_freedom(u, D, i, nu), cap ? cap[i] : INFINITY), limit = limit_of(in, r.units, r.draw, mine, D * mine + prior_df);
+        if (!(ratio[i] / limit <= r.ratio / r.limit)) r.ratio = ratio[i], r.limit = limit, r.nu = mine, r.at = i;
+    }
     qsort(every, (size_t)judged, sizeof *every, ascending);
     r.median = judged ? every[judged / 2] : NAN;
     free(every);
@@ -156,11 +188,12 @@ void dp_excess_judge(const dp_excess_in *in, dp_excess *out) {
     for (int l = 0; l <= DP_LEVEL_TENSOR; l++) {
         units u = gather(in, l);
         dp_excess_level *r = &out->at[l];
-        *r = judge_level(in, &u, 0);
-        const dp_excess_level few = judge_level(in, &u, 1);
+        double *cap = l == DP_LEVEL_RANK ? rank_freedom(in, &cells) : NULL;
+        *r = judge_level(in, &u, 0, cap);
+        const dp_excess_level few = judge_level(in, &u, 1, cap);
         if (few.ratio / few.limit > r->ratio / r->limit || isnan(r->ratio)) *r = few;
         if (l == DP_LEVEL_TENSOR && u.want2[0] > 0) out->expected = sqrt(mean_of(&u, in->ndraw, 0, -1) / u.want2[0]);
-        free_units(&u);
+        free_units(&u), free(cap);
     }
     out->at[DP_LEVEL_EVERY] = judge_every(in, &cells, out->at[DP_LEVEL_TENSOR].at);
     for (int l = 0; l < DP_NLEVELS; l++) {

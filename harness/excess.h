@@ -22,7 +22,8 @@
  *         step recurrence rounds its state at every token, the pipeline once a chunk, which is C = 64 times as many independent roundings, 8 times
  *         the error (one in fp32 has an o at 1.53 over the tensor)
  *   nu  = degrees of freedom of a unit's |err|^2, from how much the draws differ among themselves (2 mean^2 / variance), apart for units of few rows: many where rounding errors are
- *         independent, few where they are correlated (a truncated chain of M, a sum that is one number)
+ *         independent, few where they are correlated (a truncated chain of M, a sum that is one number). A unit has fewer where its own draws differ more than those
+ *         of the others, and a rank no more than its windows have together (few where one short window of correlated errors outweighs the rest)
  */
 #ifndef DP_EXCESS_H
 #define DP_EXCESS_H

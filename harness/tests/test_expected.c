@@ -172,6 +172,27 @@ DP_TEST(expected, statistics_raise_no_alarm_and_see_a_large_excess) {
     }
 }
 
+/* A short window of one rank carries an error that is one number (a state's, through M in bf16), a thousand times the others': the other ranks' many degrees of freedom do not make it rarer. */
+DP_TEST(expected, a_short_window_of_correlated_errors_is_no_alarm_for_its_rank) {
+    enum { D = 8, N = 8, TRIALS = 10000 };
+    dp_rng r;
+    int alarms = 0;
+    dp_rng_seed(&r, 3, 0);
+    for (int t = 0; t < TRIALS; t++) {
+        double e2[D * N], err2[N], want2[N], floor2[N] = {0}, rows[N];
+        int belong[N];
+        dp_excess x;
+        for (int i = 0; i < N; i++) {
+            rows[i] = i % 2 ? 37 : 3, want2[i] = 1e6 * rows[i], belong[i] = i / 2;
+            for (int d = -1; d < D; d++) *(d < 0 ? &err2[i] : &e2[d * N + i]) = i ? rows[i] * chi2(&r, 100) : 1e6 * chi2(&r, 1);
+        }
+        const dp_excess_in in = {.ndraw = D, .n = N, .e2 = e2, .err2 = err2, .want2 = want2, .floor2 = floor2, .rows = rows, .belong = belong, .nbelong = 4, .safety = DP_EXCESS_SAME};
+        dp_excess_judge(&in, &x);
+        alarms += x.excess > 1;
+    }
+    CHECK(!alarms, "%d alarms in %d trials", alarms, TRIALS);
+}
+
 /* One cell has nearly all of the tensor's error, and few degrees of freedom: only all cells alike say that every one of them is twice too large. */
 DP_TEST(expected, an_excess_everywhere_is_seen_where_one_cell_outweighs_the_rest) {
     enum { D = 8, N = 60, TRIALS = 300 };
