@@ -105,9 +105,13 @@ def main(argv):
     if len(records) < 2:
         print(f"history: {len(records)} record(s) can be read, two are needed", file=sys.stderr)
         return 2
-    with open(argv[1] + ".part", "w", encoding="utf-8") as f:
-        f.write(page(records, series(records)))
-    os.replace(argv[1] + ".part", argv[1])
+    try:
+        with open(argv[1] + ".part", "w", encoding="utf-8") as f:
+            f.write(page(records, series(records)))
+        os.replace(argv[1] + ".part", argv[1])
+    except OSError as e:
+        print(f"history: {argv[1]}: {e.strerror}", file=sys.stderr)
+        return 2
     print(f"{argv[1]}: {len(records)} records")
     return 0
 

@@ -15,7 +15,7 @@ $(BUILD)/fuzz_safetensors $(BUILD)/fuzz_case $(BUILD)/fuzz_judge:
 	$(FUZZ_CC) $(CPPFLAGS) $(FUZZ_FLAGS) $^ $(LIBS) $(GPU_LDLIBS) -lgomp -o $@
 
 .PHONY: fuzz
-fuzz: $(BUILD)/fuzz_safetensors $(BUILD)/fuzz_case $(BUILD)/fuzz_judge
+fuzz: $(BUILD)/fuzz_safetensors $(BUILD)/fuzz_case $(BUILD)/fuzz_judge       ## libFuzzer on what is read: safetensors, case files, inputs of judge (clang; FUZZ_SECONDS=60 each)
 	@mkdir -p $(BUILD)/fuzz/safetensors $(BUILD)/fuzz/case $(BUILD)/fuzz/judge
 	$(BUILD)/fuzz_safetensors -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=$(BUILD)/fuzz/ $(BUILD)/fuzz/safetensors harness/fuzz/corpus/safetensors
 	$(BUILD)/fuzz_case -max_total_time=$(FUZZ_SECONDS) -max_len=2048 -artifact_prefix=$(BUILD)/fuzz/ -dict=harness/fuzz/case.dict $(BUILD)/fuzz/case harness/fuzz/corpus/case

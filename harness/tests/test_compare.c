@@ -125,6 +125,10 @@ DP_TEST(compare, history_draws_what_moved_over_the_records_of_a_folder) {
     snprintf(cmd, sizeof cmd, "'%s' compare --history '%s' '%s' '%s' && grep -c '<svg' '%s' && grep -c 'of [0-9]* errors moved' '%s' && grep -o ': 1 of' '%s' && grep -c feedbeef '%s'", gt_program(), html,
              path_of("b"), path_of("a"), html, html, html, html);
     CHECK(gt_run(cmd, out, sizeof out) == 0 && strstr(out, "2 records"), "%s", out);
+    snprintf(cmd, sizeof cmd, "'%s' compare --history '%s/no/such/h.html' '%s' '%s'", gt_program(), gt_tmpdir(), path_of("a"), path_of("b"));
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "/no/such/h.html: No such file") && !strstr(out, "Traceback"), "%s", out);
+    snprintf(cmd, sizeof cmd, "'%s/../scripts/power' %s/none", gt_cases(), gt_tmpdir());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "/none: No such file") && !strstr(out, "Traceback"), "%s", out);
     snprintf(cmd, sizeof cmd, "'%s' compare --history '%s' '%s'", gt_program(), html, path_of("a"));
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "two are needed"), "%s", out);
 }
