@@ -14,7 +14,8 @@
  *
  * Exponents (log2 units, gam) are anchored (math.md e.1): every off-diagonal 16 x 16 block has its anchor between its rows, both factors
  * <= 1. Diagonal blocks are anchored at their first row; terms of a row i and channel that lies more than 2^110 below it are summed
- * pairwise in fp32. So a term depends on rows up to its own alone, and o of a token has the same bits whatever comes after it. */
+ * pairwise in fp32. So a term depends on rows up to its own alone, and o of a token has the same bits whatever comes after it. q and k of one token meet in
+ * fp32: no decay lies between them, and where they are nearly orthogonal rounded factors would leave an error of the size of |q| |k|. */
 #include "mma.cuh"
 
 #define C DP_CHUNK
@@ -66,7 +67,7 @@ template <int K, int V> struct Smem {
     bf16 q[C * RS], k[C * RS], v[C * VS];
     union { bf16 g[C * RS], kb[C * RS], T[C * TBS]; } y;
     float tab[13][K];                                    /* exponentials, see fill_tables; before that, the totals of cumsum_gate */
-    float rk[C], rq[C], beta[C];
+    float rk[C], rq[C], beta[C], own[C];                 /* own: a key and its token's query, before norms */
     int wide[4];                                         /* does any channel of block I need the pairwise sums */
 };
 #define TAB_G(I) (I)
@@ -147,20 +148,24 @@ template <int GATE, int K, int V> __device__ void cumsum_gate(const Dims &d, con
         *(float2 *)(sm.x.gam + (s0 + s) * Smem<K, V>::RS + k) = make_float2((sum[s].x + before.x) * LOG2E, (sum[s].y + before.y) * LOG2E);
 }
 
-/* 1/norm of 8 rows of q and k per warp. */
+/* Of 8 rows per warp q k', and 1/norms unless the loads made them. */
 template <int K, int V> __device__ void norms(const Dims &d, Smem<K, V> &sm, int warp, int lane)
 {
     const int P = K / 8;
 #pragma unroll
     for (int i = 0; i < 8 * P / 32; i++) {
         int r = warp * 8 + i * (32 / P) + lane / P, at = r * Smem<K, V>::RS + lane % P * 8;
-        float sk = sumsq8(*(uint4 *)(sm.k + at)), sq = sumsq8(*(uint4 *)(sm.q + at));
+        uint4 k8 = *(uint4 *)(sm.k + at), q8 = *(uint4 *)(sm.q + at);
+        float sk = sumsq8(k8), sq = sumsq8(q8), own = dot8(k8, q8);
 #pragma unroll
         for (int m = P / 2; m; m /= 2) {
             sk += __shfl_xor_sync(~0u, sk, m);
             sq += __shfl_xor_sync(~0u, sq, m);
+            own += __shfl_xor_sync(~0u, own, m);
         }
-        if (lane % P == 0) {
+        if (lane % P == 0)
+            sm.own[r] = own;
+        if (lane % P == 0 && d.in_bf16) {
             sm.rk[r] = d.l2norm ? rsqrtf(sk + (float)DP_L2_EPS) : 1.f;
             sm.rq[r] = d.l2norm ? rsqrtf(sq + (float)DP_L2_EPS) : 1.f;
         }
@@ -362,7 +367,12 @@ template <int K, int V> __device__ __forceinline__ void emit_block(Smem<K, V> &s
         for (int row = 0; row < 2; row++) {
             int s = I * 16 + gr + 8 * row, i = 16 * J + 8 * nt + 2 * tc, end = ((s >> lr) + half) << lr;
             float f = half ? scale * sm.rq[s] : sm.beta[s] * sm.rk[s];
-            float y0 = i < end ? z[nt][2 * row] * f * sm.rk[i] : 0.f, y1 = i + 1 < end ? z[nt][2 * row + 1] * f * sm.rk[i + 1] : 0.f;
+            float z0 = z[nt][2 * row], z1 = z[nt][2 * row + 1];
+            if (half && i >> lr == s >> lr)
+                z0 = sm.own[i];
+            if (half && (i + 1) >> lr == s >> lr)
+                z1 = sm.own[i + 1];
+            float y0 = i < end ? z0 * f * sm.rk[i] : 0.f, y1 = i + 1 < end ? z1 * f * sm.rk[i + 1] : 0.f;
             if (half)
                 *(uint32_t *)(Aqk + s * C + ((i / 8) ^ (s & 7)) * 8 + i % 8) = pack2(y0, y1);
             else {
@@ -505,8 +515,7 @@ template <int K, int V, int GATE, bool KEYS> __global__ void __launch_bounds__(T
     cumsum_gate<GATE>(d, t, sm, c, hv, lr, staged);
     cp_wait<0>();
     __syncthreads();
-    if (d.in_bf16)
-        norms(d, sm, warp, lane);
+    norms(d, sm, warp, lane);
     if (warp < 4)
         find_wide(sm, warp, lane);
     __syncthreads();

@@ -16,6 +16,17 @@ __device__ __forceinline__ uint32_t pack2(float lo, float hi)
     return *(uint32_t *)&x;
 }
 __device__ __forceinline__ float2 unpack2(uint32_t x) { return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)); }
+__device__ __forceinline__ float dot8(uint4 x, uint4 y)
+{
+    const uint32_t *xs = (const uint32_t *)&x, *ys = (const uint32_t *)&y;
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 a = unpack2(xs[i]), b = unpack2(ys[i]);
+        sum = fmaf(a.x, b.x, fmaf(a.y, b.y, sum));
+    }
+    return sum;
+}
 __device__ __forceinline__ float sumsq8(uint4 x)
 {
     float2 a = unpack2(x.x), b = unpack2(x.y), c = unpack2(x.z), d = unpack2(x.w);
