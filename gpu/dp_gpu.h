@@ -58,7 +58,7 @@ typedef struct {
     dp_format chain;                    /* DP_FP32 DP_TF32X3 DP_TF32 DP_TF32RZ DP_BF16 */
     dpg_path path;
     dpg_chain_how chain_how;
-    int segments;                       /* fast path, augmented: parts that the last local sub-sequence is cut in; 0: by shape */
+    int segments;                       /* fast path, augmented: parts that the last local sub-sequence is cut in; 0: by shape; on one rank whole but for one long sequence of few heads */
     int keep;                           /* 1: also store h and v_new when the fast path would not */
     int backward;                       /* 1: dpg_backward follows */
     dpg_path bwd_path;

@@ -1,7 +1,7 @@
 /* gpu/bench/bench_bwd.cu - time of the backward and of the convolution: CUDA events, median of many runs after warm-up, random inputs larger than L2.
  *
  *   bench_bwd conv [runs]         the convolutions of q, k and v, forward and backward, against a copy of as many bytes in the same run
- *   bench_bwd kda [runs]          KDA backward on one GPU, step by step, the shapes of the speed table; few heads also over 16 segments
+ *   bench_bwd kda [runs]          KDA backward on one GPU, step by step, the shapes of the speed table; few heads whole, then over segments
  *   bench_bwd shapes [runs]       forward and backward of K and V in {64, 128}, and of fp32 q, k, v
  *   bench_bwd keys [runs]         KDA, MKDA with 2 and 4 keys a token, as many rows each, and GDN; all but KDA also on the simple path
  *   bench_bwd cp N [runs]         forward and backward of T tokens on N GPUs over NCCL against T/N tokens on one GPU, and every step by itself
@@ -301,10 +301,10 @@ int main(int argc, char **argv)
         }
     if (!strcmp(mode, "kda")) {
         kda(8192, 64, runs, -4, DPG_PATH_FAST);
-        kda(131072, 8, runs, -4, DPG_PATH_FAST);
-        kda(131072, 8, runs, -14, DPG_PATH_FAST);
-        kda(131072, 8, runs, -4, DPG_PATH_FAST, 1, 16);
-        kda(131072, 8, runs, -14, DPG_PATH_FAST, 1, 16);
+        for (int segments : {1, 0})
+            for (float bias : {-14.f, -4.f})
+                for (int64_t T : {32768, 65536, 131072})
+                    kda(T, 8, runs, bias, DPG_PATH_FAST, 1, segments);
         kda(32768, 32, runs, -14, DPG_PATH_FAST);
         kda(8192, 8, runs < 5 ? runs : 5, -4, DPG_PATH_SIMPLE);
     }

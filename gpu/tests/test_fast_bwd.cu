@@ -277,6 +277,20 @@ static void bitwise(int runs)
         CHECK(moved > 0, "ranks %d: nothing was cut", N);
         printf("segments on %d ranks: %d times\n", N, runs);
     }
+    {                                                    /* One rank cuts a long sequence of few heads by itself. */
+        Case c = {"long", {0, 65536}, 1, 1, 64, 64, DP_GATE_LOG, -0.002f, 0};
+        In x = make(c, 7);
+        How cut = {DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 1}, whole = cut;
+        whole.segments = 1;
+        Out a = run(c, x, cut, 1), b = run(c, x, whole, 1);
+        double moved = 0;
+        for (auto &kv : b) {
+            double off = differ(a[kv.first], kv.second);
+            CHECK(off < 0x1p-7, "%s: %s is %.1e from that over the whole sequence", c.name, kv.first.c_str(), off);
+            moved += off;
+        }
+        CHECK(moved > 0, "%s: nothing was cut", c.name);
+    }
     printf("bitwise: %d checks so far\n", checks);
     fflush(stdout);
     /* Heads do not read each other: change everything of head 1, head 0 keeps its bits. */

@@ -158,7 +158,7 @@ def main():
         print(f"kernels not timed: {p.stderr.strip() or p.returncode}")
         return 0 if "no CUDA device" in p.stderr else 1
     ours = {(int(m[1]), int(m[2])): (float(m[3]), float(m[4]), int(m[5]))
-            for m in re.finditer(r"^kda +T=(\d+) +HV=(\d+) +K=128 +V=128 +R=1 +bf16 +fast, fast gates +1 segments +forward +(\S+) +backward +(\S+) ms.* kept (\d+) B", p.stdout, re.M)}
+            for m in re.finditer(r"^kda +T=(\d+) +HV=(\d+) +K=128 +V=128 +R=1 +bf16 +fast, fast gates +\d+ segments +forward +(\S+) +backward +(\S+) ms.* kept (\d+) B", p.stdout, re.M)}
     theirs, name = time_fla(args)
     print(f"{p.stdout.splitlines()[0]}; ms, medians of {args.runs}; {name}")
     print(f"{'KDA, K = V = 128, bf16':34} {'ours':>8} {'FLA':>8} {'FLA / ours':>11}")
