@@ -1,4 +1,5 @@
-/* gpu/chain.cu - M of a rank as a chain of chunk factors in a chosen number format (math.md j.1), and the merge over ranks (g.1).
+/* gpu/chain.cu - M of a rank as a chain of chunk factors in a chosen number format (math.md j.1), and the merge over ranks (g.1)
+ * and segments.
  *
  * Products on tensor cores follow the operands' format exactly: tf32 through cvt.rna (nearest, ties away), tf32rz hands the raw fp32
  * words to the mma, which drops the low 13 bits; tf32x3 adds lo*hi + hi*lo + hi*hi. fp32 is IEEE FMA on the CUDA cores.
@@ -201,7 +202,7 @@ dp_status dpg_chain(const float *factors, int64_t n, int K, dp_format f, float *
     return launch_chain(f, 1, K, (int)n, factors, (int64_t)K * K, out, K, 0, 1, (cudaStream_t)stream, e);
 }
 
-/* ---- elements (M, H): composed over segments, merged over ranks ------------------------------------------------------------------ */
+/* ---- elements (M, H) merged over ranks ------------------------------------------------------------------ */
 
 /* A K x K matrix of row stride ld, or (flip) its transpose. */
 struct Matrix { const float *p; int ld, flip; };
@@ -310,54 +311,30 @@ template <int MV, int KMAX> struct Columns {
     }
 };
 
-/* Elements of nseg consecutive segments to one: columns of H, then of M if `blocks` reaches them. Block: one head, MV columns. */
-template <int MV, int KMAX> __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1) k_compose(int HV, int K, int V, const float *seg, int nseg, int blocks, float *hm)
-{
-    extern __shared__ float smem[];
-    int hv = blockIdx.x / blocks, c0 = blockIdx.x % blocks * MV, row = V + K;
-    int64_t step = (int64_t)HV * K * row;
-    const float *E = seg + (int64_t)hv * K * row;
-    Columns<MV, KMAX> c(smem, K, row);
-    c.from(E + c0);
-    if (nseg > 1)
-        c.fetch(E + step + V, 0);
-    for (int s = 1; s < nseg; s++)
-        c.apply(E + s * step + V, c0 < V ? E + s * step + c0 : NULL, s + 1 < nseg ? E + (s + 1) * step + V : NULL);
-    c.to(hm + (int64_t)hv * K * row + c0, row);
-}
-
 struct MergeArgs {
-    const float *hm, *seg;                               /* elements of the ranks, of this rank's segments */
-    int from, to, nseg, whole;                           /* ranks [from, to) precede; whole: the segments start from H_0 alone */
-    float *sin;                                          /* [nseg][HV][K][V] */
+    const float *hm;                                     /* elements of the ranks */
+    int from, to;                                        /* ranks [from, to) precede */
+    float *sin;                                          /* [HV][K][V] */
 };
 
-/* S = 0; for ranks from .. to-1, farthest first: S <- M_j S + H_j; S is S_in. Then the same over the segments: each one's initial state.
- * Block: one head, MV columns; fp32 FMA whatever the chain. The first product of a sum that starts from zero is left out. */
+/* S = 0; for ranks from .. to-1, farthest first: S <- M_j S + H_j; S is S_in. Block: one head, MV columns; fp32 FMA whatever the chain. The first product,
+ * of zero, is left out. */
 template <int MV, int KMAX> __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1) k_merge(int HV, int K, int V, MergeArgs a)
 {
     extern __shared__ float smem[];
-    int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV, row = V + K, ranks = a.to - a.from, last = ranks + a.nseg - 1;
+    int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV, row = V + K, ranks = a.to - a.from;
     Columns<MV, KMAX> c(smem, K, row);
-    auto element = [&](int j) {
-        return (j < ranks ? a.hm + (int64_t)(FAULT(MERGE_NEAREST) ? a.to - 1 - j : a.from + j) * HV * K * row : a.seg + (int64_t)(j - ranks) * HV * K * row) + (int64_t)hv * K * row;
-    };
-    auto from_zero = [&](int j) { return j == 0 || (j == ranks && a.whole); };
-    auto matrix = [&](int j) { return j < last && !from_zero(j) ? element(j) + V : NULL; };
+    auto element = [&](int j) { return a.hm + ((int64_t)(FAULT(MERGE_NEAREST) ? a.to - 1 - j : a.from + j) * HV + hv) * K * row; };
+    auto matrix = [&](int j) { return j < ranks ? element(j) + V : NULL; };
     c.rows([](int, int, float4 &q) { q = make_float4(0.f, 0.f, 0.f, 0.f); });
-    for (int j = 0; j <= last; j++) {
-        if (j >= ranks && !(FAULT(MERGE_HALF) && v0 + c.col >= V / 2))
-            c.to(a.sin + ((int64_t)(j - ranks) * HV + hv) * K * V + v0, V);
-        if (j == last)
-            return;
-        if (!from_zero(j)) {
-            c.apply(element(j) + V, element(j) + v0, matrix(j + 1));
-        } else {
-            c.from(element(j) + v0);
-            if (matrix(j + 1))
-                c.fetch(matrix(j + 1), 0);
-        }
-    }
+    if (ranks > 0)
+        c.from(element(0) + v0);
+    if (ranks > 1)
+        c.fetch(matrix(1), 0);
+    for (int j = 1; j < ranks; j++)
+        c.apply(element(j) + V, element(j) + v0, matrix(j + 1));
+    if (!(FAULT(MERGE_HALF) && v0 + c.col >= V / 2))
+        c.to(a.sin + (int64_t)hv * K * V + v0, V);
 }
 
 /* Columns per block: as many as there are if every multiprocessor still gets a block, because what a block reads of M serves all of its columns. */
@@ -366,31 +343,10 @@ static int columns(int HV, int width)
     return width % 32 == 0 && HV * (width / 32) >= 100 ? 32 : width % 16 == 0 && HV * (width / 16) >= 100 ? 16 : 8;
 }
 
-template <int MV, int KMAX> static dp_status compose(dpg_plan *p, int width, void *ws, cudaStream_t s, dp_err *e)
-{
-    const Dims &d = p->d;
-    int bytes = Columns<MV, KMAX>::BYTES, blocks = width / MV;
-    CK(e, cudaFuncSetAttribute(k_compose<MV, KMAX>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    k_compose<MV, KMAX><<<(unsigned)d.HV * blocks, THREADS, bytes, s>>>(d.HV, d.K, d.V, at<float>(p, ws, B_SEG), p->nseg, blocks, at<float>(p, ws, B_HM));
-    CK_LAUNCH(e, "k_compose");
-    return DP_OK;
-}
-
-template <int KMAX> static dp_status compose_by(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
-{
-    int width = p->d.V + (p->needs_m ? p->d.K : 0), mv = columns(p->d.HV, width);
-    return mv == 32 && p->d.V % 32 == 0 ? compose<32, KMAX>(p, width, ws, s, e) : mv >= 16 ? compose<16, KMAX>(p, width, ws, s, e) : compose<8, KMAX>(p, width, ws, s, e);
-}
-
-dp_status chain_compose(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
-{
-    return p->d.K <= 128 ? compose_by<128>(p, ws, s, e) : compose_by<256>(p, ws, s, e);
-}
-
 template <int MV, int KMAX> static dp_status merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
 {
     const Dims &d = p->d;
-    MergeArgs a = {at<float>(p, ws, B_HMALL), at<float>(p, ws, B_SEG), p->rank - p->pre, p->rank, p->nseg, p->whole, at<float>(p, ws, B_SIN)};
+    MergeArgs a = {at<float>(p, ws, B_HMALL), p->rank - p->pre, p->rank, at<float>(p, ws, B_SIN)};
     int bytes = Columns<MV, KMAX>::BYTES;
     CK(e, cudaFuncSetAttribute(k_merge<MV, KMAX>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     k_merge<MV, KMAX><<<(unsigned)d.HV * (d.V / MV), THREADS, bytes, s>>>(d.HV, d.K, d.V, a);
@@ -404,9 +360,227 @@ template <int KMAX> static dp_status merge_by(dpg_plan *p, void *ws, cudaStream_
     return mv == 32 ? merge<32, KMAX>(p, ws, s, e) : mv == 16 ? merge<16, KMAX>(p, ws, s, e) : merge<8, KMAX>(p, ws, s, e);
 }
 
+/* ---- segments (augmented chain, K and V in {64, 128}) ------------------------------------------------------------------------------------------- */
+
+struct SegArgs {
+    const float *seg, *hm;                               /* elements of this rank's segments; of the ranks */
+    float *pre, *own, *sin;                              /* elements of the segments up to i, i >= 1, of all of them; initial states */
+    int HV, V, nseg, steps, whole;
+    int from, to, groups;                                /* ranks [from, to) precede */
+};
+
+/* A product of K x K by K x 32 after the other, in 3xTF32: P <- M P + add. A warp owns 16 rows of M, which nobody else reads, so that they come straight into
+ * its registers, those of the next product behind this one's; P is kept split, (hi, lo) of rows 2 k and 2 k + 1 side by side. The k-steps
+ * take channels in the order in which a lane's float4 holds them. The leading products of 16 channels add up in the tensor core and are then added in fp32 (of
+ * 64: 6.6e-7 from fp64 after 6 products where this is 2.7e-7); the mean loss is not given back: over so few products it does not matter, and exact sums stay exact. */
+template <int K> struct Panel {
+    static const int PITCH = 33, AHEAD = 2;              /* 16 columns of M each */
+    float4 *P;
+    int row, lane, gr, tc, r0;                           /* words in a row of an element, V + K */
+    float4 ahead[2][AHEAD];
+
+    __device__ __forceinline__ Panel(float4 *P_, int row_) : P(P_), row(row_), lane(threadIdx.x % 32), gr(lane / 4), tc(lane % 4), r0(threadIdx.x / 32 * 16 + gr) {}
+    /* The lane's words of a panel, row stride ld: f(n-tile, row half, 2 columns). */
+    template <class F> static __device__ __forceinline__ void words(F f)
+    {
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                f(n, h);
+    }
+    __device__ __forceinline__ int64_t place(int n, int h, int ld) { return (int64_t)(r0 + 8 * h) * ld + n * 8 + 2 * tc; }
+    __device__ __forceinline__ void load(float c[4][4], const float *E, int ld)
+    {
+        words([&](int n, int h) {
+            float2 x = *(const float2 *)(E + place(n, h, ld));
+            c[n][2 * h] = x.x, c[n][2 * h + 1] = x.y;
+        });
+    }
+    __device__ __forceinline__ void store(const float c[4][4], float *E, int ld)
+    {
+        words([&](int n, int h) { *(float2 *)(E + place(n, h, ld)) = make_float2(c[n][2 * h], c[n][2 * h + 1]); });
+    }
+    __device__ __forceinline__ void fetch(const float *M, int j, int slot)
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            ahead[h][slot] = *(const float4 *)(M + (int64_t)(r0 + 8 * h) * row + 16 * j + 4 * tc);
+    }
+    /* The first columns of the warp's rows of M. */
+    __device__ __forceinline__ void begin(const float *M)
+    {
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            fetch(M, j, j);
+    }
+    /* P <- c, between barriers. */
+    __device__ __forceinline__ void put(const float c[4][4])
+    {
+        if (!FAULT(MERGE_NO_SYNC))
+            __syncthreads();
+        words([&](int n, int h) {
+            int r = r0 + 8 * h;
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float x = c[n][2 * h + e], hi = tf32_rna(x);
+                ((float2 *)(P + r / 2 * PITCH + n * 8 + 2 * tc + e))[r % 2] = make_float2(hi, tf32_rna(x - hi));
+            }
+        });
+        __syncthreads();
+    }
+    /* One k-step into z and lo; products that wait for each other lie as far apart as they can. */
+    __device__ __forceinline__ void step(float z[4][4], float lo[4][4], const float x[2][4], int s, const float4 *p0)
+    {
+        float a[4], al[4];
+        float4 p[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            p[n] = p0[n * 8];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float y = x[i % 2][2 * s + i / 2];
+            a[i] = tf32_rna(y), al[i] = tf32_rna(y - a[i]);
+        }
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float b[2] = {p[n].x, p[n].z};
+            mma_tf32(z[n], a, b);
+        }
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float b[2] = {p[n].x, p[n].z};
+            mma_tf32(lo[n], al, b);
+        }
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float b[2] = {p[n].y, p[n].w};
+            mma_tf32(lo[n], a, b);
+        }
+    }
+    /* c = M P + add; M has been begun, on return `next` has (NULL: none follows). */
+    __device__ __forceinline__ void product(float c[4][4], const float *M, const float *add, const float *next)
+    {
+        float lo[4][4] = {};
+        if (add)
+            load(c, add, row);
+        else
+            words([&](int n, int h) { c[n][2 * h] = c[n][2 * h + 1] = 0.f; });
+#pragma unroll 1
+        for (int j0 = 0; j0 < K / 16; j0 += AHEAD)
+#pragma unroll
+            for (int q = 0; q < AHEAD; q++) {
+                int j = j0 + q;
+                float x[2][4], z[4][4] = {};
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    *(float4 *)x[h] = ahead[h][q];
+                if (j + AHEAD < K / 16)
+                    fetch(M, j + AHEAD, q);
+                else if (next)
+                    fetch(next, j + AHEAD - K / 16, q);
+#pragma unroll
+                for (int s = 0; s < 2; s++)
+                    step(z, lo, x, s, P + (8 * j + 2 * tc + s) * PITCH + gr);
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+                    add4(c[n], z[n]);
+            }
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            add4(c[n], lo[n]);
+    }
+};
+
+/* The element of segments 0 .. i, for i = 1 .. steps: where the states of the segments need it, and of all of them, the rank's element. Block: one head, 32
+ * columns, of H alone if the segments start from H_0 alone. */
+template <int K> __global__ void __launch_bounds__(2 * K, 2) k_compose(SegArgs a)
+{
+    __shared__ float4 P[K / 2 * Panel<K>::PITCH];
+    int V = a.V, row = V + K, blocks = (a.whole ? V : row) / 32, hv = blockIdx.x / blocks, c0 = blockIdx.x % blocks * 32;
+    auto at = [&](int i) { return ((int64_t)i * a.HV + hv) * K * row; };
+    Panel<K> p(P, row);
+    float c[4][4];
+    p.begin(a.seg + at(1) + V);
+    p.load(c, a.seg + at(0) + c0, row);
+    for (int i = 1; i <= a.steps; i++) {
+        p.put(c);
+        p.product(c, a.seg + at(i) + V, c0 < V ? a.seg + at(i) + c0 : NULL, i < a.steps ? a.seg + at(i + 1) + V : NULL);
+        p.store(c, (i < a.nseg - 1 ? a.pre + at(i) : a.own + at(0)) + c0, row);
+    }
+}
+
+/* S = S_in: for ranks from .. to-1, farthest first, S <- M_j S + H_j. The initial state of segment 0 is S, of segment i > 0 M S + H with the element of segments 0 .. i-1.
+ * Block: one head, 32 columns, every groups-th segment. */
+template <int K> __global__ void __launch_bounds__(2 * K, 2) k_states(SegArgs a)
+{
+    __shared__ float4 P[K / 2 * Panel<K>::PITCH];
+    int V = a.V, row = V + K, hv = blockIdx.x / a.groups / (V / 32), c0 = blockIdx.x / a.groups % (V / 32) * 32, first = blockIdx.x % a.groups;
+    auto rank = [&](int j) { return a.hm + ((int64_t)(FAULT(MERGE_NEAREST) ? a.to - 1 - (j - a.from) : j) * a.HV + hv) * K * row; };
+    auto before = [&](int i) { return (i == 1 ? a.seg : a.pre + (int64_t)(i - 1) * a.HV * K * row) + (int64_t)hv * K * row; };
+    auto out = [&](int i) { return a.sin + ((int64_t)i * a.HV + hv) * K * V + c0; };
+    int start = first ? first : a.groups, merges = max(a.to - a.from - 1, 0), n = merges + (a.whole || start >= a.nseg ? 0 : (a.nseg - 1 - start) / a.groups + 1);
+    auto segment = [&](int j) { return start + (j - merges) * a.groups; };
+    auto element = [&](int j) { return j < merges ? rank(a.from + 1 + j) : before(segment(j)); };
+    Panel<K> p(P, row);
+    float c[4][4] = {};
+    if (n)
+        p.begin(element(0) + V);
+    if (a.from < a.to)
+        p.load(c, rank(a.from) + c0, row);
+    for (int j = 0; j <= n; j++) {
+        if (j == merges && !first && !(FAULT(MERGE_HALF) && c0 >= V / 2))
+            p.store(c, out(0), V);
+        if (j == n)
+            break;
+        if (j <= merges)
+            p.put(c);
+        p.product(c, element(j) + V, element(j) + c0, j + 1 < n ? element(j + 1) + V : NULL);
+        if (j >= merges)
+            p.store(c, out(segment(j)), V);
+    }
+    for (int i = start; a.whole && i < a.nseg; i += a.groups) {
+        p.load(c, before(i) + c0, row);
+        p.store(c, out(i), V);
+    }
+}
+
+static SegArgs seg_args(dpg_plan *p, void *ws)
+{
+    const Dims &d = p->d;
+    SegArgs a = {at<float>(p, ws, B_SEG), at<float>(p, ws, B_HMALL), at<float>(p, ws, B_PREFIX), at<float>(p, ws, B_HM), at<float>(p, ws, B_SIN), d.HV, d.V, p->nseg,
+                 p->nseg - 1 - p->is_last, p->whole, p->rank - p->pre, p->rank, 1};
+    while (a.groups < 4 && a.groups < p->nseg && d.HV * (d.V / 32) * a.groups < 128)
+        a.groups *= 2;
+    return a;
+}
+
+dp_status chain_compose(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
+{
+    SegArgs a = seg_args(p, ws);
+    unsigned grid = (unsigned)p->d.HV * (p->d.V + (a.whole ? 0 : p->d.K)) / 32;
+    if (a.steps < 1)
+        return DP_OK;
+    if (p->d.K == 64)
+        k_compose<64><<<grid, 128, 0, s>>>(a);
+    else
+        k_compose<128><<<grid, 256, 0, s>>>(a);
+    CK_LAUNCH(e, "k_compose");
+    return DP_OK;
+}
+
 dp_status chain_merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
 {
-    return p->d.K <= 128 ? merge_by<128>(p, ws, s, e) : merge_by<256>(p, ws, s, e);
+    if (p->opt.chain_how == DPG_CHAIN_DENSE)
+        return p->d.K <= 128 ? merge_by<128>(p, ws, s, e) : merge_by<256>(p, ws, s, e);
+    SegArgs a = seg_args(p, ws);
+    unsigned grid = (unsigned)p->d.HV * (p->d.V / 32) * a.groups;
+    if (p->d.K == 64)
+        k_states<64><<<grid, 128, 0, s>>>(a);
+    else
+        k_states<128><<<grid, 256, 0, s>>>(a);
+    CK_LAUNCH(e, "k_states");
+    return DP_OK;
 }
 
 /* ---- the same for gradients, from the farthest later rank and the last part down ---------------------------------------------------------- */

@@ -30,7 +30,7 @@ struct Dims {
 };
 
 /* Buffers by slot; float or bf16 according to the path (plan.cu holds the table). */
-enum Slot { B_GCUM, B_BETA, B_QN, B_KN, B_L, B_AKK, B_AQK, B_W, B_U, B_KG, B_QG, B_EC, B_H, B_VNEW, B_HM, B_HMALL, B_SEG, B_SIN, B_MC,
+enum Slot { B_GCUM, B_BETA, B_QN, B_KN, B_L, B_AKK, B_AQK, B_W, B_U, B_KG, B_QG, B_EC, B_H, B_VNEW, B_HM, B_HMALL, B_SEG, B_PREFIX, B_SIN, B_MC,
             /* backward */
             B_DVL, B_DX, B_DH, B_DHM, B_DHMALL, B_DSOUT, B_DZ, B_E, B_DP, B_DL, B_DQ, B_DKR, B_DKW, B_DG, B_DBETA, B_PART, B_GSUM, B_GALL,
             B_DO, B_NORM,                                /* fast: do by columns; 1/norms of the rows of k, then of q */

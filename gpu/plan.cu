@@ -170,6 +170,8 @@ static void layout(dpg_plan *pl)
     add(pl, B_SIN, (int64_t)d.HV * d.K * d.V * pl->nseg, 0);
     if (pl->nseg > 1)
         add(pl, B_SEG, (pl->is_bwd ? (int64_t)d.HV * d.K * d.V : hm) * pl->nseg, 0);
+    if (pl->nseg > 1 && !pl->is_bwd)
+        add(pl, B_PREFIX, hm * pl->nseg, 0);
     if (pl->N == 1)
         return;
     if (!pl->is_bwd || pl->opt.save == DPG_SAVE_ALL) {
@@ -365,7 +367,7 @@ size_t dpg_kept_bytes(const dpg_plan *pl)
  * states that they start from need it. */
 static dp_status pre_process(dpg_plan *pl, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
-    if (pl->N > 1)
+    if (pl->N > 1 && !pl->needs_m)                       /* else every word of it is made */
         CK(e, cudaMemsetAsync(at<float>(pl, ws, B_HM), 0, pl->buf[B_HM].bytes, s));
     if (pl->is_last && pl->nseg == 1)
         return DP_OK;
@@ -373,7 +375,7 @@ static dp_status pre_process(dpg_plan *pl, const dpg_tensors *t, void *ws, cudaS
         TRY(fast_pre(pl, t, ws, s, e));
     else
         TRY(simple_pre_h(pl, t, ws, s, e));
-    if (pl->nseg > 1 && !pl->is_last)
+    if (pl->nseg > 1)
         TRY(chain_compose(pl, ws, s, e));
     if (pl->needs_m && pl->opt.chain_how == DPG_CHAIN_DENSE)
         TRY(chain_pre_m(pl, ws, s, e));

@@ -1,5 +1,5 @@
-/* gpu/tests/cpu/test_segments.cc - a rank whose sequence is cut in segments: M and dM are chains over all of its chunks, the same bits as uncut; the backward's
- * composition and merge over parts are those of fp64 loops.
+/* gpu/tests/cpu/test_segments.cc - a rank whose sequence is cut in segments: M and dM are chains over all of its chunks, the same bits as uncut; its (M, H) from
+ * those of its segments, the states that they start from, and the backward's composition and merge over parts are those of fp64 loops.
  *
  * Only the fast path cuts, and it does not run here; but these kernels are shared by all paths (chain.cu), so a plan of the simple path is cut by hand. */
 #include <math.h>
@@ -80,6 +80,76 @@ static int test_parts(int HV, int K, int V, int dh_only)
     return !(worst < 8 * K * 0x1p-24);                   /* 5 sums of K products one behind the other */
 }
 
+/* X <- M X + H of one element [K][V+K] = (H, M); X a state or an element itself: (H, M) <- (M H' + H, M M'). */
+static void apply(Vec &x, const float *E, int K, int V)
+{
+    int w = (int)x.size() / K;
+    Vec y(x.size());
+    for (int r = 0; r < K; r++)
+        for (int c = 0; c < w; c++) {
+            double sum = c < V ? E[r * (V + K) + c] : 0;
+            for (int k = 0; k < K; k++)
+                sum += (double)E[r * (V + K) + V + k] * x[k * w + c];
+            y[r * w + c] = sum;
+        }
+    x = y;
+}
+
+static double off(const float *x, const Vec &want, int ld, int width, int K)
+{
+    double d = 0, s = 0;
+    for (int r = 0; r < K; r++)
+        for (int c = 0; c < width; c++) {
+            double w = want[(size_t)r * (want.size() / K) + c], e = x[r * ld + c] - w;
+            d += e * e, s += w * w;
+        }
+    return s > 0 ? sqrt(d / s) : d;
+}
+
+/* Rank `rank` of 4 of a problem of 2 heads, its sequence cut in 5, behind `pre` ranks: worst relative error of its element and initial states. */
+static double elements(int K, int V, int rank, int pre, int whole)
+{
+    const int N = 4, HV = 2, nseg = 5, row = V + K, is_last = rank == N - 1;
+    size_t E = (size_t)K * row, words = 0;
+    dpg_plan p = {};
+    dp_err e = {DP_OK, ""};
+    p.d.K = K, p.d.V = V, p.d.HV = HV, p.nseg = nseg, p.N = N, p.rank = rank, p.pre = pre, p.is_last = is_last, p.whole = whole;
+    p.opt.chain_how = DPG_CHAIN_AUGMENTED;
+    for (int slot : {B_HM, B_HMALL, B_SEG, B_PREFIX, B_SIN}) {
+        size_t n = HV * E * (slot == B_HM ? 1 : slot == B_HMALL ? N : nseg);
+        p.buf[slot].off = words * 4, p.buf[slot].bytes = n * 4;
+        words += n;
+    }
+    float *ws = (float *)aligned_alloc(256, (words * 4 + 255) / 256 * 256), *all = at<float>(&p, ws, B_HMALL), *seg = at<float>(&p, ws, B_SEG), *own = at<float>(&p, ws, B_HM);
+    uint32_t x = 7;
+    memset(ws, 0xff, words * 4);
+    for (size_t i = 0; i < N * HV * E; i++)
+        all[i] = next(x) * 1.7f / sqrtf((float)K);
+    for (size_t i = 0; i < nseg * HV * E; i++)
+        seg[i] = next(x) * 1.7f / sqrtf((float)K);
+    NEED(chain_compose(&p, ws, NULL, &e));
+    NEED(chain_merge(&p, ws, NULL, &e));
+    double worst = 0;
+    for (int hv = 0; hv < HV; hv++) {
+        Vec S((size_t)K * V, 0), all_parts(seg + hv * E, seg + (hv + 1) * E);
+        for (int r = rank - pre; r < rank; r++)
+            apply(S, all + (r * HV + hv) * E, K, V);
+        for (int i = 0; i < nseg; i++) {
+            worst = fmax(worst, off(at<float>(&p, ws, B_SIN) + (size_t)(i * HV + hv) * K * V, S, V, V, K));
+            if (i == 0 && whole)
+                S.assign(S.size(), 0);
+            apply(S, seg + (i * HV + hv) * E, K, V);
+            if (i)
+                apply(all_parts, seg + (i * HV + hv) * E, K, V);
+        }
+        if (!is_last)
+            worst = fmax(worst, off(own + hv * E, all_parts, row, whole ? V : row, K));
+    }
+    free(ws);
+    printf("segments, K %d V %d, rank %d of 4 behind %d, %s: element and states %.1e from fp64\n", K, V, rank, pre, whole ? "starts" : "continues", worst);
+    return worst;
+}
+
 int main()
 {
     const int64_t cu[] = {0, 3 * 500};                   /* 8 chunks a rank, the last one ragged */
@@ -126,5 +196,8 @@ int main()
     dpg_plan_destroy(plan);
     for (int dh_only : {0, 1})
         failed |= test_parts(2, 16, 16, dh_only) | test_parts(1, 128, 64, dh_only) | test_parts(1, 256, 16, dh_only) | test_parts(2, 48, 48, dh_only) | test_parts(100, 16, 32, dh_only) | test_parts(100, 32, 16, dh_only);
+    const struct { int K, V, rank, pre, whole; } rank[] = {{64, 64, 2, 2, 0}, {64, 64, 3, 3, 0}, {64, 64, 0, 0, 1}, {64, 64, 2, 1, 1}, {64, 64, 3, 3, 1}, {64, 128, 2, 2, 0}, {128, 64, 2, 2, 0}};
+    for (auto &r : rank)
+        failed |= !(elements(r.K, r.V, r.rank, r.pre, r.whole) < 5e-7);
     return failed;
 }
