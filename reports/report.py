@@ -78,7 +78,11 @@ def main(argv):
     except record.Malformed as e:
         print(f"report: {e}", file=sys.stderr)
         return 2
-    from page import page
+    try:
+        from page import page
+    except ImportError as e:
+        print(f"report: {sys.executable} has no {e.name}: `make setup` finds or makes a Python that has it (or set DP_PYTHON)", file=sys.stderr)
+        return 2
     folder = os.path.join(argv[1], "figures")
     out = os.path.join(argv[1], "report.html")
     try:

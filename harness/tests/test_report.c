@@ -261,3 +261,13 @@ DP_TEST(report, record_without_runs_gives_a_page) {
                        "\"verdict\": \"pass\", \"cases\": [], \"runs\": []}", dir, sizeof dir, out, sizeof out);
     CHECK(rc == 0, "exit status %d: %s", rc, out);
 }
+
+/* -S: a Python without site-packages stands for one that has no matplotlib. */
+DP_TEST(report, a_python_without_matplotlib_is_told_what_to_do) {
+    char cmd[1400], dir[512], out[4096], *record = slurp(RECORD);
+    REQUIRE(record, "%s cannot be read", RECORD);
+    report_on("bare-python", record, dir, sizeof dir, out, sizeof out);
+    free(record);
+    snprintf(cmd, sizeof cmd, "PYTHONPATH= PYTHONDONTWRITEBYTECODE=1 %s -S reports/report.py '%s'", python(), dir);
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "make setup") && !strstr(out, "Traceback"), "%s", out);
+}
