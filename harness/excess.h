@@ -33,7 +33,7 @@ extern "C" {
 #endif
 
 #define DP_EXCESS_Z 6.0
-#define DP_EXCESS_Z_WHOLE 5.0    /* some 40 such units a run, against thousands of cells */
+#define DP_EXCESS_Z_WHOLE 5.5    /* some 60 such units a run, against thousands of cells */
 #define DP_EXCESS_SAME 1.2
 #define DP_EXCESS_SHORT_SUMS 1.4
 #define DP_EXCESS_SUMS 1.5

@@ -195,7 +195,7 @@ DP_TEST(expected, a_short_window_of_correlated_errors_is_no_alarm_for_its_rank) 
 
 /* One cell has nearly all of the tensor's error, and few degrees of freedom: only all cells alike say that every one of them is twice too large. */
 DP_TEST(expected, an_excess_everywhere_is_seen_where_one_cell_outweighs_the_rest) {
-    enum { D = 8, N = 60, TRIALS = 300 };
+    enum { D = 8, N = 80, TRIALS = 300 };
     dp_rng r;
     int alarms = 0, seen = 0, by_tensor = 0;
     dp_rng_seed(&r, 2, 0);
