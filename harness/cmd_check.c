@@ -8,12 +8,10 @@
 #include "options.h"
 #include "../ref/output.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 typedef struct {
     dp_options of;

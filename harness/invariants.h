@@ -13,7 +13,7 @@
  *   packed        a sequence among others gives what it gives alone, on one rank, where chunks are cut alike (dA_log and ddt_bias, sums over all, are left out)
  *   prefix        running on from the state of a prefix of whole chunks gives what one run gives; the gradient of that state likewise
  *                 (cuda, nccl: o and states only; the backward recomputes the states of the prefix in another path than the forward that gave the state).
- *                 packed and prefix are skipped where kernels cut a sequence in segments by its length, and so its parts elsewhere
+ *                 Where kernels cut a sequence in segments by its length, and so its parts elsewhere, prefix is skipped and packed leaves it out
  *   scale-v       v and s0 times 2^3: o and states times 2^3, dq dk dg dbeta times 2^3, dv and ds0 as before. Powers of two commute with rounding; entries
  *                 that underflow on the way may differ by 2^-100 (fp64: 2^-960), which is what `small` stands for
  *   scale-do      do and dstate times 2^3: all gradients times 2^3
