@@ -280,12 +280,42 @@ static void *rank_main(void *arg) {
 
 /* ---- all ranks ------------------------------------------------------------------------------------------------------------------- */
 
-dp_status dp_cuda_comms(dp_backend b, int N, dpg_comm *c, dp_err *e) {
-    int devices[64];
-    if (b != DP_BACKEND_NCCL) return dpg_comm_shared(c, N, 0, limit_s, e);
-    if (N > 64) return dp_fail(e, DP_EINPUT, "%d ranks over NCCL: at most 64 here", N);
-    for (int i = 0; i < N; i++) devices[i] = i;
-    return dpg_comm_nccl(c, N, devices, limit_s, e);
+#define MOST 64                          /* ranks over NCCL */
+static dpg_comm *kept[MOST + 1];
+static pid_t keeper;
+
+static void destroy(int N, dpg_comm *c) {
+    for (int r = 0; r < N && c; r++) c[r].destroy(&c[r]);
+    free(c);
+}
+static void destroy_kept(void) {
+    for (int N = 0; N <= MOST && getpid() == keeper; N++) destroy(N, kept[N]);
+}
+
+dp_status dp_cuda_comms(dp_backend b, int N, dpg_comm **c, dp_err *e) {
+    const int nccl = b == DP_BACKEND_NCCL;
+    int devices[MOST];
+    *c = NULL;
+    if (N == 1) return DP_OK;
+    if (nccl && N > MOST) return dp_fail(e, DP_EINPUT, "%d ranks over NCCL: at most %d here", N, MOST);
+    if (nccl && kept[N]) {
+        *c = kept[N], kept[N] = NULL;
+        return DP_OK;
+    }
+    *c = dp_calloc((size_t)N, sizeof **c);
+    for (int i = 0; i < N && nccl; i++) devices[i] = i;
+    const dp_status st = nccl ? dpg_comm_nccl(*c, N, devices, limit_s, e) : dpg_comm_shared(*c, N, 0, limit_s, e);
+    if (st) free(*c), *c = NULL;
+    return st;
+}
+
+void dp_cuda_comms_end(dp_backend b, int N, dpg_comm *c, int failed) {
+    if (!c || b != DP_BACKEND_NCCL || failed) {
+        destroy(N, c);
+        return;
+    }
+    if (!keeper) keeper = getpid(), atexit(destroy_kept);
+    kept[N] = c;
 }
 
 int dp_cuda_join(const pthread_t *thread, volatile dp_rank_state *const *state, int N) {
@@ -349,21 +379,24 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
     for (int i = 0; i < 6; i++) *rank_tensor(out, i) = dp_calloc((size_t)N * p->HV, sizeof(double *));
     empty_sequences(p, &out->out);
 
+    const dpg_problem g = device_problem(p, bf16_inputs, base);
     rank_job *job = dp_calloc((size_t)N, sizeof *job);
-    dpg_comm *comm = dp_calloc((size_t)N, sizeof *comm);
+    dpg_comm *comm = NULL;
+    dpg_plan *trial = NULL;
     pthread_t *thread = dp_calloc((size_t)N, sizeof *thread);
     volatile dp_rank_state **state = dp_calloc((size_t)N, sizeof *state);
-    dp_status st = N > 1 ? dp_cuda_comms(b, N, comm, e) : DP_OK;
+    dp_status st = dpg_plan_create(&trial, &g, &opt, 0, N, e);           /* what the kernels do not take costs no communicator */
+    if (!st) dpg_plan_destroy(trial), st = dp_cuda_comms(b, N, &comm, e);
     if (!st) {
         for (int r = 0; r < N; r++) {
             state[r] = &job[r].state;
-            job[r] = (rank_job){.p = p, .g = device_problem(p, bf16_inputs, base), .opt = opt, .N = N, .rank = r, .comm = N > 1 ? &comm[r] : NULL, .out = out};
+            job[r] = (rank_job){.p = p, .g = g, .opt = opt, .N = N, .rank = r, .comm = comm ? &comm[r] : NULL, .out = out};
             pthread_create(&thread[r], NULL, rank_main, &job[r]);
         }
         const int left = dp_cuda_join(thread, state, N);
         for (int r = 0; r < N; r++) if (job[r].state == DP_RANK_FAILED && !st) st = dp_fail(e, job[r].status, "%s", job[r].err.msg);
         if (left >= 0) return st;        /* its thread still uses what would be freed below */
-        for (int r = 0; r < N && N > 1; r++) comm[r].destroy(&comm[r]);
+        dp_cuda_comms_end(b, N, comm, st != DP_OK);
         if (!st && backward) st = gate_gradients(p, job, N, &out->out, e);
         for (int r = 0; r < N && !st; r++) {
             const size_t saved = dpg_saved_bytes(job[r].plan), kept = dpg_kept_bytes(job[r].plan);
@@ -376,7 +409,7 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
         if (job[r].plan) dpg_plan_destroy(job[r].plan);
         free(job[r].gate);
     }
-    free(job), free(comm), free(thread), free(state);
+    free(job), free(thread), free(state);
     if (st) dp_cuda_result_free(out, p->HV);
     return st;
 }

@@ -136,22 +136,22 @@ static void *rank_main(void *arg) {
 
 dp_status dp_cuda_conv_parts(const dp_conv *const *c, int parts, int bf16, int N, dp_backend b, dp_conv_result *const *r, dp_err *e) {
     conv_job *job = dp_calloc((size_t)N, sizeof *job);
-    dpg_comm *comm = dp_calloc((size_t)N, sizeof *comm);
+    dpg_comm *comm;
     pthread_t *thread = dp_calloc((size_t)N, sizeof *thread);
     volatile dp_rank_state **state = dp_calloc((size_t)N, sizeof *state);
-    dp_status st = N > 1 ? dp_cuda_comms(b, N, comm, e) : DP_OK;
+    dp_status st = dp_cuda_comms(b, N, &comm, e);
     if (!st) {
         for (int i = 0; i < N; i++) {
             state[i] = &job[i].state;
-            job[i] = (conv_job){.c = c, .parts = parts, .bf16 = bf16, .rank = i, .N = N, .comm = N > 1 ? &comm[i] : NULL, .out = r};
+            job[i] = (conv_job){.c = c, .parts = parts, .bf16 = bf16, .rank = i, .N = N, .comm = comm ? &comm[i] : NULL, .out = r};
             pthread_create(&thread[i], NULL, rank_main, &job[i]);
         }
         const int left = dp_cuda_join(thread, state, N);
         for (int i = 0; i < N; i++) if (job[i].state == DP_RANK_FAILED && !st) st = dp_fail(e, job[i].status, "%s", job[i].err.msg);
         if (left >= 0) return st;        /* its thread still uses what would be freed below */
-        for (int i = 0; i < N && N > 1; i++) comm[i].destroy(&comm[i]);
+        dp_cuda_comms_end(b, N, comm, st != DP_OK);
     }
-    free(job), free(comm), free(thread), free(state);
+    free(job), free(thread), free(state);
     return st;
 }
 

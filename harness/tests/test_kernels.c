@@ -130,6 +130,22 @@ DP_TEST(kernels, ranks_over_nccl_are_judged) {
     CHECK(rc == 0 && strstr(out, "backend=nccl,ranks=4") && strstr(out, " 0 skipped"), "%d: %s", rc, out);
 }
 
+static int count(const char *text, const char *what) {
+    int n = 0;
+    while ((text = strstr(text, what))) n++, text++;
+    return n;
+}
+
+/* Runs of as many ranks share them, whatever the kernels do not take in between, and the convolutions of a step too. */
+DP_TEST(kernels, communicators_of_nccl_are_made_once) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[16384];
+    snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' NCCL_DEBUG=INFO '%s' run smoke-kda smoke-step smoke-conv --cases '%s' --cache none --backend nccl --ranks 2,3 --base fp32 --way plain,segments,dh-only", folder(), program(), gt_cases());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 0 && strstr(out, "backend=nccl,ranks=3") && strstr(out, "way=segments"), "%d: %s", rc, out);
+    CHECK(count(out, "ncclCommInitAll of") == 2 && count(out, "ncclCommInitAll of 2 ranks") == 1, "%s", out);
+}
+
 /* The recurrence of the double-double truth, one thread a lane: the file that it leads to is that of the CPU, bit for bit. */
 DP_TEST(kernels, truth_on_a_device_is_that_of_the_cpu) {
     NEEDS_KERNELS;

@@ -1,6 +1,7 @@
 /* gpu/tests/cpu/nccl.cc - the calls of NCCL that gpu/comm.cu makes, for ranks that are host threads: a gather returns when all ranks have
  * come to it or the communicator is aborted, like the kernel of the library. Loaded as libnccl.so.2 by the kernels on the CPU. */
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <nccl.h>
@@ -25,6 +26,8 @@ static bool meet(ncclComm_t c)
 extern "C" {
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int N, const int *)
 {
+    if (getenv("NCCL_DEBUG"))
+        fprintf(stderr, "ncclCommInitAll of %d ranks\n", N);
     Meeting *m = (Meeting *)calloc(1, sizeof *m);
     pthread_mutex_init(&m->lock, NULL);
     pthread_cond_init(&m->all, NULL);
