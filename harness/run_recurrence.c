@@ -751,20 +751,30 @@ static int wants(const dp_run_options *o, dp_backend b) {
     return !o->nbackend && b != DP_BACKEND_NCCL;
 }
 
+/* Is there anything to judge; else no truth is made. */
+static int offers(const dp_case *c, const dp_run_options *o, int nr, const int *ranks) {
+    int bases[DP_NBASES], kernels = 0;
+    const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
+    for (int i = 0; i < nb && !o->fault; i++) kernels |= bases[i] != DP_BASE_FP64;
+    for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && kernels; be++)
+        for (int i = 0; i < nr; i++) if (wants(o, be) && !dp_cuda_unavailable(be, ranks[i])) return 1;
+    return nr && (wants(o, DP_BACKEND_SIM) || o->subject);
+}
+
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
-    dp_truth truth;
+    dp_truth truth = {0};
     dp_truth_note note;
     int ncut, ranks[16];
+    const int nr = dp_select(c->nranks, c->ranks, o->nranks, o->ranks, ranks);
     int64_t *cut = dp_case_cuts(c, &ncut);
     const dp_truth_request rq = {.bits = c->bits, .backward = c->backward, .ncut = ncut, .cut = cut, .want_M = ncut > 0, .progress = o->progress};
-    dp_status st = dp_case_truth(c, rq, o->truth ? *o->truth : c->truth, o->cache, &truth, &note, e);
+    dp_status st = offers(c, o, nr, ranks) ? dp_case_truth(c, rq, o->truth ? *o->truth : c->truth, o->cache, &truth, &note, e) : DP_OK;
     if (st) {
         free(cut);
         return st;
     }
     const double radius = largest_radius(&truth);
-    const int nr = dp_select(c->nranks, c->ranks, o->nranks, o->ranks, ranks);
-    for (int i = 0; i < nr && !st; i++) {
+    for (int i = 0; i < nr && truth.field[0].rows && !st; i++) {
         dp_sim ref;
         split sp = {.c = c, .truth = &truth, .N = ranks[i], .ref = &ref, .note = note, .radius = radius};
         st = split_truth(&sp, 1, e);
