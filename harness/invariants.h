@@ -3,10 +3,9 @@
  * Each check runs the subject on the problem and on a changed one and compares results. Equality is exact (as numbers: -0 = 0) unless said otherwise:
  *
  *   repeat        the same run again gives the same bits
- *   causality     inputs of one token changed: o of the chunks before its own, and everything of other sequences, stays
- *   causality-chunk  the same inside one chunk of 64 tokens: o of the tokens before it stays, as a masked product adds exact zeros. Kernels that form decays
- *                 through an anchor inside the chunk let a later gate reach earlier tokens through rounding (fla#1242): for them (cuda, nccl) each row may
- *                 differ by the sum of the two probable bounds, and `why` says that it does
+ *   causality     inputs of one token changed: o and dq of the chunks before its own, and everything of other sequences, stays
+ *   causality-chunk  the same inside one chunk of 64 tokens: o and dq of the tokens before it stay, as a masked product adds exact zeros. Kernels that anchor
+ *                 decays inside the chunk behind a row (fla#1242), or choose a way of summing by what comes later, do not have that
  *   anticausality do of one token changed: dk dv dg dbeta of the tokens behind it, dq of all others, and everything of other sequences, stays
  *   heads         every input of the first value head, of the last, of all but the first changed (q and k where no other head reads them): everything of
  *                 other heads stays, o, states and all gradients, dA_log and ddt_bias too (dq and dk: of groups without a changed head)

@@ -43,7 +43,7 @@ DP_TEST(invariants, all_hold_for_the_simulated_ranks) {
 DP_TEST(invariants, each_is_red_under_a_fault_that_breaks_it) {
     static const struct { const char *check; dp_fault fault; const char *name; dp_base base; int N; const char *says; } x[] = {
         {"repeat", DP_FAULT_RACE, "smoke-kda", DP_BASE_FP32, 4, "state_fwd, rank 3, head 1"},
-        {"causality-chunk", DP_FAULT_ANCHOR_LEAK, "smoke-kda", DP_BASE_FP32, 2, "masked products"},
+        {"causality-chunk", DP_FAULT_ANCHOR_LEAK, "smoke-kda", DP_BASE_FP32, 2, "of its chunk changed"},
         {"causality", DP_FAULT_ZIGZAG, "smoke-kda", DP_BASE_FP32, 4, "o: rank"},
         {"causality", DP_FAULT_TAIL_UNMASKED, "packed-across", DP_BASE_BF16, 1, ""},
         {"anticausality", DP_FAULT_STALE_ACCUMULATOR, "no-decay", DP_BASE_FP32, 2, "rank 1"},
