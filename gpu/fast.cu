@@ -17,6 +17,7 @@
  * pairwise in fp32. So a term depends on rows up to its own alone, and o of a token has the same bits whatever comes after it. q and k of one token meet in
  * fp32: no decay lies between them, and where they are nearly orthogonal rounded factors would leave an error of the size of |q| |k|. */
 #include "mma.cuh"
+#include "fault.cuh"
 
 #define C DP_CHUNK
 #define LOG2E 1.4426950408889634f
@@ -143,6 +144,14 @@ template <int GATE, int K, int V> __device__ void cumsum_gate(const Dims &d, con
         float2 y = *(float2 *)(tot + i * K + k);
         before.x += y.x, before.y += y.y;
     }
+    if (FAULT(GATE_BACK)) {
+        float2 all = before, after = make_float2(0.f, 0.f);
+        for (int i = group; i < GROUPS; i++)
+            all.x += tot[i * K + k], all.y += tot[i * K + k + 1];
+        for (int i = GROUPS - 1; i > group; i--)
+            after.x += tot[i * K + k], after.y += tot[i * K + k + 1];
+        before = make_float2(all.x - after.x - run.x, all.y - after.y - run.y);
+    }
 #pragma unroll
     for (int s = 0; s < TL; s++)
         *(float2 *)(sm.x.gam + (s0 + s) * Smem<K, V>::RS + k) = make_float2((sum[s].x + before.x) * LOG2E, (sum[s].y + before.y) * LOG2E);
@@ -250,7 +259,7 @@ template <int K, int V> __device__ __noinline__ float2 diagonal_pairwise(const S
     float2 z = make_float2(0.f, 0.f);
     for (int c = half * K / 2; c < (half + 1) * K / 2 && i >> lr <= s >> lr; c++) {
         float g = sm.x.gam[i * RS + c];
-        if (sm.x.gam[i / 16 * 16 * RS + c] - g <= NEAR)
+        if (sm.x.gam[i / 16 * 16 * RS + c] - (FAULT(BLOCK_PAIRS) ? sm.x.gam[(i | 15) * RS + c] : g) <= NEAR)
             continue;
         float y = (float)sm.k[i * RS + c] * ex2(sm.x.gam[s * RS + c] - g);
         z.x = fmaf((float)sm.k[s * RS + c], y, z.x);
@@ -298,6 +307,12 @@ template <int K, int V> __device__ __forceinline__ void products(Smem<K, V> &sm,
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 ak[i] = pack2(fk[2 * i], fk[2 * i + 1]), aq[i] = pack2(fq[2 * i], fq[2 * i + 1]);
+            if (FAULT(ANCHOR))
+                for (int i = 0; i < 4; i++) {
+                    const float *mid = sm.x.gam + (an + 8) * RS + kk * 16 + 2 * tc + 8 * (i / 2);
+                    float x = ex2(an2[i / 2].x - mid[0]), y = ex2(an2[i / 2].y - mid[1]);
+                    ak[i] = pack2(fk[2 * i] * x, fk[2 * i + 1] * y), aq[i] = pack2(fq[2 * i] * x, fq[2 * i + 1] * y);
+                }
 #pragma unroll
             for (int nt = 0; nt < 2; nt++) {
                 uint32_t b[2];
@@ -308,6 +323,11 @@ template <int K, int V> __device__ __forceinline__ void products(Smem<K, V> &sm,
                     float x = an2[hc].x - g.x, y = an2[hc].y - g.y;
                     if (wide)
                         x = near(x), y = near(y);
+                    const float *other = sm.x.gam + (an + 8) * RS + kk * 16 + 2 * tc + 8 * hc;
+                    if (FAULT(ANCHOR))
+                        x += other[0] - an2[hc].x, y += other[1] - an2[hc].y;
+                    if (FAULT(BLOCK_PAIRS) && wide)
+                        x = isinf(near(an2[hc].x - other[7 * RS])) ? -INFINITY : x, y = isinf(near(an2[hc].y - other[7 * RS + 1])) ? -INFINITY : y;
                     b[hc] = pack2(k2.x * ex2(x), k2.y * ex2(y));
                 }
                 mma(z.kk[3][nt], ak, b[0], b[1]);
@@ -365,7 +385,7 @@ template <int K, int V> __device__ __forceinline__ void emit_block(Smem<K, V> &s
     for (int nt = 0; nt < 2; nt++)
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            int s = I * 16 + gr + 8 * row, i = 16 * J + 8 * nt + 2 * tc, end = ((s >> lr) + half) << lr;
+            int s = I * 16 + gr + 8 * row, i = 16 * J + 8 * nt + 2 * tc, end = FAULT(KEYS_COUPLED) && !half ? s : FAULT(KEYS_LATER) && half ? (s >> lr << lr) + 1 : ((s >> lr) + half) << lr;
             float f = half ? scale * sm.rq[s] : sm.beta[s] * sm.rk[s];
             float z0 = z[nt][2 * row], z1 = z[nt][2 * row + 1];
             if (half && i >> lr == s >> lr)
@@ -1017,6 +1037,7 @@ template <int K, int V> static dp_status chunks_of(dpg_plan *p, const dpg_tensor
 
 dp_status fast_chunks(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
+    FAULT_TO_DEVICE(e, s);
     return BY_WIDTHS(chunks_of, p, t, ws, s, e);
 }
 

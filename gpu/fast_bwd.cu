@@ -22,6 +22,7 @@
  * Every operand of a product is rounded to bf16 once (what harness/budget.c counts: do, h, dh, X, dX, dvl, Kgam, L, dE, dP, dL, and q or k with their decay),
  * everything is summed in fp32. Exponents are anchored as in fast.cu, at the first row of a block, terms too far below it pairwise. No atomics. */
 #include "mma.cuh"
+#include "fault.cuh"
 
 #define C DP_CHUNK
 #define LOG2E 1.4426950408889634f
@@ -67,7 +68,7 @@ template <int W, int THREADS> __device__ __forceinline__ void load_rows(bf16 *ds
 {
     for (int x = threadIdx.x; x < C * W / 8; x += THREADS) {
         int r = x / (W / 8), p = x % (W / 8);
-        bool here = r < rows && (r >> lr << lr) == r;
+        bool here = r < rows && ((r >> lr << lr) == r || FAULT(DO_KEYS));
         int64_t from = at + (here ? r >> lr : 0) * step + p * 8;
         if (is_bf16)
             cp16(dst + rows_at<W>(r, p), (const bf16 *)src + from, here);
@@ -89,7 +90,7 @@ template <int V, bool ANY> __global__ void __launch_bounds__(256) k_dav(Dims d, 
     Chunk c = d.chunk[tile / d.HV];
     for (int x = threadIdx.x; x < C * C / 8; x += 256)
         cp16(sm.P + x * 8, a.Aqk + tile * C * C + x * 8, true);
-    load_rows<V, 256>(sm.o, g.dout, (c.t0 * d.HV + hv) * V, (int64_t)d.HV * V, lr, c.len << lr, d.d_bf16);
+    load_rows<V, 256>(sm.o, g.dout, (c.t0 * d.HV + hv) * V, (int64_t)d.HV * V, lr, c.len + (FAULT(DO_TAIL) && c.t0 + c.len < d.L) << lr, d.d_bf16);
     cp_commit();
     cp_wait<0>();
     __syncthreads();
@@ -184,7 +185,7 @@ template <int BWD> __device__ __forceinline__ const float *initial(const Dims &d
 {
     int64_t kv = (int64_t)d.K * d.V;
     if (BWD)
-        return run.ends ? (a.dfinal ? a.dfinal + ((int64_t)run.gseq * d.HV + hv) * kv : NULL) : a.dsout ? a.dsout + ((int64_t)(a.parts - 1 - run.part) * d.HV + hv) * kv : NULL;
+        return run.ends ? (a.dfinal ? a.dfinal + ((int64_t)run.gseq * d.HV + hv) * kv : NULL) : a.dsout ? a.dsout + ((int64_t)(FAULT(PARTS_TURNED) ? run.part : a.parts - 1 - run.part) * d.HV + hv) * kv : NULL;
     return run.starts ? (a.s0 ? a.s0 + ((int64_t)run.gseq * d.HV + hv) * kv : NULL) : a.sin + ((int64_t)run.part * d.HV + hv) * kv;
 }
 
@@ -551,7 +552,7 @@ template <int K, int V, bool ANY, bool BF16> __global__ void __launch_bounds__(2
     for (int r = 0; r < 2; r++) {
         int s = 16 * I + gr + 8 * r;
         float sum = 0.f, b = sm.beta[s];
-        int64_t at = row_at(c.t0, d.HV, hv, s < rows ? s : 0, lr) * V + half * (V / 2) + 2 * tc;
+        int64_t at = row_at(c.t0, d.HV, hv, s < rows || FAULT(DV_TAIL) && s >> lr == c.len && c.t0 + c.len < d.L ? s : 0, lr) * V + half * (V / 2) + 2 * tc;
 #pragma unroll
         for (int n = 0; n < NT; n++) {
             float2 y = BF16 ? unpack2(*(const uint32_t *)((const bf16 *)t.v + at + n * 8)) : *(const float2 *)((const float *)t.v + at + n * 8);
@@ -559,7 +560,7 @@ template <int K, int V, bool ANY, bool BF16> __global__ void __launch_bounds__(2
             sum = fmaf(dZ[n][2 * r + 1], y.y - E[n][2 * r + 1], sum);
             float x0 = b * dZ[n][2 * r], x1 = b * dZ[n][2 * r + 1];
             *(uint32_t *)(sm.dX + piece_at(C, half * (NT / 2) + n / 2, s, n % 2) + 2 * tc) = pack2(x0, x1);
-            if (!d.d_bf16 && s < rows)
+            if (!d.d_bf16 && (s < rows || (FAULT(DV_TAIL) && s >> lr == c.len && c.t0 + c.len < d.L)))
                 *(float2 *)((float *)g.dv + at + n * 8) = make_float2(x0, x1);
         }
         sum += __shfl_xor_sync(~0u, sum, 1);
@@ -583,7 +584,7 @@ template <int K, int V, bool ANY, bool BF16> __global__ void __launch_bounds__(2
     for (int x = threadIdx.x; x < C * V / 8; x += 256) { /* dE to memory as it lies; dv is the same numbers in token order */
         *(uint4 *)(a.dE + tile * C * V + x * 8) = *(uint4 *)(sm.dX + x * 8);
         int r = x / (V / 8), p = x % (V / 8);
-        if (d.d_bf16 && r < rows)
+        if (d.d_bf16 && (r < rows || (FAULT(DV_TAIL) && r >> lr == c.len && c.t0 + c.len < d.L)))
             *(uint4 *)((bf16 *)g.dv + row_at(c.t0, d.HV, hv, r, lr) * V + p * 8) = *(uint4 *)(sm.dX + piece_at(C, p / 2, r, p % 2));
     }
     float acc[4][2][4] = {};                             /* half 0: dE X' -> dL, half 1: do X' -> dP, blocks J <= I */
@@ -610,11 +611,12 @@ template <int K, int V, bool ANY, bool BF16> __global__ void __launch_bounds__(2
                     int s = 16 * I + gr + 8 * r, i = 16 * J + 8 * n + 2 * tc;
                     float x0 = f * acc[J][n][2 * r], x1 = f * acc[J][n][2 * r + 1];
                     int first = s >> lr << lr;           /* the first row of the token */
-                    *(uint32_t *)(to + s * C + i) = pack2(i < first ? x0 : 0.f, i + 1 < first ? x1 : 0.f);
+                    int end = FAULT(PAIR_KEYS) ? s : FAULT(PAIR_OWN) ? s + 1 : FAULT(PAIR_SHORT) ? first - 1 : FAULT(PAIR_ALL) ? C : first;
+                    *(uint32_t *)(to + s * C + i) = pack2(i < end ? x0 : 0.f, i + 1 < end ? x1 : 0.f);
                     if (half && s == first && i >> lr == s >> lr)
-                        a.pdiag[tile * C + i] = x0;
+                        a.pdiag[tile * C + i] = FAULT(OWN_KEY) && i > s ? 0.f : x0;
                     if (half && s == first && (i + 1) >> lr == s >> lr)
-                        a.pdiag[tile * C + i + 1] = x1;
+                        a.pdiag[tile * C + i + 1] = FAULT(OWN_KEY) && i + 1 > s ? 0.f : x1;
                 }
 }
 
@@ -643,14 +645,14 @@ template <int V> __device__ __noinline__ float3 diagonal_pairwise(const IntraSme
     float3 z = make_float3(0.f, 0.f, 0.f);
     auto P = [&](const bf16 *m, int s, int i) { return (float)m[rows_at<C>(s, i / 8) + i % 8]; };
     auto row = [&](const bf16 *m, int s) { return (float)m[rows_at<CH>(s, ch / 8) + ch % 8]; };
-    for (int i = first; i < r; i++) {
+    for (int i = first; i < r - FAULT(FAR_SHORT); i++) {
         if (top - sm.gam[i * GS + ch] <= NEAR)
             continue;
         float e = ex2(g - sm.gam[i * GS + ch]) * sm.rk[i] * row(sm.x.b.k, i);
         z.x = fmaf(P(sm.x.b.dP, r, i), e, z.x);
         z.y = fmaf(P(sm.x.b.dL, r, i), e, z.y);
     }
-    for (int s = r + 1; s < first + 16 && top - g > NEAR; s++) {
+    for (int s = r + 1 + FAULT(FAR_SHORT); s < first + 16 && top - g > NEAR; s++) {
         float e = ex2(sm.gam[s * GS + ch] - g);
         z.z = fmaf(P(sm.x.b.dP, s, r), e * sm.rq[s] * row(sm.x.b.q, s), z.z);
         z.z = fmaf(P(sm.x.b.dL, s, r), e * sm.rk[s] * row(sm.x.b.k, s), z.z);
@@ -943,7 +945,7 @@ template <int K, int V, bool ANY, bool BF16> __global__ void __launch_bounds__(2
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int s = 16 * I + gr + 8 * r;
-            if (s >= rows || (s >> lr << lr) != s)
+            if ((s >= rows && !(FAULT(DG_TAIL) && s >> lr == c.len && c.t0 + c.len < d.L)) || ((s >> lr << lr) != s && !FAULT(DG_KEYS)))
                 continue;
             int64_t at = row_at(c.t0, d.HV, hv, s >> lr, 0) * K + ch0 + ch;
             float2 x = d.g_bf16 ? unpack2(*(const uint32_t *)((const bf16 *)t.g + at)) : *(const float2 *)((const float *)t.g + at);
@@ -972,7 +974,7 @@ template <int K, int V, bool ANY, bool BF16> __global__ void __launch_bounds__(2
     __syncthreads();
     if (one) {
         if (threadIdx.x < C)
-            a.dg_sum[blockIdx.x * C + threadIdx.x] = sm.sum_a[0][threadIdx.x] + sm.sum_a[1][threadIdx.x];
+            a.dg_sum[blockIdx.x * C + threadIdx.x] = sm.sum_a[0][threadIdx.x] + (FAULT(GATE_HALF) ? 0.f : sm.sum_a[1][threadIdx.x]);
         return;
     }
     if (threadIdx.x < 2 * CH) {
@@ -997,7 +999,7 @@ template <int K, bool ANY, bool BF16> __global__ void __launch_bounds__(256) k_n
         int64_t at = row_at(c.t0, d.H, hq, live ? isq ? r >> lr : r : 0, isq ? 0 : lr) * K + p * 8;
         float rn = a.norm[tile0 * 2 * C + (isq ? C : 0) + r], dy[8] = {}, y[8], dot = 0.f;
         load8(y, isq ? t.q : t.k, at, BF16);
-        for (int m = 0; m < d.G << (isq ? lr : 0); m++) {    /* a query's rows of every value head */
+        for (int m = 0; m < d.G << (isq ? lr : 0); m += isq && FAULT(DQ_KEY) ? 1 << lr : 1) {    /* a query's rows of every value head */
             const float *from = (isq ? a.dq : a.dk) + ((tile0 + (isq ? m >> lr : m)) * C + r + (isq && live ? m & ((1 << lr) - 1) : 0)) * K + p * 8;
             float4 lo = *(const float4 *)from, hi = *(const float4 *)(from + 4);
             dy[0] += lo.x, dy[1] += lo.y, dy[2] += lo.z, dy[3] += lo.w, dy[4] += hi.x, dy[5] += hi.y, dy[6] += hi.z, dy[7] += hi.w;
@@ -1035,7 +1037,7 @@ template <int K> __global__ void __launch_bounds__(C) k_gate_one(Dims d, dpg_ten
         int64_t at = (c.t0 + s) * d.HV + hv;
         float dg = 0.f;
         for (int i = 0; i < K / CH; i++)
-            dg += a.dg_sum[(tile * (K / CH) + i) * C + (s << d.lr)];
+            dg += a.dg_sum[(tile * (K / CH) + i) * C + (FAULT(GATE_ROW) ? s : s << d.lr)];
         float y = gate_bwd(d, dg, ldx(t.g, at, d.g_bf16), t.A_log ? expf(t.A_log[hv]) : 1.f, t.dt_bias ? t.dt_bias[hv] : 0.f, sa, sb);
         if (d.dg_bf16)
             ((bf16 *)g.dg)[at] = __float2bfloat16_rn(y);
@@ -1206,7 +1208,10 @@ template <int K, int V, bool ANY> struct Stages {
 #define STAGE(K, V, stage) (p->d.R == 1 && p->d.Kg == K ? Stages<K, V, false>::stage(p, t, g, ws, s, e) : Stages<K, V, true>::stage(p, t, g, ws, s, e))
 #define BY_WIDTH(stage) dp_status stage(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e) \
     { return p->d.K == 64 ? p->d.V == 64 ? STAGE(64, 64, stage) : STAGE(64, 128, stage) : p->d.V == 64 ? STAGE(128, 64, stage) : STAGE(128, 128, stage); }
-dp_status chunks(dpg_plan *p, const dpg_tensors *t, const dpg_grads *, void *ws, cudaStream_t s, dp_err *e) { return fast_chunks(p, t, ws, s, e); }
+dp_status chunks(dpg_plan *p, const dpg_tensors *t, const dpg_grads *, void *ws, cudaStream_t s, dp_err *e) {
+    FAULT_TO_DEVICE(e, s);
+    return fast_chunks(p, t, ws, s, e);
+}
 BY_WIDTH(states)
 BY_WIDTH(dAv)
 BY_WIDTH(pre)

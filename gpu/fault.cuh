@@ -1,10 +1,11 @@
 /* gpu/fault.cuh - faults of indexing and synchronisation that can be switched on in the kernels, in test builds alone: with -DDP_KERNEL_FAULTS the variable
- * dpg_fault chooses one (gpu/tests/cpu, `deltaproof museum --kernels`); a device test build may fix one, -DDP_KERNEL_FAULT=DPG_FAULT_TAIL. In every other
- * build FAULT(x) is the constant 0. */
+ * dpg_fault chooses one, which the environment sets first (DPG_FAULT=dq-first-key). `deltaproof museum --kernels` switches them on one by one: on the CPU
+ * (gpu/tests/cpu) those of DPG_FAULTS, in such a build for a device those of DPG_FAST_FAULTS, of the tensor-core kernels. In every other build FAULT(x) is the constant 0. */
 #ifndef DPG_FAULT_CUH
 #define DPG_FAULT_CUH
 
-/* ID, name, number in the museum's list of bugs (0: none), the first tensors that can show it, what */
+/* ID, name, number in the museum's list of bugs (0: none), the first tensors that can show it ("": bits alone, what comes later is seen; "-": none of a model of
+ * the cases, test_gpu_bwd shows it), what */
 #define DPG_FAULTS(X) \
     X(TAIL, "tail-one-more", 21, "H M S_in final_state o", "the gate's cumulative sum of a ragged chunk takes in the token behind its end") \
     X(GATE_HEAD0, "gate-head0", 1, "H M S_in final_state o", "every value head reads the gate of head 0") \
@@ -31,6 +32,29 @@
     X(HALO_ROW, "halo-row", 0, "y", "rows of the halo are read one row late") \
     X(DHALO, "halo-bwd-lost", 0, "dx", "the rows of dpre behind the rank are taken for zeros")
 
+/* Of fast.cu and fast_bwd.cu. The first three are right within every bound. */
+#define DPG_FAST_FAULTS(X) \
+    X(ANCHOR, "anchor-middle", 0, "", "a diagonal 16 x 16 block is anchored at its middle row") \
+    X(BLOCK_PAIRS, "pairs-by-block", 0, "", "a channel is summed pairwise in all of a block as soon as its last row is far below its first") \
+    X(GATE_BACK, "gate-from-end", 0, "", "the gate's sums are its total less what follows") \
+    X(KEYS_COUPLED, "keys-coupled", 0, "H M S_in final_state o", "a key reads the earlier keys of its own token") \
+    X(KEYS_LATER, "keys-later", 0, "o", "a query reads the first key of its own token alone") \
+    X(DO_KEYS, "do-every-key", 0, "dv dbeta dq dk dg", "do stands in the rows of all keys of a token") \
+    X(DO_TAIL, "do-one-more", 0, "dv dbeta dq dk dg", "do of a ragged chunk takes in the token behind its end") \
+    X(PAIR_KEYS, "pairs-of-token", 0, "dk dg", "dL keeps the pairs of keys of one token") \
+    X(PAIR_OWN, "pairs-own-twice", 0, "dq dk dg", "dP and dL keep their diagonal, a token with itself") \
+    X(PAIR_SHORT, "pairs-one-short", 0, "dq dk dg", "dP and dL leave out the row before") \
+    X(PAIR_ALL, "pairs-no-mask", 0, "dq dk dg", "dP and dL keep later rows of a diagonal block") \
+    X(OWN_KEY, "own-first-key", 0, "dq dk", "a query meets the first key of its own token alone") \
+    X(FAR_SHORT, "far-pair-lost", 0, "dq dk dg", "the pairwise sums of strong gates leave out the row before") \
+    X(DG_KEYS, "dg-every-key", 0, "dg", "dg is written by the rows of all keys of a token") \
+    X(DG_TAIL, "dg-one-more", 0, "dg", "a ragged chunk writes dg of the token behind its end") \
+    X(DV_TAIL, "dv-one-more", 0, "dv", "a ragged chunk writes dv of the token behind its end") \
+    X(DQ_KEY, "dq-first-key", 0, "dq", "dq of a token leaves out the rows of all keys but its first") \
+    X(GATE_ROW, "dg-row-not-token", 0, "-", "one gate a head: dg of a token is read at the row of its number") \
+    X(GATE_HALF, "dg-half-channels", 0, "dg dA_log ddt_bias", "one gate a head: dg leaves out the upper channels of each 64") \
+    X(PARTS_TURNED, "parts-turned", 0, "ds0 dv dbeta dq dk dg", "parts of a sequence take the gradients of their states in reverse order")
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -38,19 +62,35 @@ typedef enum {
     DPG_FAULT_NONE,
 #define DPG_FAULT_ID(id, name, bug, shows, what) DPG_FAULT_##id,
     DPG_FAULTS(DPG_FAULT_ID)
+    DPG_FIRST_FAST_FAULT,
+    DPG_BEFORE_FAST_FAULTS = DPG_FIRST_FAST_FAULT - 1,
+    DPG_FAST_FAULTS(DPG_FAULT_ID)
 #undef DPG_FAULT_ID
     DPG_NFAULTS
 } dpg_fault_id;
 typedef struct { const char *name; int bug; const char *shows, *what; } dpg_fault_info;
 /* Only in such test builds: harness/museum_kernels.c looks whether they are there. */
-extern int dpg_fault __attribute__((weak));
-extern const dpg_fault_info dpg_faults[DPG_NFAULTS] __attribute__((weak));
+#ifdef DP_KERNEL_FAULTS
+#define DPG_MAYBE
+#else
+#define DPG_MAYBE __attribute__((weak))
+#endif
+extern int dpg_fault DPG_MAYBE;
+extern const int dpg_faults_fast DPG_MAYBE;              /* of a device: DPG_FAST_FAULTS can be switched on, DPG_FAULTS cannot */
+extern const dpg_fault_info dpg_faults[DPG_NFAULTS] DPG_MAYBE;
 #ifdef __cplusplus
 }
 #endif
 
-#if defined(DP_KERNEL_FAULT)
-#define FAULT(id) (DP_KERNEL_FAULT == DPG_FAULT_##id)
+/* Device code of a file reads its own copy, which FAULT_TO_DEVICE brings on the stream of the kernels that follow. */
+#if defined(DP_KERNEL_FAULTS) && defined(__NVCC__)
+static __constant__ __attribute__((unused)) int dpg_fault_here;
+#define FAULT_TO_DEVICE(e, s) CK(e, cudaMemcpyToSymbolAsync(dpg_fault_here, &dpg_fault, sizeof(int), 0, cudaMemcpyHostToDevice, s))
+#else
+#define FAULT_TO_DEVICE(e, s) (void)0
+#endif
+#if defined(DP_KERNEL_FAULTS) && defined(__CUDA_ARCH__)
+#define FAULT(id) (dpg_fault_here == DPG_FAULT_##id)
 #elif defined(DP_KERNEL_FAULTS)
 #define FAULT(id) (dpg_fault == DPG_FAULT_##id)
 #else

@@ -14,7 +14,10 @@ GPU_LDLIBS   := -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthrea
 $(BUILD)/gpu/%.o: gpu/%.cu $(GPU_HDR)
 	@mkdir -p $(@D)
 	$(NVCC) -std=c++17 $(NVCC_GENCODE) $(NVCCFLAGS) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers -c $< -o $@
-$(GPU_LIB): $(patsubst gpu/%.cu,$(BUILD)/gpu/%.o,$(GPU_SRC))
+# NVCCFLAGS='-O3 -DDP_KERNEL_FAULTS': kernels with the faults of fault.cuh, to be switched on by DPG_FAULT=NAME or `deltaproof museum --kernels`.
+$(BUILD)/gpu/faults.o: gpu/tests/faults.cc gpu/fault.cuh
+	$(CXX) -O1 -DDP_KERNEL_FAULTS -DDPG_FAULTS_OF_DEVICE -c $< -o $@
+$(GPU_LIB): $(patsubst gpu/%.cu,$(BUILD)/gpu/%.o,$(GPU_SRC)) $(if $(findstring -DDP_KERNEL_FAULTS,$(NVCCFLAGS)),$(BUILD)/gpu/faults.o)
 	@rm -f $@
 	$(AR) rcs $@ $^
 $(BUILD)/gpu/test_gpu: $(BUILD)/gpu/tests/test_gpu.o $(GPU_LIB)

@@ -1,5 +1,6 @@
-/* The faults of gpu/fault.cuh: switched on one by one in the kernels that run on the CPU, and judged like a device. */
+/* The faults of gpu/fault.cuh: switched on one by one in the kernels that run on the CPU, and judged like a device; or in those of a device. */
 #include "../gpu/fault.cuh"
+#include "invariants.h"
 #include "museum.h"
 #include "../ref/output.h"
 
@@ -17,9 +18,14 @@
 #endif
 
 /* Smallest first. What packed sequences, several keys and grouped heads alone can show comes last. */
-static const struct { const char *name; int ranks; } PROBLEM[] = {{"smoke-kda", 1}, {"smoke-gdn", 1}, {"smoke-mkda2", 1}, {"smoke-kda", 2}, {"smoke-kda", 4}, {"exact-packed", 2}}, CONV[] = {{"smoke-conv", 1}, {"smoke-conv", 3}};
+typedef struct { const char *name; int ranks, segments; } problem;
+static const problem FAST[] = {{"strong-wide", 1, 0}, {"strong-keys", 1, 0}, {"gdn-wide", 1, 0}, {"mkda2-wide", 1, 0}, {"mkda4-wide", 1, 0}, {"k64-v128", 2, 0}, {"k128-v64", 3, 0}, {"segments", 3, 1}}, PROBLEM[] = {{"smoke-kda", 1, 0}, {"smoke-gdn", 1, 0}, {"smoke-mkda2", 1, 0}, {"smoke-kda", 2, 0}, {"smoke-kda", 4, 0}, {"exact-packed", 2, 0}}, CONV[] = {{"smoke-conv", 1, 0}, {"smoke-conv", 3, 0}};
+static const char *const BITS[] = {"strong-wide", "strong-keys", "k64-v128", "mkda2-wide"};       /* causality-chunk on one rank */
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
 
+static int first_fault(void) { return dpg_faults_fast ? DPG_FIRST_FAST_FAULT : 1; }
+static int end_fault(void) { return dpg_faults_fast ? DPG_NFAULTS : DPG_FIRST_FAST_FAULT; }
+static int chosen(int f, const char *only) { return (!only || !strcmp(only, dpg_faults[f].name)) && strcmp(dpg_faults[f].shows, "-"); }
 static int of_conv(int f) { return !strcmp(dpg_faults[f].shows, "y") || !strcmp(dpg_faults[f].shows, "dx"); }
 
 static int listed(const char *list, const char *name) {
@@ -69,24 +75,51 @@ static void ask_exact(const char *dir, const char *cache, dp_kernel_row *row) {
     }
 }
 
+/* What comes later must not be seen: no verdict of a tensor, a check between two runs. */
+static dp_status one_check(const char *dir, const char *name, dp_kernel_row *row, dp_err *e) {
+    char path[1024];
+    dp_case c;
+    dp_checks r;
+    snprintf(path, sizeof path, "%s/%s.case", dir, name);
+    dp_status st = dp_case_load(path, &c, e);
+    if (st) return st;
+    const dp_check_subject s = {.backend = DP_BACKEND_CUDA, .base = DP_BASE_BF16, .chain = DP_FP32, .bf16_inputs = c.input_dtype == DP_BF16};
+    st = dp_checks_run(&c.p, &s, 1, 1, "causality-chunk", &r, e);
+    if (!st && r.c[0].verdict == DP_SKIPPED) st = dp_fail(e, DP_EINPUT, "%s: causality-chunk: %s", name, r.c[0].why);
+    row->runs += !st;
+    if (!st && r.c[0].verdict == DP_FAIL) {
+        row->red++, row->T = c.p.T, row->ranks = row->right = 1, row->rank = row->head = -1;
+        snprintf(row->id, sizeof row->id, "check %s --only causality-chunk", name), snprintf(row->tier, sizeof row->tier, "bits"), snprintf(row->says, sizeof row->says, "%.399s", r.c[0].why);
+    }
+    dp_case_free(&c);
+    return st;
+}
+
 /* One fault, in this process: stops at the first problem that is red, and without a fault runs them all. */
 static dp_status one_fault(const char *dir, const char *cache, int f, dp_kernel_row *row, dp_err *e) {
-    const dp_base base[] = {DP_BASE_FP32};
+    const int fast = dpg_faults_fast, n = fast ? COUNT(FAST) : COUNT(PROBLEM), nconv = fast ? 0 : COUNT(CONV);
+    const dp_base base[] = {fast ? DP_BASE_BF16 : DP_BASE_FP32};
     const dp_format chain[] = {DP_FP32};
     const dp_backend cuda[] = {DP_BACKEND_CUDA};
     dpg_fault = f, row->fault = f;
-    for (int i = 0; i < COUNT(PROBLEM) + COUNT(CONV) && (!f || !row->red); i++) {
-        const int conv = i >= COUNT(PROBLEM), ranks = conv ? CONV[i - COUNT(PROBLEM)].ranks : PROBLEM[i].ranks;
+    for (int i = 0; i < COUNT(BITS) && fast && (!f || (!dpg_faults[f].shows[0] && !row->red)); i++) {
+        const dp_status st = one_check(dir, BITS[i], row, e);
+        if (st) return st;
+    }
+    for (int i = 0; i < n + nconv && (!f || (dpg_faults[f].shows[0] && !row->red)); i++) {
+        const int conv = i >= n;
+        const problem *p = conv ? &CONV[i - n] : fast ? &FAST[i] : &PROBLEM[i];
+        const dp_cuda_way way[] = {p->segments ? DP_CUDA_SEGMENTS : DP_CUDA_PLAIN};
         char path[1024];
         dp_case c;
         dp_runs r = {0};
         if (f && conv != of_conv(f)) continue;
-        snprintf(path, sizeof path, "%s/%s.case", dir, conv ? CONV[i - COUNT(PROBLEM)].name : PROBLEM[i].name);
+        snprintf(path, sizeof path, "%s/%s.case", dir, p->name);
         dp_status st = dp_case_load(path, &c, e);
         if (st) return st;
-        const dp_run_options o = {.nranks = 1, .ranks = &ranks, .nbase = conv ? 0 : 1, .base = base, .nchain = conv ? 0 : 1, .chain = chain, .nbackend = 1, .backend = cuda, .cache = cache};
+        const dp_run_options o = {.nranks = 1, .ranks = &p->ranks, .nbase = conv ? 0 : 1, .base = base, .nchain = conv ? 0 : 1, .chain = chain, .nbackend = 1, .backend = cuda, .nway = 1, .way = way, .cache = cache};
         st = dp_case_run(&c, &o, &r, e);
-        if (!st && !r.n) st = dp_fail(e, DP_EINPUT, "%s: %d ranks: nothing ran", c.name, ranks);
+        if (!st && !r.n) st = dp_fail(e, DP_EINPUT, "%s: %d ranks: nothing ran", c.name, p->ranks);
         for (int k = 0; k < r.n && !st; k++) {
             row->runs++;
             if (r.run[k].verdict == DP_FAIL) note(row, &c, &r.run[k]);
@@ -94,7 +127,7 @@ static dp_status one_fault(const char *dir, const char *cache, int f, dp_kernel_
         dp_runs_free(&r), dp_case_free(&c);
         if (st) return st;
     }
-    if (row->red && f && !of_conv(f)) ask_exact(dir, cache, row);
+    if (row->red && f && !fast && !of_conv(f)) ask_exact(dir, cache, row);
     return DP_OK;
 }
 
@@ -139,12 +172,12 @@ dp_status dp_kernel_museum_run(const char *dir, const char *cache, const char *o
     const double t0 = dp_now();
     enum { MAX = 16 };
     pid_t pid[64];
-    int from[64], chosen = 0;
+    int from[64], some = 0;
     dp_status st = DP_OK;
     *m = (dp_kernel_museum){0};
     if (!&dpg_fault) return dp_fail(e, DP_EINPUT, "the kernels of this build have no faults to switch on (`make museum` builds those that have)");
-    for (int f = 1; f < DPG_NFAULTS; f++) chosen += !only || !strcmp(only, dpg_faults[f].name);
-    if (!chosen) return dp_fail(e, DP_EINPUT, "--fault %s: the kernels have none of that name", only);
+    for (int f = first_fault(); f < end_fault(); f++) some += chosen(f, only);
+    if (!some) return dp_fail(e, DP_EINPUT, "--fault %s: the kernels have none of that name", only);
     int cores = omp_get_max_threads() < MAX ? omp_get_max_threads() : MAX, started = 0;
     m->n = DPG_NFAULTS;
     fflush(NULL);
@@ -152,7 +185,7 @@ dp_status dp_kernel_museum_run(const char *dir, const char *cache, const char *o
         const int end = f - (f ? cores : 0);
         if (f < DPG_NFAULTS) {
             pid[f] = 0;
-            if (!st && (!f || !only || !strcmp(only, dpg_faults[f].name))) pid[f] = start(dir, cache, f, &from[f]), started++;
+            if (!st && (!f || (f >= first_fault() && f < end_fault() && chosen(f, only)))) pid[f] = start(dir, cache, f, &from[f]), started++;
             if (pid[f] < 0) st = dp_fail(e, DP_EIO, "fork: %s", strerror(errno)), pid[f] = 0;
         }
         if (end >= (f ? 1 : 0) && end < DPG_NFAULTS && pid[end]) {

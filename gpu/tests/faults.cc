@@ -1,9 +1,31 @@
-/* The table of fault.cuh, in the build of the kernels whose faults can be switched on. */
-#include "fault.cuh"
+/* The table of fault.cuh, in builds of the kernels whose faults can be switched on. */
+#include "../fault.cuh"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
-int dpg_fault = DPG_FAULT_NONE;
 extern const dpg_fault_info dpg_faults[DPG_NFAULTS] = {
     {"none", 0, "", ""},
 #define DPG_FAULT_ROW(id, name, bug, shows, what) {name, bug, shows, what},
     DPG_FAULTS(DPG_FAULT_ROW)
+    DPG_FAST_FAULTS(DPG_FAULT_ROW)
 };
+
+static int chosen()
+{
+    const char *s = getenv("DPG_FAULT");
+    for (int i = 0; s && i < DPG_NFAULTS; i++)
+        if (!strcmp(s, dpg_faults[i].name))
+            return i;
+    if (s) {
+        fprintf(stderr, "DPG_FAULT=%s: the kernels have no such fault\n", s);
+        exit(2);
+    }
+    return DPG_FAULT_NONE;
+}
+int dpg_fault = chosen();
+#ifdef DPG_FAULTS_OF_DEVICE
+extern const int dpg_faults_fast = 1;
+#else
+extern const int dpg_faults_fast = 0;
+#endif

@@ -5,6 +5,7 @@
  *   test_gpu chain          the chain law and long M by augmented columns alone
  *   test_gpu augmented      long M by augmented columns alone
  *   test_gpu small [CASE]   few small cases of every kernel, for compute-sanitizer
+ *   test_gpu pre            k_pre alone and as small as it goes, K = V = 64, 1 head, 2 segments that go once around its stages; for racecheck
  *   test_gpu cases PATTERN  the cases of `all` whose names match (fast*x*), alone
  *   test_gpu head [FILE]    a recorded head on 1, 2, 4, 8 ranks of one GPU, every chain format, against FLA's figures
  *   test_gpu nccl N [M]     N GPUs: bitwise equality with N ranks on one GPU, M runs alike (10), a rank that dies; 2 GPUs: 15 s, 0.2 s for each run of M, 5 s
@@ -19,7 +20,7 @@
 #include <thread>
 #include "ref64.h"
 
-static int failures, checks;
+static int failures, checks, limit_s = 60;              /* of the ranks' communicator */
 static std::map<std::string, double> worst;              /* "policy tensor" -> worst relative error */
 
 #define CUDA(x) do { cudaError_t e_ = (x); if (e_ != cudaSuccess) { \
@@ -182,7 +183,7 @@ static std::vector<Rank> run(const Case &c, const Inputs &x, const Policy &pol, 
     std::vector<dpg_comm> own(N);
     dp_err e = {DP_OK, ""};
     if (!comm) {
-        if (dpg_comm_shared(own.data(), N, 0, die < 0 ? 60 : 3, &e) != DP_OK) {
+        if (dpg_comm_shared(own.data(), N, 0, die < 0 ? limit_s : 3, &e) != DP_OK) {
             fprintf(stderr, "%s\n", e.msg);
             exit(2);
         }
@@ -867,6 +868,12 @@ int main(int argc, char **argv)
         }
         test_augmented(64, 16);
         test_augmented(128, 8);
+    } else if (mode == "pre") {                          /* the last of 3 segments has nobody to wait for its M and H */
+        Case c = {"pre", 1, 1, 64, 64, 1, 0, {0, 12 * DP_CHUNK - 20}, DP_GATE_SOFTPLUS, 0.005, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 34};
+        Policy p = {DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 3};
+        Inputs x = make_inputs(c);
+        limit_s = 600;
+        compare(c, p, 1, truth(c, x, 1, true), run(c, x, p, 1, NULL));
     } else if (mode == "head") {
         test_head(argc > 2 ? argv[2] : "cases/data/kda-lm-layer3-long.safetensors");
     } else if (mode == "nccl") {

@@ -387,7 +387,11 @@ static std::vector<Case> cases(bool small)
         {"mkda_r2", 1, 2, 32, 16, 2, 0, one, DP_GATE_LOG, 0.01, DP_BETA_PLAIN, 1, 0, DPG_F32, 0, 4},
         {"fast64", 1, 2, 64, 64, 1, 0, one, DP_GATE_LOWER_BOUND, 0.05, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 6},
         {"fast128x64", 1, 4, 128, 64, 1, 0, packed, DP_GATE_SOFTPLUS, 0.01, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 61},
-        {"fast64x128", 2, 4, 64, 128, 1, 0, packed, DP_GATE_LOG, 0.01, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 62}};
+        {"fast64x128", 2, 4, 64, 128, 1, 0, packed, DP_GATE_LOG, 0.01, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 62},
+        {"fast64_strong", 1, 2, 64, 64, 1, 0, packed, DP_GATE_LOG, 6, DP_BETA_SIGMOID, 1, 1, DPG_BF16, 0, 67},
+        {"fast64_mkda2_strong", 1, 1, 64, 64, 2, 0, packed, DP_GATE_LOG, 12, DP_BETA_SIGMOID, 1, 0, DPG_BF16, 0, 68},
+        {"fast64_mkda2", 1, 2, 64, 64, 2, 0, packed, DP_GATE_SOFTPLUS, 0.01, DP_BETA_PLAIN, 1, 1, DPG_BF16, 0, 69},
+        {"fast64_mkda2_one_gate", 1, 2, 64, 64, 2, 1, packed, DP_GATE_SOFTPLUS, 0.01, DP_BETA_PLAIN, 1, 1, DPG_BF16, 0, 73}};
     if (small)
         return v;
     std::vector<Case> more = {

@@ -24,7 +24,7 @@ FAULT_OBJ     := $(patsubst %,$(BUILD)/cpu/faults/%.o,$(CPU_KERNELS) faults) $(p
 $(BUILD)/cpu/faults/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -DDP_KERNEL_FAULTS -c $< -o $@
-$(BUILD)/cpu/faults/faults.o: gpu/tests/cpu/faults.cc $(CPU_HDR)
+$(BUILD)/cpu/faults/faults.o: gpu/tests/faults.cc $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -DDP_KERNEL_FAULTS -c $< -o $@
 $(FAULT_PROGRAM): $(BUILD)/harness/main.o $(FAULT_OBJ) $(BUILD)/libref.a
