@@ -1,16 +1,20 @@
-/* gpu/comm.cu - two communicators behind one interface: ranks that share a device, and NCCL ranks. One process, one host thread per rank.
+/* gpu/comm.cu - three communicators behind one interface: host threads as ranks that share a device, host threads over NCCL, processes over NCCL.
  *
- * Both gather in the same order: a mark on the stream, all host threads meet, the words move, a mark, all meet again. So no collective is
+ * All gather in the same order: a mark on the stream, all hosts meet, the words move, a mark, all meet again. So no collective is
  * enqueued before every rank has come to it, and no rank goes on to a call that may wait for a device (the first launch of a kernel does) before all
  * have enqueued theirs. Who is missing is known by name: a host thread by the meeting, a device by its marks, words in pinned memory that the
- * stream writes. A watcher thread, which makes no call that waits for a device, ends everybody: peers see `aborted` at every poll, NCCL's kernels
+ * stream writes, a process that was killed by the lock that its watcher held. A watcher thread, which makes no call that waits for a device, ends everybody: peers see `aborted` at every poll, NCCL's kernels
  * are told by ncclCommAbort, each call of it in a thread of its own that is left behind if it hangs. No host thread waits without a limit.
  *
  * Shared: a gather publishes the send pointer with an event and copies all ranks' words; a second event per rank, waited for behind the second
  * meeting, keeps a sender from overwriting words that a peer still copies. */
 #include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 #include <dlfcn.h>
@@ -31,6 +35,8 @@ static double now_s(void)
 
 static struct {
     ncclResult_t (*InitAll)(ncclComm_t *, int, const int *);
+    ncclResult_t (*GetUniqueId)(ncclUniqueId *);
+    ncclResult_t (*InitRank)(ncclComm_t *, int, ncclUniqueId, int);
     ncclResult_t (*AllGather)(const void *, void *, size_t, ncclDataType_t, ncclComm_t, cudaStream_t);
     ncclResult_t (*AsyncError)(ncclComm_t, ncclResult_t *);
     ncclResult_t (*Abort)(ncclComm_t);
@@ -38,39 +44,65 @@ static struct {
     const char *(*String)(ncclResult_t);
 } nccl;
 
+/* What all ranks see. Ranks that are processes have it in memory that they share; arrays that only a rank itself uses are there for all the same. */
 typedef struct {
-    int N, users, is_nccl, device[MAX_RANKS];
+    int N, is_nccl, device[MAX_RANKS];
     const char *call;                                    /* what a gather is called in messages */
     double limit_s;
-    volatile int aborted, stop;
+    volatile int aborted;
     char why[256];                                       /* valid once aborted is set */
     pthread_mutex_t lock;
-    pthread_cond_t arrived;
-    int waiting, watched;
-    int64_t round;
-    char here[MAX_RANKS];                                       /* who has arrived in this round */
-    volatile int entered[MAX_RANKS];                            /* gathers that the host thread of a rank has begun */
+    int64_t met[MAX_RANKS];                              /* meetings that a rank has come to */
+    int bell;                                            /* moves when all have come, or aborted is set: what those wait for who came before */
+    volatile int entered[MAX_RANKS];                     /* gathers that the host of a rank has begun */
     volatile int *reached, *ended;                       /* [N] pinned: gathers that its stream has come to, has behind it */
-    pthread_t watcher;
-    const float *send[MAX_RANKS];                               /* shared */
-    cudaEvent_t ready[MAX_RANKS], copied[MAX_RANKS];                   /* shared: send buffer filled; all peers' words copied by rank i */
+    const float *send[MAX_RANKS];                        /* shared */
+    cudaEvent_t ready[MAX_RANKS], copied[MAX_RANKS];     /* shared: send buffer filled; all peers' words copied by rank i */
     ncclComm_t comm[MAX_RANKS];
-    int reclaimed;
+    /* processes */
+    int procs;
+    pid_t creator;
+    ncclUniqueId id;
+    pthread_mutex_t alive[MAX_RANKS];                    /* held by the watcher of a rank while watched[rank] */
+    volatile char watched[MAX_RANKS];
+    alignas(4096) volatile int marks[2 * MAX_RANKS];     /* whole pages, which every process registers */
 } Group;
 
+/* The ranks of one process: all, or one. */
+typedef struct {
+    Group *g;
+    int first, count, users, watched;
+    volatile int stop, reclaimed;
+    pthread_t watcher;
+    int *marks;                                          /* of the group, as the device calls them; processes: NULL until registered */
+} Home;
+
 __global__ void k_mark(volatile int *to, int n) { *to = n; }
+
+/* A rank may be killed while it holds the lock. */
+static void lock(Group *g)
+{
+    if (pthread_mutex_lock(&g->lock) == EOWNERDEAD)
+        pthread_mutex_consistent(&g->lock);
+}
+
+static void ring(Group *g)
+{
+    __atomic_add_fetch(&g->bell, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &g->bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
 
 /* The first reason stays. */
 static void __attribute__((format(printf, 2, 3))) group_fail(Group *g, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    pthread_mutex_lock(&g->lock);
+    lock(g);
     if (!g->aborted)
         vsnprintf(g->why, sizeof g->why, fmt, ap);
     g->aborted = 1;
-    pthread_cond_broadcast(&g->arrived);
     pthread_mutex_unlock(&g->lock);
+    ring(g);
     va_end(ap);
 }
 
@@ -100,92 +132,117 @@ static void fail_slow_gather(Group *g)
             group_fail(g, "%s %d did not end on rank %d within %.1f s, although all devices had come to it", g->call, g->ended[r] + 1, r, g->limit_s);
 }
 
-static dp_status meet(Group *g, int rank, const char *call, dp_err *e)
+/* The first rank that has not come to meeting n, or -1. */
+static int behind(const Group *g, int64_t n)
 {
-    struct timespec until;
-    double limit = now_s() + g->limit_s;
-    until.tv_sec = (time_t)limit, until.tv_nsec = (long)((limit - (double)until.tv_sec) * 1e9);
-    pthread_mutex_lock(&g->lock);
-    int64_t round = g->round;
-    int missing = -1;
-    g->here[rank] = 1;
-    if (++g->waiting == g->N && !g->aborted) {
-        g->waiting = 0;
-        g->round++;
-        memset(g->here, 0, g->N);
-        pthread_cond_broadcast(&g->arrived);
+    for (int r = 0; r < g->N; r++)
+        if (__atomic_load_n(&g->met[r], __ATOMIC_SEQ_CST) < n)
+            return r;
+    return -1;
+}
+
+/* No condition variable: one that a killed process waited for may block its next broadcast. */
+static dp_status meet(Group *g, int rank, const char *call, double limit_s, dp_err *e)
+{
+    int64_t n = __atomic_add_fetch(&g->met[rank], 1, __ATOMIC_SEQ_CST);
+    double limit = now_s() + limit_s, left;
+    int bell = __atomic_load_n(&g->bell, __ATOMIC_SEQ_CST), missing = behind(g, n);
+    if (missing < 0)
+        ring(g);
+    for (; missing >= 0 && !g->aborted; bell = __atomic_load_n(&g->bell, __ATOMIC_SEQ_CST), missing = behind(g, n)) {
+        left = limit - now_s();
+        if (left <= 0)
+            group_fail(g, "rank %d did not reach %s within %.1f s", missing, call, limit_s);
+        struct timespec t = {(time_t)fmax(left, 0), (long)(fmod(fmax(left, 0), 1) * 1e9)};
+        syscall(SYS_futex, &g->bell, FUTEX_WAIT, bell, &t, NULL, 0);
     }
-    while (g->round == round && !g->aborted && missing < 0)
-        if (pthread_cond_timedwait(&g->arrived, &g->lock, &until) == ETIMEDOUT && g->round == round)
-            for (missing = 0; missing < g->N - 1 && g->here[missing];)
-                missing++;
-    pthread_mutex_unlock(&g->lock);
-    if (missing >= 0)
-        group_fail(g, "rank %d did not reach %s within %.1f s", missing, call, g->limit_s);
     return g->aborted ? failed(g, rank, call, e) : DP_OK;
 }
 
 /* ---- the end of a group ---------------------------------------------------------------------------------------------------------- */
 
-typedef struct { Group *g; int rank, abort; } Reclaim;
+typedef struct { Home *h; int rank, abort; } Reclaim;
 
 static void *reclaim_rank(void *arg)
 {
     Reclaim *x = (Reclaim *)arg;
-    Group *g = x->g;
+    Group *g = x->h->g;
     cudaSetDevice(g->device[x->rank]);
     x->abort ? nccl.Abort(g->comm[x->rank]) : nccl.Destroy(g->comm[x->rank]);
+    __sync_fetch_and_add(&x->h->reclaimed, 1);
     free(x);
-    __sync_fetch_and_add(&g->reclaimed, 1);
     return NULL;
 }
 
 /* All ranks at once, as NCCL wants it. A device that hangs keeps its call from returning: the communicator is left behind then. */
-static void reclaim(Group *g, int abort)
+static void reclaim(Home *h, int abort)
 {
-    for (int r = 0; r < g->N; r++) {
+    for (int r = h->first; r < h->first + h->count; r++) {
         pthread_t t;
+        if (!h->g->comm[r]) {                            /* its creation has not ended */
+            __sync_fetch_and_add(&h->reclaimed, 1);
+            continue;
+        }
         Reclaim *x = (Reclaim *)malloc(sizeof *x);
-        x->g = g, x->rank = r, x->abort = abort;
+        x->h = h, x->rank = r, x->abort = abort;
         if (pthread_create(&t, NULL, reclaim_rank, x) == 0)
             pthread_detach(t);
     }
-    for (double t0 = now_s(); *(volatile int *)&g->reclaimed < g->N && now_s() - t0 < RECLAIM_S;)
+    for (double t0 = now_s(); h->reclaimed < h->count && now_s() - t0 < RECLAIM_S;)
         usleep(1000);
 }
 
-/* Ends the group when a gather is begun and no mark moves for limit_s; tells NCCL when anybody ended it. */
+/* A lock whose holder is dead is that of a process that was killed. */
+static void find_dead(Group *g)
+{
+    for (int r = 0; r < g->N && g->procs && !g->aborted; r++) {
+        int got = g->watched[r] ? pthread_mutex_trylock(&g->alive[r]) : EBUSY;
+        if (got == EOWNERDEAD)
+            group_fail(g, g->entered[r] ? "the process of rank %d has ended; its last call was %s %d" : "the process of rank %d has ended before its first %s", r, g->call, g->entered[r]);
+        if (got == 0)
+            pthread_mutex_unlock(&g->alive[r]);
+    }
+}
+
+/* Ends the group when a gather is begun and no mark moves for limit_s, or a process is gone; tells NCCL when anybody ended it. */
 static void *watch(void *arg)
 {
-    Group *g = (Group *)arg;
+    Home *h = (Home *)arg;
+    Group *g = h->g;
     double since = now_s();
     int64_t last = -1;
-    for (; !g->stop && !g->aborted; usleep(5000)) {
+    if (g->procs)
+        pthread_mutex_lock(&g->alive[h->first]), g->watched[h->first] = 1;
+    for (; !h->stop && !g->aborted; usleep(5000)) {
         int64_t sum = 0;
         int pending = 0;
         for (int r = 0; r < g->N; r++) {
             sum += g->reached[r] + g->ended[r];
             pending |= g->ended[r] < g->entered[r];
         }
+        find_dead(g);
         if (sum != last || !pending)
             since = now_s(), last = sum;
         else if (now_s() - since > g->limit_s)
             fail_slow_gather(g);
     }
+    if (g->procs)
+        g->watched[h->first] = 0, pthread_mutex_unlock(&g->alive[h->first]);
     if (g->aborted && g->is_nccl)
-        reclaim(g, 1);
+        reclaim(h, 1);
     return NULL;
 }
 
-/* Called by the last rank, or for a group that did not come about. */
-static void group_free(Group *g)
+/* Called by the last rank of a process, or for a group that did not come about. */
+static void home_free(Home *h)
 {
-    g->stop = 1;
-    if (g->watched)
-        pthread_join(g->watcher, NULL);
-    if (g->is_nccl && !g->aborted)
-        reclaim(g, 0);
-    if (g->is_nccl && *(volatile int *)&g->reclaimed < g->N)
+    Group *g = h->g;
+    h->stop = 1;
+    if (h->watched)
+        pthread_join(h->watcher, NULL);
+    if (h->watched && g->is_nccl && !g->aborted)
+        reclaim(h, 0);
+    if (h->watched && g->is_nccl && h->reclaimed < h->count)
         return;                                          /* a thread that was left behind still reads it */
     for (int r = 0; r < g->N && !g->is_nccl; r++) {
         if (g->ready[r])
@@ -193,27 +250,26 @@ static void group_free(Group *g)
         if (g->copied[r])
             cudaEventDestroy(g->copied[r]);
     }
-    if (!g->aborted)
-        cudaFreeHost((void *)g->reached);                /* else a device may still hang, and this would wait for it */
-    pthread_cond_destroy(&g->arrived);
-    pthread_mutex_destroy(&g->lock);
-    free(g);
+    if (!g->aborted && h->marks)                         /* else a device may still hang, and this would wait for it */
+        g->procs ? cudaHostUnregister((void *)g->marks) : cudaFreeHost(h->marks);
+    if (!g->procs) {
+        pthread_mutex_destroy(&g->lock);
+        free(g);
+    }
+    free(h);
 }
 
 static void group_abort(dpg_comm *c, const char *why)
 {
-    group_fail((Group *)c->self, "rank %d aborted: %s", c->rank, why);
+    group_fail(((Home *)c->self)->g, "rank %d aborted: %s", c->rank, why);
 }
 
 static void group_destroy(dpg_comm *c)
 {
-    Group *g = (Group *)c->self;
-    pthread_mutex_lock(&g->lock);
-    int last = --g->users == 0;
-    pthread_mutex_unlock(&g->lock);
-    if (last)
-        group_free(g);
+    Home *h = (Home *)c->self;
     c->self = NULL;
+    if (__sync_sub_and_fetch(&h->users, 1) == 0)
+        home_free(h);
 }
 
 /* ---- gather and wait ------------------------------------------------------------------------------------------------------------- */
@@ -234,22 +290,23 @@ static dp_status move_words(Group *g, int rank, const float *send, float *recv, 
     return DP_OK;
 }
 
-static dp_status gather_steps(Group *g, int rank, const float *send, float *recv, size_t count, cudaStream_t s, dp_err *e)
+static dp_status gather_steps(Home *h, int rank, const float *send, float *recv, size_t count, cudaStream_t s, dp_err *e)
 {
+    Group *g = h->g;
     int n = g->entered[rank] + 1;
     char call[64];
     snprintf(call, sizeof call, "%s %d", g->call, n);
-    k_mark<<<1, 1, 0, s>>>(g->reached + rank, n);
+    k_mark<<<1, 1, 0, s>>>(h->marks + rank, n);
     CK_LAUNCH(e, "k_mark");
     if (!g->is_nccl)
         CK(e, cudaEventRecord(g->ready[rank], s));
     g->send[rank] = send;
-    TRY(meet(g, rank, call, e));
+    TRY(meet(g, rank, call, g->limit_s, e));
     g->entered[rank] = n;
     TRY(move_words(g, rank, send, recv, count, s, e));
-    k_mark<<<1, 1, 0, s>>>(g->ended + rank, n);
+    k_mark<<<1, 1, 0, s>>>(h->marks + g->N + rank, n);
     CK_LAUNCH(e, "k_mark");
-    TRY(meet(g, rank, call, e));
+    TRY(meet(g, rank, call, g->limit_s, e));
     for (int r = 0; r < g->N && !g->is_nccl; r++)
         CK(e, cudaStreamWaitEvent(s, g->copied[r], 0));
     return DP_OK;
@@ -257,9 +314,10 @@ static dp_status gather_steps(Group *g, int rank, const float *send, float *recv
 
 static dp_status group_all_gather(dpg_comm *c, const float *send, float *recv, size_t count, void *stream, dp_err *e)
 {
-    Group *g = (Group *)c->self;
+    Home *h = (Home *)c->self;
+    Group *g = h->g;
     dp_err own = {DP_OK, ""};
-    dp_status st = g->aborted ? failed(g, c->rank, g->call, &own) : gather_steps(g, c->rank, send, recv, count, (cudaStream_t)stream, &own);
+    dp_status st = g->aborted ? failed(g, c->rank, g->call, &own) : gather_steps(h, c->rank, send, recv, count, (cudaStream_t)stream, &own);
     if (st != DP_OK) {
         group_fail(g, "%s", own.msg);
         dpg_fail(e, st, "%s", own.msg);
@@ -283,12 +341,12 @@ static dp_status wait_steps(Group *g, int rank, cudaStream_t s, dp_err *e)
         CN(e, nccl.AsyncError(g->comm[rank], &async));
     if (async != ncclSuccess)
         return dpg_fail(e, DP_EDEVICE, "%s:%d: rank %d: ncclCommGetAsyncError: %s", __FILE__, __LINE__, rank, nccl.String(async));
-    return meet(g, rank, "wait", e);
+    return meet(g, rank, "wait", g->limit_s, e);
 }
 
 static dp_status group_wait(dpg_comm *c, void *stream, dp_err *e)
 {
-    Group *g = (Group *)c->self;
+    Group *g = ((Home *)c->self)->g;
     dp_err own = {DP_OK, ""};
     dp_status st = wait_steps(g, c->rank, (cudaStream_t)stream, &own);
     if (st != DP_OK) {
@@ -300,48 +358,77 @@ static dp_status group_wait(dpg_comm *c, void *stream, dp_err *e)
 
 /* ---- creation -------------------------------------------------------------------------------------------------------------------- */
 
-static Group *group_new(int N, const int *devices, double limit_s, const char *call, dp_err *e)
+static void group_init(Group *g, int N, double limit_s, const char *call)
 {
-    Group *g = N >= 1 && N <= MAX_RANKS ? (Group *)calloc(1, sizeof *g) : NULL;
-    pthread_condattr_t clock;
+    pthread_mutexattr_t m;
+    pthread_mutexattr_init(&m);
+    pthread_mutexattr_setpshared(&m, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&m, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&g->lock, &m);
+    for (int r = 0; r < N; r++)
+        pthread_mutex_init(&g->alive[r], &m);
+    pthread_mutexattr_destroy(&m);
+    g->N = N, g->limit_s = limit_s, g->call = call;
+}
+
+static dp_status check_ranks(int N, dp_err *e)
+{
+    return N >= 1 && N <= MAX_RANKS ? DP_OK : dpg_fail(e, DP_EINPUT, "%s:%d: communicator of %d ranks", __FILE__, __LINE__, N);
+}
+
+static Home *home_new(Group *g, int first, int count, dp_err *e)
+{
+    Home *h = g ? (Home *)calloc(1, sizeof *h) : NULL;
+    if (!h)
+        dpg_fail(e, DP_ENOMEM, "%s:%d: communicator", __FILE__, __LINE__);
+    else
+        h->g = g, h->first = first, h->count = h->users = count;
+    return h;
+}
+
+/* All ranks in this process. */
+static Home *home_of_all(int N, const int *devices, double limit_s, const char *call, dp_err *e)
+{
     void *marks = NULL;
-    if (!g) {
-        dpg_fail(e, N >= 1 && N <= MAX_RANKS ? DP_ENOMEM : DP_EINPUT, "%s:%d: communicator of %d ranks", __FILE__, __LINE__, N);
+    if (check_ranks(N, e) != DP_OK)
         return NULL;
-    }
-    g->N = g->users = N, g->limit_s = limit_s, g->call = call;
+    Group *g = (Group *)aligned_alloc(4096, sizeof *g);
+    if (g)
+        memset(g, 0, sizeof *g), group_init(g, N, limit_s, call);
+    Home *h = home_new(g, 0, N, e);
+    if (!h)
+        return NULL;
     for (int r = 0; r < N; r++)
         g->device[r] = devices[r];
-    pthread_mutex_init(&g->lock, NULL);
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&g->arrived, &clock);
-    pthread_condattr_destroy(&clock);
     cudaError_t err = cudaSetDevice(devices[0]);
     if (err == cudaSuccess)
         err = cudaHostAlloc(&marks, 2 * N * sizeof(int), cudaHostAllocPortable | cudaHostAllocMapped);
     if (err != cudaSuccess) {
         dpg_fail(e, DP_EDEVICE, "%s:%d: marks of %d ranks: %s", __FILE__, __LINE__, N, cudaGetErrorString(err));
-        group_free(g);
+        home_free(h);
         return NULL;
     }
     memset(marks, 0, 2 * N * sizeof(int));
-    g->reached = (volatile int *)marks, g->ended = g->reached + N;
-    return g;
+    h->marks = (int *)marks, g->reached = h->marks, g->ended = g->reached + N;
+    return h;
 }
 
-static dp_status group_start(Group *g, dpg_comm *c, dp_err *e)
+static dp_status home_watch(Home *h, dp_err *e)
 {
-    g->watched = pthread_create(&g->watcher, NULL, watch, g) == 0;
-    if (!g->watched) {
-        group_free(g);
-        return dpg_fail(e, DP_ENOMEM, "%s:%d: thread of the communicator", __FILE__, __LINE__);
+    h->watched = pthread_create(&h->watcher, NULL, watch, h) == 0;
+    if (h->watched)
+        return DP_OK;
+    home_free(h);
+    return dpg_fail(e, DP_ENOMEM, "%s:%d: thread of the communicator", __FILE__, __LINE__);
+}
+
+static void home_comms(const Home *h, dpg_comm *c)
+{
+    const Group *g = h->g;
+    for (int r = h->first; r < h->first + h->count; r++) {
+        dpg_comm x = {(void *)h, r, g->N, g->device[r], group_all_gather, group_wait, group_abort, group_destroy};
+        *c++ = x;
     }
-    for (int r = 0; r < g->N; r++) {
-        dpg_comm x = {g, r, g->N, g->device[r], group_all_gather, group_wait, group_abort, group_destroy};
-        c[r] = x;
-    }
-    return DP_OK;
 }
 
 dp_status dpg_comm_shared(dpg_comm *c, int N, int device, double limit_s, dp_err *e)
@@ -349,25 +436,27 @@ dp_status dpg_comm_shared(dpg_comm *c, int N, int device, double limit_s, dp_err
     int devices[MAX_RANKS];
     for (int &d : devices)
         d = device;
-    Group *g = group_new(N, devices, limit_s, "all_gather", e);
-    if (!g)
+    Home *h = home_of_all(N, devices, limit_s, "all_gather", e);
+    if (!h)
         return e ? e->code : DP_EDEVICE;
     for (int r = 0; r < N; r++) {
-        cudaError_t err = cudaEventCreateWithFlags(&g->ready[r], cudaEventDisableTiming);
+        cudaError_t err = cudaEventCreateWithFlags(&h->g->ready[r], cudaEventDisableTiming);
         if (err == cudaSuccess)
-            err = cudaEventCreateWithFlags(&g->copied[r], cudaEventDisableTiming);
+            err = cudaEventCreateWithFlags(&h->g->copied[r], cudaEventDisableTiming);
         if (err != cudaSuccess) {
-            group_free(g);
+            home_free(h);
             return dpg_fail(e, DP_EDEVICE, "%s:%d: events of %d ranks: %s", __FILE__, __LINE__, N, cudaGetErrorString(err));
         }
     }
-    return group_start(g, c, e);
+    TRY(home_watch(h, e));
+    home_comms(h, c);
+    return DP_OK;
 }
 
 static dp_status nccl_load(dp_err *e)
 {
     static const struct { const char *name; void **fn; } table[] = {
-        {"ncclCommInitAll", (void **)&nccl.InitAll}, {"ncclAllGather", (void **)&nccl.AllGather},
+        {"ncclCommInitAll", (void **)&nccl.InitAll}, {"ncclGetUniqueId", (void **)&nccl.GetUniqueId}, {"ncclCommInitRank", (void **)&nccl.InitRank}, {"ncclAllGather", (void **)&nccl.AllGather},
         {"ncclCommGetAsyncError", (void **)&nccl.AsyncError}, {"ncclCommAbort", (void **)&nccl.Abort},
         {"ncclCommDestroy", (void **)&nccl.Destroy}, {"ncclGetErrorString", (void **)&nccl.String}};
     void *lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_GLOBAL);
@@ -379,38 +468,135 @@ static dp_status nccl_load(dp_err *e)
     return DP_OK;
 }
 
-typedef struct { Group *g; ncclResult_t result; volatile int done; } Creation;
+typedef struct { Home *h; ncclResult_t result; volatile int done; } Creation;
 
 static void *create(void *arg)
 {
     Creation *x = (Creation *)arg;
-    x->result = nccl.InitAll(x->g->comm, x->g->N, x->g->device);
+    Group *g = x->h->g;
+    int r = x->h->first;
+    if (g->procs)
+        cudaSetDevice(g->device[r]);
+    x->result = g->procs ? nccl.InitRank(&g->comm[r], g->N, g->id, r) : nccl.InitAll(g->comm, g->N, g->device);
     __sync_synchronize();
     x->done = 1;
     return NULL;
 }
 
-dp_status dpg_comm_nccl(dpg_comm *c, int N, const int *devices, double limit_s, dp_err *e)
+/* In a thread that is left behind with h if it hangs. */
+static dp_status nccl_create(Home *h, dp_err *e)
 {
+    Group *g = h->g;
+    const char *what = g->procs ? "ncclCommInitRank" : "ncclCommInitAll";
     pthread_t t;
-    TRY(nccl_load(e));
-    Group *g = group_new(N, devices, limit_s, "ncclAllGather", e);
-    if (!g)
-        return e ? e->code : DP_EDEVICE;
     Creation *x = (Creation *)calloc(1, sizeof *x);
-    x->g = g;
+    x->h = h;
     if (pthread_create(&t, NULL, create, x))
-        return dpg_fail(e, DP_ENOMEM, "%s:%d: thread of ncclCommInitAll", __FILE__, __LINE__);
-    for (double t0 = now_s(); !x->done; usleep(1000))
-        if (now_s() - t0 > CREATE_S)                     /* the thread is left behind with g and x */
-            return dpg_fail(e, DP_EDEVICE, "%s:%d: ncclCommInitAll of %d ranks: no end after %.0f s", __FILE__, __LINE__, N, CREATE_S);
+        return dpg_fail(e, DP_ENOMEM, "%s:%d: thread of %s", __FILE__, __LINE__, what);
+    for (double t0 = now_s(); !x->done; usleep(1000)) {
+        if (g->aborted)
+            return failed(g, h->first, what, e);
+        if (now_s() - t0 > CREATE_S)
+            return dpg_fail(e, DP_EDEVICE, "%s:%d: %s of %d ranks: no end after %.0f s", __FILE__, __LINE__, what, g->N, CREATE_S);
+    }
     pthread_join(t, NULL);
     ncclResult_t r = x->result;
     free(x);
     if (r != ncclSuccess) {
-        group_free(g);
-        return dpg_fail(e, DP_EDEVICE, "%s:%d: ncclCommInitAll of %d ranks: %s", __FILE__, __LINE__, N, nccl.String(r));
+        dpg_fail(e, DP_EDEVICE, "%s:%d: %s of %d ranks: %s", __FILE__, __LINE__, what, g->N, nccl.String(r));
+        if (!g->procs)
+            home_free(h);
+        return DP_EDEVICE;
     }
     g->is_nccl = 1;
-    return group_start(g, c, e);
+    return DP_OK;
+}
+
+dp_status dpg_comm_nccl(dpg_comm *c, int N, const int *devices, double limit_s, dp_err *e)
+{
+    TRY(nccl_load(e));
+    Home *h = home_of_all(N, devices, limit_s, "ncclAllGather", e);
+    if (!h)
+        return e ? e->code : DP_EDEVICE;
+    TRY(nccl_create(h, e));
+    TRY(home_watch(h, e));
+    home_comms(h, c);
+    return DP_OK;
+}
+
+/* ---- a process a rank ------------------------------------------------------------------------------------------------------------- */
+
+size_t dpg_comm_procs_bytes(void) { return sizeof(Group); }
+
+dp_status dpg_comm_procs_init(void *shared, int N, double limit_s, dp_err *e)
+{
+    Group *g = (Group *)shared;
+    TRY(check_ranks(N, e));
+    if ((uintptr_t)shared % 4096)
+        return dpg_fail(e, DP_EINPUT, "%s:%d: memory of a communicator must start at a page", __FILE__, __LINE__);
+    memset(g, 0, sizeof *g);
+    group_init(g, N, limit_s, "ncclAllGather");
+    g->procs = g->is_nccl = 1, g->creator = getpid();
+    g->reached = g->marks, g->ended = g->reached + N;
+    return DP_OK;
+}
+
+void dpg_comm_procs_abort(void *shared, const char *why) { group_fail((Group *)shared, "%s", why); }
+
+/* NCCL refuses two ranks of one host on a device: those that would collide are hosts of their own, which talk through sockets. */
+static void describe_host(const Group *g, int rank, int ndev)
+{
+    char host[64];
+    snprintf(host, sizeof host, "deltaproof-%ld-%d", (long)g->creator, rank / ndev);
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    setenv("NCCL_HOSTID", host, 1);
+    if (g->N > ndev) {
+        setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+        setenv("NCCL_NET", "Socket", 0);
+        setenv("NCCL_MNNVL_ENABLE", "0", 0);
+    }
+}
+
+static dp_status join_steps(Home *h, int rank, dp_err *e)
+{
+    Group *g = h->g;
+    int ndev = 0;
+    void *marks = NULL;
+    TRY(nccl_load(e));
+    CK(e, cudaGetDeviceCount(&ndev));
+    g->device[rank] = rank % (ndev > 0 ? ndev : 1);
+    describe_host(g, rank, ndev > 0 ? ndev : 1);
+    CK(e, cudaSetDevice(g->device[rank]));
+    CK(e, cudaHostRegister((void *)g->marks, sizeof g->marks, cudaHostRegisterPortable | cudaHostRegisterMapped));
+    CK(e, cudaHostGetDevicePointer(&marks, (void *)g->marks, 0));
+    h->marks = (int *)marks;
+    if (rank == 0) {
+        ncclResult_t r = nccl.GetUniqueId(&g->id);
+        if (r != ncclSuccess)
+            return dpg_fail(e, DP_EDEVICE, "%s:%d: rank 0: ncclGetUniqueId: %s", __FILE__, __LINE__, nccl.String(r));
+    }
+    return meet(g, rank, "ncclCommInitRank", CREATE_S, e);
+}
+
+dp_status dpg_comm_procs_join(dpg_comm *c, void *shared, int rank, dp_err *e)
+{
+    Group *g = (Group *)shared;
+    dp_err own = {DP_OK, ""};
+    if (rank < 0 || rank >= g->N)
+        return dpg_fail(e, DP_EINPUT, "%s:%d: rank %d of %d", __FILE__, __LINE__, rank, g->N);
+    Home *h = home_new(g, rank, 1, e);
+    if (!h)
+        return DP_ENOMEM;
+    TRY(home_watch(h, e));
+    dp_status st = join_steps(h, rank, &own);
+    if (st == DP_OK)
+        st = nccl_create(h, &own);
+    if (st == DP_OK)
+        st = meet(g, rank, "the end of ncclCommInitRank", CREATE_S, &own);
+    home_comms(h, c);
+    if (st != DP_OK) {                                   /* what is left stays to the end of the process */
+        group_fail(g, "rank %d: %s", rank, own.msg);
+        return dpg_fail(e, st, "%s", own.msg);
+    }
+    return st;
 }

@@ -8,7 +8,7 @@ CUDA_HOME    ?= $(abspath $(dir $(HAVE_NVCC))/..)
 GPU_SRC      := $(wildcard gpu/*.cu)
 GPU_HDR      := $(wildcard gpu/*.h gpu/*.cuh gpu/tests/*.h) ref/problem.h ref/formats.h ref/conv.h ref/inputs.h ref/truth_dd.h
 GPU_LIB      := $(BUILD)/gpu/libdpgpu.a
-GPU_PROGS    := $(BUILD)/gpu/test_gpu $(BUILD)/gpu/test_gpu_bwd $(BUILD)/gpu/bench_gpu $(BUILD)/gpu/test_gpu_conv $(BUILD)/gpu/test_fast_bwd $(BUILD)/gpu/bench_bwd $(BUILD)/gpu/test_kill
+GPU_PROGS    := $(BUILD)/gpu/test_gpu $(BUILD)/gpu/test_gpu_bwd $(BUILD)/gpu/bench_gpu $(BUILD)/gpu/test_gpu_conv $(BUILD)/gpu/test_fast_bwd $(BUILD)/gpu/bench_bwd $(BUILD)/gpu/test_kill $(BUILD)/gpu/test_procs
 GPU_LDLIBS   := -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread
 
 $(BUILD)/gpu/%.o: gpu/%.cu $(GPU_HDR)
@@ -24,7 +24,7 @@ $(BUILD)/gpu/test_gpu: $(BUILD)/gpu/tests/test_gpu.o $(GPU_LIB)
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
 $(BUILD)/gpu/test_gpu_bwd: $(BUILD)/gpu/tests/test_gpu_bwd.o $(GPU_LIB)
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
-$(BUILD)/gpu/test_kill: $(BUILD)/gpu/tests/test_kill.o $(GPU_LIB)
+$(BUILD)/gpu/test_kill $(BUILD)/gpu/test_procs: $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB)
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
 $(BUILD)/gpu/bench_gpu: $(BUILD)/gpu/bench/bench_gpu.o $(GPU_LIB)
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@

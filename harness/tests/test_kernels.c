@@ -114,7 +114,7 @@ DP_TEST(kernels, chains_of_a_rank_cut_in_segments) {
 /* A gather of NCCL waits for all ranks on a device; here for all host threads. */
 DP_TEST(kernels, a_rank_that_dies_or_hangs_ends_all_and_is_named) {
     NEEDS_KERNELS;
-    char cmd[4096], out[8192];
+    char cmd[8192], out[8192];
     for (int nccl = 0; nccl < 2; nccl++) {
         snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' timeout 60 '%s/test_kill' 3 %s 0.3 few", folder(), folder(), nccl ? "nccl" : "shared");
         const int rc = gt_run(cmd, out, sizeof out);
@@ -122,9 +122,18 @@ DP_TEST(kernels, a_rank_that_dies_or_hangs_ends_all_and_is_named) {
     }
 }
 
+/* A process per rank: the bits of ranks that share a device, and a killed one is named by the others before any limit. */
+DP_TEST(kernels, ranks_that_are_processes) {
+    NEEDS_KERNELS;
+    char cmd[16384], out[8192];
+    snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' timeout 60 '%s/test_procs' bits 3 2 32 && LD_LIBRARY_PATH='%s' timeout 60 '%s/test_procs' kill 3 1 few", folder(), folder(), folder(), folder());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 0 && strstr(out, "the process of rank 1 has ended"), "%d: %s", rc, out);
+}
+
 DP_TEST(kernels, ranks_over_nccl_are_judged) {
     NEEDS_KERNELS;
-    char cmd[4096], out[8192];
+    char cmd[16384], out[8192];
     snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' '%s' run smoke-kda --cases '%s' --cache none --backend nccl --ranks 4 --chain fp32", folder(), program(), gt_cases());
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 0 && strstr(out, "backend=nccl,ranks=4") && strstr(out, " 0 skipped"), "%d: %s", rc, out);

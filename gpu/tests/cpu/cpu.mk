@@ -5,7 +5,7 @@ CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/tests/cpu/include/*.h) ref/problem.h ref/formats.h ref/conv.h ref/truth_dd.h
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu cuda cuda_conv)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
-CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_kill $(BUILD)/cpu/libnccl.so.2
+CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs $(BUILD)/cpu/libnccl.so.2
 
 $(BUILD)/cpu/%.cc: gpu/%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
@@ -36,10 +36,10 @@ $(BUILD)/cpu/test_segments.o: gpu/tests/cpu/test_segments.cc $(CPU_HDR)
 	$(CXX) $(CPU_FLAGS) -c $< -o $@
 $(BUILD)/cpu/test_segments: $(BUILD)/cpu/test_segments.o $(filter-out %/cuda.o %/cuda_conv.o,$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
-$(BUILD)/cpu/test_kill.cc: gpu/tests/test_kill.cu gpu/tests/cpu/translate.py
+$(BUILD)/cpu/test_%.cc: gpu/tests/test_%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
 	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && mv $@.tmp $@
-$(BUILD)/cpu/test_kill: $(BUILD)/cpu/test_kill.o $(filter-out %/cuda.o %/cuda_conv.o,$(CPU_OBJ)) $(BUILD)/libref.a
+$(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs: %: %.o $(filter-out %/cuda.o %/cuda_conv.o,$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
 	@mkdir -p $(@D)
