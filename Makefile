@@ -38,7 +38,7 @@ ifneq ($(SAN),1)
 -include gpu/tests/cpu/cpu.mk
 endif
 ifneq ($(GPU_LIB),)
-$(BUILD)/harness/cuda.o $(BUILD)/harness/cuda_conv.o: CPP_ALL += -DDP_HAVE_CUDA -I$(CUDA_HOME)/include
+$(BUILD)/harness/cuda.o $(BUILD)/harness/cuda_conv.o $(BUILD)/harness/cuda_procs.o: CPP_ALL += -DDP_HAVE_CUDA -I$(CUDA_HOME)/include
 endif
 
 REF      := $(wildcard ref/*.c)

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "case.h"
 #include "commands.h"
+#include "cuda_procs.h"
 #include "invariants.h"
 #include "options.h"
 #include "../ref/output.h"
@@ -185,6 +186,7 @@ int dp_cmd_check(int argc, char **argv) {
     json_t *list = json_array();
     argp_parse(&a, argc, argv, 0, NULL, &o);
     if (o.of.nbackend) o.s.backend = o.of.backend[0];
+    if (o.s.backend == DP_BACKEND_NCCL) dp_procs_start();
     const char *no = o.s.backend == DP_BACKEND_SIM ? NULL : dp_cuda_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
     if (dp_output_check(o.json, &e)) rc = refuse(&e);
     if (no) dp_fail(&e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[o.s.backend], no), rc = refuse(&e);

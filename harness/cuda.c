@@ -29,7 +29,7 @@ const dp_truth_device *dp_cuda_truth(const dp_problem *p) { (void)p; return NULL
 #include "../gpu/dp_truth_gpu.h"
 #include "../ref/context.h"
 
-#include "cuda_ranks.h"
+#include "cuda_procs.h"
 #include "run.h"
 
 #include <cuda_runtime_api.h>
@@ -59,8 +59,8 @@ const char *dp_cuda_unavailable(dp_backend b, int N) {
         snprintf(why, sizeof why, "%s has compute capability %d.%d, the kernels are built for 9.0", prop.name, prop.major, prop.minor);
         return why;
     }
-    if (b == DP_BACKEND_NCCL && n < N) {
-        snprintf(why, sizeof why, "%d ranks over NCCL need as many devices, there %s %d", N, n == 1 ? "is" : "are", n);
+    if (b == DP_BACKEND_NCCL && n < N && !dp_cuda_processes(b, N)) {
+        snprintf(why, sizeof why, "%d ranks over NCCL: %d device%s, and no processes that could share %s (at most %d can)", N, n, n == 1 ? "" : "s", n == 1 ? "it" : "them", DP_PROCS_MOST);
         return why;
     }
     return NULL;
@@ -98,7 +98,11 @@ typedef struct {
     int N, rank;
     dpg_comm *comm;
     dp_cuda_result *out;
+    int shared;                          /* a process: results are left where all see them (cuda_procs.h) */
     float *gate;                         /* [HV] dA_log, [HV][Kg] ddt_bias as this rank got them; NULL without backward */
+    size_t saved, kept;
+    int segments;
+    const char *path;
     volatile dp_rank_state state;
     dp_status status;
     dp_err err;
@@ -171,7 +175,7 @@ static dp_status read_stage(rank_job *j, const dpg_tensors *t, const void *ws, c
     const int HV = j->p->HV;
     double *x = dp_doubles(each * HV);
     const dp_status st = dpg_stage_read(j->plan, t, ws, name, x, &j->err);
-    for (int hv = 0; hv < HV && !st; hv++) slot[j->rank * HV + hv] = dp_copy(x + hv * each, each);
+    for (int hv = 0; hv < HV && !st; hv++) slot[j->rank * HV + hv] = (j->shared ? dp_procs_copy : dp_copy)(x + hv * each, each);
     free(x);
     return st;
 }
@@ -229,7 +233,8 @@ static dp_status backward(rank_job *j, const dp_context *c, const dpg_tensors *t
     if (!st) st = finish(j);
     for (size_t i = 0; i < sizeof to / sizeof *to && !st; i++) st = download(j, *to[i].dev, L * to[i].per, to[i].d, to[i].x + c->a * to[i].per);
     if (!st) st = download_states(j, c, ds0, 1, r->ds0);
-    if (!st) CUDA(j, cudaMemcpy(j->gate = dp_calloc((size_t)(HV * (1 + Kg)), sizeof *j->gate), gate, (size_t)(HV * (1 + Kg)) * 4, cudaMemcpyDeviceToHost));
+    const size_t ngate = (size_t)(HV * (1 + Kg));
+    if (!st) CUDA(j, cudaMemcpy(j->gate = j->shared ? dp_procs_alloc(ngate * sizeof *j->gate) : dp_calloc(ngate, sizeof *j->gate), gate, (size_t)(HV * (1 + Kg)) * 4, cudaMemcpyDeviceToHost));
     if (!st) st = read_backward(j, c, t, ws);
     return st;
 }
@@ -268,19 +273,33 @@ static dp_status rank_body(rank_job *j) {
     return st;
 }
 
+static const char *path_name(const dpg_plan *plan, int backward) {
+    const int f = dpg_plan_path(plan) == DPG_PATH_FAST, b = dpg_plan_bwd_path(plan) == DPG_PATH_FAST;
+    return !backward ? f ? "fast" : "simple" : f ? b ? "fast/fast" : "fast/simple" : b ? "simple/fast" : "simple/simple";
+}
+
 static void *rank_main(void *arg) {
     rank_job *j = arg;
     j->status = rank_body(j);
+    if (j->plan) j->saved = dpg_saved_bytes(j->plan), j->kept = dpg_kept_bytes(j->plan), j->segments = dpg_plan_segments(j->plan), j->path = path_name(j->plan, j->opt.backward);
     j->state = j->status ? DP_RANK_FAILED : DP_RANK_ENDED;
     if (j->status && j->comm) j->comm->abort(j->comm, j->err.msg);
     for (int i = 0; i < j->ndev; i++) cudaFree(j->dev[i]);
     if (j->stream) cudaStreamDestroy(j->stream);
+    if (j->plan) dpg_plan_destroy(j->plan);
     return NULL;
+}
+
+static void rank_process(void *jobs, int rank, dpg_comm *c, const dp_err *why) {
+    rank_job *j = (rank_job *)jobs + rank;
+    j->comm = c;
+    if (c) rank_main(j);
+    else j->err = *why, j->status = why->code, j->state = DP_RANK_FAILED;
 }
 
 /* ---- all ranks ------------------------------------------------------------------------------------------------------------------- */
 
-#define MOST 64                          /* ranks over NCCL */
+#define MOST DP_PROCS_MOST               /* ranks over NCCL */
 static dpg_comm *kept[MOST + 1];
 static pid_t keeper;
 
@@ -316,6 +335,13 @@ void dp_cuda_comms_end(dp_backend b, int N, dpg_comm *c, int failed) {
     }
     if (!keeper) keeper = getpid(), atexit(destroy_kept);
     kept[N] = c;
+}
+
+double dp_cuda_limit_s(void) { return limit_s; }
+
+int dp_cuda_processes(dp_backend b, int N) {
+    int n = 0;
+    return b == DP_BACKEND_NCCL && dp_procs_started() && N <= MOST && cudaGetDeviceCount(&n) == cudaSuccess && n < N;
 }
 
 int dp_cuda_join(const pthread_t *thread, volatile dp_rank_state *const *state, int N) {
@@ -358,14 +384,44 @@ static dp_status gate_gradients(const dp_problem *p, const rank_job *job, int N,
     return DP_OK;
 }
 
-static const char *path_name(const dpg_plan *plan, int backward) {
-    const int f = dpg_plan_path(plan) == DPG_PATH_FAST, b = dpg_plan_bwd_path(plan) == DPG_PATH_FAST;
-    return !backward ? f ? "fast" : "simple" : f ? b ? "fast/fast" : "fast/simple" : b ? "simple/fast" : "simple/simple";
-}
-
 static double ***rank_tensor(dp_cuda_result *r, int i) {
     double ***a[] = {&r->S_in, &r->M, &r->H, &r->dS_out, &r->dM, &r->dH};
     return a[i];
+}
+
+/* Copies that processes see. */
+static const dp_problem *share_problem(const dp_problem *p) {
+    dp_problem *q = dp_procs_alloc(sizeof *q);
+    const int64_t HV = p->HV, Kg = dp_Kg(p), states = p->Nseq * HV * p->K * p->V;
+    *q = *p;
+    q->cu = memcpy(dp_procs_alloc((size_t)(p->Nseq + 1) * sizeof *p->cu), p->cu, (size_t)(p->Nseq + 1) * sizeof *p->cu);
+    q->q = dp_procs_copy(p->q, p->T * p->H * p->K), q->k = dp_procs_copy(p->k, p->T * p->H * p->R * p->K), q->v = dp_procs_copy(p->v, p->T * HV * p->R * p->V);
+    q->g = dp_procs_copy(p->g, p->T * HV * Kg), q->beta = dp_procs_copy(p->beta, p->T * HV * p->R), q->A_log = dp_procs_copy(p->A_log, HV), q->dt_bias = dp_procs_copy(p->dt_bias, HV * Kg);
+    q->s0 = dp_procs_copy(p->s0, states), q->dout = dp_procs_copy(p->dout, p->T * HV * p->V), q->dstate = dp_procs_copy(p->dstate, states);
+    return q;
+}
+
+static dp_cuda_result *share_result(dp_cuda_result *r, const dp_problem *p) {
+    dp_cuda_result *s = dp_procs_alloc(sizeof *s);
+    *s = *r;
+    for (int i = 0; i < dp_result_nfields; i++) {
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        *dp_result_at(&s->out, i) = dp_procs_copy(*dp_result_at(&r->out, i), rows * width);
+    }
+    for (int i = 0; i < 6; i++) *rank_tensor(s, i) = dp_procs_alloc((size_t)(r->N * p->HV) * sizeof(double *));
+    return s;
+}
+
+/* What processes left there. */
+static void fetch_result(dp_cuda_result *r, dp_cuda_result *s, const dp_problem *p) {
+    for (int i = 0; i < dp_result_nfields; i++) {
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        if (*dp_result_at(&r->out, i)) memcpy(*dp_result_at(&r->out, i), *dp_result_at(&s->out, i), (size_t)(rows * width) * sizeof(double));
+    }
+    for (int i = 0; i < 6; i++)
+        for (int x = 0; x < r->N * p->HV; x++) (*rank_tensor(r, i))[x] = dp_copy((*rank_tensor(s, i))[x], (int64_t)p->K * (i == 1 || i == 4 ? p->K : p->V));
 }
 
 dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N, dp_backend b, int backward, dp_cuda_way way,
@@ -379,37 +435,44 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
     for (int i = 0; i < 6; i++) *rank_tensor(out, i) = dp_calloc((size_t)N * p->HV, sizeof(double *));
     empty_sequences(p, &out->out);
 
-    const dpg_problem g = device_problem(p, bf16_inputs, base);
-    rank_job *job = dp_calloc((size_t)N, sizeof *job);
+    const int procs = dp_cuda_processes(b, N);
+    const dp_problem *q = procs ? share_problem(p) : p;
+    dp_cuda_result *res = procs ? share_result(out, p) : out;
+    const dpg_problem g = device_problem(q, bf16_inputs, base);
+    rank_job *job = procs ? dp_procs_alloc((size_t)N * sizeof *job) : dp_calloc((size_t)N, sizeof *job);
     dpg_comm *comm = NULL;
     dpg_plan *trial = NULL;
     pthread_t *thread = dp_calloc((size_t)N, sizeof *thread);
     volatile dp_rank_state **state = dp_calloc((size_t)N, sizeof *state);
+    int left = -1;
     dp_status st = dpg_plan_create(&trial, &g, &opt, 0, N, e);           /* what the kernels do not take costs no communicator */
-    if (!st) dpg_plan_destroy(trial), st = dp_cuda_comms(b, N, &comm, e);
+    const int taken = !st;
+    if (taken) dpg_plan_destroy(trial);
+    if (!st && !procs) st = dp_cuda_comms(b, N, &comm, e);
     if (!st) {
         for (int r = 0; r < N; r++) {
             state[r] = &job[r].state;
-            job[r] = (rank_job){.p = p, .g = g, .opt = opt, .N = N, .rank = r, .comm = comm ? &comm[r] : NULL, .out = out};
-            pthread_create(&thread[r], NULL, rank_main, &job[r]);
+            job[r] = (rank_job){.p = q, .g = g, .opt = opt, .N = N, .rank = r, .comm = comm ? &comm[r] : NULL, .out = res, .shared = procs};
         }
-        const int left = dp_cuda_join(thread, state, N);
+        for (int r = 0; r < N && !procs; r++) pthread_create(&thread[r], NULL, rank_main, &job[r]);
+        if (procs) st = dp_procs_run(N, rank_process, job, state, limit_s, &left, e);
+        else left = dp_cuda_join(thread, state, N);
         for (int r = 0; r < N; r++) if (job[r].state == DP_RANK_FAILED && !st) st = dp_fail(e, job[r].status, "%s", job[r].err.msg);
-        if (left >= 0) return st;        /* its thread still uses what would be freed below */
+        if (left >= 0 && !procs) return st;      /* its thread still uses what would be freed below */
+        if (left >= 0 && !st) st = dp_fail(e, DP_EDEVICE, "rank %d: its process has ended", left);
         dp_cuda_comms_end(b, N, comm, st != DP_OK);
-        if (!st && backward) st = gate_gradients(p, job, N, &out->out, e);
+        if (!st && backward) st = gate_gradients(p, job, N, &res->out, e);
+        if (!st && procs) fetch_result(out, res, p);
         for (int r = 0; r < N && !st; r++) {
-            const size_t saved = dpg_saved_bytes(job[r].plan), kept = dpg_kept_bytes(job[r].plan);
-            out->saved = saved > out->saved ? saved : out->saved, out->kept = kept > out->kept ? kept : out->kept;
-            out->segments = dpg_plan_segments(job[r].plan) > out->segments ? dpg_plan_segments(job[r].plan) : out->segments;
-            out->path = path_name(job[r].plan, backward);
+            out->saved = job[r].saved > out->saved ? job[r].saved : out->saved, out->kept = job[r].kept > out->kept ? job[r].kept : out->kept;
+            out->segments = job[r].segments > out->segments ? job[r].segments : out->segments;
+            out->path = job[r].path;
         }
     }
-    for (int r = 0; r < N; r++) {
-        if (job[r].plan) dpg_plan_destroy(job[r].plan);
-        free(job[r].gate);
-    }
-    free(job), free(thread), free(state);
+    for (int r = 0; r < N && !procs; r++) free(job[r].gate);
+    if (procs) dp_procs_end(taken && st);
+    else free(job);
+    free(thread), free(state);
     if (st) dp_cuda_result_free(out, p->HV);
     return st;
 }

@@ -1,5 +1,5 @@
 /* harness/cuda.h - the CUDA kernels of gpu/ as a subject: forward and backward of a problem on N ranks, one host thread each, on one device
- * (backend cuda) or one device per rank over NCCL (backend nccl). Compiled without CUDA, every call says so.
+ * (backend cuda) or one device per rank over NCCL (backend nccl); over NCCL with fewer devices than ranks, processes that share them (cuda_procs.h). Compiled without CUDA, every call says so.
  */
 #ifndef DP_CUDA_H
 #define DP_CUDA_H

@@ -10,7 +10,7 @@ dp_status dp_cuda_conv_parts(const dp_conv *const *c, int parts, int bf16, int N
 #else
 
 #include "../gpu/dp_conv.h"
-#include "cuda_ranks.h"
+#include "cuda_procs.h"
 
 #include <cuda_runtime_api.h>
 #include <pthread.h>
@@ -134,24 +134,64 @@ static void *rank_main(void *arg) {
     return NULL;
 }
 
+static void rank_process(void *jobs, int rank, dpg_comm *c, const dp_err *why) {
+    conv_job *j = (conv_job *)jobs + rank;
+    j->comm = c;
+    if (c) rank_main(j);
+    else j->err = *why, j->status = why->code, j->state = DP_RANK_FAILED;
+}
+
+/* Copies that processes see, and back. */
+static const dp_conv *share_part(const dp_conv *c) {
+    dp_conv *s = dp_procs_alloc(sizeof *s);
+    const size_t cu = (size_t)(c->Nseq + 1) * sizeof *c->cu;
+    *s = *c;
+    s->cu = memcpy(dp_procs_alloc(cu), c->cu, cu);
+    s->x = dp_procs_copy(c->x, c->T * c->D), s->w = dp_procs_copy(c->w, (int64_t)c->D * c->W), s->bias = dp_procs_copy(c->bias, c->D), s->dy = dp_procs_copy(c->dy, c->T * c->D);
+    return s;
+}
+
+static dp_conv_result *share_result(const dp_conv *c, const dp_conv_result *r) {
+    dp_conv_result *s = dp_procs_alloc(sizeof *s);
+    *s = (dp_conv_result){dp_procs_copy(r->y, c->T * c->D), dp_procs_copy(r->dx, c->T * c->D), dp_procs_copy(r->dw, (int64_t)c->D * c->W), dp_procs_copy(r->dbias, c->D)};
+    return s;
+}
+
+static void fetch(double *to, const double *from, int64_t n) {
+    if (to) memcpy(to, from, (size_t)n * sizeof *to);
+}
+
 dp_status dp_cuda_conv_parts(const dp_conv *const *c, int parts, int bf16, int N, dp_backend b, dp_conv_result *const *r, dp_err *e) {
-    conv_job *job = dp_calloc((size_t)N, sizeof *job);
-    dpg_comm *comm;
+    const int procs = dp_cuda_processes(b, N);
+    conv_job *job = procs ? dp_procs_alloc((size_t)N * sizeof *job) : dp_calloc((size_t)N, sizeof *job);
+    const dp_conv **part = procs ? dp_procs_alloc(DPG_CONV_PARTS * sizeof *part) : NULL;
+    dp_conv_result **out = procs ? dp_procs_alloc(DPG_CONV_PARTS * sizeof *out) : NULL;
+    dpg_comm *comm = NULL;
     pthread_t *thread = dp_calloc((size_t)N, sizeof *thread);
     volatile dp_rank_state **state = dp_calloc((size_t)N, sizeof *state);
-    dp_status st = dp_cuda_comms(b, N, &comm, e);
+    int left = -1;
+    for (int i = 0; i < parts && procs; i++) part[i] = share_part(c[i]), out[i] = share_result(c[i], r[i]);
+    dp_status st = procs ? DP_OK : dp_cuda_comms(b, N, &comm, e);
     if (!st) {
         for (int i = 0; i < N; i++) {
             state[i] = &job[i].state;
-            job[i] = (conv_job){.c = c, .parts = parts, .bf16 = bf16, .rank = i, .N = N, .comm = comm ? &comm[i] : NULL, .out = r};
-            pthread_create(&thread[i], NULL, rank_main, &job[i]);
+            job[i] = (conv_job){.c = procs ? part : c, .parts = parts, .bf16 = bf16, .rank = i, .N = N, .comm = comm ? &comm[i] : NULL, .out = procs ? out : r};
         }
-        const int left = dp_cuda_join(thread, state, N);
+        for (int i = 0; i < N && !procs; i++) pthread_create(&thread[i], NULL, rank_main, &job[i]);
+        if (procs) st = dp_procs_run(N, rank_process, job, state, dp_cuda_limit_s(), &left, e);
+        else left = dp_cuda_join(thread, state, N);
         for (int i = 0; i < N; i++) if (job[i].state == DP_RANK_FAILED && !st) st = dp_fail(e, job[i].status, "%s", job[i].err.msg);
-        if (left >= 0) return st;        /* its thread still uses what would be freed below */
+        if (left >= 0 && !procs) return st;      /* its thread still uses what would be freed below */
+        if (left >= 0 && !st) st = dp_fail(e, DP_EDEVICE, "rank %d: its process has ended", left);
         dp_cuda_comms_end(b, N, comm, st != DP_OK);
+        for (int i = 0; i < parts && procs && !st; i++) {
+            const int64_t n = c[i]->T * c[i]->D, nw = (int64_t)c[i]->D * c[i]->W;
+            fetch(r[i]->y, out[i]->y, n), fetch(r[i]->dx, out[i]->dx, n), fetch(r[i]->dw, out[i]->dw, nw), fetch(r[i]->dbias, out[i]->dbias, c[i]->D);
+        }
     }
-    free(job), free(thread), free(state);
+    if (procs) dp_procs_end(st != DP_OK);
+    else free(job);
+    free(thread), free(state);
     return st;
 }
 

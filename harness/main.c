@@ -6,6 +6,7 @@
 #include "../ref/truth.h"
 #include "case.h"
 #include "commands.h"
+#include "cuda_procs.h"
 #include "home.h"
 #include "judge.h"
 #include "museum.h"
@@ -90,7 +91,7 @@ static const struct argp_option RUN_OPTIONS[] = {
     {"chain", DP_OPT_CHAIN, "LIST", 0, "only these formats of the M chain: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st", 0},
     {"base", DP_OPT_BASE, "LIST", 0, "only these base policies: fp64 fp32 bf16", 0},
     {"merge", DP_OPT_MERGE, "LIST", 0, "only these merge orders: allgather ring", 0},
-    {"backend", DP_OPT_BACKEND, "LIST", 0, "sim: simulated ranks; cuda: the CUDA kernels, ranks sharing one device; nccl: one device a rank (default: sim, and cuda where it can run)", 0},
+    {"backend", DP_OPT_BACKEND, "LIST", 0, "sim: simulated ranks; cuda: the CUDA kernels, ranks sharing one device; nccl: one device a rank, or processes that share the devices there are (default: sim, and cuda where it can run)", 0},
     {"subject", DP_OPT_SUBJECT, "LIB", 0, "judge a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; beside them with --backend sim", 0},
     DP_ROW_LIMIT,
     {"way", OPT_WAY, "LIST", 0, "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg (dg without cancellation), save-all (nothing recomputed), segments (M as benchmarked: by the state pass, a rank's sequence cut in parts), segments-dh-only", 0},
@@ -283,6 +284,7 @@ static int command_run(options *o) {
         }
         o->of.name[0] = id_case, o->of.nname = 1;
     }
+    for (int i = 0; i < o->of.nbackend; i++) if (o->of.backend[i] == DP_BACKEND_NCCL) dp_procs_start();
     if (o->out_dir && dp_make_dirs(o->out_dir)) {
         fprintf(stderr, "deltaproof: --out %s: %s\n", o->out_dir, strerror(errno));
         return 2;

@@ -155,6 +155,26 @@ DP_TEST(kernels, communicators_of_nccl_are_made_once) {
     CHECK(count(out, "ncclCommInitAll of") == 2 && count(out, "ncclCommInitAll of 2 ranks") == 1, "%s", out);
 }
 
+/* More ranks than devices are processes: the same bits as host threads, one communicator for all runs of as many. */
+DP_TEST(kernels, ranks_over_nccl_that_share_devices_are_judged) {
+    NEEDS_KERNELS;
+    char cmd[8192], out[16384];
+    snprintf(cmd, sizeof cmd, "run() { DP_CPU_DEVICES=$1 LD_LIBRARY_PATH='%s' NCCL_DEBUG=INFO '%s' run smoke-kda smoke-step smoke-conv packed-across --cases '%s' --cache none --backend nccl --ranks 3,4 --base fp32 "
+             "--chain fp32,tf32 --way plain,dh-only; }; a=$(run 2 2>&1) && b=$(run 16 2>&1); echo \"$a\"; [ \"$(echo \"$a\" | grep ^pass)\" = \"$(echo \"$b\" | grep ^pass)\" ]", folder(), program(), gt_cases());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 0 && strstr(out, "smoke-step:backend=nccl,ranks=3") && strstr(out, "packed-across:backend=nccl,ranks=4") && strstr(out, "smoke-conv:backend=nccl,ranks=3"), "%d: %s", rc, out);
+    CHECK(count(out, "ncclCommInitRank of") == 2 && count(out, "ncclCommInitRank of 3 ranks") == 1, "%s", out);
+}
+
+/* A case ends with the rank's name, the next one gets new processes. */
+DP_TEST(kernels, a_killed_process_ends_its_case_alone) {
+    NEEDS_KERNELS;
+    char cmd[8192], out[16384];
+    snprintf(cmd, sizeof cmd, "DP_CPU_DEVICES=2 DP_CPU_NCCL_DIES='1 4' LD_LIBRARY_PATH='%s' timeout 4 '%s' run smoke-kda smoke-conv --cases '%s' --cache none --backend nccl --ranks 3,4 --base fp32 --chain fp32,tf32", folder(), program(), gt_cases());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 2 && strstr(out, "smoke-kda: nccl, 4 ranks") && strstr(out, "the process of rank 1 has ended") && strstr(out, "pass     smoke-conv:backend=nccl,ranks=3"), "%d: %s", rc, out);
+}
+
 /* The recurrence of the double-double truth, one thread a lane: the file that it leads to is that of the CPU, bit for bit. */
 DP_TEST(kernels, truth_on_a_device_is_that_of_the_cpu) {
     NEEDS_KERNELS;
