@@ -91,16 +91,23 @@ void dp_run_close(dp_run *r, double seconds) {
     if (r->cond.condition > 0 && !r->exact && (r->verdict == DP_PASS || r->verdict == DP_FAIL)) dp_condition_explain(&r->cond, r->base, r->verdict, r->why, sizeof r->why);
 }
 
+static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend b, const char *path, const char *why, dp_runs *out) {
+    char id[512];
+    dp_run *r = dp_runs_add(out, c);
+    snprintf(id, sizeof id, "%s:backend=%s", c->name, dp_backend_names[b]);
+    r->id = strdup(id), r->backend = b, r->path = path, r->verdict = DP_SKIPPED;
+    snprintf(r->why, sizeof r->why, "%s", why);
+    if (o->done) o->done(r, o->arg);
+    return DP_OK;
+}
+
 dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
-    if (o->subject && c->op != DP_OP_RECURRENCE) {
-        char id[512];
-        dp_run *r = dp_runs_add(out, c);
-        snprintf(id, sizeof id, "%s:backend=subject", c->name);
-        r->id = strdup(id), r->backend = DP_BACKEND_SUBJECT, r->path = o->subject->name, r->verdict = DP_SKIPPED;
-        snprintf(r->why, sizeof r->why, "a subject computes the recurrence, this case is op = %s", c->op_name);
-        if (o->done) o->done(r, o->arg);
-        return DP_OK;
-    }
+    char why[128];
+    int sim = !o->nbackend;
+    for (int i = 0; i < o->nbackend; i++) sim |= o->backend[i] == DP_BACKEND_SIM;
+    snprintf(why, sizeof why, "a subject computes the recurrence, this case is op = %s", c->op_name);
+    if (o->subject && c->op != DP_OP_RECURRENCE) return skip_case(c, o, DP_BACKEND_SUBJECT, o->subject->name, why, out);
+    if (c->op == DP_OP_CHAIN && !sim) return skip_case(c, o, o->backend[0], NULL, "op = chain multiplies its factors on the CPU: it has no ranks and no kernels", out);
     switch (c->op) {
     case DP_OP_CHAIN: return dp_run_chain(c, o, out, e);
     case DP_OP_CONV: return dp_run_conv(c, o, out, e);
