@@ -310,7 +310,8 @@ template <int K, int V> __device__ __forceinline__ void products(Smem<K, V> &sm,
             if (FAULT(ANCHOR))
                 for (int i = 0; i < 4; i++) {
                     const float *mid = sm.x.gam + (an + 8) * RS + kk * 16 + 2 * tc + 8 * (i / 2);
-                    float x = ex2(an2[i / 2].x - mid[0]), y = ex2(an2[i / 2].y - mid[1]);
+                    float x = ex2(an2[i / 2].x - mid[0]), y = ex2(an2[i / 2].y - mid[1]);      /* channels that need no pairwise sums: no overflow */
+                    x = isinf(near(an2[i / 2].x - mid[7 * RS])) ? 1.f : x, y = isinf(near(an2[i / 2].y - mid[7 * RS + 1])) ? 1.f : y;
                     ak[i] = pack2(fk[2 * i] * x, fk[2 * i + 1] * y), aq[i] = pack2(fq[2 * i] * x, fq[2 * i + 1] * y);
                 }
 #pragma unroll
@@ -324,8 +325,10 @@ template <int K, int V> __device__ __forceinline__ void products(Smem<K, V> &sm,
                     if (wide)
                         x = near(x), y = near(y);
                     const float *other = sm.x.gam + (an + 8) * RS + kk * 16 + 2 * tc + 8 * hc;
-                    if (FAULT(ANCHOR))
-                        x += other[0] - an2[hc].x, y += other[1] - an2[hc].y;
+                    if (FAULT(ANCHOR)) {
+                        x += isinf(near(an2[hc].x - other[7 * RS])) ? 0.f : other[0] - an2[hc].x;
+                        y += isinf(near(an2[hc].y - other[7 * RS + 1])) ? 0.f : other[1] - an2[hc].y;
+                    }
                     if (FAULT(BLOCK_PAIRS) && wide)
                         x = isinf(near(an2[hc].x - other[7 * RS])) ? -INFINITY : x, y = isinf(near(an2[hc].y - other[7 * RS + 1])) ? -INFINITY : y;
                     b[hc] = pack2(k2.x * ex2(x), k2.y * ex2(y));

@@ -90,7 +90,7 @@ template <int V, bool ANY> __global__ void __launch_bounds__(256) k_dav(Dims d, 
     Chunk c = d.chunk[tile / d.HV];
     for (int x = threadIdx.x; x < C * C / 8; x += 256)
         cp16(sm.P + x * 8, a.Aqk + tile * C * C + x * 8, true);
-    load_rows<V, 256>(sm.o, g.dout, (c.t0 * d.HV + hv) * V, (int64_t)d.HV * V, lr, c.len + (FAULT(DO_TAIL) && c.t0 + c.len < d.L) << lr, d.d_bf16);
+    load_rows<V, 256>(sm.o, g.dout, (c.t0 * d.HV + hv) * V, (int64_t)d.HV * V, lr, c.len << lr, d.d_bf16);
     cp_commit();
     cp_wait<0>();
     __syncthreads();

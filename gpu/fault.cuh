@@ -39,15 +39,14 @@
     X(GATE_BACK, "gate-from-end", 0, "", "the gate's sums are its total less what follows") \
     X(KEYS_COUPLED, "keys-coupled", 0, "H M S_in final_state o", "a key reads the earlier keys of its own token") \
     X(KEYS_LATER, "keys-later", 0, "o", "a query reads the first key of its own token alone") \
-    X(DO_KEYS, "do-every-key", 0, "dv dbeta dq dk dg", "do stands in the rows of all keys of a token") \
-    X(DO_TAIL, "do-one-more", 0, "dv dbeta dq dk dg", "do of a ragged chunk takes in the token behind its end") \
+    X(DO_KEYS, "do-every-key", 0, "dS_out dH ds0 dv dbeta dq dk dg", "do stands in the rows of all keys of a token") \
     X(PAIR_KEYS, "pairs-of-token", 0, "dk dg", "dL keeps the pairs of keys of one token") \
     X(PAIR_OWN, "pairs-own-twice", 0, "dq dk dg", "dP and dL keep their diagonal, a token with itself") \
     X(PAIR_SHORT, "pairs-one-short", 0, "dq dk dg", "dP and dL leave out the row before") \
     X(PAIR_ALL, "pairs-no-mask", 0, "dq dk dg", "dP and dL keep later rows of a diagonal block") \
     X(OWN_KEY, "own-first-key", 0, "dq dk", "a query meets the first key of its own token alone") \
     X(FAR_SHORT, "far-pair-lost", 0, "dq dk dg", "the pairwise sums of strong gates leave out the row before") \
-    X(DG_KEYS, "dg-every-key", 0, "dg", "dg is written by the rows of all keys of a token") \
+    X(DG_KEYS, "dg-every-key", 0, "dg dA_log ddt_bias", "dg is written by the rows of all keys of a token") \
     X(DG_TAIL, "dg-one-more", 0, "dg", "a ragged chunk writes dg of the token behind its end") \
     X(DV_TAIL, "dv-one-more", 0, "dv", "a ragged chunk writes dv of the token behind its end") \
     X(DQ_KEY, "dq-first-key", 0, "dq", "dq of a token leaves out the rows of all keys but its first") \

@@ -15,7 +15,7 @@
  *   factor  for what the draws cannot show, heavier tails and other orders of summation; by who computes (scripts/soak, reports/device/soak.txt):
  *         DP_EXCESS_SAME   the pipeline that was drawn, in the base that was drawn: of 10,000 runs the largest error is 0.98 times the rest of k
  *         DP_EXCESS_SHORT_SUMS  the same pipeline with sums in another order, in base bf16, where rounding to bf16 outweighs it: the CUDA kernels
- *         reach 1.15 times the rest of k (S_in of an initial state)
+ *         reach 1.15 times the rest of k (S_in of an initial state: gpu/NOTES.md says why)
  *         DP_EXCESS_SUMS   the same in fp32, 1.31 times (dk of kda-corr); and base fp64, which is drawn in fp32, 1.3 times
  *         Where how the subject computes is not known (a library, a file): DP_EXCESS_SHORT in base bf16 (FLA: 0.9 to 1.1 of what is expected; dg,
  *         whose pair products it makes in tf32, 4.4 in one window of 128, where the draws alone would allow 4.5), and DP_EXCESS_OTHER elsewhere: a
