@@ -47,7 +47,7 @@ static struct {
 /* What all ranks see. Ranks that are processes have it in memory that they share; arrays that only a rank itself uses are there for all the same. */
 typedef struct {
     int N, is_nccl, device[MAX_RANKS];
-    const char *call;                                    /* what a gather is called in messages */
+    char call[32];                                       /* what a gather is called in messages */
     double limit_s;
     volatile int aborted;
     char why[256];                                       /* valid once aborted is set */
@@ -55,7 +55,7 @@ typedef struct {
     int64_t met[MAX_RANKS];                              /* meetings that a rank has come to */
     int bell;                                            /* moves when all have come, or aborted is set: what those wait for who came before */
     volatile int entered[MAX_RANKS];                     /* gathers that the host of a rank has begun */
-    volatile int *reached, *ended;                       /* [N] pinned: gathers that its stream has come to, has behind it */
+    volatile int *pinned;                                /* threads: marks in pinned memory */
     const float *send[MAX_RANKS];                        /* shared */
     cudaEvent_t ready[MAX_RANKS], copied[MAX_RANKS];     /* shared: send buffer filled; all peers' words copied by rank i */
     ncclComm_t comm[MAX_RANKS];
@@ -65,8 +65,12 @@ typedef struct {
     ncclUniqueId id;
     pthread_mutex_t alive[MAX_RANKS];                    /* held by the watcher of a rank while watched[rank] */
     volatile char watched[MAX_RANKS];
-    alignas(4096) volatile int marks[2 * MAX_RANKS];     /* whole pages, which every process registers */
+    alignas(4096) volatile int marks[2 * MAX_RANKS];     /* whole pages, which every process registers; no pointers: each may map them elsewhere */
 } Group;
+
+/* [N] Gathers that the stream of a rank has come to, has behind it. */
+static volatile int *reached(const Group *g) { return g->procs ? (volatile int *)g->marks : g->pinned; }
+static volatile int *ended(const Group *g) { return reached(g) + g->N; }
 
 /* The ranks of one process: all, or one. */
 typedef struct {
@@ -117,8 +121,8 @@ static int late_device(const Group *g, int *gather)
     int late = -1;
     *gather = 0;
     for (int r = 0; r < g->N; r++)
-        if (g->reached[r] < g->entered[r] && (late < 0 || g->reached[r] < g->reached[late]))
-            late = r, *gather = g->reached[r] + 1;
+        if (reached(g)[r] < g->entered[r] && (late < 0 || reached(g)[r] < reached(g)[late]))
+            late = r, *gather = reached(g)[r] + 1;
     return late;
 }
 
@@ -128,8 +132,8 @@ static void fail_slow_gather(Group *g)
     if (late >= 0)
         group_fail(g, "the device of rank %d did not come to %s %d within %.1f s", late, g->call, n, g->limit_s);
     for (int r = 0; r < g->N; r++)
-        if (g->ended[r] < g->entered[r])
-            group_fail(g, "%s %d did not end on rank %d within %.1f s, although all devices had come to it", g->call, g->ended[r] + 1, r, g->limit_s);
+        if (ended(g)[r] < g->entered[r])
+            group_fail(g, "%s %d did not end on rank %d within %.1f s, although all devices had come to it", g->call, ended(g)[r] + 1, r, g->limit_s);
 }
 
 /* The first rank that has not come to meeting n, or -1. */
@@ -217,8 +221,8 @@ static void *watch(void *arg)
         int64_t sum = 0;
         int pending = 0;
         for (int r = 0; r < g->N; r++) {
-            sum += g->reached[r] + g->ended[r];
-            pending |= g->ended[r] < g->entered[r];
+            sum += reached(g)[r] + ended(g)[r];
+            pending |= ended(g)[r] < g->entered[r];
         }
         find_dead(g);
         if (sum != last || !pending)
@@ -368,7 +372,8 @@ static void group_init(Group *g, int N, double limit_s, const char *call)
     for (int r = 0; r < N; r++)
         pthread_mutex_init(&g->alive[r], &m);
     pthread_mutexattr_destroy(&m);
-    g->N = N, g->limit_s = limit_s, g->call = call;
+    g->N = N, g->limit_s = limit_s;
+    snprintf(g->call, sizeof g->call, "%s", call);
 }
 
 static dp_status check_ranks(int N, dp_err *e)
@@ -409,7 +414,7 @@ static Home *home_of_all(int N, const int *devices, double limit_s, const char *
         return NULL;
     }
     memset(marks, 0, 2 * N * sizeof(int));
-    h->marks = (int *)marks, g->reached = h->marks, g->ended = g->reached + N;
+    h->marks = (int *)marks, g->pinned = h->marks;
     return h;
 }
 
@@ -537,7 +542,6 @@ dp_status dpg_comm_procs_init(void *shared, int N, double limit_s, dp_err *e)
     memset(g, 0, sizeof *g);
     group_init(g, N, limit_s, "ncclAllGather");
     g->procs = g->is_nccl = 1, g->creator = getpid();
-    g->reached = g->marks, g->ended = g->reached + N;
     return DP_OK;
 }
 

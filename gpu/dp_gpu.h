@@ -110,8 +110,8 @@ struct dpg_comm {
 dp_status dpg_comm_shared(dpg_comm *c, int N, int device, double limit_s, dp_err *e);
 /* N <= 1024 ranks in one process on N devices, NCCL, one host thread each (libnccl.so.2 is loaded at run time). */
 dp_status dpg_comm_nccl(dpg_comm *c, int N, const int *devices, double limit_s, dp_err *e);
-/* N ranks over NCCL, a process each, rank r on device r modulo the devices that its process sees. `shared`: dpg_comm_procs_bytes of memory that starts at a page and is mapped
- * MAP_SHARED; one process calls init, and all map it at the same address, as after a fork (before the first CUDA call: CUDA does not outlive a fork). join, one call in each
+/* N ranks over NCCL, a process each, rank r on device r modulo the devices that its process sees. `shared`: dpg_comm_procs_bytes of memory that every process maps MAP_SHARED, from
+ * a page on (before a fork, or a file in /dev/shm); one process calls init before any joins. A process that calls CUDA must not have been forked from one that had. join, one call in each
  * process, fills c and meets the others. With more ranks than devices ranks r and r' talk over NVLink if r / devices is the same, else through sockets of the loopback.
  * A process that ends without destroy ends all ranks at once. abort: by any process, as c.abort. After a failure the memory and its processes are done with. */
 size_t dpg_comm_procs_bytes(void);

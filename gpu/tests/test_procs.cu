@@ -66,6 +66,34 @@ template <class T> static T *shared_memory(size_t bytes)
     return (T *)p;
 }
 
+/* Memory of a communicator: every rank maps it somewhere else. */
+struct GroupFile {
+    int f = memfd_create("communicator", 0);
+    size_t n = dpg_comm_procs_bytes();
+
+    GroupFile(int N, double limit_s)
+    {
+        dp_err e = {DP_OK, ""};
+        if (f < 0 || ftruncate(f, n)) {
+            perror("memfd_create");
+            exit(2);
+        }
+        DP(dpg_comm_procs_init(map(-1), N, limit_s, &e));
+    }
+    ~GroupFile() { close(f); }
+    void *map(int rank)
+    {
+        void *p = NULL;
+        for (int i = -1; i <= rank; i++)
+            p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, f, 0);
+        if (p == MAP_FAILED) {
+            perror("mmap");
+            _exit(2);
+        }
+        return p;
+    }
+};
+
 /* ---- one rank --------------------------------------------------------------------------------------------------------------------- */
 
 struct Rank {
@@ -241,7 +269,6 @@ static void bits(int N, int times, int64_t L)
     size_t each = bytes_of(L);
     char *want = shared_memory<char>(each * N), *got = shared_memory<char>(each * N);
     Shared *s = shared_memory<Shared>(sizeof *s), *t = shared_memory<Shared>(sizeof *t);
-    void *group = shared_memory<void>(dpg_comm_procs_bytes());
     dp_err e = {DP_OK, ""};
     double t0 = seconds();
     int st = status_of(process([&] {
@@ -257,14 +284,14 @@ static void bits(int N, int times, int64_t L)
     for (int r = 0; r < N; r++)
         fact(t->r[r].st == DP_OK, std::string("sharing one GPU: ") + t->r[r].says);
     double t1 = seconds();
-    DP(dpg_comm_procs_init(group, N, 20, &e));
+    GroupFile group(N, 20);
     std::vector<pid_t> pid;
     for (int r = 0; r < N; r++)
         pid.push_back(process([&, r] {
             dpg_comm c;
             dp_err own = {DP_OK, ""};
             Result *x = &s->r[r];
-            x->st = dpg_comm_procs_join(&c, group, r, &own);
+            x->st = dpg_comm_procs_join(&c, group.map(r), r, &own);
             snprintf(x->says, sizeof x->says, "join: %.400s", own.msg);
             x->joined = seconds();
             if (x->st == DP_OK) {
@@ -333,18 +360,16 @@ static void go_wrong(dpg_comm *c, Rank &r, Kind kind)
 static void scene(int N, double limit, int phase, Kind kind)
 {
     Shared *s = shared_memory<Shared>(sizeof *s);
-    void *group = shared_memory<void>(dpg_comm_procs_bytes());
-    dp_err e = {DP_OK, ""};
+    GroupFile group(N, phase < 0 ? 20 : limit);
     std::vector<pid_t> pid;
     std::string name = phase < 0 ? "nothing wrong" : std::string("rank 1 ") + kinds[kind] + " " + phases[phase];
     double last = 0;
-    DP(dpg_comm_procs_init(group, N, phase < 0 ? 20 : limit, &e));
     for (int i = 0; i < N; i++)
         pid.push_back(process([&, i] {
             dpg_comm c;
             Rank r = {};
             Result *x = &s->r[i];
-            x->st = dpg_comm_procs_join(&c, group, i, &r.err);
+            x->st = dpg_comm_procs_join(&c, group.map(i), i, &r.err);
             if (x->st == DP_OK) {
                 setup(r, i, N, 64, ways[1], false);
                 for (int k = 0; k <= STEPS && x->st == DP_OK; k++) {      /* once in peace: first launches of kernels are slow */
