@@ -19,7 +19,8 @@ extern "C" {
 
 typedef enum { DP_OP_RECURRENCE, DP_OP_CHAIN, DP_OP_CONV, DP_OP_STEP } dp_op;
 
-/* Arithmetic of the truth. auto: MPFR up to 1e8 steps (entries of states passed through), double-double above; MPFR for fp64 bases and whatever double-double refuses. */
+/* Arithmetic of the truth. auto: MPFR up to 1e8 steps (entries of states passed through), double-double above; MPFR for whatever double-double
+ * refuses, and for base fp64 where its radii are not far below what fp64 rounds. */
 typedef enum { DP_PICK_AUTO, DP_PICK_MPFR, DP_PICK_DD, DP_NTRUTH_PICKS } dp_truth_pick;
 extern const char *const dp_truth_pick_names[DP_NTRUTH_PICKS];
 

@@ -86,6 +86,8 @@ int64_t *dp_case_cuts(const dp_case *c, int *n);
 /* The truth of a case by the arithmetic that `pick` asks for; where that is double-double its audit, too. rq.kind and rq.device are set here. */
 typedef struct { int cached; const char *device; dp_truth_audit audit; } dp_truth_note;
 dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pick, const char *cache, dp_truth *t, dp_truth_note *note, dp_err *e);
+/* Are all radii below 2^-5 of what rounding the results to double makes, of a row and of a typical one? Sums over tokens: T roundings, of any sign. */
+int dp_truth_fine_for_fp64(const dp_problem *p, const dp_truth *t);
 
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
 dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);

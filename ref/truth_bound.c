@@ -22,6 +22,8 @@
  *                                  e_j = |v_j| + kappa_j sigma + |F2_j|
  *     U~_j = beta_j E_j + F3_j      |F3_j| <= b_j ((2u + eps_b) e_j + |F2_j|)         |U~_j| <= w_j = b_j e_j (1+2u)
  *     |l_t| <= |F1| + sum_j (eps_k kappa_j w_j + kappa_j |F3_j|) + gamma_(R+2) (sigma + sum_j kappa_j w_j) + tiny
+ * Where |S~_t| was measured (double-double with gradients) |S_t| <= |S~_t| + b_t, too: by then b_t is known, and the smaller bound goes on. Without it the bound
+ * of |S_t| adds up the norms of all tokens that a slow head remembers, thousands of times |S_t|, and that of dg squares it. Likewise |G|.
  * Against the exact trajectory E~_j differs by dE_j <= kappa_j d b_prev + |F2_j|.
  *     o = scale S_t' q:            |o~ - o| <= |scale| |q| (b_t + (eps_q + gamma_(K+3)) n_t)
  *
@@ -196,6 +198,11 @@ static void token_bounds(bounder *c, int64_t t, norm_error in) {
     }
 }
 
+static norm_error measured(const ld *up, int64_t t, norm_error x) {
+    if (up && up[t] + x.b < x.N) x.N = up[t] + x.b;
+    return x;
+}
+
 /* The state after token t. */
 static norm_error forward_bound(bounder *c, int64_t t, norm_error in) {
     token_bounds(c, t, in);
@@ -206,7 +213,7 @@ static norm_error forward_bound(bounder *c, int64_t t, norm_error in) {
         l += c->rel.qk * k->kap[j] * k->w[j] + k->kap[j] * F3;
         sum += k->kap[j] * k->w[j];
     }
-    return (norm_error){k->mu * in.N + k->push, k->mu * in.b + l + tr_gamma(c->r, c->r->p->R + 2) * sum};
+    return measured(c->is_M ? NULL : c->hd->S_up, t, (norm_error){k->mu * in.N + k->push, k->mu * in.b + l + tr_gamma(c->r, c->r->p->R + 2) * sum});
 }
 
 typedef struct { ld err, size; } grad;           /* of one row of the gradient of an activated value */
@@ -236,7 +243,7 @@ static norm_error backward_bound(bounder *c, int64_t t, norm_error in, norm_erro
         n2 += kap * eta;
     }
     l += tr_gamma(r, p->R + 2) * n2;
-    const norm_error to = {k->mu * N1, k->mu * b1 + d * l + (k->g.d_err + 2 * u * d) * (n2 + l) + r->tiny};
+    const norm_error to = measured(c->hd->G_up, t, (norm_error){k->mu * N1, k->mu * b1 + d * l + (k->g.d_err + 2 * u * d) * (n2 + l) + r->tiny});
     const ld gam_g = tr_gamma(r, p->V + r->ncb + 2 + p->K), nn = (to.N + to.b) * n;
     y->g = (grad){(to.N + to.b) * in.b + to.b * n + gam_g * nn, nn * (1 + gam_g)};
     return to;

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#define TRUTH_VERSION 3          /* raise it whenever dp_truth_run may return other bits for the same request */
+#define TRUTH_VERSION 4          /* raise it whenever dp_truth_run may return other bits for the same request */
 #define MAX_PARTS 40
 
 static int parts_of(dp_truth *t, dp_part *part) {

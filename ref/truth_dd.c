@@ -39,7 +39,7 @@ typedef struct {
 
 typedef struct {
     int head, v0, w, is_M;                       /* head: index in the batch */
-    double *S, *ckpt, *tape, *E;
+    double *S, *ckpt, *tape, *E, *S2, *G2;       /* S2, G2 [T]: squares of the state after each token and of the adjoint before it */
     void *device;                                /* holds the state while it is not NULL */
     tr_dd_grads y;
 } task;
@@ -83,6 +83,7 @@ static void task_open(const batch *b, task *c) {
     c->S = rows_alloc(r->device ? c->w * b->row : size);
     if (r->device && !r->status) r->status = r->device->open(&c->device, b->Kp, R, c->w, b->len, &b->r->err);
     if (!r->t->backward || c->is_M) return;
+    c->S2 = rows_alloc(r->p->T), c->G2 = rows_alloc(r->p->T);
     c->ckpt = rows_alloc(r->nblock * size), c->tape = rows_alloc((b->len + 1) * size), c->E = rows_alloc(b->len * R * 2 * TR_DD_COLS);
     c->y = (tr_dd_grads){.dq = rows_alloc(b->len * b->row), .dk = rows_alloc(b->len * R * b->row), .dg = rows_alloc(b->len * b->row),
                          .dbeta = rows_alloc(b->len * R * 2)};
@@ -118,7 +119,7 @@ static void batch_close(batch *b) {
     for (int i = 0; i < b->ntask + b->nM; i++) {
         task *c = &b->task[i];
         if (c->device) b->r->device->close(c->device);
-        double *x[] = {c->S, c->ckpt, c->tape, c->E, c->y.dq, c->y.dk, c->y.dg, c->y.dbeta};
+        double *x[] = {c->S, c->S2, c->G2, c->ckpt, c->tape, c->E, c->y.dq, c->y.dk, c->y.dg, c->y.dbeta};
         for (size_t j = 0; j < sizeof x / sizeof *x; j++) free(x[j]);
     }
     for (int i = 0; i < b->n; i++) {
@@ -309,6 +310,8 @@ static void backward_task(const batch *b, task *c, int at) {
     const tr_dd_cols cols = cols_of(b, c, k);
     memcpy(c->tape, c->ckpt + at * size, sizeof(double) * (size_t)size);
     b->op->rebuild(&rows, &cols, c->tape, c->E);
+    for (int64_t i = 0; i < rows.n; i++) c->S2[k->t0 + i] = b->op->squares(b->Kp, c->w, c->tape + (i + 1) * size);
+    c->y.G2 = c->G2 + k->t0;
     if (k->last_of_seq) load_state(b, c, p->dstate, state_row);
     c->y.dvh = r->t->field[TR_DV].hi + at_v, c->y.dvl = r->t->field[TR_DV].lo + at_v;
     b->op->backward(&rows, &cols, c->tape, c->E, p->dout + (k->t0 * p->HV + hv) * p->V + c->v0, &c->y);
@@ -402,6 +405,18 @@ static void store_gate_sums(const batch *b) {
     }
 }
 
+/* Norms of the states and adjoints that were computed: every column is in one task, and the low parts are below 2^-52 of the leading ones. */
+static void measured_norms(const batch *b, int i) {
+    const task *c = &b->task[(int64_t)i * b->ncb];
+    tr_head *a = &b->head[i].norms;
+    a->S_up = dp_calloc((size_t)b->r->p->T, sizeof(ld)), a->G_up = dp_calloc((size_t)b->r->p->T, sizeof(ld));
+    for (int64_t t = 0; t < b->r->p->T; t++) {
+        double s = 0, g = 0;
+        for (int m = 0; m < b->ncb; m++) s += c[m].S2[t], g += c[m].G2[t];
+        a->S_up[t] = sqrt(s) * SLACK + 0x1p-500L, a->G_up[t] = sqrt(g) * SLACK + 0x1p-500L;
+    }
+}
+
 /* ---- the run ------------------------------------------------------------------------------------------------------------------------------------- */
 
 static void run_batch(tr_run *r, const tr_dd_lanes *op, int h0, int n) {
@@ -435,6 +450,7 @@ static void run_batch(tr_run *r, const tr_dd_lanes *op, int h0, int n) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(r->threads)
     for (int i = 0; i < n; i++) {
         tr_head heads[G];
+        for (int g = 0; g < G && r->t->backward; g++) measured_norms(&b, i * G + g);
         for (int g = 0; g < G; g++) heads[g] = b.head[i * G + g].norms;
         tr_bound_group(r, h0 + i, &b.qk[i].norms, heads);
     }

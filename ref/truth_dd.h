@@ -73,7 +73,7 @@ typedef struct tr_dd_cols {
 } tr_dd_cols;
 
 /* Sums over the task's columns: dq, dg [n] rows, dk [n][R] rows, dbeta [n][R][2]; dv as v above. */
-typedef struct { double *dq, *dk, *dg, *dbeta, *dvh, *dvl; } tr_dd_grads;
+typedef struct { double *dq, *dk, *dg, *dbeta, *dvh, *dvl, *G2; } tr_dd_grads;     /* G2 [n]: squares (below) of the adjoint before each token */
 
 typedef struct {
     const char *name;            /* avx512, avx2, plain; wide: plain, as wide as avx512 */
@@ -86,6 +86,7 @@ typedef struct {
     void (*add_rows)(int64_t Kp, double *into, const double *from);
     void (*mul_rows)(int64_t Kp, double *out, const double *a, const double *b);
     void (*chain_l2)(int64_t Kp, const double *y, const double *rstd, double *dy);
+    double (*squares)(int64_t Kp, int w, const double *x);       /* of the leading parts of w rows, summed in a fixed order */
 } tr_dd_lanes;
 
 /* The fastest that this CPU has, or the one of that name; NULL: not here. */

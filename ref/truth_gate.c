@@ -221,7 +221,7 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
     const int64_t T = p->T, Kg = dp_Kg(p), R = p->R;
     const mpfr_prec_t b = r->prec;
     *a = (tr_head){mp_alloc(T * Kg, b), mp_alloc(T * Kg, b), mp_alloc(T * Kg, b), mp_alloc(T * R, b), mp_alloc(T * R, b), mp_alloc(Kg, b), mp_alloc(1, b),
-                   NULL, NULL, NULL, NULL, NULL, NULL};
+                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL};
     tr_norms_alloc(r, NULL, a);
 #pragma omp parallel num_threads(r->threads)
     {
@@ -253,7 +253,7 @@ void tr_free_head(tr_head *a) {
     mp_array *m[] = {&a->d, &a->dx, &a->dA, &a->beta, &a->db, &a->sum_dt, &a->sum_A};
     for (size_t i = 0; i < sizeof m / sizeof *m; i++) mp_free(m[i]);
     free(a->norms);
-    ld *x[] = {a->beta_up, a->db_up, a->nu, a->v_norm, a->do_norm};
+    ld *x[] = {a->beta_up, a->db_up, a->nu, a->v_norm, a->do_norm, a->S_up, a->G_up};
     for (size_t i = 0; i < sizeof x / sizeof *x; i++) free(x[i]);
 }
 

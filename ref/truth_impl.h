@@ -70,6 +70,7 @@ typedef struct {
     ld *beta_up, *db_up;         /* [T][R] |beta|, |dbeta/db| */
     ld *nu;                      /* [T] >= |I - k'Bk|_2 */
     ld *v_norm, *do_norm;        /* [T][R] |v|, [T] |do| (NULL: forward only), to nearest */
+    ld *S_up, *G_up;             /* [T] >= |computed state after a token|, |computed adjoint before it|; NULL: not measured */
 } tr_head;
 
 /* Relative errors of the activated q, k rows, rstd, beta and dbeta/db, for the whole run. */
