@@ -65,6 +65,7 @@ typedef struct {
     ncclUniqueId id;
     pthread_mutex_t alive[MAX_RANKS];                    /* held by the watcher of a rank while watched[rank] */
     volatile char watched[MAX_RANKS];
+    volatile double beat[MAX_RANKS];                     /* when it last looked */
     alignas(4096) volatile int marks[2 * MAX_RANKS];     /* whole pages, which every process registers; no pointers: each may map them elsewhere */
 } Group;
 
@@ -115,20 +116,26 @@ static dp_status failed(const Group *g, int rank, const char *call, dp_err *e)
     return dpg_fail(e, DP_EDEVICE, "%s:%d: rank %d: %s: %s", __FILE__, __LINE__, rank, call, g->why);
 }
 
-/* Which device holds a gather up: the first that has not come to it, if any. */
+/* The first gather that has not ended everywhere, and the first rank whose device has not come to it: those that wait within an earlier one are not to blame. */
 static int late_device(const Group *g, int *gather)
 {
-    int late = -1;
-    *gather = 0;
+    *gather = INT_MAX;
     for (int r = 0; r < g->N; r++)
-        if (reached(g)[r] < g->entered[r] && (late < 0 || reached(g)[r] < reached(g)[late]))
-            late = r, *gather = reached(g)[r] + 1;
-    return late;
+        if (ended(g)[r] < g->entered[r] && ended(g)[r] < *gather)
+            *gather = ended(g)[r] + 1;
+    for (int r = 0; r < g->N; r++)
+        if (*gather < INT_MAX && reached(g)[r] < *gather)
+            return r;
+    return -1;
 }
 
+/* A process that is stopped moves no words of NCCL's either: the marks alone would name those that wait for it. */
 static void fail_slow_gather(Group *g)
 {
     int n, late = late_device(g, &n);
+    for (int r = 0; r < g->N && g->procs; r++)
+        if (now_s() - g->beat[r] > g->limit_s / 2)
+            group_fail(g, "the process of rank %d has not run for %.1f s", r, now_s() - g->beat[r]);
     if (late >= 0)
         group_fail(g, "the device of rank %d did not come to %s %d within %.1f s", late, g->call, n, g->limit_s);
     for (int r = 0; r < g->N; r++)
@@ -225,6 +232,7 @@ static void *watch(void *arg)
             pending |= ended(g)[r] < g->entered[r];
         }
         find_dead(g);
+        g->beat[h->first] = now_s();
         if (sum != last || !pending)
             since = now_s(), last = sum;
         else if (now_s() - since > g->limit_s)

@@ -25,7 +25,7 @@ void dp_procs_start(void) {}
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LEAVE_S 5.0                      /* once a rank has failed, the others end within this time */
+#define LEAVE_S 2.0                      /* once a rank has failed, the others end within this time */
 #define END_S 20.0                       /* processes that were killed */
 #define LARGEST ((size_t)1 << 38)        /* bytes of a run; reserved, not used */
 

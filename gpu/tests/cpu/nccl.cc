@@ -91,12 +91,12 @@ ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataT
 {
     if (c->s) {
         static int gathers;
-        const char *dies = getenv("DP_CPU_NCCL_DIES");       /* "RANK GATHER": that process in its GATHERth */
-        int rank, gather;
+        const char *dies = getenv("DP_CPU_NCCL_DIES");       /* "RANK GATHER SIGNAL": what that process gets in its GATHERth */
+        int rank, gather, with;
         if (count * 4 > SLOT)
             return ncclSystemError;
-        if (dies && sscanf(dies, "%d %d", &rank, &gather) == 2 && c->rank == rank && ++gathers == gather)
-            raise(SIGKILL);
+        if (dies && sscanf(dies, "%d %d %d", &rank, &gather, &with) == 3 && c->rank == rank && ++gathers == gather)
+            raise(with);
         memcpy(c->s->slot[c->rank], send, count * 4);
         bool all = meet(c);
         for (int i = 0; i < c->s->N && all; i++)
