@@ -602,7 +602,7 @@ template <int K, int NW> __device__ void pipe_init(Pipe<K, NW> &pipe, int reader
     if (threadIdx.x == 0)
         for (int i = 0; i < STAGES; i++) {
             bar_init(&pipe.full[i], 1);
-            bar_init(&pipe.empty[i], readers);
+            bar_init(&pipe.empty[i], WARPS(readers));
         }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     __syncthreads();
@@ -809,8 +809,7 @@ template <int K, int V, int NW> __device__ void scan_warp(const Dims &d, const S
         times_aqk(o, xa, st.Aqk, lane);
         store_o<4>(d, a.o, o, sm.o + warp * C * 16, d.chunk[c], 0, hv, v0, lane);
         __syncwarp();
-        if (lane == 0)
-            bar_arrive(&sm.pipe.empty[i % ST]);
+        bar_arrive_warp(&sm.pipe.empty[i % ST], lane);
     }
     if (a.final_state && seq.ends)
         each<K / 8>(S, lane, [&](int k, int v, float &s) { a.final_state[(((int64_t)seq.gseq * d.HV + hv) * K + k) * V + v0 + v] = s; });
@@ -939,8 +938,7 @@ template <int K, int V> __device__ void team_state(const Dims &d, const ScanArgs
         team_sync();
         load_x(xa, sm.X[buf], lane);
         __syncwarp();
-        if (lane == 0)
-            bar_arrive(&sm.pipe.empty[i % ST]);
+        bar_arrive_warp(&sm.pipe.empty[i % ST], lane);
 #pragma unroll
         for (int p = 0; p < 4; p++)
 #pragma unroll
@@ -974,8 +972,7 @@ template <int K, int V> __device__ void team_output(const Dims &d, const ScanArg
         for (int p = 0; p < 4; p++)
             ldsm4(q[p], saddr(st.Aqk) + row * C * 2 + ((2 * p + half) ^ (row & 7)) * 16);
         __syncwarp();
-        if (lane == 0)
-            bar_arrive(&sm.pipe.empty[i % ST]);
+        bar_arrive_warp(&sm.pipe.empty[i % ST], lane);
         bar_wait(&sm.ready[i % 2], i / 2 & 1);
         team_rows<K>(o, sm.S[i % 2], b, lane);
         load_x(xa, sm.X[i % 2], lane);

@@ -135,7 +135,7 @@ template <class P> __device__ void pass_init(P &pipe, int readers)
     if (threadIdx.x == 0)
         for (int i = 0; i < ST; i++) {
             bar_init(&pipe.full[i], 1);
-            bar_init(&pipe.empty[i], readers);
+            bar_init(&pipe.empty[i], WARPS(readers));
         }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     __syncthreads();
@@ -342,8 +342,7 @@ template <int K, int V, int NW, int BWD> __global__ void __launch_bounds__(NW * 
         }
         update<K, K / 8, BWD>(S, xa, view, 0, d.scale, lane);
         __syncwarp();
-        if (lane == 0)
-            bar_arrive(&sm.pipe.empty[i % ST]);
+        bar_arrive_warp(&sm.pipe.empty[i % ST], lane);
     }
     each<K / 8>(S, lane, [&](int k, int v, float &s) { last_state<BWD>(d, a, run, hv, k, sl * 16 + v, s); });
     if (lane == 0)
@@ -433,8 +432,7 @@ template <int K, int V, int BWD> __global__ void __launch_bounds__(160, 1) k_tea
         }
         update<K, NJ, BWD>(S, xa, view, k0, d.scale, lane);
         __syncwarp();
-        if (lane == 0)
-            bar_arrive(&sm.pipe.empty[i % ST]);
+        bar_arrive_warp(&sm.pipe.empty[i % ST], lane);
     }
     each<NJ>(S, lane, [&](int k, int v, float &s) { last_state<BWD>(d, a, run, hv, k0 + k, sl * 16 + v, s); });
     if (threadIdx.x == 0)

@@ -108,6 +108,18 @@ __device__ __forceinline__ void bulk(void *dst, const void *src, int bytes, uint
                  :: "r"(saddr(dst)), "l"(src), "r"(bytes), "r"(saddr(b)) : "memory");
 #endif
 }
+/* A warp is done with what a barrier of `n` warps guards: count WARPS(n), __syncwarp() before. DPG_PLAIN_LOADS: every lane arrives, as racecheck does not take a __syncwarp()
+ * and lane 0's arrival behind it for the arrival of the others. */
+#ifdef DPG_PLAIN_LOADS
+#define WARPS(n) (32 * (n))
+#else
+#define WARPS(n) (n)
+#endif
+__device__ __forceinline__ void bar_arrive_warp(uint64_t *b, int lane)
+{
+    if (WARPS(1) > 1 || lane == 0)
+        bar_arrive(b);
+}
 /* Behind the last bulk copy of a bar_expect. */
 __device__ __forceinline__ void bar_loaded(uint64_t *b)
 {

@@ -280,7 +280,7 @@ template <int K, int V> __global__ void __launch_bounds__(PRE_THREADS(K, V), 1) 
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             bar_init(&sm.full[i], 1);
-            bar_init(&sm.empty[i], PRE_THREADS(K, V) / 32);
+            bar_init(&sm.empty[i], WARPS(PRE_THREADS(K, V) / 32));
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         for (int i = 0; i < STAGES - 1 && i < n; i++)
@@ -309,8 +309,7 @@ template <int K, int V> __global__ void __launch_bounds__(PRE_THREADS(K, V), 1) 
         if (has_h)
             step_h<K>(H, sm.w[at], sm.kg[at], sm.u[at] + warp * C * 16, sm.eC[at], lane);
         __syncwarp();
-        if (lane == 0)
-            bar_arrive(&sm.empty[at]);
+        bar_arrive_warp(&sm.empty[at], lane);
     }
     float *out = a.hm + ((int64_t)seq.part * d.HV + hv) * K * (V + K) + v0;
     float *keep = a.keep ? a.keep + ((int64_t)(seq.part - a.m_from) * d.HV + hv) * K * K + v0 : NULL;
