@@ -351,6 +351,7 @@ int dp_cmd_bisect(int argc, char **argv) {
         const int stages = c.op == DP_OP_RECURRENCE || (c.op == DP_OP_STEP && want_stage && !o.of.subject && !o.outputs);
         if (!stages) dp_fail(&e, DP_EINPUT, "bisect: %s: op = %s has no stages", path, c.op_name);
         else if (want_stage && !!o.of.subject + !!o.outputs + (o.of.fault > 0) > 1) dp_fail(&e, DP_EINPUT, "bisect stage: --fault, --subject and --outputs exclude each other");
+        else if (dp_options_split(&o.of, &c, 0, &e)) rc = 2;
         else if (o.of.subject || o.outputs) rc = shown_stage(&o, &c, &e);
         else rc = want_stage ? stage(&o, &c, &e) : precision(&o, &c, &e);
         dp_case_free(&c);

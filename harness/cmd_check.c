@@ -158,6 +158,7 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     if (st) return st;
     if (c.op != DP_OP_RECURRENCE) st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences have these checks", path, c.op_name);
     else if (c.allow_nonfinite) st = dp_fail(e, DP_EINPUT, "%s: nonfinite = allow: equalities of NaN prove nothing", path);
+    if (!st) st = dp_options_split(&o->of, &c, o->tokens, e);
     const dp_one_run run = dp_options_one(&o->of, &c, NULL);
     const int N = run.ranks;
     o->s.base = run.base, o->s.chain = run.chain, o->s.merge = run.merge, o->s.fault = o->of.fault, o->s.progress = resized, o->s.bf16_inputs = c.input_dtype == DP_BF16;

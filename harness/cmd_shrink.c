@@ -225,7 +225,7 @@ int dp_cmd_shrink(int argc, char **argv) {
     if (o.want_museum) rc = museum(&o, &e);
     else if (!o.of.subject || !dp_subject_open(o.of.subject, &lib, &e)) {
         char *path = dp_case_path(o.of.cases_dir, o.of.name[0]);
-        if (!dp_case_load(path, &c, &e)) rc = shrink(&o, &c, o.of.subject ? &lib : NULL, &e), dp_case_free(&c);
+        if (!dp_case_load(path, &c, &e)) rc = dp_options_split(&o.of, &c, 0, &e) ? 2 : shrink(&o, &c, o.of.subject ? &lib : NULL, &e), dp_case_free(&c);
         if (o.of.subject) dp_subject_close(&lib);
         free(path);
     }

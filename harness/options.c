@@ -113,3 +113,13 @@ dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subjec
     return (dp_one_run){.ranks = o->nranks ? o->ranks[0] : dp_case_most_ranks(c, lib ? lib->max_ranks : INT_MAX), .base = o->nbase ? o->base[0] : lib ? lib->base : c->base[base],
                         .chain = o->nchain ? o->chain[0] : lib ? lib->chain : c->chain[chain], .merge = o->nmerge ? o->merge[0] : c->merge[0]};
 }
+
+dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens, dp_err *e) {
+    char where[1200];
+    const int N = o->nranks ? o->ranks[0] : tokens ? dp_case_most_ranks(c, INT_MAX) : 1;
+    const int64_t T = tokens ? tokens : c->op == DP_OP_CONV ? c->conv.T : c->op == DP_OP_CHAIN ? N : c->p.T;
+    if (T % N == 0) return DP_OK;
+    if (tokens) snprintf(where, sizeof where, "%s: --tokens %lld", c->path, (long long)T);
+    else snprintf(where, sizeof where, "%s: T = %lld", c->path, (long long)T);
+    return dp_fail(e, DP_EINPUT, "%s: must be a multiple of %s%d", where, o->nranks ? "--ranks " : "its largest number of ranks, ", N);
+}

@@ -59,6 +59,8 @@ int dp_find_backend(const char *name);
 /* The one run that options of `one` ask for: where they say nothing what the library claims, else the case's first that the backend has, and its largest number of ranks. */
 typedef struct { int ranks; dp_base base; dp_format chain; dp_merge merge; } dp_one_run;
 dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib);
+/* Do `tokens` tokens of the case (0: all of its own) split over --ranks? DP_EINPUT names the case's file, or --tokens. */
+dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens, dp_err *e);
 
 #ifdef __cplusplus
 }

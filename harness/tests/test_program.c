@@ -282,3 +282,15 @@ DP_TEST(program, a_failed_audit_exits_2_and_names_the_row) {
     snprintf(args, sizeof args, "run smoke-kda --truth dd --backend sim --ranks 1 --base fp32 --chain fp32 --cases '%s' --cache '%s'", gt_cases(), dir);
     CHECK(run(args) == 2 && strstr(out, "smoke-kda.case: audit of the double-double truth (seed ") && strstr(out, "): o, head ") && strstr(out, "token"), "%s", out);
 }
+
+DP_TEST(program, ranks_that_do_not_divide_are_refused_by_file) {
+    static const char *const with[] = {"check smoke-kda", "bisect stage smoke-kda", "bisect precision smoke-kda", "shrink smoke-kda --fault merge-scaled"};
+    char cmd[2048], out[4096];
+    for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
+        snprintf(cmd, sizeof cmd, "%s %s --cases %s --ranks 7", gt_program(), with[i], gt_cases());
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(rc == 2 && strstr(out, "smoke-kda.case: T = 160: must be a multiple of --ranks 7"), "%s: exit status %d: %s", with[i], rc, out);
+    }
+    snprintf(cmd, sizeof cmd, "%s check smoke-kda --cases %s --tokens 161", gt_program(), gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "smoke-kda.case: --tokens 161: must be a multiple"), "%s", out);
+}
