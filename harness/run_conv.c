@@ -73,7 +73,7 @@ static dp_status run_one(const dp_case *c, const dp_run_options *o, const conv_t
     const dp_conv *v = t->v;
     const double t0 = dp_now();
     const dp_conv_policy pol = base == DP_BASE_FP64 ? DP_CONV_FP64 : base == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16;
-    const char *no = unfit(c, be, base);
+    const char *no = unfit(c, be, base) ? unfit(c, be, base) : dp_cuda_unavailable(be, N);
     dp_conv_result got, bound;
     dp_conv_result_alloc(&got, v), dp_conv_result_alloc(&bound, v);
     const dp_status st = no ? DP_OK : subject(c, be, N, base, pol, &got, &bound, e);
@@ -113,7 +113,7 @@ dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, d
     for (int be = DP_BACKEND_SIM; be <= DP_BACKEND_NCCL; be++)
         for (int i = 0; i < nr && wants(o, be); i++)
             for (int j = 0; j < nb && !st; j++) {
-                if (be != DP_BACKEND_SIM && (o->fault || bases[j] == DP_BASE_FP64 || dp_cuda_unavailable(be, ranks[i]))) continue;
+                if (be != DP_BACKEND_SIM && (o->fault || bases[j] == DP_BASE_FP64 || dp_cuda_unavailable(be, 1))) continue;
                 st = run_one(c, o, &t, be, ranks[i], bases[j], out, e);
             }
     for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && !st; be++) {     /* one row that says why none ran */

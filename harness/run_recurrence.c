@@ -752,12 +752,11 @@ static int wants(const dp_run_options *o, dp_backend b) {
 }
 
 /* Is there anything to judge; else no truth is made. */
-static int offers(const dp_case *c, const dp_run_options *o, int nr, const int *ranks) {
+static int offers(const dp_case *c, const dp_run_options *o, int nr) {
     int bases[DP_NBASES], kernels = 0;
     const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
     for (int i = 0; i < nb && !o->fault; i++) kernels |= bases[i] != DP_BASE_FP64;
-    for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && kernels; be++)
-        for (int i = 0; i < nr; i++) if (wants(o, be) && !dp_cuda_unavailable(be, ranks[i])) return 1;
+    for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && kernels && nr; be++) if (wants(o, be) && !dp_cuda_unavailable(be, 1)) return 1;
     return nr && (wants(o, DP_BACKEND_SIM) || o->subject);
 }
 
@@ -768,7 +767,7 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
     const int nr = dp_select(c->nranks, c->ranks, o->nranks, o->ranks, ranks);
     int64_t *cut = dp_case_cuts(c, &ncut);
     const dp_truth_request rq = {.bits = c->bits, .backward = c->backward, .ncut = ncut, .cut = cut, .want_M = ncut > 0, .progress = o->progress};
-    dp_status st = offers(c, o, nr, ranks) ? dp_case_truth(c, rq, o->truth ? *o->truth : c->truth, o->cache, &truth, &note, e) : DP_OK;
+    dp_status st = offers(c, o, nr) ? dp_case_truth(c, rq, o->truth ? *o->truth : c->truth, o->cache, &truth, &note, e) : DP_OK;
     if (st) {
         free(cut);
         return st;
@@ -783,7 +782,7 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
         if (!st && wants(o, DP_BACKEND_SIM)) st = runs_of_split(o, &sp, out, e);
         if (!st && o->subject) st = subject_split(o, &sp, out, e);
         for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && !st; be++)
-            if (wants(o, be) && !o->fault && !dp_cuda_unavailable(be, ranks[i])) st = cuda_split(o, &sp, be, out, e);
+            if (wants(o, be) && !o->fault && !dp_cuda_unavailable(be, 1)) st = cuda_split(o, &sp, be, out, e);
         split_free(&sp);
         if (sp.have_ref) dp_sim_free(&ref);
     }

@@ -139,6 +139,19 @@ DP_TEST(kernels, ranks_over_nccl_are_judged) {
     CHECK(rc == 0 && strstr(out, "backend=nccl,ranks=4") && strstr(out, " 0 skipped"), "%d: %s", rc, out);
 }
 
+/* More than there can be processes: said of every run. */
+DP_TEST(kernels, ranks_over_nccl_that_are_too_many_are_skipped_with_the_reason) {
+    NEEDS_KERNELS;
+    char cmd[8192], out[8192], path[512];
+    snprintf(path, sizeof path, "%s/many.case", gt_tmpdir());
+    FILE *f = fopen(path, "w");
+    fprintf(f, "reason = test\nsource = test\nop = kda\nT = 66\nK = 16\nranks = 66\nbase = fp32\nchain = fp32\n");
+    fclose(f);
+    snprintf(cmd, sizeof cmd, "DP_CPU_DEVICES=2 LD_LIBRARY_PATH='%s' '%s' run '%s' --cache none --backend nccl", folder(), program(), path);
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 2 && strstr(out, "skipped  many:backend=nccl,ranks=66,base=fp32,chain=fp32  (66 ranks over NCCL: 2 devices"), "%d: %s", rc, out);
+}
+
 static int count(const char *text, const char *what) {
     int n = 0;
     while ((text = strstr(text, what))) n++, text++;
