@@ -39,6 +39,7 @@ typedef struct {
     double *dh;       /* [K][V]  dS_c, gradient of the state after the chunk */
     double *dvl;      /* [n][V]  dv_local = Aqk' do */
     double *dX;       /* [n][V] */
+    float *decay;     /* gcum in fp32 [c][K], then exp(gcum_s - gcum_i) [c (c + 1) / 2][K]: kept by whoever needs them first; NULL: formed anew each time */
 } dp_chunk;
 
 /* Fills all intra fields. Strides are in doubles: q token stride sq, and so on; k, v rows of one token are contiguous over j with
