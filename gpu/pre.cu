@@ -10,7 +10,7 @@
  * Tiles come in STAGES stages on mbarriers; M and H share them.
  *
  * w and kg are bf16 as they stand; M and its X go in three bf16 pieces, so that all operands are exact to 2^-24, for 3 products instead of 1. The
- * accumulator of a tensor core rounds toward zero: the leading product of every k-step starts from zero and is added on the CUDA cores while the two
+ * accumulator of a tensor core rounds toward zero: the leading products of every two k-steps start from zero and are added on the CUDA cores while the two
  * small ones, where that does not matter, add up in the tensor core. */
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -100,17 +100,19 @@ __device__ __forceinline__ void split_fragment(uint32_t f[3][4], const float a[4
     }
 }
 
-/* sum += A B (= if first), A in three pieces. `between` is done while the tensor cores work. On return the small sums are on their way. */
-template <int T, class F> __device__ __forceinline__ void mul3(float (*sum)[4], float (*small)[4], const uint32_t a[3][4], uint64_t b, bool first, F between)
+/* The products of two k-steps, one call each (odd: the second): the leading ones add up in z, then sum += z (= if first); A in three pieces. `between` is done while the tensor cores
+ * work. On return the small sums are on their way. */
+template <int T, class F> __device__ __forceinline__ void mul3(float (*sum)[4], float (*z)[4], float (*small)[4], const uint32_t a[3][4], uint64_t b, bool first, bool odd, F between)
 {
-    float z[8][4];
     wg_fence();
-    wg_mul<T>(z, a[0], b, true);
+    wg_mul<T>(z, a[0], b, !odd);
     wg_commit();
-    wg_mul<T>(small, a[1], b, first);
+    wg_mul<T>(small, a[1], b, first && !odd);
     wg_mul<T>(small, a[2], b, false);
     wg_commit();
     between();
+    if (!odd)
+        return;
     wg_wait<1>(z);
 #pragma unroll
     for (int n = 0; n < 8; n++)
@@ -119,10 +121,10 @@ template <int T, class F> __device__ __forceinline__ void mul3(float (*sum)[4], 
             sum[n][e] = first ? z[n][e] : sum[n][e] + z[n][e];
 }
 
-/* The mean of what rounding toward zero took from the sums, relative to them. Measured on an H200 with reflect factors: giving back 3.5e-8
- * leaves a drift linear in the chunks (K = 64: 4.3e-5 after 1,024; K = 128: 1.6e-5 after 512), 6.05e-8 twice that; both K put its zero at
- * 1.1e-8. Less than the tf32 products of chain.cu lose: products of bf16 are short, and their sums often exact. */
-#define RZ_LOSS 1.1e-8f
+/* The mean of what rounding toward zero took from the sums, relative to them. Measured on an H200 with reflect factors, error of M after 1,024 chunks (K = 64) and 512 (K = 128), giving back
+ * 1.1e-8: 2.1e-5 and 8.6e-6, 1.6e-8: 1.3e-5 and 5.5e-6, 2.1e-8: 4.9e-6 and 2.9e-6, 2.6e-8: 7.1e-6 and 2.7e-6: a drift linear in the chunks whose zero lies at 2.3e-8 for both (4.1e-6
+ * and 2.7e-6). It was at 1.1e-8 where every leading product started from zero. Less than the tf32 products of chain.cu lose: products of bf16 are short, and their sums often exact. */
+#define RZ_LOSS 2.3e-8f
 __device__ __forceinline__ float whole_sum(float sum, float small) { return sum + fmaf(sum, RZ_LOSS, small); }
 __device__ __forceinline__ float fma_ftz(float a, float b, float c)
 {
@@ -137,12 +139,12 @@ template <int K> __device__ __forceinline__ void step_m(float S[K / 8][4], const
     uint64_t wd = tile_desc(w, 1), kd = tile_desc(kg, 64);
     uint32_t xa[4][3][4];
     {
-        float x[8][4], xs[8][4];
+        float x[8][4], xs[8][4], z[8][4];
         uint32_t a[2][3][4];
         split_fragment(a[0], S[0], S[1]);
 #pragma unroll
         for (int kk = 0; kk < K / 16; kk++)
-            mul3<0>(x, xs, a[kk % 2], wd + kk / 4 * HALF + kk % 4 * 2, kk == 0, [&] {
+            mul3<0>(x, z, xs, a[kk % 2], wd + kk / 4 * HALF + kk % 4 * 2, kk < 2, kk % 2, [&] {
                 if (kk + 1 < K / 16) {
                     wg_wait<2>();                        /* the products that read a[(kk + 1) % 2] */
                     split_fragment(a[(kk + 1) % 2], S[2 * kk + 2], S[2 * kk + 3]);
@@ -160,10 +162,10 @@ template <int K> __device__ __forceinline__ void step_m(float S[K / 8][4], const
     }
 #pragma unroll
     for (int j = 0; j < K / 64; j++) {
-        float y[8][4], ys[8][4];
+        float y[8][4], ys[8][4], z[8][4];
 #pragma unroll
         for (int p = 0; p < 4; p++)
-            mul3<1>(y, ys, xa[p], kd + j * HALF + p * (HALF / 4), p == 0, [] {});
+            mul3<1>(y, z, ys, xa[p], kd + j * HALF + p * (HALF / 4), p < 2, p % 2, [] {});
         wg_wait<0>(ys);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
