@@ -367,6 +367,9 @@ struct SegArgs {
     float *pre, *own, *sin;                              /* elements of the segments up to i, i >= 1, of all of them; initial states */
     int HV, V, nseg, steps, whole;
     int from, to, groups;                                /* ranks [from, to) precede */
+    RankWindow w;                                        /* states come by it, or merges are made of gathered elements */
+    dpg_marks marks;
+    int pass, kept;                                      /* w: the state goes on to the next rank; M of so many later ranks lie in the window */
 };
 
 /* A product of K x K by K x 32 after the other, in 3xTF32: P <- M P + add. A warp owns 16 rows of M, which nobody else reads, so that they come straight into
@@ -492,8 +495,32 @@ template <int K> struct Panel {
     }
 };
 
+/* A block's K x 32 words into the windows of ranks [first, last]: 128 bytes a row of ld words, from a tile in shared memory, then the forward's number. to, number: (window) of head and columns. */
+template <int K, class To, class Number> __device__ __forceinline__ void push(const RankWindow &w, int first, int last, float *tile, Panel<K> &p, const float c[4][4], int ld, To to, Number number)
+{
+    const int LD = 36;
+    __syncthreads();
+    p.store(c, tile, LD);
+    __syncthreads();
+    for (int r = first; r <= last; r++)
+        for (int x = threadIdx.x; x < K * 8; x += 2 * K)
+            *(float4 *)(to(w.peer[r]) + (int64_t)(x / 8) * ld + x % 8 * 4) = *(const float4 *)(tile + x / 8 * LD + x % 8 * 4);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence_system();
+        for (int r = first; r <= last; r++)
+            *(volatile uint32_t *)number(w.peer[r]) = w.n;
+    }
+}
+
+/* States into the window of the next rank. */
+template <int K> __device__ __forceinline__ void push_state(const RankWindow &w, float *tile, Panel<K> &p, const float c[4][4], int hv, int c0)
+{
+    push<K>(w, w.rank + 1, w.rank + 1, tile, p, c, w.V, [&](float *x) { return w.s(x) + (int64_t)hv * K * w.V + c0; }, [&](float *x) { return w.s_came(x) + (hv * w.V + c0) / 32; });
+}
+
 /* The element of segments 0 .. i, for i = 1 .. steps: where the states of the segments need it, and of all of them, the rank's element. Block: one head, 32
- * columns, of H alone if the segments start from H_0 alone. */
+ * columns, of H alone if the segments start from H_0 alone: with windows it goes to the next rank, and M to the earlier ones that keep it for their backward. */
 template <int K> __global__ void __launch_bounds__(2 * K, 2) k_compose(SegArgs a)
 {
     __shared__ float4 P[K / 2 * Panel<K>::PITCH];
@@ -501,32 +528,73 @@ template <int K> __global__ void __launch_bounds__(2 * K, 2) k_compose(SegArgs a
     auto at = [&](int i) { return ((int64_t)i * a.HV + hv) * K * row; };
     Panel<K> p(P, row);
     float c[4][4];
-    p.begin(a.seg + at(1) + V);
+    if (a.steps > 0)
+        p.begin(a.seg + at(1) + V);
     p.load(c, a.seg + at(0) + c0, row);
     for (int i = 1; i <= a.steps; i++) {
         p.put(c);
         p.product(c, a.seg + at(i) + V, c0 < V ? a.seg + at(i) + c0 : NULL, i < a.steps ? a.seg + at(i + 1) + V : NULL);
         p.store(c, (i < a.nseg - 1 ? a.pre + at(i) : a.own + at(0)) + c0, row);
     }
+    if (!a.w.mine || a.steps < a.nseg - 1)
+        return;
+    if (a.whole && c0 < V && a.w.later) {
+        if (threadIdx.x == 0)
+            await(a.w.used(a.w.mine, a.w.rank + 1), a.w.n - SLOTS, a.marks.stop);
+        push_state<K>(a.w, (float *)P, p, c, hv, c0);
+    } else if (c0 >= V && a.w.earlier) {
+        for (int r = a.w.rank - a.w.earlier + (int)threadIdx.x; r < a.w.rank; r += 2 * K)
+            await(a.w.used(a.w.mine, r), a.w.n - SLOTS, a.marks.stop);
+        push<K>(a.w, a.w.rank - a.w.earlier, a.w.rank - 1, (float *)P, p, c, K, [&](float *x) { return a.w.ms(x, a.w.rank) + (int64_t)hv * K * K + c0 - V; },
+                [&](float *x) { return a.w.m_came(x, a.w.rank) + (hv * K + c0 - V) / 32; });
+    }
 }
 
-/* S = S_in: for ranks from .. to-1, farthest first, S <- M_j S + H_j. The initial state of segment 0 is S, of segment i > 0 M S + H with the element of segments 0 .. i-1.
- * Block: one head, 32 columns, every groups-th segment. */
+/* With windows: until the rank's states have come; readers and writers of the watcher's marks and of `used`. */
+template <int K> __device__ __forceinline__ void receive(const SegArgs &a, int hv, int c0)
+{
+    const RankWindow &w = a.w;
+    if (blockIdx.x == 0) {
+        if (threadIdx.x == 0)
+            *a.marks.reached = a.marks.n;
+        for (int r = w.rank - 1 + (int)threadIdx.x; r <= w.rank + a.kept; r += 2 * K)
+            if (r != w.rank && (r > w.rank || a.from < a.to))
+                *(volatile uint32_t *)w.used(w.peer[r], w.rank) = w.n - 1;
+    }
+    if (threadIdx.x == 0 && a.from < a.to)
+        await(w.s_came(w.mine) + (hv * w.V + c0) / 32, w.n, a.marks.stop);
+    if (threadIdx.x == 32 && a.pass)
+        await(w.used(w.mine, w.rank + 1), w.n - SLOTS, a.marks.stop);
+    __threadfence_system();
+    __syncthreads();
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        *a.marks.ended = a.marks.n;
+}
+
+/* S = S_in: for ranks from .. to-1, farthest first, S <- M_j S + H_j; with windows it comes, and M S + H of the rank goes on. The initial state of segment 0 is S, of segment i > 0 M S + H with
+ * the element of segments 0 .. i-1. Block: one head, 32 columns, every groups-th segment. */
 template <int K> __global__ void __launch_bounds__(2 * K, 2) k_states(SegArgs a)
 {
-    __shared__ float4 P[K / 2 * Panel<K>::PITCH];
+    extern __shared__ float smem[];
+    float4 *P = (float4 *)smem;
+    float *tile = smem + K / 2 * Panel<K>::PITCH * 4;
     int V = a.V, row = V + K, hv = blockIdx.x / a.groups / (V / 32), c0 = blockIdx.x / a.groups % (V / 32) * 32, first = blockIdx.x % a.groups;
     auto rank = [&](int j) { return a.hm + ((int64_t)(FAULT(MERGE_NEAREST) ? a.to - 1 - (j - a.from) : j) * a.HV + hv) * K * row; };
     auto before = [&](int i) { return (i == 1 ? a.seg : a.pre + (int64_t)(i - 1) * a.HV * K * row) + (int64_t)hv * K * row; };
     auto out = [&](int i) { return a.sin + ((int64_t)i * a.HV + hv) * K * V + c0; };
-    int start = first ? first : a.groups, merges = max(a.to - a.from - 1, 0), n = merges + (a.whole || start >= a.nseg ? 0 : (a.nseg - 1 - start) / a.groups + 1);
-    auto segment = [&](int j) { return start + (j - merges) * a.groups; };
-    auto element = [&](int j) { return j < merges ? rank(a.from + 1 + j) : before(segment(j)); };
+    int start = first ? first : a.groups, pass = a.pass && !first, merges = a.w.mine ? 0 : max(a.to - a.from - 1, 0);
+    int n = merges + pass + (a.whole || start >= a.nseg ? 0 : (a.nseg - 1 - start) / a.groups + 1);
+    auto segment = [&](int j) { return start + (j - merges - pass) * a.groups; };
+    auto element = [&](int j) { return j < merges ? rank(a.from + 1 + j) : j < merges + pass ? a.own + (int64_t)hv * K * row : before(segment(j)); };
     Panel<K> p(P, row);
     float c[4][4] = {};
     if (n)
         p.begin(element(0) + V);
-    if (a.from < a.to)
+    if (a.w.mine)
+        receive<K>(a, hv, c0);
+    if (a.from < a.to && a.w.mine)
+        p.load(c, a.w.s(a.w.mine) + (int64_t)hv * K * V + c0, V);
+    else if (a.from < a.to)
         p.load(c, rank(a.from) + c0, row);
     for (int j = 0; j <= n; j++) {
         if (j == merges && !first && !(FAULT(MERGE_HALF) && c0 >= V / 2))
@@ -536,8 +604,10 @@ template <int K> __global__ void __launch_bounds__(2 * K, 2) k_states(SegArgs a)
         if (j <= merges)
             p.put(c);
         p.product(c, element(j) + V, element(j) + c0, j + 1 < n ? element(j + 1) + V : NULL);
-        if (j >= merges)
+        if (j >= merges + pass)
             p.store(c, out(segment(j)), V);
+        else if (j >= merges)
+            push_state<K>(a.w, tile, p, c, hv, c0);
     }
     for (int i = start; a.whole && i < a.nseg; i += a.groups) {
         p.load(c, before(i) + c0, row);
@@ -548,9 +618,9 @@ template <int K> __global__ void __launch_bounds__(2 * K, 2) k_states(SegArgs a)
 static SegArgs seg_args(dpg_plan *p, void *ws)
 {
     const Dims &d = p->d;
-    SegArgs a = {at<float>(p, ws, B_SEG), at<float>(p, ws, B_HMALL), at<float>(p, ws, B_PREFIX), at<float>(p, ws, B_HM), at<float>(p, ws, B_SIN), d.HV, d.V, p->nseg,
-                 p->nseg - 1 - p->is_last, p->whole, p->rank - p->pre, p->rank, 1};
-    while (a.groups < 4 && a.groups < p->nseg && d.HV * (d.V / 32) * a.groups < 128)
+    SegArgs a = {at<float>(p, ws, p->nseg > 1 ? B_SEG : B_HM), at<float>(p, ws, B_HMALL), at<float>(p, ws, B_PREFIX), at<float>(p, ws, B_HM), at<float>(p, ws, B_SIN), d.HV, d.V, p->nseg,
+                 p->nseg - 1 - p->is_last, p->whole, p->rank - p->pre, p->rank, 1, p->window, p->marks, p->window.mine && p->post && !p->whole, (int)p->saved_ms};
+    while (a.groups < 4 && a.groups < p->nseg && d.HV * (d.V / 32) * a.groups < (a.w.mine ? 256 : 128))
         a.groups *= 2;
     return a;
 }
@@ -559,7 +629,8 @@ dp_status chain_compose(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
 {
     SegArgs a = seg_args(p, ws);
     unsigned grid = (unsigned)p->d.HV * (p->d.V + (a.whole ? 0 : p->d.K)) / 32;
-    if (a.steps < 1)
+    a.w.n++;                                             /* the forward that has not been entered yet */
+    if (a.steps < (a.w.mine && !p->is_last ? 0 : 1))
         return DP_OK;
     if (p->d.K == 64)
         k_compose<64><<<grid, 128, 0, s>>>(a);
@@ -575,10 +646,12 @@ dp_status chain_merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e)
         return p->d.K <= 128 ? merge_by<128>(p, ws, s, e) : merge_by<256>(p, ws, s, e);
     SegArgs a = seg_args(p, ws);
     unsigned grid = (unsigned)p->d.HV * (p->d.V / 32) * a.groups;
+    int bytes = p->d.K / 2 * Panel<64>::PITCH * 16 + p->d.K * 36 * 4;
+    CK(e, cudaFuncSetAttribute(k_states<128>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     if (p->d.K == 64)
-        k_states<64><<<grid, 128, 0, s>>>(a);
+        k_states<64><<<grid, 128, bytes, s>>>(a);
     else
-        k_states<128><<<grid, 256, 0, s>>>(a);
+        k_states<128><<<grid, 256, bytes, s>>>(a);
     CK_LAUNCH(e, "k_states");
     return DP_OK;
 }

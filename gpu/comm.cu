@@ -1,4 +1,4 @@
-/* gpu/comm.cu - three communicators behind one interface: host threads as ranks that share a device, host threads over NCCL, processes over NCCL.
+/* gpu/comm.cu - three communicators behind one interface: host threads as ranks on devices that they may share, host threads over NCCL, processes over NCCL.
  *
  * All gather in the same order: a mark on the stream, all hosts meet, the words move, a mark, all meet again. So no collective is
  * enqueued before every rank has come to it, and no rank goes on to a call that may wait for a device (the first launch of a kernel does) before all
@@ -23,6 +23,7 @@
 #include "internal.cuh"
 
 #define MAX_RANKS 1024
+#define MAX_DEVICES 64                                   /* of a process */
 #define CREATE_S 30.0                                    /* the creation of an NCCL communicator; seconds */
 #define RECLAIM_S 2.0                                    /* its destruction or abortion */
 
@@ -54,7 +55,10 @@ typedef struct {
     pthread_mutex_t lock;
     int64_t met[MAX_RANKS];                              /* meetings that a rank has come to */
     int bell;                                            /* moves when all have come, or aborted is set: what those wait for who came before */
-    volatile int entered[MAX_RANKS];                     /* gathers that the host of a rank has begun */
+    volatile int entered[MAX_RANKS];                     /* gathers, or transfers through windows, that the host of a rank has begun */
+    volatile char by_windows[MAX_RANKS];                 /* its last one was such a transfer */
+    void *mine[MAX_RANKS];                               /* exchange */
+    volatile int apart;                                  /* some devices do not reach each other */
     volatile int *pinned;                                /* threads: marks in pinned memory */
     const float *send[MAX_RANKS];                        /* shared */
     cudaEvent_t ready[MAX_RANKS], copied[MAX_RANKS];     /* shared: send buffer filled; all peers' words copied by rank i */
@@ -66,12 +70,15 @@ typedef struct {
     pthread_mutex_t alive[MAX_RANKS];                    /* held by the watcher of a rank while watched[rank] */
     volatile char watched[MAX_RANKS];
     volatile double beat[MAX_RANKS];                     /* when it last looked */
-    alignas(4096) volatile int marks[2 * MAX_RANKS];     /* whole pages, which every process registers; no pointers: each may map them elsewhere */
+    alignas(4096) volatile int marks[2 * MAX_RANKS + 1]; /* whole pages, which every process registers; no pointers: each may map them elsewhere */
 } Group;
 
 /* [N] Gathers that the stream of a rank has come to, has behind it. */
 static volatile int *reached(const Group *g) { return g->procs ? (volatile int *)g->marks : g->pinned; }
 static volatile int *ended(const Group *g) { return reached(g) + g->N; }
+/* Tells kernels that wait for each other to end. */
+static volatile int *halt(const Group *g) { return ended(g) + g->N; }
+static const char *call_of(const Group *g, int rank) { return g->by_windows[rank] ? "stores into windows" : g->call; }
 
 /* The ranks of one process: all, or one. */
 typedef struct {
@@ -106,6 +113,8 @@ static void __attribute__((format(printf, 2, 3))) group_fail(Group *g, const cha
     if (!g->aborted)
         vsnprintf(g->why, sizeof g->why, fmt, ap);
     g->aborted = 1;
+    if (reached(g))
+        *halt(g) = 1;
     pthread_mutex_unlock(&g->lock);
     ring(g);
     va_end(ap);
@@ -116,20 +125,22 @@ static dp_status failed(const Group *g, int rank, const char *call, dp_err *e)
     return dpg_fail(e, DP_EDEVICE, "%s:%d: rank %d: %s: %s", __FILE__, __LINE__, rank, call, g->why);
 }
 
-/* The first gather that has not ended everywhere, and the first rank whose device has not come to it: those that wait within an earlier one are not to blame. */
+/* The first gather that has not ended everywhere, and the rank that has come least far of those whose device has not come to it: those that wait within an earlier one are not to blame. */
 static int late_device(const Group *g, int *gather)
 {
+    int late = -1;
     *gather = INT_MAX;
     for (int r = 0; r < g->N; r++)
         if (ended(g)[r] < g->entered[r] && ended(g)[r] < *gather)
             *gather = ended(g)[r] + 1;
     for (int r = 0; r < g->N; r++)
-        if (*gather < INT_MAX && reached(g)[r] < *gather)
-            return r;
-    return -1;
+        if (*gather < INT_MAX && reached(g)[r] < *gather && (late < 0 || reached(g)[r] < reached(g)[late]))
+            late = r;
+    return late;
 }
 
-/* A process that is stopped moves no words of NCCL's either: the marks alone would name those that wait for it. */
+/* A process that is stopped moves no words of NCCL's either: the marks alone would name those that wait for it. Windows make no host thread wait for another, so that it may be
+ * one that has not come. */
 static void fail_slow_gather(Group *g)
 {
     int n, late = late_device(g, &n);
@@ -137,10 +148,10 @@ static void fail_slow_gather(Group *g)
         if (now_s() - g->beat[r] > g->limit_s / 2)
             group_fail(g, "the process of rank %d has not run for %.1f s", r, now_s() - g->beat[r]);
     if (late >= 0)
-        group_fail(g, "the device of rank %d did not come to %s %d within %.1f s", late, g->call, n, g->limit_s);
+        group_fail(g, g->entered[late] < n ? "rank %d did not reach %s %d within %.1f s" : "the device of rank %d did not come to %s %d within %.1f s", late, call_of(g, late), n, g->limit_s);
     for (int r = 0; r < g->N; r++)
         if (ended(g)[r] < g->entered[r])
-            group_fail(g, "%s %d did not end on rank %d within %.1f s, although all devices had come to it", g->call, ended(g)[r] + 1, r, g->limit_s);
+            group_fail(g, "%s %d did not end on rank %d within %.1f s, although all devices had come to it", call_of(g, r), ended(g)[r] + 1, r, g->limit_s);
 }
 
 /* The first rank that has not come to meeting n, or -1. */
@@ -314,6 +325,7 @@ static dp_status gather_steps(Home *h, int rank, const float *send, float *recv,
         CK(e, cudaEventRecord(g->ready[rank], s));
     g->send[rank] = send;
     TRY(meet(g, rank, call, g->limit_s, e));
+    g->by_windows[rank] = 0;
     g->entered[rank] = n;
     TRY(move_words(g, rank, send, recv, count, s, e));
     k_mark<<<1, 1, 0, s>>>(h->marks + g->N + rank, n);
@@ -335,6 +347,61 @@ static dp_status group_all_gather(dpg_comm *c, const float *send, float *recv, s
         dpg_fail(e, st, "%s", own.msg);
     }
     return st;
+}
+
+/* ---- peer memory ----------------------------------------------------------------------------------------------------------------- */
+
+/* Do kernels on the device of `rank` reach what lies on the other's. Enabled once in a process: to ask again would be an error. */
+static int reaches(const Group *g, int rank, int other)
+{
+    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+    static char enabled[MAX_DEVICES][MAX_DEVICES];
+    int can = 0, here = g->device[rank], there = g->device[other];
+    if (here == there)
+        return 1;
+    if (here >= MAX_DEVICES || there >= MAX_DEVICES || cudaDeviceCanAccessPeer(&can, here, there) != cudaSuccess || !can)
+        return 0;
+    pthread_mutex_lock(&once);
+    if (!enabled[here][there])
+        enabled[here][there] = cudaDeviceEnablePeerAccess(there, 0) == cudaSuccess;
+    can = enabled[here][there];
+    pthread_mutex_unlock(&once);
+    return can;
+}
+
+static dp_status exchange_steps(Group *g, int rank, int in_order, void *mine, void **at, dp_err *e)
+{
+    g->mine[rank] = mine;
+    for (int r = 0; r < g->N; r++)
+        if (g->procs || !reaches(g, rank, r) || (r != rank && g->device[r] == g->device[rank] && !in_order))
+            g->apart = 1;
+    TRY(meet(g, rank, "exchange", g->limit_s, e));
+    for (int r = 0; r < g->N; r++)
+        at[r] = g->apart ? NULL : g->mine[r];
+    return meet(g, rank, "exchange", g->limit_s, e);
+}
+
+static dp_status group_exchange(dpg_comm *c, void *mine, void **at, dp_err *e)
+{
+    Group *g = ((Home *)c->self)->g;
+    dp_err own = {DP_OK, ""};
+    dp_status st = g->aborted ? failed(g, c->rank, "exchange", &own) : exchange_steps(g, c->rank, c->in_order, mine, at, &own);
+    if (st != DP_OK) {
+        group_fail(g, "%s", own.msg);
+        dpg_fail(e, st, "%s", own.msg);
+    }
+    return st;
+}
+
+static dp_status group_enter(dpg_comm *c, dpg_marks *m, dp_err *e)
+{
+    Group *g = ((Home *)c->self)->g;
+    if (g->aborted)
+        return failed(g, c->rank, "stores into windows", e);
+    *m = (dpg_marks){reached(g) + c->rank, ended(g) + c->rank, halt(g), g->entered[c->rank] + 1};
+    g->by_windows[c->rank] = 1;
+    g->entered[c->rank] = m->n;
+    return DP_OK;
 }
 
 static dp_status wait_steps(Group *g, int rank, cudaStream_t s, dp_err *e)
@@ -415,13 +482,13 @@ static Home *home_of_all(int N, const int *devices, double limit_s, const char *
         g->device[r] = devices[r];
     cudaError_t err = cudaSetDevice(devices[0]);
     if (err == cudaSuccess)
-        err = cudaHostAlloc(&marks, 2 * N * sizeof(int), cudaHostAllocPortable | cudaHostAllocMapped);
+        err = cudaHostAlloc(&marks, (2 * N + 1) * sizeof(int), cudaHostAllocPortable | cudaHostAllocMapped);
     if (err != cudaSuccess) {
         dpg_fail(e, DP_EDEVICE, "%s:%d: marks of %d ranks: %s", __FILE__, __LINE__, N, cudaGetErrorString(err));
         home_free(h);
         return NULL;
     }
-    memset(marks, 0, 2 * N * sizeof(int));
+    memset(marks, 0, (2 * N + 1) * sizeof(int));
     h->marks = (int *)marks, g->pinned = h->marks;
     return h;
 }
@@ -439,7 +506,7 @@ static void home_comms(const Home *h, dpg_comm *c)
 {
     const Group *g = h->g;
     for (int r = h->first; r < h->first + h->count; r++) {
-        dpg_comm x = {(void *)h, r, g->N, g->device[r], group_all_gather, group_wait, group_abort, group_destroy};
+        dpg_comm x = {(void *)h, r, g->N, g->device[r], 0, group_all_gather, group_wait, group_abort, group_destroy, group_exchange, group_enter};
         *c++ = x;
     }
 }
@@ -449,11 +516,18 @@ dp_status dpg_comm_shared(dpg_comm *c, int N, int device, double limit_s, dp_err
     int devices[MAX_RANKS];
     for (int &d : devices)
         d = device;
+    return dpg_comm_devices(c, N, devices, limit_s, e);
+}
+
+dp_status dpg_comm_devices(dpg_comm *c, int N, const int *devices, double limit_s, dp_err *e)
+{
     Home *h = home_of_all(N, devices, limit_s, "all_gather", e);
     if (!h)
         return e ? e->code : DP_EDEVICE;
     for (int r = 0; r < N; r++) {
-        cudaError_t err = cudaEventCreateWithFlags(&h->g->ready[r], cudaEventDisableTiming);
+        cudaError_t err = cudaSetDevice(devices[r]);
+        if (err == cudaSuccess)
+            err = cudaEventCreateWithFlags(&h->g->ready[r], cudaEventDisableTiming);
         if (err == cudaSuccess)
             err = cudaEventCreateWithFlags(&h->g->copied[r], cudaEventDisableTiming);
         if (err != cudaSuccess) {

@@ -98,16 +98,26 @@ typedef struct {
  * abort makes peers return an error. A rank whose host thread or device does not come to a call within the limit ends that call, and all later ones, on every
  * rank with a message that names the rank and the call; device memory of a rank that hangs may then not be freed (cudaFree waits for the device). */
 typedef struct dpg_comm dpg_comm;
+/* Where kernels that make a transfer of their own tell the communicator's watcher how far they are: words in pinned memory. */
+typedef struct { volatile int *reached, *ended; const volatile int *stop; int n; } dpg_marks;
 struct dpg_comm {
     void *self;
     int rank, N, device;
+    int in_order;                       /* set by the caller, 0 at first: ranks that share a device use one stream of it, and enqueue each forward in order of rank */
     dp_status (*all_gather)(dpg_comm *c, const float *send, float *recv, size_t count, void *stream, dp_err *e);
     dp_status (*wait)(dpg_comm *c, void *stream, dp_err *e);
     void (*abort)(dpg_comm *c, const char *why);
     void (*destroy)(dpg_comm *c);
+    /* Peer memory; NULL where the ranks have none. exchange: mine is device memory of this rank, at[N] gets that of all ranks, which kernels of this rank's device may
+     * then read and write; at[0] = NULL on every rank if some devices do not reach each other, or are shared and not in_order. Every rank calls it. enter: a transfer made by kernels begins; they store
+     * n at *reached when the device comes to it, at *ended when it is done, and give up waiting once *stop is not 0. */
+    dp_status (*exchange)(dpg_comm *c, void *mine, void **at, dp_err *e);
+    dp_status (*enter)(dpg_comm *c, dpg_marks *m, dp_err *e);
 };
 /* N <= 1024 ranks in one process on one device, one host thread each; c[N] is filled. */
 dp_status dpg_comm_shared(dpg_comm *c, int N, int device, double limit_s, dp_err *e);
+/* The same on any devices, which ranks may share: gathers are copies between them. */
+dp_status dpg_comm_devices(dpg_comm *c, int N, const int *devices, double limit_s, dp_err *e);
 /* N <= 1024 ranks in one process on N devices, NCCL, one host thread each (libnccl.so.2 is loaded at run time). */
 dp_status dpg_comm_nccl(dpg_comm *c, int N, const int *devices, double limit_s, dp_err *e);
 /* N ranks over NCCL, a process each, rank r on device r modulo the devices that its process sees. `shared`: dpg_comm_procs_bytes of memory that every process maps MAP_SHARED, from
@@ -122,6 +132,13 @@ void dpg_comm_procs_abort(void *shared, const char *why);
 typedef struct dpg_plan dpg_plan;
 dp_status dpg_plan_create(dpg_plan **plan, const dpg_problem *p, const dpg_options *opt, int rank, int N, dp_err *e);
 void dpg_plan_destroy(dpg_plan *plan);
+/* Gives the ranks of a problem windows: device memory of the plan that kernels of the other ranks store into. From then on the states that a forward's ranks start from go from rank to rank,
+ * each of which multiplies it by its own M and hands it on (a window holds 3 HV K V floats, with send_dh_only also 3 N HV K K); dpg_forward makes no call of comm->all_gather, waits for no host thread, and gives the same bits. Every rank
+ * calls it once, with the communicator of its forwards, none of which may be on its way; a plan may be destroyed once every rank has come back from a wait. The fast path with augmented chains
+ * alone, and ranks that reach each other's memory (NVLink): else nothing changes, and dpg_plan_connected is 0. Ranks that share a device must be in_order (dpg_comm): kernels wait on the device
+ * for those of the ranks before, which could else be held up by them. */
+dp_status dpg_plan_connect(dpg_plan *plan, dpg_comm *comm, dp_err *e);
+int dpg_plan_connected(const dpg_plan *plan);
 int64_t dpg_plan_tokens(const dpg_plan *plan);                   /* L */
 dpg_path dpg_plan_path(const dpg_plan *plan);                    /* which path AUTO chose */
 int dpg_plan_segments(const dpg_plan *plan);                     /* parts that the last local sub-sequence is cut in, 1: whole */
@@ -134,7 +151,8 @@ size_t dpg_kept_bytes(const dpg_plan *plan);                     /* all that mus
 dp_status dpg_forward(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream, dp_err *e);
 /* The parts of it, for timing and for harnesses that stop between stages: chunks (all that needs no other rank), pre (M, H), gather,
  * merge (S_in), state (h, v_new, o). dpg_forward runs all, in this order. */
-typedef enum { DPG_STEP_CHUNKS = 1, DPG_STEP_PRE = 2, DPG_STEP_GATHER = 4, DPG_STEP_MERGE = 8, DPG_STEP_STATE = 16, DPG_STEP_ALL = 31 } dpg_step;
+typedef enum { DPG_STEP_CHUNKS = 1, DPG_STEP_PRE = 2, DPG_STEP_GATHER = 4, DPG_STEP_MERGE = 8, DPG_STEP_STATE = 16, DPG_STEP_ALL = 31,
+               DPG_STEP_COMPOSE = 32 /* the end of pre alone: (M, H) of the rank from those of its segments */ } dpg_step;
 dp_status dpg_forward_steps(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream, int steps, dp_err *e);
 
 /* The whole backward, after a forward of the same plan (o is not read). Under DPG_SAVE_STATE ws may hold anything.

@@ -51,6 +51,34 @@ __host__ __device__ static inline int tile_at(int layout, int row, int col, int 
     return row * width + col;
 }
 
+/* States from rank to rank by stores into each other's memory (window.cu). A rank's window: the states [SLOTS][HV][K][V] that it starts from and, one number a block of
+ * 32 columns, [HV][V/32], the last forward whose words have come; the same of M, [SLOTS][HV][K][K] and [HV][K/32], by sender, if the backward wants those of later ranks; by receiver the
+ * last forward whose words it is through with, [N]. */
+#define SLOTS 3
+struct RankWindow {
+    float *mine, **peer;                                 /* mine NULL: none, the communicator gathers; peer: all of them, as this device reaches them */
+    int64_t state, m;                                    /* words of the states and of M; m = 0: none are sent */
+    int HV, K, V, N, rank, n;                            /* n: the last forward that was entered, from 1 on */
+    int later, earlier;                                  /* ranks that follow; M goes to ranks rank - earlier .. rank - 1 */
+    __host__ __device__ int64_t round4(int64_t words) const { return (words + 3) / 4 * 4; }      /* float4 */
+    __host__ __device__ int64_t states() const { return SLOTS * state + round4(HV * V / 32); }
+    __host__ __device__ int64_t ms() const { return m ? SLOTS * m + round4(HV * K / 32) : 0; }
+    __host__ __device__ float *s(float *window) const { return window + n % SLOTS * state; }
+    __host__ __device__ uint32_t *s_came(float *window) const { return (uint32_t *)(window + SLOTS * state); }
+    __host__ __device__ float *ms(float *window, int sender) const { return window + states() + sender * ms() + n % SLOTS * m; }
+    __host__ __device__ uint32_t *m_came(float *window, int sender) const { return (uint32_t *)(window + states() + sender * ms() + SLOTS * m); }
+    __host__ __device__ uint32_t *used(float *window, int receiver) const { return (uint32_t *)(window + states() + N * ms()) + receiver; }
+};
+#ifdef __CUDACC__
+/* Until *number is n or more; or until the communicator ends, which is asked rarely because the word lies behind the bus. */
+__device__ inline void await(const uint32_t *number, int n, const volatile int *stop)
+{
+    for (int i = 1; (int32_t)(*(const volatile uint32_t *)number - (uint32_t)n) < 0; i++)
+        if (i % 1024 == 0 && *stop)
+            return;
+}
+#endif
+
 struct Buf { size_t off, bytes; int is_bf16, layout; };  /* bytes = 0: not kept on this path */
 
 struct dpg_plan {
@@ -67,6 +95,9 @@ struct dpg_plan {
     int parts, m_part;                                   /* backward: parts of the one local sub-sequence that run side by side, 1: whole; the first whose M is kept */
     cudaStream_t side;                                   /* backward, N > 1: what waits for other ranks */
     cudaEvent_t forked, joined;
+    RankWindow window;
+    void *window_memory;
+    dpg_marks marks;                                     /* of the forward that runs */
     Chunk *chunks_h;
     Seq *seqs_h;
     void *tables;                                        /* device memory behind d.chunk and d.seq */
@@ -117,6 +148,10 @@ dp_status chain_compose(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
 dp_status chain_merge(dpg_plan *p, void *ws, cudaStream_t s, dp_err *e);
 dp_status chain_compose_bwd(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);  /* dH of the parts in B_SEG -> dH of B_DHM */
 dp_status chain_merge_bwd(dpg_plan *p, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e);    /* B_DHMALL, B_SEG -> B_DSOUT */
+
+/* window.cu */
+dp_status window_enter(dpg_plan *p, dpg_comm *comm, dp_err *e);                              /* a forward's states are on their way */
+dp_status window_keep(dpg_plan *p, const dpg_tensors *t, cudaStream_t s, dp_err *e);         /* M of later ranks into `saved` */
 
 /* What a path has to offer for the backward; p is a plan with is_bwd. Between them plan.cu gathers and merges. */
 typedef dp_status (*bwd_fn)(dpg_plan *p, const dpg_tensors *t, const dpg_grads *g, void *ws, cudaStream_t s, dp_err *e);

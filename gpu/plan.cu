@@ -332,6 +332,8 @@ void dpg_plan_destroy(dpg_plan *pl)
         return;
     dpg_plan_destroy(pl->bwd);
     cudaFree(pl->tables);
+    cudaFree(pl->window_memory);
+    cudaFree(pl->window.peer);
     if (pl->side)
         cudaStreamDestroy(pl->side);
     for (cudaEvent_t x : {pl->forked, pl->joined})
@@ -367,7 +369,7 @@ size_t dpg_kept_bytes(const dpg_plan *pl)
  * states that they start from need it. */
 static dp_status pre_process(dpg_plan *pl, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
-    if (pl->N > 1 && !pl->needs_m)                       /* else every word of it is made */
+    if (pl->N > 1 && !pl->needs_m && !pl->window.mine)   /* else every word of it that anybody reads is made */
         CK(e, cudaMemsetAsync(at<float>(pl, ws, B_HM), 0, pl->buf[B_HM].bytes, s));
     if (pl->is_last && pl->nseg == 1)
         return DP_OK;
@@ -375,14 +377,10 @@ static dp_status pre_process(dpg_plan *pl, const dpg_tensors *t, void *ws, cudaS
         TRY(fast_pre(pl, t, ws, s, e));
     else
         TRY(simple_pre_h(pl, t, ws, s, e));
-    if (pl->nseg > 1)
-        TRY(chain_compose(pl, ws, s, e));
-    if (pl->needs_m && pl->opt.chain_how == DPG_CHAIN_DENSE)
-        TRY(chain_pre_m(pl, ws, s, e));
-    return DP_OK;
+    return pl->needs_m && pl->opt.chain_how == DPG_CHAIN_DENSE ? chain_pre_m(pl, ws, s, e) : DP_OK;
 }
 
-/* What the backward cannot recompute without the other ranks: S_in, and the M of the ranks that its merge multiplies by. */
+/* What the backward cannot recompute without the other ranks: S_in, and the M of the ranks that its merge multiplies by (through windows they come later). */
 static dp_status save(dpg_plan *pl, const dpg_tensors *t, void *ws, cudaStream_t s, dp_err *e)
 {
     const Dims &d = pl->d;
@@ -392,7 +390,7 @@ static dp_status save(dpg_plan *pl, const dpg_tensors *t, void *ws, cudaStream_t
     if (!t->saved)
         return dpg_fail(e, DP_EINPUT, "dpg_forward: options.backward needs dpg_tensors.saved");
     CK(e, cudaMemcpyAsync(t->saved, at<float>(pl, ws, B_SIN), states, cudaMemcpyDeviceToDevice, s));
-    if (pl->saved_ms)
+    if (pl->saved_ms && !pl->window.mine)
         CK(e, cudaMemcpy2DAsync((char *)t->saved + states, 4 * (size_t)d.K, at<float>(pl, ws, B_HMALL) + (size_t)(pl->rank + 1) * d.HV * d.K * (d.V + d.K) + d.V, row,
                                 4 * (size_t)d.K, (size_t)pl->saved_ms * d.HV * d.K, cudaMemcpyDeviceToDevice, s));
     return DP_OK;
@@ -409,7 +407,11 @@ dp_status dpg_forward_steps(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_co
     if (pl->N > 1 || pl->nseg > 1) {
         if (steps & DPG_STEP_PRE)
             TRY(pre_process(pl, t, ws, s, e));
-        if (pl->N > 1 && steps & DPG_STEP_GATHER)
+        if (steps & (DPG_STEP_PRE | DPG_STEP_COMPOSE) && (pl->nseg > 1 || pl->window.mine))
+            TRY(chain_compose(pl, ws, s, e));
+        if (pl->window.mine && steps & DPG_STEP_GATHER)
+            TRY(window_enter(pl, comm, e));
+        else if (pl->N > 1 && steps & DPG_STEP_GATHER)
             TRY(comm->all_gather(comm, at<float>(pl, ws, B_HM), at<float>(pl, ws, B_HMALL), pl->buf[B_HM].bytes / 4, stream, e));
         if (steps & DPG_STEP_MERGE) {
             TRY(chain_merge(pl, ws, s, e));
@@ -418,7 +420,7 @@ dp_status dpg_forward_steps(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_co
     }
     if (steps & DPG_STEP_STATE)
         TRY(fast ? fast_state(pl, t, ws, s, e) : simple_state(pl, t, ws, s, e));
-    return DP_OK;
+    return pl->window.mine && steps & DPG_STEP_STATE ? window_keep(pl, t, s, e) : DP_OK;
 }
 
 dp_status dpg_forward(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream, dp_err *e)
@@ -625,7 +627,8 @@ dp_status dpg_stage_read(const dpg_plan *pl, const dpg_tensors *t, const void *w
     pl = owner(pl, st);
     const Dims &d = pl->d;
     int64_t hkv = (int64_t)d.HV * d.K * d.V, no = d.L * d.HV * d.V;
-    if ((st->kind == 2 || st->kind == 3) && pl->N == 1) {
+    int none = pl->N == 1 || (st->slot == B_HM && (is_m(name) ? !pl->needs_m : pl->is_last));      /* nobody asks for it */
+    if ((st->kind == 2 || st->kind == 3) && none) {
         memset(host, 0, sizeof *host * d.HV * d.K * (is_m(name) ? d.K : d.V));
         return DP_OK;
     }

@@ -6,7 +6,7 @@ const char *const dp_backend_names[DP_NBACKENDS] = {"sim", "cuda", "nccl", "file
 static double limit_s = 8;
 void dp_cuda_limit(double seconds) { limit_s = seconds; }
 
-const char *const dp_cuda_way_names[DP_NCUDA_WAYS] = {"plain", "dh-only", "pair-dg", "save-all", "segments", "segments-dh-only"};
+const char *const dp_cuda_way_names[DP_NCUDA_WAYS] = {"plain", "dh-only", "pair-dg", "save-all", "segments", "segments-dh-only", "windows"};
 
 #ifndef DP_HAVE_CUDA
 
@@ -42,6 +42,7 @@ const dp_truth_device *dp_cuda_truth(const dp_problem *p) { (void)p; return NULL
 #include <unistd.h>
 
 #define LARGE (1 << 20)                  /* entries from which conversions use all cores */
+#define MOST DP_PROCS_MOST               /* ranks over NCCL; devices */
 #define LEAVE_S 5.0                      /* once a rank has failed, the others end within this time or are left behind */
 
 const char *dp_cuda_unavailable(dp_backend b, int N) {
@@ -91,11 +92,16 @@ const dp_truth_device *dp_cuda_truth(const dp_problem *p) {
 
 /* ---- one rank -------------------------------------------------------------------------------------------------------------------- */
 
+/* Ranks that share a device use one stream of it, in turns. */
+struct in_order { volatile int turn, failed; cudaStream_t stream[MOST]; };
+
 typedef struct {
     const dp_problem *p;
     dpg_problem g;
     dpg_options opt;
     int N, rank;
+    int by_windows;
+    struct in_order *order;              /* of forwards by windows */
     dpg_comm *comm;
     dp_cuda_result *out;
     int shared;                          /* a process: results are left where all see them (cuda_procs.h) */
@@ -200,10 +206,26 @@ static dp_status read_backward(rank_job *j, const dp_context *c, const dpg_tenso
     return st;
 }
 
-static dp_status finish(rank_job *j) {
-    const dp_status st = j->comm ? j->comm->wait(j->comm, j->stream, &j->err) : DP_OK;
-    if (!st) CUDA(j, cudaStreamSynchronize(j->stream));
+static dp_status finish(rank_job *j, cudaStream_t stream) {
+    const dp_status st = j->comm ? j->comm->wait(j->comm, stream, &j->err) : DP_OK;
+    if (!st) CUDA(j, cudaStreamSynchronize(stream));
     return st;
+}
+
+/* A forward whose states go through windows: enqueued behind those of the ranks before. */
+static dp_status forward_in_turn(rank_job *j, const dpg_tensors *t, void *ws) {
+    struct in_order *o = j->order;
+    if (!o) return dp_fail(&j->err, DP_EINPUT, "windows: ranks that are processes have none");
+    cudaStream_t *stream = &o->stream[j->comm->device];
+    j->comm->in_order = 1;
+    dp_status st = dpg_plan_connect(j->plan, j->comm, &j->err);
+    if (!st && !dpg_plan_connected(j->plan)) st = dp_fail(&j->err, DP_EINPUT, "windows: the ranks' devices do not reach each other's memory");
+    while (!st && o->turn < j->rank && !o->failed) usleep(20);
+    if (!st && !*stream) CUDA(j, cudaStreamCreate(stream));
+    if (!st) st = dpg_forward(j->plan, t, ws, j->comm, *stream, &j->err);
+    if (st) o->failed = 1;
+    o->turn++;
+    return st ? st : finish(j, *stream);
 }
 
 /* The tokens of this rank in a tensor of `per` words a token. */
@@ -230,7 +252,7 @@ static dp_status backward(rank_job *j, const dp_context *c, const dpg_tensors *t
     CUDA(j, cudaMemset(t->o, 0xff, (size_t)(L * HV * p->V) * (j->g.odtype == DPG_BF16 ? 2 : 4)));
     CUDA(j, cudaDeviceSynchronize());
     st = dpg_backward(j->plan, t, &g, ws, j->comm, j->stream, &j->err);
-    if (!st) st = finish(j);
+    if (!st) st = finish(j, j->stream);
     for (size_t i = 0; i < sizeof to / sizeof *to && !st; i++) st = download(j, *to[i].dev, L * to[i].per, to[i].d, to[i].x + c->a * to[i].per);
     if (!st) st = download_states(j, c, ds0, 1, r->ds0);
     const size_t ngate = (size_t)(HV * (1 + Kg));
@@ -263,8 +285,11 @@ static dp_status rank_body(rank_job *j) {
     if (!st) st = nan_memory(j, (int64_t)dpg_saved_bytes(j->plan) / 4, DPG_F32, &t.saved);
     if (!st) CUDA(j, cudaDeviceSynchronize());
     t.final_state = st ? NULL : final_state;
-    if (!st) st = dpg_forward(j->plan, &t, ws, j->comm, j->stream, &j->err);
-    if (!st) st = finish(j);
+    if (!st && j->by_windows) st = forward_in_turn(j, &t, ws);
+    else if (!st) {
+        st = dpg_forward(j->plan, &t, ws, j->comm, j->stream, &j->err);
+        if (!st) st = finish(j, j->stream);
+    }
     if (!st) st = download(j, t.o, L * p->HV * p->V, j->g.odtype, j->out->out.o + a * p->HV * p->V);
     if (!st) st = download_states(j, &c, t.final_state, 0, j->out->out.final_state);
     if (!st) st = read_forward(j, &c, &t, ws);
@@ -283,6 +308,7 @@ static void *rank_main(void *arg) {
     j->status = rank_body(j);
     if (j->plan) j->saved = dpg_saved_bytes(j->plan), j->kept = dpg_kept_bytes(j->plan), j->segments = dpg_plan_segments(j->plan), j->path = path_name(j->plan, j->opt.backward);
     j->state = j->status ? DP_RANK_FAILED : DP_RANK_ENDED;
+    if (j->status && j->order) j->order->failed = 1;
     if (j->status && j->comm) j->comm->abort(j->comm, j->err.msg);
     for (int i = 0; i < j->ndev; i++) cudaFree(j->dev[i]);
     if (j->stream) cudaStreamDestroy(j->stream);
@@ -299,7 +325,6 @@ static void rank_process(void *jobs, int rank, dpg_comm *c, const dp_err *why) {
 
 /* ---- all ranks ------------------------------------------------------------------------------------------------------------------- */
 
-#define MOST DP_PROCS_MOST               /* ranks over NCCL */
 static dpg_comm *kept[MOST + 1];
 static pid_t keeper;
 
@@ -316,14 +341,16 @@ dp_status dp_cuda_comms(dp_backend b, int N, dpg_comm **c, dp_err *e) {
     int devices[MOST];
     *c = NULL;
     if (N == 1) return DP_OK;
+    int there = 1;
+    if (!nccl && (cudaGetDeviceCount(&there) != cudaSuccess || there < 1)) there = 1;
     if (nccl && N > MOST) return dp_fail(e, DP_EINPUT, "%d ranks over NCCL: at most %d here", N, MOST);
     if (nccl && kept[N]) {
         *c = kept[N], kept[N] = NULL;
         return DP_OK;
     }
     *c = dp_calloc((size_t)N, sizeof **c);
-    for (int i = 0; i < N && nccl; i++) devices[i] = i;
-    const dp_status st = nccl ? dpg_comm_nccl(*c, N, devices, limit_s, e) : dpg_comm_shared(*c, N, 0, limit_s, e);
+    for (int i = 0; i < N && i < MOST; i++) devices[i] = nccl ? i : i % there;
+    const dp_status st = nccl ? dpg_comm_nccl(*c, N, devices, limit_s, e) : N > MOST ? dpg_comm_shared(*c, N, 0, limit_s, e) : dpg_comm_devices(*c, N, devices, limit_s, e);
     if (st) free(*c), *c = NULL;
     return st;
 }
@@ -426,9 +453,9 @@ static void fetch_result(dp_cuda_result *r, dp_cuda_result *s, const dp_problem 
 
 dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N, dp_backend b, int backward, dp_cuda_way way,
                       dp_cuda_result *out, dp_err *e) {
-    const int segments = way == DP_CUDA_SEGMENTS || way == DP_CUDA_SEGMENTS_DH_ONLY;
+    const int segments = way == DP_CUDA_SEGMENTS || way == DP_CUDA_SEGMENTS_DH_ONLY || way == DP_CUDA_WINDOWS;
     const dpg_options opt = {.base = base, .chain = chain, .path = segments ? DPG_PATH_FAST : DPG_PATH_AUTO, .chain_how = segments ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE, .backward = backward,
-                             .send_dh_only = way == DP_CUDA_DH_ONLY || way == DP_CUDA_SEGMENTS_DH_ONLY,
+                             .send_dh_only = way == DP_CUDA_DH_ONLY || way == DP_CUDA_SEGMENTS_DH_ONLY || way == DP_CUDA_WINDOWS,
                              .pair_dg = way == DP_CUDA_PAIR_DG, .bwd_path = way == DP_CUDA_PAIR_DG ? DPG_PATH_SIMPLE : DPG_PATH_AUTO, .save = way == DP_CUDA_SAVE_ALL ? DPG_SAVE_ALL : DPG_SAVE_STATE};
     *out = (dp_cuda_result){.N = N, .path = ""};
     dp_result_alloc(&out->out, p, backward);
@@ -439,6 +466,7 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
     const dp_problem *q = procs ? share_problem(p) : p;
     dp_cuda_result *res = procs ? share_result(out, p) : out;
     const dpg_problem g = device_problem(q, bf16_inputs, base);
+    struct in_order *order = dp_calloc(1, sizeof *order);
     rank_job *job = procs ? dp_procs_alloc((size_t)N * sizeof *job) : dp_calloc((size_t)N, sizeof *job);
     dpg_comm *comm = NULL;
     dpg_plan *trial = NULL;
@@ -452,7 +480,7 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
     if (!st) {
         for (int r = 0; r < N; r++) {
             state[r] = &job[r].state;
-            job[r] = (rank_job){.p = q, .g = g, .opt = opt, .N = N, .rank = r, .comm = comm ? &comm[r] : NULL, .out = res, .shared = procs};
+            job[r] = (rank_job){.p = q, .g = g, .opt = opt, .N = N, .rank = r, .by_windows = N > 1 && way == DP_CUDA_WINDOWS, .order = procs ? NULL : order, .comm = comm ? &comm[r] : NULL, .out = res, .shared = procs};
         }
         for (int r = 0; r < N && !procs; r++) pthread_create(&thread[r], NULL, rank_main, &job[r]);
         if (procs) st = dp_procs_run(N, rank_process, job, state, limit_s, &left, e);
@@ -460,6 +488,7 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
         for (int r = 0; r < N; r++) if (job[r].state == DP_RANK_FAILED && !st) st = dp_fail(e, job[r].status, "%s", job[r].err.msg);
         if (left >= 0 && !procs) return st;      /* its thread still uses what would be freed below */
         if (left >= 0 && !st) st = dp_fail(e, DP_EDEVICE, "rank %d: its process has ended", left);
+        for (int i = 0; i < MOST; i++) if (order->stream[i]) cudaStreamDestroy(order->stream[i]);
         dp_cuda_comms_end(b, N, comm, st != DP_OK);
         if (!st && backward) st = gate_gradients(p, job, N, &res->out, e);
         if (!st && procs) fetch_result(out, res, p);
@@ -472,7 +501,7 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
     for (int r = 0; r < N && !procs; r++) free(job[r].gate);
     if (procs) dp_procs_end(taken && st);
     else free(job);
-    free(thread), free(state);
+    free(thread), free(state), free(order);
     if (st) dp_cuda_result_free(out, p->HV);
     return st;
 }

@@ -1,5 +1,5 @@
-/* harness/cuda.h - the CUDA kernels of gpu/ as a subject: forward and backward of a problem on N ranks, one host thread each, on one device
- * (backend cuda) or one device per rank over NCCL (backend nccl); over NCCL with fewer devices than ranks, processes that share them (cuda_procs.h). Compiled without CUDA, every call says so.
+/* harness/cuda.h - the CUDA kernels of gpu/ as a subject: forward and backward of a problem on N ranks, one host thread each, on the devices there are,
+ * which they share (backend cuda), or one device per rank over NCCL (backend nccl); over NCCL with fewer devices than ranks, processes that share them (cuda_procs.h). Compiled without CUDA, every call says so.
  */
 #ifndef DP_CUDA_H
 #define DP_CUDA_H
@@ -15,7 +15,7 @@ typedef enum { DP_BACKEND_SIM, DP_BACKEND_CUDA, DP_BACKEND_NCCL, DP_BACKEND_FILE
 extern const char *const dp_backend_names[DP_NBACKENDS];
 
 /* Ways to compute the same gradients, by name in a run's ID (gpu/dp_gpu.h says what each does). */
-typedef enum { DP_CUDA_PLAIN, DP_CUDA_DH_ONLY, DP_CUDA_PAIR_DG, DP_CUDA_SAVE_ALL, DP_CUDA_SEGMENTS, DP_CUDA_SEGMENTS_DH_ONLY, DP_NCUDA_WAYS } dp_cuda_way;
+typedef enum { DP_CUDA_PLAIN, DP_CUDA_DH_ONLY, DP_CUDA_PAIR_DG, DP_CUDA_SAVE_ALL, DP_CUDA_SEGMENTS, DP_CUDA_SEGMENTS_DH_ONLY, DP_CUDA_WINDOWS, DP_NCUDA_WAYS } dp_cuda_way;
 extern const char *const dp_cuda_way_names[DP_NCUDA_WAYS];
 
 typedef struct {

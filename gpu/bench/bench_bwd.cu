@@ -249,7 +249,7 @@ static void cp(int64_t T, int HV, float bias, int N, int runs)
 {
     std::vector<dpg_comm> comm(N);
     std::vector<int> dev(N);
-    std::vector<double> fwd(N), both(N), whole(N), alone_f(N), alone(N), steps(N * NSTEPS);
+    std::vector<double> fwd(N), both(N), fwd_w(N), both_w(N), whole(N), alone_f(N), alone(N), steps(N * NSTEPS);
     std::vector<std::thread> th;
     dp_err e = {DP_OK, ""};
     for (int i = 0; i < N; i++)
@@ -263,6 +263,14 @@ static void cp(int64_t T, int HV, float bias, int N, int runs)
                 fwd[r] = time_of(k.s, runs, [&] { k.forward(&comm[r]); });
                 both[r] = time_of(k.s, runs, [&] { k.forward(&comm[r]); k.backward(&comm[r], DPG_BWD_ALL); });
                 time_steps(k, &comm[r], runs, &steps[r * NSTEPS]);
+                dp_err err = {DP_OK, ""};
+                DP(err, comm[r].wait(&comm[r], k.s, &err));
+                DP(err, dpg_plan_connect(k.plan, &comm[r], &err));
+                if (!dpg_plan_connected(k.plan))
+                    fprintf(stderr, "rank %d has no windows\n", r);
+                fwd_w[r] = time_of(k.s, runs, [&] { k.forward(&comm[r]); });
+                both_w[r] = time_of(k.s, runs, [&] { k.forward(&comm[r]); k.backward(&comm[r], DPG_BWD_ALL); });
+                DP(err, comm[r].wait(&comm[r], k.s, &err));
             }
             {
                 Kda k(T, HV, r, N, bias, DPG_PATH_FAST, 1);
@@ -275,8 +283,9 @@ static void cp(int64_t T, int HV, float bias, int N, int runs)
     for (std::thread &x : th)
         x.join();
     double f = *std::max_element(fwd.begin(), fwd.end()), b = *std::max_element(both.begin(), both.end()), w = *std::max_element(whole.begin(), whole.end()), f1 = alone_f[0], b1 = alone[0];
-    printf("cp    T=%-7lld HV=%-3d %s gates  ranks %d  forward %7.3f (alone %7.3f, %+.1f%%)  forward and backward %7.3f (alone %7.3f, %+.1f%%; whole %7.3f, %+.1f%%)\n", (long long)T, HV,
-           bias < -10 ? "slow" : "fast", N, f, f1, 100 * (f / f1 - 1), b, b1, 100 * (b / b1 - 1), w, 100 * (w / b1 - 1));
+    double fw = *std::max_element(fwd_w.begin(), fwd_w.end()), bw = *std::max_element(both_w.begin(), both_w.end());
+    printf("cp    T=%-7lld HV=%-3d %s gates  ranks %d  forward %7.3f (alone %7.3f, %+.1f%%)  forward and backward %7.3f (alone %7.3f, %+.1f%%; whole %7.3f, %+.1f%%)  with windows %7.3f (%+.1f%%), %7.3f (%+.1f%%)\n",
+           (long long)T, HV, bias < -10 ? "slow" : "fast", N, f, f1, 100 * (f / f1 - 1), b, b1, 100 * (b / b1 - 1), w, 100 * (w / b1 - 1), fw, 100 * (fw / f1 - 1), bw, 100 * (bw / b1 - 1));
     for (int r = 0; r < N; r++) {
         printf("      rank %d:", r);
         print_steps(&steps[r * NSTEPS]);

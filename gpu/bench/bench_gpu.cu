@@ -3,6 +3,7 @@
  *
  *   bench_gpu [runs]              one GPU: the shapes of the speed table, simple path for comparison at a small shape
  *   bench_gpu cp N [runs]         N GPUs over NCCL: forward of T tokens on N ranks against forward of T/N tokens on one GPU
+ *   bench_gpu chain [runs]        2 GPUs, windows: ranks 2 and 3 of 4, states by way of all four (see chain_of_four)
  *   bench_gpu ranks N [runs]      one GPU: forward of ranks 1 and N-1 of N, each alone, gathers as copies of as many bytes behind a kernel that waits as long as the wires take
  */
 #include <cuda_bf16.h>
@@ -137,6 +138,7 @@ static void one_rank(int64_t T, int HV, float bias, int rank, int N, int runs)
     teardown(r);
 }
 
+/* Elements gathered by NCCL, stored into windows, and by a dense chain. */
 static void cp(int N, int runs)
 {
     std::vector<int> dev(N);
@@ -146,34 +148,118 @@ static void cp(int N, int runs)
         dev[i] = i;
     DP(e, dpg_comm_nccl(comm.data(), N, dev.data(), 20, &e));
     for (Shape s : {Shape{131072, 32, 128, 0, -14}, Shape{131072, 32, 128, 0, -4}, Shape{32768, 32, 128, 0, -14}, Shape{32768, 32, 128, 0, -4}})
-        for (int dense = 0; dense < (s.bias < -10 ? 1 : 2); dense++) {
+        for (int how = 0; how < (s.bias < -10 ? 2 : 3); how++) {
             std::vector<double> all(N), pre(N), gather(N), merge(N), state(N), single(N);
             std::vector<std::thread> th;
             int64_t cu[2] = {0, s.T}, cu1[2] = {0, s.T / N};
-            const char *say = dense ? "dense tf32x3" : s.bias < -10 ? "slow gates" : "fast gates";
+            const char *gates = s.bias < -10 ? "slow gates" : "fast gates", *say[] = {"windows", "NCCL", "dense tf32x3"};
             for (int i = 0; i < N; i++)
                 th.emplace_back([&, i] {
                     Run r, q;
+                    dp_err err = {DP_OK, ""};
                     CUDA(cudaSetDevice(i));
-                    dpg_options o = {DP_BASE_BF16, DP_TF32X3, DPG_PATH_FAST, dense ? DPG_CHAIN_DENSE : DPG_CHAIN_AUGMENTED, 0, 0};
+                    dpg_options o = {DP_BASE_BF16, DP_TF32X3, DPG_PATH_FAST, how == 2 ? DPG_CHAIN_DENSE : DPG_CHAIN_AUGMENTED, 0, 0};
                     setup(q, s, s.T / N, cu1, 0, 1, o);
                     setup(r, s, s.T, cu, i, N, o);
+                    if (how == 0)
+                        DP(err, dpg_plan_connect(r.plan, &comm[i], &err));
+                    if (how == 0 && !dpg_plan_connected(r.plan))
+                        fprintf(stderr, "rank %d has no windows\n", i);
                     single[i] = time_steps(q, DPG_STEP_ALL, runs, NULL);
                     all[i] = time_steps(r, DPG_STEP_ALL, runs, &comm[i]);
-                    pre[i] = time_steps(r, DPG_STEP_PRE, runs, &comm[i]);
-                    gather[i] = time_steps(r, DPG_STEP_GATHER, runs, &comm[i]);
+                    if (how == 0) {                      /* an element is sent as it is made */
+                        pre[i] = time_steps(r, DPG_STEP_PRE | DPG_STEP_GATHER, runs, &comm[i]);
+                    } else {
+                        pre[i] = time_steps(r, DPG_STEP_PRE, runs, &comm[i]);
+                        gather[i] = time_steps(r, DPG_STEP_GATHER, runs, &comm[i]);
+                    }
                     merge[i] = time_steps(r, DPG_STEP_MERGE, runs, &comm[i]);
                     state[i] = time_steps(r, DPG_STEP_STATE, runs, &comm[i]);
+                    DP(err, comm[i].wait(&comm[i], r.s, &err));
                     teardown(r);
                     teardown(q);
                 });
             for (auto &t : th)
                 t.join();
             auto max = [](const std::vector<double> &x) { return *std::max_element(x.begin(), x.end()); };
-            printf("cp N=%d T=%-7lld HV=%d %-12s T/N on one GPU %7.3f ms  CP %7.3f ms  overhead %5.1f%%  pre %6.3f  gather %6.3f  merge %6.3f  state %6.3f ms\n",
-                   N, (long long)s.T, s.HV, say, max(single), max(all), 100 * (max(all) / max(single) - 1), max(pre), max(gather), max(merge), max(state));
+            printf("cp N=%d T=%-7lld HV=%d %s %-12s T/N on one GPU %7.3f ms  CP %7.3f ms  overhead %5.1f%%  %s %6.3f  gather %6.3f  merge %6.3f  state %6.3f ms\n",
+                   N, (long long)s.T, s.HV, gates, say[how], max(single), max(all), 100 * (max(all) / max(single) - 1), how ? "pre" : "pre, gather", max(pre), max(gather), max(merge), max(state));
             fflush(stdout);
         }
+    for (auto &c : comm)
+        c.destroy(&c);
+}
+
+/* The last ranks of 4 on two GPUs, rank 2 on GPU 0 and rank 3 on GPU 1. The states come as on 4: from rank 0, whose GPU is GPU 0 and which is no further than rank 2 when it sends them, to rank 1 on
+ * GPU 1, to rank 2, to rank 3. Ranks 0 and 1 have made their (M, H) once and for all, so that a GPU makes one rank's forward and, between its pre-process and the states it waits for, what another does in
+ * that place: rank 0 stores H, rank 1 multiplies and stores. The time is never less than that of ranks 2 and 3 of 4 GPUs, whose kernels have a GPU to themselves. */
+static void chain_of_four(int runs)
+{
+    int dev[4] = {0, 1, 0, 1};
+    std::vector<dpg_comm> comm(4);
+    dp_err e = {DP_OK, ""};
+    DP(e, dpg_comm_devices(comm.data(), 4, dev, 20, &e));
+    for (Shape s : {Shape{131072, 32, 128, 0, -14}, Shape{131072, 32, 128, 0, -4}, Shape{32768, 32, 128, 0, -14}, Shape{32768, 32, 128, 0, -4}}) {
+        std::vector<Run> r(4), q(2);
+        std::vector<std::thread> th;
+        std::vector<std::vector<float>> cp(2, std::vector<float>(runs));
+        double single[2];
+        int64_t cu[2] = {0, s.T}, cu1[2] = {0, s.T / 4};
+        for (int i = 0; i < 4; i++)
+            th.emplace_back([&, i] {
+                dp_err err = {DP_OK, ""};
+                CUDA(cudaSetDevice(dev[i]));
+                dpg_options o = {DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, i < 2 ? 1 : 0, 0};
+                setup(r[i], s, s.T, cu, i, 4, o);
+                comm[i].in_order = 1;                    /* both ranks of a GPU use one stream, and neither waits for what comes later there */
+                DP(err, dpg_plan_connect(r[i].plan, &comm[i], &err));
+                if (!dpg_plan_connected(r[i].plan)) {
+                    fprintf(stderr, "rank %d has no windows\n", i);
+                    exit(2);
+                }
+            });
+        for (auto &t : th)
+            t.join();
+        th.clear();
+        for (int g = 0; g < 2; g++)
+            th.emplace_back([&, g] {
+                dp_err err = {DP_OK, ""};
+                cudaEvent_t a, b;
+                CUDA(cudaSetDevice(g));
+                CUDA(cudaEventCreate(&a));
+                CUDA(cudaEventCreate(&b));
+                dpg_options o = {DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 0, 0};
+                setup(q[g], s, s.T / 4, cu1, 0, 1, o);
+                single[g] = time_steps(q[g], DPG_STEP_ALL, runs, NULL);
+                auto steps = [&](int i, int which) { DP(err, dpg_forward_steps(r[i].plan, &r[i].t, r[i].ws, &comm[i], r[g + 2].s, which, &err)); };
+                steps(g, DPG_STEP_ALL);
+                steps(g + 2, DPG_STEP_ALL);
+                for (int i = -3; i < runs; i++) {
+                    CUDA(cudaEventRecord(a, r[g + 2].s));
+                    steps(g + 2, DPG_STEP_CHUNKS | DPG_STEP_PRE);
+                    steps(g, g ? DPG_STEP_GATHER | DPG_STEP_MERGE : DPG_STEP_COMPOSE | DPG_STEP_GATHER);
+                    steps(g + 2, DPG_STEP_GATHER | DPG_STEP_MERGE | DPG_STEP_STATE);
+                    CUDA(cudaEventRecord(b, r[g + 2].s));
+                    CUDA(cudaEventSynchronize(b));
+                    if (i >= 0)
+                        CUDA(cudaEventElapsedTime(&cp[g][i], a, b));
+                }
+                CUDA(cudaEventDestroy(a));
+                CUDA(cudaEventDestroy(b));
+                teardown(q[g]);
+            });
+        for (auto &t : th)
+            t.join();
+        double alone = std::max(single[0], single[1]), two = median(cp[0]), three = median(cp[1]);
+        printf("chain of 4 on 2 GPUs T=%-7lld HV=%d %s  T/4 on one GPU %7.3f ms  rank 2 %7.3f ms %+5.1f%%  rank 3 %7.3f ms %+5.1f%%\n", (long long)s.T, s.HV, s.bias < -10 ? "slow gates" : "fast gates", alone, two,
+               100 * (two / alone - 1), three, 100 * (three / alone - 1));
+        fflush(stdout);
+        for (int i = 0; i < 4; i++) {
+            CUDA(cudaSetDevice(dev[i]));
+            CUDA(cudaDeviceSynchronize());
+            teardown(r[i]);
+        }
+    }
     for (auto &c : comm)
         c.destroy(&c);
 }
@@ -235,6 +321,10 @@ int main(int argc, char **argv)
     }
     if (argc > 2 && !strcmp(argv[1], "cp")) {
         cp(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 30);
+        return 0;
+    }
+    if (argc > 1 && !strcmp(argv[1], "chain")) {
+        chain_of_four(argc > 2 ? atoi(argv[2]) : 30);
         return 0;
     }
     if (argc > 2 && !strcmp(argv[1], "ranks")) {

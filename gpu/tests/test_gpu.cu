@@ -8,6 +8,7 @@
  *   test_gpu pre            k_pre alone and as small as it goes, K = V = 64, 1 head, 2 segments that go once around its stages; for racecheck
  *   test_gpu cases PATTERN  the cases of `all` whose names match (fast*x*), alone
  *   test_gpu head [FILE]    a recorded head on 1, 2, 4, 8 ranks of one GPU, every chain format, against FLA's figures
+ *   test_gpu windows [M [CASE]]  states through windows, 2, 3, 4, 8 ranks on as many GPUs as there are, shared if need be: the bits of ranks that gather, M runs alike (10)
  *   test_gpu nccl N [M]     N GPUs: bitwise equality with N ranks on one GPU, M runs alike (10), a rank that dies; 2 GPUs: 15 s, 0.2 s for each run of M, 5 s
  * Prints one line per tensor that fails and a table of the worst error per tensor and policy. Exit status 0, 1, or 2 (no device).
  */
@@ -17,6 +18,7 @@
 #include <stdlib.h>
 #include <time.h>
 #include <algorithm>
+#include <atomic>
 #include <thread>
 #include "ref64.h"
 
@@ -68,13 +70,13 @@ static void fact(const std::string &where, bool ok)
     }
 }
 
-struct Policy { dp_base base; dp_format chain; dpg_path path; dpg_chain_how how; int segments = 0; };
+struct Policy { dp_base base; dp_format chain; dpg_path path; dpg_chain_how how; int segments = 0; bool windows = false; };
 
 static std::string name_of(const Policy &p)
 {
     static const char *chains[] = {"fp64", "fp32", "tf32x3", "tf32", "tf32rz", "bf16", "bf16st"};
     return std::string(p.base == DP_BASE_FP32 ? "fp32" : "bf16") + (p.path == DPG_PATH_FAST ? "/fast/" : "/simple/")
-        + (p.how == DPG_CHAIN_AUGMENTED ? "augmented" : chains[p.chain]) + (p.segments ? "/" + std::to_string(p.segments) : "");
+        + (p.how == DPG_CHAIN_AUGMENTED ? "augmented" : chains[p.chain]) + (p.segments ? "/" + std::to_string(p.segments) : "") + (p.windows ? "/windows" : "");
 }
 
 /* ---- one run on the device ------------------------------------------------------------------------------------------------------ */
@@ -181,6 +183,9 @@ static std::vector<Rank> run(const Case &c, const Inputs &x, const Policy &pol, 
     std::vector<Rank> ranks(N);
     std::vector<std::thread> threads;
     std::vector<dpg_comm> own(N);
+    std::atomic<int> turn(0);
+    std::atomic<bool> dead(false);
+    std::map<int, cudaStream_t> streams;                 /* of a device */
     dp_err e = {DP_OK, ""};
     if (!comm) {
         if (dpg_comm_shared(own.data(), N, 0, die < 0 ? limit_s : 3, &e) != DP_OK) {
@@ -189,21 +194,43 @@ static std::vector<Rank> run(const Case &c, const Inputs &x, const Policy &pol, 
         }
         comm = own.data();
     }
+    for (int r = 0; pol.windows && r < N; r++)
+        if (!streams.count(comm[r].device)) {
+            CUDA(cudaSetDevice(comm[r].device));
+            CUDA(cudaStreamCreateWithFlags(&streams[comm[r].device], cudaStreamNonBlocking));
+        }
     for (int r = 0; r < N; r++)
         threads.emplace_back([&, r] {
             Rank &k = ranks[r];
             CUDA(cudaSetDevice(comm[r].device));
             setup(k, c, x, pol, r, N, odtype);
+            if (pol.windows) {
+                comm[r].in_order = 1;
+                k.st = dpg_plan_connect(k.plan, &comm[r], &k.err);
+                if (k.st == DP_OK && !dpg_plan_connected(k.plan))
+                    k.st = k.err.code = DP_EDEVICE, snprintf(k.err.msg, sizeof k.err.msg, "no windows");
+                if (k.st != DP_OK) {
+                    dead = true;
+                    return;
+                }
+            }
             if (r == die) {
                 k.st = dpg_forward_steps(k.plan, &k.t, k.ws, &comm[r], k.stream, DPG_STEP_CHUNKS, &k.err);
                 return;
             }
             for (int i = 0; i < repeat; i++) {
-                k.st = dpg_forward(k.plan, &k.t, k.ws, &comm[r], k.stream, &k.err);
-                if (k.st != DP_OK)
+                for (; pol.windows && turn < i * N + r && !dead; std::this_thread::yield()) {}     /* in_order */
+                k.st = dpg_forward(k.plan, &k.t, k.ws, &comm[r], pol.windows ? streams[comm[r].device] : k.stream, &k.err);
+                turn++;
+                if (k.st != DP_OK) {
+                    dead = true;
                     return;
+                }
             }
-            k.st = comm[r].wait(&comm[r], k.stream, &k.err);
+            if (pol.windows)
+                k.st = comm[r].wait(&comm[r], streams[comm[r].device], &k.err);
+            if (k.st == DP_OK)
+                k.st = comm[r].wait(&comm[r], k.stream, &k.err);
             if (k.st == DP_OK)
                 collect(k, c);
         });
@@ -213,6 +240,10 @@ static std::vector<Rank> run(const Case &c, const Inputs &x, const Policy &pol, 
         CUDA(cudaSetDevice(comm[r].device));
         cudaStreamSynchronize(ranks[r].stream);
         teardown(ranks[r]);
+    }
+    for (auto &s : streams) {
+        CUDA(cudaSetDevice(s.first));
+        cudaStreamDestroy(s.second);
     }
     if (comm == own.data())
         for (int r = 0; r < N; r++)
@@ -774,6 +805,45 @@ static void test_nccl(int N, int times)
         c.destroy(&c);
 }
 
+/* Rank r on GPU r % n, in turns. Forwards that follow each other without a wait show words that were overwritten too early. */
+static void test_windows(int ndev, int times, const char *only)
+{
+    for (int N : {2, 3, 4, 8}) {
+        std::vector<int> dev(N);
+        std::vector<dpg_comm> comm(N);
+        dp_err e = {DP_OK, ""};
+        for (int i = 0; i < N; i++)
+            dev[i] = i % ndev;
+        if (dpg_comm_devices(comm.data(), N, dev.data(), 10, &e) != DP_OK) {
+            fprintf(stderr, "%s\n", e.msg);
+            exit(2);
+        }
+        int alike = 0, runs = 0, before = failures;
+        double t0 = seconds();
+        for (const Case &c : cases(false)) {
+            if (c.T() % N || !takes_fast(c) || (only && fnmatch(only, c.name, 0)))
+                continue;
+            Inputs x = make_inputs(c);
+            Truth t = truth(c, x, N, true);
+            for (int segments : {0, 3}) {
+                Policy p = {DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, segments, true}, gather = p;
+                gather.windows = false;
+                std::vector<Rank> want = run(c, x, gather, N, NULL), a = run(c, x, p, N, comm.data());
+                for (auto &r : a)
+                    fact(std::string("windows: ") + c.name + " ranks=" + std::to_string(N) + ": " + r.err.msg, r.st == DP_OK);
+                compare(c, p, N, t, a);
+                fact(std::string("windows give the bits of a gather: ") + c.name + " ranks=" + std::to_string(N) + " " + name_of(p), same_bits(a, want));
+                for (int i = 1; i < times; i++, runs++)
+                    alike += same_bits(want, run(c, x, p, N, comm.data(), -1, DPG_F32, 1 + i % 7));
+            }
+        }
+        fact("windows: runs are alike", alike == runs);
+        printf("windows, %d ranks on %d GPUs: %d checks, %d failed, %d of %d further runs with the bits of a gather, %.1f s\n", N, ndev < N ? ndev : N, checks, failures - before, alike, runs, seconds() - t0);
+        for (auto &c : comm)
+            c.destroy(&c);
+    }
+}
+
 /* ---- a recorded head ------------------------------------------------------------------------------------------------------------ */
 
 /* Tensor `name` of a safetensors file that this project recorded itself: F32 or BF16. */
@@ -876,6 +946,8 @@ int main(int argc, char **argv)
         compare(c, p, 1, truth(c, x, 1, true), run(c, x, p, 1, NULL));
     } else if (mode == "head") {
         test_head(argc > 2 ? argv[2] : "cases/data/kda-lm-layer3-long.safetensors");
+    } else if (mode == "windows") {
+        test_windows(ndev, argc > 2 ? atoi(argv[2]) : 10, argc > 3 ? argv[3] : NULL);
     } else if (mode == "nccl") {
         test_nccl(argc > 2 ? atoi(argv[2]) : ndev, argc > 3 ? atoi(argv[3]) : 10);
     } else {

@@ -5,7 +5,7 @@
  * Rank 1 of N goes wrong before a step of the forward or backward, or before it waits for the end. dies: its thread returns. stalls: its thread sleeps
  * until the others have ended, then goes on. hangs: a kernel on its stream spins until the others have ended. fails: it calls abort. All other ranks must
  * return an error that names rank 1 within LIMIT (1 s) and 4 s more, rank 1 an error too if it goes on. few: before a gather of each pass and before the end alone.
- * Then the same before one of three whole forwards over segments. Exit status 0, 1, or 2 (no device). */
+ * Then the same before one of three whole forwards over segments, and with windows (dpg_plan_connect). Exit status 0, 1, or 2 (no device). */
 #include <cuda_runtime.h>
 #include <math.h>
 #include <stdio.h>
@@ -30,7 +30,8 @@ enum { FORWARD = 5, STEPS = 13 };
 
 static volatile int *go_on;                              /* pinned: 1 releases what stalls or hangs */
 static int failures, checks;
-static bool whole;                                       /* forwards in one call */
+static bool whole, windows;                              /* forwards in one call; with windows */
+static bool fast;                                        /* the path that has them, not that of gpu/tests/cpu */
 
 static double seconds()
 {
@@ -73,6 +74,7 @@ static void setup(Rank &r, int rank, int N, int64_t per_rank)
     dpg_options o = {DP_BASE_BF16, DP_TF32X3, DPG_PATH_AUTO, whole ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE, whole ? 2 : 0, 0, !whole};
     dp_err &e = r.err;
     DP(dpg_plan_create(&r.plan, &p, &o, rank, N, &e));
+    fast = dpg_plan_path(r.plan) == DPG_PATH_FAST;
     r.t.q = r.zeros(rows * K * 2), r.t.k = r.zeros(rows * K * 2), r.t.v = r.zeros(rows * K * 2), r.t.g = r.zeros(rows * K * 2), r.t.beta = r.zeros(rows * 2);
     r.t.A_log = (float *)r.zeros(HV * 4);
     r.t.o = r.zeros(rows * K * 2), r.t.saved = r.zeros(dpg_saved_bytes(r.plan)), r.ws = r.zeros(dpg_workspace_bytes(r.plan));
@@ -96,6 +98,12 @@ static dp_status step(Rank &r, int i, dpg_comm *c)
 static void rank_main(Rank &r, dpg_comm *c, int phase, int kind)
 {
     CUDA(cudaSetDevice(c->device));
+    if (windows)
+        r.st = dpg_plan_connect(r.plan, c, &r.err);
+    if (windows && r.st == DP_OK && !dpg_plan_connected(r.plan)) {
+        fprintf(stderr, "no windows\n");
+        exit(2);
+    }
     for (int i = 0; i <= STEPS && r.st == DP_OK; i++) {
         if (i == phase && c->rank == 1) {
             if (kind == DIES)
@@ -142,6 +150,8 @@ static void scene(int N, bool nccl, double limit, int phase, int kind)
     for (int i = 0; i < N; i++)
         th.emplace_back(rank_main, std::ref(r[i]), &comm[i], phase, kind);
     std::string name = phase < 0 ? "nothing wrong" : std::string("rank 1 ") + kinds[kind] + " before " + (whole && phase < 3 ? "whole forward " + std::to_string(phase + 1) : phases[phase]);
+    if (windows)
+        name += ", windows";
     for (int i = 0; i < N; i++) {
         if (i == 1)
             continue;
@@ -187,12 +197,17 @@ int main(int argc, char **argv)
                 scene(N, nccl, limit, phase, kind);
     scene(N, nccl, limit, -1, FAILS);
     whole = true;
-    scene(N, nccl, 20, -1, FAILS);
-    for (int phase : {0, 1, 2, (int)STEPS})
-        for (int kind : {DIES, STALLS, HANGS, FAILS})
-            if (!few || (phase == 1 && kind != FAILS))
-                scene(N, nccl, limit, phase, kind);
-    scene(N, nccl, limit, -1, FAILS);
+    for (bool w : {false, true}) {
+        windows = w;
+        if (w && (!nccl || !fast))                       /* ranks that share a device take turns, so that none outruns a dead one */
+            break;
+        scene(N, nccl, 20, -1, FAILS);
+        for (int phase : {0, 1, 2, (int)STEPS})
+            for (int kind : {DIES, STALLS, HANGS, FAILS})
+                if (!few || (phase == 1 && kind != FAILS))
+                    scene(N, nccl, limit, phase, kind);
+        scene(N, nccl, limit, -1, FAILS);
+    }
     printf("%d checks, %d failed\n", checks, failures);
     return failures ? 1 : 0;
 }

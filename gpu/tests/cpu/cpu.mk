@@ -1,6 +1,6 @@
 # gpu/tests/cpu/cpu.mk - the program with its CUDA kernels translated to run on the CPU (cpu.cc), for tests without a device. Needs no nvcc.
 # Its fibers and the address sanitizer do not go together: SAN=1 leaves it out, and its tests skip.
-CPU_KERNELS := plan simple simple_bwd chain comm conv truth
+CPU_KERNELS := plan simple simple_bwd chain comm conv window truth
 CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -Igpu -Igpu/tests
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/tests/cpu/include/*.h) ref/problem.h ref/formats.h ref/conv.h ref/truth_dd.h
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu cuda cuda_conv cuda_procs)

@@ -1,9 +1,12 @@
 /* gpu/tests/cpu/test_segments.cc - a rank whose sequence is cut in segments: M and dM are chains over all of its chunks, the same bits as uncut; its (M, H) from
- * those of its segments, the states that they start from, and the backward's composition and merge over parts are those of fp64 loops.
+ * those of its segments, the states that they start from, and the backward's composition and merge over parts are those of fp64 loops. Elements through
+ * windows are those of a gather by hand, forward after forward, whoever is late.
  *
  * Only the fast path cuts, and it does not run here; but these kernels are shared by all paths (chain.cu), so a plan of the simple path is cut by hand. */
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
+#include <thread>
 #include <vector>
 #include "internal.cuh"
 
@@ -150,6 +153,108 @@ static double elements(int K, int V, int rank, int pre, int whole)
     return worst;
 }
 
+/* One of 4 ranks of a sequence of one head whose elements go through windows, nseg segments. */
+struct Member {
+    dpg_plan p = {};
+    std::vector<float> ws;
+    dp_err e = {DP_OK, ""};
+    int failed = 0;
+
+    Member(int K, int V, int rank, int nseg)
+    {
+        const int HV = 1, N = 4;
+        size_t words = 0, E = (size_t)HV * K * (V + K);
+        p.d.K = K, p.d.V = V, p.d.HV = HV, p.nseg = nseg, p.N = N, p.rank = rank, p.pre = rank, p.post = N - 1 - rank, p.is_last = rank == N - 1, p.is_first = p.whole = rank == 0;
+        p.needs_m = rank && !p.is_last, p.opt.backward = p.opt.send_dh_only = 1, p.saved_ms = p.post > 1 ? p.post - 1 : 0, p.opt.chain_how = DPG_CHAIN_AUGMENTED, p.opt.path = DPG_PATH_FAST;
+        for (int slot : {B_HM, B_HMALL, B_SEG, B_PREFIX, B_SIN}) {
+            size_t n = E * (slot == B_HM ? 1 : slot == B_HMALL ? N : nseg);
+            p.buf[slot].off = words * 4, p.buf[slot].bytes = n * 4, words += n;
+        }
+        ws.assign(words, NAN);
+    }
+    float *slot(int s) { return at<float>(&p, ws.data(), s); }
+    void draw(int forward)
+    {
+        uint32_t x = 100 * forward + p.rank + 1;
+        float *seg = slot(p.nseg > 1 ? B_SEG : B_HM);
+        for (size_t i = 0; i < p.nseg * p.buf[B_HM].bytes / 4; i++)
+            seg[i] = next(x) * 1.7f / sqrtf((float)p.d.K);
+    }
+};
+
+/* States that ranks start from and M that they keep for the backward, forward after forward: those of elements copied by hand, whoever is late. slow: the rank that sleeps, before it sends or before it reads. */
+static int test_windows(int K, int V, int slow, int when)
+{
+    const int N = 4, forwards = 6, nseg[N] = {3, 1, 2, 2};
+    std::vector<std::vector<std::vector<float>>> want(forwards);
+    std::vector<std::thread> th;
+    std::vector<dpg_comm> comm(N);
+    dp_err e = {DP_OK, ""};
+    for (int f = 0; f < forwards; f++) {
+        std::vector<Member> m;
+        for (int r = 0; r < N; r++) {
+            m.emplace_back(K, V, r, nseg[r]);
+            m[r].draw(f);
+            NEED(chain_compose(&m[r].p, m[r].ws.data(), NULL, &e));
+        }
+        for (int r = 0; r < N; r++) {
+            for (int j = 0; j < N; j++)
+                memcpy(m[r].slot(B_HMALL) + j * m[j].p.buf[B_HM].bytes / 4, m[j].slot(B_HM), m[j].p.buf[B_HM].bytes);
+            NEED(chain_merge(&m[r].p, m[r].ws.data(), NULL, &e));
+            want[f].emplace_back(m[r].slot(B_SIN), m[r].slot(B_SIN) + (size_t)K * V * nseg[r]);
+            for (int j = r + 1; j <= r + m[r].p.saved_ms; j++)
+                for (int i = 0; i < K * K; i++)
+                    want[f][r].push_back(m[j].slot(B_HM)[i / K * (V + K) + V + i % K]);
+        }
+    }
+    NEED(dpg_comm_shared(comm.data(), N, 0, 5, &e));
+    std::vector<int> failed(N);
+    for (int r = 0; r < N; r++)
+        th.emplace_back([&, r] {
+            Member m(K, V, r, nseg[r]);
+            dpg_tensors t = {};
+            std::vector<float> saved((size_t)m.p.saved_ms * K * K + 1, NAN);
+            t.saved = saved.data();
+            comm[r].in_order = 1;                        /* host threads are what waits here */
+            dp_status st = dpg_plan_connect(&m.p, &comm[r], &m.e);
+            if (st == DP_OK && !m.p.window.mine)
+                st = dpg_fail(&m.e, DP_EDEVICE, "no windows");
+            for (int f = 0; f < forwards && st == DP_OK; f++) {
+                m.draw(f);
+                if (r == slow && when == 0)
+                    usleep(3000);
+                st = chain_compose(&m.p, m.ws.data(), NULL, &m.e);
+                if (st == DP_OK)
+                    st = window_enter(&m.p, &comm[r], &m.e);
+                if (r == slow && when == 1)
+                    usleep(3000);
+                if (st == DP_OK)
+                    st = chain_merge(&m.p, m.ws.data(), NULL, &m.e);
+                if (st == DP_OK)
+                    st = window_keep(&m.p, &t, NULL, &m.e);
+                size_t states = (size_t)K * V * nseg[r], ms = m.p.saved_ms * K * K;
+                if (st == DP_OK && ms && memcmp(saved.data(), want[f][r].data() + states, ms * 4))
+                    st = dpg_fail(&m.e, DP_EDEVICE, "forward %d: other M", f);
+                if (st == DP_OK && memcmp(m.slot(B_SIN), want[f][r].data(), states * 4))
+                    st = dpg_fail(&m.e, DP_EDEVICE, "forward %d: other states", f);
+            }
+            dp_err last = {DP_OK, ""};
+            dp_status end = comm[r].wait(&comm[r], NULL, &last);
+            if (st != DP_OK || end != DP_OK)
+                printf("windows, K %d V %d, rank %d slow %s: rank %d: %s %s\n", K, V, slow, when ? "to read" : "to send", r, m.e.msg, last.msg), failed[r] = 1;
+            free(m.p.window_memory), free(m.p.window.peer);
+        });
+    for (auto &t : th)
+        t.join();
+    for (auto &c : comm)
+        c.destroy(&c);
+    int sum = 0;
+    for (int f : failed)
+        sum += f;
+    printf("windows, K %d V %d, rank %d slow %s: %d forwards, %d ranks failed\n", K, V, slow, when ? "to read" : "to send", forwards, sum);
+    return sum;
+}
+
 int main()
 {
     const int64_t cu[] = {0, 3 * 500};                   /* 8 chunks a rank, the last one ragged */
@@ -199,5 +304,7 @@ int main()
     const struct { int K, V, rank, pre, whole; } rank[] = {{64, 64, 2, 2, 0}, {64, 64, 3, 3, 0}, {64, 64, 0, 0, 1}, {64, 64, 2, 1, 1}, {64, 64, 3, 3, 1}, {64, 128, 2, 2, 0}, {128, 64, 2, 2, 0}};
     for (auto &r : rank)
         failed |= !(elements(r.K, r.V, r.rank, r.pre, r.whole) < 5e-7);
+    for (int slow = 0; slow < 4; slow++)
+        failed |= test_windows(64, slow ? 64 : 128, slow, slow % 2) > 0;
     return failed;
 }

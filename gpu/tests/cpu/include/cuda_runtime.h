@@ -45,6 +45,7 @@ void mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2]);
 #define blockDim cpu::block_size
 #define gridDim cpu::grid_size
 #define __syncthreads cpu::sync_block
+#define __threadfence_system __sync_synchronize
 #define __shfl_xor_sync(members, x, mask) cpu::shuffle_xor(x, mask)
 #define cudaFuncSetAttribute(...) cudaSuccess
 static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }

@@ -28,6 +28,8 @@ cudaError_t cudaGetLastError(void);
 const char *cudaGetErrorString(cudaError_t e);
 cudaError_t cudaGetDevice(int *d);
 cudaError_t cudaSetDevice(int d);
+cudaError_t cudaDeviceCanAccessPeer(int *can, int d, int peer);
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d);
 cudaError_t cudaDriverGetVersion(int *v);
