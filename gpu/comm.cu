@@ -351,7 +351,7 @@ static dp_status group_all_gather(dpg_comm *c, const float *send, float *recv, s
 
 /* ---- peer memory ----------------------------------------------------------------------------------------------------------------- */
 
-/* Do kernels on the device of `rank` reach what lies on the other's. Enabled once in a process: to ask again would be an error. */
+/* Do kernels on the device of `rank` reach what lies on the other's. Asked for once in a process; NCCL may have done so before. */
 static int reaches(const Group *g, int rank, int other)
 {
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
@@ -362,8 +362,11 @@ static int reaches(const Group *g, int rank, int other)
     if (here >= MAX_DEVICES || there >= MAX_DEVICES || cudaDeviceCanAccessPeer(&can, here, there) != cudaSuccess || !can)
         return 0;
     pthread_mutex_lock(&once);
-    if (!enabled[here][there])
-        enabled[here][there] = cudaDeviceEnablePeerAccess(there, 0) == cudaSuccess;
+    if (!enabled[here][there]) {
+        cudaError_t err = cudaDeviceEnablePeerAccess(there, 0);
+        enabled[here][there] = err == cudaSuccess || err == cudaErrorPeerAccessAlreadyEnabled;
+        cudaGetLastError();
+    }
     can = enabled[here][there];
     pthread_mutex_unlock(&once);
     return can;

@@ -332,8 +332,10 @@ void dpg_plan_destroy(dpg_plan *pl)
         return;
     dpg_plan_destroy(pl->bwd);
     cudaFree(pl->tables);
-    cudaFree(pl->window_memory);
-    cudaFree(pl->window.peer);
+    if (!pl->marks.stop || !*pl->marks.stop) {           /* else kernels of other ranks may still store into it */
+        cudaFree(pl->window_memory);
+        cudaFree(pl->window.peer);
+    }
     if (pl->side)
         cudaStreamDestroy(pl->side);
     for (cudaEvent_t x : {pl->forked, pl->joined})

@@ -43,6 +43,8 @@ dp_status dpg_plan_connect(dpg_plan *p, dpg_comm *comm, dp_err *e)
     if (p->N == 1 || !comm || !comm->exchange || p->opt.path != DPG_PATH_FAST || p->opt.chain_how != DPG_CHAIN_AUGMENTED || p->window_memory)
         return DP_OK;                                    /* on every rank alike */
     int wants_m = p->opt.backward && p->opt.send_dh_only;
+    if (wants_m && comm->in_order)                       /* M of a later rank on the same stream would come after the wait for it */
+        return DP_OK;
     w.N = p->N, w.rank = p->rank, w.HV = d.HV, w.K = d.K, w.V = d.V, w.state = (int64_t)d.HV * d.K * d.V, w.m = wants_m ? (int64_t)d.HV * d.K * d.K : 0;
     w.later = p->post, w.earlier = wants_m && p->needs_m ? p->pre : 0;
     size_t bytes = 4 * (size_t)(w.states() + w.N * w.ms() + w.N);

@@ -6,7 +6,7 @@ const char *const dp_backend_names[DP_NBACKENDS] = {"sim", "cuda", "nccl", "file
 static double limit_s = 8;
 void dp_cuda_limit(double seconds) { limit_s = seconds; }
 
-const char *const dp_cuda_way_names[DP_NCUDA_WAYS] = {"plain", "dh-only", "pair-dg", "save-all", "segments", "segments-dh-only", "windows"};
+const char *const dp_cuda_way_names[DP_NCUDA_WAYS] = {"plain", "dh-only", "pair-dg", "save-all", "segments", "segments-dh-only", "windows", "windows-dh-only"};
 
 #ifndef DP_HAVE_CUDA
 
@@ -217,9 +217,12 @@ static dp_status forward_in_turn(rank_job *j, const dpg_tensors *t, void *ws) {
     struct in_order *o = j->order;
     if (!o) return dp_fail(&j->err, DP_EINPUT, "windows: ranks that are processes have none");
     cudaStream_t *stream = &o->stream[j->comm->device];
-    j->comm->in_order = 1;
+    int there = 0;
+    CUDA(j, cudaGetDeviceCount(&there));
+    j->comm->in_order = there < j->N;
     dp_status st = dpg_plan_connect(j->plan, j->comm, &j->err);
-    if (!st && !dpg_plan_connected(j->plan)) st = dp_fail(&j->err, DP_EINPUT, "windows: the ranks' devices do not reach each other's memory");
+    if (!st && !dpg_plan_connected(j->plan))
+        st = dp_fail(&j->err, DP_EINPUT, j->comm->in_order && j->opt.send_dh_only ? "windows: ranks that share a device cannot keep M of later ranks" : "windows: the ranks' devices do not reach each other's memory");
     while (!st && o->turn < j->rank && !o->failed) usleep(20);
     if (!st && !*stream) CUDA(j, cudaStreamCreate(stream));
     if (!st) st = dpg_forward(j->plan, t, ws, j->comm, *stream, &j->err);
@@ -453,9 +456,9 @@ static void fetch_result(dp_cuda_result *r, dp_cuda_result *s, const dp_problem 
 
 dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N, dp_backend b, int backward, dp_cuda_way way,
                       dp_cuda_result *out, dp_err *e) {
-    const int segments = way == DP_CUDA_SEGMENTS || way == DP_CUDA_SEGMENTS_DH_ONLY || way == DP_CUDA_WINDOWS;
+    const int segments = way >= DP_CUDA_SEGMENTS, windows = way == DP_CUDA_WINDOWS || way == DP_CUDA_WINDOWS_DH_ONLY;
     const dpg_options opt = {.base = base, .chain = chain, .path = segments ? DPG_PATH_FAST : DPG_PATH_AUTO, .chain_how = segments ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE, .backward = backward,
-                             .send_dh_only = way == DP_CUDA_DH_ONLY || way == DP_CUDA_SEGMENTS_DH_ONLY || way == DP_CUDA_WINDOWS,
+                             .send_dh_only = way == DP_CUDA_DH_ONLY || way == DP_CUDA_SEGMENTS_DH_ONLY || way == DP_CUDA_WINDOWS_DH_ONLY,
                              .pair_dg = way == DP_CUDA_PAIR_DG, .bwd_path = way == DP_CUDA_PAIR_DG ? DPG_PATH_SIMPLE : DPG_PATH_AUTO, .save = way == DP_CUDA_SAVE_ALL ? DPG_SAVE_ALL : DPG_SAVE_STATE};
     *out = (dp_cuda_result){.N = N, .path = ""};
     dp_result_alloc(&out->out, p, backward);
@@ -480,7 +483,7 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
     if (!st) {
         for (int r = 0; r < N; r++) {
             state[r] = &job[r].state;
-            job[r] = (rank_job){.p = q, .g = g, .opt = opt, .N = N, .rank = r, .by_windows = N > 1 && way == DP_CUDA_WINDOWS, .order = procs ? NULL : order, .comm = comm ? &comm[r] : NULL, .out = res, .shared = procs};
+            job[r] = (rank_job){.p = q, .g = g, .opt = opt, .N = N, .rank = r, .by_windows = N > 1 && windows, .order = procs ? NULL : order, .comm = comm ? &comm[r] : NULL, .out = res, .shared = procs};
         }
         for (int r = 0; r < N && !procs; r++) pthread_create(&thread[r], NULL, rank_main, &job[r]);
         if (procs) st = dp_procs_run(N, rank_process, job, state, limit_s, &left, e);

@@ -15,7 +15,7 @@ typedef enum { DP_BACKEND_SIM, DP_BACKEND_CUDA, DP_BACKEND_NCCL, DP_BACKEND_FILE
 extern const char *const dp_backend_names[DP_NBACKENDS];
 
 /* Ways to compute the same gradients, by name in a run's ID (gpu/dp_gpu.h says what each does). */
-typedef enum { DP_CUDA_PLAIN, DP_CUDA_DH_ONLY, DP_CUDA_PAIR_DG, DP_CUDA_SAVE_ALL, DP_CUDA_SEGMENTS, DP_CUDA_SEGMENTS_DH_ONLY, DP_CUDA_WINDOWS, DP_NCUDA_WAYS } dp_cuda_way;
+typedef enum { DP_CUDA_PLAIN, DP_CUDA_DH_ONLY, DP_CUDA_PAIR_DG, DP_CUDA_SAVE_ALL, DP_CUDA_SEGMENTS, DP_CUDA_SEGMENTS_DH_ONLY, DP_CUDA_WINDOWS, DP_CUDA_WINDOWS_DH_ONLY, DP_NCUDA_WAYS } dp_cuda_way;
 extern const char *const dp_cuda_way_names[DP_NCUDA_WAYS];
 
 typedef struct {

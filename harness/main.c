@@ -94,7 +94,7 @@ static const struct argp_option RUN_OPTIONS[] = {
     {"backend", DP_OPT_BACKEND, "LIST", 0, "sim: simulated ranks; cuda: the CUDA kernels, ranks sharing one device; nccl: one device a rank, or processes that share the devices there are (default: sim, and cuda where it can run)", 0},
     {"subject", DP_OPT_SUBJECT, "LIB", 0, "judge a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; beside them with --backend sim", 0},
     DP_ROW_LIMIT,
-    {"way", OPT_WAY, "LIST", 0, "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg (dg without cancellation), save-all (nothing recomputed), segments (M as benchmarked: by the state pass, a rank's sequence cut in parts), segments-dh-only, windows (the same, ranks storing M and H into each other's memory)", 0},
+    {"way", OPT_WAY, "LIST", 0, "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg (dg without cancellation), save-all (nothing recomputed), segments (M as benchmarked: by the state pass, a rank's sequence cut in parts), segments-dh-only, windows and windows-dh-only (the same, ranks storing states into each other's memory)", 0},
     DP_ROW_FAULT,
     ROW_OUT,
     ROW_JSON,

@@ -207,7 +207,8 @@ static int test_windows(int K, int V, int slow, int when)
                     want[f][r].push_back(m[j].slot(B_HM)[i / K * (V + K) + V + i % K]);
         }
     }
-    NEED(dpg_comm_shared(comm.data(), N, 0, 5, &e));
+    const int devices[N] = {0, 1, 2, 3};
+    NEED(dpg_comm_devices(comm.data(), N, devices, 5, &e));
     std::vector<int> failed(N);
     for (int r = 0; r < N; r++)
         th.emplace_back([&, r] {
@@ -215,7 +216,6 @@ static int test_windows(int K, int V, int slow, int when)
             dpg_tensors t = {};
             std::vector<float> saved((size_t)m.p.saved_ms * K * K + 1, NAN);
             t.saved = saved.data();
-            comm[r].in_order = 1;                        /* host threads are what waits here */
             dp_status st = dpg_plan_connect(&m.p, &comm[r], &m.e);
             if (st == DP_OK && !m.p.window.mine)
                 st = dpg_fail(&m.e, DP_EDEVICE, "no windows");

@@ -5,7 +5,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-typedef enum { cudaSuccess = 0, cudaErrorNotReady = 600 } cudaError_t;
+typedef enum { cudaSuccess = 0, cudaErrorNotReady = 600, cudaErrorPeerAccessAlreadyEnabled = 704 } cudaError_t;
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
