@@ -132,11 +132,14 @@ void dpg_comm_procs_abort(void *shared, const char *why);
 typedef struct dpg_plan dpg_plan;
 dp_status dpg_plan_create(dpg_plan **plan, const dpg_problem *p, const dpg_options *opt, int rank, int N, dp_err *e);
 void dpg_plan_destroy(dpg_plan *plan);
-/* Gives the ranks of a problem windows: device memory of the plan that kernels of the other ranks store into. From then on the states that a forward's ranks start from go from rank to rank,
- * each of which multiplies it by its own M and hands it on (a window holds 3 HV K V floats, with send_dh_only also 3 N HV K K); dpg_forward makes no call of comm->all_gather, waits for no host thread, and gives the same bits. Every rank
- * calls it once, with the communicator of its forwards, none of which may be on its way; a plan may be destroyed once every rank has come back from a wait, before its communicator (after an error its windows stay: kernels of other ranks may still store into them). The fast path with augmented chains
- * alone, and ranks that reach each other's memory (NVLink): else nothing changes, and dpg_plan_connected is 0. Ranks that share a device must all be in_order (dpg_comm): kernels wait on the device
- * for those of the ranks before, which could else be held up by them; and they may not send_dh_only, for which a rank waits at the end of its forward for M of later ranks. */
+/* Gives the ranks of a problem windows: device memory of the plan that kernels of the other ranks store into, 3 HV K V floats, with send_dh_only also 3 N HV K K. From then on dpg_forward makes no
+ * call of comm->all_gather and waits for no host thread: each rank multiplies the state that it starts from by its own M and hands it on to the next (math.md g.1, farthest rank first, the same
+ * products and bits as a merge of gathered elements). Not in a CUDA graph: the number of the forward is an argument of its kernels.
+ * Every rank calls it once, with the communicator of its forwards, none of which may be on its way. A plan may be destroyed once every rank has come back from a wait, before its communicator;
+ * after an error its windows stay, since kernels of other ranks may still store into them.
+ * The fast path with augmented chains alone, and ranks that reach each other's memory (NVLink): else nothing changes, and dpg_plan_connected is 0. Ranks that share a device must all be
+ * in_order (dpg_comm): kernels wait on the device for those of the ranks before, which could else be held up by them; and they may not send_dh_only, for which a rank waits at the end of its
+ * forward for M of later ranks. */
 dp_status dpg_plan_connect(dpg_plan *plan, dpg_comm *comm, dp_err *e);
 int dpg_plan_connected(const dpg_plan *plan);
 int64_t dpg_plan_tokens(const dpg_plan *plan);                   /* L */

@@ -5,8 +5,8 @@
  * gathered elements, and only states cross the links. No host thread waits for another.
  *
  * A window holds the words of SLOTS forwards, so that a rank may be ahead of those who read what it stores: in forward n they lie where those of n - SLOTS lay, which the
- * readers were through with when they said so, in k_states of a forward after it. Ranks wait for those before them, and for those behind only to be through with earlier forwards:
- * never in a circle. */
+ * readers were through with when they said so, in k_states of a forward after it. Ranks wait for those before them, and for those behind to be through with earlier forwards; one that keeps
+ * M for its backward waits for those behind at the very end of its forward: never in a circle, as long as no rank's kernels stand behind another's on one device. */
 #include <stdlib.h>
 #include "internal.cuh"
 
