@@ -42,7 +42,7 @@ $(BUILD)/harness/cuda.o $(BUILD)/harness/cuda_conv.o $(BUILD)/harness/cuda_procs
 endif
 
 REF      := $(wildcard ref/*.c)
-HARNESS  := $(filter-out harness/main.c,$(wildcard harness/*.c))
+HARNESS  := $(filter-out harness/main.c,$(wildcard harness/*.c harness/verdict/*.c))
 TESTS    := $(wildcard harness/tests/*.c)
 BENCH    := $(patsubst harness/bench/%.c,$(BUILD)/bench/%,$(wildcard harness/bench/*.c))
 PROGRAM  := $(BUILD)/deltaproof

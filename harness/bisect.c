@@ -1,8 +1,7 @@
 #include "bisect.h"
 #include "../ref/mm.h"
 #include "budget.h"
-#include "excess.h"
-#include "expected.h"
+#include "verdict/expected.h"
 
 #include <assert.h>
 #include <math.h>
@@ -681,23 +680,29 @@ static double *floors(const tally *t, int HV) {
     return f;
 }
 
+/* The draws of a stage's tensor: each cell is a row and a window of its own. */
 static void hold(const tally *t, int ndraw, int HV, dp_bisect *out) {
     dp_bisect_row *x = &out->stage[t->stage];
     double *floor2 = floors(t, HV);
-    int *belong = dp_calloc((size_t)t->n, sizeof *belong);
+    int32_t *unit = dp_calloc((size_t)t->n, sizeof *unit), *window = dp_calloc((size_t)t->n, sizeof *window);
     dp_excess ex;
-    for (int64_t i = 0; i < t->n; i++) belong[i] = t->rows[i] > 0 ? (t->worst[i].at.rank > 0 ? t->worst[i].at.rank : 0) * HV + (int)(i % HV) : -1;
-    const dp_excess_in in = {.ndraw = ndraw, .n = t->n, .e2 = t->e2, .err2 = t->err2, .want2 = t->want2, .floor2 = floor2, .rows = t->rows, .belong = belong, .nbelong = out->N * HV, .safety = DP_EXCESS_SAME};
-    dp_excess_judge(&in, &ex);
-    if (ex.excess > 1 && !x->fails && ex.cell >= 0) {
-        const worst_row *r = &t->worst[ex.cell];
-        const dp_excess_level *l = &ex.at[ex.level];
+    for (int64_t i = 0; i < t->n; i++) {
+        unit[i] = (t->worst[i].at.rank > 0 ? t->worst[i].at.rank : 0) * HV + (int)(i % HV);
+        window[i] = t->rows[i] > 0 ? (int32_t)i : -1;
+    }
+    const dp_draws draws = {.ndraw = ndraw, .rows = t->n, .windows = t->n, .width = 1, .err2 = t->e2};
+    const dp_levels_in in = {.draws = &draws, .err2 = t->err2, .want2 = t->want2, .floor2 = floor2, .rows = t->rows, .window = window, .unit = unit, .heads = HV,
+                             .units = out->N * HV, .allowance = {1.2, 0}};
+    dp_levels_judge(&in, &ex);
+    if (ex.excess > 1 && !x->fails && ex.row >= 0) {
+        const worst_row *r = &t->worst[ex.row];
+        const dp_level_result *l = &ex.at[ex.level];
         snprintf(x->tensor, sizeof x->tensor, "%s", t->name);
         x->fails = x->expected = 1, x->ratio = l->ratio, x->budget = l->limit, x->at = r->at, x->row = r->row, x->index = r->index, x->got = r->got, x->want = r->want, x->err = r->err;
         if (r->at.rank >= 0) x->rank[r->at.rank] = 1, x->nrank = 1;
         if (r->at.head >= 0) x->head[r->at.head] = 1, x->nhead = 1;
     }
-    free(floor2), free(belong);
+    free(floor2), free(unit), free(window);
 }
 
 dp_status dp_bisect_expected(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int backward, dp_format dtype, dp_bisect *out, dp_err *e) {

@@ -8,7 +8,7 @@
  */
 #ifndef DP_BISECT_H
 #define DP_BISECT_H
-#include "compare.h"
+#include "verdict/compare.h"
 #include "ranks.h"
 #ifdef __cplusplus
 extern "C" {

@@ -96,7 +96,7 @@ static void errors_of_dH(dp_budget_base *w, int r, int hv) {
     const dp_problem *p = s->p;
     const int i = r * p->HV + hv;
     if (s->ctx[r].is_first) return;
-    double *H = dp_doubles((int64_t)p->K * p->V), *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
+    double *H = dp_doubles((int64_t)p->K * p->V), *dout = dp_doubles((int64_t)DP_CHUNK_MOST * p->V);
     w->edH[i] = state_error(w);
     for (int g = s->first[r][1] - 1; g >= s->first[r][0]; g--) {
         dp_sim_gather_do(s, g, hv, dout);
@@ -249,7 +249,7 @@ static void pass_bwd(const dp_budget_base *w, int r, int hv, const double *e_in,
     const dp_problem *p = s->p;
     const dp_context *c = &s->ctx[r];
     const int64_t size = dp_state_error_size(&w->r, p->K, p->V);
-    double *e = state_error(w), *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
+    double *e = state_error(w), *dout = dp_doubles((int64_t)DP_CHUNK_MOST * p->V);
     for (int sub = 0; sub < c->nlocal; sub++) {
         for (int64_t i = 0; i < size; i++) e[i] = sub == c->nlocal - 1 && e_in ? e_in[i] : 0;
         for (int g = s->first[r][sub + 1] - 1; g >= s->first[r][sub]; g--) {
@@ -269,7 +269,7 @@ static void outputs(const dp_budget_base *w, int g, int hv, const passes *ps, dp
     const dp_problem *p = w->ref->p;
     const dp_group *gr = &w->ref->group[g];
     const int64_t z = (int64_t)g * p->HV + hv;
-    double row[DP_CHUNK];
+    double row[DP_CHUNK_MOST];
     dp_bound_output(bound_at(w, g, hv), ps->eS[z], ps->DX[z], row);
     for (int t = 0; t < gr->c; t++) out->row[0][(gr->t0 + t) * p->HV + hv] = final(&w->r, row[t]);
 }

@@ -6,7 +6,7 @@
  * called ill-conditioned where half of the digits are gone: condition >= u^(-1/2). That word changes no verdict. */
 #ifndef DP_CONDITION_H
 #define DP_CONDITION_H
-#include "compare.h"
+#include "verdict/compare.h"
 #include "ranks.h"
 #ifdef __cplusplus
 extern "C" {

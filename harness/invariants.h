@@ -25,7 +25,7 @@
  */
 #ifndef DP_INVARIANTS_H
 #define DP_INVARIANTS_H
-#include "compare.h"
+#include "verdict/compare.h"
 #include "cuda.h"
 #include "ranks.h"
 #ifdef __cplusplus

@@ -86,6 +86,16 @@ static dp_status read_settings(const dp_judge_options *o, const dp_tensorfile *i
     return e->code;                                              /* below 3 ranks no M is used and the chain's format is nothing to claim */
 }
 
+/* What the option or OUT's metadata `design` declares; nothing: undeclared. */
+static dp_status read_design(const dp_judge_options *o, const dp_tensorfile *out, dp_base base, dp_design *design, dp_given *g, dp_err *e) {
+    const char *meta = dp_tensorfile_meta(out, "design"), *text = o->design ? o->design : meta;
+    dp_err why = {0};
+    if (!text) return DP_OK;
+    g->design = design;
+    if (!dp_design_parse(text, base, design, &why)) return DP_OK;
+    return o->design ? dp_fail(e, DP_EINPUT, "--design: %s", why.msg) : dp_fail(e, DP_EINPUT, "%s: metadata: %s", out->path, why.msg);
+}
+
 /* ---- inputs ----------------------------------------------------------------------------------------------------------------------- */
 
 static const char *const INPUTS[] = {"q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "s0", "do", "dht", "dstate", "cu_seqlens"};
@@ -267,6 +277,7 @@ dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp
     dp_tensorfile in = {.path = c->path}, out = {0};
     dp_tensor dout = {.name = (char *)"do"};
     dp_given g = {0};
+    dp_design design;
     dp_err own = {0};
     const char *formats[DP_NFORMATS];
     int backward;
@@ -288,6 +299,7 @@ dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp
         if (!st) st = load_results(&in, &out, &c->p, c->ranks[0], vk, &g, e);
     }
     const dp_run_options ro = {.cache = o->cache, .progress = o->progress};
+    if (!st) st = read_design(o, &out, c->base[0], &design, &g, e);
     if (!st) st = dp_run_given(c, &ro, &g, runs, e);
     dp_tensorfile_free(&out);
     return st;
@@ -347,6 +359,7 @@ static dp_status judge_chain(const dp_judge_options *o, dp_tensorfile *in, dp_te
 static dp_status judge_files(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out, dp_case *c, dp_runs *runs, dp_err *e) {
     settings s = {0};
     dp_given g = {0};
+    dp_design design;
     int backward;
     dp_status st = check_inputs(in, o->tokens, e);
     if (!st) st = check_outputs(in, out, &backward, e);
@@ -356,6 +369,7 @@ static dp_status judge_files(const dp_judge_options *o, dp_tensorfile *in, dp_te
     name_case(o, c);
     const dp_run_options ro = {.cache = o->cache, .truth = o->truth, .progress = o->progress};
     st = load_results(in, out, &c->p, s.ranks, s.out_vk, &g, e);
+    if (!st) st = read_design(o, out, c->base[0], &design, &g, e);
     if (!st) st = dp_run_given(c, &ro, &g, runs, e);
     if (st) dp_case_free(c);
     return st;

@@ -28,7 +28,7 @@ extern "C" {
 
 typedef struct {
     const char *inputs, *outputs;        /* paths */
-    const char *gate, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound, *base, *claim;   /* as given; NULL: not given */
+    const char *gate, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound, *base, *claim, *design;   /* as given; NULL: not given */
     int ranks;                           /* 0: not given */
     int64_t tokens;                      /* 0: all; else the first so many of IN are the problem */
     const char *cache;                   /* folder of truths and bounds; NULL: none */
@@ -47,8 +47,10 @@ dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_
 dp_status dp_judge_write_inputs(const dp_case *c, const char *path, dp_err *e);
 
 /* Results that another program computed: those that r points to are judged, by the bounds of the case's first base and chain over its first
- * rank count. same_design 1: computed stage by stage as the simulated ranks do (excess.h). u, tiny: unit roundoff and smallest half spacing of the format that field i was stored in. Adds one run of backend `file`. */
-typedef struct { dp_result r; double u[10], tiny[10], *stage[DP_NTAPS], stage_u[DP_NTAPS], stage_tiny[DP_NTAPS]; int same_design; } dp_given;
+ * rank count. same_design 1: computed stage by stage as the simulated ranks do.
+ * design: how they were computed, in the case's base; NULL: by the default design where same_design, else not known. u, tiny: unit roundoff and smallest half spacing of the format that field i was stored in. Adds one run of backend `file`. */
+typedef struct { dp_result r; double u[10], tiny[10], *stage[DP_NTAPS], stage_u[DP_NTAPS], stage_tiny[DP_NTAPS]; int same_design; 
+    const dp_design *design; } dp_given;
 /* Op chain: products [n][K][K] of factors [n][K][K], c->ch.n and K set. */
 void dp_run_chain_given(const dp_case *c, const double *factors, const double *products, dp_format claimed, dp_runs *out);
 dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given *g, dp_runs *out, dp_err *e);

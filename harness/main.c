@@ -46,7 +46,7 @@ typedef struct {
 } options;
 
 enum { OPT_OUT = 256, OPT_JSON, OPT_ID, OPT_ALL, OPT_SMOKE, OPT_KEYS, OPT_FAULTS, OPT_BITS, OPT_WAY, OPT_INPUTS, OPT_OUTPUTS, OPT_CLAIM, OPT_GATE, OPT_LOWER_BOUND, OPT_BETA, OPT_L2NORM,
-       OPT_SCALE, OPT_CU_SEQLENS, OPT_STATE_LAYOUT, OPT_TOKENS, OPT_TRUTH };
+       OPT_SCALE, OPT_CU_SEQLENS, OPT_STATE_LAYOUT, OPT_TOKENS, OPT_TRUTH, OPT_DESIGN };
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
@@ -71,6 +71,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_SCALE: o->judge.scale = arg; break;
     case OPT_CU_SEQLENS: o->judge.cu_seqlens = arg; break;
     case OPT_STATE_LAYOUT: o->judge.state_layout = arg; break;
+    case OPT_DESIGN: o->judge.design = arg; break;
     case OPT_TOKENS: o->judge.tokens = dp_option_number(st, "tokens", arg, 1, 1 << 24); break;
     case 'o': o->output = arg; break;
     case 'v': o->verbose = 1; break;
@@ -82,6 +83,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 #define ROW_TRUTH {"truth", OPT_TRUTH, "KIND", 0, "arithmetic of the truth: mpfr; dd: double-double, audited by MPFR; auto: MPFR where that is cheap (default: the case's)", 0}
 #define ROW_OUT {"out", OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0}
 #define ROW_JSON {"json", OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0}
+#define ROW_DESIGN {"design", OPT_DESIGN, "WORDS", 0, "how the kernel computes, where it is not the default of its base (ref/design.h): recurrent, chunk=N, factors=F, state=F, out=F, scores=gated, inverse=product", 0}
 static const struct argp_option RUN_OPTIONS[] = {
     DP_ROW_CASES,
     {"all", OPT_ALL, 0, 0, "run every case", 0},
@@ -93,6 +95,7 @@ static const struct argp_option RUN_OPTIONS[] = {
     {"merge", DP_OPT_MERGE, "LIST", 0, "only these merge orders: allgather ring", 0},
     {"backend", DP_OPT_BACKEND, "LIST", 0, "sim: simulated ranks; cuda: the CUDA kernels, ranks sharing one device; nccl: one device a rank, or processes that share the devices there are (default: sim, and cuda where it can run)", 0},
     {"subject", DP_OPT_SUBJECT, "LIB", 0, "judge a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; beside them with --backend sim", 0},
+    ROW_DESIGN,
     DP_ROW_LIMIT,
     {"way", OPT_WAY, "LIST", 0, "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg (dg without cancellation), save-all (nothing recomputed), segments (M as benchmarked: by the state pass, a rank's sequence cut in parts), segments-dh-only, windows and windows-dh-only (the same, ranks storing states into each other's memory)", 0},
     DP_ROW_FAULT,
@@ -114,6 +117,7 @@ static const struct argp_option JUDGE_OPTIONS[] = {
     {"ranks", DP_OPT_RANKS, "N", 0, "ranks that computed OUT (default: metadata `ranks` of OUT, else 1)", 0},
     {"base", DP_OPT_BASE, "NAME", 0, "formats that the kernel claims for everything but the M chain: fp64 fp32 bf16", 0},
     {"claim", OPT_CLAIM, "FORMAT", 0, "format that it claims for the M chain: fp32 tf32x3 tf32 tf32rz bf16 bf16st; needed from 3 ranks on", 0},
+    ROW_DESIGN,
     {"gate", OPT_GATE, "FORM", 0, "log: g is the log decay; softplus: -exp(A_log) softplus(g + dt_bias); lower_bound: X sigmoid(exp(A_log) (g + dt_bias))", 0},
     {"lower-bound", OPT_LOWER_BOUND, "X", 0, "of gate lower_bound", 0},
     {"beta", OPT_BETA, "FORM", 0, "plain; sigmoid: sigmoid(beta); sigmoid2: 2 sigmoid(beta)", 0},
@@ -226,7 +230,7 @@ static int run_one_case(const options *o, dp_case *c, dp_runs *runs) {
     tally t = {.o = o};
     const double t0 = dp_now();
     const dp_run_options ro = {.nranks = o->of.nranks, .ranks = o->of.ranks, .nbase = o->of.nbase, .base = o->of.base, .nchain = o->of.nchain, .chain = o->of.chain, .nmerge = o->of.nmerge, .merge = o->of.merge, .nbackend = o->of.nbackend, .backend = o->of.backend, .nway = o->nway, .way = o->way,
-                               .fault = o->of.fault, .subject = o->of.subject ? &o->subject : NULL, .limit_s = o->of.limit_s, .cache = o->of.cache, .truth = o->has_truth ? &o->truth : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
+                               .fault = o->of.fault, .subject = o->of.subject ? &o->subject : NULL, .design = o->judge.design, .limit_s = o->of.limit_s, .cache = o->of.cache, .truth = o->has_truth ? &o->truth : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
     FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;   /* the record alone goes to standard output */
     for (int i = 0; i < c->nwarn; i++) fprintf(stderr, "deltaproof: warning: %s\n", c->warn[i]);
     if (o->of.fault && !dp_fault_concerns(o->of.fault, c->op)) fprintf(stderr, "deltaproof: warning: %s: the fault %s cannot show in op = %s\n", c->path, dp_faults[o->of.fault].name, c->op_name);
@@ -342,18 +346,15 @@ static void print_tensor(const dp_judgement *t, FILE *f) {
         fprintf(f, "  ranks");
         for (int r = 0; r < t->N; r++) isnan(t->per_rank[r]) ? fprintf(f, " -") : fprintf(f, " %.2e", t->per_rank[r]);
     }
-    const dp_place *w = &t->worst;
-    if (w->rank >= 0) {
-        fprintf(f, "  worst: rank %d, head %d", w->rank, w->head);
-        if (w->sequence >= 0) fprintf(f, ", sequence %d", w->sequence);
-        if (w->token >= 0) fprintf(f, ", token %lld", (long long)w->token);
-        fprintf(f, ", entry %d: %.9g, truth %.9g, row %.2g", t->worst_index, t->worst_got, t->worst_want, t->worst_rel);
+    const dp_row *r = dp_judgement_row(t);
+    if (r->at.rank >= 0) {
+        fprintf(f, "  %s: rank %d, head %d", r == &t->worst ? "worst" : "wrong", r->at.rank, r->at.head);
+        if (r->at.sequence >= 0) fprintf(f, ", sequence %d", r->at.sequence);
+        if (r->at.token >= 0) fprintf(f, ", token %lld", (long long)r->at.token);
+        fprintf(f, ", entry %d: %.9g, truth %.9g; row |error| %.2g, |truth| %.2g", r->index, r->got, r->want, r->err, r->size);
     }
-    if (t->why[0]) fprintf(f, "  (%s", t->why);
-    const dp_place *at = dp_judgement_place(t);
-    if (t->why[0] && at == &t->over) fprintf(f, ": rank %d, head %d", at->rank, at->head);
-    if (t->why[0] && at == &t->over && at->token >= 0) fprintf(f, ", token %lld", (long long)at->token);
-    fputs(t->why[0] ? ")\n" : "\n", f);
+    if (t->why[0]) fprintf(f, "  (%s)", t->why);
+    fputc('\n', f);
 }
 
 static int check_judge_usage(options *o) {

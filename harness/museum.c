@@ -52,7 +52,7 @@ static dp_museum_place by_verdict(const dp_run *r) {
         for (int i = 0; i < r->ntensor; i++) {
             const dp_judgement *t = &r->tensor[i];
             if (t->verdict != DP_FAIL || strcmp(t->name, order[k][0])) continue;
-            const dp_place *at = dp_judgement_place(t);
+            const dp_place *at = &dp_judgement_row(t)->at;
             return (dp_museum_place){.by = "verdict", .stage = order[k][1], .rank = at->rank, .head = at->head};
         }
     return (dp_museum_place){.by = "verdict"};
@@ -149,7 +149,7 @@ static void judge_runs(const dp_case *c, const dp_runs *runs, const dp_runs *cle
     }
     if (smaller(row, c)) {
         const dp_judgement *t = reddest(first);
-        note(row, c, first->id, t ? t->name : first->op, t ? tier_of(first) : "bits", t ? dp_judgement_times(t) : NAN);
+        note(row, c, first->id, t ? t->name : first->op, t ? tier_of(first) : "bits", t ? (t)->times : NAN);
     }
 }
 

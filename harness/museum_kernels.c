@@ -46,7 +46,7 @@ static const dp_judgement *first_wrong(const dp_run *r) {
 
 static void note(dp_kernel_row *row, const dp_case *c, const dp_run *r) {
     const dp_judgement *t = first_wrong(r);
-    const dp_place *at = !t ? NULL : t->over.rank >= 0 && t->ratio > 1 ? &t->over : &t->worst;
+    const dp_place *at = t ? &dp_judgement_row(t)->at : NULL;
     row->red++;
     if (row->id[0]) return;
     row->T = c->op == DP_OP_CONV ? c->conv.T : c->p.T, row->ranks = r->ranks;

@@ -11,10 +11,23 @@
 const char *const dp_stage_names[DP_NSTAGES] = {"gate", "intra", "solve", "wy", "pre_process_fwd", "merge_fwd", "state_fwd", "output", "recompute", "dAv", "pre_process_bwd",
                                                 "merge_bwd", "state_bwd", "wy_bwd", "intra_bwd", "gate_bwd"};
 
+/* The design of a stage: the simulation's own, or the default of another base. */
+static dp_design design_at(const dp_sim *s, dp_stage stage) {
+    return s->at[stage] == s->design.base ? s->design : dp_design_of(s->at[stage]);
+}
+
+static void set_design(const dp_sim *s, dp_chunk *ch, dp_stage stage) {
+    const dp_design d = design_at(s, stage);
+    ch->base = d.base;
+    ch->factors = d.factors;
+    ch->out = d.out;
+    ch->gated = d.gated;
+}
+
 /* The chunk, with the formats of a stage. */
 static dp_chunk *chunk_at(const dp_sim *s, int gi, int hv, dp_stage stage) {
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
-    ch->base = s->at[stage];
+    set_design(s, ch, stage);
     return ch;
 }
 
@@ -28,9 +41,10 @@ static void activate(dp_sim *s) {
     s->q = dp_doubles(nq), s->k = dp_doubles(nk), s->g = dp_doubles(p->T * p->HV * dp_Kg(p)), s->beta = dp_doubles(p->T * p->HV * p->R);
     s->rstd_q = dp_doubles(p->T * p->H), s->rstd_k = dp_doubles(p->T * p->H * p->R);
     (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(p, 0, p->T, s->q, s->k, s->g, s->beta, s->rstd_q, s->rstd_k);
-    if (base == DP_BASE_BF16 && p->l2norm) {                  /* the normalised q and k are stored in the inputs' type */
-        for (int64_t i = 0; i < nq; i++) s->q[i] = dp_round_store(base, s->q[i]);
-        for (int64_t i = 0; i < nk; i++) s->k[i] = dp_round_store(base, s->k[i]);
+    if (base == DP_BASE_BF16 && p->l2norm) {                  /* the normalised q and k are stored like factors */
+        const dp_format f = design_at(s, DP_STAGE_GATE).factors;
+        for (int64_t i = 0; i < nq; i++) s->q[i] = dp_store(f, s->q[i]);
+        for (int64_t i = 0; i < nk; i++) s->k[i] = dp_store(f, s->k[i]);
     }
     dp_damage_gate(s);
 }
@@ -38,15 +52,15 @@ static void activate(dp_sim *s) {
 static void list_groups(dp_sim *s) {
     int64_t cap = 0;
     s->first = dp_calloc((size_t)s->N, sizeof *s->first);
-    for (int r = 0; r < s->N; r++) cap += s->ctx[r].L / DP_CHUNK + s->ctx[r].nlocal + 1;
+    for (int r = 0; r < s->N; r++) cap += s->ctx[r].L / s->design.chunk + s->ctx[r].nlocal + 1;
     s->group = dp_calloc((size_t)cap, sizeof *s->group);
     for (int r = 0; r < s->N; r++) {
         const dp_context *c = &s->ctx[r];
         s->first[r] = dp_calloc((size_t)c->nlocal + 1, sizeof **s->first);
         for (int sub = 0; sub < c->nlocal; sub++) {
             s->first[r][sub] = s->ngroup;
-            for (int64_t t = c->a + c->local_cu[sub], end = c->a + c->local_cu[sub + 1]; t < end; t += DP_CHUNK)
-                s->group[s->ngroup++] = (dp_group){.rank = r, .sub = sub, .c = (int)(end - t < DP_CHUNK ? end - t : DP_CHUNK), .t0 = t};
+            for (int64_t t = c->a + c->local_cu[sub], end = c->a + c->local_cu[sub + 1]; t < end; t += s->design.chunk)
+                s->group[s->ngroup++] = (dp_group){.rank = r, .sub = sub, .c = (int)(end - t < s->design.chunk ? end - t : s->design.chunk), .t0 = t};
         }
         s->first[r][c->nlocal] = s->ngroup;
     }
@@ -67,6 +81,7 @@ static void intra(dp_sim *s, int gi, int hv) {
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     dp_chunk_free(ch);
     dp_chunk_begin(ch, s->at[DP_STAGE_INTRA], s->group[gi].c, p->R, p->K, p->V, p->scale, &in);
+    set_design(s, ch, DP_STAGE_INTRA);
     ch->by_inverse = s->by_inverse;
     dp_chunk_intra(ch, &in);
     dp_damage_intra(s, gi, hv);
@@ -92,6 +107,8 @@ static void each_chunk(dp_sim *s, stage_fn *f) {
     for (int64_t i = 0; i < (int64_t)s->ngroup * s->p->HV; i++) f(s, (int)(i / s->p->HV), (int)(i % s->p->HV));
 }
 
+static dp_status sim_new(dp_sim *s, const dp_problem *p, const dp_design *design, const dp_base at[DP_NSTAGES], int by_inverse, int N, dp_fault fault, dp_err *e);
+
 dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault, dp_err *e) {
     dp_base at[DP_NSTAGES];
     for (int i = 0; i < DP_NSTAGES; i++) at[i] = base;
@@ -99,7 +116,20 @@ dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fau
 }
 
 dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N, dp_fault fault, dp_err *e) {
-    *s = (dp_sim){.p = p, .base = at[0], .N = N, .fault = fault, .by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16, .given = p};
+    const dp_design design = dp_design_of(at[0]);
+    const int by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16;
+    return sim_new(s, p, &design, at, by_inverse, N, fault, e);
+}
+
+dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N, dp_err *e) {
+    dp_base at[DP_NSTAGES];
+    assert(design->chunk > 0);
+    for (int i = 0; i < DP_NSTAGES; i++) at[i] = design->base;
+    return sim_new(s, p, design, at, design->product, N, DP_FAULT_NONE, e);
+}
+
+static dp_status sim_new(dp_sim *s, const dp_problem *p, const dp_design *design, const dp_base at[DP_NSTAGES], int by_inverse, int N, dp_fault fault, dp_err *e) {
+    *s = (dp_sim){.p = p, .base = at[0], .design = *design, .N = N, .fault = fault, .by_inverse = by_inverse, .given = p};
     s->hit = dp_calloc((size_t)N * p->HV, 1);
     s->by_inverse |= dp_damage_by_inverse(s);
     memcpy(s->at, at, sizeof s->at);
@@ -186,6 +216,13 @@ static void replace(double **slot, double *x) {
     *slot = x;
 }
 
+/* The state as it is carried to the next chunk. */
+static void round_state(const dp_sim *s, dp_stage stage, double *S) {
+    const dp_design d = design_at(s, stage);
+    if (d.state == dp_design_of(d.base).state) return;
+    for (int64_t i = 0; i < (int64_t)s->p->K * s->p->V; i++) S[i] = dp_store(d.state, S[i]);
+}
+
 static void round_arith_all(dp_base b, double *x, int64_t n) {
     if (b != DP_BASE_FP64) for (int64_t i = 0; i < n; i++) x[i] = dp_round_arith(b, x[i]);
 }
@@ -240,7 +277,10 @@ static void pre_process_fwd(dp_sim *s, int r, int hv) {
     replace(&s->M[i], chain(s, s->first[r][sub], s->first[r][sub + 1], hv, dp_damage_chain(s, r, hv), 0, r == s->traj_rank && s->p->HV == 1));
     if (s->H[i]) return;                                         /* does not depend on the chain's format */
     s->H[i] = dp_doubles((int64_t)s->p->K * s->p->V);
-    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) dp_chunk_state(chunk_at(s, g, hv, DP_STAGE_PRE_FWD), s->H[i], NULL);
+    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
+        dp_chunk_state(chunk_at(s, g, hv, DP_STAGE_PRE_FWD), s->H[i], NULL);
+        round_state(s, DP_STAGE_PRE_FWD, s->H[i]);
+    }
 }
 
 /* Every rank folds what it needs from the gathered pairs, farthest rank first. */
@@ -303,6 +343,7 @@ static void state_fwd(dp_sim *s, int r, int hv, int sub, int lost) {
             free(D);
             dp_damage_hit(s, r, hv);
         } else dp_chunk_state(ch, S, ch->v_new);
+        round_state(s, DP_STAGE_STATE_FWD, S);
         dp_damage_state(s, g, hv, S);
     }
     if (ends_here(s, r, sub) && !lost) memcpy(s->out.final_state + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, S, sizeof(double) * KV);
@@ -396,7 +437,7 @@ static void dAv(dp_sim *s, int gi, int hv) {
 /* dS over groups [g0, g1), last to first; keeps dh and dX in the chunks when keep. */
 static void scan_bwd(dp_sim *s, int g0, int g1, int hv, int keep, double *dS) {
     const int64_t KV = (int64_t)s->p->K * s->p->V;
-    double *dout = dp_doubles((int64_t)DP_CHUNK * s->p->V);
+    double *dout = dp_doubles((int64_t)s->design.chunk * s->p->V);
     for (int g = g1 - 1; g >= g0; g--) {
         dp_chunk *ch = chunk_at(s, g, hv, keep ? DP_STAGE_STATE_BWD : DP_STAGE_PRE_BWD), alias;
         dp_sim_gather_do(s, g, hv, dout);
@@ -478,13 +519,14 @@ static void grads(dp_sim *s, int gi) {
     for (int i = 0; i < p->HV; i++) {
         const int hv = dp_damage_order(s, i, p->HV), h = hv / dp_G(p);
         const dp_base b = s->at[DP_STAGE_INTRA_BWD];
+        const dp_format out = design_at(s, DP_STAGE_WY_BWD).out;
         dp_chunk *ch = dp_sim_chunk(s, gi, hv);
         dp_chunk_grad x;
         dp_chunk_grad_alloc(&x, ch);
         dp_sim_gather_do(s, gi, hv, dout);
-        ch->base = s->at[DP_STAGE_WY_BWD];
+        set_design(s, ch, DP_STAGE_WY_BWD);
         dp_chunk_wy_bwd(ch, &x);
-        ch->base = b;
+        set_design(s, ch, DP_STAGE_INTRA_BWD);
         dp_chunk_intra_bwd(ch, dout, 0, &x);
         dp_damage_grads(s, gi, hv, &x);
         for (int t = 0; t < g->c; t++) {
@@ -501,7 +543,7 @@ static void grads(dp_sim *s, int gi) {
             }
             memcpy(s->dbeta + (tok * p->HV + hv) * p->R, x.dbeta + t * p->R, sizeof(double) * p->R);
             for (int64_t i = 0; i < (int64_t)p->R * p->V; i++)
-                s->out.dv[(tok * p->HV + hv) * p->R * p->V + i] = dp_round_store(s->at[DP_STAGE_WY_BWD], x.dv[(int64_t)t * p->R * p->V + i]);
+                s->out.dv[(tok * p->HV + hv) * p->R * p->V + i] = dp_store(out, x.dv[(int64_t)t * p->R * p->V + i]);
         }
         dp_chunk_grad_free(&x);
     }
@@ -512,6 +554,7 @@ static void grads(dp_sim *s, int gi) {
 static void gate_bwd(dp_sim *s) {
     const dp_problem *p = s->p;
     const dp_base base = s->at[DP_STAGE_GATE_BWD];
+    const dp_format out = design_at(s, DP_STAGE_GATE_BWD).out;
     const double *dq = s->dq, *dk = s->dk, *dg = s->dg, *dbeta = s->dbeta;
     const int Kg = dp_Kg(p);
     double *A = s->out.dA_log, *B = s->out.ddt_bias;
@@ -535,7 +578,7 @@ static void gate_bwd(dp_sim *s) {
     free(nq), free(nk);
     const struct { double *x; int64_t n; } st[] = {{s->out.dq, p->T * p->H * p->K}, {s->out.dk, p->T * p->H * p->K * p->R}, {s->out.dg, p->T * p->HV * Kg}, {s->out.dbeta, p->T * p->HV * p->R}};
     for (size_t i = 0; i < sizeof st / sizeof *st; i++)          /* gradients leave in the inputs' type */
-        for (int64_t j = 0; j < st[i].n; j++) st[i].x[j] = dp_round_store(base, st[i].x[j]);
+        for (int64_t j = 0; j < st[i].n; j++) st[i].x[j] = dp_store(out, st[i].x[j]);
 }
 
 static void all_grads(dp_sim *s) {

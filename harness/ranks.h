@@ -11,6 +11,7 @@
 #define DP_RANKS_H
 #include "../ref/chunk.h"
 #include "../ref/context.h"
+#include "../ref/design.h"
 #include "../ref/problem.h"
 #include "fault.h"
 #ifdef __cplusplus
@@ -36,6 +37,7 @@ typedef struct {                 /* one chunk position: HV consecutive dp_chunk 
 typedef struct {
     const dp_problem *p;
     dp_base base;
+    dp_design design;            /* of the simulation; bases of stages that differ from its own use their defaults */
     dp_base at[DP_NSTAGES];      /* the base policy of each stage: all `base`, unless made by dp_sim_new_policy */
     int by_inverse;              /* as in dp_chunk */
     int N;
@@ -64,6 +66,8 @@ typedef struct {
 } dp_sim;
 
 dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault, dp_err *e);
+/* A chunk design (chunk > 0) without faults. */
+dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N, dp_err *e);
 /* The same with a base of its own for every stage. */
 dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N, dp_fault fault, dp_err *e);
 void dp_sim_free(dp_sim *s);

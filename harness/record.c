@@ -56,12 +56,23 @@ static json_t *expected_json(const dp_excess *e) {
     json_t *o = json_object();
     set(o, "rel", num(e->expected)), set(o, "excess", num(e->excess)), set_str(o, "level", dp_level_names[e->level]);
     for (int l = 0; l < DP_NLEVELS; l++) {
-        const dp_excess_level *x = &e->at[l];
+        const dp_level_result *x = &e->at[l];
         json_t *y = json_object();
-        set(y, "ratio", num_or_null(x->ratio)), set(y, "median", num_or_null(x->median)), set(y, "limit", num(x->limit)), set(y, "units", json_integer(x->units)), set(y, "freedom", num(x->nu)), set(y, "draw", num_or_null(x->draw));
+        if (isnan(x->ratio) && isnan(x->limit)) {                /* the tensor has no such level */
+            json_decref(y);
+            continue;
+        }
+        set(y, "ratio", num_or_null(x->ratio)), set(y, "median", num_or_null(x->median)), set(y, "limit", num(x->limit)), set(y, "units", json_integer(x->units));
+        set(y, "freedom", num(x->freedom)), set(y, "draw", num_or_null(x->draw));
         set(o, dp_level_names[l], y);
     }
     return o;
+}
+
+static void place_json(json_t *o, const dp_row *r) {
+    set(o, "rank", json_integer(r->at.rank)), set(o, "sequence", json_integer(r->at.sequence)), set(o, "token", json_integer(r->at.token));
+    set(o, "head", json_integer(r->at.head)), set(o, "index", json_integer(r->index));
+    set_hex(o, "got", r->got), set_hex(o, "want", r->want);
 }
 
 static json_t *tensor_json(const dp_judgement *t) {
@@ -71,12 +82,17 @@ static json_t *tensor_json(const dp_judgement *t) {
     set(o, "per_rank", list(t->per_rank, t->N));
     for (int r = 0; r < t->N; r++) json_array_append_new(h, list(t->per_head + r * t->heads, t->heads));
     set(o, "per_head", h);
-    if (t->worst.rank >= 0) {
-        set(w, "rank", json_integer(t->worst.rank)), set(w, "sequence", json_integer(t->worst.sequence)), set(w, "token", json_integer(t->worst.token));
-        set(w, "head", json_integer(t->worst.head)), set(w, "index", json_integer(t->worst_index));
-        set_hex(w, "got", t->worst_got), set_hex(w, "want", t->worst_want), set(w, "rel", num(t->worst_rel));
+    if (t->worst.at.rank >= 0) {
+        place_json(w, &t->worst), set(w, "rel", num(t->worst_rel));
         set(o, "worst_token", w);
     } else json_decref(w);
+    if (t->failed.at.rank >= 0) {
+        json_t *x = json_object();
+        place_json(x, &t->failed);
+        set(x, "error", num(t->failed.err)), set(x, "bound", num_or_null(t->failed.bound)), set(x, "size", num(t->failed.size)), set(x, "scale", num(t->scale)), set(x, "times", num_or_null(t->times));
+        set(x, "marginal", json_boolean(dp_judgement_marginal(t)));
+        set(o, "failed", x);
+    }
     if (t->nwindow) {
         json_t *win = json_object();
         set(win, "size", json_integer(64)), set(win, "rel", list(t->window, t->nwindow));
@@ -84,6 +100,7 @@ static json_t *tensor_json(const dp_judgement *t) {
     }
     if (!isnan(t->bound)) set(o, "bound", num(t->bound)), set(o, "ratio", num_or_null(t->ratio)), set(o, "per_rank_ratio", list(t->per_rank_ratio, t->N));
     if (!isnan(t->expected.excess)) set(o, "expected", expected_json(&t->expected));
+    if (!isnan(t->before.excess)) set(o, "first_draws", expected_json(&t->before));
     if (t->tier && *t->tier) set_str(o, "tier", t->tier);
     set_str(o, "verdict", dp_verdict_names[t->verdict]);
     if (t->why[0]) set_str(o, "why", t->why);
@@ -109,6 +126,12 @@ static json_t *run_json(const dp_run *r) {
     if (r->way) set_str(o, "way", dp_cuda_way_names[r->way]);
     if (r->has_base) set_str(p, "base", dp_base_names[r->base]);
     if (r->has_chain) set_str(p, "chain", dp_formats[r->chain].name);
+    if (r->undeclared) set_str(p, "design", "undeclared");
+    else if (r->has_base) {
+        char design[DP_DESIGN_TEXT];
+        dp_design_text(&r->design, design);
+        if (*design) set_str(p, "design", design);
+    }
     if (r->has_merge) set_str(p, "merge", dp_merge_names[r->merge]);
     if (r->fault) set_str(p, "fault", dp_faults[r->fault].name);
     set(o, "policy", p);
@@ -140,6 +163,7 @@ static json_t *run_json(const dp_run *r) {
     if (r->cond.condition > 0)
         set(o, "condition", json_pack("{so so so si si sI sb}", "condition", num(r->cond.condition), "inverse", num(r->cond.inverse), "entry", num(r->cond.entry), "rank", r->cond.rank, "head", r->cond.head,
                                       "token", (json_int_t)r->cond.token, "ill", dp_ill_conditioned(&r->cond, r->base)));
+    if (r->settled) set(o, "settled", json_true());
     set_str(o, "verdict", dp_verdict_names[r->verdict]);
     if (r->verdict == DP_FAIL && r->tier && *r->tier) set_str(o, "tier", r->tier);
     if (r->why[0]) set_str(o, "why", r->why);

@@ -16,7 +16,7 @@
  *     "case": "kda-long", "op": "gdn"|"kda"|"mkda"|"chain"|"conv", "ranks": 4, "backend": "sim"|"cuda"|"nccl"|"file"|"subject",   file: tensors that `deltaproof judge` read; subject: a shared library
  *     "path": "simple"|"fast",                           cuda, nccl: which kernels ran; subject: the library's name
  *     "outcome": "returned"|"unsupported"|"failed"|"crashed"|"hung"|"out of bounds"|"exited",      subject: what its process did; all but the first two fail the run
- *     "policy": {"base": "bf16", "chain": "tf32", "merge": "allgather"},
+ *     "policy": {"base": "bf16", "chain": "tf32", "merge": "allgather", "design": "chunk=128"},   design: ref/design.h, where it is not the base's default; "undeclared"
  *     "truth": {"kind": "mpfr"|"double-double"|"fp64", "bits": 192, "radius": 1e-55, "cached": true},   radius: largest, relative to its tensor
  *               "device": "..",                      that computed it, absent: the CPU, or it came from the cache
  *               "audit": {"columns", "tokens", "seed", "worst"},   double-double: random columns of the state again in MPFR; tokens of all together; seed: a string of
@@ -32,11 +32,15 @@
  *       "bound": 2.1e-2,                              bound / |want|_F; absent when unjudged
  *       "ratio": 0.19,                                largest err / bound over (rank, head) and rows
  *       "per_rank_ratio": [..],
- *       "expected": {"rel": 4e-3,                     what the declared formats make of these inputs (expected.h), over |want|_F
- *                    "excess": 0.7,                   largest error / (limit x expected) over the levels: above 1 fails
- *                    "level": "window"|"rank"|"tensor",   where
- *                    "window": {"ratio", "median", "limit", "units", "freedom", "draw"}, "rank": {..}, "tensor": {..}},   excess.h; ratio: error / expected, draw: that of a draw
- *       "tier": "exact"|"bound"|"expected",           what decided; absent when unjudged
+ *       "expected": {"rel": 4e-3,                     what the design makes of these inputs (verdict/expected.h), over |want|_F
+ *                    "excess": 0.7,                   largest ratio / limit over the levels: above 1 fails
+ *                    "level": "window",               where: a name of verdict/levels.h, and for each level that the tensor has:
+ *                    "window": {"ratio", "median", "limit", "units", "freedom", "draw"}, ..},     ratio: error / expected, draw: that of a draw
+ *       "first_draws": {..},                          the same of the first set of draws, where a second one decided
+ *       "failed": {"rank", "sequence", "token", "head", "index", "got", "want", "error", "bound", "size", "scale", "times", "marginal"},
+ *                                                     the row that carries the failure: |err|, bound and |want| of it, rms |want| of its head's rows,
+ *                                                     error over its limit, and whether that is within 1.3
+ *       "tier": "exact"|"bound"|"expected"|"sum",     what decided; absent when unjudged
  *       "verdict": "pass"|"fail"|"skipped"|"unjudged", "why": "..."      why: for all but pass; cases with keys = exact: pass is rel_fro = 0, and why says whose data a wrong row holds (harness/source.h)
  *     }],
  *     "chain": [{"rank": 1, "chunks": 16, "rel": 1e-3, "effect": 9e-4, "bound": 8e-3, "abs": .., "norm": ..}],
@@ -50,7 +54,8 @@
  *              "says": "behaves like fp32: 24.0 bits"},
  *     "condition": {"condition", "inverse", "entry", "rank", "head", "token", "ill": false},   of the chunks' triangular systems by themselves (harness/condition.h): largest
  *                                  |A|_1 |A^-1|_1 and where, largest |A^-1|_1, largest entry of an inverse; ill: costs half of the digits of the base's arithmetic
- *     "tier": "exact"|"bound"|"expected",             of a failed run: what decided on its worst tensor
+ *     "settled": true,                               present where a second set of draws decided
+ *     "tier": "exact"|"bound"|"expected"|"sum",       of a failed run: what decided on its worst tensor
  *     "verdict": "pass"|"fail"|"skipped"|"unjudged", "why": "...", "seconds": 1.2
  *   }]
  * }

@@ -46,9 +46,9 @@ int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *ou
 
 /* Inputs on which nothing rounds: bounds play no part, an error of 0 passes and any other fails. */
 static void judge_exactly(dp_judgement *t) {
-    t->verdict = t->rel_fro == 0 ? DP_PASS : DP_FAIL, t->tier = "exact";
+    t->verdict = t->rel_fro == 0 ? DP_PASS : DP_FAIL, t->tier = "exact", t->failed = t->worst;
     t->why[0] = 0;
-    if (t->verdict == DP_FAIL) snprintf(t->why, sizeof t->why, "nothing rounds in this case, but the error is %.3g: got %g, want %g%s%s", t->rel_fro, t->worst_got, t->worst_want, *t->source ? "; " : "", t->source);
+    if (t->verdict == DP_FAIL) snprintf(t->why, sizeof t->why, "nothing rounds in this case, but the error is %.3g: got %g, want %g%s%s", t->rel_fro, t->worst.got, t->worst.want, *t->source ? "; " : "", t->source);
 }
 
 /* The failing tensor that says whose data it holds, the earliest in the pipeline; NULL: none does. */
@@ -81,11 +81,12 @@ void dp_run_close(dp_run *r, double seconds) {
     r->verdict = n[DP_FAIL] ? DP_FAIL : n[DP_PASS] ? DP_PASS : n[DP_UNJUDGED] ? DP_UNJUDGED : DP_SKIPPED;
     const dp_judgement *source = r->exact ? with_source(r) : NULL;
     if (source) bad = source;
-    const dp_place *at = bad ? dp_judgement_place(bad) : NULL;
+    const dp_place *at = bad ? &dp_judgement_row(bad)->at : NULL;
     r->tier = bad ? bad->tier : "";
     if (source) snprintf(r->why, sizeof r->why, "%s: %s", bad->name, bad->why);     /* names the place itself */
     else if (bad && at->token >= 0)
         snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, token %lld, head %d)", bad->name, bad->why, at->rank, at->sequence, (long long)at->token, at->head);
+    else if (bad && at->sequence >= 0) snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, head %d)", bad->name, bad->why, at->rank, at->sequence, at->head);
     else if (bad) snprintf(r->why, sizeof r->why, "%s: %s (rank %d, head %d)", bad->name, bad->why, at->rank, at->head);
     else if (un) snprintf(r->why, sizeof r->why, "%d tensor%s unjudged, %s: %s", n[DP_UNJUDGED], n[DP_UNJUDGED] > 1 ? "s" : "", un->name, un->why);
     if (r->cond.condition > 0 && !r->exact && (r->verdict == DP_PASS || r->verdict == DP_FAIL)) dp_condition_explain(&r->cond, r->base, r->verdict, r->why, sizeof r->why);

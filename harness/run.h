@@ -8,11 +8,12 @@
 #define DP_RUN_H
 #include "bits.h"
 #include "case.h"
-#include "compare.h"
+#include "verdict/compare.h"
 #include "condition.h"
 #include "cuda.h"
 #include "fault.h"
 #include "subject.h"
+#include "../ref/design.h"
 #include "../ref/truth.h"
 #ifdef __cplusplus
 extern "C" {
@@ -37,7 +38,10 @@ typedef struct {
     dp_fault fault;
     unsigned char *hit;          /* [nhit = ranks*HV]: where the fault acted (sim); NULL: not known */
     int nhit;
-    int other_design;            /* subject, file: how it computes is not known (excess.h) */
+    dp_design design;            /* how it computes, in `base` */
+    int undeclared;              /* subject, file: does not say how it computes */
+    int other_design;            /* subject, file: not the pipeline that is drawn */
+    int set, settled;            /* set of draws that it is judged by; 1: set 1 decided what set 0 left marginal */
     int exact;                   /* keys = exact: every error must be 0, whatever the bounds allow */
     const char *truth_kind;
     int truth_bits, truth_cached;
@@ -65,6 +69,7 @@ typedef struct {
     int nmerge; const dp_merge *merge;
     dp_fault fault;
     int nbackend; const dp_backend *backend;   /* empty: sim, and cuda where there is a device */
+    const char *design;          /* how the subject computes, in place of what it declares; NULL: as it declares */
     const dp_subject *subject;   /* judged too where there is one; its name must outlive the record */
     double limit_s;              /* a run of it */
     int nway; const dp_cuda_way *way;          /* empty: plain */

@@ -2,11 +2,14 @@
 #include "../ref/mm.h"
 #include "../ref/truth.h"
 #include "budget.h"
-#include "expected.h"
 #include "judge.h"
 #include "run.h"
 #include "step.h"
 #include "source.h"
+#include "verdict/expectations.h"
+#include "verdict/row_map.h"
+#include "verdict/sums.h"
+#include "../ref/elementary.h"
 
 #include <assert.h>
 #include <math.h>
@@ -89,7 +92,7 @@ typedef struct {
     int N;
     dp_truth_rank *at;           /* [N*HV] */
     double **traj;               /* [DP_MAX_TRAJ] true M over 2^i chunks of the recorded rank; NULL: none */
-    int *chunk_of;
+    dp_windows windows;
     dp_sim *ref;                 /* the fp64 reference, run when the first bound that is not cached asks for it */
     int have_ref;
     dp_budget_base fp64;         /* worst case of that reference itself, for stages, which have no other truth */
@@ -97,10 +100,8 @@ typedef struct {
     double radius;
     dp_truth_note note;
     dp_condition cond;
-    int nexp;                    /* what each policy makes of these inputs */
-    dp_base exp_base[2 * DP_NBASES * DP_NFORMATS];
-    dp_format exp_chain[2 * DP_NBASES * DP_NFORMATS];
-    dp_expected *exp;
+    dp_expectations expect;
+    dp_front front;
     const dp_step_run *step;     /* op step: what the subject's convolutions made of the inputs; NULL: it gets the problem as it is */
 } split;
 
@@ -118,23 +119,61 @@ static void judge_one(const split *sp, const dp_compare_in *in, dp_run *run) {
     memcpy(j->source, s.says, sizeof s.says);
 }
 
-static const dp_expected *expected_of(const split *sp, dp_base base, dp_format chain) {
-    for (int i = sp->nexp - 1; i >= 0; i--) if (sp->exp_base[i] == base && (sp->exp_chain[i] == chain || sp->N == 1)) return &sp->exp[i];
+static dp_claim claim_of(const dp_run *r) {
+    return (dp_claim){r->design, r->chain, r->undeclared};
+}
+
+static const dp_expected *expected_of(const split *sp, const dp_run *r) {
+    const dp_claim claim = claim_of(r);
+    return dp_expectations_find(&sp->expect, &claim, r->set);
+}
+
+/* Who computes, and how much of what draws cannot show is his (reports/verdicts.md): the pipeline that
+ * was drawn; the same with other orders of summation; kernels that declare their design; others. */
+typedef enum { DRAWN, OTHER_SUMS, DECLARED, UNDECLARED, NWHO } who;
+static const dp_allowance ALLOWANCE[NWHO][2] = {                 /* arithmetic fp32 or fp64; bf16 */
+    [DRAWN] = {{1.2, 0.1}, {1.2, 0.1}},
+    [OTHER_SUMS] = {{1.5, 0.15}, {1.4, 0.1}},
+    [DECLARED] = {{2, 0.3}, {1.4, 0.15}},
+    [UNDECLARED] = {{4, 0.6}, {2, 0.3}},
+};
+
+static dp_allowance allowance_of(const dp_run *r) {
+    const int drawn = r->backend == DP_BACKEND_SIM && r->base != DP_BASE_FP64;
+    const who w = r->undeclared ? UNDECLARED : r->other_design ? DECLARED : drawn ? DRAWN : OTHER_SUMS;
+    return ALLOWANCE[w][r->base == DP_BASE_BF16];
+}
+
+/* Are the bounds of budget.h those of this design? Chunks may have any length; outputs that leave in a wider format than the base's are within them. */
+static int bounds_are_derived(const dp_design *design) {
+    const dp_design plain = dp_design_of(design->base);
+    dp_design d = *design;
+    d.chunk = plain.chunk;
+    if (d.out == DP_FP32) d.out = plain.out;
+    return design->chunk && dp_design_same(&d, &plain);
+}
+
+static int bounded(const dp_run *r) { return !r->undeclared && bounds_are_derived(&r->design); }
+
+static double arithmetic(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
+static double smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p-1022 : 0x1p-126); }
+
+static dp_judgement *judgement_of(const dp_run *run, const char *name) {
+    for (int i = 0; i < run->ntensor; i++)
+        if (!strcmp(run->tensor[i].name, name)) return &run->tensor[i];
     return NULL;
 }
 
-static double safety_of(const dp_run *r) {
-    if (r->other_design) return r->base == DP_BASE_BF16 ? DP_EXCESS_SHORT : DP_EXCESS_OTHER;
-    if (r->backend == DP_BACKEND_SIM && r->base != DP_BASE_FP64) return DP_EXCESS_SAME;
-    return r->backend != DP_BACKEND_SIM && r->base == DP_BASE_BF16 ? DP_EXCESS_SHORT_SUMS : DP_EXCESS_SUMS;
+static void judge_sums(const split *sp, const dp_result *result, const dp_run *run) {
+    const dp_sums_in in = {&sp->c->p, result, arithmetic(run->base), judgement_of(run, "dg"),
+                           judgement_of(run, "dA_log"), judgement_of(run, "ddt_bias")};
+    dp_sums_judge(&in);
 }
-static double arithmetic(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
-static double smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p-1022 : 0x1p-126); }
 
 /* u, tiny [fields]: formats that results are held in, coarser than the base's own; NULL: none. */
 static void judge_fields(const split *sp, dp_result *result, const dp_budget *b, const double *u, const double *tiny, dp_run *run) {
     const dp_problem *p = &sp->c->p;
-    const dp_expected *x = expected_of(sp, run->base, run->chain);
+    const dp_expected *x = expected_of(sp, run);
     for (int i = 0; i < dp_result_nfields; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
@@ -142,23 +181,22 @@ static void judge_fields(const split *sp, dp_result *result, const dp_budget *b,
         double *got = *dp_result_at(result, i);
         if (!rows || !got || !want->rows) continue;
         assert(want->rows == rows && want->width == width);
-        places pl = {.p = p, .L = p->T / sp->N, .field = i, .chunk_of = sp->chunk_of};
+        places pl = {.p = p, .L = p->T / sp->N, .field = i, .chunk_of = sp->windows.window_of};
         const int state = i == 1 || i == 9, head = i == 7 || i == 8;
         const dp_compare_in in = {.name = dp_result_fields[i].name, .N = sp->N, .heads = i == 2 || i == 3 ? p->H : p->HV, .rows = rows, .width = width, .got = got, .want = want->hi,
             .want_lo = want->lo, .rad = want->rad, .bound = b->row[i], .place = state ? place_state_row : head ? place_head_row : place_token_row, .ctx = &pl,
-            .tokens = state || head ? 0 : p->T, .ndraw = x && x->field[i].e2 ? x->field[i].ndraw : 0, .ncell = x ? x->field[i].n : 0, .e2 = x ? x->field[i].e2 : NULL, .safety = safety_of(run),
-            .unit = hypot(arithmetic(run->base), u ? u[i] / 2 : 0), .tiny = hypot(smallest(run->base, p->K), tiny ? tiny[i] : 0)};
+            .tokens = state || head ? 0 : p->T, .split = state ? p->K : 1, .draws = x && x->field[i].err2 ? &x->field[i] : NULL, .allowance = allowance_of(run), .bound_shown = !bounded(run),
+            .unit = dp_hypot(arithmetic(run->base), u ? u[i] / 2 : 0), .tiny = dp_hypot(smallest(run->base, p->K), tiny ? tiny[i] : 0)};
         judge_one(sp, &in, run);
     }
+    if (!run->exact) judge_sums(sp, result, run);
 }
 
 /* One per-rank tensor (S_in, M, ...; which: in dp_expected): collects the (rank, head) pairs that have it. Offsets are into dp_truth_rank. all: a pair without a
  * value counts as NaN; else it is left out (kernels form M only where it can matter, math.md g.1). */
 static void judge_rank_tensor(const split *sp, int all, const char *name, int which, double **got, size_t has, size_t value, size_t rad, int64_t width, const double *bound, double u,
                               double tiny, dp_run *run) {
-    const dp_expected *x = expected_of(sp, run->base, run->chain);
-    const int D = x && x->rank[which].e2 ? x->rank[which].ndraw : 0;
-    double *e2 = dp_doubles((int64_t)D * sp->N * sp->c->p.HV);
+    const dp_expected *x = expected_of(sp, run);
     const int HV = sp->c->p.HV, nr = sp->N * HV;
     int n = 0, *place = dp_calloc((size_t)nr, sizeof *place);
     double *g = dp_doubles(nr * width), *w = dp_doubles(nr * width), *r = dp_doubles(nr), *b = dp_doubles(nr);
@@ -172,14 +210,18 @@ static void judge_rank_tensor(const split *sp, int all, const char *name, int wh
         b[n] = bound[i];
         place[n++] = (i / HV) << 16 | i % HV;
     }
-    for (int d = 0; d < D; d++)
-        for (int i = 0; i < n; i++) e2[d * n + i] = x->rank[which].e2[(int64_t)d * nr + (place[i] >> 16) * HV + (place[i] & 0xffff)];
     if (n) {
+        int *row = dp_calloc((size_t)n, sizeof *row);
+        for (int i = 0; i < n; i++) row[i] = (place[i] >> 16) * HV + (place[i] & 0xffff);
+        dp_draws draws = {0};
+        if (x && x->rank[which].err2) draws = dp_draws_of_rows(&x->rank[which], n, row);
         const dp_compare_in in = {.name = name, .N = sp->N, .heads = HV, .rows = n, .width = width, .got = g, .want = w, .rad = r, .bound = b, .place = place_rank_row, .ctx = place,
-            .ndraw = D, .ncell = n, .e2 = e2, .safety = safety_of(run), .unit = hypot(arithmetic(run->base), u / 2), .tiny = hypot(smallest(run->base, sp->c->p.K), tiny)};
+            .split = sp->c->p.K, .draws = draws.err2 ? &draws : NULL, .allowance = allowance_of(run), .bound_shown = !bounded(run), .unit = dp_hypot(arithmetic(run->base), u / 2), .tiny = dp_hypot(smallest(run->base, sp->c->p.K), tiny)};
         judge_one(sp, &in, run);
+        dp_draws_free(&draws);
+        free(row);
     }
-    free(e2), free(place), free(g), free(w), free(r), free(b);
+    free(place), free(g), free(w), free(r), free(b);
 }
 
 enum { AT_S_in, AT_M, AT_H, AT_dS_out, AT_dM, AT_dH };          /* as in dp_expected */
@@ -236,7 +278,7 @@ static double largest_radius(const dp_truth *t) {
 }
 
 static void judge_step(const split *sp, const dp_result *out, const dp_budget *b, dp_run *run) {
-    const dp_step_expected x = {expected_of(sp, run->base, run->chain), sp->chunk_of, safety_of(run), arithmetic(run->base), smallest(run->base, sp->c->p.K)};
+    const dp_step_expected x = {expected_of(sp, run), sp->windows.window_of, allowance_of(run), arithmetic(run->base), smallest(run->base, sp->c->p.K)};
     dp_err e = {0};
     const dp_status st = sp->step ? dp_step_judge(sp->c, sp->truth, sp->step, out, b, &x, run, &e) : DP_OK;
     if (st) fprintf(stderr, "deltaproof: %s: %s\n", sp->c->name, e.msg), exit(2);       /* the convolution ran before: a device that died since */
@@ -266,18 +308,14 @@ static dp_status split_truth(split *sp, int ranks, dp_err *e) {
     const dp_problem *p = &sp->c->p;
     const int nr = sp->N * p->HV;
     if (ranks) sp->at = dp_calloc((size_t)nr, sizeof *sp->at);
-    sp->chunk_of = dp_calloc((size_t)p->T, sizeof *sp->chunk_of);
-    for (int r = 0, chunk = 0; r < sp->N; r++) {
+    for (int r = 0; r < sp->N; r++) {
         dp_context c;
         const dp_status st = dp_context_build(p->cu, p->Nseq, sp->N, r, &c, e);
         if (st) return st;
         for (int hv = 0; ranks && hv < p->HV; hv++) dp_truth_at_rank(sp->truth, p, &c, hv, &sp->at[r * p->HV + hv]);
-        for (int sub = 0; sub < c.nlocal; sub++) {
-            for (int64_t t = c.local_cu[sub]; t < c.local_cu[sub + 1]; t++) sp->chunk_of[c.a + t] = chunk + (int)((t - c.local_cu[sub]) / DP_CHUNK);
-            chunk += (int)((c.local_cu[sub + 1] - c.local_cu[sub] + DP_CHUNK - 1) / DP_CHUNK);
-        }
         dp_context_free(&c);
     }
+    sp->windows = dp_windows_of(p, sp->N);
     return DP_OK;
 }
 
@@ -308,8 +346,9 @@ static void split_free(split *sp) {
     for (int i = 0; sp->at && i < sp->N * sp->c->p.HV; i++) dp_truth_rank_free(&sp->at[i]);
     for (int i = 0; sp->traj && i < DP_MAX_TRAJ; i++) free(sp->traj[i]);
     if (sp->have_fp64) dp_budget_base_free(&sp->fp64);
-    for (int i = 0; i < sp->nexp; i++) dp_expected_free(&sp->exp[i]);
-    free(sp->exp), free(sp->at), free(sp->traj), free(sp->chunk_of);
+    dp_expectations_free(&sp->expect);
+    dp_windows_free(&sp->windows);
+    free(sp->at), free(sp->traj);
 }
 
 static char *run_id(const dp_run *r) {
@@ -323,25 +362,6 @@ static char *run_id(const dp_run *r) {
     if (r->way) n += snprintf(b + n, sizeof b - (size_t)n, ",way=%s", dp_cuda_way_names[r->way]);
     if (r->fault) snprintf(b + n, sizeof b - (size_t)n, ",fault=%s", dp_faults[r->fault].name);
     return strdup(b);
-}
-
-static void one_run(const dp_run_options *o, const split *sp, dp_sim *s, const dp_budget *b, dp_format chain, dp_merge merge, dp_runs *out) {
-    const double t0 = dp_now();
-    dp_run *r = dp_runs_add(out, sp->c);
-    r->ranks = sp->N, r->base = s->base, r->chain = chain, r->merge = merge, r->fault = o->fault;
-    r->has_chain = r->has_base = r->has_merge = 1;
-    note_truth(sp, r);
-    r->id = run_id(r);
-    dp_sim_run(s, chain, merge, sp->truth->backward);
-    if (o->fault) {
-        r->nhit = sp->N * s->p->HV;
-        r->hit = dp_calloc((size_t)r->nhit, 1);
-        memcpy(r->hit, s->hit, (size_t)r->nhit);
-    }
-    judge(sp, s, b, r);
-    for (int i = 0; r->hit && sp->step && i < sp->N * s->p->HV; i++) r->hit[i] |= sp->step->hit[i];
-    dp_run_close(r, dp_now() - t0);
-    if (o->done) o->done(r, o->arg);
 }
 
 /* ---- bounds, cached --------------------------------------------------------------------------------------------------------------- */
@@ -372,9 +392,33 @@ static void *with_given(const void *what, size_t n, const dp_problem *p, const d
     return all;
 }
 
-static void budget(const dp_run_options *o, split *sp, dp_base base, dp_format chain, budget_bases *w, dp_budget *out) {
+/* The same pipeline in chunks of another length: with a reference of its own. */
+static void budget_of_chunks(split *sp, dp_base base, dp_format chain, int chunk, dp_budget *out) {
+    const int backward = sp->c->backward;
+    dp_design exact = dp_design_of(DP_BASE_FP64);
+    dp_budget worst;
+    dp_sim ref;
+    exact.chunk = chunk;
+    const dp_status st = dp_sim_new_design(&ref, &sp->c->p, &exact, sp->N, NULL);
+    assert(!st);
+    (void)st;
+    dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
+    for (int p = 2; p >= 1; p--) {
+        dp_budget_base w;
+        dp_budget_base_init(&w, &ref, base, p, backward);
+        dp_budget_run(&w, chain, backward, p == 2 ? out : &worst);
+        dp_budget_base_free(&w);
+    }
+    dp_budget_min(&sp->c->p, sp->N, out, &worst);
+    dp_budget_free(&worst);
+    dp_sim_free(&ref);
+}
+
+static void budget(const dp_run_options *o, split *sp, const dp_design *design, dp_format chain, budget_bases *w, dp_budget *out) {
+    const dp_base base = design->base;
     const dp_case *c = sp->c;
-    const int32_t what[] = {sp->N, base, chain, c->backward};
+    const int chunk = bounds_are_derived(design) ? design->chunk : DP_CHUNK;
+    const int32_t what[] = {sp->N, base, chain, c->backward, chunk};
     const dp_given_error *given = sp->step ? &sp->step->err : NULL;
     dp_part part[DP_BUDGET_PARTS];
     dp_budget worst;
@@ -388,6 +432,11 @@ static void budget(const dp_run_options *o, split *sp, dp_base base, dp_format c
         if (dp_cache_load(o->cache, "bound", DP_BUDGET_VERSION, key, part, dp_budget_parts(&c->p, sp->N, out, part))) return;
     }
     dp_budget_free(out);
+    if (chunk != DP_CHUNK) {
+        budget_of_chunks(sp, base, chain, chunk, out);
+        if (o->cache) dp_cache_save(o->cache, "bound", DP_BUDGET_VERSION, key, part, dp_budget_parts(&c->p, sp->N, out, part));
+        return;
+    }
     reference(sp);
     if (!w->ready) {
         dp_budget_base_given(&w->sound, sp->ref, base, 1, c->backward, given);
@@ -408,68 +457,22 @@ static int inner_stages(double *const *stage) {
     return any;
 }
 
-/* What draws follow from besides the problem. */
-static dp_key draws_key(const split *sp, const dp_front *f, dp_base base, dp_format chain, int stages) {
+/* Inputs on which nothing rounds have no draws. */
+static int nothing_rounds(const dp_case *c) { return c->spec.keys == DP_KEYS_EXACT && !c->data; }
+
+/* What these claims make of these inputs: all that are missing at once. stages: intermediates too. */
+static void expect(const dp_run_options *o, split *sp, int set, int stages, int n, const dp_claim *claim) {
     const dp_case *c = sp->c;
-    const int32_t what[] = {sp->N, base, chain, c->backward, c->input_dtype, stages};
-    struct { const void *x; size_t size; } part[13] = {{what, sizeof what}};
-    int32_t form[3][3];
-    size_t n = sizeof what, at = 0;
-    int m = 1;
-    for (int i = 0; i < 3; i++) {
-        const dp_conv *v = f->conv[i];
-        if (!v) continue;
-        form[i][0] = i, form[i][1] = v->silu, form[i][2] = v->bias != NULL;
-        part[m].x = form[i], part[m++].size = sizeof form[i];
-        part[m].x = v->x, part[m++].size = sizeof(double) * (size_t)(v->T * v->D);
-        part[m].x = v->w, part[m++].size = sizeof(double) * (size_t)(v->D * v->W);
-        if (v->bias) part[m].x = v->bias, part[m++].size = sizeof(double) * (size_t)v->D;
-    }
-    for (int i = 1; i < m; i++) n += part[i].size;
-    char *all = dp_calloc(n, 1);
-    for (int i = 0; i < m; i++) memcpy(all + at, part[i].x, part[i].size), at += part[i].size;
-    const dp_key key = dp_problem_key(&c->p, all, n);
-    free(all);
-    return key;
+    if (nothing_rounds(c)) return;
+    sp->front = dp_step_front(c);
+    sp->expect.request = (dp_expected_request){.p = &c->p, .front = &sp->front, .dtype = c->input_dtype, .N = sp->N, .backward = c->backward};
+    sp->expect.cache = o->cache;
+    dp_expectations_want(&sp->expect, set, stages, n, claim);
 }
 
-/* What these policies make of these inputs, drawn where the cache does not know it: all that are missing at once. Not for inputs on which nothing
- * rounds. stages: intermediates too. */
-static void expect(const dp_run_options *o, split *sp, int stages, int nb, const int *base, int nc, const int *chain) {
-    const dp_case *c = sp->c;
-    const int max = DP_NBASES * DP_NFORMATS, chunks = dp_tap_chunks(&c->p, sp->N, -1);
-    dp_base b[DP_NBASES * DP_NFORMATS];
-    dp_format f[DP_NBASES * DP_NFORMATS];
-    dp_expected made[DP_NBASES * DP_NFORMATS];
-    dp_part part[DP_EXPECTED_PARTS];
-    const dp_front front = dp_step_front(c);
-    int missing = 0;
-    if (c->spec.keys == DP_KEYS_EXACT && !c->data) return;
-    if (!sp->exp) sp->exp = dp_calloc((size_t)(2 * max), sizeof *sp->exp);
-    for (int i = 0; i < nb * nc; i++) {
-        const dp_base bi = base[i / nc];
-        const dp_format fi = sp->N == 1 ? DP_FP32 : chain[i % nc];       /* one rank forms no M */
-        int known = 0;
-        for (int k = 0; k < missing; k++) known |= b[k] == bi && f[k] == fi;
-        const dp_expected *have = expected_of(sp, bi, fi);
-        if (known || (have && (!stages || have->stage[DP_GCUM].e2))) continue;
-        if (o->cache) {
-            dp_expected *x = &sp->exp[sp->nexp];
-            dp_expected_alloc(&c->p, &front, sp->N, chunks, c->backward, stages, x);
-            if (dp_cache_load(o->cache, "expected", DP_EXPECTED_VERSION, draws_key(sp, &front, bi, fi, stages), part, dp_expected_parts(x, part))) {
-                sp->exp_base[sp->nexp] = bi, sp->exp_chain[sp->nexp++] = fi;
-                continue;
-            }
-            dp_expected_free(x);
-        }
-        b[missing] = bi, f[missing++] = fi;
-    }
-    if (!missing) return;
-    dp_expected_run(&c->p, &front, c->input_dtype, sp->N, c->backward, stages, missing, b, f, made);
-    for (int i = 0; i < missing; i++) {
-        if (o->cache) dp_cache_save(o->cache, "expected", DP_EXPECTED_VERSION, draws_key(sp, &front, b[i], f[i], stages), part, dp_expected_parts(&made[i], part));
-        sp->exp_base[sp->nexp] = b[i], sp->exp_chain[sp->nexp] = f[i], sp->exp[sp->nexp++] = made[i];
-    }
+static void expect_run(const dp_run_options *o, split *sp, int stages, const dp_run *r) {
+    const dp_claim claim = claim_of(r);
+    expect(o, sp, r->set, stages, 1, &claim);
 }
 
 /* ---- stages of a subject -------------------------------------------------------------------------------------------------------------- */
@@ -510,8 +513,10 @@ static void judge_stage(split *sp, dp_base base, dp_format chain, budget_bases *
         if (want) bound[i] += u * (dp_norm_fro(width, want + i * width) + bound[i]) + sqrt((double)width) * tiny;
     }
     /* the simulated ranks form Akk in base bf16 alone: elsewhere its draws would be those of an inverse in fp64 */
-    const dp_expected *x = stage == DP_AKK && base != DP_BASE_BF16 ? NULL : expected_of(sp, base, chain);
-    dp_tap_judge(sp->ref, stage, got, bound, rad, x ? &x->stage[stage] : NULL, safety_of(run), hypot(arithmetic(base), u / 2), hypot(smallest(base, sp->c->p.K), tiny), &run->tensor[run->ntensor++]);
+    const dp_expected *x = stage == DP_AKK && base != DP_BASE_BF16 ? NULL : expected_of(sp, run);
+    const dp_tap_in in = {.stage = stage, .got = got, .bound = bound, .rad = rad, .bound_shown = !bounded(run), .draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL,
+                          .allowance = allowance_of(run), .unit = dp_hypot(arithmetic(base), u / 2), .tiny = dp_hypot(smallest(base, sp->c->p.K), tiny)};
+    dp_tap_judge(sp->ref, &in, &run->tensor[run->ntensor++]);
     free(bound), free(sound), free(rad), free(want);
 }
 
@@ -550,17 +555,95 @@ static void judge_rank_stage(const split *sp, const dp_budget *b, dp_base base, 
     free(x), free(wide);
 }
 
+/* The stages of tap.h are those of 64-token chunks. */
+static int r_stages_differ(const dp_run *run) { return !run->undeclared && run->design.chunk != DP_CHUNK; }
+
+static void unjudged_stage(const split *sp, int stage, dp_run *run) {
+    dp_judgement *j = &run->tensor[run->ntensor++];
+    *j = (dp_judgement){.N = sp->N, .heads = sp->c->p.HV, .rel_fro = NAN, .bound = NAN, .ratio = NAN, .times = NAN, .tier = "", .verdict = DP_UNJUDGED, .expected = {.excess = NAN},
+                        .before = {.excess = NAN}, .worst.at.rank = -1, .over.at.rank = -1, .failed.at.rank = -1};
+    snprintf(j->name, sizeof j->name, "%s", dp_taps[stage].name);
+    snprintf(j->why, sizeof j->why, "stages are those of chunks of %d tokens, this design has others", DP_CHUNK);
+    j->per_rank = dp_doubles(sp->N), j->per_head = dp_doubles((int64_t)sp->N * sp->c->p.HV);
+}
+
 /* All stages that are there; u, tiny NULL: held in double. */
 static void judge_stages(split *sp, const dp_budget *b, dp_base base, dp_format chain, budget_bases *w, double *const *stage, const double *u, const double *tiny, dp_run *run) {
     for (int i = 0; i < DP_NTAPS; i++) {
         if (!stage[i]) continue;
-        if (dp_taps[i].kind == DP_PER_RANK) judge_rank_stage(sp, b, base, i, stage[i], u ? u[i] : 0, tiny ? tiny[i] : 0, run);
+        if (dp_taps[i].kind != DP_PER_RANK && r_stages_differ(run)) unjudged_stage(sp, i, run);
+        else if (dp_taps[i].kind == DP_PER_RANK) judge_rank_stage(sp, b, base, i, stage[i], u ? u[i] : 0, tiny ? tiny[i] : 0, run);
         else judge_stage(sp, base, chain, w, i, stage[i], u ? u[i] : 0, tiny ? tiny[i] : 0, run);
     }
 }
 
 static void free_bases(budget_bases *w) {
     if (w->ready) dp_budget_base_free(&w->sound), dp_budget_base_free(&w->probable);
+}
+
+/* ---- settling what is marginal ------------------------------------------------------------------------------------------------------ */
+
+/* Judges the results of one subject into r->tensor; reads r->set. */
+typedef void judge_fn(split *sp, const void *subject, dp_run *r);
+
+static int marginal_failure(const dp_run *r) {
+    int any = 0;
+    for (int i = 0; i < r->ntensor; i++) {
+        const dp_judgement *j = &r->tensor[i];
+        if (j->verdict != DP_FAIL) continue;
+        if (strcmp(j->tier, "expected") || !dp_judgement_marginal(j)) return 0;
+        any = 1;
+    }
+    return any;
+}
+
+/* Where a run fails by draws alone, each time within DP_MARGIN of its limit, a second, independent set of draws decides. Both stay in the record. */
+static void settle(const dp_run_options *o, split *sp, judge_fn *judge, const void *subject, int stages, dp_run *r) {
+    if (r->exact || !marginal_failure(r)) return;
+    dp_run again = *r;
+    again.tensor = NULL, again.ntensor = 0, again.point = NULL, again.npoint = 0, again.set = 1;
+    expect_run(o, sp, stages, &again);
+    judge(sp, subject, &again);
+    for (int i = 0; i < r->ntensor; i++) {
+        dp_judgement *j = &r->tensor[i], *k = &again.tensor[i];
+        if (j->verdict != DP_FAIL) continue;
+        const dp_judgement first = *j;
+        *j = *k, *k = first;
+        j->before = first.expected;
+    }
+    for (int i = 0; i < again.ntensor; i++) dp_judgement_free(&again.tensor[i]);
+    free(again.tensor), free(again.point);
+    r->settled = 1;
+}
+
+/* ---- simulated ranks ------------------------------------------------------------------------------------------------------------------ */
+
+typedef struct { dp_sim *s; const dp_budget *b; } simulated;
+
+static void judge_simulated(split *sp, const void *subject, dp_run *r) {
+    const simulated *x = subject;
+    judge(sp, x->s, x->b, r);
+}
+
+static void one_run(const dp_run_options *o, split *sp, dp_sim *s, const dp_budget *b, dp_format chain, dp_merge merge, dp_runs *out) {
+    const double t0 = dp_now();
+    const simulated x = {s, b};
+    dp_run *r = dp_runs_add(out, sp->c);
+    r->ranks = sp->N, r->base = s->base, r->chain = chain, r->merge = merge, r->fault = o->fault, r->design = dp_design_of(s->base);
+    r->has_chain = r->has_base = r->has_merge = 1;
+    note_truth(sp, r);
+    r->id = run_id(r);
+    dp_sim_run(s, chain, merge, sp->truth->backward);
+    if (o->fault) {
+        r->nhit = sp->N * s->p->HV;
+        r->hit = dp_calloc((size_t)r->nhit, 1);
+        memcpy(r->hit, s->hit, (size_t)r->nhit);
+    }
+    judge_simulated(sp, &x, r);
+    settle(o, sp, judge_simulated, &x, 0, r);
+    for (int i = 0; r->hit && sp->step && i < sp->N * s->p->HV; i++) r->hit[i] |= sp->step->hit[i];
+    dp_run_close(r, dp_now() - t0);
+    if (o->done) o->done(r, o->arg);
 }
 
 /* ---- a shared library ------------------------------------------------------------------------------------------------------------------- */
@@ -586,27 +669,40 @@ static void name_flaws(const split *sp, const dp_result *result, double *const *
     }
 }
 
+typedef struct { dp_result *r; const dp_budget *b; double *const *stage; budget_bases *w; const double *u, *tiny, *stage_u, *stage_tiny; } foreign;
+
+/* Results and stages of a library or of files. */
+static void judge_foreign(split *sp, const void *subject, dp_run *r) {
+    const foreign *x = subject;
+    r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
+    judge_fields(sp, x->r, x->b, x->u, x->tiny, r);
+    judge_stages(sp, x->b, r->base, r->chain, x->w, x->stage, x->stage_u, x->stage_tiny, r);
+    name_flaws(sp, x->r, x->stage, r);
+}
+
 static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, dp_format chain, budget_bases *w, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     const double t0 = dp_now();
     dp_subject_result s;
     dp_budget b;
-    const dp_status st = dp_subject_run(o->subject, &c->p, dp_formats[c->input_dtype].name, sp->N, base, chain, c->backward, o->limit_s > 0 ? o->limit_s : DP_SUBJECT_LIMIT_S, &s, e);
+    dp_design design;
+    const char *declared = o->design ? o->design : o->subject->design;
+    dp_status st = dp_design_parse(declared ? declared : "", base, &design, e);
+    if (!st) st = dp_subject_run(o->subject, &c->p, dp_formats[c->input_dtype].name, sp->N, base, chain, c->backward, o->limit_s > 0 ? o->limit_s : DP_SUBJECT_LIMIT_S, &s, e);
     if (st) return st;
     dp_run *r = dp_runs_add(out, c);
     r->backend = DP_BACKEND_SUBJECT, r->other_design = 1, r->path = o->subject->name, r->outcome = dp_subject_outcomes[s.outcome];
-    r->ranks = sp->N, r->base = base, r->chain = chain, r->has_base = r->has_chain = 1;
+    r->ranks = sp->N, r->base = base, r->chain = chain, r->has_base = r->has_chain = 1, r->design = design, r->undeclared = !declared;
     note_truth(sp, r);
     r->id = run_id(r);
     if (s.outcome == DP_SUBJECT_RETURNED) {
-        r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
-        budget(o, sp, base, chain, w, &b);
-        expect(o, sp, inner_stages(s.stage), 1, (const int *)&base, 1, (const int *)&chain);
-        judge_fields(sp, &s.r, &b, NULL, NULL, r);
-        judge_stages(sp, &b, base, chain, w, s.stage, NULL, NULL, r);
+        const int stages = inner_stages(s.stage);
+        budget(o, sp, &design, chain, w, &b);
+        expect_run(o, sp, stages, r);
+        const foreign x = {&s.r, &b, s.stage, w, NULL, NULL, NULL, NULL};
+        judge_foreign(sp, &x, r);
+        settle(o, sp, judge_foreign, &x, stages, r);
         dp_budget_free(&b);
-        dp_run_close(r, dp_now() - t0);
-        name_flaws(sp, &s.r, s.stage, r);
         dp_run_close(r, dp_now() - t0);
     } else {
         r->verdict = s.outcome == DP_SUBJECT_REFUSED ? DP_SKIPPED : DP_FAIL;
@@ -639,7 +735,9 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, dp_runs *out,
     int nc = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
     const int nm = dp_select(c->nmerge, (const int *)c->merge, o->nmerge, (const int *)o->merge, merges);
     if (sp->N == 1 && nc > 1) nc = 1;                            /* one rank forms no M: the chain's format is never used */
-    expect(o, sp, 0, nb, bases, nc, chains);
+    dp_claim claim[DP_NBASES * DP_NFORMATS];
+    for (int i = 0; i < nb * nc; i++) claim[i] = (dp_claim){dp_design_of(bases[i / nc]), chains[i % nc], 0};
+    expect(o, sp, 0, 0, nb * nc, claim);
     for (int i = 0; i < nb; i++) {
         dp_sim s;
         budget_bases w = {0};
@@ -650,7 +748,8 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, dp_runs *out,
         sp->step = c->op == DP_OP_STEP ? &given : NULL;
         for (int j = 0; j < nc; j++) {
             dp_budget b;
-            budget(o, sp, bases[i], chains[j], &w, &b);
+            const dp_design design = dp_design_of(bases[i]);
+            budget(o, sp, &design, chains[j], &w, &b);
             for (int k = 0; k < nm; k++) one_run(o, sp, &s, &b, chains[j], merges[k], out);
             dp_budget_free(&b);
         }
@@ -682,10 +781,17 @@ static void judge_cuda(const split *sp, dp_cuda_result *s, const dp_budget *b, d
         if (sp->at[i].has_MH && s->M[i]) add_point(sp, run, i, (int)((p->T / sp->N + DP_CHUNK - 1) / DP_CHUNK), s->M[i], sp->at[i].M, b->M[i]);
 }
 
+typedef struct { dp_cuda_result *res; const dp_budget *b; } on_device;
+
+static void judge_on_device(split *sp, const void *subject, dp_run *r) {
+    const on_device *x = subject;
+    judge_cuda(sp, x->res, x->b, r);
+}
+
 static dp_run *cuda_record(const dp_case *c, dp_backend be, int ranks, dp_base base, dp_format chain, dp_cuda_way way, const char *skip, dp_runs *out) {
     dp_run *r = dp_runs_add(out, c);
     char b[512];
-    r->backend = be, r->ranks = ranks, r->base = base, r->chain = chain, r->way = way, r->has_base = r->has_chain = ranks > 0;
+    r->backend = be, r->ranks = ranks, r->base = base, r->chain = chain, r->way = way, r->has_base = r->has_chain = ranks > 0, r->design = dp_design_of(base);
     if (ranks) r->id = run_id(r);
     else {
         snprintf(b, sizeof b, "%s:backend=%s", c->name, dp_backend_names[be]);
@@ -711,11 +817,13 @@ static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_
     if (st && st != DP_EINPUT) return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[be], sp->N, why.msg);
     dp_run *r = cuda_record(c, be, sp->N, base, f, way, st ? (no ? no : why.msg) : NULL, out);
     if (!st) {
-        budget(o, sp, base, f, w, &b);
-        expect(o, sp, 0, 1, (const int *)&base, 1, (const int *)&f);
+        budget(o, sp, &r->design, f, w, &b);
+        expect_run(o, sp, 0, r);
         r->path = res.path, r->segments = res.segments, r->saved = res.saved, r->kept = res.kept;
         note_truth(sp, r);
-        judge_cuda(sp, &res, &b, r);
+        const on_device x = {&res, &b};
+        judge_on_device(sp, &x, r);
+        settle(o, sp, judge_on_device, &x, 0, r);
         dp_run_close(r, dp_now() - t0);
         dp_budget_free(&b), dp_cuda_result_free(&res, c->p.HV);
     }
@@ -837,14 +945,14 @@ dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given
         r->backend = DP_BACKEND_FILE, r->other_design = !g->same_design, r->ranks = sp.N, r->base = c->base[0], r->chain = c->chain[0], r->has_base = r->has_chain = 1;
         note_truth(&sp, r);
         r->id = run_id(r);
-        r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
-        budget(o, &sp, c->base[0], c->chain[0], &w, &b);
-        expect(o, &sp, inner_stages(g->stage), 1, (const int *)c->base, 1, (const int *)c->chain);
+        const int stages = inner_stages(g->stage);
+        r->design = g->design ? *g->design : dp_design_of(c->base[0]), r->undeclared = !g->design && !g->same_design;
+        budget(o, &sp, &r->design, c->chain[0], &w, &b);
+        expect_run(o, &sp, stages, r);
         widen_for_storage(&c->p, &truth, c->base[0], g, &b);
-        judge_fields(&sp, (dp_result *)&g->r, &b, g->u, g->tiny, r);
-        judge_stages(&sp, &b, c->base[0], c->chain[0], &w, g->stage, g->stage_u, g->stage_tiny, r);
-        dp_run_close(r, dp_now() - t0);
-        name_flaws(&sp, &g->r, g->stage, r);
+        const foreign x = {(dp_result *)&g->r, &b, g->stage, &w, g->u, g->tiny, g->stage_u, g->stage_tiny};
+        judge_foreign(&sp, &x, r);
+        settle(o, &sp, judge_foreign, &x, stages, r);
         dp_run_close(r, dp_now() - t0);
         dp_budget_free(&b);
         free_bases(&w);

@@ -210,7 +210,7 @@ static void from_run(const dp_run *r, dp_failure *f) {
         snprintf(f->why, sizeof f->why, "%.199s", r->why);
         return;
     }
-    f->kind = kind_of(t), f->ratio = t->ratio, f->rank = t->over.rank >= 0 ? t->over.rank : t->worst.rank, f->head = t->over.rank >= 0 ? t->over.head : t->worst.head;
+    f->kind = kind_of(t), f->ratio = t->ratio, f->rank = dp_judgement_row(t)->at.rank, f->head = dp_judgement_row(t)->at.head;
     snprintf(f->tensor, sizeof f->tensor, "%s", t->name);
 }
 

@@ -10,7 +10,7 @@
 #ifndef DP_SOURCE_H
 #define DP_SOURCE_H
 #include "../ref/problem.h"
-#include "compare.h"
+#include "verdict/compare.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

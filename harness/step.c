@@ -145,12 +145,12 @@ static const char *const KIND[DP_STEP_KINDS] = {[DP_STEP_Y] = "", [DP_STEP_DX] =
 
 static void judge(const place_ctx *x, int kind, int64_t rows, const double *got, const double *want, const double *rad, const double *bound, dp_run *run) {
     const dp_problem *p = &x->c->p;
-    const dp_draws none = {0}, *d = x->x->x ? &x->x->x->step[kind][x->i] : &none;
+    const dp_draws *d = x->x->x ? &x->x->x->step[kind][x->i] : NULL;
     const int tokens = kind == DP_STEP_Y || kind == DP_STEP_DX;
     char name[24];
     snprintf(name, sizeof name, "%s%s%s", KIND[kind], *KIND[kind] ? "_" : "", NAME[x->i]);
     const dp_compare_in in = {.name = name, .N = x->N, .heads = heads_of(p, x->i), .rows = rows, .width = width_of(p, x->i), .got = got, .want = want, .rad = rad, .bound = bound,
-                              .place = tokens ? place_token : place_head, .ctx = x, .tokens = tokens ? p->T : 0, .ndraw = d->e2 ? d->ndraw : 0, .ncell = d->n, .e2 = d->e2, .safety = x->x->safety,
+                              .place = tokens ? place_token : place_head, .ctx = x, .tokens = tokens ? p->T : 0, .draws = d && d->err2 ? d : NULL, .allowance = x->x->allowance,
                               .unit = x->x->arith, .tiny = x->x->tiny};
     dp_compare(&in, &run->tensor[run->ntensor++]);
 }

@@ -17,7 +17,7 @@
 #include "budget.h"
 #include "case.h"
 #include "cuda.h"
-#include "expected.h"
+#include "verdict/expected.h"
 #include "run.h"
 #ifdef __cplusplus
 extern "C" {
@@ -41,9 +41,9 @@ dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, 
 void dp_step_run_free(const dp_case *c, dp_step_run *s);
 
 /* q k v, and with dq.. of got the convolution's backward on them: judges into run->tensor, which has room for DP_STEP_TENSORS more. x: draws (NULL: none),
- * whose cells are the chunks chunk_of [T]; safety: excess.h; arith: unit roundoff of the base's arithmetic; tiny: of its smallest numbers. */
+ * whose cells are the chunks chunk_of [T]; allowance: verdict/levels.h; arith: unit roundoff of the base's arithmetic; tiny: of its smallest numbers. */
 #define DP_STEP_TENSORS 12
-typedef struct { const dp_expected *x; const int *chunk_of; double safety, arith, tiny; } dp_step_expected;
+typedef struct { const dp_expected *x; const int *chunk_of; dp_allowance allowance; double arith, tiny; } dp_step_expected;
 dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s, const dp_result *got, const dp_budget *b, const dp_step_expected *x, dp_run *run, dp_err *e);
 /* bisect.h, for recurrences and steps: the convolutions are stages, too, given x and the true gradients of their outputs. */
 dp_status dp_step_bisect(const dp_case *c, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int runs, int all, dp_bisect *out, dp_err *e);

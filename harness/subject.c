@@ -50,7 +50,7 @@ typedef struct {                         /* at the beginning of the shared file 
     char input_format[8], base[8], chain[8];
     int nregion;                         /* of one process */
     pthread_barrier_t barrier;
-    struct { int abi, kind, max_ranks; char name[64], base[16], chain[16], writes[512]; } info;
+    struct { int abi, kind, max_ranks; char name[64], base[16], chain[16], writes[512], design[128]; int declared; } info;
     rank_state rank[DP_SUBJECT_MAX_RANKS];
     region region[DP_SUBJECT_MAX_RANKS][MAX_REGIONS];
 } control;
@@ -188,6 +188,13 @@ static void take_info(const deltaproof_subject_info *i) {
     snprintf(c->info.chain, sizeof c->info.chain, "%s", i->chain ? i->chain : ""), snprintf(c->info.writes, sizeof c->info.writes, "%s", i->writes ? i->writes : "");
 }
 
+/* A function that a library may leave out: then it declares nothing of how it computes. */
+static void take_design(const char *(*design)(void)) {
+    const char *text = design ? design() : NULL;
+    host.c->info.declared = text != NULL;
+    snprintf(host.c->info.design, sizeof host.c->info.design, "%s", text ? text : "");
+}
+
 /* Runs before main in the process that the parent starts under this name, and never in any other. */
 __attribute__((constructor)) static void host_main(int argc, char **argv) {
     if (argc != 3 || strcmp(argv[0], HOST)) return;
@@ -211,7 +218,11 @@ __attribute__((constructor)) static void host_main(int argc, char **argv) {
     if (!about || !run) leave(REFUSED, "does not export %s%s", !about ? "deltaproof_subject_about" : "deltaproof_subject_run", "");
     Dl_info where;
     if (dladdr((void *)run, &where)) host.base = (uint64_t)(uintptr_t)where.dli_fbase;
-    if (host.c->about) take_info(about()), host.st->at = DONE;
+    if (host.c->about) {
+        take_info(about());
+        take_design((const char *(*)(void))dlsym(lib, "deltaproof_subject_design"));
+        host.st->at = DONE;
+    }
     else host_run(run, fd);
     _exit(0);
 }
@@ -385,6 +396,12 @@ static dp_status read_info(const control *c, const char *path, dp_subject *s, dp
     if (dp_format_find(c->info.chain) < 0) return dp_fail(e, DP_EINPUT, "%s: claims chain '%s'; known: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st", path, c->info.chain);
     if (c->info.kind != DP_SUBJECT_WHOLE && c->info.kind != DP_SUBJECT_PER_RANK) return dp_fail(e, DP_EINPUT, "%s: kind %d is neither DP_SUBJECT_WHOLE nor DP_SUBJECT_PER_RANK", path, c->info.kind);
     if (c->info.max_ranks < 1 || c->info.max_ranks > DP_SUBJECT_MAX_RANKS) return dp_fail(e, DP_EINPUT, "%s: max_ranks %d is not within 1 to %d", path, c->info.max_ranks, DP_SUBJECT_MAX_RANKS);
+    if (c->info.declared) {
+        dp_design d;
+        dp_err why = {0};
+        if (dp_design_parse(c->info.design, (dp_base)base, &d, &why)) return dp_fail(e, DP_EINPUT, "%s: %s", path, why.msg);
+        s->design = strdup(c->info.design);
+    }
     s->base = base, s->chain = dp_format_find(c->info.chain), s->per_rank = c->info.kind, s->max_ranks = c->info.max_ranks;
     snprintf(s->name, sizeof s->name, "%s", c->info.name[0] ? c->info.name : base_name(path));
     snprintf(copy, sizeof copy, "%s", c->info.writes);
@@ -419,6 +436,7 @@ dp_status dp_subject_open(const char *path, dp_subject *s, dp_err *e) {
 
 void dp_subject_close(dp_subject *s) {
     free(s->path);
+    free(s->design);
     *s = (dp_subject){0};
 }
 
@@ -543,7 +561,7 @@ static int owner(const dp_problem *p, int np, int i, int at_end) {
 static void collect_states(const shared *m, const dp_problem *p, int field, double *x) {
     const int64_t n = (int64_t)p->HV * p->K * p->V;
     for (int i = 0; i < p->Nseq; i++) {
-        const int r = owner(p, m->c->processes, i, field == 1);
+        const int r = m->c->processes == 1 ? 0 : owner(p, m->c->processes, i, field == 1);   /* one process owns all, empty sequences too */
         const double *own = field == 1 ? p->s0 : p->dstate;      /* empty: what enters leaves */
         if (r >= 0) memcpy(x + i * n, data_of(m, find(m, r, dp_result_fields[field].name)) + i * n, sizeof *x * (size_t)n);
         else for (int64_t z = 0; z < n; z++) x[i * n + z] = own ? own[i * n + z] : 0;

@@ -6,6 +6,7 @@
  */
 #ifndef DP_SUBJECT_H
 #define DP_SUBJECT_H
+#include "../ref/design.h"
 #include "tap.h"
 #ifdef __cplusplus
 extern "C" {
@@ -20,6 +21,7 @@ typedef struct {
     int per_rank, max_ranks;
     dp_base base;                        /* what it claims */
     dp_format chain;
+    char *design;                        /* as it declares it (ref/design.h); NULL: it does not */
     int writes[10], writes_stage[DP_NTAPS];    /* dp_result_fields; stages */
 } dp_subject;
 /* Loads the library in a process of its own and asks what it is. DP_EINPUT: no such file, no such functions, another version, a claim or a name

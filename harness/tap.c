@@ -322,24 +322,26 @@ static void place(const void *ctx, int64_t row, dp_place *at) {
     *at = (dp_place){.rank = gr->rank, .head = (int)(x->chunk ? row % HV : row / x->per % HV), .sequence = x->s->ctx[gr->rank].local_seq[gr->sub], .chunk = g, .token = t};
 }
 
-void dp_tap_judge(const dp_sim *ref, int stage, const double *got, const double *bound, const double *rad, const dp_draws *draws, double safety, double unit, double tiny, dp_judgement *out) {
+void dp_tap_judge(const dp_sim *ref, const dp_tap_in *t, dp_judgement *out) {
     const dp_problem *p = ref->p;
+    const int stage = t->stage;
+    const int by_chunk = dp_taps[stage].kind == DP_PER_CHUNK;
     int64_t rows, width;
     int per = 1;
-    if (dp_taps[stage].kind == DP_PER_TOKEN) token_row(p, stage, &per, &width);
+    if (!by_chunk) token_row(p, stage, &per, &width);
     dp_tap_rows(p, ref->N, stage, &rows, &width);
-    places pl = {.s = ref, .group_of = dp_calloc((size_t)p->T, sizeof(int)), .per = per, .chunk = dp_taps[stage].kind == DP_PER_CHUNK};
+    places pl = {.s = ref, .group_of = dp_calloc((size_t)p->T, sizeof(int)), .per = per, .chunk = by_chunk};
     for (int g = 0; g < ref->ngroup; g++)
-        for (int t = 0; t < ref->group[g].c; t++) pl.group_of[ref->group[g].t0 + t] = g;
-    double *want = dp_tap_value(ref, stage), *seen = dp_copy(got, rows * width);
+        for (int i = 0; i < ref->group[g].c; i++) pl.group_of[ref->group[g].t0 + i] = g;
+    double *want = dp_tap_value(ref, stage), *seen = dp_copy(t->got, rows * width);
     if (stage == DP_AKK || stage == DP_AQK)
         for (int64_t r = 0; r < rows; r++) {                     /* what lies above the diagonal means nothing */
-            const int64_t t = r / ((int64_t)p->HV * per), used = (t - ref->group[pl.group_of[t]].t0 + 1) * p->R;
+            const int64_t token = r / ((int64_t)p->HV * per), used = (token - ref->group[pl.group_of[token]].t0 + 1) * p->R;
             for (int64_t i = used; i < width; i++) seen[r * width + i] = 0;
         }
-    const dp_compare_in in = {.name = dp_taps[stage].name, .N = ref->N, .heads = p->HV, .rows = rows, .width = width, .got = seen, .want = want, .bound = bound, .rad = rad,
-                              .place = place, .ctx = &pl, .tokens = pl.chunk ? 0 : p->T, .ndraw = draws && draws->e2 ? draws->ndraw : 0, .ncell = draws ? draws->n : 0,
-                              .e2 = draws ? draws->e2 : NULL, .safety = safety, .unit = unit, .tiny = tiny};
+    const dp_compare_in in = {.name = dp_taps[stage].name, .N = ref->N, .heads = p->HV, .rows = rows, .width = width, .got = seen, .want = want, .bound = t->bound,
+                              .rad = t->rad, .bound_shown = t->bound_shown, .place = place, .ctx = &pl, .tokens = by_chunk ? 0 : p->T, .split = by_chunk ? p->K : 1,
+                              .draws = t->draws, .allowance = t->allowance, .unit = t->unit, .tiny = t->tiny};
     dp_compare(&in, out);
     free(want), free(seen), free(pl.group_of);
 }

@@ -8,8 +8,8 @@
 #ifndef DP_TAP_H
 #define DP_TAP_H
 #include "budget.h"
-#include "compare.h"
-#include "expected.h"
+#include "verdict/compare.h"
+#include "verdict/draws.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -30,8 +30,17 @@ double *dp_tap_value(const dp_sim *s, int stage);
 /* Not DP_PER_RANK. [rows] bounds of the 2-norm of each row's error, from a bound that has been run (dp_budget_run). */
 double *dp_tap_bound(const dp_budget_base *w, int stage);
 
-/* One stage of a subject against the reference run. bound, rad: [rows]. DP_PER_TOKEN and DP_PER_CHUNK. draws: NULL: none; safety, unit, tiny: as in dp_compare_in. */
-void dp_tap_judge(const dp_sim *ref, int stage, const double *got, const double *bound, const double *rad, const dp_draws *draws, double safety, double unit, double tiny, dp_judgement *out);
+/* One stage of a subject, DP_PER_TOKEN or DP_PER_CHUNK, against the reference run. bound, rad: [rows];
+ * the rest as in dp_compare_in. */
+typedef struct {
+    int stage;
+    const double *got, *bound, *rad;
+    int bound_shown;
+    const dp_draws *draws;
+    dp_allowance allowance;
+    double unit, tiny;
+} dp_tap_in;
+void dp_tap_judge(const dp_sim *ref, const dp_tap_in *in, dp_judgement *out);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,6 @@
 #include "chunk.h"
+#include "chunk_gated.h"
+#include "design.h"
 #include "mm.h"
 
 #include <cblas.h>
@@ -67,8 +69,8 @@ static const double *decays_f64(const dp_chunk *ch, const double *g) {
 double dp_round_arith(dp_base b, double x) { return b == DP_BASE_FP64 ? x : (double)(float)x; }
 double dp_round_store(dp_base b, double x) { return b == DP_BASE_BF16 ? (double)dp_bf16((float)x) : dp_round_arith(b, x); }
 
-static void store(dp_base b, double *x, int64_t n) {
-    if (b != DP_BASE_FP64) for (int64_t i = 0; i < n; i++) x[i] = dp_round_store(b, x[i]);
+static void store(dp_format f, double *x, int64_t n) {
+    if (f != DP_FP64) for (int64_t i = 0; i < n; i++) x[i] = dp_store(f, x[i]);
 }
 
 /* ---- intra ---------------------------------------------------------------------------------------------------------------- */
@@ -137,11 +139,11 @@ static void decay(dp_chunk *ch) {
         for (int x = 0; x < K; x++) {
             const double gt = ch->gcum[t * K + x], end = ch->gcum[(c - 1) * K + x];
             const double e = dp_round_arith(b, exp(gt)), r = dp_round_arith(b, exp(dp_round_arith(b, end - gt)));
-            ch->qg[t * K + x] = dp_round_store(b, dp_round_arith(b, e * ch->q[t * K + x]));
+            ch->qg[t * K + x] = dp_store(ch->factors, dp_round_arith(b, e * ch->q[t * K + x]));
             for (int j = 0; j < R; j++) {
                 const int64_t i = (int64_t)(t * R + j) * K + x;
                 ch->kgam[i] = dp_round_arith(b, e * ch->k[i]);
-                ch->kg[i] = dp_round_store(b, dp_round_arith(b, r * ch->k[i]));
+                ch->kg[i] = dp_store(ch->factors, dp_round_arith(b, r * ch->k[i]));
             }
         }
 }
@@ -155,10 +157,10 @@ static void wy(dp_chunk *ch) {
     }
     if (ch->by_inverse) {
         double *rw = dp_copy(ch->w, (int64_t)n * K), *ru = dp_copy(ch->u, (int64_t)n * V);
-        dp_mm(dp_base_format(ch->base), 0, 0, n, K, n, ch->Akk, rw, ch->w);
-        dp_mm(dp_base_format(ch->base), 0, 0, n, V, n, ch->Akk, ru, ch->u);
-        store(ch->base, ch->w, (int64_t)n * K);
-        store(ch->base, ch->u, (int64_t)n * V);
+        dp_mm(ch->factors, 0, 0, n, K, n, ch->Akk, rw, ch->w);
+        dp_mm(ch->factors, 0, 0, n, V, n, ch->Akk, ru, ch->u);
+        store(ch->factors, ch->w, (int64_t)n * K);
+        store(ch->factors, ch->u, (int64_t)n * V);
         free(rw), free(ru);
         return;
     }
@@ -172,6 +174,8 @@ static void wy(dp_chunk *ch) {
 void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale, const dp_chunk_in *in) {
     const int n = c * R;
     *ch = (dp_chunk){.base = base, .c = c, .R = R, .K = K, .V = V, .n = n, .scale = scale, .by_inverse = base == DP_BASE_BF16};
+    ch->factors = dp_design_of(base).factors;
+    ch->out = dp_design_of(base).out;
     const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, nV = (int64_t)n * V, nn = (int64_t)n * n;
     const struct { double **p; int64_t n; } a[] = {{&ch->q, cK}, {&ch->k, nK}, {&ch->v, nV}, {&ch->beta, n}, {&ch->gcum, cK}, {&ch->L, nn}, {&ch->Aqk, (int64_t)c * n},
         {&ch->kgam, nK}, {&ch->w, nK}, {&ch->u, nV}, {&ch->kg, nK}, {&ch->qg, cK}, {&ch->eC, K}, {&ch->h, (int64_t)K * V}, {&ch->v_new, nV}};
@@ -186,16 +190,17 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
 
 void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in) {
     cumsum(ch, in);
-    if (ch->base == DP_BASE_FP64) pair_fwd_f64(ch);
+    if (ch->gated) dp_gated_forward(ch);
+    else if (ch->base == DP_BASE_FP64) pair_fwd_f64(ch);
     else pair_fwd_f32(ch);
-    store(ch->base, ch->Aqk, (int64_t)ch->c * ch->n);
+    store(ch->factors, ch->Aqk, (int64_t)ch->c * ch->n);
 }
 
 void dp_chunk_solve(dp_chunk *ch) {
     if (!ch->by_inverse) return;
     free(ch->Akk);
     ch->Akk = inverse(ch, ch->base);
-    store(ch->base, ch->Akk, (int64_t)ch->n * ch->n);
+    store(ch->factors, ch->Akk, (int64_t)ch->n * ch->n);
 }
 
 void dp_chunk_wy(dp_chunk *ch) {
@@ -225,10 +230,10 @@ void dp_chunk_free(dp_chunk *ch) {
 void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    const dp_format f = dp_base_format(b);
+    const dp_format f = ch->factors;
     double *x = dp_doubles((int64_t)n * V), *d = dp_doubles((int64_t)K * V);
     dp_mm(f, 0, 0, n, V, K, ch->w, S, x);                        /* reads the UNdecayed state */
-    for (int64_t i = 0; i < (int64_t)n * V; i++) x[i] = dp_round_store(b, dp_round_arith(b, ch->u[i] - x[i]));
+    for (int64_t i = 0; i < (int64_t)n * V; i++) x[i] = dp_store(ch->factors, dp_round_arith(b, ch->u[i] - x[i]));
     dp_mm(f, 1, 0, K, V, n, ch->kg, x, d);
     for (int i = 0; i < K; i++)
         for (int j = 0; j < V; j++) {
@@ -242,18 +247,18 @@ void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
 void dp_chunk_output(const dp_chunk *ch, double *o) {
     const int c = ch->c, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    const dp_format f = dp_base_format(b);
+    const dp_format f = ch->factors;
     double *p = dp_doubles((int64_t)c * V);
     dp_mm(f, 0, 0, c, V, K, ch->qg, ch->h, o);
     dp_mm(f, 0, 0, c, V, ch->n, ch->Aqk, ch->v_new, p);
     for (int64_t i = 0; i < (int64_t)c * V; i++)
-        o[i] = dp_round_store(b, dp_round_arith(b, dp_round_arith(b, dp_round_arith(b, ch->scale) * o[i]) + p[i]));
+        o[i] = dp_store(ch->out, dp_round_arith(b, dp_round_arith(b, dp_round_arith(b, ch->scale) * o[i]) + p[i]));
     free(p);
 }
 
 void dp_chunk_M(const dp_chunk *ch, double *M) {
     const int K = ch->K;
-    dp_mm(dp_base_format(ch->base), 1, 0, K, K, ch->n, ch->kg, ch->w, M);
+    dp_mm(ch->factors, 1, 0, K, K, ch->n, ch->kg, ch->w, M);
     for (int i = 0; i < K; i++)
         for (int j = 0; j < K; j++) {
             double *m = M + (int64_t)i * K + j;
@@ -266,17 +271,17 @@ void dp_chunk_M(const dp_chunk *ch, double *M) {
 void dp_chunk_dAv(dp_chunk *ch, const double *dout) {
     const int64_t nV = (int64_t)ch->n * ch->V;
     if (!ch->dvl) ch->dvl = dp_doubles(nV);
-    dp_mm(dp_base_format(ch->base), 1, 0, ch->n, ch->V, ch->c, ch->Aqk, dout, ch->dvl);
-    store(ch->base, ch->dvl, nV);
+    dp_mm(ch->factors, 1, 0, ch->n, ch->V, ch->c, ch->Aqk, dout, ch->dvl);
+    store(ch->factors, ch->dvl, nV);
 }
 
 void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dX) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    const dp_format f = dp_base_format(b);
+    const dp_format f = ch->factors;
     double *x = dp_doubles((int64_t)n * V), *a = dp_doubles((int64_t)2 * K * V), *d = a + (int64_t)K * V;
     dp_mm(f, 0, 0, n, V, K, ch->kg, dS, x);                      /* reads the UNdecayed dS_c */
-    for (int64_t i = 0; i < (int64_t)n * V; i++) x[i] = dp_round_store(b, dp_round_arith(b, ch->dvl[i] + x[i]));
+    for (int64_t i = 0; i < (int64_t)n * V; i++) x[i] = dp_store(ch->factors, dp_round_arith(b, ch->dvl[i] + x[i]));
     dp_mm(f, 1, 0, K, V, ch->c, ch->qg, dout, a);
     dp_mm(f, 1, 0, K, V, n, ch->w, x, d);
     for (int i = 0; i < K; i++)
@@ -308,9 +313,9 @@ static double sum_arith(dp_base b, const double *x, const double *y, int n) {   
     return s;
 }
 
-static double sum_stored(dp_base b, const double *x, const double *y, int n) {   /* the same of numbers that were stored in between */
+static double sum_stored(dp_base b, dp_format f, const double *x, const double *y, int n) {   /* the same of numbers that were stored in between */
     double s = 0;
-    for (int i = 0; i < n; i++) s = dp_round_arith(b, s + dp_round_arith(b, dp_round_store(b, x[i]) * dp_round_store(b, y[i])));
+    for (int i = 0; i < n; i++) s = dp_round_arith(b, s + dp_round_arith(b, dp_store(f, x[i]) * dp_store(f, y[i])));
     return s;
 }
 
@@ -322,7 +327,7 @@ void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
     double *dZ, *E = dp_doubles(nV), *LX = dp_doubles(nV);
     if (ch->by_inverse) {
         dZ = dp_doubles(nV);
-        dp_mm(dp_base_format(b), 1, 0, n, V, n, ch->Akk, ch->dX, dZ);
+        dp_mm(ch->factors, 1, 0, n, V, n, ch->Akk, ch->dX, dZ);
     } else {
         double *A = dp_doubles((int64_t)n * n);
         system_matrix(ch, A);
@@ -330,8 +335,8 @@ void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
         solve(ch, A, 1, V, dZ);
         free(A);
     }
-    dp_mm(dp_base_format(b), 0, 0, n, V, K, ch->kgam, ch->h, E);
-    dp_mm(dp_base_format(b), 0, 0, n, V, n, ch->L, ch->v_new, LX);
+    dp_mm(ch->factors, 0, 0, n, V, K, ch->kgam, ch->h, E);
+    dp_mm(ch->factors, 0, 0, n, V, n, ch->L, ch->v_new, LX);
     for (int64_t i = 0; i < nV; i++) E[i] = dp_round_arith(b, dp_round_arith(b, ch->v[i] - E[i]) - LX[i]);
     for (int i = 0; i < n; i++) {
         g->dbeta[i] = sum_arith(b, dZ + (int64_t)i * V, E + (int64_t)i * V, V);
@@ -364,7 +369,7 @@ void dp_chunk_grads(const dp_chunk *ch, const double *dout, int pair_dg, dp_chun
 void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g) {
     const int c = ch->c, R = ch->R, n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    const dp_format f = dp_base_format(b);
+    const dp_format f = ch->factors;
     const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, cn = (int64_t)c * n, nn = (int64_t)n * n;
     double *buf = dp_doubles(4 * cK + 3 * nK + cn + nn + K), *r = buf, *wsum = r + cK, *dgam = wsum + cK, *pair = dgam + cK, *dkr = pair + cK,
            *dkw = dkr + nK, *end = dkw + nK, *dP = end + nK, *dL = dP + cn, *z = dL + nn;
@@ -393,11 +398,12 @@ void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_
             r[t * K + x] = rr;
             wsum[t * K + x] = ww;
         }
-    if (b == DP_BASE_FP64) pair_bwd_f64(ch, dL, dP, g->dq, dkr, dkw, pair_dg ? pair : NULL);
+    if (ch->gated) dp_gated_backward(ch, &(dp_gated_gradients){dL, dP, g->dq, dkr, dkw});
+    else if (b == DP_BASE_FP64) pair_bwd_f64(ch, dL, dP, g->dq, dkr, dkw, pair_dg ? pair : NULL);
     else pair_bwd_f32(ch, dL, dP, g->dq, dkr, dkw, pair_dg ? pair : NULL);
 
     for (int x = 0; x < K; x++)                                  /* eC o rowsum(S_0 o dS_c), of the states as they are stored */
-        z[x] = dp_round_arith(b, ch->eC[x] * sum_stored(b, ch->h + (int64_t)x * V, ch->dh + (int64_t)x * V, V));
+        z[x] = dp_round_arith(b, ch->eC[x] * sum_stored(b, f, ch->h + (int64_t)x * V, ch->dh + (int64_t)x * V, V));
     for (int t = 0; t < c; t++)
         for (int x = 0; x < K; x++) {
             double d = dp_round_arith(b, ch->q[t * K + x] * g->dq[t * K + x]);

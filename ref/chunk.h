@@ -15,6 +15,8 @@ extern "C" {
 
 typedef struct {
     dp_base base;
+    dp_format factors, out;   /* stored factors and operands; o (ref/design.h): the defaults of base, unless changed after dp_chunk_begin */
+    int gated;        /* 1: scores from gated operands (chunk_gated.h) */
     int c, R, K, V, n;
     double scale;
     int by_inverse;   /* 1: w, u, dZ are products with the stored inverse Akk (base bf16); 0: triangular solves */

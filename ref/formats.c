@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-const dp_format_info dp_formats[DP_NFORMATS] = {
+const dp_format_info dp_formats[DP_NFORMATS + 1] = {
     [DP_FP64] = {"fp64", 0, 0x1p-53, 0},
     [DP_FP32] = {"fp32", 0, 0x1p-24, 0},
     [DP_TF32X3] = {"tf32x3", 0x1p-22, 0x1p-24, 0}, /* u_op: what hi + lo leaves of an operand; eta has its own formula */
@@ -12,6 +12,7 @@ const dp_format_info dp_formats[DP_NFORMATS] = {
     [DP_TF32RZ] = {"tf32rz", 0x1p-10, 0x1p-24, 0},
     [DP_BF16] = {"bf16", 0x1p-8, 0x1p-24, 0},
     [DP_BF16ST] = {"bf16st", 0, 0x1p-24, 0x1p-8},
+    [DP_FP16] = {"fp16", 0x1p-11, 0x1p-24, 0},
 };
 const char *const dp_base_names[DP_NBASES] = {"fp64", "fp32", "bf16"};
 const char *const dp_merge_names[DP_NMERGES] = {"allgather", "ring"};

@@ -17,12 +17,13 @@
 extern "C" {
 #endif
 
-typedef enum { DP_FP64, DP_FP32, DP_TF32X3, DP_TF32, DP_TF32RZ, DP_BF16, DP_BF16ST, DP_NFORMATS } dp_format;
+typedef enum { DP_FP64, DP_FP32, DP_TF32X3, DP_TF32, DP_TF32RZ, DP_BF16, DP_BF16ST, DP_NFORMATS,
+               DP_FP16 = DP_NFORMATS } dp_format;                /* fp16: of operands and storage; no chain of M */
 
 /* Error constants of a product in that format (math.md j.1): operands are rounded with u_op, K terms are accumulated
  * with u_acc, the result is stored with u_store. */
 typedef struct { const char *name; double u_op, u_acc, u_store; } dp_format_info;
-extern const dp_format_info dp_formats[DP_NFORMATS];
+extern const dp_format_info dp_formats[DP_NFORMATS + 1];
 int dp_format_find(const char *name);                            /* -1: unknown */
 
 /* Base policies: what every stage except the M chain uses.

@@ -33,6 +33,13 @@ void dp_activate_bwd(const dp_problem *p, int64_t t0, int64_t t1, const double *
 void dp_activate_bwd_f32(const dp_problem *p, int64_t t0, int64_t t1, const double *q, const double *k, const double *rstd_q, const double *rstd_k,
                          const double *dq, const double *dk, const double *dg, const double *dbeta, dp_result *out);
 
+/* dg/dx and dg/dA_log of every gate, [T][HV][Kg] each, in fp64. */
+void dp_gate_slopes(const dp_problem *p, double *dg_dx, double *dg_dA);
+
+/* (dg/dA_log) / (dg/dx) of gate `at` in [T][HV][Kg], without a quotient: softplus(x) / sigmoid(x) stays
+ * near 1 where both vanish, x of a lower bound. Not for a log gate, which has neither. */
+double dp_gate_ratio(const dp_problem *p, int64_t at);
+
 #ifdef __cplusplus
 }
 #endif

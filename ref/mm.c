@@ -17,6 +17,7 @@ static void round_operand(dp_format f, const double *x, int64_t n, float *hi, fl
     case DP_TF32: for (int64_t i = 0; i < n; i++) hi[i] = dp_tf32((float)x[i]); break;
     case DP_TF32RZ: for (int64_t i = 0; i < n; i++) hi[i] = dp_tf32rz((float)x[i]); break;
     case DP_BF16: for (int64_t i = 0; i < n; i++) hi[i] = dp_bf16((float)x[i]); break;
+    case DP_FP16: for (int64_t i = 0; i < n; i++) hi[i] = dp_fp16_from_bits(dp_fp16_bits(x[i])); break;
     case DP_TF32X3:
         for (int64_t i = 0; i < n; i++) {
             hi[i] = dp_tf32((float)x[i]);

@@ -1,7 +1,7 @@
 /* The expected tier: draws predict the error of a correct run, whatever the format; results that are wrong by little beside what their bounds allow
  * fail, with the place; and its statistics raise no alarm on errors of the kind that they assume. */
 #include "../../ref/inputs.h"
-#include "../expected.h"
+#include "../verdict/expected.h"
 #include "../judge.h"
 #include "gt.h"
 
@@ -82,9 +82,9 @@ DP_TEST(expected, small_faults_fail_where_they_are) {
         const dp_run *r = judged(&x, &runs);
         const dp_judgement *j = tensor(r, f[i].tensor);
         CHECK(r->verdict == DP_FAIL && j->verdict == DP_FAIL, "%s passes: excess %.3g, %.3g of its bound", f[i].what, j->expected.excess, j->ratio);
-        CHECK(f[i].rank < 0 || dp_judgement_place(j)->rank == f[i].rank, "%s is placed on rank %d", f[i].what, dp_judgement_place(j)->rank);
+        CHECK(f[i].rank < 0 || dp_judgement_row(j)->at.rank == f[i].rank, "%s is placed on rank %d", f[i].what, dp_judgement_row(j)->at.rank);
         for (int t = 0; t < r->ntensor; t++) CHECK(&r->tensor[t] == j || r->tensor[t].verdict == DP_PASS, "%s: %s fails too: %s", f[i].what, r->tensor[t].name, r->tensor[t].why);
-        if (j->verdict == DP_FAIL && !strcmp(j->tier, "expected")) CHECK(strstr(r->why, "times what these formats make of these inputs") && !strcmp(r->tier, "expected"), "says: %s", r->why);
+        if (j->verdict == DP_FAIL && !strcmp(j->tier, "expected")) CHECK(strstr(r->why, "this design") && !strcmp(r->tier, "expected"), "says: %s", r->why);
         memcpy(f[i].x, kept, sizeof(double) * (size_t)f[i].to);
         free(kept);
         dp_runs_free(&runs);
@@ -108,7 +108,7 @@ DP_TEST(expected, stages_are_judged_too) {
             const int wrong = bad && !strcmp(j->name, "w");
             CHECK(j->verdict == (wrong ? DP_FAIL : DP_PASS) && !strcmp(j->tier, "expected"), "%s: %s by '%s', excess %.3g, %.3g of its bound", j->name, dp_verdict_names[j->verdict], j->tier,
                   j->expected.excess, j->ratio);
-            CHECK(!wrong || dp_judgement_place(j)->rank == 1, "w is placed on rank %d", dp_judgement_place(j)->rank);
+            CHECK(!wrong || dp_judgement_row(j)->at.rank == 1, "w is placed on rank %d", dp_judgement_row(j)->at.rank);
         }
         CHECK(runs.run->ntensor == DP_NTAPS, "%d tensors", runs.run->ntensor);
         for (int i = 0; i < DP_NTAPS; i++) free(g.stage[i]);
@@ -118,127 +118,46 @@ DP_TEST(expected, stages_are_judged_too) {
 }
 
 DP_TEST(expected, draws_are_the_same_for_any_order_of_policies) {
-    const dp_base base[] = {DP_BASE_BF16, DP_BASE_FP64, DP_BASE_BF16};
-    const dp_format chain[] = {DP_TF32RZ, DP_BF16, DP_BF16};
+    const dp_expected_policy policy[] = {{dp_design_of(DP_BASE_BF16), DP_TF32RZ},
+                                         {dp_design_of(DP_BASE_FP64), DP_BF16},
+                                         {dp_design_of(DP_BASE_BF16), DP_BF16}};
     dp_expected all[3], one;
     dp_part a[DP_EXPECTED_PARTS], b[DP_EXPECTED_PARTS];
     subject x;
     simulate(&x, DP_BASE_BF16, DP_FP32);
-    dp_expected_run(&x.c.p, NULL, x.c.input_dtype, 4, 1, 0, 3, base, chain, all);
+    const dp_expected_request rq = {.p = &x.c.p, .dtype = x.c.input_dtype, .N = 4, .backward = 1};
+    dp_expected_run(&rq, 3, policy, all);
     for (int i = 0; i < 3; i++) {
-        dp_expected_run(&x.c.p, NULL, x.c.input_dtype, 4, 1, 0, 1, base + i, chain + i, &one);
-        const int n = dp_expected_parts(&one, a), m = dp_expected_parts(&all[i], b);
-        CHECK(n == 16 && m == 16, "%d and %d tensors", n, m);
-        for (int k = 0; k < n; k++) CHECK(a[k].size == b[k].size && !memcmp(a[k].at, b[k].at, a[k].size), "policy %d, tensor %d differs", i, k);
-        dp_expected_free(&one), dp_expected_free(&all[i]);
+        dp_expected_run(&rq, 1, policy + i, &one);
+        const int n = dp_expected_parts(&one, a);
+        const int m = dp_expected_parts(&all[i], b);
+        CHECK(n == m && n == 2 * 16 + 2, "%d and %d arrays", n, m);
+        for (int k = 0; k < n; k++)
+            CHECK(a[k].size == b[k].size && !memcmp(a[k].at, b[k].at, a[k].size),
+                  "policy %d, array %d differs", i, k);
+        dp_expected_free(&one);
+        dp_expected_free(&all[i]);
     }
     forget(&x);
 }
 
-/* |err|^2 of cells with nu degrees of freedom each, by its definition. */
-static double chi2(dp_rng *r, int nu) {
-    double s = 0;
-    for (int i = 0; i < nu; i++) {
-        const double z = dp_rng_normal(r);
-        s += z * z;
-    }
-    return s / nu;
-}
-
-DP_TEST(expected, statistics_raise_no_alarm_and_see_a_large_excess) {
-    enum { D = 8, N = 24, TRIALS = 2000 };
-    static const int freedom[] = {1, 3, 10, 100, 1000};
-    for (size_t f = 0; f < sizeof freedom / sizeof *freedom; f++) {
-        dp_rng r;
-        int alarms = 0, seen = 0;
-        dp_rng_seed(&r, 1, f);
-        for (int t = 0; t < TRIALS; t++) {
-            double e2[D * N], err2[N], want2[N], floor2[N] = {0};
-            int belong[N];
-            dp_excess x;
-            for (int i = 0; i < D * N; i++) e2[i] = chi2(&r, freedom[f]);
-            for (int i = 0; i < N; i++) err2[i] = chi2(&r, freedom[f]), want2[i] = 1e6, belong[i] = i / 6;
-            dp_excess_in in = {.ndraw = D, .n = N, .e2 = e2, .err2 = err2, .want2 = want2, .floor2 = floor2, .belong = belong, .nbelong = 4, .safety = DP_EXCESS_SAME};
-            dp_excess_judge(&in, &x);
-            alarms += x.excess > 1;
-            CHECK(!isnan(x.excess), "nu %d: not judged", freedom[f]);
-            if (freedom[f] < 100) continue;
-            err2[7] = 5 * 5;
-            dp_excess_judge(&in, &x);
-            seen += x.excess > 1 && x.cell == 7;
-        }
-        CHECK(!alarms, "nu %d: %d alarms in %d trials", freedom[f], alarms, TRIALS);
-        CHECK(freedom[f] < 100 || seen == TRIALS, "nu %d: one cell 5 times too large seen in %d of %d trials", freedom[f], seen, TRIALS);
-    }
-}
-
-/* A short window of one rank carries an error that is one number (a state's, through M in bf16), a thousand times the others': the other ranks' many degrees of freedom do not make it rarer. */
-DP_TEST(expected, a_short_window_of_correlated_errors_is_no_alarm_for_its_rank) {
-    enum { D = 8, N = 8, TRIALS = 10000 };
-    dp_rng r;
-    int alarms = 0;
-    dp_rng_seed(&r, 3, 0);
-    for (int t = 0; t < TRIALS; t++) {
-        double e2[D * N], err2[N], want2[N], floor2[N] = {0}, rows[N];
-        int belong[N];
-        dp_excess x;
-        for (int i = 0; i < N; i++) {
-            rows[i] = i % 2 ? 37 : 3, want2[i] = 1e6 * rows[i], belong[i] = i / 2;
-            for (int d = -1; d < D; d++) *(d < 0 ? &err2[i] : &e2[d * N + i]) = i ? rows[i] * chi2(&r, 100) : 1e6 * chi2(&r, 1);
-        }
-        const dp_excess_in in = {.ndraw = D, .n = N, .e2 = e2, .err2 = err2, .want2 = want2, .floor2 = floor2, .rows = rows, .belong = belong, .nbelong = 4, .safety = DP_EXCESS_SAME};
-        dp_excess_judge(&in, &x);
-        alarms += x.excess > 1;
-    }
-    CHECK(!alarms, "%d alarms in %d trials", alarms, TRIALS);
-}
-
-/* One cell has nearly all of the tensor's error, and few degrees of freedom: only all cells alike say that every one of them is twice too large. */
-DP_TEST(expected, an_excess_everywhere_is_seen_where_one_cell_outweighs_the_rest) {
-    enum { D = 8, N = 80, TRIALS = 300 };
-    dp_rng r;
-    int alarms = 0, seen = 0, by_tensor = 0;
-    dp_rng_seed(&r, 2, 0);
-    for (int t = 0; t < TRIALS; t++)
-        for (int by = 1; by <= 2; by++) {
-            double e2[D * N], err2[N], want2[N], floor2[N] = {0};
-            int belong[N];
-            dp_excess x;
-            for (int i = 0; i < N; i++) {
-                const double size = pow(4, -i);
-                want2[i] = 1e6 * size, belong[i] = 0, err2[i] = by * by * size * chi2(&r, 6);
-                for (int d = 0; d < D; d++) e2[d * N + i] = size * chi2(&r, 6);
-            }
-            const dp_excess_in in = {.ndraw = D, .n = N, .e2 = e2, .err2 = err2, .want2 = want2, .floor2 = floor2, .belong = belong, .nbelong = 1, .safety = DP_EXCESS_SAME};
-            dp_excess_judge(&in, &x);
-            if (by == 1) alarms += x.excess > 1;
-            else seen += x.excess > 1 && x.level == DP_LEVEL_EVERY, by_tensor += x.at[DP_LEVEL_TENSOR].ratio > x.at[DP_LEVEL_TENSOR].limit;
-        }
-    CHECK(!alarms && seen >= 0.99 * TRIALS && by_tensor < 0.5 * TRIALS, "%d alarms, seen in %d of %d, by the whole tensor in %d", alarms, seen, TRIALS, by_tensor);
-}
-
-static void place_row(const void *ctx, int64_t row, dp_place *at) {
-    (void)ctx;
-    *at = (dp_place){.sequence = (int)row, .chunk = -1, .token = -1};
-}
-
-/* A row that is exactly 0 beside rows of size 1 (dg of a sequence of one token): its error is rounding of what cancels there, not of itself. */
-DP_TEST(expected, a_row_that_cancels_to_nothing_is_held_against_a_rounding_of_its_head) {
-    enum { D = 4, ROWS = 8 };
-    const double unit = 0x1p-24;
-    double got[ROWS], want[ROWS], bound[ROWS], e2[D * ROWS];
-    for (int i = 0; i < ROWS; i++) {
-        want[i] = i > 0, got[i] = want[i] + (i > 0 ? 1e-3 : 10 * 1e-10), bound[i] = 1e-2;
-        for (int d = 0; d < D; d++) e2[d * ROWS + i] = pow((i > 0 ? 1e-3 : 1e-10) * (0.9 + 0.05 * d), 2);
-    }
-    for (int wrong = 0; wrong < 2; wrong++) {
-        dp_judgement j;
-        if (wrong) got[0] = 100 * unit;
-        const dp_compare_in in = {.name = "x", .N = 1, .heads = 1, .rows = ROWS, .width = 1, .got = got, .want = want, .bound = bound, .place = place_row, .ndraw = D, .ncell = ROWS, .e2 = e2,
-                                  .safety = DP_EXCESS_SUMS, .unit = unit};
-        dp_compare(&in, &j);
-        CHECK(j.verdict == (wrong ? DP_FAIL : DP_PASS), "error %g: %s %s", got[0], dp_verdict_names[j.verdict], j.why);
-        CHECK(!wrong || dp_judgement_place(&j)->sequence == 0, "row %d is blamed", dp_judgement_place(&j)->sequence);
-        dp_judgement_free(&j);
-    }
+DP_TEST(expected, sets_of_draws_differ_and_every_problem_gets_six) {
+    dp_expected one, other;
+    subject x;
+    simulate(&x, DP_BASE_BF16, DP_FP32);
+    dp_expected_request rq = {.p = &x.c.p, .dtype = x.c.input_dtype, .N = 4, .backward = 1};
+    const dp_expected_policy policy = {dp_design_of(DP_BASE_BF16), DP_FP32};
+    dp_expected_run(&rq, 1, &policy, &one);
+    rq.set = 1;
+    dp_expected_run(&rq, 1, &policy, &other);
+    for (int i = 0; i < one.field[0].ndraw; i++)
+        for (int k = 0; k < other.field[0].ndraw; k++)
+            CHECK(one.field[0].err2[i * one.field[0].rows] != other.field[0].err2[k * other.field[0].rows],
+                  "draw %d of set 0 is draw %d of set 1", i, k);
+    dp_problem large = x.c.p;
+    large.T = 1 << 20;
+    CHECK(dp_expected_count(&large) >= 6, "%d draws", dp_expected_count(&large));
+    dp_expected_free(&one);
+    dp_expected_free(&other);
+    forget(&x);
 }

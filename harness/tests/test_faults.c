@@ -109,7 +109,7 @@ DP_TEST(faults, each_one_turns_its_tensor_red_and_is_green_without) {
         CHECK(bad.run[0].verdict == DP_FAIL, "%s: %s (%s)", bad.run[0].id, dp_verdict_names[bad.run[0].verdict], bad.run[0].why);
         CHECK(t && t->verdict == DP_FAIL, "%s: %s is %s at %.3g of its bound", bad.run[0].id, x->tensor, t ? dp_verdict_names[t->verdict] : "absent", t ? t->ratio : 0);
         if (x->healthy) CHECK(h && h->verdict != DP_FAIL, "%s: %s should not suffer, but is at %.3g of its bound", bad.run[0].id, x->healthy, h ? h->ratio : 0);
-        if (x->not_head >= 0 && t) CHECK(t->worst.head != x->not_head, "%s: worst head is %d", bad.run[0].id, t->worst.head);
+        if (x->not_head >= 0 && t) CHECK(t->worst.at.head != x->not_head, "%s: worst head is %d", bad.run[0].id, t->worst.at.head);
         dp_runs_free(&bad), dp_runs_free(&good);
     }
     omp_set_num_threads(threads);

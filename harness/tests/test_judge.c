@@ -171,8 +171,8 @@ DP_TEST(judge, names_rank_head_and_token_of_a_row_that_is_wrong_on_any_rank) {
             memcpy(o8, kept, sizeof kept);
             JUDGE(&o, &j);
             const dp_judgement *w = tensor(j.run, "o");
-            CHECK(j.run->verdict == DP_FAIL && w->verdict == DP_FAIL && w->worst.rank == r && w->worst.head == hv && w->worst.token == t, "rank %d head %d: %s at rank %d head %d token %lld", r, hv,
-                  dp_verdict_names[w->verdict], w->worst.rank, w->worst.head, (long long)w->worst.token);
+            CHECK(j.run->verdict == DP_FAIL && w->verdict == DP_FAIL && w->worst.at.rank == r && w->worst.at.head == hv && w->worst.at.token == t, "rank %d head %d: %s at rank %d head %d token %lld", r, hv,
+                  dp_verdict_names[w->verdict], w->worst.at.rank, w->worst.at.head, (long long)w->worst.at.token);
             for (int i = 0; i < 3; i++) CHECK((w->per_rank_ratio[i] > 1) == (i == r), "rank %d: ratio %g", i, w->per_rank_ratio[i]);
             done(&j);
         }
@@ -187,12 +187,13 @@ DP_TEST(judge, the_reason_names_the_row_that_exceeds_its_bound) {
     dp_judge_options o = options();
     static const char *const LOG[] = {"gate", "log", "beta", "plain", "l2norm", "0", NULL};
     o.claim = "bf16";
+    o.design = "";               /* the default: its bounds decide */
     simulate(FORGETS, &x);
     for (int i = 0; i < 8; i++) x.s.out.o[70 * 8 + i] *= 1.3;
     write_inputs(&x.c.p, 3, 0, LOG), write_outputs(&x.c.p, &x.s.out, 1, 3, 0, "F64");
     JUDGE(&o, &j);
     const dp_judgement *t = tensor(j.run, "o");
-    CHECK(t->verdict == DP_FAIL && t->over.token == 70 && t->worst.token != 70, "%s: over %lld, worst %lld", dp_verdict_names[t->verdict], (long long)t->over.token, (long long)t->worst.token);
+    CHECK(t->verdict == DP_FAIL && t->over.at.token == 70 && t->worst.at.token != 70, "%s: over %lld, worst %lld", dp_verdict_names[t->verdict], (long long)t->over.at.token, (long long)t->worst.at.token);
     CHECK(strstr(j.run->why, "token 70"), "%s", j.run->why);
     done(&j), forget(&x);
 }
@@ -210,7 +211,7 @@ DP_TEST(judge, nan_and_inf_fail_and_say_where) {
         x.s.out.dv[(130 * 2 + 1) * 8 + 3] = kept;
         JUDGE(&o, &j);
         const dp_judgement *w = tensor(j.run, "dv");
-        CHECK(w->verdict == DP_FAIL && w->worst.token == 130 && w->worst.rank == 2 && w->worst.head == 1 && w->worst_index == 3, "%s at token %lld", dp_verdict_names[w->verdict], (long long)w->worst.token);
+        CHECK(w->verdict == DP_FAIL && w->worst.at.token == 130 && w->worst.at.rank == 2 && w->worst.at.head == 1 && w->worst.index == 3, "%s at token %lld", dp_verdict_names[w->verdict], (long long)w->worst.at.token);
         CHECK(strstr(j.run->why, "dv: 1 of 3072 entries are NaN or Inf, the first is entry 2091"), "%s", j.run->why);
         CHECK(tensor(j.run, "o")->verdict == DP_PASS && j.run->verdict == DP_FAIL, "o %s", dp_verdict_names[tensor(j.run, "o")->verdict]);
         done(&j);

@@ -76,8 +76,8 @@ DP_TEST(taps, one_wrong_row_of_a_stage_fails_at_its_place_and_alone) {
         for (int64_t z = 0; z < width; z++) x[z] = x[z] * 1.5 + (z < 3);
         const dp_run *r = judge(&t);
         const dp_judgement *j = tensor(r, dp_taps[i].name);
-        CHECK(j->verdict == DP_FAIL && j->over.rank == 1 && j->over.head == 1 && j->over.token == (kind == DP_PER_RANK ? -1 : kind == DP_PER_TOKEN ? 27 : 25), "%s: %s at rank %d head %d token %lld", j->name,
-              dp_verdict_names[j->verdict], j->over.rank, j->over.head, (long long)j->over.token);
+        CHECK(j->verdict == DP_FAIL && j->over.at.rank == 1 && j->over.at.head == 1 && j->over.at.token == (kind == DP_PER_RANK ? -1 : kind == DP_PER_TOKEN ? 27 : 25), "%s: %s at rank %d head %d token %lld", j->name,
+              dp_verdict_names[j->verdict], j->over.at.rank, j->over.at.head, (long long)j->over.at.token);
         for (int k = 0; k < r->ntensor; k++) CHECK(&r->tensor[k] == j || r->tensor[k].verdict == DP_PASS, "%s fails with %s", r->tensor[k].name, j->name);
         memcpy(x, kept, sizeof *x * (size_t)width);
         free(kept);
@@ -99,7 +99,7 @@ DP_TEST(taps, what_means_nothing_is_not_judged) {
     CHECK(r->verdict == DP_PASS && isnan(tensor(r, "M")->per_rank[0]) && tensor(r, "M")->per_rank[1] > 0, "%s", r->why);
     for (int i = 0; i < 64; i++) t.g.stage[DP_M][2 * 64 + i] = NAN;          /* rank 1 passes its state on: needed */
     r = judge(&t);
-    CHECK(tensor(r, "M")->verdict == DP_FAIL && tensor(r, "M")->over.rank == 1, "%s", r->why);
+    CHECK(tensor(r, "M")->verdict == DP_FAIL && tensor(r, "M")->over.at.rank == 1, "%s", r->why);
     end(&t);
 }
 

@@ -1,0 +1,317 @@
+/* The statistics of the expected tier: no alarm on errors that follow the draws' law, however few
+ * numbers and units there are; and each level sees the fault that it is for.
+ */
+#include "../../ref/inputs.h"
+#include "../verdict/compare.h"
+#include "../verdict/levels.h"
+#include "../verdict/quantile.h"
+#include "../verdict/row_map.h"
+#include "gt.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- quantiles ---------------------------------------------------------------------------------
+ */
+
+/* Made with mpmath 1.3: x with betainc(b/2, a/2, 0, b/(b + a x), regularized=True) = p. */
+DP_TEST(levels, f_quantiles_are_right_far_out) {
+    static const struct {
+        double p, top, bottom, x;
+    } known[] = {
+        {1e-2, 1, 5, 16.2581770398337},     {1e-7, 1, 8, 318.122773758888},
+        {1e-7, 64, 64, 3.86309100213038},   {1e-10, 8, 15, 75.6207258784733},
+        {1e-12, 30, 180, 5.17319661344093},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const double x = dp_f_quantile(known[i].p, known[i].top, known[i].bottom);
+        const double p = dp_f_tail(x, known[i].top, known[i].bottom);
+        CHECK(fabs(p / known[i].p - 1) < 1e-6, "tail of quantile: %g for %g", p, known[i].p);
+        CHECK(fabs(x / known[i].x - 1) < 1e-8, "F(%g; %g, %g) = %.12g, not %.12g", known[i].p,
+              known[i].top, known[i].bottom, x, known[i].x);
+    }
+    /* Student's t with 5 degrees of freedom, two-sided 1e-3: 6.8688 (tables) */
+    CHECK(fabs(sqrt(dp_f_quantile(1e-3, 1, 5)) - 6.868826625881) < 1e-6, "%.12g",
+          sqrt(dp_f_quantile(1e-3, 1, 5)));
+    /* chi squared with 2 degrees of freedom has the tail exp(-x/2) */
+    CHECK(fabs(2 * dp_f_quantile(1e-7, 2, INFINITY) / (-2 * log(1e-7)) - 1) < 1e-4, "%.12g",
+          dp_f_quantile(1e-7, 2, INFINITY));
+}
+
+/* ---- a tensor of errors
+ * --------------------------------------------------------------------------- */
+
+/* Errors and draws of a made-up tensor [tokens][heads][width]. */
+typedef struct {
+    int D, tokens, heads, width;
+    dp_draws draws;
+    dp_row_map map;
+    int32_t *window, *unit;
+    double *want, *err, *err2, *want2, *floor2;
+    dp_levels_in in;
+} tensor;
+
+static tensor tensor_new(int D, int tokens, int heads, int width) {
+    const int64_t rows = (int64_t)tokens * heads;
+    const int windows = (tokens + 63) / 64 * heads;
+    tensor t = {.D = D, .tokens = tokens, .heads = heads, .width = width};
+    t.window = dp_calloc((size_t)rows, sizeof *t.window);
+    t.unit = dp_calloc((size_t)windows, sizeof *t.unit);
+    for (int64_t r = 0; r < rows; r++) {
+        t.window[r] = (int32_t)(r / heads / 64 * heads + r % heads);
+        t.unit[t.window[r]] = (int32_t)(r % heads);
+    }
+    t.map = (dp_row_map){rows, windows, width, 1, t.window};
+    dp_draws_alloc(&t.draws, D, &t.map, 0);
+    t.want = dp_doubles(rows * width);
+    t.err = dp_doubles(rows * width);
+    t.err2 = dp_doubles(rows);
+    t.want2 = dp_doubles(rows);
+    t.floor2 = dp_doubles(rows);
+    t.in = (dp_levels_in){.err2 = t.err2,
+                          .want2 = t.want2,
+                          .floor2 = t.floor2,
+                          .window = t.window,
+                          .unit = t.unit,
+                          .heads = heads,
+                          .units = heads,
+                          .by_token = tokens > 1,
+                          .allowance = {1.2, 0.1}};
+    return t;
+}
+
+static void tensor_free(tensor *t) {
+    dp_draws_free(&t->draws);
+    free(t->window);
+    free(t->unit);
+    free(t->want);
+    free(t->err);
+    free(t->err2);
+    free(t->want2);
+    free(t->floor2);
+}
+
+typedef void law(dp_rng *r, const tensor *t, double *err);
+
+static void draw(tensor *t, dp_rng *r, law *f) {
+    const int64_t rows = t->map.rows;
+    for (int64_t i = 0; i < rows * t->width; i++)
+        t->want[i] = dp_rng_normal(r);
+    memset(t->draws.err2, 0, sizeof(double) * (size_t)(t->D * rows));
+    memset(t->draws.along, 0, sizeof(double) * (size_t)(t->D * DP_NDIRECTIONS * t->map.windows));
+    for (int k = 0; k < t->D; k++) {
+        f(r, t, t->err);
+        dp_sum_errors(&t->map, t->err, t->want, t->draws.err2 + k * rows,
+                      t->draws.along + k * DP_NDIRECTIONS * t->map.windows);
+    }
+    f(r, t, t->err);
+}
+
+static dp_excess judged(tensor *t) {
+    const int64_t rows = t->map.rows;
+    double *along = dp_doubles(DP_NDIRECTIONS * t->map.windows);
+    dp_excess x;
+    memset(t->err2, 0, sizeof(double) * (size_t)rows);
+    dp_sum_errors(&t->map, t->err, t->want, t->err2, along);
+    for (int d = 0; d < DP_NDIRECTIONS; d++) {
+        t->in.along[d] = 0;
+        for (int64_t w = 0; w < t->map.windows; w++)
+            t->in.along[d] += along[d * t->map.windows + w];
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        t->want2[r] = 0;
+        for (int i = 0; i < t->width; i++)
+            t->want2[r] += t->want[r * t->width + i] * t->want[r * t->width + i];
+    }
+    t->in.draws = &t->draws;
+    dp_levels_judge(&t->in, &x);
+    free(along);
+    return x;
+}
+
+/* ---- laws
+ * ------------------------------------------------------------------------------------------- */
+
+static void independent(dp_rng *r, const tensor *t, double *err) {
+    for (int64_t i = 0; i < t->map.rows * t->width; i++)
+        err[i] = dp_rng_normal(r);
+}
+
+/* A few numbers outweigh the others, the same in every draw. */
+static void uneven(dp_rng *r, const tensor *t, double *err) {
+    for (int64_t i = 0; i < t->map.rows * t->width; i++)
+        err[i] = dp_rng_normal(r) * (i % 16 == 3 ? 30 : 1);
+}
+
+/* All numbers of a head share a part of their error. */
+static void common(dp_rng *r, const tensor *t, double *err) {
+    double of[8];
+    for (int h = 0; h < t->heads; h++)
+        of[h] = dp_rng_normal(r);
+    for (int64_t i = 0; i < t->map.rows * t->width; i++)
+        err[i] = dp_rng_normal(r) + 0.1 * of[i / t->width % t->heads] * t->want[i];
+}
+
+DP_TEST(levels, no_alarm_on_errors_of_the_draws_own_law) {
+    static const struct {
+        int D, tokens, heads, width, trials;
+    } shape[] = {
+        {6, 1, 1, 1, 20000}, {8, 1, 4, 1, 20000},  {6, 1, 1, 8, 20000}, {8, 1, 2, 32, 10000},
+        {6, 40, 1, 1, 500}, {6, 100, 2, 16, 100}, {8, 300, 1, 8, 100},
+    };
+    static law *const laws[] = {independent, uneven, common};
+    for (size_t s = 0; s < sizeof shape / sizeof *shape; s++)
+        for (int l = 0; l < 3; l++) {
+            tensor t = tensor_new(shape[s].D, shape[s].tokens, shape[s].heads, shape[s].width);
+            dp_rng r;
+            int alarms = 0;
+            dp_rng_seed(&r, 100 + s, (uint64_t)l);
+            for (int i = 0; i < shape[s].trials; i++) {
+                draw(&t, &r, laws[l]);
+                alarms += judged(&t).excess > 1;
+            }
+            CHECK(!alarms, "%d tokens, %d heads of %d, law %d: %d alarms in %d", shape[s].tokens,
+                  shape[s].heads, shape[s].width, l, alarms, shape[s].trials);
+            tensor_free(&t);
+        }
+}
+
+/* ---- what each level is for
+ * --------------------------------------------------------------------------- */
+
+static void grow(tensor *t, int64_t from, int64_t to, double by) {
+    for (int64_t i = from * t->width; i < to * t->width; i++)
+        t->err[i] *= by;
+}
+
+static void lean(tensor *t, dp_direction d, double share) {
+    for (int64_t i = 0; i < t->map.rows * t->width; i++)
+        t->err[i] += share * dp_direction_entry(d, t->want[i]);
+}
+
+DP_TEST(levels, each_level_sees_its_fault) {
+    static const struct {
+        const char *what;
+        int64_t from, to; /* rows that grow */
+        double by;
+        int direction; /* -1: none */
+        dp_level level;
+    } fault[] = {
+        {"one row 3 times", 77, 78, 3, -1, DP_LEVEL_ROW},
+        {"one window 1.7 times", 128, 256, 1.7, -1, DP_LEVEL_WINDOW},
+        {"all of it 1.4 times", 0, 1 << 20, 1.4, -1, DP_LEVEL_EVERY},
+        {"a factor", 0, 0, 1, DP_ALONG_VALUE, DP_LEVEL_FACTOR},
+        {"an offset", 0, 0, 1, DP_ALONG_OFFSET, DP_LEVEL_OFFSET},
+    };
+    tensor t = tensor_new(8, 512, 2, 64);
+    for (size_t f = 0; f < sizeof fault / sizeof *fault; f++) {
+        dp_rng r;
+        dp_rng_seed(&r, 9, f);
+        for (int i = 0; i < 20; i++) {
+            draw(&t, &r, independent);
+            CHECK(judged(&t).excess < 1, "fails without the fault");
+            grow(&t, fault[f].from, fault[f].to < t.map.rows ? fault[f].to : t.map.rows,
+                 fault[f].by);
+            if (fault[f].direction >= 0) lean(&t, (dp_direction)fault[f].direction, 0.3);
+            const dp_excess x = judged(&t);
+            const int same = x.level == fault[f].level ||
+                             (fault[f].level == DP_LEVEL_EVERY && x.level == DP_LEVEL_TENSOR) ||
+                             (fault[f].level == DP_LEVEL_FACTOR && x.level == DP_LEVEL_TRUNCATION);
+            CHECK(x.excess > 1 && same, "%s: excess %.3g on level %s", fault[f].what, x.excess,
+                  dp_level_names[x.level]);
+            CHECK(fault[f].to != 78 || x.row == 77, "row %lld is named", (long long)x.row);
+        }
+    }
+    tensor_free(&t);
+}
+
+/* A short window of one rank carries an error that is one number (a state's, through M in bf16), a
+ * thousand times the others': the other ranks' many degrees of freedom do not make it rarer. */
+DP_TEST(levels, a_short_window_of_correlated_errors_is_no_alarm_for_its_rank) {
+    enum { D = 8, N = 8, TRIALS = 10000 };
+    dp_rng r;
+    int alarms = 0;
+    dp_rng_seed(&r, 3, 0);
+    for (int trial = 0; trial < TRIALS; trial++) {
+        double e2[D * N], err2[N], want2[N], rows[N], floor2[N] = {0};
+        int32_t window[N], unit[N];
+        dp_excess x;
+        for (int i = 0; i < N; i++) {
+            rows[i] = i % 2 ? 37 : 3;
+            want2[i] = 1e6 * rows[i];
+            window[i] = i;
+            unit[i] = i / 2;
+            for (int d = -1; d < D; d++) {
+                const int numbers = i ? 100 : 1;
+                double sum = 0;
+                for (int k = 0; k < numbers; k++) {
+                    const double z = dp_rng_normal(&r);
+                    sum += z * z / numbers;
+                }
+                *(d < 0 ? &err2[i] : &e2[d * N + i]) = i ? rows[i] * sum : 1e6 * sum;
+            }
+        }
+        const dp_draws draws = {.ndraw = D, .rows = N, .windows = N, .width = 100, .err2 = e2};
+        const dp_levels_in in = {.draws = &draws,
+                                 .err2 = err2,
+                                 .want2 = want2,
+                                 .floor2 = floor2,
+                                 .rows = rows,
+                                 .window = window,
+                                 .unit = unit,
+                                 .heads = 1,
+                                 .units = 4,
+                                 .allowance = {1.2, 0}};
+        dp_levels_judge(&in, &x);
+        alarms += x.excess > 1;
+    }
+    CHECK(!alarms, "%d alarms in %d trials", alarms, TRIALS);
+}
+
+/* ---- through dp_compare
+ * ----------------------------------------------------------------------------------- */
+
+static void place_row(const void *ctx, int64_t row, dp_place *at) {
+    (void)ctx;
+    *at = (dp_place){.sequence = (int)row, .chunk = -1, .token = -1};
+}
+
+/* A row that is exactly 0 beside rows of size 1 (dg of a sequence of one token): its error is
+ * rounding of what cancels there, not of itself. */
+DP_TEST(levels, a_row_that_cancels_to_nothing_is_held_against_a_rounding_of_its_head) {
+    enum { D = 6, ROWS = 8 };
+    const double unit = 0x1p-24;
+    double got[ROWS], want[ROWS], bound[ROWS], e2[D * ROWS], along[D * DP_NDIRECTIONS * ROWS] = {0};
+    for (int i = 0; i < ROWS; i++) {
+        want[i] = i > 0;
+        got[i] = want[i] + (i > 0 ? 1e-3 : 10 * 1e-10) * (i % 2 ? 1 : -1);
+        bound[i] = 1e-2;
+        for (int d = 0; d < D; d++)
+            e2[d * ROWS + i] = pow((i > 0 ? 1e-3 : 1e-10) * (0.9 + 0.05 * d), 2);
+    }
+    const dp_draws draws = {
+        .ndraw = D, .rows = ROWS, .windows = ROWS, .width = 1, .err2 = e2, .along = along};
+    for (int wrong = 0; wrong < 2; wrong++) {
+        dp_judgement j;
+        if (wrong) got[0] = 200 * unit;
+        const dp_compare_in in = {.name = "x",
+                                  .N = 1,
+                                  .heads = 1,
+                                  .rows = ROWS,
+                                  .width = 1,
+                                  .got = got,
+                                  .want = want,
+                                  .bound = bound,
+                                  .place = place_row,
+                                  .draws = &draws,
+                                  .allowance = {1.5, 1},
+                                  .unit = unit};
+        dp_compare(&in, &j);
+        CHECK(j.verdict == (wrong ? DP_FAIL : DP_PASS), "error %g: %s %s", got[0],
+              dp_verdict_names[j.verdict], j.why);
+        CHECK(!wrong || dp_judgement_row(&j)->at.sequence == 0, "row %d is blamed",
+              dp_judgement_row(&j)->at.sequence);
+        dp_judgement_free(&j);
+    }
+}

@@ -1,0 +1,108 @@
+/* harness/verdict/compare.h - errors of one tensor against the truth, row by row, and the verdict.
+ *
+ * A tensor is [rows][width]; each row belongs to a rank, a head and (where there is one) a token.
+ * Two tiers look at it; no tolerance is typed anywhere.
+ *
+ * bound     A row passes when |got - want|_2 <= bound + radius of the truth. A tensor whose bounds
+ *           together are not below the tensor itself is unjudged by them: staying within proves
+ *           nothing (exceeding still fails).
+ * expected  Where there are draws (draws.h): fails what is more than the declared design makes of
+ *           these inputs, within its bound or not, and judges what the bound leaves open
+ * (levels.h). Where no bound is derived for the design, this tier alone decides.
+ *
+ * Values that are not finite: where the truth is not finite, the row must not be either. A finite
+ * truth with a result that is not finite fails, except in the chunk and head of a truth that is not
+ * (dense tiles multiply masked zeros by NaN): such rows are left out and counted in `why`, and so
+ * are rows whose bound is not finite.
+ */
+#ifndef DP_COMPARE_H
+#define DP_COMPARE_H
+#include "levels.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { DP_PASS, DP_FAIL, DP_SKIPPED, DP_UNJUDGED, DP_NVERDICTS } dp_verdict;
+extern const char *const dp_verdict_names[DP_NVERDICTS];
+
+/* chunk, sequence, token: -1 where there is none. chunk numbers the windows of 64 tokens. */
+typedef struct {
+    int rank, head, sequence, chunk;
+    int64_t token;
+} dp_place;
+typedef void dp_place_fn(const void *ctx, int64_t row, dp_place *at);
+
+typedef struct {
+    const char *name;
+    int N, heads;
+    int64_t rows, width;
+    const double *got, *want;
+    const double *want_lo; /* what rounding the truth to double left; NULL: nothing */
+    const double *rad;     /* [rows] radius of the truth; NULL: exact */
+    const double *bound;   /* [rows]; NULL: none is derived */
+    int bound_shown;       /* 1: of another design: shown, but the draws decide */
+    dp_place_fn *place;
+    const void *ctx;
+    int64_t tokens; /* > 0: rows are tokens' */
+    const char *why_unjudged;
+    int split;             /* as the draws' rows are (dp_row_map); 0: as 1 */
+    const dp_draws *draws; /* NULL: no expected tier */
+    dp_allowance allowance;
+    double unit, tiny; /* one rounding of the result itself: relative, and of an entry */
+} dp_compare_in;
+
+/* A row and its entry with the largest error. err, bound, size: |error|, bound and |truth| of the
+ * row. */
+typedef struct {
+    dp_place at;
+    int index;
+    double got, want, err, bound, size;
+} dp_row;
+
+typedef struct {
+    char name[24];
+    int N, heads;
+    double rel_fro; /* |error|_F over |truth|_F of the tensor */
+    double bound,
+        ratio; /* bound relative to |want|_F; largest error / bound of a row; NAN: unjudged */
+    double *per_rank, *per_head, *per_rank_ratio; /* [N], [N*heads], [N]; NAN: none */
+    double scale; /* rms over its rows of |truth|, of the head of the row that `at` names */
+    dp_row worst; /* the largest error for the rms row of its head: worst_rel */
+    double worst_rel;
+    dp_row over;   /* the largest error for its bound; at.rank -1: none was judged */
+    int64_t nover; /* rows over their bound, or finite where the truth is not, or not where it is */
+    dp_row first, last; /* of those, in the order of the tensor; nover = 0: none */
+    dp_row failed;      /* the row that carries the failure; at.rank -1: none */
+    int nwindow;
+    double *window;     /* [nwindow] largest over heads of |error| / |truth| in 64 tokens */
+    dp_excess expected; /* excess NAN: no draws */
+    dp_excess before;   /* of the first draws, where a second set decided; else excess NAN */
+    const char *tier;   /* what decided: "exact", "bound", "expected"; "" when unjudged */
+    double times;       /* error over the limit of the tier that decided; NAN: none */
+    dp_verdict verdict;
+    char why[512];
+    char source[320]; /* exact cases: whose data stands there (source.h); "": not found */
+} dp_judgement;
+
+void dp_compare(const dp_compare_in *in, dp_judgement *out);
+void dp_judgement_free(dp_judgement *j);
+
+/* Within this of a limit, on either side, a verdict is marginal: another set of draws may decide.
+ */
+#define DP_MARGIN 1.3
+int dp_judgement_marginal(const dp_judgement *j);
+
+/* Of two failed tensors: does b say more than a? What broke its bound comes before what is too
+ * large for its formats. a may be NULL. */
+int dp_judgement_says_more(const dp_judgement *a, const dp_judgement *b);
+
+/* Where it failed, or the row with the largest error. */
+const dp_row *dp_judgement_row(const dp_judgement *j);
+
+/* fail beats unjudged beats skipped beats pass */
+dp_verdict dp_verdict_worse(dp_verdict a, dp_verdict b);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,188 @@
+/* Which draws are known, cached and missing. */
+#include "expectations.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what is the same
+ * ------------------------------------------------------------------------------------ */
+
+/* One rank forms no M, and neither does a recurrent design: its chain's format means nothing. */
+static dp_format chain_of(const dp_expectations *e, const dp_claim *c) {
+    return e->request.N == 1 || !c->design.chunk ? DP_FP32 : c->chain;
+}
+
+static int same(const dp_expectations *e, const dp_claim *a, const dp_claim *b) {
+    return a->undeclared == b->undeclared && chain_of(e, a) == chain_of(e, b) &&
+           dp_design_same(&a->design, &b->design);
+}
+
+static const dp_expectation *find(const dp_expectations *e, const dp_claim *c, int set,
+                                  int stages) {
+    for (int i = 0; i < e->n; i++) {
+        const dp_expectation *k = &e->known[i];
+        if (k->set == set && k->stages >= stages && same(e, &k->claim, c)) return k;
+    }
+    return NULL;
+}
+
+const dp_expected *dp_expectations_find(const dp_expectations *e, const dp_claim *claim, int set) {
+    const dp_expectation *with = find(e, claim, set, 1);
+    const dp_expectation *k = with ? with : find(e, claim, set, 0);
+    return k ? &k->x : NULL;
+}
+
+static dp_expectation *append(dp_expectations *e, const dp_claim *c, int set, int stages) {
+    e->known = realloc(e->known, sizeof *e->known * (size_t)(e->n + 1));
+    if (!e->known) abort();
+    dp_expectation *k = &e->known[e->n++];
+    *k = (dp_expectation){.claim = *c, .set = set, .stages = stages};
+    return k;
+}
+
+/* ---- the cache
+ * --------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    char *bytes;
+    size_t size;
+} text;
+
+static void put(text *t, const void *x, size_t size) {
+    t->bytes = realloc(t->bytes, t->size + size + 1);
+    if (!t->bytes) abort();
+    memcpy(t->bytes + t->size, x, size);
+    t->size += size;
+}
+
+static void put_conv(text *t, int i, const dp_conv *v) {
+    const int32_t form[] = {i, v->silu, v->bias != NULL};
+    put(t, form, sizeof form);
+    put(t, v->x, sizeof *v->x * (size_t)(v->T * v->D));
+    put(t, v->w, sizeof *v->w * (size_t)(v->D * v->W));
+    if (v->bias) put(t, v->bias, sizeof *v->bias * (size_t)v->D);
+}
+
+/* What draws follow from besides the problem. */
+static dp_key key_of(const dp_expectations *e, const dp_claim *c, int set, int stages) {
+    const dp_expected_request *rq = &e->request;
+    const int32_t what[] = {rq->N,
+                            rq->backward,
+                            (int32_t)rq->dtype,
+                            stages,
+                            set,
+                            dp_expected_count(rq->p),
+                            (int32_t)chain_of(e, c)};
+    char design[DP_DESIGN_TEXT] = {0};
+    text t = {0};
+    dp_design_text(&c->design, design);
+    put(&t, what, sizeof what);
+    put(&t, &c->design.base, sizeof c->design.base);
+    put(&t, design, sizeof design);
+    for (int i = 0; rq->front && i < 3; i++)
+        if (rq->front->conv[i]) put_conv(&t, i, rq->front->conv[i]);
+    const dp_key key = dp_problem_key(rq->p, t.bytes, t.size);
+    free(t.bytes);
+    return key;
+}
+
+static dp_expected_request request_of(const dp_expectations *e, int set, int stages) {
+    dp_expected_request rq = e->request;
+    rq.set = set;
+    rq.stages = stages;
+    return rq;
+}
+
+static int load(dp_expectations *e, const dp_claim *c, int set, int stages) {
+    const dp_expected_request rq = request_of(e, set, stages);
+    dp_part part[DP_EXPECTED_PARTS];
+    dp_expected x;
+    if (!e->cache) return 0;
+    dp_expected_alloc(&rq, &x);
+    const int n = dp_expected_parts(&x, part);
+    const dp_key key = key_of(e, c, set, stages);
+    if (!dp_cache_load(e->cache, "expected", DP_EXPECTED_VERSION, key, part, n)) {
+        dp_expected_free(&x);
+        return 0;
+    }
+    append(e, c, set, stages)->x = x;
+    return 1;
+}
+
+static void save(const dp_expectations *e, dp_expectation *k) {
+    dp_part part[DP_EXPECTED_PARTS];
+    if (!e->cache) return;
+    const int n = dp_expected_parts(&k->x, part);
+    const dp_key key = key_of(e, &k->claim, k->set, k->stages);
+    dp_cache_save(e->cache, "expected", DP_EXPECTED_VERSION, key, part, n);
+}
+
+/* ---- drawing
+ * ------------------------------------------------------------------------------------------------
+ */
+
+/* Claims of designs, none undeclared. */
+static void draw(dp_expectations *e, int set, int stages, int n, const dp_claim *claim) {
+    const dp_expected_request rq = request_of(e, set, stages);
+    dp_expected_policy *policy = dp_calloc((size_t)n, sizeof *policy);
+    dp_expected *made = dp_calloc((size_t)n, sizeof *made);
+    int first = e->n;
+    int missing = 0;
+    for (int i = 0; i < n; i++) {
+        if (find(e, &claim[i], set, stages) || load(e, &claim[i], set, stages)) continue;
+        append(e, &claim[i], set, stages);
+    }
+    for (int i = first; i < e->n; i++) {
+        const dp_expectation *k = &e->known[i];
+        if (k->x.field[0].err2) continue; /* came from the cache */
+        policy[missing++] = (dp_expected_policy){k->claim.design, chain_of(e, &k->claim)};
+    }
+    if (missing) dp_expected_run(&rq, missing, policy, made);
+    for (int i = first, m = 0; i < e->n; i++) {
+        dp_expectation *k = &e->known[i];
+        if (k->x.field[0].err2) continue;
+        k->x = made[m++];
+        save(e, k);
+    }
+    free(policy);
+    free(made);
+}
+
+/* Of a claim that says nothing: the larger of what the common designs make. */
+static void combine(dp_expectations *e, int set, int stages, const dp_claim *claim) {
+    dp_design common[DP_COMMON_DESIGNS];
+    const dp_expected_request rq = request_of(e, set, stages);
+    dp_expected x;
+    const int n = dp_design_common(claim->design.base, common);
+    dp_expected_alloc(&rq, &x);
+    for (int i = 0; i < n; i++) {
+        const dp_claim c = {common[i], claim->chain, 0};
+        dp_expected_larger(&x, dp_expectations_find(e, &c, set));
+    }
+    append(e, claim, set, stages)->x = x;
+}
+
+void dp_expectations_want(dp_expectations *e, int set, int stages, int n, const dp_claim *claim) {
+    dp_claim *all = dp_calloc((size_t)n * (1 + DP_COMMON_DESIGNS), sizeof *all);
+    int m = 0;
+    for (int i = 0; i < n; i++) {
+        dp_design common[DP_COMMON_DESIGNS] = {claim[i].design};
+        int designs = 1;
+        if (find(e, &claim[i], set, stages)) continue;
+        if (claim[i].undeclared) designs = dp_design_common(claim[i].design.base, common);
+        for (int k = 0; k < designs; k++)
+            all[m++] = (dp_claim){common[k], claim[i].chain, 0};
+    }
+    draw(e, set, stages, m, all);
+    for (int i = 0; i < n; i++)
+        if (claim[i].undeclared && !find(e, &claim[i], set, stages))
+            combine(e, set, stages, &claim[i]);
+    free(all);
+}
+
+void dp_expectations_free(dp_expectations *e) {
+    for (int i = 0; i < e->n; i++)
+        dp_expected_free(&e->known[i].x);
+    free(e->known);
+    *e = (dp_expectations){0};
+}

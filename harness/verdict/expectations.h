@@ -1,0 +1,46 @@
+/* harness/verdict/expectations.h - the draws of one problem on N ranks, made once and kept.
+ *
+ * Sets of draws are numbered: set 0 judges; set 1 decides where set 0 left a verdict marginal. What
+ * is missing is read from the cache or drawn, all policies together.
+ */
+#ifndef DP_EXPECTATIONS_H
+#define DP_EXPECTATIONS_H
+#include "expected.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a subject says of itself. undeclared: nothing, so it may be any of the common designs of its
+ * base (dp_design_common), and gets the larger of their errors. */
+typedef struct {
+    dp_design design;
+    dp_format chain;
+    int undeclared;
+} dp_claim;
+
+typedef struct {
+    dp_claim claim;
+    int set, stages;
+    dp_expected x;
+} dp_expectation;
+
+typedef struct {
+    dp_expected_request
+        request;       /* its set and stages are not used; what it points to is borrowed */
+    const char *cache; /* a folder; NULL: none */
+    int n;
+    dp_expectation *known;
+} dp_expectations;
+
+/* Draws what is not known yet of n claims. */
+void dp_expectations_want(dp_expectations *e, int set, int stages, int n, const dp_claim *claim);
+
+/* NULL: not wanted before. */
+const dp_expected *dp_expectations_find(const dp_expectations *e, const dp_claim *claim, int set);
+
+void dp_expectations_free(dp_expectations *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,83 @@
+/* harness/verdict/expected.h - draws: what error a correct kernel of a design makes on a problem,
+ * by trying it. A Monte-Carlo model of rounding beside the derived bounds, from the inputs only.
+ *
+ * A draw runs the design on a nearby problem, every number of the inputs moved at random by about
+ * one unit of bf16 and rounded to the inputs' type again, and subtracts the fp64 reference of that
+ * same nearby problem. All roundings fall out anew, those of correlated operands and of truncation
+ * included, while the problem stays what it is. The problem itself is never drawn: a subject that
+ * is the simulated ranks is judged by other problems than its own. Base fp64 is drawn in fp32 and
+ * scaled by 2^-29 (errors are first order in the unit roundoff).
+ *
+ * A training step (op step) is drawn whole: x, w and bias of the convolutions are moved, too, and
+ * q, k, v of the subject come out of its own convolution.
+ */
+#ifndef DP_EXPECTED_H
+#define DP_EXPECTED_H
+#include "../../ref/cache.h"
+#include "../../ref/conv.h"
+#include "../../ref/design.h"
+#include "../ranks.h"
+#include "draws.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What stands in front of q, k and v in a training step: convolutions, without dy; NULL: none. */
+typedef struct {
+    const dp_conv *conv[3];
+} dp_front;
+enum { DP_STEP_Y, DP_STEP_DX, DP_STEP_DW, DP_STEP_DBIAS, DP_STEP_KINDS };
+
+typedef struct {
+    const dp_problem *p;
+    const dp_front *front; /* NULL: no training step. q, k, v behind a convolution are not read */
+    dp_format dtype;       /* of the inputs */
+    int N, backward;
+    int stages; /* 1: intermediates, too; chunk designs of DP_CHUNK tokens only */
+    int set;    /* 0, 1, ..: each an independent set of draws */
+} dp_expected_request;
+
+typedef struct {
+    dp_design design;
+    dp_format chain; /* of the M chain; a recurrent design has none */
+} dp_expected_policy;
+#define DP_EXPECTED_VERSION 6 /* raise it whenever a draw changes */
+
+#define DP_FIELDS 10
+#define DP_RANK_TENSORS 6 /* S_in M H dS_out dM dH */
+#define DP_MAX_STAGES 24
+typedef struct {
+    dp_draws field[DP_FIELDS];       /* by dp_result_fields */
+    dp_draws rank[DP_RANK_TENSORS];  /* [N*HV] states */
+    dp_draws step[DP_STEP_KINDS][3]; /* of a training step: of the convolutions of q, k, v */
+    dp_draws stage[DP_MAX_STAGES];   /* by dp_tap, those of tokens and chunks */
+} dp_expected;
+#define DP_EXPECTED_TENSORS (DP_FIELDS + DP_RANK_TENSORS + 3 * DP_STEP_KINDS + DP_MAX_STAGES)
+#define DP_EXPECTED_PARTS (3 * DP_EXPECTED_TENSORS)
+
+/* Draws of one set: at least 6. */
+int dp_expected_count(const dp_problem *p);
+
+/* The nearby problem of a draw, to be freed. */
+dp_problem dp_expected_nearby(const dp_problem *p, dp_format dtype, int draw);
+
+/* All n policies at once: what they share is computed once a draw. out [n] is allocated. */
+void dp_expected_run(const dp_expected_request *rq, int n, const dp_expected_policy *policy,
+                     dp_expected *out);
+
+/* Zeros, of the same shapes; and the arrays, for a cache: returns their number. */
+void dp_expected_alloc(const dp_expected_request *rq, dp_expected *x);
+int dp_expected_parts(dp_expected *x, dp_part *parts);
+void dp_expected_free(dp_expected *x);
+
+/* Where it is not known which of two designs computes: draw by draw the larger of their errors, row
+ * by row (window by window along a direction), into x. */
+void dp_expected_larger(dp_expected *x, const dp_expected *y);
+
+/* Rows of a tensor of states that not every rank and head has: the draws of rows row[0 .. n). */
+dp_draws dp_draws_of_rows(const dp_draws *d, int n, const int *row);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,100 @@
+/* harness/verdict/levels.h - is an error more than its design makes of these inputs? The statistics
+ * of the expected tier (ref/METHOD.md, Expected).
+ *
+ * A tensor's error is looked at on several levels, so that a fault in one row, one window, one head
+ * of one rank, or thinly everywhere is seen where it is plain:
+ *
+ *   row     one row of one token                   every   all windows alike: the power mean
+ *   window  the rows of one window                         of |err| / E, exponent 2/3
+ *   rank    one head on one rank                   factor, offset, truncation
+ *   tensor  all of it                                      the error along a direction, with sign
+ *   sum     one head's sum over tokens, by shares
+ *
+ * Quadratic levels (row to tensor). Of a unit with error e, D draws d_k, size w and floor f (one
+ * rounding of the result itself, and the truth's radius):
+ *
+ *   nu    degrees of freedom of |e|^2: 2 mean^2 / variance of the draws, pooled over units, less
+ * the doubt of that estimate; a unit has fewer where its own draws differ more; a rank no more than
+ * its windows together (Welch and Satterthwaite); never more than it has numbers d0    what the
+ * tensor's mean error for a size tells of a unit's, in degrees of freedom, from how well it tells
+ * the draws' (Smyth 2004, moderated variances); at most DP_PRIOR_MOST E^2   (D nu mean d_k^2 + d0
+ * prior w^2) / (D nu + d0) + f^2 limit factor max(largest |d_k| / E from the other draws, sqrt F(p;
+ * nu, D nu + d0)), p = DP_ALARM / units
+ *
+ * Directions. m, s^2: mean and variance over draws of the summed component; s^2 pools the draws'
+ * totals with DP_INDEPENDENT degrees of freedom of windows taken as independent, doubled:
+ *   limit factor (|m| + s sqrt((1 + 1/D) F(p; 1, freedom))), + lean E.
+ * Sums. E^2 of a head pools its draws' totals with their shares taken as independent, doubled.
+ *
+ * factor, lean: what draws cannot show: other orders of summation, another design (dp_allowance).
+ */
+#ifndef DP_LEVELS_H
+#define DP_LEVELS_H
+#include "draws.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DP_ALARM 1e-7 /* share of right tensors that one level may fail */
+#define DP_PRIOR_MOST 64.0
+#define DP_INDEPENDENT 16.0
+#define DP_LIMIT_MOST 60.0 /* few draws do not say how rare 10 times is; 60 is no rounding */
+#define DP_ROW_NUMBERS 8   /* rows of fewer numbers are left to their windows */
+
+/* What a right subject may differ by from the pipeline that was drawn, by who computes. */
+typedef struct {
+    double factor; /* on every limit */
+    double lean;   /* component of the error along a direction, in units of E */
+} dp_allowance;
+
+typedef enum {
+    DP_LEVEL_ROW,
+    DP_LEVEL_WINDOW,
+    DP_LEVEL_RANK,
+    DP_LEVEL_TENSOR,
+    DP_LEVEL_EVERY,
+    DP_LEVEL_SUM,
+    DP_LEVEL_FACTOR,
+    DP_LEVEL_OFFSET,
+    DP_LEVEL_TRUNCATION,
+    DP_NLEVELS
+} dp_level;
+extern const char *const dp_level_names[DP_NLEVELS];
+extern const char *const dp_level_what[DP_NLEVELS]; /* "over one rank and head" */
+
+/* The subject's side: [rows] sums of squares, and where each row belongs. */
+typedef struct {
+    const dp_draws *draws;
+    const double *err2, *want2, *floor2; /* [rows] */
+    const double *rows;                  /* [rows] how many rows each stands for; NULL: 1 */
+    const int32_t *window;        /* [rows] its window; -1: not looked at (no truth, no number) */
+    const int32_t *unit;          /* [windows] rank * heads + head; -1: no rows */
+    int heads, units;             /* units: ranks * heads */
+    int by_token;                 /* rows are smaller than windows */
+    double along[DP_NDIRECTIONS]; /* <err, d> over the tensor, d of unit length */
+    dp_allowance allowance;
+} dp_levels_in;
+
+typedef struct {
+    double ratio;  /* |err| / E, the largest of its kind for its limit; NAN: none */
+    double median; /* over units */
+    double limit;
+    double freedom;    /* nu of that unit */
+    double draw;       /* largest ratio of a draw to the others */
+    int64_t units, at; /* at: the unit */
+} dp_level_result;
+
+typedef struct {
+    double expected; /* E of the whole tensor over |want|_F; NAN: none */
+    double excess;   /* largest ratio / limit over the levels; NAN: nothing to judge */
+    dp_level level;  /* where */
+    int64_t row;     /* of the unit there, the row with the largest error for its E */
+    dp_level_result at[DP_NLEVELS];
+} dp_excess;
+
+void dp_levels_judge(const dp_levels_in *in, dp_excess *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

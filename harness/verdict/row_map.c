@@ -1,0 +1,70 @@
+/* Windows of tokens, and the rows of each kind of tensor. */
+#include "row_map.h"
+#include "../../ref/context.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+dp_windows dp_windows_of(const dp_problem *p, int N) {
+    dp_windows w = {.p = p, .N = N, .window_of = dp_calloc((size_t)p->T, sizeof(int))};
+    for (int r = 0; r < N; r++) {
+        dp_context c;
+        const dp_status st = dp_context_build(p->cu, p->Nseq, N, r, &c, NULL);
+        assert(!st);
+        (void)st;
+        for (int s = 0; s < c.nlocal; s++) {
+            const int64_t begin = c.local_cu[s];
+            const int64_t end = c.local_cu[s + 1];
+            for (int64_t t = begin; t < end; t++)
+                w.window_of[c.a + t] = w.windows + (int)((t - begin) / DP_CHUNK);
+            w.windows += (int)((end - begin + DP_CHUNK - 1) / DP_CHUNK);
+        }
+        dp_context_free(&c);
+    }
+    return w;
+}
+
+void dp_windows_free(dp_windows *w) {
+    free(w->window_of);
+    *w = (dp_windows){0};
+}
+
+dp_row_map dp_map_tokens(const dp_windows *w, int heads, int per, int width) {
+    const int64_t rows = w->p->T * heads * per;
+    int32_t *window = dp_calloc((size_t)rows, sizeof *window);
+    for (int64_t r = 0; r < rows; r++)
+        window[r] = w->window_of[r / (heads * per)] * heads + (int)(r / per % heads);
+    return (dp_row_map){rows, (int64_t)w->windows * heads, width, 1, window};
+}
+
+dp_row_map dp_map_rows(int64_t n, int width) {
+    int32_t *window = dp_calloc((size_t)n, sizeof *window);
+    for (int64_t r = 0; r < n; r++)
+        window[r] = (int32_t)r;
+    return (dp_row_map){n, n, width, 1, window};
+}
+
+dp_row_map dp_map_states(int64_t n, int K, int V) {
+    dp_row_map m = dp_map_rows(n, K * V);
+    m.split = K;
+    return m;
+}
+
+void dp_row_map_free(dp_row_map *m) {
+    free((void *)m->window);
+    *m = (dp_row_map){0};
+}
+
+/* o, dq .. dbeta are of tokens, final_state and ds0 states, dA_log and ddt_bias sums of a head. */
+enum { O, FINAL_STATE, DQ, DK, DV, DG, DBETA, DA_LOG, DDT_BIAS, DS0 };
+
+dp_row_map dp_map_field(const dp_windows *w, int field) {
+    const dp_problem *p = w->p;
+    int64_t rows, width;
+    dp_result_shape(p, field, &rows, &width);
+    if (!rows) return (dp_row_map){.split = 1};
+    if (field == FINAL_STATE || field == DS0) return dp_map_states(rows, p->K, p->V);
+    if (field == DA_LOG || field == DDT_BIAS) return dp_map_rows(rows, (int)width);
+    const int heads = field == DQ || field == DK ? p->H : p->HV;
+    return dp_map_tokens(w, heads, (int)(rows / (p->T * heads)), (int)width);
+}

@@ -1,0 +1,108 @@
+/* The last stage of the gate's backward, judged by itself: sums of the subject's own dg. */
+#include "sums.h"
+#include "../../ref/bound.h"
+#include "../../ref/design.h"
+#include "../../ref/gate.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A sum to about twice fp64's precision (Neumaier), and what its rounding in other arithmetic may
+ * be. */
+typedef struct {
+    double sum, rest;
+    double terms2, running2; /* sums of squares of terms and of running sums */
+} running_sum;
+
+static void add(running_sum *s, double y) {
+    const double t = s->sum + y;
+    s->rest += fabs(s->sum) >= fabs(y) ? (s->sum - t) + y : (y - t) + s->sum;
+    s->sum = t;
+    s->terms2 += y * y;
+    s->running2 += t * t;
+}
+
+static double limit_of(const running_sum *s, double u, double a) {
+    const double each = u + 8 * a;
+    const double random = sqrt(each * each * s->terms2 + a * a * s->running2);
+    return DP_LAMBDA * random + 16 * a * fabs(s->sum);
+}
+
+/* Unit roundoff of the narrowest format that holds every number. */
+static double storage(const double *x, int64_t n) {
+    static const struct {
+        dp_format format;
+        double u;
+    } stores[] = {{DP_BF16, 0x1p-8}, {DP_FP16, 0x1p-11}, {DP_FP32, 0x1p-24}};
+    for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
+        int64_t at = 0;
+        while (at < n && (isnan(x[at]) || dp_store(stores[i].format, x[at]) == x[at]))
+            at++;
+        if (at == n) return stores[i].u;
+    }
+    return 0x1p-53;
+}
+
+typedef struct {
+    double over; /* |difference| over its limit */
+    double got, want, off, limit;
+    int64_t row; /* a head, or a head and channel */
+} worst_sum;
+
+static void hold(const running_sum *s, double got, double u, double a, int64_t row, worst_sum *w) {
+    const double off = fabs((got - s->sum) - s->rest);
+    const double limit = limit_of(s, u, a);
+    const double over = off == 0 ? 0 : off / limit;
+    if (!isfinite(s->sum) || !isfinite(got) || over <= w->over) return;
+    *w = (worst_sum){over, got, s->sum + s->rest, off, limit, row};
+}
+
+static void fail(dp_judgement *j, const worst_sum *w, int channels) {
+    if (!j || j->verdict == DP_FAIL || !(w->over > 1)) return;
+    j->verdict = DP_FAIL;
+    j->tier = "sum";
+    j->times = w->over;
+    j->failed = (dp_row){.at = {.rank = 0,
+                                .head = (int)(w->row / channels),
+                                .sequence = -1,
+                                .chunk = -1,
+                                .token = -1},
+                         .index = (int)(w->row % channels),
+                         .got = w->got,
+                         .want = w->want,
+                         .err = w->off,
+                         .bound = w->limit,
+                         .size = fabs(w->want)};
+    snprintf(j->why, sizeof j->why,
+             "not the sum of the dg that came with it: off by %.3g, rounding explains %.3g", w->off,
+             w->limit);
+}
+
+void dp_sums_judge(const dp_sums_in *in) {
+    const dp_problem *p = in->p;
+    const double *x = in->got->dg;
+    const int Kg = dp_Kg(p);
+    if (!in->dg || in->dg->verdict != DP_PASS || p->gate == DP_GATE_LOG) return;
+    const double u = storage(x, p->T * p->HV * Kg);
+    const double a = in->arithmetic;
+    worst_sum A = {.over = 0};
+    worst_sum bias = {.over = 0};
+    for (int hv = 0; hv < p->HV; hv++) {
+        running_sum all = {0};
+        for (int c = 0; c < Kg; c++) {
+            running_sum channel = {0};
+            for (int64_t t = 0; t < p->T; t++) {
+                const int64_t at = (t * p->HV + hv) * Kg + c;
+                add(&channel, x[at]);
+                add(&all, x[at] * dp_gate_ratio(p, at));
+            }
+            if (in->ddt_bias)
+                hold(&channel, in->got->ddt_bias[hv * Kg + c], u, a, (int64_t)hv * Kg + c, &bias);
+        }
+        if (in->dA_log) hold(&all, in->got->dA_log[hv], u, a, hv, &A);
+    }
+    fail(in->ddt_bias, &bias, Kg);
+    fail(in->dA_log, &A, 1);
+}

@@ -1,0 +1,150 @@
+/* Designs as text, by one table of words. */
+#include "design.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const dp_format STORES[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16};
+static const char *const SCORES[] = {"pairwise", "gated"};
+static const char *const INVERSES[] = {"solve", "product"};
+
+/* A setting: a number in a range, one of the stored formats, or one of two words. */
+typedef enum { A_NUMBER, A_FORMAT, A_CHOICE } kind;
+typedef struct {
+    const char *key, *what;
+    kind kind;
+    size_t at;                 /* in dp_design */
+    const char *const *choice; /* [2] */
+} setting;
+static const setting SETTINGS[] = {
+    {"chunk", "8 to 512", A_NUMBER, offsetof(dp_design, chunk), NULL},
+    {"factors", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, factors), NULL},
+    {"state", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, state), NULL},
+    {"out", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, out), NULL},
+    {"scores", "pairwise or gated", A_CHOICE, offsetof(dp_design, gated), SCORES},
+    {"inverse", "solve or product", A_CHOICE, offsetof(dp_design, product), INVERSES},
+};
+#define NSETTINGS ((int)(sizeof SETTINGS / sizeof *SETTINGS))
+#define RECURRENT "recurrent"
+
+dp_design dp_design_of(dp_base base) {
+    dp_design d = {.base = base, .chunk = DP_CHUNK};
+    d.factors = d.state = d.out = base == DP_BASE_FP64 ? DP_FP64 : DP_FP32;
+    if (base == DP_BASE_BF16) {
+        d.factors = d.out = DP_BF16;
+        d.product = 1;
+    }
+    return d;
+}
+
+int dp_design_common(dp_base base, dp_design d[DP_COMMON_DESIGNS]) {
+    d[0] = d[1] = dp_design_of(base);
+    if (base == DP_BASE_BF16) { /* FLA; FlashKDA and cuDNN */
+        d[1].chunk = 16;
+        d[1].gated = 1;
+    } else {
+        d[1].chunk = 0;
+    }
+    return DP_COMMON_DESIGNS;
+}
+
+static int *int_at(dp_design *d, const setting *s) { return (int *)((char *)d + s->at); }
+
+/* 1: value was understood and stored. */
+static int set_value(dp_design *d, const setting *s, const char *value) {
+    if (s->kind == A_NUMBER) {
+        char *end;
+        const long n = strtol(value, &end, 10);
+        if (end == value || *end || n < 8 || n > DP_CHUNK_MOST) return 0;
+        *int_at(d, s) = (int)n;
+        return 1;
+    }
+    if (s->kind == A_FORMAT) {
+        for (size_t i = 0; i < sizeof STORES / sizeof *STORES; i++) {
+            if (strcmp(value, dp_formats[STORES[i]].name)) continue;
+            *(dp_format *)((char *)d + s->at) = STORES[i];
+            return 1;
+        }
+        return 0;
+    }
+    for (int i = 0; i < 2; i++) {
+        if (strcmp(value, s->choice[i])) continue;
+        *int_at(d, s) = i;
+        return 1;
+    }
+    return 0;
+}
+
+static dp_status set_word(dp_design *d, char *word, dp_err *e) {
+    if (!strcmp(word, RECURRENT)) {
+        d->chunk = 0;
+        return DP_OK;
+    }
+    char *value = strchr(word, '=');
+    if (value) *value++ = 0;
+    for (int i = 0; value && i < NSETTINGS; i++) {
+        const setting *s = &SETTINGS[i];
+        if (strcmp(word, s->key)) continue;
+        if (set_value(d, s, value)) return DP_OK;
+        return dp_fail(e, DP_EINPUT, "design: %s=%s: %s is %s", s->key, value, s->key, s->what);
+    }
+    return dp_fail(e, DP_EINPUT,
+                   "design: %s%s%s: not one of recurrent chunk=N factors=F state=F "
+                   "out=F scores=pairwise|gated inverse=solve|product",
+                   word, value ? "=" : "", value ? value : "");
+}
+
+dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *e) {
+    char *words = strdup(text);
+    dp_status st = DP_OK;
+    *d = dp_design_of(base);
+    for (char *w = words, *next; w && *w && !st; w = next) {
+        next = strchr(w, ',');
+        if (next) *next++ = 0;
+        st = set_word(d, w, e);
+    }
+    free(words);
+    return st;
+}
+
+static void word_of(const dp_design *d, const setting *s, char *out, size_t size) {
+    const int x = *int_at((dp_design *)d, s);
+    if (s->kind == A_NUMBER)
+        snprintf(out, size, "%s=%d", s->key, x);
+    else if (s->kind == A_FORMAT)
+        snprintf(out, size, "%s=%s", s->key, dp_formats[x].name);
+    else
+        snprintf(out, size, "%s=%s", s->key, s->choice[x]);
+}
+
+void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]) {
+    dp_design plain = dp_design_of(d->base);
+    size_t n = 0;
+    text[0] = 0;
+    for (int i = 0; i < NSETTINGS; i++) {
+        const setting *s = &SETTINGS[i];
+        char word[32];
+        if (*int_at((dp_design *)d, s) == *int_at(&plain, s)) continue;
+        if (s->kind == A_NUMBER && !d->chunk)
+            snprintf(word, sizeof word, RECURRENT);
+        else
+            word_of(d, s, word, sizeof word);
+        n += (size_t)snprintf(text + n, DP_DESIGN_TEXT - n, "%s%s", n ? "," : "", word);
+    }
+}
+
+int dp_design_same(const dp_design *a, const dp_design *b) {
+    for (int i = 0; i < NSETTINGS; i++)
+        if (*int_at((dp_design *)a, &SETTINGS[i]) != *int_at((dp_design *)b, &SETTINGS[i]))
+            return 0;
+    return a->base == b->base;
+}
+
+double dp_store(dp_format f, double x) {
+    if (f == DP_FP64) return x;
+    if (f == DP_BF16) return dp_bf16d(x);
+    if (f == DP_FP16) return dp_fp16_from_bits(dp_fp16_bits(x));
+    return dp_fp32(x);
+}
