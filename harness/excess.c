@@ -1,4 +1,5 @@
 #include "excess.h"
+#include "../ref/elementary.h"
 #include "../ref/problem.h"
 
 #include <math.h>
@@ -151,9 +152,10 @@ static double typical(const dp_excess_in *in, const units *u, int d, double own,
     int64_t n = 0;
     for (int64_t i = 0; i < u->n; i++) {
         const double E2 = u->count[i] > 0 ? expected2(in, u, i, d, own, prior) : 0, x = d < 0 ? u->err2[i] : u->e2[(int64_t)d * u->n + i] + u->floor2[i];
-        if (E2 > 0 && isfinite(E2)) sum += cbrt(x / E2), n++;
+        if (E2 > 0 && isfinite(E2)) sum += dp_cbrt(x / E2), n++;
     }
-    return n ? pow(sum / (double)n, 1.5) : NAN;
+    const double mean = sum / (double)n;
+    return n ? mean * sqrt(mean) : NAN;
 }
 
 /* All cells together, each in units of its own expected error. at: the cell that has the most of it. */

@@ -1,4 +1,5 @@
 /* gdn, kda, mkda, step: truth, reference, simulated ranks, bounds, judgement. */
+#include "../ref/elementary.h"
 #include "../ref/mm.h"
 #include "../ref/truth.h"
 #include "budget.h"
@@ -147,7 +148,7 @@ static void judge_fields(const split *sp, dp_result *result, const dp_budget *b,
         const dp_compare_in in = {.name = dp_result_fields[i].name, .N = sp->N, .heads = i == 2 || i == 3 ? p->H : p->HV, .rows = rows, .width = width, .got = got, .want = want->hi,
             .want_lo = want->lo, .rad = want->rad, .bound = b->row[i], .place = state ? place_state_row : head ? place_head_row : place_token_row, .ctx = &pl,
             .tokens = state || head ? 0 : p->T, .ndraw = x && x->field[i].e2 ? x->field[i].ndraw : 0, .ncell = x ? x->field[i].n : 0, .e2 = x ? x->field[i].e2 : NULL, .safety = safety_of(run),
-            .unit = hypot(arithmetic(run->base), u ? u[i] / 2 : 0), .tiny = hypot(smallest(run->base, p->K), tiny ? tiny[i] : 0)};
+            .unit = dp_hypot(arithmetic(run->base), u ? u[i] / 2 : 0), .tiny = dp_hypot(smallest(run->base, p->K), tiny ? tiny[i] : 0)};
         judge_one(sp, &in, run);
     }
 }
@@ -176,7 +177,7 @@ static void judge_rank_tensor(const split *sp, int all, const char *name, int wh
         for (int i = 0; i < n; i++) e2[d * n + i] = x->rank[which].e2[(int64_t)d * nr + (place[i] >> 16) * HV + (place[i] & 0xffff)];
     if (n) {
         const dp_compare_in in = {.name = name, .N = sp->N, .heads = HV, .rows = n, .width = width, .got = g, .want = w, .rad = r, .bound = b, .place = place_rank_row, .ctx = place,
-            .ndraw = D, .ncell = n, .e2 = e2, .safety = safety_of(run), .unit = hypot(arithmetic(run->base), u / 2), .tiny = hypot(smallest(run->base, sp->c->p.K), tiny)};
+            .ndraw = D, .ncell = n, .e2 = e2, .safety = safety_of(run), .unit = dp_hypot(arithmetic(run->base), u / 2), .tiny = dp_hypot(smallest(run->base, sp->c->p.K), tiny)};
         judge_one(sp, &in, run);
     }
     free(e2), free(place), free(g), free(w), free(r), free(b);
@@ -511,7 +512,7 @@ static void judge_stage(split *sp, dp_base base, dp_format chain, budget_bases *
     }
     /* the simulated ranks form Akk in base bf16 alone: elsewhere its draws would be those of an inverse in fp64 */
     const dp_expected *x = stage == DP_AKK && base != DP_BASE_BF16 ? NULL : expected_of(sp, base, chain);
-    dp_tap_judge(sp->ref, stage, got, bound, rad, x ? &x->stage[stage] : NULL, safety_of(run), hypot(arithmetic(base), u / 2), hypot(smallest(base, sp->c->p.K), tiny), &run->tensor[run->ntensor++]);
+    dp_tap_judge(sp->ref, stage, got, bound, rad, x ? &x->stage[stage] : NULL, safety_of(run), dp_hypot(arithmetic(base), u / 2), dp_hypot(smallest(base, sp->c->p.K), tiny), &run->tensor[run->ntensor++]);
     free(bound), free(sound), free(rad), free(want);
 }
 
