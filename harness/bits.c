@@ -1,4 +1,5 @@
 #include "bits.h"
+#include "../ref/elementary.h"
 #include "../ref/mm.h"
 #include "../ref/problem.h"
 
@@ -117,7 +118,7 @@ static double truncated_bits(const dp_bits_scale *s, int i, const double *err) {
     const int KK = s->K * s->K;
     const double ep = dot(KK, err, s->P[i]), ee = dot(KK, err, err), pp = dot(KK, s->P[i], s->P[i]), kept = 1 + ep / pp;
     if (!(ep < 0) || ep * ep < 0.5 * ee * pp || kept <= 0) return NAN;
-    return -log2(-log(kept) / ((s->chunks[i] - 1) * SHRINK));
+    return -dp_log2(-dp_log(kept) / ((s->chunks[i] - 1) * SHRINK));
 }
 
 /* Least squares of log |err| over log n. */
@@ -125,7 +126,7 @@ static double growth(const dp_bits *b, const double *e) {
     double sx = 0, sy = 0, sxx = 0, sxy = 0;
     const int n = b->npoint;
     for (int i = 0; i < n; i++) {
-        const double x = log(b->chunks[i]), y = log(e[i]);
+        const double x = dp_log(b->chunks[i]), y = dp_log(e[i]);
         sx += x, sy += y, sxx += x * x, sxy += x * y;
     }
     return n >= 3 ? (n * sxy - sx * sy) / (n * sxx - sx * sx) : NAN;
@@ -137,11 +138,11 @@ typedef struct { dp_bits_model model; double bits; int biased; } law;
 static law law_of(dp_format f) {
     const dp_format_info *i = &dp_formats[f];
     if (f == DP_TF32RZ) return (law){DP_BITS_OPERAND, 11, 1};    /* truncation to u = 2^-11: errors up to 2 u, of one sign */
-    if (i->u_store > 0) return (law){DP_BITS_STORE, -log2(i->u_store), 0};
-    if (i->u_op > 0 && f != DP_TF32X3) return (law){DP_BITS_OPERAND, -log2(i->u_op), 0};
+    if (i->u_store > 0) return (law){DP_BITS_STORE, -dp_log2(i->u_store), 0};
+    if (i->u_op > 0 && f != DP_TF32X3) return (law){DP_BITS_OPERAND, -dp_log2(i->u_op), 0};
     /* 3xTF32 drops lo*lo: two factors of rms 0.425 2^-11 give an error of rms 0.425 2^-23.2 in each product, that is 2^-24.7 for the accumulate
      * model at K = 16 (its A is twice that of products), less for wider keys: 0.2 to 0.3 bits below fp32 */
-    return (law){DP_BITS_ACCUMULATE, -log2(i->u_acc) - (f == DP_TF32X3 ? 0.25 : 0), 0};
+    return (law){DP_BITS_ACCUMULATE, -dp_log2(i->u_acc) - (f == DP_TF32X3 ? 0.25 : 0), 0};
 }
 
 /* Stored numbers as narrow as the store reading says: storage. Error explained by accumulation in numbers as wide as those stored: accumulation.
@@ -183,7 +184,7 @@ void dp_bits_read(const dp_bits_scale *s, const double *err, const double *got, 
         if (!(e[i] > 0) || !isfinite(e[i])) b->npoint = 0;
         b->chunks[i] = s->chunks[i];
         truncated += truncated_bits(s, i, err + i * KK) / s->npoint;
-        for (int m = 0; m < DP_NBITMODELS; m++) b->bits[m] += (b->at[i][m] = -log2(e[i] / (RMS * s->A[i][m]))) / s->npoint;
+        for (int m = 0; m < DP_NBITMODELS; m++) b->bits[m] += (b->at[i][m] = -dp_log2(e[i] / (RMS * s->A[i][m]))) / s->npoint;
         for (int64_t x = 0; x < KK; x++) {
             const int w = significant_bits(got[i * KK + x]);
             if (w > b->width) b->width = w;

@@ -1,4 +1,5 @@
 #include "budget.h"
+#include "../ref/elementary.h"
 #include "../ref/mm.h"
 
 #include <math.h>
@@ -16,17 +17,17 @@ static double state_fro(const dp_budget_base *w, const double *e) { return dp_er
  * gate: softplus form  |Dg| <= 10 u |g| + u |x| a sigmoid(x);  lower bound  |Dg| <= 8 u |g| + 5 u |a x| |lb| s (1 - s)
  *       (x = raw + bias is rounded once, a = exp(A_log) and the functions are good to 2 u each).
  * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on entry: u. */
-static double sigmoid(double x) { return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x)); }
+static double sigmoid(double x) { return x >= 0 ? 1 / (1 + dp_exp(-x)) : dp_exp(x) / (1 + dp_exp(x)); }
 
 dp_gate_error dp_budget_gate(const dp_problem *p, int64_t t, int hv, int c, double u) {
     const int Kg = dp_Kg(p);
     const double raw = p->g[(t * p->HV + hv) * Kg + c];
     if (p->gate == DP_GATE_LOG) return (dp_gate_error){.g = raw, .dx = 1, .Dg = u > 0x1p-53 && (double)(float)raw != raw ? u * fabs(raw) : 0};
-    const double x = raw + (p->dt_bias ? p->dt_bias[hv * Kg + c] : 0), a = p->A_log ? exp(p->A_log[hv]) : 1;
+    const double x = raw + (p->dt_bias ? p->dt_bias[hv * Kg + c] : 0), a = p->A_log ? dp_exp(p->A_log[hv]) : 1;
     const double s = p->gate == DP_GATE_SOFTPLUS ? sigmoid(x) : sigmoid(a * x);
     dp_gate_error e;
     if (p->gate == DP_GATE_SOFTPLUS) {
-        e.g = -a * (x > 0 ? x + log1p(exp(-x)) : log1p(exp(x)));
+        e.g = -a * (x > 0 ? x + dp_log1p(dp_exp(-x)) : dp_log1p(dp_exp(x)));
         e.dx = -a * s, e.dA = e.g;
         e.Dg = 10 * u * fabs(e.g) + u * fabs(x * e.dx);
         e.Ddx = 10 * u + u * fabs(x);

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "case.h"
 #include "casefile.h"
+#include "../ref/elementary.h"
 #include "../ref/safetensors.h"
 #include "step.h"
 
@@ -395,7 +396,7 @@ static dp_status check_values(const dp_casefile *f, dp_case *c, dp_err *e) {
 }
 
 static double active_beta(const dp_problem *p, double b) {
-    return p->beta_form == DP_BETA_PLAIN ? b : (p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1) / (1 + exp(-b));
+    return p->beta_form == DP_BETA_PLAIN ? b : (p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1) / (1 + dp_exp(-b));
 }
 
 static double active_write(const dp_problem *p, int64_t t, int hv) {        /* sum_j beta_j |k_j|^2 as the step sees it */

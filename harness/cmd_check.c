@@ -8,6 +8,7 @@
 #include "invariants.h"
 #include "options.h"
 #include "../ref/output.h"
+#include "../ref/elementary.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -94,7 +95,7 @@ static void fill_large(dp_problem *p, const dp_case *c, uint64_t seed) {
     for (int64_t i = 0; i < p->T * p->HV * p->R * p->V; i++) p->v[i] = dp_bf16d(near_normal(seed + 2, i));
 #pragma omp parallel for
     for (int64_t i = 0; i < p->T * p->HV * Kg; i++) {
-        const double u = (double)(mix((seed + 3) ^ mix((uint64_t)i)) >> 11) * 0x1p-53, g = p->gate == DP_GATE_LOG ? s->g_scale * log1p(-u) : s->g_mean + s->g_scale * near_normal(seed + 3, i);
+        const double u = (double)(mix((seed + 3) ^ mix((uint64_t)i)) >> 11) * 0x1p-53, g = p->gate == DP_GATE_LOG ? s->g_scale * dp_log1p(-u) : s->g_mean + s->g_scale * near_normal(seed + 3, i);
         p->g[i] = round ? dp_bf16d(g) : dp_fp32(g);
     }
 #pragma omp parallel for

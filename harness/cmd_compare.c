@@ -13,6 +13,7 @@
 #include "commands.h"
 #include "home.h"
 #include "../ref/output.h"
+#include "../ref/elementary.h"
 
 #include <argp.h>
 #include <errno.h>
@@ -93,7 +94,7 @@ static double growth(double old, double new) {                   /* ln(new / old
     if (isnan(old) && isnan(new)) return 0;
     if (isnan(old) || old == new) return isnan(old) ? -INFINITY : 0;
     if (isnan(new)) return INFINITY;
-    return new == 0 ? -INFINITY : old == 0 ? INFINITY : isinf(new) && isinf(old) ? 0 : log(new) - log(old);
+    return new == 0 ? -INFINITY : old == 0 ? INFINITY : isinf(new) && isinf(old) ? 0 : dp_log(new) - dp_log(old);
 }
 
 typedef struct { const char *id, *name; double old, new, by, noise; int rank, worse; } move;
@@ -119,7 +120,7 @@ static void compare_tensor(const options *o, const record *again, const char *id
         if (!better_known) best.old = error_at(a, r), best.new = error_at(b, r), best.by = by, best.noise = noise, best.rank = r;
     }
     if (best.rank == -2) return;
-    best.worse = best.by > log(o->worse);
+    best.worse = best.by > dp_log(o->worse);
     m->x = realloc(m->x, sizeof *m->x * (size_t)(m->n + 1));
     if (!m->x) abort();
     m->x[m->n++] = best;
@@ -137,8 +138,8 @@ static int badness(const char *verdict) { return !strcmp(verdict, "pass") ? 0 : 
 
 static void percent(double by, char *out, size_t size) {
     if (isinf(by)) snprintf(out, size, by > 0 ? "from 0 or to no number" : "to 0 or to a number");
-    else if (by > log(10)) snprintf(out, size, "x %.3g", exp(by));
-    else snprintf(out, size, "%+.3g%%", 100 * expm1(by));
+    else if (by > dp_log(10)) snprintf(out, size, "x %.3g", dp_exp(by));
+    else snprintf(out, size, "%+.3g%%", 100 * dp_expm1(by));
 }
 
 static void print_move(const move *x, FILE *f) {

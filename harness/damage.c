@@ -1,4 +1,5 @@
 #include "damage.h"
+#include "../ref/elementary.h"
 #include "../ref/mm.h"
 
 #include <math.h>
@@ -86,8 +87,8 @@ void dp_damage_gate(dp_sim *s) {
     for (int64_t i = 0; i < n; i++) {
         double *g = &s->g[i];
         if (s->fault == DP_FAULT_EXP2_GATE) *g *= 0.6931471805599453;
-        else if (s->fault == DP_FAULT_LINEAR_GATE) *g = exp(*g);
-        else *g = log(dp_bf16d(exp(*g)));
+        else if (s->fault == DP_FAULT_LINEAR_GATE) *g = dp_exp(*g);
+        else *g = dp_log(dp_bf16d(dp_exp(*g)));
         *g = dp_round_arith(s->base, *g);
     }
     hit_all(s);
@@ -98,7 +99,7 @@ static void last_index(dp_chunk *ch) {
     const int K = ch->K;
     for (int i = 0; i < ch->n; i++)
         for (int x = 0; x < K; x++)
-            ch->kg[(int64_t)i * K + x] = dp_round_store(ch->base, ch->k[(int64_t)i * K + x] * exp(ch->gcum[(ch->c - 2) * K + x] - ch->gcum[(i / ch->R) * K + x]));
+            ch->kg[(int64_t)i * K + x] = dp_round_store(ch->base, ch->k[(int64_t)i * K + x] * dp_exp(ch->gcum[(ch->c - 2) * K + x] - ch->gcum[(i / ch->R) * K + x]));
 }
 
 static void tail_unmasked(dp_sim *s, int gi, int hv) {           /* the decay runs on over the next tokens */
@@ -110,8 +111,8 @@ static void tail_unmasked(dp_sim *s, int gi, int hv) {           /* the decay ru
     for (int x = 0; x < p->K; x++) {
         double d = 0;
         for (int64_t z = gr->c; z < more; z++) d += s->g[((gr->t0 + z) * p->HV + hv) * Kg + (Kg == 1 ? 0 : x)];
-        ch->eC[x] *= exp(d);
-        for (int i = 0; i < ch->n; i++) ch->kg[(int64_t)i * p->K + x] *= exp(d);
+        ch->eC[x] *= dp_exp(d);
+        for (int i = 0; i < ch->n; i++) ch->kg[(int64_t)i * p->K + x] *= dp_exp(d);
     }
 }
 
@@ -160,7 +161,7 @@ static void factored_pairs(dp_chunk *ch, int anchor_end, double top) {
                     float sum = 0;
                     for (int x = 0; x < K; x++) {
                         const double a = anchor_end ? ch->gcum[(ch->c - 1) * K + x] : 0;
-                        const float up = expf((float)fmin(ch->gcum[s * K + x] - a, top)), down = expf((float)fmin(a - ch->gcum[i * K + x], top));
+                        const float up = dp_expf((float)fmin(ch->gcum[s * K + x] - a, top)), down = dp_expf((float)fmin(a - ch->gcum[i * K + x], top));
                         sum += (float)row[x] * up * ((float)col[x] * down);
                     }
                     if (j < 0) ch->Aqk[(int64_t)s * n + i * R + m] = dp_round_store(ch->base, (float)ch->scale * sum);

@@ -1,6 +1,7 @@
 /* deltaproof: list | run | judge | truth | report. Exit status 0 pass, 1 a verdict failed, 2 could not judge (bad input, bad usage, no report). */
 #define _GNU_SOURCE
 #include "../ref/cache.h"
+#include "../ref/isa.h"
 #include "../ref/output.h"
 #include "../ref/safetensors.h"
 #include "../ref/truth.h"
@@ -557,7 +558,9 @@ static int usage(FILE *f, int rc) {
 }
 
 int main(int argc, char **argv) {
+    dp_err e = {0};
     openblas_set_num_threads(1);                                 /* we call BLAS from our own threads */
+    if (dp_isa_choose(getenv("DP_ISA"), &e)) return refuse(&e);
     if (argc < 2) return usage(stderr, 2);
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return usage(stdout, 0);
     if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) return printf("%s\n", argp_program_version) < 0;

@@ -1,6 +1,7 @@
 /* op chain: P_n = M_n ... M_1 in a number format, against a product that carries its own bound, judged by math.md j.3. */
 #include "../ref/bound.h"
 #include "../ref/dd.h"
+#include "../ref/elementary.h"
 #include "../ref/mm.h"
 #include "bits.h"
 #include "run.h"
@@ -109,7 +110,7 @@ static double slope(const dp_run *r) {
     for (int i = 0; i < r->npoint; i++) {
         const dp_chain_point *p = &r->point[i];
         if (p->chunks < 16 || p->chunks > 256 || !(p->rel > 0) || !isfinite(p->rel)) continue;
-        const double x = log(p->chunks), y = log(p->rel);
+        const double x = dp_log(p->chunks), y = dp_log(p->rel);
         sx += x, sy += y, sxx += x * x, sxy += x * y, n++;
     }
     return n >= 3 ? (n * sxy - sx * sy) / (n * sxx - sx * sx) : NAN;

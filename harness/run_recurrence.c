@@ -1,4 +1,5 @@
 /* gdn, kda, mkda, step: truth, reference, simulated ranks, bounds, judgement. */
+#include "../ref/elementary.h"
 #include "../ref/mm.h"
 #include "../ref/truth.h"
 #include "budget.h"

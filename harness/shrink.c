@@ -376,7 +376,13 @@ static int optional_parts(work *w) {
 
 static double to_zero(double x) { return x * 0; }
 static double to_one(double x) { return x == 0 ? x : copysign(1, x); }
-static double to_power(double x) { return x == 0 ? x : copysign(exp2(nearbyint(log2(fabs(x)))), x); }
+
+/* The power of two that is nearest on a logarithmic scale. */
+static double to_power(double x) {
+    int e;
+    const double m = frexp(fabs(x), &e);
+    return x == 0 || !isfinite(x) ? x : copysign(ldexp(1, m < 0x1.6a09e667f3bcdp-1 ? e - 1 : e), x);
+}
 
 /* Sets index list[from .. from+len) of a tensor; what is not finite stays. Nothing changes: 0. */
 static int try_values(work *w, int which, const int64_t *list, int64_t from, int64_t len, double (*f)(double)) {

@@ -1,5 +1,6 @@
 #include "source.h"
 #include "../ref/context.h"
+#include "../ref/elementary.h"
 #include "../ref/inputs.h"
 #include "../ref/mm.h"
 
@@ -348,7 +349,7 @@ static void project(const dp_problem *p, int64_t t, int hv, int n, double *X) {
     free(D), free(y);
 }
 
-static double decay(const dp_problem *p, int64_t t, int hv, int x) { return exp(p->g[(t * p->HV + hv) * dp_Kg(p) + (dp_Kg(p) == 1 ? 0 : x)]); }
+static double decay(const dp_problem *p, int64_t t, int hv, int x) { return dp_exp(p->g[(t * p->HV + hv) * dp_Kg(p) + (dp_Kg(p) == 1 ? 0 : x)]); }
 
 static void scale_rows(const dp_problem *p, int64_t t, int hv, int n, double *X) {
     for (int x = 0; x < p->K; x++) for (int j = 0; j < n; j++) X[(int64_t)x * n + j] *= decay(p, t, hv, x);

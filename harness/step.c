@@ -1,6 +1,7 @@
 #include "step.h"
 #include "cuda_conv.h"
 #include "damage.h"
+#include "../ref/elementary.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -181,7 +182,7 @@ static double *slopes(const dp_conv *v) {
                     const int64_t from = t - (v->W - 1) + j;
                     if (from >= v->cu[q]) pre += v->w[d * v->W + j] * v->x[from * v->D + d];
                 }
-                const double sig = 1 / (1 + exp(-pre));
+                const double sig = 1 / (1 + dp_exp(-pre));
                 s[t * v->D + d] = v->silu ? fabs(sig * (1 + pre * (1 - sig))) + 0x1p-40 : 1;
             }
     return s;

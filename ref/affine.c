@@ -1,4 +1,4 @@
-/* The pair (M, H) of an affine state map S -> M S + H (math.md g.1), fp64 over CBLAS.
+/* The pair (M, H) of an affine state map S -> M S + H (math.md g.1), fp64.
  *
  * Composition is associative but not commutative: the later map stands on the left. Both merges therefore start at the farthest
  * rank, whose own M multiplies the zero state and is never read.
@@ -6,11 +6,11 @@
 #include "affine.h"
 
 #include <assert.h>
-#include <cblas.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "problem.h"
+#include "product.h"
 
 void dp_affine_init(dp_affine *a, int K, int V) {
     assert(K > 0 && V > 0);
@@ -29,7 +29,11 @@ void dp_affine_free(dp_affine *a) {
 
 /* out [K][n] = M X (+ out). out must not alias X. */
 static void times(const double *M, const double *X, int K, int n, int accumulate, double *out) {
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, K, n, K, 1, M, K, X, n, accumulate, out, n);
+    const dp_shape s = {.m = K, .n = n, .k = K};
+    if (accumulate)
+        dp_add_mul_f64(s, 1, M, X, out);
+    else
+        dp_mul_f64(s, M, X, out);
 }
 
 void dp_affine_compose(dp_affine *later, const dp_affine *earlier) {

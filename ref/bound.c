@@ -1,9 +1,9 @@
 #include "bound.h"
-#include "mm.h"
+#include "bound_pair.h"
+#include "product.h"
+#include "spectral.h"
 
 #include <assert.h>
-#include <cblas.h>
-#include <lapacke.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,26 +56,24 @@ double dp_norm_abs2_up(int m, int n, const double *A) {
     return sqrt(inf * one) * (1 + 0x1p-40);
 }
 
-/* |A|_2^2 is the largest eigenvalue of G = A'A. dsyev returns it within p(n) 2^-53 |G|_F of the computed G, and the computed G is within
- * gamma_m |A|'|A| of the exact one: both are below (m + 10 n) 2^-53 |A|_F^2. */
+/* |A|_2^2 is the largest eigenvalue of A'A. The computed G is within gamma_m |A|'|A| of it, whose 2-norm is |A|_F^2 at most. A is scaled by
+ * a power of two to |A|_F about 1: nothing that counts underflows in the square. */
 double dp_norm2_up(int m, int n, const double *A) {
-    double *G = dp_doubles((int64_t)n * n), *w = dp_doubles(n);
     const double f = dp_norm_fro((int64_t)m * n, A);
-    if (!isfinite(f) || f == 0) {
-        free(G), free(w);
+    if (!isfinite(f) || f == 0)
         return f;
-    }
-    double *As = dp_copy(A, (int64_t)m * n);                     /* scaled by |A|_F: no underflow in the square */
-    for (int64_t i = 0; i < (int64_t)m * n; i++) As[i] /= f;
-    dp_mm(DP_FP64, 1, 0, n, n, m, As, As, G);
-    const int rc = LAPACKE_dsyev(LAPACK_ROW_MAJOR, 'N', 'U', n, G, n, w);
-    const double top = rc ? 1 : fmin(1, w[n - 1] + (m + 10.0 * n) * 0x1p-52);
-    free(G), free(w), free(As);
-    return f * sqrt(top) * (1 + 0x1p-48);
+    int exponent;
+    frexp(f, &exponent);
+    double *As = dp_copy(A, (int64_t)m * n), *G = dp_doubles((int64_t)n * n);
+    for (int64_t i = 0; i < (int64_t)m * n; i++)
+        As[i] = ldexp(As[i], -exponent);
+    dp_mul_f64((dp_shape){1, 0, n, n, m}, As, As, G);
+    const double fro2 = ldexp(f, -exponent) * ldexp(f, -exponent) * (1 + 2 * dp_gamma(m * n + 8, 0x1p-53));
+    const double top = fmin(fro2, dp_eigenvalue_up(n, G) + dp_gamma(m + 2, 0x1p-53) * fro2);
+    free(As);
+    free(G);
+    return ldexp(sqrt(top) * (1 + 0x1p-48), exponent);
 }
-
-/* exp for bounds: fp32 is enough, inflated by more than its error at any d in [-80, 0] (2^-24 |d| from rounding d, 2^-22 from expf). */
-static double exp_up(double d) { return d < -700 ? 1e-304 : d < -80 ? exp(d) : (double)expf((float)d) * (1 + 0x1p-16); }
 
 /* ---- small tools ----------------------------------------------------------------------------------------------------------- */
 
@@ -95,7 +93,7 @@ static double *pwof(const dp_rounding *r, const double *x, int64_t n) {
 
 /* C += a op(A) op(B), all non-negative */
 static void addmm(double a, int ta, int tb, int m, int n, int k, const double *A, const double *B, double *C) {
-    cblas_dgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, m, n, k, a, A, ta ? m : k, B, tb ? k : n, 1.0, C, n);
+    dp_add_mul_f64((dp_shape){ta, tb, m, n, k}, a, A, B, C);
 }
 
 static double *product(int ta, int tb, int m, int n, int k, const double *A, const double *B) {
@@ -148,11 +146,6 @@ static double error_norm(const dp_rounding *r, const double *D, int n, int64_t s
  * errors 2 er;  Aqk the same with eq + ek and us stored.          A = I + B L:  DA = beta (DL + (eb + u) |L|).
  * Solve: the computed X satisfies (A + dA) X = rhs, |dA| <= sum_error(n) |A| (Higham 8.5), so DX = |T| (Drhs + (DA + ..|A|) |X|).
  * Inverse: DT = |T| (DA + sum_error(n + 1) |A|) |T| (Higham 14.2) + us |T| stored; then w = T rhs with rhs rounded by uo. */
-static double pair_error(const dp_chunk_bound *b, int s, int i, int x) {
-    const double d = b->ch->gcum[s * b->ch->K + x] - b->ch->gcum[i * b->ch->K + x];
-    return root(&b->r, fmax(0, b->Dcum[s * b->ch->K + x] - b->Dcum[i * b->ch->K + x])) + b->r.u * fabs(d) + 2 * b->r.u;
-}
-
 static void intra_pairs(dp_chunk_bound *b) {
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
@@ -161,10 +154,7 @@ static void intra_pairs(dp_chunk_bound *b) {
     double *e = dp_doubles(2 * K), *ee = e + K;
     for (int s = 0; s < c; s++)
         for (int i = 0; i <= s; i++) {
-            for (int x = 0; x < K; x++) {
-                e[x] = exp_up(ch->gcum[s * K + x] - ch->gcum[i * K + x]);
-                ee[x] = pair_error(b, s, i, x);
-            }
+            dp_bound_pair(b, s, i, e, ee);
             for (int m = 0; m < R; m++) {
                 const double *ki = ch->k + (int64_t)(i * R + m) * K;
                 const int64_t z = (int64_t)s * n + i * R + m;
@@ -564,47 +554,6 @@ static double *through_state(const dp_rounding *r, int rows, int K, int V, const
     return out;
 }
 
-/* D of the three K-vector sums dq, dk read, dk write; for dg: of the pair sums at t, and of the roundings made at a token. */
-typedef struct { double *q, *r, *w, *pair, *round; } intra_bound;
-
-/* In-chunk parts of dq, dk_read, dk_write, pair by pair: at most 2 c R + 2 terms each. The sum costs sum_error of the sum of absolute values,
- * added term by term here; for p = 2 the terms' errors are independent and so is, up to the growth of the partial sum, the summation's. */
-static void grad_pairs(const dp_chunk_bound *b, const double *dL, const double *DdL, const double *dP, const double *DdP, intra_bound *o) {
-    const dp_chunk *ch = b->ch;
-    const dp_rounding *r = &b->r;
-    const int c = ch->c, R = ch->R, K = ch->K, n = ch->n;
-    const double g = r->p == 1 ? dp_gamma(2 * c * R + 4, r->u) : 2 * c * R * r->u / sqrt(3.0) / sqrt(2.0 * c * R + 1) + 4 * r->u, pg = dp_pw(r, g) + dp_pw(r, 2 * r->uo);
-    double *acc = dp_doubles((int64_t)c * K);                    /* acc[i]: sum over s' >= s of the D of c[s',i] */
-    for (int s = c - 1; s >= 0; s--) {
-        for (int i = 0; i <= s; i++)
-            for (int x = 0; x < K; x++) {
-                const double e = exp_up(ch->gcum[s * K + x] - ch->gcum[i * K + x]), ep = pair_error(b, s, i, x) + b->er, ee = ep + g, aq = ch->q[s * K + x];
-                double own = 0, rounding = 0;
-                for (int m = 0; m < R; m++) {
-                    const int im = i * R + m;
-                    const double ei = b->ek[(int64_t)im * K + x], eq = b->eq[s * K + x], ai = ch->k[(int64_t)im * K + x], p = dP[(int64_t)s * n + im], Dp = DdP[(int64_t)s * n + im];
-                    o->q[s * K + x] += dp_pw(r, e * ai) * Dp + dp_pw(r, e * ai * p * (ee + ei));
-                    o->w[(int64_t)im * K + x] += dp_pw(r, e * aq) * Dp + dp_pw(r, e * aq * p * (ee + eq));
-                    const double cq = e * aq * ai;
-                    own += dp_pw(r, cq) * Dp + dp_pw(r, cq * p * (ep + eq + ei)), rounding += dp_pw(r, cq * p);
-                    if (i == s) continue;
-                    for (int j = 0; j < R; j++) {
-                        const int64_t sj = s * R + j;
-                        const double es = b->ek[sj * K + x], as = ch->k[sj * K + x], l = dL[sj * n + im], Dl = DdL[sj * n + im], cl = e * as * ai;
-                        o->r[sj * K + x] += dp_pw(r, e * ai) * Dl + dp_pw(r, e * ai * l * (ee + ei));
-                        o->w[(int64_t)im * K + x] += dp_pw(r, e * as) * Dl + dp_pw(r, e * as * l * (ee + es));
-                        own += dp_pw(r, cl) * Dl + dp_pw(r, cl * l * (ep + (es + ei))), rounding += dp_pw(r, cl * l);
-                    }
-                }
-                if (i < s) acc[i * K + x] += own;
-                o->round[s * K + x] += pg * rounding, o->round[i * K + x] += pg * rounding;
-            }
-        for (int x = 0; x < K; x++)
-            for (int i = 0; i < s; i++) o->pair[s * K + x] += acc[i * K + x];
-    }
-    free(acc);
-}
-
 void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS, const double *edS, const double *DX, const double *DdX, dp_grad_bound *out) {
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
@@ -620,8 +569,8 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     add_shared(n, c, V, g.X1, ado, 1, DdP);                      /* dP = do X', dL = -dE X' */
     add_shared(n, n, V, g.X1, g.adE, 1, DdL), add_shared(n, n, V, g.dE1, g.aX, 0, DdL);
     for (int64_t i = 0; i < cn; i++) dP[i] *= fabs(ch->scale), DdP[i] *= dp_pw(r, ch->scale);
-    intra_bound ib = {.q = dp_doubles(cK), .r = dp_doubles(nK), .w = dp_doubles(nK), .pair = dp_doubles(cK), .round = dp_doubles(cK)};
-    grad_pairs(b, dL, DdL, dP, DdP, &ib);
+    dp_pair_bounds ib = {.q = dp_doubles(cK), .r = dp_doubles(nK), .w = dp_doubles(nK), .pair = dp_doubles(cK), .round = dp_doubles(cK)};
+    dp_bound_pairs(b, &(dp_pair_grads){dL, DdL, dP, DdP}, &ib);
 
     /* the products with the states: values, and D without what comes through the states' own errors */
     double *Sdo = product(0, 1, c, K, V, dout, ch->h), *SdE = product(0, 1, n, K, V, g.dEv, ch->h), *SX = product(0, 1, n, K, V, ch->v_new, ch->dh);
@@ -642,7 +591,7 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     for (int s = 0; s < c; s++) {
         for (int x = 0; x < K; x++) {
             const int y = s * K + x;
-            const double e = exp_up(ch->gcum[y]), own = dp_pw(r, ch->scale * e) * (DSdo[y] + Pdo[y]) + dp_pw(r, ch->scale * e * Sdo[y] * (b->Dexp[y] + 4 * u));
+            const double e = dp_exp_up(ch->gcum[y]), own = dp_pw(r, ch->scale * e) * (DSdo[y] + Pdo[y]) + dp_pw(r, ch->scale * e * Sdo[y] * (b->Dexp[y] + 4 * u));
             const double shared = dp_pw(r, ch->scale * e) * Qdo[y];
             ib.q[y] += own + shared + dp_pw(r, u * val.dq[y]) + dp_pw(r, (V + n) * r->tiny);
             rs1[y] += dp_pw(r, ch->q[y]) * shared;
@@ -658,7 +607,7 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
         for (int x = 0; x < K; x++) {
             const int y = t * K + x;
             const int64_t j = (int64_t)i * K + x;
-            const double e = exp_up(ch->gcum[y]), end = exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[y]);
+            const double e = dp_exp_up(ch->gcum[y]), end = dp_exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[y]);
             const double read = dp_pw(r, e) * (DSdE[j] + PdE[j]) + dp_pw(r, e * SdE[j] * (b->Dexp[y] + 2 * u)), write = dp_pw(r, end) * (DSX[j] + PX[j]) + dp_pw(r, end * SX[j] * (b->Dend[y] + 2 * u));
             const double read1 = dp_pw(r, e) * QdE[j], write1 = dp_pw(r, end) * QX[j];
             ib.r[j] += read + write + read1 + write1 + ib.w[j] + dp_pw(r, u * val.dk[j]) + dp_pw(r, 2 * (V + n) * r->tiny);
@@ -692,7 +641,7 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
         z[x] = dp_pw(r, ch->eC[x]) * (D + S1 * S1 + dS1 * dS1 + dp_pw(r, (gV + 3 * u) * s)) + b->DeC[x] * dp_pw(r, s);
         for (int i = 0; i < n; i++) {
             const int64_t j = (int64_t)i * K + x;
-            const double end = exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[(i / R) * K + x]);
+            const double end = dp_exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[(i / R) * K + x]);
             sum += fabs(ch->k[j] * SX[j]) * end, operands += dp_pw(r, ch->k[j] * end) * UX[j];
         }
         ib.round[(c - 1) * K + x] += operands + dp_pw(r, dp_sum_error(r, n + 4) * (sum + ch->eC[x] * s));

@@ -1,70 +1,13 @@
 #include "chunk.h"
 #include "chunk_gated.h"
+#include "chunk_pair.h"
 #include "design.h"
+#include "elementary.h"
 #include "mm.h"
 
-#include <cblas.h>
-#include <lapacke.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Decays of all pairs of a chunk in fp32, kept for the other direction and for the other formats of the chain, while all of them together stay below KEEP: forming
- * them is a tenth of the time of the simulated ranks. They belong to the gcum that lies beside them. */
-#define KEEP ((int64_t)512 << 20)
-static int64_t kept;
-static int64_t decay_bytes(const dp_chunk *ch) { return sizeof(float) * (int64_t)ch->K * (ch->c + (int64_t)ch->c * (ch->c + 1) / 2); }
-
-static void forget_decays(dp_chunk *ch) {
-    if (!ch->decay) return;
-#pragma omp atomic
-    kept -= decay_bytes(ch);
-    free(ch->decay);
-    ch->decay = NULL;
-}
-
-static const float *decays_f32(const dp_chunk *of, const float *g) {
-    dp_chunk *ch = (dp_chunk *)of;
-    const int c = ch->c, K = ch->K;
-    const size_t gcum = sizeof(float) * (size_t)c * (size_t)K;
-    int64_t now;
-    if (ch->decay && !memcmp(ch->decay, g, gcum)) return ch->decay + (int64_t)c * K;
-    if (!ch->decay) {
-#pragma omp atomic capture
-        now = kept += decay_bytes(ch);
-        if (now <= KEEP) ch->decay = malloc((size_t)decay_bytes(ch));
-        if (!ch->decay) {
-#pragma omp atomic
-            kept -= decay_bytes(ch);
-            return NULL;
-        }
-    }
-    memcpy(ch->decay, g, gcum);
-    float *e = ch->decay + (int64_t)c * K;
-    for (int s = 0; s < c; s++)
-        for (int i = 0; i <= s; i++)
-            for (int x = 0; x < K; x++) *e++ = expf(g[s * K + x] - g[i * K + x]);
-    return ch->decay + (int64_t)c * K;
-}
-static const double *decays_f64(const dp_chunk *ch, const double *g) {
-    (void)ch, (void)g;
-    return NULL;
-}
-
-#define REAL double
-#define EXP exp
-#define NAME(x) x##_f64
-#include "chunk_pair.inc"
-#undef REAL
-#undef EXP
-#undef NAME
-#define REAL float
-#define EXP expf
-#define NAME(x) x##_f32
-#include "chunk_pair.inc"
-#undef REAL
-#undef EXP
-#undef NAME
 
 double dp_round_arith(dp_base b, double x) { return b == DP_BASE_FP64 ? x : (double)(float)x; }
 double dp_round_store(dp_base b, double x) { return b == DP_BASE_BF16 ? (double)dp_bf16((float)x) : dp_round_arith(b, x); }
@@ -82,32 +25,48 @@ static void system_matrix(const dp_chunk *ch, double *A) {
         for (int j = 0; j < n; j++) A[(int64_t)i * n + j] = i == j ? 1.0 : dp_round_arith(ch->base, ch->beta[i] * ch->L[(int64_t)i * n + j]);
 }
 
-/* X <- A^(-1) X or A^(-T) X in fp64 or fp32: CBLAS reads neither the diagonal nor the upper half. */
-static void solve(const dp_chunk *ch, const double *A, int trans, int nrhs, double *X) {
-    const int n = ch->n;
-    const CBLAS_TRANSPOSE tr = trans ? CblasTrans : CblasNoTrans;
-    if (ch->base == DP_BASE_FP64) {
-        cblas_dtrsm(CblasRowMajor, CblasLeft, CblasLower, tr, CblasUnit, n, nrhs, 1.0, A, n, X, nrhs);
-        return;
-    }
-    float *a = narrow_f32(A, (int64_t)n * n), *x = narrow_f32(X, (int64_t)n * nrhs);
-    cblas_strsm(CblasRowMajor, CblasLeft, CblasLower, tr, CblasUnit, n, nrhs, 1.0f, a, n, x, nrhs);
-    for (int64_t i = 0; i < (int64_t)n * nrhs; i++) X[i] = x[i];
-    free(a), free(x);
+static float *narrow(const double *x, int64_t n) {
+    float *y = dp_alloc((size_t)n, sizeof *y);
+    for (int64_t i = 0; i < n; i++) y[i] = (float)x[i];
+    return y;
 }
 
-/* T = A^(-1), lower, through LAPACKE without its NaN check (a NaN must come out again); in fp32 for base fp32 and bf16. */
+static const dp_linear *linear_of(const dp_chunk *ch) { return ch->linear ? ch->linear : &dp_linear_own; }
+
+/* C [m][n] = op(A) op(B) in the base's formats */
+static void mul(const dp_chunk *ch, int ta, int tb, int m, int n, int k, const double *A, const double *B, double *C) {
+    dp_mm_by(linear_of(ch), ch->factors, (dp_shape){ta, tb, m, n, k}, A, B, C);
+}
+
+/* X <- A^(-1) X or A^(-T) X in fp64 or fp32 */
+static void solve(const dp_chunk *ch, const double *A, int trans, int nrhs, double *X) {
+    const int n = ch->n;
+    if (ch->base == DP_BASE_FP64) {
+        linear_of(ch)->solve_f64(n, nrhs, trans, A, X);
+        return;
+    }
+    float *a = narrow(A, (int64_t)n * n), *x = narrow(X, (int64_t)n * nrhs);
+    linear_of(ch)->solve_f32(n, nrhs, trans, a, x);
+    for (int64_t i = 0; i < (int64_t)n * nrhs; i++) X[i] = x[i];
+    free(a);
+    free(x);
+}
+
+/* T = A^(-1), lower; in fp32 for base fp32 and bf16. */
 static double *inverse(const dp_chunk *ch, dp_base base) {
     const int n = ch->n;
-    double *T = dp_doubles((int64_t)n * n);
-    system_matrix(ch, T);
-    if (base == DP_BASE_FP64) LAPACKE_dtrtri_work(LAPACK_ROW_MAJOR, 'L', 'U', n, T, n);
+    double *A = dp_alloc((size_t)n * n, sizeof *A), *T = dp_alloc((size_t)n * n, sizeof *T);
+    system_matrix(ch, A);
+    if (base == DP_BASE_FP64)
+        linear_of(ch)->invert_f64(n, A, T);
     else {
-        float *t = narrow_f32(T, (int64_t)n * n);
-        LAPACKE_strtri_work(LAPACK_ROW_MAJOR, 'L', 'U', n, t, n);
+        float *a = narrow(A, (int64_t)n * n), *t = dp_alloc((size_t)n * n, sizeof *t);
+        linear_of(ch)->invert_f32(n, a, t);
         for (int64_t i = 0; i < (int64_t)n * n; i++) T[i] = t[i];
+        free(a);
         free(t);
     }
+    free(A);
     return T;
 }
 
@@ -131,14 +90,27 @@ static void cumsum(dp_chunk *ch, const dp_chunk_in *in) {
     }
 }
 
+/* e = exp(gcum_t), end = exp(gcum_last - gcum_t) */
+static void decays_at(const dp_chunk *ch, int t, double *e, double *end) {
+    const int K = ch->K;
+    const double *g = ch->gcum + (int64_t)t * K, *last = ch->gcum + (int64_t)(ch->c - 1) * K;
+    for (int x = 0; x < K; x++) end[x] = dp_round_arith(ch->base, last[x] - g[x]);
+    dp_exp_row(K, g, e);
+    dp_exp_row(K, end, end);
+    for (int x = 0; x < K; x++) e[x] = dp_round_arith(ch->base, e[x]);
+    for (int x = 0; x < K; x++) end[x] = dp_round_arith(ch->base, end[x]);
+}
+
 static void decay(dp_chunk *ch) {
     const int c = ch->c, R = ch->R, K = ch->K;
     const dp_base b = ch->base;
-    for (int x = 0; x < K; x++) ch->eC[x] = dp_round_arith(b, exp(ch->gcum[(c - 1) * K + x]));
-    for (int t = 0; t < c; t++)
+    double *exps = dp_doubles(2 * (int64_t)K), *ends = exps + K;
+    dp_exp_row(K, ch->gcum + (int64_t)(c - 1) * K, ch->eC);
+    for (int x = 0; x < K; x++) ch->eC[x] = dp_round_arith(b, ch->eC[x]);
+    for (int t = 0; t < c; t++) {
+        decays_at(ch, t, exps, ends);
         for (int x = 0; x < K; x++) {
-            const double gt = ch->gcum[t * K + x], end = ch->gcum[(c - 1) * K + x];
-            const double e = dp_round_arith(b, exp(gt)), r = dp_round_arith(b, exp(dp_round_arith(b, end - gt)));
+            const double e = exps[x], r = ends[x];
             ch->qg[t * K + x] = dp_store(ch->factors, dp_round_arith(b, e * ch->q[t * K + x]));
             for (int j = 0; j < R; j++) {
                 const int64_t i = (int64_t)(t * R + j) * K + x;
@@ -146,6 +118,8 @@ static void decay(dp_chunk *ch) {
                 ch->kg[i] = dp_store(ch->factors, dp_round_arith(b, r * ch->k[i]));
             }
         }
+    }
+    free(exps);
 }
 
 /* w = A^(-1) B Kgam, u = A^(-1) B V: one triangular solve, or (bf16, as FLA does) products with the stored inverse. */
@@ -157,8 +131,8 @@ static void wy(dp_chunk *ch) {
     }
     if (ch->by_inverse) {
         double *rw = dp_copy(ch->w, (int64_t)n * K), *ru = dp_copy(ch->u, (int64_t)n * V);
-        dp_mm(ch->factors, 0, 0, n, K, n, ch->Akk, rw, ch->w);
-        dp_mm(ch->factors, 0, 0, n, V, n, ch->Akk, ru, ch->u);
+        mul(ch, 0, 0, n, K, n, ch->Akk, rw, ch->w);
+        mul(ch, 0, 0, n, V, n, ch->Akk, ru, ch->u);
         store(ch->factors, ch->w, (int64_t)n * K);
         store(ch->factors, ch->u, (int64_t)n * V);
         free(rw), free(ru);
@@ -191,8 +165,7 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
 void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in) {
     cumsum(ch, in);
     if (ch->gated) dp_gated_forward(ch);
-    else if (ch->base == DP_BASE_FP64) pair_fwd_f64(ch);
-    else pair_fwd_f32(ch);
+    else dp_pair_fwd(ch);
     store(ch->factors, ch->Aqk, (int64_t)ch->c * ch->n);
 }
 
@@ -222,7 +195,7 @@ void dp_chunk_free(dp_chunk *ch) {
         free(*a[i]);
         *a[i] = NULL;
     }
-    forget_decays(ch);
+    dp_pair_forget(ch);
 }
 
 /* ---- forward -------------------------------------------------------------------------------------------------------------- */
@@ -230,11 +203,10 @@ void dp_chunk_free(dp_chunk *ch) {
 void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    const dp_format f = ch->factors;
     double *x = dp_doubles((int64_t)n * V), *d = dp_doubles((int64_t)K * V);
-    dp_mm(f, 0, 0, n, V, K, ch->w, S, x);                        /* reads the UNdecayed state */
+    mul(ch, 0, 0, n, V, K, ch->w, S, x);                        /* reads the UNdecayed state */
     for (int64_t i = 0; i < (int64_t)n * V; i++) x[i] = dp_store(ch->factors, dp_round_arith(b, ch->u[i] - x[i]));
-    dp_mm(f, 1, 0, K, V, n, ch->kg, x, d);
+    mul(ch, 1, 0, K, V, n, ch->kg, x, d);
     for (int i = 0; i < K; i++)
         for (int j = 0; j < V; j++) {
             double *s = S + (int64_t)i * V + j;
@@ -247,10 +219,9 @@ void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
 void dp_chunk_output(const dp_chunk *ch, double *o) {
     const int c = ch->c, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    const dp_format f = ch->factors;
     double *p = dp_doubles((int64_t)c * V);
-    dp_mm(f, 0, 0, c, V, K, ch->qg, ch->h, o);
-    dp_mm(f, 0, 0, c, V, ch->n, ch->Aqk, ch->v_new, p);
+    mul(ch, 0, 0, c, V, K, ch->qg, ch->h, o);
+    mul(ch, 0, 0, c, V, ch->n, ch->Aqk, ch->v_new, p);
     for (int64_t i = 0; i < (int64_t)c * V; i++)
         o[i] = dp_store(ch->out, dp_round_arith(b, dp_round_arith(b, dp_round_arith(b, ch->scale) * o[i]) + p[i]));
     free(p);
@@ -258,7 +229,7 @@ void dp_chunk_output(const dp_chunk *ch, double *o) {
 
 void dp_chunk_M(const dp_chunk *ch, double *M) {
     const int K = ch->K;
-    dp_mm(ch->factors, 1, 0, K, K, ch->n, ch->kg, ch->w, M);
+    mul(ch, 1, 0, K, K, ch->n, ch->kg, ch->w, M);
     for (int i = 0; i < K; i++)
         for (int j = 0; j < K; j++) {
             double *m = M + (int64_t)i * K + j;
@@ -271,19 +242,18 @@ void dp_chunk_M(const dp_chunk *ch, double *M) {
 void dp_chunk_dAv(dp_chunk *ch, const double *dout) {
     const int64_t nV = (int64_t)ch->n * ch->V;
     if (!ch->dvl) ch->dvl = dp_doubles(nV);
-    dp_mm(ch->factors, 1, 0, ch->n, ch->V, ch->c, ch->Aqk, dout, ch->dvl);
+    mul(ch, 1, 0, ch->n, ch->V, ch->c, ch->Aqk, dout, ch->dvl);
     store(ch->factors, ch->dvl, nV);
 }
 
 void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dX) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    const dp_format f = ch->factors;
     double *x = dp_doubles((int64_t)n * V), *a = dp_doubles((int64_t)2 * K * V), *d = a + (int64_t)K * V;
-    dp_mm(f, 0, 0, n, V, K, ch->kg, dS, x);                      /* reads the UNdecayed dS_c */
+    mul(ch, 0, 0, n, V, K, ch->kg, dS, x);                      /* reads the UNdecayed dS_c */
     for (int64_t i = 0; i < (int64_t)n * V; i++) x[i] = dp_store(ch->factors, dp_round_arith(b, ch->dvl[i] + x[i]));
-    dp_mm(f, 1, 0, K, V, ch->c, ch->qg, dout, a);
-    dp_mm(f, 1, 0, K, V, n, ch->w, x, d);
+    mul(ch, 1, 0, K, V, ch->c, ch->qg, dout, a);
+    mul(ch, 1, 0, K, V, n, ch->w, x, d);
     for (int i = 0; i < K; i++)
         for (int j = 0; j < V; j++) {
             const int64_t z = (int64_t)i * V + j;
@@ -327,7 +297,7 @@ void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
     double *dZ, *E = dp_doubles(nV), *LX = dp_doubles(nV);
     if (ch->by_inverse) {
         dZ = dp_doubles(nV);
-        dp_mm(ch->factors, 1, 0, n, V, n, ch->Akk, ch->dX, dZ);
+        mul(ch, 1, 0, n, V, n, ch->Akk, ch->dX, dZ);
     } else {
         double *A = dp_doubles((int64_t)n * n);
         system_matrix(ch, A);
@@ -335,8 +305,8 @@ void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
         solve(ch, A, 1, V, dZ);
         free(A);
     }
-    dp_mm(ch->factors, 0, 0, n, V, K, ch->kgam, ch->h, E);
-    dp_mm(ch->factors, 0, 0, n, V, n, ch->L, ch->v_new, LX);
+    mul(ch, 0, 0, n, V, K, ch->kgam, ch->h, E);
+    mul(ch, 0, 0, n, V, n, ch->L, ch->v_new, LX);
     for (int64_t i = 0; i < nV; i++) E[i] = dp_round_arith(b, dp_round_arith(b, ch->v[i] - E[i]) - LX[i]);
     for (int i = 0; i < n; i++) {
         g->dbeta[i] = sum_arith(b, dZ + (int64_t)i * V, E + (int64_t)i * V, V);
@@ -369,22 +339,21 @@ void dp_chunk_grads(const dp_chunk *ch, const double *dout, int pair_dg, dp_chun
 void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g) {
     const int c = ch->c, R = ch->R, n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    const dp_format f = ch->factors;
     const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, cn = (int64_t)c * n, nn = (int64_t)n * n;
-    double *buf = dp_doubles(4 * cK + 3 * nK + cn + nn + K), *r = buf, *wsum = r + cK, *dgam = wsum + cK, *pair = dgam + cK, *dkr = pair + cK,
-           *dkw = dkr + nK, *end = dkw + nK, *dP = end + nK, *dL = dP + cn, *z = dL + nn;
+    double *buf = dp_doubles(4 * cK + 3 * nK + cn + nn + 3 * K), *r = buf, *wsum = r + cK, *dgam = wsum + cK, *pair = dgam + cK, *dkr = pair + cK,
+           *dkw = dkr + nK, *end = dkw + nK, *dP = end + nK, *dL = dP + cn, *z = dL + nn, *exps = z + K, *ends = exps + K;
 
-    dp_mm(f, 0, 1, c, n, V, dout, ch->v_new, dP);                /* dP = scale do X', used for i <= s */
-    dp_mm(f, 0, 1, n, n, V, g->dv, ch->v_new, dL);               /* -dL = dE X', used for i < s: nothing flows into the R x R diagonal */
+    mul(ch, 0, 1, c, n, V, dout, ch->v_new, dP);                /* dP = scale do X', used for i <= s */
+    mul(ch, 0, 1, n, n, V, g->dv, ch->v_new, dL);               /* -dL = dE X', used for i < s: nothing flows into the R x R diagonal */
     for (int64_t i = 0; i < cn; i++) dP[i] = dp_round_arith(b, dp_round_arith(b, ch->scale) * dP[i]);
     for (int64_t i = 0; i < nn; i++) dL[i] = -dL[i];
-    dp_mm(f, 0, 1, c, K, V, dout, ch->h, g->dq);                 /* S_0 do */
-    dp_mm(f, 0, 1, n, K, V, g->dv, ch->h, dkr);                  /* S_0 dE */
-    dp_mm(f, 0, 1, n, K, V, ch->v_new, ch->dh, end);             /* dS_c X */
-    for (int t = 0; t < c; t++)
+    mul(ch, 0, 1, c, K, V, dout, ch->h, g->dq);                 /* S_0 do */
+    mul(ch, 0, 1, n, K, V, g->dv, ch->h, dkr);                  /* S_0 dE */
+    mul(ch, 0, 1, n, K, V, ch->v_new, ch->dh, end);             /* dS_c X */
+    for (int t = 0; t < c; t++) {
+        decays_at(ch, t, exps, ends);
         for (int x = 0; x < K; x++) {
-            const double gt = ch->gcum[t * K + x], e = dp_round_arith(b, exp(gt));
-            const double toend = dp_round_arith(b, exp(dp_round_arith(b, ch->gcum[(c - 1) * K + x] - gt)));
+            const double e = exps[x], toend = ends[x];
             double *dq = g->dq + t * K + x, rr, ww = 0;
             *dq = dp_round_arith(b, dp_round_arith(b, dp_round_arith(b, ch->scale) * e) * *dq);
             rr = dp_round_arith(b, ch->q[t * K + x] * *dq);
@@ -398,12 +367,12 @@ void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_
             r[t * K + x] = rr;
             wsum[t * K + x] = ww;
         }
+    }
     if (ch->gated) dp_gated_backward(ch, &(dp_gated_gradients){dL, dP, g->dq, dkr, dkw});
-    else if (b == DP_BASE_FP64) pair_bwd_f64(ch, dL, dP, g->dq, dkr, dkw, pair_dg ? pair : NULL);
-    else pair_bwd_f32(ch, dL, dP, g->dq, dkr, dkw, pair_dg ? pair : NULL);
+    else dp_pair_bwd(ch, &(dp_pair_adjoint){dL, dP, g->dq, dkr, dkw, pair_dg ? pair : NULL});
 
     for (int x = 0; x < K; x++)                                  /* eC o rowsum(S_0 o dS_c), of the states as they are stored */
-        z[x] = dp_round_arith(b, ch->eC[x] * sum_stored(b, f, ch->h + (int64_t)x * V, ch->dh + (int64_t)x * V, V));
+        z[x] = dp_round_arith(b, ch->eC[x] * sum_stored(b, ch->factors, ch->h + (int64_t)x * V, ch->dh + (int64_t)x * V, V));
     for (int t = 0; t < c; t++)
         for (int x = 0; x < K; x++) {
             double d = dp_round_arith(b, ch->q[t * K + x] * g->dq[t * K + x]);

@@ -1,4 +1,5 @@
-/* ref/chunk.h - the chunkwise block-triangular solver for general R over LAPACKE/CBLAS, forward and backward (math.md e, f).
+/* ref/chunk.h - the chunkwise block-triangular solver for general R, forward and backward (math.md e, f), over the project's own products and
+ * solves, or over LAPACKE and CBLAS (`linear`; ref/linear.h).
  *
  * One dp_chunk is one chunk of one value head: c <= 64 tokens, n = c R rows, row (s, j) = s R + j. Every intermediate is a named
  * row-major array of doubles; under base fp32 they hold fp32 numbers, under base bf16 those that FLA stores in bf16 hold bf16 numbers
@@ -8,6 +9,7 @@
 #ifndef DP_CHUNK_H
 #define DP_CHUNK_H
 #include "formats.h"
+#include "linear.h"
 #include "problem.h"
 #ifdef __cplusplus
 extern "C" {
@@ -19,6 +21,7 @@ typedef struct {
     int gated;        /* 1: scores from gated operands (chunk_gated.h) */
     int c, R, K, V, n;
     double scale;
+    const dp_linear *linear;   /* NULL: dp_linear_own */
     int by_inverse;   /* 1: w, u, dZ are products with the stored inverse Akk (base bf16); 0: triangular solves */
     /* inputs, activated: copied in by dp_chunk_begin */
     double *q;        /* [c][K] */

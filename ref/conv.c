@@ -6,6 +6,7 @@
  * number of threads.
  */
 #include "conv.h"
+#include "elementary.h"
 
 #include <assert.h>
 #include <math.h>
@@ -68,8 +69,8 @@ void dp_conv_result_free(dp_conv_result *r) {
 static inline double rnd(dp_conv_policy pol, double x) { return pol == DP_CONV_FP64 ? x : (double)(float)x; }
 static inline double stored(dp_conv_policy pol, double x) { return pol == DP_CONV_BF16 ? dp_bf16((float)x) : x; }
 
-/* Sigmoid in double, one rounding to the format: the only use of libm, see conv_bound.c for what is assumed of its exp. */
-static inline double sigmoid(dp_conv_policy pol, double p) { return rnd(pol, 1 / (1 + exp(-p))); }
+/* Sigmoid in double, one rounding to the format; see conv_bound.c for what is assumed of exp. */
+static inline double sigmoid(dp_conv_policy pol, double p) { return rnd(pol, 1 / (1 + dp_exp(-p))); }
 
 /* s (1 + p (1 - s)), every operation rounded */
 static inline double silu_slope(dp_conv_policy pol, double p, double s) {

@@ -3,6 +3,7 @@
  * below and one renormalisation loses at most 8 u^2 (|s| + |p|) (the plain additions are on quantities below 2 u of those). |s| never exceeds
  * (1 + small) |A||B|, so k terms lose at most 16 k u^2 |A||B| = k 2^-102 |A||B|; the header promises four times that. */
 #include "dd.h"
+#include "isa.h"
 
 #include <stdint.h>
 
@@ -35,17 +36,15 @@ __attribute__((target("avx512f,avx512dq,avx2,fma"))) static void row_avx512(int 
 __attribute__((target("avx2,fma"))) static void row_avx2(int n, double ah, double al, const double *bh, const double *bl, double *h, double *l) { add_row(1, n, ah, al, bh, bl, h, l); }
 #endif
 
-static row_fn *choose(void) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) return row_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return row_avx2;
+static row_fn *const rows[DP_NISAS] = {row_plain, row_avx2, row_avx512};
+#else
+static row_fn *const rows[DP_NISAS] = {row_plain};
 #endif
-    return row_plain;
-}
 
 void dp_dd_mm(int m, int n, int k, const double *Ah, const double *Al, const double *Bh, const double *Bl, double *Ch, double *Cl) {
     double zero[n];
-    row_fn *const row = choose();
+    row_fn *const row = rows[dp_isa_chosen()];
     for (int j = 0; j < n; j++) zero[j] = 0;
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < m; i++) {

@@ -1,4 +1,5 @@
 #include "formats.h"
+#include "formats_core.h"
 
 #include <assert.h>
 #include <math.h>
@@ -23,56 +24,26 @@ int dp_format_find(const char *name) {
     return -1;
 }
 
-static uint32_t bits_of(float x) {
-    uint32_t b;
-    memcpy(&b, &x, sizeof b);
-    return b;
-}
-
-static float float_of(uint32_t b) {
-    float x;
-    memcpy(&x, &b, sizeof x);
-    return x;
-}
-
-static int inf_or_nan(uint32_t b) { return (b & 0x7f800000u) == 0x7f800000u; }
-
 float dp_fp32(double x) { return (float)x; }
-
-/* The encodings of finite floats of one sign are ordered like their magnitudes and evenly spaced within a binade, so rounding the
- * magnitude is integer arithmetic on the encoding: a carry moves to the next binade, from subnormal to normal, or to Inf. */
-float dp_tf32(float x) {
-    const uint32_t b = bits_of(x);
-    return inf_or_nan(b) ? x : float_of((b + 0x1000u) & ~0x1fffu);
-}
-
-float dp_tf32rz(float x) {
-    const uint32_t b = bits_of(x);
-    return inf_or_nan(b) ? x : float_of(b & ~0x1fffu);
-}
-
-uint16_t dp_bf16_bits(float x) {
-    const uint32_t b = bits_of(x);
-    if (isnan(x)) return (uint16_t)(b >> 16 | 0x40u); /* quiet, and still a NaN when the payload sat in the lower half */
-    return (uint16_t)((b + 0x7fffu + (b >> 16 & 1u)) >> 16);
-}
-
-float dp_bf16_from_bits(uint16_t b) { return float_of((uint32_t)b << 16); }
-float dp_bf16(float x) { return dp_bf16_from_bits(dp_bf16_bits(x)); }
+float dp_tf32(float x) { return dp_tf32_core(x); }
+float dp_tf32rz(float x) { return dp_tf32rz_core(x); }
+uint16_t dp_bf16_bits(float x) { return (uint16_t)(dp_float_bits(dp_bf16_core(x)) >> 16); }
+float dp_bf16_from_bits(uint16_t b) { return dp_bits_float((uint32_t)b << 16); }
+float dp_bf16(float x) { return dp_bf16_core(x); }
 
 /* Round to odd: truncate to fp32, then set the last bit if anything was cut off. fp32 carries 16 more bits than bf16 at every
  * exponent, subnormals included, so the last bit can only break or keep a tie of the second rounding: the pair rounds once. */
 static float fp32_to_odd(double x) {
     const float f = (float)x;
     if (isnan(x) || (double)f == x) return f;
-    return float_of((bits_of(f) - (fabs((double)f) > fabs(x))) | 1u);
+    return dp_bits_float((dp_float_bits(f) - (fabs((double)f) > fabs(x))) | 1u);
 }
 
 double dp_bf16d(double x) { return dp_bf16(fp32_to_odd(x)); }
 
 float dp_fp16_from_bits(uint16_t h) {
     const uint32_t e = h >> 10 & 31u, m = h & 0x3ffu, sign = (uint32_t)(h & 0x8000u) << 16;
-    if (e == 31) return float_of(sign | 0x7f800000u | m << 13);
+    if (e == 31) return dp_bits_float(sign | 0x7f800000u | m << 13);
     const float a = ldexpf((float)(e ? m | 0x400u : m), (int)(e ? e : 1) - 25);
     return sign ? -a : a;
 }

@@ -1,14 +1,19 @@
 #include "gate.h"
+#include "elementary.h"
 
 #include <math.h>
 
 #define REAL double
 #define F(name) name
-#define M(name) name
+#define EXP dp_exp
+#define LOG1P dp_log1p
+#define SQRT sqrt
 #include "gate_fp.inc"
 #undef REAL
 #undef F
-#undef M
+#undef EXP
+#undef LOG1P
+#undef SQRT
 
 void dp_gate_slopes(const dp_problem *p, double *dg_dx, double *dg_dA) {
     const int Kg = dp_Kg(p);
@@ -25,11 +30,13 @@ double dp_gate_ratio(const dp_problem *p, int64_t at) {
     const double x = p->g[at] + (p->dt_bias ? p->dt_bias[(int64_t)hv * Kg + at % Kg] : 0);
     if (p->gate == DP_GATE_LOWER_BOUND) return x;
     const unary f = unary_at(x);
-    const double e = exp(-fabs(x));
-    return x >= 0 ? f.softplus / f.sigmoid : (e < 0x1p-53 ? 1 : log1p(e) / e) * (1 + e);
+    const double e = dp_exp(-fabs(x));
+    return x >= 0 ? f.softplus / f.sigmoid : (e < 0x1p-53 ? 1 : dp_log1p(e) / e) * (1 + e);
 }
 
 #define REAL float
 #define F(name) name##_f32
-#define M(name) name##f
+#define EXP dp_expf
+#define LOG1P dp_log1pf
+#define SQRT sqrtf
 #include "gate_fp.inc"

@@ -10,7 +10,7 @@
  * softplus(x) = max(x, 0) + log1p(exp(-|x|)) and sigmoid through exp(-|x|): no overflow and full relative accuracy at both
  * ends (x = -80 and +80 alike). scale is NOT applied. NaN and Inf propagate.
  *
- * _f32: the inputs are rounded to fp32 first, then every operation is one IEEE fp32 operation (expf, log1pf, sqrtf of libm), sums
+ * _f32: the inputs are rounded to fp32 first, then every operation is one IEEE fp32 operation (exp and log1p of ref/elementary.h, all but correctly rounded), sums
  * run in index order; results are widened. Without it everything is fp64.
  */
 #ifndef DP_GATE_H

@@ -19,13 +19,17 @@ dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {
     return code;
 }
 
+static void *or_die(void *x, size_t n, size_t size) {
+    if (x) return x;
+    fprintf(stderr, "deltaproof: out of memory: %zu x %zu bytes\n", n, size);
+    exit(2);
+}
+
+void *dp_alloc(size_t n, size_t size) { return or_die(n > SIZE_MAX / (size ? size : 1) ? NULL : malloc(n && size ? n * size : 1), n, size); }
+
 void *dp_calloc(size_t n, size_t size) {
     const size_t large = 1 << 26, page = 1 << 21;
-    void *x = calloc(n ? n : 1, size ? size : 1);
-    if (!x) {
-        fprintf(stderr, "deltaproof: out of memory: %zu x %zu bytes\n", n, size);
-        exit(2);
-    }
+    void *x = or_die(calloc(n ? n : 1, size ? size : 1), n, size);
     if (n * size >= large) {                                     /* gigabytes in pages of 4 KiB take longer to get than to fill; where refused, nothing is lost */
         const uintptr_t from = ((uintptr_t)x + page - 1) / page * page, to = ((uintptr_t)x + n * size) / page * page;
         madvise((void *)from, to - from, MADV_HUGEPAGE);

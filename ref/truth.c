@@ -238,7 +238,7 @@ dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth
     const dp_status s = tr_truth_alloc(p, rq, t, e);
     if (s) return s;
     const int is_dd = rq->kind == DP_TRUTH_DD, on_device = is_dd && rq->device && !t->backward, w = on_device ? p->V : is_dd ? TR_DD_COLS : TR_W;
-    tr_run r = {.p = p, .t = t, .prec = rq->bits, .u = ldexpl(1, -t->bits), .tiny = is_dd ? TR_DD_TINY : 0x1p-10000L, .want_M = rq->want_M, .ncb = (p->V + w - 1) / w};
+    tr_run r = {.p = p, .t = t, .prec = rq->bits, .u = tr_two_to(-(t->bits < 16000 ? t->bits : 16000)), .tiny = is_dd ? TR_DD_TINY : tr_two_to(-10000), .want_M = rq->want_M, .ncb = (p->V + w - 1) / w};
     r.device = on_device ? rq->device : NULL;
     r.threads = rq->threads > 0 ? rq->threads : omp_get_max_threads();
     const double steps = (double)p->T * p->HV * p->K * p->V;         /* a thread is worth waking for about 1 ms of them */

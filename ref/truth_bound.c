@@ -1,9 +1,10 @@
 /* ref/truth_bound.c - the error radii of the truth.
  *
- * Rounding of the bound itself. Every quantity below is a sum of products and square roots of non-negative long doubles (64-bit
- * significand) evaluated to nearest, so after n operations on its longest path it is low by at most (1 - 2^-64)^n. The longest path
- * has fewer than T (K + R + 200) + K V < 2^43 operations (asserted), hence INFLATE = 1 + 2^-19 at the end makes it an upper bound. The only
- * subtraction (lambda - 1) is done on an inflated lambda. tiny (MPFR: 2^-10000) in every step covers underflow: of long double (below 2^-16400
+ * Rounding of the bound itself. Every quantity below is a sum of products and square roots of non-negative numbers in binary128 (113-bit
+ * significand) evaluated to nearest, so after n operations on its longest path it is low by at most (1 - 2^-113)^n, where a square root (2^-104)
+ * counts as 2^9 operations. The longest path
+ * has fewer than T (K + R + 2000) + K V < 2^43 operations (asserted), hence INFLATE = 1 + 2^-60 at the end makes it an upper bound. The only
+ * subtraction (lambda - 1) is done on an inflated lambda. tiny (MPFR: 2^-10000) in every step covers underflow: of binary128 (below 2^-16400
  * an operation), of MPFR (below 2^-2^29), for operands up to 2^5000; larger ones overflow in the end and give inf. NaN becomes inf.
  *
  * Notation. Exact quantities are plain, computed ones carry ~, u = 2^-prec (double-double: 2^-98, tiny = 2^-960; truth_dd.h says why), gamma_n = n u / (1 - n u). Norms: 2-norm of vectors, Frobenius
@@ -46,6 +47,7 @@
  *     slope  raw = x dact:         x delta + (x_err + 2u x) m
  *     sums   over tokens: errors add, gamma_(terms) sum of sizes more; dA_log: <dg, a> per token: a delta + a_err m + gamma a m
  */
+#include "spectral.h"
 #include "truth_impl.h"
 
 #include <assert.h>
@@ -53,7 +55,46 @@
 #include <math.h>
 #include <string.h>
 
-#define INFLATE (1 + 0x1p-19L)
+#define INFLATE ((ld)1 + 0x1p-60)
+
+ld tr_two_to(int n) {
+    ld x = 1;
+    for (; n > 0; n--) x *= 2;
+    for (; n < 0; n++) x *= 0.5;
+    return x;
+}
+
+/* One step of Newton from the root in double: half the square of 2^-53, and three roundings. */
+ld tr_sqrt(ld x) {
+    int e = 0;
+    if (!(x > 0)) return x == 0 ? x : (ld)NAN;
+    if (x == (ld)INFINITY) return x;
+    for (; x < 0x1p-1000; e--) x *= 0x1p1000;
+    for (; x > 0x1p1000; e++) x *= 0x1p-1000;
+    ld y = sqrt((double)x);
+    y = (y + x / y) / 2;
+    for (; e > 0; e--) y *= 0x1p500;
+    for (; e < 0; e++) y *= 0x1p-500;
+    return y;
+}
+
+/* Scaled by a power of two where squares could overflow, or lose what counts. */
+double tr_norm_up(const double *x, int64_t n) {
+    double top = 0, s = 0;
+    int e = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!isfinite(x[i])) return fabs(x[i]);
+        top = fmax(top, fabs(x[i]));
+    }
+    if (top == 0) return 0;
+    if (!(top > 0x1p-400 && top < 0x1p400)) frexp(top, &e);
+    for (int64_t i = 0; i < n; i++) {
+        const double y = e ? ldexp(x[i], -e) : x[i];
+        s += y * y;
+    }
+    const double up = sqrt(s) * (1 + (double)(n + 4) * 0x1p-52);
+    return e ? ldexp(up, e) + 0x1p-1074 : up;
+}
 
 double tr_up(ld x) {
     x *= INFLATE;
@@ -65,64 +106,31 @@ double tr_up(ld x) {
 /* Rounding to hi + lo: |x - hi - lo| <= 2^-53 |lo| + 2^-1074 an entry. */
 void tr_ball_finish(dp_ball *b) {
     for (int64_t r = 0; r < b->rows; r++) {
-        ld ss = 0;
         int finite = 1;
-        for (int64_t i = r * b->width; i < (r + 1) * b->width; i++) {
-            finite &= isfinite(b->hi[i]) != 0;
-            ss += (ld)b->lo[i] * b->lo[i];
-        }
-        b->rad[r] = finite ? tr_up(b->rad[r] + 0x1p-53L * sqrtl(ss) + 0x1p-1074L * sqrtl((ld)b->width)) : INFINITY;
+        for (int64_t i = r * b->width; i < (r + 1) * b->width; i++) finite &= isfinite(b->hi[i]) != 0;
+        const ld lost = 0x1p-53 * (ld)tr_norm_up(b->lo + r * b->width, b->width), least = 0x1p-1074 * tr_sqrt(b->width);
+        b->rad[r] = finite ? tr_up(b->rad[r] + lost + least) : INFINITY;
     }
 }
 
-/* lambda_max of the R x R matrix k B k' (scaled, positive semidefinite) <= |M^(2^m)|_F^(2^-m); A is destroyed. Squaring a matrix of
- * Frobenius norm 1 leaves a norm >= R^(-1/2) and an error of R 2^-63 + twice the old one, so after 12 squarings the relative error is below
- * (2 sqrt R)^12 12 R 2^-63 < 2^-19 for R <= 16, and its 4096th root below 2^-30. */
-static ld lambda_by_squaring(int R, ld *A, ld *B) {
-    ld lambda = 1, root = 1;
-    for (int m = 0; m <= 12; m++, root /= 2) {
-        ld f = 0;
-        for (int i = 0; i < R * R; i++) f += A[i] * A[i];
-        f = sqrtl(f);
-        if (!(f > 0 && f < INFINITY)) return f > 0 ? INFINITY : 0;
-        lambda *= powl(f, root);
-        for (int i = 0; i < R * R; i++) A[i] /= f;
-        for (int i = 0; i < R; i++)
-            for (int j = 0; j < R; j++) {
-                ld s = 0;
-                for (int k = 0; k < R; k++) s += A[i * R + k] * A[k * R + j];
-                B[i * R + j] = s;
-            }
-        memcpy(A, B, sizeof *A * (size_t)(R * R));
-    }
-    return lambda * (1 + 0x1p-30L);
-}
-
-/* lambda_max(k'Bk), beta >= 0: the smallest of trace, inf-norm of the scaled Gram matrix and, above 2, its power norm. The Gram entries come
- * from keys and betas rounded to double: an error below 2^-49 trace in norm; `rel` covers computed against exact activations. */
+/* lambda_max(k'Bk), beta >= 0: at most the trace and, above 2, at most that of the scaled Gram matrix G_ij = sqrt(b_i b_j) <x_i, x_j>, proven by
+ * dp_eigenvalue_up. G comes from keys and betas rounded to double, K products and sums and two roundings: its error is below (K + 16) 2^-52 trace
+ * in norm; `rel` covers computed against exact activations. */
 static ld lambda_up(const tr_run *r, const double *x, int64_t ld_k, const ld *kap, const ld *be, ld rel) {
     const int R = r->p->R, K = r->p->K;
     ld trace = 0;
     for (int j = 0; j < R; j++) trace += be[j] * kap[j] * kap[j];
     if (R == 1 || trace <= 2) return trace;
-    ld *A = dp_calloc((size_t)(2 * R * R), sizeof *A), inf = 0;
-    for (int i = 0; i < R; i++) {
-        ld row = 0;
+    double *G = dp_alloc((size_t)(R * R), sizeof *G);
+    for (int i = 0; i < R; i++)
         for (int j = 0; j < R; j++) {
-            ld s = 0;
-            for (int k = 0; k < K; k++) s += (ld)x[i * ld_k + k] * x[j * ld_k + k];
-            A[i * R + j] = s * sqrtl(be[i] * be[j]);
-            row += fabsl(A[i * R + j]);
+            double s = 0;
+            for (int k = 0; k < K; k++) s += x[i * ld_k + k] * x[j * ld_k + k];
+            G[i * R + j] = s * (sqrt((double)be[i]) * sqrt((double)be[j]));
         }
-        inf = row > inf || isnan(row) ? row : inf;
-    }
-    ld best = inf < trace ? inf : trace;
-    if (best > 2 && R <= 16) {
-        const ld power = lambda_by_squaring(R, A, A + R * R);
-        if (power < best) best = power;
-    }
-    free(A);
-    return best + (0x1p-49L + rel) * trace;
+    const ld top = dp_eigenvalue_up(R, G);
+    free(G);
+    return (top < trace ? top : trace) + ((K + 16) * 0x1p-52 + rel) * trace;
 }
 
 ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *kap, const double *beta, const ld *be) {
@@ -135,7 +143,7 @@ ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *kap, c
         any_sign += be[j] * kap[j] * kap[j];
     }
     if (negative || !(any_sign < INFINITY)) return any_sign;
-    const ld lambda = lambda_up(r, k, ld_k, kap, be, 4 * rel.qk + 4 * rel.beta) * (1 + 0x1p-40L);
+    const ld lambda = lambda_up(r, k, ld_k, kap, be, 4 * rel.qk + 4 * rel.beta) * (1 + 0x1p-40);
     return lambda > 2 ? lambda - 1 : 1;
 }
 
@@ -159,12 +167,6 @@ typedef struct {
     ld *scratch;
 } bounder;
 
-static ld vec_norm(const double *x, int64_t n) {
-    ld s = 0;
-    for (int64_t i = 0; i < n; i++) s += (ld)x[i] * x[i];
-    return sqrtl(s);
-}
-
 static bounder bounder_for(const tr_run *r, int hv, const tr_qk *qk, const tr_head *hd) {
     const int R = r->p->R;
     bounder b = {.r = r, .qk = qk, .hd = hd, .hv = hv, .rel = tr_rel_errors(r), .scratch = dp_calloc((size_t)(4 * R), sizeof(ld))};
@@ -186,7 +188,7 @@ static void token_bounds(bounder *c, int64_t t, norm_error in) {
     k->mu = c->hd->nu[t] * k->g.d;
     k->F1 = (k->g.d_err + 2 * u * k->g.d) * n;
     k->sigma = k->g.d * (1 + 2 * u) * n;
-    k->s = p->dout ? fabsl((ld)p->scale) * c->hd->do_norm[t] : 0;
+    k->s = p->dout ? tr_abs(p->scale) * c->hd->do_norm[t] : 0;
     k->push = 0;
     for (int j = 0; j < p->R; j++) {
         const ld ks = k->kap[j] * k->sigma;
@@ -270,7 +272,7 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
         ss += e * e;
         f[TR_DV].rad[(t * p->HV + c->hv) * p->R + j] = tr_up(y->v[j]);
     }
-    f[TR_DBETA].rad[t * p->HV + c->hv] = tr_up(sqrtl(ss) + r->tiny);
+    f[TR_DBETA].rad[t * p->HV + c->hv] = tr_up(tr_sqrt(ss) + r->tiny);
 }
 
 static double l2_chain(const tr_run *r, grad dy, const ld *rstd_up, int64_t i) {
@@ -287,12 +289,12 @@ static void forward_radii(bounder *c, norm_error *in, norm_error *out) {
     for (int b = 0; b < r->nblock; b++) {
         const tr_block *k = &r->block[b];
         const int64_t row = (int64_t)k->seq * p->HV + c->hv;
-        if (k->first_of_seq) S = (norm_error){p->s0 ? vec_norm(p->s0 + row * KV, KV) : 0, 0};
+        if (k->first_of_seq) S = (norm_error){p->s0 ? tr_norm_up(p->s0 + row * KV, KV) : 0, 0};
         if (k->cut >= 0) r->t->S_cut.rad[(int64_t)k->cut * p->HV + c->hv] = tr_up(S.b);
         for (int64_t t = k->t0; t < k->t1; t++) {
             in[t] = S;
             out[t] = S = forward_bound(c, t, S);
-            const ld sq = fabsl((ld)p->scale) * c->k.q;
+            const ld sq = tr_abs(p->scale) * c->k.q;
             r->t->field[TR_O].rad[t * p->HV + c->hv] = tr_up(sq * (S.b + (c->rel.qk + tr_gamma(r, p->K + 3)) * (S.N + S.b)));
         }
         if (k->last_of_seq) r->t->field[TR_FINAL].rad[row] = tr_up(S.b);
@@ -303,7 +305,7 @@ static void M_radii(bounder *c) {
     const tr_run *r = c->r;
     c->is_M = 1;
     for (int s = 0; s + 1 < r->t->nmark; s++) {
-        norm_error M = {sqrtl((ld)r->p->K), 0};
+        norm_error M = {tr_sqrt(r->p->K), 0};
         for (int64_t t = r->t->mark[s]; t < r->t->mark[s + 1]; t++) M = forward_bound(c, t, M);
         r->t->M_seg.rad[(int64_t)s * r->p->HV + c->hv] = tr_up(M.b);
     }
@@ -321,7 +323,7 @@ static void backward_radii(bounder *c, const norm_error *in, const norm_error *o
     for (int b = r->nblock - 1; b >= 0; b--) {
         const tr_block *k = &r->block[b];
         const int64_t row = (int64_t)k->seq * p->HV + c->hv;
-        if (k->last_of_seq) G = (norm_error){p->dstate ? vec_norm(p->dstate + row * KV, KV) : 0, 0};
+        if (k->last_of_seq) G = (norm_error){p->dstate ? tr_norm_up(p->dstate + row * KV, KV) : 0, 0};
         for (int64_t t = k->t1 - 1; t >= k->t0; t--) {
             G = backward_bound(c, t, in[t], out[t], G, &y);
             head_rows(c, t, &y, &s);
@@ -347,7 +349,7 @@ static void backward_radii(bounder *c, const norm_error *in, const norm_error *o
 void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads) {
     const dp_problem *p = r->p;
     const int G = dp_G(p);
-    assert((ld)p->T * (p->K + p->R + 200.0L) + (ld)p->K * p->V < 0x1p43L);
+    assert((double)p->T * (p->K + p->R + 2000.0) + (double)p->K * p->V < 0x1p43);
     norm_error *in = dp_calloc((size_t)p->T, sizeof *in), *out = dp_calloc((size_t)p->T, sizeof *out);
     grad *dq = dp_calloc((size_t)p->T, sizeof *dq), *dk = dp_calloc((size_t)(p->T * p->R), sizeof *dk);
     for (int gv = 0; gv < G; gv++) {

@@ -138,7 +138,7 @@ static void batch_close(batch *b) {
 
 /* ---- activations of one token: rows, and the norms that the radii need ------------------------------------------------------------------------ */
 
-#define SLACK (1 + 0x1p-30L)     /* norms below are taken in double */
+#define SLACK (1 + 0x1p-30)     /* norms below are taken in double */
 
 static void activate_row(const batch *b, const double *x, double *y, double *rstd, ld *norm, ld *rstd_up) {
     const dp_problem *p = b->r->p;
@@ -148,7 +148,7 @@ static void activate_row(const batch *b, const double *x, double *y, double *rst
     if (p->l2norm) b->op->l2(b->Kp, in, y, rstd), *rstd_up = rstd[0] * SLACK;
     else memcpy(y, in, sizeof in), memset(y + b->Kp, 0, sizeof in);
     for (int i = 0; i < p->K; i++) ss += y[i] * y[i];
-    *norm = sqrt(ss) * SLACK + 0x1p-500L;        /* squares that underflowed */
+    *norm = sqrt(ss) * SLACK + 0x1p-500;        /* squares that underflowed */
 }
 
 static void activate_qk(const batch *b, int i, int64_t t0, int64_t t) {
@@ -203,7 +203,7 @@ static void activate_head(const batch *b, int i, int64_t t0, int64_t t) {
         eg = dy + tr_gamma(r, 10), ex = dy + tr_gamma(r, 12), ea = dy + tr_gamma(r, 14);
     }
     tr_gate_norms *n = &a->norms.norms[t];
-    const ld d = g.top[0] * SLACK, x = g.top[2] * SLACK, A = sqrt(g.top[3] / (Kg > 1 ? 1 : p->K)) * SLACK + 0x1p-500L;
+    const ld d = g.top[0] * SLACK, x = g.top[2] * SLACK, A = sqrt(g.top[3] / (Kg > 1 ? 1 : p->K)) * SLACK + 0x1p-500;
     n->d = d, n->d_err = tr_rho(tr_rho(eg)) * g.top[1] * SLACK + tr_gamma(r, 2) * d + TR_DD_TINY;    /* rho(|g| eps) <= |g| rho(rho(eps)) here */
     n->x = tr_exact_up(x, ex), n->x_err = n->x * ex + TR_DD_TINY, n->a = tr_exact_up(A, ea), n->a_err = n->a * ea + TR_DD_TINY;
     activate_beta(b, hv, a, t, at);
@@ -413,7 +413,7 @@ static void measured_norms(const batch *b, int i) {
     for (int64_t t = 0; t < b->r->p->T; t++) {
         double s = 0, g = 0;
         for (int m = 0; m < b->ncb; m++) s += c[m].S2[t], g += c[m].G2[t];
-        a->S_up[t] = sqrt(s) * SLACK + 0x1p-500L, a->G_up[t] = sqrt(g) * SLACK + 0x1p-500L;
+        a->S_up[t] = sqrt(s) * SLACK + 0x1p-500, a->G_up[t] = sqrt(g) * SLACK + 0x1p-500;
     }
 }
 

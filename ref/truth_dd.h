@@ -40,10 +40,10 @@ extern "C" {
 #define TR_DD_LANES 8
 #define TR_DD_COLS 8             /* state columns of a task */
 #define TR_DD_BITS 98
-#define TR_DD_U 0x1p-98L
+#define TR_DD_U 0x1p-98
 #define TR_DD_MAX 0x1p30
 #define TR_DD_MAX_K 1024
-#define TR_DD_TINY 0x1p-960L
+#define TR_DD_TINY 0x1p-960
 #define TR_DD_FLOOR 0x1p-900
 
 /* One token's gates: raw, bias, in (1 for a channel, 0 for padding) [Kp] doubles; d = exp(g), dx = dg/dx, dA = dg/dA_log rows, dx NULL: neither. */
@@ -89,7 +89,7 @@ typedef struct {
     double (*squares)(int64_t Kp, int w, const double *x);       /* of the leading parts of w rows, summed in a fixed order */
 } tr_dd_lanes;
 
-/* The fastest that this CPU has, or the one of that name; NULL: not here. */
+/* NULL: that of dp_isa_chosen, else the one of that name; NULL: not here. */
 const tr_dd_lanes *tr_dd_choose(const char *name);
 extern const char *tr_dd_only;   /* tests: the name that every run chooses */
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
 #include "truth_dd.h"
+#include "isa.h"
 
 #include <string.h>
 
@@ -55,8 +56,8 @@ static inline __attribute__((always_inline)) double dekker(double a, double b, d
 const tr_dd_lanes *tr_dd_choose(const char *name) {
     const tr_dd_lanes *all[] = {
 #if defined(__x86_64__)
-        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") ? &lanes_v8 : NULL,
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &lanes_v4 : NULL,
+        dp_isa_here(DP_ISA_AVX512) && (name || dp_isa_chosen() >= DP_ISA_AVX512) ? &lanes_v8 : NULL,
+        dp_isa_here(DP_ISA_AVX2) && (name || dp_isa_chosen() >= DP_ISA_AVX2) ? &lanes_v4 : NULL,
 #endif
         &lanes_v2, &lanes_wide};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)

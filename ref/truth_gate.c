@@ -23,9 +23,9 @@
 
 #include <math.h>
 
-static inline ld get_up(mpfr_srcptr x) { return fabs(mpfr_get_d(x, MPFR_RNDA)); }   /* >= |x|, finite or not */
-ld tr_rho(ld x) { return x < 0.5L ? x / (1 - x) : INFINITY; }
-ld tr_exact_up(ld x, ld rel) { return rel <= 0.5L ? x * (1 + 2 * rel) : INFINITY; }
+static inline double get_up(mpfr_srcptr x) { return fabs(mpfr_get_d(x, MPFR_RNDA)); }   /* >= |x|, finite or not */
+ld tr_rho(ld x) { return x < 0.5 ? x / (1 - x) : INFINITY; }
+ld tr_exact_up(ld x, ld rel) { return rel <= 0.5 ? x * (1 + 2 * rel) : INFINITY; }
 
 ld tr_gamma(const tr_run *r, ld n) { return tr_rho(n * r->u); }
 
@@ -39,7 +39,7 @@ tr_rel tr_rel_errors(const tr_run *r) {
 
 /* y = x rstd (or x), its upward norm returned. tmp: 1 number. */
 static ld activate_row(const dp_problem *p, const double *x, mp_array y, mpfr_ptr rstd, mpfr_ptr tmp, ld rel) {
-    ld ss = 0;
+    double size[p->K];
     mpfr_set_d(rstd, DP_L2_EPS, MPFR_RNDN);
     for (int i = 0; i < p->K; i++) {
         mpfr_set_d(mp_at(y, i), x[i], MPFR_RNDN);
@@ -50,10 +50,9 @@ static ld activate_row(const dp_problem *p, const double *x, mp_array y, mpfr_pt
     mpfr_rec_sqrt(rstd, rstd, MPFR_RNDN);
     for (int i = 0; i < p->K; i++) {
         if (p->l2norm) mpfr_mul(mp_at(y, i), mp_at(y, i), rstd, MPFR_RNDN);
-        const ld a = get_up(mp_at(y, i));
-        ss += a * a;
+        size[i] = get_up(mp_at(y, i));
     }
-    return tr_exact_up(sqrtl(ss), rel);
+    return tr_exact_up(tr_norm_up(size, p->K), rel);
 }
 
 static ld *lds(int64_t n) { return dp_calloc((size_t)n, sizeof(ld)); }
@@ -66,16 +65,10 @@ void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a) {
     a->beta_up = lds(TR), a->db_up = lds(TR), a->nu = lds(T), a->v_norm = lds(TR), a->do_norm = r->p->dout ? lds(T) : NULL;
 }
 
-static ld vec_norm(const double *x, int64_t n) {
-    ld s = 0;
-    for (int64_t i = 0; i < n; i++) s += (ld)x[i] * x[i];
-    return sqrtl(s);
-}
-
 void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a) {
     const dp_problem *p = r->p;
-    for (int64_t j = 0; j < p->R; j++) a->v_norm[t * p->R + j] = vec_norm(p->v + ((t * p->HV + hv) * p->R + j) * p->V, p->V);
-    if (p->dout) a->do_norm[t] = vec_norm(p->dout + (t * p->HV + hv) * p->V, p->V);
+    for (int64_t j = 0; j < p->R; j++) a->v_norm[t * p->R + j] = tr_norm_up(p->v + ((t * p->HV + hv) * p->R + j) * p->V, p->V);
+    if (p->dout) a->do_norm[t] = tr_norm_up(p->dout + (t * p->HV + hv) * p->V, p->V);
 }
 
 void tr_activate_qk(const tr_run *r, int h, tr_qk *a) {
@@ -161,7 +154,7 @@ static void gate_channel(const tr_run *r, gate_rel e, mpfr_ptr d, mpfr_srcptr dx
     const ld v[4] = {dv, dv * d_rel, x, x * e.x};
     ld *to[4] = {&n->d, &n->d_err, &n->x, &n->x_err};
     for (int i = 0; i < 4; i++)
-        if (!(v[i] <= *to[i])) *to[i] = isnan(v[i]) ? INFINITY : v[i];
+        if (!(v[i] <= *to[i])) *to[i] = v[i] != v[i] ? INFINITY : v[i];
     n->a += a * a;
     n->a_err += a * a * e.a * e.a;
 }
@@ -200,8 +193,8 @@ static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr
         gate_channel(r, e, mp_at(a->d, i), mp_at(a->dx, i), mp_at(a->dA, i), n);
         if (!isfinite(p->g[(t * p->HV + hv) * Kg + c])) n->d = n->x = n->a = INFINITY;
     }
-    n->a = sqrtl(n->a);
-    n->a_err = sqrtl(n->a_err);
+    n->a = tr_sqrt(n->a);
+    n->a_err = tr_sqrt(n->a_err);
     for (int64_t j = 0; j < R; j++) {
         const int64_t i = t * R + j;
         activate_beta(r, p->beta[(t * p->HV + hv) * R + j], mp_at(a->beta, i), mp_at(a->db, i), &a->beta_up[i], &a->db_up[i], tmp);

@@ -23,7 +23,19 @@
 
 enum { TR_O, TR_FINAL, TR_DQ, TR_DK, TR_DV, TR_DG, TR_DBETA, TR_DA, TR_DDT, TR_DS0 };   /* indices of dp_result_fields */
 
+/* Bounds are binary128 on every machine, to nearest: what C calls long double has 64 bits on x86 and 113 on aarch64. No literal is a long double for the
+ * same reason. Range 2^-16494 .. 2^16384. */
+#if __LDBL_MANT_DIG__ == 113
 typedef long double ld;
+#else
+typedef __float128 ld;
+#endif
+#define TR_LD_U 0x1p-113
+
+static inline ld tr_abs(ld x) { return x < 0 ? -x : x; }
+ld tr_two_to(int n);             /* 2^n, -16000 <= n <= 16000 */
+ld tr_sqrt(ld x);                /* within 2^-104, relative; x < 0 and NaN: NaN */
+double tr_norm_up(const double *x, int64_t n);   /* >= |x|_2, above it by less than (n + 8) 2^-52; an infinity or a NaN: that */
 
 /* Tokens t0..t1-1 of one sequence, at most run->len of them, never across a mark. cut: -1 when there is none. */
 typedef struct {
@@ -36,7 +48,7 @@ typedef struct {
     const dp_problem *p;
     dp_truth *t;
     mpfr_prec_t prec;
-    ld u;                        /* relative error of one operation: 2^-prec (MPFR), TR_DD_U (double-double) */
+    ld u;                        /* relative error of one operation: 2^-prec (MPFR; 2^-16000 beyond), TR_DD_U (double-double) */
     ld tiny;                     /* error of a step through underflow */
     int threads, progress, want_M;
     const dp_truth_device *device;
@@ -69,7 +81,7 @@ typedef struct {
     tr_gate_norms *norms;        /* [T] */
     ld *beta_up, *db_up;         /* [T][R] |beta|, |dbeta/db| */
     ld *nu;                      /* [T] >= |I - k'Bk|_2 */
-    ld *v_norm, *do_norm;        /* [T][R] |v|, [T] |do| (NULL: forward only), to nearest */
+    ld *v_norm, *do_norm;        /* [T][R] >= |v|, [T] >= |do| (NULL: forward only) */
     ld *S_up, *G_up;             /* [T] >= |computed state after a token|, |computed adjoint before it|; NULL: not measured */
 } tr_head;
 
@@ -99,7 +111,7 @@ void tr_activate_qk(const tr_run *r, int h, tr_qk *a);
 void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a);
 void tr_free_qk(tr_qk *a);
 void tr_free_head(tr_head *a);
-void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a);     /* the long doubles of either; the other NULL */
+void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a);     /* the bounds of either; the other NULL */
 void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a);       /* v_norm, do_norm of token t */
 /* nu of a token: keys rounded to double, `ld_k` doubles apart; norms and betas as above, beta rounded to double. */
 ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *k_norm, const double *beta, const ld *beta_up);
@@ -120,7 +132,7 @@ void tr_accumulate_gate(const tr_run *r, const tr_head *head, const tr_task *tas
 /* Radii of everything that belongs to q/k head h and its G value heads. */
 void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads);
 void tr_ball_finish(dp_ball *b);                 /* adds the rounding to hi + lo; inf when an entry is not finite */
-double tr_up(ld x);                              /* long double bound -> double, rounded up; NaN becomes inf */
+double tr_up(ld x);                              /* bound -> double, rounded up; NaN becomes inf */
 
 /* hi = nearest double, lo = nearest double to the rest; tmp is overwritten. */
 void tr_store(dp_ball *b, int64_t i, mpfr_srcptr x, mpfr_ptr tmp);

@@ -1,12 +1,13 @@
 /* ref/truth_rank.c - what a rank must see, from the snapshots of the truth (math.md g.1, g.2).
  *
- * A matrix with radius: X = centre + error, |error|_F <= rad; centres in __float128, uq = 2^-113. The snapshots' hi + lo is exact there.
+ * A matrix with radius: X = centre + error, |error|_F <= rad; centres in binary128 (ld), uq = 2^-113. A snapshot's hi + lo is
+ *                  rounded to that: uq |X~|.
  *     product      |XY - fl(X~ Y~)|_F <= |X~| ry + rx |Y~| + rx ry + (eta_dd(K) + 4 2^-106) |X~||Y~|    Frobenius norms; products run in
- *                  double-double (ref/dd.h), to which the factors are rounded first: a __float128 product is ten times slower.
+ *                  double-double (ref/dd.h), to which the factors are rounded first: a product in binary128 is ten times slower.
  *                  Underflow there: fewer than 40 roundings a term, each below 2^-1074 (1 + |x|)(1 + |y|)
  *     difference   rx + ry + uq |X~ - Y~|
  *     to double    2^-53 |X~| + 2^-1074 sqrt(entries)
- * Norms and radii are long doubles to nearest, fewer than 2^40 operations deep, hence the factor 1 + 2^-19 of tr_up at the end.
+ * Norms are upper bounds (tr_norm_up of the leading doubles); radii are binary128 to nearest, few operations deep, hence the factor of tr_up at the end.
  */
 #include "dd.h"
 #include "truth_impl.h"
@@ -16,16 +17,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef __float128 f128;
-typedef struct { int rows, cols; f128 *x; ld rad; } matrix;
+typedef struct { int rows, cols; ld *x; ld rad; } matrix;
 
-static matrix matrix_new(int rows, int cols) { return (matrix){rows, cols, dp_calloc((size_t)rows * cols, sizeof(f128)), 0}; }
+static matrix matrix_new(int rows, int cols) { return (matrix){rows, cols, dp_calloc((size_t)rows * cols, sizeof(ld)), 0}; }
+
+static ld norm(const matrix *m) {
+    const int64_t n = (int64_t)m->rows * m->cols;
+    double *x = dp_alloc((size_t)n, sizeof *x);
+    for (int64_t i = 0; i < n; i++) x[i] = (double)m->x[i];
+    const double up = tr_norm_up(x, n) * (1 + 0x1p-50);
+    free(x);
+    return up;
+}
 
 static matrix from_ball(const dp_ball *b, int64_t row, int rows, int cols) {
     matrix m = matrix_new(rows, cols);
     assert(b->width == (int64_t)rows * cols && row < b->rows);
-    for (int64_t i = 0; i < b->width; i++) m.x[i] = (f128)b->hi[row * b->width + i] + b->lo[row * b->width + i];
-    m.rad = b->rad[row];
+    for (int64_t i = 0; i < b->width; i++) m.x[i] = (ld)b->hi[row * b->width + i] + b->lo[row * b->width + i];
+    m.rad = b->rad[row] + TR_LD_U * norm(&m);
     return m;
 }
 
@@ -33,12 +42,6 @@ static matrix from_doubles(const double *x, int rows, int cols) {               
     matrix m = matrix_new(rows, cols);
     for (int64_t i = 0; i < (int64_t)rows * cols && x; i++) m.x[i] = x[i];
     return m;
-}
-
-static ld norm(const matrix *m) {
-    ld s = 0;
-    for (int64_t i = 0; i < (int64_t)m->rows * m->cols; i++) s += (ld)m->x[i] * (ld)m->x[i];
-    return sqrtl(s) * (1 + 0x1p-60L);
 }
 
 static void split(const matrix *a, double *hi, double *lo) {                      /* loses 2^-106 relative */
@@ -51,16 +54,16 @@ static matrix product(const matrix *a, const matrix *b) {
     double *w = dp_doubles(2 * (na_ + nb_ + nc)), *al = w + na_, *bh = al + na_, *bl = bh + nb_, *ch = bl + nb_, *cl = ch + nc;
     split(a, w, al), split(b, bh, bl);
     dp_dd_mm(a->rows, b->cols, a->cols, w, al, bh, bl, ch, cl);
-    for (int64_t i = 0; i < nc; i++) c.x[i] = (f128)ch[i] + cl[i];
+    for (int64_t i = 0; i < nc; i++) c.x[i] = (ld)ch[i] + cl[i];
     free(w);
-    const ld na = norm(a), nb = norm(b), g = DP_DD_ETA(a->cols) + 0x1p-104L;
-    c.rad = na * b->rad + a->rad * nb + a->rad * b->rad + g * na * nb + (a->cols + 2) * sqrtl((ld)nc) * (1 + na) * (1 + nb) * 0x1p-1068L;
+    const ld na = norm(a), nb = norm(b), g = DP_DD_ETA(a->cols) + 0x1p-104;
+    c.rad = na * b->rad + a->rad * nb + a->rad * b->rad + g * na * nb + (a->cols + 2) * tr_sqrt(nc) * (1 + na) * (1 + nb) * 0x1p-1068;
     return c;
 }
 
 static void subtract(matrix *a, const matrix *b) {
     for (int64_t i = 0; i < (int64_t)a->rows * a->cols; i++) a->x[i] -= b->x[i];
-    a->rad += b->rad + 0x1p-113L * norm(a);
+    a->rad += b->rad + TR_LD_U * norm(a);
 }
 
 static matrix transposed(const matrix *a) {
@@ -75,7 +78,7 @@ static double *to_doubles(const matrix *m, double *rad) {
     const int64_t n = (int64_t)m->rows * m->cols;
     double *x = dp_doubles(n);
     for (int64_t i = 0; i < n; i++) x[i] = (double)m->x[i];
-    *rad = tr_up(m->rad + 0x1p-53L * norm(m) + 0x1p-1074L * sqrtl((ld)n));
+    *rad = tr_up(m->rad + 0x1p-53 * norm(m) + 0x1p-1074 * tr_sqrt(n));
     return x;
 }
 

@@ -53,7 +53,10 @@ DP_TEST(expected, draws_predict_every_tensor_in_every_format) {
             const dp_judgement *j = &r->tensor[t];
             const double ratio = j->expected.at[DP_LEVEL_TENSOR].ratio;
             CHECK(!strcmp(j->tier, "expected"), "%s %s is judged by '%s'", r->id, j->name, j->tier);
-            CHECK(ratio > (t == 7 ? 0.01 : 0.5) && ratio < 2.5, "%s %s: error is %.3g times expected", r->id, j->name, ratio);
+            /* dA_log is two numbers: over 24 seeds of this case the ratio goes from 0.1 to 2.7, whatever multiplies the matrices */
+            const int few = !strcmp(j->name, "dA_log");
+            const double low = few ? 0.01 : 0.5, high = few ? j->expected.at[DP_LEVEL_TENSOR].limit : 2.5;
+            CHECK(ratio > low && ratio < high, "%s %s: error is %.3g times expected, not %.3g to %.3g", r->id, j->name, ratio, low, high);
         }
         dp_runs_free(&runs);
         forget(&x);

@@ -1,0 +1,216 @@
+/* ref/elementary against MPFR: random arguments over the whole range, special values, and loops
+ * over vectors. */
+#include "../../ref/elementary.h"
+#include "../../ref/elementary_core.h"
+#include "../../ref/inputs.h"
+#include "gt.h"
+
+#include <float.h>
+#include <math.h>
+#include <mpfr.h>
+#include <stdio.h>
+
+enum { N = 40000 };
+
+/* Distance of got from the exact value, in units of the last place of the exact value in a format
+ * of `digits` bits whose smallest spacing is 2^least. */
+static double ulps(double got, mpfr_srcptr exact, int digits, int least) {
+    mpfr_t d;
+    const mpfr_exp_t e = mpfr_zero_p(exact) ? least : mpfr_get_exp(exact) - digits;
+    mpfr_init2(d, 200);
+    mpfr_sub_d(d, exact, got, MPFR_RNDN);
+    mpfr_mul_2si(d, d, -(e > least ? e : least), MPFR_RNDN);
+    const double u = fabs(mpfr_get_d(d, MPFR_RNDN));
+    mpfr_clear(d);
+    return u;
+}
+
+typedef double one(double);
+typedef int exact_one(mpfr_ptr, mpfr_srcptr, mpfr_rnd_t);
+static double expf_(double x) { return dp_expf((float)x); }
+static double log1pf_(double x) { return dp_log1pf((float)x); }
+
+/* Where arguments come from: uniform in [lo, hi], or any encoding of that sign pattern. */
+typedef struct {
+    const char *name;
+    one *f;
+    exact_one *exact;
+    double lo, hi, most; /* lo = hi: encodings at random, negative ones too where lo < 0 */
+    int is_float;
+} law;
+
+static double argument(const law *l, dp_rng *r) {
+    if (l->lo < l->hi) return l->lo + (l->hi - l->lo) * dp_rng_uniform(r);
+    const double x = ldexp(1 + dp_rng_uniform(r), (int)(2100 * dp_rng_uniform(r)) - 1075);
+    return l->lo < 0 && dp_rng_uniform(r) < 0.5 ? -x : x;
+}
+
+static double worst(const law *l, double *at) {
+    dp_rng r;
+    mpfr_t x, y;
+    double top = 0;
+    dp_rng_seed(&r, 17, 1);
+    mpfr_inits2(120, x, y, (mpfr_ptr)0);
+    for (int i = 0; i < N; i++) {
+        const double drawn = argument(l, &r), a = l->is_float ? (double)(float)drawn : drawn;
+        const double largest = l->is_float ? FLT_MAX : DBL_MAX;
+        mpfr_set_d(x, a, MPFR_RNDN);
+        l->exact(y, x, MPFR_RNDN);
+        const double got = l->f(a);
+        if (!isfinite(a) || mpfr_nan_p(y) || mpfr_inf_p(y) || mpfr_cmpabs_ui(y, 0) < 0) continue;
+        if (isinf(got) && fabs(mpfr_get_d(y, MPFR_RNDN)) >= largest) continue;
+        const double u = ulps(got, y, l->is_float ? 24 : 53, l->is_float ? -149 : -1074);
+        if (!(u <= top)) {
+            top = u;
+            *at = a;
+        }
+    }
+    mpfr_clears(x, y, (mpfr_ptr)0);
+    return top;
+}
+
+DP_TEST(elementary, within_an_ulp_of_mpfr_everywhere) {
+    const law laws[] = {
+        {"exp, all results", dp_exp, mpfr_exp, -746, 710, 1, 0},
+        {"exp, small", dp_exp, mpfr_exp, -1, 1, 1, 0},
+        {"exp, subnormal results", dp_exp, mpfr_exp, -745.2, -708.3, 1, 0},
+        {"exp, any number", dp_exp, mpfr_exp, -1, -1, 1, 0},
+        {"expm1, all results", dp_expm1, mpfr_expm1, -45, 710, 1, 0},
+        {"expm1, small", dp_expm1, mpfr_expm1, -1, 1, 1, 0},
+        {"expm1, any number", dp_expm1, mpfr_expm1, -1, -1, 1, 0},
+        {"log, any number", dp_log, mpfr_log, 1, 1, 1, 0},
+        {"log, near 1", dp_log, mpfr_log, 0.6, 1.6, 1, 0},
+        {"log1p, any number", dp_log1p, mpfr_log1p, -1, -1, 1, 0},
+        {"log1p, near 0", dp_log1p, mpfr_log1p, -0.99, 1.5, 1, 0},
+        {"log2, any number", dp_log2, mpfr_log2, 1, 1, 1, 0},
+        {"log2, near 1", dp_log2, mpfr_log2, 0.6, 1.6, 1, 0},
+        {"cbrt, any number", dp_cbrt, mpfr_cbrt, -1, -1, 1, 0},
+        {"cbrt, one octave of three", dp_cbrt, mpfr_cbrt, 1, 8, 1, 0},
+        {"expf, all results", expf_, mpfr_exp, -104, 89, 0.501, 1},
+        {"expf, small", expf_, mpfr_exp, -1, 1, 0.501, 1},
+        {"expf, subnormal results", expf_, mpfr_exp, -103.98, -87.3, 0.501, 1},
+        {"log1pf, any number", log1pf_, mpfr_log1p, -1, -1, 0.501, 1},
+        {"log1pf, near 0", log1pf_, mpfr_log1p, -0.99, 1.5, 0.501, 1},
+    };
+    for (size_t i = 0; i < sizeof laws / sizeof *laws; i++) {
+        double at = 0;
+        const double u = worst(&laws[i], &at);
+        printf("    %-26s largest error %.4f ulp, at %a\n", laws[i].name, u, at);
+        CHECK(u <= laws[i].most, "%s: %.4f ulp at %a", laws[i].name, u, at);
+    }
+}
+
+DP_TEST(elementary, hypot_is_within_an_ulp) {
+    dp_rng r;
+    mpfr_t x, y;
+    double top = 0;
+    dp_rng_seed(&r, 18, 1);
+    mpfr_inits2(120, x, y, (mpfr_ptr)0);
+    for (int i = 0; i < N; i++) {
+        const int e = (int)(2090 * dp_rng_uniform(&r)) - 1070,
+                  apart = (int)(60 * dp_rng_uniform(&r));
+        const double a = ldexp(1 + dp_rng_uniform(&r), e),
+                     b = ldexp(1 + dp_rng_uniform(&r), e - apart);
+        mpfr_set_d(x, a, MPFR_RNDN);
+        mpfr_set_d(y, b, MPFR_RNDN);
+        mpfr_hypot(x, x, y, MPFR_RNDN);
+        const double u = ulps(dp_hypot(i % 2 ? a : -b, i % 2 ? b : a), x, 53, -1074);
+        CHECK(u <= 1, "hypot(%a, %a): %g ulp", a, b, u);
+        top = fmax(top, u);
+    }
+    printf("    hypot                      largest error %.4f ulp\n", top);
+    mpfr_clears(x, y, (mpfr_ptr)0);
+}
+
+static int is(double got, double want) {
+    return isnan(want) ? isnan(got) : got == want && signbit(got) == signbit(want);
+}
+
+DP_TEST(elementary, special_values) {
+    const double inf = INFINITY, none = NAN;
+    const struct {
+        const char *what;
+        double got, want;
+    } a[] = {
+        {"exp(0)", dp_exp(0), 1},
+        {"exp(-0)", dp_exp(-0.0), 1},
+        {"exp(inf)", dp_exp(inf), inf},
+        {"exp(-inf)", dp_exp(-inf), 0},
+        {"exp(NaN)", dp_exp(none), none},
+        {"exp(709.8)", dp_exp(709.8), inf},
+        {"exp(-745.14)", dp_exp(-745.14), 0},
+        {"exp(-745.13)", dp_exp(-745.13), 0x1p-1074},
+        {"exp(largest)", dp_exp(DBL_MAX), inf},
+        {"exp(-largest)", dp_exp(-DBL_MAX), 0},
+        {"expm1(-0)", dp_expm1(-0.0), -0.0},
+        {"expm1(inf)", dp_expm1(inf), inf},
+        {"expm1(-inf)", dp_expm1(-inf), -1},
+        {"expm1(NaN)", dp_expm1(none), none},
+        {"expf(0)", dp_expf(0), 1},
+        {"expf(inf)", dp_expf(INFINITY), inf},
+        {"expf(-inf)", dp_expf(-INFINITY), 0},
+        {"expf(NaN)", dp_expf(NAN), none},
+        {"expf(88.73)", dp_expf(88.73f), inf},
+        {"expf(-103.98)", dp_expf(-103.98f), 0},
+        {"expf(-103.97)", dp_expf(-103.97f), 0x1p-149},
+        {"log(0)", dp_log(0), -inf},
+        {"log(-0)", dp_log(-0.0), -inf},
+        {"log(-1)", dp_log(-1), none},
+        {"log(-inf)", dp_log(-inf), none},
+        {"log(inf)", dp_log(inf), inf},
+        {"log(NaN)", dp_log(none), none},
+        {"log(1)", dp_log(1), 0},
+        {"log1p(-1)", dp_log1p(-1), -inf},
+        {"log1p(-2)", dp_log1p(-2), none},
+        {"log1p(0)", dp_log1p(0), 0},
+        {"log1p(-0)", dp_log1p(-0.0), -0.0},
+        {"log1p(inf)", dp_log1p(inf), inf},
+        {"log1p(NaN)", dp_log1p(none), none},
+        {"log1p(smallest)", dp_log1p(0x1p-1074), 0x1p-1074},
+        {"log1pf(-1)", dp_log1pf(-1), -inf},
+        {"log2(0)", dp_log2(0), -inf},
+        {"log2(-1)", dp_log2(-1), none},
+        {"log2(inf)", dp_log2(inf), inf},
+        {"log2(NaN)", dp_log2(none), none},
+        {"cbrt(0)", dp_cbrt(0), 0},
+        {"cbrt(-0)", dp_cbrt(-0.0), -0.0},
+        {"cbrt(-27)", dp_cbrt(-27), -3},
+        {"cbrt(inf)", dp_cbrt(inf), inf},
+        {"cbrt(-inf)", dp_cbrt(-inf), -inf},
+        {"cbrt(NaN)", dp_cbrt(none), none},
+        {"hypot(3, 4)", dp_hypot(3, 4), 5},
+        {"hypot(-0, 0)", dp_hypot(-0.0, 0), 0},
+        {"hypot(inf, NaN)", dp_hypot(inf, none), inf},
+        {"hypot(NaN, 1)", dp_hypot(none, 1), none},
+        {"hypot(smallest, 0)", dp_hypot(0x1p-1074, 0), 0x1p-1074},
+        {"hypot(largest, largest)", dp_hypot(DBL_MAX, DBL_MAX), inf},
+    };
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        CHECK(is(a[i].got, a[i].want), "%s = %a, must be %a", a[i].what, a[i].got, a[i].want);
+    for (int k = -1074; k <= 1023; k++)
+        CHECK(dp_log2(ldexp(1, k)) == k, "log2(2^%d) = %a", k, dp_log2(ldexp(1, k)));
+}
+
+/* A loop that the compiler turns into vectors has the bits of single calls. */
+DP_TEST(elementary, loops_over_vectors_have_the_bits_of_single_calls) {
+    enum { M = 4099 };
+    static double x[M], y[M];
+    static float xf[M], yf[M];
+    dp_rng r;
+    dp_rng_seed(&r, 19, 1);
+    for (int i = 0; i < M; i++) {
+        x[i] = -760 + 1480 * dp_rng_uniform(&r);
+        xf[i] = (float)(-110 + 205 * dp_rng_uniform(&r));
+    }
+    x[0] = xf[0] = NAN;
+    x[1] = xf[1] = INFINITY;
+    x[2] = xf[2] = -INFINITY;
+    for (int i = 0; i < M; i++)
+        y[i] = dp_exp_core(x[i]);
+    for (int i = 0; i < M; i++)
+        yf[i] = dp_expf_core(xf[i]);
+    for (int i = 0; i < M; i++) {
+        CHECK(is(y[i], dp_exp(x[i])), "exp(%a): %a and %a", x[i], y[i], dp_exp(x[i]));
+        CHECK(is(yf[i], dp_expf(xf[i])), "expf(%a): %a and %a", xf[i], yf[i], dp_expf(xf[i]));
+    }
+}
