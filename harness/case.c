@@ -87,7 +87,9 @@ static dp_inputs_spec spec_of(const dp_casefile *f) {
         .g_scale = dp_casefile_has(f, "g_scale") ? f->g_scale : raw_g ? 1 : 0.1, .g_mean = f->g_mean, .g_uniform = f->g_uniform,
         .g_head_spread = f->g_head_spread, .g_channel_spread = f->g_channel_spread,
         .beta_lo = dp_casefile_has(f, "beta_lo") ? f->beta_lo : raw_b ? 0 : 0.2,
-        .beta_hi = dp_casefile_has(f, "beta_hi") ? f->beta_hi : raw_b ? 1 : 0.9, .s0_scale = f->s0_scale};
+        .beta_hi = dp_casefile_has(f, "beta_hi") ? f->beta_hi : raw_b ? 1 : 0.9, .s0_scale = f->s0_scale,
+        .laws = {.qk_decades = f->qk_decades, .beta_decades = f->beta_decades, .v_from_k = f->v_from_k, .g_hold = (int)f->g_hold, .repeat = (int)f->repeat, .v_ties = (int)f->v_ties,
+                 .has_A_log = dp_casefile_has(f, "A_log"), .A_log = f->A_log}};
 }
 
 static dp_status settings(const dp_casefile *f, dp_case *c, dp_err *e) {
@@ -106,6 +108,9 @@ static dp_status settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     for (int i = 0; i < f->base.n; i++) c->base[c->nbase++] = (dp_base)f->base.v[i];
     for (int i = 0; i < f->chain.n; i++) c->chain[c->nchain++] = (dp_format)f->chain.v[i];
     for (int i = 0; i < f->merge.n; i++) c->merge[c->nmerge++] = (dp_merge)f->merge.v[i];
+    if (f->v_ties && c->spec.dtype == DP_BF16) return dp_casefile_refuse(f, "v_ties", e, "bf16 inputs cannot lie between numbers of bf16: set dtype = fp32");
+    if (f->beta_decades > 0 && f->beta != DP_BETA_PLAIN) return dp_casefile_refuse(f, "beta_decades", e, "goes with beta = plain");
+    if (dp_casefile_has(f, "A_log") && (f->gate == DP_GATE_LOG || !f->gate_params)) return dp_casefile_refuse(f, "A_log", e, "goes with a raw gate that has parameters");
     if (f->beta_hi < f->beta_lo && dp_casefile_has(f, "beta_hi") && f->beta == DP_BETA_PLAIN)
         return dp_casefile_refuse(f, "beta_hi", e, "below beta_lo = %g", c->spec.beta_lo);
     if ((f->gate == DP_GATE_LOWER_BOUND) != dp_casefile_has(f, "lower_bound"))

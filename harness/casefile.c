@@ -58,6 +58,13 @@ static const key KEYS[] = {
     {"beta_lo", REAL, REC | GEN, AT(beta_lo), "(0.2, raw 0)", -1e3, 1e3, NULL, "plain: beta uniform in [lo, hi); raw: lo + hi * normal"},
     {"beta_hi", REAL, REC | GEN, AT(beta_hi), "(0.9, raw 1)", -1e3, 1e3, NULL, "see beta_lo"},
     {"s0_scale", REAL, REC | GEN, AT(s0_scale), "0", 0, 1e3, NULL, "above 0: initial state normal * s0_scale, one a sequence"},
+    {"qk_decades", REAL, REC | GEN, AT(qk_decades), "0", 0, 12, NULL, "rows of q and k are multiplied by 10^-u, u uniform up to this"},
+    {"beta_decades", REAL, REC | GEN, AT(beta_decades), "0", 0, 30, NULL, "plain betas likewise"},
+    {"v_from_k", REAL, REC | GEN, AT(v_from_k), "0", 0, 1e3, NULL, "above 0: v = key + this * v, which makes states nearly symmetric where K = V"},
+    {"g_hold", INT, REC | GEN, AT(g_hold), "1", 1, 1 << 20, NULL, "a token's gates are those of the first of so many tokens"},
+    {"repeat", INT, REC | GEN, AT(repeat), "1", 1, 1 << 20, NULL, "a token's k and v are those of the first of so many tokens"},
+    {"v_ties", CHOICE, REC | GEN, AT(v_ties), "no", 0, 0, "no|yes", "every v lies midway between two numbers of bf16 (dtype fp32 or fp64)"},
+    {"A_log", REAL, REC | GEN, AT(A_log), "(generated)", -100, 100, NULL, "raw gates: A_log of every head"},
     {"dstate", CHOICE, REC, AT(dstate), "no", 0, 0, "no|yes", "backward: also a gradient of the final state (generated)"},
     {"backward", CHOICE, REC | CONV, AT(backward), "yes", 0, 0, "no|yes", "gradients too"},
     {"ranks", INTS, REC | CONV, AT(ranks), "1", 1, 4096, NULL, "numbers of ranks, at most 16 of them; each divides T"},
@@ -268,7 +275,7 @@ static dp_status check_exact(const dp_casefile *f, dp_err *e) {
     if (f->beta) return dp_casefile_refuse(f, "beta", e, "keys = exact goes with beta = plain");
     if (f->l2norm) return dp_casefile_refuse(f, "l2norm", e, "keys = exact goes with l2norm = no");
     if (f->K % f->R) return dp_casefile_refuse(f, "K", e, "keys = exact needs a multiple of R = %lld", (long long)f->R);
-    static const char *const unused[] = {"g_scale", "g_mean", "g_uniform", "g_head_spread", "g_channel_spread", "beta_lo", "beta_hi"};
+    static const char *const unused[] = {"g_scale", "g_mean", "g_uniform", "g_head_spread", "g_channel_spread", "beta_lo", "beta_hi", "qk_decades", "beta_decades", "v_from_k", "g_hold", "repeat", "v_ties"};
     for (size_t i = 0; i < sizeof unused / sizeof *unused; i++)
         if (dp_casefile_has(f, unused[i])) return dp_casefile_refuse(f, unused[i], e, "keys = exact gives every tensor its own law");
     return DP_OK;

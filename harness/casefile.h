@@ -21,7 +21,8 @@ typedef struct {
     char *reason, *source, *data, *poke, *conv_data;
     int64_t op, smoke, seed, T, H, HV, K, V, R, gate, beta, l2norm, dtype, backward, dstate, bits, truth, keys, gate_params, nonfinite;
     int64_t regime, chunks, D, W, activation, bias;
-    double scale, lower_bound, g_scale, g_mean, g_uniform, g_head_spread, g_channel_spread, beta_lo, beta_hi, s0_scale;
+    double scale, lower_bound, g_scale, g_mean, g_uniform, g_head_spread, g_channel_spread, beta_lo, beta_hi, s0_scale, qk_decades, beta_decades, v_from_k, A_log;
+    int64_t g_hold, repeat, v_ties;
     dp_ints cu_seqlens, ranks, base, chain, merge, conv;
 } dp_casefile;
 

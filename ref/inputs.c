@@ -257,6 +257,7 @@ void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s) {
     else fill_raw_gate(p, s);
     fill_beta(p, s);
     fill_normal(p->s0, (int64_t)p->Nseq * p->HV * p->K * p->V, s, ST_S0, 0, s->s0_scale, param_dtype(s));
+    dp_inputs_apply_laws(p, &s->laws, s->dtype, s->seed);
     dp_inputs_fill_gradients(p, s);
 }
 

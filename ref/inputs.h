@@ -7,6 +7,7 @@
 #include "problem.h"
 #include "formats.h"
 #include "conv.h"
+#include "inputs_laws.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -33,6 +34,7 @@ typedef struct {
     double g_channel_spread;     /* decades over which channels' rates are spread (0: none; 6 for 'mixed'; DP_GATE_LOG) */
     double beta_lo, beta_hi;     /* plain beta uniform in [lo, hi); raw beta: normal * beta_hi + beta_lo */
     double s0_scale;             /* > 0: initial state normal * s0_scale */
+    dp_inputs_laws laws;         /* laid over all of it */
 } dp_inputs_spec;
 /* p's shapes, cu, forms set and arrays allocated. Fills q k v g beta (A_log, dt_bias, s0, dout, dstate where allocated).
  * A_log, dt_bias: softplus gate log U(1,16) and U(-6.9,-2.3), as trained layers start; lower-bound gate log U(1/2,2) and U(-1,1). */
