@@ -191,7 +191,8 @@ int dp_cmd_check(int argc, char **argv) {
     if (o.s.backend == DP_BACKEND_NCCL) dp_procs_start();
     const char *no = o.s.backend == DP_BACKEND_SIM ? NULL : dp_cuda_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
     if (dp_output_check(o.json, &e)) rc = refuse(&e);
-    if (no) dp_fail(&e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[o.s.backend], no), rc = refuse(&e);
+    if (o.s.backend == DP_BACKEND_LAPACK) dp_fail(&e, DP_EINPUT, "--backend lapack: check knows sim, cuda and nccl"), rc = refuse(&e);
+    else if (no) dp_fail(&e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[o.s.backend], no), rc = refuse(&e);
     for (int i = 0; i < o.of.nname && !rc; i++) {
         char *path = dp_case_path(o.of.cases_dir, o.of.name[i]);
         if (check_case(path, &o, count, list, &e)) rc = refuse(&e);

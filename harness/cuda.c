@@ -1,7 +1,7 @@
 #define _GNU_SOURCE                      /* pthread_tryjoin_np */
 #include "cuda.h"
 
-const char *const dp_backend_names[DP_NBACKENDS] = {"sim", "cuda", "nccl", "file", "subject"};
+const char *const dp_backend_names[DP_NBACKENDS] = {"sim", "cuda", "nccl", "lapack", "file", "subject"};
 
 static double limit_s = 8;
 void dp_cuda_limit(double seconds) { limit_s = seconds; }

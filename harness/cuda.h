@@ -10,8 +10,9 @@
 extern "C" {
 #endif
 
-/* file: tensors that another program wrote (judge.h); subject: a shared library (subject.h). --backend names neither, so they come last. */
-typedef enum { DP_BACKEND_SIM, DP_BACKEND_CUDA, DP_BACKEND_NCCL, DP_BACKEND_FILE, DP_BACKEND_SUBJECT, DP_NBACKENDS } dp_backend;
+/* lapack: the simulated ranks over CBLAS and LAPACKE. file: tensors that another program wrote (judge.h); subject: a shared library (subject.h). --backend
+ * names neither of the last two. */
+typedef enum { DP_BACKEND_SIM, DP_BACKEND_CUDA, DP_BACKEND_NCCL, DP_BACKEND_LAPACK, DP_BACKEND_FILE, DP_BACKEND_SUBJECT, DP_NBACKENDS } dp_backend;
 extern const char *const dp_backend_names[DP_NBACKENDS];
 
 /* Ways to compute the same gradients, by name in a run's ID (gpu/dp_gpu.h says what each does). */

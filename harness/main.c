@@ -94,7 +94,7 @@ static const struct argp_option RUN_OPTIONS[] = {
     {"chain", DP_OPT_CHAIN, "LIST", 0, "only these formats of the M chain: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st", 0},
     {"base", DP_OPT_BASE, "LIST", 0, "only these base policies: fp64 fp32 bf16", 0},
     {"merge", DP_OPT_MERGE, "LIST", 0, "only these merge orders: allgather ring", 0},
-    {"backend", DP_OPT_BACKEND, "LIST", 0, "sim: simulated ranks; cuda: the CUDA kernels, ranks sharing one device; nccl: one device a rank, or processes that share the devices there are (default: sim, and cuda where it can run)", 0},
+    {"backend", DP_OPT_BACKEND, "LIST", 0, "sim: simulated ranks; lapack: the same over CBLAS and LAPACKE, in bases fp64 and fp32; cuda: the CUDA kernels, ranks sharing one device; nccl: one device a rank, or processes that share the devices there are (default: sim, lapack, and cuda where it can run)", 0},
     {"subject", DP_OPT_SUBJECT, "LIB", 0, "judge a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; beside them with --backend sim", 0},
     ROW_DESIGN,
     DP_ROW_LIMIT,

@@ -83,6 +83,7 @@ static void intra(dp_sim *s, int gi, int hv) {
     dp_chunk_begin(ch, s->at[DP_STAGE_INTRA], s->group[gi].c, p->R, p->K, p->V, p->scale, &in);
     set_design(s, ch, DP_STAGE_INTRA);
     ch->by_inverse = s->by_inverse;
+    ch->linear = s->linear;
     dp_chunk_intra(ch, &in);
     dp_damage_intra(s, gi, hv);
 }
@@ -107,29 +108,10 @@ static void each_chunk(dp_sim *s, stage_fn *f) {
     for (int64_t i = 0; i < (int64_t)s->ngroup * s->p->HV; i++) f(s, (int)(i / s->p->HV), (int)(i % s->p->HV));
 }
 
-static dp_status sim_new(dp_sim *s, const dp_problem *p, const dp_design *design, const dp_base at[DP_NSTAGES], int by_inverse, int N, dp_fault fault, dp_err *e);
+typedef struct { int by_inverse; const dp_linear *linear; } sim_options;
 
-dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault, dp_err *e) {
-    dp_base at[DP_NSTAGES];
-    for (int i = 0; i < DP_NSTAGES; i++) at[i] = base;
-    return dp_sim_new_policy(s, p, at, N, fault, e);
-}
-
-dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N, dp_fault fault, dp_err *e) {
-    const dp_design design = dp_design_of(at[0]);
-    const int by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16;
-    return sim_new(s, p, &design, at, by_inverse, N, fault, e);
-}
-
-dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N, dp_err *e) {
-    dp_base at[DP_NSTAGES];
-    assert(design->chunk > 0);
-    for (int i = 0; i < DP_NSTAGES; i++) at[i] = design->base;
-    return sim_new(s, p, design, at, design->product, N, DP_FAULT_NONE, e);
-}
-
-static dp_status sim_new(dp_sim *s, const dp_problem *p, const dp_design *design, const dp_base at[DP_NSTAGES], int by_inverse, int N, dp_fault fault, dp_err *e) {
-    *s = (dp_sim){.p = p, .base = at[0], .design = *design, .N = N, .fault = fault, .by_inverse = by_inverse, .given = p};
+static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *design, const dp_base at[DP_NSTAGES], sim_options o, int N, dp_fault fault, dp_err *e) {
+    *s = (dp_sim){.p = p, .base = at[0], .design = *design, .N = N, .fault = fault, .linear = o.linear, .by_inverse = o.by_inverse, .given = p};
     s->hit = dp_calloc((size_t)N * p->HV, 1);
     s->by_inverse |= dp_damage_by_inverse(s);
     memcpy(s->at, at, sizeof s->at);
@@ -157,6 +139,33 @@ static dp_status sim_new(dp_sim *s, const dp_problem *p, const dp_design *design
     s->hit_kept = dp_calloc((size_t)nr, 1);
     memcpy(s->hit_kept, s->hit, (size_t)nr);
     return DP_OK;
+}
+
+static dp_status open_uniform(dp_sim *s, const dp_problem *p, const dp_design *design, const dp_linear *linear, int N, dp_fault fault, dp_err *e) {
+    dp_base at[DP_NSTAGES];
+    for (int i = 0; i < DP_NSTAGES; i++) at[i] = design->base;
+    return open_sim(s, p, design, at, (sim_options){design->product, linear}, N, fault, e);
+}
+
+dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N, dp_fault fault, dp_err *e) {
+    const dp_design design = dp_design_of(at[0]);
+    const int by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16;
+    return open_sim(s, p, &design, at, (sim_options){by_inverse, &dp_linear_own}, N, fault, e);
+}
+
+dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault, dp_err *e) {
+    const dp_design design = dp_design_of(base);
+    return open_uniform(s, p, &design, &dp_linear_own, N, fault, e);
+}
+
+dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
+    const dp_design design = dp_design_of(base);
+    return open_uniform(s, p, &design, &dp_linear_lapack, N, DP_FAULT_NONE, e);
+}
+
+dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N, dp_err *e) {
+    assert(design->chunk > 0);
+    return open_uniform(s, p, design, &dp_linear_own, N, DP_FAULT_NONE, e);
 }
 
 static void free_list(double **a, int64_t n) {
@@ -241,7 +250,7 @@ static double *chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, 
                 for (int b = 0; b < K; b++) Mt[(int64_t)a * K + b] = M[(int64_t)b * K + a];
             M = Mt;
         }
-        dp_mm(f, 0, 0, K, K, K, M, P, Q);
+        dp_mm_by(s->linear, f, (dp_shape){0, 0, K, K, K}, M, P, Q);
         double *t = P;
         P = Q, Q = t;
         if (record && (i & (i + 1)) == 0 && s->ntraj < DP_MAX_TRAJ) {                       /* i + 1 is a power of two */
@@ -261,7 +270,7 @@ static void merge_step(const dp_sim *s, int at, dp_base b, const double *M, cons
     if (*S) {
         const int rz = s->fault == DP_FAULT_MERGE_TF32RZ;
         if (rz) s->hit[at] = 1;
-        dp_mm(rz ? DP_TF32RZ : b == DP_BASE_FP64 ? DP_FP64 : DP_FP32, 0, 0, K, V, K, M, *S, x);
+        dp_mm_by(s->linear, rz ? DP_TF32RZ : b == DP_BASE_FP64 ? DP_FP64 : DP_FP32, (dp_shape){0, 0, K, V, K}, M, *S, x);
         for (int64_t i = 0; i < KV; i++) x[i] = dp_round_arith(b, x[i] + H[i]);
     } else memcpy(x, H, sizeof(double) * KV);
     replace(S, x);

@@ -5,7 +5,7 @@
  *   gate -> intra, wy -> pre_process_fwd -> all_gather, merge_fwd -> state_fwd -> output
  *   (recompute) -> dAv -> pre_process_bwd -> all_gather, merge_bwd -> state_bwd -> wy_bwd, intra_bwd -> gate_bwd
  * The merge accumulates in the base's accumulator format (fp32 for bf16). Chunks restart at every local sub-sequence.
- * Results are bitwise the same for any number of threads.
+ * Results are bitwise the same for any number of threads, and, but for dp_sim_new_lapack, on every machine.
  */
 #ifndef DP_RANKS_H
 #define DP_RANKS_H
@@ -40,6 +40,7 @@ typedef struct {
     dp_design design;            /* of the simulation; bases of stages that differ from its own use their defaults */
     dp_base at[DP_NSTAGES];      /* the base policy of each stage: all `base`, unless made by dp_sim_new_policy */
     int by_inverse;              /* as in dp_chunk */
+    const dp_linear *linear;     /* who multiplies and solves */
     int N;
     dp_fault fault;
     unsigned char *hit, *hit_kept;        /* [N*HV]: where the fault acted in the last run (damage.h; faults that show between runs: in all so far); in what later runs keep */
@@ -68,7 +69,9 @@ typedef struct {
 dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault, dp_err *e);
 /* A chunk design (chunk > 0) without faults. */
 dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N, dp_err *e);
-/* The same with a base of its own for every stage. */
+/* The same over CBLAS and LAPACKE: other orders of summation, those of the machine. */
+dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);
+/* With a base of its own for every stage. */
 dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N, dp_fault fault, dp_err *e);
 void dp_sim_free(dp_sim *s);
 /* Work that no chain format changes is done once and kept between calls. */

@@ -13,8 +13,8 @@
  *   "cases": [{"name", "op", "reason", "source", "T","H","HV","K","V","R","Nseq", "regime", "warnings": [..]}],   op-dependent fields
  *   "runs": [{
  *     "id": "kda-long:ranks=4,base=bf16,chain=tf32,merge=allgather",     `deltaproof run --id` reproduces it bit for bit
- *     "case": "kda-long", "op": "gdn"|"kda"|"mkda"|"chain"|"conv", "ranks": 4, "backend": "sim"|"cuda"|"nccl"|"file"|"subject",   file: tensors that `deltaproof judge` read; subject: a shared library
- *     "path": "simple"|"fast",                           cuda, nccl: which kernels ran; subject: the library's name
+ *     "case": "kda-long", "op": "gdn"|"kda"|"mkda"|"chain"|"conv", "ranks": 4, "backend": "sim"|"lapack"|"cuda"|"nccl"|"file"|"subject",   lapack: the simulated ranks over CBLAS and LAPACKE; file: tensors that `deltaproof judge` read; subject: a shared library
+ *     "path": "simple"|"fast",                           cuda, nccl: which kernels ran; lapack: the BLAS's kernels; subject: the library's name
  *     "outcome": "returned"|"unsupported"|"failed"|"crashed"|"hung"|"out of bounds"|"exited",      subject: what its process did; all but the first two fail the run
  *     "policy": {"base": "bf16", "chain": "tf32", "merge": "allgather", "design": "chunk=128"},   design: ref/design.h, where it is not the base's default; "undeclared"
  *     "truth": {"kind": "mpfr"|"double-double"|"fp64", "bits": 192, "radius": 1e-55, "cached": true},   radius: largest, relative to its tensor

@@ -108,6 +108,8 @@ dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, d
     for (int i = 0; i < o->nbackend; i++) sim |= o->backend[i] == DP_BACKEND_SIM;
     snprintf(why, sizeof why, "a subject computes the recurrence, this case is op = %s", c->op_name);
     if (o->subject && c->op != DP_OP_RECURRENCE) return skip_case(c, o, DP_BACKEND_SUBJECT, o->subject->name, why, out);
+    const int lapack = o->nbackend == 1 && o->backend[0] == DP_BACKEND_LAPACK;
+    if (lapack && c->op != DP_OP_RECURRENCE) return skip_case(c, o, DP_BACKEND_LAPACK, NULL, "the chunk solver over LAPACKE computes the recurrence, and no more", out);
     if (c->op == DP_OP_CHAIN && !sim) return skip_case(c, o, o->backend[0], NULL, "op = chain multiplies its factors on the CPU: it has no ranks and no kernels", out);
     switch (c->op) {
     case DP_OP_CHAIN: return dp_run_chain(c, o, out, e);

@@ -2,6 +2,7 @@
  *
  * case -> truth (cached) and fp64 reference -> subject -> compare with bounds -> run record. A run is reproduced bit for bit by its ID,
  * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,fault=F]` (op chain: `NAME:chain=tf32`; op conv: `NAME:ranks=4,base=bf16`;
+ * the chunk solver over LAPACKE: `NAME:backend=lapack,ranks=4,base=fp32,chain=fp32`;
  * the CUDA kernels: `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32[,way=dh-only]`; a shared library: `NAME:backend=subject,..`, with the same --subject).
  */
 #ifndef DP_RUN_H
@@ -25,7 +26,7 @@ typedef struct {
     char *id, *case_name;
     const char *op;
     dp_backend backend;
-    const char *path;            /* cuda, nccl: which kernels ran; subject: the library's own name; NULL otherwise */
+    const char *path;            /* cuda, nccl: which kernels ran; lapack: which the BLAS chose for this CPU; subject: the library's own name; NULL otherwise */
     const char *outcome;         /* subject: one of dp_subject_outcomes; NULL otherwise */
     dp_cuda_way way;             /* cuda, nccl */
     int segments;                /* cuda, nccl: see cuda.h; 0: not run */
@@ -68,7 +69,7 @@ typedef struct {
     int nchain; const dp_format *chain;
     int nmerge; const dp_merge *merge;
     dp_fault fault;
-    int nbackend; const dp_backend *backend;   /* empty: sim, and cuda where there is a device */
+    int nbackend; const dp_backend *backend;   /* empty: sim, lapack, and cuda where there is a device */
     const char *design;          /* how the subject computes, in place of what it declares; NULL: as it declares */
     const dp_subject *subject;   /* judged too where there is one; its name must outlive the record */
     double limit_s;              /* a run of it */

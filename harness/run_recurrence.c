@@ -121,7 +121,7 @@ static void judge_one(const split *sp, const dp_compare_in *in, dp_run *run) {
 }
 
 static dp_claim claim_of(const dp_run *r) {
-    return (dp_claim){r->design, r->chain, r->undeclared};
+    return (dp_claim){r->design, r->chain, r->undeclared, 0};
 }
 
 static const dp_expected *expected_of(const split *sp, const dp_run *r) {
@@ -461,19 +461,20 @@ static int inner_stages(double *const *stage) {
 /* Inputs on which nothing rounds have no draws. */
 static int nothing_rounds(const dp_case *c) { return c->spec.keys == DP_KEYS_EXACT && !c->data; }
 
-/* What these claims make of these inputs: all that are missing at once. stages: intermediates too. */
-static void expect(const dp_run_options *o, split *sp, int set, int stages, int n, const dp_claim *claim) {
+/* What these claims make of these inputs: all that are missing at once. */
+static void expect(const dp_run_options *o, split *sp, int set, int n, const dp_claim *claim) {
     const dp_case *c = sp->c;
     if (nothing_rounds(c)) return;
     sp->front = dp_step_front(c);
     sp->expect.request = (dp_expected_request){.p = &c->p, .front = &sp->front, .dtype = c->input_dtype, .N = sp->N, .backward = c->backward};
     sp->expect.cache = o->cache;
-    dp_expectations_want(&sp->expect, set, stages, n, claim);
+    dp_expectations_want(&sp->expect, set, n, claim);
 }
 
 static void expect_run(const dp_run_options *o, split *sp, int stages, const dp_run *r) {
-    const dp_claim claim = claim_of(r);
-    expect(o, sp, r->set, stages, 1, &claim);
+    dp_claim claim = claim_of(r);
+    claim.stages = stages;
+    expect(o, sp, r->set, 1, &claim);
 }
 
 /* ---- stages of a subject -------------------------------------------------------------------------------------------------------------- */
@@ -485,6 +486,9 @@ static void needs_bases(split *sp, dp_base base, budget_bases *w) {
     dp_budget_base_init(&w->probable, sp->ref, base, 2, sp->c->backward);
     w->ready = 1;
 }
+
+/* What is judged of stages that are not of ranks: bounds of the subject's errors, and of those of the fp64 reference itself. NULL: not judged. */
+typedef struct { double *bound[DP_NTAPS], *rad[DP_NTAPS]; } stage_errors;
 
 static double *stage_bound(dp_budget_base *w, dp_format chain, int backward, int stage) {
     dp_budget b;
@@ -500,25 +504,65 @@ static double own_storage(dp_base base, int stage) {
     return base == DP_BASE_FP64 ? 0x1p-53 : base == DP_BASE_BF16 && stage != DP_GCUM && dp_taps[stage].kind != DP_PER_RANK ? 0x1p-8 : 0x1p-24;
 }
 
-static void judge_stage(split *sp, dp_base base, dp_format chain, budget_bases *w, int stage, const double *got, double u, double tiny, dp_run *run) {
-    int64_t rows, width;
+static int inner(double *const *stage, int i) { return stage[i] && dp_taps[i].kind != DP_PER_RANK; }
+
+static void make_stage_errors(split *sp, dp_base base, dp_format chain, budget_bases *w, double *const *stage, stage_errors *x) {
     const int back = sp->c->backward;
     needs_bases(sp, base, w);
     if (!sp->have_fp64) dp_budget_base_init(&sp->fp64, sp->ref, DP_BASE_FP64, 1, back), sp->have_fp64 = 1;
-    double *bound = stage_bound(&w->probable, chain, back, stage), *sound = stage_bound(&w->sound, chain, back, stage), *rad = stage_bound(&sp->fp64, DP_FP64, back, stage);
+    for (int i = 0; i < DP_NTAPS; i++) {
+        int64_t rows, width;
+        if (!inner(stage, i)) continue;
+        double *probable = stage_bound(&w->probable, chain, back, i), *sound = stage_bound(&w->sound, chain, back, i), *rad = stage_bound(&sp->fp64, DP_FP64, back, i);
+        dp_tap_rows(&sp->c->p, sp->N, i, &rows, &width);
+        for (int64_t r = 0; r < rows; r++) x->bound[i][r] = fmin(probable[r], sound[r]);
+        memcpy(x->rad[i], rad, sizeof *rad * (size_t)rows);
+        free(probable);
+        free(sound);
+        free(rad);
+    }
+}
+
+/* From the cache, or made. */
+static void stage_errors_of(const dp_run_options *o, split *sp, dp_base base, dp_format chain, budget_bases *w, double *const *stage, stage_errors *x) {
+    int32_t what[5 + DP_NTAPS] = {sp->N, base, chain, sp->c->backward, 0x73746167};
+    dp_part part[2 * DP_NTAPS];
+    int n = 0;
+    *x = (stage_errors){{NULL}, {NULL}};
+    for (int i = 0; i < DP_NTAPS; i++) {
+        int64_t rows, width;
+        if (!inner(stage, i)) continue;
+        dp_tap_rows(&sp->c->p, sp->N, i, &rows, &width);
+        what[5 + i] = 1;
+        x->bound[i] = dp_doubles(rows);
+        x->rad[i] = dp_doubles(rows);
+        part[n++] = (dp_part){x->bound[i], sizeof(double) * (size_t)rows};
+        part[n++] = (dp_part){x->rad[i], sizeof(double) * (size_t)rows};
+    }
+    const dp_key key = o->cache ? dp_problem_key(&sp->c->p, what, sizeof what) : (dp_key){{0}};
+    if (!n || (o->cache && dp_cache_load(o->cache, "stages", DP_BUDGET_VERSION, key, part, n))) return;
+    make_stage_errors(sp, base, chain, w, stage, x);
+    if (o->cache) dp_cache_save(o->cache, "stages", DP_BUDGET_VERSION, key, part, n);
+}
+
+static void stage_errors_free(stage_errors *x) {
+    for (int i = 0; i < DP_NTAPS; i++) free(x->bound[i]), free(x->rad[i]);
+}
+
+static void judge_stage(split *sp, dp_base base, const stage_errors *errors, int stage, const double *got, double u, double tiny, dp_run *run) {
+    int64_t rows, width;
+    double *bound = errors->bound[stage];
+    reference(sp);
     double *want = u > own_storage(base, stage) || tiny > 0 ? dp_tap_value(sp->ref, stage) : NULL;
     dp_tap_rows(&sp->c->p, sp->N, stage, &rows, &width);
     if (u <= own_storage(base, stage)) u = 0;
-    for (int64_t i = 0; i < rows; i++) {
-        bound[i] = fmin(bound[i], sound[i]);
-        if (want) bound[i] += u * (dp_norm_fro(width, want + i * width) + bound[i]) + sqrt((double)width) * tiny;
-    }
+    for (int64_t i = 0; want && i < rows; i++) bound[i] += u * (dp_norm_fro(width, want + i * width) + bound[i]) + sqrt((double)width) * tiny;
     /* the simulated ranks form Akk in base bf16 alone: elsewhere its draws would be those of an inverse in fp64 */
     const dp_expected *x = stage == DP_AKK && base != DP_BASE_BF16 ? NULL : expected_of(sp, run);
-    const dp_tap_in in = {.stage = stage, .got = got, .bound = bound, .rad = rad, .bound_shown = !bounded(run), .draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL,
+    const dp_tap_in in = {.stage = stage, .got = got, .bound = bound, .rad = errors->rad[stage], .bound_shown = !bounded(run), .draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL,
                           .allowance = allowance_of(run), .unit = dp_hypot(arithmetic(base), u / 2), .tiny = dp_hypot(smallest(base, sp->c->p.K), tiny)};
     dp_tap_judge(sp->ref, &in, &run->tensor[run->ntensor++]);
-    free(bound), free(sound), free(rad), free(want);
+    free(want);
 }
 
 #define RANKED(HAS, FIELD) {AT_##FIELD, offsetof(dp_truth_rank, HAS), offsetof(dp_truth_rank, FIELD), offsetof(dp_truth_rank, FIELD##_rad), offsetof(dp_budget, FIELD)}
@@ -569,13 +613,16 @@ static void unjudged_stage(const split *sp, int stage, dp_run *run) {
 }
 
 /* All stages that are there; u, tiny NULL: held in double. */
-static void judge_stages(split *sp, const dp_budget *b, dp_base base, dp_format chain, budget_bases *w, double *const *stage, const double *u, const double *tiny, dp_run *run) {
+static void judge_stages(const dp_run_options *o, split *sp, const dp_budget *b, dp_base base, dp_format chain, budget_bases *w, double *const *stage, const double *u, const double *tiny, dp_run *run) {
+    stage_errors errors;
+    stage_errors_of(o, sp, base, chain, w, stage, &errors);
     for (int i = 0; i < DP_NTAPS; i++) {
         if (!stage[i]) continue;
         if (dp_taps[i].kind != DP_PER_RANK && r_stages_differ(run)) unjudged_stage(sp, i, run);
         else if (dp_taps[i].kind == DP_PER_RANK) judge_rank_stage(sp, b, base, i, stage[i], u ? u[i] : 0, tiny ? tiny[i] : 0, run);
-        else judge_stage(sp, base, chain, w, i, stage[i], u ? u[i] : 0, tiny ? tiny[i] : 0, run);
+        else judge_stage(sp, base, &errors, i, stage[i], u ? u[i] : 0, tiny ? tiny[i] : 0, run);
     }
+    stage_errors_free(&errors);
 }
 
 static void free_bases(budget_bases *w) {
@@ -670,14 +717,14 @@ static void name_flaws(const split *sp, const dp_result *result, double *const *
     }
 }
 
-typedef struct { dp_result *r; const dp_budget *b; double *const *stage; budget_bases *w; const double *u, *tiny, *stage_u, *stage_tiny; } foreign;
+typedef struct { dp_result *r; const dp_run_options *o; const dp_budget *b; double *const *stage; budget_bases *w; const double *u, *tiny, *stage_u, *stage_tiny; } foreign;
 
 /* Results and stages of a library or of files. */
 static void judge_foreign(split *sp, const void *subject, dp_run *r) {
     const foreign *x = subject;
     r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NTAPS, sizeof *r->tensor);
     judge_fields(sp, x->r, x->b, x->u, x->tiny, r);
-    judge_stages(sp, x->b, r->base, r->chain, x->w, x->stage, x->stage_u, x->stage_tiny, r);
+    judge_stages(x->o, sp, x->b, r->base, r->chain, x->w, x->stage, x->stage_u, x->stage_tiny, r);
     name_flaws(sp, x->r, x->stage, r);
 }
 
@@ -700,7 +747,7 @@ static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, d
         const int stages = inner_stages(s.stage);
         budget(o, sp, &design, chain, w, &b);
         expect_run(o, sp, stages, r);
-        const foreign x = {&s.r, &b, s.stage, w, NULL, NULL, NULL, NULL};
+        const foreign x = {&s.r, o, &b, s.stage, w, NULL, NULL, NULL, NULL};
         judge_foreign(sp, &x, r);
         settle(o, sp, judge_foreign, &x, stages, r);
         dp_budget_free(&b);
@@ -729,6 +776,28 @@ static dp_status subject_split(const dp_run_options *o, split *sp, dp_runs *out,
     return st;
 }
 
+static int wants(const dp_run_options *o, dp_backend b) {
+    for (int i = 0; i < o->nbackend; i++) if (o->backend[i] == b) return 1;
+    return !o->nbackend && b != DP_BACKEND_NCCL;
+}
+
+/* Bases in which the chunk solver runs over LAPACKE, too: recurrences alone. */
+static int lapack_bases(const dp_case *c, const dp_run_options *o, int *bases) {
+    int all[DP_NBASES], n = 0;
+    const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, all);
+    for (int i = 0; i < nb && c->op == DP_OP_RECURRENCE && !o->fault && wants(o, DP_BACKEND_LAPACK); i++)
+        if (all[i] != DP_BASE_BF16) bases[n++] = all[i];
+    return n;
+}
+
+/* One chain format is enough for it, the widest of the case: what is looked at is the solver. */
+static dp_format lapack_chain(const int *chains, int n) {
+    int widest = chains[0];
+    for (int i = 1; i < n; i++)
+        if (chains[i] < widest) widest = chains[i];
+    return (dp_format)widest;
+}
+
 static dp_status runs_of_split(const dp_run_options *o, split *sp, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     int bases[DP_NBASES], chains[DP_NFORMATS], merges[DP_NMERGES];
@@ -736,9 +805,16 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, dp_runs *out,
     int nc = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
     const int nm = dp_select(c->nmerge, (const int *)c->merge, o->nmerge, (const int *)o->merge, merges);
     if (sp->N == 1 && nc > 1) nc = 1;                            /* one rank forms no M: the chain's format is never used */
+    int exact[DP_NBASES];
+    const int nl = lapack_bases(c, o, exact);
     dp_claim claim[DP_NBASES * DP_NFORMATS];
-    for (int i = 0; i < nb * nc; i++) claim[i] = (dp_claim){dp_design_of(bases[i / nc]), chains[i % nc], 0};
-    expect(o, sp, 0, 0, nb * nc, claim);
+    for (int i = 0; i < nb * nc; i++) {
+        const dp_format chain = (dp_format)chains[i % nc];
+        claim[i] = (dp_claim){dp_design_of((dp_base)bases[i / nc]), chain, 0, 0};
+        for (int k = 0; k < nl; k++)                             /* stages, too, where the same draws serve the backend lapack */
+            claim[i].stages |= exact[k] == bases[i / nc] && chain == lapack_chain(chains, nc);
+    }
+    expect(o, sp, 0, nb * nc, claim);
     for (int i = 0; i < nb; i++) {
         dp_sim s;
         budget_bases w = {0};
@@ -760,6 +836,56 @@ static dp_status runs_of_split(const dp_run_options *o, split *sp, dp_runs *out,
         sp->step = NULL;
     }
     return DP_OK;
+}
+
+/* ---- the chunk solver over LAPACKE ------------------------------------------------------------------------------------------------ */
+
+extern char *openblas_get_corename(void);
+
+/* Every result and every intermediate by name, judged like those of any subject of this pipeline that sums in another order. Its numbers are those of the
+ * machine. */
+static dp_status lapack_run(const dp_run_options *o, split *sp, dp_base base, dp_format chain, budget_bases *w, dp_runs *out, dp_err *e) {
+    const dp_case *c = sp->c;
+    const double t0 = dp_now();
+    double *stage[DP_NTAPS] = {NULL};
+    dp_sim s;
+    dp_budget b;
+    const dp_status st = dp_sim_new_lapack(&s, &c->p, base, sp->N, e);
+    if (st) return st;
+    dp_sim_run(&s, chain, DP_MERGE_ALLGATHER, sp->truth->backward);
+    dp_run *r = dp_runs_add(out, c);
+    r->backend = DP_BACKEND_LAPACK, r->path = openblas_get_corename();
+    r->ranks = sp->N, r->base = base, r->chain = chain, r->has_base = r->has_chain = 1, r->design = dp_design_of(base);
+    note_truth(sp, r);
+    r->id = run_id(r);
+    for (int i = 0; i < DP_NTAPS; i++)
+        if (sp->truth->backward || !dp_taps[i].backward) stage[i] = dp_tap_value(&s, i);
+    budget(o, sp, &r->design, chain, w, &b);
+    expect_run(o, sp, 1, r);
+    const foreign x = {&s.out, o, &b, stage, w, NULL, NULL, NULL, NULL};
+    judge_foreign(sp, &x, r);
+    settle(o, sp, judge_foreign, &x, 1, r);
+    dp_run_close(r, dp_now() - t0);
+    dp_budget_free(&b);
+    for (int i = 0; i < DP_NTAPS; i++) free(stage[i]);
+    dp_sim_free(&s);
+    if (o->done) o->done(r, o->arg);
+    return DP_OK;
+}
+
+static dp_status lapack_split(const dp_run_options *o, split *sp, dp_runs *out, dp_err *e) {
+    const dp_case *c = sp->c;
+    int bases[DP_NBASES], chains[DP_NFORMATS];
+    const int nb = lapack_bases(c, o, bases), nc = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
+    dp_status st = DP_OK;
+    if (!nb || !nc) return DP_OK;
+    const dp_format chain = lapack_chain(chains, nc);
+    for (int i = 0; i < nb && !st; i++) {
+        budget_bases w = {0};
+        st = lapack_run(o, sp, bases[i], chain, &w, out, e);
+        free_bases(&w);
+    }
+    return st;
 }
 
 /* ---- the CUDA kernels -------------------------------------------------------------------------------------------------------------- */
@@ -855,18 +981,13 @@ static dp_status cuda_split(const dp_run_options *o, split *sp, dp_backend be, d
     return st;
 }
 
-static int wants(const dp_run_options *o, dp_backend b) {
-    for (int i = 0; i < o->nbackend; i++) if (o->backend[i] == b) return 1;
-    return !o->nbackend && b != DP_BACKEND_NCCL;
-}
-
 /* Is there anything to judge; else no truth is made. */
 static int offers(const dp_case *c, const dp_run_options *o, int nr) {
     int bases[DP_NBASES], kernels = 0;
     const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
     for (int i = 0; i < nb && !o->fault; i++) kernels |= bases[i] != DP_BASE_FP64;
     for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && kernels && nr; be++) if (wants(o, be) && !dp_cuda_unavailable(be, 1)) return 1;
-    return nr && (wants(o, DP_BACKEND_SIM) || o->subject);
+    return nr && (wants(o, DP_BACKEND_SIM) || lapack_bases(c, o, bases) || o->subject);
 }
 
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
@@ -889,6 +1010,7 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
         if (!st) st = dp_condition_cached(&c->p, ranks[i], NULL, o->cache, &sp.cond, e);
         split_prefixes(&sp);
         if (!st && wants(o, DP_BACKEND_SIM)) st = runs_of_split(o, &sp, out, e);
+        if (!st) st = lapack_split(o, &sp, out, e);
         if (!st && o->subject) st = subject_split(o, &sp, out, e);
         for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && !st; be++)
             if (wants(o, be) && !o->fault && !dp_cuda_unavailable(be, 1)) st = cuda_split(o, &sp, be, out, e);
@@ -951,7 +1073,7 @@ dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given
         budget(o, &sp, &r->design, c->chain[0], &w, &b);
         expect_run(o, &sp, stages, r);
         widen_for_storage(&c->p, &truth, c->base[0], g, &b);
-        const foreign x = {(dp_result *)&g->r, &b, g->stage, &w, g->u, g->tiny, g->stage_u, g->stage_tiny};
+        const foreign x = {(dp_result *)&g->r, o, &b, g->stage, &w, g->u, g->tiny, g->stage_u, g->stage_tiny};
         judge_foreign(&sp, &x, r);
         settle(o, &sp, judge_foreign, &x, stages, r);
         dp_run_close(r, dp_now() - t0);

@@ -71,7 +71,7 @@ static double *inverse(const dp_chunk *ch, dp_base base) {
 }
 
 void dp_chunk_inverse(dp_chunk *ch) {
-    if (!ch->Akk) ch->Akk = inverse(ch, DP_BASE_FP64);
+    if (!ch->Akk) ch->Akk = inverse(ch, linear_of(ch) == &dp_linear_own ? DP_BASE_FP64 : ch->base);
 }
 
 /* gcum; then kgam, kg, qg, eC. A single step below the floor multiplies by exactly 0 in this arithmetic, whatever follows: raising it to the floor

@@ -58,7 +58,7 @@ void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in);
 void dp_chunk_solve(dp_chunk *ch);
 void dp_chunk_wy(dp_chunk *ch);
 void dp_chunk_free(dp_chunk *ch);
-void dp_chunk_inverse(dp_chunk *ch);                                              /* fills Akk in fp64 when it is NULL */
+void dp_chunk_inverse(dp_chunk *ch);              /* fills Akk when it is NULL: in fp64, over LAPACKE in the arithmetic of the base */
 
 /* X = u - w S0, S <- eC o S0 + kg' X. S is S0 on entry and S_c on return. X may be NULL (then it is not kept). */
 void dp_chunk_state(const dp_chunk *ch, double *S, double *X);

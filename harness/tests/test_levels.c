@@ -39,8 +39,7 @@ DP_TEST(levels, f_quantiles_are_right_far_out) {
           dp_f_quantile(1e-7, 2, INFINITY));
 }
 
-/* ---- a tensor of errors
- * --------------------------------------------------------------------------- */
+/* ---- a tensor of errors --------------------------------------------------------------------- */
 
 /* Errors and draws of a made-up tensor [tokens][heads][width]. */
 typedef struct {
@@ -130,8 +129,7 @@ static dp_excess judged(tensor *t) {
     return x;
 }
 
-/* ---- laws
- * ------------------------------------------------------------------------------------------- */
+/* ---- laws ----------------------------------------------------------------------------------- */
 
 static void independent(dp_rng *r, const tensor *t, double *err) {
     for (int64_t i = 0; i < t->map.rows * t->width; i++)
@@ -158,7 +156,7 @@ DP_TEST(levels, no_alarm_on_errors_of_the_draws_own_law) {
         int D, tokens, heads, width, trials;
     } shape[] = {
         {6, 1, 1, 1, 20000}, {8, 1, 4, 1, 20000},  {6, 1, 1, 8, 20000}, {8, 1, 2, 32, 10000},
-        {6, 40, 1, 1, 500}, {6, 100, 2, 16, 100}, {8, 300, 1, 8, 100},
+        {6, 40, 1, 1, 500},  {6, 100, 2, 16, 100}, {8, 300, 1, 8, 100},
     };
     static law *const laws[] = {independent, uneven, common};
     for (size_t s = 0; s < sizeof shape / sizeof *shape; s++)
@@ -177,8 +175,7 @@ DP_TEST(levels, no_alarm_on_errors_of_the_draws_own_law) {
         }
 }
 
-/* ---- what each level is for
- * --------------------------------------------------------------------------- */
+/* ---- what each level is for ----------------------------------------------------------------- */
 
 static void grow(tensor *t, int64_t from, int64_t to, double by) {
     for (int64_t i = from * t->width; i < to * t->width; i++)
@@ -269,8 +266,7 @@ DP_TEST(levels, a_short_window_of_correlated_errors_is_no_alarm_for_its_rank) {
     CHECK(!alarms, "%d alarms in %d trials", alarms, TRIALS);
 }
 
-/* ---- through dp_compare
- * ----------------------------------------------------------------------------------- */
+/* ---- through dp_compare --------------------------------------------------------------------- */
 
 static void place_row(const void *ctx, int64_t row, dp_place *at) {
     (void)ctx;

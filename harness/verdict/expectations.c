@@ -4,8 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what is the same
- * ------------------------------------------------------------------------------------ */
+/* ---- what is the same --------------------------------------------------------------------- */
 
 /* One rank forms no M, and neither does a recurrent design: its chain's format means nothing. */
 static dp_format chain_of(const dp_expectations *e, const dp_claim *c) {
@@ -21,7 +20,7 @@ static const dp_expectation *find(const dp_expectations *e, const dp_claim *c, i
                                   int stages) {
     for (int i = 0; i < e->n; i++) {
         const dp_expectation *k = &e->known[i];
-        if (k->set == set && k->stages >= stages && same(e, &k->claim, c)) return k;
+        if (k->set == set && k->claim.stages >= stages && same(e, &k->claim, c)) return k;
     }
     return NULL;
 }
@@ -32,16 +31,15 @@ const dp_expected *dp_expectations_find(const dp_expectations *e, const dp_claim
     return k ? &k->x : NULL;
 }
 
-static dp_expectation *append(dp_expectations *e, const dp_claim *c, int set, int stages) {
+static dp_expectation *append(dp_expectations *e, const dp_claim *c, int set) {
     e->known = realloc(e->known, sizeof *e->known * (size_t)(e->n + 1));
     if (!e->known) abort();
     dp_expectation *k = &e->known[e->n++];
-    *k = (dp_expectation){.claim = *c, .set = set, .stages = stages};
+    *k = (dp_expectation){.claim = *c, .set = set};
     return k;
 }
 
-/* ---- the cache
- * --------------------------------------------------------------------------------------------- */
+/* ---- the cache ---------------------------------------------------------------------------- */
 
 typedef struct {
     char *bytes;
@@ -64,12 +62,12 @@ static void put_conv(text *t, int i, const dp_conv *v) {
 }
 
 /* What draws follow from besides the problem. */
-static dp_key key_of(const dp_expectations *e, const dp_claim *c, int set, int stages) {
+static dp_key key_of(const dp_expectations *e, const dp_claim *c, int set) {
     const dp_expected_request *rq = &e->request;
     const int32_t what[] = {rq->N,
                             rq->backward,
                             (int32_t)rq->dtype,
-                            stages,
+                            c->stages,
                             set,
                             dp_expected_count(rq->p),
                             (int32_t)chain_of(e, c)};
@@ -86,26 +84,30 @@ static dp_key key_of(const dp_expectations *e, const dp_claim *c, int set, int s
     return key;
 }
 
-static dp_expected_request request_of(const dp_expectations *e, int set, int stages) {
+static dp_expected_request request_of(const dp_expectations *e, int set) {
     dp_expected_request rq = e->request;
     rq.set = set;
-    rq.stages = stages;
     return rq;
 }
 
-static int load(dp_expectations *e, const dp_claim *c, int set, int stages) {
-    const dp_expected_request rq = request_of(e, set, stages);
+static dp_expected_policy policy_of(const dp_expectations *e, const dp_claim *c) {
+    return (dp_expected_policy){c->design, chain_of(e, c), c->stages};
+}
+
+static int load(dp_expectations *e, const dp_claim *c, int set) {
+    const dp_expected_request rq = request_of(e, set);
+    const dp_expected_policy policy = policy_of(e, c);
     dp_part part[DP_EXPECTED_PARTS];
     dp_expected x;
     if (!e->cache) return 0;
-    dp_expected_alloc(&rq, &x);
+    dp_expected_alloc(&rq, &policy, &x);
     const int n = dp_expected_parts(&x, part);
-    const dp_key key = key_of(e, c, set, stages);
+    const dp_key key = key_of(e, c, set);
     if (!dp_cache_load(e->cache, "expected", DP_EXPECTED_VERSION, key, part, n)) {
         dp_expected_free(&x);
         return 0;
     }
-    append(e, c, set, stages)->x = x;
+    append(e, c, set)->x = x;
     return 1;
 }
 
@@ -113,29 +115,26 @@ static void save(const dp_expectations *e, dp_expectation *k) {
     dp_part part[DP_EXPECTED_PARTS];
     if (!e->cache) return;
     const int n = dp_expected_parts(&k->x, part);
-    const dp_key key = key_of(e, &k->claim, k->set, k->stages);
+    const dp_key key = key_of(e, &k->claim, k->set);
     dp_cache_save(e->cache, "expected", DP_EXPECTED_VERSION, key, part, n);
 }
 
-/* ---- drawing
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- drawing ------------------------------------------------------------------------------ */
 
 /* Claims of designs, none undeclared. */
-static void draw(dp_expectations *e, int set, int stages, int n, const dp_claim *claim) {
-    const dp_expected_request rq = request_of(e, set, stages);
+static void draw(dp_expectations *e, int set, int n, const dp_claim *claim) {
+    const dp_expected_request rq = request_of(e, set);
     dp_expected_policy *policy = dp_calloc((size_t)n, sizeof *policy);
     dp_expected *made = dp_calloc((size_t)n, sizeof *made);
-    int first = e->n;
+    const int first = e->n;
     int missing = 0;
     for (int i = 0; i < n; i++) {
-        if (find(e, &claim[i], set, stages) || load(e, &claim[i], set, stages)) continue;
-        append(e, &claim[i], set, stages);
+        if (find(e, &claim[i], set, claim[i].stages) || load(e, &claim[i], set)) continue;
+        append(e, &claim[i], set);
     }
     for (int i = first; i < e->n; i++) {
         const dp_expectation *k = &e->known[i];
-        if (k->x.field[0].err2) continue; /* came from the cache */
-        policy[missing++] = (dp_expected_policy){k->claim.design, chain_of(e, &k->claim)};
+        if (!k->x.field[0].err2) policy[missing++] = policy_of(e, &k->claim); /* not cached */
     }
     if (missing) dp_expected_run(&rq, missing, policy, made);
     for (int i = first, m = 0; i < e->n; i++) {
@@ -149,34 +148,35 @@ static void draw(dp_expectations *e, int set, int stages, int n, const dp_claim 
 }
 
 /* Of a claim that says nothing: the larger of what the common designs make. */
-static void combine(dp_expectations *e, int set, int stages, const dp_claim *claim) {
+static void combine(dp_expectations *e, int set, const dp_claim *claim) {
     dp_design common[DP_COMMON_DESIGNS];
-    const dp_expected_request rq = request_of(e, set, stages);
+    const dp_expected_request rq = request_of(e, set);
+    const dp_expected_policy policy = policy_of(e, claim);
     dp_expected x;
     const int n = dp_design_common(claim->design.base, common);
-    dp_expected_alloc(&rq, &x);
+    dp_expected_alloc(&rq, &policy, &x);
     for (int i = 0; i < n; i++) {
-        const dp_claim c = {common[i], claim->chain, 0};
+        const dp_claim c = {common[i], claim->chain, 0, claim->stages};
         dp_expected_larger(&x, dp_expectations_find(e, &c, set));
     }
-    append(e, claim, set, stages)->x = x;
+    append(e, claim, set)->x = x;
 }
 
-void dp_expectations_want(dp_expectations *e, int set, int stages, int n, const dp_claim *claim) {
+void dp_expectations_want(dp_expectations *e, int set, int n, const dp_claim *claim) {
     dp_claim *all = dp_calloc((size_t)n * (1 + DP_COMMON_DESIGNS), sizeof *all);
     int m = 0;
     for (int i = 0; i < n; i++) {
         dp_design common[DP_COMMON_DESIGNS] = {claim[i].design};
         int designs = 1;
-        if (find(e, &claim[i], set, stages)) continue;
+        if (find(e, &claim[i], set, claim[i].stages)) continue;
         if (claim[i].undeclared) designs = dp_design_common(claim[i].design.base, common);
         for (int k = 0; k < designs; k++)
-            all[m++] = (dp_claim){common[k], claim[i].chain, 0};
+            all[m++] = (dp_claim){common[k], claim[i].chain, 0, claim[i].stages};
     }
-    draw(e, set, stages, m, all);
+    draw(e, set, m, all);
     for (int i = 0; i < n; i++)
-        if (claim[i].undeclared && !find(e, &claim[i], set, stages))
-            combine(e, set, stages, &claim[i]);
+        if (claim[i].undeclared && !find(e, &claim[i], set, claim[i].stages))
+            combine(e, set, &claim[i]);
     free(all);
 }
 

@@ -16,11 +16,12 @@ typedef struct {
     dp_design design;
     dp_format chain;
     int undeclared;
+    int stages; /* 1: intermediates are wanted, too */
 } dp_claim;
 
 typedef struct {
     dp_claim claim;
-    int set, stages;
+    int set;
     dp_expected x;
 } dp_expectation;
 
@@ -33,7 +34,7 @@ typedef struct {
 } dp_expectations;
 
 /* Draws what is not known yet of n claims. */
-void dp_expectations_want(dp_expectations *e, int set, int stages, int n, const dp_claim *claim);
+void dp_expectations_want(dp_expectations *e, int set, int n, const dp_claim *claim);
 
 /* NULL: not wanted before. */
 const dp_expected *dp_expectations_find(const dp_expectations *e, const dp_claim *claim, int set);

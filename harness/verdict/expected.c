@@ -23,8 +23,7 @@ int dp_expected_count(const dp_problem *p) {
     return size <= LARGE ? MANY_DRAWS : FEW_DRAWS;
 }
 
-/* ---- nearby problems
- * ---------------------------------------------------------------------------------- */
+/* ---- nearby problems ---------------------------------------------------------------------- */
 
 typedef struct {
     uint64_t draw;
@@ -96,8 +95,7 @@ dp_problem dp_expected_nearby(const dp_problem *p, dp_format dtype, int draw) {
     return y;
 }
 
-/* ---- what is kept of each tensor
- * ------------------------------------------------------------------------ */
+/* ---- what is kept of each tensor ---------------------------------------------------------- */
 
 /* Shapes of a request, made once: maps of all tensors. */
 typedef struct {
@@ -140,7 +138,7 @@ static layout layout_of(const dp_expected_request *rq) {
     for (int k = 0; k < DP_STEP_KINDS; k++)
         for (int i = 0; i < 3; i++)
             l.step[k][i] = map_step(&l, k, i);
-    for (int i = 0; rq->stages && i < DP_NTAPS; i++)
+    for (int i = 0; i < DP_NTAPS; i++)
         if (dp_taps[i].kind != DP_PER_RANK && (rq->backward || !dp_taps[i].backward))
             l.stage[i] = map_stage(&l, i);
     return l;
@@ -168,7 +166,7 @@ static void draws_alloc(dp_draws *d, int D, const dp_row_map *map, int64_t parts
     if (map->rows) dp_draws_alloc(d, D, map, parts);
 }
 
-static void expected_alloc(const layout *l, dp_expected *x) {
+static void expected_alloc(const layout *l, const dp_expected_policy *policy, dp_expected *x) {
     const int D = dp_expected_count(l->rq->p);
     *x = (dp_expected){0};
     for (int i = 0; i < DP_FIELDS; i++)
@@ -177,13 +175,14 @@ static void expected_alloc(const layout *l, dp_expected *x) {
         draws_alloc(&x->rank[i], D, &l->rank[i], 0);
     for (int i = 0; i < 3 * DP_STEP_KINDS; i++)
         draws_alloc(&x->step[i / 3][i % 3], D, &l->step[i / 3][i % 3], 0);
-    for (int i = 0; i < DP_MAX_STAGES; i++)
+    for (int i = 0; policy->stages && i < DP_MAX_STAGES; i++)
         draws_alloc(&x->stage[i], D, &l->stage[i], 0);
 }
 
-void dp_expected_alloc(const dp_expected_request *rq, dp_expected *x) {
+void dp_expected_alloc(const dp_expected_request *rq, const dp_expected_policy *policy,
+                       dp_expected *x) {
     layout l = layout_of(rq);
-    expected_alloc(&l, x);
+    expected_alloc(&l, policy, x);
     layout_free(&l);
 }
 
@@ -254,8 +253,7 @@ dp_draws dp_draws_of_rows(const dp_draws *d, int n, const int *row) {
     return y;
 }
 
-/* ---- a run of a draw
- * -------------------------------------------------------------------------------------- */
+/* ---- a run of a draw ---------------------------------------------------------------------- */
 
 /* One nearby problem in one design: the pipeline, and with a front the convolutions around it. */
 typedef struct {
@@ -359,8 +357,7 @@ static const double *log_decay_gradient(const run *x) {
     return x->design.chunk ? x->sim.dg : x->dg;
 }
 
-/* ---- errors of a draw
- * ---------------------------------------------------------------------------------------- */
+/* ---- errors of a draw --------------------------------------------------------------------- */
 
 typedef struct {
     const layout *l;
@@ -475,9 +472,7 @@ static void add_draw(const draw *a) {
     if (a->one->design.chunk == DP_CHUNK) add_stages(a);
 }
 
-/* ---- all draws
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- all draws ---------------------------------------------------------------------------- */
 
 /* The same design with fp32 in place of fp64. */
 static dp_design in_fp32(dp_design d) {
@@ -536,7 +531,7 @@ void dp_expected_run(const dp_expected_request *rq, int n, const dp_expected_pol
     const int D = dp_expected_count(rq->p);
     layout l = layout_of(rq);
     for (int i = 0; i < n; i++)
-        expected_alloc(&l, &out[i]);
+        expected_alloc(&l, &policy[i], &out[i]);
     for (int d = 0; d < D; d++) {
         const mover m = {(uint64_t)(rq->set * D + d), rq->dtype};
         dp_problem y = dp_expected_nearby(rq->p, rq->dtype, (int)m.draw);

@@ -33,13 +33,13 @@ typedef struct {
     const dp_front *front; /* NULL: no training step. q, k, v behind a convolution are not read */
     dp_format dtype;       /* of the inputs */
     int N, backward;
-    int stages; /* 1: intermediates, too; chunk designs of DP_CHUNK tokens only */
-    int set;    /* 0, 1, ..: each an independent set of draws */
+    int set; /* 0, 1, ..: each an independent set of draws */
 } dp_expected_request;
 
 typedef struct {
     dp_design design;
     dp_format chain; /* of the M chain; a recurrent design has none */
+    int stages;      /* 1: intermediates, too; chunk designs of DP_CHUNK tokens only */
 } dp_expected_policy;
 #define DP_EXPECTED_VERSION 6 /* raise it whenever a draw changes */
 
@@ -66,7 +66,8 @@ void dp_expected_run(const dp_expected_request *rq, int n, const dp_expected_pol
                      dp_expected *out);
 
 /* Zeros, of the same shapes; and the arrays, for a cache: returns their number. */
-void dp_expected_alloc(const dp_expected_request *rq, dp_expected *x);
+void dp_expected_alloc(const dp_expected_request *rq, const dp_expected_policy *policy,
+                       dp_expected *x);
 int dp_expected_parts(dp_expected *x, dp_part *parts);
 void dp_expected_free(dp_expected *x);
 
