@@ -48,7 +48,6 @@ void dp_expected_run(const dp_problem *p, const dp_front *front, dp_format dtype
 void dp_expected_alloc(const dp_problem *p, const dp_front *front, int N, int chunks, int backward, int stages, dp_expected *x);
 int dp_expected_parts(dp_expected *x, dp_part *parts);           /* at most DP_EXPECTED_PARTS */
 void dp_expected_free(dp_expected *x);
-#define DP_EXPECTED_VERSION 5    /* raise it whenever a draw changes */
 
 #ifdef __cplusplus
 }

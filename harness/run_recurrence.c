@@ -386,7 +386,7 @@ static void budget(const dp_run_options *o, split *sp, dp_base base, dp_format c
         void *more = with_given(what, sizeof what, &c->p, given, &size);
         key = dp_problem_key(&c->p, more, size);
         free(more);
-        if (dp_cache_load(o->cache, "bound", DP_BUDGET_VERSION, key, part, dp_budget_parts(&c->p, sp->N, out, part))) return;
+        if (dp_cache_load(o->cache, DP_CACHE_BOUND, key, part, dp_budget_parts(&c->p, sp->N, out, part))) return;
     }
     dp_budget_free(out);
     reference(sp);
@@ -399,7 +399,7 @@ static void budget(const dp_run_options *o, split *sp, dp_base base, dp_format c
     dp_budget_run(&w->sound, chain, c->backward, &worst);
     dp_budget_min(&c->p, sp->N, out, &worst);
     dp_budget_free(&worst);
-    if (o->cache) dp_cache_save(o->cache, "bound", DP_BUDGET_VERSION, key, part, dp_budget_parts(&c->p, sp->N, out, part));
+    if (o->cache) dp_cache_save(o->cache, DP_CACHE_BOUND, key, part, dp_budget_parts(&c->p, sp->N, out, part));
 }
 
 /* Does anything but the tensors of ranks need draws of its own? */
@@ -457,7 +457,7 @@ static void expect(const dp_run_options *o, split *sp, int stages, int nb, const
         if (o->cache) {
             dp_expected *x = &sp->exp[sp->nexp];
             dp_expected_alloc(&c->p, &front, sp->N, chunks, c->backward, stages, x);
-            if (dp_cache_load(o->cache, "expected", DP_EXPECTED_VERSION, draws_key(sp, &front, bi, fi, stages), part, dp_expected_parts(x, part))) {
+            if (dp_cache_load(o->cache, DP_CACHE_EXPECTED, draws_key(sp, &front, bi, fi, stages), part, dp_expected_parts(x, part))) {
                 sp->exp_base[sp->nexp] = bi, sp->exp_chain[sp->nexp++] = fi;
                 continue;
             }
@@ -468,7 +468,7 @@ static void expect(const dp_run_options *o, split *sp, int stages, int nb, const
     if (!missing) return;
     dp_expected_run(&c->p, &front, c->input_dtype, sp->N, c->backward, stages, missing, b, f, made);
     for (int i = 0; i < missing; i++) {
-        if (o->cache) dp_cache_save(o->cache, "expected", DP_EXPECTED_VERSION, draws_key(sp, &front, b[i], f[i], stages), part, dp_expected_parts(&made[i], part));
+        if (o->cache) dp_cache_save(o->cache, DP_CACHE_EXPECTED, draws_key(sp, &front, b[i], f[i], stages), part, dp_expected_parts(&made[i], part));
         sp->exp_base[sp->nexp] = b[i], sp->exp_chain[sp->nexp] = f[i], sp->exp[sp->nexp++] = made[i];
     }
 }
@@ -536,9 +536,9 @@ static void stage_errors_of(const dp_run_options *o, split *sp, dp_base base, dp
         part[n++] = (dp_part){x->rad[i], sizeof(double) * (size_t)rows};
     }
     const dp_key key = o->cache ? dp_problem_key(&sp->c->p, what, sizeof what) : (dp_key){{0}};
-    if (!n || (o->cache && dp_cache_load(o->cache, "stages", DP_BUDGET_VERSION, key, part, n))) return;
+    if (!n || (o->cache && dp_cache_load(o->cache, DP_CACHE_STAGES, key, part, n))) return;
     make_stage_errors(sp, base, chain, w, stage, x);
-    if (o->cache) dp_cache_save(o->cache, "stages", DP_BUDGET_VERSION, key, part, n);
+    if (o->cache) dp_cache_save(o->cache, DP_CACHE_STAGES, key, part, n);
 }
 
 static void stage_errors_free(stage_errors *x) {
