@@ -95,11 +95,17 @@ update = @mkdir -p $(@D); printf '%s\n' $(1) >$@.tmp; if cmp -s $@.tmp $@; then 
 COMMIT := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
 $(BUILD)/commit.h: FORCE
 	$(call update,'#define DP_COMMIT "$(COMMIT)"')
+# What the bits of cached results follow from (ref/cache.h): sources, compiler, flags.
+hash      = $$({ echo '$(CC) $(C_ALL) $(CPPFLAGS)'; $(CC) --version | head -n 1; sha256sum $(1); } | sha256sum | cut -c 1-32)
+SOURCES_REF := $(sort $(wildcard ref/*.[ch] ref/*.inc))
+$(BUILD)/sources.h: FORCE
+	$(call update,"#define DP_SOURCES_REF \"$(call hash,$(SOURCES_REF))\"" "#define DP_SOURCES_ALL \"$(call hash,$(SOURCES_REF) $(sort $(wildcard harness/*.[ch] harness/verdict/*.[ch])))\"")
 $(BUILD)/flags: FORCE
 	$(call update,'$(CC) $(C_ALL) $(CPP_ALL)' '$(CXX) $(CXX_ALL)' '$(LDFLAGS) $(LIBS)' '$(GPU_LIB)' "$$($(CC) --version | head -n 1)")
 
 $(BUILD)/harness/main.o $(BUILD)/harness/record.o $(BUILD)/harness/museum.o $(BUILD)/harness/museum_kernels.o: CPP_ALL += -include $(BUILD)/commit.h
-$(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/commit.h
+$(BUILD)/ref/cache.o: CPP_ALL += -include $(BUILD)/commit.h -include $(BUILD)/sources.h
+$(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/commit.h $(BUILD)/sources.h
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -c $< -o $@
 $(BUILD)/%.o: %.cc $(BUILD)/flags
@@ -121,4 +127,4 @@ $(BUILD)/bench/%: $(BUILD)/harness/bench/%.o $(BUILD)/libref.a $(GPU_LIB)
 .SECONDARY:
 
 -include $(wildcard harness/fuzz/fuzz.mk)
--include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD) -type f -name '*.d' 2>/dev/null)

@@ -51,7 +51,6 @@ void dp_budget_free(dp_budget *b);
 #define DP_BUDGET_PARTS 24
 void dp_budget_alloc(const dp_problem *p, int N, int backward, dp_budget *out);
 int dp_budget_parts(const dp_problem *p, int N, dp_budget *b, dp_part *parts);
-#define DP_BUDGET_VERSION 7      /* raise it whenever a bound changes */
 /* The smaller of the two bounds, entry by entry, into a. */
 void dp_budget_min(const dp_problem *p, int N, dp_budget *a, const dp_budget *b);
 

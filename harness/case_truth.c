@@ -43,9 +43,9 @@ static dp_status audited(const dp_case *c, const dp_truth_request *rq, const cha
     dp_part part = {a, sizeof *a};
     uint64_t seed;
     memcpy(&seed, key.byte, sizeof seed);
-    if (cache && dp_cache_load(cache, "audit", 1, key, &part, 1)) return DP_OK;
+    if (cache && dp_cache_load(cache, DP_CACHE_AUDIT, key, &part, 1)) return DP_OK;
     const dp_status st = dp_truth_audit_columns(&c->p, t, seed, AUDIT_COLUMNS, AUDIT_TOKENS, a, e);
-    if (!st && cache) dp_cache_save(cache, "audit", 1, key, &part, 1);
+    if (!st && cache) dp_cache_save(cache, DP_CACHE_AUDIT, key, &part, 1);
     return st;
 }
 

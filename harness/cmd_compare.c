@@ -134,6 +134,22 @@ static int by_growth(const void *a, const void *b) {
 
 static int badness(const char *verdict) { return !strcmp(verdict, "pass") ? 0 : !strcmp(verdict, "fail") ? 3 : !strcmp(verdict, "unjudged") ? 1 : 2; }
 
+/* ---- digests -------------------------------------------------------------------------------------------------------------------------- */
+
+/* Of all results of simulated ranks (harness/digest.h); "" in records that have none. */
+static const char *digest(const record *r) { return text(json_object_get(r->root, "digest"), "value"); }
+
+static const char *digest_says(const record *a, const record *b) {
+    return !*digest(a) || !*digest(b) ? "unknown" : strcmp(digest(a), digest(b)) ? "different" : "same";
+}
+
+static void print_digests(const record *a, const record *b, FILE *f) {
+    const char *says = digest_says(a, b);
+    if (!strcmp(says, "same")) fprintf(f, "digest: the same, %s: every bit of every result of simulated ranks\n", digest(a));
+    else if (!strcmp(says, "different")) fprintf(f, "digest: %s and %s: results of simulated ranks differ, or their runs do\n", digest(a), digest(b));
+    else fprintf(f, "digest: %s has none\n", *digest(a) ? "NEW" : *digest(b) ? "OLD" : "neither record");
+}
+
 /* ---- output --------------------------------------------------------------------------------------------------------------------------- */
 
 static void percent(double by, char *out, size_t size) {
@@ -160,6 +176,7 @@ static int write_json(const char *path, const record *a, const record *b, const 
     }
     json_object_set_new(o, "schema", json_string("deltaproof-comparison")), json_object_set_new(o, "schema_version", json_integer(1));
     json_object_set_new(o, "old", json_string(a->commit)), json_object_set_new(o, "new", json_string(b->commit)), json_object_set_new(o, "worse", json_boolean(worse));
+    json_object_set_new(o, "digest", json_string(digest_says(a, b)));
     json_object_set_new(o, "moved", list), json_object_set(o, "verdicts", changed), json_object_set(o, "appeared", appeared), json_object_set(o, "vanished", vanished);
     dp_err e = {0};
     if (dp_json_write(o, path, 17, &e)) fprintf(stderr, "deltaproof: %s\n", e.msg);
@@ -175,7 +192,7 @@ static void compare_run(const options *o, const record *again, const char *id, c
     size_t i;
     json_t *x;
     t->both++;
-    t->noisy += strcmp(backend, "sim") && strcmp(backend, "file");
+    t->noisy += strcmp(backend, "sim") && strcmp(backend, "lapack") && strcmp(backend, "file");
     if (strcmp(va, vb)) {
         const int worse = badness(vb) > badness(va);
         t->verdict_worse += worse;
@@ -221,6 +238,7 @@ static int compare(const options *o, const record *a, const record *b, const rec
             m.up, m.worse, o->worse, m.down, json_array_size(t.appeared), json_array_size(t.vanished));
     if (o->nagain) fprintf(f, "noise: measured between OLD and %d further record%s of it\n", o->nagain, o->nagain > 1 ? "s" : "");
     else if (t.noisy) fprintf(f, "noise: unknown for %d runs on devices or of libraries, taken as 0 (give --again RECORD)\n", t.noisy);
+    print_digests(a, b, f);
     if (!t.both) fprintf(stderr, "deltaproof: compare: the records have no run in common\n"), rc = 2;
     else fprintf(f, "COMPARE: %s (%s -> %s)\n", worse ? "WORSE" : m.n || json_array_size(t.changed) ? "NOT WORSE" : "SAME", a->commit, b->commit);
     if (o->json && write_json(o->json, a, b, &m, t.changed, t.appeared, t.vanished, worse)) rc = 2;

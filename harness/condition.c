@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 1
-
 typedef struct { double inverse, entry, condition; } sizes;
 
 static sizes of_chunk(const dp_chunk *ch) {
@@ -58,7 +56,7 @@ dp_status dp_condition_cached(const dp_problem *p, int N, const dp_sim *ref, con
     memset(c, 0, sizeof *c);                                     /* padding, too, is part of a cache entry */
     if (cache) {
         key = dp_problem_key(p, what, sizeof what);
-        if (dp_cache_load(cache, "condition", VERSION, key, part, 1)) return DP_OK;
+        if (dp_cache_load(cache, DP_CACHE_CONDITION, key, part, 1)) return DP_OK;
     }
     if (ref) dp_condition_of(ref, c);
     else {
@@ -68,7 +66,7 @@ dp_status dp_condition_cached(const dp_problem *p, int N, const dp_sim *ref, con
         dp_condition_of(&s, c);
         dp_sim_free(&s);
     }
-    if (cache) dp_cache_save(cache, "condition", VERSION, key, part, 1);
+    if (cache) dp_cache_save(cache, DP_CACHE_CONDITION, key, part, 1);
     return DP_OK;
 }
 

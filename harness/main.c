@@ -8,6 +8,7 @@
 #include "case.h"
 #include "commands.h"
 #include "cuda_procs.h"
+#include "digest.h"
 #include "home.h"
 #include "judge.h"
 #include "museum.h"
@@ -254,6 +255,7 @@ static int finish(const options *o, const dp_record *rec) {
     dp_err e = {0};
     int n[DP_NVERDICTS], rc = 0;
     char path[4096];
+    FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;
     if (o->json && dp_record_write_json(rec, o->json, &e)) rc = refuse(&e);
     if (o->out_dir) {
         snprintf(path, sizeof path, "%s/results.json", o->out_dir);
@@ -264,8 +266,10 @@ static int finish(const options *o, const dp_record *rec) {
         if (!rc) printf("report: %s/report.html\n", o->out_dir);
     }
     dp_record_totals(rec, n);
+    const dp_digest d = dp_digest_of(rec->runs);
+    if (d.runs) fprintf(table, "digest: %s (%d runs of simulated ranks)\n", d.hex, d.runs);
     const char *v = dp_record_verdict(rec);
-    fprintf(o->json && !strcmp(o->json, "-") ? stderr : stdout, "VERDICT: %s (%d passed, %d failed, %d skipped, %d unjudged)\n",
+    fprintf(table, "VERDICT: %s (%d passed, %d failed, %d skipped, %d unjudged)\n",
             !strcmp(v, "pass") ? "PASS" : !strcmp(v, "fail") ? "FAIL" : "COULD NOT JUDGE", n[DP_PASS], n[DP_FAIL], n[DP_SKIPPED], n[DP_UNJUDGED]);
     if (n[DP_FAIL]) return 1;
     return rc || rec->errors || !strcmp(v, "error") ? 2 : 0;

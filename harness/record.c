@@ -1,4 +1,5 @@
 #include "record.h"
+#include "digest.h"
 #include "../ref/output.h"
 
 #include <cblas.h>
@@ -202,6 +203,8 @@ static json_t *record_json(const dp_record *r) {
     if (r->command) set_str(p, "command", r->command);
     set(o, "program", p), set_str(o, "created", when), set(o, "seconds", num(r->seconds));
     for (int i = 0; i < DP_NVERDICTS; i++) set(tot, dp_verdict_names[i], json_integer(n[i]));
+    const dp_digest d = dp_digest_of(r->runs);
+    if (d.runs) set(o, "digest", json_pack("{sssi}", "value", d.hex, "runs", d.runs));
     set(o, "totals", tot), set(o, "errors", json_integer(r->errors)), set_str(o, "verdict", dp_record_verdict(r));
     for (int i = 0; i < r->ncase; i++) json_array_append_new(cs, case_json(r->cases[i]));
     for (int i = 0; i < r->runs->n; i++) json_array_append_new(rs, run_json(&r->runs->run[i]));

@@ -8,6 +8,7 @@
  *   "program": {"version", "commit", "compiler", "blas", "mpfr", "cores", "device", "command"},      command: what made the record, for a shell
  *   "created": "2026-11-20T19:00:00Z", "seconds": 61.2,
  *   "totals": {"pass": 0, "fail": 0, "skipped": 0, "unjudged": 0},      over runs
+ *   "digest": {"value": "32 hexadecimal digits", "runs": 1797},      of all results of simulated ranks (harness/digest.h), the same on every machine; absent: none ran
  *   "errors": 0,                  cases that could not be judged at all
  *   "verdict": "pass" | "fail" | "error",
  *   "cases": [{"name", "op", "reason", "source", "T","H","HV","K","V","R","Nseq", "regime", "warnings": [..]}],   op-dependent fields

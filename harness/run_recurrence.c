@@ -430,12 +430,12 @@ static void budget(const dp_run_options *o, split *sp, const dp_design *design, 
         void *more = with_given(what, sizeof what, &c->p, given, &size);
         key = dp_problem_key(&c->p, more, size);
         free(more);
-        if (dp_cache_load(o->cache, "bound", DP_BUDGET_VERSION, key, part, dp_budget_parts(&c->p, sp->N, out, part))) return;
+        if (dp_cache_load(o->cache, DP_CACHE_BOUND, key, part, dp_budget_parts(&c->p, sp->N, out, part))) return;
     }
     dp_budget_free(out);
     if (chunk != DP_CHUNK) {
         budget_of_chunks(sp, base, chain, chunk, out);
-        if (o->cache) dp_cache_save(o->cache, "bound", DP_BUDGET_VERSION, key, part, dp_budget_parts(&c->p, sp->N, out, part));
+        if (o->cache) dp_cache_save(o->cache, DP_CACHE_BOUND, key, part, dp_budget_parts(&c->p, sp->N, out, part));
         return;
     }
     reference(sp);
@@ -448,7 +448,7 @@ static void budget(const dp_run_options *o, split *sp, const dp_design *design, 
     dp_budget_run(&w->sound, chain, c->backward, &worst);
     dp_budget_min(&c->p, sp->N, out, &worst);
     dp_budget_free(&worst);
-    if (o->cache) dp_cache_save(o->cache, "bound", DP_BUDGET_VERSION, key, part, dp_budget_parts(&c->p, sp->N, out, part));
+    if (o->cache) dp_cache_save(o->cache, DP_CACHE_BOUND, key, part, dp_budget_parts(&c->p, sp->N, out, part));
 }
 
 /* Does anything but the tensors of ranks need draws of its own? */
@@ -540,9 +540,9 @@ static void stage_errors_of(const dp_run_options *o, split *sp, dp_base base, dp
         part[n++] = (dp_part){x->rad[i], sizeof(double) * (size_t)rows};
     }
     const dp_key key = o->cache ? dp_problem_key(&sp->c->p, what, sizeof what) : (dp_key){{0}};
-    if (!n || (o->cache && dp_cache_load(o->cache, "stages", DP_BUDGET_VERSION, key, part, n))) return;
+    if (!n || (o->cache && dp_cache_load(o->cache, DP_CACHE_STAGES, key, part, n))) return;
     make_stage_errors(sp, base, chain, w, stage, x);
-    if (o->cache) dp_cache_save(o->cache, "stages", DP_BUDGET_VERSION, key, part, n);
+    if (o->cache) dp_cache_save(o->cache, DP_CACHE_STAGES, key, part, n);
 }
 
 static void stage_errors_free(stage_errors *x) {

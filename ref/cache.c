@@ -1,5 +1,6 @@
 #include "cache.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -9,9 +10,32 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#define MAGIC "DPCACHE\n"
-typedef struct { char magic[8]; uint64_t version; dp_key key; } header;
-_Static_assert(sizeof(XXH128_canonical_t) == sizeof(dp_key), "key size");
+/* The Makefile gives these; a build without it keeps no entry apart from another such build's. */
+#ifndef DP_SOURCES_REF
+#define DP_SOURCES_REF "00000000000000000000000000000000"
+#define DP_SOURCES_ALL DP_SOURCES_REF
+#endif
+#ifndef DP_COMMIT
+#define DP_COMMIT "unknown"
+#endif
+#define MADE_BY "commit " DP_COMMIT ", compiler " __VERSION__
+
+#define MAGIC "DPCACHE2"
+#define DIGITS 32                        /* of sources; a file's name has the first 16 */
+typedef struct { char magic[8], sources[DIGITS], made_by[96]; dp_key key; } header;
+_Static_assert(sizeof(XXH128_canonical_t) == sizeof(dp_key) && sizeof(header) == 152, "no padding");
+_Static_assert(sizeof DP_SOURCES_REF == DIGITS + 1 && sizeof DP_SOURCES_ALL == DIGITS + 1, "a hash of 32 digits");
+
+static const struct { const char *name, *sources; } kinds[DP_NCACHE_KINDS] = {
+    [DP_CACHE_TRUTH] = {"truth", DP_SOURCES_REF},
+    [DP_CACHE_AUDIT] = {"audit", DP_SOURCES_REF},
+    [DP_CACHE_CONDITION] = {"condition", DP_SOURCES_ALL},
+    [DP_CACHE_BOUND] = {"bound", DP_SOURCES_ALL},
+    [DP_CACHE_STAGES] = {"stages", DP_SOURCES_ALL},
+    [DP_CACHE_EXPECTED] = {"expected", DP_SOURCES_ALL},
+};
+
+const char *dp_cache_sources(dp_cache_kind kind) { return kinds[kind].sources; }
 
 static dp_key digest(XXH3_state_t *s) {
     XXH128_canonical_t c;
@@ -57,20 +81,23 @@ dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
     return digest(s);
 }
 
-static void entry_path(char *out, size_t size, const char *dir, const char *kind, uint64_t version, dp_key key) {
-    char hex[33];
-    for (int i = 0; i < 16; i++) snprintf(hex + 2 * i, 3, "%02x", key.byte[i]);
-    snprintf(out, size, "%s/%s.%llu.%s", dir, hex, (unsigned long long)version, kind);
+typedef struct { char hex[33], path[4096]; } entry;
+
+static entry entry_of(const char *dir, dp_cache_kind kind, dp_key key) {
+    entry e;
+    for (int i = 0; i < 16; i++) snprintf(e.hex + 2 * i, 3, "%02x", key.byte[i]);
+    snprintf(e.path, sizeof e.path, "%s/%s.%.16s.%s", dir, e.hex, kinds[kind].sources, kinds[kind].name);
+    return e;
 }
 
-/* NULL: loaded, else why not. */
-static const char *load(FILE *f, const header *want, const dp_part *part, int n) {
-    header h;
+/* NULL: loaded, else why not; *h: the header, as far as it could be read. */
+static const char *load(FILE *f, const header *want, const dp_part *part, int n, header *h) {
     dp_key got;
-    if (fread(&h, sizeof h, 1, f) != 1) return "shorter than its header";
-    if (memcmp(&h, want, sizeof h)) return "header of another entry";
+    if (fread(h, sizeof *h, 1, f) != 1) return "shorter than its header";
+    if (memcmp(h->magic, want->magic, sizeof h->magic) || memcmp(&h->key, &want->key, sizeof h->key)) return "header of another entry";
+    if (memcmp(h->sources, want->sources, sizeof h->sources)) return "made by another arithmetic";
     XXH3_state_t *s = new_state();
-    XXH3_128bits_update(s, &h, sizeof h);
+    XXH3_128bits_update(s, h, sizeof *h);
     int bad = 0;
     for (int i = 0; i < n && !bad; i++) {
         bad = part[i].size && fread(part[i].at, part[i].size, 1, f) != 1;
@@ -82,22 +109,26 @@ static const char *load(FILE *f, const header *want, const dp_part *part, int n)
     return memcmp(&got, &sum, sizeof sum) ? "checksum does not match" : NULL;
 }
 
-static header header_of(uint64_t version, dp_key key) {
-    header h = {.version = version, .key = key};
+static header header_of(dp_cache_kind kind, dp_key key) {
+    header h = {.key = key};
     memcpy(h.magic, MAGIC, sizeof h.magic);
+    memcpy(h.sources, kinds[kind].sources, sizeof h.sources);
+    snprintf(h.made_by, sizeof h.made_by, "%s", MADE_BY);
     return h;
 }
 
-int dp_cache_load(const char *dir, const char *kind, uint64_t version, dp_key key, const dp_part *part, int n) {
-    char path[4096];
-    entry_path(path, sizeof path, dir, kind, version, key);
-    FILE *f = fopen(path, "rb");
+int dp_cache_load(const char *dir, dp_cache_kind kind, dp_key key, const dp_part *part, int n) {
+    const entry e = entry_of(dir, kind, key);
+    FILE *f = fopen(e.path, "rb");
     if (!f) return 0;
-    const header h = header_of(version, key);
-    const char *why = load(f, &h, part, n);
+    const header want = header_of(kind, key);
+    header h = {.key = key};
+    const char *why = load(f, &want, part, n, &h);
     fclose(f);
-    if (why) fprintf(stderr, "cache: %s is damaged (%s): computing it again\n", path, why);
-    return !why;
+    if (!why) return 1;
+    const int named = !memcmp(h.magic, want.magic, sizeof h.magic) && h.made_by[0] && memchr(h.made_by, 0, sizeof h.made_by);
+    fprintf(stderr, "cache: %s is damaged (%s%s%s): computing it again\n", e.path, why, named ? "; made by " : "", named ? h.made_by : "");
+    return 0;
 }
 
 static int write_entry(FILE *f, const header *h, const dp_part *part, int n) {
@@ -124,11 +155,23 @@ int dp_make_dirs(const char *path) {
     return mkdir(b, 0777) && errno != EEXIST ? -1 : 0;
 }
 
-void dp_cache_save(const char *dir, const char *kind, uint64_t version, dp_key key, const dp_part *part, int n) {
-    char path[4096], tmp[4200];
-    const header h = header_of(version, key);
+/* Entries of this content and kind that other arithmetics made: a folder does not grow by all of them with every build. */
+static void remove_others(const char *dir, const entry *own, dp_cache_kind kind) {
+    const char *name = strrchr(own->path, '/') + 1;
+    DIR *d = opendir(dir);
+    for (struct dirent *x; d && (x = readdir(d));) {
+        const char *dot = strrchr(x->d_name, '.');
+        if (dot && !strncmp(x->d_name, own->hex, 32) && !strcmp(dot + 1, kinds[kind].name) && strcmp(x->d_name, name)) unlinkat(dirfd(d), x->d_name, 0);
+    }
+    if (d) closedir(d);
+}
+
+void dp_cache_save(const char *dir, dp_cache_kind kind, dp_key key, const dp_part *part, int n) {
+    char tmp[4200];
+    const header h = header_of(kind, key);
+    const entry own = entry_of(dir, kind, key);
+    const char *path = own.path;
     dp_make_dirs(dir);                                           /* if that fails, so does mkstemp, with its reason */
-    entry_path(path, sizeof path, dir, kind, version, key);
     snprintf(tmp, sizeof tmp, "%s.XXXXXX", path);
     const int fd = mkstemp(tmp);
     FILE *f = fd < 0 ? NULL : fdopen(fd, "wb");
@@ -139,6 +182,7 @@ void dp_cache_save(const char *dir, const char *kind, uint64_t version, dp_key k
         if (fd >= 0) unlink(tmp);
         return;
     }
+    remove_others(dir, &own, kind);
     const int d = open(dir, O_RDONLY | O_DIRECTORY);             /* the rename itself must last too */
     if (d >= 0) fsync(d), close(d);
 }

@@ -91,7 +91,7 @@ typedef struct {
 void dp_truth_at_rank(const dp_truth *t, const dp_problem *p, const dp_context *c, int hv, dp_truth_rank *out);
 void dp_truth_rank_free(dp_truth_rank *r);
 
-/* Cache: a file of the truth under dir, named by the content hash (XXH3-128) of problem, request and the truth's own version number.
+/* Cache: a file of the truth under dir, named by the content hash (XXH3-128) of problem and request, and by the sources of ref/ (ref/cache.h).
  * Written by atomic rename with a checksum; a damaged or truncated entry is recomputed, and said so on stderr.
  * *cached (may be NULL) says whether it came from the cache. dir NULL: no cache. */
 dp_status dp_truth_cached(const dp_problem *p, const dp_truth_request *rq, const char *dir, dp_truth *t, int *cached, dp_err *e);

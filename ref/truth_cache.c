@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 
-#define TRUTH_VERSION 4          /* raise it whenever dp_truth_run may return other bits for the same request */
 #define MAX_PARTS 40
 
 static int parts_of(dp_truth *t, dp_part *part) {
@@ -42,12 +41,12 @@ dp_status dp_truth_cached(const dp_problem *p, const dp_truth_request *rq, const
     const dp_status s = tr_truth_alloc(p, rq, t, e);
     if (s) return s;
     const dp_key key = key_of(p, rq);
-    if (dp_cache_load(dir, "truth", TRUTH_VERSION, key, part, parts_of(t, part))) {
+    if (dp_cache_load(dir, DP_CACHE_TRUTH, key, part, parts_of(t, part))) {
         if (cached) *cached = 1;
         return DP_OK;
     }
     dp_truth_free(t);
     const dp_status run = dp_truth_run(p, rq, t, e);
-    if (!run) dp_cache_save(dir, "truth", TRUTH_VERSION, key, part, parts_of(t, part));
+    if (!run) dp_cache_save(dir, DP_CACHE_TRUTH, key, part, parts_of(t, part));
     return run;
 }

@@ -103,7 +103,7 @@ static int load(dp_expectations *e, const dp_claim *c, int set) {
     dp_expected_alloc(&rq, &policy, &x);
     const int n = dp_expected_parts(&x, part);
     const dp_key key = key_of(e, c, set);
-    if (!dp_cache_load(e->cache, "expected", DP_EXPECTED_VERSION, key, part, n)) {
+    if (!dp_cache_load(e->cache, DP_CACHE_EXPECTED, key, part, n)) {
         dp_expected_free(&x);
         return 0;
     }
@@ -116,7 +116,7 @@ static void save(const dp_expectations *e, dp_expectation *k) {
     if (!e->cache) return;
     const int n = dp_expected_parts(&k->x, part);
     const dp_key key = key_of(e, &k->claim, k->set);
-    dp_cache_save(e->cache, "expected", DP_EXPECTED_VERSION, key, part, n);
+    dp_cache_save(e->cache, DP_CACHE_EXPECTED, key, part, n);
 }
 
 /* ---- drawing ------------------------------------------------------------------------------ */

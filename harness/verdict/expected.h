@@ -41,7 +41,6 @@ typedef struct {
     dp_format chain; /* of the M chain; a recurrent design has none */
     int stages;      /* 1: intermediates, too; chunk designs of DP_CHUNK tokens only */
 } dp_expected_policy;
-#define DP_EXPECTED_VERSION 6 /* raise it whenever a draw changes */
 
 #define DP_FIELDS 10
 #define DP_RANK_TENSORS 6 /* S_in M H dS_out dM dH */
