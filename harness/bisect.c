@@ -199,7 +199,7 @@ static void stage_gate(work *w) {
 
 /* A decay below the smallest number of the format is 0 whatever its exponent: exponents are compared down to there. */
 static void judge_gcum(work *w, const chunk *c) {
-    const double floor = w->base == DP_BASE_FP64 ? -746 : -104;
+    const double floor = dp_gate_floor(w->base);
     const int K = w->p->K;
     double *a = dp_doubles(2 * K), *b = a + K;
     for (int t = 0; t < c->ref->c; t++) {
@@ -715,7 +715,7 @@ dp_status dp_bisect_expected(const dp_problem *p, dp_base base, dp_format chain,
     if (same) run_tallied(&w, backward);
     work_free(&w);
     for (int d = 0; d < tal.ndraw && same; d++) {
-        dp_problem y = dp_expected_nearby(p, dtype, d);
+        dp_problem y = dp_nearby_problem(p, &(dp_mover){(uint64_t)d, dtype});
         work one = {.out = out, .tal = &tal};
         tal.draw = d;
         if (!work_new(&one, &y, base, chain, merge, N, DP_FAULT_NONE, by_inverse, backward, e)) run_tallied(&one, backward), work_free(&one);

@@ -92,6 +92,20 @@ static dp_inputs_spec spec_of(const dp_casefile *f) {
                  .has_A_log = dp_casefile_has(f, "A_log"), .A_log = f->A_log}};
 }
 
+static int one_of(const dp_ints *list, int64_t x) {
+    for (int i = 0; i < list->n; i++)
+        if (list->v[i] == x) return 1;
+    return 0;
+}
+
+int dp_case_chains(const dp_case *c, int N, int nwant, const int *want, int out[DP_NFORMATS]) {
+    const int n = dp_select(c->nchain, (const int *)c->chain, nwant, want, out);
+    int all = nwant > 0;                                         /* who asks for one gets it */
+    for (int i = 0; i < c->nranks; i++)
+        all |= c->ranks[i] == N && c->all_chains[i];
+    return n > 1 && (N == 1 || !all) ? 1 : n;
+}
+
 static dp_status settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     c->reason = strdup(f->reason);
     c->source = strdup(f->source);
@@ -105,6 +119,10 @@ static dp_status settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     c->spec = spec_of(f);
     c->input_dtype = c->op == DP_OP_CHAIN ? DP_FP32 : c->spec.dtype;
     for (int i = 0; i < f->ranks.n; i++) c->ranks[c->nranks++] = (int)f->ranks.v[i];
+    for (int i = 0; i < f->chain_ranks.n; i++)
+        if (!one_of(&f->ranks, f->chain_ranks.v[i])) return dp_casefile_refuse(f, "chain_ranks", e, "%lld is not one of ranks", (long long)f->chain_ranks.v[i]);
+    for (int i = 0; i < f->ranks.n; i++)
+        c->all_chains[i] = !f->chain_ranks.n || one_of(&f->chain_ranks, f->ranks.v[i]);
     for (int i = 0; i < f->base.n; i++) c->base[c->nbase++] = (dp_base)f->base.v[i];
     for (int i = 0; i < f->chain.n; i++) c->chain[c->nchain++] = (dp_format)f->chain.v[i];
     for (int i = 0; i < f->merge.n; i++) c->merge[c->nmerge++] = (dp_merge)f->merge.v[i];

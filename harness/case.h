@@ -34,6 +34,7 @@ typedef struct {
     int nranks; int ranks[16];   /* lists that the op has no use for hold their one default */
     int nbase; dp_base base[DP_NBASES];
     int nchain; dp_format chain[DP_NFORMATS];
+    unsigned char all_chains[16];        /* by ranks: 1: every format of the chain, 0: the first alone */
     int nmerge; dp_merge merge[DP_NMERGES];
     int backward;                /* 0: forward only */
     int bits;                    /* precision of the truth, 192 */
@@ -52,6 +53,8 @@ typedef struct {
 } dp_case;
 
 /* Reads and checks the file, generates or loads the inputs. */
+/* The formats of the chain on that many ranks of the case: one rank forms no M. */
+int dp_case_chains(const dp_case *c, int N, int nwant, const int *want, int out[DP_NFORMATS]);
 dp_status dp_case_load(const char *path, dp_case *c, dp_err *e);
 /* `load_inputs` = 0: settings only, no tensors and no data file (for `list`): p and conv hold the shapes that the case file itself
  * states, 0 for those that it leaves to its data. */

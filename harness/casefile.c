@@ -70,6 +70,7 @@ static const key KEYS[] = {
     {"ranks", INTS, REC | CONV, AT(ranks), "1", 1, 4096, NULL, "numbers of ranks, at most 16 of them; each divides T"},
     {"base", CHOICES, REC | CONV, AT(base), "fp32", 0, 0, "fp64|fp32|bf16", "formats of every stage except the M chain"},
     {"chain", CHOICES, REC | CHAIN, AT(chain), "fp32", 0, 0, "fp64|fp32|tf32x3|tf32|tf32rz|bf16|bf16st", "formats of the M chain"},
+    {"chain_ranks", INTS, REC, AT(chain_ranks), "(all of ranks)", 1, 4096, NULL, "which of ranks run every format of the chain; the others run its first"},
     {"merge", CHOICES, REC, AT(merge), "allgather", 0, 0, "allgather|ring", "how ranks' (M,H) are merged"},
     {"nonfinite", CHOICE, REC | CONV, AT(nonfinite), "refuse", 0, 0, "refuse|allow", "NaN and Inf among the inputs"},
     {"poke", TEXT, REC | CONV, AT(poke), "(none)", 0, 0, NULL, "values put into inputs: v[5,0,0,3] nan, beta[*,0,0] 0, k[3,0,0,1] 0x1p-140"},

@@ -26,7 +26,7 @@ static void put_tensor(FILE *f, const dp_judgement *t) {
     for (size_t i = 0; i < sizeof x / sizeof *x; i++)
         put(f, x[i]);
     for (int l = 0; l < DP_NLEVELS && !isnan(e->excess); l++) {
-        const dp_excess_level *y = &e->at[l];
+        const dp_level_result *y = &e->at[l];
         const double z[] = {y->ratio, y->median, y->limit, y->freedom, y->draw};
         for (size_t i = 0; i < sizeof z / sizeof *z; i++)
             put(f, z[i]);

@@ -17,7 +17,9 @@
 
 #include <argp.h>
 #include <errno.h>
+#include <malloc.h>
 #include <math.h>
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -177,7 +179,9 @@ typedef struct { const options *o; int n[DP_NVERDICTS]; } tally;
 static void on_run(const dp_run *r, void *arg) {
     tally *t = arg;
     t->n[r->verdict]++;
-    if (t->o->verbose || r->verdict == DP_FAIL) print_run(r, t->o->json && !strcmp(t->o->json, "-") ? stderr : stdout);
+    if (!t->o->verbose && r->verdict != DP_FAIL) return;
+#pragma omp critical(printing)
+    print_run(r, t->o->json && !strcmp(t->o->json, "-") ? stderr : stdout);
 }
 
 static int report(const char *dir) {
@@ -227,28 +231,100 @@ static char *parse_id(options *o, dp_err *e) {
 
 static int keep_case(const options *o, const dp_case *c) { return o->all || (o->smoke && c->smoke) || o->of.nname; }
 
+/* What a case offers, where the options left nothing of it. */
+static int say_no_run(const dp_case *c) {
+#pragma omp critical(printing)
+    {
+        fprintf(stderr, "deltaproof: %s: offers no run with these options; it lists", c->path);
+        for (int i = 0; i < c->nranks; i++)
+            fprintf(stderr, "%s%d", i ? "," : " ranks = ", c->ranks[i]);
+        for (int i = 0; i < c->nbase; i++)
+            fprintf(stderr, "%s%s", i ? "," : "; base = ", dp_base_names[c->base[i]]);
+        for (int i = 0; i < c->nchain; i++)
+            fprintf(stderr, "%s%s", i ? "," : "; chain = ", dp_formats[c->chain[i]].name);
+        for (int i = 0; i < c->nmerge; i++)
+            fprintf(stderr, "%s%s", i ? "," : "; merge = ", dp_merge_names[c->merge[i]]);
+        fputc('\n', stderr);
+    }
+    return 2;
+}
+
+static void print_case(const options *o, const dp_case *c, const tally *t, double seconds) {
+    FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;   /* the record alone goes to standard output */
+    fprintf(table, "%-24s %3d passed, %d failed, %d skipped, %d unjudged  (%.1f s)\n", c->name, t->n[DP_PASS], t->n[DP_FAIL], t->n[DP_SKIPPED],
+            t->n[DP_UNJUDGED], seconds);
+    fflush(table);
+}
+
 static int run_one_case(const options *o, dp_case *c, dp_runs *runs) {
     dp_err e = {0};
     tally t = {.o = o};
     const double t0 = dp_now();
     const dp_run_options ro = {.nranks = o->of.nranks, .ranks = o->of.ranks, .nbase = o->of.nbase, .base = o->of.base, .nchain = o->of.nchain, .chain = o->of.chain, .nmerge = o->of.nmerge, .merge = o->of.merge, .nbackend = o->of.nbackend, .backend = o->of.backend, .nway = o->nway, .way = o->way,
                                .fault = o->of.fault, .subject = o->of.subject ? &o->subject : NULL, .design = o->judge.design, .limit_s = o->of.limit_s, .cache = o->of.cache, .truth = o->has_truth ? &o->truth : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
-    FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;   /* the record alone goes to standard output */
     for (int i = 0; i < c->nwarn; i++) fprintf(stderr, "deltaproof: warning: %s\n", c->warn[i]);
     if (o->of.fault && !dp_fault_concerns(o->of.fault, c->op)) fprintf(stderr, "deltaproof: warning: %s: the fault %s cannot show in op = %s\n", c->path, dp_faults[o->of.fault].name, c->op_name);
     const int before = runs->n;
     if (dp_case_run(c, &ro, runs, &e)) return refuse(&e);
-    if (runs->n == before && !o->all && !o->smoke) {
-        fprintf(stderr, "deltaproof: %s: offers no run with these options; it lists", c->path);
-        for (int i = 0; i < c->nranks; i++) fprintf(stderr, "%s%d", i ? "," : " ranks = ", c->ranks[i]);
-        for (int i = 0; i < c->nbase; i++) fprintf(stderr, "%s%s", i ? "," : "; base = ", dp_base_names[c->base[i]]);
-        for (int i = 0; i < c->nchain; i++) fprintf(stderr, "%s%s", i ? "," : "; chain = ", dp_formats[c->chain[i]].name);
-        for (int i = 0; i < c->nmerge; i++) fprintf(stderr, "%s%s", i ? "," : "; merge = ", dp_merge_names[c->merge[i]]);
-        return fputc('\n', stderr), 2;
-    }
-    fprintf(table, "%-24s %3d passed, %d failed, %d skipped, %d unjudged  (%.1f s)\n", c->name, t.n[DP_PASS], t.n[DP_FAIL], t.n[DP_SKIPPED], t.n[DP_UNJUDGED], dp_now() - t0);
-    fflush(table);
+    if (runs->n == before && !o->all && !o->smoke) return say_no_run(c);
+#pragma omp critical(printing)
+    print_case(o, c, &t, dp_now() - t0);
     return 0;
+}
+
+/* ---- all cases ---------------------------------------------------------------------------------------------------------------------- */
+
+/* How long a case takes, in units of its own: what states cost, once for every run. */
+static double cost_of(const dp_case *c) {
+    const dp_problem *p = &c->p;
+    const double state = (double)p->T * p->HV * p->R * p->R * (p->K + p->V + 64.) * (p->K + 64.);
+    return state * c->nranks * c->nbase * (1 + c->nchain);
+}
+
+typedef struct {
+    dp_case *c;
+    dp_runs runs;
+    int error;
+} job;
+
+static int by_cost(const void *a, const void *b) {
+    const double x = cost_of((*(job *const *)a)->c), y = cost_of((*(job *const *)b)->c);
+    return (x < y) - (x > y);
+}
+
+/* Simulated ranks alone run many cases side by side; devices and foreign code are asked one thing at a time. */
+static int side_by_side(const options *o) {
+    int foreign = o->of.subject != NULL;
+    for (int i = 0; i < o->of.nbackend; i++)
+        foreign |= o->of.backend[i] != DP_BACKEND_SIM && o->of.backend[i] != DP_BACKEND_LAPACK;
+    if (foreign || (!o->of.nbackend && !dp_cuda_unavailable(DP_BACKEND_CUDA, 1))) return 1;
+    return (int)ceil(sqrt(omp_get_max_threads()));               /* the other threads work inside each case */
+}
+
+/* The longest case first; runs keep the order of cases. Returns how many cases could not be judged. */
+static int run_cases(const options *o, int n, dp_case *const *cases, dp_runs *runs) {
+    job *jobs = dp_calloc((size_t)n + 1, sizeof *jobs), **order = dp_calloc((size_t)n + 1, sizeof *order);
+    const int outer = side_by_side(o), inner = omp_get_max_threads() / outer;
+    int errors = 0;
+    for (int i = 0; i < n; i++) {
+        jobs[i].c = cases[i];
+        order[i] = &jobs[i];
+    }
+    if (outer > 1) qsort(order, (size_t)n, sizeof *order, by_cost);
+#pragma omp parallel num_threads(outer)
+    {
+        omp_set_num_threads(inner > 0 ? inner : 1);
+#pragma omp for schedule(dynamic, 1)
+        for (int i = 0; i < n; i++)
+            order[i]->error = run_one_case(o, order[i]->c, &order[i]->runs);
+    }
+    for (int i = 0; i < n; i++) {
+        errors += jobs[i].error != 0;
+        dp_runs_move(runs, &jobs[i].runs);
+    }
+    free(jobs);
+    free(order);
+    return errors;
 }
 
 static int finish(const options *o, const dp_record *rec) {
@@ -329,8 +405,8 @@ static int command_run(options *o) {
             continue;
         }
         cases[rec.ncase++] = c;
-        rec.errors += run_one_case(o, c, &runs) != 0;
     }
+    rec.errors += run_cases(o, rec.ncase, cases, &runs);
     rec.seconds = dp_now() - t0;
     const int rc = finish(o, &rec);
     for (int i = 0; i < rec.ncase; i++) dp_case_free(cases[i]), free(cases[i]);
@@ -564,6 +640,9 @@ static int usage(FILE *f, int rc) {
 int main(int argc, char **argv) {
     dp_err e = {0};
     openblas_set_num_threads(1);                                 /* we call BLAS from our own threads */
+    omp_set_max_active_levels(3);                                /* cases, draws, chunks */
+    mallopt(M_MMAP_THRESHOLD, 1 << 30);                          /* matrices come and go all the time: their pages stay */
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
     if (dp_isa_choose(getenv("DP_ISA"), &e)) return refuse(&e);
     if (argc < 2) return usage(stderr, 2);
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return usage(stdout, 0);

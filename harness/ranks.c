@@ -51,6 +51,7 @@ static void activate(dp_sim *s) {
 
 static void list_groups(dp_sim *s) {
     int64_t cap = 0;
+    s->ngroup = 0;
     s->first = dp_calloc((size_t)s->N, sizeof *s->first);
     for (int r = 0; r < s->N; r++) cap += s->ctx[r].L / s->design.chunk + s->ctx[r].nlocal + 1;
     s->group = dp_calloc((size_t)cap, sizeof *s->group);
@@ -108,6 +109,41 @@ static void each_chunk(dp_sim *s, stage_fn *f) {
     for (int64_t i = 0; i < (int64_t)s->ngroup * s->p->HV; i++) f(s, (int)(i / s->p->HV), (int)(i % s->p->HV));
 }
 
+/* What there is once a rank and head. */
+static void alloc_ranks(dp_sim *s) {
+    const int64_t n = (int64_t)s->N * s->p->HV;
+    double ***a[] = {&s->S_in, &s->M, &s->H, &s->dS_out, &s->dM, &s->dH};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        *a[i] = dp_calloc((size_t)n, sizeof **a[i]);
+    s->traj_rank = s->N >= 3 ? 1 : 0;
+    s->traj = dp_calloc((size_t)DP_MAX_TRAJ * s->p->HV, sizeof *s->traj);
+    s->hit_kept = dp_calloc((size_t)n, 1);
+    memcpy(s->hit_kept, s->hit, (size_t)n);
+}
+
+static void free_list(double **a, int64_t n) {
+    if (a) for (int64_t i = 0; i < n; i++) free(a[i]);
+    free(a);
+}
+
+static void free_ranks(dp_sim *s) {
+    const int64_t n = (int64_t)s->N * s->p->HV;
+    double **a[] = {s->S_in, s->M, s->H, s->dS_out, s->dM, s->dH};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        free_list(a[i], n);
+    free_list(s->traj, s->traj ? DP_MAX_TRAJ * s->p->HV : 0);
+    if (s->first)
+        for (int r = 0; r < s->N; r++)
+            free(s->first[r]);
+    for (int r = 0; r < s->N; r++)
+        dp_context_free(&s->ctx[r]);
+    free(s->first);
+    free(s->group);
+    free(s->ctx);
+    free(s->hit);
+    free(s->hit_kept);
+}
+
 typedef struct { int by_inverse; const dp_linear *linear; } sim_options;
 
 static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *design, const dp_base at[DP_NSTAGES], sim_options o, int N, dp_fault fault, dp_err *e) {
@@ -128,16 +164,11 @@ static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *desig
     dp_damage_contexts(s);
     activate(s);
     list_groups(s);
-    const int64_t nch = (int64_t)s->ngroup * p->HV, nr = (int64_t)N * p->HV;
+    const int64_t nch = (int64_t)s->ngroup * p->HV;
     s->ch = dp_calloc((size_t)nch, sizeof *s->ch);
     s->factor = dp_calloc((size_t)(2 * nch), sizeof *s->factor);
     each_chunk(s, intra), each_chunk(s, solve), each_chunk(s, wy);
-    double ***a[] = {&s->S_in, &s->M, &s->H, &s->dS_out, &s->dM, &s->dH};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++) *a[i] = dp_calloc((size_t)nr, sizeof **a[i]);
-    s->traj_rank = N >= 3 ? 1 : 0;
-    s->traj = dp_calloc((size_t)DP_MAX_TRAJ * p->HV, sizeof *s->traj);
-    s->hit_kept = dp_calloc((size_t)nr, 1);
-    memcpy(s->hit_kept, s->hit, (size_t)nr);
+    alloc_ranks(s);
     return DP_OK;
 }
 
@@ -168,23 +199,53 @@ dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *des
     return open_uniform(s, p, design, &dp_linear_own, N, DP_FAULT_NONE, e);
 }
 
-static void free_list(double **a, int64_t n) {
-    if (a) for (int64_t i = 0; i < n; i++) free(a[i]);
-    free(a);
-}
-
 void dp_sim_free(dp_sim *s) {
-    const int64_t nr = (int64_t)s->N * s->p->HV, nch = (int64_t)s->ngroup * s->p->HV;
-    free_list(s->S_in, nr), free_list(s->M, nr), free_list(s->H, nr), free_list(s->dS_out, nr), free_list(s->dM, nr), free_list(s->dH, nr);
-    free_list(s->factor, 2 * nch), free_list(s->traj, s->traj ? DP_MAX_TRAJ * s->p->HV : 0);
-    if (s->ch) for (int64_t i = 0; i < nch; i++) dp_chunk_free(&s->ch[i]);
-    if (s->first) for (int r = 0; r < s->N; r++) free(s->first[r]);
-    for (int r = 0; r < s->N; r++) dp_context_free(&s->ctx[r]);
+    const int64_t nch = (int64_t)s->ngroup * s->p->HV;
+    double *tokens[] = {s->q, s->k, s->g, s->beta, s->rstd_q, s->rstd_k, s->dq, s->dk, s->dg, s->dbeta};
+    free_list(s->factor, 2 * nch);
+    if (s->ch)
+        for (int64_t i = 0; i < nch; i++)
+            dp_chunk_free(&s->ch[i]);
+    free_ranks(s);
     dp_result_free(&s->out);
-    free(s->ch), free(s->first), free(s->group), free(s->ctx), free(s->q), free(s->k), free(s->g), free(s->beta), free(s->rstd_q), free(s->rstd_k);
-    free(s->dq), free(s->dk), free(s->dg), free(s->dbeta), free(s->hit), free(s->hit_kept);
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
+        free(tokens[i]);
+    free(s->ch);
     if (s->p != s->given) dp_problem_free(&s->own);              /* inputs that a fault replaced */
     *s = (dp_sim){0};
+}
+
+static int same_chunks(const dp_sim *a, const dp_sim *b) {
+    if (a->ngroup != b->ngroup) return 0;
+    for (int i = 0; i < a->ngroup; i++)
+        if (a->group[i].t0 != b->group[i].t0 || a->group[i].c != b->group[i].c) return 0;
+    return 1;
+}
+
+int dp_sim_split(dp_sim *s, int N) {
+    dp_sim next = {.p = s->p, .design = s->design, .N = N};
+    dp_err e;
+    assert(s->fault == DP_FAULT_NONE && s->p == s->given);
+    next.ctx = dp_calloc((size_t)N, sizeof *next.ctx);
+    next.hit = dp_calloc((size_t)N * s->p->HV, 1);
+    for (int r = 0; r < N; r++) {
+        const dp_status st = dp_context_build(s->p->cu, s->p->Nseq, N, r, &next.ctx[r], &e);
+        assert(!st);                                             /* the caller has split the problem this way already */
+        (void)st;
+    }
+    list_groups(&next);
+    alloc_ranks(&next);
+    const int same = same_chunks(s, &next);
+    if (same) {
+        const dp_sim old = *s;
+        s->N = N, s->ctx = next.ctx, s->first = next.first, s->group = next.group, s->hit = next.hit, s->hit_kept = next.hit_kept;
+        s->S_in = next.S_in, s->M = next.M, s->H = next.H, s->dS_out = next.dS_out, s->dM = next.dM, s->dH = next.dH;
+        s->traj = next.traj, s->traj_rank = next.traj_rank, s->ntraj = 0;
+        s->have_forward = s->have_backward = 0;
+        next = old;
+    }
+    free_ranks(&next);
+    return same;
 }
 
 /* ---- shared by forward and backward ----------------------------------------------------------------------------------------- */
@@ -616,14 +677,16 @@ static void states_bwd(dp_sim *s) {
         for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++) state_bwd(s, i / HV, i % HV, sub);
 }
 
+static void dAv_once(dp_sim *s, int gi, int hv) {
+    if (!dp_sim_chunk(s, gi, hv)->dvl) dAv(s, gi, hv);
+}
+
 static void backward(dp_sim *s) {
     const int HV = s->p->HV, nr = s->N * HV;
     const int64_t KV = (int64_t)s->p->K * s->p->V;
     double **before = copy_list(s->dS_out, nr, KV);
     if (s->fault == DP_FAULT_STATE_LOST || s->fault == DP_FAULT_STATE_LATE) states_fwd(s, 1);
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t i = 0; i < (int64_t)s->ngroup * HV; i++)
-        if (!s->ch[i].dvl) dAv(s, (int)(i / HV), (int)(i % HV));
+    each_chunk(s, dAv_once);
     pre_bwd(s);
     merge_bwd(s);
     const int known = s->have_backward && same(before, s->dS_out, nr, KV);
@@ -687,4 +750,14 @@ void dp_sim_run(dp_sim *s, dp_format chain_format, dp_merge merge, int with_back
     forward(s);
     if (with_backward) backward(s);
     dp_damage_results(s);
+}
+
+void dp_sim_run_ranks(dp_sim *s, dp_format chain_format, dp_merge merge, int with_backward) {
+    dp_sim_begin(s, chain_format, merge, with_backward);
+    pre_fwd(s);
+    merge_fwd(s);
+    if (!with_backward) return;
+    each_chunk(s, dAv_once);
+    pre_bwd(s);
+    merge_bwd(s);
 }

@@ -73,6 +73,11 @@ dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *des
 dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);
 /* With a base of its own for every stage. */
 dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N, dp_fault fault, dp_err *e);
+/* The same problem on another number of ranks, without faults. 1: its chunks are the same ones, so what was made of them alone is kept, and s->out
+ * as it is until the next run; 0: they are not, and *s stays as it was. */
+int dp_sim_split(dp_sim *s, int N);
+/* What ranks exchange and receive alone (M, H, S_in and their gradients): s->out is as it was. Gradients need a run with backward before it. */
+void dp_sim_run_ranks(dp_sim *s, dp_format chain, dp_merge merge, int backward);
 void dp_sim_free(dp_sim *s);
 /* Work that no chain format changes is done once and kept between calls. */
 void dp_sim_run(dp_sim *s, dp_format chain, dp_merge merge, int backward);

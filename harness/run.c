@@ -24,6 +24,18 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
     return x;
 }
 
+void dp_runs_move(dp_runs *to, dp_runs *from) {
+    if (to->n + from->n > to->cap) {
+        to->cap = 2 * (to->n + from->n);
+        to->run = realloc(to->run, sizeof *to->run * (size_t)to->cap);
+        if (!to->run) abort();
+    }
+    if (from->n) memcpy(to->run + to->n, from->run, sizeof *to->run * (size_t)from->n);
+    to->n += from->n;
+    free(from->run);
+    *from = (dp_runs){0};
+}
+
 void dp_runs_free(dp_runs *r) {
     for (int i = 0; i < r->n; i++) {
         dp_run *x = &r->run[i];

@@ -83,6 +83,8 @@ typedef struct {
 
 typedef struct { int n, cap; dp_run *run; } dp_runs;
 dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);   /* appends */
+/* All of from to the end of to; from is empty then. */
+void dp_runs_move(dp_runs *to, dp_runs *from);
 void dp_runs_free(dp_runs *r);
 dp_run *dp_runs_add(dp_runs *r, const dp_case *c);
 

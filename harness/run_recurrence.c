@@ -101,8 +101,7 @@ typedef struct {
     double radius;
     dp_truth_note note;
     dp_condition cond;
-    dp_expectations expect;
-    dp_front front;
+    dp_expectations *expect;     /* of the case, on any number of ranks */
     const dp_step_run *step;     /* op step: what the subject's convolutions made of the inputs; NULL: it gets the problem as it is */
 } split;
 
@@ -121,12 +120,12 @@ static void judge_one(const split *sp, const dp_compare_in *in, dp_run *run) {
 }
 
 static dp_claim claim_of(const dp_run *r) {
-    return (dp_claim){r->design, r->chain, r->undeclared, 0};
+    return (dp_claim){r->ranks, r->design, r->chain, r->undeclared, 0};
 }
 
 static const dp_expected *expected_of(const split *sp, const dp_run *r) {
     const dp_claim claim = claim_of(r);
-    return dp_expectations_find(&sp->expect, &claim, r->set);
+    return dp_expectations_find(sp->expect, &claim, r->set);
 }
 
 /* Who computes, and how much of what draws cannot show is his (reports/verdicts.md): the pipeline that
@@ -347,7 +346,6 @@ static void split_free(split *sp) {
     for (int i = 0; sp->at && i < sp->N * sp->c->p.HV; i++) dp_truth_rank_free(&sp->at[i]);
     for (int i = 0; sp->traj && i < DP_MAX_TRAJ; i++) free(sp->traj[i]);
     if (sp->have_fp64) dp_budget_base_free(&sp->fp64);
-    dp_expectations_free(&sp->expect);
     dp_windows_free(&sp->windows);
     free(sp->at), free(sp->traj);
 }
@@ -461,20 +459,10 @@ static int inner_stages(double *const *stage) {
 /* Inputs on which nothing rounds have no draws. */
 static int nothing_rounds(const dp_case *c) { return c->spec.keys == DP_KEYS_EXACT && !c->data; }
 
-/* What these claims make of these inputs: all that are missing at once. */
-static void expect(const dp_run_options *o, split *sp, int set, int n, const dp_claim *claim) {
-    const dp_case *c = sp->c;
-    if (nothing_rounds(c)) return;
-    sp->front = dp_step_front(c);
-    sp->expect.request = (dp_expected_request){.p = &c->p, .front = &sp->front, .dtype = c->input_dtype, .N = sp->N, .backward = c->backward};
-    sp->expect.cache = o->cache;
-    dp_expectations_want(&sp->expect, set, n, claim);
-}
-
-static void expect_run(const dp_run_options *o, split *sp, int stages, const dp_run *r) {
+static void expect_run(split *sp, int stages, const dp_run *r) {
     dp_claim claim = claim_of(r);
     claim.stages = stages;
-    expect(o, sp, r->set, 1, &claim);
+    if (!nothing_rounds(sp->c)) dp_expectations_want(sp->expect, r->set, 1, &claim);
 }
 
 /* ---- stages of a subject -------------------------------------------------------------------------------------------------------------- */
@@ -646,11 +634,11 @@ static int marginal_failure(const dp_run *r) {
 }
 
 /* Where a run fails by draws alone, each time within DP_MARGIN of its limit, a second, independent set of draws decides. Both stay in the record. */
-static void settle(const dp_run_options *o, split *sp, judge_fn *judge, const void *subject, int stages, dp_run *r) {
+static void settle(split *sp, judge_fn *judge, const void *subject, int stages, dp_run *r) {
     if (r->exact || !marginal_failure(r)) return;
     dp_run again = *r;
     again.tensor = NULL, again.ntensor = 0, again.point = NULL, again.npoint = 0, again.set = 1;
-    expect_run(o, sp, stages, &again);
+    expect_run(sp, stages, &again);
     judge(sp, subject, &again);
     for (int i = 0; i < r->ntensor; i++) {
         dp_judgement *j = &r->tensor[i], *k = &again.tensor[i];
@@ -688,7 +676,7 @@ static void one_run(const dp_run_options *o, split *sp, dp_sim *s, const dp_budg
         memcpy(r->hit, s->hit, (size_t)r->nhit);
     }
     judge_simulated(sp, &x, r);
-    settle(o, sp, judge_simulated, &x, 0, r);
+    settle(sp, judge_simulated, &x, 0, r);
     for (int i = 0; r->hit && sp->step && i < sp->N * s->p->HV; i++) r->hit[i] |= sp->step->hit[i];
     dp_run_close(r, dp_now() - t0);
     if (o->done) o->done(r, o->arg);
@@ -746,10 +734,10 @@ static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, d
     if (s.outcome == DP_SUBJECT_RETURNED) {
         const int stages = inner_stages(s.stage);
         budget(o, sp, &design, chain, w, &b);
-        expect_run(o, sp, stages, r);
+        expect_run(sp, stages, r);
         const foreign x = {&s.r, o, &b, s.stage, w, NULL, NULL, NULL, NULL};
         judge_foreign(sp, &x, r);
-        settle(o, sp, judge_foreign, &x, stages, r);
+        settle(sp, judge_foreign, &x, stages, r);
         dp_budget_free(&b);
         dp_run_close(r, dp_now() - t0);
     } else {
@@ -781,9 +769,12 @@ static int wants(const dp_run_options *o, dp_backend b) {
     return !o->nbackend && b != DP_BACKEND_NCCL;
 }
 
-/* Bases in which the chunk solver runs over LAPACKE, too: recurrences alone. */
-static int lapack_bases(const dp_case *c, const dp_run_options *o, int *bases) {
-    int all[DP_NBASES], n = 0;
+/* Bases in which the chunk solver runs over LAPACKE, too: recurrences alone, and unless it is asked for on the largest number of ranks. */
+static int lapack_bases(const dp_case *c, const dp_run_options *o, int N, int *bases) {
+    int all[DP_NBASES], ranks[16], n = 0;
+    const int nr = dp_select(c->nranks, c->ranks, o->nranks, o->ranks, ranks);
+    for (int i = 0; i < nr; i++)
+        if (!o->nbackend && ranks[i] > N) return 0;
     const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, all);
     for (int i = 0; i < nb && c->op == DP_OP_RECURRENCE && !o->fault && wants(o, DP_BACKEND_LAPACK); i++)
         if (all[i] != DP_BASE_BF16) bases[n++] = all[i];
@@ -798,23 +789,55 @@ static dp_format lapack_chain(const int *chains, int n) {
     return (dp_format)widest;
 }
 
+/* What all simulated ranks of a case and the backend lapack are held against: asked for at once, so that every draw is made once. n: claims; their
+ * number when claim is NULL. */
+static int claims_on(const dp_case *c, const dp_run_options *o, int N, dp_claim *claim) {
+    int bases[DP_NBASES], chains[DP_NFORMATS], exact[DP_NBASES];
+    const int nb = wants(o, DP_BACKEND_SIM) ? dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases) : 0;
+    const int nl = lapack_bases(c, o, N, exact);
+    const int nc = dp_case_chains(c, N, o->nchain, (const int *)o->chain, chains);
+    const int widest = nc ? lapack_chain(chains, nc) : DP_FP32;
+    int n = 0;
+    for (int i = 0; i < nb * nc; i++)
+        claim[n++] = (dp_claim){N, dp_design_of((dp_base)bases[i / nc]), (dp_format)chains[i % nc], 0, 0};
+    for (int k = 0; k < nl && nc; k++) {
+        const dp_claim whole = {N, dp_design_of((dp_base)exact[k]), (dp_format)widest, 0, 1};
+        int i = 0;
+        while (i < n && (claim[i].design.base != whole.design.base || (N > 1 && claim[i].chain != whole.chain)))
+            i++;
+        claim[i] = whole;                                        /* the same draws serve both */
+        n += i == n;
+    }
+    return n;
+}
+
+static dp_expectations expectations_of(const dp_case *c, const dp_run_options *o, const dp_front *front) {
+    return (dp_expectations){.request = {.p = &c->p, .front = front, .dtype = c->input_dtype, .backward = c->backward}, .cache = o->cache};
+}
+
+static dp_status can_be_split(const dp_problem *p, int N, dp_err *e) {
+    dp_context x;
+    const dp_status st = dp_context_build(p->cu, p->Nseq, N, 0, &x, e);
+    if (!st) dp_context_free(&x);
+    return st;
+}
+
+static void expect_all(const dp_case *c, const dp_run_options *o, int nr, const int *ranks, dp_expectations *x) {
+    const int most = (DP_NBASES + 1) * DP_NFORMATS;
+    dp_claim *claim = dp_calloc((size_t)nr * most, sizeof *claim);
+    int n = 0;
+    for (int i = 0; i < nr; i++)
+        n += claims_on(c, o, ranks[i], claim + n);
+    if (!nothing_rounds(c)) dp_expectations_want(x, 0, n, claim);
+    free(claim);
+}
+
 static dp_status runs_of_split(const dp_run_options *o, split *sp, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     int bases[DP_NBASES], chains[DP_NFORMATS], merges[DP_NMERGES];
     const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
-    int nc = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
+    const int nc = dp_case_chains(c, sp->N, o->nchain, (const int *)o->chain, chains);
     const int nm = dp_select(c->nmerge, (const int *)c->merge, o->nmerge, (const int *)o->merge, merges);
-    if (sp->N == 1 && nc > 1) nc = 1;                            /* one rank forms no M: the chain's format is never used */
-    int exact[DP_NBASES];
-    const int nl = lapack_bases(c, o, exact);
-    dp_claim claim[DP_NBASES * DP_NFORMATS];
-    for (int i = 0; i < nb * nc; i++) {
-        const dp_format chain = (dp_format)chains[i % nc];
-        claim[i] = (dp_claim){dp_design_of((dp_base)bases[i / nc]), chain, 0, 0};
-        for (int k = 0; k < nl; k++)                             /* stages, too, where the same draws serve the backend lapack */
-            claim[i].stages |= exact[k] == bases[i / nc] && chain == lapack_chain(chains, nc);
-    }
-    expect(o, sp, 0, nb * nc, claim);
     for (int i = 0; i < nb; i++) {
         dp_sim s;
         budget_bases w = {0};
@@ -861,10 +884,10 @@ static dp_status lapack_run(const dp_run_options *o, split *sp, dp_base base, dp
     for (int i = 0; i < DP_NTAPS; i++)
         if (sp->truth->backward || !dp_taps[i].backward) stage[i] = dp_tap_value(&s, i);
     budget(o, sp, &r->design, chain, w, &b);
-    expect_run(o, sp, 1, r);
+    expect_run(sp, 1, r);
     const foreign x = {&s.out, o, &b, stage, w, NULL, NULL, NULL, NULL};
     judge_foreign(sp, &x, r);
-    settle(o, sp, judge_foreign, &x, 1, r);
+    settle(sp, judge_foreign, &x, 1, r);
     dp_run_close(r, dp_now() - t0);
     dp_budget_free(&b);
     for (int i = 0; i < DP_NTAPS; i++) free(stage[i]);
@@ -876,7 +899,7 @@ static dp_status lapack_run(const dp_run_options *o, split *sp, dp_base base, dp
 static dp_status lapack_split(const dp_run_options *o, split *sp, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     int bases[DP_NBASES], chains[DP_NFORMATS];
-    const int nb = lapack_bases(c, o, bases), nc = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
+    const int nb = lapack_bases(c, o, sp->N, bases), nc = dp_case_chains(c, sp->N, o->nchain, (const int *)o->chain, chains);
     dp_status st = DP_OK;
     if (!nb || !nc) return DP_OK;
     const dp_format chain = lapack_chain(chains, nc);
@@ -945,12 +968,12 @@ static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_
     dp_run *r = cuda_record(c, be, sp->N, base, f, way, st ? (no ? no : why.msg) : NULL, out);
     if (!st) {
         budget(o, sp, &r->design, f, w, &b);
-        expect_run(o, sp, 0, r);
+        expect_run(sp, 0, r);
         r->path = res.path, r->segments = res.segments, r->saved = res.saved, r->kept = res.kept;
         note_truth(sp, r);
         const on_device x = {&res, &b};
         judge_on_device(sp, &x, r);
-        settle(o, sp, judge_on_device, &x, 0, r);
+        settle(sp, judge_on_device, &x, 0, r);
         dp_run_close(r, dp_now() - t0);
         dp_budget_free(&b), dp_cuda_result_free(&res, c->p.HV);
     }
@@ -966,9 +989,8 @@ static dp_status cuda_split(const dp_run_options *o, split *sp, dp_backend be, d
     int bases[DP_NBASES], chains[DP_NFORMATS];
     const dp_cuda_way plain = DP_CUDA_PLAIN, *way = o->nway ? o->way : &plain;
     const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases), nway = o->nway ? o->nway : 1;
-    int nc = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
+    const int nc = dp_case_chains(c, sp->N, o->nchain, (const int *)o->chain, chains);
     dp_status st = DP_OK;
-    if (sp->N == 1 && nc > 1) nc = 1;
     for (int i = 0; i < nb && !st; i++) {
         budget_bases w = {0};
         for (int j = 0; j < nc * nway && !st; j++) {
@@ -987,7 +1009,9 @@ static int offers(const dp_case *c, const dp_run_options *o, int nr) {
     const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
     for (int i = 0; i < nb && !o->fault; i++) kernels |= bases[i] != DP_BASE_FP64;
     for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && kernels && nr; be++) if (wants(o, be) && !dp_cuda_unavailable(be, 1)) return 1;
-    return nr && (wants(o, DP_BACKEND_SIM) || lapack_bases(c, o, bases) || o->subject);
+    for (int i = 0; i < nr; i++)
+        if (lapack_bases(c, o, c->ranks[i], bases)) return 1;
+    return nr && (wants(o, DP_BACKEND_SIM) || o->subject);
 }
 
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
@@ -1003,9 +1027,14 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
         return st;
     }
     const double radius = largest_radius(&truth);
+    const dp_front front = dp_step_front(c);
+    dp_expectations expect = expectations_of(c, o, &front);
+    for (int i = 0; i < nr && truth.field[0].rows && !st; i++)
+        st = can_be_split(&c->p, ranks[i], e);
+    if (truth.field[0].rows && !st) expect_all(c, o, nr, ranks, &expect);
     for (int i = 0; i < nr && truth.field[0].rows && !st; i++) {
         dp_sim ref;
-        split sp = {.c = c, .truth = &truth, .N = ranks[i], .ref = &ref, .note = note, .radius = radius};
+        split sp = {.c = c, .truth = &truth, .N = ranks[i], .ref = &ref, .note = note, .radius = radius, .expect = &expect};
         st = split_truth(&sp, 1, e);
         if (!st) st = dp_condition_cached(&c->p, ranks[i], NULL, o->cache, &sp.cond, e);
         split_prefixes(&sp);
@@ -1017,6 +1046,7 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
         split_free(&sp);
         if (sp.have_ref) dp_sim_free(&ref);
     }
+    dp_expectations_free(&expect);
     for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && !st; be++) {     /* one row that says why none ran */
         const char *no = dp_cuda_unavailable(be, 1);
         const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
@@ -1061,6 +1091,9 @@ dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given
     free(cut);
     if (st) return st;
     split sp = {.c = c, .truth = &truth, .N = c->ranks[0], .ref = &ref, .note = note, .radius = largest_radius(&truth)};
+    const dp_front front = dp_step_front(c);
+    dp_expectations expect = expectations_of(c, o, &front);
+    sp.expect = &expect;
     st = split_truth(&sp, ranked, e);
     if (!st) st = dp_condition_cached(&c->p, sp.N, NULL, o->cache, &sp.cond, e);
     if (!st) {
@@ -1071,17 +1104,18 @@ dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given
         const int stages = inner_stages(g->stage);
         r->design = g->design ? *g->design : dp_design_of(c->base[0]), r->undeclared = !g->design && !g->same_design;
         budget(o, &sp, &r->design, c->chain[0], &w, &b);
-        expect_run(o, &sp, stages, r);
+        expect_run(&sp, stages, r);
         widen_for_storage(&c->p, &truth, c->base[0], g, &b);
         const foreign x = {(dp_result *)&g->r, o, &b, g->stage, &w, g->u, g->tiny, g->stage_u, g->stage_tiny};
         judge_foreign(&sp, &x, r);
-        settle(o, &sp, judge_foreign, &x, stages, r);
+        settle(&sp, judge_foreign, &x, stages, r);
         dp_run_close(r, dp_now() - t0);
         dp_budget_free(&b);
         free_bases(&w);
         if (o->done) o->done(r, o->arg);
     }
     split_free(&sp);
+    dp_expectations_free(&expect);
     if (sp.have_ref) dp_sim_free(&ref);
     dp_truth_free(&truth);
     return st;

@@ -121,9 +121,10 @@ static void sum_again(const dp_sim *s, int g, int hv, int t, int Kg, double *row
         double sum = 0, lowest = 0;
         for (int i = 0; i <= t; i++) {
             const double step = s->g[((s->group[g].t0 + i) * s->p->HV + hv) * Kg + x];
-            sum += step, lowest = fmin(lowest, step);
+            sum = dp_round_arith(s->base, sum + step);
+            lowest = fmin(lowest, step);
         }
-        if (lowest < -746) row[x] = sum;
+        if (lowest < dp_gate_floor(s->base)) row[x] = sum;
     }
 }
 
@@ -142,7 +143,7 @@ static double *per_token(const dp_sim *s, int stage) {
                     columns(ch, stage, t, width, &stride, &used);
                     double *row = x + (((s->group[g].t0 + t) * p->HV + hv) * per + j) * width;
                     memcpy(row, in_chunk(ch, stage) + (t * per + j) * stride, sizeof(double) * (size_t)used);
-                    if (stage == DP_GCUM && s->base == DP_BASE_FP64) sum_again(s, g, hv, t, (int)width, row);
+                    if (stage == DP_GCUM) sum_again(s, g, hv, t, (int)width, row);
                 }
         }
     return x;

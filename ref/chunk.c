@@ -76,7 +76,7 @@ void dp_chunk_inverse(dp_chunk *ch) {
 
 /* gcum; then kgam, kg, qg, eC. A single step below the floor multiplies by exactly 0 in this arithmetic, whatever follows: raising it to the floor
  * changes nothing but keeps gcum finite (g = -inf is a reset) and its differences accurate behind such a step. */
-static double gate_floor(dp_base b) { return b == DP_BASE_FP64 ? -746.0 : -104.0; }
+double dp_gate_floor(dp_base b) { return b == DP_BASE_FP64 ? -746.0 : -104.0; }
 
 static void cumsum(dp_chunk *ch, const dp_chunk_in *in) {
     const int c = ch->c, K = ch->K;
@@ -85,7 +85,7 @@ static void cumsum(dp_chunk *ch, const dp_chunk_in *in) {
         double s = 0;
         for (int t = 0; t < c; t++) {
             const double g = in->g[t * in->sg + (in->Kg == 1 ? 0 : x)];
-            ch->gcum[t * K + x] = s = dp_round_arith(b, s + (g < gate_floor(b) ? gate_floor(b) : g));
+            ch->gcum[t * K + x] = s = dp_round_arith(b, s + (g < dp_gate_floor(b) ? dp_gate_floor(b) : g));
         }
     }
 }

@@ -84,6 +84,9 @@ void dp_chunk_grad_free(dp_chunk_grad *g);
 double dp_round_arith(dp_base b, double x);
 double dp_round_store(dp_base b, double x);
 
+/* Below it exp of a gate is 0 in the arithmetic of a base: single steps are raised to it. */
+double dp_gate_floor(dp_base b);
+
 #ifdef __cplusplus
 }
 #endif

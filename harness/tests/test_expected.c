@@ -121,14 +121,14 @@ DP_TEST(expected, stages_are_judged_too) {
 }
 
 DP_TEST(expected, draws_are_the_same_for_any_order_of_policies) {
-    const dp_expected_policy policy[] = {{dp_design_of(DP_BASE_BF16), DP_TF32RZ, 0},
-                                         {dp_design_of(DP_BASE_FP64), DP_BF16, 0},
-                                         {dp_design_of(DP_BASE_BF16), DP_BF16, 0}};
+    const dp_expected_policy policy[] = {{4, dp_design_of(DP_BASE_BF16), DP_TF32RZ, 0},
+                                         {4, dp_design_of(DP_BASE_FP64), DP_BF16, 0},
+                                         {2, dp_design_of(DP_BASE_BF16), DP_BF16, 0}};
     dp_expected all[3], one;
     dp_part a[DP_EXPECTED_PARTS], b[DP_EXPECTED_PARTS];
     subject x;
     simulate(&x, DP_BASE_BF16, DP_FP32);
-    const dp_expected_request rq = {.p = &x.c.p, .dtype = x.c.input_dtype, .N = 4, .backward = 1};
+    const dp_expected_request rq = {.p = &x.c.p, .dtype = x.c.input_dtype, .backward = 1};
     dp_expected_run(&rq, 3, policy, all);
     for (int i = 0; i < 3; i++) {
         dp_expected_run(&rq, 1, policy + i, &one);
@@ -148,8 +148,8 @@ DP_TEST(expected, sets_of_draws_differ_and_every_problem_gets_six) {
     dp_expected one, other;
     subject x;
     simulate(&x, DP_BASE_BF16, DP_FP32);
-    dp_expected_request rq = {.p = &x.c.p, .dtype = x.c.input_dtype, .N = 4, .backward = 1};
-    const dp_expected_policy policy = {dp_design_of(DP_BASE_BF16), DP_FP32, 0};
+    dp_expected_request rq = {.p = &x.c.p, .dtype = x.c.input_dtype, .backward = 1};
+    const dp_expected_policy policy = {4, dp_design_of(DP_BASE_BF16), DP_FP32, 0};
     dp_expected_run(&rq, 1, &policy, &one);
     rq.set = 1;
     dp_expected_run(&rq, 1, &policy, &other);

@@ -7,12 +7,12 @@
 /* ---- what is the same --------------------------------------------------------------------- */
 
 /* One rank forms no M, and neither does a recurrent design: its chain's format means nothing. */
-static dp_format chain_of(const dp_expectations *e, const dp_claim *c) {
-    return e->request.N == 1 || !c->design.chunk ? DP_FP32 : c->chain;
+static dp_format chain_of(const dp_claim *c) {
+    return c->N == 1 || !c->design.chunk ? DP_FP32 : c->chain;
 }
 
-static int same(const dp_expectations *e, const dp_claim *a, const dp_claim *b) {
-    return a->undeclared == b->undeclared && chain_of(e, a) == chain_of(e, b) &&
+static int same(const dp_claim *a, const dp_claim *b) {
+    return a->N == b->N && a->undeclared == b->undeclared && chain_of(a) == chain_of(b) &&
            dp_design_same(&a->design, &b->design);
 }
 
@@ -20,7 +20,7 @@ static const dp_expectation *find(const dp_expectations *e, const dp_claim *c, i
                                   int stages) {
     for (int i = 0; i < e->n; i++) {
         const dp_expectation *k = &e->known[i];
-        if (k->set == set && k->claim.stages >= stages && same(e, &k->claim, c)) return k;
+        if (k->set == set && k->claim.stages >= stages && same(&k->claim, c)) return k;
     }
     return NULL;
 }
@@ -64,13 +64,13 @@ static void put_conv(text *t, int i, const dp_conv *v) {
 /* What draws follow from besides the problem. */
 static dp_key key_of(const dp_expectations *e, const dp_claim *c, int set) {
     const dp_expected_request *rq = &e->request;
-    const int32_t what[] = {rq->N,
+    const int32_t what[] = {c->N,
                             rq->backward,
                             (int32_t)rq->dtype,
                             c->stages,
                             set,
                             dp_expected_count(rq->p),
-                            (int32_t)chain_of(e, c)};
+                            (int32_t)chain_of(c)};
     char design[DP_DESIGN_TEXT] = {0};
     text t = {0};
     dp_design_text(&c->design, design);
@@ -90,13 +90,13 @@ static dp_expected_request request_of(const dp_expectations *e, int set) {
     return rq;
 }
 
-static dp_expected_policy policy_of(const dp_expectations *e, const dp_claim *c) {
-    return (dp_expected_policy){c->design, chain_of(e, c), c->stages};
+static dp_expected_policy policy_of(const dp_claim *c) {
+    return (dp_expected_policy){c->N, c->design, chain_of(c), c->stages};
 }
 
 static int load(dp_expectations *e, const dp_claim *c, int set) {
     const dp_expected_request rq = request_of(e, set);
-    const dp_expected_policy policy = policy_of(e, c);
+    const dp_expected_policy policy = policy_of(c);
     dp_part part[DP_EXPECTED_PARTS];
     dp_expected x;
     if (!e->cache) return 0;
@@ -134,7 +134,7 @@ static void draw(dp_expectations *e, int set, int n, const dp_claim *claim) {
     }
     for (int i = first; i < e->n; i++) {
         const dp_expectation *k = &e->known[i];
-        if (!k->x.field[0].err2) policy[missing++] = policy_of(e, &k->claim); /* not cached */
+        if (!k->x.field[0].err2) policy[missing++] = policy_of(&k->claim); /* not cached */
     }
     if (missing) dp_expected_run(&rq, missing, policy, made);
     for (int i = first, m = 0; i < e->n; i++) {
@@ -151,12 +151,12 @@ static void draw(dp_expectations *e, int set, int n, const dp_claim *claim) {
 static void combine(dp_expectations *e, int set, const dp_claim *claim) {
     dp_design common[DP_COMMON_DESIGNS];
     const dp_expected_request rq = request_of(e, set);
-    const dp_expected_policy policy = policy_of(e, claim);
+    const dp_expected_policy policy = policy_of(claim);
     dp_expected x;
     const int n = dp_design_common(claim->design.base, common);
     dp_expected_alloc(&rq, &policy, &x);
     for (int i = 0; i < n; i++) {
-        const dp_claim c = {common[i], claim->chain, 0, claim->stages};
+        const dp_claim c = {claim->N, common[i], claim->chain, 0, claim->stages};
         dp_expected_larger(&x, dp_expectations_find(e, &c, set));
     }
     append(e, claim, set)->x = x;
@@ -171,7 +171,7 @@ void dp_expectations_want(dp_expectations *e, int set, int n, const dp_claim *cl
         if (find(e, &claim[i], set, claim[i].stages)) continue;
         if (claim[i].undeclared) designs = dp_design_common(claim[i].design.base, common);
         for (int k = 0; k < designs; k++)
-            all[m++] = (dp_claim){common[k], claim[i].chain, 0, claim[i].stages};
+            all[m++] = (dp_claim){claim[i].N, common[k], claim[i].chain, 0, claim[i].stages};
     }
     draw(e, set, m, all);
     for (int i = 0; i < n; i++)

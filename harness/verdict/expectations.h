@@ -1,7 +1,7 @@
-/* harness/verdict/expectations.h - the draws of one problem on N ranks, made once and kept.
+/* harness/verdict/expectations.h - the draws of one problem, made once and kept.
  *
  * Sets of draws are numbered: set 0 judges; set 1 decides where set 0 left a verdict marginal. What
- * is missing is read from the cache or drawn, all policies together.
+ * is missing is read from the cache or drawn, all policies and numbers of ranks together.
  */
 #ifndef DP_EXPECTATIONS_H
 #define DP_EXPECTATIONS_H
@@ -13,6 +13,7 @@ extern "C" {
 /* What a subject says of itself. undeclared: nothing, so it may be any of the common designs of its
  * base (dp_design_common), and gets the larger of their errors. */
 typedef struct {
+    int N; /* ranks */
     dp_design design;
     dp_format chain;
     int undeclared;

@@ -3,19 +3,20 @@
  */
 #include "expected.h"
 #include "../../ref/gate.h"
-#include "../../ref/inputs.h"
-#include "../../ref/recurrent.h"
 #include "../tap.h"
+#include "drawn_run.h"
 #include "row_map.h"
 
 #include <assert.h>
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define FEW_DRAWS 6
 #define MANY_DRAWS 8
 #define LARGE 2e7             /* entries of states passed through, above which draws are dear */
+#define MEMORY 4e9            /* bytes that draws made at once may hold */
 #define FP32_FOR_FP64 0x1p-29 /* fp64's unit roundoff over fp32's */
 
 int dp_expected_count(const dp_problem *p) {
@@ -23,83 +24,12 @@ int dp_expected_count(const dp_problem *p) {
     return size <= LARGE ? MANY_DRAWS : FEW_DRAWS;
 }
 
-/* ---- nearby problems ---------------------------------------------------------------------- */
-
-typedef struct {
-    uint64_t draw;
-    dp_format dtype;
-} mover;
-
-/* x (1 + d), d uniform in +-2^-7, about one unit of bf16 on average, rounded to the format again.
- * Zeros, infinities and NaN stay. */
-static double *moved(const mover *m, const double *x, int64_t n, dp_format f, uint64_t stream) {
-    if (!x) return NULL;
-    dp_rng r;
-    double *y = dp_doubles(n);
-    dp_rng_seed(&r, 0x6472617773ull + m->draw, stream);
-    for (int64_t i = 0; i < n; i++) {
-        const double z = x[i] * (1 + (2 * dp_rng_uniform(&r) - 1) * 0x1p-7);
-        y[i] = isfinite(z) ? dp_store(f, z) : x[i];
-    }
-    return y;
-}
-
-/* The narrowest format that holds all of x: weights stay as short as they are. */
-static dp_format narrowest(const double *x, int64_t n) {
-    dp_format f = DP_BF16;
-    for (int64_t i = 0; i < n && f != DP_FP64; i++) {
-        if (f == DP_BF16 && dp_store(DP_BF16, x[i]) != x[i]) f = DP_FP32;
-        if (f == DP_FP32 && dp_store(DP_FP32, x[i]) != x[i]) f = DP_FP64;
-    }
-    return f;
-}
-
-/* Convolutions of a draw: x, w and bias moved, no dy. */
-static void nearby_front(const dp_front *front, const mover *m, dp_conv y[3]) {
-    for (int i = 0; i < 3; i++) {
-        const dp_conv *v = front ? front->conv[i] : NULL;
-        const uint64_t stream = 10 + (uint64_t)i;
-        y[i] = (dp_conv){0};
-        if (!v) continue;
-        const int64_t nw = (int64_t)v->D * v->W;
-        y[i] = *v;
-        y[i].dy = NULL;
-        y[i].cu = dp_calloc((size_t)v->Nseq + 1, sizeof *v->cu);
-        memcpy(y[i].cu, v->cu, sizeof *v->cu * ((size_t)v->Nseq + 1));
-        y[i].x = moved(m, v->x, v->T * v->D, m->dtype, stream);
-        y[i].w = moved(m, v->w, nw, narrowest(v->w, nw), stream + 3);
-        y[i].bias =
-            moved(m, v->bias, v->D, v->bias ? narrowest(v->bias, v->D) : DP_BF16, stream + 6);
-    }
-}
-
-dp_problem dp_expected_nearby(const dp_problem *p, dp_format dtype, int draw) {
-    const mover m = {(uint64_t)draw, dtype};
-    const dp_format wide = dtype == DP_FP64 ? DP_FP64 : DP_FP32;
-    const int64_t KV = (int64_t)p->Nseq * p->HV * p->K * p->V;
-    dp_problem y = *p;
-    y.cu = dp_calloc((size_t)p->Nseq + 1, sizeof *y.cu);
-    memcpy(y.cu, p->cu, sizeof *y.cu * ((size_t)p->Nseq + 1));
-    y.q = moved(&m, p->q, p->T * p->H * p->K, dtype, 0);
-    y.k = moved(&m, p->k, p->T * p->H * p->R * p->K, dtype, 1);
-    y.v = moved(&m, p->v, p->T * p->HV * p->R * p->V, dtype, 2);
-    y.g = moved(&m, p->g, p->T * p->HV * dp_Kg(p), dtype, 3);
-    y.beta = moved(&m, p->beta, p->T * p->HV * p->R, dtype, 4);
-    y.dout = moved(&m, p->dout, p->T * p->HV * p->V, dtype, 5);
-    y.A_log = moved(&m, p->A_log, p->HV, wide, 6);
-    y.dt_bias = moved(&m, p->dt_bias, (int64_t)p->HV * dp_Kg(p), wide, 7);
-    y.s0 = moved(&m, p->s0, KV, wide, 8);
-    y.dstate = moved(&m, p->dstate, KV, wide, 9);
-    for (int64_t i = 0; p->beta_form == DP_BETA_PLAIN && i < p->T * p->HV * p->R; i++)
-        if (p->beta[i] <= 2 && y.beta[i] > 2) y.beta[i] = 2; /* a contraction stays one */
-    return y;
-}
-
 /* ---- what is kept of each tensor ---------------------------------------------------------- */
 
-/* Shapes of a request, made once: maps of all tensors. */
+/* Shapes of a request on N ranks, made once: maps of all tensors. */
 typedef struct {
     const dp_expected_request *rq;
+    int N;
     dp_windows windows;
     dp_row_map field[DP_FIELDS], rank[DP_RANK_TENSORS];
     dp_row_map step[DP_STEP_KINDS][3], stage[DP_MAX_STAGES];
@@ -122,15 +52,15 @@ static dp_row_map map_step(const layout *l, int kind, int i) {
 static dp_row_map map_stage(const layout *l, int stage) {
     const dp_problem *p = l->rq->p;
     int64_t rows, width;
-    dp_tap_rows(p, l->rq->N, stage, &rows, &width);
+    dp_tap_rows(p, l->N, stage, &rows, &width);
     if (dp_taps[stage].kind == DP_PER_CHUNK) return dp_map_states(rows, p->K, p->V);
     return dp_map_tokens(&l->windows, p->HV, (int)(rows / (p->T * p->HV)), (int)width);
 }
 
-static layout layout_of(const dp_expected_request *rq) {
+static layout layout_of(const dp_expected_request *rq, int N) {
     const dp_problem *p = rq->p;
-    const int64_t ranks = (int64_t)rq->N * p->HV;
-    layout l = {.rq = rq, .windows = dp_windows_of(p, rq->N)};
+    const int64_t ranks = (int64_t)N * p->HV;
+    layout l = {.rq = rq, .N = N, .windows = dp_windows_of(p, N)};
     for (int i = 0; i < DP_FIELDS; i++)
         if (rq->backward || !dp_result_fields[i].backward) l.field[i] = dp_map_field(&l.windows, i);
     for (int i = 0; i < (rq->backward ? DP_RANK_TENSORS : DP_RANK_TENSORS / 2); i++)
@@ -181,7 +111,7 @@ static void expected_alloc(const layout *l, const dp_expected_policy *policy, dp
 
 void dp_expected_alloc(const dp_expected_request *rq, const dp_expected_policy *policy,
                        dp_expected *x) {
-    layout l = layout_of(rq);
+    layout l = layout_of(rq, policy->N);
     expected_alloc(&l, policy, x);
     layout_free(&l);
 }
@@ -253,115 +183,22 @@ dp_draws dp_draws_of_rows(const dp_draws *d, int n, const int *row) {
     return y;
 }
 
-/* ---- a run of a draw ---------------------------------------------------------------------- */
-
-/* One nearby problem in one design: the pipeline, and with a front the convolutions around it. */
-typedef struct {
-    const dp_expected_request *rq;
-    dp_design design;
-    dp_problem p; /* behind the convolutions */
-    dp_conv conv[3];
-    dp_conv_result front[3];
-    dp_sim sim;          /* chunk designs */
-    dp_result out;       /* recurrent designs */
-    double *S, *dS, *dg; /* of a recurrent design: at rank boundaries; of the log decay */
-} run;
-
-static dp_conv_policy conv_policy(dp_base base) {
-    return base == DP_BASE_FP64 ? DP_CONV_FP64 : base == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16;
-}
-
-/* q, k or v; with dy: the gradients, too. */
-static void convolve(run *x, int i, double *dy) {
-    dp_conv_result_free(&x->front[i]);
-    x->conv[i].dy = dy;
-    dp_conv_result_alloc(&x->front[i], &x->conv[i]);
-    const dp_status st =
-        dp_conv_ranks(&x->conv[i], x->rq->N, conv_policy(x->design.base), &x->front[i], NULL);
-    assert(!st); /* the caller has split the problem this way already */
-    (void)st;
-}
-
-static void run_open(run *x, const dp_expected_request *rq, const dp_design *design,
-                     const dp_problem *y, const dp_conv conv[3]) {
-    *x = (run){.rq = rq, .design = *design, .p = *y};
-    double **const input[3] = {&x->p.q, &x->p.k, &x->p.v};
-    for (int i = 0; i < 3; i++) {
-        x->conv[i] = conv[i];
-        if (!conv[i].x) continue;
-        convolve(x, i, NULL);
-        *input[i] = dp_copy(x->front[i].y, conv[i].T * conv[i].D);
-    }
-    if (!design->chunk) return;
-    const dp_status st = dp_sim_new_design(&x->sim, &x->p, design, rq->N, NULL);
-    assert(!st);
-    (void)st;
-}
-
-static dp_result *results(run *x) { return x->design.chunk ? &x->sim.out : &x->out; }
-
-static void run_recurrent(run *x) {
-    const dp_problem *p = &x->p;
-    const int64_t KV = (int64_t)p->K * p->V;
-    const int N = x->rq->N;
-    int64_t *cut = dp_calloc((size_t)N, sizeof *cut);
-    for (int r = 1; r < N; r++)
-        cut[r] = r * (p->T / N);
-    x->S = dp_doubles(N * p->HV * KV);
-    x->dS = dp_doubles(N * p->HV * KV);
-    x->dg = dp_doubles(p->T * p->HV * dp_Kg(p));
-    const dp_recurrent_keep keep = {N, cut, x->S, x->dS, x->dg};
-    dp_recurrent_run(p, &x->design, x->rq->backward, &keep, &x->out);
-    free(cut);
-}
-
-static void run_all(run *x, dp_format chain) {
-    if (x->design.chunk)
-        dp_sim_run(&x->sim, chain, DP_MERGE_ALLGATHER, x->rq->backward);
-    else if (!x->out.o)
-        run_recurrent(x);
-    double *const dy[3] = {results(x)->dq, results(x)->dk, results(x)->dv};
-    for (int i = 0; x->rq->backward && i < 3; i++)
-        if (x->conv[i].x) convolve(x, i, dy[i]);
-}
-
-static void run_close(run *x) {
-    double *const input[3] = {x->p.q, x->p.k, x->p.v};
-    if (x->design.chunk)
-        dp_sim_free(&x->sim);
-    else
-        dp_result_free(&x->out);
-    free(x->S);
-    free(x->dS);
-    free(x->dg);
-    for (int i = 0; i < 3; i++) {
-        if (!x->conv[i].x) continue;
-        free(input[i]);
-        dp_conv_result_free(&x->front[i]);
-    }
-}
-
-/* The state or matrix of one rank and head; NULL: it has none. */
-static const double *rank_value(const run *x, int tensor, int64_t z) {
-    const dp_sim *s = &x->sim;
-    double **const list[] = {s->S_in, s->M, s->H, s->dS_out, s->dM, s->dH};
-    const int64_t KV = (int64_t)x->p.K * x->p.V;
-    const int64_t HV = x->p.HV;
-    if (x->design.chunk) return list[tensor][z];
-    if (tensor == 0) return x->S + z * KV;
-    if (tensor == 3) return z / HV + 1 < x->rq->N ? x->dS + (z + HV) * KV : NULL;
-    return NULL;
-}
-
-static const double *log_decay_gradient(const run *x) {
-    return x->design.chunk ? x->sim.dg : x->dg;
-}
-
 /* ---- errors of a draw --------------------------------------------------------------------- */
 
+/* The fp64 reference of a nearby problem. Its results are those on one rank, whatever ranks they
+ * are compared on: what N changes in fp64 is no error that is looked at. */
+typedef struct {
+    dp_drawn_run one;
+    dp_sim apart;      /* on N ranks, where those cut other chunks */
+    const dp_sim *sim; /* on N ranks: what ranks hold, and intermediates */
+    double *slope[2];  /* dg/dx and dg/dA_log */
+} reference;
+
+/* One run beside its reference. */
 typedef struct {
     const layout *l;
-    run *one, *ref;
+    dp_drawn_run *one;
+    reference *ref;
     double scale;
     int draw;
     dp_expected *x;
@@ -384,8 +221,8 @@ static void add_ranks(const draw *a, int tensor) {
     double *got = dp_doubles(map->rows * map->width);
     double *want = dp_doubles(map->rows * map->width);
     for (int64_t z = 0; z < map->rows; z++) {
-        const double *g = rank_value(a->one, tensor, z);
-        const double *w = rank_value(a->ref, tensor, z);
+        const double *g = dp_drawn_rank_value(a->one, tensor, z);
+        const double *w = dp_sim_rank_value(a->ref->sim, tensor, z);
         if (!g || !w) continue;
         memcpy(got + z * map->width, g, sizeof *got * (size_t)map->width);
         memcpy(want + z * map->width, w, sizeof *want * (size_t)map->width);
@@ -406,7 +243,7 @@ static double *by_tap(const dp_conv *v, const double *dw) {
 
 static void add_front(const draw *a, int i) {
     const dp_conv_result *g = &a->one->front[i];
-    const dp_conv_result *w = &a->ref->front[i];
+    const dp_conv_result *w = &a->ref->one.front[i];
     const dp_conv *v = &a->one->conv[i];
     if (!v->x) return;
     add(a, &a->l->step[DP_STEP_Y][i], g->y, w->y, &a->x->step[DP_STEP_Y][i]);
@@ -424,8 +261,8 @@ static void add_front(const draw *a, int i) {
 /* What each window of tokens adds to the errors of dA_log (slope dg/dA_log) or ddt_bias (dg/dx). */
 static void add_shares(const draw *a, const double *slope, dp_draws *d) {
     const dp_problem *p = &a->one->p;
-    const double *got = log_decay_gradient(a->one);
-    const double *want = log_decay_gradient(a->ref);
+    const double *got = dp_drawn_dg(a->one);
+    const double *want = dp_drawn_dg(&a->ref->one);
     const int Kg = dp_Kg(p);
     double *part = d->part + (int64_t)a->draw * d->parts * d->rows * d->width;
     for (int64_t i = 0; i < p->T * p->HV * Kg; i++) {
@@ -437,22 +274,16 @@ static void add_shares(const draw *a, const double *slope, dp_draws *d) {
 }
 
 static void add_sums(const draw *a) {
-    const dp_problem *p = &a->one->p;
-    const int64_t n = p->T * p->HV * dp_Kg(p);
-    double *slope[2] = {dp_doubles(n), dp_doubles(n)};
-    dp_gate_slopes(p, slope[0], slope[1]);
     for (int i = 0; i < DP_FIELDS; i++)
         if (a->x->field[i].part)
-            add_shares(a, slope[!strcmp(field_name(i), "dA_log")], &a->x->field[i]);
-    free(slope[0]);
-    free(slope[1]);
+            add_shares(a, a->ref->slope[!strcmp(field_name(i), "dA_log")], &a->x->field[i]);
 }
 
 static void add_stages(const draw *a) {
     for (int i = 0; i < DP_NTAPS; i++) {
         if (!a->x->stage[i].err2) continue;
         double *got = dp_tap_value(&a->one->sim, i);
-        double *want = dp_tap_value(&a->ref->sim, i);
+        double *want = dp_tap_value(a->ref->sim, i);
         add(a, &a->l->stage[i], got, want, &a->x->stage[i]);
         free(got);
         free(want);
@@ -462,14 +293,57 @@ static void add_stages(const draw *a) {
 static void add_draw(const draw *a) {
     for (int i = 0; i < DP_FIELDS; i++)
         if (a->x->field[i].err2)
-            add(a, &a->l->field[i], *dp_result_at(results(a->one), i),
-                *dp_result_at(results(a->ref), i), &a->x->field[i]);
+            add(a, &a->l->field[i], *dp_result_at(dp_drawn_results(a->one), i),
+                *dp_result_at(dp_drawn_results(&a->ref->one), i), &a->x->field[i]);
     for (int i = 0; i < DP_RANK_TENSORS; i++)
         if (a->x->rank[i].err2) add_ranks(a, i);
     for (int i = 0; i < 3; i++)
         add_front(a, i);
     if (a->l->rq->backward) add_sums(a);
     if (a->one->design.chunk == DP_CHUNK) add_stages(a);
+}
+
+/* ---- the reference ------------------------------------------------------------------------ */
+
+static void reference_open(reference *r, const dp_problem *y, const dp_conv conv[3], int backward) {
+    const dp_design exact = dp_design_of(DP_BASE_FP64);
+    const int64_t n = y->T * y->HV * dp_Kg(y);
+    *r = (reference){.sim = &r->one.sim};
+    dp_drawn_open(&r->one, &exact, y, conv, 1, backward);
+    dp_drawn_all(&r->one, DP_FP64);
+    if (!backward) return;
+    for (int i = 0; i < 2; i++)
+        r->slope[i] = dp_doubles(n);
+    dp_gate_slopes(&r->one.p, r->slope[0], r->slope[1]);
+}
+
+static void reference_leave(reference *r) {
+    if (r->sim == &r->apart) dp_sim_free(&r->apart);
+    r->sim = &r->one.sim;
+}
+
+static void reference_split(reference *r, int N, int stages) {
+    const int backward = r->one.backward;
+    reference_leave(r);
+    if (dp_sim_split(&r->one.sim, N)) {
+        dp_sim_run_ranks(&r->one.sim, DP_FP64, DP_MERGE_ALLGATHER, backward);
+        return;
+    }
+    const dp_status st = dp_sim_new_design(&r->apart, &r->one.p, &r->one.design, N, NULL);
+    assert(!st);
+    (void)st;
+    r->sim = &r->apart;
+    if (stages)
+        dp_sim_run(&r->apart, DP_FP64, DP_MERGE_ALLGATHER, backward);
+    else
+        dp_sim_run_ranks(&r->apart, DP_FP64, DP_MERGE_ALLGATHER, backward);
+}
+
+static void reference_close(reference *r) {
+    reference_leave(r);
+    dp_drawn_close(&r->one);
+    free(r->slope[0]);
+    free(r->slope[1]);
 }
 
 /* ---- all draws ---------------------------------------------------------------------------- */
@@ -483,68 +357,137 @@ static dp_design in_fp32(dp_design d) {
     return d;
 }
 
-/* One draw of every policy of one design: they share what no chain changes. The reference of a
- * design in fp64 is the same arithmetic, so what its roundings make is drawn in fp32 and scaled,
- * and added to what another format of the chain makes. */
-static void draw_design(const draw *a, const dp_design *design, int n,
-                        const dp_expected_policy *policy, const dp_conv conv[3], dp_expected *out) {
-    const int exact = design->base == DP_BASE_FP64;
-    draw d = *a;
-    run one;
-    d.one = &one;
-    if (exact) {
-        const dp_design narrow = in_fp32(*design);
-        run_open(&one, a->l->rq, &narrow, &a->ref->p, conv);
-        run_all(&one, DP_FP32);
-        d.scale = FP32_FOR_FP64;
-        for (int i = 0; i < n; i++) {
-            d.x = &out[i];
-            if (dp_design_same(&policy[i].design, design)) add_draw(&d);
-        }
-        run_close(&one);
-    }
-    run_open(&one, a->l->rq, design, &a->ref->p, conv);
-    d.scale = 1;
-    for (int i = 0; i < n; i++) {
-        d.x = &out[i];
-        if (!dp_design_same(&policy[i].design, design)) continue;
-        if (exact && policy[i].chain == DP_FP64) continue;
-        run_all(&one, policy[i].chain);
-        add_draw(&d);
-    }
-    run_close(&one);
+/* All that is asked for. Every design, and for those in fp64 the same in fp32, runs once a draw and
+ * number of ranks for each format of the chain that some policy has. */
+typedef struct {
+    const dp_expected_request *rq;
+    int npolicy, nlayout, ndesign;
+    const dp_expected_policy *policy;
+    dp_expected *out;
+    layout *layout; /* by number of ranks */
+    dp_design *design;
+} drawing;
+
+static void add_design(drawing *a, dp_design d) {
+    for (int i = 0; i < a->ndesign; i++)
+        if (dp_design_same(&a->design[i], &d)) return;
+    a->design[a->ndesign++] = d;
 }
 
-static void draw_policies(const draw *a, int n, const dp_expected_policy *policy,
-                          const dp_conv conv[3], dp_expected *out) {
-    for (int i = 0; i < n; i++) {
-        int seen = 0;
-        for (int j = 0; j < i; j++)
-            seen |= dp_design_same(&policy[i].design, &policy[j].design);
-        if (!seen) draw_design(a, &policy[i].design, n, policy, conv, out);
+static void add_layout(drawing *a, int N) {
+    for (int i = 0; i < a->nlayout; i++)
+        if (a->layout[i].N == N) return;
+    a->layout[a->nlayout++] = layout_of(a->rq, N);
+}
+
+static const layout *layout_at(const drawing *a, int N) {
+    int i = 0;
+    while (a->layout[i].N != N)
+        i++;
+    return &a->layout[i];
+}
+
+/* Is this run part of what a policy is made of, and how much does its error count? A design in fp64
+ * is that of its reference: what its roundings make is drawn in fp32 and scaled, and added to what
+ * another format of the chain makes. 0: no part. */
+static double part_of(const dp_expected_policy *y, const dp_design *design, dp_format chain) {
+    const int exact = y->design.base == DP_BASE_FP64;
+    const dp_design narrow = in_fp32(y->design);
+    if (exact && chain == DP_FP32 && dp_design_same(&narrow, design)) return FP32_FOR_FP64;
+    if (exact && chain == DP_FP64) return 0;
+    return y->chain == chain && dp_design_same(&y->design, design);
+}
+
+static int is_asked_for(const drawing *a, int N, const dp_design *design, dp_format chain) {
+    for (int i = 0; i < a->npolicy; i++)
+        if (a->policy[i].N == N && part_of(&a->policy[i], design, chain)) return 1;
+    return 0;
+}
+
+/* One design on N ranks: opens *one when nothing did. */
+static void run_design(const drawing *a, const layout *l, const dp_design *design, reference *ref,
+                       const dp_conv conv[3], int d, dp_drawn_run *one) {
+    for (int f = 0; f < DP_NFORMATS; f++) {
+        if (!is_asked_for(a, l->N, design, (dp_format)f)) continue;
+        if (!one->N) dp_drawn_open(one, design, &ref->one.p, conv, l->N, a->rq->backward);
+        dp_drawn_split(one, l->N);
+        dp_drawn_all(one, (dp_format)f);
+        for (int i = 0; i < a->npolicy; i++) {
+            const double scale = part_of(&a->policy[i], design, (dp_format)f);
+            if (a->policy[i].N != l->N || scale == 0) continue;
+            add_draw(&(draw){l, one, ref, scale, d, &a->out[i]});
+        }
     }
+}
+
+static int wants_stages(const drawing *a, int N) {
+    for (int i = 0; i < a->npolicy; i++)
+        if (a->policy[i].N == N && a->policy[i].stages) return 1;
+    return 0;
+}
+
+static void one_draw(const drawing *a, int d) {
+    const dp_expected_request *rq = a->rq;
+    const int D = dp_expected_count(rq->p);
+    const dp_mover m = {(uint64_t)(rq->set * D + d), rq->dtype};
+    dp_problem y = dp_nearby_problem(rq->p, &m);
+    dp_drawn_run *one = dp_calloc((size_t)a->ndesign, sizeof *one);
+    dp_conv conv[3];
+    reference ref;
+    dp_nearby_front(rq->front, &m, conv);
+    reference_open(&ref, &y, conv, rq->backward);
+    for (int i = 0; i < a->nlayout; i++) {
+        reference_split(&ref, a->layout[i].N, wants_stages(a, a->layout[i].N));
+        for (int k = 0; k < a->ndesign; k++)
+            run_design(a, &a->layout[i], &a->design[k], &ref, conv, d, &one[k]);
+    }
+    for (int k = 0; k < a->ndesign; k++)
+        if (one[k].N) dp_drawn_close(&one[k]);
+    free(one);
+    reference_close(&ref);
+    for (int i = 0; i < 3; i++)
+        dp_conv_free(&conv[i]);
+    dp_problem_free(&y);
+}
+
+/* How many draws are made at once: each holds the chunks of its reference and of every design. */
+static int draws_at_once(const drawing *a) {
+    const dp_problem *p = a->rq->p;
+    const double n = (double)DP_CHUNK * p->R;
+    const double chunk = n * (10. * p->K + 8. * p->V + 4 * n) + p->K * (4. * p->V + 2. * p->K);
+    const double chunks = ((double)p->T / DP_CHUNK + p->Nseq) * p->HV;
+    const double bytes = sizeof(double) * chunk * chunks * (a->ndesign + 1);
+    const int threads = omp_get_max_threads();
+    const int D = dp_expected_count(p);
+    int most = threads < D ? threads : D;
+    while (most > 1 && most * bytes > MEMORY)
+        most--;
+    return most;
 }
 
 void dp_expected_run(const dp_expected_request *rq, int n, const dp_expected_policy *policy,
                      dp_expected *out) {
-    const dp_design exact = dp_design_of(DP_BASE_FP64);
-    const int D = dp_expected_count(rq->p);
-    layout l = layout_of(rq);
-    for (int i = 0; i < n; i++)
-        expected_alloc(&l, &policy[i], &out[i]);
-    for (int d = 0; d < D; d++) {
-        const mover m = {(uint64_t)(rq->set * D + d), rq->dtype};
-        dp_problem y = dp_expected_nearby(rq->p, rq->dtype, (int)m.draw);
-        dp_conv conv[3];
-        run ref;
-        nearby_front(rq->front, &m, conv);
-        run_open(&ref, rq, &exact, &y, conv);
-        run_all(&ref, DP_FP64);
-        draw_policies(&(draw){.l = &l, .ref = &ref, .draw = d}, n, policy, conv, out);
-        run_close(&ref);
-        for (int i = 0; i < 3; i++)
-            dp_conv_free(&conv[i]);
-        dp_problem_free(&y);
+    drawing a = {.rq = rq, .npolicy = n, .policy = policy, .out = out};
+    a.layout = dp_calloc((size_t)n, sizeof *a.layout);
+    a.design = dp_calloc(2 * (size_t)n, sizeof *a.design);
+    for (int i = 0; i < n; i++) {
+        add_layout(&a, policy[i].N);
+        add_design(&a, policy[i].design);
+        if (policy[i].design.base == DP_BASE_FP64) add_design(&a, in_fp32(policy[i].design));
+        expected_alloc(layout_at(&a, policy[i].N), &policy[i], &out[i]);
     }
-    layout_free(&l);
+    const int D = dp_expected_count(rq->p);
+    const int outer = draws_at_once(&a);
+    const int inner = omp_get_max_threads() / outer;
+#pragma omp parallel num_threads(outer)
+    {
+        omp_set_num_threads(inner);
+#pragma omp for schedule(dynamic, 1)
+        for (int d = 0; d < D; d++)
+            one_draw(&a, d);
+    }
+    for (int i = 0; i < a.nlayout; i++)
+        layout_free(&a.layout[i]);
+    free(a.layout);
+    free(a.design);
 }

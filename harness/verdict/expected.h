@@ -1,12 +1,11 @@
 /* harness/verdict/expected.h - draws: what error a correct kernel of a design makes on a problem,
  * by trying it. A Monte-Carlo model of rounding beside the derived bounds, from the inputs only.
  *
- * A draw runs the design on a nearby problem, every number of the inputs moved at random by about
- * one unit of bf16 and rounded to the inputs' type again, and subtracts the fp64 reference of that
- * same nearby problem. All roundings fall out anew, those of correlated operands and of truncation
- * included, while the problem stays what it is. The problem itself is never drawn: a subject that
- * is the simulated ranks is judged by other problems than its own. Base fp64 is drawn in fp32 and
- * scaled by 2^-29 (errors are first order in the unit roundoff).
+ * A draw runs the design on a nearby problem (nearby.h) and subtracts the fp64 reference of that
+ * same nearby problem, which runs on one rank. All roundings fall out anew, those of correlated
+ * operands and of truncation included, while the problem stays what it is. The problem itself is
+ * never drawn: a subject that is the simulated ranks is judged by other problems than its own. Base
+ * fp64 is drawn in fp32 and scaled by 2^-29 (errors are first order in the unit roundoff).
  *
  * A training step (op step) is drawn whole: x, w and bias of the convolutions are moved, too, and
  * q, k, v of the subject come out of its own convolution.
@@ -18,25 +17,23 @@
 #include "../../ref/design.h"
 #include "../ranks.h"
 #include "draws.h"
+#include "nearby.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* What stands in front of q, k and v in a training step: convolutions, without dy; NULL: none. */
-typedef struct {
-    const dp_conv *conv[3];
-} dp_front;
 enum { DP_STEP_Y, DP_STEP_DX, DP_STEP_DW, DP_STEP_DBIAS, DP_STEP_KINDS };
 
 typedef struct {
     const dp_problem *p;
     const dp_front *front; /* NULL: no training step. q, k, v behind a convolution are not read */
     dp_format dtype;       /* of the inputs */
-    int N, backward;
+    int backward;
     int set; /* 0, 1, ..: each an independent set of draws */
 } dp_expected_request;
 
 typedef struct {
+    int N; /* ranks */
     dp_design design;
     dp_format chain; /* of the M chain; a recurrent design has none */
     int stages;      /* 1: intermediates, too; chunk designs of DP_CHUNK tokens only */
@@ -57,10 +54,8 @@ typedef struct {
 /* Draws of one set: at least 6. */
 int dp_expected_count(const dp_problem *p);
 
-/* The nearby problem of a draw, to be freed. */
-dp_problem dp_expected_nearby(const dp_problem *p, dp_format dtype, int draw);
-
-/* All n policies at once: what they share is computed once a draw. out [n] is allocated. */
+/* All n policies at once: what they share is computed once a draw, and draws run side by side. What
+ * comes out for a policy does not depend on the others. out [n] is allocated. */
 void dp_expected_run(const dp_expected_request *rq, int n, const dp_expected_policy *policy,
                      dp_expected *out);
 

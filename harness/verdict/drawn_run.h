@@ -1,0 +1,46 @@
+/* harness/verdict/drawn_run.h - one nearby problem, run in one design on any number of ranks.
+ *
+ * The pipeline of simulated ranks, or the token recurrence; in a training step the convolutions
+ * around it, too. Moving on to another number of ranks keeps what does not depend on it.
+ */
+#ifndef DP_DRAWN_RUN_H
+#define DP_DRAWN_RUN_H
+#include "../../ref/conv.h"
+#include "../../ref/design.h"
+#include "../ranks.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    dp_design design;
+    int N, backward;
+    dp_problem p; /* behind the convolutions */
+    dp_conv conv[3];
+    dp_conv_result front[3];
+    dp_sim sim;          /* chunk designs */
+    dp_result out;       /* recurrent designs */
+    double *S, *dS, *dg; /* of a recurrent design: at rank boundaries; of the log decay */
+} dp_drawn_run;
+
+/* p and conv are borrowed. q, k, v of p are not read where a convolution stands in front. */
+void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
+                   const dp_conv conv[3], int N, int backward);
+void dp_drawn_split(dp_drawn_run *x, int N);
+/* All results; chain: the format of the M chain, which a recurrent design has not. */
+void dp_drawn_all(dp_drawn_run *x, dp_format chain);
+void dp_drawn_close(dp_drawn_run *x);
+
+dp_result *dp_drawn_results(dp_drawn_run *x);
+const double *dp_drawn_dg(const dp_drawn_run *x); /* [T][HV][Kg] of the log decay */
+
+/* Tensors of ranks, by number. */
+enum { DP_RANK_S_IN, DP_RANK_M, DP_RANK_H, DP_RANK_DS_OUT, DP_RANK_DM, DP_RANK_DH };
+/* Of rank and head z = rank * HV + head; NULL: it has none. */
+const double *dp_sim_rank_value(const dp_sim *s, int tensor, int64_t z);
+const double *dp_drawn_rank_value(const dp_drawn_run *x, int tensor, int64_t z);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

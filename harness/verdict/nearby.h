@@ -1,0 +1,36 @@
+/* harness/verdict/nearby.h - nearby problems: the same problem with other roundings.
+ *
+ * Every number of the inputs is moved at random by about one unit of bf16 and rounded to its format
+ * again, so all roundings of a kernel fall out anew while the problem stays what it is. Zeros,
+ * infinities and NaN stay; beta of a contraction stays at most 2.
+ */
+#ifndef DP_NEARBY_H
+#define DP_NEARBY_H
+#include "../../ref/conv.h"
+#include "../../ref/design.h"
+#include "../../ref/problem.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    uint64_t draw;   /* 0, 1, ..: each other numbers */
+    dp_format dtype; /* of the inputs */
+} dp_mover;
+
+/* What stands in front of q, k and v in a training step: convolutions, without dy; NULL: none. */
+typedef struct {
+    const dp_conv *conv[3];
+} dp_front;
+
+/* To be freed. */
+dp_problem dp_nearby_problem(const dp_problem *p, const dp_mover *m);
+
+/* Convolutions of a draw: x, w and bias moved, no dy; each to be freed with dp_conv_free. front
+ * NULL: none. */
+void dp_nearby_front(const dp_front *front, const dp_mover *m, dp_conv y[3]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
