@@ -140,7 +140,8 @@ static const dp_allowance ALLOWANCE[NWHO][2] = {                 /* arithmetic f
 
 static dp_allowance allowance_of(const dp_run *r) {
     const int drawn = r->backend == DP_BACKEND_SIM && r->base != DP_BASE_FP64;
-    const who w = r->undeclared ? UNDECLARED : r->other_design ? DECLARED : drawn ? DRAWN : OTHER_SUMS;
+    const int foreign = r->other_design || r->backend == DP_BACKEND_LAPACK;      /* its solves, too, go another way */
+    const who w = r->undeclared ? UNDECLARED : foreign ? DECLARED : drawn ? DRAWN : OTHER_SUMS;
     return ALLOWANCE[w][r->base == DP_BASE_BF16];
 }
 

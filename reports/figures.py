@@ -347,7 +347,8 @@ def cell(t, rank=None):
     if t is None or (rank is not None and at(t.get("per_rank"), rank) is None):
         return None, None
     x = t.get("ratio") if rank is None else at(t.get("per_rank_ratio"), rank)
-    if t["verdict"] == "fail" and (x is None or not x <= 1):
+    here = rank is None or x is None or not x <= 1 or (t.get("failed") or {}).get("rank") == rank
+    if t["verdict"] == "fail" and here:                          # of whichever tier
         return "fail", math.nan if x is None else x
     if t["verdict"] in ("unjudged", "skipped") or x is None:
         return "hatch", None

@@ -8,7 +8,7 @@ import math
 from collections import Counter, defaultdict
 
 from record import tensor
-from view import (FORMATS, GRADIENTS, TENSOR_ORDER, bases_of, chain_cases, chain_title, finite, formats_of, heads, in_order, judged_recurrences, near, one_per_format, plural, sci, severity, top_ranks, vacuous, whole, without_error, words,
+from view import (FORMATS, GRADIENTS, TENSOR_ORDER, bases_of, by_draws, chain_cases, chain_title, finite, formats_of, heads, in_order, judged_recurrences, near, one_per_format, plural, sci, severity, top_ranks, vacuous, whole, without_error, words,
                   worst_rank, worst_tensor)
 
 esc = html.escape
@@ -45,7 +45,7 @@ def failure(run):
         where += f"<b>{esc(bits['says'])}</b>. "
         if t is None or t["verdict"] != "fail":
             return where + "Within its worst-case bound."
-    if t is None or t["verdict"] != "fail" or not finite(t["ratio"]) or t.get("tier") == "expected":
+    if t is None or t["verdict"] != "fail" or not finite(t["ratio"]) or by_draws(t):
         t = next((t for t in run["tensors"] if t["verdict"] == "fail"), {})
         return where + (f"<b>{esc(t['name'])}</b>: " if t else "") + esc(t.get("why") or run.get("why") or "no reason recorded") + "."
     rank = worst_rank(t)

@@ -103,11 +103,14 @@ def _texts(x, f):
 
 _numbers = _list(_number, hole=True)
 _worst = _object({"rank": _integer, "sequence": _integer, "token": _integer, "head": _integer, "index": _integer, "got": _text, "want": _text, "rel": _number})
+_failed = _object({"rank": _integer, "sequence": _integer, "token": _integer, "head": _integer, "index": _integer, "got": _text, "want": _text, "error": _number,
+                   "bound": _number, "size": _number, "scale": _number, "times": _number, "marginal": _bool})
 _windows = _object({"size": _count, "rel": _numbers}, ("size", "rel"))
 _level = _object({"ratio": _number, "median": _number, "limit": _number, "units": _count, "freedom": _number, "draw": _number}, ("limit",))
-_expected = _object({"rel": _number, "excess": _number, "level": _text, "window": _level, "rank": _level, "tensor": _level, "every": _level}, ("excess", "level"))
+LEVELS = ("row", "window", "rank", "tensor", "every", "sum", "factor", "offset", "truncation")
+_expected = _object({"rel": _number, "excess": _number, "level": _text} | {x: _level for x in LEVELS}, ("excess", "level"))
 _tensor = _object({
-    "name": _text, "rel_fro": _number, "per_rank": _numbers, "per_head": _list(_numbers, hole=True), "worst_token": _worst, "windows": _windows,
+    "name": _text, "rel_fro": _number, "per_rank": _numbers, "per_head": _list(_numbers, hole=True), "worst_token": _worst, "failed": _failed, "windows": _windows,
     "bound": _number, "ratio": _number, "per_rank_ratio": _numbers, "expected": _expected, "tier": _text, "verdict": _verdict, "why": _text}, ("name", "verdict"))
 _chain = _object({"rank": _count, "chunks": _count, "rel": _number, "effect": _number, "bound": _number, "abs": _number, "norm": _number},
                  ("chunks",))

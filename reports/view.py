@@ -152,9 +152,14 @@ def chain_title(case):
 
 def severity(t):
     """Order of judged tensors: fails first, passes that prove something before those that do not, then by ratio; a passing nan or inf is last."""
-    if t["verdict"] == "fail" and t.get("tier") == "expected":
+    if t["verdict"] == "fail" and by_draws(t):
         return True, False, t["expected"]["excess"]
     return t["verdict"] == "fail", not vacuous(t), t["ratio"] if finite(t["ratio"]) else math.inf if t["verdict"] == "fail" else -1.0
+
+
+def by_draws(t):
+    """Did draws decide: of the tensor itself, or of what its sum is made of?"""
+    return t.get("tier") in ("expected", "sum")
 
 
 def worst_tensor(run):
@@ -164,7 +169,7 @@ def worst_tensor(run):
 
 def vacuous(t):
     """A pass under a bound larger than the tensor itself (bound / |want|_F > 1), with nothing expected to judge by: true, and worth nothing."""
-    return t["verdict"] == "pass" and t.get("tier") != "expected" and t.get("bound") is not None and not t["bound"] <= 1
+    return t["verdict"] == "pass" and not by_draws(t) and t.get("bound") is not None and not t["bound"] <= 1
 
 
 def worst_rank(t):

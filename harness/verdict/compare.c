@@ -311,6 +311,14 @@ static double floor2(const comparison *c, const row *r, int split) {
     return (row2 + in->tiny * in->tiny * (double)in->width) / split;
 }
 
+/* Where a draw is not finite, beside numbers that are not, nothing is expected. */
+static int is_drawn(const dp_draws *d, int64_t first, int n) {
+    for (int k = 0; k < d->ndraw; k++)
+        for (int i = 0; i < n; i++)
+            if (!isfinite(d->err2[k * d->rows + first + i])) return 0;
+    return 1;
+}
+
 static subject_errors errors_of(const comparison *c) {
     const dp_compare_in *in = c->in;
     const dp_draws *d = in->draws;
@@ -332,10 +340,11 @@ static subject_errors errors_of(const comparison *c) {
         const row *r = &c->row[z];
         x.window[z] = window_of(in, r, z);
         assert(x.window[z] < d->windows);
-        if (is_looked_at(r)) x.unit[x.window[z]] = r->at.rank * in->heads + r->at.head;
+        const int looked_at = is_looked_at(r) && is_drawn(d, z * split, split);
+        if (looked_at) x.unit[x.window[z]] = r->at.rank * in->heads + r->at.head;
         for (int s = 0; s < split; s++) {
             const int64_t i = z * split + s;
-            x.window_of_part[i] = is_looked_at(r) ? x.window[z] : -1;
+            x.window_of_part[i] = looked_at ? x.window[z] : -1;
             x.floor2[i] = floor2(c, r, split);
             for (int k = 0; k < part; k++)
                 x.want2[i] += in->want[i * part + k] * in->want[i * part + k];

@@ -51,7 +51,7 @@ static double length_of(const dp_row_map *map, const double *want, dp_direction 
 static double square_sum(const double *err, const double *want, int64_t n) {
     double sum = 0;
     for (int64_t i = 0; i < n; i++)
-        if (isfinite(want[i])) sum += isfinite(err[i]) ? err[i] * err[i] : INFINITY;
+        sum += isfinite(want[i]) && isfinite(err[i]) ? err[i] * err[i] : INFINITY;
     return sum;
 }
 

@@ -45,8 +45,8 @@ void dp_draws_alloc(dp_draws *d, int ndraw, const dp_row_map *map, int64_t parts
 void dp_draws_free(dp_draws *d);
 
 /* Sums of one error: err2 [rows * split] is added to, along [DP_NDIRECTIONS][windows] too (NULL:
- * not wanted). err, want: [rows][width]. An entry where the truth has no value counts for nothing;
- * an infinite error makes its row infinite and counts in no direction. */
+ * not wanted). err, want: [rows][width]. An entry where either is not finite makes its row infinite,
+ * and counts in no direction. */
 void dp_sum_errors(const dp_row_map *map, const double *err, const double *want, double *err2,
                    double *along);
 
