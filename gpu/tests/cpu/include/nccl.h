@@ -4,5 +4,7 @@
 typedef enum { ncclSuccess, ncclSystemError = 2 } ncclResult_t;
 typedef enum { ncclFloat = 7 } ncclDataType_t;
 typedef struct ncclComm *ncclComm_t;
-typedef struct { char internal[128]; } ncclUniqueId;
+typedef struct {
+    char internal[128];
+} ncclUniqueId;
 #endif

@@ -1,0 +1,236 @@
+/* gpu/fast/rows.cuh - the element-wise part of a tile: decayed rows of q and k, made in registers.
+ *
+ * A warp owns N rows of a tile, a lane E = K / 32 channels of them, so that a row is read, written
+ * and summed by one warp. The gate's sums are local to the N rows; what lies before and behind them
+ * comes from totals that the warps leave in shared memory (Totals). */
+#ifndef DPG_ROWS_CUH
+#define DPG_ROWS_CUH
+#include "fast/gate.cuh"
+#include "fault.cuh"
+
+/* Which tile a block works on. */
+struct Place {
+    int64_t tile;
+    int hv, h, lr, rows; /* value head, query head, log2 R, rows that are not padding */
+    Chunk c;
+};
+__device__ __forceinline__ Place place_of(const Dims &d, int64_t tile, bool keys) {
+    Place p;
+    p.tile = tile;
+    p.hv = (int)(tile % d.HV);
+    p.h = p.hv / d.G;
+    p.lr = keys ? d.lr : 0;
+    p.c = d.chunk[tile / d.HV];
+    p.rows = p.c.len << p.lr;
+    return p;
+}
+
+/* Of groups of N rows the sum of their gates, of blocks of 16 rows that of their first row; log2
+ * units. */
+template <int K, int N> struct Totals { float group[C / N][K], first[4][K]; };
+
+/* A lane's channels of its rows. */
+template <int K, int N> struct GateRows {
+    static const int E = K / 32;
+    float sum[N][E]; /* from the first of the rows to each, log2 units */
+
+    /* From the raw gate. A row behind the end, or of a key that is not its token's first, adds
+     * nothing. */
+    template <int GATE>
+    __device__ __forceinline__ void activate(const Dims &d, const dpg_tensors &t, const Place &p,
+                                             int row0, int ch) {
+        float a = t.A_log ? expf(t.A_log[p.hv]) : 1.f, bias[E], run[E];
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            bias[e] = t.dt_bias ? t.dt_bias[p.hv * K + ch + e] : 0.f;
+            run[e] = 0.f;
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            bool adds = row0 + i < p.rows && ((row0 + i) & ((1 << p.lr) - 1)) == 0;
+#pragma unroll
+            for (int e = 0; e < E; e++) {
+                float g = gate_floor(gate_fast<GATE>(sum[i][e], a, bias[e], d.lower_bound));
+                run[e] += adds ? g * LOG2E : 0.f;
+                sum[i][e] = run[e];
+            }
+        }
+    }
+    template <int BF16>
+    __device__ __forceinline__ void read(const Dims &d, const dpg_tensors &t, const Place &p,
+                                         int row0, int ch) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            int r = min(row0 + i, p.rows - 1);
+            load_values<E>(sum[i], t.g, row_at(p.c.t0, d.HV, p.hv, r >> p.lr, 0) * K + ch, BF16);
+        }
+    }
+    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
+                                         int row0, int ch) {
+        if (d.g_bf16)
+            read<1>(d, t, p, row0, ch);
+        else
+            read<0>(d, t, p, row0, ch);
+        if (d.gate == DP_GATE_LOG)
+            activate<DP_GATE_LOG>(d, t, p, row0, ch);
+        else if (d.gate == DP_GATE_SOFTPLUS)
+            activate<DP_GATE_SOFTPLUS>(d, t, p, row0, ch);
+        else
+            activate<DP_GATE_LOWER_BOUND>(d, t, p, row0, ch);
+    }
+    __device__ __forceinline__ void publish(Totals<K, N> &t, int row0, int ch) const {
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            t.group[row0 / N][ch + e] = sum[N - 1][e];
+            if (row0 % 16 == 0) t.first[row0 / 16][ch + e] = sum[0][e];
+        }
+    }
+};
+
+/* A lane's channels of N rows of k and q, as given but rounded to bf16, and 1/norms of the rows. */
+template <int K, int N> struct KeyRows {
+    static const int E = K / 32;
+    uint32_t k[N][E / 2], q[N][E / 2];
+    float rk, rq, own; /* of row lane / (32 / N); own: q k' of normalised rows */
+
+    template <int BF16>
+    __device__ __forceinline__ void read(const Dims &d, const dpg_tensors &t, const Place &p,
+                                         int row0, int ch, float sk[N], float sq[N]) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            int r = row0 + i;
+            sk[i] = sq[i] = 0.f;
+#pragma unroll
+            for (int e = 0; e < E / 2; e++)
+                k[i][e] = q[i][e] = 0;
+            if (r >= p.rows) continue;
+            int64_t kr = row_at(p.c.t0, d.H, p.h, r, p.lr);
+            int64_t qr = row_at(p.c.t0, d.H, p.h, r >> p.lr, 0);
+            load_pairs<E>(k[i], t.k, kr * K + ch, BF16, sk[i]);
+            load_pairs<E>(q[i], t.q, qr * K + ch, BF16, sq[i]);
+        }
+    }
+    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
+                                         int row0, int ch, int lane) {
+        float sk[N], sq[N], dot[N];
+        if (d.in_bf16)
+            read<1>(d, t, p, row0, ch, sk, sq);
+        else
+            read<0>(d, t, p, row0, ch, sk, sq);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            dot[i] = 0.f;
+#pragma unroll
+            for (int e = 0; e < E / 2; e++) {
+                float2 a = unpack2(k[i][e]), b = unpack2(q[i][e]);
+                dot[i] = fmaf(a.x, b.x, fmaf(a.y, b.y, dot[i]));
+            }
+        }
+        float nk = row_sums<N>(sk, lane), nq = row_sums<N>(sq, lane);
+        rk = d.l2norm ? rsqrtf(nk + (float)DP_L2_EPS) : 1.f;
+        rq = d.l2norm ? rsqrtf(nq + (float)DP_L2_EPS) : 1.f;
+        own = row_sums<N>(dot, lane) * rk * rq;
+    }
+    /* The lane whose norms are those of row i. */
+    static __device__ __forceinline__ int lane_of(int i) { return i * (32 / N); }
+};
+
+/* E channels of a row: times its norm; times f, rounded. */
+template <int E>
+__device__ __forceinline__ void normed(float y[E], const uint32_t x[E / 2], float norm) {
+#pragma unroll
+    for (int e = 0; e < E; e += 2) {
+        float2 v = unpack2(x[e / 2]);
+        y[e] = v.x * norm;
+        y[e + 1] = v.y * norm;
+    }
+}
+template <int E>
+__device__ __forceinline__ void scaled(uint32_t y[E / 2], const float x[E], const float f[E]) {
+#pragma unroll
+    for (int e = 0; e < E; e += 2)
+        y[e / 2] = pack2(x[e] * f[e], x[e + 1] * f[e + 1]);
+}
+
+/* Where a lane's rows stand among the anchors, by channel; log2 units. Differences are sums of what
+ * lies between, not differences of sums from the chunk's start. */
+template <int K, int N> struct Anchored {
+    static const int E = K / 32;
+    float here[E]; /* add to GateRows.sum: the gate from the block's anchor to a row */
+    float
+        next[E]; /* from the block's anchor to the next one, of the last block to the chunk's end */
+    float behind[E];    /* from the next anchor to the chunk's end */
+    float before[E];    /* from the chunk's start to the block's anchor */
+    float start[E];     /* from the chunk's start to the lane's rows */
+    float last[E];      /* from the block's anchor to its last row */
+    float d1[E], d2[E]; /* from anchor 1 to 2, 2 to 3 */
+
+    __device__ __forceinline__ Anchored(const Totals<K, N> &t, int row0, int ch) {
+        const int G = 16 / N; /* groups of a block */
+        int I = row0 / 16, own = row0 / N;
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            float first[5], block[4], left = 0.f, right = 0.f;
+#pragma unroll
+            for (int b = 0; b < 4; b++) {
+                first[b] = t.first[b][ch + e];
+                block[b] = 0.f;
+#pragma unroll
+                for (int g = 0; g < G; g++) {
+                    float x = t.group[b * G + g][ch + e];
+                    if (b == I && b * G + g < own) left += x;
+                    if (b == I && b * G + g >= own) right += x;
+                    block[b] += x;
+                }
+            }
+            first[4] = 0.f;
+            float to_next[4], prefix = 0.f, tail = 0.f, f = 0.f, dn = 0.f, all = 0.f;
+#pragma unroll
+            for (int b = 0; b < 4; b++)
+                to_next[b] = block[b] - first[b] + first[b + 1];
+#pragma unroll
+            for (int b = 0; b < 4; b++) {
+                if (b < I) prefix += block[b];
+                if (b == I) f = first[b];
+                if (b == I) dn = to_next[b];
+                if (b == I) all = block[b];
+                if (b > I) tail += to_next[b];
+            }
+            if (FAULT(GATE_BACK)) left = all - right;
+            here[e] = left - f;
+            last[e] = all - f;
+            next[e] = dn;
+            behind[e] = tail;
+            before[e] = prefix + f;
+            start[e] = prefix + left;
+            d1[e] = to_next[1];
+            d2[e] = to_next[2];
+        }
+    }
+};
+/* One gate a head: its sums from the chunk's start to each of the 64 rows by one warp, 2 a lane;
+ * log2 units. */
+__device__ __forceinline__ void sum_gate(float *gam, const Dims &d, const dpg_tensors &t,
+                                         const Place &p, int lane) {
+    float a = t.A_log ? expf(t.A_log[p.hv]) : 1.f, bias = t.dt_bias ? t.dt_bias[p.hv] : 0.f;
+    float g[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int r = lane * 2 + i;
+        g[i] = 0.f;
+        if (r >= p.rows || (r & ((1 << p.lr) - 1))) continue;
+        float raw = ldx(t.g, row_at(p.c.t0, d.HV, p.hv, r >> p.lr, 0), d.g_bf16);
+        g[i] = gate_floor(gate_value(d, raw, a, bias)) * LOG2E;
+    }
+    float sum = g[0] + g[1];
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) {
+        float x = __shfl_up_sync(~0u, sum, m);
+        if (lane >= m) sum += x;
+    }
+    float before = __shfl_up_sync(~0u, sum, 1);
+    if (lane == 0) before = 0.f;
+    gam[lane * 2] = before + g[0];
+    gam[lane * 2 + 1] = before + g[0] + g[1];
+}
+#endif
