@@ -4,11 +4,15 @@
  *   pre_t = bias + sum_j w_j o x_(t-(W-1)+j), zeros before the sequence;   y = silu(pre) or pre
  *
  * One plan is one rank's share. It holds up to DPG_CONV_PARTS convolutions over the same tokens (q,
- * k and v), which share every message: forward   the last min(W-1, L) rows of x, gathered from all
- * ranks; a halo may span several of them backward  the first min(W-1, L) rows of the gradient of
- * pre, in fp32; then each rank's dw and dbias, summed in rank order Every dx is one sum in token
- * order, wherever its terms come from: y and dx are the same bits for any number of ranks. Nothing
- * is added by atomics: dw and dbias are the same bits from run to run. */
+ * k and v), which share every message:
+ *
+ *   forward   the last min(W-1, L) rows of x, gathered from all ranks; a halo may span several
+ *   backward  the first min(W-1, L) rows of the gradient of pre, in fp32; then each rank's dw and
+ *             dbias, summed in rank order
+ *
+ * Every dx is one sum in token order, wherever its terms come from: y and dx are the same bits for
+ * any number of ranks. Nothing is added by atomics: dw and dbias are the same bits from run to run.
+ */
 #ifndef DP_CONV_GPU_H
 #define DP_CONV_GPU_H
 #include "dp_gpu.h"

@@ -1,17 +1,19 @@
 /* gpu/bench/bench_bwd.cu - time of the backward and of the convolution: CUDA events, median of many
  * runs after warm-up, random inputs larger than L2.
  *
- *   bench_bwd conv [runs]         the convolutions of q, k and v, forward and backward, against a
- * copy of as many bytes in the same run bench_bwd kda [runs]          KDA backward on one GPU, step
- * by step, the shapes of the speed table; few heads whole, then over segments bench_bwd shapes
- * [runs]       forward and backward of K and V in {64, 128}, and of fp32 q, k, v bench_bwd keys
- * [runs]         KDA, MKDA with 2 and 4 keys a token, as many rows each, and GDN; all but KDA also
- * on the simple path bench_bwd cp N [runs]         forward and backward of T tokens on N GPUs over
- * NCCL against T/N tokens on one GPU, and every step by itself bench_bwd parts N [runs]      the
- * work of each of N ranks alone on one GPU, gathers as copies: what the ranks cost without the
- * wires The last two also with the backward over whole sequences, one step after the other
- * ("whole").
- */
+ *   conv [runs]      the convolutions of q, k and v, forward and backward, against a copy of as
+ *                    many bytes in the same run
+ *   kda [runs]       forward and backward on one GPU, step by step, the shapes of the speed table;
+ *                    few heads whole, then over segments
+ *   shapes [runs]    forward and backward of K and V in {64, 128}, and of fp32 q, k, v
+ *   keys [runs]      KDA, MKDA with 2 and 4 keys a token, as many rows each, and GDN; all but KDA
+ *                    also on the simple path
+ *   cp N [runs]      forward and backward of T tokens on N GPUs over NCCL against T/N tokens on one
+ *                    GPU, and every step by itself
+ *   parts N [runs]   the work of each of N ranks alone on one GPU, gathers as copies: what the
+ *                    ranks cost without the wires
+ *
+ * The last two also with the backward over whole sequences, one step after the other ("whole"). */
 #include "../dp_conv.h"
 #include <algorithm>
 #include <cuda_bf16.h>

@@ -2,13 +2,14 @@
  * after warm-up, random inputs larger than L2 (every input tensor of a listed shape holds at least
  * 128 MB).
  *
- *   bench_gpu [runs]              one GPU: the shapes of the speed table, simple path for
- * comparison at a small shape bench_gpu cp N [runs]         N GPUs over NCCL: forward of T tokens
- * on N ranks against forward of T/N tokens on one GPU bench_gpu chain [runs]        2 GPUs,
- * windows: ranks 2 and 3 of 4, states by way of all four (see chain_of_four) bench_gpu ranks N
- * [runs]      one GPU: forward of ranks 1 and N-1 of N, each alone, gathers as copies of as many
- * bytes behind a kernel that waits as long as the wires take
- */
+ *   [runs]           one GPU: the shapes of the speed table, simple path for comparison at a small
+ *                    shape
+ *   cp N [runs]      N GPUs over NCCL: forward of T tokens on N ranks against forward of T/N tokens
+ *                    on one GPU
+ *   chain [runs]     2 GPUs, windows: ranks 2 and 3 of 4, states by way of all four (see
+ *                    chain_of_four)
+ *   ranks N [runs]   one GPU: forward of ranks 1 and N-1 of N, each alone, gathers as copies of as
+ *                    many bytes behind a kernel that waits as long as the wires take */
 #include "../dp_gpu.h"
 #include <algorithm>
 #include <cuda_bf16.h>

@@ -1,4 +1,4 @@
-/* gpu/conv.cu - causal depthwise conv1d under context parallelism (math.md h): one pass over memory
+/* gpu/conv/conv.cu - causal depthwise conv1d under context parallelism (math.md h): one pass over memory
  * each way.
  *
  * A thread owns VEC channels of a strip of 64 tokens and slides over them with the last W - 1 rows

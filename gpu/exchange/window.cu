@@ -3,7 +3,7 @@
  *
  * Where a sequence starts, its end state H leaves the rank from k_compose; every rank behind waits
  * for the state that it starts from, multiplies it by its own M and hands it on, both in k_states
- * (chain.cu), 32 columns of a head at a time: so the states arrive after as many products and hops
+ * (chain/segments.cu), 32 columns of a head at a time: so the states arrive after as many products and hops
  * as there are ranks before, the very products of a merge of gathered elements, and only states
  * cross the links. No host thread waits for another.
  *

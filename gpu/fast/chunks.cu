@@ -4,7 +4,7 @@
  * One block of 8 warps a tile, 3 blocks a multiprocessor. Phases, and what shared memory holds:
  *
  *   rows      warp: 8 rows, lane: K / 32 channels. Gate, sums, norms and decayed rows in registers
- *             (rows.cuh); kg and qg go out.       Totals, then the operands ka qa kd kb far
+ *             (rows.cuh); kg and qg go out.       anchors, sums; then ka qa kd kb far
  *   products  warp (I, m): rows 16 I .. of k k' or q k'
  *   emit      A, L, Aqk                            ka, A, beta; v on its way
  *   invert    4 warps                              ka, T, v
@@ -29,14 +29,13 @@ template <int K> struct Operands {
 template <int K, int V> struct ChunkSmem {
     bf16 ka[C * K];
     union {
-        Totals<K, 8> totals;
         Operands<K> o;
         Solve<K, V> s;
     } x;
-    float step[4][K]; /* decay from the anchor before to that of block I, I = 0: from the start */
-    float own[C];     /* q k' of a token's own key */
+    float before[4][K]; /* the gate from the chunk's start to the anchors, log2 units */
+    float own[C];       /* q k' of a token's own key */
     float rk[C], rq[C];
-    int wide[4]; /* does any channel of block I need the pairwise sums */
+    int wide[4][K / 32]; /* does any of 32 channels of a block need the pairwise sums */
 };
 
 /* ---- rows ----------------------------------------------------------------------------------- */
@@ -48,62 +47,75 @@ template <int E> struct Factors {
     float far[E];   /* block 0: anchor 1 to 2; block 3: anchor 2 to 3 */
 };
 
-/* All that is made of a row; offset: of the lane's channels in ROWS. */
+/* A lane's channels of one row: normalised, and the gate from the block's anchor to it. */
+template <int E> struct Row { float k[E], q[E], gam[E]; };
+
+/* All that is made of a row; offset: of the lane's channels in ROWS; next: the gate from the
+ * block's anchor to the next one, last: to the block's last row. */
 template <int K, int V>
-__device__ __forceinline__ void
-write_row(ChunkSmem<K, V> &sm, const ChunkOut &o, int64_t tile, int r, int offset,
-          const float k[K / 32], const float q[K / 32], const float x[K / 32],
-          const Anchored<K, 8> &at, bool wide, const Factors<K / 32> &f) {
+__device__ __forceinline__ void write_row(ChunkSmem<K, V> &sm, bf16 *kg, bf16 *qg, unsigned offset,
+                                          const Row<K / 32> &x, const float next[K / 32],
+                                          const float last[K / 32], bool wide, int I,
+                                          const Factors<K / 32> &f) {
     const int E = K / 32;
     float down[E], up[E], on[E], y[E];
     uint32_t out[E / 2];
-    int I = r / 16;
 #pragma unroll
     for (int e = 0; e < E; e++) {
-        down[e] = ex2(x[e]);
-        up[e] = ex2(-x[e]);
-        on[e] = ex2(at.next[e] - x[e]);
-        if (FAULT(ANCHOR)) up[e] = on[e] * ex2(-at.next[e]);
+        down[e] = ex2(x.gam[e]);
+        up[e] = ex2(-x.gam[e]);
+        on[e] = ex2(next[e] - x.gam[e]);
+        if (FAULT(ANCHOR)) up[e] = on[e] * ex2(-next[e]);
     }
     if (wide)
 #pragma unroll
         for (int e = 0; e < E; e++)
-            if (is_far(FAULT(BLOCK_PAIRS) ? at.last[e] : x[e])) up[e] = 0.f;
-    scaled<E>(out, k, down);
+            if (is_far(FAULT(BLOCK_PAIRS) ? last[e] : x.gam[e])) up[e] = 0.f;
+    scaled<E>(out, x.k, down);
     store_pairs<E>(sm.ka + offset, out);
-    scaled<E>(out, q, down);
+    scaled<E>(out, x.q, down);
     store_pairs<E>(sm.x.o.qa + offset, out);
-    scaled<E>(out, k, up);
+    scaled<E>(out, x.k, up);
     store_pairs<E>(sm.x.o.kd + offset, out);
-    scaled<E>(out, k, on);
+    scaled<E>(out, x.k, on);
     if (I < 3) store_pairs<E>(sm.x.o.kb + offset, out);
 #pragma unroll
     for (int e = 0; e < E; e++)
         y[e] = on[e] * f.end[e];
-    scaled<E>(out, k, y);
-    store_pairs<E>(o.kg + tile * C * K + offset, out);
+    scaled<E>(out, x.k, y);
+    store_pairs<E>(kg + offset, out);
 #pragma unroll
     for (int e = 0; e < E; e++)
         y[e] = down[e] * f.start[e];
-    scaled<E>(out, q, y);
-    store_pairs<E>(o.qg + tile * C * K + offset, out);
+    scaled<E>(out, x.q, y);
+    store_pairs<E>(qg + offset, out);
     if (I == 0) {
 #pragma unroll
         for (int e = 0; e < E; e++)
             y[e] = on[e] * f.far[e];
-        scaled<E>(out, k, y);
+        scaled<E>(out, x.k, y);
         store_pairs<E>(sm.x.o.kb + offset + 48 * 64, out);
     }
-    if (I == 3) {
-        int at = offset % (C * 64) - 48 * 64 + offset / (C * 64) * (32 * 64);
+    if (I == 3) { /* rows 48 .. of 64 become rows 0 .. of 32 */
+        unsigned at = offset - 48 * 64 - offset / (C * 64) * (32 * 64);
 #pragma unroll
         for (int e = 0; e < E; e++)
             y[e] = down[e] * f.far[e];
-        scaled<E>(out, q, y);
+        scaled<E>(out, x.q, y);
         store_pairs<E>(sm.x.o.far + at, out);
-        scaled<E>(out, k, y);
+        scaled<E>(out, x.k, y);
         store_pairs<E>(sm.x.o.far + at + 16 * 64, out);
     }
+}
+
+/* Where a lane's sums of row r wait while k and q need its registers: in what the row's ka and qa
+ * take. */
+template <int K, int V>
+__device__ __forceinline__ float *stash(ChunkSmem<K, V> &sm, int r, int lane) {
+    const int E = K / 32, LANES = 32 / E; /* of a piece of 128 bytes */
+    int piece = lane / LANES;
+    bf16 *tile = piece < K / 64 ? sm.ka : sm.x.o.qa;
+    return (float *)(tile + (piece % (K / 64) * C + r) * 64) + lane % LANES * E;
 }
 
 /* The phase `rows`. */
@@ -112,11 +124,20 @@ __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, c
                                           ChunkSmem<K, V> &sm, const Place &p, int warp, int lane) {
     const int E = K / 32;
     int row0 = warp * 8, ch = lane * E, I = row0 / 16;
-    GateRows<K, 8> g;
+    Anchors<K, 8> &anchors = *(Anchors<K, 8> *)sm.x.o.kd;
     KeyRows<K, 8> x;
-    g.load(d, t, p, row0, ch);
+    {
+        GateRows<K, 8> g;
+        g.load(d, t, p, row0, ch);
+        g.publish(anchors, row0, ch);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+#pragma unroll
+            for (int e = 0; e < E; e += 2)
+                *(float2 *)(stash(sm, row0 + i, lane) + e) =
+                    make_float2(g.sum[i][e], g.sum[i][e + 1]);
+    }
     x.load(d, t, p, row0, ch, lane);
-    g.publish(sm.x.totals, row0, ch);
     if (lane % 4 == 0) {
         int r = row0 + lane / 4;
         sm.own[r] = x.own;
@@ -124,38 +145,46 @@ __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, c
         sm.rq[r] = x.rq;
     }
     __syncthreads();
-    Anchored<K, 8> at(sm.x.totals, row0, ch);
+    if (threadIdx.x < K) {
+        float all = solve_anchors(anchors, sm.before, sm.wide, threadIdx.x);
+        o.eC[p.tile * K + threadIdx.x] = ex2(all);
+    }
+    __syncthreads();
+    float here[E], next[E], last[E];
     Factors<E> f;
-    bool wide = false;
+    load_words<E>(here, anchors.here[warp] + ch);
+    load_words<E>(next, anchors.next[I] + ch);
+    load_words<E>(f.start, sm.before[I] + ch);
+    load_words<E>(f.far, anchors.next[I == 0 ? 1 : 2] + ch);
 #pragma unroll
     for (int e = 0; e < E; e++) {
-        f.start[e] = ex2(at.before[e]);
-        f.end[e] = ex2(at.behind[e]);
-        f.far[e] = ex2(I == 0 ? at.d1[e] : at.d2[e]);
-        wide |= is_far(g.sum[7][e] + at.here[e]);
-        if (warp == 0) sm.step[0][ch + e] = f.start[e];
-        if (warp == 0) o.eC[p.tile * K + ch + e] = ex2(at.before[e] + at.next[e] + at.behind[e]);
-        if (row0 % 16 == 0 && I < 3) sm.step[I + 1][ch + e] = ex2(at.next[e]);
+        float behind = 0.f;
+        for (int b = I + 1; b < 4; b++)
+            behind += anchors.next[b][ch + e];
+        last[e] = next[e] - (I < 3 ? anchors.first[I + 1][ch + e] : 0.f);
+        f.start[e] = ex2(f.start[e]);
+        f.end[e] = ex2(behind);
+        f.far[e] = ex2(f.far[e]);
     }
-    wide = __any_sync(~0u, wide);
-    if (lane == 0 && row0 % 16) sm.wide[I] = wide;
+    bool wide = is_wide<K / 32>(sm.wide[I]);
+    unsigned offset = rows_at(row0, ch / 8) + ch % 8;
+    bf16 *kg = o.kg + (int64_t)p.tile * C * K, *qg = o.qg + (int64_t)p.tile * C * K;
     __syncthreads();
-    wide = sm.wide[I];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        int r = row0 + i, offset = rows_at(r, ch / 8) + ch % 8;
-        float rk = __shfl_sync(~0u, x.rk, x.lane_of(i)), rq = __shfl_sync(~0u, x.rq, x.lane_of(i));
-        float k[E], q[E], here[E];
-        normed<E>(k, x.k[i], rk);
-        normed<E>(q, x.q[i], rq);
+        Row<E> row;
+        float *sum = stash(sm, row0 + i, lane);
+        load_words<E>(row.gam, sum);
+        __syncwarp();
+        x.normed(row.k, row.q, i, p.zero);
 #pragma unroll
-        for (int e = 0; e < E; e++)
-            here[e] = g.sum[i][e] + at.here[e];
-        write_row<K, V>(sm, o, p.tile, r, offset, k, q, here, at, wide, f);
-        if (o.gcum)
-#pragma unroll
-            for (int e = 0; e < E; e++)
-                o.gcum[(p.tile * C + r) * K + ch + e] = g.sum[i][e] + at.start[e];
+        for (int e = 0; e < E; e++) {
+            row.gam[e] += here[e];
+            if (o.gcum)
+                o.gcum[((int64_t)p.tile * C + row0 + i) * K + ch + e] =
+                    row.gam[e] + sm.before[I][ch + e];
+        }
+        write_row(sm, kg, qg, (offset ^ i * 8) + i * 64, row, next, last, wide, I, f);
     }
 }
 
@@ -200,7 +229,7 @@ __device__ __noinline__ void far_products(ChunkSmem<K, V> &sm, const Dims &d, co
                                           const Place &p, int I, int m, int lane, float z[2][4]) {
     float *gam = (float *)&sm.x;
     for (int b = 0; b < 4; b++) {
-        if (!sm.wide[b]) continue;
+        if (!is_wide<K / 32>(sm.wide[b])) continue;
         __syncthreads();
         block_gates<K>(gam, d, t, p, b);
         __syncthreads();
@@ -249,8 +278,9 @@ __device__ __forceinline__ void emit(ChunkSmem<K, V> &sm, const Dims &d, const C
 /* ---- the kernel ----------------------------------------------------------------------------- */
 
 template <int K, int V, bool KEYS>
-__global__ void __launch_bounds__(CHUNK_THREADS, 3)
-    k_chunks(Dims d, dpg_tensors t, const void *dout, ChunkOut o) {
+__global__ void __launch_bounds__(CHUNK_THREADS, CHUNK_BLOCKS)
+    k_chunks(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
+             const void *dout, const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
     ChunkSmem<K, V> &sm = *(ChunkSmem<K, V> *)raw;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
@@ -263,7 +293,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     float z[4][2][4] = {};
     products(sm, I, m, lane, z);
     __syncthreads();
-    if (sm.wide[0] | sm.wide[1] | sm.wide[2] | sm.wide[3]) {
+    if (is_wide<K / 8>(sm.wide[0])) {
         float far[2][4] = {};
         far_products(sm, d, t, p, I, m, lane, far);
 #pragma unroll
@@ -288,17 +318,19 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
             send<true>(sm.x.s.x.out[warp], acc, o.u + p.tile * C * V, I, group, lane);
             continue;
         }
-        auto decay = [&](int J,
-                         float(*acc)[4]) { /* from the anchor of block J + 1 to that of J */
+        /* from the anchor of block J to that of J - 1, of block 0: to the start */
+        auto decay = [&](int J, float(*acc)[4]) {
 #pragma unroll
-                                           for (int n = 0; n < 8; n++) {
-                                               float2 f =
-                                                   *(const float2 *)&sm
-                                                        .step[J][group * 64 + n * 8 + lane % 4 * 2];
+            for (int n = 0; n < 8; n++) {
+                int ch = group * 64 + n * 8 + lane % 4 * 2;
+                float2 f = *(const float2 *)&sm.before[J][ch];
+                float2 to = J ? *(const float2 *)&sm.before[J - 1][ch] : make_float2(0.f, 0.f);
+                f.x = ex2(f.x - to.x);
+                f.y = ex2(f.y - to.y);
 #pragma unroll
-                                               for (int e = 0; e < 4; e++)
-                                                   acc[n][e] *= e % 2 ? f.y : f.x;
-                                           }
+                for (int e = 0; e < 4; e++)
+                    acc[n][e] *= e % 2 ? f.y : f.x;
+            }
         };
         times_TB(acc, sm.x.s.TB, sm.ka, group, I, lane,
                  [&](int J, float(*acc)[4]) { decay(J + 1, acc); });

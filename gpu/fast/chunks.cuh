@@ -11,6 +11,9 @@
 #include "plan/paths.cuh"
 
 #define CHUNK_THREADS 256
+#ifndef CHUNK_BLOCKS
+#define CHUNK_BLOCKS 3 /* a multiprocessor */
+#endif
 
 /* Tiles; T, L, dos and gcum NULL unless kept. dos: do by columns (SLICES); others ROWS, u SLICES.
  */

@@ -122,8 +122,9 @@ __device__ __forceinline__ void round_TG(OneSmem<K, V> &sm, int warp, int lane) 
 }
 
 template <int K, int V>
-__global__ void __launch_bounds__(CHUNK_THREADS, 3)
-    k_chunks_one(Dims d, dpg_tensors t, const void *dout, ChunkOut o) {
+__global__ void __launch_bounds__(CHUNK_THREADS, CHUNK_BLOCKS)
+    k_chunks_one(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
+                 const void *dout, const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
     OneSmem<K, V> &sm = *(OneSmem<K, V> *)raw;
     Solve<K, V> &after = sm.x.after.s;

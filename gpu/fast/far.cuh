@@ -23,7 +23,4 @@ __device__ __forceinline__ void block_gates(float *gam, const Dims &d, const dpg
         }
     }
 }
-
-/* Is (row, channel) of such a block summed here. */
-__device__ __forceinline__ bool is_far(float gam) { return -gam > NEAR; }
 #endif

@@ -13,6 +13,8 @@
 /* Rows of a diagonal 16 x 16 block further than this below its first row (a factor 2^110, which
  * bf16 holds) are summed pairwise. */
 #define NEAR 110.f
+/* gam: from the block's first row. */
+__device__ __forceinline__ bool is_far(float gam) { return -gam > NEAR; }
 
 /* log(1 + e) / e on [0, 1], degree 8, relative error 3.1e-8: softplus of slow gates keeps its
  * digits (math.md c, fp32 notes). */

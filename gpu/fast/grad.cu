@@ -53,7 +53,7 @@ template <int K, int V, bool TIGHT> struct GradSmem {
     bf16 T[C * C], L[C * C];              /* ROWS; then dP and dL */
     union {
         bf16 kgam[C * K];
-        Totals<K, N> totals;
+        Anchors<K, N> anchors;
         float gam[16 * K]; /* far.cuh */
         struct {
             float a[4][K], b[4][K];
@@ -65,7 +65,7 @@ template <int K, int V, bool TIGHT> struct GradSmem {
         written[4][K]; /* dg of a block's rows; its part from what the chunk writes */
     float rk[C], rq[C], beta[C], own[C];
     float db[K / 32][C], dot[2][K / 32][C];
-    int wide[4];
+    int wide[4][K / 32];
     uint64_t came[3];
 };
 
@@ -119,7 +119,7 @@ __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims 
     KeyRows<K, N> x;
     g.load(d, t, p, row0, ch);
     x.load(d, t, p, row0, ch, l.lane);
-    g.publish(sm.x.totals, row0, ch);
+    g.publish(sm.x.anchors, row0, ch);
     if (l.lane % (32 / N) == 0) {
         int r = row0 + l.lane / (32 / N);
         sm.rk[r] = x.rk;
@@ -128,21 +128,20 @@ __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims 
         if (a.norm) a.norm[p.tile * 2 * C + C + r] = x.rq;
     }
     __syncthreads();
-    Anchored<K, N> at(sm.x.totals, row0, ch);
-    bool wide = false;
-#pragma unroll
-    for (int e = 0; e < E; e++) {
-        wide |= is_far(g.sum[N - 1][e] + at.here[e]);
-        if (row0 % 16 == 0) sm.anchor[I][ch + e] = at.before[e];
-        if (row0 == 0) sm.anchor[4][ch + e] = at.before[e] + at.next[e] + at.behind[e];
-    }
-    wide = __any_sync(~0u, wide);
-    if (l.lane == 0 && row0 % 16 == 16 - N) sm.wide[I] = wide;
+    if (threadIdx.x < K)
+        sm.anchor[4][threadIdx.x] = solve_anchors(sm.x.anchors, sm.anchor, sm.wide, threadIdx.x);
+    __syncthreads();
+    float before[E], next[E], here[E];
+    load_words<E>(before, sm.anchor[I] + ch);
+    load_words<E>(next, sm.x.anchors.next[I] + ch);
+    load_words<E>(here, sm.x.anchors.here[l.warp] + ch);
 #pragma unroll
     for (int i = 0; i < N; i++)
 #pragma unroll
-        for (int e = 0; e < E; e++)
-            gates[(row0 + i) * GAM_STRIDE(K) + ch + e] = g.sum[i][e] + at.here[e];
+        for (int e = 0; e < E; e++) {
+            g.sum[i][e] += here[e];
+            gates[(row0 + i) * GAM_STRIDE(K) + ch + e] = g.sum[i][e];
+        }
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < 4; n++)
@@ -151,35 +150,27 @@ __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims 
             *(float2 *)(gam[n] + 2 * r) =
                 *(const float2 *)(gates + l.row(r) * GAM_STRIDE(K) + 32 * l.cq + 8 * n + 2 * l.tc);
     __syncthreads();
-    wide = sm.wide[I];
+    bool wide = is_wide<K / 32>(sm.wide[I]);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         int r = row0 + i, offset = rows_at(r, ch / 8) + ch % 8;
-        float rk = __shfl_sync(~0u, x.rk, x.lane_of(i)), rq = __shfl_sync(~0u, x.rq, x.lane_of(i));
-        float k[E], q[E], here[E], down[E], up[E], on[E];
+        float k[E], q[E], down[E], up[E], on[E];
         uint32_t y[E / 2];
-        normed<E>(k, x.k[i], rk);
-        normed<E>(q, x.q[i], rq);
-#pragma unroll
-        for (int e = 0; e < E; e++) {
-            here[e] = g.sum[i][e] + at.here[e];
-            up[e] = ex2(here[e] + at.before[e]);
-        }
+        x.normed(k, q, i, p.zero);
         if (!TIGHT || first) {
+#pragma unroll
+            for (int e = 0; e < E; e++)
+                up[e] = ex2(g.sum[i][e] + before[e]);
             scaled<E>(y, k, up);
             store_pairs<E>(sm.x.kgam + offset, y);
         }
         if (TIGHT && first) continue;
 #pragma unroll
         for (int e = 0; e < E; e++) {
-            down[e] = ex2(here[e]);
-            up[e] = ex2(-here[e]);
-            on[e] = ex2(at.next[e] - here[e]);
+            down[e] = ex2(g.sum[i][e]);
+            up[e] = wide && is_far(g.sum[i][e]) ? 0.f : ex2(-g.sum[i][e]);
+            on[e] = ex2(next[e] - g.sum[i][e]);
         }
-        if (wide)
-#pragma unroll
-            for (int e = 0; e < E; e++)
-                if (is_far(here[e])) up[e] = 0.f;
         scaled<E>(y, k, down);
         store_pairs<E>(out.ka + offset, y);
         scaled<E>(y, q, down);
@@ -643,9 +634,9 @@ template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
     }
     __device__ __forceinline__ void own_and_far(const Place &p, Carried &c, const Given &x) {
         add_own(sm, c, x, l);
-        if (!(sm.wide[0] | sm.wide[1] | sm.wide[2] | sm.wide[3])) return;
+        if (!is_wide<K / 8>(sm.wide[0])) return;
         for (int b = 0; b < 4; b++) {
-            if (!sm.wide[b]) continue;
+            if (!is_wide<K / 32>(sm.wide[b])) continue;
             far_terms(sm, d, t, p, b);
             if (b == l.I) add_far(sm, c, x, l);
         }
@@ -676,7 +667,7 @@ template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
         float sum = (s[0][ch] + s[1][ch]) + (s[2][ch] + s[3][ch]);
         a.part[(p.tile * 2 + b) * K + ch] = d.gate == DP_GATE_LOG ? 0.f : sum;
     }
-    __device__ __forceinline__ void tile(int64_t i, int64_t next, int phase) {
+    __device__ __forceinline__ void tile(unsigned i, int64_t next, int phase) {
         Place p = place_of(d, i, KEYS);
         Carried c;
         Loader<K, V, TIGHT> load = {sm, a, l.lane};
@@ -716,7 +707,9 @@ template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
 
 template <int K, int V, bool KEYS, bool TIGHT>
 __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
-    k_grad(Dims d, dpg_tensors t, dpg_grads g, GradArgs a, int64_t tiles) {
+    k_grad(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
+           const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
+           unsigned tiles) {
     extern __shared__ __align__(128) char raw[];
     GradSmem<K, V, TIGHT> &sm = *(GradSmem<K, V, TIGHT> *)raw;
     Grad<K, V, KEYS, TIGHT> grad = {sm, d, t, g, a, Lane()};
@@ -732,9 +725,9 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
         load.late(blockIdx.x);
     }
     int phase = 0;
-    for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x, phase ^= 1) {
-        int64_t next = i + gridDim.x;
-        grad.tile(i, next < tiles ? next : -1, phase);
+    for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x, phase ^= 1) {
+        unsigned next = i + gridDim.x;
+        grad.tile(i, next < tiles ? (int64_t)next : -1, phase);
     }
 }
 

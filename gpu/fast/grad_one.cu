@@ -363,7 +363,9 @@ template <int K, int V> struct GradOne {
 
 template <int K, int V>
 __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
-    k_grad_one(Dims d, dpg_tensors t, dpg_grads g, GradArgs a, int64_t tiles) {
+    k_grad_one(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
+               const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
+               unsigned tiles) {
     extern __shared__ __align__(128) char raw[];
     OneSmem<K, V> &sm = *(OneSmem<K, V> *)raw;
     GradOne<K, V> grad = {sm, d, t, g, a, Lane()};
@@ -376,7 +378,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     __syncthreads();
     if (l.warp == 0) load(sm, a, blockIdx.x, l.lane);
     int phase = 0;
-    for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x, phase ^= 1) {
+    for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x, phase ^= 1) {
         float dq[4][4] = {}, dk[4][4] = {};
         Place p = place_of(d, i, true);
         grad.rows(p);

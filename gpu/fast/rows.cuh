@@ -2,7 +2,7 @@
  *
  * A warp owns N rows of a tile, a lane E = K / 32 channels of them, so that a row is read, written
  * and summed by one warp. The gate's sums are local to the N rows; what lies before and behind them
- * comes from totals that the warps leave in shared memory (Totals). */
+ * comes from sums that the warps leave in shared memory (Anchors). */
 #ifndef DPG_ROWS_CUH
 #define DPG_ROWS_CUH
 #include "fast/gate.cuh"
@@ -11,23 +11,84 @@
 /* Which tile a block works on. */
 struct Place {
     int64_t tile;
+    unsigned zero;       /* 0, but not to the compiler */
     int hv, h, lr, rows; /* value head, query head, log2 R, rows that are not padding */
     Chunk c;
 };
-__device__ __forceinline__ Place place_of(const Dims &d, int64_t tile, bool keys) {
+__device__ __forceinline__ Place place_of(const Dims &d, unsigned tile, bool keys) {
     Place p;
     p.tile = tile;
-    p.hv = (int)(tile % d.HV);
+    p.hv = (int)(tile % (unsigned)d.HV);
     p.h = p.hv / d.G;
     p.lr = keys ? d.lr : 0;
-    p.c = d.chunk[tile / d.HV];
+    p.c = d.chunk[tile / (unsigned)d.HV];
     p.rows = p.c.len << p.lr;
+    p.zero = (unsigned)p.rows >> 31;
     return p;
 }
 
-/* Of groups of N rows the sum of their gates, of blocks of 16 rows that of their first row; log2
- * units. */
-template <int K, int N> struct Totals { float group[C / N][K], first[4][K]; };
+/* A tile's anchors, the first rows of its blocks of 16, by channel; log2 units. The warps leave the
+ * sums of their N rows and the gates of first rows here; one thread a channel makes the rest of
+ * them (solve). Differences are sums of what lies between, not differences of sums from the chunk's
+ * start.
+ */
+template <int K, int N> struct Anchors {
+    float here[C / N][K]; /* sum of a group of rows; then what to add to its own sums: the gate from
+                           * the block's anchor to the row before the group */
+    float first[4][K];    /* gate of the blocks' first rows */
+    float next[4][K];     /* from an anchor to the next one, from the last to the chunk's end */
+
+    /* before: from the chunk's start to each anchor, and to the chunk's end. Bit b of the value:
+     * does block b need sums over pairs. */
+    __device__ __forceinline__ int solve(int ch, float before[5]) {
+        const int G = 16 / N; /* groups of a block */
+        float run = 0.f;
+        int wide = 0;
+#pragma unroll
+        for (int b = 0; b < 4; b++) {
+            float f = first[b][ch], sum = 0.f, all = 0.f;
+            if (FAULT(GATE_BACK))
+                for (int g = 0; g < G; g++)
+                    all += here[b * G + g][ch];
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                float x = here[b * G + g][ch];
+                here[b * G + g][ch] = (FAULT(GATE_BACK) ? all - (all - sum) : sum) - f;
+                sum += x;
+            }
+            before[b] = run + f;
+            run += sum;
+            next[b][ch] = sum - f + (b < 3 ? first[b + 1][ch] : 0.f);
+            wide |= is_far(sum - f) << b;
+        }
+        before[4] = run;
+        return wide;
+    }
+};
+
+/* Does one of 32 N channels need them. */
+template <int N> __device__ __forceinline__ bool is_wide(const int wide[N]) {
+    int any = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        any |= wide[i];
+    return any;
+}
+/* One thread a channel, whole warps: anchors, and by block and 32 channels whether pairs need sums.
+ * Returns the gate of the whole chunk. */
+template <int K, int N>
+__device__ __forceinline__ float solve_anchors(Anchors<K, N> &anchors, float before[][K],
+                                               int wide[4][K / 32], int ch) {
+    float x[5];
+    int bits = anchors.solve(ch, x);
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+        before[b][ch] = x[b];
+        int any = __any_sync(~0u, bits >> b & 1);
+        if (ch % 32 == 0) wide[b][ch / 32] = any;
+    }
+    return x[4];
+}
 
 /* A lane's channels of its rows. */
 template <int K, int N> struct GateRows {
@@ -78,10 +139,10 @@ template <int K, int N> struct GateRows {
         else
             activate<DP_GATE_LOWER_BOUND>(d, t, p, row0, ch);
     }
-    __device__ __forceinline__ void publish(Totals<K, N> &t, int row0, int ch) const {
+    __device__ __forceinline__ void publish(Anchors<K, N> &t, int row0, int ch) const {
 #pragma unroll
         for (int e = 0; e < E; e++) {
-            t.group[row0 / N][ch + e] = sum[N - 1][e];
+            t.here[row0 / N][ch + e] = sum[N - 1][e];
             if (row0 % 16 == 0) t.first[row0 / 16][ch + e] = sum[0][e];
         }
     }
@@ -131,20 +192,24 @@ template <int K, int N> struct KeyRows {
         rq = d.l2norm ? rsqrtf(nq + (float)DP_L2_EPS) : 1.f;
         own = row_sums<N>(dot, lane) * rk * rq;
     }
+    /* Row i, normalised. zero: 0, which the compiler cannot know: it would keep the pairs unpacked
+     * since the sums above, twice the registers. */
+    __device__ __forceinline__ void normed(float ky[E], float qy[E], int i, unsigned zero) const {
+        float nk = __shfl_sync(~0u, rk, lane_of(i)), nq = __shfl_sync(~0u, rq, lane_of(i));
+#pragma unroll
+        for (int e = 0; e < E; e += 2) {
+            float2 a = unpack2(k[i][e / 2] ^ zero), b = unpack2(q[i][e / 2] ^ zero);
+            ky[e] = a.x * nk;
+            ky[e + 1] = a.y * nk;
+            qy[e] = b.x * nq;
+            qy[e + 1] = b.y * nq;
+        }
+    }
     /* The lane whose norms are those of row i. */
     static __device__ __forceinline__ int lane_of(int i) { return i * (32 / N); }
 };
 
-/* E channels of a row: times its norm; times f, rounded. */
-template <int E>
-__device__ __forceinline__ void normed(float y[E], const uint32_t x[E / 2], float norm) {
-#pragma unroll
-    for (int e = 0; e < E; e += 2) {
-        float2 v = unpack2(x[e / 2]);
-        y[e] = v.x * norm;
-        y[e + 1] = v.y * norm;
-    }
-}
+/* E channels of a row times f, rounded. */
 template <int E>
 __device__ __forceinline__ void scaled(uint32_t y[E / 2], const float x[E], const float f[E]) {
 #pragma unroll
@@ -152,62 +217,13 @@ __device__ __forceinline__ void scaled(uint32_t y[E / 2], const float x[E], cons
         y[e / 2] = pack2(x[e] * f[e], x[e + 1] * f[e + 1]);
 }
 
-/* Where a lane's rows stand among the anchors, by channel; log2 units. Differences are sums of what
- * lies between, not differences of sums from the chunk's start. */
-template <int K, int N> struct Anchored {
-    static const int E = K / 32;
-    float here[E]; /* add to GateRows.sum: the gate from the block's anchor to a row */
-    float
-        next[E]; /* from the block's anchor to the next one, of the last block to the chunk's end */
-    float behind[E];    /* from the next anchor to the chunk's end */
-    float before[E];    /* from the chunk's start to the block's anchor */
-    float start[E];     /* from the chunk's start to the lane's rows */
-    float last[E];      /* from the block's anchor to its last row */
-    float d1[E], d2[E]; /* from anchor 1 to 2, 2 to 3 */
+/* E neighbouring words. */
+template <int E> __device__ __forceinline__ void load_words(float y[E], const float *x) {
+#pragma unroll
+    for (int e = 0; e < E; e += 2)
+        *(float2 *)(y + e) = *(const float2 *)(x + e);
+}
 
-    __device__ __forceinline__ Anchored(const Totals<K, N> &t, int row0, int ch) {
-        const int G = 16 / N; /* groups of a block */
-        int I = row0 / 16, own = row0 / N;
-#pragma unroll
-        for (int e = 0; e < E; e++) {
-            float first[5], block[4], left = 0.f, right = 0.f;
-#pragma unroll
-            for (int b = 0; b < 4; b++) {
-                first[b] = t.first[b][ch + e];
-                block[b] = 0.f;
-#pragma unroll
-                for (int g = 0; g < G; g++) {
-                    float x = t.group[b * G + g][ch + e];
-                    if (b == I && b * G + g < own) left += x;
-                    if (b == I && b * G + g >= own) right += x;
-                    block[b] += x;
-                }
-            }
-            first[4] = 0.f;
-            float to_next[4], prefix = 0.f, tail = 0.f, f = 0.f, dn = 0.f, all = 0.f;
-#pragma unroll
-            for (int b = 0; b < 4; b++)
-                to_next[b] = block[b] - first[b] + first[b + 1];
-#pragma unroll
-            for (int b = 0; b < 4; b++) {
-                if (b < I) prefix += block[b];
-                if (b == I) f = first[b];
-                if (b == I) dn = to_next[b];
-                if (b == I) all = block[b];
-                if (b > I) tail += to_next[b];
-            }
-            if (FAULT(GATE_BACK)) left = all - right;
-            here[e] = left - f;
-            last[e] = all - f;
-            next[e] = dn;
-            behind[e] = tail;
-            before[e] = prefix + f;
-            start[e] = prefix + left;
-            d1[e] = to_next[1];
-            d2[e] = to_next[2];
-        }
-    }
-};
 /* One gate a head: its sums from the chunk's start to each of the 64 rows by one warp, 2 a lane;
  * log2 units. */
 __device__ __forceinline__ void sum_gate(float *gam, const Dims &d, const dpg_tensors &t,

@@ -20,8 +20,13 @@ static int chosen() {
     return DPG_FAULT_NONE;
 }
 int dpg_fault = chosen();
+/* On the CPU those of the path that its capability chooses (cpu/cpu.cc). */
+static int of_fast_path() {
 #ifdef DPG_FAULTS_OF_DEVICE
-extern const int dpg_faults_fast = 1;
+    return 1;
 #else
-extern const int dpg_faults_fast = 0;
+    const char *capability = getenv("DP_CPU_CAPABILITY");
+    return capability && atoi(capability) >= 80;
 #endif
+}
+extern const int dpg_faults_fast = of_fast_path();

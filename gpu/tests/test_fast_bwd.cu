@@ -1,12 +1,14 @@
 /* gpu/tests/test_fast_bwd.cu - the fast backward beside the simple one: what the judgement of the
  * harness cannot show.
  *
- *   test_fast_bwd show         relative difference of both paths, stage by stage and gradient by
- * gradient, on 1, 2, 3 and 4 ranks (a table to read, no verdict: `deltaproof run --backend cuda`
- * judges) test_fast_bwd [small]      bitwise: 100 runs alike (small: 2), over whole sequences and
- * over segments; what runs beside a gather has the bits of the steps one after the other; head 0
- * keeps its bits when the inputs of head 1 change (every input, both directions) test_fast_bwd once
- * one run of every kind of case, for compute-sanitizer Exit status 0, 1, or 2 (no device). */
+ *   show      relative difference of both paths, stage by stage and gradient by gradient, on 1, 2,
+ *             3 and 4 ranks: a table to read, no verdict (`deltaproof run --backend cuda` judges)
+ *   [small]   bitwise: 100 runs alike (small: 2), over whole sequences and over segments; what runs
+ *             beside a gather has the bits of the steps one after the other; head 0 keeps its bits
+ *             when the inputs of head 1 change (every input, both directions)
+ *   once      one run of every kind of case, for compute-sanitizer
+ *
+ * Exit status 0, 1, or 2 (no device). */
 #include "../../ref/inputs.h"
 #include "../dp_gpu.h"
 #include <cuda_runtime.h>
@@ -228,7 +230,7 @@ static void rank_run(const Case &c, const In &x, How how, int rank, int N, dpg_c
         down((*out)["dA_log"], 0, g.dA_log, HV, 0);
         down((*out)["ddt_bias"], 0, g.ddt_bias, HV * Kg, 0);
         if (N == 1) down((*out)["ds0"], 0, g.ds0, S, 0);
-        for (const char *name : {"dvl", "dX", "dh", "dS_out"}) {
+        for (const char *name : {"dv_local", "dv_new", "dh", "dS_out"}) {
             int64_t dims[5];
             int nd;
             if (dpg_stage_shape(plan, name, dims, &nd, e) != DP_OK) continue;

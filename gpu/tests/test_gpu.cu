@@ -1,20 +1,24 @@
 /* gpu/tests/test_gpu.cu - the forward on the device against fp64 on the host, stage by stage and
  * end to end.
  *
- *   test_gpu all            every case on 1 GPU with 1, 2, 3, 4, 8 ranks, the chain law,
- * repeatability, failing ranks test_gpu simple         the same without the fast path test_gpu
- * chain          the chain law and long M by augmented columns alone test_gpu augmented      long M
- * by augmented columns alone test_gpu small [CASE]   few small cases of every kernel, for
- * compute-sanitizer test_gpu pre            k_pre alone and as small as it goes, K = V = 64, 1
- * head, 2 segments that go once around its stages; for racecheck test_gpu cases PATTERN  the cases
- * of `all` whose names match (fast*x*), alone test_gpu head [FILE]    a recorded head on 1, 2, 4, 8
- * ranks of one GPU, every chain format, against FLA's figures test_gpu windows [M [CASE]]  states
- * through windows, 2, 3, 4, 8 ranks on as many GPUs as there are, shared if need be: the bits of
- * ranks that gather, M runs alike (10) test_gpu nccl N [M]     N GPUs: bitwise equality with N
- * ranks on one GPU, M runs alike (10), a rank that dies; 2 GPUs: 15 s, 0.2 s for each run of M, 5 s
+ *   all            every case on 1 GPU with 1, 2, 3, 4, 8 ranks, the chain law, repeatability,
+ *                  failing ranks
+ *   simple         the same without the fast path
+ *   chain          the chain law and long M by augmented columns alone
+ *   augmented      long M by augmented columns alone
+ *   small [CASE]   few small cases of every kernel, for compute-sanitizer
+ *   pre            k_pre alone and as small as it goes, K = V = 64, 1 head, 2 segments that go once
+ *                  around its stages; for racecheck
+ *   cases PATTERN  the cases of `all` whose names match (fast*x*), alone
+ *   head [FILE]    a recorded head on 1, 2, 4, 8 ranks of one GPU, every chain format, against
+ *                  FLA's figures
+ *   windows [M [CASE]]  states through windows, 2, 3, 4, 8 ranks on as many GPUs as there are,
+ *                  shared if need be: the bits of ranks that gather, M runs alike (10)
+ *   nccl N [M]     N GPUs: bitwise equality with N ranks on one GPU, M runs alike (10), a rank that
+ *                  dies; 2 GPUs: 15 s, 0.2 s for each run of M, 5 s
+ *
  * Prints one line per tensor that fails and a table of the worst error per tensor and policy. Exit
- * status 0, 1, or 2 (no device).
- */
+ * status 0, 1, or 2 (no device). */
 #include "ref64.h"
 #include <algorithm>
 #include <atomic>

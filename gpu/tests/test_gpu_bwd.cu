@@ -1,16 +1,19 @@
 /* gpu/tests/test_gpu_bwd.cu - the backward on the device: fp64 adjoint of the step recurrence
  * (math.md d), and what must hold bit for bit.
  *
- *   test_gpu_bwd all [TIMES]    gradients of every case on 1, 2, 3, 4, 8 ranks of one GPU, every
- * way; untouched heads; TIMES repeats (100); graph test_gpu_bwd small [CASE]   few small cases of
- * every kernel, for compute-sanitizer test_gpu_bwd cases PATTERN  the cases of `all` whose names
- * match (fast*x*), alone test_gpu_bwd segments       three ranks and more whose sequences are cut
- * in segments test_gpu_bwd forms          both forms of dg alone test_gpu_bwd graph forward and
- * backward of one rank in a CUDA graph test_gpu_bwd nccl N [TIMES] N GPUs: the bits of N ranks on
- * one GPU; TIMES repeats (100) of the fast path; a rank that dies before the backward test_gpu_bwd
- * time [N]       milliseconds of every step; N > 1: on N GPUs, dM and dH exchanged against dH alone
- * Exit status 0, 1, or 2 (no device).
- */
+ *   all [TIMES]    gradients of every case on 1, 2, 3, 4, 8 ranks of one GPU, every way; untouched
+ *                  heads; TIMES repeats (100); graph
+ *   small [CASE]   few small cases of every kernel, for compute-sanitizer
+ *   cases PATTERN  the cases of `all` whose names match (fast*x*), alone
+ *   segments       three ranks and more whose sequences are cut in segments
+ *   forms          both forms of dg alone
+ *   graph          forward and backward of one rank in a CUDA graph
+ *   nccl N [TIMES] N GPUs: the bits of N ranks on one GPU; TIMES repeats (100) of the fast path; a
+ *                  rank that dies before the backward
+ *   time [N]       milliseconds of every step; N > 1: on N GPUs, dM and dH exchanged against dH
+ *                  alone
+ *
+ * Exit status 0, 1, or 2 (no device). */
 #include "ref64.h"
 #include <algorithm>
 #include <array>

@@ -1,11 +1,13 @@
 /* gpu/tests/test_gpu_conv.cu - the convolution on the device against ref/conv and its rigorous
  * bounds, entry by entry.
  *
- *   test_gpu_conv [small]     random layouts, W 2 .. 8, silu or none, bias or none, bf16 and fp32,
- * three parts of different widths, every rank count that divides T; y and dx the same bits for any
- * number of ranks, parts together as one by one, 20 runs bitwise equal; no leak between sequences;
- * the sigmoid on every float.      small: few, for compute-sanitizer test_gpu_conv nccl N      N
- * devices: the same bits as N ranks on one Exit status 0, 1, or 2 (no device). */
+ *   [small]   random layouts, W 2 .. 8, silu or none, bias or none, bf16 and fp32, three parts of
+ *             different widths, every rank count that divides T; y and dx the same bits for any
+ *             number of ranks, parts together as one by one, 20 runs bitwise equal; no leak between
+ *             sequences; the sigmoid on every float. small: few, for compute-sanitizer
+ *   nccl N    N devices: the same bits as N ranks on one
+ *
+ * Exit status 0, 1, or 2 (no device). */
 #include "../../ref/conv.h"
 #include "../../ref/inputs.h"
 #include "../dp_conv.h"

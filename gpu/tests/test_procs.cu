@@ -1,11 +1,12 @@
 /* gpu/tests/test_procs.cu - one process per rank over NCCL: the bits of as many ranks that share
  * one GPU, and the end of all when one is killed.
  *
- *   test_procs bits N [TIMES] [TOKENS]   N processes, rank r on GPU r modulo the GPUs; forward and
- * backward of every problem and way, TIMES repeats (20) test_procs kill N [LIMIT] [few]      rank 1
- * is killed, is stopped or aborts before every step of the forward and backward, or is killed while
- * its gather is under way: all others return an error that names it within LIMIT (2 s) and 4 s
- * more, of one that was killed before the limit
+ *   bits N [TIMES] [TOKENS]   N processes, rank r on GPU r modulo the GPUs; forward and backward of
+ *                             every problem and way, TIMES repeats (20)
+ *   kill N [LIMIT] [few]      rank 1 is killed, is stopped or aborts before every step of the
+ *                             forward and backward, or is killed while its gather is under way: all
+ *                             others return an error that names it within LIMIT (2 s) and 4 s more,
+ *                             of one that was killed before the limit
  *
  * This process calls no CUDA: CUDA does not outlive a fork. Exit status 0, 1, or 2 (no device). */
 #include "../dp_gpu.h"

@@ -1,4 +1,4 @@
-/* gpu/tests/cpu/nccl.cc - the calls of NCCL that gpu/comm.cu makes, for ranks that are host threads
+/* gpu/tests/cpu/nccl.cc - the calls of NCCL that gpu/exchange/ makes, for ranks that are host threads
  * or processes: a gather returns when all ranks have come to it or the communicator is aborted,
  * like the kernel of the library. Loaded as libnccl.so.2 by the kernels on the CPU. */
 #include <fcntl.h>

@@ -4,9 +4,9 @@
  * loops. Elements through windows are those of a gather by hand, forward after forward, whoever is
  * late.
  *
- * Only the fast path cuts, and it does not run here; but these kernels are shared by all paths
- * (chain.cu), so a plan of the simple path is cut by hand. */
-#include "internal.cuh"
+ * Only the fast path cuts; but these kernels are shared by all paths (chain/), so a plan of the
+ * simple path is cut by hand. */
+#include "plan/paths.cuh"
 #include <math.h>
 #include <stdlib.h>
 #include <thread>
@@ -77,8 +77,9 @@ static int test_parts(int HV, int K, int V, int dh_only) {
                 (slot == B_DHMALL && i % row >= (size_t)V ? 1.5f / sqrtf((float)K) : 1);
     dpg_tensors t = {};
     t.saved = saved.data();
-    NEED(chain_compose_bwd(b, &t, ws, NULL, &e));
-    NEED(chain_merge_bwd(b, &t, ws, NULL, &e));
+    Call c = {b, &t, NULL, ws, NULL, &e};
+    NEED(chain_compose_bwd(c));
+    NEED(chain_merge_bwd(c));
     double worst = 0;
     for (int hv = 0; hv < HV; hv++) {
         Vec S(K * V), H(K * V);
@@ -179,8 +180,9 @@ static double elements(int K, int V, int rank, int pre, int whole) {
         all[i] = next(x) * 1.7f / sqrtf((float)K);
     for (size_t i = 0; i < nseg * HV * E; i++)
         seg[i] = next(x) * 1.7f / sqrtf((float)K);
-    NEED(chain_compose(&p, ws, NULL, &e));
-    NEED(chain_merge(&p, ws, NULL, &e));
+    Call c = {&p, NULL, NULL, ws, NULL, &e};
+    NEED(chain_compose(c));
+    NEED(chain_merge(c));
     double worst = 0;
     for (int hv = 0; hv < HV; hv++) {
         Vec S((size_t)K * V, 0), all_parts(seg + hv * E, seg + (hv + 1) * E);
@@ -234,6 +236,7 @@ struct Member {
         }
         ws.assign(words, NAN);
     }
+    Call call(const dpg_tensors *t, dp_err *err) { return Call{&p, t, NULL, ws.data(), NULL, err}; }
     float *slot(int s) { return at<float>(&p, ws.data(), s); }
     void draw(int forward) {
         uint32_t x = 100 * forward + p.rank + 1;
@@ -257,13 +260,13 @@ static int test_windows(int K, int V, int slow, int when) {
         for (int r = 0; r < N; r++) {
             m.emplace_back(K, V, r, nseg[r]);
             m[r].draw(f);
-            NEED(chain_compose(&m[r].p, m[r].ws.data(), NULL, &e));
+            NEED(chain_compose(m[r].call(NULL, &e)));
         }
         for (int r = 0; r < N; r++) {
             for (int j = 0; j < N; j++)
                 memcpy(m[r].slot(B_HMALL) + j * m[j].p.buf[B_HM].bytes / 4, m[j].slot(B_HM),
                        m[j].p.buf[B_HM].bytes);
-            NEED(chain_merge(&m[r].p, m[r].ws.data(), NULL, &e));
+            NEED(chain_merge(m[r].call(NULL, &e)));
             want[f].emplace_back(m[r].slot(B_SIN), m[r].slot(B_SIN) + (size_t)K * V * nseg[r]);
             for (int j = r + 1; j <= r + m[r].p.saved_ms; j++)
                 for (int i = 0; i < K * K; i++)
@@ -284,11 +287,11 @@ static int test_windows(int K, int V, int slow, int when) {
             for (int f = 0; f < forwards && st == DP_OK; f++) {
                 m.draw(f);
                 if (r == slow && when == 0) usleep(3000);
-                st = chain_compose(&m.p, m.ws.data(), NULL, &m.e);
+                st = chain_compose(m.call(&t, &m.e));
                 if (st == DP_OK) st = window_enter(&m.p, &comm[r], &m.e);
                 if (r == slow && when == 1) usleep(3000);
-                if (st == DP_OK) st = chain_merge(&m.p, m.ws.data(), NULL, &m.e);
-                if (st == DP_OK) st = window_keep(&m.p, &t, NULL, &m.e);
+                if (st == DP_OK) st = chain_merge(m.call(&t, &m.e));
+                if (st == DP_OK) st = window_keep(m.call(&t, &m.e));
                 size_t states = (size_t)K * V * nseg[r], ms = m.p.saved_ms * K * K;
                 if (st == DP_OK && ms && memcmp(saved.data(), want[f][r].data() + states, ms * 4))
                     st = dpg_fail(&m.e, DP_EDEVICE, "forward %d: other M", f);
@@ -361,9 +364,9 @@ int main() {
                 b->nseg = nseg;
             }
             if (b->is_bwd)
-                NEED(chain_pre_dm(b, m[cut] + K, row, ws, NULL, &e));
+                NEED(chain_pre_dm(Call{b, NULL, NULL, ws, NULL, &e}, m[cut] + K, row));
             else {
-                NEED(chain_pre_m(b, ws, NULL, &e));
+                NEED(chain_pre_m(Call{b, NULL, NULL, ws, NULL, &e}));
                 memcpy(m[cut], at<float>(b, ws, B_HM), bytes);
             }
             b->seqs_h = keep;
