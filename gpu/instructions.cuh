@@ -23,6 +23,16 @@
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #define DPG_NO_MMA 1 /* 7.5: the simple path alone, whose chain is fp32 there (plan/create.cu) */
 #endif
+/* Blocks of 227 KB of shared memory. */
+#if defined(__CUDA_ARCH__) && \
+    (__CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000 || __CUDA_ARCH__ == 1030)
+#define ROOMY_BLOCKS 1
+#else
+#define ROOMY_BLOCKS 0
+#endif
+
+/* What was stored before is read again behind it, not kept in a register. */
+__device__ __forceinline__ void compiler_fence() { asm volatile("" ::: "memory"); }
 
 /* ---- arithmetic ----------------------------------------------------------------------------- */
 

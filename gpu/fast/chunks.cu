@@ -1,7 +1,8 @@
 /* gpu/fast/chunks.cu - a chunk of one value head with a gate a channel: gate, norms, k k' and q k'
  * with decay, T = (I + A)^-1, then w u kg qg Aqk to memory.
  *
- * One block of 8 warps a tile, 3 blocks a multiprocessor. Phases, and what shared memory holds:
+ * One block of 8 warps a tile, 2 blocks a multiprocessor (3 with 80 registers: spills, slower).
+ * Phases, and what shared memory holds:
  *
  *   rows      warp: 8 rows, lane: K / 32 channels. Gate, sums, norms and decayed rows in registers
  *             (rows.cuh); kg and qg go out.       anchors, sums; then ka qa kd kb far
@@ -126,6 +127,7 @@ __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, c
     int row0 = warp * 8, ch = lane * E, I = row0 / 16;
     Anchors<K, 8> &anchors = *(Anchors<K, 8> *)sm.x.o.kd;
     KeyRows<K, 8> x;
+    x.fetch(d, t, p, row0, ch);
     {
         GateRows<K, 8> g;
         g.load(d, t, p, row0, ch);
@@ -137,7 +139,7 @@ __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, c
                 *(float2 *)(stash(sm, row0 + i, lane) + e) =
                     make_float2(g.sum[i][e], g.sum[i][e + 1]);
     }
-    x.load(d, t, p, row0, ch, lane);
+    x.finish(d, p, row0, lane);
     if (lane % 4 == 0) {
         int r = row0 + lane / 4;
         sm.own[r] = x.own;
@@ -226,7 +228,7 @@ __device__ __forceinline__ void products(const ChunkSmem<K, V> &sm, int I, int m
  */
 template <int K, int V>
 __device__ __noinline__ void far_products(ChunkSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
-                                          const Place &p, int I, int m, int lane, float z[2][4]) {
+                                          Place p, int I, int m, int lane, float z[2][4]) {
     float *gam = (float *)&sm.x;
     for (int b = 0; b < 4; b++) {
         if (!is_wide<K / 32>(sm.wide[b])) continue;
@@ -278,7 +280,7 @@ __device__ __forceinline__ void emit(ChunkSmem<K, V> &sm, const Dims &d, const C
 /* ---- the kernel ----------------------------------------------------------------------------- */
 
 template <int K, int V, bool KEYS>
-__global__ void __launch_bounds__(CHUNK_THREADS, CHUNK_BLOCKS)
+__global__ void __launch_bounds__(CHUNK_THREADS, 2)
     k_chunks(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
              const void *dout, const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
@@ -305,8 +307,8 @@ __global__ void __launch_bounds__(CHUNK_THREADS, CHUNK_BLOCKS)
     load_v<V>(sm.x.s.v, d, t, p);
     __syncthreads();
     emit(sm, d, o, p, I, m, lane, z);
-    if (o.dos) copy_do<V>(o.dos, d, dout, p);
     __syncthreads();
+    if (o.dos && warp >= 4) copy_do<V>(o.dos, d, dout, p);
     invert(sm.x.s, warp, lane);
     round_T(sm.x.s, o.T ? o.T + p.tile * C * C : NULL, warp, lane);
     cp_wait<0>();

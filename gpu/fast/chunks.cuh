@@ -11,9 +11,6 @@
 #include "plan/paths.cuh"
 
 #define CHUNK_THREADS 256
-#ifndef CHUNK_BLOCKS
-#define CHUNK_BLOCKS 3 /* a multiprocessor */
-#endif
 
 /* Tiles; T, L, dos and gcum NULL unless kept. dos: do by columns (SLICES); others ROWS, u SLICES.
  */
@@ -183,22 +180,23 @@ __device__ __forceinline__ void times_TB(float acc[8][4], const bf16 *TB, const 
     }
 }
 
-/* do of a tile by columns, zeros in the rows of a token's other keys and behind the end. */
+/* do of a tile by columns, zeros in the rows of a token's other keys and behind the end; by warps 4
+ * .. 7, whose hands are free while the others invert. */
 template <int V>
 __device__ __forceinline__ void copy_do(bf16 *dos, const Dims &d, const void *dout,
                                         const Place &p) {
-    for (int x = threadIdx.x; x < C * V / 8; x += CHUNK_THREADS) {
+    int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, 0) * V;
+#pragma unroll 4
+    for (int x = threadIdx.x - 128; x < C * V / 8; x += 128) {
         int r = x / (V / 8), piece = x % (V / 8);
         bool here = r < p.rows && ((r >> p.lr << p.lr) == r || FAULT(DO_KEYS));
-        uint32_t y[4] = {0, 0, 0, 0};
+        uint32_t y[4];
         float unused = 0.f;
-        int64_t at = row_at(p.c.t0, d.HV, p.hv, here ? r >> p.lr : 0, 0) * V + piece * 8;
-        if (here) {
-            load_pairs<4>(y, dout, at, d.d_bf16, unused);
-            load_pairs<4>(y + 2, dout, at + 4, d.d_bf16, unused);
-        }
+        int64_t at = first + row_in(d.HV, here ? r >> p.lr : 0, 0) * V + piece * 8;
+        load_pairs<4>(y, dout, at, d.d_bf16, unused);
+        load_pairs<4>(y + 2, dout, at + 4, d.d_bf16, unused);
         *(uint4 *)(dos + p.tile * C * V + piece_at(C, piece / 2, r, piece % 2)) =
-            make_uint4(y[0], y[1], y[2], y[3]);
+            here ? make_uint4(y[0], y[1], y[2], y[3]) : make_uint4(0, 0, 0, 0);
     }
 }
 #endif

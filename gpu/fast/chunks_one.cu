@@ -28,24 +28,21 @@ template <int K, int V> struct OneSmem {
     float rk[C], rq[C], own[C];
 };
 
-/* A warp's 8 rows of k and q to shared memory, norms, kg and qg. */
+/* Four rows of k and q that were fetched to shared memory, norms; kg and qg go out. */
 template <int K, int V>
-__device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
-                                          const ChunkOut &o, const Place &p, int warp, int lane) {
+__device__ __forceinline__ void write_rows(OneSmem<K, V> &sm, const ChunkOut &o, const Place &p,
+                                           const KeyRows<K, 4> &x, int row0, int lane) {
     const int E = K / 32;
-    int row0 = warp * 8, ch = lane * E, mine = row0 + lane / 4;
-    KeyRows<K, 8> x;
-    x.load(d, t, p, row0, ch, lane);
-    if (lane % 4 == 0) {
+    int ch = lane * E, mine = row0 + lane / 8;
+    if (lane % 8 == 0) {
         sm.rk[mine] = x.rk;
         sm.rq[mine] = x.rq;
         sm.own[mine] = x.own;
     }
-    float rk = x.rk, rq = x.rq;
-    float to_end = rk * ex2(sm.gam[C - 1] - sm.gam[mine]), from_start = rq * ex2(sm.gam[mine]);
+    float to_end = x.rk * ex2(sm.gam[C - 1] - sm.gam[mine]), from_start = x.rq * ex2(sm.gam[mine]);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        float fk = __shfl_sync(~0u, to_end, i * 4), fq = __shfl_sync(~0u, from_start, i * 4);
+    for (int i = 0; i < 4; i++) {
+        float fk = __shfl_sync(~0u, to_end, i * 8), fq = __shfl_sync(~0u, from_start, i * 8);
         int at = rows_at(row0 + i, ch / 8) + ch % 8;
         uint32_t kg[E / 2], qg[E / 2];
         store_pairs<E>(sm.k + at, x.k[i]);
@@ -58,6 +55,22 @@ __device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, cons
         }
         store_pairs<E>(o.kg + p.tile * C * K + at, kg);
         store_pairs<E>(o.qg + p.tile * C * K + at, qg);
+    }
+}
+
+/* A warp's 8 rows, four at a time, and the gate by warp 0 while the first of them come. */
+template <int K, int V>
+__device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
+                                          const ChunkOut &o, const Place &p, int warp, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row0 = warp * 8 + half * 4;
+        KeyRows<K, 4> x;
+        x.fetch(d, t, p, row0, lane * (K / 32));
+        if (half == 0 && warp == 0) sum_gate(sm.gam, d, t, p, lane);
+        x.finish(d, p, row0, lane);
+        if (half == 0) __syncthreads();
+        write_rows(sm, o, p, x, row0, lane);
     }
 }
 
@@ -122,7 +135,7 @@ __device__ __forceinline__ void round_TG(OneSmem<K, V> &sm, int warp, int lane) 
 }
 
 template <int K, int V>
-__global__ void __launch_bounds__(CHUNK_THREADS, CHUNK_BLOCKS)
+__global__ void __launch_bounds__(CHUNK_THREADS, 3)
     k_chunks_one(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
                  const void *dout, const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
@@ -133,8 +146,6 @@ __global__ void __launch_bounds__(CHUNK_THREADS, CHUNK_BLOCKS)
     float beta = 0.f;
     if ((int)threadIdx.x < p.rows)
         beta = beta_value(d, ldx(t.beta, row_at(p.c.t0, d.HV, p.hv, threadIdx.x, p.lr), d.g_bf16));
-    if (warp == 0) sum_gate(sm.gam, d, t, p, lane);
-    __syncthreads();
     make_rows(sm, d, t, o, p, warp, lane);
     if (threadIdx.x < K) o.eC[p.tile * K + threadIdx.x] = ex2(sm.gam[C - 1]);
     if (o.gcum && threadIdx.x < C) o.gcum[p.tile * C + threadIdx.x] = sm.gam[threadIdx.x];
@@ -146,8 +157,8 @@ __global__ void __launch_bounds__(CHUNK_THREADS, CHUNK_BLOCKS)
     load_v<V>(after.v, d, t, p);
     __syncthreads();
     emit(sm, d, o, p, I, m, lane, z);
-    if (o.dos) copy_do<V>(o.dos, d, dout, p);
     __syncthreads();
+    if (o.dos && warp >= 4) copy_do<V>(o.dos, d, dout, p);
     invert(after, warp, lane);
     round_T(after, o.T ? o.T + p.tile * C * C : NULL, warp, lane);
     round_TG(sm, warp, lane);

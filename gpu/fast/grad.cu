@@ -54,7 +54,8 @@ template <int K, int V, bool TIGHT> struct GradSmem {
     union {
         bf16 kgam[C * K];
         Anchors<K, N> anchors;
-        float gam[16 * K]; /* far.cuh */
+        float gam[16 * K];                 /* far.cuh */
+        float4 parked[3][GRAD_THREADS(K)]; /* gates while pairs are summed */
         struct {
             float a[4][K], b[4][K];
         } sum; /* dA_log, ddt_bias by block of rows */
@@ -64,7 +65,10 @@ template <int K, int V, bool TIGHT> struct GradSmem {
     float total[4][K],
         written[4][K]; /* dg of a block's rows; its part from what the chunk writes */
     float rk[C], rq[C], beta[C], own[C];
-    float db[K / 32][C], dot[2][K / 32][C];
+    union {
+        float db[K / 32][C];     /* solve */
+        float dot[2][K / 32][C]; /* ends */
+    } of_row;
     int wide[4][K / 32];
     uint64_t came[3];
 };
@@ -105,6 +109,23 @@ template <int K, int V, bool TIGHT> struct Loader {
 /* A lane's gates, 16 rows by 32 channels of its warp, from the block's anchor; log2 units. */
 typedef float Gates[4][4];
 
+/* Most of them in shared memory while sums of pairs need the registers: what the compiler puts out
+ * itself goes by local memory, past the little L1 that is left beside 217 KB. */
+template <int K> struct Parked {
+    float4 (*at)[GRAD_THREADS(K)];
+    __device__ __forceinline__ void put(const Gates g) {
+#pragma unroll
+        for (int n = 0; n < 3; n++)
+            at[n][threadIdx.x] = make_float4(g[n][0], g[n][1], g[n][2], g[n][3]);
+    }
+    __device__ __forceinline__ void get(Gates g) const {
+        compiler_fence();
+#pragma unroll
+        for (int n = 0; n < 3; n++)
+            *(float4 *)g[n] = at[n][threadIdx.x];
+    }
+};
+
 /* The decayed rows, or (TIGHT, first) kgam alone; gates to fragments. Begins and ends with all
  * warps together. */
 template <int K, int V, bool TIGHT>
@@ -117,8 +138,9 @@ __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims 
     float *gates = (float *)&out; /* [C][K + 8] on their way to fragments */
     GateRows<K, N> g;
     KeyRows<K, N> x;
+    x.fetch(d, t, p, row0, ch);
     g.load(d, t, p, row0, ch);
-    x.load(d, t, p, row0, ch, l.lane);
+    x.finish(d, p, row0, l.lane);
     g.publish(sm.x.anchors, row0, ch);
     if (l.lane % (32 / N) == 0) {
         int r = row0 + l.lane / (32 / N);
@@ -260,7 +282,7 @@ __device__ __forceinline__ void write_pairs(GradSmem<K, V, TIGHT> &sm, const Lan
  * [3][16][K] in place of kb and kd. All threads; begins and ends with all together. */
 template <int K, int V, bool TIGHT>
 __device__ __noinline__ void far_terms(GradSmem<K, V, TIGHT> &sm, const Dims &d,
-                                       const dpg_tensors &t, const Place &p, int b) {
+                                       const dpg_tensors &t, Place p, int b) {
     float *out = (float *)sm.big.rows().kb;
     auto pair = [&](const bf16 *m, int s, int i) { return (float)m[rows_at(s, i / 8) + i % 8]; };
     __syncthreads();
@@ -310,23 +332,34 @@ struct Given {
     uint32_t k[4][2], q[4][2];
 };
 
+template <int K, int BF16>
+__device__ __forceinline__ void read_given(Given &c, const Dims &d, const dpg_tensors &t,
+                                           const Place &p, const Lane &l) {
+    float unused = 0.f;
+    int ch = 32 * l.cq + 2 * l.tc;
+    int64_t k0 = row_at(p.c.t0, d.H, p.h, 0, p.lr) * K + ch;
+    int64_t q0 = row_at(p.c.t0, d.H, p.h, 0, 0) * K + ch;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int s = min(l.row(r), p.rows - 1);
+        int64_t kr = k0 + row_in(d.H, s, p.lr) * K, qr = q0 + row_in(d.H, s >> p.lr, 0) * K;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            load_pairs<2>(&c.k[n][r], t.k, kr + 8 * n, BF16, unused);
+            load_pairs<2>(&c.q[n][r], t.q, qr + 8 * n, BF16, unused);
+        }
+    }
+}
 template <int K>
 __device__ __forceinline__ void load_given(Given &c, const Dims &d, const dpg_tensors &t,
                                            const Place &p, const Lane &l) {
-    float unused = 0.f;
+    if (d.in_bf16)
+        read_given<K, 1>(c, d, t, p, l);
+    else
+        read_given<K, 0>(c, d, t, p, l);
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int s = l.row(r), ch = 32 * l.cq + 2 * l.tc;
-        bool here = s < p.rows;
-        int64_t kr = row_at(p.c.t0, d.H, p.h, here ? s : 0, p.lr) * K + ch;
-        int64_t qr = row_at(p.c.t0, d.H, p.h, here ? s >> p.lr : 0, 0) * K + ch;
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            load_pairs<2>(&c.k[n][r], t.k, kr + 8 * n, d.in_bf16, unused);
-            load_pairs<2>(&c.q[n][r], t.q, qr + 8 * n, d.in_bf16, unused);
-            if (!here) c.k[n][r] = c.q[n][r] = 0;
-        }
-    }
+    for (int x = 0; x < 8; x++)
+        if (l.row(x % 2) >= p.rows) c.k[x / 2][x % 2] = c.q[x / 2][x % 2] = 0;
 }
 
 /* From the bare products S_0 do, S_0 dE, dS_c X to the states' part of dq, dk, dg; the column sums
@@ -487,8 +520,8 @@ __device__ __forceinline__ void sum_dots(GradSmem<K, V, TIGHT> &sm, const Carrie
         q = row_sum(q);
         k = row_sum(k);
         if (l.tc) continue;
-        sm.dot[0][l.cq][l.row(r)] = q * sm.rq[l.row(r)];
-        sm.dot[1][l.cq][l.row(r)] = k * sm.rk[l.row(r)];
+        sm.of_row.dot[0][l.cq][l.row(r)] = q * sm.rq[l.row(r)];
+        sm.of_row.dot[1][l.cq][l.row(r)] = k * sm.rk[l.row(r)];
     }
 }
 
@@ -526,11 +559,28 @@ struct GateRow {
     }
 };
 
+/* A lane's raw gates, asked for before the sums that they wait for anyway. */
+typedef float RawGates[4][2][2];
+template <int K>
+__device__ __forceinline__ void load_raw(RawGates raw, const Dims &d, const dpg_tensors &t,
+                                         const Place &p, const Lane &l) {
+    GateRow row = {d, p, K};
+    int64_t first = row.at(0) + 32 * l.cq + 2 * l.tc;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int s = row.here(l.row(r)) ? l.row(r) : 0;
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            load_values<2>(raw[n][r], t.g, first + row_in(d.HV, s >> p.lr, 0) * K + 8 * n,
+                           d.g_bf16);
+    }
+}
+
 /* dg of the log gate to that of the raw one; terms of dA_log and ddt_bias of the block's rows. */
 template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void through_gate(GradSmem<K, V, TIGHT> &sm, const Dims &d,
                                              const dpg_tensors &t, const Place &p, Carried &c,
-                                             const Lane &l) {
+                                             const RawGates raw, const Lane &l) {
     float a = t.A_log ? expf(t.A_log[p.hv]) : 1.f;
     GateRow row = {d, p, K};
 #pragma unroll
@@ -547,13 +597,11 @@ __device__ __forceinline__ void through_gate(GradSmem<K, V, TIGHT> &sm, const Di
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            int s = l.row(r);
-            bool mine = row.here(s);
-            float raw[2];
-            load_values<2>(raw, t.g, row.at(mine ? s : 0) + ch, d.g_bf16);
+            bool mine = row.here(l.row(r));
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                GateGrad y = gate_grad_fast(d, c.dg[n][2 * r + e] + from[e], raw[e], a, bias[e]);
+                GateGrad y =
+                    gate_grad_fast(d, c.dg[n][2 * r + e] + from[e], raw[n][r][e], a, bias[e]);
                 c.dg[n][2 * r + e] = y.raw;
                 sa[e] += mine ? y.dA_log : 0.f;
                 sb[e] += mine ? y.ddt_bias : 0.f;
@@ -582,14 +630,16 @@ template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
     __device__ __forceinline__ void solve(const Place &p, int phase) {
         const int NT = V / (K / 32) / 8;
         float dZ[NT][4] = {}, E[NT][4] = {};
+        Values<V, NT> v;
+        v.load(d, t, p, l);
         bar_wait(&sm.came[0], phase);
         bar_wait(&sm.came[1], phase);
         solve_back<K, NT>(dZ, E, Solved{sm.T, sm.dE, sm.x.kgam, sm.big.states().h, sm.L, sm.X}, l.I,
                           l.cq * NT / 2, l.lane, [] {});
         __syncthreads();
-        finish_dE<V, NT>(d, t, g, p, l, dZ, E, sm.beta, sm.dE, sm.db[0]);
+        finish_dE<V, NT>(d, v, g, p, l, dZ, E, sm.beta, sm.dE, sm.of_row.db[0]);
         __syncthreads();
-        store_dv<K, V>(d, t, g, p, sm.dE, sm.db[0]);
+        store_dv<K, V>(d, t, g, p, sm.dE, sm.of_row.db[0]);
     }
     /* dP over T, dL over L. */
     __device__ __forceinline__ void store_pairs_block(bf16 *to, const Block &x, int lr,
@@ -608,6 +658,8 @@ template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
 #pragma unroll
         for (int x = 0; x < 16; x++)
             c.dq[x / 4][x % 4] = 0.f;
+        Given x;
+        load_given<K>(x, d, t, p, l);
         bar_wait(&sm.came[2], phase);
         for (int i = l.warp; i < 20; i += K / 8) {
             float acc[2][4] = {};
@@ -618,18 +670,20 @@ template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
         }
         state_products<K, V>(c.dq, dr, dw, sm.dos, sm.dE, sm.X, s.h, s.dh, l);
         state_sums<K, V>(sm.z, s.h, s.dh, a.eC + p.tile * K);
-        Given x;
-        load_given<K>(x, d, t, p, l);
         states_part(sm, c, x, dr, dw, d.scale, l);
     }
     __device__ __forceinline__ void pairs(Carried &c) {
+        Parked<K> parked = {sm.x.parked};
+        parked.put(c.gam);
         {
             float sq[4][4] = {}, sr[4][4] = {};
             read_pairs(sm, l, sq, sr);
+            parked.get(c.gam);
             add_read(sm, c, sq, sr, l);
         }
         float sw[4][4] = {}, sx[4][4] = {};
         write_pairs(sm, l, sw, sx);
+        parked.get(c.gam);
         add_write(sm, c, sw, sx, l);
     }
     __device__ __forceinline__ void own_and_far(const Place &p, Carried &c, const Given &x) {
@@ -644,14 +698,16 @@ template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
     __device__ __forceinline__ void ends(const Place &p, Carried &c, const Given &x) {
         GateRow row = {d, p, K};
         Decayed<K> &out = sm.big.rows();
+        RawGates raw;
+        load_raw<K>(raw, d, t, p, l);
         sum_dg(sm, c, l);
         if (a.whole) sum_dots(sm, c, x, l);
         __syncthreads();
         if (a.whole && d.l2norm) {
-            through_norm<K>(c.dq, x.q, sm.dot[0], sm.rq, l);
-            through_norm<K>(c.dk, x.k, sm.dot[1], sm.rk, l);
+            through_norm<K>(c.dq, x.q, sm.of_row.dot[0], sm.rq, l);
+            through_norm<K>(c.dk, x.k, sm.of_row.dot[1], sm.rk, l);
         }
-        through_gate(sm, d, t, p, c, l);
+        through_gate(sm, d, t, p, c, raw, l);
         if (d.dg_bf16)
             stage(out.kb, c.dg, l);
         else
@@ -710,6 +766,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     k_grad(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
            const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
            unsigned tiles) {
+    if (TIGHT && ROOMY_BLOCKS) return; /* never launched there: no code */
     extern __shared__ __align__(128) char raw[];
     GradSmem<K, V, TIGHT> &sm = *(GradSmem<K, V, TIGHT> *)raw;
     Grad<K, V, KEYS, TIGHT> grad = {sm, d, t, g, a, Lane()};
@@ -781,3 +838,5 @@ size_t fast_grad_bytes(int K, int V) {
     if (K == 64) return V == 64 ? sizeof(GradSmem<64, 64, true>) : sizeof(GradSmem<64, 128, true>);
     return V == 64 ? sizeof(GradSmem<128, 64, true>) : sizeof(GradSmem<128, 128, true>);
 }
+static_assert(sizeof(GradSmem<128, 128, false>) <= 232448, "more than a block has on 9.0");
+static_assert(sizeof(GradSmem<128, 128, true>) <= 166912, "more than a block has on 8.0");

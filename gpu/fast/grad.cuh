@@ -124,33 +124,48 @@ __device__ __forceinline__ bool row_here(const Dims &d, const Place &p, int s) {
     return s < p.rows || (FAULT(DV_TAIL) && s >> p.lr == p.c.len && p.c.t0 + p.c.len < d.L);
 }
 
+/* A lane's rows of v, NT n-tiles of columns from its warp's first on; asked for before the products
+ * that it waits for anyway. */
+template <int V, int NT> struct Values {
+    float x[2][NT][2];
+    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
+                                         const Lane &l) {
+        int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, p.lr) * V + l.cq * NT * 8 + 2 * l.tc;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int s = row_here(d, p, l.row(r)) ? l.row(r) : 0;
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+                load_values<2>(x[r][n], t.v, first + row_in(d.HV, s, p.lr) * V + n * 8, d.in_bf16);
+        }
+    }
+};
+
 /* dE = B dZ to shared memory (SLICES, in place of dv_new), and to dv where it is fp32; terms of
  * dbeta, sum over the columns of dZ o (v - E), to db [cq][C]. */
 template <int V, int NT>
 __device__ __forceinline__ void
-finish_dE(const Dims &d, const dpg_tensors &t, const dpg_grads &g, const Place &p, const Lane &l,
+finish_dE(const Dims &d, const Values<V, NT> &v, const dpg_grads &g, const Place &p, const Lane &l,
           float dZ[NT][4], const float E[NT][4], const float *beta, bf16 *dE, float *db) {
     int v0 = l.cq * NT * 8;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int s = l.row(r);
-        bool here = row_here(d, p, s);
-        int64_t at = row_at(p.c.t0, d.HV, p.hv, here ? s : 0, p.lr) * V + v0 + 2 * l.tc;
         float sum = 0.f, b = beta[s];
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-            float v[2];
-            load_values<2>(v, t.v, at + n * 8, d.in_bf16);
-            sum = fmaf(dZ[n][2 * r], v[0] - E[n][2 * r], sum);
-            sum = fmaf(dZ[n][2 * r + 1], v[1] - E[n][2 * r + 1], sum);
+            sum = fmaf(dZ[n][2 * r], v.x[r][n][0] - E[n][2 * r], sum);
+            sum = fmaf(dZ[n][2 * r + 1], v.x[r][n][1] - E[n][2 * r + 1], sum);
             dZ[n][2 * r] *= b;
             dZ[n][2 * r + 1] *= b;
-            if (!d.d_bf16 && here)
-                *(float2 *)((float *)g.dv + at + n * 8) =
-                    make_float2(dZ[n][2 * r], dZ[n][2 * r + 1]);
         }
         sum = row_sum(sum);
         if (l.tc == 0) db[l.cq * C + s] = sum;
+        if (d.d_bf16 || !row_here(d, p, s)) continue;
+        int64_t at = row_at(p.c.t0, d.HV, p.hv, s, p.lr) * V + v0 + 2 * l.tc;
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+            *(float2 *)((float *)g.dv + at + n * 8) = make_float2(dZ[n][2 * r], dZ[n][2 * r + 1]);
     }
 #pragma unroll
     for (int n = 0; n < NT / 2; n++)
@@ -309,11 +324,11 @@ __device__ __forceinline__ void store_q_and_k(const Dims &d, const dpg_grads &g,
                                               const Place &p, const float dq[4][4],
                                               const float dk[4][4], bf16 *stage_q, bf16 *stage_k,
                                               const Lane &l) {
-    auto own_row = [&](void *x, int bytes) {
-        return [=, &d, &p](int r) {
-            int64_t at = row_at(p.c.t0, d.H, p.h, r, 0) * K;
-            return r < p.rows ? (char *)x + at * bytes : NULL;
-        };
+    int64_t first = row_at(p.c.t0, d.H, p.h, 0, 0) * K;
+    int rows = p.rows, heads = d.H;
+    auto own_row = [=](void *x, int bytes) {
+        char *to = (char *)x + first * bytes;
+        return [=](int r) { return r < rows ? to + r * heads * K * bytes : NULL; };
     };
     if (!a.whole) {
         store_words(dq, l, [&](int r) { return a.dq + (p.tile * C + r) * K; });

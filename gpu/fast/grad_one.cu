@@ -70,7 +70,8 @@ __device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, cons
     const int E = K / 32, N = 512 / K;
     int row0 = l.warp * N, ch = l.lane * E;
     KeyRows<K, N> x;
-    x.load(d, t, p, row0, ch, l.lane);
+    x.fetch(d, t, p, row0, ch);
+    x.finish(d, p, row0, l.lane);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         int at = rows_at(row0 + i, ch / 8) + ch % 8;
@@ -317,6 +318,8 @@ template <int K, int V> struct GradOne {
     __device__ __forceinline__ void solve(const Place &p, int phase) {
         const int NT = V / (K / 32) / 8;
         float dZ[NT][4] = {}, E[NT][4] = {};
+        Values<V, NT> v;
+        v.load(d, t, p, l);
         bar_wait(&sm.came[0], phase);
         solve_back<K, NT>(dZ, E, Solved{sm.T, sm.dE, sm.k, sm.h, sm.L, sm.X}, l.I, l.cq * NT / 2,
                           l.lane, [&] {
@@ -327,7 +330,7 @@ template <int K, int V> struct GradOne {
                               }
                           });
         __syncthreads();
-        finish_dE<V, NT>(d, t, g, p, l, dZ, E, sm.beta, sm.dE, sm.db[0]);
+        finish_dE<V, NT>(d, v, g, p, l, dZ, E, sm.beta, sm.dE, sm.db[0]);
         __syncthreads();
         store_dv<K, V>(d, t, g, p, sm.dE, sm.db[0]);
     }

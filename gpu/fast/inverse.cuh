@@ -66,22 +66,23 @@ __device__ __forceinline__ void store_block(float *M, const float c[2][4], float
                 make_float2(sign * c[n][2 * r], sign * c[n][2 * r + 1]);
 }
 
-/* Half a warp a diagonal block, a lane a column. */
+/* Half a warp a diagonal block, a lane a column. Four columns of the block at a time go to all
+ * rows below: their sums do not wait for each other. */
 __device__ __forceinline__ void substitute(float *block, int j) {
     float x[16];
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        float sum = j == i ? 1.f : 0.f;
+    for (int i = 0; i < 16; i++)
+        x[i] = j == i ? 1.f : 0.f;
 #pragma unroll
-        for (int m = 0; m < i; m += 4) {
+    for (int m = 0; m < 16; m += 4)
+#pragma unroll
+        for (int i = m + 1; i < 16; i++) {
             float4 a = *(const float4 *)(block + i * TS + m);
-            sum = fmaf(-a.x, x[m], sum);
-            if (m + 1 < i) sum = fmaf(-a.y, x[m + 1], sum);
-            if (m + 2 < i) sum = fmaf(-a.z, x[m + 2], sum);
-            if (m + 3 < i) sum = fmaf(-a.w, x[m + 3], sum);
+            x[i] = fmaf(-a.x, x[m], x[i]);
+            if (m + 1 < i) x[i] = fmaf(-a.y, x[m + 1], x[i]);
+            if (m + 2 < i) x[i] = fmaf(-a.z, x[m + 2], x[i]);
+            if (m + 3 < i) x[i] = fmaf(-a.w, x[m + 3], x[i]);
         }
-        x[i] = sum;
-    }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 16; i++)

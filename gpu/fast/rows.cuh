@@ -120,10 +120,11 @@ template <int K, int N> struct GateRows {
     template <int BF16>
     __device__ __forceinline__ void read(const Dims &d, const dpg_tensors &t, const Place &p,
                                          int row0, int ch) {
+        int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, 0) * K + ch;
 #pragma unroll
         for (int i = 0; i < N; i++) {
             int r = min(row0 + i, p.rows - 1);
-            load_values<E>(sum[i], t.g, row_at(p.c.t0, d.HV, p.hv, r >> p.lr, 0) * K + ch, BF16);
+            load_values<E>(sum[i], t.g, first + row_in(d.HV, r >> p.lr, 0) * K, BF16);
         }
     }
     __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
@@ -152,37 +153,43 @@ template <int K, int N> struct GateRows {
 template <int K, int N> struct KeyRows {
     static const int E = K / 32;
     uint32_t k[N][E / 2], q[N][E / 2];
-    float rk, rq, own; /* of row lane / (32 / N); own: q k' of normalised rows */
+    float sk[N], sq[N]; /* sums of squares of what was given, until finish() */
+    float rk, rq, own;  /* of row lane / (32 / N); own: q k' of normalised rows */
 
+    /* All loads before anything that waits for one; a row behind the end reads the last one. */
     template <int BF16>
     __device__ __forceinline__ void read(const Dims &d, const dpg_tensors &t, const Place &p,
-                                         int row0, int ch, float sk[N], float sq[N]) {
+                                         int row0, int ch) {
+        int64_t k0 = row_at(p.c.t0, d.H, p.h, 0, p.lr) * K + ch;
+        int64_t q0 = row_at(p.c.t0, d.H, p.h, 0, 0) * K + ch;
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            int r = row0 + i;
+            int r = min(row0 + i, p.rows - 1);
             sk[i] = sq[i] = 0.f;
-#pragma unroll
-            for (int e = 0; e < E / 2; e++)
-                k[i][e] = q[i][e] = 0;
-            if (r >= p.rows) continue;
-            int64_t kr = row_at(p.c.t0, d.H, p.h, r, p.lr);
-            int64_t qr = row_at(p.c.t0, d.H, p.h, r >> p.lr, 0);
-            load_pairs<E>(k[i], t.k, kr * K + ch, BF16, sk[i]);
-            load_pairs<E>(q[i], t.q, qr * K + ch, BF16, sq[i]);
+            load_pairs<E>(k[i], t.k, k0 + row_in(d.H, r, p.lr) * K, BF16, sk[i]);
+            load_pairs<E>(q[i], t.q, q0 + row_in(d.H, r >> p.lr, 0) * K, BF16, sq[i]);
         }
     }
-    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
-                                         int row0, int ch, int lane) {
-        float sk[N], sq[N], dot[N];
+    __device__ __forceinline__ void fetch(const Dims &d, const dpg_tensors &t, const Place &p,
+                                          int row0, int ch) {
         if (d.in_bf16)
-            read<1>(d, t, p, row0, ch, sk, sq);
+            read<1>(d, t, p, row0, ch);
         else
-            read<0>(d, t, p, row0, ch, sk, sq);
+            read<0>(d, t, p, row0, ch);
+    }
+    /* What follows from rows that were fetched. */
+    __device__ __forceinline__ void finish(const Dims &d, const Place &p, int row0, int lane) {
+        float dot[N];
 #pragma unroll
         for (int i = 0; i < N; i++) {
+            bool here = row0 + i < p.rows;
+            sk[i] = here ? sk[i] : 0.f;
+            sq[i] = here ? sq[i] : 0.f;
             dot[i] = 0.f;
 #pragma unroll
             for (int e = 0; e < E / 2; e++) {
+                k[i][e] = here ? k[i][e] : 0u;
+                q[i][e] = here ? q[i][e] : 0u;
                 float2 a = unpack2(k[i][e]), b = unpack2(q[i][e]);
                 dot[i] = fmaf(a.x, b.x, fmaf(a.y, b.y, dot[i]));
             }

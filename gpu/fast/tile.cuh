@@ -85,6 +85,11 @@ __device__ __forceinline__ int64_t row_at(int64_t t0, int heads, int head, int r
     return (((t0 + (r >> lr)) * heads + head) << lr) + (r & ((1 << lr) - 1));
 }
 
+/* The same row from row 0 of its tile, which stands at row_at(t0, heads, head, 0, lr). */
+__device__ __forceinline__ unsigned row_in(int heads, int r, int lr) {
+    return (((unsigned)(r >> lr) * heads) << lr) + (r & ((1 << lr) - 1));
+}
+
 /* N (2 or 4) numbers of an input, bf16 or fp32, from element `at` on, rounded to bf16; adds the
  * squares of what was given to ss. */
 template <int N>

@@ -2,6 +2,8 @@
  * Copies are done at once, by the thread that starts them. */
 #ifndef DPG_INSTRUCTIONS_CUH
 #define DPG_INSTRUCTIONS_CUH
+#define ROOMY_BLOCKS 0
+static inline void compiler_fence() {}
 #include "../machine.h"
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
