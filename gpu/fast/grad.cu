@@ -5,12 +5,16 @@
  * engine comes while this one's pairs are summed. A warp (I, cq) has rows 16 I .. and channels
  * 32 cq .. (of v: its part of the columns). Phases, and what shared memory holds:
  *
- *   rows     decayed rows of q and k, gates to fragments   ka qa kb kd kgam; X do dv_new h dh T L
- * on their way solve    dZ = T' dv_new, E = V - Kgam S_0 - L X, dE = B dZ, dv, dbeta        dE for
- * dv_new states   dP = scale do X', dL = -dE X'; do S_0', dE S_0', X dS_c'            dP, dL for T,
- * L pairs    dP and dL with ka qa kb kd                     X do dv_new h dh T L of the next tile
- *   ends     dq, dk through the L2 norm, dg through the gate                     dq dk dg for ka qa
- * kb
+ *   rows     decayed rows of q and k, gates to fragments
+ *            ka qa kb kd kgam; X do dv_new h dh T L on their way
+ *   solve    dZ = T' dv_new, E = V - Kgam S_0 - L X, dE = B dZ, dv, dbeta
+ *            dE for dv_new
+ *   states   dP = scale do X', dL = -dE X'; do S_0', dE S_0', X dS_c'
+ *            dP, dL for T, L
+ *   pairs    dP and dL with ka qa kb kd
+ *            gates for kgam; X do dv_new h dh of the next tile
+ *   ends     dq, dk through the L2 norm, dg through the gate
+ *            dq dk dg for ka qa kb; then T L of the next tile
  *
  * dg is a reverse sum in which a pair of tokens s > i counts +c at s and -c at i. Both are the same
  * product of rounded operands, so that a pair leaves no more than the fp32 sums between tokens that
@@ -110,7 +114,7 @@ template <int K, int V, bool TIGHT> struct Loader {
 typedef float Gates[4][4];
 
 /* Most of them in shared memory while sums of pairs need the registers: what the compiler puts out
- * itself goes by local memory, past the little L1 that is left beside 217 KB. */
+ * itself goes by local memory, past the little L1 that is left beside 226 KB. */
 template <int K> struct Parked {
     float4 (*at)[GRAD_THREADS(K)];
     __device__ __forceinline__ void put(const Gates g) {

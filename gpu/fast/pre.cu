@@ -87,7 +87,7 @@ __device__ __forceinline__ void mul3(float (*sum)[4], float (*z)[4], float (*sma
  * 1.1e-8: 2.1e-5 and 8.6e-6, 1.6e-8: 1.3e-5 and 5.5e-6, 2.1e-8: 4.9e-6 and 2.9e-6, 2.6e-8: 7.1e-6
  * and 2.7e-6: a drift linear in the chunks whose zero lies at 2.3e-8 for both (4.1e-6 and 2.7e-6).
  * It was at 1.1e-8 where every leading product started from zero. Less than the tf32 products of
- * chain.cu lose: products of bf16 are short, and their sums often exact. */
+ * chain/factors.cu lose: products of bf16 are short, and their sums often exact. */
 #define RZ_LOSS 2.3e-8f
 __device__ __forceinline__ float whole_sum(float sum, float small) {
     return sum + fmaf(sum, RZ_LOSS, small);

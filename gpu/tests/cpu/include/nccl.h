@@ -1,4 +1,4 @@
-/* What gpu/comm.cu uses; nccl.cc is the library. */
+/* What gpu/exchange uses; nccl.cc is the library. */
 #ifndef CPU_NCCL_H
 #define CPU_NCCL_H
 typedef enum { ncclSuccess, ncclSystemError = 2 } ncclResult_t;
