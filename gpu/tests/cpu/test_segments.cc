@@ -8,7 +8,9 @@
  * simple path is cut by hand. */
 #include "plan/paths.cuh"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
