@@ -1,12 +1,18 @@
-/* gpu/dp_conv.h - causal depthwise conv1d over packed sequences (math.md h), forward and backward, one CUDA device per rank, C11-callable.
+/* gpu/dp_conv.h - causal depthwise conv1d over packed sequences (math.md h), forward and backward,
+ * one CUDA device per rank, C11-callable.
  *
  *   pre_t = bias + sum_j w_j o x_(t-(W-1)+j), zeros before the sequence;   y = silu(pre) or pre
  *
- * One plan is one rank's share. It holds up to DPG_CONV_PARTS convolutions over the same tokens (q, k and v), which share every message:
- *   forward   the last min(W-1, L) rows of x, gathered from all ranks; a halo may span several of them
- *   backward  the first min(W-1, L) rows of the gradient of pre, in fp32; then each rank's dw and dbias, summed in rank order
- * Every dx is one sum in token order, wherever its terms come from: y and dx are the same bits for any number of ranks. Nothing is added by
- * atomics: dw and dbias are the same bits from run to run. */
+ * One plan is one rank's share. It holds up to DPG_CONV_PARTS convolutions over the same tokens (q,
+ * k and v), which share every message:
+ *
+ *   forward   the last min(W-1, L) rows of x, gathered from all ranks; a halo may span several
+ *   backward  the first min(W-1, L) rows of the gradient of pre, in fp32; then each rank's dw and
+ *             dbias, summed in rank order
+ *
+ * Every dx is one sum in token order, wherever its terms come from: y and dx are the same bits for
+ * any number of ranks. Nothing is added by atomics: dw and dbias are the same bits from run to run.
+ */
 #ifndef DP_CONV_GPU_H
 #define DP_CONV_GPU_H
 #include "dp_gpu.h"
@@ -16,16 +22,18 @@ extern "C" {
 
 #define DPG_CONV_PARTS 4
 
-/* The whole problem, the same on every rank. cu is host memory, [Nseq+1], sequences may be empty. */
+/* The whole problem, the same on every rank. cu is host memory, [Nseq+1], sequences may be empty.
+ */
 typedef struct {
     int64_t T;
-    int W, silu, parts, D[DPG_CONV_PARTS], Nseq;    /* 2 <= W <= 8 */
+    int W, silu, parts, D[DPG_CONV_PARTS], Nseq; /* 2 <= W <= 8 */
     const int64_t *cu;
-    dpg_dtype dtype;                                /* of x y dy dx; everything else is fp32 */
+    dpg_dtype dtype; /* of x y dy dx; everything else is fp32 */
 } dpg_conv_problem;
 
-/* One part, device pointers, the rank's own tokens: x y dy dx [L][D], w dw [D][W], bias dbias [D]. bias may be NULL (0), dbias too (not
- * written). dw and dbias are the sums over all ranks, on every rank. */
+/* One part, device pointers, the rank's own tokens: x y dy dx [L][D], w dw [D][W], bias dbias [D].
+ * bias may be NULL (0), dbias too (not written). dw and dbias are the sums over all ranks, on every
+ * rank. */
 typedef struct {
     const void *x, *dy;
     const float *w, *bias;
@@ -38,10 +46,12 @@ dp_status dpg_conv_create(dpg_conv **c, const dpg_conv_problem *p, int rank, int
 void dpg_conv_destroy(dpg_conv *c);
 int64_t dpg_conv_tokens(const dpg_conv *c);
 size_t dpg_conv_workspace_bytes(const dpg_conv *c);
-/* Enqueue on a stream; no allocation. ws: device memory, 256-byte aligned; the backward reads the halo that the forward left there. comm may
- * be NULL when N == 1. */
-dp_status dpg_conv_forward(dpg_conv *c, const dpg_conv_tensors *t, void *ws, dpg_comm *comm, void *stream, dp_err *e);
-dp_status dpg_conv_backward(dpg_conv *c, const dpg_conv_tensors *t, void *ws, dpg_comm *comm, void *stream, dp_err *e);
+/* Enqueue on a stream; no allocation. ws: device memory, 256-byte aligned; the backward reads the
+ * halo that the forward left there. comm may be NULL when N == 1. */
+dp_status dpg_conv_forward(dpg_conv *c, const dpg_conv_tensors *t, void *ws, dpg_comm *comm,
+                           void *stream, dp_err *e);
+dp_status dpg_conv_backward(dpg_conv *c, const dpg_conv_tensors *t, void *ws, dpg_comm *comm,
+                            void *stream, dp_err *e);
 
 #ifdef __cplusplus
 }

@@ -1,79 +1,101 @@
-/* gpu/dp_gpu.h - delta-rule forward and backward (GDN, KDA, MKDA) on one CUDA device per rank, C11-callable.
+/* gpu/dp_gpu.h - delta-rule forward and backward (GDN, KDA, MKDA) on one CUDA device per rank,
+ * C11-callable.
  *
- * One plan is one rank's share of one problem. A forward or backward enqueues work on one stream and never allocates; with one rank it
- * never waits either, so that it can be captured in a CUDA graph. Formulas: math.md b (definition), c (activations), e (chunk form),
- * f (chunk backward), g.1 to g.3 (ranks). Layouts are those of ref/problem.h, restricted to the tokens [a, b) that the rank owns (math.md g.2).
+ * One plan is one rank's share of one problem. A forward or backward enqueues work on one stream
+ * and never allocates; with one rank it never waits either, so that it can be captured in a CUDA
+ * graph. Formulas: math.md b (definition), c (activations), e (chunk form), f (chunk backward), g.1
+ * to g.3 (ranks). Layouts are those of ref/problem.h, restricted to the tokens [a, b) that the rank
+ * owns (math.md g.2).
  *
  * Paths
- *   simple  every stage a plain fp32-FMA kernel, all intermediates in fp32 words; base bf16 rounds what FLA stores in bf16 (w u kg qg
- *           Aqk Akk h v_new, and the operands that meet them) to bf16 values. Any K, V (multiples of 16 up to 256), R in {1,2,4}.
- *   fast    tensor cores (mma.sync, wgmma), bf16 storage. Base bf16, K and V in {64, 128}, R in {1,2,4} in chunks of 64/R tokens; its backward also DPG_SAVE_STATE.
- *           fp32 q, k, v are rounded to bf16 as they are loaded; norms, dbeta and the gradient of the norms are made of what was given.
- * The M chain is the same code in both paths; its format is a run-time choice. Forward and backward choose their path each for itself:
- * the backward recomputes what it needs in its own formats, so that any backward fits any forward.
+ *   simple  every stage a plain fp32-FMA kernel, all intermediates in fp32 words; base bf16 rounds
+ *           what FLA stores in bf16 (w u kg qg Aqk Akk h v_new, and the operands that meet them).
+ *           Any K, V (multiples of 16 up to 256), R in {1, 2, 4}; compute capability 7.5.
+ *   fast    tensor cores, bf16 storage. Base bf16, K and V in {64, 128}, R in {1, 2, 4} in chunks of
+ *           64 / R tokens; its backward also DPG_SAVE_STATE; compute capability 8.0. fp32 q, k, v
+ *           are rounded to bf16 as they are loaded; norms, dbeta and the gradient of the norms are
+ *           made of what was given. M by augmented columns, and with it segments, needs 9.0.
  *
- * Failures are returned as a status whose message holds file:line, the expression and the rank; nothing here ends the program.
- */
+ * The dense M chain is the same code in both paths; its format is a run-time choice (tensor-core
+ * formats: compute capability 8.0). Forward and backward choose their path each for itself: the
+ * backward recomputes what it needs in its own formats, so that any backward fits any forward. The
+ * device is asked, not assumed; dpg_plan_why says what decided.
+ *
+ * Failures are returned as a status whose message holds file:line, the expression and the rank;
+ * nothing here ends the program. */
 #ifndef DP_GPU_H
 #define DP_GPU_H
+#include "../ref/formats.h"
+#include "../ref/problem.h"
 #include <stddef.h>
 #include <stdint.h>
-#include "../ref/problem.h"
-#include "../ref/formats.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef enum { DPG_F32, DPG_BF16 } dpg_dtype;
 
-/* The whole problem, the same on every rank. cu is host memory, [Nseq+1], sequences may be empty. */
+/* The whole problem, the same on every rank. cu is host memory, [Nseq+1], sequences may be empty.
+ */
 typedef struct {
     int64_t T;
-    int H, HV, K, V, R, Kg, Nseq;       /* Kg = K (KDA, MKDA) or 1 (GDN) */
+    int H, HV, K, V, R, Kg, Nseq; /* Kg = K (KDA, MKDA) or 1 (GDN) */
     const int64_t *cu;
     double scale;
     dp_gate gate;
-    double lower_bound;                 /* DP_GATE_LOWER_BOUND only */
+    double lower_bound; /* DP_GATE_LOWER_BOUND only */
     dp_beta beta_form;
     int l2norm;
-    dpg_dtype dtype;                    /* of q k v */
-    dpg_dtype gdtype;                   /* of g beta */
-    dpg_dtype odtype;                   /* of o */
-    dpg_dtype ddtype;                   /* backward: of do dq dk dv */
-    dpg_dtype dgdtype;                  /* backward: of dg dbeta */
+    dpg_dtype dtype;   /* of q k v */
+    dpg_dtype gdtype;  /* of g beta */
+    dpg_dtype odtype;  /* of o */
+    dpg_dtype ddtype;  /* backward: of do dq dk dv */
+    dpg_dtype dgdtype; /* backward: of dg dbeta */
 } dpg_problem;
 
 typedef enum { DPG_PATH_AUTO, DPG_PATH_SIMPLE, DPG_PATH_FAST } dpg_path;
 typedef enum {
-    DPG_CHAIN_DENSE,                    /* form M_c in fp32, multiply in `chain` format (math.md j.1) */
-    DPG_CHAIN_AUGMENTED                 /* the state pass on V+K columns (math.md e), bf16x3 operands, segments side by side; fast path only */
+    DPG_CHAIN_DENSE, /* form M_c in fp32, multiply in `chain` format (math.md j.1) */
+    /* the state pass on V+K columns (math.md e), bf16x3 operands, segments side by side; fast path
+       only */
+    DPG_CHAIN_AUGMENTED
 } dpg_chain_how;
 typedef enum {
-    DPG_SAVE_STATE,                     /* between forward and backward only dpg_tensors.saved stays; the backward recomputes the rest */
-    DPG_SAVE_ALL                        /* the workspace stays too: no recomputation. Forward and backward on the same path */
+    /* between forward and backward only dpg_tensors.saved stays; the backward recomputes the rest
+     */
+    DPG_SAVE_STATE,
+    /* the workspace stays too: no recomputation. Forward and backward on the same path */
+    DPG_SAVE_ALL
 } dpg_save;
 
 typedef struct {
-    dp_base base;                       /* DP_BASE_FP32 or DP_BASE_BF16 */
-    dp_format chain;                    /* DP_FP32 DP_TF32X3 DP_TF32 DP_TF32RZ DP_BF16 */
+    dp_base base;    /* DP_BASE_FP32 or DP_BASE_BF16 */
+    dp_format chain; /* DP_FP32 DP_TF32X3 DP_TF32 DP_TF32RZ DP_BF16 */
     dpg_path path;
     dpg_chain_how chain_how;
-    int segments;                       /* fast path, augmented: parts that the last local sub-sequence is cut in; 0: by shape; on one rank whole but for one long sequence of few heads */
-    int keep;                           /* 1: also store h and v_new when the fast path would not */
-    int backward;                       /* 1: dpg_backward follows */
+    /* fast path, augmented: parts that the last local sub-sequence is cut in; 0: by shape; on one
+     * rank whole but for one long sequence of few heads */
+    int segments;
+    int keep;     /* 1: also store h and v_new when the fast path would not */
+    int backward; /* 1: dpg_backward follows */
     dpg_path bwd_path;
     dpg_save save;
-    int send_dh_only;                   /* dM = M' of the forward's gather (math.md g.1): the backward sends dH alone, half the words */
-    int pair_dg;                        /* dg by the pair sums of math.md f, free of cancellation (simple path) */
-    int whole_bwd;                      /* 1: the backward passes over a cut sequence as a whole; 0: over its segments side by side, whose M the forward keeps for it */
+    /* dM = M' of the forward's gather (math.md g.1): the backward sends dH alone, half the words */
+    int send_dh_only;
+    int pair_dg; /* dg by the pair sums of math.md f, free of cancellation (simple path) */
+    /* 1: the backward passes over a cut sequence as a whole; 0: over its segments side by side,
+     * whose M the forward keeps for it */
+    int whole_bwd;
 } dpg_options;
 
-/* Device pointers, 16-byte aligned, the rank's own L tokens, except s0 and final_state, which are [Nseq][HV][K][V] fp32 on every rank: a rank reads s0
- * of the sequences that start on it and writes final_state of those that end on it. A_log [HV], dt_bias [HV][Kg], fp32.
- * NULL: s0 zeros, final_state not written, A_log and dt_bias 0.
- * saved: with options.backward, dpg_saved_bytes that the forward writes and the backward reads: the merged state of the first local
- * sub-sequence alone (all others start from s0), the M of later ranks if send_dh_only; of a rank that one cut sequence fills the states that its segments start
- * from and their M (together at most 16.8 MB where HV <= 128, K = V = 128). NULL where there are 0 bytes. */
+/* Device pointers, 16-byte aligned, the rank's own L tokens, except s0 and final_state, which are
+ * [Nseq][HV][K][V] fp32 on every rank: a rank reads s0 of the sequences that start on it and writes
+ * final_state of those that end on it. A_log [HV], dt_bias [HV][Kg], fp32. NULL: s0 zeros,
+ * final_state not written, A_log and dt_bias 0. saved: with options.backward, dpg_saved_bytes that
+ * the forward writes and the backward reads: the merged state of the first local sub-sequence alone
+ * (all others start from s0), the M of later ranks if send_dh_only; of a rank that one cut sequence
+ * fills the states that its segments start from and their M (together at most 16.8 MB where HV <=
+ * 128, K = V = 128). NULL where there are 0 bytes. */
 typedef struct {
     const void *q, *k, *v, *g, *beta;
     const float *A_log, *dt_bias, *s0;
@@ -82,10 +104,11 @@ typedef struct {
     void *saved;
 } dpg_tensors;
 
-/* Gradients, shapes and rows as above. dg of the raw gate, dbeta of the raw beta, dq and dk of what was given (before the L2 norm), summed over
- * the value heads of a group. dfinal_state [Nseq][HV][K][V], read where a sequence ends on the rank, NULL: zeros. ds0: likewise, written
- * where a sequence starts on the rank; NULL: not wanted. dA_log [HV], ddt_bias [HV][Kg]: sums over all ranks, the same bits on every rank;
- * NULL: not wanted (then NULL on every rank). */
+/* Gradients, shapes and rows as above. dg of the raw gate, dbeta of the raw beta, dq and dk of what
+ * was given (before the L2 norm), summed over the value heads of a group. dfinal_state
+ * [Nseq][HV][K][V], read where a sequence ends on the rank, NULL: zeros. ds0: likewise, written
+ * where a sequence starts on the rank; NULL: not wanted. dA_log [HV], ddt_bias [HV][Kg]: sums over
+ * all ranks, the same bits on every rank; NULL: not wanted (then NULL on every rank). */
 typedef struct {
     const void *dout;
     const float *dfinal_state;
@@ -93,24 +116,38 @@ typedef struct {
     float *dA_log, *ddt_bias, *ds0;
 } dpg_grads;
 
-/* Communicator: the only thing ranks share. all_gather: every rank gives `count` floats, recv [N][count] in rank order; enqueued on
- * `stream` (a cudaStream_t). wait: until this rank's stream is idle and every rank has come to its wait. Every rank calls both the same number of times.
- * abort makes peers return an error. A rank whose host thread or device does not come to a call within the limit ends that call, and all later ones, on every
- * rank with a message that names the rank and the call; device memory of a rank that hangs may then not be freed (cudaFree waits for the device). */
+/* Communicator: the only thing ranks share. all_gather: every rank gives `count` floats, recv
+ * [N][count] in rank order; enqueued on `stream` (a cudaStream_t). wait: until this rank's stream
+ * is idle and every rank has come to its wait. Every rank calls both the same number of times.
+ * abort makes peers return an error. A rank whose host thread or device does not come to a call
+ * within the limit ends that call, and all later ones, on every rank with a message that names the
+ * rank and the call; device memory of a rank that hangs may then not be freed (cudaFree waits for
+ * the device). */
 typedef struct dpg_comm dpg_comm;
-/* Where kernels that make a transfer of their own tell the communicator's watcher how far they are: words in pinned memory. */
-typedef struct { volatile int *reached, *ended; const volatile int *stop; int n; } dpg_marks;
+/* Where kernels that make a transfer of their own tell the communicator's watcher how far they are:
+ * words in pinned memory. */
+typedef struct {
+    volatile int *reached, *ended;
+    const volatile int *stop;
+    int n;
+} dpg_marks;
 struct dpg_comm {
     void *self;
     int rank, N, device;
-    int in_order;                       /* set by the caller, 0 at first: ranks that share a device use one stream of it, and enqueue each forward in order of rank */
-    dp_status (*all_gather)(dpg_comm *c, const float *send, float *recv, size_t count, void *stream, dp_err *e);
+    /* set by the caller, 0 at first: ranks that share a device use one stream of it, and enqueue
+     * each forward in order of rank */
+    int in_order;
+    dp_status (*all_gather)(dpg_comm *c, const float *send, float *recv, size_t count, void *stream,
+                            dp_err *e);
     dp_status (*wait)(dpg_comm *c, void *stream, dp_err *e);
     void (*abort)(dpg_comm *c, const char *why);
     void (*destroy)(dpg_comm *c);
-    /* Peer memory; NULL where the ranks have none. exchange: mine is device memory of this rank, at[N] gets that of all ranks, which kernels of this rank's device may
-     * then read and write; at[0] = NULL on every rank if some devices do not reach each other, or are shared and not in_order. Every rank calls it. enter: a transfer made by kernels begins; they store
-     * n at *reached when the device comes to it, at *ended when it is done, and give up waiting once *stop is not 0. */
+    /* Peer memory; NULL where the ranks have none. exchange: mine is device memory of this rank,
+     * at[N] gets that of all ranks, which kernels of this rank's device may then read and write;
+     * at[0] = NULL on every rank if some devices do not reach each other, or are shared and not
+     * in_order. Every rank calls it. enter: a transfer made by kernels begins; they store n at
+     * *reached when the device comes to it, at *ended when it is done, and give up waiting once
+     * *stop is not 0. */
     dp_status (*exchange)(dpg_comm *c, void *mine, void **at, dp_err *e);
     dp_status (*enter)(dpg_comm *c, dpg_marks *m, dp_err *e);
 };
@@ -118,67 +155,115 @@ struct dpg_comm {
 dp_status dpg_comm_shared(dpg_comm *c, int N, int device, double limit_s, dp_err *e);
 /* The same on any devices, which ranks may share: gathers are copies between them. */
 dp_status dpg_comm_devices(dpg_comm *c, int N, const int *devices, double limit_s, dp_err *e);
-/* N <= 1024 ranks in one process on N devices, NCCL, one host thread each (libnccl.so.2 is loaded at run time). */
+/* N <= 1024 ranks in one process on N devices, NCCL, one host thread each (libnccl.so.2 is loaded
+ * at run time). */
 dp_status dpg_comm_nccl(dpg_comm *c, int N, const int *devices, double limit_s, dp_err *e);
-/* N ranks over NCCL, a process each, rank r on device r modulo the devices that its process sees. `shared`: dpg_comm_procs_bytes of memory that every process maps MAP_SHARED, from
- * a page on (before a fork, or a file in /dev/shm); one process calls init before any joins. A process that calls CUDA must not have been forked from one that had. join, one call in each
- * process, fills c and meets the others. With more ranks than devices ranks r and r' talk over NVLink if r / devices is the same, else through sockets of the loopback.
- * A process that ends without destroy ends all ranks at once. abort: by any process, as c.abort. After a failure the memory and its processes are done with. */
+/* N ranks over NCCL, a process each, rank r on device r modulo the devices that its process sees.
+ * `shared`: dpg_comm_procs_bytes of memory that every process maps MAP_SHARED, from a page on
+ * (before a fork, or a file in /dev/shm); one process calls init before any joins. A process that
+ * calls CUDA must not have been forked from one that had. join, one call in each process, fills c
+ * and meets the others. With more ranks than devices ranks r and r' talk over NVLink if r / devices
+ * is the same, else through sockets of the loopback. A process that ends without destroy ends all
+ * ranks at once. abort: by any process, as c.abort. After a failure the memory and its processes
+ * are done with. */
 size_t dpg_comm_procs_bytes(void);
 dp_status dpg_comm_procs_init(void *shared, int N, double limit_s, dp_err *e);
 dp_status dpg_comm_procs_join(dpg_comm *c, void *shared, int rank, dp_err *e);
 void dpg_comm_procs_abort(void *shared, const char *why);
 
+/* Can the kernels of this library run on the current device: 1, or 0 and the reason in why. */
+int dpg_device_runs(char *why, size_t size);
+
 typedef struct dpg_plan dpg_plan;
-dp_status dpg_plan_create(dpg_plan **plan, const dpg_problem *p, const dpg_options *opt, int rank, int N, dp_err *e);
+dp_status dpg_plan_create(dpg_plan **plan, const dpg_problem *p, const dpg_options *opt, int rank,
+                          int N, dp_err *e);
 void dpg_plan_destroy(dpg_plan *plan);
-/* Gives the ranks of a problem windows: device memory of the plan that kernels of the other ranks store into, 3 HV K V floats, with send_dh_only also 3 N HV K K. From then on dpg_forward makes no
- * call of comm->all_gather and waits for no host thread: each rank multiplies the state that it starts from by its own M and hands it on to the next (math.md g.1, farthest rank first, the same
- * products and bits as a merge of gathered elements). Not in a CUDA graph: the number of the forward is an argument of its kernels.
- * Every rank calls it once, with the communicator of its forwards, none of which may be on its way. A plan may be destroyed once every rank has come back from a wait, before its communicator;
- * after an error its windows stay, since kernels of other ranks may still store into them.
- * The fast path with augmented chains alone, and ranks that reach each other's memory (NVLink): else nothing changes, and dpg_plan_connected is 0. Ranks that share a device must all be
- * in_order (dpg_comm): kernels wait on the device for those of the ranks before, which could else be held up by them; and they may not send_dh_only, for which a rank waits at the end of its
- * forward for M of later ranks. */
+/* Gives the ranks of a problem windows: device memory of the plan that kernels of the other ranks
+ * store into, 3 HV K V floats, with send_dh_only also 3 N HV K K. From then on dpg_forward makes no
+ * call of comm->all_gather and waits for no host thread: each rank multiplies the state that it
+ * starts from by its own M and hands it on to the next (math.md g.1, farthest rank first, the same
+ * products and bits as a merge of gathered elements). Not in a CUDA graph: the number of the
+ * forward is an argument of its kernels. Every rank calls it once, with the communicator of its
+ * forwards, none of which may be on its way. A plan may be destroyed once every rank has come back
+ * from a wait, before its communicator; after an error its windows stay, since kernels of other
+ * ranks may still store into them. The fast path with augmented chains alone, and ranks that reach
+ * each other's memory (NVLink): else nothing changes, and dpg_plan_connected is 0. Ranks that share
+ * a device must all be in_order (dpg_comm): kernels wait on the device for those of the ranks
+ * before, which could else be held up by them; and they may not send_dh_only, for which a rank
+ * waits at the end of its forward for M of later ranks. */
 dp_status dpg_plan_connect(dpg_plan *plan, dpg_comm *comm, dp_err *e);
 int dpg_plan_connected(const dpg_plan *plan);
-int64_t dpg_plan_tokens(const dpg_plan *plan);                   /* L */
-dpg_path dpg_plan_path(const dpg_plan *plan);                    /* which path AUTO chose */
-int dpg_plan_segments(const dpg_plan *plan);                     /* parts that the last local sub-sequence is cut in, 1: whole */
+int64_t dpg_plan_tokens(const dpg_plan *plan); /* L */
+dpg_path dpg_plan_path(const dpg_plan *plan);  /* which path AUTO chose */
+const char *dpg_plan_why(const dpg_plan *plan);  /* what chose it: asked for, or why not the fast one */
+/* parts that the last local sub-sequence is cut in, 1: whole */
+int dpg_plan_segments(const dpg_plan *plan);
 dpg_path dpg_plan_bwd_path(const dpg_plan *plan);
-size_t dpg_workspace_bytes(const dpg_plan *plan);                /* of forward and backward, which share it */
-size_t dpg_saved_bytes(const dpg_plan *plan);                    /* of dpg_tensors.saved; 0 without options.backward */
-size_t dpg_kept_bytes(const dpg_plan *plan);                     /* all that must stay between forward and backward beside inputs */
+size_t dpg_workspace_bytes(const dpg_plan *plan); /* of forward and backward, which share it */
+/* of dpg_tensors.saved; 0 without options.backward */
+size_t dpg_saved_bytes(const dpg_plan *plan);
+/* all that must stay between forward and backward beside inputs */
+size_t dpg_kept_bytes(const dpg_plan *plan);
 
-/* The whole forward. ws: at least dpg_workspace_bytes, 256-byte aligned device memory. comm may be NULL when N == 1. */
-dp_status dpg_forward(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream, dp_err *e);
-/* The parts of it, for timing and for harnesses that stop between stages: chunks (all that needs no other rank), pre (M, H), gather,
- * merge (S_in), state (h, v_new, o). dpg_forward runs all, in this order. */
-typedef enum { DPG_STEP_CHUNKS = 1, DPG_STEP_PRE = 2, DPG_STEP_GATHER = 4, DPG_STEP_MERGE = 8, DPG_STEP_STATE = 16, DPG_STEP_ALL = 31,
-               DPG_STEP_COMPOSE = 32 /* the end of pre alone: (M, H) of the rank from those of its segments */ } dpg_step;
-dp_status dpg_forward_steps(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream, int steps, dp_err *e);
+/* The whole forward. ws: at least dpg_workspace_bytes, 256-byte aligned device memory. comm may be
+ * NULL when N == 1. */
+dp_status dpg_forward(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream,
+                      dp_err *e);
+/* The parts of it, for timing and for harnesses that stop between stages: chunks (all that needs no
+ * other rank), pre (M, H), gather, merge (S_in), state (h, v_new, o). dpg_forward runs all, in this
+ * order. */
+typedef enum {
+    DPG_STEP_CHUNKS = 1,
+    DPG_STEP_PRE = 2,
+    DPG_STEP_GATHER = 4,
+    DPG_STEP_MERGE = 8,
+    DPG_STEP_STATE = 16,
+    DPG_STEP_ALL = 31,
+    DPG_STEP_COMPOSE = 32 /* the end of pre alone: (M, H) of the rank from those of its segments */
+} dpg_step;
+dp_status dpg_forward_steps(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm,
+                            void *stream, int steps, dp_err *e);
 
-/* The whole backward, after a forward of the same plan (o is not read). Under DPG_SAVE_STATE ws may hold anything.
- * Its parts: recompute (restores the merged state FIRST, then w u kg qg Akk Aqk h v_new), dAv (dv_local), pre (dM, dH of the first
- * local sub-sequence), gather, merge (dS_out, from the farthest later rank), state (dh, dX, ds0), intra (gradients of activated inputs per
- * value head), gate (groups summed, L2 norm, beta, gate; dA_log and ddt_bias gathered and added up in rank order). dpg_backward runs all, with what waits for
- * other ranks on a stream of the plan beside the rest: gather and merge beside the recomputation of h and v_new, the last gather beside dq and dk. Bits are those of
- * the parts one after the other. */
-typedef enum { DPG_BWD_RECOMPUTE = 1, DPG_BWD_DAV = 2, DPG_BWD_PRE = 4, DPG_BWD_GATHER = 8, DPG_BWD_MERGE = 16, DPG_BWD_STATE = 32,
-               DPG_BWD_INTRA = 64, DPG_BWD_GATE = 128, DPG_BWD_ALL = 255 } dpg_bwd_step;
-dp_status dpg_backward(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g, void *ws, dpg_comm *comm, void *stream, dp_err *e);
-dp_status dpg_backward_steps(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g, void *ws, dpg_comm *comm, void *stream, int steps, dp_err *e);
+/* The whole backward, after a forward of the same plan (o is not read). Under DPG_SAVE_STATE ws may
+ * hold anything. Its parts: recompute (restores the merged state FIRST, then w u kg qg Akk Aqk h
+ * v_new), dAv (dv_local), pre (dM, dH of the first local sub-sequence), gather, merge (dS_out, from
+ * the farthest later rank), state (dh, dX, ds0), intra (gradients of activated inputs per value
+ * head), gate (groups summed, L2 norm, beta, gate; dA_log and ddt_bias gathered and added up in
+ * rank order). dpg_backward runs all, with what waits for other ranks on a stream of the plan
+ * beside the rest: gather and merge beside the recomputation of h and v_new, the last gather beside
+ * dq and dk. Bits are those of the parts one after the other. */
+typedef enum {
+    DPG_BWD_RECOMPUTE = 1,
+    DPG_BWD_DAV = 2,
+    DPG_BWD_PRE = 4,
+    DPG_BWD_GATHER = 8,
+    DPG_BWD_MERGE = 16,
+    DPG_BWD_STATE = 32,
+    DPG_BWD_INTRA = 64,
+    DPG_BWD_GATE = 128,
+    DPG_BWD_ALL = 255
+} dpg_bwd_step;
+dp_status dpg_backward(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g, void *ws,
+                       dpg_comm *comm, void *stream, dp_err *e);
+dp_status dpg_backward_steps(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g, void *ws,
+                             dpg_comm *comm, void *stream, int steps, dp_err *e);
 
-/* Staged outputs by name, after a forward that has finished: gcum [L][HV][Kg] (natural log), Akk = (I + B L)^-1 [L][HV][R][C*R],
- * Aqk [L][HV][C*R] (with scale), w kg [L][HV][R][K], qg [L][HV][K], u v_new [L][HV][R][V], M [HV][K][K], H S_in [HV][K][V] (zeros
- * where the rank has none), h [chunks][HV][K][V], o [L][HV][V]. After a backward (which overwrites those): dvl dX [L][HV][R][V], dh [chunks][HV][K][V] (gradient
- * of the state AFTER a chunk), dM [HV][K][K] (none with send_dh_only), dH dS_out [HV][K][V]. dims has room for 5; unknown or not kept: DP_EINPUT. */
-dp_status dpg_stage_shape(const dpg_plan *plan, const char *name, int64_t dims[5], int *ndim, dp_err *e);
-dp_status dpg_stage_read(const dpg_plan *plan, const dpg_tensors *t, const void *ws, const char *name, double *host, dp_err *e);
-extern const char *const dpg_stage_names[];                      /* NULL-terminated */
+/* Staged outputs by name, after a forward that has finished: gcum [L][HV][Kg] (natural log), Akk =
+ * (I + B L)^-1 [L][HV][R][C*R], Aqk [L][HV][C*R] (with scale), w kg [L][HV][R][K], qg [L][HV][K], u
+ * v_new [L][HV][R][V], M [HV][K][K], H S_in [HV][K][V] (zeros where the rank has none), h
+ * [chunks][HV][K][V], o [L][HV][V]. After a backward (which overwrites those): dvl dX
+ * [L][HV][R][V], dh [chunks][HV][K][V] (gradient of the state AFTER a chunk), dM [HV][K][K] (none
+ * with send_dh_only), dH dS_out [HV][K][V]. dims has room for 5; unknown or not kept: DP_EINPUT. */
+dp_status dpg_stage_shape(const dpg_plan *plan, const char *name, int64_t dims[5], int *ndim,
+                          dp_err *e);
+dp_status dpg_stage_read(const dpg_plan *plan, const dpg_tensors *t, const void *ws,
+                         const char *name, double *host, dp_err *e);
+extern const char *const dpg_stage_names[]; /* NULL-terminated */
 
-/* M_n ... M_1 of n given factors [n][K][K] fp32 on the device, in a format; out [K][K]. The kernel that the pre-process uses. */
-dp_status dpg_chain(const float *factors, int64_t n, int K, dp_format f, float *out, void *stream, dp_err *e);
+/* M_n ... M_1 of n given factors [n][K][K] fp32 on the device, in a format; out [K][K]. The kernel
+ * that the pre-process uses. */
+dp_status dpg_chain(const float *factors, int64_t n, int K, dp_format f, float *out, void *stream,
+                    dp_err *e);
 
 #ifdef __cplusplus
 }

@@ -1,58 +1,90 @@
-/* gpu/fault.cuh - faults of indexing and synchronisation that can be switched on in the kernels, in test builds alone: with -DDP_KERNEL_FAULTS the variable
- * dpg_fault chooses one, which the environment sets first (DPG_FAULT=dq-first-key). `deltaproof museum --kernels` switches them on one by one: on the CPU
- * (gpu/tests/cpu) those of DPG_FAULTS, in such a build for a device those of DPG_FAST_FAULTS, of the tensor-core kernels. In every other build FAULT(x) is the constant 0. */
+/* gpu/fault.cuh - faults of indexing and synchronisation that can be switched on in the kernels, in
+ * test builds alone: with -DDP_KERNEL_FAULTS the variable dpg_fault chooses one, which the
+ * environment sets first (DPG_FAULT=dq-first-key). `deltaproof museum --kernels` switches them on
+ * one by one: on the CPU (gpu/tests/cpu) those of DPG_FAULTS, in such a build for a device those of
+ * DPG_FAST_FAULTS, of the tensor-core kernels. In every other build FAULT(x) is the constant 0. */
 #ifndef DPG_FAULT_CUH
 #define DPG_FAULT_CUH
 
-/* ID, name, number in the museum's list of bugs (0: none), the first tensors that can show it ("": bits alone, what comes later is seen; "-": none of a model of
- * the cases, test_gpu_bwd shows it), what */
-#define DPG_FAULTS(X) \
-    X(TAIL, "tail-one-more", 21, "H M S_in final_state o", "the gate's cumulative sum of a ragged chunk takes in the token behind its end") \
-    X(GATE_HEAD0, "gate-head0", 1, "H M S_in final_state o", "every value head reads the gate of head 0") \
-    X(LAST_TOKEN, "last-token", 12, "H M S_in final_state o", "the decay to the chunk's end is taken to the token before the last") \
-    X(OFFSET, "offset-wraps", 19, "H S_in final_state o", "offsets into v wrap at 2^13 entries, which stands for 2^31") \
-    X(BETA_KEY, "beta-key", 0, "H M S_in final_state o", "all keys of a token read the beta of its first") \
-    X(DECAY_FIRST, "decay-before-use", 33, "H S_in final_state o", "the state is decayed before it is used in u - w S") \
-    X(NO_SYNC, "no-sync-state", 27, "H S_in final_state o", "no barrier between X = u - w S and its use") \
-    X(FIRST_SUBSEQ, "fwd-first-subseq", 32, "H S_in o", "the forward pre-process runs on the first local sub-sequence") \
-    X(GRID, "grid-cut", 20, "o", "the grid ends at 3 tiles, which stands for 65,535: the rest of o is never written") \
-    X(MERGE_NEAREST, "merge-nearest-first", 31, "S_in", "the merge starts at the nearest rank") \
-    X(MERGE_HALF, "merge-half-v", 6, "S_in", "the upper half of the V columns of the merge is never written") \
+/* ID, name, number in the museum's list of bugs (0: none), the first tensors that can show it ("":
+ * bits alone, what comes later is seen; "-": none of a model of the cases, test_gpu_bwd shows it),
+ * what */
+#define DPG_FAULTS(X)                                                                             \
+    X(TAIL, "tail-one-more", 21, "H M S_in final_state o",                                        \
+      "the gate's cumulative sum of a ragged chunk takes in the token behind its end")            \
+    X(GATE_HEAD0, "gate-head0", 1, "H M S_in final_state o",                                      \
+      "every value head reads the gate of head 0")                                                \
+    X(LAST_TOKEN, "last-token", 12, "H M S_in final_state o",                                     \
+      "the decay to the chunk's end is taken to the token before the last")                       \
+    X(OFFSET, "offset-wraps", 19, "H S_in final_state o",                                         \
+      "offsets into v wrap at 2^13 entries, which stands for 2^31")                               \
+    X(BETA_KEY, "beta-key", 0, "H M S_in final_state o",                                          \
+      "all keys of a token read the beta of its first")                                           \
+    X(DECAY_FIRST, "decay-before-use", 33, "H S_in final_state o",                                \
+      "the state is decayed before it is used in u - w S")                                        \
+    X(NO_SYNC, "no-sync-state", 27, "H S_in final_state o",                                       \
+      "no barrier between X = u - w S and its use")                                               \
+    X(FIRST_SUBSEQ, "fwd-first-subseq", 32, "H S_in o",                                           \
+      "the forward pre-process runs on the first local sub-sequence")                             \
+    X(GRID, "grid-cut", 20, "o",                                                                  \
+      "the grid ends at 3 tiles, which stands for 65,535: the rest of o is never written")        \
+    X(MERGE_NEAREST, "merge-nearest-first", 31, "S_in", "the merge starts at the nearest rank")   \
+    X(MERGE_HALF, "merge-half-v", 6, "S_in",                                                      \
+      "the upper half of the V columns of the merge is never written")                            \
     X(MERGE_NO_SYNC, "no-sync-merge", 27, "S_in", "no barrier between the products of the merge") \
-    X(GATHER_SLOT, "gather-slot", 0, "S_in", "rank 1 puts the words of ranks 0 and 1 into each other's slots") \
-    X(STATE_LOST, "state-lost", 4, "dH dM dS_out dv dbeta dq dk dg", "the recomputation of the backward starts from zeros instead of S_in") \
-    X(BWD_HEAD0, "bwd-gate-head0", 1, "dH dS_out", "the backward pre-process decays every head as head 0") \
-    X(BWD_NEXT_HEAD, "bwd-next-head", 1, "dv dbeta dq dk dg", "the gradients of all ranks but the last read the gates of the next head") \
-    X(LAST_SUBSEQ, "bwd-last-subseq", 0, "dH dS_out", "the backward pre-process runs on the last local sub-sequence") \
-    X(BWD_NO_SYNC, "no-sync-bwd", 27, "dH dS_out ds0 dv", "no barrier between dX and its use") \
-    X(MERGE_BWD_NEAREST, "merge-bwd-nearest", 31, "dS_out", "the backward merge starts at the nearest rank") \
-    X(NO_BOUNDARY, "dg-no-boundary", 23, "dg", "the term of dg at the chunk's end is missing") \
+    X(GATHER_SLOT, "gather-slot", 0, "S_in",                                                      \
+      "rank 1 puts the words of ranks 0 and 1 into each other's slots")                           \
+    X(STATE_LOST, "state-lost", 4, "dH dM dS_out dv dbeta dq dk dg",                              \
+      "the recomputation of the backward starts from zeros instead of S_in")                      \
+    X(BWD_HEAD0, "bwd-gate-head0", 1, "dH dS_out",                                                \
+      "the backward pre-process decays every head as head 0")                                     \
+    X(BWD_NEXT_HEAD, "bwd-next-head", 1, "dv dbeta dq dk dg",                                     \
+      "the gradients of all ranks but the last read the gates of the next head")                  \
+    X(LAST_SUBSEQ, "bwd-last-subseq", 0, "dH dS_out",                                             \
+      "the backward pre-process runs on the last local sub-sequence")                             \
+    X(BWD_NO_SYNC, "no-sync-bwd", 27, "dH dS_out ds0 dv", "no barrier between dX and its use")    \
+    X(MERGE_BWD_NEAREST, "merge-bwd-nearest", 31, "dS_out",                                       \
+      "the backward merge starts at the nearest rank")                                            \
+    X(NO_BOUNDARY, "dg-no-boundary", 23, "dg", "the term of dg at the chunk's end is missing")    \
     X(GROUP, "group-one-short", 0, "dq dk", "dq and dk leave out the last value head of a group") \
-    X(HALO_LEAK, "halo-leak", 34, "y", "the convolution goes on over a sequence's start inside the rank") \
-    X(HALO_ROW, "halo-row", 0, "y", "rows of the halo are read one row late") \
+    X(HALO_LEAK, "halo-leak", 34, "y",                                                            \
+      "the convolution goes on over a sequence's start inside the rank")                          \
+    X(HALO_ROW, "halo-row", 0, "y", "rows of the halo are read one row late")                     \
     X(DHALO, "halo-bwd-lost", 0, "dx", "the rows of dpre behind the rank are taken for zeros")
 
-/* Of fast.cu and fast_bwd.cu. The first three are right within every bound. */
-#define DPG_FAST_FAULTS(X) \
-    X(ANCHOR, "anchor-middle", 0, "", "a diagonal 16 x 16 block is anchored at its middle row") \
-    X(BLOCK_PAIRS, "pairs-by-block", 0, "", "a channel is summed pairwise in all of a block as soon as its last row is far below its first") \
-    X(GATE_BACK, "gate-from-end", 0, "", "the gate's sums are its total less what follows") \
-    X(KEYS_COUPLED, "keys-coupled", 0, "H M S_in final_state o", "a key reads the earlier keys of its own token") \
-    X(KEYS_LATER, "keys-later", 0, "o", "a query reads the first key of its own token alone") \
-    X(DO_KEYS, "do-every-key", 0, "dS_out dH ds0 dv dbeta dq dk dg", "do stands in the rows of all keys of a token") \
-    X(PAIR_KEYS, "pairs-of-token", 0, "dk dg", "dL keeps the pairs of keys of one token") \
-    X(PAIR_OWN, "pairs-own-twice", 0, "dq dk dg", "dP and dL keep their diagonal, a token with itself") \
-    X(PAIR_SHORT, "pairs-one-short", 0, "dq dk dg", "dP and dL leave out the row before") \
-    X(PAIR_ALL, "pairs-no-mask", 0, "dq dk dg", "dP and dL keep later rows of a diagonal block") \
+/* Of fast/. The first three are right within every bound: bits alone show that they look at what comes
+ * later. */
+#define DPG_FAST_FAULTS(X)                                                                        \
+    X(ANCHOR, "anchor-middle", 0, "", "the rows that a diagonal 16 x 16 block reads are made by way of the next anchor")   \
+    X(BLOCK_PAIRS, "pairs-by-block", 0, "",                                                       \
+      "a channel is summed pairwise in all of a block as soon as its last row is far below its "  \
+      "first")                                                                                    \
+    X(GATE_BACK, "gate-from-end", 0, "", "the gate's sums are its total less what follows")       \
+    X(KEYS_COUPLED, "keys-coupled", 0, "H M S_in final_state o",                                  \
+      "a key reads the earlier keys of its own token")                                            \
+    X(KEYS_LATER, "keys-later", 0, "o", "a query reads the first key of its own token alone")     \
+    X(DO_KEYS, "do-every-key", 0, "dS_out dH ds0 dv dbeta dq dk dg",                              \
+      "do stands in the rows of all keys of a token")                                             \
+    X(PAIR_KEYS, "pairs-of-token", 0, "dk dg", "dL keeps the pairs of keys of one token")         \
+    X(PAIR_OWN, "pairs-own-twice", 0, "dq dk dg",                                                 \
+      "dP and dL keep their diagonal, a token with itself")                                       \
+    X(PAIR_SHORT, "pairs-one-short", 0, "dq dk dg", "dP and dL leave out the row before")         \
+    X(PAIR_ALL, "pairs-no-mask", 0, "dq dk dg", "dP and dL keep later rows of a diagonal block")  \
     X(OWN_KEY, "own-first-key", 0, "dq dk", "a query meets the first key of its own token alone") \
-    X(FAR_SHORT, "far-pair-lost", 0, "dq dk dg", "the pairwise sums of strong gates leave out the row before") \
-    X(DG_KEYS, "dg-every-key", 0, "dg dA_log ddt_bias", "dg is written by the rows of all keys of a token") \
-    X(DG_TAIL, "dg-one-more", 0, "dg", "a ragged chunk writes dg of the token behind its end") \
-    X(DV_TAIL, "dv-one-more", 0, "dv", "a ragged chunk writes dv of the token behind its end") \
-    X(DQ_KEY, "dq-first-key", 0, "dq", "dq of a token leaves out the rows of all keys but its first") \
-    X(GATE_ROW, "dg-row-not-token", 0, "-", "one gate a head: dg of a token is read at the row of its number") \
-    X(GATE_HALF, "dg-half-channels", 0, "dg dA_log ddt_bias", "one gate a head: dg leaves out the upper channels of each 64") \
-    X(PARTS_TURNED, "parts-turned", 0, "ds0 dv dbeta dq dk dg", "parts of a sequence take the gradients of their states in reverse order")
+    X(FAR_SHORT, "far-pair-lost", 0, "dq dk dg",                                                  \
+      "the pairwise sums of strong gates leave out the row before")                               \
+    X(DG_KEYS, "dg-every-key", 0, "dg dA_log ddt_bias",                                           \
+      "dg is written by the rows of all keys of a token")                                         \
+    X(DG_TAIL, "dg-one-more", 0, "dg", "a ragged chunk writes dg of the token behind its end")    \
+    X(DV_TAIL, "dv-one-more", 0, "dv", "a ragged chunk writes dv of the token behind its end")    \
+    X(DQ_KEY, "dq-first-key", 0, "dq",                                                            \
+      "dq of a token leaves out the rows of all keys but its first")                              \
+    X(GATE_ROW, "dg-row-not-token", 0, "-",                                                       \
+      "one gate a head: dg of a token is read at the row of its number")                          \
+    X(GATE_HALF, "dg-half-channels", 0, "dg dA_log ddt_bias",                                     \
+      "one gate a head: dg leaves out the upper channels of each 64")                             \
+    X(PARTS_TURNED, "parts-turned", 0, "ds0 dv dbeta dq dk dg",                                   \
+      "parts of a sequence take the gradients of their states in reverse order")
 
 #ifdef __cplusplus
 extern "C" {
@@ -60,14 +92,17 @@ extern "C" {
 typedef enum {
     DPG_FAULT_NONE,
 #define DPG_FAULT_ID(id, name, bug, shows, what) DPG_FAULT_##id,
-    DPG_FAULTS(DPG_FAULT_ID)
-    DPG_FIRST_FAST_FAULT,
+    DPG_FAULTS(DPG_FAULT_ID) DPG_FIRST_FAST_FAULT,
     DPG_BEFORE_FAST_FAULTS = DPG_FIRST_FAST_FAULT - 1,
     DPG_FAST_FAULTS(DPG_FAULT_ID)
 #undef DPG_FAULT_ID
-    DPG_NFAULTS
+        DPG_NFAULTS
 } dpg_fault_id;
-typedef struct { const char *name; int bug; const char *shows, *what; } dpg_fault_info;
+typedef struct {
+    const char *name;
+    int bug;
+    const char *shows, *what;
+} dpg_fault_info;
 /* Only in such test builds: harness/museum_kernels.c looks whether they are there. */
 #ifdef DP_KERNEL_FAULTS
 #define DPG_MAYBE
@@ -75,16 +110,20 @@ typedef struct { const char *name; int bug; const char *shows, *what; } dpg_faul
 #define DPG_MAYBE __attribute__((weak))
 #endif
 extern int dpg_fault DPG_MAYBE;
-extern const int dpg_faults_fast DPG_MAYBE;              /* of a device: DPG_FAST_FAULTS can be switched on, DPG_FAULTS cannot */
+/* of a device: DPG_FAST_FAULTS can be switched on, DPG_FAULTS cannot */
+extern const int dpg_faults_fast DPG_MAYBE;
 extern const dpg_fault_info dpg_faults[DPG_NFAULTS] DPG_MAYBE;
 #ifdef __cplusplus
 }
 #endif
 
-/* Device code of a file reads its own copy, which FAULT_TO_DEVICE brings on the stream of the kernels that follow. */
+/* Device code of a file reads its own copy, which FAULT_TO_DEVICE brings on the stream of the
+ * kernels that follow. */
 #if defined(DP_KERNEL_FAULTS) && defined(__NVCC__)
 static __constant__ __attribute__((unused)) int dpg_fault_here;
-#define FAULT_TO_DEVICE(e, s) CK(e, cudaMemcpyToSymbolAsync(dpg_fault_here, &dpg_fault, sizeof(int), 0, cudaMemcpyHostToDevice, s))
+#define FAULT_TO_DEVICE(e, s)                                                 \
+    CK(e, cudaMemcpyToSymbolAsync(dpg_fault_here, &dpg_fault, sizeof(int), 0, \
+                                  cudaMemcpyHostToDevice, s))
 #else
 #define FAULT_TO_DEVICE(e, s) (void)0
 #endif

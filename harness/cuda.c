@@ -47,7 +47,6 @@ const dp_truth_device *dp_cuda_truth(const dp_problem *p) { (void)p; return NULL
 
 const char *dp_cuda_unavailable(dp_backend b, int N) {
     static char why[400];
-    struct cudaDeviceProp prop;
     int n = 0;
     if (b == DP_BACKEND_SIM) return NULL;
     const cudaError_t rc = cudaGetDeviceCount(&n);
@@ -56,10 +55,7 @@ const char *dp_cuda_unavailable(dp_backend b, int N) {
         snprintf(why, sizeof why, "no CUDA device: %s", rc != cudaSuccess ? cudaGetErrorString(rc) : "none was found");
         return why;
     }
-    if (cudaGetDeviceProperties(&prop, 0) != cudaSuccess || prop.major != 9) {
-        snprintf(why, sizeof why, "%s has compute capability %d.%d, the kernels are built for 9.0", prop.name, prop.major, prop.minor);
-        return why;
-    }
+    if (!dpg_device_runs(why, sizeof why)) return why;
     if (b == DP_BACKEND_NCCL && n < N && !dp_cuda_processes(b, N)) {
         snprintf(why, sizeof why, "%d ranks over NCCL: %d device%s, and no processes that could share %s (at most %d can)", N, n, n == 1 ? "" : "s", n == 1 ? "it" : "them", DP_PROCS_MOST);
         return why;

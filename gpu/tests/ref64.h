@@ -1,15 +1,16 @@
-/* gpu/tests/ref64.h - plain fp64 on the host: the step recurrence (math.md b) and the chunk stages (math.md e), one head at a time,
- * written without regard to speed and independently of ref/. Also the test inputs. */
+/* gpu/tests/ref64.h - plain fp64 on the host: the step recurrence (math.md b) and the chunk stages
+ * (math.md e), one head at a time, written without regard to speed and independently of ref/. Also
+ * the test inputs. */
 #ifndef DPG_REF64_H
 #define DPG_REF64_H
+#include "../dp_gpu.h"
+#include <algorithm>
+#include <map>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#include <algorithm>
-#include <map>
 #include <string>
 #include <vector>
-#include "../dp_gpu.h"
 
 typedef std::vector<double> Vec;
 
@@ -18,40 +19,39 @@ struct Case {
     int H, HV, K, V, R, gdn;
     std::vector<int64_t> cu;
     dp_gate gate;
-    double decay;                                        /* typical |g| of a step */
+    double decay; /* typical |g| of a step */
     dp_beta beta;
     int l2norm, s0;
     dpg_dtype dtype;
-    double key_mix;                                      /* 0: random keys, near 1: adjacent keys alike */
+    double key_mix; /* 0: random keys, near 1: adjacent keys alike */
     uint64_t seed;
-    int resets = 0;                                      /* tokens between resets (g = -inf); 0: none */
+    int resets = 0; /* tokens between resets (g = -inf); 0: none */
     int64_t T() const { return cu.back(); }
     int Kg() const { return gdn ? 1 : K; }
 };
 
-struct Inputs { Vec q, k, v, g, beta, A_log, dt_bias, s0; double scale, lb; };
+struct Inputs {
+    Vec q, k, v, g, beta, A_log, dt_bias, s0;
+    double scale, lb;
+};
 
 struct Rng {
     uint64_t s;
-    double uni()
-    {
+    double uni() {
         uint64_t z = s += 0x9e3779b97f4a7c15ull;
         z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
         z = (z ^ z >> 27) * 0x94d049bb133111ebull;
         return ((z ^ z >> 31) >> 11) * 0x1p-53;
     }
-    double normal()
-    {
+    double normal() {
         double u = uni(), v = uni();
         return sqrt(-2 * log(1 - u)) * cos(2 * M_PI * v);
     }
 };
 
-static inline double as_dtype(double x, dpg_dtype t)
-{
+static inline double as_dtype(double x, dpg_dtype t) {
     float f = (float)x;
-    if (t == DPG_F32)
-        return f;
+    if (t == DPG_F32) return f;
     uint32_t b;
     memcpy(&b, &f, 4);
     b = (b + 0x7fff + (b >> 16 & 1)) & 0xffff0000u;
@@ -59,13 +59,13 @@ static inline double as_dtype(double x, dpg_dtype t)
     return f;
 }
 
-static inline Inputs make_inputs(const Case &c)
-{
+static inline Inputs make_inputs(const Case &c) {
     Rng r = {c.seed};
     int64_t T = c.T(), Kg = c.Kg();
     int Nseq = (int)c.cu.size() - 1;
     Inputs x;
-    x.scale = 1 / sqrt((double)c.K), x.lb = -5;
+    x.scale = 1 / sqrt((double)c.K);
+    x.lb = -5;
     auto fill = [&](Vec &a, int64_t n, double scale, dpg_dtype t) {
         a.resize(n);
         for (auto &y : a)
@@ -77,7 +77,9 @@ static inline Inputs make_inputs(const Case &c)
     for (int64_t t = 1; t < T && c.key_mix > 0; t++)
         for (int64_t i = 0; i < (int64_t)c.H * c.R * c.K; i++) {
             double &y = x.k[t * c.H * c.R * c.K + i];
-            y = as_dtype(c.key_mix * x.k[(t - 1) * c.H * c.R * c.K + i] + sqrt(1 - c.key_mix * c.key_mix) * y, c.dtype);
+            y = as_dtype(c.key_mix * x.k[(t - 1) * c.H * c.R * c.K + i] +
+                             sqrt(1 - c.key_mix * c.key_mix) * y,
+                         c.dtype);
         }
     fill(x.v, T * c.HV * c.R * c.V, 1, c.dtype);
     fill(x.g, T * c.HV * Kg, 1, c.dtype);
@@ -85,33 +87,35 @@ static inline Inputs make_inputs(const Case &c)
     fill(x.A_log, c.HV, 0.3, DPG_F32);
     fill(x.dt_bias, c.HV * Kg, 0.3, DPG_F32);
     for (int64_t i = 0; i < (int64_t)x.g.size(); i++) {
-        double head = 1 + (i / Kg % c.HV);                /* every head has its own time scale */
-        if (c.gate == DP_GATE_LOG)
-            x.g[i] = as_dtype(-c.decay * head * fabs(x.g[i]), c.dtype);
+        double head = 1 + (i / Kg % c.HV); /* every head has its own time scale */
+        if (c.gate == DP_GATE_LOG) x.g[i] = as_dtype(-c.decay * head * fabs(x.g[i]), c.dtype);
     }
-    for (int64_t t = c.resets / 2, j = 0; c.resets && t < T; t += c.resets, j++)       /* every other one: a third of the channels only */
+    /* every other one: a third of the channels only */
+    for (int64_t t = c.resets / 2, j = 0; c.resets && t < T; t += c.resets, j++)
         for (int64_t i = 0; i < c.HV * Kg; i++)
-            if (j % 2 == 0 || i % 3 == 0)
-                x.g[t * c.HV * Kg + i] = -INFINITY;
+            if (j % 2 == 0 || i % 3 == 0) x.g[t * c.HV * Kg + i] = -INFINITY;
     if (c.gate == DP_GATE_SOFTPLUS)
         for (int64_t i = 0; i < (int64_t)x.dt_bias.size(); i++)
             x.dt_bias[i] = (float)(x.dt_bias[i] + log(c.decay * (1 + i / Kg % c.HV)));
     if (c.gate == DP_GATE_LOWER_BOUND)
         for (int64_t i = 0; i < (int64_t)x.dt_bias.size(); i++)
             x.dt_bias[i] = (float)(x.dt_bias[i] + log(c.decay / 5));
-    if (c.beta == DP_BETA_PLAIN)                          /* sum_j beta_j |k_j|^2 <= 2 (math.md b, stability) */
+    if (c.beta == DP_BETA_PLAIN) /* sum_j beta_j |k_j|^2 <= 2 (math.md b, stability) */
         for (auto &y : x.beta)
             y = as_dtype((c.R > 1 ? 2.0 / c.R : 1) * (0.05 + 0.9 * r.uni()) * 0.9, c.dtype);
-    if (c.s0)
-        fill(x.s0, (int64_t)Nseq * c.HV * c.K * c.V, 0.3, DPG_F32);
+    if (c.s0) fill(x.s0, (int64_t)Nseq * c.HV * c.K * c.V, 0.3, DPG_F32);
     return x;
 }
 
 /* One value head of one sequence, activated: q k [T][.][K], v, g [T][K], beta [T][R]. */
-struct Head { int64_t T; int K, V, R; double scale; Vec q, k, v, g, b; };
+struct Head {
+    int64_t T;
+    int K, V, R;
+    double scale;
+    Vec q, k, v, g, b;
+};
 
-static inline Head head_of(const Case &c, const Inputs &x, int hv, int64_t lo, int64_t hi)
-{
+static inline Head head_of(const Case &c, const Inputs &x, int hv, int64_t lo, int64_t hi) {
     Head h = {hi - lo, c.K, c.V, c.R, x.scale, {}, {}, {}, {}, {}};
     int hq = hv / (c.HV / c.H), Kg = c.Kg(), K = c.K, R = c.R;
     auto norm = [&](double *y) {
@@ -127,11 +131,15 @@ static inline Head head_of(const Case &c, const Inputs &x, int hv, int64_t lo, i
         h.k.insert(h.k.end(), &x.k[(t * c.H + hq) * R * K], &x.k[(t * c.H + hq) * R * K] + R * K);
         for (int j = 0; j < R; j++)
             norm(&h.k[((t - lo) * R + j) * K]);
-        h.v.insert(h.v.end(), &x.v[(t * c.HV + hv) * R * c.V], &x.v[(t * c.HV + hv) * R * c.V] + R * c.V);
+        h.v.insert(h.v.end(), &x.v[(t * c.HV + hv) * R * c.V],
+                   &x.v[(t * c.HV + hv) * R * c.V] + R * c.V);
         for (int i = 0; i < K; i++) {
             int gi = Kg == 1 ? 0 : i;
-            double raw = x.g[(t * c.HV + hv) * Kg + gi], y = raw + x.dt_bias[hv * Kg + gi], a = exp(x.A_log[hv]);
-            h.g.push_back(c.gate == DP_GATE_LOG ? raw : c.gate == DP_GATE_SOFTPLUS ? -a * log1p(exp(y)) : x.lb / (1 + exp(-a * y)));
+            double raw = x.g[(t * c.HV + hv) * Kg + gi], y = raw + x.dt_bias[hv * Kg + gi],
+                   a = exp(x.A_log[hv]);
+            h.g.push_back(c.gate == DP_GATE_LOG        ? raw
+                          : c.gate == DP_GATE_SOFTPLUS ? -a * log1p(exp(y))
+                                                       : x.lb / (1 + exp(-a * y)));
         }
         for (int j = 0; j < R; j++) {
             double b = x.beta[(t * c.HV + hv) * R + j], s = 1 / (1 + exp(-b));
@@ -142,8 +150,7 @@ static inline Head head_of(const Case &c, const Inputs &x, int hv, int64_t lo, i
 }
 
 /* S [K][V] in and out, o [T][V] appended. */
-static inline void step64(const Head &h, int64_t t, Vec &S, Vec *o)
-{
+static inline void step64(const Head &h, int64_t t, Vec &S, Vec *o) {
     int K = h.K, V = h.V, R = h.R;
     Vec U(R * V);
     for (int i = 0; i < K; i++)
@@ -168,22 +175,32 @@ static inline void step64(const Head &h, int64_t t, Vec &S, Vec *o)
     }
 }
 
-/* Stages of the chunk of tokens [t0, t0+c) of h with state S before it (updated to the state after it). */
-struct Stages { Vec gcum, Akk, Aqk, w, u, kg, qg, h, v_new; };
+/* Stages of the chunk of tokens [t0, t0+c) of h with state S before it (updated to the state after
+ * it). */
+struct Stages {
+    Vec gcum, Akk, Aqk, w, u, kg, qg, h, v_new;
+};
 
-static inline Stages chunk64(const Head &hd, int64_t t0, int c, Vec &S)
-{
+static inline Stages chunk64(const Head &hd, int64_t t0, int c, Vec &S) {
     int K = hd.K, V = hd.V, R = hd.R, n = c * R, N = DP_CHUNK * R;
     Stages s;
     s.gcum.assign(c * K, 0);
-    s.Akk.assign(n * N, 0), s.Aqk.assign(c * N, 0), s.w.assign(n * K, 0), s.u.assign(n * V, 0);
-    s.kg.assign(n * K, 0), s.qg.assign(c * K, 0), s.v_new.assign(n * V, 0);
+    s.Akk.assign(n * N, 0);
+    s.Aqk.assign(c * N, 0);
+    s.w.assign(n * K, 0);
+    s.u.assign(n * V, 0);
+    s.kg.assign(n * K, 0);
+    s.qg.assign(c * K, 0);
+    s.v_new.assign(n * V, 0);
     s.h = S;
-    const double *q = &hd.q[t0 * K], *k = &hd.k[t0 * R * K], *v = &hd.v[t0 * R * V], *b = &hd.b[t0 * R];
+    const double *q = &hd.q[t0 * K], *k = &hd.k[t0 * R * K], *v = &hd.v[t0 * R * V],
+                 *b = &hd.b[t0 * R];
     Vec A(n * n, 0);
     for (int t = 0; t < c; t++)
         for (int i = 0; i < K; i++)
-            s.gcum[t * K + i] = (t ? s.gcum[(t - 1) * K + i] : 0) + std::max(hd.g[(t0 + t) * K + i], -104.0);    /* exp(-104) = 7e-46 */
+            /* exp(-104) = 7e-46 */
+            s.gcum[t * K + i] =
+                (t ? s.gcum[(t - 1) * K + i] : 0) + std::max(hd.g[(t0 + t) * K + i], -104.0);
     auto pair = [&](const double *x, int st, int m) {
         double sum = 0;
         for (int i = 0; i < K; i++)
@@ -206,7 +223,8 @@ static inline Stages chunk64(const Head &hd, int64_t t0, int c, Vec &S)
     for (int r = 0; r < n; r++)
         for (int m = 0; m <= r; m++) {
             for (int i = 0; i < K; i++)
-                s.w[r * K + i] += s.Akk[r * N + m] * b[m] * k[m * K + i] * exp(s.gcum[m / R * K + i]);
+                s.w[r * K + i] +=
+                    s.Akk[r * N + m] * b[m] * k[m * K + i] * exp(s.gcum[m / R * K + i]);
             for (int i = 0; i < V; i++)
                 s.u[r * V + i] += s.Akk[r * N + m] * b[m] * v[m * V + i];
         }

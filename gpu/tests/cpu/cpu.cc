@@ -1,37 +1,45 @@
-/* gpu/tests/cpu/cpu.cc - runs CUDA kernels on the CPU, so that their arithmetic and indexing are tested where there is no device.
+/* gpu/tests/cpu/cpu.cc - runs CUDA kernels on the CPU, so that their arithmetic and indexing are
+ * tested where there is no device.
  *
- * translate.py turns gpu/(plan simple simple_bwd chain comm conv truth).cu into C++; a launch runs its blocks one after the other, each thread of a block a fiber
- * that runs until its next barrier or shuffle. Ranks on one device stay host threads. Not seen here: races inside a block (threads of a warp
- * run one after the other between barriers), alignment, and the fast path, whose instructions have no counterpart; the tensor-core products of
- * the M chain are done in fp64 and truncated to fp32. Shared memory and memory from cudaMalloc start as NaN. */
+ * translate.py turns gpu's .cu files into C++; a launch runs its blocks one after the other, each
+ * thread of a block a fiber that runs until it waits: for its warp (shuffles, tensor cores, matrix
+ * loads), for its block or a part of it, or for a barrier in shared memory. A warp's instruction is
+ * done once all of its threads that still run have come to it, and all must have come to the same.
+ * Ranks on one device stay host threads.
+ *
+ * Not seen here: races inside a block, but for those that show when warps run in the reverse order
+ * (DP_CPU_ORDER=reverse); copies and warpgroup products that somebody forgot to wait for, because
+ * they are done at once; alignment. Sums of tensor cores are done in fp64 and truncated to fp32.
+ * Shared memory and memory from cudaMalloc start as NaN. */
+#include "machine.h"
 #include <cuda_runtime.h>
-#include "internal.cuh"
+#include <stdio.h>
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
 
 #define MAX_THREADS 1024
-#define STACK (1 << 16)
+#define PARTS 16 /* named barriers of a block */
+#define STACK (1 << 17)
 
 namespace cpu {
 
 thread_local uint3 thread, block;
 thread_local dim3 block_size, grid_size;
 
-/* ---- fibers ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- fibers --------------------------------------------------------------------------------- */
 
-enum State { RUNS, AT_WARP, AT_BLOCK, ENDED };
+enum State { RUNS, AT_WARP, AT_BLOCK, AT_PART, AT_BARRIER, ENDED };
 
 #if defined(__x86_64__)
 /* Saves what the callee must preserve and the stack pointer in *from, and goes on at `to`. */
 extern "C" void cpu_switch(void **from, void *to);
 asm(".text\n.globl cpu_switch\ncpu_switch:\n"
-    "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\nmovq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
-    "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
+    "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\nmovq %rsp,(%rdi)\n"
+    "movq %rsi,%rsp\npopq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
 typedef void *Place;
 static void go(Place *from, Place *to) { cpu_switch(from, *to); }
-static void prepare(Place *p, char *stack, void (*entry)())
-{
+static void prepare(Place *p, char *stack, void (*entry)()) {
     void **sp = (void **)(stack + STACK - 64);
     *--sp = NULL;
     *--sp = (void *)entry;
@@ -41,174 +49,343 @@ static void prepare(Place *p, char *stack, void (*entry)())
 #else
 typedef ucontext_t Place;
 static void go(Place *from, Place *to) { swapcontext(from, to); }
-static void prepare(Place *p, char *stack, void (*entry)())
-{
+static void prepare(Place *p, char *stack, void (*entry)()) {
     getcontext(p);
-    p->uc_stack.ss_sp = stack, p->uc_stack.ss_size = STACK, p->uc_link = NULL;
+    p->uc_stack.ss_sp = stack;
+    p->uc_stack.ss_size = STACK;
+    p->uc_link = NULL;
     makecontext(p, entry, 0);
 }
 #endif
 
-struct Fiber { char *stack; Place at; State state; };
+struct Fiber {
+    char *stack;
+    Place at;
+    State state;
+    warp_fn fn; /* AT_WARP: what the warp does */
+    void *arg;
+    const uint64_t *barrier; /* AT_BARRIER: until its phase is not that of `parity` */
+    int parity, part;
+};
 
 static thread_local struct Machine {
     Fiber fiber[MAX_THREADS];
     Place scheduler;
-    int now;
+    int now, count;
+    int part_size[PARTS];
+    int voted, vote; /* of the block's threads at __syncthreads_or; what the last one came to */
     const std::function<void()> *kernel;
-    void *shared;
-    double word[MAX_THREADS];
-    uint32_t fragment[MAX_THREADS][6];
-    ~Machine()
-    {
+    char *shared;
+    ~Machine() {
         for (auto &f : fiber)
             free(f.stack);
         free(shared);
     }
 } m;
 
-static void wait(State s)
-{
+static void wait(State s) {
     m.fiber[m.now].state = s;
     go(&m.fiber[m.now].at, &m.scheduler);
 }
 
-static void entry()
-{
+static void entry() {
     (*m.kernel)();
     wait(ENDED);
 }
 
-static void resume(int i)
-{
+static void resume(int i) {
     m.now = i;
-    thread.x = i % block_size.x, thread.y = i / block_size.x, thread.z = 0;
+    thread.x = i % block_size.x;
+    thread.y = i / block_size.x;
+    thread.z = 0;
     m.fiber[i].state = RUNS;
     go(&m.scheduler, &m.fiber[i].at);
 }
 
-/* All threads of a block: warps go on until every lane is at a barrier of the block, then all go on. */
-static void run_block(int n)
-{
-    for (int i = 0; i < n; i++) {
-        if (!m.fiber[i].stack && !(m.fiber[i].stack = (char *)aligned_alloc(64, STACK)))
-            abort();
-        prepare(&m.fiber[i].at, m.fiber[i].stack, entry);
-        m.fiber[i].state = RUNS;
+/* The threads of a warp, or of a block, that have not ended are all at s. */
+static bool all_at(int first, int last, State s) {
+    bool some = false;
+    for (int i = first; i < last; i++) {
+        if (m.fiber[i].state != s && m.fiber[i].state != ENDED) return false;
+        some |= m.fiber[i].state == s;
     }
-    for (int live = n; live;) {
-        for (int w = 0; w < n; w += 32)
-            for (bool again = true; again;) {
-                again = false;
-                for (int i = w; i < w + 32 && i < n; i++)
-                    if (m.fiber[i].state == RUNS || m.fiber[i].state == AT_WARP) {
-                        resume(i);
-                        again |= m.fiber[i].state == AT_WARP;
-                    }
-            }
-        live = 0;
-        for (int i = 0; i < n; i++) {
-            if (m.fiber[i].state == AT_BLOCK)
-                m.fiber[i].state = RUNS;
-            live += m.fiber[i].state != ENDED;
-        }
-    }
+    return some;
 }
 
-void launch(dim3 grid, dim3 size, size_t bytes, const std::function<void()> &kernel)
-{
-    m.kernel = &kernel, block_size = size, grid_size = grid;
+static void release(int first, int last, State s) {
+    for (int i = first; i < last; i++)
+        if (m.fiber[i].state == s) m.fiber[i].state = RUNS;
+}
+
+static void do_warp(int w, int last) {
+    void *arg[32] = {};
+    warp_fn fn = NULL;
+    for (int i = w; i < last; i++) {
+        if (m.fiber[i].state != AT_WARP) continue;
+        if (fn && fn != m.fiber[i].fn) {
+            fprintf(stderr, "threads of one warp are at different instructions\n");
+            abort();
+        }
+        fn = m.fiber[i].fn;
+        arg[i - w] = m.fiber[i].arg;
+    }
+    if (fn) fn(arg);
+    release(w, last, AT_WARP);
+}
+
+/* A warp until none of its threads can go on by itself. */
+static bool run_warp(int w) {
+    int last = std::min(w + 32, m.count);
+    bool moved = false;
+    for (bool again = true; again;) {
+        again = false;
+        for (int i = w; i < last; i++) {
+            Fiber &f = m.fiber[i];
+            if (f.state == AT_BARRIER && barrier_parity(f.barrier) != f.parity) f.state = RUNS;
+            if (f.state != RUNS) continue;
+            resume(i);
+            again = true;
+        }
+        if (all_at(w, last, AT_WARP)) {
+            do_warp(w, last);
+            again = true;
+        }
+        moved |= again;
+    }
+    return moved;
+}
+
+static bool meet_in_parts() {
+    bool moved = false;
+    for (int p = 0; p < PARTS; p++) {
+        int here = 0;
+        for (int i = 0; i < m.count; i++)
+            here += m.fiber[i].state == AT_PART && m.fiber[i].part == p;
+        if (!here || here < m.part_size[p]) continue;
+        for (int i = 0; i < m.count; i++)
+            if (m.fiber[i].state == AT_PART && m.fiber[i].part == p) m.fiber[i].state = RUNS;
+        moved = true;
+    }
+    return moved;
+}
+
+static void run_block(int n, bool reverse) {
+    m.count = n;
+    for (int i = 0; i < n; i++) {
+        Fiber &f = m.fiber[i];
+        if (!f.stack && !(f.stack = (char *)aligned_alloc(64, STACK))) abort();
+        prepare(&f.at, f.stack, entry);
+        f.state = RUNS;
+    }
+    int warps = (n + 31) / 32;
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (int w = 0; w < warps; w++)
+            moved |= run_warp(32 * (reverse ? warps - 1 - w : w));
+        moved |= meet_in_parts();
+        if (all_at(0, n, AT_BLOCK)) {
+            m.vote = m.voted;
+            m.voted = 0;
+            release(0, n, AT_BLOCK);
+            moved = true;
+        }
+    }
+    for (int i = 0; i < n; i++)
+        if (m.fiber[i].state != ENDED) {
+            fprintf(stderr, "thread %d of block %u waits for ever\n", i, block.x);
+            abort();
+        }
+}
+
+void launch(dim3 grid, dim3 size, size_t bytes, const std::function<void()> &kernel) {
+    const char *order = getenv("DP_CPU_ORDER");
+    bool reverse = order && !strcmp(order, "reverse");
+    m.kernel = &kernel;
+    block_size = size;
+    grid_size = grid;
     free(m.shared);
-    m.shared = aligned_alloc(256, (bytes + 511) / 256 * 256);
-    if (!m.shared || size.x * size.y > MAX_THREADS)
-        abort();
+    m.shared = (char *)aligned_alloc(1024, (bytes + 2047) / 1024 * 1024);
+    if (!m.shared || size.x * size.y > MAX_THREADS) abort();
     for (block.z = 0; block.z < grid.z; block.z++)
         for (block.y = 0; block.y < grid.y; block.y++)
             for (block.x = 0; block.x < grid.x; block.x++) {
                 memset(m.shared, 0xff, bytes);
-                run_block((int)(size.x * size.y));
+                run_block((int)(size.x * size.y), reverse);
             }
 }
 
 void *shared() { return m.shared; }
 void sync_block() { wait(AT_BLOCK); }
-
-double shuffle_xor(double x, int mask)
-{
-    int me = m.now;
-    m.word[me] = x;
-    wait(AT_WARP);
-    double y = m.word[me ^ mask];
-    wait(AT_WARP);
-    return y;
+int sync_block_or(int x) {
+    m.voted |= x != 0;
+    wait(AT_BLOCK);
+    return m.vote;
 }
-float shuffle_xor(float x, int mask) { return (float)shuffle_xor((double)x, mask); }
+void sync_part(int id, int n) {
+    m.fiber[m.now].part = id;
+    m.part_size[id] = n;
+    wait(AT_PART);
+}
+void warp(warp_fn fn, void *arg) {
+    m.fiber[m.now].fn = fn;
+    m.fiber[m.now].arg = arg;
+    wait(AT_WARP);
+}
+void await_barrier(const uint64_t *b, int parity) {
+    if (barrier_parity(b) != parity) return;
+    m.fiber[m.now].barrier = b;
+    m.fiber[m.now].parity = parity;
+    wait(AT_BARRIER);
+}
 
-/* ---- tensor cores ---------------------------------------------------------------------------------------------------------------- */
+/* ---- what a warp does together ----------------------------------------------------------------
+ */
 
-static float word_of(uint32_t u) { return __uint_as_float(u); }
+void sync_warp(void **) {}
 
-float tf32_rna(float x)
-{
+void exchange(void **lane) {
+    double given[32] = {};
+    for (int i = 0; i < 32; i++)
+        if (lane[i]) given[i] = ((Shuffle *)lane[i])->x;
+    for (int i = 0; i < 32; i++)
+        if (lane[i]) {
+            Shuffle *s = (Shuffle *)lane[i];
+            if (s->from >= 0 && s->from < 32) s->x = given[s->from];
+        }
+}
+
+void vote_any(void **lane) {
+    int any = 0;
+    for (int i = 0; i < 32; i++)
+        any |= lane[i] && *(int *)lane[i];
+    for (int i = 0; i < 32; i++)
+        if (lane[i]) *(int *)lane[i] = any;
+}
+
+float tf32_rna(float x) {
     uint32_t u = __float_as_uint(x);
-    return (u & 0x7f800000) == 0x7f800000 ? x : word_of((u + 0x1000) & ~0x1fffu);
+    return (u & 0x7f800000) == 0x7f800000 ? x : __uint_as_float((u + 0x1000) & ~0x1fffu);
 }
 
 /* A sum in fp64, then truncated: what an mma returns is rounded toward zero. */
-static float truncated(double x)
-{
+static float truncated(double x) {
     float f = (float)x;
     return fabs((double)f) > fabs(x) ? nextafterf(f, 0.f) : f;
 }
 
-/* Fragments of m16n8kX (PTX ISA): a(row, k), b(k, col) find the lane and register that holds an entry. */
-template <class A, class B> static void product(float c[4], int depth, A a, B b)
-{
-    int lane = m.now % 32;
-    wait(AT_WARP);
-    for (int i = 0; i < 4; i++) {
-        double sum = c[i];
-        for (int k = 0; k < depth; k++)
-            sum += (double)a(lane / 4 + i / 2 * 8, k) * b(k, lane % 4 * 2 + i % 2);
-        c[i] = truncated(sum);
-    }
-    wait(AT_WARP);
+static float half(uint32_t u, int k) { return __uint_as_float(k % 2 ? u & 0xffff0000u : u << 16); }
+
+/* c += a b of fragments m16n8kX (PTX ISA), operands as rows. */
+static void multiply(Mma **x, const double a[16][16], const double b[8][16], int depth) {
+    for (int r = 0; r < 16; r++)
+        for (int n = 0; n < 8; n++) {
+            float *c = x[r % 8 * 4 + n / 2]->c + r / 8 * 2 + n % 2;
+            double sum = *c;
+            for (int k = 0; k < depth; k++)
+                sum += a[r][k] * b[n][k];
+            *c = truncated(sum);
+        }
 }
 
-void mma_tf32(float c[4], const float a[4], const float b[2])
-{
-    int w = m.now / 32 * 32;
-    memcpy(m.fragment[m.now], a, 16);
-    memcpy(m.fragment[m.now] + 4, b, 8);
-    product(c, 8, [&](int r, int k) { return word_of(m.fragment[w + r % 8 * 4 + k % 4][r / 8 + k / 4 * 2] & ~0x1fffu); },
-            [&](int k, int n) { return word_of(m.fragment[w + n * 4 + k % 4][4 + k / 4] & ~0x1fffu); });
+void mma_bf16(void **lane) {
+    double a[16][16], b[8][16];
+    Mma **x = (Mma **)lane;
+    for (int i = 0; i < 32; i++)
+        for (int h = 0; h < 2; h++)
+            for (int r = 0; r < 4; r++) {
+                a[i / 4 + r % 2 * 8][i % 4 * 2 + h + r / 2 * 8] = half(x[i]->a[r], h);
+                if (r < 2) b[i / 4][i % 4 * 2 + h + r * 8] = half(x[i]->b[r], h);
+            }
+    multiply(x, a, b, 16);
 }
 
-void mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2])
-{
-    int w = m.now / 32 * 32;
-    auto half = [](uint32_t u, int k) { return word_of(k % 2 ? u & 0xffff0000u : u << 16); };
-    memcpy(m.fragment[m.now], a, 16);
-    memcpy(m.fragment[m.now] + 4, b, 8);
-    product(c, 16, [&](int r, int k) { return half(m.fragment[w + r % 8 * 4 + k % 8 / 2][r / 8 + k / 8 * 2], k); },
-            [&](int k, int n) { return half(m.fragment[w + n * 4 + k % 8 / 2][4 + k / 8], k); });
+void mma_tf32(void **lane) {
+    double a[16][16], b[8][16];
+    Mma **x = (Mma **)lane;
+    for (int i = 0; i < 32; i++)
+        for (int r = 0; r < 4; r++) {
+            a[i / 4 + r % 2 * 8][i % 4 + r / 2 * 4] = __uint_as_float(x[i]->a[r] & ~0x1fffu);
+            if (r < 2) b[i / 4][i % 4 + r * 4] = __uint_as_float(x[i]->b[r] & ~0x1fffu);
+        }
+    multiply(x, a, b, 8);
 }
 
+uint32_t shared_address(const void *p) { return (uint32_t)((const char *)p - m.shared); }
+char *shared_at(uint32_t a) { return m.shared + a; }
+
+/* Matrix i's row j lies at the address of lane 8 i + j; lane l has entries (l / 4, 2 (l % 4) + h).
+ */
+static void matrices(void **lane, bool transposed, bool store) {
+    for (int i = 0; i < 4; i++)
+        for (int l = 0; l < 32; l++)
+            for (int h = 0; h < 2; h++) {
+                int r = l / 4, c = l % 4 * 2 + h;
+                Matrices *at = (Matrices *)lane[8 * i + (transposed ? c : r)];
+                uint16_t *word = (uint16_t *)shared_at(at->address) + (transposed ? r : c);
+                uint16_t *mine = (uint16_t *)(((Matrices *)lane[l])->r + i) + h;
+                *(store ? word : mine) = *(store ? mine : word);
+            }
+}
+void load_matrices(void **lane) { matrices(lane, false, false); }
+void load_transposed(void **lane) { matrices(lane, true, false); }
+void store_matrices(void **lane) { matrices(lane, false, true); }
+void store_transposed(void **lane) { matrices(lane, true, true); }
+
+/* Element (row, col) of 64 rows of 128 bytes, 16-byte pieces p at p ^ (row & 7), from a descriptor
+ * of warpgroup products: bits 0-13 the address in units of 16 bytes. A step along the rows of 128
+ * bytes moves the address inside the swizzle. */
+static float of_descriptor(uint64_t d, int row, int col) {
+    uint32_t at = (uint32_t)(d & 0x3fff) * 16, a = at + row * 128 + col * 2;
+    a ^= (a >> 7 & 7) << 4;
+    uint32_t word = *(uint16_t *)shared_at(a);
+    return __uint_as_float(word << 16);
 }
 
-/* ---- runtime --------------------------------------------------------------------------------------------------------------------- */
+/* A warp's 16 rows of d = A B or d += A B, 64 columns, 16 deep (wgmma.m64n64k16). */
+void warpgroup(void **lane) {
+    Wgmma **x = (Wgmma **)lane;
+    double a[16][16], b[64][16];
+    for (int i = 0; i < 32; i++)
+        for (int r = 0; r < 4; r++)
+            for (int h = 0; h < 2; h++)
+                a[i / 4 + r % 2 * 8][i % 4 * 2 + h + r / 2 * 8] = half(x[i]->a[r], h);
+    for (int n = 0; n < 64; n++)
+        for (int k = 0; k < 16; k++)
+            b[n][k] =
+                x[0]->transposed ? of_descriptor(x[0]->b, k, n) : of_descriptor(x[0]->b, n, k);
+    for (int r = 0; r < 16; r++)
+        for (int n = 0; n < 64; n++) {
+            float *d = x[r % 8 * 4 + n % 8 / 2]->d[n / 8] + r / 8 * 2 + n % 2;
+            double sum = x[0]->first ? 0 : *d;
+            for (int k = 0; k < 16; k++)
+                sum += a[r][k] * b[n][k];
+            *d = truncated(sum);
+        }
+}
+
+} // namespace cpu
+
+/* ---- runtime -------------------------------------------------------------------------------- */
+
+/* DP_CPU_CAPABILITY=90: the compute capability that the CPU claims. The fast path runs from 80 on;
+ * 75, the simple path alone, is what it claims by itself. */
+static int capability() {
+    const char *c = getenv("DP_CPU_CAPABILITY");
+    return c ? atoi(c) : 75;
+}
+static int shared_memory() {
+    int c = capability();
+    return (c >= 90 && c < 120 ? 227 : c == 80 || c == 87 ? 163 : c >= 80 ? 99 : 64) << 10;
+}
 
 extern "C" {
-cudaError_t cudaMalloc(void **p, size_t n)
-{
+cudaError_t cudaMalloc(void **p, size_t n) {
     *p = aligned_alloc(256, (n + 511) / 256 * 256);
-    if (!*p)
-        abort();
+    if (!*p) abort();
     memset(*p, 0xff, n);
     return cudaSuccess;
 }
-cudaError_t cudaFree(void *p)
-{
+cudaError_t cudaFree(void *p) {
     free(p);
     return cudaSuccess;
 }
@@ -216,66 +393,75 @@ cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) { return cudaMalloc(p, n
 cudaError_t cudaFreeHost(void *p) { return cudaFree(p); }
 cudaError_t cudaHostRegister(void *, size_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaHostUnregister(void *) { return cudaSuccess; }
-cudaError_t cudaHostGetDevicePointer(void **d, void *h, unsigned) { *d = h; return cudaSuccess; }
-cudaError_t cudaMemcpy(void *d, const void *s, size_t n, cudaMemcpyKind)
-{
+cudaError_t cudaHostGetDevicePointer(void **d, void *h, unsigned) {
+    *d = h;
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void *d, const void *s, size_t n, cudaMemcpyKind) {
     memcpy(d, s, n);
     return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void *d, const void *s, size_t n, cudaMemcpyKind k, cudaStream_t) { return cudaMemcpy(d, s, n, k); }
-cudaError_t cudaMemcpy2DAsync(void *d, size_t dp, const void *s, size_t sp, size_t w, size_t h, cudaMemcpyKind, cudaStream_t)
-{
+cudaError_t cudaMemcpyAsync(void *d, const void *s, size_t n, cudaMemcpyKind k, cudaStream_t) {
+    return cudaMemcpy(d, s, n, k);
+}
+cudaError_t cudaMemcpy2DAsync(void *d, size_t dp, const void *s, size_t sp, size_t w, size_t h,
+                              cudaMemcpyKind, cudaStream_t) {
     for (size_t i = 0; i < h; i++)
         memcpy((char *)d + i * dp, (const char *)s + i * sp, w);
     return cudaSuccess;
 }
-cudaError_t cudaMemset(void *d, int v, size_t n)
-{
+cudaError_t cudaMemset(void *d, int v, size_t n) {
     memset(d, v, n);
     return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void *d, int v, size_t n, cudaStream_t) { return cudaMemset(d, v, n); }
-cudaError_t cudaGetDevice(int *d)
-{
+cudaError_t cudaGetDevice(int *d) {
     *d = 0;
     return cudaSuccess;
 }
-cudaError_t cudaGetDeviceCount(int *n)
-{
+cudaError_t cudaGetDeviceCount(int *n) {
     const char *few = getenv("DP_CPU_DEVICES");
-    *n = few ? atoi(few) : 8;                            /* one memory: enough for 8 ranks over NCCL (nccl.cc) */
+    *n = few ? atoi(few) : 8; /* one memory: enough for 8 ranks over NCCL (nccl.cc) */
     return cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
-{
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
     strcpy(p->name, "CPU in place of a device");
-    p->major = 9, p->minor = 0;
+    p->major = capability() / 10;
+    p->minor = capability() % 10;
     return cudaSuccess;
 }
-cudaError_t cudaDriverGetVersion(int *v)
-{
+cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int) {
+    *v = a == cudaDevAttrComputeCapabilityMajor   ? capability() / 10
+         : a == cudaDevAttrComputeCapabilityMinor ? capability() % 10
+         : a == cudaDevAttrMultiProcessorCount    ? 132
+                                                  : shared_memory();
+    return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int *v) {
     *v = 0;
     return cudaSuccess;
 }
-cudaError_t cudaStreamCreate(cudaStream_t *s)
-{
+cudaError_t cudaStreamCreate(cudaStream_t *s) {
     *s = NULL;
     return cudaSuccess;
 }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned, int) { return cudaStreamCreate(s); }
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
-{
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned, int) {
+    return cudaStreamCreate(s);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     *least = *greatest = 0;
     return cudaSuccess;
 }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
-{
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) {
     *e = NULL;
     return cudaSuccess;
 }
 const char *cudaGetErrorString(cudaError_t) { return "none"; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
-cudaError_t cudaDeviceCanAccessPeer(int *can, int, int) { *can = 1; return cudaSuccess; }
+cudaError_t cudaDeviceCanAccessPeer(int *can, int, int) {
+    *can = 1;
+    return cudaSuccess;
+}
 cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
@@ -286,13 +472,3 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cu
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 }
-
-/* The fast path is not among the translated files: it takes no problem here. */
-static dp_status no_fast(dp_err *e) { return dpg_fail(e, DP_EDEVICE, "the fast path does not run on the CPU"); }
-int fast_supports(const dpg_problem *, const dpg_options *) { return 0; }
-dp_status fast_chunks(dpg_plan *, const dpg_tensors *, void *, cudaStream_t, dp_err *e) { return no_fast(e); }
-dp_status fast_pre(dpg_plan *, const dpg_tensors *, void *, cudaStream_t, dp_err *e) { return no_fast(e); }
-dp_status fast_state(dpg_plan *, const dpg_tensors *, void *, cudaStream_t, dp_err *e) { return no_fast(e); }
-int fast_bwd_supports(const dpg_problem *, const dpg_options *) { return 0; }
-extern const BwdOps fast_bwd;
-const BwdOps fast_bwd = {};

@@ -1,8 +1,9 @@
 # gpu/tests/cpu/cpu.mk - the program with its CUDA kernels translated to run on the CPU (cpu.cc), for tests without a device. Needs no nvcc.
 # Its fibers and the address sanitizer do not go together: SAN=1 leaves it out, and its tests skip.
-CPU_KERNELS := plan simple simple_bwd chain comm conv window truth
+CPU_DIRS    := plan simple fast chain exchange conv truth
+CPU_KERNELS := $(basename $(foreach d,$(CPU_DIRS),$(patsubst gpu/%,%,$(wildcard gpu/$(d)/*.cu))))
 CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -Igpu -Igpu/tests
-CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/tests/cpu/include/*.h) ref/problem.h ref/formats.h ref/conv.h ref/truth_dd.h
+CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/cpu/*.h gpu/tests/cpu/include/*) ref/problem.h ref/formats.h ref/conv.h ref/truth_dd.h
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu cuda cuda_conv cuda_procs)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
 CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs $(BUILD)/cpu/libnccl.so.2
@@ -11,6 +12,7 @@ $(BUILD)/cpu/%.cc: gpu/%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
 	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && mv $@.tmp $@
 $(BUILD)/cpu/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
+	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -c $< -o $@
 $(BUILD)/cpu/cpu.o: gpu/tests/cpu/cpu.cc $(CPU_HDR)
 	@mkdir -p $(@D)

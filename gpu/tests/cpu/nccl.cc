@@ -1,43 +1,57 @@
-/* gpu/tests/cpu/nccl.cc - the calls of NCCL that gpu/comm.cu makes, for ranks that are host threads or processes: a gather returns when all ranks have
- * come to it or the communicator is aborted, like the kernel of the library. Loaded as libnccl.so.2 by the kernels on the CPU. */
+/* gpu/tests/cpu/nccl.cc - the calls of NCCL that gpu/exchange/ makes, for ranks that are host threads
+ * or processes: a gather returns when all ranks have come to it or the communicator is aborted,
+ * like the kernel of the library. Loaded as libnccl.so.2 by the kernels on the CPU. */
+#include <fcntl.h>
+#include <nccl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include <nccl.h>
 
-struct Meeting { pthread_mutex_t lock; pthread_cond_t all; int N, here, round, users; const void **send; };
+struct Meeting {
+    pthread_mutex_t lock;
+    pthread_cond_t all;
+    int N, here, round, users;
+    const void **send;
+};
 /* Processes: a file that the unique id names. */
 enum { MAX_PROCS = 64, SLOT = 16 << 20 };
-struct Shared { int N; volatile long met[MAX_PROCS]; char slot[MAX_PROCS][SLOT]; };
-struct ncclComm { Meeting *m; Shared *s; int rank; volatile int aborted; };
+struct Shared {
+    int N;
+    volatile long met[MAX_PROCS];
+    char slot[MAX_PROCS][SLOT];
+};
+struct ncclComm {
+    Meeting *m;
+    Shared *s;
+    int rank;
+    volatile int aborted;
+};
 
-static bool meet_processes(ncclComm_t c)
-{
+static bool meet_processes(ncclComm_t c) {
     long n = __sync_add_and_fetch(&c->s->met[c->rank], 1);
     for (int r = 0; r < c->s->N; r++)
         while (c->s->met[r] < n) {
-            if (c->aborted)
-                return false;
+            if (c->aborted) return false;
             usleep(20);
         }
     __sync_synchronize();
     return true;
 }
 
-static bool meet(ncclComm_t c)
-{
-    if (c->s)
-        return meet_processes(c);
+static bool meet(ncclComm_t c) {
+    if (c->s) return meet_processes(c);
     Meeting *m = c->m;
     pthread_mutex_lock(&m->lock);
     int round = m->round;
-    if (++m->here == m->N)
-        m->here = 0, m->round++, pthread_cond_broadcast(&m->all);
+    if (++m->here == m->N) {
+        m->here = 0;
+        m->round++;
+        pthread_cond_broadcast(&m->all);
+    }
     while (m->round == round && !c->aborted)
         pthread_cond_wait(&m->all, &m->lock);
     bool ok = m->round != round;
@@ -46,56 +60,56 @@ static bool meet(ncclComm_t c)
 }
 
 extern "C" {
-ncclResult_t ncclCommInitAll(ncclComm_t *comm, int N, const int *)
-{
-    if (getenv("NCCL_DEBUG"))
-        fprintf(stderr, "ncclCommInitAll of %d ranks\n", N);
+ncclResult_t ncclCommInitAll(ncclComm_t *comm, int N, const int *) {
+    if (getenv("NCCL_DEBUG")) fprintf(stderr, "ncclCommInitAll of %d ranks\n", N);
     Meeting *m = (Meeting *)calloc(1, sizeof *m);
     pthread_mutex_init(&m->lock, NULL);
     pthread_cond_init(&m->all, NULL);
-    m->N = m->users = N, m->send = (const void **)calloc(N, sizeof *m->send);
+    m->N = m->users = N;
+    m->send = (const void **)calloc(N, sizeof *m->send);
     for (int r = 0; r < N; r++) {
         comm[r] = (ncclComm_t)calloc(1, sizeof **comm);
-        comm[r]->m = m, comm[r]->rank = r;
+        comm[r]->m = m;
+        comm[r]->rank = r;
     }
     return ncclSuccess;
 }
 
-ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
-{
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     static int n;
     snprintf(id->internal, sizeof id->internal, "/deltaproof-nccl-%ld-%d", (long)getpid(), n++);
     int f = shm_open(id->internal, O_RDWR | O_CREAT | O_EXCL, 0600);
     return f < 0 || ftruncate(f, sizeof(Shared)) || close(f) ? ncclSystemError : ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRank(ncclComm_t *comm, int N, ncclUniqueId id, int rank)
-{
-    if (rank == 0 && getenv("NCCL_DEBUG"))
-        fprintf(stderr, "ncclCommInitRank of %d ranks\n", N);
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int N, ncclUniqueId id, int rank) {
+    if (rank == 0 && getenv("NCCL_DEBUG")) fprintf(stderr, "ncclCommInitRank of %d ranks\n", N);
     int f = shm_open(id.internal, O_RDWR, 0600);
-    void *s = f < 0 ? MAP_FAILED : mmap(NULL, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, f, 0);
-    if (s == MAP_FAILED || N > MAX_PROCS)
-        return ncclSystemError;
+    void *s = f < 0 ? MAP_FAILED
+                    : mmap(NULL, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                           f, 0);
+    if (s == MAP_FAILED || N > MAX_PROCS) return ncclSystemError;
     close(f);
     ncclComm_t c = (ncclComm_t)calloc(1, sizeof **comm);
-    c->s = (Shared *)s, c->s->N = N, c->rank = rank;
+    c->s = (Shared *)s;
+    c->s->N = N;
+    c->rank = rank;
     meet(c);
-    if (rank == 0)
-        shm_unlink(id.internal);
+    if (rank == 0) shm_unlink(id.internal);
     *comm = c;
     return ncclSuccess;
 }
 
-ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t, ncclComm_t c, void *)
-{
+ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t, ncclComm_t c,
+                           void *) {
     if (c->s) {
         static int gathers;
-        const char *dies = getenv("DP_CPU_NCCL_DIES");       /* "RANK GATHER SIGNAL": what that process gets in its GATHERth */
+        /* "RANK GATHER SIGNAL": what that process gets in its GATHERth */
+        const char *dies = getenv("DP_CPU_NCCL_DIES");
         int rank, gather, with;
-        if (count * 4 > SLOT)
-            return ncclSystemError;
-        if (dies && sscanf(dies, "%d %d %d", &rank, &gather, &with) == 3 && c->rank == rank && ++gathers == gather)
+        if (count * 4 > SLOT) return ncclSystemError;
+        if (dies && sscanf(dies, "%d %d %d", &rank, &gather, &with) == 3 && c->rank == rank &&
+            ++gathers == gather)
             raise(with);
         memcpy(c->s->slot[c->rank], send, count * 4);
         bool all = meet(c);
@@ -112,8 +126,7 @@ ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataT
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommAbort(ncclComm_t c)
-{
+ncclResult_t ncclCommAbort(ncclComm_t c) {
     if (c->s) {
         c->aborted = 1;
         return ncclSuccess;
@@ -122,11 +135,10 @@ ncclResult_t ncclCommAbort(ncclComm_t c)
     c->aborted = 1;
     pthread_cond_broadcast(&c->m->all);
     pthread_mutex_unlock(&c->m->lock);
-    return ncclSuccess;                                  /* the memory stays: a thread may still be inside a gather */
+    return ncclSuccess; /* the memory stays: a thread may still be inside a gather */
 }
 
-ncclResult_t ncclCommDestroy(ncclComm_t c)
-{
+ncclResult_t ncclCommDestroy(ncclComm_t c) {
     if (c->s) {
         munmap(c->s, sizeof *c->s);
         free(c);
@@ -134,13 +146,14 @@ ncclResult_t ncclCommDestroy(ncclComm_t c)
     }
     Meeting *m = c->m;
     free(c);
-    if (__sync_sub_and_fetch(&m->users, 1) == 0)
-        free(m->send), free(m);
+    if (__sync_sub_and_fetch(&m->users, 1) == 0) {
+        free(m->send);
+        free(m);
+    }
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *e)
-{
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *e) {
     *e = ncclSuccess;
     return ncclSuccess;
 }

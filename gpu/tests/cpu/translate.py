@@ -1,12 +1,9 @@
-"""CUDA C++ to C++ for cpu.cc: launches become calls of cpu::launch, shared memory thread-local statics, mma instructions functions.
+"""CUDA C++ to C++ for cpu.cc: launches become calls of cpu::launch, shared memory thread-local statics.
 
 usage: translate.py IN.cu > OUT.cc
 """
 import re
 import sys
-
-INSTRUCTIONS = {"tf32_rna": "return cpu::tf32_rna(x);", "mma_tf32": "cpu::mma_tf32(c, a, b);", "mma_bf16": "cpu::mma_bf16(c, a, b);"}
-
 
 def balanced(text, at):
     """Index behind the bracket that closes the one at `at`."""
@@ -51,17 +48,11 @@ def launches(text):
     return out + text[at:]
 
 
-def instructions(text):
-    for name, body in INSTRUCTIONS.items():
-        text = re.sub(rf"(__device__ __forceinline__ \w+ {name}\([^)]*\)\s*)\{{.*?\n\}}", lambda m: m[1] + "{ " + body + " }", text, flags=re.S)
-    if re.search(r"\basm\b", text):
-        sys.exit(f"translate.py: {sys.argv[1]}: an instruction without a counterpart")
-    return text
-
-
 def main():
-    text = instructions(open(sys.argv[1]).read())
-    text = re.sub(r"extern\s+__shared__\s+(\w+)\s+(\w+)\[\];", r"\1 *\2 = (\1 *)cpu::shared();", text)
+    text = open(sys.argv[1]).read()
+    if re.search(r"\basm\b", text):
+        sys.exit(f"translate.py: {sys.argv[1]}: assembly outside instructions.cuh")
+    text = re.sub(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?(\w+)\s+(\w+)\[\];", r"\1 *\2 = (\1 *)cpu::shared();", text)
     text = re.sub(r"__shared__\s+", "static thread_local ", text)
     print(f'#line 1 "{sys.argv[1]}"')
     print(launches(text))

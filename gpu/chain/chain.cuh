@@ -1,0 +1,15 @@
+/* gpu/chain/chain.cuh - steps of chain/ that its files share. */
+#ifndef DPG_CHAIN_CUH
+#define DPG_CHAIN_CUH
+#include "plan/plan.cuh"
+
+/* merge.cu: B_HMALL to B_SIN where M is a dense chain, whole sequences. */
+dp_status merge_elements(const Call &c);
+
+#ifdef __CUDACC__
+__device__ __forceinline__ void add4(float c[4], const float x[4]) {
+    for (int i = 0; i < 4; i++)
+        c[i] += x[i];
+}
+#endif
+#endif

@@ -1,0 +1,214 @@
+/* gpu/chain/factors.cu - M of a rank as a chain of chunk factors in a chosen number format (math.md
+ * j.1), here to be judged, not to be fast.
+ *
+ * Products on tensor cores follow the operands' format exactly: tf32 through cvt.rna (nearest, ties
+ * away), tf32rz hands the raw fp32 words to the mma, which drops the low 13 bits; tf32x3 adds
+ * lo*hi + hi*lo + hi*hi. fp32 is IEEE FMA on the CUDA cores. The accumulator inside a tensor core
+ * rounds toward zero; every k-step therefore starts from zero and is added on the CUDA cores, so
+ * that only a step's own 8 or 16 products see it. */
+#include "fault.cuh"
+#include "chain/chain.cuh"
+#include "instructions.cuh"
+#include "plan/values.cuh"
+#include "plan/paths.cuh"
+
+/* The words an mma returns are rounded toward zero, a mean relative loss per product that shrinks a
+ * 3xTF32 chain linearly: measured on an H200, reflect K = 32 and 128, 3.5e-8 a factor (3.6e-5 after
+ * 1,024), where IEEE FMA keeps 3.2e-6 and 6.5e-6. (Truncation of a 24-bit word loses 0.67 * 2^-24
+ * = 4.0e-8 in the mean; the hardware does slightly better.) Giving the mean back removes the drift.
+ */
+#define RZ_LOSS 3.5e-8f
+#define CB 32 /* columns of M per block */
+#define THREADS 256
+
+/* One k-step of 8: fragments of A = M_c (global, row stride K) and of P (shared, row stride PS),
+ * added to c. */
+template <int F>
+__device__ __forceinline__ void step8(float c[4], const float ra[4], const float rb[2]) {
+    float a[4], b[2], x[4] = {0, 0, 0, 0};
+    for (int i = 0; i < 4; i++)
+        a[i] = F == DP_TF32RZ ? ra[i] : tf32_rna(ra[i]);
+    for (int i = 0; i < 2; i++)
+        b[i] = F == DP_TF32RZ ? rb[i] : tf32_rna(rb[i]);
+    mma_tf32(x, a, b);
+    if (F == DP_TF32X3) {
+        float al[4], bl[2], lo[4] = {0, 0, 0, 0};
+        for (int i = 0; i < 4; i++)
+            al[i] = tf32_rna(ra[i] - a[i]);
+        for (int i = 0; i < 2; i++)
+            bl[i] = tf32_rna(rb[i] - b[i]);
+        mma_tf32(lo, al, b);
+        mma_tf32(lo, a, bl);
+        for (int i = 0; i < 4; i++)
+            lo[i] = fmaf(x[i], RZ_LOSS, lo[i]);
+        add4(c, lo);
+    }
+    add4(c, x);
+}
+
+#define PS (CB + 8) /* row stride of P in shared memory: fragment reads hit 32 banks */
+
+/* Out (16 rows from r0, 8 columns from n0) of M_c * P for one warp. */
+template <int F>
+__device__ void tile_product(const float *Mc, const float *P, int K, int r0, int n0, float c[4]) {
+    int lane = threadIdx.x % 32, gr = lane / 4, tc = lane % 4;
+    const float *A0 = Mc + (int64_t)(r0 + gr) * K, *A1 = A0 + 8 * K;
+    c[0] = c[1] = c[2] = c[3] = 0;
+    if (F == DP_BF16) {
+        for (int k = 2 * tc; k < K; k += 16) {
+            uint32_t a[4] = {pack2(A0[k], A0[k + 1]), pack2(A1[k], A1[k + 1]),
+                             pack2(A0[k + 8], A0[k + 9]), pack2(A1[k + 8], A1[k + 9])};
+            const float *p = P + k * PS + n0 + gr;
+            uint32_t b[2] = {pack2(p[0], p[PS]), pack2(p[8 * PS], p[9 * PS])};
+            float x[4] = {0, 0, 0, 0};
+            mma(x, a, b[0], b[1]);
+            add4(c, x);
+        }
+    } else {
+        for (int k = tc; k < K; k += 8) {
+            float a[4] = {A0[k], A1[k], A0[k + 4], A1[k + 4]};
+            float b[2] = {P[k * PS + n0 + gr], P[(k + 4) * PS + n0 + gr]};
+            step8<F>(c, a, b);
+        }
+    }
+}
+
+/* Multiplies n factors into CB columns of M: M <- F_(n-1) ... F_0 M. Factors: chunk stride
+ * `fstride`, head stride K*K. M: row stride ldm, head stride hstride. first: start from the
+ * identity. Two buffers of P in shared memory. */
+template <int F>
+__global__ void __launch_bounds__(THREADS)
+    k_chain(int K, int n, const float *factors, int64_t fstride, float *M, int ldm, int64_t hstride,
+            int first) {
+    extern __shared__ float smem[];
+    int blocks = (K + CB - 1) / CB, col0 = blockIdx.x % blocks * CB, hv = blockIdx.x / blocks,
+        cols = min(CB, K - col0);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *Mh = M + hv * hstride + col0, *P = smem, *Q = smem + K * PS;
+    for (int x = threadIdx.x; x < K * CB; x += THREADS) {
+        int r = x / CB, c = x % CB;
+        P[r * PS + c] = first ? (float)(r == col0 + c) : c < cols ? Mh[(int64_t)r * ldm + c] : 0.f;
+    }
+    __syncthreads();
+    for (int j = 0; j < n; j++) {
+        const float *Mc = factors + j * fstride + (int64_t)hv * K * K;
+        if (F == DP_FP32) {
+            for (int r = warp; r < K; r += THREADS / 32) {
+                float sum = 0.f;
+                for (int k = 0; k < K; k++)
+                    sum = fmaf(Mc[(int64_t)r * K + k], P[k * PS + lane], sum);
+                Q[r * PS + lane] = sum;
+            }
+        } else {
+            for (int m = warp; m < K / 16 * (CB / 8); m += THREADS / 32) {
+                float c[4];
+                int r = m / (CB / 8) * 16 + lane / 4, col = m % (CB / 8) * 8 + lane % 4 * 2;
+                tile_product<F>(Mc, P, K, m / (CB / 8) * 16, m % (CB / 8) * 8, c);
+                Q[r * PS + col] = c[0];
+                Q[r * PS + col + 1] = c[1];
+                Q[(r + 8) * PS + col] = c[2];
+                Q[(r + 8) * PS + col + 1] = c[3];
+            }
+        }
+        __syncthreads();
+        float *swap = P;
+        P = Q;
+        Q = swap;
+    }
+    for (int x = threadIdx.x; x < K * cols; x += THREADS)
+        Mh[(int64_t)(x / cols) * ldm + x % cols] = P[x / cols * PS + x % cols];
+}
+
+/* n factors [n][heads][K][K] (chunk stride `stride`) and the M that they are multiplied into. */
+struct Chain {
+    dp_format format;
+    int heads, K, n;
+    const float *factors;
+    int64_t stride;
+    float *M;
+    int ld;
+    int64_t head_stride;
+    int first; /* start from the identity */
+};
+
+static dp_status launch_chain(const Chain &x, cudaStream_t s, dp_err *e) {
+    dp_format f = x.format;
+    void (*kernel)(int, int, const float *, int64_t, float *, int, int64_t, int) =
+        f == DP_FP32     ? k_chain<DP_FP32>
+        : f == DP_TF32X3 ? k_chain<DP_TF32X3>
+        : f == DP_TF32   ? k_chain<DP_TF32>
+        : f == DP_TF32RZ ? k_chain<DP_TF32RZ>
+                         : k_chain<DP_BF16>;
+    size_t bytes = 2 * (size_t)x.K * PS * 4;
+    CK(e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    kernel<<<(unsigned)x.heads *((x.K + CB - 1) / CB), THREADS, bytes, s>>>(
+        x.K, x.n, x.factors, x.stride, x.M, x.ld, x.head_stride, x.first);
+    CK_LAUNCH(e, "k_chain");
+    return DP_OK;
+}
+
+/* M_c = diag(eC) - kg' w of chunks c0, c0 + step .. (one block per chunk, head and 16 rows), fp32
+ * sums over exact operands. With kg and w exchanged it makes M_c', the adjoint's factors. */
+template <class T, int LAYOUT>
+__global__ void k_factor(Dims d, int c0, int step, const T *kg, const T *w, const float *eC,
+                         float *Mc) {
+    int strips = d.K / 16, strip = blockIdx.x % strips, hv = blockIdx.x / strips % d.HV,
+        j = blockIdx.x / strips / d.HV;
+    int64_t tile = (int64_t)(c0 + step * j) * d.HV + hv;
+    for (int x = threadIdx.x; x < 16 * d.K; x += blockDim.x) {
+        int row = strip * 16 + x / d.K, col = x % d.K;
+        float sum = 0.f;
+        for (int i = 0; i < d.n; i++)
+            sum = fmaf((float)kg[tile * d.n * d.K + tile_at(LAYOUT, i, row, d.K)],
+                       (float)w[tile * d.n * d.K + tile_at(LAYOUT, i, col, d.K)], sum);
+        Mc[((int64_t)(j * d.HV + hv) * d.K + row) * d.K + col] =
+            (row == col ? eC[tile * d.K + row] : 0.f) - sum;
+    }
+}
+
+/* The product of the factors of n chunks from c0 on, `step` apart; trans: of their transposes. */
+struct Run {
+    int c0, n, step, trans;
+};
+
+/* That product into columns of row stride ld. */
+static dp_status chain_of(const Call &c, Run r, float *M, int ld) {
+    dpg_plan *p = c.p;
+    const Dims &d = p->d;
+    int left = r.trans ? B_W : B_KG, right = r.trans ? B_KG : B_W;
+    float *Mc = at<float>(c, B_MC), *eC = at<float>(c, B_EC);
+    int64_t stride = (int64_t)d.HV * d.K * d.K;
+    for (int i = 0; i < r.n; i += p->mc_batch) {
+        int m = r.n - i < p->mc_batch ? r.n - i : p->mc_batch, c0 = r.c0 + r.step * i;
+        unsigned grid = (unsigned)m * d.HV * (d.K / 16);
+        if (p->buf[B_W].is_bf16)
+            k_factor<bf16, ROWS><<<grid, THREADS, 0, c.s>>>(d, c0, r.step, at<bf16>(c, left),
+                                                            at<bf16>(c, right), eC, Mc);
+        else
+            k_factor<float, PLAIN><<<grid, THREADS, 0, c.s>>>(d, c0, r.step, at<float>(c, left),
+                                                              at<float>(c, right), eC, Mc);
+        CK_LAUNCH(c.e, "k_factor");
+        Chain x = {p->opt.chain, d.HV, d.K, m, Mc, stride, M, ld, (int64_t)d.K * ld, i == 0};
+        TRY(launch_chain(x, c.s, c.e));
+    }
+    return DP_OK;
+}
+
+dp_status chain_pre_m(const Call &c) {
+    const Dims &d = c.p->d;
+    Seq q = local_sequence(c.p, d.nseq - 1);
+    return chain_of(c, Run{q.c0, q.c1 - q.c0, 1, 0}, at<float>(c, B_HM) + d.V, d.V + d.K);
+}
+
+dp_status chain_pre_dm(const Call &c, float *dM, int ld) {
+    Seq q = local_sequence(c.p, 0);
+    return chain_of(c, Run{q.c1 - 1, q.c1 - q.c0, -1, 1}, dM, ld);
+}
+
+dp_status dpg_chain(const float *factors, int64_t n, int K, dp_format f, float *out, void *stream,
+                    dp_err *e) {
+    if (K < 16 || K > 256 || K % 16 || n < 1 || n > INT32_MAX)
+        return dpg_fail(e, DP_EINPUT, "dpg_chain: K = %d, n = %lld", K, (long long)n);
+    Chain x = {f, 1, K, (int)n, factors, (int64_t)K * K, out, K, 0, 1};
+    return launch_chain(x, (cudaStream_t)stream, e);
+}

@@ -1,0 +1,152 @@
+/* gpu/chain/merge.cu - states over ranks from gathered elements (math.md g.1), fp32 FMA: of the
+ * dense chain forward, and of gradients from the farthest later rank and the last part down. */
+#include "chain/chain.cuh"
+#include "chain/columns.cuh"
+#include "plan/paths.cuh"
+
+struct MergeArgs {
+    const float *hm; /* elements of the ranks */
+    int from, to;    /* ranks [from, to) precede */
+    float *sin;      /* [HV][K][V] */
+};
+
+/* S = 0; for ranks from .. to-1, farthest first: S <- M_j S + H_j; S is S_in. Block: one head, MV
+ * columns; fp32 FMA whatever the chain. The first product, of zero, is left out. */
+template <int MV, int KMAX>
+__global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
+    k_merge(int HV, int K, int V, MergeArgs a) {
+    extern __shared__ float smem[];
+    int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV, row = V + K,
+        ranks = a.to - a.from;
+    Columns<MV, KMAX> c(smem, K, row);
+    auto element = [&](int j) {
+        return a.hm +
+               ((int64_t)(FAULT(MERGE_NEAREST) ? a.to - 1 - j : a.from + j) * HV + hv) * K * row;
+    };
+    auto matrix = [&](int j) { return j < ranks ? element(j) + V : NULL; };
+    c.rows([](int, int, float4 &q) { q = make_float4(0.f, 0.f, 0.f, 0.f); });
+    if (ranks > 0) c.from(element(0) + v0);
+    if (ranks > 1) c.fetch(matrix(1), 0);
+    for (int j = 1; j < ranks; j++)
+        c.apply(element(j) + V, element(j) + v0, matrix(j + 1));
+    if (!(FAULT(MERGE_HALF) && v0 + c.col >= V / 2)) c.to(a.sin + (int64_t)hv * K * V + v0, V);
+}
+
+/* Columns per block: as many as there are if every multiprocessor still gets a block, because what
+ * a block reads of M serves all of its columns. */
+static int columns(int HV, int width) {
+    return width % 32 == 0 && HV * (width / 32) >= 100   ? 32
+           : width % 16 == 0 && HV * (width / 16) >= 100 ? 16
+                                                         : 8;
+}
+
+template <int MV, int KMAX> static dp_status merge(const Call &c) {
+    const Dims &d = c.p->d;
+    int rank = c.p->rank, bytes = Columns<MV, KMAX>::BYTES;
+    MergeArgs a = {at<float>(c, B_HMALL), rank - c.p->pre, rank, at<float>(c, B_SIN)};
+    auto kernel = k_merge<MV, KMAX>;
+    CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<(unsigned)d.HV *(d.V / MV), THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
+    CK_LAUNCH(c.e, "k_merge");
+    return DP_OK;
+}
+
+template <int KMAX> static dp_status merge_by(const Call &c) {
+    int mv = columns(c.p->d.HV, c.p->d.V);
+    return mv == 32 ? merge<32, KMAX>(c) : mv == 16 ? merge<16, KMAX>(c) : merge<8, KMAX>(c);
+}
+
+dp_status merge_elements(const Call &c) {
+    return c.p->d.K <= 128 ? merge_by<128>(c) : merge_by<256>(c);
+}
+
+/* ---- gradients ------------------------------------------------------------------------------ */
+
+struct MergeBwdArgs {
+    /* gathered elements; M of ranks rank + 1 .. of the forward, dM = M', or NULL: dM lies in
+     * columns V .. of `all` */
+    const float *all, *m;
+    /* of this rank's parts: dH [parts][HV][K][V]; M from part m_part on */
+    const float *dh, *part_m;
+    /* words in a row of `all`; ranks far .. rank + 1 follow; sum: their element alone is wanted */
+    int row, rank, far, last_part, m_part, sum;
+    /* [last_part + 1][HV][K][V], the last part first; sum: dH in rows of `row` words */
+    float *out;
+};
+
+/* dS = 0; for ranks far .. rank+1: dS <- dM_j dS + dH_j; then over the parts: each one's gradient
+ * at its end. Block: one head, MV columns; fp32 FMA. The first product of a sum that starts from
+ * zero is left out: where nothing follows the rank, dH of its last part starts from the final
+ * state's gradient. */
+template <int MV, int KMAX>
+__global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
+    k_merge_bwd(int HV, int K, int V, MergeBwdArgs a) {
+    extern __shared__ float smem[];
+    int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV, ranks = a.far - a.rank,
+        last = ranks + a.last_part + a.sum;
+    Columns<MV, KMAX> c(smem, K, a.row);
+    auto rank = [&](int j) { return FAULT(MERGE_BWD_NEAREST) ? a.rank + 1 + j : a.far - j; };
+    auto part = [&](int j) { return a.last_part - (j - ranks); };
+    auto stride = [&](int j) { return j < ranks ? a.row : V; };
+    auto dh = [&](int j) {
+        return (j < ranks ? a.all + ((int64_t)rank(j) * HV + hv) * K * a.row
+                          : a.dh + ((int64_t)part(j) * HV + hv) * K * V) +
+               v0;
+    };
+    auto matrix = [&](int j) {
+        if (j >= last) return Matrix{NULL, 0, 0};
+        if (j >= ranks)
+            return Matrix{a.part_m + ((int64_t)(part(j) - a.m_part) * HV + hv) * K * K, K, 1};
+        return a.m ? Matrix{a.m + ((int64_t)(rank(j) - a.rank - 1) * HV + hv) * K * K, K, 1}
+                   : Matrix{dh(j) - v0 + V, a.row, 0};
+    };
+    c.rows([](int, int, float4 &q) { q = make_float4(0.f, 0.f, 0.f, 0.f); });
+    for (int j = 0; j <= last; j++) {
+        if (j >= ranks && !a.sum) c.to(a.out + ((int64_t)(j - ranks) * HV + hv) * K * V + v0, V);
+        if (j == last) break;
+        if (j) {
+            c.apply(matrix(j), dh(j), stride(j), matrix(j + 1));
+        } else {
+            c.from(dh(0), stride(0));
+            if (matrix(1).p) c.fetch(matrix(1), 0);
+        }
+    }
+    if (a.sum) c.to(a.out + (int64_t)hv * K * a.row + v0, a.row);
+}
+
+template <int MV, int KMAX> static dp_status merge_bwd(const Call &c, MergeBwdArgs a) {
+    const Dims &d = c.p->d;
+    int bytes = Columns<MV, KMAX>::BYTES;
+    auto kernel = k_merge_bwd<MV, KMAX>;
+    CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<(unsigned)d.HV *(d.V / MV), THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
+    CK_LAUNCH(c.e, "k_merge_bwd");
+    return DP_OK;
+}
+
+template <int KMAX> static dp_status merge_bwd_by(const Call &c, MergeBwdArgs a) {
+    int mv = columns(c.p->d.HV, c.p->d.V);
+    return mv == 32   ? merge_bwd<32, KMAX>(c, a)
+           : mv == 16 ? merge_bwd<16, KMAX>(c, a)
+                      : merge_bwd<8, KMAX>(c, a);
+}
+
+static dp_status over_parts(const Call &c, int sum, float *out) {
+    const dpg_plan *p = c.p;
+    MergeBwdArgs a = {};
+    a.all = at<float>(c, B_DHMALL);
+    a.m = p->opt.send_dh_only ? saved_rank_m(p, c.t) : NULL;
+    a.dh = at<float>(c, B_SEG);
+    a.part_m = saved_part_m(p, c.t);
+    a.row = dh_row(p);
+    a.rank = p->rank;
+    a.far = sum ? p->rank : p->rank + p->post;
+    a.last_part = p->parts - 1;
+    a.m_part = p->m_part;
+    a.sum = sum;
+    a.out = out;
+    return p->d.K <= 128 ? merge_bwd_by<128>(c, a) : merge_bwd_by<256>(c, a);
+}
+
+dp_status chain_compose_bwd(const Call &c) { return over_parts(c, 1, at<float>(c, B_DHM)); }
+dp_status chain_merge_bwd(const Call &c) { return over_parts(c, 0, at<float>(c, B_DSOUT)); }

@@ -1,0 +1,555 @@
+/* gpu/conv/conv.cu - causal depthwise conv1d under context parallelism (math.md h): one pass over memory
+ * each way.
+ *
+ * A thread owns VEC channels of a strip of 64 tokens and slides over them with the last W - 1 rows
+ * of x in registers; one bit per token says where a sequence starts. The backward slides the same
+ * way, W - 1 tokens past its strip, with the sums of W unfinished rows of dx in registers. Rows
+ * before the rank come from the gathered tails of x, gradients of pre after it from the gathered
+ * heads of dpre. Sums of dw over a strip, 8 strips of a block, blocks, ranks: each in a fixed
+ * order. */
+#include "dp_conv.h"
+#include "fault.cuh"
+#include "plan/values.cuh"
+#include "conv/sigmoid.cuh"
+#include <stdlib.h>
+
+#define STRIP 64
+#define STRIPS 8 /* strips of a block; 32 groups of channels beside each other */
+
+/* at: its first channel among those of all parts */
+struct Part {
+    dpg_conv_tensors t;
+    int D, at;
+};
+
+struct ConvArgs {
+    Part part[DPG_CONV_PARTS];
+    /* D: of all parts; h rows a message; m halo rows before, `next` dpre rows after */
+    int parts, D, silu, h, m, next, rank;
+    int64_t L, stride;      /* stride: elements of one rank's tail of x, whole words */
+    const uint64_t *starts; /* bit t: a sequence starts at local token t */
+    const void *halo;       /* [N][stride] tails of x, [h][D] */
+    const float *dhalo;     /* [N][h][D] heads of dpre */
+    void *send;
+    float *dsend, *partial; /* partial [blocks of strips][W+1][D]; row W is dbias */
+};
+
+struct dpg_conv {
+    ConvArgs a;
+    dpg_conv_problem p;
+    int N;
+    void *starts;
+    size_t send, halo, dsend, dhalo, partial, sums, sums_all, ws_bytes;
+};
+
+/* ---- one thread's channels ------------------------------------------------------------------ */
+
+template <int VEC> struct Vec { float x[VEC]; };
+template <class T, int VEC> struct Raw { T x[VEC]; };
+
+template <class T, int VEC> __device__ __forceinline__ Vec<VEC> load(const void *p, int64_t i) {
+    Vec<VEC> v;
+    if constexpr (VEC == 4 && sizeof(T) == 2) {
+        uint2 r = *(const uint2 *)((const T *)p + i);
+        v.x[0] = __uint_as_float(r.x << 16);
+        v.x[1] = __uint_as_float(r.x & 0xffff0000u);
+        v.x[2] = __uint_as_float(r.y << 16);
+        v.x[3] = __uint_as_float(r.y & 0xffff0000u);
+    } else if constexpr (VEC == 4) {
+        *(float4 *)v.x = *(const float4 *)((const T *)p + i);
+    } else
+        v.x[0] = (float)((const T *)p)[i];
+    return v;
+}
+
+template <class T, int VEC> __device__ __forceinline__ void store(void *p, int64_t i, Vec<VEC> v) {
+    if constexpr (VEC == 4 && sizeof(T) == 2) {
+        __nv_bfloat162 a = __floats2bfloat162_rn(v.x[0], v.x[1]),
+                       b = __floats2bfloat162_rn(v.x[2], v.x[3]);
+        *(uint2 *)((T *)p + i) = make_uint2(*(uint32_t *)&a, *(uint32_t *)&b);
+    } else if constexpr (VEC == 4) {
+        *(float4 *)((T *)p + i) = *(float4 *)v.x;
+    } else
+        ((T *)p)[i] = (T)v.x[0];
+}
+
+template <int VEC> __device__ __forceinline__ Vec<VEC> zero() {
+    Vec<VEC> v;
+#pragma unroll
+    for (int c = 0; c < VEC; c++)
+        v.x[c] = 0.f;
+    return v;
+}
+
+/* Row t of x, t >= -m: the rank's own, or one of the halo. */
+template <class T, int VEC>
+__device__ __forceinline__ Vec<VEC> row_of_x(const ConvArgs &a, const Part &p, int ch, int64_t t) {
+    if (t >= 0) return load<T, VEC>(p.t.x, t * p.D + ch);
+    int64_t g = a.rank * a.L + t;
+    return load<T, VEC>(a.halo,
+                        g / a.L * a.stride +
+                            (g % a.L - (a.L - a.h) + (FAULT(HALO_ROW) && g % a.L < a.L - 1)) * a.D +
+                            p.at + ch);
+}
+
+__device__ __forceinline__ bool starts_at(const ConvArgs &a, int64_t t) {
+    return t >= 0 && (a.starts[t / 64] >> (t & 63) & 1);
+}
+
+/* Tokens before t, at most W - 1, of t's own sequence that this rank can see. */
+template <int W> __device__ __forceinline__ int age_of(const ConvArgs &a, int64_t t) {
+    int age = 0;
+    while (age < W - 1 && t - age > -a.m && !starts_at(a, t - age))
+        age++;
+    return age;
+}
+
+/* The sliding window: x[l] is the row l + 1 tokens before. */
+template <class T, int W, int VEC> struct Window {
+    Vec<VEC> w[W], bias, x[W - 1];
+    int age;
+    __device__ __forceinline__ void open(const ConvArgs &a, const Part &p, int ch, int64_t t) {
+#pragma unroll
+        for (int c = 0; c < VEC; c++) {
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                w[j].x[c] = p.t.w[(ch + c) * W + j];
+            bias.x[c] = p.t.bias ? p.t.bias[ch + c] : 0.f;
+        }
+        age = age_of<W>(a, t);
+#pragma unroll
+        for (int l = 0; l < W - 1; l++)
+            x[l] = l < age ? row_of_x<T, VEC>(a, p, ch, t - l - 1) : zero<VEC>();
+    }
+    __device__ __forceinline__ void start() {
+        age = 0;
+#pragma unroll
+        for (int l = 0; l < W - 1; l++)
+            x[l] = zero<VEC>();
+    }
+    __device__ __forceinline__ Vec<VEC> pre(const Vec<VEC> &now) const {
+        Vec<VEC> p = bias;
+#pragma unroll
+        for (int j = 0; j < W; j++)
+#pragma unroll
+            for (int c = 0; c < VEC; c++)
+                p.x[c] = fmaf(w[j].x[c], j == W - 1 ? now.x[c] : x[W - 2 - j].x[c], p.x[c]);
+        return p;
+    }
+    __device__ __forceinline__ Vec<VEC> dpre(const Vec<VEC> &now, Vec<VEC> dy, int silu) const {
+        if (!silu) return dy;
+        Vec<VEC> p = pre(now);
+#pragma unroll
+        for (int c = 0; c < VEC; c++) {
+            float s = sigmoid_f32(p.x[c]);
+            dy.x[c] = __fmul_rn(dy.x[c], __fmul_rn(s, fmaf(p.x[c], __fsub_rn(1.f, s), 1.f)));
+        }
+        return dy;
+    }
+    __device__ __forceinline__ void push(const Vec<VEC> &now) {
+#pragma unroll
+        for (int l = W - 2; l > 0; l--)
+            x[l] = x[l - 1];
+        x[0] = now;
+        age = age < W - 1 ? age + 1 : W - 1;
+    }
+};
+
+/* The part and channel of group g of VEC channels; false past the last. */
+template <int VEC>
+__device__ __forceinline__ bool find_part(const ConvArgs &a, int g, int &part, int &ch) {
+    ch = g * VEC;
+    for (part = 0; part < a.parts; part++) {
+        if (ch < a.part[part].D) return true;
+        ch -= a.part[part].D;
+    }
+    return false;
+}
+
+#define BLOCK_OF_STRIPS(a, VEC)                                                 \
+    int groups = ((a).D / (VEC) + 31) / 32;                                     \
+    int64_t sb = blockIdx.x / groups, t0 = (sb * STRIPS + threadIdx.y) * STRIP; \
+    int part, ch;                                                               \
+    bool mine =                                                                 \
+        find_part<VEC>(a, (int)(blockIdx.x % groups) * 32 + threadIdx.x, part, ch) && t0 < (a).L
+
+#define AT_ONCE 8 /* rows loaded before the first is used */
+template <class T, int W, int VEC> __global__ void __launch_bounds__(256) k_conv_fwd(ConvArgs a) {
+    BLOCK_OF_STRIPS(a, VEC);
+    if (!mine) return;
+    const Part &p = a.part[part];
+    Window<T, W, VEC> win;
+    win.open(a, p, ch, t0);
+    uint64_t starts = a.starts[t0 / 64];
+    int n = (int)(a.L - t0 < STRIP ? a.L - t0 : STRIP);
+    for (int s0 = 0; s0 < n; s0 += AT_ONCE) {
+        Vec<VEC> x[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            x[i] = load<T, VEC>(p.t.x, (t0 + (s0 + i < n ? s0 + i : n - 1)) * p.D + ch);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (starts >> (s0 + i) & 1 && !FAULT(HALO_LEAK)) win.start();
+            Vec<VEC> y = win.pre(x[i]);
+            if (a.silu)
+#pragma unroll
+                for (int c = 0; c < VEC; c++)
+                    y.x[c] *= sigmoid_f32(y.x[c]);
+            if (s0 + i < n) store<T, VEC>(p.t.y, (t0 + s0 + i) * p.D + ch, y);
+            win.push(x[i]);
+        }
+    }
+}
+
+/* Gradient of pre of the rank's first h tokens. */
+template <class T, int W, int VEC> __global__ void k_conv_head(ConvArgs a) {
+    int part, ch, t = blockIdx.y;
+    if (!find_part<VEC>(a, blockIdx.x * blockDim.x + threadIdx.x, part, ch)) return;
+    const Part &p = a.part[part];
+    Window<T, W, VEC> win;
+    win.open(a, p, ch, t);
+    Vec<VEC> d = win.dpre(load<T, VEC>(p.t.x, (int64_t)t * p.D + ch),
+                          load<T, VEC>(p.t.dy, (int64_t)t * p.D + ch), a.silu);
+    store<float, VEC>(a.dsend, (int64_t)t * a.D + p.at + ch, d);
+}
+
+template <class T, int W, int VEC> struct Backward {
+    Window<T, W, VEC> win;
+    Vec<VEC> dx[W], dw[W], db; /* dx[l]: of the token l before, as far as it is summed */
+    /* dpre of the token at hand: dx of it and the `age` tokens before, and dw if it is the strip's
+     * own. Returns dx of the token W - 1 before. */
+    __device__ __forceinline__ Vec<VEC> add(const Vec<VEC> &d, const Vec<VEC> &now, int age,
+                                            bool own) {
+#pragma unroll
+        for (int l = W - 1; l > 0; l--)
+            dx[l] = dx[l - 1];
+        dx[0] = zero<VEC>();
+#pragma unroll
+        for (int l = 0; l < W; l++)
+            if (l <= age)
+#pragma unroll
+                for (int c = 0; c < VEC; c++) {
+                    dx[l].x[c] = fmaf(win.w[W - 1 - l].x[c], d.x[c], dx[l].x[c]);
+                    if (own)
+                        dw[W - 1 - l].x[c] = fmaf(d.x[c], l ? win.x[l ? l - 1 : 0].x[c] : now.x[c],
+                                                  dw[W - 1 - l].x[c]);
+                }
+#pragma unroll
+        for (int c = 0; c < VEC; c++)
+            if (own) db.x[c] += d.x[c];
+        return dx[W - 1];
+    }
+};
+
+/* Sums of the block's strips, in their order, for one of W + 1 rows. */
+template <int VEC>
+__device__ __forceinline__ void sum_strips(float *to, Vec<VEC> v, bool write,
+                                           Vec<VEC> stage[STRIPS][32]) {
+    stage[threadIdx.y][threadIdx.x] = v;
+    __syncthreads();
+    if (threadIdx.y == 0 && write) {
+        for (int i = 1; i < STRIPS; i++)
+#pragma unroll
+            for (int c = 0; c < VEC; c++)
+                v.x[c] += stage[i][threadIdx.x].x[c];
+#pragma unroll
+        for (int c = 0; c < VEC; c++)
+            to[c] = v.x[c];
+    }
+    __syncthreads();
+}
+
+#define AT_ONCE_BWD 4
+template <class T, int W, int VEC> __global__ void __launch_bounds__(256) k_conv_bwd(ConvArgs a) {
+    __shared__ Vec<VEC> stage[STRIPS][32];
+    BLOCK_OF_STRIPS(a, VEC);
+    Backward<T, W, VEC> b;
+#pragma unroll
+    for (int j = 0; j < W; j++)
+        b.dx[j] = b.dw[j] = zero<VEC>();
+    b.db = zero<VEC>();
+    const Part &p = a.part[mine ? part : 0];
+    if (mine) {
+        b.win.open(a, p, ch, t0);
+        int n = (int)(a.L - t0 < STRIP ? a.L - t0 : STRIP),
+            last = (int)(a.L - t0 < n + W - 1 ? a.L - t0 : n + W - 1);
+        uint64_t starts = a.starts[t0 / 64], behind = last > STRIP ? a.starts[t0 / 64 + 1] : 0;
+        for (int s0 = 0; s0 < last; s0 += AT_ONCE_BWD) {
+            Vec<VEC> x[AT_ONCE_BWD], dy[AT_ONCE_BWD];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE_BWD; i++) {
+                int64_t at = (t0 + (s0 + i < last ? s0 + i : last - 1)) * p.D + ch;
+                x[i] = load<T, VEC>(p.t.x, at);
+                dy[i] = load<T, VEC>(p.t.dy, at);
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE_BWD; i++) {
+                int s = s0 + i;
+                if (s >= last) break;
+                if ((s < STRIP ? starts >> s : behind >> (s - STRIP)) & 1)
+                    /* age 0: from here on nothing flows back into earlier rows */
+                    b.win.start();
+                Vec<VEC> d = b.win.dpre(x[i], dy[i], a.silu),
+                         done = b.add(d, x[i], b.win.age, s < n);
+                if (s >= W - 1) store<T, VEC>(p.t.dx, (t0 + s - (W - 1)) * p.D + ch, done);
+                b.win.push(x[i]);
+            }
+        }
+        /* past the rank: its followers' dpre, or nothing */
+        for (int s = last; s < n + W - 1; s++) {
+            int64_t i = t0 + s - a.L, g = (a.rank + 1) * a.L + i;
+            Vec<VEC> d = i < a.next && !FAULT(DHALO)
+                             ? load<float, VEC>(a.dhalo,
+                                                (g / a.L * a.h + g % a.L) * a.D + p.at + ch)
+                             : zero<VEC>(),
+                     done = b.add(d, d, b.win.age, false);
+            if (s >= W - 1) store<T, VEC>(p.t.dx, (t0 + s - (W - 1)) * p.D + ch, done);
+            b.win.push(d);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j <= W; j++)
+        sum_strips<VEC>(a.partial + (sb * (W + 1) + j) * a.D + p.at + ch,
+                        j < W ? b.dw[j < W ? j : 0] : b.db, mine, stage);
+}
+
+/* The last h rows of x of all parts, one after the other: the message. */
+template <class T> __global__ void k_conv_tail(ConvArgs a) {
+    int c = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y, part, ch;
+    if (find_part<1>(a, c, part, ch))
+        ((T *)a.send)[(int64_t)row * a.D + c] =
+            ((const T *)a.part[part].t.x)[(a.L - a.h + row) * a.part[part].D + ch];
+}
+
+/* sums[x] = partial[0][x] + partial[1][x] + ...: 8 runs of blocks, then those 8. */
+__global__ void k_conv_sum(const float *partial, float *sums, int64_t blocks, int width) {
+    __shared__ float stage[8][32];
+    int x = blockIdx.x * 32 + threadIdx.x;
+    int64_t from = blocks * threadIdx.y / 8, to = blocks * (threadIdx.y + 1) / 8;
+    float s = 0.f;
+#pragma unroll 8
+    for (int64_t i = from; x < width && i < to; i++)
+        s += partial[i * width + x];
+    stage[threadIdx.y][threadIdx.x] = s;
+    __syncthreads();
+    if (threadIdx.y || x >= width) return;
+    for (int i = 1; i < 8; i++)
+        s += stage[i][threadIdx.x];
+    sums[x] = s;
+}
+
+/* dw and dbias: the ranks' sums [N][W+1][D] added in rank order. */
+__global__ void k_conv_ranks(ConvArgs a, const float *all, int N, int W) {
+    int c = blockIdx.x * blockDim.x + threadIdx.x, j = blockIdx.y, part, ch;
+    if (!find_part<1>(a, c, part, ch)) return;
+    float s = 0.f;
+    for (int r = 0; r < N; r++)
+        s += all[((int64_t)r * (W + 1) + j) * a.D + c];
+    const dpg_conv_tensors &t = a.part[part].t;
+    if (j < W)
+        t.dw[ch * W + j] = s;
+    else if (t.dbias)
+        t.dbias[ch] = s;
+}
+
+/* ---- host ----------------------------------------------------------------------------------- */
+
+#define NEED(cond, ...)                                                       \
+    do {                                                                      \
+        if (!(cond)) return dpg_fail(e, DP_EINPUT, "dpg_conv: " __VA_ARGS__); \
+    } while (0)
+
+static dp_status check(const dpg_conv_problem *p, int rank, int N, dp_err *e) {
+    NEED(N >= 1 && rank >= 0 && rank < N, "rank %d of %d", rank, N);
+    NEED(p->T >= N && p->T % N == 0, "T = %lld is not a multiple of %d ranks", (long long)p->T, N);
+    NEED(p->W >= 2 && p->W <= 8, "W = %d is not in 2 .. 8", p->W);
+    NEED(p->parts >= 1 && p->parts <= DPG_CONV_PARTS, "%d parts, not 1 .. %d", p->parts,
+         DPG_CONV_PARTS);
+    for (int i = 0; i < p->parts; i++)
+        NEED(p->D[i] >= 1, "D[%d] = %d", i, p->D[i]);
+    NEED(p->Nseq >= 1 && p->cu && p->cu[0] == 0 && p->cu[p->Nseq] == p->T,
+         "cu does not run from 0 to T");
+    for (int i = 0; i < p->Nseq; i++)
+        NEED(p->cu[i] <= p->cu[i + 1], "cu[%d] > cu[%d]", i, i + 1);
+    return DP_OK;
+}
+
+static int64_t strip_blocks(const dpg_conv *c) {
+    return (c->a.L + STRIP * STRIPS - 1) / (STRIP * STRIPS);
+}
+static size_t place(dpg_conv *c, size_t bytes) {
+    size_t at = c->ws_bytes;
+    c->ws_bytes += (bytes + 255) / 256 * 256;
+    return at;
+}
+/* Words of a message; bf16 rows of odd width end in half a word. */
+static size_t message_words(const dpg_conv *c) {
+    return ((size_t)c->a.h * c->a.D * (c->p.dtype == DPG_BF16 ? 2 : 4) + 3) / 4;
+}
+
+static dp_status upload_starts(dpg_conv *c, dp_err *e) {
+    int64_t a = c->a.rank * c->a.L, words = c->a.L / 64 + 1;
+    uint64_t *bits = (uint64_t *)calloc(words, 8);
+    if (!bits)
+        return dpg_fail(e, DP_ENOMEM, "%s:%d: starts of %lld tokens", __FILE__, __LINE__,
+                        (long long)c->a.L);
+    for (int i = 0; i < c->p.Nseq; i++) {
+        int64_t t = c->p.cu[i] - a;
+        if (t >= 0 && t < c->a.L) bits[t / 64] |= (uint64_t)1 << (t & 63);
+    }
+    cudaError_t err = cudaMalloc(&c->starts, words * 8);
+    if (err == cudaSuccess) err = cudaMemcpy(c->starts, bits, words * 8, cudaMemcpyHostToDevice);
+    free(bits);
+    CK(e, err);
+    c->a.starts = (const uint64_t *)c->starts;
+    return DP_OK;
+}
+
+dp_status dpg_conv_create(dpg_conv **out, const dpg_conv_problem *p, int rank, int N, dp_err *e) {
+    *out = NULL;
+    TRY(check(p, rank, N, e));
+    dpg_conv *c = (dpg_conv *)calloc(1, sizeof *c);
+    if (!c) return dpg_fail(e, DP_ENOMEM, "%s:%d: plan", __FILE__, __LINE__);
+    c->p = *p;
+    c->N = N;
+    ConvArgs &a = c->a;
+    a.parts = p->parts;
+    a.silu = p->silu;
+    a.rank = rank;
+    a.L = p->T / N;
+    for (int i = 0; i < p->parts; i++) {
+        a.part[i].D = p->D[i];
+        a.part[i].at = a.D;
+        a.D += p->D[i];
+    }
+    int64_t begin = rank * a.L, end = begin + a.L, most = p->W - 1, before = 0, after = 0;
+    for (int i = 0; i < p->Nseq; i++) {
+        if (p->cu[i] < begin && p->cu[i + 1] > begin) before = begin - p->cu[i];
+        if (p->cu[i] < end && p->cu[i + 1] > end) after = p->cu[i + 1] - end;
+    }
+    a.h = (int)(a.L < most ? a.L : most);
+    a.m = (int)(before < most ? before : most);
+    a.next = (int)(after < most ? after : most);
+    a.stride = (int64_t)message_words(c) * (p->dtype == DPG_BF16 ? 2 : 1);
+    size_t words = message_words(c), rows = (size_t)a.h * a.D, sums = (size_t)(p->W + 1) * a.D;
+    c->send = place(c, words * 4);
+    c->halo = place(c, N * words * 4);
+    c->dsend = place(c, rows * 4);
+    c->dhalo = place(c, N * rows * 4);
+    c->partial = place(c, strip_blocks(c) * sums * 4);
+    c->sums = place(c, sums * 4);
+    c->sums_all = place(c, N * sums * 4);
+    dp_status st = upload_starts(c, e);
+    if (st != DP_OK)
+        dpg_conv_destroy(c);
+    else
+        *out = c;
+    return st;
+}
+
+void dpg_conv_destroy(dpg_conv *c) {
+    if (!c) return;
+    cudaFree(c->starts);
+    free(c);
+}
+
+int64_t dpg_conv_tokens(const dpg_conv *c) { return c->a.L; }
+size_t dpg_conv_workspace_bytes(const dpg_conv *c) { return c->ws_bytes; }
+
+static ConvArgs args(const dpg_conv *c, const dpg_conv_tensors *t, void *ws) {
+    ConvArgs a = c->a;
+    char *w = (char *)ws;
+    for (int i = 0; i < a.parts; i++)
+        a.part[i].t = t[i];
+    a.send = w + c->send;
+    a.halo = w + c->halo;
+    a.dsend = (float *)(w + c->dsend);
+    a.dhalo = (float *)(w + c->dhalo);
+    a.partial = (float *)(w + c->partial);
+    return a;
+}
+
+/* Four channels at a time if every row of every part starts at a multiple of them. */
+static int fours(const ConvArgs &a, size_t size) {
+    uintptr_t low = 0;
+    int odd = 0;
+    for (int i = 0; i < a.parts; i++) {
+        const dpg_conv_tensors &t = a.part[i].t;
+        low |= (uintptr_t)t.x | (uintptr_t)t.y | (uintptr_t)t.dy | (uintptr_t)t.dx;
+        odd |= a.part[i].D % 4;
+    }
+    return !odd && low % (4 * size) == 0;
+}
+
+typedef void (*Kernel)(ConvArgs);
+struct Kernels {
+    Kernel fwd, head, bwd;
+};
+template <class T, int VEC> static Kernels kernels_of(int W) {
+    switch (W) {
+#define CASE(W) \
+    case W: return Kernels{k_conv_fwd<T, W, VEC>, k_conv_head<T, W, VEC>, k_conv_bwd<T, W, VEC>}
+        CASE(2);
+        CASE(3);
+        CASE(4);
+        CASE(5);
+        CASE(6);
+        CASE(7);
+    default: CASE(8);
+    }
+}
+static Kernels kernels(const dpg_conv *c, const ConvArgs &a, int *vec) {
+    int b = c->p.dtype == DPG_BF16;
+    *vec = fours(a, b ? 2 : 4) ? 4 : 1;
+    return *vec == 4 ? b ? kernels_of<bf16, 4>(c->p.W) : kernels_of<float, 4>(c->p.W)
+           : b ? kernels_of<bf16, 1>(c->p.W)
+                     : kernels_of<float, 1>(c->p.W);
+}
+static unsigned strip_grid(const dpg_conv *c, int vec) {
+    return (unsigned)(strip_blocks(c) * ((c->a.D / vec + 31) / 32));
+}
+
+dp_status dpg_conv_forward(dpg_conv *c, const dpg_conv_tensors *t, void *ws, dpg_comm *comm,
+                           void *stream, dp_err *e) {
+    cudaStream_t s = (cudaStream_t)stream;
+    ConvArgs a = args(c, t, ws);
+    int vec;
+    Kernels k = kernels(c, a, &vec);
+    if (c->N > 1 && !comm)
+        return dpg_fail(e, DP_EINPUT, "dpg_conv_forward: %d ranks and no communicator", c->N);
+    if (c->N > 1) {
+        dim3 grid((a.D + 127) / 128, a.h);
+        (c->p.dtype == DPG_BF16 ? k_conv_tail<bf16> : k_conv_tail<float>)<<<grid, 128, 0, s>>>(a);
+        CK_LAUNCH(e, "k_conv_tail");
+        TRY(comm->all_gather(comm, (const float *)a.send, (float *)a.halo, message_words(c), stream,
+                             e));
+    }
+    k.fwd<<<strip_grid(c, vec), dim3(32, STRIPS), 0, s>>>(a);
+    CK_LAUNCH(e, "k_conv_fwd");
+    return DP_OK;
+}
+
+dp_status dpg_conv_backward(dpg_conv *c, const dpg_conv_tensors *t, void *ws, dpg_comm *comm,
+                            void *stream, dp_err *e) {
+    cudaStream_t s = (cudaStream_t)stream;
+    ConvArgs a = args(c, t, ws);
+    int vec, W = c->p.W, sums = (W + 1) * a.D;
+    Kernels k = kernels(c, a, &vec);
+    float *mine = (float *)((char *)ws + c->sums),
+          *all = c->N > 1 ? (float *)((char *)ws + c->sums_all) : mine;
+    if (c->N > 1 && !comm)
+        return dpg_fail(e, DP_EINPUT, "dpg_conv_backward: %d ranks and no communicator", c->N);
+    if (c->N > 1) {
+        k.head<<<dim3((a.D / vec + 127) / 128, a.h), 128, 0, s>>>(a);
+        CK_LAUNCH(e, "k_conv_head");
+        TRY(comm->all_gather(comm, a.dsend, (float *)a.dhalo, (size_t)a.h * a.D, stream, e));
+    }
+    k.bwd<<<strip_grid(c, vec), dim3(32, STRIPS), 0, s>>>(a);
+    CK_LAUNCH(e, "k_conv_bwd");
+    k_conv_sum<<<(sums + 31) / 32, dim3(32, 8), 0, s>>>(a.partial, mine, strip_blocks(c), sums);
+    CK_LAUNCH(e, "k_conv_sum");
+    if (c->N > 1) TRY(comm->all_gather(comm, mine, all, sums, stream, e));
+    k_conv_ranks<<<dim3((a.D + 127) / 128, W + 1), 128, 0, s>>>(a, all, c->N, W);
+    CK_LAUNCH(e, "k_conv_ranks");
+    return DP_OK;
+}

@@ -1,0 +1,117 @@
+/* gpu/exchange/group.cuh - what the communicators share: the group of ranks as all of them see it,
+ * and the ranks of one process.
+ *
+ *   group.cu    failing, meeting, the watcher that ends everybody, the end of a group
+ *   gather.cu   gather, wait, peer memory
+ *   create.cu   host threads on devices that they may share, or over NCCL
+ *   procs.cu    a process a rank over NCCL
+ *
+ * All gather in the same order: a mark on the stream, all hosts meet, the words move, a mark, all
+ * meet again. So no collective is enqueued before every rank has come to it, and no rank goes on to
+ * a call that may wait for a device (the first launch of a kernel does) before all have enqueued
+ * theirs. Who is missing is known by name: a host thread by the meeting, a device by its marks,
+ * words in pinned memory that the stream writes, a process that was killed by the lock that its
+ * watcher held. A watcher thread, which makes no call that waits for a device, ends everybody:
+ * peers see `aborted` at every poll, NCCL's kernels are told by ncclCommAbort, each call of it in a
+ * thread of its own that is left behind if it hangs. No host thread waits without a limit.
+ *
+ * Shared: a gather publishes the send pointer with an event and copies all ranks' words; a second
+ * event per rank, waited for behind the second meeting, keeps a sender from overwriting words that
+ * a peer still copies. */
+#ifndef DPG_GROUP_CUH
+#define DPG_GROUP_CUH
+#include "exchange/nccl.cuh"
+#include "plan/status.cuh"
+#include <pthread.h>
+#include <sys/types.h>
+#include <time.h>
+
+#define MAX_RANKS 1024
+#define MAX_DEVICES 64 /* of a process */
+#define CREATE_S 30.0  /* the creation of an NCCL communicator; seconds */
+#define RECLAIM_S 2.0  /* its destruction or abortion */
+
+static inline double now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+/* What all ranks see. Ranks that are processes have it in memory that they share; arrays that only
+ * a rank itself uses are there for all the same. */
+typedef struct {
+    int N, is_nccl, device[MAX_RANKS];
+    char call[32]; /* what a gather is called in messages */
+    double limit_s;
+    volatile int aborted;
+    char why[256]; /* valid once aborted is set */
+    pthread_mutex_t lock;
+    int64_t met[MAX_RANKS]; /* meetings that a rank has come to */
+    /* moves when all have come, or aborted is set: what those wait for who came before */
+    int bell;
+    /* gathers, or transfers through windows, that the host of a rank has begun */
+    volatile int entered[MAX_RANKS];
+    volatile char by_windows[MAX_RANKS]; /* its last one was such a transfer */
+    void *mine[MAX_RANKS];               /* exchange */
+    volatile int apart;                  /* some devices do not reach each other */
+    volatile int *pinned;                /* threads: marks in pinned memory */
+    const float *send[MAX_RANKS];        /* shared */
+    /* shared: send buffer filled; all peers' words copied by rank i */
+    cudaEvent_t ready[MAX_RANKS], copied[MAX_RANKS];
+    ncclComm_t comm[MAX_RANKS];
+    /* processes */
+    int procs;
+    pid_t creator;
+    ncclUniqueId id;
+    pthread_mutex_t alive[MAX_RANKS]; /* held by the watcher of a rank while watched[rank] */
+    volatile char watched[MAX_RANKS];
+    volatile double beat[MAX_RANKS]; /* when it last looked */
+    /* whole pages, which every process registers; no pointers: each may map them elsewhere */
+    alignas(4096) volatile int marks[2 * MAX_RANKS + 1];
+} Group;
+
+/* [N] Gathers that the stream of a rank has come to, has behind it. */
+static inline volatile int *reached(const Group *g) {
+    return g->procs ? (volatile int *)g->marks : g->pinned;
+}
+static inline volatile int *ended(const Group *g) { return reached(g) + g->N; }
+/* Tells kernels that wait for each other to end. */
+static inline volatile int *halt(const Group *g) { return ended(g) + g->N; }
+static inline const char *call_of(const Group *g, int rank) {
+    return g->by_windows[rank] ? "stores into windows" : g->call;
+}
+
+/* The ranks of one process: all, or one. */
+typedef struct {
+    Group *g;
+    int first, count, users, watched;
+    volatile int stop, reclaimed;
+    pthread_t watcher;
+    int *marks; /* of the group, as the device calls them; processes: NULL until registered */
+} Home;
+
+/* group.cu. The first reason of a failure stays. */
+void group_fail(Group *g, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+dp_status failed(const Group *g, int rank, const char *call, dp_err *e);
+void fail_slow_gather(Group *g);
+dp_status meet(Group *g, int rank, const char *call, double limit_s, dp_err *e);
+void group_abort(dpg_comm *c, const char *why);
+void group_destroy(dpg_comm *c);
+void home_free(Home *h); /* by the last rank of a process, or for a group that did not come about */
+dp_status home_watch(Home *h, dp_err *e);
+
+/* gather.cu: the calls of a dpg_comm. */
+dp_status group_all_gather(dpg_comm *c, const float *send, float *recv, size_t count, void *stream,
+                           dp_err *e);
+dp_status group_wait(dpg_comm *c, void *stream, dp_err *e);
+dp_status group_exchange(dpg_comm *c, void *mine, void **at, dp_err *e);
+dp_status group_enter(dpg_comm *c, dpg_marks *m, dp_err *e);
+
+/* create.cu */
+void group_init(Group *g, int N, double limit_s, const char *call);
+dp_status check_ranks(int N, dp_err *e);
+Home *home_new(Group *g, int first, int count, dp_err *e);
+void home_comms(const Home *h, dpg_comm *c);
+dp_status nccl_load(dp_err *e);
+dp_status nccl_create(Home *h, dp_err *e);
+#endif

@@ -1,0 +1,94 @@
+/* gpu/exchange/window.cu - states from rank to rank through windows: memory that the kernels of the
+ * rank before store into (dpg_plan_connect).
+ *
+ * Where a sequence starts, its end state H leaves the rank from k_compose; every rank behind waits
+ * for the state that it starts from, multiplies it by its own M and hands it on, both in k_states
+ * (chain/segments.cu), 32 columns of a head at a time: so the states arrive after as many products and hops
+ * as there are ranks before, the very products of a merge of gathered elements, and only states
+ * cross the links. No host thread waits for another.
+ *
+ * A window holds the words of SLOTS forwards, so that a rank may be ahead of those who read what it
+ * stores: in forward n they lie where those of n - SLOTS lay, which the readers were through with
+ * when they said so, in k_states of a forward after it. Ranks wait for those before them, and for
+ * those behind to be through with earlier forwards; one that keeps M for its backward waits for
+ * those behind at the very end of its forward: never in a circle, as long as no rank's kernels
+ * stand behind another's on one device. */
+#include "plan/paths.cuh"
+#include <stdlib.h>
+
+__global__ void k_arrive_m(RankWindow w, int count, const volatile int *stop) {
+    for (int x = threadIdx.x; x < count * (w.HV * w.K / 32); x += blockDim.x)
+        await(w.m_came(w.mine, w.rank + 1 + x / (w.HV * w.K / 32)) + x % (w.HV * w.K / 32), w.n,
+              stop);
+    __threadfence_system();
+}
+
+dp_status window_enter(dpg_plan *p, dpg_comm *comm, dp_err *e) {
+    TRY(comm->enter(comm, &p->marks, e));
+    p->window.n++;
+    return DP_OK;
+}
+
+dp_status window_keep(const Call &c) {
+    const dpg_plan *p = c.p;
+    const RankWindow &w = p->window;
+    if (p->saved_ms) {
+        k_arrive_m<<<1, 256, 0, c.s>>>(w, (int)p->saved_ms, p->marks.stop);
+        CK_LAUNCH(c.e, "k_arrive_m");
+    }
+    for (int i = 0; i < p->saved_ms; i++)
+        CK(c.e, cudaMemcpyAsync(saved_rank_m(p, c.t) + i * w.m, w.ms(w.mine, p->rank + 1 + i),
+                                4 * w.m, cudaMemcpyDeviceToDevice, c.s));
+    return DP_OK;
+}
+
+/* The shape of a rank's window. */
+static RankWindow window_of(const dpg_plan *p, int wants_m) {
+    const Dims &d = p->d;
+    RankWindow w = {};
+    w.N = p->N;
+    w.rank = p->rank;
+    w.HV = d.HV;
+    w.K = d.K;
+    w.V = d.V;
+    w.state = (int64_t)d.HV * d.K * d.V;
+    w.m = wants_m ? (int64_t)d.HV * d.K * d.K : 0;
+    w.later = p->post;
+    w.earlier = wants_m && p->needs_m ? p->pre : 0;
+    return w;
+}
+
+/* Where the windows of all ranks lie, to the device. */
+static dp_status exchange_windows(dpg_plan *p, RankWindow *w, dpg_comm *comm, float **at,
+                                  dp_err *e) {
+    TRY(comm->exchange(comm, p->window_memory, (void **)at, e));
+    if (at[0]) {
+        CK(e, cudaMemcpy(w->peer, at, w->N * sizeof *at, cudaMemcpyHostToDevice));
+        w->mine = (float *)p->window_memory;
+    }
+    /* no rank goes on before all have their tables: a copy could wait for a kernel that waits */
+    return comm->exchange(comm, p->window_memory, (void **)at, e);
+}
+
+dp_status dpg_plan_connect(dpg_plan *p, dpg_comm *comm, dp_err *e) {
+    int windows = p->N > 1 && comm && comm->exchange && p->opt.path == DPG_PATH_FAST &&
+                  p->opt.chain_how == DPG_CHAIN_AUGMENTED;
+    int wants_m = p->opt.backward && p->opt.send_dh_only;
+    if (!windows || p->window_memory) return DP_OK; /* on every rank alike */
+    /* M of a later rank on the same stream would come after the wait for it */
+    if (wants_m && comm->in_order) return DP_OK;
+    RankWindow w = window_of(p, wants_m);
+    size_t bytes = 4 * (size_t)(w.states() + w.N * w.ms() + w.N);
+    CK(e, cudaMalloc(&p->window_memory, bytes));
+    CK(e, cudaMemset(p->window_memory, 0, bytes));
+    CK(e, cudaMalloc(&p->window.peer, w.N * sizeof *w.peer));
+    CK(e, cudaDeviceSynchronize());
+    w.peer = p->window.peer;
+    float **at = (float **)calloc(w.N, sizeof *at);
+    dp_status st = exchange_windows(p, &w, comm, at, e);
+    free(at);
+    p->window = w;
+    return st;
+}
+
+int dpg_plan_connected(const dpg_plan *p) { return p->window.mine != NULL; }

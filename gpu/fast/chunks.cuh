@@ -1,0 +1,202 @@
+/* gpu/fast/chunks.cuh - what the two kernels of a chunk (chunks.cu: a gate a channel,
+ * chunks_one.cu: one a head) share: from the sums k k', q k' of a tile to A, L, Aqk, T, w and u.
+ *
+ * Warp (I, m) of 8 has the sums of rows 16 I .. with all columns up to their own, of k k' (m = 0)
+ * or q k' (m = 1): z[J] of block (I, J), z[3] of the diagonal one. */
+#ifndef DPG_CHUNKS_CUH
+#define DPG_CHUNKS_CUH
+#include "fast/inverse.cuh"
+#include "fast/rows.cuh"
+#include "fault.cuh"
+#include "plan/paths.cuh"
+
+#define CHUNK_THREADS 256
+
+/* Tiles; T, L, dos and gcum NULL unless kept. dos: do by columns (SLICES); others ROWS, u SLICES.
+ */
+struct ChunkOut {
+    bf16 *w, *u, *kg, *qg, *Aqk, *T, *L, *dos;
+    float *eC, *gcum;
+};
+
+/* What follows the sums, in the place of their operands. */
+template <int K, int V> struct Solve {
+    union {
+        float A[C * TS]; /* then T */
+        bf16 out[8]
+                [16 * 64]; /* a warp's 16 rows of w or u on their way out, 64 columns at a time */
+    } x;
+    bf16 TB[C * C]; /* T B, ROWS */
+    bf16 v[C * V];  /* ROWS */
+    float beta[C];
+};
+
+/* Entry (s, i) of a sum as a row and column of rows of one tile see it: 0 where i is not earlier
+ * (A, L) or later (Aqk). */
+struct Mask {
+    int lr, of_q;
+    __device__ __forceinline__ int end(int s) const {
+        int first = s >> lr << lr, next = ((s >> lr) + 1) << lr;
+        if (FAULT(KEYS_COUPLED) && !of_q) return s;
+        if (FAULT(KEYS_LATER) && of_q) return first + 1;
+        return of_q ? next : first;
+    }
+};
+
+/* The sums of a warp through f(s, i, value of column i, of i + 1, is the block diagonal). */
+template <class F>
+__device__ __forceinline__ void emit_block(int I, int J, int lane, Mask mask, const float z[2][4],
+                                           F f) {
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int s = I * 16 + lane / 4 + 8 * r, i = 16 * J + 8 * n + lane % 4 * 2, end = mask.end(s);
+            f(s, i, i < end ? z[n][2 * r] : 0.f, i + 1 < end ? z[n][2 * r + 1] : 0.f, I == J);
+        }
+}
+template <class F>
+__device__ __forceinline__ void emit_rows(int I, int lane, Mask mask, const float z[4][2][4], F f) {
+#pragma unroll
+    for (int J = 0; J < 3; J++)
+        if (J < I) emit_block(I, J, lane, mask, z[J], f);
+    emit_block(I, I, lane, mask, z[3], f);
+}
+
+/* q k' of a token's own keys, which no decay enters, in fp32: where q and k of a token are nearly
+ * orthogonal rounded factors would leave an error of the size of |q| |k|. */
+__device__ __forceinline__ void own_keys(const float *own, int lr, int s, int i, float &a,
+                                         float &b) {
+    int first = s >> lr << lr, end = Mask{lr, 1}.end(s);
+    if (i >= first) a = i < end ? own[i] : 0.f;
+    if (i + 1 >= first) b = i + 1 < end ? own[i + 1] : 0.f;
+}
+
+__device__ __forceinline__ void store_pair(bf16 *tile, int s, int i, float a, float b) {
+    *(uint32_t *)(tile + rows_at(s, i / 8) + i % 8) = pack2(a, b);
+}
+
+/* Blocks right of the diagonal are zeros. */
+__device__ __forceinline__ void zero_upper(bf16 *tile, int I, int lane) {
+    for (int x = lane; x < 16 * (3 - I) * 2; x += 32)
+        *(uint4 *)(tile + rows_at(I * 16 + x % 16, 2 * (I + 1) + x / 16)) = make_uint4(0, 0, 0, 0);
+}
+
+/* v of a tile to ROWS in shared memory, by `threads` threads. */
+template <int V>
+__device__ __forceinline__ void load_v(bf16 *to, const Dims &d, const dpg_tensors &t,
+                                       const Place &p) {
+    for (int x = threadIdx.x; x < C * V / 8; x += CHUNK_THREADS) {
+        int r = x / (V / 8), piece = x % (V / 8);
+        bool here = r < p.rows;
+        int64_t at = row_at(p.c.t0, d.HV, p.hv, here ? r : 0, p.lr) * V + piece * 8;
+        bf16 *dst = to + rows_at(r, piece);
+        if (d.in_bf16) {
+            cp16(dst, (const bf16 *)t.v + at, here);
+            continue;
+        }
+        uint32_t y[4];
+        float unused = 0.f;
+        load_pairs<4>(y, t.v, at, false, unused);
+        load_pairs<4>(y + 2, t.v, at + 4, false, unused);
+        *(uint4 *)dst = here ? make_uint4(y[0], y[1], y[2], y[3]) : make_uint4(0, 0, 0, 0);
+    }
+    cp_commit();
+}
+
+/* T in place of A; warps 0 .. 3 work, all leave together. */
+template <int K, int V>
+__device__ __forceinline__ void invert(Solve<K, V> &sm, int warp, int lane) {
+    if (warp < 2) invert_half(sm.x.A, warp, lane);
+    if (warp < 4) {
+        sync_part(1, 128);
+        invert_rest(sm.x.A, warp, lane);
+    }
+    __syncthreads();
+}
+
+/* T to memory if it is kept, and T B in bf16: w = T B Kgam and u = T B V round T B once and leave
+ * Kgam and V as they are. column(i): what else multiplies a column of T for w. */
+template <int K, int V>
+__device__ __forceinline__ void round_T(Solve<K, V> &sm, bf16 *T, int warp, int lane) {
+    int i = lane * 2;
+    float2 b = *(const float2 *)(sm.beta + i);
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        int s = warp * 8 + r;
+        float2 y = *(const float2 *)(sm.x.A + s * TS + i);
+        if (i > s) y.x = 0.f;
+        if (i + 1 > s) y.y = 0.f;
+        store_pair(sm.TB, s, i, y.x * b.x, y.y * b.y);
+        if (T) store_pair(T, s, i, y.x, y.y);
+    }
+}
+
+/* 64 columns of 16 rows from accumulators to shared memory, then out by the warp. */
+template <bool SLICED>
+__device__ __forceinline__ void send(bf16 *stage, const float acc[8][4], bf16 *tile, int I,
+                                     int group, int lane) {
+    drain_wait(lane);
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        uint32_t r[4], row = across_row(lane), p = across_p(lane);
+        r[0] = pack2(acc[2 * n][0], acc[2 * n][1]);
+        r[1] = pack2(acc[2 * n + 1][0], acc[2 * n + 1][1]);
+        r[2] = pack2(acc[2 * n][2], acc[2 * n][3]);
+        r[3] = pack2(acc[2 * n + 1][2], acc[2 * n + 1][3]);
+        int at =
+            SLICED ? n * 256 + piece_at(16, 0, row, p) : (row * 8 + ((2 * n + p) ^ (row & 7))) * 8;
+        stsm4(saddr(stage + at), r);
+    }
+    drain_fence();
+    __syncwarp();
+    if (SLICED) {
+        for (int n = 0; n < 4; n++)
+            drain(tile + ((group * 4 + n) * C + I * 16) * 16, stage + n * 256, 512, lane);
+    } else {
+        drain(tile + (group * C + I * 16) * 64, stage, 2048, lane);
+    }
+    drain_commit(lane);
+}
+
+/* Rows 16 I .. of T B times the rows of B (ROWS), 64 columns from 64 * group on: acc = sum over J
+ * <= I. between(J, acc): what happens to the sum of blocks I .. J + 1 before block J is added. */
+template <class F>
+__device__ __forceinline__ void times_TB(float acc[8][4], const bf16 *TB, const bf16 *B, int group,
+                                         int I, int lane, F between) {
+    Walk<> a = walk_down(TB, I * 16, lane), b = walk_down(B + group * C * 64, 0, lane);
+#pragma unroll
+    for (int J = 3; J >= 0; J--) {
+        if (J > I) continue;
+        uint32_t fa[4], fb[4];
+        if (J < I) between(J, acc);
+        ldsm4(fa, a.at(J));
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            ldsm4t(fb, b.at(n, J));
+            two(acc[2 * n], acc[2 * n + 1], fa, fb);
+        }
+    }
+}
+
+/* do of a tile by columns, zeros in the rows of a token's other keys and behind the end; by warps 4
+ * .. 7, whose hands are free while the others invert. */
+template <int V>
+__device__ __forceinline__ void copy_do(bf16 *dos, const Dims &d, const void *dout,
+                                        const Place &p) {
+    int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, 0) * V;
+#pragma unroll 4
+    for (int x = threadIdx.x - 128; x < C * V / 8; x += 128) {
+        int r = x / (V / 8), piece = x % (V / 8);
+        bool here = r < p.rows && ((r >> p.lr << p.lr) == r || FAULT(DO_KEYS));
+        uint32_t y[4];
+        float unused = 0.f;
+        int64_t at = first + row_in(d.HV, here ? r >> p.lr : 0, 0) * V + piece * 8;
+        load_pairs<4>(y, dout, at, d.d_bf16, unused);
+        load_pairs<4>(y + 2, dout, at + 4, d.d_bf16, unused);
+        *(uint4 *)(dos + p.tile * C * V + piece_at(C, piece / 2, r, piece % 2)) =
+            here ? make_uint4(y[0], y[1], y[2], y[3]) : make_uint4(0, 0, 0, 0);
+    }
+}
+#endif

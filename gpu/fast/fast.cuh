@@ -1,0 +1,36 @@
+/* gpu/fast/fast.cuh - steps of the fast path that its files share, and launches by width. */
+#ifndef DPG_FAST_CUH
+#define DPG_FAST_CUH
+#include "plan/paths.cuh"
+
+struct ChunkOut;
+ChunkOut chunk_out(const Call &c);
+/* chunks.cu: a gate a channel; chunks_one.cu: one a head. */
+dp_status fast_chunks_channels(const Call &c);
+dp_status fast_chunks_one(const Call &c);
+/* state.cu */
+dp_status fast_state(const Call &c);
+dp_status fast_pre_states(const Call &c); /* H of a whole sub-sequence, where pre.cu cannot */
+/* state_bwd.cu */
+dp_status fast_bwd_states(const Call &c);
+dp_status fast_bwd_pre(const Call &c);
+dp_status fast_bwd_state(const Call &c);
+/* grad.cu, grad_one.cu */
+dp_status fast_grad_channels(const Call &c);
+dp_status fast_grad_one(const Call &c);
+size_t fast_grad_bytes(int K, int V); /* least shared memory of a block */
+size_t fast_grad_one_bytes(int K, int V);
+/* sums.cu */
+dp_status fast_sums(const Call &c);
+dp_status fast_norm(const Call &c);
+/* pre.cu */
+dp_status fast_pre(const Call &c);
+
+/* S<K, V>::run(c, ...) of a plan on the fast path. */
+template <template <int, int> class S, class... A>
+static inline dp_status by_widths(const Call &c, A... a) {
+    const Dims &d = c.p->d;
+    if (d.K == 64) return d.V == 64 ? S<64, 64>::run(c, a...) : S<64, 128>::run(c, a...);
+    return d.V == 64 ? S<128, 64>::run(c, a...) : S<128, 128>::run(c, a...);
+}
+#endif

@@ -1,0 +1,846 @@
+/* gpu/fast/grad.cu - the gradients of one tile with a gate a channel (math.md f, c): from states,
+ * X, do and their gradients to dq dk dv dg dbeta.
+ *
+ * One block a multiprocessor, 4 K threads, tile after tile; what the next tile loads by the copy
+ * engine comes while this one's pairs are summed. A warp (I, cq) has rows 16 I .. and channels
+ * 32 cq .. (of v: its part of the columns). Phases, and what shared memory holds:
+ *
+ *   rows     decayed rows of q and k, gates to fragments
+ *            ka qa kb kd kgam; X do dv_new h dh T L on their way
+ *   solve    dZ = T' dv_new, E = V - Kgam S_0 - L X, dE = B dZ, dv, dbeta
+ *            dE for dv_new
+ *   states   dP = scale do X', dL = -dE X'; do S_0', dE S_0', X dS_c'
+ *            dP, dL for T, L
+ *   pairs    dP and dL with ka qa kb kd
+ *            gates for kgam; X do dv_new h dh of the next tile
+ *   ends     dq, dk through the L2 norm, dg through the gate
+ *            dq dk dg for ka qa kb; then T L of the next tile
+ *
+ * dg is a reverse sum in which a pair of tokens s > i counts +c at s and -c at i. Both are the same
+ * product of rounded operands, so that a pair leaves no more than the fp32 sums between tokens that
+ * see both, however slow the gates. Every operand of a product is rounded to bf16 once (what
+ * harness/budget.c counts), everything is summed in fp32. No atomics.
+ *
+ * TIGHT: devices whose blocks have less shared memory; the decayed rows are made twice and take the
+ * place of h and dh, and nothing is loaded ahead. */
+#include "fast/far.cuh"
+#include "fast/grad.cuh"
+#include <algorithm>
+
+namespace {
+
+template <int K, int V> struct States { bf16 h[K * V], dh[K * V]; };
+template <int K> struct Decayed {
+    bf16 ka[C * K], qa[C * K], kb[C * K], kd[C * K]; /* chunks.cu */
+};
+/* The states and the decayed rows, apart or in one place. */
+template <int K, int V, bool TIGHT> struct Apart {
+    States<K, V> s;
+    Decayed<K> r;
+    __device__ __forceinline__ States<K, V> &states() { return s; }
+    __device__ __forceinline__ Decayed<K> &rows() { return r; }
+};
+template <int K, int V> struct Apart<K, V, true> {
+    union {
+        States<K, V> s;
+        Decayed<K> r;
+    };
+    __device__ __forceinline__ States<K, V> &states() { return s; }
+    __device__ __forceinline__ Decayed<K> &rows() { return r; }
+};
+
+#define GAM_STRIDE(K) ((K) + 8)
+template <int K, int V, bool TIGHT> struct GradSmem {
+    static const int N = 512 / K; /* rows of a warp in the phase `rows` */
+    Apart<K, V, TIGHT> big;
+    bf16 X[C * V], dos[C * V], dE[C * V]; /* SLICES; dE: dv_new when it comes */
+    bf16 T[C * C], L[C * C];              /* ROWS; then dP and dL */
+    union {
+        bf16 kgam[C * K];
+        Anchors<K, N> anchors;
+        float gam[16 * K];                 /* far.cuh */
+        float4 parked[3][GRAD_THREADS(K)]; /* gates while pairs are summed */
+        struct {
+            float a[4][K], b[4][K];
+        } sum; /* dA_log, ddt_bias by block of rows */
+    } x;
+    float anchor[5][K]; /* of the blocks, from the chunk's start; the chunk's end */
+    float z[K];
+    float total[4][K],
+        written[4][K]; /* dg of a block's rows; its part from what the chunk writes */
+    float rk[C], rq[C], beta[C], own[C];
+    union {
+        float db[K / 32][C];     /* solve */
+        float dot[2][K / 32][C]; /* ends */
+    } of_row;
+    int wide[4][K / 32];
+    uint64_t came[3];
+};
+
+/* ---- loads ---------------------------------------------------------------------------------- */
+
+/* By warp 0. 0: dv_new, T; 1: h, X, L; 2: do, dh. What lies where the phase `pairs` still works
+ * comes with `late`. */
+template <int K, int V, bool TIGHT> struct Loader {
+    GradSmem<K, V, TIGHT> &sm;
+    const GradArgs &a;
+    int lane;
+    __device__ __forceinline__ void early(int64_t tile) {
+        fill_begin(&sm.came[0], C * V * 2 + C * C * 2, lane);
+        fill_begin(&sm.came[1], K * V * 2 + C * V * 2 + C * C * 2, lane);
+        fill_begin(&sm.came[2], C * V * 2 + K * V * 2, lane);
+        fill(sm.dE, a.dv_new + tile * C * V, C * V * 2, &sm.came[0], lane);
+        fill(sm.X, a.X + tile * C * V, C * V * 2, &sm.came[1], lane);
+        fill(sm.dos, a.dos + tile * C * V, C * V * 2, &sm.came[2], lane);
+        if (!TIGHT) states(tile);
+    }
+    __device__ __forceinline__ void states(int64_t tile) {
+        fill(sm.big.states().h, a.h + tile * K * V, K * V * 2, &sm.came[1], lane);
+        fill(sm.big.states().dh, a.dh + tile * K * V, K * V * 2, &sm.came[2], lane);
+    }
+    __device__ __forceinline__ void late(int64_t tile) {
+        fill(sm.T, a.T + tile * C * C, C * C * 2, &sm.came[0], lane);
+        fill_end(&sm.came[0], lane);
+        fill(sm.L, a.L + tile * C * C, C * C * 2, &sm.came[1], lane);
+        if (TIGHT) states(tile);
+        fill_end(&sm.came[1], lane);
+        fill_end(&sm.came[2], lane);
+    }
+};
+
+/* ---- rows ----------------------------------------------------------------------------------- */
+
+/* A lane's gates, 16 rows by 32 channels of its warp, from the block's anchor; log2 units. */
+typedef float Gates[4][4];
+
+/* Most of them in shared memory while sums of pairs need the registers: what the compiler puts out
+ * itself goes by local memory, past the little L1 that is left beside 226 KB. */
+template <int K> struct Parked {
+    float4 (*at)[GRAD_THREADS(K)];
+    __device__ __forceinline__ void put(const Gates g) {
+#pragma unroll
+        for (int n = 0; n < 3; n++)
+            at[n][threadIdx.x] = make_float4(g[n][0], g[n][1], g[n][2], g[n][3]);
+    }
+    __device__ __forceinline__ void get(Gates g) const {
+        compiler_fence();
+#pragma unroll
+        for (int n = 0; n < 3; n++)
+            *(float4 *)g[n] = at[n][threadIdx.x];
+    }
+};
+
+/* The decayed rows, or (TIGHT, first) kgam alone; gates to fragments. Begins and ends with all
+ * warps together. */
+template <int K, int V, bool TIGHT>
+__device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims &d,
+                                          const dpg_tensors &t, const GradArgs &a, const Place &p,
+                                          const Lane &l, bool first, Gates gam) {
+    const int E = K / 32, N = 512 / K;
+    int row0 = l.warp * N, ch = l.lane * E, I = row0 / 16;
+    Decayed<K> &out = sm.big.rows();
+    float *gates = (float *)&out; /* [C][K + 8] on their way to fragments */
+    GateRows<K, N> g;
+    KeyRows<K, N> x;
+    x.fetch(d, t, p, row0, ch);
+    g.load(d, t, p, row0, ch);
+    x.finish(d, p, row0, l.lane);
+    g.publish(sm.x.anchors, row0, ch);
+    if (l.lane % (32 / N) == 0) {
+        int r = row0 + l.lane / (32 / N);
+        sm.rk[r] = x.rk;
+        sm.rq[r] = x.rq;
+        if (a.norm) a.norm[p.tile * 2 * C + r] = x.rk;
+        if (a.norm) a.norm[p.tile * 2 * C + C + r] = x.rq;
+    }
+    __syncthreads();
+    if (threadIdx.x < K)
+        sm.anchor[4][threadIdx.x] = solve_anchors(sm.x.anchors, sm.anchor, sm.wide, threadIdx.x);
+    __syncthreads();
+    float before[E], next[E], here[E];
+    load_words<E>(before, sm.anchor[I] + ch);
+    load_words<E>(next, sm.x.anchors.next[I] + ch);
+    load_words<E>(here, sm.x.anchors.here[l.warp] + ch);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            g.sum[i][e] += here[e];
+            gates[(row0 + i) * GAM_STRIDE(K) + ch + e] = g.sum[i][e];
+        }
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            *(float2 *)(gam[n] + 2 * r) =
+                *(const float2 *)(gates + l.row(r) * GAM_STRIDE(K) + 32 * l.cq + 8 * n + 2 * l.tc);
+    __syncthreads();
+    bool wide = is_wide<K / 32>(sm.wide[I]);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        int r = row0 + i, offset = rows_at(r, ch / 8) + ch % 8;
+        float k[E], q[E], down[E], up[E], on[E];
+        uint32_t y[E / 2];
+        x.normed(k, q, i, p.zero);
+        if (!TIGHT || first) {
+#pragma unroll
+            for (int e = 0; e < E; e++)
+                up[e] = ex2(g.sum[i][e] + before[e]);
+            scaled<E>(y, k, up);
+            store_pairs<E>(sm.x.kgam + offset, y);
+        }
+        if (TIGHT && first) continue;
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            down[e] = ex2(g.sum[i][e]);
+            up[e] = wide && is_far(g.sum[i][e]) ? 0.f : ex2(-g.sum[i][e]);
+            on[e] = ex2(next[e] - g.sum[i][e]);
+        }
+        scaled<E>(y, k, down);
+        store_pairs<E>(out.ka + offset, y);
+        scaled<E>(y, q, down);
+        store_pairs<E>(out.qa + offset, y);
+        scaled<E>(y, k, on);
+        store_pairs<E>(out.kb + offset, y);
+        scaled<E>(y, k, up);
+        store_pairs<E>(out.kd + offset, y);
+    }
+}
+
+/* ---- pairs ---------------------------------------------------------------------------------- */
+
+/* Decay of a lane's 8 columns from one anchor to another. */
+template <int K>
+__device__ __forceinline__ void move_anchor(float acc[4][4], const float *from, const float *to,
+                                            const Lane &l) {
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        int ch = 32 * l.cq + 8 * n + 2 * l.tc;
+        float2 a = *(const float2 *)(from + ch), b = *(const float2 *)(to + ch);
+        float fx = ex2(b.x - a.x), fy = ex2(b.y - a.y);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            acc[n][e] *= e % 2 ? fy : fx;
+    }
+}
+
+/* acc += a B for 16 rows from 16 * row of B (ROWS), the warp's 32 channels. */
+__device__ __forceinline__ void add_columns(float acc[4][4], const uint32_t a[4], const Walk<> &b,
+                                            int row, const Lane &l) {
+    uint32_t f[4];
+    ldsm4t(f, b.at(2 * l.cq, row));
+    two(acc[0], acc[1], a, f);
+    ldsm4t(f, b.at(2 * l.cq + 1, row));
+    two(acc[2], acc[3], a, f);
+}
+
+/* Pair sums of rows 16 I .. with channels 32 cq ..: of dq (dP) and of what dk reads (dL), anchored
+ * at the block's first row. */
+template <int K, int V, bool TIGHT>
+__device__ __forceinline__ void read_pairs(GradSmem<K, V, TIGHT> &sm, const Lane &l, float sq[4][4],
+                                           float sr[4][4]) {
+    Decayed<K> &b = sm.big.rows();
+    Walk<> P = walk_down(sm.T, 16 * l.I, l.lane), L = walk_down(sm.L, 16 * l.I, l.lane);
+    Walk<> kb = walk_down(b.kb, 0, l.lane), kd = walk_down(b.kd, 0, l.lane);
+    uint32_t fp[4], fl[4];
+    for (int J = 0; J < l.I; J++) {
+        if (J) {
+            move_anchor<K>(sq, sm.anchor[J], sm.anchor[J + 1], l);
+            move_anchor<K>(sr, sm.anchor[J], sm.anchor[J + 1], l);
+        }
+        ldsm4(fp, P.at(J));
+        ldsm4(fl, L.at(J));
+        add_columns(sq, fp, kb, J, l);
+        add_columns(sr, fl, kb, J, l);
+    }
+    ldsm4(fp, P.at(l.I));
+    ldsm4(fl, L.at(l.I));
+    add_columns(sq, fp, kd, l.I, l);
+    add_columns(sr, fl, kd, l.I, l);
+}
+
+/* Of what dk writes: with later blocks, anchored at the next block's first row; with the rows of
+ * its own, at their first. */
+template <int K, int V, bool TIGHT>
+__device__ __forceinline__ void write_pairs(GradSmem<K, V, TIGHT> &sm, const Lane &l,
+                                            float sw[4][4], float sx[4][4]) {
+    Decayed<K> &b = sm.big.rows();
+    Walk<> P = walk_across(sm.T, 0, l.lane), L = walk_across(sm.L, 0, l.lane);
+    Walk<> ka = walk_down(b.ka, 0, l.lane), qa = walk_down(b.qa, 0, l.lane);
+    uint32_t fp[4], fl[4];
+    for (int M = 3; M > l.I; M--) {
+        if (M < 3) move_anchor<K>(sw, sm.anchor[M], sm.anchor[M + 1], l);
+        ldsm4t(fp, P.at(l.I, M));
+        ldsm4t(fl, L.at(l.I, M));
+        add_columns(sw, fp, qa, M, l);
+        add_columns(sw, fl, ka, M, l);
+    }
+    ldsm4t(fp, P.at(l.I, l.I));
+    ldsm4t(fl, L.at(l.I, l.I));
+    add_columns(sx, fp, qa, l.I, l);
+    add_columns(sx, fl, ka, l.I, l);
+}
+
+/* The terms that kd leaves out, in fp32, of block b: of dq, of what dk reads and what it writes,
+ * [3][16][K] in place of kb and kd. All threads; begins and ends with all together. */
+template <int K, int V, bool TIGHT>
+__device__ __noinline__ void far_terms(GradSmem<K, V, TIGHT> &sm, const Dims &d,
+                                       const dpg_tensors &t, Place p, int b) {
+    float *out = (float *)sm.big.rows().kb;
+    auto pair = [&](const bf16 *m, int s, int i) { return (float)m[rows_at(s, i / 8) + i % 8]; };
+    __syncthreads();
+    block_gates<K>(sm.x.gam, d, t, p, b);
+    __syncthreads();
+    for (int x = threadIdx.x; x < 16 * K; x += GRAD_THREADS(K)) {
+        int r = x / K, ch = x % K, R = 16 * b + r;
+        const float *gam = sm.x.gam + ch;
+        auto key = [&](int s) {
+            if (s >= p.rows) return 0.f;
+            int64_t at = row_at(p.c.t0, d.H, p.h, s, p.lr) * K + ch;
+            return sm.rk[s] * rbf(ldx(t.k, at, d.in_bf16));
+        };
+        auto query = [&](int s) {
+            if (s >= p.rows) return 0.f;
+            int64_t at = row_at(p.c.t0, d.H, p.h, s >> p.lr, 0) * K + ch;
+            return sm.rq[s] * rbf(ldx(t.q, at, d.in_bf16));
+        };
+        float g = gam[r * K], q = 0.f, read = 0.f, write = 0.f;
+        for (int i = 0; i < r - FAULT(FAR_SHORT); i++) {
+            if (!is_far(gam[i * K])) continue;
+            float e = ex2(g - gam[i * K]) * key(16 * b + i);
+            q = fmaf(pair(sm.T, R, 16 * b + i), e, q);
+            read = fmaf(pair(sm.L, R, 16 * b + i), e, read);
+        }
+        for (int s = r + 1 + FAULT(FAR_SHORT); s < 16 && is_far(g); s++) {
+            float e = ex2(gam[s * K] - g);
+            write = fmaf(pair(sm.T, 16 * b + s, R), e * query(16 * b + s), write);
+            write = fmaf(pair(sm.L, 16 * b + s, R), e * key(16 * b + s), write);
+        }
+        out[x] = q;
+        out[16 * K + x] = read;
+        out[32 * K + x] = write;
+    }
+    __syncthreads();
+}
+
+/* ---- one tile ------------------------------------------------------------------------------- */
+
+/* What a lane carries from phase to phase: 16 rows by 32 channels of its warp. */
+struct Carried {
+    Gates gam; /* from the block's anchor */
+    float dq[4][4], dk[4][4], dg[4][4];
+};
+/* Its rows of k and q as given, pairs of channels. */
+struct Given {
+    uint32_t k[4][2], q[4][2];
+};
+
+template <int K, int BF16>
+__device__ __forceinline__ void read_given(Given &c, const Dims &d, const dpg_tensors &t,
+                                           const Place &p, const Lane &l) {
+    float unused = 0.f;
+    int ch = 32 * l.cq + 2 * l.tc;
+    int64_t k0 = row_at(p.c.t0, d.H, p.h, 0, p.lr) * K + ch;
+    int64_t q0 = row_at(p.c.t0, d.H, p.h, 0, 0) * K + ch;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int s = min(l.row(r), p.rows - 1);
+        int64_t kr = k0 + row_in(d.H, s, p.lr) * K, qr = q0 + row_in(d.H, s >> p.lr, 0) * K;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            load_pairs<2>(&c.k[n][r], t.k, kr + 8 * n, BF16, unused);
+            load_pairs<2>(&c.q[n][r], t.q, qr + 8 * n, BF16, unused);
+        }
+    }
+}
+template <int K>
+__device__ __forceinline__ void load_given(Given &c, const Dims &d, const dpg_tensors &t,
+                                           const Place &p, const Lane &l) {
+    if (d.in_bf16)
+        read_given<K, 1>(c, d, t, p, l);
+    else
+        read_given<K, 0>(c, d, t, p, l);
+#pragma unroll
+    for (int x = 0; x < 8; x++)
+        if (l.row(x % 2) >= p.rows) c.k[x / 2][x % 2] = c.q[x / 2][x % 2] = 0;
+}
+
+/* From the bare products S_0 do, S_0 dE, dS_c X to the states' part of dq, dk, dg; the column sums
+ * of what the chunk writes. */
+template <int K, int V, bool TIGHT>
+__device__ __forceinline__ void states_part(GradSmem<K, V, TIGHT> &sm, Carried &c, const Given &x,
+                                            const float dr[4][4], const float dw[4][4], float scale,
+                                            const Lane &l) {
+    float rk[2] = {sm.rk[l.row(0)], sm.rk[l.row(1)]}, rq[2] = {sm.rq[l.row(0)], sm.rq[l.row(1)]};
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        int ch = 32 * l.cq + 8 * n + 2 * l.tc;
+        float2 an = *(const float2 *)(sm.anchor[l.I] + ch),
+               end = *(const float2 *)(sm.anchor[4] + ch);
+        float written[2] = {0.f, 0.f};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int r = i / 2, e = i % 2;
+            float2 k2 = unpack2(x.k[n][r]), q2 = unpack2(x.q[n][r]);
+            float k = (e ? k2.y : k2.x) * rk[r], q = (e ? q2.y : q2.x) * rq[r];
+            float from = (e ? an.y : an.x) + c.gam[n][i], down = ex2(from);
+            float own = ex2((e ? end.y : end.x) - from) * dw[n][i], read = -down * dr[n][i];
+            c.dq[n][i] *= scale * down;
+            c.dk[n][i] = read + own;
+            c.dg[n][i] = fmaf(q, c.dq[n][i], k * (read - own));
+            written[e] = fmaf(k, own, written[e]);
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float w = column_sum(written[e]);
+            if (l.gr == 0) sm.written[l.I][ch + e] = w;
+        }
+    }
+}
+
+/* Adds the parts of pairs: of what a row reads; of what it writes. */
+template <int K, int V, bool TIGHT>
+__device__ __forceinline__ void add_read(GradSmem<K, V, TIGHT> &sm, Carried &c,
+                                         const float sq[4][4], const float sr[4][4],
+                                         const Lane &l) {
+    Decayed<K> &b = sm.big.rows();
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int at = rows_at(l.row(r), (32 * l.cq + 8 * n) / 8) + 2 * l.tc;
+            float2 ka = unpack2(lds32(b.ka + at)), qa = unpack2(lds32(b.qa + at));
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int i = 2 * r + e;
+                float down = ex2(c.gam[n][i]);
+                c.dq[n][i] = fmaf(down, sq[n][i], c.dq[n][i]);
+                c.dk[n][i] = fmaf(down, sr[n][i], c.dk[n][i]);
+                c.dg[n][i] += (e ? qa.y : qa.x) * sq[n][i] + (e ? ka.y : ka.x) * sr[n][i];
+            }
+        }
+}
+template <int K, int V, bool TIGHT>
+__device__ __forceinline__ void add_write(GradSmem<K, V, TIGHT> &sm, Carried &c,
+                                          const float sw[4][4], const float sx[4][4],
+                                          const Lane &l) {
+    Decayed<K> &b = sm.big.rows();
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        int ch = 32 * l.cq + 8 * n + 2 * l.tc;
+        float2 an = *(const float2 *)(sm.anchor[l.I] + ch);
+        float2 to = *(const float2 *)(sm.anchor[l.I + 1] + ch);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int at = rows_at(l.row(r), ch / 8) + ch % 8;
+            float2 kb = unpack2(lds32(b.kb + at)), kd = unpack2(lds32(b.kd + at));
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int i = 2 * r + e;
+                float g = c.gam[n][i], up = is_far(g) ? 0.f : ex2(-g);
+                float on = ex2((e ? to.y - an.y : to.x - an.x) - g);
+                c.dk[n][i] += fmaf(on, sw[n][i], up * sx[n][i]);
+                c.dg[n][i] -= (e ? kb.y : kb.x) * sw[n][i] + (e ? kd.y : kd.x) * sx[n][i];
+            }
+        }
+    }
+}
+
+/* Adds what kd leaves out of the warp's block. */
+template <int K, int V, bool TIGHT>
+__device__ __forceinline__ void add_far(GradSmem<K, V, TIGHT> &sm, Carried &c, const Given &x,
+                                        const Lane &l) {
+    const float *far = (const float *)sm.big.rows().kb;
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int r = i / 2, at = (l.gr + 8 * r) * K + 32 * l.cq + 8 * n + 2 * l.tc + i % 2;
+            float2 k2 = unpack2(x.k[n][r]), q2 = unpack2(x.q[n][r]);
+            float k = (i % 2 ? k2.y : k2.x) * sm.rk[l.row(r)];
+            float q = (i % 2 ? q2.y : q2.x) * sm.rq[l.row(r)];
+            c.dq[n][i] += far[at];
+            c.dk[n][i] += far[16 * K + at] + far[32 * K + at];
+            c.dg[n][i] += fmaf(q, far[at], k * (far[16 * K + at] - far[32 * K + at]));
+        }
+}
+
+/* Adds a token's own keys. */
+template <int K, int V, bool TIGHT>
+__device__ __forceinline__ void add_own(GradSmem<K, V, TIGHT> &sm, Carried &c, const Given &x,
+                                        const Lane &l) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int s = l.row(r);
+        float pk = sm.own[s] * sm.rk[s], pq = sm.own[s] * sm.rq[s];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float2 k = unpack2(x.k[n][r]), q = unpack2(x.q[n][r]);
+            c.dq[n][2 * r] = fmaf(pk, k.x, c.dq[n][2 * r]);
+            c.dq[n][2 * r + 1] = fmaf(pk, k.y, c.dq[n][2 * r + 1]);
+            c.dk[n][2 * r] = fmaf(pq, q.x, c.dk[n][2 * r]);
+            c.dk[n][2 * r + 1] = fmaf(pq, q.y, c.dk[n][2 * r + 1]);
+        }
+    }
+}
+
+/* Sums of dg over the rows from each on, inside the warp's 16, and its total. */
+template <int K, int V, bool TIGHT>
+__device__ __forceinline__ void sum_dg(GradSmem<K, V, TIGHT> &sm, Carried &c, const Lane &l) {
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float lo = c.dg[n][e], hi = c.dg[n][2 + e];
+#pragma unroll
+            for (int m = 4; m < 32; m *= 2) {
+                float x = __shfl_down_sync(~0u, lo, m), y = __shfl_down_sync(~0u, hi, m);
+                if (l.lane + m < 32) {
+                    lo += x;
+                    hi += y;
+                }
+            }
+            lo += __shfl_sync(~0u, hi, l.tc);
+            c.dg[n][e] = lo;
+            c.dg[n][2 + e] = hi;
+            if (l.gr == 0) sm.total[l.I][32 * l.cq + 8 * n + 2 * l.tc + e] = lo;
+        }
+}
+
+/* Terms of <y, dy> of the rows of q and k over the lane's columns, summed over its warp's. */
+template <int K, int V, bool TIGHT>
+__device__ __forceinline__ void sum_dots(GradSmem<K, V, TIGHT> &sm, const Carried &c,
+                                         const Given &x, const Lane &l) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float q = 0.f, k = 0.f;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float2 k2 = unpack2(x.k[n][r]), q2 = unpack2(x.q[n][r]);
+            q = fmaf(q2.x, c.dq[n][2 * r], fmaf(q2.y, c.dq[n][2 * r + 1], q));
+            k = fmaf(k2.x, c.dk[n][2 * r], fmaf(k2.y, c.dk[n][2 * r + 1], k));
+        }
+        q = row_sum(q);
+        k = row_sum(k);
+        if (l.tc) continue;
+        sm.of_row.dot[0][l.cq][l.row(r)] = q * sm.rq[l.row(r)];
+        sm.of_row.dot[1][l.cq][l.row(r)] = k * sm.rk[l.row(r)];
+    }
+}
+
+/* dx = (dy - y <y, dy>) / |x| of the lane's rows. */
+template <int K>
+__device__ __forceinline__ void through_norm(float dx[4][4], const uint32_t given[4][2],
+                                             const float dot[][C], const float *norm,
+                                             const Lane &l) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = 0.f, n1 = norm[l.row(r)];
+#pragma unroll
+        for (int i = 0; i < K / 32; i++)
+            sum += dot[i][l.row(r)];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float2 x = unpack2(given[n][r]);
+            dx[n][2 * r] = (dx[n][2 * r] - x.x * n1 * sum) * n1;
+            dx[n][2 * r + 1] = (dx[n][2 * r + 1] - x.y * n1 * sum) * n1;
+        }
+    }
+}
+
+/* Where row r of dg goes, in elements. */
+struct GateRow {
+    const Dims &d;
+    const Place &p;
+    int K;
+    __device__ __forceinline__ bool here(int r) const {
+        bool tail = FAULT(DG_TAIL) && r >> p.lr == p.c.len && p.c.t0 + p.c.len < d.L;
+        return (r < p.rows || tail) && ((r >> p.lr << p.lr) == r || FAULT(DG_KEYS));
+    }
+    __device__ __forceinline__ int64_t at(int r) const {
+        return row_at(p.c.t0, d.HV, p.hv, r >> p.lr, 0) * K;
+    }
+};
+
+/* A lane's raw gates, asked for before the sums that they wait for anyway. */
+typedef float RawGates[4][2][2];
+template <int K>
+__device__ __forceinline__ void load_raw(RawGates raw, const Dims &d, const dpg_tensors &t,
+                                         const Place &p, const Lane &l) {
+    GateRow row = {d, p, K};
+    int64_t first = row.at(0) + 32 * l.cq + 2 * l.tc;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int s = row.here(l.row(r)) ? l.row(r) : 0;
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            load_values<2>(raw[n][r], t.g, first + row_in(d.HV, s >> p.lr, 0) * K + 8 * n,
+                           d.g_bf16);
+    }
+}
+
+/* dg of the log gate to that of the raw one; terms of dA_log and ddt_bias of the block's rows. */
+template <int K, int V, bool TIGHT>
+__device__ __forceinline__ void through_gate(GradSmem<K, V, TIGHT> &sm, const Dims &d,
+                                             const dpg_tensors &t, const Place &p, Carried &c,
+                                             const RawGates raw, const Lane &l) {
+    float a = t.A_log ? expf(t.A_log[p.hv]) : 1.f;
+    GateRow row = {d, p, K};
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        int ch = 32 * l.cq + 8 * n + 2 * l.tc;
+        float sa[2] = {0.f, 0.f}, sb[2] = {0.f, 0.f}, from[2], bias[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) { /* rowsum(dS_c o S_c) and the later blocks */
+            from[e] = sm.z[ch + e] + ((sm.written[0][ch + e] + sm.written[1][ch + e]) +
+                                      (sm.written[2][ch + e] + sm.written[3][ch + e]));
+            for (int M = 3; M > l.I; M--)
+                from[e] += sm.total[M][ch + e];
+            bias[e] = t.dt_bias ? t.dt_bias[p.hv * K + ch + e] : 0.f;
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            bool mine = row.here(l.row(r));
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                GateGrad y =
+                    gate_grad_fast(d, c.dg[n][2 * r + e] + from[e], raw[n][r][e], a, bias[e]);
+                c.dg[n][2 * r + e] = y.raw;
+                sa[e] += mine ? y.dA_log : 0.f;
+                sb[e] += mine ? y.ddt_bias : 0.f;
+            }
+        }
+        if (d.gate == DP_GATE_LOG) continue;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float x = column_sum(sa[e]), y = column_sum(sb[e]);
+            if (l.gr == 0) sm.x.sum.a[l.I][ch + e] = x;
+            if (l.gr == 0) sm.x.sum.b[l.I][ch + e] = y;
+        }
+    }
+}
+
+/* ---- the kernel ----------------------------------------------------------------------------- */
+
+template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
+    GradSmem<K, V, TIGHT> &sm;
+    const Dims &d;
+    const dpg_tensors &t;
+    const dpg_grads &g;
+    const GradArgs &a;
+    Lane l;
+
+    __device__ __forceinline__ void solve(const Place &p, int phase) {
+        const int NT = V / (K / 32) / 8;
+        float dZ[NT][4] = {}, E[NT][4] = {};
+        Values<V, NT> v;
+        v.load(d, t, p, l);
+        bar_wait(&sm.came[0], phase);
+        bar_wait(&sm.came[1], phase);
+        solve_back<K, NT>(dZ, E, Solved{sm.T, sm.dE, sm.x.kgam, sm.big.states().h, sm.L, sm.X}, l.I,
+                          l.cq * NT / 2, l.lane, [] {});
+        __syncthreads();
+        finish_dE<V, NT>(d, v, g, p, l, dZ, E, sm.beta, sm.dE, sm.of_row.db[0]);
+        __syncthreads();
+        store_dv<K, V>(d, t, g, p, sm.dE, sm.of_row.db[0]);
+    }
+    /* dP over T, dL over L. */
+    __device__ __forceinline__ void store_pairs_block(bf16 *to, const Block &x, int lr,
+                                                      const float acc[2][4]) {
+#pragma unroll
+        for (int y = 0; y < 4; y++) {
+            int n = y / 2, r = y % 2, s = 16 * x.I + l.gr + 8 * r, i = 16 * x.J + 8 * n + 2 * l.tc;
+            int end = pairs_end(s, lr);
+            *(uint32_t *)(to + rows_at(s, i / 8) + i % 8) =
+                pack2(i < end ? acc[n][2 * r] : 0.f, i + 1 < end ? acc[n][2 * r + 1] : 0.f);
+        }
+    }
+    __device__ __forceinline__ void states(const Place &p, Carried &c, int phase) {
+        float dr[4][4] = {}, dw[4][4] = {};
+        States<K, V> &s = sm.big.states();
+#pragma unroll
+        for (int x = 0; x < 16; x++)
+            c.dq[x / 4][x % 4] = 0.f;
+        Given x;
+        load_given<K>(x, d, t, p, l);
+        bar_wait(&sm.came[2], phase);
+        for (int i = l.warp; i < 20; i += K / 8) {
+            float acc[2][4] = {};
+            Block x(i);
+            pair_block<V>(acc, sm.dos, sm.dE, sm.X, x, d.scale, l.lane);
+            own_pairs(sm.own, p.lr, x, acc, l);
+            store_pairs_block(x.is_L ? sm.L : sm.T, x, p.lr, acc);
+        }
+        state_products<K, V>(c.dq, dr, dw, sm.dos, sm.dE, sm.X, s.h, s.dh, l);
+        state_sums<K, V>(sm.z, s.h, s.dh, a.eC + p.tile * K);
+        states_part(sm, c, x, dr, dw, d.scale, l);
+    }
+    __device__ __forceinline__ void pairs(Carried &c) {
+        Parked<K> parked = {sm.x.parked};
+        parked.put(c.gam);
+        {
+            float sq[4][4] = {}, sr[4][4] = {};
+            read_pairs(sm, l, sq, sr);
+            parked.get(c.gam);
+            add_read(sm, c, sq, sr, l);
+        }
+        float sw[4][4] = {}, sx[4][4] = {};
+        write_pairs(sm, l, sw, sx);
+        parked.get(c.gam);
+        add_write(sm, c, sw, sx, l);
+    }
+    __device__ __forceinline__ void own_and_far(const Place &p, Carried &c, const Given &x) {
+        add_own(sm, c, x, l);
+        if (!is_wide<K / 8>(sm.wide[0])) return;
+        for (int b = 0; b < 4; b++) {
+            if (!is_wide<K / 32>(sm.wide[b])) continue;
+            far_terms(sm, d, t, p, b);
+            if (b == l.I) add_far(sm, c, x, l);
+        }
+    }
+    __device__ __forceinline__ void ends(const Place &p, Carried &c, const Given &x) {
+        GateRow row = {d, p, K};
+        Decayed<K> &out = sm.big.rows();
+        RawGates raw;
+        load_raw<K>(raw, d, t, p, l);
+        sum_dg(sm, c, l);
+        if (a.whole) sum_dots(sm, c, x, l);
+        __syncthreads();
+        if (a.whole && d.l2norm) {
+            through_norm<K>(c.dq, x.q, sm.of_row.dot[0], sm.rq, l);
+            through_norm<K>(c.dk, x.k, sm.of_row.dot[1], sm.rk, l);
+        }
+        through_gate(sm, d, t, p, c, raw, l);
+        if (d.dg_bf16)
+            stage(out.kb, c.dg, l);
+        else
+            store_words(c.dg, l,
+                        [&](int r) { return row.here(r) ? (float *)g.dg + row.at(r) : NULL; });
+        store_q_and_k<K>(d, g, a, p, c.dq, c.dk, out.ka, out.qa, l);
+        if (d.dg_bf16)
+            send_tile<K>(out.kb,
+                         [&](int r) { return row.here(r) ? (bf16 *)g.dg + row.at(r) : NULL; });
+        int ch = threadIdx.x % K, b = threadIdx.x / K;
+        if (b >= 2) return;
+        float(*s)[K] = b ? sm.x.sum.b : sm.x.sum.a;
+        float sum = (s[0][ch] + s[1][ch]) + (s[2][ch] + s[3][ch]);
+        a.part[(p.tile * 2 + b) * K + ch] = d.gate == DP_GATE_LOG ? 0.f : sum;
+    }
+    __device__ __forceinline__ void tile(unsigned i, int64_t next, int phase) {
+        Place p = place_of(d, i, KEYS);
+        Carried c;
+        Loader<K, V, TIGHT> load = {sm, a, l.lane};
+        if (threadIdx.x < C)
+            sm.beta[threadIdx.x] =
+                (int)threadIdx.x < p.rows
+                    ? beta_value(
+                          d, ldx(t.beta, row_at(p.c.t0, d.HV, p.hv, threadIdx.x, p.lr), d.g_bf16))
+                    : 0.f;
+        make_rows(sm, d, t, a, p, l, true, c.gam);
+        if (TIGHT) {
+            drain_fence(); /* gates on their way to fragments lay where the states come */
+            __syncthreads();
+            if (l.warp == 0) load.early(i);
+            if (l.warp == 0) load.late(i);
+        }
+        __syncthreads();
+        solve(p, phase);
+        states(p, c, phase);
+        drain_fence(); /* dP and dL lie where T and L come */
+        __syncthreads();
+        if (TIGHT)
+            make_rows(sm, d, t, a, p, l, false, c.gam);
+        else if (next >= 0 && l.warp == 0)
+            load.early(next);
+        if (TIGHT) __syncthreads();
+        pairs(c);
+        Given x;
+        load_given<K>(x, d, t, p, l);
+        own_and_far(p, c, x);
+        ends(p, c, x);
+        drain_fence();
+        __syncthreads();
+        if (!TIGHT && next >= 0 && l.warp == 0) load.late(next);
+    }
+};
+
+template <int K, int V, bool KEYS, bool TIGHT>
+__global__ void __launch_bounds__(GRAD_THREADS(K), 1)
+    k_grad(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
+           const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
+           unsigned tiles) {
+    if (TIGHT && ROOMY_BLOCKS) return; /* never launched there: no code */
+    extern __shared__ __align__(128) char raw[];
+    GradSmem<K, V, TIGHT> &sm = *(GradSmem<K, V, TIGHT> *)raw;
+    Grad<K, V, KEYS, TIGHT> grad = {sm, d, t, g, a, Lane()};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 3; i++)
+            bar_init(&sm.came[i], FULL_COUNT);
+        bar_init_end();
+    }
+    __syncthreads();
+    Loader<K, V, TIGHT> load = {sm, a, grad.l.lane};
+    if (!TIGHT && grad.l.warp == 0) {
+        load.early(blockIdx.x);
+        load.late(blockIdx.x);
+    }
+    int phase = 0;
+    for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x, phase ^= 1) {
+        unsigned next = i + gridDim.x;
+        grad.tile(i, next < tiles ? (int64_t)next : -1, phase);
+    }
+}
+
+/* ---- host ----------------------------------------------------------------------------------- */
+
+template <int K, int V> struct Gradients {
+    template <bool TIGHT> static dp_status launch(const Call &c, GradArgs a) {
+        auto kernel = c.p->d.R > 1 ? k_grad<K, V, true, TIGHT> : k_grad<K, V, false, TIGHT>;
+        int bytes = (int)sizeof(GradSmem<K, V, TIGHT>);
+        unsigned tiles = tile_count(c.p), sms = (unsigned)c.p->device.sms;
+        unsigned blocks = std::min(tiles, sms);
+        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<blocks, GRAD_THREADS(K), bytes, c.s>>>(c.p->d, *c.t, *c.g, a, tiles);
+        CK_LAUNCH(c.e, "k_grad");
+        return DP_OK;
+    }
+    static dp_status run(const Call &c, GradArgs a) {
+        return sizeof(GradSmem<K, V, false>) <= c.p->device.shared ? launch<false>(c, a)
+                                                                   : launch<true>(c, a);
+    }
+};
+
+} // namespace
+
+GradArgs grad_args(const Call &c) {
+    auto b = [&](int slot) { return at<bf16>(c, slot); };
+    GradArgs a = {};
+    a.T = b(B_AKK);
+    a.L = b(B_L);
+    a.Aqk = b(B_AQK);
+    a.X = b(B_VNEW);
+    a.dos = b(B_DO);
+    a.dv_new = b(B_DV_NEW);
+    a.h = b(B_H);
+    a.dh = b(B_DH);
+    a.eC = at<float>(c, B_EC);
+    a.dq = at<float>(c, B_DQ);
+    a.dk = at<float>(c, B_DKR);
+    a.whole = grads_are_whole(c.p);
+    a.norm = at<float>(c, B_NORM);
+    a.part = at<float>(c, B_PART);
+    return a;
+}
+
+dp_status fast_grad_channels(const Call &c) {
+    FAULT_TO_DEVICE(c.e, c.s);
+    return by_widths<Gradients>(c, grad_args(c));
+}
+
+size_t fast_grad_bytes(int K, int V) {
+    if (K == 64) return V == 64 ? sizeof(GradSmem<64, 64, true>) : sizeof(GradSmem<64, 128, true>);
+    return V == 64 ? sizeof(GradSmem<128, 64, true>) : sizeof(GradSmem<128, 128, true>);
+}
+static_assert(sizeof(GradSmem<128, 128, false>) <= 232448, "more than a block has on 9.0");
+static_assert(sizeof(GradSmem<128, 128, true>) <= 166912, "more than a block has on 8.0");

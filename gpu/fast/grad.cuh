@@ -1,0 +1,350 @@
+/* gpu/fast/grad.cuh - what the two gradient kernels of a tile (grad.cu: a gate a channel,
+ * grad_one.cu: one a head) share: dE, dv, dbeta, dP, dL from what lies in shared memory. */
+#ifndef DPG_GRAD_CUH
+#define DPG_GRAD_CUH
+#include "fast/fast.cuh"
+#include "fast/rows.cuh"
+
+/* A tile's warps: (I, cq) of 4 x K / 32, rows 16 I .. and the cq-th part of the columns. */
+#define GRAD_THREADS(K) (4 * (K))
+
+struct GradArgs {
+    const bf16 *T, *L, *Aqk, *X, *dos, *dv_new, *h, *dh;
+    const float *eC;
+    float *dq, *dk; /* by value head, fp32, where the groups' sums or a token's keys follow; */
+    int whole;      /* else 1: dq and dk of the caller are written here, through the L2 norm */
+    float *norm;    /* 1/norms of the rows of k, then of q, for what follows; or NULL */
+    float *part;    /* terms of dA_log, ddt_bias: [tile][2][Kg] */
+};
+
+GradArgs grad_args(const Call &c);
+/* Where every query head has one value head and a token one key, nothing is summed behind a tile.
+ */
+static inline int grads_are_whole(const dpg_plan *p) { return p->d.G == 1 && p->d.R == 1; }
+
+/* Where a lane stands in its warp's tiles. */
+struct Lane {
+    int warp, lane, I, cq, gr, tc;
+    __device__ __forceinline__ Lane() {
+        warp = threadIdx.x / 32;
+        lane = threadIdx.x % 32;
+        I = warp % 4;
+        cq = warp / 4;
+        gr = lane / 4;
+        tc = lane % 4;
+    }
+    __device__ __forceinline__ int row(int r) const { return 16 * I + gr + 8 * r; }
+};
+
+/* Two accumulators side by side, 16 x 16, to bf16 where `at` points for the lane (ROWS or a slice,
+ * by across_row and across_p). */
+__device__ __forceinline__ void store_16x16(uint32_t at, const float a[4], const float b[4]) {
+    uint32_t r[4] = {pack2(a[0], a[1]), pack2(b[0], b[1]), pack2(a[2], a[3]), pack2(b[2], b[3])};
+    stsm4(at, r);
+}
+
+/* Sum over the 8 lanes that share columns: over 16 rows, if both halves were added before. */
+__device__ __forceinline__ float column_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 4);
+    x += __shfl_xor_sync(~0u, x, 8);
+    return x + __shfl_xor_sync(~0u, x, 16);
+}
+/* Over the 4 lanes that share a row. */
+__device__ __forceinline__ float row_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/* Gradient of the raw gate and its terms of dA_log and ddt_bias, by ex2 (gate_grad of values.cuh).
+ */
+__device__ __forceinline__ GateGrad gate_grad_fast(const Dims &d, float dg, float graw, float a,
+                                                   float bias) {
+    GateGrad y = {dg, 0.f, 0.f};
+    if (d.gate == DP_GATE_LOG) return y;
+    float x = graw + bias, z = d.gate == DP_GATE_SOFTPLUS ? x : a * x;
+    float e = ex2(-fabsf(z) * LOG2E), over = __fdividef(1.f, 1.f + e);
+    if (d.gate == DP_GATE_SOFTPLUS) {
+        y.raw = -dg * a * (x < 0 ? e * over : over);
+        y.dA_log = -dg * a * fmaf(e, log1p_over(e), fmaxf(x, 0.f));
+    } else {
+        y.raw = dg * (d.lower_bound * e * over * over * a);
+        y.dA_log = y.raw * x;
+    }
+    y.ddt_bias = y.raw;
+    return y;
+}
+
+/* What a tile's rows are solved back with, in shared memory; left: Kgam, or k where its decay
+ * multiplies whole rows. */
+struct Solved {
+    const bf16 *T, *dv_new, *left, *h, *L, *X;
+};
+
+/* dZ = T' dv_new, then E = left S_0, between(), E += L X: of rows 16 I .., NT n-tiles of columns
+ * from `slice` on. */
+template <int K, int NT, class F>
+__device__ __forceinline__ void solve_back(float dZ[NT][4], float E[NT][4], const Solved &s, int I,
+                                           int slice, int lane, F between) {
+    Walk<> t = walk_across(s.T, 0, lane), g = walk_down(s.left, 16 * I, lane),
+           l = walk_down(s.L, 16 * I, lane);
+    uint32_t dv_at = slice_down(s.dv_new + slice * C * 16, 0, lane);
+    uint32_t h_at = slice_down(s.h + slice * K * 16, 0, lane);
+    uint32_t x_at = slice_down(s.X + slice * C * 16, 0, lane);
+    uint32_t a[4], b[4];
+    for (int M = I; M < 4; M++) { /* dZ_i = sum over m >= i of T[m][i] dv_new_m */
+        ldsm4t(a, t.at(I, M));
+#pragma unroll
+        for (int n = 0; n < NT / 2; n++) {
+            ldsm4t(b, dv_at + n * C * 32 + M * 512);
+            two(dZ[2 * n], dZ[2 * n + 1], a, b);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < K / 16; j++) {
+        ldsm4(a, g.at(j));
+#pragma unroll
+        for (int n = 0; n < NT / 2; n++) {
+            ldsm4t(b, h_at + n * K * 32 + j * 512);
+            two(E[2 * n], E[2 * n + 1], a, b);
+        }
+    }
+    between();
+    for (int J = 0; J <= I; J++) {
+        ldsm4(a, l.at(J));
+#pragma unroll
+        for (int n = 0; n < NT / 2; n++) {
+            ldsm4t(b, x_at + n * C * 32 + J * 512);
+            two(E[2 * n], E[2 * n + 1], a, b);
+        }
+    }
+}
+
+/* Does a row of v, dv, dbeta belong to the tile. */
+__device__ __forceinline__ bool row_here(const Dims &d, const Place &p, int s) {
+    return s < p.rows || (FAULT(DV_TAIL) && s >> p.lr == p.c.len && p.c.t0 + p.c.len < d.L);
+}
+
+/* A lane's rows of v, NT n-tiles of columns from its warp's first on; asked for before the products
+ * that it waits for anyway. */
+template <int V, int NT> struct Values {
+    float x[2][NT][2];
+    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
+                                         const Lane &l) {
+        int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, p.lr) * V + l.cq * NT * 8 + 2 * l.tc;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int s = row_here(d, p, l.row(r)) ? l.row(r) : 0;
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+                load_values<2>(x[r][n], t.v, first + row_in(d.HV, s, p.lr) * V + n * 8, d.in_bf16);
+        }
+    }
+};
+
+/* dE = B dZ to shared memory (SLICES, in place of dv_new), and to dv where it is fp32; terms of
+ * dbeta, sum over the columns of dZ o (v - E), to db [cq][C]. */
+template <int V, int NT>
+__device__ __forceinline__ void
+finish_dE(const Dims &d, const Values<V, NT> &v, const dpg_grads &g, const Place &p, const Lane &l,
+          float dZ[NT][4], const float E[NT][4], const float *beta, bf16 *dE, float *db) {
+    int v0 = l.cq * NT * 8;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int s = l.row(r);
+        float sum = 0.f, b = beta[s];
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            sum = fmaf(dZ[n][2 * r], v.x[r][n][0] - E[n][2 * r], sum);
+            sum = fmaf(dZ[n][2 * r + 1], v.x[r][n][1] - E[n][2 * r + 1], sum);
+            dZ[n][2 * r] *= b;
+            dZ[n][2 * r + 1] *= b;
+        }
+        sum = row_sum(sum);
+        if (l.tc == 0) db[l.cq * C + s] = sum;
+        if (d.d_bf16 || !row_here(d, p, s)) continue;
+        int64_t at = row_at(p.c.t0, d.HV, p.hv, s, p.lr) * V + v0 + 2 * l.tc;
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+            *(float2 *)((float *)g.dv + at + n * 8) = make_float2(dZ[n][2 * r], dZ[n][2 * r + 1]);
+    }
+#pragma unroll
+    for (int n = 0; n < NT / 2; n++)
+        store_16x16(slice_across(dE + (v0 / 16 + n) * C * 16, 16 * l.I, l.lane), dZ[2 * n],
+                    dZ[2 * n + 1]);
+}
+
+/* dbeta from its terms, dv in token order from dE. */
+template <int K, int V>
+__device__ __forceinline__ void store_dv(const Dims &d, const dpg_tensors &t, const dpg_grads &g,
+                                         const Place &p, const bf16 *dE, const float *db) {
+    int s = threadIdx.x;
+    if (s < p.rows) {
+        int64_t at = row_at(p.c.t0, d.HV, p.hv, s, p.lr);
+        float sum = 0.f;
+        for (int i = 0; i < K / 32; i++)
+            sum += db[i * C + s];
+        stx(g.dbeta, at, d.dg_bf16, sum * beta_slope(d, ldx(t.beta, at, d.g_bf16)));
+    }
+    for (int x = threadIdx.x; d.d_bf16 && x < C * V / 8; x += GRAD_THREADS(K)) {
+        int r = x / (V / 8), piece = x % (V / 8);
+        if (row_here(d, p, r))
+            *(uint4 *)((bf16 *)g.dv + row_at(p.c.t0, d.HV, p.hv, r, p.lr) * V + piece * 8) =
+                *(const uint4 *)(dE + piece_at(C, piece / 2, r, piece % 2));
+    }
+}
+
+/* Of the 20 blocks of dP = scale do X' (0 .. 9) and dL = -dE X' (10 .. 19) one, by a warp. */
+struct Block {
+    int is_L, I, J;
+    __device__ __forceinline__ explicit Block(int x) {
+        int b = x % 10;
+        is_L = x >= 10;
+        I = b < 1 ? 0 : b < 3 ? 1 : b < 6 ? 2 : 3;
+        J = b - I * (I + 1) / 2;
+    }
+};
+template <int V>
+__device__ __forceinline__ void pair_block(float acc[2][4], const bf16 *dos, const bf16 *dE,
+                                           const bf16 *X, const Block &x, float scale, int lane) {
+    uint32_t left = slice_down(x.is_L ? dE : dos, 16 * x.I, lane);
+    uint32_t right = slice_across(X, 16 * x.J, lane), a[4], b[4];
+    float by = x.is_L ? -1.f : scale;
+#pragma unroll
+    for (int v = 0; v < V / 16; v++) {
+        ldsm4(a, left + v * C * 32);
+        ldsm4(b, right + v * C * 32);
+        two(acc[0], acc[1], a, b);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        acc[i / 4][i % 4] *= by;
+}
+
+/* Columns of row s that its pairs of dP and dL keep: those of earlier tokens. A token's own keys
+ * are kept apart, in fp32 (own_pair). */
+__device__ __forceinline__ int pairs_end(int s, int lr) {
+    int first = s >> lr << lr;
+    return FAULT(PAIR_KEYS)    ? s
+           : FAULT(PAIR_OWN)   ? s + 1
+           : FAULT(PAIR_SHORT) ? first - 1
+           : FAULT(PAIR_ALL)   ? C
+                               : first;
+}
+/* dP of a token's first row and its own keys, to the keys' rows. */
+__device__ __forceinline__ void own_pairs(float *own, int lr, const Block &x, const float acc[2][4],
+                                          const Lane &l) {
+    if (x.is_L || x.I != x.J) return;
+#pragma unroll
+    for (int y = 0; y < 8; y++) {
+        int s = 16 * x.I + l.gr + y % 4 / 2 * 8, i = 16 * x.J + y / 4 * 8 + 2 * l.tc + y % 2;
+        if (s == s >> lr << lr && i >> lr == s >> lr)
+            own[i] = FAULT(OWN_KEY) && i > s ? 0.f : acc[y / 4][y % 4];
+    }
+}
+
+/* eC o rowsum(S_0 o dS_c) of a channel: 4 threads a channel. */
+template <int K, int V>
+__device__ __forceinline__ void state_sums(float *z, const bf16 *h, const bf16 *dh,
+                                           const float *eC) {
+    int ch = threadIdx.x / 4, part = threadIdx.x % 4;
+    float sum = 0.f;
+    for (int x = part; x < V / 8; x += 4) {
+        uint4 y = *(const uint4 *)(h + piece_at(K, x / 2, ch, x % 2));
+        uint4 w = *(const uint4 *)(dh + piece_at(K, x / 2, ch, x % 2));
+        const uint32_t *ys = (const uint32_t *)&y, *ws = (const uint32_t *)&w;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float2 a = unpack2(ys[j]), b = unpack2(ws[j]);
+            sum = fmaf(a.x, b.x, fmaf(a.y, b.y, sum));
+        }
+    }
+    sum = row_sum(sum);
+    if (part == 0) z[ch] = eC[ch] * sum;
+}
+
+/* Products over V of rows 16 I .. with channels 32 cq ..: dq += do S_0', dr += dE S_0', dw += X
+ * dS_c'. */
+template <int K, int V>
+__device__ __forceinline__ void state_products(float dq[4][4], float dr[4][4], float dw[4][4],
+                                               const bf16 *dos, const bf16 *dE, const bf16 *X,
+                                               const bf16 *h, const bf16 *dh, const Lane &l) {
+    uint32_t o_at = slice_down(dos, 16 * l.I, l.lane), e_at = slice_down(dE, 16 * l.I, l.lane);
+    uint32_t x_at = slice_down(X, 16 * l.I, l.lane);
+    uint32_t h_at = slice_across(h, 32 * l.cq, l.lane), dh_at = slice_across(dh, 32 * l.cq, l.lane);
+#pragma unroll 2
+    for (int v = 0; v < V / 16; v++) {
+        uint32_t fo[4], fe[4], fx[4], b[4];
+        ldsm4(fo, o_at + v * C * 32);
+        ldsm4(fe, e_at + v * C * 32);
+        ldsm4(fx, x_at + v * C * 32);
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            ldsm4(b, h_at + v * K * 32 + n * 512);
+            two(dq[2 * n], dq[2 * n + 1], fo, b);
+            two(dr[2 * n], dr[2 * n + 1], fe, b);
+            ldsm4(b, dh_at + v * K * 32 + n * 512);
+            two(dw[2 * n], dw[2 * n + 1], fx, b);
+        }
+    }
+}
+
+/* ---- dq, dk, dg on their way out ------------------------------------------------------------ */
+
+/* A lane's words of rows of K fp32; row(r): where row r goes, or NULL. */
+template <class F>
+__device__ __forceinline__ void store_words(const float x[4][4], const Lane &l, F row) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float *to = row(l.row(r));
+        if (!to) continue;
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            *(float2 *)(to + 32 * l.cq + 8 * n + 2 * l.tc) =
+                make_float2(x[n][2 * r], x[n][2 * r + 1]);
+    }
+}
+/* The warp's 16 x 32 to a tile in shared memory (ROWS), rounded; the tile's rows from there. */
+__device__ __forceinline__ void stage(bf16 *tile, const float x[4][4], const Lane &l) {
+    Walk<> to = walk_across(tile, 16 * l.I, l.lane);
+    store_16x16(to.at(2 * l.cq), x[0], x[1]);
+    store_16x16(to.at(2 * l.cq + 1), x[2], x[3]);
+}
+template <int K, class F> __device__ __forceinline__ void send_tile(const bf16 *tile, F row) {
+    for (int x = threadIdx.x; x < C * K / 8; x += GRAD_THREADS(K)) {
+        int r = x / (K / 8), piece = x % (K / 8);
+        bf16 *to = row(r);
+        if (to) *(uint4 *)(to + piece * 8) = *(const uint4 *)(tile + rows_at(r, piece));
+    }
+}
+
+/* dq and dk: by value head to what sums groups and keys behind the tiles, or whole to the caller.
+ * One barrier. */
+template <int K>
+__device__ __forceinline__ void store_q_and_k(const Dims &d, const dpg_grads &g, const GradArgs &a,
+                                              const Place &p, const float dq[4][4],
+                                              const float dk[4][4], bf16 *stage_q, bf16 *stage_k,
+                                              const Lane &l) {
+    int64_t first = row_at(p.c.t0, d.H, p.h, 0, 0) * K;
+    int rows = p.rows, heads = d.H;
+    auto own_row = [=](void *x, int bytes) {
+        char *to = (char *)x + first * bytes;
+        return [=](int r) { return r < rows ? to + r * heads * K * bytes : NULL; };
+    };
+    if (!a.whole) {
+        store_words(dq, l, [&](int r) { return a.dq + (p.tile * C + r) * K; });
+        store_words(dk, l, [&](int r) { return a.dk + (p.tile * C + r) * K; });
+    } else if (!d.d_bf16) {
+        auto q = own_row(g.dq, 4), k = own_row(g.dk, 4);
+        store_words(dq, l, [&](int r) { return (float *)q(r); });
+        store_words(dk, l, [&](int r) { return (float *)k(r); });
+    } else {
+        stage(stage_q, dq, l);
+        stage(stage_k, dk, l);
+    }
+    __syncthreads();
+    if (!a.whole || !d.d_bf16) return;
+    auto q = own_row(g.dq, 2), k = own_row(g.dk, 2);
+    send_tile<K>(stage_q, [&](int r) { return (bf16 *)q(r); });
+    send_tile<K>(stage_k, [&](int r) { return (bf16 *)k(r); });
+}
+#endif

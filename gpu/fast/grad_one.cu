@@ -1,0 +1,423 @@
+/* gpu/fast/grad_one.cu - the gradients of one tile whose channels share one gate (GDN): the same as
+ * grad.cu. Decay multiplies whole sums, so that k and q are operands as they stand, exact in bf16,
+ * and dP, dL take decay and 1/norms of the rows that they meet.
+ *
+ * One block a multiprocessor, 4 K threads, tile after tile; the copy engine loads for the next tile
+ * while this one ends. A warp (I, cq) has rows 16 I .. and channels 32 cq .. (of v: its part of the
+ * columns). Phases, and what shared memory holds:
+ *
+ *   rows     gates, norms                               k q; X do dv_new h dh T L Aqk on their way
+ *   solve    dZ = T' dv_new, E = V - Kgam S_0 - L X     dE for dv_new
+ *   states   dP = scale do X', dL = -dE X'; do S_0', dE S_0', X dS_c'      weights (of dP, dL)
+ *   ends     pairs, L2 norm, dg                         X do dv_new h dh T L Aqk of the next tile;
+ *                                                       dq, dk on their way out for weights
+ *
+ * A pair of tokens s > i counts c = dP_si Aqk_si / scale + dL_si L_si in dg: at +s and at -i. */
+#include "fast/grad.cuh"
+#include <algorithm>
+
+namespace {
+
+/* dP and dL with decay from i to s, times 1/norm of the row that they meet: of key i (what s
+ * reads), of query or key s (what i writes). ROWS. */
+struct Weights {
+    bf16 P_read[C * C], L_read[C * C], P_write[C * C], L_write[C * C];
+};
+
+template <int K, int V> struct OneSmem {
+    bf16 h[K * V], dh[K * V];             /* SLICES */
+    bf16 X[C * V], dos[C * V], dE[C * V]; /* SLICES; dE: dv_new when it comes */
+    bf16 T[C * C], L[C * C], Aqk[C * C];  /* ROWS */
+    union {
+        Weights w;
+        struct {
+            bf16 dq[C * K], dk[C * K];
+        } out; /* ROWS */
+    } x;
+    bf16 k[C * K], q[C * K]; /* ROWS */
+    float z[K];
+    float gam[C], rk[C], rq[C], beta[C], own[C];
+    float db[K / 32][C], dot[2][K / 32][C];
+    float dg[K / 32][C], written[K / 32][C]; /* of the states: terms of dg; of those what the chunk
+                                              * writes, which all of its tokens see */
+    float of_row[2][4][C], of_col[2][4][C];  /* pairs: sums of a block (I, J) of dP, dL, by J and
+                                              * row;  by I and column */
+    uint64_t came[2];
+};
+
+/* By warp 0. 0: dv_new, T, h, X, L; 1: do, dh, Aqk. */
+template <int K, int V>
+__device__ __forceinline__ void load(OneSmem<K, V> &sm, const GradArgs &a, int64_t tile, int lane) {
+    const int CV = C * V * 2, KV = K * V * 2, CC = C * C * 2;
+    fill_begin(&sm.came[0], 2 * CV + KV + 2 * CC, lane);
+    fill(sm.dE, a.dv_new + tile * C * V, CV, &sm.came[0], lane);
+    fill(sm.T, a.T + tile * C * C, CC, &sm.came[0], lane);
+    fill(sm.h, a.h + tile * K * V, KV, &sm.came[0], lane);
+    fill(sm.X, a.X + tile * C * V, CV, &sm.came[0], lane);
+    fill(sm.L, a.L + tile * C * C, CC, &sm.came[0], lane);
+    fill_end(&sm.came[0], lane);
+    fill_begin(&sm.came[1], CV + KV + CC, lane);
+    fill(sm.dos, a.dos + tile * C * V, CV, &sm.came[1], lane);
+    fill(sm.dh, a.dh + tile * K * V, KV, &sm.came[1], lane);
+    fill(sm.Aqk, a.Aqk + tile * C * C, CC, &sm.came[1], lane);
+    fill_end(&sm.came[1], lane);
+}
+
+/* Rows of k and q to shared memory, their norms. */
+template <int K, int V>
+__device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
+                                          const GradArgs &a, const Place &p, const Lane &l) {
+    const int E = K / 32, N = 512 / K;
+    int row0 = l.warp * N, ch = l.lane * E;
+    KeyRows<K, N> x;
+    x.fetch(d, t, p, row0, ch);
+    x.finish(d, p, row0, l.lane);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        int at = rows_at(row0 + i, ch / 8) + ch % 8;
+        store_pairs<E>(sm.k + at, x.k[i]);
+        store_pairs<E>(sm.q + at, x.q[i]);
+    }
+    if (l.lane % (32 / N)) return;
+    int r = row0 + l.lane / (32 / N);
+    sm.rk[r] = x.rk;
+    sm.rq[r] = x.rq;
+    if (a.norm) a.norm[p.tile * 2 * C + r] = x.rk;
+    if (a.norm) a.norm[p.tile * 2 * C + C + r] = x.rq;
+}
+
+/* One block of dP or dL: weights, and its pairs' terms of dg; by_entry: of the entries of Aqk or L.
+ */
+template <int K, int V>
+__device__ __forceinline__ void store_weights(OneSmem<K, V> &sm, const Block &block, int lr,
+                                              const float acc[2][4], float by_entry,
+                                              const Lane &l) {
+    int is_L = block.is_L, I = block.I, J = block.J;
+    Weights &w = sm.x.w;
+    bf16 *read = is_L ? w.L_read : w.P_read, *write = is_L ? w.L_write : w.P_write;
+    float row[2] = {0.f, 0.f};
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        float col[2] = {0.f, 0.f};
+        int i = 16 * J + 8 * n + 2 * l.tc;
+        float2 gi = *(const float2 *)(sm.gam + i), rk = *(const float2 *)(sm.rk + i);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int s = 16 * I + l.gr + 8 * r, end = pairs_end(s, lr);
+            float x = i < end ? acc[n][2 * r] : 0.f, y = i + 1 < end ? acc[n][2 * r + 1] : 0.f;
+            float gs = sm.gam[s], by = is_L ? sm.rk[s] : sm.rq[s];
+            float ex = x * ex2(fminf(gs - gi.x, 0.f)), ey = y * ex2(fminf(gs - gi.y, 0.f));
+            int at = rows_at(s, i / 8) + i % 8;
+            *(uint32_t *)(read + at) = pack2(ex * rk.x, ey * rk.y);
+            *(uint32_t *)(write + at) = pack2(ex * by, ey * by);
+            float2 m = unpack2(lds32((is_L ? sm.L : sm.Aqk) + at));
+            m.x *= by_entry;
+            m.y *= by_entry;
+            row[r] += fmaf(x, m.x, y * m.y);
+            col[0] = fmaf(x, m.x, col[0]);
+            col[1] = fmaf(y, m.y, col[1]);
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float sum = column_sum(col[e]);
+            if (l.gr == 0) sm.of_col[is_L][I][i + e] = sum;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = row_sum(row[r]);
+        if (l.tc == 0) sm.of_row[is_L][J][16 * I + l.gr + 8 * r] = sum;
+    }
+}
+
+/* The states' part of dq and dk from bare products, and their terms of dg. */
+template <int K, int V>
+__device__ __forceinline__ void states_part(OneSmem<K, V> &sm, float dq[4][4], float dk[4][4],
+                                            const float dw[4][4], float scale, const Lane &l) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int s = l.row(r);
+        float down = ex2(sm.gam[s]), to_end = ex2(sm.gam[C - 1] - sm.gam[s]);
+        float q_sum = 0.f, k_sum = 0.f, w_sum = 0.f;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            int at = rows_at(s, 4 * l.cq + n) + 2 * l.tc;
+            float2 k = unpack2(lds32(sm.k + at)), q = unpack2(lds32(sm.q + at));
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int i = 2 * r + e;
+                float read = -down * dk[n][i], own = to_end * dw[n][i];
+                dq[n][i] *= scale * down;
+                dk[n][i] = read + own;
+                q_sum = fmaf(e ? q.y : q.x, dq[n][i], q_sum);
+                k_sum = fmaf(e ? k.y : k.x, read - own, k_sum);
+                w_sum = fmaf(e ? k.y : k.x, own, w_sum);
+            }
+        }
+        float dg = row_sum(fmaf(sm.rq[s], q_sum, sm.rk[s] * k_sum)), w = row_sum(w_sum) * sm.rk[s];
+        if (l.tc == 0) sm.dg[l.cq][s] = dg;
+        if (l.tc == 0) sm.written[l.cq][s] = w;
+    }
+}
+
+/* dq += dP k, dk += dL k + dP' q + dL' k, weighted. */
+template <int K, int V>
+__device__ __forceinline__ void pairs_part(OneSmem<K, V> &sm, float dq[4][4], float dk[4][4],
+                                           const Lane &l) {
+    const Weights &w = sm.x.w;
+    Walk<> k = walk_down(sm.k, 0, l.lane), q = walk_down(sm.q, 0, l.lane);
+    Walk<> P = walk_down(w.P_read, 16 * l.I, l.lane), L = walk_down(w.L_read, 16 * l.I, l.lane);
+    Walk<> Pw = walk_across(w.P_write, 0, l.lane), Lw = walk_across(w.L_write, 0, l.lane);
+    uint32_t a[4], b[4], f[4], y[4];
+    for (int J = 0; J <= l.I; J++) {
+        ldsm4(a, P.at(J));
+        ldsm4(b, L.at(J));
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            ldsm4t(f, k.at(2 * l.cq + n, J));
+            two(dq[2 * n], dq[2 * n + 1], a, f);
+            two(dk[2 * n], dk[2 * n + 1], b, f);
+        }
+    }
+    for (int M = l.I; M < 4; M++) {
+        ldsm4t(a, Pw.at(l.I, M));
+        ldsm4t(b, Lw.at(l.I, M));
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            ldsm4t(f, q.at(2 * l.cq + n, M));
+            ldsm4t(y, k.at(2 * l.cq + n, M));
+            two(dk[2 * n], dk[2 * n + 1], a, f);
+            two(dk[2 * n], dk[2 * n + 1], b, y);
+        }
+    }
+}
+
+/* A token's own keys; terms of <y, dy>. */
+template <int K, int V>
+__device__ __forceinline__ void own_and_dots(OneSmem<K, V> &sm, float dq[4][4], float dk[4][4],
+                                             const Lane &l) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int s = l.row(r);
+        float rk = sm.rk[s], rq = sm.rq[s], own = sm.own[s], dot_q = 0.f, dot_k = 0.f;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            int at = rows_at(s, 4 * l.cq + n) + 2 * l.tc;
+            float2 k = unpack2(lds32(sm.k + at)), q = unpack2(lds32(sm.q + at));
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int i = 2 * r + e;
+                float x = e ? k.y : k.x, y = e ? q.y : q.x;
+                dq[n][i] = fmaf(own * rk, x, dq[n][i]);
+                dk[n][i] = fmaf(own * rq, y, dk[n][i]);
+                dot_q = fmaf(y, dq[n][i], dot_q);
+                dot_k = fmaf(x, dk[n][i], dot_k);
+            }
+        }
+        dot_q = row_sum(dot_q) * rq;
+        dot_k = row_sum(dot_k) * rk;
+        if (l.tc == 0) sm.dot[0][l.cq][s] = dot_q;
+        if (l.tc == 0) sm.dot[1][l.cq][s] = dot_k;
+    }
+}
+
+/* dx = (dy - y <y, dy>) / |x|. */
+template <int K>
+__device__ __forceinline__ void through_norm(float dx[4][4], const bf16 *x, const float dot[][C],
+                                             const float *norm, const Lane &l) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int s = l.row(r);
+        float sum = 0.f, n1 = norm[s];
+        for (int i = 0; i < K / 32; i++)
+            sum += dot[i][s];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float2 y = unpack2(lds32(x + rows_at(s, 4 * l.cq + n) + 2 * l.tc));
+            dx[n][2 * r] = (dx[n][2 * r] - y.x * n1 * sum) * n1;
+            dx[n][2 * r + 1] = (dx[n][2 * r + 1] - y.y * n1 * sum) * n1;
+        }
+    }
+}
+
+/* dg of every token and the tile's terms of dA_log and ddt_bias, by one warp, 2 rows a lane. */
+template <int K, int V>
+__device__ __forceinline__ void gate_gradient(OneSmem<K, V> &sm, const Dims &d,
+                                              const dpg_tensors &t, const dpg_grads &g,
+                                              const GradArgs &a, const Place &p, int lane) {
+    float x[2], all = 0.f;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        int s = 2 * lane + e, I = s / 16;
+        x[e] = 0.f;
+        for (int i = 0; i < K / 32; i += 1 + FAULT(GATE_HALF)) {
+            x[e] += sm.dg[i][s];
+            all += sm.written[i][s];
+        }
+        for (int m = 0; m < 2; m++) {
+            for (int J = 0; J <= I; J++)
+                x[e] += sm.of_row[m][J][s];
+            for (int M = I; M < 4; M++)
+                x[e] -= sm.of_col[m][M][s];
+        }
+    }
+    for (int k = lane; k < K; k += 32)
+        all += sm.z[k];
+#pragma unroll
+    for (int m = 16; m; m /= 2)
+        all += __shfl_xor_sync(~0u, all, m);
+    float sum = x[0] + x[1];
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) {
+        float y = __shfl_down_sync(~0u, sum, m);
+        if (lane + m < 32) sum += y;
+    }
+    float after = __shfl_down_sync(~0u, sum, 1);
+    if (lane == 31) after = 0.f;
+    after += all;
+    __syncwarp();                             /* all have read the terms */
+    sm.dg[0][2 * lane] = x[0] + x[1] + after; /* from each row on */
+    sm.dg[0][2 * lane + 1] = x[1] + after;
+    __syncwarp();
+    float A = t.A_log ? expf(t.A_log[p.hv]) : 1.f, bias = t.dt_bias ? t.dt_bias[p.hv] : 0.f;
+    float sa = 0.f, sb = 0.f;
+    for (int i = lane; i < p.c.len; i += 32) {
+        int64_t at = row_at(p.c.t0, d.HV, p.hv, i, 0);
+        float of_row = sm.dg[0][FAULT(GATE_ROW) ? i : i << p.lr];
+        GateGrad y = gate_grad(d, of_row, ldx(t.g, at, d.g_bf16), A, bias);
+        stx(g.dg, at, d.dg_bf16, y.raw);
+        sa += y.dA_log;
+        sb += y.ddt_bias;
+    }
+#pragma unroll
+    for (int m = 16; m; m /= 2) {
+        sa += __shfl_xor_sync(~0u, sa, m);
+        sb += __shfl_xor_sync(~0u, sb, m);
+    }
+    if (lane == 0) *(float2 *)(a.part + p.tile * 2) = make_float2(sa, sb);
+}
+
+template <int K, int V> struct GradOne {
+    OneSmem<K, V> &sm;
+    const Dims &d;
+    const dpg_tensors &t;
+    const dpg_grads &g;
+    const GradArgs &a;
+    Lane l;
+
+    __device__ __forceinline__ void rows(const Place &p) {
+        int r = threadIdx.x;
+        if (r < C) {
+            int64_t at = row_at(p.c.t0, d.HV, p.hv, r < p.rows ? r : 0, p.lr);
+            sm.beta[r] = r < p.rows ? beta_value(d, ldx(t.beta, at, d.g_bf16)) : 0.f;
+        }
+        if (l.warp == 0) sum_gate(sm.gam, d, t, p, l.lane);
+        make_rows(sm, d, t, a, p, l);
+        __syncthreads();
+    }
+    __device__ __forceinline__ void solve(const Place &p, int phase) {
+        const int NT = V / (K / 32) / 8;
+        float dZ[NT][4] = {}, E[NT][4] = {};
+        Values<V, NT> v;
+        v.load(d, t, p, l);
+        bar_wait(&sm.came[0], phase);
+        solve_back<K, NT>(dZ, E, Solved{sm.T, sm.dE, sm.k, sm.h, sm.L, sm.X}, l.I, l.cq * NT / 2,
+                          l.lane, [&] {
+#pragma unroll
+                              for (int i = 0; i < 4 * NT; i++) {
+                                  int s = l.row(i % 4 / 2);
+                                  E[i / 4][i % 4] *= sm.rk[s] * ex2(sm.gam[s]);
+                              }
+                          });
+        __syncthreads();
+        finish_dE<V, NT>(d, v, g, p, l, dZ, E, sm.beta, sm.dE, sm.db[0]);
+        __syncthreads();
+        store_dv<K, V>(d, t, g, p, sm.dE, sm.db[0]);
+    }
+    __device__ __forceinline__ void states(const Place &p, float dq[4][4], float dk[4][4],
+                                           int phase) {
+        float dw[4][4] = {};
+        bar_wait(&sm.came[1], phase);
+        for (int x = l.warp; x < 20; x += K / 8) {
+            float acc[2][4] = {};
+            Block b(x);
+            pair_block<V>(acc, sm.dos, sm.dE, sm.X, b, d.scale, l.lane);
+            own_pairs(sm.own, p.lr, b, acc, l);
+            /* Aqk has `scale`, as dP has */
+            store_weights(sm, b, p.lr, acc, b.is_L ? 1.f : 1.f / d.scale, l);
+        }
+        state_products<K, V>(dq, dk, dw, sm.dos, sm.dE, sm.X, sm.h, sm.dh, l);
+        state_sums<K, V>(sm.z, sm.h, sm.dh, a.eC + p.tile * K);
+        states_part(sm, dq, dk, dw, d.scale, l);
+    }
+    /* dq and dk: to the caller, or by value head to what sums groups and keys. */
+    __device__ __forceinline__ void ends(const Place &p, float dq[4][4], float dk[4][4]) {
+        pairs_part(sm, dq, dk, l);
+        own_and_dots(sm, dq, dk, l);
+        __syncthreads();
+        if (l.warp == 0) gate_gradient(sm, d, t, g, a, p, l.lane);
+        if (a.whole && d.l2norm) {
+            through_norm<K>(dq, sm.q, sm.dot[0], sm.rq, l);
+            through_norm<K>(dk, sm.k, sm.dot[1], sm.rk, l);
+        }
+        store_q_and_k<K>(d, g, a, p, dq, dk, sm.x.out.dq, sm.x.out.dk, l);
+    }
+};
+
+template <int K, int V>
+__global__ void __launch_bounds__(GRAD_THREADS(K), 1)
+    k_grad_one(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
+               const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
+               unsigned tiles) {
+    extern __shared__ __align__(128) char raw[];
+    OneSmem<K, V> &sm = *(OneSmem<K, V> *)raw;
+    GradOne<K, V> grad = {sm, d, t, g, a, Lane()};
+    const Lane &l = grad.l;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2; i++)
+            bar_init(&sm.came[i], FULL_COUNT);
+        bar_init_end();
+    }
+    __syncthreads();
+    if (l.warp == 0) load(sm, a, blockIdx.x, l.lane);
+    int phase = 0;
+    for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x, phase ^= 1) {
+        float dq[4][4] = {}, dk[4][4] = {};
+        Place p = place_of(d, i, true);
+        grad.rows(p);
+        grad.solve(p, phase);
+        grad.states(p, dq, dk, phase);
+        drain_fence(); /* dE lies where dv_new comes */
+        __syncthreads();
+        if (l.warp == 0 && i + gridDim.x < tiles) load(sm, a, i + gridDim.x, l.lane);
+        grad.ends(p, dq, dk);
+        __syncthreads();
+    }
+}
+
+/* ---- host ----------------------------------------------------------------------------------- */
+
+template <int K, int V> struct GradientsOne {
+    static dp_status run(const Call &c, GradArgs a) {
+        auto kernel = k_grad_one<K, V>;
+        int bytes = (int)sizeof(OneSmem<K, V>);
+        unsigned tiles = tile_count(c.p), sms = (unsigned)c.p->device.sms;
+        unsigned blocks = std::min(tiles, sms);
+        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<blocks, GRAD_THREADS(K), bytes, c.s>>>(c.p->d, *c.t, *c.g, a, tiles);
+        CK_LAUNCH(c.e, "k_grad_one");
+        return DP_OK;
+    }
+};
+
+} // namespace
+
+dp_status fast_grad_one(const Call &c) {
+    FAULT_TO_DEVICE(c.e, c.s);
+    return by_widths<GradientsOne>(c, grad_args(c));
+}
+
+size_t fast_grad_one_bytes(int K, int V) {
+    if (K == 64) return V == 64 ? sizeof(OneSmem<64, 64>) : sizeof(OneSmem<64, 128>);
+    return V == 64 ? sizeof(OneSmem<128, 64>) : sizeof(OneSmem<128, 128>);
+}

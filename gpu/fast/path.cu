@@ -1,0 +1,30 @@
+/* gpu/fast/path.cu - the fast path: tensor cores, bf16 storage; what it takes, and its steps. */
+#include "fast/fast.cuh"
+#include "plan/paths.cuh"
+
+static int takes_width(int n) { return n == 64 || n == 128; }
+
+const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Device *dev,
+                         int backward) {
+    if (dev->major < 8) return "needs compute capability 8.0, for bf16 tensor cores";
+    if (o->base != DP_BASE_BF16) return "takes base bf16";
+    if (!takes_width(p->K) || !takes_width(p->V)) return "takes K and V of 64 and 128";
+    if (!backward) return NULL;
+    if (o->save != DPG_SAVE_STATE) return "its backward recomputes everything (save state)";
+    if (o->pair_dg) return "its backward has no pair sums of dg";
+    size_t bytes = p->Kg == 1 ? fast_grad_one_bytes(p->K, p->V) : fast_grad_bytes(p->K, p->V);
+    if (bytes > dev->shared) return "its backward needs more shared memory than a block has here";
+    return NULL;
+}
+
+static dp_status chunks(const Call &c) {
+    return c.p->d.Kg == 1 ? fast_chunks_one(c) : fast_chunks_channels(c);
+}
+static dp_status nothing(const Call &) { return DP_OK; }
+static dp_status grad(const Call &c) {
+    return c.p->d.Kg == 1 ? fast_grad_one(c) : fast_grad_channels(c);
+}
+
+extern const Path fast_path = {"fast",          chunks,   fast_pre,     fast_state,     chunks,
+                               fast_bwd_states, nothing,  fast_bwd_pre, fast_bwd_state, grad,
+                               fast_sums,       fast_norm};

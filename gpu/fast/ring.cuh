@@ -1,0 +1,55 @@
+/* gpu/fast/ring.cuh - a ring of stages in shared memory that one warp fills from global memory and
+ * others read, each chunk of a pass one stage. */
+#ifndef DPG_RING_CUH
+#define DPG_RING_CUH
+#include "instructions.cuh"
+
+#define MOST_STAGES 3
+
+/* `depth` stages lie where the caller says. full: its words have come; empty: all readers are
+ * through. */
+struct Ring {
+    uint64_t full[MOST_STAGES], empty[MOST_STAGES];
+};
+
+/* Before a __syncthreads(). */
+__device__ __forceinline__ void ring_init(Ring &r, int readers) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < MOST_STAGES; i++) {
+            bar_init(&r.full[i], FULL_COUNT);
+            bar_init(&r.empty[i], EMPTY_COUNT(readers));
+        }
+        bar_init_end();
+    }
+}
+
+/* Where a reader or the producer stands. */
+struct Turn {
+    int depth, slot = 0, round = 0;
+    __device__ __forceinline__ explicit Turn(int stages) : depth(stages) {}
+    __device__ __forceinline__ void next() {
+        if (++slot == depth) {
+            slot = 0;
+            round++;
+        }
+    }
+    __device__ __forceinline__ void wait_full(Ring &r) const { bar_wait(&r.full[slot], round & 1); }
+    __device__ __forceinline__ void wait_empty(Ring &r) const {
+        if (round) bar_wait(&r.empty[slot], (round - 1) & 1);
+    }
+};
+
+/* The producer warp: n chunks, load(stage, i, barrier) of each. */
+template <class STAGE, class F>
+__device__ __forceinline__ void produce(Ring &r, STAGE *stages, int depth, int n, int bytes,
+                                        int lane, F load) {
+    Turn turn(depth);
+    for (int i = 0; i < n; i++, turn.next()) {
+        uint64_t *full = &r.full[turn.slot];
+        turn.wait_empty(r);
+        fill_begin(full, bytes, lane);
+        load(stages[turn.slot], i, full);
+        fill_end(full, lane);
+    }
+}
+#endif

@@ -1,0 +1,259 @@
+/* gpu/fast/rows.cuh - the element-wise part of a tile: decayed rows of q and k, made in registers.
+ *
+ * A warp owns N rows of a tile, a lane E = K / 32 channels of them, so that a row is read, written
+ * and summed by one warp. The gate's sums are local to the N rows; what lies before and behind them
+ * comes from sums that the warps leave in shared memory (Anchors). */
+#ifndef DPG_ROWS_CUH
+#define DPG_ROWS_CUH
+#include "fast/gate.cuh"
+#include "fault.cuh"
+
+/* Which tile a block works on. */
+struct Place {
+    int64_t tile;
+    unsigned zero;       /* 0, but not to the compiler */
+    int hv, h, lr, rows; /* value head, query head, log2 R, rows that are not padding */
+    Chunk c;
+};
+__device__ __forceinline__ Place place_of(const Dims &d, unsigned tile, bool keys) {
+    Place p;
+    p.tile = tile;
+    p.hv = (int)(tile % (unsigned)d.HV);
+    p.h = p.hv / d.G;
+    p.lr = keys ? d.lr : 0;
+    p.c = d.chunk[tile / (unsigned)d.HV];
+    p.rows = p.c.len << p.lr;
+    p.zero = (unsigned)p.rows >> 31;
+    return p;
+}
+
+/* A tile's anchors, the first rows of its blocks of 16, by channel; log2 units. The warps leave the
+ * sums of their N rows and the gates of first rows here; one thread a channel makes the rest of
+ * them (solve). Differences are sums of what lies between, not differences of sums from the chunk's
+ * start.
+ */
+template <int K, int N> struct Anchors {
+    float here[C / N][K]; /* sum of a group of rows; then what to add to its own sums: the gate from
+                           * the block's anchor to the row before the group */
+    float first[4][K];    /* gate of the blocks' first rows */
+    float next[4][K];     /* from an anchor to the next one, from the last to the chunk's end */
+
+    /* before: from the chunk's start to each anchor, and to the chunk's end. Bit b of the value:
+     * does block b need sums over pairs. */
+    __device__ __forceinline__ int solve(int ch, float before[5]) {
+        const int G = 16 / N; /* groups of a block */
+        float run = 0.f;
+        int wide = 0;
+#pragma unroll
+        for (int b = 0; b < 4; b++) {
+            float f = first[b][ch], sum = 0.f, all = 0.f;
+            if (FAULT(GATE_BACK))
+                for (int g = 0; g < G; g++)
+                    all += here[b * G + g][ch];
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                float x = here[b * G + g][ch];
+                here[b * G + g][ch] = (FAULT(GATE_BACK) ? all - (all - sum) : sum) - f;
+                sum += x;
+            }
+            before[b] = run + f;
+            run += sum;
+            next[b][ch] = sum - f + (b < 3 ? first[b + 1][ch] : 0.f);
+            wide |= is_far(sum - f) << b;
+        }
+        before[4] = run;
+        return wide;
+    }
+};
+
+/* Does one of 32 N channels need them. */
+template <int N> __device__ __forceinline__ bool is_wide(const int wide[N]) {
+    int any = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        any |= wide[i];
+    return any;
+}
+/* One thread a channel, whole warps: anchors, and by block and 32 channels whether pairs need sums.
+ * Returns the gate of the whole chunk. */
+template <int K, int N>
+__device__ __forceinline__ float solve_anchors(Anchors<K, N> &anchors, float before[][K],
+                                               int wide[4][K / 32], int ch) {
+    float x[5];
+    int bits = anchors.solve(ch, x);
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+        before[b][ch] = x[b];
+        int any = __any_sync(~0u, bits >> b & 1);
+        if (ch % 32 == 0) wide[b][ch / 32] = any;
+    }
+    return x[4];
+}
+
+/* A lane's channels of its rows. */
+template <int K, int N> struct GateRows {
+    static const int E = K / 32;
+    float sum[N][E]; /* from the first of the rows to each, log2 units */
+
+    /* From the raw gate. A row behind the end, or of a key that is not its token's first, adds
+     * nothing. */
+    template <int GATE>
+    __device__ __forceinline__ void activate(const Dims &d, const dpg_tensors &t, const Place &p,
+                                             int row0, int ch) {
+        float a = t.A_log ? expf(t.A_log[p.hv]) : 1.f, bias[E], run[E];
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            bias[e] = t.dt_bias ? t.dt_bias[p.hv * K + ch + e] : 0.f;
+            run[e] = 0.f;
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            bool adds = row0 + i < p.rows && ((row0 + i) & ((1 << p.lr) - 1)) == 0;
+#pragma unroll
+            for (int e = 0; e < E; e++) {
+                float g = gate_floor(gate_fast<GATE>(sum[i][e], a, bias[e], d.lower_bound));
+                run[e] += adds ? g * LOG2E : 0.f;
+                sum[i][e] = run[e];
+            }
+        }
+    }
+    template <int BF16>
+    __device__ __forceinline__ void read(const Dims &d, const dpg_tensors &t, const Place &p,
+                                         int row0, int ch) {
+        int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, 0) * K + ch;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            int r = min(row0 + i, p.rows - 1);
+            load_values<E>(sum[i], t.g, first + row_in(d.HV, r >> p.lr, 0) * K, BF16);
+        }
+    }
+    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
+                                         int row0, int ch) {
+        if (d.g_bf16)
+            read<1>(d, t, p, row0, ch);
+        else
+            read<0>(d, t, p, row0, ch);
+        if (d.gate == DP_GATE_LOG)
+            activate<DP_GATE_LOG>(d, t, p, row0, ch);
+        else if (d.gate == DP_GATE_SOFTPLUS)
+            activate<DP_GATE_SOFTPLUS>(d, t, p, row0, ch);
+        else
+            activate<DP_GATE_LOWER_BOUND>(d, t, p, row0, ch);
+    }
+    __device__ __forceinline__ void publish(Anchors<K, N> &t, int row0, int ch) const {
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            t.here[row0 / N][ch + e] = sum[N - 1][e];
+            if (row0 % 16 == 0) t.first[row0 / 16][ch + e] = sum[0][e];
+        }
+    }
+};
+
+/* A lane's channels of N rows of k and q, as given but rounded to bf16, and 1/norms of the rows. */
+template <int K, int N> struct KeyRows {
+    static const int E = K / 32;
+    uint32_t k[N][E / 2], q[N][E / 2];
+    float sk[N], sq[N]; /* sums of squares of what was given, until finish() */
+    float rk, rq, own;  /* of row lane / (32 / N); own: q k' of normalised rows */
+
+    /* All loads before anything that waits for one; a row behind the end reads the last one. */
+    template <int BF16>
+    __device__ __forceinline__ void read(const Dims &d, const dpg_tensors &t, const Place &p,
+                                         int row0, int ch) {
+        int64_t k0 = row_at(p.c.t0, d.H, p.h, 0, p.lr) * K + ch;
+        int64_t q0 = row_at(p.c.t0, d.H, p.h, 0, 0) * K + ch;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            int r = min(row0 + i, p.rows - 1);
+            sk[i] = sq[i] = 0.f;
+            load_pairs<E>(k[i], t.k, k0 + row_in(d.H, r, p.lr) * K, BF16, sk[i]);
+            load_pairs<E>(q[i], t.q, q0 + row_in(d.H, r >> p.lr, 0) * K, BF16, sq[i]);
+        }
+    }
+    __device__ __forceinline__ void fetch(const Dims &d, const dpg_tensors &t, const Place &p,
+                                          int row0, int ch) {
+        if (d.in_bf16)
+            read<1>(d, t, p, row0, ch);
+        else
+            read<0>(d, t, p, row0, ch);
+    }
+    /* What follows from rows that were fetched. */
+    __device__ __forceinline__ void finish(const Dims &d, const Place &p, int row0, int lane) {
+        float dot[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            bool here = row0 + i < p.rows;
+            sk[i] = here ? sk[i] : 0.f;
+            sq[i] = here ? sq[i] : 0.f;
+            dot[i] = 0.f;
+#pragma unroll
+            for (int e = 0; e < E / 2; e++) {
+                k[i][e] = here ? k[i][e] : 0u;
+                q[i][e] = here ? q[i][e] : 0u;
+                float2 a = unpack2(k[i][e]), b = unpack2(q[i][e]);
+                dot[i] = fmaf(a.x, b.x, fmaf(a.y, b.y, dot[i]));
+            }
+        }
+        float nk = row_sums<N>(sk, lane), nq = row_sums<N>(sq, lane);
+        rk = d.l2norm ? rsqrtf(nk + (float)DP_L2_EPS) : 1.f;
+        rq = d.l2norm ? rsqrtf(nq + (float)DP_L2_EPS) : 1.f;
+        own = row_sums<N>(dot, lane) * rk * rq;
+    }
+    /* Row i, normalised. zero: 0, which the compiler cannot know: it would keep the pairs unpacked
+     * since the sums above, twice the registers. */
+    __device__ __forceinline__ void normed(float ky[E], float qy[E], int i, unsigned zero) const {
+        float nk = __shfl_sync(~0u, rk, lane_of(i)), nq = __shfl_sync(~0u, rq, lane_of(i));
+#pragma unroll
+        for (int e = 0; e < E; e += 2) {
+            float2 a = unpack2(k[i][e / 2] ^ zero), b = unpack2(q[i][e / 2] ^ zero);
+            ky[e] = a.x * nk;
+            ky[e + 1] = a.y * nk;
+            qy[e] = b.x * nq;
+            qy[e + 1] = b.y * nq;
+        }
+    }
+    /* The lane whose norms are those of row i. */
+    static __device__ __forceinline__ int lane_of(int i) { return i * (32 / N); }
+};
+
+/* E channels of a row times f, rounded. */
+template <int E>
+__device__ __forceinline__ void scaled(uint32_t y[E / 2], const float x[E], const float f[E]) {
+#pragma unroll
+    for (int e = 0; e < E; e += 2)
+        y[e / 2] = pack2(x[e] * f[e], x[e + 1] * f[e + 1]);
+}
+
+/* E neighbouring words. */
+template <int E> __device__ __forceinline__ void load_words(float y[E], const float *x) {
+#pragma unroll
+    for (int e = 0; e < E; e += 2)
+        *(float2 *)(y + e) = *(const float2 *)(x + e);
+}
+
+/* One gate a head: its sums from the chunk's start to each of the 64 rows by one warp, 2 a lane;
+ * log2 units. */
+__device__ __forceinline__ void sum_gate(float *gam, const Dims &d, const dpg_tensors &t,
+                                         const Place &p, int lane) {
+    float a = t.A_log ? expf(t.A_log[p.hv]) : 1.f, bias = t.dt_bias ? t.dt_bias[p.hv] : 0.f;
+    float g[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int r = lane * 2 + i;
+        g[i] = 0.f;
+        if (r >= p.rows || (r & ((1 << p.lr) - 1))) continue;
+        float raw = ldx(t.g, row_at(p.c.t0, d.HV, p.hv, r >> p.lr, 0), d.g_bf16);
+        g[i] = gate_floor(gate_value(d, raw, a, bias)) * LOG2E;
+    }
+    float sum = g[0] + g[1];
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) {
+        float x = __shfl_up_sync(~0u, sum, m);
+        if (lane >= m) sum += x;
+    }
+    float before = __shfl_up_sync(~0u, sum, 1);
+    if (lane == 0) before = 0.f;
+    gam[lane * 2] = before + g[0];
+    gam[lane * 2 + 1] = before + g[0] + g[1];
+}
+#endif

@@ -1,0 +1,130 @@
+/* gpu/fast/state.cuh - states on their way through chunks, forward and backward: what the passes of
+ * state.cu and state_bwd.cu share.
+ *
+ * S' = [16 v][K k] of 16 columns stays in registers in fp32, of one warp or a quarter of its k in
+ * each of 4. Written transposed, the accumulators of one product are the A operands of the next, so
+ * that warps with columns of their own never exchange anything. The sum over tokens of an update
+ * starts from zero and is added in fp32: the accumulator of a tensor core rounds toward zero, and S
+ * must not see that once per chunk. */
+#ifndef DPG_STATE_CUH
+#define DPG_STATE_CUH
+#include "fast/fast.cuh"
+#include "fast/ring.cuh"
+#include "fast/tile.cuh"
+#include "fault.cuh"
+
+/* NULL: not wanted, or zeros. */
+struct StateArgs {
+    const bf16 *w, *u, *kg, *qg, *Aqk, *dos;
+    const float *eC;
+    const float *given, *merged; /* states to start from: [Nseq][HV][K][V] of the caller,
+                                  * [parts][HV] [K][V] of the merge; forward and backward */
+    void *o;                     /* forward */
+    float *end;                  /* [Nseq][HV][K][V]: final_state, ds0 */
+    bf16 *states, *news;         /* h and X, or dh and dv_new, SLICES */
+    float *hm;                   /* the last state of a segment, for H or dH: rows of `row` words */
+    int row, seq0, nseg, parts; /* seq0: the first local sub-sequence; parts: segments that the last
+                                 * one was cut in, 1: whole to the backward */
+    int depth;                  /* stages of the ring */
+};
+
+/* Chunks of a pass: a segment, or a whole local sub-sequence, whose segments lie behind each other.
+ */
+struct Run {
+    int c0, n, gseq, starts, ends, part;
+};
+__device__ __forceinline__ Run run_of(const Seq &s) {
+    return Run{s.c0, s.c1 - s.c0, s.gseq, s.starts, s.ends, s.part};
+}
+
+/* State of one head that a pass starts from. */
+__device__ __forceinline__ const float *initial(const Dims &d, const StateArgs &a, bool given,
+                                                int gseq, int part, int hv) {
+    const float *from = given ? a.given : a.merged;
+    return from ? from + ((int64_t)(given ? gseq : part) * d.HV + hv) * d.K * d.V : NULL;
+}
+
+/* The state of 16 columns as A fragments, rounded. */
+template <int K>
+__device__ __forceinline__ void round_state(uint32_t sa[K / 16][4], const float S[K / 8][4]) {
+#pragma unroll
+    for (int j = 0; j < K / 16; j++)
+        fragment(sa[j], S[2 * j], S[2 * j + 1]);
+}
+
+/* acc += S' B' for B = [64 tokens][K] (ROWS): n-tiles of 8 tokens. */
+template <int K>
+__device__ __forceinline__ void times_rows(float acc[8][4], const uint32_t sa[K / 16][4],
+                                           const bf16 *B, int lane) {
+    Walk<> b = walk_across(B, 0, lane);
+#pragma unroll
+    for (int j = 0; j < K / 16; j++)
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            uint32_t r[4];
+            ldsm4(r, b.at(j, n));
+            two(acc[2 * n], acc[2 * n + 1], sa[j], r);
+        }
+}
+
+/* x = u' - x of 16 tokens, from the lane's place in their rows of a slice of u. */
+__device__ __forceinline__ void take_from_u(float x[2][4], uint32_t u_at) {
+    uint32_t r[4];
+    ldsm4t(r, u_at);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 y = unpack2(r[i]);
+        float *xx = x[i / 2] + i % 2 * 2;
+        xx[0] = y.x - xx[0];
+        xx[1] = y.y - xx[1];
+    }
+}
+
+/* acc += X' B of NJ n-tiles of 8 channels for B = [64 tokens][K] (ROWS), from channel k0 on; f(p):
+ * A fragment of 16 tokens. */
+template <int NJ, class F>
+__device__ __forceinline__ void times_columns(float acc[NJ][4], const Walk<> &b, int j0, F f) {
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+        const uint32_t *a = f(p);
+#pragma unroll
+        for (int n = 0; n < NJ; n += 2) {
+            uint32_t r[4];
+            ldsm4t(r, b.at((j0 + n) / 2, p));
+            two(acc[n], acc[n + 1], a, r);
+        }
+    }
+}
+
+/* S <- eC o S + acc, NJ n-tiles from channel 8 j0 on. */
+template <int NJ>
+__device__ __forceinline__ void decay_and_add(float S[NJ][4], const float acc[NJ][4],
+                                              const float *eC, int lane) {
+#pragma unroll
+    for (int n = 0; n < NJ; n++) {
+        float2 e = *(const float2 *)(eC + n * 8 + lane % 4 * 2);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            S[n][i] = fmaf(i % 2 ? e.y : e.x, S[n][i], acc[n][i]);
+    }
+}
+
+/* Kept states leave through shared memory, slice by slice: a fragment to rows row0 .. of a slice.
+ */
+__device__ __forceinline__ void keep_fragment(bf16 *slice, int row0, const uint32_t a[4],
+                                              int lane) {
+    stsm4t(slice_across(slice, row0, lane), a);
+}
+
+/* Stages that the device's shared memory holds beside `rest` bytes. */
+static inline int stages_that_fit(const dpg_plan *p, size_t stage, size_t rest) {
+    int n = (int)((p->device.shared - rest) / stage);
+    return n > MOST_STAGES ? MOST_STAGES : n;
+}
+/* Slices that share a block share the tiles it reads, and need no barriers; teams finish a chunk
+ * sooner. With fewer than about 100 blocks of 4 slices the chain of chunks is what takes the time.
+ */
+static inline bool by_teams(const dpg_plan *p, int nseq) {
+    return (int64_t)nseq * p->d.HV * (p->d.V / 64) < 100 * p->device.sms / 132;
+}
+#endif

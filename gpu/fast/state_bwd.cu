@@ -1,0 +1,337 @@
+/* gpu/fast/state_bwd.cu - the gradients of the states, last chunk to first, with dv_local inside:
+ *
+ *   dv_new' = do' Aqk + dS' kg'      dS' <- eC o dS' + scale do' qg - dv_new' w
+ *
+ * The undecayed dS is what meets kg. Kept: dS after each chunk (dh) and dv_new. Two kernels as in
+ * state.cu: k_scan_bwd, one warp per 16 columns, 4 in a block; k_team_bwd, few heads, 4 warps per
+ * 16 columns. Shared memory: a ring of chunks (Stage), where dh and dv_new are put in order on
+ * their way out, and in k_team_bwd the fragments that its warps hand to each other. */
+#include "fast/state.cuh"
+
+namespace {
+
+#define SLICES_OF_SCAN 4
+#define NEGATE 0x80008000u
+
+template <int K, int SL> struct Stage {
+    bf16 kg[C * K], w[C * K], qg[C * K], Aqk[C * C], dos[SL * C * 16];
+    float eC[K];
+};
+
+/* Segments side by side if the forward left their M. */
+__device__ __forceinline__ Run run_at(const Dims &d, const StateArgs &a, int seq) {
+    Run r = run_of(d.seq[seq]);
+    if (a.parts > 1 || seq < d.nseq - 1) return r;
+    Seq last = d.seq[seq + a.nseg - 1];
+    r.n = last.c1 - r.c0;
+    r.ends = last.ends;
+    r.part = 0;
+    return r;
+}
+__device__ __forceinline__ const float *initial_bwd(const Dims &d, const StateArgs &a, const Run &r,
+                                                    int hv) {
+    int part = FAULT(PARTS_TURNED) ? r.part : a.parts - 1 - r.part;
+    return initial(d, a, r.ends, r.gseq, part, hv);
+}
+
+template <int K, int V, int SL>
+__device__ __forceinline__ void load_chunks(Ring &r, Stage<K, SL> *stages, const Dims &d,
+                                            const StateArgs &a, Run run, int hv, int slice,
+                                            int lane) {
+    const int T2 = C * K * 2, bytes = 3 * T2 + C * C * 2 + SL * C * 32 + K * 4;
+    produce(r, stages, a.depth, run.n, bytes, lane, [&](Stage<K, SL> &s, int i, uint64_t *full) {
+        int64_t tile = (int64_t)(run.c0 + run.n - 1 - i) * d.HV + hv;
+        fill(s.kg, a.kg + tile * C * K, T2, full, lane);
+        fill(s.Aqk, a.Aqk + tile * C * C, C * C * 2, full, lane);
+        fill(s.dos, a.dos + (tile * (V / 16) + slice) * C * 16, SL * C * 32, full, lane);
+        fill(s.qg, a.qg + tile * C * K, T2, full, lane);
+        fill(s.w, a.w + tile * C * K, T2, full, lane);
+        fill(s.eC, a.eC + tile * K, K * 4, full, lane);
+    });
+}
+
+/* What is left of a sequence's gradient: ds0 where it starts, dH where other ranks or segments ask.
+ */
+__device__ __forceinline__ void last_state(const Dims &d, const StateArgs &a, const Run &r, int hv,
+                                           int k, int v, float s) {
+    if (a.end && r.starts) a.end[(((int64_t)r.gseq * d.HV + hv) * d.K + k) * d.V + v] = s;
+    if (a.hm) a.hm[(((int64_t)r.part * d.HV + hv) * d.K + k) * a.row + v] = s;
+}
+
+/* do of 16 columns as A fragments, 16 tokens each. */
+__device__ __forceinline__ void load_do(uint32_t oa[4][4], const bf16 *dos, int lane) {
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+        ldsm4t(oa[p], slice_across(dos, 16 * p, lane));
+}
+
+/* x += do' Aqk, dv_local, of 16 P tokens from block n0 on; Aqk is lower triangular in blocks of 16.
+ */
+template <int P>
+__device__ __forceinline__ void add_dv_local(float x[2 * P][4], const uint32_t oa[4][4],
+                                             const bf16 *Aqk, int n0, int lane) {
+    Walk<> b = walk_down(Aqk, 0, lane);
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+#pragma unroll
+        for (int n = 0; n < P; n++) {
+            if (p < n0 + n) continue;
+            uint32_t r[4];
+            ldsm4t(r, b.at(n0 + n, p));
+            two(x[2 * n], x[2 * n + 1], oa[p], r);
+        }
+}
+
+/* Of NJ n-tiles of 8 channels from 8 j0 on; xa: of -dv_new. */
+template <int K, int NJ, class STAGE>
+__device__ __forceinline__ void update(float S[NJ][4], const uint32_t oa[4][4],
+                                       const uint32_t xa[4][4], const STAGE &st, int j0,
+                                       float scale, int lane) {
+    const int STEP = NJ < 4 ? NJ : 4;
+    Walk<> qg = walk_down(st.qg, 0, lane), w = walk_down(st.w, 0, lane);
+#pragma unroll
+    for (int j = 0; j < NJ; j += STEP) {
+        float acc[STEP][4] = {};
+        times_columns<STEP>(acc, qg, j0 + j, [&](int p) { return oa[p]; });
+#pragma unroll
+        for (int n = 0; n < STEP; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                acc[n][e] *= scale;
+        times_columns<STEP>(acc, w, j0 + j, [&](int p) { return xa[p]; });
+        decay_and_add<STEP>(S + j, acc, st.eC + (j0 + j) * 8, lane);
+    }
+}
+
+/* ---- many heads ----------------------------------------------------------------------------- */
+
+template <int K> struct ScanSmem {
+    Ring ring;
+    bf16 S[SLICES_OF_SCAN][K * 16], X[SLICES_OF_SCAN][C * 16];
+};
+
+#define SCAN_THREADS (32 * (SLICES_OF_SCAN + 1))
+template <int K, int V>
+__global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan_bwd(Dims d, StateArgs a) {
+    extern __shared__ __align__(128) char raw[];
+    ScanSmem<K> &sm = *(ScanSmem<K> *)raw;
+    Stage<K, SLICES_OF_SCAN> *stages =
+        (Stage<K, SLICES_OF_SCAN> *)(raw + (sizeof sm + 127) / 128 * 128);
+    const int blocks = V / 16 / SLICES_OF_SCAN;
+    int first = blockIdx.x % blocks * SLICES_OF_SCAN, hv = blockIdx.x / blocks % d.HV;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Run run = run_at(d, a, a.seq0 + blockIdx.x / blocks / d.HV);
+    ring_init(sm.ring, SLICES_OF_SCAN);
+    __syncthreads();
+    if (warp == SLICES_OF_SCAN) {
+        load_chunks<K, V, SLICES_OF_SCAN>(sm.ring, stages, d, a, run, hv, first, lane);
+        return;
+    }
+    int slice = first + warp;
+    float S[K / 8][4];
+    const float *init = initial_bwd(d, a, run, hv);
+    each<K / 8>(S, lane,
+                [&](int k, int v, float &s) { s = init ? init[k * V + slice * 16 + v] : 0.f; });
+    Turn turn(a.depth);
+    for (int i = 0; i < run.n; i++, turn.next()) {
+        int64_t tile = (int64_t)(run.c0 + run.n - 1 - i) * d.HV + hv;
+        const Stage<K, SLICES_OF_SCAN> &st = stages[turn.slot];
+        float x[8][4] = {};
+        uint32_t sa[K / 16][4], oa[4][4], xa[4][4];
+        round_state<K>(sa, S);
+        turn.wait_full(sm.ring);
+        load_do(oa, st.dos + warp * C * 16, lane);
+        add_dv_local<4>(x, oa, st.Aqk, 0, lane);
+        times_rows<K>(x, sa, st.kg, lane);
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+            fragment(xa[p], x[2 * p], x[2 * p + 1]);
+        if (a.states) {
+            drain_wait(lane);
+            __syncwarp();
+#pragma unroll
+            for (int j = 0; j < K / 16; j++)
+                keep_fragment(sm.S[warp], 16 * j, sa[j], lane);
+#pragma unroll
+            for (int p = 0; p < 4; p++)
+                keep_fragment(sm.X[warp], 16 * p, xa[p], lane);
+            drain_fence();
+            __syncwarp();
+            drain(a.states + (tile * (V / 16) + slice) * K * 16, sm.S[warp], K * 32, lane);
+            drain(a.news + (tile * (V / 16) + slice) * C * 16, sm.X[warp], C * 32, lane);
+            drain_commit(lane);
+        }
+#pragma unroll
+        for (int e = 0; e < 16; e++)
+            xa[e / 4][e % 4] ^= NEGATE;
+        update<K, K / 8>(S, oa, xa, st, 0, d.scale, lane);
+        __syncwarp();
+        bar_arrive_warp(&sm.ring.empty[turn.slot], lane);
+    }
+    each<K / 8>(S, lane,
+                [&](int k, int v, float &s) { last_state(d, a, run, hv, k, slice * 16 + v, s); });
+    drain_wait(lane);
+}
+
+/* ---- few heads ------------------------------------------------------------------------------ */
+
+/* Warp t makes dv_new of tokens 16 t .. and dS of its K / 4 channels. */
+template <int K> struct TeamSmem {
+    Ring ring;
+    uint4 S[2][K / 16][32], X[2][4][32];
+    bf16 hs[2][K * 16], xs[2][C * 16];
+};
+__device__ __forceinline__ void team_sync() { sync_part(1, 128); }
+
+#define TEAM_THREADS 160
+template <int K, int V>
+__global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs a) {
+    extern __shared__ __align__(128) char raw[];
+    TeamSmem<K> &sm = *(TeamSmem<K> *)raw;
+    Stage<K, 1> *stages = (Stage<K, 1> *)(raw + (sizeof sm + 127) / 128 * 128);
+    const int NJ = K / 32;
+    int slice = blockIdx.x % (V / 16), hv = blockIdx.x / (V / 16) % d.HV;
+    int t = threadIdx.x / 32, lane = threadIdx.x % 32, k0 = t * NJ * 8;
+    Run run = run_at(d, a, a.seq0 + blockIdx.x / (V / 16) / d.HV);
+    ring_init(sm.ring, 4);
+    __syncthreads();
+    if (t == 4) {
+        load_chunks<K, V, 1>(sm.ring, stages, d, a, run, hv, slice, lane);
+        return;
+    }
+    float S[NJ][4];
+    const float *init = initial_bwd(d, a, run, hv);
+    each<NJ>(S, lane,
+             [&](int k, int v, float &s) { s = init ? init[(k0 + k) * V + slice * 16 + v] : 0.f; });
+    Turn turn(a.depth);
+    for (int i = 0; i < run.n; i++, turn.next()) {
+        int64_t tile = (int64_t)(run.c0 + run.n - 1 - i) * d.HV + hv;
+        int buf = i % 2;
+        const Stage<K, 1> &st = stages[turn.slot];
+        float x[2][2][4] = {};
+        uint32_t oa[4][4], xa[4][4], b[K / 16][4], r[4];
+#pragma unroll
+        for (int j = 0; j < NJ; j += 2) {
+            fragment(r, S[j], S[j + 1]);
+            sm.S[buf][(t * NJ + j) / 2][lane] = make_uint4(r[0], r[1], r[2], r[3]);
+            keep_fragment(sm.hs[buf], k0 + j * 8, r, lane);
+        }
+        drain_fence();
+        turn.wait_full(sm.ring);
+        Walk<> kg = walk_across(st.kg, 16 * t, lane);
+#pragma unroll
+        for (int j = 0; j < K / 16; j++)
+            ldsm4(b[j], kg.at(j));
+        load_do(oa, st.dos, lane);
+        add_dv_local<1>(x[0], oa, st.Aqk, t, lane);
+        team_sync();
+        if (a.states && t == 0)
+            drain(a.states + (tile * (V / 16) + slice) * K * 16, sm.hs[buf], K * 32, lane);
+#pragma unroll
+        for (int j = 0; j < K / 16; j++) { /* even and odd k-steps apart: shorter chains */
+            uint4 f = sm.S[buf][j][lane];
+            uint32_t sa[4] = {f.x, f.y, f.z, f.w};
+            two(x[j % 2][0], x[j % 2][1], sa, b[j]);
+        }
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            x[0][e / 4][e % 4] += x[1][e / 4][e % 4];
+        fragment(r, x[0][0], x[0][1]);
+        keep_fragment(sm.xs[buf], 16 * t, r, lane);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            r[e] ^= NEGATE;
+        sm.X[buf][t][lane] = make_uint4(r[0], r[1], r[2], r[3]);
+        drain_fence();
+        if (t == 0) drain_wait(lane); /* of the chunk before: written again behind the barrier */
+        team_sync();
+        if (a.states && t == 0) {
+            drain(a.news + (tile * (V / 16) + slice) * C * 16, sm.xs[buf], C * 32, lane);
+            drain_commit(lane);
+        }
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            uint4 f = sm.X[buf][p][lane];
+            xa[p][0] = f.x;
+            xa[p][1] = f.y;
+            xa[p][2] = f.z;
+            xa[p][3] = f.w;
+        }
+        update<K, NJ>(S, oa, xa, st, k0 / 8, d.scale, lane);
+        __syncwarp();
+        bar_arrive_warp(&sm.ring.empty[turn.slot], lane);
+    }
+    each<NJ>(S, lane,
+             [&](int k, int v, float &s) { last_state(d, a, run, hv, k0 + k, slice * 16 + v, s); });
+    if (t == 0) drain_wait(lane);
+}
+
+/* ---- host ----------------------------------------------------------------------------------- */
+
+template <int K, int V> struct PassBwd {
+    static dp_status scan(const Call &c, StateArgs a, int nseq) {
+        auto kernel = k_scan_bwd<K, V>;
+        size_t stage = sizeof(Stage<K, SLICES_OF_SCAN>),
+               rest = (sizeof(ScanSmem<K>) + 127) / 128 * 128;
+        a.depth = stages_that_fit(c.p, stage, rest);
+        int bytes = (int)(rest + a.depth * stage);
+        unsigned blocks = (unsigned)nseq * c.p->d.HV * (V / 16 / SLICES_OF_SCAN);
+        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<blocks, SCAN_THREADS, bytes, c.s>>>(c.p->d, a);
+        CK_LAUNCH(c.e, "k_scan_bwd");
+        return DP_OK;
+    }
+    static dp_status team(const Call &c, StateArgs a, int nseq) {
+        auto kernel = k_team_bwd<K, V>;
+        size_t stage = sizeof(Stage<K, 1>), rest = (sizeof(TeamSmem<K>) + 127) / 128 * 128;
+        a.depth = stages_that_fit(c.p, stage, rest);
+        int bytes = (int)(rest + a.depth * stage);
+        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<(unsigned)nseq * c.p->d.HV *(V / 16), TEAM_THREADS, bytes, c.s>>>(c.p->d, a);
+        CK_LAUNCH(c.e, "k_team_bwd");
+        return DP_OK;
+    }
+    static dp_status run(const Call &c, StateArgs a, int nseq) {
+        return by_teams(c.p, nseq) ? team(c, a, nseq) : scan(c, a, nseq);
+    }
+};
+
+} // namespace
+
+static StateArgs state_args(const Call &c) {
+    StateArgs a = {};
+    a.w = at<bf16>(c, B_W);
+    a.kg = at<bf16>(c, B_KG);
+    a.qg = at<bf16>(c, B_QG);
+    a.Aqk = at<bf16>(c, B_AQK);
+    a.dos = at<bf16>(c, B_DO);
+    a.eC = at<float>(c, B_EC);
+    a.given = c.g->dfinal_state;
+    a.nseg = c.p->nseg;
+    a.parts = c.p->parts;
+    return a;
+}
+
+dp_status fast_bwd_state(const Call &c) {
+    FAULT_TO_DEVICE(c.e, c.s);
+    StateArgs a = state_args(c);
+    a.merged = at<float>(c, B_DSOUT);
+    a.end = c.g->ds0;
+    a.states = at<bf16>(c, B_DH);
+    a.news = at<bf16>(c, B_DV_NEW);
+    return by_widths<PassBwd>(c, a, c.p->d.nseq - 1 + c.p->parts);
+}
+
+dp_status fast_bwd_pre(const Call &c) {
+    FAULT_TO_DEVICE(c.e, c.s);
+    const dpg_plan *p = c.p;
+    StateArgs a = state_args(c);
+    a.hm = at<float>(c, B_DHM);
+    a.row = dh_row(p);
+    if (p->parts == 1) return by_widths<PassBwd>(c, a, 1);
+    /* nobody asks for dH of the first part of a sequence */
+    a.hm = at<float>(c, B_SEG);
+    a.row = p->d.V;
+    a.seq0 = p->is_first;
+    return by_widths<PassBwd>(c, a, p->parts - p->is_first);
+}

@@ -1,0 +1,161 @@
+/* gpu/fast/tile.cuh - tiles of 64 rows in shared memory: pieces of 16 bytes, fragments, and the
+ * ways in which a warp names the rows of a 16 x 16 block for matrix loads. */
+#ifndef DPG_TILE_CUH
+#define DPG_TILE_CUH
+#include "instructions.cuh"
+#include "plan/values.cuh"
+
+#define C DP_CHUNK
+#define LOG2E 1.4426950408889634f
+
+__device__ __forceinline__ uint32_t lds32(const bf16 *p) { return *(const uint32_t *)p; }
+
+/* An A fragment from n-tiles a, b of an accumulator. */
+__device__ __forceinline__ void fragment(uint32_t r[4], const float a[4], const float b[4]) {
+    r[0] = pack2(a[0], a[1]);
+    r[1] = pack2(a[2], a[3]);
+    r[2] = pack2(b[0], b[1]);
+    r[3] = pack2(b[2], b[3]);
+}
+
+/* ---- where a piece lies --------------------------------------------------------------------- */
+
+/* Element offset of piece p of a row: ROWS of any width; slice sl of SLICES(rows), p in {0, 1}. */
+__device__ __forceinline__ int rows_at(int row, int p) {
+    return ((p / 8 * C + row) * 8 + (p % 8 ^ (row & 7))) * 8;
+}
+__device__ __forceinline__ int piece_at(int rows, int sl, int row, int p) {
+    return ((sl * rows + row) * 2 + (p ^ (row >> 2 & 1))) * 8;
+}
+
+/* The two ways a warp's lanes name the rows of a 16 x 16 block for ldsm4. DOWN: A as it stands, or
+ * B = [k][n] with ldsm4t. ACROSS: B = [n][k] as it stands, or A' with ldsm4t. */
+__device__ __forceinline__ int down_row(int lane) { return lane % 16; }
+__device__ __forceinline__ int down_p(int lane) { return lane / 16; }
+__device__ __forceinline__ int across_row(int lane) { return lane % 8 + lane / 16 * 8; }
+__device__ __forceinline__ int across_p(int lane) { return lane / 8 % 2; }
+
+/* The lane's row of ROWS, 16 rows from `row0` on, walked along its pieces: one LOP3 a step, because
+ * 2 j + p ^ r = 2 j ^ (p ^ r). at(j): pieces 2 j and 2 j + 1, columns 16 j ..; of rows 16 i further
+ * down with `down`. */
+template <int ROWS_OF_TILE = C> struct Walk {
+    uint32_t a;
+    __device__ __forceinline__ Walk(const bf16 *tile, int row, int p)
+        : a(saddr(tile) + row * 128 + ((p ^ (row & 7)) << 4)) {}
+    __device__ __forceinline__ uint32_t at(int j, int i = 0) const {
+        return (a ^ (j % 4 * 32)) + j / 4 * (ROWS_OF_TILE * 128) + i * 2048;
+    }
+};
+__device__ __forceinline__ Walk<> walk_down(const bf16 *tile, int row0, int lane) {
+    return Walk<>(tile, row0 + down_row(lane), down_p(lane));
+}
+__device__ __forceinline__ Walk<> walk_across(const bf16 *tile, int row0, int lane) {
+    return Walk<>(tile, row0 + across_row(lane), across_p(lane));
+}
+/* The lane's place in 16 rows of a slice of 16 columns; slices and 16-row blocks further on are
+ * constant distances away (rows * 32 bytes, 512 bytes). */
+__device__ __forceinline__ uint32_t slice_down(const bf16 *slice, int row0, int lane) {
+    return saddr(slice + piece_at(C, 0, row0 + down_row(lane), down_p(lane)));
+}
+__device__ __forceinline__ uint32_t slice_across(const bf16 *slice, int row0, int lane) {
+    return saddr(slice + piece_at(C, 0, row0 + across_row(lane), across_p(lane)));
+}
+
+/* Two n-tiles. */
+__device__ __forceinline__ void two(float c0[4], float c1[4], const uint32_t a[4],
+                                    const uint32_t b[4]) {
+    mma(c0, a, b[0], b[1]);
+    mma(c1, a, b[2], b[3]);
+}
+
+/* Element (k, v) of a state or of X', TILES n-tiles of 8 rows, from the transposed fragments of 16
+ * columns, through f(k, v, float &). */
+template <int TILES, class F> __device__ __forceinline__ void each(float (*S)[4], int lane, F f) {
+#pragma unroll
+    for (int j = 0; j < TILES; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            f(j * 8 + lane % 4 * 2 + e % 2, lane / 4 + e / 2 * 8, S[j][e]);
+}
+
+/* ---- rows of inputs ------------------------------------------------------------------------- */
+
+/* Row (token t0 + r >> lr, head, key) of a tensor of `heads` heads of 1 << lr keys. */
+__device__ __forceinline__ int64_t row_at(int64_t t0, int heads, int head, int r, int lr) {
+    return (((t0 + (r >> lr)) * heads + head) << lr) + (r & ((1 << lr) - 1));
+}
+
+/* The same row from row 0 of its tile, which stands at row_at(t0, heads, head, 0, lr). */
+__device__ __forceinline__ unsigned row_in(int heads, int r, int lr) {
+    return (((unsigned)(r >> lr) * heads) << lr) + (r & ((1 << lr) - 1));
+}
+
+/* N (2 or 4) numbers of an input, bf16 or fp32, from element `at` on, rounded to bf16; adds the
+ * squares of what was given to ss. */
+template <int N>
+__device__ __forceinline__ void load_pairs(uint32_t y[N / 2], const void *x, int64_t at,
+                                           int is_bf16, float &ss) {
+    float f[N];
+    if (is_bf16) {
+        if (N == 4)
+            *(uint2 *)y = *(const uint2 *)((const bf16 *)x + at);
+        else
+            *y = *(const uint32_t *)((const bf16 *)x + at);
+#pragma unroll
+        for (int i = 0; i < N; i += 2)
+            *(float2 *)(f + i) = unpack2(y[i / 2]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            *(float2 *)(f + i) = *(const float2 *)((const float *)x + at + i);
+            y[i / 2] = pack2(f[i], f[i + 1]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        ss = fmaf(f[i], f[i], ss);
+}
+
+/* N numbers as they are. */
+template <int N>
+__device__ __forceinline__ void load_values(float y[N], const void *x, int64_t at, int is_bf16) {
+    float unused = 0.f;
+    uint32_t p[N / 2];
+    if (!is_bf16) {
+#pragma unroll
+        for (int i = 0; i < N; i += 2)
+            *(float2 *)(y + i) = *(const float2 *)((const float *)x + at + i);
+        return;
+    }
+    load_pairs<N>(p, x, at, true, unused);
+#pragma unroll
+    for (int i = 0; i < N; i += 2)
+        *(float2 *)(y + i) = unpack2(p[i / 2]);
+}
+
+/* N pairs to shared or global memory. */
+template <int N> __device__ __forceinline__ void store_pairs(bf16 *to, const uint32_t y[N / 2]) {
+    if (N == 4)
+        *(uint2 *)to = make_uint2(y[0], y[1]);
+    else
+        *(uint32_t *)to = y[0];
+}
+
+/* One value of R rows in every lane of a warp: their sums over the warp. Lane l gets that of row
+ * l / (32 / R), in 32 / R lanes alike: each step halves the rows that a lane still holds. */
+template <int R> __device__ __forceinline__ float row_sums(float x[R], int lane) {
+#pragma unroll
+    for (int n = R / 2, m = 16; n; n /= 2, m /= 2) {
+        bool upper = lane & m;
+#pragma unroll
+        for (int i = 0; i < n; i++) {
+            float send = upper ? x[i] : x[i + n], keep = upper ? x[i + n] : x[i];
+            x[i] = keep + __shfl_xor_sync(~0u, send, m);
+        }
+    }
+#pragma unroll
+    for (int m = 32 / R / 2; m; m /= 2)
+        x[0] += __shfl_xor_sync(~0u, x[0], m);
+    return x[0];
+}
+#endif

@@ -1,0 +1,285 @@
+/* gpu/instructions.cuh - every instruction that CUDA C++ has no word for, as a function; no other
+ * file holds assembly. gpu/tests/cpu/include/instructions.cuh is the same list for the CPU.
+ *
+ * Fragments are those of mma.m16n8k16 (PTX ISA): with gr = lane / 4, tc = lane % 4 an accumulator
+ * holds rows gr, gr + 8 and columns 2 tc, 2 tc + 1.
+ *
+ * Copies between global and shared memory come in three forms with the same meaning:
+ *   DPG_BULK  (9.0 and up) the copy engine, one thread starts a copy, a barrier counts its bytes
+ *   otherwise (8.x)        cp.async of 16 bytes by every lane, all lanes arrive at the barrier
+ *   -DDPG_PLAIN_LOADS      plain loads and stores by every lane, for compute-sanitizer's racecheck,
+ *                          which does not know that a barrier's bytes order a bulk copy before the
+ *                          reads behind it */
+#ifndef DPG_INSTRUCTIONS_CUH
+#define DPG_INSTRUCTIONS_CUH
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+#if !defined(DPG_PLAIN_LOADS) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define DPG_BULK 1
+#else
+#define DPG_BULK 0
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define DPG_NO_MMA 1 /* 7.5: the simple path alone, whose chain is fp32 there (plan/create.cu) */
+#endif
+/* Blocks of 227 KB of shared memory. */
+#if defined(__CUDA_ARCH__) && \
+    (__CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000 || __CUDA_ARCH__ == 1030)
+#define ROOMY_BLOCKS 1
+#else
+#define ROOMY_BLOCKS 0
+#endif
+
+/* What was stored before is read again behind it, not kept in a register. */
+__device__ __forceinline__ void compiler_fence() { asm volatile("" ::: "memory"); }
+
+/* ---- arithmetic ----------------------------------------------------------------------------- */
+
+__device__ __forceinline__ float ex2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float fma_ftz(float a, float b, float c) {
+    float y;
+    asm("fma.rn.ftz.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
+    return y;
+}
+__device__ __forceinline__ float tf32_rna(float x) {
+    uint32_t r = 0;
+#ifndef DPG_NO_MMA
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+#endif
+    return __uint_as_float(r);
+}
+
+/* ---- tensor cores --------------------------------------------------------------------------- */
+
+/* c += a b: 16 x 8, 16 deep, bf16; 8 deep, tf32. */
+__device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+#ifndef DPG_NO_MMA
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+__device__ __forceinline__ void mma_tf32(float c[4], const float a[4], const float b[2]) {
+#ifndef DPG_NO_MMA
+    const uint32_t *A = (const uint32_t *)a, *B = (const uint32_t *)b;
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B[0]), "r"(B[1]));
+#endif
+}
+
+/* Shared memory as the copies and matrix loads address it. */
+__device__ __forceinline__ uint32_t saddr(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* Four 8 x 8 matrices of bf16 whose rows lie at the addresses of lanes 0-7, 8-15, 16-23, 24-31: as
+ * they stand, and transposed. */
+__device__ __forceinline__ void ldsm4(uint32_t r[4], uint32_t addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr));
+}
+__device__ __forceinline__ void ldsm4t(uint32_t r[4], uint32_t addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr));
+}
+/* The reverse of both. */
+__device__ __forceinline__ void stsm4(uint32_t addr, const uint32_t r[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+#else
+    int lane = threadIdx.x % 32;
+    for (int i = 0; i < 4; i++) {
+        uint32_t row = __shfl_sync(~0u, addr, 8 * i + lane / 4);
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + lane % 4 * 4), "r"(r[i]) : "memory");
+    }
+#endif
+}
+__device__ __forceinline__ void stsm4t(uint32_t addr, const uint32_t r[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+#else
+    int lane = threadIdx.x % 32;
+    for (int i = 0; i < 4; i++) {
+        uint32_t t, row = __shfl_sync(~0u, addr, 8 * i + lane / 4);
+        asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(r[i]));
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + lane % 4 * 4), "r"(t) : "memory");
+    }
+#endif
+}
+
+/* ---- warpgroup products (9.0a) ------------------------------------------------------------ */
+
+__device__ __forceinline__ void wg_fence() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wg_commit() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+template <int N> __device__ __forceinline__ void wg_wait() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+#endif
+}
+
+#define R4(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
+#define R32(d) R4(d[0]), R4(d[1]), R4(d[2]), R4(d[3]), R4(d[4]), R4(d[5]), R4(d[6]), R4(d[7])
+
+/* All but the last N groups have ended, and d may be read: as operands its words cannot be read
+ * before. */
+template <int N> __device__ __forceinline__ void wg_wait(float (*d)[4]) {
+    wg_wait<N>();
+    asm volatile("" : R32(d)::"memory");
+}
+/* d = A B if first, else d += A B: 64 rows, 64 columns, 16 deep; B by descriptor. T: B is [16][64]
+ * in memory, else [64][16]. */
+template <int T>
+__device__ __forceinline__ void wg_mul(float (*d)[4], const uint32_t a[4], uint64_t b, bool first) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, %38, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,"
+                 "%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"
+                 "%29,%30,%31}, {%32,%33,%34,%35}, %36, p, 1, 1, %37;\n}"
+                 : R32(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(T), "r"((int)first));
+#endif
+}
+
+/* ---- copies of a block's own loads ---------------------------------------------------------- */
+
+/* 16 bytes, or zeros. */
+__device__ __forceinline__ void cp16(void *dst, const void *src, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(saddr(dst)), "l"(src),
+                 "r"(valid ? 16 : 0));
+}
+__device__ __forceinline__ void cp_commit() { asm volatile("cp.async.commit_group;"); }
+template <int N> __device__ __forceinline__ void cp_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* ---- barriers in shared memory -------------------------------------------------------------- */
+
+/* What a full barrier of one producer warp counts, and an empty one of `warps` reading warps. Plain
+ * loads: every lane arrives, as racecheck does not take a __syncwarp() and lane 0's arrival behind
+ * it for the arrival of the others. */
+#define FULL_COUNT (DPG_BULK ? 1 : 32)
+#ifdef DPG_PLAIN_LOADS
+#define EMPTY_COUNT(warps) (32 * (warps))
+#else
+#define EMPTY_COUNT(warps) (warps)
+#endif
+
+__device__ __forceinline__ void bar_init(uint64_t *b, int n) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(saddr(b)), "r"(n) : "memory");
+}
+/* Behind the last bar_init, before the barrier that lets others use them. */
+__device__ __forceinline__ void bar_init_end() {
+#if DPG_BULK
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void bar_arrive(uint64_t *b) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(saddr(b))
+                 : "memory");
+}
+__device__ __forceinline__ void bar_wait(uint64_t *b, int parity) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define BAR_ASK "mbarrier.try_wait.parity.shared.b64"
+#else
+#define BAR_ASK "mbarrier.test_wait.parity.shared.b64"
+#endif
+    asm volatile("{\n.reg .pred p;\nagain:\n" BAR_ASK " p, [%0], %1;\n@p bra done;\nbra again;\n"
+                 "done:\n}" ::"r"(saddr(b)),
+                 "r"(parity)
+                 : "memory");
+}
+/* The warp is done with what a barrier of EMPTY_COUNT guards; __syncwarp() before. */
+__device__ __forceinline__ void bar_arrive_warp(uint64_t *b, int lane) {
+    if (EMPTY_COUNT(1) > 1 || lane == 0) bar_arrive(b);
+}
+/* Threads of a part of a block: named barrier `id`, n threads. */
+__device__ __forceinline__ void sync_part(int id, int n) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
+
+/* ---- copies by one producer warp, all lanes together ---------------------------------------- */
+
+/* Opens, fills and closes a barrier of FULL_COUNT; bytes: all that will come, multiples of 16. */
+__device__ __forceinline__ void fill_begin(uint64_t *b, int bytes, int lane) {
+#if DPG_BULK
+    if (lane == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(saddr(b)), "r"(bytes)
+                     : "memory");
+#endif
+}
+__device__ __forceinline__ void fill(void *dst, const void *src, int bytes, uint64_t *b, int lane) {
+#if DPG_BULK
+    if (lane == 0)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+                     "[%1], %2, [%3];" ::"r"(saddr(dst)),
+                     "l"(src), "r"(bytes), "r"(saddr(b))
+                     : "memory");
+#else
+    for (int i = lane; i < bytes / 16; i += 32)
+#ifdef DPG_PLAIN_LOADS
+        ((uint4 *)dst)[i] = ((const uint4 *)src)[i];
+#else
+        cp16((uint4 *)dst + i, (const uint4 *)src + i, true);
+#endif
+#endif
+}
+__device__ __forceinline__ void fill_end(uint64_t *b, int lane) {
+    (void)lane;
+#ifdef DPG_PLAIN_LOADS
+    bar_arrive(b);
+#elif !DPG_BULK
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(saddr(b)) : "memory");
+#endif
+}
+
+/* Shared to global memory by one warp. Before: drain_fence() by all who wrote the words, then a
+ * barrier. The words may be overwritten behind drain_wait() of the same warp and a barrier. */
+__device__ __forceinline__ void drain_fence() {
+#if DPG_BULK
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void drain(void *dst, const void *src, int bytes, int lane) {
+#if DPG_BULK
+    if (lane == 0)
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst),
+                     "r"(saddr(src)), "r"(bytes)
+                     : "memory");
+#else
+    for (int i = lane; i < bytes / 16; i += 32)
+        ((uint4 *)dst)[i] = ((const uint4 *)src)[i];
+#endif
+}
+__device__ __forceinline__ void drain_commit(int lane) {
+#if DPG_BULK
+    if (lane == 0) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void drain_wait(int lane) {
+#if DPG_BULK
+    if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+#endif

@@ -1,0 +1,244 @@
+/* gpu/plan/create.cu - plans: what a problem and its options must be, which path takes it and why,
+ * and what the plan owns. */
+#include "plan/paths.cuh"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+dp_status dpg_fail(dp_err *e, dp_status code, const char *fmt, ...) {
+    if (e && e->code == DP_OK) {
+        va_list ap;
+        va_start(ap, fmt);
+        vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+        va_end(ap);
+        e->code = code;
+    }
+    return code;
+}
+
+/* ---- paths ---------------------------------------------------------------------------------- */
+
+/* The path of the backward or the forward, and in `why` what chose it. DPG_SAVE_ALL takes one path
+ * for both. */
+static dpg_path choose_path(const dpg_problem *p, const dpg_options *o, const Device *dev,
+                            int is_bwd, char why[160]) {
+    int both = o->path == DPG_PATH_AUTO && o->backward && o->save == DPG_SAVE_ALL;
+    dpg_path asked = is_bwd || both ? o->bwd_path : o->path;
+    const char *no = fast_refuses(p, o, dev, is_bwd || both);
+    if (asked != DPG_PATH_AUTO)
+        snprintf(why, 160, "asked for");
+    else
+        snprintf(why, 160, "%s", no ? no : "takes this problem on this device");
+    return asked != DPG_PATH_AUTO ? asked : no ? DPG_PATH_SIMPLE : DPG_PATH_FAST;
+}
+
+#define NEED(cond, ...)                                                       \
+    do {                                                                      \
+        if (!(cond)) return dpg_fail(e, DP_EINPUT, "dpg_plan: " __VA_ARGS__); \
+    } while (0)
+
+static dp_status check_problem(const dpg_problem *p, int rank, int N, dp_err *e) {
+    NEED(N >= 1 && rank >= 0 && rank < N, "rank %d of %d", rank, N);
+    NEED(p->T >= N && p->T % N == 0, "T = %lld is not a multiple of %d ranks", (long long)p->T, N);
+    NEED(p->K >= 16 && p->K <= 256 && p->K % 16 == 0, "K = %d is not a multiple of 16 up to 256",
+         p->K);
+    NEED(p->V >= 16 && p->V <= 256 && p->V % 16 == 0, "V = %d is not a multiple of 16 up to 256",
+         p->V);
+    NEED(p->R == 1 || p->R == 2 || p->R == 4, "R = %d is not 1, 2 or 4", p->R);
+    NEED(p->H >= 1 && p->HV >= p->H && p->HV % p->H == 0, "HV = %d is not a multiple of H = %d",
+         p->HV, p->H);
+    NEED(p->Kg == 1 || p->Kg == p->K, "Kg = %d is neither 1 nor K", p->Kg);
+    NEED(p->gate != DP_GATE_LOWER_BOUND || p->lower_bound < 0, "lower_bound = %g is not negative",
+         p->lower_bound);
+    NEED(p->Nseq >= 1 && p->cu && p->cu[0] == 0 && p->cu[p->Nseq] == p->T,
+         "cu does not run from 0 to T");
+    for (int i = 0; i < p->Nseq; i++)
+        NEED(p->cu[i] <= p->cu[i + 1], "cu[%d] > cu[%d]", i, i + 1);
+    return DP_OK;
+}
+
+static dp_status check_options(const dpg_problem *p, const dpg_options *o, const Device *dev,
+                               dp_err *e) {
+    char why[160];
+    const char *no = fast_refuses(p, o, dev, 0);
+    NEED(o->base == DP_BASE_FP32 || o->base == DP_BASE_BF16,
+         "base policy is neither fp32 nor bf16");
+    NEED(o->chain == DP_FP32 || o->chain == DP_TF32X3 || o->chain == DP_TF32 ||
+             o->chain == DP_TF32RZ || o->chain == DP_BF16,
+         "no such chain format on the device");
+    NEED(o->path != DPG_PATH_FAST || !no, "the fast path does not take this problem: %s", no);
+    if (!o->backward) return DP_OK;
+    dpg_path bwd = choose_path(p, o, dev, 1, why);
+    no = fast_refuses(p, o, dev, 1);
+    NEED(o->bwd_path != DPG_PATH_FAST || !no, "the fast backward does not take this problem: %s",
+         no);
+    NEED(o->save == DPG_SAVE_STATE || choose_path(p, o, dev, 0, why) == bwd,
+         "save all needs forward and backward on the same path");
+    NEED(!o->pair_dg || bwd == DPG_PATH_SIMPLE, "pair_dg needs the simple backward");
+    return DP_OK;
+}
+
+/* ---- what a plan owns ----------------------------------------------------------------------- */
+
+static dp_status upload(dpg_plan *pl, dp_err *e) {
+    size_t nc = pl->d.NT * sizeof(Chunk), ns = (pl->d.nseq - 1 + pl->nseg) * sizeof(Seq);
+    CK(e, cudaMalloc(&pl->tables, nc + ns));
+    CK(e, cudaMemcpy(pl->tables, pl->chunks_h, nc, cudaMemcpyHostToDevice));
+    CK(e, cudaMemcpy((char *)pl->tables + nc, pl->seqs_h, ns, cudaMemcpyHostToDevice));
+    pl->d.chunk = (const Chunk *)pl->tables;
+    pl->d.seq = (const Seq *)((char *)pl->tables + nc);
+    return DP_OK;
+}
+
+/* Its kernels, few and waited for by other ranks, go before those of the caller's stream. */
+static dp_status side_stream(dpg_plan *pl, dp_err *e) {
+    int least, greatest;
+    CK(e, cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CK(e, cudaStreamCreateWithPriority(&pl->side, cudaStreamNonBlocking, greatest));
+    CK(e, cudaEventCreateWithFlags(&pl->forked, cudaEventDisableTiming));
+    CK(e, cudaEventCreateWithFlags(&pl->joined, cudaEventDisableTiming));
+    return DP_OK;
+}
+
+static Dims dims_of(const dpg_problem *p, const dpg_options *o, dpg_path path) {
+    Dims d = {};
+    d.H = p->H;
+    d.HV = p->HV;
+    d.G = p->HV / p->H;
+    d.K = p->K;
+    d.V = p->V;
+    d.R = p->R;
+    d.Kg = p->Kg;
+    d.lr = p->R / 2;
+    d.tok = path == DPG_PATH_FAST ? DP_CHUNK / p->R : DP_CHUNK;
+    d.n = d.tok * p->R;
+    d.scale = (float)p->scale;
+    d.lower_bound = (float)p->lower_bound;
+    d.gate = p->gate;
+    d.beta_form = p->beta_form;
+    d.l2norm = p->l2norm;
+    d.in_bf16 = p->dtype == DPG_BF16;
+    d.g_bf16 = p->gdtype == DPG_BF16;
+    d.o_bf16 = p->odtype == DPG_BF16;
+    d.d_bf16 = p->ddtype == DPG_BF16;
+    d.dg_bf16 = p->dgdtype == DPG_BF16;
+    d.rb = o->base == DP_BASE_BF16;
+    return d;
+}
+
+/* A plan to be: the arguments of dpg_plan_create and what the device is. */
+struct Wanted {
+    const dpg_problem *p;
+    const dpg_options *opt;
+    Device device;
+    int rank, N;
+};
+
+static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e) {
+    char why[160];
+    dpg_plan *pl = (dpg_plan *)calloc(1, sizeof *pl);
+    if (!pl) return dpg_fail(e, DP_ENOMEM, "%s:%d: plan", __FILE__, __LINE__);
+    pl->opt = *w.opt;
+    pl->device = w.device;
+    pl->rank = w.rank;
+    pl->N = w.N;
+    pl->is_bwd = is_bwd;
+    pl->opt.path = choose_path(w.p, w.opt, &w.device, is_bwd, pl->why);
+    pl->path = pl->opt.path == DPG_PATH_FAST ? &fast_path : &simple_path;
+    if (pl->opt.path == DPG_PATH_SIMPLE || !fast_augments(&w.device))
+        pl->opt.chain_how = DPG_CHAIN_DENSE;
+    pl->d = dims_of(w.p, w.opt, pl->opt.path);
+    split_tokens(pl, w.p);
+    /* the forward leaves the states of its own segments */
+    int other_path = is_bwd && choose_path(w.p, w.opt, &w.device, 0, why) != pl->opt.path;
+    pl->nseg = other_path ? 1 : segment_count(pl, &pl->opt);
+    cut_segments(pl);
+    layout_workspace(pl);
+    pl->parts = 1;
+    dp_status st = upload(pl, e);
+    if (st == DP_OK && is_bwd && w.N > 1) st = side_stream(pl, e);
+    if (st != DP_OK)
+        dpg_plan_destroy(pl);
+    else
+        *out = pl;
+    return st;
+}
+
+/* What the forward hands over: S_in, or the states of all segments where the backward cuts like it;
+ * the M of later ranks; the M of its segments, which the backward's merge multiplies by. */
+static void share(dpg_plan *pl, dpg_plan *b) {
+    int alike = b->nseg > 1 && b->nseg == pl->nseg;
+    pl->saved_states = alike ? b->nseg : !pl->is_first;
+    pl->saved_ms = pl->opt.send_dh_only && pl->post > 1 ? pl->post - 1 : 0;
+    if (alike && b->d.nseq == 1 && !pl->opt.whole_bwd) {
+        b->parts = b->nseg;
+        b->m_part = pl->whole;
+        pl->saved_parts = b->nseg - b->is_last - b->m_part;
+    }
+    b->saved_states = pl->saved_states;
+    b->saved_ms = pl->saved_ms;
+    b->saved_parts = pl->saved_parts;
+}
+
+dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int rank,
+                          int N, dp_err *e) {
+    Wanted w = {p, opt, {}, rank, N};
+    *out = NULL;
+    TRY(ask_device(&w.device, e));
+    TRY(check_problem(p, rank, N, e));
+    TRY(check_options(p, opt, &w.device, e));
+    TRY(plan_new(out, w, 0, e));
+    if (!opt->backward) return DP_OK;
+    dpg_plan *pl = *out;
+    dp_status st = plan_new(&pl->bwd, w, 1, e);
+    if (st != DP_OK) {
+        dpg_plan_destroy(pl);
+        *out = NULL;
+        return st;
+    }
+    share(pl, pl->bwd);
+    return DP_OK;
+}
+
+void dpg_plan_destroy(dpg_plan *pl) {
+    if (!pl) return;
+    dpg_plan_destroy(pl->bwd);
+    cudaFree(pl->tables);
+    /* else kernels of other ranks may still store into it */
+    if (!pl->marks.stop || !*pl->marks.stop) {
+        cudaFree(pl->window_memory);
+        cudaFree(pl->window.peer);
+    }
+    if (pl->side) cudaStreamDestroy(pl->side);
+    for (cudaEvent_t x : {pl->forked, pl->joined})
+        if (x) cudaEventDestroy(x);
+    free(pl->chunks_h);
+    free(pl->seqs_h);
+    free(pl);
+}
+
+int64_t dpg_plan_tokens(const dpg_plan *pl) { return pl->d.L; }
+dpg_path dpg_plan_path(const dpg_plan *pl) { return pl->opt.path; }
+const char *dpg_plan_why(const dpg_plan *pl) { return pl->why; }
+int dpg_plan_segments(const dpg_plan *pl) { return pl->nseg; }
+dpg_path dpg_plan_bwd_path(const dpg_plan *pl) {
+    return pl->bwd ? pl->bwd->opt.path : DPG_PATH_AUTO;
+}
+size_t dpg_workspace_bytes(const dpg_plan *pl) {
+    return pl->bwd && pl->bwd->ws_bytes > pl->ws_bytes ? pl->bwd->ws_bytes : pl->ws_bytes;
+}
+
+size_t dpg_saved_bytes(const dpg_plan *pl) {
+    return 4 * (size_t)pl->d.HV * pl->d.K *
+           (pl->saved_states * pl->d.V + (pl->saved_ms + pl->saved_parts) * pl->d.K);
+}
+
+size_t dpg_kept_bytes(const dpg_plan *pl) {
+    static const int kept[] = {B_GCUM, B_BETA, B_QN, B_KN, B_L, B_AKK, B_AQK,
+                               B_W,    B_KG,   B_QG, B_EC, B_H, B_VNEW};
+    size_t sum = dpg_saved_bytes(pl);
+    for (size_t i = 0; pl->bwd && pl->opt.save == DPG_SAVE_ALL && i < sizeof kept / sizeof *kept;
+         i++)
+        sum += pl->buf[kept[i]].bytes;
+    return sum;
+}

@@ -1,0 +1,106 @@
+/* gpu/plan/layout.cu - the workspace of a plan: which buffers a path keeps, and where they lie. */
+#include "plan/paths.cuh"
+
+static void add(dpg_plan *pl, int slot, int64_t words, int is_bf16, int layout = PLAIN) {
+    pl->buf[slot].layout = layout;
+    pl->buf[slot].off = pl->ws_bytes;
+    pl->buf[slot].bytes = (size_t)words * (is_bf16 ? 2 : 4);
+    pl->buf[slot].is_bf16 = is_bf16;
+    pl->ws_bytes += (pl->buf[slot].bytes + 255) / 256 * 256;
+}
+
+static void layout_forward(dpg_plan *pl) {
+    const Dims &d = pl->d;
+    int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV, hm = (int64_t)d.HV * d.K * (d.V + d.K);
+    int fast = pl->opt.path == DPG_PATH_FAST,
+        keep = !fast || pl->opt.keep || (pl->opt.backward && pl->opt.save == DPG_SAVE_ALL);
+    int rows = fast ? ROWS : PLAIN, slices = fast ? SLICES : PLAIN;
+    keep |= pl->is_bwd;
+    if (keep && !(fast && pl->is_bwd)) add(pl, B_GCUM, tiles * C * d.Kg, 0);
+    if (keep) {
+        add(pl, B_AKK, tiles * d.n * d.n, fast, rows);
+        add(pl, B_H, tiles * d.K * d.V, fast, slices);
+        add(pl, B_VNEW, tiles * d.n * d.V, fast, slices);
+    }
+    if (fast && pl->is_bwd) add(pl, B_L, tiles * C * C, 1, ROWS);
+    if (!fast) {
+        add(pl, B_BETA, tiles * d.n, 0);
+        add(pl, B_QN, tiles * C * d.K, 0);
+        add(pl, B_KN, tiles * d.n * d.K, 0);
+        if (pl->opt.backward) add(pl, B_L, tiles * d.n * d.n, 0);
+    }
+    add(pl, B_AQK, tiles * C * d.n, fast, rows);
+    add(pl, B_W, tiles * d.n * d.K, fast, rows);
+    add(pl, B_U, tiles * d.n * d.V, fast, slices);
+    add(pl, B_KG, tiles * d.n * d.K, fast, rows);
+    add(pl, B_QG, tiles * C * d.K, fast, rows);
+    add(pl, B_EC, tiles * d.K, 0);
+    add(pl, B_SIN, (int64_t)d.HV * d.K * d.V * pl->nseg, 0);
+    if (pl->nseg > 1) add(pl, B_SEG, (pl->is_bwd ? (int64_t)d.HV * d.K * d.V : hm) * pl->nseg, 0);
+    if (pl->nseg > 1 && !pl->is_bwd) add(pl, B_PREFIX, hm * pl->nseg, 0);
+    if (pl->N == 1) return;
+    if (!pl->is_bwd || pl->opt.save == DPG_SAVE_ALL) {
+        add(pl, B_HM, hm, 0);
+        add(pl, B_HMALL, hm * pl->N, 0);
+    }
+    if (pl->needs_m &&
+        (pl->is_bwd ? !pl->opt.send_dh_only : pl->opt.chain_how == DPG_CHAIN_DENSE)) {
+        int64_t batch = ((int64_t)256 << 20) / ((int64_t)d.HV * d.K * d.K * 4);
+        pl->mc_batch = batch < 1 ? 1 : batch > d.NT ? d.NT : (int)batch;
+        add(pl, B_MC, (int64_t)pl->mc_batch * d.HV * d.K * d.K, 0);
+    }
+}
+
+static void layout_fast_bwd(dpg_plan *pl) {
+    const Dims &d = pl->d;
+    int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV;
+    for (int slot : {B_DO, B_DV_NEW})
+        add(pl, slot, tiles * C * d.V, 1, SLICES);
+    add(pl, B_DH, tiles * d.K * d.V, 1, SLICES);
+    add(pl, B_DG, (int64_t)d.HV * d.Kg, 0); /* terms of dA_log by channel */
+    if (d.G == 1 && d.R == 1) return;
+    /* summed over groups and keys behind the tiles */
+    add(pl, B_NORM, tiles * 2 * C, 0);
+    add(pl, B_DQ, tiles * C * d.K, 0);
+    add(pl, B_DKR, tiles * C * d.K, 0);
+}
+
+static void layout_simple_bwd(dpg_plan *pl) {
+    const Dims &d = pl->d;
+    int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV;
+    add(pl, B_DV_LOCAL, tiles * d.n * d.V, 0);
+    add(pl, B_DV_NEW, tiles * d.n * d.V, 0);
+    add(pl, B_DH, tiles * d.K * d.V, 0);
+    add(pl, B_DZ, tiles * d.n * d.V, 0);
+    add(pl, B_DE, tiles * d.n * d.V, 0);
+    add(pl, B_DP, tiles * C * d.n, 0);
+    add(pl, B_DL, tiles * d.n * d.n, 0);
+    add(pl, B_DQ, tiles * C * d.K, 0);
+    add(pl, B_DKR, tiles * d.n * d.K, 0);
+    add(pl, B_DKW, tiles * d.n * d.K, 0);
+    add(pl, B_DG, tiles * C * d.K, 0);
+    add(pl, B_DBETA, tiles * d.n, 0);
+}
+
+/* Behind the forward's buffers, which the backward recomputes or, under DPG_SAVE_ALL, finds. */
+static void layout_bwd(dpg_plan *pl) {
+    const Dims &d = pl->d;
+    int64_t tiles = (int64_t)d.NT * d.HV, hk = (int64_t)d.HV * d.K;
+    if (pl->opt.path == DPG_PATH_FAST)
+        layout_fast_bwd(pl);
+    else
+        layout_simple_bwd(pl);
+    add(pl, B_PART, tiles * 2 * d.Kg, 0);
+    add(pl, B_GSUM, (int64_t)d.HV * (1 + d.Kg), 0);
+    /* of the rank, then of its parts from the last but one on */
+    add(pl, B_DSOUT, hk * d.V * pl->nseg, 0);
+    if (pl->N == 1) return;
+    add(pl, B_GALL, (int64_t)d.HV * (1 + d.Kg) * pl->N, 0);
+    add(pl, B_DHM, hk * dh_row(pl), 0);
+    add(pl, B_DHMALL, hk * dh_row(pl) * pl->N, 0);
+}
+
+void layout_workspace(dpg_plan *pl) {
+    layout_forward(pl);
+    if (pl->is_bwd) layout_bwd(pl);
+}

@@ -1,0 +1,59 @@
+/* gpu/plan/paths.cuh - what a path (simple/, fast/) has to offer, and the steps between ranks that
+ * all paths share (chain/, exchange/). plan/steps.cu calls them in order. */
+#ifndef DPG_PATHS_CUH
+#define DPG_PATHS_CUH
+#include "plan/plan.cuh"
+
+typedef dp_status (*step_fn)(const Call &c);
+
+struct Path {
+    const char *name;
+    /* forward */
+    step_fn chunks; /* from inputs: w u kg qg Aqk eC, and what is kept */
+    step_fn pre;   /* H of the last local sub-sequence (of its segments: and M) into B_HM (B_SEG) */
+    step_fn state; /* o and final_state from B_SIN */
+    /* backward, p a plan with is_bwd */
+    step_fn bwd_chunks; /* from inputs: whatever the rest reads, but the states */
+    step_fn bwd_states; /* from that and B_SIN: h, v_new, which nothing reads before bwd_intra */
+    step_fn bwd_dv_local;
+    step_fn bwd_pre;   /* dH of the first local sub-sequence into columns 0..V-1 of B_DHM, zeroed by
+                        * then; with parts: of each into B_SEG */
+    step_fn bwd_state; /* dh, dv_new, ds0 from B_DSOUT */
+    step_fn bwd_intra; /* gradients of activated inputs per value head */
+    step_fn bwd_sums;  /* of this rank for dA_log and ddt_bias, to B_GSUM: [HV], [HV][Kg] */
+    step_fn bwd_norm;  /* dq and dk: groups summed, L2 norm; reads nothing of bwd_sums */
+};
+extern const Path simple_path, fast_path;
+
+/* Why the fast path does not take a problem on a device, forward or backward: a static text, or
+ * NULL where it does. */
+const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Device *dev,
+                         int backward);
+/* Can the fast path make M of a segment by augmented columns on this device (fast/pre.cu). */
+int fast_augments(const Device *dev);
+
+/* chain/: M and dM as chains of chunk factors, in B_HM and in columns of row stride ld. */
+dp_status chain_pre_m(const Call &c);
+dp_status chain_pre_dm(const Call &c, float *dM, int ld);
+/* (H, M) of segments in B_SEG to that of the rank in B_HM; gathered elements to B_SIN. */
+dp_status chain_compose(const Call &c);
+dp_status chain_merge(const Call &c);
+/* dH of the parts in B_SEG to dH of B_DHM; B_DHMALL and B_SEG to B_DSOUT. */
+dp_status chain_compose_bwd(const Call &c);
+dp_status chain_merge_bwd(const Call &c);
+/* Sums of all ranks in B_GALL (one rank: B_GSUM) to dA_log and ddt_bias, any path. */
+dp_status sum_over_ranks(const Call &c);
+
+/* exchange/window.cu: a forward's states are on their way; M of later ranks into `saved`. */
+dp_status window_enter(dpg_plan *p, dpg_comm *comm, dp_err *e);
+dp_status window_keep(const Call &c);
+
+/* plan/device.cu */
+dp_status ask_device(Device *dev, dp_err *e);
+
+/* plan/layout.cu, plan/split.cu: a rank's share and its workspace. */
+void split_tokens(dpg_plan *pl, const dpg_problem *p);
+void cut_segments(dpg_plan *pl);
+int segment_count(const dpg_plan *pl, const dpg_options *o);
+void layout_workspace(dpg_plan *pl);
+#endif

@@ -1,0 +1,195 @@
+/* gpu/plan/plan.cuh - what the folders of gpu/ share: dimensions, tables of chunks and sequences,
+ * buffers of a plan, and the call that a step of it is.
+ *
+ * A tile is one chunk of one value head: tile = chunk * HV + head. Its buffers are padded to whole
+ * chunks (n rows); rows past the chunk's last token hold zeros, so that products over a tile need
+ * no mask. */
+#ifndef DPG_PLAN_CUH
+#define DPG_PLAN_CUH
+#include "dp_gpu.h"
+#include "exchange/window.cuh"
+#include "plan/status.cuh"
+#include <cuda_bf16.h>
+#include <string.h>
+
+typedef __nv_bfloat16 bf16;
+
+/* One chunk of a rank. */
+struct Chunk {
+    int64_t t0;   /* first local token */
+    int len, seq; /* tokens; local sub-sequence */
+};
+
+/* Chunks [c0, c1) of a global sequence. The last local sub-sequence is cut in nseg parts
+ * (segments), all others are whole. */
+struct Seq {
+    int c0, c1, gseq;
+    int starts, ends; /* does the sequence start, end in these chunks */
+    int part;         /* which part of a local sub-sequence they are */
+};
+
+/* What kernels take by value. */
+struct Dims {
+    int H, HV, G, K, V, R, Kg, NT, nseq; /* G = HV / H; NT chunks; nseq local sub-sequences */
+    int tok, n, lr; /* tokens of a chunk; its rows tok * R; log2 R. Simple: 64 tokens. Fast: 64
+                     * rows */
+    int64_t L;      /* local tokens */
+    const Chunk *chunk;
+    const Seq *seq;
+    float scale, lower_bound;
+    int gate, beta_form, l2norm;
+    int in_bf16, g_bf16, o_bf16, d_bf16,
+        dg_bf16; /* types of q k v, g beta, o, do dq dk dv, dg dbeta */
+    int rb;      /* 1: round what FLA stores in bf16 */
+};
+
+/* Buffers of a plan by slot, float or bf16 according to the path (plan/layout.cu). */
+enum Slot {
+    B_GCUM, /* cumulative sum of the gate; simple: natural log, fast: log2 units */
+    B_BETA, /* activated beta, simple */
+    B_QN,   /* normalised q and k, simple */
+    B_KN,
+    B_L,   /* k k' with decay, strictly lower */
+    B_AKK, /* T = (I + B L)^-1 */
+    B_AQK, /* scale q k' with decay, lower */
+    B_W,
+    B_U,
+    B_KG,
+    B_QG,
+    B_EC,   /* decay of a whole chunk */
+    B_H,    /* state before each chunk */
+    B_VNEW, /* X = u - w S */
+    B_HM, /* (H, M) of the rank, rows of V + K words; gathered; of its segments; composed up to each
+           */
+    B_HMALL,
+    B_SEG,
+    B_PREFIX,
+    B_SIN,      /* state that the last local sub-sequence, or each of its segments, starts from */
+    B_MC,       /* factors M_c of the dense chain */
+    B_DV_LOCAL, /* backward: Aqk' do */
+    B_DV_NEW,   /* gradient of v_new */
+    B_DH,       /* gradient of the state after each chunk */
+    B_DHM,      /* (dH, dM) of the rank; gathered */
+    B_DHMALL,
+    B_DSOUT, /* gradient of the state that leaves the rank, or each of its segments */
+    B_DZ,    /* simple: T' dv_new; fast, one gate a head: dg summed over 64 channels */
+    B_DE,    /* simple: E = V - Kgam S_0 - L X; fast: dE = B T' dv_new */
+    B_DP,    /* gradients of Aqk and L */
+    B_DL,
+    B_DQ, /* gradients of activated q and k by value head; DKW: its part from the writes */
+    B_DKR,
+    B_DKW,
+    B_DG,    /* simple: gradient of the log gate; fast: terms of dA_log by channel */
+    B_DBETA, /* simple: gradient of activated beta; fast: the diagonal of dP, in fp32 */
+    B_PART,  /* terms of dA_log and ddt_bias by tile; by rank; gathered */
+    B_GSUM,
+    B_GALL,
+    B_DO,   /* fast: do by columns */
+    B_NORM, /* fast: 1/norms of the rows of k, then of q */
+    B_SLOTS
+};
+
+/* How a tile of C rows lies in memory:
+ *   PLAIN   row by row
+ *   ROWS    bf16, [width/64][C][64], 16-byte pieces p of a row of 64 at p ^ (row & 7): the 128-byte
+ *           swizzle of the tensor cores
+ *   SLICES  bf16, [width/16][C][16], pieces at p ^ (row >> 2 & 1): whoever owns 16 columns finds them
+ *           together
+ * Both swizzles make plain copies into shared memory readable without bank conflicts, by rows and
+ * transposed (fast/tile.cuh). */
+enum Layout { PLAIN, ROWS, SLICES };
+/* Element (row, col) of SLICES with another number of rows. */
+__host__ __device__ static inline int slice_at(int rows, int row, int col) {
+    return ((col / 16 * rows + row) * 2 + (col / 8 % 2 ^ (row >> 2 & 1))) * 8 + col % 8;
+}
+__host__ __device__ static inline int tile_at(int layout, int row, int col, int width) {
+    if (layout == ROWS)
+        return ((col / 64 * DP_CHUNK + row) * 8 + (col / 8 % 8 ^ (row & 7))) * 8 + col % 8;
+    if (layout == SLICES) return slice_at(DP_CHUNK, row, col);
+    return row * width + col;
+}
+
+/* bytes = 0: not kept on this path. */
+struct Buf {
+    size_t off, bytes;
+    int is_bf16, layout;
+};
+
+/* What the current device is, asked when a plan is made. */
+struct Device {
+    int index, major, minor, sms;
+    size_t shared; /* most shared memory that a block may ask for */
+};
+
+struct Path;
+
+struct dpg_plan {
+    Dims d;
+    dpg_options opt;
+    Device device;
+    const Path *path;
+    char why[160];          /* what chose the path */
+    int rank, N, pre, post; /* ranks before and behind that share a sequence with this one */
+    int is_first, is_last;
+    int needs_m;          /* this rank's M can matter (math.md g.1) */
+    int nseg;             /* parts of the last local sub-sequence */
+    int whole;            /* does the last local sub-sequence start on this rank */
+    int mc_batch;         /* chunks whose M_c are formed at once */
+    struct dpg_plan *bwd; /* the backward's own share: path, segments, buffers in the same
+                           * workspace; or NULL */
+    int is_bwd;           /* this is such a plan */
+    /* dpg_tensors.saved: states [HV][K][V], then matrices [HV][K][K] of ranks rank + 1 .., then of
+     * parts m_part .. */
+    int64_t saved_states, saved_ms, saved_parts;
+    int parts, m_part; /* backward: parts of the one local sub-sequence that run side by
+                        * side, 1: whole; the first whose M is kept */
+    cudaStream_t side; /* backward, N > 1: what waits for other ranks */
+    cudaEvent_t forked, joined;
+    RankWindow window;
+    void *window_memory;
+    dpg_marks marks; /* of the forward that runs */
+    Chunk *chunks_h;
+    Seq *seqs_h;
+    void *tables; /* device memory behind d.chunk and d.seq */
+    Buf buf[B_SLOTS];
+    size_t ws_bytes;
+};
+
+/* One step of a plan: what it works on, and where. g is NULL in the forward. */
+struct Call {
+    dpg_plan *p;
+    const dpg_tensors *t;
+    const dpg_grads *g;
+    void *ws;
+    cudaStream_t s;
+    dp_err *e;
+};
+
+template <class T> static inline T *at(const dpg_plan *p, void *ws, int slot) {
+    return p->buf[slot].bytes ? (T *)((char *)ws + p->buf[slot].off) : NULL;
+}
+template <class T> static inline T *at(const Call &c, int slot) { return at<T>(c.p, c.ws, slot); }
+
+static inline unsigned tile_count(const dpg_plan *p) {
+    return (unsigned)((int64_t)p->d.NT * p->d.HV);
+}
+
+/* Local sub-sequence i from its first chunk to its last, however it is cut in segments. */
+static inline Seq local_sequence(const dpg_plan *p, int i) {
+    Seq q = p->seqs_h[i], z = p->seqs_h[i == p->d.nseq - 1 ? i + p->nseg - 1 : i];
+    q.c1 = z.c1;
+    q.ends = z.ends;
+    return q;
+}
+
+/* Words in a row of B_DHM. */
+static inline int dh_row(const dpg_plan *p) { return p->d.V + (p->opt.send_dh_only ? 0 : p->d.K); }
+
+/* The kept M of ranks rank + 1 .., and of the parts from m_part on. */
+static inline float *saved_rank_m(const dpg_plan *p, const dpg_tensors *t) {
+    return (float *)t->saved + p->saved_states * p->d.HV * p->d.K * p->d.V;
+}
+static inline float *saved_part_m(const dpg_plan *p, const dpg_tensors *t) {
+    return saved_rank_m(p, t) + p->saved_ms * p->d.HV * p->d.K * p->d.K;
+}
+#endif

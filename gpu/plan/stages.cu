@@ -1,0 +1,180 @@
+/* gpu/plan/stages.cu - staged outputs by name, from the workspace to fp64 arrays in token order. */
+#include "plan/paths.cuh"
+#include <stdlib.h>
+
+/* How a stage lies in the workspace, and what it becomes:
+ *   BY_TOKEN  tiles of `rows` rows a token, [L][HV](rows)[width]
+ *   BY_CHUNK  [chunks][HV][K][V]
+ *   ELEMENT   H or M of (H, M), rows of V + K words, [HV][K][V or K]
+ *   STATE     [HV][K][V]
+ *   OUTPUT    o as the caller gave it, [L][HV][V] */
+enum Kind { BY_TOKEN, BY_CHUNK, ELEMENT, STATE, OUTPUT };
+enum Width { W_K, W_V, W_GATE, W_ROWS, W_NONE };
+struct Stage {
+    const char *name;
+    int slot;
+    Kind kind;
+    int keyed; /* a row for each key of a token */
+    Width width;
+};
+#define STAGES(X)                               \
+    X("gcum", B_GCUM, BY_TOKEN, 0, W_GATE)      \
+    X("Akk", B_AKK, BY_TOKEN, 1, W_ROWS)        \
+    X("Aqk", B_AQK, BY_TOKEN, 0, W_ROWS)        \
+    X("w", B_W, BY_TOKEN, 1, W_K)               \
+    X("u", B_U, BY_TOKEN, 1, W_V)               \
+    X("kg", B_KG, BY_TOKEN, 1, W_K)             \
+    X("qg", B_QG, BY_TOKEN, 0, W_K)             \
+    X("M", B_HM, ELEMENT, 0, W_NONE)            \
+    X("H", B_HM, ELEMENT, 0, W_NONE)            \
+    X("S_in", B_SIN, STATE, 0, W_NONE)          \
+    X("h", B_H, BY_CHUNK, 0, W_NONE)            \
+    X("v_new", B_VNEW, BY_TOKEN, 1, W_V)        \
+    X("o", -1, OUTPUT, 0, W_V)                  \
+    X("dv_local", B_DV_LOCAL, BY_TOKEN, 1, W_V) \
+    X("dv_new", B_DV_NEW, BY_TOKEN, 1, W_V)     \
+    X("dh", B_DH, BY_CHUNK, 0, W_NONE)          \
+    X("dM", B_DHM, ELEMENT, 0, W_NONE)          \
+    X("dH", B_DHM, ELEMENT, 0, W_NONE)          \
+    X("dS_out", B_DSOUT, STATE, 0, W_NONE)
+
+#define ROW(name, slot, kind, keyed, width) {name, slot, kind, keyed, width},
+#define NAME(name, slot, kind, keyed, width) name,
+static const Stage stages[] = {STAGES(ROW)};
+const char *const dpg_stage_names[] = {STAGES(NAME) NULL};
+
+static int is_m(const Stage *st) { return st->name[strlen(st->name) - 1] == 'M'; }
+static const dpg_plan *owner(const dpg_plan *pl, const Stage *st) {
+    return st->slot >= B_DV_LOCAL ? pl->bwd : pl;
+}
+
+static dp_status find(const dpg_plan *pl, const char *name, const Stage **out, dp_err *e) {
+    const Stage *st = NULL;
+    for (size_t i = 0; i < sizeof stages / sizeof *stages && !st; i++)
+        if (!strcmp(stages[i].name, name)) st = &stages[i];
+    if (!st) return dpg_fail(e, DP_EINPUT, "no stage named %s", name);
+    const dpg_plan *o = owner(pl, st);
+    if (!o || (st->slot == B_DHM && is_m(st) && o->opt.send_dh_only))
+        return dpg_fail(e, DP_EINPUT, "stage %s: the plan makes none", name);
+    if (o->d.tok != DP_CHUNK && (st->kind == BY_TOKEN || st->kind == BY_CHUNK))
+        return dpg_fail(e, DP_EINPUT, "stage %s: chunks hold %d tokens on this path, not %d", name,
+                        o->d.tok, DP_CHUNK);
+    int nobody = st->kind == ELEMENT && pl->N == 1;
+    if (st->slot >= 0 && !o->buf[st->slot].bytes && !nobody)
+        return dpg_fail(e, DP_EINPUT, "stage %s is not kept on this path (options.keep)", name);
+    *out = st;
+    return DP_OK;
+}
+
+static int rows_of(const dpg_plan *pl, const Stage *st) { return st->keyed ? pl->d.R : 1; }
+static int width_of(const dpg_plan *pl, const Stage *st) {
+    const Dims &d = pl->d;
+    switch (st->width) {
+    case W_V: return d.V;
+    case W_GATE: return d.Kg;
+    case W_ROWS: return d.n;
+    default: return d.K;
+    }
+}
+
+dp_status dpg_stage_shape(const dpg_plan *pl, const char *name, int64_t dims[5], int *ndim,
+                          dp_err *e) {
+    const Stage *st = NULL;
+    const Dims &d = pl->d;
+    TRY(find(pl, name, &st, e));
+    int rows = rows_of(pl, st), width = width_of(pl, st);
+    int64_t chunk[] = {d.NT, d.HV, d.K, d.V}, state[] = {d.HV, d.K, is_m(st) ? d.K : d.V};
+    int64_t token[] = {d.L, d.HV, rows, width}, plain[] = {d.L, d.HV, width};
+    int chunks = st->kind == BY_CHUNK, states = st->kind == ELEMENT || st->kind == STATE;
+    const int64_t *shape = chunks ? chunk : states ? state : rows > 1 ? token : plain;
+    *ndim = chunks || (!states && rows > 1) ? 4 : 3;
+    memcpy(dims, shape, *ndim * sizeof *dims);
+    return DP_OK;
+}
+
+static double word(const void *x, int is_bf16, int64_t i) {
+    if (!is_bf16) return ((const float *)x)[i];
+    uint32_t b = (uint32_t)((const uint16_t *)x)[i] << 16;
+    float f;
+    memcpy(&f, &b, 4);
+    return f;
+}
+
+/* Tile rows (chunk, head, token, row) to token order. The fast path keeps gcum in log2 units. */
+static void untile(const dpg_plan *pl, const Stage *st, const void *raw, double *host) {
+    const Dims &d = pl->d;
+    const Buf &b = pl->buf[st->slot];
+    int words = rows_of(pl, st) * width_of(pl, st);
+    int log2 = st->slot == B_GCUM && pl->opt.path == DPG_PATH_FAST;
+    double unit = log2 ? 0.69314718055994530942 : 1;
+    for (int c = 0; c < d.NT; c++)
+        for (int hv = 0; hv < d.HV; hv++)
+            for (int s = 0; s < pl->chunks_h[c].len; s++) {
+                int64_t from = ((int64_t)c * d.HV + hv) * DP_CHUNK * words;
+                double *to = host + ((pl->chunks_h[c].t0 + s) * d.HV + hv) * words;
+                for (int i = 0; i < words; i++)
+                    to[i] = unit * word(raw, b.is_bf16, from + tile_at(b.layout, s, i, words));
+            }
+}
+
+/* States by chunk, whose layout may be SLICES. */
+static void unslice(const dpg_plan *pl, const Buf &b, const void *raw, double *host) {
+    const Dims &d = pl->d;
+    int64_t kv = (int64_t)d.K * d.V;
+    for (int64_t i = 0; i < kv * d.HV * d.NT; i++) {
+        int at = (int)(i % kv), sliced = slice_at(d.K, at / d.V, at % d.V);
+        host[i] = word(raw, b.is_bf16, b.layout == SLICES ? i - at + sliced : i);
+    }
+}
+
+/* H or M of elements (H, M). */
+static void part_of_element(const dpg_plan *pl, const Stage *st, const void *raw, double *host) {
+    const Dims &d = pl->d;
+    int row = st->slot == B_DHM ? dh_row(pl) : d.V + d.K;
+    int from = is_m(st) ? d.V : 0, width = is_m(st) ? d.K : d.V;
+    for (int64_t r = 0; r < (int64_t)d.HV * d.K; r++)
+        for (int i = 0; i < width; i++)
+            host[r * width + i] = word(raw, 0, r * row + from + i);
+}
+
+static void convert(const dpg_plan *pl, const Stage *st, const void *raw, double *host) {
+    const Dims &d = pl->d;
+    int64_t n = st->kind == OUTPUT ? d.L * d.HV * d.V : (int64_t)d.HV * d.K * d.V;
+    if (st->kind == BY_TOKEN)
+        untile(pl, st, raw, host);
+    else if (st->kind == BY_CHUNK)
+        unslice(pl, pl->buf[st->slot], raw, host);
+    else if (st->kind == ELEMENT)
+        part_of_element(pl, st, raw, host);
+    else
+        for (int64_t i = 0; i < n; i++)
+            host[i] = word(raw, st->kind == OUTPUT && d.o_bf16, i);
+}
+
+dp_status dpg_stage_read(const dpg_plan *pl, const dpg_tensors *t, const void *ws, const char *name,
+                         double *host, dp_err *e) {
+    const Stage *st = NULL;
+    TRY(find(pl, name, &st, e));
+    pl = owner(pl, st);
+    const Dims &d = pl->d;
+    /* zeros where nobody asks for it */
+    int none = pl->N == 1 || (st->slot == B_HM && (is_m(st) ? !pl->needs_m : pl->is_last));
+    if ((st->kind == ELEMENT || st->kind == STATE) && none) {
+        memset(host, 0, sizeof *host * d.HV * d.K * (is_m(st) ? d.K : d.V));
+        return DP_OK;
+    }
+    int output = st->kind == OUTPUT;
+    const void *src = output ? t->o : (const char *)ws + pl->buf[st->slot].off;
+    size_t words = (size_t)d.L * d.HV * d.V;
+    size_t bytes = output ? words * (d.o_bf16 ? 2 : 4) : pl->buf[st->slot].bytes;
+    void *raw = malloc(bytes);
+    if (!raw)
+        return dpg_fail(e, DP_ENOMEM, "%s:%d: %zu bytes for stage %s", __FILE__, __LINE__, bytes,
+                        name);
+    cudaError_t err = cudaMemcpy(raw, src, bytes, cudaMemcpyDeviceToHost);
+    if (err == cudaSuccess) convert(pl, st, raw, host);
+    free(raw);
+    return err == cudaSuccess ? DP_OK
+                              : dpg_fail(e, DP_EDEVICE, "%s:%d: copy of stage %s: %s", __FILE__,
+                                         __LINE__, name, cudaGetErrorString(err));
+}

@@ -1,0 +1,177 @@
+/* gpu/plan/steps.cu - the order of the stages, forward and backward, and where ranks meet. */
+#include "plan/paths.cuh"
+
+/* ---- forward -------------------------------------------------------------------------------- */
+
+/* (M, H) of the last local sub-sequence as the uniform element of math.md g.3: (0, 0) if no later
+ * rank continues it, M = 0 where the state that leaves the rank does not depend on the one that
+ * enters. With segments also (M, H) of each of them, as far as the states that they start from need
+ * it. */
+static dp_status pre_process(const Call &c) {
+    dpg_plan *pl = c.p;
+    /* else every word of it that anybody reads is made */
+    if (pl->N > 1 && !pl->needs_m && !pl->window.mine)
+        CK(c.e, cudaMemsetAsync(at<float>(c, B_HM), 0, pl->buf[B_HM].bytes, c.s));
+    if (pl->is_last && pl->nseg == 1) return DP_OK;
+    TRY(pl->path->pre(c));
+    return pl->needs_m && pl->opt.chain_how == DPG_CHAIN_DENSE ? chain_pre_m(c) : DP_OK;
+}
+
+/* What the backward cannot recompute without the other ranks: S_in, and the M of the ranks that its
+ * merge multiplies by (through windows they come later). */
+static dp_status save(const Call &c) {
+    dpg_plan *pl = c.p;
+    const Dims &d = pl->d;
+    size_t states = 4 * (size_t)pl->saved_states * d.HV * d.K * d.V;
+    if (!dpg_saved_bytes(pl)) return DP_OK;
+    if (!c.t->saved)
+        return dpg_fail(c.e, DP_EINPUT, "dpg_forward: options.backward needs dpg_tensors.saved");
+    CK(c.e,
+       cudaMemcpyAsync(c.t->saved, at<float>(c, B_SIN), states, cudaMemcpyDeviceToDevice, c.s));
+    if (!pl->saved_ms || pl->window.mine) return DP_OK;
+    size_t word = sizeof(float), row = word * (d.V + d.K), rows = pl->saved_ms * d.HV * d.K;
+    const float *m = at<float>(c, B_HMALL) + (size_t)(pl->rank + 1) * d.HV * d.K * (d.V + d.K);
+    CK(c.e, cudaMemcpy2DAsync((char *)c.t->saved + states, word * d.K, m + d.V, row, word * d.K,
+                              rows, cudaMemcpyDeviceToDevice, c.s));
+    return DP_OK;
+}
+
+/* From (M, H) of this rank to the states that it starts from. */
+static dp_status exchange(const Call &c, dpg_comm *comm, int steps) {
+    dpg_plan *pl = c.p;
+    if (steps & DPG_STEP_PRE) TRY(pre_process(c));
+    if (steps & (DPG_STEP_PRE | DPG_STEP_COMPOSE) && (pl->nseg > 1 || pl->window.mine))
+        TRY(chain_compose(c));
+    if (pl->window.mine && steps & DPG_STEP_GATHER)
+        TRY(window_enter(pl, comm, c.e));
+    else if (pl->N > 1 && steps & DPG_STEP_GATHER)
+        TRY(comm->all_gather(comm, at<float>(c, B_HM), at<float>(c, B_HMALL),
+                             pl->buf[B_HM].bytes / 4, c.s, c.e));
+    if (!(steps & DPG_STEP_MERGE)) return DP_OK;
+    TRY(chain_merge(c));
+    return save(c);
+}
+
+dp_status dpg_forward_steps(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_comm *comm,
+                            void *stream, int steps, dp_err *e) {
+    Call c = {pl, t, NULL, ws, (cudaStream_t)stream, e};
+    if (pl->N > 1 && !comm)
+        return dpg_fail(e, DP_EINPUT, "dpg_forward: %d ranks and no communicator", pl->N);
+    if (steps & DPG_STEP_CHUNKS) TRY(pl->path->chunks(c));
+    if (pl->N > 1 || pl->nseg > 1) TRY(exchange(c, comm, steps));
+    if (steps & DPG_STEP_STATE) TRY(pl->path->state(c));
+    return pl->window.mine && steps & DPG_STEP_STATE ? window_keep(c) : DP_OK;
+}
+
+dp_status dpg_forward(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream,
+                      dp_err *e) {
+    return dpg_forward_steps(pl, t, ws, comm, stream, DPG_STEP_ALL, e);
+}
+
+/* ---- backward ------------------------------------------------------------------------------- */
+
+static dp_status restore(const Call &c) {
+    const dpg_plan *b = c.p;
+    size_t states = 4 * (size_t)b->saved_states * b->d.HV * b->d.K * b->d.V;
+    if (dpg_saved_bytes(b) && !c.t->saved)
+        return dpg_fail(c.e, DP_EINPUT, "dpg_backward: no dpg_tensors.saved");
+    if (states)
+        CK(c.e,
+           cudaMemcpyAsync(at<float>(c, B_SIN), c.t->saved, states, cudaMemcpyDeviceToDevice, c.s));
+    return DP_OK;
+}
+
+/* (dM, dH) of the first local sub-sequence, the uniform element of math.md g.3: zeros if no earlier
+ * rank asks for it, dM = 0 where the gradient that leaves the rank does not depend on the one that
+ * enters. With parts also dH of each of them, as far as the gradients that they start from need it.
+ */
+static dp_status pre_process_bwd(const Call &c) {
+    const dpg_plan *b = c.p;
+    float *dhm = at<float>(c, B_DHM);
+    if (b->N > 1) CK(c.e, cudaMemsetAsync(dhm, 0, b->buf[B_DHM].bytes, c.s));
+    if (b->is_first && b->parts == 1) return DP_OK;
+    TRY(b->path->bwd_pre(c));
+    if (b->parts > 1 && !b->is_first) TRY(chain_compose_bwd(c));
+    return b->needs_m && !b->opt.send_dh_only ? chain_pre_dm(c, dhm + b->d.V, dh_row(b)) : DP_OK;
+}
+
+/* What waits for other ranks goes on a stream of the plan beside the caller's; one rank has the
+ * caller's alone. */
+static Call beside(const Call &c) {
+    Call side = c;
+    if (c.p->N > 1) side.s = c.p->side;
+    return side;
+}
+
+/* The side stream goes on behind what the caller's has by now; the caller's behind what the side
+ * stream has by now. */
+static dp_status fork(const Call &c) {
+    if (c.p->N == 1) return DP_OK;
+    CK(c.e, cudaEventRecord(c.p->forked, c.s));
+    CK(c.e, cudaStreamWaitEvent(c.p->side, c.p->forked, 0));
+    return DP_OK;
+}
+static dp_status join(const Call &c) {
+    if (c.p->N == 1) return DP_OK;
+    CK(c.e, cudaEventRecord(c.p->joined, c.p->side));
+    CK(c.e, cudaStreamWaitEvent(c.s, c.p->joined, 0));
+    return DP_OK;
+}
+
+/* dq and dk beside the sums over ranks. */
+static dp_status finish(const Call &c, dpg_comm *comm) {
+    const dpg_plan *b = c.p;
+    Call side = beside(c);
+    TRY(b->path->bwd_sums(c));
+    TRY(fork(c));
+    TRY(b->path->bwd_norm(c));
+    if (!c.g->dA_log && !c.g->ddt_bias) return DP_OK;
+    if (b->N > 1)
+        TRY(comm->all_gather(comm, at<float>(c, B_GSUM), at<float>(c, B_GALL),
+                             b->buf[B_GSUM].bytes / 4, side.s, c.e));
+    TRY(sum_over_ranks(side));
+    return join(c);
+}
+
+/* From dH of this rank to the gradients that it starts from. */
+static dp_status exchange_bwd(const Call &side, dpg_comm *comm, int steps) {
+    const dpg_plan *b = side.p;
+    if (steps & DPG_BWD_GATHER && b->N > 1)
+        TRY(comm->all_gather(comm, at<float>(side, B_DHM), at<float>(side, B_DHMALL),
+                             b->buf[B_DHM].bytes / 4, side.s, side.e));
+    return steps & DPG_BWD_MERGE && (!b->is_last || b->parts > 1) ? chain_merge_bwd(side) : DP_OK;
+}
+
+static dp_status backward_steps(const Call &c, dpg_comm *comm, int steps) {
+    const dpg_plan *b = c.p;
+    int recompute = steps & DPG_BWD_RECOMPUTE && b->opt.save == DPG_SAVE_STATE;
+    if (recompute) {
+        TRY(restore(c));
+        TRY(b->path->bwd_chunks(c));
+    }
+    if (steps & DPG_BWD_DAV) TRY(b->path->bwd_dv_local(c));
+    if (steps & DPG_BWD_PRE && (b->N > 1 || b->parts > 1)) TRY(pre_process_bwd(c));
+    TRY(fork(c));
+    /* enqueued before a gather, at which host threads meet */
+    if (recompute) TRY(b->path->bwd_states(c));
+    TRY(exchange_bwd(beside(c), comm, steps));
+    TRY(join(c));
+    if (steps & DPG_BWD_STATE) TRY(b->path->bwd_state(c));
+    if (steps & DPG_BWD_INTRA) TRY(b->path->bwd_intra(c));
+    return steps & DPG_BWD_GATE ? finish(c, comm) : DP_OK;
+}
+
+dp_status dpg_backward_steps(dpg_plan *pl, const dpg_tensors *t, const dpg_grads *g, void *ws,
+                             dpg_comm *comm, void *stream, int steps, dp_err *e) {
+    Call c = {pl->bwd, t, g, ws, (cudaStream_t)stream, e};
+    if (!c.p)
+        return dpg_fail(e, DP_EINPUT, "dpg_backward: the plan was made without options.backward");
+    if (pl->N > 1 && !comm)
+        return dpg_fail(e, DP_EINPUT, "dpg_backward: %d ranks and no communicator", pl->N);
+    return backward_steps(c, comm, steps);
+}
+
+dp_status dpg_backward(dpg_plan *pl, const dpg_tensors *t, const dpg_grads *g, void *ws,
+                       dpg_comm *comm, void *stream, dp_err *e) {
+    return dpg_backward_steps(pl, t, g, ws, comm, stream, DPG_BWD_ALL, e);
+}

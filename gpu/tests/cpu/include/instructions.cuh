@@ -1,0 +1,99 @@
+/* gpu/tests/cpu/include/instructions.cuh - the instructions of gpu/instructions.cuh on the CPU.
+ * Copies are done at once, by the thread that starts them. */
+#ifndef DPG_INSTRUCTIONS_CUH
+#define DPG_INSTRUCTIONS_CUH
+#define ROOMY_BLOCKS 0
+static inline void compiler_fence() {}
+#include "../machine.h"
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+static inline float ex2(float x) {
+    float y = exp2f(x);
+    return y < 0x1p-126f ? 0.f : y;
+}
+static inline float fma_ftz(float a, float b, float c) {
+    float y = fmaf(a, b, c);
+    return fabsf(y) < 0x1p-126f ? 0.f : y;
+}
+static inline float tf32_rna(float x) { return cpu::tf32_rna(x); }
+
+static inline void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+    uint32_t b[2] = {b0, b1};
+    cpu::Mma x = {c, a, b};
+    cpu::warp(cpu::mma_bf16, &x);
+}
+static inline void mma_tf32(float c[4], const float a[4], const float b[2]) {
+    cpu::Mma x = {c, (const uint32_t *)a, (const uint32_t *)b};
+    cpu::warp(cpu::mma_tf32, &x);
+}
+static inline uint32_t saddr(const void *p) { return cpu::shared_address(p); }
+static inline void ldsm4(uint32_t r[4], uint32_t addr) {
+    cpu::Matrices x = {r, addr};
+    cpu::warp(cpu::load_matrices, &x);
+}
+static inline void ldsm4t(uint32_t r[4], uint32_t addr) {
+    cpu::Matrices x = {r, addr};
+    cpu::warp(cpu::load_transposed, &x);
+}
+static inline void stsm4(uint32_t addr, const uint32_t r[4]) {
+    cpu::Matrices x = {(uint32_t *)r, addr};
+    cpu::warp(cpu::store_matrices, &x);
+}
+static inline void stsm4t(uint32_t addr, const uint32_t r[4]) {
+    cpu::Matrices x = {(uint32_t *)r, addr};
+    cpu::warp(cpu::store_transposed, &x);
+}
+
+static inline void cp16(void *dst, const void *src, bool valid) {
+    if (valid)
+        memcpy(dst, src, 16);
+    else
+        memset(dst, 0, 16);
+}
+static inline void cp_commit() {}
+template <int N> static inline void cp_wait() {}
+
+#define FULL_COUNT 1
+#define EMPTY_COUNT(warps) (warps)
+static inline void bar_init(uint64_t *b, int n) {
+    *(cpu::Barrier *)b = cpu::Barrier{(uint16_t)n, (uint16_t)n, 0};
+}
+static inline void bar_init_end() {}
+static inline void bar_arrive(uint64_t *b) {
+    cpu::Barrier *x = (cpu::Barrier *)b;
+    if (--x->left == 0) {
+        x->left = x->count;
+        x->phase++;
+    }
+}
+static inline void bar_wait(uint64_t *b, int parity) { cpu::await_barrier(b, parity); }
+static inline void bar_arrive_warp(uint64_t *b, int lane) {
+    if (lane == 0) bar_arrive(b);
+}
+static inline void sync_part(int id, int n) { cpu::sync_part(id, n); }
+
+static inline void fill_begin(uint64_t *, int, int) {}
+static inline void fill(void *dst, const void *src, int bytes, uint64_t *, int lane) {
+    if (lane == 0) memcpy(dst, src, bytes);
+}
+static inline void fill_end(uint64_t *b, int lane) {
+    if (lane == 0) bar_arrive(b);
+}
+static inline void drain_fence() {}
+static inline void drain(void *dst, const void *src, int bytes, int lane) {
+    if (lane == 0) memcpy(dst, src, bytes);
+}
+static inline void drain_commit(int) {}
+static inline void drain_wait(int) {}
+
+static inline void wg_fence() {}
+static inline void wg_commit() {}
+template <int N> static inline void wg_wait() {}
+template <int N> static inline void wg_wait(float (*)[4]) {}
+template <int T>
+static inline void wg_mul(float (*d)[4], const uint32_t a[4], uint64_t b, bool first) {
+    cpu::Wgmma x = {d, a, b, T, first};
+    cpu::warp(cpu::warpgroup, &x);
+}
+#endif

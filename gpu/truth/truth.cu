@@ -1,0 +1,245 @@
+/* gpu/truth/truth.cu - ref/truth_dd_lanes.inc for one thread a lane: 8 threads hold a column of the state
+ * in registers, row k in lane k mod 8. Products are written __dmul_rn, so that the compiler cannot
+ * fuse them into additions. */
+#include "dp_truth_gpu.h"
+#include "plan/status.cuh"
+
+#define COLUMNS 4 /* of a block of one warp */
+
+struct dd {
+    double h, l;
+};
+
+static __device__ __forceinline__ dd quick(double a, double b) {
+    double s = a + b;
+    return {s, b - (s - a)};
+}
+static __device__ __forceinline__ dd two_sum(double a, double b) {
+    double s = a + b, z = s - a;
+    return {s, (a - (s - z)) + (b - z)};
+}
+static __device__ __forceinline__ dd two_prod(double a, double b) {
+    double p = __dmul_rn(a, b);
+    return {p, __fma_rn(a, b, -p)};
+}
+static __device__ __forceinline__ dd raw_mul(dd a, dd b) {
+    dd p = two_prod(a.h, b.h);
+    p.l += __dmul_rn(a.h, b.l) + __dmul_rn(a.l, b.h);
+    return p;
+}
+static __device__ __forceinline__ dd mul(dd a, dd b) {
+    dd p = raw_mul(a, b);
+    return quick(p.h, p.l);
+}
+static __device__ __forceinline__ dd fma_dd(dd acc, dd a, dd b) {
+    dd p = raw_mul(a, b), s = two_sum(acc.h, p.h);
+    return quick(s.h, s.l + (acc.l + p.l));
+}
+static __device__ __forceinline__ dd dot(dd acc, dd a, dd b) {
+    dd p = raw_mul(a, b), s = two_sum(acc.h, p.h);
+    return {s.h, acc.l + (s.l + p.l)};
+}
+/* The sum of the 8 lanes of a column, in all of them: symmetric in its operands, so every lane gets
+ * the same bits. */
+static __device__ __forceinline__ dd reduce(dd a) {
+#pragma unroll
+    for (int mask = 4; mask; mask /= 2) {
+        double h = __shfl_xor_sync(0xffffffffu, a.h, mask),
+               l = __shfl_xor_sync(0xffffffffu, a.l, mask);
+        dd s = two_sum(a.h, h);
+        a = {s.h, (a.l + l) + s.l};
+    }
+    return two_sum(a.h, a.l);
+}
+
+/* v [n][R][W] or NULL, oh, ol [n][W] or NULL, S [W][2][8 NK]. A token's rows pass through shared
+ * memory, those of the next one are on their way in registers meanwhile: a warp has an SM to itself
+ * and nothing else to hide the latency. R <= MAX_R. */
+template <int NK, int MAX_R>
+__global__ void __launch_bounds__(32)
+    truth_forward(int64_t n, int R, int64_t W, double scale, const double *q, const double *k,
+                  const double *d, const double *beta, const double *v, double *S, double *oh,
+                  double *ol) {
+    const int Kp = 8 * NK, row = 2 * Kp, lane = threadIdx.x % 8, all = (2 + R) * row;
+    const int64_t col = (int64_t)blockIdx.x * COLUMNS + threadIdx.x / 8;
+    const bool in = col < W;
+    constexpr int SIZE = (2 + MAX_R) * 16 * NK, EACH = (SIZE + 31) / 32;
+    __shared__ double rows[2][SIZE];
+    double next[EACH], v_next[MAX_R];
+    dd s[NK], b_next[MAX_R];
+#pragma unroll
+    for (int x = 0; x < NK; x++)
+        s[x] = in ? dd{S[col * row + 8 * x + lane], S[col * row + Kp + 8 * x + lane]} : dd{0, 0};
+    auto fetch = [&](int64_t i) {
+#pragma unroll
+        for (int u = 0; u < EACH; u++) {
+            int x = threadIdx.x + 32 * u;
+            if (x < all)
+                next[u] = x < row       ? q[i * row + x]
+                          : x < 2 * row ? d[i * row + x - row]
+                                        : k[i * R * row + x - 2 * row];
+        }
+#pragma unroll
+        for (int j = 0; j < MAX_R; j++)
+            if (j < R) {
+                v_next[j] = in && v ? v[(i * R + j) * W + col] : 0.;
+                b_next[j] = {beta[(i * R + j) * 2], beta[(i * R + j) * 2 + 1]};
+            }
+    };
+    auto keep = [&](int64_t i) {
+#pragma unroll
+        for (int u = 0; u < EACH; u++)
+            if (threadIdx.x + 32 * u < (unsigned)all) rows[i & 1][threadIdx.x + 32 * u] = next[u];
+        __syncthreads();
+    };
+    fetch(0);
+    keep(0);
+    for (int64_t i = 0; i < n; i++) {
+        const double *qi = rows[i & 1] + lane, *di = qi + row, *ki = di + row;
+        double vi[MAX_R];
+        dd bi[MAX_R], U[MAX_R] = {};
+#pragma unroll
+        for (int j = 0; j < MAX_R; j++) {
+            vi[j] = v_next[j];
+            bi[j] = b_next[j];
+        }
+        if (i + 1 < n) fetch(i + 1);
+#pragma unroll
+        for (int j = 0; j < MAX_R; j++) {
+            if (j >= R) break;
+            dd acc = {0, 0};
+#pragma unroll
+            for (int x = 0; x < NK; x++) {
+                if (j == 0) s[x] = mul({di[8 * x], di[Kp + 8 * x]}, s[x]);
+                acc = dot(acc, {ki[j * row + 8 * x], ki[j * row + Kp + 8 * x]}, s[x]);
+            }
+            dd D = reduce(acc), e = two_sum(vi[j], -D.h);
+            U[j] = mul(quick(e.h, e.l - D.l), bi[j]);
+        }
+        dd acc = {0, 0};
+#pragma unroll
+        for (int x = 0; x < NK; x++) {
+#pragma unroll
+            for (int j = 0; j < MAX_R; j++)
+                if (j < R)
+                    s[x] = fma_dd(s[x], {ki[j * row + 8 * x], ki[j * row + Kp + 8 * x]}, U[j]);
+            acc = dot(acc, {qi[8 * x], qi[Kp + 8 * x]}, s[x]);
+        }
+        dd o = reduce(acc), p = two_prod(o.h, scale);
+        o = quick(p.h, p.l + __dmul_rn(o.l, scale));
+        if (oh && in && lane == 0) {
+            oh[i * W + col] = o.h;
+            ol[i * W + col] = o.l;
+        }
+        keep(i + 1);
+    }
+#pragma unroll
+    for (int x = 0; x < NK; x++)
+        if (in) {
+            S[col * row + 8 * x + lane] = s[x].h;
+            S[col * row + Kp + 8 * x + lane] = s[x].l;
+        }
+}
+
+struct dpg_truth {
+    int64_t Kp, R, W, len;
+    cudaStream_t stream;
+    double *q, *k, *d, *beta, *v, *S, *oh, *ol;
+};
+
+static dp_status allocate(dpg_truth *t, dp_err *e) {
+    struct {
+        double **at;
+        int64_t n;
+    } a[] = {{&t->q, t->len * 2 * t->Kp},   {&t->k, t->len * t->R * 2 * t->Kp},
+             {&t->d, t->len * 2 * t->Kp},   {&t->beta, t->len * t->R * 2},
+             {&t->v, t->len * t->R * t->W}, {&t->S, t->W * 2 * t->Kp},
+             {&t->oh, t->len * t->W},       {&t->ol, t->len * t->W}};
+    CK(e, cudaStreamCreate(&t->stream));
+    for (auto &x : a)
+        CK(e, cudaMalloc(x.at, (size_t)x.n * sizeof(double)));
+    return DP_OK;
+}
+
+extern "C" int dpg_truth_takes(int64_t Kp, int64_t R) {
+    return Kp % 8 == 0 && ((Kp >= 8 && Kp <= 32) || Kp == 64 || Kp == 128) && R <= DPG_TRUTH_MAX_R;
+}
+
+extern "C" dp_status dpg_truth_open(dpg_truth **out, int64_t Kp, int64_t R, int64_t W, int64_t len,
+                                    dp_err *e) {
+    if (!dpg_truth_takes(Kp, R))
+        return dpg_fail(e, DP_EINPUT, "the truth on a device has no kernel for K = %d, R = %d",
+                        (int)Kp, (int)R);
+    dpg_truth *t = (dpg_truth *)calloc(1, sizeof *t);
+    t->Kp = Kp;
+    t->R = R;
+    t->W = W;
+    t->len = len;
+    dp_status st = allocate(t, e);
+    if (st != DP_OK) {
+        dpg_truth_close(t);
+        t = NULL;
+    }
+    *out = t;
+    return st;
+}
+
+extern "C" void dpg_truth_close(dpg_truth *t) {
+    if (!t) return;
+    double *x[] = {t->q, t->k, t->d, t->beta, t->v, t->S, t->oh, t->ol};
+    for (double *p : x)
+        cudaFree(p);
+    cudaStreamDestroy(t->stream);
+    free(t);
+}
+
+extern "C" dp_status dpg_truth_set(dpg_truth *t, const double *S, dp_err *e) {
+    CK(e, cudaMemcpy(t->S, S, (size_t)(t->W * 2 * t->Kp) * sizeof(double), cudaMemcpyHostToDevice));
+    return DP_OK;
+}
+
+extern "C" dp_status dpg_truth_get(dpg_truth *t, double *S, dp_err *e) {
+    CK(e, cudaMemcpy(S, t->S, (size_t)(t->W * 2 * t->Kp) * sizeof(double), cudaMemcpyDeviceToHost));
+    return DP_OK;
+}
+
+extern "C" dp_status dpg_truth_forward(dpg_truth *t, const tr_dd_rows *b, const tr_dd_cols *c,
+                                       dp_err *e) {
+    const size_t D = sizeof(double), row = (size_t)(2 * t->Kp) * D, n = (size_t)b->n,
+                 R = (size_t)t->R, W = (size_t)t->W;
+    const dim3 grid((unsigned)((W + COLUMNS - 1) / COLUMNS)), block(32);
+    CK(e, cudaMemcpyAsync(t->q, b->q, n * row, cudaMemcpyHostToDevice, t->stream));
+    CK(e, cudaMemcpyAsync(t->k, b->k, n * R * row, cudaMemcpyHostToDevice, t->stream));
+    CK(e, cudaMemcpyAsync(t->d, b->d, n * row, cudaMemcpyHostToDevice, t->stream));
+    CK(e, cudaMemcpyAsync(t->beta, b->beta, n * R * 2 * D, cudaMemcpyHostToDevice, t->stream));
+    if (c->v) /* rows of one token lie together: keys are V apart, and V = W */
+        CK(e, cudaMemcpy2DAsync(t->v, R * W * D, c->v, (size_t)c->ldv * D, R * W * D, n,
+                                cudaMemcpyHostToDevice, t->stream));
+    const double *v = c->v ? t->v : NULL;
+    double *oh = c->oh ? t->oh : NULL, *ol = c->oh ? t->ol : NULL;
+#define LAUNCH_R(NK, MAX_R)                                                                        \
+    truth_forward<NK, MAX_R><<<grid, block, 0, t->stream>>>(b->n, (int)t->R, t->W, c->scale, t->q, \
+                                                            t->k, t->d, t->beta, v, t->S, oh, ol)
+#define LAUNCH(NK)       \
+    if (t->R == 1)       \
+        LAUNCH_R(NK, 1); \
+    else                 \
+        LAUNCH_R(NK, DPG_TRUTH_MAX_R)
+    switch (t->Kp / 8) {
+    case 1: LAUNCH(1); break;
+    case 2: LAUNCH(2); break;
+    case 3: LAUNCH(3); break;
+    case 4: LAUNCH(4); break;
+    case 8: LAUNCH(8); break;
+    case 16: LAUNCH(16); break;
+    }
+    CK_LAUNCH(e, "truth_forward");
+    if (oh) {
+        CK(e, cudaMemcpy2DAsync(c->oh, (size_t)c->ldo * D, oh, W * D, W * D, n,
+                                cudaMemcpyDeviceToHost, t->stream));
+        CK(e, cudaMemcpy2DAsync(c->ol, (size_t)c->ldo * D, ol, W * D, W * D, n,
+                                cudaMemcpyDeviceToHost, t->stream));
+    }
+    CK(e, cudaStreamSynchronize(t->stream));
+    return DP_OK;
+}
