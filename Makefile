@@ -29,8 +29,9 @@ C_ALL    := $(CFLAGS) -std=gnu11 -Wall -Wextra -Wno-unknown-pragmas -ffp-contrac
 CXX_ALL  := $(CXXFLAGS) -std=c++14 -Wall -Wextra $(ARCH) $(SANFLAGS)
 CPP_ALL  := $(CPPFLAGS) -MMD -MP
 
-# The CUDA kernels become a subject of the harness where there is an nvcc; GPU=0 leaves them out. They never change what the CPU part does.
-GPU      ?= 1
+# The CUDA kernels become a subject of the harness where there is a device and an nvcc; GPU=1 builds them without a device, GPU=0 leaves them
+# out. They never change what the CPU part does.
+GPU      ?= $(if $(shell nvidia-smi -L 2>/dev/null),1,0)
 .DEFAULT_GOAL := all
 ifeq ($(GPU)$(SAN),10)
 -include gpu/gpu.mk
@@ -82,7 +83,7 @@ setup:                         ## install what is missing (as root or with sudo)
 	@CC='$(CC)' CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' scripts/setup $(BASE)
 
 gpu:                           ## the CUDA kernels with their own test and benchmark, where there is an nvcc
-	$(if $(GPU_LIB),$(build) $(GPU_LIB) $(GPU_PROGS),@echo "gpu/ is not built: no nvcc (set NVCC), or GPU=0, or SAN=1")
+	$(if $(GPU_LIB),$(build) $(GPU_LIB) $(GPU_PROGS),@echo "gpu/ is not built: no device (GPU=1 builds it without one), no nvcc (set NVCC), or SAN=1")
 
 clean:                         ## remove the build folder
 	rm -rf $(BUILD)

@@ -305,7 +305,7 @@ static int32_t window_of(const dp_compare_in *in, const row *r, int64_t z) {
  * to nothing beside the others, a rounding of their size is no error. And the truth's radius. */
 static double floor2(const comparison *c, const row *r, int split) {
     const dp_compare_in *in = c->in;
-    const double radius = r->limit - r->bound;
+    const double radius = isfinite(r->bound) ? r->limit - r->bound : 0;
     const double rms = c->rms[r->at.head];
     const double row2 = in->unit * in->unit * (r->want2 + rms * rms) + radius * radius;
     return (row2 + in->tiny * in->tiny * (double)in->width) / split;
