@@ -782,10 +782,12 @@ static int lapack_bases(const dp_case *c, const dp_run_options *o, int N, int *b
     return n;
 }
 
-/* One chain format is enough for it, the widest of the case: what is looked at is the solver. */
-static dp_format lapack_chain(const int *chains, int n) {
-    int widest = chains[0];
-    for (int i = 1; i < n; i++)
+/* One chain format is enough for it, the widest of the case: what is looked at is the solver. DP_NFORMATS: none is left. */
+static dp_format lapack_chain(const dp_case *c, const dp_run_options *o) {
+    int chains[DP_NFORMATS];
+    const int n = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
+    int widest = DP_NFORMATS;
+    for (int i = 0; i < n; i++)
         if (chains[i] < widest) widest = chains[i];
     return (dp_format)widest;
 }
@@ -797,12 +799,12 @@ static int claims_on(const dp_case *c, const dp_run_options *o, int N, dp_claim 
     const int nb = wants(o, DP_BACKEND_SIM) ? dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases) : 0;
     const int nl = lapack_bases(c, o, N, exact);
     const int nc = dp_case_chains(c, N, o->nchain, (const int *)o->chain, chains);
-    const int widest = nc ? lapack_chain(chains, nc) : DP_FP32;
+    const dp_format widest = lapack_chain(c, o);
     int n = 0;
     for (int i = 0; i < nb * nc; i++)
         claim[n++] = (dp_claim){N, dp_design_of((dp_base)bases[i / nc]), (dp_format)chains[i % nc], 0, 0};
     for (int k = 0; k < nl && nc; k++) {
-        const dp_claim whole = {N, dp_design_of((dp_base)exact[k]), (dp_format)widest, 0, 1};
+        const dp_claim whole = {N, dp_design_of((dp_base)exact[k]), widest, 0, 1};
         int i = 0;
         while (i < n && (claim[i].design.base != whole.design.base || (N > 1 && claim[i].chain != whole.chain)))
             i++;
@@ -899,11 +901,11 @@ static dp_status lapack_run(const dp_run_options *o, split *sp, dp_base base, dp
 
 static dp_status lapack_split(const dp_run_options *o, split *sp, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
-    int bases[DP_NBASES], chains[DP_NFORMATS];
-    const int nb = lapack_bases(c, o, sp->N, bases), nc = dp_case_chains(c, sp->N, o->nchain, (const int *)o->chain, chains);
+    int bases[DP_NBASES];
+    const int nb = lapack_bases(c, o, sp->N, bases);
+    const dp_format chain = lapack_chain(c, o);
     dp_status st = DP_OK;
-    if (!nb || !nc) return DP_OK;
-    const dp_format chain = lapack_chain(chains, nc);
+    if (chain == DP_NFORMATS) return DP_OK;
     for (int i = 0; i < nb && !st; i++) {
         budget_bases w = {0};
         st = lapack_run(o, sp, bases[i], chain, &w, out, e);

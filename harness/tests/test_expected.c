@@ -5,6 +5,8 @@
 #include "../judge.h"
 #include "gt.h"
 
+#include "../verdict/row_map.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,7 +136,7 @@ DP_TEST(expected, draws_are_the_same_for_any_order_of_policies) {
         dp_expected_run(&rq, 1, policy + i, &one);
         const int n = dp_expected_parts(&one, a);
         const int m = dp_expected_parts(&all[i], b);
-        CHECK(n == m && n == 2 * 16 + 2, "%d and %d arrays", n, m);
+        CHECK(n == m && n == 3 * 16 + 2, "%d and %d arrays", n, m);
         for (int k = 0; k < n; k++)
             CHECK(a[k].size == b[k].size && !memcmp(a[k].at, b[k].at, a[k].size),
                   "policy %d, array %d differs", i, k);
@@ -163,4 +165,30 @@ DP_TEST(expected, sets_of_draws_differ_and_every_problem_gets_six) {
     dp_expected_free(&one);
     dp_expected_free(&other);
     forget(&x);
+}
+
+/* Not every rank and head has a state: what lies along a direction is a share of those that have. */
+DP_TEST(expected, a_direction_is_as_long_as_the_rows_that_are_looked_at) {
+    enum { D = 6, N = 2, K = 4 };
+    dp_row_map map = dp_map_states(N, K, K);
+    const int row = 1;
+    dp_draws all;
+    dp_draws_alloc(&all, D, &map, 0);
+    double want[N * K * K], err[N * K * K];
+    for (int i = 0; i < N * K * K; i++) {
+        want[i] = i < K * K ? 100 : 1;
+        err[i] = -0x1p-11 * want[i];
+    }
+    for (int d = 0; d < D; d++)
+        dp_sum_errors(&map, err, want, all.err2 + d * all.rows,
+                      all.along + d * DP_NDIRECTIONS * all.windows,
+                      all.length2 + d * DP_NDIRECTIONS * all.windows);
+    dp_draws one = dp_draws_of_rows(&all, 1, &row);
+    const double length = sqrt(one.length2[DP_ALONG_VALUE]);
+    CHECK(length == K, "the direction of the second state is %g long", length);
+    CHECK(one.along[DP_ALONG_VALUE] / length == -0x1p-11 * K, "its error along itself: %g",
+          one.along[DP_ALONG_VALUE] / length);
+    dp_draws_free(&one);
+    dp_draws_free(&all);
+    dp_row_map_free(&map);
 }

@@ -102,7 +102,8 @@ static void draw(tensor *t, dp_rng *r, law *f) {
     for (int k = 0; k < t->D; k++) {
         f(r, t, t->err);
         dp_sum_errors(&t->map, t->err, t->want, t->draws.err2 + k * rows,
-                      t->draws.along + k * DP_NDIRECTIONS * t->map.windows);
+                      t->draws.along + k * DP_NDIRECTIONS * t->map.windows,
+                      t->draws.length2 + k * DP_NDIRECTIONS * t->map.windows);
     }
     f(r, t, t->err);
 }
@@ -110,13 +111,18 @@ static void draw(tensor *t, dp_rng *r, law *f) {
 static dp_excess judged(tensor *t) {
     const int64_t rows = t->map.rows;
     double *along = dp_doubles(DP_NDIRECTIONS * t->map.windows);
+    double *length2 = dp_doubles(DP_NDIRECTIONS * t->map.windows);
     dp_excess x;
     memset(t->err2, 0, sizeof(double) * (size_t)rows);
-    dp_sum_errors(&t->map, t->err, t->want, t->err2, along);
+    dp_sum_errors(&t->map, t->err, t->want, t->err2, along, length2);
     for (int d = 0; d < DP_NDIRECTIONS; d++) {
+        double sum = 0;
         t->in.along[d] = 0;
-        for (int64_t w = 0; w < t->map.windows; w++)
+        for (int64_t w = 0; w < t->map.windows; w++) {
             t->in.along[d] += along[d * t->map.windows + w];
+            sum += length2[d * t->map.windows + w];
+        }
+        t->in.along[d] /= sqrt(sum);
     }
     for (int64_t r = 0; r < rows; r++) {
         t->want2[r] = 0;
@@ -126,6 +132,7 @@ static dp_excess judged(tensor *t) {
     t->in.draws = &t->draws;
     dp_levels_judge(&t->in, &x);
     free(along);
+    free(length2);
     return x;
 }
 
@@ -279,6 +286,7 @@ DP_TEST(levels, a_row_that_cancels_to_nothing_is_held_against_a_rounding_of_its_
     enum { D = 6, ROWS = 8 };
     const double unit = 0x1p-24;
     double got[ROWS], want[ROWS], bound[ROWS], e2[D * ROWS], along[D * DP_NDIRECTIONS * ROWS] = {0};
+    double length2[D * DP_NDIRECTIONS * ROWS] = {0};
     for (int i = 0; i < ROWS; i++) {
         want[i] = i > 0;
         got[i] = want[i] + (i > 0 ? 1e-3 : 10 * 1e-10) * (i % 2 ? 1 : -1);
@@ -286,8 +294,13 @@ DP_TEST(levels, a_row_that_cancels_to_nothing_is_held_against_a_rounding_of_its_
         for (int d = 0; d < D; d++)
             e2[d * ROWS + i] = pow((i > 0 ? 1e-3 : 1e-10) * (0.9 + 0.05 * d), 2);
     }
-    const dp_draws draws = {
-        .ndraw = D, .rows = ROWS, .windows = ROWS, .width = 1, .err2 = e2, .along = along};
+    const dp_draws draws = {.ndraw = D,
+                            .rows = ROWS,
+                            .windows = ROWS,
+                            .width = 1,
+                            .err2 = e2,
+                            .along = along,
+                            .length2 = length2};
     for (int wrong = 0; wrong < 2; wrong++) {
         dp_judgement j;
         if (wrong) got[0] = 200 * unit;

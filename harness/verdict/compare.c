@@ -294,7 +294,7 @@ static void judge_bounds(comparison *c, const counts *n) {
 typedef struct {
     dp_row_map map;
     int32_t *window, *window_of_part, *unit;
-    double *err2, *want2, *floor2, *along;
+    double *err2, *want2, *floor2, *along, *length2;
 } subject_errors;
 
 static int32_t window_of(const dp_compare_in *in, const row *r, int64_t z) {
@@ -333,6 +333,7 @@ static subject_errors errors_of(const comparison *c) {
     x.want2 = dp_doubles(d->rows);
     x.floor2 = dp_doubles(d->rows);
     x.along = dp_doubles(DP_NDIRECTIONS * d->windows);
+    x.length2 = dp_doubles(DP_NDIRECTIONS * d->windows);
     assert(in->rows * split == d->rows && part == d->width);
     for (int64_t w = 0; w < d->windows; w++)
         x.unit[w] = -1;
@@ -350,7 +351,7 @@ static subject_errors errors_of(const comparison *c) {
                 x.want2[i] += in->want[i * part + k] * in->want[i * part + k];
         }
     }
-    dp_sum_errors(&x.map, c->err, in->want, x.err2, x.along);
+    dp_sum_errors(&x.map, c->err, in->want, x.err2, x.along, x.length2);
     return x;
 }
 
@@ -362,6 +363,7 @@ static void errors_free(subject_errors *x) {
     free(x->want2);
     free(x->floor2);
     free(x->along);
+    free(x->length2);
 }
 
 static void fail_by_draws(comparison *c) {
@@ -382,6 +384,18 @@ static void fail_by_draws(comparison *c) {
                  l->ratio, dp_level_what[e->level], l->limit);
 }
 
+/* <err, d> over what is looked at, d of unit length. */
+static double component_along(const subject_errors *x, int64_t windows, int d) {
+    double sum = 0;
+    double length2 = 0;
+    for (int64_t w = 0; w < windows; w++) {
+        if (x->unit[w] < 0) continue;
+        sum += x->along[d * windows + w];
+        length2 += x->length2[d * windows + w];
+    }
+    return length2 > 0 ? sum / sqrt(length2) : 0;
+}
+
 static void judge_draws(comparison *c) {
     const dp_compare_in *in = c->in;
     dp_judgement *j = c->j;
@@ -397,8 +411,7 @@ static void judge_draws(comparison *c) {
                       .by_token = in->tokens > 0 || in->split > 1,
                       .allowance = in->allowance};
     for (int d = 0; d < DP_NDIRECTIONS; d++)
-        for (int64_t w = 0; w < in->draws->windows; w++)
-            l.along[d] += x.along[d * in->draws->windows + w];
+        l.along[d] = component_along(&x, in->draws->windows, d);
     dp_levels_judge(&l, &j->expected);
     errors_free(&x);
     if (j->verdict == DP_FAIL || isnan(j->expected.excess)) return;

@@ -28,24 +28,26 @@ void dp_draws_alloc(dp_draws *d, int ndraw, const dp_row_map *map, int64_t parts
     d->width = map->width / map->split;
     d->err2 = dp_doubles(ndraw * d->rows);
     d->along = dp_doubles(ndraw * DP_NDIRECTIONS * d->windows);
+    d->length2 = dp_doubles(ndraw * DP_NDIRECTIONS * d->windows);
     if (parts) d->part = dp_doubles(ndraw * parts * d->rows * d->width);
 }
 
 void dp_draws_free(dp_draws *d) {
     free(d->err2);
     free(d->along);
+    free(d->length2);
     free(d->part);
     *d = (dp_draws){0};
 }
 
-/* |d| over the tensor, where the truth has values. */
-static double length_of(const dp_row_map *map, const double *want, dp_direction d) {
+/* |d|^2 where the truth has values. */
+static double length2_of(const double *want, int64_t n, dp_direction d) {
     double sum = 0;
-    for (int64_t i = 0; i < map->rows * map->width; i++) {
+    for (int64_t i = 0; i < n; i++) {
         const double x = isfinite(want[i]) ? dp_direction_entry(d, want[i]) : 0;
         sum += x * x;
     }
-    return sqrt(sum);
+    return sum;
 }
 
 static double square_sum(const double *err, const double *want, int64_t n) {
@@ -63,16 +65,17 @@ static double component(const double *err, const double *want, int64_t n, dp_dir
 }
 
 void dp_sum_errors(const dp_row_map *map, const double *err, const double *want, double *err2,
-                   double *along) {
+                   double *along, double *length2) {
     const int part = map->width / map->split;
     for (int64_t i = 0; i < map->rows * map->split; i++)
         err2[i] += square_sum(err + i * part, want + i * part, part);
-    for (dp_direction d = 0; along && d < DP_NDIRECTIONS; d++) {
-        const double length = length_of(map, want, d);
-        for (int64_t r = 0; length > 0 && r < map->rows; r++) {
+    if (!along) return;
+    memset(length2, 0, sizeof *length2 * (size_t)(DP_NDIRECTIONS * map->windows));
+    for (dp_direction d = 0; d < DP_NDIRECTIONS; d++)
+        for (int64_t r = 0; r < map->rows; r++) {
             const int64_t at = r * map->width;
-            along[d * map->windows + map->window[r]] +=
-                component(err + at, want + at, map->width, d) / length;
+            const int64_t window = d * map->windows + map->window[r];
+            along[window] += component(err + at, want + at, map->width, d);
+            length2[window] += length2_of(want + at, map->width, d);
         }
-    }
 }

@@ -6,7 +6,7 @@
  * token. All errors of D draws are kept as sums, by row and by window:
  *
  *   err2   |got - want|^2 of each row
- *   along  <got - want, d> of each window, d the unit vector (over the whole tensor) of a direction
+ *   along  <got - want, d> of each window, d the vector of a direction, and |d|^2
  *   part   for sums over tokens (dA_log, ddt_bias): the share that each window of tokens has in the
  *          error of the sum
  */
@@ -28,7 +28,8 @@ typedef struct {
     int64_t rows, windows, parts; /* parts: shares of every row; 0: not a sum over tokens */
     int width;
     double *err2;  /* [ndraw][rows]; NULL: the tensor does not exist here */
-    double *along; /* [ndraw][DP_NDIRECTIONS][windows] */
+    double *along; /* [ndraw][DP_NDIRECTIONS][windows] <err, d>, d not of unit length */
+    double *length2; /* the same, |d|^2: of which windows a tensor consists is known to its judge */
     double *part;  /* [ndraw][parts][rows][width]; NULL when parts is 0 */
 } dp_draws;
 
@@ -44,11 +45,11 @@ typedef struct {
 void dp_draws_alloc(dp_draws *d, int ndraw, const dp_row_map *map, int64_t parts);
 void dp_draws_free(dp_draws *d);
 
-/* Sums of one error: err2 [rows * split] is added to, along [DP_NDIRECTIONS][windows] too (NULL:
- * not wanted). err, want: [rows][width]. An entry where either is not finite makes its row infinite,
+/* Sums of one error: err2 [rows * split] and along [DP_NDIRECTIONS][windows] are added to, length2
+ * likewise [..] is set (both NULL: not wanted). err, want: [rows][width]. An entry where either is not finite makes its row infinite,
  * and counts in no direction. */
 void dp_sum_errors(const dp_row_map *map, const double *err, const double *want, double *err2,
-                   double *along);
+                   double *along, double *length2);
 
 /* The entry of a direction's vector (not yet of unit length) where the tensor is `want`. Spacing is
  * that of bf16 for every format: only its relation between entries counts. */

@@ -133,6 +133,7 @@ int dp_expected_parts(dp_expected *x, dp_part *part) {
         if (!d->err2) continue;
         part[n++] = (dp_part){d->err2, each * (size_t)d->rows};
         part[n++] = (dp_part){d->along, each * DP_NDIRECTIONS * (size_t)d->windows};
+        part[n++] = (dp_part){d->length2, each * DP_NDIRECTIONS * (size_t)d->windows};
         if (d->part)
             part[n++] = (dp_part){d->part, each * (size_t)(d->parts * d->rows) * (size_t)d->width};
     }
@@ -163,6 +164,7 @@ void dp_expected_larger(dp_expected *x, const dp_expected *y) {
         if (!a->err2 || !is_finite(b->err2, b->ndraw * b->rows)) continue;
         larger(a->err2, b->err2, a->ndraw * a->rows);
         larger(a->along, b->along, a->ndraw * DP_NDIRECTIONS * a->windows);
+        larger(a->length2, b->length2, a->ndraw * DP_NDIRECTIONS * a->windows);
         if (a->part) larger(a->part, b->part, a->ndraw * a->parts * a->rows * a->width);
     }
 }
@@ -176,9 +178,12 @@ dp_draws dp_draws_of_rows(const dp_draws *d, int n, const int *row) {
         for (int i = 0; i < n; i++) {
             memcpy(y.err2 + (k * n + i) * split, d->err2 + k * d->rows + row[i] * split,
                    sizeof *y.err2 * (size_t)split);
-            for (int q = 0; q < DP_NDIRECTIONS; q++)
-                y.along[(k * DP_NDIRECTIONS + q) * n + i] =
-                    d->along[(k * DP_NDIRECTIONS + q) * d->windows + row[i]];
+            for (int q = 0; q < DP_NDIRECTIONS; q++) {
+                const int64_t to = (k * DP_NDIRECTIONS + q) * n + i;
+                const int64_t from = (k * DP_NDIRECTIONS + q) * d->windows + row[i];
+                y.along[to] = d->along[from];
+                y.length2[to] = d->length2[from];
+            }
         }
     return y;
 }
@@ -212,7 +217,8 @@ static void add(const draw *a, const dp_row_map *map, const double *got, const d
     for (int64_t i = 0; i < n; i++)
         err[i] = a->scale * (got[i] - want[i]);
     dp_sum_errors(map, err, want, d->err2 + a->draw * d->rows,
-                  d->along + (int64_t)a->draw * DP_NDIRECTIONS * d->windows);
+                  d->along + (int64_t)a->draw * DP_NDIRECTIONS * d->windows,
+                  d->length2 + (int64_t)a->draw * DP_NDIRECTIONS * d->windows);
     free(err);
 }
 

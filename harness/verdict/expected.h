@@ -49,7 +49,7 @@ typedef struct {
     dp_draws stage[DP_MAX_STAGES];   /* by dp_tap, those of tokens and chunks */
 } dp_expected;
 #define DP_EXPECTED_TENSORS (DP_FIELDS + DP_RANK_TENSORS + 3 * DP_STEP_KINDS + DP_MAX_STAGES)
-#define DP_EXPECTED_PARTS (3 * DP_EXPECTED_TENSORS)
+#define DP_EXPECTED_PARTS (4 * DP_EXPECTED_TENSORS)
 
 /* Draws of one set: at least 6. */
 int dp_expected_count(const dp_problem *p);

@@ -447,18 +447,32 @@ typedef struct {
     int64_t windows;
 } components;
 
+/* |d| over what is looked at. */
+static double length_of(const dp_levels_in *in, int draw, dp_direction d) {
+    const dp_draws *x = in->draws;
+    double sum = 0;
+    for (int64_t w = 0; w < x->windows; w++)
+        if (in->unit[w] >= 0) sum += x->length2[(draw * DP_NDIRECTIONS + d) * x->windows + w];
+    return sqrt(sum);
+}
+
 static components components_of(const dp_levels_in *in, dp_direction d) {
     const dp_draws *x = in->draws;
+    double *length = dp_doubles(x->ndraw);
+    for (int k = 0; k < x->ndraw; k++)
+        length[k] = length_of(in, k, d);
     components c = {.D = x->ndraw, .heads = in->heads, .total = dp_doubles(x->ndraw * in->heads)};
     for (int64_t w = 0; w < x->windows; w++) {
         if (in->unit[w] < 0) continue;
         c.windows++;
         for (int k = 0; k < c.D; k++) {
-            const double s = x->along[(k * DP_NDIRECTIONS + d) * x->windows + w];
+            const double raw = x->along[(k * DP_NDIRECTIONS + d) * x->windows + w];
+            const double s = length[k] > 0 ? raw / length[k] : 0;
             c.total[k * c.heads + in->unit[w] % in->heads] += s;
             c.windows2 += s * s / c.D;
         }
     }
+    free(length);
     return c;
 }
 
