@@ -30,24 +30,43 @@ static void note_pid(void) {
     close(fd);
 }
 
+/* 1 in a new process. The old one goes on when that has noted its number: else it may be ended before it is known to have been there. */
+static int start(int ready[2]) {
+    char byte;
+    if (pipe(ready)) return 0;
+    if (!fork()) return 1;
+    close(ready[1]);
+    if (read(ready[0], &byte, 1) < 0) perror("hostile");
+    close(ready[0]);
+    return 0;
+}
+
+static void is_ready(const int ready[2]) {
+    note_pid();
+    if (write(ready[1], "x", 1) != 1) perror("hostile");
+}
+
 /* A process that nothing ends by itself: another session, no parent, no signal at its parent's end. */
 static void start_daemon(void) {
-    if (fork()) return;
+    int ready[2];
+    if (!start(ready)) return;
     setsid();
     if (fork()) _exit(0);
     prctl(PR_SET_PDEATHSIG, 0);
     signal(SIGTERM, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
-    note_pid();
+    is_ready(ready);
     for (int i = 0; i < 300; i++) sleep(1);
     _exit(0);
 }
 
 /* Each starts another before it ends: for some seconds there are always new ones. */
 static void start_runners(void) {
-    if (fork()) return;
+    int ready[2];
+    if (!start(ready)) return;
+    is_ready(ready);
     for (int i = 0; i < 2000; i++) {
-        if (i % 200 == 0) note_pid();
+        if (i % 200 == 199) note_pid();
         if (fork()) _exit(0);
         usleep(1000);
     }
