@@ -253,17 +253,22 @@ static void load_and_call(void) {
 
 /* ---- the process -------------------------------------------------------------------------- */
 
+/* Sanitizers keep shadow memory, which is private and can be written. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SHADOW_MEMORY 1
+#elif defined(__has_feature)
+#define SHADOW_MEMORY __has_feature(thread_sanitizer)
+#else
+#define SHADOW_MEMORY 0
+#endif
+
 /* Memory is limited where it is private and can be written (RLIMIT_DATA): address space that is
  * only reserved, as CUDA and the address sanitizer do in terabytes, is not counted. Where the
  * machine runs out all the same, this process goes before any other. */
 static void limit(int64_t memory) {
     const struct rlimit none = {0, 0}, data = {(rlim_t)memory, (rlim_t)memory};
     setrlimit(RLIMIT_CORE, &none);
-#ifndef __SANITIZE_ADDRESS__
-    if (memory > 0) setrlimit(RLIMIT_DATA, &data);
-#else
-    (void)data; /* its shadow memory is private and can be written */
-#endif
+    if (memory > 0 && !SHADOW_MEMORY) setrlimit(RLIMIT_DATA, &data);
     const int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd < 0) return;
     if (write(fd, "1000", 4) != 4)
