@@ -61,10 +61,17 @@ static const char *tree(void) {
     return found;
 }
 
+/* Kept to the end: options and messages hold on to them. */
 const char *dp_home(const char *name) {
-    char *path;
-    if (asprintf(&path, "%s/%s", tree(), name) < 0) abort();
-    return path;
+    static struct kept {
+        struct kept *next;
+        char *path;
+    } *all;
+    struct kept *k = dp_calloc(1, sizeof *k);
+    if (asprintf(&k->path, "%s/%s", tree(), name) < 0) abort();
+    k->next = all;
+    all = k;
+    return k->path;
 }
 
 const char *dp_python(void) {
