@@ -1,5 +1,6 @@
 # deltaproof. Two commands: `make verify` (the main job and its report) and `make test`; `make help` lists the rest.
-# Every path and tool can be set: make test BUILD=/tmp/x CC=clang ARCH=-march=native.  SAN=1: address and undefined-behaviour sanitizers.
+# Every path and tool can be set: make test BUILD=/tmp/x CC=clang ARCH=-march=native.  SAN=1: address and undefined-behaviour sanitizers;
+# SAN=thread: the thread sanitizer, with clang and its OpenMP (make tsan).
 # make itself exits with 2 whenever a command fails; the status 0, 1 or 2 of a verdict is that of the program it runs.
 BUILD    ?= build
 CASES    ?= cases
@@ -23,6 +24,11 @@ ifeq ($(SAN),1)
 override BUILD := $(BASE)/san
 SANFLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 endif
+ifeq ($(SAN),thread)
+override BUILD := $(BASE)/tsan
+CC       := $(firstword $(shell command -v clang clang-14 clang-15 clang-16 clang-18 2>/dev/null))
+SANFLAGS := -O1 -fsanitize=thread -fno-omit-frame-pointer
+endif
 # What the code needs, whatever CFLAGS says: bounds assume that the compiler neither fuses nor reorders. Nobody reads errno or the flags of arithmetic:
 # without them loops with comparisons become vectors, and no value changes.
 C_ALL    := $(CFLAGS) -std=gnu11 -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp $(ARCH) $(SANFLAGS)
@@ -36,11 +42,11 @@ GPU      ?= $(if $(shell nvidia-smi -L 2>/dev/null),1,0)
 ifeq ($(GPU)$(SAN),10)
 -include gpu/gpu.mk
 endif
-ifneq ($(SAN),1)
+ifeq ($(SAN),0)
 -include gpu/tests/cpu/cpu.mk
 endif
 ifneq ($(GPU_LIB),)
-$(BUILD)/harness/cuda.o $(BUILD)/harness/cuda_conv.o $(BUILD)/harness/cuda_procs.o: CPP_ALL += -DDP_HAVE_CUDA -I$(CUDA_HOME)/include
+$(BUILD)/harness/cuda.o $(BUILD)/harness/cuda_conv.o $(BUILD)/harness/cuda_procs.o: private CPP_ALL += -DDP_HAVE_CUDA -I$(CUDA_HOME)/include
 endif
 
 REF      := $(wildcard ref/*.c)
@@ -53,7 +59,7 @@ obj       = $(patsubst %,$(BUILD)/%.o,$(basename $(1)))
 build     = +@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
 run_env   = LSAN_OPTIONS=suppressions=$(CURDIR)/harness/tests/lsan.supp:print_suppressions=0 DP_PYTHON="$$(cat $(BASE)/python)"
 
-.PHONY: all verify test museum bench report setup gpu clean help FORCE
+.PHONY: all verify test museum bench report setup gpu tsan clean help FORCE
 all:                           ## the program build/deltaproof (this is what a plain `make` builds; installs nothing)
 	$(build) $(PROGRAM)
 
@@ -85,6 +91,11 @@ setup:                         ## install what is missing (as root or with sudo)
 gpu:                           ## the CUDA kernels with their own test and benchmark, where there is an nvcc
 	$(if $(GPU_LIB),$(build) $(GPU_LIB) $(GPU_PROGS),@echo "gpu/ is not built: no device (GPU=1 builds it without one), no nvcc (set NVCC), or SAN=1")
 
+tsan: setup                    ## the program's commands under the thread sanitizer (needs clang and libomp-dev)
+	@test -n "$(shell command -v clang clang-14 clang-15 clang-16 clang-18)" || { echo "make tsan needs clang: apt-get install clang libomp-dev"; exit 2; }
+	+@$(MAKE) --no-print-directory -j$(JOBS) SAN=thread GPU=0 BUILD=$(BASE) $(BASE)/tsan/deltaproof
+	@scripts/tsan $(BASE)/tsan/deltaproof $(CASES)
+
 clean:                         ## remove the build folder
 	rm -rf $(BUILD)
 
@@ -104,8 +115,10 @@ $(BUILD)/sources.h: FORCE
 $(BUILD)/flags: FORCE
 	$(call update,'$(CC) $(C_ALL) $(CPP_ALL)' '$(CXX) $(CXX_ALL)' '$(LDFLAGS) $(LIBS)' '$(GPU_LIB)' "$$($(CC) --version | head -n 1)")
 
-$(BUILD)/harness/main.o $(BUILD)/harness/record.o $(BUILD)/harness/museum.o $(BUILD)/harness/museum_kernels.o: CPP_ALL += -include $(BUILD)/commit.h
-$(BUILD)/ref/cache.o: CPP_ALL += -include $(BUILD)/commit.h -include $(BUILD)/sources.h
+$(BUILD)/harness/main.o $(BUILD)/harness/record.o $(BUILD)/harness/museum.o $(BUILD)/harness/museum_kernels.o: private CPP_ALL += -include $(BUILD)/commit.h
+$(BUILD)/ref/cache.o: private CPP_ALL += -include $(BUILD)/commit.h -include $(BUILD)/sources.h
+# The tree that reports and cases come from, and the build folder as seen from there (harness/home.h).
+$(BUILD)/harness/home.o: private CPP_ALL += -DDP_TREE='"$(CURDIR)"' -DDP_BUILD='"$(patsubst $(CURDIR)/%,%,$(abspath $(BASE)))"'
 $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/commit.h $(BUILD)/sources.h
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -c $< -o $@

@@ -112,7 +112,7 @@ void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int power
 void dp_budget_base_given(dp_budget_base *w, dp_sim *ref, dp_base base, int power, int backward, const dp_given_error *given) {
     const dp_problem *p = ref->p;
     const int Kg = dp_Kg(p), nr = ref->N * p->HV;
-    *w = (dp_budget_base){.ref = ref, .base = base, .r = dp_rounding_of(base, power)};
+    *w = (dp_budget_base){.ref = ref, .base = base, .r = dp_rounding_of(base, power), .entries = given != NULL};
     if (given) w->given = *given;
     w->Dg = dp_doubles(p->T * p->HV * Kg);
     for (int64_t t = 0; t < p->T; t++)
@@ -449,12 +449,15 @@ static double **rank_arrays(dp_budget *b, int i) {
     return a[i];
 }
 
-void dp_budget_alloc(const dp_problem *p, int N, int backward, dp_budget *out) {
+void dp_budget_alloc(const dp_problem *p, int N, int backward, int entries, dp_budget *out) {
     *out = (dp_budget){0};
     for (int i = 0; i < dp_result_nfields; i++)
         if (rows_of(p, i) && (backward || !dp_result_fields[i].backward)) out->row[i] = dp_doubles(rows_of(p, i));
     for (int i = 0; i < 6; i++) *rank_arrays(out, i) = dp_doubles((int64_t)N * p->HV);
-    for (int i = 0; i < 3 && backward && p->input_error > 0; i++) out->entry[i] = dp_doubles(rows_of(p, 2 + i) * (i == 2 ? p->V : p->K)), out->rest[i] = dp_doubles(rows_of(p, 2 + i));
+    for (int i = 0; i < 3 && backward && entries; i++) {
+        out->entry[i] = dp_doubles(rows_of(p, 2 + i) * (i == 2 ? p->V : p->K));
+        out->rest[i] = dp_doubles(rows_of(p, 2 + i));
+    }
 }
 
 int dp_budget_parts(const dp_problem *p, int N, dp_budget *b, dp_part *part) {
@@ -475,7 +478,7 @@ void dp_budget_run(dp_budget_base *w, dp_format chain, int backward, dp_budget *
     const dp_problem *p = s->p;
     const int nr = s->N * p->HV;
     chain_error *bM = dp_calloc((size_t)nr, sizeof *bM), *bdM = dp_calloc((size_t)nr, sizeof *bdM);
-    dp_budget_alloc(p, s->N, backward, out);
+    dp_budget_alloc(p, s->N, backward, w->entries, out);
     for (int i = 0; i < dp_result_nfields; i++)
         if (w->r.p == 1 && i != 1 && i != 9) free(out->row[i]), out->row[i] = NULL;
 #pragma omp parallel for schedule(dynamic, 1)

@@ -32,6 +32,7 @@ typedef struct {
     double **eH, **edH;          /* [N*HV] -> state error (ref/bound.h); NULL where absent */
     double *Dg;                  /* [T][HV][Kg] error of the log decay */
     dp_given_error given;        /* borrowed */
+    int entries;                 /* was it given any, zeros or not? */
     double **eS, **edS, *row[10];   /* errors entering the ranks and row bounds of the last run: often the same for the next format */
 } dp_budget_base;
 void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int p, int backward);
@@ -42,14 +43,14 @@ typedef struct {
     double *row[10];             /* per dp_result_fields: [rows], NULL when absent or not bounded */
     double *S_in, *M, *H, *dS_out, *dM, *dH;   /* [N*HV] Frobenius bounds; 0 where absent */
     double traj[DP_MAX_TRAJ];    /* M of ref->traj_rank (HV = 1) */
-    double *entry[3], *rest[3];  /* dq, dk, dv where p->input_error > 0 (op step goes on from them), else NULL: squares of the probable errors without DP_LAMBDA, of every
+    double *entry[3], *rest[3];  /* dq, dk, dv where the base was given errors of q, k or v (op step goes on from them), else NULL: squares of the probable errors without DP_LAMBDA, of every
                                     entry, and of a row as a whole on top of that */
 } dp_budget;
 void dp_budget_run(dp_budget_base *w, dp_format chain, int backward, dp_budget *out);
 void dp_budget_free(dp_budget *b);
-/* Allocates *out for p split over N ranks, and its arrays as cache parts (ref/cache.h); returns their number, at most DP_BUDGET_PARTS. */
+/* Allocates *out for p split over N ranks (entries: entry and rest too), and its arrays as cache parts (ref/cache.h); returns their number, at most DP_BUDGET_PARTS. */
 #define DP_BUDGET_PARTS 24
-void dp_budget_alloc(const dp_problem *p, int N, int backward, dp_budget *out);
+void dp_budget_alloc(const dp_problem *p, int N, int backward, int entries, dp_budget *out);
 int dp_budget_parts(const dp_problem *p, int N, dp_budget *b, dp_part *parts);
 /* The smaller of the two bounds, entry by entry, into a. */
 void dp_budget_min(const dp_problem *p, int N, dp_budget *a, const dp_budget *b);

@@ -2,7 +2,10 @@
 #include "case.h"
 #include "casefile.h"
 #include "../ref/elementary.h"
+#include "../ref/input.h"
+#include "../ref/number.h"
 #include "../ref/safetensors.h"
+#include "../ref/text.h"
 #include "step.h"
 
 #include <dirent.h>
@@ -24,6 +27,7 @@
 /* where: the array in dp_problem or dp_conv. tokens: the first axis is T. param: fp32 (A_log, states, weights). */
 typedef struct { const char *name, *alias; double **where; int tokens, param, ndim; int64_t shape[4]; } slot;
 #define MAX_SLOTS 10
+#define MAX_WIDTH 64              /* of a convolution, as the key W */
 
 static int recurrence_slots(dp_problem *p, slot *s) {
     const int64_t T = p->T, H = p->H, HV = p->HV, K = p->K, V = p->V, R = p->R, Kg = dp_Kg(p), N = p->Nseq;
@@ -242,8 +246,8 @@ static dp_status conv_shape(const dp_casefile *f, const dp_tensorfile *d, dp_con
     dp_status s = agree(f, "D", f->D, dim_from_end(x, 1), 0, &D, e);
     if (!s) s = agree(f, "W", f->W, dim_from_end(w, 1), 0, &W, e);
     if (s) return s;
-    if (d && (!x || !w || !x->n || !w->n || !D || !W || D > 65536 || W > 64))
-        return dp_casefile_refuse(f, "data", e, "tensors x and w must be there, not empty, with D up to 65536 and W up to 64");
+    if (d && (!x || !w || !x->n || !w->n || !D || !W || D > 65536 || W > MAX_WIDTH))
+        return dp_casefile_refuse(f, "data", e, "tensors x and w must be there, not empty, with D up to 65536 and W up to %d", MAX_WIDTH);
     *Tdata = x ? x->n / D : 0;
     c->D = (int)D, c->W = (int)W, c->silu = (int)f->activation;
     return set_tokens(f, *Tdata, &c->T, e);
@@ -273,10 +277,42 @@ static dp_status load_slot(const dp_casefile *f, const dp_tensorfile *d, slot *s
     return DP_OK;
 }
 
+static dp_status unknown_tensor(const dp_casefile *f, const char *key, const char *name, const slot *s, int n, dp_err *e) {
+    char all[256] = "";
+    for (int j = 0, at = 0; j < n; j++) at += snprintf(all + at, sizeof all - (size_t)at, " %s%s%s", s[j].name, s[j].alias ? " or " : "", s[j].alias ? s[j].alias : "");
+    return dp_casefile_refuse(f, key, e, "tensor %.60s is no input of op = %s; known:%s", name, dp_casefile_op_name(f), all);
+}
+
+/* Results that a recording may hold beside its inputs; they are not read. */
+static int is_result(const char *name) {
+    static const char *const more[] = {"ht", "dh0", "y", "dx", "dw", "dbias"};
+    for (int i = 0; i < dp_result_nfields; i++)
+        if (!strcmp(name, dp_result_fields[i].name)) return 1;
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+        if (!strcmp(name, more[i])) return 1;
+    return 0;
+}
+
+/* Every tensor is an input of this op, once: a name that is written wrong would be an input that is silently absent. key: data or conv_data. */
+static dp_status check_names(const dp_casefile *f, const char *key, const dp_tensorfile *d, const slot *s, int n, dp_err *e) {
+    for (int i = 0; i < d->ntensor; i++) {
+        const char *name = d->tensor[i].name;
+        int known = !strcmp(name, "cu_seqlens") || is_result(name);
+        for (int j = 0; j < n; j++) known |= !strcmp(name, s[j].name) || (s[j].alias && !strcmp(name, s[j].alias));
+        if (!known) return unknown_tensor(f, key, name, s, n, e);
+    }
+    for (int j = 0; j < n; j++)
+        if (s[j].alias && dp_tensor_find(d, s[j].name) && dp_tensor_find(d, s[j].alias))
+            return dp_casefile_refuse(f, key, e, "holds the same tensor under two names, %s and %s", s[j].name, s[j].alias);
+    return DP_OK;
+}
+
 static dp_status load_data(const dp_casefile *f, const dp_tensorfile *d, dp_case *c, int64_t Tdata, dp_err *e) {
     slot s[MAX_SLOTS];
     const int n = slots(c, s), gradients = c->backward;
     dp_format widest = DP_BF16;
+    const dp_status known = check_names(f, "data", d, s, n, e);
+    if (known) return known;
     for (int i = 0; i < n; i++) {
         const int gradient = !strcmp(s[i].name, "do") || !strcmp(s[i].name, "dy") || !strcmp(s[i].name, "dstate");
         if (gradient && !gradients) continue;
@@ -379,9 +415,11 @@ static dp_status poke_one(const dp_casefile *f, dp_case *c, const char **p, dp_e
     if (**p != '[') return dp_casefile_refuse(f, "poke", e, "expected name[index] value at '%.40s'", begin);
     dp_status st = poke_index(f, p, hit, lo, hi, e);
     if (st) return st;
-    char *end;
-    const double x = strtod(*p, &end);
-    if (end == *p) return dp_casefile_refuse(f, "poke", e, "no value after the index at '%.40s'", begin);
+    const char *end;
+    double x;
+    const dp_number read = dp_number_real_prefix(*p + strspn(*p, " \t"), &x, &end);
+    if (read == DP_NUMBER_NONE) return dp_casefile_refuse(f, "poke", e, "no value after the index at '%.40s'", begin);
+    if (read == DP_NUMBER_RANGE) return dp_casefile_refuse(f, "poke", e, "the value at '%.40s' is not a number that fp64 holds", begin);
     const dp_format fmt = !hit->param ? c->input_dtype : c->input_dtype == DP_FP64 ? DP_FP64 : DP_FP32;
     if (!representable(x, fmt)) return dp_casefile_refuse(f, "poke", e, "%a at '%.40s' is not a number of %s", x, begin, dp_formats[fmt].name);
     for (*p = end; **p == ' ';) ++*p;
@@ -460,7 +498,7 @@ static dp_status check_size(const dp_casefile *f, dp_case *c, dp_err *e) {
         total += x;
     }
     if (total > (double)MAX_NUMBERS) return dp_casefile_refuse(f, "T", e, "the tensors hold %.3g numbers, at most %lld", total, MAX_NUMBERS);
-    const double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    const double memory = (double)dp_memory_bytes();
     if (total > (double)SMALL && 16 * total > memory)
         return dp_casefile_refuse(f, "T", e, "the tensors hold %.3g numbers, %.1f GiB: more than half of the %.1f GiB of memory here", total, 8 * total / 0x1p30, memory / 0x1p30);
     return DP_OK;
@@ -490,15 +528,18 @@ static dp_status step_data(const dp_casefile *f, dp_case *c, double **x, int D, 
     const dp_tensor *tx = dp_tensor_find(&d, "x"), *tw = find_slot(&d, &ws);
     if (!tx || !tw || dim_from_end(tx, 1) != D || tx->n / D < c->p.T || dim_from_end(tw, 1) < 1 || tw->n != D * dim_from_end(tw, 1))
         st = dp_casefile_refuse(f, "conv_data", e, "needs x [%lld or more,%d] and w [%d,W]", (long long)c->p.T, D, D);
+    if (!st && dim_from_end(tw, 1) > MAX_WIDTH) st = dp_casefile_refuse(f, "conv_data", e, "tensor %s: width %lld, at most %d", tw->name, (long long)dim_from_end(tw, 1), MAX_WIDTH);
     if (!st && f->W && f->W != dim_from_end(tw, 1)) st = dp_casefile_refuse(f, "W", e, "%s has %lld", f->conv_data, (long long)dim_from_end(tw, 1));
     dp_format widest = c->input_dtype;
     if (!st) {
         shape.W = (int)dim_from_end(tw, 1);
         const int n = conv_slots(&shape, s);
+        st = check_names(f, "conv_data", &d, s, n, e);
         for (int i = 0; i < n && !st; i++)
             if (strcmp(s[i].name, "dy")) st = load_slot(f, &d, &s[i], tx->n / D, &widest, e);
     }
-    if (!st) free(*x), *x = shape.x, v->w = shape.w, v->bias = shape.bias, v->W = shape.W;
+    if (st) dp_conv_free(&shape);
+    else free(*x), *x = shape.x, v->w = shape.w, v->bias = shape.bias, v->W = shape.W;
     c->input_dtype = widest;
     dp_tensorfile_free(&d);
     return st;
@@ -614,12 +655,11 @@ dp_status dp_case_from_tensors(const char *text, const dp_tensorfile *d, dp_case
 
 dp_status dp_case_open(const char *path, int load, dp_case *c, dp_err *e) {
     memset(c, 0, sizeof *c);
-    FILE *in = fopen(path, "rb");
-    if (!in) return dp_fail(e, DP_EIO, "%s: cannot be opened: %s", path, strerror(errno));
-    char *text = dp_calloc(DP_CASEFILE_MAX_BYTES + 2, 1);
-    const size_t n = fread(text, 1, DP_CASEFILE_MAX_BYTES + 1, in);
-    dp_status s = ferror(in) ? dp_fail(e, DP_EIO, "%s: cannot be read: %s", path, strerror(errno)) : dp_case_parse(text, n, path, load, c, e);
-    fclose(in);
+    char *text;
+    size_t n;
+    dp_status s = dp_input_read(path, DP_CASEFILE_MAX_BYTES, &text, &n, e);
+    if (s) return s;
+    s = dp_case_parse(text, n, path, load, c, e);
     free(text);
     return s;
 }
@@ -671,11 +711,13 @@ dp_status dp_case_find_all(const char *dir, char ***paths, int *n, dp_err *e) {
     if (found < 0) return dp_fail(e, DP_EIO, "%s: cannot be listed: %s", dir, strerror(errno));
     *paths = dp_calloc((size_t)found, sizeof **paths);
     for (int i = 0; i < found; i++) {
-        (*paths)[i] = dp_calloc(strlen(dir) + strlen(d[i]->d_name) + 2, 1);
-        sprintf((*paths)[i], "%s/%s", dir, d[i]->d_name);
+        const char *name = d[i]->d_name;
+        if (dp_text_good(name, strlen(name), 0) < strlen(name)) dp_fail(e, DP_EINPUT, "%s/%s: the name is not UTF-8 text: give the case another", dir, name);
+        if (asprintf(&(*paths)[i], "%s/%s", dir, name) < 0) abort();
         free(d[i]);
     }
     free(d);
     *n = found;
+    if (e->code) return e->code;
     return found ? DP_OK : dp_fail(e, DP_EINPUT, "%s: no *.case file here", dir);
 }

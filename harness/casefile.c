@@ -1,7 +1,8 @@
 #include "casefile.h"
+#include "../ref/number.h"
+#include "../ref/text.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -142,24 +143,17 @@ static dp_status unknown_key(const dp_casefile *f, int line, const char *written
 
 /* ---- values -------------------------------------------------------------------------------------------------------------- */
 
-static int parse_int(const char *s, int64_t *x) {
-    char *end;
-    errno = 0;
-    *x = strtoll(s, &end, 10);
-    return end != s && !*end && !errno && !isspace((unsigned char)*s);
-}
-
 static dp_status one_int(const dp_casefile *f, const key *k, const char *s, int64_t *x, dp_err *e) {
-    if (!parse_int(s, x)) return dp_casefile_refuse(f, k->name, e, "'%.60s' is not an integer", s);
-    if ((double)*x < k->lo || (double)*x > k->hi) return dp_casefile_refuse(f, k->name, e, "%lld is out of range, must be %.0f to %.0f", (long long)*x, k->lo, k->hi);
+    const dp_number n = dp_number_int(s, (int64_t)k->lo, (int64_t)k->hi, x);
+    if (n == DP_NUMBER_NONE) return dp_casefile_refuse(f, k->name, e, "'%.60s' is not an integer", s);
+    if (n == DP_NUMBER_RANGE) return dp_casefile_refuse(f, k->name, e, "%.60s is out of range, must be %.0f to %.0f", s, k->lo, k->hi);
     return DP_OK;
 }
 
 static dp_status one_real(const dp_casefile *f, const key *k, const char *s, double *x, dp_err *e) {
-    char *end;
-    *x = strtod(s, &end);
-    if (end == s || *end || !isfinite(*x)) return dp_casefile_refuse(f, k->name, e, "'%.60s' is not a finite number", s);
-    if (*x < k->lo || *x > k->hi) return dp_casefile_refuse(f, k->name, e, "%g is out of range, must be %g to %g", *x, k->lo, k->hi);
+    const dp_number n = dp_number_real(s, k->lo, k->hi, x);
+    if (n == DP_NUMBER_NONE) return dp_casefile_refuse(f, k->name, e, "'%.60s' is not a finite number", s);
+    if (n == DP_NUMBER_RANGE) return dp_casefile_refuse(f, k->name, e, "%.60s is out of range, must be %g to %g", s, k->lo, k->hi);
     return DP_OK;
 }
 
@@ -239,9 +233,17 @@ static dp_status take_line(dp_casefile *f, int line, char *s, dp_err *e) {
     return assign(f, &KEYS[i], value, e);
 }
 
+static dp_status not_text(const dp_casefile *f, const char *text, size_t at, dp_err *e) {
+    int line = 1;
+    for (size_t i = 0; i < at; i++) line += text[i] == '\n';
+    return dp_fail(e, DP_EINPUT, "%s:%d: byte 0x%02x: not UTF-8 text, or a control character", f->path, line, (unsigned char)text[at]);
+}
+
 static dp_status take_text(dp_casefile *f, const char *text, size_t len, dp_err *e) {
     if (len > DP_CASEFILE_MAX_BYTES) return dp_fail(e, DP_EINPUT, "%s: %zu bytes: a case file has at most %d", f->path, len, DP_CASEFILE_MAX_BYTES);
     if (memchr(text, 0, len)) return dp_fail(e, DP_EINPUT, "%s: byte %zu is zero: not a text file", f->path, (size_t)((const char *)memchr(text, 0, len) - text));
+    const size_t good = dp_text_good(text, len, 1);
+    if (good < len) return not_text(f, text, good, e);
     char *copy = dp_calloc(len + 1, 1);
     memcpy(copy, text, len);
     dp_status s = DP_OK;

@@ -2,6 +2,7 @@
  * deltaproof bisect precision CASE: which stages need a wider format (precision.h). Exit status 0: found, 1: not even the wide policy will do, 2: bad input. */
 #define _GNU_SOURCE
 #include "../ref/context.h"
+#include "../ref/number.h"
 #include "bisect.h"
 #include "blame.h"
 #include "case.h"
@@ -30,6 +31,7 @@ enum { OPT_RUNS = 256, OPT_FROM, OPT_TO, OPT_CHAIN_FROM, OPT_CHAIN_TO, OPT_NEED,
 
 static const struct argp_option STAGE_OPTIONS[] = {
     DP_ROWS_ONE_RUN,
+    DP_ROW_MEMORY,
     DP_ROW_CACHE,
     {"subject", DP_OPT_SUBJECT, "LIB", 0, "a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; base and chain: what it claims", 0},
     {"outputs", OPT_OUTPUTS, "OUT", 0, "tensors that another program computed from the case's inputs (deltaproof inputs CASE -o IN): results and stages as in `judge`", 0},
@@ -51,7 +53,7 @@ static const struct argp_option PRECISION_OPTIONS[] = {
     {0}};
 
 static void parse_need(struct argp_state *st, const char *text, options *o) {
-    char *copy = strdup(text), *save, *end;
+    char *copy = strdup(text), *save;
     for (int i = 0; i < 10; i++) o->need[i] = NAN;
     for (char *t = strtok_r(copy, ",", &save); t; t = strtok_r(NULL, ",", &save)) {
         char *v = strchr(t, '=');
@@ -59,8 +61,8 @@ static void parse_need(struct argp_state *st, const char *text, options *o) {
         if (v) *v++ = 0;
         for (int i = 0; i < dp_result_nfields; i++) if (!strcmp(t, dp_result_fields[i].name)) f = i;
         if (f < 0 || !v) argp_error(st, "--need %s: '%s' is no tensor with =ERROR", text, t);
-        o->need[f] = strtod(v, &end);
-        if (end == v || *end || !(o->need[f] > 0)) argp_error(st, "--need %s: '%s' is not a positive number", text, v);
+        if (!isnan(o->need[f])) argp_error(st, "--need %s: %s is given twice", text, t);
+        if (dp_number_real(v, 0, HUGE_VAL, &o->need[f]) != DP_NUMBER_OK || o->need[f] == 0) argp_error(st, "--need %s: '%s' is not a positive number", text, v);
         o->have_need = 1;
     }
     if (!o->have_need) argp_error(st, "--need: the list is empty");
@@ -227,7 +229,7 @@ static int shown_stage(const options *o, dp_case *c, dp_err *e) {
     dp_runs runs = {0};
     dp_status st;
     if (o->of.subject) {
-        if (dp_subject_open(o->of.subject, &lib, e)) return 2;
+        if (dp_subject_open(o->of.subject, o->of.limit_s, o->of.memory, &lib, e)) return 2;
         const dp_one_run r = dp_options_one(&o->of, c, &lib);
         if (r.ranks > lib.max_ranks) return dp_fail(e, DP_EINPUT, "--ranks %d: %s takes up to %d", r.ranks, o->of.subject, lib.max_ranks), dp_subject_close(&lib), 2;
         c->ranks[0] = r.ranks, c->base[0] = r.base, c->chain[0] = r.chain, c->nranks = c->nbase = c->nchain = 1;

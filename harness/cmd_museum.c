@@ -2,6 +2,7 @@
  * 1: a fault went unseen or a run without a fault was red; 2: could not run. */
 #define _GNU_SOURCE
 #include "../ref/cache.h"
+#include "../ref/output.h"
 #include "commands.h"
 #include "museum.h"
 #include "options.h"
@@ -60,19 +61,26 @@ static int status(const options *o, const dp_museum *m) {
     return m->clean_red || unseen ? 1 : 0;
 }
 
+/* In the folder of --out; NULL: there is none. */
+static char *file_of(const options *o, const char *name) {
+    char *path = NULL;
+    if (o->out && asprintf(&path, "%s/%s", o->out, name) < 0) abort();
+    return path;
+}
+
 static int kernels(const options *o) {
     dp_kernel_museum *m = dp_calloc(1, sizeof *m);
     dp_err e = {0};
-    char file[4096];
+    char *file = file_of(o, "kernels.json");
+    if (file && dp_output_check(file, &e)) return refuse(&e);
     const dp_status st = dp_kernel_museum_run(o->of.cases_dir, o->of.cache, o->fault, m, &e);
     int rc = st ? refuse(&e) : dp_kernel_museum_unseen(m) ? 1 : 0;
     if (!st) dp_kernel_museum_print(m, stdout);
-    if (!st && o->out) {
-        snprintf(file, sizeof file, "%s/kernels.json", o->out);
+    if (!st && file) {
         if (dp_kernel_museum_write(m, file, &e)) rc = refuse(&e);
         else printf("record: %s\n", file);
     }
-    free(m);
+    free(m), free(file);
     return rc;
 }
 
@@ -81,12 +89,14 @@ int dp_cmd_museum(int argc, char **argv) {
     const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "[CASE...]", .doc = "Switch every deliberate fault on, run the cases, and say which verdict goes red and where it points."
         "\vExit status 0 every fault was seen, 1 one was not or a run without a fault was red, 2 could not run."};
     dp_err e = {0};
-    char **paths = NULL, file[4096];
+    char **paths = NULL, *file;
     int n = 0;
     argp_parse(&a, argc, argv, 0, NULL, &o);
     o.o.cache = o.of.cache;
     if (o.out && dp_make_dirs(o.out)) return fprintf(stderr, "deltaproof: museum: --out %s: %s\n", o.out, strerror(errno)), 2;
     if (o.kernels) return kernels(&o);
+    file = file_of(&o, "museum.json");
+    if (file && dp_output_check(file, &e)) return refuse(&e);
     if (o.of.nname) {
         paths = dp_calloc((size_t)o.of.nname, sizeof *paths);
         for (; n < o.of.nname; n++) paths[n] = dp_case_path(o.of.cases_dir, o.of.name[n]);
@@ -95,12 +105,11 @@ int dp_cmd_museum(int argc, char **argv) {
     dp_status st = dp_museum_run(paths, n, &o.o, m, &e);
     int rc = st ? refuse(&e) : status(&o, m);
     if (!st) dp_museum_print(m, &o.o, stdout);
-    if (!st && o.out) {
-        snprintf(file, sizeof file, "%s/museum.json", o.out);
+    if (!st && file) {
         if (dp_museum_write(m, file, &e)) rc = refuse(&e);
         else printf("record: %s\n", file);
     }
     for (int i = 0; i < n; i++) free(paths[i]);
-    free(paths), free(m);
+    free(paths), free(m), free(file);
     return rc;
 }

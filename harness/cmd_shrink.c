@@ -8,10 +8,10 @@
 #include "options.h"
 #include "shrink.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct {
@@ -25,6 +25,7 @@ enum { OPT_TRIES = 256, OPT_OUTPUTS, OPT_MUSEUM };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
+    DP_ROW_MEMORY,
     DP_ROW_CACHE,
     {"subject", DP_OPT_SUBJECT, "LIB", 0, "shrink what makes a kernel in a shared library fail (harness/deltaproof_subject.h)", 0},
     {"tries", OPT_TRIES, "N", 0, "stop after so many problems tried (default: 20000)", 0},
@@ -78,11 +79,11 @@ static char *command_of(const options *o, const dp_case *c, const dp_shrink_opti
 
 /* What was written is read again and must fail for the same reason. */
 static dp_status write_and_check(const options *o, const dp_case *c, const dp_shrink_options *r, dp_shrunk *s, const char *path, dp_err *e) {
-    char why[256], reason[600], *source = command_of(o, c, r);
+    char why[256], reason[1024], *source = command_of(o, c, r);
     dp_failure f;
     dp_case again;
     dp_failure_text(&s->after, why, sizeof why);
-    snprintf(reason, sizeof reason, "The smallest part of %.200s (%lld of its %lld numbers) that fails for the same reason: %.200s.", c->name, (long long)s->numbers, (long long)s->numbers_before, why);
+    snprintf(reason, sizeof reason, "The smallest part of %.255s (%lld of its %lld numbers) that fails for the same reason: %.200s.", c->name, (long long)s->numbers, (long long)s->numbers_before, why);
     dp_status st = dp_case_write(&s->c, reason, source, path, e);
     free(source);
     if (st || (st = dp_case_load(path, &again, e))) return st;
@@ -170,14 +171,15 @@ static int museum_row(const options *o, dp_fault fault, const candidate *list, i
         dp_case c;
         dp_shrink_options r;
         dp_shrunk s;
-        char path[4200];
+        char *path;
         if (dp_case_load(list[i].path, &c, e)) return -1;
         if (shows(o, fault, &c, &r)) {
             const double t0 = dp_now();
             dp_status st = dp_shrink(&c, &r, &s, e);
             if (st) return dp_case_free(&c), -1;
-            snprintf(path, sizeof path, "%s/%s.case", o->museum, dp_faults[fault].name);
+            if (asprintf(&path, "%s/%s.case", o->museum, dp_faults[fault].name) < 0) abort();
             st = write_and_check(o, &c, &r, &s, path, e);
+            free(path);
             const int right = found_right(&s.c, fault, &s.after), same = dp_failure_same(&s.before, &s.after), good = s.numbers * 20 <= s.numbers_before;
             print_row(c.name, fault, &s, right, same, dp_now() - t0);
             dp_shrink_free(&s), dp_case_free(&c);
@@ -193,7 +195,7 @@ static int museum(options *o, dp_err *e) {
     char **path, dir[] = "/tmp/deltaproof-XXXXXX";
     int n, m = 0, good = 0, all = 0;
     if (!o->museum && !(o->museum = mkdtemp(dir))) return dp_fail(e, DP_EIO, "%s: cannot be made", dir), 2;
-    if (mkdir(o->museum, 0777) && access(o->museum, W_OK)) return dp_fail(e, DP_EIO, "%s: cannot be written to", o->museum), 2;
+    if (dp_make_dirs(o->museum) || access(o->museum, W_OK)) return dp_fail(e, DP_EIO, "%s: cannot be written to: %s", o->museum, strerror(errno)), 2;
     if (dp_case_find_all(o->of.cases_dir, &path, &n, e)) return 2;
     candidate *list = dp_calloc((size_t)n, sizeof *list);
     for (int i = 0; i < n; i++) {
@@ -223,7 +225,7 @@ int dp_cmd_shrink(int argc, char **argv) {
     int rc = 2;
     argp_parse(&a, argc, argv, 0, NULL, &o);
     if (o.want_museum) rc = museum(&o, &e);
-    else if (!o.of.subject || !dp_subject_open(o.of.subject, &lib, &e)) {
+    else if (!o.of.subject || !dp_subject_open(o.of.subject, o.of.limit_s, o.of.memory, &lib, &e)) {
         char *path = dp_case_path(o.of.cases_dir, o.of.name[0]);
         if (!dp_case_load(path, &c, &e)) rc = dp_options_split(&o.of, &c, 0, &e) ? 2 : shrink(&o, &c, o.of.subject ? &lib : NULL, &e), dp_case_free(&c);
         if (o.of.subject) dp_subject_close(&lib);

@@ -8,6 +8,7 @@ void dp_procs_start(void) {}
 #else
 
 #include "run.h"
+#include "startup.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -90,6 +91,7 @@ static void end_ranks(void) {
 static void serve(int from) {
     int n;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    dp_interrupt_default();
     for (;;) {
         struct pollfd f = {.fd = from, .events = POLLIN};
         const int ready = poll(&f, 1, 50);

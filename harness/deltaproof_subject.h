@@ -5,7 +5,8 @@
  *     build/deltaproof bisect stage smoke-kda --subject ./libmine.so    (which stage is wrong, where)    shrink: the smallest input that fails
  *
  * The library exports two functions, deltaproof_subject_about and deltaproof_subject_run. It is loaded into a process of its own, which is started
- * anew for every run: a crash, a hang (--limit SECONDS), a write outside of an array or an entry that was never written is reported as that.
+ * anew for every run: a crash, a hang (--limit SECONDS, for loading it and for about, too), a write outside of an array or an entry that was never
+ * written is reported as that. Its private memory is limited (--memory GIB), and all processes that it starts end with the run.
  *
  * Arrays hold doubles, row-major, last index fastest, whatever formats the kernel computes in: inputs are exactly the numbers of the case (a bf16
  * input is a double that bf16 represents), outputs are the kernel's results, widened. Memory is the caller's: read the inputs (writing to them is

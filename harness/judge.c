@@ -1,4 +1,6 @@
+#define _GNU_SOURCE
 #include "judge.h"
+#include "../ref/number.h"
 #include "../ref/safetensors.h"
 
 #include <ctype.h>
@@ -38,7 +40,8 @@ static const char *choose(const dp_tensorfile *f, const char *given, const char 
 }
 
 typedef struct {
-    const char *gate, *beta, *l2norm, *base, *claim, *scale, *lower_bound, *cu;
+    const char *gate, *beta, *l2norm, *base, *claim, *cu;
+    double scale, lower_bound;           /* NAN: not given */
     int ranks, in_vk, out_vk;
 } settings;
 
@@ -50,20 +53,21 @@ static const char *choose_name(const dp_tensorfile *f, const char *given, const 
 
 static int ranks_of(const dp_tensorfile *out, int given, dp_err *e) {
     const char *text = dp_tensorfile_meta(out, "ranks");
-    char *end;
+    int64_t n = 1;
     if (given || !text) return given ? given : 1;
-    const long n = strtol(text, &end, 10);
-    if (end == text || *end || n < 1 || n > 4096) dp_fail(e, DP_EINPUT, "%s: metadata `ranks` = '%.80s' is not understood: give --ranks N", out->path, text);
+    if (dp_number_int(text, 1, 4096, &n) != DP_NUMBER_OK) dp_fail(e, DP_EINPUT, "%s: metadata `ranks` = '%.80s' is not understood: give --ranks N", out->path, text);
     return (int)n;
 }
 
-static const char *number(const dp_tensorfile *f, const char *given, const char *key, const char *option, dp_err *e) {
+static double number(const dp_tensorfile *f, const char *given, const char *key, const char *option, dp_err *e) {
     const char *text = given ? given : dp_tensorfile_meta(f, key);
-    char *end;
-    if (!text) return NULL;
-    const double x = strtod(text, &end);
-    if (end == text || *end || !isfinite(x)) dp_fail(e, DP_EINPUT, "%s%s%s%s '%.80s' is not a finite number: give %s", given ? "" : f->path, given ? "" : ": metadata `", key, given ? "" : "` =", text, option);
-    return text;
+    double x = NAN;
+    if (!text) return NAN;
+    const dp_number n = dp_number_real(text, -1e300, 1e300, &x);
+    const char *why = n == DP_NUMBER_RANGE ? "is out of range, must be -1e300 to 1e300" : "is not a finite number";
+    if (n && given) dp_fail(e, DP_EINPUT, "%s: '%.80s' %s", option, text, why);
+    else if (n) dp_fail(e, DP_EINPUT, "%s: metadata `%s` = '%.80s' %s: give %s", f->path, key, text, why, option);
+    return x;
 }
 
 static dp_status read_settings(const dp_judge_options *o, const dp_tensorfile *in, const dp_tensorfile *out, settings *s, dp_err *e) {
@@ -72,9 +76,9 @@ static dp_status read_settings(const dp_judge_options *o, const dp_tensorfile *i
     s->gate = choose(in, o->gate, "gate", NULL, "--gate log|softplus|lower_bound", GATES, NULL, e);
     s->beta = choose(in, o->beta, "beta", NULL, "--beta plain|sigmoid|sigmoid2", BETAS, NULL, e);
     s->l2norm = choose(in, o->l2norm, "l2norm", "qk", "--l2norm 0|1", NORMS, NULL, e);
-    s->lower_bound = strcmp(s->gate, "lower_bound") ? NULL : number(in, o->lower_bound, "lower_bound", "--lower-bound X", e);
-    if (!strcmp(s->gate, "lower_bound") && !s->lower_bound) dp_fail(e, DP_EINPUT, "%s: its metadata does not say `lower_bound`: give --lower-bound X", in->path);
-    if (o->lower_bound && !s->lower_bound) dp_fail(e, DP_EINPUT, "--lower-bound goes with --gate lower_bound");
+    s->lower_bound = strcmp(s->gate, "lower_bound") ? NAN : number(in, o->lower_bound, "lower_bound", "--lower-bound X", e);
+    if (!strcmp(s->gate, "lower_bound") && isnan(s->lower_bound)) dp_fail(e, DP_EINPUT, "%s: its metadata does not say `lower_bound`: give --lower-bound X", in->path);
+    if (o->lower_bound && strcmp(s->gate, "lower_bound")) dp_fail(e, DP_EINPUT, "--lower-bound goes with --gate lower_bound");
     s->scale = number(in, o->scale, "scale", "--scale X", e);
     s->cu = o->cu_seqlens ? o->cu_seqlens : dp_tensor_find(in, "cu_seqlens") ? NULL : dp_tensorfile_meta(in, "cu_seqlens");
     if (s->cu && (!*s->cu || s->cu[strspn(s->cu, "0123456789, ")])) dp_fail(e, DP_EINPUT, "%s: '%.80s' is no list of tokens: give --cu-seqlens 0,..,T", o->cu_seqlens ? "--cu-seqlens" : in->path, s->cu);
@@ -125,7 +129,7 @@ static const char *model(const dp_tensorfile *in, int *R) {
     *R = q->n && k->n % q->n == 0 && k->n / q->n >= 1 && k->n / q->n <= 64 ? (int)(k->n / q->n) : 1;
     if (*R > 1) return "mkda";
     const int64_t HV = v->ndim >= 3 ? v->shape[v->ndim - 2] : 1;
-    return K > 1 && H && g->n * K * H == q->n * HV ? "gdn" : "kda";
+    return K > 1 && H && (__int128)g->n * K * H == (__int128)q->n * HV ? "gdn" : "kda";
 }
 
 /* [..,V,K] -> [..,K,V]; the shape follows when it ends in those two axes. What is no whole number of states is left to the check of shapes. */
@@ -155,8 +159,8 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const s
     n = snprintf(text, size, "reason = Tensors that another program wrote.\nsource = two files\nop = %s\nR = %d\ngate = %s\nbeta = %s\nl2norm = %s\nranks = %d\nbase = %s\nchain = %s\nbackward = %s\n", op, R, s->gate,
                  s->beta, s->l2norm, s->ranks, s->base, s->claim, backward ? "yes" : "no");
     if (o->tokens) n += snprintf(text + n, size - (size_t)n, "T = %lld\n", (long long)o->tokens);
-    if (s->scale) n += snprintf(text + n, size - (size_t)n, "scale = %.60s\n", s->scale);
-    if (s->lower_bound) n += snprintf(text + n, size - (size_t)n, "lower_bound = %.60s\n", s->lower_bound);
+    if (!isnan(s->scale)) n += snprintf(text + n, size - (size_t)n, "scale = %.17g\n", s->scale);     /* 17 digits give the same double again */
+    if (!isnan(s->lower_bound)) n += snprintf(text + n, size - (size_t)n, "lower_bound = %.17g\n", s->lower_bound);
     if (s->cu) snprintf(text + n, size - (size_t)n, "cu_seqlens = %s\n", s->cu);
     const dp_status st = dp_case_from_tensors(text, in, c, e);
     free(text);
@@ -266,11 +270,9 @@ static dp_status load_results(const dp_tensorfile *in, dp_tensorfile *out, const
 static const char *base_name(const char *path) { return strrchr(path, '/') ? strrchr(path, '/') + 1 : path; }
 
 static void name_case(const dp_judge_options *o, dp_case *c) {
-    char b[512];
     free(c->name), free(c->source);
     c->name = strdup(base_name(o->outputs));
-    snprintf(b, sizeof b, "%.200s, computed from %.200s", base_name(o->outputs), base_name(o->inputs));
-    c->source = strdup(b);
+    if (asprintf(&c->source, "%s, computed from %s", base_name(o->outputs), base_name(o->inputs)) < 0) abort();
 }
 
 dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err *e) {
@@ -334,7 +336,7 @@ dp_status dp_judge_write_inputs(const dp_case *c, const char *path, dp_err *e) {
     return st;
 }
 
-static dp_status judge_chain(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out, dp_case *c, dp_runs *runs, dp_err *e) {
+static dp_status load_chain(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out, dp_case *c, dp_judge_loaded *l, dp_err *e) {
     const dp_tensor *f = dp_tensor_find(in, "factors"), *m = dp_tensor_find(out, "M");
     const char *formats[DP_NFORMATS];
     char want[200], have[200] = "none";
@@ -352,14 +354,12 @@ static dp_status judge_chain(const dp_judge_options *o, dp_tensorfile *in, dp_te
     *c = (dp_case){.op = DP_OP_CHAIN, .op_name = "chain", .reason = strdup("A chain of M that another program multiplied."), .path = strdup(o->outputs), .data = strdup(o->inputs)};
     c->ch.n = (int)f->shape[0], c->ch.K = (int)f->shape[1];
     name_case(o, c);
-    dp_run_chain_given(c, f->data, m->data, dp_format_find(claim), runs);
+    l->factors = f->data, l->products = m->data, l->claimed = dp_format_find(claim);
     return DP_OK;
 }
 
-static dp_status judge_files(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out, dp_case *c, dp_runs *runs, dp_err *e) {
+static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out, dp_case *c, dp_judge_loaded *l, dp_err *e) {
     settings s = {0};
-    dp_given g = {0};
-    dp_design design;
     int backward;
     dp_status st = check_inputs(in, o->tokens, e);
     if (!st) st = check_outputs(in, out, &backward, e);
@@ -367,22 +367,30 @@ static dp_status judge_files(const dp_judge_options *o, dp_tensorfile *in, dp_te
     if (!st) st = load_case(o, in, &s, backward, c, e);
     if (st) return st;
     name_case(o, c);
-    const dp_run_options ro = {.cache = o->cache, .truth = o->truth, .progress = o->progress};
-    st = load_results(in, out, &c->p, s.ranks, s.out_vk, &g, e);
-    if (!st) st = read_design(o, out, c->base[0], &design, &g, e);
-    if (!st) st = dp_run_given(c, &ro, &g, runs, e);
+    st = load_results(in, out, &c->p, s.ranks, s.out_vk, &l->given, e);
+    if (!st) st = read_design(o, out, c->base[0], &l->design, &l->given, e);
     if (st) dp_case_free(c);
     return st;
 }
 
+dp_status dp_judge_load(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out, dp_case *c, dp_judge_loaded *l, dp_err *e) {
+    *l = (dp_judge_loaded){.factors = NULL};
+    memset(c, 0, sizeof *c);
+    return (dp_tensor_find(in, "factors") ? load_chain : load_files)(o, in, out, c, l, e);
+}
+
 dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err *e) {
     dp_tensorfile in = {0}, out = {0};
+    dp_judge_loaded l;
     dp_err own = {0};
+    const dp_run_options ro = {.cache = o->cache, .truth = o->truth, .progress = o->progress};
     if (!e) e = &own;
     memset(c, 0, sizeof *c);
     dp_status st = dp_safetensors_read(o->inputs, &in, e);
     if (!st) st = dp_safetensors_read(o->outputs, &out, e);
-    if (!st) st = (dp_tensor_find(&in, "factors") ? judge_chain : judge_files)(o, &in, &out, c, runs, e);
+    if (!st) st = dp_judge_load(o, &in, &out, c, &l, e);
+    if (!st && l.factors) dp_run_chain_given(c, l.factors, l.products, l.claimed, runs);
+    else if (!st && (st = dp_run_given(c, &ro, &l.given, runs, e))) dp_case_free(c);
     dp_tensorfile_free(&in), dp_tensorfile_free(&out);
     return st;
 }

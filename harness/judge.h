@@ -49,11 +49,21 @@ dp_status dp_judge_write_inputs(const dp_case *c, const char *path, dp_err *e);
 /* Results that another program computed: those that r points to are judged, by the bounds of the case's first base and chain over its first
  * rank count. same_design 1: computed stage by stage as the simulated ranks do.
  * design: how they were computed, in the case's base; NULL: by the default design where same_design, else not known. u, tiny: unit roundoff and smallest half spacing of the format that field i was stored in. Adds one run of backend `file`. */
-typedef struct { dp_result r; double u[10], tiny[10], *stage[DP_NTAPS], stage_u[DP_NTAPS], stage_tiny[DP_NTAPS]; int same_design; 
+typedef struct { dp_result r; double u[10], tiny[10], *stage[DP_NTAPS], stage_u[DP_NTAPS], stage_tiny[DP_NTAPS]; int same_design;
     const dp_design *design; } dp_given;
 /* Op chain: products [n][K][K] of factors [n][K][K], c->ch.n and K set. */
 void dp_run_chain_given(const dp_case *c, const double *factors, const double *products, dp_format claimed, dp_runs *out);
 dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given *g, dp_runs *out, dp_err *e);
+
+/* What of dp_judge reads and checks: the case that IN and the options make, and OUT's tensors in it, which stay where they are. factors NULL: given is
+ * what dp_run_given takes; else those of a chain. On failure *c needs no freeing. *l stays at its address. */
+typedef struct {
+    dp_given given;
+    dp_design design;                    /* what given.design points to */
+    const double *factors, *products;
+    dp_format claimed;
+} dp_judge_loaded;
+dp_status dp_judge_load(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out, dp_case *c, dp_judge_loaded *l, dp_err *e);
 
 #ifdef __cplusplus
 }

@@ -14,15 +14,19 @@
 #include "museum.h"
 #include "options.h"
 #include "record.h"
+#include "startup.h"
 
 #include <argp.h>
 #include <errno.h>
 #include <malloc.h>
 #include <math.h>
 #include <omp.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -101,6 +105,7 @@ static const struct argp_option RUN_OPTIONS[] = {
     {"subject", DP_OPT_SUBJECT, "LIB", 0, "judge a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; beside them with --backend sim", 0},
     ROW_DESIGN,
     DP_ROW_LIMIT,
+    DP_ROW_MEMORY,
     {"way", OPT_WAY, "LIST", 0, "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg (dg without cancellation), save-all (nothing recomputed), segments (M as benchmarked: by the state pass, a rank's sequence cut in parts), segments-dh-only, windows and windows-dh-only (the same, ranks storing states into each other's memory)", 0},
     DP_ROW_FAULT,
     ROW_OUT,
@@ -174,34 +179,79 @@ static void print_run(const dp_run *r, FILE *f) {
     fputc('\n', f);
 }
 
-typedef struct { const options *o; int n[DP_NVERDICTS]; } tally;
+/* What is counted of a case while it runs. */
+typedef struct tally {
+    const options *o;
+    const char *case_name;
+    int n[DP_NVERDICTS], runs;
+    struct tally *next;          /* of those that run beside it */
+} tally;
+
+/* What a signal that ends the program finds finished. Whoever prints of a run holds its lock. */
+static struct {
+    pthread_mutex_t lock;
+    tally *running;
+    int n[DP_NVERDICTS];         /* runs of all cases so far */
+} done_so_far = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void say_done(void *file) {
+    const int *n = done_so_far.n;
+    pthread_mutex_lock(&done_so_far.lock);
+    for (const tally *t = done_so_far.running; t; t = t->next)
+        fprintf(file, "%-24s interrupted after %d runs\n", t->case_name, t->runs);
+    fprintf(file, "VERDICT: INTERRUPTED (%d passed, %d failed, %d skipped, %d unjudged so far)\n", n[DP_PASS], n[DP_FAIL], n[DP_SKIPPED], n[DP_UNJUDGED]);
+    fflush(file);
+    pthread_mutex_unlock(&done_so_far.lock);
+}
+
+static void begin_case(tally *t) {
+    pthread_mutex_lock(&done_so_far.lock);
+    t->next = done_so_far.running;
+    done_so_far.running = t;
+    pthread_mutex_unlock(&done_so_far.lock);
+}
+
+static void end_case(tally *t) {
+    pthread_mutex_lock(&done_so_far.lock);
+    for (tally **p = &done_so_far.running; *p; p = &(*p)->next)
+        if (*p == t) {
+            *p = t->next;
+            break;
+        }
+    pthread_mutex_unlock(&done_so_far.lock);
+}
 
 static void on_run(const dp_run *r, void *arg) {
     tally *t = arg;
     t->n[r->verdict]++;
-    if (!t->o->verbose && r->verdict != DP_FAIL) return;
-#pragma omp critical(printing)
-    print_run(r, t->o->json && !strcmp(t->o->json, "-") ? stderr : stdout);
+    pthread_mutex_lock(&done_so_far.lock);
+    t->runs++;
+    done_so_far.n[r->verdict]++;
+    if (t->o->verbose || r->verdict == DP_FAIL) print_run(r, t->o->json && !strcmp(t->o->json, "-") ? stderr : stdout);
+    pthread_mutex_unlock(&done_so_far.lock);
 }
 
-static int report(const char *dir) {
-    const char *py = dp_python();
-    const char *script = getenv("DP_REPORT");
+static int report(const char *folder) {
+    const char *py = dp_python(), *own = getenv("DP_REPORT"), *script = own && *own ? own : dp_home("reports/report.py");
+    char *dir = realpath(folder, NULL);
+    if (!dir) return fprintf(stderr, "deltaproof: %s: %s\n", folder, strerror(errno)), 2;
     fflush(stdout);
     const pid_t pid = fork();
     if (pid == 0) {
-        execlp(py, py, script && *script ? script : dp_home("reports/report.py"), dir, (char *)NULL);
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        execlp(py, py, DP_PYTHON_ISOLATED, script, dir, (char *)NULL);
         fprintf(stderr, "deltaproof: cannot start %s: %s\n", py, strerror(errno));
         _exit(2);
     }
     int st = 0;
+    free(dir);
     if (pid < 0 || waitpid(pid, &st, 0) < 0) return 2;
     return WIFEXITED(st) ? WEXITSTATUS(st) : 2;
 }
 
 /* NAME:key=value,... -> the case's name and the selection. */
 static char *parse_id(options *o, dp_err *e) {
-    char *name = strdup(o->id), *rest = strchr(name, ':'), *save;
+    char *name = strdup(o->id), *rest = strrchr(name, ':'), *save;        /* a name may have one, a key never */
     o->of.backend[0] = DP_BACKEND_SIM, o->of.nbackend = 1;
     if (!strncmp(o->id, "judge:", 6)) {
         dp_fail(e, DP_EINPUT, "--id %s: tensors of another program are judged again by `deltaproof judge`", o->id);
@@ -233,41 +283,44 @@ static int keep_case(const options *o, const dp_case *c) { return o->all || (o->
 
 /* What a case offers, where the options left nothing of it. */
 static int say_no_run(const dp_case *c) {
-#pragma omp critical(printing)
-    {
-        fprintf(stderr, "deltaproof: %s: offers no run with these options; it lists", c->path);
-        for (int i = 0; i < c->nranks; i++)
-            fprintf(stderr, "%s%d", i ? "," : " ranks = ", c->ranks[i]);
-        for (int i = 0; i < c->nbase; i++)
-            fprintf(stderr, "%s%s", i ? "," : "; base = ", dp_base_names[c->base[i]]);
-        for (int i = 0; i < c->nchain; i++)
-            fprintf(stderr, "%s%s", i ? "," : "; chain = ", dp_formats[c->chain[i]].name);
-        for (int i = 0; i < c->nmerge; i++)
-            fprintf(stderr, "%s%s", i ? "," : "; merge = ", dp_merge_names[c->merge[i]]);
-        fputc('\n', stderr);
-    }
+    pthread_mutex_lock(&done_so_far.lock);
+    fprintf(stderr, "deltaproof: %s: offers no run with these options; it lists", c->path);
+    for (int i = 0; i < c->nranks; i++)
+        fprintf(stderr, "%s%d", i ? "," : " ranks = ", c->ranks[i]);
+    for (int i = 0; i < c->nbase; i++)
+        fprintf(stderr, "%s%s", i ? "," : "; base = ", dp_base_names[c->base[i]]);
+    for (int i = 0; i < c->nchain; i++)
+        fprintf(stderr, "%s%s", i ? "," : "; chain = ", dp_formats[c->chain[i]].name);
+    for (int i = 0; i < c->nmerge; i++)
+        fprintf(stderr, "%s%s", i ? "," : "; merge = ", dp_merge_names[c->merge[i]]);
+    fputc('\n', stderr);
+    pthread_mutex_unlock(&done_so_far.lock);
     return 2;
 }
 
 static void print_case(const options *o, const dp_case *c, const tally *t, double seconds) {
     FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;   /* the record alone goes to standard output */
+    pthread_mutex_lock(&done_so_far.lock);
     fprintf(table, "%-24s %3d passed, %d failed, %d skipped, %d unjudged  (%.1f s)\n", c->name, t->n[DP_PASS], t->n[DP_FAIL], t->n[DP_SKIPPED],
             t->n[DP_UNJUDGED], seconds);
     fflush(table);
+    pthread_mutex_unlock(&done_so_far.lock);
 }
 
 static int run_one_case(const options *o, dp_case *c, dp_runs *runs) {
     dp_err e = {0};
-    tally t = {.o = o};
+    tally t = {.o = o, .case_name = c->name};
     const double t0 = dp_now();
     const dp_run_options ro = {.nranks = o->of.nranks, .ranks = o->of.ranks, .nbase = o->of.nbase, .base = o->of.base, .nchain = o->of.nchain, .chain = o->of.chain, .nmerge = o->of.nmerge, .merge = o->of.merge, .nbackend = o->of.nbackend, .backend = o->of.backend, .nway = o->nway, .way = o->way,
                                .fault = o->of.fault, .subject = o->of.subject ? &o->subject : NULL, .design = o->judge.design, .limit_s = o->of.limit_s, .cache = o->of.cache, .truth = o->has_truth ? &o->truth : NULL, .progress = isatty(2), .done = on_run, .arg = &t};
     for (int i = 0; i < c->nwarn; i++) fprintf(stderr, "deltaproof: warning: %s\n", c->warn[i]);
     if (o->of.fault && !dp_fault_concerns(o->of.fault, c->op)) fprintf(stderr, "deltaproof: warning: %s: the fault %s cannot show in op = %s\n", c->path, dp_faults[o->of.fault].name, c->op_name);
     const int before = runs->n;
-    if (dp_case_run(c, &ro, runs, &e)) return refuse(&e);
+    begin_case(&t);
+    const dp_status st = dp_case_run(c, &ro, runs, &e);
+    end_case(&t);
+    if (st) return refuse(&e);
     if (runs->n == before && !o->all && !o->smoke) return say_no_run(c);
-#pragma omp critical(printing)
     print_case(o, c, &t, dp_now() - t0);
     return 0;
 }
@@ -327,17 +380,42 @@ static int run_cases(const options *o, int n, dp_case *const *cases, dp_runs *ru
     return errors;
 }
 
+/* ---- what a run writes ------------------------------------------------------------------------------------------------------------ */
+
+static char *in_folder(const char *dir, const char *name) {
+    char *path;
+    if (asprintf(&path, "%s/%s", dir, name) < 0) abort();
+    return path;
+}
+
+/* Can everything that the run will write be written? Asked before it. */
+static int check_outputs(const options *o) {
+    static const char *const files[] = {"results.json", "junit.xml", "report.html", "figures/any.png"};
+    dp_err e = {0};
+    if (dp_output_check(o->json, &e)) return refuse(&e);
+    if (!o->out_dir) return 0;
+    char *figures = in_folder(o->out_dir, "figures");
+    if (dp_make_dirs(o->out_dir)) dp_fail(&e, DP_EIO, "--out %s: %s", o->out_dir, strerror(errno));
+    else if (dp_make_dirs(figures)) dp_fail(&e, DP_EIO, "--out %s: %s: %s", o->out_dir, figures, strerror(errno));
+    free(figures);
+    for (size_t i = 0; i < sizeof files / sizeof *files && !e.code; i++) {
+        char *path = in_folder(o->out_dir, files[i]);
+        dp_output_check(path, &e);
+        free(path);
+    }
+    return e.code ? refuse(&e) : 0;
+}
+
 static int finish(const options *o, const dp_record *rec) {
     dp_err e = {0};
     int n[DP_NVERDICTS], rc = 0;
-    char path[4096];
     FILE *table = o->json && !strcmp(o->json, "-") ? stderr : stdout;
     if (o->json && dp_record_write_json(rec, o->json, &e)) rc = refuse(&e);
     if (o->out_dir) {
-        snprintf(path, sizeof path, "%s/results.json", o->out_dir);
-        if (!rc && dp_record_write_json(rec, path, &e)) rc = refuse(&e);
-        snprintf(path, sizeof path, "%s/junit.xml", o->out_dir);
-        if (!rc && dp_record_write_junit(rec, path, &e)) rc = refuse(&e);
+        char *json = in_folder(o->out_dir, "results.json"), *junit = in_folder(o->out_dir, "junit.xml");
+        if (!rc && dp_record_write_json(rec, json, &e)) rc = refuse(&e);
+        if (!rc && dp_record_write_junit(rec, junit, &e)) rc = refuse(&e);
+        free(json), free(junit);
         if (!rc && report(o->out_dir)) rc = 2, fprintf(stderr, "deltaproof: %s/report.html could not be made; the record is complete\n", o->out_dir);
         if (!rc) printf("report: %s/report.html\n", o->out_dir);
     }
@@ -351,9 +429,27 @@ static int finish(const options *o, const dp_record *rec) {
     return rc || rec->errors || !strcmp(v, "error") ? 2 : 0;
 }
 
+/* NULL: not wanted, or, counted in *errors, it cannot be loaded. */
+static dp_case *load_case(const options *o, const char *path, int *errors) {
+    dp_case *c = dp_calloc(1, sizeof *c);
+    dp_err e = {0};
+    int skip = 0;
+    if (o->smoke && !dp_case_open(path, 0, c, &e)) {
+        skip = !keep_case(o, c);
+        dp_case_free(c);
+    }
+    if (!skip && !e.code && !dp_case_load(path, c, &e)) return c;
+    if (e.code) {
+        ++*errors;
+        refuse(&e);
+    }
+    free(c);
+    return NULL;
+}
+
 static int command_run(options *o) {
     dp_err e = {0};
-    if (dp_output_check(o->json, &e)) return refuse(&e);
+    if (check_outputs(o)) return 2;
     char **paths = NULL, *id_case = NULL;
     int np = 0;
     const double t0 = dp_now();
@@ -370,13 +466,10 @@ static int command_run(options *o) {
         o->of.name[0] = id_case, o->of.nname = 1;
     }
     for (int i = 0; i < o->of.nbackend; i++) if (o->of.backend[i] == DP_BACKEND_NCCL) dp_procs_start();
-    if (o->out_dir && dp_make_dirs(o->out_dir)) {
-        fprintf(stderr, "deltaproof: --out %s: %s\n", o->out_dir, strerror(errno));
-        return 2;
-    }
+    dp_on_interrupt(say_done, o->json && !strcmp(o->json, "-") ? stderr : stdout);
     if (o->of.subject) {
         if (o->of.fault) return fprintf(stderr, "deltaproof: --fault goes with the simulated ranks, not with --subject\n"), 2;
-        if (dp_subject_open(o->of.subject, &o->subject, &e)) return refuse(&e);
+        if (dp_subject_open(o->of.subject, o->of.limit_s, o->of.memory, &o->subject, &e)) return refuse(&e);
         if (!o->of.nbackend) o->of.backend[0] = DP_BACKEND_SUBJECT, o->of.nbackend = 1;
     }
     if (o->of.nname) {
@@ -389,22 +482,11 @@ static int command_run(options *o) {
     dp_case **cases = dp_calloc((size_t)np, sizeof *cases);
     dp_record rec = {.runs = &runs, .cases = cases, .command = o->command};
     for (int i = 0; i < np; i++) {
-        dp_case *c = dp_calloc(1, sizeof *c);
-        dp_err ce = {0};
-        if (o->smoke && !dp_case_open(paths[i], 0, c, &ce)) {
-            const int skip = !keep_case(o, c);
-            dp_case_free(c);
-            if (skip) {
-                free(c);
-                continue;
-            }
-        }
-        if (ce.code || dp_case_load(paths[i], c, &ce)) {
-            rec.errors++, refuse(&ce);
-            free(c);
-            continue;
-        }
-        cases[rec.ncase++] = c;
+        tally loading = {.o = o, .case_name = paths[i]};
+        begin_case(&loading);
+        dp_case *c = load_case(o, paths[i], &rec.errors);
+        end_case(&loading);
+        if (c) cases[rec.ncase++] = c;
     }
     rec.errors += run_cases(o, rec.ncase, cases, &runs);
     rec.seconds = dp_now() - t0;
@@ -440,11 +522,8 @@ static void print_tensor(const dp_judgement *t, FILE *f) {
 
 static int check_judge_usage(options *o) {
     const char *what = !o->judge.inputs ? "give --inputs IN.safetensors" : !o->judge.outputs ? "give --outputs OUT.safetensors" : NULL;
-    dp_err e = {0};
-    if (what) fprintf(stderr, "deltaproof: judge: %s\n", what);
-    if (!what && dp_output_check(o->json, &e)) return refuse(&e);
-    if (!what && o->out_dir && dp_make_dirs(o->out_dir)) fprintf(stderr, "deltaproof: --out %s: %s\n", o->out_dir, strerror(errno)), what = "";
-    return what ? 2 : 0;
+    if (what) return fprintf(stderr, "deltaproof: judge: %s\n", what), 2;
+    return check_outputs(o);
 }
 
 static int command_judge(options *o) {
@@ -578,6 +657,7 @@ static int command_truth(options *o) {
 static int command_inputs(options *o) {
     dp_err e = {0};
     dp_case c;
+    if (o->output && dp_output_check(o->output, &e)) return refuse(&e);
     if (o->of.nname != 1 || !o->output) return fprintf(stderr, "deltaproof: inputs: name one case and an output file (-o FILE.safetensors)\n"), 2;
     char *path = dp_case_path(o->of.cases_dir, o->of.name[0]);
     if (!dp_case_load(path, &c, &e)) {
@@ -637,13 +717,7 @@ static int usage(FILE *f, int rc) {
     return rc;
 }
 
-int main(int argc, char **argv) {
-    dp_err e = {0};
-    openblas_set_num_threads(1);                                 /* we call BLAS from our own threads */
-    omp_set_max_active_levels(3);                                /* cases, draws, chunks */
-    mallopt(M_MMAP_THRESHOLD, 1 << 30);                          /* matrices come and go all the time: their pages stay */
-    mallopt(M_TRIM_THRESHOLD, 1 << 30);
-    if (dp_isa_choose(getenv("DP_ISA"), &e)) return refuse(&e);
+static int command_of(int argc, char **argv) {
     if (argc < 2) return usage(stderr, 2);
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return usage(stdout, 0);
     if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) return printf("%s\n", argp_program_version) < 0;
@@ -663,4 +737,15 @@ int main(int argc, char **argv) {
     free(line);
     fprintf(stderr, "deltaproof: '%s' is not a command\n", command);
     return usage(stderr, 2);
+}
+
+int main(int argc, char **argv) {
+    if (dp_startup(argc, argv)) return dp_ending(2);
+    dp_err e = {0};
+    openblas_set_num_threads(1);                                 /* we call BLAS from our own threads */
+    omp_set_max_active_levels(3);                                /* cases, draws, chunks */
+    mallopt(M_MMAP_THRESHOLD, 1 << 30);                          /* matrices come and go all the time: their pages stay */
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    if (dp_isa_choose(getenv("DP_ISA"), &e)) return dp_ending(refuse(&e));
+    return dp_ending(command_of(argc, argv));
 }

@@ -103,7 +103,7 @@ static int smaller(const dp_museum_row *row, const dp_case *c) { return !row->id
 
 static void note(dp_museum_row *row, const dp_case *c, const char *id, const char *tensor, const char *tier, double ratio) {
     row->T = tokens(c), row->ratio = ratio, row->tier = tier;
-    snprintf(row->id, sizeof row->id, "%.255s", id), snprintf(row->tensor, sizeof row->tensor, "%.23s", tensor);
+    snprintf(row->id, sizeof row->id, "%.511s", id), snprintf(row->tensor, sizeof row->tensor, "%.23s", tensor);
 }
 
 static const char *tier_of(const dp_run *r) { return r->tier && *r->tier ? r->tier : r->exact ? "exact" : "bound"; }
@@ -157,7 +157,7 @@ static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locatio
     for (int i = 0; i < clean->n; i++) {
         const dp_run *r = &clean->run[i];
         dp_repeat x;
-        char id[256];
+        char id[512];
         if (r->backend != DP_BACKEND_SIM) continue;
         const dp_status st = dp_repeat_sim(&c->p, r->base, r->chain, r->merge, r->ranks, row->fault, c->backward, REPEATS, &x, e);
         if (st) return st;
@@ -174,7 +174,7 @@ static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locatio
         }
         free(x.hit);
         if (!smaller(row, c)) continue;
-        snprintf(id, sizeof id, "%.230s,fault=%s", r->id, dp_faults[row->fault].name);
+        snprintf(id, sizeof id, "%s,fault=%s", r->id, dp_faults[row->fault].name);
         note(row, c, id, dp_stage_names[x.stage], "repeat", INFINITY);
     }
     return DP_OK;
@@ -245,7 +245,7 @@ void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f) {
     fprintf(f, "%-21s %3s  %-11s %-46s %-12s %-7s %-34s %-5s %5s %2s %s\n", "fault", "bug", "red/acted", "smallest problem that shows it", "worst tensor", "tier", "located at", "right", "T", "N", "FLA");
     for (int i = 1; i < DP_NFAULTS; i++) {
         const dp_museum_row *r = &m->row[i];
-        char bug[8] = "", of[16], place[64] = "", right_of[16] = "", fla[16] = "", id[256], T[16] = "", N[8] = "";
+        char bug[8] = "", of[16], place[64] = "", right_of[16] = "", fla[16] = "", id[512], T[16] = "", N[8] = "";
         if (o->only && (int)o->only != i) continue;
         shown++, red += r->red > 0, located += r->located, right += r->right;
         if (dp_faults[i].bug) snprintf(bug, sizeof bug, "%d", dp_faults[i].bug);
@@ -277,10 +277,10 @@ static json_t *number(double x) { return isnan(x) ? json_string("nan") : isinf(x
 static json_t *fault_json(const dp_museum_row *r) {
     const dp_fault_info *i = &dp_faults[r->fault];
     json_t *o = json_pack("{ss si ss ss ss si si si}", "name", i->name, "bug", i->bug, "stage", i->stage, "what", i->what, "source", i->source, "runs", r->runs, "acted", r->acted, "red", r->red);
-    put(o, "seen", r->red ? json_pack("{ss sI ss ss so}", "id", r->id, "T", (json_int_t)r->T, "tensor", r->tensor, "tier", r->tier, "ratio", number(r->ratio)) : json_null());
+    put(o, "seen", r->red ? json_pack("{so sI ss ss so}", "id", dp_json_text(r->id), "T", (json_int_t)r->T, "tensor", r->tensor, "tier", r->tier, "ratio", number(r->ratio)) : json_null());
     put(o, "ranks", r->red ? json_integer(r->ranks) : json_null());
     put(o, "located", r->place.stage ? json_pack("{ss ss ss si si sb}", "by", r->place.by, "stage", r->place.stage, "tensor", r->place.tensor, "rank", r->place.rank, "head", r->place.head, "right", r->place.right) : json_null());
-    put(o, "locations", json_pack("{si si ss}", "right", r->right, "of", r->located, "astray", r->astray));
+    put(o, "locations", json_pack("{si si so}", "right", r->right, "of", r->located, "astray", dp_json_text(r->astray)));
     put(o, "fla", json_pack("{si si}", "red", r->fla_red, "of", r->fla_of));
     return o;
 }

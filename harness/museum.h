@@ -37,7 +37,7 @@ typedef struct {
     dp_fault fault;
     int runs, acted, red, fla_red, fla_of, ranks, located, right;
     int64_t T;                   /* of the smallest red problem */
-    char id[256], tensor[24];
+    char id[512], tensor[24];
     const char *tier;
     double ratio;
     dp_museum_place place;
@@ -72,7 +72,7 @@ int dp_fla_sees(const char *name, double rel_fro);
 typedef struct {
     int fault, runs, red, right, fla, ranks, rank, head, died;   /* died: the signal that ended its process */
     int64_t T;
-    char id[160], tensor[24], tier[16], says[400], source[400];     /* says: why it is red; source: whose data an exact case finds there (source.h) */
+    char id[512], tensor[24], tier[16], says[400], source[400];     /* says: why it is red; source: whose data an exact case finds there (source.h) */
 } dp_kernel_row;
 typedef struct { int n; dp_kernel_row row[64]; double seconds; } dp_kernel_museum;     /* row [0]: no fault */
 /* DP_EINPUT: this build's kernels have no faults. only: NULL, or a name. */

@@ -50,7 +50,7 @@ static void note(dp_kernel_row *row, const dp_case *c, const dp_run *r) {
     row->red++;
     if (row->id[0]) return;
     row->T = c->op == DP_OP_CONV ? c->conv.T : c->p.T, row->ranks = r->ranks;
-    snprintf(row->id, sizeof row->id, "%.159s", r->id), snprintf(row->tensor, sizeof row->tensor, "%.23s", t ? t->name : ""), snprintf(row->tier, sizeof row->tier, "%s", r->exact ? "exact" : "bound");
+    snprintf(row->id, sizeof row->id, "%s", r->id), snprintf(row->tensor, sizeof row->tensor, "%.23s", t ? t->name : ""), snprintf(row->tier, sizeof row->tier, "%s", r->exact ? "exact" : "bound");
     snprintf(row->says, sizeof row->says, "%.399s", t ? t->why : r->why);
     row->rank = at ? at->rank : -1, row->head = at ? at->head : -1;
     row->right = t && listed(dpg_faults[row->fault].shows, t->name);
@@ -226,8 +226,8 @@ dp_status dp_kernel_museum_write(const dp_kernel_museum *m, const char *path, dp
         if (r->fault != i) continue;
         json_t *x = json_pack("{ss si ss ss si si sb sb}", "name", dpg_faults[i].name, "bug", dpg_faults[i].bug, "what", dpg_faults[i].what, "shows", dpg_faults[i].shows, "runs", r->runs, "red", r->red,
                               "right", r->right, "fla", r->fla);
-        json_object_set_new(x, "seen", !r->red ? json_null() : json_pack("{ss sI si ss ss si si ss ss}", "id", r->id, "T", (json_int_t)r->T, "ranks", r->ranks, "tensor", r->tensor, "tier", r->tier, "rank", r->rank,
-                                                                         "head", r->head, "says", r->says, "source", r->source));
+        json_object_set_new(x, "seen", !r->red ? json_null() : json_pack("{so sI si ss ss si si so so}", "id", dp_json_text(r->id), "T", (json_int_t)r->T, "ranks", r->ranks, "tensor", r->tensor, "tier", r->tier, "rank", r->rank,
+                                                                         "head", r->head, "says", dp_json_text(r->says), "source", dp_json_text(r->source)));
         json_array_append_new(list, x);
     }
     json_object_set_new(o, "faults", list);

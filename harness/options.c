@@ -1,8 +1,8 @@
 #define _GNU_SOURCE
 #include "options.h"
+#include "../ref/number.h"
 #include "home.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,10 +10,8 @@
 dp_options dp_options_new(int one, int most) { return (dp_options){.cases_dir = dp_home("cases"), .cache = dp_home("build/cache"), .one = one, .most = most}; }
 
 static int64_t whole(const char *s, int64_t least, int64_t most) {           /* least - 1: not a number from least to most */
-    char *end;
-    errno = 0;
-    const long long n = strtoll(s, &end, 10);
-    return end == s || *end || errno || n < least || n > most ? least - 1 : n;
+    int64_t n;
+    return dp_number_int(s, least, most, &n) == DP_NUMBER_OK ? n : least - 1;
 }
 
 int dp_find_name(const char *name, const char *const *names, int n) {
@@ -73,10 +71,15 @@ static void list_of(struct argp_state *st, const char *opt, const char *arg, con
 void dp_option_list(struct argp_state *st, const char *opt, const char *arg, const char *const *names, int nnames, int *out, int *n) { list_of(st, opt, arg, names, nnames, out, n, nnames); }
 
 static double seconds(struct argp_state *st, const char *opt, const char *arg) {
-    char *end;
-    const double s = strtod(arg, &end);
-    if (end == arg || *end || !(s > 0) || s > 86400) argp_error(st, "--%s %s: must be seconds, above 0 and up to 86400", opt, arg);
+    double s = 0;
+    if (dp_number_real(arg, 0, 86400, &s) != DP_NUMBER_OK || s == 0) argp_error(st, "--%s %s: must be seconds, above 0 and up to 86400", opt, arg);
     return s;
+}
+
+static int64_t gibibytes(struct argp_state *st, const char *opt, const char *arg) {
+    double x = 0;
+    if (dp_number_real(arg, 0.0625, 1 << 20, &x) != DP_NUMBER_OK) argp_error(st, "--%s %s: must be GiB, from 0.0625 to 1048576", opt, arg);
+    return (int64_t)(x * 0x1p30);
 }
 
 error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
@@ -86,6 +89,7 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
     case DP_OPT_CACHE: o->cache = strcmp(arg, "none") ? arg : NULL; break;
     case DP_OPT_SUBJECT: o->subject = arg; break;
     case DP_OPT_LIMIT: o->limit_s = seconds(st, "limit", arg), dp_cuda_limit(o->limit_s); break;
+    case DP_OPT_MEMORY: o->memory = gibibytes(st, "memory", arg); break;
     case DP_OPT_RANKS: list_of(st, "ranks", arg, NULL, 0, o->ranks, &o->nranks, MOST(o->ranks)); break;
     case DP_OPT_BASE: list_of(st, "base", arg, dp_base_names, DP_NBASES, (int *)o->base, &o->nbase, MOST(o->base)); break;
     case DP_OPT_CHAIN: list_of(st, "chain", arg, format_names(), DP_NFORMATS, (int *)o->chain, &o->nchain, MOST(o->chain)); break;

@@ -24,16 +24,18 @@ typedef struct {
     dp_backend backend[DP_NBACKENDS];
     dp_fault fault;
     double limit_s;              /* 0: not given */
+    int64_t memory;              /* bytes; 0: not given */
 } dp_options;
 
 #define DP_MAX_RANKS 4096
 
-enum { DP_OPT_CASES = 'c', DP_OPT_RANKS = 1024, DP_OPT_BASE, DP_OPT_CHAIN, DP_OPT_MERGE, DP_OPT_BACKEND, DP_OPT_FAULT, DP_OPT_SUBJECT, DP_OPT_LIMIT, DP_OPT_CACHE };
+enum { DP_OPT_CASES = 'c', DP_OPT_RANKS = 1024, DP_OPT_BASE, DP_OPT_CHAIN, DP_OPT_MERGE, DP_OPT_BACKEND, DP_OPT_FAULT, DP_OPT_SUBJECT, DP_OPT_LIMIT, DP_OPT_MEMORY, DP_OPT_CACHE };
 
 #define DP_ROW_CASES {"cases", DP_OPT_CASES, "DIR", 0, "folder of the *.case files (default: those of the source tree)", 0}
 #define DP_ROW_CACHE {"cache", DP_OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0}
 #define DP_ROW_FAULT {"fault", DP_OPT_FAULT, "NAME", 0, "switch a deliberate fault on in the simulated ranks (see list --faults)", 0}
-#define DP_ROW_LIMIT {"limit", DP_OPT_LIMIT, "SECONDS", 0, "how long one run of the subject may take (default: 60); on CUDA devices, how long one rank may keep the others waiting (default: 8)", 0}
+#define DP_ROW_LIMIT {"limit", DP_OPT_LIMIT, "SECONDS", 0, "how long one run of the subject, or loading it, may take (default: 60); on CUDA devices, how long one rank may keep the others waiting (default: 8)", 0}
+#define DP_ROW_MEMORY {"memory", DP_OPT_MEMORY, "GIB", 0, "private memory that each process of the subject may have (default: that of this machine)", 0}
 #define DP_ROW_RANKS {"ranks", DP_OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0}
 #define DP_ROW_MERGE {"merge", DP_OPT_MERGE, "NAME", 0, "allgather or ring (default: the case's first)", 0}
 #define DP_ROW_BASE {"base", DP_OPT_BASE, "NAME", 0, "base policy: fp64 fp32 bf16 (default: the case's first; with --subject what it claims)", 0}

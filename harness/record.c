@@ -34,7 +34,7 @@ static json_t *list(const double *x, int n) {                    /* NAN: there i
 }
 
 static void set(json_t *o, const char *k, json_t *v) { json_object_set_new(o, k, v); }
-static void set_str(json_t *o, const char *k, const char *v) { set(o, k, json_string(v ? v : "")); }
+static void set_str(json_t *o, const char *k, const char *v) { set(o, k, dp_json_text(v ? v : "")); }
 static void set_hex(json_t *o, const char *k, double x) {
     char b[40];
     if (isfinite(x)) snprintf(b, sizeof b, "%a", x);
@@ -185,7 +185,7 @@ static json_t *case_json(const dp_case *c) {
         set(o, "T", json_integer(c->conv.T)), set(o, "D", json_integer(c->conv.D)), set(o, "W", json_integer(c->conv.W)), set(o, "Nseq", json_integer(c->conv.Nseq));
     }
     if (c->data) set_str(o, "data", strrchr(c->data, '/') ? strrchr(c->data, '/') + 1 : c->data);
-    for (int i = 0; i < c->nwarn; i++) json_array_append_new(w, json_string(c->warn[i]));
+    for (int i = 0; i < c->nwarn; i++) json_array_append_new(w, dp_json_text(c->warn[i]));
     set(o, "warnings", w);
     return o;
 }

@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 #include "run.h"
 
 #include <math.h>
@@ -22,6 +23,27 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
     *x = (dp_run){.case_name = strdup(c->name), .op = c->op_name, .backend = DP_BACKEND_SIM, .ranks = 1, .truth_kind = "mpfr", .truth_radius = NAN, .slope = NAN};
     x->exact = c->op == DP_OP_RECURRENCE && c->spec.keys == DP_KEYS_EXACT && !c->data;
     return x;
+}
+
+char *dp_run_id(const dp_run *r) {
+    char *text;
+    size_t size;
+    const char *between = "";
+    FILE *f = open_memstream(&text, &size);
+    if (!f) abort();
+    const int own = r->backend == DP_BACKEND_SIM || r->backend == DP_BACKEND_FILE;
+    const struct { const char *key, *value; } item[] = {{"backend", own ? NULL : dp_backend_names[r->backend]}, {"ranks", r->has_base ? "" : NULL}, {"base", r->has_base ? dp_base_names[r->base] : NULL},
+        {"chain", r->has_chain ? dp_formats[r->chain].name : NULL}, {"merge", r->has_merge ? dp_merge_names[r->merge] : NULL}, {"way", r->way ? dp_cuda_way_names[r->way] : NULL},
+        {"fault", r->fault ? dp_faults[r->fault].name : NULL}};
+    fprintf(f, "%s%s:", r->backend == DP_BACKEND_FILE ? "judge:" : "", r->case_name);
+    for (size_t i = 0; i < sizeof item / sizeof *item; i++) {
+        if (!item[i].value) continue;
+        fprintf(f, "%s%s=%s", between, item[i].key, item[i].value);
+        if (!*item[i].value) fprintf(f, "%d", r->ranks);
+        between = ",";
+    }
+    if (fclose(f)) abort();
+    return text;
 }
 
 void dp_runs_move(dp_runs *to, dp_runs *from) {
@@ -105,10 +127,9 @@ void dp_run_close(dp_run *r, double seconds) {
 }
 
 static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend b, const char *path, const char *why, dp_runs *out) {
-    char id[512];
     dp_run *r = dp_runs_add(out, c);
-    snprintf(id, sizeof id, "%s:backend=%s", c->name, dp_backend_names[b]);
-    r->id = strdup(id), r->backend = b, r->path = path, r->verdict = DP_SKIPPED;
+    r->backend = b, r->path = path, r->verdict = DP_SKIPPED;
+    r->id = dp_run_id(r);
     snprintf(r->why, sizeof r->why, "%s", why);
     if (o->done) o->done(r, o->arg);
     return DP_OK;

@@ -87,6 +87,7 @@ dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, d
 void dp_runs_move(dp_runs *to, dp_runs *from);
 void dp_runs_free(dp_runs *r);
 dp_run *dp_runs_add(dp_runs *r, const dp_case *c);
+char *dp_run_id(const dp_run *r);                /* from everything that chooses the run, which is set; to be freed */
 
 /* Tokens at which the truth keeps states for a case: all rank boundaries, and powers of two of chunks inside one rank of each split. */
 int64_t *dp_case_cuts(const dp_case *c, int *n);

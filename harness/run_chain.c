@@ -180,7 +180,6 @@ void dp_run_chain_given(const dp_case *c, const double *factors, const double *p
     const int K = c->ch.K, n = c->ch.n;
     const int64_t KK = (int64_t)K * K;
     chain_truth t;
-    char id[512];
     chain_truth_alloc(&t, n, K);
     memcpy(t.M, factors, sizeof(double) * (size_t)(n * KK));
     for (int j = 0; j < n; j++) t.mu[j] = dp_norm2_up(K, K, factors + j * KK);
@@ -190,8 +189,7 @@ void dp_run_chain_given(const dp_case *c, const double *factors, const double *p
     dp_run *r = dp_runs_add(out, c);
     r->backend = DP_BACKEND_FILE, r->chain = claimed, r->has_chain = 1;
     describe_truth(&t, r);
-    snprintf(id, sizeof id, "judge:%.400s:chain=%s", c->name, dp_formats[claimed].name);
-    r->id = strdup(id);
+    r->id = dp_run_id(r);
     judge_chain(&t, claimed, claimed, products, r);
     close_run(r, dp_now() - t0);
     chain_truth_free(&t);
@@ -207,13 +205,10 @@ dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, 
     dp_run *made[DP_NFORMATS];
     const int first = out->n;
     for (int i = 0; i < nc; i++) {
-        char b[256];
         dp_run *r = dp_runs_add(out, c);
         r->chain = chains[i], r->has_chain = 1, r->fault = o->fault;
         describe_truth(&t, r);
-        const int n = snprintf(b, sizeof b, "%s:chain=%s", c->name, dp_formats[chains[i]].name);
-        if (o->fault) snprintf(b + n, sizeof b - (size_t)n, ",fault=%s", dp_faults[o->fault].name);
-        r->id = strdup(b);
+        r->id = dp_run_id(r);
     }
     for (int i = 0; i < nc; i++) made[i] = &out->run[first + i];
 #pragma omp parallel for schedule(dynamic, 1)

@@ -47,12 +47,8 @@ typedef struct { const dp_conv *v; dp_conv_result truth, rad; } conv_truth;
 
 static dp_run *record(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault, dp_runs *out) {
     dp_run *r = dp_runs_add(out, c);
-    char id[320];
     r->backend = be, r->ranks = N, r->base = base, r->has_base = N > 0, r->fault = fault;
-    if (be == DP_BACKEND_SIM) snprintf(id, sizeof id, "%s:ranks=%d,base=%s%s%s", c->name, N, dp_base_names[base], fault ? ",fault=" : "", fault ? dp_faults[fault].name : "");
-    else if (N) snprintf(id, sizeof id, "%s:backend=%s,ranks=%d,base=%s", c->name, dp_backend_names[be], N, dp_base_names[base]);
-    else snprintf(id, sizeof id, "%s:backend=%s", c->name, dp_backend_names[be]);
-    r->id = strdup(id);
+    r->id = dp_run_id(r);
     return r;
 }
 

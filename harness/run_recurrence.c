@@ -351,19 +351,6 @@ static void split_free(split *sp) {
     free(sp->at), free(sp->traj);
 }
 
-static char *run_id(const dp_run *r) {
-    char b[512];
-    int n;
-    if (r->backend == DP_BACKEND_SIM)
-        n = snprintf(b, sizeof b, "%s:ranks=%d,base=%s,chain=%s,merge=%s", r->case_name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name, dp_merge_names[r->merge]);
-    else if (r->backend == DP_BACKEND_FILE)
-        n = snprintf(b, sizeof b, "judge:%.400s:ranks=%d,base=%s,chain=%s", r->case_name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name);
-    else n = snprintf(b, sizeof b, "%s:backend=%s,ranks=%d,base=%s,chain=%s", r->case_name, dp_backend_names[r->backend], r->ranks, dp_base_names[r->base], dp_formats[r->chain].name);
-    if (r->way) n += snprintf(b + n, sizeof b - (size_t)n, ",way=%s", dp_cuda_way_names[r->way]);
-    if (r->fault) snprintf(b + n, sizeof b - (size_t)n, ",fault=%s", dp_faults[r->fault].name);
-    return strdup(b);
-}
-
 /* ---- bounds, cached --------------------------------------------------------------------------------------------------------------- */
 
 typedef struct { int ready; dp_budget_base sound, probable; } budget_bases;
@@ -423,7 +410,7 @@ static void budget(const dp_run_options *o, split *sp, const dp_design *design, 
     dp_part part[DP_BUDGET_PARTS];
     dp_budget worst;
     dp_key key = {{0}};
-    dp_budget_alloc(&c->p, sp->N, c->backward, out);
+    dp_budget_alloc(&c->p, sp->N, c->backward, given != NULL, out);
     if (o->cache) {
         size_t size;
         void *more = with_given(what, sizeof what, &c->p, given, &size);
@@ -669,7 +656,7 @@ static void one_run(const dp_run_options *o, split *sp, dp_sim *s, const dp_budg
     r->ranks = sp->N, r->base = s->base, r->chain = chain, r->merge = merge, r->fault = o->fault, r->design = dp_design_of(s->base);
     r->has_chain = r->has_base = r->has_merge = 1;
     note_truth(sp, r);
-    r->id = run_id(r);
+    r->id = dp_run_id(r);
     dp_sim_run(s, chain, merge, sp->truth->backward);
     if (o->fault) {
         r->nhit = sp->N * s->p->HV;
@@ -731,7 +718,7 @@ static dp_status subject_run(const dp_run_options *o, split *sp, dp_base base, d
     r->backend = DP_BACKEND_SUBJECT, r->other_design = 1, r->path = o->subject->name, r->outcome = dp_subject_outcomes[s.outcome];
     r->ranks = sp->N, r->base = base, r->chain = chain, r->has_base = r->has_chain = 1, r->design = design, r->undeclared = !declared;
     note_truth(sp, r);
-    r->id = run_id(r);
+    r->id = dp_run_id(r);
     if (s.outcome == DP_SUBJECT_RETURNED) {
         const int stages = inner_stages(s.stage);
         budget(o, sp, &design, chain, w, &b);
@@ -883,7 +870,7 @@ static dp_status lapack_run(const dp_run_options *o, split *sp, dp_base base, dp
     r->backend = DP_BACKEND_LAPACK, r->path = openblas_get_corename();
     r->ranks = sp->N, r->base = base, r->chain = chain, r->has_base = r->has_chain = 1, r->design = dp_design_of(base);
     note_truth(sp, r);
-    r->id = run_id(r);
+    r->id = dp_run_id(r);
     for (int i = 0; i < DP_NTAPS; i++)
         if (sp->truth->backward || !dp_taps[i].backward) stage[i] = dp_tap_value(&s, i);
     budget(o, sp, &r->design, chain, w, &b);
@@ -943,13 +930,8 @@ static void judge_on_device(split *sp, const void *subject, dp_run *r) {
 
 static dp_run *cuda_record(const dp_case *c, dp_backend be, int ranks, dp_base base, dp_format chain, dp_cuda_way way, const char *skip, dp_runs *out) {
     dp_run *r = dp_runs_add(out, c);
-    char b[512];
     r->backend = be, r->ranks = ranks, r->base = base, r->chain = chain, r->way = way, r->has_base = r->has_chain = ranks > 0, r->design = dp_design_of(base);
-    if (ranks) r->id = run_id(r);
-    else {
-        snprintf(b, sizeof b, "%s:backend=%s", c->name, dp_backend_names[be]);
-        r->id = strdup(b);
-    }
+    r->id = dp_run_id(r);
     if (skip) r->verdict = DP_SKIPPED, snprintf(r->why, sizeof r->why, "%.600s", skip);
     return r;
 }
@@ -1103,7 +1085,7 @@ dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given
         dp_run *r = dp_runs_add(out, c);
         r->backend = DP_BACKEND_FILE, r->other_design = !g->same_design, r->ranks = sp.N, r->base = c->base[0], r->chain = c->chain[0], r->has_base = r->has_chain = 1;
         note_truth(&sp, r);
-        r->id = run_id(r);
+        r->id = dp_run_id(r);
         const int stages = inner_stages(g->stage);
         r->design = g->design ? *g->design : dp_design_of(c->base[0]), r->undeclared = !g->design && !g->same_design;
         budget(o, &sp, &r->design, c->chain[0], &w, &b);

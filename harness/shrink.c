@@ -1,4 +1,6 @@
+#define _GNU_SOURCE
 #include "shrink.h"
+#include "../ref/output.h"
 #include "../ref/safetensors.h"
 #include "bisect.h"
 #include "blame.h"
@@ -567,34 +569,40 @@ static int as_text(const dp_case *c) {
     return dp_case_numbers(c, NULL) <= TEXT_NUMBERS && !p->A_log == !p->dt_bias;
 }
 
+static void print_tensors(FILE *f, const dp_case *c, tensor *t, int n) {
+    int any = 0;
+    fprintf(f, "dtype = %s\n", dp_formats[c->input_dtype].name);
+    if (c->op == DP_OP_CONV) fprintf(f, "bias = %s\n", c->conv.bias ? "yes" : "no");
+    if (c->op != DP_OP_CONV && c->p.s0) fputs("s0_scale = 1\n", f);
+    if (c->op != DP_OP_CONV && c->p.gate != DP_GATE_LOG) fprintf(f, "gate_params = %s\n", c->p.A_log ? "yes" : "no");
+    fputs("poke = ", f);
+    for (int i = 0; i < n; i++)
+        if (*t[i].x) print_poke(f, c, &t[i], &any);
+    fputc('\n', f);
+}
+
 dp_status dp_case_write(const dp_case *c, const char *reason, const char *source, const char *path, dp_err *e) {
     tensor t[MAX_TENSORS];
-    const int n = tensors((dp_case *)c, t), text = as_text(c);
+    const int n = tensors((dp_case *)c, t), in_text = as_text(c);
     const size_t len = strlen(path);
-    char data[4096];
-    dp_status st = DP_OK;
-    int any = 0;
-    if (len < 6 || strcmp(path + len - 5, ".case") || len > 4000) return dp_fail(e, DP_EINPUT, "%s: the name of a case file ends in .case", path);
-    snprintf(data, sizeof data, "%.*s.safetensors", (int)(len - 5), path);
-    FILE *f = fopen(path, "w");
-    if (!f) return dp_fail(e, DP_EIO, "%s: cannot be written", path);
-    fprintf(f, "reason = %s\nsource = %s\nop = %s\nbits = %d\n", reason, source, c->op_name, c->bits);
-    print_settings(f, c);
-    if (c->op != DP_OP_CHAIN && !text) {
-        const char *base = strrchr(data, '/');
-        fprintf(f, "data = %s\n", base ? base + 1 : data);
-        st = write_tensors((dp_case *)c, data, e);
-    } else if (c->op != DP_OP_CHAIN) {
-        fprintf(f, "dtype = %s\n", dp_formats[c->input_dtype].name);
-        if (c->op == DP_OP_CONV) fprintf(f, "bias = %s\n", c->conv.bias ? "yes" : "no");
-        else {
-            if (c->p.s0) fputs("s0_scale = 1\n", f);
-            if (c->p.gate != DP_GATE_LOG) fprintf(f, "gate_params = %s\n", c->p.A_log ? "yes" : "no");
+    dp_output out;
+    char *data;
+    if (len < 6 || strcmp(path + len - 5, ".case")) return dp_fail(e, DP_EINPUT, "%s: the name of a case file ends in .case", path);
+    if (strstr(path, " #")) return dp_fail(e, DP_EINPUT, "%s: ' #' would begin a comment where the case names its data", path);
+    if (asprintf(&data, "%.*s.safetensors", (int)(len - 5), path) < 0) abort();
+    dp_status st = dp_output_open(&out, path, e);
+    if (!st) {
+        fprintf(out.f, "reason = %s\nsource = %s\nop = %s\nbits = %d\n", reason, source, c->op_name, c->bits);
+        print_settings(out.f, c);
+        if (c->op != DP_OP_CHAIN && in_text) print_tensors(out.f, c, t, n);
+        else if (c->op != DP_OP_CHAIN) {
+            const char *base = strrchr(data, '/');
+            fprintf(out.f, "data = %s\n", base ? base + 1 : data);
+            st = write_tensors((dp_case *)c, data, e);
         }
-        fputs("poke = ", f);
-        for (int i = 0; i < n; i++) if (*t[i].x) print_poke(f, c, &t[i], &any);
-        fputc('\n', f);
+        const dp_status closed = dp_output_close(&out, st != DP_OK, e);
+        if (!st) st = closed;
     }
-    if (fclose(f) && !st) st = dp_fail(e, DP_EIO, "%s: cannot be written", path);
+    free(data);
     return st;
 }

@@ -38,9 +38,9 @@ dp_status dp_step_build(dp_case *c, dp_err *e) {
         *tensor_of(p, i) = y.y;
         for (int64_t r = 0; r < p->T * heads_of(p, i); r++) {
             const double n = norm(y.y + r * width, width), off = norm(c->step.rad[i].y + r * width, width);
-            if (!(off <= 0x1p-40 * n)) return dp_fail(e, DP_EINPUT, "%s: the convolution's %s of token %lld, head %lld is zero or has no radius: %g of %g", c->path, NAME[i],
+            if (!(off <= 0x1p-40 * n)) return dp_fail(e, DP_EINPUT, "%s: the convolution's %s of token %lld, head %lld has no radius, or one that is large: %g of %g", c->path, NAME[i],
                                                       (long long)(r / heads_of(p, i)), (long long)(r % heads_of(p, i)), off, n);
-            worst = fmax(worst, off / n);
+            if (n > 0) worst = fmax(worst, off / n);             /* a row of zeros (off <= 0 too) is known exactly */
         }
     }
     p->input_error = worst * (1 + 0x1p-30);

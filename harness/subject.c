@@ -1,299 +1,160 @@
+/* harness/subject.c - a kernel in a shared library as a subject: lays out what it is given, starts the processes that load it, and takes its
+ * results (subject.h). What runs in those processes is in subject_host.c, what both share in subject_shared.h. */
 #define _GNU_SOURCE
 #include "subject.h"
-#include "deltaproof_subject.h"
 #include "../ref/context.h"
+#include "../ref/text.h"
+#include "subject_shared.h"
 
-#include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 const char *const dp_subject_outcomes[DP_SUBJECT_NOUTCOMES] = {"returned", "unsupported", "failed", "crashed", "hung", "out of bounds", "exited"};
 
-#define HOST "deltaproof-subject-host"   /* argv[0] of the process that loads the library */
-#define GUARD (16L << 20)                /* untouchable bytes between arrays */
-#define PIECE (1L << 20)                 /* of the all-gather, a rank */
-#define MAX_REGIONS 48                   /* arrays of a rank */
 #define CANARY 0xA5
 static const uint64_t UNWRITTEN = 0x7ff8deadbeef0b5eULL;
 
+/* ---- shared memory ------------------------------------------------------------------------------------------------------------------- */
+
+/* c is this program's own copy; given and made are the two files with their sizes, map is `made`. */
 typedef struct {
-    char name[24];
-    int input, ndim;
-    int64_t shape[6], n, offset, span;   /* n doubles at the end of span bytes (whole pages) at offset in the file, rounded up to 64 bytes */
-} region;
+    dp_subject_control *c;
+    int given, made;
+    int64_t given_size, made_size;
+    char *map;
+} shared;
 
-typedef enum { IDLE, LOADING, RUNNING, GATHERING, DONE, REFUSED } phase;     /* REFUSED: the library cannot be used; why says it */
-typedef struct {
-    phase at;
-    int gathers, ret, region, before, wrote, have_fault;
-    int64_t bytes, off;                  /* of the present all-gather; of a fault from the array's end or beginning */
-    uint64_t address, pc;                /* pc relative to the library */
-    char why[512];
-} rank_state;
+static dp_status memory_error(dp_err *e) { return dp_fail(e, DP_EIO, "shared memory for a subject: %s", strerror(errno)); }
 
-typedef struct {                         /* at the beginning of the shared file */
-    char lib[4096];
-    int about, ranks, processes;
-    deltaproof_subject_problem p;        /* its pointers are filled in by the process that uses it */
-    char input_format[8], base[8], chain[8];
-    int nregion;                         /* of one process */
-    pthread_barrier_t barrier;
-    struct { int abi, kind, max_ranks; char name[64], base[16], chain[16], writes[512], design[128]; int declared; } info;
-    rank_state rank[DP_SUBJECT_MAX_RANKS];
-    region region[DP_SUBJECT_MAX_RANKS][MAX_REGIONS];
-} control;
-
-static int64_t pages(int64_t n) {
-    const int64_t p = sysconf(_SC_PAGESIZE);
-    return (n + p - 1) / p * p;
-}
-static int64_t comm_offset(void) { return pages(sizeof(control)); }
-static int64_t data_begin(const region *r) { return r->span - (r->n * 8 + 63) / 64 * 64; }     /* within the span */
-
-/* ---- in the process that loads the library ----------------------------------------------------------------------------------------- */
-
-static struct {
-    control *c;
-    int me;
-    char *gathered, *start[MAX_REGIONS]; /* where each span is mapped */
-    uint64_t base;
-    rank_state *st;
-} host;
-
-static void on_fault(int sig, siginfo_t *info, void *context) {
-    rank_state *st = host.st;
-    const char *a = info->si_addr;
-    st->region = -1, st->address = (uint64_t)(uintptr_t)a, st->have_fault = 1;
-    for (int i = 0; i < host.c->nregion && host.start[i]; i++) {
-        const region *r = &host.c->region[host.me][i];
-        const char *s = host.start[i], *e = s + r->span;
-        if (a < s - GUARD / 2 || a >= e + GUARD / 2) continue;
-        st->region = i, st->before = a < s, st->off = a < s ? (s + data_begin(r)) - a : a < e ? a - (s + data_begin(r)) : a - (s + data_begin(r) + r->n * 8);
-        if (a >= s && a < e) st->wrote = 1;                      /* an input, mapped for reading */
-    }
-    (void)context;
-#ifdef __x86_64__
-    const ucontext_t *u = context;
-    st->pc = (uint64_t)u->uc_mcontext.gregs[REG_RIP] - host.base;
-    st->wrote |= (u->uc_mcontext.gregs[REG_ERR] & 2) != 0;
-#endif
-    signal(sig, SIG_DFL);                                        /* the access is made again and ends the process */
-}
-
-static void catch_faults(void) {
-    static char stack[1 << 16];
-    const stack_t s = {.ss_sp = stack, .ss_size = sizeof stack};
-    struct sigaction a = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
-    sigaltstack(&s, NULL);
-    sigaction(SIGSEGV, &a, NULL), sigaction(SIGBUS, &a, NULL);
-}
-
-static void leave(phase at, const char *fmt, const char *a, const char *b) {
-    snprintf(host.st->why, sizeof host.st->why, fmt, a, b);
-    host.st->at = at;
-    _exit(0);
-}
-
-static void all_gather(deltaproof_subject_comm *comm, const void *send, void *recv, int64_t bytes) {
-    control *c = host.c;
-    rank_state *st = host.st;
-    st->bytes = bytes, st->gathers++;
-    st->at = GATHERING;
-    pthread_barrier_wait(&c->barrier);
-    for (int r = 0; r < comm->ranks; r++)
-        if (c->rank[r].bytes != bytes) {
-            snprintf(st->why, sizeof st->why, "all_gather number %d of different sizes: %lld bytes on rank %d, %lld on rank %d", st->gathers, (long long)bytes, comm->rank, (long long)c->rank[r].bytes, r);
-            st->ret = 1, st->at = DONE;
-            _exit(0);
-        }
-    for (int64_t x = 0; x < bytes; x += PIECE) {
-        const size_t n = (size_t)(bytes - x < PIECE ? bytes - x : PIECE);
-        memcpy(host.gathered + comm->rank * PIECE, (const char *)send + x, n);
-        pthread_barrier_wait(&c->barrier);
-        for (int r = 0; r < comm->ranks; r++) memcpy((char *)recv + r * bytes + x, host.gathered + r * PIECE, n);
-        pthread_barrier_wait(&c->barrier);
-    }
-    st->at = RUNNING;
-}
-
-/* Spans of this process's arrays, each between guards. */
-static void map_regions(int fd) {
-    const control *c = host.c;
-    int64_t total = GUARD, at = GUARD;
-    for (int i = 0; i < c->nregion; i++) total += c->region[host.me][i].span + GUARD;
-    char *all = mmap(NULL, (size_t)total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (all == MAP_FAILED) leave(REFUSED, "no address space for its arrays: %s%s", strerror(errno), "");
-    for (int i = 0; i < c->nregion; i++) {
-        const region *r = &c->region[host.me][i];
-        if (mmap(all + at, (size_t)r->span, r->input ? PROT_READ : PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, r->offset) == MAP_FAILED)
-            leave(REFUSED, "%s cannot be mapped: %s", r->name, strerror(errno));
-        host.start[i] = all + at;
-        at += r->span + GUARD;
-    }
-}
-
-static const void *input(const char *name) {
-    for (int i = 0; i < host.c->nregion; i++) {
-        const region *r = &host.c->region[host.me][i];
-        if (r->input && !strcmp(r->name, name)) return host.start[i] + data_begin(r);
-    }
-    return NULL;
-}
-
-static void host_run(int (*run)(const deltaproof_subject_problem *, const deltaproof_subject_call *), int fd) {
-    control *c = host.c;
-    deltaproof_subject_problem p = c->p;
-    deltaproof_subject_tensor t[MAX_REGIONS];
-    deltaproof_subject_comm comm = {host.me, c->processes, all_gather};
-    deltaproof_subject_call call = {.tensor = t, .comm = c->processes > 1 ? &comm : NULL, .why = host.st->why};
-    map_regions(fd);
-    const struct { const char *name; const double **to; } in[] = {{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"g", &p.g}, {"beta", &p.beta}, {"A_log", &p.A_log}, {"dt_bias", &p.dt_bias},
-        {"initial_state", &p.initial_state}, {"do", &p.dout}, {"dfinal_state", &p.dfinal_state}};
-    for (size_t i = 0; i < sizeof in / sizeof *in; i++) *in[i].to = input(in[i].name);
-    p.cu = input("cu");
-    p.input_format = c->input_format, p.base = c->base, p.chain = c->chain;
-    p.rank = host.me;
-    if (c->processes > 1) p.tokens = p.T / c->processes, p.first = host.me * p.tokens;
-    for (int i = 0; i < c->nregion; i++) {
-        const region *r = &c->region[host.me][i];
-        if (r->input) continue;
-        deltaproof_subject_tensor *x = &t[call.count++];
-        *x = (deltaproof_subject_tensor){.name = r->name, .ndim = r->ndim, .data = (double *)(host.start[i] + data_begin(r))};
-        memcpy(x->shape, r->shape, sizeof x->shape);
-    }
-    host.st->at = RUNNING;
-    host.st->ret = run(&p, &call);
-    host.st->at = DONE;
-}
-
-static void take_info(const deltaproof_subject_info *i) {
-    control *c = host.c;
-    if (!i) leave(REFUSED, "deltaproof_subject_about returned NULL%s%s", "", "");
-    c->info.abi = i->abi;
-    if (i->abi != DP_SUBJECT_ABI) return;                        /* nothing else of it is known */
-    c->info.kind = i->kind, c->info.max_ranks = i->max_ranks;
-    snprintf(c->info.name, sizeof c->info.name, "%s", i->name ? i->name : ""), snprintf(c->info.base, sizeof c->info.base, "%s", i->base ? i->base : "");
-    snprintf(c->info.chain, sizeof c->info.chain, "%s", i->chain ? i->chain : ""), snprintf(c->info.writes, sizeof c->info.writes, "%s", i->writes ? i->writes : "");
-}
-
-/* A function that a library may leave out: then it declares nothing of how it computes. */
-static void take_design(const char *(*design)(void)) {
-    const char *text = design ? design() : NULL;
-    host.c->info.declared = text != NULL;
-    snprintf(host.c->info.design, sizeof host.c->info.design, "%s", text ? text : "");
-}
-
-/* Runs before main in the process that the parent starts under this name, and never in any other. */
-__attribute__((constructor)) static void host_main(int argc, char **argv) {
-    if (argc != 3 || strcmp(argv[0], HOST)) return;
-    const int fd = atoi(argv[1]);
-    const struct rlimit none = {0, 0};
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    setrlimit(RLIMIT_CORE, &none);
-    dup2(2, 1);                                                  /* standard output is the record's */
-    host.me = atoi(argv[2]);
-    host.c = mmap(NULL, sizeof(control), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (host.c == MAP_FAILED) _exit(125);
-    host.st = &host.c->rank[host.me];
-    host.gathered = mmap(NULL, (size_t)(host.c->processes * PIECE), PROT_READ | PROT_WRITE, MAP_SHARED, fd, comm_offset());
-    if (host.gathered == MAP_FAILED) leave(REFUSED, "shared memory cannot be mapped: %s%s", strerror(errno), "");
-    host.st->at = LOADING;
-    catch_faults();
-    void *lib = dlopen(host.c->lib, RTLD_NOW | RTLD_LOCAL);
-    if (!lib) leave(REFUSED, "cannot be loaded: %s%s", dlerror(), "");
-    const deltaproof_subject_info *(*about)(void) = (const deltaproof_subject_info *(*)(void))dlsym(lib, "deltaproof_subject_about");
-    int (*run)(const deltaproof_subject_problem *, const deltaproof_subject_call *) = (int (*)(const deltaproof_subject_problem *, const deltaproof_subject_call *))dlsym(lib, "deltaproof_subject_run");
-    if (!about || !run) leave(REFUSED, "does not export %s%s", !about ? "deltaproof_subject_about" : "deltaproof_subject_run", "");
-    Dl_info where;
-    if (dladdr((void *)run, &where)) host.base = (uint64_t)(uintptr_t)where.dli_fbase;
-    if (host.c->about) {
-        take_info(about());
-        take_design((const char *(*)(void))dlsym(lib, "deltaproof_subject_design"));
-        host.st->at = DONE;
-    }
-    else host_run(run, fd);
-    _exit(0);
-}
-
-/* ---- in this program: shared memory -------------------------------------------------------------------------------------------------- */
-
-typedef struct { int fd; int64_t size; control *c; char *map; } shared;
-
-static dp_status shared_new(shared *s, const char *lib, int ranks, int processes, dp_err *e) {
-    *s = (shared){.fd = memfd_create("deltaproof-subject", 0)};
-    s->size = comm_offset() + processes * PIECE;
-    if (s->fd < 0 || ftruncate(s->fd, s->size)) return dp_fail(e, DP_EIO, "shared memory for a subject: %s", strerror(errno));
-    s->c = mmap(NULL, sizeof(control), PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
-    if (s->c == MAP_FAILED) return dp_fail(e, DP_EIO, "shared memory for a subject: %s", strerror(errno));
-    pthread_barrierattr_t a;
-    pthread_barrierattr_init(&a);
-    pthread_barrierattr_setpshared(&a, PTHREAD_PROCESS_SHARED);
-    pthread_barrier_init(&s->c->barrier, &a, (unsigned)processes);
-    snprintf(s->c->lib, sizeof s->c->lib, "%s", lib);
-    s->c->ranks = ranks, s->c->processes = processes;
-    return DP_OK;
+static void shared_new(shared *s, const dp_subject *lib, int ranks, int processes) {
+    *s = (shared){.c = dp_calloc(1, sizeof *s->c), .given = -1, .made = -1};
+    snprintf(s->c->lib, sizeof s->c->lib, "%s", lib->path);
+    s->c->ranks = ranks;
+    s->c->processes = processes;
+    s->c->memory = lib->memory;
+    s->given_size = dp_subject_pages(sizeof *s->c);
+    s->made_size = dp_subject_pages(sizeof(dp_subject_said)) + processes * DP_SUBJECT_PIECE;
 }
 
 static void shared_free(shared *s) {
-    if (s->map) munmap(s->map, (size_t)s->size);
-    if (s->c && s->c != MAP_FAILED) munmap(s->c, sizeof(control));
-    if (s->fd >= 0) close(s->fd);
+    if (s->map) munmap(s->map, (size_t)s->made_size);
+    if (s->given >= 0) close(s->given);
+    if (s->made >= 0) close(s->made);
+    free(s->c);
 }
 
-static region *add(shared *s, int process, const char *name, int input, int ndim, const int64_t *shape) {
+/* A file of memory of a fixed size, mapped; NULL: errno says why. */
+static char *new_file(int *fd, int64_t size) {
+    *fd = memfd_create("deltaproof-subject", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (*fd < 0 || ftruncate(*fd, size)) return NULL;
+    char *map = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+    return map == MAP_FAILED ? NULL : map;
+}
+
+static dp_subject_region *add(shared *s, int process, const char *name, int input, int ndim, const int64_t *shape) {
     int *n = &s->c->nregion, i = 0;
     while (i < *n && s->c->region[process][i].name[0]) i++;
     if (i == *n) ++*n;
-    region *r = &s->c->region[process][i];
+    dp_subject_region *r = &s->c->region[process][i];
+    int64_t *size = input ? &s->given_size : &s->made_size;
     snprintf(r->name, sizeof r->name, "%s", name);
     r->input = input, r->ndim = ndim, r->n = 1;
     for (int a = 0; a < ndim; a++) r->n *= r->shape[a] = shape[a];
-    r->span = pages((r->n * 8 + 63) / 64 * 64 + 64);             /* at least 64 bytes of pattern before it */
-    r->offset = s->size;
-    s->size += r->span;
+    r->span = dp_subject_pages((r->n * 8 + 63) / 64 * 64 + 64);  /* at least 64 bytes of pattern before it */
+    r->offset = *size;
+    *size += r->span;
     return r;
 }
 
-static char *bytes_of(const shared *s, const region *r) { return s->map + r->offset; }
-static double *data_of(const shared *s, const region *r) { return (double *)(bytes_of(s, r) + data_begin(r)); }
+static char *bytes_of(const shared *s, const dp_subject_region *r) { return s->map + r->offset; }
+static double *data_of(const shared *s, const dp_subject_region *r) { return (double *)(bytes_of(s, r) + dp_subject_begin(r)); }
 
-static const region *find(const shared *s, int process, const char *name) {
+static const dp_subject_region *find(const shared *s, int process, const char *name) {
     for (int i = 0; i < s->c->nregion; i++)
         if (!s->c->region[process][i].input && !strcmp(s->c->region[process][i].name, name)) return &s->c->region[process][i];
     return NULL;
 }
 
-/* ---- processes ----------------------------------------------------------------------------------------------------------------------- */
+typedef struct { const char *name; const double *x; int per_token, ndim; int64_t shape[5]; } array;      /* shape of the whole problem; per_token: axis 0 is T */
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+static void fill_inputs(const shared *s, const dp_problem *p, const array *a, int n, char *map) {
+    for (int r = 0; r < s->c->processes; r++)
+        for (int i = 0; i < s->c->nregion; i++) {
+            const dp_subject_region *x = &s->c->region[r][i];
+            double *data = (double *)(map + x->offset + dp_subject_begin(x));
+            if (!x->input) continue;
+            memset(map + x->offset, CANARY, (size_t)x->span);
+            if (!strcmp(x->name, "cu")) memcpy(data, p->cu, sizeof(int64_t) * (size_t)x->n);
+            for (int j = 0; j < n; j++)
+                if (!strcmp(a[j].name, x->name)) memcpy(data, a[j].x + (a[j].per_token ? r * x->n : 0), sizeof(double) * (size_t)x->n);
+        }
 }
 
-static pid_t start(const shared *s, int rank) {
-    char fd[16], me[16];
-    snprintf(fd, sizeof fd, "%d", s->fd), snprintf(me, sizeof me, "%d", rank);
-    char *const argv[] = {HOST, fd, me, NULL};
-    const pid_t pid = vfork();
-    if (pid == 0) {
-        setpgid(0, 0);
-        execv("/proc/self/exe", argv);
-        _exit(125);
-    }
-    return pid;
+static void fill_outputs(const shared *s) {
+    for (int r = 0; r < s->c->processes; r++)
+        for (int i = 0; i < s->c->nregion; i++) {
+            const dp_subject_region *x = &s->c->region[r][i];
+            if (x->input) continue;
+            memset(bytes_of(s, x), CANARY, (size_t)x->span);
+            for (int64_t z = 0; z < x->n; z++) memcpy(&data_of(s, x)[z], &UNWRITTEN, 8);
+        }
+}
+
+/* Both files as the processes find them. After its seal no process, this one neither, can change `given`. */
+static dp_status shared_make(shared *s, const dp_problem *p, const array *a, int n, dp_err *e) {
+    pthread_barrierattr_t shared_barrier;
+    char *given = new_file(&s->given, s->given_size);
+    if (!given) return memory_error(e);
+    memcpy(given, s->c, sizeof *s->c);
+    fill_inputs(s, p, a, n, given);
+    munmap(given, (size_t)s->given_size);
+    if (fcntl(s->given, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return memory_error(e);
+    s->map = new_file(&s->made, s->made_size);
+    if (!s->map || fcntl(s->made, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return memory_error(e);
+    pthread_barrierattr_init(&shared_barrier);
+    pthread_barrierattr_setpshared(&shared_barrier, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&((dp_subject_said *)s->map)->barrier, &shared_barrier, (unsigned)s->c->processes);
+    fill_outputs(s);
+    return DP_OK;
+}
+
+/* ---- what the processes say of themselves ---------------------------------------------------------------------------------------------- */
+
+/* One look, after which it cannot change; numbers outside of what they may be are no statement. */
+static dp_subject_state look(const shared *s, int r) {
+    char why[sizeof ((dp_subject_state *)0)->why];
+    dp_subject_state st;
+    memcpy(&st, &((const dp_subject_said *)s->map)->state[r], sizeof st);
+    st.why[sizeof st.why - 1] = 0;
+    dp_text_printable(st.why, why, sizeof why);
+    memcpy(st.why, why, sizeof why);
+    if ((int)st.at < DP_PHASE_IDLE || st.at > DP_PHASE_REFUSED) st.at = DP_PHASE_RUNNING;
+    if (st.region < 0 || st.region >= s->c->nregion) st.region = -1;
+    return st;
+}
+
+static void text_of(char *text, size_t size) {
+    char shown[512];
+    text[size - 1] = 0;
+    dp_text_printable(text, shown, size < sizeof shown ? size : sizeof shown);
+    memcpy(text, shown, size < sizeof shown ? size : sizeof shown);
+}
+
+static dp_subject_about look_about(const shared *s) {
+    dp_subject_about a;
+    memcpy(&a, &((const dp_subject_said *)s->map)->about, sizeof a);
+    text_of(a.name, sizeof a.name), text_of(a.base, sizeof a.base), text_of(a.chain, sizeof a.chain), text_of(a.writes, sizeof a.writes), text_of(a.design, sizeof a.design);
+    return a;
 }
 
 static const char *signal_name(int sig) {
@@ -308,105 +169,114 @@ static void on_rank(const shared *s, int r, char *text, size_t size) {
     else *text = 0;
 }
 
-static void say_signal(const shared *s, int r, int sig, dp_subject_outcome *outcome, char *why, size_t size) {
-    const rank_state *st = &s->c->rank[r];
-    char who[24], at[256] = "";
+/* ---- processes ----------------------------------------------------------------------------------------------------------------------- */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* How a group of processes ended. */
+typedef struct { dp_subject_outcome outcome; char why[512]; } ending;
+
+static void say_signal(const shared *s, int r, int sig, ending *end) {
+    const dp_subject_state st = look(s, r);
+    const size_t size = sizeof end->why;
+    char who[24], at[288] = "";
     on_rank(s, r, who, sizeof who);
-    if (st->have_fault && st->pc && st->pc < 1u << 30) snprintf(at, sizeof at, ", at %.200s+0x%llx", base_name(s->c->lib), (unsigned long long)st->pc);
-    *outcome = DP_SUBJECT_CRASHED;
-    if (!st->have_fault) snprintf(why, size, "%scrashed: SIG%s%s", who, signal_name(sig), at);
-    else if (st->region < 0) snprintf(why, size, "%scrashed: SIG%s at address 0x%llx%s", who, signal_name(sig), (unsigned long long)st->address, at);
+    if (st.have_fault && st.pc && st.pc < 1u << 30) snprintf(at, sizeof at, ", at %.255s+0x%llx", base_name(s->c->lib), (unsigned long long)st.pc);
+    end->outcome = DP_SUBJECT_CRASHED;
+    if (!st.have_fault) snprintf(end->why, size, "%scrashed: SIG%s%s", who, signal_name(sig), at);
+    else if (st.region < 0) snprintf(end->why, size, "%scrashed: SIG%s at address 0x%llx%s", who, signal_name(sig), (unsigned long long)st.address, at);
     else {
-        const region *x = &s->c->region[r][st->region];
-        *outcome = DP_SUBJECT_OUT_OF_BOUNDS;
-        if (x->input && !st->before && st->wrote && st->off < x->n * 8 && st->address) snprintf(why, size, "%swrote to the input %s%s", who, x->name, at);
-        else snprintf(why, size, "%s%s %lld bytes %s of %s%s", who, st->wrote ? "wrote" : "read", (long long)st->off, st->before ? "before the beginning" : "past the end", x->name, at);
+        const dp_subject_region *x = &s->c->region[r][st.region];
+        end->outcome = DP_SUBJECT_OUT_OF_BOUNDS;
+        if (x->input && !st.before && st.wrote && st.off < x->n * 8 && st.address) snprintf(end->why, size, "%swrote to the input %s%s", who, x->name, at);
+        else snprintf(end->why, size, "%s%s %lld bytes %s of %s%s", who, st.wrote ? "wrote" : "read", (long long)st.off, st.before ? "before the beginning" : "past the end", x->name, at);
     }
 }
 
-typedef struct { pid_t pid; int alive; } process;
+/* One process of the group has ended. 1: that decides. */
+static int ended(const shared *s, int r, int status, ending *end) {
+    const dp_subject_state st = look(s, r);
+    const size_t size = sizeof end->why;
+    char who[24];
+    on_rank(s, r, who, sizeof who);
+    if (WIFSIGNALED(status)) say_signal(s, r, WTERMSIG(status), end);
+    else if (st.at == DP_PHASE_REFUSED) end->outcome = DP_SUBJECT_REFUSED, snprintf(end->why, size, "%s%.400s", who, st.why);
+    else if (st.at != DP_PHASE_DONE) end->outcome = DP_SUBJECT_EXITED, snprintf(end->why, size, "%sended its process with exit status %d before it returned", who, WEXITSTATUS(status));
+    else if (st.ret == DP_SUBJECT_UNSUPPORTED) end->outcome = DP_SUBJECT_REFUSED, snprintf(end->why, size, "%.400s", st.why[0] ? st.why : "does not take this problem");
+    else if (st.ret) end->outcome = DP_SUBJECT_SAYS_FAILED, snprintf(end->why, size, "%sfailed: returned %d%s%.400s", who, st.ret, st.why[0] ? ": " : "", st.why);
+    else return 0;
+    return 1;
+}
 
 /* A rank that has returned leaves the others waiting for ever in a collective that it did not enter. */
-static int deserted(const shared *s, const process *p, int *gone) {
-    int waiting = 0, top = 0;
-    *gone = -1;
+static int deserted(const shared *s, const char *alive, ending *end) {
+    int waiting = 0, top = 0, gone = -1;
+    for (int r = 0; r < s->c->processes; r++) {
+        const dp_subject_state st = look(s, r);
+        if (!alive[r] || st.at != DP_PHASE_GATHERING) continue;
+        waiting++;
+        if (st.gathers > top) top = st.gathers;
+    }
     for (int r = 0; r < s->c->processes; r++)
-        if (p[r].alive && s->c->rank[r].at == GATHERING) waiting++, top = s->c->rank[r].gathers > top ? s->c->rank[r].gathers : top;
-    for (int r = 0; r < s->c->processes; r++)
-        if (!p[r].alive && s->c->rank[r].gathers < top) *gone = r;
-    return waiting && *gone >= 0;
+        if (!alive[r] && look(s, r).gathers < top) gone = r;
+    if (!waiting || gone < 0) return 0;
+    const int calls = look(s, gone).gathers;
+    end->outcome = DP_SUBJECT_HUNG;
+    snprintf(end->why, sizeof end->why, "would wait for ever: rank %d returned after %d calls of all_gather, others are in call %d", gone, calls, calls + 1);
+    return 1;
 }
 
-static void say_hung(const shared *s, const process *p, double limit, char *why, size_t size) {
-    int n = snprintf(why, size, "did not return within %g s", limit);
+static void say_hung(const shared *s, const char *alive, double limit, ending *end) {
+    int n = snprintf(end->why, sizeof end->why, "did not return within %g s", limit);
+    const int size = (int)sizeof end->why;
+    end->outcome = DP_SUBJECT_HUNG;
     for (int r = 0; r < s->c->processes && s->c->processes > 1; r++) {
-        const rank_state *st = &s->c->rank[r];
-        const char *what = !p[r].alive ? "returned" : st->at == GATHERING ? "waits in all_gather" : st->at == LOADING ? "is being loaded" : "computes";
-        if (n < (int)size) n += snprintf(why + n, size - (size_t)n, "%s rank %d %s", r ? "," : ":", r, what);
-        if (n < (int)size && st->at == GATHERING && p[r].alive) n += snprintf(why + n, size - (size_t)n, " number %d", st->gathers);
+        const dp_subject_state st = look(s, r);
+        const char *what = !alive[r] ? "returned" : st.at == DP_PHASE_GATHERING ? "waits in all_gather" : st.at == DP_PHASE_LOADING ? "is being loaded" : "computes";
+        if (n < size) n += snprintf(end->why + n, (size_t)(size - n), "%s rank %d %s", r ? "," : ":", r, what);
+        if (n < size && st.at == DP_PHASE_GATHERING && alive[r]) n += snprintf(end->why + n, (size_t)(size - n), " number %d", st.gathers);
     }
 }
 
-/* Starts all processes and waits for them, or for the limit, or for the first that fails; then ends the others. */
-static dp_status run_processes(shared *s, double limit, dp_subject_outcome *outcome, char *why, size_t size, dp_err *e) {
-    const int n = s->c->processes;
-    process p[DP_SUBJECT_MAX_RANKS] = {{0}};
+static void say_unwatched(int status, ending *end) {
+    end->outcome = DP_SUBJECT_EXITED;
+    if (WIFSIGNALED(status)) snprintf(end->why, sizeof end->why, "ended the process that watches it: SIG%s", signal_name(WTERMSIG(status)));
+    else snprintf(end->why, sizeof end->why, "the process that watches it ended with exit status %d", WEXITSTATUS(status));
+}
+
+/* Starts all processes and waits for them, or for the limit, or for the first that fails; then ends whatever is left, with all that they started. */
+static dp_status run_processes(const shared *s, double limit, ending *end, dp_err *e) {
+    const int n = s->c->processes, fd[] = {s->given, s->made};
     const double t0 = now();
-    int left = 0, stop = 0, gone, code;
-    dp_status st = DP_OK;
-    *outcome = DP_SUBJECT_RETURNED;
-    for (int r = 0; r < n && !st; r++) {
-        p[r].pid = start(s, r);
-        if (p[r].pid < 0) st = dp_fail(e, DP_EIO, "a process for a subject: %s", strerror(errno)), stop = 1;
-        else p[r].alive = 1, left++;
+    char alive[DP_SUBJECT_MAX_RANKS];
+    dp_processes group;
+    int left = n, stop = 0, r, status;
+    *end = (ending){.outcome = DP_SUBJECT_RETURNED};
+    const dp_status st = dp_processes_start(&group, DP_SUBJECT_HOST, n, fd, 2, e);
+    if (st) return st;
+    memset(alive, 1, sizeof alive);
+    while (left && !stop) {
+        const double rest = limit - (now() - t0);
+        const int came = dp_processes_wait(&group, rest < 0.02 ? rest : 0.02, &r, &status);
+        if (came < 0) say_unwatched(status, end), stop = 1;
+        else if (came && r >= 0 && r < n && alive[r]) alive[r] = 0, left--, stop = ended(s, r, status, end);
+        else if (rest <= 0) say_hung(s, alive, limit, end), stop = 1;
+        if (left && !stop) stop = deserted(s, alive, end);
     }
-    for (long nap = 200000; left && !stop; nap = nap < 5000000 ? nap + nap / 4 : nap) {
-        for (int r = 0; r < n && !stop; r++) {
-            if (!p[r].alive || waitpid(p[r].pid, &code, WNOHANG) != p[r].pid) continue;
-            const rank_state *x = &s->c->rank[r];
-            char who[24];
-            on_rank(s, r, who, sizeof who);
-            p[r].alive = 0, left--;
-            if (WIFSIGNALED(code)) say_signal(s, r, WTERMSIG(code), outcome, why, size), stop = 1;
-            else if (x->at == REFUSED) *outcome = DP_SUBJECT_REFUSED, snprintf(why, size, "%s%.400s", who, x->why), stop = 1;
-            else if (x->at != DONE) *outcome = DP_SUBJECT_EXITED, snprintf(why, size, "%sended its process with exit status %d before it returned", who, WEXITSTATUS(code)), stop = 1;
-            else if (x->ret == DP_SUBJECT_UNSUPPORTED) *outcome = DP_SUBJECT_REFUSED, snprintf(why, size, "%.400s", x->why[0] ? x->why : "does not take this problem"), stop = 1;
-            else if (x->ret) *outcome = DP_SUBJECT_SAYS_FAILED, snprintf(why, size, "%sfailed: returned %d%s%.400s", who, x->ret, x->why[0] ? ": " : "", x->why), stop = 1;
-        }
-        if (left && !stop && deserted(s, p, &gone)) {
-            *outcome = DP_SUBJECT_HUNG, stop = 1;
-            snprintf(why, size, "would wait for ever: rank %d returned after %d calls of all_gather, others are in call %d", gone, s->c->rank[gone].gathers, s->c->rank[gone].gathers + 1);
-        }
-        if (left && !stop && now() - t0 > limit) *outcome = DP_SUBJECT_HUNG, say_hung(s, p, limit, why, size), stop = 1;
-        if (left && !stop) nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
-    }
-    for (int r = 0; r < n; r++)
-        if (p[r].alive) kill(-p[r].pid, SIGKILL), kill(p[r].pid, SIGKILL), waitpid(p[r].pid, &code, 0);
-    return st;
+    dp_processes_end(&group);
+    return DP_OK;
 }
 
 /* ---- about --------------------------------------------------------------------------------------------------------------------------- */
 
-static dp_status read_info(const control *c, const char *path, dp_subject *s, dp_err *e) {
-    char copy[512], *save;
-    if (c->info.abi != DP_SUBJECT_ABI) return dp_fail(e, DP_EINPUT, "%s: has version %d of deltaproof_subject.h, this program has %d: build it again", path, c->info.abi, DP_SUBJECT_ABI);
-    int base = -1;
-    for (int i = 0; i < DP_NBASES; i++) if (!strcmp(c->info.base, dp_base_names[i])) base = i;
-    if (base < 0) return dp_fail(e, DP_EINPUT, "%s: claims base '%s'; known: fp64 fp32 bf16", path, c->info.base);
-    if (dp_format_find(c->info.chain) < 0) return dp_fail(e, DP_EINPUT, "%s: claims chain '%s'; known: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st", path, c->info.chain);
-    if (c->info.kind != DP_SUBJECT_WHOLE && c->info.kind != DP_SUBJECT_PER_RANK) return dp_fail(e, DP_EINPUT, "%s: kind %d is neither DP_SUBJECT_WHOLE nor DP_SUBJECT_PER_RANK", path, c->info.kind);
-    if (c->info.max_ranks < 1 || c->info.max_ranks > DP_SUBJECT_MAX_RANKS) return dp_fail(e, DP_EINPUT, "%s: max_ranks %d is not within 1 to %d", path, c->info.max_ranks, DP_SUBJECT_MAX_RANKS);
-    if (c->info.declared) {
-        dp_design d;
-        dp_err why = {0};
-        if (dp_design_parse(c->info.design, (dp_base)base, &d, &why)) return dp_fail(e, DP_EINPUT, "%s: %s", path, why.msg);
-        s->design = strdup(c->info.design);
-    }
-    s->base = base, s->chain = dp_format_find(c->info.chain), s->per_rank = c->info.kind, s->max_ranks = c->info.max_ranks;
-    snprintf(s->name, sizeof s->name, "%s", c->info.name[0] ? c->info.name : base_name(path));
-    snprintf(copy, sizeof copy, "%s", c->info.writes);
+static dp_status read_writes(const char *path, char *writes, dp_subject *s, dp_err *e) {
+    char *save;
     int any = 0;
-    for (char *t = strtok_r(copy, " ", &save); t; t = strtok_r(NULL, " ", &save)) {
+    for (char *t = strtok_r(writes, " ", &save); t; t = strtok_r(NULL, " ", &save)) {
         int f = -1;
         for (int i = 0; i < dp_result_nfields; i++) if (!strcmp(t, dp_result_fields[i].name)) f = i;
         const int g = f < 0 ? dp_tap_find(t) : -1;
@@ -418,19 +288,48 @@ static dp_status read_info(const control *c, const char *path, dp_subject *s, dp
     return any ? DP_OK : dp_fail(e, DP_EINPUT, "%s: says that it writes nothing", path);
 }
 
-dp_status dp_subject_open(const char *path, dp_subject *s, dp_err *e) {
-    shared m = {.fd = -1};
-    dp_subject_outcome outcome;
-    char why[512] = "", *full = realpath(path, NULL);
-    *s = (dp_subject){0};
-    if (!full) return dp_fail(e, DP_EINPUT, "%s: %s", path, strerror(errno));
-    dp_status st = shared_new(&m, full, 1, 1, e);
-    if (!st) m.c->about = 1, st = run_processes(&m, DP_SUBJECT_LIMIT_S, &outcome, why, sizeof why, e);
-    if (!st && outcome != DP_SUBJECT_RETURNED) st = dp_fail(e, DP_EINPUT, "%s: %s", path, why);
-    if (!st) st = read_info(m.c, path, s, e);
+static dp_status read_about(dp_subject_about a, const char *path, dp_subject *s, dp_err *e) {
+    if (a.abi != DP_SUBJECT_ABI) return dp_fail(e, DP_EINPUT, "%s: has version %d of deltaproof_subject.h, this program has %d: build it again", path, a.abi, DP_SUBJECT_ABI);
+    int base = -1;
+    for (int i = 0; i < DP_NBASES; i++) if (!strcmp(a.base, dp_base_names[i])) base = i;
+    if (base < 0) return dp_fail(e, DP_EINPUT, "%s: claims base '%s'; known: fp64 fp32 bf16", path, a.base);
+    if (dp_format_find(a.chain) < 0) return dp_fail(e, DP_EINPUT, "%s: claims chain '%s'; known: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st", path, a.chain);
+    if (a.kind != DP_SUBJECT_WHOLE && a.kind != DP_SUBJECT_PER_RANK) return dp_fail(e, DP_EINPUT, "%s: kind %d is neither DP_SUBJECT_WHOLE nor DP_SUBJECT_PER_RANK", path, a.kind);
+    if (a.max_ranks < 1 || a.max_ranks > DP_SUBJECT_MAX_RANKS) return dp_fail(e, DP_EINPUT, "%s: max_ranks %d is not within 1 to %d", path, a.max_ranks, DP_SUBJECT_MAX_RANKS);
+    if (a.declared) {
+        dp_design d;
+        dp_err why = {0};
+        if (dp_design_parse(a.design, (dp_base)base, &d, &why)) return dp_fail(e, DP_EINPUT, "%s: %s", path, why.msg);
+        s->design = strdup(a.design);
+    }
+    s->base = base, s->chain = dp_format_find(a.chain), s->per_rank = a.kind, s->max_ranks = a.max_ranks;
+    dp_text_printable(a.name[0] ? a.name : base_name(path), s->name, sizeof s->name);
+    return read_writes(path, a.writes, s, e);
+}
+
+static dp_status check_file(const char *path, dp_err *e) {
+    struct stat st;
+    if (stat(path, &st)) return dp_fail(e, DP_EINPUT, "%s: %s", path, strerror(errno));
+    return S_ISREG(st.st_mode) ? DP_OK : dp_fail(e, DP_EINPUT, "%s: not a regular file", path);
+}
+
+dp_status dp_subject_open(const char *path, double limit_s, int64_t memory, dp_subject *s, dp_err *e) {
+    shared m;
+    ending end;
+    *s = (dp_subject){.memory = memory > 0 ? memory : dp_memory_bytes()};
+    dp_status st = check_file(path, e);
+    if (st) return st;
+    s->path = realpath(path, NULL);
+    const int why = !s->path ? errno : strlen(s->path) >= sizeof m.c->lib ? ENAMETOOLONG : 0;
+    if (why) return dp_subject_close(s), dp_fail(e, DP_EINPUT, "%s: %s", path, strerror(why));
+    shared_new(&m, s, 1, 1);
+    m.c->about = 1;
+    st = shared_make(&m, NULL, NULL, 0, e);
+    if (!st) st = run_processes(&m, limit_s > 0 ? limit_s : DP_SUBJECT_LIMIT_S, &end, e);
+    if (!st && end.outcome != DP_SUBJECT_RETURNED) st = dp_fail(e, DP_EINPUT, "%s: %s", path, end.why);
+    if (!st) st = read_about(look_about(&m), path, s, e);
     shared_free(&m);
-    if (st) free(full);
-    else s->path = full;
+    if (st) dp_subject_close(s);
     return st;
 }
 
@@ -441,8 +340,6 @@ void dp_subject_close(dp_subject *s) {
 }
 
 /* ---- one run -------------------------------------------------------------------------------------------------------------------------- */
-
-typedef struct { const char *name; const double *x; int per_token, ndim; int64_t shape[5]; } array;      /* shape of the whole problem; per_token: axis 0 is T */
 
 static int input_arrays(const dp_problem *p, int backward, array *a) {
     const int64_t T = p->T, H = p->H, HV = p->HV, K = p->K, V = p->V, R = p->R, Kg = dp_Kg(p), N = p->Nseq;
@@ -510,21 +407,7 @@ static void lay_out(shared *m, const dp_subject *s, const dp_problem *p, int N, 
     }
 }
 
-static void fill(const shared *m, const dp_problem *p, int backward) {
-    array a[10];
-    const int n = input_arrays(p, backward, a);
-    for (int r = 0; r < m->c->processes; r++)
-        for (int i = 0; i < m->c->nregion; i++) {
-            const region *x = &m->c->region[r][i];
-            memset(bytes_of(m, x), CANARY, (size_t)x->span);
-            if (!x->input) for (int64_t z = 0; z < x->n; z++) memcpy(&data_of(m, x)[z], &UNWRITTEN, 8);
-            else if (!strcmp(x->name, "cu")) memcpy(data_of(m, x), p->cu, sizeof(int64_t) * (size_t)x->n);
-            for (int j = 0; x->input && j < n; j++)
-                if (!strcmp(a[j].name, x->name)) memcpy(data_of(m, x), a[j].x + (a[j].per_token ? r * x->n : 0), sizeof(double) * (size_t)x->n);
-        }
-}
-
-static void describe(control *c, const dp_problem *p, const char *input_format, int N, dp_base base, dp_format chain, int backward) {
+static void describe(dp_subject_control *c, const dp_problem *p, const char *input_format, int N, dp_base base, dp_format chain, int backward) {
     c->p = (deltaproof_subject_problem){.abi = DP_SUBJECT_ABI, .size = sizeof c->p, .H = p->H, .HV = p->HV, .K = p->K, .V = p->V, .R = p->R, .Kg = dp_Kg(p), .Nseq = p->Nseq, .gate_form = p->gate,
         .beta_form = p->beta_form, .l2norm = p->l2norm, .backward = backward, .ranks = N, .T = p->T, .tokens = p->T, .scale = p->scale, .lower_bound = p->lower_bound};
     snprintf(c->input_format, sizeof c->input_format, "%s", input_format);
@@ -532,17 +415,17 @@ static void describe(control *c, const dp_problem *p, const char *input_format, 
     snprintf(c->chain, sizeof c->chain, "%s", dp_formats[chain].name);
 }
 
-/* What is left of the pages around each array must be as it was. */
+/* What is left of the pages around each output must be as it was (inputs cannot be written at all). */
 static void check_patterns(const shared *m, dp_subject_result *out) {
     for (int r = 0; r < m->c->processes; r++)
         for (int i = 0; i < m->c->nregion; i++) {
-            const region *x = &m->c->region[r][i];
+            const dp_subject_region *x = &m->c->region[r][i];
+            if (x->input) continue;
             const unsigned char *b = (const unsigned char *)bytes_of(m, x);
-            const int64_t from = data_begin(x), to = from + x->n * 8;
+            const int64_t from = dp_subject_begin(x), to = from + x->n * 8;
             int64_t before = 0, after = 0;
-            for (int64_t z = 0; z < x->span; z++)
-                if (z < from) before += b[z] != CANARY;
-                else if (z >= to) after += b[z] != CANARY;
+            for (int64_t z = 0; z < from; z++) before += b[z] != CANARY;
+            for (int64_t z = to; z < x->span; z++) after += b[z] != CANARY;
             if (!before && !after) continue;
             char who[24];
             on_rank(m, r, who, sizeof who);
@@ -576,7 +459,7 @@ static void collect(const shared *m, const dp_problem *p, int N, dp_subject_resu
         double *x = *dp_result_at(&out->r, i) = dp_doubles(rows * width);
         if (i == 1 || i == 9) collect_states(m, p, i, x);
         else for (int r = 0; r < (i == 7 || i == 8 ? 1 : m->c->processes); r++) {
-            const region *g = find(m, r, dp_result_fields[i].name);
+            const dp_subject_region *g = find(m, r, dp_result_fields[i].name);
             memcpy(x + r * g->n, data_of(m, g), sizeof *x * (size_t)g->n);
         }
     }
@@ -584,7 +467,7 @@ static void collect(const shared *m, const dp_problem *p, int N, dp_subject_resu
         if (!find(m, 0, dp_taps[i].name)) continue;
         double *x = out->stage[i] = dp_doubles(dp_tap_size(p, N, i));
         for (int r = 0; r < m->c->processes; r++) {
-            const region *g = find(m, r, dp_taps[i].name);
+            const dp_subject_region *g = find(m, r, dp_taps[i].name);
             memcpy(x, data_of(m, g), sizeof *x * (size_t)g->n);
             x += g->n;
         }
@@ -592,26 +475,22 @@ static void collect(const shared *m, const dp_problem *p, int N, dp_subject_resu
 }
 
 dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const char *input_format, int N, dp_base base, dp_format chain, int backward, double limit_s, dp_subject_result *out, dp_err *e) {
-    shared m = {.fd = -1};
+    shared m;
+    array a[10];
+    ending end;
     *out = (dp_subject_result){0};
     if (N < 1 || N > DP_SUBJECT_MAX_RANKS || p->T % N) return dp_fail(e, DP_EINPUT, "%lld tokens over %d ranks: not for a subject", (long long)p->T, N);
-    dp_status st = shared_new(&m, s->path, N, s->per_rank ? N : 1, e);
+    const int n = input_arrays(p, backward, a);
+    const double t0 = now();
+    shared_new(&m, s, N, s->per_rank ? N : 1);
+    describe(m.c, p, input_format, N, base, chain, backward);
+    lay_out(&m, s, p, N, backward);
+    dp_status st = shared_make(&m, p, a, n, e);
+    if (!st) st = run_processes(&m, limit_s, &end, e);
     if (!st) {
-        describe(m.c, p, input_format, N, base, chain, backward);
-        lay_out(&m, s, p, N, backward);
-        if (ftruncate(m.fd, m.size)) st = dp_fail(e, DP_EIO, "shared memory for a subject: %s", strerror(errno));
-    }
-    if (!st) {
-        m.map = mmap(NULL, (size_t)m.size, PROT_READ | PROT_WRITE, MAP_SHARED, m.fd, 0);
-        if (m.map == MAP_FAILED) m.map = NULL, st = dp_fail(e, DP_EIO, "shared memory for a subject: %s", strerror(errno));
-    }
-    if (!st) {
-        const double t0 = now();
-        fill(&m, p, backward);
-        st = run_processes(&m, limit_s, &out->outcome, out->why, sizeof out->why, e);
+        out->outcome = end.outcome;
+        memcpy(out->why, end.why, sizeof out->why);
         out->seconds = now() - t0;
-    }
-    if (!st) {
         if (out->outcome == DP_SUBJECT_RETURNED) check_patterns(&m, out);
         collect(&m, p, N, out);
     }

@@ -1,8 +1,10 @@
 /* harness/subject.h - a kernel in a shared library as a subject (its side of the interface: deltaproof_subject.h).
  *
  * Every run is a process of its own (one a rank for DP_SUBJECT_PER_RANK), started anew from this program's file, so that threads, OpenMP and CUDA
- * work in it; tensors are shared memory. Each array ends at a page that cannot be touched and begins behind one; inputs cannot be written; what is
- * left of its first and last page holds a pattern that is looked at afterwards; outputs begin as one NaN that no arithmetic makes.
+ * work in it; tensors are shared memory whose size no one can change. Each array ends at a page that cannot be touched and begins behind one; inputs
+ * cannot be written; what is left of an output's first page holds a pattern that is looked at afterwards; outputs begin as one NaN that no arithmetic
+ * makes. When a run ends, by whatever way, and when this program does, all processes that the library started end with it (supervisor.h). Loading,
+ * constructors and `about` are bound by the same limits of time and memory as a run.
  */
 #ifndef DP_SUBJECT_H
 #define DP_SUBJECT_H
@@ -17,6 +19,7 @@ extern "C" {
 
 typedef struct {
     char *path;                          /* absolute */
+    int64_t memory;                      /* bytes of private memory that a process of it may have */
     char name[64];
     int per_rank, max_ranks;
     dp_base base;                        /* what it claims */
@@ -24,9 +27,9 @@ typedef struct {
     char *design;                        /* as it declares it (ref/design.h); NULL: it does not */
     int writes[10], writes_stage[DP_NTAPS];    /* dp_result_fields; stages */
 } dp_subject;
-/* Loads the library in a process of its own and asks what it is. DP_EINPUT: no such file, no such functions, another version, a claim or a name
+/* Loads the library in a process of its own and asks what it is. limit_s 0: DP_SUBJECT_LIMIT_S; memory 0: that of this machine. DP_EINPUT: no such file, no such functions, another version, a claim or a name
  * that is not known; a library that dies while it is loaded too. */
-dp_status dp_subject_open(const char *path, dp_subject *s, dp_err *e);
+dp_status dp_subject_open(const char *path, double limit_s, int64_t memory, dp_subject *s, dp_err *e);
 void dp_subject_close(dp_subject *s);
 
 typedef enum { DP_SUBJECT_RETURNED, DP_SUBJECT_REFUSED, DP_SUBJECT_SAYS_FAILED, DP_SUBJECT_CRASHED, DP_SUBJECT_HUNG, DP_SUBJECT_OUT_OF_BOUNDS, DP_SUBJECT_EXITED, DP_SUBJECT_NOUTCOMES } dp_subject_outcome;

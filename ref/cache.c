@@ -1,12 +1,13 @@
+#define _GNU_SOURCE
 #include "cache.h"
+#include "input.h"
+#include "output.h"
+#include "text.h"
 
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -81,12 +82,12 @@ dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
     return digest(s);
 }
 
-typedef struct { char hex[33], path[4096]; } entry;
+typedef struct { char hex[33], *path; } entry;
 
 static entry entry_of(const char *dir, dp_cache_kind kind, dp_key key) {
     entry e;
     for (int i = 0; i < 16; i++) snprintf(e.hex + 2 * i, 3, "%02x", key.byte[i]);
-    snprintf(e.path, sizeof e.path, "%s/%s.%.16s.%s", dir, e.hex, kinds[kind].sources, kinds[kind].name);
+    if (asprintf(&e.path, "%s/%s.%.16s.%s", dir, e.hex, kinds[kind].sources, kinds[kind].name) < 0) abort();
     return e;
 }
 
@@ -117,18 +118,28 @@ static header header_of(dp_cache_kind kind, dp_key key) {
     return h;
 }
 
+static void say_damaged(const char *path, const char *why, const header *h) {
+    char by[4 * sizeof h->made_by + 1] = "";
+    const int named = !memcmp(h->magic, MAGIC, sizeof h->magic) && h->made_by[0] && memchr(h->made_by, 0, sizeof h->made_by);
+    if (named) dp_text_printable(h->made_by, by, sizeof by);
+    fprintf(stderr, "cache: %s is damaged (%s%s%s): computing it again\n", path, why, named ? "; made by " : "", by);
+}
+
 int dp_cache_load(const char *dir, dp_cache_kind kind, dp_key key, const dp_part *part, int n) {
-    const entry e = entry_of(dir, kind, key);
-    FILE *f = fopen(e.path, "rb");
-    if (!f) return 0;
+    entry own = entry_of(dir, kind, key);
     const header want = header_of(kind, key);
     header h = {.key = key};
-    const char *why = load(f, &want, part, n, &h);
-    fclose(f);
-    if (!why) return 1;
-    const int named = !memcmp(h.magic, want.magic, sizeof h.magic) && h.made_by[0] && memchr(h.made_by, 0, sizeof h.made_by);
-    fprintf(stderr, "cache: %s is damaged (%s%s%s): computing it again\n", e.path, why, named ? "; made by " : "", named ? h.made_by : "");
-    return 0;
+    const char *why = NULL;
+    dp_err e = {0};
+    int64_t size;
+    FILE *f = dp_input_open(own.path, INT64_MAX, &size, &e);
+    if (f) {
+        why = load(f, &want, part, n, &h);
+        fclose(f);
+    } else if (e.code == DP_EINPUT) why = "not a regular file";
+    if (why) say_damaged(own.path, why, &h);
+    free(own.path);
+    return f && !why;
 }
 
 static int write_entry(FILE *f, const header *h, const dp_part *part, int n) {
@@ -140,19 +151,7 @@ static int write_entry(FILE *f, const header *h, const dp_part *part, int n) {
         bad = part[i].size && fwrite(part[i].at, part[i].size, 1, f) != 1;
     }
     const dp_key sum = digest(s);
-    return bad || fwrite(&sum, sizeof sum, 1, f) != 1 || fflush(f) || fsync(fileno(f));
-}
-
-int dp_make_dirs(const char *path) {
-    char b[4096];
-    snprintf(b, sizeof b, "%s", path);
-    for (char *p = b + 1; *p; p++)
-        if (*p == '/') {
-            *p = 0;
-            if (mkdir(b, 0777) && errno != EEXIST) return -1;
-            *p = '/';
-        }
-    return mkdir(b, 0777) && errno != EEXIST ? -1 : 0;
+    return bad || fwrite(&sum, sizeof sum, 1, f) != 1;
 }
 
 /* Entries of this content and kind that other arithmetics made: a folder does not grow by all of them with every build. */
@@ -167,22 +166,13 @@ static void remove_others(const char *dir, const entry *own, dp_cache_kind kind)
 }
 
 void dp_cache_save(const char *dir, dp_cache_kind kind, dp_key key, const dp_part *part, int n) {
-    char tmp[4200];
     const header h = header_of(kind, key);
-    const entry own = entry_of(dir, kind, key);
-    const char *path = own.path;
-    dp_make_dirs(dir);                                           /* if that fails, so does mkstemp, with its reason */
-    snprintf(tmp, sizeof tmp, "%s.XXXXXX", path);
-    const int fd = mkstemp(tmp);
-    FILE *f = fd < 0 ? NULL : fdopen(fd, "wb");
-    int bad = !f || fchmod(fd, 0644) || write_entry(f, &h, part, n);
-    if (f) bad |= fclose(f) != 0;
-    if (bad || rename(tmp, path)) {
-        fprintf(stderr, "cache: cannot write %s: %s\n", path, strerror(errno));
-        if (fd >= 0) unlink(tmp);
-        return;
-    }
-    remove_others(dir, &own, kind);
-    const int d = open(dir, O_RDONLY | O_DIRECTORY);             /* the rename itself must last too */
-    if (d >= 0) fsync(d), close(d);
+    entry own = entry_of(dir, kind, key);
+    dp_output out;
+    dp_err e = {0};
+    dp_make_dirs(dir);                                           /* if that fails, so does the opening, with its reason */
+    if (!dp_output_replace(&out, own.path, &e)) dp_output_close(&out, write_entry(out.f, &h, part, n), &e);
+    if (e.code) fprintf(stderr, "cache: %s\n", e.msg);
+    else remove_others(dir, &own, kind);
+    free(own.path);
 }

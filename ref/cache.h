@@ -2,7 +2,7 @@
  *
  * <dir>/<key as hex>.<sources>.<kind>:  magic "DPCACHE2", sources (32 digits), who made it (96 bytes), key (16 bytes), the parts one after another,
  * XXH3-128 of all that precedes. Sizes are not stored: they follow from the content, so a file of another length is damaged. Byte order of the
- * machine. Written to a temporary file, synced, then renamed: a reader never sees half an entry, and a kill at any time loses at most that entry.
+ * machine. Written by output.h: a reader never sees half an entry, and a kill at any time loses at most that entry.
  *
  * sources: a hash that the Makefile takes of every source that the bits of that kind can follow from, of the compiler and its flags. What another
  * arithmetic made is not found, and removed when this one's entry takes its place. CPU, BLAS and threads are no part of it: the bits do not
@@ -14,9 +14,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* Makes a folder and those above it. 0, or -1 with errno (an existing folder is no failure). */
-int dp_make_dirs(const char *path);
 
 typedef enum {
     DP_CACHE_TRUTH, DP_CACHE_AUDIT,      /* from ref/ */

@@ -1,5 +1,6 @@
 /* Designs as text, by one table of words. */
 #include "design.h"
+#include "number.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -55,9 +56,8 @@ static int *int_at(dp_design *d, const setting *s) { return (int *)((char *)d + 
 /* 1: value was understood and stored. */
 static int set_value(dp_design *d, const setting *s, const char *value) {
     if (s->kind == A_NUMBER) {
-        char *end;
-        const long n = strtol(value, &end, 10);
-        if (end == value || *end || n < 8 || n > DP_CHUNK_MOST) return 0;
+        int64_t n;
+        if (dp_number_int(value, 8, DP_CHUNK_MOST, &n)) return 0;
         *int_at(d, s) = (int)n;
         return 1;
     }

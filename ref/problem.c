@@ -1,5 +1,6 @@
 #define _DEFAULT_SOURCE
 #include "problem.h"
+#include "text.h"
 
 #include <assert.h>
 #include <math.h>
@@ -8,14 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {
     if (!e || e->code != DP_OK) return code;
+    char text[sizeof e->msg];
     e->code = code;
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+    vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    dp_text_printable(text, e->msg, sizeof e->msg);              /* values come from files: they must not speak to the terminal */
     return code;
 }
 
@@ -36,6 +40,8 @@ void *dp_calloc(size_t n, size_t size) {
     }
     return x;
 }
+
+int64_t dp_memory_bytes(void) { return (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE); }
 
 double *dp_doubles(int64_t n) {
     assert(n >= 0);

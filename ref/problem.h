@@ -44,6 +44,7 @@ dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) __attribute__
 
 /* calloc that never returns NULL for n = 0 and ends the program with a message and exit status 2 when memory is out. */
 void *dp_calloc(size_t n, size_t size);
+int64_t dp_memory_bytes(void);                                   /* of this machine */
 void *dp_alloc(size_t n, size_t size);                           /* the same, holding anything */
 double *dp_doubles(int64_t n);                                   /* n zeros */
 double *dp_copy(const double *x, int64_t n);                     /* NULL for NULL */

@@ -1,19 +1,19 @@
 #include "safetensors.h"
-#include "output.h"
 #include "formats.h"
+#include "input.h"
+#include "output.h"
+#include "text.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define MAX_HEADER 100000000u
 #define MAX_DIMS 8
+#define MAX_ELEMENTS (1ll << 40)         /* more is no file of this world; products of axes stay far within int64_t */
 #define TWO53 9007199254740992.0
 
 static uint64_t load(const unsigned char *p, int size) {        /* little-endian */
@@ -93,6 +93,7 @@ static dp_status parse_shape(reader *r, dp_tensor *t, json_t *shape) {
     if (!json_is_array(shape)) return dp_fail(r->e, DP_EINPUT, "%s: tensor %s: shape: missing or not an array", r->path, t->name);
     if (json_array_size(shape) > MAX_DIMS)
         return dp_fail(r->e, DP_EINPUT, "%s: tensor %s: shape: %zu dimensions, at most %d are read", r->path, t->name, json_array_size(shape), MAX_DIMS);
+    int64_t most = 1;
     t->ndim = (int)json_array_size(shape);
     t->n = 1;
     for (int i = 0; i < t->ndim; i++) {
@@ -100,8 +101,10 @@ static dp_status parse_shape(reader *r, dp_tensor *t, json_t *shape) {
         if (!json_is_integer(d)) return dp_fail(r->e, DP_EINPUT, "%s: tensor %s: shape[%d]: not an integer", r->path, t->name, i);
         t->shape[i] = json_integer_value(d);
         if (t->shape[i] < 0) return dp_fail(r->e, DP_EINPUT, "%s: tensor %s: shape[%d] = %lld: negative", r->path, t->name, i, (long long)t->shape[i]);
-        if (__builtin_mul_overflow(t->n, t->shape[i], &t->n))
-            return dp_fail(r->e, DP_EINPUT, "%s: tensor %s: shape[%d] = %lld: the number of elements overflows 64 bits", r->path, t->name, i, (long long)t->shape[i]);
+        /* An axis of 0 must not hide the size of the others: products of some of them are formed later. */
+        if (__builtin_mul_overflow(most, t->shape[i] ? t->shape[i] : 1, &most) || most > MAX_ELEMENTS)
+            return dp_fail(r->e, DP_EINPUT, "%s: tensor %s: shape[%d] = %lld: the axes multiply to more than %lld", r->path, t->name, i, (long long)t->shape[i], MAX_ELEMENTS);
+        t->n *= t->shape[i];
     }
     return DP_OK;
 }
@@ -125,6 +128,7 @@ static dp_status parse_tensor(reader *r, const char *name, json_t *desc, int ind
     dp_tensor *t = &r->f->tensor[index];
     t->name = strdup(name);
     r->f->ntensor = index + 1;
+    if (dp_text_good(name, strlen(name), 0) < strlen(name)) return dp_fail(r->e, DP_EINPUT, "%s: tensor '%s': a control character in its name", r->path, name);
     if (!json_is_object(desc)) return dp_fail(r->e, DP_EINPUT, "%s: tensor %s: must be an object", r->path, name);
     const char *key, *type = json_string_value(json_object_get(desc, "dtype"));
     json_t *value;
@@ -221,20 +225,12 @@ done:
 }
 
 dp_status dp_safetensors_read(const char *path, dp_tensorfile *f, dp_err *e) {
+    char *bytes;
+    size_t n;
     memset(f, 0, sizeof *f);
-    FILE *in = fopen(path, "rb");
-    if (!in) return dp_fail(e, DP_EIO, "%s: cannot be opened: %s", path, strerror(errno));
-    struct stat st;
-    unsigned char *bytes = NULL;
-    dp_status s = DP_OK;
-    if (fstat(fileno(in), &st)) s = dp_fail(e, DP_EIO, "%s: %s", path, strerror(errno));
-    else if (!S_ISREG(st.st_mode)) s = dp_fail(e, DP_EINPUT, "%s: not a regular file", path);
-    if (!s) {
-        bytes = dp_calloc((size_t)st.st_size, 1);
-        if (fread(bytes, 1, (size_t)st.st_size, in) != (size_t)st.st_size) s = dp_fail(e, DP_EIO, "%s: read failed: %s", path, ferror(in) ? strerror(errno) : "file shrank");
-    }
-    fclose(in);
-    if (!s) s = dp_safetensors_parse(bytes, (size_t)st.st_size, path, f, e);
+    dp_status s = dp_input_read(path, dp_input_most(), &bytes, &n, e);
+    if (s) return s;
+    s = dp_safetensors_parse(bytes, n, path, f, e);
     free(bytes);
     return s;
 }

@@ -1,6 +1,6 @@
 """The figures of a report. plots(rec) lists them; each Plot draws itself when its turn comes (report.py does that in parallel)."""
 import math
-from html import escape as esc
+import re
 from dataclasses import dataclass
 from typing import Callable
 
@@ -15,18 +15,33 @@ from record import tensor
 
 @dataclass
 class Plot:
-    name: str                    # file stem and anchor
+    name: str                    # file stem and anchor: letters, digits, '.', '-', '_'
     title: str
     caption: str                 # plain text; what to see
     draw: Callable               # () -> matplotlib figure
-    table: Callable = None       # () -> HTML that shows the same in the page, cells being links
+    table: Callable = None       # () -> tables (heat_table) that show the same in the page, cells being links
 
 
 def plots(rec):
     out = chain_plots(rec) + state_plots(rec)
     for case in heads(rec):
         out += token_plots(rec, case)
-    return out + map_plots(rec)
+    out += map_plots(rec)
+    taken = set()
+    for plot in out:
+        plot.name = stem(plot.name, taken)
+    return out
+
+
+def stem(name, taken):
+    """A name of a case may hold what means something to a file system or is too long for it; two of them may become one."""
+    short = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:100].lstrip(".") or "figure"
+    out, n = short, 1
+    while out in taken:
+        n += 1
+        out = f"{short}-{n}"
+    taken.add(out)
+    return out
 
 
 # ---- 1. the M chain alone ---------------------------------------------------------------------------------------------------------------
@@ -94,7 +109,7 @@ def draw_chain(rec, cases):
         if i + 2 >= len(cases):
             ax.set_xlabel("chunks of 64 tokens")
         if i % 2 == 0:
-            ax.set_ylabel(r"$\|\hat M - M\|_F\,/\,\|M\|_F$")
+            ax.set_ylabel(r"$\|\hat M - M\|_F\,/\,\|M\|_F$", parse_math=True)
     return fig
 
 
@@ -164,7 +179,7 @@ def draw_state(panels):
         ax.set_title(f"{case['name']}, base {base}", pad=24)
         ax.set_xlabel("rank")
         if i % cols == 0:
-            ax.set_ylabel(r"$\|\hat S_{\rm in} - S_{\rm in}\|_F\,/\,\|S_{\rm in}\|_F$")
+            ax.set_ylabel(r"$\|\hat S_{\rm in} - S_{\rm in}\|_F\,/\,\|S_{\rm in}\|_F$", parse_math=True)
     return fig
 
 
@@ -376,7 +391,7 @@ def overview_grid(rows):
 
 def overview_table(rows):
     names, grid = overview_grid(rows)
-    return heat_table("", names, [(k, line) for (k, _), line in zip(rows, grid)])
+    return [heat_table("", None, names, [(k, line) for (k, _), line in zip(rows, grid)])]
 
 
 def rank_tables(runs):
@@ -384,19 +399,17 @@ def rank_tables(runs):
     out = []
     for run in runs:
         names = tensors_of([run])
-        out.append(heat_table(f'<a href="#run-{run["n"]}">{esc(run["id"])}</a>', names, [(f"rank {r}", [(*cell(tensor(run, t), r), None) for t in names]) for r in range(run["ranks"])]))
-    return "".join(out)
+        out.append(heat_table(run["id"], run["n"], names, [(f"rank {r}", [(*cell(tensor(run, t), r), None) for t in names]) for r in range(run["ranks"])]))
+    return out
 
 
-def heat_table(caption, names, rows):
-    """Cells as in heat(): class h0 to h10 by shade, hf fail, he empty, hh hatch."""
-    def one(kind, x, run):
+def heat_table(caption, run, names, rows):
+    """Cells as in heat(): class h0 to h10 by shade, hf fail, he empty, hh hatch; run: number of the one that the caption leads to, or None."""
+    def one(kind, x, to):
         text = "" if kind in (None, "hatch") else ratio_text(x)
         look = {"fail": "hf", "empty": "he", "hatch": "hh"}.get(kind) or (f"h{round(10 * level(x))}" if kind else "")
-        return f'<td class="{look}">' + (f'<a href="#run-{run["n"]}">{text}</a>' if run and text else text)
-    head = "".join(f"<th><span>{esc(t)}</span>" for t in names)
-    body = "".join(f"<tr><th>{esc(label)}" + "".join(one(*c) for c in line) for label, line in rows)
-    return (f'<div class="wide"><table class="h">{f"<caption>{caption}</caption>" if caption else ""}<thead><tr><th>{head}</thead><tbody>{body}</tbody></table></div>')
+        return look, text, to["n"] if to else None
+    return {"caption": caption, "run": run, "names": names, "rows": [(label, [one(*c) for c in line]) for label, line in rows]}
 
 
 def draw_overview(rows):

@@ -1,21 +1,19 @@
 """What the record says, in sentences: each names case, policy and numbers, and is left out when its data are missing.
 
-    findings(rec) -> [(heading, [sentence, ...])]     sentences are HTML; `{run:17}`-style links are made by link()
+    findings(rec) -> [(heading, [sentence, ...])]     sentences are markup (markup.py): what comes from the record is escaped when H puts it in
     ranking(rec, case) -> table of the chain formats on one head at the most ranks
 """
-import html
 import math
 from collections import Counter, defaultdict
 
+from markup import H, join
 from record import tensor
 from view import (FORMATS, GRADIENTS, TENSOR_ORDER, bases_of, by_draws, chain_cases, chain_title, finite, formats_of, heads, in_order, judged_recurrences, near, one_per_format, plural, sci, severity, top_ranks, vacuous, whole, without_error, words,
                   worst_rank, worst_tensor)
 
-esc = html.escape
-
 
 def link(run, text):
-    return f'<a href="#run-{run["n"]}">{esc(text)}</a>'
+    return H('<a href="#run-{}">{}</a>', run["n"], text)
 
 
 def findings(rec):
@@ -31,26 +29,26 @@ def failures(rec, most=8):
     bad.sort(key=lambda r: severity(worst_tensor(r)) if worst_tensor(r) else (False, False, 0.0), reverse=True)
     out = [failure(r) for r in bad[:most]]
     if len(bad) > most:
-        out.append(f"{plural(len(bad) - most, 'more run')} fail: see the table of verdicts.")
+        out.append(H("{} fail: see the table of verdicts.", plural(len(bad) - most, "more run")))
     return out
 
 
 def failure(run):
     t = worst_tensor(run)
-    where = f"{link(run, run['id'])}: "
+    where = H("{}: ", link(run, run["id"]))
     if "nothing rounds" in (run.get("why") or ""):               # an exact case says whose data stands where
-        return where + esc(run["why"]) + "."
+        return where + run["why"] + "."
     bits = run.get("bits") or {}
     if bits.get("wrong") and bits.get("says"):
-        where += f"<b>{esc(bits['says'])}</b>. "
+        where += H("<b>{}</b>. ", bits["says"])
         if t is None or t["verdict"] != "fail":
             return where + "Within its worst-case bound."
     if t is None or t["verdict"] != "fail" or not finite(t["ratio"]) or by_draws(t):
         t = next((t for t in run["tensors"] if t["verdict"] == "fail"), {})
-        return where + (f"<b>{esc(t['name'])}</b>: " if t else "") + esc(t.get("why") or run.get("why") or "no reason recorded") + "."
+        return where + (H("<b>{}</b>: ", t["name"]) if t else "") + (t.get("why") or run.get("why") or "no reason recorded") + "."
     rank = worst_rank(t)
     at = f" at rank {rank}" if rank is not None and run["ranks"] > 1 else ""
-    return f"{where}error of <b>{esc(t['name'])}</b> is {near(t['ratio'])} times its bound{at} (relative error {sci(t.get('rel_fro'))})."
+    return where + H("error of <b>{}</b> is {} times its bound{} (relative error {}).", t["name"], near(t["ratio"]), at, sci(t.get("rel_fro")))
 
 
 # ---- the M chain alone ------------------------------------------------------------------------------------------------------------------
@@ -83,10 +81,11 @@ def overtake_sentence(case, errs, fast, slow):
     n, before = hit
     end = max(k for k in a if k in b and finite(a[k]) and finite(b[k]))
     tail = f", and reaches {sci(a[end])} against {sci(b[end])} at {whole(end)}" if end > n else ""
+    here = link(ra, chain_title(case))
     if before is None:
-        return f"{link(ra, chain_title(case))}: <b>{words(fast)} is worse than {words(slow)} from {plural(n, 'chunk')} on</b>, the fewest measured ({sci(a[n])} against {sci(b[n])}){tail}."
-    return (f"{link(ra, chain_title(case))}: <b>{words(fast)} overtakes {words(slow)} at {plural(n, 'chunk')}</b> ({sci(a[n])} against {sci(b[n])}; at {whole(before)} still "
-            f"{sci(a[before])} against {sci(b[before])}){tail}.")
+        return H("{}: <b>{} is worse than {} from {} on</b>, the fewest measured ({} against {}){}.", here, words(fast), words(slow), plural(n, "chunk"), sci(a[n]), sci(b[n]), tail)
+    return H("{}: <b>{} overtakes {} at {}</b> ({} against {}; at {} still {} against {}){}.", here, words(fast), words(slow), plural(n, "chunk"), sci(a[n]), sci(b[n]), whole(before), sci(a[before]), sci(b[before]),
+             tail)
 
 
 SLOPE_KINDS = ((0.5, "unbiased rounding"), (1.0, "a bias"))
@@ -117,9 +116,9 @@ def bits_of(run):
 
 def other_biases(with_errors):
     """Slopes of a bias where none is expected: formats that round to nearest, outside the regimes that stall or forget."""
-    odd = [f"{words(f)} in {link(r, chain_title(c))} ({r['slope']:.2f})" for c, e in with_errors if c.get("regime") in ("reflect", "subspace", "corr") for f, (_, r) in e.items()
+    odd = [H("{} in {} ({:.2f})", words(f), link(r, chain_title(c)), r["slope"]) for c, e in with_errors if c.get("regime") in ("reflect", "subspace", "corr") for f, (_, r) in e.items()
            if f != "tf32rz" and finite(r.get("slope")) and slope_kind(r["slope"]) == "a bias"]
-    return f"A slope near 1 although the format rounds to nearest: {', '.join(odd)}." if odd else None
+    return H("A slope near 1 although the format rounds to nearest: {}.", join(", ", odd)) if odd else None
 
 
 def lost_sentence(case, errs):
@@ -129,8 +128,8 @@ def lost_sentence(case, errs):
         return None
     p = max(lost[0][2]["chain"], key=lambda p: p["chunks"])
     norm = f" (|M|_F = {sci(p['norm'])})" if finite(p.get("norm")) else ""
-    return (f"{esc(chain_title(case))}: after {plural(p['chunks'], 'chunk')}{norm} M is lost, its error in units of its own norm being "
-            + ", ".join(f"{near(x)} with {words(f)}" for f, x, _ in lost) + ".")
+    return H("{}: after {}{} M is lost, its error in units of its own norm being {}.", chain_title(case), plural(p["chunks"], "chunk"), norm,
+             ", ".join(f"{near(x)} with {words(f)}" for f, x, _ in lost))
 
 
 def vanished_sentence(rec, cases):
@@ -140,9 +139,9 @@ def vanished_sentence(rec, cases):
         for f, (e, r) in chain_errors(rec, c).items():
             p = max(r["chain"], key=lambda p: p["chunks"])
             if finite(p.get("norm")) and p["norm"] < 1e-6:
-                gone.append(f"{esc(chain_title(c))} (|M|_F = {sci(p['norm'])} after {plural(p['chunks'], 'chunk')})")
+                gone.append(f"{chain_title(c)} (|M|_F = {sci(p['norm'])} after {plural(p['chunks'], 'chunk')})")
                 break
-    return f"Where the state forgets, the format of M does not matter: {'; '.join(gone)}." if gone else None
+    return H("Where the state forgets, the format of M does not matter: {}.", "; ".join(gone)) if gone else None
 
 
 def chain_sentences(rec):
@@ -162,8 +161,8 @@ def also_overtakes(first):
     hits = [(c, overtaking(e["tf32rz"][0], e["bf16"][0])) for c, e in first if "tf32rz" in e and "bf16" in e]
     at = {}
     for c, hit in [h for h in hits if h[1]][2:]:
-        at.setdefault(hit[0], []).append(esc(chain_title(c)))
-    return "It also does so " + "; ".join(f"at {plural(n, 'chunk')} in {', '.join(names)}" for n, names in sorted(at.items())) + "."
+        at.setdefault(hit[0], []).append(chain_title(c))
+    return H("It also does so {}.", "; ".join(f"at {plural(n, 'chunk')} in {', '.join(names)}" for n, names in sorted(at.items())))
 
 
 # ---- split over ranks -------------------------------------------------------------------------------------------------------------------
@@ -184,8 +183,8 @@ def exact_cases(rec):
     cs = [c for c in judged_recurrences(rec) if without_error(rec, c)]
     runs = [r for c in cs for r in rec.of(c["name"]) if r["tensors"]]
     formats = {r["policy"].get("chain") for r in runs} - {None}
-    return (f"{name_list([c['name'] for c in cs])}: every entry of {plural(sum(len(r['tensors']) for r in runs), 'tensor')} in {plural(len(runs), 'run')} equals the truth, over up to "
-            f"{plural(max(r['ranks'] for r in runs), 'rank')} and in {plural(len(formats), 'format')} of the chain.") if cs else None
+    return H("{}: every entry of {} in {} equals the truth, over up to {} and in {} of the chain.", name_list([c["name"] for c in cs]), plural(sum(len(r["tensors"]) for r in runs), "tensor"),
+             plural(len(runs), "run"), plural(max(r["ranks"] for r in runs), "rank"), plural(len(formats), "format")) if cs else None
 
 
 def rel(run, name):
@@ -211,11 +210,11 @@ def ranking_sentences(rec, case):
         by = sorted(runs, key=lambda f: rel(runs[f], "S_in"))
         lo, hi = rel(runs[by[0]], "S_in"), rel(runs[by[-1]], "S_in")
         if hi <= lo * 1.01:
-            out.append(f"{link(runs[by[-1]], case['name'])}, {n} ranks, base {base}: {'both' if len(by) == 2 else f'all {len(by)}'} chain formats give the same S_in within 1% ({sci(lo, 3)} to {sci(hi, 3)}): "
-                       "the format of M does not matter on this head.")
+            out.append(H("{}, {} ranks, base {}: {} chain formats give the same S_in within 1% ({} to {}): the format of M does not matter on this head.", link(runs[by[-1]], case["name"]), n, base,
+                         "both" if len(by) == 2 else f"all {len(by)}", sci(lo, 3), sci(hi, 3)))
             continue
         if worst_effect(runs, by[-1]):
-            out.append(f"{link(runs[by[-1]], case['name'])}, {n} ranks, base {base}: {worst_effect(runs, by[-1])}")
+            out.append(H("{}, {} ranks, base {}: {}", link(runs[by[-1]], case["name"]), n, base, worst_effect(runs, by[-1])))
     return out
 
 
@@ -229,7 +228,7 @@ def worst_effect(runs, bad):
     g = max(((rel(runs[bad], k) / rel(ref, k), k) for k in GRADIENTS if finite(rel(runs[bad], k)) and finite(rel(ref, k)) and rel(ref, k) > 0), default=None)
     if g:
         parts.append(f"{g[1]} {excess(rel(runs[bad], g[1]), rel(ref, g[1]))} ({sci(rel(ref, g[1]))} to {sci(rel(runs[bad], g[1]))}, the most of the gradients)")
-    return f"<b>against the fp32 chain, {words(bad)} costs</b> " + ", ".join(parts) + "."
+    return H("<b>against the fp32 chain, {} costs</b> {}.", words(bad), ", ".join(parts))
 
 
 def effect_sentence(rec, case):
@@ -239,8 +238,8 @@ def effect_sentence(rec, case):
         pts = [(p["effect"], p["rel"], p, f, r) for f, r in one_per_format(rec, case["name"], n, base).items() for p in r["chain"] if finite(p["rel"]) and finite(p.get("effect"))]
         if pts:
             effect, e, p, f, r = max(pts, key=lambda x: x[0])
-            return (f"{link(r, case['name'])}, {n} ranks, base {base}: the error of M that moves the state most is that of rank {p.get('rank', 0)} (chain: {words(f)}): {sci(e)} of M after "
-                    f"{plural(p['chunks'], 'chunk')}, {sci(effect)} of the state (|dM S_in| / |S_in|).")
+            return H("{}, {} ranks, base {}: the error of M that moves the state most is that of rank {} (chain: {}): {} of M after {}, {} of the state (|dM S_in| / |S_in|).", link(r, case["name"]), n, base,
+                     p.get("rank", 0), words(f), sci(e), plural(p["chunks"], "chunk"), sci(effect))
     return None
 
 
@@ -265,10 +264,10 @@ def two_ranks_differ(differ, started, most=4):
     some = [(name, base, errs) for name, base, runs, errs in differ if errs and any(tensor(r, "ds0") for r in runs.values()) == started]
     if not some:
         return None
-    listed = ", ".join(f"{esc(n)} base {esc(b)} {sci(min(e))} to {sci(max(e))}" for n, b, e in some[:most]) + (f" and {len(some) - most} more" if len(some) > most else "")
+    listed = ", ".join(f"{n} base {b} {sci(min(e))} to {sci(max(e))}" for n, b, e in some[:most]) + (f" and {len(some) - most} more" if len(some) > most else "")
     if started:
-        return f"With an initial state M of rank 0 counts with 2 ranks too: S_in depends on the format of the chain in {listed}."
-    return f"2 ranks: S_in depends on the format of the chain in {listed}, although M of rank 0 has nothing to multiply unless the case has an initial state."
+        return H("With an initial state M of rank 0 counts with 2 ranks too: S_in depends on the format of the chain in {}.", listed)
+    return H("2 ranks: S_in depends on the format of the chain in {}, although M of rank 0 has nothing to multiply unless the case has an initial state.", listed)
 
 
 def two_ranks_sentence(rec, same):
@@ -276,9 +275,9 @@ def two_ranks_sentence(rec, same):
         return None
     order = [c["name"] for c in heads(rec) if c["name"] in same] or list(same)
     name = order[0]
-    numbers = ", ".join(f"base {esc(b)} {sci(e, 3)}" for b, _, e in same[name])
+    numbers = ", ".join(f"base {b} {sci(e, 3)}" for b, _, e in same[name])
     more = f" The same holds in {plural(len(same) - 1, 'other case')} without an initial state." if len(same) > 1 else ""
-    return f"{esc(name)}, 2 ranks: <b>M is never used: all {same[name][0][1]} chain formats give the same S_in</b> ({numbers}).{more}"
+    return H("{}, 2 ranks: <b>M is never used: all {} chain formats give the same S_in</b> ({}).{}", name, same[name][0][1], numbers, more)
 
 
 def cost_of_split(rec, case):
@@ -290,7 +289,7 @@ def cost_of_split(rec, case):
     if not one or not many or n < 2 or "fail" in (one["verdict"], many["verdict"]):
         return None
     parts = [f"{t} {sci(rel(one, t))} to {sci(rel(many, t))} ({excess(rel(many, t), rel(one, t))})" for t in ("o",) + GRADIENTS if finite(rel(one, t)) and finite(rel(many, t))]
-    return f"{link(many, case['name'])}, base {base}, fp32 chain, from 1 rank to {n}: {', '.join(parts)}." if parts else None
+    return H("{}, base {}, fp32 chain, from 1 rank to {}: {}.", link(many, case["name"]), base, n, ", ".join(parts)) if parts else None
 
 
 def exact_split(rec):
@@ -300,9 +299,10 @@ def exact_split(rec):
         return None
     e, name, r = max(errs, key=lambda x: x[0])
     few, most = min(x["ranks"] for x in runs), max(x["ranks"] for x in runs)
-    return (f"All fp64, {few if few == most else f'{few} to {most}'} ranks, {plural(len({x['case'] for x in runs}), 'case')}: the largest relative error is {sci(e)} "
-            f"({esc(name)}, {link(r, r['id'])}): the split itself loses nothing.") if e < 1e-9 else (
-            f"All fp64, split over ranks: relative error up to {sci(e)} ({esc(name)}, {link(r, r['id'])}).")
+    if e >= 1e-9:
+        return H("All fp64, split over ranks: relative error up to {} ({}, {}).", sci(e), name, link(r, r["id"]))
+    return H("All fp64, {} ranks, {}: the largest relative error is {} ({}, {}): the split itself loses nothing.", few if few == most else f"{few} to {most}", plural(len({x["case"] for x in runs}), "case"), sci(e),
+             name, link(r, r["id"]))
 
 
 def merge_orders(rec):
@@ -317,7 +317,7 @@ def merge_orders(rec):
     if not both:
         return None
     same = sum([t.get("rel_fro") for t in p["ring"]["tensors"]] == [t.get("rel_fro") for t in p["allgather"]["tensors"]] for p in both)
-    return f"Merging by ring and by all-gather gives identical errors in {whole(same)} of {plural(len(both), 'pair')} of runs."
+    return H("Merging by ring and by all-gather gives identical errors in {} of {} of runs.", whole(same), plural(len(both), "pair"))
 
 
 # ---- bounds, unjudged -------------------------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def bound_sentences(rec, most=4):
                 if k not in near_ones or t["ratio"] > near_ones[k][1]["ratio"]:
                     near_ones[k] = (r, t)
     top = sorted(near_ones.values(), key=lambda rt: -rt[1]["ratio"])[:most]
-    out = [f"Nearest to a bound: {'; '.join(nearest(r, t) for r, t in top)}."] if top else []
+    out = [H("Nearest to a bound: {}.", join("; ", (nearest(r, t) for r, t in top)))] if top else []
     return out + [s for s in (chain_looseness(rec), empty_passes(rec)) if s]
 
 
@@ -351,10 +351,10 @@ def empty_passes(rec, most=4):
     if not count:
         return None
     groups = sorted(empty.items(), key=lambda kv: -max(kv[1].values()))
-    listed = "; ".join(f"{esc(case)}" + (f" base {esc(base)}" if base else "") + f": {name_list(names)} (up to {sci(max(names.values()))})"
-                       for (case, base), names in groups[:most])
+    listed = "; ".join(case + (f" base {base}" if base else "") + f": {name_list(names)} (up to {sci(max(names.values()))})" for (case, base), names in groups[:most])
     more = f"; and {plural(len(groups) - most, 'more group')} of case and base" if len(groups) > most else ""
-    return (f"<b>{whole(count)} of {plural(judged, 'judged tensor')} {'passes' if count == 1 else 'pass'} under a bound larger than the tensor itself</b>, which proves nothing; bound over norm in brackets: {listed}{more}.")
+    return H("<b>{} of {} {} under a bound larger than the tensor itself</b>, which proves nothing; bound over norm in brackets: {}{}.", whole(count), plural(judged, "judged tensor"),
+             "passes" if count == 1 else "pass", listed, more)
 
 
 def name_list(names, most=6):
@@ -363,7 +363,7 @@ def name_list(names, most=6):
 
 def nearest(run, t):
     rank = worst_rank(t)
-    return f"{esc(t['name'])} at {near(t['ratio'])} of it" + (f", rank {rank}" if rank is not None and run["ranks"] > 1 else "") + f" ({link(run, run['id'])})"
+    return H("{} at {} of it{} ({})", t["name"], near(t["ratio"]), f", rank {rank}" if rank is not None and run["ranks"] > 1 else "", link(run, run["id"]))
 
 
 def chain_looseness(rec):
@@ -372,15 +372,15 @@ def chain_looseness(rec):
     if not loose:
         return None
     (lo, lc, lf, ln), (hi, hc, hf, hn) = min(loose, key=lambda x: x[0]), max(loose, key=lambda x: x[0])
-    return (f"Bounds of the M chain in reflect are {near(lo)} times the error ({esc(chain_title(lc))}, {words(lf)}, {plural(ln, 'chunk')}) to {near(hi)} times "
-            f"({esc(chain_title(hc))}, {words(hf)}, {plural(hn, 'chunk')}).")
+    return H("Bounds of the M chain in reflect are {} times the error ({}, {}, {}) to {} times ({}, {}, {}).", near(lo), chain_title(lc), words(lf), plural(ln, "chunk"), near(hi), chain_title(hc), words(hf),
+             plural(hn, "chunk"))
 
 
 def unjudged_sentences(rec):
     out = []
     for verdict in ("skipped", "unjudged"):
         runs = Counter(r.get("why") or "no reason recorded" for r in rec.runs if r["verdict"] == verdict and not r["tensors"])
-        out += [f"{plural(n, 'run')} {verdict}: {esc(why)}." for why, n in runs.most_common(4)]
+        out += [H("{} {}: {}.", plural(n, "run"), verdict, why) for why, n in runs.most_common(4)]
         out += more_reasons(runs, 4)
         loose, other = defaultdict(list), Counter()
         for t in (t for r in rec.runs for t in r["tensors"] if t["verdict"] == verdict):
@@ -388,16 +388,16 @@ def unjudged_sentences(rec):
                 loose[t["name"]].append(t["bound"])
             else:
                 other[t["name"], t.get("why") or "no reason recorded"] += 1
-        out += [f"{esc(n)} {verdict} in {plural(len(b), 'run')}: within its bound, but the bound is {near(min(b))} to {near(max(b))} times the tensor itself and proves nothing."
+        out += [H("{} {} in {}: within its bound, but the bound is {} to {} times the tensor itself and proves nothing.", n, verdict, plural(len(b), "run"), near(min(b)), near(max(b)))
                 for n, b in sorted(loose.items(), key=lambda x: -len(x[1]))]
-        out += [f"{esc(name)} {verdict} in {plural(n, 'run')}: {esc(why)}." for (name, why), n in other.most_common(6)]
+        out += [H("{} {} in {}: {}.", name, verdict, plural(n, "run"), why) for (name, why), n in other.most_common(6)]
         out += more_reasons(other, 6)
     return out
 
 
 def more_reasons(counter, shown):
     rest = len(counter) - shown
-    return [f"{plural(rest, 'further reason')}: see the details of the cases."] if rest > 0 else []
+    return [H("{}: see the details of the cases.", plural(rest, "further reason"))] if rest > 0 else []
 
 
 # ---- table of the chain formats on one head ----------------------------------------------------------------------------------------------

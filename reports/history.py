@@ -5,13 +5,15 @@ A RECORD is a results.json, or a folder in which every results.json below is tak
 their commits. A series is one tensor of one run (its ID); a panel shows the runs of a tensor that moved most, as error over its first value. The
 table below the panels has every series that moved. Reads records only. Exit status 0, or 2 when fewer than two records can be read.
 """
-import html
 import io
 import math
 import os
 import sys
 
-import record
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # where this program's own modules are; -I leaves that out
+
+import files                                                     # noqa: E402
+import record                                                    # noqa: E402
 
 PANELS, LINES = 24, 6            # tensors shown, runs in one panel
 
@@ -45,6 +47,7 @@ def moved(values):
 
 
 def draw(panels, labels):
+    from markup import data_uri
     from style import inch_grid, look, plain_ticks, plt
     cols = 3
     fig, axs = inch_grid(math.ceil(len(panels) / cols), cols, 1.25, hgap=0.75, wgap=0.55, bottom=0.75)
@@ -69,7 +72,7 @@ def draw(panels, labels):
     fig.savefig(svg, format="svg", metadata={"Date": None})
     plt.close(fig)
     text = svg.getvalue()
-    return text[text.index("<svg"):]
+    return data_uri(text[text.index("<svg"):].replace("xlink:href", "href"))
 
 
 def page(records, all_series):
@@ -81,22 +84,21 @@ def page(records, all_series):
             continue
         if len(panels.setdefault(name, [])) < LINES:
             panels[name].append((run_id, values))
-    rows = "".join(f"<tr><td>{html.escape(n)}</td><td>{html.escape(i)}</td>" + "".join(f"<td>{'–' if v is None else format(v, '.3g')}</td>" for v in vs) + "</tr>" for (n, i), vs in order)
-    head = "".join(f"<th>{html.escape(x)}</th>" for x in labels)
-    table = f"<table><tr><th>tensor</th><th>run</th>{head}</tr>{rows}</table>" if rows else "<p>No error moved between these records.</p>"
-    return ("<!doctype html><meta charset=utf-8><title>deltaproof: history</title><style>body{font:14px sans-serif;max-width:75em;margin:2em auto;padding:0 1em}"
-            "td,th{padding:1px 8px;text-align:left;font-size:12px}svg{max-width:100%;height:auto}</style>"
-            f"<h1>Errors over {len(records)} records</h1><p>{html.escape(labels[0])} to {html.escape(labels[-1])}: {len(order)} of {len(all_series)} errors moved. One panel a tensor, its "
-            f"{LINES} runs that moved most, as error over its first value; colours and markers are those of the chain formats in every report.</p>"
-            f"{draw(list(panels.items()), labels) if panels else ''}{table}")
+    from markup import policy, render
+    style = "body{font:14px sans-serif;max-width:75em;margin:2em auto;padding:0 1em}td,th{padding:1px 8px;text-align:left;font-size:12px}img{max-width:100%;height:auto}"
+    rows = [(name, run_id, ["–" if v is None else format(v, ".3g") for v in vs]) for (name, run_id), vs in order]
+    return str(render("history.html", css=style, policy=policy(style), labels=labels, rows=rows, of=len(all_series), lines=LINES, image=draw(list(panels.items()), labels) if panels else None))
 
 
 def main(argv):
-    if len(argv) < 3:
+    args = argv[2:] if argv[1:2] == ["--"] else argv[1:]
+    if len(args) < 2:
         print(__doc__.strip(), file=sys.stderr)
         return 2
+    out, paths = os.path.abspath(args[0]), [os.path.abspath(p) for p in args[1:]]
+    os.chdir(os.path.dirname(os.path.abspath(__file__)))         # matplotlib reads a matplotlibrc of the present folder
     records = []
-    for path in find(argv[2:]):
+    for path in find(paths):
         try:
             records.append(record.load(path))
         except record.Malformed as e:
@@ -106,15 +108,19 @@ def main(argv):
         print(f"history: {len(records)} record(s) can be read, two are needed", file=sys.stderr)
         return 2
     try:
-        with open(argv[1] + ".part", "w", encoding="utf-8") as f:
-            f.write(page(records, series(records)))
-        os.replace(argv[1] + ".part", argv[1])
+        files.write(out, page(records, series(records)).encode())
     except OSError as e:
-        print(f"history: {argv[1]}: {e.strerror}", file=sys.stderr)
+        print(f"history: {out}: {e.strerror}", file=sys.stderr)
         return 2
-    print(f"{argv[1]}: {len(records)} records")
+    except ImportError as e:
+        print(f"history: {sys.executable} has no {e.name}: `make setup` finds or makes a Python that has it (or set DP_PYTHON)", file=sys.stderr)
+        return 2
+    print(f"{args[0]}: {len(records)} records")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    try:
+        sys.exit(main(sys.argv))
+    except KeyboardInterrupt:
+        sys.exit(130)

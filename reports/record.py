@@ -3,16 +3,23 @@
     load(path) -> Record      raises Malformed, whose text names file and field
 
 Guarantees to the rest of the report: every number is a float or an int ("nan", "inf", "-inf" are already floats), a list has the
-right kind of entries or None in them, an absent optional field is absent or None. Fields that the tables below do not name are kept
+right kind of entries or None in them, an absent optional field is absent, also where the file says null. Fields that the tables below do not name are kept
 and ignored, so that a later writer does not break this reader.
 """
 import json
 import math
+import re
+
+import files
 
 SCHEMA, SCHEMA_VERSION = "deltaproof-record", 1
 VERDICTS = ("pass", "fail", "skipped", "unjudged")
 OVERALL = ("pass", "fail", "error")
 SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+MOST = 2 ** 53                   # of integers: what a double holds exactly
+RANKS = 4096
+# What ref/text.h calls no text: control characters, halves of surrogate pairs, U+FFFE and U+FFFF.
+NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 class Malformed(Exception):
@@ -25,32 +32,47 @@ class Reject(Exception):
 
 
 def _show(x):
-    s = json.dumps(x) if not isinstance(x, float) or math.isfinite(x) else str(x)
+    try:
+        s = json.dumps(x) if not isinstance(x, float) or math.isfinite(x) else str(x)
+    except ValueError:                                           # an integer of thousands of digits
+        s = "a number of thousands of digits"
     return s if len(s) <= 60 else s[:57] + "..."
 
 
 # A checker takes (value, field name) and returns the value to keep.
-def _number(x, f):
+def number(x, f):
     if isinstance(x, str) and x in SPECIAL:
         return SPECIAL[x]
     if isinstance(x, bool) or not isinstance(x, (int, float)):
         raise Reject(f, f'expected a number, "nan", "inf" or "-inf", found {_show(x)}')
+    if not abs(x) <= 1.7976931348623157e308:
+        raise Reject(f, f"{_show(x)} is more than a double holds")
     return float(x)
 
 
-def _count(x, f):
-    if isinstance(x, bool) or not isinstance(x, int) or x < 0:
-        raise Reject(f, f"expected an integer >= 0, found {_show(x)}")
-    return x
+def integer_from(least, most):
+    def run(x, f):
+        if isinstance(x, bool) or not isinstance(x, int) or x < least:
+            raise Reject(f, f"expected an integer >= {least}, found {_show(x)}" if least > -MOST else f"expected an integer, found {_show(x)}")
+        if x > most:
+            raise Reject(f, f"expected an integer up to {most}, found {_show(x)}")
+        return x
+    return run
 
 
-def _text(x, f):
+count, positive, integer, rank_count = integer_from(0, MOST), integer_from(1, MOST), integer_from(-MOST, MOST), integer_from(0, RANKS)
+
+
+def text(x, f):
     if not isinstance(x, str):
         raise Reject(f, f"expected a string, found {_show(x)}")
+    bad = NO_TEXT.search(x)
+    if bad:
+        raise Reject(f, f"has the character U+{ord(bad[0]):04X}, which is no text")
     return x
 
 
-def _bool(x, f):
+def boolean(x, f):
     if not isinstance(x, bool):
         raise Reject(f, f"expected true or false, found {_show(x)}")
     return x
@@ -68,21 +90,17 @@ def _overall(x, f):
     return x
 
 
-def _integer(x, f):
-    if isinstance(x, bool) or not isinstance(x, int):
-        raise Reject(f, f"expected an integer, found {_show(x)}")
-    return x
-
-
-def _list(check, hole=False):
+def list_of(check, hole=False, most=None):
     def run(x, f):
         if not isinstance(x, list):
             raise Reject(f, f"expected a list, found {_show(x)}")
+        if most and len(x) > most:
+            raise Reject(f, f"expected at most {most} entries, found {len(x)}")
         return [None if hole and v is None else check(v, f"{f}[{i}]") for i, v in enumerate(x)]
     return run
 
 
-def _object(fields, required=()):
+def object_of(fields, required=()):
     def run(x, f):
         if not isinstance(x, dict):
             raise Reject(f or "record", f"expected an object, found {_show(x)}")
@@ -90,7 +108,7 @@ def _object(fields, required=()):
         for k in required:
             if x.get(k) is None:
                 raise Reject(dot + k, "missing")
-        return {k: fields[k](v, dot + k) if k in fields and v is not None else v for k, v in x.items()}
+        return {k: fields[k](v, dot + k) if k in fields else v for k, v in x.items() if v is not None}     # null is absent
     return run
 
 
@@ -98,38 +116,61 @@ def _texts(x, f):
     """policy: names to names."""
     if not isinstance(x, dict):
         raise Reject(f, f"expected an object, found {_show(x)}")
-    return {k: _text(v, f"{f}.{k}") for k, v in x.items() if v is not None}
+    return {text(k, f): text(v, f"{f}.{k}") for k, v in x.items() if v is not None}
 
 
-_numbers = _list(_number, hole=True)
-_worst = _object({"rank": _integer, "sequence": _integer, "token": _integer, "head": _integer, "index": _integer, "got": _text, "want": _text, "rel": _number})
-_failed = _object({"rank": _integer, "sequence": _integer, "token": _integer, "head": _integer, "index": _integer, "got": _text, "want": _text, "error": _number,
-                   "bound": _number, "size": _number, "scale": _number, "times": _number, "marginal": _bool})
-_windows = _object({"size": _count, "rel": _numbers}, ("size", "rel"))
-_level = _object({"ratio": _number, "median": _number, "limit": _number, "units": _count, "freedom": _number, "draw": _number}, ("limit",))
+_numbers = list_of(number, hole=True)
+_of_ranks = list_of(number, hole=True, most=RANKS)
+_worst = object_of({"rank": integer, "sequence": integer, "token": integer, "head": integer, "index": integer, "got": text, "want": text, "rel": number})
+_failed = object_of({"rank": integer, "sequence": integer, "token": integer, "head": integer, "index": integer, "got": text, "want": text, "error": number,
+                     "bound": number, "size": number, "scale": number, "times": number, "marginal": boolean})
+_windows = object_of({"size": positive, "rel": _numbers}, ("size", "rel"))
+_level = object_of({"ratio": number, "median": number, "limit": number, "units": count, "freedom": number, "draw": number}, ("limit",))
 LEVELS = ("row", "window", "rank", "tensor", "every", "sum", "factor", "offset", "truncation")
-_expected = _object({"rel": _number, "excess": _number, "level": _text} | {x: _level for x in LEVELS}, ("excess", "level"))
-_tensor = _object({
-    "name": _text, "rel_fro": _number, "per_rank": _numbers, "per_head": _list(_numbers, hole=True), "worst_token": _worst, "failed": _failed, "windows": _windows,
-    "bound": _number, "ratio": _number, "per_rank_ratio": _numbers, "expected": _expected, "tier": _text, "verdict": _verdict, "why": _text}, ("name", "verdict"))
-_chain = _object({"rank": _count, "chunks": _count, "rel": _number, "effect": _number, "bound": _number, "abs": _number, "norm": _number},
+_levels = object_of({"rel": number, "excess": number, "level": text} | {x: _level for x in LEVELS}, ("excess", "level"))
+
+
+def _expected(x, f):
+    """level: the name of one of the levels that are there."""
+    e = _levels(x, f)
+    if not isinstance(e.get(e["level"]), dict):
+        raise Reject(f + ".level", f"expected the name of a level, found {_show(e['level'])}")
+    return e
+
+
+_fields = object_of({
+    "name": text, "rel_fro": number, "per_rank": _of_ranks, "per_head": list_of(_numbers, hole=True), "worst_token": _worst, "failed": _failed, "windows": _windows,
+    "bound": number, "ratio": number, "per_rank_ratio": _of_ranks, "expected": _expected, "tier": text, "verdict": _verdict, "why": text}, ("name", "verdict"))
+
+
+def _tensor(x, f):
+    """What decided must be there."""
+    t = _fields(x, f)
+    if t.get("tier") == "expected" and not t.get("expected"):
+        raise Reject(f + ".expected", "missing, but tier is expected")
+    if t.get("ratio") is not None and t.get("bound") is None:
+        raise Reject(f + ".bound", "missing, but there is a ratio")
+    return t
+
+
+_chain = object_of({"rank": rank_count, "chunks": count, "rel": number, "effect": number, "bound": number, "abs": number, "norm": number},
                  ("chunks",))
-_bits = _object({"store": _number, "operand": _number, "accumulate": _number, "truncated": _number, "model": _text, "effective": _number, "slope": _number, "biased": _bool,
-                 "like": _text, "wrong": _bool, "says": _text}, ("model", "effective"))
-_condition = _object({"condition": _number, "inverse": _number, "entry": _number, "rank": _count, "head": _count, "token": _count, "ill": _bool}, ("condition",))
-_audit = _object({"columns": _count, "tokens": _count, "seed": _text, "worst": _number}, ("columns", "worst"))
-_truth = _object({"kind": _text, "bits": _count, "radius": _number, "cached": _bool, "device": _text, "audit": _audit}, ("kind",))
-_run = _object({
-    "id": _text, "case": _text, "op": _text, "ranks": _count, "backend": _text, "policy": _texts, "truth": _truth, "tensors": _list(_tensor),
-    "chain": _list(_chain), "slope": _number, "bits": _bits, "condition": _condition, "verdict": _verdict, "why": _text, "seconds": _number}, ("id", "case", "op", "verdict"))
-_case = _object({
-    "name": _text, "op": _text, "reason": _text, "source": _text, "T": _count, "H": _count, "HV": _count, "K": _count, "V": _count, "R": _count,
-    "Nseq": _count, "regime": _text, "data": _text, "warnings": _list(_text)}, ("name", "op"))
-_program = _object({"version": _text, "commit": _text, "compiler": _text, "blas": _text, "mpfr": _text, "cores": _count, "command": _text})
-_totals = _object({v: _count for v in VERDICTS}, VERDICTS)
-_record = _object({
-    "schema": _text, "program": _program, "created": _text, "seconds": _number, "totals": _totals, "errors": _count, "verdict": _overall, "cases": _list(_case),
-    "runs": _list(_run)}, ("schema", "schema_version", "totals", "verdict", "cases", "runs"))
+_bits = object_of({"store": number, "operand": number, "accumulate": number, "truncated": number, "model": text, "effective": number, "slope": number, "biased": boolean,
+                 "like": text, "wrong": boolean, "says": text}, ("model", "effective"))
+_condition = object_of({"condition": number, "inverse": number, "entry": number, "rank": rank_count, "head": count, "token": count, "ill": boolean}, ("condition",))
+_audit = object_of({"columns": count, "tokens": count, "seed": text, "worst": number}, ("columns", "worst"))
+_truth = object_of({"kind": text, "bits": count, "radius": number, "cached": boolean, "device": text, "audit": _audit}, ("kind",))
+_run = object_of({
+    "id": text, "case": text, "op": text, "ranks": rank_count, "backend": text, "policy": _texts, "truth": _truth, "tensors": list_of(_tensor),
+    "chain": list_of(_chain), "slope": number, "bits": _bits, "condition": _condition, "verdict": _verdict, "why": text, "seconds": number}, ("id", "case", "op", "verdict"))
+_case = object_of({
+    "name": text, "op": text, "reason": text, "source": text, "T": count, "H": count, "HV": count, "K": count, "V": count, "R": count,
+    "Nseq": count, "regime": text, "data": text, "warnings": list_of(text)}, ("name", "op"))
+_program = object_of({"version": text, "commit": text, "compiler": text, "blas": text, "mpfr": text, "cores": count, "device": text, "command": text})
+_totals = object_of({v: count for v in VERDICTS}, VERDICTS)
+_record = object_of({
+    "schema": text, "program": _program, "created": text, "seconds": number, "totals": _totals, "errors": count, "verdict": _overall, "cases": list_of(_case),
+    "runs": list_of(_run)}, ("schema", "schema_version", "totals", "verdict", "cases", "runs"))
 
 
 class Record:
@@ -143,8 +184,10 @@ class Record:
             r["n"], r["ranks"] = n, r.get("ranks") or 1
             for k, empty in (("policy", {}), ("truth", {}), ("tensors", []), ("chain", [])):
                 r[k] = r.get(k) or empty
-            for p in r["chain"]:
-                p.setdefault("rel", None)
+            for x in r["chain"]:
+                x.setdefault("rel", None)
+            for x in r["tensors"]:
+                x.setdefault("rel_fro", None)
             self.cases.setdefault(r["case"], {"name": r["case"], "op": r["op"]})
 
     def of(self, case, **want):
@@ -164,14 +207,28 @@ def _refuse_constant(name):
     raise ValueError(f'{name} is not JSON; non-finite numbers are the strings "nan", "inf", "-inf"')
 
 
-def load(path):
+def _refuse_twice(pairs):
+    d = dict(pairs)
+    if len(d) != len(pairs):
+        raise ValueError("an object has a name twice")
+    return d
+
+
+def load_json(path):
     try:
-        with open(path, encoding="utf-8") as f:
-            d = json.load(f, parse_constant=_refuse_constant)
+        return json.loads(files.read(path).decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_refuse_twice)
     except OSError as e:
         raise Malformed(f"{path}: {e.strerror}")
-    except (ValueError, RecursionError) as e:
+    except (ValueError, RecursionError, MemoryError) as e:
         raise Malformed(f"{path}: not JSON: {e}")
+
+
+def load(path):
+    return checked(load_json(path), path)
+
+
+def checked(d, path):
+    """The record in d, which was read from path."""
     try:
         if not isinstance(d, dict) or d.get("schema") != SCHEMA:
             raise Reject("schema", f'expected "{SCHEMA}", found {_show(d.get("schema") if isinstance(d, dict) else d)}')

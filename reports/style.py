@@ -1,20 +1,24 @@
 """How figures look: Okabe-Ito colours, one marker and dash per format (so that grey prints and colour-blind readers lose nothing), labels at
 line ends instead of legends where lines end apart."""
+import math
+
 import matplotlib
 
+matplotlib.rcdefaults()                                                # a matplotlibrc of the present folder or of the user does not change a report, nor run TeX
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt                                   # noqa: E402
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator  # noqa: E402
 
 WIDTH = 7.1                                                            # inches: A4 less 15 mm on either side
 INK, GREY = "#1a1a1a", "#666666"
+# text.parse_math: names of cases and tensors are no formulas; the two axis labels that are say so.
 plt.rcParams.update({
     "font.family": "DejaVu Sans", "font.size": 8, "axes.labelsize": 8, "axes.titlesize": 8.5, "axes.titleweight": "bold",
     "axes.titlelocation": "left", "axes.titlepad": 5, "xtick.labelsize": 7.5, "ytick.labelsize": 7.5, "legend.fontsize": 7.5, "axes.linewidth": 0.6,
     "axes.edgecolor": GREY, "axes.labelcolor": INK, "xtick.color": GREY, "ytick.color": GREY, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
     "xtick.major.width": 0.6, "ytick.major.width": 0.6, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "grid.color": "#e4e4e4", "grid.linewidth": 0.5, "axes.axisbelow": True, "lines.linewidth": 1.3, "lines.markersize": 4, "legend.frameon": False,
-    "mathtext.fontset": "dejavusans", "svg.hashsalt": "deltaproof", "pdf.fonttype": 42, "hatch.linewidth": 0.5, "figure.dpi": 100})
+    "text.parse_math": False, "mathtext.fontset": "dejavusans", "svg.hashsalt": "deltaproof", "pdf.fonttype": 42, "hatch.linewidth": 0.5, "figure.dpi": 100})
 
 #           colour     dash                     marker
 LOOK = {
@@ -52,8 +56,14 @@ def plain_ticks(axis, values, text="{:,.0f}"):
     axis.set_minor_formatter(NullFormatter())
 
 
+def power_of_ten(x):
+    """10⁻³, in characters: labels are no formulas here."""
+    return "10" + f"{round(math.log10(x))}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
 def decades(axis, most=7):
     axis.set_major_locator(LogLocator(base=10, numticks=most))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: power_of_ten(x)))
     axis.set_minor_locator(NullLocator())
 
 

@@ -1,41 +1,107 @@
-/* libFuzzer target: any text is either refused with a message that names the file, or a case whose settings are consistent; small ones
- * without a data file are generated too. */
+/* harness/fuzz/fuzz_case.c - libFuzzer target: case files with the tensors that they name.
+ *
+ * Bytes up to the first NUL are a case file, what follows is the file d.safetensors beside it. Any
+ * text is either refused with a message that names a file, or a case whose settings are consistent;
+ * small ones are loaded or generated too. */
+#define _GNU_SOURCE
 #include "../case.h"
+#include "mutate.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-static void must(int ok, const char *what) {
-    if (ok) return;
-    fprintf(stderr, "%s\n", what);
-    abort();
+#define DATA "d.safetensors"
+
+/* A folder of this process, in memory where there is such a thing. */
+static const char *folder(void) {
+    static char path[64];
+    if (*path) return path;
+    const char *dir = access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm";
+    snprintf(path, sizeof path, "%s/fuzz-%ld", dir, (long)getpid());
+    mkdir(path, 0700);
+    return path;
 }
 
-static void check_refusal(const dp_err *e) { must(e->code != DP_OK && !strncmp(e->msg, "fuzz.case", 9), e->msg); }
+static void write_data(const uint8_t *bytes, size_t size) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", folder(), DATA);
+    FILE *f = fopen(path, "wb");
+    must(f && fwrite(bytes, 1, size, f) == size && !fclose(f), "cannot be written", path);
+}
+
+static void check_refusal(const dp_err *e) {
+    const char *dir = folder();
+    must(e->code == DP_EIO || e->code == DP_EINPUT, "refused without a code", e->msg);
+    must(e->code == DP_EIO || !strncmp(e->msg, dir, strlen(dir)), "refused without a file", e->msg);
+}
 
 static int small(const dp_case *c) {
-    if (c->data || c->op == DP_OP_CHAIN) return 0;
-    if (c->op == DP_OP_CONV) return c->conv.T * c->conv.D < 1 << 14;
-    return (c->p.T * c->p.R + (int64_t)c->p.Nseq * c->p.K) * c->p.HV * (c->p.K + c->p.V) < 1 << 14;
+    if (c->op == DP_OP_CHAIN) return 0;
+    if (c->data) return 1;       /* the tensors are those of a small file */
+    if (c->op == DP_OP_CONV) return c->conv.T * c->conv.D < 1 << 11;
+    const int64_t state = (c->p.T * c->p.R + (int64_t)c->p.Nseq * c->p.K) * c->p.HV;
+    const int64_t n = state * (c->p.K + c->p.V);
+    return n < (c->op == DP_OP_STEP ? 256 : 1 << 11); /* MPFR computes the convolutions of a step */
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
+    const uint8_t *nul = memchr(bytes, 0, size);
+    const size_t n = nul ? (size_t)(nul - bytes) : size;
+    char path[128];
     dp_case c;
     dp_err e = {0};
-    if (dp_case_parse((const char *)bytes, size, "fuzz.case", 0, &c, &e)) {
+    snprintf(path, sizeof path, "%s/fuzz.case", folder());
+    if (dp_case_parse((const char *)bytes, n, path, 0, &c, &e)) {
         check_refusal(&e);
         return 0;
     }
-    must(c.reason && c.source && c.nranks >= 1 && c.nranks <= 16 && c.nbase >= 1 && c.nchain >= 1 && c.nmerge >= 1, "incomplete settings");
-    const int generate = small(&c);
+    const int lists = c.nranks >= 1 && c.nranks <= 16 && c.nbase >= 1 && c.nchain >= 1;
+    must(c.reason && c.source && lists && c.nmerge >= 1, "incomplete settings", path);
+    const int load = small(&c), has_data = memmem(bytes, n, DATA, sizeof DATA - 1) != NULL;
     dp_case_free(&c);
-    if (!generate) return 0;
-    if (dp_case_parse((const char *)bytes, size, "fuzz.case", 1, &c, &e)) {
+    if (!load) return 0;
+    if (has_data) write_data(nul ? nul + 1 : bytes, nul ? size - n - 1 : 0);
+    if (dp_case_parse((const char *)bytes, n, path, 1, &c, &e)) {
         check_refusal(&e);
         return 0;
     }
-    if (c.op == DP_OP_RECURRENCE) must(!dp_problem_check(&c.p, c.allow_nonfinite, &e), e.msg);
+    if (c.op == DP_OP_RECURRENCE || c.op == DP_OP_STEP)
+        must(!dp_problem_check(&c.p, c.allow_nonfinite, &e), "inconsistent problem", e.msg);
     dp_case_free(&c);
     return 0;
+}
+
+static const char *const NAMES[] = {"q", "k", "v", "g", "beta", "A_log", "dt_bias", "s0", "initial_state", "do", "dstate", "dht", "x", "w", "weight", "bias", "dy", "y", "o", "cu_seqlens", NULL};
+static const char *const TEXTS[] = {"BF16", "F16", "F32", "F64", "I32", "I64", "", "log", NULL};
+
+/* The part behind the NUL. 0: unchanged. */
+static size_t mutate_data(uint8_t *data, size_t first, size_t size, size_t most, rng *r) {
+    static const words w = {NAMES, TEXTS};
+    uint8_t *buffer = malloc(most + 1);
+    memcpy(buffer, data + first + 1, size - first - 1);
+    size_t n = mutate_safetensors(buffer, size - first - 1, most - first - 1, r, &w);
+    if (!n) n = LLVMFuzzerMutate(buffer, size - first - 1, most - first - 1);
+    memcpy(data + first + 1, buffer, n);
+    free(buffer);
+    return first + 1 + n;
+}
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed) {
+    rng r = rng_new(seed);
+    const uint8_t *nul = memchr(data, 0, size);
+    const size_t first = nul ? (size_t)(nul - data) : size, rest = size - first;
+    if (!below(&r, 4)) return LLVMFuzzerMutate(data, size, most);
+    if (nul && below(&r, 2)) return mutate_data(data, first, size, most, &r);
+    uint8_t *text = malloc(most + 1);
+    memcpy(text, data, first);
+    const size_t n = mutate_case(text, first, most - rest, &r);
+    if (n) {
+        memmove(data + n, data + first, rest);
+        memcpy(data, text, n);
+    }
+    free(text);
+    return n ? n + rest : LLVMFuzzerMutate(data, size, most);
 }

@@ -79,7 +79,7 @@ DP_TEST(case, refuses_wrong_types_and_ranges) {
     REFUSE(HEAD "op = kda\nT = 12x\nK = 4\n", "x.case:4: T = 12x", "not an integer");
     REFUSE(HEAD "op = kda\nT = 12.0\nK = 4\n", "x.case:4: T = 12.0", "not an integer");
     REFUSE(HEAD "op = kda\nT = 0\nK = 4\n", "x.case:4: T = 0", "out of range", "1 to 16777216");
-    REFUSE(HEAD "op = kda\nT = 99999999999999999999\nK = 4\n", "x.case:4: T = 9999", "not an integer");
+    REFUSE(HEAD "op = kda\nT = 99999999999999999999\nK = 4\n", "x.case:4: T = 9999", "out of range");
     REFUSE(HEAD "op = kda\nT = -4\nK = 4\n", "x.case:4: T = -4", "out of range");
     REFUSE(HEAD "op = kka\nT = 4\nK = 4\n", "x.case:3: op = kka", "not one of", "gdn|kda|mkda");
     REFUSE(HEAD "op = gdn|kda\nT = 4\nK = 4\n", "x.case:3: op = gdn|kda", "not one of");

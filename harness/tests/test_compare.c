@@ -115,7 +115,7 @@ DP_TEST(compare, what_cannot_be_compared_exits_2_and_says_why) {
 DP_TEST(compare, history_draws_what_moved_over_the_records_of_a_folder) {
     const char *py = getenv("DP_PYTHON");
     char cmd[6000], html[600];
-    snprintf(cmd, sizeof cmd, "%s -c 'import matplotlib, numpy'", py && *py ? py : "python3");
+    snprintf(cmd, sizeof cmd, "%s -I -c 'import matplotlib, numpy, jinja2'", py && *py ? py : "python3");
     if (gt_run(cmd, out, sizeof out)) SKIP("no matplotlib: %s", out);
     json_t *a = fresh(), *b = fresh();
     json_object_set_new(b, "created", json_string("2099-01-01T00:00:00Z")), json_object_set_new(json_object_get(b, "program"), "commit", json_string("feedbeef"));

@@ -66,6 +66,6 @@ DP_TEST(setup, is_quiet_and_quick_when_nothing_is_missing) {
     snprintf(cmd, sizeof cmd, "DP_PYTHON=\"${DP_PYTHON:-}\" scripts/setup '%s/ready'", gt_tmpdir());
     REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
     CHECK(!strncmp(out, "setup: nvcc: ", 13) && strchr(out, '\n') == out + strlen(out) - 1, "more than one line: %s", out);
-    snprintf(cmd, sizeof cmd, "\"$(cat '%s/ready/python')\" -c 'import matplotlib, numpy'", gt_tmpdir());
+    snprintf(cmd, sizeof cmd, "\"$(cat '%s/ready/python')\" -I -c 'import matplotlib, numpy, jinja2'", gt_tmpdir());
     CHECK(gt_run(cmd, out, sizeof out) == 0, "%s", out);
 }

@@ -38,7 +38,7 @@ static int run(int line, const char *bad, double limit_s, trial *t) {
 static int try(int line, const char *lib, const char *text, const char *bad, double limit_s, trial *t) {
     dp_err e = {0};
     memset(t, 0, sizeof *t);
-    if (dp_subject_open(lib, &t->s, &e)) return gt_fail(__FILE__, line, lib, "%s", e.msg), 0;
+    if (dp_subject_open(lib, 0, 0, &t->s, &e)) return gt_fail(__FILE__, line, lib, "%s", e.msg), 0;
     return gt_parse_case(text, &t->c) && run(line, bad, limit_s, t);
 }
 #define TRY(...) if (!try(__LINE__, __VA_ARGS__)) return
@@ -67,7 +67,7 @@ DP_TEST(subject, a_step_recurrence_in_fp32_is_right) {
     for (int i = 0; i < 3; i++) {
         trial t = {0};
         dp_err e = {0};
-        REQUIRE(!dp_subject_open(lib, &t.s, &e) && gt_open_case(names[i], &t.c), "%s", e.msg);
+        REQUIRE(!dp_subject_open(lib, 0, 0, &t.s, &e) && gt_open_case(names[i], &t.c), "%s", e.msg);
         t.c.backward = 0;
         if (!run(__LINE__, "", 20, &t)) return;
         CHECK(t.runs.n == 1 && t.runs.run[0].verdict == DP_PASS, "%s: %s", names[i], t.runs.n ? t.runs.run[0].why : "no run");
@@ -129,14 +129,14 @@ DP_TEST(subject, libraries_that_are_none_are_refused) {
     for (size_t i = 0; i < sizeof what / sizeof *what; i++) {
         dp_err e = {0};
         setenv("BAD", what[i].bad, 1);
-        CHECK(dp_subject_open(lib, &s, &e) == DP_EINPUT && strstr(e.msg, what[i].says), "%s: %s", what[i].bad, e.msg);
+        CHECK(dp_subject_open(lib, 0, 0, &s, &e) == DP_EINPUT && strstr(e.msg, what[i].says), "%s: %s", what[i].bad, e.msg);
         unsetenv("BAD");
     }
     dp_err a = {0}, b = {0};
-    CHECK(dp_subject_open("/nowhere/x.so", &s, &a) == DP_EINPUT && strstr(a.msg, "/nowhere/x.so: No such file"), "%s", a.msg);
+    CHECK(dp_subject_open("/nowhere/x.so", 0, 0, &s, &a) == DP_EINPUT && strstr(a.msg, "/nowhere/x.so: No such file"), "%s", a.msg);
     char path[600];
     snprintf(path, sizeof path, "%s/smoke-kda.case", gt_cases());
-    CHECK(dp_subject_open(path, &s, &b) == DP_EINPUT && strstr(b.msg, "cannot be loaded"), "%s", b.msg);
+    CHECK(dp_subject_open(path, 0, 0, &s, &b) == DP_EINPUT && strstr(b.msg, "cannot be loaded"), "%s", b.msg);
 }
 
 DP_TEST(subject, the_program_runs_a_library_and_keeps_its_words_out_of_the_record) {

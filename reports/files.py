@@ -1,0 +1,50 @@
+"""Files as this program reads and writes them; the same rules as ref/input.h and ref/output.h.
+
+    read(path) -> bytes        a regular file of at most MOST bytes; nothing that could be waited on
+    write(path, bytes)         whole or not at all: under a new name in the same folder, synced, renamed; a link is replaced, never written through
+Both raise OSError with errno, strerror and filename.
+"""
+import errno
+import fcntl
+import os
+import stat
+import tempfile
+
+MOST = 4 << 30                   # bytes of one record; its Python objects take several times as much
+
+
+def fail(number, path, text=None):
+    raise OSError(number, text or os.strerror(number), path)
+
+
+def read(path, most=MOST):
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as f:
+        s = os.fstat(fd)
+        if not stat.S_ISREG(s.st_mode):
+            fail(errno.EINVAL, path, "not a regular file")
+        if s.st_size > most:
+            fail(errno.EFBIG, path, f"{s.st_size} bytes: at most {most} are read")
+        return f.read(s.st_size)
+
+
+def write(path, data):
+    fd, temp = tempfile.mkstemp(prefix=".deltaproof-", suffix=".tmp", dir=os.path.dirname(path) or ".")   # O_EXCL | O_NOFOLLOW
+    try:
+        with os.fdopen(fd, "wb") as f:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)       # nobody takes it for one that was left (ref/output.c)
+            os.fchmod(fd, 0o666 & ~umask())
+            f.write(data)
+            f.flush()
+            os.fsync(fd)
+            os.replace(temp, path)
+    except BaseException:
+        if os.path.lexists(temp):
+            os.unlink(temp)
+        raise
+
+
+def umask():
+    now = os.umask(0)
+    os.umask(now)
+    return now
