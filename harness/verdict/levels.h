@@ -1,5 +1,5 @@
 /* harness/verdict/levels.h - is an error more than its design makes of these inputs? The statistics
- * of the expected tier (ref/METHOD.md, Expected).
+ * of the expected tier (reports/verdicts.md: what they were measured to do).
  *
  * A tensor's error is looked at on several levels, so that a fault in one row, one window, one head
  * of one rank, or thinly everywhere is seen where it is plain:
@@ -13,13 +13,17 @@
  * Quadratic levels (row to tensor). Of a unit with error e, D draws d_k, size w and floor f (one
  * rounding of the result itself, and the truth's radius):
  *
- *   nu    degrees of freedom of |e|^2: 2 mean^2 / variance of the draws, pooled over units, less
- * the doubt of that estimate; a unit has fewer where its own draws differ more; a rank no more than
- * its windows together (Welch and Satterthwaite); never more than it has numbers d0    what the
- * tensor's mean error for a size tells of a unit's, in degrees of freedom, from how well it tells
- * the draws' (Smyth 2004, moderated variances); at most DP_PRIOR_MOST E^2   (D nu mean d_k^2 + d0
- * prior w^2) / (D nu + d0) + f^2 limit factor max(largest |d_k| / E from the other draws, sqrt F(p;
- * nu, D nu + d0)), p = DP_ALARM / units
+ *   nu     degrees of freedom of |e|^2: 2 mean^2 / variance of the draws, pooled over units, less the
+ *          doubt of that estimate; a unit has fewer where its own draws differ more; a rank no more
+ *          than its windows together (Welch and Satterthwaite); never more than it has numbers
+ *
+ *   d0     what the tensor's mean error for a size tells of a unit's, in degrees of freedom, from how
+ *          well it tells the draws' (Smyth 2004, moderated variances); at most DP_PRIOR_MOST
+ *
+ *   E^2    (D nu mean d_k^2 + d0 prior w^2) / (D nu + d0) + f^2
+ *
+ *   limit  factor max(largest |d_k| / E from the other draws, sqrt F(p; nu, D nu + d0)),
+ *          p = DP_ALARM / units
  *
  * Directions. m, s^2: mean and variance over draws of the summed component; s^2 pools the draws'
  * totals with DP_INDEPENDENT degrees of freedom of windows taken as independent, doubled:
