@@ -157,6 +157,10 @@ static int bounds_are_derived(const dp_design *design) {
 static int bounded(const dp_run *r) { return !r->undeclared && bounds_are_derived(&r->design); }
 
 static double arithmetic(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
+/* What a result held in a coarser format (u: its spacing at 1) adds to every error: the rms of one rounding. That is known, so nobody is allowed
+ * more of it than the pipeline that was drawn: limits grow with the allowance, this does not. */
+static double storing(const dp_run *run, double u) { return u / sqrt(12) * ALLOWANCE[DRAWN][0].factor / allowance_of(run).factor; }
+
 static double smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p-1022 : 0x1p-126); }
 
 static dp_judgement *judgement_of(const dp_run *run, const char *name) {
@@ -187,7 +191,7 @@ static void judge_fields(const split *sp, dp_result *result, const dp_budget *b,
         const dp_compare_in in = {.name = dp_result_fields[i].name, .N = sp->N, .heads = i == 2 || i == 3 ? p->H : p->HV, .rows = rows, .width = width, .got = got, .want = want->hi,
             .want_lo = want->lo, .rad = want->rad, .bound = b->row[i], .place = state ? place_state_row : head ? place_head_row : place_token_row, .ctx = &pl,
             .tokens = state || head ? 0 : p->T, .split = state ? p->K : 1, .draws = x && x->field[i].err2 ? &x->field[i] : NULL, .allowance = allowance_of(run), .bound_shown = !bounded(run),
-            .unit = dp_hypot(arithmetic(run->base), u ? u[i] / 2 : 0), .tiny = dp_hypot(smallest(run->base, p->K), tiny ? tiny[i] : 0)};
+            .unit = dp_hypot(arithmetic(run->base), u ? storing(run, u[i]) : 0), .tiny = dp_hypot(smallest(run->base, p->K), tiny ? tiny[i] : 0)};
         judge_one(sp, &in, run);
     }
     if (!run->exact) judge_sums(sp, result, run);
@@ -217,7 +221,7 @@ static void judge_rank_tensor(const split *sp, int all, const char *name, int wh
         dp_draws draws = {0};
         if (x && x->rank[which].err2) draws = dp_draws_of_rows(&x->rank[which], n, row);
         const dp_compare_in in = {.name = name, .N = sp->N, .heads = HV, .rows = n, .width = width, .got = g, .want = w, .rad = r, .bound = b, .place = place_rank_row, .ctx = place,
-            .split = sp->c->p.K, .draws = draws.err2 ? &draws : NULL, .allowance = allowance_of(run), .bound_shown = !bounded(run), .unit = dp_hypot(arithmetic(run->base), u / 2), .tiny = dp_hypot(smallest(run->base, sp->c->p.K), tiny)};
+            .split = sp->c->p.K, .draws = draws.err2 ? &draws : NULL, .allowance = allowance_of(run), .bound_shown = !bounded(run), .unit = dp_hypot(arithmetic(run->base), storing(run, u)), .tiny = dp_hypot(smallest(run->base, sp->c->p.K), tiny)};
         judge_one(sp, &in, run);
         dp_draws_free(&draws);
         free(row);
@@ -536,7 +540,7 @@ static void judge_stage(split *sp, dp_base base, const stage_errors *errors, int
     /* the simulated ranks form Akk in base bf16 alone: elsewhere its draws would be those of an inverse in fp64 */
     const dp_expected *x = stage == DP_AKK && base != DP_BASE_BF16 ? NULL : expected_of(sp, run);
     const dp_tap_in in = {.stage = stage, .got = got, .bound = bound, .rad = errors->rad[stage], .bound_shown = !bounded(run), .draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL,
-                          .allowance = allowance_of(run), .unit = dp_hypot(arithmetic(base), u / 2), .tiny = dp_hypot(smallest(base, sp->c->p.K), tiny)};
+                          .allowance = allowance_of(run), .unit = dp_hypot(arithmetic(base), storing(run, u)), .tiny = dp_hypot(smallest(base, sp->c->p.K), tiny)};
     dp_tap_judge(sp->ref, &in, &run->tensor[run->ntensor++]);
     free(want);
 }
