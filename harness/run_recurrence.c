@@ -539,7 +539,7 @@ static void judge_stage(split *sp, dp_base base, const stage_errors *errors, int
     for (int64_t i = 0; want && i < rows; i++) bound[i] += u * (dp_norm_fro(width, want + i * width) + bound[i]) + sqrt((double)width) * tiny;
     /* the simulated ranks form Akk in base bf16 alone: elsewhere its draws would be those of an inverse in fp64 */
     const dp_expected *x = stage == DP_AKK && base != DP_BASE_BF16 ? NULL : expected_of(sp, run);
-    const dp_tap_in in = {.stage = stage, .got = got, .bound = bound, .rad = errors->rad[stage], .bound_shown = !bounded(run), .draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL,
+    const dp_tap_in in = {.stage = stage, .got = got, .bound = bound, .rad = errors->rad[stage], .bound_shown = x && !bounded(run), .draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL,
                           .allowance = allowance_of(run), .unit = dp_hypot(arithmetic(base), storing(run, u)), .tiny = dp_hypot(smallest(base, sp->c->p.K), tiny)};
     dp_tap_judge(sp->ref, &in, &run->tensor[run->ntensor++]);
     free(want);
