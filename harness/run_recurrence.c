@@ -783,8 +783,8 @@ static dp_format lapack_chain(const dp_case *c, const dp_run_options *o) {
     return (dp_format)widest;
 }
 
-/* What all simulated ranks of a case and the backend lapack are held against: asked for at once, so that every draw is made once. n: claims; their
- * number when claim is NULL. */
+/* What all simulated ranks of a case and the backend lapack are held against: asked for at once, so that every draw is made once. claim: room
+ * for (DP_NBASES + 1) * DP_NFORMATS; returns how many there are. */
 static int claims_on(const dp_case *c, const dp_run_options *o, int N, dp_claim *claim) {
     int bases[DP_NBASES], chains[DP_NFORMATS], exact[DP_NBASES];
     const int nb = wants(o, DP_BACKEND_SIM) ? dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases) : 0;

@@ -192,3 +192,28 @@ DP_TEST(expected, a_direction_is_as_long_as_the_rows_that_are_looked_at) {
     dp_draws_free(&all);
     dp_row_map_free(&map);
 }
+
+static dp_expected two_rows(double first, double second) {
+    const dp_row_map map = {.rows = 2, .windows = 2, .width = 1, .split = 1};
+    dp_expected x = {0};
+    dp_draws_alloc(&x.field[0], 1, &map, 0);
+    x.field[0].err2[0] = first;
+    x.field[0].err2[1] = second;
+    return x;
+}
+
+/* Beside an infinite input every design has rows without a number: the others still count. */
+DP_TEST(expected, a_design_that_overflows_alone_is_left_out) {
+    dp_expected a = two_rows(INFINITY, 1);
+    dp_expected b = two_rows(INFINITY, 2);
+    dp_expected c = two_rows(INFINITY, INFINITY);
+    dp_expected x = two_rows(0, 0);
+    const dp_expected *const of[] = {&a, &c, &b};
+    dp_expected_largest(&x, 3, of);
+    CHECK(isinf(x.field[0].err2[0]), "no design has a number: %g", x.field[0].err2[0]);
+    CHECK(x.field[0].err2[1] == 2, "the larger of two designs: %g", x.field[0].err2[1]);
+    dp_expected_free(&a);
+    dp_expected_free(&b);
+    dp_expected_free(&c);
+    dp_expected_free(&x);
+}

@@ -154,11 +154,13 @@ static void combine(dp_expectations *e, int set, const dp_claim *claim) {
     const dp_expected_policy policy = policy_of(claim);
     dp_expected x;
     const int n = dp_design_common(claim->design.base, common);
+    const dp_expected *of[DP_COMMON_DESIGNS];
     dp_expected_alloc(&rq, &policy, &x);
     for (int i = 0; i < n; i++) {
         const dp_claim c = {claim->N, common[i], claim->chain, 0, claim->stages};
-        dp_expected_larger(&x, dp_expectations_find(e, &c, set));
+        of[i] = dp_expectations_find(e, &c, set);
     }
+    dp_expected_largest(&x, n, of);
     append(e, claim, set)->x = x;
 }
 

@@ -150,22 +150,35 @@ static void larger(double *x, const double *y, int64_t n) {
         if (fabs(y[i]) > fabs(x[i])) x[i] = y[i];
 }
 
-static int is_finite(const double *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        if (!isfinite(x[i])) return 0;
-    return 1;
+static int64_t overflows(const dp_draws *d) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < d->ndraw * d->rows; i++)
+        n += !isfinite(d->err2[i]);
+    return n;
 }
 
-/* A design that overflows on these inputs is not the subject's: it is left out. */
-void dp_expected_larger(dp_expected *x, const dp_expected *y) {
+static void draws_larger(dp_draws *a, const dp_draws *b) {
+    larger(a->err2, b->err2, a->ndraw * a->rows);
+    larger(a->along, b->along, a->ndraw * DP_NDIRECTIONS * a->windows);
+    larger(a->length2, b->length2, a->ndraw * DP_NDIRECTIONS * a->windows);
+    if (a->part) larger(a->part, b->part, a->ndraw * a->parts * a->rows * a->width);
+}
+
+/* A design that overflows in more rows than another is not the subject's: it is left out. Rows in
+ * which all do lie beside inputs that are not finite. */
+void dp_expected_largest(dp_expected *x, int n, const dp_expected *const *of) {
     for (int i = 0; i < DP_EXPECTED_TENSORS; i++) {
         dp_draws *a = tensor_of(x, i);
-        const dp_draws *b = tensor_of((dp_expected *)y, i);
-        if (!a->err2 || !is_finite(b->err2, b->ndraw * b->rows)) continue;
-        larger(a->err2, b->err2, a->ndraw * a->rows);
-        larger(a->along, b->along, a->ndraw * DP_NDIRECTIONS * a->windows);
-        larger(a->length2, b->length2, a->ndraw * DP_NDIRECTIONS * a->windows);
-        if (a->part) larger(a->part, b->part, a->ndraw * a->parts * a->rows * a->width);
+        int64_t fewest = INT64_MAX;
+        if (!a->err2) continue;
+        for (int k = 0; k < n; k++) {
+            const int64_t m = overflows(tensor_of((dp_expected *)of[k], i));
+            if (m < fewest) fewest = m;
+        }
+        for (int k = 0; k < n; k++) {
+            const dp_draws *b = tensor_of((dp_expected *)of[k], i);
+            if (overflows(b) == fewest) draws_larger(a, b);
+        }
     }
 }
 

@@ -65,9 +65,10 @@ void dp_expected_alloc(const dp_expected_request *rq, const dp_expected_policy *
 int dp_expected_parts(dp_expected *x, dp_part *parts);
 void dp_expected_free(dp_expected *x);
 
-/* Where it is not known which of two designs computes: draw by draw the larger of their errors, row
- * by row (window by window along a direction), into x. */
-void dp_expected_larger(dp_expected *x, const dp_expected *y);
+/* Where it is not known which of n designs computes: draw by draw the largest of their errors, row by
+ * row (window by window along a direction), into x, which holds zeros. A design that overflows where
+ * another does not is left out. */
+void dp_expected_largest(dp_expected *x, int n, const dp_expected *const *of);
 
 /* Rows of a tensor of states that not every rank and head has: the draws of rows row[0 .. n). */
 dp_draws dp_draws_of_rows(const dp_draws *d, int n, const int *row);
