@@ -164,12 +164,12 @@ void knobs_set(const fault *f);
 int fault_needs_reference(const fault *f);
 /* Does the sum over tokens that makes dA_log or ddt_bias leave out token t? */
 int fault_skips_token(const fault *f, int which, int64_t T, int64_t t);
-/* Changes a tensor in fp32, as a kernel's accumulators hold it; ref: its fp64 values, or NULL.
- * Prints its place to stderr, where it has one. */
-void fault_before_rounding(const fault *f, const problem *p, format to, const double *ref,
+/* Changes a tensor in fp32, as a kernel's accumulators hold it; ulps: the format that a bias is
+ * counted in; ref: its fp64 values, or NULL. Prints its place to stderr, where it has one. */
+void fault_before_rounding(const fault *f, const problem *p, format ulps, const double *ref,
                            tensor *t);
 /* Rounds a tensor to its format. */
-void fault_round(const fault *f, format to, tensor *t);
+void fault_round(const fault *f, format to, format ulps, tensor *t);
 
 /* Text tables for scripts/adversary/run: a line a design or fault, fields with tabs between. */
 const char *adversary_designs(void);

@@ -30,7 +30,7 @@ typedef enum { PLUS, MINUS, SET, MULTIPLY } change;
 typedef struct {
     const fault *f;
     const problem *p;
-    format to;
+    format ulps; /* whose ulps a bias is counted in */
     const double *ref;
     double unit; /* expected error of the tensor, relative to it */
     tensor *t;
@@ -60,7 +60,7 @@ static const fault_row FAULTS[] = {
     {"head", RELATIVE, scale_head, .tensors = "o dg", .what = "one head times 1 + size"},
     {"chunk", RELATIVE, scale_chunk, .tensors = "o dg",
      .what = "one chunk of 64 tokens of one head times 1 + size"},
-    {"row", RELATIVE, scale_row, .tensors = "o dq dk dv dg",
+    {"row", RELATIVE, scale_row, .tensors = "o dk dg",
      .what = "one token's row of one head times 1 + size"},
     {"rank-first", RELATIVE, scale_rank_first, .tensors = "o", .ranks = 2,
      .what = "first token of a rank but the first, one head, times 1 + size"},
@@ -71,14 +71,15 @@ static const fault_row FAULTS[] = {
     {"lost", COUNT, lose_entries, .tensors = "o", .what = "that many entries are zero"},
     {"empty", RELATIVE, scale_empty, .tensors = "final_state ds0",
      .what = "states of empty sequences times 1 + size"},
-    {"bias", ULPS, add_bias, .tensors = "o dk dv dg final_state",
-     .what = "toward zero by that many ulps of the result's format, before rounding"},
-    {"ulp", ULPS, NULL, .tensors = "o", .what = "plus that many ulps, after rounding"},
+    {"bias", ULPS, add_bias, .tensors = "o dk dg final_state",
+     .what = "toward zero by that many ulps of the design's output, before rounding"},
+    {"ulp", ULPS, NULL, .tensors = "o",
+     .what = "plus that many ulps of the design's output, after rounding"},
     {"truncate", SHARE, NULL, .tensors = "o dk dv dg",
      .what = "that share of the entries truncated to the result's format, not rounded"},
     {"grow", TIMES, grow_error, .tensors = TOKENS " dA_log ddt_bias final_state ds0",
      .what = "the tensor's own error, made that many times the expected one"},
-    {"noise", TIMES, add_noise, .tensors = "o dk dg dbeta dA_log final_state",
+    {"noise", TIMES, add_noise, .tensors = "o dg dA_log final_state",
      .what = "noise of that many times the expected error, in proportion to each row"},
     {"row-noise", TIMES, noisy_row, .tensors = "o dq dk dv dg",
      .what = "the same in one token's row of one head"},
@@ -358,7 +359,7 @@ static void scale_empty(const target *a) {
 static void add_bias(const target *a) {
     for (int64_t i = 0; i < a->t->rows * a->t->width; i++) {
         const float x = a->t->x[i];
-        a->t->x[i] = x - (float)a->f->size * copysignf(ulp_of(a->to, x), x);
+        a->t->x[i] = x - (float)a->f->size * copysignf(ulp_of(a->ulps, x), x);
     }
 }
 
@@ -407,23 +408,23 @@ static double unit_of(const target *a) {
     return size > 0 ? error / size : 0;
 }
 
-void fault_before_rounding(const fault *f, const problem *p, format to, const double *ref,
+void fault_before_rounding(const fault *f, const problem *p, format ulps, const double *ref,
                            tensor *t) {
     if (f->row < 0 || f->tensor != t->which || !FAULTS[f->row].on || t->rows == 0) return;
     if (t->kind != OF_TOKENS && FAULTS[f->row].on == scale_chunk) return;
-    target a = {f, p, to, ref, 0, t};
+    target a = {f, p, ulps, ref, 0, t};
     a.unit = unit_of(&a);
     FAULTS[f->row].on(&a);
 }
 
-void fault_round(const fault *f, format to, tensor *t) {
+void fault_round(const fault *f, format to, format ulps, tensor *t) {
     const int mine = f->tensor == t->which;
     const double truncated = mine && is(f, "truncate") ? f->size : 0;
-    const double ulps = mine && is(f, "ulp") ? f->size : 0;
+    const float more = mine && is(f, "ulp") ? (float)f->size : 0;
     for (int64_t i = 0; i < t->rows * t->width; i++) {
         const int cut = truncated > 0 && uniform01(f->seed, (uint64_t)i) < truncated;
         const float x = cut ? truncate_to(to, t->x[i]) : round_to(to, t->x[i]);
-        t->x[i] = x + (float)ulps * ulp_of(to, x);
+        t->x[i] = x + more * ulp_of(ulps, x);
     }
 }
 

@@ -169,9 +169,8 @@ static format format_of(const result *r, int which) {
 
 static void finish(result *r, const reference *ref) {
     for (int i = 0; i < TENSORS; i++) {
-        const format to = format_of(r, i);
-        fault_before_rounding(r->f, r->p, to, ref ? ref->x[i] : NULL, &r->t[i]);
-        fault_round(r->f, to, &r->t[i]);
+        fault_before_rounding(r->f, r->p, r->d->output, ref ? ref->x[i] : NULL, &r->t[i]);
+        fault_round(r->f, format_of(r, i), r->d->output, &r->t[i]);
     }
 }
 

@@ -10,7 +10,7 @@ SIZES = {
     "count": [2.0 ** e for e in range(0, 9)],
 }
 SIZE_TEXT = {"times": "times the expected error (l2-eps: times 1e-6)", "relative": "relative",
-             "share": "share of the wrong value", "ulps": "ulps of the result's format",
+             "share": "share of the wrong value", "ulps": "ulps of the format that the design writes",
              "count": "how many"}
 
 
