@@ -12,13 +12,14 @@
  *   recurrent.c  one head token by token;   pairs.c, inverse.c, chunk.c   one head in chunks
  *   reference.c  the same problem in fp64, token by token, for the self-check and for faults in
  *                units of the error
- *   kernels.c    the two functions of the plug-in
+ *   kernels.c    the functions of the plug-in
  *   check.c      self-check: the reference against the complex step, designs against the reference
  *
  * Environment of the plug-in: ADVERSARY_DESIGN=NAME[,key=value..],
  * ADVERSARY_FAULT=NAME[.TENSOR]:SIZE, ADVERSARY_SEED=N (noise and places),
  * ADVERSARY_EXPECTED=o=4e-3,dq=..: the errors that sizes in units of the expected error are
- * multiples of, relative to their tensors (else the design's own).
+ * multiples of, relative to their tensors (else the design's own), ADVERSARY_DECLARED=0: the
+ * library does not say how it computes.
  */
 #ifndef ADVERSARY_H
 #define ADVERSARY_H
@@ -73,8 +74,9 @@ extern const design designs[];
 extern const int ndesign;
 /* NAME[,key=value..]; 0, or -1 with the reason in why. */
 int design_parse(const char *text, design *d, char why[256]);
-/* What the design says of itself: "recurrent", "chunk=128", "state=bf16", "gated=bf16", ... */
-void design_declares(const design *d, char *text, size_t size);
+/* What the design says of itself, in the words of deltaproof_subject_design: "recurrent",
+ * "chunk=16,scores=gated"; "" is the default of its base. 0: there are no words for it. */
+int design_declares(const design *d, char *text, size_t size);
 /* Largest unit roundoff of what it rounds. */
 double design_roundoff(const design *d);
 
@@ -171,7 +173,8 @@ void fault_before_rounding(const fault *f, const problem *p, format ulps, const 
 /* Rounds a tensor to its format. */
 void fault_round(const fault *f, format to, format ulps, tensor *t);
 
-/* Text tables for scripts/adversary/run: a line a design or fault, fields with tabs between. */
+/* Text tables for scripts/adversary/run: a line a design or fault, fields with tabs between; what
+ * a design declares is "-" where there are no words for it, and "state": it rounds that. */
 const char *adversary_designs(void);
 const char *adversary_faults(void);
 

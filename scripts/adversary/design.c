@@ -78,6 +78,14 @@ const design designs[] = {
      .stored = 1,
      .inverse = DOUBLING,
      .output = BF16},
+    {.name = "chunk64-fp16",
+     .base = "bf16",
+     .chunk = 64,
+     .factors = FP16,
+     .values = FP16,
+     .stored = 1,
+     .inverse = EXPLICIT,
+     .output = BF16},
     {.name = "chunk64-fp16-factors",
      .base = "bf16",
      .chunk = 64,
@@ -175,24 +183,39 @@ int design_parse(const char *text, design *d, char why[256]) {
     return check(d, why);
 }
 
-static void add_word(char *text, size_t size, const char *key, const char *value) {
-    const size_t at = strlen(text);
-    snprintf(text + at, size - at, "%s%s%s", at ? " " : "", key, value);
+/* Is this how words of ref/design.h mean it? They know no state that is kept for several tokens, no
+ * random rounding, no tf32 and one format for all operands of a chunk. */
+static int has_words(const design *d) {
+    if (d->stochastic) return 0;
+    if (!d->chunk) return !d->factors && !d->values && (!d->state || d->state_every == 1);
+    if (d->state && d->chunk != d->state_every) return 0;
+    if (d->chunk < 8 || d->factors != d->values) return 0;
+    if (d->factors == TF32 || d->factors == TF32RZ || !!d->factors != d->stored) return 0;
+    return !d->scores || d->scores == d->factors;
 }
 
-void design_declares(const design *d, char *text, size_t size) {
+int design_declares(const design *d, char *text, size_t size) {
+    const int bf16 = !strcmp(d->base, "bf16");
     char chunk[16];
-    snprintf(chunk, sizeof chunk, "%d", d->chunk);
+    const char *word[8];
+    int n = 0;
+    if (!has_words(d)) return 0;
+    snprintf(chunk, sizeof chunk, "chunk=%d", d->chunk);
+    if (d->chunk != 64) word[n++] = d->chunk ? chunk : "recurrent";
+    if (d->chunk && bf16 && d->factors == FP32) word[n++] = "factors=fp32";
+    if (d->factors == FP16) word[n++] = "factors=fp16";
+    if (d->chunk && !bf16 && d->factors == BF16) word[n++] = "factors=bf16";
+    if (d->state) word[n++] = d->state == FP16 ? "state=fp16" : "state=bf16";
+    if (bf16 && d->output == FP32) word[n++] = "out=fp32";
+    if (d->scores) word[n++] = "scores=gated";
+    if (d->chunk && !bf16 && d->inverse != SUBSTITUTION) word[n++] = "inverse=product";
+    if (d->chunk && bf16 && d->inverse == SUBSTITUTION) word[n++] = "inverse=solve";
     *text = 0;
-    if (d->chunk)
-        add_word(text, size, "chunk=", chunk);
-    else
-        add_word(text, size, "recurrent", "");
-    if (d->state) add_word(text, size, "state=", format_names[d->state]);
-    if (d->scores) add_word(text, size, "gated=", format_names[d->scores]);
-    if (d->factors == FP16) add_word(text, size, "factors=", format_names[d->factors]);
-    if (d->inverse == NEUMANN) add_word(text, size, "inverse=", "product");
-    if (!strcmp(d->base, "bf16") && d->output == FP32) add_word(text, size, "output=", "fp32");
+    for (int i = 0; i < n; i++) {
+        const size_t at = strlen(text);
+        snprintf(text + at, size - at, "%s%s", i ? "," : "", word[i]);
+    }
+    return 1;
 }
 
 double design_roundoff(const design *d) {
@@ -210,9 +233,9 @@ const char *adversary_designs(void) {
     size_t at = 0;
     for (int i = 0; i < ndesign; i++) {
         char declares[128];
-        design_declares(&designs[i], declares, sizeof declares);
-        at += (size_t)snprintf(text + at, sizeof text - at, "%s\t%s\t%s\n", designs[i].name,
-                               designs[i].base, declares);
+        if (!design_declares(&designs[i], declares, sizeof declares)) strcpy(declares, "-");
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s\t%s\t%s\t%s\n", designs[i].name,
+                               designs[i].base, declares, designs[i].state ? "state" : "");
     }
     return text;
 }

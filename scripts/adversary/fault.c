@@ -55,17 +55,17 @@ typedef struct {
 #define TOKENS "o dq dk dv dg dbeta"
 
 static const fault_row FAULTS[] = {
-    {"scale", RELATIVE, scale_all, .tensors = TOKENS " dA_log ddt_bias final_state ds0",
-     .what = "the whole tensor times 1 + size"},
-    {"head", RELATIVE, scale_head, .tensors = "o dg", .what = "one head times 1 + size"},
-    {"chunk", RELATIVE, scale_chunk, .tensors = "o dg",
-     .what = "one chunk of 64 tokens of one head times 1 + size"},
-    {"row", RELATIVE, scale_row, .tensors = "o dk dg",
-     .what = "one token's row of one head times 1 + size"},
-    {"rank-first", RELATIVE, scale_rank_first, .tensors = "o", .ranks = 2,
-     .what = "first token of a rank but the first, one head, times 1 + size"},
-    {"half", RELATIVE, scale_half, .tensors = "o",
-     .what = "upper half of the columns times 1 - size"},
+    {"scale", TIMES, scale_all, .tensors = TOKENS " dA_log ddt_bias final_state ds0",
+     .what = "the whole tensor times 1 + size x its expected error"},
+    {"head", TIMES, scale_head, .tensors = "o dg", .what = "the same in one head"},
+    {"chunk", TIMES, scale_chunk, .tensors = "o dg",
+     .what = "the same in one chunk of 64 tokens of one head"},
+    {"row", TIMES, scale_row, .tensors = "o dk dg",
+     .what = "the same in one token's row of one head"},
+    {"rank-first", TIMES, scale_rank_first, .tensors = "o", .ranks = 2,
+     .what = "the same in the first token of a rank but the first, of one head"},
+    {"half", TIMES, scale_half, .tensors = "o",
+     .what = "upper half of the columns times 1 - size x the expected error"},
     {"swap-tokens", SHARE, swap_tokens, .tensors = "o",
      .what = "two neighbouring tokens of one head mixed by that share"},
     {"lost", COUNT, lose_entries, .tensors = "o", .what = "that many entries are zero"},
@@ -228,8 +228,8 @@ void knobs_set(const fault *f) {
 }
 
 int fault_needs_reference(const fault *f) {
-    if (is(f, "grow")) return 1;
-    return (is(f, "noise") || is(f, "row-noise")) && f->unit[f->tensor] == 0;
+    if (f->row < 0 || f->tensor < 0 || FAULTS[f->row].is != TIMES) return 0;
+    return is(f, "grow") || f->unit[f->tensor] == 0;
 }
 
 int fault_skips_token(const fault *f, int which, int64_t T, int64_t t) {
@@ -282,14 +282,14 @@ static void scale_one(tensor *t, int64_t row, double by) {
 
 static void scale_all(const target *a) {
     for (int64_t r = 0; r < a->t->rows; r++)
-        scale_one(a->t, r, 1 + a->f->size);
+        scale_one(a->t, r, 1 + a->f->size * a->unit);
 }
 
 static void scale_head(const target *a) {
     const int64_t row = choose_row(a);
     tell_place(a, row % a->t->heads, a->t->rows / a->t->heads);
     for (int64_t r = row % a->t->heads; r < a->t->rows; r += a->t->heads)
-        scale_one(a->t, r, 1 + a->f->size);
+        scale_one(a->t, r, 1 + a->f->size * a->unit);
 }
 
 static void scale_chunk(const target *a) {
@@ -302,13 +302,13 @@ static void scale_chunk(const target *a) {
     const int64_t to = from + 64 < a->p->cu[seq + 1] ? from + 64 : a->p->cu[seq + 1];
     tell_place(a, from * a->t->heads + row % a->t->heads, to - from);
     for (int64_t t = from; t < to; t++)
-        scale_one(a->t, t * a->t->heads + row % a->t->heads, 1 + a->f->size);
+        scale_one(a->t, t * a->t->heads + row % a->t->heads, 1 + a->f->size * a->unit);
 }
 
 static void scale_row(const target *a) {
     const int64_t row = choose_row(a);
     tell_place(a, row, 1);
-    scale_one(a->t, row, 1 + a->f->size);
+    scale_one(a->t, row, 1 + a->f->size * a->unit);
 }
 
 static void scale_rank_first(const target *a) {
@@ -318,13 +318,13 @@ static void scale_rank_first(const target *a) {
     const int64_t row =
         rank * (a->p->T / ranks) * a->t->heads + (int64_t)(uniform01(a->f->seed, 1) * a->t->heads);
     tell_place(a, row, 1);
-    scale_one(a->t, row, 1 + a->f->size);
+    scale_one(a->t, row, 1 + a->f->size * a->unit);
 }
 
 static void scale_half(const target *a) {
     for (int64_t r = 0; r < a->t->rows; r++)
         for (int64_t i = a->t->width / 2; i < a->t->width; i++)
-            a->t->x[r * a->t->width + i] *= (float)(1 - a->f->size);
+            a->t->x[r * a->t->width + i] *= (float)(1 - a->f->size * a->unit);
 }
 
 static void swap_tokens(const target *a) {

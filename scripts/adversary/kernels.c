@@ -25,6 +25,16 @@ const deltaproof_subject_info *deltaproof_subject_about(void) {
     return &info;
 }
 
+const char *deltaproof_subject_design(void) {
+    static char text[128];
+    const char *declared = getenv("ADVERSARY_DECLARED");
+    design d;
+    char why[256];
+    if (declared && !strcmp(declared, "0")) return NULL;
+    if (design_parse(getenv("ADVERSARY_DESIGN"), &d, why)) return NULL;
+    return design_declares(&d, text, sizeof text) ? text : NULL;
+}
+
 /* One computation of all tensors, in fp32. */
 typedef struct {
     const design *d;

@@ -15,16 +15,21 @@ class Stop(Exception):
 
 
 class Plugin:
-    """The built library, its tables, and the self-check program."""
+    """The built library, its tables, and the self-check program. library: one that was built from
+    these sources elsewhere."""
 
-    def __init__(self, out):
+    def __init__(self, out, library=None):
         self.sources = sorted(f for f in os.listdir(HERE) if f.endswith((".c", ".h")))
-        self.library = os.path.abspath(os.path.join(out, "libadversary.so"))
+        self.library = os.path.abspath(library or os.path.join(out, "libadversary.so"))
         self.checker = os.path.abspath(os.path.join(out, "check"))
         self.hash = self.hash_sources()
         modules = [f for f in self.sources if f.endswith(".c") and f != "check.c"]
-        self.compile(modules, self.library, ["-fPIC", "-shared", "-Wl,-Bsymbolic"])
-        lib = ctypes.CDLL(self.library)
+        if not library:
+            self.compile(modules, self.library, ["-fPIC", "-shared", "-Wl,-Bsymbolic"])
+        try:
+            lib = ctypes.CDLL(self.library)
+        except OSError as e:
+            raise Stop("%s: %s" % (self.library, e))
         self.designs = self.table(lib.adversary_designs)
         self.faults = self.table(lib.adversary_faults)
 
@@ -67,6 +72,15 @@ class Plugin:
         if name not in self.designs:
             raise Stop("no design '%s'; there are %s" % (name, " ".join(self.designs)))
         return self.designs[name][0]
+
+    def declares(self, design):
+        """The words by which it declares itself; None: there are none for it."""
+        self.base(design)
+        words = self.designs[design.split(",")[0]][1]
+        return None if words == "-" else words
+
+    def rounds_state(self, design):
+        return self.designs[design.split(",")[0]][2] == "state"
 
     def expand(self, names):
         """Faults with their tensors: NAME, NAME.TENSOR, or all."""

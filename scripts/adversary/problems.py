@@ -5,7 +5,7 @@ import os
 import random
 import struct
 
-from plugin import ROOT, Stop
+from plugin import Stop
 
 
 class Problem:
@@ -120,7 +120,7 @@ def all_cases(folder, most):
 
 def choose_problems(a):
     """Of the options --cases, --most, --generated and --seed, in an order that mixes them."""
-    folder = os.path.join(ROOT, "cases")
+    folder = os.path.abspath(a.folder)
     if a.cases == "all":
         found = all_cases(folder, a.most)
     else:

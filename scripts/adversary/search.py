@@ -15,28 +15,42 @@ SIZE_TEXT = {"times": "times the expected error (l2-eps: times 1e-6)", "relative
 
 
 class Search:
-    """One fault in one design, problem by problem. It begins at the size where it ended most often
-    before, and takes detection to be monotone in the size."""
+    """One fault in one design with one seed, on problem after problem. It begins at the size where
+    it ended in the middle of the cases before, and takes detection to be monotone in the size."""
 
-    def __init__(self, runner, fault, design, seed):
-        self.runner, self.fault, self.design, self.seed = runner, fault, design, seed
+    def __init__(self, runner, fault, design, declared, seed):
+        self.runner, self.fault, self.seed = runner, fault, seed
+        self.design, self.declared = design, declared
         self.sizes = SIZES[runner.plugin.scale(fault)]
         self.ranks = runner.plugin.ranks(fault)
         self.found = []
 
+    def clean(self, problem):
+        """The right kernel on the same ranks."""
+        return self.runner.run(problem, self.design, self.declared, self.ranks)
+
     def row(self, problem, i, units):
-        return self.runner.run(problem, self.design, self.fault, self.sizes[i], self.seed,
-                               self.ranks, units)
+        return self.runner.run(problem, self.design, self.declared, self.ranks, self.fault,
+                               self.sizes[i], self.seed, units)
 
     def start(self):
         last = len(self.sizes) - 1
-        middle = sorted(self.found)[len(self.found) // 2] if self.found else last // 2
-        return min(middle, last)
+        found = sorted(self.found)
+        return min(found[len(found) // 2] if found else last // 2, last)
 
-    def on(self, problem, units):
-        low, high, at, step = -1, len(self.sizes), self.start(), 1
+    def on(self, problem):
+        """In units of the errors that are expected of the right kernel."""
+        clean = self.clean(problem)
+        if clean["verdict"] != "pass":
+            return                                           # a false alarm, or no such run
+        units = {n: t["expected"] for n, t in clean["tensors"].items() if t["expected"] > 0}
+        low, high, at, step, acts = -1, len(self.sizes), self.start(), 1, False
         while high - low > 1:                                # low passes, high fails
-            if self.row(problem, at, units)["verdict"] == "fail":
+            row = self.row(problem, at, units)
+            if row["verdict"] == "error":
+                return
+            acts |= judged(row)                              # of this size, it may change no bit
+            if row["verdict"] == "fail":
                 high = at
             else:
                 low = at
@@ -47,15 +61,5 @@ class Search:
             else:
                 at = (low + high) // 2
             step *= 2
-        if high < len(self.sizes) or judged(self.row(problem, low, units)):
+        if acts:
             self.found.append(high)
-
-
-def power_of(a, runner, searches, problem):
-    """All faults on one problem, in units of the errors that are expected of the right kernel."""
-    for search in searches:
-        clean = runner.run(problem, search.design, ranks=search.ranks)
-        if clean["verdict"] != "pass":
-            continue                                         # a false alarm, or no such run
-        units = {n: t["expected"] for n, t in clean["tensors"].items() if t["expected"] > 0}
-        search.on(problem, units)
