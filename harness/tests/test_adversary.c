@@ -25,15 +25,30 @@ DP_TEST(adversary, designs_agree_with_an_fp64_recurrence_and_that_with_the_compl
 }
 
 DP_TEST(adversary, a_right_design_passes_and_faults_fail_in_the_tensor_that_they_are_in) {
-    const int status = adversary("one --cases smoke-kda --designs chunk64 --faults '' scale.o:0.01 "
-                                 "row.dv:0.1 state-boundary:0 noise.dg:100");
+    const int status = adversary("one --cases t63 --designs chunk64 --faults '' scale.o:5 "
+                                 "row.dv:50 state-boundary:0 noise.dg:20");
     CHECK(status == 1, "exit status %d: %s", status, out);
-    CHECK(says("pass     smoke-kda chunk64 right"), "%s", out);
-    CHECK(says("fail     smoke-kda chunk64 scale.o:0.01  (o: error is"), "%s", out);
-    CHECK(says("fail     smoke-kda chunk64 row.dv:0.1  (dv: error is"), "%s", out);
-    CHECK(says("fail     smoke-kda chunk64 noise.dg:100  (dg: error is"), "%s", out);
-    CHECK(says("skipped  smoke-kda chunk64 state-boundary:0  (the fault acts nowhere here)"), "%s",
-          out);
+    CHECK(says("pass     t63 chunk64 right"), "%s", out);
+    CHECK(says("fail     t63 chunk64 scale.o:5  (o: "), "%s", out);
+    CHECK(says("fail     t63 chunk64 row.dv:50  (dv: "), "%s", out);
+    CHECK(says("fail     t63 chunk64 noise.dg:20  (dg: "), "%s", out);
+    CHECK(says("skipped  t63 chunk64 state-boundary:0  (the fault acts nowhere here)"), "%s", out);
+}
+
+/* A state in bf16 makes more than the default of its base: said, it is right; unsaid, a fault. */
+DP_TEST(adversary, a_design_is_judged_by_the_words_that_it_declares) {
+    const char *arguments = "one --cases packed-inside --designs recurrent-state-bf16";
+    char undeclared[128];
+    snprintf(undeclared, sizeof undeclared, "%s --undeclared", arguments);
+    CHECK(adversary(arguments) == 0 && says("pass     packed-inside"), "%s", out);
+    CHECK(adversary(undeclared) == 1 && says("fail     packed-inside"), "%s", out);
+}
+
+/* Every text is read by the program, or the run would end without a verdict. */
+DP_TEST(adversary, every_design_that_has_words_is_understood) {
+    CHECK(adversary("alarms --cases t1 --declared --jobs 2") == 0, "%s", out);
+    CHECK(says("declared  ") && says("bf16 chunk16-gated-bf16"), "%s", out);
+    CHECK(!says("error "), "%s", out);
 }
 
 DP_TEST(adversary, power_finds_the_size_that_fails_and_runs_nothing_twice) {

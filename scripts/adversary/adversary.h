@@ -64,9 +64,10 @@ typedef struct {
                              q exp(g_s - a) and k exp(a - g_i) with an anchor a */
     inverse_kind inverse; /* of I + B L; substitution: never formed */
     sum_order sums;
-    format state;    /* the state and its gradient are rounded to it .. */
+    format state;    /* the state is rounded to it .. */
     int state_every; /* .. every that many tokens (in chunks: after every chunk) */
     int stochastic;  /* .. at random */
+    int both_states; /* .. and so is its gradient */
     format output;   /* tensors of tokens, where the inputs are bf16; fp32 elsewhere */
 } design;
 
@@ -206,6 +207,7 @@ typedef struct {
     int64_t place; /* its number, another one for every state and gradient of a head */
 } keeping;
 void keep_state(const design *d, keeping at, float *S, int64_t n);
+void keep_gradient(const design *d, keeping at, float *dS, int64_t n);
 /* Token before which the state is damaged by carry_gain; -1: the sequence has no boundary. */
 int64_t carry_token(const design *d, int64_t T);
 

@@ -376,7 +376,7 @@ static void retreat(const work *w, const chunk *ch, const adjoint *a, float *dS)
     for (int x = 0; x < K; x++)
         for (int i = x * V; i < (x + 1) * V; i++)
             dS[i] = ch->end[x] * dS[i] + w->in->scale * from_o[i] - from_X[i];
-    keep_state(d, (keeping){1, 1, w->in->T + ch->t0}, dS, (int64_t)K * V);
+    keep_gradient(d, (keeping){1, 1, w->in->T + ch->t0}, dS, (int64_t)K * V);
     free(from_o);
 }
 

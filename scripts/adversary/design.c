@@ -24,6 +24,13 @@ const design designs[] = {
      .state_every = 1,
      .inverse = SUBSTITUTION,
      .output = BF16},
+    {.name = "recurrent-states-bf16",
+     .base = "bf16",
+     .state = BF16,
+     .state_every = 1,
+     .both_states = 1,
+     .inverse = SUBSTITUTION,
+     .output = BF16},
     {.name = "recurrent-state-bf16-64",
      .base = "bf16",
      .state = BF16,
@@ -52,6 +59,13 @@ const design designs[] = {
      .chunk = 64,
      .state = BF16,
      .state_every = 64,
+     FLA},
+    {.name = "chunk64-bf16-states-bf16",
+     .base = "bf16",
+     .chunk = 64,
+     .state = BF16,
+     .state_every = 64,
+     .both_states = 1,
      FLA},
     {.name = "chunk64-bf16-state-sr",
      .base = "bf16",
@@ -128,6 +142,7 @@ static const design_key KEYS[] = {
     {"state", offsetof(design, state), format_names, FORMATS},
     {"every", offsetof(design, state_every), NULL, 0},
     {"stochastic", offsetof(design, stochastic), NULL, 0},
+    {"both", offsetof(design, both_states), NULL, 0},
     {"output", offsetof(design, output), format_names, FORMATS},
 };
 _Static_assert(sizeof(format) == sizeof(int), "keys are set as ints");
@@ -184,9 +199,10 @@ int design_parse(const char *text, design *d, char why[256]) {
 }
 
 /* Is this how words of ref/design.h mean it? They know no state that is kept for several tokens, no
- * random rounding, no tf32 and one format for all operands of a chunk. */
+ * rounded gradient of it, no random rounding, no tf32, and one format for all operands of a chunk.
+ */
 static int has_words(const design *d) {
-    if (d->stochastic) return 0;
+    if (d->stochastic || d->both_states) return 0;
     if (!d->chunk) return !d->factors && !d->values && (!d->state || d->state_every == 1);
     if (d->state && d->chunk != d->state_every) return 0;
     if (d->chunk < 8 || d->factors != d->values) return 0;

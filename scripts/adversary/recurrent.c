@@ -41,19 +41,24 @@ static void read_state(const walk *w, int64_t t, float *S) {
     }
 }
 
-/* S <- S + k' U, and what is kept of it. */
+/* S <- S + k' U. */
 static void write_state(const walk *w, int64_t t, float *S) {
     const head_in *in = w->in;
     const design *d = w->d;
     const int K = in->K, V = in->V, R = in->R;
-    const int every = d->state_every ? d->state_every : 1;
-    const int end = (t + 1) % STRETCH == 0 || t + 1 == in->T;
     product(d->sums, K, V, R, transposed(in->k + t * R * K, K, d->factors),
             by_rows(w->U, V, d->values), w->add);
     for (int i = 0; i < K * V; i++)
         S[i] += w->add[i];
+}
+
+/* What is kept of the state, after o has read it. */
+static void leave(const walk *w, int64_t t, float *S) {
+    const head_in *in = w->in;
+    const int every = w->d->state_every ? w->d->state_every : 1;
+    const int end = (t + 1) % STRETCH == 0 || t + 1 == in->T;
     const keeping at = {(t + 1) % every == 0 || t + 1 == in->T, end, t};
-    keep_state(d, at, S, (int64_t)K * V);
+    keep_state(w->d, at, S, (int64_t)in->K * in->V);
 }
 
 static void enter(const walk *w, int64_t t, float *S) {
@@ -151,18 +156,20 @@ static void back_stretch(const walk *w, int64_t from, int64_t to, float *states,
         enter(w, t, S);
         read_state(w, t, S);
         write_state(w, t, S);
+        leave(w, t, S);
     }
-    float *Sbar = floats(KV);
+    float *Sbar = floats(2 * KV), *after = Sbar + KV;
     for (int64_t t = to - 1; t >= from; t--) {
-        const float *after = states + (t - from + 1) * KV;
-        memcpy(Sbar, after - KV, sizeof *Sbar * (size_t)KV);
+        memcpy(Sbar, states + (t - from) * KV, sizeof *Sbar * (size_t)KV);
         enter(w, t, Sbar);
         read_state(w, t, Sbar);
+        memcpy(after, Sbar, sizeof *Sbar * (size_t)KV);
+        write_state(w, t, after);
         back_output(w, t, after, G);
         back_values(w, t, G);
         back_state(w, t, Sbar, G);
         one_gate(w, t);
-        keep_state(w->d, (keeping){t % every == 0, t % STRETCH == 0, w->in->T + t}, G, KV);
+        keep_gradient(w->d, (keeping){t % every == 0, t % STRETCH == 0, w->in->T + t}, G, KV);
         for (int64_t i = 0; t == w->carry && i < KV; i++)
             G[i] *= knob.dcarry_gain;
     }
@@ -191,6 +198,7 @@ void recurrent_head(const design *d, const head_in *in, head_out *out) {
         read_state(&w, t, S);
         write_state(&w, t, S);
         output(&w, t, S);
+        leave(&w, t, S);
     }
     if (in->backward) memcpy(out->ds0, in->dstate, sizeof *S * (size_t)KV);
     for (int64_t i = count - 1; in->backward && i >= 0; i--) {

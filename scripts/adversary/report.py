@@ -112,7 +112,7 @@ def power_table(plugin, key, before, after):
 TEXT = """\
 # How good the verdicts are, as another kernel meets them
 
-    scripts/adversary/measure 500 32 build/adversary-measured
+    BEFORE=PROGRAM scripts/adversary/measure 1500 32 build/adversary-measured
     scripts/adversary/run report --before build/adversary-measured/old --out build/adversary-measured/new
 
 Kernels and faults that share no code with ref/ and harness/ (scripts/adversary) go through `deltaproof run

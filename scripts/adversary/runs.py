@@ -14,7 +14,7 @@ from plugin import Stop
 
 KEY = "program plugin problem text design declared ranks fault size seed".split()
 LIMIT = 600                                # seconds that one run of a design may take
-GRACE = 5                                  # seconds that runs may go on when the time is over
+GRACE = 2                                  # seconds that runs may go on when the time is over
 
 
 class TimeOver(Exception):

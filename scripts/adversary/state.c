@@ -17,6 +17,11 @@ void keep_state(const design *d, keeping at, float *S, int64_t n) {
         S[i] = share(knob.rounded_state, S[i], round_to(BF16, S[i]));
 }
 
+void keep_gradient(const design *d, keeping at, float *dS, int64_t n) {
+    at.rounds = at.rounds && d->both_states;
+    keep_state(d, at, dS, n);
+}
+
 int64_t carry_token(const design *d, int64_t T) {
     const int64_t C = d->chunk ? d->chunk : 64;
     const int64_t t = C * ((T / C + 1) / 2);

@@ -88,3 +88,23 @@ def tables(plugin, program, rows):
     lines += table_alarms(plugin, rows) + list_failures(plugin, rows)
     lines += table_power(plugin, rows) if any(r["fault"] for r in rows) else []
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def summary_of(plugin, rows):
+    """Totals of false alarms and the designs that failed; of each fault and design, half and 99%."""
+    lines, found, powers = [], alarms_of(plugin, rows), powers_of(plugin, rows)
+    for way, alarms in found.items():
+        lines.append("%s: %d runs, %d tensors, %d failed" % (way, *totals(alarms.values())))
+        lines += ["  %s %s: %d of %d, / limit %.2f, %s" % (
+            *k, len(a.failed), len(a.runs), a.excess, a.said(2))
+            for k, a in alarms.items() if a.failed and way != UNSAID][:12]
+    errors = sum(r["verdict"] == "error" for r in rows)
+    lines += ["%d runs ended without a record" % errors] if errors else []
+    for key in sorted(powers):
+        faults = [f for f in plugin.expand([]) if f in powers[key] and powers[key][f].trials]
+        cells = ["%s %s, %s" % (f, show(powers[key][f].at(0.5)), show(powers[key][f].at(0.99)))
+                 for f in faults]
+        trials = sum(powers[key][f].trials for f in faults)
+        lines.append("%s %s, %d searches: sizes seen by half, by 99 of 100" % (*key, trials))
+        lines += ["  " + "; ".join(cells[i:i + 5]) for i in range(0, len(cells), 5)]
+    return lines
