@@ -76,7 +76,7 @@ static const fault_row FAULTS[] = {
     {"ulp", ULPS, NULL, .tensors = "o",
      .what = "plus that many ulps of the design's output, after rounding"},
     {"truncate", SHARE, NULL, .tensors = "o dk dv dg",
-     .what = "that share of the entries truncated to the result's format, not rounded"},
+     .what = "that share of the entries truncated to the design's output, not rounded"},
     {"grow", TIMES, grow_error, .tensors = TOKENS " dA_log ddt_bias final_state ds0",
      .what = "the tensor's own error, made that many times the expected one"},
     {"noise", TIMES, add_noise, .tensors = "o dg dA_log final_state",
@@ -423,7 +423,7 @@ void fault_round(const fault *f, format to, format ulps, tensor *t) {
     const float more = mine && is(f, "ulp") ? (float)f->size : 0;
     for (int64_t i = 0; i < t->rows * t->width; i++) {
         const int cut = truncated > 0 && uniform01(f->seed, (uint64_t)i) < truncated;
-        const float x = cut ? truncate_to(to, t->x[i]) : round_to(to, t->x[i]);
+        const float x = cut ? truncate_to(ulps, t->x[i]) : round_to(to, t->x[i]);
         t->x[i] = x + more * ulp_of(ulps, x);
     }
 }
