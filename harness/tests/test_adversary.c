@@ -1,0 +1,68 @@
+/* scripts/adversary: kernels and faults written apart from this program, and the tables of what its
+ * verdicts make of them. */
+#include "gt.h"
+#include <stdio.h>
+#include <string.h>
+
+static char out[1 << 16];
+
+/* scripts/adversary/run with these arguments; returns its exit status. */
+static int adversary(const char *arguments) {
+    char cmd[2048];
+    snprintf(
+        cmd, sizeof cmd,
+        "'%s/../scripts/adversary/run' %s --program '%s' --out '%s/adversary' --cache '%s/cache'",
+        gt_cases(), arguments, gt_program(), gt_tmpdir(), gt_tmpdir());
+    return gt_run(cmd, out, sizeof out);
+}
+
+static int says(const char *text) { return strstr(out, text) != NULL; }
+
+DP_TEST(adversary, designs_agree_with_an_fp64_recurrence_and_that_with_the_complex_step) {
+    CHECK(adversary("check --designs recurrent chunk16-gated-bf16") == 0, "%s", out);
+    CHECK(says("self-check: all right"), "%s", out);
+}
+
+DP_TEST(adversary, a_right_design_passes_and_faults_fail_in_the_tensor_that_they_are_in) {
+    const int status = adversary("one --cases t63 --designs chunk64 --faults '' scale.o:5 "
+                                 "row.dv:50 state-boundary:0 noise.dg:20");
+    CHECK(status == 1, "exit status %d: %s", status, out);
+    CHECK(says("pass     t63 chunk64 right"), "%s", out);
+    CHECK(says("fail     t63 chunk64 scale.o:5  (o: "), "%s", out);
+    CHECK(says("fail     t63 chunk64 row.dv:50  (dv: "), "%s", out);
+    CHECK(says("fail     t63 chunk64 noise.dg:20  (dg: "), "%s", out);
+    CHECK(says("skipped  t63 chunk64 state-boundary:0  (the fault acts nowhere here)"), "%s", out);
+}
+
+/* A state in bf16 makes more than the default of its base: said, it is right; unsaid, a fault. */
+DP_TEST(adversary, a_design_is_judged_by_the_words_that_it_declares) {
+    const char *arguments = "one --cases packed-inside --designs recurrent-state-bf16";
+    char undeclared[128];
+    snprintf(undeclared, sizeof undeclared, "%s --undeclared", arguments);
+    CHECK(adversary(arguments) == 0 && says("pass     packed-inside"), "%s", out);
+    CHECK(adversary(undeclared) == 1 && says("fail     packed-inside"), "%s", out);
+}
+
+/* Every text is read by the program, or the run would end without a verdict. */
+DP_TEST(adversary, every_design_that_has_words_is_understood) {
+    CHECK(adversary("alarms --cases t1 --declared --jobs 2") == 0, "%s", out);
+    CHECK(says("declared  ") && says("bf16 chunk16-gated-bf16"), "%s", out);
+    CHECK(!says("\nerror "), "%s", out);
+}
+
+DP_TEST(adversary, power_finds_the_size_that_fails_and_runs_nothing_twice) {
+    const char *arguments = "power --cases t63 --designs chunk64 --faults scale.o";
+    CHECK(adversary(arguments) == 0, "%s", out);
+    CHECK(says("base fp32, design chunk64") && says("\nscale.o "), "%s", out);
+    CHECK(says("faults: 1 of 1 done, ") && !says("faults: 1 of 1 done, 0 new"), "%s", out);
+    CHECK(adversary(arguments) == 0 && says("faults: 1 of 1 done, 0 new runs"), "%s", out);
+}
+
+DP_TEST(adversary, what_it_does_not_know_is_refused_with_status_2) {
+    CHECK(adversary("one --cases t63 --faults scale.o:much") == 2, "%s", out);
+    CHECK(says("'much' is no number"), "%s", out);
+    CHECK(adversary("one --cases t63 --designs chunk63") == 2 && says("no design 'chunk63'"), "%s",
+          out);
+    CHECK(adversary("power --cases nowhere --faults scale.o") == 2 && says("nowhere.case"), "%s",
+          out);
+}

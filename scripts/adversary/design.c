@@ -1,0 +1,257 @@
+/* The designs: a row each, and the text by which a row or its changes are chosen. */
+#include "adversary.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+#define PLAIN .inverse = SUBSTITUTION, .output = FP32
+#define FLA .factors = BF16, .values = BF16, .stored = 1, .inverse = EXPLICIT, .output = BF16
+#define ALL_TF32(f) .factors = f, .values = f, .scores = f, .inverse = EXPLICIT, .output = BF16
+
+const design designs[] = {
+    {.name = "recurrent", .base = "fp32", PLAIN},
+    {.name = "recurrent-pairwise", .base = "fp32", .sums = PAIRWISE, PLAIN},
+    {.name = "chunk16", .base = "fp32", .chunk = 16, PLAIN},
+    {.name = "chunk32", .base = "fp32", .chunk = 32, PLAIN},
+    {.name = "chunk64", .base = "fp32", .chunk = 64, PLAIN},
+    {.name = "chunk128", .base = "fp32", .chunk = 128, PLAIN},
+    {.name = "chunk64-reversed", .base = "fp32", .chunk = 64, .sums = REVERSED, PLAIN},
+    {.name = "chunk64-pairwise", .base = "fp32", .chunk = 64, .sums = PAIRWISE, PLAIN},
+    {.name = "chunk16-neumann", .base = "fp32", .chunk = 16, .inverse = NEUMANN},
+    {.name = "chunk64-doubling", .base = "fp32", .chunk = 64, .inverse = DOUBLING},
+    {.name = "recurrent-state-bf16",
+     .base = "bf16",
+     .state = BF16,
+     .state_every = 1,
+     .inverse = SUBSTITUTION,
+     .output = BF16},
+    {.name = "recurrent-states-bf16",
+     .base = "bf16",
+     .state = BF16,
+     .state_every = 1,
+     .both_states = 1,
+     .inverse = SUBSTITUTION,
+     .output = BF16},
+    {.name = "recurrent-state-bf16-64",
+     .base = "bf16",
+     .state = BF16,
+     .state_every = 64,
+     .inverse = SUBSTITUTION,
+     .output = BF16},
+    {.name = "recurrent-state-sr",
+     .base = "bf16",
+     .state = BF16,
+     .state_every = 1,
+     .stochastic = 1,
+     .inverse = SUBSTITUTION,
+     .output = BF16},
+    {.name = "chunk64-bf16", .base = "bf16", .chunk = 64, FLA},
+    {.name = "chunk64-bf16-out-fp32",
+     .base = "bf16",
+     .chunk = 64,
+     .factors = BF16,
+     .values = BF16,
+     .stored = 1,
+     .inverse = EXPLICIT,
+     .output = FP32},
+    {.name = "chunk64-bf16-reversed", .base = "bf16", .chunk = 64, .sums = REVERSED, FLA},
+    {.name = "chunk64-bf16-state-bf16",
+     .base = "bf16",
+     .chunk = 64,
+     .state = BF16,
+     .state_every = 64,
+     FLA},
+    {.name = "chunk64-bf16-states-bf16",
+     .base = "bf16",
+     .chunk = 64,
+     .state = BF16,
+     .state_every = 64,
+     .both_states = 1,
+     FLA},
+    {.name = "chunk64-bf16-state-sr",
+     .base = "bf16",
+     .chunk = 64,
+     .state = BF16,
+     .state_every = 64,
+     .stochastic = 1,
+     FLA},
+    {.name = "chunk16-gated-bf16", .base = "bf16", .chunk = 16, .scores = BF16, FLA},
+    {.name = "chunk32-gated-bf16", .base = "bf16", .chunk = 32, .scores = BF16, FLA},
+    {.name = "chunk16-neumann-bf16",
+     .base = "bf16",
+     .chunk = 16,
+     .factors = BF16,
+     .values = BF16,
+     .stored = 1,
+     .inverse = NEUMANN,
+     .output = BF16},
+    {.name = "chunk64-doubling-bf16",
+     .base = "bf16",
+     .chunk = 64,
+     .factors = BF16,
+     .values = BF16,
+     .stored = 1,
+     .inverse = DOUBLING,
+     .output = BF16},
+    {.name = "chunk64-fp16",
+     .base = "bf16",
+     .chunk = 64,
+     .factors = FP16,
+     .values = FP16,
+     .stored = 1,
+     .inverse = EXPLICIT,
+     .output = BF16},
+    {.name = "chunk64-fp16-factors",
+     .base = "bf16",
+     .chunk = 64,
+     .factors = FP16,
+     .values = BF16,
+     .stored = 1,
+     .inverse = EXPLICIT,
+     .output = BF16},
+    {.name = "chunk64-tf32", .base = "bf16", .chunk = 64, ALL_TF32(TF32)},
+    {.name = "chunk64-tf32rz", .base = "bf16", .chunk = 64, ALL_TF32(TF32RZ)},
+};
+const int ndesign = sizeof designs / sizeof *designs;
+
+static const char *const inverse_names[INVERSES] = {"substitution", "explicit", "neumann",
+                                                    "doubling"};
+static const char *const order_names[ORDERS] = {"in-order", "reversed", "pairwise"};
+
+static int find(const char *const *names, int n, const char *name) {
+    for (int i = 0; i < n; i++)
+        if (!strcmp(names[i], name)) return i;
+    return -1;
+}
+
+typedef struct {
+    const char *key;
+    size_t at; /* an int of struct design */
+    const char *const *names;
+    int n; /* 0: a number */
+} design_key;
+
+/* The enumerations have the size of an int (checked below). */
+static const design_key KEYS[] = {
+    {"chunk", offsetof(design, chunk), NULL, 0},
+    {"factors", offsetof(design, factors), format_names, FORMATS},
+    {"values", offsetof(design, values), format_names, FORMATS},
+    {"stored", offsetof(design, stored), NULL, 0},
+    {"scores", offsetof(design, scores), format_names, FORMATS},
+    {"inverse", offsetof(design, inverse), inverse_names, INVERSES},
+    {"sums", offsetof(design, sums), order_names, ORDERS},
+    {"state", offsetof(design, state), format_names, FORMATS},
+    {"every", offsetof(design, state_every), NULL, 0},
+    {"stochastic", offsetof(design, stochastic), NULL, 0},
+    {"both", offsetof(design, both_states), NULL, 0},
+    {"output", offsetof(design, output), format_names, FORMATS},
+};
+_Static_assert(sizeof(format) == sizeof(int), "keys are set as ints");
+
+static int set_key(design *d, const char *key, const char *value, char why[256]) {
+    for (size_t i = 0; i < sizeof KEYS / sizeof *KEYS; i++) {
+        const design_key *k = &KEYS[i];
+        if (strcmp(k->key, key)) continue;
+        char *end;
+        const long number = strtol(value, &end, 10);
+        const int x = k->n ? find(k->names, k->n, value) : *end ? -1 : (int)number;
+        if (x < 0) {
+            snprintf(why, 256, "ADVERSARY_DESIGN: %s = '%.60s' is not known", key, value);
+            return -1;
+        }
+        memcpy((char *)d + k->at, &x, sizeof x);
+        return 0;
+    }
+    snprintf(why, 256, "ADVERSARY_DESIGN: no key '%.60s'", key);
+    return -1;
+}
+
+/* What the two ways to compute a head cannot do with each other. */
+static int check(const design *d, char why[256]) {
+    const char *wrong = NULL;
+    if (d->chunk > 256) wrong = "chunk is at most 256";
+    if (!d->chunk && d->scores) wrong = "scores belong to chunks";
+    if (d->chunk && d->state && d->state_every != 64)
+        wrong = "in chunks the state is rounded every 64 tokens";
+    if (d->stored && (d->factors == TF32RZ || d->values == TF32RZ))
+        wrong = "tf32rz is a format of operands, not of storage";
+    if (wrong) snprintf(why, 256, "ADVERSARY_DESIGN: %s", wrong);
+    return wrong ? -1 : 0;
+}
+
+int design_parse(const char *text, design *d, char why[256]) {
+    char copy[256], *save;
+    snprintf(copy, sizeof copy, "%s", text && *text ? text : "chunk64");
+    const char *name = strtok_r(copy, ",", &save);
+    int at = 0;
+    while (at < ndesign && strcmp(designs[at].name, name))
+        at++;
+    if (at == ndesign) {
+        snprintf(why, 256, "ADVERSARY_DESIGN: no design '%.60s'", name);
+        return -1;
+    }
+    *d = designs[at];
+    for (char *key = strtok_r(NULL, ",", &save); key; key = strtok_r(NULL, ",", &save)) {
+        char *value = strchr(key, '=');
+        if (value) *value++ = 0;
+        if (set_key(d, key, value ? value : "", why)) return -1;
+    }
+    return check(d, why);
+}
+
+/* Is this how words of ref/design.h mean it? They know no state that is kept for several tokens, no
+ * rounded gradient of it, no random rounding, no tf32, and one format for all operands of a chunk.
+ */
+static int has_words(const design *d) {
+    if (d->stochastic || d->both_states) return 0;
+    if (!d->chunk) return !d->factors && !d->values && (!d->state || d->state_every == 1);
+    if (d->state && d->chunk != d->state_every) return 0;
+    if (d->chunk < 8 || d->factors != d->values) return 0;
+    if (d->factors == TF32 || d->factors == TF32RZ || !!d->factors != d->stored) return 0;
+    return !d->scores || d->scores == d->factors;
+}
+
+int design_declares(const design *d, char *text, size_t size) {
+    const int bf16 = !strcmp(d->base, "bf16");
+    char chunk[16];
+    const char *word[8];
+    int n = 0;
+    if (!has_words(d)) return 0;
+    snprintf(chunk, sizeof chunk, "chunk=%d", d->chunk);
+    if (d->chunk != 64) word[n++] = d->chunk ? chunk : "recurrent";
+    if (d->chunk && bf16 && d->factors == FP32) word[n++] = "factors=fp32";
+    if (d->factors == FP16) word[n++] = "factors=fp16";
+    if (d->chunk && !bf16 && d->factors == BF16) word[n++] = "factors=bf16";
+    if (d->state) word[n++] = d->state == FP16 ? "state=fp16" : "state=bf16";
+    if (bf16 && d->output == FP32) word[n++] = "out=fp32";
+    if (d->scores) word[n++] = "scores=gated";
+    if (d->chunk && !bf16 && d->inverse != SUBSTITUTION) word[n++] = "inverse=product";
+    if (d->chunk && bf16 && d->inverse == SUBSTITUTION) word[n++] = "inverse=solve";
+    *text = 0;
+    for (int i = 0; i < n; i++) {
+        const size_t at = strlen(text);
+        snprintf(text + at, size - at, "%s%s", i ? "," : "", word[i]);
+    }
+    return 1;
+}
+
+double design_roundoff(const design *d) {
+    const format used[] = {d->factors, d->values, d->scores, d->state, d->output};
+    double u = 0;
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++) {
+        const double v = unit_roundoff(used[i]);
+        u = v > u ? v : u;
+    }
+    return u;
+}
+
+const char *adversary_designs(void) {
+    static char text[8192];
+    size_t at = 0;
+    for (int i = 0; i < ndesign; i++) {
+        char declares[128];
+        if (!design_declares(&designs[i], declares, sizeof declares)) strcpy(declares, "-");
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s\t%s\t%s\t%s\n", designs[i].name,
+                               designs[i].base, declares, designs[i].state ? "state" : "");
+    }
+    return text;
+}

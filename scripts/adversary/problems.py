@@ -1,0 +1,131 @@
+"""Problems: the cases that the plug-in fits, and generated ones of any seed."""
+import hashlib
+import json
+import os
+import random
+import struct
+
+from plugin import Stop
+
+
+class Problem:
+    """A case file: name, folder, text, keys."""
+
+    def __init__(self, path):
+        self.folder, name = os.path.split(path)
+        self.name = name[:-len(".case")]
+        try:
+            with open(path) as f:
+                self.text = f.read()
+        except OSError as e:
+            raise Stop("%s: %s" % (path, e.strerror))
+        lines = [line.split("#")[0] for line in self.text.split("\n")]
+        pairs = [line.split("=", 1) for line in lines if "=" in line]
+        self.keys = {k.strip(): v.strip() for k, v in pairs}
+        self.hash = hashlib.sha1(self.text.encode()).hexdigest()[:8]
+
+    def recorded_shape(self):
+        """Of q in the safetensors file: tokens first, key width last."""
+        path = os.path.join(self.folder, self.keys["data"])
+        try:
+            with open(path, "rb") as f:
+                size = struct.unpack("<Q", f.read(8))[0]
+                head = json.loads(f.read(size))
+        except (OSError, ValueError, struct.error) as e:
+            raise Stop("%s: data = %s: %s" % (self.name, self.keys["data"], e))
+        return [n for n in head["q"]["shape"] if n > 1]
+
+    def cost(self):
+        """State entries that are touched: tokens, heads, key and value width."""
+        number = {k: int(v) for k, v in self.keys.items() if v.isdigit()}
+        T, K = number.get("T"), number.get("K")
+        if "data" in self.keys:
+            shape = self.recorded_shape()
+            T, K = T or shape[0], K or shape[-1]
+        heads = number.get("HV", number.get("H", 1))
+        return T * heads * K * number.get("V", K)
+
+    def fits(self, most):
+        if self.keys.get("op") not in ("gdn", "kda", "mkda"):
+            return False
+        return self.keys.get("nonfinite") != "allow" and self.cost() <= most
+
+    def exact(self):
+        return self.keys.get("keys") == "exact"
+
+
+def gate_lines(rng):
+    gate = rng.choice(["log", "log", "softplus", "softplus", "lower_bound"])
+    lines = ["gate = " + gate]
+    if gate == "log":
+        lines.append("g_scale = %g" % rng.choice([1e-4, 1e-3, 0.01, 0.05, 0.3, 2]))
+    if gate == "softplus":
+        lines.append("g_mean = %g" % rng.choice([-6, -4, -2, 0]))
+    if gate == "lower_bound":
+        lines += ["lower_bound = -5", "g_mean = %g" % rng.choice([-6, -3, 0])]
+    if rng.random() < 0.4:
+        lines.append("g_head_spread = %g" % rng.choice([2, 4]))
+    return lines
+
+
+def beta_lines(rng, R):
+    if R > 1:
+        return ["beta = plain", "beta_lo = 0.05", "beta_hi = %g" % (2 / R)]
+    form = rng.choice(["plain", "sigmoid", "sigmoid2"])
+    if form != "plain":
+        return ["beta = " + form]
+    low = rng.choice([0.01, 0.3, 0.8])
+    return ["beta = plain", "beta_lo = %g" % low, "beta_hi = %g" % (low + 0.19)]
+
+
+def generated_text(seed):
+    """A random problem, the same for the same seed on every machine."""
+    rng = random.Random("adversary %d" % seed)
+    op = rng.choice(["kda", "kda", "kda", "gdn", "mkda"])
+    R = rng.choice([2, 4]) if op == "mkda" else 1
+    T, H = 2 * rng.choice([33, 48, 64, 81, 100, 128, 150]), rng.choice([1, 1, 2])
+    lines = ["reason = generated problem", "source = scripts/adversary/run", "op = " + op,
+             "seed = %d" % (70000 + seed), "T = %d" % T, "H = %d" % H,
+             "HV = %d" % (H * rng.choice([1, 2, 2])), "K = %d" % rng.choice([16, 32, 32, 48]),
+             "V = %d" % rng.choice([16, 32, 48]), "R = %d" % R,
+             "dtype = %s" % rng.choice(["bf16", "bf16", "bf16", "fp32"]),
+             "ranks = 1,2", "base = fp32,bf16", "chain = fp32"]
+    lines += gate_lines(rng) + beta_lines(rng, R)
+    if rng.random() < 0.5:
+        lines.append("l2norm = yes")
+    if rng.random() < 0.4:
+        lines.append("s0_scale = 0.5")
+    if rng.random() < 0.4:
+        lines.append("dstate = yes")
+    if rng.random() < 0.3:
+        cuts = sorted(rng.sample(range(1, T), 3))
+        cuts.insert(1, cuts[0])                              # an empty sequence
+        lines.append("cu_seqlens = " + ",".join(map(str, [0] + cuts + [T])))
+    return "\n".join(lines) + "\n"
+
+
+def write_generated(folder, seed):
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, "adversary-%05d.case" % seed)
+    with open(path, "w") as f:
+        f.write(generated_text(seed))
+    return Problem(path)
+
+
+def all_cases(folder, most):
+    names = sorted(f for f in os.listdir(folder) if f.endswith(".case"))
+    found = [Problem(os.path.join(folder, n)) for n in names]
+    return [p for p in found if p.fits(most)]
+
+
+def choose_problems(a):
+    """Of the options --cases, --most, --generated and --seed, in an order that mixes them."""
+    folder = os.path.abspath(a.folder)
+    if a.cases == "all":
+        found = all_cases(folder, a.most)
+    else:
+        names = [n for n in a.cases.split(",") if n]
+        found = [Problem(os.path.join(folder, n + ".case")) for n in names]
+    seeds = range(a.seed, a.seed + a.generated)
+    found += [write_generated(os.path.join(a.out, "cases"), s) for s in seeds]
+    return sorted(found, key=lambda p: hashlib.sha1(p.name.encode()).digest())
