@@ -107,12 +107,15 @@ static void errors_of_dH(dp_budget_base *w, int r, int hv) {
     free(H), free(dout);
 }
 
-void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int power, int backward) { dp_budget_base_given(w, ref, base, power, backward, NULL); }
+void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int power, int backward) {
+    const dp_design design = dp_design_of(base);
+    dp_budget_base_given(w, ref, &design, power, backward, NULL);
+}
 
-void dp_budget_base_given(dp_budget_base *w, dp_sim *ref, dp_base base, int power, int backward, const dp_given_error *given) {
+void dp_budget_base_given(dp_budget_base *w, dp_sim *ref, const dp_design *design, int power, int backward, const dp_given_error *given) {
     const dp_problem *p = ref->p;
     const int Kg = dp_Kg(p), nr = ref->N * p->HV;
-    *w = (dp_budget_base){.ref = ref, .base = base, .r = dp_rounding_of(base, power), .entries = given != NULL};
+    *w = (dp_budget_base){.ref = ref, .base = design->base, .r = dp_rounding_of_design(design, power), .entries = given != NULL};
     if (given) w->given = *given;
     w->Dg = dp_doubles(p->T * p->HV * Kg);
     for (int64_t t = 0; t < p->T; t++)

@@ -36,7 +36,7 @@ typedef struct {
     double **eS, **edS, *row[10];   /* errors entering the ranks and row bounds of the last run: often the same for the next format */
 } dp_budget_base;
 void dp_budget_base_init(dp_budget_base *w, dp_sim *ref, dp_base base, int p, int backward);
-void dp_budget_base_given(dp_budget_base *w, dp_sim *ref, dp_base base, int p, int backward, const dp_given_error *given);      /* NULL: none */
+void dp_budget_base_given(dp_budget_base *w, dp_sim *ref, const dp_design *design, int p, int backward, const dp_given_error *given);      /* NULL: none */
 void dp_budget_base_free(dp_budget_base *w);
 
 typedef struct {

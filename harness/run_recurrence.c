@@ -145,11 +145,13 @@ static dp_allowance allowance_of(const dp_run *r) {
     return ALLOWANCE[w][r->base == DP_BASE_BF16];
 }
 
-/* Are the bounds of budget.h those of this design? Chunks may have any length; outputs that leave in a wider format than the base's are within them. */
+/* Are the bounds of budget.h those of this design? Chunks may have any length; outputs that leave in a wider format than the base's are within them;
+ * operands of scores may carry their decay in bf16. */
 static int bounds_are_derived(const dp_design *design) {
     const dp_design plain = dp_design_of(design->base);
     dp_design d = *design;
     d.chunk = plain.chunk;
+    if (design->base == DP_BASE_BF16) d.gated = plain.gated;
     if (d.out == DP_FP32) d.out = plain.out;
     return design->chunk && dp_design_same(&d, &plain);
 }
@@ -384,19 +386,19 @@ static void *with_given(const void *what, size_t n, const dp_problem *p, const d
 }
 
 /* The same pipeline in chunks of another length: with a reference of its own. */
-static void budget_of_chunks(split *sp, dp_base base, dp_format chain, int chunk, dp_budget *out) {
+static void budget_of_chunks(split *sp, const dp_design *design, dp_format chain, const dp_given_error *given, dp_budget *out) {
     const int backward = sp->c->backward;
     dp_design exact = dp_design_of(DP_BASE_FP64);
     dp_budget worst;
     dp_sim ref;
-    exact.chunk = chunk;
+    exact.chunk = design->chunk;
     const dp_status st = dp_sim_new_design(&ref, &sp->c->p, &exact, sp->N, NULL);
     assert(!st);
     (void)st;
     dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
     for (int p = 2; p >= 1; p--) {
         dp_budget_base w;
-        dp_budget_base_init(&w, &ref, base, p, backward);
+        dp_budget_base_given(&w, &ref, design, p, backward, given);
         dp_budget_run(&w, chain, backward, p == 2 ? out : &worst);
         dp_budget_base_free(&w);
     }
@@ -406,10 +408,10 @@ static void budget_of_chunks(split *sp, dp_base base, dp_format chain, int chunk
 }
 
 static void budget(const dp_run_options *o, split *sp, const dp_design *design, dp_format chain, budget_bases *w, dp_budget *out) {
-    const dp_base base = design->base;
+    const dp_design plain = dp_design_of(design->base);
     const dp_case *c = sp->c;
-    const int chunk = bounds_are_derived(design) ? design->chunk : DP_CHUNK;
-    const int32_t what[] = {sp->N, base, chain, c->backward, chunk};
+    if (!bounds_are_derived(design)) design = &plain;
+    const int32_t what[] = {sp->N, design->base, chain, c->backward, design->chunk, design->gated};
     const dp_given_error *given = sp->step ? &sp->step->err : NULL;
     dp_part part[DP_BUDGET_PARTS];
     dp_budget worst;
@@ -423,15 +425,15 @@ static void budget(const dp_run_options *o, split *sp, const dp_design *design, 
         if (dp_cache_load(o->cache, DP_CACHE_BOUND, key, part, dp_budget_parts(&c->p, sp->N, out, part))) return;
     }
     dp_budget_free(out);
-    if (chunk != DP_CHUNK) {
-        budget_of_chunks(sp, base, chain, chunk, out);
+    if (design->chunk != DP_CHUNK || design->gated) {
+        budget_of_chunks(sp, design, chain, given, out);
         if (o->cache) dp_cache_save(o->cache, DP_CACHE_BOUND, key, part, dp_budget_parts(&c->p, sp->N, out, part));
         return;
     }
     reference(sp);
     if (!w->ready) {
-        dp_budget_base_given(&w->sound, sp->ref, base, 1, c->backward, given);
-        dp_budget_base_given(&w->probable, sp->ref, base, 2, c->backward, given);
+        dp_budget_base_given(&w->sound, sp->ref, design, 1, c->backward, given);
+        dp_budget_base_given(&w->probable, sp->ref, design, 2, c->backward, given);
         w->ready = 1;
     }
     dp_budget_run(&w->probable, chain, c->backward, out);
@@ -940,6 +942,15 @@ static dp_run *cuda_record(const dp_case *c, dp_backend be, int ranks, dp_base b
     return r;
 }
 
+/* gpu/fast: chunks of 64 rows, scores from operands that carry their decay. One of the two directions suffices. */
+static dp_design design_of_path(dp_base base, const char *path, int R) {
+    dp_design d = dp_design_of(base);
+    if (!strstr(path, "fast")) return d;
+    d.gated = 1;
+    d.chunk = DP_CHUNK / R;
+    return d;
+}
+
 /* One way of one (base, chain): judged, or skipped with the kernels' own reason. */
 static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_base base, dp_format f, dp_cuda_way way, budget_bases *w, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
@@ -956,6 +967,7 @@ static dp_status cuda_run(const dp_run_options *o, split *sp, dp_backend be, dp_
     if (st && st != DP_EINPUT) return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[be], sp->N, why.msg);
     dp_run *r = cuda_record(c, be, sp->N, base, f, way, st ? (no ? no : why.msg) : NULL, out);
     if (!st) {
+        r->design = design_of_path(base, res.path, c->p.R);
         budget(o, sp, &r->design, f, w, &b);
         expect_run(sp, 0, r);
         r->path = res.path, r->segments = res.segments, r->saved = res.saved, r->kept = res.kept;

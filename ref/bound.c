@@ -22,6 +22,12 @@ dp_rounding dp_rounding_of(dp_base b, int p) {
     return r;
 }
 
+dp_rounding dp_rounding_of_design(const dp_design *d, int p) {
+    dp_rounding r = dp_rounding_of(d->base, p);
+    if (d->gated) r.pair = 2 * r.uo * (1 + 0x1p-6);
+    return r;
+}
+
 int64_t dp_state_error_size(const dp_rounding *r, int K, int V) { return r->p == 1 ? V : 2 * (int64_t)K * V; }
 int64_t dp_chain_error_size(const dp_rounding *r, int K) { return r->p == 1 ? 1 : (int64_t)K * K; }
 

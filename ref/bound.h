@@ -19,6 +19,7 @@
 #ifndef DP_BOUND_H
 #define DP_BOUND_H
 #include "chunk.h"
+#include "design.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -29,12 +30,16 @@ typedef struct {
     double us;     /* a store, beyond u: 2^-8 where FLA stores bf16, else 0 */
     double uo;     /* rounding of a product's operand that was not stored in that format: 2^-8, else 0 */
     double tiny;   /* absolute error of an operation through underflow or flush to zero: 2^-126 (fp64: 2^-1022) */
+    double pair;   /* a pair's decay, beyond u: operands that carry it are rounded (design scores=gated); 0 */
     int inverse;   /* 1: w, u come from products with the stored inverse (bf16), 0: from a triangular solve */
     int p;         /* 1 sound, 2 probable */
 } dp_rounding;
 static inline double dp_pw(const dp_rounding *r, double x) { return r->p == 2 ? x * x : x < 0 ? -x : x; }   /* |x|^p */
 #define DP_LAMBDA 6.0      /* 2 exp(-18) = 3e-8 a row */
 dp_rounding dp_rounding_of(dp_base b, int p);
+/* The same of a design: chunk_gated.h rounds both operands of a score, and the adjoint of the score, to bf16. Their products with fp32 exponentials
+ * of at most 2 * 76 add less than 2^-6 of that. */
+dp_rounding dp_rounding_of_design(const dp_design *d, int p);
 int64_t dp_state_error_size(const dp_rounding *r, int K, int V);   /* entries of e */
 int64_t dp_chain_error_size(const dp_rounding *r, int K);          /* entries of b */
 /* The bound itself (for p = 2: DP_LAMBDA sqrt) of the whole tensor whose error is held in D[n]; p = 1: columns, or one number. */

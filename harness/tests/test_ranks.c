@@ -1,4 +1,5 @@
 /* The chunk solver and the simulated ranks in fp64 against the long double step recurrence: every model, layout and rank count. */
+#include "../../ref/chunk_gated.h"
 #include "../budget.h"
 #include "../ranks.h"
 #include "gt.h"
@@ -15,6 +16,7 @@ static const struct { const char *name; oracle_spec s; } SPECS[] = {
     {"kda", {DP_KDA, 240, 1, 2, 8, 16, 1, 0, NULL, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID2, 1, 1, 1, 0.1, 2}},
     {"kda weak decay, gva 4, packed", {DP_KDA, 240, 1, 4, 12, 8, 1, 6, CU_PACKED, DP_GATE_LOG, DP_BETA_PLAIN, 0, 1, 1, 0.01, 3}},
     {"kda lower bound, crossing", {DP_KDA, 240, 2, 2, 8, 8, 1, 3, CU_CROSS, DP_GATE_LOWER_BOUND, DP_BETA_SIGMOID, 1, 0, 1, 0.02, 4}},
+    {"kda strong decay", {DP_KDA, 240, 1, 2, 16, 8, 1, 0, NULL, DP_GATE_LOG, DP_BETA_PLAIN, 1, 0, 1, 20, 8}},
     {"mkda R=2, aligned", {DP_MKDA, 240, 1, 2, 16, 8, 2, 3, CU_ALIGNED, DP_GATE_LOG, DP_BETA_PLAIN, 0, 1, 1, 0.02, 5}},
     {"mkda R=4", {DP_MKDA, 240, 1, 1, 16, 12, 4, 0, NULL, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID, 1, 0, 1, 0.05, 6}},
     {"mkda R=2, packed", {DP_MKDA, 240, 2, 4, 8, 4, 2, 6, CU_PACKED, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID, 1, 1, 1, 0.01, 7}},
@@ -66,14 +68,17 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
         oracle_run(&p, &want, 1);
         REQUIRE(dp_sim_new(&ref, &p, DP_BASE_FP64, 3, DP_FAULT_NONE, NULL) == DP_OK, "%s", SPECS[i].name);
         dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, 1);
-        for (int base = DP_BASE_FP32; base <= DP_BASE_BF16; base++) {
+        for (int k = 0; k < 2 + DP_ANCHORS; k++) {              /* fp32, bf16, bf16 with gated scores and each anchor */
+            const dp_base base = k ? DP_BASE_BF16 : DP_BASE_FP32;
             const dp_format chain = base == DP_BASE_BF16 ? DP_BF16 : DP_FP32;
+            dp_design design = dp_design_of(base);
             dp_sim s;
             dp_budget_base w;
             dp_budget b;
-            REQUIRE(dp_sim_new(&s, &p, base, 3, DP_FAULT_NONE, NULL) == DP_OK, "%s", SPECS[i].name);
+            design.gated = k > 1 ? k - 1 : 0;
+            REQUIRE(dp_sim_new_design(&s, &p, &design, 3, NULL) == DP_OK, "%s", SPECS[i].name);
             dp_sim_run(&s, chain, DP_MERGE_ALLGATHER, 1);
-            dp_budget_base_init(&w, &ref, base, 2, 1);
+            dp_budget_base_given(&w, &ref, &design, 2, 1, NULL);
             dp_budget_run(&w, chain, 1, &b);
             for (int f = 0; f < dp_result_nfields; f++) {
                 int64_t rows, width;
@@ -87,7 +92,7 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
                     err += e;
                     top = fmax(top, e == 0 ? 0 : sqrt(e) / b.row[f][r]);
                 }
-                CHECK(top <= 1, "%s, base %s: %s at %.3g of its bound", SPECS[i].name, dp_base_names[base], dp_result_fields[f].name, top);
+                CHECK(top <= 1, "%s, base %s, gated %d: %s at %.3g of its bound", SPECS[i].name, dp_base_names[base], design.gated, dp_result_fields[f].name, top);
                 if (f == 0) CHECK(sqrt(err / norm) >= (base == DP_BASE_BF16 ? 0x1p-8 : 0x1p-24) / 16, "%s, base %s: o is too good, %.2e", SPECS[i].name, dp_base_names[base], sqrt(err / norm));
             }
             dp_budget_free(&b), dp_budget_base_free(&w), dp_sim_free(&s);

@@ -2,6 +2,7 @@
  * summed.
  */
 #include "expected.h"
+#include "../../ref/chunk_gated.h"
 #include "../../ref/gate.h"
 #include "../tap.h"
 #include "drawn_run.h"
@@ -423,12 +424,20 @@ static int is_asked_for(const drawing *a, int N, const dp_design *design, dp_for
     return 0;
 }
 
+/* Where kernels anchor the decays of a block is nothing that they declare: every draw has another. */
+static dp_design of_draw(const dp_design *design, int d) {
+    dp_design mine = *design;
+    if (mine.gated) mine.gated = 1 + d % DP_ANCHORS;
+    return mine;
+}
+
 /* One design on N ranks: opens *one when nothing did. */
 static void run_design(const drawing *a, const layout *l, const dp_design *design, reference *ref,
                        const dp_conv conv[3], int d, dp_drawn_run *one) {
+    const dp_design mine = of_draw(design, d);
     for (int f = 0; f < DP_NFORMATS; f++) {
         if (!is_asked_for(a, l->N, design, (dp_format)f)) continue;
-        if (!one->N) dp_drawn_open(one, design, &ref->one.p, conv, l->N, a->rq->backward);
+        if (!one->N) dp_drawn_open(one, &mine, &ref->one.p, conv, l->N, a->rq->backward);
         dp_drawn_split(one, l->N);
         dp_drawn_all(one, (dp_format)f);
         for (int i = 0; i < a->npolicy; i++) {
