@@ -131,6 +131,8 @@ void activate_head(const design *d, const problem *p, int seq, int hv, head_in *
     const int64_t t0 = p->cu[seq];
     const int K = p->K, V = p->V, R = p->R;
     *in = head_new(p, p->cu[seq + 1] - t0);
+    in->first = t0;
+    in->rank_tokens = p->T / (p->ranks > 1 ? p->ranks : 1);
     activate_gates(p, t0, hv, in);
     activate_state(p, seq, hv, in);
     for (int64_t t = 0; t < in->T; t++) {

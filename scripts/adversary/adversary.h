@@ -183,6 +183,7 @@ const char *adversary_faults(void);
 
 typedef struct {
     int64_t T;
+    int64_t first, rank_tokens; /* of the whole problem: its first token, tokens of a rank */
     int K, V, R, one_gate, backward;
     float scale;
     float *q, *k, *v, *g, *beta; /* [T][K] [T][R][K] [T][R][V] [T][K] [T][R] */

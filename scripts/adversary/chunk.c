@@ -398,15 +398,25 @@ static void scale_all(float by, float *x, int64_t n) {
         x[i] *= by;
 }
 
+/* Chunks start anew where a rank starts. */
+static int64_t chunk_end(const design *d, const head_in *in, int64_t t0) {
+    const int64_t next_rank = in->rank_tokens - (in->first + t0) % in->rank_tokens;
+    int64_t n = in->T - t0 < d->chunk ? in->T - t0 : d->chunk;
+    if (next_rank < n) n = next_rank;
+    return t0 + n;
+}
+
 void chunk_head(const design *d, const head_in *in, head_out *out) {
     const work w = {d, in, out};
     const int64_t KV = (int64_t)in->K * in->V, carry = carry_token(d, in->T);
-    const int count = (int)((in->T + d->chunk - 1) / d->chunk);
+    int count = 0;
+    for (int64_t t = 0; t < in->T; t = chunk_end(d, in, t))
+        count++;
     chunk *all = calloc((size_t)count + 1, sizeof *all);
     memcpy(out->state, in->s0, sizeof(float) * (size_t)KV);
-    for (int i = 0; i < count; i++) {
-        const int64_t t0 = (int64_t)i * d->chunk;
-        begin_chunk(&w, t0, (int)(in->T - t0 < d->chunk ? in->T - t0 : d->chunk), &all[i]);
+    int64_t t0 = 0;
+    for (int i = 0; i < count; i++, t0 = chunk_end(d, in, t0)) {
+        begin_chunk(&w, t0, (int)(chunk_end(d, in, t0) - t0), &all[i]);
         if (t0 == carry) scale_all(knob.carry_gain, out->state, KV);
         advance(&w, &all[i], out->state);
         write_output(&w, &all[i]);
