@@ -4,6 +4,7 @@
 Reads records only; no verdict is decided here. Exit status 0, or 2 when the record cannot be read (the message names file and field)
 or the report cannot be written. Runs isolated (python -I), from any folder.
 """
+
 import io
 import multiprocessing
 import os
@@ -12,10 +13,12 @@ import signal
 import sys
 import traceback
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # where this program's own modules are; -I leaves that out
+sys.path.insert(
+    0, os.path.dirname(os.path.abspath(__file__))
+)  # where this program's own modules are; -I leaves that out
 
-import files                                                     # noqa: E402
-import record                                                    # noqa: E402
+import files
+import record
 
 PNG_DPI = 180
 
@@ -26,8 +29,16 @@ def render(job):
     fig = plot.draw()
     stem = os.path.join(folder, plot.name)
     files.write(stem + ".png", saved(fig, "png", dpi=PNG_DPI))
-    files.write(stem + ".pdf", saved(fig, "pdf", metadata={"CreationDate": None, "Title": plot.title}))
-    svg = None if plot.table else saved(fig, "svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}).decode()
+    files.write(
+        stem + ".pdf", saved(fig, "pdf", metadata={"CreationDate": None, "Title": plot.title})
+    )
+    svg = (
+        None
+        if plot.table
+        else saved(
+            fig, "svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        ).decode()
+    )
     figures_module.plt.close(fig)
     return plot.table() if plot.table else data_uri(shorten(svg))
 
@@ -41,9 +52,17 @@ def saved(fig, kind, **options):
 def shorten(svg):
     """The same picture in fewer bytes: coordinates in 0.1 pt (0.01 below 10) instead of 1e-6, short glyph names, no comments, metadata or unused ids, single
     quotes (the text is percent-encoded into an attribute)."""
-    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg[svg.index("<svg"):], flags=re.S)
-    svg = re.sub(r' (?:d|x|y)="[^"]*"|translate\([^)]*\)', lambda m: re.sub(r"(\d\d\.\d|\.\d\d)\d+", r"\1", m[0]), svg)
-    svg = re.sub(r' id="[a-zA-Z0-9]+_[0-9_]+"', "", svg).replace("DejaVuSans-", "D").replace("xlink:href", "href")
+    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
+    svg = re.sub(
+        r' (?:d|x|y)="[^"]*"|translate\([^)]*\)',
+        lambda m: re.sub(r"(\d\d\.\d|\.\d\d)\d+", r"\1", m[0]),
+        svg,
+    )
+    svg = (
+        re.sub(r' id="[a-zA-Z0-9]+_[0-9_]+"', "", svg)
+        .replace("DejaVuSans-", "D")
+        .replace("xlink:href", "href")
+    )
     svg = re.sub(r"<g>\s*(<g [^>]*>(?:\s*<use [^>]*>)*\s*</g>)\s*</g>", r"\1", svg)
     return re.sub(r">\s+<", "><", re.sub(r"\s+", " ", svg.replace("'", "").replace('"', "'")))
 
@@ -53,6 +72,7 @@ def draw_all(rec, folder):
     global PLOTS, figures_module, data_uri
     import figures as figures_module
     from markup import data_uri
+
     PLOTS = figures_module.plots(rec)
     os.makedirs(folder, exist_ok=True)
     jobs = [(i, folder) for i in range(len(PLOTS))]
@@ -69,7 +89,11 @@ def own_figures(page):
         text = files.read(page).decode("utf-8", "replace")
     except OSError:
         return set()
-    return set(re.findall(r'href="figures/([A-Za-z0-9._-]+\.(?:png|pdf))"', text)) if "<title>deltaproof report" in text else set()
+    return (
+        set(re.findall(r'href="figures/([A-Za-z0-9._-]+\.(?:png|pdf))"', text))
+        if "<title>deltaproof report" in text
+        else set()
+    )
 
 
 def remove_old(folder, old, figures):
@@ -81,14 +105,20 @@ def remove_old(folder, old, figures):
 
 def make(folder):
     """Exit status."""
-    from museum import load as load_museum, load_kernels
+    from museum import load as load_museum
+    from museum import load_kernels
+
     try:
         rec = record.load(os.path.join(folder, "results.json"))
-        museum, kernels = load_museum(os.path.join(folder, "museum.json")), load_kernels(os.path.join(folder, "kernels.json"))
+        museum, kernels = (
+            load_museum(os.path.join(folder, "museum.json")),
+            load_kernels(os.path.join(folder, "kernels.json")),
+        )
     except record.Malformed as e:
         print(f"report: {e}", file=sys.stderr)
         return 2
     from page import page
+
     figures_folder, out = os.path.join(folder, "figures"), os.path.join(folder, "report.html")
     try:
         old = own_figures(out)
@@ -102,21 +132,33 @@ def make(folder):
 
 
 def main(argv):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))      # what is being written is removed on the way out
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # what is being written is removed on the way out
     if len(argv) != 2 or argv[1].startswith("-"):
-        print(__doc__.strip(), file=sys.stderr if argv[1:] not in (["-h"], ["--help"]) else sys.stdout)
+        print(
+            __doc__.strip(), file=sys.stderr if argv[1:] not in (["-h"], ["--help"]) else sys.stdout
+        )
         return 0 if argv[1:] in (["-h"], ["--help"]) else 2
     folder = os.path.abspath(argv[1])
-    os.chdir(os.path.dirname(os.path.abspath(__file__)))         # matplotlib reads a matplotlibrc of the present folder
+    os.chdir(
+        os.path.dirname(os.path.abspath(__file__))
+    )  # matplotlib reads a matplotlibrc of the present folder
     try:
         return make(folder)
     except ImportError as e:
-        print(f"report: {sys.executable} has no {e.name}: `make setup` finds or makes a Python that has it (or set DP_PYTHON)", file=sys.stderr)
+        print(
+            f"report: {sys.executable} has no {e.name}: `make setup` finds or makes a Python that has it (or set DP_PYTHON)",
+            file=sys.stderr,
+        )
     except KeyboardInterrupt:
         return 130
-    except Exception as e:                                       # a record that the checks of record.py should have refused
+    except Exception as e:  # a record that the checks of record.py should have refused
         at = traceback.extract_tb(e.__traceback__)[-1]
-        print(f"report: {folder}: cannot be shown: {type(e).__name__}: {e} ({os.path.basename(at.filename)}:{at.lineno}, a fault of the report)", file=sys.stderr)
+        print(
+            f"report: {folder}: cannot be shown: {type(e).__name__}: {e} ({os.path.basename(at.filename)}:{at.lineno}, a fault of the report)",
+            file=sys.stderr,
+        )
     return 2
 
 
