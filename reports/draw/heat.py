@@ -19,13 +19,20 @@ CMAP = style.matplotlib.colors.LinearSegmentedColormap.from_list(
 LOWEST = -5  # decades below the limit at which the scale ends
 
 
-def shade(x: float | None) -> tuple[str, str]:
+def shade(x: float | None) -> tuple[Any, str]:
     """(fill, ink) of a ratio: light far below the limit, dark near it; lightness is monotone, so grey
     prints keep the order."""
     if not finite(x):
         return "#ffffff", INK
-    z = level(x)
-    return CMAP(z), "#ffffff" if z > 0.66 else INK
+    fill = CMAP(level(x))
+    return fill, ink_on(fill)
+
+
+def ink_on(fill: Any) -> str:
+    """White or ink, whichever stands out more; at least 4.5:1 (WCAG's contrast) on every shade."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in fill[:3]]
+    luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.06 else INK
 
 
 def level(x: float | None) -> float:
@@ -35,11 +42,10 @@ def level(x: float | None) -> float:
 
 def shades() -> str:
     """CSS of the classes of heat_table."""
-    hexes = [style.matplotlib.colors.to_hex(CMAP(i / 10)) for i in range(11)]
-    return "\n".join(
-        f".h{i} {{ background: {c};{' color: #fff;' if i > 6 else ''} }}"
-        for i, c in enumerate(hexes)
-    )
+    fills = [CMAP(i / 10) for i in range(11)]
+    to_hex = style.matplotlib.colors.to_hex
+    rule = ".h{} {{ background: {}; color: {}; }}\n"
+    return "".join(rule.format(i, to_hex(c), ink_on(c)) for i, c in enumerate(fills))
 
 
 def ratio_text(x: float | None) -> str:

@@ -50,6 +50,7 @@ plt.rcParams.update(
         "text.parse_math": False,
         "mathtext.fontset": "dejavusans",
         "svg.hashsalt": "deltaproof",
+        "svg.fonttype": "none",  # text stays text: smaller, and selectable
         "pdf.fonttype": 42,
         "hatch.linewidth": 0.5,
         "figure.dpi": 100,

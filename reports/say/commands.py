@@ -1,6 +1,7 @@
 """The next commands after a failure, for runs of cases, of subjects and of judged files alike."""
 
 import shlex
+from itertools import pairwise
 
 from read.record import Record, Run
 
@@ -17,7 +18,7 @@ def kept_options(command: str) -> dict[str, str]:
     except ValueError:  # a record may hold anything
         return {}
     out = {}
-    for word, following in zip(words, words[1:] + [""], strict=True):
+    for word, following in pairwise([*words, ""]):
         key, equals, value = word.partition("=")
         if len(key) < 5 or not key.startswith("--"):
             continue
