@@ -71,7 +71,9 @@ def _heads(t: Tensor) -> Strip | None:
     mark = rank * heads + head + 0.5 if known else None
     title = "heads" if len(per_head) == 1 else f"heads, {heads} on each of {len(per_head)} ranks"
     last = str(heads - 1) if len(per_head) == 1 else f"rank {len(per_head) - 1}, {heads - 1}"
-    return _strip(t, "rank", title, values, ("head 0" if len(per_head) == 1 else "rank 0, head 0", last), mark)
+    return _strip(
+        t, "rank", title, values, ("head 0" if len(per_head) == 1 else "rank 0, head 0", last), mark
+    )
 
 
 def _strip(
@@ -94,10 +96,11 @@ def _strip(
     sizes = [v for v in bars if finite(v) and v > 0]
     if not sizes and not any(v is not None and not finite(v) for v in bars):
         return None
-    one = judged and t.get("tier") != "exact"
+    exact = t.get("tier") == "exact"
+    one = judged and not exact
+    unit = "×" if one else ""
     high = math.ceil(math.log10(max([*sizes, 1.0] if one else sizes or [1.0])) + 0.02)
     low = max(min(math.floor(math.log10(min(sizes, default=1.0))), high - 1), high - 6)
-    exact = t.get("tier") == "exact"
     over = [v is not None and (v > 0 if exact else judged and not v <= 1) for v in bars]
     paths = [_path(bars, [x is side for x in over], low, high) for side in (False, True)]
     worst = max(range(len(bars)), key=lambda i: _order(bars[i]))
@@ -105,8 +108,8 @@ def _strip(
         title,
         what,
         *ends,
-        top=sci(10.0**high, 1),
-        bottom=sci(10.0**low, 1),
+        top=sci(10.0**high, 1) + unit,
+        bottom=sci(10.0**low, 1) + unit,
         within=paths[0],
         beyond=paths[1],
         limit=_height(1.0, low, high) if one else None,
@@ -135,5 +138,9 @@ def _height(v: float, low: int, high: int) -> float:
 
 
 def _path(bars: list[float | None], chosen: list[bool], low: int, high: int) -> str:
-    some = [(i, v) for i, (v, c) in enumerate(zip(bars, chosen, strict=True)) if c and v is not None]
-    return "".join(f"M{i + 0.08:g} {HEIGHT}V{_height(v, low, high):g}h.84V{HEIGHT}z" for i, v in some)
+    some = [
+        (i, v) for i, (v, c) in enumerate(zip(bars, chosen, strict=True)) if c and v is not None
+    ]
+    return "".join(
+        f"M{i + 0.08:g} {HEIGHT}V{_height(v, low, high):g}h.84V{HEIGHT}z" for i, v in some
+    )

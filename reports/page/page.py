@@ -58,7 +58,7 @@ def page(
         "figures": figures_section(figures),
         "museum": museum_page.faults(museum) if museum else "",
         "kernels": museum_page.kernels(kernels) if kernels else "",
-        "wrong": [s for s in summary if s["verdict"] != "pass"][:CASES],
+        "wrong": in_order_of_verdicts(summary)[:CASES],
         "right": [s for s in summary if s["verdict"] == "pass"][:CASES],
         "all_right": sum(s["verdict"] == "pass" for s in summary),
         "all_cases": len(summary),
@@ -220,9 +220,23 @@ def figures_section(figures: list[tuple[Plot, Any]]) -> list[dict[str, Any]]:
             "caption": keep(fresh(plot.caption, i, said)),
             "shown": shown,
             "is_table": bool(plot.table),
+            "fails": bool(plot.table) and any(_fails(t) for t in shown),
+            "part": "" if not plot.table else extent(shown),
         }
         for i, (plot, shown) in enumerate(figures, 1)
     ]
+
+
+def _fails(table: dict[str, Any]) -> bool:
+    return any(look == "hf" for _, cells in table["rows"] for look, _, _ in cells)
+
+
+def extent(tables: list[dict[str, Any]]) -> str:
+    """What a folded map shows: from which row to which, or of which runs."""
+    if tables[0]["caption"]:
+        return plural(len(tables), "run")
+    labels = [label for label, _ in tables[0]["rows"]]
+    return labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1]}"
 
 
 def fresh(caption: str, i: int, said: dict[str, int]) -> str:
@@ -253,6 +267,13 @@ def summary_row(rec: Record, number: int, case: Case) -> dict[str, Any]:
         "over": over_limit(t) if t else None,
         "empty": empty_count(runs),
     }
+
+
+def in_order_of_verdicts(summary: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that do not pass, failures first."""
+    order = ("fail", "unjudged", "skipped")
+    wrong = [s for s in summary if s["verdict"] != "pass"]
+    return sorted(wrong, key=lambda s: order.index(s["verdict"]))
 
 
 def worst_of(runs: list[Run]) -> tuple[Run | None, Tensor | None]:

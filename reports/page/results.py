@@ -81,9 +81,7 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {k: [x[k] for x in rows] for k in names}
 
 
-def _run(
-    rec: Record, run: Run, cases: dict[str, int], texts: Texts, level: int
-) -> dict[str, Any]:
+def _run(rec: Record, run: Run, cases: dict[str, int], texts: Texts, level: int) -> dict[str, Any]:
     short = level >= 3 and run["verdict"] == "pass"
     replay = again(rec, run)
     plain = f"deltaproof run --id '{run['id']}'"

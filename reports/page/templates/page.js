@@ -2,7 +2,7 @@
 // base64 of deflated JSON, tables of columns (page/results.py). Text becomes text, never markup.
 "use strict";
 (() => {
-  const STEP = 60;
+  const STEP = 30;
   const at = (id) => document.getElementById(id);
   const FILTERS = ["verdict", "case", "tensor", "ranks", "rank", "base", "chain", "backend"];
   let data, rows, runs, order, found = [], shown = 0;
@@ -209,7 +209,7 @@
     FILTERS.forEach(fill);
     const form = at("filter");
     form.hidden = false;
-    if (rows.verdict.some((v) => kind(v) !== "pass")) at("f-verdict").value = "!pass";
+    if (rows.verdict.some((v) => kind(v) === "fail" || kind(v) === "unjudged")) at("f-verdict").value = "!pass";
     form.addEventListener("input", filter);
     form.addEventListener("submit", (e) => e.preventDefault());
     form.addEventListener("reset", () => setTimeout(filter));
