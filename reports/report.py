@@ -2,7 +2,8 @@
 """report.py DIR: reads DIR/results.json (and DIR/museum.json, DIR/kernels.json where there are any)
 and writes DIR/report.html, DIR/figures/*.png and *.pdf.
 
-Reads records only; no verdict is decided here. Exit status 0, or 2 when the record cannot be read (the
+Reads records only; no verdict is decided here. Exit status 0, or 2 when the record cannot be read
+(the
 message names file and field) or the report cannot be written. Runs isolated (python -I), from any
 folder.
 """

@@ -33,7 +33,8 @@ def chain_series(rec: Record, case: Case) -> dict[str, Any]:
 
 
 def drawn(fmt: str, series: dict[str, Any]) -> bool:
-    """fp64 lies nine decades lower: it is named, not drawn. A chain whose errors are all 0 or not finite has no line."""
+    """fp64 lies nine decades lower: it is named, not drawn. A chain whose errors are all 0 or not
+    finite has no line."""
     return fmt != "fp64" and any(finite(y) and y > 0 for y in series[1])
 
 
@@ -49,13 +50,17 @@ def chain_plots(rec: Record) -> list[Plot]:
             some = group[part : part + 6]
             stem = f"chain-k{K}" + (f"-{part // 6 + 1}" if len(group) > 6 else "")
             caption = (
-                "Relative error of M, the product of the chunk matrices, against the number of chunks; one panel per regime. Filled markers: measured against the "
-                "truth. Hollow markers on a thin line: its bound (running normwise, math.md j.3); where it leaves the panel it says nothing. Labels: format and slope of "
-                "the measured line over 16 to 256 chunks; 0.5 is unbiased rounding, 1 is a bias; an arrow gives the last value of a line that leaves the panel."
+                "Relative error of M, the product of the chunk matrices, against the number "
+                "of chunks; one panel per regime. Filled markers: measured against the "
+                "truth. Hollow markers on a thin line: its bound (running normwise, math.md "
+                "j.3); where it leaves the panel it says nothing. Labels: format and slope of "
+                "the measured line over 16 to 256 chunks; 0.5 is unbiased rounding, 1 is a "
+                "bias; an arrow gives the last value of a line that leaves the panel."
                 + fp64_note(rec, some)
             )
             if gone:
-                caption += f" Not drawn: {', '.join(gone)} (every error is 0 or not finite: M has underflowed)."
+                caption += f" Not drawn: {', '.join(gone)} (every error is 0 or not finite: M has "
+                caption += "underflowed)."
             out.append(
                 Plot(
                     stem,
@@ -123,11 +128,11 @@ def chain_panel(ax: Axes, series: dict[str, Any]) -> None:
     ends, xs = [], []
     high = ax.get_ylim()[1]
     for fmt, (n, rel, bound, slope) in series.items():
-        pts = [(a, b) for a, b in zip(n, rel) if finite(b) and b > 0]
-        bds = [(a, b) for a, b in zip(n, bound) if finite(b) and b > 0]
+        pts = [(a, b) for a, b in zip(n, rel, strict=True) if finite(b) and b > 0]
+        bds = [(a, b) for a, b in zip(n, bound, strict=True) if finite(b) and b > 0]
         if bds:
-            ax.plot(*zip(*bds), **style.bound_style(fmt))
-        ax.plot(*zip(*pts), **style.line_style(fmt))
+            ax.plot(*zip(*bds, strict=True), **style.bound_style(fmt))
+        ax.plot(*zip(*pts, strict=True), **style.line_style(fmt))
         xs += n
         x, y = pts[-1]
         text = (

@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 from matplotlib.figure import Figure
-from read import files
-from read.record import Record
 
 from draw.plot import Plot
 from draw.plots import plots
 from draw.style import plt
+from read import files
+from read.record import Record
 
 PNG_DPI = 180
 _plots: list[Plot] = []  # of this run: workers inherit record and closures over the fork
@@ -56,7 +56,8 @@ def svg(fig: Figure) -> str:
 
 def shortened(text: str) -> str:
     """The same picture in a third of the bytes: coordinates in 0.1 pt (0.01 below 10) instead of
-    1e-6, styles and names once each, no comments, metadata, unused names or turns by nothing. Single
+    1e-6, styles and names once each, no comments, metadata, unused names or turns by nothing.
+    Single
     quotes: it is percent-encoded into an attribute."""
     text = re.sub(
         r"<!--.*?-->|<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.S

@@ -20,7 +20,8 @@ LOWEST = -5  # decades below the limit at which the scale ends
 
 
 def shade(x: float | None) -> tuple[Any, str]:
-    """(fill, ink) of a ratio: light far below the limit, dark near it; lightness is monotone, so grey
+    """(fill, ink) of a ratio: light far below the limit, dark near it; lightness is monotone, so
+    grey
     prints keep the order."""
     if not finite(x):
         return "#ffffff", INK

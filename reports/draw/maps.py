@@ -38,8 +38,10 @@ def overview_map(rec: Record) -> list[Plot]:
     if not rows:
         return []
     cap = (
-        "Error over the limit that decided, the largest over all runs, ranks and heads of a case and "
-        "base policy. 1 is the limit: below it the number formats explain the error. The mark is the "
+        "Error over the limit that decided, the largest over all runs, ranks and heads of a "
+        "case and "
+        "base policy. 1 is the limit: below it the number formats explain the error. The "
+        "mark is the "
         "verdict: failures are white on black, framed, and lead to their run. Dotted: passes, but "
         "every such bound exceeds the tensor's own norm, so that it proves nothing. Hatched: "
         "unjudged or skipped; blank: the case has no such tensor."
@@ -60,7 +62,8 @@ def overview_map(rec: Record) -> list[Plot]:
 
 
 def cell(t: Tensor | None, rank: int | None = None) -> tuple[str | None, float | None]:
-    """(kind, error over limit) of a tensor, or of one rank of it. The kind is the verdict's: 'fail',
+    """(kind, error over limit) of a tensor, or of one rank of it. The kind is the verdict's:
+    'fail',
     'pass', 'empty' (passes under a bound above its own norm), 'hatch' (unjudged, skipped) or None
     (no such tensor)."""
     if t is None or (rank is not None and at(t.get("per_rank"), rank) is None):
@@ -74,7 +77,8 @@ def cell(t: Tensor | None, rank: int | None = None) -> tuple[str | None, float |
 
 
 def failing_ranks(t: Tensor) -> list[int]:
-    """Where a failed tensor fails: the rank of the row that carries the failure and all beyond their
+    """Where a failed tensor fails: the rank of the row that carries the failure and all beyond
+    their
     limits; every rank where the record does not say."""
     n = len(t.get("per_rank") or [])
     beyond = [r for r in range(n) if not (rank_over_limit(t, r) or 0) <= 1]
@@ -93,7 +97,8 @@ RANK_OF_KIND = ("hatch", "empty", "pass", "fail")  # which of several cells stan
 
 
 def merge_cells(cells: list[Any]) -> Any:
-    """The worst of several, (kind, ratio, run): failures first, then the largest ratio under a useful
+    """The worst of several, (kind, ratio, run): failures first, then the largest ratio under a
+    useful
     bound; a passing nan or inf (on purpose) counts least."""
     cells = [c for c in cells if c[0]]
     return max(
@@ -184,10 +189,14 @@ def rank_maps(rec: Record) -> list[Plot]:
     if not runs:
         return []
     cap = (
-        "Error over limit, rank by rank, for the run of each case and base policy that comes closest "
-        "to a bound (the heads of the figures above: among the runs with the most ranks). Where draws "
-        "decide, a rank's relative error is held against the limit of the whole tensor. Cells as in "
-        "the figure before; blank: the rank has no such tensor (rank 0 starts from no S_in, the last "
+        "Error over limit, rank by rank, for the run of each case and base policy that comes "
+        "closest "
+        "to a bound (the heads of the figures above: among the runs with the most ranks). "
+        "Where draws "
+        "decide, a rank's relative error is held against the limit of the whole tensor. "
+        "Cells as in "
+        "the figure before; blank: the rank has no such tensor (rank 0 starts from no S_in, "
+        "the last "
         "rank ends in no dS_out)."
     )
     out = []

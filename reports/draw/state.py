@@ -32,8 +32,10 @@ def state_panels(rec: Record) -> Iterator[Any]:
 def state_plots(rec: Record) -> list[Plot]:
     panels = list(state_panels(rec))
     cap = (
-        "Error of the state S_in with which a rank starts, rank by rank (top axis: what lies before it), one panel per head and base policy. Filled: measured; hollow on a thin "
-        "line: its bound (math.md j.6); above 1 it says nothing. Rank 1 starts from H of rank 0 alone, without M; from rank 2 on the M chain enters."
+        "Error of the state S_in with which a rank starts, rank by rank (top axis: what lies "
+        "before it), one panel per head and base policy. Filled: measured; hollow on a thin "
+        "line: its bound (math.md j.6); above 1 it says nothing. Rank 1 starts from H of "
+        "rank 0 alone, without M; from rank 2 on the M chain enters."
         + (
             " The fp64 chain is drawn only where it stands alone."
             if any("fp64" in runs for _, _, _, runs in panels)
@@ -60,10 +62,14 @@ def state_plots(rec: Record) -> list[Plot]:
 
 
 def rank_bounds(t: Tensor, heads_: int) -> list[float | None]:
-    """Bound per rank, relative: with one head it is error over ratio; with more only the bound of the whole tensor is in the record."""
+    """Bound per rank, relative: with one head it is error over ratio; with more only the bound of
+    the whole tensor is in the record."""
     rel, ratio = t.get("per_rank") or [], t.get("per_rank_ratio") or []
     if heads_ == 1 and len(ratio) == len(rel):
-        return [e / q if finite(e) and finite(q) and q > 0 else None for e, q in zip(rel, ratio)]
+        return [
+            e / q if finite(e) and finite(q) and q > 0 else None
+            for e, q in zip(rel, ratio, strict=True)
+        ]
     return [t["bound"] if finite(e) and finite(t.get("bound")) else None for e in rel]
 
 
@@ -110,8 +116,8 @@ def state_panel(ax: Axes, case: Case, runs: dict[str, Run], n: int) -> None:
             (r, b) for r, b in enumerate(rank_bounds(t, case.get("HV") or 1)) if finite(b) and b > 0
         ]
         if bds:
-            ax.plot(*zip(*bds), **style.bound_style(fmt))
-        ax.plot(*zip(*pts), **style.line_style(fmt))
+            ax.plot(*zip(*bds, strict=True), **style.bound_style(fmt))
+        ax.plot(*zip(*pts, strict=True), **style.line_style(fmt))
         ys += [e for r, e in pts if r > 1] + [b for _, b in bds if b <= 1]
         bounds += [b for r, b in bds if r > 1]
         ends.append((*pts[-1], short(fmt), style.look(fmt)[0]))

@@ -1,4 +1,5 @@
-"""How figures look: Okabe-Ito colours, one marker and dash per format (so that grey prints and colour-blind readers lose nothing), labels at
+"""How figures look: Okabe-Ito colours, one marker and dash per format (so that grey prints and
+colour-blind readers lose nothing), labels at
 line ends instead of legends where lines end apart."""
 
 import math
@@ -9,7 +10,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-matplotlib.rcdefaults()  # a matplotlibrc of the present folder or of the user does not change a report, nor run TeX
+# a matplotlibrc of the present folder or of the user does not change a report, nor run TeX
+matplotlib.rcdefaults()
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator  # noqa: E402
@@ -121,7 +123,8 @@ def decades(axis: Any, most: int = 7) -> None:
 
 
 def spread(ys: list[float], gap: float) -> list[float]:
-    """Positions nearest to ys (least squares) that keep their order and stand at least `gap` apart: pool adjacent violators."""
+    """Positions nearest to ys (least squares) that keep their order and stand at least `gap` apart:
+    pool adjacent violators."""
     order = sorted(range(len(ys)), key=lambda i: ys[i])
     blocks = []
     for n, i in enumerate(order):
@@ -137,7 +140,8 @@ def spread(ys: list[float], gap: float) -> list[float]:
 
 
 def end_labels(ax: Axes, ends: list[Any], size: float = 7, pad: float = 11) -> None:
-    """ends: [(x, y, text, colour)]: writes each text right of the axes at the height of its line's end, without overlap, with a leader."""
+    """ends: [(x, y, text, colour)]: writes each text right of the axes at the height of its line's
+    end, without overlap, with a leader."""
     if not ends:
         return
     height = ax.get_window_extent().height / ax.figure.dpi * 72
@@ -147,7 +151,7 @@ def end_labels(ax: Axes, ends: list[Any], size: float = 7, pad: float = 11) -> N
     at = spread([min(max(f, 0), 1) for f in frac], size * 1.25 / height)
     low, high = min(at), max(at)
     shift = max(0, -low) - max(0, high - 1)
-    for (x, y, text, colour), f in zip(ends, at):
+    for (x, y, text, colour), f in zip(ends, at, strict=True):
         ax.annotate(
             text,
             xy=(x, y),
@@ -196,7 +200,8 @@ def inch_grid(
     sharex: Any = False,
     sharey: Any = False,
 ) -> tuple[Figure, Any]:
-    """Figure of WIDTH inches with all gaps given in inches, so that nothing has to be measured afterwards."""
+    """Figure of WIDTH inches with all gaps given in inches, so that nothing has to be measured
+    afterwards."""
     h = top + bottom + rows * panel_h + (rows - 1) * hgap
     w = (WIDTH - left - right - (cols - 1) * wgap) / cols
     fig, axs = plt.subplots(

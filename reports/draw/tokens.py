@@ -31,8 +31,10 @@ def token_plots(rec: Record, case: Case) -> list[Plot]:
         if n < 2 or not names or base == "fp64":
             continue
         cap = (
-            f"{n} ranks. Left: relative error of o and of each gradient in windows of {window(runs, names)} tokens, one line per format of the M chain; "
-            "grey band: the same computation on one rank; vertical lines: rank boundaries. Right: the error of each whole rank; bars: fp32 chain, markers: the other formats. "
+            f"{n} ranks. Left: relative error of o and of each gradient in windows of "
+            f"{window(runs, names)} tokens, one line per format of the M chain; "
+            "grey band: the same computation on one rank; vertical lines: rank boundaries. "
+            "Right: the error of each whole rank; bars: fp32 chain, markers: the other formats. "
             "o is read left to right (the state flows to later ranks), gradients right to left."
         )
         out.append(
@@ -75,7 +77,7 @@ def draw_tokens(
         sharey="row",
     )
     handles = {}
-    for row, name in zip(axs, names):
+    for row, name in zip(axs, names, strict=True):
         token_panel(row[0], case, n, name, runs, single, handles)
         rank_panel(row[1], n, name, runs, handles)
         row[0].set_ylabel(name, fontsize=8.5, fontweight="bold")
@@ -122,7 +124,8 @@ def token_panel(
 
 
 def marker_phase(fmt: str) -> int:
-    """Markers of different formats stand at different windows, so that lines on top of each other can be told apart."""
+    """Markers of different formats stand at different windows, so that lines on top of each other
+    can be told apart."""
     return list(style.LOOK).index(fmt) * 2 if fmt in style.LOOK else 1
 
 
@@ -164,7 +167,8 @@ def rank_panel(ax: Axes, n: int, name: str, runs: dict[str, Run], handles: Any) 
 
 
 def fit_rows(ax: Axes, name: str, runs: dict[str, Run], single: Run | None) -> None:
-    """Limits from the data of both panels of the row, at least half a decade, so that bars start on a stated line."""
+    """Limits from the data of both panels of the row, at least half a decade, so that bars start on
+    a stated line."""
     vals = []
     for run in list(runs.values()) + ([single] if single else []):
         t = tensor(run, name) or {}

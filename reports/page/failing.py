@@ -1,4 +1,5 @@
-"""Failed runs as the page shows them: one card for those that fail alike, the smallest split first."""
+"""Failed runs as the page shows them: one card for those that fail alike, the smallest split
+first."""
 
 from typing import Any
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 from markupsafe import Markup
-from say.museum import place_of, problem_of, sentences
-from say.names import plural
 
 from page.render import render
+from say.museum import place_of, problem_of, sentences
+from say.names import plural
 
 
 def faults(m: dict[str, Any]) -> Markup:

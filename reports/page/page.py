@@ -1,19 +1,27 @@
 """The page: one file that needs nothing else and fetches nothing (its policy forbids it).
 
 page(rec, figures) -> str
-figures: [(Plot, what stands in the page: data_uri() of its picture, or the tables that show the same)]
+figures: [(Plot, what stands in the page: data_uri() of its picture, or the tables that show the
+same)]
 
-What is shown is put into words in say/; how it stands in the page is in templates/, which escape all
-that is put into them. The one script (templates/page.js) filters; failures, findings, figures and the
+What is shown is put into words in say/; how it stands in the page is in templates/, which escape
+all
+that is put into them. The one script (templates/page.js) filters; failures, findings, figures and
+the
 verdicts by case stand in the page without it.
 """
 
 import re
 from typing import Any
 
+from markupsafe import Markup
+
 from draw.heat import shades
 from draw.plot import Plot
-from markupsafe import Markup
+from page import museum as museum_page
+from page.failing import failing
+from page.render import own_text, policy, render
+from page.results import results
 from read.record import VERDICTS, Case, Record, Run, Tensor
 from say.chain import growth
 from say.findings import CHAIN, RANKS, findings
@@ -22,11 +30,6 @@ from say.names import finite, near, plural, sci, short, whole
 from say.ranks import ranking
 from say.select import chain_title, heads
 from say.verdicts import over_limit, severity, vacuous, worst_tensor
-
-from page import museum as museum_page
-from page.failing import failing
-from page.render import own_text, policy, render
-from page.results import results
 
 MOST_BYTES = 1_900_000  # of a page; the table of all results gets what the rest leaves
 LEAST_ROOM = 300_000
@@ -126,7 +129,8 @@ def contents(
 
 
 def contradiction(rec: Record) -> list[str]:
-    """A record whose totals or verdict disagree with its own runs says so at the top; the page counts
+    """A record whose totals or verdict disagree with its own runs says so at the top; the page
+    counts
     runs."""
     c, out = rec.counts(), []
     if any(rec.totals[v] != c[v] for v in VERDICTS):
@@ -299,7 +303,8 @@ def run_label(run: Run) -> str:
 
 
 def empty_count(runs: list[Run]) -> str:
-    """`3 of 12`: passes under a bound above the tensor's own norm, of all judged tensors; blank when
+    """`3 of 12`: passes under a bound above the tensor's own norm, of all judged tensors; blank
+    when
     there are none."""
     judged = [t for r in runs for t in r["tensors"] if t["verdict"] in ("pass", "fail")]
     n = sum(vacuous(t) for t in judged)

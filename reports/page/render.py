@@ -2,7 +2,8 @@
 
 render(name, **values)     a template of templates/
 data_uri(svg)              an SVG as the address of an image
-policy(style, script)      a Content-Security-Policy for a page whose one style element and whose one
+policy(style, script)      a Content-Security-Policy for a page whose one style element and whose
+one
                            script are these texts: nothing else is loaded, nothing else runs
 """
 

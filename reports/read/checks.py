@@ -1,4 +1,5 @@
-"""Checks of what JSON holds. A check takes (value, name of the field) and returns the value to keep,
+"""Checks of what JSON holds. A check takes (value, name of the field) and returns the value to
+keep,
 or raises Reject. record.py and museum.py build their tables from these."""
 
 import json

@@ -1,7 +1,8 @@
 """Files as this program reads and writes them; the same rules as ref/input.h and ref/output.h.
 
     read(path) -> bytes        a regular file of at most MOST bytes; nothing that could be waited on
-    write(path, bytes)         whole or not at all: under a new name in the same folder, synced, renamed; a link is replaced, never written through
+    write(path, bytes)         whole or not at all: under a new name in the same folder, synced,
+    renamed; a link is replaced, never written through
 Both raise OSError with errno, strerror and filename.
 """
 

@@ -1,4 +1,5 @@
-"""The museum's records, DIR/museum.json and DIR/kernels.json (formats: harness/museum.h), read and checked.
+"""The museum's records, DIR/museum.json and DIR/kernels.json (formats: harness/museum.h), read and
+checked.
 
 load(path), load_kernels(path) -> dict, or None when there is no such file
 """
@@ -81,7 +82,7 @@ def read(path: str, schema: str, check: Check) -> dict[str, Any] | None:
     try:
         return check(m, "")
     except Reject as e:
-        raise Malformed(f"{path}: {e}")
+        raise Malformed(f"{path}: {e}") from e
 
 
 def load_kernels(path: str) -> dict[str, Any] | None:

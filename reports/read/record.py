@@ -1,4 +1,5 @@
-"""The record of a run (format: the head of harness/record.h), read and checked. Nothing is judged here.
+"""The record of a run (format: the head of harness/record.h), read and checked. Nothing is judged
+here.
 
     load(path) -> Record      raises Malformed, whose text names file and field
 
@@ -96,7 +97,8 @@ _level = object_of(
 
 
 def _expected(x: Any, f: str) -> dict[str, Any]:
-    """Beside rel, excess and level every object is a level (harness/verdict/levels.h); level names one."""
+    """Beside rel, excess and level every object is a level (harness/verdict/levels.h); level names
+    one."""
     if not isinstance(x, dict):
         raise Reject(f, f"expected an object, found {_show(x)}")
     levels = {k: _level for k, v in x.items() if isinstance(v, dict)}
@@ -264,7 +266,8 @@ _record = object_of(
 
 
 class Record:
-    """The checked record: .program .created .seconds .verdict .totals .errors .cases {name: case} .runs (in file order, with run["n"] = index)."""
+    """The checked record: .program .created .seconds .verdict .totals .errors .cases {name: case}
+    .runs (in file order, with run["n"] = index)."""
 
     def __init__(self, d: dict[str, Any]) -> None:
         self._of: dict[str, list[Run]] = {}  # by case
@@ -322,9 +325,9 @@ def load_json(path: str) -> Any:
             object_pairs_hook=_refuse_twice,
         )
     except OSError as e:
-        raise Malformed(f"{path}: {e.strerror}")
+        raise Malformed(f"{path}: {e.strerror}") from e
     except (ValueError, RecursionError, MemoryError) as e:
-        raise Malformed(f"{path}: not JSON: {e}")
+        raise Malformed(f"{path}: not JSON: {e}") from e
 
 
 def load(path: str) -> Record:
@@ -337,13 +340,15 @@ def checked(d: Any, path: str) -> Record:
         if not isinstance(d, dict) or d.get("schema") != SCHEMA:
             raise Reject(
                 "schema",
-                f'expected "{SCHEMA}", found {_show(d.get("schema") if isinstance(d, dict) else d)}',
+                f'expected "{SCHEMA}", found '
+                f"{_show(d.get('schema') if isinstance(d, dict) else d)}",
             )
         if d.get("schema_version") != SCHEMA_VERSION or isinstance(d.get("schema_version"), bool):
             raise Reject(
                 "schema_version",
-                f"this program reads version {SCHEMA_VERSION}, found {_show(d.get('schema_version'))}",
+                f"this program reads version {SCHEMA_VERSION}, found "
+                f"{_show(d.get('schema_version'))}",
             )
         return Record(_record(d, ""))
     except Reject as e:
-        raise Malformed(f"{path}: {e}")
+        raise Malformed(f"{path}: {e}") from e

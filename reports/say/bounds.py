@@ -15,7 +15,8 @@ from say.verdicts import vacuous, worst_rank
 
 
 def bound_sentences(rec: Record, most: int = 4) -> list[Markup]:
-    """The passing tensors nearest to their bounds, one a kind of case and tensor, the looseness of the chain's bounds, and the passes that prove nothing."""
+    """The passing tensors nearest to their bounds, one a kind of case and tensor, the looseness of
+    the chain's bounds, and the passes that prove nothing."""
     near_ones = {}
     for r in rec.runs:
         for t in r["tensors"]:
@@ -32,7 +33,8 @@ def bound_sentences(rec: Record, most: int = 4) -> list[Markup]:
 
 
 def empty_passes(rec: Record, most: int = 4) -> Markup | None:
-    """Passes that a reader must not count: recurrences and convolutions by case and base, tensors whose bound exceeds their own norm."""
+    """Passes that a reader must not count: recurrences and convolutions by case and base, tensors
+    whose bound exceeds their own norm."""
     judged, empty = 0, {}
     for r in rec.runs:
         if r["op"] == "chain":
@@ -60,7 +62,8 @@ def empty_passes(rec: Record, most: int = 4) -> Markup | None:
         else ""
     )
     return H(
-        "<b>{} of {} {} under a bound larger than the tensor itself</b>, which proves nothing; bound over norm in brackets: {}{}.",
+        "<b>{} of {} {} under a bound larger than the tensor itself</b>, which proves "
+        "nothing; bound over norm in brackets: {}{}.",
         whole(count),
         plural(judged, "judged tensor"),
         "passes" if count == 1 else "pass",
@@ -101,7 +104,8 @@ def chain_looseness(rec: Record) -> Markup | None:
         max(loose, key=lambda x: x[0]),
     )
     return H(
-        "Bounds of the M chain in reflect are {} times the error ({}, {}, {}) to {} times ({}, {}, {}).",
+        "Bounds of the M chain in reflect are {} times the error ({}, {}, {}) to {} times "
+        "({}, {}, {}).",
         near(lo),
         chain_title(lc),
         words(lf),
@@ -131,7 +135,8 @@ def unjudged_sentences(rec: Record) -> list[Markup]:
                 other[t["name"], t.get("why") or "no reason recorded"] += 1
         out += [
             H(
-                "{} {} in {}: within its bound, but the bound is {} to {} times the tensor itself and proves nothing.",
+                "{} {} in {}: within its bound, but the bound is {} to {} times the tensor "
+                "itself and proves nothing.",
                 n,
                 verdict,
                 plural(len(b), "run"),

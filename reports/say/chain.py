@@ -26,7 +26,8 @@ def chain_errors(rec: Record, case: Case) -> dict[str, Any]:
 
 
 def overtaking(a: dict[int, float], b: dict[int, float]) -> tuple[int, int | None] | None:
-    """First chunk count from which a stays above b to the end of the common grid: (n, the count before it or None), or None if a ends below b."""
+    """First chunk count from which a stays above b to the end of the common grid: (n, the count
+    before it or None), or None if a ends below b."""
     ns = sorted(n for n in a if n in b and finite(a[n]) and finite(b[n]) and max(a[n], b[n]) > 0)
     above = [a[n] > b[n] for n in ns]
     if not above or not above[-1]:
@@ -78,12 +79,15 @@ SLOPE_KINDS = ((0.5, "unbiased rounding"), (1.0, "a bias"))
 
 
 def slope_kind(s: float) -> str | None:
-    """Which law of math.md j.7 a slope over 16..256 chunks follows; within 0.1 of 0.5 or 1, else none."""
+    """Which law of math.md j.7 a slope over 16..256 chunks follows; within 0.1 of 0.5 or 1, else
+    none."""
     return next((text for at, text in SLOPE_KINDS if abs(s - at) <= 0.1), None)
 
 
 def growth(rec: Record) -> tuple[list[Case], list[Any]]:
-    """Table of how errors grow in the regime that neither stalls nor forgets: (cases, [(format, [(run, slope, law or None, (effective bits, place) or None)])]), a column a case; None where there is none."""
+    """Table of how errors grow in the regime that neither stalls nor forgets: (cases, [(format,
+    [(run, slope, law or None, (effective bits, place) or None)])]), a column a case; None where
+    there is none."""
     cases = [
         (c, chain_errors(rec, c)) for c in chain_cases(rec) if c.get("regime") in ("reflect", None)
     ]
@@ -108,7 +112,8 @@ def growth(rec: Record) -> tuple[list[Case], list[Any]]:
 
 
 def bits_of(run: Run) -> tuple[float, str] | None:
-    """Effective bits (math.md j.7), where the record has them, and where the rounding takes place."""
+    """Effective bits (math.md j.7), where the record has them, and where the rounding takes
+    place."""
     b = run.get("bits")
     if not b or not finite(b["effective"]):
         return None
@@ -121,7 +126,8 @@ def bits_of(run: Run) -> tuple[float, str] | None:
 
 
 def other_biases(with_errors: list[Any]) -> Markup | None:
-    """Slopes of a bias where none is expected: formats that round to nearest, outside the regimes that stall or forget."""
+    """Slopes of a bias where none is expected: formats that round to nearest, outside the regimes
+    that stall or forget."""
     odd = [
         H("{} in {} ({:.2f})", words(f), link(r, chain_title(c)), r["slope"])
         for c, e in with_errors
@@ -158,11 +164,12 @@ def vanished_sentence(rec: Record, cases: list[Case]) -> Markup | None:
     """Regimes that forget: |M|_F at the end below 1e-6."""
     gone = []
     for c in cases:
-        for f, (e, r) in chain_errors(rec, c).items():
+        for _f, (_e, r) in chain_errors(rec, c).items():
             p = max(r["chain"], key=lambda p: p["chunks"])
             if finite(p.get("norm")) and p["norm"] < 1e-6:
                 gone.append(
-                    f"{chain_title(c)} (|M|_F = {sci(p['norm'])} after {plural(p['chunks'], 'chunk')})"
+                    f"{chain_title(c)} (|M|_F = {sci(p['norm'])} after "
+                    f"{plural(p['chunks'], 'chunk')})"
                 )
                 break
     return (

@@ -20,15 +20,19 @@ def sentences(m: dict[str, Any]) -> list[str]:
         f"{len(seen)} of {plural(len(f), 'fault')} turn a verdict red"
         + (f"; not seen: {', '.join(unseen)}" if unseen else "")
         + ".",
-        f"Without a fault {m['clean'].get('red')} of {plural(m['clean'].get('runs', 0), 'run')} of {plural(m['cases'], 'case')} were red.",
+        f"Without a fault {m['clean'].get('red')} of "
+        f"{plural(m['clean'].get('runs', 0), 'run')} of {plural(m['cases'], 'case')} were red.",
     ]
     if of:
         out.append(
-            f"Of {plural(of, 'red run')} that were looked into, {whole(right)} ({100 * right / of:.0f}%) were located at the fault's own stage, on a rank and head where it had acted."
+            f"Of {plural(of, 'red run')} that were looked into, {whole(right)} "
+            f"({100 * right / of:.0f}%) were located at the fault's own stage, on a rank and "
+            "head where it had acted."
         )
     if none:
         out.append(
-            f"The thresholds of FLA's own tests (relative RMS error of a whole tensor) see no red run of {', '.join(none)}"
+            "The thresholds of FLA's own tests (relative RMS error of a whole tensor) see "
+            f"no red run of {', '.join(none)}"
             + (f", and only some of {', '.join(some)}" if some else "")
             + "."
         )
@@ -36,7 +40,8 @@ def sentences(m: dict[str, Any]) -> list[str]:
 
 
 def problem_of(run_id: str, T: int = None) -> str:
-    """'smoke-kda:backend=cuda,ranks=2,base=fp32,chain=fp32' -> 'smoke-kda, 2 ranks, fp32': what the museum does not vary is left out."""
+    """'smoke-kda:backend=cuda,ranks=2,base=fp32,chain=fp32' -> 'smoke-kda, 2 ranks, fp32': what the
+    museum does not vary is left out."""
     case, _, rest = run_id.partition(":")
     key = dict(x.split("=", 1) for x in rest.split(",") if "=" in x)
     chain = [f"{key['chain']} chain"] if key.get("chain", "fp32") != "fp32" else []

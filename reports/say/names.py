@@ -50,7 +50,8 @@ def finite(x: float | None) -> bool:
 
 
 def sci(x: float | None, digits: int = 2) -> str:
-    """3.9e-3 the way the field writes it, 0.94 and 5.7 plainly; nan and inf as words; None as a dash."""
+    """3.9e-3 the way the field writes it, 0.94 and 5.7 plainly; nan and inf as words; None as a
+    dash."""
     if x is None:
         return "–"
     if not math.isfinite(x):

@@ -69,7 +69,8 @@ def excess(x: float | None, ref: float | None) -> str:
 
 
 def ranking_sentences(rec: Record, case: Case) -> list[Markup]:
-    """One sentence a base policy: what the worst format of the chain does to S_in, o and a gradient; all formats are in the tables of ranking()."""
+    """One sentence a base policy: what the worst format of the chain does to S_in, o and a
+    gradient; all formats are in the tables of ranking()."""
     out, n = [], top_ranks(rec, case["name"])
     for base in bases_of(rec.of(case["name"])):
         runs = {
@@ -89,7 +90,8 @@ def ranking_sentences(rec: Record, case: Case) -> list[Markup]:
         if hi <= lo * 1.01:
             out.append(
                 H(
-                    "{}, {} ranks, base {}: {} chain formats give the same S_in within 1% ({} to {}): the format of M does not matter on this head.",
+                    "{}, {} ranks, base {}: {} chain formats give the same S_in within 1% "
+                    "({} to {}): the format of M does not matter on this head.",
                     link(runs[by[-1]], case["name"]),
                     n,
                     base,
@@ -119,7 +121,8 @@ def worst_effect(runs: dict[str, Run], bad: str) -> Markup | str:
     parts = [f"S_in {excess(rel(runs[bad], 'S_in'), rel(ref, 'S_in'))}"]
     if finite(rel(runs[bad], "o")):
         parts.append(
-            f"o {excess(rel(runs[bad], 'o'), rel(ref, 'o'))} ({sci(rel(ref, 'o'))} to {sci(rel(runs[bad], 'o'))})"
+            f"o {excess(rel(runs[bad], 'o'), rel(ref, 'o'))} ({sci(rel(ref, 'o'))} to "
+            f"{sci(rel(runs[bad], 'o'))})"
         )
     g = max(
         (
@@ -131,13 +134,15 @@ def worst_effect(runs: dict[str, Run], bad: str) -> Markup | str:
     )
     if g:
         parts.append(
-            f"{g[1]} {excess(rel(runs[bad], g[1]), rel(ref, g[1]))} ({sci(rel(ref, g[1]))} to {sci(rel(runs[bad], g[1]))}, the most of the gradients)"
+            f"{g[1]} {excess(rel(runs[bad], g[1]), rel(ref, g[1]))} ({sci(rel(ref, g[1]))} "
+            f"to {sci(rel(runs[bad], g[1]))}, the most of the gradients)"
         )
     return H("<b>against the fp32 chain, {} costs</b> {}.", words(bad), ", ".join(parts))
 
 
 def effect_sentence(rec: Record, case: Case) -> Markup | None:
-    """The error of M that moves the state most on a head at the most ranks, beside its own relative size."""
+    """The error of M that moves the state most on a head at the most ranks, beside its own relative
+    size."""
     n = top_ranks(rec, case["name"])
     for base in ("fp32", "fp64", "bf16"):
         pts = [
@@ -149,7 +154,8 @@ def effect_sentence(rec: Record, case: Case) -> Markup | None:
         if pts:
             effect, e, p, f, r = max(pts, key=lambda x: x[0])
             return H(
-                "{}, {} ranks, base {}: the error of M that moves the state most is that of rank {} (chain: {}): {} of M after {}, {} of the state (|dM S_in| / |S_in|).",
+                "{}, {} ranks, base {}: the error of M that moves the state most is that of "
+                "rank {} (chain: {}): {} of M after {}, {} of the state (|dM S_in| / |S_in|).",
                 link(r, case["name"]),
                 n,
                 base,
@@ -163,7 +169,8 @@ def effect_sentence(rec: Record, case: Case) -> Markup | None:
 
 
 def two_ranks(rec: Record) -> list[Markup]:
-    """With 2 ranks and no initial state S_in of rank 1 is H of rank 0: the record must show the same numbers whatever the chain."""
+    """With 2 ranks and no initial state S_in of rank 1 is H of rank 0: the record must show the
+    same numbers whatever the chain."""
     same, differ = {}, []
     for name in rec.cases:
         for base in bases_of(rec.of(name)):
@@ -189,7 +196,8 @@ def two_ranks(rec: Record) -> list[Markup]:
 
 
 def two_ranks_differ(differ: list[Any], started: bool, most: int = 4) -> Markup | None:
-    """An initial state is what M of rank 0 can multiply; its gradient ds0 shows that the case has one."""
+    """An initial state is what M of rank 0 can multiply; its gradient ds0 shows that the case has
+    one."""
     some = [
         (name, base, errs)
         for name, base, runs, errs in differ
@@ -202,11 +210,13 @@ def two_ranks_differ(differ: list[Any], started: bool, most: int = 4) -> Markup 
     ) + (f" and {len(some) - most} more" if len(some) > most else "")
     if started:
         return H(
-            "With an initial state M of rank 0 counts with 2 ranks too: S_in depends on the format of the chain in {}.",
+            "With an initial state M of rank 0 counts with 2 ranks too: S_in depends on the "
+            "format of the chain in {}.",
             listed,
         )
     return H(
-        "2 ranks: S_in depends on the format of the chain in {}, although M of rank 0 has nothing to multiply unless the case has an initial state.",
+        "2 ranks: S_in depends on the format of the chain in {}, although M of rank 0 has "
+        "nothing to multiply unless the case has an initial state.",
         listed,
     )
 
@@ -281,7 +291,8 @@ def exact_split(rec: Record) -> Markup | None:
             link(r, r["id"]),
         )
     return H(
-        "All fp64, {} ranks, {}: the largest relative error is {} ({}, {}): the split itself loses nothing.",
+        "All fp64, {} ranks, {}: the largest relative error is {} ({}, {}): the split itself "
+        "loses nothing.",
         few if few == most else f"{few} to {most}",
         plural(len({x["case"] for x in runs}), "case"),
         sci(e),
@@ -319,7 +330,8 @@ def merge_orders(rec: Record) -> Markup | None:
 
 
 def ranking(rec: Record, case: Case) -> list[Any]:
-    """[(base, ranks, columns, [(format, run, [(error, excess over the fp32 chain or None)])])], formats by error of S_in; only bases where they differ."""
+    """[(base, ranks, columns, [(format, run, [(error, excess over the fp32 chain or None)])])],
+    formats by error of S_in; only bases where they differ."""
     out, n = [], top_ranks(rec, case["name"])
     for base in bases_of(rec.of(case["name"])):
         runs = one_per_format(rec, case["name"], n, base)
@@ -332,25 +344,18 @@ def ranking(rec: Record, case: Case) -> list[Any]:
         if n < 3 or len(states) < 2 or max(states) <= min(states) * 1.01:
             continue
         ref = runs.get("fp32")
-        key = lambda f: rel(runs[f], "S_in") if finite(rel(runs[f], "S_in")) else math.inf
-        rows = [
-            (
-                f,
-                runs[f],
-                [
-                    (
-                        rel(runs[f], t),
-                        rel(runs[f], t) / rel(ref, t)
-                        if ref
-                        and finite(rel(runs[f], t))
-                        and finite(rel(ref, t))
-                        and rel(ref, t) > 0
-                        else None,
-                    )
-                    for t in cols
-                ],
-            )
-            for f in sorted(runs, key=key)
-        ]
+        rows = [(f, runs[f], [_beside(runs[f], ref, t) for t in cols]) for f in _by_state(runs)]
         out.append((base, n, cols, rows))
     return out
+
+
+def _by_state(runs: dict[str, Run]) -> list[str]:
+    """Formats by error of S_in, those without a number last."""
+    error = {f: rel(r, "S_in") for f, r in runs.items()}
+    return sorted(runs, key=lambda f: error[f] if finite(error[f]) else math.inf)
+
+
+def _beside(run: Run, ref: Run | None, name: str) -> tuple[float | None, float | None]:
+    """(error, factor over that of the reference, or None)"""
+    e, of = rel(run, name), rel(ref, name) if ref else None
+    return e, e / of if finite(e) and finite(of) and of > 0 else None

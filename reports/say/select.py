@@ -26,7 +26,8 @@ def judged_recurrences(rec: Record) -> list[Case]:
 
 
 def heads(rec: Record) -> list[Case]:
-    """Recurrence cases that the long-range figures show: real heads, or else those with the most ranks. Most sensitive to the chain first."""
+    """Recurrence cases that the long-range figures show: real heads, or else those with the most
+    ranks. Most sensitive to the chain first."""
     cs = [c for c in judged_recurrences(rec) if not without_error(rec, c)]
     chosen = [c for c in cs if is_real(c)]
     if not chosen:
@@ -53,7 +54,8 @@ def without_error(rec: Record, case: Case) -> bool:
 
 
 def chain_sensitivity(rec: Record, case: str) -> float:
-    """Largest over smallest error of S_in between chain formats (fp64 apart) at the most ranks, over the base policies."""
+    """Largest over smallest error of S_in between chain formats (fp64 apart) at the most ranks,
+    over the base policies."""
     n = top_ranks(rec, case)
     best = 1.0
     for base in bases_of(rec.of(case)):
@@ -80,7 +82,8 @@ def first_merge(rec: Record, case: str) -> str | None:
 
 
 def one_per_format(rec: Record, case: str, ranks: int, base: str) -> dict[str, Run]:
-    """{format: run} of one case, rank count and base, in the first merge order, that has tensors."""
+    """{format: run} of one case, rank count and base, in the first merge order, that has
+    tensors."""
     merge = first_merge(rec, case)
     runs = [
         r
@@ -95,7 +98,8 @@ REGIMES = ("reflect", "subspace", "corr", "slow", "mixed", "mild", "strong")
 
 
 def chain_cases(rec: Record) -> list[Case]:
-    """Cases of the M chain alone: widths with the longest chains first, within a width in the order above (those that forget least first)."""
+    """Cases of the M chain alone: widths with the longest chains first, within a width in the order
+    above (those that forget least first)."""
     cs = [
         c
         for c in rec.cases.values()

@@ -66,7 +66,8 @@ def over_limit(t: Tensor) -> float | None:
 
 
 def rank_over_limit(t: Tensor, rank: int) -> float | None:
-    """The same for one rank. Where draws decided, the record has a limit for the whole tensor alone:
+    """The same for one rank. Where draws decided, the record has a limit for the whole tensor
+    alone:
     the rank's relative error is held against that."""
     per_rank = t.get("per_rank") or []
     e = per_rank[rank] if rank < len(per_rank) else None
