@@ -1,7 +1,9 @@
-"""scripts/python/deltaproof.py on a recurrence in numpy: what must pass passes, what must raise raises. Run by harness/tests/test_python.c."""
+"""scripts/python/deltaproof.py on a recurrence in numpy: what must pass passes, what must raise
+raises. Run by harness/tests/test_python.c."""
 
 import os
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -9,10 +11,17 @@ sys.path.insert(
     0,
     os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "scripts", "python"),
 )
-from deltaproof import assert_explained, to_bf16  # noqa: E402
+from deltaproof import assert_explained, to_bf16
 
 
-def kda(q, k, v, g, beta, dtype=np.float32):
+def kda(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    g: np.ndarray,
+    beta: np.ndarray,
+    dtype: Any = np.float32,
+) -> tuple[np.ndarray, np.ndarray]:
     """Step by step, ref/math.md b."""
     T, H, K = q.shape
     q, k, v, g, beta = (x.astype(dtype) for x in (q, k, v, g, beta))
@@ -25,7 +34,7 @@ def kda(q, k, v, g, beta, dtype=np.float32):
     return o, S[None]
 
 
-def raises(kind, words, *args, **kwargs):
+def raises(kind: str | None, words: list[str], *args: Any, **kwargs: Any) -> None:
     try:
         assert_explained(*args, **kwargs)
     except kind as e:
@@ -101,7 +110,8 @@ fake = os.path.join(sys.argv[1], "fake")
 with open(fake, "w") as f:
     f.write("""#!/bin/sh
 while [ "$1" != --json ]; do shift; done
-echo '{"runs": [{"tensors": [{"name": "o", "verdict": "pass"}, {"name": "dg", "verdict": "unjudged"}]}]}' >"$2"
+echo '{"runs": [{"tensors": [{"name": "o", "verdict": "pass"}, {"name": "dg", "verdict":
+"unjudged"}]}]}' >"$2"
 """)
 os.chmod(fake, 0o700)
 os.environ["DELTAPROOF"] = fake
@@ -115,7 +125,7 @@ try:
     import torch
 except ImportError:
     print("all as it should be; without PyTorch")
-    raise SystemExit(0)
+    sys.exit(0)
 t = {n: torch.tensor(a).bfloat16() for n, a in x.items()}
 assert_explained(
     t,

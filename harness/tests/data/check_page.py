@@ -1,8 +1,10 @@
-"""check_page.py PAGE: does the page hold anything but what this project's templates write? Prints what
+"""check_page.py PAGE: does the page hold anything but what this project's templates write? Prints
+what
 does not belong there; exit status 1 then.
 
 Tags and attributes are those of the templates, addresses lead into the page, to its figures, or are
-images of its own. The one script is the file of the templates, letter by letter, and its policy allows
+images of its own. The one script is the file of the templates, letter by letter, and its policy
+allows
 that and nothing else; the data beside it are base64.
 """
 
@@ -13,15 +15,81 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
-TAGS = set(
-    "html head meta title style body header nav main section article footer noscript h1 h2 h3 p dl dt"
-    " dd ul li a b i strong code span figure figcaption img svg path div table caption thead tbody tr"
-    " th td details summary br form label select input button script".split()
-)
-ATTRIBUTES = set(
-    "lang charset http-equiv content name id class href src alt open colspan scope tabindex role hidden"
-    " type autocomplete viewbox preserveaspectratio d".split()
-)
+TAGS = {
+    "html",
+    "head",
+    "meta",
+    "title",
+    "style",
+    "body",
+    "header",
+    "nav",
+    "main",
+    "section",
+    "article",
+    "footer",
+    "noscript",
+    "h1",
+    "h2",
+    "h3",
+    "p",
+    "dl",
+    "dt",
+    "dd",
+    "ul",
+    "li",
+    "a",
+    "b",
+    "i",
+    "strong",
+    "code",
+    "span",
+    "figure",
+    "figcaption",
+    "img",
+    "svg",
+    "path",
+    "div",
+    "table",
+    "caption",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "details",
+    "summary",
+    "br",
+    "form",
+    "label",
+    "select",
+    "input",
+    "button",
+    "script",
+}
+ATTRIBUTES = {
+    "lang",
+    "charset",
+    "http-equiv",
+    "content",
+    "name",
+    "id",
+    "class",
+    "href",
+    "src",
+    "alt",
+    "open",
+    "colspan",
+    "scope",
+    "tabindex",
+    "role",
+    "hidden",
+    "type",
+    "autocomplete",
+    "viewbox",
+    "preserveaspectratio",
+    "d",
+}
 LINK = r"#[A-Za-z0-9_.-]+|figures/[A-Za-z0-9._-]+\.(png|pdf)"
 SCRIPT = Path(__file__).parents[3] / "reports" / "page" / "templates" / "page.js"
 

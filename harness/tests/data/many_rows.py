@@ -1,4 +1,5 @@
-"""many_rows.py RECORD OUT ROWS: the record with its runs again and again, numbers changed at random,
+"""many_rows.py RECORD OUT ROWS: the record with its runs again and again, numbers changed at
+random,
 until they have so many tensors."""
 
 import json

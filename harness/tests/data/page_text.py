@@ -1,4 +1,5 @@
-"""page_text.py PAGE: what a reader of a report sees, tags left out, and behind it each text of its table
+"""page_text.py PAGE: what a reader of a report sees, tags left out, and behind it each text of its
+table
 of all results, a line each."""
 
 import base64
