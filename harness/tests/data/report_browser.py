@@ -19,55 +19,7 @@ from browser import Browser, Page, program
 
 READY = 5000  # ms until the table of results stands; on an idle machine it is a tenth of that
 
-# Elements with text of their own whose colour is too near to what lies behind it.
-CONTRAST = """
-(() => {
-  const rgb = (s) => (s.match(/[\\d.]+/g) || []).map(Number);
-  const light = (c) => { const f = (x) => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055)
-  ** 2.4;
-    return 0.2126 * f(c[0]) + 0.7152 * f(c[1]) + 0.0722 * f(c[2]); };
-  const behind = (e) => { for (; e; e = e.parentElement) { const s = getComputedStyle(e), c =
-  rgb(s.backgroundColor);
-    if (s.backgroundImage.includes('gradient')) return [221, 221, 221];
-    if (c.length === 3 || c[3] > 0.99) return c; } return [255, 255, 255]; };
-  const out = [];
-  for (const e of document.querySelectorAll('body *')) {
-    if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
-    if (['SCRIPT', 'STYLE', 'NOSCRIPT', 'OPTION'].includes(e.tagName) || !e.getClientRects().length)
-    continue;
-    const a = light(rgb(getComputedStyle(e).color)) + 0.05, b = light(behind(e)) + 0.05;
-    if (Math.max(a, b) / Math.min(a, b) < 4.5) out.push(`${e.tagName}.${e.className}
-    ${e.textContent.slice(0, 30)}`);
-  }
-  return [...new Set(out)].slice(0, 5).join('; ');
-})()
-"""
-
-# What somebody who does not see the page, or uses no mouse, needs.
-ACCESS = """
-(() => {
-  const all = (s) => [...document.querySelectorAll(s)], bad = [];
-  for (const s of ['header', 'nav', 'main', 'footer', 'h1', 'html[lang]']) if (all(s).length !== 1)
-  bad.push(`${all(s).length} of ${s}`);
-  if (all('th:not([scope])').length) bad.push('th without scope');
-  if (all('img:not([alt]), svg[role=img]:not([aria-label])').length) bad.push('picture without
-  text');
-  if (all('select, input').some((e) => !e.closest('label') ||
-  !e.closest('label').textContent.trim())) bad.push('field without label');
-  if (all('.wide:not([tabindex]), .wide:not([aria-label])').length) bad.push('scrolled table without
-  name or key');
-  if (all('a, button, summary').some((e) => e.getClientRects().length && !e.textContent.trim()))
-  bad.push('link without text');
-  const ids = all('[id]').map((e) => e.id);
-  if (new Set(ids).size !== ids.length) bad.push('an id twice');
-  const levels = all('h1, h2, h3').map((e) => Number(e.tagName[1]));
-  if (levels.some((l, i) => i && l > levels[i - 1] + 1)) bad.push('a heading level left out');
-  for (const a of all('a[href^="#"]')) if (!/^#(run|case)-\\d+$/.test(a.getAttribute('href')) &&
-  !document.getElementById(a.getAttribute('href').slice(1))) bad.push('no target: ' + a.href);
-  return bad.join('; ');
-})()
-"""
-
+ASK = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 COLUMN = "[...document.querySelectorAll('#rows tbody tr')].map(r => r.cells[{}].textContent)"
 
 
@@ -77,8 +29,8 @@ def looks(p: Page, wrong: list[str], where: str, nodes: int) -> None:
     say(wide > 0, f"{wide} pixels too wide")
     count = p.run("document.querySelectorAll('*').length")
     say(count > nodes, f"{count} nodes, more than {nodes}")
-    for name, test in (("contrast", CONTRAST), ("access", ACCESS)):
-        found = p.run(test)
+    for name in ("contrast", "access"):
+        found = p.run(f"{ASK.rstrip()}.{name}()")
         say(found, f"{name}: {found}")
     say(p.console, f"console: {p.console}")
 
