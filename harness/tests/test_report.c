@@ -111,7 +111,7 @@ DP_TEST(report, a_failure_stands_first_with_tensor_reason_picture_and_commands) 
     const char *card = strstr(html, "<article class=\"card\"");
     REQUIRE(card && card < strstr(html, "id=\"findings\""), "the failure does not stand first");
     static const char *const holds[] = {
-        "<h3><b>S_in</b> of kda-long: rank 3, head 0",
+        "<h3><b>S_in</b> of kda-long: rank 3</h3>",
         "error of <b>S_in</b> is 1.25 times its bound at rank 3 (relative error 5.0e-3)",
         "<path class=\"out\" d=\"M3.08",
         "deltaproof run --id &#39;kda-long:ranks=4,base=bf16,chain=bf16,merge=allgather&#39;",
@@ -135,7 +135,7 @@ DP_TEST(report, findings_state_case_policy_and_numbers) {
         "kda-long:ranks=4,base=bf16,chain=bf16,merge=allgather: error of S_in is 1.25 times its bound at rank 3 (relative error 5.0e-3).",
         "reflect, K = 32: tf32 with truncated operands overtakes bf16 operands at 16 chunks (1.1e-2 against 9.3e-3; at 8 still 4.9e-3 against 6.3e-3), "
         "and reaches 0.16 against 3.7e-2 at 256.",
-        "chainreflect, K = 32:slopebitsroundedfp320.5224.1accumulate", "tf32 trunc.bias 0.9911.0truncated operands, biased", "bf16 op.0.50",
+        "chainreflect, K = 32: slopebitsroundedfp320.5224.1accumulate", "tf32 trunc.bias 0.9911.0truncated operands, biased", "bf16 op.0.50",
         "kda-long, 2 ranks: M is never used: all 3 chain formats give the same S_in (base bf16 3.10e-3).",
         "kda-long, 4 ranks, base bf16: against the fp32 chain, tf32 with truncated operands costs S_in 2.1 times, o +10.0% (4.0e-3 to 4.4e-3)",
         "kda-long, base bf16, fp32 chain, from 1 rank to 4: o 3.9e-3 to 4.0e-3 (+2.6%)",
@@ -361,6 +361,11 @@ DP_TEST(report, commands_after_a_failed_run_work) {
              gt_program(), gt_tmpdir());
     char *html = failing_page(cmd);
     REQUIRE(html, "no page of a failed run");
+    static const char *const holds[] = {"<h3><b>dS_out</b> of smoke-kda: rank 0, head 1, entry ",
+                                        "<dt>got</dt><dd>", "0x1.", "<dt>its bound</dt>",
+                                        "<path class=\"at\""};
+    for (unsigned i = 0; i < sizeof holds / sizeof *holds; i++)
+        CHECK(strstr(html, holds[i]), "the card lacks %s", holds[i]);
     CHECK(card_command(html, "The same bits again", said, sizeof said) == 1, "%s", said);
     CHECK(card_command(html, "The stage that is wrong", said, sizeof said) == 1, "%s", said);
     free(html);

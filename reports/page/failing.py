@@ -9,7 +9,7 @@ from say.commands import again, wrong_stage
 from say.failures import failure
 from say.names import near, sci
 from say.rows import decided_by, numbers_of_row, place_text
-from say.verdicts import over_limit, place, severity
+from say.verdicts import over_limit, place, severity, worst_rank
 
 CARDS, ALIKE = 12, 12
 
@@ -53,7 +53,7 @@ def _card(rec: Record, runs: list[Run], number: int) -> dict[str, Any]:
         "number": number,
         "run": run,
         "tensor": t,
-        "at": place_text(place(t)) if t else "",
+        "at": _where(t, run) if t else "",
         "says": failure(run),
         "numbers": _numbers(t) if t else [],
         "strips": strips(t, case) if t else [],
@@ -65,6 +65,12 @@ def _card(rec: Record, runs: list[Run], number: int) -> dict[str, Any]:
         "more": max(len(runs) - 1 - ALIKE, 0),
         "case": list(rec.cases).index(run["case"]),
     }
+
+
+def _where(t: Tensor, run: Run) -> str:
+    """The row of the failure; the rank where the record has no more."""
+    rank = worst_rank(t) if run["ranks"] > 1 else None
+    return place_text(place(t)) or (f"rank {rank}" if rank is not None else "")
 
 
 def _numbers(t: Tensor) -> list[tuple[str, str]]:
