@@ -74,10 +74,11 @@ def _where(t: Tensor, run: Run) -> str:
 
 
 def _numbers(t: Tensor) -> list[tuple[str, str]]:
+    over, ratio = over_limit(t), t.get("ratio")
     rows = [
         ("judged by", decided_by(t)),
         ("relative error of the tensor", sci(t.get("rel_fro"), 3)),
-        ("error / limit", near(over_limit(t)) if over_limit(t) is not None else ""),
-        ("error / bound", near(t["ratio"]) if t.get("ratio") is not None else ""),
+        ("error / limit", near(over) if over is not None else ""),
+        ("error / bound", near(ratio) if ratio is not None and ratio != over else ""),
     ]
     return [(k, v) for k, v in rows if v and v != "–"] + numbers_of_row(t)

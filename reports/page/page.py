@@ -94,7 +94,7 @@ def meta(rec: Record) -> list[tuple[str, Any]]:
     seconds = f"{rec.seconds:.1f} s" if finite(rec.seconds) else None
     machine = [
         plural(p["cores"], "core") if p.get("cores") else None,
-        p.get("device") or None,
+        p.get("device") if p.get("device") != "none" else None,
         p.get("compiler"),
         p.get("blas"),
         f"MPFR {p['mpfr']}" if p.get("mpfr") else None,

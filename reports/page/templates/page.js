@@ -140,7 +140,7 @@
     return out;
   }
 
-  const TENSORS = [["tensor"], ["rel. error", "n"], ["bound", "n"], ["error / bound", "n"], ["error / limit", "n"], ["rank by rank"], ["worst row: rank, sequence, token, head [entry]"], ["got"], ["want"], ["row error", "n"], ["verdict"]];
+  const TENSORS = [["tensor"], ["verdict"], ["rel. error", "n"], ["bound", "n"], ["error / bound", "n"], ["error / limit", "n"], ["rank by rank"], ["worst row: rank, sequence, token, head [entry]"], ["got"], ["want"], ["row error", "n"], ["why"]];
 
   function scrolled(t, label) {
     const div = element("div", undefined, "wide");
@@ -161,14 +161,12 @@
       if (!rows.name[i]) continue;
       const tr = element("tr"), head = element("th", text(rows.name[i]));
       head.scope = "row";
-      tr.append(head);
+      tr.append(head, mark(value.verdict(i)));
       for (const k of ["error", "bound", "ratio", "over"]) tr.append(element("td", rows[k][i] || "–", "n"));
       tr.append(element("td", rows.ranks[i], "num"), element("td", rows.at[i], "num"));
       for (const k of ["got", "want"]) tr.append(element("td", decimal(rows[k][i]), "num"));
       tr.append(element("td", rows.row[i], "n"));
-      const verdict = mark(value.verdict(i)), by = [text(rows.by[i]), text(rows.why[i])].filter((x) => x).join(": ");
-      if (by) verdict.append(` ${by}`);
-      tr.append(verdict);
+      tr.append(element("td", [text(rows.by[i]), text(rows.why[i])].filter((x) => x).join(": ")));
       t.tBodies[0].append(tr);
     }
     if (t.tBodies[0].rows.length) out.push(scrolled(t, "Tensors of the run"));
