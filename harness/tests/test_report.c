@@ -1,5 +1,6 @@
 /* The report (reports/report.py) on a small record, harness/tests/data/record-small.json, and on damaged copies of it. */
 #include "gt.h"
+#include "../../ref/formats.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,17 +42,6 @@ static int spill(const char *path, const char *text) {
     return fclose(f) == 0 && ok;
 }
 
-/* Text of a page as a reader sees it: tags dropped in place. */
-static void drop_tags(char *s) {
-    char *o = s;
-    for (int in = 0; *s; s++) {
-        if (*s == '<') in = 1;
-        if (!in) *o++ = *s;
-        if (*s == '>') in = 0;
-    }
-    *o = 0;
-}
-
 /* Writes `record` into a folder below the test run's own and runs the report on it. */
 static int report_on(const char *folder, const char *record, char *dir, int dir_size, char *out, int out_size) {
     char path[600], cmd[1600];
@@ -75,33 +65,67 @@ static char *page(void) {
     snprintf(path, sizeof path, "%s/report.html", page_dir);
     return rc == 0 ? text = slurp(path) : NULL;
 }
-#define NEED_PAGE()                                                                                                              \
-    NEED_MATPLOTLIB();                                                                                                           \
-    const char *html = page();                                                                                                   \
+#define NEED_PAGE()                                                                                \
+    NEED_MATPLOTLIB();                                                                             \
+    const char *html = page();                                                                     \
     REQUIRE(html, "no page: %s", page_out)
+
+/* A script of harness/tests/data on the page of a folder; its exit status. */
+static int page_script(const char *script, const char *dir, const char *more, char *out, int size) {
+    char cmd[2000];
+    snprintf(cmd, sizeof cmd,
+             "PYTHONDONTWRITEBYTECODE=1 %s harness/tests/data/%s '%s/report.html' %s", python(),
+             script, dir, more);
+    return gt_run(cmd, out, size);
+}
+
+/* What a reader sees, and the texts of the table of all results. */
+static const char *page_text(void) {
+    static char text[1 << 18];
+    if (!*text) page_script("page_text.py", page_dir, "", text, sizeof text);
+    return text;
+}
 
 DP_TEST(report, page_stands_alone) {
     NEED_PAGE();
-    static const char *const forbidden[] = {"http://", "https://", "<script", "<link", "<iframe", "@import", "javascript:"};
-    for (unsigned i = 0; i < sizeof forbidden / sizeof *forbidden; i++) CHECK(!strstr(html, forbidden[i]), "the page contains %s", forbidden[i]);
-    for (const char *s = html; (s = strstr(s, "url(")); s += 4) CHECK(!strncmp(s + 4, "%23", 3), "a reference to elsewhere: %.40s", s);   /* %23: '#' inside an image */
+    char said[4096];
+    CHECK(page_script("check_page.py", page_dir, "", said, sizeof said) == 0, "%s", said);
+    static const char *const forbidden[] = {"http://", "https://", "<link",      "<iframe",
+                                            "@import", "javascript:", "unsafe-"};
+    for (unsigned i = 0; i < sizeof forbidden / sizeof *forbidden; i++)
+        CHECK(!strstr(html, forbidden[i]), "the page contains %s", forbidden[i]);
+    for (const char *s = html; (s = strstr(s, "url(")); s += 4)
+        CHECK(!strncmp(s + 4, "%23", 3), "a reference to elsewhere: %.40s", s); /* #, in an image */
     int images = 0;
-    for (const char *s = html; (s = strstr(s, "src=\"")); s += 5) {
-        CHECK(!strncmp(s + 5, "data:image/svg+xml,", 19), "an image from elsewhere: %.60s", s);
+    for (const char *s = html; (s = strstr(s, "src=\"")); s += 5)
         images++;
-    }
     CHECK(images == 3, "%d images in the page, expected chain, state and tokens", images);
-    CHECK(strstr(html, "<td class=\"hf\"><a href=\"#run-") && strstr(html, "<td class=\"he\">") && strstr(html, "<td class=\"hh\">") && strstr(html, ".h10 {"), "the maps are tables whose cells lead to runs");
+    CHECK(strstr(html, "<td class=\"hf\"><a href=\"#run-10\">1.25</a>") &&
+              strstr(html, "<td class=\"he\">") && strstr(html, "<td class=\"hh\">") &&
+              strstr(html, ".h10 {"),
+          "the maps are tables, a failed cell leads to its run");
+}
+
+DP_TEST(report, a_failure_stands_first_with_tensor_reason_picture_and_commands) {
+    NEED_PAGE();
+    const char *card = strstr(html, "<article class=\"card\"");
+    REQUIRE(card && card < strstr(html, "id=\"findings\""), "the failure does not stand first");
+    static const char *const holds[] = {
+        "<h3><b>S_in</b> of kda-long: rank 3</h3>",
+        "error of <b>S_in</b> is 1.25 times its bound at rank 3 (relative error 5.0e-3)",
+        "<path class=\"out\" d=\"M3.08",
+        "deltaproof run --id &#39;kda-long:ranks=4,base=bf16,chain=bf16,merge=allgather&#39;",
+        "deltaproof bisect stage kda-long --ranks 4 --base bf16 --chain bf16 --merge allgather"};
+    for (unsigned i = 0; i < sizeof holds / sizeof *holds; i++)
+        CHECK(strstr(card, holds[i]), "the card lacks %s", holds[i]);
 }
 
 DP_TEST(report, page_says_which_truth_judged_and_what_its_audit_found) {
     NEED_PAGE();
-    char *text = strdup(html);
-    drop_tags(text);
+    const char *text = page_text();
     CHECK(strstr(text, "double-double 98 bits") && strstr(text, "on NVIDIA H200"), "which truth, where");
     const char *a = strstr(text, "audited by MPFR: 2 columns, 1,024 tokens, seed 7512983489596063537, largest difference 2.1e-6 of both radii");
     CHECK(a, "audit: %.200s", strstr(text, "audited") ? strstr(text, "audited") : "none");
-    free(text);
 }
 
 DP_TEST(report, findings_state_case_policy_and_numbers) {
@@ -111,7 +135,7 @@ DP_TEST(report, findings_state_case_policy_and_numbers) {
         "kda-long:ranks=4,base=bf16,chain=bf16,merge=allgather: error of S_in is 1.25 times its bound at rank 3 (relative error 5.0e-3).",
         "reflect, K = 32: tf32 with truncated operands overtakes bf16 operands at 16 chunks (1.1e-2 against 9.3e-3; at 8 still 4.9e-3 against 6.3e-3), "
         "and reaches 0.16 against 3.7e-2 at 256.",
-        "chainreflect, K = 32:slopebitsroundedfp320.5224.1accumulate", "tf32 trunc.bias 0.9911.0truncated operands, biased", "bf16 op.0.50",
+        "chainreflect, K = 32: slopebitsroundedfp320.5224.1accumulate", "tf32 trunc.bias 0.9911.0truncated operands, biased", "bf16 op.0.50",
         "kda-long, 2 ranks: M is never used: all 3 chain formats give the same S_in (base bf16 3.10e-3).",
         "kda-long, 4 ranks, base bf16: against the fp32 chain, tf32 with truncated operands costs S_in 2.1 times, o +10.0% (4.0e-3 to 4.4e-3)",
         "kda-long, base bf16, fp32 chain, from 1 rank to 4: o 3.9e-3 to 4.0e-3 (+2.6%)",
@@ -121,12 +145,10 @@ DP_TEST(report, findings_state_case_policy_and_numbers) {
         "2 of 65 judged tensors pass under a bound larger than the tensor itself, which proves nothing; bound over norm in brackets: nan-in base fp32: o (up to inf); "
         "packed base fp64: H (up to 7.0).",
         "1 run skipped: no CUDA device.", "dg unjudged in 7 runs: the bound exceeds 1."};
-    char *text = strdup(html);
-    drop_tags(text);
+    const char *text = page_text();
     for (unsigned i = 0; i < sizeof said / sizeof *said; i++) CHECK(strstr(text, said[i]), "not said: %s", said[i]);
     CHECK(!strstr(text, "disagree"), "the page claims a contradiction in a consistent record");
     CHECK(!strstr(text, "Merging by ring"), "a sentence without data: no pair of merge orders is in the record");
-    free(text);
 }
 
 DP_TEST(report, every_run_has_its_replay_id_and_every_link_a_target) {
@@ -138,11 +160,16 @@ DP_TEST(report, every_run_has_its_replay_id_and_every_link_a_target) {
         "kconv:ranks=4,base=bf16"};
     char want[300];
     for (unsigned i = 0; i < sizeof ids / sizeof *ids; i++) {
-        snprintf(want, sizeof want, "<code class=\"id\">deltaproof run --id '%s'</code>", ids[i]);
-        CHECK(strstr(html, want), "no replay line for %s", ids[i]);
+        snprintf(want, sizeof want, "\n%s\n", ids[i]);
+        CHECK(strstr(page_text(), want), "no run %s among all results", ids[i]);
     }
     for (const char *s = html; (s = strstr(s, "href=\"#")); s += 7) {
-        int n = (int)strcspn(s + 7, "\"");
+        const int n = (int)strcspn(s + 7, "\"");
+        int run = -1;
+        if (sscanf(s + 7, "run-%d\"", &run) == 1 || sscanf(s + 7, "case-%d\"", &run) == 1) {
+            CHECK(run >= 0 && run < 16, "a link to no run or case: #%.*s", n, s + 7);
+            continue;
+        }
         snprintf(want, sizeof want, "id=\"%.*s\"", n, s + 7);
         CHECK(strstr(html, want), "a link without target: #%.*s", n, s + 7);
     }
@@ -150,12 +177,13 @@ DP_TEST(report, every_run_has_its_replay_id_and_every_link_a_target) {
 
 DP_TEST(report, details_keep_hex_nan_and_warnings_and_escape_text) {
     NEED_PAGE();
-    CHECK(strstr(html, "r1 s0 t130 h0 [7]; 0x1.8p-3, 0x1.81p-3; 1.2e-2"), "the worst token's bits are missing");
-    CHECK(strstr(html, ">r1 t130 [7]; 0x1.8p-3"), "a worst token without sequence and head (-1) is not shown without them");
-    CHECK(strstr(html, "nan inf"), "per-rank nan and inf are missing");
-    CHECK(strstr(html, "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &#34;quotes&#34;"), "text of the record is not escaped");
-    CHECK(strstr(html, "sum of beta |k|^2 is 2.3 at token 17"), "a case's warning is missing");
-    CHECK(strstr(html, "commit 0123abc"), "the commit is missing");
+    static const char *const said[] = {
+        "r1 s0 t130 h0 [7]", "0x1.8p-3", "0x1.81p-3", "1.2e-2", "r1 t130 [7]", "nan inf",
+        "<script>alert(1)</script> & \"quotes\"", "sum of beta |k|^2 is 2.3 at token 17",
+        "commit 0123abc"};
+    for (unsigned i = 0; i < sizeof said / sizeof *said; i++)
+        CHECK(strstr(page_text(), said[i]), "%s is missing", said[i]);
+    CHECK(!strstr(html, "<script>alert"), "text of the record is not escaped");
 }
 
 static int begins(const char *path, const char *magic) {
@@ -270,4 +298,105 @@ DP_TEST(report, a_python_without_matplotlib_is_told_what_to_do) {
     free(record);
     snprintf(cmd, sizeof cmd, "PYTHONPATH= PYTHONDONTWRITEBYTECODE=1 %s -S reports/report.py '%s'", python(), dir);
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "make setup") && !strstr(out, "Traceback"), "%s", out);
+}
+
+/* 77: no Chromium. */
+static void in_browser(const char *dir, const char *limits) {
+    char said[8192];
+    const int rc = page_script("report_browser.py", dir, limits, said, sizeof said);
+    if (rc == 77) SKIP("%s", said);
+    CHECK(rc == 0, "%s", said);
+}
+
+DP_TEST(report, works_in_a_browser) {
+    NEED_PAGE();
+    (void)html;
+    in_browser(page_dir, "2000 200000");
+}
+
+/* 10,000 rows: the page keeps its size, and its table is there at once. */
+DP_TEST(report, ten_thousand_rows_stay_a_small_page) {
+    NEED_MATPLOTLIB();
+    char dir[512], cmd[2600], said[4096];
+    snprintf(dir, sizeof dir, "%s/many", gt_tmpdir());
+    mkdir(dir, 0700);
+    snprintf(cmd, sizeof cmd,
+             "export PYTHONDONTWRITEBYTECODE=1; %s harness/tests/data/many_rows.py " RECORD
+             " '%s/results.json' 10000 && %s reports/report.py '%s'",
+             python(), dir, python(), dir);
+    REQUIRE(gt_run(cmd, said, sizeof said) == 0, "%s", said);
+    in_browser(dir, "3000 2000000");
+}
+
+/* The commands of a card, which follow its words, run as they stand. */
+static int card_command(const char *html, const char *words, char *out, int size) {
+    char line[2000], cmd[4400];
+    const char *at = strstr(html, words);
+    at = at ? strstr(at, "<code class=\"id\">deltaproof ") : NULL;
+    if (!at) return -1;
+    at += strlen("<code class=\"id\">deltaproof ");
+    snprintf(line, sizeof line, "%.*s", (int)(strstr(at, "</code>") - at), at);
+    for (char *q; (q = strstr(line, "&#39;"));) {
+        *q = '\'';
+        memmove(q + 1, q + 5, strlen(q + 5) + 1);
+    }
+    snprintf(cmd, sizeof cmd, "'%s' %s", gt_program(), line);
+    return gt_run(cmd, out, size);
+}
+
+static char *failing_page(const char *cmd) {
+    char said[1 << 14], path[700];
+    const int rc = gt_run(cmd, said, sizeof said);
+    snprintf(path, sizeof path, "%s/failing/report.html", gt_tmpdir());
+    if (rc != 1) fprintf(stderr, "%s: exit status %d: %s\n", cmd, rc, said);
+    return rc == 1 ? slurp(path) : NULL;
+}
+
+DP_TEST(report, commands_after_a_failed_run_work) {
+    NEED_MATPLOTLIB();
+    char cmd[2000], said[1 << 14];
+    snprintf(cmd, sizeof cmd,
+             "'%s' run smoke-kda --backend sim --ranks 2 --base fp32 --chain fp32 --fault "
+             "gate-of-head0 --out '%s/failing'",
+             gt_program(), gt_tmpdir());
+    char *html = failing_page(cmd);
+    REQUIRE(html, "no page of a failed run");
+    static const char *const holds[] = {"<h3><b>dS_out</b> of smoke-kda: rank 0, head 1, entry ",
+                                        "<dt>got</dt><dd>", "0x1.", "<dt>its bound</dt>",
+                                        "<path class=\"at\""};
+    for (unsigned i = 0; i < sizeof holds / sizeof *holds; i++)
+        CHECK(strstr(html, holds[i]), "the card lacks %s", holds[i]);
+    CHECK(card_command(html, "The same bits again", said, sizeof said) == 1, "%s", said);
+    CHECK(card_command(html, "The stage that is wrong", said, sizeof said) == 1, "%s", said);
+    free(html);
+}
+
+DP_TEST(report, command_after_a_failed_judgement_works) {
+    NEED_MATPLOTLIB();
+    char cmd[4000], said[1 << 14];
+    snprintf(cmd, sizeof cmd,
+             "cd '%s' && '%s' inputs smoke-kda -o in.safetensors && PYTHONPATH='%s/../scripts/python' "
+             "PYTHONDONTWRITEBYTECODE=1 %s '%s/../harness/tests/data/zero_output.py' in.safetensors "
+             "out.safetensors && '%s' judge --inputs %s/in.safetensors --outputs %s/out.safetensors "
+             "--base fp32 --out %s/failing",
+             gt_tmpdir(), gt_program(), gt_cases(), python(), gt_cases(), gt_program(), gt_tmpdir(),
+             gt_tmpdir(), gt_tmpdir());
+    char *html = failing_page(cmd);
+    REQUIRE(html, "no page of a failed judgement");
+    CHECK(card_command(html, "The same bits again", said, sizeof said) == 1, "%s", said);
+    free(html);
+}
+
+/* The report has words for every format of the chain, and for no other (say/names.py). */
+DP_TEST(report, names_every_format) {
+    char cmd[600], said[1024], want[1024] = "";
+    for (int i = 0; i < DP_NFORMATS; i++)
+        strcat(strcat(want, i ? " " : ""), dp_formats[i].name);
+    snprintf(cmd, sizeof cmd,
+             "cd reports && PYTHONDONTWRITEBYTECODE=1 %s -c 'from say.names import FORMATS; "
+             "print(*FORMATS)'",
+             python());
+    CHECK(gt_run(cmd, said, sizeof said) == 0, "%s", said);
+    said[strcspn(said, "\n")] = 0;
+    CHECK(!strcmp(said, want), "the report names %s, the program %s", said, want);
 }

@@ -1,23 +1,26 @@
 """Files as this program reads and writes them; the same rules as ref/input.h and ref/output.h.
 
     read(path) -> bytes        a regular file of at most MOST bytes; nothing that could be waited on
-    write(path, bytes)         whole or not at all: under a new name in the same folder, synced, renamed; a link is replaced, never written through
+    write(path, bytes)         whole or not at all: under a new name in the same folder, synced,
+    renamed; a link is replaced, never written through
 Both raise OSError with errno, strerror and filename.
 """
+
 import errno
 import fcntl
 import os
 import stat
 import tempfile
+from typing import NoReturn
 
-MOST = 4 << 30                   # bytes of one record; its Python objects take several times as much
+MOST = 4 << 30  # bytes of one record; its Python objects take several times as much
 
 
-def fail(number, path, text=None):
+def fail(number: int, path: str, text: str | None = None) -> NoReturn:
     raise OSError(number, text or os.strerror(number), path)
 
 
-def read(path, most=MOST):
+def read(path: str, most: int = MOST) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as f:
         s = os.fstat(fd)
@@ -28,11 +31,15 @@ def read(path, most=MOST):
         return f.read(s.st_size)
 
 
-def write(path, data):
-    fd, temp = tempfile.mkstemp(prefix=".deltaproof-", suffix=".tmp", dir=os.path.dirname(path) or ".")   # O_EXCL | O_NOFOLLOW
+def write(path: str, data: bytes) -> None:
+    fd, temp = tempfile.mkstemp(
+        prefix=".deltaproof-", suffix=".tmp", dir=os.path.dirname(path) or "."
+    )  # O_EXCL | O_NOFOLLOW
     try:
         with os.fdopen(fd, "wb") as f:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)       # nobody takes it for one that was left (ref/output.c)
+            fcntl.flock(
+                fd, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # nobody takes it for one that was left (ref/output.c)
             os.fchmod(fd, 0o666 & ~umask())
             f.write(data)
             f.flush()
@@ -44,7 +51,7 @@ def write(path, data):
         raise
 
 
-def umask():
+def umask() -> int:
     now = os.umask(0)
     os.umask(now)
     return now

@@ -1,0 +1,65 @@
+"""The next commands after a failure, for runs of cases, of subjects and of judged files alike."""
+
+import shlex
+from itertools import pairwise
+
+from read.record import Record, Run
+
+# Options of the recorded command line without which the same run is not had again.
+KEPT = ("cases", "subject", "design", "truth", "limit", "memory")
+NO_STAGES = ("chain", "conv")
+
+
+def kept_options(command: str) -> dict[str, str]:
+    """{name: value} of the options in KEPT, in either spelling (--name value, --name=value) and as
+    short as argp allows."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a record may hold anything
+        return {}
+    out = {}
+    for word, following in pairwise([*words, ""]):
+        key, equals, value = word.partition("=")
+        if len(key) < 5 or not key.startswith("--"):
+            continue
+        name = next((k for k in KEPT if k.startswith(key[2:])), None)
+        if name:
+            out[name] = value if equals else following
+    return out
+
+
+def shell(words: list[str], options: dict[str, str]) -> str:
+    """A line for a shell."""
+    parts = words + [x for k, v in options.items() for x in (f"--{k}", v)]
+    return " ".join(shlex.quote(x) for x in parts)
+
+
+def again(rec: Record, run: Run) -> str:
+    """The same run, the same bits. Judged files have no ID that `run` takes: their own command."""
+    made_by = rec.program.get("command") or ""
+    if run["id"].startswith("judge:") or run.get("backend") == "file":
+        return made_by or "deltaproof judge --help"
+    options = kept_options(made_by)
+    if run.get("backend") != "subject":
+        options.pop("subject", None)
+    quoted = run["id"].replace("'", "'\\''")
+    more = shell([], options)
+    return f"deltaproof run --id '{quoted}'" + (f" {more}" if more else "")
+
+
+def wrong_stage(rec: Record, run: Run) -> str:
+    """The command that names the first wrong stage; "" where there is none."""
+    if run["op"] in NO_STAGES or run.get("backend") not in ("sim", "subject"):
+        return ""
+    kept = kept_options(rec.program.get("command") or "")
+    subject = run.get("backend") == "subject"
+    options = {"cases": kept["cases"]} if "cases" in kept else {}
+    if subject:
+        if "subject" not in kept:
+            return ""
+        options["subject"] = kept["subject"]
+    options["ranks"] = str(run["ranks"])
+    options |= {k: run["policy"][k] for k in ("base", "chain", "merge") if run["policy"].get(k)}
+    if run["policy"].get("fault") and not subject:
+        options["fault"] = run["policy"]["fault"]
+    return "deltaproof bisect stage " + shell([run["case"]], options)
