@@ -103,5 +103,5 @@ int main(int argc, char **argv) {
     int ran = u.successful_test_count() + u.failed_test_count() + u.skipped_test_count();
     print_costs(10);
     printf("%d passed, %d failed, %d skipped\n", u.successful_test_count(), u.failed_test_count(), u.skipped_test_count());
-    return rc || !ran;
+    return rc || (!ran && !getenv("GTEST_TOTAL_SHARDS"));   /* a part of the tests may be empty */
 }
