@@ -27,6 +27,8 @@ static const struct {
      "millions of values of functions that every test calls"},
     {"invariants", "each_is_red_under_a_fault_that_breaks_it",
      NUMERICS "all_hold_for_the_simulated_ranks runs the same checks"},
+    {"shrink", "what_is_left_fails_for_the_same_reason_and_is_twenty_times_smaller",
+     NUMERICS "the_program_writes_a_case_that_it_can_run runs the same search"},
     {"levels", "a_short_window_of_correlated_errors_is_no_alarm_for_its_rank",
      "a rate over many draws: each_level_sees_its_fault runs the same code"},
     {"bits", "each_format_is_recovered_within_three_tenths_at_every_length",
