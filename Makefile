@@ -69,7 +69,7 @@ verify: setup                  ## set up, build, run every case, write results.j
 
 test: setup                    ## set up, build, run all tests (SAN=1: under sanitizers; FILTER=context*: some of them)
 	$(build) $(PROGRAM) $(BUILD)/dp-test $(CPU_PROGRAM) $(CPU_TESTS) $(FAULT_PROGRAM)
-	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
+	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" $(if $(filter 1,$(SAN)),scripts/shards $(JOBS)) $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
 
 museum: setup                  ## set up, build, switch every deliberate fault on: which verdict goes red, and where it points (OUT/museum.json)
 	$(build) $(PROGRAM) $(FAULT_PROGRAM)

@@ -717,7 +717,12 @@ dp_status dp_case_find_all(const char *dir, char ***paths, int *n, dp_err *e) {
         free(d[i]);
     }
     free(d);
+    if (!found) dp_fail(e, DP_EINPUT, "%s: no *.case file here", dir);
     *n = found;
-    if (e->code) return e->code;
-    return found ? DP_OK : dp_fail(e, DP_EINPUT, "%s: no *.case file here", dir);
+    if (!e->code) return DP_OK;
+    for (; *n; --*n)
+        free((*paths)[*n - 1]);
+    free(*paths);
+    *paths = NULL;
+    return e->code;
 }

@@ -72,7 +72,11 @@ static int kernels(const options *o) {
     dp_kernel_museum *m = dp_calloc(1, sizeof *m);
     dp_err e = {0};
     char *file = file_of(o, "kernels.json");
-    if (file && dp_output_check(file, &e)) return refuse(&e);
+    if (file && dp_output_check(file, &e)) {
+        free(m);
+        free(file);
+        return refuse(&e);
+    }
     const dp_status st = dp_kernel_museum_run(o->of.cases_dir, o->of.cache, o->fault, m, &e);
     int rc = st ? refuse(&e) : dp_kernel_museum_unseen(m) ? 1 : 0;
     if (!st) dp_kernel_museum_print(m, stdout);
@@ -96,11 +100,17 @@ int dp_cmd_museum(int argc, char **argv) {
     if (o.out && dp_make_dirs(o.out)) return fprintf(stderr, "deltaproof: museum: --out %s: %s\n", o.out, strerror(errno)), 2;
     if (o.kernels) return kernels(&o);
     file = file_of(&o, "museum.json");
-    if (file && dp_output_check(file, &e)) return refuse(&e);
-    if (o.of.nname) {
+    if (file) dp_output_check(file, &e);
+    if (!e.code && o.of.nname) {
         paths = dp_calloc((size_t)o.of.nname, sizeof *paths);
         for (; n < o.of.nname; n++) paths[n] = dp_case_path(o.of.cases_dir, o.of.name[n]);
-    } else if (dp_case_find_all(o.of.cases_dir, &paths, &n, &e)) return refuse(&e);
+    } else if (!e.code) {
+        dp_case_find_all(o.of.cases_dir, &paths, &n, &e);
+    }
+    if (e.code) {
+        free(file);
+        return refuse(&e);
+    }
     dp_museum *m = dp_calloc(1, sizeof *m);
     dp_status st = dp_museum_run(paths, n, &o.o, m, &e);
     int rc = st ? refuse(&e) : status(&o, m);

@@ -192,15 +192,29 @@ static struct {
     pthread_mutex_t lock;
     tally *running;
     int n[DP_NVERDICTS];         /* runs of all cases so far */
+    const char *loading;         /* the case that is read or made; NULL: none */
+    int read, cases;             /* cases that were read before it, of those asked for */
 } done_so_far = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void say_done(void *file) {
     const int *n = done_so_far.n;
     pthread_mutex_lock(&done_so_far.lock);
+    if (done_so_far.loading)
+        fprintf(file, "%s: interrupted while the case was loaded: %d of %d loaded, none run\n",
+                done_so_far.loading, done_so_far.read, done_so_far.cases);
     for (const tally *t = done_so_far.running; t; t = t->next)
         fprintf(file, "%-24s interrupted after %d runs\n", t->case_name, t->runs);
     fprintf(file, "VERDICT: INTERRUPTED (%d passed, %d failed, %d skipped, %d unjudged so far)\n", n[DP_PASS], n[DP_FAIL], n[DP_SKIPPED], n[DP_UNJUDGED]);
     fflush(file);
+    pthread_mutex_unlock(&done_so_far.lock);
+}
+
+/* After `read` of `cases` the case at this path is loaded; NULL: none any more. */
+static void begin_loading(const char *path, int read, int cases) {
+    pthread_mutex_lock(&done_so_far.lock);
+    done_so_far.loading = path;
+    done_so_far.read = read;
+    done_so_far.cases = cases;
     pthread_mutex_unlock(&done_so_far.lock);
 }
 
@@ -482,12 +496,11 @@ static int command_run(options *o) {
     dp_case **cases = dp_calloc((size_t)np, sizeof *cases);
     dp_record rec = {.runs = &runs, .cases = cases, .command = o->command};
     for (int i = 0; i < np; i++) {
-        tally loading = {.o = o, .case_name = paths[i]};
-        begin_case(&loading);
+        begin_loading(paths[i], i, np);
         dp_case *c = load_case(o, paths[i], &rec.errors);
-        end_case(&loading);
         if (c) cases[rec.ncase++] = c;
     }
+    begin_loading(NULL, np, np);
     rec.errors += run_cases(o, rec.ncase, cases, &runs);
     rec.seconds = dp_now() - t0;
     const int rc = finish(o, &rec);

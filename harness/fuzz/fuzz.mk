@@ -49,3 +49,8 @@ fuzz-coverage: $(FUZZ_COVERED) $(FUZZ_DIR)/seeds       ## what of the code under
 	@$(foreach t,$(FUZZ_TARGETS),echo "== $(t)"; LLVM_PROFILE_FILE=$(FUZZ_DIR)/$(t).profraw $(FUZZ_DIR)/cover_$(t) -runs=0 -max_len=$(FUZZ_LEN) $(call fuzz_inputs,$(t)) 2>/dev/null && \
 	  llvm-profdata$(FUZZ_TOOLS) merge -sparse $(FUZZ_DIR)/$(t).profraw -o $(FUZZ_DIR)/$(t).profdata && \
 	  llvm-cov$(FUZZ_TOOLS) report $(FUZZ_DIR)/cover_$(t) -instr-profile=$(FUZZ_DIR)/$(t).profdata $(FUZZ_OF_$(t)) || exit 1;) true
+
+# For a machine without a compiler: the fuzzers, what ldd names but the C library, all inputs, and fuzz.sh, which runs them side by side.
+.PHONY: fuzz-pack
+fuzz-pack: $(FUZZ_PROGRAMS) $(FUZZ_DIR)/seeds       ## build/fuzz.tzst: the fuzzers with libraries and inputs, to be run elsewhere by the fuzz.sh in it
+	harness/fuzz/pack $(BUILD) $(FUZZ_DIR).tzst $(FUZZ_TARGETS)

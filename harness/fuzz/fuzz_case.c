@@ -15,18 +15,26 @@
 
 #define DATA "d.safetensors"
 
-/* A folder of this process, in memory where there is such a thing. */
+static void remove_folder(void);
+
+/* A folder of this process. */
 static const char *folder(void) {
-    static char path[64];
+    static char path[128];
     if (*path) return path;
-    const char *dir = access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm";
-    snprintf(path, sizeof path, "%s/fuzz-%ld", dir, (long)getpid());
-    mkdir(path, 0700);
+    snprintf(path, sizeof path, "%s/fuzz-%ld", scratch_folder(), (long)getpid());
+    must(!mkdir(path, 0700) && !atexit(remove_folder), "cannot be made", path);
     return path;
 }
 
+static void remove_folder(void) {
+    char path[192];
+    snprintf(path, sizeof path, "%s/%s", folder(), DATA);
+    unlink(path);
+    rmdir(folder());
+}
+
 static void write_data(const uint8_t *bytes, size_t size) {
-    char path[128];
+    char path[192];
     snprintf(path, sizeof path, "%s/%s", folder(), DATA);
     FILE *f = fopen(path, "wb");
     must(f && fwrite(bytes, 1, size, f) == size && !fclose(f), "cannot be written", path);
@@ -50,7 +58,7 @@ static int small(const dp_case *c) {
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     const uint8_t *nul = memchr(bytes, 0, size);
     const size_t n = nul ? (size_t)(nul - bytes) : size;
-    char path[128];
+    char path[192];
     dp_case c;
     dp_err e = {0};
     snprintf(path, sizeof path, "%s/fuzz.case", folder());

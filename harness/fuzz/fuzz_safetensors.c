@@ -26,11 +26,13 @@ static void check_same(const dp_tensorfile *a, const dp_tensorfile *b) {
     }
 }
 
-/* In memory where there is such a folder: it is written at every input that can be parsed. */
+/* Written at every input that can be parsed. */
 static const char *scratch(void) {
-    static char path[64];
-    const char *dir = access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm";
-    if (!*path) snprintf(path, sizeof path, "%s/fuzz-%ld.safetensors", dir, (long)getpid());
+    static char path[128];
+    if (!*path) {
+        const char *dir = scratch_folder();
+        snprintf(path, sizeof path, "%s/fuzz-%ld.safetensors", dir, (long)getpid());
+    }
     return path;
 }
 

@@ -6,11 +6,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 void must(int ok, const char *what, const char *more) {
     if (ok) return;
     fprintf(stderr, "%s: %s\n", what, more);
     abort();
+}
+
+const char *scratch_folder(void) {
+    const char *set = getenv("TMPDIR");
+    if (set && *set) return set;
+    return access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm";
 }
 
 /* ---- chance -------------------------------------------------------------------------------- */

@@ -30,6 +30,9 @@ size_t mutate_case(uint8_t *data, size_t size, size_t most, rng *r);
 /* libFuzzer's own. */
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most);
 
+/* Where files are written: $TMPDIR, else in memory, else /tmp. */
+const char *scratch_folder(void);
+
 /* The program is wrong: says what, and ends the run. */
 void must(int ok, const char *what, const char *more);
 #endif

@@ -123,3 +123,19 @@ DP_TEST(attacks_process, an_interrupted_run_says_what_is_finished) {
     }
     free((char *)dir);
 }
+
+/* The convolutions of a step are made by MPFR while its case is loaded: minutes at this size. */
+DP_TEST(attacks_process, an_interrupted_load_says_how_far_it_came) {
+    const char *dir = set_up("load");
+    at_write(at_text("%s/slow.case", dir),
+             "reason = r\nsource = s\nop = step\nT = 65536\nK = 64\nHV = 4\nW = 4\n");
+    const int s = at_sh(dir, 30,
+                        "env --default-signal $P run tiny.case slow.case --backend sim --cache "
+                        "none --json r.json >out 2>&1 & sleep 2; kill -INT $!; wait $!; s=$?; "
+                        "cat out; exit $s");
+    EXPECT(s, 130, "slow.case: interrupted while the case was loaded: 1 of 2 loaded, none run",
+           "VERDICT: INTERRUPTED (0 passed", "interrupted by SIGINT");
+    CHECK(!strstr(at_out, "after 0 runs"), "a case that was not begun has no runs: %s", at_out);
+    EXPECT(at_sh(dir, 10, "ls -A | grep -c 'json\\|tmp'"), 1, "0\n");
+    free((char *)dir);
+}

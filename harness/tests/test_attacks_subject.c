@@ -8,14 +8,16 @@
 #include <string.h>
 #include <unistd.h>
 
+#define SMALL \
+    "reason = r\nsource = s\nop = kda\nT = 96\nHV = 2\nK = 16\ng_scale = 0.02\nranks = 2\nbase = fp32\n"
 #define FLAGS "-ffp-contract=off -pthread"
-#define RUN \
-    "$P run weak-heads --cases $C --ranks 2 --cache ../cache-of-attacks --limit 3 --subject "
+#define RUN "$P run small.case --cache ../cache-of-attacks --limit 3 --subject "
 
 static const char *dir, *lib;
 
 static void set_up(const char *name) {
     dir = strdup(at_dir(name));
+    at_write(at_text("%s/small.case", dir), SMALL);
     if (!lib) lib = strdup(at_library("hostile_subject", FLAGS));
 }
 

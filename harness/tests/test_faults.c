@@ -4,6 +4,7 @@
 #include "../ranks.h"
 #include "../run.h"
 #include "cases.h"
+#include "sanitized.h"
 
 #include <omp.h>
 #include <stdio.h>
@@ -191,7 +192,7 @@ DP_TEST(faults, where_a_fault_acted_belongs_to_the_run) {
     dp_case c;
     if (!gt_open_case("weak-heads", &c)) return;
     const int n = 4 * c.p.HV;
-    for (int f = 1; f < DP_NFAULTS; f++) {
+    for (int f = 1; f < DP_NFAULTS; f += GT_SANITIZED ? 4 : 1) {
         dp_sim s;
         dp_err e = {0};
         unsigned char *first = NULL;
