@@ -33,7 +33,7 @@ endif
 # without them loops with comparisons become vectors, and no value changes.
 C_ALL    := $(CFLAGS) -std=gnu11 -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp $(ARCH) $(SANFLAGS)
 CXX_ALL  := $(CXXFLAGS) -std=c++14 -Wall -Wextra $(ARCH) $(SANFLAGS)
-CPP_ALL  := $(CPPFLAGS) -MMD -MP
+CPP_ALL  := -I. $(CPPFLAGS) -MMD -MP
 
 # The CUDA kernels become a subject of the harness where there is a device and an nvcc; GPU=1 builds them without a device, GPU=0 leaves them
 # out. They never change what the CPU part does.
@@ -46,11 +46,14 @@ ifeq ($(SAN),0)
 -include gpu/tests/cpu/cpu.mk
 endif
 ifneq ($(GPU_LIB),)
-$(BUILD)/harness/cuda.o $(BUILD)/harness/cuda_conv.o $(BUILD)/harness/cuda_procs.o: private CPP_ALL += -DDP_HAVE_CUDA -I$(CUDA_HOME)/include
+$(BUILD)/harness/device/device_run.o $(BUILD)/harness/device/device_conv.o $(BUILD)/harness/device/device_procs.o: private CPP_ALL += -DDP_HAVE_CUDA -I$(CUDA_HOME)/include
 endif
 
-REF      := $(wildcard ref/*.c)
-HARNESS  := $(filter-out harness/main.c,$(wildcard harness/*.c harness/verdict/*.c))
+# In the order in which data goes through them; a folder uses those before it alone (harness/tests/test_layers.c).
+REF_DIRS     := $(addprefix ref/,vocabulary files arithmetic chunk inputs truth bound)
+HARNESS_DIRS := $(addprefix harness/,base case simulated device library bound verdict record run search commands)
+REF      := $(wildcard $(REF_DIRS:=/*.c))
+HARNESS  := $(filter-out harness/commands/main.c,$(wildcard $(HARNESS_DIRS:=/*.c)))
 TESTS    := $(wildcard harness/tests/*.c)
 BENCH    := $(patsubst harness/bench/%.c,$(BUILD)/bench/%,$(wildcard harness/bench/*.c))
 PROGRAM  := $(BUILD)/deltaproof
@@ -107,18 +110,18 @@ update = @mkdir -p $(@D); printf '%s\n' $(1) >$@.tmp; if cmp -s $@.tmp $@; then 
 COMMIT := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
 $(BUILD)/commit.h: FORCE
 	$(call update,'#define DP_COMMIT "$(COMMIT)"')
-# What the bits of cached results follow from (ref/cache.h): sources, compiler, flags.
+# What the bits of cached results follow from (ref/files/cache.h): sources, compiler, flags.
 hash      = $$({ echo '$(CC) $(C_ALL) $(CPPFLAGS)'; $(CC) --version | head -n 1; sha256sum $(1); } | sha256sum | cut -c 1-32)
-SOURCES_REF := $(sort $(wildcard ref/*.[ch] ref/*.inc))
+SOURCES_REF := $(sort $(wildcard $(REF_DIRS:=/*.[ch]) $(REF_DIRS:=/*.inc)))
 $(BUILD)/sources.h: FORCE
-	$(call update,"#define DP_SOURCES_REF \"$(call hash,$(SOURCES_REF))\"" "#define DP_SOURCES_ALL \"$(call hash,$(SOURCES_REF) $(sort $(wildcard harness/*.[ch] harness/verdict/*.[ch])))\"")
+	$(call update,"#define DP_SOURCES_REF \"$(call hash,$(SOURCES_REF))\"" "#define DP_SOURCES_ALL \"$(call hash,$(SOURCES_REF) $(sort $(wildcard harness/*.h $(HARNESS_DIRS:=/*.[ch]))))\"")
 $(BUILD)/flags: FORCE
 	$(call update,'$(CC) $(C_ALL) $(CPP_ALL)' '$(CXX) $(CXX_ALL)' '$(LDFLAGS) $(LIBS)' '$(GPU_LIB)' "$$($(CC) --version | head -n 1)")
 
-$(BUILD)/harness/main.o $(BUILD)/harness/record.o $(BUILD)/harness/museum.o $(BUILD)/harness/museum_kernels.o: private CPP_ALL += -include $(BUILD)/commit.h
-$(BUILD)/ref/cache.o: private CPP_ALL += -include $(BUILD)/commit.h -include $(BUILD)/sources.h
-# The tree that reports and cases come from, and the build folder as seen from there (harness/home.h).
-$(BUILD)/harness/home.o: private CPP_ALL += -DDP_TREE='"$(CURDIR)"' -DDP_BUILD='"$(patsubst $(CURDIR)/%,%,$(abspath $(BASE)))"'
+$(BUILD)/harness/commands/main.o $(BUILD)/harness/record/record.o $(BUILD)/harness/search/museum.o $(BUILD)/harness/search/museum_kernels.o: private CPP_ALL += -include $(BUILD)/commit.h
+$(BUILD)/ref/files/cache.o: private CPP_ALL += -include $(BUILD)/commit.h -include $(BUILD)/sources.h
+# The tree that reports and cases come from, and the build folder as seen from there (harness/base/home.h).
+$(BUILD)/harness/base/home.o: private CPP_ALL += -DDP_TREE='"$(CURDIR)"' -DDP_BUILD='"$(patsubst $(CURDIR)/%,%,$(abspath $(BASE)))"'
 $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/commit.h $(BUILD)/sources.h
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -c $< -o $@
@@ -131,7 +134,7 @@ $(BUILD)/members: FORCE
 $(BUILD)/libref.a: $(call obj,$(REF) $(HARNESS)) $(BUILD)/members
 	@rm -f $@
 	$(AR) rcs $@ $(filter %.o,$^)
-$(PROGRAM): $(BUILD)/harness/main.o $(BUILD)/libref.a $(GPU_LIB)
+$(PROGRAM): $(BUILD)/harness/commands/main.o $(BUILD)/libref.a $(GPU_LIB)
 	$(CC) $(C_ALL) $(LDFLAGS) $^ $(LIBS) $(GPU_LDLIBS) -o $@
 $(BUILD)/dp-test: $(BUILD)/harness/tests/gt.o $(call obj,$(TESTS)) $(BUILD)/libref.a $(GPU_LIB)
 	$(CXX) $(CXX_ALL) -fopenmp $(LDFLAGS) $^ -lgtest -lquadmath $(LIBS) $(GPU_LDLIBS) -o $@

@@ -4,7 +4,7 @@
  * One plan is one rank's share of one problem. A forward or backward enqueues work on one stream
  * and never allocates; with one rank it never waits either, so that it can be captured in a CUDA
  * graph. Formulas: math.md b (definition), c (activations), e (chunk form), f (chunk backward), g.1
- * to g.3 (ranks). Layouts are those of ref/problem.h, restricted to the tokens [a, b) that the rank
+ * to g.3 (ranks). Layouts are those of ref/vocabulary/problem.h, restricted to the tokens [a, b) that the rank
  * owns (math.md g.2).
  *
  * Paths
@@ -25,8 +25,8 @@
  * nothing here ends the program. */
 #ifndef DP_GPU_H
 #define DP_GPU_H
-#include "../ref/formats.h"
-#include "../ref/problem.h"
+#include "ref/vocabulary/formats.h"
+#include "ref/vocabulary/problem.h"
 #include <stddef.h>
 #include <stdint.h>
 #ifdef __cplusplus

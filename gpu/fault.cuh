@@ -103,7 +103,7 @@ typedef struct {
     int bug;
     const char *shows, *what;
 } dpg_fault_info;
-/* Only in such test builds: harness/museum_kernels.c looks whether they are there. */
+/* Only in such test builds: harness/search/museum_kernels.c looks whether they are there. */
 #ifdef DP_KERNEL_FAULTS
 #define DPG_MAYBE
 #else

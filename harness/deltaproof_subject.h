@@ -74,7 +74,7 @@ typedef struct {
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as above):
  *   o [tokens][HV][V]   final_state ds0 (gradient of initial_state) [Nseq][HV][K][V]   dq dk dv dg dbeta dA_log ddt_bias as what they are gradients of
- * stages, judged where written (harness/tap.h; C = 64 R):
+ * stages, judged where written (harness/verdict/stage_tensor.h; C = 64 R):
  *   gcum [tokens][HV][Kg]   Akk [tokens][HV][R][C]   Aqk [tokens][HV][C]   w kg [tokens][HV][R][K]   qg [tokens][HV][K]   u v_new dv_local dv_new [tokens][HV][R][V]
  *   h dh [chunks][HV][K][V]: chunks of 64 tokens, which restart at every sequence and rank
  *   M dM [HV][K][K]  H S_in dH dS_out [HV][K][V]: of the rank; with DP_SUBJECT_WHOLE an axis [ranks] comes first */
@@ -101,7 +101,7 @@ typedef struct {
 
 const deltaproof_subject_info *deltaproof_subject_about(void);
 
-/* Optional. How the kernel computes, in words with commas between (ref/design.h; `deltaproof run --help`): "" the default of its base (chunks of 64
+/* Optional. How the kernel computes, in words with commas between (ref/vocabulary/design.h; `deltaproof run --help`): "" the default of its base (chunks of 64
  * tokens; base bf16: operands and stored factors bf16, state fp32), else what differs: "chunk=128", "recurrent", "state=bf16", "factors=fp16", "out=fp32",
  * "scores=gated" (q k' from rounded operands that carry their decay), "inverse=product". It is judged by what that design makes of the inputs. A
  * library without this function may be any of the common designs, and is allowed twice as much. */

@@ -4,7 +4,7 @@
  * One block per tile (or per state slice), fp32 FMA, every sum in a fixed order, no atomics:
  * bitwise repeatable. With base bf16 rif() rounds what FLA stores or multiplies in bf16: do, h, dh,
  * kgam, L, dE as operands, dv_local and dv_new as stored; all gradients accumulate in fp32. Names
- * are those of ref/chunk.c. Rows past a chunk's last token hold zeros in every buffer. */
+ * are those of ref/chunk/chunk.c. Rows past a chunk's last token hold zeros in every buffer. */
 #include "fault.cuh"
 #include "plan/values.cuh"
 #include "simple/product.cuh"

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../ref/truth.h"
-#include "../cuda.h"
+#include "ref/truth/truth.h"
+#include "harness/device/device_run.h"
 
 static uint64_t state = 1;
 static double uniform(void) {                    /* [-1, 1) */

@@ -10,11 +10,11 @@ FUZZ_SAN     := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 FUZZ_DIR     := $(BUILD)/fuzz
 
 # The code under test: what these files read is checked in them. What they call beyond comes from the library as it is.
-FUZZ_READ          := ref/safetensors.c ref/text.c ref/number.c
-FUZZ_OF_safetensors := $(FUZZ_READ) ref/output.c ref/input.c
-FUZZ_OF_case        := harness/casefile.c harness/case.c $(FUZZ_READ) ref/inputs.c ref/inputs_exact.c ref/problem.c
-FUZZ_OF_judge       := harness/judge.c harness/case.c harness/casefile.c $(FUZZ_READ)
-FUZZ_OF_record      := harness/record_read.c harness/record_diff.c ref/text.c
+FUZZ_READ          := ref/files/safetensors.c ref/vocabulary/text.c ref/vocabulary/number.c
+FUZZ_OF_safetensors := $(FUZZ_READ) ref/files/output.c ref/files/input.c
+FUZZ_OF_case        := harness/case/casefile.c harness/case/case.c $(FUZZ_READ) ref/inputs/inputs.c ref/inputs/inputs_exact.c ref/vocabulary/problem.c
+FUZZ_OF_judge       := harness/run/judge.c harness/case/case.c harness/case/casefile.c $(FUZZ_READ)
+FUZZ_OF_record      := harness/record/record_read.c harness/record/record_diff.c ref/vocabulary/text.c
 
 FUZZ_PROGRAMS := $(FUZZ_TARGETS:%=$(BUILD)/fuzz_%)
 FUZZ_COVERED  := $(FUZZ_TARGETS:%=$(FUZZ_DIR)/cover_%)
@@ -24,11 +24,11 @@ FUZZ_TOOLS    := $(patsubst clang%,%,$(notdir $(FUZZ_CC)))
 $(FUZZ_PROGRAMS): $(BUILD)/fuzz_%: harness/fuzz/fuzz_%.c harness/fuzz/mutate.c harness/fuzz/mutate.h $$(FUZZ_OF_$$*) $(BUILD)/libref.a $(GPU_LIB)
 	@test -n "$(FUZZ_CC)" || { echo "make fuzz needs clang: apt-get install clang"; exit 2; }
 	@mkdir -p $(FUZZ_DIR)
-	$(FUZZ_CC) $(CPPFLAGS) $(FUZZ_CFLAGS) $(FUZZ_SAN) -c harness/fuzz/mutate.c -o $(FUZZ_DIR)/$*.mutate.o
-	$(FUZZ_CC) $(CPPFLAGS) $(FUZZ_CFLAGS) $(FUZZ_SAN) -fsanitize=fuzzer $(FUZZ_OF_$*) $< $(FUZZ_DIR)/$*.mutate.o $(FUZZ_LINK) -o $@
+	$(FUZZ_CC) -I. $(CPPFLAGS) $(FUZZ_CFLAGS) $(FUZZ_SAN) -c harness/fuzz/mutate.c -o $(FUZZ_DIR)/$*.mutate.o
+	$(FUZZ_CC) -I. $(CPPFLAGS) $(FUZZ_CFLAGS) $(FUZZ_SAN) -fsanitize=fuzzer $(FUZZ_OF_$*) $< $(FUZZ_DIR)/$*.mutate.o $(FUZZ_LINK) -o $@
 $(FUZZ_COVERED): $(FUZZ_DIR)/cover_%: harness/fuzz/fuzz_%.c harness/fuzz/mutate.c $$(FUZZ_OF_$$*) $(BUILD)/libref.a $(GPU_LIB)
 	@mkdir -p $(FUZZ_DIR)
-	$(FUZZ_CC) $(CPPFLAGS) $(FUZZ_CFLAGS) -fprofile-instr-generate -fcoverage-mapping -fsanitize=fuzzer $(FUZZ_OF_$*) $< harness/fuzz/mutate.c $(FUZZ_LINK) -o $@
+	$(FUZZ_CC) -I. $(CPPFLAGS) $(FUZZ_CFLAGS) -fprofile-instr-generate -fcoverage-mapping -fsanitize=fuzzer $(FUZZ_OF_$*) $< harness/fuzz/mutate.c $(FUZZ_LINK) -o $@
 
 # Real files: every case of the project, inputs as the program writes them, outputs with the metadata that other programs write, records of runs.
 $(FUZZ_DIR)/seeds: harness/fuzz/seeds $(PROGRAM) $(wildcard $(CASES)/*.case)

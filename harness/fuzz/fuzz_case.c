@@ -4,7 +4,7 @@
  * text is either refused with a message that names a file, or a case whose settings are consistent;
  * small ones are loaded or generated too. */
 #define _GNU_SOURCE
-#include "../case.h"
+#include "harness/case/case.h"
 #include "mutate.h"
 
 #include <stdio.h>

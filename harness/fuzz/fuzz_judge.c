@@ -3,7 +3,7 @@
  * Bytes: two for the length of the options and four for that of IN, little-endian; options, a line
  * each (`scale 0.5`); IN; OUT. Either a message, or a case and results that fit each other and
  * that are what the options say. */
-#include "../judge.h"
+#include "harness/run/judge.h"
 #include "mutate.h"
 
 #include <math.h>
@@ -64,7 +64,7 @@ static void check_case(const dp_case *c, const dp_judge_options *o, const dp_jud
     must(!o->scale || c->p.scale == strtod(o->scale, NULL), "another scale than", o->scale);
     must(!o->tokens || c->p.T == o->tokens, "other tokens", "");
     for (int i = 0; i < dp_result_nfields; i++) any |= *dp_result_at((dp_result *)&l->given.r, i) != NULL;
-    for (int i = 0; i < DP_NTAPS; i++) any |= l->given.stage[i] != NULL;
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) any |= l->given.stage[i] != NULL;
     must(any, "nothing to judge", "");
 }
 

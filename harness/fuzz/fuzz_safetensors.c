@@ -1,6 +1,6 @@
 /* harness/fuzz/fuzz_safetensors.c - libFuzzer target: any bytes are either refused with a message,
  * or parsed; then written and read back they are the same. */
-#include "../../ref/safetensors.h"
+#include "ref/files/safetensors.h"
 #include "mutate.h"
 
 #include <stdio.h>

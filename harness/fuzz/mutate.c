@@ -1,7 +1,7 @@
 /* harness/fuzz/mutate.c - changes that keep the form of what they change (mutate.h). */
 #define _GNU_SOURCE
 #include "mutate.h"
-#include "../case.h"
+#include "harness/case/case.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
  * A rank runs its last sub-sequence from zeros on [K][V+K] columns: the first V give H, the others, which start at the identity and see no v, give
  * M. Every rank gathers all pairs, folds S <- M S + H from the farthest rank that its first sequence reaches, and runs its tokens from there.
  */
-#include "deltaproof_subject.h"
+#include "harness/deltaproof_subject.h"
 #include <math.h>
 #include <stdlib.h>
 

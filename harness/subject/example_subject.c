@@ -3,7 +3,7 @@
  *     cc -O2 -fPIC -shared -ffp-contract=off -Iharness harness/subject/example_subject.c -o build/libexample.so -lm
  *     build/deltaproof run smoke-kda --subject build/libexample.so
  */
-#include "deltaproof_subject.h"
+#include "harness/deltaproof_subject.h"
 #include <math.h>
 #include <stdlib.h>
 

@@ -2,7 +2,7 @@
  * formulas of math.md b, c, d read, one head and one sequence at a time. Accurate to about 1e-18, slow, for small problems only. */
 #ifndef DP_ORACLE_H
 #define DP_ORACLE_H
-#include "../../ref/problem.h"
+#include "ref/vocabulary/problem.h"
 void oracle_run(const dp_problem *p, dp_result *r, int backward);      /* r allocated by dp_result_alloc */
 /* A random problem with everything switched on that the arguments ask for; deterministic in seed. */
 typedef struct {

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../ref/affine.h"
-#include "../../ref/inputs.h"
+#include "ref/chunk/affine.h"
+#include "ref/inputs/inputs.h"
 #include "gt.h"
 
 static const int shapes[][2] = {{1, 1}, {3, 5}, {8, 4}, {16, 16}, {33, 7}};

@@ -1,5 +1,5 @@
 /* Attacks through what is read: numbers, names and shapes of tensors, settings, records. */
-#include "../../ref/safetensors.h"
+#include "ref/files/safetensors.h"
 #include "attack.h"
 #include "sanitized.h"
 

@@ -1,5 +1,5 @@
 /* bisect: every fault is found in its stage, rank and head; without faults every stage keeps to its budget. */
-#include "../bisect.h"
+#include "harness/search/bisect.h"
 #include "cases.h"
 #include "sanitized.h"
 

@@ -1,6 +1,6 @@
 /* Effective bits of the M chain (math.md j.7): formats are recognised from their errors, and a chain that claims another one fails by name. */
-#include "../case.h"
-#include "../run.h"
+#include "harness/case/case.h"
+#include "harness/record/run.h"
 #include "cases.h"
 
 #include <jansson.h>

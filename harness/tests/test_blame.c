@@ -1,6 +1,6 @@
 /* bisect stage of a program whose stages cannot be run one by one: the simulated ranks with a fault, their tensors given as those of another program. */
-#include "../blame.h"
-#include "../judge.h"
+#include "harness/run/blame.h"
+#include "harness/run/judge.h"
 #include "cases.h"
 #include "sanitized.h"
 
@@ -21,10 +21,10 @@ static char out[1 << 16];
 /* The tensors of a run: results, and the stages that `shown` names ("*": all). */
 static void give(const dp_case *c, dp_sim *s, const char *shown, dp_given *g) {
     *g = (dp_given){.r = s->out};
-    for (int i = 0; i < DP_NTAPS; i++) {
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
         char name[32];
-        snprintf(name, sizeof name, " %s ", dp_taps[i].name);
-        if ((*shown == '*' || strstr(shown, name)) && (c->backward || !dp_taps[i].backward)) g->stage[i] = dp_tap_value(s, i);
+        snprintf(name, sizeof name, " %s ", dp_stage_tensors[i].name);
+        if ((*shown == '*' || strstr(shown, name)) && (c->backward || !dp_stage_tensors[i].backward)) g->stage[i] = dp_stage_tensor_value(s, i);
     }
 }
 
@@ -37,7 +37,7 @@ static dp_blame blame(const dp_case *c, dp_fault fault, const char *shown, dp_ru
     dp_sim_run(&s, c->chain[0], c->merge[0], c->backward);
     give(c, &s, shown, &g);
     if (dp_run_given(c, &o, &g, runs, &e)) gt_fail(__FILE__, __LINE__, "run", "%s", e.msg);
-    for (int i = 0; i < DP_NTAPS; i++) free(g.stage[i]);
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) free(g.stage[i]);
     dp_sim_free(&s);
     return runs->n ? dp_blame_run(&runs->run[runs->n - 1]) : (dp_blame){0};
 }

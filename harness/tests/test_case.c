@@ -1,7 +1,7 @@
 /* Case files: every refusal by its message (file, line, key, value), what the settings mean, data files, pokes, and the cases
  * that ship with the project. */
-#include "../case.h"
-#include "../../ref/safetensors.h"
+#include "harness/case/case.h"
+#include "ref/files/safetensors.h"
 #include "gt.h"
 
 #include <math.h>

@@ -1,10 +1,10 @@
 /* The chain of math.md j.5 at K = 32: sizes, slopes, the law of truncated tf32, and the bounds' worth. */
-#include "../case.h"
-#include "../run.h"
+#include "harness/case/case.h"
+#include "harness/record/run.h"
 #include "cases.h"
 
-#include "../../ref/dd.h"
-#include "../../ref/inputs.h"
+#include "ref/arithmetic/dd.h"
+#include "ref/inputs/inputs.h"
 
 #include <math.h>
 #include <mpfr.h>

@@ -1,9 +1,9 @@
 /* The chunk solver, stage by stage: every named intermediate against its definition (math.md e, f), the identities of math.md g.1, and the
  * two forms of dg. The problem as a whole is tested in test_ranks.c (long double recurrence) and here against the MPFR truth. */
-#include "../../ref/chunk.h"
-#include "../../ref/mm.h"
-#include "../../ref/truth.h"
-#include "../ranks.h"
+#include "ref/chunk/chunk.h"
+#include "ref/arithmetic/mm.h"
+#include "ref/truth/truth.h"
+#include "harness/simulated/ranks.h"
 #include "gt.h"
 #include "oracle.h"
 

@@ -1,7 +1,7 @@
 /* The problem's own condition: right on a system with a known inverse, recorded where it is large, an excuse where it explains an error and none elsewhere. */
-#include "../case.h"
-#include "../condition.h"
-#include "../run.h"
+#include "harness/case/case.h"
+#include "harness/verdict/condition.h"
+#include "harness/record/run.h"
 #include "cases.h"
 
 #include <math.h>

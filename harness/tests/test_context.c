@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../ref/context.h"
-#include "../../ref/inputs.h"
+#include "ref/vocabulary/context.h"
+#include "ref/inputs/inputs.h"
 #include "gt.h"
 
 typedef struct { int nlocal; int64_t cu[4]; int seq[3]; int pre, post, first, last; int64_t conv; } row;

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../ref/conv.h"
-#include "../../ref/formats.h"
-#include "../../ref/inputs.h"
+#include "ref/chunk/conv.h"
+#include "ref/vocabulary/formats.h"
+#include "ref/inputs/inputs.h"
 #include "gt.h"
 
 static int64_t pick(dp_rng *g, int64_t n) { return (int64_t)(dp_rng_uniform(g) * (double)n); }

@@ -1,8 +1,8 @@
 /* ref/elementary against MPFR: random arguments over the whole range, special values, and loops
  * over vectors. */
-#include "../../ref/elementary.h"
-#include "../../ref/elementary_core.h"
-#include "../../ref/inputs.h"
+#include "ref/arithmetic/elementary.h"
+#include "ref/arithmetic/elementary_core.h"
+#include "ref/inputs/inputs.h"
 #include "gt.h"
 
 #include <float.h>

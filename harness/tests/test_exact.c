@@ -1,8 +1,8 @@
-/* Exact cases (ref/inputs_exact.c): every tensor of every run equals the truth bit for bit, and faults of indexing or order cannot hide. */
-#include "../../ref/truth.h"
-#include "../case.h"
-#include "../ranks.h"
-#include "../run.h"
+/* Exact cases (ref/inputs/inputs_exact.c): every tensor of every run equals the truth bit for bit, and faults of indexing or order cannot hide. */
+#include "ref/truth/truth.h"
+#include "harness/case/case.h"
+#include "harness/simulated/ranks.h"
+#include "harness/record/run.h"
 #include "cases.h"
 #include "sanitized.h"
 
@@ -256,7 +256,7 @@ DP_TEST(exact, runs_are_judged_with_tolerance_zero) {
     dp_case_free(&c);
 }
 
-/* A wrong row says whose data it holds (harness/source.h). from: what the sentence must name, from the fault's own definition in damage.c and ranks.c. */
+/* A wrong row says whose data it holds (harness/verdict/source.h). from: what the sentence must name, from the fault's own definition in fault_effect.c and ranks.c. */
 static const struct { dp_fault fault; const char *case_name; int ranks; const char *tensor, *says, *from; } SOURCES[] = {
     {DP_FAULT_MERGE_NEAREST_FIRST, "exact-kda", 4, "S_in", "S_in of rank 2, head 0 holds what", "rank 1, head 0 should"},       /* H of rank 0 as if it came last */
     {DP_FAULT_FWD_FIRST_SUBSEQ, "exact-packed", 2, "H", "H of rank 0, head 0 holds values of", "sequence 0"},                  /* rank 0 holds sequences 0, 1 and 3 */

@@ -1,12 +1,12 @@
 /* The expected tier: draws predict the error of a correct run, whatever the format; results that are wrong by little beside what their bounds allow
  * fail, with the place; and its statistics raise no alarm on errors of the kind that they assume. */
-#include "../../ref/inputs.h"
-#include "../verdict/expected.h"
-#include "../judge.h"
+#include "ref/inputs/inputs.h"
+#include "harness/verdict/expected.h"
+#include "harness/run/judge.h"
 #include "gt.h"
 #include "sanitized.h"
 
-#include "../verdict/row_map.h"
+#include "harness/verdict/row_map.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -106,7 +106,7 @@ DP_TEST(expected, stages_are_judged_too) {
         dp_given g = {.same_design = 1};
         dp_runs runs = {0};
         dp_err e = {0};
-        for (int i = 0; i < DP_NTAPS; i++) g.stage[i] = dp_tap_value(&x.s, i);
+        for (int i = 0; i < DP_NSTAGE_TENSORS; i++) g.stage[i] = dp_stage_tensor_value(&x.s, i);
         if (bad) scale_rows(g.stage[DP_W], 80 * 2 * 16, 90 * 2 * 16, 1.015);      /* 10 tokens behind the first boundary */
         REQUIRE(!dp_run_given(&x.c, &o, &g, &runs, &e), "%s", e.msg);
         for (int t = 0; t < runs.run->ntensor; t++) {
@@ -116,8 +116,8 @@ DP_TEST(expected, stages_are_judged_too) {
                   j->expected.excess, j->ratio);
             CHECK(!wrong || dp_judgement_row(j)->at.rank == 1, "w is placed on rank %d", dp_judgement_row(j)->at.rank);
         }
-        CHECK(runs.run->ntensor == DP_NTAPS, "%d tensors", runs.run->ntensor);
-        for (int i = 0; i < DP_NTAPS; i++) free(g.stage[i]);
+        CHECK(runs.run->ntensor == DP_NSTAGE_TENSORS, "%d tensors", runs.run->ntensor);
+        for (int i = 0; i < DP_NSTAGE_TENSORS; i++) free(g.stage[i]);
         dp_runs_free(&runs);
     }
     forget(&x);

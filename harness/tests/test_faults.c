@@ -1,8 +1,8 @@
 /* Every deliberate fault must turn a verdict red where it lives, and the same runs without it must be green. */
-#include "../case.h"
-#include "../fault.h"
-#include "../ranks.h"
-#include "../run.h"
+#include "harness/case/case.h"
+#include "harness/simulated/fault.h"
+#include "harness/simulated/ranks.h"
+#include "harness/record/run.h"
 #include "cases.h"
 #include "sanitized.h"
 

@@ -1,6 +1,6 @@
 /* Roundings of ref/formats against MPFR: the value is rounded to the format's precision with the format's exponent range
  * emulated (mpfr_subnormalize), which shares nothing with the integer arithmetic under test. */
-#include "../../ref/formats.h"
+#include "ref/vocabulary/formats.h"
 #include "gt.h"
 
 #include <math.h>

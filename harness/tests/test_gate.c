@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../ref/gate.h"
+#include "ref/chunk/gate.h"
 #include "gt.h"
 
 typedef __float128 f128;

@@ -1,5 +1,5 @@
 /* Generated inputs: moments, exact bits, laws of keys and gates; chain factors against an independent product and an SVD. */
-#include "../../ref/inputs.h"
+#include "ref/inputs/inputs.h"
 #include "gt.h"
 
 #include <lapacke.h>

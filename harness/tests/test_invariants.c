@@ -1,6 +1,6 @@
 /* Checks without a truth: all hold for the simulated ranks, and each is seen red by a fault that breaks what it promises. */
-#include "../case.h"
-#include "../invariants.h"
+#include "harness/case/case.h"
+#include "harness/search/invariants.h"
 #include "cases.h"
 
 #include <omp.h>

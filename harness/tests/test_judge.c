@@ -1,8 +1,8 @@
 /* `deltaproof judge`: what it accepts, what it refuses and how it says so, and that it judges by the same truth and bounds as a run. The
  * outputs of "another program" are those of the simulated ranks, and a recorded o of FLA's CUDA kernels. */
-#include "../judge.h"
-#include "../ranks.h"
-#include "../../ref/mm.h"
+#include "harness/run/judge.h"
+#include "harness/simulated/ranks.h"
+#include "ref/arithmetic/mm.h"
 #include "cases.h"
 
 #include <jansson.h>

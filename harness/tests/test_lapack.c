@@ -1,10 +1,10 @@
 /* The backend lapack: the chunk solver over LAPACKE and CBLAS is a subject of its own, every result
  * and every intermediate by name, and it really is another arithmetic than that of the simulated
  * ranks. */
-#include "../../ref/linear.h"
-#include "../ranks.h"
-#include "../run.h"
-#include "../tap.h"
+#include "ref/arithmetic/linear.h"
+#include "harness/simulated/ranks.h"
+#include "harness/record/run.h"
+#include "harness/verdict/stage_tensor.h"
 #include "gt.h"
 
 #include <math.h>
@@ -42,10 +42,10 @@ static void every_name_passes(const dp_case *c, const dp_run *r) {
         CHECK(!rows || tensor(r, dp_result_fields[i].name), "%s: no %s", r->id,
               dp_result_fields[i].name);
     }
-    for (int i = 0; i < DP_NTAPS; i++) {
-        const dp_judgement *j = tensor(r, dp_taps[i].name);
-        if (dp_taps[i].kind == DP_PER_RANK && r->ranks == 1) continue;
-        CHECK(j, "%s: no %s", r->id, dp_taps[i].name);
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
+        const dp_judgement *j = tensor(r, dp_stage_tensors[i].name);
+        if (dp_stage_tensors[i].kind == DP_PER_RANK && r->ranks == 1) continue;
+        CHECK(j, "%s: no %s", r->id, dp_stage_tensors[i].name);
         const int drawn = i != DP_AKK; /* the simulated ranks form that in base bf16 alone */
         CHECK(!j || !drawn || !strcmp(j->tier, "expected"), "%s: %s is judged by '%s'", r->id,
               j->name, j->tier);
@@ -84,15 +84,15 @@ DP_TEST(lapack, sums_in_another_order_than_the_simulated_ranks) {
             "%s", e.msg);
     dp_sim_run(&own, DP_FP32, DP_MERGE_ALLGATHER, 1);
     dp_sim_run(&other, DP_FP32, DP_MERGE_ALLGATHER, 1);
-    for (int i = 0; i < DP_NTAPS; i++) {
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
         if (i == DP_GCUM || i == DP_AQK || i == DP_KG || i == DP_QG)
             continue; /* no products of matrices in these */
-        double *a = dp_tap_value(&own, i), *b = dp_tap_value(&other, i);
-        const int64_t n = dp_tap_size(&c.p, 4, i);
+        double *a = dp_stage_tensor_value(&own, i), *b = dp_stage_tensor_value(&other, i);
+        const int64_t n = dp_stage_tensor_size(&c.p, 4, i);
         int differ = 0;
         for (int64_t x = 0; x < n; x++)
             differ |= a[x] != b[x] && !(isnan(a[x]) && isnan(b[x]));
-        CHECK(differ, "%s: not one bit differs", dp_taps[i].name);
+        CHECK(differ, "%s: not one bit differs", dp_stage_tensors[i].name);
         free(a);
         free(b);
     }

@@ -1,11 +1,11 @@
 /* The statistics of the expected tier: no alarm on errors that follow the draws' law, however few
  * numbers and units there are; and each level sees the fault that it is for.
  */
-#include "../../ref/inputs.h"
-#include "../verdict/compare.h"
-#include "../verdict/levels.h"
-#include "../verdict/quantile.h"
-#include "../verdict/row_map.h"
+#include "ref/inputs/inputs.h"
+#include "harness/verdict/compare.h"
+#include "harness/verdict/levels.h"
+#include "harness/verdict/quantile.h"
+#include "harness/verdict/row_map.h"
 #include "gt.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* The same bits on every machine: whatever kernels the BLAS and the libm choose, whatever vectors
  * hot loops run on, with any number of threads; and the same record whatever the cache held. */
-#include "../../ref/cache.h"
-#include "../../ref/isa.h"
+#include "ref/files/cache.h"
+#include "ref/arithmetic/isa.h"
 #include "gt.h"
 #include "sanitized.h"
 
@@ -274,9 +274,9 @@ DP_TEST(machine, entries_are_named_by_sources_compiler_and_flags) {
     } c[] = {{"true", "", 0, 0},
              {"echo '/* */' >>README.md", "", 0, 0},
              {"echo '/* */' >>harness/verdict/levels.c", "", 0, 1},
-             {"echo '/* */' >>harness/ranks.h", "", 0, 1},
-             {"echo '/* */' >>ref/mm.c", "", 1, 1},
-             {"echo '/* */' >>ref/product_real.inc", "", 1, 1},
+             {"echo '/* */' >>harness/simulated/ranks.h", "", 0, 1},
+             {"echo '/* */' >>ref/arithmetic/mm.c", "", 1, 1},
+             {"echo '/* */' >>ref/arithmetic/product_real.inc", "", 1, 1},
              {"true", "CFLAGS=-O2", 1, 1},
              {"true", "CC='gcc -O3'", 1, 1}};
     char cmd[1200], out[2][2048], dir[300];

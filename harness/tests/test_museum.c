@@ -1,6 +1,6 @@
 /* The museum's counting: what is red, where it points, what is not seen, what FLA's thresholds see. */
-#include "../museum.h"
-#include "../repeat.h"
+#include "harness/search/museum.h"
+#include "harness/search/repeat.h"
 #include "gt.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
 /* bisect precision: the smallest set and the cheapest policy, against trying policies one by one. */
-#include "../case.h"
-#include "../precision.h"
+#include "harness/case/case.h"
+#include "harness/search/precision.h"
 #include "gt.h"
 
 #include <math.h>

@@ -1,11 +1,11 @@
 /* ref/product and ref/triangle: the bits of plain loops in the order that the headers state, on
  * every instruction set that is here, and the error bounds that they promise, against long double.
  */
-#include "../../ref/formats.h"
-#include "../../ref/inputs.h"
-#include "../../ref/isa.h"
-#include "../../ref/product.h"
-#include "../../ref/triangle.h"
+#include "ref/vocabulary/formats.h"
+#include "ref/inputs/inputs.h"
+#include "ref/arithmetic/isa.h"
+#include "ref/arithmetic/product.h"
+#include "ref/arithmetic/triangle.h"
 #include "gt.h"
 
 #include <math.h>

@@ -252,7 +252,7 @@ DP_TEST(program, double_double_truth_judges_as_mpfr_does) {
 
 /* A sound cache entry whose o is wrong by 2^-40 of it: only the audit can see that. */
 DP_TEST(program, a_failed_audit_exits_2_and_names_the_row) {
-    enum { HEADER = 152 };                                       /* of an entry (ref/cache.c) */
+    enum { HEADER = 152 };                                       /* of an entry (ref/files/cache.c) */
     static char file[1 << 23];
     char args[2048], dir[512];
     snprintf(dir, sizeof dir, "%s/audit", gt_tmpdir());

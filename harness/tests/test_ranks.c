@@ -1,7 +1,7 @@
 /* The chunk solver and the simulated ranks in fp64 against the long double step recurrence: every model, layout and rank count. */
-#include "../../ref/chunk_gated.h"
-#include "../budget.h"
-#include "../ranks.h"
+#include "ref/chunk/chunk_gated.h"
+#include "harness/bound/error_bound.h"
+#include "harness/simulated/ranks.h"
 #include "gt.h"
 #include "oracle.h"
 
@@ -73,13 +73,13 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
             const dp_format chain = base == DP_BASE_BF16 ? DP_BF16 : DP_FP32;
             dp_design design = dp_design_of(base);
             dp_sim s;
-            dp_budget_base w;
-            dp_budget b;
+            dp_error_bound_base w;
+            dp_error_bound b;
             design.gated = k > 1 ? k - 1 : 0;
             REQUIRE(dp_sim_new_design(&s, &p, &design, 3, NULL) == DP_OK, "%s", SPECS[i].name);
             dp_sim_run(&s, chain, DP_MERGE_ALLGATHER, 1);
-            dp_budget_base_given(&w, &ref, &design, 2, 1, NULL);
-            dp_budget_run(&w, chain, 1, &b);
+            dp_error_bound_base_given(&w, &ref, &design, 2, 1, NULL);
+            dp_error_bound_run(&w, chain, 1, &b);
             for (int f = 0; f < dp_result_nfields; f++) {
                 int64_t rows, width;
                 dp_result_shape(&p, f, &rows, &width);
@@ -95,7 +95,7 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
                 CHECK(top <= 1, "%s, base %s, gated %d: %s at %.3g of its bound", SPECS[i].name, dp_base_names[base], design.gated, dp_result_fields[f].name, top);
                 if (f == 0) CHECK(sqrt(err / norm) >= (base == DP_BASE_BF16 ? 0x1p-8 : 0x1p-24) / 16, "%s, base %s: o is too good, %.2e", SPECS[i].name, dp_base_names[base], sqrt(err / norm));
             }
-            dp_budget_free(&b), dp_budget_base_free(&w), dp_sim_free(&s);
+            dp_error_bound_free(&b), dp_error_bound_base_free(&w), dp_sim_free(&s);
         }
         dp_sim_free(&ref), dp_result_free(&want), dp_problem_free(&p);
     }

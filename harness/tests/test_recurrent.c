@@ -1,9 +1,9 @@
 /* The recurrence in fp32 is the recurrence: against the truth, forward and backward, within what
  * fp32 rounds; and its states are those of the ranks that begin there.
  */
-#include "../../ref/recurrent.h"
-#include "../../ref/truth.h"
-#include "../case.h"
+#include "ref/chunk/recurrent.h"
+#include "ref/truth/truth.h"
+#include "harness/case/case.h"
 #include "gt.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
 /* The report (reports/report.py) on a small record, harness/tests/data/record-small.json, and on damaged copies of it. */
 #include "gt.h"
-#include "../../ref/formats.h"
+#include "ref/vocabulary/formats.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

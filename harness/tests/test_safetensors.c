@@ -1,6 +1,6 @@
 /* safetensors: round trips bit for bit, and every refusal by its message. */
-#include "../../ref/safetensors.h"
-#include "../../ref/formats.h"
+#include "ref/files/safetensors.h"
+#include "ref/vocabulary/formats.h"
 #include "gt.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
 /* shrink: what is left of a failing case is far smaller, fails for the same reason when its file is read again, and passes without the fault. */
-#include "../bisect.h"
-#include "../shrink.h"
+#include "harness/search/bisect.h"
+#include "harness/search/shrink.h"
 #include "cases.h"
 
 #include <math.h>

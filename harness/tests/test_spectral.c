@@ -1,9 +1,9 @@
 /* ref/spectral: never below what LAPACK's eigenvector proves, never far above it, the same bits on
  * every instruction set. */
-#include "../../ref/inputs.h"
-#include "../../ref/isa.h"
-#include "../../ref/product.h"
-#include "../../ref/spectral.h"
+#include "ref/inputs/inputs.h"
+#include "ref/arithmetic/isa.h"
+#include "ref/arithmetic/product.h"
+#include "ref/arithmetic/spectral.h"
 #include "gt.h"
 
 #include <lapacke.h>

@@ -1,8 +1,8 @@
 /* op step: convolutions in front of a KDA layer, forward and backward. */
 #include "gt.h"
-#include "../case.h"
-#include "../run.h"
-#include "../step.h"
+#include "harness/case/case.h"
+#include "harness/record/run.h"
+#include "harness/run/step.h"
 #include "oracle.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
 /* Intermediates under judgement: those of the simulated ranks pass in every base, one wrong row of any of them fails at its place and alone, and files
  * hold them as FLA does. */
-#include "../judge.h"
+#include "harness/run/judge.h"
 #include "gt.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ static void start(const char *text, const char *base, int N, trial *t) {
     snprintf(all, sizeof all, "%sbase = %s\nranks = %d\nchain = %s\n", text, base, N, strcmp(base, "fp64") ? "tf32" : "fp64");
     if (dp_case_parse(all, strlen(all), "x.case", 1, &t->c, &e) || dp_sim_new(&t->s, &t->c.p, t->c.base[0], N, DP_FAULT_NONE, &e)) gt_fail(__FILE__, __LINE__, "case", "%s", e.msg), abort();
     dp_sim_run(&t->s, t->c.chain[0], DP_MERGE_ALLGATHER, t->c.backward);
-    for (int i = 0; i < DP_NTAPS; i++) if (t->c.backward || !dp_taps[i].backward) t->g.stage[i] = dp_tap_value(&t->s, i);
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) if (t->c.backward || !dp_stage_tensors[i].backward) t->g.stage[i] = dp_stage_tensor_value(&t->s, i);
 }
 
 static const dp_run *judge(trial *t) {
@@ -37,7 +37,7 @@ static const dp_run *judge(trial *t) {
 }
 
 static void end(trial *t) {
-    for (int i = 0; i < DP_NTAPS; i++) free(t->g.stage[i]);
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) free(t->g.stage[i]);
     dp_runs_free(&t->runs), dp_sim_free(&t->s), dp_case_free(&t->c);
     omp_set_num_threads(omp_get_num_procs());
 }
@@ -54,7 +54,7 @@ DP_TEST(taps, stages_of_a_clean_run_pass_in_every_base) {
             trial t;
             start(CASES[i], bases[b], i == 1 ? 4 : 3, &t);
             const dp_run *r = judge(&t);
-            CHECK(r->ntensor == DP_NTAPS && r->verdict == DP_PASS, "case %d, %s: %d tensors: %s", i, bases[b], r->ntensor, r->why);
+            CHECK(r->ntensor == DP_NSTAGE_TENSORS && r->verdict == DP_PASS, "case %d, %s: %d tensors: %s", i, bases[b], r->ntensor, r->why);
             for (int j = 0; j < r->ntensor; j++) {
                 const dp_judgement *x = &r->tensor[j];
                 CHECK(x->verdict == DP_PASS, "case %d, %s: %s: %s", i, bases[b], x->name, x->why);
@@ -68,14 +68,14 @@ DP_TEST(taps, one_wrong_row_of_a_stage_fails_at_its_place_and_alone) {
     trial t;
     int64_t rows, width;
     start(CASES[1], "bf16", 4, &t);
-    for (int i = 0; i < DP_NTAPS; i++) {
-        dp_tap_rows(&t.c.p, 4, i, &rows, &width);
-        const int kind = dp_taps[i].kind;                        /* rank 1, head 1: token 27, which is the third of its chunk; its chunk; its own matrix */
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
+        dp_stage_tensor_rows(&t.c.p, 4, i, &rows, &width);
+        const int kind = dp_stage_tensors[i].kind;                        /* rank 1, head 1: token 27, which is the third of its chunk; its chunk; its own matrix */
         const int64_t row = kind == DP_PER_TOKEN ? (int64_t)27 * 2 + 1 : kind == DP_PER_RANK ? 3 : t.s.first[1][0] * 2 + 1;
         double *x = t.g.stage[i] + row * width, *kept = dp_copy(x, width);
         for (int64_t z = 0; z < width; z++) x[z] = x[z] * 1.5 + (z < 3);
         const dp_run *r = judge(&t);
-        const dp_judgement *j = tensor(r, dp_taps[i].name);
+        const dp_judgement *j = tensor(r, dp_stage_tensors[i].name);
         CHECK(j->verdict == DP_FAIL && j->over.at.rank == 1 && j->over.at.head == 1 && j->over.at.token == (kind == DP_PER_RANK ? -1 : kind == DP_PER_TOKEN ? 27 : 25), "%s: %s at rank %d head %d token %lld", j->name,
               dp_verdict_names[j->verdict], j->over.at.rank, j->over.at.head, (long long)j->over.at.token);
         for (int k = 0; k < r->ntensor; k++) CHECK(&r->tensor[k] == j || r->tensor[k].verdict == DP_PASS, "%s fails with %s", r->tensor[k].name, j->name);
@@ -91,7 +91,7 @@ DP_TEST(taps, what_means_nothing_is_not_judged) {
     int64_t rows, width;
     start(CASES[1], "fp32", 4, &t);
     for (int i = DP_AKK; i <= DP_AQK; i++) {
-        dp_tap_rows(&t.c.p, 4, i, &rows, &width);
+        dp_stage_tensor_rows(&t.c.p, 4, i, &rows, &width);
         for (int64_t z = 3; z < width; z++) t.g.stage[i][(27 * 2 + 1) * width + z] = NAN;
     }
     for (int i = 0; i < 2 * 64; i++) t.g.stage[DP_M][i] = NAN;   /* rank 0: first of its sequence */
@@ -108,7 +108,7 @@ DP_TEST(taps, sums_of_gates_go_below_what_exp_can_show) {
     trial t;
     start(HEAD "op = kda\nkeys = exact\nT = 80\nH = 2\nHV = 4\nK = 8\nV = 4\nbackward = no\n", "fp64", 1, &t);
     double *x = t.g.stage[DP_GCUM], lowest = 0;
-    for (int i = 0; i < DP_NTAPS; i++) if (i != DP_GCUM) free(t.g.stage[i]), t.g.stage[i] = NULL;
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) if (i != DP_GCUM) free(t.g.stage[i]), t.g.stage[i] = NULL;
     for (int64_t i = 0; i < 80 * 4 * 8; i++) {
         x[i] = t.c.p.g[i] + (i / 32 % 64 ? x[i - 32] : 0);
         lowest = fmin(lowest, x[i]);
@@ -120,9 +120,9 @@ DP_TEST(taps, sums_of_gates_go_below_what_exp_can_show) {
 
 static void add(dp_tensorfile *f, const trial *t, int tap, int batch, int vk, const char *name, const char *dtype) {
     int64_t s[6] = {1}, rows, width;
-    const int n = dp_tap_shape(&t->c.p, t->s.N, tap, s + batch) + batch, K = t->c.p.K, V = t->c.p.V;
+    const int n = dp_stage_tensor_shape(&t->c.p, t->s.N, tap, s + batch) + batch, K = t->c.p.K, V = t->c.p.V;
     double *x = t->g.stage[tap], *y = NULL;
-    dp_tap_rows(&t->c.p, t->s.N, tap, &rows, &width);
+    dp_stage_tensor_rows(&t->c.p, t->s.N, tap, &rows, &width);
     if (vk) {
         y = dp_doubles(rows * width);
         for (int64_t i = 0; i < rows * width; i++) y[i / width * width + i % V * K + i / V % K] = x[i];

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../ref/truth.h"
+#include "ref/truth/truth.h"
 #include "gt.h"
 
 typedef __float128 f128;

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../ref/inputs.h"
-#include "../../ref/truth.h"
-#include "../../ref/truth_dd.h"
-#include "../run.h"
+#include "ref/inputs/inputs.h"
+#include "ref/truth/truth.h"
+#include "ref/truth/truth_dd.h"
+#include "harness/record/run.h"
 #include "gt.h"
 
 typedef __float128 f128;

@@ -2,7 +2,7 @@
  * draws of the design.
  */
 #include "compare.h"
-#include "../../ref/problem.h"
+#include "ref/vocabulary/problem.h"
 
 #include <assert.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* One nearby problem in one design: convolutions, then the pipeline or the token recurrence. */
 #include "drawn_run.h"
-#include "../../ref/recurrent.h"
+#include "ref/chunk/recurrent.h"
 
 #include <assert.h>
 #include <stdlib.h>

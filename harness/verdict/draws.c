@@ -1,6 +1,6 @@
 /* Sums of errors by row, and by window along each direction. */
 #include "draws.h"
-#include "../../ref/problem.h"
+#include "ref/vocabulary/problem.h"
 
 #include <math.h>
 #include <stdlib.h>

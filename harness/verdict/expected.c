@@ -2,9 +2,9 @@
  * summed.
  */
 #include "expected.h"
-#include "../../ref/chunk_gated.h"
-#include "../../ref/gate.h"
-#include "../tap.h"
+#include "ref/chunk/chunk_gated.h"
+#include "ref/chunk/gate.h"
+#include "stage_tensor.h"
 #include "drawn_run.h"
 #include "row_map.h"
 
@@ -53,8 +53,8 @@ static dp_row_map map_step(const layout *l, int kind, int i) {
 static dp_row_map map_stage(const layout *l, int stage) {
     const dp_problem *p = l->rq->p;
     int64_t rows, width;
-    dp_tap_rows(p, l->N, stage, &rows, &width);
-    if (dp_taps[stage].kind == DP_PER_CHUNK) return dp_map_states(rows, p->K, p->V);
+    dp_stage_tensor_rows(p, l->N, stage, &rows, &width);
+    if (dp_stage_tensors[stage].kind == DP_PER_CHUNK) return dp_map_states(rows, p->K, p->V);
     return dp_map_tokens(&l->windows, p->HV, (int)(rows / (p->T * p->HV)), (int)width);
 }
 
@@ -69,8 +69,8 @@ static layout layout_of(const dp_expected_request *rq, int N) {
     for (int k = 0; k < DP_STEP_KINDS; k++)
         for (int i = 0; i < 3; i++)
             l.step[k][i] = map_step(&l, k, i);
-    for (int i = 0; i < DP_NTAPS; i++)
-        if (dp_taps[i].kind != DP_PER_RANK && (rq->backward || !dp_taps[i].backward))
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        if (dp_stage_tensors[i].kind != DP_PER_RANK && (rq->backward || !dp_stage_tensors[i].backward))
             l.stage[i] = map_stage(&l, i);
     return l;
 }
@@ -300,10 +300,10 @@ static void add_sums(const draw *a) {
 }
 
 static void add_stages(const draw *a) {
-    for (int i = 0; i < DP_NTAPS; i++) {
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
         if (!a->x->stage[i].err2) continue;
-        double *got = dp_tap_value(&a->one->sim, i);
-        double *want = dp_tap_value(a->ref->sim, i);
+        double *got = dp_stage_tensor_value(&a->one->sim, i);
+        double *want = dp_stage_tensor_value(a->ref->sim, i);
         add(a, &a->l->stage[i], got, want, &a->x->stage[i]);
         free(got);
         free(want);

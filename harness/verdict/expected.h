@@ -12,10 +12,10 @@
  */
 #ifndef DP_EXPECTED_H
 #define DP_EXPECTED_H
-#include "../../ref/cache.h"
-#include "../../ref/conv.h"
-#include "../../ref/design.h"
-#include "../ranks.h"
+#include "ref/files/cache.h"
+#include "ref/chunk/conv.h"
+#include "ref/vocabulary/design.h"
+#include "harness/simulated/ranks.h"
 #include "draws.h"
 #include "nearby.h"
 #ifdef __cplusplus
@@ -46,7 +46,7 @@ typedef struct {
     dp_draws field[DP_FIELDS];       /* by dp_result_fields */
     dp_draws rank[DP_RANK_TENSORS];  /* [N*HV] states */
     dp_draws step[DP_STEP_KINDS][3]; /* of a training step: of the convolutions of q, k, v */
-    dp_draws stage[DP_MAX_STAGES];   /* by dp_tap, those of tokens and chunks */
+    dp_draws stage[DP_MAX_STAGES];   /* by dp_stage_tensor, those of tokens and chunks */
 } dp_expected;
 #define DP_EXPECTED_TENSORS (DP_FIELDS + DP_RANK_TENSORS + 3 * DP_STEP_KINDS + DP_MAX_STAGES)
 #define DP_EXPECTED_PARTS (4 * DP_EXPECTED_TENSORS)

@@ -1,7 +1,7 @@
 /* The statistics of the expected tier: see levels.h for every formula. */
 #include "levels.h"
-#include "../../ref/elementary.h"
-#include "../../ref/problem.h"
+#include "ref/arithmetic/elementary.h"
+#include "ref/vocabulary/problem.h"
 #include "quantile.h"
 
 #include <math.h>

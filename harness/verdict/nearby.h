@@ -6,9 +6,9 @@
  */
 #ifndef DP_NEARBY_H
 #define DP_NEARBY_H
-#include "../../ref/conv.h"
-#include "../../ref/design.h"
-#include "../../ref/problem.h"
+#include "ref/chunk/conv.h"
+#include "ref/vocabulary/design.h"
+#include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

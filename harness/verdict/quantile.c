@@ -2,7 +2,7 @@
  * y = bottom / (bottom + top x) (Abramowitz and Stegun 26.6.2), by Lentz's continued fraction.
  */
 #include "quantile.h"
-#include "../../ref/elementary.h"
+#include "ref/arithmetic/elementary.h"
 
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /* Windows of tokens, and the rows of each kind of tensor. */
 #include "row_map.h"
-#include "../../ref/context.h"
+#include "ref/vocabulary/context.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  */
 #ifndef DP_ROW_MAP_H
 #define DP_ROW_MAP_H
-#include "../../ref/problem.h"
+#include "ref/vocabulary/problem.h"
 #include "draws.h"
 #ifdef __cplusplus
 extern "C" {

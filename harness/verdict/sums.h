@@ -15,7 +15,7 @@
  */
 #ifndef DP_SUMS_H
 #define DP_SUMS_H
-#include "../../ref/problem.h"
+#include "ref/vocabulary/problem.h"
 #include "compare.h"
 #ifdef __cplusplus
 extern "C" {

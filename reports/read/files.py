@@ -1,4 +1,4 @@
-"""Files as this program reads and writes them; the same rules as ref/input.h and ref/output.h.
+"""Files as this program reads and writes them; the same rules as ref/files/input.h and ref/files/output.h.
 
     read(path) -> bytes        a regular file of at most MOST bytes; nothing that could be waited on
     write(path, bytes)         whole or not at all: under a new name in the same folder, synced,
@@ -39,7 +39,7 @@ def write(path: str, data: bytes) -> None:
         with os.fdopen(fd, "wb") as f:
             fcntl.flock(
                 fd, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # nobody takes it for one that was left (ref/output.c)
+            )  # nobody takes it for one that was left (ref/files/output.c)
             os.fchmod(fd, 0o666 & ~umask())
             f.write(data)
             f.flush()

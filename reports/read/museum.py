@@ -1,4 +1,4 @@
-"""The museum's records, DIR/museum.json and DIR/kernels.json (formats: harness/museum.h), read and
+"""The museum's records, DIR/museum.json and DIR/kernels.json (formats: harness/search/museum.h), read and
 checked.
 
 load(path), load_kernels(path) -> dict, or None when there is no such file

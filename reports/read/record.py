@@ -1,4 +1,4 @@
-"""The record of a run (format: the head of harness/record.h), read and checked. Nothing is judged
+"""The record of a run (format: the head of harness/record/record.h), read and checked. Nothing is judged
 here.
 
     load(path) -> Record      raises Malformed, whose text names file and field

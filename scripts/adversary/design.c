@@ -198,7 +198,7 @@ int design_parse(const char *text, design *d, char why[256]) {
     return check(d, why);
 }
 
-/* Is this how words of ref/design.h mean it? They know no state that is kept for several tokens, no
+/* Is this how words of ref/vocabulary/design.h mean it? They know no state that is kept for several tokens, no
  * rounded gradient of it, no random rounding, no tf32, and one format for all operands of a chunk.
  */
 static int has_words(const design *d) {

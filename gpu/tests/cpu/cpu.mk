@@ -2,9 +2,9 @@
 # Its fibers and the address sanitizer do not go together: SAN=1 leaves it out, and its tests skip.
 CPU_DIRS    := plan simple fast chain exchange conv truth
 CPU_KERNELS := $(basename $(foreach d,$(CPU_DIRS),$(patsubst gpu/%,%,$(wildcard gpu/$(d)/*.cu))))
-CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -Igpu -Igpu/tests
-CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/cpu/*.h gpu/tests/cpu/include/*) ref/problem.h ref/formats.h ref/conv.h ref/truth_dd.h
-CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu cuda cuda_conv cuda_procs)
+CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -I. -Igpu -Igpu/tests
+CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/cpu/*.h gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/formats.h ref/chunk/conv.h ref/truth/truth_dd.h
+CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu device_run device_conv device_procs)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
 CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs $(BUILD)/cpu/libnccl.so.2
 
@@ -17,31 +17,31 @@ $(BUILD)/cpu/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
 $(BUILD)/cpu/cpu.o: gpu/tests/cpu/cpu.cc $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -c $< -o $@
-$(BUILD)/cpu/cuda.o $(BUILD)/cpu/cuda_conv.o $(BUILD)/cpu/cuda_procs.o: $(BUILD)/cpu/%.o: harness/%.c $(CPU_HDR)
+$(BUILD)/cpu/device_run.o $(BUILD)/cpu/device_conv.o $(BUILD)/cpu/device_procs.o: $(BUILD)/cpu/%.o: harness/device/%.c $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -DDP_HAVE_CUDA -Igpu/tests/cpu/include -c $< -o $@
 # The same with the faults of gpu/fault.cuh switchable: `make museum` runs them.
 FAULT_PROGRAM := $(BUILD)/cpu/faults/deltaproof
-FAULT_OBJ     := $(patsubst %,$(BUILD)/cpu/faults/%.o,$(CPU_KERNELS) faults) $(patsubst %,$(BUILD)/cpu/%.o,cpu cuda cuda_conv cuda_procs)
+FAULT_OBJ     := $(patsubst %,$(BUILD)/cpu/faults/%.o,$(CPU_KERNELS) faults) $(patsubst %,$(BUILD)/cpu/%.o,cpu device_run device_conv device_procs)
 $(BUILD)/cpu/faults/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -DDP_KERNEL_FAULTS -c $< -o $@
 $(BUILD)/cpu/faults/faults.o: gpu/tests/faults.cc $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -DDP_KERNEL_FAULTS -c $< -o $@
-$(FAULT_PROGRAM): $(BUILD)/harness/main.o $(FAULT_OBJ) $(BUILD)/libref.a
+$(FAULT_PROGRAM): $(BUILD)/harness/commands/main.o $(FAULT_OBJ) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
-$(CPU_PROGRAM): $(BUILD)/harness/main.o $(CPU_OBJ) $(BUILD)/libref.a
+$(CPU_PROGRAM): $(BUILD)/harness/commands/main.o $(CPU_OBJ) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/test_segments.o: gpu/tests/cpu/test_segments.cc $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -c $< -o $@
-$(BUILD)/cpu/test_segments: $(BUILD)/cpu/test_segments.o $(filter-out %/cuda.o %/cuda_conv.o %/cuda_procs.o,$(CPU_OBJ)) $(BUILD)/libref.a
+$(BUILD)/cpu/test_segments: $(BUILD)/cpu/test_segments.o $(filter-out %/device_run.o %/device_conv.o %/device_procs.o,$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/test_%.cc: gpu/tests/test_%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
 	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && mv $@.tmp $@
-$(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs: %: %.o $(filter-out %/cuda.o %/cuda_conv.o %/cuda_procs.o,$(CPU_OBJ)) $(BUILD)/libref.a
+$(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs: %: %.o $(filter-out %/device_run.o %/device_conv.o %/device_procs.o,$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
 	@mkdir -p $(@D)

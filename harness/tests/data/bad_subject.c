@@ -1,7 +1,7 @@
 /* harness/subject/example_ranks.c and what can go wrong with it, chosen by the environment variable BAD. */
 #define deltaproof_subject_run good_run
 #define deltaproof_subject_about good_about
-#include "../../subject/example_ranks.c"
+#include "harness/subject/example_ranks.c"
 #undef deltaproof_subject_run
 #undef deltaproof_subject_about
 #include <stdio.h>

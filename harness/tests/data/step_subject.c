@@ -1,5 +1,5 @@
 /* A kernel written from deltaproof_subject.h alone: the recurrence token by token in fp32, forward. */
-#include "deltaproof_subject.h"
+#include "harness/deltaproof_subject.h"
 #include <math.h>
 #include <stdlib.h>
 static const deltaproof_subject_info INFO = {DP_SUBJECT_ABI, DP_SUBJECT_WHOLE, 1, "mine", "fp32", "fp32", "o final_state"};

@@ -1,0 +1,30 @@
+/* harness/base/startup.h - what the program asks of the process that it runs in, and how it may end.
+ *
+ * Exit status 1 means "a verdict failed" and nothing else: it is main's alone. A library that ends
+ * the program by itself (threads that cannot be started), output that cannot be written and a
+ * signal end it with another status and a message.
+ */
+#ifndef DP_STARTUP_H
+#define DP_STARTUP_H
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* First of all in main. Arguments that are not text, threads whose stacks are too small: 2, after a
+ * message that names what is wrong; else 0. Too little address space ends the program so. */
+int dp_startup(int argc, char **argv);
+
+/* Last of all in main: `return dp_ending(status)`. */
+int dp_ending(int status);
+
+/* Said once, from a thread of its own, when SIGINT, SIGTERM or SIGHUP ends the program: what is
+ * finished. What was being written is removed. A second signal ends it at once. */
+void dp_on_interrupt(void (*say)(void *arg), void *arg);
+
+/* For processes that were forked: signals as in a new program. */
+void dp_interrupt_default(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,303 @@
+/* harness/library/subject_host.c - the process that loads a library and calls it: arrays between guards,
+ * faults caught and placed, the all-gather. It takes over before main in the program's own file
+ * when that is started under its name (subject_shared.h). */
+#define _GNU_SOURCE
+#include "subject_shared.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+typedef const deltaproof_subject_info *(*about_function)(void);
+typedef const char *(*design_function)(void);
+typedef int (*run_function)(const deltaproof_subject_problem *, const deltaproof_subject_call *);
+
+static struct {
+    const dp_subject_control *c;
+    dp_subject_said *said;
+    dp_subject_state *me;
+    int rank;
+    char *gathered, *start[DP_SUBJECT_MAX_REGIONS]; /* where each span is mapped */
+    uint64_t base;                                  /* of the library */
+} host;
+
+int64_t dp_subject_pages(int64_t bytes) {
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
+}
+
+static void leave(dp_subject_phase at, const char *fmt, const char *a, const char *b) {
+    snprintf(host.me->why, sizeof host.me->why, fmt, a, b);
+    host.me->at = at;
+    _exit(0);
+}
+
+/* ---- faults ------------------------------------------------------------------------------ */
+
+/* Is the address in or around this span? Then where, seen from the array. */
+static int place_fault(const char *address, int i) {
+    const dp_subject_region *r = &host.c->region[host.rank][i];
+    const char *s = host.start[i], *e = s + r->span, *array = s + dp_subject_begin(r);
+    dp_subject_state *st = host.me;
+    if (address < s - DP_SUBJECT_GUARD / 2 || address >= e + DP_SUBJECT_GUARD / 2) return 0;
+    st->region = i;
+    st->before = address < s;
+    if (address < s)
+        st->off = array - address;
+    else if (address < e)
+        st->off = address - array;
+    else
+        st->off = address - (array + r->n * 8);
+    if (address >= s && address < e) st->wrote = 1; /* an input, mapped for reading */
+    return 1;
+}
+
+static void on_fault(int sig, siginfo_t *info, void *context) {
+    dp_subject_state *st = host.me;
+    st->region = -1;
+    st->address = (uint64_t)(uintptr_t)info->si_addr;
+    st->have_fault = 1;
+    for (int i = 0; i < host.c->nregion && host.start[i]; i++)
+        if (place_fault(info->si_addr, i)) break;
+    (void)context;
+#ifdef __x86_64__
+    const ucontext_t *u = context;
+    st->pc = (uint64_t)u->uc_mcontext.gregs[REG_RIP] - host.base;
+    st->wrote |= (u->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+#endif
+    signal(sig, SIG_DFL); /* the access is made again and ends the process */
+}
+
+static void catch_faults(void) {
+    static char stack[1 << 16];
+    const stack_t s = {.ss_sp = stack, .ss_size = sizeof stack};
+    struct sigaction a = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    sigaltstack(&s, NULL);
+    sigaction(SIGSEGV, &a, NULL);
+    sigaction(SIGBUS, &a, NULL);
+}
+
+/* ---- the all-gather ---------------------------------------------------------------------- */
+
+static void check_sizes(const deltaproof_subject_comm *comm, int64_t bytes) {
+    for (int r = 0; r < comm->ranks; r++) {
+        const int64_t other = host.said->state[r].bytes;
+        if (other == bytes) continue;
+        snprintf(host.me->why, sizeof host.me->why,
+                 "all_gather number %d of different sizes: %lld bytes on rank %d, %lld on rank %d",
+                 host.me->gathers, (long long)bytes, comm->rank, (long long)other, r);
+        host.me->ret = 1;
+        host.me->at = DP_PHASE_DONE;
+        _exit(0);
+    }
+}
+
+static void all_gather(deltaproof_subject_comm *comm, const void *send, void *recv, int64_t bytes) {
+    pthread_barrier_t *barrier = &host.said->barrier;
+    host.me->bytes = bytes;
+    host.me->gathers++;
+    host.me->at = DP_PHASE_GATHERING;
+    pthread_barrier_wait(barrier);
+    check_sizes(comm, bytes);
+    for (int64_t x = 0; x < bytes; x += DP_SUBJECT_PIECE) {
+        const int64_t left = bytes - x;
+        const size_t n = (size_t)(left < DP_SUBJECT_PIECE ? left : DP_SUBJECT_PIECE);
+        memcpy(host.gathered + comm->rank * DP_SUBJECT_PIECE, (const char *)send + x, n);
+        pthread_barrier_wait(barrier);
+        for (int r = 0; r < comm->ranks; r++)
+            memcpy((char *)recv + r * bytes + x, host.gathered + r * DP_SUBJECT_PIECE, n);
+        pthread_barrier_wait(barrier);
+    }
+    host.me->at = DP_PHASE_RUNNING;
+}
+
+/* ---- arrays ------------------------------------------------------------------------------ */
+
+/* Spans of this process's arrays, each between guards. */
+static void map_regions(void) {
+    const dp_subject_control *c = host.c;
+    const dp_subject_region *r = c->region[host.rank];
+    int64_t total = DP_SUBJECT_GUARD, at = DP_SUBJECT_GUARD;
+    for (int i = 0; i < c->nregion; i++)
+        total += r[i].span + DP_SUBJECT_GUARD;
+    const int none = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    char *all = mmap(NULL, (size_t)total, PROT_NONE, none, -1, 0);
+    if (all == MAP_FAILED)
+        leave(DP_PHASE_REFUSED, "no address space for its arrays: %s%s", strerror(errno), "");
+    for (int i = 0; i < c->nregion; i++) {
+        const int fd = r[i].input ? DP_SUBJECT_GIVEN_FD : DP_SUBJECT_MADE_FD;
+        const int access = r[i].input ? PROT_READ : PROT_READ | PROT_WRITE;
+        const int flags = MAP_SHARED | MAP_FIXED;
+        if (mmap(all + at, (size_t)r[i].span, access, flags, fd, r[i].offset) == MAP_FAILED)
+            leave(DP_PHASE_REFUSED, "%s cannot be mapped: %s", r[i].name, strerror(errno));
+        host.start[i] = all + at;
+        at += r[i].span + DP_SUBJECT_GUARD;
+    }
+}
+
+static const void *input(const char *name) {
+    for (int i = 0; i < host.c->nregion; i++) {
+        const dp_subject_region *r = &host.c->region[host.rank][i];
+        if (r->input && !strcmp(r->name, name)) return host.start[i] + dp_subject_begin(r);
+    }
+    return NULL;
+}
+
+static deltaproof_subject_problem problem(void) {
+    const dp_subject_control *c = host.c;
+    deltaproof_subject_problem p = c->p;
+    const struct {
+        const char *name;
+        const double **to;
+    } in[] = {{"q", &p.q},
+              {"k", &p.k},
+              {"v", &p.v},
+              {"g", &p.g},
+              {"beta", &p.beta},
+              {"A_log", &p.A_log},
+              {"do", &p.dout},
+              {"dt_bias", &p.dt_bias},
+              {"initial_state", &p.initial_state},
+              {"dfinal_state", &p.dfinal_state}};
+    for (size_t i = 0; i < sizeof in / sizeof *in; i++)
+        *in[i].to = input(in[i].name);
+    p.cu = input("cu");
+    p.input_format = c->input_format;
+    p.base = c->base;
+    p.chain = c->chain;
+    p.rank = host.rank;
+    if (c->processes > 1) {
+        p.tokens = p.T / c->processes;
+        p.first = host.rank * p.tokens;
+    }
+    return p;
+}
+
+/* ---- calls ------------------------------------------------------------------------------- */
+
+static void call_run(run_function run) {
+    const dp_subject_control *c = host.c;
+    const deltaproof_subject_problem p = problem();
+    deltaproof_subject_tensor t[DP_SUBJECT_MAX_REGIONS];
+    deltaproof_subject_comm comm = {host.rank, c->processes, all_gather};
+    deltaproof_subject_call call = {
+        .tensor = t, .comm = c->processes > 1 ? &comm : NULL, .why = host.me->why};
+    for (int i = 0; i < c->nregion; i++) {
+        const dp_subject_region *r = &c->region[host.rank][i];
+        if (r->input) continue;
+        deltaproof_subject_tensor *x = &t[call.count++];
+        double *data = (double *)(host.start[i] + dp_subject_begin(r));
+        *x = (deltaproof_subject_tensor){.name = r->name, .ndim = r->ndim, .data = data};
+        memcpy(x->shape, r->shape, sizeof x->shape);
+    }
+    host.me->at = DP_PHASE_RUNNING;
+    host.me->ret = run(&p, &call);
+    host.me->at = DP_PHASE_DONE;
+}
+
+/* A list that were cut could say something else. */
+static void copy_text(char *to, size_t size, const char *from, const char *what) {
+    const int n = snprintf(to, size, "%s", from ? from : "");
+    if (n >= (int)size) leave(DP_PHASE_REFUSED, "%s is too long: %.100s", what, from);
+}
+
+/* A function that a library may leave out: then it declares nothing of how it computes. */
+static void call_design(design_function design) {
+    dp_subject_about *to = &host.said->about;
+    const char *text = design ? design() : NULL;
+    to->declared = text != NULL;
+    copy_text(to->design, sizeof to->design, text, "deltaproof_subject_design");
+}
+
+static void call_about(about_function about, design_function design) {
+    const deltaproof_subject_info *i = about();
+    dp_subject_about *to = &host.said->about;
+    if (!i) leave(DP_PHASE_REFUSED, "deltaproof_subject_about returned NULL%s%s", "", "");
+    to->abi = i->abi;
+    if (i->abi == DP_SUBJECT_ABI) { /* else nothing more of it is known */
+        to->kind = i->kind;
+        to->max_ranks = i->max_ranks;
+        copy_text(to->name, sizeof to->name, i->name, "its name");
+        copy_text(to->base, sizeof to->base, i->base, "its base");
+        copy_text(to->chain, sizeof to->chain, i->chain, "its chain");
+        copy_text(to->writes, sizeof to->writes, i->writes, "the list of what it writes");
+    }
+    if (i->abi == DP_SUBJECT_ABI) call_design(design);
+    host.me->at = DP_PHASE_DONE;
+}
+
+static void load_and_call(void) {
+    void *lib = dlopen(host.c->lib, RTLD_NOW | RTLD_LOCAL);
+    if (!lib) leave(DP_PHASE_REFUSED, "cannot be loaded: %s%s", dlerror(), "");
+    const about_function about = (about_function)dlsym(lib, "deltaproof_subject_about");
+    const run_function run = (run_function)dlsym(lib, "deltaproof_subject_run");
+    if (!about || !run)
+        leave(DP_PHASE_REFUSED, "does not export %s%s",
+              !about ? "deltaproof_subject_about" : "deltaproof_subject_run", "");
+    Dl_info where;
+    if (dladdr((void *)run, &where)) host.base = (uint64_t)(uintptr_t)where.dli_fbase;
+    if (host.c->about)
+        call_about(about, (design_function)dlsym(lib, "deltaproof_subject_design"));
+    else
+        call_run(run);
+}
+
+/* ---- the process -------------------------------------------------------------------------- */
+
+/* Sanitizers keep shadow memory, which is private and can be written. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SHADOW_MEMORY 1
+#elif defined(__has_feature)
+#define SHADOW_MEMORY __has_feature(thread_sanitizer)
+#else
+#define SHADOW_MEMORY 0
+#endif
+
+/* Memory is limited where it is private and can be written (RLIMIT_DATA): address space that is
+ * only reserved, as CUDA and the address sanitizer do in terabytes, is not counted. Where the
+ * machine runs out all the same, this process goes before any other. */
+static void limit(int64_t memory) {
+    const struct rlimit none = {0, 0}, data = {(rlim_t)memory, (rlim_t)memory};
+    setrlimit(RLIMIT_CORE, &none);
+    if (memory > 0 && !SHADOW_MEMORY) setrlimit(RLIMIT_DATA, &data);
+    const int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    if (write(fd, "1000", 4) != 4)
+        close(fd);
+    else
+        close(fd);
+}
+
+static void *map_file(int fd, int64_t bytes, int access) {
+    void *at = mmap(NULL, (size_t)bytes, access, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) _exit(125);
+    return at;
+}
+
+__attribute__((constructor)) static void host_main(int argc, char **argv) {
+    if (argc != 2 || strcmp(argv[0], DP_SUBJECT_HOST)) return;
+    host.rank = atoi(argv[1]);
+    host.c = map_file(DP_SUBJECT_GIVEN_FD, sizeof *host.c, PROT_READ);
+    const int64_t said = dp_subject_pages(sizeof *host.said);
+    const int64_t made = said + host.c->processes * DP_SUBJECT_PIECE;
+    host.said = map_file(DP_SUBJECT_MADE_FD, made, PROT_READ | PROT_WRITE);
+    host.gathered = (char *)host.said + said;
+    host.me = &host.said->state[host.rank];
+    host.me->at = DP_PHASE_LOADING;
+    map_regions();
+    close(DP_SUBJECT_GIVEN_FD);
+    close(DP_SUBJECT_MADE_FD);
+    catch_faults();
+    limit(host.c->memory);
+    load_and_call();
+    _exit(0);
+}

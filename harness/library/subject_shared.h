@@ -1,0 +1,89 @@
+/* harness/library/subject_shared.h - what the program and the processes that load a library share; the
+ * library is not trusted with any of it.
+ *
+ * Two memory files, whose sizes are sealed (F_SEAL_SHRINK, F_SEAL_GROW), so that no one can take
+ * pages away from under another:
+ *   given   what the processes are told (control) and the inputs; sealed against writing too
+ *   made    what they say of themselves (state), the all-gather, and the outputs
+ * The program works from its own copy of `given` and from one look at each state, and believes no
+ * number in it without a check.
+ */
+#ifndef DP_SUBJECT_SHARED_H
+#define DP_SUBJECT_SHARED_H
+#include "harness/deltaproof_subject.h"
+#include "subject.h"
+#include "harness/base/supervisor.h"
+#include <pthread.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DP_SUBJECT_HOST "deltaproof-subject-host" /* argv[0] of the process that loads it */
+#define DP_SUBJECT_GIVEN_FD DP_PROCESSES_FIRST_FD
+#define DP_SUBJECT_MADE_FD (DP_PROCESSES_FIRST_FD + 1)
+#define DP_SUBJECT_GUARD (16L << 20) /* untouchable bytes between arrays */
+#define DP_SUBJECT_PIECE (1L << 20)  /* of the all-gather, a rank */
+#define DP_SUBJECT_MAX_REGIONS 48    /* arrays of a rank */
+
+/* One array: n doubles at the end of span bytes (whole pages) at offset in its file, rounded up to
+ * 64 bytes; what is left of the span before it holds a pattern. */
+typedef struct {
+    char name[24];
+    int input, ndim;
+    int64_t shape[6], n, offset, span;
+} dp_subject_region;
+
+/* At the beginning of `given`. */
+typedef struct {
+    char lib[4096];
+    int about, ranks, processes;
+    int nregion;                  /* of one process */
+    int64_t memory;               /* bytes that a process may have */
+    deltaproof_subject_problem p; /* its pointers are filled in by the process */
+    char input_format[8], base[8], chain[8];
+    dp_subject_region region[DP_SUBJECT_MAX_RANKS][DP_SUBJECT_MAX_REGIONS];
+} dp_subject_control;
+
+typedef enum {
+    DP_PHASE_IDLE,
+    DP_PHASE_LOADING,
+    DP_PHASE_RUNNING,
+    DP_PHASE_GATHERING,
+    DP_PHASE_DONE,
+    DP_PHASE_REFUSED /* the library cannot be used; why says it */
+} dp_subject_phase;
+
+/* What a process says of itself. */
+typedef struct {
+    dp_subject_phase at;
+    int gathers, ret;
+    int have_fault, region, before, wrote; /* where an access went wrong */
+    int64_t bytes, off;                    /* of the present all-gather; from the array's end */
+    uint64_t address, pc;                  /* pc relative to the library */
+    char why[512];
+} dp_subject_state;
+
+typedef struct {
+    int abi, kind, max_ranks;
+    char name[64], base[16], chain[16], writes[512], design[DP_DESIGN_TEXT];
+    int declared; /* it says how it computes: design */
+} dp_subject_about;
+
+/* At the beginning of `made`. */
+typedef struct {
+    pthread_barrier_t barrier;
+    dp_subject_about about;
+    dp_subject_state state[DP_SUBJECT_MAX_RANKS];
+} dp_subject_said;
+
+int64_t dp_subject_pages(int64_t bytes); /* rounded up to whole pages */
+
+/* Where the array begins within its span. */
+static inline int64_t dp_subject_begin(const dp_subject_region *r) {
+    return r->span - (r->n * 8 + 63) / 64 * 64;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,33 @@
+/* harness/record/digest.h - one number for all results that are the same on every machine.
+ *
+ * Covered are the runs of simulated ranks (backend sim: recurrences, chains, convolutions, training
+ * steps), whatever ran beside them: kernels, libraries, files and the chunk solver over LAPACKE
+ * have the bits of their machine. The digest is XXH3-128 of one text a run, sorted:
+ *
+ *     run ID VERDICT TRUTH BITS radius audit condition inverse entry slope
+ *     tensor NAME VERDICT TIER error bound ratio worst expected excess, then ratio median limit
+ * freedom draw of each level of verdict/levels.h ranks error of each rank          point rank chunks error
+ * effect bound abs norm          bits store operand accumulate truncated
+ *
+ * Numbers are the 16 digits of their encoding as a double, -0 as 0, every NaN as `nan`. So it
+ * depends on neither the order of execution, threads, time, nor on what came from a cache.
+ */
+#ifndef DP_DIGEST_H
+#define DP_DIGEST_H
+#include "run.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    char hex[33];
+    int runs; /* covered; 0: there is no digest */
+} dp_digest;
+dp_digest dp_digest_of(const dp_runs *r);
+/* The text of one run; to be freed. */
+char *dp_digest_text(const dp_run *r);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,38 @@
+/* harness/record/record_diff.h - two records side by side: which runs and tensors appeared, vanished or
+ * are no longer judged, whose verdicts changed, which errors moved and by how much against
+ * run-to-run noise. Reads records, never runs anything.
+ *
+ * An error (a tensor's rel_fro, or its share on one rank) has moved when |ln(new / old)| exceeds
+ * twice its noise: the largest |ln| between OLD and any record of `again`, further runs of what
+ * made OLD. Without any, what the simulation and judged files compute has none (they repeat bit for
+ * bit) and the noise of other backends counts as unknown, 0, and the summary says so. It has become
+ * worse when it moved up by more than the factor `worse`. Verdicts do not depend on that factor;
+ * how much growth matters is the reader's to say.
+ *
+ * NEW is worse when an error became worse; when the verdict of the record, of a run or of a tensor
+ * did; when a run that was judged is gone; when a tensor that was judged is gone or unjudged; or
+ * when more cases could not be judged at all.
+ */
+#ifndef DP_RECORD_DIFF_H
+#define DP_RECORD_DIFF_H
+#include "record_read.h"
+#include <stdio.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    const dp_old_record *old, *new, *again;
+    int nagain, verbose; /* verbose: every error that moved, not the 20 that moved most */
+    double worse;
+} dp_diff_request;
+
+typedef enum { DP_DIFF_NOT_WORSE = 0, DP_DIFF_WORSE = 1, DP_DIFF_NOTHING_IN_COMMON = 2 } dp_diff;
+
+/* Prints to f; *json (NULL: not wanted): the comparison, to be freed. */
+dp_diff dp_record_diff(const dp_diff_request *q, FILE *f, json_t **json);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

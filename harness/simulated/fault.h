@@ -1,0 +1,70 @@
+/* harness/simulated/fault.h - deliberate faults of the simulated ranks: one row in the table of fault.c each, switched on by name
+ * (`deltaproof run --fault NAME`, `deltaproof museum`). They exist to prove that verdicts go red; DP_FAULT_NONE is what every other run uses.
+ * Most stand for a fault that reached users of such kernels: `bug` is its number in the museum of those faults (dp_bugs). What a fault does
+ * to the arithmetic is in fault_effect.c and, where it replaces a step, in ranks.c. */
+#ifndef DP_FAULT_H
+#define DP_FAULT_H
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    DP_FAULT_NONE,
+    DP_FAULT_MERGE_NEAREST_FIRST,
+    DP_FAULT_FWD_FIRST_SUBSEQ,
+    DP_FAULT_BWD_LAST_SUBSEQ,
+    DP_FAULT_DECAY_BEFORE_USE,
+    DP_FAULT_GATE_OF_HEAD0,
+    DP_FAULT_LAST_INDEX,
+    DP_FAULT_TAIL_UNMASKED,
+    DP_FAULT_CHAIN_BF16,
+    DP_FAULT_CHAIN_TF32RZ,
+    DP_FAULT_STATE_LOST,
+    DP_FAULT_STATE_LATE,
+    DP_FAULT_MERGE_HALF_V,
+    DP_FAULT_STATE_TRANSPOSED,
+    DP_FAULT_EXP2_GATE,
+    DP_FAULT_MERGE_SCALED,
+    DP_FAULT_GATE_GRAD_PARTIAL,
+    DP_FAULT_DG_NO_BOUNDARY,
+    DP_FAULT_GATE_NO_OFFSET,
+    DP_FAULT_MERGE_TF32RZ,
+    DP_FAULT_CU_DIVIDED,
+    DP_FAULT_ZIGZAG,
+    DP_FAULT_LINEAR_GATE,
+    DP_FAULT_NEUMANN_INVERSE,
+    DP_FAULT_DOUBLING_INVERSE,
+    DP_FAULT_FACTORED_EXP,
+    DP_FAULT_FACTORED_EXP_CLAMPED,
+    DP_FAULT_STALE_LANES,
+    DP_FAULT_HALF_CHUNK,
+    DP_FAULT_OFFSET_WRAPS,
+    DP_FAULT_GRID_AXIS,
+    DP_FAULT_STALE_ACCUMULATOR,
+    DP_FAULT_DIAGONAL_TF32,
+    DP_FAULT_L2_ROUNDED,
+    DP_FAULT_DECAY_BF16,
+    DP_FAULT_RACE,
+    DP_FAULT_ORDER_BY_RUN,
+    DP_FAULT_STATE_BF16,
+    DP_FAULT_ANCHOR_LEAK,
+    DP_FAULT_HALO_LEAK,
+    DP_FAULT_HALO_GRAD_LOST,
+    DP_NFAULTS
+} dp_fault;
+
+typedef struct { const char *name; int bug; const char *stage, *what, *source; } dp_fault_info;   /* bug 0: none of the list */
+extern const dp_fault_info dp_faults[DP_NFAULTS];
+int dp_fault_find(const char *name);         /* -1: unknown */
+int dp_fault_of_conv(dp_fault f);            /* of a convolution, not of the recurrence */
+int dp_fault_lives_in(dp_fault f, const char *stage);        /* is it the fault's stage, or one of several? 0 for "" and NULL */
+
+/* The museum: faults that reached users, numbered from 1. note: how it is expressed, or why it is not (then no fault has its number). */
+typedef struct { const char *what, *note; } dp_bug;
+#define DP_NBUGS 36
+extern const dp_bug dp_bugs[DP_NBUGS + 1];
+
+#ifdef __cplusplus
+}
+#endif
+#endif

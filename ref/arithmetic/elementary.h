@@ -1,0 +1,34 @@
+/* ref/arithmetic/elementary.h - exp, log and their like with the same bits on every machine.
+ *
+ * They are built from + - * / sqrt, each one IEEE operation, and integer operations on encodings;
+ * no table, no libm, no fused operation. A libm chooses among its versions by the CPU (glibc: with
+ * and without FMA), whose last bits differ.
+ *
+ * Guarantees (proofs beside the code, measured against MPFR by harness/tests/test_elementary.c):
+ *   double    at most 1 ulp from the exact value; subnormal results too (ulp 2^-1074)
+ *   float     at most 0.501 ulp: computed in double, rounded once
+ * Special values are those of C (Annex F): NaN stays NaN, exp(-inf) = 0, exp(inf) = inf, log(0) =
+ * -inf, log(x < 0) = NaN, log1p(-1) = -inf, log1p(-0) = -0, cbrt(-x) = -cbrt(x), hypot(inf, NaN) =
+ * inf. errno and floating-point flags mean nothing.
+ */
+#ifndef DP_ELEMENTARY_H
+#define DP_ELEMENTARY_H
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+double dp_exp(double x);
+double dp_expm1(double x);
+double dp_log(double x);
+double dp_log1p(double x);
+double dp_log2(double x); /* exact for powers of two */
+double dp_cbrt(double x);
+double dp_hypot(double x, double y); /* no overflow nor underflow on the way */
+float dp_expf(float x);
+void dp_exp_row(int n, const double *x, double *y); /* y_i = dp_exp(x_i); y may be x */
+float dp_log1pf(float x);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

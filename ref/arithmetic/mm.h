@@ -1,0 +1,30 @@
+/* ref/arithmetic/mm.h - matrix products in a number format.
+ *
+ * C [m][n] = op(A) op(B), row-major and dense: A is [m][k] (or [k][m] when ta), B [k][n] (or [n][k]
+ * when tb). Values are doubles; for every format but fp64 the operands are rounded to the format
+ * (fp32, bf16st: to fp32), multiplied and accumulated in fp32 (products of bf16 or tf32 operands
+ * are exact in fp32), and the result is a double that holds an fp32 number (a bf16 number for
+ * bf16st).  Guarantee: |C - op(A)op(B)| <= dp_eta(f, k) |op(A)||op(B)|  barring underflow (math.md
+ * j.1) C must not overlap A or B.
+ *
+ * dp_mm takes the sums in the order of ref/arithmetic/product.h, so its bits are the same everywhere; tf32x3
+ * is three such sums, lo*hi and hi*lo added first, hi*hi added to them. dp_mm_by: the same by one
+ * of ref/arithmetic/linear.h.
+ */
+#ifndef DP_MM_H
+#define DP_MM_H
+#include "ref/vocabulary/formats.h"
+#include "linear.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+void dp_mm(dp_format f, int ta, int tb, int m, int n, int k, const double *A, const double *B,
+           double *C);
+void dp_mm_by(const dp_linear *by, dp_format f, dp_shape s, const double *A, const double *B,
+              double *C);
+/* The format whose operands and accumulators a base policy uses in its matrix products. */
+dp_format dp_base_format(dp_base b);
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,18 @@
+/* ref/arithmetic/spectral.h - a proven upper bound of the largest eigenvalue of a symmetric matrix, with the
+ * same bits everywhere. */
+#ifndef DP_SPECTRAL_H
+#define DP_SPECTRAL_H
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* G [n][n] symmetric, its bits too. lambda <= result, and for the G = A'A at hand result <= lambda
+ * (1 + 4 (n + 2)^2 2^-52): an estimate (Householder tridiagonalisation, bisection) that a Cholesky
+ * factorisation then proves (derivation in spectral.c). Where that fails, which has not been seen,
+ * the largest row sum of |G|. Not finite: infinity. n = 0: 0. */
+double dp_eigenvalue_up(int n, const double *G);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

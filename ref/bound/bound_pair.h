@@ -1,0 +1,27 @@
+/* ref/bound/bound_pair.h - the pairwise loops of the bounds (ref/bound/bound.h): what takes their time. Used by
+ * bound.c alone. */
+#ifndef DP_BOUND_PAIR_H
+#define DP_BOUND_PAIR_H
+#include "bound.h"
+
+double dp_exp_up(
+    double d); /* >= exp(d), d <= 0; above it by less than 2^-29, relatively, down to 1e-304 */
+
+/* Of pair (s, i), channel by channel: e >= exp(gcum_s - gcum_i); error: relative error of the exp
+ * that a subject forms. */
+void dp_bound_pair(const dp_chunk_bound *b, int s, int i, double *e, double *error);
+
+/* In-chunk parts of dq, dk_read, dk_write, pair by pair, from the adjoints dL [n][n], dP [c][n] and
+ * their errors; p = 2 alone. They are added to D of the three K-vector sums q [c][K], r, w [n][K];
+ * for dg: of the pair sums at t, pair [c][K], and of the roundings made at a token, round [c][K].
+ * At most 2 c R + 2 terms each. A sum costs sum_error of the sum of absolute values, added term by
+ * term; the terms' errors are independent and so is, up to the growth of the partial sum, the
+ * summation's. Terms are added in the order s last to first, i, m, j. */
+typedef struct {
+    const double *dL, *DdL, *dP, *DdP;
+} dp_pair_grads;
+typedef struct {
+    double *q, *r, *w, *pair, *round;
+} dp_pair_bounds;
+void dp_bound_pairs(const dp_chunk_bound *b, const dp_pair_grads *a, dp_pair_bounds *o);
+#endif

@@ -1,0 +1,203 @@
+/* Causal depthwise conv1d over packed sequences, split over simulated ranks (math.md h).
+ *
+ * Each rank owns L rows of x and dx and works on m + L rows: m = min(W-1, pre_num_conv_tokens) halo rows in front. The halo is
+ * copied from the ranks that own its tokens, ceil(m / L) of them, and its gradient is added back to the same owners' rows. Only
+ * local sub-sequence 0 sees the halo. Channels never meet, so blocks of channels run in parallel and results do not depend on the
+ * number of threads.
+ */
+#include "conv.h"
+#include "ref/arithmetic/elementary.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/vocabulary/context.h"
+#include "ref/vocabulary/formats.h"
+
+typedef struct {
+    dp_context ctx;
+    int64_t m;                   /* halo rows */
+    double *x, *dx;              /* [m+L][D] */
+    double *dw, *dbias;          /* [D][W], [D]: this rank's share of the sums */
+} conv_rank;
+
+typedef struct {
+    const dp_conv *c;
+    dp_conv_policy pol;
+    int N;
+    conv_rank *rank;             /* [N] */
+    dp_conv_result *out;
+} conv_sim;
+
+void dp_conv_free(dp_conv *c) {
+    free(c->cu);
+    free(c->x);
+    free(c->w);
+    free(c->bias);
+    free(c->dy);
+    c->cu = NULL;
+    c->x = c->w = c->bias = c->dy = NULL;
+}
+
+static double *nans(int64_t n) {
+    double *x = dp_doubles(n);
+    for (int64_t i = 0; i < n; i++) x[i] = NAN;
+    return x;
+}
+
+void dp_conv_result_alloc(dp_conv_result *r, const dp_conv *c) {
+    memset(r, 0, sizeof *r);
+    r->y = nans(c->T * c->D);
+    if (!c->dy) return;
+    r->dx = nans(c->T * c->D);
+    r->dw = nans((int64_t)c->D * c->W);
+    if (c->bias) r->dbias = nans(c->D);
+}
+
+void dp_conv_result_free(dp_conv_result *r) {
+    free(r->y);
+    free(r->dx);
+    free(r->dw);
+    free(r->dbias);
+    memset(r, 0, sizeof *r);
+}
+
+/* One rounding to the format of the arithmetic. Sums and products of two floats, computed in double and rounded to float, equal the
+ * float operation (53 >= 2*24 + 2), so fp32 needs no code of its own. */
+static inline double rnd(dp_conv_policy pol, double x) { return pol == DP_CONV_FP64 ? x : (double)(float)x; }
+static inline double stored(dp_conv_policy pol, double x) { return pol == DP_CONV_BF16 ? dp_bf16((float)x) : x; }
+
+/* Sigmoid in double, one rounding to the format; see conv_bound.c for what is assumed of exp. */
+static inline double sigmoid(dp_conv_policy pol, double p) { return rnd(pol, 1 / (1 + dp_exp(-p))); }
+
+/* s (1 + p (1 - s)), every operation rounded */
+static inline double silu_slope(dp_conv_policy pol, double p, double s) {
+    return rnd(pol, s * rnd(pol, 1 + rnd(pol, p * rnd(pol, 1 - s))));
+}
+
+static dp_status rank_open(const conv_sim *s, int r, dp_err *e) {
+    const dp_conv *c = s->c;
+    conv_rank *k = &s->rank[r];
+    const dp_status st = dp_context_build(c->cu, c->Nseq, s->N, r, &k->ctx, e);
+    if (st) return st;
+    k->m = k->ctx.pre_num_conv_tokens < c->W - 1 ? k->ctx.pre_num_conv_tokens : c->W - 1;
+    k->x = dp_doubles((k->m + k->ctx.L) * c->D);
+    k->dx = dp_doubles((k->m + k->ctx.L) * c->D);
+    k->dw = dp_doubles((int64_t)c->D * c->W);
+    k->dbias = dp_doubles(c->D);
+    for (int64_t i = 0; i < k->ctx.L * c->D; i++) k->x[k->m * c->D + i] = rnd(s->pol, c->x[k->ctx.a * c->D + i]);
+    return DP_OK;
+}
+
+static void rank_close(conv_rank *k) {
+    dp_context_free(&k->ctx);
+    free(k->x);
+    free(k->dx);
+    free(k->dw);
+    free(k->dbias);
+}
+
+/* The rank that owns token t, and the row there. */
+static conv_rank *owner(const conv_sim *s, int64_t t, int64_t *row) {
+    conv_rank *k = &s->rank[t / s->rank->ctx.L];
+    *row = k->m + t - k->ctx.a;
+    return k;
+}
+
+static void halo_gather(const conv_sim *s, conv_rank *k, int d0, int d1) {
+    const int D = s->c->D;
+    for (int64_t i = 0; i < k->m; i++) {
+        int64_t row;
+        const conv_rank *from = owner(s, k->ctx.a - k->m + i, &row);
+        for (int d = d0; d < d1; d++) k->x[i * D + d] = from->x[row * D + d];
+    }
+}
+
+static void halo_return(const conv_sim *s, const conv_rank *k, int d0, int d1) {
+    const int D = s->c->D;
+    for (int64_t i = 0; i < k->m; i++) {
+        int64_t row;
+        conv_rank *to = owner(s, k->ctx.a - k->m + i, &row);
+        for (int d = d0; d < d1; d++) to->dx[row * D + d] = rnd(s->pol, to->dx[row * D + d] + k->dx[i * D + d]);
+    }
+}
+
+static double pre_at(const conv_sim *s, const conv_rank *k, int64_t lo, int64_t i, int d) {
+    const dp_conv *c = s->c;
+    double p = c->bias ? rnd(s->pol, c->bias[d]) : 0;
+    for (int j = 0; j < c->W; j++) {
+        const int64_t from = i - (c->W - 1) + j;
+        if (from >= lo) p = rnd(s->pol, p + rnd(s->pol, rnd(s->pol, c->w[d * c->W + j]) * k->x[from * c->D + d]));
+    }
+    return p;
+}
+
+static void scatter(const conv_sim *s, conv_rank *k, int64_t lo, int64_t i, int d, double dpre) {
+    const int D = s->c->D, W = s->c->W;
+    k->dbias[d] = rnd(s->pol, k->dbias[d] + dpre);
+    for (int j = 0; j < W; j++) {
+        const int64_t from = i - (W - 1) + j;
+        if (from < lo) continue;
+        double *dx = &k->dx[from * D + d], *dw = &k->dw[d * W + j];
+        *dx = rnd(s->pol, *dx + rnd(s->pol, rnd(s->pol, s->c->w[d * W + j]) * dpre));
+        *dw = rnd(s->pol, *dw + rnd(s->pol, dpre * k->x[from * D + d]));
+    }
+}
+
+/* One output, and what it sends back. lo: first row of its sequence that this rank can see. */
+static void element(const conv_sim *s, conv_rank *k, int64_t lo, int64_t i, int d) {
+    const dp_conv *c = s->c;
+    const int64_t at = (k->ctx.a - k->m + i) * c->D + d;
+    const double p = pre_at(s, k, lo, i, d), sig = c->silu ? sigmoid(s->pol, p) : 1;
+    s->out->y[at] = stored(s->pol, c->silu ? rnd(s->pol, p * sig) : p);
+    if (!c->dy) return;
+    const double dy = rnd(s->pol, c->dy[at]);
+    scatter(s, k, lo, i, d, c->silu ? rnd(s->pol, dy * silu_slope(s->pol, p, sig)) : dy);
+}
+
+static void rank_run(const conv_sim *s, conv_rank *k, int d0, int d1) {
+    for (int q = 0; q < k->ctx.nlocal; q++) {
+        const int64_t begin = k->m + k->ctx.local_cu[q], end = k->m + k->ctx.local_cu[q + 1];
+        const int64_t lo = q ? begin : 0;                            /* the halo belongs to sub-sequence 0 alone */
+        for (int64_t i = begin; i < end; i++)
+            for (int d = d0; d < d1; d++) element(s, k, lo, i, d);
+    }
+}
+
+static void collect(const conv_sim *s, const conv_rank *k, int d0, int d1) {
+    const int D = s->c->D, W = s->c->W;
+    for (int64_t t = 0; t < k->ctx.L; t++)
+        for (int d = d0; d < d1; d++) s->out->dx[(k->ctx.a + t) * D + d] = stored(s->pol, k->dx[(k->m + t) * D + d]);
+    for (int i = d0 * W; i < d1 * W; i++) s->out->dw[i] = rnd(s->pol, k->ctx.rank ? s->out->dw[i] + k->dw[i] : k->dw[i]);
+    if (!s->out->dbias) return;
+    for (int d = d0; d < d1; d++) s->out->dbias[d] = rnd(s->pol, k->ctx.rank ? s->out->dbias[d] + k->dbias[d] : k->dbias[d]);
+}
+
+static void run_channels(const conv_sim *s, int d0, int d1) {
+    for (int r = 0; r < s->N; r++) halo_gather(s, &s->rank[r], d0, d1);
+    for (int r = 0; r < s->N; r++) rank_run(s, &s->rank[r], d0, d1);
+    if (!s->c->dy) return;
+    for (int r = 0; r < s->N; r++) halo_return(s, &s->rank[r], d0, d1);
+    for (int r = 0; r < s->N; r++) collect(s, &s->rank[r], d0, d1);
+}
+
+dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e) {
+    conv_sim s = {c, pol, N, dp_calloc(N > 0 ? (size_t)N : 1, sizeof(conv_rank)), r};
+    dp_status st = N > 0 ? DP_OK : dp_fail(e, DP_EINPUT, "ranks = %d: must be at least 1", N);
+    for (int i = 0; i < N && !st; i++) st = rank_open(&s, i, e);
+    if (!st) {
+#pragma omp parallel for schedule(static)
+        for (int d = 0; d < c->D; d += 16) run_channels(&s, d, d + 16 < c->D ? d + 16 : c->D);
+    }
+    for (int i = 0; i < N; i++) rank_close(&s.rank[i]);
+    free(s.rank);
+    return st;
+}
+
+void dp_conv_run(const dp_conv *c, dp_conv_result *r) {
+    const dp_status st = dp_conv_ranks(c, 1, DP_CONV_FP64, r, NULL);
+    assert(st == DP_OK);
+    (void)st;
+}

@@ -1,0 +1,42 @@
+#include "gate.h"
+#include "ref/arithmetic/elementary.h"
+
+#include <math.h>
+
+#define REAL double
+#define F(name) name
+#define EXP dp_exp
+#define LOG1P dp_log1p
+#define SQRT sqrt
+#include "gate_fp.inc"
+#undef REAL
+#undef F
+#undef EXP
+#undef LOG1P
+#undef SQRT
+
+void dp_gate_slopes(const dp_problem *p, double *dg_dx, double *dg_dA) {
+    const int Kg = dp_Kg(p);
+    for (int64_t i = 0; i < p->T * p->HV * Kg; i++) {
+        const gate_value v = gate_at(p, p->g[i], (int)(i / Kg % p->HV), (int)(i % Kg));
+        dg_dx[i] = v.dg_dx;
+        dg_dA[i] = v.dg_dA;
+    }
+}
+
+double dp_gate_ratio(const dp_problem *p, int64_t at) {
+    const int Kg = dp_Kg(p);
+    const int hv = (int)(at / Kg % p->HV);
+    const double x = p->g[at] + (p->dt_bias ? p->dt_bias[(int64_t)hv * Kg + at % Kg] : 0);
+    if (p->gate == DP_GATE_LOWER_BOUND) return x;
+    const unary f = unary_at(x);
+    const double e = dp_exp(-fabs(x));
+    return x >= 0 ? f.softplus / f.sigmoid : (e < 0x1p-53 ? 1 : dp_log1p(e) / e) * (1 + e);
+}
+
+#define REAL float
+#define F(name) name##_f32
+#define EXP dp_expf
+#define LOG1P dp_log1pf
+#define SQRT sqrtf
+#include "gate_fp.inc"

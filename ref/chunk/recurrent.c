@@ -1,0 +1,397 @@
+/* The step recurrence and its adjoint in fp32 (math.md b, d): see recurrent.h for what is rounded.
+ *
+ * The backward keeps the state at every SEGMENT-th token and computes the tokens between again.
+ */
+#include "recurrent.h"
+#include "ref/arithmetic/elementary.h"
+#include "gate.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SEGMENT 64
+
+/* Inputs after their activations, widened fp32 as dp_activate_f32 leaves them, and gradients of
+ * them; dq and dk of each value head by itself. */
+typedef struct {
+    const dp_problem *p;
+    const dp_design *design;
+    const dp_recurrent_keep *keep;
+    double *q, *k, *g, *beta, *rstd_q, *rstd_k;
+    float *dq, *dk; /* [T][HV][K], [T][HV][R][K] */
+    double *dg, *dbeta;
+    dp_result *out;
+} recurrence;
+
+/* One value head of one sequence. */
+typedef struct {
+    const recurrence *r;
+    int seq, hv;
+    int64_t begin, end;
+    float *S;     /* [K][V] */
+    float *E, *U; /* [R][V] of the token at hand */
+} head;
+
+/* ---- a token ------------------------------------------------------------------------------ */
+
+static const double *key(const head *h, int64_t t) {
+    const dp_problem *p = h->r->p;
+    return h->r->k + (t * p->H + h->hv / dp_G(p)) * p->R * p->K;
+}
+
+static const double *query(const head *h, int64_t t) {
+    const dp_problem *p = h->r->p;
+    return h->r->q + (t * p->H + h->hv / dp_G(p)) * p->K;
+}
+
+static float decay(const head *h, int64_t t, int x) {
+    const int Kg = dp_Kg(h->r->p);
+    return dp_expf((float)h->r->g[(t * h->r->p->HV + h->hv) * Kg + (Kg == 1 ? 0 : x)]);
+}
+
+static float rounded(const head *h, float x) {
+    return h->r->design->state == DP_FP32 ? x : (float)dp_store(h->r->design->state, x);
+}
+
+/* row [V] += a b [V] */
+static void add_row(float a, const float *b, int V, float *row) {
+    for (int v = 0; v < V; v++)
+        row[v] += a * b[v];
+}
+
+static void decay_state(const head *h, int64_t t, float *S) {
+    const int V = h->r->p->V;
+    for (int x = 0; x < h->r->p->K; x++) {
+        const float d = decay(h, t, x);
+        for (int v = 0; v < V; v++)
+            S[(int64_t)x * V + v] *= d;
+    }
+}
+
+/* E = v - k Sbar, U = diag(beta) E */
+static void residuals(const head *h, int64_t t, const float *Sbar) {
+    const dp_problem *p = h->r->p;
+    const int64_t at = t * p->HV + h->hv;
+    for (int j = 0; j < p->R; j++) {
+        const double *k = key(h, t) + (int64_t)j * p->K;
+        const double *value = p->v + (at * p->R + j) * p->V;
+        const float beta = (float)h->r->beta[at * p->R + j];
+        float *E = h->E + (int64_t)j * p->V;
+        memset(E, 0, sizeof *E * (size_t)p->V);
+        for (int x = 0; x < p->K; x++)
+            add_row((float)k[x], Sbar + (int64_t)x * p->V, p->V, E);
+        for (int v = 0; v < p->V; v++) {
+            E[v] = (float)value[v] - E[v];
+            h->U[(int64_t)j * p->V + v] = beta * E[v];
+        }
+    }
+}
+
+static void write_state(const head *h, int64_t t, float *S) {
+    const dp_problem *p = h->r->p;
+    for (int j = 0; j < p->R; j++)
+        for (int x = 0; x < p->K; x++)
+            add_row((float)key(h, t)[(int64_t)j * p->K + x], h->U + (int64_t)j * p->V, p->V,
+                    S + (int64_t)x * p->V);
+}
+
+static void round_state(const head *h, float *S) {
+    if (h->r->design->state == DP_FP32) return;
+    for (int64_t i = 0; i < (int64_t)h->r->p->K * h->r->p->V; i++)
+        S[i] = rounded(h, S[i]);
+}
+
+static void read_output(const head *h, int64_t t, const float *S) {
+    const dp_problem *p = h->r->p;
+    double *o = h->r->out->o + (t * p->HV + h->hv) * p->V;
+    float *sum = dp_calloc((size_t)p->V, sizeof *sum);
+    for (int x = 0; x < p->K; x++)
+        add_row((float)query(h, t)[x], S + (int64_t)x * p->V, p->V, sum);
+    for (int v = 0; v < p->V; v++)
+        o[v] = dp_store(h->r->design->out, (float)p->scale * sum[v]);
+    free(sum);
+}
+
+/* ---- forward ------------------------------------------------------------------------------ */
+
+static void keep_state(const head *h, int64_t t, const float *S, int gradient) {
+    const dp_recurrent_keep *keep = h->r->keep;
+    const int64_t KV = (int64_t)h->r->p->K * h->r->p->V;
+    double *all = !keep ? NULL : gradient ? keep->dS : keep->S;
+    for (int i = 0; all && i < keep->n; i++) {
+        double *to = all + (i * (int64_t)h->r->p->HV + h->hv) * KV;
+        if (keep->t[i] != t) continue;
+        for (int64_t z = 0; z < KV; z++)
+            to[z] = S[z];
+    }
+}
+
+static void start(const head *h) {
+    const int64_t KV = (int64_t)h->r->p->K * h->r->p->V;
+    const double *s0 = h->r->p->s0;
+    if (s0) s0 += ((int64_t)h->seq * h->r->p->HV + h->hv) * KV;
+    for (int64_t i = 0; i < KV; i++)
+        h->S[i] = s0 ? (float)s0[i] : 0;
+}
+
+/* One token; Sbar, S, E, U of it are kept where they are not NULL. */
+static void step(const head *h, int64_t t, float *Sbar) {
+    decay_state(h, t, h->S);
+    if (Sbar) memcpy(Sbar, h->S, sizeof *Sbar * (size_t)h->r->p->K * (size_t)h->r->p->V);
+    residuals(h, t, h->S);
+    write_state(h, t, h->S);
+}
+
+static void forward(const head *h, float *checkpoint) {
+    const int64_t KV = (int64_t)h->r->p->K * h->r->p->V;
+    double *final = h->r->out->final_state + ((int64_t)h->seq * h->r->p->HV + h->hv) * KV;
+    start(h);
+    for (int64_t t = h->begin; t < h->end; t++) {
+        const int64_t i = t - h->begin;
+        if (t > h->begin) keep_state(h, t, h->S, 0);
+        if (checkpoint && i % SEGMENT == 0)
+            memcpy(checkpoint + i / SEGMENT * KV, h->S, sizeof *h->S * (size_t)KV);
+        step(h, t, NULL);
+        read_output(h, t, h->S);
+        round_state(h, h->S);
+    }
+    for (int64_t i = 0; i < KV; i++)
+        final[i] = h->S[i];
+}
+
+/* ---- backward ----------------------------------------------------------------------------- */
+
+/* What the adjoint of a token needs of the forward pass. */
+typedef struct {
+    float *Sbar, *S; /* [SEGMENT][K][V] */
+    float *E, *U;    /* [SEGMENT][R][V] */
+    float *G;        /* [K][V] adjoint of the state */
+    float *dU, *dE;  /* [R][V] */
+} adjoint;
+
+static adjoint adjoint_new(const dp_problem *p) {
+    const size_t KV = (size_t)p->K * (size_t)p->V;
+    const size_t RV = (size_t)p->R * (size_t)p->V;
+    adjoint a;
+    a.Sbar = dp_calloc(SEGMENT * KV, sizeof(float));
+    a.S = dp_calloc(SEGMENT * KV, sizeof(float));
+    a.E = dp_calloc(SEGMENT * RV, sizeof(float));
+    a.U = dp_calloc(SEGMENT * RV, sizeof(float));
+    a.G = dp_calloc(KV, sizeof(float));
+    a.dU = dp_calloc(RV, sizeof(float));
+    a.dE = dp_calloc(RV, sizeof(float));
+    return a;
+}
+
+static void adjoint_free(adjoint *a) {
+    free(a->Sbar);
+    free(a->S);
+    free(a->E);
+    free(a->U);
+    free(a->G);
+    free(a->dU);
+    free(a->dE);
+}
+
+/* The tokens of a segment again, from its checkpoint. */
+static void recompute(const head *h, int64_t from, int64_t to, const float *checkpoint,
+                      adjoint *a) {
+    const dp_problem *p = h->r->p;
+    const int64_t KV = (int64_t)p->K * p->V;
+    const int64_t RV = (int64_t)p->R * p->V;
+    memcpy(h->S, checkpoint, sizeof *h->S * (size_t)KV);
+    for (int64_t t = from; t < to; t++) {
+        const int64_t i = t - from;
+        step(h, t, a->Sbar + i * KV);
+        memcpy(a->S + i * KV, h->S, sizeof *h->S * (size_t)KV);
+        memcpy(a->E + i * RV, h->E, sizeof *h->E * (size_t)RV);
+        memcpy(a->U + i * RV, h->U, sizeof *h->U * (size_t)RV);
+        round_state(h, h->S);
+    }
+}
+
+static float dot(const float *a, const float *b, int n) {
+    float s = 0;
+    for (int i = 0; i < n; i++)
+        s += a[i] * b[i];
+    return s;
+}
+
+/* G += scale q do'; dq = scale S do */
+static void through_output(const head *h, int64_t t, const float *S, adjoint *a) {
+    const dp_problem *p = h->r->p;
+    const double *dout = p->dout + (t * p->HV + h->hv) * p->V;
+    float *scaled = dp_calloc((size_t)p->V, sizeof *scaled);
+    for (int v = 0; v < p->V; v++)
+        scaled[v] = (float)p->scale * (float)dout[v];
+    for (int x = 0; x < p->K; x++) {
+        add_row((float)query(h, t)[x], scaled, p->V, a->G + (int64_t)x * p->V);
+        h->r->dq[(t * p->HV + h->hv) * p->K + x] = dot(S + (int64_t)x * p->V, scaled, p->V);
+    }
+    free(scaled);
+}
+
+/* dU = k G, dbeta = sum E o dU, dE = diag(beta) dU = dv */
+static void through_write(const head *h, int64_t t, const float *E, adjoint *a) {
+    const dp_problem *p = h->r->p;
+    const int64_t at = (t * p->HV + h->hv) * p->R;
+    memset(a->dU, 0, sizeof *a->dU * (size_t)p->R * (size_t)p->V);
+    for (int j = 0; j < p->R; j++) {
+        float *dU = a->dU + (int64_t)j * p->V;
+        float *dE = a->dE + (int64_t)j * p->V;
+        for (int x = 0; x < p->K; x++)
+            add_row((float)key(h, t)[(int64_t)j * p->K + x], a->G + (int64_t)x * p->V, p->V, dU);
+        h->r->dbeta[at + j] = dot(E + (int64_t)j * p->V, dU, p->V);
+        for (int v = 0; v < p->V; v++) {
+            dE[v] = (float)h->r->beta[at + j] * dU[v];
+            h->r->out->dv[(at + j) * p->V + v] = dp_store(h->r->design->out, dE[v]);
+        }
+    }
+}
+
+/* dk = U G' - dE Sbar'; G <- G - k' dE; dg = rowsum(G o Sbar); G <- diag(exp g) G */
+static void through_state(const head *h, int64_t t, const float *Sbar, const float *U, adjoint *a) {
+    const dp_problem *p = h->r->p;
+    const int Kg = dp_Kg(p);
+    double *dg = h->r->dg + (t * p->HV + h->hv) * Kg;
+    for (int x = 0; x < p->K; x++) {
+        float *G = a->G + (int64_t)x * p->V;
+        const float *before = Sbar + (int64_t)x * p->V;
+        for (int j = 0; j < p->R; j++) {
+            const float *dE = a->dE + (int64_t)j * p->V;
+            const float write = dot(U + (int64_t)j * p->V, G, p->V);
+            h->r->dk[((t * p->HV + h->hv) * p->R + j) * p->K + x] = write - dot(dE, before, p->V);
+        }
+        for (int j = 0; j < p->R; j++)
+            add_row(-(float)key(h, t)[(int64_t)j * p->K + x], a->dE + (int64_t)j * p->V, p->V, G);
+        const float own = dot(G, before, p->V);
+        dg[Kg == 1 ? 0 : x] = Kg == 1 ? (float)((float)dg[0] + own) : own;
+        const float d = decay(h, t, x);
+        for (int v = 0; v < p->V; v++)
+            G[v] *= d;
+    }
+}
+
+static void backward(const head *h, const float *checkpoint) {
+    const dp_problem *p = h->r->p;
+    const int64_t KV = (int64_t)p->K * p->V;
+    const int64_t RV = (int64_t)p->R * p->V;
+    const int64_t state = ((int64_t)h->seq * p->HV + h->hv) * KV;
+    const int64_t segments = (h->end - h->begin + SEGMENT - 1) / SEGMENT;
+    adjoint a = adjoint_new(p);
+    for (int64_t i = 0; p->dstate && i < KV; i++)
+        a.G[i] = (float)p->dstate[state + i];
+    for (int64_t s = segments - 1; s >= 0; s--) {
+        const int64_t from = h->begin + s * SEGMENT;
+        const int64_t to = from + SEGMENT < h->end ? from + SEGMENT : h->end;
+        recompute(h, from, to, checkpoint + s * KV, &a);
+        for (int64_t t = to - 1; t >= from; t--) {
+            if (t + 1 < h->end) keep_state(h, t + 1, a.G, 1);
+            through_output(h, t, a.S + (t - from) * KV, &a);
+            through_write(h, t, a.E + (t - from) * RV, &a);
+            through_state(h, t, a.Sbar + (t - from) * KV, a.U + (t - from) * RV, &a);
+        }
+    }
+    for (int64_t i = 0; i < KV; i++)
+        h->r->out->ds0[state + i] = a.G[i];
+    adjoint_free(&a);
+}
+
+/* ---- all heads ---------------------------------------------------------------------------- */
+
+static void run_head(const recurrence *r, int seq, int hv, int with_backward) {
+    const dp_problem *p = r->p;
+    const size_t KV = (size_t)p->K * (size_t)p->V;
+    head h = {.r = r, .seq = seq, .hv = hv, .begin = p->cu[seq], .end = p->cu[seq + 1]};
+    const size_t segments = (size_t)((h.end - h.begin + SEGMENT - 1) / SEGMENT);
+    float *checkpoint = with_backward ? dp_calloc(segments * KV, sizeof(float)) : NULL;
+    h.S = dp_calloc(KV, sizeof *h.S);
+    h.E = dp_calloc((size_t)p->R * (size_t)p->V, sizeof *h.E);
+    h.U = dp_calloc((size_t)p->R * (size_t)p->V, sizeof *h.U);
+    forward(&h, checkpoint);
+    if (with_backward) backward(&h, checkpoint);
+    free(checkpoint);
+    free(h.S);
+    free(h.E);
+    free(h.U);
+}
+
+/* Sums over the value heads of a group, in their order: [T][HV][n] to [T][H][n]. */
+static double *over_group(const dp_problem *p, const float *x, int64_t n) {
+    const int G = dp_G(p);
+    double *y = dp_doubles(p->T * p->H * n);
+    for (int64_t th = 0; th < p->T * p->H; th++)
+        for (int64_t i = 0; i < n; i++) {
+            float s = 0;
+            for (int v = 0; v < G; v++)
+                s += x[(th * G + v) * n + i];
+            y[th * n + i] = s;
+        }
+    return y;
+}
+
+static void store_all(dp_format f, double *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        x[i] = dp_store(f, x[i]);
+}
+
+static void through_activations(const recurrence *r) {
+    const dp_problem *p = r->p;
+    const dp_format f = r->design->out;
+    const int64_t q = p->T * p->H * p->K;
+    double *dq = over_group(p, r->dq, p->K);
+    double *dk = over_group(p, r->dk, (int64_t)p->R * p->K);
+    for (int i = 0; r->out->dA_log && i < p->HV; i++)
+        r->out->dA_log[i] = 0;
+    for (int i = 0; r->out->ddt_bias && i < p->HV * dp_Kg(p); i++)
+        r->out->ddt_bias[i] = 0;
+    dp_activate_bwd_f32(p, 0, p->T, r->q, r->k, r->rstd_q, r->rstd_k, dq, dk, r->dg, r->dbeta,
+                        r->out);
+    store_all(f, r->out->dq, q);
+    store_all(f, r->out->dk, q * p->R);
+    store_all(f, r->out->dg, p->T * p->HV * dp_Kg(p));
+    store_all(f, r->out->dbeta, p->T * p->HV * p->R);
+    free(dq);
+    free(dk);
+}
+
+static void activate(recurrence *r) {
+    const dp_problem *p = r->p;
+    const int64_t q = p->T * p->H * p->K;
+    r->q = dp_doubles(q);
+    r->k = dp_doubles(q * p->R);
+    r->g = dp_doubles(p->T * p->HV * dp_Kg(p));
+    r->beta = dp_doubles(p->T * p->HV * p->R);
+    r->rstd_q = dp_doubles(p->T * p->H);
+    r->rstd_k = dp_doubles(p->T * p->H * p->R);
+    dp_activate_f32(p, 0, p->T, r->q, r->k, r->g, r->beta, r->rstd_q, r->rstd_k);
+}
+
+static void release(recurrence *r) {
+    double *const wide[] = {r->q, r->k, r->g, r->beta, r->rstd_q, r->rstd_k, r->dg, r->dbeta};
+    for (size_t i = 0; i < sizeof wide / sizeof *wide; i++)
+        free(wide[i]);
+    free(r->dq);
+    free(r->dk);
+}
+
+void dp_recurrent_run(const dp_problem *p, const dp_design *design, int backward,
+                      const dp_recurrent_keep *keep, dp_result *out) {
+    recurrence r = {.p = p, .design = design, .keep = keep, .out = out};
+    dp_result_alloc(out, p, backward);
+    activate(&r);
+    if (backward) {
+        r.dq = dp_calloc((size_t)(p->T * p->HV * p->K), sizeof *r.dq);
+        r.dk = dp_calloc((size_t)(p->T * p->HV * p->R * p->K), sizeof *r.dk);
+        r.dg = dp_doubles(p->T * p->HV * dp_Kg(p));
+        r.dbeta = dp_doubles(p->T * p->HV * p->R);
+    }
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < p->Nseq * p->HV; i++)
+        run_head(&r, i / p->HV, i % p->HV, backward);
+    if (backward) through_activations(&r);
+    if (backward && keep && keep->dg)
+        memcpy(keep->dg, r.dg, sizeof *r.dg * (size_t)(p->T * p->HV * dp_Kg(p)));
+    release(&r);
+}

@@ -1,0 +1,33 @@
+/* ref/chunk/recurrent.h - the recurrence token by token in fp32: how a recurrent kernel rounds.
+ *
+ * One operation of math.md b and d is one fp32 operation, sums over K and V run in index order, exp
+ * is dp_expf. The state is rounded to design->state after each token (o reads it before), o and the
+ * gradients of inputs to design->out. Ranks do not matter: the state goes through all tokens.
+ */
+#ifndef DP_RECURRENT_H
+#define DP_RECURRENT_H
+#include "ref/vocabulary/design.h"
+#include "ref/vocabulary/problem.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What else a caller wants. States at tokens t[0 .. n): S before that token (math.md b), and dS,
+ * the gradient of the state after token t - 1, both of its sequence; untouched where a sequence
+ * starts (ends) there: [n][HV][K][V]. dg: gradient of the log decay [T][HV][Kg]. The caller
+ * allocates them; dS and dg may be NULL. */
+typedef struct {
+    int n;
+    const int64_t *t;
+    double *S, *dS, *dg;
+} dp_recurrent_keep;
+
+/* out is allocated (dp_result_free). backward needs p->dout. keep may be NULL. Bits do not depend
+ * on the number of threads. */
+void dp_recurrent_run(const dp_problem *p, const dp_design *design, int backward,
+                      const dp_recurrent_keep *keep, dp_result *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,178 @@
+#define _GNU_SOURCE
+#include "cache.h"
+#include "input.h"
+#include "output.h"
+#include "ref/vocabulary/text.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+/* The Makefile gives these; a build without it keeps no entry apart from another such build's. */
+#ifndef DP_SOURCES_REF
+#define DP_SOURCES_REF "00000000000000000000000000000000"
+#define DP_SOURCES_ALL DP_SOURCES_REF
+#endif
+#ifndef DP_COMMIT
+#define DP_COMMIT "unknown"
+#endif
+#define MADE_BY "commit " DP_COMMIT ", compiler " __VERSION__
+
+#define MAGIC "DPCACHE2"
+#define DIGITS 32                        /* of sources; a file's name has the first 16 */
+typedef struct { char magic[8], sources[DIGITS], made_by[96]; dp_key key; } header;
+_Static_assert(sizeof(XXH128_canonical_t) == sizeof(dp_key) && sizeof(header) == 152, "no padding");
+_Static_assert(sizeof DP_SOURCES_REF == DIGITS + 1 && sizeof DP_SOURCES_ALL == DIGITS + 1, "a hash of 32 digits");
+
+static const struct { const char *name, *sources; } kinds[DP_NCACHE_KINDS] = {
+    [DP_CACHE_TRUTH] = {"truth", DP_SOURCES_REF},
+    [DP_CACHE_AUDIT] = {"audit", DP_SOURCES_REF},
+    [DP_CACHE_CONDITION] = {"condition", DP_SOURCES_ALL},
+    [DP_CACHE_BOUND] = {"bound", DP_SOURCES_ALL},
+    [DP_CACHE_STAGES] = {"stages", DP_SOURCES_ALL},
+    [DP_CACHE_EXPECTED] = {"expected", DP_SOURCES_ALL},
+};
+
+const char *dp_cache_sources(dp_cache_kind kind) { return kinds[kind].sources; }
+
+static dp_key digest(XXH3_state_t *s) {
+    XXH128_canonical_t c;
+    dp_key k;
+    XXH128_canonicalFromHash(&c, XXH3_128bits_digest(s));
+    XXH3_freeState(s);
+    memcpy(k.byte, c.digest, sizeof k.byte);
+    return k;
+}
+
+static XXH3_state_t *new_state(void) {
+    XXH3_state_t *s = XXH3_createState();
+    XXH3_128bits_reset(s);
+    return s;
+}
+
+static void hash_doubles(XXH3_state_t *s, const double *x, int64_t n) {
+    const uint64_t present = x ? (uint64_t)n + 1 : 0;
+    XXH3_128bits_update(s, &present, sizeof present);
+    if (x) XXH3_128bits_update(s, x, sizeof *x * (size_t)n);
+}
+
+dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
+    const int64_t T = p->T, KV = (int64_t)p->K * p->V;
+    const int64_t ints[] = {p->model, T, p->H, p->HV, p->K, p->V, p->R, p->Nseq, p->gate, p->beta_form, p->l2norm, (int64_t)size};
+    const double reals[] = {p->scale, p->gate == DP_GATE_LOWER_BOUND ? p->lower_bound : 0, DP_L2_EPS};
+    XXH3_state_t *s = new_state();
+    XXH3_128bits_update(s, ints, sizeof ints);
+    XXH3_128bits_update(s, reals, sizeof reals);
+    XXH3_128bits_update(s, p->cu, sizeof *p->cu * (size_t)(p->Nseq + 1));
+    XXH3_128bits_update(s, more, size);
+    if (p->input_error) hash_doubles(s, &p->input_error, 1);
+    hash_doubles(s, p->q, T * p->H * p->K);
+    hash_doubles(s, p->k, T * p->H * p->R * p->K);
+    hash_doubles(s, p->v, T * p->HV * p->R * p->V);
+    hash_doubles(s, p->g, T * p->HV * dp_Kg(p));
+    hash_doubles(s, p->beta, T * p->HV * p->R);
+    hash_doubles(s, p->A_log, p->HV);
+    hash_doubles(s, p->dt_bias, (int64_t)p->HV * dp_Kg(p));
+    hash_doubles(s, p->s0, p->Nseq * p->HV * KV);
+    hash_doubles(s, p->dout, T * p->HV * p->V);
+    hash_doubles(s, p->dstate, p->Nseq * p->HV * KV);
+    return digest(s);
+}
+
+typedef struct { char hex[33], *path; } entry;
+
+static entry entry_of(const char *dir, dp_cache_kind kind, dp_key key) {
+    entry e;
+    for (int i = 0; i < 16; i++) snprintf(e.hex + 2 * i, 3, "%02x", key.byte[i]);
+    if (asprintf(&e.path, "%s/%s.%.16s.%s", dir, e.hex, kinds[kind].sources, kinds[kind].name) < 0) abort();
+    return e;
+}
+
+/* NULL: loaded, else why not; *h: the header, as far as it could be read. */
+static const char *load(FILE *f, const header *want, const dp_part *part, int n, header *h) {
+    dp_key got;
+    if (fread(h, sizeof *h, 1, f) != 1) return "shorter than its header";
+    if (memcmp(h->magic, want->magic, sizeof h->magic) || memcmp(&h->key, &want->key, sizeof h->key)) return "header of another entry";
+    if (memcmp(h->sources, want->sources, sizeof h->sources)) return "made by another arithmetic";
+    XXH3_state_t *s = new_state();
+    XXH3_128bits_update(s, h, sizeof *h);
+    int bad = 0;
+    for (int i = 0; i < n && !bad; i++) {
+        bad = part[i].size && fread(part[i].at, part[i].size, 1, f) != 1;
+        if (!bad) XXH3_128bits_update(s, part[i].at, part[i].size);
+    }
+    const dp_key sum = digest(s);
+    if (bad || fread(&got, sizeof got, 1, f) != 1) return "truncated";
+    if (fgetc(f) != EOF) return "longer than its content";
+    return memcmp(&got, &sum, sizeof sum) ? "checksum does not match" : NULL;
+}
+
+static header header_of(dp_cache_kind kind, dp_key key) {
+    header h = {.key = key};
+    memcpy(h.magic, MAGIC, sizeof h.magic);
+    memcpy(h.sources, kinds[kind].sources, sizeof h.sources);
+    snprintf(h.made_by, sizeof h.made_by, "%s", MADE_BY);
+    return h;
+}
+
+static void say_damaged(const char *path, const char *why, const header *h) {
+    char by[4 * sizeof h->made_by + 1] = "";
+    const int named = !memcmp(h->magic, MAGIC, sizeof h->magic) && h->made_by[0] && memchr(h->made_by, 0, sizeof h->made_by);
+    if (named) dp_text_printable(h->made_by, by, sizeof by);
+    fprintf(stderr, "cache: %s is damaged (%s%s%s): computing it again\n", path, why, named ? "; made by " : "", by);
+}
+
+int dp_cache_load(const char *dir, dp_cache_kind kind, dp_key key, const dp_part *part, int n) {
+    entry own = entry_of(dir, kind, key);
+    const header want = header_of(kind, key);
+    header h = {.key = key};
+    const char *why = NULL;
+    dp_err e = {0};
+    int64_t size;
+    FILE *f = dp_input_open(own.path, INT64_MAX, &size, &e);
+    if (f) {
+        why = load(f, &want, part, n, &h);
+        fclose(f);
+    } else if (e.code == DP_EINPUT) why = "not a regular file";
+    if (why) say_damaged(own.path, why, &h);
+    free(own.path);
+    return f && !why;
+}
+
+static int write_entry(FILE *f, const header *h, const dp_part *part, int n) {
+    XXH3_state_t *s = new_state();
+    XXH3_128bits_update(s, h, sizeof *h);
+    int bad = fwrite(h, sizeof *h, 1, f) != 1;
+    for (int i = 0; i < n && !bad; i++) {
+        XXH3_128bits_update(s, part[i].at, part[i].size);
+        bad = part[i].size && fwrite(part[i].at, part[i].size, 1, f) != 1;
+    }
+    const dp_key sum = digest(s);
+    return bad || fwrite(&sum, sizeof sum, 1, f) != 1;
+}
+
+/* Entries of this content and kind that other arithmetics made: a folder does not grow by all of them with every build. */
+static void remove_others(const char *dir, const entry *own, dp_cache_kind kind) {
+    const char *name = strrchr(own->path, '/') + 1;
+    DIR *d = opendir(dir);
+    for (struct dirent *x; d && (x = readdir(d));) {
+        const char *dot = strrchr(x->d_name, '.');
+        if (dot && !strncmp(x->d_name, own->hex, 32) && !strcmp(dot + 1, kinds[kind].name) && strcmp(x->d_name, name)) unlinkat(dirfd(d), x->d_name, 0);
+    }
+    if (d) closedir(d);
+}
+
+void dp_cache_save(const char *dir, dp_cache_kind kind, dp_key key, const dp_part *part, int n) {
+    const header h = header_of(kind, key);
+    entry own = entry_of(dir, kind, key);
+    dp_output out;
+    dp_err e = {0};
+    dp_make_dirs(dir);                                           /* if that fails, so does the opening, with its reason */
+    if (!dp_output_replace(&out, own.path, &e)) dp_output_close(&out, write_entry(out.f, &h, part, n), &e);
+    if (e.code) fprintf(stderr, "cache: %s\n", e.msg);
+    else remove_others(dir, &own, kind);
+    free(own.path);
+}

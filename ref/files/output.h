@@ -1,0 +1,56 @@
+/* ref/files/output.h - files that are written whole or not at all, by everything that writes one.
+ *
+ * A file is written as `.deltaproof-XXXXXX.tmp` in the folder of its path, which no other file has
+ * as its name and which is no link (O_EXCL), synced, and renamed to the path: a link planted at
+ * either name is replaced, never written through, and a reader sees the old file or the new one.
+ * What did not get that far is removed: when writing fails, when the program ends, on a signal
+ * (dp_output_abandon), and after kill -9 by the next program that writes into that folder; the lock
+ * (flock) that a writer holds tells a file that is being written from one that was left.
+ *
+ * A path that is there and is no regular file (a device, a pipe), or names what is open already
+ * (/dev/stdout, /dev/fd/3, /proc/..), is written to as it is; "-" is standard output.
+ */
+#ifndef DP_OUTPUT_H
+#define DP_OUTPUT_H
+#include "ref/vocabulary/problem.h"
+#include <jansson.h>
+#include <stdio.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dp_output {
+    FILE *f;
+    char *path;
+    char temp[32];          /* name in the folder; "": f is the path itself */
+    int folder;             /* descriptor; -1: f is the path itself */
+    struct dp_output *next; /* of those that are being written */
+} dp_output;
+
+/* o stays at its address until it is closed. DP_EIO names the path. */
+dp_status dp_output_open(dp_output *o, const char *path, dp_err *e);
+/* The same for a path that is this program's own to replace, whatever is there. */
+dp_status dp_output_replace(dp_output *o, const char *path, dp_err *e);
+/* bad: what was written is not complete; nothing of it then stays. DP_EIO names the path. */
+dp_status dp_output_close(dp_output *o, int bad, dp_err *e);
+
+/* Removes what is being written and is not complete; for the way out. */
+void dp_output_abandon(void);
+
+/* A text of a record: as it is, or with what is no text as \xNN (text.h). Never NULL. */
+json_t *dp_json_text(const char *s);
+
+/* Consumes o. digits: of real numbers. DP_EINPUT: a text or number that JSON does not have. */
+dp_status dp_json_write(json_t *o, const char *path, int digits, dp_err *e);
+
+/* Could a file be written there? To be asked before the work whose result it holds; it is tried.
+ * NULL: yes. */
+dp_status dp_output_check(const char *path, dp_err *e);
+
+/* Makes a folder and those above it. 0, or -1 with errno (an existing folder is no failure). */
+int dp_make_dirs(const char *path);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,31 @@
+/* ref/inputs/inputs_laws.h - structure laid over generated inputs, where kernels have been wrong and
+ * random numbers look right. Each law acts on its own; the order is that of the fields.
+ */
+#ifndef DP_INPUTS_LAWS_H
+#define DP_INPUTS_LAWS_H
+#include "ref/vocabulary/formats.h"
+#include "ref/vocabulary/problem.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    double qk_decades; /* > 0: each row of q and k is multiplied by 10^-u, u uniform in [0, this) */
+    double beta_decades; /* > 0: each plain beta likewise */
+    double v_from_k; /* > 0: v = its token's key + this * v: states nearly symmetric where K = V */
+    int g_hold;      /* > 1: a token's gates are those of the first of so many tokens */
+    int repeat;      /* > 1: a token's k and v are those of the first of so many tokens */
+    int v_ties;      /* 1: every v lies midway between two numbers of bf16 */
+    int has_A_log;   /* 1: A_log of every head is this */
+    double A_log;
+} dp_inputs_laws;
+
+/* dtype: format of the inputs, to which what changes is rounded again. Random numbers follow from
+ * seed alone, the same bits on every machine. */
+void dp_inputs_apply_laws(dp_problem *p, const dp_inputs_laws *laws, dp_format dtype,
+                          uint64_t seed);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

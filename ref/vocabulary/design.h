@@ -1,0 +1,58 @@
+/* ref/vocabulary/design.h - how a kernel computes, as far as its rounding errors depend on it.
+ *
+ * A base policy (formats.h) says which formats; a design says where they are used. It is written as
+ * words with commas between, each of which changes one setting of the default:
+ *
+ *   chunk=N            N tokens a chunk, 8 to 512; 64
+ *   recurrent          no chunks: the state goes from token to token
+ *   factors=FORMAT     w u kg qg Akk Aqk v_new as stored and as operands: fp32, bf16, fp16
+ *   state=FORMAT       the state as it is carried from chunk to chunk (recurrent: token to token)
+ *   out=FORMAT         o and the gradients of inputs as they leave
+ *   scores=pairwise    q k' with the decay of every pair by itself
+ *   scores=gated       q k' of operands that carry their decay from an anchor, rounded as factors
+ *   inverse=solve      w, u by triangular solves
+ *   inverse=product    w, u by products with the inverse, rounded as a factor
+ *
+ * Defaults: base fp64, fp32: every format that of the base, pairwise, solve. Base bf16: as FLA
+ * keeps things: factors and out bf16, state fp32, pairwise, product.
+ */
+#ifndef DP_DESIGN_H
+#define DP_DESIGN_H
+#include "formats.h"
+#include "problem.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DP_DESIGN_TEXT 128
+#define DP_CHUNK_MOST 512
+
+typedef struct {
+    dp_base base;
+    int chunk; /* tokens; 0: recurrent */
+    dp_format factors, state, out;
+    int gated, product;
+} dp_design;
+
+dp_design dp_design_of(dp_base base);
+
+/* The design of base with the words of text. DP_EINPUT names the word and what may stand there. */
+dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *e);
+
+/* The words by which d differs from dp_design_of(d->base); "" where it does not. */
+void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]);
+
+/* What a kernel that does not say how it computes may well be: the designs that kernels of the
+ * field have. Returns their number. */
+#define DP_COMMON_DESIGNS 2
+int dp_design_common(dp_base base, dp_design d[DP_COMMON_DESIGNS]);
+
+int dp_design_same(const dp_design *a, const dp_design *b);
+
+/* A number stored in a format (fp64, fp32, bf16, fp16), rounded once. */
+double dp_store(dp_format f, double x);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
