@@ -346,7 +346,7 @@ DP_TEST(case, opens_without_inputs) {
     dp_err e = {0};
     snprintf(path, sizeof path, "%s/kda-long.case", gt_cases());
     REQUIRE(!dp_case_open(path, 0, &c, &e), "%s", e.msg);
-    CHECK(!c.p.q && c.p.T == 4096 && c.p.K == 128 && c.p.scale > 0 && !strcmp(c.name, "kda-long"), "settings only");
+    CHECK(!c.p.q && c.p.T == 2048 && c.p.K == 128 && c.p.scale > 0 && !strcmp(c.name, "kda-long"), "settings only");
     dp_case_free(&c);
     CHECK(dp_case_load("/no/such.case", &c, &e) == DP_EIO && strstr(e.msg, "/no/such.case"), "%s", e.msg);
 }
