@@ -6,7 +6,7 @@
 #include "ref/vocabulary/number.h"
 #include "ref/files/safetensors.h"
 #include "ref/vocabulary/text.h"
-#include "harness/run/step.h"
+#include "front.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -725,4 +725,14 @@ dp_status dp_case_find_all(const char *dir, char ***paths, int *n, dp_err *e) {
     free(*paths);
     *paths = NULL;
     return e->code;
+}
+
+int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out) {
+    int n = 0;
+    for (int i = 0; i < ncase; i++) {
+        int keep = nwant == 0;
+        for (int j = 0; j < nwant; j++) keep |= want[j] == in_case[i];
+        if (keep) out[n++] = in_case[i];
+    }
+    return n;
 }

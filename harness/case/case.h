@@ -75,6 +75,9 @@ int dp_case_most_ranks(const dp_case *c, int most);
 /* All *.case files of a folder, sorted by name; *n paths that the caller frees one by one. DP_EINPUT when there are none. */
 dp_status dp_case_find_all(const char *dir, char ***paths, int *n, dp_err *e);
 
+/* The selection of one list: what the case offers, cut down to what the options name; returns the count. */
+int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -11,6 +11,7 @@
 #include "options.h"
 #include "harness/search/precision.h"
 #include "harness/run/step.h"
+#include "harness/search/step_bisect.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -14,11 +14,6 @@ static int64_t whole(const char *s, int64_t least, int64_t most) {           /* 
     return dp_number_int(s, least, most, &n) == DP_NUMBER_OK ? n : least - 1;
 }
 
-int dp_find_name(const char *name, const char *const *names, int n) {
-    for (int i = 0; i < n; i++) if (!strcmp(name, names[i])) return i;
-    return -1;
-}
-
 int dp_find_ranks(const char *s) {
     const int64_t n = whole(s, 1, DP_MAX_RANKS);
     return n ? (int)n : -1;

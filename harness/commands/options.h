@@ -6,6 +6,7 @@
 #ifndef DP_OPTIONS_H
 #define DP_OPTIONS_H
 #include "harness/record/run.h"
+#include "ref/vocabulary/text.h"
 #include <argp.h>
 #ifdef __cplusplus
 extern "C" {
@@ -52,7 +53,6 @@ dp_format dp_option_format(struct argp_state *st, const char *opt, const char *a
 void dp_option_list(struct argp_state *st, const char *opt, const char *arg, const char *const *names, int nnames, int *out, int *n);
 
 /* One value by its name, -1: none. */
-int dp_find_name(const char *name, const char *const *names, int n);
 int dp_find_ranks(const char *text);             /* 1 .. DP_MAX_RANKS */
 int dp_find_base(const char *name);
 int dp_find_merge(const char *name);

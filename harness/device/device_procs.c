@@ -7,7 +7,7 @@ void dp_procs_start(void) {}
 
 #else
 
-#include "harness/record/run.h"
+#include "harness/base/clock.h"
 #include "harness/base/startup.h"
 
 #include <errno.h>

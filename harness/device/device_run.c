@@ -30,7 +30,7 @@ const dp_truth_device *dp_cuda_truth(const dp_problem *p) { (void)p; return NULL
 #include "ref/vocabulary/context.h"
 
 #include "device_procs.h"
-#include "harness/record/run.h"
+#include "harness/base/clock.h"
 
 #include <cuda_runtime_api.h>
 #include <errno.h>

@@ -9,7 +9,7 @@
 #ifndef DP_SUBJECT_H
 #define DP_SUBJECT_H
 #include "ref/vocabulary/design.h"
-#include "harness/verdict/stage_tensor.h"
+#include "harness/simulated/stage_tensor.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -8,6 +8,7 @@
 #ifndef DP_RUN_H
 #define DP_RUN_H
 #include "harness/verdict/bits.h"
+#include "harness/base/clock.h"
 #include "harness/case/case.h"
 #include "harness/verdict/compare.h"
 #include "harness/verdict/condition.h"
@@ -101,10 +102,7 @@ int dp_truth_fine_for_fp64(const dp_problem *p, const dp_truth *t);
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
 dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
 dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
-/* The selection of one list: what the case offers, cut down to what the options name; returns the count. */
-int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out);
 void dp_run_close(dp_run *r, double seconds);    /* verdict of the run from its tensors */
-double dp_now(void);
 
 #ifdef __cplusplus
 }

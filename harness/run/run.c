@@ -5,13 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-double dp_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
     if (r->n == r->cap) {
@@ -66,16 +59,6 @@ void dp_runs_free(dp_runs *r) {
     }
     free(r->run);
     *r = (dp_runs){0};
-}
-
-int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out) {
-    int n = 0;
-    for (int i = 0; i < ncase; i++) {
-        int keep = nwant == 0;
-        for (int j = 0; j < nwant; j++) keep |= want[j] == in_case[i];
-        if (keep) out[n++] = in_case[i];
-    }
-    return n;
 }
 
 /* Inputs on which nothing rounds: bounds play no part, an error of 0 passes and any other fails. */

@@ -3,6 +3,7 @@
 #include "ref/arithmetic/mm.h"
 #include "ref/truth/truth.h"
 #include "harness/bound/error_bound.h"
+#include "harness/verdict/stage_bound.h"
 #include "judge.h"
 #include "harness/record/run.h"
 #include "step.h"
@@ -478,7 +479,7 @@ static double *stage_bound(dp_error_bound_base *w, dp_format chain, int backward
         dp_error_bound_run(w, chain, backward, &b);
         dp_error_bound_free(&b);
     }
-    return dp_stage_tensor_bound(w, stage);
+    return dp_stage_bound(w, stage);
 }
 
 /* A stage that is kept short by base bf16 has that store in its bound. */
@@ -541,9 +542,9 @@ static void judge_stage(split *sp, dp_base base, const stage_errors *errors, int
     for (int64_t i = 0; want && i < rows; i++) bound[i] += u * (dp_norm_fro(width, want + i * width) + bound[i]) + sqrt((double)width) * tiny;
     /* the simulated ranks form Akk in base bf16 alone: elsewhere its draws would be those of an inverse in fp64 */
     const dp_expected *x = stage == DP_AKK && base != DP_BASE_BF16 ? NULL : expected_of(sp, run);
-    const dp_stage_tensor_in in = {.stage = stage, .got = got, .bound = bound, .rad = errors->rad[stage], .bound_shown = x && !bounded(run), .draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL,
+    const dp_stage_judge_in in = {.stage = stage, .got = got, .bound = bound, .rad = errors->rad[stage], .bound_shown = x && !bounded(run), .draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL,
                           .allowance = allowance_of(run), .unit = dp_hypot(arithmetic(base), storing(run, u)), .tiny = dp_hypot(smallest(base, sp->c->p.K), tiny)};
-    dp_stage_tensor_judge(sp->ref, &in, &run->tensor[run->ntensor++]);
+    dp_stage_judge(sp->ref, &in, &run->tensor[run->ntensor++]);
     free(want);
 }
 

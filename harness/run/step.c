@@ -1,4 +1,5 @@
 #include "step.h"
+#include "harness/case/front.h"
 #include "harness/device/device_conv.h"
 #include "harness/simulated/fault_effect.h"
 #include "ref/arithmetic/elementary.h"
@@ -14,42 +15,6 @@ static double **tensor_of(dp_problem *p, int i) { return i == 0 ? &p->q : i == 1
 static double **error_of(dp_given_error *e, int i) { return i == 0 ? &e->q : i == 1 ? &e->k : &e->v; }
 static int heads_of(const dp_problem *p, int i) { return i == 2 ? p->HV : p->H; }
 static int width_of(const dp_problem *p, int i) { return i == 2 ? p->V : p->K; }
-
-static double norm(const double *x, int64_t n) {
-    double s = 0;
-    for (int64_t i = 0; i < n; i++) s += x[i] * x[i];
-    return sqrt(s) * (1 + (double)(n + 4) * 0x1p-52);
-}
-
-/* ---- truth of the outputs ------------------------------------------------------------------------------------------------------------ */
-
-dp_status dp_step_build(dp_case *c, dp_err *e) {
-    dp_problem *p = &c->p;
-    double worst = 0;
-    for (int i = 0; i < 3; i++) {
-        dp_conv *v = &c->step.conv[i];
-        if (!c->step.on[i]) continue;
-        const int width = width_of(p, i);
-        dp_conv_result y;
-        v->x = *tensor_of(p, i), v->T = p->T, v->D = heads_of(p, i) * width, v->Nseq = p->Nseq, v->cu = dp_calloc((size_t)p->Nseq + 1, sizeof *v->cu);
-        memcpy(v->cu, p->cu, sizeof *p->cu * ((size_t)p->Nseq + 1));
-        dp_conv_result_alloc(&y, v), dp_conv_result_alloc(&c->step.rad[i], v);
-        dp_conv_truth(v, c->bits, &y, &c->step.rad[i]);
-        *tensor_of(p, i) = y.y;
-        for (int64_t r = 0; r < p->T * heads_of(p, i); r++) {
-            const double n = norm(y.y + r * width, width), off = norm(c->step.rad[i].y + r * width, width);
-            if (!(off <= 0x1p-40 * n)) return dp_fail(e, DP_EINPUT, "%s: the convolution's %s of token %lld, head %lld has no radius, or one that is large: %g of %g", c->path, NAME[i],
-                                                      (long long)(r / heads_of(p, i)), (long long)(r % heads_of(p, i)), off, n);
-            if (n > 0) worst = fmax(worst, off / n);             /* a row of zeros (off <= 0 too) is known exactly */
-        }
-    }
-    p->input_error = worst * (1 + 0x1p-30);
-    return DP_OK;
-}
-
-void dp_step_free(dp_case *c) {
-    for (int i = 0; i < 3; i++) dp_conv_free(&c->step.conv[i]), dp_conv_result_free(&c->step.rad[i]);
-}
 
 dp_front dp_step_front(const dp_case *c) {
     dp_front f = {{NULL}};
@@ -159,7 +124,7 @@ static void judge(const place_ctx *x, int kind, int64_t rows, const double *got,
 /* 2-norms of rows of `width`; entrywise bounds to bounds of rows. */
 static double *row_norms(const double *x, int64_t rows, int width) {
     double *n = dp_doubles(rows);
-    for (int64_t r = 0; r < rows; r++) n[r] = norm(x + r * width, width);
+    for (int64_t r = 0; r < rows; r++) n[r] = dp_row_norm(x + r * width, width);
     return n;
 }
 
@@ -244,7 +209,7 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
     double *slope = slopes(&v), *open = dp_doubles(rows), *buf = dp_doubles(2 * (rows + (int64_t)(W + 1) * heads)), *at = buf;
     sums through[2];                                            /* of the truth's own rest, of the subject's bound */
     for (int k = 0; k < 2; k++) through[k].dx = at, through[k].dw = at + rows, through[k].dbias = at + rows + W * heads, at += rows + (W + 1) * heads;
-    for (int64_t r = 0; r < rows; r++) open[r] = t->rad[r] + norm(t->lo + r * width, width);
+    for (int64_t r = 0; r < rows; r++) open[r] = t->rad[r] + dp_row_norm(t->lo + r * width, width);
     propagate(&v, slope, (row_errors){NULL, open}, heads, width, &through[0]);
     propagate(&v, slope, (row_errors){b->entry[i], b->rest[i]}, heads, width, &through[1]);
     double *own_w = transposed(own.dw, D, W), *rad_w = transposed(rad.dw, D, W), *want_w = transposed(want.dw, D, W), *got_w = transposed(got->dw, D, W);
@@ -262,23 +227,7 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
     dp_conv_result_free(&want), dp_conv_result_free(&rad), dp_conv_result_free(&own);
 }
 
-/* ---- bisect: the convolutions on true inputs ------------------------------------------------------------------------------------------ */
-
-/* The first tensor that fails, else the one closest to its bound. */
-static void row_of(const dp_run *run, int backward, dp_bisect_row *x) {
-    for (int i = 0; i < run->ntensor; i++) {
-        const dp_judgement *t = &run->tensor[i];
-        const dp_row *first = backward ? &t->last : &t->first;
-        if (x->fails || (!t->nover && t->ratio <= x->ratio)) continue;
-        snprintf(x->tensor, sizeof x->tensor, "%.15s", t->name);
-        x->ratio = t->ratio, x->row = -1;
-        if (!t->nover) continue;
-        x->fails = (int)t->nover, x->at = first->at, x->index = first->index, x->got = first->got, x->want = first->want, x->err = first->err, x->budget = first->bound;
-        if (x->at.token < 0) x->at.rank = -1;                    /* sums over ranks */
-        for (int r = 0; x->at.rank >= 0 && r < t->N; r++) x->rank[r] = t->per_rank_ratio[r] > 1, x->nrank += x->rank[r];
-        x->head[x->at.head] = 1, x->nhead = 1;
-    }
-}
+/* ---- the convolutions alone, on true inputs --------------------------------------------------- */
 
 static void conv_alone(const place_ctx *x, const dp_step_run *s, const double *dy, const dp_conv_result *got, dp_run *run, int64_t *rows) {
     const int i = x->i, heads = heads_of(&x->c->p, i), width = width_of(&x->c->p, i), W = x->c->step.conv[i].W, D = heads * width;
@@ -304,42 +253,19 @@ static void conv_alone(const place_ctx *x, const dp_step_run *s, const double *d
     dp_conv_result_free(&want), dp_conv_result_free(&rad), dp_conv_result_free(&own);
 }
 
-static dp_status bisect_convs(const dp_case *c, dp_base base, int N, dp_fault fault, const double *const dy[3], dp_bisect_row *x, dp_err *e) {
+dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3], dp_run *run, int64_t *rows, dp_err *e) {
     int *chunk_of = dp_calloc((size_t)c->p.T, sizeof *chunk_of);
     const dp_step_expected none = {.chunk_of = chunk_of};
-    dp_step_run s;
     dp_conv_result got[3];
-    dp_run run = {.tensor = dp_calloc(DP_STEP_TENSORS, sizeof *run.tensor)};
-    for (int64_t t = 0; t < c->p.T; t++) chunk_of[t] = (int)(t / DP_CHUNK);
-    dp_status st = dp_step_forward(c, DP_BACKEND_SIM, N, base, fault, &s, e);
-    if (!st) st = convolve(c, &s, dy, got, e);
+    for (int64_t t = 0; t < c->p.T; t++)
+        chunk_of[t] = (int)(t / DP_CHUNK);
+    const dp_status st = convolve(c, s, dy, got, e);
     for (int i = 0; i < 3 && !st; i++) {
-        const place_ctx at = {c, N, i, &none};
-        if (c->step.on[i]) conv_alone(&at, &s, dy ? dy[i] : NULL, &got[i], &run, &x->judged);
+        const place_ctx at = {c, s->N, i, &none};
+        if (c->step.on[i]) conv_alone(&at, s, dy ? dy[i] : NULL, &got[i], run, rows);
         dp_conv_result_free(&got[i]);
     }
-    row_of(&run, dy != NULL, x);
-    for (int i = 0; i < run.ntensor; i++) dp_judgement_free(&run.tensor[i]);
-    dp_step_run_free(c, &s);
-    free(run.tensor), free(chunk_of);
-    return st;
-}
-
-dp_status dp_step_bisect(const dp_case *c, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int runs, int all, dp_bisect *out, dp_err *e) {
-    dp_status st = dp_bisect_sim(&c->p, base, chain, merge, N, fault, c->backward, runs, all, out, e);
-    if (st || c->op != DP_OP_STEP) return st;
-    st = bisect_convs(c, base, N, fault, NULL, &out->conv[0], e);
-    if (!st && c->backward) {
-        dp_sim ref;
-        st = dp_sim_new(&ref, &c->p, DP_BASE_FP64, N, DP_FAULT_NONE, e);
-        if (!st) {
-            dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, 1);
-            const double *const dy[3] = {ref.out.dq, ref.out.dk, ref.out.dv};
-            st = bisect_convs(c, base, N, fault, dy, &out->conv[1], e);
-            dp_sim_free(&ref);
-        }
-    }
-    if (st) dp_bisect_free(out);
+    free(chunk_of);
     return st;
 }
 

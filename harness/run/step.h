@@ -13,7 +13,6 @@
 #ifndef DP_STEP_H
 #define DP_STEP_H
 #include "ref/truth/truth.h"
-#include "harness/search/bisect.h"
 #include "harness/bound/error_bound.h"
 #include "harness/case/case.h"
 #include "harness/device/device_run.h"
@@ -22,10 +21,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* Puts the convolutions of c->step in front of c->p: its q, k, v are x on entry and the true outputs on return. DP_EINPUT: an output without value. */
-dp_status dp_step_build(dp_case *c, dp_err *e);
-void dp_step_free(dp_case *c);
 
 /* One base on one backend: what its convolution makes of x, as a problem, and how far that may be off. */
 typedef struct {
@@ -45,8 +40,9 @@ void dp_step_run_free(const dp_case *c, dp_step_run *s);
 #define DP_STEP_TENSORS 12
 typedef struct { const dp_expected *x; const int *chunk_of; dp_allowance allowance; double arith, tiny; } dp_step_expected;
 dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s, const dp_result *got, const dp_error_bound *b, const dp_step_expected *x, dp_run *run, dp_err *e);
-/* bisect.h, for recurrences and steps: the convolutions are stages, too, given x and the true gradients of their outputs. */
-dp_status dp_step_bisect(const dp_case *c, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int runs, int all, dp_bisect *out, dp_err *e);
+/* The convolutions by themselves, given x and, with dy, the true gradients of their outputs: judged into run->tensor as above, by their own bounds.
+ * rows: how many rows were judged are added. */
+dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3], dp_run *run, int64_t *rows, dp_err *e);
 /* The convolutions of a step, as draws take them; all NULL where c is none. */
 dp_front dp_step_front(const dp_case *c);
 

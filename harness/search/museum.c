@@ -1,9 +1,10 @@
 #include "museum.h"
+#include "ref/vocabulary/text.h"
 #include "bisect.h"
-#include "harness/commands/options.h"
 #include "ref/files/output.h"
 #include "repeat.h"
 #include "harness/run/step.h"
+#include "harness/search/step_bisect.h"
 
 #include <math.h>
 #include <omp.h>

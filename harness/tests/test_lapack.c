@@ -4,7 +4,7 @@
 #include "ref/arithmetic/linear.h"
 #include "harness/simulated/ranks.h"
 #include "harness/record/run.h"
-#include "harness/verdict/stage_tensor.h"
+#include "harness/simulated/stage_tensor.h"
 #include "gt.h"
 
 #include <math.h>

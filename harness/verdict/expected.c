@@ -4,7 +4,7 @@
 #include "expected.h"
 #include "ref/chunk/chunk_gated.h"
 #include "ref/chunk/gate.h"
-#include "stage_tensor.h"
+#include "harness/simulated/stage_tensor.h"
 #include "drawn_run.h"
 #include "row_map.h"
 

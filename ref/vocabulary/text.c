@@ -57,3 +57,9 @@ void dp_text_printable(const char *s, char *out, size_t size) {
     }
     if (size) out[at] = 0;
 }
+
+int dp_find_name(const char *name, const char *const *names, int n) {
+    for (int i = 0; i < n; i++)
+        if (!strcmp(name, names[i])) return i;
+    return -1;
+}

@@ -20,6 +20,9 @@ size_t dp_text_good(const char *s, size_t n, int lines);
 /* Copies s with every other byte as \xNN; cut between characters where it does not fit. */
 void dp_text_printable(const char *s, char *out, size_t size);
 
+/* Place of name in names [n], -1: it is none of them. */
+int dp_find_name(const char *name, const char *const *names, int n);
+
 #ifdef __cplusplus
 }
 #endif

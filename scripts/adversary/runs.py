@@ -22,7 +22,7 @@ class TimeOver(Exception):
 
 
 def number(x):
-    return math.nan if x is None else float("%.4g" % x)
+    return math.nan if x is None else float("%.4g" % float(x))
 
 
 def judged(row):

@@ -1,5 +1,4 @@
-/* harness/verdict/stage_tensor.h - intermediates of the pipeline under the names that the field uses, laid out as FLA lays them out, each with the value that
- * exact arithmetic gives (fp64 chunk solver) and a bound of the error that a base policy may make up to there, all stages before it included.
+/* harness/simulated/stage_tensor.h - intermediates of the pipeline under the names that the field uses, laid out as FLA lays them out.
  *
  * C = 64 R columns in Akk and Aqk: column i R + j is key j of token i of the row's chunk; judged up to the diagonal (block), 0 above it. Axes R are
  * left out for one key a token. Chunks restart at every local sub-sequence and count rank by rank: [chunks] has dp_stage_tensor_chunks entries, with one
@@ -7,9 +6,7 @@
  */
 #ifndef DP_STAGE_TENSOR_H
 #define DP_STAGE_TENSOR_H
-#include "harness/bound/error_bound.h"
-#include "compare.h"
-#include "draws.h"
+#include "ranks.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -27,20 +24,13 @@ void dp_stage_tensor_rows(const dp_problem *p, int N, int stage, int64_t *rows, 
 
 /* The value in a run of the simulated ranks, in that shape (to be freed); NAN where a rank has none. Backward stages need a backward run. */
 double *dp_stage_tensor_value(const dp_sim *s, int stage);
-/* Not DP_PER_RANK. [rows] bounds of the 2-norm of each row's error, from a bound that has been run (dp_error_bound_run). */
-double *dp_stage_tensor_bound(const dp_error_bound_base *w, int stage);
 
-/* One stage of a subject, DP_PER_TOKEN or DP_PER_CHUNK, against the reference run. bound, rad: [rows];
- * the rest as in dp_compare_in. */
-typedef struct {
-    int stage;
-    const double *got, *bound, *rad;
-    int bound_shown;
-    const dp_draws *draws;
-    dp_allowance allowance;
-    double unit, tiny;
-} dp_stage_tensor_in;
-void dp_stage_tensor_judge(const dp_sim *ref, const dp_stage_tensor_in *in, dp_judgement *out);
+/* Of a stage of tokens: rows a token and head, and their width. */
+void dp_stage_tensor_token_row(const dp_problem *p, int stage, int *per, int64_t *width);
+/* Of row `row` of such a stage in a chunk: distance of its entries, and how many of them mean something. */
+void dp_stage_tensor_columns(const dp_chunk *ch, int stage, int row, int64_t width, int64_t *stride, int64_t *used);
+/* Where a stage that each chunk holds lies in it. */
+const double *dp_stage_tensor_in_chunk(const dp_chunk *ch, int stage);
 
 #ifdef __cplusplus
 }

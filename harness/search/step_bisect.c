@@ -1,0 +1,53 @@
+/* Which stage of a step is wrong: the convolutions are stages, too (step_bisect.h). */
+#include "step_bisect.h"
+#include "harness/run/step.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* The first tensor that fails, else the one closest to its bound. */
+static void row_of(const dp_run *run, int backward, dp_bisect_row *x) {
+    for (int i = 0; i < run->ntensor; i++) {
+        const dp_judgement *t = &run->tensor[i];
+        const dp_row *first = backward ? &t->last : &t->first;
+        if (x->fails || (!t->nover && t->ratio <= x->ratio)) continue;
+        snprintf(x->tensor, sizeof x->tensor, "%.15s", t->name);
+        x->ratio = t->ratio, x->row = -1;
+        if (!t->nover) continue;
+        x->fails = (int)t->nover, x->at = first->at, x->index = first->index, x->got = first->got, x->want = first->want, x->err = first->err, x->budget = first->bound;
+        if (x->at.token < 0) x->at.rank = -1;                    /* sums over ranks */
+        for (int r = 0; x->at.rank >= 0 && r < t->N; r++) x->rank[r] = t->per_rank_ratio[r] > 1, x->nrank += x->rank[r];
+        x->head[x->at.head] = 1, x->nhead = 1;
+    }
+}
+
+static dp_status bisect_convs(const dp_case *c, dp_base base, int N, dp_fault fault, const double *const dy[3], dp_bisect_row *x, dp_err *e) {
+    dp_step_run s;
+    dp_run run = {.tensor = dp_calloc(DP_STEP_TENSORS, sizeof *run.tensor)};
+    dp_status st = dp_step_forward(c, DP_BACKEND_SIM, N, base, fault, &s, e);
+    if (!st) st = dp_step_judge_alone(c, &s, dy, &run, &x->judged, e);
+    row_of(&run, dy != NULL, x);
+    for (int i = 0; i < run.ntensor; i++)
+        dp_judgement_free(&run.tensor[i]);
+    dp_step_run_free(c, &s);
+    free(run.tensor);
+    return st;
+}
+
+dp_status dp_step_bisect(const dp_case *c, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int runs, int all, dp_bisect *out, dp_err *e) {
+    dp_status st = dp_bisect_sim(&c->p, base, chain, merge, N, fault, c->backward, runs, all, out, e);
+    if (st || c->op != DP_OP_STEP) return st;
+    st = bisect_convs(c, base, N, fault, NULL, &out->conv[0], e);
+    if (!st && c->backward) {
+        dp_sim ref;
+        st = dp_sim_new(&ref, &c->p, DP_BASE_FP64, N, DP_FAULT_NONE, e);
+        if (!st) {
+            dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, 1);
+            const double *const dy[3] = {ref.out.dq, ref.out.dk, ref.out.dv};
+            st = bisect_convs(c, base, N, fault, dy, &out->conv[1], e);
+            dp_sim_free(&ref);
+        }
+    }
+    if (st) dp_bisect_free(out);
+    return st;
+}
