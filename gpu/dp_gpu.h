@@ -4,17 +4,17 @@
  * One plan is one rank's share of one problem. A forward or backward enqueues work on one stream
  * and never allocates; with one rank it never waits either, so that it can be captured in a CUDA
  * graph. Formulas: math.md b (definition), c (activations), e (chunk form), f (chunk backward), g.1
- * to g.3 (ranks). Layouts are those of ref/vocabulary/problem.h, restricted to the tokens [a, b) that the rank
- * owns (math.md g.2).
+ * to g.3 (ranks). Layouts are those of ref/vocabulary/problem.h, restricted to the tokens [a, b)
+ * that the rank owns (math.md g.2).
  *
  * Paths
  *   simple  every stage a plain fp32-FMA kernel, all intermediates in fp32 words; base bf16 rounds
  *           what FLA stores in bf16 (w u kg qg Aqk Akk h v_new, and the operands that meet them).
  *           Any K, V (multiples of 16 up to 256), R in {1, 2, 4}; compute capability 7.5.
- *   fast    tensor cores, bf16 storage. Base bf16, K and V in {64, 128}, R in {1, 2, 4} in chunks of
- *           64 / R tokens; its backward also DPG_SAVE_STATE; compute capability 8.0. fp32 q, k, v
- *           are rounded to bf16 as they are loaded; norms, dbeta and the gradient of the norms are
- *           made of what was given. M by augmented columns, and with it segments, needs 9.0.
+ *   fast    tensor cores, bf16 storage. Base bf16, K and V in {64, 128}, R in {1, 2, 4} in chunks
+ * of 64 / R tokens; its backward also DPG_SAVE_STATE; compute capability 8.0. fp32 q, k, v are
+ * rounded to bf16 as they are loaded; norms, dbeta and the gradient of the norms are made of what
+ * was given. M by augmented columns, and with it segments, needs 9.0.
  *
  * The dense M chain is the same code in both paths; its format is a run-time choice (tensor-core
  * formats: compute capability 8.0). Forward and backward choose their path each for itself: the
@@ -195,7 +195,8 @@ dp_status dpg_plan_connect(dpg_plan *plan, dpg_comm *comm, dp_err *e);
 int dpg_plan_connected(const dpg_plan *plan);
 int64_t dpg_plan_tokens(const dpg_plan *plan); /* L */
 dpg_path dpg_plan_path(const dpg_plan *plan);  /* which path AUTO chose */
-const char *dpg_plan_why(const dpg_plan *plan);  /* what chose it: asked for, or why not the fast one */
+const char *
+dpg_plan_why(const dpg_plan *plan); /* what chose it: asked for, or why not the fast one */
 /* parts that the last local sub-sequence is cut in, 1: whole */
 int dpg_plan_segments(const dpg_plan *plan);
 dpg_path dpg_plan_bwd_path(const dpg_plan *plan);

@@ -1,12 +1,12 @@
-/* gpu/dp_truth_gpu.h - the forward state recurrence of the double-double truth (ref/truth/truth_dd.h) on
- * a device, C11-callable, for long sequences.
+/* gpu/dp_truth_gpu.h - the forward state recurrence of the double-double truth
+ * (ref/truth/truth_dd.h) on a device, C11-callable, for long sequences.
  *
  * The same operations in the same order as on the CPU: the same bits. All pointers are host memory;
  * every call returns when its results are there. */
 #ifndef DP_TRUTH_GPU_H
 #define DP_TRUTH_GPU_H
-#include "ref/vocabulary/problem.h"
 #include "ref/truth/truth_dd.h"
+#include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

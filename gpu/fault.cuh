@@ -52,10 +52,11 @@
     X(HALO_ROW, "halo-row", 0, "y", "rows of the halo are read one row late")                     \
     X(DHALO, "halo-bwd-lost", 0, "dx", "the rows of dpre behind the rank are taken for zeros")
 
-/* Of fast/. The first three are right within every bound: bits alone show that they look at what comes
- * later. */
+/* Of fast/. The first three are right within every bound: bits alone show that they look at what
+ * comes later. */
 #define DPG_FAST_FAULTS(X)                                                                        \
-    X(ANCHOR, "anchor-middle", 0, "", "the rows that a diagonal 16 x 16 block reads are made by way of the next anchor")   \
+    X(ANCHOR, "anchor-middle", 0, "",                                                             \
+      "the rows that a diagonal 16 x 16 block reads are made by way of the next anchor")          \
     X(BLOCK_PAIRS, "pairs-by-block", 0, "",                                                       \
       "a channel is summed pairwise in all of a block as soon as its last row is far below its "  \
       "first")                                                                                    \

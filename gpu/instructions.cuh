@@ -34,7 +34,7 @@
 /* What was stored before is read again behind it, not kept in a register. */
 __device__ __forceinline__ void compiler_fence() { asm volatile("" ::: "memory"); }
 
-/* ---- arithmetic ----------------------------------------------------------------------------- */
+/* ---- arithmetic ------------------------------------------------------------------------------ */
 
 __device__ __forceinline__ float ex2(float x) {
     float y;
@@ -54,7 +54,7 @@ __device__ __forceinline__ float tf32_rna(float x) {
     return __uint_as_float(r);
 }
 
-/* ---- tensor cores --------------------------------------------------------------------------- */
+/* ---- tensor cores ---------------------------------------------------------------------------- */
 
 /* c += a b: 16 x 8, 16 deep, bf16; 8 deep, tf32. */
 __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void stsm4t(uint32_t addr, const uint32_t r[4]) {
 #endif
 }
 
-/* ---- warpgroup products (9.0a) ------------------------------------------------------------ */
+/* ---- warpgroup products (9.0a) --------------------------------------------------------------- */
 
 __device__ __forceinline__ void wg_fence() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -162,7 +162,7 @@ __device__ __forceinline__ void wg_mul(float (*d)[4], const uint32_t a[4], uint6
 #endif
 }
 
-/* ---- copies of a block's own loads ---------------------------------------------------------- */
+/* ---- copies of a block's own loads ----------------------------------------------------------- */
 
 /* 16 bytes, or zeros. */
 __device__ __forceinline__ void cp16(void *dst, const void *src, bool valid) {
@@ -174,7 +174,7 @@ template <int N> __device__ __forceinline__ void cp_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* ---- barriers in shared memory -------------------------------------------------------------- */
+/* ---- barriers in shared memory --------------------------------------------------------------- */
 
 /* What a full barrier of one producer warp counts, and an empty one of `warps` reading warps. Plain
  * loads: every lane arrives, as racecheck does not take a __syncwarp() and lane 0's arrival behind
@@ -219,7 +219,7 @@ __device__ __forceinline__ void sync_part(int id, int n) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
 }
 
-/* ---- copies by one producer warp, all lanes together ---------------------------------------- */
+/* ---- copies by one producer warp, all lanes together ----------------------------------------- */
 
 /* Opens, fills and closes a barrier of FULL_COUNT; bytes: all that will come, multiples of 16. */
 __device__ __forceinline__ void fill_begin(uint64_t *b, int bytes, int lane) {

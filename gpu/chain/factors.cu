@@ -6,11 +6,11 @@
  * lo*hi + hi*lo + hi*hi. fp32 is IEEE FMA on the CUDA cores. The accumulator inside a tensor core
  * rounds toward zero; every k-step therefore starts from zero and is added on the CUDA cores, so
  * that only a step's own 8 or 16 products see it. */
-#include "fault.cuh"
 #include "chain/chain.cuh"
+#include "fault.cuh"
 #include "instructions.cuh"
-#include "plan/values.cuh"
 #include "plan/paths.cuh"
+#include "plan/values.cuh"
 
 /* The words an mma returns are rounded toward zero, a mean relative loss per product that shrinks a
  * 3xTF32 chain linearly: measured on an H200, reflect K = 32 and 128, 3.5e-8 a factor (3.6e-5 after

@@ -60,7 +60,7 @@ dp_status merge_elements(const Call &c) {
     return c.p->d.K <= 128 ? merge_by<128>(c) : merge_by<256>(c);
 }
 
-/* ---- gradients ------------------------------------------------------------------------------ */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 struct MergeBwdArgs {
     /* gathered elements; M of ranks rank + 1 .. of the forward, dM = M', or NULL: dM lies in

@@ -1,8 +1,8 @@
 /* gpu/chain/panel.cuh - a chain of products of K x K by K x 32 in 3xTF32. */
 #ifndef DPG_PANEL_CUH
 #define DPG_PANEL_CUH
-#include "fault.cuh"
 #include "chain/chain.cuh"
+#include "fault.cuh"
 #include "instructions.cuh"
 #include "plan/values.cuh"
 

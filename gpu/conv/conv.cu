@@ -1,5 +1,5 @@
-/* gpu/conv/conv.cu - causal depthwise conv1d under context parallelism (math.md h): one pass over memory
- * each way.
+/* gpu/conv/conv.cu - causal depthwise conv1d under context parallelism (math.md h): one pass over
+ * memory each way.
  *
  * A thread owns VEC channels of a strip of 64 tokens and slides over them with the last W - 1 rows
  * of x in registers; one bit per token says where a sequence starts. The backward slides the same
@@ -10,8 +10,9 @@
 #include "dp_conv.h"
 #include "fault.cuh"
 #include "plan/values.cuh"
-#include "conv/sigmoid.cuh"
 #include <stdlib.h>
+
+#include "conv/sigmoid.cuh"
 
 #define STRIP 64
 #define STRIPS 8 /* strips of a block; 32 groups of channels beside each other */
@@ -42,7 +43,7 @@ struct dpg_conv {
     size_t send, halo, dsend, dhalo, partial, sums, sums_all, ws_bytes;
 };
 
-/* ---- one thread's channels ------------------------------------------------------------------ */
+/* ---- one thread's channels ------------------------------------------------------------------- */
 
 template <int VEC> struct Vec { float x[VEC]; };
 template <class T, int VEC> struct Raw { T x[VEC]; };
@@ -352,7 +353,7 @@ __global__ void k_conv_ranks(ConvArgs a, const float *all, int N, int W) {
         t.dbias[ch] = s;
 }
 
-/* ---- host ----------------------------------------------------------------------------------- */
+/* ---- host ------------------------------------------------------------------------------------ */
 
 #define NEED(cond, ...)                                                       \
     do {                                                                      \

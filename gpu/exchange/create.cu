@@ -107,7 +107,7 @@ dp_status dpg_comm_devices(dpg_comm *c, int N, const int *devices, double limit_
     return DP_OK;
 }
 
-/* ---- NCCL ----------------------------------------------------------------------------------- */
+/* ---- NCCL ------------------------------------------------------------------------------------ */
 
 dp_status nccl_load(dp_err *e) {
     static const struct {

@@ -6,7 +6,7 @@
 
 __global__ void k_mark(volatile int *to, int n) { *to = n; }
 
-/* ---- gather --------------------------------------------------------------------------------- */
+/* ---- gather ---------------------------------------------------------------------------------- */
 
 #define CN(e, expr)                                                                            \
     do {                                                                                       \
@@ -65,7 +65,7 @@ dp_status group_all_gather(dpg_comm *c, const float *send, float *recv, size_t c
     return st;
 }
 
-/* ---- peer memory ---------------------------------------------------------------------------- */
+/* ---- peer memory ----------------------------------------------------------------------------- */
 
 /* Do kernels on the device of `rank` reach what lies on the other's. Asked for once in a process;
  * NCCL may have done so before. */
@@ -122,7 +122,7 @@ dp_status group_enter(dpg_comm *c, dpg_marks *m, dp_err *e) {
     return DP_OK;
 }
 
-/* ---- wait ----------------------------------------------------------------------------------- */
+/* ---- wait ------------------------------------------------------------------------------------ */
 
 static dp_status wait_steps(Group *g, int rank, cudaStream_t s, dp_err *e) {
     ncclResult_t async = ncclSuccess;

@@ -98,7 +98,7 @@ dp_status meet(Group *g, int rank, const char *call, double limit_s, dp_err *e) 
     return g->aborted ? failed(g, rank, call, e) : DP_OK;
 }
 
-/* ---- the end of a group --------------------------------------------------------------------- */
+/* ---- the end of a group ---------------------------------------------------------------------- */
 
 typedef struct {
     Home *h;

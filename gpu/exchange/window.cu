@@ -3,9 +3,9 @@
  *
  * Where a sequence starts, its end state H leaves the rank from k_compose; every rank behind waits
  * for the state that it starts from, multiplies it by its own M and hands it on, both in k_states
- * (chain/segments.cu), 32 columns of a head at a time: so the states arrive after as many products and hops
- * as there are ranks before, the very products of a merge of gathered elements, and only states
- * cross the links. No host thread waits for another.
+ * (chain/segments.cu), 32 columns of a head at a time: so the states arrive after as many products
+ * and hops as there are ranks before, the very products of a merge of gathered elements, and only
+ * states cross the links. No host thread waits for another.
  *
  * A window holds the words of SLOTS forwards, so that a rank may be ahead of those who read what it
  * stores: in forward n they lie where those of n - SLOTS lay, which the readers were through with

@@ -39,7 +39,7 @@ template <int K, int V> struct ChunkSmem {
     int wide[4][K / 32]; /* does any of 32 channels of a block need the pairwise sums */
 };
 
-/* ---- rows ----------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 /* What a lane multiplies its channels by, the same in all rows. */
 template <int E> struct Factors {
@@ -190,7 +190,7 @@ __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, c
     }
 }
 
-/* ---- products ------------------------------------------------------------------------------- */
+/* ---- products -------------------------------------------------------------------------------- */
 
 /* Rows 16 I .. of k k' (m = 0) or q k' (m = 1). */
 template <int K, int V>
@@ -254,7 +254,7 @@ __device__ __noinline__ void far_products(ChunkSmem<K, V> &sm, const Dims &d, co
     }
 }
 
-/* ---- emit ----------------------------------------------------------------------------------- */
+/* ---- emit ------------------------------------------------------------------------------------ */
 
 template <int K, int V>
 __device__ __forceinline__ void emit(ChunkSmem<K, V> &sm, const Dims &d, const ChunkOut &o,
@@ -277,7 +277,7 @@ __device__ __forceinline__ void emit(ChunkSmem<K, V> &sm, const Dims &d, const C
     if (m) zero_upper(Aqk, I, lane);
 }
 
-/* ---- the kernel ----------------------------------------------------------------------------- */
+/* ---- the kernel ------------------------------------------------------------------------------ */
 
 template <int K, int V, bool KEYS>
 __global__ void __launch_bounds__(CHUNK_THREADS, 2)
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 2)
     drain_wait(lane);
 }
 
-/* ---- host ----------------------------------------------------------------------------------- */
+/* ---- host ------------------------------------------------------------------------------------ */
 
 } // namespace
 

@@ -77,7 +77,7 @@ template <int K, int V, bool TIGHT> struct GradSmem {
     uint64_t came[3];
 };
 
-/* ---- loads ---------------------------------------------------------------------------------- */
+/* ---- loads ----------------------------------------------------------------------------------- */
 
 /* By warp 0. 0: dv_new, T; 1: h, X, L; 2: do, dh. What lies where the phase `pairs` still works
  * comes with `late`. */
@@ -108,7 +108,7 @@ template <int K, int V, bool TIGHT> struct Loader {
     }
 };
 
-/* ---- rows ----------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 /* A lane's gates, 16 rows by 32 channels of its warp, from the block's anchor; log2 units. */
 typedef float Gates[4][4];
@@ -208,7 +208,7 @@ __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims 
     }
 }
 
-/* ---- pairs ---------------------------------------------------------------------------------- */
+/* ---- pairs ----------------------------------------------------------------------------------- */
 
 /* Decay of a lane's 8 columns from one anchor to another. */
 template <int K>
@@ -324,7 +324,7 @@ __device__ __noinline__ void far_terms(GradSmem<K, V, TIGHT> &sm, const Dims &d,
     __syncthreads();
 }
 
-/* ---- one tile ------------------------------------------------------------------------------- */
+/* ---- one tile -------------------------------------------------------------------------------- */
 
 /* What a lane carries from phase to phase: 16 rows by 32 channels of its warp. */
 struct Carried {
@@ -621,7 +621,7 @@ __device__ __forceinline__ void through_gate(GradSmem<K, V, TIGHT> &sm, const Di
     }
 }
 
-/* ---- the kernel ----------------------------------------------------------------------------- */
+/* ---- the kernel ------------------------------------------------------------------------------ */
 
 template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
     GradSmem<K, V, TIGHT> &sm;
@@ -792,7 +792,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     }
 }
 
-/* ---- host ----------------------------------------------------------------------------------- */
+/* ---- host ------------------------------------------------------------------------------------ */
 
 template <int K, int V> struct Gradients {
     template <bool TIGHT> static dp_status launch(const Call &c, GradArgs a) {

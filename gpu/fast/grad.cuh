@@ -288,7 +288,7 @@ __device__ __forceinline__ void state_products(float dq[4][4], float dr[4][4], f
     }
 }
 
-/* ---- dq, dk, dg on their way out ------------------------------------------------------------ */
+/* ---- dq, dk, dg on their way out ------------------------------------------------------------- */
 
 /* A lane's words of rows of K fp32; row(r): where row r goes, or NULL. */
 template <class F>

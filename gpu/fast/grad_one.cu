@@ -395,7 +395,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     }
 }
 
-/* ---- host ----------------------------------------------------------------------------------- */
+/* ---- host ------------------------------------------------------------------------------------ */
 
 template <int K, int V> struct GradientsOne {
     static dp_status run(const Call &c, GradArgs a) {

@@ -47,7 +47,7 @@ __device__ __forceinline__ uint64_t tile_desc(const bf16 *tile, int lead) {
            (uint64_t)1 << 62;
 }
 
-/* ---- M -------------------------------------------------------------------------------------- */
+/* ---- M --------------------------------------------------------------------------------------- */
 
 /* An A fragment (n-tiles a, b of an accumulator) in three pieces. */
 __device__ __forceinline__ void split_fragment(uint32_t f[3][4], const float a[4],
@@ -139,7 +139,7 @@ __device__ __forceinline__ void step_m(float S[K / 8][4], const bf16 *w, const b
     }
 }
 
-/* ---- H -------------------------------------------------------------------------------------- */
+/* ---- H --------------------------------------------------------------------------------------- */
 
 /* One chunk of H, the thread's words of which are 128 apart; u: the warp's slice of 16 columns.
  * They are read at once and stay in registers for the chunk: read one by one where they are used,
@@ -205,7 +205,7 @@ __device__ __forceinline__ void step_h(float4 *H, const bf16 *w, const bf16 *kg,
     }
 }
 
-/* ---- the kernel ----------------------------------------------------------------------------- */
+/* ---- the kernel ------------------------------------------------------------------------------ */
 
 /* Word (k, v) of the thread's i-th, v within the warp's 16 columns. */
 template <int K, class F> __device__ __forceinline__ void words(int lane, F f) {
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(PRE_THREADS(K, V), 1) k_pre(Dims d, PreArgs a)
     });
 }
 
-/* ---- host ----------------------------------------------------------------------------------- */
+/* ---- host ------------------------------------------------------------------------------------ */
 
 template <int K, int V> struct Pre {
     static dp_status run(const Call &c, PreArgs a, int nseg) {

@@ -99,7 +99,7 @@ __device__ __forceinline__ void store_o(const Dims &d, void *out, float (*o)[4],
     __syncwarp();
 }
 
-/* ---- many heads ----------------------------------------------------------------------------- */
+/* ---- many heads ------------------------------------------------------------------------------ */
 
 template <int K, bool OUT, bool KEEP> struct ScanSmem {
     Ring ring;
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan(Dims d, StateArgs a) {
     w.run(run, stages);
 }
 
-/* ---- few heads ------------------------------------------------------------------------------ */
+/* ---- few heads ------------------------------------------------------------------------------- */
 
 /* Warp t computes X of tokens 16 t .. and S of its K / 4 channels; fragments pass through shared
  * memory as they stand in registers, with two barriers a chunk; fragments of w and kg are loaded
@@ -399,7 +399,7 @@ __global__ void __launch_bounds__(TEAM_THREADS(OUT)) k_team(Dims d, StateArgs a)
         load_chunks<K, V, 1, OUT>(sm.ring, stages, d, a, run, hv, slice, lane);
 }
 
-/* ---- host ----------------------------------------------------------------------------------- */
+/* ---- host ------------------------------------------------------------------------------------ */
 
 template <int K, int V, bool OUT, bool KEEP>
 dp_status launch_team(const Call &c, StateArgs a, int nseq) {

@@ -103,7 +103,7 @@ __device__ __forceinline__ void update(float S[NJ][4], const uint32_t oa[4][4],
     }
 }
 
-/* ---- many heads ----------------------------------------------------------------------------- */
+/* ---- many heads ------------------------------------------------------------------------------ */
 
 template <int K> struct ScanSmem {
     Ring ring;
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan_bwd(Dims d, StateArgs 
     drain_wait(lane);
 }
 
-/* ---- few heads ------------------------------------------------------------------------------ */
+/* ---- few heads ------------------------------------------------------------------------------- */
 
 /* Warp t makes dv_new of tokens 16 t .. and dS of its K / 4 channels. */
 template <int K> struct TeamSmem {
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs 
     if (t == 0) drain_wait(lane);
 }
 
-/* ---- host ----------------------------------------------------------------------------------- */
+/* ---- host ------------------------------------------------------------------------------------ */
 
 template <int K, int V> struct PassBwd {
     static dp_status scan(const Call &c, StateArgs a, int nseq) {

@@ -18,7 +18,7 @@ __device__ __forceinline__ void fragment(uint32_t r[4], const float a[4], const 
     r[3] = pack2(b[2], b[3]);
 }
 
-/* ---- where a piece lies --------------------------------------------------------------------- */
+/* ---- where a piece lies ---------------------------------------------------------------------- */
 
 /* Element offset of piece p of a row: ROWS of any width; slice sl of SLICES(rows), p in {0, 1}. */
 __device__ __forceinline__ int rows_at(int row, int p) {
@@ -78,7 +78,7 @@ template <int TILES, class F> __device__ __forceinline__ void each(float (*S)[4]
             f(j * 8 + lane % 4 * 2 + e % 2, lane / 4 + e / 2 * 8, S[j][e]);
 }
 
-/* ---- rows of inputs ------------------------------------------------------------------------- */
+/* ---- rows of inputs -------------------------------------------------------------------------- */
 
 /* Row (token t0 + r >> lr, head, key) of a tensor of `heads` heads of 1 << lr keys. */
 __device__ __forceinline__ int64_t row_at(int64_t t0, int heads, int head, int r, int lr) {

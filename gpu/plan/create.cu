@@ -16,7 +16,7 @@ dp_status dpg_fail(dp_err *e, dp_status code, const char *fmt, ...) {
     return code;
 }
 
-/* ---- paths ---------------------------------------------------------------------------------- */
+/* ---- paths ----------------------------------------------------------------------------------- */
 
 /* The path of the backward or the forward, and in `why` what chose it. DPG_SAVE_ALL takes one path
  * for both. */
@@ -78,7 +78,7 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
     return DP_OK;
 }
 
-/* ---- what a plan owns ----------------------------------------------------------------------- */
+/* ---- what a plan owns ------------------------------------------------------------------------ */
 
 static dp_status upload(dpg_plan *pl, dp_err *e) {
     size_t nc = pl->d.NT * sizeof(Chunk), ns = (pl->d.nseq - 1 + pl->nseg) * sizeof(Seq);

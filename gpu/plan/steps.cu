@@ -1,7 +1,7 @@
 /* gpu/plan/steps.cu - the order of the stages, forward and backward, and where ranks meet. */
 #include "plan/paths.cuh"
 
-/* ---- forward -------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 /* (M, H) of the last local sub-sequence as the uniform element of math.md g.3: (0, 0) if no later
  * rank continues it, M = 0 where the state that leaves the rank does not depend on the one that
@@ -68,7 +68,7 @@ dp_status dpg_forward(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_comm *co
     return dpg_forward_steps(pl, t, ws, comm, stream, DPG_STEP_ALL, e);
 }
 
-/* ---- backward ------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 static dp_status restore(const Call &c) {
     const dpg_plan *b = c.p;

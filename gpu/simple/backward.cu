@@ -15,7 +15,7 @@ __device__ __forceinline__ float do_at(const Dims &d, const dpg_grads &g, const 
     return s < c.len ? rif(ldx(g.dout, ((c.t0 + s) * d.HV + hv) * d.V + v, d.d_bf16), d.rb) : 0.f;
 }
 
-/* ---- dv_local = Aqk' do --------------------------------------------------------------------- */
+/* ---- dv_local = Aqk' do ---------------------------------------------------------------------- */
 
 __global__ void k_dv_local(Dims d, dpg_grads g, BwdArgs a) {
     __shared__ Stage sm;
@@ -30,7 +30,8 @@ __global__ void k_dv_local(Dims d, dpg_grads g, BwdArgs a) {
         [&](int i, int v, float x) { dv_local[i * d.V + v] = rif(x, d.rb); });
 }
 
-/* ---- dv_new = dv_local + kg dS, dS <- eC dS + scale qg' do - w' dv_new, chunks last to first; reads the undecayed dS ---- */
+/* ---- dv_new = dv_local + kg dS, dS <- eC dS + scale qg' do - w' dv_new, chunks last to first;
+ * reads the undecayed dS ---- */
 
 struct StateBwdArgs {
     /* [Nseq][HV][K][V] by global sequence, [HV][K][V]; NULL: zeros */
@@ -95,7 +96,7 @@ __global__ void k_state_bwd(Dims d, dpg_grads g, BwdArgs b, StateBwdArgs a) {
     }
 }
 
-/* ---- gradients of a chunk's activated inputs ------------------------------------------------ */
+/* ---- gradients of a chunk's activated inputs ------------------------------------------------- */
 
 /* dZ = T' dv_new, dv = dE = B dZ, E = V - Kgam S_0 - L X, dbeta = sum over V of dZ o E. */
 __global__ void k_wy_bwd(Dims d, dpg_tensors t, dpg_grads g, BwdArgs a) {
@@ -309,7 +310,7 @@ template <int R> __global__ void k_intra_bwd(Dims d, int pair_dg, BwdArgs a) {
     }
 }
 
-/* ---- host ----------------------------------------------------------------------------------- */
+/* ---- host ------------------------------------------------------------------------------------ */
 
 BwdArgs bwd_args(const Call &c) {
     auto f = [&](int slot) { return at<float>(c, slot); };

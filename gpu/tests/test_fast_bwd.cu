@@ -9,8 +9,8 @@
  *   once      one run of every kind of case, for compute-sanitizer
  *
  * Exit status 0, 1, or 2 (no device). */
-#include "ref/inputs/inputs.h"
 #include "../dp_gpu.h"
+#include "ref/inputs/inputs.h"
 #include <cuda_runtime.h>
 #include <map>
 #include <math.h>

@@ -96,7 +96,7 @@ static std::string name_of(const Policy &p) {
            (p.segments ? "/" + std::to_string(p.segments) : "") + (p.windows ? "/windows" : "");
 }
 
-/* ---- one run on the device ------------------------------------------------------------------ */
+/* ---- one run on the device ------------------------------------------------------------------- */
 
 static void *to_device(const Vec &x, int64_t from, int64_t n, dpg_dtype t) {
     if (x.empty()) return NULL;
@@ -272,7 +272,7 @@ static std::vector<Rank> run(const Case &c, const Inputs &x, const Policy &pol, 
     return ranks;
 }
 
-/* ---- fp64 of everything --------------------------------------------------------------------- */
+/* ---- fp64 of everything ---------------------------------------------------------------------- */
 
 struct Truth {
     Vec o, final_state; /* [T][HV][V], [Nseq][HV][K][V] */
@@ -400,7 +400,7 @@ static Truth truth(const Case &c, const Inputs &x, int N, bool stages) {
     return t;
 }
 
-/* ---- the checks ----------------------------------------------------------------------------- */
+/* ---- the checks ------------------------------------------------------------------------------ */
 
 /* First-order bounds on the relative Frobenius error for well-conditioned cases (|T|, |w||h| of
  * order 1, which the cases ensure): fp32: sums of length n, K and C one after the other, each
@@ -732,7 +732,7 @@ static void test_dead_rank(dpg_comm *comm, int N, const char *say) {
     printf("dead rank: ended after %.1f s: %s\n", dt, r[0].err.msg);
 }
 
-/* ---- the chain alone ------------------------------------------------------------------------ */
+/* ---- the chain alone ------------------------------------------------------------------------- */
 
 /* `reflect`: no decay, beta = 2, unit keys: a factor is a product of 64 Householder reflections,
  * orthogonal (math.md j.5). */
@@ -1036,7 +1036,7 @@ static void test_windows(int ndev, int times, const char *only) {
     }
 }
 
-/* ---- a recorded head ------------------------------------------------------------------------ */
+/* ---- a recorded head ------------------------------------------------------------------------- */
 
 /* Tensor `name` of a safetensors file that this project recorded itself: F32 or BF16. */
 static Vec tensor(const std::vector<char> &file, const char *name) {

@@ -77,7 +77,7 @@ static std::string name_of(const Policy &p) {
            (p.how == DPG_CHAIN_AUGMENTED ? "/segments" : "");
 }
 
-/* ---- fp64 adjoint --------------------------------------------------------------------------- */
+/* ---- fp64 adjoint ---------------------------------------------------------------------------- */
 
 typedef std::map<std::string, Vec> Grads;
 
@@ -204,7 +204,7 @@ static Grads truth(const Case &c, const Inputs &x, const Upstream &up) {
     return g;
 }
 
-/* ---- on the device -------------------------------------------------------------------------- */
+/* ---- on the device --------------------------------------------------------------------------- */
 
 static void *to_device(const Vec &x, int64_t from, int64_t n, dpg_dtype t) {
     if (x.empty()) return NULL;
@@ -911,7 +911,7 @@ static void test_nccl(int N, int times) {
         c.destroy(&c);
 }
 
-/* ---- time ----------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 static const struct {
     const char *name;

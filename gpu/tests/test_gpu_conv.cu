@@ -8,10 +8,10 @@
  *   nccl N    N devices: the same bits as N ranks on one
  *
  * Exit status 0, 1, or 2 (no device). */
+#include "../conv/sigmoid.cuh"
+#include "../dp_conv.h"
 #include "ref/chunk/conv.h"
 #include "ref/inputs/inputs.h"
-#include "../dp_conv.h"
-#include "../conv/sigmoid.cuh"
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <float.h>

@@ -118,7 +118,7 @@ struct GroupFile {
     }
 };
 
-/* ---- one rank ------------------------------------------------------------------------------- */
+/* ---- one rank -------------------------------------------------------------------------------- */
 
 struct Rank {
     dpg_plan *plan;
@@ -277,7 +277,7 @@ static size_t bytes_of(int64_t L) {
     return n;
 }
 
-/* ---- processes ------------------------------------------------------------------------------ */
+/* ---- processes ------------------------------------------------------------------------------- */
 
 template <class F> static pid_t process(F body) {
     fflush(stdout);
@@ -362,7 +362,7 @@ static void bits(int N, int times, int64_t L) {
            N, devices(), s->r[0].ways, times, each * N, joined, seconds() - t1, t1 - t0);
 }
 
-/* ---- a rank that is killed ------------------------------------------------------------------ */
+/* ---- a rank that is killed ------------------------------------------------------------------- */
 
 enum Kind { KILLED, STOPPED, ABORTS, IN_FLIGHT };
 static const char *const kinds[] = {"is killed before", "is stopped before", "aborts before",

@@ -1,6 +1,6 @@
-/* gpu/truth/truth.cu - ref/truth/truth_dd_lanes.inc for one thread a lane: 8 threads hold a column of the state
- * in registers, row k in lane k mod 8. Products are written __dmul_rn, so that the compiler cannot
- * fuse them into additions. */
+/* gpu/truth/truth.cu - ref/truth/truth_dd_lanes.inc for one thread a lane: 8 threads hold a column
+ * of the state in registers, row k in lane k mod 8. Products are written __dmul_rn, so that the
+ * compiler cannot fuse them into additions. */
 #include "dp_truth_gpu.h"
 #include "plan/status.cuh"
 

@@ -1,4 +1,5 @@
-/* harness/base/home.c - finds the program's own source tree and the interpreter of its reports (home.h).
+/* harness/base/home.c - finds the program's own source tree and the interpreter of its reports
+ * (home.h).
  */
 #define _GNU_SOURCE
 #include "home.h"
@@ -66,7 +67,7 @@ const char *dp_home(const char *name) {
     static struct kept {
         struct kept *next;
         char *path;
-    } *all;
+    } * all;
     struct kept *k = dp_calloc(1, sizeof *k);
     if (asprintf(&k->path, "%s/%s", tree(), name) < 0) abort();
     k->next = all;

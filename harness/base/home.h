@@ -1,5 +1,5 @@
-/* harness/base/home.h - the source tree that this program was built from, whatever folder it is started
- * in.
+/* harness/base/home.h - the source tree that this program was built from, whatever folder it is
+ * started in.
  *
  * Code runs from that tree (reports/), so nothing of the present folder can stand in for it: the
  * tree is the folder above the build folder that the program's own file lies in, else the one that

@@ -22,7 +22,7 @@
 #define THREAD_BYTES (160 * MIB)  /* OpenBLAS maps 128 MiB for each thread that calls it */
 #define PROGRAM_BYTES (512 * MIB) /* program and libraries, with room for small cases */
 
-/* ---- the end ----------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static int decided;
 
@@ -43,7 +43,7 @@ static void at_end(int status, void *arg) {
     if ((status == 0 && full) || (status == 1 && !decided)) _exit(2);
 }
 
-/* ---- signals ----------------------------------------------------------------------------- */
+/* ---- signals --------------------------------------------------------------------------------- */
 
 static const int SIGNALS[] = {SIGINT, SIGTERM, SIGHUP};
 #define NSIGNALS (sizeof SIGNALS / sizeof *SIGNALS)
@@ -109,7 +109,7 @@ static int watch_signals(void) {
     return 0;
 }
 
-/* ---- what must be there ------------------------------------------------------------------ */
+/* ---- what must be there ---------------------------------------------------------------------- */
 
 /* A file that is opened must not become standard output: what is closed is made unusable. */
 static void keep_descriptors(void) {

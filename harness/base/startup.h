@@ -1,4 +1,5 @@
-/* harness/base/startup.h - what the program asks of the process that it runs in, and how it may end.
+/* harness/base/startup.h - what the program asks of the process that it runs in, and how it may
+ * end.
  *
  * Exit status 1 means "a verdict failed" and nothing else: it is main's alone. A library that ends
  * the program by itself (threads that cannot be started), output that cannot be written and a

@@ -37,7 +37,7 @@ static void nap(double seconds) {
     nanosleep(&t, NULL);
 }
 
-/* ---- processes of this machine ----------------------------------------------------------- */
+/* ---- processes of this machine --------------------------------------------------------------- */
 
 typedef struct {
     pid_t pid, parent, session;
@@ -126,7 +126,7 @@ static void kill_below(pid_t root) {
     signal_below(root, SIGKILL, seen, &n);
 }
 
-/* ---- in the supervisor ------------------------------------------------------------------- */
+/* ---- in the supervisor ----------------------------------------------------------------------- */
 
 typedef struct {
     int socket, signals, n, nfd;
@@ -221,7 +221,7 @@ __attribute__((constructor)) static void supervise(int argc, char **argv) {
     _exit(0);
 }
 
-/* ---- in the program ----------------------------------------------------------------------- */
+/* ---- in the program -------------------------------------------------------------------------- */
 
 /* In the child of vfork: descriptors as the group gets them, in two steps because the numbers that
  * are wanted may be those that are there. */

@@ -1,17 +1,19 @@
-/* harness/case/case.h - a case: what to run, on which inputs, over which ranks and policies, read from a *.case file.
+/* harness/case/case.h - a case: what to run, on which inputs, over which ranks and policies, read
+ * from a *.case file.
  *
- * File format: `key = value`, one a line; '#' at the start of a line or after a space starts a comment; numbers decimal or hex floats
- * (0x1.8p-3); lists separated by commas. Required: reason, source, op. Paths are relative to the case file's folder. The keys are
- * documented in cases/README.md and in one table in casefile.c (name, type, default, meaning), which dp_case_print_keys prints.
- * Every refusal names file, line, key and value (DP_EINPUT).
+ * File format: `key = value`, one a line; '#' at the start of a line or after a space starts a
+ * comment; numbers decimal or hex floats (0x1.8p-3); lists separated by commas. Required: reason,
+ * source, op. Paths are relative to the case file's folder. The keys are documented in
+ * cases/README.md and in one table in casefile.c (name, type, default, meaning), which
+ * dp_case_print_keys prints. Every refusal names file, line, key and value (DP_EINPUT).
  */
 #ifndef DP_CASE_H
 #define DP_CASE_H
-#include "ref/vocabulary/problem.h"
-#include "ref/vocabulary/formats.h"
-#include "ref/inputs/inputs.h"
 #include "ref/chunk/conv.h"
 #include "ref/files/safetensors.h"
+#include "ref/inputs/inputs.h"
+#include "ref/vocabulary/formats.h"
+#include "ref/vocabulary/problem.h"
 #include <stdio.h>
 #ifdef __cplusplus
 extern "C" {
@@ -19,63 +21,84 @@ extern "C" {
 
 typedef enum { DP_OP_RECURRENCE, DP_OP_CHAIN, DP_OP_CONV, DP_OP_STEP } dp_op;
 
-/* Arithmetic of the truth. auto: MPFR up to 1e8 steps (entries of states passed through), double-double above; MPFR for whatever double-double
- * refuses, and for base fp64 where its radii are not far below what fp64 rounds. */
+/* Arithmetic of the truth. auto: MPFR up to 1e8 steps (entries of states passed through),
+ * double-double above; MPFR for whatever double-double refuses, and for base fp64 where its radii
+ * are not far below what fp64 rounds. */
 typedef enum { DP_PICK_AUTO, DP_PICK_MPFR, DP_PICK_DD, DP_NTRUTH_PICKS } dp_truth_pick;
 extern const char *const dp_truth_pick_names[DP_NTRUTH_PICKS];
 
 typedef struct {
-    char *name;                  /* the file's name without .case */
+    char *name; /* the file's name without .case */
     char *path;
     char *reason, *source;
-    dp_op op;                    /* in the file: gdn | kda | mkda | chain | conv | step */
+    dp_op op; /* in the file: gdn | kda | mkda | chain | conv | step */
     const char *op_name;
-    int smoke;                   /* 1: part of the smoke set */
-    int nranks; int ranks[16];   /* lists that the op has no use for hold their one default */
-    int nbase; dp_base base[DP_NBASES];
-    int nchain; dp_format chain[DP_NFORMATS];
-    unsigned char all_chains[16];        /* by ranks: 1: every format of the chain, 0: the first alone */
-    int nmerge; dp_merge merge[DP_NMERGES];
-    int backward;                /* 0: forward only */
-    int bits;                    /* precision of the truth, 192 */
+    int smoke; /* 1: part of the smoke set */
+    int nranks;
+    int ranks[16]; /* lists that the op has no use for hold their one default */
+    int nbase;
+    dp_base base[DP_NBASES];
+    int nchain;
+    dp_format chain[DP_NFORMATS];
+    unsigned char all_chains[16]; /* by ranks: 1: every format of the chain, 0: the first alone */
+    int nmerge;
+    dp_merge merge[DP_NMERGES];
+    int backward; /* 0: forward only */
+    int bits;     /* precision of the truth, 192 */
     dp_truth_pick truth;
-    int allow_nonfinite;         /* inputs contain NaN or Inf on purpose */
+    int allow_nonfinite; /* inputs contain NaN or Inf on purpose */
     dp_inputs_spec spec;
-    char *data;                  /* safetensors file, NULL for generated inputs */
-    dp_format input_dtype;       /* widest dtype of the inputs (parameters and states aside): DP_BF16, DP_FP32 or DP_FP64 */
+    char *data;            /* safetensors file, NULL for generated inputs */
+    dp_format input_dtype; /* widest dtype of the inputs (parameters and states aside): DP_BF16,
+                              DP_FP32 or DP_FP64 */
 
-    dp_problem p;                /* DP_OP_RECURRENCE, DP_OP_STEP: complete, checked */
-    dp_conv conv;                /* DP_OP_CONV: complete, checked */
-    /* DP_OP_STEP: what stands in front of q, k and v, without dy, and the radius of its outputs; p is the recurrence behind it, on the true outputs (step.h) */
-    struct { int on[3]; dp_conv conv[3]; dp_conv_result rad[3]; } step;
-    struct { dp_regime regime; int n, K; } ch;    /* DP_OP_CHAIN: n factors; the seed is spec.seed */
-    int nwarn; char **warn;      /* e.g. R >= 3 with sum beta |k|^2 > 2 (math.md b) */
+    dp_problem p; /* DP_OP_RECURRENCE, DP_OP_STEP: complete, checked */
+    dp_conv conv; /* DP_OP_CONV: complete, checked */
+    /* DP_OP_STEP: what stands in front of q, k and v, without dy, and the radius of its outputs; p
+     * is the recurrence behind it, on the true outputs (step.h) */
+    struct {
+        int on[3];
+        dp_conv conv[3];
+        dp_conv_result rad[3];
+    } step;
+    struct {
+        dp_regime regime;
+        int n, K;
+    } ch; /* DP_OP_CHAIN: n factors; the seed is spec.seed */
+    int nwarn;
+    char **warn; /* e.g. R >= 3 with sum beta |k|^2 > 2 (math.md b) */
 } dp_case;
 
 /* Reads and checks the file, generates or loads the inputs. */
 /* The formats of the chain on that many ranks of the case: one rank forms no M. */
 int dp_case_chains(const dp_case *c, int N, int nwant, const int *want, int out[DP_NFORMATS]);
 dp_status dp_case_load(const char *path, dp_case *c, dp_err *e);
-/* `load_inputs` = 0: settings only, no tensors and no data file (for `list`): p and conv hold the shapes that the case file itself
- * states, 0 for those that it leaves to its data. */
+/* `load_inputs` = 0: settings only, no tensors and no data file (for `list`): p and conv hold the
+ * shapes that the case file itself states, 0 for those that it leaves to its data. */
 dp_status dp_case_open(const char *path, int load_inputs, dp_case *c, dp_err *e);
-/* The same from the text of a file; path serves messages, the name, and the folder that `data` is relative to. */
-dp_status dp_case_parse(const char *text, size_t len, const char *path, int load_inputs, dp_case *c, dp_err *e);
-/* The same from settings as in a case file (no `data`) and tensors that have been read: everything comes from d. */
+/* The same from the text of a file; path serves messages, the name, and the folder that `data` is
+ * relative to. */
+dp_status dp_case_parse(const char *text, size_t len, const char *path, int load_inputs, dp_case *c,
+                        dp_err *e);
+/* The same from settings as in a case file (no `data`) and tensors that have been read: everything
+ * comes from d. */
 dp_status dp_case_from_tensors(const char *text, const dp_tensorfile *d, dp_case *c, dp_err *e);
-/* Does t have this shape? Axes of length 1 may be left out or added (a batch axis, one head); flat: one axis for all will do. */
+/* Does t have this shape? Axes of length 1 may be left out or added (a batch axis, one head); flat:
+ * one axis for all will do. */
 int dp_case_same_shape(const dp_tensor *t, int ndim, const int64_t *want, int flat);
-void dp_case_shape_text(const dp_tensor *t, char *out, size_t size);       /* "[8192,1,128]" */
+void dp_case_shape_text(const dp_tensor *t, char *out, size_t size); /* "[8192,1,128]" */
 void dp_case_free(dp_case *c);
-void dp_case_print_keys(FILE *out);          /* name, type, default, meaning, ops of every key */
+void dp_case_print_keys(FILE *out); /* name, type, default, meaning, ops of every key */
 /* The file of `name`: name itself where it is a file, else DIR/name.case. To be freed. */
 char *dp_case_path(const char *dir, const char *name);
 /* Its largest number of ranks of at most `most`, 1 where none is. */
 int dp_case_most_ranks(const dp_case *c, int most);
-/* All *.case files of a folder, sorted by name; *n paths that the caller frees one by one. DP_EINPUT when there are none. */
+/* All *.case files of a folder, sorted by name; *n paths that the caller frees one by one.
+ * DP_EINPUT when there are none. */
 dp_status dp_case_find_all(const char *dir, char ***paths, int *n, dp_err *e);
 
-/* The selection of one list: what the case offers, cut down to what the options name; returns the count. */
+/* The selection of one list: what the case offers, cut down to what the options name; returns the
+ * count. */
 int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out);
 
 #ifdef __cplusplus

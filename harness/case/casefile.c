@@ -8,12 +8,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the table of keys --------------------------------------------------------------------------------------------------- */
+/* ---- the table of keys ----------------------------------------------------------------------- */
 
 typedef enum { TEXT, INT, REAL, CHOICE, INTS, CHOICES } type;
-enum { REC = DP_CF_REC, CHAIN = DP_CF_CHAIN, CONV = DP_CF_CONV, STEP = DP_CF_STEP, ALL = DP_CF_ALL, GEN = 8 };   /* GEN: describes generated inputs, not with data */
+enum {
+    REC = DP_CF_REC,
+    CHAIN = DP_CF_CHAIN,
+    CONV = DP_CF_CONV,
+    STEP = DP_CF_STEP,
+    ALL = DP_CF_ALL,
+    GEN = 8
+}; /* GEN: describes generated inputs, not with data */
 
-/* dflt: NULL required; "(..)" computed or absent, said in words; else parsed like a value of the file. lo, hi: range of numbers. */
+/* dflt: NULL required; "(..)" computed or absent, said in words; else parsed like a value of the
+ * file. lo, hi: range of numbers. */
 typedef struct {
     const char *name;
     type type;
@@ -26,63 +34,102 @@ typedef struct {
 
 #define AT(field) offsetof(dp_casefile, field)
 #define MAX_SEED 9.2e18
-#define MAX_LIST 16               /* entries of any list but cu_seqlens */
+#define MAX_LIST 16 /* entries of any list but cu_seqlens */
 static const key KEYS[] = {
     {"reason", TEXT, ALL, AT(reason), NULL, 0, 0, NULL, "why this case exists"},
-    {"source", TEXT, ALL, AT(source), NULL, 0, 0, NULL, "which fault, section or recording it comes from"},
-    {"op", CHOICE, ALL, AT(op), NULL, 0, 0, "gdn|kda|mkda|chain|conv|step", "recurrence (three models), product of M factors alone, causal convolution, or a training step: convolutions, then KDA"},
+    {"source", TEXT, ALL, AT(source), NULL, 0, 0, NULL,
+     "which fault, section or recording it comes from"},
+    {"op", CHOICE, ALL, AT(op), NULL, 0, 0, "gdn|kda|mkda|chain|conv|step",
+     "recurrence (three models), product of M factors alone, causal convolution, or a training "
+     "step: convolutions, then KDA"},
     {"smoke", CHOICE, ALL, AT(smoke), "no", 0, 0, "no|yes", "part of the smoke set"},
     {"seed", INT, ALL, AT(seed), "1", 0, MAX_SEED, NULL, "seed of everything that is generated"},
     {"bits", INT, ALL, AT(bits), "192", 64, 4096, NULL, "precision of the truth"},
-    {"truth", CHOICE, REC, AT(truth), "auto", 0, 0, "auto|mpfr|dd", "arithmetic of the truth; dd: double-double, audited by MPFR; auto: MPFR where that is cheap"},
-    {"T", INT, REC | CONV, AT(T), "(all tokens of data)", 1, 1 << 24, NULL, "tokens; with data a prefix of that many"},
+    {"truth", CHOICE, REC, AT(truth), "auto", 0, 0, "auto|mpfr|dd",
+     "arithmetic of the truth; dd: double-double, audited by MPFR; auto: MPFR where that is cheap"},
+    {"T", INT, REC | CONV, AT(T), "(all tokens of data)", 1, 1 << 24, NULL,
+     "tokens; with data a prefix of that many"},
     {"H", INT, REC, AT(H), "(1, or as in data)", 1, 4096, NULL, "query/key heads"},
     {"HV", INT, REC, AT(HV), "(H, or as in data)", 1, 4096, NULL, "value heads, a multiple of H"},
     {"K", INT, REC | CHAIN, AT(K), "(required, or as in data)", 1, 4096, NULL, "key width"},
     {"V", INT, REC, AT(V), "(K, or as in data)", 1, 4096, NULL, "value width"},
     {"R", INT, REC, AT(R), "1", 1, 64, NULL, "keys per token (mkda)"},
-    {"cu_seqlens", INTS, REC | CONV, AT(cu_seqlens), "(0,T)", 0, 1 << 24, NULL, "where packed sequences begin, then T; equal neighbours are an empty sequence"},
+    {"cu_seqlens", INTS, REC | CONV, AT(cu_seqlens), "(0,T)", 0, 1 << 24, NULL,
+     "where packed sequences begin, then T; equal neighbours are an empty sequence"},
     {"scale", REAL, REC, AT(scale), "(K^-1/2)", -1e300, 1e300, NULL, "factor of q in the output"},
-    {"gate", CHOICE, REC, AT(gate), "log", 0, 0, "log|softplus|lower_bound", "form of g: log decay itself, or raw (math c)"},
-    {"lower_bound", REAL, REC, AT(lower_bound), "(required with gate = lower_bound)", -1e3, -1e-3, NULL, "gate = lower_bound * sigmoid(exp(A_log) (g + dt_bias))"},
-    {"gate_params", CHOICE, REC | GEN, AT(gate_params), "yes", 0, 0, "no|yes", "raw gates: generate A_log and dt_bias (no: both absent)"},
-    {"beta", CHOICE, REC, AT(beta), "plain", 0, 0, "plain|sigmoid|sigmoid2", "form of beta: itself, sigmoid(b), 2 sigmoid(b)"},
-    {"l2norm", CHOICE, REC, AT(l2norm), "no", 0, 0, "no|yes", "q and keys are divided by sqrt(sum x^2 + 1e-6)"},
-    {"dtype", CHOICE, REC | CONV, AT(dtype), "(bf16, or as in data)", 0, 0, "fp64|fp32|bf16", "format of the input tensors; parameters and states are fp32 (fp64 with fp64)"},
-    {"data", TEXT, REC | CONV, AT(data), "(generated)", 0, 0, NULL, "safetensors file with the inputs, relative to the case file"},
-    {"keys", CHOICE, REC | GEN, AT(keys), "random", 0, 0, "random|correlated|subspace|exact", "law of the keys; correlated: nearly equal; subspace: K/2 dimensions; exact: all inputs such that nothing rounds"},
-    {"g_scale", REAL, REC | GEN, AT(g_scale), "(0.1, raw gates 1)", 0, 1e3, NULL, "g = -g_scale * exponential; raw: g_mean + g_scale * normal"},
+    {"gate", CHOICE, REC, AT(gate), "log", 0, 0, "log|softplus|lower_bound",
+     "form of g: log decay itself, or raw (math c)"},
+    {"lower_bound", REAL, REC, AT(lower_bound), "(required with gate = lower_bound)", -1e3, -1e-3,
+     NULL, "gate = lower_bound * sigmoid(exp(A_log) (g + dt_bias))"},
+    {"gate_params", CHOICE, REC | GEN, AT(gate_params), "yes", 0, 0, "no|yes",
+     "raw gates: generate A_log and dt_bias (no: both absent)"},
+    {"beta", CHOICE, REC, AT(beta), "plain", 0, 0, "plain|sigmoid|sigmoid2",
+     "form of beta: itself, sigmoid(b), 2 sigmoid(b)"},
+    {"l2norm", CHOICE, REC, AT(l2norm), "no", 0, 0, "no|yes",
+     "q and keys are divided by sqrt(sum x^2 + 1e-6)"},
+    {"dtype", CHOICE, REC | CONV, AT(dtype), "(bf16, or as in data)", 0, 0, "fp64|fp32|bf16",
+     "format of the input tensors; parameters and states are fp32 (fp64 with fp64)"},
+    {"data", TEXT, REC | CONV, AT(data), "(generated)", 0, 0, NULL,
+     "safetensors file with the inputs, relative to the case file"},
+    {"keys", CHOICE, REC | GEN, AT(keys), "random", 0, 0, "random|correlated|subspace|exact",
+     "law of the keys; correlated: nearly equal; subspace: K/2 dimensions; exact: all inputs such "
+     "that nothing rounds"},
+    {"g_scale", REAL, REC | GEN, AT(g_scale), "(0.1, raw gates 1)", 0, 1e3, NULL,
+     "g = -g_scale * exponential; raw: g_mean + g_scale * normal"},
     {"g_mean", REAL, REC | GEN, AT(g_mean), "0", -1e3, 1e3, NULL, "mean of a raw gate"},
-    {"g_uniform", REAL, REC | GEN, AT(g_uniform), "0", 0, 1e3, NULL, "above 0: g uniform in (-g_uniform, 0]"},
-    {"g_head_spread", REAL, REC | GEN, AT(g_head_spread), "1", 1e-3, 1e3, NULL, "head h decays spread^h times as fast as head 0"},
-    {"g_channel_spread", REAL, REC | GEN, AT(g_channel_spread), "0", 0, 12, NULL, "decades over which the channels' rates are spread"},
-    {"beta_lo", REAL, REC | GEN, AT(beta_lo), "(0.2, raw 0)", -1e3, 1e3, NULL, "plain: beta uniform in [lo, hi); raw: lo + hi * normal"},
+    {"g_uniform", REAL, REC | GEN, AT(g_uniform), "0", 0, 1e3, NULL,
+     "above 0: g uniform in (-g_uniform, 0]"},
+    {"g_head_spread", REAL, REC | GEN, AT(g_head_spread), "1", 1e-3, 1e3, NULL,
+     "head h decays spread^h times as fast as head 0"},
+    {"g_channel_spread", REAL, REC | GEN, AT(g_channel_spread), "0", 0, 12, NULL,
+     "decades over which the channels' rates are spread"},
+    {"beta_lo", REAL, REC | GEN, AT(beta_lo), "(0.2, raw 0)", -1e3, 1e3, NULL,
+     "plain: beta uniform in [lo, hi); raw: lo + hi * normal"},
     {"beta_hi", REAL, REC | GEN, AT(beta_hi), "(0.9, raw 1)", -1e3, 1e3, NULL, "see beta_lo"},
-    {"s0_scale", REAL, REC | GEN, AT(s0_scale), "0", 0, 1e3, NULL, "above 0: initial state normal * s0_scale, one a sequence"},
-    {"qk_decades", REAL, REC | GEN, AT(qk_decades), "0", 0, 12, NULL, "rows of q and k are multiplied by 10^-u, u uniform up to this"},
+    {"s0_scale", REAL, REC | GEN, AT(s0_scale), "0", 0, 1e3, NULL,
+     "above 0: initial state normal * s0_scale, one a sequence"},
+    {"qk_decades", REAL, REC | GEN, AT(qk_decades), "0", 0, 12, NULL,
+     "rows of q and k are multiplied by 10^-u, u uniform up to this"},
     {"beta_decades", REAL, REC | GEN, AT(beta_decades), "0", 0, 30, NULL, "plain betas likewise"},
-    {"v_from_k", REAL, REC | GEN, AT(v_from_k), "0", 0, 1e3, NULL, "above 0: v = key + this * v, which makes states nearly symmetric where K = V"},
-    {"g_hold", INT, REC | GEN, AT(g_hold), "1", 1, 1 << 20, NULL, "a token's gates are those of the first of so many tokens"},
-    {"repeat", INT, REC | GEN, AT(repeat), "1", 1, 1 << 20, NULL, "a token's k and v are those of the first of so many tokens"},
-    {"v_ties", CHOICE, REC | GEN, AT(v_ties), "no", 0, 0, "no|yes", "every v lies midway between two numbers of bf16 (dtype fp32 or fp64)"},
-    {"A_log", REAL, REC | GEN, AT(A_log), "(generated)", -100, 100, NULL, "raw gates: A_log of every head"},
-    {"dstate", CHOICE, REC, AT(dstate), "no", 0, 0, "no|yes", "backward: also a gradient of the final state (generated)"},
+    {"v_from_k", REAL, REC | GEN, AT(v_from_k), "0", 0, 1e3, NULL,
+     "above 0: v = key + this * v, which makes states nearly symmetric where K = V"},
+    {"g_hold", INT, REC | GEN, AT(g_hold), "1", 1, 1 << 20, NULL,
+     "a token's gates are those of the first of so many tokens"},
+    {"repeat", INT, REC | GEN, AT(repeat), "1", 1, 1 << 20, NULL,
+     "a token's k and v are those of the first of so many tokens"},
+    {"v_ties", CHOICE, REC | GEN, AT(v_ties), "no", 0, 0, "no|yes",
+     "every v lies midway between two numbers of bf16 (dtype fp32 or fp64)"},
+    {"A_log", REAL, REC | GEN, AT(A_log), "(generated)", -100, 100, NULL,
+     "raw gates: A_log of every head"},
+    {"dstate", CHOICE, REC, AT(dstate), "no", 0, 0, "no|yes",
+     "backward: also a gradient of the final state (generated)"},
     {"backward", CHOICE, REC | CONV, AT(backward), "yes", 0, 0, "no|yes", "gradients too"},
-    {"ranks", INTS, REC | CONV, AT(ranks), "1", 1, 4096, NULL, "numbers of ranks, at most 16 of them; each divides T"},
-    {"base", CHOICES, REC | CONV, AT(base), "fp32", 0, 0, "fp64|fp32|bf16", "formats of every stage except the M chain"},
-    {"chain", CHOICES, REC | CHAIN, AT(chain), "fp32", 0, 0, "fp64|fp32|tf32x3|tf32|tf32rz|bf16|bf16st", "formats of the M chain"},
-    {"chain_ranks", INTS, REC, AT(chain_ranks), "(all of ranks)", 1, 4096, NULL, "which of ranks run every format of the chain; the others run its first"},
-    {"merge", CHOICES, REC, AT(merge), "allgather", 0, 0, "allgather|ring", "how ranks' (M,H) are merged"},
-    {"nonfinite", CHOICE, REC | CONV, AT(nonfinite), "refuse", 0, 0, "refuse|allow", "NaN and Inf among the inputs"},
-    {"poke", TEXT, REC | CONV, AT(poke), "(none)", 0, 0, NULL, "values put into inputs: v[5,0,0,3] nan, beta[*,0,0] 0, k[3,0,0,1] 0x1p-140"},
-    {"regime", CHOICE, CHAIN, AT(regime), NULL, 0, 0, "subspace|reflect|slow|mixed|corr|mild|strong", "law of the factors (math j.5)"},
+    {"ranks", INTS, REC | CONV, AT(ranks), "1", 1, 4096, NULL,
+     "numbers of ranks, at most 16 of them; each divides T"},
+    {"base", CHOICES, REC | CONV, AT(base), "fp32", 0, 0, "fp64|fp32|bf16",
+     "formats of every stage except the M chain"},
+    {"chain", CHOICES, REC | CHAIN, AT(chain), "fp32", 0, 0,
+     "fp64|fp32|tf32x3|tf32|tf32rz|bf16|bf16st", "formats of the M chain"},
+    {"chain_ranks", INTS, REC, AT(chain_ranks), "(all of ranks)", 1, 4096, NULL,
+     "which of ranks run every format of the chain; the others run its first"},
+    {"merge", CHOICES, REC, AT(merge), "allgather", 0, 0, "allgather|ring",
+     "how ranks' (M,H) are merged"},
+    {"nonfinite", CHOICE, REC | CONV, AT(nonfinite), "refuse", 0, 0, "refuse|allow",
+     "NaN and Inf among the inputs"},
+    {"poke", TEXT, REC | CONV, AT(poke), "(none)", 0, 0, NULL,
+     "values put into inputs: v[5,0,0,3] nan, beta[*,0,0] 0, k[3,0,0,1] 0x1p-140"},
+    {"regime", CHOICE, CHAIN, AT(regime), NULL, 0, 0,
+     "subspace|reflect|slow|mixed|corr|mild|strong", "law of the factors (math j.5)"},
     {"chunks", INT, CHAIN, AT(chunks), NULL, 2, 65536, NULL, "number of factors"},
     {"D", INT, CONV, AT(D), "(required, or as in data)", 1, 65536, NULL, "channels"},
     {"W", INT, CONV | STEP, AT(W), "(required, or as in data)", 1, 64, NULL, "width of the kernel"},
-    {"activation", CHOICE, CONV | STEP, AT(activation), "silu", 0, 0, "none|silu", "after the convolution"},
+    {"activation", CHOICE, CONV | STEP, AT(activation), "silu", 0, 0, "none|silu",
+     "after the convolution"},
     {"bias", CHOICE, CONV | STEP | GEN, AT(bias), "no", 0, 0, "no|yes", "generate a bias"},
-    {"conv", CHOICES, STEP, AT(conv), "q,k,v", 0, 0, "q|k|v", "which of q, k, v come out of a convolution: their tensors are what goes into it"},
-    {"conv_data", TEXT, STEP, AT(conv_data), "(generated)", 0, 0, NULL, "safetensors file with x and w of the one convolution"},
+    {"conv", CHOICES, STEP, AT(conv), "q,k,v", 0, 0, "q|k|v",
+     "which of q, k, v come out of a convolution: their tensors are what goes into it"},
+    {"conv_data", TEXT, STEP, AT(conv_data), "(generated)", 0, 0, NULL,
+     "safetensors file with x and w of the one convolution"},
 };
 #define NKEYS ((int)(sizeof KEYS / sizeof *KEYS))
 _Static_assert(NKEYS <= DP_CASEFILE_MAX_KEYS, "text and line have a slot for every key");
@@ -94,18 +141,23 @@ static int find(const char *name) {
 }
 
 void dp_case_print_keys(FILE *out) {
-    static const char *const types[] = {"text", "integer", "number", "one of", "integers", "list of"};
+    static const char *const types[] = {"text",   "integer",  "number",
+                                        "one of", "integers", "list of"};
     for (int i = 0; i < NKEYS; i++) {
         const key *k = &KEYS[i];
-        fprintf(out, "%-17s %s%s%s; default: %s\n%-17s %s", k->name, types[k->type], k->choices ? " " : "", k->choices ? k->choices : "",
+        fprintf(out, "%-17s %s%s%s; default: %s\n%-17s %s", k->name, types[k->type],
+                k->choices ? " " : "", k->choices ? k->choices : "",
                 k->dflt ? k->dflt : "none, required", "", k->meaning);
-        fprintf(out, " [%s%s%s%s%s]\n", k->ops & REC ? " recurrence" : "", k->ops & CHAIN ? " chain" : "", k->ops & CONV ? " conv" : "", k->ops & STEP ? " step" : "", k->ops & GEN ? "; not with data" : "");
+        fprintf(out, " [%s%s%s%s%s]\n", k->ops & REC ? " recurrence" : "",
+                k->ops & CHAIN ? " chain" : "", k->ops & CONV ? " conv" : "",
+                k->ops & STEP ? " step" : "", k->ops & GEN ? "; not with data" : "");
     }
 }
 
-/* ---- messages ------------------------------------------------------------------------------------------------------------ */
+/* ---- messages -------------------------------------------------------------------------------- */
 
-dp_status dp_casefile_refuse(const dp_casefile *f, const char *name, dp_err *e, const char *fmt, ...) {
+dp_status dp_casefile_refuse(const dp_casefile *f, const char *name, dp_err *e, const char *fmt,
+                             ...) {
     char why[640];
     va_list ap;
     va_start(ap, fmt);
@@ -113,18 +165,24 @@ dp_status dp_casefile_refuse(const dp_casefile *f, const char *name, dp_err *e, 
     va_end(ap);
     const int i = find(name);
     if (i < 0 || !f->text[i]) return dp_fail(e, DP_EINPUT, "%s: %s: %s", f->path, name, why);
-    if (!f->line[i]) return dp_fail(e, DP_EINPUT, "%s: %s = %.100s: %s", f->path, name, f->text[i], why);
-    return dp_fail(e, DP_EINPUT, "%s:%d: %s = %.100s: %s", f->path, f->line[i], name, f->text[i], why);
+    if (!f->line[i])
+        return dp_fail(e, DP_EINPUT, "%s: %s = %.100s: %s", f->path, name, f->text[i], why);
+    return dp_fail(e, DP_EINPUT, "%s:%d: %s = %.100s: %s", f->path, f->line[i], name, f->text[i],
+                   why);
 }
 
-static int distance(const char *a, const char *b) {             /* Levenshtein, names up to 31 characters */
+static int distance(const char *a, const char *b) { /* Levenshtein, names up to 31 characters */
     int row[32], n = (int)strlen(b);
-    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int j = 0; j <= n; j++)
+        row[j] = j;
     for (int i = 1; a[i - 1]; i++) {
         int diag = row[0];
         row[0] = i;
         for (int j = 1; j <= n; j++) {
-            const int up = row[j], sub = diag + (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1])), in = (row[j - 1] < up ? row[j - 1] : up) + 1;
+            const int up = row[j],
+                      sub = diag +
+                            (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1])),
+                      in = (row[j - 1] < up ? row[j - 1] : up) + 1;
             row[j] = sub < in ? sub : in;
             diag = up;
         }
@@ -132,32 +190,41 @@ static int distance(const char *a, const char *b) {             /* Levenshtein, 
     return row[n];
 }
 
-static dp_status unknown_key(const dp_casefile *f, int line, const char *written, const char *value, dp_err *e) {
+static dp_status unknown_key(const dp_casefile *f, int line, const char *written, const char *value,
+                             dp_err *e) {
     char name[41];
     int best = 0;
     snprintf(name, sizeof name, "%s", written);
     for (int i = 1; i < NKEYS; i++)
         if (distance(name, KEYS[i].name) < distance(name, KEYS[best].name)) best = i;
-    return dp_fail(e, DP_EINPUT, "%s:%d: %s = %.100s: unknown key; the nearest is %s", f->path, line, name, value, KEYS[best].name);
+    return dp_fail(e, DP_EINPUT, "%s:%d: %s = %.100s: unknown key; the nearest is %s", f->path,
+                   line, name, value, KEYS[best].name);
 }
 
-/* ---- values -------------------------------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static dp_status one_int(const dp_casefile *f, const key *k, const char *s, int64_t *x, dp_err *e) {
     const dp_number n = dp_number_int(s, (int64_t)k->lo, (int64_t)k->hi, x);
-    if (n == DP_NUMBER_NONE) return dp_casefile_refuse(f, k->name, e, "'%.60s' is not an integer", s);
-    if (n == DP_NUMBER_RANGE) return dp_casefile_refuse(f, k->name, e, "%.60s is out of range, must be %.0f to %.0f", s, k->lo, k->hi);
+    if (n == DP_NUMBER_NONE)
+        return dp_casefile_refuse(f, k->name, e, "'%.60s' is not an integer", s);
+    if (n == DP_NUMBER_RANGE)
+        return dp_casefile_refuse(f, k->name, e, "%.60s is out of range, must be %.0f to %.0f", s,
+                                  k->lo, k->hi);
     return DP_OK;
 }
 
 static dp_status one_real(const dp_casefile *f, const key *k, const char *s, double *x, dp_err *e) {
     const dp_number n = dp_number_real(s, k->lo, k->hi, x);
-    if (n == DP_NUMBER_NONE) return dp_casefile_refuse(f, k->name, e, "'%.60s' is not a finite number", s);
-    if (n == DP_NUMBER_RANGE) return dp_casefile_refuse(f, k->name, e, "%.60s is out of range, must be %g to %g", s, k->lo, k->hi);
+    if (n == DP_NUMBER_NONE)
+        return dp_casefile_refuse(f, k->name, e, "'%.60s' is not a finite number", s);
+    if (n == DP_NUMBER_RANGE)
+        return dp_casefile_refuse(f, k->name, e, "%.60s is out of range, must be %g to %g", s,
+                                  k->lo, k->hi);
     return DP_OK;
 }
 
-static dp_status one_choice(const dp_casefile *f, const key *k, const char *s, int64_t *x, dp_err *e) {
+static dp_status one_choice(const dp_casefile *f, const key *k, const char *s, int64_t *x,
+                            dp_err *e) {
     const size_t n = strcspn(s, "|");
     *x = 0;
     for (const char *c = k->choices; c; c = strchr(c, '|') ? strchr(c, '|') + 1 : NULL, ++*x)
@@ -166,9 +233,11 @@ static dp_status one_choice(const dp_casefile *f, const key *k, const char *s, i
 }
 
 static char *trim(char *s) {
-    while (isspace((unsigned char)*s)) s++;
+    while (isspace((unsigned char)*s))
+        s++;
     char *end = s + strlen(s);
-    while (end > s && isspace((unsigned char)end[-1])) *--end = 0;
+    while (end > s && isspace((unsigned char)end[-1]))
+        *--end = 0;
     return s;
 }
 
@@ -187,7 +256,8 @@ static dp_status list(const dp_casefile *f, const key *k, const char *s, dp_ints
         int64_t *x = &out->v[out->n++];
         st = k->type == INTS ? one_int(f, k, trim(p), x, e) : one_choice(f, k, trim(p), x, e);
         for (int i = 0; !st && k->at != AT(cu_seqlens) && i < out->n - 1; i++)
-            if (out->v[i] == *x) st = dp_casefile_refuse(f, k->name, e, "'%s' is given twice", trim(p));
+            if (out->v[i] == *x)
+                st = dp_casefile_refuse(f, k->name, e, "'%s' is given twice", trim(p));
     }
     free(copy);
     return st;
@@ -196,7 +266,10 @@ static dp_status list(const dp_casefile *f, const key *k, const char *s, dp_ints
 static dp_status assign(dp_casefile *f, const key *k, const char *s, dp_err *e) {
     void *at = (char *)f + k->at;
     switch (k->type) {
-    case TEXT: free(*(char **)at); *(char **)at = strdup(s); return DP_OK;
+    case TEXT:
+        free(*(char **)at);
+        *(char **)at = strdup(s);
+        return DP_OK;
     case INT: return one_int(f, k, s, at, e);
     case REAL: return one_real(f, k, s, at, e);
     case CHOICE: return one_choice(f, k, s, at, e);
@@ -204,9 +277,10 @@ static dp_status assign(dp_casefile *f, const key *k, const char *s, dp_err *e) 
     }
 }
 
-/* ---- lines --------------------------------------------------------------------------------------------------------------- */
+/* ---- lines ----------------------------------------------------------------------------------- */
 
-/* '#' starts a comment at the start of a line or after white space, so that `fla#1115` may stand in a source. */
+/* '#' starts a comment at the start of a line or after white space, so that `fla#1115` may stand in
+ * a source. */
 static void cut_comment(char *s) {
     for (char *p = s; *p; p++)
         if (*p == '#' && (p == s || isspace((unsigned char)p[-1]))) {
@@ -219,15 +293,19 @@ static dp_status take_line(dp_casefile *f, int line, char *s, dp_err *e) {
     cut_comment(s);
     s = trim(s);
     if (!*s) return DP_OK;
-    if (*s == '[') return dp_fail(e, DP_EINPUT, "%s:%d: %.60s: case files have no sections", f->path, line, s);
+    if (*s == '[')
+        return dp_fail(e, DP_EINPUT, "%s:%d: %.60s: case files have no sections", f->path, line, s);
     char *eq = strchr(s, '=');
     if (!eq) return dp_fail(e, DP_EINPUT, "%s:%d: %.60s: expected `key = value`", f->path, line, s);
     *eq = 0;
     const char *name = trim(s), *value = trim(eq + 1);
     const int i = find(name);
     if (i < 0) return unknown_key(f, line, name, value, e);
-    if (f->text[i]) return dp_fail(e, DP_EINPUT, "%s:%d: %s = %.100s: given before, on line %d", f->path, line, name, value, f->line[i]);
-    if (!*value) return dp_fail(e, DP_EINPUT, "%s:%d: %s = : the value is missing", f->path, line, name);
+    if (f->text[i])
+        return dp_fail(e, DP_EINPUT, "%s:%d: %s = %.100s: given before, on line %d", f->path, line,
+                       name, value, f->line[i]);
+    if (!*value)
+        return dp_fail(e, DP_EINPUT, "%s:%d: %s = : the value is missing", f->path, line, name);
     f->text[i] = strdup(value);
     f->line[i] = line;
     return assign(f, &KEYS[i], value, e);
@@ -235,13 +313,19 @@ static dp_status take_line(dp_casefile *f, int line, char *s, dp_err *e) {
 
 static dp_status not_text(const dp_casefile *f, const char *text, size_t at, dp_err *e) {
     int line = 1;
-    for (size_t i = 0; i < at; i++) line += text[i] == '\n';
-    return dp_fail(e, DP_EINPUT, "%s:%d: byte 0x%02x: not UTF-8 text, or a control character", f->path, line, (unsigned char)text[at]);
+    for (size_t i = 0; i < at; i++)
+        line += text[i] == '\n';
+    return dp_fail(e, DP_EINPUT, "%s:%d: byte 0x%02x: not UTF-8 text, or a control character",
+                   f->path, line, (unsigned char)text[at]);
 }
 
 static dp_status take_text(dp_casefile *f, const char *text, size_t len, dp_err *e) {
-    if (len > DP_CASEFILE_MAX_BYTES) return dp_fail(e, DP_EINPUT, "%s: %zu bytes: a case file has at most %d", f->path, len, DP_CASEFILE_MAX_BYTES);
-    if (memchr(text, 0, len)) return dp_fail(e, DP_EINPUT, "%s: byte %zu is zero: not a text file", f->path, (size_t)((const char *)memchr(text, 0, len) - text));
+    if (len > DP_CASEFILE_MAX_BYTES)
+        return dp_fail(e, DP_EINPUT, "%s: %zu bytes: a case file has at most %d", f->path, len,
+                       DP_CASEFILE_MAX_BYTES);
+    if (memchr(text, 0, len))
+        return dp_fail(e, DP_EINPUT, "%s: byte %zu is zero: not a text file", f->path,
+                       (size_t)((const char *)memchr(text, 0, len) - text));
     const size_t good = dp_text_good(text, len, 1);
     if (good < len) return not_text(f, text, good, e);
     char *copy = dp_calloc(len + 1, 1);
@@ -257,16 +341,24 @@ static dp_status take_text(dp_casefile *f, const char *text, size_t len, dp_err 
     return s;
 }
 
-/* Keys that this op, or inputs from a file, leave without meaning are refused rather than ignored. */
+/* Keys that this op, or inputs from a file, leave without meaning are refused rather than ignored.
+ */
 static dp_status check_use(const dp_casefile *f, dp_err *e) {
     const int op = find("op");
-    if (!f->text[op]) return dp_fail(e, DP_EINPUT, "%s: op: missing; one of %s", f->path, KEYS[op].choices);
+    if (!f->text[op])
+        return dp_fail(e, DP_EINPUT, "%s: op: missing; one of %s", f->path, KEYS[op].choices);
     for (int i = 0; i < NKEYS; i++) {
         const key *k = &KEYS[i];
         const int used = k->ops & dp_casefile_op_bit(f);
-        if (f->text[i] && !used) return dp_casefile_refuse(f, k->name, e, "op = %s has no such setting", dp_casefile_op_name(f));
-        if (f->text[i] && (k->ops & GEN) && f->data) return dp_casefile_refuse(f, k->name, e, "says how inputs are generated, but data = %.200s gives them", f->data);
-        if (!f->text[i] && used && !k->dflt) return dp_fail(e, DP_EINPUT, "%s: %s: missing; %s", f->path, k->name, k->meaning);
+        if (f->text[i] && !used)
+            return dp_casefile_refuse(f, k->name, e, "op = %s has no such setting",
+                                      dp_casefile_op_name(f));
+        if (f->text[i] && (k->ops & GEN) && f->data)
+            return dp_casefile_refuse(f, k->name, e,
+                                      "says how inputs are generated, but data = %.200s gives them",
+                                      f->data);
+        if (!f->text[i] && used && !k->dflt)
+            return dp_fail(e, DP_EINPUT, "%s: %s: missing; %s", f->path, k->name, k->meaning);
     }
     return DP_OK;
 }
@@ -277,14 +369,22 @@ static dp_status check_exact(const dp_casefile *f, dp_err *e) {
     if (f->gate) return dp_casefile_refuse(f, "gate", e, "keys = exact goes with gate = log");
     if (f->beta) return dp_casefile_refuse(f, "beta", e, "keys = exact goes with beta = plain");
     if (f->l2norm) return dp_casefile_refuse(f, "l2norm", e, "keys = exact goes with l2norm = no");
-    if (f->K % f->R) return dp_casefile_refuse(f, "K", e, "keys = exact needs a multiple of R = %lld", (long long)f->R);
-    static const char *const unused[] = {"g_scale", "g_mean", "g_uniform", "g_head_spread", "g_channel_spread", "beta_lo", "beta_hi", "qk_decades", "beta_decades", "v_from_k", "g_hold", "repeat", "v_ties"};
+    if (f->K % f->R)
+        return dp_casefile_refuse(f, "K", e, "keys = exact needs a multiple of R = %lld",
+                                  (long long)f->R);
+    static const char *const unused[] = {
+        "g_scale", "g_mean",  "g_uniform",  "g_head_spread", "g_channel_spread",
+        "beta_lo", "beta_hi", "qk_decades", "beta_decades",  "v_from_k",
+        "g_hold",  "repeat",  "v_ties"};
     for (size_t i = 0; i < sizeof unused / sizeof *unused; i++)
-        if (dp_casefile_has(f, unused[i])) return dp_casefile_refuse(f, unused[i], e, "keys = exact gives every tensor its own law");
+        if (dp_casefile_has(f, unused[i]))
+            return dp_casefile_refuse(f, unused[i], e,
+                                      "keys = exact gives every tensor its own law");
     return DP_OK;
 }
 
-dp_status dp_casefile_parse(const char *text, size_t len, const char *path, dp_casefile *f, dp_err *e) {
+dp_status dp_casefile_parse(const char *text, size_t len, const char *path, dp_casefile *f,
+                            dp_err *e) {
     *f = (dp_casefile){.path = strdup(path)};
     dp_status s = DP_OK;
     for (int i = 0; i < NKEYS && !s; i++)
@@ -307,8 +407,12 @@ void dp_casefile_free(dp_casefile *f) {
     memset(f, 0, sizeof *f);
 }
 
-int dp_casefile_has(const dp_casefile *f, const char *name) { return find(name) >= 0 && f->text[find(name)]; }
-int dp_casefile_op_bit(const dp_casefile *f) { return f->op <= 2 ? REC : f->op == 3 ? CHAIN : f->op == 4 ? CONV : REC | STEP; }
+int dp_casefile_has(const dp_casefile *f, const char *name) {
+    return find(name) >= 0 && f->text[find(name)];
+}
+int dp_casefile_op_bit(const dp_casefile *f) {
+    return f->op <= 2 ? REC : f->op == 3 ? CHAIN : f->op == 4 ? CONV : REC | STEP;
+}
 
 const char *dp_casefile_op_name(const dp_casefile *f) {
     static const char *const names[] = {"gdn", "kda", "mkda", "chain", "conv", "step"};

@@ -1,4 +1,5 @@
-/* harness/case/casefile.h - the text of a *.case file as typed settings. The table in casefile.c is the only list of keys. */
+/* harness/case/casefile.h - the text of a *.case file as typed settings. The table in casefile.c is
+ * the only list of keys. */
 #ifndef DP_CASEFILE_H
 #define DP_CASEFILE_H
 #include "ref/vocabulary/problem.h"
@@ -10,32 +11,48 @@ extern "C" {
 #define DP_CASEFILE_MAX_KEYS 64
 #define DP_CASEFILE_MAX_BYTES (1 << 20)
 
-enum { DP_CF_REC = 1, DP_CF_CHAIN = 2, DP_CF_CONV = 4, DP_CF_ALL = 7, DP_CF_STEP = 16 };   /* op: gdn kda mkda step | chain | conv | step, which has REC too */
+enum {
+    DP_CF_REC = 1,
+    DP_CF_CHAIN = 2,
+    DP_CF_CONV = 4,
+    DP_CF_ALL = 7,
+    DP_CF_STEP = 16
+}; /* op: gdn kda mkda step | chain | conv | step, which has REC too */
 
-typedef struct { int n; int64_t *v; } dp_ints;
+typedef struct {
+    int n;
+    int64_t *v;
+} dp_ints;
 typedef struct {
     char *path;
-    char *text[DP_CASEFILE_MAX_KEYS];    /* value as written, by row of the table; NULL: not in the file */
+    char *text[DP_CASEFILE_MAX_KEYS]; /* value as written, by row of the table; NULL: not in the
+                                         file */
     int line[DP_CASEFILE_MAX_KEYS];
     /* choices are indices into their list of names, in the order of the enum they stand for */
     char *reason, *source, *data, *poke, *conv_data;
-    int64_t op, smoke, seed, T, H, HV, K, V, R, gate, beta, l2norm, dtype, backward, dstate, bits, truth, keys, gate_params, nonfinite;
+    int64_t op, smoke, seed, T, H, HV, K, V, R, gate, beta, l2norm, dtype, backward, dstate, bits,
+        truth, keys, gate_params, nonfinite;
     int64_t regime, chunks, D, W, activation, bias;
-    double scale, lower_bound, g_scale, g_mean, g_uniform, g_head_spread, g_channel_spread, beta_lo, beta_hi, s0_scale, qk_decades, beta_decades, v_from_k, A_log;
+    double scale, lower_bound, g_scale, g_mean, g_uniform, g_head_spread, g_channel_spread, beta_lo,
+        beta_hi, s0_scale, qk_decades, beta_decades, v_from_k, A_log;
     int64_t g_hold, repeat, v_ties;
     dp_ints cu_seqlens, ranks, base, chain, chain_ranks, merge, conv;
 } dp_casefile;
 
-/* Parses and checks each key by itself: known, once, allowed for the op, of its type and in range, required ones present.
- * Defaults that the table gives in parentheses are left to the caller (dp_casefile_has). On failure nothing needs freeing. */
-dp_status dp_casefile_parse(const char *text, size_t len, const char *path, dp_casefile *f, dp_err *e);
+/* Parses and checks each key by itself: known, once, allowed for the op, of its type and in range,
+ * required ones present. Defaults that the table gives in parentheses are left to the caller
+ * (dp_casefile_has). On failure nothing needs freeing. */
+dp_status dp_casefile_parse(const char *text, size_t len, const char *path, dp_casefile *f,
+                            dp_err *e);
 void dp_casefile_free(dp_casefile *f);
 int dp_casefile_has(const dp_casefile *f, const char *key);
 int dp_casefile_op_bit(const dp_casefile *f);
 const char *dp_casefile_op_name(const dp_casefile *f);
 
-/* "path:line: key = value: <message>"; without the line where line[] is 0, without line and value where the file does not set the key. */
-dp_status dp_casefile_refuse(const dp_casefile *f, const char *key, dp_err *e, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+/* "path:line: key = value: <message>"; without the line where line[] is 0, without line and value
+ * where the file does not set the key. */
+dp_status dp_casefile_refuse(const dp_casefile *f, const char *key, dp_err *e, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 
 #ifdef __cplusplus
 }

@@ -12,11 +12,12 @@ static int width_of(const dp_problem *p, int i) { return i == 2 ? p->V : p->K; }
 
 double dp_row_norm(const double *x, int64_t n) {
     double s = 0;
-    for (int64_t i = 0; i < n; i++) s += x[i] * x[i];
+    for (int64_t i = 0; i < n; i++)
+        s += x[i] * x[i];
     return sqrt(s) * (1 + (double)(n + 4) * 0x1p-52);
 }
 
-/* ---- truth of the outputs ------------------------------------------------------------------------------------------------------------ */
+/* ---- truth of the outputs -------------------------------------------------------------------- */
 
 dp_status dp_step_build(dp_case *c, dp_err *e) {
     dp_problem *p = &c->p;
@@ -26,16 +27,27 @@ dp_status dp_step_build(dp_case *c, dp_err *e) {
         if (!c->step.on[i]) continue;
         const int width = width_of(p, i);
         dp_conv_result y;
-        v->x = *tensor_of(p, i), v->T = p->T, v->D = heads_of(p, i) * width, v->Nseq = p->Nseq, v->cu = dp_calloc((size_t)p->Nseq + 1, sizeof *v->cu);
+        v->x = *tensor_of(p, i);
+        v->T = p->T;
+        v->D = heads_of(p, i) * width;
+        v->Nseq = p->Nseq;
+        v->cu = dp_calloc((size_t)p->Nseq + 1, sizeof *v->cu);
         memcpy(v->cu, p->cu, sizeof *p->cu * ((size_t)p->Nseq + 1));
-        dp_conv_result_alloc(&y, v), dp_conv_result_alloc(&c->step.rad[i], v);
+        dp_conv_result_alloc(&y, v);
+        dp_conv_result_alloc(&c->step.rad[i], v);
         dp_conv_truth(v, c->bits, &y, &c->step.rad[i]);
         *tensor_of(p, i) = y.y;
         for (int64_t r = 0; r < p->T * heads_of(p, i); r++) {
-            const double n = dp_row_norm(y.y + r * width, width), off = dp_row_norm(c->step.rad[i].y + r * width, width);
-            if (!(off <= 0x1p-40 * n)) return dp_fail(e, DP_EINPUT, "%s: the convolution's %s of token %lld, head %lld has no radius, or one that is large: %g of %g", c->path, NAME[i],
-                                                      (long long)(r / heads_of(p, i)), (long long)(r % heads_of(p, i)), off, n);
-            if (n > 0) worst = fmax(worst, off / n);             /* a row of zeros (off <= 0 too) is known exactly */
+            const double n = dp_row_norm(y.y + r * width, width),
+                         off = dp_row_norm(c->step.rad[i].y + r * width, width);
+            if (!(off <= 0x1p-40 * n))
+                return dp_fail(e, DP_EINPUT,
+                               "%s: the convolution's %s of token %lld, head %lld has no radius, "
+                               "or one that is large: %g of %g",
+                               c->path, NAME[i], (long long)(r / heads_of(p, i)),
+                               (long long)(r % heads_of(p, i)), off, n);
+            if (n > 0)
+                worst = fmax(worst, off / n); /* a row of zeros (off <= 0 too) is known exactly */
         }
     }
     p->input_error = worst * (1 + 0x1p-30);
@@ -43,5 +55,8 @@ dp_status dp_step_build(dp_case *c, dp_err *e) {
 }
 
 void dp_step_free(dp_case *c) {
-    for (int i = 0; i < 3; i++) dp_conv_free(&c->step.conv[i]), dp_conv_result_free(&c->step.rad[i]);
+    for (int i = 0; i < 3; i++) {
+        dp_conv_free(&c->step.conv[i]);
+        dp_conv_result_free(&c->step.rad[i]);
+    }
 }

@@ -1,14 +1,16 @@
-/* deltaproof check CASE...: what must hold between runs, without a truth (invariants.h). Exit status 0: everything held, 1: something did not, 2: could not run.
- * --tokens and --heads give the case's problem another size, with the same law of inputs, for sizes where no truth is affordable; its heads are then made and
- * checked in blocks of --block heads, so that memory holds one block at a time. */
+/* deltaproof check CASE...: what must hold between runs, without a truth (invariants.h). Exit
+ * status 0: everything held, 1: something did not, 2: could not run.
+ * --tokens and --heads give the case's problem another size, with the same law of inputs, for sizes
+ * where no truth is affordable; its heads are then made and checked in blocks of --block heads, so
+ * that memory holds one block at a time. */
 #define _GNU_SOURCE
-#include "harness/case/case.h"
 #include "commands.h"
+#include "harness/case/case.h"
 #include "harness/device/device_procs.h"
 #include "harness/search/invariants.h"
 #include "options.h"
-#include "ref/files/output.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/files/output.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -23,22 +25,37 @@ typedef struct {
     dp_check_subject s;
 } options;
 
-enum { OPT_TOKENS = 256, OPT_HEADS, OPT_BLOCK, OPT_ONLY, OPT_JSON, OPT_FORWARD, OPT_EVERY, OPT_WAY };
+enum {
+    OPT_TOKENS = 256,
+    OPT_HEADS,
+    OPT_BLOCK,
+    OPT_ONLY,
+    OPT_JSON,
+    OPT_FORWARD,
+    OPT_EVERY,
+    OPT_WAY
+};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
-    case OPT_WAY: o->s.way = dp_option_name(st, "way", arg, dp_cuda_way_names, DP_NCUDA_WAYS); break;
+    case OPT_WAY:
+        o->s.way = dp_option_name(st, "way", arg, dp_cuda_way_names, DP_NCUDA_WAYS);
+        break;
     case OPT_TOKENS: o->tokens = dp_option_number(st, "tokens", arg, 1, (int64_t)1 << 30); break;
     case OPT_HEADS: o->heads = (int)dp_option_number(st, "heads", arg, 1, 1 << 20); break;
     case OPT_BLOCK: o->block = (int)dp_option_number(st, "block", arg, 1, 1 << 20); break;
-    case OPT_ONLY: o->only = dp_check_names[dp_option_name(st, "only", arg, dp_check_names, DP_NCHECKS)]; break;
+    case OPT_ONLY:
+        o->only = dp_check_names[dp_option_name(st, "only", arg, dp_check_names, DP_NCHECKS)];
+        break;
     case OPT_EVERY: o->every = 1; break;
     case OPT_FORWARD: o->forward = 1; break;
     case OPT_JSON: o->json = arg; break;
     case ARGP_KEY_END:
         if (!o->of.nname) argp_error(st, "name a case");
-        if (o->s.way && (!o->of.nbackend || o->of.backend[0] == DP_BACKEND_SIM)) argp_error(st, "--way %s: a way of the CUDA kernels (--backend cuda or nccl)", dp_cuda_way_names[o->s.way]);
+        if (o->s.way && (!o->of.nbackend || o->of.backend[0] == DP_BACKEND_SIM))
+            argp_error(st, "--way %s: a way of the CUDA kernels (--backend cuda or nccl)",
+                       dp_cuda_way_names[o->s.way]);
         break;
     default: return dp_option(key, arg, st, &o->of);
     }
@@ -48,13 +65,23 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
     {"backend", DP_OPT_BACKEND, "NAME", 0, "sim (default), cuda or nccl", 0},
-    {"way", OPT_WAY, "NAME", 0, "which CUDA kernels (default plain; segments: those that are benchmarked; see run --help)", 0},
-    {"only", OPT_ONLY, "CHECK", 0, "one check: repeat causality causality-chunk anticausality heads packed prefix scale-v scale-do sign-q sign-kv ranks transpose ranks-bound", 0},
+    {"way", OPT_WAY, "NAME", 0,
+     "which CUDA kernels (default plain; segments: those that are benchmarked; see run --help)", 0},
+    {"only", OPT_ONLY, "CHECK", 0,
+     "one check: repeat causality causality-chunk anticausality heads packed prefix scale-v "
+     "scale-do sign-q sign-kv ranks transpose ranks-bound",
+     0},
     {"forward", OPT_FORWARD, 0, 0, "leave gradients out", 0},
     {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
-    {"heads", OPT_HEADS, "HV", 0, "that many heads (R and the law of inputs as in the case, H = HV)", 0},
-    {"block", OPT_BLOCK, "N", 0, "with --tokens or --heads: heads made and checked at a time (default: so many that each block takes one check, at least 2)", 0},
-    {"every", OPT_EVERY, 0, 0, "every check on every block (default: blocks take them in turn, each check sees one block)", 0},
+    {"heads", OPT_HEADS, "HV", 0,
+     "that many heads (R and the law of inputs as in the case, H = HV)", 0},
+    {"block", OPT_BLOCK, "N", 0,
+     "with --tokens or --heads: heads made and checked at a time (default: so many that each block "
+     "takes one check, at least 2)",
+     0},
+    {"every", OPT_EVERY, 0, 0,
+     "every check on every block (default: blocks take them in turn, each check sees one block)",
+     0},
     {"json", OPT_JSON, "FILE", 0, "write the results there", 0},
     {0}};
 
@@ -71,13 +98,17 @@ static uint64_t mix(uint64_t x) {
     return x ^ x >> 31;
 }
 
-/* Sum of four 16-bit uniforms, mean 0, variance 1: near enough to normal where only the size matters. */
+/* Sum of four 16-bit uniforms, mean 0, variance 1: near enough to normal where only the size
+ * matters. */
 static double near_normal(uint64_t seed, uint64_t i) {
     const uint64_t h = mix(seed ^ mix(i));
-    return ((double)((h & 0xffff) + (h >> 16 & 0xffff) + (h >> 32 & 0xffff) + (h >> 48)) - 2 * 65535.0) / (65536 * 0.57735026918962576);
+    return ((double)((h & 0xffff) + (h >> 16 & 0xffff) + (h >> 32 & 0xffff) + (h >> 48)) -
+            2 * 65535.0) /
+           (65536 * 0.57735026918962576);
 }
 
-/* Inputs of a large problem: unit keys and queries unless the kernel normalises them, gates and betas by the case's law. */
+/* Inputs of a large problem: unit keys and queries unless the kernel normalises them, gates and
+ * betas by the case's law. */
 static void fill_large(dp_problem *p, const dp_case *c, uint64_t seed) {
     const dp_inputs_spec *s = &c->spec;
     const int round = c->input_dtype == DP_BF16, Kg = dp_Kg(p), K = p->K;
@@ -87,32 +118,47 @@ static void fill_large(dp_problem *p, const dp_case *c, uint64_t seed) {
 #pragma omp parallel for
         for (int64_t r = 0; r < rows; r++) {
             double n = 0;
-            for (int x = 0; x < K; x++) key[z][r * K + x] = near_normal(seed + z, r * K + x), n += key[z][r * K + x] * key[z][r * K + x];
-            for (int x = 0; x < K; x++) key[z][r * K + x] = dp_bf16d(key[z][r * K + x] / (p->l2norm ? 1 : sqrt(n)));
+            for (int x = 0; x < K; x++) {
+                key[z][r * K + x] = near_normal(seed + z, r * K + x);
+                n += key[z][r * K + x] * key[z][r * K + x];
+            }
+
+            for (int x = 0; x < K; x++)
+                key[z][r * K + x] = dp_bf16d(key[z][r * K + x] / (p->l2norm ? 1 : sqrt(n)));
         }
     }
 #pragma omp parallel for
-    for (int64_t i = 0; i < p->T * p->HV * p->R * p->V; i++) p->v[i] = dp_bf16d(near_normal(seed + 2, i));
+    for (int64_t i = 0; i < p->T * p->HV * p->R * p->V; i++)
+        p->v[i] = dp_bf16d(near_normal(seed + 2, i));
 #pragma omp parallel for
     for (int64_t i = 0; i < p->T * p->HV * Kg; i++) {
-        const double u = (double)(mix((seed + 3) ^ mix((uint64_t)i)) >> 11) * 0x1p-53, g = p->gate == DP_GATE_LOG ? s->g_scale * dp_log1p(-u) : s->g_mean + s->g_scale * near_normal(seed + 3, i);
+        const double u = (double)(mix((seed + 3) ^ mix((uint64_t)i)) >> 11) * 0x1p-53,
+                     g = p->gate == DP_GATE_LOG ? s->g_scale * dp_log1p(-u)
+                                                : s->g_mean + s->g_scale * near_normal(seed + 3, i);
         p->g[i] = round ? dp_bf16d(g) : dp_fp32(g);
     }
 #pragma omp parallel for
     for (int64_t i = 0; i < p->T * p->HV * p->R; i++) {
         const double u = (double)(mix((seed + 4) ^ mix((uint64_t)i)) >> 11) * 0x1p-53;
-        const double b = p->beta_form == DP_BETA_PLAIN ? s->beta_lo + (s->beta_hi - s->beta_lo) * u : s->beta_lo + s->beta_hi * near_normal(seed + 4, i);
+        const double b = p->beta_form == DP_BETA_PLAIN
+                             ? s->beta_lo + (s->beta_hi - s->beta_lo) * u
+                             : s->beta_lo + s->beta_hi * near_normal(seed + 4, i);
         p->beta[i] = round ? dp_bf16d(b) : dp_fp32(b);
     }
-    for (int64_t i = 0; p->A_log && i < p->HV; i++) p->A_log[i] = dp_fp32(0.5 + 0.125 * (double)(i % 8));
-    for (int64_t i = 0; p->dt_bias && i < (int64_t)p->HV * Kg; i++) p->dt_bias[i] = dp_fp32(-3 + 0.03125 * (double)(i % 32));
+    for (int64_t i = 0; p->A_log && i < p->HV; i++)
+        p->A_log[i] = dp_fp32(0.5 + 0.125 * (double)(i % 8));
+    for (int64_t i = 0; p->dt_bias && i < (int64_t)p->HV * Kg; i++)
+        p->dt_bias[i] = dp_fp32(-3 + 0.03125 * (double)(i % 32));
 #pragma omp parallel for
-    for (int64_t i = 0; i < (p->dout ? p->T * p->HV * p->V : 0); i++) p->dout[i] = dp_bf16d(near_normal(seed + 5, i));
+    for (int64_t i = 0; i < (p->dout ? p->T * p->HV * p->V : 0); i++)
+        p->dout[i] = dp_bf16d(near_normal(seed + 5, i));
 }
 
 static dp_problem large(const dp_case *c, const options *o, int heads, uint64_t seed) {
     dp_problem p = c->p;
-    p.T = o->tokens ? o->tokens : c->p.T, p.H = p.HV = heads, p.cu = NULL;
+    p.T = o->tokens ? o->tokens : c->p.T;
+    p.H = p.HV = heads;
+    p.cu = NULL;
     p.s0 = p.dstate = p.A_log = p.dt_bias = p.dout = NULL;
     dp_problem_alloc(&p);
     if (c->p.A_log) p.A_log = dp_doubles(heads);
@@ -122,55 +168,82 @@ static dp_problem large(const dp_case *c, const options *o, int heads, uint64_t 
     return p;
 }
 
-static void record(json_t *list, const char *name, const dp_problem *p, int N, const options *o, int head0, const dp_check *c) {
-    json_t *x = json_pack("{ss sI si si ss ss ss ss ss sI sf}", "case", name, "T", (json_int_t)p->T, "HV", p->HV, "ranks", N, "backend", dp_backend_names[o->s.backend], "base", dp_base_names[o->s.base],
-                          "check", c->name, "promise", c->promise, "verdict", dp_verdict_names[c->verdict], "compared", (json_int_t)c->compared, "seconds", c->seconds);
+static void record(json_t *list, const char *name, const dp_problem *p, int N, const options *o,
+                   int head0, const dp_check *c) {
+    json_t *x = json_pack("{ss sI si si ss ss ss ss ss sI sf}", "case", name, "T", (json_int_t)p->T,
+                          "HV", p->HV, "ranks", N, "backend", dp_backend_names[o->s.backend],
+                          "base", dp_base_names[o->s.base], "check", c->name, "promise", c->promise,
+                          "verdict", dp_verdict_names[c->verdict], "compared",
+                          (json_int_t)c->compared, "seconds", c->seconds);
     json_object_set_new(x, "first_head", json_integer(head0));
     if (o->s.way) json_object_set_new(x, "way", json_string(dp_cuda_way_names[o->s.way]));
     if (c->why[0]) json_object_set_new(x, "why", json_string(c->why));
     json_array_append_new(list, x);
 }
 
-/* Blocks of heads take the checks in turn, so that each check sees one block and each block some checks; --every: all of them. */
+/* Blocks of heads take the checks in turn, so that each check sees one block and each block some
+ * checks; --every: all of them. */
 static const char *of_block(const options *o, int block, int blocks, char *names, size_t n) {
     int k = 0;
     if (o->only || o->every || blocks < 2) return o->only;
-    for (int i = 0; i < DP_NCHECKS; i++) if (block >= DP_NCHECKS ? i == 0 : i % blocks == block) k += snprintf(names + k, n - (size_t)k, "%s%s", k ? "," : "", dp_check_names[i]);
+    for (int i = 0; i < DP_NCHECKS; i++)
+        if (block >= DP_NCHECKS ? i == 0 : i % blocks == block)
+            k += snprintf(names + k, n - (size_t)k, "%s%s", k ? "," : "", dp_check_names[i]);
     return names;
 }
 
-static dp_status check_problem(const char *name, const dp_problem *p, int N, const options *o, const char *only, int head0, int count[DP_NVERDICTS], json_t *list, dp_err *e) {
+static dp_status check_problem(const char *name, const dp_problem *p, int N, const options *o,
+                               const char *only, int head0, int count[DP_NVERDICTS], json_t *list,
+                               dp_err *e) {
     dp_checks r;
     const dp_status st = dp_checks_run(p, &o->s, N, !o->forward && p->dout != NULL, only, &r, e);
     for (int i = 0; i < r.n && !st; i++) {
         const dp_check *c = &r.c[i];
         count[c->verdict]++;
-        printf("%-8s %-14s %-26s %12lld entries %7.2f s  %s\n", dp_verdict_names[c->verdict], c->name, c->promise, (long long)c->compared, c->seconds, c->why);
+        printf("%-8s %-14s %-26s %12lld entries %7.2f s  %s\n", dp_verdict_names[c->verdict],
+               c->name, c->promise, (long long)c->compared, c->seconds, c->why);
         fflush(stdout);
         record(list, name, p, N, o, head0, c);
     }
     return st;
 }
 
-static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS], json_t *list, dp_err *e) {
+static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS], json_t *list,
+                            dp_err *e) {
     dp_case c;
     const int resized = o->tokens || o->heads;
     dp_status st = dp_case_load(path, &c, e);
     if (st) return st;
-    if (c.op != DP_OP_RECURRENCE) st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences have these checks", path, c.op_name);
-    else if (c.allow_nonfinite) st = dp_fail(e, DP_EINPUT, "%s: nonfinite = allow: equalities of NaN prove nothing", path);
+    if (c.op != DP_OP_RECURRENCE)
+        st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences have these checks", path,
+                     c.op_name);
+    else if (c.allow_nonfinite)
+        st = dp_fail(e, DP_EINPUT, "%s: nonfinite = allow: equalities of NaN prove nothing", path);
     if (!st) st = dp_options_split(&o->of, &c, o->tokens, e);
     const dp_one_run run = dp_options_one(&o->of, &c, NULL);
     const int N = run.ranks;
-    o->s.base = run.base, o->s.chain = run.chain, o->s.merge = run.merge, o->s.fault = o->of.fault, o->s.progress = resized, o->s.bf16_inputs = c.input_dtype == DP_BF16;
-    const int HV = o->heads ? o->heads : c.p.HV, each = HV / DP_NCHECKS > 2 ? HV / DP_NCHECKS : 2, block = !resized ? HV : o->block && o->block < HV ? o->block : o->block || HV < each ? HV : each;
+    o->s.base = run.base;
+    o->s.chain = run.chain;
+    o->s.merge = run.merge;
+    o->s.fault = o->of.fault;
+    o->s.progress = resized;
+    o->s.bf16_inputs = c.input_dtype == DP_BF16;
+    const int HV = o->heads ? o->heads : c.p.HV, each = HV / DP_NCHECKS > 2 ? HV / DP_NCHECKS : 2,
+              block = !resized                    ? HV
+                      : o->block && o->block < HV ? o->block
+                      : o->block || HV < each     ? HV
+                                                  : each;
     for (int h = 0; h < HV && !st; h += block) {
         const int n = h + block < HV ? block : HV - h;
         dp_problem p = resized ? large(&c, o, n, 1000 + 16 * (uint64_t)h) : c.p;
         char names[256] = "";
         const char *only = of_block(o, h / block, (HV + block - 1) / block, names, sizeof names);
-        printf("%s: T = %lld, heads %d to %d of %d, K = %d, V = %d, %d ranks, base %s, chain %s, %s%s%s%s%s\n", c.name, (long long)p.T, h, h + n - 1, HV, p.K, p.V, N, dp_base_names[o->s.base],
-               dp_formats[o->s.chain].name, dp_backend_names[o->s.backend], o->s.way ? ", way " : "", o->s.way ? dp_cuda_way_names[o->s.way] : "", o->s.fault ? ", fault " : "", o->s.fault ? dp_faults[o->s.fault].name : "");
+        printf("%s: T = %lld, heads %d to %d of %d, K = %d, V = %d, %d ranks, base %s, chain %s, "
+               "%s%s%s%s%s\n",
+               c.name, (long long)p.T, h, h + n - 1, HV, p.K, p.V, N, dp_base_names[o->s.base],
+               dp_formats[o->s.chain].name, dp_backend_names[o->s.backend],
+               o->s.way ? ", way " : "", o->s.way ? dp_cuda_way_names[o->s.way] : "",
+               o->s.fault ? ", fault " : "", o->s.fault ? dp_faults[o->s.fault].name : "");
         fflush(stdout);
         st = check_problem(c.name, &p, N, o, only, h, count, list, e);
         if (resized) dp_problem_free(&p);
@@ -181,27 +254,49 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
 
 int dp_cmd_check(int argc, char **argv) {
     options o = {.of = dp_options_new(1, 64)};
-    const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "CASE...", .doc = "Check what must hold between runs of one subject: causality, independence of heads and sequences, ranks, "
-        "prefixes, scaling and signs. No truth is needed, so any size will do.\vExit status 0 everything held, 1 something did not, 2 could not run."};
+    const struct argp a = {
+        .options = OPTIONS,
+        .parser = parse,
+        .args_doc = "CASE...",
+        .doc = "Check what must hold between runs of one subject: causality, independence of heads "
+               "and sequences, ranks, "
+               "prefixes, scaling and signs. No truth is needed, so any size will do.\vExit status "
+               "0 everything held, 1 something did not, 2 could not run."};
     dp_err e = {0};
     int count[DP_NVERDICTS] = {0}, rc = 0;
     json_t *list = json_array();
     argp_parse(&a, argc, argv, 0, NULL, &o);
     if (o.of.nbackend) o.s.backend = o.of.backend[0];
     if (o.s.backend == DP_BACKEND_NCCL) dp_procs_start();
-    const char *no = o.s.backend == DP_BACKEND_SIM ? NULL : dp_cuda_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
+    const char *no = o.s.backend == DP_BACKEND_SIM
+                         ? NULL
+                         : dp_cuda_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
     if (dp_output_check(o.json, &e)) rc = refuse(&e);
-    if (o.s.backend == DP_BACKEND_LAPACK) dp_fail(&e, DP_EINPUT, "--backend lapack: check knows sim, cuda and nccl"), rc = refuse(&e);
-    else if (no) dp_fail(&e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[o.s.backend], no), rc = refuse(&e);
+    if (o.s.backend == DP_BACKEND_LAPACK) {
+        dp_fail(&e, DP_EINPUT, "--backend lapack: check knows sim, cuda and nccl");
+        rc = refuse(&e);
+    }
+
+    else if (no) {
+        dp_fail(&e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[o.s.backend], no);
+        rc = refuse(&e);
+    }
+
     for (int i = 0; i < o.of.nname && !rc; i++) {
         char *path = dp_case_path(o.of.cases_dir, o.of.name[i]);
         if (check_case(path, &o, count, list, &e)) rc = refuse(&e);
         free(path);
     }
-    if (!o.json) json_decref(list);
-    else if (dp_json_write(list, o.json, 17, &e)) rc = refuse(&e);
+    if (!o.json)
+        json_decref(list);
+    else if (dp_json_write(list, o.json, 17, &e))
+        rc = refuse(&e);
     if (!rc) {
-        printf("CHECK: %s (%d held, %d did not, %d skipped)\n", count[DP_FAIL] ? "FAIL" : count[DP_PASS] ? "PASS" : "NOTHING CHECKED", count[DP_PASS], count[DP_FAIL], count[DP_SKIPPED]);
+        printf("CHECK: %s (%d held, %d did not, %d skipped)\n",
+               count[DP_FAIL]   ? "FAIL"
+               : count[DP_PASS] ? "PASS"
+                                : "NOTHING CHECKED",
+               count[DP_PASS], count[DP_FAIL], count[DP_SKIPPED]);
         rc = count[DP_FAIL] ? 1 : count[DP_PASS] ? 0 : 2;
     }
     return rc;

@@ -1,14 +1,16 @@
-/* deltaproof compare: two records side by side (record_diff.h), or the errors of many over their dates.
+/* deltaproof compare: two records side by side (record_diff.h), or the errors of many over their
+ * dates.
  *
- * compare OLD NEW [--again RECORD]... [--worse X] [--verbose] [--json FILE]: exit status 0 nothing worse; 1 something is worse; 2 they cannot be compared.
- * compare --history OUT.html RECORD..: reports/history.py over many records.
+ * compare OLD NEW [--again RECORD]... [--worse X] [--verbose] [--json FILE]: exit status 0 nothing
+ * worse; 1 something is worse; 2 they cannot be compared. compare --history OUT.html RECORD..:
+ * reports/history.py over many records.
  */
 #define _GNU_SOURCE
 #include "commands.h"
 #include "harness/base/home.h"
 #include "harness/record/record_diff.h"
-#include "ref/vocabulary/number.h"
 #include "ref/files/output.h"
+#include "ref/vocabulary/number.h"
 
 #include <argp.h>
 #include <errno.h>
@@ -30,13 +32,20 @@ static int refuse(const dp_err *e) {
     return 2;
 }
 
-static int compare(const options *o, const dp_old_record *a, const dp_old_record *b, const dp_old_record *again) {
+static int compare(const options *o, const dp_old_record *a, const dp_old_record *b,
+                   const dp_old_record *again) {
     FILE *f = o->json && !strcmp(o->json, "-") ? stderr : stdout;
-    const dp_diff_request q = {.old = a, .new = b, .again = again, .nagain = o->nagain, .verbose = o->verbose, .worse = o->worse};
+    const dp_diff_request q = {.old = a,
+                               .new = b,
+                               .again = again,
+                               .nagain = o->nagain,
+                               .verbose = o->verbose,
+                               .worse = o->worse};
     json_t *json = NULL;
     dp_err e = {0};
     int rc = dp_record_diff(&q, f, o->json ? &json : NULL);
-    if (rc == DP_DIFF_NOTHING_IN_COMMON) fprintf(stderr, "deltaproof: compare: the records have no run in common\n");
+    if (rc == DP_DIFF_NOTHING_IN_COMMON)
+        fprintf(stderr, "deltaproof: compare: the records have no run in common\n");
     if (json && dp_json_write(json, o->json, 17, &e)) rc = refuse(&e);
     return rc;
 }
@@ -47,33 +56,44 @@ static int compare_files(const options *o) {
     dp_output_check(o->json, &e);
     if (!e.code) dp_old_record_read(o->path[0], &a, &e);
     if (!e.code) dp_old_record_read(o->path[1], &b, &e);
-    for (int i = 0; i < o->nagain && !e.code; i++) dp_old_record_read(o->again[i], &again[i], &e);
+    for (int i = 0; i < o->nagain && !e.code; i++)
+        dp_old_record_read(o->again[i], &again[i], &e);
     const int rc = e.code ? refuse(&e) : compare(o, &a, &b, again);
-    dp_old_record_free(&a), dp_old_record_free(&b);
-    for (int i = 0; i < o->nagain; i++) dp_old_record_free(&again[i]);
+    dp_old_record_free(&a);
+    dp_old_record_free(&b);
+    for (int i = 0; i < o->nagain; i++)
+        dp_old_record_free(&again[i]);
     free(again);
     return rc;
 }
 
 /* Becomes the Python that draws. */
 static int history(const options *o) {
-    const char *py = dp_python(), *argv[264] = {py, DP_PYTHON_ISOLATED, dp_home("reports/history.py"), "--", o->history};
-    for (int i = 0; i < o->npath; i++) argv[6 + i] = o->path[i];
+    const char *py = dp_python(), *argv[264] = {py, DP_PYTHON_ISOLATED,
+                                                dp_home("reports/history.py"), "--", o->history};
+    for (int i = 0; i < o->npath; i++)
+        argv[6 + i] = o->path[i];
     fflush(stdout);
     execvp(argv[0], (char *const *)argv);
     fprintf(stderr, "deltaproof: cannot start %s: %s\n", argv[0], strerror(errno));
     return 2;
 }
 
-/* ---- the command ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 enum { OPT_AGAIN = 256, OPT_WORSE, OPT_JSON, OPT_HISTORY };
 static const struct argp_option OPTIONS[] = {
-    {"again", OPT_AGAIN, "RECORD", 0, "a further record of what made OLD, for the noise from run to run; may be repeated", 0},
-    {"worse", OPT_WORSE, "X", 0, "an error that grows by more than this factor, and by more than its noise, makes the exit status 1 (default: 1.25)", 0},
+    {"again", OPT_AGAIN, "RECORD", 0,
+     "a further record of what made OLD, for the noise from run to run; may be repeated", 0},
+    {"worse", OPT_WORSE, "X", 0,
+     "an error that grows by more than this factor, and by more than its noise, makes the exit "
+     "status 1 (default: 1.25)",
+     0},
     {"verbose", 'v', 0, 0, "print every error that moved, not only the 20 that moved most", 0},
     {"json", OPT_JSON, "FILE", 0, "write the comparison there; - for standard output", 0},
-    {"history", OPT_HISTORY, "OUT.html", 0, "draw the errors of all RECORDs, or of all below a folder, over their dates", 0}, {0}};
+    {"history", OPT_HISTORY, "OUT.html", 0,
+     "draw the errors of all RECORDs, or of all below a folder, over their dates", 0},
+    {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
@@ -83,7 +103,8 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         o->again[o->nagain++] = arg;
         break;
     case OPT_WORSE:
-        if (dp_number_real(arg, 1, HUGE_VAL, &o->worse) != DP_NUMBER_OK) argp_error(st, "--worse %s: must be a factor from 1 on", arg);
+        if (dp_number_real(arg, 1, HUGE_VAL, &o->worse) != DP_NUMBER_OK)
+            argp_error(st, "--worse %s: must be a factor from 1 on", arg);
         break;
     case OPT_JSON: o->json = arg; break;
     case OPT_HISTORY: o->history = arg; break;
@@ -99,10 +120,21 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 
 int dp_cmd_compare(int argc, char **argv) {
     options o = {.worse = WORSE};
-    const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "OLD NEW\n--history OUT.html RECORD...", .doc = "Compare two records: what moved, by how much against run-to-run noise, which verdicts changed.\v"
-        "A record is a results.json or the folder that holds it. Exit status 0 nothing worse, 1 worse, 2 they cannot be compared."};
+    const struct argp a = {.options = OPTIONS,
+                           .parser = parse,
+                           .args_doc = "OLD NEW\n--history OUT.html RECORD...",
+                           .doc = "Compare two records: what moved, by how much against run-to-run "
+                                  "noise, which verdicts changed.\v"
+                                  "A record is a results.json or the folder that holds it. Exit "
+                                  "status 0 nothing worse, 1 worse, 2 they cannot be compared."};
     argp_parse(&a, argc, argv, 0, NULL, &o);
-    if (o.history) return o.npath ? history(&o) : (fprintf(stderr, "deltaproof: compare --history: name records\n"), 2);
-    if (o.npath != 2) return fprintf(stderr, "deltaproof: compare: name two records, OLD and NEW\n"), 2;
+    if (o.history)
+        return o.npath ? history(&o)
+                       : (fprintf(stderr, "deltaproof: compare --history: name records\n"), 2);
+    if (o.npath != 2) {
+        fprintf(stderr, "deltaproof: compare: name two records, OLD and NEW\n");
+        return 2;
+    }
+
     return compare_files(&o);
 }

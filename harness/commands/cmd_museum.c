@@ -1,11 +1,12 @@
-/* deltaproof museum [CASE...]: every deliberate fault against the cases (museum.h). Exit status 0: every fault was seen and nothing was red without one;
- * 1: a fault went unseen or a run without a fault was red; 2: could not run. */
+/* deltaproof museum [CASE...]: every deliberate fault against the cases (museum.h). Exit status 0:
+ * every fault was seen and nothing was red without one; 1: a fault went unseen or a run without a
+ * fault was red; 2: could not run. */
 #define _GNU_SOURCE
-#include "ref/files/cache.h"
-#include "ref/files/output.h"
 #include "commands.h"
 #include "harness/search/museum.h"
 #include "options.h"
+#include "ref/files/cache.h"
+#include "ref/files/output.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -15,7 +16,7 @@
 
 typedef struct {
     dp_options of;
-    const char *out, *fault;     /* fault: of the pipeline or of the kernels */
+    const char *out, *fault; /* fault: of the pipeline or of the kernels */
     int kernels;
     dp_museum_options o;
 } options;
@@ -25,14 +26,22 @@ enum { OPT_ALL = 256, OPT_FAULT, OPT_LOCATE, OPT_KERNELS, OPT_OUT };
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
-    case OPT_ALL: o->o.all = 1, o->o.nlocate = -1; break;
+    case OPT_ALL:
+        o->o.all = 1;
+        o->o.nlocate = -1;
+        break;
     case OPT_FAULT: o->fault = arg; break;
     case OPT_KERNELS: o->kernels = 1; break;
-    case OPT_LOCATE: o->o.nlocate = (int)dp_option_number(st, "locate", arg, 0, 1000000), o->o.nlocate = o->o.nlocate ? o->o.nlocate : -1; break;
+    case OPT_LOCATE:
+        o->o.nlocate = (int)dp_option_number(st, "locate", arg, 0, 1000000);
+        o->o.nlocate = o->o.nlocate ? o->o.nlocate : -1;
+        break;
     case OPT_OUT: o->out = arg; break;
     case ARGP_KEY_END:
-        if (o->kernels && (o->of.nname || o->o.all)) argp_error(st, "--kernels has a list of problems of its own");
-        if (!o->kernels && o->fault && dp_fault_find(o->fault) < 1) argp_error(st, "--fault %s: not known (see list --faults)", o->fault);
+        if (o->kernels && (o->of.nname || o->o.all))
+            argp_error(st, "--kernels has a list of problems of its own");
+        if (!o->kernels && o->fault && dp_fault_find(o->fault) < 1)
+            argp_error(st, "--fault %s: not known (see list --faults)", o->fault);
         if (!o->kernels && o->fault) o->o.only = (dp_fault)dp_fault_find(o->fault);
         break;
     default: return dp_option(key, arg, st, &o->of);
@@ -42,10 +51,17 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
-    {"all", OPT_ALL, 0, 0, "every case, base, chain and merge order, every red run located (hours); default: generated cases, bases fp32 and bf16", 0},
-    {"kernels", OPT_KERNELS, 0, 0, "the faults of the CUDA kernels instead (gpu/fault.cuh), in a build that has them; --out writes kernels.json", 0},
+    {"all", OPT_ALL, 0, 0,
+     "every case, base, chain and merge order, every red run located (hours); default: generated "
+     "cases, bases fp32 and bf16",
+     0},
+    {"kernels", OPT_KERNELS, 0, 0,
+     "the faults of the CUDA kernels instead (gpu/fault.cuh), in a build that has them; --out "
+     "writes kernels.json",
+     0},
     {"fault", OPT_FAULT, "NAME", 0, "this fault only", 0},
-    {"locate", OPT_LOCATE, "CASES", 0, "cases in which a red run of each fault is localised (default 3; 0: every case)", 0},
+    {"locate", OPT_LOCATE, "CASES", 0,
+     "cases in which a red run of each fault is localised (default 3; 0: every case)", 0},
     {"out", OPT_OUT, "DIR", 0, "write museum.json there; `deltaproof report DIR` then shows it", 0},
     DP_ROW_CACHE,
     {0}};
@@ -57,7 +73,8 @@ static int refuse(const dp_err *e) {
 
 static int status(const options *o, const dp_museum *m) {
     int unseen = 0;
-    for (int f = 1; f < DP_NFAULTS; f++) unseen += (!o->o.only || (int)o->o.only == f) && !m->row[f].red;
+    for (int f = 1; f < DP_NFAULTS; f++)
+        unseen += (!o->o.only || (int)o->o.only == f) && !m->row[f].red;
     return m->clean_red || unseen ? 1 : 0;
 }
 
@@ -81,29 +98,42 @@ static int kernels(const options *o) {
     int rc = st ? refuse(&e) : dp_kernel_museum_unseen(m) ? 1 : 0;
     if (!st) dp_kernel_museum_print(m, stdout);
     if (!st && file) {
-        if (dp_kernel_museum_write(m, file, &e)) rc = refuse(&e);
-        else printf("record: %s\n", file);
+        if (dp_kernel_museum_write(m, file, &e))
+            rc = refuse(&e);
+        else
+            printf("record: %s\n", file);
     }
-    free(m), free(file);
+    free(m);
+    free(file);
     return rc;
 }
 
 int dp_cmd_museum(int argc, char **argv) {
     options o = {.of = dp_options_new(0, 256), .o = {.nlocate = 3, .quiet = !isatty(2)}};
-    const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "[CASE...]", .doc = "Switch every deliberate fault on, run the cases, and say which verdict goes red and where it points."
-        "\vExit status 0 every fault was seen, 1 one was not or a run without a fault was red, 2 could not run."};
+    const struct argp a = {.options = OPTIONS,
+                           .parser = parse,
+                           .args_doc = "[CASE...]",
+                           .doc = "Switch every deliberate fault on, run the cases, and say which "
+                                  "verdict goes red and where it points."
+                                  "\vExit status 0 every fault was seen, 1 one was not or a run "
+                                  "without a fault was red, 2 could not run."};
     dp_err e = {0};
     char **paths = NULL, *file;
     int n = 0;
     argp_parse(&a, argc, argv, 0, NULL, &o);
     o.o.cache = o.of.cache;
-    if (o.out && dp_make_dirs(o.out)) return fprintf(stderr, "deltaproof: museum: --out %s: %s\n", o.out, strerror(errno)), 2;
+    if (o.out && dp_make_dirs(o.out)) {
+        fprintf(stderr, "deltaproof: museum: --out %s: %s\n", o.out, strerror(errno));
+        return 2;
+    }
+
     if (o.kernels) return kernels(&o);
     file = file_of(&o, "museum.json");
     if (file) dp_output_check(file, &e);
     if (!e.code && o.of.nname) {
         paths = dp_calloc((size_t)o.of.nname, sizeof *paths);
-        for (; n < o.of.nname; n++) paths[n] = dp_case_path(o.of.cases_dir, o.of.name[n]);
+        for (; n < o.of.nname; n++)
+            paths[n] = dp_case_path(o.of.cases_dir, o.of.name[n]);
     } else if (!e.code) {
         dp_case_find_all(o.of.cases_dir, &paths, &n, &e);
     }
@@ -116,10 +146,15 @@ int dp_cmd_museum(int argc, char **argv) {
     int rc = st ? refuse(&e) : status(&o, m);
     if (!st) dp_museum_print(m, &o.o, stdout);
     if (!st && file) {
-        if (dp_museum_write(m, file, &e)) rc = refuse(&e);
-        else printf("record: %s\n", file);
+        if (dp_museum_write(m, file, &e))
+            rc = refuse(&e);
+        else
+            printf("record: %s\n", file);
     }
-    for (int i = 0; i < n; i++) free(paths[i]);
-    free(paths), free(m), free(file);
+    for (int i = 0; i < n; i++)
+        free(paths[i]);
+    free(paths);
+    free(m);
+    free(file);
     return rc;
 }

@@ -1,12 +1,13 @@
-/* deltaproof shrink CASE: the smallest input that still fails for the same reason (shrink.h), as a new case file. Exit status 0: written,
- * 1: --museum: a fault is not found where it lives or its case does not get 20 times smaller, 2: nothing fails, or bad input. */
+/* deltaproof shrink CASE: the smallest input that still fails for the same reason (shrink.h), as a
+ * new case file. Exit status 0: written, 1: --museum: a fault is not found where it lives or its
+ * case does not get 20 times smaller, 2: nothing fails, or bad input. */
 #define _GNU_SOURCE
-#include "ref/files/output.h"
-#include "harness/search/bisect.h"
 #include "commands.h"
+#include "harness/search/bisect.h"
 #include "harness/search/museum.h"
-#include "options.h"
 #include "harness/search/shrink.h"
+#include "options.h"
+#include "ref/files/output.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -27,10 +28,14 @@ static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
     DP_ROW_MEMORY,
     DP_ROW_CACHE,
-    {"subject", DP_OPT_SUBJECT, "LIB", 0, "shrink what makes a kernel in a shared library fail (harness/deltaproof_subject.h)", 0},
+    {"subject", DP_OPT_SUBJECT, "LIB", 0,
+     "shrink what makes a kernel in a shared library fail (harness/deltaproof_subject.h)", 0},
     {"tries", OPT_TRIES, "N", 0, "stop after so many problems tried (default: 20000)", 0},
     {"output", 'o', "FILE", 0, "case file to write (default: CASE.min.case here)", 0},
-    {"museum", OPT_MUSEUM, "[DIR]", OPTION_ARG_OPTIONAL, "every deliberate fault: shrink the largest generated case that shows it, print a table (and write the cases to DIR)", 0},
+    {"museum", OPT_MUSEUM, "[DIR]", OPTION_ARG_OPTIONAL,
+     "every deliberate fault: shrink the largest generated case that shows it, print a table (and "
+     "write the cases to DIR)",
+     0},
     {"outputs", OPT_OUTPUTS, "FILE", OPTION_HIDDEN, "", 0},
     {0}};
 
@@ -38,13 +43,23 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
     case 'o': o->output = arg; break;
-    case OPT_OUTPUTS: argp_error(st, "--outputs: numbers in a file cannot be computed again for a smaller input; give the program as a shared library (--subject)"); break;
+    case OPT_OUTPUTS:
+        argp_error(st, "--outputs: numbers in a file cannot be computed again for a smaller input; "
+                       "give the program as a shared library (--subject)");
+        break;
     case OPT_TRIES: o->tries = (int)dp_option_number(st, "tries", arg, 1, INT32_MAX); break;
-    case OPT_MUSEUM: o->want_museum = 1, o->museum = arg; break;
+    case OPT_MUSEUM:
+        o->want_museum = 1;
+        o->museum = arg;
+        break;
     case ARGP_KEY_END:
         if (!o->want_museum && !o->of.nname) argp_error(st, "name a case");
-        if (o->want_museum && o->of.nname) argp_error(st, "--museum takes no case; it finds one for every fault (of --fault: for that one)");
-        if (o->of.subject && o->of.fault) argp_error(st, "--fault goes with the simulated ranks, not with --subject");
+        if (o->want_museum && o->of.nname)
+            argp_error(
+                st,
+                "--museum takes no case; it finds one for every fault (of --fault: for that one)");
+        if (o->of.subject && o->of.fault)
+            argp_error(st, "--fault goes with the simulated ranks, not with --subject");
         break;
     default: return dp_option(key, arg, st, &o->of);
     }
@@ -53,43 +68,72 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 
 static void shape_text(const dp_case *c, int ranks, char *out, size_t size) {
     const dp_problem *p = &c->p;
-    if (c->op == DP_OP_CHAIN) snprintf(out, size, "%d factors, K %d", c->ch.n, c->ch.K);
-    else if (c->op == DP_OP_CONV) snprintf(out, size, "T %lld on %d ranks, D %d, W %d, %d sequences", (long long)c->conv.T, ranks, c->conv.D, c->conv.W, c->conv.Nseq);
-    else snprintf(out, size, "T %lld on %d ranks, H %d, HV %d, K %d, V %d, R %d, %d sequences", (long long)p->T, ranks, p->H, p->HV, p->K, p->V, p->R, p->Nseq);
+    if (c->op == DP_OP_CHAIN)
+        snprintf(out, size, "%d factors, K %d", c->ch.n, c->ch.K);
+    else if (c->op == DP_OP_CONV)
+        snprintf(out, size, "T %lld on %d ranks, D %d, W %d, %d sequences", (long long)c->conv.T,
+                 ranks, c->conv.D, c->conv.W, c->conv.Nseq);
+    else
+        snprintf(out, size, "T %lld on %d ranks, H %d, HV %d, K %d, V %d, R %d, %d sequences",
+                 (long long)p->T, ranks, p->H, p->HV, p->K, p->V, p->R, p->Nseq);
 }
 
-static void on_step(const char *what, const dp_case *c, int ranks, int64_t numbers, int tries, void *arg) {
-    (void)c, (void)ranks;
+static void on_step(const char *what, const dp_case *c, int ranks, int64_t numbers, int tries,
+                    void *arg) {
+    (void)c;
+    (void)ranks;
     const options *o = arg;
-    if (o->log) fprintf(o->log, "  %-52s %9lld numbers  %5d tried\n", what, (long long)numbers, tries), fflush(o->log);
+    if (o->log) {
+        fprintf(o->log, "  %-52s %9lld numbers  %5d tried\n", what, (long long)numbers, tries);
+        fflush(o->log);
+    }
 }
 
 static dp_shrink_options request(const options *o, const dp_case *c, const dp_subject *s) {
     const dp_one_run x = dp_options_one(&o->of, c, s);
-    return (dp_shrink_options){.ranks = x.ranks, .base = x.base, .chain = x.chain, .merge = x.merge, .fault = o->of.fault, .subject = s, .limit_s = o->of.limit_s, .max_tries = o->tries, .cache = o->of.cache,
-                               .step = on_step, .arg = (void *)o};
+    return (dp_shrink_options){.ranks = x.ranks,
+                               .base = x.base,
+                               .chain = x.chain,
+                               .merge = x.merge,
+                               .fault = o->of.fault,
+                               .subject = s,
+                               .limit_s = o->of.limit_s,
+                               .max_tries = o->tries,
+                               .cache = o->of.cache,
+                               .step = on_step,
+                               .arg = (void *)o};
 }
 
 static char *command_of(const options *o, const dp_case *c, const dp_shrink_options *r) {
     char *text;
-    if (asprintf(&text, "deltaproof shrink %s --ranks %d --base %s --chain %s --merge %s%s%s%s%s", c->name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name, dp_merge_names[r->merge],
-                 r->fault ? " --fault " : "", r->fault ? dp_faults[r->fault].name : "", o->of.subject ? " --subject " : "", o->of.subject ? o->of.subject : "") < 0) abort();
+    if (asprintf(&text, "deltaproof shrink %s --ranks %d --base %s --chain %s --merge %s%s%s%s%s",
+                 c->name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name,
+                 dp_merge_names[r->merge], r->fault ? " --fault " : "",
+                 r->fault ? dp_faults[r->fault].name : "", o->of.subject ? " --subject " : "",
+                 o->of.subject ? o->of.subject : "") < 0)
+        abort();
     return text;
 }
 
 /* What was written is read again and must fail for the same reason. */
-static dp_status write_and_check(const options *o, const dp_case *c, const dp_shrink_options *r, dp_shrunk *s, const char *path, dp_err *e) {
+static dp_status write_and_check(const options *o, const dp_case *c, const dp_shrink_options *r,
+                                 dp_shrunk *s, const char *path, dp_err *e) {
     char why[256], reason[1024], *source = command_of(o, c, r);
     dp_failure f;
     dp_case again;
     dp_failure_text(&s->after, why, sizeof why);
-    snprintf(reason, sizeof reason, "The smallest part of %.255s (%lld of its %lld numbers) that fails for the same reason: %.200s.", c->name, (long long)s->numbers, (long long)s->numbers_before, why);
+    snprintf(reason, sizeof reason,
+             "The smallest part of %.255s (%lld of its %lld numbers) that fails for the same "
+             "reason: %.200s.",
+             c->name, (long long)s->numbers, (long long)s->numbers_before, why);
     dp_status st = dp_case_write(&s->c, reason, source, path, e);
     free(source);
     if (st || (st = dp_case_load(path, &again, e))) return st;
     const dp_shrink_options now = {.fault = r->fault, .subject = r->subject, .limit_s = r->limit_s};
-    st = dp_failure_of(&again, &now, s->before.kind == DP_FAILS_UNSTEADY ? DP_BISECT_RUNS : 1, 1, &f, e);
-    if (!st && !dp_failure_same(&s->before, &f)) st = dp_fail(e, DP_EIO, "%s: read again it does not fail as before", path);
+    st = dp_failure_of(&again, &now, s->before.kind == DP_FAILS_UNSTEADY ? DP_BISECT_RUNS : 1, 1,
+                       &f, e);
+    if (!st && !dp_failure_same(&s->before, &f))
+        st = dp_fail(e, DP_EIO, "%s: read again it does not fail as before", path);
     dp_case_free(&again);
     return st;
 }
@@ -98,70 +142,105 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
     const dp_shrink_options r = request(o, c, lib);
     dp_shrunk s;
     char text[256], *path;
-    if (o->output) path = strdup(o->output);
-    else if (asprintf(&path, "%s.min.case", c->name) < 0) abort();
-    if (strlen(path) < 6 || strcmp(path + strlen(path) - 5, ".case")) dp_fail(e, DP_EINPUT, "%s: the name of a case file ends in .case", path);
-    if (e->code || dp_output_check(path, e)) return free(path), 2;
+    if (o->output)
+        path = strdup(o->output);
+    else if (asprintf(&path, "%s.min.case", c->name) < 0)
+        abort();
+    if (strlen(path) < 6 || strcmp(path + strlen(path) - 5, ".case"))
+        dp_fail(e, DP_EINPUT, "%s: the name of a case file ends in .case", path);
+    if (e->code || dp_output_check(path, e)) {
+        free(path);
+        return 2;
+    }
+
     o->log = stdout;
-    if (c->op > DP_OP_CONV) return dp_shrink(c, &r, &s, e), free(path), 2;
+    if (c->op > DP_OP_CONV) {
+        dp_shrink(c, &r, &s, e);
+        free(path);
+        return 2;
+    }
+
     shape_text(c, r.ranks, text, sizeof text);
-    printf("%s: %s, base %s, chain %s%s%s: %lld numbers\n", c->name, text, dp_base_names[r.base], dp_formats[r.chain].name, r.fault ? ", fault " : "", r.fault ? dp_faults[r.fault].name : "",
-           (long long)dp_case_numbers(c, NULL));
+    printf("%s: %s, base %s, chain %s%s%s: %lld numbers\n", c->name, text, dp_base_names[r.base],
+           dp_formats[r.chain].name, r.fault ? ", fault " : "",
+           r.fault ? dp_faults[r.fault].name : "", (long long)dp_case_numbers(c, NULL));
     fflush(stdout);
     dp_status st = dp_shrink(c, &r, &s, e);
     if (!st) {
         st = write_and_check(o, c, &r, &s, path, e);
         shape_text(&s.c, s.c.ranks[0], text, sizeof text);
-        if (!st) printf("%s\n%lld numbers, %lld of them not zero: %.4gx smaller, %d problems tried\n", text, (long long)s.numbers, (long long)s.nonzero, (double)s.numbers_before / (double)s.numbers, s.tries);
+        if (!st)
+            printf("%s\n%lld numbers, %lld of them not zero: %.4gx smaller, %d problems tried\n",
+                   text, (long long)s.numbers, (long long)s.nonzero,
+                   (double)s.numbers_before / (double)s.numbers, s.tries);
         dp_failure_text(&s.before, text, sizeof text);
         if (!st) printf("before: %s%s\n", text, s.before.red ? "; the run fails" : "");
         dp_failure_text(&s.after, text, sizeof text);
-        if (!st) printf("after:  %s%s\nwritten: %s\n", text, s.after.red ? "; the run fails" : "", path);
+        if (!st)
+            printf("after:  %s%s\nwritten: %s\n", text, s.after.red ? "; the run fails" : "", path);
         dp_shrink_free(&s);
     }
     free(path);
     return st ? 2 : 0;
 }
 
-/* ---- the museum ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- the museum ------------------------------------------------------------------------------ */
 
 /* Is it found in its stage, on a rank and head where it acts? */
 static int found_right(const dp_case *c, dp_fault fault, const dp_failure *f) {
     dp_sim s;
-    if (c->op != DP_OP_RECURRENCE) return 1;                     /* one stage, no ranks that matter to it */
-    if (!dp_fault_lives_in(fault, f->stage) || dp_sim_new(&s, &c->p, c->base[0], c->ranks[0], fault, NULL)) return 0;
-    for (int k = 0; k < DP_BISECT_RUNS; k++) dp_sim_run(&s, c->chain[0], c->merge[0], c->backward);
+    if (c->op != DP_OP_RECURRENCE) return 1; /* one stage, no ranks that matter to it */
+    if (!dp_fault_lives_in(fault, f->stage) ||
+        dp_sim_new(&s, &c->p, c->base[0], c->ranks[0], fault, NULL))
+        return 0;
+    for (int k = 0; k < DP_BISECT_RUNS; k++)
+        dp_sim_run(&s, c->chain[0], c->merge[0], c->backward);
     const int acts = dp_fault_acted(&c->p, s.hit, c->ranks[0], f->rank, f->head, f->tensor);
     dp_sim_free(&s);
     return acts;
 }
 
-typedef struct { char *path; int64_t numbers; } candidate;
+typedef struct {
+    char *path;
+    int64_t numbers;
+} candidate;
 static int larger_first(const void *a, const void *b) {
     const int64_t x = ((const candidate *)a)->numbers, y = ((const candidate *)b)->numbers;
     return (x < y) - (x > y);
 }
 
-/* Does it show, in its own stage? Tries the case's rank counts, the largest first. Base fp32, where faults show most. */
+/* Does it show, in its own stage? Tries the case's rank counts, the largest first. Base fp32, where
+ * faults show most. */
 static int shows(const options *o, dp_fault fault, const dp_case *c, dp_shrink_options *r) {
     if (c->op == DP_OP_CHAIN || c->op == DP_OP_STEP || !dp_fault_concerns(fault, c->op)) return 0;
     *r = request(o, c, NULL);
-    r->fault = fault, r->base = DP_BASE_FP32, r->chain = DP_FP32;
+    r->fault = fault;
+    r->base = DP_BASE_FP32;
+    r->chain = DP_FP32;
     for (int i = c->nranks - 1; i >= 0; i--) {
         dp_failure f;
         dp_case one = *c;
         r->ranks = c->ranks[i];
-        one.ranks[0] = r->ranks, one.base[0] = r->base, one.chain[0] = r->chain, one.merge[0] = r->merge, one.nranks = one.nbase = one.nchain = one.nmerge = 1;
-        if (!dp_failure_of(&one, r, dp_fault_by_run(fault) ? DP_BISECT_RUNS : 1, 0, &f, NULL) && f.kind && found_right(&one, fault, &f)) return 1;
+        one.ranks[0] = r->ranks;
+        one.base[0] = r->base;
+        one.chain[0] = r->chain;
+        one.merge[0] = r->merge;
+        one.nranks = one.nbase = one.nchain = one.nmerge = 1;
+        if (!dp_failure_of(&one, r, dp_fault_by_run(fault) ? DP_BISECT_RUNS : 1, 0, &f, NULL) &&
+            f.kind && found_right(&one, fault, &f))
+            return 1;
     }
     return 0;
 }
 
-static void print_row(const char *name, dp_fault fault, const dp_shrunk *s, int right, int same, double seconds) {
+static void print_row(const char *name, dp_fault fault, const dp_shrunk *s, int right, int same,
+                      double seconds) {
     char shape[128];
     shape_text(&s->c, s->c.ranks[0], shape, sizeof shape);
-    printf("%-21s %-16s %-16s %-8s %4d  %-5s %-4s %9lld %6lld %7.0fx  %s  (%.1f s)\n", dp_faults[fault].name, name, s->after.stage, s->after.tensor, s->after.rank, right ? "yes" : "NO", same ? "yes" : "NO",
-           (long long)s->numbers_before, (long long)s->numbers, (double)s->numbers_before / (double)s->numbers, shape, seconds);
+    printf("%-21s %-16s %-16s %-8s %4d  %-5s %-4s %9lld %6lld %7.0fx  %s  (%.1f s)\n",
+           dp_faults[fault].name, name, s->after.stage, s->after.tensor, s->after.rank,
+           right ? "yes" : "NO", same ? "yes" : "NO", (long long)s->numbers_before,
+           (long long)s->numbers, (double)s->numbers_before / (double)s->numbers, shape, seconds);
     fflush(stdout);
 }
 
@@ -176,13 +255,20 @@ static int museum_row(const options *o, dp_fault fault, const candidate *list, i
         if (shows(o, fault, &c, &r)) {
             const double t0 = dp_now();
             dp_status st = dp_shrink(&c, &r, &s, e);
-            if (st) return dp_case_free(&c), -1;
+            if (st) {
+                dp_case_free(&c);
+                return -1;
+            }
+
             if (asprintf(&path, "%s/%s.case", o->museum, dp_faults[fault].name) < 0) abort();
             st = write_and_check(o, &c, &r, &s, path, e);
             free(path);
-            const int right = found_right(&s.c, fault, &s.after), same = dp_failure_same(&s.before, &s.after), good = s.numbers * 20 <= s.numbers_before;
+            const int right = found_right(&s.c, fault, &s.after),
+                      same = dp_failure_same(&s.before, &s.after),
+                      good = s.numbers * 20 <= s.numbers_before;
             print_row(c.name, fault, &s, right, same, dp_now() - t0);
-            dp_shrink_free(&s), dp_case_free(&c);
+            dp_shrink_free(&s);
+            dp_case_free(&c);
             return st ? -1 : good && right && same;
         }
         dp_case_free(&c);
@@ -194,40 +280,74 @@ static int museum_row(const options *o, dp_fault fault, const candidate *list, i
 static int museum(options *o, dp_err *e) {
     char **path, dir[] = "/tmp/deltaproof-XXXXXX";
     int n, m = 0, good = 0, all = 0;
-    if (!o->museum && !(o->museum = mkdtemp(dir))) return dp_fail(e, DP_EIO, "%s: cannot be made", dir), 2;
-    if (dp_make_dirs(o->museum) || access(o->museum, W_OK)) return dp_fail(e, DP_EIO, "%s: cannot be written to: %s", o->museum, strerror(errno)), 2;
+    if (!o->museum && !(o->museum = mkdtemp(dir))) {
+        dp_fail(e, DP_EIO, "%s: cannot be made", dir);
+        return 2;
+    }
+
+    if (dp_make_dirs(o->museum) || access(o->museum, W_OK)) {
+        dp_fail(e, DP_EIO, "%s: cannot be written to: %s", o->museum, strerror(errno));
+        return 2;
+    }
+
     if (dp_case_find_all(o->of.cases_dir, &path, &n, e)) return 2;
     candidate *list = dp_calloc((size_t)n, sizeof *list);
     for (int i = 0; i < n; i++) {
         dp_case c;
-        if (!dp_case_load(path[i], &c, e) && !c.data && (c.op == DP_OP_CONV || c.op == DP_OP_RECURRENCE) && dp_case_numbers(&c, NULL) <= 400000) list[m++] = (candidate){path[i], dp_case_numbers(&c, NULL)};
+        if (!dp_case_load(path[i], &c, e) && !c.data &&
+            (c.op == DP_OP_CONV || c.op == DP_OP_RECURRENCE) && dp_case_numbers(&c, NULL) <= 400000)
+            list[m++] = (candidate){path[i], dp_case_numbers(&c, NULL)};
         if (e->code) return 2;
         dp_case_free(&c);
     }
     qsort(list, (size_t)m, sizeof *list, larger_first);
-    printf("%-21s %-16s %-16s %-8s %4s  %-5s %-4s %9s %6s %8s  %s\n", "fault", "case", "stage", "tensor", "rank", "right", "same", "numbers", "left", "smaller", "what is left");
+    printf("%-21s %-16s %-16s %-8s %4s  %-5s %-4s %9s %6s %8s  %s\n", "fault", "case", "stage",
+           "tensor", "rank", "right", "same", "numbers", "left", "smaller", "what is left");
     for (int f = 1; f < DP_NFAULTS && !e->code; f++)
-        if (!o->of.fault || (int)o->of.fault == f) good += museum_row(o, (dp_fault)f, list, m, e) > 0, all++;
-    if (!e->code) printf("%d of %d faults: found in their stage and rank, at least 20 times smaller, failing for the same reason\n", good, all);
-    for (int i = 0; i < n; i++) free(path[i]);
-    free(path), free(list);
+        if (!o->of.fault || (int)o->of.fault == f) {
+            good += museum_row(o, (dp_fault)f, list, m, e) > 0;
+            all++;
+        }
+
+    if (!e->code)
+        printf("%d of %d faults: found in their stage and rank, at least 20 times smaller, failing "
+               "for the same reason\n",
+               good, all);
+    for (int i = 0; i < n; i++)
+        free(path[i]);
+    free(path);
+    free(list);
     return good < all;
 }
 
 int dp_cmd_shrink(int argc, char **argv) {
-    const struct argp a = {.options = OPTIONS, .parser = parse, .args_doc = "CASE", .doc = "Take away from a failing case what its failure does not need: ranks, tokens, heads, sequences, K, V, tensors, values. "
-        "What is left is written as a case file that fails for the same reason: the same stage and tensor by `bisect stage`, and by the run's verdict where that failed.\v"
-        "Exit status 0 written, 1 (--museum) a fault was not found or did not get 20 times smaller, 2 nothing fails or bad input."};
+    const struct argp a = {
+        .options = OPTIONS,
+        .parser = parse,
+        .args_doc = "CASE",
+        .doc = "Take away from a failing case what its failure does not need: ranks, tokens, "
+               "heads, sequences, K, V, tensors, values. "
+               "What is left is written as a case file that fails for the same reason: the same "
+               "stage and tensor by `bisect stage`, and by the run's verdict where that failed.\v"
+               "Exit status 0 written, 1 (--museum) a fault was not found or did not get 20 times "
+               "smaller, 2 nothing fails or bad input."};
     options o = {.of = dp_options_new(1, 1), .tries = 20000};
     dp_err e = {0};
     dp_case c;
     dp_subject lib;
     int rc = 2;
     argp_parse(&a, argc, argv, 0, NULL, &o);
-    if (o.want_museum) rc = museum(&o, &e);
+    if (o.want_museum)
+        rc = museum(&o, &e);
     else if (!o.of.subject || !dp_subject_open(o.of.subject, o.of.limit_s, o.of.memory, &lib, &e)) {
         char *path = dp_case_path(o.of.cases_dir, o.of.name[0]);
-        if (!dp_case_load(path, &c, &e)) rc = dp_options_split(&o.of, &c, 0, &e) ? 2 : shrink(&o, &c, o.of.subject ? &lib : NULL, &e), dp_case_free(&c);
+        if (!dp_case_load(path, &c, &e)) {
+            rc = dp_options_split(&o.of, &c, 0, &e)
+                     ? 2
+                     : shrink(&o, &c, o.of.subject ? &lib : NULL, &e);
+            dp_case_free(&c);
+        }
+
         if (o.of.subject) dp_subject_close(&lib);
         free(path);
     }

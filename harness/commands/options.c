@@ -1,15 +1,19 @@
 #define _GNU_SOURCE
 #include "options.h"
-#include "ref/vocabulary/number.h"
 #include "harness/base/home.h"
+#include "ref/vocabulary/number.h"
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
-dp_options dp_options_new(int one, int most) { return (dp_options){.cases_dir = dp_home("cases"), .cache = dp_home("build/cache"), .one = one, .most = most}; }
+dp_options dp_options_new(int one, int most) {
+    return (dp_options){
+        .cases_dir = dp_home("cases"), .cache = dp_home("build/cache"), .one = one, .most = most};
+}
 
-static int64_t whole(const char *s, int64_t least, int64_t most) {           /* least - 1: not a number from least to most */
+static int64_t whole(const char *s, int64_t least,
+                     int64_t most) { /* least - 1: not a number from least to most */
     int64_t n;
     return dp_number_int(s, least, most, &n) == DP_NUMBER_OK ? n : least - 1;
 }
@@ -22,19 +26,25 @@ int dp_find_base(const char *s) { return dp_find_name(s, dp_base_names, DP_NBASE
 int dp_find_merge(const char *s) { return dp_find_name(s, dp_merge_names, DP_NMERGES); }
 int dp_find_backend(const char *s) { return dp_find_name(s, dp_backend_names, DP_BACKEND_FILE); }
 
-int64_t dp_option_number(struct argp_state *st, const char *opt, const char *arg, int64_t least, int64_t most) {
+int64_t dp_option_number(struct argp_state *st, const char *opt, const char *arg, int64_t least,
+                         int64_t most) {
     const int64_t n = whole(arg, least, most);
-    if (n < least) argp_error(st, "--%s %s: must be a number from %lld to %lld", opt, arg, (long long)least, (long long)most);
+    if (n < least)
+        argp_error(st, "--%s %s: must be a number from %lld to %lld", opt, arg, (long long)least,
+                   (long long)most);
     return n;
 }
 
-static void unknown(struct argp_state *st, const char *opt, const char *arg, const char *value, const char *const *names, int n) {
+static void unknown(struct argp_state *st, const char *opt, const char *arg, const char *value,
+                    const char *const *names, int n) {
     char all[512] = "";
-    for (int k = 0, used = 0; k < n && used < (int)sizeof all; k++) used += snprintf(all + used, sizeof all - (size_t)used, " %s", names[k]);
+    for (int k = 0, used = 0; k < n && used < (int)sizeof all; k++)
+        used += snprintf(all + used, sizeof all - (size_t)used, " %s", names[k]);
     argp_error(st, "--%s %s: '%s' is not known; one of%s", opt, arg, value, all);
 }
 
-int dp_option_name(struct argp_state *st, const char *opt, const char *arg, const char *const *names, int n) {
+int dp_option_name(struct argp_state *st, const char *opt, const char *arg,
+                   const char *const *names, int n) {
     const int i = dp_find_name(arg, names, n);
     if (i < 0) unknown(st, opt, arg, arg, names, n);
     return i;
@@ -42,38 +52,52 @@ int dp_option_name(struct argp_state *st, const char *opt, const char *arg, cons
 
 static const char *const *format_names(void) {
     static const char *names[DP_NFORMATS];
-    for (int i = 0; i < DP_NFORMATS; i++) names[i] = dp_formats[i].name;
+    for (int i = 0; i < DP_NFORMATS; i++)
+        names[i] = dp_formats[i].name;
     return names;
 }
 
-dp_format dp_option_format(struct argp_state *st, const char *opt, const char *arg) { return (dp_format)dp_option_name(st, opt, arg, format_names(), DP_NFORMATS); }
+dp_format dp_option_format(struct argp_state *st, const char *opt, const char *arg) {
+    return (dp_format)dp_option_name(st, opt, arg, format_names(), DP_NFORMATS);
+}
 
 /* names NULL: numbers of ranks. */
-static void list_of(struct argp_state *st, const char *opt, const char *arg, const char *const *names, int nnames, int *out, int *n, int most) {
+static void list_of(struct argp_state *st, const char *opt, const char *arg,
+                    const char *const *names, int nnames, int *out, int *n, int most) {
     char *copy = strdup(arg), *save;
     *n = 0;
     for (char *t = strtok_r(copy, ",", &save); t; t = strtok_r(NULL, ",", &save)) {
         const int v = names ? dp_find_name(t, names, nnames) : dp_find_ranks(t);
-        if (v < 0 && names) unknown(st, opt, arg, t, names, nnames);
-        else if (v < 0) argp_error(st, "--%s %s: '%s' is not a number from 1 to %d", opt, arg, t, DP_MAX_RANKS);
-        if (*n == most) argp_error(st, most == 1 ? "--%s %s: takes one value here" : "--%s %s: more than %d values", opt, arg, most);
+        if (v < 0 && names)
+            unknown(st, opt, arg, t, names, nnames);
+        else if (v < 0)
+            argp_error(st, "--%s %s: '%s' is not a number from 1 to %d", opt, arg, t, DP_MAX_RANKS);
+        if (*n == most)
+            argp_error(st,
+                       most == 1 ? "--%s %s: takes one value here" : "--%s %s: more than %d values",
+                       opt, arg, most);
         out[(*n)++] = v;
     }
     if (!*n) argp_error(st, "--%s: the list is empty", opt);
     free(copy);
 }
 
-void dp_option_list(struct argp_state *st, const char *opt, const char *arg, const char *const *names, int nnames, int *out, int *n) { list_of(st, opt, arg, names, nnames, out, n, nnames); }
+void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
+                    const char *const *names, int nnames, int *out, int *n) {
+    list_of(st, opt, arg, names, nnames, out, n, nnames);
+}
 
 static double seconds(struct argp_state *st, const char *opt, const char *arg) {
     double s = 0;
-    if (dp_number_real(arg, 0, 86400, &s) != DP_NUMBER_OK || s == 0) argp_error(st, "--%s %s: must be seconds, above 0 and up to 86400", opt, arg);
+    if (dp_number_real(arg, 0, 86400, &s) != DP_NUMBER_OK || s == 0)
+        argp_error(st, "--%s %s: must be seconds, above 0 and up to 86400", opt, arg);
     return s;
 }
 
 static int64_t gibibytes(struct argp_state *st, const char *opt, const char *arg) {
     double x = 0;
-    if (dp_number_real(arg, 0.0625, 1 << 20, &x) != DP_NUMBER_OK) argp_error(st, "--%s %s: must be GiB, from 0.0625 to 1048576", opt, arg);
+    if (dp_number_real(arg, 0.0625, 1 << 20, &x) != DP_NUMBER_OK)
+        argp_error(st, "--%s %s: must be GiB, from 0.0625 to 1048576", opt, arg);
     return (int64_t)(x * 0x1p30);
 }
 
@@ -83,20 +107,40 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
     case DP_OPT_CASES: o->cases_dir = arg; break;
     case DP_OPT_CACHE: o->cache = strcmp(arg, "none") ? arg : NULL; break;
     case DP_OPT_SUBJECT: o->subject = arg; break;
-    case DP_OPT_LIMIT: o->limit_s = seconds(st, "limit", arg), dp_cuda_limit(o->limit_s); break;
+    case DP_OPT_LIMIT:
+        o->limit_s = seconds(st, "limit", arg);
+        dp_cuda_limit(o->limit_s);
+        break;
     case DP_OPT_MEMORY: o->memory = gibibytes(st, "memory", arg); break;
-    case DP_OPT_RANKS: list_of(st, "ranks", arg, NULL, 0, o->ranks, &o->nranks, MOST(o->ranks)); break;
-    case DP_OPT_BASE: list_of(st, "base", arg, dp_base_names, DP_NBASES, (int *)o->base, &o->nbase, MOST(o->base)); break;
-    case DP_OPT_CHAIN: list_of(st, "chain", arg, format_names(), DP_NFORMATS, (int *)o->chain, &o->nchain, MOST(o->chain)); break;
-    case DP_OPT_MERGE: list_of(st, "merge", arg, dp_merge_names, DP_NMERGES, (int *)o->merge, &o->nmerge, MOST(o->merge)); break;
-    case DP_OPT_BACKEND: list_of(st, "backend", arg, dp_backend_names, DP_BACKEND_FILE, (int *)o->backend, &o->nbackend, MOST(o->backend)); break;
+    case DP_OPT_RANKS:
+        list_of(st, "ranks", arg, NULL, 0, o->ranks, &o->nranks, MOST(o->ranks));
+        break;
+    case DP_OPT_BASE:
+        list_of(st, "base", arg, dp_base_names, DP_NBASES, (int *)o->base, &o->nbase,
+                MOST(o->base));
+        break;
+    case DP_OPT_CHAIN:
+        list_of(st, "chain", arg, format_names(), DP_NFORMATS, (int *)o->chain, &o->nchain,
+                MOST(o->chain));
+        break;
+    case DP_OPT_MERGE:
+        list_of(st, "merge", arg, dp_merge_names, DP_NMERGES, (int *)o->merge, &o->nmerge,
+                MOST(o->merge));
+        break;
+    case DP_OPT_BACKEND:
+        list_of(st, "backend", arg, dp_backend_names, DP_BACKEND_FILE, (int *)o->backend,
+                &o->nbackend, MOST(o->backend));
+        break;
     case DP_OPT_FAULT:
-        if (dp_fault_find(arg) < 0) argp_error(st, "--fault %s: not known (see list --faults)", arg);
+        if (dp_fault_find(arg) < 0)
+            argp_error(st, "--fault %s: not known (see list --faults)", arg);
         o->fault = (dp_fault)dp_fault_find(arg);
         break;
     case ARGP_KEY_ARG:
         if (!o->most) argp_error(st, "%s: takes no case", arg);
-        if (o->nname == o->most) argp_error(st, o->most == 1 ? "%s: one case at a time" : "%s: more than %d cases", arg, o->most);
+        if (o->nname == o->most)
+            argp_error(st, o->most == 1 ? "%s: one case at a time" : "%s: more than %d cases", arg,
+                       o->most);
         o->name[o->nname++] = arg;
         break;
     default: return ARGP_ERR_UNKNOWN;
@@ -105,20 +149,37 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
 }
 
 dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib) {
-    const int cuda = o->nbackend && o->backend[0] != DP_BACKEND_SIM;         /* has no fp64 and no chain of bf16 states */
+    const int cuda = o->nbackend &&
+                     o->backend[0] != DP_BACKEND_SIM; /* has no fp64 and no chain of bf16 states */
     int base = 0, chain = 0;
-    while (cuda && base < c->nbase - 1 && c->base[base] == DP_BASE_FP64) base++;
-    while (cuda && chain < c->nchain - 1 && (c->chain[chain] == DP_FP64 || c->chain[chain] == DP_BF16ST)) chain++;
-    return (dp_one_run){.ranks = o->nranks ? o->ranks[0] : dp_case_most_ranks(c, lib ? lib->max_ranks : INT_MAX), .base = o->nbase ? o->base[0] : lib ? lib->base : c->base[base],
-                        .chain = o->nchain ? o->chain[0] : lib ? lib->chain : c->chain[chain], .merge = o->nmerge ? o->merge[0] : c->merge[0]};
+    while (cuda && base < c->nbase - 1 && c->base[base] == DP_BASE_FP64)
+        base++;
+    while (cuda && chain < c->nchain - 1 &&
+           (c->chain[chain] == DP_FP64 || c->chain[chain] == DP_BF16ST))
+        chain++;
+    return (dp_one_run){.ranks = o->nranks ? o->ranks[0]
+                                           : dp_case_most_ranks(c, lib ? lib->max_ranks : INT_MAX),
+                        .base = o->nbase ? o->base[0]
+                                : lib    ? lib->base
+                                         : c->base[base],
+                        .chain = o->nchain ? o->chain[0]
+                                 : lib     ? lib->chain
+                                           : c->chain[chain],
+                        .merge = o->nmerge ? o->merge[0] : c->merge[0]};
 }
 
 dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens, dp_err *e) {
     char where[1200];
     const int N = o->nranks ? o->ranks[0] : tokens ? dp_case_most_ranks(c, INT_MAX) : 1;
-    const int64_t T = tokens ? tokens : c->op == DP_OP_CONV ? c->conv.T : c->op == DP_OP_CHAIN ? N : c->p.T;
+    const int64_t T = tokens                 ? tokens
+                      : c->op == DP_OP_CONV  ? c->conv.T
+                      : c->op == DP_OP_CHAIN ? N
+                                             : c->p.T;
     if (T % N == 0) return DP_OK;
-    if (tokens) snprintf(where, sizeof where, "%s: --tokens %lld", c->path, (long long)T);
-    else snprintf(where, sizeof where, "%s: T = %lld", c->path, (long long)T);
-    return dp_fail(e, DP_EINPUT, "%s: must be a multiple of %s%d", where, o->nranks ? "--ranks " : "its largest number of ranks, ", N);
+    if (tokens)
+        snprintf(where, sizeof where, "%s: --tokens %lld", c->path, (long long)T);
+    else
+        snprintf(where, sizeof where, "%s: T = %lld", c->path, (long long)T);
+    return dp_fail(e, DP_EINPUT, "%s: must be a multiple of %s%d", where,
+                   o->nranks ? "--ranks " : "its largest number of ranks, ", N);
 }

@@ -1,7 +1,9 @@
-/* harness/commands/options.h - the options that several commands take: parsed, refused and explained in one place.
+/* harness/commands/options.h - the options that several commands take: parsed, refused and
+ * explained in one place.
  *
- * A command puts the rows it takes into its argp table and gives every key that it does not know to dp_option. Bad values end the program with the
- * option, the value and what is allowed, exit status 2.
+ * A command puts the rows it takes into its argp table and gives every key that it does not know to
+ * dp_option. Bad values end the program with the option, the value and what is allowed, exit
+ * status 2.
  */
 #ifndef DP_OPTIONS_H
 #define DP_OPTIONS_H
@@ -13,10 +15,11 @@ extern "C" {
 #endif
 
 typedef struct {
-    const char *cases_dir, *cache, *subject;     /* cache NULL: none */
-    int one;                     /* ranks, base, chain, merge and backend take one value, not a list */
-    int most;                    /* cases that may be named */
-    int nname; const char *name[256];
+    const char *cases_dir, *cache, *subject; /* cache NULL: none */
+    int one;  /* ranks, base, chain, merge and backend take one value, not a list */
+    int most; /* cases that may be named */
+    int nname;
+    const char *name[256];
     int nranks, nbase, nchain, nmerge, nbackend; /* 0: not given */
     int ranks[16];
     dp_base base[DP_NBASES];
@@ -24,44 +27,105 @@ typedef struct {
     dp_merge merge[DP_NMERGES];
     dp_backend backend[DP_NBACKENDS];
     dp_fault fault;
-    double limit_s;              /* 0: not given */
-    int64_t memory;              /* bytes; 0: not given */
+    double limit_s; /* 0: not given */
+    int64_t memory; /* bytes; 0: not given */
 } dp_options;
 
 #define DP_MAX_RANKS 4096
 
-enum { DP_OPT_CASES = 'c', DP_OPT_RANKS = 1024, DP_OPT_BASE, DP_OPT_CHAIN, DP_OPT_MERGE, DP_OPT_BACKEND, DP_OPT_FAULT, DP_OPT_SUBJECT, DP_OPT_LIMIT, DP_OPT_MEMORY, DP_OPT_CACHE };
+enum {
+    DP_OPT_CASES = 'c',
+    DP_OPT_RANKS = 1024,
+    DP_OPT_BASE,
+    DP_OPT_CHAIN,
+    DP_OPT_MERGE,
+    DP_OPT_BACKEND,
+    DP_OPT_FAULT,
+    DP_OPT_SUBJECT,
+    DP_OPT_LIMIT,
+    DP_OPT_MEMORY,
+    DP_OPT_CACHE
+};
 
-#define DP_ROW_CASES {"cases", DP_OPT_CASES, "DIR", 0, "folder of the *.case files (default: those of the source tree)", 0}
-#define DP_ROW_CACHE {"cache", DP_OPT_CACHE, "DIR", 0, "folder of computed truths (default: build/cache; none: no cache)", 0}
-#define DP_ROW_FAULT {"fault", DP_OPT_FAULT, "NAME", 0, "switch a deliberate fault on in the simulated ranks (see list --faults)", 0}
-#define DP_ROW_LIMIT {"limit", DP_OPT_LIMIT, "SECONDS", 0, "how long one run of the subject, or loading it, may take (default: 60); on CUDA devices, how long one rank may keep the others waiting (default: 8)", 0}
-#define DP_ROW_MEMORY {"memory", DP_OPT_MEMORY, "GIB", 0, "private memory that each process of the subject may have (default: that of this machine)", 0}
-#define DP_ROW_RANKS {"ranks", DP_OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0}
-#define DP_ROW_MERGE {"merge", DP_OPT_MERGE, "NAME", 0, "allgather or ring (default: the case's first)", 0}
-#define DP_ROW_BASE {"base", DP_OPT_BASE, "NAME", 0, "base policy: fp64 fp32 bf16 (default: the case's first; with --subject what it claims)", 0}
-#define DP_ROW_CHAIN {"chain", DP_OPT_CHAIN, "FORMAT", 0, "format of the M chain: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st (default: the case's first; with --subject what it claims)", 0}
-#define DP_ROWS_ONE_RUN DP_ROW_CASES, DP_ROW_RANKS, DP_ROW_BASE, DP_ROW_CHAIN, DP_ROW_MERGE, DP_ROW_FAULT, DP_ROW_LIMIT
+#define DP_ROW_CASES                                                            \
+    {                                                                           \
+        "cases", DP_OPT_CASES, "DIR", 0,                                        \
+            "folder of the *.case files (default: those of the source tree)", 0 \
+    }
+#define DP_ROW_CACHE                                                              \
+    {                                                                             \
+        "cache", DP_OPT_CACHE, "DIR", 0,                                          \
+            "folder of computed truths (default: build/cache; none: no cache)", 0 \
+    }
+#define DP_ROW_FAULT                                                                     \
+    {                                                                                    \
+        "fault", DP_OPT_FAULT, "NAME", 0,                                                \
+            "switch a deliberate fault on in the simulated ranks (see list --faults)", 0 \
+    }
+#define DP_ROW_LIMIT                                                                           \
+    {                                                                                          \
+        "limit", DP_OPT_LIMIT, "SECONDS", 0,                                                   \
+            "how long one run of the subject, or loading it, may take (default: 60); on CUDA " \
+            "devices, how long one rank may keep the others waiting (default: 8)",             \
+            0                                                                                  \
+    }
+#define DP_ROW_MEMORY                                                                          \
+    {                                                                                          \
+        "memory", DP_OPT_MEMORY, "GIB", 0,                                                     \
+            "private memory that each process of the subject may have (default: that of this " \
+            "machine)",                                                                        \
+            0                                                                                  \
+    }
+#define DP_ROW_RANKS \
+    { "ranks", DP_OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0 }
+#define DP_ROW_MERGE \
+    { "merge", DP_OPT_MERGE, "NAME", 0, "allgather or ring (default: the case's first)", 0 }
+#define DP_ROW_BASE                                                                           \
+    {                                                                                         \
+        "base", DP_OPT_BASE, "NAME", 0,                                                       \
+            "base policy: fp64 fp32 bf16 (default: the case's first; with --subject what it " \
+            "claims)",                                                                        \
+            0                                                                                 \
+    }
+#define DP_ROW_CHAIN                                                                         \
+    {                                                                                        \
+        "chain", DP_OPT_CHAIN, "FORMAT", 0,                                                  \
+            "format of the M chain: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st (default: the " \
+            "case's first; with --subject what it claims)",                                  \
+            0                                                                                \
+    }
+#define DP_ROWS_ONE_RUN \
+    DP_ROW_CASES, DP_ROW_RANKS, DP_ROW_BASE, DP_ROW_CHAIN, DP_ROW_MERGE, DP_ROW_FAULT, DP_ROW_LIMIT
 
-dp_options dp_options_new(int one, int most);    /* the folders of this program */
+dp_options dp_options_new(int one, int most); /* the folders of this program */
 error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o);
 
 /* Values of options, refused as above. */
-int64_t dp_option_number(struct argp_state *st, const char *opt, const char *arg, int64_t least, int64_t most);
-int dp_option_name(struct argp_state *st, const char *opt, const char *arg, const char *const *names, int n);
+int64_t dp_option_number(struct argp_state *st, const char *opt, const char *arg, int64_t least,
+                         int64_t most);
+int dp_option_name(struct argp_state *st, const char *opt, const char *arg,
+                   const char *const *names, int n);
 dp_format dp_option_format(struct argp_state *st, const char *opt, const char *arg);
-void dp_option_list(struct argp_state *st, const char *opt, const char *arg, const char *const *names, int nnames, int *out, int *n);
+void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
+                    const char *const *names, int nnames, int *out, int *n);
 
 /* One value by its name, -1: none. */
-int dp_find_ranks(const char *text);             /* 1 .. DP_MAX_RANKS */
+int dp_find_ranks(const char *text); /* 1 .. DP_MAX_RANKS */
 int dp_find_base(const char *name);
 int dp_find_merge(const char *name);
 int dp_find_backend(const char *name);
 
-/* The one run that options of `one` ask for: where they say nothing what the library claims, else the case's first that the backend has, and its largest number of ranks. */
-typedef struct { int ranks; dp_base base; dp_format chain; dp_merge merge; } dp_one_run;
+/* The one run that options of `one` ask for: where they say nothing what the library claims, else
+ * the case's first that the backend has, and its largest number of ranks. */
+typedef struct {
+    int ranks;
+    dp_base base;
+    dp_format chain;
+    dp_merge merge;
+} dp_one_run;
 dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib);
-/* Do `tokens` tokens of the case (0: all of its own) split over --ranks? DP_EINPUT names the case's file, or --tokens. */
+/* Do `tokens` tokens of the case (0: all of its own) split over --ranks? DP_EINPUT names the case's
+ * file, or --tokens. */
 dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens, dp_err *e);
 
 #ifdef __cplusplus

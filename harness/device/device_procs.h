@@ -1,5 +1,6 @@
-/* harness/device/device_procs.h - ranks over NCCL as processes, for more ranks than there are devices: they are started before this process calls CUDA, wait
- * for runs, and find a run's inputs and leave its results in memory that all map at the same address.
+/* harness/device/device_procs.h - ranks over NCCL as processes, for more ranks than there are
+ * devices: they are started before this process calls CUDA, wait for runs, and find a run's inputs
+ * and leave its results in memory that all map at the same address.
  */
 #ifndef DP_CUDA_PROCS_H
 #define DP_CUDA_PROCS_H
@@ -7,16 +8,20 @@
 
 enum { DP_PROCS_MOST = 64 };
 
-/* Before the first call of CUDA (which does not outlive a fork); without it ranks over NCCL need a device each. Once. */
+/* Before the first call of CUDA (which does not outlive a fork); without it ranks over NCCL need a
+ * device each. Once. */
 void dp_procs_start(void);
 int dp_procs_started(void);
 /* Zeros that every rank sees, by any of them, until dp_procs_end. */
 void *dp_procs_alloc(size_t bytes);
-double *dp_procs_copy(const double *x, int64_t n);       /* NULL for NULL */
-/* body(jobs, rank, c) in the process of every rank, with what dp_procs_alloc gave; c: its communicator, or NULL and why says why there is none. It sets *state[rank] before it
- * returns. -1, or a rank whose process is gone or has not come back some seconds after another failed. e: no processes, or no communicators. */
+double *dp_procs_copy(const double *x, int64_t n); /* NULL for NULL */
+/* body(jobs, rank, c) in the process of every rank, with what dp_procs_alloc gave; c: its
+ * communicator, or NULL and why says why there is none. It sets *state[rank] before it returns. -1,
+ * or a rank whose process is gone or has not come back some seconds after another failed. e: no
+ * processes, or no communicators. */
 typedef void (*dp_procs_body)(void *jobs, int rank, dpg_comm *c, const dp_err *why);
-dp_status dp_procs_run(int N, dp_procs_body body, void *jobs, volatile dp_rank_state *const *state, double limit_s, int *left, dp_err *e);
+dp_status dp_procs_run(int N, dp_procs_body body, void *jobs, volatile dp_rank_state *const *state,
+                       double limit_s, int *left, dp_err *e);
 /* Behind every run. failed: its processes end, the next run gets new ones. */
 void dp_procs_end(int failed);
 #endif

@@ -1,45 +1,71 @@
-/* harness/device/device_run.h - the CUDA kernels of gpu/ as a subject: forward and backward of a problem on N ranks, one host thread each, on the devices there are,
- * which they share (backend cuda), or one device per rank over NCCL (backend nccl); over NCCL with fewer devices than ranks, processes that share them (device_procs.h). Compiled without CUDA, every call says so.
+/* harness/device/device_run.h - the CUDA kernels of gpu/ as a subject: forward and backward of a
+ * problem on N ranks, one host thread each, on the devices there are, which they share (backend
+ * cuda), or one device per rank over NCCL (backend nccl); over NCCL with fewer devices than ranks,
+ * processes that share them (device_procs.h). Compiled without CUDA, every call says so.
  */
 #ifndef DP_CUDA_H
 #define DP_CUDA_H
+#include "ref/truth/truth.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
-#include "ref/truth/truth.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* lapack: the simulated ranks over CBLAS and LAPACKE. file: tensors that another program wrote (judge.h); subject: a shared library (subject.h). --backend
- * names neither of the last two. */
-typedef enum { DP_BACKEND_SIM, DP_BACKEND_CUDA, DP_BACKEND_NCCL, DP_BACKEND_LAPACK, DP_BACKEND_FILE, DP_BACKEND_SUBJECT, DP_NBACKENDS } dp_backend;
+/* lapack: the simulated ranks over CBLAS and LAPACKE. file: tensors that another program wrote
+ * (judge.h); subject: a shared library (subject.h). --backend names neither of the last two. */
+typedef enum {
+    DP_BACKEND_SIM,
+    DP_BACKEND_CUDA,
+    DP_BACKEND_NCCL,
+    DP_BACKEND_LAPACK,
+    DP_BACKEND_FILE,
+    DP_BACKEND_SUBJECT,
+    DP_NBACKENDS
+} dp_backend;
 extern const char *const dp_backend_names[DP_NBACKENDS];
 
 /* Ways to compute the same gradients, by name in a run's ID (gpu/dp_gpu.h says what each does). */
-typedef enum { DP_CUDA_PLAIN, DP_CUDA_DH_ONLY, DP_CUDA_PAIR_DG, DP_CUDA_SAVE_ALL, DP_CUDA_SEGMENTS, DP_CUDA_SEGMENTS_DH_ONLY, DP_CUDA_WINDOWS, DP_CUDA_WINDOWS_DH_ONLY, DP_NCUDA_WAYS } dp_cuda_way;
+typedef enum {
+    DP_CUDA_PLAIN,
+    DP_CUDA_DH_ONLY,
+    DP_CUDA_PAIR_DG,
+    DP_CUDA_SAVE_ALL,
+    DP_CUDA_SEGMENTS,
+    DP_CUDA_SEGMENTS_DH_ONLY,
+    DP_CUDA_WINDOWS,
+    DP_CUDA_WINDOWS_DH_ONLY,
+    DP_NCUDA_WAYS
+} dp_cuda_way;
 extern const char *const dp_cuda_way_names[DP_NCUDA_WAYS];
 
 typedef struct {
     int N;
-    dp_result out;                       /* NaN where nothing was written; no gradients without backward */
-    double **S_in, **M, **H, **dS_out, **dM, **dH;   /* [N*HV], NULL where the kernels form none (math.md g.3) */
-    const char *path;                    /* "simple" or "fast", with a backward "fast/simple" */
-    int segments;                        /* most that a rank cut its last local sub-sequence in, 1: none */
-    size_t saved, kept;                  /* largest of a rank: bytes of dpg_tensors.saved, and all that stays between forward and backward */
+    dp_result out; /* NaN where nothing was written; no gradients without backward */
+    double **S_in, **M, **H, **dS_out, **dM,
+        **dH;           /* [N*HV], NULL where the kernels form none (math.md g.3) */
+    const char *path;   /* "simple" or "fast", with a backward "fast/simple" */
+    int segments;       /* most that a rank cut its last local sub-sequence in, 1: none */
+    size_t saved, kept; /* largest of a rank: bytes of dpg_tensors.saved, and all that stays between
+                           forward and backward */
 } dp_cuda_result;
 
 /* Why this backend cannot run here with N ranks, or NULL if it can. */
 const char *dp_cuda_unavailable(dp_backend b, int N);
 /* "NVIDIA H200, driver 13.0" */
 const char *dp_cuda_device(void);
-/* How long a rank on a device may keep the others waiting before all end with a message that names it: 8 seconds until this is called. */
+/* How long a rank on a device may keep the others waiting before all end with a message that names
+ * it: 8 seconds until this is called. */
 void dp_cuda_limit(double seconds);
-/* bf16_inputs: q, k, v, o (and, base bf16, do and gradients of inputs) are bf16 in device memory. backward: needs p->dout. Between forward and
- * backward everything that the kernels do not claim to keep is overwritten with NaN. DP_EINPUT: the kernels do not take this problem (the message says why). */
-dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N, dp_backend b, int backward, dp_cuda_way way,
-                      dp_cuda_result *out, dp_err *e);
+/* bf16_inputs: q, k, v, o (and, base bf16, do and gradients of inputs) are bf16 in device memory.
+ * backward: needs p->dout. Between forward and backward everything that the kernels do not claim to
+ * keep is overwritten with NaN. DP_EINPUT: the kernels do not take this problem (the message says
+ * why). */
+dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N,
+                      dp_backend b, int backward, dp_cuda_way way, dp_cuda_result *out, dp_err *e);
 void dp_cuda_result_free(dp_cuda_result *r, int HV);
-/* The device as dp_truth_request.device, or NULL where there is none or it does not take these shapes. */
+/* The device as dp_truth_request.device, or NULL where there is none or it does not take these
+ * shapes. */
 const dp_truth_device *dp_cuda_truth(const dp_problem *p);
 
 #ifdef __cplusplus

@@ -48,7 +48,7 @@ static void check_refusal(const dp_err *e) {
 
 static int small(const dp_case *c) {
     if (c->op == DP_OP_CHAIN) return 0;
-    if (c->data) return 1;       /* the tensors are those of a small file */
+    if (c->data) return 1; /* the tensors are those of a small file */
     if (c->op == DP_OP_CONV) return c->conv.T * c->conv.D < 1 << 11;
     const int64_t state = (c->p.T * c->p.R + (int64_t)c->p.Nseq * c->p.K) * c->p.HV;
     const int64_t n = state * (c->p.K + c->p.V);
@@ -82,7 +82,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     return 0;
 }
 
-static const char *const NAMES[] = {"q", "k", "v", "g", "beta", "A_log", "dt_bias", "s0", "initial_state", "do", "dstate", "dht", "x", "w", "weight", "bias", "dy", "y", "o", "cu_seqlens", NULL};
+static const char *const NAMES[] = {
+    "q",   "k", "v", "g",      "beta", "A_log", "dt_bias", "s0", "initial_state", "do", "dstate",
+    "dht", "x", "w", "weight", "bias", "dy",    "y",       "o",  "cu_seqlens",    NULL};
 static const char *const TEXTS[] = {"BF16", "F16", "F32", "F64", "I32", "I64", "", "log", NULL};
 
 /* The part behind the NUL. 0: unchanged. */

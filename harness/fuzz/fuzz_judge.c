@@ -14,7 +14,7 @@
 #define HEAD 6
 
 typedef struct {
-    size_t option, in, out;      /* bytes */
+    size_t option, in, out; /* bytes */
 } parts;
 
 static int split(const uint8_t *b, size_t size, parts *p) {
@@ -26,9 +26,9 @@ static int split(const uint8_t *b, size_t size, parts *p) {
     return 1;
 }
 
-static const char *const OPTIONS[] = {"gate",       "lower_bound", "beta", "l2norm", "scale",
-                                      "cu_seqlens", "state_layout", "tokens", "ranks", "base",
-                                      "claim",      NULL};
+static const char *const OPTIONS[] = {"gate",  "lower_bound", "beta",         "l2norm",
+                                      "scale", "cu_seqlens",  "state_layout", "tokens",
+                                      "ranks", "base",        "claim",        NULL};
 
 /* The text is cut into its lines. */
 static void take_options(char *text, dp_judge_options *o) {
@@ -39,10 +39,14 @@ static void take_options(char *text, dp_judge_options *o) {
         *v++ = 0;
         const struct {
             const char *name, **to;
-        } take[] = {{"gate", &o->gate},           {"lower_bound", &o->lower_bound},
-                    {"beta", &o->beta},           {"l2norm", &o->l2norm},
-                    {"scale", &o->scale},         {"cu_seqlens", &o->cu_seqlens},
-                    {"base", &o->base},           {"claim", &o->claim},
+        } take[] = {{"gate", &o->gate},
+                    {"lower_bound", &o->lower_bound},
+                    {"beta", &o->beta},
+                    {"l2norm", &o->l2norm},
+                    {"scale", &o->scale},
+                    {"cu_seqlens", &o->cu_seqlens},
+                    {"base", &o->base},
+                    {"claim", &o->claim},
                     {"state_layout", &o->state_layout}};
         for (size_t i = 0; i < sizeof take / sizeof *take; i++)
             if (!strcmp(t, take[i].name)) *take[i].to = v;
@@ -60,11 +64,14 @@ static void check_case(const dp_case *c, const dp_judge_options *o, const dp_jud
         return;
     }
     must(!dp_problem_check(&c->p, 0, &e), "inconsistent problem", e.msg);
-    must(c->nranks == 1 && c->p.T % c->ranks[0] == 0 && c->nbase == 1 && c->nchain == 1, "ranks", "");
+    must(c->nranks == 1 && c->p.T % c->ranks[0] == 0 && c->nbase == 1 && c->nchain == 1, "ranks",
+         "");
     must(!o->scale || c->p.scale == strtod(o->scale, NULL), "another scale than", o->scale);
     must(!o->tokens || c->p.T == o->tokens, "other tokens", "");
-    for (int i = 0; i < dp_result_nfields; i++) any |= *dp_result_at((dp_result *)&l->given.r, i) != NULL;
-    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) any |= l->given.stage[i] != NULL;
+    for (int i = 0; i < dp_result_nfields; i++)
+        any |= *dp_result_at((dp_result *)&l->given.r, i) != NULL;
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        any |= l->given.stage[i] != NULL;
     must(any, "nothing to judge", "");
 }
 
@@ -95,22 +102,105 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     return 0;
 }
 
-/* ---- mutation ------------------------------------------------------------------------------- */
+/* ---- mutation -------------------------------------------------------------------------------- */
 
-static const char *const NAMES[] = {
-    "q",    "k",           "v",     "g",     "beta",   "A_log", "dt_bias",      "initial_state",
-    "s0",   "do",          "dht",   "dstate", "cu_seqlens", "o", "final_state", "ht",
-    "dq",   "dk",          "dv",    "dg",    "dbeta",  "dA_log", "ddt_bias",    "ds0",
-    "dh0",  "gcum",        "Akk",   "Aqk",   "w",      "u",     "kg",           "qg",
-    "M",    "H",           "S_in",  "h",     "v_new",  "dv_local", "dS_out",    "dM",
-    "dH",   "dh",          "dv_new", "factors", "__metadata__", "gate", "qk",   "scale",
-    "lower_bound", "l2norm", "state_layout", "ranks", "base", "claim", "dtype", "shape",
-    "data_offsets", NULL};
-static const char *const TEXTS[] = {
-    "BF16", "F16", "F32", "F64", "I32", "I64", "log", "softplus", "lower_bound", "plain", "sigmoid",
-    "2*sigmoid(beta)", "-exp(A_log)*softplus(g+dt_bias)", "l2norm inside kernel", "0", "1", "yes",
-    "no", "kv", "vk", "bf16", "fp32", "fp64", "tf32", "tf32rz", "bf16st", "2", "3", "0,1,2", "0,2",
-    "0.5", "-5", "1e400", "1e-400", "nan", "0x1p-3", "00000000000000000000000000000000.5", "", NULL};
+static const char *const NAMES[] = {"q",
+                                    "k",
+                                    "v",
+                                    "g",
+                                    "beta",
+                                    "A_log",
+                                    "dt_bias",
+                                    "initial_state",
+                                    "s0",
+                                    "do",
+                                    "dht",
+                                    "dstate",
+                                    "cu_seqlens",
+                                    "o",
+                                    "final_state",
+                                    "ht",
+                                    "dq",
+                                    "dk",
+                                    "dv",
+                                    "dg",
+                                    "dbeta",
+                                    "dA_log",
+                                    "ddt_bias",
+                                    "ds0",
+                                    "dh0",
+                                    "gcum",
+                                    "Akk",
+                                    "Aqk",
+                                    "w",
+                                    "u",
+                                    "kg",
+                                    "qg",
+                                    "M",
+                                    "H",
+                                    "S_in",
+                                    "h",
+                                    "v_new",
+                                    "dv_local",
+                                    "dS_out",
+                                    "dM",
+                                    "dH",
+                                    "dh",
+                                    "dv_new",
+                                    "factors",
+                                    "__metadata__",
+                                    "gate",
+                                    "qk",
+                                    "scale",
+                                    "lower_bound",
+                                    "l2norm",
+                                    "state_layout",
+                                    "ranks",
+                                    "base",
+                                    "claim",
+                                    "dtype",
+                                    "shape",
+                                    "data_offsets",
+                                    NULL};
+static const char *const TEXTS[] = {"BF16",
+                                    "F16",
+                                    "F32",
+                                    "F64",
+                                    "I32",
+                                    "I64",
+                                    "log",
+                                    "softplus",
+                                    "lower_bound",
+                                    "plain",
+                                    "sigmoid",
+                                    "2*sigmoid(beta)",
+                                    "-exp(A_log)*softplus(g+dt_bias)",
+                                    "l2norm inside kernel",
+                                    "0",
+                                    "1",
+                                    "yes",
+                                    "no",
+                                    "kv",
+                                    "vk",
+                                    "bf16",
+                                    "fp32",
+                                    "fp64",
+                                    "tf32",
+                                    "tf32rz",
+                                    "bf16st",
+                                    "2",
+                                    "3",
+                                    "0,1,2",
+                                    "0,2",
+                                    "0.5",
+                                    "-5",
+                                    "1e400",
+                                    "1e-400",
+                                    "nan",
+                                    "0x1p-3",
+                                    "00000000000000000000000000000000.5",
+                                    "",
+                                    NULL};
 
 static size_t mutate_options(uint8_t *data, size_t size, size_t most, rng *r) {
     char line[128];
@@ -148,7 +238,9 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned
         size += n[i];
         free(part[i]);
     }
-    for (int i = 0; i < 2; i++) data[i] = (uint8_t)(n[0] >> 8 * i);
-    for (int i = 0; i < 4; i++) data[2 + i] = (uint8_t)(n[1] >> 8 * i);
+    for (int i = 0; i < 2; i++)
+        data[i] = (uint8_t)(n[0] >> 8 * i);
+    for (int i = 0; i < 4; i++)
+        data[2 + i] = (uint8_t)(n[1] >> 8 * i);
     return size;
 }

@@ -1,7 +1,7 @@
 /* harness/fuzz/fuzz_safetensors.c - libFuzzer target: any bytes are either refused with a message,
  * or parsed; then written and read back they are the same. */
-#include "ref/files/safetensors.h"
 #include "mutate.h"
+#include "ref/files/safetensors.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,10 +52,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     return 0;
 }
 
-static const char *const NAMES[] = {"q",    "k",     "v",            "weight", "a",    "dtype",
-                                    "shape", "data_offsets", "__metadata__", "gate", "x", NULL};
-static const char *const TEXTS[] = {"BF16", "F16", "F32", "F64", "I32", "I64", "F8_E4M3", "U8",
-                                    "log",  "",    "a\nb", "0", NULL};
+static const char *const NAMES[] = {
+    "q",    "k", "v", "weight", "a", "dtype", "shape", "data_offsets", "__metadata__",
+    "gate", "x", NULL};
+static const char *const TEXTS[] = {"BF16", "F16", "F32", "F64",  "I32", "I64", "F8_E4M3",
+                                    "U8",   "log", "",    "a\nb", "0",   NULL};
 
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed) {
     static const words w = {NAMES, TEXTS};

@@ -20,7 +20,7 @@ const char *scratch_folder(void) {
     return access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm";
 }
 
-/* ---- chance -------------------------------------------------------------------------------- */
+/* ---- chance ---------------------------------------------------------------------------------- */
 
 rng rng_new(unsigned seed) { return (rng){0x9e3779b97f4a7c15u * (seed + 1ull)}; }
 
@@ -40,7 +40,7 @@ static const char *word(rng *r, const char *const *list) {
     return n ? list[below(r, n)] : "";
 }
 
-/* ---- JSON ---------------------------------------------------------------------------------- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
 static const json_int_t INTEGERS[] = {0,         1,
                                       2,         3,
@@ -161,7 +161,7 @@ size_t mutate_json_text(uint8_t *data, size_t size, size_t most, rng *r, const w
     return out;
 }
 
-/* ---- safetensors --------------------------------------------------------------------------- */
+/* ---- safetensors ----------------------------------------------------------------------------- */
 
 static int bytes_of(const char *dtype) {
     static const char *const two[] = {"BF16", "F16"}, *const four[] = {"F32", "I32"};
@@ -246,7 +246,7 @@ size_t mutate_safetensors(uint8_t *data, size_t size, size_t most, rng *r, const
     return out;
 }
 
-/* ---- case files ---------------------------------------------------------------------------- */
+/* ---- case files ------------------------------------------------------------------------------ */
 
 /* The keys with their choices, from the program's own table. */
 static const char *keys_text(void) {

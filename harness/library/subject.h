@@ -1,15 +1,18 @@
-/* harness/library/subject.h - a kernel in a shared library as a subject (its side of the interface: deltaproof_subject.h).
+/* harness/library/subject.h - a kernel in a shared library as a subject (its side of the interface:
+ * deltaproof_subject.h).
  *
- * Every run is a process of its own (one a rank for DP_SUBJECT_PER_RANK), started anew from this program's file, so that threads, OpenMP and CUDA
- * work in it; tensors are shared memory whose size no one can change. Each array ends at a page that cannot be touched and begins behind one; inputs
- * cannot be written; what is left of an output's first page holds a pattern that is looked at afterwards; outputs begin as one NaN that no arithmetic
- * makes. When a run ends, by whatever way, and when this program does, all processes that the library started end with it (supervisor.h). Loading,
- * constructors and `about` are bound by the same limits of time and memory as a run.
+ * Every run is a process of its own (one a rank for DP_SUBJECT_PER_RANK), started anew from this
+ * program's file, so that threads, OpenMP and CUDA work in it; tensors are shared memory whose size
+ * no one can change. Each array ends at a page that cannot be touched and begins behind one; inputs
+ * cannot be written; what is left of an output's first page holds a pattern that is looked at
+ * afterwards; outputs begin as one NaN that no arithmetic makes. When a run ends, by whatever way,
+ * and when this program does, all processes that the library started end with it (supervisor.h).
+ * Loading, constructors and `about` are bound by the same limits of time and memory as a run.
  */
 #ifndef DP_SUBJECT_H
 #define DP_SUBJECT_H
-#include "ref/vocabulary/design.h"
 #include "harness/simulated/stage_tensor.h"
+#include "ref/vocabulary/design.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -18,37 +21,53 @@ extern "C" {
 #define DP_SUBJECT_LIMIT_S 60.0
 
 typedef struct {
-    char *path;                          /* absolute */
-    int64_t memory;                      /* bytes of private memory that a process of it may have */
+    char *path;     /* absolute */
+    int64_t memory; /* bytes of private memory that a process of it may have */
     char name[64];
     int per_rank, max_ranks;
-    dp_base base;                        /* what it claims */
+    dp_base base; /* what it claims */
     dp_format chain;
-    char *design;                        /* as it declares it (ref/vocabulary/design.h); NULL: it does not */
-    int writes[10], writes_stage[DP_NSTAGE_TENSORS];    /* dp_result_fields; stages */
+    char *design; /* as it declares it (ref/vocabulary/design.h); NULL: it does not */
+    int writes[10], writes_stage[DP_NSTAGE_TENSORS]; /* dp_result_fields; stages */
 } dp_subject;
-/* Loads the library in a process of its own and asks what it is. limit_s 0: DP_SUBJECT_LIMIT_S; memory 0: that of this machine. DP_EINPUT: no such file, no such functions, another version, a claim or a name
- * that is not known; a library that dies while it is loaded too. */
-dp_status dp_subject_open(const char *path, double limit_s, int64_t memory, dp_subject *s, dp_err *e);
+/* Loads the library in a process of its own and asks what it is. limit_s 0: DP_SUBJECT_LIMIT_S;
+ * memory 0: that of this machine. DP_EINPUT: no such file, no such functions, another version, a
+ * claim or a name that is not known; a library that dies while it is loaded too. */
+dp_status dp_subject_open(const char *path, double limit_s, int64_t memory, dp_subject *s,
+                          dp_err *e);
 void dp_subject_close(dp_subject *s);
 
-typedef enum { DP_SUBJECT_RETURNED, DP_SUBJECT_REFUSED, DP_SUBJECT_SAYS_FAILED, DP_SUBJECT_CRASHED, DP_SUBJECT_HUNG, DP_SUBJECT_OUT_OF_BOUNDS, DP_SUBJECT_EXITED, DP_SUBJECT_NOUTCOMES } dp_subject_outcome;
-extern const char *const dp_subject_outcomes[DP_SUBJECT_NOUTCOMES];      /* "returned", "unsupported", "failed", "crashed", "hung", "out of bounds", "exited" */
+typedef enum {
+    DP_SUBJECT_RETURNED,
+    DP_SUBJECT_REFUSED,
+    DP_SUBJECT_SAYS_FAILED,
+    DP_SUBJECT_CRASHED,
+    DP_SUBJECT_HUNG,
+    DP_SUBJECT_OUT_OF_BOUNDS,
+    DP_SUBJECT_EXITED,
+    DP_SUBJECT_NOUTCOMES
+} dp_subject_outcome;
+extern const char *const
+    dp_subject_outcomes[DP_SUBJECT_NOUTCOMES]; /* "returned", "unsupported", "failed", "crashed",
+                                                  "hung", "out of bounds", "exited" */
 
 typedef struct {
     dp_subject_outcome outcome;
-    char why[512];                       /* all but DP_SUBJECT_RETURNED: what happened, on which rank */
-    dp_result r;                         /* NULL: not written by this library; also set when it died, as far as it came */
-    double *stage[DP_NSTAGE_TENSORS];           /* whole, dp_stage_tensor_shape */
+    char why[512]; /* all but DP_SUBJECT_RETURNED: what happened, on which rank */
+    dp_result r;   /* NULL: not written by this library; also set when it died, as far as it came */
+    double *stage[DP_NSTAGE_TENSORS]; /* whole, dp_stage_tensor_shape */
     double seconds;
 } dp_subject_result;
-/* One run over N ranks. DP_EIO: no process or memory could be had; everything that the library does is an outcome. */
-dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const char *input_format, int N, dp_base base, dp_format chain, int backward, double limit_s,
+/* One run over N ranks. DP_EIO: no process or memory could be had; everything that the library does
+ * is an outcome. */
+dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const char *input_format, int N,
+                         dp_base base, dp_format chain, int backward, double limit_s,
                          dp_subject_result *out, dp_err *e);
 void dp_subject_result_free(dp_subject_result *r);
 
-int dp_subject_unwritten(double x);      /* is it the NaN that outputs begin as? */
-/* "12 of 96 entries were never written, the first is entry 5", "3 of 96 entries are NaN or Inf, ..", or "" */
+int dp_subject_unwritten(double x); /* is it the NaN that outputs begin as? */
+/* "12 of 96 entries were never written, the first is entry 5", "3 of 96 entries are NaN or Inf,
+ * ..", or "" */
 void dp_subject_flaws(const double *x, int64_t n, char *text, size_t size);
 
 #ifdef __cplusplus

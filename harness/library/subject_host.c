@@ -1,6 +1,6 @@
-/* harness/library/subject_host.c - the process that loads a library and calls it: arrays between guards,
- * faults caught and placed, the all-gather. It takes over before main in the program's own file
- * when that is started under its name (subject_shared.h). */
+/* harness/library/subject_host.c - the process that loads a library and calls it: arrays between
+ * guards, faults caught and placed, the all-gather. It takes over before main in the program's own
+ * file when that is started under its name (subject_shared.h). */
 #define _GNU_SOURCE
 #include "subject_shared.h"
 
@@ -41,7 +41,7 @@ static void leave(dp_subject_phase at, const char *fmt, const char *a, const cha
     _exit(0);
 }
 
-/* ---- faults ------------------------------------------------------------------------------ */
+/* ---- faults ---------------------------------------------------------------------------------- */
 
 /* Is the address in or around this span? Then where, seen from the array. */
 static int place_fault(const char *address, int i) {
@@ -86,7 +86,7 @@ static void catch_faults(void) {
     sigaction(SIGBUS, &a, NULL);
 }
 
-/* ---- the all-gather ---------------------------------------------------------------------- */
+/* ---- the all-gather -------------------------------------------------------------------------- */
 
 static void check_sizes(const deltaproof_subject_comm *comm, int64_t bytes) {
     for (int r = 0; r < comm->ranks; r++) {
@@ -120,7 +120,7 @@ static void all_gather(deltaproof_subject_comm *comm, const void *send, void *re
     host.me->at = DP_PHASE_RUNNING;
 }
 
-/* ---- arrays ------------------------------------------------------------------------------ */
+/* ---- arrays ---------------------------------------------------------------------------------- */
 
 /* Spans of this process's arrays, each between guards. */
 static void map_regions(void) {
@@ -182,7 +182,7 @@ static deltaproof_subject_problem problem(void) {
     return p;
 }
 
-/* ---- calls ------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 static void call_run(run_function run) {
     const dp_subject_control *c = host.c;
@@ -251,7 +251,7 @@ static void load_and_call(void) {
         call_run(run);
 }
 
-/* ---- the process -------------------------------------------------------------------------- */
+/* ---- the process ----------------------------------------------------------------------------- */
 
 /* Sanitizers keep shadow memory, which is private and can be written. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

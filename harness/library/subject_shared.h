@@ -1,5 +1,5 @@
-/* harness/library/subject_shared.h - what the program and the processes that load a library share; the
- * library is not trusted with any of it.
+/* harness/library/subject_shared.h - what the program and the processes that load a library share;
+ * the library is not trusted with any of it.
  *
  * Two memory files, whose sizes are sealed (F_SEAL_SHRINK, F_SEAL_GROW), so that no one can take
  * pages away from under another:
@@ -10,9 +10,9 @@
  */
 #ifndef DP_SUBJECT_SHARED_H
 #define DP_SUBJECT_SHARED_H
+#include "harness/base/supervisor.h"
 #include "harness/deltaproof_subject.h"
 #include "subject.h"
-#include "harness/base/supervisor.h"
 #include <pthread.h>
 #ifdef __cplusplus
 extern "C" {

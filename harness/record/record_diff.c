@@ -24,7 +24,7 @@ typedef struct {
     int nmove, room, up, down, moved_worse;
 } diff;
 
-/* ---- errors ------------------------------------------------------------------------------ */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 /* ln(new / old); an error that is no number any more has grown without end. */
 static double growth(double old, double new) {
@@ -82,7 +82,7 @@ static void compare_errors(diff *d, const char *id, const json_t *a, const json_
     if (best.rank > -2) add_move(d, best);
 }
 
-/* ---- verdicts ---------------------------------------------------------------------------- */
+/* ---- verdicts -------------------------------------------------------------------------------- */
 
 static int badness(const char *verdict) {
     static const char *const order[] = {"pass", "unjudged", "skipped", "fail"};
@@ -157,7 +157,7 @@ static void compare_records(diff *d) {
             a->verdict, b->verdict, (long long)a->errors, (long long)b->errors);
 }
 
-/* ---- digests ----------------------------------------------------------------------------- */
+/* ---- digests --------------------------------------------------------------------------------- */
 
 static const char *digest_says(const dp_diff_request *q) {
     const char *a = q->old->digest, *b = q->new->digest;
@@ -176,7 +176,7 @@ static void print_digests(const dp_diff_request *q, FILE *f) {
         fprintf(f, "digest: %s has none\n", *a ? "NEW" : *b ? "OLD" : "neither record");
 }
 
-/* ---- runs -------------------------------------------------------------------------------- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 static int list_missing(diff *d, const dp_old_record *from, const dp_old_record *in,
                         const char *word, json_t *out) {
@@ -192,7 +192,7 @@ static int list_missing(diff *d, const dp_old_record *from, const dp_old_record 
     return were_judged;
 }
 
-/* ---- output ------------------------------------------------------------------------------ */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 static int by_growth(const void *a, const void *b) {
     const move *x = a, *y = b;

@@ -1,6 +1,6 @@
-/* harness/record/record_diff.h - two records side by side: which runs and tensors appeared, vanished or
- * are no longer judged, whose verdicts changed, which errors moved and by how much against
- * run-to-run noise. Reads records, never runs anything.
+/* harness/record/record_diff.h - two records side by side: which runs and tensors appeared,
+ * vanished or are no longer judged, whose verdicts changed, which errors moved and by how much
+ * against run-to-run noise. Reads records, never runs anything.
  *
  * An error (a tensor's rel_fro, or its share on one rank) has moved when |ln(new / old)| exceeds
  * twice its noise: the largest |ln| between OLD and any record of `again`, further runs of what

@@ -28,7 +28,7 @@ const char *dp_old_text(const json_t *object, const char *key) {
     return s ? s : "";
 }
 
-/* ---- checks ------------------------------------------------------------------------------ */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 static dp_status check_text(const place *p, const json_t *o, const char *key, int required) {
     const json_t *x = json_object_get(o, key);
@@ -139,7 +139,7 @@ static dp_status check_top(const place *p, dp_old_record *r) {
     return DP_OK;
 }
 
-/* ---- reading ----------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* Runs that come again get a number; how often each ID came is counted, not searched for. */
 static void index_run(dp_old_record *r, json_t *count, json_t *run) {
@@ -195,7 +195,7 @@ void dp_old_record_free(dp_old_record *r) {
     *r = (dp_old_record){0};
 }
 
-/* ---- what stands in it ------------------------------------------------------------------- */
+/* ---- what stands in it ----------------------------------------------------------------------- */
 
 json_t *dp_old_tensors(const json_t *run) { return json_object_get(run, BY_NAME); }
 

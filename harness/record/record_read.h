@@ -1,9 +1,9 @@
-/* harness/record/record_read.h - a record (record.h) that is read again: its form is checked, and its runs
- * and their tensors are found by name.
+/* harness/record/record_read.h - a record (record.h) that is read again: its form is checked, and
+ * its runs and their tensors are found by name.
  *
- * Every text that a caller may print is text (ref/vocabulary/text.h); verdicts are those of record.h; errors
- * are numbers, "nan", "inf", "-inf", null or absent; a run names no tensor twice. Fields that are
- * not listed here are kept and not looked at.
+ * Every text that a caller may print is text (ref/vocabulary/text.h); verdicts are those of
+ * record.h; errors are numbers, "nan", "inf", "-inf", null or absent; a run names no tensor twice.
+ * Fields that are not listed here are kept and not looked at.
  */
 #ifndef DP_RECORD_READ_H
 #define DP_RECORD_READ_H

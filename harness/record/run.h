@@ -1,108 +1,138 @@
-/* harness/record/run.h - runs of a case: every (rank count, base policy, chain format, merge order) on simulated ranks, judged.
+/* harness/record/run.h - runs of a case: every (rank count, base policy, chain format, merge order)
+ * on simulated ranks, judged.
  *
- * case -> truth (cached) and fp64 reference -> subject -> compare with bounds -> run record. A run is reproduced bit for bit by its ID,
- * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,fault=F]` (op chain: `NAME:chain=tf32`; op conv: `NAME:ranks=4,base=bf16`;
- * the chunk solver over LAPACKE: `NAME:backend=lapack,ranks=4,base=fp32,chain=fp32`;
- * the CUDA kernels: `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32[,way=dh-only]`; a shared library: `NAME:backend=subject,..`, with the same --subject).
+ * case -> truth (cached) and fp64 reference -> subject -> compare with bounds -> run record. A run
+ * is reproduced bit for bit by its ID,
+ * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,fault=F]` (op chain: `NAME:chain=tf32`; op
+ * conv: `NAME:ranks=4,base=bf16`; the chunk solver over LAPACKE:
+ * `NAME:backend=lapack,ranks=4,base=fp32,chain=fp32`; the CUDA kernels:
+ * `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32[,way=dh-only]`; a shared library:
+ * `NAME:backend=subject,..`, with the same --subject).
  */
 #ifndef DP_RUN_H
 #define DP_RUN_H
-#include "harness/verdict/bits.h"
 #include "harness/base/clock.h"
 #include "harness/case/case.h"
+#include "harness/device/device_run.h"
+#include "harness/library/subject.h"
+#include "harness/simulated/fault.h"
+#include "harness/verdict/bits.h"
 #include "harness/verdict/compare.h"
 #include "harness/verdict/condition.h"
-#include "harness/device/device_run.h"
-#include "harness/simulated/fault.h"
-#include "harness/library/subject.h"
-#include "ref/vocabulary/design.h"
 #include "ref/truth/truth.h"
+#include "ref/vocabulary/design.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef struct { int rank, chunks; double rel, effect, bound, abs, norm; } dp_chain_point;   /* NAN: none */
+typedef struct {
+    int rank, chunks;
+    double rel, effect, bound, abs, norm;
+} dp_chain_point; /* NAN: none */
 
 typedef struct {
     char *id, *case_name;
     const char *op;
     dp_backend backend;
-    const char *path;            /* cuda, nccl: which kernels ran; lapack: which the BLAS chose for this CPU; subject: the library's own name; NULL otherwise */
-    const char *outcome;         /* subject: one of dp_subject_outcomes; NULL otherwise */
-    dp_cuda_way way;             /* cuda, nccl */
-    int segments;                /* cuda, nccl: see cuda.h; 0: not run */
-    size_t saved, kept;          /* cuda, nccl: bytes that a rank keeps between forward and backward (cuda.h); 0: no backward */
+    const char *path; /* cuda, nccl: which kernels ran; lapack: which the BLAS chose for this CPU;
+                         subject: the library's own name; NULL otherwise */
+    const char *outcome; /* subject: one of dp_subject_outcomes; NULL otherwise */
+    dp_cuda_way way;     /* cuda, nccl */
+    int segments;        /* cuda, nccl: see cuda.h; 0: not run */
+    size_t saved, kept;  /* cuda, nccl: bytes that a rank keeps between forward and backward
+                            (cuda.h); 0: no backward */
     int ranks;
     dp_base base;
     int has_chain, has_base, has_merge;
     dp_format chain;
     dp_merge merge;
     dp_fault fault;
-    unsigned char *hit;          /* [nhit = ranks*HV]: where the fault acted (sim); NULL: not known */
+    unsigned char *hit; /* [nhit = ranks*HV]: where the fault acted (sim); NULL: not known */
     int nhit;
-    dp_design design;            /* how it computes, in `base` */
-    int undeclared;              /* subject, file: does not say how it computes */
-    int other_design;            /* subject, file: not the pipeline that is drawn */
-    int set, settled;            /* set of draws that it is judged by; 1: set 1 decided what set 0 left marginal */
-    int exact;                   /* keys = exact: every error must be 0, whatever the bounds allow */
+    dp_design design; /* how it computes, in `base` */
+    int undeclared;   /* subject, file: does not say how it computes */
+    int other_design; /* subject, file: not the pipeline that is drawn */
+    int set,
+        settled; /* set of draws that it is judged by; 1: set 1 decided what set 0 left marginal */
+    int exact;   /* keys = exact: every error must be 0, whatever the bounds allow */
     const char *truth_kind;
     int truth_bits, truth_cached;
-    const char *truth_device;    /* that computed it, NULL: the CPU, or it came from the cache */
+    const char *truth_device; /* that computed it, NULL: the CPU, or it came from the cache */
     dp_truth_audit truth_audit;
-    double truth_radius;         /* largest radius relative to its tensor's norm */
+    double truth_radius; /* largest radius relative to its tensor's norm */
     int ntensor;
     dp_judgement *tensor;
     int npoint;
     dp_chain_point *point;
-    double slope;                /* NAN: none */
-    dp_bits bits;                /* op chain, regimes that forget nothing; npoint = 0: none */
-    dp_condition cond;           /* of the chunks' triangular systems; condition 0: none */
+    double slope;      /* NAN: none */
+    dp_bits bits;      /* op chain, regimes that forget nothing; npoint = 0: none */
+    dp_condition cond; /* of the chunks' triangular systems; condition 0: none */
     dp_verdict verdict;
-    const char *tier;            /* of the tensor that failed: what decided; NULL or "" otherwise */
+    const char *tier; /* of the tensor that failed: what decided; NULL or "" otherwise */
     char why[640];
     double seconds;
 } dp_run;
 
 /* What to run: an empty list means everything that the case asks for. */
 typedef struct {
-    int nranks; const int *ranks;
-    int nbase; const dp_base *base;
-    int nchain; const dp_format *chain;
-    int nmerge; const dp_merge *merge;
+    int nranks;
+    const int *ranks;
+    int nbase;
+    const dp_base *base;
+    int nchain;
+    const dp_format *chain;
+    int nmerge;
+    const dp_merge *merge;
     dp_fault fault;
-    int nbackend; const dp_backend *backend;   /* empty: sim, lapack, and cuda where there is a device */
-    const char *design;          /* how the subject computes, in place of what it declares; NULL: as it declares */
-    const dp_subject *subject;   /* judged too where there is one; its name must outlive the record */
-    double limit_s;              /* a run of it */
-    int nway; const dp_cuda_way *way;          /* empty: plain */
-    const char *cache;           /* folder of truths; NULL: none */
-    const dp_truth_pick *truth;  /* NULL: as the case says */
+    int nbackend;
+    const dp_backend *backend; /* empty: sim, lapack, and cuda where there is a device */
+    const char
+        *design; /* how the subject computes, in place of what it declares; NULL: as it declares */
+    const dp_subject *subject; /* judged too where there is one; its name must outlive the record */
+    double limit_s;            /* a run of it */
+    int nway;
+    const dp_cuda_way *way;     /* empty: plain */
+    const char *cache;          /* folder of truths; NULL: none */
+    const dp_truth_pick *truth; /* NULL: as the case says */
     int progress;
-    void (*done)(const dp_run *r, void *arg);   /* called after each run, may be NULL */
+    void (*done)(const dp_run *r, void *arg); /* called after each run, may be NULL */
     void *arg;
 } dp_run_options;
 
-typedef struct { int n, cap; dp_run *run; } dp_runs;
-dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);   /* appends */
+typedef struct {
+    int n, cap;
+    dp_run *run;
+} dp_runs;
+dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out,
+                      dp_err *e); /* appends */
 /* All of from to the end of to; from is empty then. */
 void dp_runs_move(dp_runs *to, dp_runs *from);
 void dp_runs_free(dp_runs *r);
 dp_run *dp_runs_add(dp_runs *r, const dp_case *c);
-char *dp_run_id(const dp_run *r);                /* from everything that chooses the run, which is set; to be freed */
+char *
+dp_run_id(const dp_run *r); /* from everything that chooses the run, which is set; to be freed */
 
-/* Tokens at which the truth keeps states for a case: all rank boundaries, and powers of two of chunks inside one rank of each split. */
+/* Tokens at which the truth keeps states for a case: all rank boundaries, and powers of two of
+ * chunks inside one rank of each split. */
 int64_t *dp_case_cuts(const dp_case *c, int *n);
 
-/* The truth of a case by the arithmetic that `pick` asks for; where that is double-double its audit, too. rq.kind and rq.device are set here. */
-typedef struct { int cached; const char *device; dp_truth_audit audit; } dp_truth_note;
-dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pick, const char *cache, dp_truth *t, dp_truth_note *note, dp_err *e);
-/* Are all radii below 2^-5 of what rounding the results to double makes, of a row and of a typical one? Sums over tokens: T roundings, of any sign. */
+/* The truth of a case by the arithmetic that `pick` asks for; where that is double-double its
+ * audit, too. rq.kind and rq.device are set here. */
+typedef struct {
+    int cached;
+    const char *device;
+    dp_truth_audit audit;
+} dp_truth_note;
+dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pick,
+                        const char *cache, dp_truth *t, dp_truth_note *note, dp_err *e);
+/* Are all radii below 2^-5 of what rounding the results to double makes, of a row and of a typical
+ * one? Sums over tokens: T roundings, of any sign. */
 int dp_truth_fine_for_fp64(const dp_problem *p, const dp_truth *t);
 
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
 dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
 dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
-void dp_run_close(dp_run *r, double seconds);    /* verdict of the run from its tensors */
+void dp_run_close(dp_run *r, double seconds); /* verdict of the run from its tensors */
 
 #ifdef __cplusplus
 }

@@ -3,8 +3,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What the pipeline makes, in the order of execution, and of what. act: q, k and beta after their activations, which no program shows. */
-typedef struct { const char *name; dp_stage stage; const char *from; int hidden; } node;
+/* What the pipeline makes, in the order of execution, and of what. act: q, k and beta after their
+ * activations, which no program shows. */
+typedef struct {
+    const char *name;
+    dp_stage stage;
+    const char *from;
+    int hidden;
+} node;
 static const node NODES[] = {
     {"act", DP_STAGE_GATE, "", 1},
     {"gcum", DP_STAGE_GATE, "", 0},
@@ -49,7 +55,8 @@ static int made_from(int i, int j) {
 }
 
 static const dp_judgement *judged(const dp_run *r, const char *name) {
-    for (int t = 0; t < r->ntensor; t++) if (!strcmp(r->tensor[t].name, name)) return &r->tensor[t];
+    for (int t = 0; t < r->ntensor; t++)
+        if (!strcmp(r->tensor[t].name, name)) return &r->tensor[t];
     return NULL;
 }
 
@@ -68,24 +75,37 @@ dp_blame dp_blame_run(const dp_run *r) {
     int bad = -1, n = 0;
     for (int i = 0; i < NNODES; i++) {
         const dp_judgement *t = judged(r, NODES[i].name);
-        if (t && t->verdict == DP_FAIL && bad < 0) bad = i, b.tensor = t;
-        else if (t && t->verdict == DP_PASS) clear[i] = 1, ancestors(r, i, clear);
+        if (t && t->verdict == DP_FAIL && bad < 0) {
+            bad = i;
+            b.tensor = t;
+        }
+
+        else if (t && t->verdict == DP_PASS) {
+            clear[i] = 1;
+            ancestors(r, i, clear);
+        }
     }
     if (bad < 0) return b;
-    b.stage = NODES[bad].stage, b.backward = b.stage >= DP_STAGE_DAV, b.suspect[b.stage] = 1;
+    b.stage = NODES[bad].stage;
+    b.backward = b.stage >= DP_STAGE_DAV;
+    b.suspect[b.stage] = 1;
     ancestors(r, bad, made);
     for (int i = 0; i < bad; i++) {
         if (!made[i] || clear[i]) continue;
         b.suspect[NODES[i].stage] = 1;
         if (!strcmp(NODES[i].name, "Akk")) b.suspect[DP_STAGE_INTRA] = 1;
-        if (!NODES[i].hidden && !judged(r, NODES[i].name) && (size_t)n < sizeof b.shows) n += snprintf(b.shows + n, sizeof b.shows - (size_t)n, "%s%s", n ? " " : "", NODES[i].name);
+        if (!NODES[i].hidden && !judged(r, NODES[i].name) && (size_t)n < sizeof b.shows)
+            n += snprintf(b.shows + n, sizeof b.shows - (size_t)n, "%s%s", n ? " " : "",
+                          NODES[i].name);
     }
-    for (int i = 0; i < DP_NSTAGES; i++) b.nsuspect += b.suspect[i];
+    for (int i = 0; i < DP_NSTAGES; i++)
+        b.nsuspect += b.suspect[i];
     if (b.nsuspect == 1) b.shows[0] = 0;
     return b;
 }
 
-void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage stage, void *arg), void *arg) {
+void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage stage, void *arg),
+                    void *arg) {
     for (int i = 0; i < NNODES; i++) {
         const dp_judgement *t = judged(r, NODES[i].name);
         if (t) f(t, NODES[i].stage, arg);
@@ -96,6 +116,7 @@ const dp_judgement *dp_first_failing(const dp_run *r, const char **stage) {
     const dp_blame b = dp_blame_run(r);
     *stage = b.tensor ? dp_stage_names[b.stage] : "";
     if (b.tensor) return b.tensor;
-    for (int t = 0; t < r->ntensor; t++) if (r->tensor[t].verdict == DP_FAIL) return &r->tensor[t];
+    for (int t = 0; t < r->ntensor; t++)
+        if (r->tensor[t].verdict == DP_FAIL) return &r->tensor[t];
     return NULL;
 }

@@ -1,31 +1,34 @@
-/* harness/run/blame.h - which stage made a judged run fail, from the tensors that it has: of a shared library or of files that another program wrote,
- * whose stages cannot be run one by one.
+/* harness/run/blame.h - which stage made a judged run fail, from the tensors that it has: of a
+ * shared library or of files that another program wrote, whose stages cannot be run one by one.
  *
- * Every tensor was judged against what exact arithmetic makes of the inputs, by the bound of all stages up to it (stage_tensor.h, compare.h). The first in the
- * order of the pipeline that fails is blamed, on its own stage and on those stages before it that nothing clears: a tensor clears what it
- * is made of when it passes. So the more stages a program shows, the fewer are suspects.
+ * Every tensor was judged against what exact arithmetic makes of the inputs, by the bound of all
+ * stages up to it (stage_tensor.h, compare.h). The first in the order of the pipeline that fails is
+ * blamed, on its own stage and on those stages before it that nothing clears: a tensor clears what
+ * it is made of when it passes. So the more stages a program shows, the fewer are suspects.
  */
 #ifndef DP_BLAME_H
 #define DP_BLAME_H
-#include "harness/simulated/ranks.h"
 #include "harness/record/run.h"
+#include "harness/simulated/ranks.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct {
-    const dp_judgement *tensor;          /* NULL: none fails */
-    int backward;                        /* its rows are made from the last to the first */
-    dp_stage stage;                      /* its own */
-    int nsuspect;                        /* stages, its own among them */
+    const dp_judgement *tensor; /* NULL: none fails */
+    int backward;               /* its rows are made from the last to the first */
+    dp_stage stage;             /* its own */
+    int nsuspect;               /* stages, its own among them */
     unsigned char suspect[DP_NSTAGES];
-    char shows[128];                     /* tensors that would tell the suspects apart, "" if it is one alone */
+    char shows[128]; /* tensors that would tell the suspects apart, "" if it is one alone */
 } dp_blame;
 dp_blame dp_blame_run(const dp_run *r);
 /* Tensors of a run in the order of the pipeline: calls f for each. */
-void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage stage, void *arg), void *arg);
+void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage stage, void *arg),
+                    void *arg);
 
-/* The tensor alone; *stage: its stage's name ("" if it has none: a convolution's), NULL when none fails. */
+/* The tensor alone; *stage: its stage's name ("" if it has none: a convolution's), NULL when none
+ * fails. */
 const dp_judgement *dp_first_failing(const dp_run *r, const char **stage);
 
 #ifdef __cplusplus

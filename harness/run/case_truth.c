@@ -8,11 +8,13 @@
 
 const char *const dp_truth_pick_names[DP_NTRUTH_PICKS] = {"auto", "mpfr", "dd"};
 
-/* Entries of states that the recurrence passes through, an adjoint step counted as three more. MPFR does about 4e6 a second on a core. */
+/* Entries of states that the recurrence passes through, an adjoint step counted as three more. MPFR
+ * does about 4e6 a second on a core. */
 static double steps(const dp_problem *p, const dp_truth_request *rq) {
-    return (double)p->T * p->HV * p->K * (p->V * (rq->backward ? 4.0 : 1.0) + (rq->want_M ? p->K : 0));
+    return (double)p->T * p->HV * p->K *
+           (p->V * (rq->backward ? 4.0 : 1.0) + (rq->want_M ? p->K : 0));
 }
-#define MPFR_STEPS 1e8           /* auto: MPFR up to here, 15 seconds on two cores */
+#define MPFR_STEPS 1e8 /* auto: MPFR up to here, 15 seconds on two cores */
 
 static int judges_fp64(const dp_case *c) {
     for (int i = 0; i < c->nbase; i++)
@@ -21,23 +23,30 @@ static int judges_fp64(const dp_case *c) {
 }
 int dp_truth_fine_for_fp64(const dp_problem *p, const dp_truth *t) {
     for (int i = 0; i < dp_result_nfields + 3; i++) {
-        const dp_ball *b = i < dp_result_nfields ? &t->field[i] : i == dp_result_nfields ? &t->S_cut : i == dp_result_nfields + 1 ? &t->dS_cut : &t->M_seg;
-        const int sum = i < dp_result_nfields && (!strcmp(dp_result_fields[i].name, "dA_log") || !strcmp(dp_result_fields[i].name, "ddt_bias"));
+        const dp_ball *b = i < dp_result_nfields        ? &t->field[i]
+                           : i == dp_result_nfields     ? &t->S_cut
+                           : i == dp_result_nfields + 1 ? &t->dS_cut
+                                                        : &t->M_seg;
+        const int sum = i < dp_result_nfields && (!strcmp(dp_result_fields[i].name, "dA_log") ||
+                                                  !strcmp(dp_result_fields[i].name, "ddt_bias"));
         const double ulps = 0x1p-58 * (sum ? sqrt((double)p->T) : 1);
         double all = 0;
-        for (int64_t x = 0; x < b->rows * b->width; x++) all += b->hi[x] * b->hi[x];
+        for (int64_t x = 0; x < b->rows * b->width; x++)
+            all += b->hi[x] * b->hi[x];
         for (int64_t r = 0; r < b->rows; r++) {
             double row = 0;
-            for (int64_t x = r * b->width; x < (r + 1) * b->width; x++) row += b->hi[x] * b->hi[x];
+            for (int64_t x = r * b->width; x < (r + 1) * b->width; x++)
+                row += b->hi[x] * b->hi[x];
             if (!(b->rad[r] <= ulps * sqrt(row + all / (double)b->rows))) return 0;
         }
     }
     return 1;
 }
 #define AUDIT_COLUMNS 2
-#define AUDIT_TOKENS 512         /* of each at most: a second on one core */
+#define AUDIT_TOKENS 512 /* of each at most: a second on one core */
 
-static dp_status audited(const dp_case *c, const dp_truth_request *rq, const char *cache, const dp_truth *t, dp_truth_audit *a, dp_err *e) {
+static dp_status audited(const dp_case *c, const dp_truth_request *rq, const char *cache,
+                         const dp_truth *t, dp_truth_audit *a, dp_err *e) {
     const int64_t what[4] = {rq->kind, rq->backward, AUDIT_COLUMNS, AUDIT_TOKENS};
     const dp_key key = dp_problem_key(&c->p, what, sizeof what);
     dp_part part = {a, sizeof *a};
@@ -49,14 +58,18 @@ static dp_status audited(const dp_case *c, const dp_truth_request *rq, const cha
     return st;
 }
 
-dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pick, const char *cache, dp_truth *t, dp_truth_note *note, dp_err *e) {
+dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pick,
+                        const char *cache, dp_truth *t, dp_truth_note *note, dp_err *e) {
     *note = (dp_truth_note){0};
     if (pick == DP_PICK_DD) rq.kind = DP_TRUTH_DD;
-    if (pick == DP_PICK_AUTO) rq.kind = steps(&c->p, &rq) > MPFR_STEPS && !dp_truth_dd_refuses(&c->p) ? DP_TRUTH_DD : DP_TRUTH_MPFR;
+    if (pick == DP_PICK_AUTO)
+        rq.kind = steps(&c->p, &rq) > MPFR_STEPS && !dp_truth_dd_refuses(&c->p) ? DP_TRUTH_DD
+                                                                                : DP_TRUTH_MPFR;
     if (rq.kind == DP_TRUTH_DD && !rq.backward) rq.device = dp_cuda_truth(&c->p);
     dp_err why = {0};
     dp_status st = dp_truth_cached(&c->p, &rq, cache, t, &note->cached, &why);
-    if (!st && pick == DP_PICK_AUTO && rq.kind == DP_TRUTH_DD && judges_fp64(c) && !dp_truth_fine_for_fp64(&c->p, t)) {
+    if (!st && pick == DP_PICK_AUTO && rq.kind == DP_TRUTH_DD && judges_fp64(c) &&
+        !dp_truth_fine_for_fp64(&c->p, t)) {
         dp_truth_free(t);
         rq.kind = DP_TRUTH_MPFR;
         st = dp_truth_cached(&c->p, &rq, cache, t, &note->cached, &why);

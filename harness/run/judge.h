@@ -1,23 +1,31 @@
-/* harness/run/judge.h - judge tensors that another program wrote: inputs and outputs as two safetensors files, nothing is run.
+/* harness/run/judge.h - judge tensors that another program wrote: inputs and outputs as two
+ * safetensors files, nothing is run.
  *
- * IN.safetensors   q k v g beta, and where there are any A_log dt_bias initial_state (s0) do dht (dstate) cu_seqlens; any other name is refused.
- * OUT.safetensors  any of o final_state (ht) dq dk dv dg dbeta dA_log ddt_bias ds0 (dh0), and of the stages of stage_tensor.h: gcum Akk Aqk w u kg qg M H S_in
- *                  h v_new dv_local dS_out dM dH dh dv_new; any other name is refused. Gradients need `do` in IN.
- * Layouts are FLA's: q dq [T,H,K]  k dk [T,H,K] or [T,H,R,K]  v dv [T,HV,V] or [T,HV,R,V]  o do [T,HV,V]  g dg [T,HV,K], GDN [T,HV]
- *   beta dbeta [T,HV] or [T,HV,R]  A_log dA_log [HV]  dt_bias ddt_bias [HV,K] or flat  states [Nseq,HV,K,V], or [Nseq,HV,V,K] by option alone
- *   (K = V hides the difference). Axes of length 1 may be left out or added: [1,T,H,K], and [T,K] for one head.
- * Stages: shapes in stage_tensor.h; states h, dh, S_in, dS_out follow the layout of states, M, H, dM, dH are [N,HV,K,..] always. Each is judged against what the
- *   inputs of IN make of it, by the bound of all stages up to it.
- * The model follows from the shapes: R keys a token: mkda; a gate of one number a head: gdn; else kda.
+ * IN.safetensors   q k v g beta, and where there are any A_log dt_bias initial_state (s0) do dht
+ * (dstate) cu_seqlens; any other name is refused. OUT.safetensors  any of o final_state (ht) dq dk
+ * dv dg dbeta dA_log ddt_bias ds0 (dh0), and of the stages of stage_tensor.h: gcum Akk Aqk w u kg
+ * qg M H S_in h v_new dv_local dS_out dM dH dh dv_new; any other name is refused. Gradients need
+ * `do` in IN. Layouts are FLA's: q dq [T,H,K]  k dk [T,H,K] or [T,H,R,K]  v dv [T,HV,V] or
+ * [T,HV,R,V]  o do [T,HV,V]  g dg [T,HV,K], GDN [T,HV] beta dbeta [T,HV] or [T,HV,R]  A_log dA_log
+ * [HV]  dt_bias ddt_bias [HV,K] or flat  states [Nseq,HV,K,V], or [Nseq,HV,V,K] by option alone (K
+ * = V hides the difference). Axes of length 1 may be left out or added: [1,T,H,K], and [T,K] for
+ * one head. Stages: shapes in stage_tensor.h; states h, dh, S_in, dS_out follow the layout of
+ * states, M, H, dM, dH are [N,HV,K,..] always. Each is judged against what the inputs of IN make of
+ * it, by the bound of all stages up to it. The model follows from the shapes: R keys a token: mkda;
+ * a gate of one number a head: gdn; else kda.
  *
- * A chain of M alone: IN has one tensor, `factors` [n,K,K] (`deltaproof truth CASE` writes it for a case of op = chain), OUT one, `M` [n,K,K]: the product
- *   factors[j] .. factors[0] after each factor, as the kernel makes it in the format that --claim names. Judged at 1, 2, 4, .. n factors; where
- *   nothing is forgotten (regime reflect) its effective bits and bias are read and held against the claim (bits.h).
+ * A chain of M alone: IN has one tensor, `factors` [n,K,K] (`deltaproof truth CASE` writes it for a
+ * case of op = chain), OUT one, `M` [n,K,K]: the product factors[j] .. factors[0] after each
+ * factor, as the kernel makes it in the format that --claim names. Judged at 1, 2, 4, .. n factors;
+ * where nothing is forgotten (regime reflect) its effective bits and bias are read and held against
+ * the claim (bits.h).
  *
- * A setting comes from its option, else from the metadata of IN (gate, beta, qk or l2norm, lower_bound, scale, cu_seqlens, state_layout) or of
- * OUT (ranks, base, claim, state_layout), else it is refused with the option to give; scale is K^-1/2, ranks 1, the layout kv where nobody says.
+ * A setting comes from its option, else from the metadata of IN (gate, beta, qk or l2norm,
+ * lower_bound, scale, cu_seqlens, state_layout) or of OUT (ranks, base, claim, state_layout), else
+ * it is refused with the option to give; scale is K^-1/2, ranks 1, the layout kv where nobody says.
  * The run's ID is `judge:OUT.safetensors:ranks=4,base=bf16,chain=tf32rz`, its backend `file`.
- * A tensor that its file holds in a coarser format than the base stores it in gets that one rounding on top of its bound.
+ * A tensor that its file holds in a coarser format than the base stores it in gets that one
+ * rounding on top of its bound.
  */
 #ifndef DP_JUDGE_H
 #define DP_JUDGE_H
@@ -27,43 +35,58 @@ extern "C" {
 #endif
 
 typedef struct {
-    const char *inputs, *outputs;        /* paths */
-    const char *gate, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound, *base, *claim, *design;   /* as given; NULL: not given */
-    int ranks;                           /* 0: not given */
-    int64_t tokens;                      /* 0: all; else the first so many of IN are the problem */
-    const char *cache;                   /* folder of truths and bounds; NULL: none */
-    const dp_truth_pick *truth;          /* NULL: auto */
+    const char *inputs, *outputs; /* paths */
+    const char *gate, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound, *base,
+        *claim, *design;        /* as given; NULL: not given */
+    int ranks;                  /* 0: not given */
+    int64_t tokens;             /* 0: all; else the first so many of IN are the problem */
+    const char *cache;          /* folder of truths and bounds; NULL: none */
+    const dp_truth_pick *truth; /* NULL: auto */
     int progress;
 } dp_judge_options;
 
-/* One run is appended to *out, and *c is the case it belongs to (named after OUT's file, to be freed). DP_EINPUT: the message names file,
- * tensor and both shapes, or the setting and its option; then *c needs no freeing. */
+/* One run is appended to *out, and *c is the case it belongs to (named after OUT's file, to be
+ * freed). DP_EINPUT: the message names file, tensor and both shapes, or the setting and its option;
+ * then *c needs no freeing. */
 dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *e);
 
-/* The same with the inputs and settings of a case: o's outputs, ranks, base, claim and state_layout count; what neither option nor metadata says is the
- * case's first base and chain, one rank, kv. *c is given that one base, chain and rank count. */
+/* The same with the inputs and settings of a case: o's outputs, ranks, base, claim and state_layout
+ * count; what neither option nor metadata says is the case's first base and chain, one rank, kv. *c
+ * is given that one base, chain and rank count. */
 dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *e);
-/* The inputs of a case as judge reads them: tensors, and the forms of gate and beta, l2norm, scale, cu_seqlens as metadata. Op recurrence. */
+/* The inputs of a case as judge reads them: tensors, and the forms of gate and beta, l2norm, scale,
+ * cu_seqlens as metadata. Op recurrence. */
 dp_status dp_judge_write_inputs(const dp_case *c, const char *path, dp_err *e);
 
-/* Results that another program computed: those that r points to are judged, by the bounds of the case's first base and chain over its first
- * rank count. same_design 1: computed stage by stage as the simulated ranks do.
- * design: how they were computed, in the case's base; NULL: by the default design where same_design, else not known. u, tiny: unit roundoff and smallest half spacing of the format that field i was stored in. Adds one run of backend `file`. */
-typedef struct { dp_result r; double u[10], tiny[10], *stage[DP_NSTAGE_TENSORS], stage_u[DP_NSTAGE_TENSORS], stage_tiny[DP_NSTAGE_TENSORS]; int same_design;
-    const dp_design *design; } dp_given;
+/* Results that another program computed: those that r points to are judged, by the bounds of the
+ * case's first base and chain over its first rank count. same_design 1: computed stage by stage as
+ * the simulated ranks do. design: how they were computed, in the case's base; NULL: by the default
+ * design where same_design, else not known. u, tiny: unit roundoff and smallest half spacing of the
+ * format that field i was stored in. Adds one run of backend `file`. */
+typedef struct {
+    dp_result r;
+    double u[10], tiny[10], *stage[DP_NSTAGE_TENSORS], stage_u[DP_NSTAGE_TENSORS],
+        stage_tiny[DP_NSTAGE_TENSORS];
+    int same_design;
+    const dp_design *design;
+} dp_given;
 /* Op chain: products [n][K][K] of factors [n][K][K], c->ch.n and K set. */
-void dp_run_chain_given(const dp_case *c, const double *factors, const double *products, dp_format claimed, dp_runs *out);
-dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given *g, dp_runs *out, dp_err *e);
+void dp_run_chain_given(const dp_case *c, const double *factors, const double *products,
+                        dp_format claimed, dp_runs *out);
+dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given *g, dp_runs *out,
+                       dp_err *e);
 
-/* What of dp_judge reads and checks: the case that IN and the options make, and OUT's tensors in it, which stay where they are. factors NULL: given is
- * what dp_run_given takes; else those of a chain. On failure *c needs no freeing. *l stays at its address. */
+/* What of dp_judge reads and checks: the case that IN and the options make, and OUT's tensors in
+ * it, which stay where they are. factors NULL: given is what dp_run_given takes; else those of a
+ * chain. On failure *c needs no freeing. *l stays at its address. */
 typedef struct {
     dp_given given;
-    dp_design design;                    /* what given.design points to */
+    dp_design design; /* what given.design points to */
     const double *factors, *products;
     dp_format claimed;
 } dp_judge_loaded;
-dp_status dp_judge_load(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out, dp_case *c, dp_judge_loaded *l, dp_err *e);
+dp_status dp_judge_load(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
+                        dp_case *c, dp_judge_loaded *l, dp_err *e);
 
 #ifdef __cplusplus
 }

@@ -13,7 +13,13 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
         if (!r->run) abort();
     }
     dp_run *x = &r->run[r->n++];
-    *x = (dp_run){.case_name = strdup(c->name), .op = c->op_name, .backend = DP_BACKEND_SIM, .ranks = 1, .truth_kind = "mpfr", .truth_radius = NAN, .slope = NAN};
+    *x = (dp_run){.case_name = strdup(c->name),
+                  .op = c->op_name,
+                  .backend = DP_BACKEND_SIM,
+                  .ranks = 1,
+                  .truth_kind = "mpfr",
+                  .truth_radius = NAN,
+                  .slope = NAN};
     x->exact = c->op == DP_OP_RECURRENCE && c->spec.keys == DP_KEYS_EXACT && !c->data;
     return x;
 }
@@ -25,9 +31,15 @@ char *dp_run_id(const dp_run *r) {
     FILE *f = open_memstream(&text, &size);
     if (!f) abort();
     const int own = r->backend == DP_BACKEND_SIM || r->backend == DP_BACKEND_FILE;
-    const struct { const char *key, *value; } item[] = {{"backend", own ? NULL : dp_backend_names[r->backend]}, {"ranks", r->has_base ? "" : NULL}, {"base", r->has_base ? dp_base_names[r->base] : NULL},
-        {"chain", r->has_chain ? dp_formats[r->chain].name : NULL}, {"merge", r->has_merge ? dp_merge_names[r->merge] : NULL}, {"way", r->way ? dp_cuda_way_names[r->way] : NULL},
-        {"fault", r->fault ? dp_faults[r->fault].name : NULL}};
+    const struct {
+        const char *key, *value;
+    } item[] = {{"backend", own ? NULL : dp_backend_names[r->backend]},
+                {"ranks", r->has_base ? "" : NULL},
+                {"base", r->has_base ? dp_base_names[r->base] : NULL},
+                {"chain", r->has_chain ? dp_formats[r->chain].name : NULL},
+                {"merge", r->has_merge ? dp_merge_names[r->merge] : NULL},
+                {"way", r->way ? dp_cuda_way_names[r->way] : NULL},
+                {"fault", r->fault ? dp_faults[r->fault].name : NULL}};
     fprintf(f, "%s%s:", r->backend == DP_BACKEND_FILE ? "judge:" : "", r->case_name);
     for (size_t i = 0; i < sizeof item / sizeof *item; i++) {
         if (!item[i].value) continue;
@@ -54,8 +66,13 @@ void dp_runs_move(dp_runs *to, dp_runs *from) {
 void dp_runs_free(dp_runs *r) {
     for (int i = 0; i < r->n; i++) {
         dp_run *x = &r->run[i];
-        for (int j = 0; j < x->ntensor; j++) dp_judgement_free(&x->tensor[j]);
-        free(x->hit), free(x->tensor), free(x->point), free(x->id), free(x->case_name);
+        for (int j = 0; j < x->ntensor; j++)
+            dp_judgement_free(&x->tensor[j]);
+        free(x->hit);
+        free(x->tensor);
+        free(x->point);
+        free(x->id);
+        free(x->case_name);
     }
     free(r->run);
     *r = (dp_runs){0};
@@ -63,12 +80,18 @@ void dp_runs_free(dp_runs *r) {
 
 /* Inputs on which nothing rounds: bounds play no part, an error of 0 passes and any other fails. */
 static void judge_exactly(dp_judgement *t) {
-    t->verdict = t->rel_fro == 0 ? DP_PASS : DP_FAIL, t->tier = "exact", t->failed = t->worst;
+    t->verdict = t->rel_fro == 0 ? DP_PASS : DP_FAIL;
+    t->tier = "exact";
+    t->failed = t->worst;
     t->why[0] = 0;
-    if (t->verdict == DP_FAIL) snprintf(t->why, sizeof t->why, "nothing rounds in this case, but the error is %.3g: got %g, want %g%s%s", t->rel_fro, t->worst.got, t->worst.want, *t->source ? "; " : "", t->source);
+    if (t->verdict == DP_FAIL)
+        snprintf(t->why, sizeof t->why,
+                 "nothing rounds in this case, but the error is %.3g: got %g, want %g%s%s",
+                 t->rel_fro, t->worst.got, t->worst.want, *t->source ? "; " : "", t->source);
 }
 
-/* The failing tensor that says whose data it holds, the earliest in the pipeline; NULL: none does. */
+/* The failing tensor that says whose data it holds, the earliest in the pipeline; NULL: none does.
+ */
 static const dp_judgement *with_source(const dp_run *r) {
     static const char *const order[] = {"H", "M", "S_in", "dH", "dM", "dS_out", "final_state", "o"};
     const dp_judgement *any = NULL;
@@ -82,8 +105,8 @@ static const dp_judgement *with_source(const dp_run *r) {
     return any;
 }
 
-/* A run fails when any tensor fails; it is unjudged only when no tensor could be judged, so that one missing bound does not hide the
- * rest (each unjudged tensor is counted and named in `why`). */
+/* A run fails when any tensor fails; it is unjudged only when no tensor could be judged, so that
+ * one missing bound does not hide the rest (each unjudged tensor is counted and named in `why`). */
 void dp_run_close(dp_run *r, double seconds) {
     int n[DP_NVERDICTS] = {0};
     const dp_judgement *bad = NULL, *un = NULL;
@@ -95,23 +118,38 @@ void dp_run_close(dp_run *r, double seconds) {
         if (t->verdict == DP_FAIL && dp_judgement_says_more(bad, t)) bad = t;
         if (t->verdict == DP_UNJUDGED && !un) un = t;
     }
-    r->verdict = n[DP_FAIL] ? DP_FAIL : n[DP_PASS] ? DP_PASS : n[DP_UNJUDGED] ? DP_UNJUDGED : DP_SKIPPED;
+    r->verdict = n[DP_FAIL]       ? DP_FAIL
+                 : n[DP_PASS]     ? DP_PASS
+                 : n[DP_UNJUDGED] ? DP_UNJUDGED
+                                  : DP_SKIPPED;
     const dp_judgement *source = r->exact ? with_source(r) : NULL;
     if (source) bad = source;
     const dp_place *at = bad ? &dp_judgement_row(bad)->at : NULL;
     r->tier = bad ? bad->tier : "";
-    if (source) snprintf(r->why, sizeof r->why, "%s: %s", bad->name, bad->why);     /* names the place itself */
+    if (source)
+        snprintf(r->why, sizeof r->why, "%s: %s", bad->name, bad->why); /* names the place itself */
     else if (bad && at->token >= 0)
-        snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, token %lld, head %d)", bad->name, bad->why, at->rank, at->sequence, (long long)at->token, at->head);
-    else if (bad && at->sequence >= 0) snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, head %d)", bad->name, bad->why, at->rank, at->sequence, at->head);
-    else if (bad) snprintf(r->why, sizeof r->why, "%s: %s (rank %d, head %d)", bad->name, bad->why, at->rank, at->head);
-    else if (un) snprintf(r->why, sizeof r->why, "%d tensor%s unjudged, %s: %s", n[DP_UNJUDGED], n[DP_UNJUDGED] > 1 ? "s" : "", un->name, un->why);
-    if (r->cond.condition > 0 && !r->exact && (r->verdict == DP_PASS || r->verdict == DP_FAIL)) dp_condition_explain(&r->cond, r->base, r->verdict, r->why, sizeof r->why);
+        snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, token %lld, head %d)",
+                 bad->name, bad->why, at->rank, at->sequence, (long long)at->token, at->head);
+    else if (bad && at->sequence >= 0)
+        snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, head %d)", bad->name,
+                 bad->why, at->rank, at->sequence, at->head);
+    else if (bad)
+        snprintf(r->why, sizeof r->why, "%s: %s (rank %d, head %d)", bad->name, bad->why, at->rank,
+                 at->head);
+    else if (un)
+        snprintf(r->why, sizeof r->why, "%d tensor%s unjudged, %s: %s", n[DP_UNJUDGED],
+                 n[DP_UNJUDGED] > 1 ? "s" : "", un->name, un->why);
+    if (r->cond.condition > 0 && !r->exact && (r->verdict == DP_PASS || r->verdict == DP_FAIL))
+        dp_condition_explain(&r->cond, r->base, r->verdict, r->why, sizeof r->why);
 }
 
-static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend b, const char *path, const char *why, dp_runs *out) {
+static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend b,
+                           const char *path, const char *why, dp_runs *out) {
     dp_run *r = dp_runs_add(out, c);
-    r->backend = b, r->path = path, r->verdict = DP_SKIPPED;
+    r->backend = b;
+    r->path = path;
+    r->verdict = DP_SKIPPED;
     r->id = dp_run_id(r);
     snprintf(r->why, sizeof r->why, "%s", why);
     if (o->done) o->done(r, o->arg);
@@ -121,12 +159,20 @@ static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend
 dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
     char why[128];
     int sim = !o->nbackend;
-    for (int i = 0; i < o->nbackend; i++) sim |= o->backend[i] == DP_BACKEND_SIM;
-    snprintf(why, sizeof why, "a subject computes the recurrence, this case is op = %s", c->op_name);
-    if (o->subject && c->op != DP_OP_RECURRENCE) return skip_case(c, o, DP_BACKEND_SUBJECT, o->subject->name, why, out);
+    for (int i = 0; i < o->nbackend; i++)
+        sim |= o->backend[i] == DP_BACKEND_SIM;
+    snprintf(why, sizeof why, "a subject computes the recurrence, this case is op = %s",
+             c->op_name);
+    if (o->subject && c->op != DP_OP_RECURRENCE)
+        return skip_case(c, o, DP_BACKEND_SUBJECT, o->subject->name, why, out);
     const int lapack = o->nbackend == 1 && o->backend[0] == DP_BACKEND_LAPACK;
-    if (lapack && c->op != DP_OP_RECURRENCE) return skip_case(c, o, DP_BACKEND_LAPACK, NULL, "the chunk solver over LAPACKE computes the recurrence, and no more", out);
-    if (c->op == DP_OP_CHAIN && !sim) return skip_case(c, o, o->backend[0], NULL, "op = chain multiplies its factors on the CPU: it has no ranks and no kernels", out);
+    if (lapack && c->op != DP_OP_RECURRENCE)
+        return skip_case(c, o, DP_BACKEND_LAPACK, NULL,
+                         "the chunk solver over LAPACKE computes the recurrence, and no more", out);
+    if (c->op == DP_OP_CHAIN && !sim)
+        return skip_case(
+            c, o, o->backend[0], NULL,
+            "op = chain multiplies its factors on the CPU: it has no ranks and no kernels", out);
     switch (c->op) {
     case DP_OP_CHAIN: return dp_run_chain(c, o, out, e);
     case DP_OP_CONV: return dp_run_conv(c, o, out, e);

@@ -1,8 +1,8 @@
 /* op conv: causal conv1d over simulated ranks, and the CUDA kernels, against its MPFR truth. */
-#include "ref/vocabulary/context.h"
 #include "harness/device/device_conv.h"
-#include "harness/simulated/fault_effect.h"
 #include "harness/record/run.h"
+#include "harness/simulated/fault_effect.h"
+#include "ref/vocabulary/context.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -10,14 +10,23 @@
 #include <string.h>
 
 static void place_token(const void *ctx, int64_t row, dp_place *at) {
-    const struct { const dp_conv *c; int N; } *x = ctx;
+    const struct {
+        const dp_conv *c;
+        int N;
+    } *x = ctx;
     int seq = 0;
-    while (seq < x->c->Nseq - 1 && x->c->cu[seq + 1] <= row) seq++;
-    *at = (dp_place){.rank = (int)(row / (x->c->T / x->N)), .head = 0, .sequence = seq, .chunk = (int)(row / DP_CHUNK), .token = row};
+    while (seq < x->c->Nseq - 1 && x->c->cu[seq + 1] <= row)
+        seq++;
+    *at = (dp_place){.rank = (int)(row / (x->c->T / x->N)),
+                     .head = 0,
+                     .sequence = seq,
+                     .chunk = (int)(row / DP_CHUNK),
+                     .token = row};
 }
 
 static void place_channel(const void *ctx, int64_t row, dp_place *at) {
-    (void)ctx, (void)row;
+    (void)ctx;
+    (void)row;
     *at = (dp_place){.rank = 0, .head = 0, .sequence = -1, .chunk = -1, .token = -1};
 }
 
@@ -26,100 +35,147 @@ static double *row_norms(const double *x, int64_t rows, int64_t width) {
     double *r = dp_doubles(rows);
     for (int64_t i = 0; i < rows; i++) {
         double s = 0;
-        for (int64_t j = 0; j < width; j++) s += x[i * width + j] * x[i * width + j];
+        for (int64_t j = 0; j < width; j++)
+            s += x[i * width + j] * x[i * width + j];
         r[i] = sqrt(s) * (1 + (double)(width + 4) * 0x1p-52);
     }
     return r;
 }
 
-static void judge(const dp_conv *c, int N, const char *name, const double *got, const double *want, const double *rad, const double *bound, int64_t rows, int64_t width, dp_run *r) {
+static void judge(const dp_conv *c, int N, const char *name, const double *got, const double *want,
+                  const double *rad, const double *bound, int64_t rows, int64_t width, dp_run *r) {
     if (!got || !want) return;
-    const struct { const dp_conv *c; int N; } ctx = {c, N};
+    const struct {
+        const dp_conv *c;
+        int N;
+    } ctx = {c, N};
     double *rr = row_norms(rad, rows, width), *b = row_norms(bound, rows, width);
     const int tokens = rows == c->T;
-    const dp_compare_in in = {.name = name, .N = N, .heads = 1, .rows = rows, .width = width, .got = got, .want = want, .rad = rr, .bound = b, .place = tokens ? place_token : place_channel,
-                              .ctx = &ctx, .tokens = tokens ? rows : 0};
+    const dp_compare_in in = {.name = name,
+                              .N = N,
+                              .heads = 1,
+                              .rows = rows,
+                              .width = width,
+                              .got = got,
+                              .want = want,
+                              .rad = rr,
+                              .bound = b,
+                              .place = tokens ? place_token : place_channel,
+                              .ctx = &ctx,
+                              .tokens = tokens ? rows : 0};
     dp_compare(&in, &r->tensor[r->ntensor++]);
-    free(rr), free(b);
+    free(rr);
+    free(b);
 }
 
-typedef struct { const dp_conv *v; dp_conv_result truth, rad; } conv_truth;
+typedef struct {
+    const dp_conv *v;
+    dp_conv_result truth, rad;
+} conv_truth;
 
-static dp_run *record(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault, dp_runs *out) {
+static dp_run *record(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
+                      dp_runs *out) {
     dp_run *r = dp_runs_add(out, c);
-    r->backend = be, r->ranks = N, r->base = base, r->has_base = N > 0, r->fault = fault;
+    r->backend = be;
+    r->ranks = N;
+    r->base = base;
+    r->has_base = N > 0;
+    r->fault = fault;
     r->id = dp_run_id(r);
     return r;
 }
 
 /* Why the kernels cannot be given this: they read and write one format, and have no fp64. */
 static const char *unfit(const dp_case *c, dp_backend be, dp_base base) {
-    if (be != DP_BACKEND_SIM && base == DP_BASE_BF16 && c->input_dtype != DP_BF16) return "the kernels store y and dx in the format of x and dy, which is wider than bf16 here";
+    if (be != DP_BACKEND_SIM && base == DP_BASE_BF16 && c->input_dtype != DP_BF16)
+        return "the kernels store y and dx in the format of x and dy, which is wider than bf16 "
+               "here";
     return NULL;
 }
 
-static dp_status subject(const dp_case *c, dp_backend be, int N, dp_base base, dp_conv_policy pol, dp_conv_result *got, dp_conv_result *bound, dp_err *e) {
+static dp_status subject(const dp_case *c, dp_backend be, int N, dp_base base, dp_conv_policy pol,
+                         dp_conv_result *got, dp_conv_result *bound, dp_err *e) {
     const int sim = be == DP_BACKEND_SIM;
-    const dp_status st = sim ? dp_conv_ranks(&c->conv, N, pol, got, e) : dp_cuda_conv_run(&c->conv, base == DP_BASE_BF16, N, be, got, e);
+    const dp_status st = sim ? dp_conv_ranks(&c->conv, N, pol, got, e)
+                             : dp_cuda_conv_run(&c->conv, base == DP_BASE_BF16, N, be, got, e);
     if (!st) (sim ? dp_conv_bound : dp_conv_bound_sigmoid32)(&c->conv, pol, N, bound);
     return st;
 }
 
-static dp_status run_one(const dp_case *c, const dp_run_options *o, const conv_truth *t, dp_backend be, int N, dp_base base, dp_runs *out, dp_err *e) {
+static dp_status run_one(const dp_case *c, const dp_run_options *o, const conv_truth *t,
+                         dp_backend be, int N, dp_base base, dp_runs *out, dp_err *e) {
     const dp_conv *v = t->v;
     const double t0 = dp_now();
-    const dp_conv_policy pol = base == DP_BASE_FP64 ? DP_CONV_FP64 : base == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16;
+    const dp_conv_policy pol = base == DP_BASE_FP64   ? DP_CONV_FP64
+                               : base == DP_BASE_FP32 ? DP_CONV_FP32
+                                                      : DP_CONV_BF16;
     const char *no = unfit(c, be, base) ? unfit(c, be, base) : dp_cuda_unavailable(be, N);
     dp_conv_result got, bound;
-    dp_conv_result_alloc(&got, v), dp_conv_result_alloc(&bound, v);
+    dp_conv_result_alloc(&got, v);
+    dp_conv_result_alloc(&bound, v);
     const dp_status st = no ? DP_OK : subject(c, be, N, base, pol, &got, &bound, e);
     if (!st) {
         dp_effect_conv(o->fault, v, N, pol, &got);
         dp_run *r = record(c, be, N, base, o->fault, out);
         r->truth_bits = c->bits;
-        if (no) r->verdict = DP_SKIPPED, snprintf(r->why, sizeof r->why, "%s", no);
+        if (no) {
+            r->verdict = DP_SKIPPED;
+            snprintf(r->why, sizeof r->why, "%s", no);
+        }
+
         else {
             r->tensor = dp_calloc(4, sizeof *r->tensor);
             judge(v, N, "y", got.y, t->truth.y, t->rad.y, bound.y, v->T, v->D, r);
             if (v->dy) {
                 judge(v, N, "dx", got.dx, t->truth.dx, t->rad.dx, bound.dx, v->T, v->D, r);
                 judge(v, N, "dw", got.dw, t->truth.dw, t->rad.dw, bound.dw, v->D, v->W, r);
-                if (v->bias) judge(v, N, "dbias", got.dbias, t->truth.dbias, t->rad.dbias, bound.dbias, v->D, 1, r);
+                if (v->bias)
+                    judge(v, N, "dbias", got.dbias, t->truth.dbias, t->rad.dbias, bound.dbias, v->D,
+                          1, r);
             }
             dp_run_close(r, dp_now() - t0);
         }
         if (o->done) o->done(r, o->arg);
     }
-    dp_conv_result_free(&got), dp_conv_result_free(&bound);
+    dp_conv_result_free(&got);
+    dp_conv_result_free(&bound);
     return st;
 }
 
 static int wants(const dp_run_options *o, dp_backend b) {
-    for (int i = 0; i < o->nbackend; i++) if (o->backend[i] == b) return 1;
+    for (int i = 0; i < o->nbackend; i++)
+        if (o->backend[i] == b) return 1;
     return !o->nbackend && b != DP_BACKEND_NCCL;
 }
 
 dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
     int bases[DP_NBASES], ranks[16];
-    const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases), nr = dp_select(c->nranks, c->ranks, o->nranks, o->ranks, ranks);
+    const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases),
+              nr = dp_select(c->nranks, c->ranks, o->nranks, o->ranks, ranks);
     conv_truth t = {.v = &c->conv};
-    dp_conv_result_alloc(&t.truth, t.v), dp_conv_result_alloc(&t.rad, t.v);
+    dp_conv_result_alloc(&t.truth, t.v);
+    dp_conv_result_alloc(&t.rad, t.v);
     dp_conv_truth(t.v, c->bits, &t.truth, &t.rad);
     dp_status st = DP_OK;
     for (int be = DP_BACKEND_SIM; be <= DP_BACKEND_NCCL; be++)
         for (int i = 0; i < nr && wants(o, be); i++)
             for (int j = 0; j < nb && !st; j++) {
-                if (be != DP_BACKEND_SIM && (o->fault || bases[j] == DP_BASE_FP64 || dp_cuda_unavailable(be, 1))) continue;
+                if (be != DP_BACKEND_SIM &&
+                    (o->fault || bases[j] == DP_BASE_FP64 || dp_cuda_unavailable(be, 1)))
+                    continue;
                 st = run_one(c, o, &t, be, ranks[i], bases[j], out, e);
             }
-    for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && !st; be++) {     /* one row that says why none ran */
+    for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && !st;
+         be++) { /* one row that says why none ran */
         const char *no = dp_cuda_unavailable(be, 1);
         const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
         if (!no || !wants(o, be) || !(whole || o->nbackend)) continue;
         dp_run *r = record(c, be, 0, 0, 0, out);
-        r->verdict = DP_SKIPPED, snprintf(r->why, sizeof r->why, "%.600s", no);
+        r->verdict = DP_SKIPPED;
+        snprintf(r->why, sizeof r->why, "%.600s", no);
         if (o->done) o->done(r, o->arg);
     }
-    dp_conv_result_free(&t.truth), dp_conv_result_free(&t.rad);
+    dp_conv_result_free(&t.truth);
+    dp_conv_result_free(&t.rad);
     return st;
 }

@@ -12,39 +12,54 @@
 static const char *const NAME[3] = {"q", "k", "v"};
 
 static double **tensor_of(dp_problem *p, int i) { return i == 0 ? &p->q : i == 1 ? &p->k : &p->v; }
-static double **error_of(dp_given_error *e, int i) { return i == 0 ? &e->q : i == 1 ? &e->k : &e->v; }
+static double **error_of(dp_given_error *e, int i) {
+    return i == 0 ? &e->q : i == 1 ? &e->k : &e->v;
+}
 static int heads_of(const dp_problem *p, int i) { return i == 2 ? p->HV : p->H; }
 static int width_of(const dp_problem *p, int i) { return i == 2 ? p->V : p->K; }
 
 dp_front dp_step_front(const dp_case *c) {
     dp_front f = {{NULL}};
-    for (int i = 0; i < 3; i++) if (c->step.on[i]) f.conv[i] = &c->step.conv[i];
+    for (int i = 0; i < 3; i++)
+        if (c->step.on[i]) f.conv[i] = &c->step.conv[i];
     return f;
 }
 
-/* ---- the subject ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- the subject ----------------------------------------------------------------------------- */
 
-static dp_conv_policy policy(dp_base b) { return b == DP_BASE_FP64 ? DP_CONV_FP64 : b == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16; }
+static dp_conv_policy policy(dp_base b) {
+    return b == DP_BASE_FP64 ? DP_CONV_FP64 : b == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16;
+}
 
-static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b) { (s->be == DP_BACKEND_SIM ? dp_conv_bound : dp_conv_bound_sigmoid32)(v, policy(s->base), s->N, b); }
+static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b) {
+    (s->be == DP_BACKEND_SIM ? dp_conv_bound : dp_conv_bound_sigmoid32)(v, policy(s->base), s->N,
+                                                                        b);
+}
 
 /* Marks every row of `width` that the fault changed. */
-static void mark(const dp_case *c, const dp_step_run *s, int i, const double *was, const double *is) {
+static void mark(const dp_case *c, const dp_step_run *s, int i, const double *was,
+                 const double *is) {
     const dp_problem *p = &c->p;
     const int heads = heads_of(p, i), width = width_of(p, i), each = p->HV / heads;
     for (int64_t r = 0; was && r < p->T * heads; r++)
-        if (memcmp(was + r * width, is + r * width, sizeof(double) * (size_t)width)) memset(s->hit + r / heads / (p->T / s->N) * p->HV + r % heads * each, 1, (size_t)each);
+        if (memcmp(was + r * width, is + r * width, sizeof(double) * (size_t)width))
+            memset(s->hit + r / heads / (p->T / s->N) * p->HV + r % heads * each, 1, (size_t)each);
 }
 
-static void damage(const dp_case *c, const dp_step_run *s, int i, const dp_conv *v, dp_conv_result *r) {
+static void damage(const dp_case *c, const dp_step_run *s, int i, const dp_conv *v,
+                   dp_conv_result *r) {
     double *y = dp_copy(r->y, v->T * v->D), *dx = r->dx ? dp_copy(r->dx, v->T * v->D) : NULL;
     dp_effect_conv(s->fault, v, s->N, policy(s->base), r);
-    mark(c, s, i, y, r->y), mark(c, s, i, dx, r->dx);
-    free(y), free(dx);
+    mark(c, s, i, y, r->y);
+    mark(c, s, i, dx, r->dx);
+    free(y);
+    free(dx);
 }
 
-/* All of them at once, with these dy (NULL: forward only): on a device they are the parts of one plan and share its messages. r[i] is allocated where there is one. */
-static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *const dy[3], dp_conv_result r[3], dp_err *e) {
+/* All of them at once, with these dy (NULL: forward only): on a device they are the parts of one
+ * plan and share its messages. r[i] is allocated where there is one. */
+static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *const dy[3],
+                          dp_conv_result r[3], dp_err *e) {
     dp_conv v[3];
     const dp_conv *part[3];
     dp_conv_result *out[3];
@@ -56,19 +71,31 @@ static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *
         v[i] = c->step.conv[i];
         v[i].dy = dy ? (double *)dy[i] : NULL;
         dp_conv_result_alloc(&r[i], &v[i]);
-        part[n] = &v[i], out[n++] = &r[i];
+        part[n] = &v[i];
+        out[n++] = &r[i];
     }
-    if (s->be != DP_BACKEND_SIM) return dp_cuda_conv_parts(part, n, s->base == DP_BASE_BF16, s->N, s->be, out, e);
-    for (int i = 0; i < n && !st; i++) st = dp_conv_ranks(part[i], s->N, policy(s->base), out[i], e);
-    for (int i = 0; i < 3 && !st && dp_fault_of_conv(s->fault); i++) if (c->step.on[i]) damage(c, s, i, &v[i], &r[i]);
+    if (s->be != DP_BACKEND_SIM)
+        return dp_cuda_conv_parts(part, n, s->base == DP_BASE_BF16, s->N, s->be, out, e);
+    for (int i = 0; i < n && !st; i++)
+        st = dp_conv_ranks(part[i], s->N, policy(s->base), out[i], e);
+    for (int i = 0; i < 3 && !st && dp_fault_of_conv(s->fault); i++)
+        if (c->step.on[i]) damage(c, s, i, &v[i], &r[i]);
     return st;
 }
 
-dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault, dp_step_run *s, dp_err *e) {
-    *s = (dp_step_run){.p = c->p, .base = base, .be = be, .N = N, .fault = fault, .hit = dp_calloc((size_t)N * c->p.HV, 1)};
+dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
+                          dp_step_run *s, dp_err *e) {
+    *s = (dp_step_run){.p = c->p,
+                       .base = base,
+                       .be = be,
+                       .N = N,
+                       .fault = fault,
+                       .hit = dp_calloc((size_t)N * c->p.HV, 1)};
     s->p.input_error = 0;
     dp_conv_result y[3];
-    if (be != DP_BACKEND_SIM && base == DP_BASE_BF16 && c->input_dtype != DP_BF16) return dp_fail(e, DP_EINPUT, "the kernels store y in the format of x, which is wider than bf16 here");
+    if (be != DP_BACKEND_SIM && base == DP_BASE_BF16 && c->input_dtype != DP_BF16)
+        return dp_fail(e, DP_EINPUT,
+                       "the kernels store y in the format of x, which is wider than bf16 here");
     const dp_status st = convolve(c, s, NULL, y, e);
     for (int i = 0; i < 3; i++) {
         const dp_conv *v = &c->step.conv[i];
@@ -76,62 +103,96 @@ dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, 
         if (!c->step.on[i]) continue;
         dp_conv_result_alloc(&b, v);
         conv_bound(v, s, &b);
-        *tensor_of(&s->p, i) = y[i].y, *error_of(&s->err, i) = b.y;
+        *tensor_of(&s->p, i) = y[i].y;
+        *error_of(&s->err, i) = b.y;
     }
     return st;
 }
 
 void dp_step_run_free(const dp_case *c, dp_step_run *s) {
     for (int i = 0; i < 3; i++)
-        if (c->step.on[i] && *tensor_of(&s->p, i) != *tensor_of((dp_problem *)&c->p, i)) free(*tensor_of(&s->p, i)), free(*error_of(&s->err, i));
+        if (c->step.on[i] && *tensor_of(&s->p, i) != *tensor_of((dp_problem *)&c->p, i)) {
+            free(*tensor_of(&s->p, i));
+            free(*error_of(&s->err, i));
+        }
+
     free(s->hit);
     *s = (dp_step_run){0};
 }
 
-/* ---- judging ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- judging --------------------------------------------------------------------------------- */
 
-typedef struct { const dp_case *c; int N, i; const dp_step_expected *x; } place_ctx;
+typedef struct {
+    const dp_case *c;
+    int N, i;
+    const dp_step_expected *x;
+} place_ctx;
 
 static void place_token(const void *ctx, int64_t row, dp_place *at) {
     const place_ctx *x = ctx;
     const dp_problem *p = &x->c->p;
     const int heads = heads_of(p, x->i);
     int seq = 0;
-    at->token = row / heads, at->head = (int)(row % heads);
-    while (seq < p->Nseq - 1 && p->cu[seq + 1] <= at->token) seq++;
-    at->sequence = seq, at->rank = (int)(at->token / (p->T / x->N)), at->chunk = x->x->chunk_of[at->token];
+    at->token = row / heads;
+    at->head = (int)(row % heads);
+    while (seq < p->Nseq - 1 && p->cu[seq + 1] <= at->token)
+        seq++;
+    at->sequence = seq;
+    at->rank = (int)(at->token / (p->T / x->N));
+    at->chunk = x->x->chunk_of[at->token];
 }
 
-static void place_head(const void *ctx, int64_t row, dp_place *at) {       /* rows [taps][heads] */
+static void place_head(const void *ctx, int64_t row, dp_place *at) { /* rows [taps][heads] */
     const place_ctx *x = ctx;
-    *at = (dp_place){.rank = 0, .head = (int)(row % heads_of(&x->c->p, x->i)), .sequence = -1, .chunk = -1, .token = -1};
+    *at = (dp_place){.rank = 0,
+                     .head = (int)(row % heads_of(&x->c->p, x->i)),
+                     .sequence = -1,
+                     .chunk = -1,
+                     .token = -1};
 }
 
-static const char *const KIND[DP_STEP_KINDS] = {[DP_STEP_Y] = "", [DP_STEP_DX] = "dx", [DP_STEP_DW] = "dw", [DP_STEP_DBIAS] = "dbias"};
+static const char *const KIND[DP_STEP_KINDS] = {
+    [DP_STEP_Y] = "", [DP_STEP_DX] = "dx", [DP_STEP_DW] = "dw", [DP_STEP_DBIAS] = "dbias"};
 
-static void judge(const place_ctx *x, int kind, int64_t rows, const double *got, const double *want, const double *rad, const double *bound, dp_run *run) {
+static void judge(const place_ctx *x, int kind, int64_t rows, const double *got, const double *want,
+                  const double *rad, const double *bound, dp_run *run) {
     const dp_problem *p = &x->c->p;
     const dp_draws *d = x->x->x ? &x->x->x->step[kind][x->i] : NULL;
     const int tokens = kind == DP_STEP_Y || kind == DP_STEP_DX;
     char name[24];
     snprintf(name, sizeof name, "%s%s%s", KIND[kind], *KIND[kind] ? "_" : "", NAME[x->i]);
-    const dp_compare_in in = {.name = name, .N = x->N, .heads = heads_of(p, x->i), .rows = rows, .width = width_of(p, x->i), .got = got, .want = want, .rad = rad, .bound = bound,
-                              .place = tokens ? place_token : place_head, .ctx = x, .tokens = tokens ? p->T : 0, .draws = d && d->err2 ? d : NULL, .allowance = x->x->allowance,
-                              .unit = x->x->arith, .tiny = x->x->tiny};
+    const dp_compare_in in = {.name = name,
+                              .N = x->N,
+                              .heads = heads_of(p, x->i),
+                              .rows = rows,
+                              .width = width_of(p, x->i),
+                              .got = got,
+                              .want = want,
+                              .rad = rad,
+                              .bound = bound,
+                              .place = tokens ? place_token : place_head,
+                              .ctx = x,
+                              .tokens = tokens ? p->T : 0,
+                              .draws = d && d->err2 ? d : NULL,
+                              .allowance = x->x->allowance,
+                              .unit = x->x->arith,
+                              .tiny = x->x->tiny};
     dp_compare(&in, &run->tensor[run->ntensor++]);
 }
 
 /* 2-norms of rows of `width`; entrywise bounds to bounds of rows. */
 static double *row_norms(const double *x, int64_t rows, int width) {
     double *n = dp_doubles(rows);
-    for (int64_t r = 0; r < rows; r++) n[r] = dp_row_norm(x + r * width, width);
+    for (int64_t r = 0; r < rows; r++)
+        n[r] = dp_row_norm(x + r * width, width);
     return n;
 }
 
-static double *transposed(const double *x, int D, int W) {                  /* [D][W] -> [W][D] */
+static double *transposed(const double *x, int D, int W) { /* [D][W] -> [W][D] */
     double *y = dp_doubles((int64_t)D * W);
     for (int64_t d = 0; d < D; d++)
-        for (int64_t j = 0; j < W; j++) y[j * D + d] = x[d * W + j];
+        for (int64_t j = 0; j < W; j++)
+            y[j * D + d] = x[d * W + j];
     return y;
 }
 
@@ -153,11 +214,15 @@ static double *slopes(const dp_conv *v) {
     return s;
 }
 
-/* Errors of the rows of dq (dk, dv) [T][heads]: norms that add up (E NULL), or squares, E of their entries and D of rows as a whole. */
-typedef struct { const double *E, *D; } row_errors;
+/* Errors of the rows of dq (dk, dv) [T][heads]: norms that add up (E NULL), or squares, E of their
+ * entries and D of rows as a whole. */
+typedef struct {
+    const double *E, *D;
+} row_errors;
 
 /* What they make of a row scaled by |a_d b_d|, channel by channel. */
-static double scaled(const row_errors *e, int64_t row, const double *a, int64_t stride_a, const double *b, int width) {
+static double scaled(const row_errors *e, int64_t row, const double *a, int64_t stride_a,
+                     const double *b, int width) {
     double top = 0, sum = 0;
     for (int d = 0; d < width; d++) {
         const double x = fabs(a[d * stride_a] * b[d]);
@@ -167,9 +232,13 @@ static double scaled(const row_errors *e, int64_t row, const double *a, int64_t 
     return e->E ? sum + top * top * e->D[row] : top * e->D[row];
 }
 
-/* What they make of dx [T][heads], dw [W][heads] and dbias [heads]; squares are multiplied by DP_LAMBDA in the end. */
-typedef struct { double *dx, *dw, *dbias; } sums;
-static void propagate(const dp_conv *v, const double *slope, row_errors e, int heads, int width, sums *to) {
+/* What they make of dx [T][heads], dw [W][heads] and dbias [heads]; squares are multiplied by
+ * DP_LAMBDA in the end. */
+typedef struct {
+    double *dx, *dw, *dbias;
+} sums;
+static void propagate(const dp_conv *v, const double *slope, row_errors e, int heads, int width,
+                      sums *to) {
     const int W = v->W;
     double *dw = dp_doubles((int64_t)(W + 1) * heads), one = 1;
     for (int q = 0; q < v->Nseq; q++)
@@ -179,81 +248,140 @@ static void propagate(const dp_conv *v, const double *slope, row_errors e, int h
                 for (int j = 0; j < W; j++) {
                     const int64_t from = t - (W - 1) + j;
                     if (from < v->cu[q]) continue;
-                    to->dx[from * heads + h] += scaled(&e, row, v->w + (int64_t)h * width * W + j, W, slope + at, width);
-                    dw[j * heads + h] += scaled(&e, row, v->x + from * v->D + (int64_t)h * width, 1, slope + at, width);
+                    to->dx[from * heads + h] +=
+                        scaled(&e, row, v->w + (int64_t)h * width * W + j, W, slope + at, width);
+                    dw[j * heads + h] += scaled(&e, row, v->x + from * v->D + (int64_t)h * width, 1,
+                                                slope + at, width);
                 }
                 dw[W * heads + h] += scaled(&e, row, &one, 0, slope + at, width);
             }
             if (++n % DP_CHUNK && t + 1 < v->cu[q + 1]) continue;
             for (int i = 0; i < (W + 1) * heads; i++) {
-                *(i < W * heads ? &to->dw[i] : &to->dbias[i - W * heads]) += e.E ? DP_LAMBDA * sqrt(dw[i]) : dw[i];
+                *(i < W * heads ? &to->dw[i] : &to->dbias[i - W * heads]) +=
+                    e.E ? DP_LAMBDA * sqrt(dw[i]) : dw[i];
                 dw[i] = 0;
             }
         }
-    for (int64_t i = 0; e.E && i < v->T * heads; i++) to->dx[i] = DP_LAMBDA * sqrt(to->dx[i]);
+    for (int64_t i = 0; e.E && i < v->T * heads; i++)
+        to->dx[i] = DP_LAMBDA * sqrt(to->dx[i]);
     free(dw);
 }
 
-static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_step_run *s, const dp_conv_result *got, const dp_error_bound *b, dp_run *run) {
+static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_step_run *s,
+                           const dp_conv_result *got, const dp_error_bound *b, dp_run *run) {
     const dp_case *c = x->c;
     const dp_problem *p = &c->p;
-    const int i = x->i, heads = heads_of(p, i), width = width_of(p, i), W = c->step.conv[i].W, D = heads * width;
+    const int i = x->i, heads = heads_of(p, i), width = width_of(p, i), W = c->step.conv[i].W,
+              D = heads * width;
     const dp_ball *t = &truth->field[2 + i];
     const int64_t rows = p->T * heads;
     dp_conv v = c->step.conv[i];
     dp_conv_result want, rad, own;
     v.dy = t->hi;
-    dp_conv_result_alloc(&want, &v), dp_conv_result_alloc(&rad, &v), dp_conv_result_alloc(&own, &v);
+    dp_conv_result_alloc(&want, &v);
+    dp_conv_result_alloc(&rad, &v);
+    dp_conv_result_alloc(&own, &v);
     dp_conv_truth(&v, c->bits, &want, &rad);
     conv_bound(&v, s, &own);
-    double *slope = slopes(&v), *open = dp_doubles(rows), *buf = dp_doubles(2 * (rows + (int64_t)(W + 1) * heads)), *at = buf;
-    sums through[2];                                            /* of the truth's own rest, of the subject's bound */
-    for (int k = 0; k < 2; k++) through[k].dx = at, through[k].dw = at + rows, through[k].dbias = at + rows + W * heads, at += rows + (W + 1) * heads;
-    for (int64_t r = 0; r < rows; r++) open[r] = t->rad[r] + dp_row_norm(t->lo + r * width, width);
+    double *slope = slopes(&v), *open = dp_doubles(rows),
+           *buf = dp_doubles(2 * (rows + (int64_t)(W + 1) * heads)), *at = buf;
+    sums through[2]; /* of the truth's own rest, of the subject's bound */
+    for (int k = 0; k < 2; k++) {
+        through[k].dx = at;
+        through[k].dw = at + rows;
+        through[k].dbias = at + rows + W * heads;
+        at += rows + (W + 1) * heads;
+    }
+
+    for (int64_t r = 0; r < rows; r++)
+        open[r] = t->rad[r] + dp_row_norm(t->lo + r * width, width);
     propagate(&v, slope, (row_errors){NULL, open}, heads, width, &through[0]);
     propagate(&v, slope, (row_errors){b->entry[i], b->rest[i]}, heads, width, &through[1]);
-    double *own_w = transposed(own.dw, D, W), *rad_w = transposed(rad.dw, D, W), *want_w = transposed(want.dw, D, W), *got_w = transposed(got->dw, D, W);
-    const struct { int kind; int64_t rows; const double *got, *want, *rad, *own, *open, *through; } out[] = {
-        {DP_STEP_DX, rows, got->dx, want.dx, rad.dx, own.dx, through[0].dx, through[1].dx}, {DP_STEP_DW, (int64_t)W * heads, got_w, want_w, rad_w, own_w, through[0].dw, through[1].dw},
-        {DP_STEP_DBIAS, heads, got->dbias, want.dbias, rad.dbias, own.dbias, through[0].dbias, through[1].dbias}};
+    double *own_w = transposed(own.dw, D, W), *rad_w = transposed(rad.dw, D, W),
+           *want_w = transposed(want.dw, D, W), *got_w = transposed(got->dw, D, W);
+    const struct {
+        int kind;
+        int64_t rows;
+        const double *got, *want, *rad, *own, *open, *through;
+    } out[] = {
+        {DP_STEP_DX, rows, got->dx, want.dx, rad.dx, own.dx, through[0].dx, through[1].dx},
+        {DP_STEP_DW, (int64_t)W * heads, got_w, want_w, rad_w, own_w, through[0].dw, through[1].dw},
+        {DP_STEP_DBIAS, heads, got->dbias, want.dbias, rad.dbias, own.dbias, through[0].dbias,
+         through[1].dbias}};
     for (int k = 0; k < 3; k++) {
         if (!out[k].want) continue;
-        double *r = row_norms(out[k].rad, out[k].rows, width), *bound = row_norms(out[k].own, out[k].rows, width);
-        for (int64_t z = 0; z < out[k].rows; z++) r[z] += out[k].open[z], bound[z] += out[k].through[z];
+        double *r = row_norms(out[k].rad, out[k].rows, width),
+               *bound = row_norms(out[k].own, out[k].rows, width);
+        for (int64_t z = 0; z < out[k].rows; z++) {
+            r[z] += out[k].open[z];
+            bound[z] += out[k].through[z];
+        }
+
         judge(x, out[k].kind, out[k].rows, out[k].got, out[k].want, r, bound, run);
-        free(r), free(bound);
+        free(r);
+        free(bound);
     }
-    free(slope), free(open), free(buf), free(own_w), free(rad_w), free(want_w), free(got_w);
-    dp_conv_result_free(&want), dp_conv_result_free(&rad), dp_conv_result_free(&own);
+    free(slope);
+    free(open);
+    free(buf);
+    free(own_w);
+    free(rad_w);
+    free(want_w);
+    free(got_w);
+    dp_conv_result_free(&want);
+    dp_conv_result_free(&rad);
+    dp_conv_result_free(&own);
 }
 
-/* ---- the convolutions alone, on true inputs --------------------------------------------------- */
+/* ---- the convolutions alone, on true inputs -------------------------------------------------- */
 
-static void conv_alone(const place_ctx *x, const dp_step_run *s, const double *dy, const dp_conv_result *got, dp_run *run, int64_t *rows) {
-    const int i = x->i, heads = heads_of(&x->c->p, i), width = width_of(&x->c->p, i), W = x->c->step.conv[i].W, D = heads * width;
+static void conv_alone(const place_ctx *x, const dp_step_run *s, const double *dy,
+                       const dp_conv_result *got, dp_run *run, int64_t *rows) {
+    const int i = x->i, heads = heads_of(&x->c->p, i), width = width_of(&x->c->p, i),
+              W = x->c->step.conv[i].W, D = heads * width;
     dp_conv v = x->c->step.conv[i];
     dp_conv_result want, rad, own;
     v.dy = (double *)dy;
-    dp_conv_result_alloc(&want, &v), dp_conv_result_alloc(&rad, &v), dp_conv_result_alloc(&own, &v);
+    dp_conv_result_alloc(&want, &v);
+    dp_conv_result_alloc(&rad, &v);
+    dp_conv_result_alloc(&own, &v);
     dp_conv_truth(&v, x->c->bits, &want, &rad);
     conv_bound(&v, s, &own);
     double *dw[4] = {NULL};
-    if (dy) dw[0] = transposed(got->dw, D, W), dw[1] = transposed(want.dw, D, W), dw[2] = transposed(rad.dw, D, W), dw[3] = transposed(own.dw, D, W);
-    const struct { int kind; int64_t rows; const double *got, *want, *rad, *own; } out[] = {{DP_STEP_Y, dy ? 0 : v.T * heads, got->y, want.y, rad.y, own.y},
-        {DP_STEP_DX, dy ? v.T * heads : 0, got->dx, want.dx, rad.dx, own.dx}, {DP_STEP_DW, dy ? (int64_t)W * heads : 0, dw[0], dw[1], dw[2], dw[3]},
+    if (dy) {
+        dw[0] = transposed(got->dw, D, W);
+        dw[1] = transposed(want.dw, D, W);
+        dw[2] = transposed(rad.dw, D, W);
+        dw[3] = transposed(own.dw, D, W);
+    }
+
+    const struct {
+        int kind;
+        int64_t rows;
+        const double *got, *want, *rad, *own;
+    } out[] = {
+        {DP_STEP_Y, dy ? 0 : v.T * heads, got->y, want.y, rad.y, own.y},
+        {DP_STEP_DX, dy ? v.T * heads : 0, got->dx, want.dx, rad.dx, own.dx},
+        {DP_STEP_DW, dy ? (int64_t)W * heads : 0, dw[0], dw[1], dw[2], dw[3]},
         {DP_STEP_DBIAS, dy && v.bias ? heads : 0, got->dbias, want.dbias, rad.dbias, own.dbias}};
     for (int k = 0; k < 4; k++) {
         if (!out[k].rows) continue;
-        double *r = row_norms(out[k].rad, out[k].rows, width), *b = row_norms(out[k].own, out[k].rows, width);
+        double *r = row_norms(out[k].rad, out[k].rows, width),
+               *b = row_norms(out[k].own, out[k].rows, width);
         judge(x, out[k].kind, out[k].rows, out[k].got, out[k].want, r, b, run);
         *rows += out[k].rows;
-        free(r), free(b);
+        free(r);
+        free(b);
     }
-    for (int k = 0; k < 4; k++) free(dw[k]);
-    dp_conv_result_free(&want), dp_conv_result_free(&rad), dp_conv_result_free(&own);
+    for (int k = 0; k < 4; k++)
+        free(dw[k]);
+    dp_conv_result_free(&want);
+    dp_conv_result_free(&rad);
+    dp_conv_result_free(&own);
 }
 
-dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3], dp_run *run, int64_t *rows, dp_err *e) {
+dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3],
+                              dp_run *run, int64_t *rows, dp_err *e) {
     int *chunk_of = dp_calloc((size_t)c->p.T, sizeof *chunk_of);
     const dp_step_expected none = {.chunk_of = chunk_of};
     dp_conv_result got[3];
@@ -269,9 +397,11 @@ dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const doub
     return st;
 }
 
-/* ---- judging a step ------------------------------------------------------------------------------------------------------------------- */
+/* ---- judging a step -------------------------------------------------------------------------- */
 
-dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s, const dp_result *got, const dp_error_bound *b, const dp_step_expected *x, dp_run *run, dp_err *e) {
+dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s,
+                        const dp_result *got, const dp_error_bound *b, const dp_step_expected *x,
+                        dp_run *run, dp_err *e) {
     const dp_problem *p = &c->p;
     const double *const dy[3] = {got->dq, got->dk, got->dv};
     const int back = got->dq && truth->backward;
@@ -281,11 +411,16 @@ dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_r
         const place_ctx at = {c, s->N, i, x};
         const int width = width_of(p, i);
         if (!c->step.on[i]) continue;
-        double *r = row_norms(c->step.rad[i].y, p->T * heads_of(p, i), width), *bound = row_norms(*error_of((dp_given_error *)&s->err, i), p->T * heads_of(p, i), width);
-        judge(&at, DP_STEP_Y, p->T * heads_of(p, i), *tensor_of((dp_problem *)&s->p, i), *tensor_of((dp_problem *)p, i), r, bound, run);
-        free(r), free(bound);
+        double *r = row_norms(c->step.rad[i].y, p->T * heads_of(p, i), width),
+               *bound =
+                   row_norms(*error_of((dp_given_error *)&s->err, i), p->T * heads_of(p, i), width);
+        judge(&at, DP_STEP_Y, p->T * heads_of(p, i), *tensor_of((dp_problem *)&s->p, i),
+              *tensor_of((dp_problem *)p, i), r, bound, run);
+        free(r);
+        free(bound);
         if (back) judge_backward(&at, truth, s, &d[i], b, run);
     }
-    for (int i = 0; i < 3; i++) dp_conv_result_free(&d[i]);
+    for (int i = 0; i < 3; i++)
+        dp_conv_result_free(&d[i]);
     return st;
 }

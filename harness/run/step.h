@@ -1,48 +1,66 @@
-/* harness/run/step.h - op step: causal convolutions in front of q, k and v of a KDA layer, forward and backward over N ranks, judged end to end.
+/* harness/run/step.h - op step: causal convolutions in front of q, k and v of a KDA layer, forward
+ * and backward over N ranks, judged end to end.
  *
- *   x_q x_k x_v --conv, activation--> q k v --gate, beta, L2 norm, KDA--> o        do --KDA backward--> dq dk dv --conv backward--> dx_q .. dw_q .. dbias_q ..
+ *   x_q x_k x_v --conv, activation--> q k v --gate, beta, L2 norm, KDA--> o        do --KDA
+ * backward--> dq dk dv --conv backward--> dx_q .. dw_q .. dbias_q ..
  *
- * Truth. q, k, v are those of the convolution in MPFR, rounded to double; what that leaves open is dp_problem.input_error, which the radius of every
- * result carries. dx, dw and dbias follow in MPFR from the true dq, dk, dv, whose radius (and rounding to double) is carried to them as below.
- * Bounds. The error of the convolution's output (rigorous, ref/bound/conv_bound.c, its store included) enters the bounds of the recurrence entry by entry
- * (dp_given_error). The probable errors of dq_t go on entry by entry (dp_error_bound.entry; what is known of a row as a whole with the largest factor of its channels):
- *     dx_t   squares of w_dj silu'(pre) times the error at t + W-1-j, summed over taps j and channels d
- *     dw_j   squares of x silu'(pre) times the error, summed over channels and 64 tokens, errors themselves from there on (as dA_log, error_bound.c); dbias likewise
- * and what the convolution's own arithmetic adds comes from ref/bound/conv_bound.c again. First order.
+ * Truth. q, k, v are those of the convolution in MPFR, rounded to double; what that leaves open is
+ * dp_problem.input_error, which the radius of every result carries. dx, dw and dbias follow in MPFR
+ * from the true dq, dk, dv, whose radius (and rounding to double) is carried to them as below.
+ * Bounds. The error of the convolution's output (rigorous, ref/bound/conv_bound.c, its store
+ * included) enters the bounds of the recurrence entry by entry (dp_given_error). The probable
+ * errors of dq_t go on entry by entry (dp_error_bound.entry; what is known of a row as a whole with
+ * the largest factor of its channels): dx_t   squares of w_dj silu'(pre) times the error at t +
+ * W-1-j, summed over taps j and channels d dw_j   squares of x silu'(pre) times the error, summed
+ * over channels and 64 tokens, errors themselves from there on (as dA_log, error_bound.c); dbias
+ * likewise and what the convolution's own arithmetic adds comes from ref/bound/conv_bound.c again.
+ * First order.
  */
 #ifndef DP_STEP_H
 #define DP_STEP_H
-#include "ref/truth/truth.h"
 #include "harness/bound/error_bound.h"
 #include "harness/case/case.h"
 #include "harness/device/device_run.h"
-#include "harness/verdict/expected.h"
 #include "harness/record/run.h"
+#include "harness/verdict/expected.h"
+#include "ref/truth/truth.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* One base on one backend: what its convolution makes of x, as a problem, and how far that may be off. */
+/* One base on one backend: what its convolution makes of x, as a problem, and how far that may be
+ * off. */
 typedef struct {
     dp_problem p;
     dp_given_error err;
     dp_base base;
     dp_backend be;
     int N;
-    dp_fault fault;              /* DP_BACKEND_SIM: one of a convolution acts */
-    unsigned char *hit;          /* [N*HV]: where it did, after dp_step_forward and dp_step_judge */
+    dp_fault fault;     /* DP_BACKEND_SIM: one of a convolution acts */
+    unsigned char *hit; /* [N*HV]: where it did, after dp_step_forward and dp_step_judge */
 } dp_step_run;
-dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault, dp_step_run *s, dp_err *e);
+dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
+                          dp_step_run *s, dp_err *e);
 void dp_step_run_free(const dp_case *c, dp_step_run *s);
 
-/* q k v, and with dq.. of got the convolution's backward on them: judges into run->tensor, which has room for DP_STEP_TENSORS more. x: draws (NULL: none),
- * whose cells are the chunks chunk_of [T]; allowance: verdict/levels.h; arith: unit roundoff of the base's arithmetic; tiny: of its smallest numbers. */
+/* q k v, and with dq.. of got the convolution's backward on them: judges into run->tensor, which
+ * has room for DP_STEP_TENSORS more. x: draws (NULL: none), whose cells are the chunks chunk_of
+ * [T]; allowance: verdict/levels.h; arith: unit roundoff of the base's arithmetic; tiny: of its
+ * smallest numbers. */
 #define DP_STEP_TENSORS 12
-typedef struct { const dp_expected *x; const int *chunk_of; dp_allowance allowance; double arith, tiny; } dp_step_expected;
-dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s, const dp_result *got, const dp_error_bound *b, const dp_step_expected *x, dp_run *run, dp_err *e);
-/* The convolutions by themselves, given x and, with dy, the true gradients of their outputs: judged into run->tensor as above, by their own bounds.
- * rows: how many rows were judged are added. */
-dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3], dp_run *run, int64_t *rows, dp_err *e);
+typedef struct {
+    const dp_expected *x;
+    const int *chunk_of;
+    dp_allowance allowance;
+    double arith, tiny;
+} dp_step_expected;
+dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s,
+                        const dp_result *got, const dp_error_bound *b, const dp_step_expected *x,
+                        dp_run *run, dp_err *e);
+/* The convolutions by themselves, given x and, with dy, the true gradients of their outputs: judged
+ * into run->tensor as above, by their own bounds. rows: how many rows were judged are added. */
+dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3],
+                              dp_run *run, int64_t *rows, dp_err *e);
 /* The convolutions of a step, as draws take them; all NULL where c is none. */
 dp_front dp_step_front(const dp_case *c);
 

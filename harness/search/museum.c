@@ -1,10 +1,10 @@
 #include "museum.h"
-#include "ref/vocabulary/text.h"
 #include "bisect.h"
-#include "ref/files/output.h"
-#include "repeat.h"
 #include "harness/run/step.h"
 #include "harness/search/step_bisect.h"
+#include "ref/files/output.h"
+#include "ref/vocabulary/text.h"
+#include "repeat.h"
 
 #include <math.h>
 #include <omp.h>
@@ -18,8 +18,12 @@
 #define REPEATS 4
 
 int dp_fla_sees(const char *name, double rel) {
-    static const struct { const char *name; double limit; } t[] = {{"o", 5e-3}, {"final_state", 5e-3}, {"dq", 8e-3}, {"dk", 8e-3}, {"dv", 8e-3}, {"dbeta", 8e-3}, {"ds0", 8e-3},
-        {"dg", 2e-2}, {"dA_log", 2e-2}, {"ddt_bias", 2e-2}};
+    static const struct {
+        const char *name;
+        double limit;
+    } t[] = {{"o", 5e-3},      {"final_state", 5e-3}, {"dq", 8e-3},  {"dk", 8e-3},
+             {"dv", 8e-3},     {"dbeta", 8e-3},       {"ds0", 8e-3}, {"dg", 2e-2},
+             {"dA_log", 2e-2}, {"ddt_bias", 2e-2}};
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)
         if (!strcmp(t[i].name, name)) return !(rel <= t[i].limit);
     return 0;
@@ -27,40 +31,58 @@ int dp_fla_sees(const char *name, double rel) {
 
 static int fla_red(const dp_run *r) {
     int red = 0;
-    for (int i = 0; i < r->ntensor; i++) red |= dp_fla_sees(r->tensor[i].name, r->tensor[i].rel_fro);
+    for (int i = 0; i < r->ntensor; i++)
+        red |= dp_fla_sees(r->tensor[i].name, r->tensor[i].rel_fro);
     return red;
 }
 
 int dp_fault_by_run(dp_fault f) { return f == DP_FAULT_RACE || f == DP_FAULT_ORDER_BY_RUN; }
 
 int dp_fault_concerns(dp_fault f, dp_op op) {
-    if (op == DP_OP_STEP) return !dp_fault_by_run(f);            /* repeated runs are of the layer alone, which has cases of its own */
+    if (op == DP_OP_STEP)
+        return !dp_fault_by_run(
+            f); /* repeated runs are of the layer alone, which has cases of its own */
     if (op == DP_OP_CONV) return dp_fault_of_conv(f);
     if (op == DP_OP_CHAIN) return f == DP_FAULT_CHAIN_BF16 || f == DP_FAULT_CHAIN_TF32RZ;
     return !dp_fault_of_conv(f);
 }
 
-static int64_t tokens(const dp_case *c) { return c->op == DP_OP_CONV ? c->conv.T : c->op == DP_OP_CHAIN ? (int64_t)c->ch.n * DP_CHUNK : c->p.T; }
+static int64_t tokens(const dp_case *c) {
+    return c->op == DP_OP_CONV    ? c->conv.T
+           : c->op == DP_OP_CHAIN ? (int64_t)c->ch.n * DP_CHUNK
+                                  : c->p.T;
+}
 
-/* ---- localisation ------------------------------------------------------------------------------------------------------------------ */
+/* ---- localisation ---------------------------------------------------------------------------- */
 
-/* The first tensor in the order of the pipeline that fails: all that a verdict alone can say about the stage. */
+/* The first tensor in the order of the pipeline that fails: all that a verdict alone can say about
+ * the stage. */
 static dp_museum_place by_verdict(const dp_run *r) {
-    static const char *const order[][2] = {{"M", "pre_process_fwd"}, {"H", "pre_process_fwd"}, {"S_in", "merge_fwd"}, {"final_state", "state_fwd"}, {"o", "output"}, {"dM", "pre_process_bwd"},
-        {"dH", "pre_process_bwd"}, {"dS_out", "merge_bwd"}, {"ds0", "state_bwd"}, {"dv", "wy_bwd"}, {"dbeta", "wy_bwd"}, {"dq", "intra_bwd"}, {"dk", "intra_bwd"}, {"dg", "intra_bwd"},
-        {"dA_log", "gate_bwd"}, {"ddt_bias", "gate_bwd"}, {"y", "conv_fwd"}, {"dx", "conv_bwd"}, {"dw", "conv_bwd"}, {"dbias", "conv_bwd"}};
+    static const char *const order[][2] = {{"M", "pre_process_fwd"},  {"H", "pre_process_fwd"},
+                                           {"S_in", "merge_fwd"},     {"final_state", "state_fwd"},
+                                           {"o", "output"},           {"dM", "pre_process_bwd"},
+                                           {"dH", "pre_process_bwd"}, {"dS_out", "merge_bwd"},
+                                           {"ds0", "state_bwd"},      {"dv", "wy_bwd"},
+                                           {"dbeta", "wy_bwd"},       {"dq", "intra_bwd"},
+                                           {"dk", "intra_bwd"},       {"dg", "intra_bwd"},
+                                           {"dA_log", "gate_bwd"},    {"ddt_bias", "gate_bwd"},
+                                           {"y", "conv_fwd"},         {"dx", "conv_bwd"},
+                                           {"dw", "conv_bwd"},        {"dbias", "conv_bwd"}};
     for (size_t k = 0; k < sizeof order / sizeof *order; k++)
         for (int i = 0; i < r->ntensor; i++) {
             const dp_judgement *t = &r->tensor[i];
             if (t->verdict != DP_FAIL || strcmp(t->name, order[k][0])) continue;
             const dp_place *at = &dp_judgement_row(t)->at;
-            return (dp_museum_place){.by = "verdict", .stage = order[k][1], .rank = at->rank, .head = at->head};
+            return (dp_museum_place){
+                .by = "verdict", .stage = order[k][1], .rank = at->rank, .head = at->head};
         }
     return (dp_museum_place){.by = "verdict"};
 }
 
-int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int rank, int head, const char *tensor) {
-    static const char *const of_query_heads[] = {"q", "k", "dq", "dk", "dx_q", "dx_k", "dw_q", "dw_k", "dbias_q", "dbias_k"};
+int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int rank, int head,
+                   const char *tensor) {
+    static const char *const of_query_heads[] = {"q",    "k",    "dq",   "dk",      "dx_q",
+                                                 "dx_k", "dw_q", "dw_k", "dbias_q", "dbias_k"};
     const int query_heads = dp_find_name(tensor, of_query_heads, 10) >= 0;
     for (int i = 0; i < N * p->HV; i++) {
         const int hv = i % p->HV, mine = query_heads ? hv / dp_G(p) : hv;
@@ -70,106 +92,139 @@ int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int ran
 }
 
 /* hit: NULL where none is recorded. */
-static dp_museum_place locate(const dp_case *c, dp_fault f, int N, dp_base base, dp_format chain, dp_merge merge, const unsigned char *hit) {
+static dp_museum_place locate(const dp_case *c, dp_fault f, int N, dp_base base, dp_format chain,
+                              dp_merge merge, const unsigned char *hit) {
     dp_museum_place at = {.by = "bisect stage", .rank = -1, .head = -1};
     dp_bisect b;
-    if (dp_step_bisect(c, base, chain, merge, N, f, dp_fault_by_run(f) ? REPEATS : 1, 0, &b, NULL)) return at;
-    if (!dp_bisect_first(&b, &at.stage) && !dp_fault_by_run(f)) dp_bisect_expected(&c->p, base, chain, merge, N, f, c->backward, c->input_dtype, &b, NULL);
+    if (dp_step_bisect(c, base, chain, merge, N, f, dp_fault_by_run(f) ? REPEATS : 1, 0, &b, NULL))
+        return at;
+    if (!dp_bisect_first(&b, &at.stage) && !dp_fault_by_run(f))
+        dp_bisect_expected(&c->p, base, chain, merge, N, f, c->backward, c->input_dtype, &b, NULL);
     const dp_bisect_row *x = dp_bisect_first(&b, &at.stage);
     if (x) {
-        at.rank = x->at.rank, at.head = x->at.head;
+        at.rank = x->at.rank;
+        at.head = x->at.head;
         snprintf(at.tensor, sizeof at.tensor, "%s", x->tensor);
-        at.right = dp_fault_lives_in(f, at.stage) && (!hit || dp_fault_acted(&c->p, hit, N, at.rank, at.head, x->tensor));
+        at.right = dp_fault_lives_in(f, at.stage) &&
+                   (!hit || dp_fault_acted(&c->p, hit, N, at.rank, at.head, x->tensor));
     }
     dp_bisect_free(&b);
     return at;
 }
 
 static dp_museum_place locate_run(const dp_case *c, const dp_run *r) {
-    if (c->op == DP_OP_RECURRENCE || c->op == DP_OP_STEP) return locate(c, r->fault, r->ranks, r->base, r->chain, r->merge, r->hit);
-    dp_museum_place at = by_verdict(r);                          /* one stage, no ranks that matter to it */
+    if (c->op == DP_OP_RECURRENCE || c->op == DP_OP_STEP)
+        return locate(c, r->fault, r->ranks, r->base, r->chain, r->merge, r->hit);
+    dp_museum_place at = by_verdict(r); /* one stage, no ranks that matter to it */
     at.right = dp_fault_lives_in(r->fault, at.stage);
     return at;
 }
 
-/* ---- one fault on one case ----------------------------------------------------------------------------------------------------------- */
+/* ---- one fault on one case ------------------------------------------------------------------- */
 
 static int acted(const dp_case *c, const dp_run *r) {
     int any = !r->hit;
-    for (int i = 0; r->hit && i < r->ranks * c->p.HV; i++) any |= r->hit[i];
+    for (int i = 0; r->hit && i < r->ranks * c->p.HV; i++)
+        any |= r->hit[i];
     return any;
 }
 
-static int smaller(const dp_museum_row *row, const dp_case *c) { return !row->id[0] || tokens(c) < row->T; }
-
-static void note(dp_museum_row *row, const dp_case *c, const char *id, const char *tensor, const char *tier, double ratio) {
-    row->T = tokens(c), row->ratio = ratio, row->tier = tier;
-    snprintf(row->id, sizeof row->id, "%.511s", id), snprintf(row->tensor, sizeof row->tensor, "%.23s", tensor);
+static int smaller(const dp_museum_row *row, const dp_case *c) {
+    return !row->id[0] || tokens(c) < row->T;
 }
 
-static const char *tier_of(const dp_run *r) { return r->tier && *r->tier ? r->tier : r->exact ? "exact" : "bound"; }
+static void note(dp_museum_row *row, const dp_case *c, const char *id, const char *tensor,
+                 const char *tier, double ratio) {
+    row->T = tokens(c);
+    row->ratio = ratio;
+    row->tier = tier;
+    snprintf(row->id, sizeof row->id, "%.511s", id);
+    snprintf(row->tensor, sizeof row->tensor, "%.23s", tensor);
+}
+
+static const char *tier_of(const dp_run *r) {
+    return r->tier && *r->tier ? r->tier : r->exact ? "exact" : "bound";
+}
 
 static const dp_judgement *reddest(const dp_run *r) {
     const dp_judgement *bad = NULL;
     for (int i = 0; i < r->ntensor; i++)
-        if (r->tensor[i].verdict == DP_FAIL && dp_judgement_says_more(bad, &r->tensor[i])) bad = &r->tensor[i];
+        if (r->tensor[i].verdict == DP_FAIL && dp_judgement_says_more(bad, &r->tensor[i]))
+            bad = &r->tensor[i];
     return bad;
 }
 
 static const dp_run *same_without(const dp_runs *clean, const dp_run *r) {
     for (int i = 0; i < clean->n; i++) {
         const dp_run *x = &clean->run[i];
-        if (x->ranks == r->ranks && x->base == r->base && x->chain == r->chain && x->merge == r->merge) return x;
+        if (x->ranks == r->ranks && x->base == r->base && x->chain == r->chain &&
+            x->merge == r->merge)
+            return x;
     }
     return NULL;
 }
 
 static void count_place(dp_museum_row *row, const dp_museum_place *at, const char *id) {
-    row->located++, row->right += at->right;
-    if (!at->right && !row->astray[0]) snprintf(row->astray, sizeof row->astray, "%.150s: %s, %s, rank %d, head %d", id, at->stage ? at->stage : "no stage", at->tensor, at->rank, at->head);
+    row->located++;
+    row->right += at->right;
+    if (!at->right && !row->astray[0])
+        snprintf(row->astray, sizeof row->astray, "%.150s: %s, %s, rank %d, head %d", id,
+                 at->stage ? at->stage : "no stage", at->tensor, at->rank, at->head);
 }
 
 /* Counts the runs of one case, and localises the red run with the most ranks. */
-static void judge_runs(const dp_case *c, const dp_runs *runs, const dp_runs *clean, int locations, dp_museum_row *row) {
+static void judge_runs(const dp_case *c, const dp_runs *runs, const dp_runs *clean, int locations,
+                       dp_museum_row *row) {
     const dp_run *most = NULL, *first = NULL;
     for (int i = 0; i < runs->n; i++) {
         const dp_run *r = &runs->run[i], *without = same_without(clean, r);
-        row->runs++, row->acted += acted(c, r);
+        row->runs++;
+        row->acted += acted(c, r);
         if (r->verdict != DP_FAIL) continue;
         row->red++;
         if (!first) first = r;
         if (!most || r->ranks > most->ranks) most = r;
         if (!row->ranks || r->ranks < row->ranks) row->ranks = r->ranks;
-        if (c->op == DP_OP_RECURRENCE && without && !fla_red(without)) row->fla_of++, row->fla_red += fla_red(r);
+        if (c->op == DP_OP_RECURRENCE && without && !fla_red(without)) {
+            row->fla_of++;
+            row->fla_red += fla_red(r);
+        }
     }
     if (!first) return;
     if (row->located < locations || locations < 0) {
         const dp_museum_place at = locate_run(c, most);
         count_place(row, &at, most->id);
-        if (!row->place.stage || (at.right && !row->place.right && smaller(row, c))) row->place = at;
+        if (!row->place.stage || (at.right && !row->place.right && smaller(row, c)))
+            row->place = at;
     }
     if (smaller(row, c)) {
         const dp_judgement *t = reddest(first);
-        note(row, c, first->id, t ? t->name : first->op, t ? tier_of(first) : "bits", t ? (t)->times : NAN);
+        note(row, c, first->id, t ? t->name : first->op, t ? tier_of(first) : "bits",
+             t ? (t)->times : NAN);
     }
 }
 
-static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locations, dp_museum_row *row, dp_err *e) {
+static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locations,
+                             dp_museum_row *row, dp_err *e) {
     for (int i = 0; i < clean->n; i++) {
         const dp_run *r = &clean->run[i];
         dp_repeat x;
         char id[512];
         if (r->backend != DP_BACKEND_SIM) continue;
-        const dp_status st = dp_repeat_sim(&c->p, r->base, r->chain, r->merge, r->ranks, row->fault, c->backward, REPEATS, &x, e);
+        const dp_status st = dp_repeat_sim(&c->p, r->base, r->chain, r->merge, r->ranks, row->fault,
+                                           c->backward, REPEATS, &x, e);
         if (st) return st;
-        row->runs++, row->acted++, row->red += x.differ > 0;
+        row->runs++;
+        row->acted++;
+        row->red += x.differ > 0;
         if (!x.differ) {
             free(x.hit);
             continue;
         }
         if (!row->ranks || r->ranks < row->ranks) row->ranks = r->ranks;
         if (row->located < locations || locations < 0) {
-            const dp_museum_place at = locate(c, row->fault, r->ranks, r->base, r->chain, r->merge, x.hit);
+            const dp_museum_place at =
+                locate(c, row->fault, r->ranks, r->base, r->chain, r->merge, x.hit);
             count_place(row, &at, r->id);
             if (!row->place.stage) row->place = at;
         }
@@ -181,10 +236,13 @@ static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locatio
     return DP_OK;
 }
 
-/* ---- all cases ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- all cases ------------------------------------------------------------------------------- */
 
-/* Small enough for a look of minutes: generated, no long sequence, no chain of thousands of factors. */
-static int small(const dp_case *c) { return !c->data && tokens(c) <= 8192 && (c->op != DP_OP_CHAIN || c->ch.n <= 64); }
+/* Small enough for a look of minutes: generated, no long sequence, no chain of thousands of
+ * factors. */
+static int small(const dp_case *c) {
+    return !c->data && tokens(c) <= 8192 && (c->op != DP_OP_CHAIN || c->ch.n <= 64);
+}
 
 static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museum *m, dp_err *e) {
     const dp_backend sim[] = {DP_BACKEND_SIM};
@@ -192,13 +250,24 @@ static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museu
     const dp_format chain[] = {DP_FP32};
     const dp_merge merge[] = {DP_MERGE_ALLGATHER};
     dp_run_options ro = {.nbackend = 1, .backend = sim, .cache = o->cache};
-    if (!o->all) ro.nbase = c->op == DP_OP_CHAIN ? 0 : 2, ro.base = bases, ro.nchain = 1, ro.chain = chain, ro.nmerge = 1, ro.merge = merge;
+    if (!o->all) {
+        ro.nbase = c->op == DP_OP_CHAIN ? 0 : 2;
+        ro.base = bases;
+        ro.nchain = 1;
+        ro.chain = chain;
+        ro.nmerge = 1;
+        ro.merge = merge;
+    }
+
     dp_runs clean = {0};
-    dp_status st = dp_case_run(c, &ro, &clean, e);               /* fills the cache, too: the runs with faults then only read it */
+    dp_status st = dp_case_run(
+        c, &ro, &clean, e); /* fills the cache, too: the runs with faults then only read it */
     for (int i = 0; i < clean.n; i++) {
         m->clean_runs++;
         if (clean.run[i].verdict != DP_FAIL) continue;
-        if (!m->clean_red++) snprintf(m->clean_why, sizeof m->clean_why, "%.120s: %.120s", clean.run[i].id, clean.run[i].why);
+        if (!m->clean_red++)
+            snprintf(m->clean_why, sizeof m->clean_why, "%.120s: %.120s", clean.run[i].id,
+                     clean.run[i].why);
     }
 #pragma omp parallel for schedule(dynamic, 1)
     for (int f = 1; f < DP_NFAULTS; f++) {
@@ -206,9 +275,14 @@ static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museu
         dp_runs runs = {0};
         dp_run_options fo = ro;
         fo.fault = (dp_fault)f;
-        if (st || !clean.n || (o->only && (int)o->only != f) || !dp_fault_concerns((dp_fault)f, c->op)) continue;
-        dp_status fs = dp_fault_by_run((dp_fault)f) ? repeat_case(c, &clean, o->nlocate, &m->row[f], &fe) : dp_case_run(c, &fo, &runs, &fe);
-        if (!fs && !dp_fault_by_run((dp_fault)f)) judge_runs(c, &runs, &clean, o->nlocate, &m->row[f]);
+        if (st || !clean.n || (o->only && (int)o->only != f) ||
+            !dp_fault_concerns((dp_fault)f, c->op))
+            continue;
+        dp_status fs = dp_fault_by_run((dp_fault)f)
+                           ? repeat_case(c, &clean, o->nlocate, &m->row[f], &fe)
+                           : dp_case_run(c, &fo, &runs, &fe);
+        if (!fs && !dp_fault_by_run((dp_fault)f))
+            judge_runs(c, &runs, &clean, o->nlocate, &m->row[f]);
         if (fs) {
 #pragma omp critical
             st = dp_fail(e, fs, "%s", fe.msg);
@@ -219,11 +293,13 @@ static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museu
     return st;
 }
 
-dp_status dp_museum_run(char *const *path, int npath, const dp_museum_options *o, dp_museum *m, dp_err *e) {
+dp_status dp_museum_run(char *const *path, int npath, const dp_museum_options *o, dp_museum *m,
+                        dp_err *e) {
     dp_status st = DP_OK;
     const double t0 = dp_now();
     *m = (dp_museum){0};
-    for (int f = 0; f < DP_NFAULTS; f++) m->row[f].fault = (dp_fault)f;
+    for (int f = 0; f < DP_NFAULTS; f++)
+        m->row[f].fault = (dp_fault)f;
     for (int i = 0; i < npath && !st; i++) {
         dp_case c;
         if ((st = dp_case_load(path[i], &c, e))) break;
@@ -239,63 +315,110 @@ dp_status dp_museum_run(char *const *path, int npath, const dp_museum_options *o
     return st;
 }
 
-/* ---- table and record ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- table and record ------------------------------------------------------------------------ */
 
 void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f) {
     int shown = 0, red = 0, located = 0, right = 0;
-    fprintf(f, "%-21s %3s  %-11s %-46s %-12s %-7s %-34s %-5s %5s %2s %s\n", "fault", "bug", "red/acted", "smallest problem that shows it", "worst tensor", "tier", "located at", "right", "T", "N", "FLA");
+    fprintf(f, "%-21s %3s  %-11s %-46s %-12s %-7s %-34s %-5s %5s %2s %s\n", "fault", "bug",
+            "red/acted", "smallest problem that shows it", "worst tensor", "tier", "located at",
+            "right", "T", "N", "FLA");
     for (int i = 1; i < DP_NFAULTS; i++) {
         const dp_museum_row *r = &m->row[i];
-        char bug[8] = "", of[16], place[64] = "", right_of[16] = "", fla[16] = "", id[512], T[16] = "", N[8] = "";
+        char bug[8] = "", of[16], place[64] = "", right_of[16] = "", fla[16] = "", id[512],
+             T[16] = "", N[8] = "";
         if (o->only && (int)o->only != i) continue;
-        shown++, red += r->red > 0, located += r->located, right += r->right;
+        shown++;
+        red += r->red > 0;
+        located += r->located;
+        right += r->right;
         if (dp_faults[i].bug) snprintf(bug, sizeof bug, "%d", dp_faults[i].bug);
         snprintf(of, sizeof of, "%d/%d", r->red, r->acted);
         snprintf(id, sizeof id, "%s", r->id);
         if (strstr(id, ",fault=")) *strstr(id, ",fault=") = 0;
         if (strstr(id, ",merge=allgather")) *strstr(id, ",merge=allgather") = 0;
-        if (r->place.stage) snprintf(place, sizeof place, "%s, rank %d, head %d", r->place.stage, r->place.rank, r->place.head);
+        if (r->place.stage)
+            snprintf(place, sizeof place, "%s, rank %d, head %d", r->place.stage, r->place.rank,
+                     r->place.head);
         if (r->located) snprintf(right_of, sizeof right_of, "%d/%d", r->right, r->located);
         if (r->fla_of) snprintf(fla, sizeof fla, "%d/%d", r->fla_red, r->fla_of);
-        if (r->red) snprintf(T, sizeof T, "%lld", (long long)r->T), snprintf(N, sizeof N, "%d", r->ranks);
-        fprintf(f, "%-21s %3s  %-11s %-46s %-12s %-7s %-34s %-5s %5s %2s %s\n", dp_faults[i].name, bug, of, r->red ? id : "NOT SEEN", r->tensor, r->tier ? r->tier : "", place, right_of, T, N, fla);
+        if (r->red) {
+            snprintf(T, sizeof T, "%lld", (long long)r->T);
+            snprintf(N, sizeof N, "%d", r->ranks);
+        }
+
+        fprintf(f, "%-21s %3s  %-11s %-46s %-12s %-7s %-34s %-5s %5s %2s %s\n", dp_faults[i].name,
+                bug, of, r->red ? id : "NOT SEEN", r->tensor, r->tier ? r->tier : "", place,
+                right_of, T, N, fla);
     }
-    for (int i = 1; i < DP_NFAULTS; i++) if (m->row[i].astray[0]) fprintf(f, "located wrongly: %s: %s\n", dp_faults[i].name, m->row[i].astray);
+    for (int i = 1; i < DP_NFAULTS; i++)
+        if (m->row[i].astray[0])
+            fprintf(f, "located wrongly: %s: %s\n", dp_faults[i].name, m->row[i].astray);
     for (int b = 1; b <= DP_NBUGS && !o->only; b++) {
         int n = 0;
-        for (int i = 1; i < DP_NFAULTS; i++) n += dp_faults[i].bug == b;
+        for (int i = 1; i < DP_NFAULTS; i++)
+            n += dp_faults[i].bug == b;
         if (!n) fprintf(f, "bug %d (%s): %s\n", b, dp_bugs[b].what, dp_bugs[b].note);
     }
-    fprintf(f, "red/acted: runs whose verdict fails, of those where the fault changed anything; right: located at the fault's own stage, where it acted; T, N: smallest problem and number\n"
-               "of ranks that show it; FLA: red runs above the thresholds of FLA's tests, of those below them without the fault\n");
-    fprintf(f, "%d cases, %d runs without a fault: %d red%s%s\n", m->ncase, m->clean_runs, m->clean_red, m->clean_red ? ": " : "", m->clean_why);
-    fprintf(f, "MUSEUM: %d of %d faults seen, %d of %d red runs located at the right stage, rank and head (%.0f s)\n", red, shown, right, located, m->seconds);
+    fprintf(
+        f, "red/acted: runs whose verdict fails, of those where the fault changed anything; right: "
+           "located at the fault's own stage, where it acted; T, N: smallest problem and number\n"
+           "of ranks that show it; FLA: red runs above the thresholds of FLA's tests, of those "
+           "below them without the fault\n");
+    fprintf(f, "%d cases, %d runs without a fault: %d red%s%s\n", m->ncase, m->clean_runs,
+            m->clean_red, m->clean_red ? ": " : "", m->clean_why);
+    fprintf(f,
+            "MUSEUM: %d of %d faults seen, %d of %d red runs located at the right stage, rank and "
+            "head (%.0f s)\n",
+            red, shown, right, located, m->seconds);
 }
 
 static void put(json_t *o, const char *k, json_t *v) { json_object_set_new(o, k, v); }
-static json_t *number(double x) { return isnan(x) ? json_string("nan") : isinf(x) ? json_string(x > 0 ? "inf" : "-inf") : json_real(x); }
+static json_t *number(double x) {
+    return isnan(x)   ? json_string("nan")
+           : isinf(x) ? json_string(x > 0 ? "inf" : "-inf")
+                      : json_real(x);
+}
 
 static json_t *fault_json(const dp_museum_row *r) {
     const dp_fault_info *i = &dp_faults[r->fault];
-    json_t *o = json_pack("{ss si ss ss ss si si si}", "name", i->name, "bug", i->bug, "stage", i->stage, "what", i->what, "source", i->source, "runs", r->runs, "acted", r->acted, "red", r->red);
-    put(o, "seen", r->red ? json_pack("{so sI ss ss so}", "id", dp_json_text(r->id), "T", (json_int_t)r->T, "tensor", r->tensor, "tier", r->tier, "ratio", number(r->ratio)) : json_null());
+    json_t *o = json_pack("{ss si ss ss ss si si si}", "name", i->name, "bug", i->bug, "stage",
+                          i->stage, "what", i->what, "source", i->source, "runs", r->runs, "acted",
+                          r->acted, "red", r->red);
+    put(o, "seen",
+        r->red ? json_pack("{so sI ss ss so}", "id", dp_json_text(r->id), "T", (json_int_t)r->T,
+                           "tensor", r->tensor, "tier", r->tier, "ratio", number(r->ratio))
+               : json_null());
     put(o, "ranks", r->red ? json_integer(r->ranks) : json_null());
-    put(o, "located", r->place.stage ? json_pack("{ss ss ss si si sb}", "by", r->place.by, "stage", r->place.stage, "tensor", r->place.tensor, "rank", r->place.rank, "head", r->place.head, "right", r->place.right) : json_null());
-    put(o, "locations", json_pack("{si si so}", "right", r->right, "of", r->located, "astray", dp_json_text(r->astray)));
+    put(o, "located",
+        r->place.stage ? json_pack("{ss ss ss si si sb}", "by", r->place.by, "stage",
+                                   r->place.stage, "tensor", r->place.tensor, "rank", r->place.rank,
+                                   "head", r->place.head, "right", r->place.right)
+                       : json_null());
+    put(o, "locations",
+        json_pack("{si si so}", "right", r->right, "of", r->located, "astray",
+                  dp_json_text(r->astray)));
     put(o, "fla", json_pack("{si si}", "red", r->fla_red, "of", r->fla_of));
     return o;
 }
 
 dp_status dp_museum_write(const dp_museum *m, const char *path, dp_err *e) {
     json_t *o = json_object(), *fs = json_array(), *bs = json_array();
-    put(o, "schema", json_string("deltaproof-museum")), put(o, "schema_version", json_integer(1)), put(o, "commit", json_string(DP_COMMIT));
-    put(o, "seconds", number(m->seconds)), put(o, "cases", json_integer(m->ncase)), put(o, "clean", json_pack("{si si}", "runs", m->clean_runs, "red", m->clean_red));
-    for (int i = 1; i < DP_NFAULTS; i++) json_array_append_new(fs, fault_json(&m->row[i]));
+    put(o, "schema", json_string("deltaproof-museum"));
+    put(o, "schema_version", json_integer(1));
+    put(o, "commit", json_string(DP_COMMIT));
+    put(o, "seconds", number(m->seconds));
+    put(o, "cases", json_integer(m->ncase));
+    put(o, "clean", json_pack("{si si}", "runs", m->clean_runs, "red", m->clean_red));
+    for (int i = 1; i < DP_NFAULTS; i++)
+        json_array_append_new(fs, fault_json(&m->row[i]));
     for (int b = 1; b <= DP_NBUGS; b++) {
         json_t *names = json_array();
-        for (int i = 1; i < DP_NFAULTS; i++) if (dp_faults[i].bug == b) json_array_append_new(names, json_string(dp_faults[i].name));
-        json_array_append_new(bs, json_pack("{si ss ss so}", "number", b, "what", dp_bugs[b].what, "note", dp_bugs[b].note, "faults", names));
+        for (int i = 1; i < DP_NFAULTS; i++)
+            if (dp_faults[i].bug == b) json_array_append_new(names, json_string(dp_faults[i].name));
+        json_array_append_new(bs, json_pack("{si ss ss so}", "number", b, "what", dp_bugs[b].what,
+                                            "note", dp_bugs[b].note, "faults", names));
     }
-    put(o, "faults", fs), put(o, "bugs", bs);
+    put(o, "faults", fs);
+    put(o, "bugs", bs);
     return dp_json_write(o, path, 6, e);
 }

@@ -1,19 +1,21 @@
-/* harness/search/museum.h - every deliberate fault against every case that could show it: which verdict goes red, where it points, and whether the thresholds
- * that FLA's tests use would have seen it on the same data.
+/* harness/search/museum.h - every deliberate fault against every case that could show it: which
+ * verdict goes red, where it points, and whether the thresholds that FLA's tests use would have
+ * seen it on the same data.
  *
- * A run of a fault acts when the fault changed anything somewhere (dp_run.hit; op chain and conv: always taken to act); it is red when its verdict fails.
- * Faults of single runs (race, order) are compared with repeated runs instead, bit for bit. Localisation: `deltaproof bisect stage`, on one red run of each
- * case; right: the stage is the fault's own, and the fault did act on that rank and head.
- * FLA: relative RMS error of a whole tensor above 5e-3 (o, final state), 8e-3 (gradients), 2e-2 (dg, dA_log, ddt_bias), or not finite; runs that are above
- * without the fault do not count.
+ * A run of a fault acts when the fault changed anything somewhere (dp_run.hit; op chain and conv:
+ * always taken to act); it is red when its verdict fails. Faults of single runs (race, order) are
+ * compared with repeated runs instead, bit for bit. Localisation: `deltaproof bisect stage`, on one
+ * red run of each case; right: the stage is the fault's own, and the fault did act on that rank and
+ * head. FLA: relative RMS error of a whole tensor above 5e-3 (o, final state), 8e-3 (gradients),
+ * 2e-2 (dg, dA_log, ddt_bias), or not finite; runs that are above without the fault do not count.
  *
- * museum.json: {"schema": "deltaproof-museum", "schema_version": 1, "commit", "seconds", "cases", "clean": {"runs", "red"},
- *   "faults": [{"name", "bug", "stage", "what", "source", "runs", "acted", "red",
- *               "seen": {"id", "T", "ranks", "tensor", "tier", "ratio"} | null,    the red run of the smallest problem
- *               "ranks": smallest number of ranks that was red,
- *               "located": {"by", "stage", "tensor", "rank", "head", "right"} | null, "locations": {"right", "of", "astray"},         astray: first run located wrongly, and where; ""
- *               "fla": {"red", "of"}}],                                            of the red runs that FLA's own thresholds pass without the fault
- *   "bugs": [{"number", "what", "note", "faults": [names]}]}
+ * museum.json: {"schema": "deltaproof-museum", "schema_version": 1, "commit", "seconds", "cases",
+ * "clean": {"runs", "red"}, "faults": [{"name", "bug", "stage", "what", "source", "runs", "acted",
+ * "red", "seen": {"id", "T", "ranks", "tensor", "tier", "ratio"} | null,    the red run of the
+ * smallest problem "ranks": smallest number of ranks that was red, "located": {"by", "stage",
+ * "tensor", "rank", "head", "right"} | null, "locations": {"right", "of", "astray"}, astray: first
+ * run located wrongly, and where; "" "fla": {"red", "of"}}], of the red runs that FLA's own
+ * thresholds pass without the fault "bugs": [{"number", "what", "note", "faults": [names]}]}
  */
 #ifndef DP_MUSEUM_H
 #define DP_MUSEUM_H
@@ -24,62 +26,84 @@ extern "C" {
 #endif
 
 typedef struct {
-    int all;                     /* every case, base, chain and merge; else small cases, chain fp32, all-gather */
-    dp_fault only;               /* one fault; DP_FAULT_NONE: all */
-    int nlocate;                 /* red runs of a fault that are localised */
+    int all;       /* every case, base, chain and merge; else small cases, chain fp32, all-gather */
+    dp_fault only; /* one fault; DP_FAULT_NONE: all */
+    int nlocate;   /* red runs of a fault that are localised */
     const char *cache;
     int quiet;
 } dp_museum_options;
 
-typedef struct { const char *by, *stage; char tensor[16]; int rank, head, right; } dp_museum_place;   /* stage NULL: none found; rank, head -1: none */
+typedef struct {
+    const char *by, *stage;
+    char tensor[16];
+    int rank, head, right;
+} dp_museum_place; /* stage NULL: none found; rank, head -1: none */
 
 typedef struct {
     dp_fault fault;
     int runs, acted, red, fla_red, fla_of, ranks, located, right;
-    int64_t T;                   /* of the smallest red problem */
+    int64_t T; /* of the smallest red problem */
     char id[512], tensor[24];
     const char *tier;
     double ratio;
     dp_museum_place place;
-    char astray[256];            /* the first run located wrongly, and where */
+    char astray[256]; /* the first run located wrongly, and where */
 } dp_museum_row;
 
 typedef struct {
     int ncase, clean_runs, clean_red;
-    char clean_why[256];         /* first run that is red without a fault */
+    char clean_why[256]; /* first run that is red without a fault */
     dp_museum_row row[DP_NFAULTS];
     double seconds;
 } dp_museum;
 
-dp_status dp_museum_run(char *const *path, int npath, const dp_museum_options *o, dp_museum *m, dp_err *e);
+dp_status dp_museum_run(char *const *path, int npath, const dp_museum_options *o, dp_museum *m,
+                        dp_err *e);
 void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f);
 dp_status dp_museum_write(const dp_museum *m, const char *path, dp_err *e);
-int dp_fault_by_run(dp_fault f);             /* single runs are within their bounds; it shows when they are repeated */
+int dp_fault_by_run(
+    dp_fault f); /* single runs are within their bounds; it shows when they are repeated */
 int dp_fault_concerns(dp_fault f, dp_op op); /* can it show there at all? */
-/* Did it act there? hit: [N*HV] (ranks.h). Sums over ranks have rank -1, what all heads share has head -1, tensors of query heads count those. */
-int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int rank, int head, const char *tensor);
-/* Does FLA's threshold see it? name as in dp_result_fields; 0 for tensors that its tests do not compare. */
+/* Did it act there? hit: [N*HV] (ranks.h). Sums over ranks have rank -1, what all heads share has
+ * head -1, tensors of query heads count those. */
+int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int rank, int head,
+                   const char *tensor);
+/* Does FLA's threshold see it? name as in dp_result_fields; 0 for tensors that its tests do not
+ * compare. */
 int dp_fla_sees(const char *name, double rel_fro);
 
-/* ---- the CUDA kernels: faults of gpu/fault.cuh, in the build of gpu/tests/cpu that can switch them on -----------------------------------------
+/* ---- the CUDA kernels: faults of gpu/fault.cuh, in the build of gpu/tests/cpu that can switch
+ * them on -----------------------------------------
  *
- * Each fault runs in a process of its own through a list of small problems, smallest first, until one is red. right: the first wrong tensor in the
- * order of the pipeline is among those that can show the fault first. Without a fault all of them must be green.
+ * Each fault runs in a process of its own through a list of small problems, smallest first, until
+ * one is red. right: the first wrong tensor in the order of the pipeline is among those that can
+ * show the fault first. Without a fault all of them must be green.
  *
- * kernels.json: {"schema": "deltaproof-museum-kernels", "schema_version": 1, "commit", "seconds", "clean": {"runs", "red"}, "faults": [{"name", "bug", "what", "shows", "runs", "red",
- *   "seen": {"id", "T", "ranks", "tensor", "tier", "rank", "head", "says", "source"} | null, "right", "fla"}]}
+ * kernels.json: {"schema": "deltaproof-museum-kernels", "schema_version": 1, "commit", "seconds",
+ * "clean": {"runs", "red"}, "faults": [{"name", "bug", "what", "shows", "runs", "red", "seen":
+ * {"id", "T", "ranks", "tensor", "tier", "rank", "head", "says", "source"} | null, "right",
+ * "fla"}]}
  */
 typedef struct {
-    int fault, runs, red, right, fla, ranks, rank, head, died;   /* died: the signal that ended its process */
+    int fault, runs, red, right, fla, ranks, rank, head,
+        died; /* died: the signal that ended its process */
     int64_t T;
-    char id[512], tensor[24], tier[16], says[400], source[400];     /* says: why it is red; source: whose data an exact case finds there (source.h) */
+    char id[512], tensor[24], tier[16], says[400],
+        source[400]; /* says: why it is red; source: whose data an exact case finds there (source.h)
+                      */
 } dp_kernel_row;
-typedef struct { int n; dp_kernel_row row[64]; double seconds; } dp_kernel_museum;     /* row [0]: no fault */
+typedef struct {
+    int n;
+    dp_kernel_row row[64];
+    double seconds;
+} dp_kernel_museum; /* row [0]: no fault */
 /* DP_EINPUT: this build's kernels have no faults. only: NULL, or a name. */
-dp_status dp_kernel_museum_run(const char *cases_dir, const char *cache, const char *only, dp_kernel_museum *m, dp_err *e);
+dp_status dp_kernel_museum_run(const char *cases_dir, const char *cache, const char *only,
+                               dp_kernel_museum *m, dp_err *e);
 void dp_kernel_museum_print(const dp_kernel_museum *m, FILE *f);
 dp_status dp_kernel_museum_write(const dp_kernel_museum *m, const char *path, dp_err *e);
-int dp_kernel_museum_unseen(const dp_kernel_museum *m);      /* faults not seen, and red runs without one */
+int dp_kernel_museum_unseen(
+    const dp_kernel_museum *m); /* faults not seen, and red runs without one */
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,5 @@
-/* The faults of gpu/fault.cuh: switched on one by one in the kernels that run on the CPU, and judged like a device; or in those of a device. */
+/* The faults of gpu/fault.cuh: switched on one by one in the kernels that run on the CPU, and
+ * judged like a device; or in those of a device. */
 #include "gpu/fault.cuh"
 #include "invariants.h"
 #include "museum.h"
@@ -17,16 +18,30 @@
 #define DP_COMMIT "unknown"
 #endif
 
-/* Smallest first. What packed sequences, several keys and grouped heads alone can show comes last. */
-typedef struct { const char *name; int ranks, segments; } problem;
-static const problem FAST[] = {{"strong-wide", 1, 0}, {"strong-keys", 1, 0}, {"gdn-wide", 1, 0}, {"mkda2-wide", 1, 0}, {"mkda4-wide", 1, 0}, {"k64-v128", 2, 0}, {"k128-v64", 3, 0}, {"segments", 3, 1}}, PROBLEM[] = {{"smoke-kda", 1, 0}, {"smoke-gdn", 1, 0}, {"smoke-mkda2", 1, 0}, {"smoke-kda", 2, 0}, {"smoke-kda", 4, 0}, {"exact-packed", 2, 0}}, CONV[] = {{"smoke-conv", 1, 0}, {"smoke-conv", 3, 0}};
-static const char *const BITS[] = {"strong-wide", "strong-keys", "k64-v128", "mkda2-wide"};       /* causality-chunk on one rank */
+/* Smallest first. What packed sequences, several keys and grouped heads alone can show comes last.
+ */
+typedef struct {
+    const char *name;
+    int ranks, segments;
+} problem;
+static const problem FAST[] = {{"strong-wide", 1, 0}, {"strong-keys", 1, 0}, {"gdn-wide", 1, 0},
+                               {"mkda2-wide", 1, 0},  {"mkda4-wide", 1, 0},  {"k64-v128", 2, 0},
+                               {"k128-v64", 3, 0},    {"segments", 3, 1}},
+                     PROBLEM[] = {{"smoke-kda", 1, 0}, {"smoke-gdn", 1, 0}, {"smoke-mkda2", 1, 0},
+                                  {"smoke-kda", 2, 0}, {"smoke-kda", 4, 0}, {"exact-packed", 2, 0}},
+                     CONV[] = {{"smoke-conv", 1, 0}, {"smoke-conv", 3, 0}};
+static const char *const BITS[] = {"strong-wide", "strong-keys", "k64-v128",
+                                   "mkda2-wide"}; /* causality-chunk on one rank */
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
 
 static int first_fault(void) { return dpg_faults_fast ? DPG_FIRST_FAST_FAULT : 1; }
 static int end_fault(void) { return dpg_faults_fast ? DPG_NFAULTS : DPG_FIRST_FAST_FAULT; }
-static int chosen(int f, const char *only) { return (!only || !strcmp(only, dpg_faults[f].name)) && strcmp(dpg_faults[f].shows, "-"); }
-static int of_conv(int f) { return !strcmp(dpg_faults[f].shows, "y") || !strcmp(dpg_faults[f].shows, "dx"); }
+static int chosen(int f, const char *only) {
+    return (!only || !strcmp(only, dpg_faults[f].name)) && strcmp(dpg_faults[f].shows, "-");
+}
+static int of_conv(int f) {
+    return !strcmp(dpg_faults[f].shows, "y") || !strcmp(dpg_faults[f].shows, "dx");
+}
 
 static int listed(const char *list, const char *name) {
     const size_t n = strlen(name);
@@ -37,10 +52,13 @@ static int listed(const char *list, const char *name) {
 
 /* The first wrong tensor in the order of the pipeline. */
 static const dp_judgement *first_wrong(const dp_run *r) {
-    static const char *const order[] = {"M", "H", "S_in", "final_state", "o", "dM", "dH", "dS_out", "ds0", "dv", "dbeta", "dq", "dk", "dg", "dA_log", "ddt_bias", "y", "dx", "dw", "dbias"};
+    static const char *const order[] = {
+        "M",     "H",  "S_in", "final_state", "o",      "dM",       "dH", "dS_out", "ds0", "dv",
+        "dbeta", "dq", "dk",   "dg",          "dA_log", "ddt_bias", "y",  "dx",     "dw",  "dbias"};
     for (int k = 0; k < COUNT(order); k++)
         for (int i = 0; i < r->ntensor; i++)
-            if (r->tensor[i].verdict == DP_FAIL && !strcmp(r->tensor[i].name, order[k])) return &r->tensor[i];
+            if (r->tensor[i].verdict == DP_FAIL && !strcmp(r->tensor[i].name, order[k]))
+                return &r->tensor[i];
     return NULL;
 }
 
@@ -49,12 +67,17 @@ static void note(dp_kernel_row *row, const dp_case *c, const dp_run *r) {
     const dp_place *at = t ? &dp_judgement_row(t)->at : NULL;
     row->red++;
     if (row->id[0]) return;
-    row->T = c->op == DP_OP_CONV ? c->conv.T : c->p.T, row->ranks = r->ranks;
-    snprintf(row->id, sizeof row->id, "%s", r->id), snprintf(row->tensor, sizeof row->tensor, "%.23s", t ? t->name : ""), snprintf(row->tier, sizeof row->tier, "%s", r->exact ? "exact" : "bound");
+    row->T = c->op == DP_OP_CONV ? c->conv.T : c->p.T;
+    row->ranks = r->ranks;
+    snprintf(row->id, sizeof row->id, "%s", r->id);
+    snprintf(row->tensor, sizeof row->tensor, "%.23s", t ? t->name : "");
+    snprintf(row->tier, sizeof row->tier, "%s", r->exact ? "exact" : "bound");
     snprintf(row->says, sizeof row->says, "%.399s", t ? t->why : r->why);
-    row->rank = at ? at->rank : -1, row->head = at ? at->head : -1;
+    row->rank = at ? at->rank : -1;
+    row->head = at ? at->head : -1;
     row->right = t && listed(dpg_faults[row->fault].shows, t->name);
-    for (int i = 0; i < r->ntensor; i++) row->fla |= dp_fla_sees(r->tensor[i].name, r->tensor[i].rel_fro);
+    for (int i = 0; i < r->ntensor; i++)
+        row->fla |= dp_fla_sees(r->tensor[i].name, r->tensor[i].rel_fro);
 }
 
 /* Whose data the exact case of four ranks holds, when it says so. */
@@ -69,9 +92,19 @@ static void ask_exact(const char *dir, const char *cache, dp_kernel_row *row) {
         dp_runs r = {0};
         snprintf(path, sizeof path, "%s/%s.case", dir, i ? "exact-packed" : "exact-kda");
         if (dp_case_load(path, &c, NULL)) return;
-        const dp_run_options o = {.nranks = 1, .ranks = &ranks[i], .nbase = 1, .base = base, .nchain = 1, .chain = chain, .nbackend = 1, .backend = cuda, .cache = cache};
-        if (!dp_case_run(&c, &o, &r, NULL) && r.n && strstr(r.run[0].why, "; ")) snprintf(row->source, sizeof row->source, "%.399s", strstr(r.run[0].why, "; ") + 2);
-        dp_runs_free(&r), dp_case_free(&c);
+        const dp_run_options o = {.nranks = 1,
+                                  .ranks = &ranks[i],
+                                  .nbase = 1,
+                                  .base = base,
+                                  .nchain = 1,
+                                  .chain = chain,
+                                  .nbackend = 1,
+                                  .backend = cuda,
+                                  .cache = cache};
+        if (!dp_case_run(&c, &o, &r, NULL) && r.n && strstr(r.run[0].why, "; "))
+            snprintf(row->source, sizeof row->source, "%.399s", strstr(r.run[0].why, "; ") + 2);
+        dp_runs_free(&r);
+        dp_case_free(&c);
     }
 }
 
@@ -83,26 +116,40 @@ static dp_status one_check(const char *dir, const char *name, dp_kernel_row *row
     snprintf(path, sizeof path, "%s/%s.case", dir, name);
     dp_status st = dp_case_load(path, &c, e);
     if (st) return st;
-    const dp_check_subject s = {.backend = DP_BACKEND_CUDA, .base = DP_BASE_BF16, .chain = DP_FP32, .bf16_inputs = c.input_dtype == DP_BF16};
+    const dp_check_subject s = {.backend = DP_BACKEND_CUDA,
+                                .base = DP_BASE_BF16,
+                                .chain = DP_FP32,
+                                .bf16_inputs = c.input_dtype == DP_BF16};
     st = dp_checks_run(&c.p, &s, 1, 1, "causality-chunk", &r, e);
-    if (!st && r.c[0].verdict == DP_SKIPPED) st = dp_fail(e, DP_EINPUT, "%s: causality-chunk: %s", name, r.c[0].why);
+    if (!st && r.c[0].verdict == DP_SKIPPED)
+        st = dp_fail(e, DP_EINPUT, "%s: causality-chunk: %s", name, r.c[0].why);
     row->runs += !st;
     if (!st && r.c[0].verdict == DP_FAIL) {
-        row->red++, row->T = c.p.T, row->ranks = row->right = 1, row->rank = row->head = -1;
-        snprintf(row->id, sizeof row->id, "check %s --only causality-chunk", name), snprintf(row->tier, sizeof row->tier, "bits"), snprintf(row->says, sizeof row->says, "%.399s", r.c[0].why);
+        row->red++;
+        row->T = c.p.T;
+        row->ranks = row->right = 1;
+        row->rank = row->head = -1;
+        snprintf(row->id, sizeof row->id, "check %s --only causality-chunk", name);
+        snprintf(row->tier, sizeof row->tier, "bits");
+        snprintf(row->says, sizeof row->says, "%.399s", r.c[0].why);
     }
     dp_case_free(&c);
     return st;
 }
 
-/* One fault, in this process: stops at the first problem that is red, and without a fault runs them all. */
-static dp_status one_fault(const char *dir, const char *cache, int f, dp_kernel_row *row, dp_err *e) {
-    const int fast = dpg_faults_fast, n = fast ? COUNT(FAST) : COUNT(PROBLEM), nconv = fast ? 0 : COUNT(CONV);
+/* One fault, in this process: stops at the first problem that is red, and without a fault runs them
+ * all. */
+static dp_status one_fault(const char *dir, const char *cache, int f, dp_kernel_row *row,
+                           dp_err *e) {
+    const int fast = dpg_faults_fast, n = fast ? COUNT(FAST) : COUNT(PROBLEM),
+              nconv = fast ? 0 : COUNT(CONV);
     const dp_base base[] = {fast ? DP_BASE_BF16 : DP_BASE_FP32};
     const dp_format chain[] = {DP_FP32};
     const dp_backend cuda[] = {DP_BACKEND_CUDA};
-    dpg_fault = f, row->fault = f;
-    for (int i = 0; i < COUNT(BITS) && fast && (!f || (!dpg_faults[f].shows[0] && !row->red)); i++) {
+    dpg_fault = f;
+    row->fault = f;
+    for (int i = 0; i < COUNT(BITS) && fast && (!f || (!dpg_faults[f].shows[0] && !row->red));
+         i++) {
         const dp_status st = one_check(dir, BITS[i], row, e);
         if (st) return st;
     }
@@ -117,21 +164,33 @@ static dp_status one_fault(const char *dir, const char *cache, int f, dp_kernel_
         snprintf(path, sizeof path, "%s/%s.case", dir, p->name);
         dp_status st = dp_case_load(path, &c, e);
         if (st) return st;
-        const dp_run_options o = {.nranks = 1, .ranks = &p->ranks, .nbase = conv ? 0 : 1, .base = base, .nchain = conv ? 0 : 1, .chain = chain, .nbackend = 1, .backend = cuda, .nway = 1, .way = way, .cache = cache};
+        const dp_run_options o = {.nranks = 1,
+                                  .ranks = &p->ranks,
+                                  .nbase = conv ? 0 : 1,
+                                  .base = base,
+                                  .nchain = conv ? 0 : 1,
+                                  .chain = chain,
+                                  .nbackend = 1,
+                                  .backend = cuda,
+                                  .nway = 1,
+                                  .way = way,
+                                  .cache = cache};
         st = dp_case_run(&c, &o, &r, e);
         if (!st && !r.n) st = dp_fail(e, DP_EINPUT, "%s: %d ranks: nothing ran", c.name, p->ranks);
         for (int k = 0; k < r.n && !st; k++) {
             row->runs++;
             if (r.run[k].verdict == DP_FAIL) note(row, &c, &r.run[k]);
         }
-        dp_runs_free(&r), dp_case_free(&c);
+        dp_runs_free(&r);
+        dp_case_free(&c);
         if (st) return st;
     }
     if (row->red && f && !fast && !of_conv(f)) ask_exact(dir, cache, row);
     return DP_OK;
 }
 
-/* A faulty kernel may read anywhere: each fault has a process. The row comes back through a pipe; what it could not run is said on stderr. */
+/* A faulty kernel may read anywhere: each fault has a process. The row comes back through a pipe;
+ * what it could not run is said on stderr. */
 static pid_t start(const char *dir, const char *cache, int f, int *from) {
     int p[2];
     if (pipe(p)) return -1;
@@ -160,33 +219,52 @@ static dp_status finish(pid_t pid, int from, int f, dp_kernel_row *row, dp_err *
     if (waitpid(pid, &status, 0) < 0) return dp_fail(e, DP_EIO, "waitpid: %s", strerror(errno));
     if (n == (ssize_t)sizeof got) *row = got;
     row->fault = f;
-    if (WIFSIGNALED(status)) {                                   /* no verdict, but not unseen: the program that runs a subject reports it */
-        row->died = WTERMSIG(status), row->red++, row->rank = row->head = -1;
-        snprintf(row->tier, sizeof row->tier, "crash"), snprintf(row->says, sizeof row->says, "%s", strsignal(row->died));
+    if (WIFSIGNALED(
+            status)) { /* no verdict, but not unseen: the program that runs a subject reports it */
+        row->died = WTERMSIG(status);
+        row->red++;
+        row->rank = row->head = -1;
+        snprintf(row->tier, sizeof row->tier, "crash");
+        snprintf(row->says, sizeof row->says, "%s", strsignal(row->died));
         return DP_OK;
     }
-    return WEXITSTATUS(status) ? dp_fail(e, DP_EIO, "%s: could not be run (exit status %d)", dpg_faults[f].name, WEXITSTATUS(status)) : DP_OK;
+    return WEXITSTATUS(status) ? dp_fail(e, DP_EIO, "%s: could not be run (exit status %d)",
+                                         dpg_faults[f].name, WEXITSTATUS(status))
+                               : DP_OK;
 }
 
-dp_status dp_kernel_museum_run(const char *dir, const char *cache, const char *only, dp_kernel_museum *m, dp_err *e) {
+dp_status dp_kernel_museum_run(const char *dir, const char *cache, const char *only,
+                               dp_kernel_museum *m, dp_err *e) {
     const double t0 = dp_now();
     enum { MAX = 16 };
     pid_t pid[64];
     int from[64], some = 0;
     dp_status st = DP_OK;
     *m = (dp_kernel_museum){0};
-    if (!&dpg_fault) return dp_fail(e, DP_EINPUT, "the kernels of this build have no faults to switch on (`make museum` builds those that have)");
-    for (int f = first_fault(); f < end_fault(); f++) some += chosen(f, only);
+    if (!&dpg_fault)
+        return dp_fail(e, DP_EINPUT,
+                       "the kernels of this build have no faults to switch on (`make museum` "
+                       "builds those that have)");
+    for (int f = first_fault(); f < end_fault(); f++)
+        some += chosen(f, only);
     if (!some) return dp_fail(e, DP_EINPUT, "--fault %s: the kernels have none of that name", only);
     int cores = omp_get_max_threads() < MAX ? omp_get_max_threads() : MAX, started = 0;
     m->n = DPG_NFAULTS;
     fflush(NULL);
-    for (int f = 0; f < DPG_NFAULTS + cores; f++) {              /* `cores` at a time; no fault first, so that truths are in the cache */
+    for (int f = 0; f < DPG_NFAULTS + cores;
+         f++) { /* `cores` at a time; no fault first, so that truths are in the cache */
         const int end = f - (f ? cores : 0);
         if (f < DPG_NFAULTS) {
             pid[f] = 0;
-            if (!st && (!f || (f >= first_fault() && f < end_fault() && chosen(f, only)))) pid[f] = start(dir, cache, f, &from[f]), started++;
-            if (pid[f] < 0) st = dp_fail(e, DP_EIO, "fork: %s", strerror(errno)), pid[f] = 0;
+            if (!st && (!f || (f >= first_fault() && f < end_fault() && chosen(f, only)))) {
+                pid[f] = start(dir, cache, f, &from[f]);
+                started++;
+            }
+
+            if (pid[f] < 0) {
+                st = dp_fail(e, DP_EIO, "fork: %s", strerror(errno));
+                pid[f] = 0;
+            }
         }
         if (end >= (f ? 1 : 0) && end < DPG_NFAULTS && pid[end]) {
             const dp_status s = finish(pid[end], from[end], end, &m->row[end], e);
@@ -199,35 +277,56 @@ dp_status dp_kernel_museum_run(const char *dir, const char *cache, const char *o
 
 int dp_kernel_museum_unseen(const dp_kernel_museum *m) {
     int n = m->row[0].red;
-    for (int f = 1; f < m->n; f++) n += m->row[f].fault == f && !m->row[f].red;
+    for (int f = 1; f < m->n; f++)
+        n += m->row[f].fault == f && !m->row[f].red;
     return n;
 }
 
 void dp_kernel_museum_print(const dp_kernel_museum *m, FILE *f) {
     int shown = 0, red = 0, right = 0;
-    fprintf(f, "%-20s %3s  %-58s %-12s %-6s %-16s %-5s %-4s %s\n", "fault of the kernels", "bug", "smallest problem that shows it", "first wrong", "tier", "worst at", "right", "FLA", "whose data the exact cases find, or why");
+    fprintf(f, "%-20s %3s  %-58s %-12s %-6s %-16s %-5s %-4s %s\n", "fault of the kernels", "bug",
+            "smallest problem that shows it", "first wrong", "tier", "worst at", "right", "FLA",
+            "whose data the exact cases find, or why");
     for (int i = 1; i < m->n; i++) {
         const dp_kernel_row *r = &m->row[i];
         char at[40] = "", bug[8] = "";
         if (r->fault != i) continue;
-        shown++, red += r->red > 0, right += r->right;
+        shown++;
+        red += r->red > 0;
+        right += r->right;
         if (r->red && r->rank >= 0) snprintf(at, sizeof at, "rank %d, head %d", r->rank, r->head);
         if (dpg_faults[i].bug) snprintf(bug, sizeof bug, "%d", dpg_faults[i].bug);
-        fprintf(f, "%-20s %3s  %-58s %-12s %-6s %-16s %-5s %-4s %.150s\n", dpg_faults[i].name, bug, r->red ? r->id : "NOT SEEN", r->tensor, r->tier, at, r->right ? "yes" : "no", r->fla ? "yes" : "no", r->source[0] ? r->source : r->says);
+        fprintf(f, "%-20s %3s  %-58s %-12s %-6s %-16s %-5s %-4s %.150s\n", dpg_faults[i].name, bug,
+                r->red ? r->id : "NOT SEEN", r->tensor, r->tier, at, r->right ? "yes" : "no",
+                r->fla ? "yes" : "no", r->source[0] ? r->source : r->says);
     }
-    fprintf(f, "right: the first wrong tensor is one that can show this fault first; FLA: above the thresholds of FLA's tests on the same data\n");
-    fprintf(f, "MUSEUM OF KERNELS: %d of %d faults seen, %d at the right tensor; without a fault %d of %d runs red (%.0f s)\n", red, shown, right, m->row[0].red, m->row[0].runs, m->seconds);
+    fprintf(f, "right: the first wrong tensor is one that can show this fault first; FLA: above "
+               "the thresholds of FLA's tests on the same data\n");
+    fprintf(f,
+            "MUSEUM OF KERNELS: %d of %d faults seen, %d at the right tensor; without a fault %d "
+            "of %d runs red (%.0f s)\n",
+            red, shown, right, m->row[0].red, m->row[0].runs, m->seconds);
 }
 
 dp_status dp_kernel_museum_write(const dp_kernel_museum *m, const char *path, dp_err *e) {
-    json_t *o = json_pack("{ss si ss sf s{si si}}", "schema", "deltaproof-museum-kernels", "schema_version", 1, "commit", DP_COMMIT, "seconds", m->seconds, "clean", "runs", m->row[0].runs, "red", m->row[0].red), *list = json_array();
+    json_t *o = json_pack("{ss si ss sf s{si si}}", "schema", "deltaproof-museum-kernels",
+                          "schema_version", 1, "commit", DP_COMMIT, "seconds", m->seconds, "clean",
+                          "runs", m->row[0].runs, "red", m->row[0].red),
+           *list = json_array();
     for (int i = 1; i < m->n; i++) {
         const dp_kernel_row *r = &m->row[i];
         if (r->fault != i) continue;
-        json_t *x = json_pack("{ss si ss ss si si sb sb}", "name", dpg_faults[i].name, "bug", dpg_faults[i].bug, "what", dpg_faults[i].what, "shows", dpg_faults[i].shows, "runs", r->runs, "red", r->red,
-                              "right", r->right, "fla", r->fla);
-        json_object_set_new(x, "seen", !r->red ? json_null() : json_pack("{so sI si ss ss si si so so}", "id", dp_json_text(r->id), "T", (json_int_t)r->T, "ranks", r->ranks, "tensor", r->tensor, "tier", r->tier, "rank", r->rank,
-                                                                         "head", r->head, "says", dp_json_text(r->says), "source", dp_json_text(r->source)));
+        json_t *x =
+            json_pack("{ss si ss ss si si sb sb}", "name", dpg_faults[i].name, "bug",
+                      dpg_faults[i].bug, "what", dpg_faults[i].what, "shows", dpg_faults[i].shows,
+                      "runs", r->runs, "red", r->red, "right", r->right, "fla", r->fla);
+        json_object_set_new(
+            x, "seen",
+            !r->red ? json_null()
+                    : json_pack("{so sI si ss ss si si so so}", "id", dp_json_text(r->id), "T",
+                                (json_int_t)r->T, "ranks", r->ranks, "tensor", r->tensor, "tier",
+                                r->tier, "rank", r->rank, "head", r->head, "says",
+                                dp_json_text(r->says), "source", dp_json_text(r->source)));
         json_array_append_new(list, x);
     }
     json_object_set_new(o, "faults", list);

@@ -7,21 +7,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- cost ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- cost ------------------------------------------------------------------------------------ */
 
 static double rate(dp_format f) {
     switch (f) {
     case DP_BF16: return 989e12;
-    case DP_TF32: case DP_TF32RZ: return 495e12;
+    case DP_TF32:
+    case DP_TF32RZ: return 495e12;
     case DP_TF32X3: return 165e12;
     case DP_FP64: return 33.5e12;
-    default: return 67e12;                                       /* fp32, and bf16st: fp32 operands */
+    default: return 67e12; /* fp32, and bf16st: fp32 operands */
     }
 }
 
-/* Flops of all chunks, and numbers written in the stage's storage format (short) or in its accumulator format (wide). A product of [m,k] by [k,n] is
- * 2 m k n; pair terms fill half of their square. */
-typedef struct { double flops, shorts, wides; } volume;
+/* Flops of all chunks, and numbers written in the stage's storage format (short) or in its
+ * accumulator format (wide). A product of [m,k] by [k,n] is 2 m k n; pair terms fill half of their
+ * square. */
+typedef struct {
+    double flops, shorts, wides;
+} volume;
 
 static volume volume_of(const dp_sim *s, int stage, int backward) {
     const dp_problem *p = s->p;
@@ -35,46 +39,103 @@ static volume volume_of(const dp_sim *s, int stage, int backward) {
     }
     for (int g = 0; g < s->ngroup; g++) {
         const int r = s->group[g].rank, sub = s->group[g].sub;
-        const double c = s->group[g].c, n = c * R, pre_f = !s->ctx[r].is_last && sub == s->ctx[r].nlocal - 1, pre_b = !s->ctx[r].is_first && sub == 0;
+        const double c = s->group[g].c, n = c * R,
+                     pre_f = !s->ctx[r].is_last && sub == s->ctx[r].nlocal - 1,
+                     pre_b = !s->ctx[r].is_first && sub == 0;
         switch (stage) {
-        case DP_STAGE_INTRA: v.flops += K * (n * n + c * n), v.shorts += c * n; break;
-        case DP_STAGE_SOLVE: v.flops += n * n * n / 3, v.shorts += s->by_inverse ? n * n : 0; break;
-        case DP_STAGE_WY: v.flops += 2 * n * n * (K + V), v.shorts += 2 * n * K + n * V + c * K, v.wides += K; break;
+        case DP_STAGE_INTRA:
+            v.flops += K * (n * n + c * n);
+            v.shorts += c * n;
+            break;
+        case DP_STAGE_SOLVE:
+            v.flops += n * n * n / 3;
+            v.shorts += s->by_inverse ? n * n : 0;
+            break;
+        case DP_STAGE_WY:
+            v.flops += 2 * n * n * (K + V);
+            v.shorts += 2 * n * K + n * V + c * K;
+            v.wides += K;
+            break;
         case DP_STAGE_PRE_FWD: v.flops += pre_f * (4 * n * K * V + 2 * n * K * K); break;
-        case DP_STAGE_STATE_FWD: v.flops += 4 * n * K * V, v.shorts += K * V + n * V; break;
-        case DP_STAGE_OUTPUT: v.flops += 2 * c * K * V + 2 * c * n * V, v.shorts += c * V; break;
-        case DP_STAGE_DAV: v.flops += 2 * c * n * V, v.shorts += n * V; break;
-        case DP_STAGE_PRE_BWD: v.flops += pre_b * (4 * n * K * V + 2 * c * K * V + 2 * n * K * K); break;
-        case DP_STAGE_STATE_BWD: v.flops += 4 * n * K * V + 2 * c * K * V, v.shorts += K * V + n * V; break;
-        case DP_STAGE_WY_BWD: v.flops += 4 * n * n * V + 2 * n * K * V, v.shorts += n * V, v.wides += n; break;
-        case DP_STAGE_INTRA_BWD: v.flops += 2 * (c + n) * n * V + 2 * (c + 2 * n) * K * V + 4 * K * (n * n + c * n), v.wides += c * K + n * K + c * Kg; break;
+        case DP_STAGE_STATE_FWD:
+            v.flops += 4 * n * K * V;
+            v.shorts += K * V + n * V;
+            break;
+        case DP_STAGE_OUTPUT:
+            v.flops += 2 * c * K * V + 2 * c * n * V;
+            v.shorts += c * V;
+            break;
+        case DP_STAGE_DAV:
+            v.flops += 2 * c * n * V;
+            v.shorts += n * V;
+            break;
+        case DP_STAGE_PRE_BWD:
+            v.flops += pre_b * (4 * n * K * V + 2 * c * K * V + 2 * n * K * K);
+            break;
+        case DP_STAGE_STATE_BWD:
+            v.flops += 4 * n * K * V + 2 * c * K * V;
+            v.shorts += K * V + n * V;
+            break;
+        case DP_STAGE_WY_BWD:
+            v.flops += 4 * n * n * V + 2 * n * K * V;
+            v.shorts += n * V;
+            v.wides += n;
+            break;
+        case DP_STAGE_INTRA_BWD:
+            v.flops += 2 * (c + n) * n * V + 2 * (c + 2 * n) * K * V + 4 * K * (n * n + c * n);
+            v.wides += c * K + n * K + c * Kg;
+            break;
         default: break;
         }
     }
-    v.flops *= HV, v.shorts *= HV, v.wides *= HV;
-    if (stage == DP_STAGE_GATE) v.wides = T * HV * (Kg + R), v.shorts = p->l2norm ? T * p->H * K * (1 + R) : 0;
+    v.flops *= HV;
+    v.shorts *= HV;
+    v.wides *= HV;
+    if (stage == DP_STAGE_GATE) {
+        v.wides = T * HV * (Kg + R);
+        v.shorts = p->l2norm ? T * p->H * K * (1 + R) : 0;
+    }
+
     if (stage == DP_STAGE_GATE_BWD) v.shorts = T * (p->H * K * (1 + R) + HV * (Kg + R));
     if (stage == DP_STAGE_PRE_FWD || stage == DP_STAGE_PRE_BWD) v.wides = (s->N - 1) * HV * K * V;
     if (stage == DP_STAGE_MERGE_FWD || stage == DP_STAGE_MERGE_BWD)
         for (int r = 0; r < s->N; r++) {
-            const int far = stage == DP_STAGE_MERGE_FWD ? s->ctx[r].pre_num_ranks : s->ctx[r].post_num_ranks;
-            v.flops += far > 0 ? 2 * K * K * V * HV * (far - 1) : 0, v.wides += far > 0 ? K * V * HV : 0;
+            const int far =
+                stage == DP_STAGE_MERGE_FWD ? s->ctx[r].pre_num_ranks : s->ctx[r].post_num_ranks;
+            v.flops += far > 0 ? 2 * K * K * V * HV * (far - 1) : 0;
+            v.wides += far > 0 ? K * V * HV : 0;
         }
-    if (stage == DP_NSTAGES) v.flops = 2 * K * K * K * HV * (chunks_last + (backward ? chunks_first : 0)), v.wides = K * K * HV * (s->N - 1) * (backward ? 2 : 1);
+    if (stage == DP_NSTAGES) {
+        v.flops = 2 * K * K * K * HV * (chunks_last + (backward ? chunks_first : 0));
+        v.wides = K * K * HV * (s->N - 1) * (backward ? 2 : 1);
+    }
+
     return v;
 }
 
 static dp_cost cost_of(const volume *v, int chain, int format) {
-    const double shorts = chain ? 4 : format == DP_BASE_BF16 ? 2 : format == DP_BASE_FP32 ? 4 : 8, wides = format == (chain ? (int)DP_FP64 : (int)DP_BASE_FP64) ? 8 : 4;
-    const dp_format f = chain ? (dp_format)format : format == DP_BASE_BF16 ? DP_BF16 : format == DP_BASE_FP32 ? DP_FP32 : DP_FP64;
-    dp_cost c = {.flops = v->flops, .bytes = 2 * (v->shorts * shorts + v->wides * (chain && format == DP_BF16ST ? 2 : wides))};
+    const double shorts = chain                    ? 4
+                          : format == DP_BASE_BF16 ? 2
+                          : format == DP_BASE_FP32 ? 4
+                                                   : 8,
+                 wides = format == (chain ? (int)DP_FP64 : (int)DP_BASE_FP64) ? 8 : 4;
+    const dp_format f = chain                    ? (dp_format)format
+                        : format == DP_BASE_BF16 ? DP_BF16
+                        : format == DP_BASE_FP32 ? DP_FP32
+                                                 : DP_FP64;
+    dp_cost c = {
+        .flops = v->flops,
+        .bytes = 2 * (v->shorts * shorts + v->wides * (chain && format == DP_BF16ST ? 2 : wides))};
     c.seconds = c.flops / rate(f) + c.bytes / 4.8e12;
     return c;
 }
 
-/* ---- asking one policy --------------------------------------------------------------------------------------------------------------- */
+/* ---- asking one policy ----------------------------------------------------------------------- */
 
-typedef struct { dp_policy p; int pass; } asked;
+typedef struct {
+    dp_policy p;
+    int pass;
+} asked;
 typedef struct {
     const dp_precision_request *rq;
     dp_precision *out;
@@ -82,7 +143,7 @@ typedef struct {
     dp_error_bound bound;
     int nasked;
     asked *list;
-    double error[10];            /* of the policy asked last */
+    double error[10]; /* of the policy asked last */
 } search;
 
 static int64_t rows_of(const dp_problem *p, int field, int64_t *width) {
@@ -100,11 +161,15 @@ static int judge(search *q, dp_sim *s) {
         q->error[i] = NAN;
         if (!rows || !got || !want) continue;
         double *d = dp_doubles(rows * width);
-        for (int64_t x = 0; x < rows * width; x++) d[x] = isfinite(want[x]) ? got[x] - want[x] : 0;
+        for (int64_t x = 0; x < rows * width; x++)
+            d[x] = isfinite(want[x]) ? got[x] - want[x] : 0;
         const double norm = dp_norm_fro(rows * width, want);
         q->error[i] = norm > 0 ? dp_norm_fro(rows * width, d) / norm : dp_norm_fro(rows * width, d);
-        if (!q->rq->by_verdict) pass &= isnan(q->rq->need[i]) || q->error[i] <= q->rq->need[i];
-        else for (int64_t r = 0; q->bound.row[i] && r < rows && pass; r++) pass = dp_norm_fro(width, d + r * width) <= q->bound.row[i][r];
+        if (!q->rq->by_verdict)
+            pass &= isnan(q->rq->need[i]) || q->error[i] <= q->rq->need[i];
+        else
+            for (int64_t r = 0; q->bound.row[i] && r < rows && pass; r++)
+                pass = dp_norm_fro(width, d + r * width) <= q->bound.row[i][r];
         free(d);
     }
     return pass;
@@ -116,11 +181,14 @@ static int ask(search *q, const dp_policy *pol) {
     dp_base at[DP_NSTAGES];
     dp_format chain = rq->chain_from;
     dp_sim s;
-    for (int i = 0; i < DP_NSTAGES; i++) at[i] = rq->from;
+    for (int i = 0; i < DP_NSTAGES; i++)
+        at[i] = rq->from;
     for (int u = 0; u < o->nunit; u++) {
         const int f = o->unit[u].format[pol->level[u]];
-        if (o->unit[u].stage == DP_NSTAGES) chain = f;
-        else at[o->unit[u].stage] = f;
+        if (o->unit[u].stage == DP_NSTAGES)
+            chain = f;
+        else
+            at[o->unit[u].stage] = f;
     }
     at[DP_STAGE_RECOMPUTE] = at[DP_STAGE_STATE_FWD];
     const dp_status st = dp_sim_new_policy(&s, rq->p, at, rq->N, DP_FAULT_NONE, NULL);
@@ -132,12 +200,17 @@ static int ask(search *q, const dp_policy *pol) {
     q->list = realloc(q->list, sizeof *q->list * (size_t)(q->nasked + 1));
     if (!q->list) abort();
     q->list[q->nasked++] = (asked){*pol, pass};
-    if (rq->progress) fprintf(stderr, "\rpolicies tried: %d ", q->nasked), fflush(stderr);
+    if (rq->progress) {
+        fprintf(stderr, "\rpolicies tried: %d ", q->nasked);
+        fflush(stderr);
+    }
+
     return pass;
 }
 
-static int below(const search *q, const dp_policy *a, const dp_policy *b) {   /* a <= b everywhere */
-    for (int u = 0; u < q->out->nunit; u++) if (a->level[u] > b->level[u]) return 0;
+static int below(const search *q, const dp_policy *a, const dp_policy *b) { /* a <= b everywhere */
+    for (int u = 0; u < q->out->nunit; u++)
+        if (a->level[u] > b->level[u]) return 0;
     return 1;
 }
 
@@ -150,61 +223,88 @@ static int known(const search *q, const dp_policy *p) {
     return -1;
 }
 
-/* ---- search ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- search ---------------------------------------------------------------------------------- */
 
 static dp_cost cost(const dp_precision *o, const dp_policy *p) {
     dp_cost c = {0};
     for (int u = 0; u < o->nunit; u++) {
         const dp_cost *x = &o->unit[u].cost[p->level[u]];
-        c.flops += x->flops, c.bytes += x->bytes, c.seconds += x->seconds;
+        c.flops += x->flops;
+        c.bytes += x->bytes;
+        c.seconds += x->seconds;
     }
     return c;
 }
 
 static int raised(const dp_precision *o, const dp_policy *p) {
     int n = 0;
-    for (int u = 0; u < o->nunit; u++) n += p->level[u] > 0;
+    for (int u = 0; u < o->nunit; u++)
+        n += p->level[u] > 0;
     return n;
 }
 
 /* Order of the search: fewest units raised, then seconds; or seconds alone. */
-static double key(const dp_precision *o, const dp_policy *p, int by_size, double top) { return (by_size ? raised(o, p) : 0) + cost(o, p).seconds / (2 * top); }
+static double key(const dp_precision *o, const dp_policy *p, int by_size, double top) {
+    return (by_size ? raised(o, p) : 0) + cost(o, p).seconds / (2 * top);
+}
 
-typedef struct { double key; uint32_t code; } candidate;
+typedef struct {
+    double key;
+    uint32_t code;
+} candidate;
 static int compare(const void *a, const void *b) {
     const candidate *x = a, *y = b;
-    return x->key != y->key ? (x->key > y->key) - (x->key < y->key) : (x->code > y->code) - (x->code < y->code);
+    return x->key != y->key ? (x->key > y->key) - (x->key < y->key)
+                            : (x->code > y->code) - (x->code < y->code);
 }
 
 static dp_policy decode(const dp_precision *o, uint32_t code) {
     dp_policy p = {{0}};
-    for (int u = 0; u < o->nunit; u++) p.level[u] = (int)(code % (uint32_t)o->unit[u].nlevel), code /= (uint32_t)o->unit[u].nlevel;
+    for (int u = 0; u < o->nunit; u++) {
+        p.level[u] = (int)(code % (uint32_t)o->unit[u].nlevel);
+        code /= (uint32_t)o->unit[u].nlevel;
+    }
+
     return p;
 }
 
 static void finish(search *q, const dp_policy *p, int proven, dp_choice *out) {
     ask(q, p);
-    *out = (dp_choice){.found = 1, .proven = proven, .raised = raised(q->out, p), .policy = *p, .cost = cost(q->out, p), .tries = q->nasked};
+    *out = (dp_choice){.found = 1,
+                       .proven = proven,
+                       .raised = raised(q->out, p),
+                       .policy = *p,
+                       .cost = cost(q->out, p),
+                       .tries = q->nasked};
     memcpy(out->error, q->error, sizeof out->error);
 }
 
-/* First a policy from which no unit can be lowered (delta debugging from all raised), then every policy before it in the order that is still open. */
+/* First a policy from which no unit can be lowered (delta debugging from all raised), then every
+ * policy before it in the order that is still open. */
 static void best(search *q, int by_size, dp_choice *out) {
     dp_precision *o = q->out;
     dp_policy p = {{0}};
     uint32_t total = 1;
-    for (int u = 0; u < o->nunit; u++) p.level[u] = o->unit[u].nlevel - 1, total *= (uint32_t)o->unit[u].nlevel;
+    for (int u = 0; u < o->nunit; u++) {
+        p.level[u] = o->unit[u].nlevel - 1;
+        total *= (uint32_t)o->unit[u].nlevel;
+    }
+
     const double top = cost(o, &p).seconds;
     for (int lowered = 1; lowered;) {
         lowered = 0;
         int order[DP_MAX_UNITS];
-        for (int u = 0; u < o->nunit; u++) order[u] = u;
-        for (int i = 1; i < o->nunit; i++)                       /* dearest step first */
+        for (int u = 0; u < o->nunit; u++)
+            order[u] = u;
+        for (int i = 1; i < o->nunit; i++) /* dearest step first */
             for (int j = i; j > 0; j--) {
                 const dp_unit *a = &o->unit[order[j - 1]], *b = &o->unit[order[j]];
-                if (b->cost[b->nlevel - 1].seconds - b->cost[0].seconds <= a->cost[a->nlevel - 1].seconds - a->cost[0].seconds) break;
+                if (b->cost[b->nlevel - 1].seconds - b->cost[0].seconds <=
+                    a->cost[a->nlevel - 1].seconds - a->cost[0].seconds)
+                    break;
                 const int swap = order[j];
-                order[j] = order[j - 1], order[j - 1] = swap;
+                order[j] = order[j - 1];
+                order[j - 1] = swap;
             }
         for (int i = 0; i < o->nunit; i++)
             for (int to = 0; to < p.level[order[i]]; to++) {
@@ -212,7 +312,8 @@ static void best(search *q, int by_size, dp_choice *out) {
                 lower.level[order[i]] = to;
                 const int k = known(q, &lower);
                 if (k == 0 || (k < 0 && !ask(q, &lower))) continue;
-                p = lower, lowered = 1;
+                p = lower;
+                lowered = 1;
                 break;
             }
     }
@@ -245,32 +346,47 @@ static void best(search *q, int by_size, dp_choice *out) {
     finish(q, &p, proven, out);
 }
 
-/* ---- units --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- units ----------------------------------------------------------------------------------- */
 
-static int between(int x, int from, int to) { return from < to ? x >= from && x <= to : x <= from && x >= to; }
+static int between(int x, int from, int to) {
+    return from < to ? x >= from && x <= to : x <= from && x >= to;
+}
 
 static void add_unit(search *q, const char *name, int stage) {
-    static const int CHAIN[] = {DP_BF16ST, DP_BF16, DP_TF32RZ, DP_TF32, DP_TF32X3, DP_FP32, DP_FP64};    /* from coarse to fine */
+    static const int CHAIN[] = {DP_BF16ST, DP_BF16, DP_TF32RZ, DP_TF32,
+                                DP_TF32X3, DP_FP32, DP_FP64}; /* from coarse to fine */
     const dp_precision_request *rq = q->rq;
     dp_unit *u = &q->out->unit[q->out->nunit];
     const int chain = stage == DP_NSTAGES;
     *u = (dp_unit){.name = name, .stage = stage};
     if (chain) {
         int a = 0, b = 0;
-        for (int i = 0; i < 7; i++) a = CHAIN[i] == (int)rq->chain_from ? i : a, b = CHAIN[i] == (int)rq->chain_to ? i : b;
-        for (int i = a; i <= b; i++) if ((i == a || i == b || (CHAIN[i] != DP_TF32RZ && CHAIN[i] != DP_BF16ST)) && u->nlevel < DP_MAX_LEVELS) u->format[u->nlevel++] = CHAIN[i];
+        for (int i = 0; i < 7; i++) {
+            a = CHAIN[i] == (int)rq->chain_from ? i : a;
+            b = CHAIN[i] == (int)rq->chain_to ? i : b;
+        }
+
+        for (int i = a; i <= b; i++)
+            if ((i == a || i == b || (CHAIN[i] != DP_TF32RZ && CHAIN[i] != DP_BF16ST)) &&
+                u->nlevel < DP_MAX_LEVELS)
+                u->format[u->nlevel++] = CHAIN[i];
     } else
-        for (int b = DP_BASE_BF16; b >= DP_BASE_FP64; b--) if (between(b, rq->from, rq->to)) u->format[u->nlevel++] = b;
+        for (int b = DP_BASE_BF16; b >= DP_BASE_FP64; b--)
+            if (between(b, rq->from, rq->to)) u->format[u->nlevel++] = b;
     if (u->nlevel < 2) return;
     const volume v = volume_of(&q->ref, stage, rq->backward);
-    for (int i = 0; i < u->nlevel; i++) u->cost[i] = cost_of(&v, chain, u->format[i]);
+    for (int i = 0; i < u->nlevel; i++)
+        u->cost[i] = cost_of(&v, chain, u->format[i]);
     q->out->nunit++;
 }
 
 static void units(search *q) {
     for (int s = 0; s < DP_NSTAGES; s++) {
-        const int ranks = s == DP_STAGE_PRE_FWD || s == DP_STAGE_PRE_BWD || s == DP_STAGE_MERGE_FWD || s == DP_STAGE_MERGE_BWD;
-        if (s == DP_STAGE_RECOMPUTE || (ranks && q->rq->N == 1) || (s > DP_STAGE_RECOMPUTE && !q->rq->backward)) continue;
+        const int ranks = s == DP_STAGE_PRE_FWD || s == DP_STAGE_PRE_BWD ||
+                          s == DP_STAGE_MERGE_FWD || s == DP_STAGE_MERGE_BWD;
+        if (s == DP_STAGE_RECOMPUTE || (ranks && q->rq->N == 1) ||
+            (s > DP_STAGE_RECOMPUTE && !q->rq->backward))
+            continue;
         add_unit(q, dp_stage_names[s], s);
     }
     if (q->rq->N >= 3) add_unit(q, "M chain", DP_NSTAGES);
@@ -294,23 +410,31 @@ dp_status dp_precision_search(const dp_precision_request *rq, dp_precision *out,
     *out = (dp_precision){0};
     const dp_status st = dp_sim_new(&q.ref, rq->p, DP_BASE_FP64, rq->N, DP_FAULT_NONE, e);
     if (st) return st;
-    q.ref.by_inverse = 1;                                        /* for the volumes: kernels of base bf16 store Akk */
+    q.ref.by_inverse = 1; /* for the volumes: kernels of base bf16 store Akk */
     units(&q);
     q.ref.by_inverse = 0;
     dp_sim_run(&q.ref, DP_FP64, DP_MERGE_ALLGATHER, rq->backward);
     bounds(&q);
     dp_policy low = {{0}}, high = {{0}};
-    for (int u = 0; u < out->nunit; u++) high.level[u] = out->unit[u].nlevel - 1;
-    out->from_passes = ask(&q, &low), memcpy(out->from_error, q.error, sizeof q.error);
-    out->to_passes = ask(&q, &high), memcpy(out->to_error, q.error, sizeof q.error);
-    out->from_cost = cost(out, &low), out->to_cost = cost(out, &high);
+    for (int u = 0; u < out->nunit; u++)
+        high.level[u] = out->unit[u].nlevel - 1;
+    out->from_passes = ask(&q, &low);
+    memcpy(out->from_error, q.error, sizeof q.error);
+    out->to_passes = ask(&q, &high);
+    memcpy(out->to_error, q.error, sizeof q.error);
+    out->from_cost = cost(out, &low);
+    out->to_cost = cost(out, &high);
     for (int u = 0; u < out->nunit; u++) {
         dp_policy one = high;
         one.level[u] = 0;
         ask(&q, &one);
         memcpy(out->unit[u].alone, q.error, sizeof q.error);
     }
-    if (out->to_passes && !out->from_passes) best(&q, 1, &out->smallest), best(&q, 0, &out->cheapest);
+    if (out->to_passes && !out->from_passes) {
+        best(&q, 1, &out->smallest);
+        best(&q, 0, &out->cheapest);
+    }
+
     out->tries = q.nasked;
     if (rq->progress) fprintf(stderr, "\r\033[K");
     if (rq->by_verdict) dp_error_bound_free(&q.bound);

@@ -8,29 +8,63 @@ static void mix(uint64_t *h, const double *x, int64_t n) {
 }
 
 /* Rows of tokens [a, b) of one head of a [T][heads][width] array. */
-static void mix_tokens(uint64_t *h, const double *x, int64_t a, int64_t b, int heads, int head, int64_t width) {
-    for (int64_t t = a; x && t < b; t++) mix(h, x + (t * heads + head) * width, width);
+static void mix_tokens(uint64_t *h, const double *x, int64_t a, int64_t b, int heads, int head,
+                       int64_t width) {
+    for (int64_t t = a; x && t < b; t++)
+        mix(h, x + (t * heads + head) * width, width);
 }
 
 static void chunk_stages(const dp_sim *s, int g, int hv, uint64_t *h, int64_t step) {
     const dp_chunk *c = dp_sim_chunk(s, g, hv);
-    const int64_t cK = (int64_t)c->c * c->K, nK = (int64_t)c->n * c->K, nV = (int64_t)c->n * c->V, nn = (int64_t)c->n * c->n, KV = (int64_t)c->K * c->V;
-    const struct { dp_stage s; const double *x; int64_t n; } a[] = {{DP_STAGE_INTRA, c->gcum, cK}, {DP_STAGE_INTRA, c->L, nn}, {DP_STAGE_INTRA, c->Aqk, (int64_t)c->c * c->n},
-        {DP_STAGE_SOLVE, c->Akk, nn}, {DP_STAGE_WY, c->eC, c->K}, {DP_STAGE_WY, c->kg, nK}, {DP_STAGE_WY, c->qg, cK}, {DP_STAGE_WY, c->w, nK}, {DP_STAGE_WY, c->u, nV},
-        {DP_STAGE_STATE_FWD, c->h, KV}, {DP_STAGE_STATE_FWD, c->v_new, nV}, {DP_STAGE_DAV, c->dvl, nV}, {DP_STAGE_STATE_BWD, c->dh, KV}, {DP_STAGE_STATE_BWD, c->dX, nV}};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++) mix(&h[a[i].s * step], a[i].x, a[i].n);
+    const int64_t cK = (int64_t)c->c * c->K, nK = (int64_t)c->n * c->K, nV = (int64_t)c->n * c->V,
+                  nn = (int64_t)c->n * c->n, KV = (int64_t)c->K * c->V;
+    const struct {
+        dp_stage s;
+        const double *x;
+        int64_t n;
+    } a[] = {{DP_STAGE_INTRA, c->gcum, cK},
+             {DP_STAGE_INTRA, c->L, nn},
+             {DP_STAGE_INTRA, c->Aqk, (int64_t)c->c * c->n},
+             {DP_STAGE_SOLVE, c->Akk, nn},
+             {DP_STAGE_WY, c->eC, c->K},
+             {DP_STAGE_WY, c->kg, nK},
+             {DP_STAGE_WY, c->qg, cK},
+             {DP_STAGE_WY, c->w, nK},
+             {DP_STAGE_WY, c->u, nV},
+             {DP_STAGE_STATE_FWD, c->h, KV},
+             {DP_STAGE_STATE_FWD, c->v_new, nV},
+             {DP_STAGE_DAV, c->dvl, nV},
+             {DP_STAGE_STATE_BWD, c->dh, KV},
+             {DP_STAGE_STATE_BWD, c->dX, nV}};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        mix(&h[a[i].s * step], a[i].x, a[i].n);
 }
 
 static void token_stages(const dp_sim *s, int r, int hv, uint64_t *h, int64_t step) {
     const dp_problem *p = s->p;
     const int64_t a = s->ctx[r].a, b = s->ctx[r].b, K = p->K, RK = (int64_t)p->R * p->K;
     const int Kg = dp_Kg(p), q = hv / dp_G(p);
-    const struct { dp_stage s; const double *x; int heads, head; int64_t w; } t[] = {
-        {DP_STAGE_GATE, s->q, p->H, q, K}, {DP_STAGE_GATE, s->k, p->H, q, RK}, {DP_STAGE_GATE, s->g, p->HV, hv, Kg}, {DP_STAGE_GATE, s->beta, p->HV, hv, p->R},
-        {DP_STAGE_OUTPUT, s->out.o, p->HV, hv, p->V}, {DP_STAGE_WY_BWD, s->out.dv, p->HV, hv, (int64_t)p->R * p->V}, {DP_STAGE_WY_BWD, s->dbeta, p->HV, hv, p->R},
-        {DP_STAGE_INTRA_BWD, s->dq, p->H, q, K}, {DP_STAGE_INTRA_BWD, s->dk, p->H, q, RK}, {DP_STAGE_INTRA_BWD, s->dg, p->HV, hv, Kg},
-        {DP_STAGE_GATE_BWD, s->out.dq, p->H, q, K}, {DP_STAGE_GATE_BWD, s->out.dk, p->H, q, RK}, {DP_STAGE_GATE_BWD, s->out.dg, p->HV, hv, Kg}, {DP_STAGE_GATE_BWD, s->out.dbeta, p->HV, hv, p->R}};
-    for (size_t i = 0; i < sizeof t / sizeof *t; i++) mix_tokens(&h[t[i].s * step], t[i].x, a, b, t[i].heads, t[i].head, t[i].w);
+    const struct {
+        dp_stage s;
+        const double *x;
+        int heads, head;
+        int64_t w;
+    } t[] = {{DP_STAGE_GATE, s->q, p->H, q, K},
+             {DP_STAGE_GATE, s->k, p->H, q, RK},
+             {DP_STAGE_GATE, s->g, p->HV, hv, Kg},
+             {DP_STAGE_GATE, s->beta, p->HV, hv, p->R},
+             {DP_STAGE_OUTPUT, s->out.o, p->HV, hv, p->V},
+             {DP_STAGE_WY_BWD, s->out.dv, p->HV, hv, (int64_t)p->R * p->V},
+             {DP_STAGE_WY_BWD, s->dbeta, p->HV, hv, p->R},
+             {DP_STAGE_INTRA_BWD, s->dq, p->H, q, K},
+             {DP_STAGE_INTRA_BWD, s->dk, p->H, q, RK},
+             {DP_STAGE_INTRA_BWD, s->dg, p->HV, hv, Kg},
+             {DP_STAGE_GATE_BWD, s->out.dq, p->H, q, K},
+             {DP_STAGE_GATE_BWD, s->out.dk, p->H, q, RK},
+             {DP_STAGE_GATE_BWD, s->out.dg, p->HV, hv, Kg},
+             {DP_STAGE_GATE_BWD, s->out.dbeta, p->HV, hv, p->R}};
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++)
+        mix_tokens(&h[t[i].s * step], t[i].x, a, b, t[i].heads, t[i].head, t[i].w);
 }
 
 uint64_t *dp_fingerprint(const dp_sim *s) {
@@ -41,17 +75,24 @@ uint64_t *dp_fingerprint(const dp_sim *s) {
     for (int64_t i = 0; i < step; i++) {
         const int hv = (int)(i % HV);
         token_stages(s, (int)(i / HV), hv, h + i, step);
-        mix(&h[DP_STAGE_PRE_FWD * step + i], s->M[i], KK), mix(&h[DP_STAGE_PRE_FWD * step + i], s->H[i], KV), mix(&h[DP_STAGE_MERGE_FWD * step + i], s->S_in[i], KV);
-        mix(&h[DP_STAGE_PRE_BWD * step + i], s->dM[i], KK), mix(&h[DP_STAGE_PRE_BWD * step + i], s->dH[i], KV), mix(&h[DP_STAGE_MERGE_BWD * step + i], s->dS_out[i], KV);
+        mix(&h[DP_STAGE_PRE_FWD * step + i], s->M[i], KK);
+        mix(&h[DP_STAGE_PRE_FWD * step + i], s->H[i], KV);
+        mix(&h[DP_STAGE_MERGE_FWD * step + i], s->S_in[i], KV);
+        mix(&h[DP_STAGE_PRE_BWD * step + i], s->dM[i], KK);
+        mix(&h[DP_STAGE_PRE_BWD * step + i], s->dH[i], KV);
+        mix(&h[DP_STAGE_MERGE_BWD * step + i], s->dS_out[i], KV);
         if (i < HV && s->out.dA_log) mix(&h[DP_STAGE_GATE_BWD * step + i], s->out.dA_log + hv, 1);
-        if (i < HV && s->out.ddt_bias) mix(&h[DP_STAGE_GATE_BWD * step + i], s->out.ddt_bias + hv * Kg, Kg);
+        if (i < HV && s->out.ddt_bias)
+            mix(&h[DP_STAGE_GATE_BWD * step + i], s->out.ddt_bias + hv * Kg, Kg);
     }
     for (int g = 0; g < s->ngroup; g++)
-        for (int hv = 0; hv < HV; hv++) chunk_stages(s, g, hv, h + s->group[g].rank * HV + hv, step);
+        for (int hv = 0; hv < HV; hv++)
+            chunk_stages(s, g, hv, h + s->group[g].rank * HV + hv, step);
     return h;
 }
 
-dp_status dp_repeat_sim(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int backward, int runs, dp_repeat *out, dp_err *e) {
+dp_status dp_repeat_sim(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N,
+                        dp_fault fault, int backward, int runs, dp_repeat *out, dp_err *e) {
     dp_sim s;
     uint64_t *first = NULL;
     const int64_t step = (int64_t)N * p->HV;
@@ -59,19 +100,27 @@ dp_status dp_repeat_sim(const dp_problem *p, dp_base base, dp_format chain, dp_m
     const dp_status st = dp_sim_new(&s, p, base, N, fault, e);
     if (st) return st;
     for (int run = 0; run < runs; run++) {
-        s.have_forward = s.have_backward = 0;                    /* nothing kept from the run before */
+        s.have_forward = s.have_backward = 0; /* nothing kept from the run before */
         dp_sim_run(&s, chain, merge, backward);
         uint64_t *h = dp_fingerprint(&s);
         int64_t at = 0;
-        while (first && at < DP_NSTAGES * step && h[at] == first[at]) at++;
+        while (first && at < DP_NSTAGES * step && h[at] == first[at])
+            at++;
         if (first && at < DP_NSTAGES * step) {
-            if (!out->differ++ || at < out->stage * step) out->stage = (dp_stage)(at / step), out->rank = (int)(at % step / p->HV), out->head = (int)(at % p->HV);
+            if (!out->differ++ || at < out->stage * step) {
+                out->stage = (dp_stage)(at / step);
+                out->rank = (int)(at % step / p->HV);
+                out->head = (int)(at % p->HV);
+            }
         }
-        if (first) free(h);
-        else first = h;
+        if (first)
+            free(h);
+        else
+            first = h;
     }
     free(first);
-    out->hit = s.hit, s.hit = NULL;
+    out->hit = s.hit;
+    s.hit = NULL;
     dp_sim_free(&s);
     return DP_OK;
 }

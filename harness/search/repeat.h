@@ -1,4 +1,5 @@
-/* harness/search/repeat.h - a run compared bit for bit with the run before: races and orders that change show nowhere else. */
+/* harness/search/repeat.h - a run compared bit for bit with the run before: races and orders that
+ * change show nowhere else. */
 #ifndef DP_REPEAT_H
 #define DP_REPEAT_H
 #include "harness/simulated/ranks.h"
@@ -6,16 +7,18 @@
 extern "C" {
 #endif
 
-/* Hashes of what each stage leaves behind, [DP_NSTAGES][N][HV]; dA_log and ddt_bias belong to rank 0. recompute, which repeats state_fwd, has none. */
+/* Hashes of what each stage leaves behind, [DP_NSTAGES][N][HV]; dA_log and ddt_bias belong to rank
+ * 0. recompute, which repeats state_fwd, has none. */
 uint64_t *dp_fingerprint(const dp_sim *s);
 
 typedef struct {
-    int runs, differ;            /* differ: runs unlike the first */
-    dp_stage stage;              /* the first such place in the order of stages */
+    int runs, differ; /* differ: runs unlike the first */
+    dp_stage stage;   /* the first such place in the order of stages */
     int rank, head;
-    unsigned char *hit;          /* [N*HV]: where a fault acted (ranks.h); free it */
+    unsigned char *hit; /* [N*HV]: where a fault acted (ranks.h); free it */
 } dp_repeat;
-dp_status dp_repeat_sim(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int backward, int runs, dp_repeat *out, dp_err *e);
+dp_status dp_repeat_sim(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N,
+                        dp_fault fault, int backward, int runs, dp_repeat *out, dp_err *e);
 
 #ifdef __cplusplus
 }

@@ -1,13 +1,17 @@
 /* harness/search/shrink.h - the smallest input that still fails for the same reason.
  *
- * Why a problem fails: for the simulated ranks what `bisect stage` says (stage, tensor, and whether that tensor is over its budget, not finite, or not
- * the same in every run); for a shared library the outcome of its run and the first tensor in the order of the pipeline that fails; for convolutions
- * and chains of M the tensor that fails. Where the run's verdict failed at the start, it must go on failing; where a fault was switched on, the same
- * input must pass `bisect stage` without it. So nothing is shrunk into another failure.
+ * Why a problem fails: for the simulated ranks what `bisect stage` says (stage, tensor, and whether
+ * that tensor is over its budget, not finite, or not the same in every run); for a shared library
+ * the outcome of its run and the first tensor in the order of the pipeline that fails; for
+ * convolutions and chains of M the tensor that fails. Where the run's verdict failed at the start,
+ * it must go on failing; where a fault was switched on, the same input must pass `bisect stage`
+ * without it. So nothing is shrunk into another failure.
  *
- * Delta debugging: blocks of half an axis, then a quarter, down to single indices, are taken away from ranks, tokens (the same ones of every rank), heads, sequences,
- * keys, K, V; tensors that need not be there are left out; tokens and numbers are set to zero, those that stay to powers of two. A step is kept when the problem that
- * remains fails for the same reason. All of it is repeated until nothing more goes.
+ * Delta debugging: blocks of half an axis, then a quarter, down to single indices, are taken away
+ * from ranks, tokens (the same ones of every rank), heads, sequences, keys, K, V; tensors that need
+ * not be there are left out; tokens and numbers are set to zero, those that stay to powers of two.
+ * A step is kept when the problem that remains fails for the same reason. All of it is repeated
+ * until nothing more goes.
  */
 #ifndef DP_SHRINK_H
 #define DP_SHRINK_H
@@ -16,15 +20,22 @@
 extern "C" {
 #endif
 
-typedef enum { DP_FAILS_NOT, DP_FAILS_OVER, DP_FAILS_NOT_FINITE, DP_FAILS_UNSTEADY, DP_FAILS_UNWRITTEN, DP_FAILS_OUTCOME } dp_failure_kind;
+typedef enum {
+    DP_FAILS_NOT,
+    DP_FAILS_OVER,
+    DP_FAILS_NOT_FINITE,
+    DP_FAILS_UNSTEADY,
+    DP_FAILS_UNWRITTEN,
+    DP_FAILS_OUTCOME
+} dp_failure_kind;
 
 typedef struct {
     dp_failure_kind kind;
-    dp_subject_outcome outcome;  /* DP_FAILS_OUTCOME: the library crashed, hung, .. */
-    const char *stage;           /* "" : none */
+    dp_subject_outcome outcome; /* DP_FAILS_OUTCOME: the library crashed, hung, .. */
+    const char *stage;          /* "" : none */
     char tensor[24], why[200];
-    int red;                     /* the run's verdict fails too */
-    int rank, head;              /* -1: none */
+    int red;        /* the run's verdict fails too */
+    int rank, head; /* -1: none */
     double ratio;
 } dp_failure;
 
@@ -33,19 +44,20 @@ typedef struct {
     dp_base base;
     dp_format chain;
     dp_merge merge;
-    dp_fault fault;              /* of the simulated ranks; DP_FAULT_NONE: none */
-    const dp_subject *subject;   /* NULL: the simulated ranks */
+    dp_fault fault;            /* of the simulated ranks; DP_FAULT_NONE: none */
+    const dp_subject *subject; /* NULL: the simulated ranks */
     double limit_s;
-    const char *cache;           /* of the truth of the whole problem; NULL: none */
-    int max_tries;               /* 0: no limit */
-    void (*step)(const char *what, const dp_case *c, int ranks, int64_t numbers, int tries, void *arg);   /* after each change, may be NULL */
+    const char *cache; /* of the truth of the whole problem; NULL: none */
+    int max_tries;     /* 0: no limit */
+    void (*step)(const char *what, const dp_case *c, int ranks, int64_t numbers, int tries,
+                 void *arg); /* after each change, may be NULL */
     void *arg;
 } dp_shrink_options;
 
 typedef struct {
-    dp_case c;                   /* the smallest; its lists hold the one run that fails. Free with dp_shrink_free */
+    dp_case c; /* the smallest; its lists hold the one run that fails. Free with dp_shrink_free */
     dp_failure before, after;
-    int64_t numbers_before, numbers, nonzero;    /* numbers in the inputs */
+    int64_t numbers_before, numbers, nonzero; /* numbers in the inputs */
     int tries;
 } dp_shrunk;
 
@@ -53,14 +65,18 @@ typedef struct {
 dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out, dp_err *e);
 void dp_shrink_free(dp_shrunk *s);
 
-/* How a case fails (kind DP_FAILS_NOT: it does not); runs: of bisect stage on the same inputs; red: run it, too. */
-dp_status dp_failure_of(const dp_case *c, const dp_shrink_options *o, int runs, int red, dp_failure *f, dp_err *e);
+/* How a case fails (kind DP_FAILS_NOT: it does not); runs: of bisect stage on the same inputs; red:
+ * run it, too. */
+dp_status dp_failure_of(const dp_case *c, const dp_shrink_options *o, int runs, int red,
+                        dp_failure *f, dp_err *e);
 int dp_failure_same(const dp_failure *a, const dp_failure *b);
 void dp_failure_text(const dp_failure *f, char *out, size_t size);
 
-int64_t dp_case_numbers(const dp_case *c, int64_t *nonzero);      /* nonzero may be NULL */
-/* Writes the case with every value: as text alone up to 600 numbers, else with PATH's .safetensors beside it. path ends in .case. */
-dp_status dp_case_write(const dp_case *c, const char *reason, const char *source, const char *path, dp_err *e);
+int64_t dp_case_numbers(const dp_case *c, int64_t *nonzero); /* nonzero may be NULL */
+/* Writes the case with every value: as text alone up to 600 numbers, else with PATH's .safetensors
+ * beside it. path ends in .case. */
+dp_status dp_case_write(const dp_case *c, const char *reason, const char *source, const char *path,
+                        dp_err *e);
 
 #ifdef __cplusplus
 }

@@ -12,16 +12,29 @@ static void row_of(const dp_run *run, int backward, dp_bisect_row *x) {
         const dp_row *first = backward ? &t->last : &t->first;
         if (x->fails || (!t->nover && t->ratio <= x->ratio)) continue;
         snprintf(x->tensor, sizeof x->tensor, "%.15s", t->name);
-        x->ratio = t->ratio, x->row = -1;
+        x->ratio = t->ratio;
+        x->row = -1;
         if (!t->nover) continue;
-        x->fails = (int)t->nover, x->at = first->at, x->index = first->index, x->got = first->got, x->want = first->want, x->err = first->err, x->budget = first->bound;
-        if (x->at.token < 0) x->at.rank = -1;                    /* sums over ranks */
-        for (int r = 0; x->at.rank >= 0 && r < t->N; r++) x->rank[r] = t->per_rank_ratio[r] > 1, x->nrank += x->rank[r];
-        x->head[x->at.head] = 1, x->nhead = 1;
+        x->fails = (int)t->nover;
+        x->at = first->at;
+        x->index = first->index;
+        x->got = first->got;
+        x->want = first->want;
+        x->err = first->err;
+        x->budget = first->bound;
+        if (x->at.token < 0) x->at.rank = -1; /* sums over ranks */
+        for (int r = 0; x->at.rank >= 0 && r < t->N; r++) {
+            x->rank[r] = t->per_rank_ratio[r] > 1;
+            x->nrank += x->rank[r];
+        }
+
+        x->head[x->at.head] = 1;
+        x->nhead = 1;
     }
 }
 
-static dp_status bisect_convs(const dp_case *c, dp_base base, int N, dp_fault fault, const double *const dy[3], dp_bisect_row *x, dp_err *e) {
+static dp_status bisect_convs(const dp_case *c, dp_base base, int N, dp_fault fault,
+                              const double *const dy[3], dp_bisect_row *x, dp_err *e) {
     dp_step_run s;
     dp_run run = {.tensor = dp_calloc(DP_STEP_TENSORS, sizeof *run.tensor)};
     dp_status st = dp_step_forward(c, DP_BACKEND_SIM, N, base, fault, &s, e);
@@ -34,8 +47,10 @@ static dp_status bisect_convs(const dp_case *c, dp_base base, int N, dp_fault fa
     return st;
 }
 
-dp_status dp_step_bisect(const dp_case *c, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int runs, int all, dp_bisect *out, dp_err *e) {
-    dp_status st = dp_bisect_sim(&c->p, base, chain, merge, N, fault, c->backward, runs, all, out, e);
+dp_status dp_step_bisect(const dp_case *c, dp_base base, dp_format chain, dp_merge merge, int N,
+                         dp_fault fault, int runs, int all, dp_bisect *out, dp_err *e) {
+    dp_status st =
+        dp_bisect_sim(&c->p, base, chain, merge, N, fault, c->backward, runs, all, out, e);
     if (st || c->op != DP_OP_STEP) return st;
     st = bisect_convs(c, base, N, fault, NULL, &out->conv[0], e);
     if (!st && c->backward) {

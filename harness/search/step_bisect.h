@@ -1,5 +1,5 @@
-/* harness/search/step_bisect.h - bisect.h for recurrences and steps: the convolutions of a step are stages, too, given x and the true gradients of their
- * outputs. */
+/* harness/search/step_bisect.h - bisect.h for recurrences and steps: the convolutions of a step are
+ * stages, too, given x and the true gradients of their outputs. */
 #ifndef DP_STEP_BISECT_H
 #define DP_STEP_BISECT_H
 #include "bisect.h"
@@ -8,8 +8,8 @@
 extern "C" {
 #endif
 
-dp_status dp_step_bisect(const dp_case *c, dp_base base, dp_format chain, dp_merge merge, int N, dp_fault fault, int runs, int all, dp_bisect *out,
-                         dp_err *e);
+dp_status dp_step_bisect(const dp_case *c, dp_base base, dp_format chain, dp_merge merge, int N,
+                         dp_fault fault, int runs, int all, dp_bisect *out, dp_err *e);
 
 #ifdef __cplusplus
 }

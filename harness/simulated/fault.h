@@ -1,7 +1,9 @@
-/* harness/simulated/fault.h - deliberate faults of the simulated ranks: one row in the table of fault.c each, switched on by name
- * (`deltaproof run --fault NAME`, `deltaproof museum`). They exist to prove that verdicts go red; DP_FAULT_NONE is what every other run uses.
- * Most stand for a fault that reached users of such kernels: `bug` is its number in the museum of those faults (dp_bugs). What a fault does
- * to the arithmetic is in fault_effect.c and, where it replaces a step, in ranks.c. */
+/* harness/simulated/fault.h - deliberate faults of the simulated ranks: one row in the table of
+ * fault.c each, switched on by name
+ * (`deltaproof run --fault NAME`, `deltaproof museum`). They exist to prove that verdicts go red;
+ * DP_FAULT_NONE is what every other run uses. Most stand for a fault that reached users of such
+ * kernels: `bug` is its number in the museum of those faults (dp_bugs). What a fault does to the
+ * arithmetic is in fault_effect.c and, where it replaces a step, in ranks.c. */
 #ifndef DP_FAULT_H
 #define DP_FAULT_H
 #ifdef __cplusplus
@@ -53,14 +55,23 @@ typedef enum {
     DP_NFAULTS
 } dp_fault;
 
-typedef struct { const char *name; int bug; const char *stage, *what, *source; } dp_fault_info;   /* bug 0: none of the list */
+typedef struct {
+    const char *name;
+    int bug;
+    const char *stage, *what, *source;
+} dp_fault_info; /* bug 0: none of the list */
 extern const dp_fault_info dp_faults[DP_NFAULTS];
-int dp_fault_find(const char *name);         /* -1: unknown */
-int dp_fault_of_conv(dp_fault f);            /* of a convolution, not of the recurrence */
-int dp_fault_lives_in(dp_fault f, const char *stage);        /* is it the fault's stage, or one of several? 0 for "" and NULL */
+int dp_fault_find(const char *name); /* -1: unknown */
+int dp_fault_of_conv(dp_fault f);    /* of a convolution, not of the recurrence */
+int dp_fault_lives_in(
+    dp_fault f,
+    const char *stage); /* is it the fault's stage, or one of several? 0 for "" and NULL */
 
-/* The museum: faults that reached users, numbered from 1. note: how it is expressed, or why it is not (then no fault has its number). */
-typedef struct { const char *what, *note; } dp_bug;
+/* The museum: faults that reached users, numbered from 1. note: how it is expressed, or why it is
+ * not (then no fault has its number). */
+typedef struct {
+    const char *what, *note;
+} dp_bug;
 #define DP_NBUGS 36
 extern const dp_bug dp_bugs[DP_NBUGS + 1];
 

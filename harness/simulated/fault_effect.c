@@ -6,12 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WRAP 16384        /* entries after which offsets of DP_FAULT_OFFSET_WRAPS start again */
-#define GRID 2            /* (sequence, head) pairs that DP_FAULT_GRID_AXIS computes */
+#define WRAP 16384 /* entries after which offsets of DP_FAULT_OFFSET_WRAPS start again */
+#define GRID 2     /* (sequence, head) pairs that DP_FAULT_GRID_AXIS computes */
 
 static void hit_all(const dp_sim *s) { memset(s->hit, 1, (size_t)s->N * s->p->HV); }
 
-/* ---- inputs and layout ---------------------------------------------------------------------------------------------------------- */
+/* ---- inputs and layout ----------------------------------------------------------------------- */
 
 /* Token t of the problem as the zigzag ranks have it: rank r holds pieces r and 2N-1-r of 2N. */
 static int64_t zigzag(const dp_sim *s, int64_t t) {
@@ -19,26 +19,45 @@ static int64_t zigzag(const dp_sim *s, int64_t t) {
     return i < half ? r * half + i : (2 * s->N - 1 - r) * half + i - half;
 }
 
-static void permute_tokens(const dp_sim *s, const double *from, int64_t width, int back, double *to) {
+static void permute_tokens(const dp_sim *s, const double *from, int64_t width, int back,
+                           double *to) {
     for (int64_t t = 0; t < s->p->T; t++) {
         const int64_t z = zigzag(s, t);
-        memcpy(to + (back ? z : t) * width, from + (back ? t : z) * width, sizeof(double) * (size_t)width);
+        memcpy(to + (back ? z : t) * width, from + (back ? t : z) * width,
+               sizeof(double) * (size_t)width);
     }
 }
 
 const dp_problem *dp_effect_inputs(dp_sim *s, const dp_problem *p) {
     if (s->fault != DP_FAULT_ZIGZAG || s->N < 2 || p->T % (2 * s->N)) return p;
-    const int64_t q = (int64_t)p->H * p->K, v = (int64_t)p->HV * p->R * p->V, g = (int64_t)p->HV * dp_Kg(p), st = (int64_t)p->Nseq * p->HV * p->K * p->V;
+    const int64_t q = (int64_t)p->H * p->K, v = (int64_t)p->HV * p->R * p->V,
+                  g = (int64_t)p->HV * dp_Kg(p), st = (int64_t)p->Nseq * p->HV * p->K * p->V;
     s->own = *p;
-    const struct { double **x; const double *from; int64_t w; } token[] = {{&s->own.q, p->q, q}, {&s->own.k, p->k, q * p->R}, {&s->own.v, p->v, v}, {&s->own.g, p->g, g},
-        {&s->own.beta, p->beta, (int64_t)p->HV * p->R}, {&s->own.dout, p->dout, (int64_t)p->HV * p->V}};
-    const struct { double **x; const double *from; int64_t n; } other[] = {{&s->own.A_log, p->A_log, p->HV}, {&s->own.dt_bias, p->dt_bias, g}, {&s->own.s0, p->s0, st}, {&s->own.dstate, p->dstate, st}};
+    const struct {
+        double **x;
+        const double *from;
+        int64_t w;
+    } token[] = {{&s->own.q, p->q, q},
+                 {&s->own.k, p->k, q * p->R},
+                 {&s->own.v, p->v, v},
+                 {&s->own.g, p->g, g},
+                 {&s->own.beta, p->beta, (int64_t)p->HV * p->R},
+                 {&s->own.dout, p->dout, (int64_t)p->HV * p->V}};
+    const struct {
+        double **x;
+        const double *from;
+        int64_t n;
+    } other[] = {{&s->own.A_log, p->A_log, p->HV},
+                 {&s->own.dt_bias, p->dt_bias, g},
+                 {&s->own.s0, p->s0, st},
+                 {&s->own.dstate, p->dstate, st}};
     for (size_t i = 0; i < sizeof token / sizeof *token; i++) {
         if (!token[i].from) continue;
         *token[i].x = dp_doubles(p->T * token[i].w);
         permute_tokens(s, token[i].from, token[i].w, 0, *token[i].x);
     }
-    for (size_t i = 0; i < sizeof other / sizeof *other; i++) if (other[i].from) *other[i].x = dp_copy(other[i].from, other[i].n);
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++)
+        if (other[i].from) *other[i].x = dp_copy(other[i].from, other[i].n);
     s->own.cu = dp_calloc((size_t)p->Nseq + 1, sizeof *s->own.cu);
     memcpy(s->own.cu, p->cu, sizeof *p->cu * ((size_t)p->Nseq + 1));
     hit_all(s);
@@ -48,7 +67,8 @@ const dp_problem *dp_effect_inputs(dp_sim *s, const dp_problem *p) {
 void dp_effect_results(dp_sim *s) {
     s->runs++;
     if (s->fault != DP_FAULT_ZIGZAG || s->p != &s->own) return;
-    for (int i = 0; i < dp_result_nfields; i++) {                /* what is one row a token goes back where its token came from */
+    for (int i = 0; i < dp_result_nfields;
+         i++) { /* what is one row a token goes back where its token came from */
         int64_t rows, width;
         dp_result_shape(s->p, i, &rows, &width);
         double **x = dp_result_at(&s->out, i);
@@ -65,7 +85,8 @@ void dp_effect_contexts(dp_sim *s) {
     if (s->fault != DP_FAULT_CU_DIVIDED || s->N < 2 || p->Nseq < 2) return;
     for (int r = 0; r < s->N; r++) {
         dp_context *c = &s->ctx[r];
-        free(c->local_cu), free(c->local_seq);
+        free(c->local_cu);
+        free(c->local_seq);
         c->local_cu = dp_calloc((size_t)p->Nseq + 1, sizeof *c->local_cu);
         c->local_seq = dp_calloc((size_t)p->Nseq, sizeof *c->local_seq);
         c->nlocal = 0;
@@ -79,16 +100,21 @@ void dp_effect_contexts(dp_sim *s) {
     hit_all(s);
 }
 
-/* ---- gate, intra, wy -------------------------------------------------------------------------------------------------------------- */
+/* ---- gate, intra, wy ------------------------------------------------------------------------- */
 
 void dp_effect_gate(dp_sim *s) {
     const int64_t n = s->p->T * s->p->HV * dp_Kg(s->p);
-    if (s->fault != DP_FAULT_EXP2_GATE && s->fault != DP_FAULT_LINEAR_GATE && s->fault != DP_FAULT_DECAY_BF16) return;
+    if (s->fault != DP_FAULT_EXP2_GATE && s->fault != DP_FAULT_LINEAR_GATE &&
+        s->fault != DP_FAULT_DECAY_BF16)
+        return;
     for (int64_t i = 0; i < n; i++) {
         double *g = &s->g[i];
-        if (s->fault == DP_FAULT_EXP2_GATE) *g *= 0.6931471805599453;
-        else if (s->fault == DP_FAULT_LINEAR_GATE) *g = dp_exp(*g);
-        else *g = dp_log(dp_bf16d(dp_exp(*g)));
+        if (s->fault == DP_FAULT_EXP2_GATE)
+            *g *= 0.6931471805599453;
+        else if (s->fault == DP_FAULT_LINEAR_GATE)
+            *g = dp_exp(*g);
+        else
+            *g = dp_log(dp_bf16d(dp_exp(*g)));
         *g = dp_round_arith(s->base, *g);
     }
     hit_all(s);
@@ -99,10 +125,12 @@ static void last_index(dp_chunk *ch) {
     const int K = ch->K;
     for (int i = 0; i < ch->n; i++)
         for (int x = 0; x < K; x++)
-            ch->kg[(int64_t)i * K + x] = dp_round_store(ch->base, ch->k[(int64_t)i * K + x] * dp_exp(ch->gcum[(ch->c - 2) * K + x] - ch->gcum[(i / ch->R) * K + x]));
+            ch->kg[(int64_t)i * K + x] = dp_round_store(
+                ch->base, ch->k[(int64_t)i * K + x] * dp_exp(ch->gcum[(ch->c - 2) * K + x] -
+                                                             ch->gcum[(i / ch->R) * K + x]));
 }
 
-static void tail_unmasked(dp_sim *s, int gi, int hv) {           /* the decay runs on over the next tokens */
+static void tail_unmasked(dp_sim *s, int gi, int hv) { /* the decay runs on over the next tokens */
     const dp_problem *p = s->p;
     const dp_group *gr = &s->group[gi];
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
@@ -110,9 +138,11 @@ static void tail_unmasked(dp_sim *s, int gi, int hv) {           /* the decay ru
     const int64_t more = p->T - gr->t0 < DP_CHUNK ? p->T - gr->t0 : DP_CHUNK;
     for (int x = 0; x < p->K; x++) {
         double d = 0;
-        for (int64_t z = gr->c; z < more; z++) d += s->g[((gr->t0 + z) * p->HV + hv) * Kg + (Kg == 1 ? 0 : x)];
+        for (int64_t z = gr->c; z < more; z++)
+            d += s->g[((gr->t0 + z) * p->HV + hv) * Kg + (Kg == 1 ? 0 : x)];
         ch->eC[x] *= dp_exp(d);
-        for (int i = 0; i < ch->n; i++) ch->kg[(int64_t)i * p->K + x] *= dp_exp(d);
+        for (int i = 0; i < ch->n; i++)
+            ch->kg[(int64_t)i * p->K + x] *= dp_exp(d);
     }
 }
 
@@ -121,51 +151,67 @@ static double *strict_part(const dp_chunk *ch) {
     const int n = ch->n;
     double *N = dp_doubles((int64_t)n * n);
     for (int i = 0; i < n; i++)
-        for (int j = 0; j < i / ch->R * ch->R; j++) N[(int64_t)i * n + j] = ch->beta[i] * ch->L[(int64_t)i * n + j];
+        for (int j = 0; j < i / ch->R * ch->R; j++)
+            N[(int64_t)i * n + j] = ch->beta[i] * ch->L[(int64_t)i * n + j];
     return N;
 }
 
 static double *identity(int n) {
     double *I = dp_doubles((int64_t)n * n);
-    for (int i = 0; i < n; i++) I[(int64_t)i * n + i] = 1;
+    for (int i = 0; i < n; i++)
+        I[(int64_t)i * n + i] = 1;
     return I;
 }
 
-/* (I + N)^(-1) = sum of (-N)^j, or the product of (I + (-N)^(2^j)): both exact after n terms, both lose what large powers cancel. */
+/* (I + N)^(-1) = sum of (-N)^j, or the product of (I + (-N)^(2^j)): both exact after n terms, both
+ * lose what large powers cancel. */
 static double *series_inverse(const dp_chunk *ch, int doubling) {
     const int n = ch->n;
     const int64_t nn = (int64_t)n * n;
     double *P = strict_part(ch), *T = identity(n), *X = dp_doubles(nn), *N = dp_doubles(nn);
-    for (int64_t i = 0; i < nn; i++) N[i] = P[i] = -P[i];
+    for (int64_t i = 0; i < nn; i++)
+        N[i] = P[i] = -P[i];
     for (int j = 1; j < n; j = doubling ? 2 * j : j + 1) {
         if (doubling) {
             dp_mm(DP_FP32, 0, 0, n, n, n, P, T, X);
-            for (int64_t i = 0; i < nn; i++) T[i] = (float)(T[i] + X[i]);
+            for (int64_t i = 0; i < nn; i++)
+                T[i] = (float)(T[i] + X[i]);
             memcpy(N, P, sizeof(double) * (size_t)nn);
-        } else for (int64_t i = 0; i < nn; i++) T[i] = (float)(T[i] + P[i]);
+        } else
+            for (int64_t i = 0; i < nn; i++)
+                T[i] = (float)(T[i] + P[i]);
         dp_mm(DP_FP32, 0, 0, n, n, n, N, P, X);
         memcpy(P, X, sizeof(double) * (size_t)nn);
     }
-    free(P), free(X), free(N);
+    free(P);
+    free(X);
+    free(N);
     return T;
 }
 
-/* exp(gam_s - a) exp(a - gam_i) in fp32 in place of exp(gam_s - gam_i), exponents at most top; a = 0, or gam of the chunk's last token. */
+/* exp(gam_s - a) exp(a - gam_i) in fp32 in place of exp(gam_s - gam_i), exponents at most top; a =
+ * 0, or gam of the chunk's last token. */
 static void factored_pairs(dp_chunk *ch, int anchor_end, double top) {
     const int K = ch->K, R = ch->R, n = ch->n;
     for (int s = 0; s < ch->c; s++)
         for (int i = 0; i <= s; i++)
             for (int m = 0; m < R; m++)
-                for (int j = -1; j < R; j++) {                   /* -1: the query */
-                    const double *row = j < 0 ? ch->q + (int64_t)s * K : ch->k + (int64_t)(s * R + j) * K, *col = ch->k + (int64_t)(i * R + m) * K;
+                for (int j = -1; j < R; j++) { /* -1: the query */
+                    const double *row = j < 0 ? ch->q + (int64_t)s * K
+                                              : ch->k + (int64_t)(s * R + j) * K,
+                                 *col = ch->k + (int64_t)(i * R + m) * K;
                     float sum = 0;
                     for (int x = 0; x < K; x++) {
                         const double a = anchor_end ? ch->gcum[(ch->c - 1) * K + x] : 0;
-                        const float up = dp_expf((float)fmin(ch->gcum[s * K + x] - a, top)), down = dp_expf((float)fmin(a - ch->gcum[i * K + x], top));
+                        const float up = dp_expf((float)fmin(ch->gcum[s * K + x] - a, top)),
+                                    down = dp_expf((float)fmin(a - ch->gcum[i * K + x], top));
                         sum += (float)row[x] * up * ((float)col[x] * down);
                     }
-                    if (j < 0) ch->Aqk[(int64_t)s * n + i * R + m] = dp_round_store(ch->base, (float)ch->scale * sum);
-                    else if (i < s) ch->L[(int64_t)(s * R + j) * n + i * R + m] = sum;
+                    if (j < 0)
+                        ch->Aqk[(int64_t)s * n + i * R + m] =
+                            dp_round_store(ch->base, (float)ch->scale * sum);
+                    else if (i < s)
+                        ch->L[(int64_t)(s * R + j) * n + i * R + m] = sum;
                 }
 }
 
@@ -180,14 +226,17 @@ void dp_effect_intra(dp_sim *s, int gi, int hv) {
     dp_effect_hit(s, s->group[gi].rank, hv);
 }
 
-int dp_effect_by_inverse(const dp_sim *s) { return s->fault == DP_FAULT_NEUMANN_INVERSE || s->fault == DP_FAULT_DOUBLING_INVERSE; }
+int dp_effect_by_inverse(const dp_sim *s) {
+    return s->fault == DP_FAULT_NEUMANN_INVERSE || s->fault == DP_FAULT_DOUBLING_INVERSE;
+}
 
 void dp_effect_solve(dp_sim *s, int gi, int hv) {
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     if (!dp_effect_by_inverse(s)) return;
     free(ch->Akk);
     ch->Akk = series_inverse(ch, s->fault == DP_FAULT_DOUBLING_INVERSE);
-    for (int64_t i = 0; i < (int64_t)ch->n * ch->n; i++) ch->Akk[i] = dp_round_store(ch->base, ch->Akk[i]);
+    for (int64_t i = 0; i < (int64_t)ch->n * ch->n; i++)
+        ch->Akk[i] = dp_round_store(ch->base, ch->Akk[i]);
     dp_effect_hit(s, s->group[gi].rank, hv);
 }
 
@@ -196,23 +245,28 @@ double *dp_effect_values(dp_sim *s, int gi, int hv) {
     const dp_group *gr = &s->group[gi];
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     const int64_t row = (int64_t)p->R * p->V;
-    if (s->fault != DP_FAULT_OFFSET_WRAPS || ((gr->t0 + gr->c - 1) * p->HV + hv + 1) * row <= WRAP) return NULL;
+    if (s->fault != DP_FAULT_OFFSET_WRAPS || ((gr->t0 + gr->c - 1) * p->HV + hv + 1) * row <= WRAP)
+        return NULL;
     double *v = dp_copy(ch->v, (int64_t)ch->n * ch->V);
     for (int t = 0; t < gr->c; t++)
-        for (int64_t i = 0; i < row; i++) ch->v[t * row + i] = p->v[(((gr->t0 + t) * p->HV + hv) * row + i) % WRAP];
+        for (int64_t i = 0; i < row; i++)
+            ch->v[t * row + i] = p->v[(((gr->t0 + t) * p->HV + hv) * row + i) % WRAP];
     dp_effect_hit(s, gr->rank, hv);
     return v;
 }
 
 void dp_effect_wy(dp_sim *s, int gi, int hv) {
     const dp_group *gr = &s->group[gi];
-    if (s->fault == DP_FAULT_LAST_INDEX && gr->c > 1) last_index(dp_sim_chunk(s, gi, hv));
-    else if (s->fault == DP_FAULT_TAIL_UNMASKED && gr->c < DP_CHUNK && gr->t0 + gr->c < s->p->T) tail_unmasked(s, gi, hv);
-    else return;
+    if (s->fault == DP_FAULT_LAST_INDEX && gr->c > 1)
+        last_index(dp_sim_chunk(s, gi, hv));
+    else if (s->fault == DP_FAULT_TAIL_UNMASKED && gr->c < DP_CHUNK && gr->t0 + gr->c < s->p->T)
+        tail_unmasked(s, gi, hv);
+    else
+        return;
     dp_effect_hit(s, gr->rank, hv);
 }
 
-/* ---- forward ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 dp_format dp_effect_chain(const dp_sim *s, int rank, int hv) {
     if (s->fault != DP_FAULT_CHAIN_BF16 && s->fault != DP_FAULT_CHAIN_TF32RZ) return s->chain;
@@ -223,56 +277,75 @@ dp_format dp_effect_chain(const dp_sim *s, int rank, int hv) {
 void dp_effect_state_in(const dp_sim *s, int r, int hv, double *S) {
     const int K = s->p->K, V = s->p->V;
     const int64_t KV = (int64_t)K * V;
-    if (s->fault == DP_FAULT_MERGE_HALF_V) for (int x = 0; x < K; x++) memset(S + (int64_t)x * V + V / 2, 0, sizeof(double) * (V - V / 2));
-    else if (s->fault == DP_FAULT_MERGE_SCALED && r == s->N - 1) for (int64_t i = 0; i < KV; i++) S[i] *= 0.99;
-    else if (s->fault == DP_FAULT_STATE_TRANSPOSED) {
-        double *t = dp_copy(S, KV);                              /* the same K*V words read with the other layout */
+    if (s->fault == DP_FAULT_MERGE_HALF_V)
         for (int x = 0; x < K; x++)
-            for (int v = 0; v < V; v++) S[(int64_t)x * V + v] = t[((int64_t)v * K + x) % KV];
+            memset(S + (int64_t)x * V + V / 2, 0, sizeof(double) * (V - V / 2));
+    else if (s->fault == DP_FAULT_MERGE_SCALED && r == s->N - 1)
+        for (int64_t i = 0; i < KV; i++)
+            S[i] *= 0.99;
+    else if (s->fault == DP_FAULT_STATE_TRANSPOSED) {
+        double *t = dp_copy(S, KV); /* the same K*V words read with the other layout */
+        for (int x = 0; x < K; x++)
+            for (int v = 0; v < V; v++)
+                S[(int64_t)x * V + v] = t[((int64_t)v * K + x) % KV];
         free(t);
-    } else return;
+    } else
+        return;
     dp_effect_hit(s, r, hv);
 }
 
 void dp_effect_state(const dp_sim *s, int gi, int hv, double *S) {
     const dp_problem *p = s->p;
     const dp_group *gr = &s->group[gi];
-    if (s->fault == DP_FAULT_STATE_BF16) for (int64_t i = 0; i < (int64_t)p->K * p->V; i++) S[i] = dp_bf16d(S[i]);
-    else if (s->fault == DP_FAULT_RACE && s->runs % 3 == 2 && gi == s->ngroup - 1 && hv == p->HV - 1) {
+    if (s->fault == DP_FAULT_STATE_BF16)
+        for (int64_t i = 0; i < (int64_t)p->K * p->V; i++)
+            S[i] = dp_bf16d(S[i]);
+    else if (s->fault == DP_FAULT_RACE && s->runs % 3 == 2 && gi == s->ngroup - 1 &&
+             hv == p->HV - 1) {
         dp_chunk *ch = dp_sim_chunk(s, gi, hv);
-        memset(ch->v_new + (int64_t)(ch->n / 2) * ch->V, 0, sizeof(double) * (size_t)((ch->n - ch->n / 2) * ch->V));
-    } else return;
+        memset(ch->v_new + (int64_t)(ch->n / 2) * ch->V, 0,
+               sizeof(double) * (size_t)((ch->n - ch->n / 2) * ch->V));
+    } else
+        return;
     dp_effect_hit(s, gr->rank, hv);
 }
 
 int dp_effect_output(const dp_sim *s, int gi, int hv) {
     const dp_group *gr = &s->group[gi];
-    if (s->fault != DP_FAULT_GRID_AXIS || s->ctx[gr->rank].local_seq[gr->sub] * s->p->HV + hv < GRID) return 0;
+    if (s->fault != DP_FAULT_GRID_AXIS ||
+        s->ctx[gr->rank].local_seq[gr->sub] * s->p->HV + hv < GRID)
+        return 0;
     dp_effect_hit(s, gr->rank, hv);
     return 1;
 }
 
-/* ---- backward --------------------------------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 const double *dp_effect_decay(const dp_sim *s, int gi, int hv) {
     const int r = s->group[gi].rank;
     int from = gi, head = hv;
-    if (s->fault == DP_FAULT_GATE_OF_HEAD0) head = 0;
-    else if (s->fault == DP_FAULT_GATE_NO_OFFSET) from = gi - s->first[r][0];
+    if (s->fault == DP_FAULT_GATE_OF_HEAD0)
+        head = 0;
+    else if (s->fault == DP_FAULT_GATE_NO_OFFSET)
+        from = gi - s->first[r][0];
     if (from == gi && head == hv) return NULL;
-    dp_effect_hit(s, r, hv), s->hit_kept[r * s->p->HV + hv] = 1;               /* dH stays for later runs */
+    dp_effect_hit(s, r, hv);
+    s->hit_kept[r * s->p->HV + hv] = 1; /* dH stays for later runs */
     return dp_sim_chunk(s, from, head)->eC;
 }
 
 static void no_boundary(const dp_chunk *ch, dp_chunk_grad *x) {
     for (int k = 0; k < ch->K; k++) {
         double z = 0;
-        for (int v = 0; v < ch->V; v++) z += ch->eC[k] * ch->h[(int64_t)k * ch->V + v] * ch->dh[(int64_t)k * ch->V + v];
-        for (int t = 0; t < ch->c; t++) x->dg[t * ch->K + k] -= z;
+        for (int v = 0; v < ch->V; v++)
+            z += ch->eC[k] * ch->h[(int64_t)k * ch->V + v] * ch->dh[(int64_t)k * ch->V + v];
+        for (int t = 0; t < ch->c; t++)
+            x->dg[t * ch->K + k] -= z;
     }
 }
 
-/* q_t o (dP_tt k_t) - k_t o (dP_tt q_t) is 0; with the factors of each product rounded to tf32 it is not, and dg adds it up from the end. */
+/* q_t o (dP_tt k_t) - k_t o (dP_tt q_t) is 0; with the factors of each product rounded to tf32 it
+ * is not, and dg adds it up from the end. */
 static void diagonal_tf32(const dp_sim *s, int gi, int hv, const dp_chunk *ch, dp_chunk_grad *g) {
     const int c = ch->c, R = ch->R, K = ch->K, V = ch->V;
     double *dout = dp_doubles((int64_t)c * V), *sum = dp_doubles(K);
@@ -280,25 +353,30 @@ static void diagonal_tf32(const dp_sim *s, int gi, int hv, const dp_chunk *ch, d
     for (int t = c - 1; t >= 0; t--)
         for (int j = 0; j < R; j++) {
             double d = 0;
-            for (int v = 0; v < V; v++) d += dout[(int64_t)t * V + v] * ch->v_new[(int64_t)(t * R + j) * V + v];
+            for (int v = 0; v < V; v++)
+                d += dout[(int64_t)t * V + v] * ch->v_new[(int64_t)(t * R + j) * V + v];
             const double dP = dp_tf32((float)(ch->scale * d));
             for (int x = 0; x < K; x++) {
                 const double q = ch->q[t * K + x], k = ch->k[(int64_t)(t * R + j) * K + x];
                 sum[x] += q * (dP * dp_tf32((float)k)) - k * (dP * dp_tf32((float)q));
-                if (j == R - 1) g->dg[t * K + x] = dp_round_arith(ch->base, g->dg[t * K + x] + sum[x]);
+                if (j == R - 1)
+                    g->dg[t * K + x] = dp_round_arith(ch->base, g->dg[t * K + x] + sum[x]);
             }
         }
-    free(dout), free(sum);
+    free(dout);
+    free(sum);
 }
 
 /* Tokens t >= from take the rows of tokens t - by. */
 static void stale_rows(double *x, int64_t width, int c, int from, int by) {
-    for (int t = c - 1; t >= from; t--) memcpy(x + t * width, x + (t - by) * width, sizeof(double) * (size_t)width);
+    for (int t = c - 1; t >= from; t--)
+        memcpy(x + t * width, x + (t - by) * width, sizeof(double) * (size_t)width);
 }
 
 static int no_gate(const dp_problem *p) {
     if (p->gate != DP_GATE_LOG) return 0;
-    for (int64_t i = 0; i < p->T * p->HV * dp_Kg(p); i++) if (p->g[i] != 0) return 0;
+    for (int64_t i = 0; i < p->T * p->HV * dp_Kg(p); i++)
+        if (p->g[i] != 0) return 0;
     return 1;
 }
 
@@ -310,9 +388,12 @@ static void stale_accumulator(const dp_sim *s, int gi, int hv, dp_chunk_grad *g)
     dp_chunk_grad_alloc(&x, old);
     dp_chunk_grads(old, dout, 0, &x);
     const int n = old->n < ch->n ? old->n : ch->n;
-    for (int64_t i = 0; i < (int64_t)n * ch->K; i++) g->dk[i] = dp_round_arith(ch->base, g->dk[i] + x.dk[i]);
-    for (int i = 0; i < n; i++) g->dbeta[i] = dp_round_arith(ch->base, g->dbeta[i] + x.dbeta[i]);
-    dp_chunk_grad_free(&x), free(dout);
+    for (int64_t i = 0; i < (int64_t)n * ch->K; i++)
+        g->dk[i] = dp_round_arith(ch->base, g->dk[i] + x.dk[i]);
+    for (int i = 0; i < n; i++)
+        g->dbeta[i] = dp_round_arith(ch->base, g->dbeta[i] + x.dbeta[i]);
+    dp_chunk_grad_free(&x);
+    free(dout);
 }
 
 void dp_effect_grads(dp_sim *s, int gi, int hv, dp_chunk_grad *g) {
@@ -323,11 +404,13 @@ void dp_effect_grads(dp_sim *s, int gi, int hv, dp_chunk_grad *g) {
     case DP_FAULT_DIAGONAL_TF32: diagonal_tf32(s, gi, hv, ch, g); break;
     case DP_FAULT_STALE_LANES:
         if (ch->c <= DP_CHUNK - quarter) return;
-        stale_rows(g->dbeta, ch->R, ch->c, DP_CHUNK - quarter, quarter), stale_rows(g->dg, ch->K, ch->c, DP_CHUNK - quarter, quarter);
+        stale_rows(g->dbeta, ch->R, ch->c, DP_CHUNK - quarter, quarter);
+        stale_rows(g->dg, ch->K, ch->c, DP_CHUNK - quarter, quarter);
         break;
     case DP_FAULT_HALF_CHUNK:
         if (ch->c <= half) return;
-        stale_rows(g->dk, (int64_t)ch->R * ch->K, ch->c, half, half), stale_rows(g->dbeta, ch->R, ch->c, half, half);
+        stale_rows(g->dk, (int64_t)ch->R * ch->K, ch->c, half, half);
+        stale_rows(g->dbeta, ch->R, ch->c, half, half);
         break;
     case DP_FAULT_STALE_ACCUMULATOR:
         if (gi == 0 || !no_gate(s->p)) return;
@@ -341,7 +424,8 @@ void dp_effect_grads(dp_sim *s, int gi, int hv, dp_chunk_grad *g) {
 double *dp_effect_normalised(const dp_sim *s, const double *x, int64_t n) {
     if (s->fault != DP_FAULT_L2_ROUNDED || !s->p->l2norm || s->base == DP_BASE_BF16) return NULL;
     double *y = dp_doubles(n);
-    for (int64_t i = 0; i < n; i++) y[i] = dp_bf16d(x[i]);
+    for (int64_t i = 0; i < n; i++)
+        y[i] = dp_bf16d(x[i]);
     hit_all(s);
     return y;
 }
@@ -352,18 +436,22 @@ int dp_effect_order(const dp_sim *s, int i, int n) {
     return (i + s->runs) % n;
 }
 
-/* ---- convolution ------------------------------------------------------------------------------------------------------------------ */
+/* ---- convolution ----------------------------------------------------------------------------- */
 
-/* The first W-1 tokens of a sequence that starts inside a rank as if the sequence before went on. */
+/* The first W-1 tokens of a sequence that starts inside a rank as if the sequence before went on.
+ */
 static void halo_leak(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r) {
     int64_t whole[2] = {0, c->T};
     dp_conv one = *c;
     dp_conv_result leak;
-    one.cu = whole, one.Nseq = 1, one.dy = NULL;
+    one.cu = whole;
+    one.Nseq = 1;
+    one.dy = NULL;
     dp_conv_result_alloc(&leak, &one);
     if (!dp_conv_ranks(&one, N, pol, &leak, NULL))
         for (int i = 0; i < c->Nseq; i++)
-            for (int64_t t = c->cu[i]; c->cu[i] % (c->T / N) && t < c->cu[i + 1] && t < c->cu[i] + c->W - 1; t++)
+            for (int64_t t = c->cu[i];
+                 c->cu[i] % (c->T / N) && t < c->cu[i + 1] && t < c->cu[i] + c->W - 1; t++)
                 memcpy(r->y + t * c->D, leak.y + t * c->D, sizeof(double) * (size_t)c->D);
     dp_conv_result_free(&leak);
 }
@@ -378,12 +466,17 @@ static void halo_grad_lost(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_
         memcpy(one.dy + k * L * c->D, c->dy + k * L * c->D, sizeof(double) * (size_t)(L * c->D));
         dp_conv_result_alloc(&own, &one);
         const int64_t from = ((k + 1) * L - n) * c->D;
-        if (!dp_conv_ranks(&one, N, pol, &own, NULL)) memcpy(r->dx + from, own.dx + from, sizeof(double) * (size_t)(n * c->D));
-        dp_conv_result_free(&own), free(one.dy);
+        if (!dp_conv_ranks(&one, N, pol, &own, NULL))
+            memcpy(r->dx + from, own.dx + from, sizeof(double) * (size_t)(n * c->D));
+        dp_conv_result_free(&own);
+        free(one.dy);
     }
 }
 
-void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r) {
-    if (fault == DP_FAULT_HALO_LEAK) halo_leak(c, N, pol, r);
-    else if (fault == DP_FAULT_HALO_GRAD_LOST) halo_grad_lost(c, N, pol, r);
+void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_conv_policy pol,
+                    dp_conv_result *r) {
+    if (fault == DP_FAULT_HALO_LEAK)
+        halo_leak(c, N, pol, r);
+    else if (fault == DP_FAULT_HALO_GRAD_LOST)
+        halo_grad_lost(c, N, pol, r);
 }

@@ -1,15 +1,17 @@
 #include "ranks.h"
 #include "fault_effect.h"
-#include "ref/chunk/gate.h"
 #include "ref/arithmetic/mm.h"
+#include "ref/chunk/gate.h"
 
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-const char *const dp_stage_names[DP_NSTAGES] = {"gate", "intra", "solve", "wy", "pre_process_fwd", "merge_fwd", "state_fwd", "output", "recompute", "dAv", "pre_process_bwd",
-                                                "merge_bwd", "state_bwd", "wy_bwd", "intra_bwd", "gate_bwd"};
+const char *const dp_stage_names[DP_NSTAGES] = {
+    "gate",      "intra",  "solve",     "wy",      "pre_process_fwd", "merge_fwd",
+    "state_fwd", "output", "recompute", "dAv",     "pre_process_bwd", "merge_bwd",
+    "state_bwd", "wy_bwd", "intra_bwd", "gate_bwd"};
 
 /* The design of a stage: the simulation's own, or the default of another base. */
 static dp_design design_at(const dp_sim *s, dp_stage stage) {
@@ -31,20 +33,32 @@ static dp_chunk *chunk_at(const dp_sim *s, int gi, int hv, dp_stage stage) {
     return ch;
 }
 
-/* ---- gate, intra, wy -------------------------------------------------------------------------------------------------------- */
+/* ---- gate, intra, wy ------------------------------------------------------------------------- */
 
 static void activate(dp_sim *s) {
     const dp_problem *p = s->p;
     const int64_t nq = p->T * p->H * p->K, nk = nq * p->R;
     const dp_base base = s->at[DP_STAGE_GATE];
-    free(s->q), free(s->k), free(s->g), free(s->beta), free(s->rstd_q), free(s->rstd_k);
-    s->q = dp_doubles(nq), s->k = dp_doubles(nk), s->g = dp_doubles(p->T * p->HV * dp_Kg(p)), s->beta = dp_doubles(p->T * p->HV * p->R);
-    s->rstd_q = dp_doubles(p->T * p->H), s->rstd_k = dp_doubles(p->T * p->H * p->R);
-    (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(p, 0, p->T, s->q, s->k, s->g, s->beta, s->rstd_q, s->rstd_k);
-    if (base == DP_BASE_BF16 && p->l2norm) {                  /* the normalised q and k are stored like factors */
+    free(s->q);
+    free(s->k);
+    free(s->g);
+    free(s->beta);
+    free(s->rstd_q);
+    free(s->rstd_k);
+    s->q = dp_doubles(nq);
+    s->k = dp_doubles(nk);
+    s->g = dp_doubles(p->T * p->HV * dp_Kg(p));
+    s->beta = dp_doubles(p->T * p->HV * p->R);
+    s->rstd_q = dp_doubles(p->T * p->H);
+    s->rstd_k = dp_doubles(p->T * p->H * p->R);
+    (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(p, 0, p->T, s->q, s->k, s->g, s->beta,
+                                                           s->rstd_q, s->rstd_k);
+    if (base == DP_BASE_BF16 && p->l2norm) { /* the normalised q and k are stored like factors */
         const dp_format f = design_at(s, DP_STAGE_GATE).factors;
-        for (int64_t i = 0; i < nq; i++) s->q[i] = dp_store(f, s->q[i]);
-        for (int64_t i = 0; i < nk; i++) s->k[i] = dp_store(f, s->k[i]);
+        for (int64_t i = 0; i < nq; i++)
+            s->q[i] = dp_store(f, s->q[i]);
+        for (int64_t i = 0; i < nk; i++)
+            s->k[i] = dp_store(f, s->k[i]);
     }
     dp_effect_gate(s);
 }
@@ -53,15 +67,21 @@ static void list_groups(dp_sim *s) {
     int64_t cap = 0;
     s->ngroup = 0;
     s->first = dp_calloc((size_t)s->N, sizeof *s->first);
-    for (int r = 0; r < s->N; r++) cap += s->ctx[r].L / s->design.chunk + s->ctx[r].nlocal + 1;
+    for (int r = 0; r < s->N; r++)
+        cap += s->ctx[r].L / s->design.chunk + s->ctx[r].nlocal + 1;
     s->group = dp_calloc((size_t)cap, sizeof *s->group);
     for (int r = 0; r < s->N; r++) {
         const dp_context *c = &s->ctx[r];
         s->first[r] = dp_calloc((size_t)c->nlocal + 1, sizeof **s->first);
         for (int sub = 0; sub < c->nlocal; sub++) {
             s->first[r][sub] = s->ngroup;
-            for (int64_t t = c->a + c->local_cu[sub], end = c->a + c->local_cu[sub + 1]; t < end; t += s->design.chunk)
-                s->group[s->ngroup++] = (dp_group){.rank = r, .sub = sub, .c = (int)(end - t < s->design.chunk ? end - t : s->design.chunk), .t0 = t};
+            for (int64_t t = c->a + c->local_cu[sub], end = c->a + c->local_cu[sub + 1]; t < end;
+                 t += s->design.chunk)
+                s->group[s->ngroup++] =
+                    (dp_group){.rank = r,
+                               .sub = sub,
+                               .c = (int)(end - t < s->design.chunk ? end - t : s->design.chunk),
+                               .t0 = t};
         }
         s->first[r][c->nlocal] = s->ngroup;
     }
@@ -71,9 +91,17 @@ static dp_chunk_in chunk_in(const dp_sim *s, int gi, int hv) {
     const dp_problem *p = s->p;
     const int h = hv / dp_G(p), Kg = dp_Kg(p);
     const int64_t t = s->group[gi].t0;
-    return (dp_chunk_in){.q = s->q + (t * p->H + h) * p->K, .k = s->k + (t * p->H + h) * p->R * p->K, .v = p->v + (t * p->HV + hv) * p->R * p->V,
-        .g = s->g + (t * p->HV + hv) * Kg, .beta = s->beta + (t * p->HV + hv) * p->R, .sq = (int64_t)p->H * p->K, .sk = (int64_t)p->H * p->R * p->K,
-        .sv = (int64_t)p->HV * p->R * p->V, .sg = (int64_t)p->HV * Kg, .sb = (int64_t)p->HV * p->R, .Kg = Kg};
+    return (dp_chunk_in){.q = s->q + (t * p->H + h) * p->K,
+                         .k = s->k + (t * p->H + h) * p->R * p->K,
+                         .v = p->v + (t * p->HV + hv) * p->R * p->V,
+                         .g = s->g + (t * p->HV + hv) * Kg,
+                         .beta = s->beta + (t * p->HV + hv) * p->R,
+                         .sq = (int64_t)p->H * p->K,
+                         .sk = (int64_t)p->H * p->R * p->K,
+                         .sv = (int64_t)p->HV * p->R * p->V,
+                         .sg = (int64_t)p->HV * Kg,
+                         .sb = (int64_t)p->HV * p->R,
+                         .Kg = Kg};
 }
 
 static void intra(dp_sim *s, int gi, int hv) {
@@ -96,9 +124,14 @@ static void solve(dp_sim *s, int gi, int hv) {
 
 static void wy(dp_sim *s, int gi, int hv) {
     dp_chunk *ch = chunk_at(s, gi, hv, DP_STAGE_WY);
-    double *v = dp_effect_values(s, gi, hv);                     /* v as it should have been read, when a fault reads another */
+    double *v =
+        dp_effect_values(s, gi, hv); /* v as it should have been read, when a fault reads another */
     dp_chunk_wy(ch);
-    if (v) memcpy(ch->v, v, sizeof(double) * (size_t)((int64_t)ch->n * ch->V)), free(v);
+    if (v) {
+        memcpy(ch->v, v, sizeof(double) * (size_t)((int64_t)ch->n * ch->V));
+        free(v);
+    }
+
     dp_effect_wy(s, gi, hv);
 }
 
@@ -106,7 +139,8 @@ typedef void stage_fn(dp_sim *s, int gi, int hv);
 
 static void each_chunk(dp_sim *s, stage_fn *f) {
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t i = 0; i < (int64_t)s->ngroup * s->p->HV; i++) f(s, (int)(i / s->p->HV), (int)(i % s->p->HV));
+    for (int64_t i = 0; i < (int64_t)s->ngroup * s->p->HV; i++)
+        f(s, (int)(i / s->p->HV), (int)(i % s->p->HV));
 }
 
 /* What there is once a rank and head. */
@@ -122,7 +156,9 @@ static void alloc_ranks(dp_sim *s) {
 }
 
 static void free_list(double **a, int64_t n) {
-    if (a) for (int64_t i = 0; i < n; i++) free(a[i]);
+    if (a)
+        for (int64_t i = 0; i < n; i++)
+            free(a[i]);
     free(a);
 }
 
@@ -144,10 +180,22 @@ static void free_ranks(dp_sim *s) {
     free(s->hit_kept);
 }
 
-typedef struct { int by_inverse; const dp_linear *linear; } sim_options;
+typedef struct {
+    int by_inverse;
+    const dp_linear *linear;
+} sim_options;
 
-static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *design, const dp_base at[DP_NSTAGES], sim_options o, int N, dp_fault fault, dp_err *e) {
-    *s = (dp_sim){.p = p, .base = at[0], .design = *design, .N = N, .fault = fault, .linear = o.linear, .by_inverse = o.by_inverse, .given = p};
+static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *design,
+                          const dp_base at[DP_NSTAGES], sim_options o, int N, dp_fault fault,
+                          dp_err *e) {
+    *s = (dp_sim){.p = p,
+                  .base = at[0],
+                  .design = *design,
+                  .N = N,
+                  .fault = fault,
+                  .linear = o.linear,
+                  .by_inverse = o.by_inverse,
+                  .given = p};
     s->hit = dp_calloc((size_t)N * p->HV, 1);
     s->by_inverse |= dp_effect_by_inverse(s);
     memcpy(s->at, at, sizeof s->at);
@@ -167,24 +215,30 @@ static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *desig
     const int64_t nch = (int64_t)s->ngroup * p->HV;
     s->ch = dp_calloc((size_t)nch, sizeof *s->ch);
     s->factor = dp_calloc((size_t)(2 * nch), sizeof *s->factor);
-    each_chunk(s, intra), each_chunk(s, solve), each_chunk(s, wy);
+    each_chunk(s, intra);
+    each_chunk(s, solve);
+    each_chunk(s, wy);
     alloc_ranks(s);
     return DP_OK;
 }
 
-static dp_status open_uniform(dp_sim *s, const dp_problem *p, const dp_design *design, const dp_linear *linear, int N, dp_fault fault, dp_err *e) {
+static dp_status open_uniform(dp_sim *s, const dp_problem *p, const dp_design *design,
+                              const dp_linear *linear, int N, dp_fault fault, dp_err *e) {
     dp_base at[DP_NSTAGES];
-    for (int i = 0; i < DP_NSTAGES; i++) at[i] = design->base;
+    for (int i = 0; i < DP_NSTAGES; i++)
+        at[i] = design->base;
     return open_sim(s, p, design, at, (sim_options){design->product, linear}, N, fault, e);
 }
 
-dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N, dp_fault fault, dp_err *e) {
+dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N,
+                            dp_fault fault, dp_err *e) {
     const dp_design design = dp_design_of(at[0]);
     const int by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16;
     return open_sim(s, p, &design, at, (sim_options){by_inverse, &dp_linear_own}, N, fault, e);
 }
 
-dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault, dp_err *e) {
+dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault,
+                     dp_err *e) {
     const dp_design design = dp_design_of(base);
     return open_uniform(s, p, &design, &dp_linear_own, N, fault, e);
 }
@@ -194,14 +248,16 @@ dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N,
     return open_uniform(s, p, &design, &dp_linear_lapack, N, DP_FAULT_NONE, e);
 }
 
-dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N, dp_err *e) {
+dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
+                            dp_err *e) {
     assert(design->chunk > 0);
     return open_uniform(s, p, design, &dp_linear_own, N, DP_FAULT_NONE, e);
 }
 
 void dp_sim_free(dp_sim *s) {
     const int64_t nch = (int64_t)s->ngroup * s->p->HV;
-    double *tokens[] = {s->q, s->k, s->g, s->beta, s->rstd_q, s->rstd_k, s->dq, s->dk, s->dg, s->dbeta};
+    double *tokens[] = {s->q,      s->k,  s->g,  s->beta, s->rstd_q,
+                        s->rstd_k, s->dq, s->dk, s->dg,   s->dbeta};
     free_list(s->factor, 2 * nch);
     if (s->ch)
         for (int64_t i = 0; i < nch; i++)
@@ -211,7 +267,7 @@ void dp_sim_free(dp_sim *s) {
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
         free(tokens[i]);
     free(s->ch);
-    if (s->p != s->given) dp_problem_free(&s->own);              /* inputs that a fault replaced */
+    if (s->p != s->given) dp_problem_free(&s->own); /* inputs that a fault replaced */
     *s = (dp_sim){0};
 }
 
@@ -230,7 +286,7 @@ int dp_sim_split(dp_sim *s, int N) {
     next.hit = dp_calloc((size_t)N * s->p->HV, 1);
     for (int r = 0; r < N; r++) {
         const dp_status st = dp_context_build(s->p->cu, s->p->Nseq, N, r, &next.ctx[r], &e);
-        assert(!st);                                             /* the caller has split the problem this way already */
+        assert(!st); /* the caller has split the problem this way already */
         (void)st;
     }
     list_groups(&next);
@@ -238,9 +294,21 @@ int dp_sim_split(dp_sim *s, int N) {
     const int same = same_chunks(s, &next);
     if (same) {
         const dp_sim old = *s;
-        s->N = N, s->ctx = next.ctx, s->first = next.first, s->group = next.group, s->hit = next.hit, s->hit_kept = next.hit_kept;
-        s->S_in = next.S_in, s->M = next.M, s->H = next.H, s->dS_out = next.dS_out, s->dM = next.dM, s->dH = next.dH;
-        s->traj = next.traj, s->traj_rank = next.traj_rank, s->ntraj = 0;
+        s->N = N;
+        s->ctx = next.ctx;
+        s->first = next.first;
+        s->group = next.group;
+        s->hit = next.hit;
+        s->hit_kept = next.hit_kept;
+        s->S_in = next.S_in;
+        s->M = next.M;
+        s->H = next.H;
+        s->dS_out = next.dS_out;
+        s->dM = next.dM;
+        s->dH = next.dH;
+        s->traj = next.traj;
+        s->traj_rank = next.traj_rank;
+        s->ntraj = 0;
         s->have_forward = s->have_backward = 0;
         next = old;
     }
@@ -248,7 +316,7 @@ int dp_sim_split(dp_sim *s, int N) {
     return same;
 }
 
-/* ---- shared by forward and backward ----------------------------------------------------------------------------------------- */
+/* ---- shared by forward and backward ---------------------------------------------------------- */
 
 static const double *factor(dp_sim *s, int gi, int hv, dp_stage stage) {
     const int64_t own = s->at[stage] != s->at[DP_STAGE_PRE_FWD];
@@ -260,10 +328,14 @@ static const double *factor(dp_sim *s, int gi, int hv, dp_stage stage) {
     return *f;
 }
 
-const double *dp_sim_factor(dp_sim *s, int gi, int hv) { return factor(s, gi, hv, DP_STAGE_PRE_FWD); }
+const double *dp_sim_factor(dp_sim *s, int gi, int hv) {
+    return factor(s, gi, hv, DP_STAGE_PRE_FWD);
+}
 
 static int starts_here(const dp_sim *s, int r, int sub) { return sub > 0 || s->ctx[r].is_first; }
-static int ends_here(const dp_sim *s, int r, int sub) { return sub < s->ctx[r].nlocal - 1 || s->ctx[r].is_last; }
+static int ends_here(const dp_sim *s, int r, int sub) {
+    return sub < s->ctx[r].nlocal - 1 || s->ctx[r].is_last;
+}
 
 const double *dp_sim_start(const dp_sim *s, int r, int sub) {
     if (!s->p->s0 || !starts_here(s, r, sub)) return NULL;
@@ -278,7 +350,9 @@ static const double *end_gradient(const dp_sim *s, int r, int sub) {
 void dp_sim_gather_do(const dp_sim *s, int gi, int hv, double *dout) {
     const dp_problem *p = s->p;
     const dp_group *g = &s->group[gi];
-    for (int t = 0; t < g->c; t++) memcpy(dout + (int64_t)t * p->V, p->dout + ((g->t0 + t) * p->HV + hv) * p->V, sizeof(double) * p->V);
+    for (int t = 0; t < g->c; t++)
+        memcpy(dout + (int64_t)t * p->V, p->dout + ((g->t0 + t) * p->HV + hv) * p->V,
+               sizeof(double) * p->V);
 }
 
 static void replace(double **slot, double *x) {
@@ -290,62 +364,81 @@ static void replace(double **slot, double *x) {
 static void round_state(const dp_sim *s, dp_stage stage, double *S) {
     const dp_design d = design_at(s, stage);
     if (d.state == dp_design_of(d.base).state) return;
-    for (int64_t i = 0; i < (int64_t)s->p->K * s->p->V; i++) S[i] = dp_store(d.state, S[i]);
+    for (int64_t i = 0; i < (int64_t)s->p->K * s->p->V; i++)
+        S[i] = dp_store(d.state, S[i]);
 }
 
 static void round_arith_all(dp_base b, double *x, int64_t n) {
-    if (b != DP_BASE_FP64) for (int64_t i = 0; i < n; i++) x[i] = dp_round_arith(b, x[i]);
+    if (b != DP_BASE_FP64)
+        for (int64_t i = 0; i < n; i++)
+            x[i] = dp_round_arith(b, x[i]);
 }
 
-/* The chain of the factors of groups [g0, g1), first to last, from P = I (math.md g.1): P <- M_c P in the format, so the first factor is rounded
- * like the others.  trans: the adjoint chain dM <- M_c' dM, last to first. */
+/* The chain of the factors of groups [g0, g1), first to last, from P = I (math.md g.1): P <- M_c P
+ * in the format, so the first factor is rounded like the others.  trans: the adjoint chain dM <-
+ * M_c' dM, last to first. */
 static double *chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, int record) {
     const int K = s->p->K, n = g1 - g0;
     const int64_t KK = (int64_t)K * K;
     double *P = dp_doubles(KK), *Q = dp_doubles(KK), *Mt = dp_doubles(KK);
-    for (int x = 0; x < K; x++) P[(int64_t)x * K + x] = 1;
+    for (int x = 0; x < K; x++)
+        P[(int64_t)x * K + x] = 1;
     for (int i = 0; i < n; i++) {
-        const double *M = factor(s, trans ? g1 - 1 - i : g0 + i, hv, trans ? DP_STAGE_PRE_BWD : DP_STAGE_PRE_FWD);
+        const double *M =
+            factor(s, trans ? g1 - 1 - i : g0 + i, hv, trans ? DP_STAGE_PRE_BWD : DP_STAGE_PRE_FWD);
         if (trans) {
             for (int a = 0; a < K; a++)
-                for (int b = 0; b < K; b++) Mt[(int64_t)a * K + b] = M[(int64_t)b * K + a];
+                for (int b = 0; b < K; b++)
+                    Mt[(int64_t)a * K + b] = M[(int64_t)b * K + a];
             M = Mt;
         }
         dp_mm_by(s->linear, f, (dp_shape){0, 0, K, K, K}, M, P, Q);
         double *t = P;
-        P = Q, Q = t;
-        if (record && (i & (i + 1)) == 0 && s->ntraj < DP_MAX_TRAJ) {                       /* i + 1 is a power of two */
+        P = Q;
+        Q = t;
+        if (record && (i & (i + 1)) == 0 && s->ntraj < DP_MAX_TRAJ) { /* i + 1 is a power of two */
             replace(&s->traj[(int64_t)s->ntraj * s->p->HV + hv], dp_copy(P, KK));
             s->traj_chunks[s->ntraj++] = i + 1;
         }
     }
-    free(Q), free(Mt);
+    free(Q);
+    free(Mt);
     return P;
 }
 
-/* S <- M S + H in the accumulator of the base; S == NULL stands for zeros, which no M multiplies. at: the rank and head that it is for. */
-static void merge_step(const dp_sim *s, int at, dp_base b, const double *M, const double *H, double **S) {
+/* S <- M S + H in the accumulator of the base; S == NULL stands for zeros, which no M multiplies.
+ * at: the rank and head that it is for. */
+static void merge_step(const dp_sim *s, int at, dp_base b, const double *M, const double *H,
+                       double **S) {
     const int K = s->p->K, V = s->p->V;
     const int64_t KV = (int64_t)K * V;
     double *x = dp_doubles(KV);
     if (*S) {
         const int rz = s->fault == DP_FAULT_MERGE_TF32RZ;
         if (rz) s->hit[at] = 1;
-        dp_mm_by(s->linear, rz ? DP_TF32RZ : b == DP_BASE_FP64 ? DP_FP64 : DP_FP32, (dp_shape){0, 0, K, V, K}, M, *S, x);
-        for (int64_t i = 0; i < KV; i++) x[i] = dp_round_arith(b, x[i] + H[i]);
-    } else memcpy(x, H, sizeof(double) * KV);
+        dp_mm_by(s->linear,
+                 rz                  ? DP_TF32RZ
+                 : b == DP_BASE_FP64 ? DP_FP64
+                                     : DP_FP32,
+                 (dp_shape){0, 0, K, V, K}, M, *S, x);
+        for (int64_t i = 0; i < KV; i++)
+            x[i] = dp_round_arith(b, x[i] + H[i]);
+    } else
+        memcpy(x, H, sizeof(double) * KV);
     replace(S, x);
 }
 
-/* ---- forward ---------------------------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 static void pre_process_fwd(dp_sim *s, int r, int hv) {
     const dp_context *c = &s->ctx[r];
-    const int i = r * s->p->HV + hv, sub = s->fault == DP_FAULT_FWD_FIRST_SUBSEQ ? 0 : c->nlocal - 1;
+    const int i = r * s->p->HV + hv,
+              sub = s->fault == DP_FAULT_FWD_FIRST_SUBSEQ ? 0 : c->nlocal - 1;
     if (c->is_last) return;
     if (sub != c->nlocal - 1) dp_effect_hit(s, r, hv);
-    replace(&s->M[i], chain(s, s->first[r][sub], s->first[r][sub + 1], hv, dp_effect_chain(s, r, hv), 0, r == s->traj_rank && s->p->HV == 1));
-    if (s->H[i]) return;                                         /* does not depend on the chain's format */
+    replace(&s->M[i], chain(s, s->first[r][sub], s->first[r][sub + 1], hv,
+                            dp_effect_chain(s, r, hv), 0, r == s->traj_rank && s->p->HV == 1));
+    if (s->H[i]) return; /* does not depend on the chain's format */
     s->H[i] = dp_doubles((int64_t)s->p->K * s->p->V);
     for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
         dp_chunk_state(chunk_at(s, g, hv, DP_STAGE_PRE_FWD), s->H[i], NULL);
@@ -363,13 +456,20 @@ static void merge_fwd_allgather(dp_sim *s, int r, int hv) {
     double *S = start ? dp_copy(start + hv * KV, KV) : NULL;
     if (S) round_arith_all(s->at[DP_STAGE_MERGE_FWD], S, KV);
     if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST && r - far > 1) dp_effect_hit(s, r, hv);
-    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST) for (int j = r - 1; j >= far; j--) merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[j * HV + hv], s->H[j * HV + hv], &S);
-    else for (int j = far; j < r; j++) merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[j * HV + hv], s->H[j * HV + hv], &S);
+    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST)
+        for (int j = r - 1; j >= far; j--)
+            merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[j * HV + hv],
+                       s->H[j * HV + hv], &S);
+    else
+        for (int j = far; j < r; j++)
+            merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[j * HV + hv],
+                       s->H[j * HV + hv], &S);
     dp_effect_state_in(s, r, hv, S);
     replace(&s->S_in[r * HV + hv], S);
 }
 
-/* Rank r waits for S, sends m_r S + h_r on (math.md g.3): a rank where the passed sequence starts begins from its own start state. */
+/* Rank r waits for S, sends m_r S + h_r on (math.md g.3): a rank where the passed sequence starts
+ * begins from its own start state. */
 static void merge_fwd_ring(dp_sim *s, int hv) {
     const int HV = s->p->HV;
     const int64_t KV = (int64_t)s->p->K * s->p->V;
@@ -386,12 +486,14 @@ static void merge_fwd_ring(dp_sim *s, int hv) {
             replace(&S, start ? dp_copy(start + hv * KV, KV) : NULL);
             if (S) round_arith_all(s->at[DP_STAGE_MERGE_FWD], S, KV);
         }
-        merge_step(s, (r + 1) * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[r * HV + hv], s->H[r * HV + hv], &S);
+        merge_step(s, (r + 1) * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[r * HV + hv],
+                   s->H[r * HV + hv], &S);
     }
     free(S);
 }
 
-/* One local sub-sequence, from its initial state; h and v_new are kept in the chunks. lost: start from zeros instead (a fault). */
+/* One local sub-sequence, from its initial state; h and v_new are kept in the chunks. lost: start
+ * from zeros instead (a fault). */
 static void state_fwd(dp_sim *s, int r, int hv, int sub, int lost) {
     const dp_problem *p = s->p;
     const int64_t KV = (int64_t)p->K * p->V;
@@ -405,18 +507,27 @@ static void state_fwd(dp_sim *s, int r, int hv, int sub, int lost) {
         memcpy(ch->h, S, sizeof(double) * KV);
         if (s->fault == DP_FAULT_DECAY_BEFORE_USE) {
             double *D = dp_copy(S, KV);
-            for (int x = 0; x < p->K; x++) for (int v = 0; v < p->V; v++) D[(int64_t)x * p->V + v] *= ch->eC[x];
-            dp_chunk_state(ch, D, ch->v_new);                    /* X from the decayed state; the state itself still decays once */
             for (int x = 0; x < p->K; x++)
-                for (int v = 0; v < p->V; v++) D[(int64_t)x * p->V + v] += (1 - ch->eC[x]) * ch->eC[x] * S[(int64_t)x * p->V + v];
+                for (int v = 0; v < p->V; v++)
+                    D[(int64_t)x * p->V + v] *= ch->eC[x];
+            dp_chunk_state(
+                ch, D,
+                ch->v_new); /* X from the decayed state; the state itself still decays once */
+            for (int x = 0; x < p->K; x++)
+                for (int v = 0; v < p->V; v++)
+                    D[(int64_t)x * p->V + v] +=
+                        (1 - ch->eC[x]) * ch->eC[x] * S[(int64_t)x * p->V + v];
             memcpy(S, D, sizeof(double) * KV);
             free(D);
             dp_effect_hit(s, r, hv);
-        } else dp_chunk_state(ch, S, ch->v_new);
+        } else
+            dp_chunk_state(ch, S, ch->v_new);
         round_state(s, DP_STAGE_STATE_FWD, S);
         dp_effect_state(s, g, hv, S);
     }
-    if (ends_here(s, r, sub) && !lost) memcpy(s->out.final_state + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, S, sizeof(double) * KV);
+    if (ends_here(s, r, sub) && !lost)
+        memcpy(s->out.final_state + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, S,
+               sizeof(double) * KV);
     free(S);
 }
 
@@ -426,11 +537,14 @@ static void output(dp_sim *s, int gi, int hv) {
     if (dp_effect_output(s, gi, hv)) return;
     double *o = dp_doubles((int64_t)g->c * p->V);
     dp_chunk_output(chunk_at(s, gi, hv, DP_STAGE_OUTPUT), o);
-    for (int t = 0; t < g->c; t++) memcpy(s->out.o + ((g->t0 + t) * p->HV + hv) * p->V, o + (int64_t)t * p->V, sizeof(double) * p->V);
+    for (int t = 0; t < g->c; t++)
+        memcpy(s->out.o + ((g->t0 + t) * p->HV + hv) * p->V, o + (int64_t)t * p->V,
+               sizeof(double) * p->V);
     free(o);
 }
 
-/* Sequences without tokens hand their initial state on; the gradient of the final state likewise. */
+/* Sequences without tokens hand their initial state on; the gradient of the final state likewise.
+ */
 static void empty_sequences(dp_sim *s) {
     const dp_problem *p = s->p;
     const int64_t n = (int64_t)p->HV * p->K * p->V;
@@ -453,16 +567,19 @@ static int same(double **a, double **b, int n, int64_t size) {
 
 static double **copy_list(double **a, int n, int64_t size) {
     double **b = dp_calloc((size_t)n, sizeof *b);
-    for (int i = 0; i < n; i++) b[i] = dp_copy(a[i], size);
+    for (int i = 0; i < n; i++)
+        b[i] = dp_copy(a[i], size);
     return b;
 }
 
 static void states_fwd(dp_sim *s, int lost) {
     const int HV = s->p->HV;
-#pragma omp parallel for schedule(dynamic, 1) if (s->fault != DP_FAULT_CU_DIVIDED)   /* several ranks own a sequence's end then */
+#pragma omp parallel for schedule( \
+    dynamic, 1) if (s->fault != DP_FAULT_CU_DIVIDED) /* several ranks own a sequence's end then */
     for (int i = 0; i < s->N * HV; i++)
         for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++) {
-            const int drop = s->fault == DP_FAULT_STATE_LOST || (s->fault == DP_FAULT_STATE_LATE && s->ctx[i / HV].nlocal > 1);
+            const int drop = s->fault == DP_FAULT_STATE_LOST ||
+                             (s->fault == DP_FAULT_STATE_LATE && s->ctx[i / HV].nlocal > 1);
             state_fwd(s, i / HV, i % HV, sub, lost && drop);
         }
 }
@@ -470,13 +587,18 @@ static void states_fwd(dp_sim *s, int lost) {
 static void pre_fwd(dp_sim *s) {
     s->ntraj = 0;
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int i = 0; i < s->N * s->p->HV; i++) pre_process_fwd(s, i / s->p->HV, i % s->p->HV);
+    for (int i = 0; i < s->N * s->p->HV; i++)
+        pre_process_fwd(s, i / s->p->HV, i % s->p->HV);
 }
 
 static void merge_fwd(dp_sim *s) {
     const int HV = s->p->HV;
-    if (s->merge == DP_MERGE_RING) for (int hv = 0; hv < HV; hv++) merge_fwd_ring(s, hv);
-    else for (int i = 0; i < s->N * HV; i++) merge_fwd_allgather(s, i / HV, i % HV);
+    if (s->merge == DP_MERGE_RING)
+        for (int hv = 0; hv < HV; hv++)
+            merge_fwd_ring(s, hv);
+    else
+        for (int i = 0; i < s->N * HV; i++)
+            merge_fwd_allgather(s, i / HV, i % HV);
 }
 
 static void forward(dp_sim *s) {
@@ -494,7 +616,7 @@ static void forward(dp_sim *s) {
     free_list(before, nr);
 }
 
-/* ---- backward --------------------------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 static void dAv(dp_sim *s, int gi, int hv) {
     dp_chunk *ch = chunk_at(s, gi, hv, DP_STAGE_DAV);
@@ -529,7 +651,8 @@ static void pre_process_bwd(dp_sim *s, int r, int hv) {
     const int i = r * s->p->HV + hv, sub = s->fault == DP_FAULT_BWD_LAST_SUBSEQ ? c->nlocal - 1 : 0;
     if (c->is_first) return;
     if (sub) dp_effect_hit(s, r, hv);
-    replace(&s->dM[i], chain(s, s->first[r][sub], s->first[r][sub + 1], hv, dp_effect_chain(s, r, hv), 1, 0));
+    replace(&s->dM[i],
+            chain(s, s->first[r][sub], s->first[r][sub + 1], hv, dp_effect_chain(s, r, hv), 1, 0));
     if (s->dH[i]) return;
     s->dH[i] = dp_doubles((int64_t)s->p->K * s->p->V);
     scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 0, s->dH[i]);
@@ -544,8 +667,14 @@ static void merge_bwd_allgather(dp_sim *s, int r, int hv) {
     double *S = end ? dp_copy(end + hv * KV, KV) : NULL;
     if (S) round_arith_all(s->at[DP_STAGE_MERGE_BWD], S, KV);
     if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST && far - r > 1) dp_effect_hit(s, r, hv);
-    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST) for (int j = r + 1; j <= far; j++) merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv], s->dH[j * HV + hv], &S);
-    else for (int j = far; j > r; j--) merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv], s->dH[j * HV + hv], &S);
+    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST)
+        for (int j = r + 1; j <= far; j++)
+            merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv],
+                       s->dH[j * HV + hv], &S);
+    else
+        for (int j = far; j > r; j--)
+            merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv],
+                       s->dH[j * HV + hv], &S);
     replace(&s->dS_out[r * HV + hv], S);
 }
 
@@ -562,7 +691,8 @@ static void merge_bwd_ring(dp_sim *s, int hv) {
             replace(&S, end ? dp_copy(end + hv * KV, KV) : NULL);
             if (S) round_arith_all(s->at[DP_STAGE_MERGE_BWD], S, KV);
         }
-        merge_step(s, (r - 1) * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[r * HV + hv], s->dH[r * HV + hv], &S);
+        merge_step(s, (r - 1) * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[r * HV + hv],
+                   s->dH[r * HV + hv], &S);
     }
     free(S);
 }
@@ -575,12 +705,14 @@ static void state_bwd(dp_sim *s, int r, int hv, int sub) {
     round_arith_all(s->at[DP_STAGE_STATE_BWD], dS, KV);
     if (!ends_here(s, r, sub)) memcpy(dS, s->dS_out[r * p->HV + hv], sizeof(double) * KV);
     scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 1, dS);
-    if (starts_here(s, r, sub)) memcpy(s->out.ds0 + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, dS, sizeof(double) * KV);
+    if (starts_here(s, r, sub))
+        memcpy(s->out.ds0 + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, dS,
+               sizeof(double) * KV);
     free(dS);
 }
 
-/* Gradients of the activated inputs of one chunk position, all value heads in order: dq and dk are sums over the heads of a group. dv leaves in
- * the inputs' type. */
+/* Gradients of the activated inputs of one chunk position, all value heads in order: dq and dk are
+ * sums over the heads of a group. dv leaves in the inputs' type. */
 static void grads(dp_sim *s, int gi) {
     const dp_problem *p = s->p;
     const dp_group *g = &s->group[gi];
@@ -613,14 +745,16 @@ static void grads(dp_sim *s, int gi) {
             }
             memcpy(s->dbeta + (tok * p->HV + hv) * p->R, x.dbeta + t * p->R, sizeof(double) * p->R);
             for (int64_t i = 0; i < (int64_t)p->R * p->V; i++)
-                s->out.dv[(tok * p->HV + hv) * p->R * p->V + i] = dp_store(out, x.dv[(int64_t)t * p->R * p->V + i]);
+                s->out.dv[(tok * p->HV + hv) * p->R * p->V + i] =
+                    dp_store(out, x.dv[(int64_t)t * p->R * p->V + i]);
         }
         dp_chunk_grad_free(&x);
     }
     free(dout);
 }
 
-/* Through the activations, rank by rank; dA_log and ddt_bias are per-rank partial sums, then all-reduced in rank order. */
+/* Through the activations, rank by rank; dA_log and ddt_bias are per-rank partial sums, then
+ * all-reduced in rank order. */
 static void gate_bwd(dp_sim *s) {
     const dp_problem *p = s->p;
     const dp_base base = s->at[DP_STAGE_GATE_BWD];
@@ -630,51 +764,80 @@ static void gate_bwd(dp_sim *s) {
     double *A = s->out.dA_log, *B = s->out.ddt_bias;
     if (A) memset(A, 0, sizeof(double) * p->HV);
     if (B) memset(B, 0, sizeof(double) * p->HV * Kg);
-    double *nq = dp_effect_normalised(s, s->q, p->T * p->H * p->K), *nk = dp_effect_normalised(s, s->k, p->T * p->H * p->R * p->K);
+    double *nq = dp_effect_normalised(s, s->q, p->T * p->H * p->K),
+           *nk = dp_effect_normalised(s, s->k, p->T * p->H * p->R * p->K);
     for (int i = 0; i < s->N; i++) {
         const int r = dp_effect_order(s, i, s->N);
         const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
         dp_result part = s->out;
         part.dA_log = A ? dp_doubles(p->HV) : NULL;
         part.ddt_bias = B ? dp_doubles((int64_t)p->HV * Kg) : NULL;
-        (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(p, a, b, (nq ? nq : s->q) + a * p->H * p->K, (nk ? nk : s->k) + a * p->H * p->R * p->K, s->rstd_q + a * p->H,
-            s->rstd_k + a * p->H * p->R, dq + a * p->H * p->K, dk + a * p->H * p->R * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * p->R, &part);
+        (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(
+            p, a, b, (nq ? nq : s->q) + a * p->H * p->K, (nk ? nk : s->k) + a * p->H * p->R * p->K,
+            s->rstd_q + a * p->H, s->rstd_k + a * p->H * p->R, dq + a * p->H * p->K,
+            dk + a * p->H * p->R * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * p->R, &part);
         const int keep = s->fault != DP_FAULT_GATE_GRAD_PARTIAL || r == 0;
-        for (int hv = 0; !keep && hv < p->HV; hv++) dp_effect_hit(s, r, hv);
-        for (int i = 0; A && keep && i < p->HV; i++) A[i] = dp_round_arith(base, A[i] + part.dA_log[i]);
-        for (int i = 0; B && keep && i < p->HV * Kg; i++) B[i] = dp_round_arith(base, B[i] + part.ddt_bias[i]);
-        free(part.dA_log), free(part.ddt_bias);
+        for (int hv = 0; !keep && hv < p->HV; hv++)
+            dp_effect_hit(s, r, hv);
+        for (int i = 0; A && keep && i < p->HV; i++)
+            A[i] = dp_round_arith(base, A[i] + part.dA_log[i]);
+        for (int i = 0; B && keep && i < p->HV * Kg; i++)
+            B[i] = dp_round_arith(base, B[i] + part.ddt_bias[i]);
+        free(part.dA_log);
+        free(part.ddt_bias);
     }
-    free(nq), free(nk);
-    const struct { double *x; int64_t n; } st[] = {{s->out.dq, p->T * p->H * p->K}, {s->out.dk, p->T * p->H * p->K * p->R}, {s->out.dg, p->T * p->HV * Kg}, {s->out.dbeta, p->T * p->HV * p->R}};
-    for (size_t i = 0; i < sizeof st / sizeof *st; i++)          /* gradients leave in the inputs' type */
-        for (int64_t j = 0; j < st[i].n; j++) st[i].x[j] = dp_store(out, st[i].x[j]);
+    free(nq);
+    free(nk);
+    const struct {
+        double *x;
+        int64_t n;
+    } st[] = {{s->out.dq, p->T * p->H * p->K},
+              {s->out.dk, p->T * p->H * p->K * p->R},
+              {s->out.dg, p->T * p->HV * Kg},
+              {s->out.dbeta, p->T * p->HV * p->R}};
+    for (size_t i = 0; i < sizeof st / sizeof *st; i++) /* gradients leave in the inputs' type */
+        for (int64_t j = 0; j < st[i].n; j++)
+            st[i].x[j] = dp_store(out, st[i].x[j]);
 }
 
 static void all_grads(dp_sim *s) {
     const dp_problem *p = s->p;
-    const struct { double **x; int64_t n; } a[] = {{&s->dq, p->T * p->H * p->K}, {&s->dk, p->T * p->H * p->K * p->R}, {&s->dg, p->T * p->HV * dp_Kg(p)}, {&s->dbeta, p->T * p->HV * p->R}};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++) replace(a[i].x, dp_doubles(a[i].n));
+    const struct {
+        double **x;
+        int64_t n;
+    } a[] = {{&s->dq, p->T * p->H * p->K},
+             {&s->dk, p->T * p->H * p->K * p->R},
+             {&s->dg, p->T * p->HV * dp_Kg(p)},
+             {&s->dbeta, p->T * p->HV * p->R}};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        replace(a[i].x, dp_doubles(a[i].n));
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int g = 0; g < s->ngroup; g++) grads(s, g);
+    for (int g = 0; g < s->ngroup; g++)
+        grads(s, g);
 }
 
 static void pre_bwd(dp_sim *s) {
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int i = 0; i < s->N * s->p->HV; i++) pre_process_bwd(s, i / s->p->HV, i % s->p->HV);
+    for (int i = 0; i < s->N * s->p->HV; i++)
+        pre_process_bwd(s, i / s->p->HV, i % s->p->HV);
 }
 
 static void merge_bwd(dp_sim *s) {
     const int HV = s->p->HV;
-    if (s->merge == DP_MERGE_RING) for (int hv = 0; hv < HV; hv++) merge_bwd_ring(s, hv);
-    else for (int i = 0; i < s->N * HV; i++) merge_bwd_allgather(s, i / HV, i % HV);
+    if (s->merge == DP_MERGE_RING)
+        for (int hv = 0; hv < HV; hv++)
+            merge_bwd_ring(s, hv);
+    else
+        for (int i = 0; i < s->N * HV; i++)
+            merge_bwd_allgather(s, i / HV, i % HV);
 }
 
 static void states_bwd(dp_sim *s) {
     const int HV = s->p->HV;
 #pragma omp parallel for schedule(dynamic, 1) if (s->fault != DP_FAULT_CU_DIVIDED)
     for (int i = 0; i < s->N * HV; i++)
-        for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++) state_bwd(s, i / HV, i % HV, sub);
+        for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++)
+            state_bwd(s, i / HV, i % HV, sub);
 }
 
 static void dAv_once(dp_sim *s, int gi, int hv) {
@@ -699,14 +862,16 @@ static void backward(dp_sim *s) {
 }
 
 static void clear(double **a, int64_t n) {
-    for (int64_t i = 0; i < n; i++) replace(&a[i], NULL);
+    for (int64_t i = 0; i < n; i++)
+        replace(&a[i], NULL);
 }
 
 void dp_sim_begin(dp_sim *s, dp_format chain_format, dp_merge merge, int with_backward) {
     assert(!with_backward || s->p->dout);
     s->chain = chain_format;
     s->merge = merge;
-    if (s->fault != DP_FAULT_RACE && s->fault != DP_FAULT_ORDER_BY_RUN) memcpy(s->hit, s->hit_kept, (size_t)s->N * s->p->HV);
+    if (s->fault != DP_FAULT_RACE && s->fault != DP_FAULT_ORDER_BY_RUN)
+        memcpy(s->hit, s->hit_kept, (size_t)s->N * s->p->HV);
     if (!s->out.o || (with_backward && !s->out.dq)) {
         dp_result_free(&s->out);
         dp_result_alloc(&s->out, s->p, with_backward);
@@ -723,7 +888,9 @@ void dp_sim_stage(dp_sim *s, dp_stage stage) {
     case DP_STAGE_SOLVE: each_chunk(s, solve); break;
     case DP_STAGE_WY: each_chunk(s, wy); break;
     case DP_STAGE_PRE_FWD:
-        clear(s->factor, 2 * nch), clear(s->M, nr), clear(s->H, nr);
+        clear(s->factor, 2 * nch);
+        clear(s->M, nr);
+        clear(s->H, nr);
         pre_fwd(s);
         break;
     case DP_STAGE_MERGE_FWD: merge_fwd(s); break;
@@ -732,13 +899,15 @@ void dp_sim_stage(dp_sim *s, dp_stage stage) {
     case DP_STAGE_RECOMPUTE: states_fwd(s, 1); break;
     case DP_STAGE_DAV: each_chunk(s, dAv); break;
     case DP_STAGE_PRE_BWD:
-        clear(s->factor, 2 * nch), clear(s->dM, nr), clear(s->dH, nr);
+        clear(s->factor, 2 * nch);
+        clear(s->dM, nr);
+        clear(s->dH, nr);
         pre_bwd(s);
         break;
     case DP_STAGE_MERGE_BWD: merge_bwd(s); break;
     case DP_STAGE_STATE_BWD: states_bwd(s); break;
     case DP_STAGE_WY_BWD: all_grads(s); break;
-    case DP_STAGE_INTRA_BWD: break;                              /* came with wy_bwd */
+    case DP_STAGE_INTRA_BWD: break; /* came with wy_bwd */
     case DP_STAGE_GATE_BWD: gate_bwd(s); break;
     default: assert(0);
     }

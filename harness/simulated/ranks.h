@@ -1,35 +1,52 @@
-/* harness/simulated/ranks.h - the whole context-parallel pipeline on N simulated ranks in one process, forward and backward.
+/* harness/simulated/ranks.h - the whole context-parallel pipeline on N simulated ranks in one
+ * process, forward and backward.
  *
- * Each stage is computed in the formats that the policy names: the M chain in `chain`, everything else as `base` says (ref/vocabulary/formats.h).
- * A rank touches only its own tokens and what the all-gather (or the ring) brings it. Stages, in order:
- *   gate -> intra, wy -> pre_process_fwd -> all_gather, merge_fwd -> state_fwd -> output
- *   (recompute) -> dAv -> pre_process_bwd -> all_gather, merge_bwd -> state_bwd -> wy_bwd, intra_bwd -> gate_bwd
- * The merge accumulates in the base's accumulator format (fp32 for bf16). Chunks restart at every local sub-sequence.
- * Results are bitwise the same for any number of threads, and, but for dp_sim_new_lapack, on every machine.
+ * Each stage is computed in the formats that the policy names: the M chain in `chain`, everything
+ * else as `base` says (ref/vocabulary/formats.h). A rank touches only its own tokens and what the
+ * all-gather (or the ring) brings it. Stages, in order: gate -> intra, wy -> pre_process_fwd ->
+ * all_gather, merge_fwd -> state_fwd -> output (recompute) -> dAv -> pre_process_bwd -> all_gather,
+ * merge_bwd -> state_bwd -> wy_bwd, intra_bwd -> gate_bwd The merge accumulates in the base's
+ * accumulator format (fp32 for bf16). Chunks restart at every local sub-sequence. Results are
+ * bitwise the same for any number of threads, and, but for dp_sim_new_lapack, on every machine.
  */
 #ifndef DP_RANKS_H
 #define DP_RANKS_H
+#include "fault.h"
 #include "ref/chunk/chunk.h"
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/design.h"
 #include "ref/vocabulary/problem.h"
-#include "fault.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 #define DP_MAX_TRAJ 16
 
-/* The stages in the order in which they run. all_gather has no code of its own here: the merges read the pairs of other ranks. recompute repeats
- * state_fwd for the backward (only where a fault makes that differ); wy_bwd and intra_bwd run together. */
+/* The stages in the order in which they run. all_gather has no code of its own here: the merges
+ * read the pairs of other ranks. recompute repeats state_fwd for the backward (only where a fault
+ * makes that differ); wy_bwd and intra_bwd run together. */
 typedef enum {
-    DP_STAGE_GATE, DP_STAGE_INTRA, DP_STAGE_SOLVE, DP_STAGE_WY, DP_STAGE_PRE_FWD, DP_STAGE_MERGE_FWD, DP_STAGE_STATE_FWD, DP_STAGE_OUTPUT,
-    DP_STAGE_RECOMPUTE, DP_STAGE_DAV, DP_STAGE_PRE_BWD, DP_STAGE_MERGE_BWD, DP_STAGE_STATE_BWD, DP_STAGE_WY_BWD, DP_STAGE_INTRA_BWD, DP_STAGE_GATE_BWD,
+    DP_STAGE_GATE,
+    DP_STAGE_INTRA,
+    DP_STAGE_SOLVE,
+    DP_STAGE_WY,
+    DP_STAGE_PRE_FWD,
+    DP_STAGE_MERGE_FWD,
+    DP_STAGE_STATE_FWD,
+    DP_STAGE_OUTPUT,
+    DP_STAGE_RECOMPUTE,
+    DP_STAGE_DAV,
+    DP_STAGE_PRE_BWD,
+    DP_STAGE_MERGE_BWD,
+    DP_STAGE_STATE_BWD,
+    DP_STAGE_WY_BWD,
+    DP_STAGE_INTRA_BWD,
+    DP_STAGE_GATE_BWD,
     DP_NSTAGES
 } dp_stage;
 extern const char *const dp_stage_names[DP_NSTAGES];
 
-typedef struct {                 /* one chunk position: HV consecutive dp_chunk share it */
+typedef struct { /* one chunk position: HV consecutive dp_chunk share it */
     int rank, sub, c;
     int64_t t0;
 } dp_group;
@@ -37,58 +54,74 @@ typedef struct {                 /* one chunk position: HV consecutive dp_chunk 
 typedef struct {
     const dp_problem *p;
     dp_base base;
-    dp_design design;            /* of the simulation; bases of stages that differ from its own use their defaults */
-    dp_base at[DP_NSTAGES];      /* the base policy of each stage: all `base`, unless made by dp_sim_new_policy */
-    int by_inverse;              /* as in dp_chunk */
-    const dp_linear *linear;     /* who multiplies and solves */
+    dp_design
+        design; /* of the simulation; bases of stages that differ from its own use their defaults */
+    dp_base at[DP_NSTAGES];  /* the base policy of each stage: all `base`, unless made by
+                                dp_sim_new_policy */
+    int by_inverse;          /* as in dp_chunk */
+    const dp_linear *linear; /* who multiplies and solves */
     int N;
     dp_fault fault;
-    unsigned char *hit, *hit_kept;        /* [N*HV]: where the fault acted in the last run (fault_effect.h; faults that show between runs: in all so far); in what later runs keep */
-    int runs;                    /* dp_sim_run calls that have ended */
-    const dp_problem *given;     /* what dp_sim_new was given; p is &own when a fault reads other inputs */
+    unsigned char *hit,
+        *hit_kept; /* [N*HV]: where the fault acted in the last run (fault_effect.h; faults that
+                      show between runs: in all so far); in what later runs keep */
+    int runs;      /* dp_sim_run calls that have ended */
+    const dp_problem
+        *given; /* what dp_sim_new was given; p is &own when a fault reads other inputs */
     dp_problem own;
-    dp_context *ctx;             /* [N] */
-    double *q, *k, *g, *beta, *rstd_q, *rstd_k;   /* activated, all tokens */
+    dp_context *ctx;                            /* [N] */
+    double *q, *k, *g, *beta, *rstd_q, *rstd_k; /* activated, all tokens */
     int ngroup;
     dp_group *group;
-    int **first;                 /* [N][nlocal+1]: group range of a local sub-sequence */
-    dp_chunk *ch;                /* [ngroup][HV] */
-    double **factor;             /* [2][ngroup][HV]: M_c, formed on first use; second half: for the backward, where its base differs */
-    double *dq, *dk, *dg, *dbeta;        /* gradients of the activated inputs, from intra_bwd and wy_bwd */
+    int **first;     /* [N][nlocal+1]: group range of a local sub-sequence */
+    dp_chunk *ch;    /* [ngroup][HV] */
+    double **factor; /* [2][ngroup][HV]: M_c, formed on first use; second half: for the backward,
+                        where its base differs */
+    double *dq, *dk, *dg, *dbeta; /* gradients of the activated inputs, from intra_bwd and wy_bwd */
 
-    /* results of the last dp_sim_run; [N*HV] pointers, NULL where the rank has none (math.md g.2) */
+    /* results of the last dp_sim_run; [N*HV] pointers, NULL where the rank has none (math.md g.2)
+     */
     dp_format chain;
     dp_merge merge;
     dp_result out;
     double **S_in, **M, **H, **dS_out, **dM, **dH;
     int traj_rank, ntraj, traj_chunks[DP_MAX_TRAJ];
-    double **traj;               /* [ntraj*HV]: M of traj_rank after that many chunks */
+    double **traj; /* [ntraj*HV]: M of traj_rank after that many chunks */
     int have_forward, have_backward;
 } dp_sim;
 
-dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault, dp_err *e);
+dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault,
+                     dp_err *e);
 /* A chunk design (chunk > 0) without faults. */
-dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N, dp_err *e);
+dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
+                            dp_err *e);
 /* The same over CBLAS and LAPACKE: other orders of summation, those of the machine. */
 dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);
 /* With a base of its own for every stage. */
-dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N, dp_fault fault, dp_err *e);
-/* The same problem on another number of ranks, without faults. 1: its chunks are the same ones, so what was made of them alone is kept, and s->out
- * as it is until the next run; 0: they are not, and *s stays as it was. */
+dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N,
+                            dp_fault fault, dp_err *e);
+/* The same problem on another number of ranks, without faults. 1: its chunks are the same ones, so
+ * what was made of them alone is kept, and s->out as it is until the next run; 0: they are not, and
+ * *s stays as it was. */
 int dp_sim_split(dp_sim *s, int N);
-/* What ranks exchange and receive alone (M, H, S_in and their gradients): s->out is as it was. Gradients need a run with backward before it. */
+/* What ranks exchange and receive alone (M, H, S_in and their gradients): s->out is as it was.
+ * Gradients need a run with backward before it. */
 void dp_sim_run_ranks(dp_sim *s, dp_format chain, dp_merge merge, int backward);
 void dp_sim_free(dp_sim *s);
 /* Work that no chain format changes is done once and kept between calls. */
 void dp_sim_run(dp_sim *s, dp_format chain, dp_merge merge, int backward);
-/* One stage at a time, from whatever *s holds at that moment, keeping nothing of earlier runs: dp_sim_begin, then the stages in order. */
+/* One stage at a time, from whatever *s holds at that moment, keeping nothing of earlier runs:
+ * dp_sim_begin, then the stages in order. */
 void dp_sim_begin(dp_sim *s, dp_format chain, dp_merge merge, int backward);
 void dp_sim_stage(dp_sim *s, dp_stage stage);
 
-static inline dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv) { return &s->ch[(int64_t)group * s->p->HV + hv]; }
-const double *dp_sim_factor(dp_sim *s, int group, int hv);                 /* M_c [K][K] */
-/* State before local sub-sequence sub of rank r without what the merge brings: s0 where the sequence starts here, else zeros. */
-const double *dp_sim_start(const dp_sim *s, int rank, int sub);            /* [HV][K][V], or NULL for zeros */
+static inline dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv) {
+    return &s->ch[(int64_t)group * s->p->HV + hv];
+}
+const double *dp_sim_factor(dp_sim *s, int group, int hv); /* M_c [K][K] */
+/* State before local sub-sequence sub of rank r without what the merge brings: s0 where the
+ * sequence starts here, else zeros. */
+const double *dp_sim_start(const dp_sim *s, int rank, int sub); /* [HV][K][V], or NULL for zeros */
 /* do at a token for head hv: row stride HV*V in the problem; gathered into [c][V]. */
 void dp_sim_gather_do(const dp_sim *s, int group, int hv, double *dout);
 

@@ -1,8 +1,11 @@
-/* harness/simulated/stage_tensor.h - intermediates of the pipeline under the names that the field uses, laid out as FLA lays them out.
+/* harness/simulated/stage_tensor.h - intermediates of the pipeline under the names that the field
+ * uses, laid out as FLA lays them out.
  *
- * C = 64 R columns in Akk and Aqk: column i R + j is key j of token i of the row's chunk; judged up to the diagonal (block), 0 above it. Axes R are
- * left out for one key a token. Chunks restart at every local sub-sequence and count rank by rank: [chunks] has dp_stage_tensor_chunks entries, with one
- * rank FLA's own. Rank tensors: what a rank does not have (M, H of the last, S_in of the first, and so on, math.md g.2) is not judged.
+ * C = 64 R columns in Akk and Aqk: column i R + j is key j of token i of the row's chunk; judged up
+ * to the diagonal (block), 0 above it. Axes R are left out for one key a token. Chunks restart at
+ * every local sub-sequence and count rank by rank: [chunks] has dp_stage_tensor_chunks entries,
+ * with one rank FLA's own. Rank tensors: what a rank does not have (M, H of the last, S_in of the
+ * first, and so on, math.md g.2) is not judged.
  */
 #ifndef DP_STAGE_TENSOR_H
 #define DP_STAGE_TENSOR_H
@@ -11,24 +14,54 @@
 extern "C" {
 #endif
 
-typedef enum { DP_GCUM, DP_AKK, DP_AQK, DP_W, DP_U, DP_KG, DP_QG, DP_M, DP_H, DP_S_IN, DP_STATE, DP_V_NEW, DP_DV_LOCAL, DP_DS_OUT, DP_DM, DP_DH, DP_DSTATE, DP_DV_NEW, DP_NSTAGE_TENSORS } dp_stage_tensor;
+typedef enum {
+    DP_GCUM,
+    DP_AKK,
+    DP_AQK,
+    DP_W,
+    DP_U,
+    DP_KG,
+    DP_QG,
+    DP_M,
+    DP_H,
+    DP_S_IN,
+    DP_STATE,
+    DP_V_NEW,
+    DP_DV_LOCAL,
+    DP_DS_OUT,
+    DP_DM,
+    DP_DH,
+    DP_DSTATE,
+    DP_DV_NEW,
+    DP_NSTAGE_TENSORS
+} dp_stage_tensor;
 typedef enum { DP_PER_TOKEN, DP_PER_CHUNK, DP_PER_RANK } dp_stage_tensor_kind;
-typedef struct { const char *name, *alias[3]; dp_stage_tensor_kind kind; int backward; const char *shape, *what; } dp_stage_tensor_info;
+typedef struct {
+    const char *name, *alias[3];
+    dp_stage_tensor_kind kind;
+    int backward;
+    const char *shape, *what;
+} dp_stage_tensor_info;
 extern const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS];
-int dp_stage_tensor_find(const char *name);                             /* name or alias; -1 */
+int dp_stage_tensor_find(const char *name); /* name or alias; -1 */
 
-int dp_stage_tensor_chunks(const dp_problem *p, int N, int rank);       /* of that rank, -1: of all; T % N == 0 */
-int dp_stage_tensor_shape(const dp_problem *p, int N, int stage, int64_t shape[5]);        /* returns the number of axes */
-int64_t dp_stage_tensor_size(const dp_problem *p, int N, int stage);    /* product of the shape */
+int dp_stage_tensor_chunks(const dp_problem *p, int N,
+                           int rank); /* of that rank, -1: of all; T % N == 0 */
+int dp_stage_tensor_shape(const dp_problem *p, int N, int stage,
+                          int64_t shape[5]); /* returns the number of axes */
+int64_t dp_stage_tensor_size(const dp_problem *p, int N, int stage); /* product of the shape */
 void dp_stage_tensor_rows(const dp_problem *p, int N, int stage, int64_t *rows, int64_t *width);
 
-/* The value in a run of the simulated ranks, in that shape (to be freed); NAN where a rank has none. Backward stages need a backward run. */
+/* The value in a run of the simulated ranks, in that shape (to be freed); NAN where a rank has
+ * none. Backward stages need a backward run. */
 double *dp_stage_tensor_value(const dp_sim *s, int stage);
 
 /* Of a stage of tokens: rows a token and head, and their width. */
 void dp_stage_tensor_token_row(const dp_problem *p, int stage, int *per, int64_t *width);
-/* Of row `row` of such a stage in a chunk: distance of its entries, and how many of them mean something. */
-void dp_stage_tensor_columns(const dp_chunk *ch, int stage, int row, int64_t width, int64_t *stride, int64_t *used);
+/* Of row `row` of such a stage in a chunk: distance of its entries, and how many of them mean
+ * something. */
+void dp_stage_tensor_columns(const dp_chunk *ch, int stage, int row, int64_t width, int64_t *stride,
+                             int64_t *used);
 /* Where a stage that each chunk holds lies in it. */
 const double *dp_stage_tensor_in_chunk(const dp_chunk *ch, int stage);
 

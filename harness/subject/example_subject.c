@@ -1,45 +1,68 @@
-/* A subject to copy: the step recurrence of ref/math.md b and its adjoint (d), in fp32, one head after the other.
+/* A subject to copy: the step recurrence of ref/math.md b and its adjoint (d), in fp32, one head
+ * after the other.
  *
- *     cc -O2 -fPIC -shared -ffp-contract=off -Iharness harness/subject/example_subject.c -o build/libexample.so -lm
- *     build/deltaproof run smoke-kda --subject build/libexample.so
+ *     cc -O2 -fPIC -shared -ffp-contract=off -Iharness harness/subject/example_subject.c -o
+ * build/libexample.so -lm build/deltaproof run smoke-kda --subject build/libexample.so
  */
 #include "harness/deltaproof_subject.h"
 #include <math.h>
 #include <stdlib.h>
 
-static const deltaproof_subject_info ABOUT = {.abi = DP_SUBJECT_ABI, .kind = DP_SUBJECT_WHOLE, .max_ranks = 1, .name = "example", .base = "fp32", .chain = "fp32",
-                                              .writes = "o final_state dq dk dv dg dbeta dA_log ddt_bias ds0"};
+static const deltaproof_subject_info ABOUT = {
+    .abi = DP_SUBJECT_ABI,
+    .kind = DP_SUBJECT_WHOLE,
+    .max_ranks = 1,
+    .name = "example",
+    .base = "fp32",
+    .chain = "fp32",
+    .writes = "o final_state dq dk dv dg dbeta dA_log ddt_bias ds0"};
 const deltaproof_subject_info *deltaproof_subject_about(void) { return &ABOUT; }
 
 typedef deltaproof_subject_problem problem;
-enum { KEEP = 64 };                      /* the forward pass keeps the state before every 64th token; the backward pass computes 64 at a time again */
+enum {
+    KEEP = 64
+}; /* the forward pass keeps the state before every 64th token; the backward pass computes 64 at a
+      time again */
 
 /* The activated inputs of one token and head. */
-typedef struct { float *q, *k, *decay, *beta, rq, *rk; } token;
+typedef struct {
+    float *q, *k, *decay, *beta, rq, *rk;
+} token;
 
 static float sigmoid(float x) { return x >= 0 ? 1 / (1 + expf(-x)) : expf(x) / (1 + expf(x)); }
 static float softplus(float x) { return x > 0 ? x + log1pf(expf(-x)) : log1pf(expf(x)); }
 
-static float unit(const double *x, int n, int norm, float *y) {  /* y = x / sqrt(sum of squares + 1e-6); returns the factor */
+static float unit(const double *x, int n, int norm,
+                  float *y) { /* y = x / sqrt(sum of squares + 1e-6); returns the factor */
     float s = 0;
-    for (int i = 0; norm && i < n; i++) s += (float)x[i] * (float)x[i];
+    for (int i = 0; norm && i < n; i++)
+        s += (float)x[i] * (float)x[i];
     const float r = norm ? 1 / sqrtf(s + 1e-6f) : 1;
-    for (int i = 0; i < n; i++) y[i] = (float)x[i] * r;
+    for (int i = 0; i < n; i++)
+        y[i] = (float)x[i] * r;
     return r;
 }
 
 static void activate(const problem *p, int64_t t, int hv, token *x) {
     const int h = hv / (p->HV / p->H), K = p->K, R = p->R;
     x->rq = unit(p->q + (t * p->H + h) * K, K, p->l2norm, x->q);
-    for (int j = 0; j < R; j++) x->rk[j] = unit(p->k + ((t * p->H + h) * R + j) * K, K, p->l2norm, x->k + j * K);
+    for (int j = 0; j < R; j++)
+        x->rk[j] = unit(p->k + ((t * p->H + h) * R + j) * K, K, p->l2norm, x->k + j * K);
     for (int j = 0; j < R; j++) {
         const float b = (float)p->beta[(t * p->HV + hv) * R + j];
-        x->beta[j] = p->beta_form == DP_SUBJECT_BETA_PLAIN ? b : (p->beta_form == DP_SUBJECT_BETA_SIGMOID2 ? 2 : 1) * sigmoid(b);
+        x->beta[j] = p->beta_form == DP_SUBJECT_BETA_PLAIN
+                         ? b
+                         : (p->beta_form == DP_SUBJECT_BETA_SIGMOID2 ? 2 : 1) * sigmoid(b);
     }
     for (int i = 0; i < K; i++) {
         const int c = p->Kg == 1 ? 0 : i;
-        const float raw = (float)p->g[(t * p->HV + hv) * p->Kg + c], a = p->A_log ? expf((float)p->A_log[hv]) : 1, y = raw + (p->dt_bias ? (float)p->dt_bias[hv * p->Kg + c] : 0);
-        const float g = p->gate_form == DP_SUBJECT_GATE_LOG ? raw : p->gate_form == DP_SUBJECT_GATE_SOFTPLUS ? -a * softplus(y) : (float)p->lower_bound * sigmoid(a * y);
+        const float raw = (float)p->g[(t * p->HV + hv) * p->Kg + c],
+                    a = p->A_log ? expf((float)p->A_log[hv]) : 1,
+                    y = raw + (p->dt_bias ? (float)p->dt_bias[hv * p->Kg + c] : 0);
+        const float g = p->gate_form == DP_SUBJECT_GATE_LOG ? raw
+                        : p->gate_form == DP_SUBJECT_GATE_SOFTPLUS
+                            ? -a * softplus(y)
+                            : (float)p->lower_bound * sigmoid(a * y);
         x->decay[i] = expf(g);
     }
 }
@@ -48,11 +71,13 @@ static void activate(const problem *p, int64_t t, int hv, token *x) {
 static void read_state(const problem *p, const token *x, const double *v, float *S, float *E) {
     const int K = p->K, V = p->V, R = p->R;
     for (int i = 0; i < K; i++)
-        for (int c = 0; c < V; c++) S[i * V + c] *= x->decay[i];
+        for (int c = 0; c < V; c++)
+            S[i * V + c] *= x->decay[i];
     for (int j = 0; j < R; j++)
         for (int c = 0; c < V; c++) {
             float s = 0;
-            for (int i = 0; i < K; i++) s += x->k[j * K + i] * S[i * V + c];
+            for (int i = 0; i < K; i++)
+                s += x->k[j * K + i] * S[i * V + c];
             E[j * V + c] = (float)v[j * V + c] - s;
         }
 }
@@ -62,111 +87,154 @@ static void write_state(const problem *p, const token *x, const float *E, float 
     const int K = p->K, V = p->V;
     for (int j = 0; j < p->R; j++)
         for (int i = 0; i < K; i++)
-            for (int c = 0; c < V; c++) S[i * V + c] += x->k[j * K + i] * (x->beta[j] * E[j * V + c]);
+            for (int c = 0; c < V; c++)
+                S[i * V + c] += x->k[j * K + i] * (x->beta[j] * E[j * V + c]);
 }
 
-static const double *values(const problem *p, int64_t t, int hv) { return p->v + (t * p->HV + hv) * p->R * p->V; }
+static const double *values(const problem *p, int64_t t, int hv) {
+    return p->v + (t * p->HV + hv) * p->R * p->V;
+}
 
 /* One sequence of one head; kept [(tokens / KEEP) + 1][K][V], NULL: forward only. */
-static void forward(const problem *p, int seq, int hv, token *x, float *S, float *E, float *kept, double *o, double *final_state) {
+static void forward(const problem *p, int seq, int hv, token *x, float *S, float *E, float *kept,
+                    double *o, double *final_state) {
     const int K = p->K, V = p->V;
     const int64_t at = ((int64_t)seq * p->HV + hv) * K * V, t0 = p->cu[seq];
-    for (int i = 0; i < K * V; i++) S[i] = p->initial_state ? (float)p->initial_state[at + i] : 0;
+    for (int i = 0; i < K * V; i++)
+        S[i] = p->initial_state ? (float)p->initial_state[at + i] : 0;
     for (int64_t t = t0; t < p->cu[seq + 1]; t++) {
-        if (kept && (t - t0) % KEEP == 0) memcpy(kept + (t - t0) / KEEP * K * V, S, sizeof *S * K * V);
+        if (kept && (t - t0) % KEEP == 0)
+            memcpy(kept + (t - t0) / KEEP * K * V, S, sizeof *S * K * V);
         activate(p, t, hv, x);
         read_state(p, x, values(p, t, hv), S, E);
         write_state(p, x, E, S);
         for (int c = 0; c < V; c++) {
             float s = 0;
-            for (int i = 0; i < K; i++) s += x->q[i] * S[i * V + c];
+            for (int i = 0; i < K; i++)
+                s += x->q[i] * S[i * V + c];
             if (o) o[(t * p->HV + hv) * V + c] = (float)p->scale * s;
         }
     }
-    for (int i = 0; final_state && i < K * V; i++) final_state[at + i] = S[i];
+    for (int i = 0; final_state && i < K * V; i++)
+        final_state[at + i] = S[i];
 }
 
 /* d of the raw vector from d of its normalised form y: r (d - y <y, d>), added to out. */
 static void add_unit(const float *y, const float *d, float r, int n, int norm, double *out) {
     float s = 0;
-    for (int i = 0; norm && i < n; i++) s += y[i] * d[i];
-    for (int i = 0; i < n; i++) out[i] = (float)out[i] + r * (d[i] - y[i] * s);
+    for (int i = 0; norm && i < n; i++)
+        s += y[i] * d[i];
+    for (int i = 0; i < n; i++)
+        out[i] = (float)out[i] + r * (d[i] - y[i] * s);
 }
 
-typedef struct { double *dq, *dk, *dv, *dg, *dbeta, *dA_log, *ddt_bias, *ds0; } gradients;
+typedef struct {
+    double *dq, *dk, *dv, *dg, *dbeta, *dA_log, *ddt_bias, *ds0;
+} gradients;
 
-static void gate_gradient(const problem *p, int64_t t, int hv, const float *dlog, const gradients *d) {      /* dlog [K]: of the log decay */
+static void gate_gradient(const problem *p, int64_t t, int hv, const float *dlog,
+                          const gradients *d) { /* dlog [K]: of the log decay */
     for (int c = 0; c < p->Kg; c++) {
         const int64_t z = (t * p->HV + hv) * p->Kg + c;
-        const float y = (float)p->g[z] + (p->dt_bias ? (float)p->dt_bias[hv * p->Kg + c] : 0), a = p->A_log ? expf((float)p->A_log[hv]) : 1;
+        const float y = (float)p->g[z] + (p->dt_bias ? (float)p->dt_bias[hv * p->Kg + c] : 0),
+                    a = p->A_log ? expf((float)p->A_log[hv]) : 1;
         float x = 0, dx = 1, dA = 0;
-        for (int i = 0; i < (p->Kg == 1 ? p->K : 1); i++) x += dlog[p->Kg == 1 ? i : c];
-        if (p->gate_form == DP_SUBJECT_GATE_SOFTPLUS) dx = -a * sigmoid(y), dA = -a * softplus(y);
-        if (p->gate_form == DP_SUBJECT_GATE_LOWER_BOUND) dx = (float)p->lower_bound * sigmoid(a * y) * sigmoid(-a * y) * a, dA = dx * y;
+        for (int i = 0; i < (p->Kg == 1 ? p->K : 1); i++)
+            x += dlog[p->Kg == 1 ? i : c];
+        if (p->gate_form == DP_SUBJECT_GATE_SOFTPLUS) {
+            dx = -a * sigmoid(y);
+            dA = -a * softplus(y);
+        }
+
+        if (p->gate_form == DP_SUBJECT_GATE_LOWER_BOUND) {
+            dx = (float)p->lower_bound * sigmoid(a * y) * sigmoid(-a * y) * a;
+            dA = dx * y;
+        }
+
         if (d->dg) d->dg[z] = x * dx;
         if (d->ddt_bias) d->ddt_bias[hv * p->Kg + c] = (float)d->ddt_bias[hv * p->Kg + c] + x * dx;
         if (d->dA_log) d->dA_log[hv] = (float)d->dA_log[hv] + x * dA;
     }
 }
 
-/* Token t from the state before it (S) and the gradient of the state after it (G, replaced by that of the state before it). */
-static void step_back(const problem *p, int64_t t, int hv, token *x, float *S, float *G, float *E, float *w, const gradients *d) {
+/* Token t from the state before it (S) and the gradient of the state after it (G, replaced by that
+ * of the state before it). */
+static void step_back(const problem *p, int64_t t, int hv, token *x, float *S, float *G, float *E,
+                      float *w, const gradients *d) {
     const int K = p->K, V = p->V, R = p->R, h = hv / (p->HV / p->H);
     const double *dout = p->dout + (t * p->HV + hv) * V, *v = values(p, t, hv);
     float *dq = w, *dlog = w + K, *dU = w + 2 * K, *dk = dU + R * V;
     activate(p, t, hv, x);
-    read_state(p, x, v, S, E);                                   /* S: decayed, not yet written to */
+    read_state(p, x, v, S, E); /* S: decayed, not yet written to */
     for (int i = 0; i < K; i++) {
         float s = 0;
-        for (int c = 0; c < V; c++) s += S[i * V + c] * (float)dout[c], G[i * V + c] += (float)p->scale * x->q[i] * (float)dout[c];
+        for (int c = 0; c < V; c++) {
+            s += S[i * V + c] * (float)dout[c];
+            G[i * V + c] += (float)p->scale * x->q[i] * (float)dout[c];
+        }
+
         dq[i] = s;
     }
-    for (int j = 0; j < R; j++) {                                /* o reads the state after the write: S + k' beta E */
+    for (int j = 0; j < R; j++) { /* o reads the state after the write: S + k' beta E */
         float s = 0;
-        for (int c = 0; c < V; c++) s += x->beta[j] * E[j * V + c] * (float)dout[c];
-        for (int i = 0; i < K; i++) dq[i] += x->k[j * K + i] * s;
+        for (int c = 0; c < V; c++)
+            s += x->beta[j] * E[j * V + c] * (float)dout[c];
+        for (int i = 0; i < K; i++)
+            dq[i] += x->k[j * K + i] * s;
     }
-    for (int i = 0; i < K; i++) dq[i] *= (float)p->scale;
+    for (int i = 0; i < K; i++)
+        dq[i] *= (float)p->scale;
     for (int j = 0; j < R; j++) {
         const int64_t z = (t * p->HV + hv) * R + j;
         float db = 0;
         for (int c = 0; c < V; c++) {
             float s = 0;
-            for (int i = 0; i < K; i++) s += x->k[j * K + i] * G[i * V + c];
+            for (int i = 0; i < K; i++)
+                s += x->k[j * K + i] * G[i * V + c];
             db += s * E[j * V + c];
-            dU[j * V + c] = x->beta[j] * s;                      /* gradient of E, and of v */
+            dU[j * V + c] = x->beta[j] * s; /* gradient of E, and of v */
             if (d->dv) d->dv[z * V + c] = dU[j * V + c];
         }
-        const float b = p->beta_form == DP_SUBJECT_BETA_PLAIN ? 0 : sigmoid((float)p->beta[z]), f = p->beta_form == DP_SUBJECT_BETA_SIGMOID2 ? 2 : 1;
-        if (d->dbeta) d->dbeta[z] = p->beta_form == DP_SUBJECT_BETA_PLAIN ? db : db * f * b * (1 - b);
+        const float b = p->beta_form == DP_SUBJECT_BETA_PLAIN ? 0 : sigmoid((float)p->beta[z]),
+                    f = p->beta_form == DP_SUBJECT_BETA_SIGMOID2 ? 2 : 1;
+        if (d->dbeta)
+            d->dbeta[z] = p->beta_form == DP_SUBJECT_BETA_PLAIN ? db : db * f * b * (1 - b);
     }
     for (int j = 0; j < R; j++)
         for (int i = 0; i < K; i++) {
             float s = 0;
-            for (int c = 0; c < V; c++) s += G[i * V + c] * (x->beta[j] * E[j * V + c]) - S[i * V + c] * dU[j * V + c];
+            for (int c = 0; c < V; c++)
+                s += G[i * V + c] * (x->beta[j] * E[j * V + c]) - S[i * V + c] * dU[j * V + c];
             dk[j * K + i] = s;
         }
     for (int i = 0; i < K; i++) {
         float s = 0;
         for (int c = 0; c < V; c++) {
-            for (int j = 0; j < R; j++) G[i * V + c] -= x->k[j * K + i] * dU[j * V + c];
+            for (int j = 0; j < R; j++)
+                G[i * V + c] -= x->k[j * K + i] * dU[j * V + c];
             s += G[i * V + c] * S[i * V + c];
             G[i * V + c] *= x->decay[i];
         }
         dlog[i] = s;
     }
     if (d->dq) add_unit(x->q, dq, x->rq, K, p->l2norm, d->dq + (t * p->H + h) * K);
-    for (int j = 0; d->dk && j < R; j++) add_unit(x->k + j * K, dk + j * K, x->rk[j], K, p->l2norm, d->dk + ((t * p->H + h) * R + j) * K);
+    for (int j = 0; d->dk && j < R; j++)
+        add_unit(x->k + j * K, dk + j * K, x->rk[j], K, p->l2norm,
+                 d->dk + ((t * p->H + h) * R + j) * K);
     gate_gradient(p, t, hv, dlog, d);
 }
 
-static void backward(const problem *p, int seq, int hv, token *x, float *S, float *E, const float *kept, float *again, float *G, float *w, const gradients *d) {
+static void backward(const problem *p, int seq, int hv, token *x, float *S, float *E,
+                     const float *kept, float *again, float *G, float *w, const gradients *d) {
     const int K = p->K, V = p->V;
     const int64_t at = ((int64_t)seq * p->HV + hv) * K * V, t0 = p->cu[seq];
-    for (int i = 0; i < K * V; i++) G[i] = p->dfinal_state ? (float)p->dfinal_state[at + i] : 0;
+    for (int i = 0; i < K * V; i++)
+        G[i] = p->dfinal_state ? (float)p->dfinal_state[at + i] : 0;
     for (int64_t t = p->cu[seq + 1] - 1; t >= t0; t--) {
         const int64_t from = t0 + (t - t0) / KEEP * KEEP;
-        if (t == p->cu[seq + 1] - 1 || (t - t0) % KEEP == KEEP - 1) {            /* again [KEEP][K][V]: states before the tokens from .. t */
+        if (t == p->cu[seq + 1] - 1 ||
+            (t - t0) % KEEP ==
+                KEEP - 1) { /* again [KEEP][K][V]: states before the tokens from .. t */
             memcpy(S, kept + (from - t0) / KEEP * K * V, sizeof *S * K * V);
             for (int64_t z = from; z <= t; z++) {
                 memcpy(again + (z - from) * K * V, S, sizeof *S * K * V);
@@ -177,7 +245,8 @@ static void backward(const problem *p, int seq, int hv, token *x, float *S, floa
         }
         step_back(p, t, hv, x, again + (t - from) * K * V, G, E, w, d);
     }
-    for (int i = 0; d->ds0 && i < K * V; i++) d->ds0[at + i] = G[i];
+    for (int i = 0; d->ds0 && i < K * V; i++)
+        d->ds0[at + i] = G[i];
 }
 
 static void zero(double *x, int64_t n) {
@@ -186,23 +255,39 @@ static void zero(double *x, int64_t n) {
 
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c) {
     const int64_t K = p->K, V = p->V, R = p->R, KV = K * V;
-    double *o = deltaproof_subject_find(c, "o"), *final_state = deltaproof_subject_find(c, "final_state");
-    const gradients d = {deltaproof_subject_find(c, "dq"), deltaproof_subject_find(c, "dk"), deltaproof_subject_find(c, "dv"), deltaproof_subject_find(c, "dg"), deltaproof_subject_find(c, "dbeta"),
-                         deltaproof_subject_find(c, "dA_log"), deltaproof_subject_find(c, "ddt_bias"), deltaproof_subject_find(c, "ds0")};
-    float *work = malloc(sizeof *work * (size_t)(2 * KV + 4 * K + 2 * R * K + 2 * R + 2 * R * V)), *kept = malloc(sizeof *kept * (size_t)((p->T / KEEP + 1) * KV)), *again = malloc(sizeof *again * KEEP * (size_t)KV);
+    double *o = deltaproof_subject_find(c, "o"),
+           *final_state = deltaproof_subject_find(c, "final_state");
+    const gradients d = {
+        deltaproof_subject_find(c, "dq"),       deltaproof_subject_find(c, "dk"),
+        deltaproof_subject_find(c, "dv"),       deltaproof_subject_find(c, "dg"),
+        deltaproof_subject_find(c, "dbeta"),    deltaproof_subject_find(c, "dA_log"),
+        deltaproof_subject_find(c, "ddt_bias"), deltaproof_subject_find(c, "ds0")};
+    float *work = malloc(sizeof *work * (size_t)(2 * KV + 4 * K + 2 * R * K + 2 * R + 2 * R * V)),
+          *kept = malloc(sizeof *kept * (size_t)((p->T / KEEP + 1) * KV)),
+          *again = malloc(sizeof *again * KEEP * (size_t)KV);
     if (!work || !kept || !again) {
         strcpy(c->why, "out of memory");
         return 1;
     }
     float *S = work, *G = S + KV, *at = G + KV;
-    token x = {.q = at, .decay = at + K, .k = at + 2 * K, .beta = at + 2 * K + R * K, .rk = at + 2 * K + R * K + R};
-    float *E = at + 2 * K + R * K + 2 * R, *w = E + R * V;       /* w: dq [K], dlog [K], dU [R][V], dk [R][K] */
-    zero(d.dq, p->T * p->H * K), zero(d.dk, p->T * p->H * R * K), zero(d.dA_log, p->HV), zero(d.ddt_bias, p->HV * p->Kg);
+    token x = {.q = at,
+               .decay = at + K,
+               .k = at + 2 * K,
+               .beta = at + 2 * K + R * K,
+               .rk = at + 2 * K + R * K + R};
+    float *E = at + 2 * K + R * K + 2 * R,
+          *w = E + R * V; /* w: dq [K], dlog [K], dU [R][V], dk [R][K] */
+    zero(d.dq, p->T * p->H * K);
+    zero(d.dk, p->T * p->H * R * K);
+    zero(d.dA_log, p->HV);
+    zero(d.ddt_bias, p->HV * p->Kg);
     for (int seq = 0; seq < p->Nseq; seq++)
         for (int hv = 0; hv < p->HV; hv++) {
             forward(p, seq, hv, &x, S, E, p->backward ? kept : NULL, o, final_state);
             if (p->backward) backward(p, seq, hv, &x, S, E, kept, again, G, w, &d);
         }
-    free(work), free(kept), free(again);
+    free(work);
+    free(kept);
+    free(again);
     return DP_SUBJECT_OK;
 }

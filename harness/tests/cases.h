@@ -1,8 +1,9 @@
-/* harness/tests/cases.h - cases for tests: by name from the cases folder, or from text. 0: refused, and the test has failed with the message. */
+/* harness/tests/cases.h - cases for tests: by name from the cases folder, or from text. 0: refused,
+ * and the test has failed with the message. */
 #ifndef DP_TESTS_CASES_H
 #define DP_TESTS_CASES_H
-#include "harness/case/case.h"
 #include "gt.h"
+#include "harness/case/case.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,21 +1,25 @@
-/* harness/tests/oracle.h - a second, independent witness: the step recurrence and its adjoint in 80-bit long double, written as the
- * formulas of math.md b, c, d read, one head and one sequence at a time. Accurate to about 1e-18, slow, for small problems only. */
+/* harness/tests/oracle.h - a second, independent witness: the step recurrence and its adjoint in
+ * 80-bit long double, written as the formulas of math.md b, c, d read, one head and one sequence at
+ * a time. Accurate to about 1e-18, slow, for small problems only. */
 #ifndef DP_ORACLE_H
 #define DP_ORACLE_H
 #include "ref/vocabulary/problem.h"
-void oracle_run(const dp_problem *p, dp_result *r, int backward);      /* r allocated by dp_result_alloc */
-/* A random problem with everything switched on that the arguments ask for; deterministic in seed. */
+void oracle_run(const dp_problem *p, dp_result *r,
+                int backward); /* r allocated by dp_result_alloc */
+/* A random problem with everything switched on that the arguments ask for; deterministic in seed.
+ */
 typedef struct {
     dp_model model;
     int64_t T;
     int H, HV, K, V, R, Nseq;
-    const int64_t *cu;           /* NULL: one sequence */
+    const int64_t *cu; /* NULL: one sequence */
     dp_gate gate;
     dp_beta beta;
     int l2norm, s0, backward;
-    double g_scale;              /* typical |g| */
+    double g_scale; /* typical |g| */
     uint64_t seed;
 } oracle_spec;
 void oracle_problem(dp_problem *p, const oracle_spec *s);
-double oracle_maxrel(const double *got, const double *want, int64_t n);   /* max |got - want| / max |want|; NaN gives inf */
+double oracle_maxrel(const double *got, const double *want,
+                     int64_t n); /* max |got - want| / max |want|; NaN gives inf */
 #endif

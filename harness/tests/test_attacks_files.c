@@ -8,7 +8,7 @@
 
 #define TINY "reason = r\nsource = s\nop = kda\nT = 3\nK = 2\nV = 2\n"
 
-/* ---- item 1 ------------------------------------------------------------------------------ */
+/* ---- item 1 ---------------------------------------------------------------------------------- */
 
 /* A folder that looks like the source tree and like a place to import from. */
 static void plant(const char *dir) {
@@ -45,7 +45,7 @@ DP_TEST(attacks_files, code_of_the_present_folder_never_runs) {
     free((char *)dir);
 }
 
-/* ---- item 6 ------------------------------------------------------------------------------ */
+/* ---- item 6 ---------------------------------------------------------------------------------- */
 
 DP_TEST(attacks_files, a_planted_link_is_not_written_through) {
     const char *dir = strdup(at_dir("links"));
@@ -127,7 +127,7 @@ DP_TEST(attacks_files, kills_leave_whole_files_and_the_next_run_removes_the_rest
     free((char *)dir);
 }
 
-/* ---- item 8 ------------------------------------------------------------------------------ */
+/* ---- item 8 ---------------------------------------------------------------------------------- */
 
 static void never_hangs(const char *dir, const char *command) {
     const int s = at_sh(dir, 10, "%s", command);
@@ -179,7 +179,7 @@ DP_TEST(attacks_files, a_cache_entry_that_is_a_pipe_is_computed_again) {
     free((char *)dir);
 }
 
-/* ---- item 10 ----------------------------------------------------------------------------- */
+/* ---- item 10 --------------------------------------------------------------------------------- */
 
 DP_TEST(attacks_files, names_that_are_no_text_are_refused_before_anything_is_run) {
     const char *dir = strdup(at_dir("names"));

@@ -1,6 +1,6 @@
 /* Attacks through what is read: numbers, names and shapes of tensors, settings, records. */
-#include "ref/files/safetensors.h"
 #include "attack.h"
+#include "ref/files/safetensors.h"
 #include "sanitized.h"
 
 #include <jansson.h>
@@ -10,7 +10,7 @@
 
 #define HEAD "reason = r\nsource = s\n"
 
-/* ---- item 3 ------------------------------------------------------------------------------ */
+/* ---- item 3 ---------------------------------------------------------------------------------- */
 
 /* A convolution whose output is zero is known exactly: there was no error to carry on, and no array
  * to carry it in. */
@@ -70,7 +70,7 @@ DP_TEST(attacks_input, recorded_inputs_of_a_convolution_may_be_zeros_but_not_wid
     free((char *)dir);
 }
 
-/* ---- items 4 and 9 ------------------------------------------------------------------------ */
+/* ---- items 4 and 9 --------------------------------------------------------------------------- */
 
 static const char *judge_files(const char *name, double o) {
     const char *dir = strdup(at_dir(name));
@@ -150,14 +150,15 @@ DP_TEST(attacks_input, tensors_that_a_case_does_not_know_are_refused) {
            "k v g beta A_log dt_bias s0 or initial_state");
     fill both[7];
     memcpy(both, t, 5 * sizeof *t);
-    both[5] = t[6], both[6] = t[7];
+    both[5] = t[6];
+    both[6] = t[7];
     write_filled(at_text("%s/d.safetensors", dir), both, 7);
     EXPECT(at_sh(dir, 20, "$P run d.case --cache none"), 2,
            "holds the same tensor under two names, s0 and initial_state");
     free((char *)dir);
 }
 
-/* ---- item 11: shapes, museum.json --------------------------------------------------------- */
+/* ---- item 11: shapes, museum.json ------------------------------------------------------------ */
 
 DP_TEST(attacks_input, an_axis_of_zero_hides_no_overflow) {
     static const char *const shape[] = {"[0,2,4611686018427387904]", "[0,4611686018427387904,2]",
@@ -218,7 +219,7 @@ DP_TEST(attacks_input, a_malformed_museum_is_refused_by_file_and_field) {
     free((char *)dir);
 }
 
-/* ---- items 8 and 11: records that the report reads ---------------------------------------- */
+/* ---- items 8 and 11: records that the report reads ------------------------------------------- */
 
 DP_TEST(attacks_input, records_that_no_run_wrote_are_refused_by_field_and_at_once) {
     static const struct {
@@ -252,7 +253,7 @@ DP_TEST(attacks_input, records_that_no_run_wrote_are_refused_by_field_and_at_onc
     free((char *)dir);
 }
 
-/* ---- item 5 ------------------------------------------------------------------------------- */
+/* ---- item 5 ---------------------------------------------------------------------------------- */
 
 static json_t *record(const char *dir) {
     json_error_t e;
@@ -275,7 +276,8 @@ DP_TEST(attacks_input, compare_sees_what_is_no_longer_judged) {
     size_t i, j;
     REQUIRE(r, "no record");
     compare(dir, json_incref(r), 0, "COMPARE: SAME");
-    json_decref(r), r = record(dir);
+    json_decref(r);
+    r = record(dir);
     json_array_foreach(json_object_get(r, "runs"), i, run)
         json_array_foreach(json_object_get(run, "tensors"), j,
                            t) if (strcmp(json_string_value(json_object_get(t, "name")), "o"))
@@ -287,8 +289,8 @@ DP_TEST(attacks_input, compare_sees_what_is_no_longer_judged) {
         json_array_clear(json_object_get(run, "tensors"));
     compare(dir, r, 1, "o: is not judged any more (gone)");
     r = record(dir);
-    json_object_set_new(r, "verdict", json_string("error")),
-        json_object_set_new(r, "errors", json_integer(3));
+    json_object_set_new(r, "verdict", json_string("error"));
+    json_object_set_new(r, "errors", json_integer(3));
     compare(dir, r, 1, "worse   the record: pass -> error, cases that could not be judged: 0 -> 3");
     r = record(dir);
     t = json_array_get(json_object_get(json_array_get(json_object_get(r, "runs"), 0), "tensors"),

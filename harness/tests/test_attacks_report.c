@@ -33,7 +33,8 @@ DP_TEST(attacks_report, texts_of_a_record_stay_text) {
             const char *hostile = HOSTILE[(i + turn * 3) % NHOSTILE];
             char *at = strstr(text, field[i]), *more = malloc(strlen(text) + strlen(hostile) + 1);
             sprintf(more, "%.*s%s%s", (int)(at - text), text, hostile, at + strlen(field[i]));
-            free(text), text = more;
+            free(text);
+            text = more;
         }
         at_write(at_text("%s/results.json", dir), text);
         free(text);

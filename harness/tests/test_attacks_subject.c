@@ -8,8 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SMALL \
-    "reason = r\nsource = s\nop = kda\nT = 96\nHV = 2\nK = 16\ng_scale = 0.02\nranks = 2\nbase = fp32\n"
+#define SMALL                                                                                      \
+    "reason = r\nsource = s\nop = kda\nT = 96\nHV = 2\nK = 16\ng_scale = 0.02\nranks = 2\nbase = " \
+    "fp32\n"
 #define FLAGS "-ffp-contract=off -pthread"
 #define RUN "$P run small.case --cache ../cache-of-attacks --limit 3 --subject "
 

@@ -1,13 +1,21 @@
-/* bisect: every fault is found in its stage, rank and head; without faults every stage keeps to its budget. */
-#include "harness/search/bisect.h"
+/* bisect: every fault is found in its stage, rank and head; without faults every stage keeps to its
+ * budget. */
 #include "cases.h"
+#include "harness/search/bisect.h"
 #include "sanitized.h"
 
 #include <omp.h>
 #include <stdio.h>
 #include <string.h>
 
-static const struct { dp_fault fault; const char *case_name; int ranks; dp_base base; dp_format chain; const char *tensor; } STAGE[] = {
+static const struct {
+    dp_fault fault;
+    const char *case_name;
+    int ranks;
+    dp_base base;
+    dp_format chain;
+    const char *tensor;
+} STAGE[] = {
     {DP_FAULT_MERGE_NEAREST_FIRST, "weak-heads", 4, DP_BASE_BF16, DP_BF16ST, "S_in"},
     {DP_FAULT_FWD_FIRST_SUBSEQ, "packed-across", 4, DP_BASE_FP32, DP_FP32, "M"},
     {DP_FAULT_BWD_LAST_SUBSEQ, "packed-across", 4, DP_BASE_FP32, DP_FP32, "dM"},
@@ -50,7 +58,7 @@ static const struct { dp_fault fault; const char *case_name; int ranks; dp_base 
 
 DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
     const int threads = omp_get_max_threads();
-    omp_set_num_threads(1);                                      /* thousands of loops of microseconds each */
+    omp_set_num_threads(1); /* thousands of loops of microseconds each */
     for (size_t i = 0; i < sizeof STAGE / sizeof *STAGE; i++) {
         const dp_fault_info *f = &dp_faults[STAGE[i].fault];
         dp_case c;
@@ -59,36 +67,59 @@ DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
         dp_err e = {0};
         if (GT_SANITIZED && i % 8) continue;
         if (!gt_open_case(STAGE[i].case_name, &c)) continue;
-        const int backward = c.backward, runs = STAGE[i].fault == DP_FAULT_RACE || STAGE[i].fault == DP_FAULT_ORDER_BY_RUN ? DP_BISECT_RUNS : 1;
-        if (dp_bisect_sim(&c.p, STAGE[i].base, STAGE[i].chain, c.merge[0], STAGE[i].ranks, STAGE[i].fault, backward, runs, 0, &b, &e)) gt_fail(__FILE__, __LINE__, f->name, "%s", e.msg);
-        else if (b.first < 0) gt_fail(__FILE__, __LINE__, f->name, "on %s: no stage is wrong", c.name);
+        const int backward = c.backward,
+                  runs = STAGE[i].fault == DP_FAULT_RACE || STAGE[i].fault == DP_FAULT_ORDER_BY_RUN
+                             ? DP_BISECT_RUNS
+                             : 1;
+        if (dp_bisect_sim(&c.p, STAGE[i].base, STAGE[i].chain, c.merge[0], STAGE[i].ranks,
+                          STAGE[i].fault, backward, runs, 0, &b, &e))
+            gt_fail(__FILE__, __LINE__, f->name, "%s", e.msg);
+        else if (b.first < 0)
+            gt_fail(__FILE__, __LINE__, f->name, "on %s: no stage is wrong", c.name);
         else {
             const dp_bisect_row *x = &b.stage[b.first];
-            CHECK(dp_fault_lives_in(STAGE[i].fault, dp_stage_names[b.first]), "%s on %s: found in %s, lives in %s", f->name, c.name, dp_stage_names[b.first], f->stage);
-            CHECK(!strcmp(x->tensor, STAGE[i].tensor), "%s on %s: %s, not %s", f->name, c.name, x->tensor, STAGE[i].tensor);
-            REQUIRE(!dp_sim_new(&s, &c.p, STAGE[i].base, STAGE[i].ranks, STAGE[i].fault, &e), "%s", e.msg);
-            for (int k = 0; k < 3; k++) dp_sim_run(&s, STAGE[i].chain, c.merge[0], backward);
-            int acts = x->at.rank < 0 || STAGE[i].fault == DP_FAULT_CU_DIVIDED || STAGE[i].fault == DP_FAULT_ORDER_BY_RUN;   /* a sum over ranks; cuts; nothing to mark */
-            for (int hv = 0; !acts && hv < c.p.HV; hv++)         /* q, k and their gradients have heads of their own */
-                acts = s.hit[x->at.rank * c.p.HV + hv] && (x->at.head == hv || (c.p.H != c.p.HV && x->at.head == hv / (c.p.HV / c.p.H)));
-            CHECK(acts, "%s on %s: reported at rank %d head %d, where it does not act", f->name, c.name, x->at.rank, x->at.head);
+            CHECK(dp_fault_lives_in(STAGE[i].fault, dp_stage_names[b.first]),
+                  "%s on %s: found in %s, lives in %s", f->name, c.name, dp_stage_names[b.first],
+                  f->stage);
+            CHECK(!strcmp(x->tensor, STAGE[i].tensor), "%s on %s: %s, not %s", f->name, c.name,
+                  x->tensor, STAGE[i].tensor);
+            REQUIRE(!dp_sim_new(&s, &c.p, STAGE[i].base, STAGE[i].ranks, STAGE[i].fault, &e), "%s",
+                    e.msg);
+            for (int k = 0; k < 3; k++)
+                dp_sim_run(&s, STAGE[i].chain, c.merge[0], backward);
+            int acts = x->at.rank < 0 || STAGE[i].fault == DP_FAULT_CU_DIVIDED ||
+                       STAGE[i].fault ==
+                           DP_FAULT_ORDER_BY_RUN; /* a sum over ranks; cuts; nothing to mark */
+            for (int hv = 0; !acts && hv < c.p.HV;
+                 hv++) /* q, k and their gradients have heads of their own */
+                acts =
+                    s.hit[x->at.rank * c.p.HV + hv] &&
+                    (x->at.head == hv || (c.p.H != c.p.HV && x->at.head == hv / (c.p.HV / c.p.H)));
+            CHECK(acts, "%s on %s: reported at rank %d head %d, where it does not act", f->name,
+                  c.name, x->at.rank, x->at.head);
             dp_sim_free(&s);
         }
-        dp_bisect_free(&b), dp_case_free(&c);
+        dp_bisect_free(&b);
+        dp_case_free(&c);
     }
     omp_set_num_threads(threads);
 }
 
 DP_TEST(bisect, every_fault_of_the_pipeline_is_tested) {
     for (int f = 1; f < DP_NFAULTS; f++) {
-        int n = !strncmp(dp_faults[f].stage, "conv_", 5);       /* test_step.c */
-        for (size_t i = 0; i < sizeof STAGE / sizeof *STAGE; i++) n += (int)STAGE[i].fault == f;
+        int n = !strncmp(dp_faults[f].stage, "conv_", 5); /* test_step.c */
+        for (size_t i = 0; i < sizeof STAGE / sizeof *STAGE; i++)
+            n += (int)STAGE[i].fault == f;
         CHECK(n > 0, "%s", dp_faults[f].name);
     }
 }
 
 DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
-    static const char *const NAME[] = {"weak-heads", "packed-across", "packed-ones", "smoke-gdn", "smoke-mkda4", "kda-reflect", "lower-bound-wide", "gate-minus-inf", "denormal", "initial-state", "negative-eigenvalues", "inf", "nan"};
+    static const char *const NAME[] = {
+        "weak-heads",  "packed-across", "packed-ones",          "smoke-gdn",
+        "smoke-mkda4", "kda-reflect",   "lower-bound-wide",     "gate-minus-inf",
+        "denormal",    "initial-state", "negative-eigenvalues", "inf",
+        "nan"};
     static const dp_format CHAIN[] = {DP_FP64, DP_TF32RZ, DP_BF16ST};
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);
@@ -99,16 +130,33 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
         for (int base = 0; base < DP_NBASES; base++) {
             dp_bisect b;
             dp_err e = {0};
-            REQUIRE(!dp_bisect_sim(&c.p, base, CHAIN[base], base == DP_BASE_FP32 ? DP_MERGE_RING : DP_MERGE_ALLGATHER, c.ranks[c.nranks - 1], DP_FAULT_NONE, c.backward, 1, 1, &b, &e), "%s", e.msg);
+            REQUIRE(!dp_bisect_sim(&c.p, base, CHAIN[base],
+                                   base == DP_BASE_FP32 ? DP_MERGE_RING : DP_MERGE_ALLGATHER,
+                                   c.ranks[c.nranks - 1], DP_FAULT_NONE, c.backward, 1, 1, &b, &e),
+                    "%s", e.msg);
             for (int s = 0; s < DP_NSTAGES; s++) {
                 const dp_bisect_row *x = &b.stage[s];
-                CHECK(!x->fails, "%s, base %s: %s: %s is at %.3g of its budget (rank %d, head %d, token %lld)", c.name, dp_base_names[base], dp_stage_names[s], x->tensor, x->ratio, x->at.rank, x->at.head, (long long)x->at.token);
-                CHECK(x->judged || s == DP_STAGE_SOLVE || (c.ranks[c.nranks - 1] == 1 && (s == DP_STAGE_PRE_FWD || s == DP_STAGE_MERGE_FWD || s == DP_STAGE_PRE_BWD || s == DP_STAGE_MERGE_BWD)) || (!c.backward && s >= DP_STAGE_RECOMPUTE),
+                CHECK(!x->fails,
+                      "%s, base %s: %s: %s is at %.3g of its budget (rank %d, head %d, token %lld)",
+                      c.name, dp_base_names[base], dp_stage_names[s], x->tensor, x->ratio,
+                      x->at.rank, x->at.head, (long long)x->at.token);
+                CHECK(x->judged || s == DP_STAGE_SOLVE ||
+                          (c.ranks[c.nranks - 1] == 1 &&
+                           (s == DP_STAGE_PRE_FWD || s == DP_STAGE_MERGE_FWD ||
+                            s == DP_STAGE_PRE_BWD || s == DP_STAGE_MERGE_BWD)) ||
+                          (!c.backward && s >= DP_STAGE_RECOMPUTE),
                       "%s: nothing was judged in %s", c.name, dp_stage_names[s]);
             }
-            const int draws = !strcmp(c.name, "packed-across") || !strcmp(c.name, "smoke-gdn") || !strcmp(c.name, "denormal") || !strcmp(c.name, "nan");
-            if (draws) REQUIRE(!dp_bisect_expected(&c.p, base, CHAIN[base], DP_MERGE_ALLGATHER, c.ranks[c.nranks - 1], DP_FAULT_NONE, c.backward, c.input_dtype, &b, &e), "%s", e.msg);
-            CHECK(b.first < 0, "%s, base %s: %s %s is %.3g times what is expected", c.name, dp_base_names[base], dp_stage_names[b.first], b.stage[b.first].tensor, b.stage[b.first].ratio);
+            const int draws = !strcmp(c.name, "packed-across") || !strcmp(c.name, "smoke-gdn") ||
+                              !strcmp(c.name, "denormal") || !strcmp(c.name, "nan");
+            if (draws)
+                REQUIRE(!dp_bisect_expected(&c.p, base, CHAIN[base], DP_MERGE_ALLGATHER,
+                                            c.ranks[c.nranks - 1], DP_FAULT_NONE, c.backward,
+                                            c.input_dtype, &b, &e),
+                        "%s", e.msg);
+            CHECK(b.first < 0, "%s, base %s: %s %s is %.3g times what is expected", c.name,
+                  dp_base_names[base], dp_stage_names[b.first], b.stage[b.first].tensor,
+                  b.stage[b.first].ratio);
             dp_bisect_free(&b);
         }
         dp_case_free(&c);
@@ -116,26 +164,41 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
     omp_set_num_threads(threads);
 }
 
-/* Within every budget, and more than the formats make of such inputs: found by draws of single stages. */
+/* Within every budget, and more than the formats make of such inputs: found by draws of single
+ * stages. */
 DP_TEST(bisect, a_fault_within_every_budget_is_found_by_draws) {
-    static const struct { dp_fault fault; const char *name; dp_base base; int ranks; const char *stage; } F[] = {{DP_FAULT_NEUMANN_INVERSE, "negative-eigenvalues", DP_BASE_FP32, 4, "solve"},
-        {DP_FAULT_DECAY_BEFORE_USE, "segments", DP_BASE_BF16, 3, "state_fwd"}};
+    static const struct {
+        dp_fault fault;
+        const char *name;
+        dp_base base;
+        int ranks;
+        const char *stage;
+    } F[] = {{DP_FAULT_NEUMANN_INVERSE, "negative-eigenvalues", DP_BASE_FP32, 4, "solve"},
+             {DP_FAULT_DECAY_BEFORE_USE, "segments", DP_BASE_BF16, 3, "state_fwd"}};
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         dp_case c;
         dp_bisect b;
         dp_err e = {0};
         if (!gt_open_case(F[i].name, &c)) continue;
-        REQUIRE(!dp_bisect_sim(&c.p, F[i].base, DP_FP32, DP_MERGE_ALLGATHER, F[i].ranks, F[i].fault, 0, 1, 1, &b, &e), "%s", e.msg);
+        REQUIRE(!dp_bisect_sim(&c.p, F[i].base, DP_FP32, DP_MERGE_ALLGATHER, F[i].ranks, F[i].fault,
+                               0, 1, 1, &b, &e),
+                "%s", e.msg);
         CHECK(b.first < 0, "%s: %s is over its budget", c.name, dp_stage_names[b.first]);
-        REQUIRE(!dp_bisect_expected(&c.p, F[i].base, DP_FP32, DP_MERGE_ALLGATHER, F[i].ranks, F[i].fault, 0, c.input_dtype, &b, &e), "%s", e.msg);
-        CHECK(b.first >= 0 && !strcmp(dp_stage_names[b.first], F[i].stage) && b.stage[b.first].expected, "%s: %s", c.name, b.first >= 0 ? dp_stage_names[b.first] : "no stage");
-        dp_bisect_free(&b), dp_case_free(&c);
+        REQUIRE(!dp_bisect_expected(&c.p, F[i].base, DP_FP32, DP_MERGE_ALLGATHER, F[i].ranks,
+                                    F[i].fault, 0, c.input_dtype, &b, &e),
+                "%s", e.msg);
+        CHECK(b.first >= 0 && !strcmp(dp_stage_names[b.first], F[i].stage) &&
+                  b.stage[b.first].expected,
+              "%s: %s", c.name, b.first >= 0 ? dp_stage_names[b.first] : "no stage");
+        dp_bisect_free(&b);
+        dp_case_free(&c);
     }
 }
 
 /* Later stages run on true inputs, not on what the faulty stage left: they are not blamed. */
 DP_TEST(bisect, one_fault_one_wrong_stage) {
-    static const dp_fault F[] = {DP_FAULT_EXP2_GATE, DP_FAULT_LAST_INDEX, DP_FAULT_MERGE_SCALED, DP_FAULT_GATE_OF_HEAD0, DP_FAULT_HALF_CHUNK};
+    static const dp_fault F[] = {DP_FAULT_EXP2_GATE, DP_FAULT_LAST_INDEX, DP_FAULT_MERGE_SCALED,
+                                 DP_FAULT_GATE_OF_HEAD0, DP_FAULT_HALF_CHUNK};
     dp_case c;
     if (!gt_open_case("weak-heads", &c)) return;
     const int threads = omp_get_max_threads();
@@ -143,10 +206,15 @@ DP_TEST(bisect, one_fault_one_wrong_stage) {
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         dp_bisect b;
         dp_err e = {0};
-        REQUIRE(!dp_bisect_sim(&c.p, DP_BASE_FP32, DP_FP32, DP_MERGE_ALLGATHER, 4, F[i], 1, 1, 1, &b, &e), "%s", e.msg);
+        REQUIRE(!dp_bisect_sim(&c.p, DP_BASE_FP32, DP_FP32, DP_MERGE_ALLGATHER, 4, F[i], 1, 1, 1,
+                               &b, &e),
+                "%s", e.msg);
         for (int s = 0; s < DP_NSTAGES; s++) {
-            const int here = dp_fault_lives_in(F[i], dp_stage_names[s]), with = F[i] == DP_FAULT_HALF_CHUNK && s == DP_STAGE_INTRA_BWD;   /* damages dk too */
-            CHECK(with || !b.stage[s].fails == !here, "%s: %s %s at %.3g of its budget", dp_faults[F[i]].name, dp_stage_names[s], b.stage[s].tensor, b.stage[s].ratio);
+            const int here = dp_fault_lives_in(F[i], dp_stage_names[s]),
+                      with = F[i] == DP_FAULT_HALF_CHUNK &&
+                             s == DP_STAGE_INTRA_BWD; /* damages dk too */
+            CHECK(with || !b.stage[s].fails == !here, "%s: %s %s at %.3g of its budget",
+                  dp_faults[F[i]].name, dp_stage_names[s], b.stage[s].tensor, b.stage[s].ratio);
         }
         dp_bisect_free(&b);
     }

@@ -1,7 +1,8 @@
-/* bisect stage of a program whose stages cannot be run one by one: the simulated ranks with a fault, their tensors given as those of another program. */
+/* bisect stage of a program whose stages cannot be run one by one: the simulated ranks with a
+ * fault, their tensors given as those of another program. */
+#include "cases.h"
 #include "harness/run/blame.h"
 #include "harness/run/judge.h"
-#include "cases.h"
 #include "sanitized.h"
 
 #include <math.h>
@@ -24,7 +25,9 @@ static void give(const dp_case *c, dp_sim *s, const char *shown, dp_given *g) {
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
         char name[32];
         snprintf(name, sizeof name, " %s ", dp_stage_tensors[i].name);
-        if ((*shown == '*' || strstr(shown, name)) && (c->backward || !dp_stage_tensors[i].backward)) g->stage[i] = dp_stage_tensor_value(s, i);
+        if ((*shown == '*' || strstr(shown, name)) &&
+            (c->backward || !dp_stage_tensors[i].backward))
+            g->stage[i] = dp_stage_tensor_value(s, i);
     }
 }
 
@@ -33,17 +36,24 @@ static dp_blame blame(const dp_case *c, dp_fault fault, const char *shown, dp_ru
     dp_given g;
     dp_err e = {0};
     const dp_run_options o = {0};
-    if (dp_sim_new(&s, &c->p, c->base[0], c->ranks[0], fault, &e)) return gt_fail(__FILE__, __LINE__, "sim", "%s", e.msg), (dp_blame){0};
+    if (dp_sim_new(&s, &c->p, c->base[0], c->ranks[0], fault, &e))
+        return gt_fail(__FILE__, __LINE__, "sim", "%s", e.msg), (dp_blame){0};
     dp_sim_run(&s, c->chain[0], c->merge[0], c->backward);
     give(c, &s, shown, &g);
     if (dp_run_given(c, &o, &g, runs, &e)) gt_fail(__FILE__, __LINE__, "run", "%s", e.msg);
-    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) free(g.stage[i]);
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        free(g.stage[i]);
     dp_sim_free(&s);
     return runs->n ? dp_blame_run(&runs->run[runs->n - 1]) : (dp_blame){0};
 }
 
-/* stage: that of the tensor that is blamed. gate: q, k and beta after their activations are in no tensor, so what is made of them shows it. */
-static const struct { dp_fault fault; const char *text, *tensor; dp_stage stage; } ROWS[] = {
+/* stage: that of the tensor that is blamed. gate: q, k and beta after their activations are in no
+ * tensor, so what is made of them shows it. */
+static const struct {
+    dp_fault fault;
+    const char *text, *tensor;
+    dp_stage stage;
+} ROWS[] = {
     {DP_FAULT_EXP2_GATE, WEAK, "gcum", DP_STAGE_GATE},
     {DP_FAULT_LAST_INDEX, WEAK, "kg", DP_STAGE_WY},
     {DP_FAULT_MERGE_NEAREST_FIRST, WEAK, "S_in", DP_STAGE_MERGE_FWD},
@@ -60,96 +70,169 @@ static const struct { dp_fault fault; const char *text, *tensor; dp_stage stage;
 
 DP_TEST(blame, faults_of_a_program_that_shows_its_stages_are_named) {
     const int threads = omp_get_max_threads();
-    omp_set_num_threads(1);                                      /* thousands of loops of microseconds each */
+    omp_set_num_threads(1); /* thousands of loops of microseconds each */
     for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i += GT_SANITIZED ? 4 : 1) {
         const char *name = dp_faults[ROWS[i].fault].name;
         dp_case c;
         dp_runs runs = {0};
         if (!gt_parse_case(ROWS[i].text, &c)) continue;
         dp_blame b = blame(&c, DP_FAULT_NONE, "*", &runs);
-        CHECK(!b.tensor && !b.nsuspect, "%s: blamed without a fault: %s", name, b.tensor ? b.tensor->name : "");
+        CHECK(!b.tensor && !b.nsuspect, "%s: blamed without a fault: %s", name,
+              b.tensor ? b.tensor->name : "");
         b = blame(&c, ROWS[i].fault, "*", &runs);
         REQUIRE(b.tensor, "%s: nothing is blamed: %s", name, runs.run[1].why);
-        CHECK(!strcmp(b.tensor->name, ROWS[i].tensor) && b.stage == ROWS[i].stage, "%s: %s of %s", name, b.tensor->name, dp_stage_names[b.stage]);
-        CHECK(b.nsuspect == 1 && !b.shows[0], "%s: %d suspects although all is shown: %s", name, b.nsuspect, b.shows);
-        CHECK(b.tensor->nover > 0 && b.tensor->first.err > b.tensor->first.bound && b.tensor->last.err > b.tensor->last.bound, "%s: no row", name);
-        dp_runs_free(&runs), dp_case_free(&c);
+        CHECK(!strcmp(b.tensor->name, ROWS[i].tensor) && b.stage == ROWS[i].stage, "%s: %s of %s",
+              name, b.tensor->name, dp_stage_names[b.stage]);
+        CHECK(b.nsuspect == 1 && !b.shows[0], "%s: %d suspects although all is shown: %s", name,
+              b.nsuspect, b.shows);
+        CHECK(b.tensor->nover > 0 && b.tensor->first.err > b.tensor->first.bound &&
+                  b.tensor->last.err > b.tensor->last.bound,
+              "%s: no row", name);
+        dp_runs_free(&runs);
+        dp_case_free(&c);
     }
     omp_set_num_threads(threads);
 }
 
-/* The fault is in wy. With less shown there are more suspects, never fewer, and what would tell them apart is named. */
+/* The fault is in wy. With less shown there are more suspects, never fewer, and what would tell
+ * them apart is named. */
 DP_TEST(blame, less_shown_means_more_suspects) {
-    static const struct { const char *shown, *tensor; int n; const char *tell; } STEP[] = {{" gcum Akk Aqk w u kg qg M H S_in h v_new ", "kg", 1, ""}, {" gcum Akk Aqk w u qg M H ", "M", 2, "kg"},
-        {" M H ", "M", 5, "gcum Akk w kg"}, {" ", "final_state", 7, "gcum Akk w u kg M H S_in h v_new"}};
+    static const struct {
+        const char *shown, *tensor;
+        int n;
+        const char *tell;
+    } STEP[] = {{" gcum Akk Aqk w u kg qg M H S_in h v_new ", "kg", 1, ""},
+                {" gcum Akk Aqk w u qg M H ", "M", 2, "kg"},
+                {" M H ", "M", 5, "gcum Akk w kg"},
+                {" ", "final_state", 7, "gcum Akk w u kg M H S_in h v_new"}};
     dp_case c;
     dp_runs runs = {0};
     if (!gt_parse_case(WEAK "backward = no\n", &c)) return;
     for (size_t i = 0; i < sizeof STEP / sizeof *STEP; i++) {
         const dp_blame b = blame(&c, DP_FAULT_LAST_INDEX, STEP[i].shown, &runs);
         REQUIRE(b.tensor, "nothing is blamed");
-        CHECK(!strcmp(b.tensor->name, STEP[i].tensor) && b.suspect[DP_STAGE_WY] && b.nsuspect == STEP[i].n && !strcmp(b.shows, STEP[i].tell), "with%s: %s, %d suspects, show '%s'", STEP[i].shown, b.tensor->name, b.nsuspect, b.shows);
+        CHECK(!strcmp(b.tensor->name, STEP[i].tensor) && b.suspect[DP_STAGE_WY] &&
+                  b.nsuspect == STEP[i].n && !strcmp(b.shows, STEP[i].tell),
+              "with%s: %s, %d suspects, show '%s'", STEP[i].shown, b.tensor->name, b.nsuspect,
+              b.shows);
     }
-    dp_runs_free(&runs), dp_case_free(&c);
+    dp_runs_free(&runs);
+    dp_case_free(&c);
 }
 
 /* First row: the earliest token forward, the latest backward. */
 DP_TEST(blame, the_first_row_is_the_first_that_was_computed) {
     dp_case c;
     dp_runs runs = {0};
-    if (!gt_parse_case("reason = r\nsource = s\nop = kda\nHV = 2\nK = 4\nV = 4\nT = 96\nbase = fp32\ng_scale = 0.02\n", &c)) return;
+    if (!gt_parse_case("reason = r\nsource = s\nop = kda\nHV = 2\nK = 4\nV = 4\nT = 96\nbase = "
+                       "fp32\ng_scale = 0.02\n",
+                       &c))
+        return;
     dp_sim s;
     dp_given g;
     dp_err e = {0};
     const dp_run_options o = {0};
     REQUIRE(!dp_sim_new(&s, &c.p, DP_BASE_FP32, 1, DP_FAULT_NONE, &e), "%s", e.msg);
     dp_sim_run(&s, DP_FP32, DP_MERGE_ALLGATHER, 1);
-    for (int t = 70; t < 80; t += 3) s.out.o[(t * 2 + 1) * 4 + 2] += 1, s.out.dv[(t * 2 + 1) * 4 + 3] -= 1;
+    for (int t = 70; t < 80; t += 3) {
+        s.out.o[(t * 2 + 1) * 4 + 2] += 1;
+        s.out.dv[(t * 2 + 1) * 4 + 3] -= 1;
+    }
+
     give(&c, &s, " ", &g);
     REQUIRE(!dp_run_given(&c, &o, &g, &runs, &e), "%s", e.msg);
     for (int i = 0; i < runs.run[0].ntensor; i++) {
         const dp_judgement *t = &runs.run[0].tensor[i];
         if (strcmp(t->name, "o") && strcmp(t->name, "dv")) continue;
-        CHECK(t->nover == 4 && t->first.at.token == 70 && t->last.at.token == 79 && t->first.at.head == 1 && t->first.at.chunk == 1 && t->first.index == (t->name[0] == 'o' ? 2 : 3), "%s: %lld rows, first token %lld, last %lld", t->name,
-              (long long)t->nover, (long long)t->first.at.token, (long long)t->last.at.token);
-        CHECK(fabs(fabs(t->first.got - t->first.want) - 1) < 1e-5 && fabs(t->first.err - 1) < 1e-5 && t->first.bound < 1e-3, "%s: %g, %g", t->name, t->first.got, t->first.want);
+        CHECK(t->nover == 4 && t->first.at.token == 70 && t->last.at.token == 79 &&
+                  t->first.at.head == 1 && t->first.at.chunk == 1 &&
+                  t->first.index == (t->name[0] == 'o' ? 2 : 3),
+              "%s: %lld rows, first token %lld, last %lld", t->name, (long long)t->nover,
+              (long long)t->first.at.token, (long long)t->last.at.token);
+        CHECK(fabs(fabs(t->first.got - t->first.want) - 1) < 1e-5 &&
+                  fabs(t->first.err - 1) < 1e-5 && t->first.bound < 1e-3,
+              "%s: %g, %g", t->name, t->first.got, t->first.want);
     }
-    dp_runs_free(&runs), dp_sim_free(&s), dp_case_free(&c);
+    dp_runs_free(&runs);
+    dp_sim_free(&s);
+    dp_case_free(&c);
 }
 
 static int program(const char *before, const char *args) {
     char cmd[4096];
-    snprintf(cmd, sizeof cmd, "cd %s && export OMP_NUM_THREADS=1 && %s '%s' bisect stage x.case --cache none %s", gt_tmpdir(), before, gt_program(), args);
+    snprintf(cmd, sizeof cmd,
+             "cd %s && export OMP_NUM_THREADS=1 && %s '%s' bisect stage x.case --cache none %s",
+             gt_tmpdir(), before, gt_program(), args);
     return gt_run(cmd, out, sizeof out);
 }
 
 DP_TEST(blame, the_program_bisects_libraries_and_files) {
     char cmd[4096];
-    snprintf(cmd, sizeof cmd, "cd %s && cc -O1 -fPIC -shared -ffp-contract=off -I'%s/../harness' '%s/../harness/tests/data/bad_subject.c' -o bad.so -lm && printf '" WEAK "' | sed 's/ranks = 4/ranks = 1,4/' >x.case", gt_tmpdir(), gt_cases(), gt_cases());
+    snprintf(cmd, sizeof cmd,
+             "cd %s && cc -O1 -fPIC -shared -ffp-contract=off -I'%s/../harness' "
+             "'%s/../harness/tests/data/bad_subject.c' -o bad.so -lm && printf '" WEAK
+             "' | sed 's/ranks = 4/ranks = 1,4/' >x.case",
+             gt_tmpdir(), gt_cases(), gt_cases());
     REQUIRE(!gt_run(cmd, out, sizeof out), "%s", out);
-    CHECK(program("", "--subject ./bad.so") == 0 && strstr(out, "every tensor is within its bound"), "%s", out);
-    CHECK(program("BAD=wrong-stage", "--subject ./bad.so") == 1 && strstr(out, "WRONG STAGE: pre_process_fwd") && strstr(out, "first wrong row: H, rank 1, sequence 0, head 0, row 0, entry 3\n  got   0x1.") && strstr(out, "\n  truth -0x1."), "%s", out);
-    CHECK(program("BAD=wrong-head", "--subject ./bad.so") == 1 && strstr(out, "WRONG STAGE: one of intra wy output (to tell which, show Aqk qg)") && strstr(out, "o, rank 1, sequence 0, head 1, chunk 1, token 17, entry 0"), "%s", out);
-    CHECK(program("BAD=crash", "--subject ./bad.so") == 1 && strstr(out, "NO STAGE: rank 3 crashed: SIGSEGV"), "%s", out);
-    CHECK(program("BAD=unwritten", "--subject ./bad.so") == 1 && strstr(out, "never written"), "%s", out);
-    CHECK(program("BAD=unsteady", "--subject ./bad.so") == 1 && strstr(out, "NOT STEADY: o, entry 0 of 1536: ") && strstr(out, "in run 2 of the same inputs"), "%s", out);
-    CHECK(program("", "--subject ./bad.so --fault exp2-gate") == 2 && strstr(out, "exclude each other"), "%s", out);
-    CHECK(program("", "--outputs nowhere.safetensors") == 2 && strstr(out, "nowhere.safetensors"), "%s", out);
+    CHECK(program("", "--subject ./bad.so") == 0 && strstr(out, "every tensor is within its bound"),
+          "%s", out);
+    CHECK(program("BAD=wrong-stage", "--subject ./bad.so") == 1 &&
+              strstr(out, "WRONG STAGE: pre_process_fwd") &&
+              strstr(
+                  out,
+                  "first wrong row: H, rank 1, sequence 0, head 0, row 0, entry 3\n  got   0x1.") &&
+              strstr(out, "\n  truth -0x1."),
+          "%s", out);
+    CHECK(program("BAD=wrong-head", "--subject ./bad.so") == 1 &&
+              strstr(out, "WRONG STAGE: one of intra wy output (to tell which, show Aqk qg)") &&
+              strstr(out, "o, rank 1, sequence 0, head 1, chunk 1, token 17, entry 0"),
+          "%s", out);
+    CHECK(program("BAD=crash", "--subject ./bad.so") == 1 &&
+              strstr(out, "NO STAGE: rank 3 crashed: SIGSEGV"),
+          "%s", out);
+    CHECK(program("BAD=unwritten", "--subject ./bad.so") == 1 && strstr(out, "never written"), "%s",
+          out);
+    CHECK(program("BAD=unsteady", "--subject ./bad.so") == 1 &&
+              strstr(out, "NOT STEADY: o, entry 0 of 1536: ") &&
+              strstr(out, "in run 2 of the same inputs"),
+          "%s", out);
+    CHECK(program("", "--subject ./bad.so --fault exp2-gate") == 2 &&
+              strstr(out, "exclude each other"),
+          "%s", out);
+    CHECK(program("", "--outputs nowhere.safetensors") == 2 && strstr(out, "nowhere.safetensors"),
+          "%s", out);
     /* inputs written for another program; its results (here the truth) read back */
-    snprintf(cmd, sizeof cmd, "cd %s && '%s' inputs x.case -o in.safetensors && '%s' truth x.case --cache none -o truth.safetensors && python3 - <<'END'\n"
+    snprintf(cmd, sizeof cmd,
+             "cd %s && '%s' inputs x.case -o in.safetensors && '%s' truth x.case --cache none -o "
+             "truth.safetensors && python3 - <<'END'\n"
              "import json, struct\n"
-             "b = open('truth.safetensors', 'rb').read(); n = struct.unpack('<Q', b[:8])[0]; h = json.loads(b[8:8 + n])\n"
+             "b = open('truth.safetensors', 'rb').read(); n = struct.unpack('<Q', b[:8])[0]; h = "
+             "json.loads(b[8:8 + n])\n"
              "for wrong in (0, 1):\n"
-             "    head, data = {'__metadata__': {'ranks': '4', 'base': 'fp32', 'claim': 'fp32'}}, bytearray()\n"
-             "    for name, shape in (('o', [48, 4, 8]), ('final_state', [1, 4, 8, 8]), ('dv', [48, 4, 8])):\n"
+             "    head, data = {'__metadata__': {'ranks': '4', 'base': 'fp32', 'claim': 'fp32'}}, "
+             "bytearray()\n"
+             "    for name, shape in (('o', [48, 4, 8]), ('final_state', [1, 4, 8, 8]), ('dv', "
+             "[48, 4, 8])):\n"
              "        a, e = h[name]['data_offsets']; x = bytearray(b[8 + n + a:8 + n + e])\n"
-             "        if wrong and name == 'dv': x[8 * (40 * 32 + 5):8 * (40 * 32 + 6)] = struct.pack('<d', 7.0)\n"
-             "        head[name] = {'dtype': 'F64', 'shape': shape, 'data_offsets': [len(data), len(data) + len(x)]}; data += x\n"
-             "    t = json.dumps(head).encode(); open('out%%d.safetensors' %% wrong, 'wb').write(struct.pack('<Q', len(t)) + t + data)\n"
-             "END\n", gt_tmpdir(), gt_program(), gt_program());
+             "        if wrong and name == 'dv': x[8 * (40 * 32 + 5):8 * (40 * 32 + 6)] = "
+             "struct.pack('<d', 7.0)\n"
+             "        head[name] = {'dtype': 'F64', 'shape': shape, 'data_offsets': [len(data), "
+             "len(data) + len(x)]}; data += x\n"
+             "    t = json.dumps(head).encode(); open('out%%d.safetensors' %% wrong, "
+             "'wb').write(struct.pack('<Q', len(t)) + t + data)\n"
+             "END\n",
+             gt_tmpdir(), gt_program(), gt_program());
     REQUIRE(!gt_run(cmd, out, sizeof out), "%s", out);
-    CHECK(program("", "--outputs out0.safetensors") == 0 && strstr(out, "ranks=4,base=fp32,chain=fp32: every tensor that it shows") && strstr(out, "every tensor is within its bound"), "%s", out);
-    CHECK(program("", "--outputs out1.safetensors") == 1 && strstr(out, "wy_bwd") && strstr(out, "first wrong row: dv, rank 3, sequence 0, head 0, chunk 3, token 40, entry 5\n  got   0x1.cp+2"), "%s", out);
-    snprintf(cmd, sizeof cmd, "cd %s && '%s' judge --inputs in.safetensors --outputs out0.safetensors --cache none", gt_tmpdir(), gt_program());
+    CHECK(program("", "--outputs out0.safetensors") == 0 &&
+              strstr(out, "ranks=4,base=fp32,chain=fp32: every tensor that it shows") &&
+              strstr(out, "every tensor is within its bound"),
+          "%s", out);
+    CHECK(program("", "--outputs out1.safetensors") == 1 && strstr(out, "wy_bwd") &&
+              strstr(out, "first wrong row: dv, rank 3, sequence 0, head 0, chunk 3, token 40, "
+                          "entry 5\n  got   0x1.cp+2"),
+          "%s", out);
+    snprintf(cmd, sizeof cmd,
+             "cd %s && '%s' judge --inputs in.safetensors --outputs out0.safetensors --cache none",
+             gt_tmpdir(), gt_program());
     CHECK(gt_run(cmd, out, sizeof out) == 0 && strstr(out, "VERDICT: PASS"), "%s", out);
 }

@@ -1,7 +1,8 @@
-/* The chain of math.md j.5 at K = 32: sizes, slopes, the law of truncated tf32, and the bounds' worth. */
+/* The chain of math.md j.5 at K = 32: sizes, slopes, the law of truncated tf32, and the bounds'
+ * worth. */
+#include "cases.h"
 #include "harness/case/case.h"
 #include "harness/record/run.h"
-#include "cases.h"
 
 #include "ref/arithmetic/dd.h"
 #include "ref/inputs/inputs.h"
@@ -34,16 +35,25 @@ static int run_regime(const char *name, int n, dp_runs *out) {
     return ok;
 }
 
-/* Table of math.md j.5 (K = 32): tf32rz within 10%, since its law is deterministic; the others within a factor 2 (another random chain).
- * 3xTF32 in `subspace` stands apart: the table split operands to nearest even, cvt.rna sends ties away from zero, and the low part of a
- * 24-bit number has a tie in every fourth value. Where all factors are nearly the same projector that error repeats: slope 0.95 and 5.3e-6
- * at 256 chunks instead of 0.5 and 1.2e-6 (NumPy emulation of both splits on one chain: 5.5e-6 and 1.3e-6). */
+/* Table of math.md j.5 (K = 32): tf32rz within 10%, since its law is deterministic; the others
+ * within a factor 2 (another random chain). 3xTF32 in `subspace` stands apart: the table split
+ * operands to nearest even, cvt.rna sends ties away from zero, and the low part of a 24-bit number
+ * has a tie in every fourth value. Where all factors are nearly the same projector that error
+ * repeats: slope 0.95 and 5.3e-6 at 256 chunks instead of 0.5 and 1.2e-6 (NumPy emulation of both
+ * splits on one chain: 5.5e-6 and 1.3e-6). */
 DP_TEST(chain, table_of_error_growth_is_reproduced) {
-    const struct { const char *name; int n; double fp32, x3, tf32, rz, op, st; } row[] = {
-        {"chain-reflect-k32", 16, 4.1e-7, 4.7e-7, 1.1e-3, 1.0e-2, 9.2e-3, 6.3e-3},   {"chain-reflect-k32", 64, 8.4e-7, 9.8e-7, 2.3e-3, 4.3e-2, 1.8e-2, 1.3e-2},
-        {"chain-reflect-k32", 256, 1.7e-6, 1.9e-6, 4.7e-3, 1.6e-1, 3.9e-2, 2.6e-2},  {"chain-reflect-k32", 1024, 3.4e-6, 3.9e-6, 9.4e-3, 5.1e-1, 7.6e-2, 5.4e-2},
-        {"chain-subspace-k32", 256, 1.1e-6, 5.5e-6, 1.7e-3, 1.7e-1, 1.2e-2, 3.2e-3}, {"chain-slow-k32", 256, 1.5e-6, 1.8e-6, 4.5e-3, 1.4e-1, 4.7e-1, 1.8e-1},
-        {"chain-corr-k32", 256, 1.5e-6, 1.4e-6, 3.7e-3, 1.4e-1, 2.6e-2, 2.5e-2},     {"chain-mild-k32", 16, 4.7e-7, 5.1e-7, 1.2e-3, 1.0e-2, 1.0e-2, 6.2e-3}};
+    const struct {
+        const char *name;
+        int n;
+        double fp32, x3, tf32, rz, op, st;
+    } row[] = {{"chain-reflect-k32", 16, 4.1e-7, 4.7e-7, 1.1e-3, 1.0e-2, 9.2e-3, 6.3e-3},
+               {"chain-reflect-k32", 64, 8.4e-7, 9.8e-7, 2.3e-3, 4.3e-2, 1.8e-2, 1.3e-2},
+               {"chain-reflect-k32", 256, 1.7e-6, 1.9e-6, 4.7e-3, 1.6e-1, 3.9e-2, 2.6e-2},
+               {"chain-reflect-k32", 1024, 3.4e-6, 3.9e-6, 9.4e-3, 5.1e-1, 7.6e-2, 5.4e-2},
+               {"chain-subspace-k32", 256, 1.1e-6, 5.5e-6, 1.7e-3, 1.7e-1, 1.2e-2, 3.2e-3},
+               {"chain-slow-k32", 256, 1.5e-6, 1.8e-6, 4.5e-3, 1.4e-1, 4.7e-1, 1.8e-1},
+               {"chain-corr-k32", 256, 1.5e-6, 1.4e-6, 3.7e-3, 1.4e-1, 2.6e-2, 2.5e-2},
+               {"chain-mild-k32", 16, 4.7e-7, 5.1e-7, 1.2e-3, 1.0e-2, 1.0e-2, 6.2e-3}};
     dp_runs r = {0};
     const char *last = "";
     for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
@@ -52,23 +62,35 @@ DP_TEST(chain, table_of_error_growth_is_reproduced) {
             if (!run_regime(row[i].name, 1024, &r)) return;
             last = row[i].name;
         }
-        const struct { dp_format f; double want, factor; } col[] = {{DP_FP32, row[i].fp32, 2}, {DP_TF32X3, row[i].x3, 2}, {DP_TF32, row[i].tf32, 2}, {DP_TF32RZ, row[i].rz, 1.1}, {DP_BF16, row[i].op, 2}, {DP_BF16ST, row[i].st, 2}};
+        const struct {
+            dp_format f;
+            double want, factor;
+        } col[] = {{DP_FP32, row[i].fp32, 2}, {DP_TF32X3, row[i].x3, 2},
+                   {DP_TF32, row[i].tf32, 2}, {DP_TF32RZ, row[i].rz, 1.1},
+                   {DP_BF16, row[i].op, 2},   {DP_BF16ST, row[i].st, 2}};
         for (size_t k = 0; k < sizeof col / sizeof *col; k++) {
             const dp_run *x = find(&r, col[k].f);
             REQUIRE(x, "%s: no %s", row[i].name, dp_formats[col[k].f].name);
-            const double got = rel_at(x, row[i].n), f = strcmp(row[i].name, "chain-reflect-k32") && col[k].f == DP_TF32RZ ? 1.25 : col[k].factor;
-            CHECK(got <= f * col[k].want && got >= col[k].want / f, "%s, %d chunks, %s: %.3g, table %.2g", row[i].name, row[i].n, dp_formats[col[k].f].name, got, col[k].want);
+            const double got = rel_at(x, row[i].n),
+                         f = strcmp(row[i].name, "chain-reflect-k32") && col[k].f == DP_TF32RZ
+                                 ? 1.25
+                                 : col[k].factor;
+            CHECK(got <= f * col[k].want && got >= col[k].want / f,
+                  "%s, %d chunks, %s: %.3g, table %.2g", row[i].name, row[i].n,
+                  dp_formats[col[k].f].name, got, col[k].want);
         }
     }
     dp_runs_free(&r);
 }
 
-/* Truncated operands shrink P by 1 - exp(-(n - 1) 1.4427 2^-11) (math.md j.4), whatever the chain. */
+/* Truncated operands shrink P by 1 - exp(-(n - 1) 1.4427 2^-11) (math.md j.4), whatever the chain.
+ */
 DP_TEST(chain, truncation_follows_its_law_and_slopes_tell_bias_from_rounding) {
     dp_runs r = {0};
     if (!run_regime("chain-reflect-k32", 1024, &r)) return;
     for (int n = 16; n <= 1024; n *= 4) {
-        const double law = 1 - exp(-(n - 1) * 1.4427 * 0x1p-11), got = rel_at(find(&r, DP_TF32RZ), n);
+        const double law = 1 - exp(-(n - 1) * 1.4427 * 0x1p-11),
+                     got = rel_at(find(&r, DP_TF32RZ), n);
         CHECK(fabs(got / law - 1) < 0.1, "%d chunks: %.3g, law %.3g", n, got, law);
     }
     for (int f = DP_FP32; f < DP_NFORMATS; f++) {
@@ -79,7 +101,9 @@ DP_TEST(chain, truncation_follows_its_law_and_slopes_tell_bias_from_rounding) {
 }
 
 DP_TEST(chain, bounds_hold_in_every_regime_and_are_not_absurd) {
-    const char *name[] = {"chain-reflect-k32", "chain-slow-k32", "chain-corr-k32", "chain-subspace-k32", "chain-mixed-k32", "chain-mild-k32", "chain-strong-k32"};
+    const char *name[] = {"chain-reflect-k32",  "chain-slow-k32",  "chain-corr-k32",
+                          "chain-subspace-k32", "chain-mixed-k32", "chain-mild-k32",
+                          "chain-strong-k32"};
     for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
         dp_runs r = {0};
         if (!run_regime(name[i], 256, &r)) return;
@@ -87,15 +111,18 @@ DP_TEST(chain, bounds_hold_in_every_regime_and_are_not_absurd) {
             CHECK(r.run[k].verdict != DP_FAIL, "%s: %s", r.run[k].id, r.run[k].why);
             for (int p = 0; p < r.run[k].npoint; p++) {
                 const dp_chain_point *c = &r.run[k].point[p];
-                if (c->chunks > 1 && c->chunks <= 64 && c->norm > 1e-3 && c->abs > 0 && r.run[k].chain != DP_FP64)
-                    CHECK(c->bound <= 1e4 * c->rel, "%s: %d chunks, error %.2e, bound %.2e", r.run[k].id, c->chunks, c->rel, c->bound);
+                if (c->chunks > 1 && c->chunks <= 64 && c->norm > 1e-3 && c->abs > 0 &&
+                    r.run[k].chain != DP_FP64)
+                    CHECK(c->bound <= 1e4 * c->rel, "%s: %d chunks, error %.2e, bound %.2e",
+                          r.run[k].id, c->chunks, c->rel, c->bound);
             }
         }
         dp_runs_free(&r);
     }
 }
 
-/* The truth's products against 300 bits, within the eta that their radius counts with; both parts of B, as in a chain. */
+/* The truth's products against 300 bits, within the eta that their radius counts with; both parts
+ * of B, as in a chain. */
 DP_TEST(chain, products_in_double_double_keep_their_promise) {
     enum { K = 19 };
     double a[K * K], b[K * K], bl[K * K], h[K * K], l[K * K], top = 0;
@@ -104,7 +131,8 @@ DP_TEST(chain, products_in_double_double_keep_their_promise) {
     mpfr_inits2(300, sum, x, y, NULL);
     dp_rng_seed(&r, 7, 0);
     for (int i = 0; i < K * K; i++) {
-        a[i] = (dp_rng_uniform(&r) - 0.5) * exp2(30 * dp_rng_uniform(&r)), b[i] = (dp_rng_uniform(&r) - 0.5) * exp2(30 * dp_rng_uniform(&r));
+        a[i] = (dp_rng_uniform(&r) - 0.5) * exp2(30 * dp_rng_uniform(&r));
+        b[i] = (dp_rng_uniform(&r) - 0.5) * exp2(30 * dp_rng_uniform(&r));
         bl[i] = b[i] * 0x1p-54 * (dp_rng_uniform(&r) - 0.5);
     }
     dp_dd_mm(K, K, K, a, NULL, b, bl, h, l);
@@ -113,10 +141,14 @@ DP_TEST(chain, products_in_double_double_keep_their_promise) {
             double abs = 0;
             mpfr_set_zero(sum, 1);
             for (int k = 0; k < K; k++) {
-                mpfr_set_d(x, b[k * K + j], MPFR_RNDN), mpfr_add_d(x, x, bl[k * K + j], MPFR_RNDN), mpfr_mul_d(y, x, a[i * K + k], MPFR_RNDN), mpfr_add(sum, sum, y, MPFR_RNDN);
+                mpfr_set_d(x, b[k * K + j], MPFR_RNDN);
+                mpfr_add_d(x, x, bl[k * K + j], MPFR_RNDN);
+                mpfr_mul_d(y, x, a[i * K + k], MPFR_RNDN);
+                mpfr_add(sum, sum, y, MPFR_RNDN);
                 abs += fabs(a[i * K + k] * b[k * K + j]);
             }
-            mpfr_sub_d(sum, sum, h[i * K + j], MPFR_RNDN), mpfr_sub_d(sum, sum, l[i * K + j], MPFR_RNDN);
+            mpfr_sub_d(sum, sum, h[i * K + j], MPFR_RNDN);
+            mpfr_sub_d(sum, sum, l[i * K + j], MPFR_RNDN);
             top = fmax(top, fabs(mpfr_get_d(sum, MPFR_RNDN)) / (DP_DD_ETA(K) * abs));
         }
     CHECK(top <= 1 && top > 1e-6, "%g of the promise", top);

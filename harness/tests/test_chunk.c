@@ -1,11 +1,12 @@
-/* The chunk solver, stage by stage: every named intermediate against its definition (math.md e, f), the identities of math.md g.1, and the
- * two forms of dg. The problem as a whole is tested in test_ranks.c (long double recurrence) and here against the MPFR truth. */
-#include "ref/chunk/chunk.h"
-#include "ref/arithmetic/mm.h"
-#include "ref/truth/truth.h"
-#include "harness/simulated/ranks.h"
+/* The chunk solver, stage by stage: every named intermediate against its definition (math.md e, f),
+ * the identities of math.md g.1, and the two forms of dg. The problem as a whole is tested in
+ * test_ranks.c (long double recurrence) and here against the MPFR truth. */
 #include "gt.h"
+#include "harness/simulated/ranks.h"
 #include "oracle.h"
+#include "ref/arithmetic/mm.h"
+#include "ref/chunk/chunk.h"
+#include "ref/truth/truth.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -13,35 +14,59 @@
 
 static uint64_t rng = 88172645463325252u;
 static double rnd(void) {
-    rng ^= rng << 13, rng ^= rng >> 7, rng ^= rng << 17;
+    rng ^= rng << 13;
+    rng ^= rng >> 7;
+    rng ^= rng << 17;
     return (double)(int64_t)rng * 0x1p-63;
 }
 static double *random_array(int64_t n, double a) {
     double *x = dp_doubles(n);
-    for (int64_t i = 0; i < n; i++) x[i] = a * rnd();
+    for (int64_t i = 0; i < n; i++)
+        x[i] = a * rnd();
     return x;
 }
 
 /* A chunk of c tokens with unit keys and decay of about g a step. */
 static void make_chunk(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double g) {
-    double *q = random_array((int64_t)c * K, 1), *k = random_array((int64_t)c * R * K, 1), *v = random_array((int64_t)c * R * V, 1), *gate = random_array((int64_t)c * K, g), *b = random_array((int64_t)c * R, 1);
+    double *q = random_array((int64_t)c * K, 1), *k = random_array((int64_t)c * R * K, 1),
+           *v = random_array((int64_t)c * R * V, 1), *gate = random_array((int64_t)c * K, g),
+           *b = random_array((int64_t)c * R, 1);
     for (int i = 0; i < c * R; i++) {
         double n = 0;
-        for (int x = 0; x < K; x++) n += k[(int64_t)i * K + x] * k[(int64_t)i * K + x];
-        for (int x = 0; x < K; x++) k[(int64_t)i * K + x] /= sqrt(n);
+        for (int x = 0; x < K; x++)
+            n += k[(int64_t)i * K + x] * k[(int64_t)i * K + x];
+        for (int x = 0; x < K; x++)
+            k[(int64_t)i * K + x] /= sqrt(n);
         b[i] = fabs(b[i]) * (R > 2 ? 2.0 / R : 1);
     }
-    for (int64_t i = 0; i < (int64_t)c * K; i++) gate[i] = -fabs(gate[i]);
-    const dp_chunk_in in = {.q = q, .k = k, .v = v, .g = gate, .beta = b, .sq = K, .sk = (int64_t)R * K, .sv = (int64_t)R * V, .sg = K, .sb = R, .Kg = K};
+    for (int64_t i = 0; i < (int64_t)c * K; i++)
+        gate[i] = -fabs(gate[i]);
+    const dp_chunk_in in = {.q = q,
+                            .k = k,
+                            .v = v,
+                            .g = gate,
+                            .beta = b,
+                            .sq = K,
+                            .sk = (int64_t)R * K,
+                            .sv = (int64_t)R * V,
+                            .sg = K,
+                            .sb = R,
+                            .Kg = K};
     dp_chunk_prep(ch, base, c, R, K, V, 0.3, &in);
-    free(q), free(k), free(v), free(gate), free(b);
+    free(q);
+    free(k);
+    free(v);
+    free(gate);
+    free(b);
 }
 
 static void fill_state(dp_chunk *ch) {
-    for (int64_t i = 0; i < (int64_t)ch->K * ch->V; i++) ch->h[i] = rnd();
+    for (int64_t i = 0; i < (int64_t)ch->K * ch->V; i++)
+        ch->h[i] = rnd();
 }
 
-static const int SHAPES[][4] = {{64, 1, 16, 8}, {1, 1, 8, 8}, {37, 2, 8, 12}, {64, 4, 16, 16}, {63, 1, 32, 4}};   /* c R K V */
+static const int SHAPES[][4] = {
+    {64, 1, 16, 8}, {1, 1, 8, 8}, {37, 2, 8, 12}, {64, 4, 16, 16}, {63, 1, 32, 4}}; /* c R K V */
 
 DP_TEST(chunk, L_and_Aqk_are_masked_pair_sums) {
     for (size_t s = 0; s < sizeof SHAPES / sizeof *SHAPES; s++) {
@@ -52,9 +77,13 @@ DP_TEST(chunk, L_and_Aqk_are_masked_pair_sums) {
             for (int j = 0; j < ch.n; j++) {
                 double l = 0, p = 0;
                 for (int x = 0; x < ch.K; x++) {
-                    const double d = ch.gcum[(i / ch.R) * ch.K + x] - ch.gcum[(j / ch.R) * ch.K + x];
-                    if (i / ch.R > j / ch.R) l += ch.k[(int64_t)i * ch.K + x] * exp(d) * ch.k[(int64_t)j * ch.K + x];
-                    if (i / ch.R >= j / ch.R) p += 0.3 * ch.q[(i / ch.R) * ch.K + x] * exp(d) * ch.k[(int64_t)j * ch.K + x];
+                    const double d =
+                        ch.gcum[(i / ch.R) * ch.K + x] - ch.gcum[(j / ch.R) * ch.K + x];
+                    if (i / ch.R > j / ch.R)
+                        l += ch.k[(int64_t)i * ch.K + x] * exp(d) * ch.k[(int64_t)j * ch.K + x];
+                    if (i / ch.R >= j / ch.R)
+                        p += 0.3 * ch.q[(i / ch.R) * ch.K + x] * exp(d) *
+                             ch.k[(int64_t)j * ch.K + x];
                 }
                 err = fmax(err, fabs(l - ch.L[(int64_t)i * ch.n + j]));
                 err = fmax(err, fabs(p - ch.Aqk[(int64_t)(i / ch.R) * ch.n + j]));
@@ -71,23 +100,29 @@ DP_TEST(chunk, solution_solves_the_block_triangular_system) {
         fill_state(&ch);
         double *S = dp_copy(ch.h, (int64_t)ch.K * ch.V), err = 0;
         dp_chunk_state(&ch, S, ch.v_new);
-        for (int i = 0; i < ch.n; i++)                           /* (I + B L) X = B (V - Kgam S_0) */
+        for (int i = 0; i < ch.n; i++) /* (I + B L) X = B (V - Kgam S_0) */
             for (int v = 0; v < ch.V; v++) {
                 double lhs = ch.v_new[(int64_t)i * ch.V + v], rhs = ch.v[(int64_t)i * ch.V + v];
-                for (int j = 0; j < ch.n; j++) lhs += ch.beta[i] * ch.L[(int64_t)i * ch.n + j] * ch.v_new[(int64_t)j * ch.V + v];
-                for (int x = 0; x < ch.K; x++) rhs -= ch.kgam[(int64_t)i * ch.K + x] * ch.h[(int64_t)x * ch.V + v];
+                for (int j = 0; j < ch.n; j++)
+                    lhs +=
+                        ch.beta[i] * ch.L[(int64_t)i * ch.n + j] * ch.v_new[(int64_t)j * ch.V + v];
+                for (int x = 0; x < ch.K; x++)
+                    rhs -= ch.kgam[(int64_t)i * ch.K + x] * ch.h[(int64_t)x * ch.V + v];
                 err = fmax(err, fabs(lhs - ch.beta[i] * rhs));
             }
         CHECK(err < 1e-13, "shape %zu: residual %.2e", s, err);
         dp_chunk_inverse(&ch);
-        for (int i = 0; i < ch.n; i++)                           /* w = T B Kgam */
+        for (int i = 0; i < ch.n; i++) /* w = T B Kgam */
             for (int x = 0; x < ch.K; x++) {
                 double w = 0;
-                for (int j = 0; j < ch.n; j++) w += ch.Akk[(int64_t)i * ch.n + j] * ch.beta[j] * ch.kgam[(int64_t)j * ch.K + x];
+                for (int j = 0; j < ch.n; j++)
+                    w +=
+                        ch.Akk[(int64_t)i * ch.n + j] * ch.beta[j] * ch.kgam[(int64_t)j * ch.K + x];
                 err = fmax(err, fabs(w - ch.w[(int64_t)i * ch.K + x]));
             }
         CHECK(err < 1e-13, "shape %zu: inverse and solve differ by %.2e", s, err);
-        free(S), dp_chunk_free(&ch);
+        free(S);
+        dp_chunk_free(&ch);
     }
 }
 
@@ -98,19 +133,34 @@ DP_TEST(chunk, M_is_the_affine_map_of_both_directions) {
         make_chunk(&ch, DP_BASE_FP64, SHAPES[s][0], SHAPES[s][1], SHAPES[s][2], SHAPES[s][3], 0.05);
         fill_state(&ch);
         const int64_t KV = (int64_t)ch.K * ch.V;
-        double *M = dp_doubles((int64_t)ch.K * ch.K), *S = dp_copy(ch.h, KV), *H = dp_doubles(KV), *want = dp_doubles(KV), *dout = random_array((int64_t)ch.c * ch.V, 1);
+        double *M = dp_doubles((int64_t)ch.K * ch.K), *S = dp_copy(ch.h, KV), *H = dp_doubles(KV),
+               *want = dp_doubles(KV), *dout = random_array((int64_t)ch.c * ch.V, 1);
         double *dS = random_array(KV, 1), *dS0 = dp_copy(dS, KV), *dH = dp_doubles(KV);
         dp_chunk_M(&ch, M);
-        dp_chunk_state(&ch, S, NULL), dp_chunk_state(&ch, H, NULL);
+        dp_chunk_state(&ch, S, NULL);
+        dp_chunk_state(&ch, H, NULL);
         dp_mm(DP_FP64, 0, 0, ch.K, ch.V, ch.K, M, ch.h, want);
-        for (int64_t i = 0; i < KV; i++) want[i] += H[i];
-        CHECK(oracle_maxrel(S, want, KV) < 1e-13, "shape %zu forward %.2e", s, oracle_maxrel(S, want, KV));
+        for (int64_t i = 0; i < KV; i++)
+            want[i] += H[i];
+        CHECK(oracle_maxrel(S, want, KV) < 1e-13, "shape %zu forward %.2e", s,
+              oracle_maxrel(S, want, KV));
         dp_chunk_dAv(&ch, dout);
-        dp_chunk_state_bwd(&ch, dout, dS0, NULL), dp_chunk_state_bwd(&ch, dout, dH, NULL);
+        dp_chunk_state_bwd(&ch, dout, dS0, NULL);
+        dp_chunk_state_bwd(&ch, dout, dH, NULL);
         dp_mm(DP_FP64, 1, 0, ch.K, ch.V, ch.K, M, dS, want);
-        for (int64_t i = 0; i < KV; i++) want[i] += dH[i];
-        CHECK(oracle_maxrel(dS0, want, KV) < 1e-13, "shape %zu backward %.2e", s, oracle_maxrel(dS0, want, KV));
-        free(M), free(S), free(H), free(want), free(dout), free(dS), free(dS0), free(dH), dp_chunk_free(&ch);
+        for (int64_t i = 0; i < KV; i++)
+            want[i] += dH[i];
+        CHECK(oracle_maxrel(dS0, want, KV) < 1e-13, "shape %zu backward %.2e", s,
+              oracle_maxrel(dS0, want, KV));
+        free(M);
+        free(S);
+        free(H);
+        free(want);
+        free(dout);
+        free(dS);
+        free(dS0);
+        free(dH);
+        dp_chunk_free(&ch);
     }
 }
 
@@ -119,14 +169,22 @@ DP_TEST(chunk, both_forms_of_dg_agree_and_pair_sums_keep_small_entries) {
         for (size_t s = 0; s < sizeof SHAPES / sizeof *SHAPES; s++) {
             dp_chunk ch[2];
             const uint64_t seed = rng;
-            for (int f = 0; f < 2; f++) rng = seed, make_chunk(&ch[f], f ? DP_BASE_FP32 : DP_BASE_FP64, SHAPES[s][0], SHAPES[s][1], SHAPES[s][2], SHAPES[s][3], strong ? 6 : 0.05);
+            for (int f = 0; f < 2; f++) {
+                rng = seed;
+                make_chunk(&ch[f], f ? DP_BASE_FP32 : DP_BASE_FP64, SHAPES[s][0], SHAPES[s][1],
+                           SHAPES[s][2], SHAPES[s][3], strong ? 6 : 0.05);
+            }
+
             const int64_t KV = (int64_t)ch[0].K * ch[0].V, cK = (int64_t)ch[0].c * ch[0].K;
-            double *h = random_array(KV, 1), *dS = random_array(KV, 1), *dout = random_array((int64_t)ch[0].c * ch[0].V, 1), err[2][2];
+            double *h = random_array(KV, 1), *dS = random_array(KV, 1),
+                   *dout = random_array((int64_t)ch[0].c * ch[0].V, 1), err[2][2];
             dp_chunk_grad g[4];
             for (int f = 0; f < 2; f++) {
-                for (int64_t i = 0; i < KV; i++) ch[f].h[i] = (double)(float)h[i];
+                for (int64_t i = 0; i < KV; i++)
+                    ch[f].h[i] = (double)(float)h[i];
                 double *S = dp_copy(ch[f].h, KV), *D = dp_doubles(KV);
-                for (int64_t i = 0; i < KV; i++) D[i] = (double)(float)dS[i];
+                for (int64_t i = 0; i < KV; i++)
+                    D[i] = (double)(float)dS[i];
                 ch[f].dh = dp_copy(D, KV);
                 ch[f].dX = dp_doubles((int64_t)ch[f].n * ch[f].V);
                 dp_chunk_state(&ch[f], S, ch[f].v_new);
@@ -136,53 +194,100 @@ DP_TEST(chunk, both_forms_of_dg_agree_and_pair_sums_keep_small_entries) {
                     dp_chunk_grad_alloc(&g[2 * f + pair], &ch[f]);
                     dp_chunk_grads(&ch[f], dout, pair, &g[2 * f + pair]);
                 }
-                free(S), free(D);
+                free(S);
+                free(D);
             }
-            CHECK(oracle_maxrel(g[0].dg, g[1].dg, cK) < 1e-12, "shape %zu: %.2e", s, oracle_maxrel(g[0].dg, g[1].dg, cK));
-            for (int pair = 0; pair < 2; pair++) {               /* fp32, relative entry by entry: median over entries */
+            CHECK(oracle_maxrel(g[0].dg, g[1].dg, cK) < 1e-12, "shape %zu: %.2e", s,
+                  oracle_maxrel(g[0].dg, g[1].dg, cK));
+            for (int pair = 0; pair < 2;
+                 pair++) { /* fp32, relative entry by entry: median over entries */
                 int worse = 0, n = 0;
                 for (int64_t i = 0; i < cK; i++)
-                    if (g[1].dg[i] != 0) n++, worse += fabs(g[2 + pair].dg[i] - g[1].dg[i]) > 1e-4 * fabs(g[1].dg[i]);
+                    if (g[1].dg[i] != 0) {
+                        n++;
+                        worse += fabs(g[2 + pair].dg[i] - g[1].dg[i]) > 1e-4 * fabs(g[1].dg[i]);
+                    }
+
                 err[strong][pair] = n ? (double)worse / n : 0;
             }
-            if (strong && ch[0].c > 1) CHECK(err[1][1] <= err[1][0], "shape %zu: pair sums lose more small entries (%.3f) than the cumulative sum (%.3f)", s, err[1][1], err[1][0]);
-            for (int i = 0; i < 4; i++) dp_chunk_grad_free(&g[i]);
-            free(h), free(dS), free(dout), dp_chunk_free(&ch[0]), dp_chunk_free(&ch[1]);
+            if (strong && ch[0].c > 1)
+                CHECK(err[1][1] <= err[1][0],
+                      "shape %zu: pair sums lose more small entries (%.3f) than the cumulative sum "
+                      "(%.3f)",
+                      s, err[1][1], err[1][0]);
+            for (int i = 0; i < 4; i++)
+                dp_chunk_grad_free(&g[i]);
+            free(h);
+            free(dS);
+            free(dout);
+            dp_chunk_free(&ch[0]);
+            dp_chunk_free(&ch[1]);
         }
 }
 
-/* Nearly equal keys, no decay, beta near 1: A is as ill-conditioned as it gets for R = 1 (math.md b, stability), and R = 4 with unscaled beta has
- * an inverse of 1e27. The solver must stay within the condition number times the roundoff, not blow up on its own. */
+/* Nearly equal keys, no decay, beta near 1: A is as ill-conditioned as it gets for R = 1 (math.md
+ * b, stability), and R = 4 with unscaled beta has an inverse of 1e27. The solver must stay within
+ * the condition number times the roundoff, not blow up on its own. */
 DP_TEST(chunk, error_stays_within_the_condition_number) {
     for (int R = 1; R <= 4; R += 3) {
         const int c = 64, K = 16, V = 4, n = c * R;
-        double *common = random_array(K, 1), *q = random_array((int64_t)c * K, 1), *k = dp_doubles((int64_t)n * K), *v = random_array((int64_t)n * V, 1), *g = dp_doubles((int64_t)c * K), *b = dp_doubles(n);
+        double *common = random_array(K, 1), *q = random_array((int64_t)c * K, 1),
+               *k = dp_doubles((int64_t)n * K), *v = random_array((int64_t)n * V, 1),
+               *g = dp_doubles((int64_t)c * K), *b = dp_doubles(n);
         for (int i = 0; i < n; i++) {
             double s = 0;
-            for (int x = 0; x < K; x++) k[(int64_t)i * K + x] = common[x] + 0.01 * rnd(), s += k[(int64_t)i * K + x] * k[(int64_t)i * K + x];
-            for (int x = 0; x < K; x++) k[(int64_t)i * K + x] /= sqrt(s);
+            for (int x = 0; x < K; x++) {
+                k[(int64_t)i * K + x] = common[x] + 0.01 * rnd();
+                s += k[(int64_t)i * K + x] * k[(int64_t)i * K + x];
+            }
+
+            for (int x = 0; x < K; x++)
+                k[(int64_t)i * K + x] /= sqrt(s);
             b[i] = 0.95;
         }
-        const dp_chunk_in in = {.q = q, .k = k, .v = v, .g = g, .beta = b, .sq = K, .sk = (int64_t)R * K, .sv = (int64_t)R * V, .sg = K, .sb = R, .Kg = K};
+        const dp_chunk_in in = {.q = q,
+                                .k = k,
+                                .v = v,
+                                .g = g,
+                                .beta = b,
+                                .sq = K,
+                                .sk = (int64_t)R * K,
+                                .sv = (int64_t)R * V,
+                                .sg = K,
+                                .sb = R,
+                                .Kg = K};
         dp_chunk ch;
         dp_chunk_prep(&ch, DP_BASE_FP64, c, R, K, V, 1, &in);
         dp_chunk_inverse(&ch);
         long double err = 0, top = 0, cond = 0, *x = dp_calloc((size_t)n * V, sizeof *x);
-        for (int i = 0; i < n; i++) {                            /* forward substitution in long double */
+        for (int i = 0; i < n; i++) { /* forward substitution in long double */
             long double row = 0;
-            for (int j = 0; j < n; j++) row += fabsl(ch.Akk[(int64_t)i * n + j]);
+            for (int j = 0; j < n; j++)
+                row += fabsl(ch.Akk[(int64_t)i * n + j]);
             cond = fmaxl(cond, row);
             for (int z = 0; z < V; z++) {
                 long double s = (long double)b[i] * v[(int64_t)i * V + z];
-                for (int j = 0; j < (i / R) * R; j++) s -= (long double)b[i] * ch.L[(int64_t)i * n + j] * x[(int64_t)j * V + z];
+                for (int j = 0; j < (i / R) * R; j++)
+                    s -= (long double)b[i] * ch.L[(int64_t)i * n + j] * x[(int64_t)j * V + z];
                 x[(int64_t)i * V + z] = s;
-                err = fmaxl(err, fabsl(s - ch.u[(int64_t)i * V + z])), top = fmaxl(top, fabsl(s));
+                err = fmaxl(err, fabsl(s - ch.u[(int64_t)i * V + z]));
+                top = fmaxl(top, fabsl(s));
             }
         }
         const double rel = (double)(err / top), allowed = (double)(2 * n * cond * n * 0x1p-53L);
-        CHECK(rel <= allowed && (R > 1 || rel < 1e-12), "R = %d: relative error %.2e, |inverse| %.2Le", R, rel, cond);
-        if (R == 4) CHECK(cond > 1e20L, "the R = 4 system should be ill-conditioned, |inverse| %.2Le", cond);
-        free(common), free(q), free(k), free(v), free(g), free(b), free(x), dp_chunk_free(&ch);
+        CHECK(rel <= allowed && (R > 1 || rel < 1e-12),
+              "R = %d: relative error %.2e, |inverse| %.2Le", R, rel, cond);
+        if (R == 4)
+            CHECK(cond > 1e20L, "the R = 4 system should be ill-conditioned, |inverse| %.2Le",
+                  cond);
+        free(common);
+        free(q);
+        free(k);
+        free(v);
+        free(g);
+        free(b);
+        free(x);
+        dp_chunk_free(&ch);
     }
 }
 
@@ -191,8 +296,10 @@ DP_TEST(chunk, agrees_with_the_truth_to_1e_12_and_ranks_with_one_rank_to_1e_13) 
     static const int64_t cu[] = {0, 37, 37, 150, 240};
     const oracle_spec spec[] = {
         {DP_GDN, 240, 1, 2, 16, 8, 1, 4, cu, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID, 1, 1, 1, 0.05, 31},
-        {DP_KDA, 240, 2, 4, 16, 24, 1, 4, cu, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID2, 1, 1, 1, 0.05, 32},
-        {DP_KDA, 240, 1, 2, 32, 16, 1, 0, NULL, DP_GATE_LOWER_BOUND, DP_BETA_SIGMOID, 1, 0, 1, 0.02, 33},
+        {DP_KDA, 240, 2, 4, 16, 24, 1, 4, cu, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID2, 1, 1, 1, 0.05,
+         32},
+        {DP_KDA, 240, 1, 2, 32, 16, 1, 0, NULL, DP_GATE_LOWER_BOUND, DP_BETA_SIGMOID, 1, 0, 1, 0.02,
+         33},
         {DP_MKDA, 240, 1, 2, 16, 16, 2, 4, cu, DP_GATE_LOG, DP_BETA_PLAIN, 0, 1, 1, 0.02, 34},
         {DP_MKDA, 240, 1, 1, 16, 16, 4, 0, NULL, DP_GATE_LOG, DP_BETA_PLAIN, 0, 1, 1, 0.02, 35}};
     for (size_t i = 0; i < sizeof spec / sizeof *spec; i++) {
@@ -207,19 +314,26 @@ DP_TEST(chunk, agrees_with_the_truth_to_1e_12_and_ranks_with_one_rank_to_1e_13) 
         const int ranks[] = {2, 3, 4, 8};
         for (int f = 0; f < dp_result_nfields; f++)
             if (t.field[f].rows) {
-                const double e = oracle_maxrel(*dp_result_at(&one.out, f), t.field[f].hi, t.field[f].rows * t.field[f].width);
+                const double e = oracle_maxrel(*dp_result_at(&one.out, f), t.field[f].hi,
+                                               t.field[f].rows * t.field[f].width);
                 CHECK(e <= 1e-12, "problem %zu, %s: %.2e", i, dp_result_fields[f].name, e);
             }
         for (size_t n = 0; n < 4; n++) {
-            REQUIRE(dp_sim_new(&many, &p, DP_BASE_FP64, ranks[n], DP_FAULT_NONE, NULL) == DP_OK, "sim");
+            REQUIRE(dp_sim_new(&many, &p, DP_BASE_FP64, ranks[n], DP_FAULT_NONE, NULL) == DP_OK,
+                    "sim");
             dp_sim_run(&many, DP_FP64, DP_MERGE_ALLGATHER, 1);
             for (int f = 0; f < dp_result_nfields; f++)
                 if (t.field[f].rows) {
-                    const double e = oracle_maxrel(*dp_result_at(&many.out, f), *dp_result_at(&one.out, f), t.field[f].rows * t.field[f].width);
-                    CHECK(e <= 1e-13, "problem %zu, %d ranks, %s: %.2e", i, ranks[n], dp_result_fields[f].name, e);
+                    const double e =
+                        oracle_maxrel(*dp_result_at(&many.out, f), *dp_result_at(&one.out, f),
+                                      t.field[f].rows * t.field[f].width);
+                    CHECK(e <= 1e-13, "problem %zu, %d ranks, %s: %.2e", i, ranks[n],
+                          dp_result_fields[f].name, e);
                 }
             dp_sim_free(&many);
         }
-        dp_sim_free(&one), dp_truth_free(&t), dp_problem_free(&p);
+        dp_sim_free(&one);
+        dp_truth_free(&t);
+        dp_problem_free(&p);
     }
 }

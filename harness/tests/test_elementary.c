@@ -1,9 +1,9 @@
 /* ref/elementary against MPFR: random arguments over the whole range, special values, and loops
  * over vectors. */
+#include "gt.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/elementary_core.h"
 #include "ref/inputs/inputs.h"
-#include "gt.h"
 
 #include <float.h>
 #include <math.h>

@@ -1,9 +1,10 @@
-/* Exact cases (ref/inputs/inputs_exact.c): every tensor of every run equals the truth bit for bit, and faults of indexing or order cannot hide. */
-#include "ref/truth/truth.h"
-#include "harness/case/case.h"
-#include "harness/simulated/ranks.h"
-#include "harness/record/run.h"
+/* Exact cases (ref/inputs/inputs_exact.c): every tensor of every run equals the truth bit for bit,
+ * and faults of indexing or order cannot hide. */
 #include "cases.h"
+#include "harness/case/case.h"
+#include "harness/record/run.h"
+#include "harness/simulated/ranks.h"
+#include "ref/truth/truth.h"
 #include "sanitized.h"
 
 #include <math.h>
@@ -15,30 +16,45 @@
 static const char *const CASES[] = {"exact-kda", "exact-gdn", "exact-mkda2", "exact-packed"};
 enum { NCASES = 4 };
 
-typedef struct { dp_case c; dp_truth t; } exact_case;
+typedef struct {
+    dp_case c;
+    dp_truth t;
+} exact_case;
 
 static int open_case(const char *name, exact_case *x) {
     dp_err e = {0};
     int ncut;
     if (!gt_open_case(name, &x->c)) return 0;
     int64_t *cut = dp_case_cuts(&x->c, &ncut);
-    const dp_truth_request rq = {.bits = x->c.bits, .backward = 1, .ncut = ncut, .cut = cut, .want_M = 1};
+    const dp_truth_request rq = {
+        .bits = x->c.bits, .backward = 1, .ncut = ncut, .cut = cut, .want_M = 1};
     const dp_status st = dp_truth_cached(&x->c.p, &rq, gt_tmpdir(), &x->t, NULL, &e);
     free(cut);
-    if (st) gt_fail(__FILE__, __LINE__, name, "%s", e.msg), dp_case_free(&x->c);
+    if (st) {
+        gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
+        dp_case_free(&x->c);
+    }
+
     return !st;
 }
 
 static void close_case(exact_case *x) { dp_truth_free(&x->t), dp_case_free(&x->c); }
 
-typedef struct { int tensors, wrong; char first[160]; } outcome;
+typedef struct {
+    int tensors, wrong;
+    char first[160];
+} outcome;
 
 /* Equal as numbers; NaN equals nothing. */
-static void compare(const char *name, int rank, int head, const double *got, const double *want, int64_t n, outcome *o) {
+static void compare(const char *name, int rank, int head, const double *got, const double *want,
+                    int64_t n, outcome *o) {
     o->tensors++;
     for (int64_t i = 0; i < n; i++)
         if (!(got && got[i] == want[i])) {
-            if (!o->wrong++) snprintf(o->first, sizeof o->first, "%s rank %d head %d entry %lld: got %a, want %a", name, rank, head, (long long)i, got ? got[i] : NAN, want[i]);
+            if (!o->wrong++)
+                snprintf(o->first, sizeof o->first,
+                         "%s rank %d head %d entry %lld: got %a, want %a", name, rank, head,
+                         (long long)i, got ? got[i] : NAN, want[i]);
             return;
         }
 }
@@ -48,15 +64,23 @@ static outcome check(const exact_case *x, dp_sim *s) {
     const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
     outcome o = {0};
     for (int r = 0; r < s->N; r++) {
-        dp_context ctx;                                          /* not the subject's, which a fault may have changed */
+        dp_context ctx; /* not the subject's, which a fault may have changed */
         if (dp_context_build(p->cu, p->Nseq, s->N, r, &ctx, NULL)) abort();
         for (int h = 0; h < p->HV; h++) {
             const int i = r * p->HV + h;
             dp_truth_rank w;
             dp_truth_at_rank(&x->t, p, &ctx, h, &w);
-            if (w.has_MH) compare("H", r, h, s->H[i], w.H, KV, &o), compare("M", r, h, s->M[i], w.M, KK, &o);
+            if (w.has_MH) {
+                compare("H", r, h, s->H[i], w.H, KV, &o);
+                compare("M", r, h, s->M[i], w.M, KK, &o);
+            }
+
             if (w.has_S_in) compare("S_in", r, h, s->S_in[i], w.S_in, KV, &o);
-            if (w.has_dMH) compare("dH", r, h, s->dH[i], w.dH, KV, &o), compare("dM", r, h, s->dM[i], w.dM, KK, &o);
+            if (w.has_dMH) {
+                compare("dH", r, h, s->dH[i], w.dH, KV, &o);
+                compare("dM", r, h, s->dM[i], w.dM, KK, &o);
+            }
+
             if (w.has_dS_out) compare("dS_out", r, h, s->dS_out[i], w.dS_out, KV, &o);
             dp_truth_rank_free(&w);
         }
@@ -64,7 +88,9 @@ static outcome check(const exact_case *x, dp_sim *s) {
     }
     for (int i = 0; i < dp_result_nfields; i++) {
         const dp_ball *b = &x->t.field[i];
-        if (b->rows) compare(dp_result_fields[i].name, -1, -1, *dp_result_at(&s->out, i), b->hi, b->rows * b->width, &o);
+        if (b->rows)
+            compare(dp_result_fields[i].name, -1, -1, *dp_result_at(&s->out, i), b->hi,
+                    b->rows * b->width, &o);
     }
     return o;
 }
@@ -75,25 +101,33 @@ DP_TEST(exact, every_run_has_error_zero_in_every_tensor) {
         int runs = 0, tensors = 0;
         const int threads = omp_get_max_threads();
         if (!open_case(CASES[k], &x)) return;
-        omp_set_num_threads(1);                                  /* hundreds of loops of microseconds each */
-        CHECK(x.c.nranks == 5 && x.c.nbase == DP_NBASES && x.c.nchain == DP_NFORMATS && x.c.nmerge == DP_NMERGES, "%s does not run everything", CASES[k]);
+        omp_set_num_threads(1); /* hundreds of loops of microseconds each */
+        CHECK(x.c.nranks == 5 && x.c.nbase == DP_NBASES && x.c.nchain == DP_NFORMATS &&
+                  x.c.nmerge == DP_NMERGES,
+              "%s does not run everything", CASES[k]);
         for (int n = 0; n < x.c.nranks; n++)
             for (int b = 0; b < DP_NBASES; b++) {
                 dp_sim s;
                 dp_err e = {0};
-                REQUIRE(!dp_sim_new(&s, &x.c.p, (dp_base)b, x.c.ranks[n], DP_FAULT_NONE, &e), "%s", e.msg);
+                REQUIRE(!dp_sim_new(&s, &x.c.p, (dp_base)b, x.c.ranks[n], DP_FAULT_NONE, &e), "%s",
+                        e.msg);
                 /* Under sanitizers one of them with each number of ranks and each base. */
                 const int all = DP_NFORMATS * DP_NMERGES;
-                for (int f = GT_SANITIZED * (3 * n + b) % all; f < all; f += GT_SANITIZED ? all : 1) {
+                for (int f = GT_SANITIZED * (3 * n + b) % all; f < all;
+                     f += GT_SANITIZED ? all : 1) {
                     dp_sim_run(&s, (dp_format)(f / DP_NMERGES), (dp_merge)(f % DP_NMERGES), 1);
                     const outcome o = check(&x, &s);
-                    CHECK(!o.wrong, "%s, %d ranks, base %s, chain %s, %s: %d of %d tensors wrong: %s", CASES[k], s.N, dp_base_names[b], dp_formats[f / DP_NMERGES].name,
+                    CHECK(!o.wrong,
+                          "%s, %d ranks, base %s, chain %s, %s: %d of %d tensors wrong: %s",
+                          CASES[k], s.N, dp_base_names[b], dp_formats[f / DP_NMERGES].name,
                           dp_merge_names[f % DP_NMERGES], o.wrong, o.tensors, o.first);
-                    runs++, tensors += o.tensors;
+                    runs++;
+                    tensors += o.tensors;
                 }
                 dp_sim_free(&s);
             }
-        printf("%s: %d runs, %d tensors, every entry equal to the truth\n", CASES[k], runs, tensors);
+        printf("%s: %d runs, %d tensors, every entry equal to the truth\n", CASES[k], runs,
+               tensors);
         omp_set_num_threads(threads);
         close_case(&x);
     }
@@ -101,20 +135,28 @@ DP_TEST(exact, every_run_has_error_zero_in_every_tensor) {
 
 static int significant(double x) {
     int n = 0;
-    for (x = fabs(frexp(x, &(int){0})); x > 0; x = 2 * x - floor(2 * x)) n++;
+    for (x = fabs(frexp(x, &(int){0})); x > 0; x = 2 * x - floor(2 * x))
+        n++;
     return n;
 }
 
-/* Not trivially so: gradients, states and M are neither zero nor one value, resets and half writes occur, and 8 bits are needed. */
+/* Not trivially so: gradients, states and M are neither zero nor one value, resets and half writes
+ * occur, and 8 bits are needed. */
 DP_TEST(exact, the_inputs_are_not_trivial) {
     for (int k = 0; k < NCASES; k++) {
         exact_case x;
         int half = 0, none = 0, reset = 0, widest = 0;
         if (!open_case(CASES[k], &x)) return;
         const dp_problem *p = &x.c.p;
-        for (int64_t i = 0; i < p->T * p->HV * p->R; i++) half += p->beta[i] == 0.5, none += p->beta[i] == 0;
-        for (int64_t i = 0; i < p->T * p->HV * dp_Kg(p); i++) reset += p->g[i] != 0;
-        CHECK(half > 50 && none > 50 && reset > 10, "%s: %d halves, %d skipped writes, %d resets", CASES[k], half, none, reset);
+        for (int64_t i = 0; i < p->T * p->HV * p->R; i++) {
+            half += p->beta[i] == 0.5;
+            none += p->beta[i] == 0;
+        }
+
+        for (int64_t i = 0; i < p->T * p->HV * dp_Kg(p); i++)
+            reset += p->g[i] != 0;
+        CHECK(half > 50 && none > 50 && reset > 10, "%s: %d halves, %d skipped writes, %d resets",
+              CASES[k], half, none, reset);
         for (int i = 0; i < dp_result_nfields; i++) {
             const dp_ball *b = &x.t.field[i];
             int64_t nonzero = 0;
@@ -123,17 +165,24 @@ DP_TEST(exact, the_inputs_are_not_trivial) {
                 nonzero += b->hi[z] != 0;
                 if (significant(b->hi[z]) > bits) bits = significant(b->hi[z]);
             }
-            CHECK(bits <= 8, "%s: %s needs %d significant bits, bf16 has 8", CASES[k], dp_result_fields[i].name, bits);
+            CHECK(bits <= 8, "%s: %s needs %d significant bits, bf16 has 8", CASES[k],
+                  dp_result_fields[i].name, bits);
             if (bits > widest) widest = bits;
-            if (b->rows) CHECK(nonzero * 400 > b->rows * b->width, "%s: %s: %lld of %lld entries are not zero", CASES[k], dp_result_fields[i].name, (long long)nonzero, (long long)(b->rows * b->width));
+            if (b->rows)
+                CHECK(nonzero * 400 > b->rows * b->width,
+                      "%s: %s: %lld of %lld entries are not zero", CASES[k],
+                      dp_result_fields[i].name, (long long)nonzero,
+                      (long long)(b->rows * b->width));
         }
         CHECK(widest >= 5, "%s: widest result has %d significant bits", CASES[k], widest);
-        printf("%s: %d half writes, %d skipped, %d resets, widest result %d bits\n", CASES[k], half, none, reset, widest);
+        printf("%s: %d half writes, %d skipped, %d resets, widest result %d bits\n", CASES[k], half,
+               none, reset, widest);
         close_case(&x);
     }
 }
 
-/* Halves are replaced before they are halved again: what keeps numbers narrow at any length. Seen on the one-hot channels (blocks of even number). */
+/* Halves are replaced before they are halved again: what keeps numbers narrow at any length. Seen
+ * on the one-hot channels (blocks of even number). */
 DP_TEST(exact, no_row_is_halved_twice) {
     for (int k = 0; k < NCASES; k++) {
         exact_case x;
@@ -144,12 +193,19 @@ DP_TEST(exact, no_row_is_halved_twice) {
             for (int ch = 0; ch < p->K; ch++) {
                 if (ch / 4 % 2) continue;
                 for (int64_t t = 0, seq = 0, halved = 0; t < p->T; t++) {
-                    while (seq < p->Nseq && p->cu[seq] <= t) seq++, halved = 0;
+                    while (seq < p->Nseq && p->cu[seq] <= t) {
+                        seq++;
+                        halved = 0;
+                    }
+
                     if (p->g[(t * p->HV + hv) * Kg + (Kg == 1 ? 0 : ch)] != 0) halved = 0;
                     for (int j = 0; j < p->R; j++) {
                         const double b = p->beta[(t * p->HV + hv) * p->R + j];
-                        if (p->k[((t * p->H + hv / dp_G(p)) * p->R + j) * p->K + ch] == 0 || b == 0) continue;
-                        CHECK(!(b < 1 && halved), "%s: head %d, channel %d is halved again at token %lld", CASES[k], hv, ch, (long long)t);
+                        if (p->k[((t * p->H + hv / dp_G(p)) * p->R + j) * p->K + ch] == 0 || b == 0)
+                            continue;
+                        CHECK(!(b < 1 && halved),
+                              "%s: head %d, channel %d is halved again at token %lld", CASES[k], hv,
+                              ch, (long long)t);
                         halved = b < 1;
                     }
                 }
@@ -166,24 +222,35 @@ DP_TEST(exact, heads_and_sequences_have_exponents_of_their_own) {
     for (int i = 0; i < p->Nseq; i++)
         for (int hv = 0; hv < p->HV; hv++) {
             for (int64_t t = p->cu[i]; t < p->cu[i + 1]; t++) {
-                const double a = fabs(p->v[(t * p->HV + hv) * p->V]) / ldexp(1, dp_inputs_exact_log2(p, i, hv));
-                CHECK(a == 1 + (t & 1), "sequence %d, head %d, token %lld: %g", i, hv, (long long)t, a);
+                const double a =
+                    fabs(p->v[(t * p->HV + hv) * p->V]) / ldexp(1, dp_inputs_exact_log2(p, i, hv));
+                CHECK(a == 1 + (t & 1), "sequence %d, head %d, token %lld: %g", i, hv, (long long)t,
+                      a);
             }
-            for (int o = 0; o < hv; o++) CHECK(dp_inputs_exact_log2(p, i, hv) != dp_inputs_exact_log2(p, i, o), "sequence %d: heads %d and %d", i, hv, o);
-            if (i) CHECK(dp_inputs_exact_log2(p, i, hv) != dp_inputs_exact_log2(p, i - 1, hv), "head %d: sequences %d and %d", hv, i - 1, i);
+            for (int o = 0; o < hv; o++)
+                CHECK(dp_inputs_exact_log2(p, i, hv) != dp_inputs_exact_log2(p, i, o),
+                      "sequence %d: heads %d and %d", i, hv, o);
+            if (i)
+                CHECK(dp_inputs_exact_log2(p, i, hv) != dp_inputs_exact_log2(p, i - 1, hv),
+                      "head %d: sequences %d and %d", hv, i - 1, i);
         }
     close_case(&x);
 }
 
 /* Faults that exact inputs cannot show, and why. */
-static const struct { dp_fault fault; const char *why; } BLIND[] = {
+static const struct {
+    dp_fault fault;
+    const char *why;
+} BLIND[] = {
     {DP_FAULT_CHAIN_BF16, "changes the format of the chain, and every format is exact here"},
     {DP_FAULT_CHAIN_TF32RZ, "changes the format of the chain, and every format is exact here"},
     {DP_FAULT_EXP2_GATE, "e and 2 to the power 0 are both 1, to a reset both 0"},
     {DP_FAULT_GATE_GRAD_PARTIAL, "a log gate has no A_log and no dt_bias"},
     {DP_FAULT_MERGE_TF32RZ, "changes the format of the merge, and every format is exact here"},
-    {DP_FAULT_NEUMANN_INVERSE, "keys are one orthonormal basis: large powers are exact zeros or ones"},
-    {DP_FAULT_DOUBLING_INVERSE, "keys are one orthonormal basis: large powers are exact zeros or ones"},
+    {DP_FAULT_NEUMANN_INVERSE,
+     "keys are one orthonormal basis: large powers are exact zeros or ones"},
+    {DP_FAULT_DOUBLING_INVERSE,
+     "keys are one orthonormal basis: large powers are exact zeros or ones"},
     {DP_FAULT_STALE_ACCUMULATOR, "needs a problem without any gate"},
     {DP_FAULT_DIAGONAL_TF32, "tf32 is exact here"},
     {DP_FAULT_L2_ROUNDED, "there is no L2 norm"},
@@ -199,33 +266,46 @@ DP_TEST(exact, every_fault_of_indexing_or_order_shows) {
     static const int RANKS[] = {1, 2, 3, 4, 8};
     const int threads = omp_get_max_threads();
     exact_case x[NCASES];
-    for (int k = 0; k < NCASES; k++) if (!open_case(CASES[k], &x[k])) return;
+    for (int k = 0; k < NCASES; k++)
+        if (!open_case(CASES[k], &x[k])) return;
     omp_set_num_threads(1);
     for (int f = 1; f < DP_NFAULTS; f++) {
         const char *why = NULL;
         int seen = 0, of = 0;
         char first[256] = "";
-        for (size_t i = 0; i < sizeof BLIND / sizeof *BLIND; i++) if ((int)BLIND[i].fault == f) why = BLIND[i].why;
+        for (size_t i = 0; i < sizeof BLIND / sizeof *BLIND; i++)
+            if ((int)BLIND[i].fault == f) why = BLIND[i].why;
         for (int k = 0; k < NCASES; k++)
             for (size_t n = 0; n < sizeof RANKS / sizeof *RANKS && !seen; n++) {
-                if (GT_SANITIZED && (k < 3 || RANKS[n] != 3)) continue; /* once each: packed, 3 ranks */
+                if (GT_SANITIZED && (k < 3 || RANKS[n] != 3))
+                    continue; /* once each: packed, 3 ranks */
                 dp_sim s;
                 dp_err e = {0};
-                REQUIRE(!dp_sim_new(&s, &x[k].c.p, DP_BASE_FP32, RANKS[n], (dp_fault)f, &e), "%s", e.msg);
+                REQUIRE(!dp_sim_new(&s, &x[k].c.p, DP_BASE_FP32, RANKS[n], (dp_fault)f, &e), "%s",
+                        e.msg);
                 dp_sim_run(&s, DP_FP32, DP_MERGE_ALLGATHER, 1);
                 const outcome o = check(&x[k], &s);
-                if (o.wrong && !seen) snprintf(first, sizeof first, "%s, %d ranks, %d tensors: %s", CASES[k], s.N, o.wrong, o.first);
-                seen += o.wrong > 0, of++;
+                if (o.wrong && !seen)
+                    snprintf(first, sizeof first, "%s, %d ranks, %d tensors: %s", CASES[k], s.N,
+                             o.wrong, o.first);
+                seen += o.wrong > 0;
+                of++;
                 dp_sim_free(&s);
             }
-        printf("%-20s %s after %d runs  %s\n", dp_faults[f].name, seen ? "seen" : "not seen", of, seen ? first : why ? why : "");
-        CHECK(GT_SANITIZED || (seen > 0) == !why, "%s: %s in %d runs, expected %s", dp_faults[f].name, seen ? "a difference" : "none", of, why ? why : "a difference");
+        printf("%-20s %s after %d runs  %s\n", dp_faults[f].name, seen ? "seen" : "not seen", of,
+               seen  ? first
+               : why ? why
+                     : "");
+        CHECK(GT_SANITIZED || (seen > 0) == !why, "%s: %s in %d runs, expected %s",
+              dp_faults[f].name, seen ? "a difference" : "none", of, why ? why : "a difference");
     }
     omp_set_num_threads(threads);
-    for (int k = 0; k < NCASES; k++) close_case(&x[k]);
+    for (int k = 0; k < NCASES; k++)
+        close_case(&x[k]);
 }
 
-/* The verdict of a run: error 0 passes even where bounds prove nothing, a fault fails far below its bound. */
+/* The verdict of a run: error 0 passes even where bounds prove nothing, a fault fails far below its
+ * bound. */
 DP_TEST(exact, runs_are_judged_with_tolerance_zero) {
     char path[512];
     dp_case c;
@@ -238,39 +318,69 @@ DP_TEST(exact, runs_are_judged_with_tolerance_zero) {
     REQUIRE(!dp_case_load(path, &c, &e), "%s", e.msg);
     for (int bad = 0; bad < 2; bad++) {
         dp_runs r = {0};
-        const dp_run_options o = {.nranks = 1, .ranks = ranks, .nbase = 1, .base = base, .nchain = 1, .chain = chain, .nbackend = 1, .backend = sim, .fault = bad ? DP_FAULT_MERGE_SCALED : DP_FAULT_NONE,
+        const dp_run_options o = {.nranks = 1,
+                                  .ranks = ranks,
+                                  .nbase = 1,
+                                  .base = base,
+                                  .nchain = 1,
+                                  .chain = chain,
+                                  .nbackend = 1,
+                                  .backend = sim,
+                                  .fault = bad ? DP_FAULT_MERGE_SCALED : DP_FAULT_NONE,
                                   .cache = gt_tmpdir()};
         REQUIRE(!dp_case_run(&c, &o, &r, &e) && r.n > 0, "%s", e.msg);
         for (int i = 0; i < r.n; i++) {
             int fails = 0, others = 0, below = 0;
             for (int k = 0; k < r.run[i].ntensor; k++) {
                 const dp_judgement *t = &r.run[i].tensor[k];
-                fails += t->verdict == DP_FAIL, others += t->verdict != DP_FAIL && t->verdict != DP_PASS;
+                fails += t->verdict == DP_FAIL;
+                others += t->verdict != DP_FAIL && t->verdict != DP_PASS;
                 below += t->verdict == DP_FAIL && t->ratio <= 1;
             }
-            CHECK(!others && (fails > 0) == bad && (r.run[i].verdict == DP_FAIL) == bad, "%s: %d fail, %d neither: %s", r.run[i].id, fails, others, r.run[i].why);
-            if (bad) CHECK(below > 0 && strstr(r.run[i].why, "nothing rounds"), "%s: %d fail below their bound: %s", r.run[i].id, below, r.run[i].why);
+            CHECK(!others && (fails > 0) == bad && (r.run[i].verdict == DP_FAIL) == bad,
+                  "%s: %d fail, %d neither: %s", r.run[i].id, fails, others, r.run[i].why);
+            if (bad)
+                CHECK(below > 0 && strstr(r.run[i].why, "nothing rounds"),
+                      "%s: %d fail below their bound: %s", r.run[i].id, below, r.run[i].why);
         }
         dp_runs_free(&r);
     }
     dp_case_free(&c);
 }
 
-/* A wrong row says whose data it holds (harness/verdict/source.h). from: what the sentence must name, from the fault's own definition in fault_effect.c and ranks.c. */
-static const struct { dp_fault fault; const char *case_name; int ranks; const char *tensor, *says, *from; } SOURCES[] = {
-    {DP_FAULT_MERGE_NEAREST_FIRST, "exact-kda", 4, "S_in", "S_in of rank 2, head 0 holds what", "rank 1, head 0 should"},       /* H of rank 0 as if it came last */
-    {DP_FAULT_FWD_FIRST_SUBSEQ, "exact-packed", 2, "H", "H of rank 0, head 0 holds values of", "sequence 0"},                  /* rank 0 holds sequences 0, 1 and 3 */
-    {DP_FAULT_BWD_LAST_SUBSEQ, "exact-packed", 2, "dH", "dH of rank 1, head 3 holds numbers of", "sequence 5"},                 /* rank 1 holds sequences 3, 4 and 5 */
-    {DP_FAULT_GATE_OF_HEAD0, "exact-kda", 2, "dH", "dH of rank 1, head 2 is what the decays of rank 1, head 0", "make"},
-    {DP_FAULT_GATE_NO_OFFSET, "exact-kda", 2, "dH", "dH of rank 1, head 2 is what the decays of rank 0, head 2", "make"},
-    {DP_FAULT_CU_DIVIDED, "exact-packed", 2, "final_state", "final_state of rank 0, head 0, sequence 0 holds values of", "rank 1, head 0"},
-    {DP_FAULT_ZIGZAG, "exact-kda", 2, "H", "H of rank 0, head 0 holds values of", "rank 1, head 0"},                          /* the second half of rank 0 is the last quarter */
-    {DP_FAULT_OFFSET_WRAPS, "exact-kda", 4, "H", "H of rank 1, head 0 holds values of", "rank 0, head 2 (token 11) where rank 1, head 0 (token 97)"},     /* 97*4*48 - 2^14 lies there */
-    {DP_FAULT_STALE_LANES, "exact-kda", 2, "dg", "dg of rank 0, head 0 holds what", "(token 59: that of 43;"},
-    {DP_FAULT_HALF_CHUNK, "exact-packed", 4, "dk", "dk of rank 0, head 0, sequence 1 holds what", "(token 52: that of 20;"},
-    {DP_FAULT_MERGE_HALF_V, "exact-gdn", 2, "S_in", "what is wrong in S_in of rank 1, head 0 is zero everywhere", "columns 24 to 47"},
-    {DP_FAULT_GRID_AXIS, "exact-kda", 4, "o", "what is wrong in o of rank 0, head 2 is NaN everywhere", ""},
-    {DP_FAULT_MERGE_SCALED, "exact-kda", 4, NULL, NULL, NULL},   /* nobody else's data */
+/* A wrong row says whose data it holds (harness/verdict/source.h). from: what the sentence must
+ * name, from the fault's own definition in fault_effect.c and ranks.c. */
+static const struct {
+    dp_fault fault;
+    const char *case_name;
+    int ranks;
+    const char *tensor, *says, *from;
+} SOURCES[] = {
+    {DP_FAULT_MERGE_NEAREST_FIRST, "exact-kda", 4, "S_in", "S_in of rank 2, head 0 holds what",
+     "rank 1, head 0 should"}, /* H of rank 0 as if it came last */
+    {DP_FAULT_FWD_FIRST_SUBSEQ, "exact-packed", 2, "H", "H of rank 0, head 0 holds values of",
+     "sequence 0"}, /* rank 0 holds sequences 0, 1 and 3 */
+    {DP_FAULT_BWD_LAST_SUBSEQ, "exact-packed", 2, "dH", "dH of rank 1, head 3 holds numbers of",
+     "sequence 5"}, /* rank 1 holds sequences 3, 4 and 5 */
+    {DP_FAULT_GATE_OF_HEAD0, "exact-kda", 2, "dH",
+     "dH of rank 1, head 2 is what the decays of rank 1, head 0", "make"},
+    {DP_FAULT_GATE_NO_OFFSET, "exact-kda", 2, "dH",
+     "dH of rank 1, head 2 is what the decays of rank 0, head 2", "make"},
+    {DP_FAULT_CU_DIVIDED, "exact-packed", 2, "final_state",
+     "final_state of rank 0, head 0, sequence 0 holds values of", "rank 1, head 0"},
+    {DP_FAULT_ZIGZAG, "exact-kda", 2, "H", "H of rank 0, head 0 holds values of",
+     "rank 1, head 0"}, /* the second half of rank 0 is the last quarter */
+    {DP_FAULT_OFFSET_WRAPS, "exact-kda", 4, "H", "H of rank 1, head 0 holds values of",
+     "rank 0, head 2 (token 11) where rank 1, head 0 (token 97)"}, /* 97*4*48 - 2^14 lies there */
+    {DP_FAULT_STALE_LANES, "exact-kda", 2, "dg", "dg of rank 0, head 0 holds what",
+     "(token 59: that of 43;"},
+    {DP_FAULT_HALF_CHUNK, "exact-packed", 4, "dk", "dk of rank 0, head 0, sequence 1 holds what",
+     "(token 52: that of 20;"},
+    {DP_FAULT_MERGE_HALF_V, "exact-gdn", 2, "S_in",
+     "what is wrong in S_in of rank 1, head 0 is zero everywhere", "columns 24 to 47"},
+    {DP_FAULT_GRID_AXIS, "exact-kda", 4, "o",
+     "what is wrong in o of rank 0, head 2 is NaN everywhere", ""},
+    {DP_FAULT_MERGE_SCALED, "exact-kda", 4, NULL, NULL, NULL}, /* nobody else's data */
     {DP_FAULT_DG_NO_BOUNDARY, "exact-kda", 4, NULL, NULL, NULL},
 };
 
@@ -284,44 +394,70 @@ DP_TEST(exact, a_wrong_row_says_whose_data_it_holds) {
         dp_case c;
         dp_err e = {0};
         dp_runs r = {0};
-        const dp_run_options o = {.nranks = 1, .ranks = &SOURCES[i].ranks, .nbase = 2, .base = base, .nchain = 1, .chain = chain, .nmerge = 1, .merge = merge, .nbackend = 1, .backend = sim,
-                                  .fault = SOURCES[i].fault, .cache = gt_tmpdir()};
+        const dp_run_options o = {.nranks = 1,
+                                  .ranks = &SOURCES[i].ranks,
+                                  .nbase = 2,
+                                  .base = base,
+                                  .nchain = 1,
+                                  .chain = chain,
+                                  .nmerge = 1,
+                                  .merge = merge,
+                                  .nbackend = 1,
+                                  .backend = sim,
+                                  .fault = SOURCES[i].fault,
+                                  .cache = gt_tmpdir()};
         snprintf(path, sizeof path, "%s/%s.case", gt_cases(), SOURCES[i].case_name);
-        REQUIRE(!dp_case_load(path, &c, &e) && !dp_case_run(&c, &o, &r, &e) && r.n == 2, "%s: %s", SOURCES[i].case_name, e.msg);
+        REQUIRE(!dp_case_load(path, &c, &e) && !dp_case_run(&c, &o, &r, &e) && r.n == 2, "%s: %s",
+                SOURCES[i].case_name, e.msg);
         for (int k = 0; k < r.n; k++)
             for (int t = 0, seen = 0; t <= r.run[k].ntensor; t++) {
                 const dp_judgement *j = &r.run[k].tensor[t];
-                if (t == r.run[k].ntensor) CHECK(seen || !SOURCES[i].tensor, "%s: %s did not fail", r.run[k].id, SOURCES[i].tensor);
-                else if (!SOURCES[i].tensor) CHECK(!*j->source, "%s: %s", r.run[k].id, j->source);
+                if (t == r.run[k].ntensor)
+                    CHECK(seen || !SOURCES[i].tensor, "%s: %s did not fail", r.run[k].id,
+                          SOURCES[i].tensor);
+                else if (!SOURCES[i].tensor)
+                    CHECK(!*j->source, "%s: %s", r.run[k].id, j->source);
                 else if (!strcmp(j->name, SOURCES[i].tensor)) {
                     const char *at = strstr(j->source, SOURCES[i].says);
                     seen = j->verdict == DP_FAIL;
-                    CHECK(at && strstr(at + strlen(SOURCES[i].says), SOURCES[i].from), "%s: %s: %s", r.run[k].id, j->name, j->source);
-                    CHECK(strstr(j->why, j->source) && strstr(r.run[k].why, "; "), "%s: %s", r.run[k].id, r.run[k].why);
+                    CHECK(at && strstr(at + strlen(SOURCES[i].says), SOURCES[i].from), "%s: %s: %s",
+                          r.run[k].id, j->name, j->source);
+                    CHECK(strstr(j->why, j->source) && strstr(r.run[k].why, "; "), "%s: %s",
+                          r.run[k].id, r.run[k].why);
                 }
             }
-        dp_runs_free(&r), dp_case_free(&c);
+        dp_runs_free(&r);
+        dp_case_free(&c);
     }
 }
 
 /* A record without any error has nothing to draw over tokens, and is a page all the same. */
 DP_TEST(exact, a_record_of_zeros_gives_a_page) {
     char cmd[2048], out[8192];
-    snprintf(cmd, sizeof cmd, "%s run exact-gdn --cases %s --cache %s --ranks 1,4 --base fp32 --out %s/zeros && grep -c 'exact-gdn: every entry of' %s/zeros/report.html", gt_program(), gt_cases(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir());
+    snprintf(cmd, sizeof cmd,
+             "%s run exact-gdn --cases %s --cache %s --ranks 1,4 --base fp32 --out %s/zeros && "
+             "grep -c 'exact-gdn: every entry of' %s/zeros/report.html",
+             gt_program(), gt_cases(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir());
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 0 || strstr(out, "No module named"), "exit status %d: %s", rc, out);
-    snprintf(cmd, sizeof cmd, "%s run exact-kda --cases %s --cache %s --ranks 4 --base fp32 --chain fp32 --merge allgather --fault merge-nearest-first --out %s/wrong; grep -c 'Start with .*what rank 1, head 0 should' %s/wrong/report.html", gt_program(),
-             gt_cases(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir());
+    snprintf(cmd, sizeof cmd,
+             "%s run exact-kda --cases %s --cache %s --ranks 4 --base fp32 --chain fp32 --merge "
+             "allgather --fault merge-nearest-first --out %s/wrong; grep -c 'Start with .*what "
+             "rank 1, head 0 should' %s/wrong/report.html",
+             gt_program(), gt_cases(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir());
     CHECK(gt_run(cmd, out, sizeof out) == 0 || strstr(out, "No module named"), "%s", out);
 }
 
 DP_TEST(exact, settings_that_would_round_are_refused) {
-    static const char *const extra[] = {"gate = softplus", "beta = sigmoid", "l2norm = yes", "R = 3", "g_scale = 0.1", "beta_hi = 1"};
+    static const char *const extra[] = {"gate = softplus", "beta = sigmoid", "l2norm = yes",
+                                        "R = 3",           "g_scale = 0.1",  "beta_hi = 1"};
     for (size_t i = 0; i < sizeof extra / sizeof *extra; i++) {
         char text[256];
         dp_case c;
         dp_err e = {0};
-        const int n = snprintf(text, sizeof text, "reason = r\nsource = s\nop = mkda\nT = 64\nK = 16\nkeys = exact\n%s\n", extra[i]);
+        const int n = snprintf(
+            text, sizeof text,
+            "reason = r\nsource = s\nop = mkda\nT = 64\nK = 16\nkeys = exact\n%s\n", extra[i]);
         const dp_status st = dp_case_parse(text, (size_t)n, "x.case", 1, &c, &e);
         CHECK(st == DP_EINPUT && strstr(e.msg, "keys = exact"), "%s: %s", extra[i], e.msg);
         if (!st) dp_case_free(&c);

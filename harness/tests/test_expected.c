@@ -1,9 +1,10 @@
-/* The expected tier: draws predict the error of a correct run, whatever the format; results that are wrong by little beside what their bounds allow
- * fail, with the place; and its statistics raise no alarm on errors of the kind that they assume. */
-#include "ref/inputs/inputs.h"
-#include "harness/verdict/expected.h"
-#include "harness/run/judge.h"
+/* The expected tier: draws predict the error of a correct run, whatever the format; results that
+ * are wrong by little beside what their bounds allow fail, with the place; and its statistics raise
+ * no alarm on errors of the kind that they assume. */
 #include "gt.h"
+#include "harness/run/judge.h"
+#include "harness/verdict/expected.h"
+#include "ref/inputs/inputs.h"
 #include "sanitized.h"
 
 #include "harness/verdict/row_map.h"
@@ -14,38 +15,64 @@
 #include <string.h>
 
 /* 4 ranks of 80 tokens, two sequences, two heads that remember for long. */
-static const char CASE[] = "reason = r\nsource = s\nop = kda\nT = 320\nH = 2\nHV = 2\nK = 16\nV = 16\ngate = softplus\nbeta = sigmoid\nl2norm = yes\ng_mean = -5\ng_scale = 0.5\ns0_scale = 1\n"
+static const char CASE[] =
+    "reason = r\nsource = s\nop = kda\nT = 320\nH = 2\nHV = 2\nK = 16\nV = 16\ngate = "
+    "softplus\nbeta = sigmoid\nl2norm = yes\ng_mean = -5\ng_scale = 0.5\ns0_scale = 1\n"
     "cu_seqlens = 0,100,320\ndtype = bf16\nranks = 4\nbase = bf16\nchain = fp32\n";
 
-typedef struct { dp_case c; dp_sim s; } subject;
+typedef struct {
+    dp_case c;
+    dp_sim s;
+} subject;
 
 static void simulate(subject *x, dp_base base, dp_format chain) {
     dp_err e = {0};
-    if (dp_case_parse(CASE, strlen(CASE), "x.case", 1, &x->c, &e)) gt_fail(__FILE__, __LINE__, "case", "%s", e.msg), abort();
-    x->c.base[0] = base, x->c.chain[0] = chain;
-    if (dp_sim_new(&x->s, &x->c.p, base, x->c.ranks[0], DP_FAULT_NONE, &e)) gt_fail(__FILE__, __LINE__, "sim", "%s", e.msg), abort();
+    if (dp_case_parse(CASE, strlen(CASE), "x.case", 1, &x->c, &e)) {
+        gt_fail(__FILE__, __LINE__, "case", "%s", e.msg);
+        abort();
+    }
+
+    x->c.base[0] = base;
+    x->c.chain[0] = chain;
+    if (dp_sim_new(&x->s, &x->c.p, base, x->c.ranks[0], DP_FAULT_NONE, &e)) {
+        gt_fail(__FILE__, __LINE__, "sim", "%s", e.msg);
+        abort();
+    }
+
     dp_sim_run(&x->s, chain, DP_MERGE_ALLGATHER, 1);
 }
 
 /* The results of the ranks, as they are at this moment, judged as those of another program. */
 static dp_run *judged(subject *x, dp_runs *runs) {
-    const dp_run_options o = {.cache = gt_tmpdir()};      /* one truth and one set of draws for all tests */
+    const dp_run_options o = {.cache =
+                                  gt_tmpdir()}; /* one truth and one set of draws for all tests */
     dp_given g = {.r = x->s.out, .same_design = 1};
     dp_err e = {0};
     *runs = (dp_runs){0};
-    if (dp_run_given(&x->c, &o, &g, runs, &e)) gt_fail(__FILE__, __LINE__, "judge", "%s", e.msg), abort();
+    if (dp_run_given(&x->c, &o, &g, runs, &e)) {
+        gt_fail(__FILE__, __LINE__, "judge", "%s", e.msg);
+        abort();
+    }
+
     return &runs->run[0];
 }
 
 static const dp_judgement *tensor(const dp_run *r, const char *name) {
-    for (int i = 0; i < r->ntensor; i++) if (!strcmp(r->tensor[i].name, name)) return &r->tensor[i];
+    for (int i = 0; i < r->ntensor; i++)
+        if (!strcmp(r->tensor[i].name, name)) return &r->tensor[i];
     return NULL;
 }
 
 static void forget(subject *x) { dp_sim_free(&x->s), dp_case_free(&x->c); }
 
 DP_TEST(expected, draws_predict_every_tensor_in_every_format) {
-    const struct { dp_base base; dp_format chain; } pol[] = {{DP_BASE_FP64, DP_FP64}, {DP_BASE_FP32, DP_FP32}, {DP_BASE_BF16, DP_FP32}, {DP_BASE_BF16, DP_TF32RZ}};
+    const struct {
+        dp_base base;
+        dp_format chain;
+    } pol[] = {{DP_BASE_FP64, DP_FP64},
+               {DP_BASE_FP32, DP_FP32},
+               {DP_BASE_BF16, DP_FP32},
+               {DP_BASE_BF16, DP_TF32RZ}};
     for (size_t i = GT_SANITIZED; i < sizeof pol / sizeof *pol; i += GT_SANITIZED ? 2 : 1) {
         subject x;
         dp_runs runs;
@@ -56,17 +83,24 @@ DP_TEST(expected, draws_predict_every_tensor_in_every_format) {
             const dp_judgement *j = &r->tensor[t];
             const double ratio = j->expected.at[DP_LEVEL_TENSOR].ratio;
             CHECK(!strcmp(j->tier, "expected"), "%s %s is judged by '%s'", r->id, j->name, j->tier);
-            /* dA_log is two numbers: over 24 seeds of this case the ratio goes from 0.1 to 2.7, whatever multiplies the matrices */
+            /* dA_log is two numbers: over 24 seeds of this case the ratio goes from 0.1 to 2.7,
+             * whatever multiplies the matrices */
             const int few = !strcmp(j->name, "dA_log");
-            const double low = few ? 0.01 : 0.5, high = few ? j->expected.at[DP_LEVEL_TENSOR].limit : 2.5;
-            CHECK(ratio > low && ratio < high, "%s %s: error is %.3g times expected, not %.3g to %.3g", r->id, j->name, ratio, low, high);
+            const double low = few ? 0.01 : 0.5,
+                         high = few ? j->expected.at[DP_LEVEL_TENSOR].limit : 2.5;
+            CHECK(ratio > low && ratio < high,
+                  "%s %s: error is %.3g times expected, not %.3g to %.3g", r->id, j->name, ratio,
+                  low, high);
         }
         dp_runs_free(&runs);
         forget(&x);
     }
 }
 
-static void scale_rows(double *x, int64_t from, int64_t to, double by) { for (int64_t i = from; i < to; i++) x[i] *= by; }
+static void scale_rows(double *x, int64_t from, int64_t to, double by) {
+    for (int64_t i = from; i < to; i++)
+        x[i] *= by;
+}
 
 DP_TEST(expected, small_faults_fail_where_they_are) {
     subject x;
@@ -74,23 +108,40 @@ DP_TEST(expected, small_faults_fail_where_they_are) {
     simulate(&x, DP_BASE_BF16, DP_FP32);
     const dp_problem *p = &x.c.p;
     const int64_t L = p->T / 4, row = (int64_t)p->HV * p->V;
-    const struct { const char *tensor; double *x; int64_t from, to; double by; int rank; const char *what; } f[] = {
+    const struct {
+        const char *tensor;
+        double *x;
+        int64_t from, to;
+        double by;
+        int rank;
+        const char *what;
+    } f[] = {
         {"dbeta", x.s.out.dbeta, 0, p->T * p->HV, 2, -1, "dbeta twice as large everywhere"},
         {"dbeta", x.s.out.dbeta, 2 * L * p->HV, 3 * L * p->HV, 0, 2, "dbeta never added on rank 2"},
-        {"dk", x.s.out.dk, 0, 3 * L * p->H * p->K, 1.1, -1, "dk 10% wrong on all ranks but the last"},
-        {"o", x.s.out.o, 2 * L * row, (2 * L + 60) * row, 1.02, 2, "o 2% wrong in the first tokens behind one boundary"},
-        {"dg", x.s.out.dg, L * p->HV * p->K, 2 * L * p->HV * p->K, 0.8, 1, "dg 20% too small on rank 1"},
-        {"ddt_bias", x.s.out.ddt_bias, p->K, 2 * p->K, 0.25, 0, "ddt_bias of head 1 is one rank's part"},
+        {"dk", x.s.out.dk, 0, 3 * L * p->H * p->K, 1.1, -1,
+         "dk 10% wrong on all ranks but the last"},
+        {"o", x.s.out.o, 2 * L * row, (2 * L + 60) * row, 1.02, 2,
+         "o 2% wrong in the first tokens behind one boundary"},
+        {"dg", x.s.out.dg, L * p->HV * p->K, 2 * L * p->HV * p->K, 0.8, 1,
+         "dg 20% too small on rank 1"},
+        {"ddt_bias", x.s.out.ddt_bias, p->K, 2 * p->K, 0.25, 0,
+         "ddt_bias of head 1 is one rank's part"},
     };
     for (size_t i = 0; i < sizeof f / sizeof *f; i++) {
         double *kept = dp_copy(f[i].x, f[i].to);
         scale_rows(f[i].x, f[i].from, f[i].to, f[i].by);
         const dp_run *r = judged(&x, &runs);
         const dp_judgement *j = tensor(r, f[i].tensor);
-        CHECK(r->verdict == DP_FAIL && j->verdict == DP_FAIL, "%s passes: excess %.3g, %.3g of its bound", f[i].what, j->expected.excess, j->ratio);
-        CHECK(f[i].rank < 0 || dp_judgement_row(j)->at.rank == f[i].rank, "%s is placed on rank %d", f[i].what, dp_judgement_row(j)->at.rank);
-        for (int t = 0; t < r->ntensor; t++) CHECK(&r->tensor[t] == j || r->tensor[t].verdict == DP_PASS, "%s: %s fails too: %s", f[i].what, r->tensor[t].name, r->tensor[t].why);
-        if (j->verdict == DP_FAIL && !strcmp(j->tier, "expected")) CHECK(strstr(r->why, "this design") && !strcmp(r->tier, "expected"), "says: %s", r->why);
+        CHECK(r->verdict == DP_FAIL && j->verdict == DP_FAIL,
+              "%s passes: excess %.3g, %.3g of its bound", f[i].what, j->expected.excess, j->ratio);
+        CHECK(f[i].rank < 0 || dp_judgement_row(j)->at.rank == f[i].rank, "%s is placed on rank %d",
+              f[i].what, dp_judgement_row(j)->at.rank);
+        for (int t = 0; t < r->ntensor; t++)
+            CHECK(&r->tensor[t] == j || r->tensor[t].verdict == DP_PASS, "%s: %s fails too: %s",
+                  f[i].what, r->tensor[t].name, r->tensor[t].why);
+        if (j->verdict == DP_FAIL && !strcmp(j->tier, "expected"))
+            CHECK(strstr(r->why, "this design") && !strcmp(r->tier, "expected"), "says: %s",
+                  r->why);
         memcpy(f[i].x, kept, sizeof(double) * (size_t)f[i].to);
         free(kept);
         dp_runs_free(&runs);
@@ -106,18 +157,24 @@ DP_TEST(expected, stages_are_judged_too) {
         dp_given g = {.same_design = 1};
         dp_runs runs = {0};
         dp_err e = {0};
-        for (int i = 0; i < DP_NSTAGE_TENSORS; i++) g.stage[i] = dp_stage_tensor_value(&x.s, i);
-        if (bad) scale_rows(g.stage[DP_W], 80 * 2 * 16, 90 * 2 * 16, 1.015);      /* 10 tokens behind the first boundary */
+        for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+            g.stage[i] = dp_stage_tensor_value(&x.s, i);
+        if (bad)
+            scale_rows(g.stage[DP_W], 80 * 2 * 16, 90 * 2 * 16,
+                       1.015); /* 10 tokens behind the first boundary */
         REQUIRE(!dp_run_given(&x.c, &o, &g, &runs, &e), "%s", e.msg);
         for (int t = 0; t < runs.run->ntensor; t++) {
             const dp_judgement *j = &runs.run->tensor[t];
             const int wrong = bad && !strcmp(j->name, "w");
-            CHECK(j->verdict == (wrong ? DP_FAIL : DP_PASS) && !strcmp(j->tier, "expected"), "%s: %s by '%s', excess %.3g, %.3g of its bound", j->name, dp_verdict_names[j->verdict], j->tier,
-                  j->expected.excess, j->ratio);
-            CHECK(!wrong || dp_judgement_row(j)->at.rank == 1, "w is placed on rank %d", dp_judgement_row(j)->at.rank);
+            CHECK(j->verdict == (wrong ? DP_FAIL : DP_PASS) && !strcmp(j->tier, "expected"),
+                  "%s: %s by '%s', excess %.3g, %.3g of its bound", j->name,
+                  dp_verdict_names[j->verdict], j->tier, j->expected.excess, j->ratio);
+            CHECK(!wrong || dp_judgement_row(j)->at.rank == 1, "w is placed on rank %d",
+                  dp_judgement_row(j)->at.rank);
         }
         CHECK(runs.run->ntensor == DP_NSTAGE_TENSORS, "%d tensors", runs.run->ntensor);
-        for (int i = 0; i < DP_NSTAGE_TENSORS; i++) free(g.stage[i]);
+        for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+            free(g.stage[i]);
         dp_runs_free(&runs);
     }
     forget(&x);
@@ -158,7 +215,8 @@ DP_TEST(expected, sets_of_draws_differ_and_every_problem_gets_six) {
     dp_expected_run(&rq, 1, &policy, &other);
     for (int i = 0; i < one.field[0].ndraw; i++)
         for (int k = 0; k < other.field[0].ndraw; k++)
-            CHECK(one.field[0].err2[i * one.field[0].rows] != other.field[0].err2[k * other.field[0].rows],
+            CHECK(one.field[0].err2[i * one.field[0].rows] !=
+                      other.field[0].err2[k * other.field[0].rows],
                   "draw %d of set 0 is draw %d of set 1", i, k);
     dp_problem large = x.c.p;
     large.T = 1 << 20;
@@ -168,7 +226,8 @@ DP_TEST(expected, sets_of_draws_differ_and_every_problem_gets_six) {
     forget(&x);
 }
 
-/* Not every rank and head has a state: what lies along a direction is a share of those that have. */
+/* Not every rank and head has a state: what lies along a direction is a share of those that have.
+ */
 DP_TEST(expected, a_direction_is_as_long_as_the_rows_that_are_looked_at) {
     enum { D = 6, N = 2, K = 4 };
     dp_row_map map = dp_map_states(N, K, K);

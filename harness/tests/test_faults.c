@@ -1,9 +1,10 @@
-/* Every deliberate fault must turn a verdict red where it lives, and the same runs without it must be green. */
+/* Every deliberate fault must turn a verdict red where it lives, and the same runs without it must
+ * be green. */
+#include "cases.h"
 #include "harness/case/case.h"
+#include "harness/record/run.h"
 #include "harness/simulated/fault.h"
 #include "harness/simulated/ranks.h"
-#include "harness/record/run.h"
-#include "cases.h"
 #include "sanitized.h"
 
 #include <omp.h>
@@ -17,9 +18,9 @@ typedef struct {
     int ranks;
     dp_base base;
     dp_format chain;
-    const char *tensor;          /* must fail */
-    const char *healthy;         /* must still pass: the fault is where it should be (NULL: nothing said) */
-    int not_head;                /* head that must not be the worst one (-1: any) */
+    const char *tensor;  /* must fail */
+    const char *healthy; /* must still pass: the fault is where it should be (NULL: nothing said) */
+    int not_head;        /* head that must not be the worst one (-1: any) */
 } expectation;
 
 static const expectation EXPECT[] = {
@@ -70,17 +71,26 @@ static const expectation EXPECT[] = {
 };
 
 /* Within every bound in a first run: seen when runs are repeated. */
-static const struct { dp_fault fault; const char *case_name; int ranks; } REPEAT[] = {{DP_FAULT_RACE, "weak-heads", 3}, {DP_FAULT_ORDER_BY_RUN, "weak-heads", 3}};
+static const struct {
+    dp_fault fault;
+    const char *case_name;
+    int ranks;
+} REPEAT[] = {{DP_FAULT_RACE, "weak-heads", 3}, {DP_FAULT_ORDER_BY_RUN, "weak-heads", 3}};
 
-static int run_case(const char *name, dp_fault fault, int ranks, dp_base base, dp_format chain, dp_runs *out) {
+static int run_case(const char *name, dp_fault fault, int ranks, dp_base base, dp_format chain,
+                    dp_runs *out) {
     dp_case c;
     dp_err e = {0};
     if (!gt_open_case(name, &c)) return 0;
-    if (c.op != DP_OP_CHAIN) {                                   /* also what the case file does not list */
-        c.nranks = 1, c.ranks[0] = ranks;
-        c.nbase = 1, c.base[0] = base;
-        c.nchain = 1, c.chain[0] = chain;
-        c.nmerge = 1, c.merge[0] = DP_MERGE_ALLGATHER;
+    if (c.op != DP_OP_CHAIN) { /* also what the case file does not list */
+        c.nranks = 1;
+        c.ranks[0] = ranks;
+        c.nbase = 1;
+        c.base[0] = base;
+        c.nchain = 1;
+        c.chain[0] = chain;
+        c.nmerge = 1;
+        c.merge[0] = DP_MERGE_ALLGATHER;
     }
     const dp_run_options o = {.nchain = 1, .chain = &chain, .fault = fault, .cache = gt_tmpdir()};
     const int ok = dp_case_run(&c, &o, out, &e) == DP_OK && out->n > 0;
@@ -97,21 +107,36 @@ static const dp_judgement *tensor(const dp_run *r, const char *name) {
 
 DP_TEST(faults, each_one_turns_its_tensor_red_and_is_green_without) {
     const int threads = omp_get_max_threads();
-    omp_set_num_threads(1);                                      /* hundreds of loops of microseconds each */
+    omp_set_num_threads(1); /* hundreds of loops of microseconds each */
     for (size_t i = 0; i < sizeof EXPECT / sizeof *EXPECT; i++) {
         const expectation *x = &EXPECT[i];
         const char *fault = dp_faults[x->fault].name;
         dp_runs bad = {0}, good = {0};
-        int again = 0;                                           /* the run without the fault was seen before */
-        for (size_t k = 0; k < i; k++) again |= !strcmp(EXPECT[k].case_name, x->case_name) && EXPECT[k].ranks == x->ranks && EXPECT[k].base == x->base && EXPECT[k].chain == x->chain;
-        if (!run_case(x->case_name, x->fault, x->ranks, x->base, x->chain, &bad) || (!again && !run_case(x->case_name, DP_FAULT_NONE, x->ranks, x->base, x->chain, &good))) continue;
-        const dp_judgement *t = tensor(&bad.run[0], x->tensor), *h = x->healthy ? tensor(&bad.run[0], x->healthy) : NULL;
-        if (!again) CHECK(good.run[0].verdict == DP_PASS, "%s without %s: %s", good.run[0].id, fault, good.run[0].why);
-        CHECK(bad.run[0].verdict == DP_FAIL, "%s: %s (%s)", bad.run[0].id, dp_verdict_names[bad.run[0].verdict], bad.run[0].why);
-        CHECK(t && t->verdict == DP_FAIL, "%s: %s is %s at %.3g of its bound", bad.run[0].id, x->tensor, t ? dp_verdict_names[t->verdict] : "absent", t ? t->ratio : 0);
-        if (x->healthy) CHECK(h && h->verdict != DP_FAIL, "%s: %s should not suffer, but is at %.3g of its bound", bad.run[0].id, x->healthy, h ? h->ratio : 0);
-        if (x->not_head >= 0 && t) CHECK(t->worst.at.head != x->not_head, "%s: worst head is %d", bad.run[0].id, t->worst.at.head);
-        dp_runs_free(&bad), dp_runs_free(&good);
+        int again = 0; /* the run without the fault was seen before */
+        for (size_t k = 0; k < i; k++)
+            again |= !strcmp(EXPECT[k].case_name, x->case_name) && EXPECT[k].ranks == x->ranks &&
+                     EXPECT[k].base == x->base && EXPECT[k].chain == x->chain;
+        if (!run_case(x->case_name, x->fault, x->ranks, x->base, x->chain, &bad) ||
+            (!again && !run_case(x->case_name, DP_FAULT_NONE, x->ranks, x->base, x->chain, &good)))
+            continue;
+        const dp_judgement *t = tensor(&bad.run[0], x->tensor),
+                           *h = x->healthy ? tensor(&bad.run[0], x->healthy) : NULL;
+        if (!again)
+            CHECK(good.run[0].verdict == DP_PASS, "%s without %s: %s", good.run[0].id, fault,
+                  good.run[0].why);
+        CHECK(bad.run[0].verdict == DP_FAIL, "%s: %s (%s)", bad.run[0].id,
+              dp_verdict_names[bad.run[0].verdict], bad.run[0].why);
+        CHECK(t && t->verdict == DP_FAIL, "%s: %s is %s at %.3g of its bound", bad.run[0].id,
+              x->tensor, t ? dp_verdict_names[t->verdict] : "absent", t ? t->ratio : 0);
+        if (x->healthy)
+            CHECK(h && h->verdict != DP_FAIL,
+                  "%s: %s should not suffer, but is at %.3g of its bound", bad.run[0].id,
+                  x->healthy, h ? h->ratio : 0);
+        if (x->not_head >= 0 && t)
+            CHECK(t->worst.at.head != x->not_head, "%s: worst head is %d", bad.run[0].id,
+                  t->worst.at.head);
+        dp_runs_free(&bad);
+        dp_runs_free(&good);
     }
     omp_set_num_threads(threads);
 }
@@ -119,40 +144,50 @@ DP_TEST(faults, each_one_turns_its_tensor_red_and_is_green_without) {
 DP_TEST(faults, every_fault_of_the_table_is_tested) {
     for (int f = 1; f < DP_NFAULTS; f++) {
         int n = 0;
-        for (size_t i = 0; i < sizeof EXPECT / sizeof *EXPECT; i++) n += (int)EXPECT[i].fault == f;
-        for (size_t i = 0; i < sizeof REPEAT / sizeof *REPEAT; i++) n += (int)REPEAT[i].fault == f;
+        for (size_t i = 0; i < sizeof EXPECT / sizeof *EXPECT; i++)
+            n += (int)EXPECT[i].fault == f;
+        for (size_t i = 0; i < sizeof REPEAT / sizeof *REPEAT; i++)
+            n += (int)REPEAT[i].fault == f;
         CHECK(n > 0, "%s", dp_faults[f].name);
     }
 }
 
-/* With 2 ranks M is never used (architecture.md): a wrong chain must not show in o, and must show with 3. */
+/* With 2 ranks M is never used (architecture.md): a wrong chain must not show in o, and must show
+ * with 3. */
 DP_TEST(faults, two_ranks_cannot_see_the_chain_in_o_and_three_can) {
     double err[2];
     for (int i = 0; i < 2; i++) {
         dp_runs r = {0};
-        if (!run_case("kda-reflect", DP_FAULT_CHAIN_BF16, i ? 4 : 2, DP_BASE_FP64, DP_FP64, &r)) return;
+        if (!run_case("kda-reflect", DP_FAULT_CHAIN_BF16, i ? 4 : 2, DP_BASE_FP64, DP_FP64, &r))
+            return;
         const dp_judgement *o = tensor(&r.run[0], "o");
         REQUIRE(o, "no o");
         err[i] = o->rel_fro;
         CHECK(tensor(&r.run[0], "M")->verdict == DP_FAIL, "M passes");
         dp_runs_free(&r);
     }
-    CHECK(err[0] < 1e-13 && err[1] > 1e-6, "o with 2 ranks %.2e, with 4 ranks %.2e", err[0], err[1]);
+    CHECK(err[0] < 1e-13 && err[1] > 1e-6, "o with 2 ranks %.2e, with 4 ranks %.2e", err[0],
+          err[1]);
 }
 
-/* The museum's list: every number has a fault, or a reason why it has none; every fault is in the list or has none on purpose. */
+/* The museum's list: every number has a fault, or a reason why it has none; every fault is in the
+ * list or has none on purpose. */
 DP_TEST(faults, every_row_of_the_museum_has_a_fault_or_a_reason) {
     int without = 0;
     for (int b = 1; b <= DP_NBUGS; b++) {
         int n = 0;
-        for (int f = 1; f < DP_NFAULTS; f++) n += dp_faults[f].bug == b;
+        for (int f = 1; f < DP_NFAULTS; f++)
+            n += dp_faults[f].bug == b;
         CHECK(dp_bugs[b].what && dp_bugs[b].note, "row %d is empty", b);
-        CHECK(n > 0 || *dp_bugs[b].note, "row %d (%s) has no fault and no reason", b, dp_bugs[b].what);
+        CHECK(n > 0 || *dp_bugs[b].note, "row %d (%s) has no fault and no reason", b,
+              dp_bugs[b].what);
         without += n == 0;
     }
     CHECK(without == 1, "%d rows without a fault", without);
     for (int f = 1; f < DP_NFAULTS; f++)
-        for (int o = 1; o < f; o++) CHECK(strcmp(dp_faults[f].name, dp_faults[o].name), "%s stands twice", dp_faults[f].name);
+        for (int o = 1; o < f; o++)
+            CHECK(strcmp(dp_faults[f].name, dp_faults[o].name), "%s stands twice",
+                  dp_faults[f].name);
 }
 
 DP_TEST(faults, a_fault_of_some_runs_shows_when_runs_are_repeated) {
@@ -164,29 +199,39 @@ DP_TEST(faults, a_fault_of_some_runs_shows_when_runs_are_repeated) {
             dp_err e = {0};
             snprintf(path, sizeof path, "%s/%s.case", gt_cases(), REPEAT[i].case_name);
             REQUIRE(!dp_case_load(path, &c, &e), "%s", e.msg);
-            REQUIRE(!dp_sim_new(&s, &c.p, DP_BASE_FP32, REPEAT[i].ranks, bad ? REPEAT[i].fault : DP_FAULT_NONE, &e), "%s", e.msg);
+            REQUIRE(!dp_sim_new(&s, &c.p, DP_BASE_FP32, REPEAT[i].ranks,
+                                bad ? REPEAT[i].fault : DP_FAULT_NONE, &e),
+                    "%s", e.msg);
             uint64_t first[16];
             int differ = 0, hits = 0;
             for (int run = 0; run < 3; run++) {
-                s.have_forward = s.have_backward = 0;            /* everything again */
+                s.have_forward = s.have_backward = 0; /* everything again */
                 dp_sim_run(&s, DP_FP32, DP_MERGE_ALLGATHER, 1);
                 for (int f = 0; f < dp_result_nfields; f++) {
                     int64_t rows, width;
                     dp_result_shape(&c.p, f, &rows, &width);
                     const double *x = *dp_result_at(&s.out, f);
-                    const uint64_t h = rows && x ? XXH3_64bits(x, sizeof(double) * (size_t)(rows * width)) : 0;
-                    if (run) differ += h != first[f];
-                    else first[f] = h;
+                    const uint64_t h =
+                        rows && x ? XXH3_64bits(x, sizeof(double) * (size_t)(rows * width)) : 0;
+                    if (run)
+                        differ += h != first[f];
+                    else
+                        first[f] = h;
                 }
             }
-            for (int r = 0; r < s.N * c.p.HV; r++) hits += s.hit[r];
-            CHECK((differ > 0) == bad, "%s: %d tensors differ between runs", bad ? dp_faults[REPEAT[i].fault].name : "none", differ);
-            if (bad && REPEAT[i].fault == DP_FAULT_RACE) CHECK(hits == 1 && s.hit[s.N * c.p.HV - 1], "%d places hit", hits);
-            dp_sim_free(&s), dp_case_free(&c);
+            for (int r = 0; r < s.N * c.p.HV; r++)
+                hits += s.hit[r];
+            CHECK((differ > 0) == bad, "%s: %d tensors differ between runs",
+                  bad ? dp_faults[REPEAT[i].fault].name : "none", differ);
+            if (bad && REPEAT[i].fault == DP_FAULT_RACE)
+                CHECK(hits == 1 && s.hit[s.N * c.p.HV - 1], "%d places hit", hits);
+            dp_sim_free(&s);
+            dp_case_free(&c);
         }
 }
 
-/* What a run records is its own: the same fault again in the same place, and none that acted only in an earlier run of the same ranks (a ring has no order of merges). */
+/* What a run records is its own: the same fault again in the same place, and none that acted only
+ * in an earlier run of the same ranks (a ring has no order of merges). */
 DP_TEST(faults, where_a_fault_acted_belongs_to_the_run) {
     static const dp_merge MERGE[] = {DP_MERGE_ALLGATHER, DP_MERGE_RING, DP_MERGE_ALLGATHER};
     dp_case c;
@@ -201,10 +246,15 @@ DP_TEST(faults, where_a_fault_acted_belongs_to_the_run) {
         for (int run = 0; run < 3; run++) {
             dp_sim_run(&s, DP_FP32, MERGE[run], 1);
             if (!run) first = memcpy(dp_calloc((size_t)n, 1), s.hit, (size_t)n);
-            if (run == 1 && f == DP_FAULT_MERGE_NEAREST_FIRST) CHECK(memchr(first, 1, (size_t)n) && !memchr(s.hit, 1, (size_t)n), "a ring's run has the places of the all-gather");
-            if (run == 2) CHECK(!memcmp(first, s.hit, (size_t)n), "%s: acts elsewhere when it runs again", dp_faults[f].name);
+            if (run == 1 && f == DP_FAULT_MERGE_NEAREST_FIRST)
+                CHECK(memchr(first, 1, (size_t)n) && !memchr(s.hit, 1, (size_t)n),
+                      "a ring's run has the places of the all-gather");
+            if (run == 2)
+                CHECK(!memcmp(first, s.hit, (size_t)n), "%s: acts elsewhere when it runs again",
+                      dp_faults[f].name);
         }
-        free(first), dp_sim_free(&s);
+        free(first);
+        dp_sim_free(&s);
     }
     dp_case_free(&c);
 }

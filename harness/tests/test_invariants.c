@@ -1,19 +1,22 @@
-/* Checks without a truth: all hold for the simulated ranks, and each is seen red by a fault that breaks what it promises. */
+/* Checks without a truth: all hold for the simulated ranks, and each is seen red by a fault that
+ * breaks what it promises. */
+#include "cases.h"
 #include "harness/case/case.h"
 #include "harness/search/invariants.h"
-#include "cases.h"
 
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int check(const char *name, dp_base base, int N, dp_fault fault, const char *only, dp_checks *out) {
+static int check(const char *name, dp_base base, int N, dp_fault fault, const char *only,
+                 dp_checks *out) {
     dp_case c;
     dp_err e = {0};
     const int threads = omp_get_max_threads();
     if (!gt_open_case(name, &c)) return 0;
-    const dp_check_subject s = {.backend = DP_BACKEND_SIM, .base = base, .chain = DP_FP32, .fault = fault};
+    const dp_check_subject s = {
+        .backend = DP_BACKEND_SIM, .base = base, .chain = DP_FP32, .fault = fault};
     omp_set_num_threads(1);
     const int ok = !dp_checks_run(&c.p, &s, N, 1, only, out, &e);
     omp_set_num_threads(threads);
@@ -23,8 +26,13 @@ static int check(const char *name, dp_base base, int N, dp_fault fault, const ch
 }
 
 DP_TEST(invariants, all_hold_for_the_simulated_ranks) {
-    static const struct { const char *name; dp_base base; int N, skipped; } x[] = {{"smoke-kda", DP_BASE_BF16, 4, 0}, {"packed-across", DP_BASE_FP32, 8, 0}, {"smoke-mkda2", DP_BASE_FP64, 3, 0},
-        {"smoke-gdn", DP_BASE_FP32, 4, 0}, {"t1", DP_BASE_FP32, 1, 6}, {"kda-corr", DP_BASE_BF16, 4, 0}};
+    static const struct {
+        const char *name;
+        dp_base base;
+        int N, skipped;
+    } x[] = {{"smoke-kda", DP_BASE_BF16, 4, 0},   {"packed-across", DP_BASE_FP32, 8, 0},
+             {"smoke-mkda2", DP_BASE_FP64, 3, 0}, {"smoke-gdn", DP_BASE_FP32, 4, 0},
+             {"t1", DP_BASE_FP32, 1, 6},          {"kda-corr", DP_BASE_BF16, 4, 0}};
     for (size_t i = 0; i < sizeof x / sizeof *x; i++) {
         dp_checks r;
         int skipped = 0;
@@ -33,7 +41,9 @@ DP_TEST(invariants, all_hold_for_the_simulated_ranks) {
         for (int k = 0; k < r.n; k++) {
             const dp_check *c = &r.c[k];
             CHECK(c->verdict != DP_FAIL, "%s, %s: %s", x[i].name, c->name, c->why);
-            CHECK(c->verdict == DP_SKIPPED ? c->why[0] != 0 : c->compared > 0, "%s, %s: %s after %lld entries", x[i].name, c->name, dp_verdict_names[c->verdict], (long long)c->compared);
+            CHECK(c->verdict == DP_SKIPPED ? c->why[0] != 0 : c->compared > 0,
+                  "%s, %s: %s after %lld entries", x[i].name, c->name, dp_verdict_names[c->verdict],
+                  (long long)c->compared);
             skipped += c->verdict == DP_SKIPPED;
         }
         CHECK(skipped == x[i].skipped, "%s: %d skipped, not %d", x[i].name, skipped, x[i].skipped);
@@ -41,16 +51,25 @@ DP_TEST(invariants, all_hold_for_the_simulated_ranks) {
 }
 
 DP_TEST(invariants, each_is_red_under_a_fault_that_breaks_it) {
-    static const struct { const char *check; dp_fault fault; const char *name; dp_base base; int N; const char *says; } x[] = {
+    static const struct {
+        const char *check;
+        dp_fault fault;
+        const char *name;
+        dp_base base;
+        int N;
+        const char *says;
+    } x[] = {
         {"repeat", DP_FAULT_RACE, "smoke-kda", DP_BASE_FP32, 4, "state_fwd, rank 3, head 1"},
-        {"causality-chunk", DP_FAULT_ANCHOR_LEAK, "smoke-kda", DP_BASE_FP32, 2, "of its chunk changed"},
+        {"causality-chunk", DP_FAULT_ANCHOR_LEAK, "smoke-kda", DP_BASE_FP32, 2,
+         "of its chunk changed"},
         {"causality", DP_FAULT_ZIGZAG, "smoke-kda", DP_BASE_FP32, 4, "o: rank"},
         {"causality", DP_FAULT_TAIL_UNMASKED, "packed-across", DP_BASE_BF16, 1, ""},
         {"anticausality", DP_FAULT_STALE_ACCUMULATOR, "no-decay", DP_BASE_FP32, 2, "rank 1"},
         {"anticausality", DP_FAULT_ZIGZAG, "smoke-kda", DP_BASE_FP32, 4, ""},
         {"heads", DP_FAULT_GATE_OF_HEAD0, "weak-heads", DP_BASE_BF16, 4, "after head 0 changed"},
         {"packed", DP_FAULT_TAIL_UNMASKED, "smoke-kda", DP_BASE_FP32, 1, ""},
-        {"packed", DP_FAULT_GRID_AXIS, "packed-across", DP_BASE_FP32, 1, "o: rank 0, head 0, token 35"},
+        {"packed", DP_FAULT_GRID_AXIS, "packed-across", DP_BASE_FP32, 1,
+         "o: rank 0, head 0, token 35"},
         {"prefix", DP_FAULT_STALE_ACCUMULATOR, "no-decay", DP_BASE_FP32, 1, "token 128"},
         {"scale-v", DP_FAULT_LINEAR_GATE, "smoke-kda", DP_BASE_FP32, 1, ""},
         {"scale-do", DP_FAULT_LINEAR_GATE, "smoke-kda", DP_BASE_FP32, 1, ""},
@@ -62,27 +81,48 @@ DP_TEST(invariants, each_is_red_under_a_fault_that_breaks_it) {
     for (size_t i = 0; i < sizeof x / sizeof *x; i++) {
         dp_checks bad, good;
         const char *fault = dp_faults[x[i].fault].name;
-        if (!check(x[i].name, x[i].base, x[i].N, x[i].fault, x[i].check, &bad) || !check(x[i].name, x[i].base, x[i].N, DP_FAULT_NONE, x[i].check, &good)) continue;
-        CHECK(good.n == 1 && good.c[0].verdict == DP_PASS, "%s, %s without %s: %s", x[i].name, x[i].check, fault, good.c[0].why);
-        CHECK(bad.n == 1 && bad.c[0].verdict == DP_FAIL, "%s, %s with %s: %s", x[i].name, x[i].check, fault, dp_verdict_names[bad.c[0].verdict]);
-        CHECK(strstr(bad.c[0].why, x[i].says), "%s, %s with %s: %s", x[i].name, x[i].check, fault, bad.c[0].why);
+        if (!check(x[i].name, x[i].base, x[i].N, x[i].fault, x[i].check, &bad) ||
+            !check(x[i].name, x[i].base, x[i].N, DP_FAULT_NONE, x[i].check, &good))
+            continue;
+        CHECK(good.n == 1 && good.c[0].verdict == DP_PASS, "%s, %s without %s: %s", x[i].name,
+              x[i].check, fault, good.c[0].why);
+        CHECK(bad.n == 1 && bad.c[0].verdict == DP_FAIL, "%s, %s with %s: %s", x[i].name,
+              x[i].check, fault, dp_verdict_names[bad.c[0].verdict]);
+        CHECK(strstr(bad.c[0].why, x[i].says), "%s, %s with %s: %s", x[i].name, x[i].check, fault,
+              bad.c[0].why);
     }
 }
 
 DP_TEST(invariants, the_program_checks_another_size_in_blocks_of_heads) {
     char cmd[2048], out[8192];
     /* blocks take the checks in turn, or each takes all */
-    snprintf(cmd, sizeof cmd, "%s check --cases %s smoke-kda --tokens 256 --heads 3 --block 2 --ranks 4 --base fp32 --json %s/check.json", gt_program(), gt_cases(), gt_tmpdir());
+    snprintf(cmd, sizeof cmd,
+             "%s check --cases %s smoke-kda --tokens 256 --heads 3 --block 2 --ranks 4 --base fp32 "
+             "--json %s/check.json",
+             gt_program(), gt_cases(), gt_tmpdir());
     int rc = gt_run(cmd, out, sizeof out);
-    CHECK(rc == 0 && strstr(out, "T = 256, heads 0 to 1 of 3") && strstr(out, "heads 2 to 2 of 3") && strstr(out, "CHECK: PASS (14 held, 0 did not, 0 skipped)"), "exit status %d: %s", rc, out);
-    snprintf(cmd, sizeof cmd, "%s check --cases %s smoke-kda --every --tokens 256 --heads 3 --block 2 --ranks 4 --base fp32 --json %s/check.json", gt_program(), gt_cases(), gt_tmpdir());
+    CHECK(rc == 0 && strstr(out, "T = 256, heads 0 to 1 of 3") &&
+              strstr(out, "heads 2 to 2 of 3") &&
+              strstr(out, "CHECK: PASS (14 held, 0 did not, 0 skipped)"),
+          "exit status %d: %s", rc, out);
+    snprintf(cmd, sizeof cmd,
+             "%s check --cases %s smoke-kda --every --tokens 256 --heads 3 --block 2 --ranks 4 "
+             "--base fp32 --json %s/check.json",
+             gt_program(), gt_cases(), gt_tmpdir());
     rc = gt_run(cmd, out, sizeof out);
-    CHECK(rc == 0 && strstr(out, "T = 256, heads 0 to 1 of 3") && strstr(out, "heads 2 to 2 of 3") && strstr(out, "CHECK: PASS (27 held, 0 did not, 1 skipped)"), "exit status %d: %s", rc, out);
-    snprintf(cmd, sizeof cmd, "%s check --cases %s smoke-kda --fault merge-nearest-first --only ranks", gt_program(), gt_cases());
+    CHECK(rc == 0 && strstr(out, "T = 256, heads 0 to 1 of 3") &&
+              strstr(out, "heads 2 to 2 of 3") &&
+              strstr(out, "CHECK: PASS (27 held, 0 did not, 1 skipped)"),
+          "exit status %d: %s", rc, out);
+    snprintf(cmd, sizeof cmd,
+             "%s check --cases %s smoke-kda --fault merge-nearest-first --only ranks", gt_program(),
+             gt_cases());
     rc = gt_run(cmd, out, sizeof out);
-    CHECK(rc == 1 && strstr(out, "fail     ranks") && strstr(out, "CHECK: FAIL"), "exit status %d: %s", rc, out);
+    CHECK(rc == 1 && strstr(out, "fail     ranks") && strstr(out, "CHECK: FAIL"),
+          "exit status %d: %s", rc, out);
     snprintf(cmd, sizeof cmd, "%s check --cases %s smoke-conv", gt_program(), gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "op = conv"), "%s", out);
-    snprintf(cmd, sizeof cmd, "%s check --cases %s smoke-kda --only nothing", gt_program(), gt_cases());
+    snprintf(cmd, sizeof cmd, "%s check --cases %s smoke-kda --only nothing", gt_program(),
+             gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "nothing"), "%s", out);
 }

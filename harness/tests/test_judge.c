@@ -1,9 +1,10 @@
-/* `deltaproof judge`: what it accepts, what it refuses and how it says so, and that it judges by the same truth and bounds as a run. The
- * outputs of "another program" are those of the simulated ranks, and a recorded o of FLA's CUDA kernels. */
+/* `deltaproof judge`: what it accepts, what it refuses and how it says so, and that it judges by
+ * the same truth and bounds as a run. The outputs of "another program" are those of the simulated
+ * ranks, and a recorded o of FLA's CUDA kernels. */
+#include "cases.h"
 #include "harness/run/judge.h"
 #include "harness/simulated/ranks.h"
 #include "ref/arithmetic/mm.h"
-#include "cases.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -12,25 +13,48 @@
 #include <string.h>
 
 /* 3 ranks of one chunk each, HV = 2, state entering and leaving, raw gate with its parameters. */
-#define CASE(KV) "reason = r\nsource = s\nop = kda\nT = 192\nHV = 2\n" KV "gate = softplus\nbeta = sigmoid\nl2norm = yes\ng_mean = -4\ng_scale = 0.5\ns0_scale = 1\ndstate = yes\n" \
+#define CASE(KV)                                                                             \
+    "reason = r\nsource = s\nop = kda\nT = 192\nHV = 2\n" KV                                 \
+    "gate = softplus\nbeta = sigmoid\nl2norm = yes\ng_mean = -4\ng_scale = 0.5\ns0_scale = " \
+    "1\ndstate = yes\n"                                                                      \
     "dtype = bf16\nranks = 3\nbase = bf16\nchain = tf32rz\n"
 static const char WIDE[] = CASE("K = 16\nV = 8\n"), SQUARE[] = CASE("K = 8\nV = 8\n");
 
-typedef struct { dp_case c; dp_sim s; } subject;
+typedef struct {
+    dp_case c;
+    dp_sim s;
+} subject;
 
 static void simulate(const char *text, subject *x) {
     dp_err e = {0};
     if (!gt_parse_case(text, &x->c)) abort();
-    if (dp_sim_new(&x->s, &x->c.p, x->c.base[0], x->c.ranks[0], DP_FAULT_NONE, &e)) gt_fail(__FILE__, __LINE__, "sim", "%s", e.msg), abort();
+    if (dp_sim_new(&x->s, &x->c.p, x->c.base[0], x->c.ranks[0], DP_FAULT_NONE, &e)) {
+        gt_fail(__FILE__, __LINE__, "sim", "%s", e.msg);
+        abort();
+    }
+
     dp_sim_run(&x->s, x->c.chain[0], DP_MERGE_ALLGATHER, x->c.backward);
 }
 
 static void forget(subject *x) { dp_sim_free(&x->s), dp_case_free(&x->c); }
 
-static const char *in_path(void) { static char b[512]; snprintf(b, sizeof b, "%s/in.safetensors", gt_tmpdir()); return b; }
-static const char *out_path(void) { static char b[512]; snprintf(b, sizeof b, "%s/out.safetensors", gt_tmpdir()); return b; }
+static const char *in_path(void) {
+    static char b[512];
+    snprintf(b, sizeof b, "%s/in.safetensors", gt_tmpdir());
+    return b;
+}
+static const char *out_path(void) {
+    static char b[512];
+    snprintf(b, sizeof b, "%s/out.safetensors", gt_tmpdir());
+    return b;
+}
 
-typedef struct { const char *name; const double *x; int ndim; int64_t shape[4]; } entry;
+typedef struct {
+    const char *name;
+    const double *x;
+    int ndim;
+    int64_t shape[4];
+} entry;
 
 /* axes: 3 [T,H,K], 4 [1,T,H,K], 2 [T,K] where there is one head. */
 static void add(dp_tensorfile *f, const entry *t, int axes, const char *dtype) {
@@ -44,50 +68,83 @@ static void add(dp_tensorfile *f, const entry *t, int axes, const char *dtype) {
 
 static double *turned(const double *x, int64_t states, int K, int V) {
     double *y = dp_doubles(states * K * V);
-    for (int64_t i = 0; i < states * K * V; i++) y[i / (K * V) * K * V + i % V * K + i / V % K] = x[i];
+    for (int64_t i = 0; i < states * K * V; i++)
+        y[i / (K * V) * K * V + i % V * K + i / V % K] = x[i];
     return y;
 }
 
-static void write_file(const char *path, const entry *t, int n, int axes, const char *dtype, const char *const *meta) {
+static void write_file(const char *path, const entry *t, int n, int axes, const char *dtype,
+                       const char *const *meta) {
     dp_tensorfile f = {0};
     dp_err e = {0};
-    for (int i = 0; i < n; i++) add(&f, &t[i], axes, dtype);
-    for (; meta && *meta; meta += 2) dp_tensorfile_add_meta(&f, meta[0], meta[1]);
+    for (int i = 0; i < n; i++)
+        add(&f, &t[i], axes, dtype);
+    for (; meta && *meta; meta += 2)
+        dp_tensorfile_add_meta(&f, meta[0], meta[1]);
     if (dp_safetensors_write(path, &f, &e)) gt_fail(__FILE__, __LINE__, path, "%s", e.msg);
     dp_tensorfile_free(&f);
 }
 
-static const char *const SAID[] = {"gate", "-exp(A_log)*softplus(g+dt_bias)", "beta", "sigmoid(beta)", "qk", "l2norm inside kernel", NULL};
+static const char *const SAID[] = {"gate", "-exp(A_log)*softplus(g+dt_bias)",
+                                   "beta", "sigmoid(beta)",
+                                   "qk",   "l2norm inside kernel",
+                                   NULL};
 
 static void write_inputs(const dp_problem *p, int axes, int vk, const char *const *meta) {
-    double *s0 = p->s0 && vk ? turned(p->s0, p->Nseq * p->HV, p->K, p->V) : NULL, *ds = p->dstate && vk ? turned(p->dstate, p->Nseq * p->HV, p->K, p->V) : NULL;
+    double *s0 = p->s0 && vk ? turned(p->s0, p->Nseq * p->HV, p->K, p->V) : NULL,
+           *ds = p->dstate && vk ? turned(p->dstate, p->Nseq * p->HV, p->K, p->V) : NULL;
     const int k = vk ? p->V : p->K, v = vk ? p->K : p->V;
-    const entry t[] = {{"q", p->q, 3, {p->T, p->H, p->K}}, {"k", p->k, p->R > 1 ? 4 : 3, {p->T, p->H, p->R > 1 ? p->R : p->K, p->K}},
-        {"v", p->v, p->R > 1 ? 4 : 3, {p->T, p->HV, p->R > 1 ? p->R : p->V, p->V}}, {"g", p->g, dp_Kg(p) == 1 ? 2 : 3, {p->T, p->HV, dp_Kg(p)}},
-        {"beta", p->beta, p->R > 1 ? 3 : 2, {p->T, p->HV, p->R}}, {"A_log", p->A_log, 1, {p->HV}}, {"dt_bias", p->dt_bias, 1, {(int64_t)p->HV * dp_Kg(p)}},
-        {"initial_state", s0 ? s0 : p->s0, 4, {p->Nseq, p->HV, k, v}}, {"do", p->dout, 3, {p->T, p->HV, p->V}}, {"dht", ds ? ds : p->dstate, 4, {p->Nseq, p->HV, k, v}}};
+    const entry t[] = {{"q", p->q, 3, {p->T, p->H, p->K}},
+                       {"k", p->k, p->R > 1 ? 4 : 3, {p->T, p->H, p->R > 1 ? p->R : p->K, p->K}},
+                       {"v", p->v, p->R > 1 ? 4 : 3, {p->T, p->HV, p->R > 1 ? p->R : p->V, p->V}},
+                       {"g", p->g, dp_Kg(p) == 1 ? 2 : 3, {p->T, p->HV, dp_Kg(p)}},
+                       {"beta", p->beta, p->R > 1 ? 3 : 2, {p->T, p->HV, p->R}},
+                       {"A_log", p->A_log, 1, {p->HV}},
+                       {"dt_bias", p->dt_bias, 1, {(int64_t)p->HV * dp_Kg(p)}},
+                       {"initial_state", s0 ? s0 : p->s0, 4, {p->Nseq, p->HV, k, v}},
+                       {"do", p->dout, 3, {p->T, p->HV, p->V}},
+                       {"dht", ds ? ds : p->dstate, 4, {p->Nseq, p->HV, k, v}}};
     write_file(in_path(), t, sizeof t / sizeof *t, axes, "F64", meta);
-    free(s0), free(ds);
+    free(s0);
+    free(ds);
 }
 
 /* which: bit i: dp_result_fields[i]. */
-static void write_outputs(const dp_problem *p, const dp_result *r, unsigned which, int axes, int vk, const char *dtype) {
+static void write_outputs(const dp_problem *p, const dp_result *r, unsigned which, int axes, int vk,
+                          const char *dtype) {
     const int K = p->K, V = p->V, R = p->R, k = vk ? V : K, v = vk ? K : V, m = R > 1;
-    double *s[2] = {r->final_state && vk ? turned(r->final_state, p->Nseq * p->HV, K, V) : NULL, r->ds0 && vk ? turned(r->ds0, p->Nseq * p->HV, K, V) : NULL};
-    const entry all[10] = {{"o", r->o, 3, {p->T, p->HV, V}}, {"final_state", s[0] ? s[0] : r->final_state, 4, {p->Nseq, p->HV, k, v}}, {"dq", r->dq, 3, {p->T, p->H, K}},
-        {"dk", r->dk, 3 + m, {p->T, p->H, m ? R : K, K}}, {"dv", r->dv, 3 + m, {p->T, p->HV, m ? R : V, V}}, {"dg", r->dg, 3, {p->T, p->HV, dp_Kg(p)}}, {"dbeta", r->dbeta, 3, {p->T, p->HV, R}},
-        {"dA_log", r->dA_log, 1, {p->HV}}, {"ddt_bias", r->ddt_bias, 1, {(int64_t)p->HV * dp_Kg(p)}}, {"dh0", s[1] ? s[1] : r->ds0, 4, {p->Nseq, p->HV, k, v}}};
+    double *s[2] = {r->final_state && vk ? turned(r->final_state, p->Nseq * p->HV, K, V) : NULL,
+                    r->ds0 && vk ? turned(r->ds0, p->Nseq * p->HV, K, V) : NULL};
+    const entry all[10] = {{"o", r->o, 3, {p->T, p->HV, V}},
+                           {"final_state", s[0] ? s[0] : r->final_state, 4, {p->Nseq, p->HV, k, v}},
+                           {"dq", r->dq, 3, {p->T, p->H, K}},
+                           {"dk", r->dk, 3 + m, {p->T, p->H, m ? R : K, K}},
+                           {"dv", r->dv, 3 + m, {p->T, p->HV, m ? R : V, V}},
+                           {"dg", r->dg, 3, {p->T, p->HV, dp_Kg(p)}},
+                           {"dbeta", r->dbeta, 3, {p->T, p->HV, R}},
+                           {"dA_log", r->dA_log, 1, {p->HV}},
+                           {"ddt_bias", r->ddt_bias, 1, {(int64_t)p->HV * dp_Kg(p)}},
+                           {"dh0", s[1] ? s[1] : r->ds0, 4, {p->Nseq, p->HV, k, v}}};
     entry t[10];
     int n = 0;
-    for (int i = 0; i < 10; i++) if (which >> i & 1) t[n++] = all[i];
+    for (int i = 0; i < 10; i++)
+        if (which >> i & 1) t[n++] = all[i];
     write_file(out_path(), t, n, axes, dtype, NULL);
-    free(s[0]), free(s[1]);
+    free(s[0]);
+    free(s[1]);
 }
 
 #define ALL 0x3ffu
-static dp_judge_options options(void) { return (dp_judge_options){.inputs = in_path(), .outputs = out_path(), .ranks = 3, .base = "bf16", .claim = "tf32rz"}; }
+static dp_judge_options options(void) {
+    return (dp_judge_options){
+        .inputs = in_path(), .outputs = out_path(), .ranks = 3, .base = "bf16", .claim = "tf32rz"};
+}
 
-typedef struct { dp_case c; dp_runs runs; const dp_run *run; } judged;
+typedef struct {
+    dp_case c;
+    dp_runs runs;
+    const dp_run *run;
+} judged;
 
 static int judge(int line, const dp_judge_options *o, judged *j) {
     dp_err e = {0};
@@ -97,12 +154,14 @@ static int judge(int line, const dp_judge_options *o, judged *j) {
     j->run = st ? NULL : &j->runs.run[0];
     return !st;
 }
-#define JUDGE(o, j) if (!judge(__LINE__, o, j)) return
+#define JUDGE(o, j) \
+    if (!judge(__LINE__, o, j)) return
 
 static void done(judged *j) { dp_runs_free(&j->runs), dp_case_free(&j->c); }
 
 static const dp_judgement *tensor(const dp_run *r, const char *name) {
-    for (int i = 0; r && i < r->ntensor; i++) if (!strcmp(r->tensor[i].name, name)) return &r->tensor[i];
+    for (int i = 0; r && i < r->ntensor; i++)
+        if (!strcmp(r->tensor[i].name, name)) return &r->tensor[i];
     return NULL;
 }
 
@@ -112,7 +171,8 @@ static void refuse(int line, const dp_judge_options *o, const char *const *words
     dp_err e = {0};
     const dp_status st = dp_judge(o, &c, &runs, &e);
     CHECK(st == DP_EINPUT && !runs.n, "line %d: status %d, %d runs", line, st, runs.n);
-    for (; *words; words++) CHECK(strstr(e.msg, *words), "line %d: '%s' not in: %s", line, *words, e.msg);
+    for (; *words; words++)
+        CHECK(strstr(e.msg, *words), "line %d: '%s' not in: %s", line, *words, e.msg);
     if (!st) dp_case_free(&c);
     dp_runs_free(&runs);
 }
@@ -128,16 +188,20 @@ static int same_row(const dp_row *a, const dp_row *b) {
 
 static void same_judgement(int line, const dp_judgement *a, const dp_judgement *b) {
     REQUIRE(a && b && a->N == b->N, "line %d: a tensor is missing", line);
-    CHECK(a->rel_fro == b->rel_fro && a->bound == b->bound && a->ratio == b->ratio && a->verdict == b->verdict, "line %d: %s: %.17g %.17g %.17g, %.17g %.17g %.17g", line, a->name, a->rel_fro, a->bound,
+    CHECK(a->rel_fro == b->rel_fro && a->bound == b->bound && a->ratio == b->ratio &&
+              a->verdict == b->verdict,
+          "line %d: %s: %.17g %.17g %.17g, %.17g %.17g %.17g", line, a->name, a->rel_fro, a->bound,
           a->ratio, b->rel_fro, b->bound, b->ratio);
     CHECK(same_row(&a->worst, &b->worst), "line %d: %s: worst place", line, a->name);
     for (int r = 0; r < a->N; r++)
-        CHECK(a->per_rank[r] == b->per_rank[r] || (isnan(a->per_rank[r]) && isnan(b->per_rank[r])), "line %d: %s: rank %d: %g, %g", line, a->name, r, a->per_rank[r], b->per_rank[r]);
+        CHECK(a->per_rank[r] == b->per_rank[r] || (isnan(a->per_rank[r]) && isnan(b->per_rank[r])),
+              "line %d: %s: rank %d: %g, %g", line, a->name, r, a->per_rank[r], b->per_rank[r]);
 }
 
 static void same_run(int line, const dp_run *a, const dp_run *b) {
     CHECK(a->ntensor == b->ntensor, "line %d: %d tensors, %d", line, a->ntensor, b->ntensor);
-    for (int i = 0; i < a->ntensor; i++) same_judgement(line, &a->tensor[i], tensor(b, a->tensor[i].name));
+    for (int i = 0; i < a->ntensor; i++)
+        same_judgement(line, &a->tensor[i], tensor(b, a->tensor[i].name));
 }
 
 DP_TEST(judge, judges_ten_tensors_of_three_ranks_exactly_as_the_run_that_made_them) {
@@ -148,19 +212,26 @@ DP_TEST(judge, judges_ten_tensors_of_three_ranks_exactly_as_the_run_that_made_th
     const dp_backend sim = DP_BACKEND_SIM;
     const dp_run_options ro = {.nbackend = 1, .backend = &sim};
     simulate(WIDE, &x);
-    write_inputs(&x.c.p, 3, 0, SAID), write_outputs(&x.c.p, &x.s.out, ALL, 3, 0, "F64");
+    write_inputs(&x.c.p, 3, 0, SAID);
+    write_outputs(&x.c.p, &x.s.out, ALL, 3, 0, "F64");
     REQUIRE(!dp_run_recurrence(&x.c, &ro, &run, &e) && run.n == 1, "%s", e.msg);
     dp_judge_options o = options();
     JUDGE(&o, &j);
     CHECK(j.run->ntensor == 10, "%d tensors", j.run->ntensor);
-    for (int i = 0; i < j.run->ntensor; i++) same_judgement(__LINE__, &j.run->tensor[i], tensor(&run.run[0], j.run->tensor[i].name));
-    CHECK(j.run->verdict == DP_PASS && j.run->backend == DP_BACKEND_FILE, "verdict %s, backend %d", dp_verdict_names[j.run->verdict], j.run->backend);
-    CHECK(!strcmp(j.run->id, "judge:out.safetensors:ranks=3,base=bf16,chain=tf32rz"), "%s", j.run->id);
+    for (int i = 0; i < j.run->ntensor; i++)
+        same_judgement(__LINE__, &j.run->tensor[i], tensor(&run.run[0], j.run->tensor[i].name));
+    CHECK(j.run->verdict == DP_PASS && j.run->backend == DP_BACKEND_FILE, "verdict %s, backend %d",
+          dp_verdict_names[j.run->verdict], j.run->backend);
+    CHECK(!strcmp(j.run->id, "judge:out.safetensors:ranks=3,base=bf16,chain=tf32rz"), "%s",
+          j.run->id);
     for (int i = 0; i < 7; i++) {
         const dp_judgement *t = &j.run->tensor[i];
-        for (int r = 0; i != 1 && r < 3; r++) CHECK(t->per_rank[r] > 0, "%s: rank %d: %g", t->name, r, t->per_rank[r]);
+        for (int r = 0; i != 1 && r < 3; r++)
+            CHECK(t->per_rank[r] > 0, "%s: rank %d: %g", t->name, r, t->per_rank[r]);
     }
-    done(&j), dp_runs_free(&run), forget(&x);
+    done(&j);
+    dp_runs_free(&run);
+    forget(&x);
 }
 
 DP_TEST(judge, names_rank_head_and_token_of_a_row_that_is_wrong_on_any_rank) {
@@ -174,36 +245,50 @@ DP_TEST(judge, names_rank_head_and_token_of_a_row_that_is_wrong_on_any_rank) {
             const int64_t t = r * 64 + 63, row = t * 2 + hv;
             double *o8 = x.s.out.o + row * 8, kept[8];
             memcpy(kept, o8, sizeof kept);
-            for (int i = 0; i < 8; i++) o8[i] = o8[i] * 1.5 + 1;
+            for (int i = 0; i < 8; i++)
+                o8[i] = o8[i] * 1.5 + 1;
             write_outputs(&x.c.p, &x.s.out, 1, 3, 0, "F64");
             memcpy(o8, kept, sizeof kept);
             JUDGE(&o, &j);
             const dp_judgement *w = tensor(j.run, "o");
-            CHECK(j.run->verdict == DP_FAIL && w->verdict == DP_FAIL && w->worst.at.rank == r && w->worst.at.head == hv && w->worst.at.token == t, "rank %d head %d: %s at rank %d head %d token %lld", r, hv,
-                  dp_verdict_names[w->verdict], w->worst.at.rank, w->worst.at.head, (long long)w->worst.at.token);
-            for (int i = 0; i < 3; i++) CHECK((w->per_rank_ratio[i] > 1) == (i == r), "rank %d: ratio %g", i, w->per_rank_ratio[i]);
+            CHECK(j.run->verdict == DP_FAIL && w->verdict == DP_FAIL && w->worst.at.rank == r &&
+                      w->worst.at.head == hv && w->worst.at.token == t,
+                  "rank %d head %d: %s at rank %d head %d token %lld", r, hv,
+                  dp_verdict_names[w->verdict], w->worst.at.rank, w->worst.at.head,
+                  (long long)w->worst.at.token);
+            for (int i = 0; i < 3; i++)
+                CHECK((w->per_rank_ratio[i] > 1) == (i == r), "rank %d: ratio %g", i,
+                      w->per_rank_ratio[i]);
             done(&j);
         }
     forget(&x);
 }
 
-/* A row whose error is large among all rows need not be the one that its bound forbids: a small row, 30% off, fails and is named. */
+/* A row whose error is large among all rows need not be the one that its bound forbids: a small
+ * row, 30% off, fails and is named. */
 DP_TEST(judge, the_reason_names_the_row_that_exceeds_its_bound) {
-    static const char FORGETS[] = "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\npoke = v[70,*,*,*] 0x1p-20, g[70,*,*] -200\ng_uniform = 1\nranks = 3\nbase = bf16\nchain = bf16\n";
+    static const char FORGETS[] =
+        "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\npoke = v[70,*,*,*] 0x1p-20, "
+        "g[70,*,*] -200\ng_uniform = 1\nranks = 3\nbase = bf16\nchain = bf16\n";
     subject x;
     judged j;
     dp_judge_options o = options();
     static const char *const LOG[] = {"gate", "log", "beta", "plain", "l2norm", "0", NULL};
     o.claim = "bf16";
-    o.design = "";               /* the default: its bounds decide */
+    o.design = ""; /* the default: its bounds decide */
     simulate(FORGETS, &x);
-    for (int i = 0; i < 8; i++) x.s.out.o[70 * 8 + i] *= 1.3;
-    write_inputs(&x.c.p, 3, 0, LOG), write_outputs(&x.c.p, &x.s.out, 1, 3, 0, "F64");
+    for (int i = 0; i < 8; i++)
+        x.s.out.o[70 * 8 + i] *= 1.3;
+    write_inputs(&x.c.p, 3, 0, LOG);
+    write_outputs(&x.c.p, &x.s.out, 1, 3, 0, "F64");
     JUDGE(&o, &j);
     const dp_judgement *t = tensor(j.run, "o");
-    CHECK(t->verdict == DP_FAIL && t->over.at.token == 70 && t->worst.at.token != 70, "%s: over %lld, worst %lld", dp_verdict_names[t->verdict], (long long)t->over.at.token, (long long)t->worst.at.token);
+    CHECK(t->verdict == DP_FAIL && t->over.at.token == 70 && t->worst.at.token != 70,
+          "%s: over %lld, worst %lld", dp_verdict_names[t->verdict], (long long)t->over.at.token,
+          (long long)t->worst.at.token);
     CHECK(strstr(j.run->why, "token 70"), "%s", j.run->why);
-    done(&j), forget(&x);
+    done(&j);
+    forget(&x);
 }
 
 DP_TEST(judge, nan_and_inf_fail_and_say_where) {
@@ -219,16 +304,22 @@ DP_TEST(judge, nan_and_inf_fail_and_say_where) {
         x.s.out.dv[(130 * 2 + 1) * 8 + 3] = kept;
         JUDGE(&o, &j);
         const dp_judgement *w = tensor(j.run, "dv");
-        CHECK(w->verdict == DP_FAIL && w->worst.at.token == 130 && w->worst.at.rank == 2 && w->worst.at.head == 1 && w->worst.index == 3, "%s at token %lld", dp_verdict_names[w->verdict], (long long)w->worst.at.token);
-        CHECK(strstr(j.run->why, "dv: 1 of 3072 entries are NaN or Inf, the first is entry 2091"), "%s", j.run->why);
-        CHECK(tensor(j.run, "o")->verdict == DP_PASS && j.run->verdict == DP_FAIL, "o %s", dp_verdict_names[tensor(j.run, "o")->verdict]);
+        CHECK(w->verdict == DP_FAIL && w->worst.at.token == 130 && w->worst.at.rank == 2 &&
+                  w->worst.at.head == 1 && w->worst.index == 3,
+              "%s at token %lld", dp_verdict_names[w->verdict], (long long)w->worst.at.token);
+        CHECK(strstr(j.run->why, "dv: 1 of 3072 entries are NaN or Inf, the first is entry 2091"),
+              "%s", j.run->why);
+        CHECK(tensor(j.run, "o")->verdict == DP_PASS && j.run->verdict == DP_FAIL, "o %s",
+              dp_verdict_names[tensor(j.run, "o")->verdict]);
         done(&j);
     }
     forget(&x);
 }
 
 DP_TEST(judge, axes_of_length_one_and_single_heads_change_nothing) {
-    static const char ONE[] = "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\ngate = softplus\nbeta = sigmoid\nl2norm = yes\ng_mean = -4\nranks = 3\nbase = bf16\nchain = tf32rz\n";
+    static const char ONE[] =
+        "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\ngate = softplus\nbeta = "
+        "sigmoid\nl2norm = yes\ng_mean = -4\nranks = 3\nbase = bf16\nchain = tf32rz\n";
     const char *const text[] = {ONE, WIDE};
     dp_judge_options o = options();
     for (int one = 0; one < 2; one++) {
@@ -236,12 +327,14 @@ DP_TEST(judge, axes_of_length_one_and_single_heads_change_nothing) {
         judged j[3];
         simulate(text[one], &x);
         for (int axes = 4; axes >= 3 - !one; axes--) {
-            write_inputs(&x.c.p, axes, 0, SAID), write_outputs(&x.c.p, &x.s.out, ALL & (one ? ALL : 0x1ff), axes, 0, "F64");
+            write_inputs(&x.c.p, axes, 0, SAID);
+            write_outputs(&x.c.p, &x.s.out, ALL & (one ? ALL : 0x1ff), axes, 0, "F64");
             JUDGE(&o, &j[4 - axes]);
             CHECK(j[4 - axes].run->verdict == DP_PASS, "%d axes: %s", axes, j[4 - axes].run->why);
             same_run(__LINE__, j[0].run, j[4 - axes].run);
         }
-        for (int i = 0; i < 2 + !one; i++) done(&j[i]);
+        for (int i = 0; i < 2 + !one; i++)
+            done(&j[i]);
         forget(&x);
     }
 }
@@ -249,22 +342,29 @@ DP_TEST(judge, axes_of_length_one_and_single_heads_change_nothing) {
 DP_TEST(judge, transposed_states_are_recognised_by_option_only) {
     subject x;
     judged plain, j;
-    simulate(SQUARE, &x);                                        /* K = V: shapes say nothing */
+    simulate(SQUARE, &x); /* K = V: shapes say nothing */
     dp_judge_options o = options(), vk = o;
     vk.state_layout = "vk";
-    write_inputs(&x.c.p, 3, 0, SAID), write_outputs(&x.c.p, &x.s.out, ALL, 3, 0, "F64");
+    write_inputs(&x.c.p, 3, 0, SAID);
+    write_outputs(&x.c.p, &x.s.out, ALL, 3, 0, "F64");
     JUDGE(&o, &plain);
     CHECK(plain.run->verdict == DP_PASS, "%s", plain.run->why);
-    write_inputs(&x.c.p, 3, 1, SAID), write_outputs(&x.c.p, &x.s.out, ALL, 3, 1, "F64");
+    write_inputs(&x.c.p, 3, 1, SAID);
+    write_outputs(&x.c.p, &x.s.out, ALL, 3, 1, "F64");
     JUDGE(&vk, &j);
     same_run(__LINE__, plain.run, j.run);
     done(&j);
     write_inputs(&x.c.p, 3, 0, SAID);
     JUDGE(&o, &j);
-    CHECK(tensor(j.run, "final_state")->verdict == DP_FAIL && tensor(j.run, "o")->verdict == DP_PASS, "final_state %s", dp_verdict_names[tensor(j.run, "final_state")->verdict]);
-    done(&j), done(&plain), forget(&x);
-    simulate(WIDE, &x);                                          /* K = 16, V = 8: a state the wrong way round is refused, with the option */
-    write_inputs(&x.c.p, 3, 0, SAID), write_outputs(&x.c.p, &x.s.out, 1 << 1, 3, 1, "F64");
+    CHECK(tensor(j.run, "final_state")->verdict == DP_FAIL &&
+              tensor(j.run, "o")->verdict == DP_PASS,
+          "final_state %s", dp_verdict_names[tensor(j.run, "final_state")->verdict]);
+    done(&j);
+    done(&plain);
+    forget(&x);
+    simulate(WIDE, &x); /* K = 16, V = 8: a state the wrong way round is refused, with the option */
+    write_inputs(&x.c.p, 3, 0, SAID);
+    write_outputs(&x.c.p, &x.s.out, 1 << 1, 3, 1, "F64");
     REFUSE(&o, "final_state", "[1,2,8,16]", "[1,2,16,8]", "--state-layout vk");
     write_inputs(&x.c.p, 3, 1, SAID);
     JUDGE(&vk, &j);
@@ -280,26 +380,45 @@ DP_TEST(judge, shapes_and_names_that_do_not_fit_are_refused_by_name) {
     simulate(WIDE, &x);
     dp_judge_options o = options();
     write_inputs(&x.c.p, 3, 0, SAID);
-    const struct { entry t; const char *dtype; const char *says[4]; } bad[] = {
-        {{"o", x.s.out.o, 3, {192, 1, 8}}, "F32", {"out.safetensors: tensor o: shape [192,1,8]", "in.safetensors calls for [192,2,8]"}},
+    const struct {
+        entry t;
+        const char *dtype;
+        const char *says[4];
+    } bad[] = {
+        {{"o", x.s.out.o, 3, {192, 1, 8}},
+         "F32",
+         {"out.safetensors: tensor o: shape [192,1,8]", "in.safetensors calls for [192,2,8]"}},
         {{"o", x.s.out.o, 3, {96, 2, 8}}, "F32", {"tensor o: shape [96,2,8]", "[192,2,8]"}},
         {{"dq", x.s.out.dq, 3, {192, 2, 8}}, "F32", {"tensor dq: shape [192,2,8]", "[192,1,16]"}},
-        {{"final_state", x.s.out.final_state, 3, {16, 2, 8}}, "F32", {"tensor final_state: shape [16,2,8]", "[1,2,16,8]"}},
-        {{"O", x.s.out.o, 3, {192, 2, 8}}, "F32", {"out.safetensors: tensor O is not known", "o final_state (or ht) dq dk dv dg dbeta dA_log ddt_bias ds0"}},
-        {{"S_out", x.s.out.o, 1, {8}}, "F32", {"tensor S_out is not known", "stages gcum Akk Aqk w u"}}, {{"S_in", x.s.out.o, 1, {8}}, "F32", {"tensor S_in: shape [8]", "calls for [3,2,16,8]", "3 ranks"}},
+        {{"final_state", x.s.out.final_state, 3, {16, 2, 8}},
+         "F32",
+         {"tensor final_state: shape [16,2,8]", "[1,2,16,8]"}},
+        {{"O", x.s.out.o, 3, {192, 2, 8}},
+         "F32",
+         {"out.safetensors: tensor O is not known",
+          "o final_state (or ht) dq dk dv dg dbeta dA_log ddt_bias ds0"}},
+        {{"S_out", x.s.out.o, 1, {8}},
+         "F32",
+         {"tensor S_out is not known", "stages gcum Akk Aqk w u"}},
+        {{"S_in", x.s.out.o, 1, {8}},
+         "F32",
+         {"tensor S_in: shape [8]", "calls for [3,2,16,8]", "3 ranks"}},
         {{"o", (const double[]){1, 2}, 1, {2}}, "I32", {"tensor o: dtype I32", "floating"}}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         write_file(out_path(), &bad[i].t, 1, 3, bad[i].dtype, NULL);
         refuse(__LINE__, &o, bad[i].says);
     }
-    const entry twice[] = {{"ht", x.s.out.final_state, 4, {1, 2, 16, 8}}, {"final_state", x.s.out.final_state, 4, {1, 2, 16, 8}}};
+    const entry twice[] = {{"ht", x.s.out.final_state, 4, {1, 2, 16, 8}},
+                           {"final_state", x.s.out.final_state, 4, {1, 2, 16, 8}}};
     write_file(out_path(), twice, 2, 3, "F32", NULL);
     REFUSE(&o, "final_state is there twice");
     write_file(out_path(), twice, 0, 3, "F32", NULL);
     REFUSE(&o, "out.safetensors: has no tensors");
     write_outputs(&x.c.p, &x.s.out, 1, 3, 0, "F64");
     const dp_problem *p = &x.c.p;
-    const entry in[] = {{"q", p->q, 3, {192, 1, 16}}, {"k", p->k, 3, {192, 1, 16}}, {"v", p->v, 3, {192, 2, 8}}, {"g", p->g, 3, {192, 2, 16}}, {"beta", p->beta, 2, {192, 2}}, {"bias", p->beta, 1, {1}},
+    const entry in[] = {{"q", p->q, 3, {192, 1, 16}},   {"k", p->k, 3, {192, 1, 16}},
+                        {"v", p->v, 3, {192, 2, 8}},    {"g", p->g, 3, {192, 2, 16}},
+                        {"beta", p->beta, 2, {192, 2}}, {"bias", p->beta, 1, {1}},
                         {"k", p->k, 2, {96, 16}}};
     write_file(in_path(), in, 6, 3, "F64", SAID);
     REFUSE(&o, "in.safetensors: tensor bias is not an input", "initial_state");
@@ -319,10 +438,14 @@ DP_TEST(judge, gradients_need_what_they_are_gradients_of) {
     simulate(WIDE, &x);
     dp_judge_options o = options();
     const dp_problem *p = &x.c.p;
-    const entry in[] = {{"q", p->q, 3, {192, 1, 16}}, {"k", p->k, 3, {192, 1, 16}}, {"v", p->v, 3, {192, 2, 8}}, {"g", p->g, 3, {192, 2, 16}}, {"beta", p->beta, 2, {192, 2}}, {"do", p->dout, 3, {192, 2, 8}}};
-    write_file(in_path(), in, 5, 3, "F64", SAID), write_outputs(p, &x.s.out, 1 << 2, 3, 0, "F64");
+    const entry in[] = {{"q", p->q, 3, {192, 1, 16}},   {"k", p->k, 3, {192, 1, 16}},
+                        {"v", p->v, 3, {192, 2, 8}},    {"g", p->g, 3, {192, 2, 16}},
+                        {"beta", p->beta, 2, {192, 2}}, {"do", p->dout, 3, {192, 2, 8}}};
+    write_file(in_path(), in, 5, 3, "F64", SAID);
+    write_outputs(p, &x.s.out, 1 << 2, 3, 0, "F64");
     REFUSE(&o, "tensor dq is a gradient", "has no tensor do");
-    write_file(in_path(), in, 6, 3, "F64", SAID), write_outputs(p, &x.s.out, 1 << 7, 3, 0, "F64");
+    write_file(in_path(), in, 6, 3, "F64", SAID);
+    write_outputs(p, &x.s.out, 1 << 7, 3, 0, "F64");
     REFUSE(&o, "tensor dA_log", "has no tensor A_log");
     forget(&x);
 }
@@ -332,8 +455,12 @@ DP_TEST(judge, settings_come_from_options_then_metadata_then_a_refusal_with_the_
     simulate(WIDE, &x);
     write_outputs(&x.c.p, &x.s.out, 1, 3, 0, "F64");
     dp_judge_options o = options();
-    static const char *const NOTHING[] = {NULL}, *const GATE[] = {"gate", "softplus", NULL}, *const TWO[] = {"gate", "softplus", "beta", "sigmoid", NULL};
-    static const char *const ODD[] = {"gate", "linear", NULL}, *const LB[] = {"gate", "lower_bound", "beta", "sigmoid", "l2norm", "1", NULL};
+    static const char *const NOTHING[] = {NULL}, *const GATE[] = {"gate", "softplus", NULL},
+                             *const TWO[] = {"gate", "softplus", "beta", "sigmoid", NULL};
+    static const char *const ODD[] = {"gate", "linear", NULL}, *const LB[] = {
+                                                                   "gate",    "lower_bound", "beta",
+                                                                   "sigmoid", "l2norm",      "1",
+                                                                   NULL};
     write_inputs(&x.c.p, 3, 0, NOTHING);
     REFUSE(&o, "in.safetensors", "--gate log|softplus|lower_bound");
     write_inputs(&x.c.p, 3, 0, GATE);
@@ -348,110 +475,166 @@ DP_TEST(judge, settings_come_from_options_then_metadata_then_a_refusal_with_the_
     dp_judge_options no = o;
     no.base = NULL;
     REFUSE(&no, "`base`", "--base bf16|fp32|fp64");
-    no = o, no.claim = NULL;
+    no = o;
+    no.claim = NULL;
     REFUSE(&no, "`claim`", "--claim");
-    no = o, no.ranks = 5;
+    no = o;
+    no.ranks = 5;
     REFUSE(&no, "ranks = 5", "192", "not divisible");
-    no = o, no.gate = "sine";
+    no = o;
+    no.gate = "sine";
     REFUSE(&no, "'sine' is not known", "--gate");
-    no = o, no.scale = "big";
+    no = o;
+    no.scale = "big";
     REFUSE(&no, "--scale");
-    no = o, no.cu_seqlens = "0,7";
+    no = o;
+    no.cu_seqlens = "0,7";
     REFUSE(&no, "cu_seqlens", "must end at T = 192");
     judged a, b;
     JUDGE(&o, &a);
-    write_inputs(&x.c.p, 3, 0, ODD);                             /* an option wins over what the file says */
+    write_inputs(&x.c.p, 3, 0, ODD); /* an option wins over what the file says */
     dp_judge_options all = o;
-    all.gate = "softplus", all.beta = "sigmoid", all.l2norm = "1", all.scale = "0.25", all.cu_seqlens = "0,192";
+    all.gate = "softplus";
+    all.beta = "sigmoid";
+    all.l2norm = "1";
+    all.scale = "0.25";
+    all.cu_seqlens = "0,192";
     JUDGE(&all, &b);
     same_run(__LINE__, a.run, b.run);
     done(&b);
-    all.scale = "0.5";                                           /* and means something */
+    all.scale = "0.5"; /* and means something */
     JUDGE(&all, &b);
-    CHECK(b.run->verdict == DP_FAIL, "scale 0.5 instead of 0.25: %s", dp_verdict_names[b.run->verdict]);
+    CHECK(b.run->verdict == DP_FAIL, "scale 0.5 instead of 0.25: %s",
+          dp_verdict_names[b.run->verdict]);
     done(&b);
-    all.scale = NULL, all.cu_seqlens = "0,64,192";
+    all.scale = NULL;
+    all.cu_seqlens = "0,64,192";
     REFUSE(&all, "tensor initial_state: shape [1,2,16,8]", "[2,2,16,8]");
-    done(&a), forget(&x);
+    done(&a);
+    forget(&x);
 }
 
 DP_TEST(judge, packed_sequences_gdn_and_many_keys_are_recognised) {
-    static const char PACKED[] = "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\ncu_seqlens = 0,50,50,150,192\nranks = 3\nbase = fp32\nchain = fp32\n";
-    static const char GDN[] = "reason = r\nsource = s\nop = gdn\nT = 192\nHV = 2\nK = 16\nV = 8\nranks = 3\nbase = fp32\nchain = fp32\n";
-    static const char MKDA[] = "reason = r\nsource = s\nop = mkda\nT = 192\nHV = 2\nK = 16\nV = 8\nR = 2\nranks = 3\nbase = fp32\nchain = fp32\n";
-    static const char *const LOG[] = {"gate", "log", "beta", "plain", "l2norm", "0", NULL}, *const CU[] = {"gate", "log", "beta", "plain", "l2norm", "0", "cu_seqlens", "0,50,50,150,192", NULL};
-    const struct { const char *text; dp_model model; int R, Nseq; const char *const *meta; } c[] = {{PACKED, DP_KDA, 1, 4, CU}, {GDN, DP_GDN, 1, 1, LOG}, {MKDA, DP_MKDA, 2, 1, LOG}};
+    static const char PACKED[] =
+        "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\ncu_seqlens = "
+        "0,50,50,150,192\nranks = 3\nbase = fp32\nchain = fp32\n";
+    static const char GDN[] = "reason = r\nsource = s\nop = gdn\nT = 192\nHV = 2\nK = 16\nV = "
+                              "8\nranks = 3\nbase = fp32\nchain = fp32\n";
+    static const char MKDA[] = "reason = r\nsource = s\nop = mkda\nT = 192\nHV = 2\nK = 16\nV = "
+                               "8\nR = 2\nranks = 3\nbase = fp32\nchain = fp32\n";
+    static const char *const LOG[] = {"gate", "log", "beta", "plain", "l2norm", "0", NULL},
+                             *const CU[] = {"gate",   "log", "beta",       "plain",
+                                            "l2norm", "0",   "cu_seqlens", "0,50,50,150,192",
+                                            NULL};
+    const struct {
+        const char *text;
+        dp_model model;
+        int R, Nseq;
+        const char *const *meta;
+    } c[] = {{PACKED, DP_KDA, 1, 4, CU}, {GDN, DP_GDN, 1, 1, LOG}, {MKDA, DP_MKDA, 2, 1, LOG}};
     for (int i = 0; i < 3; i++) {
         subject x;
         judged j;
         dp_judge_options o = options();
         o.base = o.claim = "fp32";
         simulate(c[i].text, &x);
-        write_inputs(&x.c.p, 3, 0, c[i].meta), write_outputs(&x.c.p, &x.s.out, ALL & ~0x380u, 3, 0, "F32");
+        write_inputs(&x.c.p, 3, 0, c[i].meta);
+        write_outputs(&x.c.p, &x.s.out, ALL & ~0x380u, 3, 0, "F32");
         JUDGE(&o, &j);
-        CHECK(j.c.p.model == c[i].model && j.c.p.R == c[i].R && j.c.p.Nseq == c[i].Nseq, "%d: model %d, R %d, Nseq %d", i, j.c.p.model, j.c.p.R, j.c.p.Nseq);
+        CHECK(j.c.p.model == c[i].model && j.c.p.R == c[i].R && j.c.p.Nseq == c[i].Nseq,
+              "%d: model %d, R %d, Nseq %d", i, j.c.p.model, j.c.p.R, j.c.p.Nseq);
         CHECK(j.run->verdict == DP_PASS && j.run->ntensor == 7, "%d: %s", i, j.run->why);
         done(&j);
-        o.cu_seqlens = "0,192";                                  /* an option wins, and means something */
+        o.cu_seqlens = "0,192"; /* an option wins, and means something */
         write_outputs(&x.c.p, &x.s.out, 1, 3, 0, "F32");
         JUDGE(&o, &j);
-        CHECK(j.run->verdict == (i ? DP_PASS : DP_FAIL), "%d: one sequence: %s", i, dp_verdict_names[j.run->verdict]);
-        done(&j), forget(&x);
+        CHECK(j.run->verdict == (i ? DP_PASS : DP_FAIL), "%d: one sequence: %s", i,
+              dp_verdict_names[j.run->verdict]);
+        done(&j);
+        forget(&x);
     }
 }
 
 DP_TEST(judge, results_stored_in_bf16_get_that_one_rounding_and_no_more) {
-    static const char FP32[] = "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\ngate = softplus\nbeta = sigmoid\nl2norm = yes\ng_mean = -4\ng_scale = 0.5\nranks = 3\nbase = fp32\nchain = fp32\n";
+    static const char FP32[] =
+        "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\ngate = softplus\nbeta = "
+        "sigmoid\nl2norm = yes\ng_mean = -4\ng_scale = 0.5\nranks = 3\nbase = fp32\nchain = fp32\n";
     subject x;
     judged j;
     dp_judge_options o = options();
     o.base = o.claim = "fp32";
     simulate(FP32, &x);
-    write_inputs(&x.c.p, 3, 0, SAID), write_outputs(&x.c.p, &x.s.out, 3, 3, 0, "BF16");
+    write_inputs(&x.c.p, 3, 0, SAID);
+    write_outputs(&x.c.p, &x.s.out, 3, 3, 0, "BF16");
     JUDGE(&o, &j);
-    CHECK(j.run->verdict == DP_PASS && tensor(j.run, "o")->rel_fro > 1e-3, "%s, o %g", j.run->why, tensor(j.run, "o")->rel_fro);
-    CHECK(tensor(j.run, "o")->bound > 0x1p-8 && tensor(j.run, "o")->bound < 1.1 * 0x1p-8, "bound %g", tensor(j.run, "o")->bound);
+    CHECK(j.run->verdict == DP_PASS && tensor(j.run, "o")->rel_fro > 1e-3, "%s, o %g", j.run->why,
+          tensor(j.run, "o")->rel_fro);
+    CHECK(tensor(j.run, "o")->bound > 0x1p-8 && tensor(j.run, "o")->bound < 1.1 * 0x1p-8,
+          "bound %g", tensor(j.run, "o")->bound);
     done(&j);
-    for (int64_t i = 0; i < 192 * 8; i++) x.s.out.o[i] = dp_bf16d(x.s.out.o[i]);
-    write_outputs(&x.c.p, &x.s.out, 3, 3, 0, "F32");             /* the same values, but the file says fp32: a rounding that the claim has no room for */
+    for (int64_t i = 0; i < 192 * 8; i++)
+        x.s.out.o[i] = dp_bf16d(x.s.out.o[i]);
+    write_outputs(&x.c.p, &x.s.out, 3, 3, 0, "F32"); /* the same values, but the file says fp32: a
+                                                        rounding that the claim has no room for */
     JUDGE(&o, &j);
-    CHECK(tensor(j.run, "o")->verdict == DP_FAIL && tensor(j.run, "final_state")->verdict == DP_PASS, "o %s", dp_verdict_names[tensor(j.run, "o")->verdict]);
-    done(&j), forget(&x);
+    CHECK(tensor(j.run, "o")->verdict == DP_FAIL &&
+              tensor(j.run, "final_state")->verdict == DP_PASS,
+          "o %s", dp_verdict_names[tensor(j.run, "o")->verdict]);
+    done(&j);
+    forget(&x);
 }
 
-/* First 2,048 tokens of o as FLA's chunk_kda wrote them on 4 H200 (they are rank 0 of 8,192 tokens); measured independently of this code: 4.00e-3. */
+/* First 2,048 tokens of o as FLA's chunk_kda wrote them on 4 H200 (they are rank 0 of 8,192
+ * tokens); measured independently of this code: 4.00e-3. */
 DP_TEST(judge, recorded_output_of_fla_has_the_error_measured_elsewhere) {
     char in[512], out[512], cache[512];
     judged j;
     snprintf(in, sizeof in, "%s/data/kda-lm-layer3-long.safetensors", gt_cases());
     snprintf(out, sizeof out, "%s/data/kda-lm-layer3-long.fla-cp4-o.safetensors", gt_cases());
     snprintf(cache, sizeof cache, "%s/cache", gt_tmpdir());
-    dp_judge_options o = {.inputs = in, .outputs = out, .tokens = 2048, .base = "bf16", .cache = cache};
+    dp_judge_options o = {
+        .inputs = in, .outputs = out, .tokens = 2048, .base = "bf16", .cache = cache};
     JUDGE(&o, &j);
-    CHECK(j.run->verdict == DP_PASS && fabs(j.run->tensor[0].rel_fro - 4.00e-3) < 5e-6, "%s %.5g", dp_verdict_names[j.run->verdict], j.run->tensor[0].rel_fro);
+    CHECK(j.run->verdict == DP_PASS && fabs(j.run->tensor[0].rel_fro - 4.00e-3) < 5e-6, "%s %.5g",
+          dp_verdict_names[j.run->verdict], j.run->tensor[0].rel_fro);
     done(&j);
     o.tokens = 0;
     REFUSE(&o, "tensor o: shape [2048,128]", "[8192,1,128]");
 }
 
-/* All of what FLA wrote there (10 MB, not kept here: DP_FLA_OUTPUTS names the file), rank by rank, against figures measured with another program. */
+/* All of what FLA wrote there (10 MB, not kept here: DP_FLA_OUTPUTS names the file), rank by rank,
+ * against figures measured with another program. */
 DP_TEST(judge, all_that_fla_wrote_on_four_ranks_has_the_errors_measured_elsewhere) {
-    static const struct { const char *name; double all, rank[4]; } FLA[] = {
-        {"o", 4.070e-3, {4.00e-3, 4.12e-3, 3.84e-3, 4.42e-3}},  {"dq", 3.322e-3, {3.07e-3, 3.06e-3, 3.02e-3, 4.22e-3}}, {"dk", 4.487e-3, {4.15e-3, 5.12e-3, 4.03e-3, 4.10e-3}},
-        {"dv", 4.705e-3, {4.58e-3, 5.23e-3, 4.45e-3, 3.89e-3}}, {"dg", 5.233e-3, {4.70e-3, 6.19e-3, 5.36e-3, 3.72e-3}}, {"dbeta", 3.535e-3, {4.09e-3, 3.99e-3, 3.09e-3, 2.93e-3}}};
+    static const struct {
+        const char *name;
+        double all, rank[4];
+    } FLA[] = {{"o", 4.070e-3, {4.00e-3, 4.12e-3, 3.84e-3, 4.42e-3}},
+               {"dq", 3.322e-3, {3.07e-3, 3.06e-3, 3.02e-3, 4.22e-3}},
+               {"dk", 4.487e-3, {4.15e-3, 5.12e-3, 4.03e-3, 4.10e-3}},
+               {"dv", 4.705e-3, {4.58e-3, 5.23e-3, 4.45e-3, 3.89e-3}},
+               {"dg", 5.233e-3, {4.70e-3, 6.19e-3, 5.36e-3, 3.72e-3}},
+               {"dbeta", 3.535e-3, {4.09e-3, 3.99e-3, 3.09e-3, 2.93e-3}}};
     const char *file = getenv("DP_FLA_OUTPUTS");
     char in[512], cache[512];
     judged j;
-    if (!file || !*file) SKIP("DP_FLA_OUTPUTS does not name the file of FLA's outputs (10 MB, not kept here)");
+    if (!file || !*file)
+        SKIP("DP_FLA_OUTPUTS does not name the file of FLA's outputs (10 MB, not kept here)");
     snprintf(in, sizeof in, "%s/data/kda-lm-layer3-long.safetensors", gt_cases());
     snprintf(cache, sizeof cache, "%s/cache", gt_tmpdir());
-    const dp_judge_options o = {.inputs = in, .outputs = file, .ranks = 4, .base = "bf16", .claim = "tf32rz", .cache = cache};
+    const dp_judge_options o = {.inputs = in,
+                                .outputs = file,
+                                .ranks = 4,
+                                .base = "bf16",
+                                .claim = "tf32rz",
+                                .cache = cache};
     JUDGE(&o, &j);
     CHECK(j.run->verdict == DP_PASS, "%s", j.run->why);
     for (size_t i = 0; i < sizeof FLA / sizeof *FLA; i++) {
         const dp_judgement *t = tensor(j.run, FLA[i].name);
         CHECK(fabs(t->rel_fro - FLA[i].all) < 5.1e-7, "%s: %.5g", FLA[i].name, t->rel_fro);
-        for (int r = 0; r < 4; r++) CHECK(fabs(t->per_rank[r] - FLA[i].rank[r]) < 5.1e-6, "%s, rank %d: %.4g", FLA[i].name, r, t->per_rank[r]);
+        for (int r = 0; r < 4; r++)
+            CHECK(fabs(t->per_rank[r] - FLA[i].rank[r]) < 5.1e-6, "%s, rank %d: %.4g", FLA[i].name,
+                  r, t->per_rank[r]);
     }
     done(&j);
 }
@@ -460,7 +643,8 @@ static char said[1 << 16];
 
 static int program(const char *args) {
     char cmd[4096];
-    snprintf(cmd, sizeof cmd, "'%s' judge --inputs '%s' --outputs '%s' --cache none %s", gt_program(), in_path(), out_path(), args);
+    snprintf(cmd, sizeof cmd, "'%s' judge --inputs '%s' --outputs '%s' --cache none %s",
+             gt_program(), in_path(), out_path(), args);
     return gt_run(cmd, said, sizeof said);
 }
 
@@ -468,20 +652,33 @@ DP_TEST(judge, the_program_gives_status_verdict_and_record) {
     subject x;
     char a[1024];
     simulate(WIDE, &x);
-    write_inputs(&x.c.p, 4, 0, SAID), write_outputs(&x.c.p, &x.s.out, 1 | 1 << 1 | 1 << 2, 4, 0, "F32");
-    snprintf(a, sizeof a, "--ranks 3 --base bf16 --claim tf32rz --json '%s/judge.json'", gt_tmpdir());
+    write_inputs(&x.c.p, 4, 0, SAID);
+    write_outputs(&x.c.p, &x.s.out, 1 | 1 << 1 | 1 << 2, 4, 0, "F32");
+    snprintf(a, sizeof a, "--ranks 3 --base bf16 --claim tf32rz --json '%s/judge.json'",
+             gt_tmpdir());
     CHECK(program(a) == 0, "%s", said);
-    CHECK(strstr(said, "pass     o ") && strstr(said, "worst: rank") && strstr(said, "VERDICT: PASS (1 passed, 0 failed, 0 skipped, 0 unjudged)"), "%s", said);
+    CHECK(strstr(said, "pass     o ") && strstr(said, "worst: rank") &&
+              strstr(said, "VERDICT: PASS (1 passed, 0 failed, 0 skipped, 0 unjudged)"),
+          "%s", said);
     snprintf(a, sizeof a, "%s/judge.json", gt_tmpdir());
-    json_t *rec = json_load_file(a, 0, NULL), *run = json_array_get(json_object_get(rec, "runs"), 0);
+    json_t *rec = json_load_file(a, 0, NULL),
+           *run = json_array_get(json_object_get(rec, "runs"), 0);
     REQUIRE(run, "no record");
-    CHECK(!strcmp(json_string_value(json_object_get(run, "backend")), "file") && !strcmp(json_string_value(json_object_get(run, "id")), "judge:out.safetensors:ranks=3,base=bf16,chain=tf32rz"), "%s",
-          json_string_value(json_object_get(run, "id")));
+    CHECK(!strcmp(json_string_value(json_object_get(run, "backend")), "file") &&
+              !strcmp(json_string_value(json_object_get(run, "id")),
+                      "judge:out.safetensors:ranks=3,base=bf16,chain=tf32rz"),
+          "%s", json_string_value(json_object_get(run, "id")));
     CHECK(json_array_size(json_object_get(run, "tensors")) == 3, "tensors");
     json_decref(rec);
-    CHECK(program("--ranks 3 --base bf16 --claim tf32rz --scale 0.3") == 1 && strstr(said, "VERDICT: FAIL") && strstr(said, "token"), "%s", said);
-    CHECK(program("--ranks 3") == 2 && strstr(said, "--base") && strstr(said, "VERDICT: COULD NOT JUDGE"), "%s", said);
-    CHECK(program("--ranks 3,4 --base bf16") == 2 && strstr(said, "--ranks 3,4: takes one value here"), "%s", said);
+    CHECK(program("--ranks 3 --base bf16 --claim tf32rz --scale 0.3") == 1 &&
+              strstr(said, "VERDICT: FAIL") && strstr(said, "token"),
+          "%s", said);
+    CHECK(program("--ranks 3") == 2 && strstr(said, "--base") &&
+              strstr(said, "VERDICT: COULD NOT JUDGE"),
+          "%s", said);
+    CHECK(program("--ranks 3,4 --base bf16") == 2 &&
+              strstr(said, "--ranks 3,4: takes one value here"),
+          "%s", said);
     CHECK(program("--tokens 0") == 2 && strstr(said, "--tokens 0"), "%s", said);
     snprintf(a, sizeof a, "'%s' run --id judge:out.safetensors:ranks=3", gt_program());
     CHECK(gt_run(a, said, sizeof said) == 2 && strstr(said, "deltaproof judge"), "%s", said);
@@ -492,7 +689,7 @@ DP_TEST(judge, the_program_gives_status_verdict_and_record) {
     forget(&x);
 }
 
-/* ---- a chain of M alone --------------------------------------------------------------------------------------------------------------- */
+/* ---- a chain of M alone ---------------------------------------------------------------------- */
 
 /* 128 factors that forget nothing, multiplied in a format; every product is written. */
 static void write_chain(dp_format f, const int64_t *shape) {
@@ -501,31 +698,52 @@ static void write_chain(dp_format f, const int64_t *shape) {
     double *x = dp_doubles(N * KK), *P = dp_doubles(N * KK), mu[N];
     const int64_t full[3] = {N, K, K};
     dp_inputs_chain(DP_REGIME_REFLECT, N, K, 7, factors, mu);
-    for (int i = 0; i < N * KK; i++) x[i] = factors[i];
+    for (int i = 0; i < N * KK; i++)
+        x[i] = factors[i];
     memcpy(P, x, sizeof *P * KK);
-    for (int j = 1; j < N; j++) dp_mm(f, 0, 0, K, K, K, x + j * KK, P + (j - 1) * KK, P + j * KK);
+    for (int j = 1; j < N; j++)
+        dp_mm(f, 0, 0, K, K, K, x + j * KK, P + (j - 1) * KK, P + j * KK);
     const entry in = {"factors", x, 3, {N, K, K}}, out = {"M", P, 3, {0}};
     entry o = out;
     memcpy(o.shape, shape ? shape : full, sizeof full);
-    write_file(in_path(), &in, 1, 3, "F32", NULL), write_file(out_path(), &o, 1, 3, "F32", NULL);
-    free(factors), free(x), free(P);
+    write_file(in_path(), &in, 1, 3, "F32", NULL);
+    write_file(out_path(), &o, 1, 3, "F32", NULL);
+    free(factors);
+    free(x);
+    free(P);
 }
 
 DP_TEST(judge, a_chain_of_another_program_shows_its_bits_and_its_bias) {
-    const struct { dp_format made; const char *claim; int pass; const char *says; } what[] = {
-        {DP_FP32, "fp32", 1, "fp32"}, {DP_TF32, "tf32", 1, "tf32"}, {DP_TF32RZ, "tf32rz", 1, "truncated tf32"}, {DP_BF16, "bf16", 1, "bf16"},
-        {DP_TF32RZ, "fp32", 0, "truncated tf32"}, {DP_TF32, "tf32x3", 0, "11.0 bits"}, {DP_TF32RZ, "tf32", 0, "biased"}};
+    const struct {
+        dp_format made;
+        const char *claim;
+        int pass;
+        const char *says;
+    } what[] = {{DP_FP32, "fp32", 1, "fp32"},
+                {DP_TF32, "tf32", 1, "tf32"},
+                {DP_TF32RZ, "tf32rz", 1, "truncated tf32"},
+                {DP_BF16, "bf16", 1, "bf16"},
+                {DP_TF32RZ, "fp32", 0, "truncated tf32"},
+                {DP_TF32, "tf32x3", 0, "11.0 bits"},
+                {DP_TF32RZ, "tf32", 0, "biased"}};
     for (size_t i = 0; i < sizeof what / sizeof *what; i++) {
         judged j;
-        const dp_judge_options o = {.inputs = in_path(), .outputs = out_path(), .claim = what[i].claim};
+        const dp_judge_options o = {
+            .inputs = in_path(), .outputs = out_path(), .claim = what[i].claim};
         write_chain(what[i].made, NULL);
         JUDGE(&o, &j);
-        CHECK(j.run->verdict == (what[i].pass ? DP_PASS : DP_FAIL) && j.run->bits.npoint == 4, "%s claimed as %s: %s (%s)", dp_formats[what[i].made].name, what[i].claim, dp_verdict_names[j.run->verdict], j.run->bits.says);
-        CHECK(strstr(j.run->bits.says, what[i].says), "%s claimed as %s: '%s' not in '%s'", dp_formats[what[i].made].name, what[i].claim, what[i].says, j.run->bits.says);
-        CHECK(!strcmp(j.run->op, "chain") && j.run->ntensor == 1 && !strcmp(j.run->tensor[0].name, "M"), "op %s", j.run->op);
+        CHECK(j.run->verdict == (what[i].pass ? DP_PASS : DP_FAIL) && j.run->bits.npoint == 4,
+              "%s claimed as %s: %s (%s)", dp_formats[what[i].made].name, what[i].claim,
+              dp_verdict_names[j.run->verdict], j.run->bits.says);
+        CHECK(strstr(j.run->bits.says, what[i].says), "%s claimed as %s: '%s' not in '%s'",
+              dp_formats[what[i].made].name, what[i].claim, what[i].says, j.run->bits.says);
+        CHECK(!strcmp(j.run->op, "chain") && j.run->ntensor == 1 &&
+                  !strcmp(j.run->tensor[0].name, "M"),
+              "op %s", j.run->op);
         done(&j);
     }
-    const dp_judge_options none = {.inputs = in_path(), .outputs = out_path()}, claim = {.inputs = in_path(), .outputs = out_path(), .claim = "fp32"};
+    const dp_judge_options none = {.inputs = in_path(), .outputs = out_path()},
+                           claim = {.inputs = in_path(), .outputs = out_path(), .claim = "fp32"};
     REFUSE(&none, "--claim");
     write_chain(DP_FP32, (const int64_t[]){32, 128, 32});
     REFUSE(&claim, "M [128,32,32]", "M [32,128,32]");

@@ -1,4 +1,5 @@
-/* The CUDA kernels, translated to run on the CPU (gpu/tests/cpu), judged by the harness like a device: every gradient, ranks, ways, formats. */
+/* The CUDA kernels, translated to run on the CPU (gpu/tests/cpu), judged by the harness like a
+ * device: every gradient, ranks, ways, formats. */
 #include "gt.h"
 
 #include <jansson.h>
@@ -14,7 +15,9 @@ static const char *program(void) {
 static json_t *judged(const char *args, int want) {
     char cmd[4096], out[8192];
     json_error_t je;
-    snprintf(cmd, sizeof cmd, "'%s' run %s --cases '%s' --cache none --backend cuda --json '%s/kernels.json'", program(), args, gt_cases(), gt_tmpdir());
+    snprintf(cmd, sizeof cmd,
+             "'%s' run %s --cases '%s' --cache none --backend cuda --json '%s/kernels.json'",
+             program(), args, gt_cases(), gt_tmpdir());
     const int rc = gt_run(cmd, out, sizeof out);
     if (rc != want) {
         gt_fail(__FILE__, __LINE__, "exit status", "%s: %d, want %d: %.3000s", args, rc, want, out);
@@ -29,7 +32,9 @@ static json_t *judged(const char *args, int want) {
 static json_t *tensor(json_t *run, const char *name) {
     json_t *t;
     size_t i;
-    json_array_foreach(json_object_get(run, "tensors"), i, t) if (!strcmp(json_string_value(json_object_get(t, "name")), name)) return t;
+    json_array_foreach(
+        json_object_get(run, "tensors"), i,
+        t) if (!strcmp(json_string_value(json_object_get(t, "name")), name)) return t;
     return NULL;
 }
 
@@ -40,8 +45,10 @@ static void all_judged(json_t *j, size_t n, const char *const *names) {
     CHECK(json_array_size(runs) >= n, "%zu runs, want %zu", json_array_size(runs), n);
     json_array_foreach(runs, i, r) {
         const char *id = json_string_value(json_object_get(r, "id"));
-        CHECK(!strcmp(json_string_value(json_object_get(r, "verdict")), "pass"), "%s: %s", id, json_string_value(json_object_get(r, "verdict")));
-        for (int x = 0; names[x]; x++) CHECK(tensor(r, names[x]), "%s: %s was not judged", id, names[x]);
+        CHECK(!strcmp(json_string_value(json_object_get(r, "verdict")), "pass"), "%s: %s", id,
+              json_string_value(json_object_get(r, "verdict")));
+        for (int x = 0; names[x]; x++)
+            CHECK(tensor(r, names[x]), "%s: %s was not judged", id, names[x]);
     }
 }
 
@@ -52,12 +59,15 @@ static const char *folder(void) {
     return d;
 }
 
-#define NEEDS_KERNELS if (!program()) SKIP("the kernels on the CPU are not built under SAN=1")
+#define NEEDS_KERNELS \
+    if (!program()) SKIP("the kernels on the CPU are not built under SAN=1")
 
 DP_TEST(kernels, every_gradient_on_ranks_in_every_way) {
     NEEDS_KERNELS;
-    static const char *const names[] = {"o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "ds0", NULL};
-    json_t *j = judged("smoke-kda smoke-mkda2 --chain fp32,tf32x3 --way plain,dh-only,pair-dg,save-all", 0);
+    static const char *const names[] = {"o",  "final_state", "dq",  "dk", "dv",
+                                        "dg", "dbeta",       "ds0", NULL};
+    json_t *j =
+        judged("smoke-kda smoke-mkda2 --chain fp32,tf32x3 --way plain,dh-only,pair-dg,save-all", 0);
     if (j) all_judged(j, 56, names);
     json_decref(j);
 }
@@ -70,7 +80,9 @@ DP_TEST(kernels, sequences_across_ranks_and_initial_states) {
     if (j) {
         all_judged(j, 2, names);
         json_array_foreach(json_object_get(j, "runs"), i, r)
-            CHECK(tensor(r, "S_in") && tensor(r, "dS_out") && json_integer_value(json_object_get(r, "saved_bytes")) > 0, "%s", json_string_value(json_object_get(r, "id")));
+            CHECK(tensor(r, "S_in") && tensor(r, "dS_out") &&
+                      json_integer_value(json_object_get(r, "saved_bytes")) > 0,
+                  "%s", json_string_value(json_object_get(r, "id")));
     }
     json_decref(j);
 }
@@ -86,17 +98,23 @@ DP_TEST(kernels, exact_cases_without_error) {
 
 DP_TEST(kernels, gates_of_gdn_and_the_convolution) {
     NEEDS_KERNELS;
-    static const char *const names[] = {"o", "dg", "dA_log", "ddt_bias", NULL}, *const conv[] = {"y", "dx", "dw", NULL};
-    json_t *j = judged("gdn-raw --base fp32 --chain fp32 --ranks 1,4", 0), *k = judged("smoke-conv", 0);
+    static const char *const names[] = {"o", "dg", "dA_log", "ddt_bias", NULL}, *const conv[] = {
+                                                                                    "y", "dx", "dw",
+                                                                                    NULL};
+    json_t *j = judged("gdn-raw --base fp32 --chain fp32 --ranks 1,4", 0),
+           *k = judged("smoke-conv", 0);
     if (j) all_judged(j, 2, names);
     if (k) all_judged(k, 8, conv);
-    json_decref(j), json_decref(k);
+    json_decref(j);
+    json_decref(k);
 }
 
 /* Convolutions of q, k and v in one message, the layer, and back through both. */
 DP_TEST(kernels, a_training_step) {
     NEEDS_KERNELS;
-    static const char *const names[] = {"o", "q", "k", "v", "dq", "dk", "dv", "dg", "dx_q", "dx_k", "dx_v", "dw_q", "dw_k", "dw_v", "dbias_q", "dbias_k", "dbias_v", NULL};
+    static const char *const names[] = {"o",    "q",    "k",       "v",       "dq",      "dk",
+                                        "dv",   "dg",   "dx_q",    "dx_k",    "dx_v",    "dw_q",
+                                        "dw_k", "dw_v", "dbias_q", "dbias_k", "dbias_v", NULL};
     json_t *j = judged("smoke-step --base fp32 --ranks 1,3", 0);
     if (j) all_judged(j, 2, names);
     json_decref(j);
@@ -116,17 +134,22 @@ DP_TEST(kernels, a_rank_that_dies_or_hangs_ends_all_and_is_named) {
     NEEDS_KERNELS;
     char cmd[8192], out[8192];
     for (int nccl = 0; nccl < 2; nccl++) {
-        snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' timeout 60 '%s/test_kill' 3 %s 0.3 few", folder(), folder(), nccl ? "nccl" : "shared");
+        snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' timeout 60 '%s/test_kill' 3 %s 0.3 few",
+                 folder(), folder(), nccl ? "nccl" : "shared");
         const int rc = gt_run(cmd, out, sizeof out);
         CHECK(rc == 0 && strstr(out, "did not reach"), "%d: %s", rc, out);
     }
 }
 
-/* A process per rank: the bits of ranks that share a device, and a killed one is named by the others before any limit. */
+/* A process per rank: the bits of ranks that share a device, and a killed one is named by the
+ * others before any limit. */
 DP_TEST(kernels, ranks_that_are_processes) {
     NEEDS_KERNELS;
     char cmd[16384], out[8192];
-    snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' timeout 60 '%s/test_procs' bits 3 2 32 && LD_LIBRARY_PATH='%s' timeout 60 '%s/test_procs' kill 3 1 few", folder(), folder(), folder(), folder());
+    snprintf(cmd, sizeof cmd,
+             "LD_LIBRARY_PATH='%s' timeout 60 '%s/test_procs' bits 3 2 32 && LD_LIBRARY_PATH='%s' "
+             "timeout 60 '%s/test_procs' kill 3 1 few",
+             folder(), folder(), folder(), folder());
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 0 && strstr(out, "the process of rank 1 has ended"), "%d: %s", rc, out);
 }
@@ -134,9 +157,13 @@ DP_TEST(kernels, ranks_that_are_processes) {
 DP_TEST(kernels, ranks_over_nccl_are_judged) {
     NEEDS_KERNELS;
     char cmd[16384], out[8192];
-    snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' '%s' run smoke-kda --cases '%s' --cache none --backend nccl --ranks 4 --chain fp32", folder(), program(), gt_cases());
+    snprintf(cmd, sizeof cmd,
+             "LD_LIBRARY_PATH='%s' '%s' run smoke-kda --cases '%s' --cache none --backend nccl "
+             "--ranks 4 --chain fp32",
+             folder(), program(), gt_cases());
     const int rc = gt_run(cmd, out, sizeof out);
-    CHECK(rc == 0 && strstr(out, "backend=nccl,ranks=4") && strstr(out, " 0 skipped"), "%d: %s", rc, out);
+    CHECK(rc == 0 && strstr(out, "backend=nccl,ranks=4") && strstr(out, " 0 skipped"), "%d: %s", rc,
+          out);
 }
 
 /* More than there can be processes: said of every run. */
@@ -145,102 +172,175 @@ DP_TEST(kernels, ranks_over_nccl_that_are_too_many_are_skipped_with_the_reason) 
     char cmd[8192], out[8192], path[512];
     snprintf(path, sizeof path, "%s/many.case", gt_tmpdir());
     FILE *f = fopen(path, "w");
-    fprintf(f, "reason = test\nsource = test\nop = kda\nT = 66\nK = 16\nranks = 66\nbase = fp32\nchain = fp32\n");
+    fprintf(f, "reason = test\nsource = test\nop = kda\nT = 66\nK = 16\nranks = 66\nbase = "
+               "fp32\nchain = fp32\n");
     fclose(f);
-    snprintf(cmd, sizeof cmd, "DP_CPU_DEVICES=2 LD_LIBRARY_PATH='%s' '%s' run '%s' --cache none --backend nccl", folder(), program(), path);
+    snprintf(cmd, sizeof cmd,
+             "DP_CPU_DEVICES=2 LD_LIBRARY_PATH='%s' '%s' run '%s' --cache none --backend nccl",
+             folder(), program(), path);
     const int rc = gt_run(cmd, out, sizeof out);
-    CHECK(rc == 2 && strstr(out, "skipped  many:backend=nccl,ranks=66,base=fp32,chain=fp32  (66 ranks over NCCL: 2 devices"), "%d: %s", rc, out);
+    CHECK(rc == 2 && strstr(out, "skipped  many:backend=nccl,ranks=66,base=fp32,chain=fp32  (66 "
+                                 "ranks over NCCL: 2 devices"),
+          "%d: %s", rc, out);
 }
 
 static int count(const char *text, const char *what) {
     int n = 0;
-    while ((text = strstr(text, what))) n++, text++;
+    while ((text = strstr(text, what))) {
+        n++;
+        text++;
+    }
+
     return n;
 }
 
-/* Runs of as many ranks share them, whatever the kernels do not take in between, and the convolutions of a step too. */
+/* Runs of as many ranks share them, whatever the kernels do not take in between, and the
+ * convolutions of a step too. */
 DP_TEST(kernels, communicators_of_nccl_are_made_once) {
     NEEDS_KERNELS;
     char cmd[4096], out[16384];
-    snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' NCCL_DEBUG=INFO '%s' run smoke-kda smoke-step smoke-conv --cases '%s' --cache none --backend nccl --ranks 2,3 --base fp32 --way plain,segments,dh-only", folder(), program(), gt_cases());
+    snprintf(
+        cmd, sizeof cmd,
+        "LD_LIBRARY_PATH='%s' NCCL_DEBUG=INFO '%s' run smoke-kda smoke-step smoke-conv --cases "
+        "'%s' --cache none --backend nccl --ranks 2,3 --base fp32 --way plain,segments,dh-only",
+        folder(), program(), gt_cases());
     const int rc = gt_run(cmd, out, sizeof out);
-    CHECK(rc == 0 && strstr(out, "backend=nccl,ranks=3") && strstr(out, "way=segments"), "%d: %s", rc, out);
-    CHECK(count(out, "ncclCommInitAll of") == 2 && count(out, "ncclCommInitAll of 2 ranks") == 1, "%s", out);
+    CHECK(rc == 0 && strstr(out, "backend=nccl,ranks=3") && strstr(out, "way=segments"), "%d: %s",
+          rc, out);
+    CHECK(count(out, "ncclCommInitAll of") == 2 && count(out, "ncclCommInitAll of 2 ranks") == 1,
+          "%s", out);
 }
 
-/* More ranks than devices are processes: the same bits as host threads, one communicator for all runs of as many. */
+/* More ranks than devices are processes: the same bits as host threads, one communicator for all
+ * runs of as many. */
 DP_TEST(kernels, ranks_over_nccl_that_share_devices_are_judged) {
     NEEDS_KERNELS;
     char cmd[8192], out[16384];
-    snprintf(cmd, sizeof cmd, "run() { DP_CPU_DEVICES=$1 LD_LIBRARY_PATH='%s' NCCL_DEBUG=INFO '%s' run smoke-kda smoke-step smoke-conv packed-across smoke-chain --cases '%s' --cache '%s' --backend nccl --ranks 3,4 --base fp32 "
-             "--chain fp32; }; a=$(run 2 2>&1) && b=$(run 16 2>&1); echo \"$a\"; [ \"$(echo \"$a\" | grep ^pass)\" = \"$(echo \"$b\" | grep ^pass)\" ]", folder(), program(), gt_cases(), gt_tmpdir());
+    snprintf(cmd, sizeof cmd,
+             "run() { DP_CPU_DEVICES=$1 LD_LIBRARY_PATH='%s' NCCL_DEBUG=INFO '%s' run smoke-kda "
+             "smoke-step smoke-conv packed-across smoke-chain --cases '%s' --cache '%s' --backend "
+             "nccl --ranks 3,4 --base fp32 "
+             "--chain fp32; }; a=$(run 2 2>&1) && b=$(run 16 2>&1); echo \"$a\"; [ \"$(echo \"$a\" "
+             "| grep ^pass)\" = \"$(echo \"$b\" | grep ^pass)\" ]",
+             folder(), program(), gt_cases(), gt_tmpdir());
     const int rc = gt_run(cmd, out, sizeof out);
-    CHECK(rc == 0 && strstr(out, "smoke-step:backend=nccl,ranks=3") && strstr(out, "packed-across:backend=nccl,ranks=4") && strstr(out, "smoke-conv:backend=nccl,ranks=3"), "%d: %s", rc, out);
+    CHECK(rc == 0 && strstr(out, "smoke-step:backend=nccl,ranks=3") &&
+              strstr(out, "packed-across:backend=nccl,ranks=4") &&
+              strstr(out, "smoke-conv:backend=nccl,ranks=3"),
+          "%d: %s", rc, out);
     CHECK(strstr(out, "skipped  smoke-chain:backend=nccl  (op = chain"), "%s", out);
-    CHECK(count(out, "ncclCommInitRank of") == 2 && count(out, "ncclCommInitRank of 3 ranks") == 1, "%s", out);
+    CHECK(count(out, "ncclCommInitRank of") == 2 && count(out, "ncclCommInitRank of 3 ranks") == 1,
+          "%s", out);
 }
 
-/* A case ends with the rank's name, the next one gets new processes. 9: killed, 19: stopped within a gather, which then ends nowhere. */
+/* A case ends with the rank's name, the next one gets new processes. 9: killed, 19: stopped within
+ * a gather, which then ends nowhere. */
 DP_TEST(kernels, a_killed_process_ends_its_case_alone) {
     NEEDS_KERNELS;
     char cmd[8192], out[16384];
     for (int with = 9; with <= 19; with += 10) {
-        snprintf(cmd, sizeof cmd, "DP_CPU_DEVICES=2 DP_CPU_NCCL_DIES='1 4 %d' LD_LIBRARY_PATH='%s' timeout 30 '%s' run smoke-kda smoke-conv --cases '%s' --cache none --backend nccl --ranks 3,4 --base fp32 "
-                 "--chain fp32,tf32 --limit 1", with, folder(), program(), gt_cases());
+        snprintf(
+            cmd, sizeof cmd,
+            "DP_CPU_DEVICES=2 DP_CPU_NCCL_DIES='1 4 %d' LD_LIBRARY_PATH='%s' timeout 30 '%s' run "
+            "smoke-kda smoke-conv --cases '%s' --cache none --backend nccl --ranks 3,4 --base fp32 "
+            "--chain fp32,tf32 --limit 1",
+            with, folder(), program(), gt_cases());
         const int rc = gt_run(cmd, out, sizeof out);
-        CHECK(rc == 2 && strstr(out, "smoke-kda: nccl, 4 ranks") && strstr(out, with == 9 ? "the process of rank 1 has ended" : "the process of rank 1 has not run for") &&
-              strstr(out, "pass     smoke-conv:backend=nccl,ranks=3"), "signal %d: %d: %s", with, rc, out);
+        CHECK(rc == 2 && strstr(out, "smoke-kda: nccl, 4 ranks") &&
+                  strstr(out, with == 9 ? "the process of rank 1 has ended"
+                                        : "the process of rank 1 has not run for") &&
+                  strstr(out, "pass     smoke-conv:backend=nccl,ranks=3"),
+              "signal %d: %d: %s", with, rc, out);
     }
 }
 
-/* The recurrence of the double-double truth, one thread a lane: the file that it leads to is that of the CPU, bit for bit. */
+/* The recurrence of the double-double truth, one thread a lane: the file that it leads to is that
+ * of the CPU, bit for bit. */
 DP_TEST(kernels, truth_on_a_device_is_that_of_the_cpu) {
     NEEDS_KERNELS;
-    static const char *const shape[] = {"op = kda\nT = 90\nH = 1\nHV = 2\nK = 30\nV = 10\ns0_scale = 1\ncu_seqlens = 0,40,40,90\nranks = 2\n",
-                                        "op = mkda\nT = 66\nR = 3\nK = 64\nV = 5\nbeta_hi = 0.4\ngate = softplus\nl2norm = yes\n", "op = gdn\nT = 70\nK = 128\nV = 6\n"};
+    static const char *const shape[] = {
+        "op = kda\nT = 90\nH = 1\nHV = 2\nK = 30\nV = 10\ns0_scale = 1\ncu_seqlens = "
+        "0,40,40,90\nranks = 2\n",
+        "op = mkda\nT = 66\nR = 3\nK = 64\nV = 5\nbeta_hi = 0.4\ngate = softplus\nl2norm = yes\n",
+        "op = gdn\nT = 70\nK = 128\nV = 6\n"};
     for (size_t i = 0; i < sizeof shape / sizeof *shape; i++) {
         char cmd[4096], out[4096], path[512];
         snprintf(path, sizeof path, "%s/device.case", gt_tmpdir());
         FILE *f = fopen(path, "w");
         fprintf(f, "reason = test\nsource = test\n%sbackward = no\ntruth = dd\n", shape[i]);
         fclose(f);
-        snprintf(cmd, sizeof cmd, "cd '%s' && '%s' truth '%s' --cache none -o 1.st && '%s' truth '%s' --cache none -o 2.st && cmp 1.st 2.st", gt_tmpdir(), program(), path, gt_program(), path);
+        snprintf(cmd, sizeof cmd,
+                 "cd '%s' && '%s' truth '%s' --cache none -o 1.st && '%s' truth '%s' --cache none "
+                 "-o 2.st && cmp 1.st 2.st",
+                 gt_tmpdir(), program(), path, gt_program(), path);
         const int rc = gt_run(cmd, out, sizeof out);
         CHECK(!rc && strstr(out, "on CPU in place of a device"), "shape %zu: %d: %s", i, rc, out);
     }
 }
 
-/* Faults of indexing and synchronisation switched on in the kernels (gpu/fault.cuh): each is red, first at a tensor that can show it. */
+/* Faults of indexing and synchronisation switched on in the kernels (gpu/fault.cuh): each is red,
+ * first at a tensor that can show it. */
 DP_TEST(kernels, faults_of_the_kernels_are_seen) {
     NEEDS_KERNELS;
-    static const struct { const char *fault, *seen; } F[] = {{"no-sync-state", "final_state"}, {"bwd-gate-head0", "dH"}, {"fwd-first-subseq", "exact-packed"}, {"halo-leak", "smoke-conv"}};
+    static const struct {
+        const char *fault, *seen;
+    } F[] = {{"no-sync-state", "final_state"},
+             {"bwd-gate-head0", "dH"},
+             {"fwd-first-subseq", "exact-packed"},
+             {"halo-leak", "smoke-conv"}};
     char cmd[4096], out[8192];
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
-        snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'", getenv("DP_FAULTY"), F[i].fault, gt_cases(), gt_tmpdir());
+        snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'",
+                 getenv("DP_FAULTY"), F[i].fault, gt_cases(), gt_tmpdir());
         const int rc = gt_run(cmd, out, sizeof out);
-        CHECK(rc == 0 && strstr(out, F[i].seen) && strstr(out, "1 of 1 faults seen, 1 at the right tensor; without a fault 0 of 10 runs red"), "exit status %d: %.3000s", rc, out);
-        if (!strcmp(F[i].fault, "fwd-first-subseq")) CHECK(strstr(out, "holds values of rank 0, head 0, sequence 0"), "%.3000s", out);
+        CHECK(
+            rc == 0 && strstr(out, F[i].seen) &&
+                strstr(
+                    out,
+                    "1 of 1 faults seen, 1 at the right tensor; without a fault 0 of 10 runs red"),
+            "exit status %d: %.3000s", rc, out);
+        if (!strcmp(F[i].fault, "fwd-first-subseq"))
+            CHECK(strstr(out, "holds values of rank 0, head 0, sequence 0"), "%.3000s", out);
     }
-    snprintf(cmd, sizeof cmd, "mkdir -p %s/kernels && '%s' museum --kernels --fault halo-leak --cases '%s' --cache '%s' --out %s/kernels && cp harness/tests/data/record-small.json %s/kernels/results.json && "
-             "%s report %s/kernels && grep -c 'Faults of the CUDA kernels' %s/kernels/report.html", gt_tmpdir(), getenv("DP_FAULTY"), gt_cases(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir(), gt_program(), gt_tmpdir(), gt_tmpdir());
+    snprintf(
+        cmd, sizeof cmd,
+        "mkdir -p %s/kernels && '%s' museum --kernels --fault halo-leak --cases '%s' --cache '%s' "
+        "--out %s/kernels && cp harness/tests/data/record-small.json %s/kernels/results.json && "
+        "%s report %s/kernels && grep -c 'Faults of the CUDA kernels' %s/kernels/report.html",
+        gt_tmpdir(), getenv("DP_FAULTY"), gt_cases(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir(),
+        gt_program(), gt_tmpdir(), gt_tmpdir());
     int page = gt_run(cmd, out, sizeof out);
     CHECK(page == 0 || strstr(out, "No module named"), "exit status %d: %.3000s", page, out);
-    snprintf(cmd, sizeof cmd, "sed -i 's/\"what\": .*,$/\"what\": 5,/' %s/kernels/kernels.json && %s report %s/kernels", gt_tmpdir(), gt_program(), gt_tmpdir());
+    snprintf(
+        cmd, sizeof cmd,
+        "sed -i 's/\"what\": .*,$/\"what\": 5,/' %s/kernels/kernels.json && %s report %s/kernels",
+        gt_tmpdir(), gt_program(), gt_tmpdir());
     page = gt_run(cmd, out, sizeof out);
-    CHECK((page == 2 && strstr(out, "kernels.json: faults[0].what")) || strstr(out, "No module named"), "exit status %d: %.3000s", page, out);
+    CHECK((page == 2 && strstr(out, "kernels.json: faults[0].what")) ||
+              strstr(out, "No module named"),
+          "exit status %d: %.3000s", page, out);
     snprintf(cmd, sizeof cmd, "'%s' museum --kernels --cases '%s'", program(), gt_cases());
-    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "no faults to switch on"), "%.300s", out);
-    snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault none-such --cases '%s'", getenv("DP_FAULTY"), gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "no faults to switch on"), "%.300s",
+          out);
+    snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault none-such --cases '%s'",
+             getenv("DP_FAULTY"), gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "none-such"), "%.300s", out);
 }
 
 DP_TEST(kernels, checks_without_truth_take_a_way) {
     NEEDS_KERNELS;
     char cmd[4096], out[8192];
-    snprintf(cmd, sizeof cmd, "'%s' check smoke-kda --cases '%s' --backend cuda --only transpose --way plain", program(), gt_cases());
+    snprintf(cmd, sizeof cmd,
+             "'%s' check smoke-kda --cases '%s' --backend cuda --only transpose --way plain",
+             program(), gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 0 && strstr(out, "pass     transpose"), "%s", out);
-    snprintf(cmd, sizeof cmd, "'%s' check smoke-kda --cases '%s' --backend cuda --only transpose --way dh-only", program(), gt_cases());
-    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "way dh-only") && strstr(out, "gives no M and dM") && strstr(out, "NOTHING CHECKED"), "%s", out);
-    snprintf(cmd, sizeof cmd, "'%s' check smoke-kda --cases '%s' --way dh-only", program(), gt_cases());
+    snprintf(cmd, sizeof cmd,
+             "'%s' check smoke-kda --cases '%s' --backend cuda --only transpose --way dh-only",
+             program(), gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "way dh-only") &&
+              strstr(out, "gives no M and dM") && strstr(out, "NOTHING CHECKED"),
+          "%s", out);
+    snprintf(cmd, sizeof cmd, "'%s' check smoke-kda --cases '%s' --way dh-only", program(),
+             gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "--way dh-only"), "%s", out);
 }

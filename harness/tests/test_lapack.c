@@ -1,11 +1,11 @@
 /* The backend lapack: the chunk solver over LAPACKE and CBLAS is a subject of its own, every result
  * and every intermediate by name, and it really is another arithmetic than that of the simulated
  * ranks. */
-#include "ref/arithmetic/linear.h"
-#include "harness/simulated/ranks.h"
-#include "harness/record/run.h"
-#include "harness/simulated/stage_tensor.h"
 #include "gt.h"
+#include "harness/record/run.h"
+#include "harness/simulated/ranks.h"
+#include "harness/simulated/stage_tensor.h"
+#include "ref/arithmetic/linear.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,19 +1,18 @@
 /* The statistics of the expected tier: no alarm on errors that follow the draws' law, however few
  * numbers and units there are; and each level sees the fault that it is for.
  */
-#include "ref/inputs/inputs.h"
+#include "gt.h"
 #include "harness/verdict/compare.h"
 #include "harness/verdict/levels.h"
 #include "harness/verdict/quantile.h"
 #include "harness/verdict/row_map.h"
-#include "gt.h"
+#include "ref/inputs/inputs.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- quantiles ---------------------------------------------------------------------------------
- */
+/* ---- quantiles ------------------------------------------------------------------------------- */
 
 /* Made with mpmath 1.3: x with betainc(b/2, a/2, 0, b/(b + a x), regularized=True) = p. */
 DP_TEST(levels, f_quantiles_are_right_far_out) {
@@ -39,7 +38,7 @@ DP_TEST(levels, f_quantiles_are_right_far_out) {
           dp_f_quantile(1e-7, 2, INFINITY));
 }
 
-/* ---- a tensor of errors --------------------------------------------------------------------- */
+/* ---- a tensor of errors ---------------------------------------------------------------------- */
 
 /* Errors and draws of a made-up tensor [tokens][heads][width]. */
 typedef struct {
@@ -136,7 +135,7 @@ static dp_excess judged(tensor *t) {
     return x;
 }
 
-/* ---- laws ----------------------------------------------------------------------------------- */
+/* ---- laws ------------------------------------------------------------------------------------ */
 
 static void independent(dp_rng *r, const tensor *t, double *err) {
     for (int64_t i = 0; i < t->map.rows * t->width; i++)
@@ -182,7 +181,7 @@ DP_TEST(levels, no_alarm_on_errors_of_the_draws_own_law) {
         }
 }
 
-/* ---- what each level is for ----------------------------------------------------------------- */
+/* ---- what each level is for ------------------------------------------------------------------ */
 
 static void grow(tensor *t, int64_t from, int64_t to, double by) {
     for (int64_t i = from * t->width; i < to * t->width; i++)
@@ -273,7 +272,7 @@ DP_TEST(levels, a_short_window_of_correlated_errors_is_no_alarm_for_its_rank) {
     CHECK(!alarms, "%d alarms in %d trials", alarms, TRIALS);
 }
 
-/* ---- through dp_compare --------------------------------------------------------------------- */
+/* ---- through dp_compare ---------------------------------------------------------------------- */
 
 static void place_row(const void *ctx, int64_t row, dp_place *at) {
     (void)ctx;

@@ -1,8 +1,8 @@
 /* The same bits on every machine: whatever kernels the BLAS and the libm choose, whatever vectors
  * hot loops run on, with any number of threads; and the same record whatever the cache held. */
-#include "ref/files/cache.h"
-#include "ref/arithmetic/isa.h"
 #include "gt.h"
+#include "ref/arithmetic/isa.h"
+#include "ref/files/cache.h"
 #include "sanitized.h"
 
 #include <jansson.h>
@@ -14,9 +14,10 @@
 /* Small cases of every operation, a head gate (GDN), sums that are one number (dA_log), bases fp64
  * to bf16, a truncated chain. */
 #if GT_SANITIZED
-#define RUN "run smoke-gdn smoke-chain smoke-conv --ranks 2,3 --chain fp32 --merge allgather --truth dd"
+#define RUN \
+    "run smoke-gdn smoke-chain smoke-conv --ranks 2,3 --chain fp32 --merge allgather --truth dd"
 #else
-#define RUN                                                                                  \
+#define RUN                                                                                       \
     "run smoke-kda smoke-gdn smoke-mkda2 smoke-chain smoke-conv smoke-step denormal --ranks 2,3 " \
     "--chain fp32,tf32rz --merge allgather --truth dd"
 #endif
@@ -25,8 +26,8 @@ static json_t *record_of(const char *env, const char *args, char *out, int size)
     char cmd[2048], file[256];
     json_error_t e;
     snprintf(file, sizeof file, "%s/machine.json", gt_tmpdir());
-    snprintf(cmd, sizeof cmd, "env OMP_WAIT_POLICY=passive %s '%s' %s --cases '%s' --json '%s'", env, gt_program(), args,
-             gt_cases(), file);
+    snprintf(cmd, sizeof cmd, "env OMP_WAIT_POLICY=passive %s '%s' %s --cases '%s' --json '%s'",
+             env, gt_program(), args, gt_cases(), file);
     const int rc = gt_run(cmd, out, size);
     json_t *r = rc ? NULL : json_load_file(file, 0, &e);
     CHECK(r, "%s: status %d: %s", cmd, rc, out);
@@ -147,8 +148,7 @@ DP_TEST(machine, the_program_takes_nothing_from_libm_that_rounds) {
     CHECK(gt_run(cmd, out, sizeof out) == 1 && !*out, "%s", out);
 }
 
-/* ---- caches -------------------------------------------------------------------------------------
- */
+/* ---- caches ---------------------------------------------------------------------------------- */
 
 /* Without what says when, by which command, and whether from the cache. */
 static char *contents(json_t *r) {
@@ -289,7 +289,8 @@ DP_TEST(machine, entries_are_named_by_sources_compiler_and_flags) {
         char hash[2][2][40] = {{""}};
         for (int after = 0; after < 2; after++) {
             snprintf(cmd, sizeof cmd,
-                     "cd '%s' && %s && env -u MAKEFLAGS make -s GPU=0 SAN=0 BUILD=b %s b/sources.h >&2; cat b/sources.h",
+                     "cd '%s' && %s && env -u MAKEFLAGS make -s GPU=0 SAN=0 BUILD=b %s b/sources.h "
+                     ">&2; cat b/sources.h",
                      dir, after ? c[i].change : "true", after ? c[i].make : "");
             gt_run(cmd, out[after], sizeof out[after]);
             const char *at = strstr(out[after], "DP_SOURCES_REF");
@@ -307,8 +308,7 @@ DP_TEST(machine, entries_are_named_by_sources_compiler_and_flags) {
     }
 }
 
-/* ---- compare ------------------------------------------------------------------------------------
- */
+/* ---- compare --------------------------------------------------------------------------------- */
 
 DP_TEST(machine, compare_says_whether_digests_agree) {
     char cmd[1600], out[4096];

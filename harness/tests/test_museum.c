@@ -1,7 +1,8 @@
-/* The museum's counting: what is red, where it points, what is not seen, what FLA's thresholds see. */
+/* The museum's counting: what is red, where it points, what is not seen, what FLA's thresholds see.
+ */
+#include "gt.h"
 #include "harness/search/museum.h"
 #include "harness/search/repeat.h"
-#include "gt.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -22,19 +23,27 @@ DP_TEST(museum, counts_red_runs_and_says_where) {
     dp_museum m;
     if (!run(DP_FAULT_MERGE_NEAREST_FIRST, "smoke-kda", &m)) return;
     const dp_museum_row *r = &m.row[DP_FAULT_MERGE_NEAREST_FIRST];
-    CHECK(m.clean_runs == 6 && !m.clean_red, "%d clean runs, %d red: %s", m.clean_runs, m.clean_red, m.clean_why);
-    CHECK(r->runs == 6 && r->acted == 2 && r->red == 2 && r->ranks == 4 && r->T == 160, "%d runs, %d acted, %d red, %d ranks, T = %lld", r->runs, r->acted, r->red, r->ranks, (long long)r->T);
-    CHECK(r->located == 1 && r->right == 1 && !strcmp(r->place.by, "bisect stage") && r->place.stage && !strcmp(r->place.stage, "merge_fwd") && r->place.rank >= 2, "located at %s, rank %d", r->place.stage, r->place.rank);
+    CHECK(m.clean_runs == 6 && !m.clean_red, "%d clean runs, %d red: %s", m.clean_runs, m.clean_red,
+          m.clean_why);
+    CHECK(r->runs == 6 && r->acted == 2 && r->red == 2 && r->ranks == 4 && r->T == 160,
+          "%d runs, %d acted, %d red, %d ranks, T = %lld", r->runs, r->acted, r->red, r->ranks,
+          (long long)r->T);
+    CHECK(r->located == 1 && r->right == 1 && !strcmp(r->place.by, "bisect stage") &&
+              r->place.stage && !strcmp(r->place.stage, "merge_fwd") && r->place.rank >= 2,
+          "located at %s, rank %d", r->place.stage, r->place.rank);
     CHECK(r->fla_red == 2 && r->fla_of == 2, "FLA sees %d of %d", r->fla_red, r->fla_of);
-    for (int f = 1; f < DP_NFAULTS; f++) CHECK(f == DP_FAULT_MERGE_NEAREST_FIRST || !m.row[f].runs, "%s ran", dp_faults[f].name);
+    for (int f = 1; f < DP_NFAULTS; f++)
+        CHECK(f == DP_FAULT_MERGE_NEAREST_FIRST || !m.row[f].runs, "%s ran", dp_faults[f].name);
 }
 
-/* One sequence has no first sub-sequence other than its last: the fault changes nothing, and nothing may be red. */
+/* One sequence has no first sub-sequence other than its last: the fault changes nothing, and
+ * nothing may be red. */
 DP_TEST(museum, a_fault_that_does_not_act_is_not_seen) {
     dp_museum m;
     if (!run(DP_FAULT_FWD_FIRST_SUBSEQ, "smoke-kda", &m)) return;
     const dp_museum_row *r = &m.row[DP_FAULT_FWD_FIRST_SUBSEQ];
-    CHECK(r->runs == 6 && !r->acted && !r->red && !r->located, "%d acted, %d red", r->acted, r->red);
+    CHECK(r->runs == 6 && !r->acted && !r->red && !r->located, "%d acted, %d red", r->acted,
+          r->red);
 }
 
 /* Below every threshold of FLA's tests, and red here. */
@@ -42,8 +51,11 @@ DP_TEST(museum, thresholds_of_whole_tensors_miss_what_bounds_see) {
     dp_museum m;
     if (!run(DP_FAULT_STATE_BF16, "smoke-kda", &m)) return;
     const dp_museum_row *r = &m.row[DP_FAULT_STATE_BF16];
-    CHECK(r->red > 0 && r->fla_of > 0 && !r->fla_red, "%d red, FLA sees %d of %d", r->red, r->fla_red, r->fla_of);
-    CHECK(dp_fla_sees("o", 5.1e-3) && !dp_fla_sees("o", 4.9e-3) && dp_fla_sees("dg", NAN) && !dp_fla_sees("dg", 1.9e-2) && !dp_fla_sees("M", 1), "thresholds");
+    CHECK(r->red > 0 && r->fla_of > 0 && !r->fla_red, "%d red, FLA sees %d of %d", r->red,
+          r->fla_red, r->fla_of);
+    CHECK(dp_fla_sees("o", 5.1e-3) && !dp_fla_sees("o", 4.9e-3) && dp_fla_sees("dg", NAN) &&
+              !dp_fla_sees("dg", 1.9e-2) && !dp_fla_sees("M", 1),
+          "thresholds");
 }
 
 DP_TEST(museum, repeated_runs_tell_a_race_from_a_stable_run) {
@@ -53,30 +65,47 @@ DP_TEST(museum, repeated_runs_tell_a_race_from_a_stable_run) {
     dp_repeat x;
     snprintf(path, sizeof path, "%s/smoke-kda.case", gt_cases());
     REQUIRE(!dp_case_load(path, &c, &e), "%s", e.msg);
-    REQUIRE(!dp_repeat_sim(&c.p, DP_BASE_FP32, DP_FP32, DP_MERGE_RING, 4, DP_FAULT_NONE, 1, 3, &x, &e), "%s", e.msg);
+    REQUIRE(
+        !dp_repeat_sim(&c.p, DP_BASE_FP32, DP_FP32, DP_MERGE_RING, 4, DP_FAULT_NONE, 1, 3, &x, &e),
+        "%s", e.msg);
     CHECK(!x.differ, "%d runs differ at %s", x.differ, dp_stage_names[x.stage]);
     free(x.hit);
-    REQUIRE(!dp_repeat_sim(&c.p, DP_BASE_FP32, DP_FP32, DP_MERGE_RING, 4, DP_FAULT_RACE, 1, 3, &x, &e), "%s", e.msg);
-    CHECK(x.differ == 1 && x.stage == DP_STAGE_STATE_FWD && x.rank == 3 && x.head == 1, "%d runs differ, stage %d, rank %d, head %d", x.differ, x.stage, x.rank, x.head);
+    REQUIRE(
+        !dp_repeat_sim(&c.p, DP_BASE_FP32, DP_FP32, DP_MERGE_RING, 4, DP_FAULT_RACE, 1, 3, &x, &e),
+        "%s", e.msg);
+    CHECK(x.differ == 1 && x.stage == DP_STAGE_STATE_FWD && x.rank == 3 && x.head == 1,
+          "%d runs differ, stage %d, rank %d, head %d", x.differ, x.stage, x.rank, x.head);
     CHECK(x.hit[3 * c.p.HV + 1] && !x.hit[0], "recorded elsewhere");
-    free(x.hit), dp_case_free(&c);
+    free(x.hit);
+    dp_case_free(&c);
 }
 
 DP_TEST(museum, the_program_exits_with_one_when_a_fault_goes_unseen) {
     char cmd[2048], out[8192];
-    snprintf(cmd, sizeof cmd, "%s museum --cases %s --cache %s --fault fwd-first-subseq smoke-kda", gt_program(), gt_cases(), gt_tmpdir());
+    snprintf(cmd, sizeof cmd, "%s museum --cases %s --cache %s --fault fwd-first-subseq smoke-kda",
+             gt_program(), gt_cases(), gt_tmpdir());
     int rc = gt_run(cmd, out, sizeof out);
-    CHECK(rc == 1 && strstr(out, "NOT SEEN") && strstr(out, "0 of 1 faults seen"), "exit status %d: %s", rc, out);
-    snprintf(cmd, sizeof cmd, "%s museum --cases %s --cache %s --fault halo-leak smoke-conv --out %s/museum", gt_program(), gt_cases(), gt_tmpdir(), gt_tmpdir());
+    CHECK(rc == 1 && strstr(out, "NOT SEEN") && strstr(out, "0 of 1 faults seen"),
+          "exit status %d: %s", rc, out);
+    snprintf(cmd, sizeof cmd,
+             "%s museum --cases %s --cache %s --fault halo-leak smoke-conv --out %s/museum",
+             gt_program(), gt_cases(), gt_tmpdir(), gt_tmpdir());
     rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 0 && strstr(out, "1 of 1 faults seen"), "exit status %d: %s", rc, out);
-    snprintf(cmd, sizeof cmd, "cp harness/tests/data/record-small.json %s/museum/results.json && %s report %s/museum && grep -c 'Museum of faults' %s/museum/report.html", gt_tmpdir(), gt_program(),
-             gt_tmpdir(), gt_tmpdir());
+    snprintf(cmd, sizeof cmd,
+             "cp harness/tests/data/record-small.json %s/museum/results.json && %s report "
+             "%s/museum && grep -c 'Museum of faults' %s/museum/report.html",
+             gt_tmpdir(), gt_program(), gt_tmpdir(), gt_tmpdir());
     rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 0 || strstr(out, "No module named"), "exit status %d: %s", rc, out);
-    snprintf(cmd, sizeof cmd, "sed -i 's/\"red\": [0-9]*/\"red\": \"lots\"/' %s/museum/museum.json && %s report %s/museum", gt_tmpdir(), gt_program(), gt_tmpdir());
+    snprintf(cmd, sizeof cmd,
+             "sed -i 's/\"red\": [0-9]*/\"red\": \"lots\"/' %s/museum/museum.json && %s report "
+             "%s/museum",
+             gt_tmpdir(), gt_program(), gt_tmpdir());
     rc = gt_run(cmd, out, sizeof out);
-    CHECK((rc == 2 && strstr(out, "museum.json: clean.red: expected an integer")) || strstr(out, "No module named"), "exit status %d: %s", rc, out);
+    CHECK((rc == 2 && strstr(out, "museum.json: clean.red: expected an integer")) ||
+              strstr(out, "No module named"),
+          "exit status %d: %s", rc, out);
     snprintf(cmd, sizeof cmd, "%s museum --fault no-such-fault", gt_program());
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "no-such-fault"), "%s", out);
 }

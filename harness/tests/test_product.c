@@ -1,12 +1,12 @@
 /* ref/product and ref/triangle: the bits of plain loops in the order that the headers state, on
  * every instruction set that is here, and the error bounds that they promise, against long double.
  */
-#include "ref/vocabulary/formats.h"
-#include "ref/inputs/inputs.h"
+#include "gt.h"
 #include "ref/arithmetic/isa.h"
 #include "ref/arithmetic/product.h"
 #include "ref/arithmetic/triangle.h"
-#include "gt.h"
+#include "ref/inputs/inputs.h"
+#include "ref/vocabulary/formats.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -44,8 +44,7 @@ static int differ(const double *a, const double *b, int n) {
     return 0;
 }
 
-/* ---- products -----------------------------------------------------------------------------------
- */
+/* ---- products -------------------------------------------------------------------------------- */
 
 static double at(const double *X, int t, int rows, int cols, int i, int j) {
     return t ? X[j * rows + i] : X[i * cols + j];
@@ -149,8 +148,7 @@ DP_TEST(product, an_instruction_set_that_is_not_here_is_refused_by_name) {
     CHECK(!dp_isa_choose(NULL, NULL), "the widest");
 }
 
-/* ---- triangles ----------------------------------------------------------------------------------
- */
+/* ---- triangles ------------------------------------------------------------------------------- */
 
 static void plain_solve(int f32, int n, int cols, int trans, const double *L, double *X) {
     for (int c = 0; c < cols; c++)

@@ -1,10 +1,10 @@
 /* The recurrence in fp32 is the recurrence: against the truth, forward and backward, within what
  * fp32 rounds; and its states are those of the ranks that begin there.
  */
+#include "gt.h"
+#include "harness/case/case.h"
 #include "ref/chunk/recurrent.h"
 #include "ref/truth/truth.h"
-#include "harness/case/case.h"
-#include "gt.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* The report (reports/report.py) on a small record, harness/tests/data/record-small.json, and on damaged copies of it. */
+/* The report (reports/report.py) on a small record, harness/tests/data/record-small.json, and on
+ * damaged copies of it. */
 #include "gt.h"
 #include "ref/vocabulary/formats.h"
 #include <stdio.h>
@@ -18,8 +19,12 @@ static int have_matplotlib(char *why, int size) {
     snprintf(cmd, sizeof cmd, "%s -I -c 'import matplotlib, numpy, jinja2'", python());
     return gt_run(cmd, why, size) == 0;
 }
-#define NEED_MATPLOTLIB()                                                                                                        \
-    do { char why_[1024]; if (!have_matplotlib(why_, sizeof why_)) SKIP("%s cannot import matplotlib, numpy and jinja2: %s", python(), why_); } while (0)
+#define NEED_MATPLOTLIB()                                                              \
+    do {                                                                               \
+        char why_[1024];                                                               \
+        if (!have_matplotlib(why_, sizeof why_))                                       \
+            SKIP("%s cannot import matplotlib, numpy and jinja2: %s", python(), why_); \
+    } while (0)
 
 /* Whole file, NUL at its end; NULL if it cannot be read. */
 static char *slurp(const char *path) {
@@ -43,7 +48,8 @@ static int spill(const char *path, const char *text) {
 }
 
 /* Writes `record` into a folder below the test run's own and runs the report on it. */
-static int report_on(const char *folder, const char *record, char *dir, int dir_size, char *out, int out_size) {
+static int report_on(const char *folder, const char *record, char *dir, int dir_size, char *out,
+                     int out_size) {
     char path[600], cmd[1600];
     snprintf(dir, dir_size, "%s/%s", gt_tmpdir(), folder);
     mkdir(dir, 0700);
@@ -65,9 +71,9 @@ static char *page(void) {
     snprintf(path, sizeof path, "%s/report.html", page_dir);
     return rc == 0 ? text = slurp(path) : NULL;
 }
-#define NEED_PAGE()                                                                                \
-    NEED_MATPLOTLIB();                                                                             \
-    const char *html = page();                                                                     \
+#define NEED_PAGE()            \
+    NEED_MATPLOTLIB();         \
+    const char *html = page(); \
     REQUIRE(html, "no page: %s", page_out)
 
 /* A script of harness/tests/data on the page of a folder; its exit status. */
@@ -90,7 +96,7 @@ DP_TEST(report, page_stands_alone) {
     NEED_PAGE();
     char said[4096];
     CHECK(page_script("check_page.py", page_dir, "", said, sizeof said) == 0, "%s", said);
-    static const char *const forbidden[] = {"http://", "https://", "<link",      "<iframe",
+    static const char *const forbidden[] = {"http://", "https://",    "<link",  "<iframe",
                                             "@import", "javascript:", "unsafe-"};
     for (unsigned i = 0; i < sizeof forbidden / sizeof *forbidden; i++)
         CHECK(!strstr(html, forbidden[i]), "the page contains %s", forbidden[i]);
@@ -123,8 +129,10 @@ DP_TEST(report, a_failure_stands_first_with_tensor_reason_picture_and_commands) 
 DP_TEST(report, page_says_which_truth_judged_and_what_its_audit_found) {
     NEED_PAGE();
     const char *text = page_text();
-    CHECK(strstr(text, "double-double 98 bits") && strstr(text, "on NVIDIA H200"), "which truth, where");
-    const char *a = strstr(text, "audited by MPFR: 2 columns, 1,024 tokens, seed 7512983489596063537, largest difference 2.1e-6 of both radii");
+    CHECK(strstr(text, "double-double 98 bits") && strstr(text, "on NVIDIA H200"),
+          "which truth, where");
+    const char *a = strstr(text, "audited by MPFR: 2 columns, 1,024 tokens, seed "
+                                 "7512983489596063537, largest difference 2.1e-6 of both radii");
     CHECK(a, "audit: %.200s", strstr(text, "audited") ? strstr(text, "audited") : "none");
 }
 
@@ -132,32 +140,51 @@ DP_TEST(report, findings_state_case_policy_and_numbers) {
     NEED_PAGE();
     static const char *const said[] = {
         "VERDICT: FAIL (13 passed, 1 failed, 1 skipped, 1 unjudged)",
-        "kda-long:ranks=4,base=bf16,chain=bf16,merge=allgather: error of S_in is 1.25 times its bound at rank 3 (relative error 5.0e-3).",
-        "reflect, K = 32: tf32 with truncated operands overtakes bf16 operands at 16 chunks (1.1e-2 against 9.3e-3; at 8 still 4.9e-3 against 6.3e-3), "
+        "kda-long:ranks=4,base=bf16,chain=bf16,merge=allgather: error of S_in is 1.25 times its "
+        "bound at rank 3 (relative error 5.0e-3).",
+        "reflect, K = 32: tf32 with truncated operands overtakes bf16 operands at 16 chunks "
+        "(1.1e-2 against 9.3e-3; at 8 still 4.9e-3 against 6.3e-3), "
         "and reaches 0.16 against 3.7e-2 at 256.",
-        "chainreflect, K = 32: slopebitsroundedfp320.5224.1accumulate", "tf32 trunc.bias 0.9911.0truncated operands, biased", "bf16 op.0.50",
-        "kda-long, 2 ranks: M is never used: all 3 chain formats give the same S_in (base bf16 3.10e-3).",
-        "kda-long, 4 ranks, base bf16: against the fp32 chain, tf32 with truncated operands costs S_in 2.1 times, o +10.0% (4.0e-3 to 4.4e-3)",
+        "chainreflect, K = 32: slopebitsroundedfp320.5224.1accumulate",
+        "tf32 trunc.bias 0.9911.0truncated operands, biased",
+        "bf16 op.0.50",
+        "kda-long, 2 ranks: M is never used: all 3 chain formats give the same S_in (base bf16 "
+        "3.10e-3).",
+        "kda-long, 4 ranks, base bf16: against the fp32 chain, tf32 with truncated operands costs "
+        "S_in 2.1 times, o +10.0% (4.0e-3 to 4.4e-3)",
         "kda-long, base bf16, fp32 chain, from 1 rank to 4: o 3.9e-3 to 4.0e-3 (+2.6%)",
         "All fp64, 2 ranks, 1 case: the largest relative error is 2.0e-16",
-        "Where the state forgets, the format of M does not matter: strong, K = 32 (|M|_F = 0 after 16 chunks).",
-        "Nearest to a bound: y at 0.50 of it, rank 0 (kconv:ranks=4,base=bf16); S_in at 0.32 of it, rank 1 (kda-long:ranks=4,base=bf16,chain=tf32rz,merge=allgather)",
-        "2 of 65 judged tensors pass under a bound larger than the tensor itself, which proves nothing; bound over norm in brackets: nan-in base fp32: o (up to inf); "
+        "Where the state forgets, the format of M does not matter: strong, K = 32 (|M|_F = 0 after "
+        "16 chunks).",
+        "Nearest to a bound: y at 0.50 of it, rank 0 (kconv:ranks=4,base=bf16); S_in at 0.32 of "
+        "it, rank 1 (kda-long:ranks=4,base=bf16,chain=tf32rz,merge=allgather)",
+        "2 of 65 judged tensors pass under a bound larger than the tensor itself, which proves "
+        "nothing; bound over norm in brackets: nan-in base fp32: o (up to inf); "
         "packed base fp64: H (up to 7.0).",
-        "1 run skipped: no CUDA device.", "dg unjudged in 7 runs: the bound exceeds 1."};
+        "1 run skipped: no CUDA device.",
+        "dg unjudged in 7 runs: the bound exceeds 1."};
     const char *text = page_text();
-    for (unsigned i = 0; i < sizeof said / sizeof *said; i++) CHECK(strstr(text, said[i]), "not said: %s", said[i]);
+    for (unsigned i = 0; i < sizeof said / sizeof *said; i++)
+        CHECK(strstr(text, said[i]), "not said: %s", said[i]);
     CHECK(!strstr(text, "disagree"), "the page claims a contradiction in a consistent record");
-    CHECK(!strstr(text, "Merging by ring"), "a sentence without data: no pair of merge orders is in the record");
+    CHECK(!strstr(text, "Merging by ring"),
+          "a sentence without data: no pair of merge orders is in the record");
 }
 
 DP_TEST(report, every_run_has_its_replay_id_and_every_link_a_target) {
     NEED_PAGE();
-    static const char *const ids[] = {
-        "reflect-k32:chain=fp32", "reflect-k32:chain=tf32rz", "reflect-k32:chain=bf16", "strong-k32:chain=fp32", "kda-long:ranks=1,base=bf16,chain=fp32,merge=allgather",
-        "kda-long:ranks=2,base=bf16,chain=tf32rz,merge=allgather", "kda-long:ranks=4,base=bf16,chain=bf16,merge=allgather", "kda-long:ranks=4,backend=nccl",
-        "packed:ranks=2,base=fp64,chain=fp64,merge=ring", "mkda-r2:ranks=1,base=fp32,chain=fp32,merge=allgather", "nan-in:ranks=2,base=fp32,chain=fp32,merge=allgather",
-        "kconv:ranks=4,base=bf16"};
+    static const char *const ids[] = {"reflect-k32:chain=fp32",
+                                      "reflect-k32:chain=tf32rz",
+                                      "reflect-k32:chain=bf16",
+                                      "strong-k32:chain=fp32",
+                                      "kda-long:ranks=1,base=bf16,chain=fp32,merge=allgather",
+                                      "kda-long:ranks=2,base=bf16,chain=tf32rz,merge=allgather",
+                                      "kda-long:ranks=4,base=bf16,chain=bf16,merge=allgather",
+                                      "kda-long:ranks=4,backend=nccl",
+                                      "packed:ranks=2,base=fp64,chain=fp64,merge=ring",
+                                      "mkda-r2:ranks=1,base=fp32,chain=fp32,merge=allgather",
+                                      "nan-in:ranks=2,base=fp32,chain=fp32,merge=allgather",
+                                      "kconv:ranks=4,base=bf16"};
     char want[300];
     for (unsigned i = 0; i < sizeof ids / sizeof *ids; i++) {
         snprintf(want, sizeof want, "\n%s\n", ids[i]);
@@ -177,10 +204,15 @@ DP_TEST(report, every_run_has_its_replay_id_and_every_link_a_target) {
 
 DP_TEST(report, details_keep_hex_nan_and_warnings_and_escape_text) {
     NEED_PAGE();
-    static const char *const said[] = {
-        "r1 s0 t130 h0 [7]", "0x1.8p-3", "0x1.81p-3", "1.2e-2", "r1 t130 [7]", "nan inf",
-        "<script>alert(1)</script> & \"quotes\"", "sum of beta |k|^2 is 2.3 at token 17",
-        "commit 0123abc"};
+    static const char *const said[] = {"r1 s0 t130 h0 [7]",
+                                       "0x1.8p-3",
+                                       "0x1.81p-3",
+                                       "1.2e-2",
+                                       "r1 t130 [7]",
+                                       "nan inf",
+                                       "<script>alert(1)</script> & \"quotes\"",
+                                       "sum of beta |k|^2 is 2.3 at token 17",
+                                       "commit 0123abc"};
     for (unsigned i = 0; i < sizeof said / sizeof *said; i++)
         CHECK(strstr(page_text(), said[i]), "%s is missing", said[i]);
     CHECK(!strstr(html, "<script>alert"), "text of the record is not escaped");
@@ -195,7 +227,8 @@ static int begins(const char *path, const char *magic) {
 
 DP_TEST(report, figures_exist_as_png_and_pdf) {
     NEED_PAGE();
-    static const char *const names[] = {"chain-k32", "state-over-ranks", "tokens-kda-long-bf16", "bounds-cases", "bounds-ranks"};
+    static const char *const names[] = {"chain-k32", "state-over-ranks", "tokens-kda-long-bf16",
+                                        "bounds-cases", "bounds-ranks"};
     char path[700];
     for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
         snprintf(path, sizeof path, "%s/figures/%s.png", page_dir, names[i]);
@@ -207,7 +240,8 @@ DP_TEST(report, figures_exist_as_png_and_pdf) {
     }
 }
 
-/* The record with the first `from` at or behind the first `after` replaced; NULL if it is not there. The caller frees. */
+/* The record with the first `from` at or behind the first `after` replaced; NULL if it is not
+ * there. The caller frees. */
 static char *edited(const char *record, const char *after, const char *from, const char *to) {
     const char *at = strstr(record, after);
     at = at ? strstr(at, from) : NULL;
@@ -219,17 +253,29 @@ static char *edited(const char *record, const char *after, const char *from, con
 
 DP_TEST(report, malformed_records_are_refused_by_file_and_field) {
     NEED_MATPLOTLIB();
-    static const struct { const char *after, *from, *to, *says; } bad[] = {
-        {"{", "\"schema_version\": 1", "\"schema_version\": 2", "schema_version: this program reads version 1, found 2"},
-        {"{", "\"schema_version\": 1", "\"schema_version\": true", "schema_version: this program reads version 1, found true"},
-        {"{", "deltaproof-record", "other", "schema: expected \"deltaproof-record\", found \"other\""},
-        {"\"runs\"", "\"rel_fro\": 1.5e-06", "\"rel_fro\": \"lots\"", "runs[0].tensors[0].rel_fro: expected a number, \"nan\", \"inf\" or \"-inf\", found \"lots\""},
-        {"\"runs\"", "\"per_rank\": [1.5e-06]", "\"per_rank\": [[1]]", "runs[0].tensors[0].per_rank[0]: expected a number"},
-        {"\"runs\"", "\"chunks\": 8", "\"chunks\": -8", "runs[0].chain[1].chunks: expected an integer >= 0, found -8"},
-        {"\"runs\"", "\"verdict\": \"pass\"", "\"verdict\": \"fine\"", "runs[0].verdict: expected one of pass, fail, skipped, unjudged, found \"fine\""},
+    static const struct {
+        const char *after, *from, *to, *says;
+    } bad[] = {
+        {"{", "\"schema_version\": 1", "\"schema_version\": 2",
+         "schema_version: this program reads version 1, found 2"},
+        {"{", "\"schema_version\": 1", "\"schema_version\": true",
+         "schema_version: this program reads version 1, found true"},
+        {"{", "deltaproof-record", "other",
+         "schema: expected \"deltaproof-record\", found \"other\""},
+        {"\"runs\"", "\"rel_fro\": 1.5e-06", "\"rel_fro\": \"lots\"",
+         "runs[0].tensors[0].rel_fro: expected a number, \"nan\", \"inf\" or \"-inf\", found "
+         "\"lots\""},
+        {"\"runs\"", "\"per_rank\": [1.5e-06]", "\"per_rank\": [[1]]",
+         "runs[0].tensors[0].per_rank[0]: expected a number"},
+        {"\"runs\"", "\"chunks\": 8", "\"chunks\": -8",
+         "runs[0].chain[1].chunks: expected an integer >= 0, found -8"},
+        {"\"runs\"", "\"verdict\": \"pass\"", "\"verdict\": \"fine\"",
+         "runs[0].verdict: expected one of pass, fail, skipped, unjudged, found \"fine\""},
         {"\"runs\"", "\"case\": \"reflect-k32\", ", "", "runs[0].case: missing"},
-        {"\"runs\"", "\"policy\": {\"chain\": \"fp32\"}", "\"policy\": {\"chain\": 32}", "runs[0].policy.chain: expected a string, found 32"},
-        {"\"runs\"", "\"tensors\": [", "\"tensors\": [17, ", "runs[0].tensors[0]: expected an object, found 17"},
+        {"\"runs\"", "\"policy\": {\"chain\": \"fp32\"}", "\"policy\": {\"chain\": 32}",
+         "runs[0].policy.chain: expected a string, found 32"},
+        {"\"runs\"", "\"tensors\": [", "\"tensors\": [17, ",
+         "runs[0].tensors[0]: expected an object, found 17"},
         {"\"cases\"", "\"K\": 32", "\"K\": 3.5", "cases[0].K: expected an integer >= 0, found 3.5"},
         {"\"totals\"", "\"skipped\": 1", "\"skipped\": null", "totals.skipped: missing"},
         {"{", "\"seconds\": 6.5", "\"seconds\": NaN", "not JSON: NaN is not JSON"},
@@ -241,7 +287,8 @@ DP_TEST(report, malformed_records_are_refused_by_file_and_field) {
         REQUIRE(text, "%s is not in the record", bad[i].from);
         int rc = report_on("bad", text, dir, sizeof dir, out, sizeof out);
         CHECK(rc == 2, "%s: exit status %d", bad[i].to, rc);
-        CHECK(strstr(out, "/bad/results.json: ") && strstr(out, bad[i].says), "%s: said: %s", bad[i].says, out);
+        CHECK(strstr(out, "/bad/results.json: ") && strstr(out, bad[i].says), "%s: said: %s",
+              bad[i].says, out);
         CHECK(!strstr(out, "Traceback"), "%s", out);
         free(text);
     }
@@ -252,9 +299,14 @@ DP_TEST(report, missing_and_empty_files_are_refused) {
     NEED_MATPLOTLIB();
     char cmd[800], dir[512], out[4096];
     snprintf(cmd, sizeof cmd, "%s reports/report.py '%s/none'", python(), gt_tmpdir());
-    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "/none/results.json: No such file"), "%s", out);
-    CHECK(report_on("empty", "", dir, sizeof dir, out, sizeof out) == 2 && strstr(out, "/empty/results.json: not JSON"), "%s", out);
-    CHECK(report_on("list", "[]", dir, sizeof dir, out, sizeof out) == 2 && strstr(out, "/list/results.json: schema: "), "%s", out);
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "/none/results.json: No such file"),
+          "%s", out);
+    CHECK(report_on("empty", "", dir, sizeof dir, out, sizeof out) == 2 &&
+              strstr(out, "/empty/results.json: not JSON"),
+          "%s", out);
+    CHECK(report_on("list", "[]", dir, sizeof dir, out, sizeof out) == 2 &&
+              strstr(out, "/list/results.json: schema: "),
+          "%s", out);
 }
 
 DP_TEST(report, contradiction_between_totals_and_runs_is_said) {
@@ -266,27 +318,39 @@ DP_TEST(report, contradiction_between_totals_and_runs_is_said) {
     CHECK(report_on("totals", text, dir, sizeof dir, out, sizeof out) == 0, "%s", out);
     snprintf(path, sizeof path, "%s/report.html", dir);
     html = slurp(path);
-    CHECK(html && strstr(html, "The record&#39;s totals (pass 14, fail 1, skipped 1, unjudged 1) disagree with its runs"), "not said");
-    free(html); free(text); free(record);
+    CHECK(html && strstr(html, "The record&#39;s totals (pass 14, fail 1, skipped 1, unjudged 1) "
+                               "disagree with its runs"),
+          "not said");
+    free(html);
+    free(text);
+    free(record);
 }
 
 DP_TEST(report, cases_that_could_not_be_judged_are_said) {
     NEED_MATPLOTLIB();
     char *html, dir[512], path[600], out[4096];
-    int rc = report_on("error", "{\"schema\": \"deltaproof-record\", \"schema_version\": 1, \"totals\": {\"pass\": 0, \"fail\": 0, \"skipped\": 0, \"unjudged\": 0}, "
-                       "\"errors\": 2, \"verdict\": \"error\", \"cases\": [], \"runs\": []}", dir, sizeof dir, out, sizeof out);
+    int rc = report_on("error",
+                       "{\"schema\": \"deltaproof-record\", \"schema_version\": 1, \"totals\": "
+                       "{\"pass\": 0, \"fail\": 0, \"skipped\": 0, \"unjudged\": 0}, "
+                       "\"errors\": 2, \"verdict\": \"error\", \"cases\": [], \"runs\": []}",
+                       dir, sizeof dir, out, sizeof out);
     CHECK(rc == 0, "exit status %d: %s", rc, out);
     snprintf(path, sizeof path, "%s/report.html", dir);
     html = slurp(path);
-    CHECK(html && strstr(html, "VERDICT: ERROR") && strstr(html, "2 cases could not be judged at all"), "not said");
+    CHECK(html && strstr(html, "VERDICT: ERROR") &&
+              strstr(html, "2 cases could not be judged at all"),
+          "not said");
     free(html);
 }
 
 DP_TEST(report, record_without_runs_gives_a_page) {
     NEED_MATPLOTLIB();
     char dir[512], out[4096];
-    int rc = report_on("bare", "{\"schema\": \"deltaproof-record\", \"schema_version\": 1, \"totals\": {\"pass\": 0, \"fail\": 0, \"skipped\": 0, \"unjudged\": 0}, "
-                       "\"verdict\": \"pass\", \"cases\": [], \"runs\": []}", dir, sizeof dir, out, sizeof out);
+    int rc = report_on("bare",
+                       "{\"schema\": \"deltaproof-record\", \"schema_version\": 1, \"totals\": "
+                       "{\"pass\": 0, \"fail\": 0, \"skipped\": 0, \"unjudged\": 0}, "
+                       "\"verdict\": \"pass\", \"cases\": [], \"runs\": []}",
+                       dir, sizeof dir, out, sizeof out);
     CHECK(rc == 0, "exit status %d: %s", rc, out);
 }
 
@@ -296,8 +360,11 @@ DP_TEST(report, a_python_without_matplotlib_is_told_what_to_do) {
     REQUIRE(record, "%s cannot be read", RECORD);
     report_on("bare-python", record, dir, sizeof dir, out, sizeof out);
     free(record);
-    snprintf(cmd, sizeof cmd, "PYTHONPATH= PYTHONDONTWRITEBYTECODE=1 %s -S reports/report.py '%s'", python(), dir);
-    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "make setup") && !strstr(out, "Traceback"), "%s", out);
+    snprintf(cmd, sizeof cmd, "PYTHONPATH= PYTHONDONTWRITEBYTECODE=1 %s -S reports/report.py '%s'",
+             python(), dir);
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "make setup") &&
+              !strstr(out, "Traceback"),
+          "%s", out);
 }
 
 /* 77: no Chromium. */
@@ -374,13 +441,14 @@ DP_TEST(report, commands_after_a_failed_run_work) {
 DP_TEST(report, command_after_a_failed_judgement_works) {
     NEED_MATPLOTLIB();
     char cmd[4000], said[1 << 14];
-    snprintf(cmd, sizeof cmd,
-             "cd '%s' && '%s' inputs smoke-kda -o in.safetensors && PYTHONPATH='%s/../scripts/python' "
-             "PYTHONDONTWRITEBYTECODE=1 %s '%s/../harness/tests/data/zero_output.py' in.safetensors "
-             "out.safetensors && '%s' judge --inputs %s/in.safetensors --outputs %s/out.safetensors "
-             "--base fp32 --out %s/failing",
-             gt_tmpdir(), gt_program(), gt_cases(), python(), gt_cases(), gt_program(), gt_tmpdir(),
-             gt_tmpdir(), gt_tmpdir());
+    snprintf(
+        cmd, sizeof cmd,
+        "cd '%s' && '%s' inputs smoke-kda -o in.safetensors && PYTHONPATH='%s/../scripts/python' "
+        "PYTHONDONTWRITEBYTECODE=1 %s '%s/../harness/tests/data/zero_output.py' in.safetensors "
+        "out.safetensors && '%s' judge --inputs %s/in.safetensors --outputs %s/out.safetensors "
+        "--base fp32 --out %s/failing",
+        gt_tmpdir(), gt_program(), gt_cases(), python(), gt_cases(), gt_program(), gt_tmpdir(),
+        gt_tmpdir(), gt_tmpdir());
     char *html = failing_page(cmd);
     REQUIRE(html, "no page of a failed judgement");
     CHECK(card_command(html, "The same bits again", said, sizeof said) == 1, "%s", said);

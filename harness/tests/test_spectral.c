@@ -1,10 +1,10 @@
 /* ref/spectral: never below what LAPACK's eigenvector proves, never far above it, the same bits on
  * every instruction set. */
-#include "ref/inputs/inputs.h"
+#include "gt.h"
 #include "ref/arithmetic/isa.h"
 #include "ref/arithmetic/product.h"
 #include "ref/arithmetic/spectral.h"
-#include "gt.h"
+#include "ref/inputs/inputs.h"
 
 #include <lapacke.h>
 #include <math.h>

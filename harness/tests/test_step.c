@@ -31,13 +31,21 @@ static const dp_judgement *tensor(const dp_run *r, const char *name) {
 static int run(const dp_case *c, dp_base base, int ranks, dp_runs *out) {
     dp_err e = {0};
     const dp_backend sim = DP_BACKEND_SIM;
-    const dp_run_options o = {.nranks = 1, .ranks = &ranks, .nbase = 1, .base = &base, .nbackend = 1, .backend = &sim, .cache = gt_tmpdir()};
+    const dp_run_options o = {.nranks = 1,
+                              .ranks = &ranks,
+                              .nbase = 1,
+                              .base = &base,
+                              .nbackend = 1,
+                              .backend = &sim,
+                              .cache = gt_tmpdir()};
     const int ok = dp_case_run(c, &o, out, &e) == DP_OK && out->n == 1;
     if (!ok) gt_fail(__FILE__, __LINE__, "run", "%s", e.msg);
     return ok;
 }
 
-static const char *const ALL[] = {"o", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "q", "k", "v", "dx_q", "dx_k", "dx_v", "dw_q", "dw_k", "dw_v", "dbias_q", "dbias_k", "dbias_v"};
+static const char *const ALL[] = {
+    "o", "dq",   "dk",   "dv",   "dg",   "dbeta", "dA_log", "ddt_bias", "q",       "k",
+    "v", "dx_q", "dx_k", "dx_v", "dw_q", "dw_k",  "dw_v",   "dbias_q",  "dbias_k", "dbias_v"};
 
 DP_TEST(step, every_gradient_is_judged_on_ranks) {
     dp_case c;
@@ -49,16 +57,22 @@ DP_TEST(step, every_gradient_is_judged_on_ranks) {
             CHECK(out.run->verdict == DP_PASS, "%s: %s", out.run->id, out.run->why);
             for (size_t i = 0; i < sizeof ALL / sizeof *ALL; i++) {
                 const dp_judgement *t = tensor(out.run, ALL[i]);
-                CHECK(t && t->verdict == DP_PASS && !strcmp(t->tier, "expected"), "%s: %s: %s", out.run->id, ALL[i], t ? t->why : "not judged");
-                const double ratio = t ? t->expected.at[DP_LEVEL_TENSOR].ratio : NAN;        /* draws of a whole step predict its errors */
-                CHECK(base != DP_BASE_BF16 || (ratio > (strcmp(ALL[i], "dA_log") ? 0.6 : 0.1) && ratio < 1.6), "%s: %s is %g times expected", out.run->id, ALL[i], ratio);   /* dA_log: 2 numbers */
+                CHECK(t && t->verdict == DP_PASS && !strcmp(t->tier, "expected"), "%s: %s: %s",
+                      out.run->id, ALL[i], t ? t->why : "not judged");
+                const double ratio = t ? t->expected.at[DP_LEVEL_TENSOR].ratio
+                                       : NAN; /* draws of a whole step predict its errors */
+                CHECK(base != DP_BASE_BF16 ||
+                          (ratio > (strcmp(ALL[i], "dA_log") ? 0.6 : 0.1) && ratio < 1.6),
+                      "%s: %s is %g times expected", out.run->id, ALL[i],
+                      ratio); /* dA_log: 2 numbers */
             }
             dp_runs_free(&out);
         }
     dp_case_free(&c);
 }
 
-/* A subject with another weight of one channel of k: k is wrong from there on, and so is what is made from it. */
+/* A subject with another weight of one channel of k: k is wrong from there on, and so is what is
+ * made from it. */
 DP_TEST(step, a_wrong_weight_is_red_and_named) {
     static const char *const red[] = {"k", "dx_k"}, *const green[] = {"q", "v"};
     dp_case c;
@@ -73,12 +87,19 @@ DP_TEST(step, a_wrong_weight_is_red_and_named) {
             CHECK(g && g->verdict == DP_PASS, "%s", green[i]);
         }
     }
-    dp_runs_free(&out), dp_case_free(&c);
+    dp_runs_free(&out);
+    dp_case_free(&c);
 }
 
 /* The convolutions are stages before and after the layer's. */
 DP_TEST(step, bisect_finds_the_stage_and_the_rank) {
-    static const struct { dp_fault fault; const char *stage; } F[] = {{DP_FAULT_NONE, NULL}, {DP_FAULT_HALO_LEAK, "conv_fwd"}, {DP_FAULT_MERGE_SCALED, "merge_fwd"}, {DP_FAULT_HALO_GRAD_LOST, "conv_bwd"}};
+    static const struct {
+        dp_fault fault;
+        const char *stage;
+    } F[] = {{DP_FAULT_NONE, NULL},
+             {DP_FAULT_HALO_LEAK, "conv_fwd"},
+             {DP_FAULT_MERGE_SCALED, "merge_fwd"},
+             {DP_FAULT_HALO_GRAD_LOST, "conv_bwd"}};
     dp_case c;
     if (!load(&c)) return;
     for (size_t i = 0; i < sizeof F / sizeof *F; i++)
@@ -86,12 +107,20 @@ DP_TEST(step, bisect_finds_the_stage_and_the_rank) {
             dp_bisect b;
             dp_err e = {0};
             const char *stage;
-            REQUIRE(!dp_step_bisect(&c, (dp_base)base, DP_FP32, DP_MERGE_ALLGATHER, 4, F[i].fault, 1, 0, &b, &e), "%s", e.msg);
+            REQUIRE(!dp_step_bisect(&c, (dp_base)base, DP_FP32, DP_MERGE_ALLGATHER, 4, F[i].fault,
+                                    1, 0, &b, &e),
+                    "%s", e.msg);
             const dp_bisect_row *x = dp_bisect_first(&b, &stage);
-            CHECK(!x == !F[i].stage && (!x || !strcmp(stage, F[i].stage)), "%s: %s", dp_faults[F[i].fault].name, x ? stage : "no stage");
-            if (x && F[i].fault == DP_FAULT_HALO_LEAK) CHECK(x->at.rank == 1 && x->at.token == 50, "rank %d, token %lld", x->at.rank, (long long)x->at.token);      /* sequence 1 starts there */
-            if (x && F[i].fault == DP_FAULT_MERGE_SCALED) CHECK(x->at.rank == 3, "rank %d", x->at.rank);
-            if (x && F[i].fault == DP_FAULT_HALO_GRAD_LOST) CHECK(x->at.rank == 2 && x->at.token == 89 && !x->rank[3], "rank %d, token %lld", x->at.rank, (long long)x->at.token);   /* its last */
+            CHECK(!x == !F[i].stage && (!x || !strcmp(stage, F[i].stage)), "%s: %s",
+                  dp_faults[F[i].fault].name, x ? stage : "no stage");
+            if (x && F[i].fault == DP_FAULT_HALO_LEAK)
+                CHECK(x->at.rank == 1 && x->at.token == 50, "rank %d, token %lld", x->at.rank,
+                      (long long)x->at.token); /* sequence 1 starts there */
+            if (x && F[i].fault == DP_FAULT_MERGE_SCALED)
+                CHECK(x->at.rank == 3, "rank %d", x->at.rank);
+            if (x && F[i].fault == DP_FAULT_HALO_GRAD_LOST)
+                CHECK(x->at.rank == 2 && x->at.token == 89 && !x->rank[3], "rank %d, token %lld",
+                      x->at.rank, (long long)x->at.token); /* its last */
             dp_bisect_free(&b);
         }
     dp_case_free(&c);
@@ -103,21 +132,28 @@ static double loss(const dp_case *c) {
     dp_sim sim;
     dp_err e = {0};
     double sum = 0;
-    CHECK(!dp_step_forward(c, DP_BACKEND_SIM, 1, DP_BASE_FP64, DP_FAULT_NONE, &s, &e) && !dp_sim_new(&sim, &s.p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e), "%s", e.msg);
+    CHECK(!dp_step_forward(c, DP_BACKEND_SIM, 1, DP_BASE_FP64, DP_FAULT_NONE, &s, &e) &&
+              !dp_sim_new(&sim, &s.p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e),
+          "%s", e.msg);
     dp_sim_run(&sim, DP_FP64, DP_MERGE_ALLGATHER, 0);
-    for (int64_t i = 0; i < c->p.T * c->p.HV * c->p.V; i++) sum += c->p.dout[i] * sim.out.o[i];
-    dp_sim_free(&sim), dp_step_run_free(c, &s);
+    for (int64_t i = 0; i < c->p.T * c->p.HV * c->p.V; i++)
+        sum += c->p.dout[i] * sim.out.o[i];
+    dp_sim_free(&sim);
+    dp_step_run_free(c, &s);
     return sum;
 }
 
-/* Central differences of the loss by entries of x, w and bias of each convolution, against the gradients that the judgement finds right. */
+/* Central differences of the loss by entries of x, w and bias of each convolution, against the
+ * gradients that the judgement finds right. */
 DP_TEST(step, gradients_are_those_of_the_whole_step) {
     dp_case c;
     dp_step_run s;
     dp_sim sim;
     dp_err e = {0};
     if (!load(&c)) return;
-    CHECK(!dp_step_forward(&c, DP_BACKEND_SIM, 1, DP_BASE_FP64, DP_FAULT_NONE, &s, &e) && !dp_sim_new(&sim, &s.p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e), "%s", e.msg);
+    CHECK(!dp_step_forward(&c, DP_BACKEND_SIM, 1, DP_BASE_FP64, DP_FAULT_NONE, &s, &e) &&
+              !dp_sim_new(&sim, &s.p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e),
+          "%s", e.msg);
     dp_sim_run(&sim, DP_FP64, DP_MERGE_ALLGATHER, 1);
     double *const dy[3] = {sim.out.dq, sim.out.dk, sim.out.dv};
     for (int i = 0; i < 3; i++) {
@@ -126,7 +162,14 @@ DP_TEST(step, gradients_are_those_of_the_whole_step) {
         b.dy = dy[i];
         dp_conv_result_alloc(&g, &b);
         dp_conv_run(&b, &g);
-        const struct { const char *name; double *x; const double *d; int64_t n; } in[] = {{"x", v->x, g.dx, v->T * v->D}, {"w", v->w, g.dw, (int64_t)v->D * v->W}, {"bias", v->bias, g.dbias, v->D}};
+        const struct {
+            const char *name;
+            double *x;
+            const double *d;
+            int64_t n;
+        } in[] = {{"x", v->x, g.dx, v->T * v->D},
+                  {"w", v->w, g.dw, (int64_t)v->D * v->W},
+                  {"bias", v->bias, g.dbias, v->D}};
         for (int k = 0; k < 3; k++)
             for (int64_t z = 3; z < in[k].n; z += in[k].n / 2 + 1) {
                 const double at = in[k].x[z], h = 1e-5;
@@ -135,9 +178,13 @@ DP_TEST(step, gradients_are_those_of_the_whole_step) {
                 in[k].x[z] = at - h;
                 const double d = (up - loss(&c)) / (2 * h);
                 in[k].x[z] = at;
-                CHECK(fabs(d - in[k].d[z]) <= 1e-6 * (1 + fabs(d)), "%c, %s[%lld]: %.10g, by differences %.10g", "qkv"[i], in[k].name, (long long)z, in[k].d[z], d);
+                CHECK(fabs(d - in[k].d[z]) <= 1e-6 * (1 + fabs(d)),
+                      "%c, %s[%lld]: %.10g, by differences %.10g", "qkv"[i], in[k].name,
+                      (long long)z, in[k].d[z], d);
             }
         dp_conv_result_free(&g);
     }
-    dp_sim_free(&sim), dp_step_run_free(&c, &s), dp_case_free(&c);
+    dp_sim_free(&sim);
+    dp_step_run_free(&c, &s);
+    dp_case_free(&c);
 }

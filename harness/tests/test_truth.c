@@ -1,9 +1,10 @@
-/* harness/tests/test_truth.c - the MPFR truth against a complex-step oracle in quadruple precision, its radii, snapshots and cache.
+/* harness/tests/test_truth.c - the MPFR truth against a complex-step oracle in quadruple precision,
+ * its radii, snapshots and cache.
  *
- * The oracle writes math.md b and c as they stand, in __complex128, from the RAW inputs to one scalar
- *     loss = sum do o o + sum dstate o final_state,
- * and differentiates it entry by entry with the complex step: d loss / dx = Im loss(x + i h) / h, error O(h^2) = 1e-80. It shares no
- * formula with the adjoint of the truth.
+ * The oracle writes math.md b and c as they stand, in __complex128, from the RAW inputs to one
+ * scalar loss = sum do o o + sum dstate o final_state, and differentiates it entry by entry with
+ * the complex step: d loss / dx = Im loss(x + i h) / h, error O(h^2) = 1e-80. It shares no formula
+ * with the adjoint of the truth.
  */
 #include <math.h>
 #include <mpfr.h>
@@ -12,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/truth/truth.h"
 #include "gt.h"
+#include "ref/truth/truth.h"
 
 typedef __float128 f128;
 typedef __complex128 c128;
@@ -24,7 +25,8 @@ static double uniform(double lo, double hi) {
     return lo + (hi - lo) * (double)(state >> 11) * 0x1p-53;
 }
 static void fill(double *x, int64_t n, double lo, double hi) {
-    for (int64_t i = 0; i < n; i++) x[i] = uniform(lo, hi);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = uniform(lo, hi);
 }
 
 typedef struct {
@@ -32,24 +34,122 @@ typedef struct {
     dp_model model;
     int T, H, HV, K, V, R;
     dp_gate gate;
-    int gate_params;             /* A_log and dt_bias given */
+    int gate_params; /* A_log and dt_bias given */
     dp_beta beta;
-    int l2norm, states;          /* states: s0 and dstate given */
+    int l2norm, states; /* states: s0 and dstate given */
     int Nseq;
     int64_t cu[5];
 } shape;
 
 static const shape shapes[] = {
     {"gdn", DP_GDN, 5, 1, 1, 3, 2, 1, DP_GATE_LOG, 0, DP_BETA_PLAIN, 0, 0, 1, {0, 5}},
-    {"gdn-full", DP_GDN, 6, 2, 2, 3, 2, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID, 1, 1, 3, {0, 4, 4, 6}},
+    {"gdn-full",
+     DP_GDN,
+     6,
+     2,
+     2,
+     3,
+     2,
+     1,
+     DP_GATE_SOFTPLUS,
+     1,
+     DP_BETA_SIGMOID,
+     1,
+     1,
+     3,
+     {0, 4, 4, 6}},
     {"gdn-lb", DP_GDN, 4, 1, 2, 2, 3, 1, DP_GATE_LOWER_BOUND, 1, DP_BETA_SIGMOID2, 1, 1, 1, {0, 4}},
     {"kda", DP_KDA, 5, 1, 1, 3, 2, 1, DP_GATE_LOG, 0, DP_BETA_PLAIN, 1, 1, 1, {0, 5}},
-    {"kda-full", DP_KDA, 6, 1, 2, 3, 4, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID2, 1, 1, 3, {0, 0, 2, 6}},
-    {"kda-noparams", DP_KDA, 4, 1, 1, 2, 2, 1, DP_GATE_SOFTPLUS, 0, DP_BETA_SIGMOID, 0, 0, 1, {0, 4}},
-    {"kda-lb", DP_KDA, 5, 1, 2, 2, 3, 1, DP_GATE_LOWER_BOUND, 1, DP_BETA_SIGMOID, 0, 1, 2, {0, 3, 5}},
-    {"kda-lb-noparams", DP_KDA, 3, 1, 1, 2, 2, 1, DP_GATE_LOWER_BOUND, 0, DP_BETA_PLAIN, 0, 0, 1, {0, 3}},
-    {"mkda2", DP_MKDA, 5, 1, 2, 3, 2, 2, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID, 1, 1, 3, {0, 2, 2, 5}},
-    {"mkda4", DP_MKDA, 4, 2, 4, 3, 2, 4, DP_GATE_LOWER_BOUND, 1, DP_BETA_SIGMOID2, 1, 1, 2, {0, 3, 4}},
+    {"kda-full",
+     DP_KDA,
+     6,
+     1,
+     2,
+     3,
+     4,
+     1,
+     DP_GATE_SOFTPLUS,
+     1,
+     DP_BETA_SIGMOID2,
+     1,
+     1,
+     3,
+     {0, 0, 2, 6}},
+    {"kda-noparams",
+     DP_KDA,
+     4,
+     1,
+     1,
+     2,
+     2,
+     1,
+     DP_GATE_SOFTPLUS,
+     0,
+     DP_BETA_SIGMOID,
+     0,
+     0,
+     1,
+     {0, 4}},
+    {"kda-lb",
+     DP_KDA,
+     5,
+     1,
+     2,
+     2,
+     3,
+     1,
+     DP_GATE_LOWER_BOUND,
+     1,
+     DP_BETA_SIGMOID,
+     0,
+     1,
+     2,
+     {0, 3, 5}},
+    {"kda-lb-noparams",
+     DP_KDA,
+     3,
+     1,
+     1,
+     2,
+     2,
+     1,
+     DP_GATE_LOWER_BOUND,
+     0,
+     DP_BETA_PLAIN,
+     0,
+     0,
+     1,
+     {0, 3}},
+    {"mkda2",
+     DP_MKDA,
+     5,
+     1,
+     2,
+     3,
+     2,
+     2,
+     DP_GATE_SOFTPLUS,
+     1,
+     DP_BETA_SIGMOID,
+     1,
+     1,
+     3,
+     {0, 2, 2, 5}},
+    {"mkda4",
+     DP_MKDA,
+     4,
+     2,
+     4,
+     3,
+     2,
+     4,
+     DP_GATE_LOWER_BOUND,
+     1,
+     DP_BETA_SIGMOID2,
+     1,
+     1,
+     2,
+     {0, 3, 4}},
     {"mkda4-plain", DP_MKDA, 4, 1, 1, 5, 3, 4, DP_GATE_LOG, 0, DP_BETA_PLAIN, 0, 1, 1, {0, 4}},
     {"one-token", DP_KDA, 1, 1, 1, 3, 2, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID, 1, 1, 1, {0, 1}},
     {"wide-v", DP_KDA, 3, 1, 1, 2, 37, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID, 1, 1, 1, {0, 3}},
@@ -57,8 +157,19 @@ static const shape shapes[] = {
 enum { NSHAPES = sizeof shapes / sizeof *shapes };
 
 static dp_problem problem_of(const shape *s) {
-    dp_problem p = {.model = s->model, .T = s->T, .H = s->H, .HV = s->HV, .K = s->K, .V = s->V, .R = s->R, .Nseq = s->Nseq,
-                    .scale = 1 / sqrt(s->K), .gate = s->gate, .lower_bound = -5, .beta_form = s->beta, .l2norm = s->l2norm};
+    dp_problem p = {.model = s->model,
+                    .T = s->T,
+                    .H = s->H,
+                    .HV = s->HV,
+                    .K = s->K,
+                    .V = s->V,
+                    .R = s->R,
+                    .Nseq = s->Nseq,
+                    .scale = 1 / sqrt(s->K),
+                    .gate = s->gate,
+                    .lower_bound = -5,
+                    .beta_form = s->beta,
+                    .l2norm = s->l2norm};
     state = 0x9e3779b97f4a7c15u + (uint64_t)(s->T * 131 + s->K * 17 + s->R);
     p.cu = dp_calloc((size_t)s->Nseq + 1, sizeof *p.cu);
     memcpy(p.cu, s->cu, sizeof *p.cu * (size_t)(s->Nseq + 1));
@@ -68,10 +179,14 @@ static dp_problem problem_of(const shape *s) {
     fill(p.q, T * p.H * p.K, -1, 1);
     fill(p.k, T * p.H * p.R * p.K, -key, key);
     fill(p.v, T * p.HV * p.R * p.V, -1, 1);
-    if (s->gate == DP_GATE_LOG) fill(p.g, T * p.HV * Kg, -1, 0);
-    else fill(p.g, T * p.HV * Kg, -3, 2);
-    if (s->beta == DP_BETA_PLAIN) fill(p.beta, T * p.HV * p.R, 0, 2.0 / p.R);
-    else fill(p.beta, T * p.HV * p.R, -3, 1);
+    if (s->gate == DP_GATE_LOG)
+        fill(p.g, T * p.HV * Kg, -1, 0);
+    else
+        fill(p.g, T * p.HV * Kg, -3, 2);
+    if (s->beta == DP_BETA_PLAIN)
+        fill(p.beta, T * p.HV * p.R, 0, 2.0 / p.R);
+    else
+        fill(p.beta, T * p.HV * p.R, -3, 1);
     p.dout = dp_doubles(T * p.HV * p.V);
     fill(p.dout, T * p.HV * p.V, -1, 1);
     if (s->gate_params) {
@@ -89,9 +204,13 @@ static dp_problem problem_of(const shape *s) {
     return p;
 }
 
-/* ------------------------------------------------------------------------------------------------ oracle */
+/* ------------------------------------------------------------------------------------------------
+ * oracle */
 
-typedef struct { const double *at; f128 h; } bump;          /* the input entry that gets the imaginary step */
+typedef struct {
+    const double *at;
+    f128 h;
+} bump; /* the input entry that gets the imaginary step */
 
 static c128 in(const bump *b, const double *x) {
     c128 z = (f128)*x;
@@ -104,8 +223,10 @@ static c128 c_gate(const dp_problem *p, const bump *b, int64_t t, int hv, int c)
     const int64_t Kg = dp_Kg(p), ch = Kg > 1 ? c : 0;
     const c128 raw = in(b, &p->g[(t * p->HV + hv) * Kg + ch]);
     if (p->gate == DP_GATE_LOG) return raw;
-    const c128 x = raw + (p->dt_bias ? in(b, &p->dt_bias[hv * Kg + ch]) : 0), a = p->A_log ? cexpq(in(b, &p->A_log[hv])) : 1;
-    return p->gate == DP_GATE_SOFTPLUS ? -a * clogq(1 + cexpq(x)) : (f128)p->lower_bound * c_sigmoid(a * x);
+    const c128 x = raw + (p->dt_bias ? in(b, &p->dt_bias[hv * Kg + ch]) : 0),
+               a = p->A_log ? cexpq(in(b, &p->A_log[hv])) : 1;
+    return p->gate == DP_GATE_SOFTPLUS ? -a * clogq(1 + cexpq(x))
+                                       : (f128)p->lower_bound * c_sigmoid(a * x);
 }
 
 static c128 c_beta(const dp_problem *p, const bump *b, const double *x) {
@@ -119,7 +240,8 @@ static void c_row(const dp_problem *p, const bump *b, const double *x, c128 *y) 
         y[i] = in(b, &x[i]);
         ss += y[i] * y[i];
     }
-    for (int i = 0; i < p->K && p->l2norm; i++) y[i] /= csqrtq(ss);
+    for (int i = 0; i < p->K && p->l2norm; i++)
+        y[i] /= csqrtq(ss);
 }
 
 /* One token of one head: S is updated, o written. k [R][K], q [K], u [R][V]. */
@@ -127,21 +249,25 @@ static void c_token(const dp_problem *p, const bump *b, int64_t t, int hv, c128 
     const int K = p->K, V = p->V, R = p->R, h = hv / dp_G(p);
     c128 q[K], k[R * K], u[R * V];
     c_row(p, b, p->q + (t * p->H + h) * K, q);
-    for (int j = 0; j < R; j++) c_row(p, b, p->k + ((t * p->H + h) * R + j) * K, k + j * K);
+    for (int j = 0; j < R; j++)
+        c_row(p, b, p->k + ((t * p->H + h) * R + j) * K, k + j * K);
     for (int i = 0; i < K; i++) {
         const c128 d = cexpq(c_gate(p, b, t, hv, i));
-        for (int v = 0; v < V; v++) S[i * V + v] *= d;
+        for (int v = 0; v < V; v++)
+            S[i * V + v] *= d;
     }
     for (int j = 0; j < R; j++)
         for (int v = 0; v < V; v++) {
             c128 e = in(b, &p->v[((t * p->HV + hv) * R + j) * V + v]);
-            for (int i = 0; i < K; i++) e -= k[j * K + i] * S[i * V + v];
+            for (int i = 0; i < K; i++)
+                e -= k[j * K + i] * S[i * V + v];
             u[j * V + v] = c_beta(p, b, &p->beta[(t * p->HV + hv) * R + j]) * e;
         }
     for (int v = 0; v < V; v++) {
         o[v] = 0;
         for (int i = 0; i < K; i++) {
-            for (int j = 0; j < R; j++) S[i * V + v] += k[j * K + i] * u[j * V + v];
+            for (int j = 0; j < R; j++)
+                S[i * V + v] += k[j * K + i] * u[j * V + v];
             o[v] += q[i] * S[i * V + v];
         }
         o[v] *= (f128)p->scale;
@@ -154,7 +280,8 @@ static c128 c_run(const dp_problem *p, const bump *b, c128 *o_out, c128 *S_out) 
     c128 S[KV], o[p->V], loss = 0;
     for (int64_t row = 0; row < p->Nseq * p->HV; row++) {
         const int seq = (int)(row / p->HV), hv = (int)(row % p->HV);
-        for (int64_t i = 0; i < KV; i++) S[i] = p->s0 ? in(b, &p->s0[row * KV + i]) : 0;
+        for (int64_t i = 0; i < KV; i++)
+            S[i] = p->s0 ? in(b, &p->s0[row * KV + i]) : 0;
         for (int64_t t = p->cu[seq]; t < p->cu[seq + 1]; t++) {
             c_token(p, b, t, hv, S, o);
             for (int v = 0; v < p->V; v++) {
@@ -177,7 +304,8 @@ static f128 *oracle_field(const dp_problem *p, int field, int64_t n) {
     if (field < 2) {
         c128 *z = dp_calloc((size_t)n, sizeof *z);
         c_run(p, &none, field == 0 ? z : NULL, field == 1 ? z : NULL);
-        for (int64_t i = 0; i < n; i++) y[i] = crealq(z[i]);
+        for (int64_t i = 0; i < n; i++)
+            y[i] = crealq(z[i]);
         free(z);
         return y;
     }
@@ -212,11 +340,13 @@ DP_TEST(truth, agrees_with_complex_step_oracle) {
             const dp_ball *b = &t.field[f];
             int64_t rows, width;
             dp_result_shape(&p, f, &rows, &width);
-            CHECK(b->rows == rows && (!rows || b->width == width), "%s %s: shape", shapes[s].name, dp_result_fields[f].name);
-            if (!rows || (f == 9 && !p.s0)) continue;        /* ds0 without s0 has no entry to step */
+            CHECK(b->rows == rows && (!rows || b->width == width), "%s %s: shape", shapes[s].name,
+                  dp_result_fields[f].name);
+            if (!rows || (f == 9 && !p.s0)) continue; /* ds0 without s0 has no entry to step */
             f128 *want = oracle_field(&p, f, rows * width);
             const double err = ball_error(b, want);
-            CHECK(err <= 1e-30, "%s %s: relative error %g", shapes[s].name, dp_result_fields[f].name, err);
+            CHECK(err <= 1e-30, "%s %s: relative error %g", shapes[s].name,
+                  dp_result_fields[f].name, err);
             free(want);
         }
         dp_truth_free(&t);
@@ -231,7 +361,9 @@ DP_TEST(truth, ds0_without_s0_is_that_of_a_zero_s0) {
     REQUIRE(!p.s0 && dp_truth_run(&p, &rq, &t, NULL) == DP_OK, "run");
     p.s0 = dp_doubles((int64_t)p.HV * p.K * p.V);
     REQUIRE(dp_truth_run(&p, &rq, &z, NULL) == DP_OK, "run");
-    CHECK(!memcmp(t.field[9].hi, z.field[9].hi, sizeof(double) * (size_t)(t.field[9].rows * t.field[9].width)), "ds0 differs");
+    CHECK(!memcmp(t.field[9].hi, z.field[9].hi,
+                  sizeof(double) * (size_t)(t.field[9].rows * t.field[9].width)),
+          "ds0 differs");
     f128 *want = oracle_field(&p, 9, z.field[9].rows * z.field[9].width);
     CHECK(ball_error(&z.field[9], want) <= 1e-30, "ds0: %g", ball_error(&z.field[9], want));
     free(want);
@@ -240,19 +372,26 @@ DP_TEST(truth, ds0_without_s0_is_that_of_a_zero_s0) {
     dp_problem_free(&p);
 }
 
-/* ------------------------------------------------------------------------------------------------ radii */
+/* ------------------------------------------------------------------------------------------------
+ * radii */
 
-static const dp_ball *ball_of(const dp_truth *t, int i, const char **name) {      /* 0..9 fields, then snapshots */
+static const dp_ball *ball_of(const dp_truth *t, int i,
+                              const char **name) { /* 0..9 fields, then snapshots */
     static const char *const more[] = {"S_cut", "dS_cut", "M_seg"};
     *name = i < dp_result_nfields ? dp_result_fields[i].name : more[i - dp_result_nfields];
-    return i < dp_result_nfields ? &t->field[i] : i == dp_result_nfields ? &t->S_cut : i == dp_result_nfields + 1 ? &t->dS_cut : &t->M_seg;
+    return i < dp_result_nfields        ? &t->field[i]
+           : i == dp_result_nfields     ? &t->S_cut
+           : i == dp_result_nfields + 1 ? &t->dS_cut
+                                        : &t->M_seg;
 }
 enum { NBALLS = 13 };
 
-static f128 row_norm(const dp_ball *a, const dp_ball *b, int64_t row) {           /* |a - b|_2; b NULL: |a|_2 */
+static f128 row_norm(const dp_ball *a, const dp_ball *b,
+                     int64_t row) { /* |a - b|_2; b NULL: |a|_2 */
     f128 s = 0;
     for (int64_t i = row * a->width; i < (row + 1) * a->width; i++) {
-        const f128 d = b ? ((f128)a->hi[i] - b->hi[i]) + ((f128)a->lo[i] - b->lo[i]) : (f128)a->hi[i];
+        const f128 d =
+            b ? ((f128)a->hi[i] - b->hi[i]) + ((f128)a->lo[i] - b->lo[i]) : (f128)a->hi[i];
         s += d * d;
     }
     return sqrtq(s);
@@ -280,23 +419,68 @@ static double relative_radius(const dp_ball *b) {
 }
 
 static const shape long_shapes[] = {
-    {"gdn-long", DP_GDN, 150, 1, 2, 12, 20, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID2, 1, 1, 3, {0, 100, 100, 150}},
-    {"kda-long", DP_KDA, 150, 2, 2, 12, 20, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID, 1, 1, 2, {0, 97, 150}},
-    {"mkda-long", DP_MKDA, 100, 1, 2, 12, 17, 4, DP_GATE_LOWER_BOUND, 1, DP_BETA_PLAIN, 1, 1, 1, {0, 100}},
+    {"gdn-long",
+     DP_GDN,
+     150,
+     1,
+     2,
+     12,
+     20,
+     1,
+     DP_GATE_SOFTPLUS,
+     1,
+     DP_BETA_SIGMOID2,
+     1,
+     1,
+     3,
+     {0, 100, 100, 150}},
+    {"kda-long",
+     DP_KDA,
+     150,
+     2,
+     2,
+     12,
+     20,
+     1,
+     DP_GATE_SOFTPLUS,
+     1,
+     DP_BETA_SIGMOID,
+     1,
+     1,
+     2,
+     {0, 97, 150}},
+    {"mkda-long",
+     DP_MKDA,
+     100,
+     1,
+     2,
+     12,
+     17,
+     4,
+     DP_GATE_LOWER_BOUND,
+     1,
+     DP_BETA_PLAIN,
+     1,
+     1,
+     1,
+     {0, 100}},
     {"kda-plain", DP_KDA, 150, 1, 1, 8, 8, 1, DP_GATE_LOG, 0, DP_BETA_PLAIN, 0, 0, 1, {0, 150}},
 };
 enum { NLONG = sizeof long_shapes / sizeof *long_shapes };
 static const int64_t long_cut[] = {20, 64, 97};
 
 static dp_status run_long(const dp_problem *p, int bits, int threads, dp_truth *t) {
-    const dp_truth_request rq = {.bits = bits, .backward = 1, .ncut = 3, .cut = long_cut, .want_M = 1, .threads = threads};
+    const dp_truth_request rq = {
+        .bits = bits, .backward = 1, .ncut = 3, .cut = long_cut, .want_M = 1, .threads = threads};
     return dp_truth_run(p, &rq, t, NULL);
 }
 
-/* Far below what error / radius is seen to be. Sums over all tokens add bounds where errors cancel, so theirs is smaller. */
+/* Far below what error / radius is seen to be. Sums over all tokens add bounds where errors cancel,
+ * so theirs is smaller. */
 static double least_ratio(int f) { return f == 7 || f == 8 ? 1e-10 : 1e-6; }
 
-/* At 64 bits the rounding errors are 2^128 times those of the 192-bit run and hi + lo holds them all. */
+/* At 64 bits the rounding errors are 2^128 times those of the 192-bit run and hi + lo holds them
+ * all. */
 DP_TEST(truth, radius_covers_the_difference_between_precisions) {
     for (int s = 0; s < NLONG; s++) {
         dp_problem p = problem_of(&long_shapes[s]);
@@ -311,11 +495,17 @@ DP_TEST(truth, radius_covers_the_difference_between_precisions) {
                 const dp_ball *a = ball_of(&got, f, &name), *b = ball_of(&want, f, &name);
                 if (!a->rows) continue;
                 const double ratio = worst_ratio(a, b, 1), rel = relative_radius(a);
-                CHECK(ratio <= 1, "%s %s at %d bits: error / radius %g", long_shapes[s].name, name, bits[i], ratio);
-                if (bits[i] == 192) CHECK(rel <= 1e-28, "%s %s: relative radius %g at 192 bits", long_shapes[s].name, name, rel);
+                CHECK(ratio <= 1, "%s %s at %d bits: error / radius %g", long_shapes[s].name, name,
+                      bits[i], ratio);
+                if (bits[i] == 192)
+                    CHECK(rel <= 1e-28, "%s %s: relative radius %g at 192 bits",
+                          long_shapes[s].name, name, rel);
                 if (bits[i] != 64) continue;
-                CHECK(ratio >= least_ratio(f), "%s %s: error / radius %g: no error was measured", long_shapes[s].name, name, ratio);
-                if (getenv("DP_TRUTH_RATIOS")) printf("%-10s %-12s error / radius %8.1e   radius / size %8.1e (64 bits)\n", long_shapes[s].name, name, ratio, rel);
+                CHECK(ratio >= least_ratio(f), "%s %s: error / radius %g: no error was measured",
+                      long_shapes[s].name, name, ratio);
+                if (getenv("DP_TRUTH_RATIOS"))
+                    printf("%-10s %-12s error / radius %8.1e   radius / size %8.1e (64 bits)\n",
+                           long_shapes[s].name, name, ratio, rel);
             }
             dp_truth_free(&got);
         }
@@ -324,7 +514,8 @@ DP_TEST(truth, radius_covers_the_difference_between_precisions) {
     }
 }
 
-/* The check above sees a radius that is too small: with radii scaled down it reports a violation in every tensor. */
+/* The check above sees a radius that is too small: with radii scaled down it reports a violation in
+ * every tensor. */
 DP_TEST(truth, radius_check_catches_a_radius_that_is_too_small) {
     dp_problem p = problem_of(&long_shapes[1]);
     dp_truth got, want;
@@ -332,17 +523,24 @@ DP_TEST(truth, radius_check_catches_a_radius_that_is_too_small) {
     for (int f = 0; f < NBALLS; f++) {
         const char *name;
         const dp_ball *a = ball_of(&got, f, &name), *b = ball_of(&want, f, &name);
-        CHECK(worst_ratio(a, b, least_ratio(f)) > 1, "%s: radius * %g still covers the error", name, least_ratio(f));
+        CHECK(worst_ratio(a, b, least_ratio(f)) > 1, "%s: radius * %g still covers the error", name,
+              least_ratio(f));
     }
     dp_truth_free(&got);
     dp_truth_free(&want);
     dp_problem_free(&p);
 }
 
-/* Problems that make one source of error large against all others, so that a radius without its term is too small. `constant`: every entry of a
- * tensor is the same number, so a sum adds the same term again and again, rounds the same way within a binade, and its error grows with
- * the number of terms instead of its root. */
-typedef struct { const char *name; int T, K, V, R, l2norm, constant; dp_gate gate; double g, beta, v; } stress;
+/* Problems that make one source of error large against all others, so that a radius without its
+ * term is too small. `constant`: every entry of a tensor is the same number, so a sum adds the same
+ * term again and again, rounds the same way within a binade, and its error grows with the number of
+ * terms instead of its root. */
+typedef struct {
+    const char *name;
+    int T, K, V, R, l2norm, constant;
+    dp_gate gate;
+    double g, beta, v;
+} stress;
 static const stress stresses[] = {
     {"errors live on", 20000, 1, 1, 1, 0, 0, DP_GATE_LOG, -1e-5, 1e-5, 1e-3},
     {"errors live on, l2", 10000, 2, 1, 1, 1, 0, DP_GATE_LOG, -1e-5, 1e-5, 1e-3},
@@ -364,7 +562,9 @@ static void fill_about(double *x, int64_t n, double lo, double hi, int constant)
 }
 
 static dp_problem stress_problem(const stress *s, int seed) {
-    const shape base = {s->name, s->R > 1 ? DP_MKDA : DP_KDA, s->T, 1, 1, s->K, s->V, s->R, s->gate, s->gate != DP_GATE_LOG, DP_BETA_PLAIN, s->l2norm, 1, 1, {0, s->T}};
+    const shape base = {
+        s->name, s->R > 1 ? DP_MKDA : DP_KDA, s->T,          1,         1, s->K, s->V,     s->R,
+        s->gate, s->gate != DP_GATE_LOG,      DP_BETA_PLAIN, s->l2norm, 1, 1,    {0, s->T}};
     dp_problem p = problem_of(&base);
     const int64_t T = s->T, K = s->K, V = s->V, R = s->R;
     const double key = 1 / sqrt((double)K);
@@ -373,7 +573,8 @@ static dp_problem stress_problem(const stress *s, int seed) {
     fill_about(p.q, T * K, 0.9 * key, key, s->constant);
     fill_about(p.k, T * R * K, 0.9 * key, key, s->constant);
     fill_about(p.v, T * R * V, 0, s->v, s->constant);
-    fill_about(p.g, T * K, s->gate == DP_GATE_LOG ? s->g : 0.9 * s->g, s->gate == DP_GATE_LOG ? 0 : s->g, s->constant);
+    fill_about(p.g, T * K, s->gate == DP_GATE_LOG ? s->g : 0.9 * s->g,
+               s->gate == DP_GATE_LOG ? 0 : s->g, s->constant);
     fill_about(p.beta, T * R, 0.5 * s->beta / (double)R, s->beta / (double)R, s->constant);
     fill_about(p.s0, K * V, 0.9, 1, s->constant);
     fill_about(p.dout, T * V, 0, 1e-3, s->constant);
@@ -385,8 +586,11 @@ static dp_problem stress_problem(const stress *s, int seed) {
 static void stress_ratios(const stress *s, int seed, double *ratio) {
     dp_problem p = stress_problem(s, seed);
     dp_truth got, want;
-    const dp_truth_request low = {.bits = 64, .backward = 1, .want_M = p.K < 10}, high = {.bits = 256, .backward = 1, .want_M = p.K < 10};
-    REQUIRE(dp_truth_run(&p, &low, &got, NULL) == DP_OK && dp_truth_run(&p, &high, &want, NULL) == DP_OK, "run");
+    const dp_truth_request low = {.bits = 64, .backward = 1, .want_M = p.K < 10},
+                           high = {.bits = 256, .backward = 1, .want_M = p.K < 10};
+    REQUIRE(dp_truth_run(&p, &low, &got, NULL) == DP_OK &&
+                dp_truth_run(&p, &high, &want, NULL) == DP_OK,
+            "run");
     for (int f = 0; f < NBALLS; f++) {
         const char *name;
         const dp_ball *a = ball_of(&got, f, &name);
@@ -400,21 +604,25 @@ static void stress_ratios(const stress *s, int seed, double *ratio) {
 DP_TEST(truth, radius_covers_each_source_of_error) {
     for (size_t s = 0; s < sizeof stresses / sizeof *stresses; s++) {
         double ratio[NBALLS] = {0};
-        for (int seed = 0; seed < (stresses[s].T > 100 ? 1 : 3); seed++) stress_ratios(&stresses[s], seed, ratio);
+        for (int seed = 0; seed < (stresses[s].T > 100 ? 1 : 3); seed++)
+            stress_ratios(&stresses[s], seed, ratio);
         for (int f = 0; f < NBALLS; f++) {
             const char *name;
             ball_of(&(dp_truth){0}, f, &name);
             CHECK(ratio[f] <= 1, "%s, %s: error / radius %g", stresses[s].name, name, ratio[f]);
-            if (ratio[f] > 0 && getenv("DP_TRUTH_RATIOS")) printf("%-28s %-12s error / radius %8.1e\n", stresses[s].name, name, ratio[f]);
+            if (ratio[f] > 0 && getenv("DP_TRUTH_RATIOS"))
+                printf("%-28s %-12s error / radius %8.1e\n", stresses[s].name, name, ratio[f]);
         }
     }
 }
 
-/* One token, K = V = 1, from S = 0: o = scale q k beta v, a product of five doubles, exact in 265 bits. */
+/* One token, K = V = 1, from S = 0: o = scale q k beta v, a product of five doubles, exact in 265
+ * bits. */
 DP_TEST(truth, radius_covers_the_rounding_to_hi_and_lo) {
     double largest = 0;
     for (int i = 0; i < 50; i++) {
-        const shape s = {"product", DP_KDA, 1, 1, 1, 1, 1, 1, DP_GATE_LOG, 0, DP_BETA_PLAIN, 0, 0, 1, {0, 1}};
+        const shape s = {"product", DP_KDA,        1, 1, 1, 1,     1, 1, DP_GATE_LOG,
+                         0,         DP_BETA_PLAIN, 0, 0, 1, {0, 1}};
         dp_problem p = problem_of(&s);
         state = (uint64_t)i + 1;
         double *x[] = {p.q, p.k, p.beta, p.v, &p.scale};
@@ -440,14 +648,18 @@ DP_TEST(truth, radius_covers_the_rounding_to_hi_and_lo) {
         dp_truth_free(&t);
         dp_problem_free(&p);
     }
-    CHECK(largest > 0.5, "error / radius is at most %g: the rounding to hi + lo was not seen", largest);
+    CHECK(largest > 0.5, "error / radius is at most %g: the rounding to hi + lo was not seen",
+          largest);
 }
 
-/* ------------------------------------------------------------------------------------------------ determinism, snapshots */
+/* ------------------------------------------------------------------------------------------------
+ * determinism, snapshots */
 
 static int same_ball(const dp_ball *a, const dp_ball *b) {
-    const size_t n = (size_t)(a->rows * a->width) * sizeof(double), r = (size_t)a->rows * sizeof(double);
-    return a->rows == b->rows && (!r || (!memcmp(a->hi, b->hi, n) && !memcmp(a->lo, b->lo, n) && !memcmp(a->rad, b->rad, r)));
+    const size_t n = (size_t)(a->rows * a->width) * sizeof(double),
+                 r = (size_t)a->rows * sizeof(double);
+    return a->rows == b->rows && (!r || (!memcmp(a->hi, b->hi, n) && !memcmp(a->lo, b->lo, n) &&
+                                         !memcmp(a->rad, b->rad, r)));
 }
 
 DP_TEST(truth, bits_do_not_depend_on_threads) {
@@ -458,7 +670,8 @@ DP_TEST(truth, bits_do_not_depend_on_threads) {
         for (int f = 0; f < NBALLS; f++) {
             const char *name;
             const dp_ball *x = ball_of(&a, f, &name);
-            CHECK(same_ball(x, ball_of(&b, f, &name)), "%s %s: 1 and 3 threads differ", long_shapes[s].name, name);
+            CHECK(same_ball(x, ball_of(&b, f, &name)), "%s %s: 1 and 3 threads differ",
+                  long_shapes[s].name, name);
         }
         dp_truth_free(&a);
         dp_truth_free(&b);
@@ -468,7 +681,8 @@ DP_TEST(truth, bits_do_not_depend_on_threads) {
 
 static int same_row(const dp_ball *a, int64_t ra, const dp_ball *b, int64_t rb) {
     const size_t n = (size_t)a->width * sizeof(double);
-    return !memcmp(a->hi + ra * a->width, b->hi + rb * b->width, n) && !memcmp(a->lo + ra * a->width, b->lo + rb * b->width, n);
+    return !memcmp(a->hi + ra * a->width, b->hi + rb * b->width, n) &&
+           !memcmp(a->lo + ra * a->width, b->lo + rb * b->width, n);
 }
 
 /* Tokens from..until-1 of p as a problem that borrows p's arrays; s0, dstate zero, one sequence. */
@@ -496,19 +710,24 @@ DP_TEST(truth, snapshots_are_states_of_the_shortened_problem) {
         REQUIRE(run_long(&p, 192, 0, &t) == DP_OK, "run");
         for (int c = 0; c < 3; c++) {
             int seq = 0;
-            while (p.cu[seq + 1] <= long_cut[c]) seq++;
+            while (p.cu[seq + 1] <= long_cut[c])
+                seq++;
             for (int back = 0; back < 2; back++) {
                 int64_t cu[2];
-                dp_problem y = back ? slice(&p, long_cut[c], p.cu[seq + 1], cu) : slice(&p, p.cu[seq], long_cut[c], cu);
+                dp_problem y = back ? slice(&p, long_cut[c], p.cu[seq + 1], cu)
+                                    : slice(&p, p.cu[seq], long_cut[c], cu);
                 y.s0 = !back && p.s0 ? p.s0 + seq * p.HV * KV : NULL;
                 y.dstate = back && p.dstate ? p.dstate + seq * p.HV * KV : NULL;
-                if (!y.T) continue;              /* the cut is the start of a sequence: the oracle test covers s0 */
+                if (!y.T)
+                    continue; /* the cut is the start of a sequence: the oracle test covers s0 */
                 dp_truth u;
                 const dp_truth_request rq = {.bits = 192, .backward = back};
                 REQUIRE(dp_truth_run(&y, &rq, &u, NULL) == DP_OK, "run");
                 for (int hv = 0; hv < p.HV; hv++)
-                    CHECK(same_row(back ? &t.dS_cut : &t.S_cut, c * p.HV + hv, &u.field[back ? 9 : 1], hv), "%s: %s at %lld, head %d", long_shapes[s].name,
-                          back ? "dS_cut" : "S_cut", (long long)long_cut[c], hv);
+                    CHECK(same_row(back ? &t.dS_cut : &t.S_cut, c * p.HV + hv,
+                                   &u.field[back ? 9 : 1], hv),
+                          "%s: %s at %lld, head %d", long_shapes[s].name, back ? "dS_cut" : "S_cut",
+                          (long long)long_cut[c], hv);
                 dp_truth_free(&u);
             }
         }
@@ -517,54 +736,72 @@ DP_TEST(truth, snapshots_are_states_of_the_shortened_problem) {
     }
 }
 
-static f128 *apply(const dp_problem *p, const double *M, const double *S, const double *H) {       /* M S + H */
+static f128 *apply(const dp_problem *p, const double *M, const double *S,
+                   const double *H) { /* M S + H */
     f128 *y = dp_calloc((size_t)p->K * p->V, sizeof *y);
     for (int i = 0; i < p->K; i++)
         for (int v = 0; v < p->V; v++) {
             f128 a = H[i * p->V + v];
-            for (int k = 0; k < p->K; k++) a += (f128)M[i * p->K + k] * S[k * p->V + v];
+            for (int k = 0; k < p->K; k++)
+                a += (f128)M[i * p->K + k] * S[k * p->V + v];
             y[i * p->V + v] = a;
         }
     return y;
 }
 
-/* S_in(r+1) = M S_in + H for a rank inside one sequence, dS_out(r-1) = dM dS_out + dH, each rank with the radii that it states. */
+/* S_in(r+1) = M S_in + H for a rank inside one sequence, dS_out(r-1) = dM dS_out + dH, each rank
+ * with the radii that it states. */
 DP_TEST(truth, rank_view_satisfies_its_affine_map) {
     const int64_t cut[] = {10, 20, 30, 40, 50, 60, 70, 80, 90};
-    const shape s = {"ranks", DP_KDA, 100, 1, 2, 6, 5, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID, 1, 1, 3, {0, 25, 25, 100}};
+    const shape s = {
+        "ranks", DP_KDA,          100, 1, 2, 6, 5, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID, 1, 1,
+        3,       {0, 25, 25, 100}};
     dp_problem p = problem_of(&s);
     dp_truth t;
     const dp_truth_request rq = {.bits = 192, .backward = 1, .ncut = 9, .cut = cut, .want_M = 1};
     REQUIRE(dp_truth_run(&p, &rq, &t, NULL) == DP_OK, "run");
-    for (int N = 2; N <= 10; N += N == 2 ? 3 : 5) {          /* 2 and 5 ranks need products of segments */
+    for (int N = 2; N <= 10; N += N == 2 ? 3 : 5) { /* 2 and 5 ranks need products of segments */
         dp_truth_rank rank[10];
         dp_context ctx[10];
         for (int hv = 0; hv < p.HV; hv++) {
             for (int r = 0; r < N; r++) {
                 REQUIRE(dp_context_build(p.cu, p.Nseq, N, r, &ctx[r], NULL) == DP_OK, "context");
                 dp_truth_at_rank(&t, &p, &ctx[r], hv, &rank[r]);
-                CHECK(rank[r].has_S_in == !ctx[r].is_first && rank[r].has_MH == !ctx[r].is_last, "N=%d rank %d: has", N, r);
-                CHECK(rank[r].has_dS_out == !ctx[r].is_last && rank[r].has_dMH == !ctx[r].is_first, "N=%d rank %d: has", N, r);
+                CHECK(rank[r].has_S_in == !ctx[r].is_first && rank[r].has_MH == !ctx[r].is_last,
+                      "N=%d rank %d: has", N, r);
+                CHECK(rank[r].has_dS_out == !ctx[r].is_last && rank[r].has_dMH == !ctx[r].is_first,
+                      "N=%d rank %d: has", N, r);
             }
             const int64_t KV = (int64_t)p.K * p.V;
             for (int r = 0; r + 1 < N; r++) {
                 if (!rank[r].has_MH) continue;
-                const int starts = !rank[r].has_S_in || ctx[r].nlocal > 1;        /* last local sub-sequence starts in this rank */
+                const int starts =
+                    !rank[r].has_S_in ||
+                    ctx[r].nlocal > 1; /* last local sub-sequence starts in this rank */
                 const int seq = ctx[r].local_seq[ctx[r].nlocal - 1];
-                f128 *S = apply(&p, rank[r].M, starts ? p.s0 + (seq * p.HV + hv) * KV : rank[r].S_in, rank[r].H);
+                f128 *S = apply(&p, rank[r].M,
+                                starts ? p.s0 + (seq * p.HV + hv) * KV : rank[r].S_in, rank[r].H);
                 f128 worst = 0;
-                for (int64_t i = 0; i < KV; i++) worst = fmaxq(worst, fabsq(S[i] - rank[r + 1].S_in[i]));
-                CHECK(worst <= 1e-14Q, "N=%d rank %d: M S_in + H is off by %g", N, r, (double)worst);
-                CHECK(rank[r].M_rad <= 1e-15 && rank[r].H_rad <= 1e-14 && rank[r].M_rad > 0, "N=%d rank %d: radii %g %g", N, r, rank[r].M_rad, rank[r].H_rad);
+                for (int64_t i = 0; i < KV; i++)
+                    worst = fmaxq(worst, fabsq(S[i] - rank[r + 1].S_in[i]));
+                CHECK(worst <= 1e-14Q, "N=%d rank %d: M S_in + H is off by %g", N, r,
+                      (double)worst);
+                CHECK(rank[r].M_rad <= 1e-15 && rank[r].H_rad <= 1e-14 && rank[r].M_rad > 0,
+                      "N=%d rank %d: radii %g %g", N, r, rank[r].M_rad, rank[r].H_rad);
                 free(S);
             }
             for (int r = N - 1; r > 0; r--) {
                 if (!rank[r].has_dMH) continue;
                 const int ends = !rank[r].has_dS_out || ctx[r].nlocal > 1;
-                f128 *S = apply(&p, rank[r].dM, ends ? p.dstate + (ctx[r].local_seq[0] * p.HV + hv) * KV : rank[r].dS_out, rank[r].dH);
+                f128 *S =
+                    apply(&p, rank[r].dM,
+                          ends ? p.dstate + (ctx[r].local_seq[0] * p.HV + hv) * KV : rank[r].dS_out,
+                          rank[r].dH);
                 f128 worst = 0;
-                for (int64_t i = 0; i < KV; i++) worst = fmaxq(worst, fabsq(S[i] - rank[r - 1].dS_out[i]));
-                CHECK(worst <= 1e-14Q, "N=%d rank %d: dM dS_out + dH is off by %g", N, r, (double)worst);
+                for (int64_t i = 0; i < KV; i++)
+                    worst = fmaxq(worst, fabsq(S[i] - rank[r - 1].dS_out[i]));
+                CHECK(worst <= 1e-14Q, "N=%d rank %d: dM dS_out + dH is off by %g", N, r,
+                      (double)worst);
                 free(S);
             }
             for (int r = 0; r < N; r++) {
@@ -577,18 +814,22 @@ DP_TEST(truth, rank_view_satisfies_its_affine_map) {
     dp_problem_free(&p);
 }
 
-/* H of a rank that continues a sequence is the state that its own tokens leave when they start from zero. */
+/* H of a rank that continues a sequence is the state that its own tokens leave when they start from
+ * zero. */
 DP_TEST(truth, rank_H_is_the_final_state_from_zero) {
     const int64_t cut[] = {30, 45, 60};
-    const shape s = {"H", DP_MKDA, 90, 1, 1, 6, 5, 2, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID, 1, 1, 1, {0, 90}};
+    const shape s = {"H", DP_MKDA,         90, 1, 1, 6,      5, 2, DP_GATE_SOFTPLUS,
+                     1,   DP_BETA_SIGMOID, 1,  1, 1, {0, 90}};
     dp_problem p = problem_of(&s);
     dp_truth t, u;
     int64_t cu[2];
     dp_context ctx;
     dp_truth_rank r;
-    const dp_truth_request rq = {.bits = 192, .backward = 1, .ncut = 3, .cut = cut, .want_M = 1}, plain = {.bits = 192, .backward = 1};
+    const dp_truth_request rq = {.bits = 192, .backward = 1, .ncut = 3, .cut = cut, .want_M = 1},
+                           plain = {.bits = 192, .backward = 1};
     dp_problem y = slice(&p, 30, 60, cu);
-    REQUIRE(dp_truth_run(&p, &rq, &t, NULL) == DP_OK && dp_truth_run(&y, &plain, &u, NULL) == DP_OK, "run");
+    REQUIRE(dp_truth_run(&p, &rq, &t, NULL) == DP_OK && dp_truth_run(&y, &plain, &u, NULL) == DP_OK,
+            "run");
     REQUIRE(dp_context_build(p.cu, p.Nseq, 3, 1, &ctx, NULL) == DP_OK, "context");
     dp_truth_at_rank(&t, &p, &ctx, 0, &r);
     double H = 0, dH = 0;
@@ -596,7 +837,8 @@ DP_TEST(truth, rank_H_is_the_final_state_from_zero) {
         H = fmax(H, fabs(r.H[i] - u.field[1].hi[i]));
         dH = fmax(dH, fabs(r.dH[i] - u.field[9].hi[i]));
     }
-    CHECK(H <= r.H_rad + u.field[1].rad[0] && dH <= r.dH_rad + u.field[9].rad[0], "H off by %g (radius %g), dH by %g (radius %g)", H, r.H_rad, dH, r.dH_rad);
+    CHECK(H <= r.H_rad + u.field[1].rad[0] && dH <= r.dH_rad + u.field[9].rad[0],
+          "H off by %g (radius %g), dH by %g (radius %g)", H, r.H_rad, dH, r.dH_rad);
     dp_truth_rank_free(&r);
     dp_context_free(&ctx);
     dp_truth_free(&t);
@@ -604,27 +846,37 @@ DP_TEST(truth, rank_H_is_the_final_state_from_zero) {
     dp_problem_free(&p);
 }
 
-/* ------------------------------------------------------------------------------------------------ edges */
+/* ------------------------------------------------------------------------------------------------
+ * edges */
 
 DP_TEST(truth, extreme_inputs_stay_finite_and_proven) {
-    const shape s = {"extreme", DP_KDA, 8, 1, 1, 3, 2, 1, DP_GATE_LOG, 0, DP_BETA_PLAIN, 1, 1, 1, {0, 8}};
+    const shape s = {"extreme", DP_KDA,        8, 1, 1, 3,     2, 1, DP_GATE_LOG,
+                     0,         DP_BETA_PLAIN, 1, 1, 1, {0, 8}};
     dp_problem p = problem_of(&s);
-    p.g[0] = -1e300;                             /* exp underflows even in MPFR */
+    p.g[0] = -1e300; /* exp underflows even in MPFR */
     p.g[4] = -800;
     p.g[5] = -0.0;
     p.beta[2] = 0;
-    for (int i = 0; i < 3; i++) p.k[9 + i] = 0;  /* a zero key: rstd = 1000 */
+    for (int i = 0; i < 3; i++)
+        p.k[9 + i] = 0; /* a zero key: rstd = 1000 */
     p.v[6] = 4.9406564584124654e-324;
     p.q[0] = 2.2250738585072014e-308;
     p.q[1] = p.q[2] = 0;
     dp_truth t, w;
     const dp_truth_request rq = {.bits = 192, .backward = 1}, more = {.bits = 384, .backward = 1};
-    REQUIRE(dp_truth_run(&p, &rq, &t, NULL) == DP_OK && dp_truth_run(&p, &more, &w, NULL) == DP_OK, "run");
+    REQUIRE(dp_truth_run(&p, &rq, &t, NULL) == DP_OK && dp_truth_run(&p, &more, &w, NULL) == DP_OK,
+            "run");
     for (int f = 0; f < dp_result_nfields; f++) {
         const dp_ball *b = &t.field[f];
-        for (int64_t i = 0; i < b->rows * b->width; i++) CHECK(isfinite(b->hi[i]), "%s[%lld] = %g", dp_result_fields[f].name, (long long)i, b->hi[i]);
-        for (int64_t i = 0; i < b->rows; i++) CHECK(b->rad[i] < 1e-25, "%s: radius of row %lld is %g", dp_result_fields[f].name, (long long)i, b->rad[i]);
-        if (b->rows) CHECK(worst_ratio(b, &w.field[f], 1) <= 1, "%s: radius does not cover", dp_result_fields[f].name);
+        for (int64_t i = 0; i < b->rows * b->width; i++)
+            CHECK(isfinite(b->hi[i]), "%s[%lld] = %g", dp_result_fields[f].name, (long long)i,
+                  b->hi[i]);
+        for (int64_t i = 0; i < b->rows; i++)
+            CHECK(b->rad[i] < 1e-25, "%s: radius of row %lld is %g", dp_result_fields[f].name,
+                  (long long)i, b->rad[i]);
+        if (b->rows)
+            CHECK(worst_ratio(b, &w.field[f], 1) <= 1, "%s: radius does not cover",
+                  dp_result_fields[f].name);
     }
     CHECK(t.field[6].hi[2] != 0, "dbeta at beta = 0 must use the residual");
     dp_truth_free(&t);
@@ -634,20 +886,39 @@ DP_TEST(truth, extreme_inputs_stay_finite_and_proven) {
 
 DP_TEST(truth, gates_at_both_ends_keep_relative_accuracy) {
     for (int lb = 0; lb < 2; lb++) {
-        const shape s = {"ends", DP_KDA, 4, 1, 1, 2, 2, 1, lb ? DP_GATE_LOWER_BOUND : DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID, 0, 1, 1, {0, 4}};
+        const shape s = {"ends",
+                         DP_KDA,
+                         4,
+                         1,
+                         1,
+                         2,
+                         2,
+                         1,
+                         lb ? DP_GATE_LOWER_BOUND : DP_GATE_SOFTPLUS,
+                         1,
+                         DP_BETA_SIGMOID,
+                         0,
+                         1,
+                         1,
+                         {0, 4}};
         dp_problem p = problem_of(&s);
         const double g[] = {-40, 40, -80, 80, -700, 30, 1e5, -1e5};
         memcpy(p.g, g, sizeof g);
         p.beta[0] = -80;
         p.beta[1] = 80;
         dp_truth t, w;
-        const dp_truth_request rq = {.bits = 128, .backward = 1}, more = {.bits = 512, .backward = 1};
-        REQUIRE(dp_truth_run(&p, &rq, &t, NULL) == DP_OK && dp_truth_run(&p, &more, &w, NULL) == DP_OK, "run");
+        const dp_truth_request rq = {.bits = 128, .backward = 1},
+                               more = {.bits = 512, .backward = 1};
+        REQUIRE(dp_truth_run(&p, &rq, &t, NULL) == DP_OK &&
+                    dp_truth_run(&p, &more, &w, NULL) == DP_OK,
+                "run");
         for (int f = 0; f < dp_result_nfields; f++) {
-            CHECK(worst_ratio(&t.field[f], &w.field[f], 1) <= 1, "%s: ratio %g", dp_result_fields[f].name, worst_ratio(&t.field[f], &w.field[f], 1));
+            CHECK(worst_ratio(&t.field[f], &w.field[f], 1) <= 1, "%s: ratio %g",
+                  dp_result_fields[f].name, worst_ratio(&t.field[f], &w.field[f], 1));
             for (int64_t i = 0; i < t.field[f].rows * t.field[f].width; i++) {
                 const double a = t.field[f].hi[i], b = w.field[f].hi[i];
-                CHECK(fabs(a - b) <= 1e-15 * fabs(b), "%s[%lld]: %g, more bits %g", dp_result_fields[f].name, (long long)i, a, b);
+                CHECK(fabs(a - b) <= 1e-15 * fabs(b), "%s[%lld]: %g, more bits %g",
+                      dp_result_fields[f].name, (long long)i, a, b);
             }
         }
         dp_truth_free(&t);
@@ -657,24 +928,30 @@ DP_TEST(truth, gates_at_both_ends_keep_relative_accuracy) {
 }
 
 DP_TEST(truth, non_finite_inputs_reach_only_what_depends_on_them) {
-    const shape s = {"nan", DP_KDA, 9, 2, 2, 3, 2, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID, 1, 0, 2, {0, 6, 9}};
+    const shape s = {"nan", DP_KDA,          9, 2, 2, 3,        2, 1, DP_GATE_SOFTPLUS,
+                     1,     DP_BETA_SIGMOID, 1, 0, 2, {0, 6, 9}};
     const double bad[] = {NAN, INFINITY, -INFINITY};
     for (int kind = 0; kind < 5; kind++)
         for (int b = 0; b < 3; b++) {
             dp_problem p = problem_of(&s);
-            double *const x[] = {p.q + (3 * 2 + 1) * 3, p.k + (3 * 2 + 1) * 3, p.v + (3 * 2 + 1) * 2, p.g + (3 * 2 + 1) * 3, p.beta + 3 * 2 + 1};
-            *x[kind] = bad[b];                   /* token 3, head 1, sequence 0 */
+            double *const x[] = {p.q + (3 * 2 + 1) * 3, p.k + (3 * 2 + 1) * 3,
+                                 p.v + (3 * 2 + 1) * 2, p.g + (3 * 2 + 1) * 3, p.beta + 3 * 2 + 1};
+            *x[kind] = bad[b]; /* token 3, head 1, sequence 0 */
             dp_truth t;
             const dp_truth_request rq = {.bits = 128, .backward = 1};
             REQUIRE(dp_truth_run(&p, &rq, &t, NULL) == DP_OK, "run");
             for (int64_t r = 0; r < 9 * 2; r++) {
                 const int64_t tok = r / 2;
                 const int hit = r % 2 == 1 && (kind == 0 ? tok == 3 : tok >= 3 && tok < 6);
-                CHECK(hit ? isinf(t.field[0].rad[r]) : t.field[0].rad[r] < 1e-20, "input %d, %g: radius of o at token %lld head %d is %g", kind, bad[b], (long long)tok,
-                      (int)(r % 2), t.field[0].rad[r]);
-                if (r % 2 == 0 || tok >= 6) CHECK(t.field[4].rad[r] < 1e-20 && isfinite(t.field[4].hi[r * 2]), "dv at token %lld", (long long)tok);
+                CHECK(hit ? isinf(t.field[0].rad[r]) : t.field[0].rad[r] < 1e-20,
+                      "input %d, %g: radius of o at token %lld head %d is %g", kind, bad[b],
+                      (long long)tok, (int)(r % 2), t.field[0].rad[r]);
+                if (r % 2 == 0 || tok >= 6)
+                    CHECK(t.field[4].rad[r] < 1e-20 && isfinite(t.field[4].hi[r * 2]),
+                          "dv at token %lld", (long long)tok);
             }
-            if (b == 0 && kind != 0) CHECK(isnan(t.field[0].hi[(5 * 2 + 1) * 2]), "NaN must reach a later output");
+            if (b == 0 && kind != 0)
+                CHECK(isnan(t.field[0].hi[(5 * 2 + 1) * 2]), "NaN must reach a later output");
             dp_truth_free(&t);
             dp_problem_free(&p);
         }
@@ -684,7 +961,10 @@ DP_TEST(truth, refuses_bad_requests) {
     dp_problem p = problem_of(&shapes[0]);
     dp_truth t;
     const int64_t zero = 0, end = 5, down[] = {3, 2};
-    const dp_truth_request bad[] = {{.bits = 53}, {.bits = 192, .ncut = 1, .cut = &zero}, {.bits = 192, .ncut = 1, .cut = &end}, {.bits = 192, .ncut = 2, .cut = down}};
+    const dp_truth_request bad[] = {{.bits = 53},
+                                    {.bits = 192, .ncut = 1, .cut = &zero},
+                                    {.bits = 192, .ncut = 1, .cut = &end},
+                                    {.bits = 192, .ncut = 2, .cut = down}};
     for (int i = 0; i < 4; i++) {
         dp_err e = {0};
         CHECK(dp_truth_run(&p, &bad[i], &t, &e) == DP_EINPUT && e.msg[0], "request %d", i);
@@ -692,17 +972,20 @@ DP_TEST(truth, refuses_bad_requests) {
     dp_problem_free(&p);
 }
 
-/* ------------------------------------------------------------------------------------------------ cache */
+/* ------------------------------------------------------------------------------------------------
+ * cache */
 
 static int cached_run(const dp_problem *p, const char *dir, dp_truth *t) {
-    const dp_truth_request rq = {.bits = 128, .backward = 1, .ncut = 3, .cut = long_cut, .want_M = 1};
+    const dp_truth_request rq = {
+        .bits = 128, .backward = 1, .ncut = 3, .cut = long_cut, .want_M = 1};
     int hit = -1;
     if (dp_truth_cached(p, &rq, dir, t, &hit, NULL)) return -1;
     return hit;
 }
 
 static int equal_truths(const dp_truth *a, const dp_truth *b) {
-    int same = a->nmark == b->nmark && a->ncut == b->ncut && a->bits == b->bits && a->backward == b->backward;
+    int same = a->nmark == b->nmark && a->ncut == b->ncut && a->bits == b->bits &&
+               a->backward == b->backward;
     for (int f = 0; f < NBALLS && same; f++) {
         const char *name;
         same = same_ball(ball_of(a, f, &name), ball_of(b, f, &name));
@@ -719,7 +1002,11 @@ DP_TEST(truth, cache_hits_and_survives_damage) {
     REQUIRE(cached_run(&p, dir, &again) == 1, "the second run must hit");
     CHECK(equal_truths(&first, &again), "what comes back differs");
     dp_truth_free(&again);
-    const char *damage[] = {"dd if=/dev/zero of=$f bs=1 seek=2000 count=8 conv=notrunc", "truncate -s -1 $f", "truncate -s 10 $f", "truncate -s 0 $f", "echo x >> $f",
+    const char *damage[] = {"dd if=/dev/zero of=$f bs=1 seek=2000 count=8 conv=notrunc",
+                            "truncate -s -1 $f",
+                            "truncate -s 10 $f",
+                            "truncate -s 0 $f",
+                            "echo x >> $f",
                             "dd if=/dev/zero of=$f bs=1 seek=0 count=1 conv=notrunc"};
     for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
         snprintf(cmd, sizeof cmd, "f=$(echo %s/*.truth); %s", dir, damage[i]);

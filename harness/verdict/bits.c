@@ -12,25 +12,30 @@ const char *const dp_bits_models[DP_NBITMODELS] = {"store", "operand", "accumula
 
 #define FIRST 16
 #define LAST 256
-#define RMS 0.42466              /* sqrt(1/(8 ln 2)) */
-#define SHRINK 1.4426950408889634   /* 2 * 0.7213: mean relative loss of one product with two truncated operands over u */
+#define RMS 0.42466 /* sqrt(1/(8 ln 2)) */
+#define SHRINK                                                                             \
+    1.4426950408889634 /* 2 * 0.7213: mean relative loss of one product with two truncated \
+                          operands over u */
 
-/* ---- yardsticks ---------------------------------------------------------------------------------------------------------- */
+/* ---- yardsticks ------------------------------------------------------------------------------ */
 
 static void row_squares(int K, const double *P, double *r) {
     for (int i = 0; i < K; i++) {
         r[i] = 0;
-        for (int j = 0; j < K; j++) r[i] += P[i * K + j] * P[i * K + j];
+        for (int j = 0; j < K; j++)
+            r[i] += P[i * K + j] * P[i * K + j];
     }
 }
 
 static void column_squares(int K, const double *W, double *c) {
     memset(c, 0, sizeof(double) * (size_t)K);
     for (int i = 0; i < K; i++)
-        for (int j = 0; j < K; j++) c[j] += W[i * K + j] * W[i * K + j];
+        for (int j = 0; j < K; j++)
+            c[j] += W[i * K + j] * W[i * K + j];
 }
 
-/* Row sums of Q = sum over k of (partial sum up to k)^2, terms taken in order with FMA: math.md j.4, accumulate. */
+/* Row sums of Q = sum over k of (partial sum up to k)^2, terms taken in order with FMA: math.md
+ * j.4, accumulate. */
 static void partial_squares(int K, const double *M, const double *P, double *q) {
     double *s = dp_doubles(K);
     for (int i = 0; i < K; i++) {
@@ -47,30 +52,42 @@ static void partial_squares(int K, const double *M, const double *P, double *q) 
 
 static double dot(int K, const double *a, const double *b) {
     double s = 0;
-    for (int i = 0; i < K; i++) s += a[i] * b[i];
+    for (int i = 0; i < K; i++)
+        s += a[i] * b[i];
     return s;
 }
 
-/* Row sums that the three models need of every product: rP of P_j, q of its accumulation, m of (M_j^2)(P_(j-1)^2); all [n][K]. */
-typedef struct { double *rP, *q, *m; } row_sums;
+/* Row sums that the three models need of every product: rP of P_j, q of its accumulation, m of
+ * (M_j^2)(P_(j-1)^2); all [n][K]. */
+typedef struct {
+    double *rP, *q, *m;
+} row_sums;
 
 /* With c(W) the column sums of W^2, entries of V_n (math.md j.4) add up to
- *   store c(W_j) . rP_j,   operands c(W_j) . m_j + c(W_j M_j) . rP_(j-1),   accumulate c(W_j) . q_j,   j = 2..n, W_n = I, W_(j-1) = W_j M_j. */
+ *   store c(W_j) . rP_j,   operands c(W_j) . m_j + c(W_j M_j) . rP_(j-1),   accumulate c(W_j) .
+ * q_j,   j = 2..n, W_n = I, W_(j-1) = W_j M_j. */
 static void yardsticks(int n, int K, const double *M, const row_sums *s, double A[DP_NBITMODELS]) {
     const int64_t KK = (int64_t)K * K;
-    double *W = dp_doubles(KK), *X = dp_doubles(KK), *c = dp_doubles(2 * K), *d = c + K, V[DP_NBITMODELS] = {0};
-    for (int i = 0; i < K; i++) W[i * K + i] = 1;
+    double *W = dp_doubles(KK), *X = dp_doubles(KK), *c = dp_doubles(2 * K), *d = c + K,
+           V[DP_NBITMODELS] = {0};
+    for (int i = 0; i < K; i++)
+        W[i * K + i] = 1;
     for (int j = n - 1; j >= 1; j--) {
         dp_mm(DP_FP64, 0, 0, K, K, K, W, M + j * KK, X);
-        column_squares(K, W, c), column_squares(K, X, d);
+        column_squares(K, W, c);
+        column_squares(K, X, d);
         V[DP_BITS_STORE] += dot(K, c, s->rP + j * K);
         V[DP_BITS_OPERAND] += dot(K, c, s->m + j * K) + dot(K, d, s->rP + (j - 1) * K);
         V[DP_BITS_ACCUMULATE] += dot(K, c, s->q + j * K);
         double *t = W;
-        W = X, X = t;
+        W = X;
+        X = t;
     }
-    for (int m = 0; m < DP_NBITMODELS; m++) A[m] = sqrt(V[m]);
-    free(W), free(X), free(c);
+    for (int m = 0; m < DP_NBITMODELS; m++)
+        A[m] = sqrt(V[m]);
+    free(W);
+    free(X);
+    free(c);
 }
 
 void dp_bits_scale_init(dp_bits_scale *s, int n, int K, const double *M) {
@@ -85,24 +102,30 @@ void dp_bits_scale_init(dp_bits_scale *s, int n, int K, const double *M) {
         const double *Mj = M + j * KK;
         partial_squares(K, Mj, P, r.q + j * K);
         for (int i = 0; i < K; i++)
-            for (int k = 0; k < K; k++) r.m[j * K + i] += Mj[i * K + k] * Mj[i * K + k] * r.rP[(j - 1) * K + k];
+            for (int k = 0; k < K; k++)
+                r.m[j * K + i] += Mj[i * K + k] * Mj[i * K + k] * r.rP[(j - 1) * K + k];
         dp_mm(DP_FP64, 0, 0, K, K, K, Mj, P, Q);
         double *t = P;
-        P = Q, Q = t;
+        P = Q;
+        Q = t;
         row_squares(K, P, r.rP + j * K);
         if (j + 1 < FIRST << s->npoint) continue;
-        s->chunks[s->npoint] = j + 1, s->P[s->npoint] = dp_copy(P, KK);
+        s->chunks[s->npoint] = j + 1;
+        s->P[s->npoint] = dp_copy(P, KK);
         yardsticks(j + 1, K, M, &r, s->A[s->npoint++]);
     }
-    free(P), free(Q), free(buf);
+    free(P);
+    free(Q);
+    free(buf);
 }
 
 void dp_bits_scale_free(dp_bits_scale *s) {
-    for (int i = 0; i < s->npoint; i++) free(s->P[i]);
+    for (int i = 0; i < s->npoint; i++)
+        free(s->P[i]);
     s->npoint = 0;
 }
 
-/* ---- readings ------------------------------------------------------------------------------------------------------------ */
+/* ---- readings -------------------------------------------------------------------------------- */
 
 static int significant_bits(double x) {
     uint64_t b;
@@ -113,10 +136,12 @@ static int significant_bits(double x) {
     return 53 - __builtin_ctzll(b);
 }
 
-/* Bits of truncated operands that make M shrink as fast: <M_hat, M> = |M|^2 exp(-(n-1) 1.4427 2^-bits). NAN unless most of err lies along -M. */
+/* Bits of truncated operands that make M shrink as fast: <M_hat, M> = |M|^2 exp(-(n-1) 1.4427
+ * 2^-bits). NAN unless most of err lies along -M. */
 static double truncated_bits(const dp_bits_scale *s, int i, const double *err) {
     const int KK = s->K * s->K;
-    const double ep = dot(KK, err, s->P[i]), ee = dot(KK, err, err), pp = dot(KK, s->P[i], s->P[i]), kept = 1 + ep / pp;
+    const double ep = dot(KK, err, s->P[i]), ee = dot(KK, err, err), pp = dot(KK, s->P[i], s->P[i]),
+                 kept = 1 + ep / pp;
     if (!(ep < 0) || ep * ep < 0.5 * ee * pp || kept <= 0) return NAN;
     return -dp_log2(-dp_log(kept) / ((s->chunks[i] - 1) * SHRINK));
 }
@@ -127,26 +152,37 @@ static double growth(const dp_bits *b, const double *e) {
     const int n = b->npoint;
     for (int i = 0; i < n; i++) {
         const double x = dp_log(b->chunks[i]), y = dp_log(e[i]);
-        sx += x, sy += y, sxx += x * x, sxy += x * y;
+        sx += x;
+        sy += y;
+        sxx += x * x;
+        sxy += x * y;
     }
     return n >= 3 ? (n * sxy - sx * sy) / (n * sxx - sx * sx) : NAN;
 }
 
-/* ---- decision ------------------------------------------------------------------------------------------------------------ */
+/* ---- decision -------------------------------------------------------------------------------- */
 
-typedef struct { dp_bits_model model; double bits; int biased; } law;
+typedef struct {
+    dp_bits_model model;
+    double bits;
+    int biased;
+} law;
 static law law_of(dp_format f) {
     const dp_format_info *i = &dp_formats[f];
-    if (f == DP_TF32RZ) return (law){DP_BITS_OPERAND, 11, 1};    /* truncation to u = 2^-11: errors up to 2 u, of one sign */
+    if (f == DP_TF32RZ)
+        return (law){DP_BITS_OPERAND, 11,
+                     1}; /* truncation to u = 2^-11: errors up to 2 u, of one sign */
     if (i->u_store > 0) return (law){DP_BITS_STORE, -dp_log2(i->u_store), 0};
     if (i->u_op > 0 && f != DP_TF32X3) return (law){DP_BITS_OPERAND, -dp_log2(i->u_op), 0};
-    /* 3xTF32 drops lo*lo: two factors of rms 0.425 2^-11 give an error of rms 0.425 2^-23.2 in each product, that is 2^-24.7 for the accumulate
-     * model at K = 16 (its A is twice that of products), less for wider keys: 0.2 to 0.3 bits below fp32 */
+    /* 3xTF32 drops lo*lo: two factors of rms 0.425 2^-11 give an error of rms 0.425 2^-23.2 in each
+     * product, that is 2^-24.7 for the accumulate model at K = 16 (its A is twice that of
+     * products), less for wider keys: 0.2 to 0.3 bits below fp32 */
     return (law){DP_BITS_ACCUMULATE, -dp_log2(i->u_acc) - (f == DP_TF32X3 ? 0.25 : 0), 0};
 }
 
-/* Stored numbers as narrow as the store reading says: storage. Error explained by accumulation in numbers as wide as those stored: accumulation.
- * Else the operands. (bf16 operands read 0.5 bit less as storage, and K = 32 terms about 2 bits less than that as accumulation.) */
+/* Stored numbers as narrow as the store reading says: storage. Error explained by accumulation in
+ * numbers as wide as those stored: accumulation. Else the operands. (bf16 operands read 0.5 bit
+ * less as storage, and K = 32 terms about 2 bits less than that as accumulation.) */
 static dp_bits_model where(const dp_bits *b) {
     if (b->bits[DP_BITS_STORE] > b->width - DP_BITS_MARGIN) return DP_BITS_STORE;
     return b->bits[DP_BITS_ACCUMULATE] > b->width - 1 ? DP_BITS_ACCUMULATE : DP_BITS_OPERAND;
@@ -156,13 +192,21 @@ static int alike(const dp_bits *b) {
     static const dp_format order[] = {DP_FP64, DP_FP32, DP_TF32, DP_TF32RZ, DP_BF16, DP_BF16ST};
     for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
         const law l = law_of(order[i]);
-        if (l.model == b->model && l.biased == b->biased && fabs(l.bits - b->effective) <= DP_BITS_MARGIN) return order[i];
+        if (l.model == b->model && l.biased == b->biased &&
+            fabs(l.bits - b->effective) <= DP_BITS_MARGIN)
+            return order[i];
     }
     return -1;
 }
 
 static const char *words(int f) {
-    static const char *const w[DP_NFORMATS] = {"fp64", "fp32", "3xTF32", "tf32 rounded to nearest", "truncated tf32", "bf16 operands", "bf16 storage between steps"};
+    static const char *const w[DP_NFORMATS] = {"fp64",
+                                               "fp32",
+                                               "3xTF32",
+                                               "tf32 rounded to nearest",
+                                               "truncated tf32",
+                                               "bf16 operands",
+                                               "bf16 storage between steps"};
     return f < 0 ? "no known format" : w[f];
 }
 
@@ -170,12 +214,18 @@ static void say(dp_bits *b, dp_format claimed) {
     const int last = b->npoint - 1;
     char bias[96] = "";
     if (b->biased)
-        snprintf(bias, sizeof bias, ", biased: slope %.2f, readings fall from %.1f bits at %d chunks to %.1f at %d", b->slope, b->at[0][b->model], b->chunks[0], b->at[last][b->model], b->chunks[last]);
-    snprintf(b->says, sizeof b->says, "%s%s%s %s: %.1f bits%s%s", b->wrong ? "claims " : "", b->wrong ? words(claimed) : "", b->wrong ? " but behaves like" : "behaves like", words(b->like), b->effective,
-             isnan(b->truncated) || !b->biased ? "" : " truncated", bias);
+        snprintf(bias, sizeof bias,
+                 ", biased: slope %.2f, readings fall from %.1f bits at %d chunks to %.1f at %d",
+                 b->slope, b->at[0][b->model], b->chunks[0], b->at[last][b->model],
+                 b->chunks[last]);
+    snprintf(b->says, sizeof b->says, "%s%s%s %s: %.1f bits%s%s", b->wrong ? "claims " : "",
+             b->wrong ? words(claimed) : "", b->wrong ? " but behaves like" : "behaves like",
+             words(b->like), b->effective, isnan(b->truncated) || !b->biased ? "" : " truncated",
+             bias);
 }
 
-void dp_bits_read(const dp_bits_scale *s, const double *err, const double *got, dp_format claimed, dp_bits *b) {
+void dp_bits_read(const dp_bits_scale *s, const double *err, const double *got, dp_format claimed,
+                  dp_bits *b) {
     const int64_t KK = (int64_t)s->K * s->K;
     double e[DP_BITS_POINTS], truncated = 0;
     *b = (dp_bits){.npoint = s->npoint, .truncated = NAN, .slope = NAN, .like = -1};
@@ -184,7 +234,8 @@ void dp_bits_read(const dp_bits_scale *s, const double *err, const double *got, 
         if (!(e[i] > 0) || !isfinite(e[i])) b->npoint = 0;
         b->chunks[i] = s->chunks[i];
         truncated += truncated_bits(s, i, err + i * KK) / s->npoint;
-        for (int m = 0; m < DP_NBITMODELS; m++) b->bits[m] += (b->at[i][m] = -dp_log2(e[i] / (RMS * s->A[i][m]))) / s->npoint;
+        for (int m = 0; m < DP_NBITMODELS; m++)
+            b->bits[m] += (b->at[i][m] = -dp_log2(e[i] / (RMS * s->A[i][m]))) / s->npoint;
         for (int64_t x = 0; x < KK; x++) {
             const int w = significant_bits(got[i * KK + x]);
             if (w > b->width) b->width = w;
@@ -198,6 +249,7 @@ void dp_bits_read(const dp_bits_scale *s, const double *err, const double *got, 
     b->effective = b->biased && !isnan(truncated) ? truncated : b->bits[b->model];
     b->like = alike(b);
     const law l = law_of(claimed);
-    b->wrong = (b->biased && !l.biased) || (b->biased && l.biased ? b->effective : b->bits[l.model]) < l.bits - DP_BITS_MARGIN;
+    b->wrong = (b->biased && !l.biased) ||
+               (b->biased && l.biased ? b->effective : b->bits[l.model]) < l.bits - DP_BITS_MARGIN;
     say(b, claimed);
 }

@@ -19,7 +19,7 @@ dp_verdict dp_verdict_worse(dp_verdict a, dp_verdict b) {
     return order[a] >= order[b] ? a : b;
 }
 
-/* ---- rows --------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 typedef enum {
     ROW_OPEN,          /* measured; no bound, or none that is finite */
@@ -136,7 +136,7 @@ static void note_over(comparison *c, int64_t z) {
     if (!c->j->nover++) c->j->first = c->j->last;
 }
 
-/* ---- what is said of the whole tensor ----------------------------------------------------- */
+/* ---- what is said of the whole tensor -------------------------------------------------------- */
 
 /* Errors of ranks and heads, and of the tensor. */
 static void sum_up(comparison *c) {
@@ -215,7 +215,7 @@ static void windows(comparison *c) {
     free(want);
 }
 
-/* ---- the bound tier ----------------------------------------------------------------------- */
+/* ---- the bound tier -------------------------------------------------------------------------- */
 
 typedef struct {
     int64_t bound, beside, wrong, open; /* rows of each kind */
@@ -288,7 +288,7 @@ static void judge_bounds(comparison *c, const counts *n) {
     }
 }
 
-/* ---- the expected tier -------------------------------------------------------------------- */
+/* ---- the expected tier ----------------------------------------------------------------------- */
 
 /* The subject's errors in the shape of the draws. */
 typedef struct {
@@ -423,7 +423,7 @@ static void judge_draws(comparison *c) {
     }
 }
 
-/* ---- all of it ---------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static const dp_row NOWHERE = {.at = {-1, -1, -1, -1, -1}};
 

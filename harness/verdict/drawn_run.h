@@ -5,9 +5,9 @@
  */
 #ifndef DP_DRAWN_RUN_H
 #define DP_DRAWN_RUN_H
+#include "harness/simulated/ranks.h"
 #include "ref/chunk/conv.h"
 #include "ref/vocabulary/design.h"
-#include "harness/simulated/ranks.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

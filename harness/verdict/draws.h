@@ -27,10 +27,10 @@ typedef struct {
     int ndraw;
     int64_t rows, windows, parts; /* parts: shares of every row; 0: not a sum over tokens */
     int width;
-    double *err2;  /* [ndraw][rows]; NULL: the tensor does not exist here */
-    double *along; /* [ndraw][DP_NDIRECTIONS][windows] <err, d>, d not of unit length */
+    double *err2;    /* [ndraw][rows]; NULL: the tensor does not exist here */
+    double *along;   /* [ndraw][DP_NDIRECTIONS][windows] <err, d>, d not of unit length */
     double *length2; /* the same, |d|^2: of which windows a tensor consists is known to its judge */
-    double *part;  /* [ndraw][parts][rows][width]; NULL when parts is 0 */
+    double *part;    /* [ndraw][parts][rows][width]; NULL when parts is 0 */
 } dp_draws;
 
 /* How the rows of a tensor [rows][width] are looked at: each is cut into `split` parts (a state
@@ -46,8 +46,8 @@ void dp_draws_alloc(dp_draws *d, int ndraw, const dp_row_map *map, int64_t parts
 void dp_draws_free(dp_draws *d);
 
 /* Sums of one error: err2 [rows * split] and along [DP_NDIRECTIONS][windows] are added to, length2
- * likewise [..] is set (both NULL: not wanted). err, want: [rows][width]. An entry where either is not finite makes its row infinite,
- * and counts in no direction. */
+ * likewise [..] is set (both NULL: not wanted). err, want: [rows][width]. An entry where either is
+ * not finite makes its row infinite, and counts in no direction. */
 void dp_sum_errors(const dp_row_map *map, const double *err, const double *want, double *err2,
                    double *along, double *length2);
 

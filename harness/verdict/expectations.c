@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what is the same --------------------------------------------------------------------- */
+/* ---- what is the same ------------------------------------------------------------------------ */
 
 /* One rank forms no M, and neither does a recurrent design: its chain's format means nothing. */
 static dp_format chain_of(const dp_claim *c) {
@@ -39,7 +39,7 @@ static dp_expectation *append(dp_expectations *e, const dp_claim *c, int set) {
     return k;
 }
 
-/* ---- the cache ---------------------------------------------------------------------------- */
+/* ---- the cache ------------------------------------------------------------------------------- */
 
 typedef struct {
     char *bytes;
@@ -119,7 +119,7 @@ static void save(const dp_expectations *e, dp_expectation *k) {
     dp_cache_save(e->cache, DP_CACHE_EXPECTED, key, part, n);
 }
 
-/* ---- drawing ------------------------------------------------------------------------------ */
+/* ---- drawing --------------------------------------------------------------------------------- */
 
 /* Claims of designs, none undeclared. */
 static void draw(dp_expectations *e, int set, int n, const dp_claim *claim) {

@@ -2,10 +2,10 @@
  * summed.
  */
 #include "expected.h"
+#include "drawn_run.h"
+#include "harness/simulated/stage_tensor.h"
 #include "ref/chunk/chunk_gated.h"
 #include "ref/chunk/gate.h"
-#include "harness/simulated/stage_tensor.h"
-#include "drawn_run.h"
 #include "row_map.h"
 
 #include <assert.h>
@@ -25,7 +25,7 @@ int dp_expected_count(const dp_problem *p) {
     return size <= LARGE ? MANY_DRAWS : FEW_DRAWS;
 }
 
-/* ---- what is kept of each tensor ---------------------------------------------------------- */
+/* ---- what is kept of each tensor ------------------------------------------------------------- */
 
 /* Shapes of a request on N ranks, made once: maps of all tensors. */
 typedef struct {
@@ -70,7 +70,8 @@ static layout layout_of(const dp_expected_request *rq, int N) {
         for (int i = 0; i < 3; i++)
             l.step[k][i] = map_step(&l, k, i);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
-        if (dp_stage_tensors[i].kind != DP_PER_RANK && (rq->backward || !dp_stage_tensors[i].backward))
+        if (dp_stage_tensors[i].kind != DP_PER_RANK &&
+            (rq->backward || !dp_stage_tensors[i].backward))
             l.stage[i] = map_stage(&l, i);
     return l;
 }
@@ -202,7 +203,7 @@ dp_draws dp_draws_of_rows(const dp_draws *d, int n, const int *row) {
     return y;
 }
 
-/* ---- errors of a draw --------------------------------------------------------------------- */
+/* ---- errors of a draw ------------------------------------------------------------------------ */
 
 /* The fp64 reference of a nearby problem. Its results are those on one rank, whatever ranks they
  * are compared on: what N changes in fp64 is no error that is looked at. */
@@ -323,7 +324,7 @@ static void add_draw(const draw *a) {
     if (a->one->design.chunk == DP_CHUNK) add_stages(a);
 }
 
-/* ---- the reference ------------------------------------------------------------------------ */
+/* ---- the reference --------------------------------------------------------------------------- */
 
 static void reference_open(reference *r, const dp_problem *y, const dp_conv conv[3], int backward) {
     const dp_design exact = dp_design_of(DP_BASE_FP64);
@@ -366,7 +367,7 @@ static void reference_close(reference *r) {
     free(r->slope[1]);
 }
 
-/* ---- all draws ---------------------------------------------------------------------------- */
+/* ---- all draws ------------------------------------------------------------------------------- */
 
 /* The same design with fp32 in place of fp64. */
 static dp_design in_fp32(dp_design d) {
@@ -424,7 +425,8 @@ static int is_asked_for(const drawing *a, int N, const dp_design *design, dp_for
     return 0;
 }
 
-/* Where kernels anchor the decays of a block is nothing that they declare: every draw has another. */
+/* Where kernels anchor the decays of a block is nothing that they declare: every draw has another.
+ */
 static dp_design of_draw(const dp_design *design, int d) {
     dp_design mine = *design;
     if (mine.gated) mine.gated = 1 + d % DP_ANCHORS;

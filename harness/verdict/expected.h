@@ -12,12 +12,12 @@
  */
 #ifndef DP_EXPECTED_H
 #define DP_EXPECTED_H
-#include "ref/files/cache.h"
-#include "ref/chunk/conv.h"
-#include "ref/vocabulary/design.h"
-#include "harness/simulated/ranks.h"
 #include "draws.h"
+#include "harness/simulated/ranks.h"
 #include "nearby.h"
+#include "ref/chunk/conv.h"
+#include "ref/files/cache.h"
+#include "ref/vocabulary/design.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -65,9 +65,9 @@ void dp_expected_alloc(const dp_expected_request *rq, const dp_expected_policy *
 int dp_expected_parts(dp_expected *x, dp_part *parts);
 void dp_expected_free(dp_expected *x);
 
-/* Where it is not known which of n designs computes: draw by draw the largest of their errors, row by
- * row (window by window along a direction), into x, which holds zeros. A design that overflows where
- * another does not is left out. */
+/* Where it is not known which of n designs computes: draw by draw the largest of their errors, row
+ * by row (window by window along a direction), into x, which holds zeros. A design that overflows
+ * where another does not is left out. */
 void dp_expected_largest(dp_expected *x, int n, const dp_expected *const *of);
 
 /* Rows of a tensor of states that not every rank and head has: the draws of rows row[0 .. n). */

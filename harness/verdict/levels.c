@@ -1,8 +1,8 @@
 /* The statistics of the expected tier: see levels.h for every formula. */
 #include "levels.h"
+#include "quantile.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/vocabulary/problem.h"
-#include "quantile.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -25,8 +25,7 @@ const char *const dp_level_what[DP_NLEVELS] = {
 #define MOST_FREEDOM 1e6
 #define OTHERS 4.0 /* draws that all units together count as, for one unit's freedom */
 
-/* ---- units: rows, windows, ranks or the tensor --------------------------------------------------
- */
+/* ---- units: rows, windows, ranks or the tensor ----------------------------------------------- */
 
 /* What a level knows of the variation of its units before it looks at them. */
 typedef struct {
@@ -107,7 +106,7 @@ static double mean_draw(const unit_list *u, int64_t i, int without) {
     return sum / (without >= 0 ? u->ndraw - 1 : u->ndraw);
 }
 
-/* ---- degrees of freedom ------------------------------------------------------------------- */
+/* ---- degrees of freedom ---------------------------------------------------------------------- */
 
 /* From the variance of D draws over their own mean squared: 2 / cv^2, corrected for that mean. */
 static double freedom_of(double cv2, int D) {
@@ -223,7 +222,7 @@ static double *freedom_of_windows(const dp_levels_in *in, const unit_list *windo
     return most;
 }
 
-/* ---- the expected error ------------------------------------------------------------------- */
+/* ---- the expected error ---------------------------------------------------------------------- */
 
 /* How the tensor's mean error for a size stands beside a unit's own draws. */
 typedef struct {
@@ -275,7 +274,7 @@ static double over(double err2, double e2) {
     return err2 == 0 ? 0 : e2 > 0 ? sqrt(err2 / e2) : INFINITY;
 }
 
-/* ---- limits ------------------------------------------------------------------------------- */
+/* ---- limits ---------------------------------------------------------------------------------- */
 
 /* sqrt F(p; nu, D nu + d0), for nu rounded down to three binary digits behind its first: a wider
  * limit, and few quantiles. */
@@ -298,7 +297,7 @@ static double limit_at(quantiles *q, double nu) {
     return q->known[i];
 }
 
-/* ---- quadratic levels --------------------------------------------------------------------- */
+/* ---- quadratic levels ------------------------------------------------------------------------ */
 
 typedef struct {
     const unit_list *u;
@@ -382,7 +381,7 @@ static dp_level_result judge_quadratic(const unit_list *u, const dp_allowance *a
     return small.units && worse(&small, &most) ? small : most;
 }
 
-/* ---- all windows alike -------------------------------------------------------------------- */
+/* ---- all windows alike ----------------------------------------------------------------------- */
 
 /* Power mean over windows of |err| / E with exponent 2/3, in which |err| is nearly normal (Wilson
  * and Hilferty) and no window outweighs the others. k: of that draw against the others, < 0: of
@@ -437,7 +436,7 @@ static dp_level_result judge_every(const unit_list *u, const dp_allowance *allow
     return r;
 }
 
-/* ---- directions --------------------------------------------------------------------------- */
+/* ---- directions ------------------------------------------------------------------------------ */
 
 /* Components of the draws along a direction: by draw and head, and the squares of windows. */
 typedef struct {
@@ -530,7 +529,7 @@ static dp_level_result judge_direction(const dp_levels_in *in, dp_direction d, d
     return r;
 }
 
-/* ---- sums over tokens --------------------------------------------------------------------- */
+/* ---- sums over tokens ------------------------------------------------------------------------ */
 
 /* Of row i: squares of its shares, mean over draws, and how many numbers of its width they fill. */
 static double shares2(const dp_draws *d, int64_t i, double *freedom) {
@@ -575,7 +574,7 @@ static dp_level_result judge_sums(const dp_levels_in *in, const unit_list *rows)
     return r;
 }
 
-/* ---- all of it ---------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static int has_rows(const dp_levels_in *in) {
     return in->by_token && in->draws->width >= DP_ROW_NUMBERS;

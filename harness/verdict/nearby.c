@@ -1,7 +1,7 @@
 /* Nearby problems: every number of the inputs moved at random. */
 #include "nearby.h"
-#include "ref/vocabulary/formats.h"
 #include "ref/inputs/inputs.h"
+#include "ref/vocabulary/formats.h"
 
 #include <math.h>
 #include <string.h>

@@ -5,8 +5,8 @@
  */
 #ifndef DP_ROW_MAP_H
 #define DP_ROW_MAP_H
-#include "ref/vocabulary/problem.h"
 #include "draws.h"
+#include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -1,21 +1,23 @@
-/* harness/verdict/stage_bound.h - bounds of the error that a base policy may make of a stage tensor (simulated/stage_tensor.h), all stages before it
- * included, beside the value that exact arithmetic gives (fp64 chunk solver).
+/* harness/verdict/stage_bound.h - bounds of the error that a base policy may make of a stage tensor
+ * (simulated/stage_tensor.h), all stages before it included, beside the value that exact arithmetic
+ * gives (fp64 chunk solver).
  */
 #ifndef DP_STAGE_BOUND_H
 #define DP_STAGE_BOUND_H
-#include "harness/bound/error_bound.h"
-#include "harness/simulated/stage_tensor.h"
 #include "compare.h"
 #include "draws.h"
+#include "harness/bound/error_bound.h"
+#include "harness/simulated/stage_tensor.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Not DP_PER_RANK. [rows] bounds of the 2-norm of each row's error, from a bound that has been run (dp_error_bound_run). */
+/* Not DP_PER_RANK. [rows] bounds of the 2-norm of each row's error, from a bound that has been run
+ * (dp_error_bound_run). */
 double *dp_stage_bound(const dp_error_bound_base *w, int stage);
 
-/* One stage of a subject, DP_PER_TOKEN or DP_PER_CHUNK, against the reference run. bound, rad: [rows];
- * the rest as in dp_compare_in. */
+/* One stage of a subject, DP_PER_TOKEN or DP_PER_CHUNK, against the reference run. bound, rad:
+ * [rows]; the rest as in dp_compare_in. */
 typedef struct {
     int stage;
     const double *got, *bound, *rad;

@@ -1,8 +1,8 @@
 /* The last stage of the gate's backward, judged by itself: sums of the subject's own dg. */
 #include "sums.h"
 #include "ref/bound/bound.h"
-#include "ref/vocabulary/design.h"
 #include "ref/chunk/gate.h"
+#include "ref/vocabulary/design.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -15,8 +15,8 @@
  */
 #ifndef DP_SUMS_H
 #define DP_SUMS_H
-#include "ref/vocabulary/problem.h"
 #include "compare.h"
+#include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

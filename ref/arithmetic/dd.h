@@ -1,7 +1,9 @@
-/* ref/arithmetic/dd.h - matrix products in double-double arithmetic (an unevaluated sum hi + lo, about 106 bits).
+/* ref/arithmetic/dd.h - matrix products in double-double arithmetic (an unevaluated sum hi + lo,
+ * about 106 bits).
  *
- * C = A B, row-major: A [m][k], B [k][n]; Al or Bl NULL: exact doubles. C must not overlap. Bits do not depend on threads or CPU.
- * Guarantee, barring underflow and overflow:  |Ch + Cl - A B| <= (k + 2) 2^-100 |A||B|   (derivation in dd.c)
+ * C = A B, row-major: A [m][k], B [k][n]; Al or Bl NULL: exact doubles. C must not overlap. Bits do
+ * not depend on threads or CPU. Guarantee, barring underflow and overflow:  |Ch + Cl - A B| <= (k +
+ * 2) 2^-100 |A||B|   (derivation in dd.c)
  */
 #ifndef DP_DD_H
 #define DP_DD_H
@@ -9,7 +11,8 @@
 extern "C" {
 #endif
 #define DP_DD_ETA(k) (((k) + 2) * 0x1p-100)
-void dp_dd_mm(int m, int n, int k, const double *Ah, const double *Al, const double *Bh, const double *Bl, double *Ch, double *Cl);
+void dp_dd_mm(int m, int n, int k, const double *Ah, const double *Al, const double *Bh,
+              const double *Bl, double *Ch, double *Cl);
 #ifdef __cplusplus
 }
 #endif

@@ -17,15 +17,13 @@ static row_fn *const exp_row_of[DP_NISAS] = DP_ISA_TABLE(exp_row);
 
 void dp_exp_row(int n, const double *x, double *y) { exp_row_of[dp_isa_chosen()](n, x, y); }
 
-/* n = 0: r + r^2 p, that is (y - 1) + tail, where y - 1 is exact. Else 2^n y - 1 is at least 0.29 in size, its error a two_sum, and 2^n tail
- * below 2^n 0.07: one rounding at full size and a little. */
+/* n = 0: r + r^2 p, that is (y - 1) + tail, where y - 1 is exact. Else 2^n y - 1 is at least 0.29
+ * in size, its error a two_sum, and 2^n tail below 2^n 0.07: one rounding at full size and a
+ * little. */
 double dp_expm1(double x) {
-    if (x < -40)
-        return -1;
-    if (!(x < 709))
-        return dp_exp(x);
-    if (fabs(x) < 0x1p-54)
-        return x;
+    if (x < -40) return -1;
+    if (!(x < 709)) return dp_exp(x);
+    if (fabs(x) < 0x1p-54) return x;
     const dp_exp_parts e = dp_exp_split(x);
     const double s = dp_power_of_two(e.n), a = s * e.y, b = a - 1, z = b - a;
     return b + (((a - (b - z)) + (-1 - z)) + s * e.tail);

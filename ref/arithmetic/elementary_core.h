@@ -1,6 +1,6 @@
-/* ref/arithmetic/elementary_core.h - exp without a branch, to be inlined into loops that run on vectors;
- * shared by elementary.c and the hot loops of ref/. A loop over it gives the bits of dp_exp and
- * dp_expf, since every lane is computed by itself.
+/* ref/arithmetic/elementary_core.h - exp without a branch, to be inlined into loops that run on
+ * vectors; shared by elementary.c and the hot loops of ref/. A loop over it gives the bits of
+ * dp_exp and dp_expf, since every lane is computed by itself.
  *
  * x = n ln 2 + r, |r| <= 0.34658; exp(x) = 2^n exp(r). n is rounded to nearest by adding and
  * subtracting 1.5 * 2^52. LN2_HI has 41 bits and |n| < 2^11, so n LN2_HI is exact, and so is

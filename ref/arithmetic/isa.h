@@ -1,4 +1,5 @@
-/* ref/arithmetic/isa.h - the instruction sets that hot loops are compiled for, and which of them runs.
+/* ref/arithmetic/isa.h - the instruction sets that hot loops are compiled for, and which of them
+ * runs.
  *
  * Every version of a loop makes the same bits: operations on one entry have a stated order, and
  * vectors only decide how many entries go at a time. The choice is the widest that the CPU has;

@@ -7,14 +7,14 @@
  * bf16st).  Guarantee: |C - op(A)op(B)| <= dp_eta(f, k) |op(A)||op(B)|  barring underflow (math.md
  * j.1) C must not overlap A or B.
  *
- * dp_mm takes the sums in the order of ref/arithmetic/product.h, so its bits are the same everywhere; tf32x3
- * is three such sums, lo*hi and hi*lo added first, hi*hi added to them. dp_mm_by: the same by one
- * of ref/arithmetic/linear.h.
+ * dp_mm takes the sums in the order of ref/arithmetic/product.h, so its bits are the same
+ * everywhere; tf32x3 is three such sums, lo*hi and hi*lo added first, hi*hi added to them.
+ * dp_mm_by: the same by one of ref/arithmetic/linear.h.
  */
 #ifndef DP_MM_H
 #define DP_MM_H
-#include "ref/vocabulary/formats.h"
 #include "linear.h"
+#include "ref/vocabulary/formats.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -1,22 +1,32 @@
-/* ref/arithmetic/mp.h - flat arrays of MPFR numbers: header and limbs of one number side by side, one allocation, nothing allocated in loops.
+/* ref/arithmetic/mp.h - flat arrays of MPFR numbers: header and limbs of one number side by side,
+ * one allocation, nothing allocated in loops.
  *
- * One entry takes 32 bytes + limbs (56 bytes at 192 bits). Entries start as +0. A mp_array may be a view into another one.
+ * One entry takes 32 bytes + limbs (56 bytes at 192 bits). Entries start as +0. A mp_array may be a
+ * view into another one.
  */
 #ifndef DP_MP_H
 #define DP_MP_H
+#include "ref/vocabulary/problem.h"
 #include <mpfr.h>
 #include <stdlib.h>
-#include "ref/vocabulary/problem.h"
 
-typedef struct { char *mem; size_t stride; } mp_array;
+typedef struct {
+    char *mem;
+    size_t stride;
+} mp_array;
 
-static inline mpfr_ptr mp_at(mp_array a, int64_t i) { return (mpfr_ptr)(a.mem + (size_t)i * a.stride); }
-static inline mp_array mp_from(mp_array a, int64_t i) { return (mp_array){a.mem + (size_t)i * a.stride, a.stride}; }
+static inline mpfr_ptr mp_at(mp_array a, int64_t i) {
+    return (mpfr_ptr)(a.mem + (size_t)i * a.stride);
+}
+static inline mp_array mp_from(mp_array a, int64_t i) {
+    return (mp_array){a.mem + (size_t)i * a.stride, a.stride};
+}
 
 static inline mp_array mp_alloc(int64_t n, mpfr_prec_t prec) {
     mp_array a = {.stride = sizeof(__mpfr_struct) + mpfr_custom_get_size(prec)};
     a.mem = dp_calloc((size_t)n, a.stride);
-    for (int64_t i = 0; i < n; i++) mpfr_custom_init_set(mp_at(a, i), MPFR_ZERO_KIND, 0, prec, mp_at(a, i) + 1);
+    for (int64_t i = 0; i < n; i++)
+        mpfr_custom_init_set(mp_at(a, i), MPFR_ZERO_KIND, 0, prec, mp_at(a, i) + 1);
     return a;
 }
 static inline void mp_free(mp_array *a) {
@@ -24,13 +34,16 @@ static inline void mp_free(mp_array *a) {
     a->mem = NULL;
 }
 static inline void mp_zero(mp_array a, int64_t n) {
-    for (int64_t i = 0; i < n; i++) mpfr_set_zero(mp_at(a, i), 1);
+    for (int64_t i = 0; i < n; i++)
+        mpfr_set_zero(mp_at(a, i), 1);
 }
 static inline void mp_copy(mp_array dst, mp_array src, int64_t n) {
-    for (int64_t i = 0; i < n; i++) mpfr_set(mp_at(dst, i), mp_at(src, i), MPFR_RNDN);
+    for (int64_t i = 0; i < n; i++)
+        mpfr_set(mp_at(dst, i), mp_at(src, i), MPFR_RNDN);
 }
 /* NULL: zeros. Exact, as every precision here is at least 64 bits. */
 static inline void mp_set_doubles(mp_array dst, const double *src, int64_t src_step, int64_t n) {
-    for (int64_t i = 0; i < n; i++) mpfr_set_d(mp_at(dst, i), src ? src[i * src_step] : 0, MPFR_RNDN);
+    for (int64_t i = 0; i < n; i++)
+        mpfr_set_d(mp_at(dst, i), src ? src[i * src_step] : 0, MPFR_RNDN);
 }
 #endif

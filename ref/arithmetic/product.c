@@ -1,5 +1,5 @@
-/* Matrix products in a stated order (ref/arithmetic/product.h): column panels of B two vectors wide, packed
- * one at a time, against tiles of rows that stay in registers for the whole sum. */
+/* Matrix products in a stated order (ref/arithmetic/product.h): column panels of B two vectors
+ * wide, packed one at a time, against tiles of rows that stay in registers for the whole sum. */
 #include "product.h"
 #include "isa.h"
 

@@ -1,5 +1,5 @@
-/* ref/arithmetic/product.h - matrix products in fp64 and fp32, in an order of operations that is part of the
- * definition.
+/* ref/arithmetic/product.h - matrix products in fp64 and fp32, in an order of operations that is
+ * part of the definition.
  *
  * C [m][n] = op(A) op(B), row-major and dense: A is [m][k] (or [k][m] when ta), B [k][n] (or [n][k]
  * when tb). Every entry of C is one running sum over k from first to last, started at +0: s <- fl(s

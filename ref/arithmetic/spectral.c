@@ -10,8 +10,8 @@
  * largest entry is in [1/2, 1): what underflows is below n^2 2^-1000 in all, which is added. The
  * bound itself is rounded upward by 1 + 2^-50. How c was found plays no part in the proof. */
 #include "spectral.h"
-#include "ref/vocabulary/formats.h"
 #include "isa.h"
+#include "ref/vocabulary/formats.h"
 
 #include <math.h>
 #include <stdlib.h>

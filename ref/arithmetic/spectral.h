@@ -1,5 +1,5 @@
-/* ref/arithmetic/spectral.h - a proven upper bound of the largest eigenvalue of a symmetric matrix, with the
- * same bits everywhere. */
+/* ref/arithmetic/spectral.h - a proven upper bound of the largest eigenvalue of a symmetric matrix,
+ * with the same bits everywhere. */
 #ifndef DP_SPECTRAL_H
 #define DP_SPECTRAL_H
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-/* Triangular systems in a stated order (ref/arithmetic/triangle.h): column panels two vectors wide, blocks of
- * rows in registers. */
+/* Triangular systems in a stated order (ref/arithmetic/triangle.h): column panels two vectors wide,
+ * blocks of rows in registers. */
 #include "triangle.h"
 #include "isa.h"
 

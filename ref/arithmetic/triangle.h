@@ -1,5 +1,5 @@
-/* ref/arithmetic/triangle.h - triangular systems and inverses in fp64 and fp32, in an order of operations that
- * is part of the definition.
+/* ref/arithmetic/triangle.h - triangular systems and inverses in fp64 and fp32, in an order of
+ * operations that is part of the definition.
  *
  * L [n][n] is unit lower triangular, row-major: only what lies strictly below its diagonal is read.
  * X [n][cols]. dp_solve_*    X <- L^(-1) X     x_i <- fl(x_i - fl(L[i][j] x_j)),  j = 0 .. i-1,

@@ -1,20 +1,25 @@
-/* ref/bound/bound.h - error bounds of the chunk pipeline in a base policy, from inputs and reference values only (never from the subject).
+/* ref/bound/bound.h - error bounds of the chunk pipeline in a base policy, from inputs and
+ * reference values only (never from the subject).
  *
- * A dp_chunk here is a REFERENCE chunk: computed with base fp64, its h, v_new, dh, dvl, dX filled. Two models of rounding (math.md j.2, j.4),
- * both first order in the unit roundoffs (products of two errors are dropped), from one set of formulas:
+ * A dp_chunk here is a REFERENCE chunk: computed with base fp64, its h, v_new, dh, dvl, dX filled.
+ * Two models of rounding (math.md j.2, j.4), both first order in the unit roundoffs (products of
+ * two errors are dropped), from one set of formulas:
  *
- *   sound     p = 1   errors of all operations add up in absolute value: worst case. An error above it is certainly wrong.
- *   probable  p = 2   rounding errors are mean-independent: their squares add up. A row is above lambda times it with probability at most
- *                     2 exp(-lambda^2 / 2) (Higham and Mary 2019; Azuma), lambda = DP_LAMBDA. Errors that reach a result on several ways are
- *                     counted as if the ways were independent. Truncating formats are not mean-independent: their part stays worst case.
+ *   sound     p = 1   errors of all operations add up in absolute value: worst case. An error above
+ * it is certainly wrong. probable  p = 2   rounding errors are mean-independent: their squares add
+ * up. A row is above lambda times it with probability at most 2 exp(-lambda^2 / 2) (Higham and Mary
+ * 2019; Azuma), lambda = DP_LAMBDA. Errors that reach a result on several ways are counted as if
+ * the ways were independent. Truncating formats are not mean-independent: their part stays worst
+ * case.
  *
- * Every array D below holds p-th powers of errors. Inside a chunk bounds are entrywise. Between chunks the state's error e is
- *   p = 1   [V]     bound of the 2-norm over K of each column
- *   p = 2   [2][K][V]  squares of each entry's error, carried by the squares of M_c's entries (math.md j.4), in two parts: what differs from
- *                   column to column, and what comes from the error of an M, the same matrix for all columns. A sum over v adds the
- *                   squares of the first and the errors themselves of the second.
- * and the chain's error b is one number (Frobenius norm) for p = 1, [K][K] squares for p = 2.
- * Sources: Higham, Accuracy and Stability of Numerical Algorithms, chapters 3, 8, 14; Higham and Mary, SIAM J. Sci. Comput. 41 (2019).
+ * Every array D below holds p-th powers of errors. Inside a chunk bounds are entrywise. Between
+ * chunks the state's error e is p = 1   [V]     bound of the 2-norm over K of each column p = 2
+ * [2][K][V]  squares of each entry's error, carried by the squares of M_c's entries (math.md j.4),
+ * in two parts: what differs from column to column, and what comes from the error of an M, the same
+ * matrix for all columns. A sum over v adds the squares of the first and the errors themselves of
+ * the second. and the chain's error b is one number (Frobenius norm) for p = 1, [K][K] squares for
+ * p = 2. Sources: Higham, Accuracy and Stability of Numerical Algorithms, chapters 3, 8, 14; Higham
+ * and Mary, SIAM J. Sci. Comput. 41 (2019).
  */
 #ifndef DP_BOUND_H
 #define DP_BOUND_H
@@ -26,34 +31,43 @@ extern "C" {
 
 /* The rounding model of a base policy. */
 typedef struct {
-    double u;      /* arithmetic: 2^-53 or 2^-24 */
-    double us;     /* a store, beyond u: 2^-8 where FLA stores bf16, else 0 */
-    double uo;     /* rounding of a product's operand that was not stored in that format: 2^-8, else 0 */
-    double tiny;   /* absolute error of an operation through underflow or flush to zero: 2^-126 (fp64: 2^-1022) */
-    double pair;   /* a pair's decay, beyond u: operands that carry it are rounded (design scores=gated); 0 */
-    int inverse;   /* 1: w, u come from products with the stored inverse (bf16), 0: from a triangular solve */
-    int p;         /* 1 sound, 2 probable */
+    double u;  /* arithmetic: 2^-53 or 2^-24 */
+    double us; /* a store, beyond u: 2^-8 where FLA stores bf16, else 0 */
+    double
+        uo; /* rounding of a product's operand that was not stored in that format: 2^-8, else 0 */
+    double tiny; /* absolute error of an operation through underflow or flush to zero: 2^-126 (fp64:
+                    2^-1022) */
+    double pair; /* a pair's decay, beyond u: operands that carry it are rounded (design
+                    scores=gated); 0 */
+    int inverse; /* 1: w, u come from products with the stored inverse (bf16), 0: from a triangular
+                    solve */
+    int p;       /* 1 sound, 2 probable */
 } dp_rounding;
-static inline double dp_pw(const dp_rounding *r, double x) { return r->p == 2 ? x * x : x < 0 ? -x : x; }   /* |x|^p */
-#define DP_LAMBDA 6.0      /* 2 exp(-18) = 3e-8 a row */
+static inline double dp_pw(const dp_rounding *r, double x) {
+    return r->p == 2 ? x * x : x < 0 ? -x : x;
+} /* |x|^p */
+#define DP_LAMBDA 6.0 /* 2 exp(-18) = 3e-8 a row */
 dp_rounding dp_rounding_of(dp_base b, int p);
-/* The same of a design: chunk_gated.h rounds both operands of a score, and the adjoint of the score, to bf16. Their products with fp32 exponentials
- * of at most 2 * 76 add less than 2^-6 of that. */
+/* The same of a design: chunk_gated.h rounds both operands of a score, and the adjoint of the
+ * score, to bf16. Their products with fp32 exponentials of at most 2 * 76 add less than 2^-6 of
+ * that. */
 dp_rounding dp_rounding_of_design(const dp_design *d, int p);
-int64_t dp_state_error_size(const dp_rounding *r, int K, int V);   /* entries of e */
-int64_t dp_chain_error_size(const dp_rounding *r, int K);          /* entries of b */
-/* The bound itself (for p = 2: DP_LAMBDA sqrt) of the whole tensor whose error is held in D[n]; p = 1: columns, or one number. */
+int64_t dp_state_error_size(const dp_rounding *r, int K, int V); /* entries of e */
+int64_t dp_chain_error_size(const dp_rounding *r, int K);        /* entries of b */
+/* The bound itself (for p = 2: DP_LAMBDA sqrt) of the whole tensor whose error is held in D[n]; p =
+ * 1: columns, or one number. */
 double dp_error_fro(const dp_rounding *r, const double *D, int64_t n);
-/* Error of a sum of n products relative to the sum of absolute values: gamma_n(u), or u sqrt(n/3 + 1) (the worst sum of squares of n growing
- * partial sums is n/3 of the last one's square). */
+/* Error of a sum of n products relative to the sum of absolute values: gamma_n(u), or u sqrt(n/3 +
+ * 1) (the worst sum of squares of n growing partial sums is n/3 of the last one's square). */
 double dp_sum_error(const dp_rounding *r, int n);
 
 /* Errors of the activated inputs of one chunk. */
 typedef struct {
-    double q, k, v, beta;        /* relative, another error in every entry */
-    double qk_row;               /* relative, one error for a whole row of q or k (its 1/norm) */
-    const double *rq, *rk, *rv;  /* NULL, or what each entry of q [c][K], k [n][K], v [n][V] has on top of q, k, v */
-    const double *g;             /* [c][K] absolute error of the log decay, entrywise; stride sg */
+    double q, k, v, beta; /* relative, another error in every entry */
+    double qk_row;        /* relative, one error for a whole row of q or k (its 1/norm) */
+    const double *rq, *rk,
+        *rv; /* NULL, or what each entry of q [c][K], k [n][K], v [n][V] has on top of q, k, v */
+    const double *g; /* [c][K] absolute error of the log decay, entrywise; stride sg */
     int64_t sg;
     int Kg;
 } dp_input_error;
@@ -61,9 +75,10 @@ typedef struct {
 typedef struct {
     dp_rounding r;
     const dp_chunk *ch;
-    double *Dcum;                /* [c][K] D of gcum; D of gcum_s - gcum_i is Dcum_s - Dcum_i */
-    double *Dexp, *Dend;         /* [c][K] relative errors (not powers) of exp(gcum) and of exp(gcum_last - gcum) */
-    double *DeC;                 /* [K] */
+    double *Dcum; /* [c][K] D of gcum; D of gcum_s - gcum_i is Dcum_s - Dcum_i */
+    double *Dexp,
+        *Dend;   /* [c][K] relative errors (not powers) of exp(gcum) and of exp(gcum_last - gcum) */
+    double *DeC; /* [K] */
     double *DL, *DA, *DT;        /* [n][n]; DT NULL without the inverse */
     double *DAqk;                /* [c][n] */
     double *Dw, *Du, *Dkg, *Dqg; /* [n][K], [n][V], [n][K], [c][K] */
@@ -75,37 +90,52 @@ typedef struct {
 } dp_chunk_bound;
 
 void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r, const dp_input_error *in);
-/* One stage alone: what solve (DT) and wy (Dw, Du, Dkg, Dqg, DeC) add by themselves when gcum, L and Akk are exact; all else is 0 or not set. */
+/* One stage alone: what solve (DT) and wy (Dw, Du, Dkg, Dqg, DeC) add by themselves when gcum, L
+ * and Akk are exact; all else is 0 or not set. */
 void dp_bound_own(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r);
 /* After it: every intermediate of the chunk is exact from here on, DM is what forming M_c adds. */
 void dp_bound_exact(dp_chunk_bound *b);
 void dp_bound_free(dp_chunk_bound *b);
 
-/* e <- bound after the chunk, for a state with reference value S before it (NOT modified; X its reference v_new, NULL: computed).
- * DX (may be NULL): [n][V] local error of v_new, what does not come through e. */
+/* e <- bound after the chunk, for a state with reference value S before it (NOT modified; X its
+ * reference v_new, NULL: computed). DX (may be NULL): [n][V] local error of v_new, what does not
+ * come through e. */
 void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double *DX);
-/* row [c]: square of a bound of |o_s error|_2, from e before the chunk and DX. p = 2 only: the worst case of a row is far above it. */
+/* row [c]: square of a bound of |o_s error|_2, from e before the chunk and DX. p = 2 only: the
+ * worst case of a row is far above it. */
 void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX, double *row);
-/* The backward twins: dS is the reference gradient after the chunk, e its error bound on entry, that before the chunk on return. */
-void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const double *dS, double *e, double *DdX);
-/* Gradients of the activated inputs, squares, p = 2 only: row bounds (2-norm) dq [c], dk [n], dv [n]; entrywise dg [c][K], dbeta [n].
- * eS, edS: error of h and dh; DX, DdX: local errors. */
-/* The n* fields return reference values beside the bounds: 2-norms of the rows of dq, dk, dv, and dg [c][K], dbeta [n] themselves. */
+/* The backward twins: dS is the reference gradient after the chunk, e its error bound on entry,
+ * that before the chunk on return. */
+void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const double *dS, double *e,
+                        double *DdX);
+/* Gradients of the activated inputs, squares, p = 2 only: row bounds (2-norm) dq [c], dk [n], dv
+ * [n]; entrywise dg [c][K], dbeta [n]. eS, edS: error of h and dh; DX, DdX: local errors. */
+/* The n* fields return reference values beside the bounds: 2-norms of the rows of dq, dk, dv, and
+ * dg [c][K], dbeta [n] themselves. */
 /* edq [c][K], edk [n][K], edv [n][V]: NULL, or the rows of dq, dk, dv entry by entry. */
-typedef struct { double *dq, *dk, *dv, *dg, *dbeta, *ndq, *ndk, *ndv, *vdg, *vdbeta, *edq, *edk, *edv; } dp_grad_bound;
-void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS, const double *edS, const double *DX, const double *DdX, dp_grad_bound *g);
+typedef struct {
+    double *dq, *dk, *dv, *dg, *dbeta, *ndq, *ndk, *ndv, *vdg, *vdbeta, *edq, *edk, *edv;
+} dp_grad_bound;
+void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS,
+                    const double *edS, const double *DX, const double *DdX, dp_grad_bound *g);
 
 /* One step of the M chain, running (math.md j.3, j.4); b is updated in place.
  *   sound     b <- mu b + | eta |M||P| + |DM||P| |_F + (eta |||M|||_2 + |DM|_F) b + 3 K^2 tiny
- *             P is the REFERENCE product before the step; the last terms pay for using it in place of the computed one.
- *   probable  b <- M^2 b + 2 u_op^2 M^2 P^2 + s_K^2 (|M||P|)^2 + u_store^2 (M P)^2 + DM P^2      (squares entrywise, DM holds squares)
- * bias [1] (probable only): running worst case of truncated operands, bias <- mu bias + 2 u_op | |M||P| |_F, else untouched. */
-void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double *M, const double *DM, double mu, const double *P, double *b, double *bias);
-/* One merge step S <- M S + H with computed M, H (math.md j.6): e error before, b error of M, bias >= |truncation's part of it|_F (p = 2; spread
- * over the column once evenly and once like |M||S|, which truncation shrinks), eH error of H; fp32 or fp64 product. */
-void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, double mu, const double *b, double bias, const double *S, const double *H, const double *eH, double *e);
+ *             P is the REFERENCE product before the step; the last terms pay for using it in place
+ * of the computed one. probable  b <- M^2 b + 2 u_op^2 M^2 P^2 + s_K^2 (|M||P|)^2 + u_store^2 (M
+ * P)^2 + DM P^2      (squares entrywise, DM holds squares) bias [1] (probable only): running worst
+ * case of truncated operands, bias <- mu bias + 2 u_op | |M||P| |_F, else untouched. */
+void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double *M,
+                         const double *DM, double mu, const double *P, double *b, double *bias);
+/* One merge step S <- M S + H with computed M, H (math.md j.6): e error before, b error of M, bias
+ * >= |truncation's part of it|_F (p = 2; spread over the column once evenly and once like |M||S|,
+ * which truncation shrinks), eH error of H; fp32 or fp64 product. */
+void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, double mu,
+                         const double *b, double bias, const double *S, const double *H,
+                         const double *eH, double *e);
 
-/* Upper bound of the spectral norm, proven (ref/arithmetic/spectral.h): at most 2 (n + 2)^2 2^-52 and 2 m 2^-52 |A|_F^2 / |A|_2^2 above it, relatively. */
+/* Upper bound of the spectral norm, proven (ref/arithmetic/spectral.h): at most 2 (n + 2)^2 2^-52
+ * and 2 m 2^-52 |A|_F^2 / |A|_2^2 above it, relatively. */
 double dp_norm2_up(int m, int n, const double *A);
 double dp_norm_fro(int64_t n, const double *A);
 /* sqrt(|A|_1 |A|_inf) >= | |A| |_2 */

@@ -1,30 +1,35 @@
-/* Rounding-error bounds of the causal convolution, and its MPFR truth with a radius from the same derivation.
+/* Rounding-error bounds of the causal convolution, and its MPFR truth with a radius from the same
+ * derivation.
  *
- * Model. Every product, quotient and sum of the format satisfies fl(x op y) = (x op y)(1 + d) + z, |d| <= u, with |z| <= eta for
- * products and quotients that underflow, z = 0 for sums; no overflow. gamma_n = n u / (1 - n u) (Higham, Accuracy and Stability of
- * Numerical Algorithms, Lemma 3.1), valid for any order of summation, with or without FMA. Hats are computed values; operands that the
- * format cannot hold are rounded first, with the known errors ex, ew, eb, ed of x, w, bias, dy (0 when they fit).
+ * Model. Every product, quotient and sum of the format satisfies fl(x op y) = (x op y)(1 + d) + z,
+ * |d| <= u, with |z| <= eta for products and quotients that underflow, z = 0 for sums; no overflow.
+ * gamma_n = n u / (1 - n u) (Higham, Accuracy and Stability of Numerical Algorithms, Lemma 3.1),
+ * valid for any order of summation, with or without FMA. Hats are computed values; operands that
+ * the format cannot hold are rounded first, with the known errors ex, ew, eb, ed of x, w, bias, dy
+ * (0 when they fit).
  *
  *   pre     W products and W additions, each term passes at most W + 1 roundings:
- *             |pre^ - pre| <= gamma_(W+1) (|b^| + sum |w^||x^|) + eb + sum (|w^| ex + ew |x|) + 2 W eta          =: P
- *   sigmoid computed in double from p^, then one rounding to the format: s^ = s(p^)(1 + t) + z, |t| <= es, |z| <= zs. exp within
- *           1 ulp (2 u64 relative) gives 1 + exp within 2 u64, its rounding u64, the quotient u64: gamma_4(u64); when exp
- *           overflows or is subnormal, s or its error is below 2^-1022.
- *           dp_exp errs by at most 1 ulp (ref/arithmetic/elementary.h; measured in test_elementary).
- *   y       |silu'| <= 1.1 (its maximum is 1.09984), |silu''| <= 1/2 (at 0). p^ lies within R of the anchor a (pre in double, error
- *           A), so |silu'| <= min(1.1, |silu'(a)| + R/2) between p and p^:
- *             |y^ - y| <= that * P + |p^| s(p^) ((1 + es)(1 + u) - 1) + |p^| zs (1 + u) + eta
- *   silu'   s (1 + p (1 - s)) operation by operation, with |1 - s| <= 1 and |1 + p (1 - s)| <= 1 + |p|; see slope_eval. Then moving
- *           from p^ to p costs P/2.
- *   dpre    |dpre^ - dpre| <= |dy^|(1 + u) (error of silu') + |silu'(p)| (|dy^| u + ed) + eta                       =: E
- *   dx      W terms:  sum |w^| E (1 + gamma_W) + gamma_W sum |w^||dpre| + sum ew |dpre| + 2 W eta. The halo adds no rounding beyond
- *           the W - 1 additions of the unsplit sum: it only regroups them (adding to 0 is exact).
- *   dw      L terms a rank in any order, then N partial sums in any order: a term passes at most n = 1 + (L - 1) + (N - 1) roundings:
- *             sum |x^| E (1 + gamma_n) + gamma_n sum |x^||dpre| + sum ex |dpre| + 2 T eta;       dbias likewise with x = 1
- *   store   |value^| ust + eta_store, |value^| <= |value| + bound so far
+ *             |pre^ - pre| <= gamma_(W+1) (|b^| + sum |w^||x^|) + eb + sum (|w^| ex + ew |x|) + 2 W
+ * eta          =: P sigmoid computed in double from p^, then one rounding to the format: s^ =
+ * s(p^)(1 + t) + z, |t| <= es, |z| <= zs. exp within 1 ulp (2 u64 relative) gives 1 + exp within 2
+ * u64, its rounding u64, the quotient u64: gamma_4(u64); when exp overflows or is subnormal, s or
+ * its error is below 2^-1022. dp_exp errs by at most 1 ulp (ref/arithmetic/elementary.h; measured
+ * in test_elementary). y       |silu'| <= 1.1 (its maximum is 1.09984), |silu''| <= 1/2 (at 0). p^
+ * lies within R of the anchor a (pre in double, error A), so |silu'| <= min(1.1, |silu'(a)| + R/2)
+ * between p and p^: |y^ - y| <= that * P + |p^| s(p^) ((1 + es)(1 + u) - 1) + |p^| zs (1 + u) + eta
+ *   silu'   s (1 + p (1 - s)) operation by operation, with |1 - s| <= 1 and |1 + p (1 - s)| <= 1 +
+ * |p|; see slope_eval. Then moving from p^ to p costs P/2. dpre    |dpre^ - dpre| <= |dy^|(1 + u)
+ * (error of silu') + |silu'(p)| (|dy^| u + ed) + eta                       =: E dx      W terms:
+ * sum |w^| E (1 + gamma_W) + gamma_W sum |w^||dpre| + sum ew |dpre| + 2 W eta. The halo adds no
+ * rounding beyond the W - 1 additions of the unsplit sum: it only regroups them (adding to 0 is
+ * exact). dw      L terms a rank in any order, then N partial sums in any order: a term passes at
+ * most n = 1 + (L - 1) + (N - 1) roundings: sum |x^| E (1 + gamma_n) + gamma_n sum |x^||dpre| + sum
+ * ex |dpre| + 2 T eta;       dbias likewise with x = 1 store   |value^| ust + eta_store, |value^|
+ * <= |value| + bound so far
  *
- * All terms are non-negative; evaluating them in double loses at most a few hundred plus 2T roundings, and the result is multiplied
- * by 1 + gamma of that. A bound that is not finite, or depends on a NaN, is infinity.
+ * All terms are non-negative; evaluating them in double loses at most a few hundred plus 2T
+ * roundings, and the result is multiplied by 1 + gamma of that. A bound that is not finite, or
+ * depends on a NaN, is infinity.
  */
 #include <assert.h>
 #include <float.h>
@@ -32,14 +37,17 @@
 #include <mpfr.h>
 #include <stdlib.h>
 
-#include "ref/chunk/conv.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/chunk/conv.h"
 #include "ref/vocabulary/formats.h"
 
 #define U64 0x1p-53
 #define MAX_SLOPE 1.1
 
-typedef struct { double u, eta, es, zs; int f32; } rule;
+typedef struct {
+    double u, eta, es, zs;
+    int f32;
+} rule;
 
 static const double gamma4_u64 = 4 * U64 / (1 - 4 * U64) * (1 + 0x1p-50);
 
@@ -49,28 +57,35 @@ static rule rule_of(dp_conv_policy pol) {
     return (rule){0x1p-24, FLT_TRUE_MIN, es32, FLT_TRUE_MIN, 1};
 }
 
-/* exp (2 u), the sum and the quotient (u each) in fp32: gamma_4(u). Where exp overflows, s is 0 and was below 2^-126. */
+/* exp (2 u), the sum and the quotient (u each) in fp32: gamma_4(u). Where exp overflows, s is 0 and
+ * was below 2^-126. */
 static rule rule_sigmoid32(dp_conv_policy pol) {
     rule r = rule_of(pol);
-    r.es = 4 * 0x1p-24 / (1 - 4 * 0x1p-24) * (1 + 0x1p-50), r.zs = FLT_MIN;
+    r.es = 4 * 0x1p-24 / (1 - 4 * 0x1p-24) * (1 + 0x1p-50);
+    r.zs = FLT_MIN;
     return r;
 }
 
-/* MPFR's exponent range makes underflow irrelevant beside DBL_TRUE_MIN; exp, 1 + exp and the quotient are correctly rounded. */
+/* MPFR's exponent range makes underflow irrelevant beside DBL_TRUE_MIN; exp, 1 + exp and the
+ * quotient are correctly rounded. */
 static rule rule_mpfr(int prec) {
     const double u = ldexp(1, -(prec < 1000 ? prec : 1000));
     return (rule){u, DBL_TRUE_MIN, dp_gamma(4, u), DBL_TRUE_MIN, 0};
 }
 
 /* An operand as the format sees it: largest magnitude, and error of rounding it. */
-typedef struct { double mag, err; } operand;
+typedef struct {
+    double mag, err;
+} operand;
 
 static operand op(const rule *r, double x) {
     const double f = r->f32 ? (double)(float)x : x;
     return (operand){fmax(fabs(x), fabs(f)), x == f ? 0 : fabs(x - f)};
 }
 
-typedef struct { double anchor, anchor_err, err; } pre_bound;
+typedef struct {
+    double anchor, anchor_err, err;
+} pre_bound;
 
 static pre_bound pre_at(const dp_conv *c, const rule *r, int64_t lo, int64_t t, int d) {
     const operand b = op(r, c->bias ? c->bias[d] : 0);
@@ -84,21 +99,24 @@ static pre_bound pre_at(const dp_conv *c, const rule *r, int64_t lo, int64_t t, 
         sum += w.mag * x.mag;
         lost += w.mag * x.err + w.err * x.mag;
     }
-    return (pre_bound){a, dp_gamma(c->W + 1, U64) * sum + 2 * c->W * DBL_TRUE_MIN, dp_gamma(c->W + 1, r->u) * sum + lost + 2 * c->W * r->eta};
+    return (pre_bound){a, dp_gamma(c->W + 1, U64) * sum + 2 * c->W * DBL_TRUE_MIN,
+                       dp_gamma(c->W + 1, r->u) * sum + lost + 2 * c->W * r->eta};
 }
 
 /* |computed silu'(p) - silu'(p)| for |p| <= pm, sigmoid(p) <= sm */
 static double slope_eval(const rule *r, double pm, double sm) {
     const double u = r->u;
-    const double e1 = (sm * r->es + r->zs) * (1 + u) + u;            /* 1 - s */
-    const double e2 = pm * e1 * (1 + u) + pm * u + r->eta;           /* p (1 - s) */
-    const double e3 = e2 * (1 + u) + (1 + pm) * u;                   /* 1 + p (1 - s) */
+    const double e1 = (sm * r->es + r->zs) * (1 + u) + u;  /* 1 - s */
+    const double e2 = pm * e1 * (1 + u) + pm * u + r->eta; /* p (1 - s) */
+    const double e3 = e2 * (1 + u) + (1 + pm) * u;         /* 1 + p (1 - s) */
     const double es = sm * ((1 + r->es) * (1 + u) - 1) + r->zs * (1 + u);
     return (sm * (1 + r->es) + r->zs) * (1 + u) * e3 + (1 + pm) * es + r->eta;
 }
 
 /* y_err; slope_mag >= |silu'(p)|; slope_err >= |computed silu' - silu'(p)| */
-typedef struct { double y_err, slope_mag, slope_err; } act_bound;
+typedef struct {
+    double y_err, slope_mag, slope_err;
+} act_bound;
 
 static act_bound act_at(const rule *r, int silu, pre_bound p) {
     if (!silu) return (act_bound){p.err, 1, 0};
@@ -107,12 +125,14 @@ static act_bound act_at(const rule *r, int silu, pre_bound p) {
     const double s = 1 / (1 + dp_exp(-p.anchor)), sm = fmin(1, s * (1 + 0x1p-50) + DBL_MIN + R / 4);
     const double slope = fabs(s * (1 + p.anchor * (1 - s))) + slope_eval(&fp64, pm, sm);
     const double eval = pm * sm * ((1 + r->es) * (1 + r->u) - 1) + pm * r->zs * (1 + r->u) + r->eta;
-    return (act_bound){fmin(MAX_SLOPE, slope + R / 2) * p.err + eval, fmin(MAX_SLOPE, slope + p.anchor_err / 2),
+    return (act_bound){fmin(MAX_SLOPE, slope + R / 2) * p.err + eval,
+                       fmin(MAX_SLOPE, slope + p.anchor_err / 2),
                        slope_eval(r, pm, sm) + p.err / 2};
 }
 
 /* Outputs and dpre of one channel. mag, err [T]: |dpre| and its error. */
-static void bound_outputs(const dp_conv *c, const rule *r, int d, double *mag, double *err, dp_conv_result *b) {
+static void bound_outputs(const dp_conv *c, const rule *r, int d, double *mag, double *err,
+                          dp_conv_result *b) {
     for (int q = 0; q < c->Nseq; q++)
         for (int64_t t = c->cu[q]; t < c->cu[q + 1]; t++) {
             const act_bound a = act_at(r, c->silu, pre_at(c, r, c->cu[q], t, d));
@@ -120,11 +140,14 @@ static void bound_outputs(const dp_conv *c, const rule *r, int d, double *mag, d
             if (!c->dy) continue;
             const operand dy = op(r, c->dy[t * c->D + d]);
             mag[t] = dy.mag * a.slope_mag;
-            err[t] = c->silu ? dy.mag * (1 + r->u) * a.slope_err + a.slope_mag * (dy.mag * r->u + dy.err) + r->eta : dy.err;
+            err[t] = c->silu ? dy.mag * (1 + r->u) * a.slope_err +
+                                   a.slope_mag * (dy.mag * r->u + dy.err) + r->eta
+                             : dy.err;
         }
 }
 
-static double bound_dx(const dp_conv *c, const rule *r, int64_t i, int64_t end, int d, const double *mag, const double *err) {
+static double bound_dx(const dp_conv *c, const rule *r, int64_t i, int64_t end, int d,
+                       const double *mag, const double *err) {
     const double g = dp_gamma(c->W, r->u);
     double b = 2 * c->W * r->eta;
     for (int j = 0; j < c->W; j++) {
@@ -136,7 +159,8 @@ static double bound_dx(const dp_conv *c, const rule *r, int64_t i, int64_t end, 
     return b;
 }
 
-static double bound_dw(const dp_conv *c, const rule *r, int n, int d, int j, const double *mag, const double *err) {
+static double bound_dw(const dp_conv *c, const rule *r, int n, int d, int j, const double *mag,
+                       const double *err) {
     const double g = dp_gamma(n, r->u);
     double b = 2 * (double)c->T * r->eta;
     for (int q = 0; q < c->Nseq; q++)
@@ -152,12 +176,15 @@ static void bound_channel(const dp_conv *c, const rule *r, int n, int d, dp_conv
     bound_outputs(c, r, d, mag, err, b);
     if (c->dy) {
         for (int q = 0; q < c->Nseq; q++)
-            for (int64_t i = c->cu[q]; i < c->cu[q + 1]; i++) b->dx[i * c->D + d] = bound_dx(c, r, i, c->cu[q + 1], d, mag, err);
-        for (int j = 0; j < c->W; j++) b->dw[d * c->W + j] = bound_dw(c, r, n, d, j, mag, err);
+            for (int64_t i = c->cu[q]; i < c->cu[q + 1]; i++)
+                b->dx[i * c->D + d] = bound_dx(c, r, i, c->cu[q + 1], d, mag, err);
+        for (int j = 0; j < c->W; j++)
+            b->dw[d * c->W + j] = bound_dw(c, r, n, d, j, mag, err);
         if (c->bias) {
             const double g = dp_gamma(n, r->u);
             b->dbias[d] = 0;
-            for (int64_t t = 0; t < c->T; t++) b->dbias[d] += err[t] * (1 + g) + g * mag[t];
+            for (int64_t t = 0; t < c->T; t++)
+                b->dbias[d] += err[t] * (1 + g) + g * mag[t];
         }
     }
     free(mag);
@@ -168,10 +195,12 @@ static void bound_channel(const dp_conv *c, const rule *r, int n, int d, dp_conv
 static void bound_arithmetic(const dp_conv *c, const rule *r, int64_t n, dp_conv_result *b) {
     assert(n <= c->T && c->T <= INT32_MAX / 4);
 #pragma omp parallel for schedule(static)
-    for (int d = 0; d < c->D; d++) bound_channel(c, r, (int)n, d, b);
+    for (int d = 0; d < c->D; d++)
+        bound_channel(c, r, (int)n, d, b);
 }
 
-/* b <- (b + ust |v| + eta) upward, v may be NULL (no store). |v| >= |the computed value before its store|, less b. */
+/* b <- (b + ust |v| + eta) upward, v may be NULL (no store). |v| >= |the computed value before its
+ * store|, less b. */
 static void finish(double *b, const double *v, int64_t n, int64_t T, double ust, double eta) {
     const double up = 1 + dp_gamma((int)(2 * T) + 400, U64);
     for (int64_t i = 0; b && i < n; i++) {
@@ -181,7 +210,8 @@ static void finish(double *b, const double *v, int64_t n, int64_t T, double ust,
     }
 }
 
-static void finish_all(const dp_conv *c, dp_conv_result *b, const dp_conv_result *v, int all, double ust, double eta) {
+static void finish_all(const dp_conv *c, dp_conv_result *b, const dp_conv_result *v, int all,
+                       double ust, double eta) {
     const int64_t n = c->T * c->D;
     finish(b->y, v ? v->y : NULL, n, c->T, ust, eta);
     finish(b->dx, v ? v->dx : NULL, n, c->T, ust, eta);
@@ -218,20 +248,23 @@ static void bound_of(const dp_conv *c, dp_conv_policy pol, rule r, int N, dp_con
     dp_conv_result_free(&v);
 }
 
-void dp_conv_bound(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound) { bound_of(c, pol, rule_of(pol), N, bound); }
+void dp_conv_bound(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound) {
+    bound_of(c, pol, rule_of(pol), N, bound);
+}
 
 void dp_conv_bound_sigmoid32(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound) {
     assert(pol != DP_CONV_FP64);
     bound_of(c, pol, rule_sigmoid32(pol), N, bound);
 }
 
-/* ---- truth: the formulas of math.md h, every operation correctly rounded to prec bits, one channel at a time ---- */
+/* ---- truth: the formulas of math.md h, every operation correctly rounded to prec bits, one
+ * channel at a time ---- */
 
 typedef struct {
     const dp_conv *c;
     dp_conv_result *out;
-    mpfr_t x, t, p, s, sum;      /* x: 53 bits, holds any double exactly */
-    mpfr_t *dpre;                /* [T], at least 53 bits: without silu it is dy, exactly */
+    mpfr_t x, t, p, s, sum; /* x: 53 bits, holds any double exactly */
+    mpfr_t *dpre;           /* [T], at least 53 bits: without silu it is dy, exactly */
 } channel;
 
 static void add_product(channel *k, double a, double b) {
@@ -300,7 +333,8 @@ static void truth_dw(channel *k, int d, int j) {
 
 static void truth_dbias(channel *k, int d) {
     mpfr_set_zero(k->sum, 1);
-    for (int64_t t = 0; t < k->c->T; t++) mpfr_add(k->sum, k->sum, k->dpre[t], MPFR_RNDN);
+    for (int64_t t = 0; t < k->c->T; t++)
+        mpfr_add(k->sum, k->sum, k->dpre[t], MPFR_RNDN);
     k->out->dbias[d] = mpfr_get_d(k->sum, MPFR_RNDN);
 }
 
@@ -313,8 +347,10 @@ static void truth_channel(channel *k, int d) {
         }
     if (!c->dy) return;
     for (int q = 0; q < c->Nseq; q++)
-        for (int64_t i = c->cu[q]; i < c->cu[q + 1]; i++) truth_dx(k, i, c->cu[q + 1], d);
-    for (int j = 0; j < c->W; j++) truth_dw(k, d, j);
+        for (int64_t i = c->cu[q]; i < c->cu[q + 1]; i++)
+            truth_dx(k, i, c->cu[q + 1], d);
+    for (int j = 0; j < c->W; j++)
+        truth_dw(k, d, j);
     if (c->bias) truth_dbias(k, d);
 }
 
@@ -324,17 +360,20 @@ static void channel_open(channel *k, const dp_conv *c, int prec, dp_conv_result 
     mpfr_init2(k->x, 53);
     mpfr_inits2(prec, k->t, k->p, k->s, k->sum, (mpfr_ptr)0);
     k->dpre = dp_calloc((size_t)c->T, sizeof *k->dpre);
-    for (int64_t t = 0; t < c->T; t++) mpfr_init2(k->dpre[t], prec < 53 ? 53 : prec);
+    for (int64_t t = 0; t < c->T; t++)
+        mpfr_init2(k->dpre[t], prec < 53 ? 53 : prec);
 }
 
 static void channel_close(channel *k) {
     mpfr_clears(k->x, k->t, k->p, k->s, k->sum, (mpfr_ptr)0);
-    for (int64_t t = 0; t < k->c->T; t++) mpfr_clear(k->dpre[t]);
+    for (int64_t t = 0; t < k->c->T; t++)
+        mpfr_clear(k->dpre[t]);
     free(k->dpre);
     mpfr_free_cache();
 }
 
-/* The last rounding errs by at most 2^-53 |v^| for the value v^ before it; |v^| <= |v| / (1 - 2^-53), hence 2^-53 (1 + 2^-52). */
+/* The last rounding errs by at most 2^-53 |v^| for the value v^ before it; |v^| <= |v| / (1 -
+ * 2^-53), hence 2^-53 (1 + 2^-52). */
 void dp_conv_truth(const dp_conv *c, int prec, dp_conv_result *r, dp_conv_result *radius) {
     assert(prec >= 2);
 #pragma omp parallel
@@ -342,7 +381,8 @@ void dp_conv_truth(const dp_conv *c, int prec, dp_conv_result *r, dp_conv_result
         channel k;
         channel_open(&k, c, prec, r);
 #pragma omp for schedule(dynamic)
-        for (int d = 0; d < c->D; d++) truth_channel(&k, d);
+        for (int d = 0; d < c->D; d++)
+            truth_channel(&k, d);
         channel_close(&k);
     }
     const rule m = rule_mpfr(prec);

@@ -1,7 +1,7 @@
 /* The pair (M, H) of an affine state map S -> M S + H (math.md g.1), fp64.
  *
- * Composition is associative but not commutative: the later map stands on the left. Both merges therefore start at the farthest
- * rank, whose own M multiplies the zero state and is never read.
+ * Composition is associative but not commutative: the later map stands on the left. Both merges
+ * therefore start at the farthest rank, whose own M multiplies the zero state and is never read.
  */
 #include "affine.h"
 
@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/vocabulary/problem.h"
 #include "ref/arithmetic/product.h"
+#include "ref/vocabulary/problem.h"
 
 void dp_affine_init(dp_affine *a, int K, int V) {
     assert(K > 0 && V > 0);
@@ -18,7 +18,8 @@ void dp_affine_init(dp_affine *a, int K, int V) {
     a->V = V;
     a->M = dp_doubles((int64_t)K * K);
     a->H = dp_doubles((int64_t)K * V);
-    for (int i = 0; i < K; i++) a->M[(size_t)i * K + i] = 1;
+    for (int i = 0; i < K; i++)
+        a->M[(size_t)i * K + i] = 1;
 }
 
 void dp_affine_free(dp_affine *a) {
@@ -71,5 +72,6 @@ void dp_affine_chain(const dp_affine *first_to_last, int n, dp_affine *out) {
 void dp_affine_merge(const dp_affine *ranks, int from, int until, int step, double *S) {
     assert(step && (until - from) % step == 0 && (until - from) / step > 0);
     memcpy(S, ranks[from].H, (size_t)ranks[from].K * ranks[from].V * sizeof *S);
-    for (int j = from + step; j != until; j += step) dp_affine_apply(&ranks[j], S, S);
+    for (int j = from + step; j != until; j += step)
+        dp_affine_apply(&ranks[j], S, S);
 }

@@ -1,19 +1,27 @@
-/* ref/chunk/affine.h - the pair (M, H) of an affine state map S -> M S + H, in fp64 (math.md g.1). M [K][K], H [K][V]. */
+/* ref/chunk/affine.h - the pair (M, H) of an affine state map S -> M S + H, in fp64 (math.md g.1).
+ * M [K][K], H [K][V]. */
 #ifndef DP_AFFINE_H
 #define DP_AFFINE_H
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef struct { int K, V; double *M, *H; } dp_affine;
-void dp_affine_init(dp_affine *a, int K, int V);                         /* the identity: M = I, H = 0 */
+typedef struct {
+    int K, V;
+    double *M, *H;
+} dp_affine;
+void dp_affine_init(dp_affine *a, int K, int V); /* the identity: M = I, H = 0 */
 void dp_affine_free(dp_affine *a);
-void dp_affine_compose(dp_affine *later, const dp_affine *earlier);      /* later <- later o earlier = (M2 M1, M2 H1 + H2) */
-void dp_affine_apply(const dp_affine *a, const double *S, double *out);  /* out = M S + H; out may be S */
+void dp_affine_compose(
+    dp_affine *later,
+    const dp_affine *earlier); /* later <- later o earlier = (M2 M1, M2 H1 + H2) */
+void dp_affine_apply(const dp_affine *a, const double *S,
+                     double *out); /* out = M S + H; out may be S */
 /* out (initialised here, freed by the caller) = maps [n-1] o ... o [1] o [0]; n >= 1. */
 void dp_affine_chain(const dp_affine *first_to_last, int n, dp_affine *out);
-/* S = 0; for j = from, from+step, ..., until (excluded, from != until): S <- M_j S + H_j. Start at the FARTHEST rank: forward
- * (r - pre, r, +1), backward (r + post, r, -1) on the adjoint pairs. ranks[from].M is not read. */
+/* S = 0; for j = from, from+step, ..., until (excluded, from != until): S <- M_j S + H_j. Start at
+ * the FARTHEST rank: forward (r - pre, r, +1), backward (r + post, r, -1) on the adjoint pairs.
+ * ranks[from].M is not read. */
 void dp_affine_merge(const dp_affine *ranks, int from, int until, int step, double *S);
 
 #ifdef __cplusplus

@@ -1,40 +1,51 @@
 #include "chunk.h"
 #include "chunk_gated.h"
 #include "chunk_pair.h"
-#include "ref/vocabulary/design.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
+#include "ref/vocabulary/design.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 double dp_round_arith(dp_base b, double x) { return b == DP_BASE_FP64 ? x : (double)(float)x; }
-double dp_round_store(dp_base b, double x) { return b == DP_BASE_BF16 ? (double)dp_bf16((float)x) : dp_round_arith(b, x); }
-
-static void store(dp_format f, double *x, int64_t n) {
-    if (f != DP_FP64) for (int64_t i = 0; i < n; i++) x[i] = dp_store(f, x[i]);
+double dp_round_store(dp_base b, double x) {
+    return b == DP_BASE_BF16 ? (double)dp_bf16((float)x) : dp_round_arith(b, x);
 }
 
-/* ---- intra ---------------------------------------------------------------------------------------------------------------- */
+static void store(dp_format f, double *x, int64_t n) {
+    if (f != DP_FP64)
+        for (int64_t i = 0; i < n; i++)
+            x[i] = dp_store(f, x[i]);
+}
 
-/* The system matrix A = I + B L, unit lower: only what lies strictly below the diagonal blocks is nonzero. */
+/* ---- intra ----------------------------------------------------------------------------------- */
+
+/* The system matrix A = I + B L, unit lower: only what lies strictly below the diagonal blocks is
+ * nonzero. */
 static void system_matrix(const dp_chunk *ch, double *A) {
     const int n = ch->n;
     for (int i = 0; i < n; i++)
-        for (int j = 0; j < n; j++) A[(int64_t)i * n + j] = i == j ? 1.0 : dp_round_arith(ch->base, ch->beta[i] * ch->L[(int64_t)i * n + j]);
+        for (int j = 0; j < n; j++)
+            A[(int64_t)i * n + j] =
+                i == j ? 1.0 : dp_round_arith(ch->base, ch->beta[i] * ch->L[(int64_t)i * n + j]);
 }
 
 static float *narrow(const double *x, int64_t n) {
     float *y = dp_alloc((size_t)n, sizeof *y);
-    for (int64_t i = 0; i < n; i++) y[i] = (float)x[i];
+    for (int64_t i = 0; i < n; i++)
+        y[i] = (float)x[i];
     return y;
 }
 
-static const dp_linear *linear_of(const dp_chunk *ch) { return ch->linear ? ch->linear : &dp_linear_own; }
+static const dp_linear *linear_of(const dp_chunk *ch) {
+    return ch->linear ? ch->linear : &dp_linear_own;
+}
 
 /* C [m][n] = op(A) op(B) in the base's formats */
-static void mul(const dp_chunk *ch, int ta, int tb, int m, int n, int k, const double *A, const double *B, double *C) {
+static void mul(const dp_chunk *ch, int ta, int tb, int m, int n, int k, const double *A,
+                const double *B, double *C) {
     dp_mm_by(linear_of(ch), ch->factors, (dp_shape){ta, tb, m, n, k}, A, B, C);
 }
 
@@ -47,7 +58,8 @@ static void solve(const dp_chunk *ch, const double *A, int trans, int nrhs, doub
     }
     float *a = narrow(A, (int64_t)n * n), *x = narrow(X, (int64_t)n * nrhs);
     linear_of(ch)->solve_f32(n, nrhs, trans, a, x);
-    for (int64_t i = 0; i < (int64_t)n * nrhs; i++) X[i] = x[i];
+    for (int64_t i = 0; i < (int64_t)n * nrhs; i++)
+        X[i] = x[i];
     free(a);
     free(x);
 }
@@ -62,7 +74,8 @@ static double *inverse(const dp_chunk *ch, dp_base base) {
     else {
         float *a = narrow(A, (int64_t)n * n), *t = dp_alloc((size_t)n * n, sizeof *t);
         linear_of(ch)->invert_f32(n, a, t);
-        for (int64_t i = 0; i < (int64_t)n * n; i++) T[i] = t[i];
+        for (int64_t i = 0; i < (int64_t)n * n; i++)
+            T[i] = t[i];
         free(a);
         free(t);
     }
@@ -74,8 +87,9 @@ void dp_chunk_inverse(dp_chunk *ch) {
     if (!ch->Akk) ch->Akk = inverse(ch, linear_of(ch) == &dp_linear_own ? DP_BASE_FP64 : ch->base);
 }
 
-/* gcum; then kgam, kg, qg, eC. A single step below the floor multiplies by exactly 0 in this arithmetic, whatever follows: raising it to the floor
- * changes nothing but keeps gcum finite (g = -inf is a reset) and its differences accurate behind such a step. */
+/* gcum; then kgam, kg, qg, eC. A single step below the floor multiplies by exactly 0 in this
+ * arithmetic, whatever follows: raising it to the floor changes nothing but keeps gcum finite (g =
+ * -inf is a reset) and its differences accurate behind such a step. */
 double dp_gate_floor(dp_base b) { return b == DP_BASE_FP64 ? -746.0 : -104.0; }
 
 static void cumsum(dp_chunk *ch, const dp_chunk_in *in) {
@@ -85,7 +99,8 @@ static void cumsum(dp_chunk *ch, const dp_chunk_in *in) {
         double s = 0;
         for (int t = 0; t < c; t++) {
             const double g = in->g[t * in->sg + (in->Kg == 1 ? 0 : x)];
-            ch->gcum[t * K + x] = s = dp_round_arith(b, s + (g < dp_gate_floor(b) ? dp_gate_floor(b) : g));
+            ch->gcum[t * K + x] = s =
+                dp_round_arith(b, s + (g < dp_gate_floor(b) ? dp_gate_floor(b) : g));
         }
     }
 }
@@ -94,11 +109,14 @@ static void cumsum(dp_chunk *ch, const dp_chunk_in *in) {
 static void decays_at(const dp_chunk *ch, int t, double *e, double *end) {
     const int K = ch->K;
     const double *g = ch->gcum + (int64_t)t * K, *last = ch->gcum + (int64_t)(ch->c - 1) * K;
-    for (int x = 0; x < K; x++) end[x] = dp_round_arith(ch->base, last[x] - g[x]);
+    for (int x = 0; x < K; x++)
+        end[x] = dp_round_arith(ch->base, last[x] - g[x]);
     dp_exp_row(K, g, e);
     dp_exp_row(K, end, end);
-    for (int x = 0; x < K; x++) e[x] = dp_round_arith(ch->base, e[x]);
-    for (int x = 0; x < K; x++) end[x] = dp_round_arith(ch->base, end[x]);
+    for (int x = 0; x < K; x++)
+        e[x] = dp_round_arith(ch->base, e[x]);
+    for (int x = 0; x < K; x++)
+        end[x] = dp_round_arith(ch->base, end[x]);
 }
 
 static void decay(dp_chunk *ch) {
@@ -106,7 +124,8 @@ static void decay(dp_chunk *ch) {
     const dp_base b = ch->base;
     double *exps = dp_doubles(2 * (int64_t)K), *ends = exps + K;
     dp_exp_row(K, ch->gcum + (int64_t)(c - 1) * K, ch->eC);
-    for (int x = 0; x < K; x++) ch->eC[x] = dp_round_arith(b, ch->eC[x]);
+    for (int x = 0; x < K; x++)
+        ch->eC[x] = dp_round_arith(b, ch->eC[x]);
     for (int t = 0; t < c; t++) {
         decays_at(ch, t, exps, ends);
         for (int x = 0; x < K; x++) {
@@ -122,12 +141,17 @@ static void decay(dp_chunk *ch) {
     free(exps);
 }
 
-/* w = A^(-1) B Kgam, u = A^(-1) B V: one triangular solve, or (bf16, as FLA does) products with the stored inverse. */
+/* w = A^(-1) B Kgam, u = A^(-1) B V: one triangular solve, or (bf16, as FLA does) products with the
+ * stored inverse. */
 static void wy(dp_chunk *ch) {
     const int n = ch->n, K = ch->K, V = ch->V;
     for (int i = 0; i < n; i++) {
-        for (int x = 0; x < K; x++) ch->w[(int64_t)i * K + x] = dp_round_arith(ch->base, ch->beta[i] * ch->kgam[(int64_t)i * K + x]);
-        for (int x = 0; x < V; x++) ch->u[(int64_t)i * V + x] = dp_round_arith(ch->base, ch->beta[i] * ch->v[(int64_t)i * V + x]);
+        for (int x = 0; x < K; x++)
+            ch->w[(int64_t)i * K + x] =
+                dp_round_arith(ch->base, ch->beta[i] * ch->kgam[(int64_t)i * K + x]);
+        for (int x = 0; x < V; x++)
+            ch->u[(int64_t)i * V + x] =
+                dp_round_arith(ch->base, ch->beta[i] * ch->v[(int64_t)i * V + x]);
     }
     if (ch->by_inverse) {
         double *rw = dp_copy(ch->w, (int64_t)n * K), *ru = dp_copy(ch->u, (int64_t)n * V);
@@ -135,7 +159,8 @@ static void wy(dp_chunk *ch) {
         mul(ch, 0, 0, n, V, n, ch->Akk, ru, ch->u);
         store(ch->factors, ch->w, (int64_t)n * K);
         store(ch->factors, ch->u, (int64_t)n * V);
-        free(rw), free(ru);
+        free(rw);
+        free(ru);
         return;
     }
     double *A = dp_doubles((int64_t)n * n);
@@ -145,15 +170,41 @@ static void wy(dp_chunk *ch) {
     free(A);
 }
 
-void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale, const dp_chunk_in *in) {
+void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
+                    const dp_chunk_in *in) {
     const int n = c * R;
-    *ch = (dp_chunk){.base = base, .c = c, .R = R, .K = K, .V = V, .n = n, .scale = scale, .by_inverse = base == DP_BASE_BF16};
+    *ch = (dp_chunk){.base = base,
+                     .c = c,
+                     .R = R,
+                     .K = K,
+                     .V = V,
+                     .n = n,
+                     .scale = scale,
+                     .by_inverse = base == DP_BASE_BF16};
     ch->factors = dp_design_of(base).factors;
     ch->out = dp_design_of(base).out;
-    const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, nV = (int64_t)n * V, nn = (int64_t)n * n;
-    const struct { double **p; int64_t n; } a[] = {{&ch->q, cK}, {&ch->k, nK}, {&ch->v, nV}, {&ch->beta, n}, {&ch->gcum, cK}, {&ch->L, nn}, {&ch->Aqk, (int64_t)c * n},
-        {&ch->kgam, nK}, {&ch->w, nK}, {&ch->u, nV}, {&ch->kg, nK}, {&ch->qg, cK}, {&ch->eC, K}, {&ch->h, (int64_t)K * V}, {&ch->v_new, nV}};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++) *a[i].p = dp_doubles(a[i].n);
+    const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, nV = (int64_t)n * V,
+                  nn = (int64_t)n * n;
+    const struct {
+        double **p;
+        int64_t n;
+    } a[] = {{&ch->q, cK},
+             {&ch->k, nK},
+             {&ch->v, nV},
+             {&ch->beta, n},
+             {&ch->gcum, cK},
+             {&ch->L, nn},
+             {&ch->Aqk, (int64_t)c * n},
+             {&ch->kgam, nK},
+             {&ch->w, nK},
+             {&ch->u, nV},
+             {&ch->kg, nK},
+             {&ch->qg, cK},
+             {&ch->eC, K},
+             {&ch->h, (int64_t)K * V},
+             {&ch->v_new, nV}};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        *a[i].p = dp_doubles(a[i].n);
     for (int t = 0; t < c; t++) {
         memcpy(ch->q + (int64_t)t * K, in->q + t * in->sq, sizeof(double) * K);
         memcpy(ch->k + (int64_t)t * R * K, in->k + t * in->sk, sizeof(double) * R * K);
@@ -164,8 +215,10 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
 
 void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in) {
     cumsum(ch, in);
-    if (ch->gated) dp_gated_forward(ch);
-    else dp_pair_fwd(ch);
+    if (ch->gated)
+        dp_gated_forward(ch);
+    else
+        dp_pair_fwd(ch);
     store(ch->factors, ch->Aqk, (int64_t)ch->c * ch->n);
 }
 
@@ -181,7 +234,8 @@ void dp_chunk_wy(dp_chunk *ch) {
     wy(ch);
 }
 
-void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale, const dp_chunk_in *in) {
+void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
+                   const dp_chunk_in *in) {
     dp_chunk_begin(ch, base, c, R, K, V, scale, in);
     dp_chunk_intra(ch, in);
     dp_chunk_solve(ch);
@@ -189,8 +243,9 @@ void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doubl
 }
 
 void dp_chunk_free(dp_chunk *ch) {
-    double **a[] = {&ch->q, &ch->k, &ch->v, &ch->beta, &ch->gcum, &ch->L, &ch->Akk, &ch->Aqk, &ch->kgam, &ch->w, &ch->u, &ch->kg, &ch->qg,
-                    &ch->eC, &ch->h, &ch->v_new, &ch->dh, &ch->dvl, &ch->dX};
+    double **a[] = {&ch->q,   &ch->k,     &ch->v,  &ch->beta, &ch->gcum, &ch->L,  &ch->Akk,
+                    &ch->Aqk, &ch->kgam,  &ch->w,  &ch->u,    &ch->kg,   &ch->qg, &ch->eC,
+                    &ch->h,   &ch->v_new, &ch->dh, &ch->dvl,  &ch->dX};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
         free(*a[i]);
         *a[i] = NULL;
@@ -198,14 +253,15 @@ void dp_chunk_free(dp_chunk *ch) {
     dp_pair_forget(ch);
 }
 
-/* ---- forward -------------------------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
     double *x = dp_doubles((int64_t)n * V), *d = dp_doubles((int64_t)K * V);
-    mul(ch, 0, 0, n, V, K, ch->w, S, x);                        /* reads the UNdecayed state */
-    for (int64_t i = 0; i < (int64_t)n * V; i++) x[i] = dp_store(ch->factors, dp_round_arith(b, ch->u[i] - x[i]));
+    mul(ch, 0, 0, n, V, K, ch->w, S, x); /* reads the UNdecayed state */
+    for (int64_t i = 0; i < (int64_t)n * V; i++)
+        x[i] = dp_store(ch->factors, dp_round_arith(b, ch->u[i] - x[i]));
     mul(ch, 1, 0, K, V, n, ch->kg, x, d);
     for (int i = 0; i < K; i++)
         for (int j = 0; j < V; j++) {
@@ -213,7 +269,8 @@ void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
             *s = dp_round_arith(b, dp_round_arith(b, ch->eC[i] * *s) + d[(int64_t)i * V + j]);
         }
     if (X) memcpy(X, x, sizeof(double) * n * V);
-    free(x), free(d);
+    free(x);
+    free(d);
 }
 
 void dp_chunk_output(const dp_chunk *ch, double *o) {
@@ -223,7 +280,9 @@ void dp_chunk_output(const dp_chunk *ch, double *o) {
     mul(ch, 0, 0, c, V, K, ch->qg, ch->h, o);
     mul(ch, 0, 0, c, V, ch->n, ch->Aqk, ch->v_new, p);
     for (int64_t i = 0; i < (int64_t)c * V; i++)
-        o[i] = dp_store(ch->out, dp_round_arith(b, dp_round_arith(b, dp_round_arith(b, ch->scale) * o[i]) + p[i]));
+        o[i] = dp_store(
+            ch->out,
+            dp_round_arith(b, dp_round_arith(b, dp_round_arith(b, ch->scale) * o[i]) + p[i]));
     free(p);
 }
 
@@ -237,7 +296,7 @@ void dp_chunk_M(const dp_chunk *ch, double *M) {
         }
 }
 
-/* ---- backward ------------------------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 void dp_chunk_dAv(dp_chunk *ch, const double *dout) {
     const int64_t nV = (int64_t)ch->n * ch->V;
@@ -249,19 +308,24 @@ void dp_chunk_dAv(dp_chunk *ch, const double *dout) {
 void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dX) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    double *x = dp_doubles((int64_t)n * V), *a = dp_doubles((int64_t)2 * K * V), *d = a + (int64_t)K * V;
-    mul(ch, 0, 0, n, V, K, ch->kg, dS, x);                      /* reads the UNdecayed dS_c */
-    for (int64_t i = 0; i < (int64_t)n * V; i++) x[i] = dp_store(ch->factors, dp_round_arith(b, ch->dvl[i] + x[i]));
+    double *x = dp_doubles((int64_t)n * V), *a = dp_doubles((int64_t)2 * K * V),
+           *d = a + (int64_t)K * V;
+    mul(ch, 0, 0, n, V, K, ch->kg, dS, x); /* reads the UNdecayed dS_c */
+    for (int64_t i = 0; i < (int64_t)n * V; i++)
+        x[i] = dp_store(ch->factors, dp_round_arith(b, ch->dvl[i] + x[i]));
     mul(ch, 1, 0, K, V, ch->c, ch->qg, dout, a);
     mul(ch, 1, 0, K, V, n, ch->w, x, d);
     for (int i = 0; i < K; i++)
         for (int j = 0; j < V; j++) {
             const int64_t z = (int64_t)i * V + j;
-            const double s = dp_round_arith(b, dp_round_arith(b, ch->eC[i] * dS[z]) + dp_round_arith(b, dp_round_arith(b, ch->scale) * a[z]));
+            const double s =
+                dp_round_arith(b, dp_round_arith(b, ch->eC[i] * dS[z]) +
+                                      dp_round_arith(b, dp_round_arith(b, ch->scale) * a[z]));
             dS[z] = dp_round_arith(b, s - d[z]);
         }
     if (dX) memcpy(dX, x, sizeof(double) * n * V);
-    free(x), free(a);
+    free(x);
+    free(a);
 }
 
 void dp_chunk_grad_alloc(dp_chunk_grad *g, const dp_chunk *ch) {
@@ -273,19 +337,27 @@ void dp_chunk_grad_alloc(dp_chunk_grad *g, const dp_chunk *ch) {
 }
 
 void dp_chunk_grad_free(dp_chunk_grad *g) {
-    free(g->dq), free(g->dk), free(g->dv), free(g->dg), free(g->dbeta);
+    free(g->dq);
+    free(g->dk);
+    free(g->dv);
+    free(g->dg);
+    free(g->dbeta);
     *g = (dp_chunk_grad){0};
 }
 
-static double sum_arith(dp_base b, const double *x, const double *y, int n) {    /* sum x o y, every operation rounded */
+static double sum_arith(dp_base b, const double *x, const double *y,
+                        int n) { /* sum x o y, every operation rounded */
     double s = 0;
-    for (int i = 0; i < n; i++) s = dp_round_arith(b, s + dp_round_arith(b, x[i] * y[i]));
+    for (int i = 0; i < n; i++)
+        s = dp_round_arith(b, s + dp_round_arith(b, x[i] * y[i]));
     return s;
 }
 
-static double sum_stored(dp_base b, dp_format f, const double *x, const double *y, int n) {   /* the same of numbers that were stored in between */
+static double sum_stored(dp_base b, dp_format f, const double *x, const double *y,
+                         int n) { /* the same of numbers that were stored in between */
     double s = 0;
-    for (int i = 0; i < n; i++) s = dp_round_arith(b, s + dp_round_arith(b, dp_store(f, x[i]) * dp_store(f, y[i])));
+    for (int i = 0; i < n; i++)
+        s = dp_round_arith(b, s + dp_round_arith(b, dp_store(f, x[i]) * dp_store(f, y[i])));
     return s;
 }
 
@@ -307,24 +379,32 @@ void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
     }
     mul(ch, 0, 0, n, V, K, ch->kgam, ch->h, E);
     mul(ch, 0, 0, n, V, n, ch->L, ch->v_new, LX);
-    for (int64_t i = 0; i < nV; i++) E[i] = dp_round_arith(b, dp_round_arith(b, ch->v[i] - E[i]) - LX[i]);
+    for (int64_t i = 0; i < nV; i++)
+        E[i] = dp_round_arith(b, dp_round_arith(b, ch->v[i] - E[i]) - LX[i]);
     for (int i = 0; i < n; i++) {
         g->dbeta[i] = sum_arith(b, dZ + (int64_t)i * V, E + (int64_t)i * V, V);
-        for (int x = 0; x < V; x++) g->dv[(int64_t)i * V + x] = dp_round_arith(b, ch->beta[i] * dZ[(int64_t)i * V + x]);
+        for (int x = 0; x < V; x++)
+            g->dv[(int64_t)i * V + x] = dp_round_arith(b, ch->beta[i] * dZ[(int64_t)i * V + x]);
     }
-    free(dZ), free(E), free(LX);
+    free(dZ);
+    free(E);
+    free(LX);
 }
 
-/* dg_t from its per-token terms: r_s (own), w_i (towards the chunk end), z (whole chunk), and either dgam or the pair sums. */
-static void gate_sums(const dp_chunk *ch, const double *dgam, const double *pair, const double *r, const double *w, const double *z, double *dg) {
+/* dg_t from its per-token terms: r_s (own), w_i (towards the chunk end), z (whole chunk), and
+ * either dgam or the pair sums. */
+static void gate_sums(const dp_chunk *ch, const double *dgam, const double *pair, const double *r,
+                      const double *w, const double *z, double *dg) {
     const int c = ch->c, K = ch->K;
     const dp_base b = ch->base;
     for (int x = 0; x < K; x++) {
         double s = 0, below = 0;
-        for (int t = c - 1; t >= 0; t--) dg[t * K + x] = s = dp_round_arith(b, s + (pair ? r : dgam)[t * K + x]);
+        for (int t = c - 1; t >= 0; t--)
+            dg[t * K + x] = s = dp_round_arith(b, s + (pair ? r : dgam)[t * K + x]);
         if (!pair) continue;
         for (int t = 0; t < c; t++) {
-            const double own = dp_round_arith(b, dp_round_arith(b, dg[t * K + x] + pair[t * K + x]) + below);
+            const double own =
+                dp_round_arith(b, dp_round_arith(b, dg[t * K + x] + pair[t * K + x]) + below);
             dg[t * K + x] = dp_round_arith(b, own + z[x]);
             below = dp_round_arith(b, below + w[t * K + x]);
         }
@@ -339,17 +419,22 @@ void dp_chunk_grads(const dp_chunk *ch, const double *dout, int pair_dg, dp_chun
 void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g) {
     const int c = ch->c, R = ch->R, n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, cn = (int64_t)c * n, nn = (int64_t)n * n;
-    double *buf = dp_doubles(4 * cK + 3 * nK + cn + nn + 3 * K), *r = buf, *wsum = r + cK, *dgam = wsum + cK, *pair = dgam + cK, *dkr = pair + cK,
-           *dkw = dkr + nK, *end = dkw + nK, *dP = end + nK, *dL = dP + cn, *z = dL + nn, *exps = z + K, *ends = exps + K;
+    const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, cn = (int64_t)c * n,
+                  nn = (int64_t)n * n;
+    double *buf = dp_doubles(4 * cK + 3 * nK + cn + nn + 3 * K), *r = buf, *wsum = r + cK,
+           *dgam = wsum + cK, *pair = dgam + cK, *dkr = pair + cK, *dkw = dkr + nK, *end = dkw + nK,
+           *dP = end + nK, *dL = dP + cn, *z = dL + nn, *exps = z + K, *ends = exps + K;
 
-    mul(ch, 0, 1, c, n, V, dout, ch->v_new, dP);                /* dP = scale do X', used for i <= s */
-    mul(ch, 0, 1, n, n, V, g->dv, ch->v_new, dL);               /* -dL = dE X', used for i < s: nothing flows into the R x R diagonal */
-    for (int64_t i = 0; i < cn; i++) dP[i] = dp_round_arith(b, dp_round_arith(b, ch->scale) * dP[i]);
-    for (int64_t i = 0; i < nn; i++) dL[i] = -dL[i];
-    mul(ch, 0, 1, c, K, V, dout, ch->h, g->dq);                 /* S_0 do */
-    mul(ch, 0, 1, n, K, V, g->dv, ch->h, dkr);                  /* S_0 dE */
-    mul(ch, 0, 1, n, K, V, ch->v_new, ch->dh, end);             /* dS_c X */
+    mul(ch, 0, 1, c, n, V, dout, ch->v_new, dP); /* dP = scale do X', used for i <= s */
+    mul(ch, 0, 1, n, n, V, g->dv, ch->v_new,
+        dL); /* -dL = dE X', used for i < s: nothing flows into the R x R diagonal */
+    for (int64_t i = 0; i < cn; i++)
+        dP[i] = dp_round_arith(b, dp_round_arith(b, ch->scale) * dP[i]);
+    for (int64_t i = 0; i < nn; i++)
+        dL[i] = -dL[i];
+    mul(ch, 0, 1, c, K, V, dout, ch->h, g->dq);     /* S_0 do */
+    mul(ch, 0, 1, n, K, V, g->dv, ch->h, dkr);      /* S_0 dE */
+    mul(ch, 0, 1, n, K, V, ch->v_new, ch->dh, end); /* dS_c X */
     for (int t = 0; t < c; t++) {
         decays_at(ch, t, exps, ends);
         for (int x = 0; x < K; x++) {
@@ -368,24 +453,29 @@ void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_
             wsum[t * K + x] = ww;
         }
     }
-    if (ch->gated) dp_gated_backward(ch, &(dp_gated_gradients){dL, dP, g->dq, dkr, dkw});
-    else dp_pair_bwd(ch, &(dp_pair_adjoint){dL, dP, g->dq, dkr, dkw, pair_dg ? pair : NULL});
+    if (ch->gated)
+        dp_gated_backward(ch, &(dp_gated_gradients){dL, dP, g->dq, dkr, dkw});
+    else
+        dp_pair_bwd(ch, &(dp_pair_adjoint){dL, dP, g->dq, dkr, dkw, pair_dg ? pair : NULL});
 
-    for (int x = 0; x < K; x++)                                  /* eC o rowsum(S_0 o dS_c), of the states as they are stored */
-        z[x] = dp_round_arith(b, ch->eC[x] * sum_stored(b, ch->factors, ch->h + (int64_t)x * V, ch->dh + (int64_t)x * V, V));
+    for (int x = 0; x < K; x++) /* eC o rowsum(S_0 o dS_c), of the states as they are stored */
+        z[x] = dp_round_arith(b, ch->eC[x] * sum_stored(b, ch->factors, ch->h + (int64_t)x * V,
+                                                        ch->dh + (int64_t)x * V, V));
     for (int t = 0; t < c; t++)
         for (int x = 0; x < K; x++) {
             double d = dp_round_arith(b, ch->q[t * K + x] * g->dq[t * K + x]);
             for (int j = 0; j < R; j++) {
                 const int64_t i = (int64_t)(t * R + j) * K + x;
-                d = dp_round_arith(b, d + dp_round_arith(b, ch->k[i] * dp_round_arith(b, dkr[i] - dkw[i])));
+                d = dp_round_arith(
+                    b, d + dp_round_arith(b, ch->k[i] * dp_round_arith(b, dkr[i] - dkw[i])));
                 g->dk[i] = dp_round_arith(b, dkr[i] + dkw[i]);
             }
             dgam[t * K + x] = d;
         }
-    for (int x = 0; x < K; x++) {                                /* rowsum(dS_c o S_c) = z + sum_t wsum, without forming S_c */
+    for (int x = 0; x < K; x++) { /* rowsum(dS_c o S_c) = z + sum_t wsum, without forming S_c */
         double s = z[x];
-        for (int t = 0; t < c; t++) s = dp_round_arith(b, s + wsum[t * K + x]);
+        for (int t = 0; t < c; t++)
+            s = dp_round_arith(b, s + wsum[t * K + x]);
         dgam[(c - 1) * K + x] = dp_round_arith(b, dgam[(c - 1) * K + x] + s);
     }
     gate_sums(ch, dgam, pair_dg ? pair : NULL, r, wsum, z, g->dg);

@@ -1,15 +1,17 @@
-/* ref/chunk/chunk.h - the chunkwise block-triangular solver for general R, forward and backward (math.md e, f), over the project's own products and
- * solves, or over LAPACKE and CBLAS (`linear`; ref/arithmetic/linear.h).
+/* ref/chunk/chunk.h - the chunkwise block-triangular solver for general R, forward and backward
+ * (math.md e, f), over the project's own products and solves, or over LAPACKE and CBLAS (`linear`;
+ * ref/arithmetic/linear.h).
  *
- * One dp_chunk is one chunk of one value head: c <= 64 tokens, n = c R rows, row (s, j) = s R + j. Every intermediate is a named
- * row-major array of doubles; under base fp32 they hold fp32 numbers, under base bf16 those that FLA stores in bf16 hold bf16 numbers
- * (see dp_base in formats.h). Exponents are pairwise, masked before exp: nothing exceeds 1, any g <= 0 is safe (math.md e.1).
+ * One dp_chunk is one chunk of one value head: c <= 64 tokens, n = c R rows, row (s, j) = s R + j.
+ * Every intermediate is a named row-major array of doubles; under base fp32 they hold fp32 numbers,
+ * under base bf16 those that FLA stores in bf16 hold bf16 numbers (see dp_base in formats.h).
+ * Exponents are pairwise, masked before exp: nothing exceeds 1, any g <= 0 is safe (math.md e.1).
  * The gate of GDN is expanded to K equal channels; the caller sums dg over them.
  */
 #ifndef DP_CHUNK_H
 #define DP_CHUNK_H
-#include "ref/vocabulary/formats.h"
 #include "ref/arithmetic/linear.h"
+#include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
 extern "C" {
@@ -17,70 +19,90 @@ extern "C" {
 
 typedef struct {
     dp_base base;
-    dp_format factors, out;   /* stored factors and operands; o (ref/vocabulary/design.h): the defaults of base, unless changed after dp_chunk_begin */
-    int gated;        /* > 0: scores from gated operands, anchored so (chunk_gated.h) */
+    dp_format factors, out; /* stored factors and operands; o (ref/vocabulary/design.h): the
+                               defaults of base, unless changed after dp_chunk_begin */
+    int gated;              /* > 0: scores from gated operands, anchored so (chunk_gated.h) */
     int c, R, K, V, n;
     double scale;
-    const dp_linear *linear;   /* NULL: dp_linear_own */
-    int by_inverse;   /* 1: w, u, dZ are products with the stored inverse Akk (base bf16); 0: triangular solves */
+    const dp_linear *linear; /* NULL: dp_linear_own */
+    int by_inverse;          /* 1: w, u, dZ are products with the stored inverse Akk (base bf16); 0:
+                                triangular solves */
     /* inputs, activated: copied in by dp_chunk_begin */
-    double *q;        /* [c][K] */
-    double *k;        /* [n][K] */
-    double *v;        /* [n][V] */
-    double *beta;     /* [n] */
+    double *q;    /* [c][K] */
+    double *k;    /* [n][K] */
+    double *v;    /* [n][V] */
+    double *beta; /* [n] */
     /* intra */
-    double *gcum;     /* [c][K]  inclusive cumsum of g, restarts in every chunk */
-    double *L;        /* [n][n]  strictly block lower: k_s o exp(gcum_s - gcum_i) . k_i */
-    double *Akk;      /* [n][n]  (I + B L)^(-1); when by_inverse, else NULL until dp_chunk_inverse */
-    double *Aqk;      /* [c][n]  P of math.md, scale included, diagonal included */
-    double *kgam;     /* [n][K]  exp(gcum) o k */
-    double *w, *u;    /* [n][K], [n][V] */
-    double *kg, *qg;  /* [n][K], [c][K] */
-    double *eC;       /* [K]     exp(gcum of the last valid token) */
+    double *gcum;    /* [c][K]  inclusive cumsum of g, restarts in every chunk */
+    double *L;       /* [n][n]  strictly block lower: k_s o exp(gcum_s - gcum_i) . k_i */
+    double *Akk;     /* [n][n]  (I + B L)^(-1); when by_inverse, else NULL until dp_chunk_inverse */
+    double *Aqk;     /* [c][n]  P of math.md, scale included, diagonal included */
+    double *kgam;    /* [n][K]  exp(gcum) o k */
+    double *w, *u;   /* [n][K], [n][V] */
+    double *kg, *qg; /* [n][K], [c][K] */
+    double *eC;      /* [K]     exp(gcum of the last valid token) */
     /* state_fwd */
-    double *h;        /* [K][V]  S_0, state before the chunk, in the accumulator's format */
-    double *v_new;    /* [n][V]  X = u - w S_0 */
+    double *h;     /* [K][V]  S_0, state before the chunk, in the accumulator's format */
+    double *v_new; /* [n][V]  X = u - w S_0 */
     /* backward */
-    double *dh;       /* [K][V]  dS_c, gradient of the state after the chunk */
-    double *dvl;      /* [n][V]  dv_local = Aqk' do */
-    double *dX;       /* [n][V] */
-    float *decay;     /* gcum in fp32 [c][K], then exp(gcum_s - gcum_i) [c (c + 1) / 2][K]: kept by whoever needs them first; NULL: formed anew each time */
+    double *dh;   /* [K][V]  dS_c, gradient of the state after the chunk */
+    double *dvl;  /* [n][V]  dv_local = Aqk' do */
+    double *dX;   /* [n][V] */
+    float *decay; /* gcum in fp32 [c][K], then exp(gcum_s - gcum_i) [c (c + 1) / 2][K]: kept by
+                     whoever needs them first; NULL: formed anew each time */
 } dp_chunk;
 
-/* Fills all intra fields. Strides are in doubles: q token stride sq, and so on; k, v rows of one token are contiguous over j with
- * [R][K] and [R][V]; beta [R]. Kg is 1 for GDN. Allocates; free with dp_chunk_free. */
-typedef struct { const double *q, *k, *v, *g, *beta; int64_t sq, sk, sv, sg, sb; int Kg; } dp_chunk_in;
-void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale, const dp_chunk_in *in);
-/* dp_chunk_prep in its stages, each in the formats of ch->base at the time of the call: begin allocates and copies the inputs (arrays are zeros);
- * intra: gcum, L, Aqk;  solve: Akk (when by_inverse);  wy: eC, kgam, kg, qg, w, u. */
-void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale, const dp_chunk_in *in);
+/* Fills all intra fields. Strides are in doubles: q token stride sq, and so on; k, v rows of one
+ * token are contiguous over j with [R][K] and [R][V]; beta [R]. Kg is 1 for GDN. Allocates; free
+ * with dp_chunk_free. */
+typedef struct {
+    const double *q, *k, *v, *g, *beta;
+    int64_t sq, sk, sv, sg, sb;
+    int Kg;
+} dp_chunk_in;
+void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
+                   const dp_chunk_in *in);
+/* dp_chunk_prep in its stages, each in the formats of ch->base at the time of the call: begin
+ * allocates and copies the inputs (arrays are zeros); intra: gcum, L, Aqk;  solve: Akk (when
+ * by_inverse);  wy: eC, kgam, kg, qg, w, u. */
+void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
+                    const dp_chunk_in *in);
 void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in);
 void dp_chunk_solve(dp_chunk *ch);
 void dp_chunk_wy(dp_chunk *ch);
 void dp_chunk_free(dp_chunk *ch);
-void dp_chunk_inverse(dp_chunk *ch);              /* fills Akk when it is NULL: in fp64, over LAPACKE in the arithmetic of the base */
+void dp_chunk_inverse(dp_chunk *ch); /* fills Akk when it is NULL: in fp64, over LAPACKE in the
+                                        arithmetic of the base */
 
-/* X = u - w S0, S <- eC o S0 + kg' X. S is S0 on entry and S_c on return. X may be NULL (then it is not kept). */
+/* X = u - w S0, S <- eC o S0 + kg' X. S is S0 on entry and S_c on return. X may be NULL (then it is
+ * not kept). */
 void dp_chunk_state(const dp_chunk *ch, double *S, double *X);
-/* o [c][V] = scale qg h + Aqk v_new, stored in fp32/fp64 or bf16 by the base. Reads ch->h and ch->v_new. */
+/* o [c][V] = scale qg h + Aqk v_new, stored in fp32/fp64 or bf16 by the base. Reads ch->h and
+ * ch->v_new. */
 void dp_chunk_output(const dp_chunk *ch, double *o);
 /* M_c = diag(eC) - kg' w  [K][K], in the accumulator format of the base. */
 void dp_chunk_M(const dp_chunk *ch, double *M);
 
 /* Aqk' do -> ch->dvl. */
 void dp_chunk_dAv(dp_chunk *ch, const double *dout);
-/* dX = dvl + kg dS, dS <- eC o dS + scale qg' do - w' dX. dX may be NULL. with_dvl as given so that dH uses the same code. */
+/* dX = dvl + kg dS, dS <- eC o dS + scale qg' do - w' dX. dX may be NULL. with_dvl as given so that
+ * dH uses the same code. */
 void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dX);
-/* All input gradients of the chunk from h, v_new, dh, dX. dq [c][K], dk [n][K], dv [n][V], dg [c][K], dbeta [n].
- * S_c: state after the chunk [K][V].  dg by the reverse cumsum; pair_dg = 1: by the cancellation-free pair sums (math.md f). */
-typedef struct { double *dq, *dk, *dv, *dg, *dbeta; } dp_chunk_grad;
+/* All input gradients of the chunk from h, v_new, dh, dX. dq [c][K], dk [n][K], dv [n][V], dg
+ * [c][K], dbeta [n]. S_c: state after the chunk [K][V].  dg by the reverse cumsum; pair_dg = 1: by
+ * the cancellation-free pair sums (math.md f). */
+typedef struct {
+    double *dq, *dk, *dv, *dg, *dbeta;
+} dp_chunk_grad;
 void dp_chunk_grads(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g);
-void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g);                        /* its first stage: dv, dbeta */
-void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g);   /* its second: dq, dk, dg, from dv too */
+void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g); /* its first stage: dv, dbeta */
+void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg,
+                        dp_chunk_grad *g); /* its second: dq, dk, dg, from dv too */
 void dp_chunk_grad_alloc(dp_chunk_grad *g, const dp_chunk *ch);
 void dp_chunk_grad_free(dp_chunk_grad *g);
 
-/* One rounding to the arithmetic format of the base (fp64: none; fp32, bf16: fp32), and to its storage format (bf16: bf16). */
+/* One rounding to the arithmetic format of the base (fp64: none; fp32, bf16: fp32), and to its
+ * storage format (bf16: bf16). */
 double dp_round_arith(dp_base b, double x);
 double dp_round_store(dp_base b, double x);
 

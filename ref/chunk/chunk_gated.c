@@ -1,7 +1,7 @@
 /* Scores and their gradients from gated operands: see chunk_gated.h for the arithmetic. */
 #include "chunk_gated.h"
-#include "ref/vocabulary/design.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/vocabulary/design.h"
 
 #include <math.h>
 

@@ -1,8 +1,9 @@
 /* Causal depthwise conv1d over packed sequences, split over simulated ranks (math.md h).
  *
- * Each rank owns L rows of x and dx and works on m + L rows: m = min(W-1, pre_num_conv_tokens) halo rows in front. The halo is
- * copied from the ranks that own its tokens, ceil(m / L) of them, and its gradient is added back to the same owners' rows. Only
- * local sub-sequence 0 sees the halo. Channels never meet, so blocks of channels run in parallel and results do not depend on the
+ * Each rank owns L rows of x and dx and works on m + L rows: m = min(W-1, pre_num_conv_tokens) halo
+ * rows in front. The halo is copied from the ranks that own its tokens, ceil(m / L) of them, and
+ * its gradient is added back to the same owners' rows. Only local sub-sequence 0 sees the halo.
+ * Channels never meet, so blocks of channels run in parallel and results do not depend on the
  * number of threads.
  */
 #include "conv.h"
@@ -18,16 +19,16 @@
 
 typedef struct {
     dp_context ctx;
-    int64_t m;                   /* halo rows */
-    double *x, *dx;              /* [m+L][D] */
-    double *dw, *dbias;          /* [D][W], [D]: this rank's share of the sums */
+    int64_t m;          /* halo rows */
+    double *x, *dx;     /* [m+L][D] */
+    double *dw, *dbias; /* [D][W], [D]: this rank's share of the sums */
 } conv_rank;
 
 typedef struct {
     const dp_conv *c;
     dp_conv_policy pol;
     int N;
-    conv_rank *rank;             /* [N] */
+    conv_rank *rank; /* [N] */
     dp_conv_result *out;
 } conv_sim;
 
@@ -43,7 +44,8 @@ void dp_conv_free(dp_conv *c) {
 
 static double *nans(int64_t n) {
     double *x = dp_doubles(n);
-    for (int64_t i = 0; i < n; i++) x[i] = NAN;
+    for (int64_t i = 0; i < n; i++)
+        x[i] = NAN;
     return x;
 }
 
@@ -64,13 +66,20 @@ void dp_conv_result_free(dp_conv_result *r) {
     memset(r, 0, sizeof *r);
 }
 
-/* One rounding to the format of the arithmetic. Sums and products of two floats, computed in double and rounded to float, equal the
- * float operation (53 >= 2*24 + 2), so fp32 needs no code of its own. */
-static inline double rnd(dp_conv_policy pol, double x) { return pol == DP_CONV_FP64 ? x : (double)(float)x; }
-static inline double stored(dp_conv_policy pol, double x) { return pol == DP_CONV_BF16 ? dp_bf16((float)x) : x; }
+/* One rounding to the format of the arithmetic. Sums and products of two floats, computed in double
+ * and rounded to float, equal the float operation (53 >= 2*24 + 2), so fp32 needs no code of its
+ * own. */
+static inline double rnd(dp_conv_policy pol, double x) {
+    return pol == DP_CONV_FP64 ? x : (double)(float)x;
+}
+static inline double stored(dp_conv_policy pol, double x) {
+    return pol == DP_CONV_BF16 ? dp_bf16((float)x) : x;
+}
 
 /* Sigmoid in double, one rounding to the format; see conv_bound.c for what is assumed of exp. */
-static inline double sigmoid(dp_conv_policy pol, double p) { return rnd(pol, 1 / (1 + dp_exp(-p))); }
+static inline double sigmoid(dp_conv_policy pol, double p) {
+    return rnd(pol, 1 / (1 + dp_exp(-p)));
+}
 
 /* s (1 + p (1 - s)), every operation rounded */
 static inline double silu_slope(dp_conv_policy pol, double p, double s) {
@@ -87,7 +96,8 @@ static dp_status rank_open(const conv_sim *s, int r, dp_err *e) {
     k->dx = dp_doubles((k->m + k->ctx.L) * c->D);
     k->dw = dp_doubles((int64_t)c->D * c->W);
     k->dbias = dp_doubles(c->D);
-    for (int64_t i = 0; i < k->ctx.L * c->D; i++) k->x[k->m * c->D + i] = rnd(s->pol, c->x[k->ctx.a * c->D + i]);
+    for (int64_t i = 0; i < k->ctx.L * c->D; i++)
+        k->x[k->m * c->D + i] = rnd(s->pol, c->x[k->ctx.a * c->D + i]);
     return DP_OK;
 }
 
@@ -111,7 +121,8 @@ static void halo_gather(const conv_sim *s, conv_rank *k, int d0, int d1) {
     for (int64_t i = 0; i < k->m; i++) {
         int64_t row;
         const conv_rank *from = owner(s, k->ctx.a - k->m + i, &row);
-        for (int d = d0; d < d1; d++) k->x[i * D + d] = from->x[row * D + d];
+        for (int d = d0; d < d1; d++)
+            k->x[i * D + d] = from->x[row * D + d];
     }
 }
 
@@ -120,7 +131,8 @@ static void halo_return(const conv_sim *s, const conv_rank *k, int d0, int d1) {
     for (int64_t i = 0; i < k->m; i++) {
         int64_t row;
         conv_rank *to = owner(s, k->ctx.a - k->m + i, &row);
-        for (int d = d0; d < d1; d++) to->dx[row * D + d] = rnd(s->pol, to->dx[row * D + d] + k->dx[i * D + d]);
+        for (int d = d0; d < d1; d++)
+            to->dx[row * D + d] = rnd(s->pol, to->dx[row * D + d] + k->dx[i * D + d]);
     }
 }
 
@@ -129,7 +141,9 @@ static double pre_at(const conv_sim *s, const conv_rank *k, int64_t lo, int64_t 
     double p = c->bias ? rnd(s->pol, c->bias[d]) : 0;
     for (int j = 0; j < c->W; j++) {
         const int64_t from = i - (c->W - 1) + j;
-        if (from >= lo) p = rnd(s->pol, p + rnd(s->pol, rnd(s->pol, c->w[d * c->W + j]) * k->x[from * c->D + d]));
+        if (from >= lo)
+            p = rnd(s->pol,
+                    p + rnd(s->pol, rnd(s->pol, c->w[d * c->W + j]) * k->x[from * c->D + d]));
     }
     return p;
 }
@@ -160,38 +174,49 @@ static void element(const conv_sim *s, conv_rank *k, int64_t lo, int64_t i, int 
 static void rank_run(const conv_sim *s, conv_rank *k, int d0, int d1) {
     for (int q = 0; q < k->ctx.nlocal; q++) {
         const int64_t begin = k->m + k->ctx.local_cu[q], end = k->m + k->ctx.local_cu[q + 1];
-        const int64_t lo = q ? begin : 0;                            /* the halo belongs to sub-sequence 0 alone */
+        const int64_t lo = q ? begin : 0; /* the halo belongs to sub-sequence 0 alone */
         for (int64_t i = begin; i < end; i++)
-            for (int d = d0; d < d1; d++) element(s, k, lo, i, d);
+            for (int d = d0; d < d1; d++)
+                element(s, k, lo, i, d);
     }
 }
 
 static void collect(const conv_sim *s, const conv_rank *k, int d0, int d1) {
     const int D = s->c->D, W = s->c->W;
     for (int64_t t = 0; t < k->ctx.L; t++)
-        for (int d = d0; d < d1; d++) s->out->dx[(k->ctx.a + t) * D + d] = stored(s->pol, k->dx[(k->m + t) * D + d]);
-    for (int i = d0 * W; i < d1 * W; i++) s->out->dw[i] = rnd(s->pol, k->ctx.rank ? s->out->dw[i] + k->dw[i] : k->dw[i]);
+        for (int d = d0; d < d1; d++)
+            s->out->dx[(k->ctx.a + t) * D + d] = stored(s->pol, k->dx[(k->m + t) * D + d]);
+    for (int i = d0 * W; i < d1 * W; i++)
+        s->out->dw[i] = rnd(s->pol, k->ctx.rank ? s->out->dw[i] + k->dw[i] : k->dw[i]);
     if (!s->out->dbias) return;
-    for (int d = d0; d < d1; d++) s->out->dbias[d] = rnd(s->pol, k->ctx.rank ? s->out->dbias[d] + k->dbias[d] : k->dbias[d]);
+    for (int d = d0; d < d1; d++)
+        s->out->dbias[d] = rnd(s->pol, k->ctx.rank ? s->out->dbias[d] + k->dbias[d] : k->dbias[d]);
 }
 
 static void run_channels(const conv_sim *s, int d0, int d1) {
-    for (int r = 0; r < s->N; r++) halo_gather(s, &s->rank[r], d0, d1);
-    for (int r = 0; r < s->N; r++) rank_run(s, &s->rank[r], d0, d1);
+    for (int r = 0; r < s->N; r++)
+        halo_gather(s, &s->rank[r], d0, d1);
+    for (int r = 0; r < s->N; r++)
+        rank_run(s, &s->rank[r], d0, d1);
     if (!s->c->dy) return;
-    for (int r = 0; r < s->N; r++) halo_return(s, &s->rank[r], d0, d1);
-    for (int r = 0; r < s->N; r++) collect(s, &s->rank[r], d0, d1);
+    for (int r = 0; r < s->N; r++)
+        halo_return(s, &s->rank[r], d0, d1);
+    for (int r = 0; r < s->N; r++)
+        collect(s, &s->rank[r], d0, d1);
 }
 
 dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e) {
     conv_sim s = {c, pol, N, dp_calloc(N > 0 ? (size_t)N : 1, sizeof(conv_rank)), r};
     dp_status st = N > 0 ? DP_OK : dp_fail(e, DP_EINPUT, "ranks = %d: must be at least 1", N);
-    for (int i = 0; i < N && !st; i++) st = rank_open(&s, i, e);
+    for (int i = 0; i < N && !st; i++)
+        st = rank_open(&s, i, e);
     if (!st) {
 #pragma omp parallel for schedule(static)
-        for (int d = 0; d < c->D; d += 16) run_channels(&s, d, d + 16 < c->D ? d + 16 : c->D);
+        for (int d = 0; d < c->D; d += 16)
+            run_channels(&s, d, d + 16 < c->D ? d + 16 : c->D);
     }
-    for (int i = 0; i < N; i++) rank_close(&s.rank[i]);
+    for (int i = 0; i < N; i++)
+        rank_close(&s.rank[i]);
     free(s.rank);
     return st;
 }

@@ -1,7 +1,8 @@
-/* ref/chunk/conv.h - causal depthwise conv1d over packed sequences, and its split over ranks (math.md h).
+/* ref/chunk/conv.h - causal depthwise conv1d over packed sequences, and its split over ranks
+ * (math.md h).
  *
- *   x, y, dy [T][D]   w [D][W]   bias [D] or NULL   pre_t = bias + sum_j w_j o x_(t-(W-1)+j), zeros before the sequence
- *   y = silu(pre) or pre
+ *   x, y, dy [T][D]   w [D][W]   bias [D] or NULL   pre_t = bias + sum_j w_j o x_(t-(W-1)+j), zeros
+ * before the sequence y = silu(pre) or pre
  */
 #ifndef DP_CONV_H
 #define DP_CONV_H
@@ -14,27 +15,34 @@ typedef struct {
     int64_t T;
     int D, W, Nseq, silu;
     int64_t *cu;
-    double *x, *w, *bias, *dy;   /* dy NULL: forward only */
+    double *x, *w, *bias, *dy; /* dy NULL: forward only */
 } dp_conv;
-/* Shapes of x, x, w, bias. dx, dw: NULL without dy; dbias: NULL without dy or bias. Below, the caller allocates every result. */
-typedef struct { double *y, *dx, *dw, *dbias; } dp_conv_result;
-void dp_conv_free(dp_conv *c);                                                           /* frees every array; c is the caller's */
-void dp_conv_result_alloc(dp_conv_result *r, const dp_conv *c);                          /* NaN-filled */
+/* Shapes of x, x, w, bias. dx, dw: NULL without dy; dbias: NULL without dy or bias. Below, the
+ * caller allocates every result. */
+typedef struct {
+    double *y, *dx, *dw, *dbias;
+} dp_conv_result;
+void dp_conv_free(dp_conv *c); /* frees every array; c is the caller's */
+void dp_conv_result_alloc(dp_conv_result *r, const dp_conv *c); /* NaN-filled */
 void dp_conv_result_free(dp_conv_result *r);
 
-void dp_conv_run(const dp_conv *c, dp_conv_result *r);                                   /* fp64, unsplit */
-/* Over N simulated ranks: halo of m = min(W-1, pre_num_conv_tokens) tokens gathered from as many ranks as it spans; only m rows of
- * gradient flow back; dw, dbias summed over ranks. Any local length, also L < W-1. DP_EINPUT if T % N.
- * Every product and sum is rounded to the format, fp64 or fp32, operands first; bf16 is fp32 arithmetic that stores y and dx in bf16.
- * Results are the same bits for any number of threads. */
+void dp_conv_run(const dp_conv *c, dp_conv_result *r); /* fp64, unsplit */
+/* Over N simulated ranks: halo of m = min(W-1, pre_num_conv_tokens) tokens gathered from as many
+ * ranks as it spans; only m rows of gradient flow back; dw, dbias summed over ranks. Any local
+ * length, also L < W-1. DP_EINPUT if T % N. Every product and sum is rounded to the format, fp64 or
+ * fp32, operands first; bf16 is fp32 arithmetic that stores y and dx in bf16. Results are the same
+ * bits for any number of threads. */
 typedef enum { DP_CONV_FP64, DP_CONV_FP32, DP_CONV_BF16 } dp_conv_policy;
 dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e);
-/* MPFR truth at prec >= 2 bits, rounded to double, with an error radius per entry (includes that last rounding; inf: nothing proven). */
+/* MPFR truth at prec >= 2 bits, rounded to double, with an error radius per entry (includes that
+ * last rounding; inf: nothing proven). */
 void dp_conv_truth(const dp_conv *c, int prec, dp_conv_result *r, dp_conv_result *radius);
-/* Rigorous bound of |computed - exact| per entry for a policy without overflow, N dividing T; any order of summation inside a rank and
- * over ranks, with or without FMA (derivation in conv_bound.c). inf where an input is not finite or lies beyond the format's range. */
+/* Rigorous bound of |computed - exact| per entry for a policy without overflow, N dividing T; any
+ * order of summation inside a rank and over ranks, with or without FMA (derivation in
+ * conv_bound.c). inf where an input is not finite or lies beyond the format's range. */
 void dp_conv_bound(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound);
-/* The same for a sigmoid whose every operation is one of fp32 (exp within 1 ulp), as CUDA kernels compute it; pol fp32 or bf16. */
+/* The same for a sigmoid whose every operation is one of fp32 (exp within 1 ulp), as CUDA kernels
+ * compute it; pol fp32 or bf16. */
 void dp_conv_bound_sigmoid32(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound);
 
 #ifdef __cplusplus

@@ -1,17 +1,21 @@
-/* ref/chunk/gate.h - gate, beta and L2 norm: values and derivatives (math.md c), in fp64 and in fp32.
+/* ref/chunk/gate.h - gate, beta and L2 norm: values and derivatives (math.md c), in fp64 and in
+ * fp32.
  *
- * Every function works on tokens t0 <= t < t1 of p. The activated arrays hold those t1 - t0 tokens only: entry 0 is token t0.
+ * Every function works on tokens t0 <= t < t1 of p. The activated arrays hold those t1 - t0 tokens
+ * only: entry 0 is token t0.
  *
- *   q [.][H][K]   k [.][H][R][K]   g [.][HV][Kg]   beta [.][HV][R]   rstd_q [.][H]   rstd_k [.][H][R]
+ *   q [.][H][K]   k [.][H][R][K]   g [.][HV][Kg]   beta [.][HV][R]   rstd_q [.][H]   rstd_k
+ * [.][H][R]
  *
  *   l2norm   y = x * rstd, rstd = 1/sqrt(sum x^2 + 1e-6);  without l2norm y = x and rstd = 1
- *   gate     g = raw, or -exp(A_log) softplus(x), or lower_bound sigmoid(exp(A_log) x), with x = raw + dt_bias
- *   beta     raw, sigmoid(b) or 2 sigmoid(b)
- * softplus(x) = max(x, 0) + log1p(exp(-|x|)) and sigmoid through exp(-|x|): no overflow and full relative accuracy at both
- * ends (x = -80 and +80 alike). scale is NOT applied. NaN and Inf propagate.
+ *   gate     g = raw, or -exp(A_log) softplus(x), or lower_bound sigmoid(exp(A_log) x), with x =
+ * raw + dt_bias beta     raw, sigmoid(b) or 2 sigmoid(b) softplus(x) = max(x, 0) + log1p(exp(-|x|))
+ * and sigmoid through exp(-|x|): no overflow and full relative accuracy at both ends (x = -80 and
+ * +80 alike). scale is NOT applied. NaN and Inf propagate.
  *
- * _f32: the inputs are rounded to fp32 first, then every operation is one IEEE fp32 operation (exp and log1p of ref/arithmetic/elementary.h, all but correctly rounded), sums
- * run in index order; results are widened. Without it everything is fp64.
+ * _f32: the inputs are rounded to fp32 first, then every operation is one IEEE fp32 operation (exp
+ * and log1p of ref/arithmetic/elementary.h, all but correctly rounded), sums run in index order;
+ * results are widened. Without it everything is fp64.
  */
 #ifndef DP_GATE_H
 #define DP_GATE_H
@@ -20,24 +24,30 @@
 extern "C" {
 #endif
 
-void dp_activate(const dp_problem *p, int64_t t0, int64_t t1, double *q, double *k, double *g, double *beta, double *rstd_q, double *rstd_k);
-void dp_activate_f32(const dp_problem *p, int64_t t0, int64_t t1, double *q, double *k, double *g, double *beta, double *rstd_q, double *rstd_k);
+void dp_activate(const dp_problem *p, int64_t t0, int64_t t1, double *q, double *k, double *g,
+                 double *beta, double *rstd_q, double *rstd_k);
+void dp_activate_f32(const dp_problem *p, int64_t t0, int64_t t1, double *q, double *k, double *g,
+                     double *beta, double *rstd_q, double *rstd_k);
 
-/* From the gradients of the activated values (dq, dk already summed over the value heads of a group; shapes as above) to the
- * gradients of the raw inputs. q, k, rstd_* are what dp_activate returned; raw gate and beta are read from p.
- * out->dq dk dg dbeta are written at tokens t0..t1-1 of their full [T] arrays. out->dA_log and out->ddt_bias (each may be
- * NULL) get the sum over these tokens ADDED, so zero them first; under context parallelism they are partial sums. In _f32
- * that sum runs over tokens, then channels, in fp32 and is added once. */
-void dp_activate_bwd(const dp_problem *p, int64_t t0, int64_t t1, const double *q, const double *k, const double *rstd_q, const double *rstd_k,
-                     const double *dq, const double *dk, const double *dg, const double *dbeta, dp_result *out);
-void dp_activate_bwd_f32(const dp_problem *p, int64_t t0, int64_t t1, const double *q, const double *k, const double *rstd_q, const double *rstd_k,
-                         const double *dq, const double *dk, const double *dg, const double *dbeta, dp_result *out);
+/* From the gradients of the activated values (dq, dk already summed over the value heads of a
+ * group; shapes as above) to the gradients of the raw inputs. q, k, rstd_* are what dp_activate
+ * returned; raw gate and beta are read from p. out->dq dk dg dbeta are written at tokens t0..t1-1
+ * of their full [T] arrays. out->dA_log and out->ddt_bias (each may be NULL) get the sum over these
+ * tokens ADDED, so zero them first; under context parallelism they are partial sums. In _f32 that
+ * sum runs over tokens, then channels, in fp32 and is added once. */
+void dp_activate_bwd(const dp_problem *p, int64_t t0, int64_t t1, const double *q, const double *k,
+                     const double *rstd_q, const double *rstd_k, const double *dq, const double *dk,
+                     const double *dg, const double *dbeta, dp_result *out);
+void dp_activate_bwd_f32(const dp_problem *p, int64_t t0, int64_t t1, const double *q,
+                         const double *k, const double *rstd_q, const double *rstd_k,
+                         const double *dq, const double *dk, const double *dg, const double *dbeta,
+                         dp_result *out);
 
 /* dg/dx and dg/dA_log of every gate, [T][HV][Kg] each, in fp64. */
 void dp_gate_slopes(const dp_problem *p, double *dg_dx, double *dg_dA);
 
-/* (dg/dA_log) / (dg/dx) of gate `at` in [T][HV][Kg], without a quotient: softplus(x) / sigmoid(x) stays
- * near 1 where both vanish, x of a lower bound. Not for a log gate, which has neither. */
+/* (dg/dA_log) / (dg/dx) of gate `at` in [T][HV][Kg], without a quotient: softplus(x) / sigmoid(x)
+ * stays near 1 where both vanish, x of a lower bound. Not for a log gate, which has neither. */
 double dp_gate_ratio(const dp_problem *p, int64_t at);
 
 #ifdef __cplusplus

@@ -3,8 +3,8 @@
  * The backward keeps the state at every SEGMENT-th token and computes the tokens between again.
  */
 #include "recurrent.h"
-#include "ref/arithmetic/elementary.h"
 #include "gate.h"
+#include "ref/arithmetic/elementary.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ typedef struct {
     float *E, *U; /* [R][V] of the token at hand */
 } head;
 
-/* ---- a token ------------------------------------------------------------------------------ */
+/* ---- a token --------------------------------------------------------------------------------- */
 
 static const double *key(const head *h, int64_t t) {
     const dp_problem *p = h->r->p;
@@ -113,7 +113,7 @@ static void read_output(const head *h, int64_t t, const float *S) {
     free(sum);
 }
 
-/* ---- forward ------------------------------------------------------------------------------ */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 static void keep_state(const head *h, int64_t t, const float *S, int gradient) {
     const dp_recurrent_keep *keep = h->r->keep;
@@ -160,7 +160,7 @@ static void forward(const head *h, float *checkpoint) {
         final[i] = h->S[i];
 }
 
-/* ---- backward ----------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* What the adjoint of a token needs of the forward pass. */
 typedef struct {
@@ -298,7 +298,7 @@ static void backward(const head *h, const float *checkpoint) {
     adjoint_free(&a);
 }
 
-/* ---- all heads ---------------------------------------------------------------------------- */
+/* ---- all heads ------------------------------------------------------------------------------- */
 
 static void run_head(const recurrence *r, int seq, int hv, int with_backward) {
     const dp_problem *p = r->p;

@@ -5,8 +5,8 @@
 #include "ref/vocabulary/text.h"
 
 #include <dirent.h>
-#include <stdlib.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -22,12 +22,18 @@
 #define MADE_BY "commit " DP_COMMIT ", compiler " __VERSION__
 
 #define MAGIC "DPCACHE2"
-#define DIGITS 32                        /* of sources; a file's name has the first 16 */
-typedef struct { char magic[8], sources[DIGITS], made_by[96]; dp_key key; } header;
+#define DIGITS 32 /* of sources; a file's name has the first 16 */
+typedef struct {
+    char magic[8], sources[DIGITS], made_by[96];
+    dp_key key;
+} header;
 _Static_assert(sizeof(XXH128_canonical_t) == sizeof(dp_key) && sizeof(header) == 152, "no padding");
-_Static_assert(sizeof DP_SOURCES_REF == DIGITS + 1 && sizeof DP_SOURCES_ALL == DIGITS + 1, "a hash of 32 digits");
+_Static_assert(sizeof DP_SOURCES_REF == DIGITS + 1 && sizeof DP_SOURCES_ALL == DIGITS + 1,
+               "a hash of 32 digits");
 
-static const struct { const char *name, *sources; } kinds[DP_NCACHE_KINDS] = {
+static const struct {
+    const char *name, *sources;
+} kinds[DP_NCACHE_KINDS] = {
     [DP_CACHE_TRUTH] = {"truth", DP_SOURCES_REF},
     [DP_CACHE_AUDIT] = {"audit", DP_SOURCES_REF},
     [DP_CACHE_CONDITION] = {"condition", DP_SOURCES_ALL},
@@ -61,8 +67,10 @@ static void hash_doubles(XXH3_state_t *s, const double *x, int64_t n) {
 
 dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
     const int64_t T = p->T, KV = (int64_t)p->K * p->V;
-    const int64_t ints[] = {p->model, T, p->H, p->HV, p->K, p->V, p->R, p->Nseq, p->gate, p->beta_form, p->l2norm, (int64_t)size};
-    const double reals[] = {p->scale, p->gate == DP_GATE_LOWER_BOUND ? p->lower_bound : 0, DP_L2_EPS};
+    const int64_t ints[] = {p->model, T,       p->H,    p->HV,        p->K,      p->V,
+                            p->R,     p->Nseq, p->gate, p->beta_form, p->l2norm, (int64_t)size};
+    const double reals[] = {p->scale, p->gate == DP_GATE_LOWER_BOUND ? p->lower_bound : 0,
+                            DP_L2_EPS};
     XXH3_state_t *s = new_state();
     XXH3_128bits_update(s, ints, sizeof ints);
     XXH3_128bits_update(s, reals, sizeof reals);
@@ -82,12 +90,16 @@ dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
     return digest(s);
 }
 
-typedef struct { char hex[33], *path; } entry;
+typedef struct {
+    char hex[33], *path;
+} entry;
 
 static entry entry_of(const char *dir, dp_cache_kind kind, dp_key key) {
     entry e;
-    for (int i = 0; i < 16; i++) snprintf(e.hex + 2 * i, 3, "%02x", key.byte[i]);
-    if (asprintf(&e.path, "%s/%s.%.16s.%s", dir, e.hex, kinds[kind].sources, kinds[kind].name) < 0) abort();
+    for (int i = 0; i < 16; i++)
+        snprintf(e.hex + 2 * i, 3, "%02x", key.byte[i]);
+    if (asprintf(&e.path, "%s/%s.%.16s.%s", dir, e.hex, kinds[kind].sources, kinds[kind].name) < 0)
+        abort();
     return e;
 }
 
@@ -95,7 +107,9 @@ static entry entry_of(const char *dir, dp_cache_kind kind, dp_key key) {
 static const char *load(FILE *f, const header *want, const dp_part *part, int n, header *h) {
     dp_key got;
     if (fread(h, sizeof *h, 1, f) != 1) return "shorter than its header";
-    if (memcmp(h->magic, want->magic, sizeof h->magic) || memcmp(&h->key, &want->key, sizeof h->key)) return "header of another entry";
+    if (memcmp(h->magic, want->magic, sizeof h->magic) ||
+        memcmp(&h->key, &want->key, sizeof h->key))
+        return "header of another entry";
     if (memcmp(h->sources, want->sources, sizeof h->sources)) return "made by another arithmetic";
     XXH3_state_t *s = new_state();
     XXH3_128bits_update(s, h, sizeof *h);
@@ -120,9 +134,11 @@ static header header_of(dp_cache_kind kind, dp_key key) {
 
 static void say_damaged(const char *path, const char *why, const header *h) {
     char by[4 * sizeof h->made_by + 1] = "";
-    const int named = !memcmp(h->magic, MAGIC, sizeof h->magic) && h->made_by[0] && memchr(h->made_by, 0, sizeof h->made_by);
+    const int named = !memcmp(h->magic, MAGIC, sizeof h->magic) && h->made_by[0] &&
+                      memchr(h->made_by, 0, sizeof h->made_by);
     if (named) dp_text_printable(h->made_by, by, sizeof by);
-    fprintf(stderr, "cache: %s is damaged (%s%s%s): computing it again\n", path, why, named ? "; made by " : "", by);
+    fprintf(stderr, "cache: %s is damaged (%s%s%s): computing it again\n", path, why,
+            named ? "; made by " : "", by);
 }
 
 int dp_cache_load(const char *dir, dp_cache_kind kind, dp_key key, const dp_part *part, int n) {
@@ -136,7 +152,8 @@ int dp_cache_load(const char *dir, dp_cache_kind kind, dp_key key, const dp_part
     if (f) {
         why = load(f, &want, part, n, &h);
         fclose(f);
-    } else if (e.code == DP_EINPUT) why = "not a regular file";
+    } else if (e.code == DP_EINPUT)
+        why = "not a regular file";
     if (why) say_damaged(own.path, why, &h);
     free(own.path);
     return f && !why;
@@ -154,13 +171,16 @@ static int write_entry(FILE *f, const header *h, const dp_part *part, int n) {
     return bad || fwrite(&sum, sizeof sum, 1, f) != 1;
 }
 
-/* Entries of this content and kind that other arithmetics made: a folder does not grow by all of them with every build. */
+/* Entries of this content and kind that other arithmetics made: a folder does not grow by all of
+ * them with every build. */
 static void remove_others(const char *dir, const entry *own, dp_cache_kind kind) {
     const char *name = strrchr(own->path, '/') + 1;
     DIR *d = opendir(dir);
     for (struct dirent *x; d && (x = readdir(d));) {
         const char *dot = strrchr(x->d_name, '.');
-        if (dot && !strncmp(x->d_name, own->hex, 32) && !strcmp(dot + 1, kinds[kind].name) && strcmp(x->d_name, name)) unlinkat(dirfd(d), x->d_name, 0);
+        if (dot && !strncmp(x->d_name, own->hex, 32) && !strcmp(dot + 1, kinds[kind].name) &&
+            strcmp(x->d_name, name))
+            unlinkat(dirfd(d), x->d_name, 0);
     }
     if (d) closedir(d);
 }
@@ -170,9 +190,12 @@ void dp_cache_save(const char *dir, dp_cache_kind kind, dp_key key, const dp_par
     entry own = entry_of(dir, kind, key);
     dp_output out;
     dp_err e = {0};
-    dp_make_dirs(dir);                                           /* if that fails, so does the opening, with its reason */
-    if (!dp_output_replace(&out, own.path, &e)) dp_output_close(&out, write_entry(out.f, &h, part, n), &e);
-    if (e.code) fprintf(stderr, "cache: %s\n", e.msg);
-    else remove_others(dir, &own, kind);
+    dp_make_dirs(dir); /* if that fails, so does the opening, with its reason */
+    if (!dp_output_replace(&out, own.path, &e))
+        dp_output_close(&out, write_entry(out.f, &h, part, n), &e);
+    if (e.code)
+        fprintf(stderr, "cache: %s\n", e.msg);
+    else
+        remove_others(dir, &own, kind);
     free(own.path);
 }

@@ -1,12 +1,16 @@
-/* ref/files/cache.h - computed results in files named by what they follow from: the content, and the arithmetic.
+/* ref/files/cache.h - computed results in files named by what they follow from: the content, and
+ * the arithmetic.
  *
- * <dir>/<key as hex>.<sources>.<kind>:  magic "DPCACHE2", sources (32 digits), who made it (96 bytes), key (16 bytes), the parts one after another,
- * XXH3-128 of all that precedes. Sizes are not stored: they follow from the content, so a file of another length is damaged. Byte order of the
- * machine. Written by output.h: a reader never sees half an entry, and a kill at any time loses at most that entry.
+ * <dir>/<key as hex>.<sources>.<kind>:  magic "DPCACHE2", sources (32 digits), who made it (96
+ * bytes), key (16 bytes), the parts one after another, XXH3-128 of all that precedes. Sizes are not
+ * stored: they follow from the content, so a file of another length is damaged. Byte order of the
+ * machine. Written by output.h: a reader never sees half an entry, and a kill at any time loses at
+ * most that entry.
  *
- * sources: a hash that the Makefile takes of every source that the bits of that kind can follow from, of the compiler and its flags. What another
- * arithmetic made is not found, and removed when this one's entry takes its place. CPU, BLAS and threads are no part of it: the bits do not
- * depend on them.
+ * sources: a hash that the Makefile takes of every source that the bits of that kind can follow
+ * from, of the compiler and its flags. What another arithmetic made is not found, and removed when
+ * this one's entry takes its place. CPU, BLAS and threads are no part of it: the bits do not depend
+ * on them.
  */
 #ifndef DP_CACHE_H
 #define DP_CACHE_H
@@ -16,21 +20,33 @@ extern "C" {
 #endif
 
 typedef enum {
-    DP_CACHE_TRUTH, DP_CACHE_AUDIT,      /* from ref/ */
-    DP_CACHE_CONDITION, DP_CACHE_BOUND, DP_CACHE_STAGES, DP_CACHE_EXPECTED,      /* from ref/ and harness/ */
+    DP_CACHE_TRUTH,
+    DP_CACHE_AUDIT, /* from ref/ */
+    DP_CACHE_CONDITION,
+    DP_CACHE_BOUND,
+    DP_CACHE_STAGES,
+    DP_CACHE_EXPECTED, /* from ref/ and harness/ */
     DP_NCACHE_KINDS
 } dp_cache_kind;
-const char *dp_cache_sources(dp_cache_kind kind);                /* the 32 digits */
+const char *dp_cache_sources(dp_cache_kind kind); /* the 32 digits */
 
-typedef struct { unsigned char byte[16]; } dp_key;
-typedef struct { void *at; size_t size; } dp_part;
+typedef struct {
+    unsigned char byte[16];
+} dp_key;
+typedef struct {
+    void *at;
+    size_t size;
+} dp_part;
 
-/* XXH3-128 of everything a result of p can follow from (shapes, forms, every tensor) and of `more`. */
+/* XXH3-128 of everything a result of p can follow from (shapes, forms, every tensor) and of `more`.
+ */
 dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size);
 
-/* 1: all parts were filled from a sound entry. 0: there is none; a damaged one is said so on stderr, with who made it (parts then hold anything). */
+/* 1: all parts were filled from a sound entry. 0: there is none; a damaged one is said so on
+ * stderr, with who made it (parts then hold anything). */
 int dp_cache_load(const char *dir, dp_cache_kind kind, dp_key key, const dp_part *parts, int n);
-/* A failure to write costs the next run its time, not this run its result: it is reported on stderr. */
+/* A failure to write costs the next run its time, not this run its result: it is reported on
+ * stderr. */
 void dp_cache_save(const char *dir, dp_cache_kind kind, dp_key key, const dp_part *parts, int n);
 
 #ifdef __cplusplus

@@ -22,7 +22,7 @@ static dp_status io_error(const char *path, dp_err *e) {
     return dp_fail(e, DP_EIO, "%s: cannot be written: %s", path, strerror(errno));
 }
 
-/* ---- files that are being written -------------------------------------------------------- */
+/* ---- files that are being written ------------------------------------------------------------ */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static dp_output *open_list;
@@ -54,7 +54,7 @@ void dp_output_abandon(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- files that killed programs left ------------------------------------------------------ */
+/* ---- files that killed programs left --------------------------------------------------------- */
 
 static int is_temp(const char *name) {
     const size_t n = strlen(name), suffix = sizeof SUFFIX - 1;
@@ -105,9 +105,10 @@ static void sweep(int folder) {
     closedir(d);
 }
 
-/* ---- one file ------------------------------------------------------------------------------ */
+/* ---- one file -------------------------------------------------------------------------------- */
 
-/* /dev/stdout, /dev/fd/3, /proc/self/fd/3: what this process has open already. -1: none of these. */
+/* /dev/stdout, /dev/fd/3, /proc/self/fd/3: what this process has open already. -1: none of these.
+ */
 static int descriptor(const char *path) {
     static const char *const folder[] = {"/dev/fd/", "/proc/self/fd/"};
     int64_t n;
@@ -115,7 +116,8 @@ static int descriptor(const char *path) {
     if (!strcmp(path, "/dev/stderr")) return 2;
     for (int i = 0; i < 2; i++) {
         const size_t len = strlen(folder[i]);
-        if (!strncmp(path, folder[i], len) && !dp_number_int(path + len, 0, 1 << 20, &n)) return (int)n;
+        if (!strncmp(path, folder[i], len) && !dp_number_int(path + len, 0, 1 << 20, &n))
+            return (int)n;
     }
     return -1;
 }

@@ -1,10 +1,11 @@
 /* ref/files/safetensors.h - tensors in and out of safetensors files.
  *
- * Layout: 8-byte little-endian header length, JSON header, data. dtypes read: BF16, F16, F32, F64 (values are widened to
- * double exactly) and I64, I32 (for cu_seqlens; values must be exact in double). dtypes written: the same.
- * Refused with DP_EINPUT and a message that names file, tensor, field and value: truncated file, header longer than the file or
- * than 100 MB, invalid JSON, duplicate names, unknown dtype, negative or overflowing shape, data_offsets out of range, overlapping,
- * leaving holes, or not matching dtype and shape. Nothing of a refused file is used.
+ * Layout: 8-byte little-endian header length, JSON header, data. dtypes read: BF16, F16, F32, F64
+ * (values are widened to double exactly) and I64, I32 (for cu_seqlens; values must be exact in
+ * double). dtypes written: the same. Refused with DP_EINPUT and a message that names file, tensor,
+ * field and value: truncated file, header longer than the file or than 100 MB, invalid JSON,
+ * duplicate names, unknown dtype, negative or overflowing shape, data_offsets out of range,
+ * overlapping, leaving holes, or not matching dtype and shape. Nothing of a refused file is used.
  */
 #ifndef DP_SAFETENSORS_H
 #define DP_SAFETENSORS_H
@@ -18,8 +19,8 @@ typedef struct {
     char dtype[8];
     int ndim;
     int64_t shape[8];
-    int64_t n;                   /* product of shape */
-    double *data;                /* [n] */
+    int64_t n;    /* product of shape */
+    double *data; /* [n] */
 } dp_tensor;
 
 typedef struct {
@@ -27,18 +28,22 @@ typedef struct {
     int ntensor;
     dp_tensor *tensor;
     int nmeta;
-    char **meta_key, **meta_value;   /* __metadata__, string to string */
+    char **meta_key, **meta_value; /* __metadata__, string to string */
 } dp_tensorfile;
 
 dp_status dp_safetensors_read(const char *path, dp_tensorfile *f, dp_err *e);
-dp_status dp_safetensors_parse(const void *bytes, size_t len, const char *path_for_messages, dp_tensorfile *f, dp_err *e);
-dp_status dp_safetensors_write(const char *path, const dp_tensorfile *f, dp_err *e);   /* by rename: never half a file */
+dp_status dp_safetensors_parse(const void *bytes, size_t len, const char *path_for_messages,
+                               dp_tensorfile *f, dp_err *e);
+dp_status dp_safetensors_write(const char *path, const dp_tensorfile *f,
+                               dp_err *e); /* by rename: never half a file */
 void dp_tensorfile_free(dp_tensorfile *f);
 
-const dp_tensor *dp_tensor_find(const dp_tensorfile *f, const char *name);             /* NULL: absent */
-const char *dp_tensorfile_meta(const dp_tensorfile *f, const char *key);               /* NULL: absent */
-/* Appends a tensor (data is copied). dtype must hold every value exactly or by its one rounding (BF16, F16, F32). */
-void dp_tensorfile_add(dp_tensorfile *f, const char *name, const char *dtype, int ndim, const int64_t *shape, const double *data);
+const dp_tensor *dp_tensor_find(const dp_tensorfile *f, const char *name); /* NULL: absent */
+const char *dp_tensorfile_meta(const dp_tensorfile *f, const char *key);   /* NULL: absent */
+/* Appends a tensor (data is copied). dtype must hold every value exactly or by its one rounding
+ * (BF16, F16, F32). */
+void dp_tensorfile_add(dp_tensorfile *f, const char *name, const char *dtype, int ndim,
+                       const int64_t *shape, const double *data);
 void dp_tensorfile_add_meta(dp_tensorfile *f, const char *key, const char *value);
 
 #ifdef __cplusplus

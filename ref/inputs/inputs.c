@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- generator ---------------------------------------------------------------------------------------------------------- */
+/* ---- generator ------------------------------------------------------------------------------- */
 
 static uint64_t splitmix64(uint64_t *x) {
     uint64_t z = *x += 0x9e3779b97f4a7c15u;
@@ -17,7 +17,8 @@ static uint64_t splitmix64(uint64_t *x) {
 void dp_rng_seed(dp_rng *r, uint64_t seed, uint64_t stream) {
     uint64_t x = seed;
     x = splitmix64(&x) ^ stream * 0xd1342543de82ef95u;
-    for (int i = 0; i < 4; i++) r->s[i] = splitmix64(&x);
+    for (int i = 0; i < 4; i++)
+        r->s[i] = splitmix64(&x);
 }
 
 static uint64_t rotl(uint64_t x, int k) { return x << k | x >> (64 - k); }
@@ -36,7 +37,8 @@ static uint64_t rng_next(dp_rng *r) {
 
 double dp_rng_uniform(dp_rng *r) { return (double)(rng_next(r) >> 11) * 0x1p-53; }
 
-/* The sum of 12 uniforms has variance 1. Each is (i + 1/2) 2^-32: the sum is an integer below 2^36, so nothing is rounded. */
+/* The sum of 12 uniforms has variance 1. Each is (i + 1/2) 2^-32: the sum is an integer below 2^36,
+ * so nothing is rounded. */
 double dp_rng_normal(dp_rng *r) {
     uint64_t sum = 6;
     for (int i = 0; i < 6; i++) {
@@ -48,24 +50,27 @@ double dp_rng_normal(dp_rng *r) {
 
 double dp_rng_exponential(dp_rng *r) { return 0 - dp_log_exact_bits(1 - dp_rng_uniform(r)); }
 
-/* ---- exp and log from IEEE operations ------------------------------------------------------------------------------------ */
+/* ---- exp and log from IEEE operations -------------------------------------------------------- */
 
-#define LN2_HI 0x1.62e42fee00000p-1   /* 32 bits, so that n * LN2_HI is exact for |n| < 2^21 */
+#define LN2_HI 0x1.62e42fee00000p-1 /* 32 bits, so that n * LN2_HI is exact for |n| < 2^21 */
 #define LN2_LO 0x1.a39ef35793c76p-33
 
 /* x = n ln 2 + r, |r| <= 0.3466; Taylor to r^13 leaves 0.3466^14/14! = 4e-18. */
 double dp_exp_exact_bits(double x) {
-    static const double c[] = {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-                               1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5};
+    static const double c[] = {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800,
+                               1.0 / 362880,     1.0 / 40320,     1.0 / 5040,     1.0 / 720,
+                               1.0 / 120,        1.0 / 24,        1.0 / 6,        0.5};
     if (x < -700) return 0;
     assert(x <= 700);
     const double n = floor(x * 0x1.71547652b82fep0 + 0.5), r = (x - n * LN2_HI) - n * LN2_LO;
     double p = c[0];
-    for (int i = 1; i < 12; i++) p = p * r + c[i];
+    for (int i = 1; i < 12; i++)
+        p = p * r + c[i];
     return ldexp(1 + (r + r * r * p), (int)n);
 }
 
-/* x = 2^e m, m in [sqrt(1/2), sqrt(2)); log m = 2 artanh(s), s = (m-1)/(m+1), |s| <= 0.1716, series to s^21 (0.1716^22/23 = 6e-19). */
+/* x = 2^e m, m in [sqrt(1/2), sqrt(2)); log m = 2 artanh(s), s = (m-1)/(m+1), |s| <= 0.1716, series
+ * to s^21 (0.1716^22/23 = 6e-19). */
 double dp_log_exact_bits(double x) {
     int e;
     double m = frexp(x, &e);
@@ -75,37 +80,44 @@ double dp_log_exact_bits(double x) {
     }
     const double s = (m - 1) / (m + 1), z = s * s;
     double p = 0;
-    for (int k = 21; k >= 3; k -= 2) p = p * z + 1.0 / k;
+    for (int k = 21; k >= 3; k -= 2)
+        p = p * z + 1.0 / k;
     return e * LN2_HI + (2 * s + (2 * s * (z * p) + e * LN2_LO));
 }
 
-/* ---- vectors ------------------------------------------------------------------------------------------------------------- */
+/* ---- vectors --------------------------------------------------------------------------------- */
 
 static double sum_of_squares(const double *x, int n) {
     double s = 0;
-    for (int i = 0; i < n; i++) s += x[i] * x[i];
+    for (int i = 0; i < n; i++)
+        s += x[i] * x[i];
     return s;
 }
 
 static void normalise(double *x, int n) {
     const double r = sqrt(sum_of_squares(x, n));
     if (r > 0)
-        for (int i = 0; i < n; i++) x[i] /= r;
+        for (int i = 0; i < n; i++)
+            x[i] /= r;
 }
 
 static void normals(dp_rng *r, double *x, int n) {
-    for (int i = 0; i < n; i++) x[i] = dp_rng_normal(r);
+    for (int i = 0; i < n; i++)
+        x[i] = dp_rng_normal(r);
 }
 
-/* Orthonormal rows Q [d][K] of a random subspace: modified Gram-Schmidt, run twice (orthogonal to a few units in the last place). */
+/* Orthonormal rows Q [d][K] of a random subspace: modified Gram-Schmidt, run twice (orthogonal to a
+ * few units in the last place). */
 static void random_subspace(dp_rng *r, double *Q, int d, int K) {
     normals(r, Q, d * K);
     for (int i = 0; i < d; i++)
         for (int pass = 0; pass < 2; pass++) {
             for (int j = 0; j < i; j++) {
                 double dot = 0;
-                for (int l = 0; l < K; l++) dot += Q[j * K + l] * Q[i * K + l];
-                for (int l = 0; l < K; l++) Q[i * K + l] -= dot * Q[j * K + l];
+                for (int l = 0; l < K; l++)
+                    dot += Q[j * K + l] * Q[i * K + l];
+                for (int l = 0; l < K; l++)
+                    Q[i * K + l] -= dot * Q[j * K + l];
             }
             normalise(Q + i * K, K);
         }
@@ -113,12 +125,17 @@ static void random_subspace(dp_rng *r, double *Q, int d, int K) {
 
 static int subspace_dim(int K) { return K > 1 ? K / 2 : 1; }
 
-/* What one head's keys have in common. basis: [subspace_dim][K] or NULL; common: unit vector [K] or NULL. */
-typedef struct { int K; double *basis, *common; } key_law;
+/* What one head's keys have in common. basis: [subspace_dim][K] or NULL; common: unit vector [K] or
+ * NULL. */
+typedef struct {
+    int K;
+    double *basis, *common;
+} key_law;
 
 static void key_law_init(key_law *l, dp_keys kind, int K, dp_rng *r) {
     *l = (key_law){K, NULL, NULL};
-    if (kind == DP_KEYS_SUBSPACE) random_subspace(r, l->basis = dp_doubles((int64_t)subspace_dim(K) * K), subspace_dim(K), K);
+    if (kind == DP_KEYS_SUBSPACE)
+        random_subspace(r, l->basis = dp_doubles((int64_t)subspace_dim(K) * K), subspace_dim(K), K);
     if (kind == DP_KEYS_CORRELATED) {
         normals(r, l->common = dp_doubles(K), K);
         normalise(l->common, K);
@@ -136,37 +153,65 @@ static void draw_key(const key_law *l, dp_rng *r, double *k) {
         memset(k, 0, (size_t)K * sizeof *k);
         for (int j = 0; j < subspace_dim(K); j++) {
             const double c = dp_rng_normal(r);
-            for (int i = 0; i < K; i++) k[i] += c * l->basis[j * K + i];
+            for (int i = 0; i < K; i++)
+                k[i] += c * l->basis[j * K + i];
         }
         return;
     }
     normals(r, k, K);
     if (l->common)
-        for (int i = 0; i < K; i++) k[i] = sqrt(K) * l->common[i] + 0.1 * k[i];
+        for (int i = 0; i < K; i++)
+            k[i] = sqrt(K) * l->common[i] + 0.1 * k[i];
 }
 
-/* ---- one problem --------------------------------------------------------------------------------------------------------- */
+/* ---- one problem ----------------------------------------------------------------------------- */
 
-enum stream { ST_Q = 1, ST_K, ST_V, ST_G, ST_BETA, ST_S0, ST_DO, ST_DSTATE, ST_A_LOG, ST_DT_BIAS, ST_LAW, ST_RATE, ST_X, ST_W, ST_BIAS, ST_DY };
+enum stream {
+    ST_Q = 1,
+    ST_K,
+    ST_V,
+    ST_G,
+    ST_BETA,
+    ST_S0,
+    ST_DO,
+    ST_DSTATE,
+    ST_A_LOG,
+    ST_DT_BIAS,
+    ST_LAW,
+    ST_RATE,
+    ST_X,
+    ST_W,
+    ST_BIAS,
+    ST_DY
+};
 
-static double rounded(double x, dp_format f) { return f == DP_BF16 ? dp_bf16d(x) : f == DP_FP32 ? dp_fp32(x) : x; }
-static dp_format param_dtype(const dp_inputs_spec *s) { return s->dtype == DP_FP64 ? DP_FP64 : DP_FP32; }
+static double rounded(double x, dp_format f) {
+    return f == DP_BF16 ? dp_bf16d(x) : f == DP_FP32 ? dp_fp32(x) : x;
+}
+static dp_format param_dtype(const dp_inputs_spec *s) {
+    return s->dtype == DP_FP64 ? DP_FP64 : DP_FP32;
+}
 
-static void fill_normal(double *x, int64_t n, const dp_inputs_spec *s, enum stream st, double mean, double scale, dp_format dtype) {
+static void fill_normal(double *x, int64_t n, const dp_inputs_spec *s, enum stream st, double mean,
+                        double scale, dp_format dtype) {
     if (!x) return;
     dp_rng r;
     dp_rng_seed(&r, s->seed, st);
-    for (int64_t i = 0; i < n; i++) x[i] = rounded(mean + scale * dp_rng_normal(&r), dtype);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = rounded(mean + scale * dp_rng_normal(&r), dtype);
 }
 
-static void fill_uniform(double *x, int64_t n, const dp_inputs_spec *s, enum stream st, double lo, double hi) {
+static void fill_uniform(double *x, int64_t n, const dp_inputs_spec *s, enum stream st, double lo,
+                         double hi) {
     dp_rng r;
     dp_rng_seed(&r, s->seed, st);
-    for (int64_t i = 0; i < n; i++) x[i] = lo + (hi - lo) * dp_rng_uniform(&r);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = lo + (hi - lo) * dp_rng_uniform(&r);
 }
 
 static void round_all(double *x, int64_t n, dp_format f) {
-    for (int64_t i = 0; i < n; i++) x[i] = rounded(x[i], f);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = rounded(x[i], f);
 }
 
 static void fill_keys(dp_problem *p, const dp_inputs_spec *s) {
@@ -190,7 +235,8 @@ static void fill_keys(dp_problem *p, const dp_inputs_spec *s) {
 
 static double head_rate(const dp_inputs_spec *s, int h) {
     double r = 1;
-    for (int i = 0; i < h && s->g_head_spread > 0; i++) r *= s->g_head_spread;
+    for (int i = 0; i < h && s->g_head_spread > 0; i++)
+        r *= s->g_head_spread;
     return r;
 }
 
@@ -201,10 +247,13 @@ static void fill_log_gate(dp_problem *p, const dp_inputs_spec *s) {
     double *rate = dp_doubles(row);
     dp_rng_seed(&r, s->seed, ST_RATE);
     for (int64_t i = 0; i < row; i++)
-        rate[i] = head_rate(s, (int)(i / Kg)) * dp_exp_exact_bits(-s->g_channel_spread * 0x1.26bb1bbb55516p1 * dp_rng_uniform(&r)); /* ln 10 */
+        rate[i] = head_rate(s, (int)(i / Kg)) *
+                  dp_exp_exact_bits(-s->g_channel_spread * 0x1.26bb1bbb55516p1 *
+                                    dp_rng_uniform(&r)); /* ln 10 */
     dp_rng_seed(&r, s->seed, ST_G);
     for (int64_t i = 0; i < p->T * row; i++) {
-        const double x = s->g_uniform > 0 ? s->g_uniform * dp_rng_uniform(&r) : s->g_scale * dp_rng_exponential(&r);
+        const double x = s->g_uniform > 0 ? s->g_uniform * dp_rng_uniform(&r)
+                                          : s->g_scale * dp_rng_exponential(&r);
         p->g[i] = rounded(0 - rate[i % row] * x, s->dtype);
     }
     free(rate);
@@ -216,7 +265,8 @@ static void fill_raw_gate(dp_problem *p, const dp_inputs_spec *s) {
     fill_normal(p->g, p->T * row, s, ST_G, s->g_mean, s->g_scale, s->dtype);
     if (p->A_log) {
         fill_uniform(p->A_log, p->HV, s, ST_A_LOG, soft ? 1 : 0.5, soft ? 16 : 2);
-        for (int h = 0; h < p->HV; h++) p->A_log[h] = dp_log_exact_bits(p->A_log[h] * head_rate(s, h));
+        for (int h = 0; h < p->HV; h++)
+            p->A_log[h] = dp_log_exact_bits(p->A_log[h] * head_rate(s, h));
         round_all(p->A_log, p->HV, param_dtype(s));
     }
     if (p->dt_bias) {
@@ -241,7 +291,8 @@ void dp_inputs_fill_gradients(dp_problem *p, const dp_inputs_spec *s) {
         return;
     }
     fill_normal(p->dout, p->T * p->HV * p->V, s, ST_DO, 0, 1, s->dtype);
-    fill_normal(p->dstate, (int64_t)p->Nseq * p->HV * p->K * p->V, s, ST_DSTATE, 0, 1, param_dtype(s));
+    fill_normal(p->dstate, (int64_t)p->Nseq * p->HV * p->K * p->V, s, ST_DSTATE, 0, 1,
+                param_dtype(s));
 }
 
 void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s) {
@@ -253,15 +304,20 @@ void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s) {
     fill_normal(p->q, p->T * p->H * p->K, s, ST_Q, 0, 1, s->dtype);
     fill_keys(p, s);
     fill_normal(p->v, p->T * p->HV * p->R * p->V, s, ST_V, 0, 1, s->dtype);
-    if (p->gate == DP_GATE_LOG) fill_log_gate(p, s);
-    else fill_raw_gate(p, s);
+    if (p->gate == DP_GATE_LOG)
+        fill_log_gate(p, s);
+    else
+        fill_raw_gate(p, s);
     fill_beta(p, s);
-    fill_normal(p->s0, (int64_t)p->Nseq * p->HV * p->K * p->V, s, ST_S0, 0, s->s0_scale, param_dtype(s));
+    fill_normal(p->s0, (int64_t)p->Nseq * p->HV * p->K * p->V, s, ST_S0, 0, s->s0_scale,
+                param_dtype(s));
     dp_inputs_apply_laws(p, &s->laws, s->dtype, s->seed);
     dp_inputs_fill_gradients(p, s);
 }
 
-void dp_inputs_fill_conv_dy(dp_conv *c, const dp_inputs_spec *s) { fill_normal(c->dy, c->T * c->D, s, ST_DY, 0, 1, s->dtype); }
+void dp_inputs_fill_conv_dy(dp_conv *c, const dp_inputs_spec *s) {
+    fill_normal(c->dy, c->T * c->D, s, ST_DY, 0, 1, s->dtype);
+}
 
 void dp_inputs_fill_conv(dp_conv *c, const dp_inputs_spec *s) {
     fill_normal(c->x, c->T * c->D, s, ST_X, 0, 1, s->dtype);
@@ -270,12 +326,17 @@ void dp_inputs_fill_conv(dp_conv *c, const dp_inputs_spec *s) {
     dp_inputs_fill_conv_dy(c, s);
 }
 
-/* ---- factors of the M chain ---------------------------------------------------------------------------------------------- */
+/* ---- factors of the M chain ------------------------------------------------------------------ */
 
-const char *const dp_regime_names[DP_NREGIMES] = {"subspace", "reflect", "slow", "mixed", "corr", "mild", "strong"};
+const char *const dp_regime_names[DP_NREGIMES] = {"subspace", "reflect", "slow",  "mixed",
+                                                  "corr",     "mild",    "strong"};
 
-/* Tokens of one factor: e = exp(g), k unit, beta. Row 64 is the closing row of build_columns: no decay, no key. */
-typedef struct { int K; double *e, *k, *beta; } tokens;
+/* Tokens of one factor: e = exp(g), k unit, beta. Row 64 is the closing row of build_columns: no
+ * decay, no key. */
+typedef struct {
+    int K;
+    double *e, *k, *beta;
+} tokens;
 
 static void draw_decay(dp_regime regime, const double *rate, int K, dp_rng *r, double *e) {
     for (int i = 0; i < K; i++) {
@@ -297,7 +358,8 @@ static double draw_beta(dp_regime regime, dp_rng *r) {
     return b;
 }
 
-static void draw_tokens(dp_regime regime, const key_law *law, const double *rate, dp_rng *r, tokens *t) {
+static void draw_tokens(dp_regime regime, const key_law *law, const double *rate, dp_rng *r,
+                        tokens *t) {
     const int K = t->K;
     for (int s = 0; s < DP_CHUNK; s++) {
         draw_key(law, r, t->k + s * K);
@@ -311,16 +373,19 @@ static void draw_tokens(dp_regime regime, const key_law *law, const double *rate
     }
 }
 
-/* Columns j0 .. j0+COLS-1 of the product; they do not interact, so a block of them stays in the first-level cache for all 64 tokens.
- * One sweep finishes token s-1 and begins token s:   A = e_s o (A - (beta k)_(s-1) y'),   y = k_s' A. */
+/* Columns j0 .. j0+COLS-1 of the product; they do not interact, so a block of them stays in the
+ * first-level cache for all 64 tokens. One sweep finishes token s-1 and begins token s:   A = e_s o
+ * (A - (beta k)_(s-1) y'),   y = k_s' A. */
 #define COLS 16
 static void build_columns(const tokens *t, int j0, double *A) {
     const int K = t->K;
     double y[COLS] = {0};
     for (int i = 0; i < K; i++)
-        for (int j = 0; j < COLS; j++) A[i * COLS + j] = i == j0 + j;
+        for (int j = 0; j < COLS; j++)
+            A[i * COLS + j] = i == j0 + j;
     for (int s = 0; s <= DP_CHUNK; s++) {
-        const double *kp = t->k + (s ? s - 1 : 0) * K, *k = t->k + s * K, *e = t->e + s * K, beta = s ? t->beta[s - 1] : 0;
+        const double *kp = t->k + (s ? s - 1 : 0) * K, *k = t->k + s * K, *e = t->e + s * K,
+                     beta = s ? t->beta[s - 1] : 0;
         double z[COLS] = {0};
         for (int i = 0; i < K; i++) {
             const double a = beta * kp[i], ei = e[i], ki = k[i];
@@ -337,17 +402,19 @@ static void build_columns(const tokens *t, int j0, double *A) {
 
 /* Upper bound of |M|_2 for the computed factor before its rounding to fp32.
  *
- * Take the computed doubles e, k, beta as exact: step S = (I - beta k k') diag(e), n = |k|^2. Its spectral norm is at most
- *     nu = max(1, beta n - 1) max e                                    (eigenvalues of I - beta k k' are 1 and 1 - beta n, beta n >= 0)
- * which is the closed form of math.md j.2 when n = 1, beta <= 2. One computed step on a matrix X, with A = e o X:
- *     fl(A)            errs by u |A|, carried through I - beta k k'            u max(1, beta n - 1) |A|_F
- *     y = fl(k' A)     errs by gamma_K |k|'|A|                                 beta n gamma_K |A|_F
- *     fl(fl(beta k) y) errs by (2u + u^2) beta |k||y|                          (2u + u^2) beta n (1 + gamma_K) |A|_F
- *     the subtraction  errs by u times its result                              u (1 + beta n)(1 + O(K u)) |A|_F
- * together delta <= (1 + beta n)(K + 8) u |A|_F (the O(K^2 u^2) terms are below u for K < 2^20), |A|_F <= max e (1 + u) |X|_F. With P
- * bounding the exact product of norms and E the construction error, |X|_F <= sqrt(K) P + E, so
- *     P <- nu P,     E <- nu E + delta + 2^-1000 (underflow: less than 4 K^2 roundings of 2^-1074 each, times norms below 2^40)
- * The computed sum n lies within K u of the exact one relatively; c = 1 + (K + 4) 2^-52 covers that, and UP every evaluation here. */
+ * Take the computed doubles e, k, beta as exact: step S = (I - beta k k') diag(e), n = |k|^2. Its
+ * spectral norm is at most nu = max(1, beta n - 1) max e (eigenvalues of I - beta k k' are 1 and 1
+ * - beta n, beta n >= 0) which is the closed form of math.md j.2 when n = 1, beta <= 2. One
+ * computed step on a matrix X, with A = e o X: fl(A)            errs by u |A|, carried through I -
+ * beta k k'            u max(1, beta n - 1) |A|_F y = fl(k' A)     errs by gamma_K |k|'|A| beta n
+ * gamma_K |A|_F fl(fl(beta k) y) errs by (2u + u^2) beta |k||y|                          (2u + u^2)
+ * beta n (1 + gamma_K) |A|_F the subtraction  errs by u times its result u (1 + beta n)(1 + O(K u))
+ * |A|_F together delta <= (1 + beta n)(K + 8) u |A|_F (the O(K^2 u^2) terms are below u for K <
+ * 2^20), |A|_F <= max e (1 + u) |X|_F. With P bounding the exact product of norms and E the
+ * construction error, |X|_F <= sqrt(K) P + E, so P <- nu P,     E <- nu E + delta + 2^-1000
+ * (underflow: less than 4 K^2 roundings of 2^-1074 each, times norms below 2^40) The computed sum n
+ * lies within K u of the exact one relatively; c = 1 + (K + 4) 2^-52 covers that, and UP every
+ * evaluation here. */
 #define UP (1 + 0x1p-49)
 static double built_norm_up(const tokens *t) {
     const int K = t->K;
@@ -356,15 +423,18 @@ static double built_norm_up(const tokens *t) {
     for (int s = 0; s < DP_CHUNK; s++) {
         const double bn = t->beta[s] * sum_of_squares(t->k + s * K, K) * c;
         double emax = 0;
-        for (int i = 0; i < K; i++) emax = t->e[s * K + i] > emax ? t->e[s * K + i] : emax;
-        const double nu = (bn > 2 ? (bn - 1) * (1 + 0x1p-52) : 1) * emax, A = emax * (sqrt(K) * P + E) * UP;
+        for (int i = 0; i < K; i++)
+            emax = t->e[s * K + i] > emax ? t->e[s * K + i] : emax;
+        const double nu = (bn > 2 ? (bn - 1) * (1 + 0x1p-52) : 1) * emax,
+                     A = emax * (sqrt(K) * P + E) * UP;
         E = (nu * E + (1 + bn) * (K + 8) * 0x1p-53 * A) * UP + 0x1p-1000;
         P = P * nu * (1 + 0x1p-51);
     }
     return (P + E) * UP;
 }
 
-/* Rounds A to fp32 columns of M; returns the sum of squares of the rounding errors (each difference is exact in double). */
+/* Rounds A to fp32 columns of M; returns the sum of squares of the rounding errors (each difference
+ * is exact in double). */
 static double store_columns(const double *A, int K, int j0, float *M) {
     double s = 0;
     for (int i = 0; i < K; i++)
@@ -376,17 +446,21 @@ static double store_columns(const double *A, int K, int j0, float *M) {
     return s;
 }
 
-/* The sum above has K^2 terms, each within 3u, so it is low by less than (K^2 + 4) u relatively; squares that underflow lose 2^-1074. */
-static double factor(dp_regime regime, const key_law *law, const double *rate, dp_rng *r, float *M) {
+/* The sum above has K^2 terms, each within 3u, so it is low by less than (K^2 + 4) u relatively;
+ * squares that underflow lose 2^-1074. */
+static double factor(dp_regime regime, const key_law *law, const double *rate, dp_rng *r,
+                     float *M) {
     const int K = law->K;
-    tokens t = {K, dp_doubles((DP_CHUNK + 1) * K), dp_doubles((DP_CHUNK + 1) * K), dp_doubles(DP_CHUNK)};
+    tokens t = {K, dp_doubles((DP_CHUNK + 1) * K), dp_doubles((DP_CHUNK + 1) * K),
+                dp_doubles(DP_CHUNK)};
     double *A = dp_doubles((int64_t)K * COLS), lost = 0;
     draw_tokens(regime, law, rate, r, &t);
     for (int j0 = 0; j0 < K; j0 += COLS) {
         build_columns(&t, j0, A);
         lost += store_columns(A, K, j0, M);
     }
-    const double mu = (built_norm_up(&t) + sqrt(lost * (1 + ((double)K * K + 64) * 0x1p-52) + 0x1p-1000)) * UP;
+    const double mu =
+        (built_norm_up(&t) + sqrt(lost * (1 + ((double)K * K + 64) * 0x1p-52) + 0x1p-1000)) * UP;
     free(A);
     free(t.e);
     free(t.k);
@@ -397,13 +471,17 @@ static double factor(dp_regime regime, const key_law *law, const double *rate, d
 void dp_inputs_chain(dp_regime regime, int n, int K, uint64_t seed, float *M, double *mu) {
     assert(n >= 0 && K >= 1 && K <= 4096);
     const uint64_t base = (uint64_t)(regime + 1) << 40;
-    const dp_keys kind = regime == DP_REGIME_SUBSPACE ? DP_KEYS_SUBSPACE : regime == DP_REGIME_CORR ? DP_KEYS_CORRELATED : DP_KEYS_RANDOM;
+    const dp_keys kind = regime == DP_REGIME_SUBSPACE ? DP_KEYS_SUBSPACE
+                         : regime == DP_REGIME_CORR   ? DP_KEYS_CORRELATED
+                                                      : DP_KEYS_RANDOM;
     dp_rng shared;
     key_law law;
     double *rate = dp_doubles(K);
     dp_rng_seed(&shared, seed, base);
     key_law_init(&law, kind, K, &shared);
-    for (int i = 0; i < K; i++) rate[i] = dp_exp_exact_bits(-6 * 0x1.26bb1bbb55516p1 * dp_rng_uniform(&shared)); /* 10^U(-6,0) */
+    for (int i = 0; i < K; i++)
+        rate[i] =
+            dp_exp_exact_bits(-6 * 0x1.26bb1bbb55516p1 * dp_rng_uniform(&shared)); /* 10^U(-6,0) */
 #pragma omp parallel for schedule(dynamic, 4)
     for (int c = 0; c < n; c++) {
         dp_rng r;

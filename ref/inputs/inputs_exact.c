@@ -1,18 +1,25 @@
-/* Inputs on which every operation of every stage is exact in every format, bf16 included, so that the expected error is 0.
+/* Inputs on which every operation of every stage is exact in every format, bf16 included, so that
+ * the expected error is 0.
  *
- * Keys. Channels come in blocks of four; blocks of even number have keys +-e_i, those of odd number +-(1/2)(+-1,+-1,+-1,+-1) from the rows of a
- * Hadamard matrix. All keys of a head are thus +- one orthonormal basis: k_s . k_i is 0, 1 or -1, the state is S = sum_a k_a s_a' with one row
- * s_a of V numbers a basis vector, and one token of a sequence after another takes the next basis vector, so that each is written once in K / R.
- * Writes. beta = 1 replaces s_a by v, beta = 0 leaves it, beta = 1/2 halves both. No s_a is halved again before it was replaced.
- * Decay. g is 0, or -1024 for a reset: exp is then exactly 1 or (below 2^-1074) exactly 0 in every format. A reset takes the whole head (gdn), one
- * channel of an even block, or two channels of an odd block: the last leaves halves in four s_a, and none of them is halved or reset again
- * before it was replaced. (Power-of-two decays are not exact in a natural-log gate.)
- * Sizes. v: +-1 and +-2 times a power of two of head and sequence; magnitude 2 in column c (mod 8) says that bit c of the token's number is set, the
- * signs are random: no two rows of v are multiples of each other. q: two entries +-1; do: most tokens none, else one column +-1 times a power of two
- * of sequence and group, the same column for eight tokens; scale must be a power of two. At the sizes of the exact-*.case files no stored number then needs more than 8 significant bits
- * and no sum more than 24. That is a property of shape and seed, not a theorem: harness/tests/test_exact.c checks it by bitwise equality.
- * Signature. A number read from another head or sequence has another exponent, one from another token another pattern of magnitudes and signs: what is
- * found in a wrong row names its rank, head, sequence and token (harness/verdict/source.h). */
+ * Keys. Channels come in blocks of four; blocks of even number have keys +-e_i, those of odd number
+ * +-(1/2)(+-1,+-1,+-1,+-1) from the rows of a Hadamard matrix. All keys of a head are thus +- one
+ * orthonormal basis: k_s . k_i is 0, 1 or -1, the state is S = sum_a k_a s_a' with one row s_a of V
+ * numbers a basis vector, and one token of a sequence after another takes the next basis vector, so
+ * that each is written once in K / R. Writes. beta = 1 replaces s_a by v, beta = 0 leaves it, beta
+ * = 1/2 halves both. No s_a is halved again before it was replaced. Decay. g is 0, or -1024 for a
+ * reset: exp is then exactly 1 or (below 2^-1074) exactly 0 in every format. A reset takes the
+ * whole head (gdn), one channel of an even block, or two channels of an odd block: the last leaves
+ * halves in four s_a, and none of them is halved or reset again before it was replaced.
+ * (Power-of-two decays are not exact in a natural-log gate.) Sizes. v: +-1 and +-2 times a power of
+ * two of head and sequence; magnitude 2 in column c (mod 8) says that bit c of the token's number
+ * is set, the signs are random: no two rows of v are multiples of each other. q: two entries +-1;
+ * do: most tokens none, else one column +-1 times a power of two of sequence and group, the same
+ * column for eight tokens; scale must be a power of two. At the sizes of the exact-*.case files no
+ * stored number then needs more than 8 significant bits and no sum more than 24. That is a property
+ * of shape and seed, not a theorem: harness/tests/test_exact.c checks it by bitwise equality.
+ * Signature. A number read from another head or sequence has another exponent, one from another
+ * token another pattern of magnitudes and signs: what is found in a wrong row names its rank, head,
+ * sequence and token (harness/verdict/source.h). */
 #include "inputs.h"
 
 #include <assert.h>
@@ -23,38 +30,49 @@
 #define RESET (-1024.0)
 enum { ST_EXACT = 64, ST_EXACT_DO, ST_EXACT_DSTATE };
 
-/* Neighbours in a group of value heads differ by one power of two (dq and dk add up over a group), all else by more. */
-int dp_inputs_exact_log2(const dp_problem *p, int sequence, int hv) { return hv % dp_G(p) + 3 * (hv / dp_G(p) % 3) + 9 * (sequence % 3); }
+/* Neighbours in a group of value heads differ by one power of two (dq and dk add up over a group),
+ * all else by more. */
+int dp_inputs_exact_log2(const dp_problem *p, int sequence, int hv) {
+    return hv % dp_G(p) + 3 * (hv / dp_G(p) % 3) + 9 * (sequence % 3);
+}
 
 /* Sums over a group (dq, dk) already have the factors of v in them: its heads share one. */
-int dp_inputs_exact_log2_do(const dp_problem *p, int sequence, int hv) { return 3 * (hv / dp_G(p) % 3) + 9 * (sequence % 3); }
+int dp_inputs_exact_log2_do(const dp_problem *p, int sequence, int hv) {
+    return 3 * (hv / dp_G(p) % 3) + 9 * (sequence % 3);
+}
 
 static int rotated(int K, int a) { return a / 4 % 2 == 1 && a / 4 * 4 + 4 <= K; }
 static int draw(dp_rng *r, int n) { return (int)(dp_rng_uniform(r) * n); }
 static double sign(dp_rng *r) { return draw(r, 2) ? 1 : -1; }
 
-/* Basis vector a: entry x. Row a of the 4 x 4 Hadamard matrix has the signs (-1)^popcount(a & x). */
+/* Basis vector a: entry x. Row a of the 4 x 4 Hadamard matrix has the signs (-1)^popcount(a & x).
+ */
 double dp_inputs_exact_basis(int K, int a, int x) {
     if (!rotated(K, a)) return x == a;
     return x / 4 != a / 4 ? 0 : __builtin_parity((unsigned)(a & x & 3)) ? -0.5 : 0.5;
 }
 
-/* Which basis vector key j of token t of a sequence takes in head h: a walk with a step of its own for each head that visits all of them. */
+/* Which basis vector key j of token t of a sequence takes in head h: a walk with a step of its own
+ * for each head that visits all of them. */
 static int vector_of(const dp_problem *p, int64_t t, int h, int j) {
     static const int step[] = {1, 5, 3, 7};
     int d = step[h % 4];
-    while (d > 1 && p->K % d == 0) d -= 2;
+    while (d > 1 && p->K % d == 0)
+        d -= 2;
     return (int)((t * d + h + (int64_t)j * (p->K / p->R)) % p->K);
 }
 
 static void fill_keys(dp_problem *p, dp_rng *r, int64_t t, int64_t first) {
     for (int h = 0; h < p->H; h++) {
         double *q = p->q + (t * p->H + h) * p->K;
-        for (int i = 0; i < 2; i++) q[draw(r, p->K)] = sign(r);
+        for (int i = 0; i < 2; i++)
+            q[draw(r, p->K)] = sign(r);
         for (int j = 0; j < p->R; j++) {
             const int a = vector_of(p, t - first, h, j);
             const double s = sign(r);
-            for (int x = 0; x < p->K; x++) p->k[((t * p->H + h) * p->R + j) * p->K + x] = s * dp_inputs_exact_basis(p->K, a, x);
+            for (int x = 0; x < p->K; x++)
+                p->k[((t * p->H + h) * p->R + j) * p->K + x] =
+                    s * dp_inputs_exact_basis(p->K, a, x);
         }
     }
 }
@@ -69,32 +87,42 @@ static void fill_gate(dp_problem *p, dp_rng *r, int64_t t, int hv, char *dirty) 
         memset(dirty, 0, (size_t)K);
     } else if (roll < 6 && rotated(K, x)) {
         if (dirty[b] | dirty[b + 1] | dirty[b + 2] | dirty[b + 3]) return;
-        const int pair = b + (x & 2);                            /* the two channels with this bit: the projector mixes s_a and s_(a^2) only */
+        const int pair =
+            b +
+            (x & 2); /* the two channels with this bit: the projector mixes s_a and s_(a^2) only */
         g[pair] = g[pair + 1] = RESET;
         memset(dirty + b, 1, 4);
-    } else if (roll < 6) g[x] = RESET, dirty[x] = 0;
+    } else if (roll < 6) {
+        g[x] = RESET;
+        dirty[x] = 0;
+    }
 }
 
-static void fill_write(dp_problem *p, dp_rng *r, int64_t t, int64_t first, int seq, int hv, char *dirty) {
+static void fill_write(dp_problem *p, dp_rng *r, int64_t t, int64_t first, int seq, int hv,
+                       char *dirty) {
     const double unit = ldexp(1, dp_inputs_exact_log2(p, seq, hv));
     for (int j = 0; j < p->R; j++) {
         const int a = vector_of(p, t - first, hv / dp_G(p), j), roll = draw(r, 8);
         const int64_t i = (t * p->HV + hv) * p->R + j;
         p->beta[i] = dirty[a] ? 1 : roll == 0 ? 0 : roll <= 2 && !rotated(p->K, a) ? 0.5 : 1;
         if (p->beta[i] > 0) dirty[a] = p->beta[i] < 1;
-        for (int c = 0; c < p->V; c++) p->v[i * p->V + c] = sign(r) * unit * (1 + (t >> c % 8 & 1));
+        for (int c = 0; c < p->V; c++)
+            p->v[i * p->V + c] = sign(r) * unit * (1 + (t >> c % 8 & 1));
     }
 }
 
 void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s) {
-    assert(p->gate == DP_GATE_LOG && p->beta_form == DP_BETA_PLAIN && !p->l2norm && p->K % p->R == 0);
+    assert(p->gate == DP_GATE_LOG && p->beta_form == DP_BETA_PLAIN && !p->l2norm &&
+           p->K % p->R == 0);
     char *dirty = dp_calloc((size_t)p->HV * p->K, 1);
     dp_rng r;
     dp_rng_seed(&r, s->seed, ST_EXACT);
     for (int i = 0; i < p->Nseq; i++) {
         memset(dirty, 0, (size_t)p->HV * p->K);
         for (int64_t x = 0, n = (int64_t)p->HV * p->K * p->V; p->s0 && x < n; x++)
-            p->s0[i * n + x] = 2 * (draw(&r, 3) - 1) * ldexp(1, dp_inputs_exact_log2(p, i, (int)(x / ((int64_t)p->K * p->V))));
+            p->s0[i * n + x] =
+                2 * (draw(&r, 3) - 1) *
+                ldexp(1, dp_inputs_exact_log2(p, i, (int)(x / ((int64_t)p->K * p->V))));
         for (int64_t t = p->cu[i]; t < p->cu[i + 1]; t++) {
             fill_keys(p, &r, t, p->cu[i]);
             for (int hv = 0; hv < p->HV; hv++) {
@@ -109,11 +137,18 @@ void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s) {
 void dp_inputs_fill_exact_gradients(dp_problem *p, const dp_inputs_spec *s) {
     dp_rng r;
     dp_rng_seed(&r, s->seed, ST_EXACT_DO);
-    for (int64_t i = 0, seq = 0; p->dout && i < p->T * p->HV; i++) {     /* neighbours share a column: gradients of keys and gates sum over few */
-        while (p->cu[seq + 1] <= i / p->HV) seq++;
-        if (!draw(&r, 9)) p->dout[i * p->V + (i / p->HV / 8 + 5 * (i % p->HV)) % p->V] = sign(&r) * ldexp(1, dp_inputs_exact_log2_do(p, (int)seq, (int)(i % p->HV)));
+    for (int64_t i = 0, seq = 0; p->dout && i < p->T * p->HV;
+         i++) { /* neighbours share a column: gradients of keys and gates sum over few */
+        while (p->cu[seq + 1] <= i / p->HV)
+            seq++;
+        if (!draw(&r, 9))
+            p->dout[i * p->V + (i / p->HV / 8 + 5 * (i % p->HV)) % p->V] =
+                sign(&r) * ldexp(1, dp_inputs_exact_log2_do(p, (int)seq, (int)(i % p->HV)));
     }
     dp_rng_seed(&r, s->seed, ST_EXACT_DSTATE);
     for (int64_t i = 0, n = (int64_t)p->K * p->V; p->dstate && i < p->Nseq * p->HV * n; i++)
-        p->dstate[i] = draw(&r, 32) ? 0 : 0.5 * sign(&r) * ldexp(1, dp_inputs_exact_log2_do(p, (int)(i / n / p->HV), (int)(i / n % p->HV)));
+        p->dstate[i] = draw(&r, 32) ? 0
+                                    : 0.5 * sign(&r) *
+                                          ldexp(1, dp_inputs_exact_log2_do(p, (int)(i / n / p->HV),
+                                                                           (int)(i / n % p->HV)));
 }

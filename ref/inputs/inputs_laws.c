@@ -1,7 +1,7 @@
 /* Laws over generated inputs: see inputs_laws.h. */
 #include "inputs_laws.h"
-#include "ref/vocabulary/design.h"
 #include "inputs.h"
+#include "ref/vocabulary/design.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* ref/inputs/inputs_laws.h - structure laid over generated inputs, where kernels have been wrong and
- * random numbers look right. Each law acts on its own; the order is that of the fields.
+/* ref/inputs/inputs_laws.h - structure laid over generated inputs, where kernels have been wrong
+ * and random numbers look right. Each law acts on its own; the order is that of the fields.
  */
 #ifndef DP_INPUTS_LAWS_H
 #define DP_INPUTS_LAWS_H

@@ -10,9 +10,12 @@
 const char *const dp_truth_kind_names[DP_NTRUTHS] = {"mpfr", "double-double"};
 
 void dp_ball_alloc(dp_ball *b, int64_t rows, int64_t width) {
-    *b = (dp_ball){rows, width, dp_doubles(rows * width), dp_doubles(rows * width), dp_doubles(rows)};
-    for (int64_t i = 0; i < rows * width; i++) b->hi[i] = NAN;
-    for (int64_t i = 0; i < rows; i++) b->rad[i] = INFINITY;
+    *b = (dp_ball){rows, width, dp_doubles(rows * width), dp_doubles(rows * width),
+                   dp_doubles(rows)};
+    for (int64_t i = 0; i < rows * width; i++)
+        b->hi[i] = NAN;
+    for (int64_t i = 0; i < rows; i++)
+        b->rad[i] = INFINITY;
 }
 
 void dp_ball_free(dp_ball *b) {
@@ -23,7 +26,8 @@ void dp_ball_free(dp_ball *b) {
 }
 
 void dp_truth_free(dp_truth *t) {
-    for (int i = 0; i < dp_result_nfields; i++) dp_ball_free(&t->field[i]);
+    for (int i = 0; i < dp_result_nfields; i++)
+        dp_ball_free(&t->field[i]);
     dp_ball_free(&t->S_cut);
     dp_ball_free(&t->dS_cut);
     dp_ball_free(&t->M_seg);
@@ -36,10 +40,13 @@ static dp_status check_request(const dp_problem *p, const dp_truth_request *rq, 
     const char *no = rq->kind == DP_TRUTH_DD ? dp_truth_dd_refuses(p) : NULL;
     if (no) return dp_fail(e, DP_EINPUT, "truth = dd: %s", no);
     if (rq->kind == DP_TRUTH_MPFR && (rq->bits < TR_MIN_BITS || rq->bits > TR_MAX_BITS))
-        return dp_fail(e, DP_EINPUT, "bits = %d: the truth takes %d to %d", rq->bits, TR_MIN_BITS, TR_MAX_BITS);
+        return dp_fail(e, DP_EINPUT, "bits = %d: the truth takes %d to %d", rq->bits, TR_MIN_BITS,
+                       TR_MAX_BITS);
     for (int i = 0; i < rq->ncut; i++)
         if (rq->cut[i] < 1 || rq->cut[i] >= p->T || (i && rq->cut[i] <= rq->cut[i - 1]))
-            return dp_fail(e, DP_EINPUT, "cut[%d] = %lld: cuts must increase and lie in 1..T-1, T = %lld", i, (long long)rq->cut[i], (long long)p->T);
+            return dp_fail(e, DP_EINPUT,
+                           "cut[%d] = %lld: cuts must increase and lie in 1..T-1, T = %lld", i,
+                           (long long)rq->cut[i], (long long)p->T);
     return DP_OK;
 }
 
@@ -74,7 +81,8 @@ dp_status tr_truth_alloc(const dp_problem *p, const dp_truth_request *rq, dp_tru
     for (int i = 0; i < dp_result_nfields; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
-        if (rows && (t->backward || !dp_result_fields[i].backward)) dp_ball_alloc(&t->field[i], rows, width);
+        if (rows && (t->backward || !dp_result_fields[i].backward))
+            dp_ball_alloc(&t->field[i], rows, width);
     }
     const int64_t KV = (int64_t)p->K * p->V, states = (int64_t)t->ncut * p->HV;
     if (states) dp_ball_alloc(&t->S_cut, states, KV);
@@ -89,18 +97,22 @@ static int find(const int64_t *x, int n, int64_t v) {
     return -1;
 }
 
-/* Cuts every sequence at the marks and into pieces of at most run->len tokens; checkpoints and tape then need about 2 sqrt(T) states. */
+/* Cuts every sequence at the marks and into pieces of at most run->len tokens; checkpoints and tape
+ * then need about 2 sqrt(T) states. */
 static void set_blocks(tr_run *r) {
     const dp_problem *p = r->p;
     const dp_truth *t = r->t;
     r->len = r->device ? 4096 : 64;
-    while (!r->device && r->len < 256 && r->len * r->len < p->T / 4) r->len *= 2;
+    while (!r->device && r->len < 256 && r->len * r->len < p->T / 4)
+        r->len *= 2;
     r->block = dp_calloc((size_t)(p->T / r->len + t->nmark), sizeof *r->block);
     for (int m = 0, seq = 0; m + 1 < t->nmark; m++) {
-        while (p->cu[seq + 1] <= t->mark[m]) seq++;
+        while (p->cu[seq + 1] <= t->mark[m])
+            seq++;
         for (int64_t a = t->mark[m]; a < t->mark[m + 1]; a += r->len) {
             const int64_t b = a + r->len < t->mark[m + 1] ? a + r->len : t->mark[m + 1];
-            r->block[r->nblock++] = (tr_block){a, b, seq, a == p->cu[seq], b == p->cu[seq + 1], find(t->cut, t->ncut, a)};
+            r->block[r->nblock++] = (tr_block){
+                a, b, seq, a == p->cu[seq], b == p->cu[seq + 1], find(t->cut, t->ncut, a)};
         }
     }
 }
@@ -118,10 +130,10 @@ void tr_progress(tr_run *r, double token_columns) {
 /* A batch: n consecutive q/k heads with their value heads and tasks. */
 typedef struct {
     int h0, n, ntask, nM;
-    tr_qk *qk;                   /* [n] */
-    tr_head *head;               /* [n][G] */
-    tr_task *task;               /* [n][G][ncb] */
-    tr_task *M;                  /* [n*G][column blocks of K], one state each, used for all segments in turn */
+    tr_qk *qk;     /* [n] */
+    tr_head *head; /* [n][G] */
+    tr_task *task; /* [n][G][ncb] */
+    tr_task *M;    /* [n*G][column blocks of K], one state each, used for all segments in turn */
 } batch;
 
 static batch batch_open(const tr_run *r, int h0, int n) {
@@ -132,23 +144,36 @@ static batch batch_open(const tr_run *r, int h0, int n) {
     b.head = dp_calloc((size_t)(n * G), sizeof *b.head);
     b.task = dp_calloc((size_t)b.ntask, sizeof *b.task);
     b.M = dp_calloc((size_t)b.nM, sizeof *b.M);
-    for (int i = 0; i < n; i++) tr_activate_qk(r, h0 + i, &b.qk[i]);
-    for (int i = 0; i < n * G; i++) tr_activate_head(r, h0 * G + i, &b.qk[i / G], &b.head[i]);
+    for (int i = 0; i < n; i++)
+        tr_activate_qk(r, h0 + i, &b.qk[i]);
+    for (int i = 0; i < n * G; i++)
+        tr_activate_head(r, h0 * G + i, &b.qk[i / G], &b.head[i]);
     for (int i = 0; i < b.ntask + b.nM; i++) {
-        const int is_M = i >= b.ntask, j = is_M ? i - b.ntask : i, ncb = is_M ? nMcb : r->ncb, hv = j / ncb, v0 = j % ncb * TR_W;
+        const int is_M = i >= b.ntask, j = is_M ? i - b.ntask : i, ncb = is_M ? nMcb : r->ncb,
+                  hv = j / ncb, v0 = j % ncb * TR_W;
         const int width = is_M ? p->K : p->V;
         tr_task *c = is_M ? &b.M[j] : &b.task[j];
-        *c = (tr_task){.run = r, .qk = &b.qk[hv / G], .head = &b.head[hv], .hv = h0 * G + hv, .v0 = v0, .w = width - v0 < TR_W ? width - v0 : TR_W, .is_M = is_M};
+        *c = (tr_task){.run = r,
+                       .qk = &b.qk[hv / G],
+                       .head = &b.head[hv],
+                       .hv = h0 * G + hv,
+                       .v0 = v0,
+                       .w = width - v0 < TR_W ? width - v0 : TR_W,
+                       .is_M = is_M};
         tr_task_alloc(c, !is_M && r->t->backward);
     }
     return b;
 }
 
 static void batch_close(const tr_run *r, batch *b) {
-    for (int i = 0; i < b->ntask; i++) tr_task_free(&b->task[i]);
-    for (int i = 0; i < b->nM; i++) tr_task_free(&b->M[i]);
-    for (int i = 0; i < b->n; i++) tr_free_qk(&b->qk[i]);
-    for (int i = 0; i < b->n * dp_G(r->p); i++) tr_free_head(&b->head[i]);
+    for (int i = 0; i < b->ntask; i++)
+        tr_task_free(&b->task[i]);
+    for (int i = 0; i < b->nM; i++)
+        tr_task_free(&b->M[i]);
+    for (int i = 0; i < b->n; i++)
+        tr_free_qk(&b->qk[i]);
+    for (int i = 0; i < b->n * dp_G(r->p); i++)
+        tr_free_head(&b->head[i]);
     free(b->task);
     free(b->M);
     free(b->qk);
@@ -171,7 +196,8 @@ static void batch_forward(tr_run *r, batch *b) {
     }
 }
 
-/* Blocks last to first; in each: columns, then the chain rule token by token, then the sums over tokens in a fixed order. */
+/* Blocks last to first; in each: columns, then the chain rule token by token, then the sums over
+ * tokens in a fixed order. */
 static void batch_backward(tr_run *r, batch *b) {
     const int G = dp_G(r->p);
 #pragma omp parallel num_threads(r->threads)
@@ -187,10 +213,12 @@ static void batch_backward(tr_run *r, batch *b) {
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < n * b->n; i++) {
                 const int h = (int)(i / n);
-                tr_chain_token(r, b->h0 + h, &b->qk[h], b->head + h * G, b->task + h * G * r->ncb, t0 + i % n, i % n, tmp);
+                tr_chain_token(r, b->h0 + h, &b->qk[h], b->head + h * G, b->task + h * G * r->ncb,
+                               t0 + i % n, i % n, tmp);
             }
 #pragma omp for schedule(static)
-            for (int i = 0; i < b->n * G; i++) tr_accumulate_gate(r, &b->head[i], &b->task[i * r->ncb], &r->block[k]);
+            for (int i = 0; i < b->n * G; i++)
+                tr_accumulate_gate(r, &b->head[i], &b->task[i * r->ncb], &r->block[k]);
         }
         mp_free(&tmp);
     }
@@ -202,7 +230,8 @@ static void store_gate_sums(tr_run *r, batch *b) {
         const int64_t hv = (int64_t)b->h0 * dp_G(r->p) + i;
         mpfr_ptr tmp = mp_at(b->task[0].tmp, 0);
         if (r->p->A_log) tr_store(&r->t->field[TR_DA], hv, mp_at(b->head[i].sum_A, 0), tmp);
-        for (int64_t c = 0; c < Kg && r->p->dt_bias; c++) tr_store(&r->t->field[TR_DDT], hv * Kg + c, mp_at(b->head[i].sum_dt, c), tmp);
+        for (int64_t c = 0; c < Kg && r->p->dt_bias; c++)
+            tr_store(&r->t->field[TR_DDT], hv * Kg + c, mp_at(b->head[i].sum_dt, c), tmp);
     }
 }
 
@@ -214,7 +243,8 @@ static void run_batch(tr_run *r, int h0, int n) {
         store_gate_sums(r, &b);
     }
 #pragma omp parallel for schedule(dynamic, 1) num_threads(r->threads)
-    for (int i = 0; i < n; i++) tr_bound_group(r, h0 + i, &b.qk[i], b.head + i * dp_G(r->p));
+    for (int i = 0; i < n; i++)
+        tr_bound_group(r, h0 + i, &b.qk[i], b.head + i * dp_G(r->p));
     batch_close(r, &b);
 }
 
@@ -228,7 +258,8 @@ static void pass_empty_sequences(const dp_problem *p, dp_truth *t) {
             dp_ball *b = &t->field[i ? TR_DS0 : TR_FINAL];
             const double *from = i ? p->dstate : p->s0;
             if (!b->rows) continue;
-            for (int64_t x = row * KV; x < (row + 1) * KV; x++) b->hi[x] = from ? from[x] : 0;
+            for (int64_t x = row * KV; x < (row + 1) * KV; x++)
+                b->hi[x] = from ? from[x] : 0;
             b->rad[row] = 0;
         }
     }
@@ -237,21 +268,35 @@ static void pass_empty_sequences(const dp_problem *p, dp_truth *t) {
 dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e) {
     const dp_status s = tr_truth_alloc(p, rq, t, e);
     if (s) return s;
-    const int is_dd = rq->kind == DP_TRUTH_DD, on_device = is_dd && rq->device && !t->backward, w = on_device ? p->V : is_dd ? TR_DD_COLS : TR_W;
-    tr_run r = {.p = p, .t = t, .prec = rq->bits, .u = tr_two_to(-(t->bits < 16000 ? t->bits : 16000)), .tiny = is_dd ? TR_DD_TINY : tr_two_to(-10000), .want_M = rq->want_M, .ncb = (p->V + w - 1) / w};
+    const int is_dd = rq->kind == DP_TRUTH_DD, on_device = is_dd && rq->device && !t->backward,
+              w = on_device ? p->V
+                  : is_dd   ? TR_DD_COLS
+                            : TR_W;
+    tr_run r = {.p = p,
+                .t = t,
+                .prec = rq->bits,
+                .u = tr_two_to(-(t->bits < 16000 ? t->bits : 16000)),
+                .tiny = is_dd ? TR_DD_TINY : tr_two_to(-10000),
+                .want_M = rq->want_M,
+                .ncb = (p->V + w - 1) / w};
     r.device = on_device ? rq->device : NULL;
     r.threads = rq->threads > 0 ? rq->threads : omp_get_max_threads();
-    const double steps = (double)p->T * p->HV * p->K * p->V;         /* a thread is worth waking for about 1 ms of them */
+    const double steps =
+        (double)p->T * p->HV * p->K * p->V; /* a thread is worth waking for about 1 ms of them */
     const double worth = is_dd ? 1e6 : 1e4;
     if (rq->threads <= 0 && r.threads > 1 + steps / worth) r.threads = 1 + (int)(steps / worth);
     r.progress = rq->progress && isatty(STDERR_FILENO);
     r.total = (double)p->T * p->HV * (p->V * (t->backward ? 4.0 : 1.0) + (rq->want_M ? p->K : 0));
     set_blocks(&r);
     if (is_dd) tr_run_dd(&r);
-    const int tasks = dp_G(p) * r.ncb, n = (2 * r.threads + tasks - 1) / tasks;      /* q/k heads at a time: about two tasks a thread */
-    for (int h = 0; h < p->H && !is_dd; h += n) run_batch(&r, h, p->H - h < n ? p->H - h : n);
+    const int tasks = dp_G(p) * r.ncb,
+              n = (2 * r.threads + tasks - 1) /
+                  tasks; /* q/k heads at a time: about two tasks a thread */
+    for (int h = 0; h < p->H && !is_dd; h += n)
+        run_batch(&r, h, p->H - h < n ? p->H - h : n);
     pass_empty_sequences(p, t);
-    for (int i = 0; i < dp_result_nfields; i++) tr_ball_finish(&t->field[i]);
+    for (int i = 0; i < dp_result_nfields; i++)
+        tr_ball_finish(&t->field[i]);
     tr_ball_finish(&t->S_cut);
     tr_ball_finish(&t->dS_cut);
     tr_ball_finish(&t->M_seg);

@@ -1,33 +1,39 @@
-/* ref/truth/truth.h - the ground truth: the step recurrence and its adjoint, one token at a time (math.md b, c, d), in MPFR or
- * in double-double (truth_dd.h), audited by MPFR.
+/* ref/truth/truth.h - the ground truth: the step recurrence and its adjoint, one token at a time
+ * (math.md b, c, d), in MPFR or in double-double (truth_dd.h), audited by MPFR.
  *
- * Every result carries an error radius that a running bound proves (derivation above the code, evaluated with upward rounding):
- * |hi + lo - exact|_2 <= rad over each row. hi + lo is an unevaluated double-double, |lo| <= ulp(hi)/2, so hi alone is the
- * correctly rounded double up to the radius. "exact" is the real-number result for exactly these input bits.
+ * Every result carries an error radius that a running bound proves (derivation above the code,
+ * evaluated with upward rounding): |hi + lo - exact|_2 <= rad over each row. hi + lo is an
+ * unevaluated double-double, |lo| <= ulp(hi)/2, so hi alone is the correctly rounded double up to
+ * the radius. "exact" is the real-number result for exactly these input bits.
  */
 #ifndef DP_TRUTH_H
 #define DP_TRUTH_H
-#include "ref/vocabulary/problem.h"
 #include "ref/vocabulary/context.h"
+#include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct {
-    int64_t rows, width;         /* row = innermost vector; for states one row is one [K][V] (or [K][K]) matrix */
-    double *hi, *lo;             /* [rows][width] */
-    double *rad;                 /* [rows] bound on the 2-norm (Frobenius norm) of the row's error; inf when nothing is proven */
+    int64_t rows,
+        width; /* row = innermost vector; for states one row is one [K][V] (or [K][K]) matrix */
+    double *hi, *lo; /* [rows][width] */
+    double *rad; /* [rows] bound on the 2-norm (Frobenius norm) of the row's error; inf when nothing
+                    is proven */
 } dp_ball;
 void dp_ball_alloc(dp_ball *b, int64_t rows, int64_t width);
 void dp_ball_free(dp_ball *b);
 
-/* Which arithmetic: MPFR, or double-double on vectors (some 2^-98 an operation; about a hundred times faster). Both come with proven radii. */
+/* Which arithmetic: MPFR, or double-double on vectors (some 2^-98 an operation; about a hundred
+ * times faster). Both come with proven radii. */
 typedef enum { DP_TRUTH_MPFR, DP_TRUTH_DD, DP_NTRUTHS } dp_truth_kind;
-extern const char *const dp_truth_kind_names[DP_NTRUTHS];        /* "mpfr", "double-double" */
-/* Why double-double cannot judge this problem (numbers above 2^30 or not finite, K > 1024), or NULL. */
+extern const char *const dp_truth_kind_names[DP_NTRUTHS]; /* "mpfr", "double-double" */
+/* Why double-double cannot judge this problem (numbers above 2^30 or not finite, K > 1024), or
+ * NULL. */
 const char *dp_truth_dd_refuses(const dp_problem *p);
 
-/* A device that runs the forward recurrence of the double-double truth, with the same bits (gpu/dp_truth_gpu.h). */
+/* A device that runs the forward recurrence of the double-double truth, with the same bits
+ * (gpu/dp_truth_gpu.h). */
 struct tr_dd_rows;
 struct tr_dd_cols;
 typedef struct {
@@ -35,30 +41,37 @@ typedef struct {
     void (*close)(void *s);
     dp_status (*set)(void *s, const double *S, dp_err *e);
     dp_status (*get)(void *s, double *S, dp_err *e);
-    dp_status (*forward)(void *s, const struct tr_dd_rows *b, const struct tr_dd_cols *c, dp_err *e);
+    dp_status (*forward)(void *s, const struct tr_dd_rows *b, const struct tr_dd_cols *c,
+                         dp_err *e);
 } dp_truth_device;
 
 typedef struct {
     dp_truth_kind kind;
-    const dp_truth_device *device;           /* double-double, forward only; NULL: the CPU */
-    int bits;                    /* MPFR precision, 64..65536; 192 is what the cases use. Double-double: not used */
-    int backward;                /* needs p->dout, else forward only */
-    int ncut;                    /* tokens at which states are wanted, strictly increasing, each in 1..T-1 (rank boundaries) */
+    const dp_truth_device *device; /* double-double, forward only; NULL: the CPU */
+    int bits; /* MPFR precision, 64..65536; 192 is what the cases use. Double-double: not used */
+    int backward; /* needs p->dout, else forward only */
+    int ncut;     /* tokens at which states are wanted, strictly increasing, each in 1..T-1 (rank
+                     boundaries) */
     const int64_t *cut;
-    int want_M;                  /* also M of every segment between marks; costs one more forward pass on K columns */
-    int threads;                 /* 0: all cores (fewer for tiny problems); the result does not depend on it, bit for bit */
-    int progress;                /* 1: a progress line on stderr when it is a terminal */
+    int want_M;   /* also M of every segment between marks; costs one more forward pass on K columns
+                   */
+    int threads;  /* 0: all cores (fewer for tiny problems); the result does not depend on it, bit
+                     for bit */
+    int progress; /* 1: a progress line on stderr when it is a terminal */
 } dp_truth_request;
 
 typedef struct {
     dp_truth_kind kind;
-    int bits, backward;          /* bits: an operation's relative error is 2^-bits */
-    dp_ball field[10];           /* indexed as dp_result_fields; rows = 0 when absent */
-    int nmark;                   /* marks: cuts and sequence boundaries, 0 and T included, strictly increasing */
-    int64_t *mark;               /* [nmark] */
-    dp_ball S_cut;               /* rows ncut*HV, [K][V]: state entering token cut[i] (s0 if a sequence starts there) */
-    dp_ball dS_cut;              /* the same for the adjoint: gradient with respect to that state; rows = 0 forward only */
-    dp_ball M_seg;               /* rows (nmark-1)*HV, [K][K]: M over tokens mark[i]..mark[i+1]-1; rows = 0 unless want_M */
+    int bits, backward; /* bits: an operation's relative error is 2^-bits */
+    dp_ball field[10];  /* indexed as dp_result_fields; rows = 0 when absent */
+    int nmark;      /* marks: cuts and sequence boundaries, 0 and T included, strictly increasing */
+    int64_t *mark;  /* [nmark] */
+    dp_ball S_cut;  /* rows ncut*HV, [K][V]: state entering token cut[i] (s0 if a sequence starts
+                       there) */
+    dp_ball dS_cut; /* the same for the adjoint: gradient with respect to that state; rows = 0
+                       forward only */
+    dp_ball M_seg; /* rows (nmark-1)*HV, [K][K]: M over tokens mark[i]..mark[i+1]-1; rows = 0 unless
+                      want_M */
     int ncut;
     int64_t *cut;
 } dp_truth;
@@ -67,34 +80,41 @@ typedef struct {
 dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);
 void dp_truth_free(dp_truth *t);
 
-/* Random columns of the state, each of one head, one sequence and its first `tokens` tokens, computed again in MPFR (128 bits) and held against t:
- * o, and where that is the whole sequence dv, final_state, ds0; every tensor of the column's own problem besides. DP_EIO: they differ by more
+/* Random columns of the state, each of one head, one sequence and its first `tokens` tokens,
+ * computed again in MPFR (128 bits) and held against t: o, and where that is the whole sequence dv,
+ * final_state, ds0; every tensor of the column's own problem besides. DP_EIO: they differ by more
  * than both radii (the message names the row). seed decides which. */
 typedef struct {
-    int columns;                 /* 0: no audit */
-    int64_t tokens;              /* of all columns together */
+    int columns;    /* 0: no audit */
+    int64_t tokens; /* of all columns together */
     uint64_t seed;
-    double worst;                /* largest difference / (sum of both radii) */
+    double worst; /* largest difference / (sum of both radii) */
 } dp_truth_audit;
-dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_t seed, int columns, int64_t tokens, dp_truth_audit *a, dp_err *e);
+dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_t seed, int columns,
+                                 int64_t tokens, dp_truth_audit *a, dp_err *e);
 
-/* What rank c must see, from the snapshots: composed in binary128 with the radius carried along. Each is [K][V] or [K][K]
- * doubles, *_rad a Frobenius bound. has_*: 0 when that rank has no such quantity (math.md g.2).
- *   S_in: state entering the rank (is_first: absent).   M, H: of the LAST local sub-sequence, when not is_last.
- *   dS_out: gradient of the state leaving the rank (is_last: absent).  dM = M', dH: of the FIRST one, when not is_first.
- * Every rank boundary of c must be among the cuts. Without want_M there is no M, H, dM, dH; without a backward truth no dS_out, dM, dH. */
+/* What rank c must see, from the snapshots: composed in binary128 with the radius carried along.
+ * Each is [K][V] or [K][K] doubles, *_rad a Frobenius bound. has_*: 0 when that rank has no such
+ * quantity (math.md g.2). S_in: state entering the rank (is_first: absent).   M, H: of the LAST
+ * local sub-sequence, when not is_last. dS_out: gradient of the state leaving the rank (is_last:
+ * absent).  dM = M', dH: of the FIRST one, when not is_first. Every rank boundary of c must be
+ * among the cuts. Without want_M there is no M, H, dM, dH; without a backward truth no dS_out, dM,
+ * dH. */
 typedef struct {
     int has_S_in, has_MH, has_dS_out, has_dMH;
     double *S_in, *M, *H, *dS_out, *dM, *dH;
     double S_in_rad, M_rad, H_rad, dS_out_rad, dM_rad, dH_rad;
 } dp_truth_rank;
-void dp_truth_at_rank(const dp_truth *t, const dp_problem *p, const dp_context *c, int hv, dp_truth_rank *out);
+void dp_truth_at_rank(const dp_truth *t, const dp_problem *p, const dp_context *c, int hv,
+                      dp_truth_rank *out);
 void dp_truth_rank_free(dp_truth_rank *r);
 
-/* Cache: a file of the truth under dir, named by the content hash (XXH3-128) of problem and request, and by the sources of ref/ (ref/files/cache.h).
- * Written by atomic rename with a checksum; a damaged or truncated entry is recomputed, and said so on stderr.
- * *cached (may be NULL) says whether it came from the cache. dir NULL: no cache. */
-dp_status dp_truth_cached(const dp_problem *p, const dp_truth_request *rq, const char *dir, dp_truth *t, int *cached, dp_err *e);
+/* Cache: a file of the truth under dir, named by the content hash (XXH3-128) of problem and
+ * request, and by the sources of ref/ (ref/files/cache.h). Written by atomic rename with a
+ * checksum; a damaged or truncated entry is recomputed, and said so on stderr. *cached (may be
+ * NULL) says whether it came from the cache. dir NULL: no cache. */
+dp_status dp_truth_cached(const dp_problem *p, const dp_truth_request *rq, const char *dir,
+                          dp_truth *t, int *cached, dp_err *e);
 
 #ifdef __cplusplus
 }

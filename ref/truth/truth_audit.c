@@ -1,9 +1,11 @@
 /* ref/truth/truth_audit.c - random columns of the state, computed again in MPFR.
  *
- * A column of one value head and one sequence is a problem of its own with V = 1: o, dv, final_state and ds0 have it as a column, so the truth under
- * audit must agree with it within both radii (an entry is off by no more than its row). Gradients that sum over columns have no such part: for
- * these the same arithmetic runs on the column's own problem. Backward quantities need the sequence to its end: where the audit stops before,
- * they are compared on the problem that ends there. */
+ * A column of one value head and one sequence is a problem of its own with V = 1: o, dv,
+ * final_state and ds0 have it as a column, so the truth under audit must agree with it within both
+ * radii (an entry is off by no more than its row). Gradients that sum over columns have no such
+ * part: for these the same arithmetic runs on the column's own problem. Backward quantities need
+ * the sequence to its end: where the audit stops before, they are compared on the problem that ends
+ * there. */
 #include "truth_impl.h"
 
 #include <math.h>
@@ -14,48 +16,58 @@ typedef struct {
     const dp_problem *p;
     const dp_truth *t;
     int hv, seq, col;
-    int64_t n;                   /* tokens */
+    int64_t n; /* tokens */
     dp_problem y;
-    dp_truth m;                  /* of y, in MPFR */
+    dp_truth m; /* of y, in MPFR */
     dp_truth_audit *a;
     uint64_t seed;
     dp_err *e;
 } audit;
 
-static uint64_t draw(uint64_t *s) {              /* splitmix64 */
+static uint64_t draw(uint64_t *s) { /* splitmix64 */
     uint64_t z = *s += 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return z ^ z >> 31;
 }
 
-static double *slice(const double *x, int64_t first, int64_t rows, int64_t step, int64_t width) {        /* rows of `width`, `step` apart; NULL stays */
+static double *slice(const double *x, int64_t first, int64_t rows, int64_t step,
+                     int64_t width) { /* rows of `width`, `step` apart; NULL stays */
     if (!x) return NULL;
     double *y = dp_doubles(rows * width);
-    for (int64_t i = 0; i < rows; i++) memcpy(y + i * width, x + first + i * step, sizeof *y * (size_t)width);
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(y + i * width, x + first + i * step, sizeof *y * (size_t)width);
     return y;
 }
 
 static void column_problem(audit *u) {
     const dp_problem *p = u->p;
-    const int64_t K = p->K, V = p->V, R = p->R, Kg = dp_Kg(p), HV = p->HV, H = p->H, hv = u->hv, h = hv / dp_G(p), t0 = p->cu[u->seq], n = u->n, row = u->seq * HV + hv;
+    const int64_t K = p->K, V = p->V, R = p->R, Kg = dp_Kg(p), HV = p->HV, H = p->H, hv = u->hv,
+                  h = hv / dp_G(p), t0 = p->cu[u->seq], n = u->n, row = u->seq * HV + hv;
     const int whole = t0 + n == p->cu[u->seq + 1];
     u->y = *p;
-    u->y.T = n, u->y.H = u->y.HV = u->y.V = u->y.Nseq = 1;
-    u->y.cu = dp_calloc(2, sizeof *u->y.cu), u->y.cu[1] = n;
-    u->y.q = slice(p->q, (t0 * H + h) * K, n, H * K, K), u->y.k = slice(p->k, (t0 * H + h) * R * K, n, H * R * K, R * K);
+    u->y.T = n;
+    u->y.H = u->y.HV = u->y.V = u->y.Nseq = 1;
+    u->y.cu = dp_calloc(2, sizeof *u->y.cu);
+    u->y.cu[1] = n;
+    u->y.q = slice(p->q, (t0 * H + h) * K, n, H * K, K);
+    u->y.k = slice(p->k, (t0 * H + h) * R * K, n, H * R * K, R * K);
     u->y.v = dp_doubles(n * R);
     for (int64_t t = 0; t < n; t++)
-        for (int64_t j = 0; j < R; j++) u->y.v[t * R + j] = p->v[(((t0 + t) * HV + hv) * R + j) * V + u->col];
-    u->y.g = slice(p->g, (t0 * HV + hv) * Kg, n, HV * Kg, Kg), u->y.beta = slice(p->beta, (t0 * HV + hv) * R, n, HV * R, R);
-    u->y.A_log = slice(p->A_log, hv, 1, 1, 1), u->y.dt_bias = slice(p->dt_bias, hv * Kg, 1, Kg, Kg);
+        for (int64_t j = 0; j < R; j++)
+            u->y.v[t * R + j] = p->v[(((t0 + t) * HV + hv) * R + j) * V + u->col];
+    u->y.g = slice(p->g, (t0 * HV + hv) * Kg, n, HV * Kg, Kg);
+    u->y.beta = slice(p->beta, (t0 * HV + hv) * R, n, HV * R, R);
+    u->y.A_log = slice(p->A_log, hv, 1, 1, 1);
+    u->y.dt_bias = slice(p->dt_bias, hv * Kg, 1, Kg, Kg);
     u->y.s0 = slice(p->s0, row * K * V + u->col, K, V, 1);
     u->y.dout = u->t->backward ? slice(p->dout, (t0 * HV + hv) * V + u->col, n, HV * V, 1) : NULL;
     u->y.dstate = whole && u->t->backward ? slice(p->dstate, row * K * V + u->col, K, V, 1) : NULL;
 }
 
 /* One number against one of MPFR, both with their radii. */
-static dp_status hold(audit *u, const char *name, const dp_ball *x, int64_t xi, const dp_ball *y, int64_t yi, int64_t token) {
+static dp_status hold(audit *u, const char *name, const dp_ball *x, int64_t xi, const dp_ball *y,
+                      int64_t yi, int64_t token) {
     const double rad = x->rad[xi / x->width] + y->rad[yi / y->width];
     const double off = fabs((double)(((ld)x->hi[xi] - y->hi[yi]) + ((ld)x->lo[xi] - y->lo[yi])));
     if (isinf(rad)) return DP_OK;
@@ -65,8 +77,11 @@ static dp_status hold(audit *u, const char *name, const dp_ball *x, int64_t xi, 
     }
     char at[64] = "";
     if (token >= 0) snprintf(at, sizeof at, ", token %lld", (long long)token);
-    return dp_fail(u->e, DP_EIO, "audit of the %s truth (seed %llu): %s, head %d, sequence %d%s, state column %d: %.17g + %.3g, MPFR %.17g + %.3g, off by %.3g where both radii allow %.3g",
-                   dp_truth_kind_names[u->t->kind], (unsigned long long)u->seed, name, u->hv, u->seq, at, u->col, x->hi[xi], x->lo[xi], y->hi[yi], y->lo[yi], off, rad);
+    return dp_fail(u->e, DP_EIO,
+                   "audit of the %s truth (seed %llu): %s, head %d, sequence %d%s, state column "
+                   "%d: %.17g + %.3g, MPFR %.17g + %.3g, off by %.3g where both radii allow %.3g",
+                   dp_truth_kind_names[u->t->kind], (unsigned long long)u->seed, name, u->hv,
+                   u->seq, at, u->col, x->hi[xi], x->lo[xi], y->hi[yi], y->lo[yi], off, rad);
 }
 
 /* o and, for a whole sequence, dv, final_state, ds0: the column of the truth itself. */
@@ -77,14 +92,17 @@ static dp_status hold_column(audit *u) {
     const int whole = t0 + u->n == p->cu[u->seq + 1];
     dp_status st = DP_OK;
     for (int64_t t = 0; t < u->n && !st; t++) {
-        st = hold(u, "o", &f[TR_O], ((t0 + t) * p->HV + u->hv) * p->V + u->col, &g[TR_O], t, t0 + t);
+        st =
+            hold(u, "o", &f[TR_O], ((t0 + t) * p->HV + u->hv) * p->V + u->col, &g[TR_O], t, t0 + t);
         for (int64_t j = 0; j < p->R && !st && whole && u->t->backward; j++)
-            st = hold(u, "dv", &f[TR_DV], (((t0 + t) * p->HV + u->hv) * p->R + j) * p->V + u->col, &g[TR_DV], t * p->R + j, t0 + t);
+            st = hold(u, "dv", &f[TR_DV], (((t0 + t) * p->HV + u->hv) * p->R + j) * p->V + u->col,
+                      &g[TR_DV], t * p->R + j, t0 + t);
     }
     for (int64_t k = 0; k < p->K && !st && whole; k++) {
         const int64_t at = (row * p->K + k) * p->V + u->col;
         st = hold(u, "final_state", &f[TR_FINAL], at, &g[TR_FINAL], k, -1);
-        if (!st && f[TR_DS0].rows && g[TR_DS0].rows) st = hold(u, "ds0", &f[TR_DS0], at, &g[TR_DS0], k, -1);
+        if (!st && f[TR_DS0].rows && g[TR_DS0].rows)
+            st = hold(u, "ds0", &f[TR_DS0], at, &g[TR_DS0], k, -1);
     }
     return st;
 }
@@ -98,20 +116,30 @@ static dp_status hold_problem(audit *u) {
     for (int i = 0; i < dp_result_nfields && !st; i++)
         for (int64_t k = 0; k < x.field[i].rows * x.field[i].width && !st; k++) {
             const int per_token = i != TR_FINAL && i != TR_DS0 && i != TR_DA && i != TR_DDT;
-            st = hold(u, dp_result_fields[i].name, &x.field[i], k, &u->m.field[i], k, per_token ? u->p->cu[u->seq] + k * u->n / (x.field[i].rows * x.field[i].width) : -1);
+            st = hold(u, dp_result_fields[i].name, &x.field[i], k, &u->m.field[i], k,
+                      per_token ? u->p->cu[u->seq] + k * u->n / (x.field[i].rows * x.field[i].width)
+                                : -1);
         }
     dp_truth_free(&x);
     return st;
 }
 
-dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_t seed, int columns, int64_t tokens, dp_truth_audit *a, dp_err *e) {
+dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_t seed, int columns,
+                                 int64_t tokens, dp_truth_audit *a, dp_err *e) {
     *a = (dp_truth_audit){.seed = seed};
     dp_status st = DP_OK;
     uint64_t rng = seed;
     for (int i = 0; i < columns && !st; i++) {
-        audit u = {.p = p, .t = t, .a = a, .e = e, .seed = seed, .hv = (int)(draw(&rng) % (uint64_t)p->HV), .col = (int)(draw(&rng) % (uint64_t)p->V)};
+        audit u = {.p = p,
+                   .t = t,
+                   .a = a,
+                   .e = e,
+                   .seed = seed,
+                   .hv = (int)(draw(&rng) % (uint64_t)p->HV),
+                   .col = (int)(draw(&rng) % (uint64_t)p->V)};
         const int64_t token = (int64_t)(draw(&rng) % (uint64_t)p->T);
-        while (p->cu[u.seq + 1] <= token) u.seq++;
+        while (p->cu[u.seq + 1] <= token)
+            u.seq++;
         u.n = p->cu[u.seq + 1] - p->cu[u.seq] < tokens ? p->cu[u.seq + 1] - p->cu[u.seq] : tokens;
         column_problem(&u);
         const dp_truth_request rq = {.bits = 128, .backward = t->backward};
@@ -120,7 +148,8 @@ dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_
             st = hold_column(&u);
             if (!st) st = hold_problem(&u);
             dp_truth_free(&u.m);
-            a->columns++, a->tokens += u.n;
+            a->columns++;
+            a->tokens += u.n;
         }
         dp_problem_free(&u.y);
     }

@@ -1,51 +1,63 @@
 /* ref/truth/truth_bound.c - the error radii of the truth.
  *
- * Rounding of the bound itself. Every quantity below is a sum of products and square roots of non-negative numbers in binary128 (113-bit
- * significand) evaluated to nearest, so after n operations on its longest path it is low by at most (1 - 2^-113)^n, where a square root (2^-104)
+ * Rounding of the bound itself. Every quantity below is a sum of products and square roots of
+ * non-negative numbers in binary128 (113-bit significand) evaluated to nearest, so after n
+ * operations on its longest path it is low by at most (1 - 2^-113)^n, where a square root (2^-104)
  * counts as 2^9 operations. The longest path
- * has fewer than T (K + R + 2000) + K V < 2^43 operations (asserted), hence INFLATE = 1 + 2^-60 at the end makes it an upper bound. The only
- * subtraction (lambda - 1) is done on an inflated lambda. tiny (MPFR: 2^-10000) in every step covers underflow: of binary128 (below 2^-16400
- * an operation), of MPFR (below 2^-2^29), for operands up to 2^5000; larger ones overflow in the end and give inf. NaN becomes inf.
+ * has fewer than T (K + R + 2000) + K V < 2^43 operations (asserted), hence INFLATE = 1 + 2^-60 at
+ * the end makes it an upper bound. The only subtraction (lambda - 1) is done on an inflated lambda.
+ * tiny (MPFR: 2^-10000) in every step covers underflow: of binary128 (below 2^-16400 an operation),
+ * of MPFR (below 2^-2^29), for operands up to 2^5000; larger ones overflow in the end and give inf.
+ * NaN becomes inf.
  *
- * Notation. Exact quantities are plain, computed ones carry ~, u = 2^-prec (double-double: 2^-98, tiny = 2^-960; truth_dd.h says why), gamma_n = n u / (1 - n u). Norms: 2-norm of vectors, Frobenius
- * of matrices, spectral for the step maps. Each bound on a size (n_, e_, ..) holds for the exact and the computed value alike. Inner
- * products of m terms, rounded product and rounded additions in any order:  |fl(sum) - sum| <= gamma_(m+1) sum |a||b|, and
- * Cauchy-Schwarz turns the right side into norms. kappa_j >= |k_j|, b_j >= |beta_j|, eps_k, eps_b relative errors of the activated
- * rows, d >= exp(g) with error d_err (truth_gate.c).
+ * Notation. Exact quantities are plain, computed ones carry ~, u = 2^-prec (double-double: 2^-98,
+ * tiny = 2^-960; truth_dd.h says why), gamma_n = n u / (1 - n u). Norms: 2-norm of vectors,
+ * Frobenius of matrices, spectral for the step maps. Each bound on a size (n_, e_, ..) holds for
+ * the exact and the computed value alike. Inner products of m terms, rounded product and rounded
+ * additions in any order:  |fl(sum) - sum| <= gamma_(m+1) sum |a||b|, and Cauchy-Schwarz turns the
+ * right side into norms. kappa_j >= |k_j|, b_j >= |beta_j|, eps_k, eps_b relative errors of the
+ * activated rows, d >= exp(g) with error d_err (truth_gate.c).
  *
- * FORWARD. With A_t = (I - k'Bk) D:  S_t = A_t S + k'Bv, S = S_(t-1), and S~_t = A_t S~ + k'Bv + l_t, hence
- *     |S~_t - S_t| <= mu |S~ - S| + |l_t|          |S_t| <= mu |S| + sum_j kappa_j b_j |v_j|
- *     mu = nu max(d),  nu >= |I - k'Bk|_2:  beta >= 0: max(1, lambda - 1), lambda >= lambda_max(k'Bk), see lambda_up;
- *                                           any sign:  1 + sum_j |beta_j| kappa_j^2
- * Local error l_t, with n = |S~| (bounded by N + b, the bounds of |S| and of the error):
- *     Sbar~ = D S~ + F1            |F1| <= (d_err + 2u d) n,   sigma = d (1+2u) n >= |Sbar~|
- *     E~_j = v_j - k_j D S~ + F2_j  |F2_j| <= gamma_(K+2) (|v_j| + kappa_j sigma) + eps_k kappa_j sigma + kappa_j |F1|   (+ 2 input_error |v_j|)
- *                                  e_j = |v_j| + kappa_j sigma + |F2_j|
- *     U~_j = beta_j E_j + F3_j      |F3_j| <= b_j ((2u + eps_b) e_j + |F2_j|)         |U~_j| <= w_j = b_j e_j (1+2u)
- *     |l_t| <= |F1| + sum_j (eps_k kappa_j w_j + kappa_j |F3_j|) + gamma_(R+2) (sigma + sum_j kappa_j w_j) + tiny
- * Where |S~_t| was measured (double-double with gradients) |S_t| <= |S~_t| + b_t, too: by then b_t is known, and the smaller bound goes on. Without it the bound
- * of |S_t| adds up the norms of all tokens that a slow head remembers, thousands of times |S_t|, and that of dg squares it. Likewise |G|.
- * Against the exact trajectory E~_j differs by dE_j <= kappa_j d b_prev + |F2_j|.
- *     o = scale S_t' q:            |o~ - o| <= |scale| |q| (b_t + (eps_q + gamma_(K+3)) n_t)
+ * FORWARD. With A_t = (I - k'Bk) D:  S_t = A_t S + k'Bv, S = S_(t-1), and S~_t = A_t S~ + k'Bv +
+ * l_t, hence |S~_t - S_t| <= mu |S~ - S| + |l_t|          |S_t| <= mu |S| + sum_j kappa_j b_j |v_j|
+ *     mu = nu max(d),  nu >= |I - k'Bk|_2:  beta >= 0: max(1, lambda - 1), lambda >=
+ * lambda_max(k'Bk), see lambda_up; any sign:  1 + sum_j |beta_j| kappa_j^2 Local error l_t, with n
+ * = |S~| (bounded by N + b, the bounds of |S| and of the error): Sbar~ = D S~ + F1            |F1|
+ * <= (d_err + 2u d) n,   sigma = d (1+2u) n >= |Sbar~| E~_j = v_j - k_j D S~ + F2_j  |F2_j| <=
+ * gamma_(K+2) (|v_j| + kappa_j sigma) + eps_k kappa_j sigma + kappa_j |F1|   (+ 2 input_error
+ * |v_j|) e_j = |v_j| + kappa_j sigma + |F2_j| U~_j = beta_j E_j + F3_j      |F3_j| <= b_j ((2u +
+ * eps_b) e_j + |F2_j|)         |U~_j| <= w_j = b_j e_j (1+2u) |l_t| <= |F1| + sum_j (eps_k kappa_j
+ * w_j + kappa_j |F3_j|) + gamma_(R+2) (sigma + sum_j kappa_j w_j) + tiny Where |S~_t| was measured
+ * (double-double with gradients) |S_t| <= |S~_t| + b_t, too: by then b_t is known, and the smaller
+ * bound goes on. Without it the bound of |S_t| adds up the norms of all tokens that a slow head
+ * remembers, thousands of times |S_t|, and that of dg squares it. Likewise |G|. Against the exact
+ * trajectory E~_j differs by dE_j <= kappa_j d b_prev + |F2_j|. o = scale S_t' q:            |o~ -
+ * o| <= |scale| |q| (b_t + (eps_q + gamma_(K+3)) n_t)
  *
  * BACKWARD. G (bounds N, error b) is the adjoint of S_t from the future. With s >= |scale| |do| :
- *     G1 = G + q (scale do)'       N1 = N + |q| s,  b1 = b + gamma_3 (N + b + |q| s) + (eps_q + 2u) |q| s,  n1 = N1 + b1
- *     dq = S_t (scale do)          error s b_t + gamma_(V+C+3) s n_t           C column blocks, added one by one
- *     dU_j = k_j G1                f_j = (gamma_(K+1) + eps_k) kappa_j n1 local, f_j + kappa_j b1 in all; tau_j = kappa_j n1 + f_j
- *     dbeta_j = <E_j, dU_j>        error e_j (f_j + kappa_j b1) + dE_j tau_j + gamma_(V+C+2) e_j tau_j
- *     dE_j = beta_j dU_j = dv_j    h_j = b_j ((2u + eps_b) tau_j + f_j) local, h_j + b_j kappa_j b1 in all; eta_j = b_j tau_j (1+2u)
- *     dk_j = U_j G1' - d o (dE_j S')     w_j b1 + dUj n1 + gamma w_j n1 + d (eta_j b_prev + (h_j + b_j kappa_j b1) n + gamma eta_j n)
- *                                  + (d_err + 2u d) eta_j n,  gamma = gamma_(V+C+4), dUj = b_j dE_j + (2u + eps_b) b_j e_j
- *     dSbar = G1 - k' dE           l = sum_j (eps_k kappa_j eta_j + kappa_j h_j) + gamma_(R+2) n2,  n2 = n1 + sum_j kappa_j eta_j
- *     G_new = d o dSbar            N_new = mu N1,  b_new = mu b1 + d l + (d_err + 2u d)(n2 + l) + tiny      |D (I - k'Bk)| <= mu
- *     dg = rowsum(G_new o S)       error n_new b_prev + b_new n + gamma_(V+C+2+K) n_new n          (K: GDN adds over channels)
+ *     G1 = G + q (scale do)'       N1 = N + |q| s,  b1 = b + gamma_3 (N + b + |q| s) + (eps_q + 2u)
+ * |q| s,  n1 = N1 + b1 dq = S_t (scale do)          error s b_t + gamma_(V+C+3) s n_t           C
+ * column blocks, added one by one dU_j = k_j G1                f_j = (gamma_(K+1) + eps_k) kappa_j
+ * n1 local, f_j + kappa_j b1 in all; tau_j = kappa_j n1 + f_j dbeta_j = <E_j, dU_j>        error
+ * e_j (f_j + kappa_j b1) + dE_j tau_j + gamma_(V+C+2) e_j tau_j dE_j = beta_j dU_j = dv_j    h_j =
+ * b_j ((2u + eps_b) tau_j + f_j) local, h_j + b_j kappa_j b1 in all; eta_j = b_j tau_j (1+2u) dk_j
+ * = U_j G1' - d o (dE_j S')     w_j b1 + dUj n1 + gamma w_j n1 + d (eta_j b_prev + (h_j + b_j
+ * kappa_j b1) n + gamma eta_j n)
+ *                                  + (d_err + 2u d) eta_j n,  gamma = gamma_(V+C+4), dUj = b_j dE_j
+ * + (2u + eps_b) b_j e_j dSbar = G1 - k' dE           l = sum_j (eps_k kappa_j eta_j + kappa_j h_j)
+ * + gamma_(R+2) n2,  n2 = n1 + sum_j kappa_j eta_j G_new = d o dSbar            N_new = mu N1,
+ * b_new = mu b1 + d l + (d_err + 2u d)(n2 + l) + tiny      |D (I - k'Bk)| <= mu dg = rowsum(G_new o
+ * S)       error n_new b_prev + b_new n + gamma_(V+C+2+K) n_new n          (K: GDN adds over
+ * channels)
  *
- * CHAIN. delta, m: error and size of the gradient of the activated value, value heads of a group summed (gamma_G sum m more).
- *     L2     f = rstd (I - y y') dy with |y| <= 1, so |I - y y'| <= 1: error rstd (delta + 9 gamma_(K+8) m): y~ in <y,dy> and in
- *            y<y,dy> 2.1 eps_y m, rstd 2.1 (eps_r + 2u) m, inner product 1.1 gamma_(K+2) m, last two operations 4.2u m; eps_y and eps_r hold 4 and 2
+ * CHAIN. delta, m: error and size of the gradient of the activated value, value heads of a group
+ * summed (gamma_G sum m more). L2     f = rstd (I - y y') dy with |y| <= 1, so |I - y y'| <= 1:
+ * error rstd (delta + 9 gamma_(K+8) m): y~ in <y,dy> and in y<y,dy> 2.1 eps_y m, rstd 2.1 (eps_r +
+ * 2u) m, inner product 1.1 gamma_(K+2) m, last two operations 4.2u m; eps_y and eps_r hold 4 and 2
  *            input_error, 13 of them in all
  *     slope  raw = x dact:         x delta + (x_err + 2u x) m
- *     sums   over tokens: errors add, gamma_(terms) sum of sizes more; dA_log: <dg, a> per token: a delta + a_err m + gamma a m
+ *     sums   over tokens: errors add, gamma_(terms) sum of sizes more; dA_log: <dg, a> per token: a
+ * delta + a_err m + gamma a m
  */
 #include "ref/arithmetic/spectral.h"
 #include "truth_impl.h"
@@ -59,8 +71,10 @@
 
 ld tr_two_to(int n) {
     ld x = 1;
-    for (; n > 0; n--) x *= 2;
-    for (; n < 0; n++) x *= 0.5;
+    for (; n > 0; n--)
+        x *= 2;
+    for (; n < 0; n++)
+        x *= 0.5;
     return x;
 }
 
@@ -69,12 +83,16 @@ ld tr_sqrt(ld x) {
     int e = 0;
     if (!(x > 0)) return x == 0 ? x : (ld)NAN;
     if (x == (ld)INFINITY) return x;
-    for (; x < 0x1p-1000; e--) x *= 0x1p1000;
-    for (; x > 0x1p1000; e++) x *= 0x1p-1000;
+    for (; x < 0x1p-1000; e--)
+        x *= 0x1p1000;
+    for (; x > 0x1p1000; e++)
+        x *= 0x1p-1000;
     ld y = sqrt((double)x);
     y = (y + x / y) / 2;
-    for (; e > 0; e--) y *= 0x1p500;
-    for (; e < 0; e++) y *= 0x1p-500;
+    for (; e > 0; e--)
+        y *= 0x1p500;
+    for (; e < 0; e++)
+        y *= 0x1p-500;
     return y;
 }
 
@@ -107,25 +125,31 @@ double tr_up(ld x) {
 void tr_ball_finish(dp_ball *b) {
     for (int64_t r = 0; r < b->rows; r++) {
         int finite = 1;
-        for (int64_t i = r * b->width; i < (r + 1) * b->width; i++) finite &= isfinite(b->hi[i]) != 0;
-        const ld lost = 0x1p-53 * (ld)tr_norm_up(b->lo + r * b->width, b->width), least = 0x1p-1074 * tr_sqrt(b->width);
+        for (int64_t i = r * b->width; i < (r + 1) * b->width; i++)
+            finite &= isfinite(b->hi[i]) != 0;
+        const ld lost = 0x1p-53 * (ld)tr_norm_up(b->lo + r * b->width, b->width),
+                 least = 0x1p-1074 * tr_sqrt(b->width);
         b->rad[r] = finite ? tr_up(b->rad[r] + lost + least) : INFINITY;
     }
 }
 
-/* lambda_max(k'Bk), beta >= 0: at most the trace and, above 2, at most that of the scaled Gram matrix G_ij = sqrt(b_i b_j) <x_i, x_j>, proven by
- * dp_eigenvalue_up. G comes from keys and betas rounded to double, K products and sums and two roundings: its error is below (K + 16) 2^-52 trace
+/* lambda_max(k'Bk), beta >= 0: at most the trace and, above 2, at most that of the scaled Gram
+ * matrix G_ij = sqrt(b_i b_j) <x_i, x_j>, proven by dp_eigenvalue_up. G comes from keys and betas
+ * rounded to double, K products and sums and two roundings: its error is below (K + 16) 2^-52 trace
  * in norm; `rel` covers computed against exact activations. */
-static ld lambda_up(const tr_run *r, const double *x, int64_t ld_k, const ld *kap, const ld *be, ld rel) {
+static ld lambda_up(const tr_run *r, const double *x, int64_t ld_k, const ld *kap, const ld *be,
+                    ld rel) {
     const int R = r->p->R, K = r->p->K;
     ld trace = 0;
-    for (int j = 0; j < R; j++) trace += be[j] * kap[j] * kap[j];
+    for (int j = 0; j < R; j++)
+        trace += be[j] * kap[j] * kap[j];
     if (R == 1 || trace <= 2) return trace;
     double *G = dp_alloc((size_t)(R * R), sizeof *G);
     for (int i = 0; i < R; i++)
         for (int j = 0; j < R; j++) {
             double s = 0;
-            for (int k = 0; k < K; k++) s += x[i * ld_k + k] * x[j * ld_k + k];
+            for (int k = 0; k < K; k++)
+                s += x[i * ld_k + k] * x[j * ld_k + k];
             G[i * R + j] = s * (sqrt((double)be[i]) * sqrt((double)be[j]));
         }
     const ld top = dp_eigenvalue_up(R, G);
@@ -133,7 +157,8 @@ static ld lambda_up(const tr_run *r, const double *x, int64_t ld_k, const ld *ka
     return (top < trace ? top : trace) + ((K + 16) * 0x1p-52 + rel) * trace;
 }
 
-ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *kap, const double *beta, const ld *be) {
+ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *kap, const double *beta,
+                const ld *be) {
     const int R = r->p->R;
     const tr_rel rel = tr_rel_errors(r);
     int negative = 0;
@@ -149,13 +174,15 @@ ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *kap, c
 
 /* The bounds of one token: what the forward and the adjoint share. Arrays [R]. */
 typedef struct {
-    ld mu, sigma, F1, s, q, push;                /* push = sum kappa b |v| */
+    ld mu, sigma, F1, s, q, push; /* push = sum kappa b |v| */
     tr_gate_norms g;
     const ld *kap, *be;
     ld *v, *F2, *e, *w;
 } token;
 
-typedef struct { ld N, b; } norm_error;          /* bound of the exact norm, bound of the error */
+typedef struct {
+    ld N, b;
+} norm_error; /* bound of the exact norm, bound of the error */
 
 typedef struct {
     const tr_run *r;
@@ -169,9 +196,15 @@ typedef struct {
 
 static bounder bounder_for(const tr_run *r, int hv, const tr_qk *qk, const tr_head *hd) {
     const int R = r->p->R;
-    bounder b = {.r = r, .qk = qk, .hd = hd, .hv = hv, .rel = tr_rel_errors(r), .scratch = dp_calloc((size_t)(4 * R), sizeof(ld))};
+    bounder b = {.r = r,
+                 .qk = qk,
+                 .hd = hd,
+                 .hv = hv,
+                 .rel = tr_rel_errors(r),
+                 .scratch = dp_calloc((size_t)(4 * R), sizeof(ld))};
     ld **to[4] = {&b.k.v, &b.k.F2, &b.k.e, &b.k.w};
-    for (int i = 0; i < 4; i++) *to[i] = b.scratch + i * R;
+    for (int i = 0; i < 4; i++)
+        *to[i] = b.scratch + i * R;
     return b;
 }
 
@@ -193,7 +226,8 @@ static void token_bounds(bounder *c, int64_t t, norm_error in) {
     for (int j = 0; j < p->R; j++) {
         const ld ks = k->kap[j] * k->sigma;
         k->v[j] = c->is_M ? 0 : c->hd->v_norm[t * p->R + j] * (1 + 2 * (ld)p->input_error);
-        k->F2[j] = tr_gamma(r, p->K + 2) * (k->v[j] + ks) + 2 * (ld)p->input_error * k->v[j] + c->rel.qk * ks + k->kap[j] * k->F1;
+        k->F2[j] = tr_gamma(r, p->K + 2) * (k->v[j] + ks) + 2 * (ld)p->input_error * k->v[j] +
+                   c->rel.qk * ks + k->kap[j] * k->F1;
         k->e[j] = k->v[j] + ks + k->F2[j];
         k->w[j] = k->be[j] * k->e[j] * (1 + 2 * u);
         k->push += k->kap[j] * k->be[j] * k->v[j];
@@ -215,44 +249,64 @@ static norm_error forward_bound(bounder *c, int64_t t, norm_error in) {
         l += c->rel.qk * k->kap[j] * k->w[j] + k->kap[j] * F3;
         sum += k->kap[j] * k->w[j];
     }
-    return measured(c->is_M ? NULL : c->hd->S_up, t, (norm_error){k->mu * in.N + k->push, k->mu * in.b + l + tr_gamma(c->r, c->r->p->R + 2) * sum});
+    return measured(c->is_M ? NULL : c->hd->S_up, t,
+                    (norm_error){k->mu * in.N + k->push,
+                                 k->mu * in.b + l + tr_gamma(c->r, c->r->p->R + 2) * sum});
 }
 
-typedef struct { ld err, size; } grad;           /* of one row of the gradient of an activated value */
-typedef struct { grad q, g, *k, *beta; ld *v; } token_grads;     /* k, beta [R]; v [R] errors */
+typedef struct {
+    ld err, size;
+} grad; /* of one row of the gradient of an activated value */
+typedef struct {
+    grad q, g, *k, *beta;
+    ld *v;
+} token_grads; /* k, beta [R]; v [R] errors */
 
 /* The adjoint before token t from the adjoint G after it, and the rows of the token's gradients. */
-static norm_error backward_bound(bounder *c, int64_t t, norm_error in, norm_error out, norm_error G, token_grads *y) {
+static norm_error backward_bound(bounder *c, int64_t t, norm_error in, norm_error out, norm_error G,
+                                 token_grads *y) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
-    const ld u = r->u, eb = 2 * u + c->rel.beta, n = in.N + in.b, gam = tr_gamma(r, p->V + r->ncb + 4);
+    const ld u = r->u, eb = 2 * u + c->rel.beta, n = in.N + in.b,
+             gam = tr_gamma(r, p->V + r->ncb + 4);
     token_bounds(c, t, in);
     const token *k = &c->k;
     const ld d = k->g.d, qs = k->q * k->s, N1 = G.N + qs;
-    const ld b1 = G.b + tr_gamma(r, 3) * (G.N + G.b + qs) + (c->rel.qk + 2 * u) * qs + r->tiny, n1 = N1 + b1;
-    y->q = (grad){k->s * out.b + gam * k->s * (out.N + out.b), k->s * (1 + 2 * u) * (out.N + out.b)};
+    const ld b1 = G.b + tr_gamma(r, 3) * (G.N + G.b + qs) + (c->rel.qk + 2 * u) * qs + r->tiny,
+             n1 = N1 + b1;
+    y->q =
+        (grad){k->s * out.b + gam * k->s * (out.N + out.b), k->s * (1 + 2 * u) * (out.N + out.b)};
     ld l = 0, n2 = n1;
     for (int j = 0; j < p->R; j++) {
         const ld kap = k->kap[j], b = k->be[j], e = k->e[j];
-        const ld f = (tr_gamma(r, p->K + 1) + c->rel.qk) * kap * n1, tau = kap * n1 + f, f_all = f + kap * b1;
-        const ld dE = kap * d * in.b + k->F2[j], h = b * (eb * tau + f), h_all = h + b * kap * b1, eta = b * tau * (1 + 2 * u);
+        const ld f = (tr_gamma(r, p->K + 1) + c->rel.qk) * kap * n1, tau = kap * n1 + f,
+                 f_all = f + kap * b1;
+        const ld dE = kap * d * in.b + k->F2[j], h = b * (eb * tau + f), h_all = h + b * kap * b1,
+                 eta = b * tau * (1 + 2 * u);
         const ld dU = b * dE + eb * b * e;
         y->beta[j] = (grad){e * f_all + dE * tau + gam * e * tau, e * tau * (1 + gam)};
         y->v[j] = h_all;
-        y->k[j].err = k->w[j] * b1 + dU * n1 + gam * k->w[j] * n1 + d * (eta * in.b + h_all * n + gam * eta * n) + (k->g.d_err + 2 * u * d) * eta * n;
+        y->k[j].err = k->w[j] * b1 + dU * n1 + gam * k->w[j] * n1 +
+                      d * (eta * in.b + h_all * n + gam * eta * n) +
+                      (k->g.d_err + 2 * u * d) * eta * n;
         y->k[j].size = (k->w[j] * n1 + d * eta * n) * (1 + 2 * gam);
         l += c->rel.qk * kap * eta + kap * h;
         n2 += kap * eta;
     }
     l += tr_gamma(r, p->R + 2) * n2;
-    const norm_error to = measured(c->hd->G_up, t, (norm_error){k->mu * N1, k->mu * b1 + d * l + (k->g.d_err + 2 * u * d) * (n2 + l) + r->tiny});
+    const norm_error to =
+        measured(c->hd->G_up, t,
+                 (norm_error){k->mu * N1,
+                              k->mu * b1 + d * l + (k->g.d_err + 2 * u * d) * (n2 + l) + r->tiny});
     const ld gam_g = tr_gamma(r, p->V + r->ncb + 2 + p->K), nn = (to.N + to.b) * n;
     y->g = (grad){(to.N + to.b) * in.b + to.b * n + gam_g * nn, nn * (1 + gam_g)};
     return to;
 }
 
 /* Sums over tokens of one head: error and size of ddt_bias and dA_log. */
-typedef struct { grad dt, A; } gate_sums;
+typedef struct {
+    grad dt, A;
+} gate_sums;
 
 static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s) {
     const tr_run *r = c->r;
@@ -260,7 +314,8 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
     const ld u2 = 2 * r->u;
     const tr_gate_norms g = c->hd->norms[t];
     dp_ball *f = r->t->field;
-    const grad raw = {g.x * y->g.err + (g.x_err + u2 * g.x) * y->g.size, g.x * (1 + u2) * y->g.size};
+    const grad raw = {g.x * y->g.err + (g.x_err + u2 * g.x) * y->g.size,
+                      g.x * (1 + u2) * y->g.size};
     f[TR_DG].rad[t * p->HV + c->hv] = tr_up(raw.err);
     s->dt.err += raw.err;
     s->dt.size += raw.size;
@@ -268,7 +323,8 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
     s->A.size += g.a * y->g.size;
     ld ss = 0;
     for (int j = 0; j < p->R; j++) {
-        const ld x = c->hd->db_up[t * p->R + j], e = x * y->beta[j].err + (c->rel.db + u2) * x * y->beta[j].size;
+        const ld x = c->hd->db_up[t * p->R + j],
+                 e = x * y->beta[j].err + (c->rel.db + u2) * x * y->beta[j].size;
         ss += e * e;
         f[TR_DV].rad[(t * p->HV + c->hv) * p->R + j] = tr_up(y->v[j]);
     }
@@ -277,10 +333,12 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
 
 static double l2_chain(const tr_run *r, grad dy, const ld *rstd_up, int64_t i) {
     if (!r->p->l2norm) return tr_up(dy.err);
-    return tr_up(rstd_up[i] * (dy.err + (9 * tr_gamma(r, r->p->K + 8) + 13 * (ld)r->p->input_error) * dy.size));
+    return tr_up(rstd_up[i] *
+                 (dy.err + (9 * tr_gamma(r, r->p->K + 8) + 13 * (ld)r->p->input_error) * dy.size));
 }
 
-/* The states of one head: in[t] entering, out[t] leaving token t, over all sequences; radii of o, final_state, S_cut. */
+/* The states of one head: in[t] entering, out[t] leaving token t, over all sequences; radii of o,
+ * final_state, S_cut. */
 static void forward_radii(bounder *c, norm_error *in, norm_error *out) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
@@ -295,7 +353,8 @@ static void forward_radii(bounder *c, norm_error *in, norm_error *out) {
             in[t] = S;
             out[t] = S = forward_bound(c, t, S);
             const ld sq = tr_abs(p->scale) * c->k.q;
-            r->t->field[TR_O].rad[t * p->HV + c->hv] = tr_up(sq * (S.b + (c->rel.qk + tr_gamma(r, p->K + 3)) * (S.N + S.b)));
+            r->t->field[TR_O].rad[t * p->HV + c->hv] =
+                tr_up(sq * (S.b + (c->rel.qk + tr_gamma(r, p->K + 3)) * (S.N + S.b)));
         }
         if (k->last_of_seq) r->t->field[TR_FINAL].rad[row] = tr_up(S.b);
     }
@@ -306,24 +365,29 @@ static void M_radii(bounder *c) {
     c->is_M = 1;
     for (int s = 0; s + 1 < r->t->nmark; s++) {
         norm_error M = {tr_sqrt(r->p->K), 0};
-        for (int64_t t = r->t->mark[s]; t < r->t->mark[s + 1]; t++) M = forward_bound(c, t, M);
+        for (int64_t t = r->t->mark[s]; t < r->t->mark[s + 1]; t++)
+            M = forward_bound(c, t, M);
         r->t->M_seg.rad[(int64_t)s * r->p->HV + c->hv] = tr_up(M.b);
     }
     c->is_M = 0;
 }
 
 /* dq[t], dk[t][R] of this head are added to the group's. */
-static void backward_radii(bounder *c, const norm_error *in, const norm_error *out, grad *dq, grad *dk) {
+static void backward_radii(bounder *c, const norm_error *in, const norm_error *out, grad *dq,
+                           grad *dk) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
     const int64_t KV = (int64_t)p->K * p->V, R = p->R;
-    token_grads y = {.k = dp_calloc((size_t)R, sizeof(grad)), .beta = dp_calloc((size_t)R, sizeof(grad)), .v = dp_calloc((size_t)R, sizeof(ld))};
+    token_grads y = {.k = dp_calloc((size_t)R, sizeof(grad)),
+                     .beta = dp_calloc((size_t)R, sizeof(grad)),
+                     .v = dp_calloc((size_t)R, sizeof(ld))};
     gate_sums s = {{0, 0}, {0, 0}};
     norm_error G = {0, 0};
     for (int b = r->nblock - 1; b >= 0; b--) {
         const tr_block *k = &r->block[b];
         const int64_t row = (int64_t)k->seq * p->HV + c->hv;
-        if (k->last_of_seq) G = (norm_error){p->dstate ? tr_norm_up(p->dstate + row * KV, KV) : 0, 0};
+        if (k->last_of_seq)
+            G = (norm_error){p->dstate ? tr_norm_up(p->dstate + row * KV, KV) : 0, 0};
         for (int64_t t = k->t1 - 1; t >= k->t0; t--) {
             G = backward_bound(c, t, in[t], out[t], G, &y);
             head_rows(c, t, &y, &s);
@@ -339,7 +403,8 @@ static void backward_radii(bounder *c, const norm_error *in, const norm_error *o
     }
     const ld terms = tr_gamma(r, (ld)p->T * dp_Kg(p) + 3);
     const int log_gate = p->gate == DP_GATE_LOG;
-    if (p->dt_bias) r->t->field[TR_DDT].rad[c->hv] = log_gate ? 0 : tr_up(s.dt.err + terms * s.dt.size);
+    if (p->dt_bias)
+        r->t->field[TR_DDT].rad[c->hv] = log_gate ? 0 : tr_up(s.dt.err + terms * s.dt.size);
     if (p->A_log) r->t->field[TR_DA].rad[c->hv] = log_gate ? 0 : tr_up(s.A.err + terms * s.A.size);
     free(y.k);
     free(y.beta);
@@ -350,8 +415,10 @@ void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
     const dp_problem *p = r->p;
     const int G = dp_G(p);
     assert((double)p->T * (p->K + p->R + 2000.0) + (double)p->K * p->V < 0x1p43);
-    norm_error *in = dp_calloc((size_t)p->T, sizeof *in), *out = dp_calloc((size_t)p->T, sizeof *out);
-    grad *dq = dp_calloc((size_t)p->T, sizeof *dq), *dk = dp_calloc((size_t)(p->T * p->R), sizeof *dk);
+    norm_error *in = dp_calloc((size_t)p->T, sizeof *in),
+               *out = dp_calloc((size_t)p->T, sizeof *out);
+    grad *dq = dp_calloc((size_t)p->T, sizeof *dq),
+         *dk = dp_calloc((size_t)(p->T * p->R), sizeof *dk);
     for (int gv = 0; gv < G; gv++) {
         bounder c = bounder_for(r, h * G + gv, qk, &heads[gv]);
         forward_radii(&c, in, out);
@@ -362,8 +429,11 @@ void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
     for (int64_t i = 0; i < p->T * p->R && r->t->backward; i++) {
         const int64_t t = i / p->R;
         const ld gam = tr_gamma(r, G);
-        if (i % p->R == 0) r->t->field[TR_DQ].rad[t * p->H + h] = l2_chain(r, (grad){dq[t].err + gam * dq[t].size, dq[t].size}, qk->rstd_q_up, t);
-        r->t->field[TR_DK].rad[(t * p->H + h) * p->R + i % p->R] = l2_chain(r, (grad){dk[i].err + gam * dk[i].size, dk[i].size}, qk->rstd_k_up, i);
+        if (i % p->R == 0)
+            r->t->field[TR_DQ].rad[t * p->H + h] =
+                l2_chain(r, (grad){dq[t].err + gam * dq[t].size, dq[t].size}, qk->rstd_q_up, t);
+        r->t->field[TR_DK].rad[(t * p->H + h) * p->R + i % p->R] =
+            l2_chain(r, (grad){dk[i].err + gam * dk[i].size, dk[i].size}, qk->rstd_k_up, i);
     }
     free(in);
     free(out);

@@ -1,29 +1,33 @@
-/* ref/truth/truth_gate.c - activations in MPFR with their relative errors, and the chain rule back to the raw inputs (math.md c).
+/* ref/truth/truth_gate.c - activations in MPFR with their relative errors, and the chain rule back
+ * to the raw inputs (math.md c).
  *
- * Relative errors, u = 2^-prec, every operation rounded to nearest (relative error <= u unless it underflows, and an underflow
- * of MPFR is below 2^-2^29, absorbed by tiny in truth_bound.c). Inputs are exact but for dp_problem.input_error, in < 2^-20, of the rows of q, k and v:
- * rstd then moves by at most in / (1 - in) <= 2 in, y = x rstd by at most in + 2 in + .. <= 4 in of its norm. rho(x) := x / (1 - x) >= exp(x) - 1.
+ * Relative errors, u = 2^-prec, every operation rounded to nearest (relative error <= u unless it
+ * underflows, and an underflow of MPFR is below 2^-2^29, absorbed by tiny in truth_bound.c). Inputs
+ * are exact but for dp_problem.input_error, in < 2^-20, of the rows of q, k and v: rstd then moves
+ * by at most in / (1 - in) <= 2 in, y = x rstd by at most in + 2 in + .. <= 4 in of its norm.
+ * rho(x) := x / (1 - x) >= exp(x) - 1.
  *
- *   rstd      K squares, K adds (all terms positive), 1/sqrt: relative error <= (K+1) u / 2 + u + second order <= gamma_(K+4)
- *   y = x rstd                                                                           gamma_(K+6)
- *   beta      e = exp(-|b|): u;  1 + e: 2u;  quotient: 4u (second order included); z exact                     gamma_6
- *   dbeta/db  e / (1+e)^2 z                                                              gamma_10
- *   x = raw + dt_bias         dx_abs = 0 when MPFR reports the sum as exact (it nearly always is), else u |x|
- *   softplus  max(x,0) + log1p(exp(-|x|)): exp has rho(dx_abs) + u, log1p and the sum have condition number <= 1 here:
- *                                                                                        dx_abs-part + gamma_6
- *   a = exp(A_log)            u.        g = -(a softplus)                                eps_g = rho(dx_abs) + gamma_10
- *   d = exp(g)                          eps_d = rho(|g| eps_g) + gamma_2
- *   dg/dx = -a sigmoid(x)               |d log sigmoid / dx| <= 1                        rho(dx_abs) + gamma_10
- *   lower bound: y = a x                dy_abs = |y| gamma_3 + a dx_abs;   g = lb sigmoid(y): rho(dy_abs) + gamma_10
- *                dg/dx = lb s(1-s) a    |d log(s (1-s)) / dy| <= 1                       rho(dy_abs) + gamma_12
- *                dg/dA = dg/dx x        adds dx_abs/|x| + u:                             rho(dy_abs) + gamma_14 + dx_abs/|x|
- * The softplus sum for x > 0: x itself carries dx_abs absolute <= u |x| relative, inside gamma_6.
+ *   rstd      K squares, K adds (all terms positive), 1/sqrt: relative error <= (K+1) u / 2 + u +
+ * second order <= gamma_(K+4) y = x rstd gamma_(K+6) beta      e = exp(-|b|): u;  1 + e: 2u;
+ * quotient: 4u (second order included); z exact                     gamma_6 dbeta/db  e / (1+e)^2 z
+ * gamma_10 x = raw + dt_bias         dx_abs = 0 when MPFR reports the sum as exact (it nearly
+ * always is), else u |x| softplus  max(x,0) + log1p(exp(-|x|)): exp has rho(dx_abs) + u, log1p and
+ * the sum have condition number <= 1 here: dx_abs-part + gamma_6 a = exp(A_log)            u. g =
+ * -(a softplus)                                eps_g = rho(dx_abs) + gamma_10 d = exp(g) eps_d =
+ * rho(|g| eps_g) + gamma_2 dg/dx = -a sigmoid(x)               |d log sigmoid / dx| <= 1
+ * rho(dx_abs) + gamma_10 lower bound: y = a x                dy_abs = |y| gamma_3 + a dx_abs;   g =
+ * lb sigmoid(y): rho(dy_abs) + gamma_10 dg/dx = lb s(1-s) a    |d log(s (1-s)) / dy| <= 1
+ * rho(dy_abs) + gamma_12 dg/dA = dg/dx x        adds dx_abs/|x| + u: rho(dy_abs) + gamma_14 +
+ * dx_abs/|x| The softplus sum for x > 0: x itself carries dx_abs absolute <= u |x| relative, inside
+ * gamma_6.
  */
 #include "truth_impl.h"
 
 #include <math.h>
 
-static inline double get_up(mpfr_srcptr x) { return fabs(mpfr_get_d(x, MPFR_RNDA)); }   /* >= |x|, finite or not */
+static inline double get_up(mpfr_srcptr x) {
+    return fabs(mpfr_get_d(x, MPFR_RNDA));
+} /* >= |x|, finite or not */
 ld tr_rho(ld x) { return x < 0.5 ? x / (1 - x) : INFINITY; }
 ld tr_exact_up(ld x, ld rel) { return rel <= 0.5 ? x * (1 + 2 * rel) : INFINITY; }
 
@@ -33,12 +37,15 @@ tr_rel tr_rel_errors(const tr_run *r) {
     const dp_problem *p = r->p;
     const int plain = p->beta_form == DP_BETA_PLAIN;
     const ld in = p->input_error;
-    return (tr_rel){.qk = p->l2norm ? tr_gamma(r, p->K + 6) + 4 * in : in, .rstd = p->l2norm ? tr_gamma(r, p->K + 4) + 2 * in : 0,
-                    .beta = plain ? 0 : tr_gamma(r, 6), .db = plain ? 0 : tr_gamma(r, 10)};
+    return (tr_rel){.qk = p->l2norm ? tr_gamma(r, p->K + 6) + 4 * in : in,
+                    .rstd = p->l2norm ? tr_gamma(r, p->K + 4) + 2 * in : 0,
+                    .beta = plain ? 0 : tr_gamma(r, 6),
+                    .db = plain ? 0 : tr_gamma(r, 10)};
 }
 
 /* y = x rstd (or x), its upward norm returned. tmp: 1 number. */
-static ld activate_row(const dp_problem *p, const double *x, mp_array y, mpfr_ptr rstd, mpfr_ptr tmp, ld rel) {
+static ld activate_row(const dp_problem *p, const double *x, mp_array y, mpfr_ptr rstd,
+                       mpfr_ptr tmp, ld rel) {
     double size[p->K];
     mpfr_set_d(rstd, DP_L2_EPS, MPFR_RNDN);
     for (int i = 0; i < p->K; i++) {
@@ -59,15 +66,26 @@ static ld *lds(int64_t n) { return dp_calloc((size_t)n, sizeof(ld)); }
 
 void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a) {
     const int64_t T = r->p->T, TR = T * r->p->R;
-    if (qk) qk->q_norm = lds(T), qk->k_norm = lds(TR), qk->rstd_q_up = r->p->l2norm ? lds(T) : NULL, qk->rstd_k_up = r->p->l2norm ? lds(TR) : NULL;
+    if (qk) {
+        qk->q_norm = lds(T);
+        qk->k_norm = lds(TR);
+        qk->rstd_q_up = r->p->l2norm ? lds(T) : NULL;
+        qk->rstd_k_up = r->p->l2norm ? lds(TR) : NULL;
+    }
+
     if (!a) return;
     a->norms = dp_calloc((size_t)T, sizeof *a->norms);
-    a->beta_up = lds(TR), a->db_up = lds(TR), a->nu = lds(T), a->v_norm = lds(TR), a->do_norm = r->p->dout ? lds(T) : NULL;
+    a->beta_up = lds(TR);
+    a->db_up = lds(TR);
+    a->nu = lds(T);
+    a->v_norm = lds(TR);
+    a->do_norm = r->p->dout ? lds(T) : NULL;
 }
 
 void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a) {
     const dp_problem *p = r->p;
-    for (int64_t j = 0; j < p->R; j++) a->v_norm[t * p->R + j] = tr_norm_up(p->v + ((t * p->HV + hv) * p->R + j) * p->V, p->V);
+    for (int64_t j = 0; j < p->R; j++)
+        a->v_norm[t * p->R + j] = tr_norm_up(p->v + ((t * p->HV + hv) * p->R + j) * p->V, p->V);
     if (p->dout) a->do_norm[t] = tr_norm_up(p->dout + (t * p->HV + hv) * p->V, p->V);
 }
 
@@ -75,19 +93,30 @@ void tr_activate_qk(const tr_run *r, int h, tr_qk *a) {
     const dp_problem *p = r->p;
     const int64_t T = p->T, K = p->K, R = p->R;
     const ld rel = tr_rel_errors(r).qk;
-    *a = (tr_qk){mp_alloc(T * K, r->prec), mp_alloc(T * R * K, r->prec), mp_alloc(T, r->prec), mp_alloc(T * R, r->prec),
-                 NULL, NULL, NULL, NULL};
+    *a = (tr_qk){mp_alloc(T * K, r->prec),
+                 mp_alloc(T * R * K, r->prec),
+                 mp_alloc(T, r->prec),
+                 mp_alloc(T * R, r->prec),
+                 NULL,
+                 NULL,
+                 NULL,
+                 NULL};
     tr_norms_alloc(r, a, NULL);
 #pragma omp parallel num_threads(r->threads)
     {
         mp_array tmp = mp_alloc(1, r->prec);
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < T; t++) {
-            a->q_norm[t] = activate_row(p, p->q + (t * p->H + h) * K, mp_from(a->q, t * K), mp_at(a->rstd_q, t), mp_at(tmp, 0), rel);
-            if (p->l2norm) a->rstd_q_up[t] = get_up(mp_at(a->rstd_q, t)) * (1 + 2 * tr_rel_errors(r).rstd);
+            a->q_norm[t] = activate_row(p, p->q + (t * p->H + h) * K, mp_from(a->q, t * K),
+                                        mp_at(a->rstd_q, t), mp_at(tmp, 0), rel);
+            if (p->l2norm)
+                a->rstd_q_up[t] = get_up(mp_at(a->rstd_q, t)) * (1 + 2 * tr_rel_errors(r).rstd);
             for (int64_t i = t * R; i < (t + 1) * R; i++)
-                a->k_norm[i] = activate_row(p, p->k + ((t * p->H + h) * R + i - t * R) * K, mp_from(a->k, i * K), mp_at(a->rstd_k, i), mp_at(tmp, 0), rel);
-            for (int64_t i = t * R; i < (t + 1) * R && p->l2norm; i++) a->rstd_k_up[i] = get_up(mp_at(a->rstd_k, i)) * (1 + 2 * tr_rel_errors(r).rstd);
+                a->k_norm[i] =
+                    activate_row(p, p->k + ((t * p->H + h) * R + i - t * R) * K,
+                                 mp_from(a->k, i * K), mp_at(a->rstd_k, i), mp_at(tmp, 0), rel);
+            for (int64_t i = t * R; i < (t + 1) * R && p->l2norm; i++)
+                a->rstd_k_up[i] = get_up(mp_at(a->rstd_k, i)) * (1 + 2 * tr_rel_errors(r).rstd);
         }
         mp_free(&tmp);
     }
@@ -104,17 +133,22 @@ static void unary(mpfr_srcptr x, mpfr_ptr sig, mpfr_ptr dsig, mpfr_ptr soft, mp_
         mpfr_log1p(soft, e, MPFR_RNDN);
         if (mpfr_sgn(x) > 0) mpfr_add(soft, soft, x, MPFR_RNDN);
     }
-    if (sig && mpfr_sgn(x) < 0) mpfr_div(sig, e, one_e, MPFR_RNDN);
-    else if (sig) mpfr_ui_div(sig, 1, one_e, MPFR_RNDN);
+    if (sig && mpfr_sgn(x) < 0)
+        mpfr_div(sig, e, one_e, MPFR_RNDN);
+    else if (sig)
+        mpfr_ui_div(sig, 1, one_e, MPFR_RNDN);
     if (!dsig) return;
     mpfr_div(dsig, e, one_e, MPFR_RNDN);
     mpfr_div(dsig, dsig, one_e, MPFR_RNDN);
 }
 
-typedef struct { ld g, x, a; } gate_rel;         /* relative errors of g, dg/dx, dg/dA_log */
+typedef struct {
+    ld g, x, a;
+} gate_rel; /* relative errors of g, dg/dx, dg/dA_log */
 
 /* g (left in d), dg/dx, dg/dA_log of one raw gate. a = exp(A_log). tmp: 4 numbers. */
-static gate_rel gate_value(const tr_run *r, double raw, double bias, mpfr_srcptr a, mpfr_ptr d, mpfr_ptr dx, mpfr_ptr dA, mp_array tmp) {
+static gate_rel gate_value(const tr_run *r, double raw, double bias, mpfr_srcptr a, mpfr_ptr d,
+                           mpfr_ptr dx, mpfr_ptr dA, mp_array tmp) {
     const dp_problem *p = r->p;
     mpfr_ptr x = mp_at(tmp, 2), y = mp_at(tmp, 3);
     mpfr_set_d(x, raw, MPFR_RNDN);
@@ -143,14 +177,17 @@ static gate_rel gate_value(const tr_run *r, double raw, double bias, mpfr_srcptr
     mpfr_mul(dx, dx, a, MPFR_RNDN);
     mpfr_mul(dA, dx, x, MPFR_RNDN);
     const ld dy = tr_rho(get_up(y) * (tr_gamma(r, 3) + 2 * dx_rel));
-    return (gate_rel){dy + tr_gamma(r, 10), dy + tr_gamma(r, 12), dy + tr_gamma(r, 14) + 2 * dx_rel};
+    return (gate_rel){dy + tr_gamma(r, 10), dy + tr_gamma(r, 12),
+                      dy + tr_gamma(r, 14) + 2 * dx_rel};
 }
 
 /* d = exp(g) and the norms of one channel merged into n. */
-static void gate_channel(const tr_run *r, gate_rel e, mpfr_ptr d, mpfr_srcptr dx, mpfr_srcptr dA, tr_gate_norms *n) {
+static void gate_channel(const tr_run *r, gate_rel e, mpfr_ptr d, mpfr_srcptr dx, mpfr_srcptr dA,
+                         tr_gate_norms *n) {
     const ld d_rel = tr_rho(get_up(d) * tr_rho(e.g)) + tr_gamma(r, 2);
     mpfr_exp(d, d, MPFR_RNDN);
-    const ld dv = tr_exact_up(get_up(d), d_rel), x = tr_exact_up(get_up(dx), e.x), a = tr_exact_up(get_up(dA), e.a);
+    const ld dv = tr_exact_up(get_up(d), d_rel), x = tr_exact_up(get_up(dx), e.x),
+             a = tr_exact_up(get_up(dA), e.a);
     const ld v[4] = {dv, dv * d_rel, x, x * e.x};
     ld *to[4] = {&n->d, &n->d_err, &n->x, &n->x_err};
     for (int i = 0; i < 4; i++)
@@ -159,7 +196,8 @@ static void gate_channel(const tr_run *r, gate_rel e, mpfr_ptr d, mpfr_srcptr dx
     n->a_err += a * a * e.a * e.a;
 }
 
-static void activate_beta(const tr_run *r, double b, mpfr_ptr beta, mpfr_ptr db, ld *beta_up, ld *db_up, mp_array tmp) {
+static void activate_beta(const tr_run *r, double b, mpfr_ptr beta, mpfr_ptr db, ld *beta_up,
+                          ld *db_up, mp_array tmp) {
     const dp_problem *p = r->p;
     const tr_rel rel = tr_rel_errors(r);
     mpfr_ptr x = mp_at(tmp, 2);
@@ -174,7 +212,7 @@ static void activate_beta(const tr_run *r, double b, mpfr_ptr beta, mpfr_ptr db,
         mpfr_mul_2ui(beta, beta, 1, MPFR_RNDN);
         mpfr_mul_2ui(db, db, 1, MPFR_RNDN);
     }
-    if (!isfinite(b)) {                          /* sigmoid(inf) = 1 is a limit, not a value: nothing is proven about it */
+    if (!isfinite(b)) { /* sigmoid(inf) = 1 is a limit, not a value: nothing is proven about it */
         *beta_up = *db_up = INFINITY;
         return;
     }
@@ -182,14 +220,16 @@ static void activate_beta(const tr_run *r, double b, mpfr_ptr beta, mpfr_ptr db,
     *db_up = tr_exact_up(get_up(db), rel.db);
 }
 
-static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr_head *a, mp_array tmp) {
+static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr_head *a,
+                           mp_array tmp) {
     const dp_problem *p = r->p;
     const int64_t Kg = dp_Kg(p), R = p->R;
     tr_gate_norms *n = &a->norms[t];
     for (int c = 0; c < Kg; c++) {
         const int64_t i = t * Kg + c;
         const double bias = p->dt_bias ? p->dt_bias[hv * Kg + c] : 0;
-        const gate_rel e = gate_value(r, p->g[(t * p->HV + hv) * Kg + c], bias, A, mp_at(a->d, i), mp_at(a->dx, i), mp_at(a->dA, i), tmp);
+        const gate_rel e = gate_value(r, p->g[(t * p->HV + hv) * Kg + c], bias, A, mp_at(a->d, i),
+                                      mp_at(a->dx, i), mp_at(a->dA, i), tmp);
         gate_channel(r, e, mp_at(a->d, i), mp_at(a->dx, i), mp_at(a->dA, i), n);
         if (!isfinite(p->g[(t * p->HV + hv) * Kg + c])) n->d = n->x = n->a = INFINITY;
     }
@@ -197,15 +237,18 @@ static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr
     n->a_err = tr_sqrt(n->a_err);
     for (int64_t j = 0; j < R; j++) {
         const int64_t i = t * R + j;
-        activate_beta(r, p->beta[(t * p->HV + hv) * R + j], mp_at(a->beta, i), mp_at(a->db, i), &a->beta_up[i], &a->db_up[i], tmp);
+        activate_beta(r, p->beta[(t * p->HV + hv) * R + j], mp_at(a->beta, i), mp_at(a->db, i),
+                      &a->beta_up[i], &a->db_up[i], tmp);
     }
 }
 
 /* x: R K + R doubles */
 static ld step_norm(const tr_run *r, int64_t t, const tr_qk *qk, const tr_head *a, double *x) {
     const int64_t R = r->p->R, K = r->p->K;
-    for (int64_t i = 0; i < R * K && R > 1; i++) x[i] = mpfr_get_d(mp_at(qk->k, t * R * K + i), MPFR_RNDN);
-    for (int64_t j = 0; j < R; j++) x[R * K + j] = mpfr_get_d(mp_at(a->beta, t * R + j), MPFR_RNDN);
+    for (int64_t i = 0; i < R * K && R > 1; i++)
+        x[i] = mpfr_get_d(mp_at(qk->k, t * R * K + i), MPFR_RNDN);
+    for (int64_t j = 0; j < R; j++)
+        x[R * K + j] = mpfr_get_d(mp_at(a->beta, t * R + j), MPFR_RNDN);
     return tr_step_norm(r, x, K, qk->k_norm + t * R, x + R * K, a->beta_up + t * R);
 }
 
@@ -213,8 +256,21 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
     const dp_problem *p = r->p;
     const int64_t T = p->T, Kg = dp_Kg(p), R = p->R;
     const mpfr_prec_t b = r->prec;
-    *a = (tr_head){mp_alloc(T * Kg, b), mp_alloc(T * Kg, b), mp_alloc(T * Kg, b), mp_alloc(T * R, b), mp_alloc(T * R, b), mp_alloc(Kg, b), mp_alloc(1, b),
-                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL};
+    *a = (tr_head){mp_alloc(T * Kg, b),
+                   mp_alloc(T * Kg, b),
+                   mp_alloc(T * Kg, b),
+                   mp_alloc(T * R, b),
+                   mp_alloc(T * R, b),
+                   mp_alloc(Kg, b),
+                   mp_alloc(1, b),
+                   NULL,
+                   NULL,
+                   NULL,
+                   NULL,
+                   NULL,
+                   NULL,
+                   NULL,
+                   NULL};
     tr_norms_alloc(r, NULL, a);
 #pragma omp parallel num_threads(r->threads)
     {
@@ -237,25 +293,31 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
 
 void tr_free_qk(tr_qk *a) {
     mp_array *m[] = {&a->q, &a->k, &a->rstd_q, &a->rstd_k};
-    for (size_t i = 0; i < sizeof m / sizeof *m; i++) mp_free(m[i]);
+    for (size_t i = 0; i < sizeof m / sizeof *m; i++)
+        mp_free(m[i]);
     ld *x[] = {a->q_norm, a->k_norm, a->rstd_q_up, a->rstd_k_up};
-    for (size_t i = 0; i < sizeof x / sizeof *x; i++) free(x[i]);
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        free(x[i]);
 }
 
 void tr_free_head(tr_head *a) {
     mp_array *m[] = {&a->d, &a->dx, &a->dA, &a->beta, &a->db, &a->sum_dt, &a->sum_A};
-    for (size_t i = 0; i < sizeof m / sizeof *m; i++) mp_free(m[i]);
+    for (size_t i = 0; i < sizeof m / sizeof *m; i++)
+        mp_free(m[i]);
     free(a->norms);
     ld *x[] = {a->beta_up, a->db_up, a->nu, a->v_norm, a->do_norm, a->S_up, a->G_up};
-    for (size_t i = 0; i < sizeof x / sizeof *x; i++) free(x[i]);
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        free(x[i]);
 }
 
 static void add_rows(mp_array into, mp_array from, int64_t n) {
-    for (int64_t i = 0; i < n; i++) mpfr_add(mp_at(into, i), mp_at(into, i), mp_at(from, i), MPFR_RNDN);
+    for (int64_t i = 0; i < n; i++)
+        mpfr_add(mp_at(into, i), mp_at(into, i), mp_at(from, i), MPFR_RNDN);
 }
 
 /* dx = rstd (dy - y <y, dy>), or dy without l2norm, stored as row `row`. */
-static void chain_l2(const dp_problem *p, mp_array y, mpfr_srcptr rstd, mp_array dy, dp_ball *out, int64_t row, mp_array tmp) {
+static void chain_l2(const dp_problem *p, mp_array y, mpfr_srcptr rstd, mp_array dy, dp_ball *out,
+                     int64_t row, mp_array tmp) {
     mpfr_ptr dot = mp_at(tmp, 0), x = mp_at(tmp, 1), rest = mp_at(tmp, 2);
     mpfr_set_zero(dot, 1);
     for (int i = 0; i < p->K && p->l2norm; i++) {
@@ -273,12 +335,14 @@ static void chain_l2(const dp_problem *p, mp_array y, mpfr_srcptr rstd, mp_array
     }
 }
 
-static void chain_product(dp_ball *out, int64_t at, mpfr_srcptr d, mpfr_srcptr slope, mp_array tmp) {
+static void chain_product(dp_ball *out, int64_t at, mpfr_srcptr d, mpfr_srcptr slope,
+                          mp_array tmp) {
     mpfr_mul(mp_at(tmp, 0), d, slope, MPFR_RNDN);
     tr_store(out, at, mp_at(tmp, 0), mp_at(tmp, 1));
 }
 
-void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads, tr_task *tasks, int64_t t, int64_t i, mp_array tmp) {
+void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads, tr_task *tasks,
+                    int64_t t, int64_t i, mp_array tmp) {
     const dp_problem *p = r->p;
     const int64_t K = p->K, R = p->R, Kg = dp_Kg(p);
     const int G = dp_G(p);
@@ -292,18 +356,25 @@ void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
             add_rows(mp_from(c->dg, i * Kg), mp_from(c[b].dg, i * Kg), Kg);
             add_rows(mp_from(c->dbeta, i * R), mp_from(c[b].dbeta, i * R), R);
         }
-        for (int64_t x = 0; x < Kg; x++) chain_product(&f[TR_DG], (t * p->HV + hv) * Kg + x, mp_at(c->dg, i * Kg + x), mp_at(heads[gv].dx, t * Kg + x), tmp);
-        for (int64_t j = 0; j < R; j++) chain_product(&f[TR_DBETA], (t * p->HV + hv) * R + j, mp_at(c->dbeta, i * R + j), mp_at(heads[gv].db, t * R + j), tmp);
+        for (int64_t x = 0; x < Kg; x++)
+            chain_product(&f[TR_DG], (t * p->HV + hv) * Kg + x, mp_at(c->dg, i * Kg + x),
+                          mp_at(heads[gv].dx, t * Kg + x), tmp);
+        for (int64_t j = 0; j < R; j++)
+            chain_product(&f[TR_DBETA], (t * p->HV + hv) * R + j, mp_at(c->dbeta, i * R + j),
+                          mp_at(heads[gv].db, t * R + j), tmp);
         if (!gv) continue;
         add_rows(mp_from(tasks->dq, i * K), mp_from(c->dq, i * K), K);
         add_rows(mp_from(tasks->dk, i * R * K), mp_from(c->dk, i * R * K), R * K);
     }
-    chain_l2(p, mp_from(qk->q, t * K), mp_at(qk->rstd_q, t), mp_from(tasks->dq, i * K), &f[TR_DQ], t * p->H + h, tmp);
+    chain_l2(p, mp_from(qk->q, t * K), mp_at(qk->rstd_q, t), mp_from(tasks->dq, i * K), &f[TR_DQ],
+             t * p->H + h, tmp);
     for (int64_t j = 0; j < R; j++)
-        chain_l2(p, mp_from(qk->k, (t * R + j) * K), mp_at(qk->rstd_k, t * R + j), mp_from(tasks->dk, (i * R + j) * K), &f[TR_DK], (t * p->H + h) * R + j, tmp);
+        chain_l2(p, mp_from(qk->k, (t * R + j) * K), mp_at(qk->rstd_k, t * R + j),
+                 mp_from(tasks->dk, (i * R + j) * K), &f[TR_DK], (t * p->H + h) * R + j, tmp);
 }
 
-void tr_accumulate_gate(const tr_run *r, const tr_head *head, const tr_task *task, const tr_block *b) {
+void tr_accumulate_gate(const tr_run *r, const tr_head *head, const tr_task *task,
+                        const tr_block *b) {
     const int64_t Kg = dp_Kg(r->p);
     mpfr_ptr x = mp_at(task->tmp, 0);
     if (r->p->gate == DP_GATE_LOG) return;

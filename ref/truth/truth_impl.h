@@ -4,27 +4,40 @@
  *   truth_gate.c   activations and their chain rule in MPFR
  *   truth_step.c   the recurrence and its adjoint on a block of state columns
  *   truth_bound.c  the error radii
- *   truth_dd.c     the run, activations and chain rule in double-double; truth_dd_lanes.c: its arithmetic on vectors
- *   truth_audit.c  columns again in MPFR
- *   truth_rank.c   what a rank must see        truth_cache.c  the file cache
+ *   truth_dd.c     the run, activations and chain rule in double-double; truth_dd_lanes.c: its
+ * arithmetic on vectors truth_audit.c  columns again in MPFR truth_rank.c   what a rank must see
+ * truth_cache.c  the file cache
  *
- * Columns of the state do not meet in either direction, so a task owns (value head, up to TR_W columns) for all tokens. Sums over
- * columns (dq, dk, dg, dbeta) are formed per task and added in task order: the bits do not depend on the number of threads.
+ * Columns of the state do not meet in either direction, so a task owns (value head, up to TR_W
+ * columns) for all tokens. Sums over columns (dq, dk, dg, dbeta) are formed per task and added in
+ * task order: the bits do not depend on the number of threads.
  */
 #ifndef DP_TRUTH_IMPL_H
 #define DP_TRUTH_IMPL_H
 #include "ref/arithmetic/mp.h"
-#include "truth_dd.h"
 #include "truth.h"
+#include "truth_dd.h"
 
-#define TR_W 16                  /* state columns per task */
-#define TR_MIN_BITS 64           /* doubles and their chain of error terms need u <= 2^-64 */
+#define TR_W 16        /* state columns per task */
+#define TR_MIN_BITS 64 /* doubles and their chain of error terms need u <= 2^-64 */
 #define TR_MAX_BITS 65536
 
-enum { TR_O, TR_FINAL, TR_DQ, TR_DK, TR_DV, TR_DG, TR_DBETA, TR_DA, TR_DDT, TR_DS0 };   /* indices of dp_result_fields */
+enum {
+    TR_O,
+    TR_FINAL,
+    TR_DQ,
+    TR_DK,
+    TR_DV,
+    TR_DG,
+    TR_DBETA,
+    TR_DA,
+    TR_DDT,
+    TR_DS0
+}; /* indices of dp_result_fields */
 
-/* Bounds are binary128 on every machine, to nearest: what C calls long double has 64 bits on x86 and 113 on aarch64. No literal is a long double for the
- * same reason. Range 2^-16494 .. 2^16384. */
+/* Bounds are binary128 on every machine, to nearest: what C calls long double has 64 bits on x86
+ * and 113 on aarch64. No literal is a long double for the same reason. Range 2^-16494 .. 2^16384.
+ */
 #if __LDBL_MANT_DIG__ == 113
 typedef long double ld;
 #else
@@ -33,90 +46,105 @@ typedef __float128 ld;
 #define TR_LD_U 0x1p-113
 
 static inline ld tr_abs(ld x) { return x < 0 ? -x : x; }
-ld tr_two_to(int n);             /* 2^n, -16000 <= n <= 16000 */
-ld tr_sqrt(ld x);                /* within 2^-104, relative; x < 0 and NaN: NaN */
-double tr_norm_up(const double *x, int64_t n);   /* >= |x|_2, above it by less than (n + 8) 2^-52; an infinity or a NaN: that */
+ld tr_two_to(int n); /* 2^n, -16000 <= n <= 16000 */
+ld tr_sqrt(ld x);    /* within 2^-104, relative; x < 0 and NaN: NaN */
+double tr_norm_up(
+    const double *x,
+    int64_t n); /* >= |x|_2, above it by less than (n + 8) 2^-52; an infinity or a NaN: that */
 
-/* Tokens t0..t1-1 of one sequence, at most run->len of them, never across a mark. cut: -1 when there is none. */
+/* Tokens t0..t1-1 of one sequence, at most run->len of them, never across a mark. cut: -1 when
+ * there is none. */
 typedef struct {
     int64_t t0, t1;
     int seq, first_of_seq, last_of_seq;
-    int cut;                     /* index of the cut at t0 */
+    int cut; /* index of the cut at t0 */
 } tr_block;
 
 typedef struct {
     const dp_problem *p;
     dp_truth *t;
     mpfr_prec_t prec;
-    ld u;                        /* relative error of one operation: 2^-prec (MPFR; 2^-16000 beyond), TR_DD_U (double-double) */
-    ld tiny;                     /* error of a step through underflow */
+    ld u;    /* relative error of one operation: 2^-prec (MPFR; 2^-16000 beyond), TR_DD_U
+                (double-double) */
+    ld tiny; /* error of a step through underflow */
     int threads, progress, want_M;
     const dp_truth_device *device;
-    dp_status status;            /* of the device */
+    dp_status status; /* of the device */
     dp_err err;
-    int ncb;                     /* column blocks of V */
-    int64_t len;                 /* longest block */
+    int ncb;     /* column blocks of V */
+    int64_t len; /* longest block */
     int nblock;
     tr_block *block;
-    double done, total, shown;   /* progress, in token-columns */
+    double done, total, shown; /* progress, in token-columns */
 } tr_run;
 
-/* Per-token upper bounds of what the error analysis needs; every value bounds both the exact and the computed quantity. */
+/* Per-token upper bounds of what the error analysis needs; every value bounds both the exact and
+ * the computed quantity. */
 typedef struct {
-    ld d, d_err;                 /* max over channels of exp(g); of its error */
-    ld x, x_err;                 /* the same of dg/dx */
-    ld a, a_err;                 /* 2-norm over channels of dg/dA_log; of its error */
+    ld d, d_err; /* max over channels of exp(g); of its error */
+    ld x, x_err; /* the same of dg/dx */
+    ld a, a_err; /* 2-norm over channels of dg/dA_log; of its error */
 } tr_gate_norms;
 
-/* One q/k head: activated q [T][K], k [T][R][K], rstd [T], [T][R]; norms of q [T] and of the key rows [T][R]. */
+/* One q/k head: activated q [T][K], k [T][R][K], rstd [T], [T][R]; norms of q [T] and of the key
+ * rows [T][R]. */
 typedef struct {
     mp_array q, k, rstd_q, rstd_k;
-    ld *q_norm, *k_norm, *rstd_q_up, *rstd_k_up;     /* rstd: NULL without l2norm */
+    ld *q_norm, *k_norm, *rstd_q_up, *rstd_k_up; /* rstd: NULL without l2norm */
 } tr_qk;
 
 /* One value head: d = exp(g) [T][Kg], dg/dx, dg/dA_log [T][Kg], beta, dbeta/db [T][R]. */
 typedef struct {
     mp_array d, dx, dA, beta, db;
-    mp_array sum_dt, sum_A;      /* [Kg], [1] accumulators of ddt_bias and dA_log */
-    tr_gate_norms *norms;        /* [T] */
-    ld *beta_up, *db_up;         /* [T][R] |beta|, |dbeta/db| */
-    ld *nu;                      /* [T] >= |I - k'Bk|_2 */
-    ld *v_norm, *do_norm;        /* [T][R] >= |v|, [T] >= |do| (NULL: forward only) */
-    ld *S_up, *G_up;             /* [T] >= |computed state after a token|, |computed adjoint before it|; NULL: not measured */
+    mp_array sum_dt, sum_A; /* [Kg], [1] accumulators of ddt_bias and dA_log */
+    tr_gate_norms *norms;   /* [T] */
+    ld *beta_up, *db_up;    /* [T][R] |beta|, |dbeta/db| */
+    ld *nu;                 /* [T] >= |I - k'Bk|_2 */
+    ld *v_norm, *do_norm;   /* [T][R] >= |v|, [T] >= |do| (NULL: forward only) */
+    ld *S_up, *G_up; /* [T] >= |computed state after a token|, |computed adjoint before it|; NULL:
+                        not measured */
 } tr_head;
 
 /* Relative errors of the activated q, k rows, rstd, beta and dbeta/db, for the whole run. */
-typedef struct { ld qk, rstd, beta, db; } tr_rel;
+typedef struct {
+    ld qk, rstd, beta, db;
+} tr_rel;
 tr_rel tr_rel_errors(const tr_run *r);
-ld tr_gamma(const tr_run *r, ld n);              /* n u / (1 - n u); inf when n u >= 1/2 */
+ld tr_gamma(const tr_run *r, ld n); /* n u / (1 - n u); inf when n u >= 1/2 */
 
-/* One task: value head hv (index in the problem), columns v0 .. v0+w-1. All per-token arrays are [token][..][w] or [token][..]. */
+/* One task: value head hv (index in the problem), columns v0 .. v0+w-1. All per-token arrays are
+ * [token][..][w] or [token][..]. */
 typedef struct {
     const tr_run *run;
     const tr_qk *qk;
     const tr_head *head;
     int hv, v0, w;
-    int is_M;                    /* v = 0 and no output: the columns of M */
-    mp_array S;                  /* [K][w] state, later the adjoint G */
-    mp_array ckpt;               /* [nblock][K][w] state entering each block */
-    mp_array E;                  /* [T][R][w], or [R][w] when no backward pass follows */
-    mp_array tape;               /* [len+1][K][w] states of one block */
-    mp_array U, dU, dE;          /* [R][w] */
-    mp_array row;                /* [w] scaled do, or o */
-    mp_array tmp;                /* [4] */
-    mp_array dq, dk, dg, dbeta;  /* [len][K], [len][R][K], [len][Kg], [len][R]: sums over the task's own columns */
+    int is_M;           /* v = 0 and no output: the columns of M */
+    mp_array S;         /* [K][w] state, later the adjoint G */
+    mp_array ckpt;      /* [nblock][K][w] state entering each block */
+    mp_array E;         /* [T][R][w], or [R][w] when no backward pass follows */
+    mp_array tape;      /* [len+1][K][w] states of one block */
+    mp_array U, dU, dE; /* [R][w] */
+    mp_array row;       /* [w] scaled do, or o */
+    mp_array tmp;       /* [4] */
+    mp_array dq, dk, dg,
+        dbeta; /* [len][K], [len][R][K], [len][Kg], [len][R]: sums over the task's own columns */
 } tr_task;
 
 void tr_activate_qk(const tr_run *r, int h, tr_qk *a);
 void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a);
 void tr_free_qk(tr_qk *a);
 void tr_free_head(tr_head *a);
-void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a);     /* the bounds of either; the other NULL */
-void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a);       /* v_norm, do_norm of token t */
-/* nu of a token: keys rounded to double, `ld_k` doubles apart; norms and betas as above, beta rounded to double. */
-ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *k_norm, const double *beta, const ld *beta_up);
-ld tr_exact_up(ld x, ld rel);                    /* >= the exact value when the computed one is x with relative error rel */
-ld tr_rho(ld x);                                 /* x / (1 - x) >= exp(x) - 1 */
+void tr_norms_alloc(const tr_run *r, tr_qk *qk,
+                    tr_head *a); /* the bounds of either; the other NULL */
+void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a); /* v_norm, do_norm of token t */
+/* nu of a token: keys rounded to double, `ld_k` doubles apart; norms and betas as above, beta
+ * rounded to double. */
+ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *k_norm,
+                const double *beta, const ld *beta_up);
+ld tr_exact_up(ld x,
+               ld rel); /* >= the exact value when the computed one is x with relative error rel */
+ld tr_rho(ld x);        /* x / (1 - x) >= exp(x) - 1 */
 
 void tr_task_alloc(tr_task *c, int backward);
 void tr_task_free(tr_task *c);
@@ -124,20 +152,24 @@ void tr_forward_block(tr_task *c, int b, int backward);
 void tr_backward_block(tr_task *c, int b);
 void tr_M_segment(tr_task *c, int seg);
 
-/* Rows of token t (i = t - block start) from the per-task sums of one q/k head's tasks [G][ncb]; tmp: 4 numbers. */
-void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads, tr_task *tasks, int64_t t, int64_t i, mp_array tmp);
-/* Adds the block's tokens, last to first, to the head's ddt_bias and dA_log. task: the head's first (holds the summed dg). */
-void tr_accumulate_gate(const tr_run *r, const tr_head *head, const tr_task *task, const tr_block *b);
+/* Rows of token t (i = t - block start) from the per-task sums of one q/k head's tasks [G][ncb];
+ * tmp: 4 numbers. */
+void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads, tr_task *tasks,
+                    int64_t t, int64_t i, mp_array tmp);
+/* Adds the block's tokens, last to first, to the head's ddt_bias and dA_log. task: the head's first
+ * (holds the summed dg). */
+void tr_accumulate_gate(const tr_run *r, const tr_head *head, const tr_task *task,
+                        const tr_block *b);
 
 /* Radii of everything that belongs to q/k head h and its G value heads. */
 void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads);
-void tr_ball_finish(dp_ball *b);                 /* adds the rounding to hi + lo; inf when an entry is not finite */
-double tr_up(ld x);                              /* bound -> double, rounded up; NaN becomes inf */
+void tr_ball_finish(dp_ball *b); /* adds the rounding to hi + lo; inf when an entry is not finite */
+double tr_up(ld x);              /* bound -> double, rounded up; NaN becomes inf */
 
 /* hi = nearest double, lo = nearest double to the rest; tmp is overwritten. */
 void tr_store(dp_ball *b, int64_t i, mpfr_srcptr x, mpfr_ptr tmp);
 
-void tr_run_dd(tr_run *r);                       /* fills r->t but for what dp_truth_run adds */
+void tr_run_dd(tr_run *r); /* fills r->t but for what dp_truth_run adds */
 void tr_progress(tr_run *r, double token_columns);
 
 /* Shapes, marks and arrays of *t for (p, request), as dp_truth_run fills them. */

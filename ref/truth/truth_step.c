@@ -1,8 +1,10 @@
-/* ref/truth/truth_step.c - the step recurrence and its adjoint (math.md b, d) in MPFR, on the columns v0..v0+w-1 of one value head.
+/* ref/truth/truth_step.c - the step recurrence and its adjoint (math.md b, d) in MPFR, on the
+ * columns v0..v0+w-1 of one value head.
  *
- * The adjoint recomputes the states of one block from its checkpoint by the same operations in the same order as the forward pass,
- * so they are the same bits. It never needs Sbar_t itself: with S = S_(t-1) and d = exp(g_t),
- *     dE Sbar'  = d o (dE S')       rowsum(dSbar o Sbar) = rowsum((d o dSbar) o S) = rowsum(G_new o S).
+ * The adjoint recomputes the states of one block from its checkpoint by the same operations in the
+ * same order as the forward pass, so they are the same bits. It never needs Sbar_t itself: with S =
+ * S_(t-1) and d = exp(g_t), dE Sbar'  = d o (dE S')       rowsum(dSbar o Sbar) = rowsum((d o dSbar)
+ * o S) = rowsum(G_new o S).
  */
 #include "truth_impl.h"
 
@@ -29,7 +31,8 @@ static inline void mul_sub(mpfr_ptr acc, mpfr_srcptr a, mpfr_srcptr b, mpfr_ptr 
 static void decay(const tr_task *c, int64_t t, mp_array dst, mp_array src) {
     for (int64_t k = 0; k < c->run->p->K; k++) {
         mpfr_srcptr d = decay_at(c, t, k);
-        for (int64_t i = k * c->w; i < (k + 1) * c->w; i++) mpfr_mul(mp_at(dst, i), mp_at(src, i), d, MPFR_RNDN);
+        for (int64_t i = k * c->w; i < (k + 1) * c->w; i++)
+            mpfr_mul(mp_at(dst, i), mp_at(src, i), d, MPFR_RNDN);
     }
 }
 
@@ -39,15 +42,20 @@ static void residual(const tr_task *c, int64_t t, mp_array Sbar, mp_array E) {
     mpfr_ptr tmp = mp_at(c->tmp, 0);
     for (int64_t j = 0; j < p->R; j++) {
         mp_array Ej = mp_from(E, j * c->w);
-        mp_set_doubles(Ej, c->is_M ? NULL : p->v + ((t * p->HV + c->hv) * p->R + j) * p->V + c->v0, 1, c->w);
+        mp_set_doubles(Ej, c->is_M ? NULL : p->v + ((t * p->HV + c->hv) * p->R + j) * p->V + c->v0,
+                       1, c->w);
         for (int64_t k = 0; k < p->K; k++)
-            for (int64_t v = 0; v < c->w; v++) mul_sub(mp_at(Ej, v), key_at(c, t, j, k), mp_at(Sbar, k * c->w + v), tmp);
+            for (int64_t v = 0; v < c->w; v++)
+                mul_sub(mp_at(Ej, v), key_at(c, t, j, k), mp_at(Sbar, k * c->w + v), tmp);
     }
 }
 
-static void scale_rows(const tr_task *c, int64_t t, mp_array out, mp_array in) {       /* out = diag(beta_t) in */
+static void scale_rows(const tr_task *c, int64_t t, mp_array out,
+                       mp_array in) { /* out = diag(beta_t) in */
     for (int64_t j = 0; j < c->run->p->R; j++)
-        for (int64_t i = j * c->w; i < (j + 1) * c->w; i++) mpfr_mul(mp_at(out, i), mp_at(in, i), mp_at(c->head->beta, t * c->run->p->R + j), MPFR_RNDN);
+        for (int64_t i = j * c->w; i < (j + 1) * c->w; i++)
+            mpfr_mul(mp_at(out, i), mp_at(in, i), mp_at(c->head->beta, t * c->run->p->R + j),
+                     MPFR_RNDN);
 }
 
 /* S += k_t' U */
@@ -56,7 +64,8 @@ static void write_state(const tr_task *c, int64_t t, mp_array U, mp_array S) {
     mpfr_ptr tmp = mp_at(c->tmp, 0);
     for (int64_t k = 0; k < p->K; k++)
         for (int64_t j = 0; j < p->R; j++)
-            for (int64_t v = 0; v < c->w; v++) mul_add(mp_at(S, k * c->w + v), key_at(c, t, j, k), mp_at(U, j * c->w + v), tmp);
+            for (int64_t v = 0; v < c->w; v++)
+                mul_add(mp_at(S, k * c->w + v), key_at(c, t, j, k), mp_at(U, j * c->w + v), tmp);
 }
 
 static void output(const tr_task *c, int64_t t, mp_array S) {
@@ -64,10 +73,12 @@ static void output(const tr_task *c, int64_t t, mp_array S) {
     mpfr_ptr tmp = mp_at(c->tmp, 0);
     mp_zero(c->row, c->w);
     for (int64_t k = 0; k < p->K; k++)
-        for (int64_t v = 0; v < c->w; v++) mul_add(mp_at(c->row, v), mp_at(c->qk->q, t * p->K + k), mp_at(S, k * c->w + v), tmp);
+        for (int64_t v = 0; v < c->w; v++)
+            mul_add(mp_at(c->row, v), mp_at(c->qk->q, t * p->K + k), mp_at(S, k * c->w + v), tmp);
     for (int64_t v = 0; v < c->w; v++) {
         mpfr_mul_d(mp_at(c->row, v), mp_at(c->row, v), p->scale, MPFR_RNDN);
-        tr_store(&c->run->t->field[TR_O], (t * p->HV + c->hv) * p->V + c->v0 + v, mp_at(c->row, v), tmp);
+        tr_store(&c->run->t->field[TR_O], (t * p->HV + c->hv) * p->V + c->v0 + v, mp_at(c->row, v),
+                 tmp);
     }
 }
 
@@ -82,12 +93,15 @@ static void forward_token(const tr_task *c, int64_t t, mp_array S, mp_array E) {
 static void load_state(const tr_task *c, mp_array S, const double *x, int64_t row) {
     const dp_problem *p = c->run->p;
     for (int64_t k = 0; k < p->K; k++)
-        mp_set_doubles(mp_from(S, k * c->w), x ? x + (row * p->K + k) * p->V + c->v0 : NULL, 1, c->w);
+        mp_set_doubles(mp_from(S, k * c->w), x ? x + (row * p->K + k) * p->V + c->v0 : NULL, 1,
+                       c->w);
 }
 static void store_state(const tr_task *c, mp_array S, dp_ball *b, int64_t row) {
     const int64_t K = c->run->p->K, width = b->width / K;
     for (int64_t k = 0; k < K; k++)
-        for (int64_t v = 0; v < c->w; v++) tr_store(b, (row * K + k) * width + c->v0 + v, mp_at(S, k * c->w + v), mp_at(c->tmp, 0));
+        for (int64_t v = 0; v < c->w; v++)
+            tr_store(b, (row * K + k) * width + c->v0 + v, mp_at(S, k * c->w + v),
+                     mp_at(c->tmp, 0));
 }
 
 void tr_forward_block(tr_task *c, int b, int backward) {
@@ -109,8 +123,10 @@ void tr_forward_block(tr_task *c, int b, int backward) {
 void tr_M_segment(tr_task *c, int seg) {
     const tr_run *r = c->run;
     mp_zero(c->S, (int64_t)r->p->K * c->w);
-    for (int v = 0; v < c->w; v++) mpfr_set_ui(mp_at(c->S, (int64_t)(c->v0 + v) * c->w + v), 1, MPFR_RNDN);
-    for (int64_t t = r->t->mark[seg]; t < r->t->mark[seg + 1]; t++) forward_token(c, t, c->S, c->E);
+    for (int v = 0; v < c->w; v++)
+        mpfr_set_ui(mp_at(c->S, (int64_t)(c->v0 + v) * c->w + v), 1, MPFR_RNDN);
+    for (int64_t t = r->t->mark[seg]; t < r->t->mark[seg + 1]; t++)
+        forward_token(c, t, c->S, c->E);
     store_state(c, c->S, &r->t->M_seg, (int64_t)seg * r->p->HV + c->hv);
 }
 
@@ -130,7 +146,8 @@ static void rebuild_tape(const tr_task *c, int b) {
 /* acc = sum over the task's columns of a_v b_v */
 static void dot(mpfr_ptr acc, mp_array a, mp_array b, int w, mpfr_ptr tmp) {
     mpfr_mul(acc, mp_at(a, 0), mp_at(b, 0), MPFR_RNDN);
-    for (int v = 1; v < w; v++) mul_add(acc, mp_at(a, v), mp_at(b, v), tmp);
+    for (int v = 1; v < w; v++)
+        mul_add(acc, mp_at(a, v), mp_at(b, v), tmp);
 }
 
 /* G += q_t (scale do_t)';  dq_t = S_t (scale do_t) */
@@ -138,9 +155,12 @@ static void backward_output(const tr_task *c, int64_t t, int64_t i, mp_array S) 
     const dp_problem *p = c->run->p;
     mpfr_ptr tmp = mp_at(c->tmp, 0);
     mp_set_doubles(c->row, p->dout + (t * p->HV + c->hv) * p->V + c->v0, 1, c->w);
-    for (int v = 0; v < c->w; v++) mpfr_mul_d(mp_at(c->row, v), mp_at(c->row, v), p->scale, MPFR_RNDN);
+    for (int v = 0; v < c->w; v++)
+        mpfr_mul_d(mp_at(c->row, v), mp_at(c->row, v), p->scale, MPFR_RNDN);
     for (int64_t k = 0; k < p->K; k++) {
-        for (int v = 0; v < c->w; v++) mul_add(mp_at(c->S, k * c->w + v), mp_at(c->qk->q, t * p->K + k), mp_at(c->row, v), tmp);
+        for (int v = 0; v < c->w; v++)
+            mul_add(mp_at(c->S, k * c->w + v), mp_at(c->qk->q, t * p->K + k), mp_at(c->row, v),
+                    tmp);
         dot(mp_at(c->dq, i * p->K + k), mp_from(S, k * c->w), c->row, c->w, tmp);
     }
 }
@@ -152,14 +172,18 @@ static void backward_residual(const tr_task *c, int64_t t, int64_t i, mp_array E
     mp_zero(c->dU, (int64_t)p->R * c->w);
     for (int64_t j = 0; j < p->R; j++) {
         for (int64_t k = 0; k < p->K; k++)
-            for (int v = 0; v < c->w; v++) mul_add(mp_at(c->dU, j * c->w + v), key_at(c, t, j, k), mp_at(c->S, k * c->w + v), tmp);
-        dot(mp_at(c->dbeta, i * p->R + j), mp_from(E, j * c->w), mp_from(c->dU, j * c->w), c->w, tmp);
+            for (int v = 0; v < c->w; v++)
+                mul_add(mp_at(c->dU, j * c->w + v), key_at(c, t, j, k), mp_at(c->S, k * c->w + v),
+                        tmp);
+        dot(mp_at(c->dbeta, i * p->R + j), mp_from(E, j * c->w), mp_from(c->dU, j * c->w), c->w,
+            tmp);
     }
     scale_rows(c, t, c->dE, c->dU);
     scale_rows(c, t, c->U, E);
     for (int64_t j = 0; j < p->R; j++)
         for (int v = 0; v < c->w; v++)
-            tr_store(&c->run->t->field[TR_DV], ((t * p->HV + c->hv) * p->R + j) * p->V + c->v0 + v, mp_at(c->dE, j * c->w + v), tmp);
+            tr_store(&c->run->t->field[TR_DV], ((t * p->HV + c->hv) * p->R + j) * p->V + c->v0 + v,
+                     mp_at(c->dE, j * c->w + v), tmp);
 }
 
 /* dk_t = U G' - d o (dE S');  G <- d o (G - k_t' dE);  dg_t = rowsum(G o S), S = S_(t-1) */
@@ -177,12 +201,16 @@ static void backward_state(const tr_task *c, int64_t t, int64_t i, mp_array S) {
             mul_sub(dk, d, sum, tmp);
         }
         for (int64_t j = 0; j < p->R; j++)
-            for (int v = 0; v < c->w; v++) mul_sub(mp_at(Gk, v), key_at(c, t, j, k), mp_at(c->dE, j * c->w + v), tmp);
-        for (int v = 0; v < c->w; v++) mpfr_mul(mp_at(Gk, v), mp_at(Gk, v), d, MPFR_RNDN);
+            for (int v = 0; v < c->w; v++)
+                mul_sub(mp_at(Gk, v), key_at(c, t, j, k), mp_at(c->dE, j * c->w + v), tmp);
+        for (int v = 0; v < c->w; v++)
+            mpfr_mul(mp_at(Gk, v), mp_at(Gk, v), d, MPFR_RNDN);
         dot(sum, Gk, Sk, c->w, tmp);
         mpfr_ptr dg = mp_at(c->dg, i * Kg + (Kg > 1 ? k : 0));
-        if (Kg > 1 || k == 0) mpfr_set(dg, sum, MPFR_RNDN);
-        else mpfr_add(dg, dg, sum, MPFR_RNDN);
+        if (Kg > 1 || k == 0)
+            mpfr_set(dg, sum, MPFR_RNDN);
+        else
+            mpfr_add(dg, dg, sum, MPFR_RNDN);
     }
 }
 
@@ -224,14 +252,16 @@ void tr_task_alloc(tr_task *c, int backward) {
 }
 
 void tr_task_free(tr_task *c) {
-    mp_array *m[] = {&c->S, &c->ckpt, &c->E, &c->tape, &c->U, &c->dU, &c->dE, &c->row, &c->tmp, &c->dq, &c->dk, &c->dg, &c->dbeta};
-    for (size_t i = 0; i < sizeof m / sizeof *m; i++) mp_free(m[i]);
+    mp_array *m[] = {&c->S,   &c->ckpt, &c->E,  &c->tape, &c->U,  &c->dU,   &c->dE,
+                     &c->row, &c->tmp,  &c->dq, &c->dk,   &c->dg, &c->dbeta};
+    for (size_t i = 0; i < sizeof m / sizeof *m; i++)
+        mp_free(m[i]);
 }
 
 void tr_store(dp_ball *b, int64_t i, mpfr_srcptr x, mpfr_ptr tmp) {
     b->hi[i] = mpfr_get_d(x, MPFR_RNDN);
     b->lo[i] = 0;
     if (!isfinite(b->hi[i])) return;
-    mpfr_sub_d(tmp, x, b->hi[i], MPFR_RNDN);       /* exact: hi holds the leading bits of x */
+    mpfr_sub_d(tmp, x, b->hi[i], MPFR_RNDN); /* exact: hi holds the leading bits of x */
     b->lo[i] = mpfr_get_d(tmp, MPFR_RNDN);
 }

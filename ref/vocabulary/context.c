@@ -1,8 +1,9 @@
 /* Which rank owns which part of which packed sequence (math.md g.2).
  *
- * The sequence of a token t is the one with cu[i] <= t < cu[i+1]: empty sequences contain no token and vanish. f is the sequence of
- * token a, l that of token b-1; both exist because a rank has at least one token. Ranks that hold f before a reach down to the owner
- * of cu[f], ranks that hold l after b up to the owner of its last token cu[l+1]-1.
+ * The sequence of a token t is the one with cu[i] <= t < cu[i+1]: empty sequences contain no token
+ * and vanish. f is the sequence of token a, l that of token b-1; both exist because a rank has at
+ * least one token. Ranks that hold f before a reach down to the owner of cu[f], ranks that hold l
+ * after b up to the owner of its last token cu[l+1]-1.
  */
 #include "context.h"
 
@@ -15,8 +16,10 @@ static int sequence_of(const int64_t *cu, int Nseq, int64_t t) {
     int lo = 0, hi = Nseq - 1;
     while (lo < hi) {
         const int mid = lo + (hi - lo) / 2;
-        if (cu[mid + 1] > t) hi = mid;
-        else lo = mid + 1;
+        if (cu[mid + 1] > t)
+            hi = mid;
+        else
+            lo = mid + 1;
     }
     return lo;
 }
@@ -24,8 +27,10 @@ static int sequence_of(const int64_t *cu, int Nseq, int64_t t) {
 static dp_status check_split(const int64_t *cu, int Nseq, int N, dp_err *e) {
     const int64_t T = cu[Nseq];
     if (N < 1) return dp_fail(e, DP_EINPUT, "ranks = %d: must be at least 1", N);
-    if (T < N) return dp_fail(e, DP_EINPUT, "T = %lld: fewer tokens than ranks = %d", (long long)T, N);
-    if (T % N) return dp_fail(e, DP_EINPUT, "T = %lld: must be a multiple of ranks = %d", (long long)T, N);
+    if (T < N)
+        return dp_fail(e, DP_EINPUT, "T = %lld: fewer tokens than ranks = %d", (long long)T, N);
+    if (T % N)
+        return dp_fail(e, DP_EINPUT, "T = %lld: must be a multiple of ranks = %d", (long long)T, N);
     return DP_OK;
 }
 
@@ -35,7 +40,7 @@ static void fill_local(const int64_t *cu, int f, int l, dp_context *c) {
     c->nlocal = 0;
     for (int i = f; i <= l; i++) {
         const int64_t end = (cu[i + 1] < c->b ? cu[i + 1] : c->b) - c->a;
-        if (end == c->local_cu[c->nlocal]) continue;                 /* empty */
+        if (end == c->local_cu[c->nlocal]) continue; /* empty */
         c->local_seq[c->nlocal++] = i;
         c->local_cu[c->nlocal] = end;
     }

@@ -1,4 +1,5 @@
-/* ref/vocabulary/context.h - which rank owns which part of which packed sequence (math.md g.2, exact for any cu, empty sequences too).
+/* ref/vocabulary/context.h - which rank owns which part of which packed sequence (math.md g.2,
+ * exact for any cu, empty sequences too).
  *
  * T % N == 0 and T >= N are required. Rank r owns tokens [a, b), a = r L, b = a + L, L = T / N.
  */
@@ -12,26 +13,41 @@ extern "C" {
 typedef struct {
     int rank, N;
     int64_t L, a, b;
-    int nlocal;                  /* local sub-sequences, >= 1 */
-    int64_t *local_cu;           /* [nlocal+1], relative to a; empty sequences have vanished */
-    int *local_seq;              /* [nlocal] index of the global sequence that each one belongs to */
+    int nlocal;        /* local sub-sequences, >= 1 */
+    int64_t *local_cu; /* [nlocal+1], relative to a; empty sequences have vanished */
+    int *local_seq;    /* [nlocal] index of the global sequence that each one belongs to */
     int pre_num_ranks, post_num_ranks;
     int is_first, is_last;
     int64_t pre_num_conv_tokens; /* tokens of local sub-sequence 0's sequence that lie before a */
 } dp_context;
 
-/* DP_EINPUT if N < 1, T % N != 0 or T < N; then *c is empty. cu is trusted: cu[0] = 0, not decreasing (dp_problem_check). */
+/* DP_EINPUT if N < 1, T % N != 0 or T < N; then *c is empty. cu is trusted: cu[0] = 0, not
+ * decreasing (dp_problem_check). */
 dp_status dp_context_build(const int64_t *cu, int Nseq, int N, int rank, dp_context *c, dp_err *e);
 void dp_context_free(dp_context *c);
 
-/* Who takes part. A rank that does not run a pre-process contributes zeros to the all-gather, which every rank enters. */
-static inline int dp_context_runs_pre_fwd(const dp_context *c) { return !c->is_last; }     /* on local sub-sequence nlocal-1 */
-static inline int dp_context_runs_merge_fwd(const dp_context *c) { return !c->is_first; }  /* initial state of sub-sequence 0 */
-static inline int dp_context_runs_pre_bwd(const dp_context *c) { return !c->is_first; }    /* on local sub-sequence 0 */
-static inline int dp_context_runs_merge_bwd(const dp_context *c) { return !c->is_last; }   /* dS_T of sub-sequence nlocal-1 */
-/* Uniform elements of math.md g.3: does the state leaving the rank depend on the state entering it? And its adjoint? */
-static inline int dp_context_passes_fwd(const dp_context *c) { return c->nlocal == 1 && !c->is_first && !c->is_last; }
-static inline int dp_context_passes_bwd(const dp_context *c) { return c->nlocal == 1 && !c->is_first && !c->is_last; }
+/* Who takes part. A rank that does not run a pre-process contributes zeros to the all-gather, which
+ * every rank enters. */
+static inline int dp_context_runs_pre_fwd(const dp_context *c) {
+    return !c->is_last;
+} /* on local sub-sequence nlocal-1 */
+static inline int dp_context_runs_merge_fwd(const dp_context *c) {
+    return !c->is_first;
+} /* initial state of sub-sequence 0 */
+static inline int dp_context_runs_pre_bwd(const dp_context *c) {
+    return !c->is_first;
+} /* on local sub-sequence 0 */
+static inline int dp_context_runs_merge_bwd(const dp_context *c) {
+    return !c->is_last;
+} /* dS_T of sub-sequence nlocal-1 */
+/* Uniform elements of math.md g.3: does the state leaving the rank depend on the state entering it?
+ * And its adjoint? */
+static inline int dp_context_passes_fwd(const dp_context *c) {
+    return c->nlocal == 1 && !c->is_first && !c->is_last;
+}
+static inline int dp_context_passes_bwd(const dp_context *c) {
+    return c->nlocal == 1 && !c->is_first && !c->is_last;
+}
 
 #ifdef __cplusplus
 }

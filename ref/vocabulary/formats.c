@@ -6,13 +6,11 @@
 #include <string.h>
 
 const dp_format_info dp_formats[DP_NFORMATS + 1] = {
-    [DP_FP64] = {"fp64", 0, 0x1p-53, 0},
-    [DP_FP32] = {"fp32", 0, 0x1p-24, 0},
-    [DP_TF32X3] = {"tf32x3", 0x1p-22, 0x1p-24, 0}, /* u_op: what hi + lo leaves of an operand; eta has its own formula */
-    [DP_TF32] = {"tf32", 0x1p-11, 0x1p-24, 0},
-    [DP_TF32RZ] = {"tf32rz", 0x1p-10, 0x1p-24, 0},
-    [DP_BF16] = {"bf16", 0x1p-8, 0x1p-24, 0},
-    [DP_BF16ST] = {"bf16st", 0, 0x1p-24, 0x1p-8},
+    [DP_FP64] = {"fp64", 0, 0x1p-53, 0},           [DP_FP32] = {"fp32", 0, 0x1p-24, 0},
+    [DP_TF32X3] = {"tf32x3", 0x1p-22, 0x1p-24, 0}, /* u_op: what hi + lo leaves of an operand; eta
+                                                      has its own formula */
+    [DP_TF32] = {"tf32", 0x1p-11, 0x1p-24, 0},     [DP_TF32RZ] = {"tf32rz", 0x1p-10, 0x1p-24, 0},
+    [DP_BF16] = {"bf16", 0x1p-8, 0x1p-24, 0},      [DP_BF16ST] = {"bf16st", 0, 0x1p-24, 0x1p-8},
     [DP_FP16] = {"fp16", 0x1p-11, 0x1p-24, 0},
 };
 const char *const dp_base_names[DP_NBASES] = {"fp64", "fp32", "bf16"};
@@ -31,8 +29,9 @@ uint16_t dp_bf16_bits(float x) { return (uint16_t)(dp_float_bits(dp_bf16_core(x)
 float dp_bf16_from_bits(uint16_t b) { return dp_bits_float((uint32_t)b << 16); }
 float dp_bf16(float x) { return dp_bf16_core(x); }
 
-/* Round to odd: truncate to fp32, then set the last bit if anything was cut off. fp32 carries 16 more bits than bf16 at every
- * exponent, subnormals included, so the last bit can only break or keep a tie of the second rounding: the pair rounds once. */
+/* Round to odd: truncate to fp32, then set the last bit if anything was cut off. fp32 carries 16
+ * more bits than bf16 at every exponent, subnormals included, so the last bit can only break or
+ * keep a tie of the second rounding: the pair rounds once. */
 static float fp32_to_odd(double x) {
     const float f = (float)x;
     if (isnan(x) || (double)f == x) return f;
@@ -48,8 +47,9 @@ float dp_fp16_from_bits(uint16_t h) {
     return sign ? -a : a;
 }
 
-/* With q = 2^(e-10) the spacing of fp16 in the binade of |x| (2^-24 below 2^-14), |x|/q is exact, nearbyint rounds it once to an
- * integer r <= 2^11, and the encoding is exponent field times 2^10 plus r - 2^10; r = 2^11 and subnormals come out right by carry. */
+/* With q = 2^(e-10) the spacing of fp16 in the binade of |x| (2^-24 below 2^-14), |x|/q is exact,
+ * nearbyint rounds it once to an integer r <= 2^11, and the encoding is exponent field times 2^10
+ * plus r - 2^10; r = 2^11 and subnormals come out right by carry. */
 uint16_t dp_fp16_bits(double x) {
     const uint16_t sign = signbit(x) ? 0x8000u : 0;
     if (isnan(x)) return sign | 0x7e00u;
@@ -60,8 +60,8 @@ uint16_t dp_fp16_bits(double x) {
     return (uint16_t)(sign | (((e + 15) << 10) + r - 1024));
 }
 
-/* Upward evaluation: one IEEE operation errs by at most half a spacing, so the next double above is an upper bound. An exact zero
- * (zero operands only, at these sizes) stays zero. */
+/* Upward evaluation: one IEEE operation errs by at most half a spacing, so the next double above is
+ * an upper bound. An exact zero (zero operands only, at these sizes) stays zero. */
 static double up(double x) { return x == 0 ? 0 : nextafter(x, INFINITY); }
 
 double dp_gamma(int n, double u) {
@@ -76,6 +76,7 @@ static double compound(double a, double b) { return up(up(a + b) + up(a * b)); }
 
 double dp_eta(dp_format f, int K) {
     const double u = dp_formats[f].u_acc, op = dp_formats[f].u_op, g = dp_gamma(K, u);
-    if (f == DP_TF32X3) return compound(compound(3 * 0x1p-22 + 0x1p-43, dp_gamma(K + 2, u)), up(0x1p-10 * g));
+    if (f == DP_TF32X3)
+        return compound(compound(3 * 0x1p-22 + 0x1p-43, dp_gamma(K + 2, u)), up(0x1p-10 * g));
     return compound(compound(compound(op, op), g), dp_formats[f].u_store);
 }

@@ -2,13 +2,13 @@
  *
  *   fp64    binary64                                          u = 2^-53
  *   fp32    binary32, round to nearest even                   u = 2^-24
- *   tf32    8-bit exponent, 10-bit stored fraction; cvt.rna: round to nearest, ties AWAY from zero    u = 2^-11
- *   tf32rz  the same, truncated toward zero (what mma does to raw fp32 operands)                      2u = 2^-10
- *   tf32x3  a = hi + lo, hi = tf32(a), lo = tf32(a - hi); products hi*hi + hi*lo + lo*hi              see math.md j.1
- *   bf16    8-bit exponent, 7-bit stored fraction, round to nearest even                              u = 2^-8
- *   bf16st  the same as a storage format between steps (operands fp32)
- * tf32 and bf16 have the exponent range of fp32, subnormals included. NaN stays NaN, Inf stays Inf, zeros keep their sign;
- * overflow when rounding goes to Inf (nearest) or to the largest finite number (tf32rz).
+ *   tf32    8-bit exponent, 10-bit stored fraction; cvt.rna: round to nearest, ties AWAY from zero
+ * u = 2^-11 tf32rz  the same, truncated toward zero (what mma does to raw fp32 operands) 2u = 2^-10
+ *   tf32x3  a = hi + lo, hi = tf32(a), lo = tf32(a - hi); products hi*hi + hi*lo + lo*hi see
+ * math.md j.1 bf16    8-bit exponent, 7-bit stored fraction, round to nearest even u = 2^-8 bf16st
+ * the same as a storage format between steps (operands fp32) tf32 and bf16 have the exponent range
+ * of fp32, subnormals included. NaN stays NaN, Inf stays Inf, zeros keep their sign; overflow when
+ * rounding goes to Inf (nearest) or to the largest finite number (tf32rz).
  */
 #ifndef DP_FORMATS_H
 #define DP_FORMATS_H
@@ -17,35 +17,48 @@
 extern "C" {
 #endif
 
-typedef enum { DP_FP64, DP_FP32, DP_TF32X3, DP_TF32, DP_TF32RZ, DP_BF16, DP_BF16ST, DP_NFORMATS,
-               DP_FP16 = DP_NFORMATS } dp_format;                /* fp16: of operands and storage; no chain of M */
+typedef enum {
+    DP_FP64,
+    DP_FP32,
+    DP_TF32X3,
+    DP_TF32,
+    DP_TF32RZ,
+    DP_BF16,
+    DP_BF16ST,
+    DP_NFORMATS,
+    DP_FP16 = DP_NFORMATS
+} dp_format; /* fp16: of operands and storage; no chain of M */
 
-/* Error constants of a product in that format (math.md j.1): operands are rounded with u_op, K terms are accumulated
- * with u_acc, the result is stored with u_store. */
-typedef struct { const char *name; double u_op, u_acc, u_store; } dp_format_info;
+/* Error constants of a product in that format (math.md j.1): operands are rounded with u_op, K
+ * terms are accumulated with u_acc, the result is stored with u_store. */
+typedef struct {
+    const char *name;
+    double u_op, u_acc, u_store;
+} dp_format_info;
 extern const dp_format_info dp_formats[DP_NFORMATS + 1];
-int dp_format_find(const char *name);                            /* -1: unknown */
+int dp_format_find(const char *name); /* -1: unknown */
 
 /* Base policies: what every stage except the M chain uses.
  *   fp64, fp32   operands, accumulators and stores all in that format
- *   bf16         operands and stores as FLA keeps them (math.md f, last paragraph): w u kg qg Aqk Akk h v_new bf16; cumsum, diagonal
- *                blocks, states, HM and gradient accumulators fp32 */
+ *   bf16         operands and stores as FLA keeps them (math.md f, last paragraph): w u kg qg Aqk
+ * Akk h v_new bf16; cumsum, diagonal blocks, states, HM and gradient accumulators fp32 */
 typedef enum { DP_BASE_FP64, DP_BASE_FP32, DP_BASE_BF16, DP_NBASES } dp_base;
 extern const char *const dp_base_names[DP_NBASES];
 typedef enum { DP_MERGE_ALLGATHER, DP_MERGE_RING, DP_NMERGES } dp_merge;
 extern const char *const dp_merge_names[DP_NMERGES];
 
-float dp_fp32(double x);                                         /* one rounding, to nearest even */
-float dp_tf32(float x);                                          /* to nearest, ties away: cvt.rna.tf32.f32 */
+float dp_fp32(double x); /* one rounding, to nearest even */
+float dp_tf32(float x);  /* to nearest, ties away: cvt.rna.tf32.f32 */
 float dp_tf32rz(float x);
 float dp_bf16(float x);
-double dp_bf16d(double x);                                       /* fp64 -> bf16 in ONE rounding (no double rounding) */
+double dp_bf16d(double x); /* fp64 -> bf16 in ONE rounding (no double rounding) */
 uint16_t dp_bf16_bits(float x);
 float dp_bf16_from_bits(uint16_t b);
 float dp_fp16_from_bits(uint16_t b);
-uint16_t dp_fp16_bits(double x);                                 /* one rounding, to nearest even */
+uint16_t dp_fp16_bits(double x); /* one rounding, to nearest even */
 
-/* eta of |fl(A B) - A B| <= eta |A||B| for inner length K, and gamma_n(u) = n u / (1 - n u), both evaluated upward. */
+/* eta of |fl(A B) - A B| <= eta |A||B| for inner length K, and gamma_n(u) = n u / (1 - n u), both
+ * evaluated upward. */
 double dp_eta(dp_format f, int K);
 double dp_gamma(int n, double u);
 

@@ -1,5 +1,5 @@
-/* ref/vocabulary/formats_core.h - roundings of floats to shorter formats, to be inlined into loops that run on
- * vectors; ref/vocabulary/formats.c makes functions of them.
+/* ref/vocabulary/formats_core.h - roundings of floats to shorter formats, to be inlined into loops
+ * that run on vectors; ref/vocabulary/formats.c makes functions of them.
  *
  * The encodings of finite floats of one sign are ordered like their magnitudes and evenly spaced
  * within a binade, so rounding the magnitude is integer arithmetic on the encoding: a carry moves

@@ -19,7 +19,9 @@ dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    dp_text_printable(text, e->msg, sizeof e->msg);              /* values come from files: they must not speak to the terminal */
+    dp_text_printable(
+        text, e->msg,
+        sizeof e->msg); /* values come from files: they must not speak to the terminal */
     return code;
 }
 
@@ -29,13 +31,18 @@ static void *or_die(void *x, size_t n, size_t size) {
     exit(2);
 }
 
-void *dp_alloc(size_t n, size_t size) { return or_die(n > SIZE_MAX / (size ? size : 1) ? NULL : malloc(n && size ? n * size : 1), n, size); }
+void *dp_alloc(size_t n, size_t size) {
+    return or_die(n > SIZE_MAX / (size ? size : 1) ? NULL : malloc(n && size ? n * size : 1), n,
+                  size);
+}
 
 void *dp_calloc(size_t n, size_t size) {
     const size_t large = 1 << 26, page = 1 << 21;
     void *x = or_die(calloc(n ? n : 1, size ? size : 1), n, size);
-    if (n * size >= large) {                                     /* gigabytes in pages of 4 KiB take longer to get than to fill; where refused, nothing is lost */
-        const uintptr_t from = ((uintptr_t)x + page - 1) / page * page, to = ((uintptr_t)x + n * size) / page * page;
+    if (n * size >= large) { /* gigabytes in pages of 4 KiB take longer to get than to fill; where
+                                refused, nothing is lost */
+        const uintptr_t from = ((uintptr_t)x + page - 1) / page * page,
+                        to = ((uintptr_t)x + n * size) / page * page;
         madvise((void *)from, to - from, MADV_HUGEPAGE);
     }
     return x;
@@ -51,9 +58,10 @@ double *dp_doubles(int64_t n) {
 double *dp_copy(const double *x, int64_t n) {
     if (!x) return NULL;
     double *y = dp_doubles(n);
-    const int64_t part = 1 << 20;                                /* gigabytes are copied by all cores */
+    const int64_t part = 1 << 20; /* gigabytes are copied by all cores */
 #pragma omp parallel for if (n > 8 * part)
-    for (int64_t i = 0; i < n; i += part) memcpy(y + i, x + i, (size_t)(n - i < part ? n - i : part) * sizeof *y);
+    for (int64_t i = 0; i < n; i += part)
+        memcpy(y + i, x + i, (size_t)(n - i < part ? n - i : part) * sizeof *y);
     return y;
 }
 
@@ -71,7 +79,8 @@ void dp_problem_alloc(dp_problem *p) {
 }
 
 void dp_problem_free(dp_problem *p) {
-    double **a[] = {&p->q, &p->k, &p->v, &p->g, &p->beta, &p->A_log, &p->dt_bias, &p->s0, &p->dout, &p->dstate};
+    double **a[] = {&p->q,     &p->k,       &p->v,  &p->g,    &p->beta,
+                    &p->A_log, &p->dt_bias, &p->s0, &p->dout, &p->dstate};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
         free(*a[i]);
         *a[i] = NULL;
@@ -83,31 +92,56 @@ void dp_problem_free(dp_problem *p) {
 static dp_status check_finite(const char *name, const double *x, int64_t n, dp_err *e) {
     if (!x) return DP_OK;
     for (int64_t i = 0; i < n; i++)
-        if (!isfinite(x[i])) return dp_fail(e, DP_EINPUT, "%s[%lld]: value %g is not finite", name, (long long)i, x[i]);
+        if (!isfinite(x[i]))
+            return dp_fail(e, DP_EINPUT, "%s[%lld]: value %g is not finite", name, (long long)i,
+                           x[i]);
     return DP_OK;
 }
 
 dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) {
-    const struct { const char *name; int64_t v; } dims[] = {{"T", p->T}, {"H", p->H}, {"HV", p->HV}, {"K", p->K}, {"V", p->V}, {"R", p->R}, {"Nseq", p->Nseq}};
+    const struct {
+        const char *name;
+        int64_t v;
+    } dims[] = {{"T", p->T}, {"H", p->H}, {"HV", p->HV},    {"K", p->K},
+                {"V", p->V}, {"R", p->R}, {"Nseq", p->Nseq}};
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
-        if (dims[i].v < 1) return dp_fail(e, DP_EINPUT, "%s = %lld: must be at least 1", dims[i].name, (long long)dims[i].v);
-    if (p->HV % p->H) return dp_fail(e, DP_EINPUT, "HV = %d: must be a multiple of H = %d", p->HV, p->H);
-    if (p->model != DP_MKDA && p->R != 1) return dp_fail(e, DP_EINPUT, "R = %d: only mkda has more than one key a token", p->R);
+        if (dims[i].v < 1)
+            return dp_fail(e, DP_EINPUT, "%s = %lld: must be at least 1", dims[i].name,
+                           (long long)dims[i].v);
+    if (p->HV % p->H)
+        return dp_fail(e, DP_EINPUT, "HV = %d: must be a multiple of H = %d", p->HV, p->H);
+    if (p->model != DP_MKDA && p->R != 1)
+        return dp_fail(e, DP_EINPUT, "R = %d: only mkda has more than one key a token", p->R);
     if (!isfinite(p->scale)) return dp_fail(e, DP_EINPUT, "scale = %g: must be finite", p->scale);
     if (p->gate == DP_GATE_LOWER_BOUND && !(p->lower_bound < 0 && isfinite(p->lower_bound)))
-        return dp_fail(e, DP_EINPUT, "lower_bound = %g: must be finite and below 0", p->lower_bound);
-    if (p->cu[0] != 0) return dp_fail(e, DP_EINPUT, "cu_seqlens[0] = %lld: must be 0", (long long)p->cu[0]);
+        return dp_fail(e, DP_EINPUT, "lower_bound = %g: must be finite and below 0",
+                       p->lower_bound);
+    if (p->cu[0] != 0)
+        return dp_fail(e, DP_EINPUT, "cu_seqlens[0] = %lld: must be 0", (long long)p->cu[0]);
     for (int i = 0; i < p->Nseq; i++)
         if (p->cu[i + 1] < p->cu[i])
-            return dp_fail(e, DP_EINPUT, "cu_seqlens[%d] = %lld: must not be below cu_seqlens[%d] = %lld", i + 1, (long long)p->cu[i + 1], i, (long long)p->cu[i]);
+            return dp_fail(e, DP_EINPUT,
+                           "cu_seqlens[%d] = %lld: must not be below cu_seqlens[%d] = %lld", i + 1,
+                           (long long)p->cu[i + 1], i, (long long)p->cu[i]);
     if (p->cu[p->Nseq] != p->T)
-        return dp_fail(e, DP_EINPUT, "cu_seqlens[%d] = %lld: the last one must be T = %lld", p->Nseq, (long long)p->cu[p->Nseq], (long long)p->T);
+        return dp_fail(e, DP_EINPUT, "cu_seqlens[%d] = %lld: the last one must be T = %lld",
+                       p->Nseq, (long long)p->cu[p->Nseq], (long long)p->T);
     if (allow_nonfinite) return DP_OK;
     const int64_t T = p->T, KV = (int64_t)p->K * p->V;
-    const struct { const char *name; const double *x; int64_t n; } ten[] = {
-        {"q", p->q, T * p->H * p->K}, {"k", p->k, T * p->H * p->R * p->K}, {"v", p->v, T * p->HV * p->R * p->V}, {"g", p->g, T * p->HV * dp_Kg(p)},
-        {"beta", p->beta, T * p->HV * p->R}, {"A_log", p->A_log, p->HV}, {"dt_bias", p->dt_bias, (int64_t)p->HV * dp_Kg(p)},
-        {"s0", p->s0, p->Nseq * p->HV * KV}, {"do", p->dout, T * p->HV * p->V}, {"dstate", p->dstate, p->Nseq * p->HV * KV}};
+    const struct {
+        const char *name;
+        const double *x;
+        int64_t n;
+    } ten[] = {{"q", p->q, T * p->H * p->K},
+               {"k", p->k, T * p->H * p->R * p->K},
+               {"v", p->v, T * p->HV * p->R * p->V},
+               {"g", p->g, T * p->HV * dp_Kg(p)},
+               {"beta", p->beta, T * p->HV * p->R},
+               {"A_log", p->A_log, p->HV},
+               {"dt_bias", p->dt_bias, (int64_t)p->HV * dp_Kg(p)},
+               {"s0", p->s0, p->Nseq * p->HV * KV},
+               {"do", p->dout, T * p->HV * p->V},
+               {"dstate", p->dstate, p->Nseq * p->HV * KV}};
     for (size_t i = 0; i < sizeof ten / sizeof *ten; i++) {
         dp_status s = check_finite(ten[i].name, ten[i].x, ten[i].n, e);
         if (s) return s;
@@ -115,25 +149,42 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
     if (p->gate == DP_GATE_LOG)
         for (int64_t i = 0; i < T * p->HV * dp_Kg(p); i++)
             if (p->g[i] > 0) {
-                const long long Kg = dp_Kg(p), channel = i % Kg, head = i / Kg % p->HV, token = i / Kg / p->HV;
-                return dp_fail(e, DP_EINPUT, "g[%lld,%lld,%lld] = %g: a log decay must be <= 0 (a linear gate, or a raw one with gate = log?)", token, head, channel, p->g[i]);
+                const long long Kg = dp_Kg(p), channel = i % Kg, head = i / Kg % p->HV,
+                                token = i / Kg / p->HV;
+                return dp_fail(e, DP_EINPUT,
+                               "g[%lld,%lld,%lld] = %g: a log decay must be <= 0 (a linear gate, "
+                               "or a raw one with gate = log?)",
+                               token, head, channel, p->g[i]);
             }
     return DP_OK;
 }
 
 const dp_result_field dp_result_fields[] = {
-    {"o", offsetof(dp_result, o), 0},           {"final_state", offsetof(dp_result, final_state), 0},
-    {"dq", offsetof(dp_result, dq), 1},         {"dk", offsetof(dp_result, dk), 1},
-    {"dv", offsetof(dp_result, dv), 1},         {"dg", offsetof(dp_result, dg), 1},
-    {"dbeta", offsetof(dp_result, dbeta), 1},   {"dA_log", offsetof(dp_result, dA_log), 1},
-    {"ddt_bias", offsetof(dp_result, ddt_bias), 1}, {"ds0", offsetof(dp_result, ds0), 1},
+    {"o", offsetof(dp_result, o), 0},
+    {"final_state", offsetof(dp_result, final_state), 0},
+    {"dq", offsetof(dp_result, dq), 1},
+    {"dk", offsetof(dp_result, dk), 1},
+    {"dv", offsetof(dp_result, dv), 1},
+    {"dg", offsetof(dp_result, dg), 1},
+    {"dbeta", offsetof(dp_result, dbeta), 1},
+    {"dA_log", offsetof(dp_result, dA_log), 1},
+    {"ddt_bias", offsetof(dp_result, ddt_bias), 1},
+    {"ds0", offsetof(dp_result, ds0), 1},
 };
 const int dp_result_nfields = sizeof dp_result_fields / sizeof *dp_result_fields;
 
 void dp_result_shape(const dp_problem *p, int field, int64_t *rows, int64_t *width) {
     const int64_t THV = p->T * p->HV, TH = p->T * p->H, KV = (int64_t)p->K * p->V;
-    const int64_t r[][2] = {{THV, p->V}, {(int64_t)p->Nseq * p->HV, KV}, {TH, p->K}, {TH * p->R, p->K}, {THV * p->R, p->V}, {THV, dp_Kg(p)}, {THV, p->R},
-                            {p->A_log ? p->HV : 0, 1}, {p->dt_bias ? p->HV : 0, dp_Kg(p)}, {(int64_t)p->Nseq * p->HV, KV}};
+    const int64_t r[][2] = {{THV, p->V},
+                            {(int64_t)p->Nseq * p->HV, KV},
+                            {TH, p->K},
+                            {TH * p->R, p->K},
+                            {THV * p->R, p->V},
+                            {THV, dp_Kg(p)},
+                            {THV, p->R},
+                            {p->A_log ? p->HV : 0, 1},
+                            {p->dt_bias ? p->HV : 0, dp_Kg(p)},
+                            {(int64_t)p->Nseq * p->HV, KV}};
     *rows = r[field][0];
     *width = r[field][1];
 }
@@ -146,7 +197,8 @@ void dp_result_alloc(dp_result *r, const dp_problem *p, int backward) {
         if (!rows || (dp_result_fields[i].backward && !backward)) continue;
         double *x = *dp_result_at(r, i) = dp_doubles(rows * width);
 #pragma omp parallel for if (rows * width > 1 << 22)
-        for (int64_t j = 0; j < rows * width; j++) x[j] = NAN;
+        for (int64_t j = 0; j < rows * width; j++)
+            x[j] = NAN;
     }
 }
 

@@ -1,15 +1,18 @@
-/* ref/vocabulary/problem.h - the vocabulary that everything else shares: status, shapes, layouts, one problem, its results.
+/* ref/vocabulary/problem.h - the vocabulary that everything else shares: status, shapes, layouts,
+ * one problem, its results.
  *
- * Names and shapes (math.md a). All arrays are row-major, last index fastest, and hold doubles whose values are exactly
- * the numbers that the subject was given (a bf16 input is a double that is representable in bf16).
+ * Names and shapes (math.md a). All arrays are row-major, last index fastest, and hold doubles
+ * whose values are exactly the numbers that the subject was given (a bf16 input is a double that is
+ * representable in bf16).
  *
- *   T tokens   H query/key heads   HV value heads, HV = G*H   K key width   V value width   R keys per token
- *   Kg gate width: K (KDA, MKDA) or 1 (GDN)
+ *   T tokens   H query/key heads   HV value heads, HV = G*H   K key width   V value width   R keys
+ * per token Kg gate width: K (KDA, MKDA) or 1 (GDN)
  *
- *   q  [T][H][K]        k    [T][H][R][K]     v   [T][HV][R][V]     g  [T][HV][Kg]   natural-log decay of ONE step, or raw
- *   o  [T][HV][V]       beta [T][HV][R]       A_log [HV]            dt_bias [HV][Kg]
- *   s0, final_state [Nseq][HV][K][V]          cu [Nseq+1]: sequence i is tokens cu[i] .. cu[i+1]-1 (may be empty)
- * Value head hv uses query/key head hv / G. Gradients have the shape of what they are a gradient of.
+ *   q  [T][H][K]        k    [T][H][R][K]     v   [T][HV][R][V]     g  [T][HV][Kg]   natural-log
+ * decay of ONE step, or raw o  [T][HV][V]       beta [T][HV][R]       A_log [HV]            dt_bias
+ * [HV][Kg] s0, final_state [Nseq][HV][K][V]          cu [Nseq+1]: sequence i is tokens cu[i] ..
+ * cu[i+1]-1 (may be empty) Value head hv uses query/key head hv / G. Gradients have the shape of
+ * what they are a gradient of.
  */
 #ifndef DP_PROBLEM_H
 #define DP_PROBLEM_H
@@ -22,15 +25,16 @@ extern "C" {
 #endif
 
 #define DP_VERSION "0.1.0"
-#define DP_CHUNK 64           /* C, tokens per chunk */
+#define DP_CHUNK 64 /* C, tokens per chunk */
 
-/* Environment and input errors. Programmer errors are asserts, numerical outcomes are data in a verdict. */
+/* Environment and input errors. Programmer errors are asserts, numerical outcomes are data in a
+ * verdict. */
 typedef enum {
     DP_OK = 0,
-    DP_EINPUT,      /* bad input: message names file, field and value; exit status 2 */
-    DP_EIO,         /* a file or a process failed; exit status 2 */
+    DP_EINPUT, /* bad input: message names file, field and value; exit status 2 */
+    DP_EIO,    /* a file or a process failed; exit status 2 */
     DP_ENOMEM,
-    DP_EDEVICE      /* CUDA or NCCL */
+    DP_EDEVICE /* CUDA or NCCL */
 } dp_status;
 
 typedef struct {
@@ -38,45 +42,50 @@ typedef struct {
     char msg[1024];
 } dp_err;
 
-/* Sets *e (may be NULL) with a printf message and returns code, so that `return dp_fail(e, DP_EINPUT, ...)` reads well.
- * The first error wins: a second call on the same *e does not overwrite it. */
-dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* Sets *e (may be NULL) with a printf message and returns code, so that `return dp_fail(e,
+ * DP_EINPUT, ...)` reads well. The first error wins: a second call on the same *e does not
+ * overwrite it. */
+dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
-/* calloc that never returns NULL for n = 0 and ends the program with a message and exit status 2 when memory is out. */
+/* calloc that never returns NULL for n = 0 and ends the program with a message and exit status 2
+ * when memory is out. */
 void *dp_calloc(size_t n, size_t size);
-int64_t dp_memory_bytes(void);                                   /* of this machine */
-void *dp_alloc(size_t n, size_t size);                           /* the same, holding anything */
-double *dp_doubles(int64_t n);                                   /* n zeros */
-double *dp_copy(const double *x, int64_t n);                     /* NULL for NULL */
+int64_t dp_memory_bytes(void);               /* of this machine */
+void *dp_alloc(size_t n, size_t size);       /* the same, holding anything */
+double *dp_doubles(int64_t n);               /* n zeros */
+double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
 
 typedef enum { DP_GDN, DP_KDA, DP_MKDA } dp_model;
 typedef enum {
-    DP_GATE_LOG,          /* g is the natural-log decay itself, <= 0 */
-    DP_GATE_SOFTPLUS,     /* g = -exp(A_log) * softplus(g_raw + dt_bias)               math.md c */
-    DP_GATE_LOWER_BOUND   /* g = lower_bound * sigmoid(exp(A_log) * (g_raw + dt_bias)), lower_bound < 0 */
+    DP_GATE_LOG,        /* g is the natural-log decay itself, <= 0 */
+    DP_GATE_SOFTPLUS,   /* g = -exp(A_log) * softplus(g_raw + dt_bias)               math.md c */
+    DP_GATE_LOWER_BOUND /* g = lower_bound * sigmoid(exp(A_log) * (g_raw + dt_bias)), lower_bound <
+                           0 */
 } dp_gate;
 typedef enum {
-    DP_BETA_PLAIN,        /* beta as given */
-    DP_BETA_SIGMOID,      /* beta = sigmoid(b) */
-    DP_BETA_SIGMOID2      /* beta = 2 sigmoid(b) */
+    DP_BETA_PLAIN,   /* beta as given */
+    DP_BETA_SIGMOID, /* beta = sigmoid(b) */
+    DP_BETA_SIGMOID2 /* beta = 2 sigmoid(b) */
 } dp_beta;
 
 typedef struct {
     dp_model model;
     int64_t T;
     int H, HV, K, V, R, Nseq;
-    int64_t *cu;                /* [Nseq+1], cu[0] = 0, not decreasing, cu[Nseq] = T */
-    double scale;               /* multiplies q in the output; K^(-1/2) by default */
+    int64_t *cu;  /* [Nseq+1], cu[0] = 0, not decreasing, cu[Nseq] = T */
+    double scale; /* multiplies q in the output; K^(-1/2) by default */
     dp_gate gate;
-    double lower_bound;         /* DP_GATE_LOWER_BOUND only */
+    double lower_bound; /* DP_GATE_LOWER_BOUND only */
     dp_beta beta_form;
-    int l2norm;                 /* 1: q and each key row are divided by sqrt(sum x^2 + 1e-6) first (math.md c) */
+    int l2norm; /* 1: q and each key row are divided by sqrt(sum x^2 + 1e-6) first (math.md c) */
     double *q, *k, *v, *g, *beta;
-    double *A_log, *dt_bias;    /* NULL: A_log = 0, dt_bias = 0 and no gradient for them */
-    double *s0;                 /* NULL: zeros */
-    double *dout;               /* do [T][HV][V]; NULL: forward only */
-    double *dstate;             /* gradient of final_state [Nseq][HV][K][V]; NULL: zeros */
-    double input_error;         /* q, k and v stand for rows (last axis) that are off by at most this times their 2-norm; 0: they are what is meant */
+    double *A_log, *dt_bias; /* NULL: A_log = 0, dt_bias = 0 and no gradient for them */
+    double *s0;              /* NULL: zeros */
+    double *dout;            /* do [T][HV][V]; NULL: forward only */
+    double *dstate;          /* gradient of final_state [Nseq][HV][K][V]; NULL: zeros */
+    double input_error; /* q, k and v stand for rows (last axis) that are off by at most this times
+                           their 2-norm; 0: they are what is meant */
 } dp_problem;
 
 #define DP_L2_EPS 1e-6
@@ -86,27 +95,36 @@ static inline int dp_Kg(const dp_problem *p) { return p->model == DP_GDN ? 1 : p
 
 /* Allocates q, k, v, g, beta (zeros) and cu (one sequence) for the shapes already set. */
 void dp_problem_alloc(dp_problem *p);
-void dp_problem_free(dp_problem *p);                             /* frees every array; p itself is the caller's */
+void dp_problem_free(dp_problem *p); /* frees every array; p itself is the caller's */
 
-/* Checks shapes, cu, and that every number is finite (unless allow_nonfinite). DP_EINPUT with the field and value. */
+/* Checks shapes, cu, and that every number is finite (unless allow_nonfinite). DP_EINPUT with the
+ * field and value. */
 dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e);
 
-/* Results of one run. Arrays that were not computed are NULL. dq, dk are gradients of the raw (un-normalised) inputs, dg of
- * the raw gate, dbeta of the raw beta; ds0 of the initial state. */
+/* Results of one run. Arrays that were not computed are NULL. dq, dk are gradients of the raw
+ * (un-normalised) inputs, dg of the raw gate, dbeta of the raw beta; ds0 of the initial state. */
 typedef struct {
     double *o, *final_state;
     double *dq, *dk, *dv, *dg, *dbeta, *dA_log, *ddt_bias, *ds0;
 } dp_result;
-void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);  /* NaN-filled, so that unwritten entries show */
+void dp_result_alloc(dp_result *r, const dp_problem *p,
+                     int backward); /* NaN-filled, so that unwritten entries show */
 void dp_result_free(dp_result *r);
 
-/* The tensors of a dp_result as a table, so that loops need not name them. rows: number of (token, head) style rows,
- * width: entries per row (the last axis; K*V for states). */
-typedef struct { const char *name; size_t offset; int backward; } dp_result_field;
+/* The tensors of a dp_result as a table, so that loops need not name them. rows: number of (token,
+ * head) style rows, width: entries per row (the last axis; K*V for states). */
+typedef struct {
+    const char *name;
+    size_t offset;
+    int backward;
+} dp_result_field;
 extern const dp_result_field dp_result_fields[];
 extern const int dp_result_nfields;
-static inline double **dp_result_at(dp_result *r, int i) { return (double **)((char *)r + dp_result_fields[i].offset); }
-void dp_result_shape(const dp_problem *p, int field, int64_t *rows, int64_t *width);  /* rows = 0: does not exist here */
+static inline double **dp_result_at(dp_result *r, int i) {
+    return (double **)((char *)r + dp_result_fields[i].offset);
+}
+void dp_result_shape(const dp_problem *p, int field, int64_t *rows,
+                     int64_t *width); /* rows = 0: does not exist here */
 
 #ifdef __cplusplus
 }

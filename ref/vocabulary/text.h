@@ -1,5 +1,5 @@
-/* ref/vocabulary/text.h - text that may stand in a record, a page or on a terminal: UTF-8 without control
- * characters.
+/* ref/vocabulary/text.h - text that may stand in a record, a page or on a terminal: UTF-8 without
+ * control characters.
  *
  * Names and settings that are anything else are refused where they come in (command line, folders,
  * case files); what a library says in its own words is made printable. So every text of a record

@@ -198,8 +198,9 @@ int design_parse(const char *text, design *d, char why[256]) {
     return check(d, why);
 }
 
-/* Is this how words of ref/vocabulary/design.h mean it? They know no state that is kept for several tokens, no
- * rounded gradient of it, no random rounding, no tf32, and one format for all operands of a chunk.
+/* Is this how words of ref/vocabulary/design.h mean it? They know no state that is kept for several
+ * tokens, no rounded gradient of it, no random rounding, no tf32, and one format for all operands
+ * of a chunk.
  */
 static int has_words(const design *d) {
     if (d->stochastic || d->both_states) return 0;

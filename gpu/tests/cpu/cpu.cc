@@ -27,7 +27,7 @@ namespace cpu {
 thread_local uint3 thread, block;
 thread_local dim3 block_size, grid_size;
 
-/* ---- fibers --------------------------------------------------------------------------------- */
+/* ---- fibers ---------------------------------------------------------------------------------- */
 
 enum State { RUNS, AT_WARP, AT_BLOCK, AT_PART, AT_BARRIER, ENDED };
 
@@ -238,8 +238,7 @@ void await_barrier(const uint64_t *b, int parity) {
     wait(AT_BARRIER);
 }
 
-/* ---- what a warp does together ----------------------------------------------------------------
- */
+/* ---- what a warp does together --------------------------------------------------------------- */
 
 void sync_warp(void **) {}
 
@@ -365,7 +364,7 @@ void warpgroup(void **lane) {
 
 } // namespace cpu
 
-/* ---- runtime -------------------------------------------------------------------------------- */
+/* ---- runtime --------------------------------------------------------------------------------- */
 
 /* DP_CPU_CAPABILITY=90: the compute capability that the CPU claims. The fast path runs from 80 on;
  * 75, the simple path alone, is what it claims by itself. */

@@ -1,4 +1,5 @@
-/* harness/subject/example_ranks.c and what can go wrong with it, chosen by the environment variable BAD. */
+/* harness/subject/example_ranks.c and what can go wrong with it, chosen by the environment variable
+ * BAD. */
 #define deltaproof_subject_run good_run
 #define deltaproof_subject_about good_about
 #include "harness/subject/example_ranks.c"
@@ -22,7 +23,8 @@ const deltaproof_subject_info *deltaproof_subject_about(void) {
 }
 
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c) {
-    volatile double *o = deltaproof_subject_find(c, "o"), *q = (volatile double *)p->q, *H = deltaproof_subject_find(c, "H");
+    volatile double *o = deltaproof_subject_find(c, "o"), *q = (volatile double *)p->q,
+                    *H = deltaproof_subject_find(c, "H");
     const int64_t n = p->tokens * p->HV * p->V;
     volatile int *null = NULL;
     const int last = p->rank == p->ranks - 1;
@@ -34,7 +36,9 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
     const int rc = good_run(p, c);
     if (is("crash") && last) *null = 1;
     if (is("abort") && last) abort();
-    if (is("hang") && last) for (;;) sleep(1);
+    if (is("hang") && last)
+        for (;;)
+            sleep(1);
     if (is("exit") && last) _exit(3);
     if (is("nan")) o[7] = NAN;
     if (is("past-by-one")) o[n] = 1;
@@ -47,11 +51,19 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
         snprintf(c->why, 256, "no luck on rank %d", p->rank);
         return 5;
     }
-    if (is("unwritten")) memset((void *)(o + 8), 0xff, 0), ((uint64_t *)o)[9] = 0x7ff8deadbeef0b5eULL;       /* as if it had been left out */
+    if (is("unwritten")) {
+        memset((void *)(o + 8), 0xff, 0);
+        ((uint64_t *)o)[9] = 0x7ff8deadbeef0b5eULL;
+    }
+    /* as if it had been left out */
     if (is("wrong-head") && p->rank == 1) o[5 * p->HV * p->V + p->V] *= 1.5;
     if (is("wrong-stage") && p->rank == 1) H[3] += 1;
     if (is("unsteady")) o[0] *= 1 + 1e-15 * (double)getpid();
-    if (is("talks")) printf("{\"not\": \"the record\"}\n"), fflush(stdout);
+    if (is("talks")) {
+        printf("{\"not\": \"the record\"}\n");
+        fflush(stdout);
+    }
+
     (void)q;
     return rc;
 }

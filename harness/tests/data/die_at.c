@@ -19,17 +19,19 @@ static int due(int after) {
     return n && (n + 1) / 2 == calls && (n % 2 == 0) == after;
 }
 
-#define AROUND(type, call)       \
-    do {                         \
+#define AROUND(type, call)          \
+    do {                            \
         if (due(0)) raise(SIGKILL); \
-        type result = call;      \
+        type result = call;         \
         if (due(1)) raise(SIGKILL); \
-        return result;           \
+        return result;              \
     } while (0)
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 int rename(const char *a, const char *b) { AROUND(int, NEXT(rename)(a, b)); }
-int renameat(int d, const char *a, int f, const char *b) { AROUND(int, NEXT(renameat)(d, a, f, b)); }
+int renameat(int d, const char *a, int f, const char *b) {
+    AROUND(int, NEXT(renameat)(d, a, f, b));
+}
 int fsync(int fd) { AROUND(int, NEXT(fsync)(fd)); }
 int mkstemp(char *t) { AROUND(int, NEXT(mkstemp)(t)); }
 int unlinkat(int d, const char *a, int f) { AROUND(int, NEXT(unlinkat)(d, a, f)); }

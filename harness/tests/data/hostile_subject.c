@@ -1,5 +1,6 @@
-/* harness/subject/example_ranks.c, and what a library can do to the program that loads it, chosen by
- * the environment variable HOSTILE. What it starts writes its process numbers to $HOSTILE_PIDS. */
+/* harness/subject/example_ranks.c, and what a library can do to the program that loads it, chosen
+ * by the environment variable HOSTILE. What it starts writes its process numbers to $HOSTILE_PIDS.
+ */
 #define _GNU_SOURCE
 #define deltaproof_subject_run good_run
 #define deltaproof_subject_about good_about
@@ -30,7 +31,8 @@ static void note_pid(void) {
     close(fd);
 }
 
-/* 1 in a new process. The old one goes on when that has noted its number: else it may be ended before it is known to have been there. */
+/* 1 in a new process. The old one goes on when that has noted its number: else it may be ended
+ * before it is known to have been there. */
 static int start(int ready[2]) {
     char byte;
     if (pipe(ready)) return 0;
@@ -46,7 +48,8 @@ static void is_ready(const int ready[2]) {
     if (write(ready[1], "x", 1) != 1) perror("hostile");
 }
 
-/* A process that nothing ends by itself: another session, no parent, no signal at its parent's end. */
+/* A process that nothing ends by itself: another session, no parent, no signal at its parent's end.
+ */
 static void start_daemon(void) {
     int ready[2];
     if (!start(ready)) return;
@@ -56,7 +59,8 @@ static void start_daemon(void) {
     signal(SIGTERM, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
     is_ready(ready);
-    for (int i = 0; i < 300; i++) sleep(1);
+    for (int i = 0; i < 300; i++)
+        sleep(1);
     _exit(0);
 }
 
@@ -71,7 +75,8 @@ static void start_runners(void) {
         usleep(1000);
     }
     note_pid();
-    for (int i = 0; i < 300; i++) sleep(1);
+    for (int i = 0; i < 300; i++)
+        sleep(1);
     _exit(0);
 }
 
@@ -118,13 +123,18 @@ static void *eat(void *unused) {
 
 static void misbehave(const char *when) {
     char name[64];
-    const struct { const char *what; void (*does)(void); } plain[] = {{"daemon", start_daemon}, {"runners", start_runners}, {"truncate", truncate_all}};
+    const struct {
+        const char *what;
+        void (*does)(void);
+    } plain[] = {{"daemon", start_daemon}, {"runners", start_runners}, {"truncate", truncate_all}};
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) {
         snprintf(name, sizeof name, "%s-%s", plain[i].what, when);
         if (is(name)) plain[i].does();
     }
     snprintf(name, sizeof name, "hang-%s", when);
-    if (is(name)) for (;;) pause();
+    if (is(name))
+        for (;;)
+            pause();
     snprintf(name, sizeof name, "ones-%s", when);
     if (is(name)) scribble(0xff);
     snprintf(name, sizeof name, "zeros-%s", when);
@@ -132,19 +142,31 @@ static void misbehave(const char *when) {
     snprintf(name, sizeof name, "eat-%s", when);
     if (is(name)) eat(NULL);
     snprintf(name, sizeof name, "kill-parent-%s", when);
-    if (is(name)) kill(getppid(), SIGKILL), pause();
+    if (is(name)) {
+        kill(getppid(), SIGKILL);
+        pause();
+    }
+
     snprintf(name, sizeof name, "stop-parent-%s", when);
-    if (is(name)) kill(getppid(), SIGSTOP), pause();
+    if (is(name)) {
+        kill(getppid(), SIGSTOP);
+        pause();
+    }
+
     snprintf(name, sizeof name, "stop-%s", when);
     if (is(name)) raise(SIGSTOP);
     snprintf(name, sizeof name, "close-%s", when);
-    if (is(name)) for (int fd = 0; fd < 256; fd++) close(fd);
+    if (is(name))
+        for (int fd = 0; fd < 256; fd++)
+            close(fd);
     snprintf(name, sizeof name, "exit0-%s", when);
     if (is(name)) exit(0);
     snprintf(name, sizeof name, "threads-%s", when);
     pthread_t t[4];
-    for (int i = 0; is(name) && i < 4; i++) pthread_create(&t[i], NULL, eat, NULL);
-    for (int i = 0; is(name) && i < 4; i++) pthread_join(t[i], NULL);
+    for (int i = 0; is(name) && i < 4; i++)
+        pthread_create(&t[i], NULL, eat, NULL);
+    for (int i = 0; is(name) && i < 4; i++)
+        pthread_join(t[i], NULL);
 }
 
 __attribute__((constructor)) static void loaded(void) { misbehave("constructor"); }
