@@ -8,7 +8,7 @@
  * which start at the identity and see no v, give M. Every rank gathers all pairs, folds S <- M S +
  * H from the farthest rank that its first sequence reaches, and runs its tokens from there.
  */
-#include "harness/deltaproof_subject.h"
+#include "deltaproof_subject.h"
 #include <math.h>
 #include <stdlib.h>
 

@@ -4,7 +4,7 @@
  *     cc -O2 -fPIC -shared -ffp-contract=off -Iharness harness/subject/example_subject.c -o
  * build/libexample.so -lm build/deltaproof run smoke-kda --subject build/libexample.so
  */
-#include "harness/deltaproof_subject.h"
+#include "deltaproof_subject.h"
 #include <math.h>
 #include <stdlib.h>
 

@@ -4,7 +4,7 @@
 #define _GNU_SOURCE
 #define deltaproof_subject_run good_run
 #define deltaproof_subject_about good_about
-#include "harness/subject/example_ranks.c"
+#include "../../subject/example_ranks.c"
 #undef deltaproof_subject_run
 #undef deltaproof_subject_about
 #include <dirent.h>

@@ -1,6 +1,6 @@
 /* A kernel written from deltaproof_subject.h alone: the recurrence token by token in fp32, forward.
  */
-#include "harness/deltaproof_subject.h"
+#include "deltaproof_subject.h"
 #include <math.h>
 #include <stdlib.h>
 static const deltaproof_subject_info INFO = {DP_SUBJECT_ABI, DP_SUBJECT_WHOLE, 1, "mine", "fp32",
