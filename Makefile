@@ -62,7 +62,7 @@ obj       = $(patsubst %,$(BUILD)/%.o,$(basename $(1)))
 build     = +@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
 run_env   = LSAN_OPTIONS=suppressions=$(CURDIR)/harness/tests/lsan.supp:print_suppressions=0 DP_PYTHON="$$(cat $(BASE)/python)"
 
-.PHONY: all verify test museum bench report setup gpu tsan clean help FORCE
+.PHONY: all verify test museum bench report setup gpu tsan format format-check clean help FORCE
 all:                           ## the program build/deltaproof (this is what a plain `make` builds; installs nothing)
 	$(build) $(PROGRAM)
 
@@ -98,6 +98,14 @@ tsan: setup                    ## the program's commands under the thread saniti
 	@test -n "$(shell command -v clang clang-14 clang-15 clang-16 clang-18)" || { echo "make tsan needs clang: apt-get install clang libomp-dev"; exit 2; }
 	+@$(MAKE) --no-print-directory -j$(JOBS) SAN=thread GPU=0 BUILD=$(BASE) $(BASE)/tsan/deltaproof
 	@scripts/tsan $(BASE)/tsan/deltaproof $(CASES)
+
+# Version 14, Debian 12's: others lay a few things out differently.
+FORMATTED = $(shell git ls-files '*.c' '*.h' '*.inc' '*.cc' '*.cu' '*.cuh')
+format:                        ## lay out all C, C++ and CUDA sources (clang-format 14)
+	@clang-format-14 -i $(FORMATTED)
+
+format-check:                  ## does `make format` change nothing
+	@clang-format-14 --dry-run -Werror $(FORMATTED)
 
 clean:                         ## remove the build folder
 	rm -rf $(BUILD)

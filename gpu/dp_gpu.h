@@ -12,9 +12,10 @@
  *           what FLA stores in bf16 (w u kg qg Aqk Akk h v_new, and the operands that meet them).
  *           Any K, V (multiples of 16 up to 256), R in {1, 2, 4}; compute capability 7.5.
  *   fast    tensor cores, bf16 storage. Base bf16, K and V in {64, 128}, R in {1, 2, 4} in chunks
- * of 64 / R tokens; its backward also DPG_SAVE_STATE; compute capability 8.0. fp32 q, k, v are
- * rounded to bf16 as they are loaded; norms, dbeta and the gradient of the norms are made of what
- * was given. M by augmented columns, and with it segments, needs 9.0.
+ *           of
+ *           64 / R tokens; its backward also DPG_SAVE_STATE; compute capability 8.0. fp32 q, k, v
+ *           are rounded to bf16 as they are loaded; norms, dbeta and the gradient of the norms are
+ *           made of what was given. M by augmented columns, and with it segments, needs 9.0.
  *
  * The dense M chain is the same code in both paths; its format is a run-time choice (tensor-core
  * formats: compute capability 8.0). Forward and backward choose their path each for itself: the

@@ -1,10 +1,11 @@
 /* deltaproof_subject.h - the C interface of a kernel in a shared library that deltaproof judges.
  * This file needs no other file of deltaproof.
  *
- *     cc -O2 -fPIC -shared -Iharness mine.c -o libmine.so (harness/subject/example_subject.c is a
- * whole one to copy) build/deltaproof run smoke-kda --subject ./libmine.so build/deltaproof bisect
- * stage smoke-kda --subject ./libmine.so    (which stage is wrong, where)    shrink: the smallest
- * input that fails
+ *     cc -O2 -fPIC -shared -Iharness mine.c -o libmine.so
+ *     (harness/subject/example_subject.c is a whole one to copy)
+ *     build/deltaproof run smoke-kda --subject ./libmine.so
+ *     build/deltaproof bisect stage smoke-kda --subject ./libmine.so    (which stage is wrong,
+ *     where)    shrink: the smallest input that fails
  *
  * The library exports two functions, deltaproof_subject_about and deltaproof_subject_run. It is
  * loaded into a process of its own, which is started anew for every run: a crash, a hang (--limit
@@ -18,21 +19,25 @@
  * them is a fault), write every entry of the outputs, keep no pointer after the return.
  *
  *   T tokens   H query/key heads   HV value heads, a multiple of H; value head hv uses query/key
- * head hv / (HV / H) K key width   V value width   R keys a token (1 but for MKDA)   Kg gate width:
- * K, or 1 (GDN)   Nseq packed sequences
+ *              head hv / (HV / H)
+ *   K key width   V value width   R keys a token (1 but for MKDA)   Kg gate width: K, or 1 (GDN)
+ *                 Nseq packed sequences
  *
  * One token, one value head, state S [K][V] (ref/math.md b); g, beta, q, k after the activations
- * that gate_form, beta_form and l2norm name: S <- diag(exp g) S;   E = v - k S;   S <- S + k'
- * diag(beta) E;   o = scale S' q           k [R][K], v and E [R][V], beta [R] Gradients are those
- * of the numbers as given: of the raw gate, the raw beta, the q and k before their norm.
+ * that gate_form, beta_form and l2norm name:
+ *   S <- diag(exp g) S;   E = v - k S;   S <- S + k' diag(beta) E;   o = scale S' q           k
+ *                         [R][K], v and E [R][V], beta [R]
+ * Gradients are those of the numbers as given: of the raw gate, the raw beta, the q and k before
+ * their norm.
  *
  * With ranks == 1 or DP_SUBJECT_WHOLE one call gets everything; a library that splits the work over
- * ranks itself does so for `ranks` of them. With DP_SUBJECT_PER_RANK every rank is a process of its
- * own and gets its own tokens [first, first + tokens) of q k v g beta do, and writes its own tokens
- * of o dq dk dv dg dbeta; states are whole on every rank: it reads initial_state of the sequences
- * that start on it and writes final_state of those that end on it (dfinal_state and ds0 the other
- * way round); dA_log and ddt_bias are read from rank 0, summed over ranks by the library. Empty
- * sequences are nobody's. all_gather of the communicator is all that ranks share.
+ * ranks itself does so for `ranks` of them.
+ * With DP_SUBJECT_PER_RANK every rank is a process of its own and gets its own tokens [first, first
+ * + tokens) of q k v g beta do, and writes its own tokens of o dq dk dv dg dbeta; states are whole
+ * on every rank: it reads initial_state of the sequences that start on it and writes final_state of
+ * those that end on it (dfinal_state and ds0 the other way round); dA_log and ddt_bias are read
+ * from rank 0, summed over ranks by the library. Empty sequences are nobody's. all_gather of the
+ * communicator is all that ranks share.
  */
 #ifndef DELTAPROOF_SUBJECT_H
 #define DELTAPROOF_SUBJECT_H
@@ -42,7 +47,7 @@
 extern "C" {
 #endif
 
-#define DP_SUBJECT_ABI                                                                            \
+#define DP_SUBJECT_ABI \
     1 /* raised when an existing field changes; fields are only ever added at the end of a struct \
        */
 
@@ -99,13 +104,15 @@ typedef struct {
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as
- * above): o [tokens][HV][V]   final_state ds0 (gradient of initial_state) [Nseq][HV][K][V]   dq dk
- * dv dg dbeta dA_log ddt_bias as what they are gradients of stages, judged where written
- * (harness/verdict/stage_tensor.h; C = 64 R): gcum [tokens][HV][Kg]   Akk [tokens][HV][R][C]   Aqk
- * [tokens][HV][C]   w kg [tokens][HV][R][K]   qg [tokens][HV][K]   u v_new dv_local dv_new
- * [tokens][HV][R][V] h dh [chunks][HV][K][V]: chunks of 64 tokens, which restart at every sequence
- * and rank M dM [HV][K][K]  H S_in dH dS_out [HV][K][V]: of the rank; with DP_SUBJECT_WHOLE an axis
- * [ranks] comes first */
+ * above):
+ *   o [tokens][HV][V]   final_state ds0 (gradient of initial_state) [Nseq][HV][K][V]   dq dk dv dg
+ *                       dbeta dA_log ddt_bias as what they are gradients of
+ * stages, judged where written (harness/verdict/stage_tensor.h; C = 64 R):
+ *   gcum [tokens][HV][Kg]   Akk [tokens][HV][R][C]   Aqk [tokens][HV][C]   w kg [tokens][HV][R][K]
+ *                           qg [tokens][HV][K]   u v_new dv_local dv_new [tokens][HV][R][V]
+ *   h dh [chunks][HV][K][V]: chunks of 64 tokens, which restart at every sequence and rank
+ *   M dM [HV][K][K]  H S_in dH dS_out [HV][K][V]: of the rank; with DP_SUBJECT_WHOLE an axis
+ *                    [ranks] comes first */
 typedef struct {
     const char *name;
     int32_t ndim;
@@ -134,9 +141,10 @@ const deltaproof_subject_info *deltaproof_subject_about(void);
 /* Optional. How the kernel computes, in words with commas between (ref/vocabulary/design.h;
  * `deltaproof run --help`): "" the default of its base (chunks of 64 tokens; base bf16: operands
  * and stored factors bf16, state fp32), else what differs: "chunk=128", "recurrent", "state=bf16",
- * "factors=fp16", "out=fp32", "scores=gated" (q k' from rounded operands that carry their decay),
- * "inverse=product". It is judged by what that design makes of the inputs. A library without this
- * function may be any of the common designs, and is allowed twice as much. */
+ * "factors=fp16", "out=fp32",
+ * "scores=gated" (q k' from rounded operands that carry their decay), "inverse=product". It is
+ * judged by what that design makes of the inputs. A library without this function may be any of the
+ * common designs, and is allowed twice as much. */
 const char *deltaproof_subject_design(void);
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c);
 

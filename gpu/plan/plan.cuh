@@ -94,8 +94,10 @@ enum Slot {
  *   ROWS    bf16, [width/64][C][64], 16-byte pieces p of a row of 64 at p ^ (row & 7): the 128-byte
  *           swizzle of the tensor cores
  *   SLICES  bf16, [width/16][C][16], pieces at p ^ (row >> 2 & 1): whoever owns 16 columns finds
- * them together Both swizzles make plain copies into shared memory readable without bank conflicts,
- * by rows and transposed (fast/tile.cuh). */
+ *           them
+ *           together
+ * Both swizzles make plain copies into shared memory readable without bank conflicts, by rows and
+ * transposed (fast/tile.cuh). */
 enum Layout { PLAIN, ROWS, SLICES };
 /* Element (row, col) of SLICES with another number of rows. */
 __host__ __device__ static inline int slice_at(int rows, int row, int col) {

@@ -2,9 +2,11 @@
  * double-double, one KDA head, K = V = 128, all cores.
  *
  * usage: bench_truth [tokens [runs [bits]]]      default 512 3 192; prints the median over the
- * runs, and the ratio bench_truth long [tokens]               default 1048576: forward in
- * double-double, on the device where there is one; its first 4096 tokens on the CPU too, bit for
- * bit, and two columns of 512 tokens in MPFR. Exit status 1: they differ
+ * runs, and the ratio
+ *        bench_truth long [tokens]               default 1048576: forward in double-double, on the
+ *        device where there is one; its first 4096 tokens
+ *                                                on the CPU too, bit for bit, and two columns of
+ *                                                512 tokens in MPFR. Exit status 1: they differ
  */
 #include <math.h>
 #include <omp.h>
@@ -50,7 +52,6 @@ static dp_problem head(int64_t T, int backward) {
         p.dout = dp_doubles(T * 128);
         fill(p.dout, T * 128, -1, 1);
     }
-
     return p;
 }
 
@@ -67,7 +68,6 @@ static dp_truth run(const dp_problem *p, const dp_truth_request *rq, double *sec
         fprintf(stderr, "bench_truth: %s\n", e.msg);
         exit(2);
     }
-
     *seconds = omp_get_wtime() - start;
     return t;
 }
@@ -105,7 +105,6 @@ static double audit(const dp_problem *p, const dp_truth *t, int64_t T) {
         v[2 * i] = p->v[i * 128];
         v[2 * i + 1] = p->v[i * 128 + 127];
     }
-
     c.T = T;
     c.V = 2;
     c.v = v;

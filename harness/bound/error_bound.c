@@ -16,13 +16,10 @@ static double state_fro(const dp_error_bound_base *w, const double *e) {
     return dp_error_fro(&w->r, e, dp_state_error_size(&w->r, w->ref->p->K, w->ref->p->V));
 }
 
-/* ---- errors of the activated inputs
- * ------------------------------------------------------------------------------------------ q, k:
- * y = x rstd: each entry 2u, + us where the normalised vector is stored short; the row its rstd,
- * sum_error(K) / 2 + 4u. gate: softplus form  |Dg| <= 10 u |g| + u |x| a sigmoid(x);  lower bound
- * |Dg| <= 8 u |g| + 5 u |a x| |lb| s (1 - s) (x = raw + bias is rounded once, a = exp(A_log) and
- * the functions are good to 2 u each). beta: sigmoid, 6 u relative. Inputs wider than the base's
- * arithmetic are rounded once on entry: u. */
+/* ---- errors of the activated inputs -------------------------------------------------------------
+ *       (x = raw + bias is rounded once, a = exp(A_log) and the functions are good to 2 u each).
+ * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on entry:
+ * u. */
 static double sigmoid(double x) {
     return x >= 0 ? 1 / (1 + dp_exp(-x)) : dp_exp(x) / (1 + dp_exp(x));
 }
@@ -196,7 +193,6 @@ void dp_error_bound_base_free(dp_error_bound_base *w) {
         free(w->eH[i]);
         free(w->edH[i]);
     }
-
     for (int i = 0; i < 10; i++)
         free(w->row[i]);
     const int nr = w->ref->N * p->HV;
@@ -365,12 +361,15 @@ static void outputs(const dp_error_bound_base *w, int g, int hv, const passes *p
 
 /* Through the activations (math.md c):
  *   L2 norm  dx = rstd (dy - y <y, dy>): the projection does not lengthen, so |error| <= rstd
- * (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|); where the row x was itself computed, its y and
- * rstd are each off by at most |error of x| / |x| more: 8 times that gate     entrywise |dg/dx| (D
- * + relative error of dg/dx |dg|);   beta  z s(1-s) D + 6 u z s |dbeta|    (1 - s cancels when s ~
- * 1) sums over tokens for dA_log, ddt_bias: squares add inside a chunk, errors themselves from
- * chunk to chunk, since an error of the state that enters a rank reaches all its chunks alike; plus
- * sum_error of the sum of absolute values. */
+ *            (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|); where the row x was
+ *            itself computed, its y and rstd are each off by at most |error of x| / |x| more: 8
+ *            times that
+ *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|);   beta  z s(1-s) D + 6 u z s
+ *            |dbeta|    (1 - s cancels when s ~ 1)
+ * sums over tokens for dA_log, ddt_bias: squares add inside a chunk, errors themselves from chunk
+ * to chunk, since an error of the state that
+ *          enters a rank reaches all its chunks alike; plus sum_error of the sum of absolute
+ *          values. */
 typedef struct {
     double *A, *Aabs, *B, *Babs;
 } partial; /* [HV], [HV][Kg]: p-th powers, and sums of absolute values */
@@ -391,7 +390,6 @@ static void raw_gate(const dp_error_bound_base *w, int64_t t, int hv, const doub
                 v += val[k];
                 a += fabs(val[k]);
             }
-
             d += dp_pw(r, dp_sum_error(r, K) * a);
         }
         const dp_gate_error ge = dp_error_bound_gate(p, t, hv, c, r->u);
@@ -456,7 +454,6 @@ static void gradients(const dp_error_bound_base *w, int g, const passes *ps, dp_
         b.edk = one + (int64_t)c * K;
         b.edv = one + (int64_t)(c + n) * K;
     }
-
     for (int hv = 0; hv < p->HV; hv++) {
         const int64_t z = (int64_t)g * p->HV + hv;
         const int h = hv / G;
@@ -481,7 +478,6 @@ static void gradients(const dp_error_bound_base *w, int g, const passes *ps, dp_
                 memcpy(out->entry[2] + row * p->V, b.edv + (int64_t)i * p->V,
                        sizeof(double) * (size_t)p->V);
             }
-
             double db = b.dbeta[i], val = fabs(b.vdbeta[i]);
             if (p->beta_form != DP_BETA_PLAIN) {
                 const double zf = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1,
@@ -549,7 +545,6 @@ static void all_gradients(const dp_error_bound_base *w, const passes *ps, dp_err
             A += sqrt(pa[g].A[hv]);
             Aabs += pa[g].Aabs[hv];
         }
-
         A *= A;
         for (int c = 0; c < Kg; c++) {
             double B = 0, Babs = 0;
@@ -557,7 +552,6 @@ static void all_gradients(const dp_error_bound_base *w, const passes *ps, dp_err
                 B += sqrt(pa[g].B[hv * Kg + c]);
                 Babs += pa[g].Babs[hv * Kg + c];
             }
-
             B = final(r, B * B + dp_pw(r, dp_sum_error(r, tokens) * Babs));
             row += B * B;
         }
@@ -570,7 +564,6 @@ static void all_gradients(const dp_error_bound_base *w, const passes *ps, dp_err
         free(pa[g].B);
         free(pa[g].Babs);
     }
-
     free(pa);
 }
 
@@ -665,7 +658,6 @@ void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward,
             free(out->row[i]);
             out->row[i] = NULL;
         }
-
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < nr; i++) {
         const int r = i / p->HV, hv = i % p->HV, last = s->ctx[r].nlocal - 1;
@@ -687,7 +679,6 @@ void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward,
         free(bM[i].b);
         free(bdM[i].b);
     }
-
     free(bM);
     free(bdM);
     const int64_t size = dp_state_error_size(&w->r, p->K, p->V);
@@ -731,7 +722,6 @@ void dp_error_bound_free(dp_error_bound *b) {
         free(b->entry[i]);
         free(b->rest[i]);
     }
-
     free(b->S_in);
     free(b->M);
     free(b->H);

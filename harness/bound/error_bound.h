@@ -1,10 +1,10 @@
 /* harness/bound/error_bound.h - what error a base policy and a chain format may make on a problem
  * split over N ranks: the bounds of ref/bound/bound.h carried through the whole pipeline (math.md
- * j.2, j.3, j.4, j.6). From inputs and fp64 reference values, never from the subject. First order;
- * row = one token's vector (or one state), as dp_result_shape counts rows; bounds are 2-norms,
- * absolute. p = 1, sound: worst case, for M, H, S_in and the states (rows of o and of token
- * gradients are left out: there it is far above the tensor itself). p = 2, probable: DP_LAMBDA
- * standard deviations, for everything.
+ * j.2, j.3, j.4, j.6). From inputs and fp64 reference values, never from the subject.
+ * First order; row = one token's vector (or one state), as dp_result_shape counts rows; bounds are
+ * 2-norms, absolute. p = 1, sound: worst case, for M, H, S_in and the states (rows of o and of
+ * token gradients are left out: there it is far above the tensor itself). p = 2, probable:
+ * DP_LAMBDA standard deviations, for everything.
  */
 #ifndef DP_ERROR_BOUND_H
 #define DP_ERROR_BOUND_H
@@ -25,9 +25,9 @@ typedef struct {
 dp_gate_error dp_error_bound_gate(const dp_problem *p, int64_t t, int hv, int c, double u);
 
 /* Where the subject does not get p's q, k and v but computes them (op step): bounds of the absolute
- * error of each of its entries, laid out as q, k, v; NULL: it gets them as they are. In an
- * activated row they count as relative errors of the entries and, through its 1/norm, of the whole.
- */
+ * error of each of its entries, laid out as q, k, v;
+ * NULL: it gets them as they are. In an activated row they count as relative errors of the entries
+ * and, through its 1/norm, of the whole. */
 typedef struct {
     double *q, *k, *v;
 } dp_given_error;

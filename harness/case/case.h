@@ -5,7 +5,8 @@
  * comment; numbers decimal or hex floats (0x1.8p-3); lists separated by commas. Required: reason,
  * source, op. Paths are relative to the case file's folder. The keys are documented in
  * cases/README.md and in one table in casefile.c (name, type, default, meaning), which
- * dp_case_print_keys prints. Every refusal names file, line, key and value (DP_EINPUT).
+ * dp_case_print_keys prints.
+ * Every refusal names file, line, key and value (DP_EINPUT).
  */
 #ifndef DP_CASE_H
 #define DP_CASE_H

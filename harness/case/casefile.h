@@ -40,8 +40,9 @@ typedef struct {
 } dp_casefile;
 
 /* Parses and checks each key by itself: known, once, allowed for the op, of its type and in range,
- * required ones present. Defaults that the table gives in parentheses are left to the caller
- * (dp_casefile_has). On failure nothing needs freeing. */
+ * required ones present.
+ * Defaults that the table gives in parentheses are left to the caller (dp_casefile_has). On failure
+ * nothing needs freeing. */
 dp_status dp_casefile_parse(const char *text, size_t len, const char *path, dp_casefile *f,
                             dp_err *e);
 void dp_casefile_free(dp_casefile *f);

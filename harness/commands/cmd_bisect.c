@@ -130,7 +130,6 @@ static void print_list(const char *what, const unsigned char *set, int n, int co
             printf(" %d", i);
             printed++;
         }
-
     if (count > printed) printf(" ... (%d)", count);
 }
 
@@ -188,7 +187,6 @@ static int stage(const options *o, const dp_case *c, dp_err *e) {
         dp_bisect_free(&b);
         return 2;
     }
-
     const dp_bisect_row *wrong = dp_bisect_first(&b, &name);
     const int step = c->op == DP_OP_STEP;
     int go = 1;
@@ -196,7 +194,6 @@ static int stage(const options *o, const dp_case *c, dp_err *e) {
         print_stage(&b, dp_bisect_conv_names[0], &b.conv[0]);
         go = o->verbose || wrong != &b.conv[0];
     }
-
     for (int i = 0; go && i < (c->backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE); i++)
         if (o->verbose || b.first < 0 || i <= b.first)
             print_stage(&b, dp_stage_names[i], &b.stage[i]);
@@ -205,9 +202,7 @@ static int stage(const options *o, const dp_case *c, dp_err *e) {
     if (wrong) {
         printf("WRONG STAGE: %s\n", name);
         print_place(wrong);
-    }
-
-    else
+    } else
         printf("every stage keeps to its own budget%s\n",
                r.base == DP_BASE_FP64 ? "" : ", and to what its formats make of nearby inputs");
     dp_bisect_free(&b);
@@ -286,7 +281,6 @@ static int unsteady(const options *o, const dp_case *c, const dp_subject *lib, d
                    dp_subject_outcomes[b.outcome], dp_subject_outcomes[a.outcome]);
             found = 1;
         }
-
         for (int i = 0; run && !found && i < dp_result_nfields + DP_NSTAGE_TENSORS; i++) {
             const int tap = i - dp_result_nfields;
             int64_t rows, width, n;
@@ -296,9 +290,7 @@ static int unsteady(const options *o, const dp_case *c, const dp_subject *lib, d
             if (tap < 0) {
                 dp_result_shape(&c->p, i, &rows, &width);
                 n = rows * width;
-            }
-
-            else
+            } else
                 n = dp_stage_tensor_size(&c->p, c->ranks[0], tap);
             for (int64_t z = 0; z < n && !found; z++)
                 if (memcmp(&x[z], &y[z], sizeof *x)) {
@@ -332,7 +324,6 @@ static int shown_stage(const options *o, dp_case *c, dp_err *e) {
             dp_subject_close(&lib);
             return 2;
         }
-
         c->ranks[0] = r.ranks;
         c->base[0] = r.base;
         c->chain[0] = r.chain;
@@ -442,14 +433,12 @@ static int precision(const options *o, const dp_case *c, dp_err *e) {
                 dp_base_names[rq.from], dp_base_names[rq.to]);
         return 2;
     }
-
     if (dp_formats[rq.chain_from].u_acc < dp_formats[rq.chain_to].u_acc) {
         dp_fail(e, DP_EINPUT,
                 "bisect precision: --chain-from %s --chain-to %s: from must be the coarser one",
                 dp_formats[rq.chain_from].name, dp_formats[rq.chain_to].name);
         return 2;
     }
-
     for (int i = 0; need && i < dp_result_nfields; i++) {
         int64_t rows, width;
         dp_result_shape(&c->p, i, &rows, &width);

@@ -122,7 +122,6 @@ static void fill_large(dp_problem *p, const dp_case *c, uint64_t seed) {
                 key[z][r * K + x] = near_normal(seed + z, r * K + x);
                 n += key[z][r * K + x] * key[z][r * K + x];
             }
-
             for (int x = 0; x < K; x++)
                 key[z][r * K + x] = dp_bf16d(key[z][r * K + x] / (p->l2norm ? 1 : sqrt(n)));
         }
@@ -275,13 +274,10 @@ int dp_cmd_check(int argc, char **argv) {
     if (o.s.backend == DP_BACKEND_LAPACK) {
         dp_fail(&e, DP_EINPUT, "--backend lapack: check knows sim, cuda and nccl");
         rc = refuse(&e);
-    }
-
-    else if (no) {
+    } else if (no) {
         dp_fail(&e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[o.s.backend], no);
         rc = refuse(&e);
     }
-
     for (int i = 0; i < o.of.nname && !rc; i++) {
         char *path = dp_case_path(o.of.cases_dir, o.of.name[i]);
         if (check_case(path, &o, count, list, &e)) rc = refuse(&e);

@@ -135,6 +135,5 @@ int dp_cmd_compare(int argc, char **argv) {
         fprintf(stderr, "deltaproof: compare: name two records, OLD and NEW\n");
         return 2;
     }
-
     return compare_files(&o);
 }

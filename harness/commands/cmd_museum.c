@@ -1,6 +1,6 @@
 /* deltaproof museum [CASE...]: every deliberate fault against the cases (museum.h). Exit status 0:
- * every fault was seen and nothing was red without one; 1: a fault went unseen or a run without a
- * fault was red; 2: could not run. */
+ * every fault was seen and nothing was red without one;
+ * 1: a fault went unseen or a run without a fault was red; 2: could not run. */
 #define _GNU_SOURCE
 #include "commands.h"
 #include "harness/search/museum.h"
@@ -126,7 +126,6 @@ int dp_cmd_museum(int argc, char **argv) {
         fprintf(stderr, "deltaproof: museum: --out %s: %s\n", o.out, strerror(errno));
         return 2;
     }
-
     if (o.kernels) return kernels(&o);
     file = file_of(&o, "museum.json");
     if (file) dp_output_check(file, &e);

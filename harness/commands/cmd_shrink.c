@@ -1,6 +1,7 @@
 /* deltaproof shrink CASE: the smallest input that still fails for the same reason (shrink.h), as a
- * new case file. Exit status 0: written, 1: --museum: a fault is not found where it lives or its
- * case does not get 20 times smaller, 2: nothing fails, or bad input. */
+ * new case file. Exit status 0: written,
+ * 1: --museum: a fault is not found where it lives or its case does not get 20 times smaller, 2:
+ * nothing fails, or bad input. */
 #define _GNU_SOURCE
 #include "commands.h"
 #include "harness/search/bisect.h"
@@ -152,14 +153,12 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
         free(path);
         return 2;
     }
-
     o->log = stdout;
     if (c->op > DP_OP_CONV) {
         dp_shrink(c, &r, &s, e);
         free(path);
         return 2;
     }
-
     shape_text(c, r.ranks, text, sizeof text);
     printf("%s: %s, base %s, chain %s%s%s: %lld numbers\n", c->name, text, dp_base_names[r.base],
            dp_formats[r.chain].name, r.fault ? ", fault " : "",
@@ -259,7 +258,6 @@ static int museum_row(const options *o, dp_fault fault, const candidate *list, i
                 dp_case_free(&c);
                 return -1;
             }
-
             if (asprintf(&path, "%s/%s.case", o->museum, dp_faults[fault].name) < 0) abort();
             st = write_and_check(o, &c, &r, &s, path, e);
             free(path);
@@ -284,12 +282,10 @@ static int museum(options *o, dp_err *e) {
         dp_fail(e, DP_EIO, "%s: cannot be made", dir);
         return 2;
     }
-
     if (dp_make_dirs(o->museum) || access(o->museum, W_OK)) {
         dp_fail(e, DP_EIO, "%s: cannot be written to: %s", o->museum, strerror(errno));
         return 2;
     }
-
     if (dp_case_find_all(o->of.cases_dir, &path, &n, e)) return 2;
     candidate *list = dp_calloc((size_t)n, sizeof *list);
     for (int i = 0; i < n; i++) {
@@ -308,7 +304,6 @@ static int museum(options *o, dp_err *e) {
             good += museum_row(o, (dp_fault)f, list, m, e) > 0;
             all++;
         }
-
     if (!e->code)
         printf("%d of %d faults: found in their stage and rank, at least 20 times smaller, failing "
                "for the same reason\n",
@@ -347,7 +342,6 @@ int dp_cmd_shrink(int argc, char **argv) {
                      : shrink(&o, &c, o.of.subject ? &lib : NULL, &e);
             dp_case_free(&c);
         }
-
         if (o.of.subject) dp_subject_close(&lib);
         free(path);
     }

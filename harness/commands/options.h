@@ -2,8 +2,8 @@
  * explained in one place.
  *
  * A command puts the rows it takes into its argp table and gives every key that it does not know to
- * dp_option. Bad values end the program with the option, the value and what is allowed, exit
- * status 2.
+ * dp_option. Bad values end the program with the option, the value and what is allowed, exit status
+ * 2.
  */
 #ifndef DP_OPTIONS_H
 #define DP_OPTIONS_H

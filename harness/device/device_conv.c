@@ -217,7 +217,6 @@ dp_status dp_cuda_conv_parts(const dp_conv *const *c, int parts, int bf16, int N
         part[i] = share_part(c[i]);
         out[i] = share_result(c[i], r[i]);
     }
-
     dp_status st = procs ? DP_OK : dp_cuda_comms(b, N, &comm, e);
     if (!st) {
         for (int i = 0; i < N; i++) {

@@ -139,7 +139,6 @@ void dp_procs_start(void) {
         close(fd[1]);
         serve(fd[0]);
     }
-
     close(fd[0]);
     to_server = fd[1];
     broken = p < 0;
@@ -154,7 +153,6 @@ void *dp_procs_alloc(size_t n) {
                 at + n);
         _exit(2);
     }
-
     return data + at;
 }
 

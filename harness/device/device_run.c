@@ -55,7 +55,7 @@ const dp_truth_device *dp_cuda_truth(const dp_problem *p) {
 
 #define LARGE (1 << 20)    /* entries from which conversions use all cores */
 #define MOST DP_PROCS_MOST /* ranks over NCCL; devices */
-#define LEAVE_S                                                                       \
+#define LEAVE_S \
     5.0 /* once a rank has failed, the others end within this time or are left behind \
          */
 
@@ -391,7 +391,6 @@ static void *rank_main(void *arg) {
         j->segments = dpg_plan_segments(j->plan);
         j->path = path_name(j->plan, j->opt.backward);
     }
-
     j->state = j->status ? DP_RANK_FAILED : DP_RANK_ENDED;
     if (j->status && j->order) j->order->failed = 1;
     if (j->status && j->comm) j->comm->abort(j->comm, j->err.msg);
@@ -453,7 +452,6 @@ dp_status dp_cuda_comms(dp_backend b, int N, dpg_comm **c, dp_err *e) {
         free(*c);
         *c = NULL;
     }
-
     return st;
 }
 
@@ -466,7 +464,6 @@ void dp_cuda_comms_end(dp_backend b, int N, dpg_comm *c, int failed) {
         keeper = getpid();
         atexit(destroy_kept);
     }
-
     kept[N] = c;
 }
 

@@ -254,26 +254,18 @@ static int ended(const shared *s, int r, int status, ending *end) {
     else if (st.at == DP_PHASE_REFUSED) {
         end->outcome = DP_SUBJECT_REFUSED;
         snprintf(end->why, size, "%s%.400s", who, st.why);
-    }
-
-    else if (st.at != DP_PHASE_DONE) {
+    } else if (st.at != DP_PHASE_DONE) {
         end->outcome = DP_SUBJECT_EXITED;
         snprintf(end->why, size, "%sended its process with exit status %d before it returned", who,
                  WEXITSTATUS(status));
-    }
-
-    else if (st.ret == DP_SUBJECT_UNSUPPORTED) {
+    } else if (st.ret == DP_SUBJECT_UNSUPPORTED) {
         end->outcome = DP_SUBJECT_REFUSED;
         snprintf(end->why, size, "%.400s", st.why[0] ? st.why : "does not take this problem");
-    }
-
-    else if (st.ret) {
+    } else if (st.ret) {
         end->outcome = DP_SUBJECT_SAYS_FAILED;
         snprintf(end->why, size, "%sfailed: returned %d%s%.400s", who, st.ret,
                  st.why[0] ? ": " : "", st.why);
-    }
-
-    else
+    } else
         return 0;
     return 1;
 }
@@ -346,19 +338,14 @@ static dp_status run_processes(const shared *s, double limit, ending *end, dp_er
         if (came < 0) {
             say_unwatched(status, end);
             stop = 1;
-        }
-
-        else if (came && r >= 0 && r < n && alive[r]) {
+        } else if (came && r >= 0 && r < n && alive[r]) {
             alive[r] = 0;
             left--;
             stop = ended(s, r, status, end);
-        }
-
-        else if (rest <= 0) {
+        } else if (rest <= 0) {
             say_hung(s, alive, limit, end);
             stop = 1;
         }
-
         if (left && !stop) stop = deserted(s, alive, end);
     }
     dp_processes_end(&group);
@@ -445,7 +432,6 @@ dp_status dp_subject_open(const char *path, double limit_s, int64_t memory, dp_s
         dp_subject_close(s);
         return dp_fail(e, DP_EINPUT, "%s: %s", path, strerror(why));
     }
-
     shared_new(&m, s, 1, 1);
     m.c->about = 1;
     st = shared_make(&m, NULL, NULL, 0, e);

@@ -130,7 +130,6 @@ static json_t *tensor_json(const dp_judgement *t) {
         set(o, "ratio", num_or_null(t->ratio));
         set(o, "per_rank_ratio", list(t->per_rank_ratio, t->N));
     }
-
     if (!isnan(t->expected.excess)) set(o, "expected", expected_json(&t->expected));
     if (!isnan(t->before.excess)) set(o, "first_draws", expected_json(&t->before));
     if (t->tier && *t->tier) set_str(o, "tier", t->tier);
@@ -169,7 +168,6 @@ static json_t *run_json(const dp_run *r) {
         set(o, "saved_bytes", json_integer((json_int_t)r->saved));
         set(o, "kept_bytes", json_integer((json_int_t)r->kept));
     }
-
     if (r->way) set_str(o, "way", dp_cuda_way_names[r->way]);
     if (r->has_base) set_str(p, "base", dp_base_names[r->base]);
     if (r->has_chain) set_str(p, "chain", dp_formats[r->chain].name);

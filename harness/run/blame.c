@@ -78,9 +78,7 @@ dp_blame dp_blame_run(const dp_run *r) {
         if (t && t->verdict == DP_FAIL && bad < 0) {
             bad = i;
             b.tensor = t;
-        }
-
-        else if (t && t->verdict == DP_PASS) {
+        } else if (t && t->verdict == DP_PASS) {
             clear[i] = 1;
             ancestors(r, i, clear);
         }

@@ -422,7 +422,6 @@ dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp
         in.ntensor = 1;
         in.tensor = &dout;
     }
-
     for (int i = 0; i < DP_NFORMATS; i++)
         formats[i] = dp_formats[i].name;
     dp_status st = dp_safetensors_read(o->outputs, &out, e);
@@ -498,7 +497,6 @@ dp_status dp_judge_write_inputs(const dp_case *c, const char *path, dp_err *e) {
         snprintf(b, sizeof b, "%.17g", p->lower_bound);
         dp_tensorfile_add_meta(&f, "lower_bound", b);
     }
-
     if (N > 1) {
         const int64_t n[1] = {N + 1};
         double *cu = dp_doubles(N + 1);
@@ -530,7 +528,6 @@ static dp_status load_chain(const dp_judge_options *o, dp_tensorfile *in, dp_ten
                        "%s: tensor factors: shape %s, must be [n,K,K] with K up to 256", in->path,
                        have);
     }
-
     dp_case_shape_text(f, want, sizeof want);
     if (m) dp_case_shape_text(m, have, sizeof have);
     if (!m || out->ntensor != 1 || strcmp(want, have))

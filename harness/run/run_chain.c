@@ -31,7 +31,6 @@ static double radius_step(int K, const double *M, const double *P, double mu, do
         a[i] = fabs(M[i]);
         b[i] = fabs(P[i]);
     }
-
     dp_mm(DP_FP64, 0, 0, K, K, K, a, b, c);
     r = (mu + eta * dp_norm_abs2_up(K, K, M)) * r + eta * dp_norm_fro(KK, c) * (1 + K * 0x1p-50) +
         3.0 * KK * 0x1p-1022;
@@ -100,14 +99,14 @@ static void chain_truth_free(chain_truth *t) {
         free(t->hi[i]);
         free(t->lo[i]);
     }
-
     free(t->M);
     free(t->mu);
 }
 
 /* The chain in a format, with the a-posteriori normwise bound of math.md j.3 computed beside it
- * from the chain's own products: b_1 = 0 (u_store |M_1| where even one factor is stored short), b_j
- * = mu_j b_(j-1) + eta | |M_j||P_hat_(j-1)| |_F + 3 K^2 2^-126 */
+ * from the chain's own products:
+ *   b_1 = 0 (u_store |M_1| where even one factor is stored short),  b_j = mu_j b_(j-1) + eta |
+ *   |M_j||P_hat_(j-1)| |_F + 3 K^2 2^-126 */
 static void run_chain(const chain_truth *t, dp_format claimed, dp_format actual, double *got,
                       double *bound) {
     const int K = t->K;
@@ -122,7 +121,6 @@ static void run_chain(const chain_truth *t, dp_format claimed, dp_format actual,
                 a[i] = fabs(M[i]);
                 aP[i] = fabs(P[i]);
             }
-
             dp_mm(DP_FP64, 0, 0, K, K, K, a, aP, L);
             b = t->mu[j] * b + (1 + K * 0x1p-50) * eta * dp_norm_fro(KK, L) + 3.0 * KK * tiny;
             dp_mm(actual, 0, 0, K, K, K, M, P, Q);

@@ -121,9 +121,7 @@ static dp_status run_one(const dp_case *c, const dp_run_options *o, const conv_t
         if (no) {
             r->verdict = DP_SKIPPED;
             snprintf(r->why, sizeof r->why, "%s", no);
-        }
-
-        else {
+        } else {
             r->tensor = dp_calloc(4, sizeof *r->tensor);
             judge(v, N, "y", got.y, t->truth.y, t->rad.y, bound.y, v->T, v->D, r);
             if (v->dy) {

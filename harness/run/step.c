@@ -115,7 +115,6 @@ void dp_step_run_free(const dp_case *c, dp_step_run *s) {
             free(*tensor_of(&s->p, i));
             free(*error_of(&s->err, i));
         }
-
     free(s->hit);
     *s = (dp_step_run){0};
 }
@@ -292,7 +291,6 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
         through[k].dbias = at + rows + W * heads;
         at += rows + (W + 1) * heads;
     }
-
     for (int64_t r = 0; r < rows; r++)
         open[r] = t->rad[r] + dp_row_norm(t->lo + r * width, width);
     propagate(&v, slope, (row_errors){NULL, open}, heads, width, &through[0]);
@@ -316,7 +314,6 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
             r[z] += out[k].open[z];
             bound[z] += out[k].through[z];
         }
-
         judge(x, out[k].kind, out[k].rows, out[k].got, out[k].want, r, bound, run);
         free(r);
         free(bound);
@@ -354,7 +351,6 @@ static void conv_alone(const place_ctx *x, const dp_step_run *s, const double *d
         dw[2] = transposed(rad.dw, D, W);
         dw[3] = transposed(own.dw, D, W);
     }
-
     const struct {
         int kind;
         int64_t rows;

@@ -2,7 +2,7 @@
  * and backward over N ranks, judged end to end.
  *
  *   x_q x_k x_v --conv, activation--> q k v --gate, beta, L2 norm, KDA--> o        do --KDA
- * backward--> dq dk dv --conv backward--> dx_q .. dw_q .. dbias_q ..
+ *   backward--> dq dk dv --conv backward--> dx_q .. dw_q .. dbias_q ..
  *
  * Truth. q, k, v are those of the convolution in MPFR, rounded to double; what that leaves open is
  * dp_problem.input_error, which the radius of every result carries. dx, dw and dbias follow in MPFR
@@ -10,11 +10,13 @@
  * Bounds. The error of the convolution's output (rigorous, ref/bound/conv_bound.c, its store
  * included) enters the bounds of the recurrence entry by entry (dp_given_error). The probable
  * errors of dq_t go on entry by entry (dp_error_bound.entry; what is known of a row as a whole with
- * the largest factor of its channels): dx_t   squares of w_dj silu'(pre) times the error at t +
- * W-1-j, summed over taps j and channels d dw_j   squares of x silu'(pre) times the error, summed
- * over channels and 64 tokens, errors themselves from there on (as dA_log, error_bound.c); dbias
- * likewise and what the convolution's own arithmetic adds comes from ref/bound/conv_bound.c again.
- * First order.
+ * the largest factor of its channels):
+ *     dx_t   squares of w_dj silu'(pre) times the error at t + W-1-j, summed over taps j and
+ *            channels d
+ *     dw_j   squares of x silu'(pre) times the error, summed over channels and 64 tokens, errors
+ *            themselves from there on (as dA_log, error_bound.c); dbias likewise
+ * and what the convolution's own arithmetic adds comes from ref/bound/conv_bound.c again. First
+ * order.
  */
 #ifndef DP_STEP_H
 #define DP_STEP_H

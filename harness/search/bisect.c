@@ -133,7 +133,6 @@ static void judge(work *w, const char *tensor, dp_place at, int row, int n, cons
             top = e;
             index = i;
         }
-
         if (isnan(e)) break;
         scale = fmax(scale, e);
     }
@@ -141,7 +140,6 @@ static void judge(work *w, const char *tensor, dp_place at, int row, int n, cons
         e2 += scale > 0 ? ((got[i] - want[i]) / scale) * ((got[i] - want[i]) / scale) : 0;
         d2 += D ? D[i] : 0;
     }
-
     const double err = isnan(top) ? NAN : scale * sqrt(e2), budget = DP_LAMBDA * sqrt(d2) + more;
     if (isnan(budget) && !differs) { /* beside an infinite or NaN input of its chunk: nothing bounds
                                         it, as in compare.h */
@@ -159,7 +157,6 @@ static void judge(work *w, const char *tensor, dp_place at, int row, int n, cons
             x->ratio = ratio;
             snprintf(x->tensor, sizeof x->tensor, "%s", tensor);
         }
-
         return;
     }
     if (!x->fails) {
@@ -368,7 +365,6 @@ static const double *entries(const work *w, double *e) {
         e[i] += e[KV + i];
         e[KV + i] = 0;
     }
-
     return e;
 }
 
@@ -671,7 +667,6 @@ static void grad_bounds(work *w, grad_rows *o) {
                 abs += fabs(b.vdg[t * K + k]);
                 each += dp_pw(r, r->u * b.vdg[t * K + k]);
             }
-
             o->dg[tok * p->HV + c.hv] =
                 sum + each + (Kg == 1 ? dp_pw(r, dp_sum_error(r, K) * abs) : 0);
         }
@@ -845,7 +840,6 @@ static int same_chunks(work *w) {
         x->tensor[0] = 0;
         w->first[DP_STAGE_INTRA].n = 0;
     }
-
     return same;
 }
 
@@ -855,7 +849,6 @@ static void work_free(work *w) {
         dp_bound_free(&w->intra[i]);
         dp_bound_free(&w->own[i]);
     }
-
     free(w->intra);
     free(w->own);
     for (int i = 0; i < DP_NSTAGES; i++)
@@ -898,12 +891,10 @@ dp_status dp_bisect_sim(const dp_problem *p, dp_base base, dp_format chain, dp_m
         out->stage[i].rank = dp_calloc((size_t)N, 1);
         out->stage[i].head = dp_calloc((size_t)p->HV, 1);
     }
-
     for (int i = 0; i < 2; i++) {
         out->conv[i].rank = dp_calloc((size_t)N, 1);
         out->conv[i].head = dp_calloc((size_t)p->HV, 1);
     }
-
     const int64_t nch = (int64_t)w.ref.ngroup * p->HV;
     const int last = same_chunks(&w) ? backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE : 0;
     for (int i = 0; i < last; i++) {
@@ -958,7 +949,6 @@ static double *floors(const tally *t, int HV) {
             want += t->want2[i];
             rows += t->rows[i];
         }
-
         for (int64_t i = h; i < t->n; i += HV)
             f[i] = 0x1p-48 * (t->want2[i] + (rows > 0 ? want / rows * t->rows[i] : 0)) +
                    0x1p-200 * t->rows[i];
@@ -1007,7 +997,6 @@ static void hold(const tally *t, int ndraw, int HV, dp_bisect *out) {
             x->rank[r->at.rank] = 1;
             x->nrank = 1;
         }
-
         if (r->at.head >= 0) {
             x->head[r->at.head] = 1;
             x->nhead = 1;
@@ -1037,7 +1026,6 @@ dp_status dp_bisect_expected(const dp_problem *p, dp_base base, dp_format chain,
             run_tallied(&one, backward);
             work_free(&one);
         }
-
         dp_problem_free(&y);
     }
     for (int i = 0; i < tal.n; i++) {
@@ -1068,11 +1056,9 @@ void dp_bisect_free(dp_bisect *b) {
         free(b->stage[i].rank);
         free(b->stage[i].head);
     }
-
     for (int i = 0; i < 2; i++) {
         free(b->conv[i].rank);
         free(b->conv[i].head);
     }
-
     *b = (dp_bisect){.first = -1};
 }

@@ -107,7 +107,6 @@ static void outcome_free(outcome *o) {
         free(o->M ? o->M[i] : NULL);
         free(o->dM ? o->dM[i] : NULL);
     }
-
     free(o->M);
     free(o->dM);
     dp_result_free(&o->r);
@@ -128,7 +127,6 @@ static dp_status run_sim(const dp_check_subject *s, const dp_problem *p, int N, 
         o->M[i] = dp_copy(sim.M[i], KK);
         o->dM[i] = dp_copy(sim.dM[i], KK);
     }
-
     o->r = sim.out;
     sim.out = (dp_result){0};
     dp_sim_free(&sim);
@@ -356,7 +354,6 @@ static dp_status check_edits(work *w, int from, int to, keep_fn *keep) {
             same(w, &o, NULL, 0, keep, &x);
             outcome_free(&o);
         }
-
         if (w->c->verdict == DP_FAIL) {
             char why[sizeof w->c->why];
             snprintf(why, sizeof why, "%.260s, after token %lld changed", w->c->why,
@@ -425,7 +422,6 @@ static dp_status check_heads(work *w) {
             same(w, &o, NULL, 0, keep_others, &x);
             outcome_free(&o);
         }
-
         if (w->c->verdict == DP_FAIL) {
             char why[sizeof w->c->why];
             snprintf(why, sizeof why, "%.250s, after head%s %d%s changed", w->c->why,
@@ -566,7 +562,6 @@ static dp_status check_factor(work *w, const int *input, int n, double c,
         same(w, &o, factor, small, NULL, NULL);
         outcome_free(&o);
     }
-
     dp_problem_free(&p);
     return st;
 }
@@ -600,12 +595,10 @@ static dp_status check_ranks(work *w, int transpose) {
         skip(w, "one rank");
         return DP_OK;
     }
-
     if (!exact_inputs(w->p, w->backward, &p)) {
         skip(w, "K is no multiple of 4 and of R: no exact inputs");
         return DP_OK;
     }
-
     work v = *w;
     v.p = &p;
     dp_status st = run(w->s, &p, w->N, w->backward, &many, w->e);
@@ -669,7 +662,6 @@ static dp_status check_chunk(work *w) {
         skip(w, "the chunk has one token");
         return DP_OK;
     }
-
     dp_problem a = slice(w->p, start, end, NULL, NULL, w->backward);
     outcome x;
     work v = *w;
@@ -707,7 +699,6 @@ static dp_status check_ranks_bound(work *w) {
         skip(w, "one rank");
         return DP_OK;
     }
-
     if (reference_seconds(w->p) > 60) {
         snprintf(why, sizeof why,
                  "the fp64 reference that bounds are taken from would take about %.0f s",

@@ -258,7 +258,6 @@ static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museu
         ro.nmerge = 1;
         ro.merge = merge;
     }
-
     dp_runs clean = {0};
     dp_status st = dp_case_run(
         c, &ro, &clean, e); /* fills the cache, too: the runs with faults then only read it */
@@ -345,7 +344,6 @@ void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f) {
             snprintf(T, sizeof T, "%lld", (long long)r->T);
             snprintf(N, sizeof N, "%d", r->ranks);
         }
-
         fprintf(f, "%-21s %3s  %-11s %-46s %-12s %-7s %-34s %-5s %5s %2s %s\n", dp_faults[i].name,
                 bug, of, r->red ? id : "NOT SEEN", r->tensor, r->tier ? r->tier : "", place,
                 right_of, T, N, fla);

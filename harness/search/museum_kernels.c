@@ -260,7 +260,6 @@ dp_status dp_kernel_museum_run(const char *dir, const char *cache, const char *o
                 pid[f] = start(dir, cache, f, &from[f]);
                 started++;
             }
-
             if (pid[f] < 0) {
                 st = dp_fail(e, DP_EIO, "fork: %s", strerror(errno));
                 pid[f] = 0;

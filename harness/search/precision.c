@@ -21,8 +21,8 @@ static double rate(dp_format f) {
 }
 
 /* Flops of all chunks, and numbers written in the stage's storage format (short) or in its
- * accumulator format (wide). A product of [m,k] by [k,n] is 2 m k n; pair terms fill half of their
- * square. */
+ * accumulator format (wide). A product of [m,k] by [k,n] is
+ * 2 m k n; pair terms fill half of their square. */
 typedef struct {
     double flops, shorts, wides;
 } volume;
@@ -95,7 +95,6 @@ static volume volume_of(const dp_sim *s, int stage, int backward) {
         v.wides = T * HV * (Kg + R);
         v.shorts = p->l2norm ? T * p->H * K * (1 + R) : 0;
     }
-
     if (stage == DP_STAGE_GATE_BWD) v.shorts = T * (p->H * K * (1 + R) + HV * (Kg + R));
     if (stage == DP_STAGE_PRE_FWD || stage == DP_STAGE_PRE_BWD) v.wides = (s->N - 1) * HV * K * V;
     if (stage == DP_STAGE_MERGE_FWD || stage == DP_STAGE_MERGE_BWD)
@@ -109,7 +108,6 @@ static volume volume_of(const dp_sim *s, int stage, int backward) {
         v.flops = 2 * K * K * K * HV * (chunks_last + (backward ? chunks_first : 0));
         v.wides = K * K * HV * (s->N - 1) * (backward ? 2 : 1);
     }
-
     return v;
 }
 
@@ -204,7 +202,6 @@ static int ask(search *q, const dp_policy *pol) {
         fprintf(stderr, "\rpolicies tried: %d ", q->nasked);
         fflush(stderr);
     }
-
     return pass;
 }
 
@@ -264,7 +261,6 @@ static dp_policy decode(const dp_precision *o, uint32_t code) {
         p.level[u] = (int)(code % (uint32_t)o->unit[u].nlevel);
         code /= (uint32_t)o->unit[u].nlevel;
     }
-
     return p;
 }
 
@@ -289,7 +285,6 @@ static void best(search *q, int by_size, dp_choice *out) {
         p.level[u] = o->unit[u].nlevel - 1;
         total *= (uint32_t)o->unit[u].nlevel;
     }
-
     const double top = cost(o, &p).seconds;
     for (int lowered = 1; lowered;) {
         lowered = 0;
@@ -365,7 +360,6 @@ static void add_unit(search *q, const char *name, int stage) {
             a = CHAIN[i] == (int)rq->chain_from ? i : a;
             b = CHAIN[i] == (int)rq->chain_to ? i : b;
         }
-
         for (int i = a; i <= b; i++)
             if ((i == a || i == b || (CHAIN[i] != DP_TF32RZ && CHAIN[i] != DP_BF16ST)) &&
                 u->nlevel < DP_MAX_LEVELS)
@@ -434,7 +428,6 @@ dp_status dp_precision_search(const dp_precision_request *rq, dp_precision *out,
         best(&q, 1, &out->smallest);
         best(&q, 0, &out->cheapest);
     }
-
     out->tries = q.nasked;
     if (rq->progress) fprintf(stderr, "\r\033[K");
     if (rq->by_verdict) dp_error_bound_free(&q.bound);

@@ -2,11 +2,12 @@
  * format) of the simulated ranks.
  *
  * A unit is a stage of the pipeline, or the M chain; its levels are formats from `from` to `to`. A
- * policy is asked whether the run meets the need: bounds of tensors   |got - ref|_F / |ref|_F <=
- * limit for every tensor that has one, or verdict             every row within the bound of the
- * policy that has all units at `to` (harness/bound/error_bound.h). ref is the fp64 pipeline. The
- * search assumes that raising a unit never hurts: a policy that is nowhere above a failing one is
- * not tried.
+ * policy is asked whether the run meets the need:
+ *   bounds of tensors   |got - ref|_F / |ref|_F <= limit for every tensor that has one, or
+ *   verdict             every row within the bound of the policy that has all units at `to`
+ *                       (harness/bound/error_bound.h).
+ * ref is the fp64 pipeline. The search assumes that raising a unit never hurts: a policy that is
+ * nowhere above a failing one is not tried.
  *
  * Cost (for the order of policies, and printed): flops of a unit's matrix products, bytes that it
  * writes and the next stage reads, and the time of both at the peak rates of an H200 SXM (dense:

@@ -190,7 +190,6 @@ static void drop_sequences(dp_case *c, const unsigned char *gone) {
             cu[kept] = kept ? cu[s] : 0;
             kept++;
         }
-
     cu[kept] = T;
     set_length(c, SEQ, kept);
 }
@@ -532,9 +531,7 @@ static int64_t simplify(work *w, int which, double (*f)(double)) {
                 taken += len;
                 memmove(list + at, list + at + len, sizeof *list * (size_t)(m - at - len));
                 m -= len;
-            }
-
-            else
+            } else
                 at += len;
         }
     free(list);

@@ -27,7 +27,6 @@ static void row_of(const dp_run *run, int backward, dp_bisect_row *x) {
             x->rank[r] = t->per_rank_ratio[r] > 1;
             x->nrank += x->rank[r];
         }
-
         x->head[x->at.head] = 1;
         x->nhead = 1;
     }

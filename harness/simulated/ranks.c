@@ -131,7 +131,6 @@ static void wy(dp_sim *s, int gi, int hv) {
         memcpy(ch->v, v, sizeof(double) * (size_t)((int64_t)ch->n * ch->V));
         free(v);
     }
-
     dp_effect_wy(s, gi, hv);
 }
 

@@ -2,11 +2,13 @@
  * forward, fp32, step by step.
  *
  *     cc -O2 -fPIC -shared -ffp-contract=off -Iharness harness/subject/example_ranks.c -o
- * build/libranks.so -lm build/deltaproof run packed-across --subject build/libranks.so
+ *     build/libranks.so -lm
+ *     build/deltaproof run packed-across --subject build/libranks.so
  *
  * A rank runs its last sub-sequence from zeros on [K][V+K] columns: the first V give H, the others,
- * which start at the identity and see no v, give M. Every rank gathers all pairs, folds S <- M S +
- * H from the farthest rank that its first sequence reaches, and runs its tokens from there.
+ * which start at the identity and see no v, give
+ * M. Every rank gathers all pairs, folds S <- M S + H from the farthest rank that its first
+ * sequence reaches, and runs its tokens from there.
  */
 #include "deltaproof_subject.h"
 #include <math.h>
@@ -43,14 +45,12 @@ static void step(const problem *p, int64_t t, int hv, int cols, float *S, float 
             for (int c = 0; c < cols; c++)
                 S[i * cols + c] += (float)k[j * K + i] * E[j * cols + c];
 }
-
 static int sequence_of(const problem *p, int64_t token) {
     int i = 0;
     while (p->cu[i + 1] <= token)
         i++;
     return i;
 }
-
 /* One sub-sequence [a, b) of this rank's tokens from S [K][V], outputs written. */
 static void run(const problem *p, int64_t a, int64_t b, int hv, float *S, float *E, double *o) {
     const int K = p->K, V = p->V, h = hv / (p->HV / p->H);
@@ -64,7 +64,6 @@ static void run(const problem *p, int64_t a, int64_t b, int hv, float *S, float 
         }
     }
 }
-
 /* This rank's pair [HV][K][V+K]. */
 static void pair(const problem *p, float *HM, float *E) {
     const int K = p->K, V = p->V, W = V + K;
@@ -78,7 +77,6 @@ static void pair(const problem *p, float *HM, float *E) {
             step(p, t, hv, W, S, E);
     }
 }
-
 /* State that enters this rank, from the pairs of the ranks before it back to where its first
  * sequence begins. */
 static void merge(const problem *p, const float *all, int hv, float *S, float *X) {
@@ -98,7 +96,6 @@ static void merge(const problem *p, const float *all, int hv, float *S, float *X
         memcpy(S, X, sizeof *S * (size_t)KV);
     }
 }
-
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c) {
     const int K = p->K, V = p->V, W = V + K;
     const int64_t KV = (int64_t)K * V, size = (int64_t)p->HV * K * W;

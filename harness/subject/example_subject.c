@@ -1,8 +1,9 @@
 /* A subject to copy: the step recurrence of ref/math.md b and its adjoint (d), in fp32, one head
  * after the other.
  *
- *     cc -O2 -fPIC -shared -ffp-contract=off -Iharness harness/subject/example_subject.c -o
- * build/libexample.so -lm build/deltaproof run smoke-kda --subject build/libexample.so
+ *     cc -O2 -fPIC -shared -ffp-contract=off -Iharness harness/subject/example_subject.c \
+ *         -o build/libexample.so -lm
+ *     build/deltaproof run smoke-kda --subject build/libexample.so
  */
 #include "deltaproof_subject.h"
 #include <math.h>
@@ -42,7 +43,6 @@ static float unit(const double *x, int n, int norm,
         y[i] = (float)x[i] * r;
     return r;
 }
-
 static void activate(const problem *p, int64_t t, int hv, token *x) {
     const int h = hv / (p->HV / p->H), K = p->K, R = p->R;
     x->rq = unit(p->q + (t * p->H + h) * K, K, p->l2norm, x->q);
@@ -66,7 +66,6 @@ static void activate(const problem *p, int64_t t, int hv, token *x) {
         x->decay[i] = expf(g);
     }
 }
-
 /* S <- diag(decay) S; E = v - k S. */
 static void read_state(const problem *p, const token *x, const double *v, float *S, float *E) {
     const int K = p->K, V = p->V, R = p->R;
@@ -81,7 +80,6 @@ static void read_state(const problem *p, const token *x, const double *v, float 
             E[j * V + c] = (float)v[j * V + c] - s;
         }
 }
-
 /* S <- S + k' diag(beta) E. */
 static void write_state(const problem *p, const token *x, const float *E, float *S) {
     const int K = p->K, V = p->V;
@@ -90,11 +88,9 @@ static void write_state(const problem *p, const token *x, const float *E, float 
             for (int c = 0; c < V; c++)
                 S[i * V + c] += x->k[j * K + i] * (x->beta[j] * E[j * V + c]);
 }
-
 static const double *values(const problem *p, int64_t t, int hv) {
     return p->v + (t * p->HV + hv) * p->R * p->V;
 }
-
 /* One sequence of one head; kept [(tokens / KEEP) + 1][K][V], NULL: forward only. */
 static void forward(const problem *p, int seq, int hv, token *x, float *S, float *E, float *kept,
                     double *o, double *final_state) {
@@ -118,7 +114,6 @@ static void forward(const problem *p, int seq, int hv, token *x, float *S, float
     for (int i = 0; final_state && i < K * V; i++)
         final_state[at + i] = S[i];
 }
-
 /* d of the raw vector from d of its normalised form y: r (d - y <y, d>), added to out. */
 static void add_unit(const float *y, const float *d, float r, int n, int norm, double *out) {
     float s = 0;
@@ -127,7 +122,6 @@ static void add_unit(const float *y, const float *d, float r, int n, int norm, d
     for (int i = 0; i < n; i++)
         out[i] = (float)out[i] + r * (d[i] - y[i] * s);
 }
-
 typedef struct {
     double *dq, *dk, *dv, *dg, *dbeta, *dA_log, *ddt_bias, *ds0;
 } gradients;
@@ -145,18 +139,15 @@ static void gate_gradient(const problem *p, int64_t t, int hv, const float *dlog
             dx = -a * sigmoid(y);
             dA = -a * softplus(y);
         }
-
         if (p->gate_form == DP_SUBJECT_GATE_LOWER_BOUND) {
             dx = (float)p->lower_bound * sigmoid(a * y) * sigmoid(-a * y) * a;
             dA = dx * y;
         }
-
         if (d->dg) d->dg[z] = x * dx;
         if (d->ddt_bias) d->ddt_bias[hv * p->Kg + c] = (float)d->ddt_bias[hv * p->Kg + c] + x * dx;
         if (d->dA_log) d->dA_log[hv] = (float)d->dA_log[hv] + x * dA;
     }
 }
-
 /* Token t from the state before it (S) and the gradient of the state after it (G, replaced by that
  * of the state before it). */
 static void step_back(const problem *p, int64_t t, int hv, token *x, float *S, float *G, float *E,
@@ -172,7 +163,6 @@ static void step_back(const problem *p, int64_t t, int hv, token *x, float *S, f
             s += S[i * V + c] * (float)dout[c];
             G[i * V + c] += (float)p->scale * x->q[i] * (float)dout[c];
         }
-
         dq[i] = s;
     }
     for (int j = 0; j < R; j++) { /* o reads the state after the write: S + k' beta E */
@@ -223,7 +213,6 @@ static void step_back(const problem *p, int64_t t, int hv, token *x, float *S, f
                  d->dk + ((t * p->H + h) * R + j) * K);
     gate_gradient(p, t, hv, dlog, d);
 }
-
 static void backward(const problem *p, int seq, int hv, token *x, float *S, float *E,
                      const float *kept, float *again, float *G, float *w, const gradients *d) {
     const int K = p->K, V = p->V;
@@ -248,11 +237,9 @@ static void backward(const problem *p, int seq, int hv, token *x, float *S, floa
     for (int i = 0; d->ds0 && i < K * V; i++)
         d->ds0[at + i] = G[i];
 }
-
 static void zero(double *x, int64_t n) {
     if (x) memset(x, 0, sizeof *x * (size_t)n);
 }
-
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c) {
     const int64_t K = p->K, V = p->V, R = p->R, KV = K * V;
     double *o = deltaproof_subject_find(c, "o"),

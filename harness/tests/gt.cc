@@ -112,7 +112,6 @@ int gt_run(const char *command, char *out, int size) {
 const char *gt_program(void) { return env("DP_PROGRAM", "build/deltaproof"); }
 const char *gt_cases(void) { return env("DP_CASES", "cases"); }
 }
-
 extern "C" void openblas_set_num_threads(int);
 
 int main(int argc, char **argv) {

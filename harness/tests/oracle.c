@@ -75,7 +75,6 @@ static void sequence(const dp_problem *p, int seq, int hv, dp_result *out, int b
             normalise(p, p->k + ((tok * p->H + h) * R + j) * K, k + j * K);
             beta_at(p, p->beta[(tok * p->HV + hv) * R + j], &b[j], &x1);
         }
-
         for (int c = 0; c < K; c++) {
             gate_at(p, tok, hv, Kg == 1 ? 0 : c, &g[c], &x1, &x2);
             for (int v = 0; v < V; v++)
@@ -115,7 +114,6 @@ static void sequence(const dp_problem *p, int seq, int hv, dp_result *out, int b
             rk[j] = normalise(p, p->k + ((tok * p->H + h) * R + j) * K, k + j * K);
             beta_at(p, p->beta[(tok * p->HV + hv) * R + j], &b[j], &x1);
         }
-
         for (int c = 0; c < K; c++) {
             dq[c] = 0;
             for (int v = 0; v < V; v++) {
@@ -266,7 +264,6 @@ void oracle_problem(dp_problem *p, const oracle_spec *s) {
         p->s0 = dp_doubles(p->Nseq * p->HV * KV);
         fill(p->s0, p->Nseq * p->HV * KV, 0.5);
     }
-
     if (s->backward) {
         p->dout = dp_doubles(T * p->HV * p->V);
         fill(p->dout, T * p->HV * p->V, 1);

@@ -138,7 +138,6 @@ DP_TEST(blame, the_first_row_is_the_first_that_was_computed) {
         s.out.o[(t * 2 + 1) * 4 + 2] += 1;
         s.out.dv[(t * 2 + 1) * 4 + 3] -= 1;
     }
-
     give(&c, &s, " ", &g);
     REQUIRE(!dp_run_given(&c, &o, &g, &runs, &e), "%s", e.msg);
     for (int i = 0; i < runs.run[0].ntensor; i++) {

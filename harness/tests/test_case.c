@@ -180,7 +180,6 @@ DP_TEST(case, pokes_exact_values) {
         nans += isnan(c.p.v[i]);
         infs += c.p.g[i] == -INFINITY;
     }
-
     for (int t = 0; t < 12; t++)
         zeros += c.p.beta[t * 2 + 1] == 0 && c.p.beta[t * 2] != 0;
     CHECK(nans == 1 && zeros == 12 && infs == 4 && isinf(c.p.g[9 * 2 * 4 + 3]),
@@ -330,7 +329,6 @@ static void write_head(const char *name, const char *what) {
         add(&f, "A_log", "F32", SHAPE(1), 0.25, 0);
         add(&f, "dt_bias", "F32", SHAPE(4), 0.5, 0.25);
     }
-
     if (strchr(what, 'c')) add(&f, "cu_seqlens", "I64", SHAPE(3), 0, 4);
     if (strchr(what, 'i')) add(&f, "initial_state", "F32", SHAPE(1, 4, 2), 9, 1);
     save(&f, name);

@@ -174,7 +174,6 @@ DP_TEST(chunk, both_forms_of_dg_agree_and_pair_sums_keep_small_entries) {
                 make_chunk(&ch[f], f ? DP_BASE_FP32 : DP_BASE_FP64, SHAPES[s][0], SHAPES[s][1],
                            SHAPES[s][2], SHAPES[s][3], strong ? 6 : 0.05);
             }
-
             const int64_t KV = (int64_t)ch[0].K * ch[0].V, cK = (int64_t)ch[0].c * ch[0].K;
             double *h = random_array(KV, 1), *dS = random_array(KV, 1),
                    *dout = random_array((int64_t)ch[0].c * ch[0].V, 1), err[2][2];
@@ -207,7 +206,6 @@ DP_TEST(chunk, both_forms_of_dg_agree_and_pair_sums_keep_small_entries) {
                         n++;
                         worse += fabs(g[2 + pair].dg[i] - g[1].dg[i]) > 1e-4 * fabs(g[1].dg[i]);
                     }
-
                 err[strong][pair] = n ? (double)worse / n : 0;
             }
             if (strong && ch[0].c > 1)
@@ -240,7 +238,6 @@ DP_TEST(chunk, error_stays_within_the_condition_number) {
                 k[(int64_t)i * K + x] = common[x] + 0.01 * rnd();
                 s += k[(int64_t)i * K + x] * k[(int64_t)i * K + x];
             }
-
             for (int x = 0; x < K; x++)
                 k[(int64_t)i * K + x] /= sqrt(s);
             b[i] = 0.95;

@@ -25,7 +25,6 @@ static json_t *fresh(void) {
         gt_fail(__FILE__, __LINE__, RECORD, "%s", e.text);
         abort();
     }
-
     return j;
 }
 

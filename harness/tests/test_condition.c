@@ -26,7 +26,6 @@ DP_TEST(condition, equals_the_closed_form_of_equal_keys) {
             p.k[4 * t] = p.q[4 * t] = 1;
             p.beta[t] = b;
         }
-
         REQUIRE(!dp_sim_new(&s, &p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e), "%s", e.msg);
         dp_condition_of(&s, &c);
         double inverse = 1, entry = fmax(1, b);
@@ -34,7 +33,6 @@ DP_TEST(condition, equals_the_closed_form_of_equal_keys) {
             inverse += b * pow(fabs(1 - b), m);
             entry = fmax(entry, b * pow(fabs(1 - b), m));
         }
-
         const double want = inverse * (1 + 63 * b);
         CHECK(fabs(c.condition / want - 1) < 1e-9 && fabs(c.inverse / inverse - 1) < 1e-9 &&
                   fabs(c.entry / entry - 1) < 1e-9,

@@ -78,7 +78,6 @@ static int agrees_with_painting(const int64_t *cu, int Nseq, int N, char *why) {
             lo--;
             before++;
         }
-
         while (hi < T && owner[hi] == owner[b - 1])
             hi++;
         int pre = 0, post = 0; /* earlier, later ranks that own a token of the same sequence */

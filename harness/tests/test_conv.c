@@ -317,7 +317,6 @@ DP_TEST(conv, no_leak_between_sequences) {
                         c.x[i] = NAN;
                         c.dy[i] = NAN;
                     }
-
                 REQUIRE(dp_conv_ranks(&c, N, DP_CONV_FP32, &after, NULL) == DP_OK, "run");
                 const size_t n = (size_t)(to - from) * sizeof(double);
                 CHECK(!memcmp(before.y + from, after.y + from, n), "layout %d sequence %d N %d: y",

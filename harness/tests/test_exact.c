@@ -34,7 +34,6 @@ static int open_case(const char *name, exact_case *x) {
         gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
         dp_case_free(&x->c);
     }
-
     return !st;
 }
 
@@ -74,13 +73,11 @@ static outcome check(const exact_case *x, dp_sim *s) {
                 compare("H", r, h, s->H[i], w.H, KV, &o);
                 compare("M", r, h, s->M[i], w.M, KK, &o);
             }
-
             if (w.has_S_in) compare("S_in", r, h, s->S_in[i], w.S_in, KV, &o);
             if (w.has_dMH) {
                 compare("dH", r, h, s->dH[i], w.dH, KV, &o);
                 compare("dM", r, h, s->dM[i], w.dM, KK, &o);
             }
-
             if (w.has_dS_out) compare("dS_out", r, h, s->dS_out[i], w.dS_out, KV, &o);
             dp_truth_rank_free(&w);
         }
@@ -152,7 +149,6 @@ DP_TEST(exact, the_inputs_are_not_trivial) {
             half += p->beta[i] == 0.5;
             none += p->beta[i] == 0;
         }
-
         for (int64_t i = 0; i < p->T * p->HV * dp_Kg(p); i++)
             reset += p->g[i] != 0;
         CHECK(half > 50 && none > 50 && reset > 10, "%s: %d halves, %d skipped writes, %d resets",
@@ -197,7 +193,6 @@ DP_TEST(exact, no_row_is_halved_twice) {
                         seq++;
                         halved = 0;
                     }
-
                     if (p->g[(t * p->HV + hv) * Kg + (Kg == 1 ? 0 : ch)] != 0) halved = 0;
                     for (int j = 0; j < p->R; j++) {
                         const double b = p->beta[(t * p->HV + hv) * p->R + j];

@@ -31,14 +31,12 @@ static void simulate(subject *x, dp_base base, dp_format chain) {
         gt_fail(__FILE__, __LINE__, "case", "%s", e.msg);
         abort();
     }
-
     x->c.base[0] = base;
     x->c.chain[0] = chain;
     if (dp_sim_new(&x->s, &x->c.p, base, x->c.ranks[0], DP_FAULT_NONE, &e)) {
         gt_fail(__FILE__, __LINE__, "sim", "%s", e.msg);
         abort();
     }
-
     dp_sim_run(&x->s, chain, DP_MERGE_ALLGATHER, 1);
 }
 
@@ -53,7 +51,6 @@ static dp_run *judged(subject *x, dp_runs *runs) {
         gt_fail(__FILE__, __LINE__, "judge", "%s", e.msg);
         abort();
     }
-
     return &runs->run[0];
 }
 

@@ -32,7 +32,6 @@ static void simulate(const char *text, subject *x) {
         gt_fail(__FILE__, __LINE__, "sim", "%s", e.msg);
         abort();
     }
-
     dp_sim_run(&x->s, x->c.chain[0], DP_MERGE_ALLGATHER, x->c.backward);
 }
 

@@ -190,7 +190,6 @@ static int count(const char *text, const char *what) {
         n++;
         text++;
     }
-
     return n;
 }
 

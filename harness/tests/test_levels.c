@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- quantiles ------------------------------------------------------------------------------- */
+/* ---- quantiles ----------------------------------------------------------------------------------
+ */
 
 /* Made with mpmath 1.3: x with betainc(b/2, a/2, 0, b/(b + a x), regularized=True) = p. */
 DP_TEST(levels, f_quantiles_are_right_far_out) {

@@ -148,7 +148,8 @@ DP_TEST(machine, the_program_takes_nothing_from_libm_that_rounds) {
     CHECK(gt_run(cmd, out, sizeof out) == 1 && !*out, "%s", out);
 }
 
-/* ---- caches ---------------------------------------------------------------------------------- */
+/* ---- caches -------------------------------------------------------------------------------------
+ */
 
 /* Without what says when, by which command, and whether from the cache. */
 static char *contents(json_t *r) {
@@ -308,7 +309,8 @@ DP_TEST(machine, entries_are_named_by_sources_compiler_and_flags) {
     }
 }
 
-/* ---- compare --------------------------------------------------------------------------------- */
+/* ---- compare ------------------------------------------------------------------------------------
+ */
 
 DP_TEST(machine, compare_says_whether_digests_agree) {
     char cmd[1600], out[4096];

@@ -31,7 +31,6 @@ static double error_of_o(const dp_problem *p, const double *want, const dp_preci
         d += (s.out.o[i] - want[i]) * (s.out.o[i] - want[i]);
         n += want[i] * want[i];
     }
-
     dp_sim_free(&s);
     return sqrt(d / n);
 }

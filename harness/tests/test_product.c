@@ -44,7 +44,8 @@ static int differ(const double *a, const double *b, int n) {
     return 0;
 }
 
-/* ---- products -------------------------------------------------------------------------------- */
+/* ---- products -----------------------------------------------------------------------------------
+ */
 
 static double at(const double *X, int t, int rows, int cols, int i, int j) {
     return t ? X[j * rows + i] : X[i * cols + j];
@@ -148,7 +149,8 @@ DP_TEST(product, an_instruction_set_that_is_not_here_is_refused_by_name) {
     CHECK(!dp_isa_choose(NULL, NULL), "the widest");
 }
 
-/* ---- triangles ------------------------------------------------------------------------------- */
+/* ---- triangles ----------------------------------------------------------------------------------
+ */
 
 static void plain_solve(int f32, int n, int cols, int trans, const double *L, double *X) {
     for (int c = 0; c < cols; c++)

@@ -116,7 +116,6 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
                         e += (got[x] - exact[x]) * (got[x] - exact[x]);
                         norm += exact[x] * exact[x];
                     }
-
                     err += e;
                     top = fmax(top, e == 0 ? 0 : sqrt(e) / b.row[f][r]);
                 }

@@ -53,7 +53,6 @@ static int try(int line, const char *lib, const char *text, const char *bad, dou
         gt_fail(__FILE__, line, lib, "%s", e.msg);
         return 0;
     }
-
     return gt_parse_case(text, &t->c) && run(line, bad, limit_s, t);
 }
 #define TRY(...) \

@@ -35,7 +35,6 @@ static void start(const char *text, const char *base, int N, trial *t) {
         gt_fail(__FILE__, __LINE__, "case", "%s", e.msg);
         abort();
     }
-
     dp_sim_run(&t->s, t->c.chain[0], DP_MERGE_ALLGATHER, t->c.backward);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         if (t->c.backward || !dp_stage_tensors[i].backward)
@@ -50,7 +49,6 @@ static const dp_run *judge(trial *t) {
         gt_fail(__FILE__, __LINE__, "dp_run_given", "%s", e.msg);
         abort();
     }
-
     return &t->runs.run[0];
 }
 
@@ -157,7 +155,6 @@ DP_TEST(taps, sums_of_gates_go_below_what_exp_can_show) {
             free(t.g.stage[i]);
             t.g.stage[i] = NULL;
         }
-
     for (int64_t i = 0; i < 80 * 4 * 8; i++) {
         x[i] = t.c.p.g[i] + (i / 32 % 64 ? x[i - 32] : 0);
         lowest = fmin(lowest, x[i]);

@@ -2,9 +2,10 @@
  * its radii, snapshots and cache.
  *
  * The oracle writes math.md b and c as they stand, in __complex128, from the RAW inputs to one
- * scalar loss = sum do o o + sum dstate o final_state, and differentiates it entry by entry with
- * the complex step: d loss / dx = Im loss(x + i h) / h, error O(h^2) = 1e-80. It shares no formula
- * with the adjoint of the truth.
+ * scalar
+ *     loss = sum do o o + sum dstate o final_state,
+ * and differentiates it entry by entry with the complex step: d loss / dx = Im loss(x + i h) / h,
+ * error O(h^2) = 1e-80. It shares no formula with the adjoint of the truth.
  */
 #include <math.h>
 #include <mpfr.h>

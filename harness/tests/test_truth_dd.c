@@ -96,12 +96,10 @@ static dp_problem problem_of(const shape *s, uint64_t seed) {
         p.A_log = dp_doubles(p.HV);
         p.dt_bias = dp_doubles(p.HV * dp_Kg(&p));
     }
-
     if (s->states) {
         p.s0 = dp_doubles((int64_t)p.Nseq * p.HV * p.K * p.V);
         p.dstate = dp_doubles((int64_t)p.Nseq * p.HV * p.K * p.V);
     }
-
     p.dout = dp_doubles(p.T * p.HV * p.V);
     const dp_inputs_spec in = {.seed = seed,
                                .dtype = DP_FP32,
@@ -309,7 +307,6 @@ static void gate_errors(dp_gate form, double lo, double hi, int n, double worst[
             raw[i] = lo + (hi - lo) * dp_rng_uniform(&rng);
             in[i] = 1;
         }
-
         tr_dd_gate a = {.Kp = FN,
                         .form = form,
                         .a = {1, 0},
@@ -333,9 +330,7 @@ static void gate_errors(dp_gate form, double lo, double hi, int n, double worst[
                 mpfr_exp(t, x, MPFR_RNDN);
                 mpfr_log1p(t, t, MPFR_RNDN);
                 mpfr_neg(t, t, MPFR_RNDN);
-            }
-
-            else
+            } else
                 mpfr_mul_si(t, s, -5, MPFR_RNDN);
             const double g = fabs(mpfr_get_d(t, MPFR_RNDN));
             if (form == DP_GATE_SOFTPLUS) {
@@ -397,7 +392,6 @@ DP_TEST(truth_dd, rows_of_unit_norm) {
             mpfr_sqr(t, t, MPFR_RNDN);
             mpfr_add(s, s, t, MPFR_RNDN);
         }
-
         mpfr_rec_sqrt(s, s, MPFR_RNDN);
         op->l2(FN, x, y, rstd);
         worst = fmax(worst, error_log2(rstd[0], rstd[1], s));

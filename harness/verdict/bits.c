@@ -13,7 +13,7 @@ const char *const dp_bits_models[DP_NBITMODELS] = {"store", "operand", "accumula
 #define FIRST 16
 #define LAST 256
 #define RMS 0.42466 /* sqrt(1/(8 ln 2)) */
-#define SHRINK                                                                             \
+#define SHRINK \
     1.4426950408889634 /* 2 * 0.7213: mean relative loss of one product with two truncated \
                           operands over u */
 
@@ -65,7 +65,7 @@ typedef struct {
 
 /* With c(W) the column sums of W^2, entries of V_n (math.md j.4) add up to
  *   store c(W_j) . rP_j,   operands c(W_j) . m_j + c(W_j M_j) . rP_(j-1),   accumulate c(W_j) .
- * q_j,   j = 2..n, W_n = I, W_(j-1) = W_j M_j. */
+ *                          q_j,   j = 2..n, W_n = I, W_(j-1) = W_j M_j. */
 static void yardsticks(int n, int K, const double *M, const row_sums *s, double A[DP_NBITMODELS]) {
     const int64_t KK = (int64_t)K * K;
     double *W = dp_doubles(KK), *X = dp_doubles(KK), *c = dp_doubles(2 * K), *d = c + K,
@@ -181,8 +181,9 @@ static law law_of(dp_format f) {
 }
 
 /* Stored numbers as narrow as the store reading says: storage. Error explained by accumulation in
- * numbers as wide as those stored: accumulation. Else the operands. (bf16 operands read 0.5 bit
- * less as storage, and K = 32 terms about 2 bits less than that as accumulation.) */
+ * numbers as wide as those stored: accumulation.
+ * Else the operands. (bf16 operands read 0.5 bit less as storage, and K = 32 terms about 2 bits
+ * less than that as accumulation.) */
 static dp_bits_model where(const dp_bits *b) {
     if (b->bits[DP_BITS_STORE] > b->width - DP_BITS_MARGIN) return DP_BITS_STORE;
     return b->bits[DP_BITS_ACCUMULATE] > b->width - 1 ? DP_BITS_ACCUMULATE : DP_BITS_OPERAND;

@@ -25,7 +25,8 @@ const char *const dp_level_what[DP_NLEVELS] = {
 #define MOST_FREEDOM 1e6
 #define OTHERS 4.0 /* draws that all units together count as, for one unit's freedom */
 
-/* ---- units: rows, windows, ranks or the tensor ----------------------------------------------- */
+/* ---- units: rows, windows, ranks or the tensor --------------------------------------------------
+ */
 
 /* What a level knows of the variation of its units before it looks at them. */
 typedef struct {

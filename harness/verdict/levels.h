@@ -14,11 +14,13 @@
  * rounding of the result itself, and the truth's radius):
  *
  *   nu     degrees of freedom of |e|^2: 2 mean^2 / variance of the draws, pooled over units, less
- * the doubt of that estimate; a unit has fewer where its own draws differ more; a rank no more than
- * its windows together (Welch and Satterthwaite); never more than it has numbers
+ *          the
+ *          doubt of that estimate; a unit has fewer where its own draws differ more; a rank no more
+ *          than its windows together (Welch and Satterthwaite); never more than it has numbers
  *
  *   d0     what the tensor's mean error for a size tells of a unit's, in degrees of freedom, from
- * how well it tells the draws' (Smyth 2004, moderated variances); at most DP_PRIOR_MOST
+ *          how
+ *          well it tells the draws' (Smyth 2004, moderated variances); at most DP_PRIOR_MOST
  *
  *   E^2    (D nu mean d_k^2 + d0 prior w^2) / (D nu + d0) + f^2
  *

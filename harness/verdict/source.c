@@ -11,7 +11,7 @@
 #include <xxhash.h>
 
 #define PLACES 8 /* wrong (rank, head) looked at */
-#define LOOK                                                                                      \
+#define LOOK \
     64 /* wrong rows looked at in each; two values in one row are looked for in a quarter of them \
         */
 
@@ -392,7 +392,6 @@ static int whose_values(const wrong_rows *x, const values *w, int states) {
             g = got;
             r = want;
         }
-
         for (int k = 0; k < per; k++) {
             int64_t missing;
             if (equal(g + (int64_t)k * p->V, r + (int64_t)k * p->V, p->V)) continue;
@@ -460,7 +459,6 @@ static int whose_exponents(const wrong_rows *x) {
             several += name >= 0;
             name = s;
         }
-
     if (name < 0 || several) return 0;
     char a[96];
     x->out->at = at, x->out->from = (dp_source_place){at.rank, at.head, name, -1};

@@ -29,9 +29,7 @@ INLINE void add_row(int fma, int n, double ah, double al, const double *bh, cons
         if (fma) {
             p = ah * bh[j];
             e = __builtin_fma(ah, bh[j], -p);
-        }
-
-        else
+        } else
             two_prod(ah, bh[j], &p, &e);
         e += ah * bl[j] + al * bh[j];
         const double s = h[j] + p, z = s - h[j], t = (h[j] - (s - z)) + (p - z) + (l[j] + e);

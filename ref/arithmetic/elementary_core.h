@@ -3,12 +3,12 @@
  * dp_exp and dp_expf, since every lane is computed by itself.
  *
  * x = n ln 2 + r, |r| <= 0.34658; exp(x) = 2^n exp(r). n is rounded to nearest by adding and
- * subtracting 1.5 * 2^52. LN2_HI has 41 bits and |n| < 2^11, so n LN2_HI is exact, and so is
- * x - n LN2_HI (both are multiples of the smaller's last place, the difference is below 0.35).
+ * subtracting 1.5 * 2^52. LN2_HI has 41 bits and |n| < 2^11, so n LN2_HI is exact, and so is x - n
+ * LN2_HI (both are multiples of the smaller's last place, the difference is below 0.35).
  *
- * double: r + rl holds the reduced argument to 2^-86 (Fast2Sum). With p the Taylor sum of
- * (exp(r) - 1 - r) / r^2 to r^11/13!, truncation leaves 0.34658^14 / 14! = 4.1e-18 = 2^-57.8, at
- * most 0.05 ulp of a result in [0.707, 1.415). y = 1 + r and its error d = r - (y - 1) are a
+ * double: r + rl holds the reduced argument to 2^-86 (Fast2Sum). With p the Taylor sum of (exp(r) -
+ * 1 - r) / r^2 to r^11/13!, truncation leaves 0.34658^14 / 14! = 4.1e-18 = 2^-57.8, at most 0.05
+ * ulp of a result in [0.707, 1.415). y = 1 + r and its error d = r - (y - 1) are a
  * Fast2Sum, hence exact together; d + (rl (1 + r) + r^2 p) is below 0.07 and its evaluation errs by
  * less than 2^-57 (four roundings of quantities below 2^-3.8 and their parts): 0.0625 ulp of a
  * result below 1. The last addition adds 0.5. In all below 0.65 ulp. 2^n is applied in two factors:

@@ -9,13 +9,14 @@
 #include <string.h>
 
 /* Conventions. Dx is the p-th power of a bound of |computed x - exact x|, entrywise, first order;
- * ax = |x|, px = |x|^p. Independent errors add in Dx: with p = 1 that is the triangle inequality,
- * with p = 2 the sum of squares of mean-independent errors (bound.h). Relative errors of one number
- * that has only a few of them are added before the power is taken (an overestimate for p = 2).
- * sum_error(n) is the error of a sum of n products against the sum of absolute values; it
- * multiplies |A||B| and is then raised to p. Operand roundings differ from entry to entry and
- * multiply |A|^p|B|^p. Where an operand is stored in its short format already, its rounding is part
- * of its own Dx; operand terms with uo then count it once more, which is within a factor 2. */
+ * ax = |x|, px = |x|^p. Independent errors add in
+ * Dx: with p = 1 that is the triangle inequality, with p = 2 the sum of squares of mean-independent
+ * errors (bound.h). Relative errors of one number that has only a few of them are added before the
+ * power is taken (an overestimate for p = 2). sum_error(n) is the error of a sum of n products
+ * against the sum of absolute values; it multiplies |A||B| and is then raised to p. Operand
+ * roundings differ from entry to entry and multiply |A|^p|B|^p. Where an operand is stored in its
+ * short format already, its rounding is part of its own Dx; operand terms with uo then count it
+ * once more, which is within a factor 2. */
 
 dp_rounding dp_rounding_of(dp_base b, int p) {
     dp_rounding r = {.u = 0x1p-53, .tiny = 0x1p-1022, .p = p};
@@ -23,12 +24,10 @@ dp_rounding dp_rounding_of(dp_base b, int p) {
         r.u = 0x1p-24;
         r.tiny = 0x1p-126;
     }
-
     if (b == DP_BASE_BF16) {
         r.us = r.uo = 0x1p-8;
         r.inverse = 1;
     }
-
     return r;
 }
 
@@ -74,7 +73,6 @@ double dp_norm_abs2_up(int m, int n, const double *A) {
             s += fabs(A[(int64_t)i * n + j]);
             col[j] += fabs(A[(int64_t)i * n + j]);
         }
-
         inf = fmax(inf, s);
     }
     for (int j = 0; j < n; j++)
@@ -174,19 +172,18 @@ static double error_norm(const dp_rounding *r, const double *D, int n, int64_t s
     return r->p == 2 ? s : sqrt(s);
 }
 
-/* ---- intra
- * ----------------------------------------------------------------------------------------------------------------
- * gcum is a running sum: a step adds the error of g_t, which depends on g_t alone and is added up
- * in absolute value (equal gates have equal errors), and the rounding u |gcum_t|. The error of
- * gcum_s - gcum_i is what the steps in between added (the common prefix cancels). An exponent d
- * computed with error Dd gives exp a relative error Dd + u |d| (the subtraction) + 2 u (the
- * function). Hence relative error of pair[s,i] : (D_s - D_i) + u |d| + 2u;   of exp(gcum_s): D_s +
- * 2u;   of exp(gcum_last - gcum_s) likewise. L and Aqk are sums over K of three factors: each term
- * has the relative error 2 ek + eps_pair, the sum sum_error(K + 2) and, as a whole, the row errors
- * 2 er;  Aqk the same with eq + ek and us stored.          A = I + B L:  DA = beta (DL + (eb + u)
- * |L|). Solve: the computed X satisfies (A + dA) X = rhs, |dA| <= sum_error(n) |A| (Higham 8.5), so
- * DX = |T| (Drhs + (DA + ..|A|) |X|). Inverse: DT = |T| (DA + sum_error(n + 1) |A|) |T|
- * (Higham 14.2) + us |T| stored; then w = T rhs with rhs rounded by uo. */
+/* ---- intra --------------------------------------------------------------------------------------
+ * An exponent d computed with error Dd gives exp a relative error Dd + u |d| (the subtraction) + 2
+ * u (the function). Hence
+ *   relative error of pair[s,i] : (D_s - D_i) + u |d| + 2u;   of exp(gcum_s): D_s + 2u;   of
+ *   exp(gcum_last - gcum_s) likewise.
+ * L and Aqk are sums over K of three factors: each term has the relative error 2 ek + eps_pair, the
+ * sum sum_error(K + 2) and, as a whole, the row errors 2 er;  Aqk the same with eq + ek and us
+ * stored.          A = I + B L:  DA = beta (DL + (eb + u) |L|).
+ * Solve: the computed X satisfies (A + dA) X = rhs, |dA| <= sum_error(n) |A| (Higham 8.5), so DX =
+ * |T| (Drhs + (DA + ..|A|) |X|).
+ * Inverse: DT = |T| (DA + sum_error(n + 1) |A|) |T| (Higham 14.2) + us |T| stored; then w = T rhs
+ * with rhs rounded by uo. */
 static void intra_pairs(dp_chunk_bound *b) {
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
@@ -267,7 +264,6 @@ static void intra_solve(dp_chunk_bound *b, int own) {
             addmm(1, 0, 0, n, K, n, b->DT, prw, b->Dw);
             addmm(1, 0, 0, n, V, n, b->DT, pru, b->Du);
         }
-
         add_sum(r, gn, 0, 0, n, K, n, aT, rw, b->Dw);
         add_sum(r, gn, 0, 0, n, V, n, aT, ru, b->Du);
         free(prw);
@@ -421,13 +417,14 @@ void dp_bound_free(dp_chunk_bound *b) {
     }
 }
 
-/* ---- state and output
- * -------------------------------------------------------------------------------------------------------
+/* ---- state and output ---------------------------------------------------------------------------
  * X = u - w S, S_c = eC o S + kg' X  =>  error of S_c = M_c (error of S) + F, and the error of X =
- * -w (error of S) + local DX with DX  = Du + Dw |S| + uo |w||S| (operands) + (sum_error(K) + u)
- * |w||S| + (u + us) |X| F   = DeC |S| + 2u eC |S| + Dkg' |X| + |kg|' DX + sum_error(n) |kg|'|X| + u
- * |S_c|                        (math.md j.6) so  e_c[v] = mu e[v] + |F[:,v]|_2  column by column (p
- * = 1),  e_c = M_c^2 e + F  entry by entry (p = 2). */
+ * -w (error of S) + local DX with
+ *   DX  = Du + Dw |S| + uo |w||S| (operands) + (sum_error(K) + u) |w||S| + (u + us) |X|
+ *   F   = DeC |S| + 2u eC |S| + Dkg' |X| + |kg|' DX + sum_error(n) |kg|'|X| + u |S_c|
+ *       (math.md j.6)
+ * so  e_c[v] = mu e[v] + |F[:,v]|_2  column by column (p = 1),  e_c = M_c^2 e + F  entry by entry
+ * (p = 2). */
 static void carry(const dp_chunk_bound *b, int trans, const double *F, double *e) {
     const int K = b->ch->K, V = b->ch->V;
     if (b->r.p == 1) {
@@ -535,13 +532,11 @@ void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX,
     free(o);
 }
 
-/* ---- backward state
- * ---------------------------------------------------------------------------------------------------------
- * dX = dvl + kg dS, dS_0 = eC o dS + scale qg' do - w' dX: the error of dS_0 is M_c' (error of dS)
- * + G, that of dX kg (error of dS) + DdX: DdX = DAqk' |do| + (uo, sum_error(c)) |Aqk|'|do| + us
- * |dvl| + Dkg |dS| + (uo, sum_error(K) + u) |kg||dS| + (u + us) |dX| G   = DeC |dS| + 2u eC |dS| +
- * scale (Dqg'|do| + (uo, sum_error(c) + 3u) |qg|'|do|) + Dw'|dX| + |w|'DdX + sum_error(n) |w|'|dX|
- * + 2u |dS_0| */
+/* ---- backward state -----------------------------------------------------------------------------
+ *   DdX = DAqk' |do| + (uo, sum_error(c)) |Aqk|'|do| + us |dvl| + Dkg |dS| + (uo, sum_error(K) + u)
+ *   |kg||dS| + (u + us) |dX|
+ *   G   = DeC |dS| + 2u eC |dS| + scale (Dqg'|do| + (uo, sum_error(c) + 3u) |qg|'|do|) + Dw'|dX| +
+ *       |w|'DdX + sum_error(n) |w|'|dX| + 2u |dS_0| */
 void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const double *dS, double *e,
                         double *DdXout) {
     const dp_chunk *ch = b->ch;
@@ -585,21 +580,26 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
         free(a[i]);
 }
 
-/* ---- gradients
- * --------------------------------------------------------------------------------------------------------------
+/* ---- gradients ----------------------------------------------------------------------------------
  * With dS0 = error of h (columns bounded by eS) and ddS = error of dh (columns bounded by edS),
- * first order: X :  -w dS0 + DX          dX: kg ddS + DdX          dZ = T' dX:  (T' kg) ddS +
- * |T|'(DdX + rounding) (+ DT'|dX|) E = V - Kgam S_0 - L X:  -(Kgam - L w) dS0 + DKgam|S_0| + (uo,
- * sum_error) |Kgam||S_0| + DL|X| + |L| DX + ... dbeta = sum_v dZ o E,  dE = B dZ,  dL = -dE X',  dP
- * = scale do X':   product rule, entrywise dq_s  = scale exp(gcum) o (S_0 do) + sum dP pair k;
- * (error of S_0) do entry by entry from eS dk    = read + write parts likewise. dg is the reverse
- * cumulative sum of q o dq + k o (dk_read - dk_write), whose pair terms c[s,i] enter once with + at
- * s and once with - at i: the SAME dP, dL, pair, q and k, so their errors cancel there like the
- * terms themselves, and what is left is the error of (math.md f) dg_t  = sum_(i < t <= s) c[s,i] +
- * sum_(s >= t) r_s + sum_(i < t) w_i + z plus what is not shared: the roundings of the two sums
- * that c[s,i] went into, of their operands (uo: kernels form q o dq and k o dk by separate matrix
- * products), of the products with q and k, and u of each partial sum, which is dg itself. X1, dZ1,
- * E1, dE1 hold what the shared parts of eS and edS add: it counts linearly in sums over v. */
+ * first order:
+ *   X :  -w dS0 + DX          dX: kg ddS + DdX          dZ = T' dX:  (T' kg) ddS + |T|'(DdX +
+ *        rounding) (+ DT'|dX|)
+ *   E = V - Kgam S_0 - L X:  -(Kgam - L w) dS0 + DKgam|S_0| + (uo, sum_error) |Kgam||S_0| + DL|X| +
+ *                            |L| DX + ...
+ *   dbeta = sum_v dZ o E,  dE = B dZ,  dL = -dE X',  dP = scale do X':   product rule, entrywise
+ *   dq_s  = scale exp(gcum) o (S_0 do) + sum dP pair k;   (error of S_0) do entry by entry from eS
+ *   dk    = read + write parts likewise.
+ * dg is the reverse cumulative sum of q o dq + k o (dk_read - dk_write), whose pair terms c[s,i]
+ * enter once with + at s and once with - at i: the
+ * SAME dP, dL, pair, q and k, so their errors cancel there like the terms themselves, and what is
+ * left is the error of (math.md f)
+ *   dg_t  = sum_(i < t <= s) c[s,i] + sum_(s >= t) r_s + sum_(i < t) w_i + z
+ * plus what is not shared: the roundings of the two sums that c[s,i] went into, of their operands
+ * (uo: kernels form q o dq and k o dk by separate matrix products), of the products with q and k,
+ * and u of each partial sum, which is dg itself.
+ * X1, dZ1, E1, dE1 hold what the shared parts of eS and edS add: it counts linearly in sums over v.
+ * */
 typedef struct {
     double *X, *dZ, *E, *dE, *X1, *dZ1, *E1, *dE1, *pX, *aX, *aE, *adZ, *adE, *dEv;
 } grad_state;
@@ -765,7 +765,6 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
         dP[i] *= fabs(ch->scale);
         DdP[i] *= dp_pw(r, ch->scale);
     }
-
     dp_pair_bounds ib = {.q = dp_doubles(cK),
                          .r = dp_doubles(nK),
                          .w = dp_doubles(nK),

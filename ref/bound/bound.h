@@ -6,20 +6,25 @@
  * two errors are dropped), from one set of formulas:
  *
  *   sound     p = 1   errors of all operations add up in absolute value: worst case. An error above
- * it is certainly wrong. probable  p = 2   rounding errors are mean-independent: their squares add
- * up. A row is above lambda times it with probability at most 2 exp(-lambda^2 / 2) (Higham and Mary
- * 2019; Azuma), lambda = DP_LAMBDA. Errors that reach a result on several ways are counted as if
- * the ways were independent. Truncating formats are not mean-independent: their part stays worst
- * case.
+ *             it is certainly wrong.
+ *   probable  p = 2   rounding errors are mean-independent: their squares add up. A row is above
+ *             lambda times it with probability at most
+ *                     2 exp(-lambda^2 / 2) (Higham and Mary 2019; Azuma), lambda = DP_LAMBDA.
+ *                     Errors that reach a result on several ways are
+ *                     counted as if the ways were independent. Truncating formats are not
+ *                     mean-independent: their part stays worst case.
  *
  * Every array D below holds p-th powers of errors. Inside a chunk bounds are entrywise. Between
- * chunks the state's error e is p = 1   [V]     bound of the 2-norm over K of each column p = 2
- * [2][K][V]  squares of each entry's error, carried by the squares of M_c's entries (math.md j.4),
- * in two parts: what differs from column to column, and what comes from the error of an M, the same
- * matrix for all columns. A sum over v adds the squares of the first and the errors themselves of
- * the second. and the chain's error b is one number (Frobenius norm) for p = 1, [K][K] squares for
- * p = 2. Sources: Higham, Accuracy and Stability of Numerical Algorithms, chapters 3, 8, 14; Higham
- * and Mary, SIAM J. Sci. Comput. 41 (2019).
+ * chunks the state's error e is
+ *   p = 1   [V]     bound of the 2-norm over K of each column
+ *   p = 2   [2][K][V]  squares of each entry's error, carried by the squares of M_c's entries
+ *           (math.md j.4), in two parts: what differs from
+ *                   column to column, and what comes from the error of an M, the same matrix for
+ *                   all columns. A sum over v adds the
+ *                   squares of the first and the errors themselves of the second.
+ * and the chain's error b is one number (Frobenius norm) for p = 1, [K][K] squares for p = 2.
+ * Sources: Higham, Accuracy and Stability of Numerical Algorithms, chapters 3, 8, 14; Higham and
+ * Mary, SIAM J. Sci. Comput. 41 (2019).
  */
 #ifndef DP_BOUND_H
 #define DP_BOUND_H
@@ -98,8 +103,8 @@ void dp_bound_exact(dp_chunk_bound *b);
 void dp_bound_free(dp_chunk_bound *b);
 
 /* e <- bound after the chunk, for a state with reference value S before it (NOT modified; X its
- * reference v_new, NULL: computed). DX (may be NULL): [n][V] local error of v_new, what does not
- * come through e. */
+ * reference v_new, NULL: computed).
+ * DX (may be NULL): [n][V] local error of v_new, what does not come through e. */
 void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double *DX);
 /* row [c]: square of a bound of |o_s error|_2, from e before the chunk and DX. p = 2 only: the
  * worst case of a row is far above it. */
@@ -122,9 +127,11 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
 /* One step of the M chain, running (math.md j.3, j.4); b is updated in place.
  *   sound     b <- mu b + | eta |M||P| + |DM||P| |_F + (eta |||M|||_2 + |DM|_F) b + 3 K^2 tiny
  *             P is the REFERENCE product before the step; the last terms pay for using it in place
- * of the computed one. probable  b <- M^2 b + 2 u_op^2 M^2 P^2 + s_K^2 (|M||P|)^2 + u_store^2 (M
- * P)^2 + DM P^2      (squares entrywise, DM holds squares) bias [1] (probable only): running worst
- * case of truncated operands, bias <- mu bias + 2 u_op | |M||P| |_F, else untouched. */
+ *             of the computed one.
+ *   probable  b <- M^2 b + 2 u_op^2 M^2 P^2 + s_K^2 (|M||P|)^2 + u_store^2 (M P)^2 + DM P^2
+ *             (squares entrywise, DM holds squares)
+ * bias [1] (probable only): running worst case of truncated operands, bias <- mu bias + 2 u_op |
+ * |M||P| |_F, else untouched. */
 void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double *M,
                          const double *DM, double mu, const double *P, double *b, double *bias);
 /* One merge step S <- M S + H with computed M, H (math.md j.6): e error before, b error of M, bias

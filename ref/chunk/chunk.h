@@ -53,8 +53,8 @@ typedef struct {
 } dp_chunk;
 
 /* Fills all intra fields. Strides are in doubles: q token stride sq, and so on; k, v rows of one
- * token are contiguous over j with [R][K] and [R][V]; beta [R]. Kg is 1 for GDN. Allocates; free
- * with dp_chunk_free. */
+ * token are contiguous over j with
+ * [R][K] and [R][V]; beta [R]. Kg is 1 for GDN. Allocates; free with dp_chunk_free. */
 typedef struct {
     const double *q, *k, *v, *g, *beta;
     int64_t sq, sk, sv, sg, sb;
@@ -89,8 +89,9 @@ void dp_chunk_dAv(dp_chunk *ch, const double *dout);
  * dH uses the same code. */
 void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dX);
 /* All input gradients of the chunk from h, v_new, dh, dX. dq [c][K], dk [n][K], dv [n][V], dg
- * [c][K], dbeta [n]. S_c: state after the chunk [K][V].  dg by the reverse cumsum; pair_dg = 1: by
- * the cancellation-free pair sums (math.md f). */
+ * [c][K], dbeta [n].
+ * S_c: state after the chunk [K][V].  dg by the reverse cumsum; pair_dg = 1: by the
+ * cancellation-free pair sums (math.md f). */
 typedef struct {
     double *dq, *dk, *dv, *dg, *dbeta;
 } dp_chunk_grad;

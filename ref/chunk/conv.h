@@ -2,7 +2,8 @@
  * (math.md h).
  *
  *   x, y, dy [T][D]   w [D][W]   bias [D] or NULL   pre_t = bias + sum_j w_j o x_(t-(W-1)+j), zeros
- * before the sequence y = silu(pre) or pre
+ *                     before the sequence
+ *   y = silu(pre) or pre
  */
 #ifndef DP_CONV_H
 #define DP_CONV_H
@@ -29,9 +30,10 @@ void dp_conv_result_free(dp_conv_result *r);
 void dp_conv_run(const dp_conv *c, dp_conv_result *r); /* fp64, unsplit */
 /* Over N simulated ranks: halo of m = min(W-1, pre_num_conv_tokens) tokens gathered from as many
  * ranks as it spans; only m rows of gradient flow back; dw, dbias summed over ranks. Any local
- * length, also L < W-1. DP_EINPUT if T % N. Every product and sum is rounded to the format, fp64 or
- * fp32, operands first; bf16 is fp32 arithmetic that stores y and dx in bf16. Results are the same
- * bits for any number of threads. */
+ * length, also L < W-1. DP_EINPUT if T % N.
+ * Every product and sum is rounded to the format, fp64 or fp32, operands first; bf16 is fp32
+ * arithmetic that stores y and dx in bf16.
+ * Results are the same bits for any number of threads. */
 typedef enum { DP_CONV_FP64, DP_CONV_FP32, DP_CONV_BF16 } dp_conv_policy;
 dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e);
 /* MPFR truth at prec >= 2 bits, rounded to double, with an error radius per entry (includes that

@@ -5,13 +5,15 @@
  * only: entry 0 is token t0.
  *
  *   q [.][H][K]   k [.][H][R][K]   g [.][HV][Kg]   beta [.][HV][R]   rstd_q [.][H]   rstd_k
- * [.][H][R]
+ *                 [.][H][R]
  *
  *   l2norm   y = x * rstd, rstd = 1/sqrt(sum x^2 + 1e-6);  without l2norm y = x and rstd = 1
  *   gate     g = raw, or -exp(A_log) softplus(x), or lower_bound sigmoid(exp(A_log) x), with x =
- * raw + dt_bias beta     raw, sigmoid(b) or 2 sigmoid(b) softplus(x) = max(x, 0) + log1p(exp(-|x|))
- * and sigmoid through exp(-|x|): no overflow and full relative accuracy at both ends (x = -80 and
- * +80 alike). scale is NOT applied. NaN and Inf propagate.
+ *            raw + dt_bias
+ *   beta     raw, sigmoid(b) or 2 sigmoid(b)
+ * softplus(x) = max(x, 0) + log1p(exp(-|x|)) and sigmoid through exp(-|x|): no overflow and full
+ * relative accuracy at both ends (x = -80 and +80 alike). scale is NOT applied. NaN and Inf
+ * propagate.
  *
  * _f32: the inputs are rounded to fp32 first, then every operation is one IEEE fp32 operation (exp
  * and log1p of ref/arithmetic/elementary.h, all but correctly rounded), sums run in index order;
@@ -32,9 +34,9 @@ void dp_activate_f32(const dp_problem *p, int64_t t0, int64_t t1, double *q, dou
 /* From the gradients of the activated values (dq, dk already summed over the value heads of a
  * group; shapes as above) to the gradients of the raw inputs. q, k, rstd_* are what dp_activate
  * returned; raw gate and beta are read from p. out->dq dk dg dbeta are written at tokens t0..t1-1
- * of their full [T] arrays. out->dA_log and out->ddt_bias (each may be NULL) get the sum over these
- * tokens ADDED, so zero them first; under context parallelism they are partial sums. In _f32 that
- * sum runs over tokens, then channels, in fp32 and is added once. */
+ * of their full [T] arrays. out->dA_log and out->ddt_bias (each may be
+ * NULL) get the sum over these tokens ADDED, so zero them first; under context parallelism they are
+ * partial sums. In _f32 that sum runs over tokens, then channels, in fp32 and is added once. */
 void dp_activate_bwd(const dp_problem *p, int64_t t0, int64_t t1, const double *q, const double *k,
                      const double *rstd_q, const double *rstd_k, const double *dq, const double *dk,
                      const double *dg, const double *dbeta, dp_result *out);

@@ -2,10 +2,10 @@
  * the arithmetic.
  *
  * <dir>/<key as hex>.<sources>.<kind>:  magic "DPCACHE2", sources (32 digits), who made it (96
- * bytes), key (16 bytes), the parts one after another, XXH3-128 of all that precedes. Sizes are not
- * stored: they follow from the content, so a file of another length is damaged. Byte order of the
- * machine. Written by output.h: a reader never sees half an entry, and a kill at any time loses at
- * most that entry.
+ * bytes), key (16 bytes), the parts one after another,
+ * XXH3-128 of all that precedes. Sizes are not stored: they follow from the content, so a file of
+ * another length is damaged. Byte order of the machine. Written by output.h: a reader never sees
+ * half an entry, and a kill at any time loses at most that entry.
  *
  * sources: a hash that the Makefile takes of every source that the bits of that kind can follow
  * from, of the compiler and its flags. What another arithmetic made is not found, and removed when

@@ -391,7 +391,6 @@ dp_status dp_safetensors_write(const char *path, const dp_tensorfile *f, dp_err 
         write_file(out.f, header, f);
         s = dp_output_close(&out, 0, e);
     }
-
     free(header);
     return s;
 }

@@ -49,8 +49,9 @@ typedef struct {
     dp_inputs_laws laws; /* laid over all of it */
 } dp_inputs_spec;
 /* p's shapes, cu, forms set and arrays allocated. Fills q k v g beta (A_log, dt_bias, s0, dout,
- * dstate where allocated). A_log, dt_bias: softplus gate log U(1,16) and U(-6.9,-2.3), as trained
- * layers start; lower-bound gate log U(1/2,2) and U(-1,1). */
+ * dstate where allocated).
+ * A_log, dt_bias: softplus gate log U(1,16) and U(-6.9,-2.3), as trained layers start; lower-bound
+ * gate log U(1/2,2) and U(-1,1). */
 void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s);
 void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s);
 void dp_inputs_fill_exact_gradients(dp_problem *p, const dp_inputs_spec *s);
@@ -69,9 +70,10 @@ void dp_inputs_fill_conv(dp_conv *c, const dp_inputs_spec *s);
 void dp_inputs_fill_conv_dy(dp_conv *c, const dp_inputs_spec *s);
 
 /* M-chain factors of math.md j.5: each M_c is the product of 64 token steps, built in double,
- * rounded to fp32. M [n][K][K] exact fp32 values; mu [n] proven upper bound of |M_c|_2 (closed form
- * of math.md j.2 plus the rounding of the entries). Factor c depends on (regime, K, seed, c) alone,
- * not on n or the number of threads. */
+ * rounded to fp32.
+ * M [n][K][K] exact fp32 values; mu [n] proven upper bound of |M_c|_2 (closed form of math.md j.2
+ * plus the rounding of the entries).
+ * Factor c depends on (regime, K, seed, c) alone, not on n or the number of threads. */
 typedef enum {
     DP_REGIME_SUBSPACE,
     DP_REGIME_REFLECT,

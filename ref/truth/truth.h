@@ -95,11 +95,13 @@ dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_
 
 /* What rank c must see, from the snapshots: composed in binary128 with the radius carried along.
  * Each is [K][V] or [K][K] doubles, *_rad a Frobenius bound. has_*: 0 when that rank has no such
- * quantity (math.md g.2). S_in: state entering the rank (is_first: absent).   M, H: of the LAST
- * local sub-sequence, when not is_last. dS_out: gradient of the state leaving the rank (is_last:
- * absent).  dM = M', dH: of the FIRST one, when not is_first. Every rank boundary of c must be
- * among the cuts. Without want_M there is no M, H, dM, dH; without a backward truth no dS_out, dM,
- * dH. */
+ * quantity (math.md g.2).
+ *   S_in: state entering the rank (is_first: absent).   M, H: of the LAST local sub-sequence, when
+ *   not is_last.
+ *   dS_out: gradient of the state leaving the rank (is_last: absent).  dM = M', dH: of the FIRST
+ *   one, when not is_first.
+ * Every rank boundary of c must be among the cuts. Without want_M there is no M, H, dM, dH; without
+ * a backward truth no dS_out, dM, dH. */
 typedef struct {
     int has_S_in, has_MH, has_dS_out, has_dMH;
     double *S_in, *M, *H, *dS_out, *dM, *dH;
@@ -110,9 +112,10 @@ void dp_truth_at_rank(const dp_truth *t, const dp_problem *p, const dp_context *
 void dp_truth_rank_free(dp_truth_rank *r);
 
 /* Cache: a file of the truth under dir, named by the content hash (XXH3-128) of problem and
- * request, and by the sources of ref/ (ref/files/cache.h). Written by atomic rename with a
- * checksum; a damaged or truncated entry is recomputed, and said so on stderr. *cached (may be
- * NULL) says whether it came from the cache. dir NULL: no cache. */
+ * request, and by the sources of ref/ (ref/files/cache.h).
+ * Written by atomic rename with a checksum; a damaged or truncated entry is recomputed, and said so
+ * on stderr.
+ * *cached (may be NULL) says whether it came from the cache. dir NULL: no cache. */
 dp_status dp_truth_cached(const dp_problem *p, const dp_truth_request *rq, const char *dir,
                           dp_truth *t, int *cached, dp_err *e);
 

@@ -2,9 +2,9 @@
  * tokens, heads, columns.
  *
  * The order of things is that of truth.c: forward block by block, the adjoint from the checkpoints
- * at block starts, columns in tasks of TR_DD_COLS, their sums added in task order. Activated rows
- * are made block by block and never kept for a whole sequence. The radii are those of truth_bound.c
- * with u = TR_DD_U. */
+ * at block starts, columns in tasks of
+ * TR_DD_COLS, their sums added in task order. Activated rows are made block by block and never kept
+ * for a whole sequence. The radii are those of truth_bound.c with u = TR_DD_U. */
 #include "truth_dd.h"
 #include "truth_impl.h"
 
@@ -186,13 +186,10 @@ static void activate_row(const batch *b, const double *x, double *y, double *rst
     if (p->l2norm) {
         b->op->l2(b->Kp, in, y, rstd);
         *rstd_up = rstd[0] * SLACK;
-    }
-
-    else {
+    } else {
         memcpy(y, in, sizeof in);
         memset(y + b->Kp, 0, sizeof in);
     }
-
     for (int i = 0; i < p->K; i++)
         ss += y[i] * y[i];
     *norm = sqrt(ss) * SLACK + 0x1p-500; /* squares that underflowed */
@@ -325,7 +322,6 @@ static tr_dd_cols cols_of(const batch *b, const task *c, const tr_block *k) {
         y.oh = o->hi + at;
         y.ol = o->lo + at;
     }
-
     return y;
 }
 
@@ -529,7 +525,6 @@ static void measured_norms(const batch *b, int i) {
             s += c[m].S2[t];
             g += c[m].G2[t];
         }
-
         a->S_up[t] = sqrt(s) * SLACK + 0x1p-500;
         a->G_up[t] = sqrt(g) * SLACK + 0x1p-500;
     }

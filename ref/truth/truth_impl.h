@@ -5,8 +5,9 @@
  *   truth_step.c   the recurrence and its adjoint on a block of state columns
  *   truth_bound.c  the error radii
  *   truth_dd.c     the run, activations and chain rule in double-double; truth_dd_lanes.c: its
- * arithmetic on vectors truth_audit.c  columns again in MPFR truth_rank.c   what a rank must see
- * truth_cache.c  the file cache
+ *                  arithmetic on vectors
+ *   truth_audit.c  columns again in MPFR
+ *   truth_rank.c   what a rank must see        truth_cache.c  the file cache
  *
  * Columns of the state do not meet in either direction, so a task owns (value head, up to TR_W
  * columns) for all tokens. Sums over columns (dq, dk, dg, dbeta) are formed per task and added in
@@ -37,7 +38,7 @@ enum {
 
 /* Bounds are binary128 on every machine, to nearest: what C calls long double has 64 bits on x86
  * and 113 on aarch64. No literal is a long double for the same reason. Range 2^-16494 .. 2^16384.
- */
+ * */
 #if __LDBL_MANT_DIG__ == 113
 typedef long double ld;
 #else

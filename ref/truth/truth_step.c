@@ -3,8 +3,9 @@
  *
  * The adjoint recomputes the states of one block from its checkpoint by the same operations in the
  * same order as the forward pass, so they are the same bits. It never needs Sbar_t itself: with S =
- * S_(t-1) and d = exp(g_t), dE Sbar'  = d o (dE S')       rowsum(dSbar o Sbar) = rowsum((d o dSbar)
- * o S) = rowsum(G_new o S).
+ * S_(t-1) and d = exp(g_t),
+ *     dE Sbar'  = d o (dE S')       rowsum(dSbar o Sbar) = rowsum((d o dSbar) o S) = rowsum(G_new o
+ *               S).
  */
 #include "truth_impl.h"
 

@@ -6,13 +6,16 @@
  * representable in bf16).
  *
  *   T tokens   H query/key heads   HV value heads, HV = G*H   K key width   V value width   R keys
- * per token Kg gate width: K (KDA, MKDA) or 1 (GDN)
+ *              per token
+ *   Kg gate width: K (KDA, MKDA) or 1 (GDN)
  *
  *   q  [T][H][K]        k    [T][H][R][K]     v   [T][HV][R][V]     g  [T][HV][Kg]   natural-log
- * decay of ONE step, or raw o  [T][HV][V]       beta [T][HV][R]       A_log [HV]            dt_bias
- * [HV][Kg] s0, final_state [Nseq][HV][K][V]          cu [Nseq+1]: sequence i is tokens cu[i] ..
- * cu[i+1]-1 (may be empty) Value head hv uses query/key head hv / G. Gradients have the shape of
- * what they are a gradient of.
+ *      decay of ONE step, or raw
+ *   o  [T][HV][V]       beta [T][HV][R]       A_log [HV]            dt_bias [HV][Kg]
+ *   s0, final_state [Nseq][HV][K][V]          cu [Nseq+1]: sequence i is tokens cu[i] .. cu[i+1]-1
+ *   (may be empty)
+ * Value head hv uses query/key head hv / G. Gradients have the shape of what they are a gradient
+ * of.
  */
 #ifndef DP_PROBLEM_H
 #define DP_PROBLEM_H
@@ -43,8 +46,8 @@ typedef struct {
 } dp_err;
 
 /* Sets *e (may be NULL) with a printf message and returns code, so that `return dp_fail(e,
- * DP_EINPUT, ...)` reads well. The first error wins: a second call on the same *e does not
- * overwrite it. */
+ * DP_EINPUT, ...)` reads well.
+ * The first error wins: a second call on the same *e does not overwrite it. */
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

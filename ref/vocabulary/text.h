@@ -2,8 +2,8 @@
  * control characters.
  *
  * Names and settings that are anything else are refused where they come in (command line, folders,
- * case files); what a library says in its own words is made printable. So every text of a record
- * is there as it was, is a valid string of JSON and of XML 1.0, and moves no cursor.
+ * case files); what a library says in its own words is made printable. So every text of a record is
+ * there as it was, is a valid string of JSON and of XML 1.0, and moves no cursor.
  */
 #ifndef DP_TEXT_H
 #define DP_TEXT_H

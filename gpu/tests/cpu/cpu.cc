@@ -238,7 +238,8 @@ void await_barrier(const uint64_t *b, int parity) {
     wait(AT_BARRIER);
 }
 
-/* ---- what a warp does together --------------------------------------------------------------- */
+/* ---- what a warp does together ------------------------------------------------------------------
+ */
 
 void sync_warp(void **) {}
 

@@ -21,7 +21,6 @@ const deltaproof_subject_info *deltaproof_subject_about(void) {
     if (is("dies-at-once")) abort();
     return is("null") ? NULL : &x;
 }
-
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c) {
     volatile double *o = deltaproof_subject_find(c, "o"), *q = (volatile double *)p->q,
                     *H = deltaproof_subject_find(c, "H");
@@ -63,7 +62,6 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
         printf("{\"not\": \"the record\"}\n");
         fflush(stdout);
     }
-
     (void)q;
     return rc;
 }

@@ -1,6 +1,6 @@
 /* harness/subject/example_ranks.c, and what a library can do to the program that loads it, chosen
  * by the environment variable HOSTILE. What it starts writes its process numbers to $HOSTILE_PIDS.
- */
+ * */
 #define _GNU_SOURCE
 #define deltaproof_subject_run good_run
 #define deltaproof_subject_about good_about
@@ -21,7 +21,6 @@ static int is(const char *name) {
     const char *h = getenv("HOSTILE");
     return h && !strcmp(h, name);
 }
-
 static void note_pid(void) {
     const char *path = getenv("HOSTILE_PIDS");
     const int fd = path ? open(path, O_WRONLY | O_CREAT | O_APPEND, 0666) : -1;
@@ -30,7 +29,6 @@ static void note_pid(void) {
     if (fd < 0 || write(fd, text, (size_t)n) != n) return;
     close(fd);
 }
-
 /* 1 in a new process. The old one goes on when that has noted its number: else it may be ended
  * before it is known to have been there. */
 static int start(int ready[2]) {
@@ -42,12 +40,10 @@ static int start(int ready[2]) {
     close(ready[0]);
     return 0;
 }
-
 static void is_ready(const int ready[2]) {
     note_pid();
     if (write(ready[1], "x", 1) != 1) perror("hostile");
 }
-
 /* A process that nothing ends by itself: another session, no parent, no signal at its parent's end.
  */
 static void start_daemon(void) {
@@ -63,7 +59,6 @@ static void start_daemon(void) {
         sleep(1);
     _exit(0);
 }
-
 /* Each starts another before it ends: for some seconds there are always new ones. */
 static void start_runners(void) {
     int ready[2];
@@ -79,7 +74,6 @@ static void start_runners(void) {
         sleep(1);
     _exit(0);
 }
-
 /* Every file of memory that is open, by number and by what the kernel shows of it. */
 static void truncate_all(void) {
     for (int fd = 3; fd < 256; fd++)
@@ -96,7 +90,6 @@ static void truncate_all(void) {
     }
     if (d) closedir(d);
 }
-
 /* All that is shared and can be written, and what was made unwritable if that can be undone. */
 static void scribble(int byte) {
     FILE *f = fopen("/proc/self/maps", "r");
@@ -110,7 +103,6 @@ static void scribble(int byte) {
     }
     if (f) fclose(f);
 }
-
 static void *eat(void *unused) {
     (void)unused;
     for (size_t n = 0; n < (size_t)1 << 36; n += 1 << 24) {
@@ -120,7 +112,6 @@ static void *eat(void *unused) {
     }
     return NULL;
 }
-
 static void misbehave(const char *when) {
     char name[64];
     const struct {
@@ -146,13 +137,11 @@ static void misbehave(const char *when) {
         kill(getppid(), SIGKILL);
         pause();
     }
-
     snprintf(name, sizeof name, "stop-parent-%s", when);
     if (is(name)) {
         kill(getppid(), SIGSTOP);
         pause();
     }
-
     snprintf(name, sizeof name, "stop-%s", when);
     if (is(name)) raise(SIGSTOP);
     snprintf(name, sizeof name, "close-%s", when);
@@ -168,7 +157,6 @@ static void misbehave(const char *when) {
     for (int i = 0; is(name) && i < 4; i++)
         pthread_join(t[i], NULL);
 }
-
 __attribute__((constructor)) static void loaded(void) { misbehave("constructor"); }
 
 const deltaproof_subject_info *deltaproof_subject_about(void) {
@@ -178,7 +166,6 @@ const deltaproof_subject_info *deltaproof_subject_about(void) {
     if (is("name")) x.name = "\x1b[2J\xff name";
     return &x;
 }
-
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c) {
     misbehave("before");
     if (is("why")) {
