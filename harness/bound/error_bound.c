@@ -17,9 +17,13 @@ static double state_fro(const dp_error_bound_base *w, const double *e) {
 }
 
 /* ---- errors of the activated inputs -------------------------------------------------------------
+ * q, k: y = x rstd: each entry 2u, + us where the normalised vector is stored short; the row its
+ *       rstd, sum_error(K) / 2 + 4u.
+ * gate: softplus form  |Dg| <= 10 u |g| + u |x| a sigmoid(x);
+ *       lower bound  |Dg| <= 8 u |g| + 5 u |a x| |lb| s (1 - s)
  *       (x = raw + bias is rounded once, a = exp(A_log) and the functions are good to 2 u each).
- * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on entry:
- * u. */
+ * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on
+ *       entry: u. */
 static double sigmoid(double x) {
     return x >= 0 ? 1 / (1 + dp_exp(-x)) : dp_exp(x) / (1 + dp_exp(x));
 }
@@ -360,16 +364,15 @@ static void outputs(const dp_error_bound_base *w, int g, int hv, const passes *p
 }
 
 /* Through the activations (math.md c):
- *   L2 norm  dx = rstd (dy - y <y, dy>): the projection does not lengthen, so |error| <= rstd
- *            (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|); where the row x was
- *            itself computed, its y and rstd are each off by at most |error of x| / |x| more: 8
- *            times that
- *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|);   beta  z s(1-s) D + 6 u z s
- *            |dbeta|    (1 - s cancels when s ~ 1)
+ *   L2 norm  dx = rstd (dy - y <y, dy>): the projection does not lengthen, so
+ *              |error| <= rstd (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|);
+ *            where the row x was itself computed, its y and rstd are each off by at most
+ *              |error of x| / |x| more: 8 times that
+ *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|);
+ *   beta     z s(1-s) D + 6 u z s |dbeta|    (1 - s cancels when s ~ 1)
  * sums over tokens for dA_log, ddt_bias: squares add inside a chunk, errors themselves from chunk
- * to chunk, since an error of the state that
- *          enters a rank reaches all its chunks alike; plus sum_error of the sum of absolute
- *          values. */
+ *          to chunk, since an error of the state that enters a rank reaches all its chunks alike;
+ *          plus sum_error of the sum of absolute values. */
 typedef struct {
     double *A, *Aabs, *B, *Babs;
 } partial; /* [HV], [HV][Kg]: p-th powers, and sums of absolute values */

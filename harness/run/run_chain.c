@@ -105,8 +105,8 @@ static void chain_truth_free(chain_truth *t) {
 
 /* The chain in a format, with the a-posteriori normwise bound of math.md j.3 computed beside it
  * from the chain's own products:
- *   b_1 = 0 (u_store |M_1| where even one factor is stored short),  b_j = mu_j b_(j-1) + eta |
- *   |M_j||P_hat_(j-1)| |_F + 3 K^2 2^-126 */
+ *   b_1 = 0 (u_store |M_1| where even one factor is stored short),
+ *   b_j = mu_j b_(j-1) + eta | |M_j||P_hat_(j-1)| |_F + 3 K^2 2^-126 */
 static void run_chain(const chain_truth *t, dp_format claimed, dp_format actual, double *got,
                       double *bound) {
     const int K = t->K;
