@@ -1,5 +1,5 @@
-/* harness/search/precision.h - which stages need a wider format: a search over policies (stage x
- * format) of the simulated ranks.
+/* harness/search/precision.h - which stages need a wider format: a search over policies
+ * (stage x format) of the simulated ranks.
  *
  * A unit is a stage of the pipeline, or the M chain; its levels are formats from `from` to `to`. A
  * policy is asked whether the run meets the need:

@@ -2,12 +2,11 @@
  * process, forward and backward.
  *
  * Each stage is computed in the formats that the policy names: the M chain in `chain`, everything
- * else as `base` says (ref/vocabulary/formats.h).
- * A rank touches only its own tokens and what the all-gather (or the ring) brings it. Stages, in
- * order:
+ * else as `base` says (ref/vocabulary/formats.h). A rank touches only its own tokens and what the
+ * all-gather (or the ring) brings it. Stages, in order:
  *   gate -> intra, wy -> pre_process_fwd -> all_gather, merge_fwd -> state_fwd -> output
- *   (recompute) -> dAv -> pre_process_bwd -> all_gather, merge_bwd -> state_bwd -> wy_bwd,
- *   intra_bwd -> gate_bwd
+ *   (recompute) -> dAv -> pre_process_bwd -> all_gather, merge_bwd -> state_bwd
+ *               -> wy_bwd, intra_bwd -> gate_bwd
  * The merge accumulates in the base's accumulator format (fp32 for bf16). Chunks restart at every
  * local sub-sequence.
  * Results are bitwise the same for any number of threads, and, but for dp_sim_new_lapack, on every

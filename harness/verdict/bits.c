@@ -64,8 +64,9 @@ typedef struct {
 } row_sums;
 
 /* With c(W) the column sums of W^2, entries of V_n (math.md j.4) add up to
- *   store c(W_j) . rP_j,   operands c(W_j) . m_j + c(W_j M_j) . rP_(j-1),   accumulate c(W_j) .
- *                          q_j,   j = 2..n, W_n = I, W_(j-1) = W_j M_j. */
+ *   store       c(W_j) . rP_j,
+ *   operands    c(W_j) . m_j + c(W_j M_j) . rP_(j-1),
+ *   accumulate  c(W_j) . q_j,   j = 2..n, W_n = I, W_(j-1) = W_j M_j. */
 static void yardsticks(int n, int K, const double *M, const row_sums *s, double A[DP_NBITMODELS]) {
     const int64_t KK = (int64_t)K * K;
     double *W = dp_doubles(KK), *X = dp_doubles(KK), *c = dp_doubles(2 * K), *d = c + K,

@@ -5,10 +5,10 @@
  * repeat. What is read from the subject is its error after 16, 32, .. 256 factors and the width of
  * the numbers that it stores; the yardstick A_n (math.md j.4) comes from the factors alone:
  *
- *   A_n^2 = sum of all entries of V_n, for rounding of the stored product, of the operands, or
- *   inside the accumulation
- *   u_eff = |err|_F / (0.425 A_n),   bits = -log2 u_eff,   slope = d log |err| / d log n: 0.5
- *                                    unbiased rounding, 1 biased
+ *   A_n^2 = sum of all entries of V_n,
+ *           for rounding of the stored product, of the operands, or inside the accumulation
+ *   u_eff = |err|_F / (0.425 A_n),   bits = -log2 u_eff,
+ *   slope = d log |err| / d log n: 0.5 unbiased rounding, 1 biased
  *
  * 0.425 = sqrt(1/(8 ln 2)): rms of round to nearest over u for log-uniform significands.
  */
