@@ -6,22 +6,20 @@
  * two errors are dropped), from one set of formulas:
  *
  *   sound     p = 1   errors of all operations add up in absolute value: worst case. An error above
- *             it is certainly wrong.
+ *                     it is certainly wrong.
  *   probable  p = 2   rounding errors are mean-independent: their squares add up. A row is above
- *             lambda times it with probability at most
- *                     2 exp(-lambda^2 / 2) (Higham and Mary 2019; Azuma), lambda = DP_LAMBDA.
- *                     Errors that reach a result on several ways are
- *                     counted as if the ways were independent. Truncating formats are not
+ *                     lambda times it with probability at most 2 exp(-lambda^2 / 2) (Higham and
+ *                     Mary 2019; Azuma), lambda = DP_LAMBDA. Errors that reach a result on several
+ *                     ways are counted as if the ways were independent. Truncating formats are not
  *                     mean-independent: their part stays worst case.
  *
  * Every array D below holds p-th powers of errors. Inside a chunk bounds are entrywise. Between
  * chunks the state's error e is
- *   p = 1   [V]     bound of the 2-norm over K of each column
+ *   p = 1   [V]        bound of the 2-norm over K of each column
  *   p = 2   [2][K][V]  squares of each entry's error, carried by the squares of M_c's entries
- *           (math.md j.4), in two parts: what differs from
- *                   column to column, and what comes from the error of an M, the same matrix for
- *                   all columns. A sum over v adds the
- *                   squares of the first and the errors themselves of the second.
+ *                      (math.md j.4), in two parts: what differs from column to column, and what
+ *                      comes from the error of an M, the same matrix for all columns. A sum over v
+ *                      adds the squares of the first and the errors themselves of the second.
  * and the chain's error b is one number (Frobenius norm) for p = 1, [K][K] squares for p = 2.
  * Sources: Higham, Accuracy and Stability of Numerical Algorithms, chapters 3, 8, 14; Higham and
  * Mary, SIAM J. Sci. Comput. 41 (2019).
@@ -130,8 +128,8 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
  *             of the computed one.
  *   probable  b <- M^2 b + 2 u_op^2 M^2 P^2 + s_K^2 (|M||P|)^2 + u_store^2 (M P)^2 + DM P^2
  *             (squares entrywise, DM holds squares)
- * bias [1] (probable only): running worst case of truncated operands, bias <- mu bias + 2 u_op |
- * |M||P| |_F, else untouched. */
+ * bias [1] (probable only): running worst case of truncated operands,
+ *   bias <- mu bias + 2 u_op | |M||P| |_F, else untouched. */
 void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double *M,
                          const double *DM, double mu, const double *P, double *b, double *bias);
 /* One merge step S <- M S + H with computed M, H (math.md j.6): e error before, b error of M, bias

@@ -5,15 +5,15 @@
  * whose values are exactly the numbers that the subject was given (a bf16 input is a double that is
  * representable in bf16).
  *
- *   T tokens   H query/key heads   HV value heads, HV = G*H   K key width   V value width   R keys
- *              per token
+ *   T tokens   H query/key heads   HV value heads, HV = G*H
+ *   K key width   V value width   R keys per token
  *   Kg gate width: K (KDA, MKDA) or 1 (GDN)
  *
- *   q  [T][H][K]        k    [T][H][R][K]     v   [T][HV][R][V]     g  [T][HV][Kg]   natural-log
- *      decay of ONE step, or raw
+ *   q  [T][H][K]        k    [T][H][R][K]     v   [T][HV][R][V]
+ *   g  [T][HV][Kg]   natural-log decay of ONE step, or raw
  *   o  [T][HV][V]       beta [T][HV][R]       A_log [HV]            dt_bias [HV][Kg]
- *   s0, final_state [Nseq][HV][K][V]          cu [Nseq+1]: sequence i is tokens cu[i] .. cu[i+1]-1
- *   (may be empty)
+ *   s0, final_state [Nseq][HV][K][V]
+ *   cu [Nseq+1]: sequence i is tokens cu[i] .. cu[i+1]-1 (may be empty)
  * Value head hv uses query/key head hv / G. Gradients have the shape of what they are a gradient
  * of.
  */
