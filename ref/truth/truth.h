@@ -96,10 +96,10 @@ dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_
 /* What rank c must see, from the snapshots: composed in binary128 with the radius carried along.
  * Each is [K][V] or [K][K] doubles, *_rad a Frobenius bound. has_*: 0 when that rank has no such
  * quantity (math.md g.2).
- *   S_in: state entering the rank (is_first: absent).   M, H: of the LAST local sub-sequence, when
- *   not is_last.
- *   dS_out: gradient of the state leaving the rank (is_last: absent).  dM = M', dH: of the FIRST
- *   one, when not is_first.
+ *   S_in: state entering the rank (is_first: absent).
+ *   M, H: of the LAST local sub-sequence, when not is_last.
+ *   dS_out: gradient of the state leaving the rank (is_last: absent).
+ *   dM = M', dH: of the FIRST one, when not is_first.
  * Every rank boundary of c must be among the cuts. Without want_M there is no M, H, dM, dH; without
  * a backward truth no dS_out, dM, dH. */
 typedef struct {

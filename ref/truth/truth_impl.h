@@ -4,10 +4,11 @@
  *   truth_gate.c   activations and their chain rule in MPFR
  *   truth_step.c   the recurrence and its adjoint on a block of state columns
  *   truth_bound.c  the error radii
- *   truth_dd.c     the run, activations and chain rule in double-double; truth_dd_lanes.c: its
- *                  arithmetic on vectors
+ *   truth_dd.c     the run, activations and chain rule in double-double;
+ *                  truth_dd_lanes.c: its arithmetic on vectors
  *   truth_audit.c  columns again in MPFR
- *   truth_rank.c   what a rank must see        truth_cache.c  the file cache
+ *   truth_rank.c   what a rank must see
+ *   truth_cache.c  the file cache
  *
  * Columns of the state do not meet in either direction, so a task owns (value head, up to TR_W
  * columns) for all tokens. Sums over columns (dq, dk, dg, dbeta) are formed per task and added in
