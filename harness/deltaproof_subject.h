@@ -47,25 +47,20 @@
 extern "C" {
 #endif
 
-#define DP_SUBJECT_ABI \
-    1 /* raised when an existing field changes; fields are only ever added at the end of a struct \
-       */
+/* raised when an existing field changes; fields are only ever added at the end of a struct */
+#define DP_SUBJECT_ABI 1
 
 enum { DP_SUBJECT_WHOLE = 0, DP_SUBJECT_PER_RANK = 1 };
-enum {
-    DP_SUBJECT_OK = 0,
-    DP_SUBJECT_UNSUPPORTED = -1
-}; /* what run returns; anything else: it failed. UNSUPPORTED: the run is skipped */
+/* what run returns; anything else: it failed. UNSUPPORTED: the run is skipped */
+enum { DP_SUBJECT_OK = 0, DP_SUBJECT_UNSUPPORTED = -1 };
 enum {
     DP_SUBJECT_GATE_LOG = 0,      /* g is the natural logarithm of one step's decay, <= 0 */
     DP_SUBJECT_GATE_SOFTPLUS = 1, /* g = -exp(A_log) softplus(g + dt_bias) */
+    /* g = lower_bound sigmoid(exp(A_log) (g + dt_bias)) */
     DP_SUBJECT_GATE_LOWER_BOUND = 2
-}; /* g = lower_bound sigmoid(exp(A_log) (g + dt_bias)) */
-enum {
-    DP_SUBJECT_BETA_PLAIN = 0,
-    DP_SUBJECT_BETA_SIGMOID = 1,
-    DP_SUBJECT_BETA_SIGMOID2 = 2
-}; /* beta; sigmoid(beta); 2 sigmoid(beta) */
+};
+/* beta; sigmoid(beta); 2 sigmoid(beta) */
+enum { DP_SUBJECT_BETA_PLAIN = 0, DP_SUBJECT_BETA_SIGMOID = 1, DP_SUBJECT_BETA_SIGMOID2 = 2 };
 
 /* What the library is, and what it claims: the formats whose bounds it is judged by, unless --base
  * or --chain say others. */
@@ -76,31 +71,31 @@ typedef struct {
     const char *name;  /* a word for the record */
     const char *base;  /* everything but the chain of M: "fp64", "fp32" or "bf16" */
     const char *chain; /* the chain of M: "fp32" "tf32x3" "tf32" "tf32rz" "bf16" "bf16st" */
-    const char
-        *writes; /* names of what it writes, with blanks between: outputs below, and any stages */
+    /* names of what it writes, with blanks between: outputs below, and any stages */
+    const char *writes;
 } deltaproof_subject_info;
 
 typedef struct {
     int32_t abi, size; /* DP_SUBJECT_ABI and the bytes of this struct in the program that calls */
     int32_t H, HV, K, V, R, Kg, Nseq;
-    int32_t gate_form, beta_form,
-        l2norm; /* l2norm 1: q and each row of k are divided by sqrt(sum of squares + 1e-6) first */
+    /* l2norm 1: q and each row of k are divided by sqrt(sum of squares + 1e-6) first */
+    int32_t gate_form, beta_form, l2norm;
     int32_t backward; /* 1: gradients are wanted */
     int32_t rank, ranks;
     int64_t T;             /* of the whole problem */
     int64_t first, tokens; /* this call's: 0 and T but for DP_SUBJECT_PER_RANK */
     double scale, lower_bound;
     const char *input_format; /* "bf16", "fp32", "fp64": the widest that q k v g beta do need */
-    const char *base,
-        *chain; /* formats of this run, for a library that has several; others need not look */
-    const int64_t *cu; /* [Nseq+1] sequence i is tokens cu[i] .. cu[i+1]-1 of the whole problem; may
-                          be empty */
+    /* formats of this run, for a library that has several; others need not look */
+    const char *base, *chain;
+    /* [Nseq+1] sequence i is tokens cu[i] .. cu[i+1]-1 of the whole problem; may be empty */
+    const int64_t *cu;
     const double *q, *k;           /* [tokens][H][K], [tokens][H][R][K] */
     const double *v, *g, *beta;    /* [tokens][HV][R][V], [tokens][HV][Kg], [tokens][HV][R] */
     const double *A_log, *dt_bias; /* [HV], [HV][Kg]; NULL: zeros, and no gradient of them */
     const double *initial_state;   /* [Nseq][HV][K][V]; NULL: zeros */
-    const double *dout,
-        *dfinal_state; /* gradients of o and of final_state, if backward; NULL: zeros */
+    /* gradients of o and of final_state, if backward; NULL: zeros */
+    const double *dout, *dfinal_state;
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as
@@ -130,8 +125,8 @@ struct deltaproof_subject_comm {
 
 typedef struct {
     int32_t count;
-    const deltaproof_subject_tensor
-        *tensor; /* those that about()->writes names and that this problem has */
+    /* those that about()->writes names and that this problem has */
+    const deltaproof_subject_tensor *tensor;
     deltaproof_subject_comm *comm;
     char *why; /* [256] a message for any other return than DP_SUBJECT_OK */
 } deltaproof_subject_call;

@@ -230,8 +230,9 @@ static chain_error chain_bound(const dp_error_bound_base *w, int g0, int g1, int
     chain_error e = {.b = dp_doubles(size)};
     double *P = dp_doubles(KK), *Q = dp_doubles(KK), *M = dp_doubles(KK), *D = dp_doubles(KK),
            bias = 0;
+    /* the chain starts at I: its first factor is rounded too */
     for (int x = 0; x < K; x++)
-        P[(int64_t)x * K + x] = 1; /* the chain starts at I: its first factor is rounded too */
+        P[(int64_t)x * K + x] = 1;
     for (int i = 0; i < n; i++) {
         const dp_chunk_bound *cb = bound_at(w, trans ? g1 - 1 - i : g0 + i, hv);
         for (int x = 0; x < K; x++)
@@ -283,11 +284,9 @@ static double **merge_errors(const dp_error_bound_base *w, int dir, const chain_
                 dir > 0 ? s->ctx[far].local_seq[s->ctx[far].nlocal - 1] : s->ctx[far].local_seq[0];
             const double *start = dir > 0 ? p->s0 : p->dstate;
             if (!S && start) S = start + ((int64_t)seq * HV + hv) * KV;
+            /* zeros times M: only H arrives, as it is */
             if (!S)
-                memcpy(e[i], eH[z],
-                       sizeof(double) *
-                           dp_state_error_size(&w->r, K,
-                                               V)); /* zeros times M: only H arrives, as it is */
+                memcpy(e[i], eH[z], sizeof(double) * dp_state_error_size(&w->r, K, V));
             else
                 dp_bound_merge_step(&w->r, K, V, (dir > 0 ? s->M : s->dM)[z], mu[z], bM[z].b,
                                     bM[z].bias, S, H, eH[z], e[i]);

@@ -120,8 +120,8 @@ typedef struct {
 void dp_record_totals(const dp_record *r, int n[DP_NVERDICTS]);
 /* "pass", "fail", or "error" when a case could not be judged. */
 const char *dp_record_verdict(const dp_record *r);
-dp_status dp_record_write_json(const dp_record *r, const char *path,
-                               dp_err *e); /* "-": stdout; else by rename */
+/* "-": stdout; else by rename */
+dp_status dp_record_write_json(const dp_record *r, const char *path, dp_err *e);
 dp_status dp_record_write_junit(const dp_record *r, const char *path, dp_err *e);
 
 #ifdef __cplusplus

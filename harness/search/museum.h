@@ -68,8 +68,8 @@ dp_status dp_museum_run(char *const *path, int npath, const dp_museum_options *o
                         dp_err *e);
 void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f);
 dp_status dp_museum_write(const dp_museum *m, const char *path, dp_err *e);
-int dp_fault_by_run(
-    dp_fault f); /* single runs are within their bounds; it shows when they are repeated */
+/* single runs are within their bounds; it shows when they are repeated */
+int dp_fault_by_run(dp_fault f);
 int dp_fault_concerns(dp_fault f, dp_op op); /* can it show there at all? */
 /* Did it act there? hit: [N*HV] (ranks.h). Sums over ranks have rank -1, what all heads share has
  * head -1, tensors of query heads count those. */
@@ -95,12 +95,11 @@ int dp_fla_sees(const char *name, double rel_fro);
  *               "right", "fla"}]}
  */
 typedef struct {
-    int fault, runs, red, right, fla, ranks, rank, head,
-        died; /* died: the signal that ended its process */
+    /* died: the signal that ended its process */
+    int fault, runs, red, right, fla, ranks, rank, head, died;
     int64_t T;
-    char id[512], tensor[24], tier[16], says[400],
-        source[400]; /* says: why it is red; source: whose data an exact case finds there (source.h)
-                      */
+    /* says: why it is red; source: whose data an exact case finds there (source.h) */
+    char id[512], tensor[24], tier[16], says[400], source[400];
 } dp_kernel_row;
 typedef struct {
     int n;
@@ -112,8 +111,8 @@ dp_status dp_kernel_museum_run(const char *cases_dir, const char *cache, const c
                                dp_kernel_museum *m, dp_err *e);
 void dp_kernel_museum_print(const dp_kernel_museum *m, FILE *f);
 dp_status dp_kernel_museum_write(const dp_kernel_museum *m, const char *path, dp_err *e);
-int dp_kernel_museum_unseen(
-    const dp_kernel_museum *m); /* faults not seen, and red runs without one */
+/* faults not seen, and red runs without one */
+int dp_kernel_museum_unseen(const dp_kernel_museum *m);
 
 #ifdef __cplusplus
 }

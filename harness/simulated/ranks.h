@@ -57,29 +57,30 @@ typedef struct { /* one chunk position: HV consecutive dp_chunk share it */
 typedef struct {
     const dp_problem *p;
     dp_base base;
-    dp_design
-        design; /* of the simulation; bases of stages that differ from its own use their defaults */
-    dp_base at[DP_NSTAGES];  /* the base policy of each stage: all `base`, unless made by
-                                dp_sim_new_policy */
+    /* of the simulation; bases of stages that differ from its own use their defaults */
+    dp_design design;
+    /* the base policy of each stage: all `base`, unless made by dp_sim_new_policy */
+    dp_base at[DP_NSTAGES];
     int by_inverse;          /* as in dp_chunk */
     const dp_linear *linear; /* who multiplies and solves */
     int N;
     dp_fault fault;
-    unsigned char *hit,
-        *hit_kept; /* [N*HV]: where the fault acted in the last run (fault_effect.h; faults that
-                      show between runs: in all so far); in what later runs keep */
-    int runs;      /* dp_sim_run calls that have ended */
-    const dp_problem
-        *given; /* what dp_sim_new was given; p is &own when a fault reads other inputs */
+    /* [N*HV]: where the fault acted in the last run (fault_effect.h; faults that show between runs:
+     * in all so far); in what later runs keep */
+    unsigned char *hit, *hit_kept;
+    int runs; /* dp_sim_run calls that have ended */
+    /* what dp_sim_new was given; p is &own when a fault reads other inputs */
+    const dp_problem *given;
     dp_problem own;
     dp_context *ctx;                            /* [N] */
     double *q, *k, *g, *beta, *rstd_q, *rstd_k; /* activated, all tokens */
     int ngroup;
     dp_group *group;
-    int **first;     /* [N][nlocal+1]: group range of a local sub-sequence */
-    dp_chunk *ch;    /* [ngroup][HV] */
-    double **factor; /* [2][ngroup][HV]: M_c, formed on first use; second half: for the backward,
-                        where its base differs */
+    int **first;  /* [N][nlocal+1]: group range of a local sub-sequence */
+    dp_chunk *ch; /* [ngroup][HV] */
+    /* [2][ngroup][HV]: M_c, formed on first use; second half: for the backward, where its base
+     * differs */
+    double **factor;
     double *dq, *dk, *dg, *dbeta; /* gradients of the activated inputs, from intra_bwd and wy_bwd */
 
     /* results of the last dp_sim_run; [N*HV] pointers, NULL where the rank has none (math.md g.2)

@@ -13,9 +13,8 @@ const char *const dp_bits_models[DP_NBITMODELS] = {"store", "operand", "accumula
 #define FIRST 16
 #define LAST 256
 #define RMS 0.42466 /* sqrt(1/(8 ln 2)) */
-#define SHRINK \
-    1.4426950408889634 /* 2 * 0.7213: mean relative loss of one product with two truncated \
-                          operands over u */
+/* 2 * 0.7213: mean relative loss of one product with two truncated operands over u */
+#define SHRINK 1.4426950408889634
 
 /* ---- yardsticks ------------------------------------------------------------------------------ */
 
@@ -170,9 +169,8 @@ typedef struct {
 } law;
 static law law_of(dp_format f) {
     const dp_format_info *i = &dp_formats[f];
-    if (f == DP_TF32RZ)
-        return (law){DP_BITS_OPERAND, 11,
-                     1}; /* truncation to u = 2^-11: errors up to 2 u, of one sign */
+    /* truncation to u = 2^-11: errors up to 2 u, of one sign */
+    if (f == DP_TF32RZ) return (law){DP_BITS_OPERAND, 11, 1};
     if (i->u_store > 0) return (law){DP_BITS_STORE, -dp_log2(i->u_store), 0};
     if (i->u_op > 0 && f != DP_TF32X3) return (law){DP_BITS_OPERAND, -dp_log2(i->u_op), 0};
     /* 3xTF32 drops lo*lo: two factors of rms 0.425 2^-11 give an error of rms 0.425 2^-23.2 in each

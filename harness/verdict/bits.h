@@ -31,16 +31,17 @@ typedef struct {
     double A[DP_BITS_POINTS][DP_NBITMODELS];
     double *P[DP_BITS_POINTS]; /* [K][K] fp64 products */
 } dp_bits_scale;
-void dp_bits_scale_init(dp_bits_scale *s, int n, int K,
-                        const double *M); /* M [n][K][K]; npoint = 0 when n < 16 */
+/* M [n][K][K]; npoint = 0 when n < 16 */
+void dp_bits_scale_init(dp_bits_scale *s, int n, int K, const double *M);
 void dp_bits_scale_free(dp_bits_scale *s);
 
 typedef struct {
     int npoint, chunks[DP_BITS_POINTS];
     double at[DP_BITS_POINTS][DP_NBITMODELS]; /* readings, one a length */
     double bits[DP_NBITMODELS];               /* their means */
-    double truncated; /* bits of truncated operands that shrink M as fast (math.md j.4); NAN when
-                         the error is not along -M */
+    /* bits of truncated operands that shrink M as fast (math.md j.4); NAN when the error is not
+     * along -M */
+    double truncated;
     int width;    /* significant bits of the widest number in the results: what the chain stores */
     double slope; /* NAN with fewer than 3 lengths */
     int biased;   /* slope above 0.75, midway between the two laws */

@@ -354,9 +354,8 @@ static void intra_cumsum(dp_chunk_bound *b, const dp_input_error *in) {
         for (int t = 0; t < c; t++) {
             gates += in->g ? in->g[t * in->sg + (in->Kg == 1 ? 0 : x)] : 0;
             sums += t ? dp_pw(r, r->u * ch->gcum[t * K + x]) : 0;
-            b->Dcum[t * K + x] =
-                dp_pw(r, gates) +
-                sums; /* gates add up before the power: D_s - D_i >= (gates_s - gates_i)^p */
+            /* gates add up before the power: D_s - D_i >= (gates_s - gates_i)^p */
+            b->Dcum[t * K + x] = dp_pw(r, gates) + sums;
         }
     }
 }
@@ -888,8 +887,8 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
             operands + dp_pw(r, dp_sum_error(r, n + 4) * (sum + ch->eC[x] * s));
     }
     for (int x = 0; x < K; x++) {
-        double from = 0, until = 0, from1 = 0,
-               until1 = 0; /* shared errors are the same at all tokens: they add up themselves */
+        /* shared errors are the same at all tokens: they add up themselves */
+        double from = 0, until = 0, from1 = 0, until1 = 0;
         for (int t = c - 1; t >= 0; t--) {
             from += rs[t * K + x] + ib.round[t * K + x] + dp_pw(r, u * val.dg[t * K + x]);
             from1 += sqrt(rs1[t * K + x]);

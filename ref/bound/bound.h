@@ -36,15 +36,15 @@ extern "C" {
 typedef struct {
     double u;  /* arithmetic: 2^-53 or 2^-24 */
     double us; /* a store, beyond u: 2^-8 where FLA stores bf16, else 0 */
-    double
-        uo; /* rounding of a product's operand that was not stored in that format: 2^-8, else 0 */
-    double tiny; /* absolute error of an operation through underflow or flush to zero: 2^-126 (fp64:
-                    2^-1022) */
-    double pair; /* a pair's decay, beyond u: operands that carry it are rounded (design
-                    scores=gated); 0 */
-    int inverse; /* 1: w, u come from products with the stored inverse (bf16), 0: from a triangular
-                    solve */
-    int p;       /* 1 sound, 2 probable */
+    /* rounding of a product's operand that was not stored in that format: 2^-8, else 0 */
+    double uo;
+    /* absolute error of an operation through underflow or flush to zero: 2^-126 (fp64: 2^-1022) */
+    double tiny;
+    /* a pair's decay, beyond u: operands that carry it are rounded (design scores=gated); 0 */
+    double pair;
+    /* 1: w, u come from products with the stored inverse (bf16), 0: from a triangular solve */
+    int inverse;
+    int p; /* 1 sound, 2 probable */
 } dp_rounding;
 static inline double dp_pw(const dp_rounding *r, double x) {
     return r->p == 2 ? x * x : x < 0 ? -x : x;
@@ -68,8 +68,8 @@ double dp_sum_error(const dp_rounding *r, int n);
 typedef struct {
     double q, k, v, beta; /* relative, another error in every entry */
     double qk_row;        /* relative, one error for a whole row of q or k (its 1/norm) */
-    const double *rq, *rk,
-        *rv; /* NULL, or what each entry of q [c][K], k [n][K], v [n][V] has on top of q, k, v */
+    /* NULL, or what each entry of q [c][K], k [n][K], v [n][V] has on top of q, k, v */
+    const double *rq, *rk, *rv;
     const double *g; /* [c][K] absolute error of the log decay, entrywise; stride sg */
     int64_t sg;
     int Kg;
@@ -79,9 +79,9 @@ typedef struct {
     dp_rounding r;
     const dp_chunk *ch;
     double *Dcum; /* [c][K] D of gcum; D of gcum_s - gcum_i is Dcum_s - Dcum_i */
-    double *Dexp,
-        *Dend;   /* [c][K] relative errors (not powers) of exp(gcum) and of exp(gcum_last - gcum) */
-    double *DeC; /* [K] */
+    /* [c][K] relative errors (not powers) of exp(gcum) and of exp(gcum_last - gcum) */
+    double *Dexp, *Dend;
+    double *DeC;                 /* [K] */
     double *DL, *DA, *DT;        /* [n][n]; DT NULL without the inverse */
     double *DAqk;                /* [c][n] */
     double *Dw, *Du, *Dkg, *Dqg; /* [n][K], [n][V], [n][K], [c][K] */

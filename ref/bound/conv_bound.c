@@ -265,8 +265,9 @@ void dp_conv_bound_sigmoid32(const dp_conv *c, dp_conv_policy pol, int N, dp_con
     bound_of(c, pol, rule_sigmoid32(pol), N, bound);
 }
 
-/* ---- truth: the formulas of math.md h, every operation correctly rounded to prec bits, one
- * channel at a time ---- */
+/* ---- truth --------------------------------------------------------------------------------------
+ * The formulas of math.md h, every operation correctly rounded to prec bits, one channel at a
+ * time. */
 
 typedef struct {
     const dp_conv *c;

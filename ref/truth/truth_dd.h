@@ -71,8 +71,9 @@ typedef struct {
     double a[2], lower_bound; /* exp(A_log) */
     const double *raw, *bias, *in;
     double *d, *dx, *dA;
-    double top[4]; /* out, over the channels: max d, max d |g|, max |dg/dx|, sum of squares of
-                      dg/dA_log; good to 2^-40 */
+    /* out, over the channels: max d, max d |g|, max |dg/dx|, sum of squares of dg/dA_log; good to
+     * 2^-40 */
+    double top[4];
 } tr_dd_gate;
 
 /* Activated tokens of one head: q, d [n] rows; k [n][R] rows; beta [n][R][2]. */
@@ -103,16 +104,15 @@ typedef struct {
     void (*gate)(tr_dd_gate *a);
     void (*sigmoid8)(const double *x, double *sig, double *dsig);
     void (*forward)(const tr_dd_rows *b, const tr_dd_cols *c);
-    void (*rebuild)(const tr_dd_rows *b, const tr_dd_cols *c, double *tape,
-                    double *E); /* tape [n+1][COLS] rows, E [n][R][2][COLS] */
+    /* tape [n+1][COLS] rows, E [n][R][2][COLS] */
+    void (*rebuild)(const tr_dd_rows *b, const tr_dd_cols *c, double *tape, double *E);
     void (*backward)(const tr_dd_rows *b, const tr_dd_cols *c, const double *tape, const double *E,
                      const double *dout, const tr_dd_grads *y);
     void (*add_rows)(int64_t Kp, double *into, const double *from);
     void (*mul_rows)(int64_t Kp, double *out, const double *a, const double *b);
     void (*chain_l2)(int64_t Kp, const double *y, const double *rstd, double *dy);
-    double (*squares)(
-        int64_t Kp, int w,
-        const double *x); /* of the leading parts of w rows, summed in a fixed order */
+    /* of the leading parts of w rows, summed in a fixed order */
+    double (*squares)(int64_t Kp, int w, const double *x);
 } tr_dd_lanes;
 
 /* NULL: that of dp_isa_chosen, else the one of that name; NULL: not here. */
