@@ -28,8 +28,8 @@
 enum { TR_O, TR_FINAL, TR_DQ, TR_DK, TR_DV, TR_DG, TR_DBETA, TR_DA, TR_DDT, TR_DS0 };
 
 /* Bounds are binary128 on every machine, to nearest: what C calls long double has 64 bits on x86
- * and 113 on aarch64. No literal is a long double for the same reason. Range 2^-16494 .. 2^16384.
- * */
+ * and 113 on aarch64. No literal is a long double for the same reason. Range 2^-16494 ..
+ * 2^16384. */
 #if __LDBL_MANT_DIG__ == 113
 typedef long double ld;
 #else
