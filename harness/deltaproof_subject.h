@@ -2,15 +2,15 @@
  * This file needs no other file of deltaproof.
  *
  *     cc -O2 -fPIC -shared -Iharness mine.c -o libmine.so
- *     (harness/subject/example_subject.c is a whole one to copy)
+ *         (harness/subject/example_subject.c is a whole one to copy)
  *     build/deltaproof run smoke-kda --subject ./libmine.so
- *     build/deltaproof bisect stage smoke-kda --subject ./libmine.so    (which stage is wrong,
- *     where)    shrink: the smallest input that fails
+ *     build/deltaproof bisect stage smoke-kda --subject ./libmine.so
+ *         (which stage is wrong, where)    shrink: the smallest input that fails
  *
  * The library exports two functions, deltaproof_subject_about and deltaproof_subject_run. It is
- * loaded into a process of its own, which is started anew for every run: a crash, a hang (--limit
- * SECONDS, for loading it and for about, too), a write outside of an array or an entry that was
- * never written is reported as that. Its private memory is limited (--memory GIB), and all
+ * loaded into a process of its own, which is started anew for every run: a crash, a hang
+ * (--limit SECONDS, for loading it and for about, too), a write outside of an array or an entry
+ * that was never written is reported as that. Its private memory is limited (--memory GIB), and all
  * processes that it starts end with the run.
  *
  * Arrays hold doubles, row-major, last index fastest, whatever formats the kernel computes in:
@@ -18,26 +18,26 @@
  * outputs are the kernel's results, widened. Memory is the caller's: read the inputs (writing to
  * them is a fault), write every entry of the outputs, keep no pointer after the return.
  *
- *   T tokens   H query/key heads   HV value heads, a multiple of H; value head hv uses query/key
- *              head hv / (HV / H)
- *   K key width   V value width   R keys a token (1 but for MKDA)   Kg gate width: K, or 1 (GDN)
- *                 Nseq packed sequences
+ *   T tokens   H query/key heads
+ *   HV value heads, a multiple of H; value head hv uses query/key head hv / (HV / H)
+ *   K key width   V value width   R keys a token (1 but for MKDA)
+ *   Kg gate width: K, or 1 (GDN)   Nseq packed sequences
  *
  * One token, one value head, state S [K][V] (ref/math.md b); g, beta, q, k after the activations
  * that gate_form, beta_form and l2norm name:
- *   S <- diag(exp g) S;   E = v - k S;   S <- S + k' diag(beta) E;   o = scale S' q           k
- *                         [R][K], v and E [R][V], beta [R]
+ *   S <- diag(exp g) S;   E = v - k S;   S <- S + k' diag(beta) E;   o = scale S' q
+ *   k [R][K], v and E [R][V], beta [R]
  * Gradients are those of the numbers as given: of the raw gate, the raw beta, the q and k before
  * their norm.
  *
  * With ranks == 1 or DP_SUBJECT_WHOLE one call gets everything; a library that splits the work over
  * ranks itself does so for `ranks` of them.
- * With DP_SUBJECT_PER_RANK every rank is a process of its own and gets its own tokens [first, first
- * + tokens) of q k v g beta do, and writes its own tokens of o dq dk dv dg dbeta; states are whole
- * on every rank: it reads initial_state of the sequences that start on it and writes final_state of
- * those that end on it (dfinal_state and ds0 the other way round); dA_log and ddt_bias are read
- * from rank 0, summed over ranks by the library. Empty sequences are nobody's. all_gather of the
- * communicator is all that ranks share.
+ * With DP_SUBJECT_PER_RANK every rank is a process of its own and gets its own tokens
+ * [first, first + tokens) of q k v g beta do, and writes its own tokens of o dq dk dv dg dbeta;
+ * states are whole on every rank: it reads initial_state of the sequences that start on it and
+ * writes final_state of those that end on it (dfinal_state and ds0 the other way round); dA_log and
+ * ddt_bias are read from rank 0, summed over ranks by the library. Empty sequences are nobody's.
+ * all_gather of the communicator is all that ranks share.
  */
 #ifndef DELTAPROOF_SUBJECT_H
 #define DELTAPROOF_SUBJECT_H
@@ -47,25 +47,20 @@
 extern "C" {
 #endif
 
-#define DP_SUBJECT_ABI \
-    1 /* raised when an existing field changes; fields are only ever added at the end of a struct \
-       */
+/* raised when an existing field changes; fields are only ever added at the end of a struct */
+#define DP_SUBJECT_ABI 1
 
 enum { DP_SUBJECT_WHOLE = 0, DP_SUBJECT_PER_RANK = 1 };
-enum {
-    DP_SUBJECT_OK = 0,
-    DP_SUBJECT_UNSUPPORTED = -1
-}; /* what run returns; anything else: it failed. UNSUPPORTED: the run is skipped */
+/* what run returns; anything else: it failed. UNSUPPORTED: the run is skipped */
+enum { DP_SUBJECT_OK = 0, DP_SUBJECT_UNSUPPORTED = -1 };
 enum {
     DP_SUBJECT_GATE_LOG = 0,      /* g is the natural logarithm of one step's decay, <= 0 */
     DP_SUBJECT_GATE_SOFTPLUS = 1, /* g = -exp(A_log) softplus(g + dt_bias) */
+    /* g = lower_bound sigmoid(exp(A_log) (g + dt_bias)) */
     DP_SUBJECT_GATE_LOWER_BOUND = 2
-}; /* g = lower_bound sigmoid(exp(A_log) (g + dt_bias)) */
-enum {
-    DP_SUBJECT_BETA_PLAIN = 0,
-    DP_SUBJECT_BETA_SIGMOID = 1,
-    DP_SUBJECT_BETA_SIGMOID2 = 2
-}; /* beta; sigmoid(beta); 2 sigmoid(beta) */
+};
+/* beta; sigmoid(beta); 2 sigmoid(beta) */
+enum { DP_SUBJECT_BETA_PLAIN = 0, DP_SUBJECT_BETA_SIGMOID = 1, DP_SUBJECT_BETA_SIGMOID2 = 2 };
 
 /* What the library is, and what it claims: the formats whose bounds it is judged by, unless --base
  * or --chain say others. */
@@ -76,43 +71,43 @@ typedef struct {
     const char *name;  /* a word for the record */
     const char *base;  /* everything but the chain of M: "fp64", "fp32" or "bf16" */
     const char *chain; /* the chain of M: "fp32" "tf32x3" "tf32" "tf32rz" "bf16" "bf16st" */
-    const char
-        *writes; /* names of what it writes, with blanks between: outputs below, and any stages */
+    /* names of what it writes, with blanks between: outputs below, and any stages */
+    const char *writes;
 } deltaproof_subject_info;
 
 typedef struct {
     int32_t abi, size; /* DP_SUBJECT_ABI and the bytes of this struct in the program that calls */
     int32_t H, HV, K, V, R, Kg, Nseq;
-    int32_t gate_form, beta_form,
-        l2norm; /* l2norm 1: q and each row of k are divided by sqrt(sum of squares + 1e-6) first */
+    /* l2norm 1: q and each row of k are divided by sqrt(sum of squares + 1e-6) first */
+    int32_t gate_form, beta_form, l2norm;
     int32_t backward; /* 1: gradients are wanted */
     int32_t rank, ranks;
     int64_t T;             /* of the whole problem */
     int64_t first, tokens; /* this call's: 0 and T but for DP_SUBJECT_PER_RANK */
     double scale, lower_bound;
     const char *input_format; /* "bf16", "fp32", "fp64": the widest that q k v g beta do need */
-    const char *base,
-        *chain; /* formats of this run, for a library that has several; others need not look */
-    const int64_t *cu; /* [Nseq+1] sequence i is tokens cu[i] .. cu[i+1]-1 of the whole problem; may
-                          be empty */
+    /* formats of this run, for a library that has several; others need not look */
+    const char *base, *chain;
+    /* [Nseq+1] sequence i is tokens cu[i] .. cu[i+1]-1 of the whole problem; may be empty */
+    const int64_t *cu;
     const double *q, *k;           /* [tokens][H][K], [tokens][H][R][K] */
     const double *v, *g, *beta;    /* [tokens][HV][R][V], [tokens][HV][Kg], [tokens][HV][R] */
     const double *A_log, *dt_bias; /* [HV], [HV][Kg]; NULL: zeros, and no gradient of them */
     const double *initial_state;   /* [Nseq][HV][K][V]; NULL: zeros */
-    const double *dout,
-        *dfinal_state; /* gradients of o and of final_state, if backward; NULL: zeros */
+    /* gradients of o and of final_state, if backward; NULL: zeros */
+    const double *dout, *dfinal_state;
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as
  * above):
- *   o [tokens][HV][V]   final_state ds0 (gradient of initial_state) [Nseq][HV][K][V]   dq dk dv dg
- *                       dbeta dA_log ddt_bias as what they are gradients of
+ *   o [tokens][HV][V]   final_state ds0 (gradient of initial_state) [Nseq][HV][K][V]
+ *   dq dk dv dg dbeta dA_log ddt_bias as what they are gradients of
  * stages, judged where written (harness/verdict/stage_tensor.h; C = 64 R):
- *   gcum [tokens][HV][Kg]   Akk [tokens][HV][R][C]   Aqk [tokens][HV][C]   w kg [tokens][HV][R][K]
- *                           qg [tokens][HV][K]   u v_new dv_local dv_new [tokens][HV][R][V]
+ *   gcum [tokens][HV][Kg]   Akk [tokens][HV][R][C]   Aqk [tokens][HV][C]
+ *   w kg [tokens][HV][R][K]   qg [tokens][HV][K]   u v_new dv_local dv_new [tokens][HV][R][V]
  *   h dh [chunks][HV][K][V]: chunks of 64 tokens, which restart at every sequence and rank
- *   M dM [HV][K][K]  H S_in dH dS_out [HV][K][V]: of the rank; with DP_SUBJECT_WHOLE an axis
- *                    [ranks] comes first */
+ *   M dM [HV][K][K]  H S_in dH dS_out [HV][K][V]: of the rank;
+ *       with DP_SUBJECT_WHOLE an axis [ranks] comes first */
 typedef struct {
     const char *name;
     int32_t ndim;
@@ -130,8 +125,8 @@ struct deltaproof_subject_comm {
 
 typedef struct {
     int32_t count;
-    const deltaproof_subject_tensor
-        *tensor; /* those that about()->writes names and that this problem has */
+    /* those that about()->writes names and that this problem has */
+    const deltaproof_subject_tensor *tensor;
     deltaproof_subject_comm *comm;
     char *why; /* [256] a message for any other return than DP_SUBJECT_OK */
 } deltaproof_subject_call;

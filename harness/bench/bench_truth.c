@@ -1,12 +1,12 @@
 /* harness/bench/bench_truth.c - tokens per second of the truth in MPFR (192 bits) and in
  * double-double, one KDA head, K = V = 128, all cores.
  *
- * usage: bench_truth [tokens [runs [bits]]]      default 512 3 192; prints the median over the
- * runs, and the ratio
- *        bench_truth long [tokens]               default 1048576: forward in double-double, on the
- *        device where there is one; its first 4096 tokens
- *                                                on the CPU too, bit for bit, and two columns of
- *                                                512 tokens in MPFR. Exit status 1: they differ
+ * usage: bench_truth [tokens [runs [bits]]]
+ *            default 512 3 192; prints the median over the runs, and the ratio
+ *        bench_truth long [tokens]
+ *            default 1048576: forward in double-double, on the device where there is one; its first
+ *            4096 tokens on the CPU too, bit for bit, and two columns of 512 tokens in MPFR. Exit
+ *            status 1: they differ
  */
 #include <math.h>
 #include <omp.h>

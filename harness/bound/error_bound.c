@@ -17,9 +17,13 @@ static double state_fro(const dp_error_bound_base *w, const double *e) {
 }
 
 /* ---- errors of the activated inputs -------------------------------------------------------------
+ * q, k: y = x rstd: each entry 2u, + us where the normalised vector is stored short; the row its
+ *       rstd, sum_error(K) / 2 + 4u.
+ * gate: softplus form  |Dg| <= 10 u |g| + u |x| a sigmoid(x);
+ *       lower bound  |Dg| <= 8 u |g| + 5 u |a x| |lb| s (1 - s)
  *       (x = raw + bias is rounded once, a = exp(A_log) and the functions are good to 2 u each).
- * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on entry:
- * u. */
+ * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on
+ *       entry: u. */
 static double sigmoid(double x) {
     return x >= 0 ? 1 / (1 + dp_exp(-x)) : dp_exp(x) / (1 + dp_exp(x));
 }
@@ -226,8 +230,9 @@ static chain_error chain_bound(const dp_error_bound_base *w, int g0, int g1, int
     chain_error e = {.b = dp_doubles(size)};
     double *P = dp_doubles(KK), *Q = dp_doubles(KK), *M = dp_doubles(KK), *D = dp_doubles(KK),
            bias = 0;
+    /* the chain starts at I: its first factor is rounded too */
     for (int x = 0; x < K; x++)
-        P[(int64_t)x * K + x] = 1; /* the chain starts at I: its first factor is rounded too */
+        P[(int64_t)x * K + x] = 1;
     for (int i = 0; i < n; i++) {
         const dp_chunk_bound *cb = bound_at(w, trans ? g1 - 1 - i : g0 + i, hv);
         for (int x = 0; x < K; x++)
@@ -279,11 +284,9 @@ static double **merge_errors(const dp_error_bound_base *w, int dir, const chain_
                 dir > 0 ? s->ctx[far].local_seq[s->ctx[far].nlocal - 1] : s->ctx[far].local_seq[0];
             const double *start = dir > 0 ? p->s0 : p->dstate;
             if (!S && start) S = start + ((int64_t)seq * HV + hv) * KV;
+            /* zeros times M: only H arrives, as it is */
             if (!S)
-                memcpy(e[i], eH[z],
-                       sizeof(double) *
-                           dp_state_error_size(&w->r, K,
-                                               V)); /* zeros times M: only H arrives, as it is */
+                memcpy(e[i], eH[z], sizeof(double) * dp_state_error_size(&w->r, K, V));
             else
                 dp_bound_merge_step(&w->r, K, V, (dir > 0 ? s->M : s->dM)[z], mu[z], bM[z].b,
                                     bM[z].bias, S, H, eH[z], e[i]);
@@ -360,16 +363,15 @@ static void outputs(const dp_error_bound_base *w, int g, int hv, const passes *p
 }
 
 /* Through the activations (math.md c):
- *   L2 norm  dx = rstd (dy - y <y, dy>): the projection does not lengthen, so |error| <= rstd
- *            (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|); where the row x was
- *            itself computed, its y and rstd are each off by at most |error of x| / |x| more: 8
- *            times that
- *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|);   beta  z s(1-s) D + 6 u z s
- *            |dbeta|    (1 - s cancels when s ~ 1)
+ *   L2 norm  dx = rstd (dy - y <y, dy>): the projection does not lengthen, so
+ *              |error| <= rstd (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|);
+ *            where the row x was itself computed, its y and rstd are each off by at most
+ *              |error of x| / |x| more: 8 times that
+ *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|);
+ *   beta     z s(1-s) D + 6 u z s |dbeta|    (1 - s cancels when s ~ 1)
  * sums over tokens for dA_log, ddt_bias: squares add inside a chunk, errors themselves from chunk
- * to chunk, since an error of the state that
- *          enters a rank reaches all its chunks alike; plus sum_error of the sum of absolute
- *          values. */
+ *          to chunk, since an error of the state that enters a rank reaches all its chunks alike;
+ *          plus sum_error of the sum of absolute values. */
 typedef struct {
     double *A, *Aabs, *B, *Babs;
 } partial; /* [HV], [HV][Kg]: p-th powers, and sums of absolute values */

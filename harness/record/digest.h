@@ -6,8 +6,10 @@
  *
  *     run ID VERDICT TRUTH BITS radius audit condition inverse entry slope
  *     tensor NAME VERDICT TIER error bound ratio worst expected excess, then ratio median limit
- * freedom draw of each level of verdict/levels.h ranks error of each rank          point rank
- * chunks error effect bound abs norm          bits store operand accumulate truncated
+ *         freedom draw of each level of verdict/levels.h
+ *     ranks error of each rank
+ *     point rank chunks error effect bound abs norm
+ *     bits store operand accumulate truncated
  *
  * Numbers are the 16 digits of their encoding as a double, -0 as 0, every NaN as `nan`. So it
  * depends on neither the order of execution, threads, time, nor on what came from a cache.

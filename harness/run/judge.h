@@ -2,34 +2,31 @@
  * safetensors files, nothing is run.
  *
  * IN.safetensors   q k v g beta, and where there are any A_log dt_bias initial_state (s0) do dht
- * (dstate) cu_seqlens; any other name is refused.
+ *                  (dstate) cu_seqlens; any other name is refused.
  * OUT.safetensors  any of o final_state (ht) dq dk dv dg dbeta dA_log ddt_bias ds0 (dh0), and of
- * the stages of stage_tensor.h: gcum Akk Aqk w u kg qg M H S_in
- *                  h v_new dv_local dS_out dM dH dh dv_new; any other name is refused. Gradients
- *                  need `do` in IN.
- * Layouts are FLA's: q dq [T,H,K]  k dk [T,H,K] or [T,H,R,K]  v dv [T,HV,V] or [T,HV,R,V]  o do
- * [T,HV,V]  g dg [T,HV,K], GDN [T,HV]
- *   beta dbeta [T,HV] or [T,HV,R]  A_log dA_log [HV]  dt_bias ddt_bias [HV,K] or flat  states
- *                                  [Nseq,HV,K,V], or [Nseq,HV,V,K] by option alone
- *   (K = V hides the difference). Axes of length 1 may be left out or added: [1,T,H,K], and [T,K]
- *   for one head.
+ *                  the stages of stage_tensor.h: gcum Akk Aqk w u kg qg M H S_in h v_new dv_local
+ *                  dS_out dM dH dh dv_new; any other name is refused. Gradients need `do` in IN.
+ * Layouts are FLA's:
+ *   q dq [T,H,K]  k dk [T,H,K] or [T,H,R,K]  v dv [T,HV,V] or [T,HV,R,V]  o do [T,HV,V]
+ *   g dg [T,HV,K], GDN [T,HV]
+ *   beta dbeta [T,HV] or [T,HV,R]  A_log dA_log [HV]  dt_bias ddt_bias [HV,K] or flat
+ *   states [Nseq,HV,K,V], or [Nseq,HV,V,K] by option alone (K = V hides the difference).
+ *   Axes of length 1 may be left out or added: [1,T,H,K], and [T,K] for one head.
  * Stages: shapes in stage_tensor.h; states h, dh, S_in, dS_out follow the layout of states, M, H,
- * dM, dH are [N,HV,K,..] always. Each is judged against what the
- *   inputs of IN make of it, by the bound of all stages up to it.
- * The model follows from the shapes: R keys a token: mkda; a gate of one number a head: gdn; else
- * kda.
+ *   dM, dH are [N,HV,K,..] always. Each is judged against what the inputs of IN make of it, by the
+ *   bound of all stages up to it.
+ * The model follows from the shapes: R keys a token: mkda; a gate of one number a head: gdn;
+ * else kda.
  *
  * A chain of M alone: IN has one tensor, `factors` [n,K,K] (`deltaproof truth CASE` writes it for a
- * case of op = chain), OUT one, `M` [n,K,K]: the product
- *   factors[j] .. factors[0] after each factor, as the kernel makes it in the format that --claim
- *   names. Judged at 1, 2, 4, .. n factors; where
- *   nothing is forgotten (regime reflect) its effective bits and bias are read and held against the
- *   claim (bits.h).
+ *   case of op = chain), OUT one, `M` [n,K,K]: the product factors[j] .. factors[0] after each
+ *   factor, as the kernel makes it in the format that --claim names. Judged at 1, 2, 4, .. n
+ *   factors; where nothing is forgotten (regime reflect) its effective bits and bias are read and
+ *   held against the claim (bits.h).
  *
  * A setting comes from its option, else from the metadata of IN (gate, beta, qk or l2norm,
- * lower_bound, scale, cu_seqlens, state_layout) or of
- * OUT (ranks, base, claim, state_layout), else it is refused with the option to give; scale is
- * K^-1/2, ranks 1, the layout kv where nobody says.
+ * lower_bound, scale, cu_seqlens, state_layout) or of OUT (ranks, base, claim, state_layout), else
+ * it is refused with the option to give; scale is K^-1/2, ranks 1, the layout kv where nobody says.
  * The run's ID is `judge:OUT.safetensors:ranks=4,base=bf16,chain=tf32rz`, its backend `file`.
  * A tensor that its file holds in a coarser format than the base stores it in gets that one
  * rounding on top of its bound.

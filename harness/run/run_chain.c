@@ -19,8 +19,8 @@ typedef struct {
     int n, K, dd, npoint, points[32];
     double *M, *mu;                   /* [n][K][K] factors as doubles, [n] */
     double *hi[32], *lo[32], rad[32]; /* truth at points[i] factors */
-    dp_bits_scale
-        bits; /* npoint = 0: this regime forgets, or the truth is too short to read bits from */
+    /* npoint = 0: this regime forgets, or the truth is too short to read bits from */
+    dp_bits_scale bits;
 } chain_truth;
 
 static double radius_step(int K, const double *M, const double *P, double mu, double eta,
@@ -105,8 +105,8 @@ static void chain_truth_free(chain_truth *t) {
 
 /* The chain in a format, with the a-posteriori normwise bound of math.md j.3 computed beside it
  * from the chain's own products:
- *   b_1 = 0 (u_store |M_1| where even one factor is stored short),  b_j = mu_j b_(j-1) + eta |
- *   |M_j||P_hat_(j-1)| |_F + 3 K^2 2^-126 */
+ *   b_1 = 0 (u_store |M_1| where even one factor is stored short),
+ *   b_j = mu_j b_(j-1) + eta | |M_j||P_hat_(j-1)| |_F + 3 K^2 2^-126 */
 static void run_chain(const chain_truth *t, dp_format claimed, dp_format actual, double *got,
                       double *bound) {
     const int K = t->K;
@@ -218,8 +218,8 @@ static void judge_chain(const chain_truth *t, dp_format claimed, dp_format actua
                                                  .rel = norm > 1e-30 ? err / norm : NAN,
                                                  .bound = norm > 1e-30 ? bound[i] / norm : NAN,
                                                  .effect = NAN};
-        if (bound[i] > sqrt(t->K))
-            bound[i] = INFINITY; /* more than |I|_F: says nothing about a chain of contractions */
+        /* more than |I|_F: says nothing about a chain of contractions */
+        if (bound[i] > sqrt(t->K)) bound[i] = INFINITY;
     }
     r->slope = slope(r);
     read_bits(t, claimed, got, r);

@@ -1,8 +1,8 @@
 /* harness/run/step.h - op step: causal convolutions in front of q, k and v of a KDA layer, forward
  * and backward over N ranks, judged end to end.
  *
- *   x_q x_k x_v --conv, activation--> q k v --gate, beta, L2 norm, KDA--> o        do --KDA
- *   backward--> dq dk dv --conv backward--> dx_q .. dw_q .. dbias_q ..
+ *   x_q x_k x_v --conv, activation--> q k v --gate, beta, L2 norm, KDA--> o
+ *   do --KDA backward--> dq dk dv --conv backward--> dx_q .. dw_q .. dbias_q ..
  *
  * Truth. q, k, v are those of the convolution in MPFR, rounded to double; what that leaves open is
  * dp_problem.input_error, which the radius of every result carries. dx, dw and dbias follow in MPFR
@@ -15,8 +15,8 @@
  *            channels d
  *     dw_j   squares of x silu'(pre) times the error, summed over channels and 64 tokens, errors
  *            themselves from there on (as dA_log, error_bound.c); dbias likewise
- * and what the convolution's own arithmetic adds comes from ref/bound/conv_bound.c again. First
- * order.
+ * and what the convolution's own arithmetic adds comes from ref/bound/conv_bound.c again.
+ * First order.
  */
 #ifndef DP_STEP_H
 #define DP_STEP_H

@@ -7,29 +7,28 @@
  *   repeat        the same run again gives the same bits
  *   causality     inputs of one token changed: o and dq of the chunks before its own, and
  *                 everything of other sequences, stays
- *   causality-chunk  the same inside one chunk of 64 tokens, every seventh of them changed in turn:
- *                    o and dq of the tokens before it stay, as a masked product adds exact zeros.
- *                    Kernels that anchor
- *                 decays inside the chunk behind a row (fla#1242), or choose a way of summing by
- *                 what comes later, do not have that
+ *   causality-chunk
+ *                 the same inside one chunk of 64 tokens, every seventh of them changed in turn: o
+ *                 and dq of the tokens before it stay, as a masked product adds exact zeros.
+ *                 Kernels that anchor decays inside the chunk behind a row (fla#1242), or choose a
+ *                 way of summing by what comes later, do not have that
  *   anticausality do of one token changed: dk dv dg dbeta of the tokens behind it, dq of all
- *   others, and everything of other sequences, stays
+ *                 others, and everything of other sequences, stays
  *   heads         every input of the first value head, of the last, of all but the first changed (q
- *                 and k where no other head reads them): everything of
- *                 other heads stays, o, states and all gradients, dA_log and ddt_bias too (dq and
- *                 dk: of groups without a changed head)
+ *                 and k where no other head reads them): everything of other heads stays, o, states
+ *                 and all gradients, dA_log and ddt_bias too (dq and dk: of groups without a
+ *                 changed head)
  *   packed        a sequence among others gives what it gives alone, on one rank, where chunks are
  *                 cut alike (dA_log and ddt_bias, sums over all, are left out)
  *   prefix        running on from the state of a prefix of whole chunks gives what one run gives;
- *                 the gradient of that state likewise
- *                 (cuda, nccl: o and states only; the backward recomputes the states of the prefix
- *                 in another path than the forward that gave the state).
- *                 Where kernels cut a sequence in segments by its length, and so its parts
- *                 elsewhere, prefix is skipped and packed leaves it out
+ *                 the gradient of that state likewise (cuda, nccl: o and states only; the backward
+ *                 recomputes the states of the prefix in another path than the forward that gave
+ *                 the state). Where kernels cut a sequence in segments by its length, and so its
+ *                 parts elsewhere, prefix is skipped and packed leaves it out
  *   scale-v       v and s0 times 2^3: o and states times 2^3, dq dk dg dbeta times 2^3, dv and ds0
- *                 as before. Powers of two commute with rounding; entries
- *                 that underflow on the way may differ by 2^-100 (fp64: 2^-960; cuda, nccl: 2^-36,
- *                 as anchors multiply by up to 2^110 afterwards), which is what `small` stands for
+ *                 as before. Powers of two commute with rounding; entries that underflow on the way
+ *                 may differ by 2^-100 (fp64: 2^-960; cuda, nccl: 2^-36, as anchors multiply by up
+ *                 to 2^110 afterwards), which is what `small` stands for
  *   scale-do      do and dstate times 2^3: all gradients times 2^3
  *   sign-q        q negated: o and (without dstate) the gradients but dq change sign, states and dq
  *                 stay
@@ -38,9 +37,8 @@
  *                 (ref/inputs/inputs_exact.c) in the problem's own shape and packing
  *   transpose     dM = M' on those inputs (math.md g.1)
  *   ranks-bound   N ranks against one rank on the problem's own inputs: each row within the sum of
- *                 the two probable bounds (error_bound.h; math.md j.4); skipped
- *                 where the fp64 reference that bounds are taken from would take longer than a
- *                 minute
+ *                 the two probable bounds (error_bound.h; math.md j.4); skipped where the fp64
+ *                 reference that bounds are taken from would take longer than a minute
  */
 #ifndef DP_INVARIANTS_H
 #define DP_INVARIANTS_H

@@ -3,23 +3,25 @@
  * seen it on the same data.
  *
  * A run of a fault acts when the fault changed anything somewhere (dp_run.hit; op chain and conv:
- * always taken to act); it is red when its verdict fails.
- * Faults of single runs (race, order) are compared with repeated runs instead, bit for bit.
- * Localisation: `deltaproof bisect stage`, on one red run of each case; right: the stage is the
- * fault's own, and the fault did act on that rank and head.
+ * always taken to act); it is red when its verdict fails. Faults of single runs (race, order) are
+ * compared with repeated runs instead, bit for bit. Localisation: `deltaproof bisect stage`, on one
+ * red run of each case; right: the stage is the fault's own, and the fault did act on that rank and
+ * head.
  * FLA: relative RMS error of a whole tensor above 5e-3 (o, final state), 8e-3 (gradients), 2e-2
  * (dg, dA_log, ddt_bias), or not finite; runs that are above without the fault do not count.
  *
- * museum.json: {"schema": "deltaproof-museum", "schema_version": 1, "commit", "seconds", "cases",
- * "clean": {"runs", "red"},
+ * museum.json:
+ * {"schema": "deltaproof-museum", "schema_version": 1, "commit", "seconds", "cases",
+ *   "clean": {"runs", "red"},
  *   "faults": [{"name", "bug", "stage", "what", "source", "runs", "acted", "red",
- *               "seen": {"id", "T", "ranks", "tensor", "tier", "ratio"} | null,    the red run of
- *               the smallest problem
+ *               "seen": {"id", "T", "ranks", "tensor", "tier", "ratio"} | null,
+ *                         the red run of the smallest problem
  *               "ranks": smallest number of ranks that was red,
- *               "located": {"by", "stage", "tensor", "rank", "head", "right"} | null, "locations":
- *               {"right", "of", "astray"},         astray: first run located wrongly, and where; ""
- *               "fla": {"red", "of"}}],                                            of the red runs
- *               that FLA's own thresholds pass without the fault
+ *               "located": {"by", "stage", "tensor", "rank", "head", "right"} | null,
+ *               "locations": {"right", "of", "astray"},
+ *                         astray: first run located wrongly, and where; ""
+ *               "fla": {"red", "of"}}],
+ *                         of the red runs that FLA's own thresholds pass without the fault
  *   "bugs": [{"number", "what", "note", "faults": [names]}]}
  */
 #ifndef DP_MUSEUM_H
@@ -66,8 +68,8 @@ dp_status dp_museum_run(char *const *path, int npath, const dp_museum_options *o
                         dp_err *e);
 void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f);
 dp_status dp_museum_write(const dp_museum *m, const char *path, dp_err *e);
-int dp_fault_by_run(
-    dp_fault f); /* single runs are within their bounds; it shows when they are repeated */
+/* single runs are within their bounds; it shows when they are repeated */
+int dp_fault_by_run(dp_fault f);
 int dp_fault_concerns(dp_fault f, dp_op op); /* can it show there at all? */
 /* Did it act there? hit: [N*HV] (ranks.h). Sums over ranks have rank -1, what all heads share has
  * head -1, tensors of query heads count those. */
@@ -77,25 +79,27 @@ int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int ran
  * compare. */
 int dp_fla_sees(const char *name, double rel_fro);
 
-/* ---- the CUDA kernels: faults of gpu/fault.cuh, in the build of gpu/tests/cpu that can switch
- * them on
+/* ---- the CUDA kernels ---------------------------------------------------------------------------
+ * Faults of gpu/fault.cuh, in the build of gpu/tests/cpu that can switch them on.
  *
  * Each fault runs in a process of its own through a list of small problems, smallest first, until
  * one is red. right: the first wrong tensor in the order of the pipeline is among those that can
  * show the fault first. Without a fault all of them must be green.
  *
- * kernels.json: {"schema": "deltaproof-museum-kernels", "schema_version": 1, "commit", "seconds",
- * "clean": {"runs", "red"}, "faults": [{"name", "bug", "what", "shows", "runs", "red",
- *   "seen": {"id", "T", "ranks", "tensor", "tier", "rank", "head", "says", "source"} | null,
- *   "right", "fla"}]}
+ * kernels.json:
+ * {"schema": "deltaproof-museum-kernels", "schema_version": 1, "commit", "seconds",
+ *   "clean": {"runs", "red"},
+ *   "faults": [{"name", "bug", "what", "shows", "runs", "red",
+ *               "seen": {"id", "T", "ranks", "tensor", "tier", "rank", "head", "says",
+ *                        "source"} | null,
+ *               "right", "fla"}]}
  */
 typedef struct {
-    int fault, runs, red, right, fla, ranks, rank, head,
-        died; /* died: the signal that ended its process */
+    /* died: the signal that ended its process */
+    int fault, runs, red, right, fla, ranks, rank, head, died;
     int64_t T;
-    char id[512], tensor[24], tier[16], says[400],
-        source[400]; /* says: why it is red; source: whose data an exact case finds there (source.h)
-                      */
+    /* says: why it is red; source: whose data an exact case finds there (source.h) */
+    char id[512], tensor[24], tier[16], says[400], source[400];
 } dp_kernel_row;
 typedef struct {
     int n;
@@ -107,8 +111,8 @@ dp_status dp_kernel_museum_run(const char *cases_dir, const char *cache, const c
                                dp_kernel_museum *m, dp_err *e);
 void dp_kernel_museum_print(const dp_kernel_museum *m, FILE *f);
 dp_status dp_kernel_museum_write(const dp_kernel_museum *m, const char *path, dp_err *e);
-int dp_kernel_museum_unseen(
-    const dp_kernel_museum *m); /* faults not seen, and red runs without one */
+/* faults not seen, and red runs without one */
+int dp_kernel_museum_unseen(const dp_kernel_museum *m);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
-/* harness/search/precision.h - which stages need a wider format: a search over policies (stage x
- * format) of the simulated ranks.
+/* harness/search/precision.h - which stages need a wider format: a search over policies
+ * (stage x format) of the simulated ranks.
  *
  * A unit is a stage of the pipeline, or the M chain; its levels are formats from `from` to `to`. A
  * policy is asked whether the run meets the need:
@@ -30,8 +30,9 @@ typedef struct {
     int stage;                         /* dp_stage, or DP_NSTAGES: the M chain */
     int nlevel, format[DP_MAX_LEVELS]; /* dp_base, chain: dp_format; from first, to last */
     dp_cost cost[DP_MAX_LEVELS];
-    double alone[10]; /* errors when this unit alone is at `from`, all others at `to`
-                         (dp_result_fields; NAN: absent) */
+    /* errors when this unit alone is at `from`, all others at `to` (dp_result_fields; NAN:
+     * absent) */
+    double alone[10];
 } dp_unit;
 typedef struct {
     int level[DP_MAX_UNITS];
@@ -61,8 +62,9 @@ typedef struct {
     int from_passes, to_passes;
     double from_error[10], to_error[10];
     dp_cost from_cost, to_cost;
-    dp_choice smallest, cheapest; /* fewest units above `from`; least seconds. proven: no policy
-                                     before it in that order can pass */
+    /* fewest units above `from`; least seconds. proven: no policy before it in that order can
+     * pass */
+    dp_choice smallest, cheapest;
 } dp_precision;
 dp_status dp_precision_search(const dp_precision_request *rq, dp_precision *out, dp_err *e);
 

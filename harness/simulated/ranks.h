@@ -2,12 +2,11 @@
  * process, forward and backward.
  *
  * Each stage is computed in the formats that the policy names: the M chain in `chain`, everything
- * else as `base` says (ref/vocabulary/formats.h).
- * A rank touches only its own tokens and what the all-gather (or the ring) brings it. Stages, in
- * order:
+ * else as `base` says (ref/vocabulary/formats.h). A rank touches only its own tokens and what the
+ * all-gather (or the ring) brings it. Stages, in order:
  *   gate -> intra, wy -> pre_process_fwd -> all_gather, merge_fwd -> state_fwd -> output
- *   (recompute) -> dAv -> pre_process_bwd -> all_gather, merge_bwd -> state_bwd -> wy_bwd,
- *   intra_bwd -> gate_bwd
+ *   (recompute) -> dAv -> pre_process_bwd -> all_gather, merge_bwd -> state_bwd
+ *               -> wy_bwd, intra_bwd -> gate_bwd
  * The merge accumulates in the base's accumulator format (fp32 for bf16). Chunks restart at every
  * local sub-sequence.
  * Results are bitwise the same for any number of threads, and, but for dp_sim_new_lapack, on every
@@ -58,29 +57,30 @@ typedef struct { /* one chunk position: HV consecutive dp_chunk share it */
 typedef struct {
     const dp_problem *p;
     dp_base base;
-    dp_design
-        design; /* of the simulation; bases of stages that differ from its own use their defaults */
-    dp_base at[DP_NSTAGES];  /* the base policy of each stage: all `base`, unless made by
-                                dp_sim_new_policy */
+    /* of the simulation; bases of stages that differ from its own use their defaults */
+    dp_design design;
+    /* the base policy of each stage: all `base`, unless made by dp_sim_new_policy */
+    dp_base at[DP_NSTAGES];
     int by_inverse;          /* as in dp_chunk */
     const dp_linear *linear; /* who multiplies and solves */
     int N;
     dp_fault fault;
-    unsigned char *hit,
-        *hit_kept; /* [N*HV]: where the fault acted in the last run (fault_effect.h; faults that
-                      show between runs: in all so far); in what later runs keep */
-    int runs;      /* dp_sim_run calls that have ended */
-    const dp_problem
-        *given; /* what dp_sim_new was given; p is &own when a fault reads other inputs */
+    /* [N*HV]: where the fault acted in the last run (fault_effect.h; faults that show between runs:
+     * in all so far); in what later runs keep */
+    unsigned char *hit, *hit_kept;
+    int runs; /* dp_sim_run calls that have ended */
+    /* what dp_sim_new was given; p is &own when a fault reads other inputs */
+    const dp_problem *given;
     dp_problem own;
     dp_context *ctx;                            /* [N] */
     double *q, *k, *g, *beta, *rstd_q, *rstd_k; /* activated, all tokens */
     int ngroup;
     dp_group *group;
-    int **first;     /* [N][nlocal+1]: group range of a local sub-sequence */
-    dp_chunk *ch;    /* [ngroup][HV] */
-    double **factor; /* [2][ngroup][HV]: M_c, formed on first use; second half: for the backward,
-                        where its base differs */
+    int **first;  /* [N][nlocal+1]: group range of a local sub-sequence */
+    dp_chunk *ch; /* [ngroup][HV] */
+    /* [2][ngroup][HV]: M_c, formed on first use; second half: for the backward, where its base
+     * differs */
+    double **factor;
     double *dq, *dk, *dg, *dbeta; /* gradients of the activated inputs, from intra_bwd and wy_bwd */
 
     /* results of the last dp_sim_run; [N*HV] pointers, NULL where the rank has none (math.md g.2)

@@ -1,14 +1,14 @@
 /* A subject whose ranks are processes that share nothing but an all-gather (ref/math.md g.1):
  * forward, fp32, step by step.
  *
- *     cc -O2 -fPIC -shared -ffp-contract=off -Iharness harness/subject/example_ranks.c -o
- *     build/libranks.so -lm
+ *     cc -O2 -fPIC -shared -ffp-contract=off -Iharness harness/subject/example_ranks.c \
+ *        -o build/libranks.so -lm
  *     build/deltaproof run packed-across --subject build/libranks.so
  *
  * A rank runs its last sub-sequence from zeros on [K][V+K] columns: the first V give H, the others,
- * which start at the identity and see no v, give
- * M. Every rank gathers all pairs, folds S <- M S + H from the farthest rank that its first
- * sequence reaches, and runs its tokens from there.
+ * which start at the identity and see no v, give M. Every rank gathers all pairs, folds
+ * S <- M S + H from the farthest rank that its first sequence reaches, and runs its tokens from
+ * there.
  */
 #include "deltaproof_subject.h"
 #include <math.h>

@@ -13,9 +13,8 @@ const char *const dp_bits_models[DP_NBITMODELS] = {"store", "operand", "accumula
 #define FIRST 16
 #define LAST 256
 #define RMS 0.42466 /* sqrt(1/(8 ln 2)) */
-#define SHRINK \
-    1.4426950408889634 /* 2 * 0.7213: mean relative loss of one product with two truncated \
-                          operands over u */
+/* 2 * 0.7213: mean relative loss of one product with two truncated operands over u */
+#define SHRINK 1.4426950408889634
 
 /* ---- yardsticks ------------------------------------------------------------------------------ */
 
@@ -64,8 +63,9 @@ typedef struct {
 } row_sums;
 
 /* With c(W) the column sums of W^2, entries of V_n (math.md j.4) add up to
- *   store c(W_j) . rP_j,   operands c(W_j) . m_j + c(W_j M_j) . rP_(j-1),   accumulate c(W_j) .
- *                          q_j,   j = 2..n, W_n = I, W_(j-1) = W_j M_j. */
+ *   store       c(W_j) . rP_j,
+ *   operands    c(W_j) . m_j + c(W_j M_j) . rP_(j-1),
+ *   accumulate  c(W_j) . q_j,   j = 2..n, W_n = I, W_(j-1) = W_j M_j. */
 static void yardsticks(int n, int K, const double *M, const row_sums *s, double A[DP_NBITMODELS]) {
     const int64_t KK = (int64_t)K * K;
     double *W = dp_doubles(KK), *X = dp_doubles(KK), *c = dp_doubles(2 * K), *d = c + K,
@@ -169,9 +169,8 @@ typedef struct {
 } law;
 static law law_of(dp_format f) {
     const dp_format_info *i = &dp_formats[f];
-    if (f == DP_TF32RZ)
-        return (law){DP_BITS_OPERAND, 11,
-                     1}; /* truncation to u = 2^-11: errors up to 2 u, of one sign */
+    /* truncation to u = 2^-11: errors up to 2 u, of one sign */
+    if (f == DP_TF32RZ) return (law){DP_BITS_OPERAND, 11, 1};
     if (i->u_store > 0) return (law){DP_BITS_STORE, -dp_log2(i->u_store), 0};
     if (i->u_op > 0 && f != DP_TF32X3) return (law){DP_BITS_OPERAND, -dp_log2(i->u_op), 0};
     /* 3xTF32 drops lo*lo: two factors of rms 0.425 2^-11 give an error of rms 0.425 2^-23.2 in each

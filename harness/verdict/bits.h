@@ -5,10 +5,10 @@
  * repeat. What is read from the subject is its error after 16, 32, .. 256 factors and the width of
  * the numbers that it stores; the yardstick A_n (math.md j.4) comes from the factors alone:
  *
- *   A_n^2 = sum of all entries of V_n, for rounding of the stored product, of the operands, or
- *   inside the accumulation
- *   u_eff = |err|_F / (0.425 A_n),   bits = -log2 u_eff,   slope = d log |err| / d log n: 0.5
- *                                    unbiased rounding, 1 biased
+ *   A_n^2 = sum of all entries of V_n,
+ *           for rounding of the stored product, of the operands, or inside the accumulation
+ *   u_eff = |err|_F / (0.425 A_n),   bits = -log2 u_eff,
+ *   slope = d log |err| / d log n: 0.5 unbiased rounding, 1 biased
  *
  * 0.425 = sqrt(1/(8 ln 2)): rms of round to nearest over u for log-uniform significands.
  */
@@ -31,16 +31,17 @@ typedef struct {
     double A[DP_BITS_POINTS][DP_NBITMODELS];
     double *P[DP_BITS_POINTS]; /* [K][K] fp64 products */
 } dp_bits_scale;
-void dp_bits_scale_init(dp_bits_scale *s, int n, int K,
-                        const double *M); /* M [n][K][K]; npoint = 0 when n < 16 */
+/* M [n][K][K]; npoint = 0 when n < 16 */
+void dp_bits_scale_init(dp_bits_scale *s, int n, int K, const double *M);
 void dp_bits_scale_free(dp_bits_scale *s);
 
 typedef struct {
     int npoint, chunks[DP_BITS_POINTS];
     double at[DP_BITS_POINTS][DP_NBITMODELS]; /* readings, one a length */
     double bits[DP_NBITMODELS];               /* their means */
-    double truncated; /* bits of truncated operands that shrink M as fast (math.md j.4); NAN when
-                         the error is not along -M */
+    /* bits of truncated operands that shrink M as fast (math.md j.4); NAN when the error is not
+     * along -M */
+    double truncated;
     int width;    /* significant bits of the widest number in the results: what the chain stores */
     double slope; /* NAN with fewer than 3 lengths */
     int biased;   /* slope above 0.75, midway between the two laws */

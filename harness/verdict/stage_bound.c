@@ -12,8 +12,7 @@
  * own inverse: Akk = |T| (DA + sum_error(n + 1) |A|) |T|, stored once.
  *   h, dh       the error e that reaches the chunk, carried from the errors that enter the rank;
  *               base bf16 may store them in bf16: 2^-8 |h|
- *   v_new       DX + w e          dv_new   DdX + kg e          columns of e by their 2-norms for p
- *               = 1
+ *   v_new       DX + w e     dv_new   DdX + kg e     columns of e by their 2-norms for p = 1
  *   dv_local    DAqk' |do| + (uo |Aqk'||do|, sum_error(c) |Aqk|'|do|) + (u + us) |dv_local| */
 
 static double finish(const dp_rounding *r, const double *D, int64_t n) {

@@ -3,8 +3,8 @@
  *
  * C = A B, row-major: A [m][k], B [k][n]; Al or Bl NULL: exact doubles. C must not overlap. Bits do
  * not depend on threads or CPU.
- * Guarantee, barring underflow and overflow:  |Ch + Cl - A B| <= (k + 2) 2^-100 |A||B|
- * (derivation in dd.c)
+ * Guarantee, barring underflow and overflow:
+ *   |Ch + Cl - A B| <= (k + 2) 2^-100 |A||B|   (derivation in dd.c)
  */
 #ifndef DP_DD_H
 #define DP_DD_H

@@ -2,11 +2,12 @@
  * same operations.
  *
  *   dp_linear_own     ref/arithmetic/product.h and ref/arithmetic/triangle.h: the same bits
- *                     everywhere. What simulated
- * ranks, draws, bounds and references use. dp_linear_lapack  CBLAS and LAPACKE: orders of
- * summation, and so the last bits, are those of the BLAS at hand and the CPU. What the backend
- * `lapack` uses, a subject that is judged like any other. Every function of either keeps the
- * guarantees of product.h and triangle.h, but for the order of operations.
+ *                     everywhere. What simulated ranks, draws, bounds and references use.
+ *   dp_linear_lapack  CBLAS and LAPACKE: orders of summation, and so the last bits, are those of
+ *                     the BLAS at hand and the CPU. What the backend `lapack` uses, a subject that
+ *                     is judged like any other.
+ * Every function of either keeps the guarantees of product.h and triangle.h, but for the order of
+ * operations.
  */
 #ifndef DP_LINEAR_H
 #define DP_LINEAR_H

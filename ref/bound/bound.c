@@ -173,17 +173,21 @@ static double error_norm(const dp_rounding *r, const double *D, int n, int64_t s
 }
 
 /* ---- intra --------------------------------------------------------------------------------------
- * An exponent d computed with error Dd gives exp a relative error Dd + u |d| (the subtraction) + 2
- * u (the function). Hence
- *   relative error of pair[s,i] : (D_s - D_i) + u |d| + 2u;   of exp(gcum_s): D_s + 2u;   of
- *   exp(gcum_last - gcum_s) likewise.
+ * gcum is a running sum: a step adds the error of g_t, which depends on g_t alone and is added up
+ * in absolute value (equal gates have equal errors), and the rounding u |gcum_t|. The error of
+ * gcum_s - gcum_i is what the steps in between added (the common prefix cancels).
+ * An exponent d computed with error Dd gives exp a relative error Dd + u |d| (the subtraction)
+ * + 2 u (the function). Hence
+ *   relative error of pair[s,i] : (D_s - D_i) + u |d| + 2u;
+ *   of exp(gcum_s): D_s + 2u;   of exp(gcum_last - gcum_s) likewise.
  * L and Aqk are sums over K of three factors: each term has the relative error 2 ek + eps_pair, the
  * sum sum_error(K + 2) and, as a whole, the row errors 2 er;  Aqk the same with eq + ek and us
- * stored.          A = I + B L:  DA = beta (DL + (eb + u) |L|).
- * Solve: the computed X satisfies (A + dA) X = rhs, |dA| <= sum_error(n) |A| (Higham 8.5), so DX =
- * |T| (Drhs + (DA + ..|A|) |X|).
- * Inverse: DT = |T| (DA + sum_error(n + 1) |A|) |T| (Higham 14.2) + us |T| stored; then w = T rhs
- * with rhs rounded by uo. */
+ * stored.
+ *   A = I + B L:  DA = beta (DL + (eb + u) |L|).
+ * Solve: the computed X satisfies (A + dA) X = rhs, |dA| <= sum_error(n) |A| (Higham 8.5),
+ *   so DX = |T| (Drhs + (DA + ..|A|) |X|).
+ * Inverse: DT = |T| (DA + sum_error(n + 1) |A|) |T| (Higham 14.2) + us |T| stored;
+ *   then w = T rhs with rhs rounded by uo. */
 static void intra_pairs(dp_chunk_bound *b) {
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
@@ -350,9 +354,8 @@ static void intra_cumsum(dp_chunk_bound *b, const dp_input_error *in) {
         for (int t = 0; t < c; t++) {
             gates += in->g ? in->g[t * in->sg + (in->Kg == 1 ? 0 : x)] : 0;
             sums += t ? dp_pw(r, r->u * ch->gcum[t * K + x]) : 0;
-            b->Dcum[t * K + x] =
-                dp_pw(r, gates) +
-                sums; /* gates add up before the power: D_s - D_i >= (gates_s - gates_i)^p */
+            /* gates add up before the power: D_s - D_i >= (gates_s - gates_i)^p */
+            b->Dcum[t * K + x] = dp_pw(r, gates) + sums;
         }
     }
 }
@@ -418,13 +421,13 @@ void dp_bound_free(dp_chunk_bound *b) {
 }
 
 /* ---- state and output ---------------------------------------------------------------------------
- * X = u - w S, S_c = eC o S + kg' X  =>  error of S_c = M_c (error of S) + F, and the error of X =
- * -w (error of S) + local DX with
+ * X = u - w S, S_c = eC o S + kg' X
+ *   =>  error of S_c = M_c (error of S) + F, and the error of X = -w (error of S) + local DX with
  *   DX  = Du + Dw |S| + uo |w||S| (operands) + (sum_error(K) + u) |w||S| + (u + us) |X|
- *   F   = DeC |S| + 2u eC |S| + Dkg' |X| + |kg|' DX + sum_error(n) |kg|'|X| + u |S_c|
- *       (math.md j.6)
- * so  e_c[v] = mu e[v] + |F[:,v]|_2  column by column (p = 1),  e_c = M_c^2 e + F  entry by entry
- * (p = 2). */
+ *   F   = DeC |S| + 2u eC |S| + Dkg' |X| + |kg|' DX
+ *         + sum_error(n) |kg|'|X| + u |S_c|                                        (math.md j.6)
+ * so  e_c[v] = mu e[v] + |F[:,v]|_2  column by column (p = 1),
+ *     e_c = M_c^2 e + F  entry by entry (p = 2). */
 static void carry(const dp_chunk_bound *b, int trans, const double *F, double *e) {
     const int K = b->ch->K, V = b->ch->V;
     if (b->r.p == 1) {
@@ -533,10 +536,12 @@ void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX,
 }
 
 /* ---- backward state -----------------------------------------------------------------------------
- *   DdX = DAqk' |do| + (uo, sum_error(c)) |Aqk|'|do| + us |dvl| + Dkg |dS| + (uo, sum_error(K) + u)
- *   |kg||dS| + (u + us) |dX|
- *   G   = DeC |dS| + 2u eC |dS| + scale (Dqg'|do| + (uo, sum_error(c) + 3u) |qg|'|do|) + Dw'|dX| +
- *       |w|'DdX + sum_error(n) |w|'|dX| + 2u |dS_0| */
+ * dX = dvl + kg dS, dS_0 = eC o dS + scale qg' do - w' dX:
+ *   the error of dS_0 is M_c' (error of dS) + G, that of dX kg (error of dS) + DdX:
+ *   DdX = DAqk' |do| + (uo, sum_error(c)) |Aqk|'|do| + us |dvl|
+ *         + Dkg |dS| + (uo, sum_error(K) + u) |kg||dS| + (u + us) |dX|
+ *   G   = DeC |dS| + 2u eC |dS| + scale (Dqg'|do| + (uo, sum_error(c) + 3u) |qg|'|do|)
+ *         + Dw'|dX| + |w|'DdX + sum_error(n) |w|'|dX| + 2u |dS_0| */
 void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const double *dS, double *e,
                         double *DdXout) {
     const dp_chunk *ch = b->ch;
@@ -583,23 +588,23 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
 /* ---- gradients ----------------------------------------------------------------------------------
  * With dS0 = error of h (columns bounded by eS) and ddS = error of dh (columns bounded by edS),
  * first order:
- *   X :  -w dS0 + DX          dX: kg ddS + DdX          dZ = T' dX:  (T' kg) ddS + |T|'(DdX +
- *        rounding) (+ DT'|dX|)
- *   E = V - Kgam S_0 - L X:  -(Kgam - L w) dS0 + DKgam|S_0| + (uo, sum_error) |Kgam||S_0| + DL|X| +
- *                            |L| DX + ...
+ *   X :  -w dS0 + DX
+ *   dX: kg ddS + DdX
+ *   dZ = T' dX:  (T' kg) ddS + |T|'(DdX + rounding) (+ DT'|dX|)
+ *   E = V - Kgam S_0 - L X:  -(Kgam - L w) dS0 + DKgam|S_0| + (uo, sum_error) |Kgam||S_0|
+ *                            + DL|X| + |L| DX + ...
  *   dbeta = sum_v dZ o E,  dE = B dZ,  dL = -dE X',  dP = scale do X':   product rule, entrywise
  *   dq_s  = scale exp(gcum) o (S_0 do) + sum dP pair k;   (error of S_0) do entry by entry from eS
  *   dk    = read + write parts likewise.
  * dg is the reverse cumulative sum of q o dq + k o (dk_read - dk_write), whose pair terms c[s,i]
- * enter once with + at s and once with - at i: the
- * SAME dP, dL, pair, q and k, so their errors cancel there like the terms themselves, and what is
- * left is the error of (math.md f)
+ * enter once with + at s and once with - at i: the SAME dP, dL, pair, q and k, so their errors
+ * cancel there like the terms themselves, and what is left is the error of (math.md f)
  *   dg_t  = sum_(i < t <= s) c[s,i] + sum_(s >= t) r_s + sum_(i < t) w_i + z
  * plus what is not shared: the roundings of the two sums that c[s,i] went into, of their operands
  * (uo: kernels form q o dq and k o dk by separate matrix products), of the products with q and k,
  * and u of each partial sum, which is dg itself.
- * X1, dZ1, E1, dE1 hold what the shared parts of eS and edS add: it counts linearly in sums over v.
- * */
+ * X1, dZ1, E1, dE1 hold what the shared parts of eS and edS add: it counts linearly in sums
+ * over v. */
 typedef struct {
     double *X, *dZ, *E, *dE, *X1, *dZ1, *E1, *dE1, *pX, *aX, *aE, *adZ, *adE, *dEv;
 } grad_state;
@@ -882,8 +887,8 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
             operands + dp_pw(r, dp_sum_error(r, n + 4) * (sum + ch->eC[x] * s));
     }
     for (int x = 0; x < K; x++) {
-        double from = 0, until = 0, from1 = 0,
-               until1 = 0; /* shared errors are the same at all tokens: they add up themselves */
+        /* shared errors are the same at all tokens: they add up themselves */
+        double from = 0, until = 0, from1 = 0, until1 = 0;
         for (int t = c - 1; t >= 0; t--) {
             from += rs[t * K + x] + ib.round[t * K + x] + dp_pw(r, u * val.dg[t * K + x]);
             from1 += sqrt(rs1[t * K + x]);

@@ -6,22 +6,20 @@
  * two errors are dropped), from one set of formulas:
  *
  *   sound     p = 1   errors of all operations add up in absolute value: worst case. An error above
- *             it is certainly wrong.
+ *                     it is certainly wrong.
  *   probable  p = 2   rounding errors are mean-independent: their squares add up. A row is above
- *             lambda times it with probability at most
- *                     2 exp(-lambda^2 / 2) (Higham and Mary 2019; Azuma), lambda = DP_LAMBDA.
- *                     Errors that reach a result on several ways are
- *                     counted as if the ways were independent. Truncating formats are not
+ *                     lambda times it with probability at most 2 exp(-lambda^2 / 2) (Higham and
+ *                     Mary 2019; Azuma), lambda = DP_LAMBDA. Errors that reach a result on several
+ *                     ways are counted as if the ways were independent. Truncating formats are not
  *                     mean-independent: their part stays worst case.
  *
  * Every array D below holds p-th powers of errors. Inside a chunk bounds are entrywise. Between
  * chunks the state's error e is
- *   p = 1   [V]     bound of the 2-norm over K of each column
+ *   p = 1   [V]        bound of the 2-norm over K of each column
  *   p = 2   [2][K][V]  squares of each entry's error, carried by the squares of M_c's entries
- *           (math.md j.4), in two parts: what differs from
- *                   column to column, and what comes from the error of an M, the same matrix for
- *                   all columns. A sum over v adds the
- *                   squares of the first and the errors themselves of the second.
+ *                      (math.md j.4), in two parts: what differs from column to column, and what
+ *                      comes from the error of an M, the same matrix for all columns. A sum over v
+ *                      adds the squares of the first and the errors themselves of the second.
  * and the chain's error b is one number (Frobenius norm) for p = 1, [K][K] squares for p = 2.
  * Sources: Higham, Accuracy and Stability of Numerical Algorithms, chapters 3, 8, 14; Higham and
  * Mary, SIAM J. Sci. Comput. 41 (2019).
@@ -38,15 +36,15 @@ extern "C" {
 typedef struct {
     double u;  /* arithmetic: 2^-53 or 2^-24 */
     double us; /* a store, beyond u: 2^-8 where FLA stores bf16, else 0 */
-    double
-        uo; /* rounding of a product's operand that was not stored in that format: 2^-8, else 0 */
-    double tiny; /* absolute error of an operation through underflow or flush to zero: 2^-126 (fp64:
-                    2^-1022) */
-    double pair; /* a pair's decay, beyond u: operands that carry it are rounded (design
-                    scores=gated); 0 */
-    int inverse; /* 1: w, u come from products with the stored inverse (bf16), 0: from a triangular
-                    solve */
-    int p;       /* 1 sound, 2 probable */
+    /* rounding of a product's operand that was not stored in that format: 2^-8, else 0 */
+    double uo;
+    /* absolute error of an operation through underflow or flush to zero: 2^-126 (fp64: 2^-1022) */
+    double tiny;
+    /* a pair's decay, beyond u: operands that carry it are rounded (design scores=gated); 0 */
+    double pair;
+    /* 1: w, u come from products with the stored inverse (bf16), 0: from a triangular solve */
+    int inverse;
+    int p; /* 1 sound, 2 probable */
 } dp_rounding;
 static inline double dp_pw(const dp_rounding *r, double x) {
     return r->p == 2 ? x * x : x < 0 ? -x : x;
@@ -70,8 +68,8 @@ double dp_sum_error(const dp_rounding *r, int n);
 typedef struct {
     double q, k, v, beta; /* relative, another error in every entry */
     double qk_row;        /* relative, one error for a whole row of q or k (its 1/norm) */
-    const double *rq, *rk,
-        *rv; /* NULL, or what each entry of q [c][K], k [n][K], v [n][V] has on top of q, k, v */
+    /* NULL, or what each entry of q [c][K], k [n][K], v [n][V] has on top of q, k, v */
+    const double *rq, *rk, *rv;
     const double *g; /* [c][K] absolute error of the log decay, entrywise; stride sg */
     int64_t sg;
     int Kg;
@@ -81,9 +79,9 @@ typedef struct {
     dp_rounding r;
     const dp_chunk *ch;
     double *Dcum; /* [c][K] D of gcum; D of gcum_s - gcum_i is Dcum_s - Dcum_i */
-    double *Dexp,
-        *Dend;   /* [c][K] relative errors (not powers) of exp(gcum) and of exp(gcum_last - gcum) */
-    double *DeC; /* [K] */
+    /* [c][K] relative errors (not powers) of exp(gcum) and of exp(gcum_last - gcum) */
+    double *Dexp, *Dend;
+    double *DeC;                 /* [K] */
     double *DL, *DA, *DT;        /* [n][n]; DT NULL without the inverse */
     double *DAqk;                /* [c][n] */
     double *Dw, *Du, *Dkg, *Dqg; /* [n][K], [n][V], [n][K], [c][K] */
@@ -130,8 +128,8 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
  *             of the computed one.
  *   probable  b <- M^2 b + 2 u_op^2 M^2 P^2 + s_K^2 (|M||P|)^2 + u_store^2 (M P)^2 + DM P^2
  *             (squares entrywise, DM holds squares)
- * bias [1] (probable only): running worst case of truncated operands, bias <- mu bias + 2 u_op |
- * |M||P| |_F, else untouched. */
+ * bias [1] (probable only): running worst case of truncated operands,
+ *   bias <- mu bias + 2 u_op | |M||P| |_F, else untouched. */
 void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double *M,
                          const double *DM, double mu, const double *P, double *b, double *bias);
 /* One merge step S <- M S + H with computed M, H (math.md j.6): e error before, b error of M, bias

@@ -3,37 +3,36 @@
  *
  * Model. Every product, quotient and sum of the format satisfies fl(x op y) = (x op y)(1 + d) + z,
  * |d| <= u, with |z| <= eta for products and quotients that underflow, z = 0 for sums; no overflow.
- * gamma_n = n u / (1 - n u) (Higham, Accuracy and Stability of
- * Numerical Algorithms, Lemma 3.1), valid for any order of summation, with or without FMA. Hats are
- * computed values; operands that the format cannot hold are rounded first, with the known errors
- * ex, ew, eb, ed of x, w, bias, dy (0 when they fit).
+ * gamma_n = n u / (1 - n u) (Higham, Accuracy and Stability of Numerical Algorithms, Lemma 3.1),
+ * valid for any order of summation, with or without FMA. Hats are computed values; operands that
+ * the format cannot hold are rounded first, with the known errors ex, ew, eb, ed of x, w, bias, dy
+ * (0 when they fit).
  *
  *   pre     W products and W additions, each term passes at most W + 1 roundings:
- *             |pre^ - pre| <= gamma_(W+1) (|b^| + sum |w^||x^|) + eb + sum (|w^| ex + ew |x|) + 2 W
- *             eta          =: P
- *   sigmoid computed in double from p^, then one rounding to the format: s^ = s(p^)(1 + t) + z, |t|
- *   <= es, |z| <= zs. exp within
- *           1 ulp (2 u64 relative) gives 1 + exp within 2 u64, its rounding u64, the quotient u64:
- *           gamma_4(u64); when exp
- *           overflows or is subnormal, s or its error is below 2^-1022.
+ *             |pre^ - pre| <= gamma_(W+1) (|b^| + sum |w^||x^|) + eb + sum (|w^| ex + ew |x|)
+ *                             + 2 W eta                                                        =: P
+ *   sigmoid computed in double from p^, then one rounding to the format:
+ *             s^ = s(p^)(1 + t) + z, |t| <= es, |z| <= zs.
+ *           exp within 1 ulp (2 u64 relative) gives 1 + exp within 2 u64, its rounding u64, the
+ *           quotient u64: gamma_4(u64); when exp overflows or is subnormal, s or its error is below
+ *           2^-1022.
  *           dp_exp errs by at most 1 ulp (ref/arithmetic/elementary.h; measured in
  *           test_elementary).
  *   y       |silu'| <= 1.1 (its maximum is 1.09984), |silu''| <= 1/2 (at 0). p^ lies within R of
- *           the anchor a (pre in double, error
- *           A), so |silu'| <= min(1.1, |silu'(a)| + R/2) between p and p^:
+ *           the anchor a (pre in double, error A), so |silu'| <= min(1.1, |silu'(a)| + R/2) between
+ *           p and p^:
  *             |y^ - y| <= that * P + |p^| s(p^) ((1 + es)(1 + u) - 1) + |p^| zs (1 + u) + eta
- *   silu'   s (1 + p (1 - s)) operation by operation, with |1 - s| <= 1 and |1 + p (1 - s)| <= 1 +
- *           |p|; see slope_eval. Then moving
- *           from p^ to p costs P/2.
- *   dpre    |dpre^ - dpre| <= |dy^|(1 + u) (error of silu') + |silu'(p)| (|dy^| u + ed) + eta
- *           =: E
- *   dx      W terms:  sum |w^| E (1 + gamma_W) + gamma_W sum |w^||dpre| + sum ew |dpre| + 2 W eta.
- *           The halo adds no rounding beyond
- *           the W - 1 additions of the unsplit sum: it only regroups them (adding to 0 is exact).
- *   dw      L terms a rank in any order, then N partial sums in any order: a term passes at most n
- *           = 1 + (L - 1) + (N - 1) roundings:
+ *   silu'   s (1 + p (1 - s)) operation by operation, with |1 - s| <= 1 and
+ *           |1 + p (1 - s)| <= 1 + |p|; see slope_eval. Then moving from p^ to p costs P/2.
+ *   dpre    |dpre^ - dpre| <= |dy^|(1 + u) (error of silu') + |silu'(p)| (|dy^| u + ed) + eta  =: E
+ *   dx      W terms:
+ *             sum |w^| E (1 + gamma_W) + gamma_W sum |w^||dpre| + sum ew |dpre| + 2 W eta.
+ *           The halo adds no rounding beyond the W - 1 additions of the unsplit sum: it only
+ *           regroups them (adding to 0 is exact).
+ *   dw      L terms a rank in any order, then N partial sums in any order:
+ *           a term passes at most n = 1 + (L - 1) + (N - 1) roundings:
  *             sum |x^| E (1 + gamma_n) + gamma_n sum |x^||dpre| + sum ex |dpre| + 2 T eta;
- *             dbias likewise with x = 1
+ *           dbias likewise with x = 1
  *   store   |value^| ust + eta_store, |value^| <= |value| + bound so far
  *
  * All terms are non-negative; evaluating them in double loses at most a few hundred plus 2T
@@ -266,8 +265,9 @@ void dp_conv_bound_sigmoid32(const dp_conv *c, dp_conv_policy pol, int N, dp_con
     bound_of(c, pol, rule_sigmoid32(pol), N, bound);
 }
 
-/* ---- truth: the formulas of math.md h, every operation correctly rounded to prec bits, one
- * channel at a time ---- */
+/* ---- truth --------------------------------------------------------------------------------------
+ * The formulas of math.md h, every operation correctly rounded to prec bits, one channel at a
+ * time. */
 
 typedef struct {
     const dp_conv *c;

@@ -1,8 +1,8 @@
 /* ref/chunk/conv.h - causal depthwise conv1d over packed sequences, and its split over ranks
  * (math.md h).
  *
- *   x, y, dy [T][D]   w [D][W]   bias [D] or NULL   pre_t = bias + sum_j w_j o x_(t-(W-1)+j), zeros
- *                     before the sequence
+ *   x, y, dy [T][D]   w [D][W]   bias [D] or NULL
+ *   pre_t = bias + sum_j w_j o x_(t-(W-1)+j), zeros before the sequence
  *   y = silu(pre) or pre
  */
 #ifndef DP_CONV_H

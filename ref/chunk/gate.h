@@ -1,15 +1,15 @@
-/* ref/chunk/gate.h - gate, beta and L2 norm: values and derivatives (math.md c), in fp64 and in
- * fp32.
+/* ref/chunk/gate.h - gate, beta and L2 norm: values and derivatives (math.md c), in fp64 and
+ * in fp32.
  *
  * Every function works on tokens t0 <= t < t1 of p. The activated arrays hold those t1 - t0 tokens
  * only: entry 0 is token t0.
  *
- *   q [.][H][K]   k [.][H][R][K]   g [.][HV][Kg]   beta [.][HV][R]   rstd_q [.][H]   rstd_k
- *                 [.][H][R]
+ *   q [.][H][K]   k [.][H][R][K]   g [.][HV][Kg]   beta [.][HV][R]
+ *   rstd_q [.][H]   rstd_k [.][H][R]
  *
  *   l2norm   y = x * rstd, rstd = 1/sqrt(sum x^2 + 1e-6);  without l2norm y = x and rstd = 1
- *   gate     g = raw, or -exp(A_log) softplus(x), or lower_bound sigmoid(exp(A_log) x), with x =
- *            raw + dt_bias
+ *   gate     g = raw, or -exp(A_log) softplus(x), or lower_bound sigmoid(exp(A_log) x),
+ *            with x = raw + dt_bias
  *   beta     raw, sigmoid(b) or 2 sigmoid(b)
  * softplus(x) = max(x, 0) + log1p(exp(-|x|)) and sigmoid through exp(-|x|): no overflow and full
  * relative accuracy at both ends (x = -80 and +80 alike). scale is NOT applied. NaN and Inf

@@ -375,8 +375,8 @@ static void draw_tokens(dp_regime regime, const key_law *law, const double *rate
 
 /* Columns j0 .. j0+COLS-1 of the product; they do not interact, so a block of them stays in the
  * first-level cache for all 64 tokens.
- * One sweep finishes token s-1 and begins token s:   A = e_s o (A - (beta k)_(s-1) y'),   y = k_s'
- * A. */
+ * One sweep finishes token s-1 and begins token s:
+ *   A = e_s o (A - (beta k)_(s-1) y'),   y = k_s' A. */
 #define COLS 16
 static void build_columns(const tokens *t, int j0, double *A) {
     const int K = t->K;
@@ -405,22 +405,20 @@ static void build_columns(const tokens *t, int j0, double *A) {
  *
  * Take the computed doubles e, k, beta as exact: step S = (I - beta k k') diag(e), n = |k|^2. Its
  * spectral norm is at most
- *     nu = max(1, beta n - 1) max e                                    (eigenvalues of I - beta k
- *     k' are 1 and 1 - beta n, beta n >= 0)
+ *     nu = max(1, beta n - 1) max e
+ *         (eigenvalues of I - beta k k' are 1 and 1 - beta n, beta n >= 0)
  * which is the closed form of math.md j.2 when n = 1, beta <= 2. One computed step on a matrix X,
  * with A = e o X:
- *     fl(A)            errs by u |A|, carried through I - beta k k'            u max(1, beta n - 1)
- *                      |A|_F
- *     y = fl(k' A)     errs by gamma_K |k|'|A|                                 beta n gamma_K |A|_F
- *     fl(fl(beta k) y) errs by (2u + u^2) beta |k||y|                          (2u + u^2) beta n (1
- *     + gamma_K) |A|_F
- *     the subtraction  errs by u times its result                              u (1 + beta n)(1 +
- *                      O(K u)) |A|_F
+ *     fl(A)            errs by u |A|,
+ *                      carried through I - beta k k'     u max(1, beta n - 1) |A|_F
+ *     y = fl(k' A)     errs by gamma_K |k|'|A|           beta n gamma_K |A|_F
+ *     fl(fl(beta k) y) errs by (2u + u^2) beta |k||y|    (2u + u^2) beta n (1 + gamma_K) |A|_F
+ *     the subtraction  errs by u times its result        u (1 + beta n)(1 + O(K u)) |A|_F
  * together delta <= (1 + beta n)(K + 8) u |A|_F (the O(K^2 u^2) terms are below u for K < 2^20),
  * |A|_F <= max e (1 + u) |X|_F. With P bounding the exact product of norms and E the construction
  * error, |X|_F <= sqrt(K) P + E, so
- *     P <- nu P,     E <- nu E + delta + 2^-1000 (underflow: less than 4 K^2 roundings of 2^-1074
- *                    each, times norms below 2^40)
+ *     P <- nu P,     E <- nu E + delta + 2^-1000
+ *         (underflow: less than 4 K^2 roundings of 2^-1074 each, times norms below 2^40)
  * The computed sum n lies within K u of the exact one relatively; c = 1 + (K + 4) 2^-52 covers
  * that, and UP every evaluation here. */
 #define UP (1 + 0x1p-49)

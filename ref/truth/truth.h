@@ -15,11 +15,11 @@ extern "C" {
 #endif
 
 typedef struct {
-    int64_t rows,
-        width; /* row = innermost vector; for states one row is one [K][V] (or [K][K]) matrix */
+    /* row = innermost vector; for states one row is one [K][V] (or [K][K]) matrix */
+    int64_t rows, width;
     double *hi, *lo; /* [rows][width] */
-    double *rad; /* [rows] bound on the 2-norm (Frobenius norm) of the row's error; inf when nothing
-                    is proven */
+    /* [rows] bound on the 2-norm (Frobenius norm) of the row's error; inf when nothing is proven */
+    double *rad;
 } dp_ball;
 void dp_ball_alloc(dp_ball *b, int64_t rows, int64_t width);
 void dp_ball_free(dp_ball *b);
@@ -50,13 +50,13 @@ typedef struct {
     const dp_truth_device *device; /* double-double, forward only; NULL: the CPU */
     int bits; /* MPFR precision, 64..65536; 192 is what the cases use. Double-double: not used */
     int backward; /* needs p->dout, else forward only */
-    int ncut;     /* tokens at which states are wanted, strictly increasing, each in 1..T-1 (rank
-                     boundaries) */
+    /* tokens at which states are wanted, strictly increasing, each in 1..T-1 (rank boundaries) */
+    int ncut;
     const int64_t *cut;
-    int want_M;   /* also M of every segment between marks; costs one more forward pass on K columns
-                   */
-    int threads;  /* 0: all cores (fewer for tiny problems); the result does not depend on it, bit
-                     for bit */
+    /* also M of every segment between marks; costs one more forward pass on K columns */
+    int want_M;
+    /* 0: all cores (fewer for tiny problems); the result does not depend on it, bit for bit */
+    int threads;
     int progress; /* 1: a progress line on stderr when it is a terminal */
 } dp_truth_request;
 
@@ -64,14 +64,14 @@ typedef struct {
     dp_truth_kind kind;
     int bits, backward; /* bits: an operation's relative error is 2^-bits */
     dp_ball field[10];  /* indexed as dp_result_fields; rows = 0 when absent */
-    int nmark;      /* marks: cuts and sequence boundaries, 0 and T included, strictly increasing */
-    int64_t *mark;  /* [nmark] */
-    dp_ball S_cut;  /* rows ncut*HV, [K][V]: state entering token cut[i] (s0 if a sequence starts
-                       there) */
-    dp_ball dS_cut; /* the same for the adjoint: gradient with respect to that state; rows = 0
-                       forward only */
-    dp_ball M_seg; /* rows (nmark-1)*HV, [K][K]: M over tokens mark[i]..mark[i+1]-1; rows = 0 unless
-                      want_M */
+    int nmark;     /* marks: cuts and sequence boundaries, 0 and T included, strictly increasing */
+    int64_t *mark; /* [nmark] */
+    /* rows ncut*HV, [K][V]: state entering token cut[i] (s0 if a sequence starts there) */
+    dp_ball S_cut;
+    /* the same for the adjoint: gradient with respect to that state; rows = 0 forward only */
+    dp_ball dS_cut;
+    /* rows (nmark-1)*HV, [K][K]: M over tokens mark[i]..mark[i+1]-1; rows = 0 unless want_M */
+    dp_ball M_seg;
     int ncut;
     int64_t *cut;
 } dp_truth;
@@ -96,10 +96,10 @@ dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_
 /* What rank c must see, from the snapshots: composed in binary128 with the radius carried along.
  * Each is [K][V] or [K][K] doubles, *_rad a Frobenius bound. has_*: 0 when that rank has no such
  * quantity (math.md g.2).
- *   S_in: state entering the rank (is_first: absent).   M, H: of the LAST local sub-sequence, when
- *   not is_last.
- *   dS_out: gradient of the state leaving the rank (is_last: absent).  dM = M', dH: of the FIRST
- *   one, when not is_first.
+ *   S_in: state entering the rank (is_first: absent).
+ *   M, H: of the LAST local sub-sequence, when not is_last.
+ *   dS_out: gradient of the state leaving the rank (is_last: absent).
+ *   dM = M', dH: of the FIRST one, when not is_first.
  * Every rank boundary of c must be among the cuts. Without want_M there is no M, H, dM, dH; without
  * a backward truth no dS_out, dM, dH. */
 typedef struct {

@@ -13,64 +13,69 @@
  * tiny = 2^-960; truth_dd.h says why), gamma_n = n u / (1 - n u). Norms: 2-norm of vectors,
  * Frobenius of matrices, spectral for the step maps. Each bound on a size (n_, e_, ..) holds for
  * the exact and the computed value alike. Inner products of m terms, rounded product and rounded
- * additions in any order:  |fl(sum) - sum| <= gamma_(m+1) sum |a||b|, and
- * Cauchy-Schwarz turns the right side into norms. kappa_j >= |k_j|, b_j >= |beta_j|, eps_k, eps_b
- * relative errors of the activated rows, d >= exp(g) with error d_err (truth_gate.c).
+ * additions in any order:  |fl(sum) - sum| <= gamma_(m+1) sum |a||b|, and Cauchy-Schwarz turns the
+ * right side into norms. kappa_j >= |k_j|, b_j >= |beta_j|, eps_k, eps_b relative errors of the
+ * activated rows, d >= exp(g) with error d_err (truth_gate.c).
  *
- * FORWARD. With A_t = (I - k'Bk) D:  S_t = A_t S + k'Bv, S = S_(t-1), and S~_t = A_t S~ + k'Bv +
- * l_t, hence
+ * FORWARD. With A_t = (I - k'Bk) D:
+ *     S_t = A_t S + k'Bv, S = S_(t-1), and S~_t = A_t S~ + k'Bv + l_t, hence
  *     |S~_t - S_t| <= mu |S~ - S| + |l_t|          |S_t| <= mu |S| + sum_j kappa_j b_j |v_j|
- *     mu = nu max(d),  nu >= |I - k'Bk|_2:  beta >= 0: max(1, lambda - 1), lambda >=
- *                      lambda_max(k'Bk), see lambda_up;
- *                                           any sign:  1 + sum_j |beta_j| kappa_j^2
+ *     mu = nu max(d),
+ *     nu >= |I - k'Bk|_2:  beta >= 0: max(1, lambda - 1), lambda >= lambda_max(k'Bk),
+ *                          see lambda_up;
+ *                          any sign:  1 + sum_j |beta_j| kappa_j^2
  * Local error l_t, with n = |S~| (bounded by N + b, the bounds of |S| and of the error):
- *     Sbar~ = D S~ + F1            |F1| <= (d_err + 2u d) n,   sigma = d (1+2u) n >= |Sbar~|
- *     E~_j = v_j - k_j D S~ + F2_j  |F2_j| <= gamma_(K+2) (|v_j| + kappa_j sigma) + eps_k kappa_j
- *                                   sigma + kappa_j |F1|   (+ 2 input_error |v_j|)
- *                                  e_j = |v_j| + kappa_j sigma + |F2_j|
- *     U~_j = beta_j E_j + F3_j      |F3_j| <= b_j ((2u + eps_b) e_j + |F2_j|)         |U~_j| <= w_j
- *                                   = b_j e_j (1+2u)
- *     |l_t| <= |F1| + sum_j (eps_k kappa_j w_j + kappa_j |F3_j|) + gamma_(R+2) (sigma + sum_j
- *     kappa_j w_j) + tiny
+ *     Sbar~ = D S~ + F1             |F1| <= (d_err + 2u d) n,   sigma = d (1+2u) n >= |Sbar~|
+ *     E~_j = v_j - k_j D S~ + F2_j  |F2_j| <= gamma_(K+2) (|v_j| + kappa_j sigma)
+ *                                             + eps_k kappa_j sigma + kappa_j |F1|
+ *                                             (+ 2 input_error |v_j|)
+ *                                   e_j = |v_j| + kappa_j sigma + |F2_j|
+ *     U~_j = beta_j E_j + F3_j      |F3_j| <= b_j ((2u + eps_b) e_j + |F2_j|)
+ *                                   |U~_j| <= w_j = b_j e_j (1+2u)
+ *     |l_t| <= |F1| + sum_j (eps_k kappa_j w_j + kappa_j |F3_j|)
+ *              + gamma_(R+2) (sigma + sum_j kappa_j w_j) + tiny
  * Where |S~_t| was measured (double-double with gradients) |S_t| <= |S~_t| + b_t, too: by then b_t
  * is known, and the smaller bound goes on. Without it the bound of |S_t| adds up the norms of all
- * tokens that a slow head remembers, thousands of times |S_t|, and that of dg squares it. Likewise
- * |G|.
+ * tokens that a slow head remembers, thousands of times |S_t|, and that of dg squares it.
+ * Likewise |G|.
  * Against the exact trajectory E~_j differs by dE_j <= kappa_j d b_prev + |F2_j|.
  *     o = scale S_t' q:            |o~ - o| <= |scale| |q| (b_t + (eps_q + gamma_(K+3)) n_t)
  *
  * BACKWARD. G (bounds N, error b) is the adjoint of S_t from the future. With s >= |scale| |do| :
- *     G1 = G + q (scale do)'       N1 = N + |q| s,  b1 = b + gamma_3 (N + b + |q| s) + (eps_q + 2u)
- *                                  |q| s,  n1 = N1 + b1
- *     dq = S_t (scale do)          error s b_t + gamma_(V+C+3) s n_t           C column blocks,
- *                                  added one by one
- *     dU_j = k_j G1                f_j = (gamma_(K+1) + eps_k) kappa_j n1 local, f_j + kappa_j b1
- *                                  in all; tau_j = kappa_j n1 + f_j
- *     dbeta_j = <E_j, dU_j>        error e_j (f_j + kappa_j b1) + dE_j tau_j + gamma_(V+C+2) e_j
- *                                  tau_j
- *     dE_j = beta_j dU_j = dv_j    h_j = b_j ((2u + eps_b) tau_j + f_j) local, h_j + b_j kappa_j b1
- *                                  in all; eta_j = b_j tau_j (1+2u)
- *     dk_j = U_j G1' - d o (dE_j S')     w_j b1 + dUj n1 + gamma w_j n1 + d (eta_j b_prev + (h_j +
- *                                        b_j kappa_j b1) n + gamma eta_j n)
- *                                  + (d_err + 2u d) eta_j n,  gamma = gamma_(V+C+4), dUj = b_j dE_j
- *                                  + (2u + eps_b) b_j e_j
+ *     G1 = G + q (scale do)'       N1 = N + |q| s,
+ *                                  b1 = b + gamma_3 (N + b + |q| s) + (eps_q + 2u) |q| s,
+ *                                  n1 = N1 + b1
+ *     dq = S_t (scale do)          error s b_t + gamma_(V+C+3) s n_t
+ *                                  C column blocks, added one by one
+ *     dU_j = k_j G1                f_j = (gamma_(K+1) + eps_k) kappa_j n1 local,
+ *                                  f_j + kappa_j b1 in all; tau_j = kappa_j n1 + f_j
+ *     dbeta_j = <E_j, dU_j>        error e_j (f_j + kappa_j b1) + dE_j tau_j
+ *                                        + gamma_(V+C+2) e_j tau_j
+ *     dE_j = beta_j dU_j = dv_j    h_j = b_j ((2u + eps_b) tau_j + f_j) local,
+ *                                  h_j + b_j kappa_j b1 in all; eta_j = b_j tau_j (1+2u)
+ *     dk_j = U_j G1' - d o (dE_j S')
+ *                                  w_j b1 + dUj n1 + gamma w_j n1
+ *                                  + d (eta_j b_prev + (h_j + b_j kappa_j b1) n + gamma eta_j n)
+ *                                  + (d_err + 2u d) eta_j n,
+ *                                  gamma = gamma_(V+C+4), dUj = b_j dE_j + (2u + eps_b) b_j e_j
  *     dSbar = G1 - k' dE           l = sum_j (eps_k kappa_j eta_j + kappa_j h_j) + gamma_(R+2) n2,
  *                                  n2 = n1 + sum_j kappa_j eta_j
- *     G_new = d o dSbar            N_new = mu N1,  b_new = mu b1 + d l + (d_err + 2u d)(n2 + l) +
- *                                  tiny      |D (I - k'Bk)| <= mu
+ *     G_new = d o dSbar            N_new = mu N1,
+ *                                  b_new = mu b1 + d l + (d_err + 2u d)(n2 + l) + tiny
+ *                                  |D (I - k'Bk)| <= mu
  *     dg = rowsum(G_new o S)       error n_new b_prev + b_new n + gamma_(V+C+2+K) n_new n
  *                                  (K: GDN adds over channels)
  *
  * CHAIN. delta, m: error and size of the gradient of the activated value, value heads of a group
  * summed (gamma_G sum m more).
- *     L2     f = rstd (I - y y') dy with |y| <= 1, so |I - y y'| <= 1: error rstd (delta + 9
- *            gamma_(K+8) m): y~ in <y,dy> and in
- *            y<y,dy> 2.1 eps_y m, rstd 2.1 (eps_r + 2u) m, inner product 1.1 gamma_(K+2) m, last
- *            two operations 4.2u m; eps_y and eps_r hold 4 and 2
+ *     L2     f = rstd (I - y y') dy with |y| <= 1, so |I - y y'| <= 1:
+ *            error rstd (delta + 9 gamma_(K+8) m):
+ *            y~ in <y,dy> and in y<y,dy> 2.1 eps_y m, rstd 2.1 (eps_r + 2u) m, inner product
+ *            1.1 gamma_(K+2) m, last two operations 4.2u m; eps_y and eps_r hold 4 and 2
  *            input_error, 13 of them in all
  *     slope  raw = x dact:         x delta + (x_err + 2u x) m
- *     sums   over tokens: errors add, gamma_(terms) sum of sizes more; dA_log: <dg, a> per token: a
- *            delta + a_err m + gamma a m
+ *     sums   over tokens: errors add, gamma_(terms) sum of sizes more;
+ *            dA_log: <dg, a> per token: a delta + a_err m + gamma a m
  */
 #include "ref/arithmetic/spectral.h"
 #include "truth_impl.h"

@@ -2,10 +2,10 @@
  * and its tests, nobody else includes it.
  *
  * A number is an unevaluated sum h + l of two doubles. Rows of K numbers are stored as [2][Kp]: all
- * h, then all l, Kp = K rounded up to
- * TR_DD_LANES, zeros behind K. Lane i of a vector of 8 holds the rows k = i mod 8: a sum over k is
- * 8 sums, then i + 4, i + 2, i + 1. That order is part of the definition, so the bits do not depend
- * on the instruction set, the number of threads or (gpu/truth.cu) the device.
+ * h, then all l, Kp = K rounded up to TR_DD_LANES, zeros behind K. Lane i of a vector of 8 holds
+ * the rows k = i mod 8: a sum over k is 8 sums, then i + 4, i + 2, i + 1. That order is part of the
+ * definition, so the bits do not depend on the instruction set, the number of threads or
+ * (gpu/truth.cu) the device.
  *
  * ERRORS. u = 2^-53; |.| <= TR_DD_U = 2^-98 = 256 u^2 is what ref/truth/truth_bound.c is given as
  * the error of one operation. It uses no more than
@@ -16,39 +16,35 @@
  * two_sum and two_prod are exact. Barring underflow, to first order with the slack of at least 2
  * left below covering the rest:
  *     mul      dropped al bl: u^2; cross terms, their sum and its addition to an error <= 3u |ab|:
- *              7 u^2; fast: 1 u^2.         <= 9 u^2
- *     add      l parts <= u |a| + u |b|, two additions on quantities <= 3u (|a| + |b|), fast
- *              <= 8 u^2 (|a| + |b|)
- *              (fast on a cancelled sum loses at most 6 u^2 (|a| + |b|): its second argument is
- *              below 3u (|a| + |b|))
- *     dot      one lane, m terms, A = sum |a||b|: terms 8 u^2 A; acc.l after i terms <= (i + 3) u
- *              A, so its m additions lose at most
- *              (m^2/2 + 4m + 4) u^2 A; three joins 2 u (m + 6) u A each.   In all <= (m^2/2 + 10m +
- *              48) u^2 A with m = K/8 <= 128:
+ *              7 u^2; fast: 1 u^2.                                                        <= 9 u^2
+ *     add      l parts <= u |a| + u |b|,
+ *              two additions on quantities <= 3u (|a| + |b|), fast          <= 8 u^2 (|a| + |b|)
+ *              (fast on a cancelled sum loses at most 6 u^2 (|a| + |b|):
+ *              its second argument is below 3u (|a| + |b|))
+ *     dot      one lane, m terms, A = sum |a||b|: terms 8 u^2 A;
+ *              acc.l after i terms <= (i + 3) u A,
+ *              so its m additions lose at most (m^2/2 + 4m + 4) u^2 A;
+ *              three joins 2 u (m + 6) u A each.
+ *              In all <= (m^2/2 + 10m + 48) u^2 A with m = K/8 <= 128:
  *              below 256 (K + 1) u^2 A for every K <= 1024; over 8 columns in lanes: m = 1
- *     div      q + correction, correction <= 2u |q| with relative error 4u
- *              <= 10 u^2
- *     expm1(s 2^n), |s| <= 0.0014, n <= 9: Taylor to s^10/10! leaves 2^-120 of s, the part in
- *     double is below 2^-57 of s (so 2^-108), the last
- *              additions 12 u^2; each doubling q -> 2q + q^2 adds at most (8 + 9 q) u^2 + its
- *              factor <= 1 + q/2, sum of q <= 1, so
- *              <= (12 + 9 * 8 + 9) * 1.5 u^2
- *              <= 140 u^2
+ *     div      q + correction, correction <= 2u |q| with relative error 4u               <= 10 u^2
+ *     expm1(s 2^n), |s| <= 0.0014, n <= 9:
+ *              Taylor to s^10/10! leaves 2^-120 of s, the part in double is below 2^-57 of s
+ *              (so 2^-108), the last additions 12 u^2; each doubling q -> 2q + q^2 adds at most
+ *              (8 + 9 q) u^2 + its factor <= 1 + q/2, sum of q <= 1, so
+ *              <= (12 + 9 * 8 + 9) * 1.5 u^2                                             <= 140 u^2
  *     exp      argument reduced with an error of 2^-120 + 2 u^2 |x| (x.l; 0 for an exact x), expm1
- *              weighs 0.6: <= 90 u^2, and 2 u^2 |x|, which is
- *              inside |x| eps_x of truth_gate.c (eps_x >= 10 TR_DD_U wherever x is not an exact
- *              double)
- *     log1p    y0 good to 2^-49: z^3 < 2^-147 e; z: 80 u^2 |m| (n = 9, arguments negative: factors
- *              <= 1) + 26 u^2 e, |m| <= e, e <= 1.45 log1p(e),
- *              last addition 8 u^2
- *              <= 170 u^2
+ *              weighs 0.6: <= 90 u^2, and 2 u^2 |x|, which is inside |x| eps_x of truth_gate.c
+ *              (eps_x >= 10 TR_DD_U wherever x is not an exact double)
+ *     log1p    y0 good to 2^-49: z^3 < 2^-147 e;
+ *              z: 80 u^2 |m| (n = 9, arguments negative: factors <= 1) + 26 u^2 e,
+ *              |m| <= e, e <= 1.45 log1p(e), last addition 8 u^2                         <= 170 u^2
  *     1/sqrt   r good to 2^-51.5: one correction leaves 3/8 (2^-50.5)^2 = 23 u^2, its own rounding
  *              4 u^2, sum of squares as dot
  * Tests measure each against MPFR (harness/tests/test_truth_dd.c): exp 2^-102.
  * Underflow: an operation loses at most 2^-1072 more. Inputs are refused above TR_DD_MAX = 2^30, so
- * a step turns that into less than
- * 2^-980 (K V <= 2^20 entries, factors k, beta, q, d below 2^30 three deep); TR_DD_TINY = 2^-960 is
- * added in every step, TR_DD_FLOOR = 2^-900 to every row.
+ * a step turns that into less than 2^-980 (K V <= 2^20 entries, factors k, beta, q, d below 2^30
+ * three deep); TR_DD_TINY = 2^-960 is added in every step, TR_DD_FLOOR = 2^-900 to every row.
  */
 #ifndef DP_TRUTH_DD_H
 #define DP_TRUTH_DD_H
@@ -75,8 +71,9 @@ typedef struct {
     double a[2], lower_bound; /* exp(A_log) */
     const double *raw, *bias, *in;
     double *d, *dx, *dA;
-    double top[4]; /* out, over the channels: max d, max d |g|, max |dg/dx|, sum of squares of
-                      dg/dA_log; good to 2^-40 */
+    /* out, over the channels: max d, max d |g|, max |dg/dx|, sum of squares of dg/dA_log; good to
+     * 2^-40 */
+    double top[4];
 } tr_dd_gate;
 
 /* Activated tokens of one head: q, d [n] rows; k [n][R] rows; beta [n][R][2]. */
@@ -107,16 +104,15 @@ typedef struct {
     void (*gate)(tr_dd_gate *a);
     void (*sigmoid8)(const double *x, double *sig, double *dsig);
     void (*forward)(const tr_dd_rows *b, const tr_dd_cols *c);
-    void (*rebuild)(const tr_dd_rows *b, const tr_dd_cols *c, double *tape,
-                    double *E); /* tape [n+1][COLS] rows, E [n][R][2][COLS] */
+    /* tape [n+1][COLS] rows, E [n][R][2][COLS] */
+    void (*rebuild)(const tr_dd_rows *b, const tr_dd_cols *c, double *tape, double *E);
     void (*backward)(const tr_dd_rows *b, const tr_dd_cols *c, const double *tape, const double *E,
                      const double *dout, const tr_dd_grads *y);
     void (*add_rows)(int64_t Kp, double *into, const double *from);
     void (*mul_rows)(int64_t Kp, double *out, const double *a, const double *b);
     void (*chain_l2)(int64_t Kp, const double *y, const double *rstd, double *dy);
-    double (*squares)(
-        int64_t Kp, int w,
-        const double *x); /* of the leading parts of w rows, summed in a fixed order */
+    /* of the leading parts of w rows, summed in a fixed order */
+    double (*squares)(int64_t Kp, int w, const double *x);
 } tr_dd_lanes;
 
 /* NULL: that of dp_isa_chosen, else the one of that name; NULL: not here. */

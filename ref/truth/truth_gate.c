@@ -7,31 +7,25 @@
  * by at most in / (1 - in) <= 2 in, y = x rstd by at most in + 2 in + .. <= 4 in of its norm.
  * rho(x) := x / (1 - x) >= exp(x) - 1.
  *
- *   rstd      K squares, K adds (all terms positive), 1/sqrt: relative error <= (K+1) u / 2 + u +
- *             second order <= gamma_(K+4)
- *   y = x rstd
- *   gamma_(K+6)
- *   beta      e = exp(-|b|): u;  1 + e: 2u;  quotient: 4u (second order included); z exact
- *             gamma_6
- *   dbeta/db  e / (1+e)^2 z                                                              gamma_10
- *   x = raw + dt_bias         dx_abs = 0 when MPFR reports the sum as exact (it nearly always is),
- *                             else u |x|
- *   softplus  max(x,0) + log1p(exp(-|x|)): exp has rho(dx_abs) + u, log1p and the sum have
- *             condition number <= 1 here:
- *
- *                                                                                        dx_abs-part
- *                                                                                        + gamma_6
- *   a = exp(A_log)            u.        g = -(a softplus)                                eps_g =
- *                             rho(dx_abs) + gamma_10
+ *   rstd        K squares, K adds (all terms positive), 1/sqrt:
+ *               relative error <= (K+1) u / 2 + u + second order <= gamma_(K+4)
+ *   y = x rstd                                                           gamma_(K+6)
+ *   beta        e = exp(-|b|): u;  1 + e: 2u;
+ *               quotient: 4u (second order included); z exact            gamma_6
+ *   dbeta/db    e / (1+e)^2 z                                            gamma_10
+ *   x = raw + dt_bias
+ *               dx_abs = 0 when MPFR reports the sum as exact (it nearly always is), else u |x|
+ *   softplus    max(x,0) + log1p(exp(-|x|)): exp has rho(dx_abs) + u,
+ *               log1p and the sum have condition number <= 1 here:       dx_abs-part + gamma_6
+ *   a = exp(A_log)                      u.
+ *   g = -(a softplus)                   eps_g = rho(dx_abs) + gamma_10
  *   d = exp(g)                          eps_d = rho(|g| eps_g) + gamma_2
- *   dg/dx = -a sigmoid(x)               |d log sigmoid / dx| <= 1
- *                                       rho(dx_abs) + gamma_10
- *   lower bound: y = a x                dy_abs = |y| gamma_3 + a dx_abs;   g = lb sigmoid(y):
- *                                       rho(dy_abs) + gamma_10
- *                dg/dx = lb s(1-s) a    |d log(s (1-s)) / dy| <= 1
- *                                       rho(dy_abs) + gamma_12
- *                dg/dA = dg/dx x        adds dx_abs/|x| + u:
- *                                       rho(dy_abs) + gamma_14 + dx_abs/|x|
+ *   dg/dx = -a sigmoid(x)               |d log sigmoid / dx| <= 1        rho(dx_abs) + gamma_10
+ *   lower bound: y = a x                dy_abs = |y| gamma_3 + a dx_abs;
+ *                g = lb sigmoid(y):                                      rho(dy_abs) + gamma_10
+ *                dg/dx = lb s(1-s) a    |d log(s (1-s)) / dy| <= 1       rho(dy_abs) + gamma_12
+ *                dg/dA = dg/dx x        adds dx_abs/|x| + u:             rho(dy_abs) + gamma_14
+ *                                                                        + dx_abs/|x|
  * The softplus sum for x > 0: x itself carries dx_abs absolute <= u |x| relative, inside gamma_6.
  */
 #include "truth_impl.h"

@@ -4,10 +4,11 @@
  *   truth_gate.c   activations and their chain rule in MPFR
  *   truth_step.c   the recurrence and its adjoint on a block of state columns
  *   truth_bound.c  the error radii
- *   truth_dd.c     the run, activations and chain rule in double-double; truth_dd_lanes.c: its
- *                  arithmetic on vectors
+ *   truth_dd.c     the run, activations and chain rule in double-double;
+ *                  truth_dd_lanes.c: its arithmetic on vectors
  *   truth_audit.c  columns again in MPFR
- *   truth_rank.c   what a rank must see        truth_cache.c  the file cache
+ *   truth_rank.c   what a rank must see
+ *   truth_cache.c  the file cache
  *
  * Columns of the state do not meet in either direction, so a task owns (value head, up to TR_W
  * columns) for all tokens. Sums over columns (dq, dk, dg, dbeta) are formed per task and added in
@@ -23,22 +24,12 @@
 #define TR_MIN_BITS 64 /* doubles and their chain of error terms need u <= 2^-64 */
 #define TR_MAX_BITS 65536
 
-enum {
-    TR_O,
-    TR_FINAL,
-    TR_DQ,
-    TR_DK,
-    TR_DV,
-    TR_DG,
-    TR_DBETA,
-    TR_DA,
-    TR_DDT,
-    TR_DS0
-}; /* indices of dp_result_fields */
+/* indices of dp_result_fields */
+enum { TR_O, TR_FINAL, TR_DQ, TR_DK, TR_DV, TR_DG, TR_DBETA, TR_DA, TR_DDT, TR_DS0 };
 
 /* Bounds are binary128 on every machine, to nearest: what C calls long double has 64 bits on x86
- * and 113 on aarch64. No literal is a long double for the same reason. Range 2^-16494 .. 2^16384.
- * */
+ * and 113 on aarch64. No literal is a long double for the same reason. Range 2^-16494 ..
+ * 2^16384. */
 #if __LDBL_MANT_DIG__ == 113
 typedef long double ld;
 #else
@@ -49,9 +40,8 @@ typedef __float128 ld;
 static inline ld tr_abs(ld x) { return x < 0 ? -x : x; }
 ld tr_two_to(int n); /* 2^n, -16000 <= n <= 16000 */
 ld tr_sqrt(ld x);    /* within 2^-104, relative; x < 0 and NaN: NaN */
-double tr_norm_up(
-    const double *x,
-    int64_t n); /* >= |x|_2, above it by less than (n + 8) 2^-52; an infinity or a NaN: that */
+/* >= |x|_2, above it by less than (n + 8) 2^-52; an infinity or a NaN: that */
+double tr_norm_up(const double *x, int64_t n);
 
 /* Tokens t0..t1-1 of one sequence, at most run->len of them, never across a mark. cut: -1 when
  * there is none. */
@@ -65,8 +55,8 @@ typedef struct {
     const dp_problem *p;
     dp_truth *t;
     mpfr_prec_t prec;
-    ld u;    /* relative error of one operation: 2^-prec (MPFR; 2^-16000 beyond), TR_DD_U
-                (double-double) */
+    /* relative error of one operation: 2^-prec (MPFR; 2^-16000 beyond), TR_DD_U (double-double) */
+    ld u;
     ld tiny; /* error of a step through underflow */
     int threads, progress, want_M;
     const dp_truth_device *device;
@@ -102,8 +92,8 @@ typedef struct {
     ld *beta_up, *db_up;    /* [T][R] |beta|, |dbeta/db| */
     ld *nu;                 /* [T] >= |I - k'Bk|_2 */
     ld *v_norm, *do_norm;   /* [T][R] >= |v|, [T] >= |do| (NULL: forward only) */
-    ld *S_up, *G_up; /* [T] >= |computed state after a token|, |computed adjoint before it|; NULL:
-                        not measured */
+    /* [T] >= |computed state after a token|, |computed adjoint before it|; NULL: not measured */
+    ld *S_up, *G_up;
 } tr_head;
 
 /* Relative errors of the activated q, k rows, rstd, beta and dbeta/db, for the whole run. */
@@ -128,24 +118,24 @@ typedef struct {
     mp_array U, dU, dE; /* [R][w] */
     mp_array row;       /* [w] scaled do, or o */
     mp_array tmp;       /* [4] */
-    mp_array dq, dk, dg,
-        dbeta; /* [len][K], [len][R][K], [len][Kg], [len][R]: sums over the task's own columns */
+    /* [len][K], [len][R][K], [len][Kg], [len][R]: sums over the task's own columns */
+    mp_array dq, dk, dg, dbeta;
 } tr_task;
 
 void tr_activate_qk(const tr_run *r, int h, tr_qk *a);
 void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a);
 void tr_free_qk(tr_qk *a);
 void tr_free_head(tr_head *a);
-void tr_norms_alloc(const tr_run *r, tr_qk *qk,
-                    tr_head *a); /* the bounds of either; the other NULL */
+/* the bounds of either; the other NULL */
+void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a);
 void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a); /* v_norm, do_norm of token t */
 /* nu of a token: keys rounded to double, `ld_k` doubles apart; norms and betas as above, beta
  * rounded to double. */
 ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *k_norm,
                 const double *beta, const ld *beta_up);
-ld tr_exact_up(ld x,
-               ld rel); /* >= the exact value when the computed one is x with relative error rel */
-ld tr_rho(ld x);        /* x / (1 - x) >= exp(x) - 1 */
+/* >= the exact value when the computed one is x with relative error rel */
+ld tr_exact_up(ld x, ld rel);
+ld tr_rho(ld x); /* x / (1 - x) >= exp(x) - 1 */
 
 void tr_task_alloc(tr_task *c, int backward);
 void tr_task_free(tr_task *c);

@@ -1,15 +1,14 @@
-/* ref/truth/truth_rank.c - what a rank must see, from the snapshots of the truth (math.md g.1,
- * g.2).
+/* ref/truth/truth_rank.c - what a rank must see, from the snapshots of the truth
+ * (math.md g.1, g.2).
  *
- * A matrix with radius: X = centre + error, |error|_F <= rad; centres in binary128 (ld), uq =
- * 2^-113. A snapshot's hi + lo is
- *                  rounded to that: uq |X~|.
- *     product      |XY - fl(X~ Y~)|_F <= |X~| ry + rx |Y~| + rx ry + (eta_dd(K) + 4 2^-106)
- *                  |X~||Y~|    Frobenius norms; products run in
- *                  double-double (ref/arithmetic/dd.h), to which the factors are rounded first: a
- *                  product in binary128 is ten times slower.
- *                  Underflow there: fewer than 40 roundings a term, each below 2^-1074 (1 + |x|)(1
- *                  + |y|)
+ * A matrix with radius: X = centre + error, |error|_F <= rad; centres in binary128 (ld),
+ * uq = 2^-113. A snapshot's hi + lo is rounded to that: uq |X~|.
+ *     product      |XY - fl(X~ Y~)|_F <= |X~| ry + rx |Y~| + rx ry
+ *                                         + (eta_dd(K) + 4 2^-106) |X~||Y~|
+ *                  Frobenius norms; products run in double-double (ref/arithmetic/dd.h), to which
+ *                  the factors are rounded first: a product in binary128 is ten times slower.
+ *                  Underflow there: fewer than 40 roundings a term, each below
+ *                  2^-1074 (1 + |x|)(1 + |y|)
  *     difference   rx + ry + uq |X~ - Y~|
  *     to double    2^-53 |X~| + 2^-1074 sqrt(entries)
  * Norms are upper bounds (tr_norm_up of the leading doubles); radii are binary128 to nearest, few

@@ -2,10 +2,10 @@
  * columns v0..v0+w-1 of one value head.
  *
  * The adjoint recomputes the states of one block from its checkpoint by the same operations in the
- * same order as the forward pass, so they are the same bits. It never needs Sbar_t itself: with S =
- * S_(t-1) and d = exp(g_t),
- *     dE Sbar'  = d o (dE S')       rowsum(dSbar o Sbar) = rowsum((d o dSbar) o S) = rowsum(G_new o
- *               S).
+ * same order as the forward pass, so they are the same bits. It never needs Sbar_t itself: with
+ * S = S_(t-1) and d = exp(g_t),
+ *     dE Sbar'              = d o (dE S')
+ *     rowsum(dSbar o Sbar)  = rowsum((d o dSbar) o S) = rowsum(G_new o S).
  */
 #include "truth_impl.h"
 

@@ -1,15 +1,13 @@
 /* ref/vocabulary/formats.h - number formats, each bit-exact in its rounding.
  *
- *   fp64    binary64                                          u = 2^-53
- *   fp32    binary32, round to nearest even                   u = 2^-24
- *   tf32    8-bit exponent, 10-bit stored fraction; cvt.rna: round to nearest, ties AWAY from zero
- *           u = 2^-11
- *   tf32rz  the same, truncated toward zero (what mma does to raw fp32 operands)
- *           2u = 2^-10
- *   tf32x3  a = hi + lo, hi = tf32(a), lo = tf32(a - hi); products hi*hi + hi*lo + lo*hi
- *           see math.md j.1
- *   bf16    8-bit exponent, 7-bit stored fraction, round to nearest even
- *           u = 2^-8
+ *   fp64    binary64                                                              u = 2^-53
+ *   fp32    binary32, round to nearest even                                       u = 2^-24
+ *   tf32    8-bit exponent, 10-bit stored fraction;
+ *           cvt.rna: round to nearest, ties AWAY from zero                        u = 2^-11
+ *   tf32rz  the same, truncated toward zero (what mma does to raw fp32 operands)  2u = 2^-10
+ *   tf32x3  a = hi + lo, hi = tf32(a), lo = tf32(a - hi);
+ *           products hi*hi + hi*lo + lo*hi                                        see math.md j.1
+ *   bf16    8-bit exponent, 7-bit stored fraction, round to nearest even          u = 2^-8
  *   bf16st  the same as a storage format between steps (operands fp32)
  * tf32 and bf16 have the exponent range of fp32, subnormals included. NaN stays NaN, Inf stays Inf,
  * zeros keep their sign; overflow when rounding goes to Inf (nearest) or to the largest finite
@@ -46,8 +44,8 @@ int dp_format_find(const char *name); /* -1: unknown */
 /* Base policies: what every stage except the M chain uses.
  *   fp64, fp32   operands, accumulators and stores all in that format
  *   bf16         operands and stores as FLA keeps them (math.md f, last paragraph): w u kg qg Aqk
- *                Akk h v_new bf16; cumsum, diagonal
- *                blocks, states, HM and gradient accumulators fp32 */
+ *                Akk h v_new bf16; cumsum, diagonal blocks, states, HM and gradient accumulators
+ *                fp32 */
 typedef enum { DP_BASE_FP64, DP_BASE_FP32, DP_BASE_BF16, DP_NBASES } dp_base;
 extern const char *const dp_base_names[DP_NBASES];
 typedef enum { DP_MERGE_ALLGATHER, DP_MERGE_RING, DP_NMERGES } dp_merge;

@@ -5,15 +5,15 @@
  * whose values are exactly the numbers that the subject was given (a bf16 input is a double that is
  * representable in bf16).
  *
- *   T tokens   H query/key heads   HV value heads, HV = G*H   K key width   V value width   R keys
- *              per token
+ *   T tokens   H query/key heads   HV value heads, HV = G*H
+ *   K key width   V value width   R keys per token
  *   Kg gate width: K (KDA, MKDA) or 1 (GDN)
  *
- *   q  [T][H][K]        k    [T][H][R][K]     v   [T][HV][R][V]     g  [T][HV][Kg]   natural-log
- *      decay of ONE step, or raw
+ *   q  [T][H][K]        k    [T][H][R][K]     v   [T][HV][R][V]
+ *   g  [T][HV][Kg]   natural-log decay of ONE step, or raw
  *   o  [T][HV][V]       beta [T][HV][R]       A_log [HV]            dt_bias [HV][Kg]
- *   s0, final_state [Nseq][HV][K][V]          cu [Nseq+1]: sequence i is tokens cu[i] .. cu[i+1]-1
- *   (may be empty)
+ *   s0, final_state [Nseq][HV][K][V]
+ *   cu [Nseq+1]: sequence i is tokens cu[i] .. cu[i+1]-1 (may be empty)
  * Value head hv uses query/key head hv / G. Gradients have the shape of what they are a gradient
  * of.
  */
@@ -61,10 +61,10 @@ double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
 
 typedef enum { DP_GDN, DP_KDA, DP_MKDA } dp_model;
 typedef enum {
-    DP_GATE_LOG,        /* g is the natural-log decay itself, <= 0 */
-    DP_GATE_SOFTPLUS,   /* g = -exp(A_log) * softplus(g_raw + dt_bias)               math.md c */
-    DP_GATE_LOWER_BOUND /* g = lower_bound * sigmoid(exp(A_log) * (g_raw + dt_bias)), lower_bound <
-                           0 */
+    DP_GATE_LOG,      /* g is the natural-log decay itself, <= 0 */
+    DP_GATE_SOFTPLUS, /* g = -exp(A_log) * softplus(g_raw + dt_bias)               math.md c */
+    /* g = lower_bound * sigmoid(exp(A_log) * (g_raw + dt_bias)), lower_bound < 0 */
+    DP_GATE_LOWER_BOUND
 } dp_gate;
 typedef enum {
     DP_BETA_PLAIN,   /* beta as given */
@@ -87,8 +87,9 @@ typedef struct {
     double *s0;              /* NULL: zeros */
     double *dout;            /* do [T][HV][V]; NULL: forward only */
     double *dstate;          /* gradient of final_state [Nseq][HV][K][V]; NULL: zeros */
-    double input_error; /* q, k and v stand for rows (last axis) that are off by at most this times
-                           their 2-norm; 0: they are what is meant */
+    /* q, k and v stand for rows (last axis) that are off by at most this times their 2-norm; 0:
+     * they are what is meant */
+    double input_error;
 } dp_problem;
 
 #define DP_L2_EPS 1e-6
@@ -110,8 +111,8 @@ typedef struct {
     double *o, *final_state;
     double *dq, *dk, *dv, *dg, *dbeta, *dA_log, *ddt_bias, *ds0;
 } dp_result;
-void dp_result_alloc(dp_result *r, const dp_problem *p,
-                     int backward); /* NaN-filled, so that unwritten entries show */
+/* NaN-filled, so that unwritten entries show */
+void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);
 void dp_result_free(dp_result *r);
 
 /* The tensors of a dp_result as a table, so that loops need not name them. rows: number of (token,
@@ -126,8 +127,8 @@ extern const int dp_result_nfields;
 static inline double **dp_result_at(dp_result *r, int i) {
     return (double **)((char *)r + dp_result_fields[i].offset);
 }
-void dp_result_shape(const dp_problem *p, int field, int64_t *rows,
-                     int64_t *width); /* rows = 0: does not exist here */
+/* rows = 0: does not exist here */
+void dp_result_shape(const dp_problem *p, int field, int64_t *rows, int64_t *width);
 
 #ifdef __cplusplus
 }
