@@ -108,10 +108,10 @@ __device__ __forceinline__ void load_v(bf16 *to, const Dims &d, const dpg_tensor
 template <int K, int V>
 __device__ __forceinline__ void invert(Solve<K, V> &sm, int warp, int lane) {
     if (warp < 2) invert_half(sm.x.A, warp, lane);
-    if (warp < 4) {
-        sync_part(1, 128);
-        invert_rest(sm.x.A, warp, lane);
-    }
+    __syncthreads();
+    if (warp < 4) invert_rest_first(sm.x.A, warp, lane);
+    __syncthreads();
+    if (warp < 4) invert_rest_second(sm.x.A, warp, lane);
     __syncthreads();
 }
 

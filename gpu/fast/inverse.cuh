@@ -106,20 +106,26 @@ __device__ __forceinline__ void invert_half(float *A, int half, int lane) {
     store_block(low, z, -1.f, lane);
 }
 
-/* Warps 0 .. 3: -T22 A21 T11 of 32 rows, block (i, j) of 16; what lies between the products waits
- * in the upper triangle. */
-__device__ __forceinline__ void invert_rest(float *A, int warp, int lane) {
+/* -T22 A21 T11 of 32 rows, block (i, j) of 16 by warp 2 i + j, in two products with a barrier of the
+ * block before each; what the first makes waits in the upper triangle. */
+__device__ __forceinline__ void invert_rest_first(float *A, int warp, int lane) {
     int i = warp / 2, j = warp % 2;
     float *low = A + 32 * TS, *up = A + 32;
     Pieces a, b;
-    float c[2][4] = {}, z[2][4] = {};
+    float c[2][4] = {};
     for (int m = 0; m <= i; m++) {
         a.rows(low + 32 + i * 16 * TS + m * 16, lane);
         b.columns(low + m * 16 * TS + j * 16, lane);
         add_product(c, a, b);
     }
     store_block(up + i * 16 * TS + j * 16, c, -1.f, lane);
-    sync_part(1, 128);
+}
+
+__device__ __forceinline__ void invert_rest_second(float *A, int warp, int lane) {
+    int i = warp / 2, j = warp % 2;
+    float *low = A + 32 * TS, *up = A + 32;
+    Pieces a, b;
+    float z[2][4] = {};
     for (int m = j; m < 2; m++) {
         a.rows(up + i * 16 * TS + m * 16, lane);
         b.columns(A + m * 16 * TS + j * 16, lane);
