@@ -28,7 +28,7 @@ typedef struct {
     dp_base base; /* what it claims */
     dp_format chain;
     char *design; /* as it declares it (ref/vocabulary/design.h); NULL: it does not */
-    int writes[10], writes_stage[DP_NSTAGE_TENSORS]; /* dp_result_fields; stages */
+    int writes[DP_NRESULTS], writes_stage[DP_NSTAGE_TENSORS]; /* dp_result_fields; stages */
 } dp_subject;
 /* Loads the library in a process of its own and asks what it is. limit_s 0: DP_SUBJECT_LIMIT_S;
  * memory 0: that of this machine. DP_EINPUT: no such file, no such functions, another version, a

@@ -67,8 +67,7 @@ static int sequence_of(const dp_problem *p, int64_t t) {
 static void place_token_row(const void *ctx, int64_t row, dp_place *at) {
     const places *x = ctx;
     const dp_problem *p = x->p;
-    const int heads = x->field == 2 || x->field == 3 ? p->H : p->HV,
-              per = x->field == 3 || x->field == 4 ? p->R : 1;
+    const int heads = dp_result_heads(p, x->field), per = dp_result_rows_per_token(p, x->field);
     at->token = row / ((int64_t)heads * per);
     at->head = (int)(row / per % heads);
     at->rank = (int)(at->token / x->L);
@@ -80,7 +79,7 @@ static void place_state_row(const void *ctx, int64_t row, dp_place *at) { /* [Ns
     const places *x = ctx;
     const dp_problem *p = x->p;
     const int seq = (int)(row / p->HV);
-    int64_t t = x->field == 1 ? p->cu[seq + 1] - 1 : p->cu[seq];
+    int64_t t = x->field == DP_RESULT_FINAL_STATE ? p->cu[seq + 1] - 1 : p->cu[seq];
     if (t < 0) t = 0;
     if (t >= p->T) t = p->T - 1;
     *at = (dp_place){.rank = (int)(t / x->L),
@@ -217,7 +216,7 @@ static void judge_fields(const split *sp, dp_result *result, const dp_error_boun
                          const double *u, const double *tiny, dp_run *run) {
     const dp_problem *p = &sp->c->p;
     const dp_expected *x = expected_of(sp, run);
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
         const dp_ball *want = &sp->truth->field[i];
@@ -225,10 +224,11 @@ static void judge_fields(const split *sp, dp_result *result, const dp_error_boun
         if (!rows || !got || !want->rows) continue;
         assert(want->rows == rows && want->width == width);
         places pl = {.p = p, .L = p->T / sp->N, .field = i, .chunk_of = sp->windows.window_of};
-        const int state = i == 1 || i == 9, head = i == 7 || i == 8;
+        const dp_result_kind kind = dp_result_fields[i].kind;
+        const int state = kind == DP_OF_SEQUENCES, head = kind == DP_OF_HEADS;
         const dp_compare_in in = {.name = dp_result_fields[i].name,
                                   .N = sp->N,
-                                  .heads = i == 2 || i == 3 ? p->H : p->HV,
+                                  .heads = dp_result_heads(p, i),
                                   .rows = rows,
                                   .width = width,
                                   .got = got,
@@ -370,7 +370,7 @@ static void chain_points(const split *sp, const dp_sim *s, const dp_error_bound 
 
 static double largest_radius(const dp_truth *t) {
     double top = 0;
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         const dp_ball *b = &t->field[i];
         if (!b->rows) continue;
         const double n = dp_norm_fro(b->rows * b->width, b->hi), r = dp_norm_fro(b->rows, b->rad);
@@ -396,7 +396,7 @@ static void judge_step(const split *sp, const dp_result *out, const dp_error_bou
 static void judge(const split *sp, dp_sim *s, const dp_error_bound *b, dp_run *run) {
     const dp_problem *p = s->p;
     const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
-    run->tensor = dp_calloc((size_t)dp_result_nfields + 6 + DP_STEP_TENSORS, sizeof *run->tensor);
+    run->tensor = dp_calloc((size_t)DP_NRESULTS + 6 + DP_STEP_TENSORS, sizeof *run->tensor);
     judge_fields(sp, &s->out, b, NULL, NULL, run);
     judge_step(sp, &s->out, b, run);
     RANK_TENSOR(1, has_S_in, S_in, KV);
@@ -906,7 +906,7 @@ static void name_flaws(const split *sp, const dp_result *result, double *const *
         char text[sizeof j->why];
         int64_t rows, width, n = 0;
         int partial = 0;
-        for (int i = 0; i < dp_result_nfields; i++)
+        for (int i = 0; i < DP_NRESULTS; i++)
             if (!strcmp(j->name, dp_result_fields[i].name)) {
                 dp_result_shape(p, i, &rows, &width);
                 x = *dp_result_at((dp_result *)result, i);
@@ -942,7 +942,7 @@ typedef struct {
 /* Results and stages of a library or of files. */
 static void judge_foreign(split *sp, const void *subject, dp_run *r) {
     const foreign *x = subject;
-    r->tensor = dp_calloc((size_t)dp_result_nfields + DP_NSTAGE_TENSORS, sizeof *r->tensor);
+    r->tensor = dp_calloc((size_t)DP_NRESULTS + DP_NSTAGE_TENSORS, sizeof *r->tensor);
     judge_fields(sp, x->r, x->b, x->u, x->tiny, r);
     judge_stages(x->o, sp, x->b, r->base, r->chain, x->w, x->stage, x->stage_u, x->stage_tiny, r);
     name_flaws(sp, x->r, x->stage, r);
@@ -1191,7 +1191,7 @@ static dp_status lapack_split(const dp_run_options *o, split *sp, dp_runs *out, 
 static void judge_cuda(const split *sp, dp_cuda_result *s, const dp_error_bound *b, dp_run *run) {
     const dp_problem *p = &sp->c->p;
     const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
-    run->tensor = dp_calloc((size_t)dp_result_nfields + 6 + DP_STEP_TENSORS, sizeof *run->tensor);
+    run->tensor = dp_calloc((size_t)DP_NRESULTS + 6 + DP_STEP_TENSORS, sizeof *run->tensor);
     judge_fields(sp, &s->out, b, NULL, NULL, run);
     judge_step(sp, &s->out, b, run);
     RANK_TENSOR(1, has_S_in, S_in, KV);
@@ -1350,10 +1350,10 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
     const double radius = largest_radius(&truth);
     const dp_front front = dp_step_front(c);
     dp_expectations expect = expectations_of(c, o, &front);
-    for (int i = 0; i < nr && truth.field[0].rows && !st; i++)
+    for (int i = 0; i < nr && truth.field[DP_RESULT_O].rows && !st; i++)
         st = can_be_split(&c->p, ranks[i], e);
-    if (truth.field[0].rows && !st) expect_all(c, o, nr, ranks, &expect);
-    for (int i = 0; i < nr && truth.field[0].rows && !st; i++) {
+    if (truth.field[DP_RESULT_O].rows && !st) expect_all(c, o, nr, ranks, &expect);
+    for (int i = 0; i < nr && truth.field[DP_RESULT_O].rows && !st; i++) {
         dp_sim ref;
         split sp = {.c = c,
                     .truth = &truth,
@@ -1396,8 +1396,8 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
  * bound already; only a coarser one adds to it. */
 static void widen_for_storage(const dp_problem *p, const dp_truth *t, dp_base base,
                               const dp_given *g, dp_error_bound *b) {
-    for (int i = 0; i < dp_result_nfields; i++) {
-        const int stored_short = i == 0 || (i >= 2 && i <= 6);
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        const int stored_short = dp_result_fields[i].stored_short;
         const double own = base == DP_BASE_FP64                   ? 0x1p-53
                            : base == DP_BASE_BF16 && stored_short ? 0x1p-8
                                                                   : 0x1p-24,

@@ -272,7 +272,7 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
     const dp_problem *p = &c->p;
     const int i = x->i, heads = heads_of(p, i), width = width_of(p, i), W = c->step.conv[i].W,
               D = heads * width;
-    const dp_ball *t = &truth->field[2 + i];
+    const dp_ball *t = &truth->field[DP_RESULT_DQ + i];
     const int64_t rows = p->T * heads;
     dp_conv v = c->step.conv[i];
     dp_conv_result want, rad, own;
