@@ -669,7 +669,7 @@ void dp_subject_result_free(dp_subject_result *r) {
 
 int dp_subject_unwritten(double x) { return !memcmp(&x, &UNWRITTEN, sizeof x); }
 
-void dp_subject_flaws(const double *x, int64_t n, char *text, size_t size) {
+int64_t dp_subject_flaws(const double *x, int64_t n, char *text, size_t size) {
     int64_t unwritten = 0, wild = 0, first = -1, odd = -1;
     *text = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -686,4 +686,5 @@ void dp_subject_flaws(const double *x, int64_t n, char *text, size_t size) {
     else if (wild)
         snprintf(text, size, "%lld of %lld entries are NaN or Inf, the first is entry %lld",
                  (long long)wild, (long long)n, (long long)odd);
+    return unwritten;
 }

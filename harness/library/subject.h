@@ -67,8 +67,8 @@ void dp_subject_result_free(dp_subject_result *r);
 
 int dp_subject_unwritten(double x); /* is it the NaN that outputs begin as? */
 /* "12 of 96 entries were never written, the first is entry 5", "3 of 96 entries are NaN or Inf,
- * ..", or "" */
-void dp_subject_flaws(const double *x, int64_t n, char *text, size_t size);
+ * ..", or ""; returns how many were never written */
+int64_t dp_subject_flaws(const double *x, int64_t n, char *text, size_t size);
 
 #ifdef __cplusplus
 }
