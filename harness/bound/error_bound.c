@@ -435,7 +435,7 @@ static void gradients(const dp_error_bound_base *w, int g, const passes *ps, dp_
     const int K = p->K, R = p->R, c = gr->c, n = c * R, G = dp_G(p);
     const dp_input_error in = input_error(w);
     const int64_t len = 2 * c + 6 * n + 2 * (int64_t)c * K;
-    const int each = out->entry[0] != NULL;
+    const int each = out->entry[DP_QKV_Q] != NULL;
     const int64_t eK = each ? (int64_t)p->H * K : 0;
     double *eq = dp_doubles(eK * c), *ek = dp_doubles(eK * n),
            *one = dp_doubles(each ? (int64_t)c * K + (int64_t)n * (K + p->V) : 0);
@@ -477,8 +477,8 @@ static void gradients(const dp_error_bound_base *w, int g, const passes *ps, dp_
             sk[(h * 2 + 1) * n + i] += b.ndk[i];
             out->row[DP_RESULT_DV][row] = final(r, b.dv[i] + dp_pw(r, (r->u + r->us) * b.ndv[i]));
             if (each) {
-                out->rest[2][row] = dp_pw(r, (r->u + r->us) * b.ndv[i]);
-                memcpy(out->entry[2] + row * p->V, b.edv + (int64_t)i * p->V,
+                out->rest[DP_QKV_V][row] = dp_pw(r, (r->u + r->us) * b.ndv[i]);
+                memcpy(out->entry[DP_QKV_V] + row * p->V, b.edv + (int64_t)i * p->V,
                        sizeof(double) * (size_t)p->V);
             }
             double db = b.dbeta[i], val = fabs(b.vdbeta[i]);
@@ -506,7 +506,7 @@ static void gradients(const dp_error_bound_base *w, int g, const passes *ps, dp_
             if (each)
                 entries(w, p->q, row, s->rstd_q[row], eq + ((int64_t)h * c + t) * K,
                         G * r->u * sq[(h * 2 + 1) * c + t], (eps + moved) * sq[(h * 2 + 1) * c + t],
-                        out->entry[0], out->rest[0]);
+                        out->entry[DP_QKV_Q], out->rest[DP_QKV_Q]);
         }
         for (int i = 0; i < n; i++) {
             const int64_t row = ((gr->t0 + i / R) * p->H + h) * R + i % R;
@@ -517,7 +517,7 @@ static void gradients(const dp_error_bound_base *w, int g, const passes *ps, dp_
             if (each)
                 entries(w, p->k, row, s->rstd_k[row], ek + ((int64_t)h * n + i) * K,
                         G * r->u * sk[(h * 2 + 1) * n + i], (eps + moved) * sk[(h * 2 + 1) * n + i],
-                        out->entry[1], out->rest[1]);
+                        out->entry[DP_QKV_K], out->rest[DP_QKV_K]);
         }
     }
     free(buf);
@@ -635,9 +635,9 @@ void dp_error_bound_alloc(const dp_problem *p, int N, int backward, int entries,
             out->row[i] = dp_doubles(rows_of(p, i));
     for (int i = 0; i < 6; i++)
         *rank_arrays(out, i) = dp_doubles((int64_t)N * p->HV);
-    for (int i = 0; i < 3 && backward && entries; i++) {
-        out->entry[i] = dp_doubles(size_of(p, DP_RESULT_DQ + i));
-        out->rest[i] = dp_doubles(rows_of(p, DP_RESULT_DQ + i));
+    for (int i = 0; i < DP_NQKV && backward && entries; i++) {
+        out->entry[i] = dp_doubles(size_of(p, dp_qkv_gradient(i)));
+        out->rest[i] = dp_doubles(rows_of(p, dp_qkv_gradient(i)));
     }
 }
 
@@ -648,9 +648,9 @@ int dp_error_bound_parts(const dp_problem *p, int N, dp_error_bound *b, dp_part 
     for (int i = 0; i < 6; i++)
         part[n++] = (dp_part){*rank_arrays(b, i), sizeof(double) * (size_t)N * p->HV};
     part[n++] = (dp_part){b->traj, sizeof b->traj};
-    for (int i = 0; i < 3 && b->entry[i]; i++) {
-        part[n++] = (dp_part){b->entry[i], sizeof(double) * (size_t)size_of(p, DP_RESULT_DQ + i)};
-        part[n++] = (dp_part){b->rest[i], sizeof(double) * (size_t)rows_of(p, DP_RESULT_DQ + i)};
+    for (int i = 0; i < DP_NQKV && b->entry[i]; i++) {
+        part[n++] = (dp_part){b->entry[i], sizeof(double) * (size_t)size_of(p, dp_qkv_gradient(i))};
+        part[n++] = (dp_part){b->rest[i], sizeof(double) * (size_t)rows_of(p, dp_qkv_gradient(i))};
     }
     return n;
 }
@@ -691,7 +691,8 @@ void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward,
     free(bM);
     free(bdM);
     const int64_t size = dp_state_error_size(&w->r, p->K, p->V);
-    if (w->eS && !out->entry[0] && same(eS, w->eS, nr, size) && same(edS, w->edS, nr, size)) {
+    if (w->eS && !out->entry[DP_QKV_Q] && same(eS, w->eS, nr, size) &&
+        same(edS, w->edS, nr, size)) {
         for (int i = 0; i < DP_NRESULTS; i++)
             if (out->row[i]) memcpy(out->row[i], w->row[i], sizeof(double) * (size_t)rows_of(p, i));
         free_list(eS, nr);
@@ -727,7 +728,7 @@ void dp_error_bound_min(const dp_problem *p, int N, dp_error_bound *a, const dp_
 void dp_error_bound_free(dp_error_bound *b) {
     for (int i = 0; i < DP_NRESULTS; i++)
         free(b->row[i]);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < DP_NQKV; i++) {
         free(b->entry[i]);
         free(b->rest[i]);
     }

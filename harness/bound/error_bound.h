@@ -55,10 +55,10 @@ typedef struct {
     double *row[DP_NRESULTS]; /* per dp_result_fields: [rows], NULL when absent or not bounded */
     double *S_in, *M, *H, *dS_out, *dM, *dH; /* [N*HV] Frobenius bounds; 0 where absent */
     double traj[DP_MAX_TRAJ];                /* M of ref->traj_rank (HV = 1) */
-    double *entry[3],
-        *rest[3]; /* dq, dk, dv where the base was given errors of q, k or v (op step goes on from
-                     them), else NULL: squares of the probable errors without DP_LAMBDA, of every
-                     entry, and of a row as a whole on top of that */
+    double *entry[DP_NQKV],
+        *rest[DP_NQKV]; /* dq, dk, dv where the base was given errors of q, k or v (op step goes on
+                     from them), else NULL: squares of the probable errors without DP_LAMBDA, of
+                     every entry, and of a row as a whole on top of that */
 } dp_error_bound;
 void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward, dp_error_bound *out);
 void dp_error_bound_free(dp_error_bound *b);

@@ -742,7 +742,7 @@ static dp_status step(const dp_casefile *f, dp_case *c, dp_err *e) {
     if (!f->conv_data && !f->W)
         return dp_casefile_refuse(f, "W", e, "missing; required unless conv_data gives it");
     for (int n = 0; n < f->conv.n; n++) {
-        const int i = (int)f->conv.v[n], D = i == 2 ? p->HV * p->V : p->H * p->K;
+        const int i = (int)f->conv.v[n], D = dp_qkv_heads(p, i) * dp_qkv_width(p, i);
         dp_conv *v = &c->step.conv[i];
         dp_inputs_spec law = c->spec;
         law.seed += 1 + (uint64_t)i;

@@ -6,7 +6,6 @@
  */
 #ifndef DP_OUTPUTS_H
 #define DP_OUTPUTS_H
-#include "harness/verdict/drawn_run.h"
 #include "judge.h"
 #include "run_bounds.h"
 
@@ -36,8 +35,7 @@ typedef struct {
  * dp_now() when the run began. */
 void dp_judge_run(const dp_judging *j, dp_run *r, double from);
 
-/* ---- the parts, in their order; each adds to r->tensor, which has room -------------------------
- */
+/* ---- the parts, in their order; each adds to r->tensor, which has room ----------------------- */
 
 /* judge_results.c: o .. ds0, row by row; sums against the addends. */
 void dp_judge_results(const dp_judging *j, dp_run *r);

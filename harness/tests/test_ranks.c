@@ -121,7 +121,7 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
                 }
                 CHECK(top <= 1, "%s, base %s, gated %d: %s at %.3g of its bound", SPECS[i].name,
                       dp_base_names[base], design.gated, dp_result_fields[f].name, top);
-                if (f == 0)
+                if (f == DP_RESULT_O)
                     CHECK(sqrt(err / norm) >= (base == DP_BASE_BF16 ? 0x1p-8 : 0x1p-24) / 16,
                           "%s, base %s: o is too good, %.2e", SPECS[i].name, dp_base_names[base],
                           sqrt(err / norm));

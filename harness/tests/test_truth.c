@@ -343,7 +343,8 @@ DP_TEST(truth, agrees_with_complex_step_oracle) {
             dp_result_shape(&p, f, &rows, &width);
             CHECK(b->rows == rows && (!rows || b->width == width), "%s %s: shape", shapes[s].name,
                   dp_result_fields[f].name);
-            if (!rows || (f == 9 && !p.s0)) continue; /* ds0 without s0 has no entry to step */
+            if (!rows || (f == DP_RESULT_DS0 && !p.s0))
+                continue; /* ds0 without s0 has no entry to step */
             f128 *want = oracle_field(&p, f, rows * width);
             const double err = ball_error(b, want);
             CHECK(err <= 1e-30, "%s %s: relative error %g", shapes[s].name,
@@ -480,7 +481,9 @@ static dp_status run_long(const dp_problem *p, int bits, int threads, dp_truth *
 
 /* Far below what error / radius is seen to be. Sums over all tokens add bounds where errors cancel,
  * so theirs is smaller. */
-static double least_ratio(int f) { return f == 7 || f == 8 ? 1e-10 : 1e-6; }
+static double least_ratio(int f) {
+    return f == DP_RESULT_DA_LOG || f == DP_RESULT_DDT_BIAS ? 1e-10 : 1e-6;
+}
 
 /* At 64 bits the rounding errors are 2^128 times those of the 192-bit run and hi + lo holds them
  * all. */

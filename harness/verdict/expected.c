@@ -36,13 +36,11 @@ typedef struct {
     dp_row_map step[DP_STEP_KINDS][3], stage[DP_MAX_STAGES];
 } layout;
 
-static const int RANK_IS_KK[DP_RANK_TENSORS] = {0, 1, 0, 0, 1, 0};
-
-static int heads_of(const dp_problem *p, int conv) { return conv < 2 ? p->H : p->HV; }
+static const int RANK_IS_KK[DP_RANK_TENSORS] = {[DP_RANK_M] = 1, [DP_RANK_DM] = 1};
 
 static dp_row_map map_step(const layout *l, int kind, int i) {
     const dp_conv *v = l->rq->front ? l->rq->front->conv[i] : NULL;
-    const int heads = heads_of(l->rq->p, i);
+    const int heads = dp_qkv_heads(l->rq->p, i);
     if (!v || (kind != DP_STEP_Y && !l->rq->backward)) return (dp_row_map){.split = 1};
     if (kind == DP_STEP_DBIAS && !v->bias) return (dp_row_map){.split = 1};
     if (kind == DP_STEP_DW) return dp_map_rows((int64_t)v->W * heads, v->D / heads);
@@ -64,7 +62,7 @@ static layout layout_of(const dp_expected_request *rq, int N) {
     layout l = {.rq = rq, .N = N, .windows = dp_windows_of(p, N)};
     for (int i = 0; i < DP_NRESULTS; i++)
         if (rq->backward || !dp_result_fields[i].backward) l.field[i] = dp_map_field(&l.windows, i);
-    for (int i = 0; i < (rq->backward ? DP_RANK_TENSORS : DP_RANK_TENSORS / 2); i++)
+    for (int i = 0; i < (rq->backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
         l.rank[i] = dp_map_states(ranks, p->K, RANK_IS_KK[i] ? p->K : p->V);
     for (int k = 0; k < DP_STEP_KINDS; k++)
         for (int i = 0; i < 3; i++)

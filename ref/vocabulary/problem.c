@@ -236,6 +236,15 @@ int dp_result_rows_per_token(const dp_problem *p, int field) {
     return (int)(rows / (p->T * dp_result_heads(p, field)));
 }
 
+double **dp_qkv_at(dp_problem *p, int i) {
+    double **const at[DP_NQKV] = {[DP_QKV_Q] = &p->q, [DP_QKV_K] = &p->k, [DP_QKV_V] = &p->v};
+    return at[i];
+}
+
+int dp_qkv_heads(const dp_problem *p, int i) { return dp_result_heads(p, dp_qkv_gradient(i)); }
+
+int dp_qkv_width(const dp_problem *p, int i) { return i == DP_QKV_V ? p->V : p->K; }
+
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward) {
     memset(r, 0, sizeof *r);
     for (int i = 0; i < DP_NRESULTS; i++) {

@@ -177,6 +177,14 @@ int dp_result_heads(const dp_problem *p, int field);
 /* Rows that one token has for one head: R where each key has a row of its own, else 1. */
 int dp_result_rows_per_token(const dp_problem *p, int field);
 
+/* q, k and v: op step puts a convolution in front of each. Lists of three are in this order. */
+typedef enum { DP_QKV_Q, DP_QKV_K, DP_QKV_V, DP_NQKV } dp_qkv;
+static inline dp_result_id dp_qkv_gradient(int i) { return (dp_result_id)(DP_RESULT_DQ + i); }
+double **dp_qkv_at(dp_problem *p, int i);
+/* Of one row of it for one key a token. */
+int dp_qkv_heads(const dp_problem *p, int i);
+int dp_qkv_width(const dp_problem *p, int i);
+
 #ifdef __cplusplus
 }
 #endif
