@@ -78,8 +78,8 @@ static double median_seconds(const dp_problem *p, const dp_truth_request *rq, in
     for (int i = 0; i < runs; i++) {
         dp_truth t = run(p, rq, &s[i]);
         *radius = 0;
-        for (int64_t r = 0; r < t.field[0].rows; r++)
-            *radius = fmax(*radius, t.field[0].rad[r]);
+        for (int64_t r = 0; r < t.field[DP_RESULT_O].rows; r++)
+            *radius = fmax(*radius, t.field[DP_RESULT_O].rad[r]);
         dp_truth_free(&t);
     }
     qsort(s, (size_t)runs, sizeof *s, compare);
@@ -90,7 +90,7 @@ static double median_seconds(const dp_problem *p, const dp_truth_request *rq, in
 
 static int same_prefix(const dp_truth *a,
                        const dp_truth *b) { /* o of b against the first rows of a: hi, lo, radius */
-    const dp_ball *x = &a->field[0], *y = &b->field[0];
+    const dp_ball *x = &a->field[DP_RESULT_O], *y = &b->field[DP_RESULT_O];
     const size_t n = (size_t)(y->rows * y->width) * sizeof(double);
     return !memcmp(x->hi, y->hi, n) && !memcmp(x->lo, y->lo, n) &&
            !memcmp(x->rad, y->rad, (size_t)y->rows * sizeof(double));
@@ -112,9 +112,11 @@ static double audit(const dp_problem *p, const dp_truth *t, int64_t T) {
     dp_truth m = run(&c, &(dp_truth_request){.bits = 192}, &seconds);
     for (int64_t i = 0; i < 2 * T; i++) {
         const int64_t at = i / 2 * 128 + i % 2 * 127;
-        const long double d = ((long double)t->field[0].hi[at] - m.field[0].hi[i]) +
-                              ((long double)t->field[0].lo[at] - m.field[0].lo[i]);
-        worst = fmax(worst, (double)fabsl(d) / (t->field[0].rad[i / 2] + m.field[0].rad[i / 2]));
+        const long double d =
+            ((long double)t->field[DP_RESULT_O].hi[at] - m.field[DP_RESULT_O].hi[i]) +
+            ((long double)t->field[DP_RESULT_O].lo[at] - m.field[DP_RESULT_O].lo[i]);
+        worst = fmax(worst, (double)fabsl(d) / (t->field[DP_RESULT_O].rad[i / 2] +
+                                                m.field[DP_RESULT_O].rad[i / 2]));
     }
     dp_truth_free(&m);
     free(v);
@@ -130,7 +132,7 @@ static int long_sequence(int64_t T) {
     dp_truth_request rq = {.kind = DP_TRUTH_DD, .device = dp_cuda_truth(&p)};
     dp_truth t = run(&p, &rq, &s);
     for (int64_t i = 0; i < T; i++)
-        top = fmax(top, t.field[0].rad[i]);
+        top = fmax(top, t.field[DP_RESULT_O].rad[i]);
     printf("truth: KDA forward, one head, K = V = 128, T = %lld on %s, %d CPU threads: %.2f s, "
            "%.0f tokens/s; largest radius of o %.2g\n",
            (long long)T, rq.device ? dp_cuda_device() : "the CPU", omp_get_max_threads(), s,

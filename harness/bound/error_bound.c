@@ -197,7 +197,7 @@ void dp_error_bound_base_free(dp_error_bound_base *w) {
         free(w->eH[i]);
         free(w->edH[i]);
     }
-    for (int i = 0; i < 10; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         free(w->row[i]);
     const int nr = w->ref->N * p->HV;
     for (int i = 0; i < nr; i++) {
@@ -321,7 +321,8 @@ static void pass_fwd(const dp_error_bound_base *w, int r, int hv, const double *
             dp_bound_state(bound_at(w, g, hv), ch->h, e, ps->DX[z]);
         }
         if (sub < c->nlocal - 1 || c->is_last)
-            out->row[1][(int64_t)c->local_seq[sub] * p->HV + hv] = state_fro(w, e);
+            out->row[DP_RESULT_FINAL_STATE][(int64_t)c->local_seq[sub] * p->HV + hv] =
+                state_fro(w, e);
     }
     free(e);
 }
@@ -345,7 +346,7 @@ static void pass_bwd(const dp_error_bound_base *w, int r, int hv, const double *
             dp_bound_state_bwd(bound_at(w, g, hv), dout, ch->dh, e, ps->DdX[z]);
         }
         if (sub > 0 || c->is_first)
-            out->row[9][(int64_t)c->local_seq[sub] * p->HV + hv] = state_fro(w, e);
+            out->row[DP_RESULT_DS0][(int64_t)c->local_seq[sub] * p->HV + hv] = state_fro(w, e);
     }
     free(e);
     free(dout);
@@ -359,7 +360,7 @@ static void outputs(const dp_error_bound_base *w, int g, int hv, const passes *p
     double row[DP_CHUNK_MOST];
     dp_bound_output(bound_at(w, g, hv), ps->eS[z], ps->DX[z], row);
     for (int t = 0; t < gr->c; t++)
-        out->row[0][(gr->t0 + t) * p->HV + hv] = final(&w->r, row[t]);
+        out->row[DP_RESULT_O][(gr->t0 + t) * p->HV + hv] = final(&w->r, row[t]);
 }
 
 /* Through the activations (math.md c):
@@ -405,7 +406,7 @@ static void raw_gate(const dp_error_bound_base *w, int64_t t, int hv, const doub
         pa->B[hv * Kg + c] += x;
         pa->Babs[hv * Kg + c] += fabs(ge.dx * v);
     }
-    out->row[5][t * p->HV + hv] = r->p == 2 ? final(r, row) : sqrt(row);
+    out->row[DP_RESULT_DG][t * p->HV + hv] = r->p == 2 ? final(r, row) : sqrt(row);
 }
 
 /* One row of dq or dk entry by entry, D the errors of the gradient of the activated row: dx_d =
@@ -434,7 +435,7 @@ static void gradients(const dp_error_bound_base *w, int g, const passes *ps, dp_
     const int K = p->K, R = p->R, c = gr->c, n = c * R, G = dp_G(p);
     const dp_input_error in = input_error(w);
     const int64_t len = 2 * c + 6 * n + 2 * (int64_t)c * K;
-    const int each = out->entry[0] != NULL;
+    const int each = out->entry[DP_QKV_Q] != NULL;
     const int64_t eK = each ? (int64_t)p->H * K : 0;
     double *eq = dp_doubles(eK * c), *ek = dp_doubles(eK * n),
            *one = dp_doubles(each ? (int64_t)c * K + (int64_t)n * (K + p->V) : 0);
@@ -474,10 +475,10 @@ static void gradients(const dp_error_bound_base *w, int g, const passes *ps, dp_
             const int64_t tok = gr->t0 + i / R, row = (tok * p->HV + hv) * R + i % R;
             sk[(h * 2) * n + i] += b.dk[i] + dp_pw(r, G * r->u * b.ndk[i]);
             sk[(h * 2 + 1) * n + i] += b.ndk[i];
-            out->row[4][row] = final(r, b.dv[i] + dp_pw(r, (r->u + r->us) * b.ndv[i]));
+            out->row[DP_RESULT_DV][row] = final(r, b.dv[i] + dp_pw(r, (r->u + r->us) * b.ndv[i]));
             if (each) {
-                out->rest[2][row] = dp_pw(r, (r->u + r->us) * b.ndv[i]);
-                memcpy(out->entry[2] + row * p->V, b.edv + (int64_t)i * p->V,
+                out->rest[DP_QKV_V][row] = dp_pw(r, (r->u + r->us) * b.ndv[i]);
+                memcpy(out->entry[DP_QKV_V] + row * p->V, b.edv + (int64_t)i * p->V,
                        sizeof(double) * (size_t)p->V);
             }
             double db = b.dbeta[i], val = fabs(b.vdbeta[i]);
@@ -491,7 +492,7 @@ static void gradients(const dp_error_bound_base *w, int g, const passes *ps, dp_
             sb[hv * c + i / R] += d * d;
         }
         for (int t = 0; t < c; t++)
-            out->row[6][(gr->t0 + t) * p->HV + hv] = sqrt(sb[hv * c + t]);
+            out->row[DP_RESULT_DBETA][(gr->t0 + t) * p->HV + hv] = sqrt(sb[hv * c + t]);
     }
     const double eps =
         (p->l2norm ? 4 * (in.q + in.qk_row) + 2 * dp_sum_error(r, K) + 6 * r->u : 0) + r->u + r->us;
@@ -499,24 +500,24 @@ static void gradients(const dp_error_bound_base *w, int g, const passes *ps, dp_
         for (int t = 0; t < c; t++) {
             const int64_t row = (gr->t0 + t) * p->H + h;
             const double moved = p->l2norm ? 8 * given_norm(p->q, w->given.q, row, K) : 0;
-            out->row[2][row] = final(
+            out->row[DP_RESULT_DQ][row] = final(
                 r, dp_pw(r, s->rstd_q[row]) *
                        (sq[(h * 2) * c + t] + dp_pw(r, (eps + moved) * sq[(h * 2 + 1) * c + t])));
             if (each)
                 entries(w, p->q, row, s->rstd_q[row], eq + ((int64_t)h * c + t) * K,
                         G * r->u * sq[(h * 2 + 1) * c + t], (eps + moved) * sq[(h * 2 + 1) * c + t],
-                        out->entry[0], out->rest[0]);
+                        out->entry[DP_QKV_Q], out->rest[DP_QKV_Q]);
         }
         for (int i = 0; i < n; i++) {
             const int64_t row = ((gr->t0 + i / R) * p->H + h) * R + i % R;
             const double moved = p->l2norm ? 8 * given_norm(p->k, w->given.k, row, K) : 0;
-            out->row[3][row] = final(
+            out->row[DP_RESULT_DK][row] = final(
                 r, dp_pw(r, s->rstd_k[row]) *
                        (sk[(h * 2) * n + i] + dp_pw(r, (eps + moved) * sk[(h * 2 + 1) * n + i])));
             if (each)
                 entries(w, p->k, row, s->rstd_k[row], ek + ((int64_t)h * n + i) * K,
                         G * r->u * sk[(h * 2 + 1) * n + i], (eps + moved) * sk[(h * 2 + 1) * n + i],
-                        out->entry[1], out->rest[1]);
+                        out->entry[DP_QKV_K], out->rest[DP_QKV_K]);
         }
     }
     free(buf);
@@ -557,8 +558,9 @@ static void all_gradients(const dp_error_bound_base *w, const passes *ps, dp_err
             B = final(r, B * B + dp_pw(r, dp_sum_error(r, tokens) * Babs));
             row += B * B;
         }
-        if (out->row[7]) out->row[7][hv] = final(r, A + dp_pw(r, dp_sum_error(r, tokens) * Aabs));
-        if (out->row[8]) out->row[8][hv] = sqrt(row);
+        if (out->row[DP_RESULT_DA_LOG])
+            out->row[DP_RESULT_DA_LOG][hv] = final(r, A + dp_pw(r, dp_sum_error(r, tokens) * Aabs));
+        if (out->row[DP_RESULT_DDT_BIAS]) out->row[DP_RESULT_DDT_BIAS][hv] = sqrt(row);
     }
     for (int g = 0; g < ng; g++) {
         free(pa[g].A);
@@ -579,6 +581,12 @@ static int64_t rows_of(const dp_problem *p, int field) {
     int64_t rows, width;
     dp_result_shape(p, field, &rows, &width);
     return rows;
+}
+
+static int64_t size_of(const dp_problem *p, int field) {
+    int64_t rows, width;
+    dp_result_shape(p, field, &rows, &width);
+    return rows * width;
 }
 
 static int same(double **a, double **b, int n, int64_t size) {
@@ -622,28 +630,27 @@ static double **rank_arrays(dp_error_bound *b, int i) {
 void dp_error_bound_alloc(const dp_problem *p, int N, int backward, int entries,
                           dp_error_bound *out) {
     *out = (dp_error_bound){0};
-    for (int i = 0; i < dp_result_nfields; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         if (rows_of(p, i) && (backward || !dp_result_fields[i].backward))
             out->row[i] = dp_doubles(rows_of(p, i));
     for (int i = 0; i < 6; i++)
         *rank_arrays(out, i) = dp_doubles((int64_t)N * p->HV);
-    for (int i = 0; i < 3 && backward && entries; i++) {
-        out->entry[i] = dp_doubles(rows_of(p, 2 + i) * (i == 2 ? p->V : p->K));
-        out->rest[i] = dp_doubles(rows_of(p, 2 + i));
+    for (int i = 0; i < DP_NQKV && backward && entries; i++) {
+        out->entry[i] = dp_doubles(size_of(p, dp_qkv_gradient(i)));
+        out->rest[i] = dp_doubles(rows_of(p, dp_qkv_gradient(i)));
     }
 }
 
 int dp_error_bound_parts(const dp_problem *p, int N, dp_error_bound *b, dp_part *part) {
     int n = 0;
-    for (int i = 0; i < dp_result_nfields; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         if (b->row[i]) part[n++] = (dp_part){b->row[i], sizeof(double) * (size_t)rows_of(p, i)};
     for (int i = 0; i < 6; i++)
         part[n++] = (dp_part){*rank_arrays(b, i), sizeof(double) * (size_t)N * p->HV};
     part[n++] = (dp_part){b->traj, sizeof b->traj};
-    for (int i = 0; i < 3 && b->entry[i]; i++) {
-        part[n++] = (dp_part){
-            b->entry[i], sizeof(double) * (size_t)(rows_of(p, 2 + i) * (i == 2 ? p->V : p->K))};
-        part[n++] = (dp_part){b->rest[i], sizeof(double) * (size_t)rows_of(p, 2 + i)};
+    for (int i = 0; i < DP_NQKV && b->entry[i]; i++) {
+        part[n++] = (dp_part){b->entry[i], sizeof(double) * (size_t)size_of(p, dp_qkv_gradient(i))};
+        part[n++] = (dp_part){b->rest[i], sizeof(double) * (size_t)rows_of(p, dp_qkv_gradient(i))};
     }
     return n;
 }
@@ -655,8 +662,8 @@ void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward,
     const int nr = s->N * p->HV;
     chain_error *bM = dp_calloc((size_t)nr, sizeof *bM), *bdM = dp_calloc((size_t)nr, sizeof *bdM);
     dp_error_bound_alloc(p, s->N, backward, w->entries, out);
-    for (int i = 0; i < dp_result_nfields; i++)
-        if (w->r.p == 1 && i != 1 && i != 9) {
+    for (int i = 0; i < DP_NRESULTS; i++)
+        if (w->r.p == 1 && dp_result_fields[i].kind != DP_OF_SEQUENCES) {
             free(out->row[i]);
             out->row[i] = NULL;
         }
@@ -684,8 +691,9 @@ void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward,
     free(bM);
     free(bdM);
     const int64_t size = dp_state_error_size(&w->r, p->K, p->V);
-    if (w->eS && !out->entry[0] && same(eS, w->eS, nr, size) && same(edS, w->edS, nr, size)) {
-        for (int i = 0; i < dp_result_nfields; i++)
+    if (w->eS && !out->entry[DP_QKV_Q] && same(eS, w->eS, nr, size) &&
+        same(edS, w->edS, nr, size)) {
+        for (int i = 0; i < DP_NRESULTS; i++)
             if (out->row[i]) memcpy(out->row[i], w->row[i], sizeof(double) * (size_t)rows_of(p, i));
         free_list(eS, nr);
         free_list(edS, nr);
@@ -696,7 +704,7 @@ void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward,
     free_list(w->edS, nr);
     w->eS = eS;
     w->edS = edS;
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         free(w->row[i]);
         w->row[i] = out->row[i] ? dp_copy(out->row[i], rows_of(p, i)) : NULL;
     }
@@ -710,7 +718,7 @@ static void smaller(double *a, const double *b, int64_t n) {
 
 void dp_error_bound_min(const dp_problem *p, int N, dp_error_bound *a, const dp_error_bound *b) {
     dp_error_bound copy = *b;
-    for (int i = 0; i < dp_result_nfields; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         smaller(a->row[i], b->row[i], rows_of(p, i));
     for (int i = 0; i < 6; i++)
         smaller(*rank_arrays(a, i), *rank_arrays(&copy, i), (int64_t)N * p->HV);
@@ -718,9 +726,9 @@ void dp_error_bound_min(const dp_problem *p, int N, dp_error_bound *a, const dp_
 }
 
 void dp_error_bound_free(dp_error_bound *b) {
-    for (int i = 0; i < 10; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         free(b->row[i]);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < DP_NQKV; i++) {
         free(b->entry[i]);
         free(b->rest[i]);
     }

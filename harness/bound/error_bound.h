@@ -37,13 +37,13 @@ typedef struct {
     dp_sim *ref; /* borrowed: base fp64, chain fp64, run (with backward if wanted), same N */
     dp_base base;
     dp_rounding r;
-    dp_chunk_bound *b;            /* [ngroup][HV] */
-    double **eH, **edH;           /* [N*HV] -> state error (ref/bound/bound.h); NULL where absent */
-    double *Dg;                   /* [T][HV][Kg] error of the log decay */
-    dp_given_error given;         /* borrowed */
-    int entries;                  /* was it given any, zeros or not? */
-    double **eS, **edS, *row[10]; /* errors entering the ranks and row bounds of the last run: often
-                                     the same for the next format */
+    dp_chunk_bound *b;    /* [ngroup][HV] */
+    double **eH, **edH;   /* [N*HV] -> state error (ref/bound/bound.h); NULL where absent */
+    double *Dg;           /* [T][HV][Kg] error of the log decay */
+    dp_given_error given; /* borrowed */
+    int entries;          /* was it given any, zeros or not? */
+    double **eS, **edS, *row[DP_NRESULTS]; /* errors entering the ranks and row bounds of the last
+                                     run: often the same for the next format */
 } dp_error_bound_base;
 void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, dp_base base, int p,
                               int backward);
@@ -52,13 +52,13 @@ void dp_error_bound_base_given(dp_error_bound_base *w, dp_sim *ref, const dp_des
 void dp_error_bound_base_free(dp_error_bound_base *w);
 
 typedef struct {
-    double *row[10]; /* per dp_result_fields: [rows], NULL when absent or not bounded */
+    double *row[DP_NRESULTS]; /* per dp_result_fields: [rows], NULL when absent or not bounded */
     double *S_in, *M, *H, *dS_out, *dM, *dH; /* [N*HV] Frobenius bounds; 0 where absent */
     double traj[DP_MAX_TRAJ];                /* M of ref->traj_rank (HV = 1) */
-    double *entry[3],
-        *rest[3]; /* dq, dk, dv where the base was given errors of q, k or v (op step goes on from
-                     them), else NULL: squares of the probable errors without DP_LAMBDA, of every
-                     entry, and of a row as a whole on top of that */
+    double *entry[DP_NQKV],
+        *rest[DP_NQKV]; /* dq, dk, dv where the base was given errors of q, k or v (op step goes on
+                     from them), else NULL: squares of the probable errors without DP_LAMBDA, of
+                     every entry, and of a row as a whole on top of that */
 } dp_error_bound;
 void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward, dp_error_bound *out);
 void dp_error_bound_free(dp_error_bound *b);

@@ -402,9 +402,8 @@ static dp_status unknown_tensor(const dp_casefile *f, const char *key, const cha
 
 /* Results that a recording may hold beside its inputs; they are not read. */
 static int is_result(const char *name) {
-    static const char *const more[] = {"ht", "dh0", "y", "dx", "dw", "dbias"};
-    for (int i = 0; i < dp_result_nfields; i++)
-        if (!strcmp(name, dp_result_fields[i].name)) return 1;
+    static const char *const more[] = {"y", "dx", "dw", "dbias"};
+    if (dp_result_find(name) >= 0) return 1;
     for (size_t i = 0; i < sizeof more / sizeof *more; i++)
         if (!strcmp(name, more[i])) return 1;
     return 0;
@@ -743,7 +742,7 @@ static dp_status step(const dp_casefile *f, dp_case *c, dp_err *e) {
     if (!f->conv_data && !f->W)
         return dp_casefile_refuse(f, "W", e, "missing; required unless conv_data gives it");
     for (int n = 0; n < f->conv.n; n++) {
-        const int i = (int)f->conv.v[n], D = i == 2 ? p->HV * p->V : p->H * p->K;
+        const int i = (int)f->conv.v[n], D = dp_qkv_heads(p, i) * dp_qkv_width(p, i);
         dp_conv *v = &c->step.conv[i];
         dp_inputs_spec law = c->spec;
         law.seed += 1 + (uint64_t)i;

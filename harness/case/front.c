@@ -4,11 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-static double **tensor_of(dp_problem *p, int i) { return i == 0 ? &p->q : i == 1 ? &p->k : &p->v; }
 static const char *const NAME[3] = {"q", "k", "v"};
-
-static int heads_of(const dp_problem *p, int i) { return i == 2 ? p->HV : p->H; }
-static int width_of(const dp_problem *p, int i) { return i == 2 ? p->V : p->K; }
 
 double dp_row_norm(const double *x, int64_t n) {
     double s = 0;
@@ -22,30 +18,30 @@ double dp_row_norm(const double *x, int64_t n) {
 dp_status dp_step_build(dp_case *c, dp_err *e) {
     dp_problem *p = &c->p;
     double worst = 0;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < DP_NQKV; i++) {
         dp_conv *v = &c->step.conv[i];
         if (!c->step.on[i]) continue;
-        const int width = width_of(p, i);
+        const int width = dp_qkv_width(p, i);
         dp_conv_result y;
-        v->x = *tensor_of(p, i);
+        v->x = *dp_qkv_at(p, i);
         v->T = p->T;
-        v->D = heads_of(p, i) * width;
+        v->D = dp_qkv_heads(p, i) * width;
         v->Nseq = p->Nseq;
         v->cu = dp_calloc((size_t)p->Nseq + 1, sizeof *v->cu);
         memcpy(v->cu, p->cu, sizeof *p->cu * ((size_t)p->Nseq + 1));
         dp_conv_result_alloc(&y, v);
         dp_conv_result_alloc(&c->step.rad[i], v);
         dp_conv_truth(v, c->bits, &y, &c->step.rad[i]);
-        *tensor_of(p, i) = y.y;
-        for (int64_t r = 0; r < p->T * heads_of(p, i); r++) {
+        *dp_qkv_at(p, i) = y.y;
+        for (int64_t r = 0; r < p->T * dp_qkv_heads(p, i); r++) {
             const double n = dp_row_norm(y.y + r * width, width),
                          off = dp_row_norm(c->step.rad[i].y + r * width, width);
             if (!(off <= 0x1p-40 * n))
                 return dp_fail(e, DP_EINPUT,
                                "%s: the convolution's %s of token %lld, head %lld has no radius, "
                                "or one that is large: %g of %g",
-                               c->path, NAME[i], (long long)(r / heads_of(p, i)),
-                               (long long)(r % heads_of(p, i)), off, n);
+                               c->path, NAME[i], (long long)(r / dp_qkv_heads(p, i)),
+                               (long long)(r % dp_qkv_heads(p, i)), off, n);
             if (n > 0)
                 worst = fmax(worst, off / n); /* a row of zeros (off <= 0 too) is known exactly */
         }
@@ -55,7 +51,7 @@ dp_status dp_step_build(dp_case *c, dp_err *e) {
 }
 
 void dp_step_free(dp_case *c) {
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < DP_NQKV; i++) {
         dp_conv_free(&c->step.conv[i]);
         dp_conv_result_free(&c->step.rad[i]);
     }

@@ -27,7 +27,7 @@ typedef struct {
     int verbose, runs, tries, have_need;
     dp_base from, to;
     int chain_from, chain_to; /* -1: that of the base */
-    double need[10];
+    double need[DP_NRESULTS];
 } options;
 
 enum {
@@ -81,13 +81,13 @@ static const struct argp_option PRECISION_OPTIONS[] = {
 
 static void parse_need(struct argp_state *st, const char *text, options *o) {
     char *copy = strdup(text), *save;
-    for (int i = 0; i < 10; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         o->need[i] = NAN;
     for (char *t = strtok_r(copy, ",", &save); t; t = strtok_r(NULL, ",", &save)) {
         char *v = strchr(t, '=');
         int f = -1;
         if (v) *v++ = 0;
-        for (int i = 0; i < dp_result_nfields; i++)
+        for (int i = 0; i < DP_NRESULTS; i++)
             if (!strcmp(t, dp_result_fields[i].name)) f = i;
         if (f < 0 || !v) argp_error(st, "--need %s: '%s' is no tensor with =ERROR", text, t);
         if (!isnan(o->need[f])) argp_error(st, "--need %s: %s is given twice", text, t);
@@ -281,8 +281,8 @@ static int unsteady(const options *o, const dp_case *c, const dp_subject *lib, d
                    dp_subject_outcomes[b.outcome], dp_subject_outcomes[a.outcome]);
             found = 1;
         }
-        for (int i = 0; run && !found && i < dp_result_nfields + DP_NSTAGE_TENSORS; i++) {
-            const int tap = i - dp_result_nfields;
+        for (int i = 0; run && !found && i < DP_NRESULTS + DP_NSTAGE_TENSORS; i++) {
+            const int tap = i - DP_NRESULTS;
             int64_t rows, width, n;
             const double *x = tap < 0 ? *dp_result_at(&a.r, i) : a.stage[tap],
                          *y = tap < 0 ? *dp_result_at(&b.r, i) : b.stage[tap];
@@ -382,7 +382,7 @@ static const char *level_name(const dp_unit *u, int level) {
 }
 
 static void print_errors(const double *x, const double *need) {
-    for (int i = 0; i < dp_result_nfields; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         if (!isnan(x[i]) && (!need || !isnan(need[i])))
             printf("  %s %.2e", dp_result_fields[i].name, x[i]);
 }
@@ -439,7 +439,7 @@ static int precision(const options *o, const dp_case *c, dp_err *e) {
                 dp_formats[rq.chain_from].name, dp_formats[rq.chain_to].name);
         return 2;
     }
-    for (int i = 0; need && i < dp_result_nfields; i++) {
+    for (int i = 0; need && i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(&c->p, i, &rows, &width);
         if (!isnan(need[i]) && (!rows || (dp_result_fields[i].backward && !c->backward))) {
@@ -453,7 +453,7 @@ static int precision(const options *o, const dp_case *c, dp_err *e) {
            dp_base_names[rq.from], dp_formats[rq.chain_from].name, dp_base_names[rq.to],
            dp_formats[rq.chain_to].name);
     if (need)
-        for (int i = 0; i < dp_result_nfields; i++)
+        for (int i = 0; i < DP_NRESULTS; i++)
             isnan(need[i]) ? 0 : printf("  %s <= %.3g", dp_result_fields[i].name, need[i]);
     else
         printf(" every row within the bounds of the second");

@@ -852,7 +852,7 @@ static dp_status write_truth(const options *o, const dp_case *c, dp_err *e) {
         printf("; audited by MPFR: %d columns, %lld tokens, largest difference %.2g of both radii",
                note.audit.columns, (long long)note.audit.tokens, note.audit.worst);
     printf("\n");
-    for (int i = 0; i < dp_result_nfields; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         add_ball(&f, dp_result_fields[i].name, &t.field[i]);
     snprintf(bits, sizeof bits, "%d", t.bits);
     dp_tensorfile_add_meta(&f, "producer", argp_program_version);

@@ -565,7 +565,7 @@ static const dp_problem *share_problem(const dp_problem *p) {
 static dp_cuda_result *share_result(dp_cuda_result *r, const dp_problem *p) {
     dp_cuda_result *s = dp_procs_alloc(sizeof *s);
     *s = *r;
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
         *dp_result_at(&s->out, i) = dp_procs_copy(*dp_result_at(&r->out, i), rows * width);
@@ -577,7 +577,7 @@ static dp_cuda_result *share_result(dp_cuda_result *r, const dp_problem *p) {
 
 /* What processes left there. */
 static void fetch_result(dp_cuda_result *r, dp_cuda_result *s, const dp_problem *p) {
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
         if (*dp_result_at(&r->out, i))

@@ -68,7 +68,7 @@ static void check_case(const dp_case *c, const dp_judge_options *o, const dp_jud
          "");
     must(!o->scale || c->p.scale == strtod(o->scale, NULL), "another scale than", o->scale);
     must(!o->tokens || c->p.T == o->tokens, "other tokens", "");
-    for (int i = 0; i < dp_result_nfields; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         any |= *dp_result_at((dp_result *)&l->given.r, i) != NULL;
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         any |= l->given.stage[i] != NULL;

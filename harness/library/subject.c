@@ -359,7 +359,7 @@ static dp_status read_writes(const char *path, char *writes, dp_subject *s, dp_e
     int any = 0;
     for (char *t = strtok_r(writes, " ", &save); t; t = strtok_r(NULL, " ", &save)) {
         int f = -1;
-        for (int i = 0; i < dp_result_nfields; i++)
+        for (int i = 0; i < DP_NRESULTS; i++)
             if (!strcmp(t, dp_result_fields[i].name)) f = i;
         const int g = f < 0 ? dp_stage_tensor_find(t) : -1;
         if (f < 0 && (g < 0 || strcmp(t, dp_stage_tensors[g].name)))
@@ -472,18 +472,10 @@ static int input_arrays(const dp_problem *p, int backward, array *a) {
 }
 
 static int field_array(const dp_problem *p, int field, array *a) {
-    const int64_t T = p->T, H = p->H, HV = p->HV, K = p->K, V = p->V, R = p->R, Kg = dp_Kg(p),
-                  N = p->Nseq;
-    const array all[10] = {{"", NULL, 1, 3, {T, HV, V}},    {"", NULL, 0, 4, {N, HV, K, V}},
-                           {"", NULL, 1, 3, {T, H, K}},     {"", NULL, 1, 4, {T, H, R, K}},
-                           {"", NULL, 1, 4, {T, HV, R, V}}, {"", NULL, 1, 3, {T, HV, Kg}},
-                           {"", NULL, 1, 3, {T, HV, R}},    {"", NULL, 0, 1, {HV}},
-                           {"", NULL, 0, 2, {HV, Kg}},      {"", NULL, 0, 4, {N, HV, K, V}}};
-    int64_t rows, width;
-    dp_result_shape(p, field, &rows, &width);
-    *a = all[field];
-    a->name = dp_result_fields[field].name;
-    return rows > 0;
+    const dp_result_field *f = &dp_result_fields[field];
+    *a = (array){.name = f->name, .per_token = f->kind == DP_OF_TOKENS};
+    a->ndim = dp_result_axes(p, field, a->shape);
+    return dp_result_exists(p, field);
 }
 
 static const int64_t *local_shape(const array *a, int processes, int64_t *s) {
@@ -524,7 +516,7 @@ static void lay_out(shared *m, const dp_subject *s, const dp_problem *p, int N, 
         for (int i = 0; i < n; i++)
             add(m, r, a[i].name, 1, a[i].ndim, local_shape(&a[i], np, shape));
         add(m, r, "cu", 1, 1, &ncu);
-        for (int i = 0; i < dp_result_nfields; i++) {
+        for (int i = 0; i < DP_NRESULTS; i++) {
             array f;
             if (s->writes[i] && (backward || !dp_result_fields[i].backward) &&
                 field_array(p, i, &f))
@@ -597,11 +589,14 @@ static int owner(const dp_problem *p, int np, int i, int at_end) {
 static void collect_states(const shared *m, const dp_problem *p, int field, double *x) {
     const int64_t n = (int64_t)p->HV * p->K * p->V;
     for (int i = 0; i < p->Nseq; i++) {
-        const int r = m->c->processes == 1
-                          ? 0
-                          : owner(p, m->c->processes, i,
-                                  field == 1); /* one process owns all, empty sequences too */
-        const double *own = field == 1 ? p->s0 : p->dstate; /* empty: what enters leaves */
+        const int r =
+            m->c->processes == 1
+                ? 0
+                : owner(p, m->c->processes, i,
+                        field ==
+                            DP_RESULT_FINAL_STATE); /* one process owns all, empty sequences too */
+        const double *own =
+            field == DP_RESULT_FINAL_STATE ? p->s0 : p->dstate; /* empty: what enters leaves */
         if (r >= 0)
             memcpy(x + i * n, data_of(m, find(m, r, dp_result_fields[field].name)) + i * n,
                    sizeof *x * (size_t)n);
@@ -612,15 +607,16 @@ static void collect_states(const shared *m, const dp_problem *p, int field, doub
 }
 
 static void collect(const shared *m, const dp_problem *p, int N, dp_subject_result *out) {
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
         if (!find(m, 0, dp_result_fields[i].name)) continue;
         double *x = *dp_result_at(&out->r, i) = dp_doubles(rows * width);
-        if (i == 1 || i == 9)
+        if (dp_result_fields[i].kind == DP_OF_SEQUENCES)
             collect_states(m, p, i, x);
         else
-            for (int r = 0; r < (i == 7 || i == 8 ? 1 : m->c->processes); r++) {
+            for (int r = 0; r < (dp_result_fields[i].kind == DP_OF_HEADS ? 1 : m->c->processes);
+                 r++) {
                 const dp_subject_region *g = find(m, r, dp_result_fields[i].name);
                 memcpy(x + r * g->n, data_of(m, g), sizeof *x * (size_t)g->n);
             }
@@ -673,7 +669,7 @@ void dp_subject_result_free(dp_subject_result *r) {
 
 int dp_subject_unwritten(double x) { return !memcmp(&x, &UNWRITTEN, sizeof x); }
 
-void dp_subject_flaws(const double *x, int64_t n, char *text, size_t size) {
+int64_t dp_subject_flaws(const double *x, int64_t n, char *text, size_t size) {
     int64_t unwritten = 0, wild = 0, first = -1, odd = -1;
     *text = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -690,4 +686,5 @@ void dp_subject_flaws(const double *x, int64_t n, char *text, size_t size) {
     else if (wild)
         snprintf(text, size, "%lld of %lld entries are NaN or Inf, the first is entry %lld",
                  (long long)wild, (long long)n, (long long)odd);
+    return unwritten;
 }

@@ -28,7 +28,7 @@ typedef struct {
     dp_base base; /* what it claims */
     dp_format chain;
     char *design; /* as it declares it (ref/vocabulary/design.h); NULL: it does not */
-    int writes[10], writes_stage[DP_NSTAGE_TENSORS]; /* dp_result_fields; stages */
+    int writes[DP_NRESULTS], writes_stage[DP_NSTAGE_TENSORS]; /* dp_result_fields; stages */
 } dp_subject;
 /* Loads the library in a process of its own and asks what it is. limit_s 0: DP_SUBJECT_LIMIT_S;
  * memory 0: that of this machine. DP_EINPUT: no such file, no such functions, another version, a
@@ -67,8 +67,8 @@ void dp_subject_result_free(dp_subject_result *r);
 
 int dp_subject_unwritten(double x); /* is it the NaN that outputs begin as? */
 /* "12 of 96 entries were never written, the first is entry 5", "3 of 96 entries are NaN or Inf,
- * ..", or "" */
-void dp_subject_flaws(const double *x, int64_t n, char *text, size_t size);
+ * ..", or ""; returns how many were never written */
+int64_t dp_subject_flaws(const double *x, int64_t n, char *text, size_t size);
 
 #ifdef __cplusplus
 }

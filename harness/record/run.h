@@ -99,6 +99,9 @@ typedef struct {
     void *arg;
 } dp_run_options;
 
+/* Unless named, NCCL is not asked for: it takes a device a rank. */
+int dp_options_want(const dp_run_options *o, dp_backend b);
+
 typedef struct {
     int n, cap;
     dp_run *run;

@@ -22,13 +22,12 @@ static int judges_fp64(const dp_case *c) {
     return 0;
 }
 int dp_truth_fine_for_fp64(const dp_problem *p, const dp_truth *t) {
-    for (int i = 0; i < dp_result_nfields + 3; i++) {
-        const dp_ball *b = i < dp_result_nfields        ? &t->field[i]
-                           : i == dp_result_nfields     ? &t->S_cut
-                           : i == dp_result_nfields + 1 ? &t->dS_cut
-                                                        : &t->M_seg;
-        const int sum = i < dp_result_nfields && (!strcmp(dp_result_fields[i].name, "dA_log") ||
-                                                  !strcmp(dp_result_fields[i].name, "ddt_bias"));
+    for (int i = 0; i < DP_NRESULTS + 3; i++) {
+        const dp_ball *b = i < DP_NRESULTS        ? &t->field[i]
+                           : i == DP_NRESULTS     ? &t->S_cut
+                           : i == DP_NRESULTS + 1 ? &t->dS_cut
+                                                  : &t->M_seg;
+        const int sum = i < DP_NRESULTS && dp_result_fields[i].kind == DP_OF_HEADS;
         const double ulps = 0x1p-58 * (sum ? sqrt((double)p->T) : 1);
         double all = 0;
         for (int64_t x = 0; x < b->rows * b->width; x++)

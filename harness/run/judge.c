@@ -255,15 +255,6 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const s
 
 /* ---- outputs --------------------------------------------------------------------------------- */
 
-static const char *const ALIAS[10] = {[1] = "ht", [9] = "dh0"}; /* FLA's own names */
-
-static int field_of(const char *name) {
-    for (int i = 0; i < dp_result_nfields; i++)
-        if (!strcmp(name, dp_result_fields[i].name) || (ALIAS[i] && !strcmp(name, ALIAS[i])))
-            return i;
-    return -1;
-}
-
 static dp_status unknown_name(const dp_tensorfile *out, const dp_tensor *t, dp_err *e) {
     char taps[256];
     int n = 0;
@@ -278,15 +269,15 @@ static dp_status unknown_name(const dp_tensorfile *out, const dp_tensor *t, dp_e
 /* Names, once each, of floating types; *backward: some are gradients. */
 static dp_status check_outputs(const dp_tensorfile *in, const dp_tensorfile *out, int *backward,
                                dp_err *e) {
-    int seen[10 + DP_NSTAGE_TENSORS] = {0};
+    int seen[DP_NRESULTS + DP_NSTAGE_TENSORS] = {0};
     *backward = 0;
     for (int i = 0; i < out->ntensor; i++) {
         const dp_tensor *t = &out->tensor[i];
-        const int f = field_of(t->name), tap = f < 0 ? dp_stage_tensor_find(t->name) : -1,
+        const int f = dp_result_find(t->name), tap = f < 0 ? dp_stage_tensor_find(t->name) : -1,
                   back = f >= 0 ? dp_result_fields[f].backward
                                 : tap >= 0 && dp_stage_tensors[tap].backward;
         if (f < 0 && tap < 0) return unknown_name(out, t, e);
-        if (seen[f >= 0 ? f : 10 + tap]++)
+        if (seen[f >= 0 ? f : DP_NRESULTS + tap]++)
             return dp_fail(e, DP_EINPUT, "%s: tensor %s is there twice, under another name too",
                            out->path,
                            f >= 0 ? dp_result_fields[f].name : dp_stage_tensors[tap].name);
@@ -299,16 +290,6 @@ static dp_status check_outputs(const dp_tensorfile *in, const dp_tensorfile *out
         *backward |= back;
     }
     return out->ntensor ? DP_OK : dp_fail(e, DP_EINPUT, "%s: has no tensors", out->path);
-}
-
-static int full_shape(const dp_problem *p, int field, int64_t s[4]) {
-    const int64_t T = p->T, H = p->H, HV = p->HV, K = p->K, V = p->V, R = p->R, N = p->Nseq,
-                  Kg = dp_Kg(p);
-    const int64_t all[10][5] = {{3, T, HV, V},    {4, N, HV, K, V}, {3, T, H, K},  {4, T, H, R, K},
-                                {4, T, HV, R, V}, {3, T, HV, Kg},   {3, T, HV, R}, {1, HV},
-                                {2, HV, Kg},      {4, N, HV, K, V}};
-    memcpy(s, all[field] + 1, 4 * sizeof *s);
-    return (int)all[field][0];
 }
 
 static dp_status wrong_shape(const dp_tensorfile *out, const dp_tensorfile *in, const dp_tensor *t,
@@ -365,21 +346,21 @@ static dp_status load_results(const dp_tensorfile *in, dp_tensorfile *out, const
                               int N, int vk, dp_given *g, dp_err *e) {
     for (int i = 0; i < out->ntensor; i++) {
         dp_tensor *t = &out->tensor[i];
-        const int f = field_of(t->name), state = f == 1 || f == 9;
+        const int f = dp_result_find(t->name);
         if (f < 0) {
             const dp_status st = load_tap(in, out, t, p, N, vk, g, e);
             if (st) return st;
             continue;
         }
-        int64_t want[4], rows, width;
-        const int ndim = full_shape(p, f, want);
-        dp_result_shape(p, f, &rows, &width);
-        if (!rows)
+        int64_t want[DP_RESULT_MAX_AXES];
+        const int state = dp_result_fields[f].kind == DP_OF_SEQUENCES;
+        const int ndim = dp_result_axes(p, f, want);
+        if (!dp_result_exists(p, f))
             return dp_fail(e, DP_EINPUT,
                            "%s: tensor %s: %s has no tensor %s that it could be the gradient of",
-                           out->path, t->name, in->path, f == 7 ? "A_log" : "dt_bias");
+                           out->path, t->name, in->path, dp_result_fields[f].of);
         const int64_t turned[4] = {want[0], want[1], want[3], want[2]};
-        if (!dp_case_same_shape(t, ndim, state && vk ? turned : want, f == 8)) {
+        if (!dp_case_same_shape(t, ndim, state && vk ? turned : want, f == DP_RESULT_DDT_BIAS)) {
             const int other = state && dp_case_same_shape(t, ndim, vk ? want : turned, 0);
             return wrong_shape(out, in, t, ndim, state && vk ? turned : want,
                                !other ? ""

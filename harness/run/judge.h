@@ -69,7 +69,7 @@ dp_status dp_judge_write_inputs(const dp_case *c, const char *path, dp_err *e);
  * format that field i was stored in. Adds one run of backend `file`. */
 typedef struct {
     dp_result r;
-    double u[10], tiny[10], *stage[DP_NSTAGE_TENSORS], stage_u[DP_NSTAGE_TENSORS],
+    double u[DP_NRESULTS], tiny[DP_NRESULTS], *stage[DP_NSTAGE_TENSORS], stage_u[DP_NSTAGE_TENSORS],
         stage_tiny[DP_NSTAGE_TENSORS];
     int same_design;
     const dp_design *design;

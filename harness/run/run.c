@@ -144,6 +144,12 @@ void dp_run_close(dp_run *r, double seconds) {
         dp_condition_explain(&r->cond, r->base, r->verdict, r->why, sizeof r->why);
 }
 
+int dp_options_want(const dp_run_options *o, dp_backend b) {
+    for (int i = 0; i < o->nbackend; i++)
+        if (o->backend[i] == b) return 1;
+    return !o->nbackend && b != DP_BACKEND_NCCL;
+}
+
 static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend b,
                            const char *path, const char *why, dp_runs *out) {
     dp_run *r = dp_runs_add(out, c);

@@ -140,12 +140,6 @@ static dp_status run_one(const dp_case *c, const dp_run_options *o, const conv_t
     return st;
 }
 
-static int wants(const dp_run_options *o, dp_backend b) {
-    for (int i = 0; i < o->nbackend; i++)
-        if (o->backend[i] == b) return 1;
-    return !o->nbackend && b != DP_BACKEND_NCCL;
-}
-
 dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
     int bases[DP_NBASES], ranks[16];
     const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases),
@@ -156,7 +150,7 @@ dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, d
     dp_conv_truth(t.v, c->bits, &t.truth, &t.rad);
     dp_status st = DP_OK;
     for (int be = DP_BACKEND_SIM; be <= DP_BACKEND_NCCL; be++)
-        for (int i = 0; i < nr && wants(o, be); i++)
+        for (int i = 0; i < nr && dp_options_want(o, be); i++)
             for (int j = 0; j < nb && !st; j++) {
                 if (be != DP_BACKEND_SIM &&
                     (o->fault || bases[j] == DP_BASE_FP64 || dp_cuda_unavailable(be, 1)))
@@ -167,7 +161,7 @@ dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, d
          be++) { /* one row that says why none ran */
         const char *no = dp_cuda_unavailable(be, 1);
         const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
-        if (!no || !wants(o, be) || !(whole || o->nbackend)) continue;
+        if (!no || !dp_options_want(o, be) || !(whole || o->nbackend)) continue;
         dp_run *r = record(c, be, 0, 0, 0, out);
         r->verdict = DP_SKIPPED;
         snprintf(r->why, sizeof r->why, "%.600s", no);

@@ -11,16 +11,14 @@
 
 static const char *const NAME[3] = {"q", "k", "v"};
 
-static double **tensor_of(dp_problem *p, int i) { return i == 0 ? &p->q : i == 1 ? &p->k : &p->v; }
 static double **error_of(dp_given_error *e, int i) {
-    return i == 0 ? &e->q : i == 1 ? &e->k : &e->v;
+    double **const at[DP_NQKV] = {[DP_QKV_Q] = &e->q, [DP_QKV_K] = &e->k, [DP_QKV_V] = &e->v};
+    return at[i];
 }
-static int heads_of(const dp_problem *p, int i) { return i == 2 ? p->HV : p->H; }
-static int width_of(const dp_problem *p, int i) { return i == 2 ? p->V : p->K; }
 
 dp_front dp_step_front(const dp_case *c) {
     dp_front f = {{NULL}};
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < DP_NQKV; i++)
         if (c->step.on[i]) f.conv[i] = &c->step.conv[i];
     return f;
 }
@@ -40,7 +38,7 @@ static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b
 static void mark(const dp_case *c, const dp_step_run *s, int i, const double *was,
                  const double *is) {
     const dp_problem *p = &c->p;
-    const int heads = heads_of(p, i), width = width_of(p, i), each = p->HV / heads;
+    const int heads = dp_qkv_heads(p, i), width = dp_qkv_width(p, i), each = p->HV / heads;
     for (int64_t r = 0; was && r < p->T * heads; r++)
         if (memcmp(was + r * width, is + r * width, sizeof(double) * (size_t)width))
             memset(s->hit + r / heads / (p->T / s->N) * p->HV + r % heads * each, 1, (size_t)each);
@@ -66,7 +64,7 @@ static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *
     dp_status st = DP_OK;
     int n = 0;
     memset(r, 0, 3 * sizeof *r);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < DP_NQKV; i++) {
         if (!c->step.on[i]) continue;
         v[i] = c->step.conv[i];
         v[i].dy = dy ? (double *)dy[i] : NULL;
@@ -78,7 +76,7 @@ static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *
         return dp_cuda_conv_parts(part, n, s->base == DP_BASE_BF16, s->N, s->be, out, e);
     for (int i = 0; i < n && !st; i++)
         st = dp_conv_ranks(part[i], s->N, policy(s->base), out[i], e);
-    for (int i = 0; i < 3 && !st && dp_fault_of_conv(s->fault); i++)
+    for (int i = 0; i < DP_NQKV && !st && dp_fault_of_conv(s->fault); i++)
         if (c->step.on[i]) damage(c, s, i, &v[i], &r[i]);
     return st;
 }
@@ -97,22 +95,22 @@ dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, 
         return dp_fail(e, DP_EINPUT,
                        "the kernels store y in the format of x, which is wider than bf16 here");
     const dp_status st = convolve(c, s, NULL, y, e);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < DP_NQKV; i++) {
         const dp_conv *v = &c->step.conv[i];
         dp_conv_result b;
         if (!c->step.on[i]) continue;
         dp_conv_result_alloc(&b, v);
         conv_bound(v, s, &b);
-        *tensor_of(&s->p, i) = y[i].y;
+        *dp_qkv_at(&s->p, i) = y[i].y;
         *error_of(&s->err, i) = b.y;
     }
     return st;
 }
 
 void dp_step_run_free(const dp_case *c, dp_step_run *s) {
-    for (int i = 0; i < 3; i++)
-        if (c->step.on[i] && *tensor_of(&s->p, i) != *tensor_of((dp_problem *)&c->p, i)) {
-            free(*tensor_of(&s->p, i));
+    for (int i = 0; i < DP_NQKV; i++)
+        if (c->step.on[i] && *dp_qkv_at(&s->p, i) != *dp_qkv_at((dp_problem *)&c->p, i)) {
+            free(*dp_qkv_at(&s->p, i));
             free(*error_of(&s->err, i));
         }
     free(s->hit);
@@ -130,7 +128,7 @@ typedef struct {
 static void place_token(const void *ctx, int64_t row, dp_place *at) {
     const place_ctx *x = ctx;
     const dp_problem *p = &x->c->p;
-    const int heads = heads_of(p, x->i);
+    const int heads = dp_qkv_heads(p, x->i);
     int seq = 0;
     at->token = row / heads;
     at->head = (int)(row % heads);
@@ -144,7 +142,7 @@ static void place_token(const void *ctx, int64_t row, dp_place *at) {
 static void place_head(const void *ctx, int64_t row, dp_place *at) { /* rows [taps][heads] */
     const place_ctx *x = ctx;
     *at = (dp_place){.rank = 0,
-                     .head = (int)(row % heads_of(&x->c->p, x->i)),
+                     .head = (int)(row % dp_qkv_heads(&x->c->p, x->i)),
                      .sequence = -1,
                      .chunk = -1,
                      .token = -1};
@@ -162,9 +160,9 @@ static void judge(const place_ctx *x, int kind, int64_t rows, const double *got,
     snprintf(name, sizeof name, "%s%s%s", KIND[kind], *KIND[kind] ? "_" : "", NAME[x->i]);
     const dp_compare_in in = {.name = name,
                               .N = x->N,
-                              .heads = heads_of(p, x->i),
+                              .heads = dp_qkv_heads(p, x->i),
                               .rows = rows,
-                              .width = width_of(p, x->i),
+                              .width = dp_qkv_width(p, x->i),
                               .got = got,
                               .want = want,
                               .rad = rad,
@@ -270,9 +268,9 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
                            const dp_conv_result *got, const dp_error_bound *b, dp_run *run) {
     const dp_case *c = x->c;
     const dp_problem *p = &c->p;
-    const int i = x->i, heads = heads_of(p, i), width = width_of(p, i), W = c->step.conv[i].W,
-              D = heads * width;
-    const dp_ball *t = &truth->field[2 + i];
+    const int i = x->i, heads = dp_qkv_heads(p, i), width = dp_qkv_width(p, i),
+              W = c->step.conv[i].W, D = heads * width;
+    const dp_ball *t = &truth->field[dp_qkv_gradient(i)];
     const int64_t rows = p->T * heads;
     dp_conv v = c->step.conv[i];
     dp_conv_result want, rad, own;
@@ -334,7 +332,7 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
 
 static void conv_alone(const place_ctx *x, const dp_step_run *s, const double *dy,
                        const dp_conv_result *got, dp_run *run, int64_t *rows) {
-    const int i = x->i, heads = heads_of(&x->c->p, i), width = width_of(&x->c->p, i),
+    const int i = x->i, heads = dp_qkv_heads(&x->c->p, i), width = dp_qkv_width(&x->c->p, i),
               W = x->c->step.conv[i].W, D = heads * width;
     dp_conv v = x->c->step.conv[i];
     dp_conv_result want, rad, own;
@@ -384,7 +382,7 @@ dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const doub
     for (int64_t t = 0; t < c->p.T; t++)
         chunk_of[t] = (int)(t / DP_CHUNK);
     const dp_status st = convolve(c, s, dy, got, e);
-    for (int i = 0; i < 3 && !st; i++) {
+    for (int i = 0; i < DP_NQKV && !st; i++) {
         const place_ctx at = {c, s->N, i, &none};
         if (c->step.on[i]) conv_alone(&at, s, dy ? dy[i] : NULL, &got[i], run, rows);
         dp_conv_result_free(&got[i]);
@@ -403,20 +401,20 @@ dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_r
     const int back = got->dq && truth->backward;
     dp_conv_result d[3] = {{0}};
     const dp_status st = back ? convolve(c, s, dy, d, e) : DP_OK;
-    for (int i = 0; i < 3 && !st; i++) {
+    for (int i = 0; i < DP_NQKV && !st; i++) {
         const place_ctx at = {c, s->N, i, x};
-        const int width = width_of(p, i);
+        const int width = dp_qkv_width(p, i);
         if (!c->step.on[i]) continue;
-        double *r = row_norms(c->step.rad[i].y, p->T * heads_of(p, i), width),
-               *bound =
-                   row_norms(*error_of((dp_given_error *)&s->err, i), p->T * heads_of(p, i), width);
-        judge(&at, DP_STEP_Y, p->T * heads_of(p, i), *tensor_of((dp_problem *)&s->p, i),
-              *tensor_of((dp_problem *)p, i), r, bound, run);
+        double *r = row_norms(c->step.rad[i].y, p->T * dp_qkv_heads(p, i), width),
+               *bound = row_norms(*error_of((dp_given_error *)&s->err, i),
+                                  p->T * dp_qkv_heads(p, i), width);
+        judge(&at, DP_STEP_Y, p->T * dp_qkv_heads(p, i), *dp_qkv_at((dp_problem *)&s->p, i),
+              *dp_qkv_at((dp_problem *)p, i), r, bound, run);
         free(r);
         free(bound);
         if (back) judge_backward(&at, truth, s, &d[i], b, run);
     }
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < DP_NQKV; i++)
         dp_conv_result_free(&d[i]);
     return st;
 }

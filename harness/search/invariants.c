@@ -27,7 +27,6 @@ static const char *const PROMISE[DP_NCHECKS] = {"bitwise",
                                                 "bitwise: nothing rounds",
                                                 "bitwise: nothing rounds",
                                                 "sum of both bounds"};
-enum { O, FINAL, DQ, DK, DV, DG, DBETA, DA_LOG, DDT_BIAS, DS0, NFIELDS }; /* dp_result_fields */
 
 /* ---- problems made from others --------------------------------------------------------------- */
 
@@ -193,11 +192,11 @@ static void same_field(work *w, const dp_problem *p, int f, dp_result *got, dp_r
     const double *a = *dp_result_at(got, f), *b = *dp_result_at(want, f);
     dp_result_shape(p, f, &rows, &width);
     if (!rows || !a || !b || w->c->verdict == DP_FAIL) return;
-    const int state = f == FINAL || f == DS0, param = f == DA_LOG || f == DDT_BIAS,
-              heads = f == DQ || f == DK ? p->H : p->HV;
-    const int64_t per = f == DK || f == DV ? p->R : 1, skip = state   ? (int64_t)seq0 * p->HV
-                                                              : param ? 0
-                                                                      : t0 * heads * per;
+    const dp_result_kind kind = dp_result_fields[f].kind;
+    const int state = kind == DP_OF_SEQUENCES, param = kind == DP_OF_HEADS;
+    const int heads = dp_result_heads(p, f);
+    const int64_t per = dp_result_rows_per_token(p, f);
+    const int64_t skip = state ? (int64_t)seq0 * p->HV : param ? 0 : t0 * heads * per;
     int64_t first = INT64_MAX, compared = 0;
 #pragma omp parallel for reduction(min : first) reduction(+ : compared) if (rows * width > 1 << 22)
     for (int64_t r = 0; r < rows; r++) {
@@ -226,9 +225,9 @@ static void same_field(work *w, const dp_problem *p, int f, dp_result *got, dp_r
            first % width, a[first], factor * b[first + skip * width]);
 }
 
-static void same(work *w, outcome *got, const double factor[NFIELDS], double small, keep_fn *keep,
-                 const void *ctx) {
-    for (int f = 0; f < dp_result_nfields; f++)
+static void same(work *w, outcome *got, const double factor[DP_NRESULTS], double small,
+                 keep_fn *keep, const void *ctx) {
+    for (int f = 0; f < DP_NRESULTS; f++)
         if (!factor || factor[f])
             same_field(w, w->p, f, &got->r, (dp_result *)&w->base->r, 0, 0, factor ? factor[f] : 1,
                        small, keep, ctx);
@@ -328,16 +327,17 @@ static int64_t chunk_of(const work *w, int64_t t, int64_t *end) {
 static int keep_before(const void *ctx, int f, int64_t token, int head, int seq) {
     const token_edit *x = ctx;
     (void)head;
-    return f != DA_LOG && f != DDT_BIAS &&
-           (seq != x->seq || ((f == O || f == DQ) && token < x->chunk));
+    return dp_result_fields[f].kind != DP_OF_HEADS &&
+           (seq != x->seq || ((f == DP_RESULT_O || f == DP_RESULT_DQ) && token < x->chunk));
 }
 
 static int keep_behind(const void *ctx, int f, int64_t token, int head, int seq) {
     const token_edit *x = ctx;
     (void)head;
-    if (f == O || f == FINAL) return 1;
-    if (f == DA_LOG || f == DDT_BIAS) return 0;
-    return seq != x->seq || (f != DS0 && (f == DQ ? token != x->t : token > x->t));
+    if (f == DP_RESULT_O || f == DP_RESULT_FINAL_STATE) return 1;
+    if (dp_result_fields[f].kind == DP_OF_HEADS) return 0;
+    return seq != x->seq ||
+           (f != DP_RESULT_DS0 && (f == DP_RESULT_DQ ? token != x->t : token > x->t));
 }
 
 static dp_status check_edits(work *w, int from, int to, keep_fn *keep) {
@@ -375,8 +375,9 @@ static int keep_others(const void *ctx, int f, int64_t token, int head, int seq)
     const head_edit *x = ctx;
     (void)token;
     (void)seq;
-    return f == DQ || f == DK ? (head + 1) * x->G <= x->from || head * x->G >= x->to
-                              : head < x->from || head >= x->to;
+    return f == DP_RESULT_DQ || f == DP_RESULT_DK
+               ? (head + 1) * x->G <= x->from || head * x->G >= x->to
+               : head < x->from || head >= x->to;
 }
 
 /* Exact in every format: gates of another strength, beta of another token, all else mirrored. */
@@ -460,7 +461,7 @@ static int not_sums(const void *ctx, int f, int64_t token, int head, int seq) {
     (void)token;
     (void)head;
     (void)seq;
-    return f != DA_LOG && f != DDT_BIAS;
+    return dp_result_fields[f].kind != DP_OF_HEADS;
 }
 
 static dp_status check_packed(work *w) {
@@ -478,7 +479,7 @@ static dp_status check_packed(work *w) {
                                all.dstate ? all.dstate + i * n : NULL, w->backward);
         outcome o;
         st = run(w->s, &one, 1, w->backward, &o, w->e);
-        for (int f = 0; f < dp_result_nfields && !st && !cut(&o, &whole); f++)
+        for (int f = 0; f < DP_NRESULTS && !st && !cut(&o, &whole); f++)
             same_field(&v, &one, f, &o.r, &whole.r, all.cu[i], i, 1, 0, not_sums, NULL);
         if (!st && cut(&o, &whole)) elsewhere = 1;
         if (!st) outcome_free(&o);
@@ -521,14 +522,14 @@ static dp_status check_prefix(work *w) {
     }
     late = slice(p, mid, b, first.r.final_state, ds, w->backward);
     if ((st = run(w->s, &late, 1, w->backward, &second, w->e))) goto two;
-    for (int f = 0; f < dp_result_nfields; f++)
-        if (f != DS0)
+    for (int f = 0; f < DP_NRESULTS; f++)
+        if (f != DP_RESULT_DS0)
             same_field(&v, &late, f, &second.r, &whole.r, mid - a, 0, 1, 0, not_sums, NULL);
     if (second.r.ds0 && w->backward) {
         early.dstate = dp_copy(second.r.ds0, n);
         st = run(w->s, &early, 1, 1, &back, w->e);
-        for (int f = 0; f < dp_result_nfields && !st; f++)
-            if (f != FINAL)
+        for (int f = 0; f < DP_NRESULTS && !st; f++)
+            if (f != DP_RESULT_FINAL_STATE)
                 same_field(&v, &early, f, &back.r, &whole.r, 0, 0, 1, 0, not_sums, NULL);
         if (!st) outcome_free(&back);
     }
@@ -552,7 +553,7 @@ static void times(dp_problem *p, int i, double c) {
 
 /* Inputs [n] times c: results times factor. */
 static dp_status check_factor(work *w, const int *input, int n, double c,
-                              const double factor[NFIELDS], double small) {
+                              const double factor[DP_NRESULTS], double small) {
     dp_problem p = copy_of(w->p, w->backward);
     outcome o;
     for (int i = 0; i < n; i++)
@@ -603,7 +604,7 @@ static dp_status check_ranks(work *w, int transpose) {
     v.p = &p;
     dp_status st = run(w->s, &p, w->N, w->backward, &many, w->e);
     if (!st && !transpose) st = run(w->s, &p, 1, w->backward, &one, w->e);
-    for (int f = 0; f < dp_result_nfields && !st && !transpose; f++)
+    for (int f = 0; f < DP_NRESULTS && !st && !transpose; f++)
         same_field(&v, &p, f, &many.r, &one.r, 0, 0, 1, 0, NULL, NULL);
     for (int i = 0; transpose && !st && i < many.n; i++) {
         const int K = p.K;
@@ -675,7 +676,7 @@ static dp_status check_chunk(work *w) {
         z.chunk = z.t;
         edit(&b, IN_Q, IN_BETA, z.t);
         st = run(w->s, &b, 1, w->backward, &y, w->e);
-        for (int f = 0; f < dp_result_nfields && !st; f++)
+        for (int f = 0; f < DP_NRESULTS && !st; f++)
             same_field(&v, &a, f, &y.r, &x.r, 0, 0, 1, 0, keep_before, &z);
         if (!st) outcome_free(&y);
         if (w->c->verdict == DP_FAIL) {
@@ -713,7 +714,7 @@ static dp_status check_ranks_bound(work *w) {
     if (!(st = bounds_of(w, w->p, 1, w->backward, &a))) {
         if (!(st = bounds_of(w, w->p, w->N, w->backward, &b))) {
             double top = 0;
-            for (int f = 0; f < dp_result_nfields; f++) {
+            for (int f = 0; f < DP_NRESULTS; f++) {
                 int64_t rows, width;
                 dp_result_shape(w->p, f, &rows, &width);
                 const double *x = *dp_result_at(&one.r, f),

@@ -141,7 +141,7 @@ typedef struct {
     dp_error_bound bound;
     int nasked;
     asked *list;
-    double error[10]; /* of the policy asked last */
+    double error[DP_NRESULTS]; /* of the policy asked last */
 } search;
 
 static int64_t rows_of(const dp_problem *p, int field, int64_t *width) {
@@ -153,7 +153,7 @@ static int64_t rows_of(const dp_problem *p, int field, int64_t *width) {
 static int judge(search *q, dp_sim *s) {
     const dp_problem *p = q->rq->p;
     int pass = 1;
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t width, rows = rows_of(p, i, &width);
         const double *got = *dp_result_at(&s->out, i), *want = *dp_result_at(&q->ref.out, i);
         q->error[i] = NAN;

@@ -32,7 +32,7 @@ typedef struct {
     dp_cost cost[DP_MAX_LEVELS];
     /* errors when this unit alone is at `from`, all others at `to` (dp_result_fields; NAN:
      * absent) */
-    double alone[10];
+    double alone[DP_NRESULTS];
 } dp_unit;
 typedef struct {
     int level[DP_MAX_UNITS];
@@ -44,8 +44,8 @@ typedef struct {
     dp_base from, to;
     dp_format chain_from, chain_to;
     dp_merge merge;
-    double need[10]; /* by dp_result_fields; NAN: not asked for */
-    int by_verdict;  /* 1: need is not set */
+    double need[DP_NRESULTS]; /* by dp_result_fields; NAN: not asked for */
+    int by_verdict;           /* 1: need is not set */
     int max_tries;
     int progress;
 } dp_precision_request;
@@ -53,14 +53,14 @@ typedef struct {
 typedef struct {
     int found, proven, raised, tries;
     dp_policy policy;
-    double error[10];
+    double error[DP_NRESULTS];
     dp_cost cost;
 } dp_choice;
 typedef struct {
     int nunit, tries;
     dp_unit unit[DP_MAX_UNITS];
     int from_passes, to_passes;
-    double from_error[10], to_error[10];
+    double from_error[DP_NRESULTS], to_error[DP_NRESULTS];
     dp_cost from_cost, to_cost;
     /* fewest units above `from`; least seconds. proven: no policy before it in that order can
      * pass */

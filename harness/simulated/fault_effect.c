@@ -67,12 +67,12 @@ const dp_problem *dp_effect_inputs(dp_sim *s, const dp_problem *p) {
 void dp_effect_results(dp_sim *s) {
     s->runs++;
     if (s->fault != DP_FAULT_ZIGZAG || s->p != &s->own) return;
-    for (int i = 0; i < dp_result_nfields;
+    for (int i = 0; i < DP_NRESULTS;
          i++) { /* what is one row a token goes back where its token came from */
         int64_t rows, width;
         dp_result_shape(s->p, i, &rows, &width);
         double **x = dp_result_at(&s->out, i);
-        if (!*x || !rows || i == 1 || i >= 7) continue;
+        if (!*x || !rows || dp_result_fields[i].kind != DP_OF_TOKENS) continue;
         double *y = dp_doubles(rows * width);
         permute_tokens(s, *x, rows / s->p->T * width, 1, y);
         free(*x);

@@ -174,7 +174,7 @@ done:
 }
 
 void oracle_run(const dp_problem *p, dp_result *r, int backward) {
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
         if (*dp_result_at(r, i))

@@ -309,7 +309,7 @@ DP_TEST(chunk, agrees_with_the_truth_to_1e_12_and_ranks_with_one_rank_to_1e_13) 
         REQUIRE(dp_sim_new(&one, &p, DP_BASE_FP64, 1, DP_FAULT_NONE, NULL) == DP_OK, "sim");
         dp_sim_run(&one, DP_FP64, DP_MERGE_ALLGATHER, 1);
         const int ranks[] = {2, 3, 4, 8};
-        for (int f = 0; f < dp_result_nfields; f++)
+        for (int f = 0; f < DP_NRESULTS; f++)
             if (t.field[f].rows) {
                 const double e = oracle_maxrel(*dp_result_at(&one.out, f), t.field[f].hi,
                                                t.field[f].rows * t.field[f].width);
@@ -319,7 +319,7 @@ DP_TEST(chunk, agrees_with_the_truth_to_1e_12_and_ranks_with_one_rank_to_1e_13) 
             REQUIRE(dp_sim_new(&many, &p, DP_BASE_FP64, ranks[n], DP_FAULT_NONE, NULL) == DP_OK,
                     "sim");
             dp_sim_run(&many, DP_FP64, DP_MERGE_ALLGATHER, 1);
-            for (int f = 0; f < dp_result_nfields; f++)
+            for (int f = 0; f < DP_NRESULTS; f++)
                 if (t.field[f].rows) {
                     const double e =
                         oracle_maxrel(*dp_result_at(&many.out, f), *dp_result_at(&one.out, f),

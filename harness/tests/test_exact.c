@@ -83,7 +83,7 @@ static outcome check(const exact_case *x, dp_sim *s) {
         }
         dp_context_free(&ctx);
     }
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         const dp_ball *b = &x->t.field[i];
         if (b->rows)
             compare(dp_result_fields[i].name, -1, -1, *dp_result_at(&s->out, i), b->hi,
@@ -153,7 +153,7 @@ DP_TEST(exact, the_inputs_are_not_trivial) {
             reset += p->g[i] != 0;
         CHECK(half > 50 && none > 50 && reset > 10, "%s: %d halves, %d skipped writes, %d resets",
               CASES[k], half, none, reset);
-        for (int i = 0; i < dp_result_nfields; i++) {
+        for (int i = 0; i < DP_NRESULTS; i++) {
             const dp_ball *b = &x.t.field[i];
             int64_t nonzero = 0;
             int bits = 0;

@@ -210,10 +210,10 @@ DP_TEST(expected, sets_of_draws_differ_and_every_problem_gets_six) {
     dp_expected_run(&rq, 1, &policy, &one);
     rq.set = 1;
     dp_expected_run(&rq, 1, &policy, &other);
-    for (int i = 0; i < one.field[0].ndraw; i++)
-        for (int k = 0; k < other.field[0].ndraw; k++)
-            CHECK(one.field[0].err2[i * one.field[0].rows] !=
-                      other.field[0].err2[k * other.field[0].rows],
+    for (int i = 0; i < one.field[DP_RESULT_O].ndraw; i++)
+        for (int k = 0; k < other.field[DP_RESULT_O].ndraw; k++)
+            CHECK(one.field[DP_RESULT_O].err2[i * one.field[DP_RESULT_O].rows] !=
+                      other.field[DP_RESULT_O].err2[k * other.field[DP_RESULT_O].rows],
                   "draw %d of set 0 is draw %d of set 1", i, k);
     dp_problem large = x.c.p;
     large.T = 1 << 20;
@@ -253,9 +253,9 @@ DP_TEST(expected, a_direction_is_as_long_as_the_rows_that_are_looked_at) {
 static dp_expected two_rows(double first, double second) {
     const dp_row_map map = {.rows = 2, .windows = 2, .width = 1, .split = 1};
     dp_expected x = {0};
-    dp_draws_alloc(&x.field[0], 1, &map, 0);
-    x.field[0].err2[0] = first;
-    x.field[0].err2[1] = second;
+    dp_draws_alloc(&x.field[DP_RESULT_O], 1, &map, 0);
+    x.field[DP_RESULT_O].err2[0] = first;
+    x.field[DP_RESULT_O].err2[1] = second;
     return x;
 }
 
@@ -267,8 +267,10 @@ DP_TEST(expected, a_design_that_overflows_alone_is_left_out) {
     dp_expected x = two_rows(0, 0);
     const dp_expected *const of[] = {&a, &c, &b};
     dp_expected_largest(&x, 3, of);
-    CHECK(isinf(x.field[0].err2[0]), "no design has a number: %g", x.field[0].err2[0]);
-    CHECK(x.field[0].err2[1] == 2, "the larger of two designs: %g", x.field[0].err2[1]);
+    CHECK(isinf(x.field[DP_RESULT_O].err2[0]), "no design has a number: %g",
+          x.field[DP_RESULT_O].err2[0]);
+    CHECK(x.field[DP_RESULT_O].err2[1] == 2, "the larger of two designs: %g",
+          x.field[DP_RESULT_O].err2[1]);
     dp_expected_free(&a);
     dp_expected_free(&b);
     dp_expected_free(&c);

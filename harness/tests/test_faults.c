@@ -207,7 +207,7 @@ DP_TEST(faults, a_fault_of_some_runs_shows_when_runs_are_repeated) {
             for (int run = 0; run < 3; run++) {
                 s.have_forward = s.have_backward = 0; /* everything again */
                 dp_sim_run(&s, DP_FP32, DP_MERGE_ALLGATHER, 1);
-                for (int f = 0; f < dp_result_nfields; f++) {
+                for (int f = 0; f < DP_NRESULTS; f++) {
                     int64_t rows, width;
                     dp_result_shape(&c.p, f, &rows, &width);
                     const double *x = *dp_result_at(&s.out, f);

@@ -108,7 +108,8 @@ static void write_inputs(const dp_problem *p, int axes, int vk, const char *cons
     free(ds);
 }
 
-/* which: bit i: dp_result_fields[i]. */
+/* which: ONLY(..) of results, or several. */
+#define ONLY(RESULT) (1u << DP_RESULT_##RESULT)
 static void write_outputs(const dp_problem *p, const dp_result *r, unsigned which, int axes, int vk,
                           const char *dtype) {
     const int K = p->K, V = p->V, R = p->R, k = vk ? V : K, v = vk ? K : V, m = R > 1;
@@ -133,7 +134,7 @@ static void write_outputs(const dp_problem *p, const dp_result *r, unsigned whic
     free(s[1]);
 }
 
-#define ALL 0x3ffu
+#define ALL ((1u << DP_NRESULTS) - 1)
 static dp_judge_options options(void) {
     return (dp_judge_options){
         .inputs = in_path(), .outputs = out_path(), .ranks = 3, .base = "bf16", .claim = "tf32rz"};
@@ -246,7 +247,7 @@ DP_TEST(judge, names_rank_head_and_token_of_a_row_that_is_wrong_on_any_rank) {
             memcpy(kept, o8, sizeof kept);
             for (int i = 0; i < 8; i++)
                 o8[i] = o8[i] * 1.5 + 1;
-            write_outputs(&x.c.p, &x.s.out, 1, 3, 0, "F64");
+            write_outputs(&x.c.p, &x.s.out, ONLY(O), 3, 0, "F64");
             memcpy(o8, kept, sizeof kept);
             JUDGE(&o, &j);
             const dp_judgement *w = tensor(j.run, "o");
@@ -279,7 +280,7 @@ DP_TEST(judge, the_reason_names_the_row_that_exceeds_its_bound) {
     for (int i = 0; i < 8; i++)
         x.s.out.o[70 * 8 + i] *= 1.3;
     write_inputs(&x.c.p, 3, 0, LOG);
-    write_outputs(&x.c.p, &x.s.out, 1, 3, 0, "F64");
+    write_outputs(&x.c.p, &x.s.out, ONLY(O), 3, 0, "F64");
     JUDGE(&o, &j);
     const dp_judgement *t = tensor(j.run, "o");
     CHECK(t->verdict == DP_FAIL && t->over.at.token == 70 && t->worst.at.token != 70,
@@ -299,7 +300,7 @@ DP_TEST(judge, nan_and_inf_fail_and_say_where) {
         judged j;
         const double kept = x.s.out.dv[(130 * 2 + 1) * 8 + 3];
         x.s.out.dv[(130 * 2 + 1) * 8 + 3] = inf ? INFINITY : NAN;
-        write_outputs(&x.c.p, &x.s.out, 1 | 1 << 4, 3, 0, "F32");
+        write_outputs(&x.c.p, &x.s.out, ONLY(O) | ONLY(DV), 3, 0, "F32");
         x.s.out.dv[(130 * 2 + 1) * 8 + 3] = kept;
         JUDGE(&o, &j);
         const dp_judgement *w = tensor(j.run, "dv");
@@ -327,7 +328,7 @@ DP_TEST(judge, axes_of_length_one_and_single_heads_change_nothing) {
         simulate(text[one], &x);
         for (int axes = 4; axes >= 3 - !one; axes--) {
             write_inputs(&x.c.p, axes, 0, SAID);
-            write_outputs(&x.c.p, &x.s.out, ALL & (one ? ALL : 0x1ff), axes, 0, "F64");
+            write_outputs(&x.c.p, &x.s.out, one ? ALL : ALL & ~ONLY(DS0), axes, 0, "F64");
             JUDGE(&o, &j[4 - axes]);
             CHECK(j[4 - axes].run->verdict == DP_PASS, "%d axes: %s", axes, j[4 - axes].run->why);
             same_run(__LINE__, j[0].run, j[4 - axes].run);
@@ -363,13 +364,13 @@ DP_TEST(judge, transposed_states_are_recognised_by_option_only) {
     forget(&x);
     simulate(WIDE, &x); /* K = 16, V = 8: a state the wrong way round is refused, with the option */
     write_inputs(&x.c.p, 3, 0, SAID);
-    write_outputs(&x.c.p, &x.s.out, 1 << 1, 3, 1, "F64");
+    write_outputs(&x.c.p, &x.s.out, ONLY(FINAL_STATE), 3, 1, "F64");
     REFUSE(&o, "final_state", "[1,2,8,16]", "[1,2,16,8]", "--state-layout vk");
     write_inputs(&x.c.p, 3, 1, SAID);
     JUDGE(&vk, &j);
     CHECK(j.run->verdict == DP_PASS, "%s", j.run->why);
     done(&j);
-    write_outputs(&x.c.p, &x.s.out, 1 << 1, 3, 0, "F64");
+    write_outputs(&x.c.p, &x.s.out, ONLY(FINAL_STATE), 3, 0, "F64");
     REFUSE(&vk, "final_state", "[1,2,16,8]", "--state-layout kv");
     forget(&x);
 }
@@ -413,7 +414,7 @@ DP_TEST(judge, shapes_and_names_that_do_not_fit_are_refused_by_name) {
     REFUSE(&o, "final_state is there twice");
     write_file(out_path(), twice, 0, 3, "F32", NULL);
     REFUSE(&o, "out.safetensors: has no tensors");
-    write_outputs(&x.c.p, &x.s.out, 1, 3, 0, "F64");
+    write_outputs(&x.c.p, &x.s.out, ONLY(O), 3, 0, "F64");
     const dp_problem *p = &x.c.p;
     const entry in[] = {{"q", p->q, 3, {192, 1, 16}},   {"k", p->k, 3, {192, 1, 16}},
                         {"v", p->v, 3, {192, 2, 8}},    {"g", p->g, 3, {192, 2, 16}},
@@ -441,10 +442,10 @@ DP_TEST(judge, gradients_need_what_they_are_gradients_of) {
                         {"v", p->v, 3, {192, 2, 8}},    {"g", p->g, 3, {192, 2, 16}},
                         {"beta", p->beta, 2, {192, 2}}, {"do", p->dout, 3, {192, 2, 8}}};
     write_file(in_path(), in, 5, 3, "F64", SAID);
-    write_outputs(p, &x.s.out, 1 << 2, 3, 0, "F64");
+    write_outputs(p, &x.s.out, ONLY(DQ), 3, 0, "F64");
     REFUSE(&o, "tensor dq is a gradient", "has no tensor do");
     write_file(in_path(), in, 6, 3, "F64", SAID);
-    write_outputs(p, &x.s.out, 1 << 7, 3, 0, "F64");
+    write_outputs(p, &x.s.out, ONLY(DA_LOG), 3, 0, "F64");
     REFUSE(&o, "tensor dA_log", "has no tensor A_log");
     forget(&x);
 }
@@ -452,7 +453,7 @@ DP_TEST(judge, gradients_need_what_they_are_gradients_of) {
 DP_TEST(judge, settings_come_from_options_then_metadata_then_a_refusal_with_the_option) {
     subject x;
     simulate(WIDE, &x);
-    write_outputs(&x.c.p, &x.s.out, 1, 3, 0, "F64");
+    write_outputs(&x.c.p, &x.s.out, ONLY(O), 3, 0, "F64");
     dp_judge_options o = options();
     static const char *const NOTHING[] = {NULL}, *const GATE[] = {"gate", "softplus", NULL},
                              *const TWO[] = {"gate", "softplus", "beta", "sigmoid", NULL};
@@ -538,14 +539,15 @@ DP_TEST(judge, packed_sequences_gdn_and_many_keys_are_recognised) {
         o.base = o.claim = "fp32";
         simulate(c[i].text, &x);
         write_inputs(&x.c.p, 3, 0, c[i].meta);
-        write_outputs(&x.c.p, &x.s.out, ALL & ~0x380u, 3, 0, "F32");
+        write_outputs(&x.c.p, &x.s.out, ALL & ~(ONLY(DA_LOG) | ONLY(DDT_BIAS) | ONLY(DS0)), 3, 0,
+                      "F32");
         JUDGE(&o, &j);
         CHECK(j.c.p.model == c[i].model && j.c.p.R == c[i].R && j.c.p.Nseq == c[i].Nseq,
               "%d: model %d, R %d, Nseq %d", i, j.c.p.model, j.c.p.R, j.c.p.Nseq);
         CHECK(j.run->verdict == DP_PASS && j.run->ntensor == 7, "%d: %s", i, j.run->why);
         done(&j);
         o.cu_seqlens = "0,192"; /* an option wins, and means something */
-        write_outputs(&x.c.p, &x.s.out, 1, 3, 0, "F32");
+        write_outputs(&x.c.p, &x.s.out, ONLY(O), 3, 0, "F32");
         JUDGE(&o, &j);
         CHECK(j.run->verdict == (i ? DP_PASS : DP_FAIL), "%d: one sequence: %s", i,
               dp_verdict_names[j.run->verdict]);
@@ -564,7 +566,7 @@ DP_TEST(judge, results_stored_in_bf16_get_that_one_rounding_and_no_more) {
     o.base = o.claim = "fp32";
     simulate(FP32, &x);
     write_inputs(&x.c.p, 3, 0, SAID);
-    write_outputs(&x.c.p, &x.s.out, 3, 3, 0, "BF16");
+    write_outputs(&x.c.p, &x.s.out, ONLY(O) | ONLY(FINAL_STATE), 3, 0, "BF16");
     JUDGE(&o, &j);
     CHECK(j.run->verdict == DP_PASS && tensor(j.run, "o")->rel_fro > 1e-3, "%s, o %g", j.run->why,
           tensor(j.run, "o")->rel_fro);
@@ -573,8 +575,9 @@ DP_TEST(judge, results_stored_in_bf16_get_that_one_rounding_and_no_more) {
     done(&j);
     for (int64_t i = 0; i < 192 * 8; i++)
         x.s.out.o[i] = dp_bf16d(x.s.out.o[i]);
-    write_outputs(&x.c.p, &x.s.out, 3, 3, 0, "F32"); /* the same values, but the file says fp32: a
-                                                        rounding that the claim has no room for */
+    write_outputs(&x.c.p, &x.s.out, ONLY(O) | ONLY(FINAL_STATE), 3, 0,
+                  "F32"); /* the same values, but the file says fp32: a
+   rounding that the claim has no room for */
     JUDGE(&o, &j);
     CHECK(tensor(j.run, "o")->verdict == DP_FAIL &&
               tensor(j.run, "final_state")->verdict == DP_PASS,
@@ -652,7 +655,7 @@ DP_TEST(judge, the_program_gives_status_verdict_and_record) {
     char a[1024];
     simulate(WIDE, &x);
     write_inputs(&x.c.p, 4, 0, SAID);
-    write_outputs(&x.c.p, &x.s.out, 1 | 1 << 1 | 1 << 2, 4, 0, "F32");
+    write_outputs(&x.c.p, &x.s.out, ONLY(O) | ONLY(FINAL_STATE) | ONLY(DQ), 4, 0, "F32");
     snprintf(a, sizeof a, "--ranks 3 --base bf16 --claim tf32rz --json '%s/judge.json'",
              gt_tmpdir());
     CHECK(program(a) == 0, "%s", said);

@@ -36,7 +36,7 @@ static const dp_judgement *tensor(const dp_run *r, const char *name) {
 static void every_name_passes(const dp_case *c, const dp_run *r) {
     CHECK(r->verdict == DP_PASS, "%s: %s", r->id, r->why);
     CHECK(r->path && *r->path, "%s: which kernels?", r->id);
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(&c->p, i, &rows, &width);
         CHECK(!rows || tensor(r, dp_result_fields[i].name), "%s: no %s", r->id,

@@ -40,7 +40,7 @@ static const struct {
 static double worst_field(const dp_problem *p, dp_result *got, dp_result *want,
                           const char **field) {
     double w = 0;
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
         if (!rows || !*dp_result_at(want, i)) continue;
@@ -104,7 +104,7 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
             dp_sim_run(&s, chain, DP_MERGE_ALLGATHER, 1);
             dp_error_bound_base_given(&w, &ref, &design, 2, 1, NULL);
             dp_error_bound_run(&w, chain, 1, &b);
-            for (int f = 0; f < dp_result_nfields; f++) {
+            for (int f = 0; f < DP_NRESULTS; f++) {
                 int64_t rows, width;
                 dp_result_shape(&p, f, &rows, &width);
                 if (!rows) continue;
@@ -121,7 +121,7 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
                 }
                 CHECK(top <= 1, "%s, base %s, gated %d: %s at %.3g of its bound", SPECS[i].name,
                       dp_base_names[base], design.gated, dp_result_fields[f].name, top);
-                if (f == 0)
+                if (f == DP_RESULT_O)
                     CHECK(sqrt(err / norm) >= (base == DP_BASE_BF16 ? 0x1p-8 : 0x1p-24) / 16,
                           "%s, base %s: o is too good, %.2e", SPECS[i].name, dp_base_names[base],
                           sqrt(err / norm));

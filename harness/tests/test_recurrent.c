@@ -32,7 +32,7 @@ static void against_truth(const char *name, const dp_design *design, double most
     const dp_truth_request rq = {.bits = 128, .backward = 1};
     REQUIRE(!dp_truth_run(&c.p, &rq, &t, &e), "%s", e.msg);
     dp_recurrent_run(&c.p, design, 1, NULL, &r);
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         const double *got = *dp_result_at(&r, i);
         if (!got || !t.field[i].rows) continue;
         const double x = distance(&t.field[i], got);

@@ -337,13 +337,14 @@ DP_TEST(truth, agrees_with_complex_step_oracle) {
         dp_truth t;
         const dp_truth_request rq = {.bits = 192, .backward = 1};
         REQUIRE(dp_truth_run(&p, &rq, &t, &e) == DP_OK, "%s: %s", shapes[s].name, e.msg);
-        for (int f = 0; f < dp_result_nfields; f++) {
+        for (int f = 0; f < DP_NRESULTS; f++) {
             const dp_ball *b = &t.field[f];
             int64_t rows, width;
             dp_result_shape(&p, f, &rows, &width);
             CHECK(b->rows == rows && (!rows || b->width == width), "%s %s: shape", shapes[s].name,
                   dp_result_fields[f].name);
-            if (!rows || (f == 9 && !p.s0)) continue; /* ds0 without s0 has no entry to step */
+            if (!rows || (f == DP_RESULT_DS0 && !p.s0))
+                continue; /* ds0 without s0 has no entry to step */
             f128 *want = oracle_field(&p, f, rows * width);
             const double err = ball_error(b, want);
             CHECK(err <= 1e-30, "%s %s: relative error %g", shapes[s].name,
@@ -362,11 +363,13 @@ DP_TEST(truth, ds0_without_s0_is_that_of_a_zero_s0) {
     REQUIRE(!p.s0 && dp_truth_run(&p, &rq, &t, NULL) == DP_OK, "run");
     p.s0 = dp_doubles((int64_t)p.HV * p.K * p.V);
     REQUIRE(dp_truth_run(&p, &rq, &z, NULL) == DP_OK, "run");
-    CHECK(!memcmp(t.field[9].hi, z.field[9].hi,
-                  sizeof(double) * (size_t)(t.field[9].rows * t.field[9].width)),
+    CHECK(!memcmp(t.field[DP_RESULT_DS0].hi, z.field[DP_RESULT_DS0].hi,
+                  sizeof(double) *
+                      (size_t)(t.field[DP_RESULT_DS0].rows * t.field[DP_RESULT_DS0].width)),
           "ds0 differs");
-    f128 *want = oracle_field(&p, 9, z.field[9].rows * z.field[9].width);
-    CHECK(ball_error(&z.field[9], want) <= 1e-30, "ds0: %g", ball_error(&z.field[9], want));
+    f128 *want = oracle_field(&p, 9, z.field[DP_RESULT_DS0].rows * z.field[DP_RESULT_DS0].width);
+    CHECK(ball_error(&z.field[DP_RESULT_DS0], want) <= 1e-30, "ds0: %g",
+          ball_error(&z.field[DP_RESULT_DS0], want));
     free(want);
     dp_truth_free(&t);
     dp_truth_free(&z);
@@ -379,11 +382,11 @@ DP_TEST(truth, ds0_without_s0_is_that_of_a_zero_s0) {
 static const dp_ball *ball_of(const dp_truth *t, int i,
                               const char **name) { /* 0..9 fields, then snapshots */
     static const char *const more[] = {"S_cut", "dS_cut", "M_seg"};
-    *name = i < dp_result_nfields ? dp_result_fields[i].name : more[i - dp_result_nfields];
-    return i < dp_result_nfields        ? &t->field[i]
-           : i == dp_result_nfields     ? &t->S_cut
-           : i == dp_result_nfields + 1 ? &t->dS_cut
-                                        : &t->M_seg;
+    *name = i < DP_NRESULTS ? dp_result_fields[i].name : more[i - DP_NRESULTS];
+    return i < DP_NRESULTS        ? &t->field[i]
+           : i == DP_NRESULTS     ? &t->S_cut
+           : i == DP_NRESULTS + 1 ? &t->dS_cut
+                                  : &t->M_seg;
 }
 enum { NBALLS = 13 };
 
@@ -478,7 +481,9 @@ static dp_status run_long(const dp_problem *p, int bits, int threads, dp_truth *
 
 /* Far below what error / radius is seen to be. Sums over all tokens add bounds where errors cancel,
  * so theirs is smaller. */
-static double least_ratio(int f) { return f == 7 || f == 8 ? 1e-10 : 1e-6; }
+static double least_ratio(int f) {
+    return f == DP_RESULT_DA_LOG || f == DP_RESULT_DDT_BIAS ? 1e-10 : 1e-6;
+}
 
 /* At 64 bits the rounding errors are 2^128 times those of the 192-bit run and hi + lo holds them
  * all. */
@@ -639,9 +644,9 @@ DP_TEST(truth, radius_covers_the_rounding_to_hi_and_lo) {
         dp_truth t;
         const dp_truth_request rq = {.bits = 192};
         REQUIRE(dp_truth_run(&p, &rq, &t, NULL) == DP_OK, "run");
-        mpfr_sub_d(o, o, t.field[0].hi[0], MPFR_RNDN);
-        mpfr_sub_d(o, o, t.field[0].lo[0], MPFR_RNDN);
-        const double err = fabs(mpfr_get_d(o, MPFR_RNDA)), rad = t.field[0].rad[0];
+        mpfr_sub_d(o, o, t.field[DP_RESULT_O].hi[0], MPFR_RNDN);
+        mpfr_sub_d(o, o, t.field[DP_RESULT_O].lo[0], MPFR_RNDN);
+        const double err = fabs(mpfr_get_d(o, MPFR_RNDA)), rad = t.field[DP_RESULT_O].rad[0];
         CHECK(err <= rad, "instance %d: error %g, radius %g", i, err, rad);
         largest = fmax(largest, err / rad);
         mpfr_clear(o);
@@ -835,10 +840,11 @@ DP_TEST(truth, rank_H_is_the_final_state_from_zero) {
     dp_truth_at_rank(&t, &p, &ctx, 0, &r);
     double H = 0, dH = 0;
     for (int64_t i = 0; i < (int64_t)p.K * p.V; i++) {
-        H = fmax(H, fabs(r.H[i] - u.field[1].hi[i]));
-        dH = fmax(dH, fabs(r.dH[i] - u.field[9].hi[i]));
+        H = fmax(H, fabs(r.H[i] - u.field[DP_RESULT_FINAL_STATE].hi[i]));
+        dH = fmax(dH, fabs(r.dH[i] - u.field[DP_RESULT_DS0].hi[i]));
     }
-    CHECK(H <= r.H_rad + u.field[1].rad[0] && dH <= r.dH_rad + u.field[9].rad[0],
+    CHECK(H <= r.H_rad + u.field[DP_RESULT_FINAL_STATE].rad[0] &&
+              dH <= r.dH_rad + u.field[DP_RESULT_DS0].rad[0],
           "H off by %g (radius %g), dH by %g (radius %g)", H, r.H_rad, dH, r.dH_rad);
     dp_truth_rank_free(&r);
     dp_context_free(&ctx);
@@ -867,7 +873,7 @@ DP_TEST(truth, extreme_inputs_stay_finite_and_proven) {
     const dp_truth_request rq = {.bits = 192, .backward = 1}, more = {.bits = 384, .backward = 1};
     REQUIRE(dp_truth_run(&p, &rq, &t, NULL) == DP_OK && dp_truth_run(&p, &more, &w, NULL) == DP_OK,
             "run");
-    for (int f = 0; f < dp_result_nfields; f++) {
+    for (int f = 0; f < DP_NRESULTS; f++) {
         const dp_ball *b = &t.field[f];
         for (int64_t i = 0; i < b->rows * b->width; i++)
             CHECK(isfinite(b->hi[i]), "%s[%lld] = %g", dp_result_fields[f].name, (long long)i,
@@ -879,7 +885,7 @@ DP_TEST(truth, extreme_inputs_stay_finite_and_proven) {
             CHECK(worst_ratio(b, &w.field[f], 1) <= 1, "%s: radius does not cover",
                   dp_result_fields[f].name);
     }
-    CHECK(t.field[6].hi[2] != 0, "dbeta at beta = 0 must use the residual");
+    CHECK(t.field[DP_RESULT_DBETA].hi[2] != 0, "dbeta at beta = 0 must use the residual");
     dp_truth_free(&t);
     dp_truth_free(&w);
     dp_problem_free(&p);
@@ -913,7 +919,7 @@ DP_TEST(truth, gates_at_both_ends_keep_relative_accuracy) {
         REQUIRE(dp_truth_run(&p, &rq, &t, NULL) == DP_OK &&
                     dp_truth_run(&p, &more, &w, NULL) == DP_OK,
                 "run");
-        for (int f = 0; f < dp_result_nfields; f++) {
+        for (int f = 0; f < DP_NRESULTS; f++) {
             CHECK(worst_ratio(&t.field[f], &w.field[f], 1) <= 1, "%s: ratio %g",
                   dp_result_fields[f].name, worst_ratio(&t.field[f], &w.field[f], 1));
             for (int64_t i = 0; i < t.field[f].rows * t.field[f].width; i++) {
@@ -944,15 +950,18 @@ DP_TEST(truth, non_finite_inputs_reach_only_what_depends_on_them) {
             for (int64_t r = 0; r < 9 * 2; r++) {
                 const int64_t tok = r / 2;
                 const int hit = r % 2 == 1 && (kind == 0 ? tok == 3 : tok >= 3 && tok < 6);
-                CHECK(hit ? isinf(t.field[0].rad[r]) : t.field[0].rad[r] < 1e-20,
+                CHECK(hit ? isinf(t.field[DP_RESULT_O].rad[r])
+                          : t.field[DP_RESULT_O].rad[r] < 1e-20,
                       "input %d, %g: radius of o at token %lld head %d is %g", kind, bad[b],
-                      (long long)tok, (int)(r % 2), t.field[0].rad[r]);
+                      (long long)tok, (int)(r % 2), t.field[DP_RESULT_O].rad[r]);
                 if (r % 2 == 0 || tok >= 6)
-                    CHECK(t.field[4].rad[r] < 1e-20 && isfinite(t.field[4].hi[r * 2]),
+                    CHECK(t.field[DP_RESULT_DV].rad[r] < 1e-20 &&
+                              isfinite(t.field[DP_RESULT_DV].hi[r * 2]),
                           "dv at token %lld", (long long)tok);
             }
             if (b == 0 && kind != 0)
-                CHECK(isnan(t.field[0].hi[(5 * 2 + 1) * 2]), "NaN must reach a later output");
+                CHECK(isnan(t.field[DP_RESULT_O].hi[(5 * 2 + 1) * 2]),
+                      "NaN must reach a later output");
             dp_truth_free(&t);
             dp_problem_free(&p);
         }
@@ -1032,7 +1041,7 @@ DP_TEST(truth, cache_folder_that_cannot_be_written_is_no_error) {
     dp_problem p = problem_of(&long_shapes[3]);
     dp_truth t;
     CHECK(cached_run(&p, "/proc/no/such", &t) == 0, "must compute");
-    CHECK(isfinite(t.field[0].hi[0]), "o");
+    CHECK(isfinite(t.field[DP_RESULT_O].hi[0]), "o");
     dp_truth_free(&t);
     dp_problem_free(&p);
 }

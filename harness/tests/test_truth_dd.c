@@ -127,11 +127,11 @@ static dp_status run(const dp_problem *p, dp_truth_kind kind, int bits, int thre
 
 static const dp_ball *ball_of(const dp_truth *t, int i, const char **name) {
     static const char *const more[] = {"S_cut", "dS_cut", "M_seg"};
-    *name = i < dp_result_nfields ? dp_result_fields[i].name : more[i - dp_result_nfields];
-    return i < dp_result_nfields        ? &t->field[i]
-           : i == dp_result_nfields     ? &t->S_cut
-           : i == dp_result_nfields + 1 ? &t->dS_cut
-                                        : &t->M_seg;
+    *name = i < DP_NRESULTS ? dp_result_fields[i].name : more[i - DP_NRESULTS];
+    return i < DP_NRESULTS        ? &t->field[i]
+           : i == DP_NRESULTS     ? &t->S_cut
+           : i == DP_NRESULTS + 1 ? &t->dS_cut
+                                  : &t->M_seg;
 }
 
 /* Largest |a - b| / (rad_a + rad_b) over rows, |a - b| / |b| over all; NaN counts as infinite. */

@@ -34,8 +34,16 @@ void dp_drawn_close(dp_drawn_run *x);
 dp_result *dp_drawn_results(dp_drawn_run *x);
 const double *dp_drawn_dg(const dp_drawn_run *x); /* [T][HV][Kg] of the log decay */
 
-/* Tensors of ranks, by number. */
-enum { DP_RANK_S_IN, DP_RANK_M, DP_RANK_H, DP_RANK_DS_OUT, DP_RANK_DM, DP_RANK_DH };
+/* What ranks exchange, by number; gradients from DP_RANK_DS_OUT on. */
+enum {
+    DP_RANK_S_IN,
+    DP_RANK_M,
+    DP_RANK_H,
+    DP_RANK_DS_OUT,
+    DP_RANK_DM,
+    DP_RANK_DH,
+    DP_RANK_TENSORS
+};
 /* Of rank and head z = rank * HV + head; NULL: it has none. */
 const double *dp_sim_rank_value(const dp_sim *s, int tensor, int64_t z);
 const double *dp_drawn_rank_value(const dp_drawn_run *x, int tensor, int64_t z);

@@ -134,12 +134,13 @@ static void draw(dp_expectations *e, int set, int n, const dp_claim *claim) {
     }
     for (int i = first; i < e->n; i++) {
         const dp_expectation *k = &e->known[i];
-        if (!k->x.field[0].err2) policy[missing++] = policy_of(&k->claim); /* not cached */
+        if (!k->x.field[DP_RESULT_O].err2)
+            policy[missing++] = policy_of(&k->claim); /* not cached */
     }
     if (missing) dp_expected_run(&rq, missing, policy, made);
     for (int i = first, m = 0; i < e->n; i++) {
         dp_expectation *k = &e->known[i];
-        if (k->x.field[0].err2) continue;
+        if (k->x.field[DP_RESULT_O].err2) continue;
         k->x = made[m++];
         save(e, k);
     }

@@ -32,17 +32,15 @@ typedef struct {
     const dp_expected_request *rq;
     int N;
     dp_windows windows;
-    dp_row_map field[DP_FIELDS], rank[DP_RANK_TENSORS];
+    dp_row_map field[DP_NRESULTS], rank[DP_RANK_TENSORS];
     dp_row_map step[DP_STEP_KINDS][3], stage[DP_MAX_STAGES];
 } layout;
 
-static const int RANK_IS_KK[DP_RANK_TENSORS] = {0, 1, 0, 0, 1, 0};
-
-static int heads_of(const dp_problem *p, int conv) { return conv < 2 ? p->H : p->HV; }
+static const int RANK_IS_KK[DP_RANK_TENSORS] = {[DP_RANK_M] = 1, [DP_RANK_DM] = 1};
 
 static dp_row_map map_step(const layout *l, int kind, int i) {
     const dp_conv *v = l->rq->front ? l->rq->front->conv[i] : NULL;
-    const int heads = heads_of(l->rq->p, i);
+    const int heads = dp_qkv_heads(l->rq->p, i);
     if (!v || (kind != DP_STEP_Y && !l->rq->backward)) return (dp_row_map){.split = 1};
     if (kind == DP_STEP_DBIAS && !v->bias) return (dp_row_map){.split = 1};
     if (kind == DP_STEP_DW) return dp_map_rows((int64_t)v->W * heads, v->D / heads);
@@ -62,9 +60,9 @@ static layout layout_of(const dp_expected_request *rq, int N) {
     const dp_problem *p = rq->p;
     const int64_t ranks = (int64_t)N * p->HV;
     layout l = {.rq = rq, .N = N, .windows = dp_windows_of(p, N)};
-    for (int i = 0; i < DP_FIELDS; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         if (rq->backward || !dp_result_fields[i].backward) l.field[i] = dp_map_field(&l.windows, i);
-    for (int i = 0; i < (rq->backward ? DP_RANK_TENSORS : DP_RANK_TENSORS / 2); i++)
+    for (int i = 0; i < (rq->backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
         l.rank[i] = dp_map_states(ranks, p->K, RANK_IS_KK[i] ? p->K : p->V);
     for (int k = 0; k < DP_STEP_KINDS; k++)
         for (int i = 0; i < 3; i++)
@@ -77,7 +75,7 @@ static layout layout_of(const dp_expected_request *rq, int N) {
 }
 
 static void layout_free(layout *l) {
-    for (int i = 0; i < DP_FIELDS; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         dp_row_map_free(&l->field[i]);
     for (int i = 0; i < DP_RANK_TENSORS; i++)
         dp_row_map_free(&l->rank[i]);
@@ -89,9 +87,7 @@ static void layout_free(layout *l) {
 }
 
 static const char *field_name(int i) { return dp_result_fields[i].name; }
-static int is_sum(int i) {
-    return !strcmp(field_name(i), "dA_log") || !strcmp(field_name(i), "ddt_bias");
-}
+static int is_sum(int i) { return dp_result_fields[i].kind == DP_OF_HEADS; }
 
 static void draws_alloc(dp_draws *d, int D, const dp_row_map *map, int64_t parts) {
     *d = (dp_draws){0};
@@ -101,7 +97,7 @@ static void draws_alloc(dp_draws *d, int D, const dp_row_map *map, int64_t parts
 static void expected_alloc(const layout *l, const dp_expected_policy *policy, dp_expected *x) {
     const int D = dp_expected_count(l->rq->p);
     *x = (dp_expected){0};
-    for (int i = 0; i < DP_FIELDS; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         draws_alloc(&x->field[i], D, &l->field[i], is_sum(i) ? l->windows.windows : 0);
     for (int i = 0; i < DP_RANK_TENSORS; i++)
         draws_alloc(&x->rank[i], D, &l->rank[i], 0);
@@ -120,7 +116,7 @@ void dp_expected_alloc(const dp_expected_request *rq, const dp_expected_policy *
 
 static dp_draws *tensor_of(dp_expected *x, int i) {
     dp_draws *const list[] = {x->field, x->rank, x->step[0], x->stage};
-    const int n[] = {DP_FIELDS, DP_RANK_TENSORS, 3 * DP_STEP_KINDS, DP_MAX_STAGES};
+    const int n[] = {DP_NRESULTS, DP_RANK_TENSORS, 3 * DP_STEP_KINDS, DP_MAX_STAGES};
     int k = 0;
     while (i >= n[k])
         i -= n[k++];
@@ -295,7 +291,7 @@ static void add_shares(const draw *a, const double *slope, dp_draws *d) {
 }
 
 static void add_sums(const draw *a) {
-    for (int i = 0; i < DP_FIELDS; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         if (a->x->field[i].part)
             add_shares(a, a->ref->slope[!strcmp(field_name(i), "dA_log")], &a->x->field[i]);
 }
@@ -312,7 +308,7 @@ static void add_stages(const draw *a) {
 }
 
 static void add_draw(const draw *a) {
-    for (int i = 0; i < DP_FIELDS; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         if (a->x->field[i].err2)
             add(a, &a->l->field[i], *dp_result_at(dp_drawn_results(a->one), i),
                 *dp_result_at(dp_drawn_results(&a->ref->one), i), &a->x->field[i]);

@@ -12,6 +12,7 @@
  */
 #ifndef DP_EXPECTED_H
 #define DP_EXPECTED_H
+#include "drawn_run.h"
 #include "draws.h"
 #include "harness/simulated/ranks.h"
 #include "nearby.h"
@@ -39,16 +40,14 @@ typedef struct {
     int stages;      /* 1: intermediates, too; chunk designs of DP_CHUNK tokens only */
 } dp_expected_policy;
 
-#define DP_FIELDS 10
-#define DP_RANK_TENSORS 6 /* S_in M H dS_out dM dH */
 #define DP_MAX_STAGES 24
 typedef struct {
-    dp_draws field[DP_FIELDS];       /* by dp_result_fields */
-    dp_draws rank[DP_RANK_TENSORS];  /* [N*HV] states */
+    dp_draws field[DP_NRESULTS];     /* by dp_result_fields */
+    dp_draws rank[DP_RANK_TENSORS];  /* [N*HV] states, by DP_RANK_S_IN .. */
     dp_draws step[DP_STEP_KINDS][3]; /* of a training step: of the convolutions of q, k, v */
     dp_draws stage[DP_MAX_STAGES];   /* by dp_stage_tensor, those of tokens and chunks */
 } dp_expected;
-#define DP_EXPECTED_TENSORS (DP_FIELDS + DP_RANK_TENSORS + 3 * DP_STEP_KINDS + DP_MAX_STAGES)
+#define DP_EXPECTED_TENSORS (DP_NRESULTS + DP_RANK_TENSORS + 3 * DP_STEP_KINDS + DP_MAX_STAGES)
 #define DP_EXPECTED_PARTS (4 * DP_EXPECTED_TENSORS)
 
 /* Draws of one set: at least 6. */

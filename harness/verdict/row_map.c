@@ -55,16 +55,16 @@ void dp_row_map_free(dp_row_map *m) {
     *m = (dp_row_map){0};
 }
 
-/* o, dq .. dbeta are of tokens, final_state and ds0 states, dA_log and ddt_bias sums of a head. */
-enum { O, FINAL_STATE, DQ, DK, DV, DG, DBETA, DA_LOG, DDT_BIAS, DS0 };
-
 dp_row_map dp_map_field(const dp_windows *w, int field) {
     const dp_problem *p = w->p;
     int64_t rows, width;
     dp_result_shape(p, field, &rows, &width);
     if (!rows) return (dp_row_map){.split = 1};
-    if (field == FINAL_STATE || field == DS0) return dp_map_states(rows, p->K, p->V);
-    if (field == DA_LOG || field == DDT_BIAS) return dp_map_rows(rows, (int)width);
-    const int heads = field == DQ || field == DK ? p->H : p->HV;
-    return dp_map_tokens(w, heads, (int)(rows / (p->T * heads)), (int)width);
+    switch (dp_result_fields[field].kind) {
+    case DP_OF_SEQUENCES: return dp_map_states(rows, p->K, p->V);
+    case DP_OF_HEADS: return dp_map_rows(rows, (int)width);
+    default:
+        return dp_map_tokens(w, dp_result_heads(p, field), dp_result_rows_per_token(p, field),
+                             (int)width);
+    }
 }

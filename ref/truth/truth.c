@@ -26,7 +26,7 @@ void dp_ball_free(dp_ball *b) {
 }
 
 void dp_truth_free(dp_truth *t) {
-    for (int i = 0; i < dp_result_nfields; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         dp_ball_free(&t->field[i]);
     dp_ball_free(&t->S_cut);
     dp_ball_free(&t->dS_cut);
@@ -78,7 +78,7 @@ dp_status tr_truth_alloc(const dp_problem *p, const dp_truth_request *rq, dp_tru
     t->cut = dp_calloc((size_t)rq->ncut, sizeof *t->cut);
     if (rq->ncut) memcpy(t->cut, rq->cut, sizeof *t->cut * (size_t)rq->ncut);
     set_marks(p, t);
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
         if (rows && (t->backward || !dp_result_fields[i].backward))
@@ -229,9 +229,11 @@ static void store_gate_sums(tr_run *r, batch *b) {
     for (int i = 0; i < b->n * dp_G(r->p); i++) {
         const int64_t hv = (int64_t)b->h0 * dp_G(r->p) + i;
         mpfr_ptr tmp = mp_at(b->task[0].tmp, 0);
-        if (r->p->A_log) tr_store(&r->t->field[TR_DA], hv, mp_at(b->head[i].sum_A, 0), tmp);
+        if (r->p->A_log)
+            tr_store(&r->t->field[DP_RESULT_DA_LOG], hv, mp_at(b->head[i].sum_A, 0), tmp);
         for (int64_t c = 0; c < Kg && r->p->dt_bias; c++)
-            tr_store(&r->t->field[TR_DDT], hv * Kg + c, mp_at(b->head[i].sum_dt, c), tmp);
+            tr_store(&r->t->field[DP_RESULT_DDT_BIAS], hv * Kg + c, mp_at(b->head[i].sum_dt, c),
+                     tmp);
     }
 }
 
@@ -255,7 +257,7 @@ static void pass_empty_sequences(const dp_problem *p, dp_truth *t) {
         const int64_t seq = row / p->HV;
         if (p->cu[seq + 1] > p->cu[seq]) continue;
         for (int i = 0; i < 2; i++) {
-            dp_ball *b = &t->field[i ? TR_DS0 : TR_FINAL];
+            dp_ball *b = &t->field[i ? DP_RESULT_DS0 : DP_RESULT_FINAL_STATE];
             const double *from = i ? p->dstate : p->s0;
             if (!b->rows) continue;
             for (int64_t x = row * KV; x < (row + 1) * KV; x++)
@@ -295,7 +297,7 @@ dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth
     for (int h = 0; h < p->H && !is_dd; h += n)
         run_batch(&r, h, p->H - h < n ? p->H - h : n);
     pass_empty_sequences(p, t);
-    for (int i = 0; i < dp_result_nfields; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         tr_ball_finish(&t->field[i]);
     tr_ball_finish(&t->S_cut);
     tr_ball_finish(&t->dS_cut);

@@ -62,8 +62,8 @@ typedef struct {
 
 typedef struct {
     dp_truth_kind kind;
-    int bits, backward; /* bits: an operation's relative error is 2^-bits */
-    dp_ball field[10];  /* indexed as dp_result_fields; rows = 0 when absent */
+    int bits, backward;         /* bits: an operation's relative error is 2^-bits */
+    dp_ball field[DP_NRESULTS]; /* indexed as dp_result_fields; rows = 0 when absent */
     int nmark;     /* marks: cuts and sequence boundaries, 0 and T included, strictly increasing */
     int64_t *mark; /* [nmark] */
     /* rows ncut*HV, [K][V]: state entering token cut[i] (s0 if a sequence starts there) */

@@ -92,17 +92,19 @@ static dp_status hold_column(audit *u) {
     const int whole = t0 + u->n == p->cu[u->seq + 1];
     dp_status st = DP_OK;
     for (int64_t t = 0; t < u->n && !st; t++) {
-        st =
-            hold(u, "o", &f[TR_O], ((t0 + t) * p->HV + u->hv) * p->V + u->col, &g[TR_O], t, t0 + t);
+        st = hold(u, "o", &f[DP_RESULT_O], ((t0 + t) * p->HV + u->hv) * p->V + u->col,
+                  &g[DP_RESULT_O], t, t0 + t);
         for (int64_t j = 0; j < p->R && !st && whole && u->t->backward; j++)
-            st = hold(u, "dv", &f[TR_DV], (((t0 + t) * p->HV + u->hv) * p->R + j) * p->V + u->col,
-                      &g[TR_DV], t * p->R + j, t0 + t);
+            st = hold(u, "dv", &f[DP_RESULT_DV],
+                      (((t0 + t) * p->HV + u->hv) * p->R + j) * p->V + u->col, &g[DP_RESULT_DV],
+                      t * p->R + j, t0 + t);
     }
     for (int64_t k = 0; k < p->K && !st && whole; k++) {
         const int64_t at = (row * p->K + k) * p->V + u->col;
-        st = hold(u, "final_state", &f[TR_FINAL], at, &g[TR_FINAL], k, -1);
-        if (!st && f[TR_DS0].rows && g[TR_DS0].rows)
-            st = hold(u, "ds0", &f[TR_DS0], at, &g[TR_DS0], k, -1);
+        st =
+            hold(u, "final_state", &f[DP_RESULT_FINAL_STATE], at, &g[DP_RESULT_FINAL_STATE], k, -1);
+        if (!st && f[DP_RESULT_DS0].rows && g[DP_RESULT_DS0].rows)
+            st = hold(u, "ds0", &f[DP_RESULT_DS0], at, &g[DP_RESULT_DS0], k, -1);
     }
     return st;
 }
@@ -113,9 +115,10 @@ static dp_status hold_problem(audit *u) {
     const dp_truth_request rq = {.kind = u->t->kind, .backward = u->t->backward};
     dp_status st = dp_truth_run(&u->y, &rq, &x, u->e);
     if (st) return st;
-    for (int i = 0; i < dp_result_nfields && !st; i++)
+    for (int i = 0; i < DP_NRESULTS && !st; i++)
         for (int64_t k = 0; k < x.field[i].rows * x.field[i].width && !st; k++) {
-            const int per_token = i != TR_FINAL && i != TR_DS0 && i != TR_DA && i != TR_DDT;
+            const int per_token = i != DP_RESULT_FINAL_STATE && i != DP_RESULT_DS0 &&
+                                  i != DP_RESULT_DA_LOG && i != DP_RESULT_DDT_BIAS;
             st = hold(u, dp_result_fields[i].name, &x.field[i], k, &u->m.field[i], k,
                       per_token ? u->p->cu[u->seq] + k * u->n / (x.field[i].rows * x.field[i].width)
                                 : -1);

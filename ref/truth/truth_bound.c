@@ -334,7 +334,7 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
     dp_ball *f = r->t->field;
     const grad raw = {g.x * y->g.err + (g.x_err + u2 * g.x) * y->g.size,
                       g.x * (1 + u2) * y->g.size};
-    f[TR_DG].rad[t * p->HV + c->hv] = tr_up(raw.err);
+    f[DP_RESULT_DG].rad[t * p->HV + c->hv] = tr_up(raw.err);
     s->dt.err += raw.err;
     s->dt.size += raw.size;
     s->A.err += g.a * y->g.err + g.a_err * y->g.size;
@@ -344,9 +344,9 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
         const ld x = c->hd->db_up[t * p->R + j],
                  e = x * y->beta[j].err + (c->rel.db + u2) * x * y->beta[j].size;
         ss += e * e;
-        f[TR_DV].rad[(t * p->HV + c->hv) * p->R + j] = tr_up(y->v[j]);
+        f[DP_RESULT_DV].rad[(t * p->HV + c->hv) * p->R + j] = tr_up(y->v[j]);
     }
-    f[TR_DBETA].rad[t * p->HV + c->hv] = tr_up(tr_sqrt(ss) + r->tiny);
+    f[DP_RESULT_DBETA].rad[t * p->HV + c->hv] = tr_up(tr_sqrt(ss) + r->tiny);
 }
 
 static double l2_chain(const tr_run *r, grad dy, const ld *rstd_up, int64_t i) {
@@ -371,10 +371,10 @@ static void forward_radii(bounder *c, norm_error *in, norm_error *out) {
             in[t] = S;
             out[t] = S = forward_bound(c, t, S);
             const ld sq = tr_abs(p->scale) * c->k.q;
-            r->t->field[TR_O].rad[t * p->HV + c->hv] =
+            r->t->field[DP_RESULT_O].rad[t * p->HV + c->hv] =
                 tr_up(sq * (S.b + (c->rel.qk + tr_gamma(r, p->K + 3)) * (S.N + S.b)));
         }
-        if (k->last_of_seq) r->t->field[TR_FINAL].rad[row] = tr_up(S.b);
+        if (k->last_of_seq) r->t->field[DP_RESULT_FINAL_STATE].rad[row] = tr_up(S.b);
     }
 }
 
@@ -417,13 +417,15 @@ static void backward_radii(bounder *c, const norm_error *in, const norm_error *o
             }
         }
         if (k->cut >= 0) r->t->dS_cut.rad[(int64_t)k->cut * p->HV + c->hv] = tr_up(G.b);
-        if (k->first_of_seq) r->t->field[TR_DS0].rad[row] = tr_up(G.b);
+        if (k->first_of_seq) r->t->field[DP_RESULT_DS0].rad[row] = tr_up(G.b);
     }
     const ld terms = tr_gamma(r, (ld)p->T * dp_Kg(p) + 3);
     const int log_gate = p->gate == DP_GATE_LOG;
     if (p->dt_bias)
-        r->t->field[TR_DDT].rad[c->hv] = log_gate ? 0 : tr_up(s.dt.err + terms * s.dt.size);
-    if (p->A_log) r->t->field[TR_DA].rad[c->hv] = log_gate ? 0 : tr_up(s.A.err + terms * s.A.size);
+        r->t->field[DP_RESULT_DDT_BIAS].rad[c->hv] =
+            log_gate ? 0 : tr_up(s.dt.err + terms * s.dt.size);
+    if (p->A_log)
+        r->t->field[DP_RESULT_DA_LOG].rad[c->hv] = log_gate ? 0 : tr_up(s.A.err + terms * s.A.size);
     free(y.k);
     free(y.beta);
     free(y.v);
@@ -448,9 +450,9 @@ void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
         const int64_t t = i / p->R;
         const ld gam = tr_gamma(r, G);
         if (i % p->R == 0)
-            r->t->field[TR_DQ].rad[t * p->H + h] =
+            r->t->field[DP_RESULT_DQ].rad[t * p->H + h] =
                 l2_chain(r, (grad){dq[t].err + gam * dq[t].size, dq[t].size}, qk->rstd_q_up, t);
-        r->t->field[TR_DK].rad[(t * p->H + h) * p->R + i % p->R] =
+        r->t->field[DP_RESULT_DK].rad[(t * p->H + h) * p->R + i % p->R] =
             l2_chain(r, (grad){dk[i].err + gam * dk[i].size, dk[i].size}, qk->rstd_k_up, i);
     }
     free(in);

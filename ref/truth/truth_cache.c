@@ -10,7 +10,7 @@
 static int parts_of(dp_truth *t, dp_part *part) {
     dp_ball *ball[16];
     int n = 0, m = 0;
-    for (int i = 0; i < dp_result_nfields; i++)
+    for (int i = 0; i < DP_NRESULTS; i++)
         ball[n++] = &t->field[i];
     ball[n++] = &t->S_cut;
     ball[n++] = &t->dS_cut;

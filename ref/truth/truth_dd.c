@@ -309,7 +309,7 @@ static tr_dd_rows rows_of(const batch *b, int i, const tr_block *k) {
 
 static tr_dd_cols cols_of(const batch *b, const task *c, const tr_block *k) {
     const dp_problem *p = b->r->p;
-    const dp_ball *o = &b->r->t->field[TR_O];
+    const dp_ball *o = &b->r->t->field[DP_RESULT_O];
     const int64_t hv = b->h0 * dp_G(p) + c->head, at = (k->t0 * p->HV + hv) * p->V + c->v0;
     tr_dd_cols y = {.w = c->w,
                     .scale = p->scale,
@@ -389,7 +389,7 @@ static void forward_task(const batch *b, task *c, int at) {
                sizeof(double) * (size_t)(TR_DD_COLS * b->row));
     if (k->cut >= 0) store_state(b, c, &r->t->S_cut, (int64_t)k->cut * p->HV + hv);
     advance(b, c, &rows, &cols);
-    if (k->last_of_seq) store_state(b, c, &r->t->field[TR_FINAL], state_row);
+    if (k->last_of_seq) store_state(b, c, &r->t->field[DP_RESULT_FINAL_STATE], state_row);
 }
 
 static void backward_task(const batch *b, task *c, int at) {
@@ -407,12 +407,12 @@ static void backward_task(const batch *b, task *c, int at) {
         c->S2[k->t0 + i] = b->op->squares(b->Kp, c->w, c->tape + (i + 1) * size);
     c->y.G2 = c->G2 + k->t0;
     if (k->last_of_seq) load_state(b, c, p->dstate, state_row);
-    c->y.dvh = r->t->field[TR_DV].hi + at_v;
-    c->y.dvl = r->t->field[TR_DV].lo + at_v;
+    c->y.dvh = r->t->field[DP_RESULT_DV].hi + at_v;
+    c->y.dvl = r->t->field[DP_RESULT_DV].lo + at_v;
     b->op->backward(&rows, &cols, c->tape, c->E, p->dout + (k->t0 * p->HV + hv) * p->V + c->v0,
                     &c->y);
     if (k->cut >= 0) store_state(b, c, &r->t->dS_cut, (int64_t)k->cut * p->HV + hv);
-    if (k->first_of_seq) store_state(b, c, &r->t->field[TR_DS0], state_row);
+    if (k->first_of_seq) store_state(b, c, &r->t->field[DP_RESULT_DS0], state_row);
 }
 
 /* ---- chain rule: sums over tasks, then back to the raw inputs -------------------------------- */
@@ -457,7 +457,7 @@ static void chain_token(const batch *b, int i, const tr_block *k, int64_t at) {
                 dg[x] = dg[Kp + x] = 0;
         }
         b->op->mul_rows(Kp, raw, dg, b->head[i * G + gv].dx + at * row);
-        put_row(b, &f[TR_DG], t * p->HV + hv, raw);
+        put_row(b, &f[DP_RESULT_DG], t * p->HV + hv, raw);
         for (int64_t j = 0; j < R; j++) {
             const double *db = b->head[i * G + gv].db + (at * R + j) * 2;
             double x[2] = {dbeta[2 * j], dbeta[2 * j + 1]}, y[2] = {0, 0}, e[2];
@@ -466,7 +466,7 @@ static void chain_token(const batch *b, int i, const tr_block *k, int64_t at) {
             e[1] = __builtin_fma(x[0], db[0], -e[0]);
             e[1] += x[0] * db[1] + x[1] * db[0];
             add(&y[0], &y[1], e[0], e[1]);
-            put(&f[TR_DBETA], (t * p->HV + hv) * R + j, y[0], y[1]);
+            put(&f[DP_RESULT_DBETA], (t * p->HV + hv) * R + j, y[0], y[1]);
         }
         if (!gv) continue;
         b->op->add_rows(Kp, dq, c->y.dq + at * row);
@@ -475,12 +475,12 @@ static void chain_token(const batch *b, int i, const tr_block *k, int64_t at) {
     }
     const qk *q = &b->qk[i];
     if (p->l2norm) b->op->chain_l2(Kp, q->q + at * row, q->rstd_q + at * 2, dq);
-    put_row(b, &f[TR_DQ], t * p->H + h, dq);
+    put_row(b, &f[DP_RESULT_DQ], t * p->H + h, dq);
     for (int64_t j = 0; j < R; j++) {
         if (p->l2norm)
             b->op->chain_l2(Kp, q->k + (at * R + j) * row, q->rstd_k + (at * R + j) * 2,
                             dk + j * row);
-        put_row(b, &f[TR_DK], (t * p->H + h) * R + j, dk + j * row);
+        put_row(b, &f[DP_RESULT_DK], (t * p->H + h) * R + j, dk + j * row);
     }
 }
 
@@ -506,9 +506,10 @@ static void store_gate_sums(const batch *b) {
         double h = 0, l = 0;
         for (int64_t c = 0; c < Kg; c++)
             add(&h, &l, a->sum_A[c], a->sum_A[b->Kp + c]);
-        if (p->A_log) put(&b->r->t->field[TR_DA], hv, h, l);
+        if (p->A_log) put(&b->r->t->field[DP_RESULT_DA_LOG], hv, h, l);
         for (int64_t c = 0; c < Kg && p->dt_bias; c++)
-            put(&b->r->t->field[TR_DDT], hv * Kg + c, a->sum_dt[c], a->sum_dt[b->Kp + c]);
+            put(&b->r->t->field[DP_RESULT_DDT_BIAS], hv * Kg + c, a->sum_dt[c],
+                a->sum_dt[b->Kp + c]);
     }
 }
 
@@ -580,11 +581,11 @@ void tr_run_dd(tr_run *r) {
     const int tasks = dp_G(p) * r->ncb, n = (2 * r->threads + tasks - 1) / tasks;
     for (int h = 0; h < p->H && !r->status; h += n)
         run_batch(r, op, h, p->H - h < n ? p->H - h : n);
-    for (int i = 0; i < dp_result_nfields + 3; i++) {
-        dp_ball *b = i < dp_result_nfields        ? &r->t->field[i]
-                     : i == dp_result_nfields     ? &r->t->S_cut
-                     : i == dp_result_nfields + 1 ? &r->t->dS_cut
-                                                  : &r->t->M_seg;
+    for (int i = 0; i < DP_NRESULTS + 3; i++) {
+        dp_ball *b = i < DP_NRESULTS        ? &r->t->field[i]
+                     : i == DP_NRESULTS     ? &r->t->S_cut
+                     : i == DP_NRESULTS + 1 ? &r->t->dS_cut
+                                            : &r->t->M_seg;
         for (int64_t j = 0; j < b->rows; j++)
             b->rad[j] += TR_DD_FLOOR;
     }

@@ -363,20 +363,21 @@ void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
             add_rows(mp_from(c->dbeta, i * R), mp_from(c[b].dbeta, i * R), R);
         }
         for (int64_t x = 0; x < Kg; x++)
-            chain_product(&f[TR_DG], (t * p->HV + hv) * Kg + x, mp_at(c->dg, i * Kg + x),
+            chain_product(&f[DP_RESULT_DG], (t * p->HV + hv) * Kg + x, mp_at(c->dg, i * Kg + x),
                           mp_at(heads[gv].dx, t * Kg + x), tmp);
         for (int64_t j = 0; j < R; j++)
-            chain_product(&f[TR_DBETA], (t * p->HV + hv) * R + j, mp_at(c->dbeta, i * R + j),
+            chain_product(&f[DP_RESULT_DBETA], (t * p->HV + hv) * R + j, mp_at(c->dbeta, i * R + j),
                           mp_at(heads[gv].db, t * R + j), tmp);
         if (!gv) continue;
         add_rows(mp_from(tasks->dq, i * K), mp_from(c->dq, i * K), K);
         add_rows(mp_from(tasks->dk, i * R * K), mp_from(c->dk, i * R * K), R * K);
     }
-    chain_l2(p, mp_from(qk->q, t * K), mp_at(qk->rstd_q, t), mp_from(tasks->dq, i * K), &f[TR_DQ],
-             t * p->H + h, tmp);
+    chain_l2(p, mp_from(qk->q, t * K), mp_at(qk->rstd_q, t), mp_from(tasks->dq, i * K),
+             &f[DP_RESULT_DQ], t * p->H + h, tmp);
     for (int64_t j = 0; j < R; j++)
         chain_l2(p, mp_from(qk->k, (t * R + j) * K), mp_at(qk->rstd_k, t * R + j),
-                 mp_from(tasks->dk, (i * R + j) * K), &f[TR_DK], (t * p->H + h) * R + j, tmp);
+                 mp_from(tasks->dk, (i * R + j) * K), &f[DP_RESULT_DK], (t * p->H + h) * R + j,
+                 tmp);
 }
 
 void tr_accumulate_gate(const tr_run *r, const tr_head *head, const tr_task *task,

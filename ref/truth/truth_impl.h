@@ -24,9 +24,6 @@
 #define TR_MIN_BITS 64 /* doubles and their chain of error terms need u <= 2^-64 */
 #define TR_MAX_BITS 65536
 
-/* indices of dp_result_fields */
-enum { TR_O, TR_FINAL, TR_DQ, TR_DK, TR_DV, TR_DG, TR_DBETA, TR_DA, TR_DDT, TR_DS0 };
-
 /* Bounds are binary128 on every machine, to nearest: what C calls long double has 64 bits on x86
  * and 113 on aarch64. No literal is a long double for the same reason. Range 2^-16494 ..
  * 2^16384. */

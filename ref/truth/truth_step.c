@@ -78,8 +78,8 @@ static void output(const tr_task *c, int64_t t, mp_array S) {
             mul_add(mp_at(c->row, v), mp_at(c->qk->q, t * p->K + k), mp_at(S, k * c->w + v), tmp);
     for (int64_t v = 0; v < c->w; v++) {
         mpfr_mul_d(mp_at(c->row, v), mp_at(c->row, v), p->scale, MPFR_RNDN);
-        tr_store(&c->run->t->field[TR_O], (t * p->HV + c->hv) * p->V + c->v0 + v, mp_at(c->row, v),
-                 tmp);
+        tr_store(&c->run->t->field[DP_RESULT_O], (t * p->HV + c->hv) * p->V + c->v0 + v,
+                 mp_at(c->row, v), tmp);
     }
 }
 
@@ -118,7 +118,7 @@ void tr_forward_block(tr_task *c, int b, int backward) {
         forward_token(c, t, c->S, backward ? mp_from(c->E, t * Rw) : c->E);
         output(c, t, c->S);
     }
-    if (k->last_of_seq) store_state(c, c->S, &r->t->field[TR_FINAL], state_row);
+    if (k->last_of_seq) store_state(c, c->S, &r->t->field[DP_RESULT_FINAL_STATE], state_row);
 }
 
 void tr_M_segment(tr_task *c, int seg) {
@@ -183,7 +183,8 @@ static void backward_residual(const tr_task *c, int64_t t, int64_t i, mp_array E
     scale_rows(c, t, c->U, E);
     for (int64_t j = 0; j < p->R; j++)
         for (int v = 0; v < c->w; v++)
-            tr_store(&c->run->t->field[TR_DV], ((t * p->HV + c->hv) * p->R + j) * p->V + c->v0 + v,
+            tr_store(&c->run->t->field[DP_RESULT_DV],
+                     ((t * p->HV + c->hv) * p->R + j) * p->V + c->v0 + v,
                      mp_at(c->dE, j * c->w + v), tmp);
 }
 
@@ -230,7 +231,7 @@ void tr_backward_block(tr_task *c, int b) {
         backward_state(c, t, i, mp_from(c->tape, i * Kw));
     }
     if (k->cut >= 0) store_state(c, c->S, &r->t->dS_cut, (int64_t)k->cut * p->HV + c->hv);
-    if (k->first_of_seq) store_state(c, c->S, &r->t->field[TR_DS0], state_row);
+    if (k->first_of_seq) store_state(c, c->S, &r->t->field[DP_RESULT_DS0], state_row);
 }
 
 void tr_task_alloc(tr_task *c, int backward) {

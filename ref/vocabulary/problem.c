@@ -159,39 +159,95 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
     return DP_OK;
 }
 
-const dp_result_field dp_result_fields[] = {
-    {"o", offsetof(dp_result, o), 0},
-    {"final_state", offsetof(dp_result, final_state), 0},
-    {"dq", offsetof(dp_result, dq), 1},
-    {"dk", offsetof(dp_result, dk), 1},
-    {"dv", offsetof(dp_result, dv), 1},
-    {"dg", offsetof(dp_result, dg), 1},
-    {"dbeta", offsetof(dp_result, dbeta), 1},
-    {"dA_log", offsetof(dp_result, dA_log), 1},
-    {"ddt_bias", offsetof(dp_result, ddt_bias), 1},
-    {"ds0", offsetof(dp_result, ds0), 1},
+/* ---- results --------------------------------------------------------------------------------- */
+
+#define NAMED(NAME) .name = #NAME, .offset = offsetof(dp_result, NAME)
+#define TOKENS(...) .kind = DP_OF_TOKENS, .axis = {DP_AXIS_T, __VA_ARGS__}
+#define STATES .kind = DP_OF_SEQUENCES, .axis = {DP_AXIS_NSEQ, DP_AXIS_HV, DP_AXIS_K, DP_AXIS_V}
+#define HEADS(...) .kind = DP_OF_HEADS, .axis = {DP_AXIS_HV, __VA_ARGS__}
+#define GRADIENT_OF(INPUT) .backward = 1, .of = INPUT
+#define NEEDS(INPUT) .needs = offsetof(dp_problem, INPUT)
+
+const dp_result_field dp_result_fields[DP_NRESULTS] = {
+    [DP_RESULT_O] = {NAMED(o), TOKENS(DP_AXIS_HV, DP_AXIS_V), .stored_short = 1},
+    [DP_RESULT_FINAL_STATE] = {NAMED(final_state), STATES, .alias = "ht"},
+    [DP_RESULT_DQ] = {NAMED(dq), TOKENS(DP_AXIS_H, DP_AXIS_K), GRADIENT_OF("q"), .stored_short = 1},
+    [DP_RESULT_DK] = {NAMED(dk), TOKENS(DP_AXIS_H, DP_AXIS_R, DP_AXIS_K), GRADIENT_OF("k"),
+                      .stored_short = 1},
+    [DP_RESULT_DV] = {NAMED(dv), TOKENS(DP_AXIS_HV, DP_AXIS_R, DP_AXIS_V), GRADIENT_OF("v"),
+                      .stored_short = 1},
+    [DP_RESULT_DG] = {NAMED(dg), TOKENS(DP_AXIS_HV, DP_AXIS_KG), GRADIENT_OF("g"),
+                      .stored_short = 1},
+    [DP_RESULT_DBETA] = {NAMED(dbeta), TOKENS(DP_AXIS_HV, DP_AXIS_R), GRADIENT_OF("beta"),
+                         .stored_short = 1},
+    [DP_RESULT_DA_LOG] = {NAMED(dA_log), HEADS(DP_AXIS_NONE), GRADIENT_OF("A_log"), NEEDS(A_log)},
+    [DP_RESULT_DDT_BIAS] = {NAMED(ddt_bias), HEADS(DP_AXIS_KG), GRADIENT_OF("dt_bias"),
+                            NEEDS(dt_bias)},
+    [DP_RESULT_DS0] = {NAMED(ds0), STATES, GRADIENT_OF("initial_state"), .alias = "dh0"},
 };
-const int dp_result_nfields = sizeof dp_result_fields / sizeof *dp_result_fields;
+
+int dp_result_find(const char *name) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        const dp_result_field *f = &dp_result_fields[i];
+        if (!strcmp(name, f->name) || (f->alias && !strcmp(name, f->alias))) return i;
+    }
+    return -1;
+}
+
+int dp_result_exists(const dp_problem *p, int field) {
+    const size_t needs = dp_result_fields[field].needs;
+    return !needs || *(double *const *)((const char *)p + needs) != NULL;
+}
+
+int dp_result_axes(const dp_problem *p, int field, int64_t shape[DP_RESULT_MAX_AXES]) {
+    const int64_t length[DP_NAXES] = {
+        [DP_AXIS_T] = p->T, [DP_AXIS_NSEQ] = p->Nseq, [DP_AXIS_H] = p->H, [DP_AXIS_HV] = p->HV,
+        [DP_AXIS_R] = p->R, [DP_AXIS_K] = p->K,       [DP_AXIS_V] = p->V, [DP_AXIS_KG] = dp_Kg(p)};
+    int n = 0;
+    for (int i = 0; i < DP_RESULT_MAX_AXES; i++) {
+        const dp_axis axis = dp_result_fields[field].axis[i];
+        shape[i] = length[axis];
+        n += axis != DP_AXIS_NONE;
+    }
+    return n;
+}
 
 void dp_result_shape(const dp_problem *p, int field, int64_t *rows, int64_t *width) {
-    const int64_t THV = p->T * p->HV, TH = p->T * p->H, KV = (int64_t)p->K * p->V;
-    const int64_t r[][2] = {{THV, p->V},
-                            {(int64_t)p->Nseq * p->HV, KV},
-                            {TH, p->K},
-                            {TH * p->R, p->K},
-                            {THV * p->R, p->V},
-                            {THV, dp_Kg(p)},
-                            {THV, p->R},
-                            {p->A_log ? p->HV : 0, 1},
-                            {p->dt_bias ? p->HV : 0, dp_Kg(p)},
-                            {(int64_t)p->Nseq * p->HV, KV}};
-    *rows = r[field][0];
-    *width = r[field][1];
+    const dp_result_kind kind = dp_result_fields[field].kind;
+    int64_t shape[DP_RESULT_MAX_AXES];
+    const int n = dp_result_axes(p, field, shape);
+    const int row_axes = kind == DP_OF_HEADS ? 1 : kind == DP_OF_SEQUENCES ? 2 : n - 1;
+    *rows = dp_result_exists(p, field);
+    *width = 1;
+    for (int i = 0; i < n; i++)
+        *(i < row_axes ? rows : width) *= shape[i];
 }
+
+int dp_result_heads(const dp_problem *p, int field) {
+    for (int i = 0; i < DP_RESULT_MAX_AXES; i++)
+        if (dp_result_fields[field].axis[i] == DP_AXIS_H) return p->H;
+    return p->HV;
+}
+
+int dp_result_rows_per_token(const dp_problem *p, int field) {
+    int64_t rows, width;
+    if (dp_result_fields[field].kind != DP_OF_TOKENS) return 1;
+    dp_result_shape(p, field, &rows, &width);
+    return (int)(rows / (p->T * dp_result_heads(p, field)));
+}
+
+double **dp_qkv_at(dp_problem *p, int i) {
+    double **const at[DP_NQKV] = {[DP_QKV_Q] = &p->q, [DP_QKV_K] = &p->k, [DP_QKV_V] = &p->v};
+    return at[i];
+}
+
+int dp_qkv_heads(const dp_problem *p, int i) { return dp_result_heads(p, dp_qkv_gradient(i)); }
+
+int dp_qkv_width(const dp_problem *p, int i) { return i == DP_QKV_V ? p->V : p->K; }
 
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward) {
     memset(r, 0, sizeof *r);
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
         if (!rows || (dp_result_fields[i].backward && !backward)) continue;
@@ -203,7 +259,7 @@ void dp_result_alloc(dp_result *r, const dp_problem *p, int backward) {
 }
 
 void dp_result_free(dp_result *r) {
-    for (int i = 0; i < dp_result_nfields; i++) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
         free(*dp_result_at(r, i));
         *dp_result_at(r, i) = NULL;
     }

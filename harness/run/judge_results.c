@@ -1,0 +1,74 @@
+/* Judgement of o, final_state and the gradients of one run against the truth. */
+#include "harness/verdict/source.h"
+#include "harness/verdict/sums.h"
+#include "limits.h"
+#include "outputs.h"
+#include "places.h"
+#include "ref/arithmetic/elementary.h"
+
+#include <assert.h>
+#include <string.h>
+
+void dp_judge_tensor(const dp_judging *j, const dp_compare_in *in, dp_run *r) {
+    dp_judgement *t = &r->tensor[r->ntensor++];
+    dp_source s;
+    dp_compare(in, t);
+    if (!r->exact || t->rel_fro == 0) return;
+    dp_source_find(&j->sp->c->p, in, &s);
+    memcpy(t->source, s.says, sizeof s.says);
+}
+
+static void judge_field(const dp_judging *j, dp_result_id field, dp_run *run) {
+    const dp_sharding *sp = j->sp;
+    const dp_problem *p = &sp->c->p;
+    const dp_ball *want = &sp->truth->field[field];
+    const dp_given *stored = j->out->stored;
+    const dp_expected *x = dp_sharding_expected(sp, run);
+    const dp_result_kind kind = dp_result_fields[field].kind;
+    const double *got = *dp_result_at((dp_result *)j->out->results, field);
+    int64_t rows, width;
+    dp_result_shape(p, field, &rows, &width);
+    if (!rows || !got || !want->rows) return;
+    assert(want->rows == rows && want->width == width);
+    const dp_field_places places = dp_field_places_of(p, sp->N, field, sp->windows.window_of);
+    const double u = stored ? stored->u[field] : 0, tiny = stored ? stored->tiny[field] : 0;
+    const dp_compare_in in = {.name = dp_result_fields[field].name,
+                              .N = sp->N,
+                              .heads = dp_result_heads(p, field),
+                              .rows = rows,
+                              .width = width,
+                              .got = got,
+                              .want = want->hi,
+                              .want_lo = want->lo,
+                              .rad = want->rad,
+                              .bound = j->bound->row[field],
+                              .place = dp_place_of_field(field),
+                              .ctx = &places,
+                              .tokens = kind == DP_OF_TOKENS ? p->T : 0,
+                              .split = kind == DP_OF_SEQUENCES ? p->K : 1,
+                              .draws = x && x->field[field].err2 ? &x->field[field] : NULL,
+                              .allowance = dp_run_allowance(run),
+                              .bound_shown = !dp_run_bounded(run),
+                              .unit = dp_hypot(dp_base_roundoff(run->base), dp_run_storing(run, u)),
+                              .tiny = dp_hypot(dp_base_smallest(run->base, p->K), tiny)};
+    dp_judge_tensor(j, &in, run);
+}
+
+static dp_judgement *judgement_of(const dp_run *run, dp_result_id field) {
+    for (int i = 0; i < run->ntensor; i++)
+        if (!strcmp(run->tensor[i].name, dp_result_fields[field].name)) return &run->tensor[i];
+    return NULL;
+}
+
+void dp_judge_results(const dp_judging *j, dp_run *run) {
+    for (int i = 0; i < DP_NRESULTS; i++)
+        judge_field(j, i, run);
+    if (run->exact) return;
+    const dp_sums_in in = {&j->sp->c->p,
+                           j->out->results,
+                           dp_base_roundoff(run->base),
+                           judgement_of(run, DP_RESULT_DG),
+                           judgement_of(run, DP_RESULT_DA_LOG),
+                           judgement_of(run, DP_RESULT_DDT_BIAS)};
+    dp_sums_judge(&in);
+}

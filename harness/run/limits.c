@@ -1,0 +1,50 @@
+/* What a run is entitled to by how it computes (limits.h). */
+#include "limits.h"
+
+#include <math.h>
+
+/* Who computes, and how much of what draws cannot show is his (reports/verdicts.md): the pipeline
+ * that was drawn; the same with other orders of summation; kernels that declare their design;
+ * others. */
+typedef enum { DRAWN, OTHER_SUMS, DECLARED, UNDECLARED, NWHO } who;
+static const dp_allowance ALLOWANCE[NWHO][2] = {
+    /* arithmetic fp32 or fp64; bf16 */
+    [DRAWN] = {{1.2, 0.1}, {1.2, 0.1}},
+    [OTHER_SUMS] = {{1.5, 0.15}, {1.4, 0.1}},
+    [DECLARED] = {{2, 0.3}, {1.4, 0.15}},
+    [UNDECLARED] = {{4, 0.6}, {2, 0.3}},
+};
+
+dp_claim dp_run_claim(const dp_run *r) {
+    return (dp_claim){r->ranks, r->design, r->chain, r->undeclared, 0};
+}
+
+static who who_computes(const dp_run *r) {
+    if (r->undeclared) return UNDECLARED;
+    if (r->other_design || r->backend == DP_BACKEND_LAPACK)
+        return DECLARED; /* its solves, too, go another way */
+    return r->backend == DP_BACKEND_SIM && r->base != DP_BASE_FP64 ? DRAWN : OTHER_SUMS;
+}
+
+dp_allowance dp_run_allowance(const dp_run *r) {
+    return ALLOWANCE[who_computes(r)][r->base == DP_BASE_BF16];
+}
+
+int dp_bounds_are_derived(const dp_design *design) {
+    const dp_design plain = dp_design_of(design->base);
+    dp_design d = *design;
+    d.chunk = plain.chunk;
+    if (design->base == DP_BASE_BF16) d.gated = plain.gated;
+    if (d.out == DP_FP32) d.out = plain.out;
+    return design->chunk && dp_design_same(&d, &plain);
+}
+
+int dp_run_bounded(const dp_run *r) { return !r->undeclared && dp_bounds_are_derived(&r->design); }
+
+double dp_base_roundoff(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
+
+double dp_base_smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p-1022 : 0x1p-126); }
+
+double dp_run_storing(const dp_run *r, double u) {
+    return u / sqrt(12) * ALLOWANCE[DRAWN][0].factor / dp_run_allowance(r).factor;
+}

@@ -1,0 +1,28 @@
+/* harness/run/limits.h - what a run is entitled to by how it computes: its claim, the allowance on
+ * top of what draws show, whether bounds are derived for its design, and one rounding of its base.
+ */
+#ifndef DP_LIMITS_H
+#define DP_LIMITS_H
+#include "harness/record/run.h"
+#include "harness/verdict/expectations.h"
+
+/* Without intermediates. */
+dp_claim dp_run_claim(const dp_run *r);
+dp_allowance dp_run_allowance(const dp_run *r);
+
+/* Are the bounds of error_bound.h those of this design? Chunks may have any length; outputs that
+ * leave in a wider format than the base's are within them; operands of scores may carry their decay
+ * in bf16. */
+int dp_bounds_are_derived(const dp_design *design);
+/* Those of a run's, which must have declared it. */
+int dp_run_bounded(const dp_run *r);
+
+/* Unit roundoff of the base's arithmetic; smallest normal number of it, times K. */
+double dp_base_roundoff(dp_base b);
+double dp_base_smallest(dp_base b, int K);
+/* What a result held in a coarser format (u: its unit roundoff) adds to every error: the rms of one
+ * rounding. That is known, so nobody is allowed more of it than the pipeline that was drawn: limits
+ * grow with the allowance, this does not. */
+double dp_run_storing(const dp_run *r, double u);
+
+#endif

@@ -1,0 +1,73 @@
+/* harness/run/outputs.h - what a subject gave back, however it computed it, and its judgement.
+ *
+ * A driver (subjects.h) fills dp_outputs and a record, and calls dp_judge_run. The order within is
+ * results, op step's convolutions, tensors that ranks exchange, growth of M, stages, flaws: each a
+ * file, declared below.
+ */
+#ifndef DP_OUTPUTS_H
+#define DP_OUTPUTS_H
+#include "judge.h"
+#include "run_bounds.h"
+
+/* Everything is borrowed. */
+typedef struct {
+    const dp_result *results;
+    /* By DP_RANK_S_IN and so on: [N*HV] states, NULL where a pair of rank and head has none; NULL:
+     * not among what this subject shows apart from stages. */
+    double *const *rank[DP_RANK_TENSORS];
+    int forms_all_pairs;    /* 0: M, H and their gradients only where they matter (math.md g.1) */
+    double *const *stage;   /* [DP_NSTAGE_TENSORS], NULL where it has none; NULL: none at all */
+    const dp_given *stored; /* formats that results and stages lie in; NULL: none is coarser than
+                               the base's own */
+    const dp_sim *sim;      /* of simulated ranks: M along the recorded rank; else NULL */
+} dp_outputs;
+
+/* One judgement in the making. */
+typedef struct {
+    dp_sharding *sp;
+    dp_bound_bases *bases;
+    const dp_error_bound *bound;
+    const dp_outputs *out;
+} dp_judging;
+
+/* Judges all of it into r, by the draws of set 0 and where those leave it marginal of set 1, and
+ * closes r. r: everything that dp_run_id needs, and design, undeclared, other_design. from:
+ * dp_now() when the run began. */
+void dp_judge_run(const dp_judging *j, dp_run *r, double from);
+
+/* ---- the parts, in their order; each adds to r->tensor, which has room ----------------------- */
+
+/* judge_results.c: o .. ds0, row by row; sums against the addends. */
+void dp_judge_results(const dp_judging *j, dp_run *r);
+/* judge_ranks.c: what ranks exchange. */
+void dp_judge_ranks(const dp_judging *j, dp_run *r);
+/* chain_growth.c: error of M of every rank, and of the prefixes of one (problems of one head). */
+void dp_chain_growth(const dp_judging *j, dp_run *r);
+/* judge_stages.c: all stages that are there, those of ranks included. */
+void dp_judge_stages(const dp_judging *j, dp_run *r);
+/* flaws.c: entries that were never written, or are NaN, are named as that in the verdict on their
+ * tensor. */
+void dp_name_flaws(const dp_judging *j, dp_run *r);
+
+/* Adds the judgement of one tensor; exact cases: whose data stands there instead. */
+void dp_judge_tensor(const dp_judging *j, const dp_compare_in *in, dp_run *r);
+
+/* One tensor that ranks exchange. */
+typedef struct {
+    int which;           /* DP_RANK_S_IN .. */
+    double *const *got;  /* [N*HV] */
+    const double *bound; /* [N*HV] */
+    int absent_fails;    /* 1: a pair without a value counts as NaN; 0: it is left out */
+    double u, tiny;      /* unit roundoff and half spacing of the format it lies in, where that is
+                            coarser than the base's own; else 0 */
+} dp_rank_values;
+void dp_judge_rank_tensor(const dp_judging *j, const dp_rank_values *x, dp_run *r);
+/* The value that rank * HV + head has in truth, with its width and a bound of its error; NULL: it
+ * has none. */
+const double *dp_true_rank_value(const dp_sharding *sp, int which, int pair, int64_t *width,
+                                 double *radius);
+/* [N*HV] bounds of that tensor; its name. */
+const double *dp_rank_bound(const dp_error_bound *b, int which);
+extern const char *const dp_rank_names[DP_RANK_TENSORS];
+
+#endif

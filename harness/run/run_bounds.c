@@ -1,0 +1,120 @@
+/* Bounds of all results of a design, and their cache. */
+#include "run_bounds.h"
+#include "limits.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+void dp_bound_bases_free(dp_bound_bases *w) {
+    if (w->ready) {
+        dp_error_bound_base_free(&w->sound);
+        dp_error_bound_base_free(&w->probable);
+    }
+}
+
+/* ---- their cache ----------------------------------------------------------------------------- */
+
+/* n bytes of `what`, then what was given: all that bounds follow from besides the problem. */
+static void *with_given(const void *what, size_t n, const dp_problem *p, const dp_given_error *g,
+                        size_t *size) {
+    const double *part[] = {g ? g->q : NULL, g ? g->k : NULL, g ? g->v : NULL};
+    const size_t len[] = {sizeof(double) * (size_t)(p->T * p->H * p->K),
+                          sizeof(double) * (size_t)(p->T * p->H * p->R * p->K),
+                          sizeof(double) * (size_t)(p->T * p->HV * p->R * p->V)};
+    char *all = dp_calloc(n + len[0] + len[1] + len[2] + 3, 1);
+    memcpy(all, what, n);
+    *size = n;
+    for (int i = 0; g && i < 3; i++) {
+        all[(*size)++] = part[i] != NULL;
+        if (part[i]) {
+            memcpy(all + *size, part[i], len[i]);
+            *size += len[i];
+        }
+    }
+    return all;
+}
+
+static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format chain,
+                     const dp_given_error *given) {
+    const int32_t what[] = {sp->N,           design->base,  chain,
+                            sp->c->backward, design->chunk, design->gated};
+    size_t size;
+    void *all = with_given(what, sizeof what, &sp->c->p, given, &size);
+    const dp_key key = dp_problem_key(&sp->c->p, all, size);
+    free(all);
+    return key;
+}
+
+/* 1: *out holds what the cache has. */
+static int load(const dp_sharding *sp, dp_key key, int entries, dp_error_bound *out) {
+    dp_part part[DP_ERROR_BOUND_PARTS];
+    const dp_problem *p = &sp->c->p;
+    dp_error_bound_alloc(p, sp->N, sp->c->backward, entries, out);
+    const int n = dp_error_bound_parts(p, sp->N, out, part);
+    if (dp_cache_load(sp->std->o->cache, DP_CACHE_BOUND, key, part, n)) return 1;
+    dp_error_bound_free(out);
+    return 0;
+}
+
+static void save(const dp_sharding *sp, dp_key key, dp_error_bound *b) {
+    dp_part part[DP_ERROR_BOUND_PARTS];
+    const int n = dp_error_bound_parts(&sp->c->p, sp->N, b, part);
+    dp_cache_save(sp->std->o->cache, DP_CACHE_BOUND, key, part, n);
+}
+
+/* ---- making them ----------------------------------------------------------------------------- */
+
+/* The same pipeline in chunks of another length: with a reference of its own. */
+static void of_other_chunks(const dp_sharding *sp, const dp_design *design, dp_format chain,
+                            const dp_given_error *given, dp_error_bound *out) {
+    const int backward = sp->c->backward;
+    dp_design exact = dp_design_of(DP_BASE_FP64);
+    dp_error_bound worst;
+    dp_sim ref;
+    exact.chunk = design->chunk;
+    const dp_status st = dp_sim_new_design(&ref, &sp->c->p, &exact, sp->N, NULL);
+    assert(!st);
+    (void)st;
+    dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
+    for (int p = 2; p >= 1; p--) {
+        dp_error_bound_base w;
+        dp_error_bound_base_given(&w, &ref, design, p, backward, given);
+        dp_error_bound_run(&w, chain, backward, p == 2 ? out : &worst);
+        dp_error_bound_base_free(&w);
+    }
+    dp_error_bound_min(&sp->c->p, sp->N, out, &worst);
+    dp_error_bound_free(&worst);
+    dp_sim_free(&ref);
+}
+
+static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
+                            const dp_given_error *given, dp_bound_bases *w, dp_error_bound *out) {
+    const int backward = sp->c->backward;
+    dp_error_bound worst;
+    dp_sim *ref = dp_sharding_reference(sp);
+    if (!w->ready) {
+        dp_error_bound_base_given(&w->sound, ref, design, 1, backward, given);
+        dp_error_bound_base_given(&w->probable, ref, design, 2, backward, given);
+        w->ready = 1;
+    }
+    dp_error_bound_run(&w->probable, chain, backward, out);
+    dp_error_bound_run(&w->sound, chain, backward, &worst);
+    dp_error_bound_min(&sp->c->p, sp->N, out, &worst);
+    dp_error_bound_free(&worst);
+}
+
+void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
+                   dp_error_bound *out) {
+    const dp_design plain = dp_design_of(design->base);
+    const dp_given_error *given = sp->step ? &sp->step->err : NULL;
+    const int cached = sp->std->o->cache != NULL;
+    if (!dp_bounds_are_derived(design)) design = &plain;
+    const dp_key key = cached ? key_of(sp, design, chain, given) : (dp_key){{0}};
+    if (cached && load(sp, key, given != NULL, out)) return;
+    if (design->chunk != DP_CHUNK || design->gated)
+        of_other_chunks(sp, design, chain, given, out);
+    else
+        of_plain_chunks(sp, design, chain, given, w, out);
+    if (cached) save(sp, key, out);
+}

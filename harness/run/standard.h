@@ -1,0 +1,77 @@
+/* harness/run/standard.h - what every result of a case is held against: its truth, the truth's
+ * radius, the errors that its number formats are expected to make (standard.c); and all of that on
+ * N ranks, with the fp64 reference that bounds are computed from (sharding.c).
+ *
+ * Both structs stay at their address between open and close, borrow case and options, and are
+ * closed whether or not open returned DP_OK.
+ */
+#ifndef DP_STANDARD_H
+#define DP_STANDARD_H
+#include "harness/bound/error_bound.h"
+#include "harness/record/run.h"
+#include "harness/verdict/expectations.h"
+#include "harness/verdict/row_map.h"
+#include "step.h"
+
+typedef struct {
+    const dp_case *c;
+    const dp_run_options *o;
+    dp_truth truth;
+    dp_truth_note note;
+    double radius; /* largest of a tensor, relative to its norm */
+    dp_front front;
+    dp_expectations expect; /* of any number of ranks */
+} dp_standard;
+
+/* boundaries: keep states where ranks meet, which what ranks exchange is judged by. */
+dp_status dp_standard_open(dp_standard *s, const dp_case *c, const dp_run_options *o,
+                           int boundaries, dp_err *e);
+void dp_standard_close(dp_standard *s);
+/* Draws for n claims, once each; none where nothing rounds (keys = exact). */
+void dp_standard_expect(dp_standard *s, int set, int n, const dp_claim *claim);
+
+typedef struct {
+    dp_standard *std;
+    const dp_case *c;      /* std's */
+    const dp_truth *truth; /* std's */
+    int N;
+    dp_truth_rank *at; /* [N*HV]; NULL: the truth keeps no states where ranks meet */
+    double **traj;     /* [DP_MAX_TRAJ] true M over 2^i chunks of the recorded rank; NULL: none */
+    dp_windows windows;
+    dp_condition cond;
+    dp_sim ref; /* dp_sharding_reference */
+    int have_ref;
+    dp_error_bound_base fp64; /* dp_sharding_fp64 */
+    int have_fp64;
+    const dp_step_run *step; /* op step: what the subject's convolutions made of the inputs; NULL:
+                                it gets the problem as it is */
+} dp_sharding;
+
+/* boundaries: as the standard was opened. DP_EINPUT: N ranks cannot share this problem. */
+dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, int boundaries, dp_err *e);
+void dp_sharding_close(dp_sharding *sp);
+/* The fp64 run of the chunk pipeline, made when the first bound that is not cached asks for it. */
+dp_sim *dp_sharding_reference(dp_sharding *sp);
+/* Worst case of that reference itself, for stages, which have no other truth. */
+dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp);
+/* sp->traj: M over the first 2^i chunks of the rank that dp_sim records, from the truth's segments
+ * (products in fp64 of truths: good to 1e-15); NULL where the truth keeps no such state. One head,
+ * one sequence. */
+void dp_sharding_prefixes(dp_sharding *sp);
+/* Draws of a run's own claim; stages: 1 where intermediates are judged, too. */
+void dp_sharding_expect(dp_sharding *sp, int stages, const dp_run *r);
+const dp_expected *dp_sharding_expected(const dp_sharding *sp, const dp_run *r);
+
+/* How a subject computes: what a record needs to know of it before it runs. */
+typedef struct {
+    dp_backend backend;
+    dp_base base;
+    dp_format chain;
+    dp_design design;
+} dp_how;
+/* A record of a run on sp, added to out, but for its ID. */
+dp_run *dp_sharding_record(const dp_sharding *sp, const dp_how *how, dp_runs *out);
+/* Says in the record which truth judges it. */
+void dp_sharding_note_truth(const dp_sharding *sp, dp_run *r);
+
+#endif

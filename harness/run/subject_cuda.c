@@ -1,0 +1,147 @@
+/* The CUDA kernels: all ranks on one device, or one a device with NCCL between them. */
+#include "subjects.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- what there is to run -------------------------------------------------------------------- */
+
+/* Formats that the kernels have. */
+static int has_base(dp_base base) { return base != DP_BASE_FP64; }
+static int has_chain(dp_format f) { return f != DP_FP64 && f != DP_BF16ST; }
+
+int dp_devices_offer(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N) {
+    int bases[DP_NBASES], any = 0;
+    const int nb = dp_bases_of(c, o, bases);
+    (void)N;
+    for (int i = 0; i < nb; i++)
+        any |= has_base((dp_base)bases[i]);
+    return any && !o->fault && dp_options_want(o, k->backend) &&
+           !dp_cuda_unavailable(k->backend, 1);
+}
+
+static void skip(dp_run *r, const char *why) {
+    r->verdict = DP_SKIPPED;
+    snprintf(r->why, sizeof r->why, "%.600s", why);
+}
+
+void dp_devices_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
+                       dp_runs *out) {
+    const char *no = dp_cuda_unavailable(k->backend, 1);
+    const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
+    if (!no || !dp_options_want(o, k->backend) || !(whole || o->nbackend)) return;
+    dp_run *r = dp_runs_add(out, c);
+    r->backend = k->backend;
+    r->ranks = 0;
+    r->design = dp_design_of(r->base);
+    r->id = dp_run_id(r);
+    skip(r, no);
+    if (o->done) o->done(r, o->arg);
+}
+
+/* ---- one run --------------------------------------------------------------------------------- */
+
+/* gpu/fast: chunks of 64 rows, scores from operands that carry their decay. One of the two
+ * directions suffices. */
+static dp_design design_of_path(dp_base base, const char *path, int R) {
+    dp_design d = dp_design_of(base);
+    if (!strstr(path, "fast")) return d;
+    d.gated = 1;
+    d.chunk = DP_CHUNK / R;
+    return d;
+}
+
+/* The convolutions of a step into *front, then the recurrence. DP_EINPUT: they do not take this
+ * case, *why says so. */
+static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_way way,
+                         dp_step_run *front, dp_cuda_result *res, dp_err *why) {
+    const dp_case *c = sp->c;
+    const int step = c->op == DP_OP_STEP;
+    const int bf16 = step ? how->base == DP_BASE_BF16 : c->input_dtype == DP_BF16;
+    const char *no = dp_cuda_unavailable(how->backend, sp->N);
+    dp_status st = DP_OK;
+    if (no) return dp_fail(why, DP_EINPUT, "%s", no);
+    if (step) st = dp_step_forward(c, how->backend, sp->N, how->base, DP_FAULT_NONE, front, why);
+    if (st) return st;
+    return dp_cuda_run(step ? &front->p : &c->p, bf16, how->base, how->chain, sp->N, how->backend,
+                       sp->truth->backward, way, res, why);
+}
+
+static void note_run(const dp_cuda_result *res, dp_run *r) {
+    r->path = res->path;
+    r->segments = res->segments;
+    r->saved = res->saved;
+    r->kept = res->kept;
+}
+
+static void judge(dp_sharding *sp, const dp_cuda_result *res, dp_bound_bases *bases, dp_run *r,
+                  double from) {
+    const int backward = res->out.dq != NULL;
+    dp_error_bound bound;
+    dp_run_bounds(sp, &r->design, r->chain, bases, &bound);
+    const dp_outputs outputs = {.results = &res->out,
+                                .rank = {[DP_RANK_S_IN] = res->S_in,
+                                         [DP_RANK_M] = res->M,
+                                         [DP_RANK_H] = res->H,
+                                         [DP_RANK_DS_OUT] = backward ? res->dS_out : NULL,
+                                         [DP_RANK_DM] = backward ? res->dM : NULL,
+                                         [DP_RANK_DH] = backward ? res->dH : NULL}};
+    const dp_judging j = {sp, bases, &bound, &outputs};
+    dp_judge_run(&j, r, from);
+    dp_error_bound_free(&bound);
+}
+
+/* One way of one (base, chain): judged, or skipped with the kernels' own reason. */
+static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_way way, dp_bound_bases *bases,
+                         dp_runs *out, dp_err *e) {
+    const dp_case *c = sp->c;
+    const dp_run_options *o = sp->std->o;
+    const double from = dp_now();
+    dp_cuda_result res;
+    dp_step_run front = {0};
+    dp_err why = {0};
+    const dp_status st = compute(sp, &how, way, &front, &res, &why);
+    if (st && st != DP_EINPUT) {
+        dp_step_run_free(c, &front);
+        return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[how.backend], sp->N,
+                       why.msg);
+    }
+    how.design = st ? dp_design_of(how.base) : design_of_path(how.base, res.path, c->p.R);
+    dp_run *r = dp_sharding_record(sp, &how, out);
+    r->way = way;
+    r->id = dp_run_id(r);
+    if (st) {
+        skip(r, why.msg);
+    } else {
+        note_run(&res, r);
+        dp_sharding_note_truth(sp, r);
+        sp->step = c->op == DP_OP_STEP ? &front : NULL;
+        judge(sp, &res, bases, r, from);
+        sp->step = NULL;
+        dp_cuda_result_free(&res, c->p.HV);
+    }
+    dp_step_run_free(c, &front);
+    if (o->done) o->done(r, o->arg);
+    return DP_OK;
+}
+
+/* Every (base, chain) that the kernels have. */
+dp_status dp_devices_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {
+    const dp_run_options *o = sp->std->o;
+    const dp_cuda_way plain = DP_CUDA_PLAIN, *ways = o->nway ? o->way : &plain;
+    int bases[DP_NBASES], chains[DP_NFORMATS];
+    const int nb = dp_bases_of(sp->c, o, bases), nway = o->nway ? o->nway : 1;
+    const int nc = dp_case_chains(sp->c, sp->N, o->nchain, (const int *)o->chain, chains);
+    dp_status st = DP_OK;
+    for (int i = 0; i < nb; i++) {
+        dp_bound_bases w = {0};
+        for (int j = 0; j < nc * nway && !st; j++) {
+            const dp_format f = sp->N == 1 ? DP_FP32 : (dp_format)chains[j / nway];
+            const dp_how how = {.backend = k->backend, .base = (dp_base)bases[i], .chain = f};
+            if (has_base(how.base) && has_chain(f))
+                st = run_one(sp, how, ways[j % nway], &w, out, e);
+        }
+        dp_bound_bases_free(&w);
+    }
+    return st;
+}

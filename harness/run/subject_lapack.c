@@ -1,0 +1,94 @@
+/* The chunk solver over LAPACKE: every result and every intermediate by name, judged like those of
+ * any subject of this pipeline that sums in another order. Its numbers are those of the machine.
+ */
+#include "subjects.h"
+
+#include <stdlib.h>
+
+extern char *openblas_get_corename(void);
+
+/* Recurrences alone, no faults, fp32 and fp64; and unless it is asked for on the largest number of
+ * ranks. Returns how many bases are left. */
+static int bases_of(const dp_case *c, const dp_run_options *o, int N, int bases[DP_NBASES]) {
+    int all[DP_NBASES], ranks[DP_MAX_RANK_COUNTS], n = 0;
+    const int nr = dp_ranks_of(c, o, ranks), nb = dp_bases_of(c, o, all);
+    if (c->op != DP_OP_RECURRENCE || o->fault || !dp_options_want(o, DP_BACKEND_LAPACK)) return 0;
+    for (int i = 0; i < nr; i++)
+        if (!o->nbackend && ranks[i] > N) return 0;
+    for (int i = 0; i < nb; i++)
+        if (all[i] != DP_BASE_BF16) bases[n++] = all[i];
+    return n;
+}
+
+/* One chain format is enough, the widest of the case: what is looked at is the solver. DP_NFORMATS:
+ * none is left. */
+static dp_format widest_chain(const dp_case *c, const dp_run_options *o) {
+    int chains[DP_NFORMATS];
+    const int n =
+        dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
+    int widest = DP_NFORMATS;
+    for (int i = 0; i < n; i++)
+        if (chains[i] < widest) widest = chains[i];
+    return (dp_format)widest;
+}
+
+int dp_lapack_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N) {
+    int bases[DP_NBASES];
+    (void)k;
+    return bases_of(c, o, N, bases) > 0;
+}
+
+void dp_lapack_claims(const dp_case *c, const dp_run_options *o, int N, dp_claims *list) {
+    int bases[DP_NBASES];
+    const int n = widest_chain(c, o) == DP_NFORMATS ? 0 : bases_of(c, o, N, bases);
+    for (int i = 0; i < n; i++) {
+        const dp_claim claim = {N, dp_design_of((dp_base)bases[i]), widest_chain(c, o), 0, 1};
+        dp_claims_add(list, &claim);
+    }
+}
+
+static void judge(dp_sharding *sp, const dp_sim *s, double *const *stage, dp_run *r, double from) {
+    dp_bound_bases bases = {0};
+    dp_error_bound bound;
+    dp_run_bounds(sp, &r->design, r->chain, &bases, &bound);
+    const dp_outputs outputs = {.results = &s->out, .stage = stage};
+    const dp_judging j = {sp, &bases, &bound, &outputs};
+    dp_judge_run(&j, r, from);
+    dp_error_bound_free(&bound);
+    dp_bound_bases_free(&bases);
+}
+
+static dp_status run_base(dp_sharding *sp, dp_base base, dp_format chain, dp_runs *out, dp_err *e) {
+    const dp_run_options *o = sp->std->o;
+    const double from = dp_now();
+    double *stage[DP_NSTAGE_TENSORS] = {NULL};
+    dp_sim s;
+    const dp_status st = dp_sim_new_lapack(&s, &sp->c->p, base, sp->N, e);
+    if (st) return st;
+    dp_sim_run(&s, chain, DP_MERGE_ALLGATHER, sp->truth->backward);
+    const dp_how how = {DP_BACKEND_LAPACK, base, chain, dp_design_of(base)};
+    dp_run *r = dp_sharding_record(sp, &how, out);
+    r->path = openblas_get_corename();
+    dp_sharding_note_truth(sp, r);
+    r->id = dp_run_id(r);
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        if (sp->truth->backward || !dp_stage_tensors[i].backward)
+            stage[i] = dp_stage_tensor_value(&s, i);
+    judge(sp, &s, stage, r, from);
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        free(stage[i]);
+    dp_sim_free(&s);
+    if (o->done) o->done(r, o->arg);
+    return DP_OK;
+}
+
+dp_status dp_lapack_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {
+    int bases[DP_NBASES];
+    const int nb = bases_of(sp->c, sp->std->o, sp->N, bases);
+    const dp_format chain = widest_chain(sp->c, sp->std->o);
+    dp_status st = DP_OK;
+    (void)k;
+    for (int i = 0; i < nb && chain != DP_NFORMATS && !st; i++)
+        st = run_base(sp, (dp_base)bases[i], chain, out, e);
+    return st;
+}

@@ -1,0 +1,119 @@
+/* Simulated ranks: every base, chain format and merge order of a case, judged. */
+#include "subjects.h"
+
+int dp_simulated_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
+                        int N) {
+    (void)c;
+    (void)N;
+    return dp_options_want(o, k->backend);
+}
+
+void dp_simulated_claims(const dp_case *c, const dp_run_options *o, int N, dp_claims *list) {
+    int bases[DP_NBASES], chains[DP_NFORMATS];
+    const int nb = dp_bases_of(c, o, bases);
+    const int nc = dp_case_chains(c, N, o->nchain, (const int *)o->chain, chains);
+    for (int i = 0; i < nb * nc; i++) {
+        const dp_claim claim = {N, dp_design_of((dp_base)bases[i / nc]), (dp_format)chains[i % nc],
+                                0, 0};
+        dp_claims_add(list, &claim);
+    }
+}
+
+/* Simulated ranks in one base, with one bound for all merge orders of a chain format. */
+typedef struct {
+    dp_sharding *sp;
+    dp_sim *s;
+    dp_bound_bases bases;
+    dp_format chain;
+    dp_error_bound bound;
+} in_one_base;
+
+static dp_run *record(const in_one_base *x, dp_merge merge, dp_runs *out) {
+    const dp_how how = {DP_BACKEND_SIM, x->s->base, x->chain, dp_design_of(x->s->base)};
+    dp_run *r = dp_sharding_record(x->sp, &how, out);
+    r->merge = merge;
+    r->has_merge = 1;
+    r->fault = x->sp->std->o->fault;
+    dp_sharding_note_truth(x->sp, r);
+    r->id = dp_run_id(r);
+    return r;
+}
+
+/* Where the fault acted, in the recurrence or in the convolutions before and after it. */
+static void note_hits(const in_one_base *x, dp_run *r) {
+    const dp_step_run *step = x->sp->step;
+    r->nhit = x->sp->N * x->s->p->HV;
+    r->hit = dp_calloc((size_t)r->nhit, 1);
+    for (int i = 0; i < r->nhit; i++)
+        r->hit[i] = x->s->hit[i] | (step ? step->hit[i] : 0);
+}
+
+static void run_merge(in_one_base *x, dp_merge merge, dp_runs *out) {
+    const dp_run_options *o = x->sp->std->o;
+    const int backward = x->sp->truth->backward;
+    const double from = dp_now();
+    dp_sim *s = x->s;
+    dp_run *r = record(x, merge, out);
+    dp_sim_run(s, x->chain, merge, backward);
+    const dp_outputs outputs = {.results = &s->out,
+                                .rank = {[DP_RANK_S_IN] = s->S_in,
+                                         [DP_RANK_M] = s->M,
+                                         [DP_RANK_H] = s->H,
+                                         [DP_RANK_DS_OUT] = backward ? s->dS_out : NULL,
+                                         [DP_RANK_DM] = backward ? s->dM : NULL,
+                                         [DP_RANK_DH] = backward ? s->dH : NULL},
+                                .forms_all_pairs = 1,
+                                .sim = s};
+    const dp_judging j = {x->sp, &x->bases, &x->bound, &outputs};
+    dp_judge_run(&j, r, from);
+    if (o->fault) note_hits(x, r);
+    if (o->done) o->done(r, o->arg);
+}
+
+static void run_all(in_one_base *x, dp_runs *out) {
+    const dp_case *c = x->sp->c;
+    const dp_run_options *o = x->sp->std->o;
+    const dp_design design = dp_design_of(x->s->base);
+    int chains[DP_NFORMATS], merges[DP_NMERGES];
+    const int nc = dp_case_chains(c, x->sp->N, o->nchain, (const int *)o->chain, chains);
+    const int nm =
+        dp_select(c->nmerge, (const int *)c->merge, o->nmerge, (const int *)o->merge, merges);
+    for (int i = 0; i < nc; i++) {
+        x->chain = (dp_format)chains[i];
+        dp_run_bounds(x->sp, &design, x->chain, &x->bases, &x->bound);
+        for (int k = 0; k < nm; k++)
+            run_merge(x, (dp_merge)merges[k], out);
+        dp_error_bound_free(&x->bound);
+    }
+}
+
+static dp_status run_base(dp_sharding *sp, dp_base base, dp_runs *out, dp_err *e) {
+    const dp_case *c = sp->c;
+    const dp_fault fault = sp->std->o->fault;
+    const int step = c->op == DP_OP_STEP;
+    dp_step_run front = {0};
+    dp_sim s;
+    in_one_base x = {.sp = sp, .s = &s};
+    dp_status st = step ? dp_step_forward(c, DP_BACKEND_SIM, sp->N, base, fault, &front, e) : DP_OK;
+    if (!st) st = dp_sim_new(&s, step ? &front.p : &c->p, base, sp->N, fault, e);
+    if (!st) {
+        sp->step = step ? &front : NULL;
+        run_all(&x, out);
+        sp->step = NULL;
+        dp_bound_bases_free(&x.bases);
+        dp_sim_free(&s);
+    }
+    if (step) dp_step_run_free(c, &front);
+    return st;
+}
+
+dp_status dp_simulated_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {
+    int bases[DP_NBASES];
+    const int nb = dp_bases_of(sp->c, sp->std->o, bases);
+    dp_status st = DP_OK;
+    (void)k;
+    dp_sharding_prefixes(sp);
+    for (int i = 0; i < nb && !st; i++)
+        st = run_base(sp, (dp_base)bases[i], out, e);
+    return st;
+}

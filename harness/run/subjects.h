@@ -1,0 +1,58 @@
+/* harness/run/subjects.h - who computes a case: simulated ranks, a library, the chunk solver over
+ * LAPACKE, CUDA devices. One row of dp_subjects and one file each; files of results that another
+ * program wrote are judged by dp_run_given (judge.h, subject_files.c).
+ */
+#ifndef DP_SUBJECTS_H
+#define DP_SUBJECTS_H
+#include "outputs.h"
+
+#define DP_MAX_RANK_COUNTS 16
+#define DP_MAX_CLAIMS ((DP_NBASES + 1) * DP_NFORMATS)
+
+/* Claims that are held against draws: asked for at once, so that every draw is made once. */
+typedef struct {
+    int n;
+    dp_claim claim[DP_MAX_RANK_COUNTS * DP_MAX_CLAIMS];
+} dp_claims;
+/* One that differs from another at most by its stages, or on one rank by the format of the chain
+ * that there is none of, takes its place: the same draws serve both. */
+void dp_claims_add(dp_claims *list, const dp_claim *claim);
+
+typedef struct dp_subject_kind dp_subject_kind;
+struct dp_subject_kind {
+    dp_backend backend;
+    /* Has it anything to run on N ranks? */
+    int (*offers)(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
+    /* What it will claim there, as far as that is known before; NULL: it asks run by run. */
+    void (*claims)(const dp_case *c, const dp_run_options *o, int N, dp_claims *list);
+    /* Every run that case and options ask for, judged; called where it offers something. */
+    dp_status (*run)(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
+    /* Once a case: a row that says why it cannot run here; NULL: it always can. */
+    void (*absent)(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
+                   dp_runs *out);
+};
+enum { DP_NSUBJECTS = 5 };
+extern const dp_subject_kind dp_subjects[DP_NSUBJECTS]; /* in the order in which they run */
+
+/* subject_simulated.c */
+int dp_simulated_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
+void dp_simulated_claims(const dp_case *c, const dp_run_options *o, int N, dp_claims *list);
+dp_status dp_simulated_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
+/* subject_lapack.c */
+int dp_lapack_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
+void dp_lapack_claims(const dp_case *c, const dp_run_options *o, int N, dp_claims *list);
+dp_status dp_lapack_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
+/* subject_library.c */
+int dp_library_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
+dp_status dp_library_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
+/* subject_cuda.c: one device a rank set, or NCCL between devices */
+int dp_devices_offer(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
+dp_status dp_devices_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
+void dp_devices_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
+                       dp_runs *out);
+
+/* What a case offers and the options leave of it; returns how many. */
+int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]);
+int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK_COUNTS]);
+
+#endif
