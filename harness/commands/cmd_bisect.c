@@ -177,9 +177,18 @@ static int stage(const options *o, const dp_case *c, dp_err *e) {
     const dp_fault fault = o->of.fault;
     if (dp_step_bisect(c, r.base, r.chain, r.merge, r.ranks, fault, o->runs, o->verbose, &b, e))
         return 2;
-    printf("%s:ranks=%d,base=%s,chain=%s,merge=%s%s%s: every stage on true inputs\n", c->name,
-           r.ranks, dp_base_names[r.base], dp_formats[r.chain].name, dp_merge_names[r.merge],
-           fault ? ",fault=" : "", fault ? dp_faults[fault].name : "");
+    char *id = dp_run_id(&(dp_run){.case_name = c->name,
+                                   .backend = DP_BACKEND_SIM,
+                                   .ranks = r.ranks,
+                                   .has_base = 1,
+                                   .base = r.base,
+                                   .has_chain = 1,
+                                   .chain = r.chain,
+                                   .has_merge = 1,
+                                   .merge = r.merge,
+                                   .fault = fault});
+    printf("%s: every stage on true inputs\n", id);
+    free(id);
     const char *name;
     if (!dp_bisect_first(&b, &name) &&
         dp_bisect_expected(&c->p, r.base, r.chain, r.merge, r.ranks, fault, c->backward,
