@@ -28,7 +28,6 @@ int dp_report_page(const char *folder) {
         fprintf(stderr, "deltaproof: %s: %s\n", folder, strerror(errno));
         return 2;
     }
-
     fflush(stdout);
     const pid_t pid = fork();
     if (pid == 0) become_script(python, script, path);
