@@ -9,6 +9,9 @@ folder.
 """
 
 import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # figures are drawn in forks
+
 import re
 import signal
 import sys

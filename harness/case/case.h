@@ -70,9 +70,9 @@ typedef struct {
     char **warn; /* e.g. R >= 3 with sum beta |k|^2 > 2 (math.md b) */
 } dp_case;
 
-/* Reads and checks the file, generates or loads the inputs. */
 /* The formats of the chain on that many ranks of the case: one rank forms no M. */
 int dp_case_chains(const dp_case *c, int N, int nwant, const int *want, int out[DP_NFORMATS]);
+/* Reads and checks the file, generates or loads the inputs. */
 dp_status dp_case_load(const char *path, dp_case *c, dp_err *e);
 /* `load_inputs` = 0: settings only, no tensors and no data file (for `list`): p and conv hold the
  * shapes that the case file itself states, 0 for those that it leaves to its data. */

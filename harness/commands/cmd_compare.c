@@ -27,11 +27,6 @@ typedef struct {
     double worse;
 } options;
 
-static int refuse(const dp_err *e) {
-    fprintf(stderr, "deltaproof: %s\n", e->msg);
-    return 2;
-}
-
 static int compare(const options *o, const dp_old_record *a, const dp_old_record *b,
                    const dp_old_record *again) {
     FILE *f = o->json && !strcmp(o->json, "-") ? stderr : stdout;
@@ -46,7 +41,7 @@ static int compare(const options *o, const dp_old_record *a, const dp_old_record
     int rc = dp_record_diff(&q, f, o->json ? &json : NULL);
     if (rc == DP_DIFF_NOTHING_IN_COMMON)
         fprintf(stderr, "deltaproof: compare: the records have no run in common\n");
-    if (json && dp_json_write(json, o->json, 17, &e)) rc = refuse(&e);
+    if (json && dp_json_write(json, o->json, 17, &e)) rc = dp_refuse(&e);
     return rc;
 }
 
@@ -58,7 +53,7 @@ static int compare_files(const options *o) {
     if (!e.code) dp_old_record_read(o->path[1], &b, &e);
     for (int i = 0; i < o->nagain && !e.code; i++)
         dp_old_record_read(o->again[i], &again[i], &e);
-    const int rc = e.code ? refuse(&e) : compare(o, &a, &b, again);
+    const int rc = e.code ? dp_refuse(&e) : compare(o, &a, &b, again);
     dp_old_record_free(&a);
     dp_old_record_free(&b);
     for (int i = 0; i < o->nagain; i++)

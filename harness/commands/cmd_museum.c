@@ -129,13 +129,7 @@ int dp_cmd_museum(int argc, char **argv) {
     if (o.kernels) return kernels(&o);
     file = file_of(&o, "museum.json");
     if (file) dp_output_check(file, &e);
-    if (!e.code && o.of.nname) {
-        paths = dp_calloc((size_t)o.of.nname, sizeof *paths);
-        for (; n < o.of.nname; n++)
-            paths[n] = dp_case_path(o.of.cases_dir, o.of.name[n]);
-    } else if (!e.code) {
-        dp_case_find_all(o.of.cases_dir, &paths, &n, &e);
-    }
+    if (!e.code) dp_options_cases(&o.of, &paths, &n, &e);
     if (e.code) {
         free(file);
         return refuse(&e);

@@ -1,10 +1,22 @@
-/* harness/commands/commands.h - commands of the program that live in files of their own. argv[0] is
- * the command's name; each returns the exit status. */
+/* harness/commands/commands.h - the commands of the program, one file each. argv[0] is what
+ * messages begin with, `deltaproof NAME`; each returns the exit status. */
 #ifndef DP_COMMANDS_H
 #define DP_COMMANDS_H
+#include "ref/vocabulary/problem.h"
+
+int dp_cmd_list(int argc, char **argv);    /* cmd_list.c */
+int dp_cmd_run(int argc, char **argv);     /* cmd_run.c */
+int dp_cmd_judge(int argc, char **argv);   /* cmd_judge.c */
+int dp_cmd_check(int argc, char **argv);   /* cmd_check.c */
 int dp_cmd_museum(int argc, char **argv);  /* cmd_museum.c */
 int dp_cmd_bisect(int argc, char **argv);  /* cmd_bisect.c */
-int dp_cmd_check(int argc, char **argv);   /* cmd_check.c */
 int dp_cmd_shrink(int argc, char **argv);  /* cmd_shrink.c */
 int dp_cmd_compare(int argc, char **argv); /* cmd_compare.c */
+int dp_cmd_inputs(int argc, char **argv);  /* cmd_inputs.c */
+int dp_cmd_truth(int argc, char **argv);   /* cmd_truth.c */
+int dp_cmd_report(int argc, char **argv);  /* cmd_report.c */
+
+/* Says on standard error why, and returns the exit status 2. */
+int dp_refuse(const dp_err *e);
+
 #endif

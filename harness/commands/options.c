@@ -1,6 +1,8 @@
+/* The options that several commands take (options.h). */
 #define _GNU_SOURCE
 #include "options.h"
 #include "harness/base/home.h"
+#include "harness/record/run_id.h"
 #include "ref/vocabulary/number.h"
 
 #include <limits.h>
@@ -17,14 +19,6 @@ static int64_t whole(const char *s, int64_t least,
     int64_t n;
     return dp_number_int(s, least, most, &n) == DP_NUMBER_OK ? n : least - 1;
 }
-
-int dp_find_ranks(const char *s) {
-    const int64_t n = whole(s, 1, DP_MAX_RANKS);
-    return n ? (int)n : -1;
-}
-int dp_find_base(const char *s) { return dp_find_name(s, dp_base_names, DP_NBASES); }
-int dp_find_merge(const char *s) { return dp_find_name(s, dp_merge_names, DP_NMERGES); }
-int dp_find_backend(const char *s) { return dp_find_name(s, dp_backend_names, DP_BACKEND_FILE); }
 
 int64_t dp_option_number(struct argp_state *st, const char *opt, const char *arg, int64_t least,
                          int64_t most) {
@@ -107,6 +101,15 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
     case DP_OPT_CASES: o->cases_dir = arg; break;
     case DP_OPT_CACHE: o->cache = strcmp(arg, "none") ? arg : NULL; break;
     case DP_OPT_SUBJECT: o->subject = arg; break;
+    case DP_OPT_OUT: o->out_dir = arg; break;
+    case DP_OPT_JSON: o->json = arg; break;
+    case DP_OPT_OUTPUT: o->output = arg; break;
+    case DP_OPT_DESIGN: o->design = arg; break;
+    case DP_OPT_TRUTH:
+        o->truth =
+            (dp_truth_pick)dp_option_name(st, "truth", arg, dp_truth_pick_names, DP_NTRUTH_PICKS);
+        o->has_truth = 1;
+        break;
     case DP_OPT_LIMIT:
         o->limit_s = seconds(st, "limit", arg);
         dp_cuda_limit(o->limit_s);
@@ -146,6 +149,23 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
     default: return ARGP_ERR_UNKNOWN;
     }
     return 0;
+}
+
+const dp_truth_pick *dp_options_truth(const dp_options *o) {
+    return o->has_truth ? &o->truth : NULL;
+}
+
+FILE *dp_options_table(const dp_options *o) {
+    return o->json && !strcmp(o->json, "-") ? stderr : stdout;
+}
+
+dp_status dp_options_cases(const dp_options *o, char ***paths, int *n, dp_err *e) {
+    if (!o->nname) return dp_case_find_all(o->cases_dir, paths, n, e);
+    *paths = dp_calloc((size_t)o->nname, sizeof **paths);
+    *n = o->nname;
+    for (int i = 0; i < o->nname; i++)
+        (*paths)[i] = dp_case_path(o->cases_dir, o->name[i]);
+    return DP_OK;
 }
 
 dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib) {

@@ -16,6 +16,8 @@ extern "C" {
 
 typedef struct {
     const char *cases_dir, *cache, *subject; /* cache NULL: none */
+    const char *out_dir, *json, *output;     /* what is written */
+    const char *design;                      /* how the subject computes; NULL: as it declares */
     int one;  /* ranks, base, chain, merge and backend take one value, not a list */
     int most; /* cases that may be named */
     int nname;
@@ -29,12 +31,13 @@ typedef struct {
     dp_fault fault;
     double limit_s; /* 0: not given */
     int64_t memory; /* bytes; 0: not given */
+    int has_truth;  /* 0: truth is not given */
+    dp_truth_pick truth;
 } dp_options;
-
-#define DP_MAX_RANKS 4096
 
 enum {
     DP_OPT_CASES = 'c',
+    DP_OPT_OUTPUT = 'o',
     DP_OPT_RANKS = 1024,
     DP_OPT_BASE,
     DP_OPT_CHAIN,
@@ -44,7 +47,11 @@ enum {
     DP_OPT_SUBJECT,
     DP_OPT_LIMIT,
     DP_OPT_MEMORY,
-    DP_OPT_CACHE
+    DP_OPT_CACHE,
+    DP_OPT_OUT,
+    DP_OPT_JSON,
+    DP_OPT_TRUTH,
+    DP_OPT_DESIGN
 };
 
 #define DP_ROW_CASES                                                            \
@@ -94,10 +101,32 @@ enum {
             "case's first; with --subject what it claims)",                                  \
             0                                                                                \
     }
+#define DP_ROW_TRUTH                                                                               \
+    {                                                                                              \
+        "truth", DP_OPT_TRUTH, "KIND", 0,                                                          \
+            "arithmetic of the truth: mpfr; dd: double-double, audited by MPFR; auto: MPFR where " \
+            "that is cheap (default: the case's)",                                                 \
+            0                                                                                      \
+    }
+#define DP_ROW_OUT \
+    { "out", DP_OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0 }
+#define DP_ROW_JSON \
+    { "json", DP_OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0 }
+#define DP_ROW_DESIGN                                                                    \
+    {                                                                                    \
+        "design", DP_OPT_DESIGN, "WORDS", 0,                                             \
+            "how the kernel computes, where it is not the default of its base "          \
+            "(ref/vocabulary/design.h): recurrent, chunk=N, factors=F, state=F, out=F, " \
+            "scores=gated, inverse=product",                                             \
+            0                                                                            \
+    }
+#define DP_ROW_SAFETENSORS \
+    { "output", DP_OPT_OUTPUT, "FILE", 0, "safetensors file to write", 0 }
 #define DP_ROWS_ONE_RUN \
     DP_ROW_CASES, DP_ROW_RANKS, DP_ROW_BASE, DP_ROW_CHAIN, DP_ROW_MERGE, DP_ROW_FAULT, DP_ROW_LIMIT
 
-dp_options dp_options_new(int one, int most); /* the folders of this program */
+/* The folders of this program. */
+dp_options dp_options_new(int one, int most);
 error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o);
 
 /* Values of options, refused as above. */
@@ -109,11 +138,12 @@ dp_format dp_option_format(struct argp_state *st, const char *opt, const char *a
 void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
                     const char *const *names, int nnames, int *out, int *n);
 
-/* One value by its name, -1: none. */
-int dp_find_ranks(const char *text); /* 1 .. DP_MAX_RANKS */
-int dp_find_base(const char *name);
-int dp_find_merge(const char *name);
-int dp_find_backend(const char *name);
+/* The arithmetic of the truth that was asked for; NULL: the case's. */
+const dp_truth_pick *dp_options_truth(const dp_options *o);
+/* Where tables for people go: standard error where the record has standard output. */
+FILE *dp_options_table(const dp_options *o);
+/* The files of the cases that are named, of all cases where none is; to be freed, each and all. */
+dp_status dp_options_cases(const dp_options *o, char ***paths, int *n, dp_err *e);
 
 /* The one run that options of `one` ask for: where they say nothing what the library claims, else
  * the case's first that the backend has, and its largest number of ranks. */

@@ -11,9 +11,10 @@ FUZZ_DIR     := $(BUILD)/fuzz
 
 # The code under test: what these files read is checked in them. What they call beyond comes from the library as it is.
 FUZZ_READ          := ref/files/safetensors.c ref/vocabulary/text.c ref/vocabulary/number.c
+FUZZ_CASE          := $(wildcard harness/case/*.c)
 FUZZ_OF_safetensors := $(FUZZ_READ) ref/files/output.c ref/files/input.c
-FUZZ_OF_case        := harness/case/casefile.c harness/case/case.c $(FUZZ_READ) ref/inputs/inputs.c ref/inputs/inputs_exact.c ref/vocabulary/problem.c
-FUZZ_OF_judge       := harness/run/judge.c harness/case/case.c harness/case/casefile.c $(FUZZ_READ)
+FUZZ_OF_case        := $(FUZZ_CASE) $(FUZZ_READ) ref/inputs/inputs.c ref/inputs/inputs_exact.c ref/vocabulary/problem.c
+FUZZ_OF_judge       := harness/run/judge.c $(FUZZ_CASE) $(FUZZ_READ)
 FUZZ_OF_record      := harness/record/record_read.c harness/record/record_diff.c ref/vocabulary/text.c
 
 FUZZ_PROGRAMS := $(FUZZ_TARGETS:%=$(BUILD)/fuzz_%)

@@ -2,12 +2,7 @@
  * on simulated ranks, judged.
  *
  * case -> truth (cached) and fp64 reference -> subject -> compare with bounds -> run record. A run
- * is reproduced bit for bit by its ID,
- * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,fault=F]` (op chain: `NAME:chain=tf32`; op
- * conv: `NAME:ranks=4,base=bf16`; the chunk solver over LAPACKE:
- * `NAME:backend=lapack,ranks=4,base=fp32,chain=fp32`; the CUDA kernels:
- * `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32[,way=dh-only]`; a shared library:
- * `NAME:backend=subject,..`, with the same --subject).
+ * is reproduced bit for bit by its ID (run_id.h).
  */
 #ifndef DP_RUN_H
 #define DP_RUN_H
@@ -112,8 +107,8 @@ dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out,
 void dp_runs_move(dp_runs *to, dp_runs *from);
 void dp_runs_free(dp_runs *r);
 dp_run *dp_runs_add(dp_runs *r, const dp_case *c);
-char *
-dp_run_id(const dp_run *r); /* from everything that chooses the run, which is set; to be freed */
+/* The run's ID (run_id.h), from everything that chooses the run, which is set; to be freed. */
+char *dp_run_id(const dp_run *r);
 
 /* Tokens at which the truth keeps states for a case: all rank boundaries, and powers of two of
  * chunks inside one rank of each split. */

@@ -24,33 +24,6 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
     return x;
 }
 
-char *dp_run_id(const dp_run *r) {
-    char *text;
-    size_t size;
-    const char *between = "";
-    FILE *f = open_memstream(&text, &size);
-    if (!f) abort();
-    const int own = r->backend == DP_BACKEND_SIM || r->backend == DP_BACKEND_FILE;
-    const struct {
-        const char *key, *value;
-    } item[] = {{"backend", own ? NULL : dp_backend_names[r->backend]},
-                {"ranks", r->has_base ? "" : NULL},
-                {"base", r->has_base ? dp_base_names[r->base] : NULL},
-                {"chain", r->has_chain ? dp_formats[r->chain].name : NULL},
-                {"merge", r->has_merge ? dp_merge_names[r->merge] : NULL},
-                {"way", r->way ? dp_cuda_way_names[r->way] : NULL},
-                {"fault", r->fault ? dp_faults[r->fault].name : NULL}};
-    fprintf(f, "%s%s:", r->backend == DP_BACKEND_FILE ? "judge:" : "", r->case_name);
-    for (size_t i = 0; i < sizeof item / sizeof *item; i++) {
-        if (!item[i].value) continue;
-        fprintf(f, "%s%s=%s", between, item[i].key, item[i].value);
-        if (!*item[i].value) fprintf(f, "%d", r->ranks);
-        between = ",";
-    }
-    if (fclose(f)) abort();
-    return text;
-}
-
 void dp_runs_move(dp_runs *to, dp_runs *from) {
     if (to->n + from->n > to->cap) {
         to->cap = 2 * (to->n + from->n);

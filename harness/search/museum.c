@@ -1,5 +1,6 @@
 #include "museum.h"
 #include "bisect.h"
+#include "harness/record/run_id.h"
 #include "harness/run/step.h"
 #include "harness/search/step_bisect.h"
 #include "ref/files/output.h"
@@ -333,8 +334,8 @@ void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f) {
         if (dp_faults[i].bug) snprintf(bug, sizeof bug, "%d", dp_faults[i].bug);
         snprintf(of, sizeof of, "%d/%d", r->red, r->acted);
         snprintf(id, sizeof id, "%s", r->id);
-        if (strstr(id, ",fault=")) *strstr(id, ",fault=") = 0;
-        if (strstr(id, ",merge=allgather")) *strstr(id, ",merge=allgather") = 0;
+        dp_id_cut(id, DP_ID_FAULT, "");
+        dp_id_cut(id, DP_ID_MERGE, dp_merge_names[DP_MERGE_ALLGATHER]);
         if (r->place.stage)
             snprintf(place, sizeof place, "%s, rank %d, head %d", r->place.stage, r->place.rank,
                      r->place.head);

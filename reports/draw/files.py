@@ -4,6 +4,8 @@ import io
 import multiprocessing
 import os
 import re
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -26,8 +28,12 @@ def draw_all(rec: Record, folder: str) -> list[tuple[Plot, Any]]:
     workers = min(len(jobs), os.cpu_count() or 1, 8)
     if workers < 2:
         return list(zip(_plots, map(_draw, jobs), strict=True))
-    with multiprocessing.get_context("fork").Pool(workers) as pool:
-        return list(zip(_plots, pool.map(_draw, jobs, chunksize=1), strict=True))
+    fork = multiprocessing.get_context("fork")
+    try:
+        with ProcessPoolExecutor(workers, mp_context=fork) as pool:
+            return list(zip(_plots, pool.map(_draw, jobs), strict=True))
+    except BrokenProcessPool:  # a worker was killed: a multiprocessing.Pool would wait for ever
+        return list(zip(_plots, map(_draw, jobs), strict=True))
 
 
 def _draw(job: tuple[int, str]) -> Any:

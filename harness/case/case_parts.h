@@ -1,0 +1,64 @@
+/* harness/case/case_parts.h - the steps from the settings of a case file to a case, in the order in
+ * which case.c takes them.
+ *
+ * Each that can refuse returns DP_EINPUT with file, line, key and value.
+ */
+#ifndef DP_CASE_PARTS_H
+#define DP_CASE_PARTS_H
+#include "case.h"
+#include "case_inputs.h"
+#include "casefile.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* case_settings.c: everything but tensors and shapes. */
+dp_status dp_case_settings(const dp_casefile *f, dp_case *c, dp_err *e);
+/* The format of the key dtype. */
+dp_format dp_case_dtype(const dp_casefile *f);
+
+/* case_shape.c: the shapes, from the file's keys and from the data d (NULL: none is read); they
+ * must agree, and fit into memory. *tokens: those of d, 0 without it. */
+#define DP_CONV_MAX_WIDTH 64 /* of a convolution, as the key W */
+dp_status dp_case_shapes(const dp_casefile *f, const dp_tensorfile *d, dp_case *c, int64_t *tokens,
+                         dp_err *e);
+dp_status dp_case_chain_shape(const dp_casefile *f, dp_case *c, dp_err *e);
+/* Length of an axis counted from the last, 1 on; 0: t is NULL or has none. */
+int64_t dp_case_dim_from_end(const dp_tensor *t, int i);
+
+/* case_data.c: a file of tensors while it is loaded. */
+typedef struct {
+    const dp_casefile *f;
+    const char *key; /* that names the file: data or conv_data */
+    const dp_tensorfile *d;
+    int64_t tokens;
+    dp_format widest; /* dtype of what was loaded, parameters aside; DP_BF16 at first */
+} dp_case_data;
+dp_status dp_case_load_data(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
+                            int64_t tokens, dp_err *e);
+/* Every tensor is one of the inputs s [n], once. */
+dp_status dp_case_check_names(const dp_case_data *x, const dp_case_input *s, int n, dp_err *e);
+/* Into *s->where, the first tokens that the case has. */
+dp_status dp_case_load_input(dp_case_data *x, dp_case_input *s, dp_err *e);
+
+/* case_generate.c: inputs that no data brings, by their laws. */
+void dp_case_generate(const dp_casefile *f, dp_case *c);
+void dp_case_generate_gradients(const dp_casefile *f, dp_case *c);
+
+/* case_override.c: the key poke. */
+dp_status dp_case_override(const dp_casefile *f, dp_case *c, dp_err *e);
+
+/* case_check.c: the values. */
+dp_status dp_case_check(const dp_casefile *f, dp_case *c, dp_err *e);
+void dp_case_warn_expanding(dp_case *c);
+
+/* case_step.c: op step, the convolutions in front of a recurrence that is complete. */
+dp_status dp_case_step(const dp_casefile *f, dp_case *c, dp_err *e);
+
+/* case_files.c: name, relative to the folder of path; to be freed. */
+char *dp_case_sibling(const char *path, const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,116 @@
+/* Which stage of the simulated ranks is wrong: each on true inputs, by its own budget
+ * (cmd_bisect.h). */
+#include "cmd_bisect.h"
+#include "harness/run/step.h"
+#include "harness/search/bisect.h"
+#include "harness/search/step_bisect.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static void print_list(const char *what, const unsigned char *set, int n, int count) {
+    int printed = 0;
+    printf("; %s", what);
+    for (int i = 0; i < n && printed < 12; i++)
+        if (set[i]) {
+            printf(" %d", i);
+            printed++;
+        }
+    if (count > printed) printf(" ... (%d)", count);
+}
+
+static void print_stage(const dp_bisect *b, const char *name, const dp_bisect_row *x) {
+    if (!x->tensor[0]) {
+        printf("  %-16s -     nothing to judge\n", name);
+        return;
+    }
+    printf("  %-16s %-5s %-11s ", name, x->fails ? "WRONG" : "ok", x->tensor);
+    if (x->expected)
+        printf("within its budget, but %.3g times what these formats make of nearby inputs (at "
+               "most %.3g times is theirs)",
+               x->ratio, x->budget);
+    else
+        printf("%.2g of its budget, %lld rows", x->ratio, (long long)x->judged);
+    if (x->skipped) printf(", %lld skipped (not finite)", (long long)x->skipped);
+    if (x->fails > x->unsteady && !x->expected) printf(", %d over", x->fails - x->unsteady);
+    if (x->unsteady) printf(", %d not as in the first run", x->unsteady);
+    if (x->nrank) print_list("ranks", x->rank, b->N, x->nrank);
+    if (x->nhead) print_list("heads", x->head, b->HV, x->nhead);
+    putchar('\n');
+}
+
+static void print_place(const dp_bisect_row *x) {
+    const dp_place *a = &x->at;
+    printf(x->expected ? "  where most: %s" : "  first wrong row: %s", x->tensor);
+    if (a->rank >= 0) printf(", rank %d", a->rank);
+    if (a->sequence >= 0) printf(", sequence %d", a->sequence);
+    if (a->head >= 0) printf(", head %d", a->head);
+    if (a->chunk >= 0) printf(", chunk %d", a->chunk);
+    if (a->token >= 0) printf(", token %lld", (long long)a->token);
+    if (x->row >= 0) printf(", row %d", x->row);
+    printf(", entry %d", x->index);
+    if (x->run) printf(", in run %d of the same inputs", x->run + 1);
+    putchar('\n');
+    printf("  got   %-24a %.9g\n  truth %-24a %.9g\n  error of the row %.3g", x->got, x->got,
+           x->want, x->want, x->err);
+    if (!x->expected) printf(", its budget %.3g", x->budget);
+    putchar('\n');
+}
+
+static void print_id(const dp_case *c, const dp_one_run *r, dp_fault fault) {
+    char *id = dp_run_id(&(dp_run){.case_name = c->name,
+                                   .backend = DP_BACKEND_SIM,
+                                   .ranks = r->ranks,
+                                   .has_base = 1,
+                                   .base = r->base,
+                                   .has_chain = 1,
+                                   .chain = r->chain,
+                                   .has_merge = 1,
+                                   .merge = r->merge,
+                                   .fault = fault});
+    printf("%s: every stage on true inputs\n", id);
+    free(id);
+}
+
+/* In the order of the pipeline, up to the first wrong one, all with --verbose. Op step: between the
+ * convolutions. */
+static void print_stages(const dp_bisect_options *o, const dp_case *c, const dp_bisect *b,
+                         const dp_bisect_row *wrong) {
+    const int step = c->op == DP_OP_STEP;
+    int go = 1;
+    if (step) {
+        print_stage(b, dp_bisect_conv_names[0], &b->conv[0]);
+        go = o->verbose || wrong != &b->conv[0];
+    }
+    for (int i = 0; go && i < (c->backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE); i++)
+        if (o->verbose || b->first < 0 || i <= b->first)
+            print_stage(b, dp_stage_names[i], &b->stage[i]);
+    if (step && c->backward && (o->verbose || !wrong || wrong == &b->conv[1]))
+        print_stage(b, dp_bisect_conv_names[1], &b->conv[1]);
+}
+
+int dp_bisect_ranks(const dp_bisect_options *o, const dp_case *c, dp_err *e) {
+    dp_bisect b;
+    const char *name;
+    const dp_one_run r = dp_options_one(&o->of, c, NULL);
+    const dp_fault fault = o->of.fault;
+    if (dp_step_bisect(c, r.base, r.chain, r.merge, r.ranks, fault, o->runs, o->verbose, &b, e))
+        return 2;
+    print_id(c, &r, fault);
+    if (!dp_bisect_first(&b, &name) &&
+        dp_bisect_expected(&c->p, r.base, r.chain, r.merge, r.ranks, fault, c->backward,
+                           c->input_dtype, &b, e)) {
+        dp_bisect_free(&b);
+        return 2;
+    }
+    const dp_bisect_row *wrong = dp_bisect_first(&b, &name);
+    print_stages(o, c, &b, wrong);
+    if (wrong) {
+        printf("WRONG STAGE: %s\n", name);
+        print_place(wrong);
+    } else
+        printf("every stage keeps to its own budget%s\n",
+               r.base == DP_BASE_FP64 ? "" : ", and to what its formats make of nearby inputs");
+    dp_bisect_free(&b);
+    return wrong != NULL;
+}

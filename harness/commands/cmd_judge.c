@@ -1,0 +1,156 @@
+/* deltaproof judge --inputs IN --outputs OUT: tensors that another program computed (judge.h). Exit
+ * status 0 pass, 1 a verdict failed, 2 could not judge. */
+#define _GNU_SOURCE
+#include "command_line.h"
+#include "commands.h"
+#include "harness/run/judge.h"
+#include "options.h"
+#include "print_run.h"
+#include "write_record.h"
+
+#include <argp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+typedef struct {
+    dp_options of;
+    dp_judge_options judge;
+} options;
+
+enum {
+    OPT_INPUTS = 256,
+    OPT_OUTPUTS,
+    OPT_CLAIM,
+    OPT_GATE,
+    OPT_LOWER_BOUND,
+    OPT_BETA,
+    OPT_L2NORM,
+    OPT_SCALE,
+    OPT_CU_SEQLENS,
+    OPT_STATE_LAYOUT,
+    OPT_TOKENS
+};
+
+static const struct argp_option OPTIONS[] = {
+    {"inputs", OPT_INPUTS, "IN", 0,
+     "safetensors file: q k v g beta, and where there are any A_log dt_bias initial_state do dht "
+     "cu_seqlens",
+     0},
+    {"outputs", OPT_OUTPUTS, "OUT", 0,
+     "safetensors file: any of o final_state dq dk dv dg dbeta dA_log ddt_bias ds0, and stages: "
+     "gcum Akk Aqk w u kg qg M H S_in h v_new dv_local dS_out dM dH dh dv_new",
+     0},
+    {"ranks", DP_OPT_RANKS, "N", 0,
+     "ranks that computed OUT (default: metadata `ranks` of OUT, else 1)", 0},
+    {"base", DP_OPT_BASE, "NAME", 0,
+     "formats that the kernel claims for everything but the M chain: fp64 fp32 bf16", 0},
+    {"claim", OPT_CLAIM, "FORMAT", 0,
+     "format that it claims for the M chain: fp32 tf32x3 tf32 tf32rz bf16 bf16st; needed from 3 "
+     "ranks on",
+     0},
+    DP_ROW_DESIGN,
+    {"gate", OPT_GATE, "FORM", 0,
+     "log: g is the log decay; softplus: -exp(A_log) softplus(g + dt_bias); lower_bound: X "
+     "sigmoid(exp(A_log) (g + dt_bias))",
+     0},
+    {"lower-bound", OPT_LOWER_BOUND, "X", 0, "of gate lower_bound", 0},
+    {"beta", OPT_BETA, "FORM", 0, "plain; sigmoid: sigmoid(beta); sigmoid2: 2 sigmoid(beta)", 0},
+    {"l2norm", OPT_L2NORM, "0|1", 0, "1: the kernel normalises q and k itself", 0},
+    {"scale", OPT_SCALE, "X", 0, "factor of q in the output (default: K^-1/2)", 0},
+    {"cu-seqlens", OPT_CU_SEQLENS, "LIST", 0,
+     "where packed sequences begin, then T (default: tensor or metadata of IN, else one sequence)",
+     0},
+    {"state-layout", OPT_STATE_LAYOUT, "kv|vk", 0,
+     "last axes of states in both files (default: metadata, else kv)", 0},
+    {"tokens", OPT_TOKENS, "T", 0, "judge OUT as the result of the first T tokens of IN", 0},
+    DP_ROW_OUT,
+    DP_ROW_JSON,
+    DP_ROW_TRUTH,
+    DP_ROW_CACHE,
+    {0}};
+
+static error_t parse(int key, char *arg, struct argp_state *st) {
+    options *o = st->input;
+    switch (key) {
+    case OPT_INPUTS: o->judge.inputs = arg; break;
+    case OPT_OUTPUTS: o->judge.outputs = arg; break;
+    case OPT_CLAIM: o->judge.claim = arg; break;
+    case OPT_GATE: o->judge.gate = arg; break;
+    case OPT_LOWER_BOUND: o->judge.lower_bound = arg; break;
+    case OPT_BETA: o->judge.beta = arg; break;
+    case OPT_L2NORM: o->judge.l2norm = arg; break;
+    case OPT_SCALE: o->judge.scale = arg; break;
+    case OPT_CU_SEQLENS: o->judge.cu_seqlens = arg; break;
+    case OPT_STATE_LAYOUT: o->judge.state_layout = arg; break;
+    case OPT_TOKENS: o->judge.tokens = dp_option_number(st, "tokens", arg, 1, 1 << 24); break;
+    default: return dp_option(key, arg, st, &o->of);
+    }
+    return 0;
+}
+
+static int check_usage(const dp_judge_options *o) {
+    const char *what = !o->inputs    ? "give --inputs IN.safetensors"
+                       : !o->outputs ? "give --outputs OUT.safetensors"
+                                     : NULL;
+    if (what) fprintf(stderr, "deltaproof: judge: %s\n", what);
+    return what ? 2 : 0;
+}
+
+/* What the options that it shares with other commands say. */
+static dp_judge_options request(const options *o) {
+    dp_judge_options q = o->judge;
+    q.ranks = o->of.nranks ? o->of.ranks[0] : 0;
+    q.base = o->of.nbase ? dp_base_names[o->of.base[0]] : NULL;
+    q.design = o->of.design;
+    q.cache = o->of.cache;
+    q.truth = dp_options_truth(&o->of);
+    q.progress = isatty(2);
+    return q;
+}
+
+static void print_judged(const dp_case *c, const dp_run *r, FILE *table) {
+    for (int i = 0; i < c->nwarn; i++)
+        fprintf(stderr, "deltaproof: warning: %s\n", c->warn[i]);
+    for (int i = 0; i < r->ntensor; i++)
+        dp_print_tensor(&r->tensor[i], table);
+    dp_print_run(r, table);
+    if (r->bits.npoint) fprintf(table, "bits: %s\n", r->bits.says);
+}
+
+static int judge(const options *o, const char *command) {
+    dp_err e = {0};
+    dp_runs runs = {0};
+    dp_case c, *cases[1] = {&c};
+    dp_record rec = {.runs = &runs, .cases = cases, .command = command};
+    const dp_judge_options q = request(o);
+    const double t0 = dp_now();
+    if (dp_judge(&q, &c, &runs, &e)) {
+        rec.errors++;
+        dp_refuse(&e);
+    } else {
+        rec.ncase = 1;
+        print_judged(&c, &runs.run[0], dp_options_table(&o->of));
+    }
+    rec.seconds = dp_now() - t0;
+    const int rc = dp_record_finish(&o->of, &rec);
+    if (rec.ncase) dp_case_free(&c);
+    dp_runs_free(&runs);
+    return rc;
+}
+
+int dp_cmd_judge(int argc, char **argv) {
+    options o = {.of = dp_options_new(1, 0)};
+    const struct argp a = {
+        .options = OPTIONS,
+        .parser = parse,
+        .args_doc = "--inputs IN --outputs OUT",
+        .doc = "Judge tensors that another program computed; both files in safetensors, FLA's "
+               "layouts.\vSettings that no option gives come from the files' metadata. Exit status "
+               "0 pass, 1 a verdict failed, 2 could not judge."};
+    char *command = dp_command_line(argc, argv);
+    argp_parse(&a, argc, argv, 0, NULL, &o);
+    const int rc = check_usage(&o.judge) || dp_outputs_check(&o.of) ? 2 : judge(&o, command);
+    free(command);
+    return rc;
+}

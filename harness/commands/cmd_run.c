@@ -1,0 +1,242 @@
+/* deltaproof run CASE...: cases on simulated ranks, kernels and libraries, judged against the
+ * truth. Exit status 0 pass, 1 a verdict failed, 2 could not judge. */
+#define _GNU_SOURCE
+#include "command_line.h"
+#include "commands.h"
+#include "harness/base/startup.h"
+#include "harness/device/device_procs.h"
+#include "harness/record/run_id.h"
+#include "options.h"
+#include "progress.h"
+#include "run_cases.h"
+#include "write_record.h"
+
+#include <argp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+typedef struct {
+    dp_options of;
+    const char *id;
+    int all, smoke, verbose;
+    int nway;
+    dp_cuda_way way[DP_NCUDA_WAYS];
+    dp_subject subject; /* open where of.subject names one */
+} options;
+
+enum { OPT_ALL = 256, OPT_SMOKE, OPT_ID, OPT_WAY };
+
+static const struct argp_option OPTIONS[] = {
+    DP_ROW_CASES,
+    {"all", OPT_ALL, 0, 0, "run every case", 0},
+    {"smoke", OPT_SMOKE, 0, 0, "run the smoke cases", 0},
+    {"id", OPT_ID, "ID", 0, "reproduce one run of a record, bit for bit", 0},
+    {"ranks", DP_OPT_RANKS, "LIST", 0, "only these rank counts, e.g. 1,2,4", 0},
+    {"chain", DP_OPT_CHAIN, "LIST", 0,
+     "only these formats of the M chain: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st", 0},
+    {"base", DP_OPT_BASE, "LIST", 0, "only these base policies: fp64 fp32 bf16", 0},
+    {"merge", DP_OPT_MERGE, "LIST", 0, "only these merge orders: allgather ring", 0},
+    {"backend", DP_OPT_BACKEND, "LIST", 0,
+     "sim: simulated ranks; lapack: the same over CBLAS and LAPACKE, in bases fp64 and fp32; cuda: "
+     "the CUDA kernels, ranks sharing one device; nccl: one device a rank, or processes that share "
+     "the devices there are (default: sim, lapack, and cuda where it can run)",
+     0},
+    {"subject", DP_OPT_SUBJECT, "LIB", 0,
+     "judge a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated "
+     "ranks; beside them with --backend sim",
+     0},
+    DP_ROW_DESIGN,
+    DP_ROW_LIMIT,
+    DP_ROW_MEMORY,
+    {"way", OPT_WAY, "LIST", 0,
+     "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg (dg "
+     "without cancellation), save-all (nothing recomputed), segments (M as benchmarked: by the "
+     "state pass, a rank's sequence cut in parts), segments-dh-only, windows and windows-dh-only "
+     "(the same, ranks storing states into each other's memory)",
+     0},
+    DP_ROW_FAULT,
+    DP_ROW_OUT,
+    DP_ROW_JSON,
+    DP_ROW_TRUTH,
+    DP_ROW_CACHE,
+    {"verbose", 'v', 0, 0, "print every run", 0},
+    {0}};
+
+static error_t parse(int key, char *arg, struct argp_state *st) {
+    options *o = st->input;
+    switch (key) {
+    case OPT_WAY:
+        dp_option_list(st, "way", arg, dp_cuda_way_names, DP_NCUDA_WAYS, (int *)o->way, &o->nway);
+        break;
+    case OPT_ID: o->id = arg; break;
+    case OPT_ALL: o->all = 1; break;
+    case OPT_SMOKE: o->smoke = 1; break;
+    case 'v': o->verbose = 1; break;
+    default: return dp_option(key, arg, st, &o->of);
+    }
+    return 0;
+}
+
+/* ---- what to run ----------------------------------------------------------------------------- */
+
+/* What the ID says stands in place of the options. */
+static void select_by_id(options *o, const dp_id *id) {
+    const int *v = id->value;
+    dp_options *of = &o->of;
+    of->name[0] = id->case_name;
+    of->backend[0] = v[DP_ID_BACKEND] < 0 ? DP_BACKEND_SIM : (dp_backend)v[DP_ID_BACKEND];
+    of->nname = of->nbackend = 1;
+    const struct {
+        int *list, *n;
+    } to[DP_NID_KEYS] = {[DP_ID_RANKS] = {of->ranks, &of->nranks},
+                         [DP_ID_BASE] = {(int *)of->base, &of->nbase},
+                         [DP_ID_CHAIN] = {(int *)of->chain, &of->nchain},
+                         [DP_ID_MERGE] = {(int *)of->merge, &of->nmerge},
+                         [DP_ID_WAY] = {(int *)o->way, &o->nway}};
+    for (int k = 0; k < DP_NID_KEYS; k++)
+        if (to[k].list && v[k] >= 0) {
+            to[k].list[0] = v[k];
+            *to[k].n = 1;
+        }
+    if (v[DP_ID_FAULT] >= 0) of->fault = (dp_fault)v[DP_ID_FAULT];
+}
+
+static int open_subject(options *o) {
+    dp_err e = {0};
+    if (!o->of.subject) return 0;
+    if (o->of.fault) {
+        fprintf(stderr, "deltaproof: --fault goes with the simulated ranks, not with --subject\n");
+        return 2;
+    }
+    if (dp_subject_open(o->of.subject, o->of.limit_s, o->of.memory, &o->subject, &e))
+        return dp_refuse(&e);
+    if (!o->of.nbackend) {
+        o->of.backend[0] = DP_BACKEND_SUBJECT;
+        o->of.nbackend = 1;
+    }
+    return 0;
+}
+
+static dp_batch batch_of(const options *o) {
+    const dp_options *of = &o->of;
+    return (dp_batch){.run = {.nranks = of->nranks,
+                              .ranks = of->ranks,
+                              .nbase = of->nbase,
+                              .base = of->base,
+                              .nchain = of->nchain,
+                              .chain = of->chain,
+                              .nmerge = of->nmerge,
+                              .merge = of->merge,
+                              .nbackend = of->nbackend,
+                              .backend = of->backend,
+                              .nway = o->nway,
+                              .way = o->way,
+                              .fault = of->fault,
+                              .subject = of->subject ? &o->subject : NULL,
+                              .design = of->design,
+                              .limit_s = of->limit_s,
+                              .cache = of->cache,
+                              .truth = dp_options_truth(of),
+                              .progress = isatty(2)},
+                      .named = !o->all && !o->smoke,
+                      .verbose = o->verbose || of->nname,
+                      .table = dp_options_table(of)};
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+/* NULL: not wanted, or, counted in *errors, it cannot be loaded. */
+static dp_case *load_case(const options *o, const char *path, int *errors) {
+    dp_case *c = dp_calloc(1, sizeof *c);
+    dp_err e = {0};
+    int skip = 0;
+    if (o->smoke && !dp_case_open(path, 0, c, &e)) {
+        skip = !c->smoke && !o->all && !o->of.nname;
+        dp_case_free(c);
+    }
+    if (!skip && !e.code && !dp_case_load(path, c, &e)) return c;
+    if (e.code) {
+        ++*errors;
+        dp_refuse(&e);
+    }
+    free(c);
+    return NULL;
+}
+
+static void free_cases(dp_case **cases, int n) {
+    for (int i = 0; i < n; i++) {
+        dp_case_free(cases[i]);
+        free(cases[i]);
+    }
+    free(cases);
+}
+
+/* Loads, runs and judges the cases of these files, and writes the record. */
+static int run_files(const options *o, char *const *paths, int n, dp_record *rec, double t0) {
+    const dp_batch batch = batch_of(o);
+    dp_runs runs = {0};
+    dp_case **cases = dp_calloc((size_t)n, sizeof *cases);
+    rec->runs = &runs;
+    rec->cases = cases;
+    for (int i = 0; i < n; i++) {
+        dp_progress_loading(paths[i], i, n);
+        dp_case *c = load_case(o, paths[i], &rec->errors);
+        if (c) cases[rec->ncase++] = c;
+    }
+    dp_progress_loading(NULL, n, n);
+    rec->errors += dp_run_cases(&batch, rec->ncase, cases, &runs);
+    rec->seconds = dp_now() - t0;
+    const int rc = dp_record_finish(&o->of, rec);
+    free_cases(cases, rec->ncase);
+    dp_runs_free(&runs);
+    return rc;
+}
+
+/* From options that are complete. */
+static int run(options *o, const char *command, double t0) {
+    dp_err e = {0};
+    dp_record rec = {.command = command};
+    char **paths = NULL;
+    int n = 0;
+    for (int i = 0; i < o->of.nbackend; i++)
+        if (o->of.backend[i] == DP_BACKEND_NCCL) dp_procs_start();
+    dp_on_interrupt(dp_progress_say, dp_options_table(&o->of));
+    if (open_subject(o)) return 2;
+    const int rc =
+        dp_options_cases(&o->of, &paths, &n, &e) ? dp_refuse(&e) : run_files(o, paths, n, &rec, t0);
+    for (int i = 0; i < n; i++)
+        free(paths[i]);
+    free(paths);
+    dp_subject_close(&o->subject);
+    return rc;
+}
+
+static int run_options(options *o, const char *command) {
+    dp_err e = {0};
+    dp_id id = {0};
+    if (dp_outputs_check(&o->of)) return 2;
+    const double t0 = dp_now();
+    if (!o->all && !o->smoke && !o->of.nname && !o->id) {
+        fprintf(stderr, "deltaproof: run: name a case, or --all, --smoke or --id ID\n");
+        return 2;
+    }
+    if (o->id && !dp_id_parse(o->id, o->of.subject != NULL, &id, &e)) select_by_id(o, &id);
+    const int rc = e.code ? dp_refuse(&e) : run(o, command, t0);
+    free(id.case_name);
+    return rc;
+}
+
+int dp_cmd_run(int argc, char **argv) {
+    options o = {.of = dp_options_new(0, 256)};
+    const struct argp a = {.options = OPTIONS,
+                           .parser = parse,
+                           .args_doc = "[CASE...]",
+                           .doc = "Run cases on simulated ranks and judge them against the truth."
+                                  "\vExit status 0 pass, 1 a verdict failed, 2 could not judge."};
+    char *command = dp_command_line(argc, argv);
+    argp_parse(&a, argc, argv, 0, NULL, &o);
+    const int rc = run_options(&o, command);
+    free(command);
+    return rc;
+}

@@ -1,0 +1,113 @@
+/* deltaproof truth CASE -o FILE: the truth of a case with its radii. Exit status 0 written, 2 not.
+ */
+#define _GNU_SOURCE
+#include "commands.h"
+#include "harness/record/run.h"
+#include "options.h"
+#include "ref/files/output.h"
+#include "ref/files/safetensors.h"
+#include "ref/truth/truth.h"
+#include "write_case.h"
+
+#include <argp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+typedef struct {
+    dp_options of;
+    int bits; /* 0: the case's */
+} options;
+
+enum { OPT_BITS = 256 };
+
+static const struct argp_option OPTIONS[] = {
+    DP_ROW_CASES,
+    DP_ROW_SAFETENSORS,
+    {"bits", OPT_BITS, "N", 0, "MPFR precision (default: the case's)", 0},
+    DP_ROW_TRUTH,
+    DP_ROW_CACHE,
+    {0}};
+
+static error_t parse(int key, char *arg, struct argp_state *st) {
+    options *o = st->input;
+    if (key != OPT_BITS) return dp_option(key, arg, st, &o->of);
+    o->bits = (int)dp_option_number(st, "bits", arg, 64, 4096);
+    return 0;
+}
+
+static void print_note(const dp_truth *t, const dp_truth_note *note) {
+    printf("truth: %s, %d bits", dp_truth_kind_names[t->kind], t->bits);
+    if (note->device)
+        printf(", on %s", note->device);
+    else if (note->cached)
+        printf(", from the cache");
+    if (note->audit.columns)
+        printf("; audited by MPFR: %d columns, %lld tokens, largest difference %.2g of both radii",
+               note->audit.columns, (long long)note->audit.tokens, note->audit.worst);
+    printf("\n");
+}
+
+static void add_ball(dp_tensorfile *f, const char *name, const dp_ball *b) {
+    char n[64];
+    const int64_t shape[2] = {b->rows, b->width};
+    if (!b->rows) return;
+    dp_tensorfile_add(f, name, "F64", 2, shape, b->hi);
+    snprintf(n, sizeof n, "%s.lo", name);
+    dp_tensorfile_add(f, n, "F64", 2, shape, b->lo);
+    snprintf(n, sizeof n, "%s.radius", name);
+    dp_tensorfile_add(f, n, "F64", 1, shape, b->rad);
+}
+
+static dp_status write_tensors(const dp_case *c, const dp_truth *t, const char *path, dp_err *e) {
+    dp_tensorfile f = {0};
+    char bits[16];
+    snprintf(bits, sizeof bits, "%d", t->bits);
+    for (int i = 0; i < DP_NRESULTS; i++)
+        add_ball(&f, dp_result_fields[i].name, &t->field[i]);
+    dp_tensorfile_add_meta(&f, "producer", argp_program_version);
+    dp_tensorfile_add_meta(&f, "case", c->name);
+    dp_tensorfile_add_meta(&f, "truth", dp_truth_kind_names[t->kind]);
+    dp_tensorfile_add_meta(&f, "bits", bits);
+    dp_tensorfile_add_meta(&f, "value",
+                           "name + name.lo, within name.radius in the 2-norm of each row");
+    const dp_status st = dp_safetensors_write(path, &f, e);
+    dp_tensorfile_free(&f);
+    return st;
+}
+
+static dp_status write_truth(const dp_case *c, void *arg, dp_err *e) {
+    const options *o = arg;
+    const dp_truth_pick pick = o->of.has_truth ? o->of.truth : c->truth;
+    dp_truth t;
+    dp_truth_note note;
+    int ncut;
+    int64_t *cut = dp_case_cuts(c, &ncut);
+    const dp_truth_request rq = {.bits = o->bits ? o->bits : c->bits,
+                                 .backward = c->backward,
+                                 .ncut = ncut,
+                                 .cut = cut,
+                                 .want_M = ncut > 0,
+                                 .progress = isatty(2)};
+    dp_status st = dp_case_truth(c, rq, pick, o->of.cache, &t, &note, e);
+    free(cut);
+    if (st) return st;
+    print_note(&t, &note);
+    st = write_tensors(c, &t, o->of.output, e);
+    dp_truth_free(&t);
+    return st;
+}
+
+int dp_cmd_truth(int argc, char **argv) {
+    options o = {.of = dp_options_new(1, 1)};
+    dp_err e = {0};
+    const struct argp a = {.options = OPTIONS,
+                           .parser = parse,
+                           .args_doc = "CASE -o FILE",
+                           .doc = "Write the truth of a case: every tensor as NAME (fp64), NAME.lo "
+                                  "and NAME.radius. Op chain: its factors, fp32."};
+    argp_parse(&a, argc, argv, 0, NULL, &o);
+    if (dp_write_case_usage("truth", &o.of)) return 2;
+    if (dp_output_check(o.of.output, &e)) return dp_refuse(&e);
+    return dp_write_case("truth", &o.of, write_truth, &o);
+}

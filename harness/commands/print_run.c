@@ -1,0 +1,52 @@
+/* Prints what was judged of a run and of its tensors (print_run.h). */
+#include "print_run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static const dp_judgement *closest_to_bound(const dp_run *r) {
+    double top = -1;
+    const dp_judgement *worst = NULL;
+    for (int i = 0; i < r->ntensor; i++)
+        if (r->tensor[i].ratio > top) {
+            top = r->tensor[i].ratio;
+            worst = &r->tensor[i];
+        }
+    return worst;
+}
+
+void dp_print_run(const dp_run *r, FILE *f) {
+    const dp_judgement *first = r->ntensor ? &r->tensor[0] : NULL, *worst = closest_to_bound(r);
+    fprintf(f, "%-8s %s", dp_verdict_names[r->verdict], r->id);
+    if (first) fprintf(f, "  %s %.3g", first->name, first->rel_fro);
+    if (worst) fprintf(f, "  closest to its bound: %s at %.2g", worst->name, worst->ratio);
+    if (r->why[0]) fprintf(f, "  (%s)", r->why);
+    if (r->fault && r->hit && !memchr(r->hit, 1, (size_t)r->nhit))
+        fprintf(f, "  (the fault acts nowhere here)");
+    fputc('\n', f);
+}
+
+static void print_row(const char *what, const dp_row *r, FILE *f) {
+    fprintf(f, "  %s: rank %d, head %d", what, r->at.rank, r->at.head);
+    if (r->at.sequence >= 0) fprintf(f, ", sequence %d", r->at.sequence);
+    if (r->at.token >= 0) fprintf(f, ", token %lld", (long long)r->at.token);
+    fprintf(f, ", entry %d: %.9g, truth %.9g; row |error| %.2g, |truth| %.2g", r->index, r->got,
+            r->want, r->err, r->size);
+}
+
+void dp_print_tensor(const dp_judgement *t, FILE *f) {
+    fprintf(f, "%-8s %-11s %.3e", dp_verdict_names[t->verdict], t->name, t->rel_fro);
+    if (!isnan(t->bound)) fprintf(f, "  %.2g of its bound", t->ratio);
+    if (!isnan(t->expected.excess))
+        fprintf(f, ", %.2f times expected", t->expected.at[DP_LEVEL_TENSOR].ratio);
+    if (t->N > 1) {
+        fprintf(f, "  ranks");
+        for (int r = 0; r < t->N; r++)
+            isnan(t->per_rank[r]) ? fprintf(f, " -") : fprintf(f, " %.2e", t->per_rank[r]);
+    }
+    const dp_row *r = dp_judgement_row(t);
+    if (r->at.rank >= 0) print_row(r == &t->worst ? "worst" : "wrong", r, f);
+    if (t->why[0]) fprintf(f, "  (%s)", t->why);
+    fputc('\n', f);
+}

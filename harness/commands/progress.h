@@ -1,0 +1,29 @@
+/* harness/commands/progress.h - how far `run` has come: lines while it runs, and what a signal that
+ * ends the program finds finished. */
+#ifndef DP_PROGRESS_H
+#define DP_PROGRESS_H
+#include "harness/record/run.h"
+
+/* What is counted of one case while it runs. */
+typedef struct dp_tally {
+    const char *case_name;
+    FILE *table; /* where its lines go */
+    int verbose; /* 1: a line for every run, 0: for those that fail */
+    int n[DP_NVERDICTS], runs;
+    struct dp_tally *next; /* of those that run beside it */
+} dp_tally;
+
+/* After `read` of `cases` the case at this path is loaded; NULL: none any more. */
+void dp_progress_loading(const char *path, int read, int cases);
+void dp_progress_begin(dp_tally *t);
+/* dp_run_options.done; arg: the tally. */
+void dp_progress_run(const dp_run *r, void *arg);
+void dp_progress_end(dp_tally *t);
+/* For dp_on_interrupt; arg: the FILE. */
+void dp_progress_say(void *file);
+
+/* Whoever prints of a run holds this, so that lines stay whole. */
+void dp_progress_lock(void);
+void dp_progress_unlock(void);
+
+#endif

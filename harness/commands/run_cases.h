@@ -1,0 +1,17 @@
+/* harness/commands/run_cases.h - many cases, side by side where the subjects allow it. */
+#ifndef DP_RUN_CASES_H
+#define DP_RUN_CASES_H
+#include "harness/record/run.h"
+
+typedef struct {
+    dp_run_options run; /* of every case; done and arg are set for each */
+    int named;          /* cases were named: one that offers no run is an error */
+    int verbose;        /* a line for every run */
+    FILE *table;        /* where lines go */
+} dp_batch;
+
+/* Appends the runs in the order of the cases; returns how many cases could not be judged, each
+ * with its reason on standard error. */
+int dp_run_cases(const dp_batch *b, int n, dp_case *const *cases, dp_runs *runs);
+
+#endif

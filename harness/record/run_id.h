@@ -1,0 +1,50 @@
+/* harness/record/run_id.h - the ID of a run: one text for everything that chooses the run, from
+ * which it is made again bit for bit. run_id.c alone knows its syntax.
+ *
+ * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,fault=F]`; op chain: `NAME:chain=tf32`; op
+ * conv: `NAME:ranks=4,base=bf16`; the chunk solver over LAPACKE:
+ * `NAME:backend=lapack,ranks=4,base=fp32,chain=fp32`; the CUDA kernels:
+ * `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32[,way=dh-only]`; a shared library:
+ * `NAME:backend=subject,..`, with the same --subject; tensors of another program:
+ * `judge:NAME:ranks=4,..`, which is no run that could be made again.
+ */
+#ifndef DP_RUN_ID_H
+#define DP_RUN_ID_H
+#include "run.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DP_MAX_RANKS 4096
+
+typedef enum {
+    DP_ID_BACKEND,
+    DP_ID_RANKS,
+    DP_ID_BASE,
+    DP_ID_CHAIN,
+    DP_ID_MERGE,
+    DP_ID_WAY,
+    DP_ID_FAULT,
+    DP_NID_KEYS
+} dp_id_key;
+
+/* What an ID says: by key a number of ranks or an enum's value, -1: the ID has no such key. */
+typedef struct {
+    char *case_name; /* to be freed, also after a failure */
+    int value[DP_NID_KEYS];
+} dp_id;
+
+/* subject: there is a shared library, so that `backend=subject` is known. DP_EINPUT names the ID
+ * and the first part of it that is not understood. */
+dp_status dp_id_parse(const char *id, int subject, dp_id *out, dp_err *e);
+
+/* Cuts the text of an ID off before this key, where it stands there with this value ("": any). */
+void dp_id_cut(char *id, dp_id_key key, const char *value);
+
+/* A number of ranks, 1 .. DP_MAX_RANKS; -1: it is none. */
+int dp_find_ranks(const char *text);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
