@@ -46,7 +46,7 @@ ifeq ($(SAN),0)
 -include gpu/tests/cpu/cpu.mk
 endif
 ifneq ($(GPU_LIB),)
-$(BUILD)/harness/device/device_run.o $(BUILD)/harness/device/device_conv.o $(BUILD)/harness/device/device_procs.o: private CPP_ALL += -DDP_HAVE_CUDA -I$(CUDA_HOME)/include
+$(patsubst %.c,$(BUILD)/%.o,$(wildcard harness/device/*.c)): private CPP_ALL += -DDP_HAVE_CUDA -I$(CUDA_HOME)/include
 endif
 
 # In the order in which data goes through them; a folder uses those before it alone (harness/tests/test_layers.c).
@@ -62,17 +62,29 @@ obj       = $(patsubst %,$(BUILD)/%.o,$(basename $(1)))
 build     = +@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
 run_env   = LSAN_OPTIONS=suppressions=$(CURDIR)/harness/tests/lsan.supp:print_suppressions=0 DP_PYTHON="$$(cat $(BASE)/python)"
 
-.PHONY: all verify test museum bench report setup gpu tsan format format-check clean help FORCE
+.PHONY: all program wheel judge verify test museum bench report setup gpu tsan format format-check clean help FORCE
 all:                           ## the program build/deltaproof (this is what a plain `make` builds; installs nothing)
-	$(build) $(PROGRAM)
+	$(build) $(PROGRAM) $(BUILD)/bridge.so
+
+program: all
+
+# ARGS: what `deltaproof` is to do, e.g. ARGS='judge --inputs in.safetensors --outputs out.safetensors --base bf16'.
+ARGS     ?= run smoke-kda --subject $(BUILD)/libexample.so
+judge:                         ## the first verdict: build without GPU and Python, judge the example library (ARGS: anything else)
+	@scripts/setup --check
+	+@$(MAKE) --no-print-directory -j$(JOBS) GPU=0 $(PROGRAM) $(BUILD)/libexample.so
+	@$(PROGRAM) $(ARGS)
+
+wheel:                         ## a Python wheel with the program and its libraries inside (build/dist)
+	@DELTAPROOF_BUILD='$(abspath $(BASE))/wheel' scripts/wheel $(BASE)
 
 verify: setup                  ## set up, build, run every case, write results.json, junit.xml and report.html to OUT
 	$(build) $(PROGRAM)
 	@$(run_env) $(PROGRAM) run --all --cases $(CASES) --out $(OUT)
 
 test: setup                    ## set up, build, run all tests (SAN=1: under sanitizers; FILTER=context*: some of them)
-	$(build) $(PROGRAM) $(BUILD)/dp-test $(CPU_PROGRAM) $(CPU_TESTS) $(FAULT_PROGRAM)
-	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" $(if $(filter 1,$(SAN)),scripts/shards $(JOBS)) $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
+	$(build) $(PROGRAM) $(BUILD)/bridge.so $(BUILD)/dp-test $(CPU_PROGRAM) $(CPU_TESTS) $(FAULT_PROGRAM)
+	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" $(if $(filter 1,$(SAN)),scripts/shards $(JOBS)) $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
 
 museum: setup                  ## set up, build, switch every deliberate fault on: which verdict goes red, and where it points (OUT/museum.json)
 	$(build) $(PROGRAM) $(FAULT_PROGRAM)
@@ -113,6 +125,8 @@ clean:                         ## remove the build folder
 help:                          ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
 
+include scripts/install.mk
+
 # Written anew only when their content changes, so that a change of flags or commit rebuilds what depends on it and nothing else.
 update = @mkdir -p $(@D); printf '%s\n' $(1) >$@.tmp; if cmp -s $@.tmp $@; then rm $@.tmp; else mv $@.tmp $@; fi
 COMMIT := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
@@ -126,10 +140,13 @@ $(BUILD)/sources.h: FORCE
 $(BUILD)/flags: FORCE
 	$(call update,'$(CC) $(C_ALL) $(CPP_ALL)' '$(CXX) $(CXX_ALL)' '$(LDFLAGS) $(LIBS)' '$(GPU_LIB)' "$$($(CC) --version | head -n 1)")
 
-$(BUILD)/harness/commands/main.o $(BUILD)/harness/record/record.o $(BUILD)/harness/search/museum.o $(BUILD)/harness/search/museum_kernels.o: private CPP_ALL += -include $(BUILD)/commit.h
+$(BUILD)/harness/commands/main.o $(BUILD)/harness/record/record_schema.o $(BUILD)/harness/record/junit.o $(BUILD)/harness/search/museum.o $(BUILD)/harness/search/museum_kernels.o: private CPP_ALL += -include $(BUILD)/commit.h
 $(BUILD)/ref/files/cache.o: private CPP_ALL += -include $(BUILD)/commit.h -include $(BUILD)/sources.h
 # The tree that reports and cases come from, and the build folder as seen from there (harness/base/home.h).
 $(BUILD)/harness/base/home.o: private CPP_ALL += -DDP_TREE='"$(CURDIR)"' -DDP_BUILD='"$(patsubst $(CURDIR)/%,%,$(abspath $(BASE)))"'
+# Where no time is spent, less of it goes into building.
+COLD := $(addprefix harness/,base case commands device library record search tests)
+$(addprefix $(BUILD)/,$(addsuffix /%.o,$(COLD))): private C_ALL := $(patsubst -O3,-O1,$(C_ALL))
 $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/commit.h $(BUILD)/sources.h
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -c $< -o $@
@@ -144,6 +161,11 @@ $(BUILD)/libref.a: $(call obj,$(REF) $(HARNESS)) $(BUILD)/members
 	$(AR) rcs $@ $(filter %.o,$^)
 $(PROGRAM): $(BUILD)/harness/commands/main.o $(BUILD)/libref.a $(GPU_LIB)
 	$(CC) $(C_ALL) $(LDFLAGS) $^ $(LIBS) $(GPU_LDLIBS) -o $@
+$(BUILD)/libexample.so: harness/subject/example_subject.c harness/deltaproof_subject.h
+	$(CC) -O2 -fPIC -shared -ffp-contract=off -Iharness $< -o $@ -lm
+# The subject whose kernel is a Python function.
+$(BUILD)/bridge.so: python/bridge.c harness/deltaproof_subject.h $(BUILD)/flags
+	$(CC) $(CPP_ALL) $(C_ALL) -fPIC -shared $(LDFLAGS) $< -o $@
 $(BUILD)/dp-test: $(BUILD)/harness/tests/gt.o $(call obj,$(TESTS)) $(BUILD)/libref.a $(GPU_LIB)
 	$(CXX) $(CXX_ALL) -fopenmp $(LDFLAGS) $^ -lgtest -lquadmath $(LIBS) $(GPU_LDLIBS) -o $@
 $(BUILD)/bench/%: $(BUILD)/harness/bench/%.o $(BUILD)/libref.a $(GPU_LIB)

@@ -27,7 +27,10 @@ def find(paths: list[str]) -> Iterator[str]:
     for p in paths:
         if os.path.isdir(p):
             yield from (
-                os.path.join(d, NAME) for d, _, names in sorted(os.walk(p)) if NAME in names
+                os.path.join(d, name)
+                for d, _, names in sorted(os.walk(p))
+                for name in (NAME, NAME + ".gz")
+                if name in names
             )
         else:
             yield p

@@ -19,7 +19,7 @@
  * dg is a reverse sum in which a pair of tokens s > i counts +c at s and -c at i. Both are the same
  * product of rounded operands, so that a pair leaves no more than the fp32 sums between tokens that
  * see both, however slow the gates. Every operand of a product is rounded to bf16 once (what
- * harness/bound/error_bound.c counts), everything is summed in fp32. No atomics.
+ * harness/bound/grad_bound.c counts), everything is summed in fp32. No atomics.
  *
  * TIGHT: devices whose blocks have less shared memory; the decayed rows are made twice and take the
  * place of h and dh, and nothing is loaded ahead. */

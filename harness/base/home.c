@@ -18,6 +18,8 @@
 #define DP_BUILD "build"
 #endif
 
+#define NOWHERE "/dev/null/deltaproof" /* no path goes on below a device */
+
 static int open_to_all(const char *dir) {
     struct stat st;
     return stat(dir, &st) || !S_ISDIR(st.st_mode) || (st.st_mode & S_IWOTH);
@@ -40,12 +42,17 @@ static int cut_last(char *path) {
     return 1;
 }
 
+static int own_file(char path[PATH_MAX]) {
+    const ssize_t n = readlink("/proc/self/exe", path, PATH_MAX - 1);
+    if (n <= 0 || n == PATH_MAX - 1) return 0;
+    path[n] = 0;
+    return 1;
+}
+
 /* The folder in which the build folder is one that the program's file lies in or below. 0: none. */
 static int above_build(char tree[PATH_MAX]) {
     const char *build = "/" DP_BUILD;
-    const ssize_t n = readlink("/proc/self/exe", tree, PATH_MAX - 1);
-    if (n <= 0 || n == PATH_MAX - 1 || DP_BUILD[0] == '/') return 0;
-    tree[n] = 0;
+    if (DP_BUILD[0] == '/' || !own_file(tree)) return 0;
     while (cut_last(tree)) {
         const size_t len = strlen(tree), tail = strlen(build);
         if (len <= tail || strcmp(tree + len - tail, build)) continue;
@@ -56,10 +63,34 @@ static int above_build(char tree[PATH_MAX]) {
     return 0;
 }
 
+/* PREFIX/share/deltaproof of a program that is PREFIX/bin/deltaproof. 0: there is none. */
+static int installed_beside(char tree[PATH_MAX]) {
+    static const char share[] = "/share/deltaproof";
+    if (!own_file(tree) || !cut_last(tree) || !cut_last(tree)) return 0;
+    const size_t len = strlen(tree);
+    if (len + sizeof share > PATH_MAX) return 0;
+    memcpy(tree + len, share, sizeof share);
+    return is_tree(tree);
+}
+
+static struct {
+    char path[PATH_MAX];
+    int in_source; /* 0: installed, or nothing is there */
+} home;
+
+/* The tree that the program was built in may be gone by now, and its path anybody's. */
 static const char *tree(void) {
-    static char found[PATH_MAX];
-    if (!*found && !above_build(found)) snprintf(found, sizeof found, "%s", DP_TREE);
-    return found;
+    if (*home.path) return home.path;
+    home.in_source = above_build(home.path);
+    if (home.in_source || installed_beside(home.path)) return home.path;
+    home.in_source = is_tree(DP_TREE);
+    snprintf(home.path, sizeof home.path, "%s", home.in_source ? DP_TREE : NOWHERE);
+    if (!home.in_source)
+        fprintf(stderr,
+                "deltaproof: its cases and reports are not found: the program was moved away from "
+                "%s, or others may write there\n",
+                DP_TREE);
+    return home.path;
 }
 
 /* Kept to the end: options and messages hold on to them. */
@@ -75,13 +106,36 @@ const char *dp_home(const char *name) {
     return k->path;
 }
 
+/* A folder of the user; NULL: nobody says where. */
+static char *user_cache(void) {
+    const char *xdg = getenv("XDG_CACHE_HOME"), *own = getenv("HOME");
+    char *path = NULL;
+    if (xdg && *xdg == '/') {
+        if (asprintf(&path, "%s/deltaproof", xdg) < 0) abort();
+    } else if (own && *own == '/') {
+        if (asprintf(&path, "%s/.cache/deltaproof", own) < 0) abort();
+    }
+    return path;
+}
+
+const char *dp_home_cache(void) {
+    static char *path;
+    (void)tree();
+    if (home.in_source) return dp_home("build/cache");
+    if (!path) path = user_cache();
+    return path;
+}
+
 const char *dp_python(void) {
     static char *line;
     const char *given = getenv("DP_PYTHON");
     if (given && *given) return given;
     if (!line) {
         size_t n;
-        const char *path = DP_BUILD[0] == '/' ? DP_BUILD "/python" : dp_home(DP_BUILD "/python");
+        (void)tree();
+        const char *path = !home.in_source      ? dp_home("python")
+                           : DP_BUILD[0] == '/' ? DP_BUILD "/python"
+                                                : dp_home(DP_BUILD "/python");
         if (dp_input_read(path, PATH_MAX, &line, &n, NULL)) line = strdup("");
         line[strcspn(line, "\n")] = 0;
     }

@@ -1,9 +1,10 @@
-/* harness/base/home.h - the source tree that this program was built from, whatever folder it is
+/* harness/base/home.h - where the cases and reports/ of this program lie, whatever folder it is
  * started in.
  *
  * Code runs from that tree (reports/), so nothing of the present folder can stand in for it: the
- * tree is the folder above the build folder that the program's own file lies in, else the one that
- * was compiled in; never one that every user may write to.
+ * tree is the folder above the build folder that the program's own file lies in, else
+ * PREFIX/share/deltaproof of an installed PREFIX/bin/deltaproof, else the source tree that was
+ * compiled in; never one that every user may write to.
  */
 #ifndef DP_HOME_H
 #define DP_HOME_H
@@ -14,8 +15,13 @@ extern "C" {
 /* The path of `name` in the tree; not to be freed. There need be no such file. */
 const char *dp_home(const char *name);
 
+/* Folder of computed truths where no option names one: build/cache of a source tree; of an installed
+ * program the user's ($XDG_CACHE_HOME/deltaproof, else ~/.cache/deltaproof; NULL: neither is set).
+ */
+const char *dp_home_cache(void);
+
 /* The interpreter of the report: DP_PYTHON, else what `make setup` chose (the file `python` in the
- * build folder), else python3. */
+ * build folder, or in the installed tree), else python3. */
 const char *dp_python(void);
 
 /* Arguments that come between the interpreter and its script: isolated mode, which takes no code

@@ -10,6 +10,7 @@
  */
 #ifndef DP_CASE_H
 #define DP_CASE_H
+#include "casefile.h"
 #include "ref/chunk/conv.h"
 #include "ref/files/safetensors.h"
 #include "ref/inputs/inputs.h"
@@ -19,8 +20,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef enum { DP_OP_RECURRENCE, DP_OP_CHAIN, DP_OP_CONV, DP_OP_STEP } dp_op;
 
 /* Arithmetic of the truth. auto: MPFR up to 1e8 steps (entries of states passed through),
  * double-double above; MPFR for whatever double-double refuses, and for base fp64 where its radii

@@ -32,7 +32,7 @@ dp_status dp_case_check(const dp_casefile *f, dp_case *c, dp_err *e) {
                 dp_case_input_index(&s[i], j, at, sizeof at);
                 return dp_casefile_refuse(f, f->data ? "data" : "poke", e,
                                           "%s%s = %g: not finite, and nonfinite = allow is not set",
-                                          s[i].name, at, (*s[i].where)[j]);
+                                          s[i].field->name, at, (*s[i].where)[j]);
             }
     if (c->op == DP_OP_CONV) return DP_OK;
     dp_err inner = {0};

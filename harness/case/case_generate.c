@@ -2,11 +2,11 @@
 #include "case_parts.h"
 
 static int wanted(const dp_casefile *f, const dp_case_input *s) {
-    switch (s->role) {
-    case DP_INPUT_REQUIRED: return 1;
-    case DP_INPUT_GATE: return f->gate != DP_GATE_LOG && f->gate_params;
-    case DP_INPUT_BIAS: return f->bias != 0;
-    case DP_INPUT_STATE: return f->s0_scale > 0;
+    switch (s->field->role) {
+    case DP_ROLE_REQUIRED: return 1;
+    case DP_ROLE_GATE: return f->gate != DP_GATE_LOG && f->gate_params;
+    case DP_ROLE_BIAS: return f->bias != 0;
+    case DP_ROLE_STATE: return f->s0_scale > 0;
     default: return 0; /* gradients come after, with those that data did not bring */
     }
 }
@@ -32,10 +32,9 @@ void dp_case_generate_gradients(const dp_casefile *f, dp_case *c) {
         return;
     }
     dp_problem made = c->p;
-    made.dout = c->p.dout ? NULL : dp_doubles(c->p.T * c->p.HV * c->p.V);
-    made.dstate = c->p.dstate || !f->dstate
-                      ? NULL
-                      : dp_doubles((int64_t)c->p.Nseq * c->p.HV * c->p.K * c->p.V);
+    made.dout = c->p.dout ? NULL : dp_doubles(dp_input_count(&c->p, DP_INPUT_DO));
+    made.dstate =
+        c->p.dstate || !f->dstate ? NULL : dp_doubles(dp_input_count(&c->p, DP_INPUT_DSTATE));
     dp_inputs_fill_gradients(&made, &c->spec);
     if (made.dout) c->p.dout = made.dout;
     if (made.dstate) c->p.dstate = made.dstate;

@@ -2,37 +2,27 @@
 #include "case_inputs.h"
 
 #include <stdio.h>
-#include <string.h>
 
-static int recurrence_inputs(dp_problem *p, dp_case_input *s) {
-    const int64_t T = p->T, H = p->H, HV = p->HV, K = p->K, V = p->V, R = p->R, Kg = dp_Kg(p),
-                  N = p->Nseq;
-    const dp_case_input all[] = {
-        {"q", NULL, DP_INPUT_REQUIRED, &p->q, 1, 0, 3, {T, H, K}},
-        {"k", NULL, DP_INPUT_REQUIRED, &p->k, 1, 0, 4, {T, H, R, K}},
-        {"v", NULL, DP_INPUT_REQUIRED, &p->v, 1, 0, 4, {T, HV, R, V}},
-        {"g", NULL, DP_INPUT_REQUIRED, &p->g, 1, 0, 3, {T, HV, Kg}},
-        {"beta", NULL, DP_INPUT_REQUIRED, &p->beta, 1, 0, 3, {T, HV, R}},
-        {"A_log", NULL, DP_INPUT_GATE, &p->A_log, 0, 1, 1, {HV}},
-        {"dt_bias", NULL, DP_INPUT_GATE, &p->dt_bias, 0, 1, 2, {HV, Kg}},
-        {"s0", "initial_state", DP_INPUT_STATE, &p->s0, 0, 1, 4, {N, HV, K, V}},
-        {"do", NULL, DP_INPUT_GRADIENT, &p->dout, 1, 0, 3, {T, HV, V}},
-        {"dstate", "dht", DP_INPUT_GRADIENT, &p->dstate, 0, 1, 4, {N, HV, K, V}}};
-    memcpy(s, all, sizeof all);
-    return sizeof all / sizeof *all;
+/* Rows [n] of the table, in a struct at `base`. */
+static int inputs_of(const dp_tensor_field *field, int n, void *base, const dp_dims *d,
+                     dp_case_input *s) {
+    for (int i = 0; i < n; i++) {
+        s[i] = (dp_case_input){.field = &field[i],
+                               .where = (double **)((char *)base + field[i].offset)};
+        s[i].ndim = dp_field_axes(&field[i], d, s[i].shape);
+    }
+    return n;
 }
 
 int dp_conv_inputs(dp_conv *c, dp_case_input *s) {
-    const dp_case_input all[] = {{"x", NULL, DP_INPUT_REQUIRED, &c->x, 1, 0, 2, {c->T, c->D}},
-                                 {"w", "weight", DP_INPUT_REQUIRED, &c->w, 0, 1, 2, {c->D, c->W}},
-                                 {"bias", NULL, DP_INPUT_BIAS, &c->bias, 0, 1, 1, {c->D}},
-                                 {"dy", NULL, DP_INPUT_GRADIENT, &c->dy, 1, 0, 2, {c->T, c->D}}};
-    memcpy(s, all, sizeof all);
-    return sizeof all / sizeof *all;
+    const dp_dims d = dp_conv_dims(c);
+    return inputs_of(dp_conv_input_fields, DP_CONV_NINPUTS, c, &d, s);
 }
 
 int dp_case_inputs(dp_case *c, dp_case_input *s) {
-    return c->op == DP_OP_CONV ? dp_conv_inputs(&c->conv, s) : recurrence_inputs(&c->p, s);
+    const dp_dims d = dp_problem_dims(&c->p);
+    return c->op == DP_OP_CONV ? dp_conv_inputs(&c->conv, s)
+                               : inputs_of(dp_input_fields, DP_NINPUTS, &c->p, &d, s);
 }
 
 int64_t dp_case_input_count(const dp_case_input *s) {
@@ -53,7 +43,16 @@ void dp_case_input_index(const dp_case_input *s, int64_t i, char *out, size_t si
     if (at < size) snprintf(out + at, size - at, "]");
 }
 
-const dp_tensor *dp_case_input_find(const dp_tensorfile *d, const dp_case_input *s) {
-    const dp_tensor *t = dp_tensor_find(d, s->name);
-    return t || !s->alias ? t : dp_tensor_find(d, s->alias);
+int dp_case_input_names(char *out, size_t size, const dp_tensor_field *f) {
+    return f->alias ? snprintf(out, size, " %s (or %s)", f->name, f->alias)
+                    : snprintf(out, size, " %s", f->name);
+}
+
+const dp_tensor *dp_case_input_find(const dp_tensorfile *d, const dp_tensor_field *f) {
+    const dp_tensor *t = dp_tensor_find(d, f->name);
+    return t || !f->alias ? t : dp_tensor_find(d, f->alias);
+}
+
+dp_format dp_case_input_format(const dp_tensor_field *f, dp_format dtype) {
+    return f->parameter && dtype != DP_FP64 ? DP_FP32 : dtype;
 }

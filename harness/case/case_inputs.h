@@ -1,5 +1,6 @@
-/* harness/case/case_inputs.h - the input tensors of a case as a table: names, shapes, what each is
- * for, and where it lies in the case. */
+/* harness/case/case_inputs.h - the input tensors of a case: the rows of the table of tensors that
+ * its op has (ref/vocabulary/tensors.h, of a convolution ref/chunk/conv.h), with their
+ * shapes and where each lies in the case. */
 #ifndef DP_CASE_INPUTS_H
 #define DP_CASE_INPUTS_H
 #include "case.h"
@@ -7,25 +8,14 @@
 extern "C" {
 #endif
 
-typedef enum {
-    DP_INPUT_REQUIRED,
-    DP_INPUT_GATE,    /* parameter of a raw gate */
-    DP_INPUT_BIAS,    /* of a convolution */
-    DP_INPUT_STATE,   /* at the begin of each sequence */
-    DP_INPUT_GRADIENT /* of an output */
-} dp_input_role;
-
 typedef struct {
-    const char *name, *alias; /* alias: FLA's name, NULL: the same */
-    dp_input_role role;
+    const dp_tensor_field *field;
     double **where; /* the array in dp_problem or dp_conv; NULL there: the case has none */
-    int tokens;     /* 1: the first axis is T */
-    int param;      /* 1: fp32 whatever the dtype (A_log, states, weights) */
     int ndim;
-    int64_t shape[4];
+    int64_t shape[DP_MAX_AXES];
 } dp_case_input;
 
-#define DP_CASE_MAX_INPUTS 10
+#define DP_CASE_MAX_INPUTS DP_NINPUTS
 
 /* Fills s [DP_CASE_MAX_INPUTS], returns the count. */
 int dp_case_inputs(dp_case *c, dp_case_input *s);
@@ -34,8 +24,12 @@ int dp_conv_inputs(dp_conv *c, dp_case_input *s);
 int64_t dp_case_input_count(const dp_case_input *s);
 /* "[5,0,0,3]" for entry i. */
 void dp_case_input_index(const dp_case_input *s, int64_t i, char *out, size_t size);
+/* " name (or alias)", as snprintf. */
+int dp_case_input_names(char *out, size_t size, const dp_tensor_field *f);
 /* Under its name or its alias; NULL: not there. */
-const dp_tensor *dp_case_input_find(const dp_tensorfile *d, const dp_case_input *s);
+const dp_tensor *dp_case_input_find(const dp_tensorfile *d, const dp_tensor_field *f);
+/* Format of an input in the files of a case whose others have `dtype`. */
+dp_format dp_case_input_format(const dp_tensor_field *f, dp_format dtype);
 
 #ifdef __cplusplus
 }

@@ -31,7 +31,7 @@ static dp_status parse_axis(const dp_casefile *f, const char **p, const char *be
     }
     if (end == *p || errno || b->lo[d] < 0 || b->lo[d] >= s->shape[d])
         return dp_casefile_refuse(f, "poke", e, "index %d of %s at '%.40s' is not in 0..%lld", d,
-                                  s->name, begin, (long long)s->shape[d] - 1);
+                                  s->field->name, begin, (long long)s->shape[d] - 1);
     b->hi[d] = all ? s->shape[d] : b->lo[d] + 1;
     *p = end;
     return DP_OK;
@@ -49,8 +49,8 @@ static dp_status parse_block(const dp_casefile *f, const char **p, block *b, dp_
         ++*p;
     }
     if (d != b->s->ndim || **p != ']')
-        return dp_casefile_refuse(f, "poke", e, "%s takes %d indices, at '%.40s'", b->s->name,
-                                  b->s->ndim, begin);
+        return dp_casefile_refuse(f, "poke", e, "%s takes %d indices, at '%.40s'",
+                                  b->s->field->name, b->s->ndim, begin);
     ++*p;
     return DP_OK;
 }
@@ -58,11 +58,6 @@ static dp_status parse_block(const dp_casefile *f, const char **p, block *b, dp_
 static int representable(double x, dp_format f) {
     const double y = f == DP_BF16 ? dp_bf16d(x) : f == DP_FP32 ? dp_fp32(x) : x;
     return isnan(x) ? 1 : y == x;
-}
-
-static dp_format format_of(const dp_case *c, const dp_case_input *s) {
-    if (!s->param) return c->input_dtype;
-    return c->input_dtype == DP_FP64 ? DP_FP64 : DP_FP32;
 }
 
 /* A number that the input's format holds; *p moves past it. begin: of the whole item. */
@@ -106,14 +101,14 @@ static dp_status override_one(const dp_casefile *f, dp_case *c, const char **p, 
     const size_t len = strcspn(*p, "[ ,");
     const int n = dp_case_inputs(c, s);
     for (int i = 0; i < n; i++)
-        if (strlen(s[i].name) == len && !strncmp(s[i].name, begin, len)) b.s = &s[i];
+        if (strlen(s[i].field->name) == len && !strncmp(s[i].field->name, begin, len)) b.s = &s[i];
     if (!b.s || !*b.s->where)
         return dp_casefile_refuse(f, "poke", e, "no tensor of this case at '%.40s'", begin);
     *p += len;
     if (**p != '[')
         return dp_casefile_refuse(f, "poke", e, "expected name[index] value at '%.40s'", begin);
     dp_status st = parse_block(f, p, &b, e);
-    if (!st) st = parse_value(f, p, begin, format_of(c, b.s), &x, e);
+    if (!st) st = parse_value(f, p, begin, dp_case_input_format(b.s->field, c->input_dtype), &x, e);
     if (st) return st;
     while (**p == ' ')
         ++*p;

@@ -19,6 +19,7 @@ static dp_inputs_spec spec_of(const dp_casefile *f) {
                                        : raw_g                       ? 1
                                                                      : 0.1,
                             .g_mean = f->g_mean,
+                            .g_least = f->g_least,
                             .g_uniform = f->g_uniform,
                             .g_head_spread = f->g_head_spread,
                             .g_channel_spread = f->g_channel_spread,
@@ -45,13 +46,6 @@ static int one_of(const dp_ints *list, int64_t x) {
     return 0;
 }
 
-static dp_op op_of(const dp_casefile *f) {
-    return f->op <= DP_MKDA ? DP_OP_RECURRENCE
-           : f->op == 3     ? DP_OP_CHAIN
-           : f->op == 4     ? DP_OP_CONV
-                            : DP_OP_STEP;
-}
-
 static void copy_lists(const dp_casefile *f, dp_case *c) {
     for (int i = 0; i < f->ranks.n; i++)
         c->ranks[c->nranks++] = (int)f->ranks.v[i];
@@ -75,6 +69,12 @@ static dp_status check_inputs(const dp_casefile *f, const dp_case *c, dp_err *e)
             f, "v_ties", e, "bf16 inputs cannot lie between numbers of bf16: set dtype = fp32");
     if (f->beta_decades > 0 && f->beta != DP_BETA_PLAIN)
         return dp_casefile_refuse(f, "beta_decades", e, "goes with beta = plain");
+    if (f->g_least > 0 && f->gate != DP_GATE_LOG)
+        return dp_casefile_refuse(f, "g_least", e, "goes with gate = log");
+    if (f->keys == DP_KEYS_MOVED && f->op != DP_KDA)
+        return dp_casefile_refuse(f, "keys", e, "moved goes with op = kda");
+    if (f->keys == DP_KEYS_MOVED && f->K % 2)
+        return dp_casefile_refuse(f, "keys", e, "moved needs two halves of K channels");
     if (dp_casefile_has(f, "A_log") && (f->gate == DP_GATE_LOG || !f->gate_params))
         return dp_casefile_refuse(f, "A_log", e, "goes with a raw gate that has parameters");
     if (f->beta_hi < f->beta_lo && dp_casefile_has(f, "beta_hi") && f->beta == DP_BETA_PLAIN)
@@ -96,7 +96,7 @@ static dp_status check_gate(const dp_casefile *f, dp_err *e) {
 }
 
 static void recurrence_settings(const dp_casefile *f, dp_problem *p) {
-    p->model = f->op <= DP_MKDA ? (dp_model)f->op : DP_KDA;
+    p->model = f->op < DP_NMODELS ? (dp_model)f->op : DP_KDA;
     p->gate = (dp_gate)f->gate;
     p->lower_bound = f->lower_bound;
     p->beta_form = (dp_beta)f->beta;
@@ -106,7 +106,7 @@ static void recurrence_settings(const dp_casefile *f, dp_problem *p) {
 dp_status dp_case_settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     c->reason = strdup(f->reason);
     c->source = strdup(f->source);
-    c->op = op_of(f);
+    c->op = dp_casefile_op(f);
     c->op_name = dp_casefile_op_name(f);
     c->smoke = (int)f->smoke;
     c->backward = (int)f->backward;

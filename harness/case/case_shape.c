@@ -113,16 +113,15 @@ static dp_status recurrence_shape(const dp_casefile *f, const dp_tensorfile *d, 
     p->R = (int)f->R;
     if (w.HV % w.H)
         return dp_casefile_refuse(f, "HV", e, "must be a multiple of H = %lld", (long long)w.H);
-    if (f->R > 1 && f->op != DP_MKDA)
+    if (f->R > 1 && !(f->op < DP_NMODELS && dp_models[f->op].many_keys))
         return dp_casefile_refuse(f, "R", e, "only mkda has more than one key a token");
     return set_tokens(f, *tokens, &p->T, e);
 }
 
 static dp_status conv_shape(const dp_casefile *f, const dp_tensorfile *d, dp_conv *c,
                             int64_t *tokens, dp_err *e) {
-    const dp_case_input ws = {.name = "w", .alias = "weight"};
     const dp_tensor *x = d ? dp_tensor_find(d, "x") : NULL,
-                    *w = d ? dp_case_input_find(d, &ws) : NULL;
+                    *w = d ? dp_case_input_find(d, &dp_conv_input_fields[DP_CONV_WEIGHT]) : NULL;
     int64_t D = 0, W = 0;
     dp_status s = agree(f, "D", f->D, dp_case_dim_from_end(x, 1), 0, &D, e);
     if (!s) s = agree(f, "W", f->W, dp_case_dim_from_end(w, 1), 0, &W, e);

@@ -9,8 +9,8 @@
  */
 static dp_status check_shapes(const dp_case_data *x, const dp_conv *v, dp_err *e) {
     const dp_casefile *f = x->f;
-    const dp_case_input weight = {.name = "w", .alias = "weight"};
-    const dp_tensor *tx = dp_tensor_find(x->d, "x"), *tw = dp_case_input_find(x->d, &weight);
+    const dp_tensor *tx = dp_tensor_find(x->d, "x"),
+                    *tw = dp_case_input_find(x->d, &dp_conv_input_fields[DP_CONV_WEIGHT]);
     const int64_t W = dp_case_dim_from_end(tw, 1);
     if (!tx || !tw || dp_case_dim_from_end(tx, 1) != v->D || tx->n / v->D < v->T || W < 1 ||
         tw->n != v->D * W)
@@ -27,15 +27,15 @@ static dp_status check_shapes(const dp_case_data *x, const dp_conv *v, dp_err *e
 /* x, w and bias from tensors; v has T and D. */
 static dp_status load_conv(dp_case_data *x, dp_conv *v, dp_err *e) {
     dp_case_input s[DP_CASE_MAX_INPUTS] = {0};
-    const dp_case_input weight = {.name = "w", .alias = "weight"};
     dp_status st = check_shapes(x, v, e);
     if (st) return st;
-    v->W = (int)dp_case_dim_from_end(dp_case_input_find(x->d, &weight), 1);
+    v->W = (int)dp_case_dim_from_end(
+        dp_case_input_find(x->d, &dp_conv_input_fields[DP_CONV_WEIGHT]), 1);
     x->tokens = dp_tensor_find(x->d, "x")->n / v->D;
     const int n = dp_conv_inputs(v, s);
     st = dp_case_check_names(x, s, n, e);
     for (int i = 0; i < n && !st; i++)
-        if (s[i].role != DP_INPUT_GRADIENT) st = dp_case_load_input(x, &s[i], e);
+        if (!s[i].field->backward) st = dp_case_load_input(x, &s[i], e);
     return st;
 }
 
@@ -66,7 +66,6 @@ static dp_status step_data(const dp_casefile *f, dp_case *c, double **x, dp_conv
 /* Convolution i, in front of q, k or v. */
 static dp_status one_conv(const dp_casefile *f, dp_case *c, int i, dp_err *e) {
     dp_problem *p = &c->p;
-    double **const x[] = {&p->q, &p->k, &p->v};
     dp_conv *v = &c->step.conv[i];
     dp_inputs_spec law = c->spec;
     law.seed += 1 + (uint64_t)i;
@@ -75,7 +74,7 @@ static dp_status one_conv(const dp_casefile *f, dp_case *c, int i, dp_err *e) {
     v->W = (int)f->W;
     v->silu = (int)f->activation;
     c->step.on[i] = 1;
-    if (f->conv_data) return step_data(f, c, x[i], v, e);
+    if (f->conv_data) return step_data(f, c, dp_qkv_at(p, i), v, e);
     v->w = dp_doubles((int64_t)v->D * v->W);
     v->bias = f->bias ? dp_doubles(v->D) : NULL;
     dp_inputs_fill_conv(v, &law);

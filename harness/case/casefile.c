@@ -1,4 +1,5 @@
 #include "casefile.h"
+#include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/number.h"
 #include "ref/vocabulary/text.h"
 
@@ -39,7 +40,7 @@ static const key KEYS[] = {
     {"reason", TEXT, ALL, AT(reason), NULL, 0, 0, NULL, "why this case exists"},
     {"source", TEXT, ALL, AT(source), NULL, 0, 0, NULL,
      "which fault, section or recording it comes from"},
-    {"op", CHOICE, ALL, AT(op), NULL, 0, 0, "gdn|kda|mkda|chain|conv|step",
+    {"op", CHOICE, ALL, AT(op), NULL, 0, 0, DP_MODEL_WORDS "|chain|conv|step",
      "recurrence (three models), product of M factors alone, causal convolution, or a training "
      "step: convolutions, then KDA"},
     {"smoke", CHOICE, ALL, AT(smoke), "no", 0, 0, "no|yes", "part of the smoke set"},
@@ -71,12 +72,15 @@ static const key KEYS[] = {
      "format of the input tensors; parameters and states are fp32 (fp64 with fp64)"},
     {"data", TEXT, REC | CONV, AT(data), "(generated)", 0, 0, NULL,
      "safetensors file with the inputs, relative to the case file"},
-    {"keys", CHOICE, REC | GEN, AT(keys), "random", 0, 0, "random|correlated|subspace|exact",
+    {"keys", CHOICE, REC | GEN, AT(keys), "random", 0, 0, "random|correlated|subspace|exact|moved",
      "law of the keys; correlated: nearly equal; subspace: K/2 dimensions; exact: all inputs such "
-     "that nothing rounds"},
+     "that nothing rounds; moved: half of the channels killed in turn, the state always in the "
+     "other (sets q, k, g)"},
     {"g_scale", REAL, REC | GEN, AT(g_scale), "(0.1, raw gates 1)", 0, 1e3, NULL,
      "g = -g_scale * exponential; raw: g_mean + g_scale * normal"},
     {"g_mean", REAL, REC | GEN, AT(g_mean), "0", -1e3, 1e3, NULL, "mean of a raw gate"},
+    {"g_least", REAL, REC | GEN, AT(g_least), "0", 0, 1e3, NULL,
+     "every log gate is stronger by this"},
     {"g_uniform", REAL, REC | GEN, AT(g_uniform), "0", 0, 1e3, NULL,
      "above 0: g uniform in (-g_uniform, 0]"},
     {"g_head_spread", REAL, REC | GEN, AT(g_head_spread), "1", 1e-3, 1e3, NULL,
@@ -106,13 +110,13 @@ static const key KEYS[] = {
     {"backward", CHOICE, REC | CONV, AT(backward), "yes", 0, 0, "no|yes", "gradients too"},
     {"ranks", INTS, REC | CONV, AT(ranks), "1", 1, 4096, NULL,
      "numbers of ranks, at most 16 of them; each divides T"},
-    {"base", CHOICES, REC | CONV, AT(base), "fp32", 0, 0, "fp64|fp32|bf16",
+    {"base", CHOICES, REC | CONV, AT(base), "fp32", 0, 0, DP_BASE_WORDS,
      "formats of every stage except the M chain"},
-    {"chain", CHOICES, REC | CHAIN, AT(chain), "fp32", 0, 0,
-     "fp64|fp32|tf32x3|tf32|tf32rz|bf16|bf16st", "formats of the M chain"},
+    {"chain", CHOICES, REC | CHAIN, AT(chain), "fp32", 0, 0, DP_FORMAT_WORDS,
+     "formats of the M chain"},
     {"chain_ranks", INTS, REC, AT(chain_ranks), "(all of ranks)", 1, 4096, NULL,
      "which of ranks run every format of the chain; the others run its first"},
-    {"merge", CHOICES, REC, AT(merge), "allgather", 0, 0, "allgather|ring",
+    {"merge", CHOICES, REC, AT(merge), "allgather", 0, 0, DP_MERGE_WORDS,
      "how ranks' (M,H) are merged"},
     {"nonfinite", CHOICE, REC | CONV, AT(nonfinite), "refuse", 0, 0, "refuse|allow",
      "NaN and Inf among the inputs"},
@@ -373,9 +377,9 @@ static dp_status check_exact(const dp_casefile *f, dp_err *e) {
         return dp_casefile_refuse(f, "K", e, "keys = exact needs a multiple of R = %lld",
                                   (long long)f->R);
     static const char *const unused[] = {
-        "g_scale", "g_mean",  "g_uniform",  "g_head_spread", "g_channel_spread",
-        "beta_lo", "beta_hi", "qk_decades", "beta_decades",  "v_from_k",
-        "g_hold",  "repeat",  "v_ties"};
+        "g_scale",          "g_mean",  "g_least", "g_uniform",  "g_head_spread",
+        "g_channel_spread", "beta_lo", "beta_hi", "qk_decades", "beta_decades",
+        "v_from_k",         "g_hold",  "repeat",  "v_ties"};
     for (size_t i = 0; i < sizeof unused / sizeof *unused; i++)
         if (dp_casefile_has(f, unused[i]))
             return dp_casefile_refuse(f, unused[i], e,
@@ -410,11 +414,20 @@ void dp_casefile_free(dp_casefile *f) {
 int dp_casefile_has(const dp_casefile *f, const char *name) {
     return find(name) >= 0 && f->text[find(name)];
 }
+/* The key op names models first, then the other operations. */
+dp_op dp_casefile_op(const dp_casefile *f) {
+    return f->op < DP_NMODELS ? DP_OP_RECURRENCE : (dp_op)(DP_OP_CHAIN + f->op - DP_NMODELS);
+}
+
 int dp_casefile_op_bit(const dp_casefile *f) {
-    return f->op <= 2 ? REC : f->op == 3 ? CHAIN : f->op == 4 ? CONV : REC | STEP;
+    static const int bits[] = {[DP_OP_RECURRENCE] = REC,
+                               [DP_OP_CHAIN] = CHAIN,
+                               [DP_OP_CONV] = CONV,
+                               [DP_OP_STEP] = REC | STEP};
+    return bits[dp_casefile_op(f)];
 }
 
 const char *dp_casefile_op_name(const dp_casefile *f) {
-    static const char *const names[] = {"gdn", "kda", "mkda", "chain", "conv", "step"};
-    return names[f->op];
+    static const char *const others[] = {"chain", "conv", "step"};
+    return f->op < DP_NMODELS ? dp_models[f->op].name : others[f->op - DP_NMODELS];
 }

@@ -33,8 +33,8 @@ typedef struct {
     int64_t op, smoke, seed, T, H, HV, K, V, R, gate, beta, l2norm, dtype, backward, dstate, bits,
         truth, keys, gate_params, nonfinite;
     int64_t regime, chunks, D, W, activation, bias;
-    double scale, lower_bound, g_scale, g_mean, g_uniform, g_head_spread, g_channel_spread, beta_lo,
-        beta_hi, s0_scale, qk_decades, beta_decades, v_from_k, A_log;
+    double scale, lower_bound, g_scale, g_mean, g_least, g_uniform, g_head_spread, g_channel_spread,
+        beta_lo, beta_hi, s0_scale, qk_decades, beta_decades, v_from_k, A_log;
     int64_t g_hold, repeat, v_ties;
     dp_ints cu_seqlens, ranks, base, chain, chain_ranks, merge, conv;
 } dp_casefile;
@@ -47,6 +47,8 @@ dp_status dp_casefile_parse(const char *text, size_t len, const char *path, dp_c
                             dp_err *e);
 void dp_casefile_free(dp_casefile *f);
 int dp_casefile_has(const dp_casefile *f, const char *key);
+typedef enum { DP_OP_RECURRENCE, DP_OP_CHAIN, DP_OP_CONV, DP_OP_STEP } dp_op;
+dp_op dp_casefile_op(const dp_casefile *f);
 int dp_casefile_op_bit(const dp_casefile *f);
 const char *dp_casefile_op_name(const dp_casefile *f);
 

@@ -4,8 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-static const char *const NAME[3] = {"q", "k", "v"};
-
 double dp_row_norm(const double *x, int64_t n) {
     double s = 0;
     for (int64_t i = 0; i < n; i++)
@@ -40,7 +38,7 @@ dp_status dp_step_build(dp_case *c, dp_err *e) {
                 return dp_fail(e, DP_EINPUT,
                                "%s: the convolution's %s of token %lld, head %lld has no radius, "
                                "or one that is large: %g of %g",
-                               c->path, NAME[i], (long long)(r / dp_qkv_heads(p, i)),
+                               c->path, dp_qkv_name(i), (long long)(r / dp_qkv_heads(p, i)),
                                (long long)(r % dp_qkv_heads(p, i)), off, n);
             if (n > 0)
                 worst = fmax(worst, off / n); /* a row of zeros (off <= 0 too) is known exactly */

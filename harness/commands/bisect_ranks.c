@@ -28,7 +28,7 @@ static void print_stage(const dp_bisect *b, const char *name, const dp_bisect_ro
     if (x->expected)
         printf("within its budget, but %.3g times what these formats make of nearby inputs (at "
                "most %.3g times is theirs)",
-               x->ratio, x->budget);
+               x->ratio, x->limit);
     else
         printf("%.2g of its budget, %lld rows", x->ratio, (long long)x->judged);
     if (x->skipped) printf(", %lld skipped (not finite)", (long long)x->skipped);
@@ -53,7 +53,7 @@ static void print_place(const dp_bisect_row *x) {
     putchar('\n');
     printf("  got   %-24a %.9g\n  truth %-24a %.9g\n  error of the row %.3g", x->got, x->got,
            x->want, x->want, x->err);
-    if (!x->expected) printf(", its budget %.3g", x->budget);
+    if (!x->expected) printf(", its budget %.3g", x->limit);
     putchar('\n');
 }
 

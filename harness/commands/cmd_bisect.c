@@ -6,6 +6,7 @@
 #include "cmd_bisect.h"
 #include "commands.h"
 #include "harness/search/bisect.h"
+#include "parse.h"
 #include "ref/vocabulary/number.h"
 
 #include <argp.h>
@@ -126,10 +127,13 @@ static const struct argp PRECISION = {
 
 static int usage(int argc, char **argv) {
     const int help = argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
-    fprintf(help ? stdout : stderr, "Usage: deltaproof bisect stage CASE [OPTION...]       "
-                                    "which stage of the pipeline is wrong\n"
-                                    "       deltaproof bisect precision CASE [OPTION...]   "
-                                    "which stages need a wider format\n");
+    fprintf(help ? stdout : stderr,
+            "Usage: deltaproof bisect stage CASE [OPTION...]\n"
+            "           which stage of the pipeline is wrong\n"
+            "       deltaproof bisect precision CASE [OPTION...]\n"
+            "           which stages need a wider format\n"
+            "--help behind stage or precision describes the options.\n\n%s%s",
+            help ? "Examples:\n" : "", help ? dp_examples() : "");
     return help ? 0 : 2;
 }
 
@@ -162,7 +166,7 @@ int dp_cmd_bisect(int argc, char **argv) {
     int rc = 2;
     if (!stage && (argc < 2 || strcmp(argv[1], "precision"))) return usage(argc, argv);
     argv[1] = (char *)(stage ? "deltaproof bisect stage" : "deltaproof bisect precision");
-    argp_parse(stage ? &STAGE : &PRECISION, argc - 1, argv + 1, 0, NULL, &o);
+    dp_parse(stage ? &STAGE : &PRECISION, argc - 1, argv + 1, &o);
     char *path = dp_case_path(o.of.cases_dir, o.of.name[0]);
     if (!dp_case_load(path, &c, &e)) {
         rc = ask(&o, stage, &c, path, &e);

@@ -9,6 +9,7 @@
 #include "harness/device/device_procs.h"
 #include "harness/search/invariants.h"
 #include "options.h"
+#include "parse.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/files/output.h"
 
@@ -33,14 +34,14 @@ enum {
     OPT_JSON,
     OPT_FORWARD,
     OPT_EVERY,
-    OPT_WAY
+    OPT_VARIANT
 };
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
-    case OPT_WAY:
-        o->s.way = dp_option_name(st, "way", arg, dp_cuda_way_names, DP_NCUDA_WAYS);
+    case OPT_VARIANT:
+        o->s.variant = dp_option_name(st, "variant", arg, dp_cuda_variant_names, DP_NCUDA_VARIANTS);
         break;
     case OPT_TOKENS: o->tokens = dp_option_number(st, "tokens", arg, 1, (int64_t)1 << 30); break;
     case OPT_HEADS: o->heads = (int)dp_option_number(st, "heads", arg, 1, 1 << 20); break;
@@ -53,9 +54,9 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_JSON: o->json = arg; break;
     case ARGP_KEY_END:
         if (!o->of.nname) argp_error(st, "name a case");
-        if (o->s.way && (!o->of.nbackend || o->of.backend[0] == DP_BACKEND_SIM))
-            argp_error(st, "--way %s: a way of the CUDA kernels (--backend cuda or nccl)",
-                       dp_cuda_way_names[o->s.way]);
+        if (o->s.variant && (!o->of.nbackend || o->of.backend[0] == DP_BACKEND_SIM))
+            argp_error(st, "--variant %s: of the CUDA kernels (--backend cuda or nccl)",
+                       dp_cuda_variant_names[o->s.variant]);
         break;
     default: return dp_option(key, arg, st, &o->of);
     }
@@ -65,8 +66,9 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
     {"backend", DP_OPT_BACKEND, "NAME", 0, "sim (default), cuda or nccl", 0},
-    {"way", OPT_WAY, "NAME", 0,
+    {"variant", OPT_VARIANT, "NAME", 0,
      "which CUDA kernels (default plain; segments: those that are benchmarked; see run --help)", 0},
+    {"way", 0, 0, OPTION_ALIAS, 0, 0},
     {"only", OPT_ONLY, "CHECK", 0,
      "one check: repeat causality causality-chunk anticausality heads packed prefix scale-v "
      "scale-do sign-q sign-kv ranks transpose ranks-bound",
@@ -175,7 +177,8 @@ static void record(json_t *list, const char *name, const dp_problem *p, int N, c
                           "verdict", dp_verdict_names[c->verdict], "compared",
                           (json_int_t)c->compared, "seconds", c->seconds);
     json_object_set_new(x, "first_head", json_integer(head0));
-    if (o->s.way) json_object_set_new(x, "way", json_string(dp_cuda_way_names[o->s.way]));
+    if (o->s.variant)
+        json_object_set_new(x, "way", json_string(dp_cuda_variant_names[o->s.variant]));
     if (c->why[0]) json_object_set_new(x, "why", json_string(c->why));
     json_array_append_new(list, x);
 }
@@ -241,7 +244,8 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
                "%s%s%s%s%s\n",
                c.name, (long long)p.T, h, h + n - 1, HV, p.K, p.V, N, dp_base_names[o->s.base],
                dp_formats[o->s.chain].name, dp_backend_names[o->s.backend],
-               o->s.way ? ", way " : "", o->s.way ? dp_cuda_way_names[o->s.way] : "",
+               o->s.variant ? ", variant " : "",
+               o->s.variant ? dp_cuda_variant_names[o->s.variant] : "",
                o->s.fault ? ", fault " : "", o->s.fault ? dp_faults[o->s.fault].name : "");
         fflush(stdout);
         st = check_problem(c.name, &p, N, o, only, h, count, list, e);
@@ -264,7 +268,7 @@ int dp_cmd_check(int argc, char **argv) {
     dp_err e = {0};
     int count[DP_NVERDICTS] = {0}, rc = 0;
     json_t *list = json_array();
-    argp_parse(&a, argc, argv, 0, NULL, &o);
+    dp_parse(&a, argc, argv, &o);
     if (o.of.nbackend) o.s.backend = o.of.backend[0];
     if (o.s.backend == DP_BACKEND_NCCL) dp_procs_start();
     const char *no = o.s.backend == DP_BACKEND_SIM

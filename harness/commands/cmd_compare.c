@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "harness/base/home.h"
 #include "harness/record/record_diff.h"
+#include "parse.h"
 #include "ref/files/output.h"
 #include "ref/vocabulary/number.h"
 
@@ -122,7 +123,7 @@ int dp_cmd_compare(int argc, char **argv) {
                                   "noise, which verdicts changed.\v"
                                   "A record is a results.json or the folder that holds it. Exit "
                                   "status 0 nothing worse, 1 worse, 2 they cannot be compared."};
-    argp_parse(&a, argc, argv, 0, NULL, &o);
+    dp_parse(&a, argc, argv, &o);
     if (o.history)
         return o.npath ? history(&o)
                        : (fprintf(stderr, "deltaproof: compare --history: name records\n"), 2);

@@ -4,6 +4,7 @@
 #include "commands.h"
 #include "harness/run/judge.h"
 #include "options.h"
+#include "parse.h"
 #include "ref/files/output.h"
 #include "write_case.h"
 
@@ -29,7 +30,7 @@ int dp_cmd_inputs(int argc, char **argv) {
         .args_doc = "CASE -o FILE",
         .doc = "Write the inputs of a case as `judge --inputs` reads them, for a program that "
                "computes elsewhere. Op chain: its factors, fp32."};
-    argp_parse(&a, argc, argv, 0, NULL, &o);
+    dp_parse(&a, argc, argv, &o);
     if (o.output && dp_output_check(o.output, &e)) return dp_refuse(&e);
     if (dp_write_case_usage("inputs", &o)) return 2;
     return dp_write_case("inputs", &o, write_inputs, &o);

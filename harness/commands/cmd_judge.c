@@ -3,8 +3,10 @@
 #define _GNU_SOURCE
 #include "command_line.h"
 #include "commands.h"
+#include "harness/run/hypotheses.h"
 #include "harness/run/judge.h"
 #include "options.h"
+#include "parse.h"
 #include "print_run.h"
 #include "write_record.h"
 
@@ -16,12 +18,14 @@
 typedef struct {
     dp_options of;
     dp_judge_options judge;
+    double why_s;
 } options;
 
 enum {
     OPT_INPUTS = 256,
     OPT_OUTPUTS,
     OPT_CLAIM,
+    OPT_BASE,
     OPT_GATE,
     OPT_LOWER_BOUND,
     OPT_BETA,
@@ -29,7 +33,8 @@ enum {
     OPT_SCALE,
     OPT_CU_SEQLENS,
     OPT_STATE_LAYOUT,
-    OPT_TOKENS
+    OPT_TOKENS,
+    OPT_WHY
 };
 
 static const struct argp_option OPTIONS[] = {
@@ -43,13 +48,14 @@ static const struct argp_option OPTIONS[] = {
      0},
     {"ranks", DP_OPT_RANKS, "N", 0,
      "ranks that computed OUT (default: metadata `ranks` of OUT, else 1)", 0},
-    {"base", DP_OPT_BASE, "NAME", 0,
-     "formats that the kernel claims for everything but the M chain: fp64 fp32 bf16", 0},
-    {"claim", OPT_CLAIM, "FORMAT", 0,
-     "format that it claims for the M chain: fp32 tf32x3 tf32 tf32rz bf16 bf16st; needed from 3 "
-     "ranks on",
+    {"base", OPT_BASE, "NAME", 0,
+     "formats that the kernel claims for everything but the M chain: bf16 fp16 fp32 fp64 (fp16: "
+     "base bf16 with --design factors=fp16,out=fp16; judged by draws alone)",
      0},
+    {"claim", OPT_CLAIM, "FORMAT", 0,
+     "format that it claims for the M chain: " DP_FORMAT_WORDS "; needed from 3 ranks on", 0},
     DP_ROW_DESIGN,
+    DP_ROW_CLAIM_DROP,
     {"gate", OPT_GATE, "FORM", 0,
      "log: g is the log decay; softplus: -exp(A_log) softplus(g + dt_bias); lower_bound: X "
      "sigmoid(exp(A_log) (g + dt_bias))",
@@ -64,10 +70,16 @@ static const struct argp_option OPTIONS[] = {
     {"state-layout", OPT_STATE_LAYOUT, "kv|vk", 0,
      "last axes of states in both files (default: metadata, else kv)", 0},
     {"tokens", OPT_TOKENS, "T", 0, "judge OUT as the result of the first T tokens of IN", 0},
+    {"why", OPT_WHY, "SECONDS", 0,
+     "where a tensor fails, how long common mistakes are tried, of which those that fit are "
+     "printed "
+     "(default: 20; 0: none)",
+     0},
     DP_ROW_OUT,
     DP_ROW_JSON,
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
+    DP_ROWS_PROVENANCE,
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
@@ -76,6 +88,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_INPUTS: o->judge.inputs = arg; break;
     case OPT_OUTPUTS: o->judge.outputs = arg; break;
     case OPT_CLAIM: o->judge.claim = arg; break;
+    case OPT_BASE: o->judge.base = arg; break;
     case OPT_GATE: o->judge.gate = arg; break;
     case OPT_LOWER_BOUND: o->judge.lower_bound = arg; break;
     case OPT_BETA: o->judge.beta = arg; break;
@@ -84,6 +97,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_CU_SEQLENS: o->judge.cu_seqlens = arg; break;
     case OPT_STATE_LAYOUT: o->judge.state_layout = arg; break;
     case OPT_TOKENS: o->judge.tokens = dp_option_number(st, "tokens", arg, 1, 1 << 24); break;
+    case OPT_WHY: o->why_s = (double)dp_option_number(st, "why", arg, 0, 86400); break;
     default: return dp_option(key, arg, st, &o->of);
     }
     return 0;
@@ -97,15 +111,18 @@ static int check_usage(const dp_judge_options *o) {
     return what ? 2 : 0;
 }
 
+static void say_note(const char *text) { fprintf(stderr, "deltaproof: note: %s\n", text); }
+
 /* What the options that it shares with other commands say. */
 static dp_judge_options request(const options *o) {
     dp_judge_options q = o->judge;
     q.ranks = o->of.nranks ? o->of.ranks[0] : 0;
-    q.base = o->of.nbase ? dp_base_names[o->of.base[0]] : NULL;
     q.design = o->of.design;
+    q.drop = o->of.drop;
     q.cache = o->of.cache;
     q.truth = dp_options_truth(&o->of);
     q.progress = isatty(2);
+    q.note = say_note;
     return q;
 }
 
@@ -118,19 +135,40 @@ static void print_judged(const dp_case *c, const dp_run *r, FILE *table) {
     if (r->bits.npoint) fprintf(table, "bits: %s\n", r->bits.says);
 }
 
-static int judge(const options *o, const char *command) {
+static void say_fit(const char *text, void *table) {
+    fprintf(table, "fits: %s\n", text);
+    fflush(table);
+}
+
+/* Where a tensor failed: which common mistake would explain it. */
+static void say_why(const options *o, const dp_judge_options *q, const dp_case *c,
+                    const dp_run *r) {
+    FILE *table = dp_options_table(&o->of);
+    if (r->verdict != DP_FAIL || o->why_s <= 0) return;
+    fflush(table);
+    const dp_hypotheses_count n = dp_hypotheses(q, c, r, o->why_s, say_fit, table);
+    if (n.left)
+        fprintf(table, "of %d common mistakes %d were tried in %g s (--why SECONDS), %d fit\n",
+                n.tried + n.left, n.tried, o->why_s, n.fit);
+}
+
+static int judge(options *o, const char *command) {
     dp_err e = {0};
     dp_runs runs = {0};
     dp_case c, *cases[1] = {&c};
-    dp_record rec = {.runs = &runs, .cases = cases, .command = command};
+    dp_record rec = {
+        .runs = &runs, .cases = cases, .command = command, .provenance = &o->of.provenance};
     const dp_judge_options q = request(o);
     const double t0 = dp_now();
+    dp_provenance_file(&o->of.provenance, "inputs", q.inputs);
+    dp_provenance_file(&o->of.provenance, "outputs", q.outputs);
     if (dp_judge(&q, &c, &runs, &e)) {
         rec.errors++;
         dp_refuse(&e);
     } else {
         rec.ncase = 1;
         print_judged(&c, &runs.run[0], dp_options_table(&o->of));
+        say_why(o, &q, &c, &runs.run[0]);
     }
     rec.seconds = dp_now() - t0;
     const int rc = dp_record_finish(&o->of, &rec);
@@ -140,7 +178,7 @@ static int judge(const options *o, const char *command) {
 }
 
 int dp_cmd_judge(int argc, char **argv) {
-    options o = {.of = dp_options_new(1, 0)};
+    options o = {.of = dp_options_new(1, 0), .why_s = 20};
     const struct argp a = {
         .options = OPTIONS,
         .parser = parse,
@@ -149,7 +187,7 @@ int dp_cmd_judge(int argc, char **argv) {
                "layouts.\vSettings that no option gives come from the files' metadata. Exit status "
                "0 pass, 1 a verdict failed, 2 could not judge."};
     char *command = dp_command_line(argc, argv);
-    argp_parse(&a, argc, argv, 0, NULL, &o);
+    dp_parse(&a, argc, argv, &o);
     const int rc = check_usage(&o.judge) || dp_outputs_check(&o.of) ? 2 : judge(&o, command);
     free(command);
     return rc;

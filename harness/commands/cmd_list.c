@@ -1,24 +1,31 @@
-/* deltaproof list: the cases with their reasons, the keys of a case file, the deliberate faults.
- * Exit status 0, 2: a case file is refused. */
+/* deltaproof list: the cases with their reasons, the keys of a case file, the deliberate faults, the
+ * names of tensors, the fields of a record. Exit status 0, 2: a case file is refused. */
 #define _GNU_SOURCE
 #include "commands.h"
+#include "harness/record/record_schema.h"
+#include "harness/simulated/stage_tensor.h"
 #include "options.h"
+#include "parse.h"
+#include "ref/files/output.h"
 
 #include <argp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct {
     dp_options of;
-    int keys, faults;
+    int keys, faults, tensors, schema;
 } options;
 
-enum { OPT_KEYS = 256, OPT_FAULTS };
+enum { OPT_KEYS = 256, OPT_FAULTS, OPT_TENSORS, OPT_SCHEMA };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
     {"keys", OPT_KEYS, 0, 0, "print the keys of a case file", 0},
     {"faults", OPT_FAULTS, 0, 0, "print the deliberate faults", 0},
+    {"tensors", OPT_TENSORS, 0, 0, "print the names of inputs, results and stages", 0},
+    {"schema", OPT_SCHEMA, 0, 0, "print the fields of a record as JSON Schema", 0},
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
@@ -26,6 +33,8 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     switch (key) {
     case OPT_KEYS: o->keys = 1; break;
     case OPT_FAULTS: o->faults = 1; break;
+    case OPT_TENSORS: o->tensors = 1; break;
+    case OPT_SCHEMA: o->schema = 1; break;
     default: return dp_option(key, arg, st, &o->of);
     }
     return 0;
@@ -37,6 +46,37 @@ static void print_faults(void) {
                dp_faults[i].source);
 }
 
+static void print_name(const char *name, const char *const *alias, int n) {
+    char all[64];
+    int at = snprintf(all, sizeof all, "%s", name);
+    for (int i = 0; i < n && alias[i]; i++)
+        at += snprintf(all + at, sizeof all - (size_t)at, " or %s", alias[i]);
+    printf("%-24s ", all);
+}
+
+static void print_fields(const dp_tensor_field *f, int n, const char *what) {
+    for (int i = 0; i < n; i++) {
+        char axes[40];
+        dp_axes_text(f[i].axis, axes, sizeof axes);
+        print_name(f[i].name, &f[i].alias, 1);
+        printf("[%s]%*s %s\n", axes, 16 - (int)strlen(axes), "", what);
+    }
+}
+
+/* Every tensor that a file, a library or a record may name. */
+static void print_tensors(void) {
+    print_fields(dp_input_fields, DP_NINPUTS, "input");
+    print_fields(dp_result_fields, DP_NRESULTS, "result");
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
+        const dp_stage_tensor_info *t = &dp_stage_tensors[i];
+        char axes[40];
+        dp_axes_text(t->axis, axes, sizeof axes);
+        print_name(t->name, t->alias, 3);
+        printf("[%s]%*s stage of %s: %s\n", axes, 16 - (int)strlen(axes), "",
+               dp_stage_names[t->made_by], t->what);
+    }
+}
+
 static int print_case(const char *path) {
     dp_case c;
     dp_err e = {0};
@@ -44,6 +84,12 @@ static int print_case(const char *path) {
     printf("%-24s %-6s %s\n", c.name, c.op_name, c.reason);
     dp_case_free(&c);
     return 0;
+}
+
+static int print_schema(void) {
+    dp_err e = {0};
+    json_t *schema = dp_schema_describe(&dp_record_schema);
+    return dp_json_write(schema, "-", 17, &e) ? dp_refuse(&e) : 0;
 }
 
 static int print_cases(const dp_options *o) {
@@ -66,11 +112,15 @@ int dp_cmd_list(int argc, char **argv) {
                            .args_doc = "",
                            .doc = "List the cases with their reasons.\vExit status 2 when a case "
                                   "file is refused."};
-    argp_parse(&a, argc, argv, 0, NULL, &o);
+    dp_parse(&a, argc, argv, &o);
     if (o.keys)
         dp_case_print_keys(stdout);
     else if (o.faults)
         print_faults();
+    else if (o.tensors)
+        print_tensors();
+    else if (o.schema)
+        return print_schema();
     else
         return print_cases(&o.of);
     return 0;

@@ -5,6 +5,7 @@
 #include "commands.h"
 #include "harness/search/museum.h"
 #include "options.h"
+#include "parse.h"
 #include "ref/files/cache.h"
 #include "ref/files/output.h"
 
@@ -120,7 +121,7 @@ int dp_cmd_museum(int argc, char **argv) {
     dp_err e = {0};
     char **paths = NULL, *file;
     int n = 0;
-    argp_parse(&a, argc, argv, 0, NULL, &o);
+    dp_parse(&a, argc, argv, &o);
     o.o.cache = o.of.cache;
     if (o.out && dp_make_dirs(o.out)) {
         fprintf(stderr, "deltaproof: museum: --out %s: %s\n", o.out, strerror(errno));

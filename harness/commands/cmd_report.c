@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "commands.h"
 #include "options.h"
+#include "parse.h"
 #include "report_page.h"
 
 #include <argp.h>
@@ -19,7 +20,7 @@ int dp_cmd_report(int argc, char **argv) {
                            .parser = parse,
                            .args_doc = "DIR",
                            .doc = "Make DIR/report.html and figures from DIR/results.json."};
-    argp_parse(&a, argc, argv, 0, NULL, &o);
+    dp_parse(&a, argc, argv, &o);
     if (o.nname != 1) {
         fprintf(stderr, "deltaproof: report: name the folder of one record\n");
         return 2;

@@ -7,6 +7,8 @@
 #include "harness/device/device_procs.h"
 #include "harness/record/run_id.h"
 #include "options.h"
+#include "parse.h"
+#include "print_failures.h"
 #include "progress.h"
 #include "run_cases.h"
 #include "write_record.h"
@@ -20,12 +22,12 @@ typedef struct {
     dp_options of;
     const char *id;
     int all, smoke, verbose;
-    int nway;
-    dp_cuda_way way[DP_NCUDA_WAYS];
+    int nvariant;
+    dp_cuda_variant variant[DP_NCUDA_VARIANTS];
     dp_subject subject; /* open where of.subject names one */
 } options;
 
-enum { OPT_ALL = 256, OPT_SMOKE, OPT_ID, OPT_WAY };
+enum { OPT_ALL = 256, OPT_SMOKE, OPT_ID, OPT_VARIANT };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
@@ -33,10 +35,9 @@ static const struct argp_option OPTIONS[] = {
     {"smoke", OPT_SMOKE, 0, 0, "run the smoke cases", 0},
     {"id", OPT_ID, "ID", 0, "reproduce one run of a record, bit for bit", 0},
     {"ranks", DP_OPT_RANKS, "LIST", 0, "only these rank counts, e.g. 1,2,4", 0},
-    {"chain", DP_OPT_CHAIN, "LIST", 0,
-     "only these formats of the M chain: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st", 0},
-    {"base", DP_OPT_BASE, "LIST", 0, "only these base policies: fp64 fp32 bf16", 0},
-    {"merge", DP_OPT_MERGE, "LIST", 0, "only these merge orders: allgather ring", 0},
+    {"chain", DP_OPT_CHAIN, "LIST", 0, "only these formats of the M chain: " DP_FORMAT_WORDS, 0},
+    {"base", DP_OPT_BASE, "LIST", 0, "only these base policies: " DP_BASE_WORDS, 0},
+    {"merge", DP_OPT_MERGE, "LIST", 0, "only these merge orders: " DP_MERGE_WORDS, 0},
     {"backend", DP_OPT_BACKEND, "LIST", 0,
      "sim: simulated ranks; lapack: the same over CBLAS and LAPACKE, in bases fp64 and fp32; cuda: "
      "the CUDA kernels, ranks sharing one device; nccl: one device a rank, or processes that share "
@@ -47,27 +48,31 @@ static const struct argp_option OPTIONS[] = {
      "ranks; beside them with --backend sim",
      0},
     DP_ROW_DESIGN,
+    DP_ROW_CLAIM_DROP,
     DP_ROW_LIMIT,
     DP_ROW_MEMORY,
-    {"way", OPT_WAY, "LIST", 0,
+    {"variant", OPT_VARIANT, "LIST", 0,
      "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg (dg "
      "without cancellation), save-all (nothing recomputed), segments (M as benchmarked: by the "
      "state pass, a rank's sequence cut in parts), segments-dh-only, windows and windows-dh-only "
      "(the same, ranks storing states into each other's memory)",
      0},
+    {"way", 0, 0, OPTION_ALIAS, 0, 0},
     DP_ROW_FAULT,
     DP_ROW_OUT,
     DP_ROW_JSON,
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
+    DP_ROWS_PROVENANCE,
     {"verbose", 'v', 0, 0, "print every run", 0},
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
-    case OPT_WAY:
-        dp_option_list(st, "way", arg, dp_cuda_way_names, DP_NCUDA_WAYS, (int *)o->way, &o->nway);
+    case OPT_VARIANT:
+        dp_option_list(st, "variant", arg, dp_cuda_variant_names, DP_NCUDA_VARIANTS,
+                       (int *)o->variant, &o->nvariant);
         break;
     case OPT_ID: o->id = arg; break;
     case OPT_ALL: o->all = 1; break;
@@ -93,7 +98,7 @@ static void select_by_id(options *o, const dp_id *id) {
                          [DP_ID_BASE] = {(int *)of->base, &of->nbase},
                          [DP_ID_CHAIN] = {(int *)of->chain, &of->nchain},
                          [DP_ID_MERGE] = {(int *)of->merge, &of->nmerge},
-                         [DP_ID_WAY] = {(int *)o->way, &o->nway}};
+                         [DP_ID_VARIANT] = {(int *)o->variant, &o->nvariant}};
     for (int k = 0; k < DP_NID_KEYS; k++)
         if (to[k].list && v[k] >= 0) {
             to[k].list[0] = v[k];
@@ -130,11 +135,12 @@ static dp_batch batch_of(const options *o) {
                               .merge = of->merge,
                               .nbackend = of->nbackend,
                               .backend = of->backend,
-                              .nway = o->nway,
-                              .way = o->way,
+                              .nvariant = o->nvariant,
+                              .variant = o->variant,
                               .fault = of->fault,
                               .subject = of->subject ? &o->subject : NULL,
                               .design = of->design,
+                              .drop = of->drop,
                               .limit_s = of->limit_s,
                               .cache = of->cache,
                               .truth = dp_options_truth(of),
@@ -187,6 +193,7 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
     dp_progress_loading(NULL, n, n);
     rec->errors += dp_run_cases(&batch, rec->ncase, cases, &runs);
     rec->seconds = dp_now() - t0;
+    if (n > 1 || runs.n > 5) dp_print_failures(&runs, o->of.subject, batch.table);
     const int rc = dp_record_finish(&o->of, rec);
     free_cases(cases, rec->ncase);
     dp_runs_free(&runs);
@@ -196,13 +203,14 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
 /* From options that are complete. */
 static int run(options *o, const char *command, double t0) {
     dp_err e = {0};
-    dp_record rec = {.command = command};
+    dp_record rec = {.command = command, .provenance = &o->of.provenance};
     char **paths = NULL;
     int n = 0;
     for (int i = 0; i < o->of.nbackend; i++)
         if (o->of.backend[i] == DP_BACKEND_NCCL) dp_procs_start();
     dp_on_interrupt(dp_progress_say, dp_options_table(&o->of));
     if (open_subject(o)) return 2;
+    dp_provenance_file(&o->of.provenance, "subject", o->of.subject);
     const int rc =
         dp_options_cases(&o->of, &paths, &n, &e) ? dp_refuse(&e) : run_files(o, paths, n, &rec, t0);
     for (int i = 0; i < n; i++)
@@ -235,7 +243,7 @@ int dp_cmd_run(int argc, char **argv) {
                            .doc = "Run cases on simulated ranks and judge them against the truth."
                                   "\vExit status 0 pass, 1 a verdict failed, 2 could not judge."};
     char *command = dp_command_line(argc, argv);
-    argp_parse(&a, argc, argv, 0, NULL, &o);
+    dp_parse(&a, argc, argv, &o);
     const int rc = run_options(&o, command);
     free(command);
     return rc;

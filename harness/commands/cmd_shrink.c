@@ -8,6 +8,7 @@
 #include "harness/search/museum.h"
 #include "harness/search/shrink.h"
 #include "options.h"
+#include "parse.h"
 #include "ref/files/output.h"
 
 #include <errno.h>
@@ -331,7 +332,7 @@ int dp_cmd_shrink(int argc, char **argv) {
     dp_case c;
     dp_subject lib;
     int rc = 2;
-    argp_parse(&a, argc, argv, 0, NULL, &o);
+    dp_parse(&a, argc, argv, &o);
     if (o.want_museum)
         rc = museum(&o, &e);
     else if (!o.of.subject || !dp_subject_open(o.of.subject, o.of.limit_s, o.of.memory, &lib, &e)) {

@@ -4,6 +4,7 @@
 #include "commands.h"
 #include "harness/record/run.h"
 #include "options.h"
+#include "parse.h"
 #include "ref/files/output.h"
 #include "ref/files/safetensors.h"
 #include "ref/truth/truth.h"
@@ -106,7 +107,7 @@ int dp_cmd_truth(int argc, char **argv) {
                            .args_doc = "CASE -o FILE",
                            .doc = "Write the truth of a case: every tensor as NAME (fp64), NAME.lo "
                                   "and NAME.radius. Op chain: its factors, fp32."};
-    argp_parse(&a, argc, argv, 0, NULL, &o);
+    dp_parse(&a, argc, argv, &o);
     if (dp_write_case_usage("truth", &o.of)) return 2;
     if (dp_output_check(o.of.output, &e)) return dp_refuse(&e);
     return dp_write_case("truth", &o.of, write_truth, &o);

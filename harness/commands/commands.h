@@ -7,6 +7,7 @@
 int dp_cmd_list(int argc, char **argv);    /* cmd_list.c */
 int dp_cmd_run(int argc, char **argv);     /* cmd_run.c */
 int dp_cmd_judge(int argc, char **argv);   /* cmd_judge.c */
+int dp_cmd_explain(int argc, char **argv); /* cmd_explain.c */
 int dp_cmd_check(int argc, char **argv);   /* cmd_check.c */
 int dp_cmd_museum(int argc, char **argv);  /* cmd_museum.c */
 int dp_cmd_bisect(int argc, char **argv);  /* cmd_bisect.c */
@@ -14,6 +15,7 @@ int dp_cmd_shrink(int argc, char **argv);  /* cmd_shrink.c */
 int dp_cmd_compare(int argc, char **argv); /* cmd_compare.c */
 int dp_cmd_inputs(int argc, char **argv);  /* cmd_inputs.c */
 int dp_cmd_truth(int argc, char **argv);   /* cmd_truth.c */
+int dp_cmd_index(int argc, char **argv);   /* cmd_index.c */
 int dp_cmd_report(int argc, char **argv);  /* cmd_report.c */
 
 /* Says on standard error why, and returns the exit status 2. */

@@ -3,6 +3,8 @@
 #define _GNU_SOURCE
 #include "commands.h"
 #include "harness/base/startup.h"
+#include "harness/base/suggest.h"
+#include "parse.h"
 #include "ref/arithmetic/isa.h"
 
 #include <argp.h>
@@ -24,52 +26,100 @@ error_t argp_err_exit_status = 2;
 static const struct {
     const char *name, *what;
     int (*run)(int argc, char **argv);
+    const char *examples;
 } COMMANDS[] = {
-    {"list", "the cases, the keys of a case file, the deliberate faults", dp_cmd_list},
-    {"run", "run cases and judge them", dp_cmd_run},
-    {"judge", "judge tensors that another program computed", dp_cmd_judge},
-    {"check", "check what must hold between runs, without a truth", dp_cmd_check},
-    {"museum", "switch every deliberate fault on and see which verdict goes red", dp_cmd_museum},
+    {"list", "the cases, the keys of a case file, the deliberate faults", dp_cmd_list,
+     "  deltaproof list\n  deltaproof list --keys\n"},
+    {"run", "run cases and judge them", dp_cmd_run,
+     "  deltaproof run smoke-kda --subject ./libmine.so\n"
+     "  deltaproof run --all --out build/verify\n"
+     "  deltaproof run kda-long --ranks 8 --base bf16 --chain fp32,tf32rz\n"},
+    {"judge", "judge tensors that another program computed", dp_cmd_judge,
+     "  deltaproof judge --inputs in.safetensors --outputs out.safetensors \\\n"
+     "      --base bf16 --gate log --beta plain --l2norm 0\n"
+     "  deltaproof judge --inputs in.safetensors --outputs out.safetensors \\\n"
+     "      --ranks 4 --claim tf32 --out report\n"},
+    {"explain", "what was compared in a run, which limit decided, how it was derived",
+     dp_cmd_explain,
+     "  deltaproof explain 'smoke-kda:ranks=4,base=bf16,chain=tf32,merge=allgather'\n"
+     "  deltaproof explain --record build/verify/results.json ID\n"},
+    {"check", "check what must hold between runs, without a truth", dp_cmd_check,
+     "  deltaproof check weak-heads\n  deltaproof check model-head --tokens 65536 --heads 4\n"},
+    {"museum", "switch every deliberate fault on and see which verdict goes red", dp_cmd_museum,
+     "  deltaproof museum --out build/museum\n"},
     {"bisect", "find the stage that is wrong, or the stages that need a wider format",
-     dp_cmd_bisect},
-    {"shrink", "the smallest input that still fails for the same reason", dp_cmd_shrink},
-    {"compare", "what moved between two records", dp_cmd_compare},
-    {"inputs", "write the inputs of a case as safetensors", dp_cmd_inputs},
-    {"truth", "write the MPFR truth of a case as safetensors", dp_cmd_truth},
-    {"report", "make the report of a record", dp_cmd_report},
+     dp_cmd_bisect,
+     "  deltaproof bisect stage weak-heads --ranks 4 --base bf16 --fault merge-scaled\n"
+     "  deltaproof bisect precision weak-heads --from bf16 --to fp32 --need o=1e-3\n"},
+    {"shrink", "the smallest input that still fails for the same reason", dp_cmd_shrink,
+     "  deltaproof shrink weak-heads --subject ./libmine.so\n"},
+    {"compare", "what moved between two records", dp_cmd_compare,
+     "  deltaproof compare before/results.json after/results.json\n"
+     "  deltaproof compare --history history.html records\n"},
+    {"inputs", "write the inputs of a case as safetensors", dp_cmd_inputs,
+     "  deltaproof inputs smoke-kda -o in.safetensors\n"},
+    {"truth", "write the MPFR truth of a case as safetensors", dp_cmd_truth,
+     "  deltaproof truth smoke-kda -o truth.safetensors\n"},
+    {"report", "make the report of a record", dp_cmd_report, "  deltaproof report build/verify\n"},
+    {"index", "a page over all records below a folder", dp_cmd_index,
+     "  deltaproof index records\n"},
 };
 #define NCOMMANDS (sizeof COMMANDS / sizeof *COMMANDS)
 
 static int usage(FILE *f, int rc) {
     fprintf(f, "Usage: deltaproof COMMAND [OPTION...]\n\n"
-               "Proves delta-rule linear-attention kernels under context parallelism: truth in "
+               "Proves delta-rule linear-attention kernels under context parallelism: truth in\n"
                "MPFR, derived bounds, verdicts.\n\n");
     for (size_t i = 0; i < NCOMMANDS; i++)
         fprintf(f, "  %-8s %s\n", COMMANDS[i].name, COMMANDS[i].what);
-    fprintf(f, "\ndeltaproof COMMAND --help describes each; deltaproof --version prints the "
-               "version.\n");
+    fprintf(f, "\ndeltaproof help COMMAND (or COMMAND --help) describes each, with examples;\n"
+               "deltaproof --version prints the version. Exit status: 0 pass, 1 a verdict failed,\n"
+               "2 could not judge.\n");
     return rc;
 }
 
+static int unknown(const char *word) {
+    const char *names[NCOMMANDS + 1];
+    for (size_t i = 0; i < NCOMMANDS; i++)
+        names[i] = COMMANDS[i].name;
+    names[NCOMMANDS] = "help";
+    const char *near = dp_suggest(word, names, NCOMMANDS + 1);
+    fprintf(stderr, "deltaproof: '%s' is not a command", word);
+    if (near) fprintf(stderr, ": did you mean '%s'?", near);
+    fputc('\n', stderr);
+    return usage(stderr, 2);
+}
+
+static int is(const char *word, const char *a, const char *b) {
+    return !strcmp(word, a) || !strcmp(word, b);
+}
+
 static int command_of(int argc, char **argv) {
+    static char help[] = "--help";
+    char name[32];
     if (argc < 2) return usage(stderr, 2);
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return usage(stdout, 0);
-    if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V"))
-        return printf("%s\n", argp_program_version) < 0;
+    if (is(argv[1], "--help", "-h") || (argc == 2 && !strcmp(argv[1], "help")))
+        return usage(stdout, 0);
+    if (is(argv[1], "--version", "-V")) return printf("%s\n", argp_program_version) < 0;
+    if (!strcmp(argv[1], "help")) { /* help COMMAND: COMMAND --help */
+        argv[1] = argv[2];
+        argv[2] = help;
+        argc = 3;
+    }
     for (size_t i = 0; i < NCOMMANDS; i++) {
-        char name[32];
         if (strcmp(argv[1], COMMANDS[i].name)) continue;
         snprintf(name, sizeof name, "deltaproof %s", COMMANDS[i].name);
         argv[1] = name; /* what messages begin with */
+        dp_parse_examples(COMMANDS[i].examples);
         return COMMANDS[i].run(argc - 1, argv + 1);
     }
-    fprintf(stderr, "deltaproof: '%s' is not a command\n", argv[1]);
-    return usage(stderr, 2);
+    return unknown(argv[1]);
 }
 
 int main(int argc, char **argv) {
     if (dp_startup(argc, argv)) return dp_ending(2);
     dp_err e = {0};
+    setvbuf(stdout, NULL, _IOLBF, 0);   /* a log shows each line when it is said */
     openblas_set_num_threads(1);        /* we call BLAS from our own threads */
     omp_set_max_active_levels(3);       /* cases, draws, chunks */
     mallopt(M_MMAP_THRESHOLD, 1 << 30); /* matrices come and go all the time: their pages stay */

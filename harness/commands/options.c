@@ -2,16 +2,18 @@
 #define _GNU_SOURCE
 #include "options.h"
 #include "harness/base/home.h"
+#include "harness/base/suggest.h"
 #include "harness/record/run_id.h"
 #include "ref/vocabulary/number.h"
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 dp_options dp_options_new(int one, int most) {
     return (dp_options){
-        .cases_dir = dp_home("cases"), .cache = dp_home("build/cache"), .one = one, .most = most};
+        .cases_dir = dp_home("cases"), .cache = dp_home_cache(), .one = one, .most = most};
 }
 
 static int64_t whole(const char *s, int64_t least,
@@ -95,6 +97,12 @@ static int64_t gibibytes(struct argp_state *st, const char *opt, const char *arg
     return (int64_t)(x * 0x1p30);
 }
 
+static void add_note(struct argp_state *st, const char *arg, dp_provenance *p) {
+    if (*arg == '=' || !strchr(arg, '=')) argp_error(st, "--note %s: must be KEY=VALUE", arg);
+    if (p->nnote == DP_MAX_NOTES) argp_error(st, "--note: more than %d", DP_MAX_NOTES);
+    p->note[p->nnote++] = arg;
+}
+
 error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
 #define MOST(list) (o->one ? 1 : (int)(sizeof(list) / sizeof *(list)))
     switch (key) {
@@ -105,6 +113,14 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
     case DP_OPT_JSON: o->json = arg; break;
     case DP_OPT_OUTPUT: o->output = arg; break;
     case DP_OPT_DESIGN: o->design = arg; break;
+    case DP_OPT_CLAIM_DROP:
+        if (!(o->drop = dp_drop_bits(arg)))
+            argp_error(st, "--claim-drop %s: must be a number below 1, or bits from 1 to %d", arg,
+                       DP_DROP_BITS_MOST);
+        break;
+    case DP_OPT_LABEL: o->provenance.label = arg; break;
+    case DP_OPT_KERNEL_COMMIT: o->provenance.kernel_commit = arg; break;
+    case DP_OPT_NOTE: add_note(st, arg, &o->provenance); break;
     case DP_OPT_TRUTH:
         o->truth =
             (dp_truth_pick)dp_option_name(st, "truth", arg, dp_truth_pick_names, DP_NTRUTH_PICKS);
@@ -159,12 +175,34 @@ FILE *dp_options_table(const dp_options *o) {
     return o->json && !strcmp(o->json, "-") ? stderr : stdout;
 }
 
+/* Of a case that is not there, the name that it may be meant for. */
+static dp_status find_case(const char *dir, const char *name, char **path, dp_err *e) {
+    dp_err none = {0};
+    char **all;
+    const char *names[512];
+    int n, k = 0;
+    *path = dp_case_path(dir, name);
+    if (!access(*path, F_OK) || strchr(name, '/') || dp_case_find_all(dir, &all, &n, &none))
+        return DP_OK;
+    for (; k < n && k < 512; k++) {
+        char *base = strrchr(all[k], '/') ? strrchr(all[k], '/') + 1 : all[k];
+        base[strlen(base) - strlen(".case")] = 0;
+        names[k] = base;
+    }
+    const char *near = dp_suggest(name, names, k);
+    if (near) dp_fail(e, DP_EINPUT, "%s: no such case: did you mean %s?", *path, near);
+    for (int i = 0; i < n; i++)
+        free(all[i]);
+    free(all);
+    return e->code;
+}
+
 dp_status dp_options_cases(const dp_options *o, char ***paths, int *n, dp_err *e) {
     if (!o->nname) return dp_case_find_all(o->cases_dir, paths, n, e);
     *paths = dp_calloc((size_t)o->nname, sizeof **paths);
     *n = o->nname;
     for (int i = 0; i < o->nname; i++)
-        (*paths)[i] = dp_case_path(o->cases_dir, o->name[i]);
+        if (find_case(o->cases_dir, o->name[i], &(*paths)[i], e)) return e->code;
     return DP_OK;
 }
 
@@ -174,8 +212,7 @@ dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subjec
     int base = 0, chain = 0;
     while (cuda && base < c->nbase - 1 && c->base[base] == DP_BASE_FP64)
         base++;
-    while (cuda && chain < c->nchain - 1 &&
-           (c->chain[chain] == DP_FP64 || c->chain[chain] == DP_BF16ST))
+    while (cuda && chain < c->nchain - 1 && !dp_formats[c->chain[chain]].device)
         chain++;
     return (dp_one_run){.ranks = o->nranks ? o->ranks[0]
                                            : dp_case_most_ranks(c, lib ? lib->max_ranks : INT_MAX),

@@ -7,6 +7,7 @@
  */
 #ifndef DP_OPTIONS_H
 #define DP_OPTIONS_H
+#include "harness/record/provenance.h"
 #include "harness/record/run.h"
 #include "ref/vocabulary/text.h"
 #include <argp.h>
@@ -18,6 +19,8 @@ typedef struct {
     const char *cases_dir, *cache, *subject; /* cache NULL: none */
     const char *out_dir, *json, *output;     /* what is written */
     const char *design;                      /* how the subject computes; NULL: as it declares */
+    int drop;                                /* bits of --claim-drop; 0: not given */
+    dp_provenance provenance;                /* its label, commit and notes */
     int one;  /* ranks, base, chain, merge and backend take one value, not a list */
     int most; /* cases that may be named */
     int nname;
@@ -51,18 +54,25 @@ enum {
     DP_OPT_OUT,
     DP_OPT_JSON,
     DP_OPT_TRUTH,
-    DP_OPT_DESIGN
+    DP_OPT_DESIGN,
+    DP_OPT_CLAIM_DROP,
+    DP_OPT_LABEL,
+    DP_OPT_KERNEL_COMMIT,
+    DP_OPT_NOTE
 };
 
-#define DP_ROW_CASES                                                            \
-    {                                                                           \
-        "cases", DP_OPT_CASES, "DIR", 0,                                        \
-            "folder of the *.case files (default: those of the source tree)", 0 \
+#define DP_ROW_CASES                                                        \
+    {                                                                       \
+        "cases", DP_OPT_CASES, "DIR", 0,                                    \
+            "folder of the *.case files (default: those of the program)", 0 \
     }
-#define DP_ROW_CACHE                                                              \
-    {                                                                             \
-        "cache", DP_OPT_CACHE, "DIR", 0,                                          \
-            "folder of computed truths (default: build/cache; none: no cache)", 0 \
+#define DP_ROW_CACHE                                                                           \
+    {                                                                                          \
+        "cache", DP_OPT_CACHE, "DIR", 0,                                                       \
+            "folder of computed truths (default: build/cache, installed ~/.cache/deltaproof; " \
+            "none: "                                                                           \
+            "no cache)",                                                                       \
+            0                                                                                  \
     }
 #define DP_ROW_FAULT                                                                     \
     {                                                                                    \
@@ -86,7 +96,7 @@ enum {
 #define DP_ROW_RANKS \
     { "ranks", DP_OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0 }
 #define DP_ROW_MERGE \
-    { "merge", DP_OPT_MERGE, "NAME", 0, "allgather or ring (default: the case's first)", 0 }
+    { "merge", DP_OPT_MERGE, "NAME", 0, DP_MERGE_WORDS " (default: the case's first)", 0 }
 #define DP_ROW_BASE                                                                           \
     {                                                                                         \
         "base", DP_OPT_BASE, "NAME", 0,                                                       \
@@ -94,12 +104,13 @@ enum {
             "claims)",                                                                        \
             0                                                                                 \
     }
-#define DP_ROW_CHAIN                                                                         \
-    {                                                                                        \
-        "chain", DP_OPT_CHAIN, "FORMAT", 0,                                                  \
-            "format of the M chain: fp64 fp32 tf32x3 tf32 tf32rz bf16 bf16st (default: the " \
-            "case's first; with --subject what it claims)",                                  \
-            0                                                                                \
+#define DP_ROW_CHAIN                                       \
+    {                                                      \
+        "chain", DP_OPT_CHAIN, "FORMAT", 0,                \
+            "format of the M chain: " DP_FORMAT_WORDS      \
+            " (default: the case's first; with --subject " \
+            "what it claims)",                             \
+            0                                              \
     }
 #define DP_ROW_TRUTH                                                                               \
     {                                                                                              \
@@ -108,17 +119,39 @@ enum {
             "that is cheap (default: the case's)",                                                 \
             0                                                                                      \
     }
-#define DP_ROW_OUT \
-    { "out", DP_OPT_OUT, "DIR", 0, "write results.json, junit.xml and report.html there", 0 }
+#define DP_ROW_OUT                                                            \
+    {                                                                         \
+        "out", DP_OPT_OUT, "DIR", 0,                                          \
+            "write results.json, junit.xml, summary.md, report.html there", 0 \
+    }
 #define DP_ROW_JSON \
     { "json", DP_OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0 }
-#define DP_ROW_DESIGN                                                                    \
-    {                                                                                    \
-        "design", DP_OPT_DESIGN, "WORDS", 0,                                             \
-            "how the kernel computes, where it is not the default of its base "          \
-            "(ref/vocabulary/design.h): recurrent, chunk=N, factors=F, state=F, out=F, " \
-            "scores=gated, inverse=product",                                             \
-            0                                                                            \
+#define DP_ROW_DESIGN                                                                              \
+    {                                                                                              \
+        "design", DP_OPT_DESIGN, "WORDS", 0,                                                       \
+            "how the kernel computes, where it is not the default of its base "                    \
+            "(ref/vocabulary/design.h): recurrent, chunk=N, factors=F, state=F, dstate=F, out=F, " \
+            "scores=gated, inverse=product",                                                       \
+            0                                                                                      \
+    }
+#define DP_ROW_CLAIM_DROP                                                                       \
+    {                                                                                           \
+        "claim-drop", DP_OPT_CLAIM_DROP, "E", 0,                                                \
+            "the kernel says that it drops what gates attenuate below E, a number below 1, or " \
+            "bits: 20 is 2^-20 (ref/bound/drop.h)",                                             \
+            0                                                                                   \
+    }
+#define DP_ROWS_PROVENANCE                                                      \
+    {"label", DP_OPT_LABEL, "TEXT", 0, "written into the record", 0},           \
+        {"kernel-commit",                                                       \
+         DP_OPT_KERNEL_COMMIT,                                                  \
+         "ID",                                                                  \
+         0,                                                                     \
+         "commit of the kernel that is judged, for the record",                 \
+         0},                                                                    \
+    {                                                                           \
+        "note", DP_OPT_NOTE, "KEY=VALUE", 0,                                    \
+            "anything else for the record, e.g. torch=2.9.1; up to 64 times", 0 \
     }
 #define DP_ROW_SAFETENSORS \
     { "output", DP_OPT_OUTPUT, "FILE", 0, "safetensors file to write", 0 }

@@ -1,5 +1,6 @@
 /* Prints what was judged of a run and of its tensors (print_run.h). */
 #include "print_run.h"
+#include "harness/base/terminal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -16,9 +17,16 @@ static const dp_judgement *closest_to_bound(const dp_run *r) {
     return worst;
 }
 
+static void print_verdict(dp_verdict v, FILE *f) {
+    static const dp_paint paint[DP_NVERDICTS] = {
+        [DP_PASS] = DP_GOOD, [DP_FAIL] = DP_BAD, [DP_UNJUDGED] = DP_DOUBTFUL};
+    dp_put(f, paint[v], dp_verdict_names[v], 8);
+}
+
 void dp_print_run(const dp_run *r, FILE *f) {
     const dp_judgement *first = r->ntensor ? &r->tensor[0] : NULL, *worst = closest_to_bound(r);
-    fprintf(f, "%-8s %s", dp_verdict_names[r->verdict], r->id);
+    print_verdict(r->verdict, f);
+    fprintf(f, " %s", r->id);
     if (first) fprintf(f, "  %s %.3g", first->name, first->rel_fro);
     if (worst) fprintf(f, "  closest to its bound: %s at %.2g", worst->name, worst->ratio);
     if (r->why[0]) fprintf(f, "  (%s)", r->why);
@@ -36,7 +44,8 @@ static void print_row(const char *what, const dp_row *r, FILE *f) {
 }
 
 void dp_print_tensor(const dp_judgement *t, FILE *f) {
-    fprintf(f, "%-8s %-11s %.3e", dp_verdict_names[t->verdict], t->name, t->rel_fro);
+    print_verdict(t->verdict, f);
+    fprintf(f, " %-11s %.3e", t->name, t->rel_fro);
     if (!isnan(t->bound)) fprintf(f, "  %.2g of its bound", t->ratio);
     if (!isnan(t->expected.excess))
         fprintf(f, ", %.2f times expected", t->expected.at[DP_LEVEL_TENSOR].ratio);

@@ -1,5 +1,6 @@
 /* Counts what is finished, under one lock (progress.h). */
 #include "progress.h"
+#include "harness/base/terminal.h"
 #include "print_run.h"
 
 #include <pthread.h>
@@ -8,13 +9,55 @@
 static struct {
     pthread_mutex_t lock;
     dp_tally *running;
-    int n[DP_NVERDICTS]; /* runs of all cases so far */
-    const char *loading; /* the case that is read or made; NULL: none */
-    int read, cases;     /* cases that were read before it, of those asked for */
+    int n[DP_NVERDICTS];         /* runs of all cases so far */
+    const char *loading;         /* the case that is read or made; NULL: none */
+    int read, cases;             /* cases that were read before it, of those asked for */
+    int run, to_run;             /* cases that are finished, of those that are run */
+    double cost, of_cost, began; /* of those finished, of all; when they began */
 } so_far = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-void dp_progress_lock(void) { pthread_mutex_lock(&so_far.lock); }
-void dp_progress_unlock(void) { pthread_mutex_unlock(&so_far.lock); }
+static void duration(double s, char *out, size_t size) {
+    if (s < 90)
+        snprintf(out, size, "%.0f s", s);
+    else
+        snprintf(out, size, "%.0f min", s / 60);
+}
+
+static void show(void) {
+    char text[120], spent[20], left[20];
+    if (so_far.to_run < 2 || so_far.run == so_far.to_run) return;
+    const double s = dp_now() - so_far.began, share = so_far.cost / so_far.of_cost;
+    duration(s, spent, sizeof spent);
+    duration(share > 0 ? s * (1 - share) / share : 0, left, sizeof left);
+    snprintf(text, sizeof text, "%d of %d cases, %s%s%s%s", so_far.run, so_far.to_run, spent,
+             so_far.run ? ", about " : "", so_far.run ? left : "", so_far.run ? " left" : "");
+    dp_status_line(text);
+}
+
+void dp_progress_lock(void) {
+    pthread_mutex_lock(&so_far.lock);
+    dp_status_line("");
+}
+
+void dp_progress_unlock(void) {
+    show();
+    pthread_mutex_unlock(&so_far.lock);
+}
+
+void dp_progress_expect(int cases, double cost) {
+    dp_progress_lock();
+    so_far.to_run = cases;
+    so_far.of_cost = cost;
+    so_far.began = dp_now();
+    dp_progress_unlock();
+}
+
+void dp_progress_finished(double cost) {
+    dp_progress_lock();
+    so_far.run++;
+    so_far.cost += cost;
+    dp_progress_unlock();
+}
 
 void dp_progress_say(void *file) {
     const int *n = so_far.n;
@@ -61,6 +104,7 @@ void dp_progress_run(const dp_run *r, void *arg) {
     dp_progress_lock();
     t->runs++;
     so_far.n[r->verdict]++;
-    if (t->verbose || r->verdict == DP_FAIL) dp_print_run(r, t->table);
+    /* the others stand among the failures at the end */
+    if (t->verbose || (r->verdict == DP_FAIL && t->n[DP_FAIL] <= 3)) dp_print_run(r, t->table);
     dp_progress_unlock();
 }

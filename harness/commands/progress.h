@@ -22,6 +22,11 @@ void dp_progress_end(dp_tally *t);
 /* For dp_on_interrupt; arg: the FILE. */
 void dp_progress_say(void *file);
 
+/* `cases` of this cost together are to be run; then each that is finished: on a terminal the status
+ * line says how many, for how long, and about how long it will still take. */
+void dp_progress_expect(int cases, double cost);
+void dp_progress_finished(double cost);
+
 /* Whoever prints of a run holds this, so that lines stay whole. */
 void dp_progress_lock(void);
 void dp_progress_unlock(void);

@@ -102,13 +102,19 @@ int dp_run_cases(const dp_batch *b, int n, dp_case *const *cases, dp_runs *runs)
         jobs[i].c = cases[i];
         order[i] = &jobs[i];
     }
+    double cost = 0;
+    for (int i = 0; i < n; i++)
+        cost += cost_of(cases[i]);
+    dp_progress_expect(n, cost);
     if (outer > 1) qsort(order, (size_t)n, sizeof *order, by_cost);
 #pragma omp parallel num_threads(outer)
     {
         omp_set_num_threads(inner > 0 ? inner : 1);
 #pragma omp for schedule(dynamic, 1)
-        for (int i = 0; i < n; i++)
+        for (int i = 0; i < n; i++) {
             order[i]->error = run_case(b, order[i]->c, &order[i]->runs);
+            dp_progress_finished(cost_of(order[i]->c));
+        }
     }
     for (int i = 0; i < n; i++) {
         errors += jobs[i].error != 0;

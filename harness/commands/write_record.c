@@ -2,7 +2,9 @@
 #define _GNU_SOURCE
 #include "write_record.h"
 #include "commands.h"
+#include "harness/base/terminal.h"
 #include "harness/record/digest.h"
+#include "print_failures.h"
 #include "ref/files/output.h"
 #include "report_page.h"
 
@@ -18,7 +20,7 @@ static char *in_folder(const char *dir, const char *name) {
 }
 
 int dp_outputs_check(const dp_options *o) {
-    static const char *const files[] = {"results.json", "junit.xml", "report.html",
+    static const char *const files[] = {"results.json", "junit.xml", "summary.md", "report.html",
                                         "figures/any.png"};
     dp_err e = {0};
     if (dp_output_check(o->json, &e)) return dp_refuse(&e);
@@ -37,11 +39,24 @@ int dp_outputs_check(const dp_options *o) {
     return e.code ? dp_refuse(&e) : 0;
 }
 
-/* Record, junit.xml, page and figures; 0, or 2 after a message. */
+static void write_summary(const dp_record *rec, const char *dir, dp_err *e) {
+    dp_output out;
+    int n[DP_NVERDICTS];
+    char *path = in_folder(dir, "summary.md");
+    if (!dp_output_open(&out, path, e)) {
+        dp_record_totals(rec, n);
+        dp_write_summary(rec->runs, dp_record_verdict(rec), n, out.f);
+        dp_output_close(&out, 0, e);
+    }
+    free(path);
+}
+
+/* Record, junit.xml, summary.md, page and figures; 0, or 2 after a message. */
 static int write_folder(const char *dir, const dp_record *rec) {
     dp_err e = {0};
     char *json = in_folder(dir, "results.json"), *junit = in_folder(dir, "junit.xml");
     if (!dp_record_write_json(rec, json, &e)) dp_record_write_junit(rec, junit, &e);
+    if (!e.code) write_summary(rec, dir, &e);
     free(json);
     free(junit);
     if (e.code) return dp_refuse(&e);
@@ -54,6 +69,22 @@ static int write_folder(const char *dir, const dp_record *rec) {
     return 0;
 }
 
+/* One that says that nothing could be judged goes where its reason went. */
+static void print_verdict(const char *v, const int n[DP_NVERDICTS], FILE *f) {
+    const int pass = !strcmp(v, "pass"), fail = !strcmp(v, "fail");
+    fprintf(f, "VERDICT: ");
+    dp_put(f,
+           pass   ? DP_GOOD
+           : fail ? DP_BAD
+                  : DP_DOUBTFUL,
+           pass   ? "PASS"
+           : fail ? "FAIL"
+                  : "COULD NOT JUDGE",
+           0);
+    fprintf(f, " (%d passed, %d failed, %d skipped, %d unjudged)\n", n[DP_PASS], n[DP_FAIL],
+            n[DP_SKIPPED], n[DP_UNJUDGED]);
+}
+
 int dp_record_finish(const dp_options *o, const dp_record *rec) {
     dp_err e = {0};
     int n[DP_NVERDICTS], rc = 0;
@@ -64,11 +95,7 @@ int dp_record_finish(const dp_options *o, const dp_record *rec) {
     const dp_digest d = dp_digest_of(rec->runs);
     if (d.runs) fprintf(table, "digest: %s (%d runs of simulated ranks)\n", d.hex, d.runs);
     const char *v = dp_record_verdict(rec);
-    fprintf(table, "VERDICT: %s (%d passed, %d failed, %d skipped, %d unjudged)\n",
-            !strcmp(v, "pass")   ? "PASS"
-            : !strcmp(v, "fail") ? "FAIL"
-                                 : "COULD NOT JUDGE",
-            n[DP_PASS], n[DP_FAIL], n[DP_SKIPPED], n[DP_UNJUDGED]);
+    print_verdict(v, n, !strcmp(v, "error") ? stderr : table);
     if (n[DP_FAIL]) return 1;
     return rc || rec->errors || !strcmp(v, "error") ? 2 : 0;
 }

@@ -1,23 +1,42 @@
-/* harness/device/device_ranks.h - one host thread per rank on CUDA devices: their communicators,
- * and their end when one of them never comes back. */
+/* harness/device/device_ranks.h - the ranks of a run on CUDA devices, each a thread or a process:
+ * their communicators, their start, and their end when one of them never comes back. */
 #ifndef DP_CUDA_RANKS_H
 #define DP_CUDA_RANKS_H
+#include "device_memory.h"
 #include "device_run.h"
-#include "gpu/dp_gpu.h"
-
-#include <pthread.h>
 
 typedef enum { DP_RANK_RUNS, DP_RANK_ENDED, DP_RANK_FAILED } dp_rank_state;
 
+/* What every rank has, whatever it runs: the first member of its job. */
+typedef struct {
+    dp_device dev;
+    dpg_comm *comm; /* NULL with one rank */
+    volatile dp_rank_state state;
+    dp_status status;
+} dp_rank;
+
+typedef struct {
+    int N, procs; /* procs: dp_cuda_processes; jobs lie where all processes see them then */
+    dp_backend backend;
+    void *jobs; /* [N] structs of `size` bytes that begin with a dp_rank */
+    size_t size;
+    dp_status (*body)(void *job); /* runs the rank; its error is in dev.err */
+    void (*end)(void *job);       /* frees what it holds beside dev */
+} dp_ranks;
+
+/* Zeros for N jobs; dp_ranks_free. */
+void *dp_ranks_alloc(int procs, int N, size_t size);
+/* Runs all of them. The first failure, or DP_OK. *left: -1, or a rank whose thread has never come
+ * back and still uses its job: nothing of it may be freed. */
+dp_status dp_ranks_run(const dp_ranks *r, int *left, dp_err *e);
+/* Behind every run, failed or not. jobs is freed. */
+void dp_ranks_free(int procs, void *jobs, int failed);
+
+/* Are these ranks processes (device_procs.h): more over NCCL than there are devices. */
+int dp_cuda_processes(dp_backend b, int N);
+double dp_cuda_limit_s(void); /* of dp_cuda_limit */
 /* c[N], or NULL with one rank. Those of NCCL, which take 1.5 s to make, come back with every later
  * call of as many ranks, unless a run on them failed. */
 dp_status dp_cuda_comms(dp_backend b, int N, dpg_comm **c, dp_err *e);
 void dp_cuda_comms_end(dp_backend b, int N, dpg_comm *c, int failed);
-/* Are these ranks processes (device_procs.h): more over NCCL than there are devices. */
-int dp_cuda_processes(dp_backend b, int N);
-double dp_cuda_limit_s(void); /* of dp_cuda_limit */
-/* Joins the threads of N ranks, which set their state as soon as they know it. -1, or a rank that
- * has not come back some seconds after another one failed: its device hangs, and all that it may
- * still touch must stay. */
-int dp_cuda_join(const pthread_t *thread, volatile dp_rank_state *const *state, int N);
 #endif

@@ -5,6 +5,7 @@
  */
 #ifndef DP_CUDA_H
 #define DP_CUDA_H
+#include "harness/simulated/stage_tensor.h"
 #include "ref/truth/truth.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
@@ -35,15 +36,15 @@ typedef enum {
     DP_CUDA_SEGMENTS_DH_ONLY,
     DP_CUDA_WINDOWS,
     DP_CUDA_WINDOWS_DH_ONLY,
-    DP_NCUDA_WAYS
-} dp_cuda_way;
-extern const char *const dp_cuda_way_names[DP_NCUDA_WAYS];
+    DP_NCUDA_VARIANTS
+} dp_cuda_variant;
+extern const char *const dp_cuda_variant_names[DP_NCUDA_VARIANTS];
 
 typedef struct {
     int N;
     dp_result out; /* NaN where nothing was written; no gradients without backward */
-    double **S_in, **M, **H, **dS_out, **dM,
-        **dH;           /* [N*HV], NULL where the kernels form none (math.md g.3) */
+    /* by DP_RANK_S_IN ..: [N*HV], NULL where the kernels form none (math.md g.3) */
+    double **rank[DP_RANK_TENSORS];
     const char *path;   /* "simple" or "fast", with a backward "fast/simple" */
     int segments;       /* most that a rank cut its last local sub-sequence in, 1: none */
     size_t saved, kept; /* largest of a rank: bytes of dpg_tensors.saved, and all that stays between
@@ -62,7 +63,8 @@ void dp_cuda_limit(double seconds);
  * keep is overwritten with NaN. DP_EINPUT: the kernels do not take this problem (the message says
  * why). */
 dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N,
-                      dp_backend b, int backward, dp_cuda_way way, dp_cuda_result *out, dp_err *e);
+                      dp_backend b, int backward, dp_cuda_variant variant, dp_cuda_result *out,
+                      dp_err *e);
 void dp_cuda_result_free(dp_cuda_result *r, int HV);
 /* The device as dp_truth_request.device, or NULL where there is none or it does not take these
  * shapes. */

@@ -152,24 +152,30 @@ static const void *input(const char *name) {
     return NULL;
 }
 
+#define POINTER(NAME, FIELD) \
+    { NAME, offsetof(deltaproof_subject_problem, FIELD) }
+#define SAME_NAME(FIELD) POINTER(#FIELD, FIELD)
+
+const dp_subject_input dp_subject_inputs[DP_NINPUTS] = {
+    [DP_INPUT_Q] = SAME_NAME(q),
+    [DP_INPUT_K] = SAME_NAME(k),
+    [DP_INPUT_V] = SAME_NAME(v),
+    [DP_INPUT_G] = SAME_NAME(g),
+    [DP_INPUT_BETA] = SAME_NAME(beta),
+    [DP_INPUT_A_LOG] = SAME_NAME(A_log),
+    [DP_INPUT_DT_BIAS] = SAME_NAME(dt_bias),
+    [DP_INPUT_S0] = SAME_NAME(initial_state),
+    [DP_INPUT_DO] = POINTER("do", dout),
+    [DP_INPUT_DSTATE] = SAME_NAME(dfinal_state),
+};
+
 static deltaproof_subject_problem problem(void) {
     const dp_subject_control *c = host.c;
     deltaproof_subject_problem p = c->p;
-    const struct {
-        const char *name;
-        const double **to;
-    } in[] = {{"q", &p.q},
-              {"k", &p.k},
-              {"v", &p.v},
-              {"g", &p.g},
-              {"beta", &p.beta},
-              {"A_log", &p.A_log},
-              {"do", &p.dout},
-              {"dt_bias", &p.dt_bias},
-              {"initial_state", &p.initial_state},
-              {"dfinal_state", &p.dfinal_state}};
-    for (size_t i = 0; i < sizeof in / sizeof *in; i++)
-        *in[i].to = input(in[i].name);
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        const dp_subject_input *x = &dp_subject_inputs[i];
+        *(const double **)((char *)&p + x->offset) = input(x->name);
+    }
     p.cu = input("cu");
     p.input_format = c->input_format;
     p.base = c->base;

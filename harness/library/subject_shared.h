@@ -76,6 +76,14 @@ typedef struct {
     dp_subject_state state[DP_SUBJECT_MAX_RANKS];
 } dp_subject_said;
 
+/* Input i of the table (ref/vocabulary/tensors.h): its name in regions and messages, and where
+ * deltaproof_subject_problem points to it. */
+typedef struct {
+    const char *name;
+    size_t offset;
+} dp_subject_input;
+extern const dp_subject_input dp_subject_inputs[DP_NINPUTS];
+
 int64_t dp_subject_pages(int64_t bytes); /* rounded up to whole pages */
 
 /* Where the array begins within its span. */

@@ -118,7 +118,7 @@ static void tensor_lost(diff *d, const char *id, const json_t *a, const json_t *
     json_array_append_new(d->tensors, json_pack("{s:s, s:s, s:s, s:s, s:b, s:s}", "id", id,
                                                 "tensor", name, "old", dp_old_text(a, "verdict"),
                                                 "new", now, "worse", 1, "why", why));
-    fprintf(d->f, "worse   %s %s: is not judged any more (%s%s%s)\n", id, name, now,
+    fprintf(d->f, "gone    %s %s: is not judged any more (%s%s%s)\n", id, name, now,
             *why ? ": " : "", why);
     d->lost++;
 }
@@ -178,6 +178,29 @@ static void print_digests(const dp_diff_request *q, FILE *f) {
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
+/* Runs of one case that only one record has: a line each up to three, one line above. */
+static void print_missing(const diff *d, const dp_old_record *from, const char *word,
+                          const json_t *ids, size_t first, size_t end) {
+    const char *id = json_string_value(json_array_get(ids, first));
+    if (end - first > 3 && !d->q->verbose) {
+        fprintf(d->f, "%-7s %.*s: %zu runs\n", word, (int)strcspn(id, ":"), id, end - first);
+        return;
+    }
+    for (size_t i = first; i < end; i++) {
+        id = json_string_value(json_array_get(ids, i));
+        fprintf(d->f, "%-7s %s (%s)\n", word, id,
+                dp_old_text(json_object_get(from->runs, id), "verdict"));
+    }
+}
+
+static int same_case(const json_t *ids, size_t a, size_t b) {
+    const char *x = json_string_value(json_array_get(ids, a));
+    const char *y = json_string_value(json_array_get(ids, b));
+    const size_t n = strcspn(x, ":");
+    return n == strcspn(y, ":") && !strncmp(x, y, n);
+}
+
+/* Runs of `from` that `in` lacks; returns how many of them were judged. */
 static int list_missing(diff *d, const dp_old_record *from, const dp_old_record *in,
                         const char *word, json_t *out) {
     const char *id;
@@ -187,7 +210,12 @@ static int list_missing(diff *d, const dp_old_record *from, const dp_old_record 
         if (json_object_get(in->runs, id)) continue;
         json_array_append_new(out, json_string(id));
         were_judged += strcmp(dp_old_text(x, "verdict"), "skipped") != 0;
-        fprintf(d->f, "%-7s %s (%s)\n", word, id, dp_old_text(x, "verdict"));
+    }
+    const size_t n = json_array_size(out);
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && same_case(out, i, end);)
+            end++;
+        print_missing(d, from, word, out, i, end);
     }
     return were_judged;
 }
@@ -279,10 +307,12 @@ static void print_summary(const diff *d, int worse) {
                 "noise: unknown for %d runs on devices or of libraries, taken as 0 (give --again "
                 "RECORD)\n",
                 d->noisy);
+    const int grew = d->verdicts_worse || d->moved_worse || d->record_worse;
     fprintf(d->f, "COMPARE: %s (%s -> %s)\n",
-            worse  ? "WORSE"
-            : same ? "SAME"
-                   : "NOT WORSE",
+            grew    ? "WORSE"
+            : worse ? "GONE: what was judged is not judged any more, nothing else is worse"
+            : same  ? "SAME"
+                    : "NOT WORSE",
             q->old->commit, q->new->commit);
 }
 

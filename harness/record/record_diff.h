@@ -11,7 +11,8 @@
  *
  * NEW is worse when an error became worse; when the verdict of the record, of a run or of a tensor
  * did; when a run that was judged is gone; when a tensor that was judged is gone or unjudged; or
- * when more cases could not be judged at all.
+ * when more cases could not be judged at all. What is gone and what is new is said apart from what
+ * is worse, a line a case where that has more than three runs.
  */
 #ifndef DP_RECORD_DIFF_H
 #define DP_RECORD_DIFF_H

@@ -31,10 +31,10 @@ typedef struct {
     dp_backend backend;
     const char *path; /* cuda, nccl: which kernels ran; lapack: which the BLAS chose for this CPU;
                          subject: the library's own name; NULL otherwise */
-    const char *outcome; /* subject: one of dp_subject_outcomes; NULL otherwise */
-    dp_cuda_way way;     /* cuda, nccl */
-    int segments;        /* cuda, nccl: see cuda.h; 0: not run */
-    size_t saved, kept;  /* cuda, nccl: bytes that a rank keeps between forward and backward
+    const char *outcome;     /* subject: one of dp_subject_outcomes; NULL otherwise */
+    dp_cuda_variant variant; /* cuda, nccl */
+    int segments;            /* cuda, nccl: see cuda.h; 0: not run */
+    size_t saved, kept;      /* cuda, nccl: bytes that a rank keeps between forward and backward
                             (cuda.h); 0: no backward */
     int ranks;
     dp_base base;
@@ -63,6 +63,7 @@ typedef struct {
     dp_bits bits;      /* op chain, regimes that forget nothing; npoint = 0: none */
     dp_condition cond; /* of the chunks' triangular systems; condition 0: none */
     dp_verdict verdict;
+    int speaks;       /* a failed run: the tensor that `why` is about; -1: none of them */
     const char *tier; /* of the tensor that failed: what decided; NULL or "" otherwise */
     char why[640];
     double seconds;
@@ -83,12 +84,13 @@ typedef struct {
     const dp_backend *backend; /* empty: sim, lapack, and cuda where there is a device */
     const char
         *design; /* how the subject computes, in place of what it declares; NULL: as it declares */
+    int drop; /* bits of what the subject claims to drop, in place of what it declares; 0: as it does */
     const dp_subject *subject; /* judged too where there is one; its name must outlive the record */
     double limit_s;            /* a run of it */
-    int nway;
-    const dp_cuda_way *way;     /* empty: plain */
-    const char *cache;          /* folder of truths; NULL: none */
-    const dp_truth_pick *truth; /* NULL: as the case says */
+    int nvariant;
+    const dp_cuda_variant *variant; /* empty: plain */
+    const char *cache;              /* folder of truths; NULL: none */
+    const dp_truth_pick *truth;     /* NULL: as the case says */
     int progress;
     void (*done)(const dp_run *r, void *arg); /* called after each run, may be NULL */
     void *arg;

@@ -23,7 +23,7 @@ typedef enum {
     DP_ID_BASE,
     DP_ID_CHAIN,
     DP_ID_MERGE,
-    DP_ID_WAY,
+    DP_ID_VARIANT,
     DP_ID_FAULT,
     DP_NID_KEYS
 } dp_id_key;

@@ -6,12 +6,14 @@
  * OUT.safetensors  any of o final_state (ht) dq dk dv dg dbeta dA_log ddt_bias ds0 (dh0), and of
  *                  the stages of stage_tensor.h: gcum Akk Aqk w u kg qg M H S_in h v_new dv_local
  *                  dS_out dM dH dh dv_new; any other name is refused. Gradients need `do` in IN.
+ *                  Also FLA's inner names: h0 db dA dbias.
  * Layouts are FLA's:
  *   q dq [T,H,K]  k dk [T,H,K] or [T,H,R,K]  v dv [T,HV,V] or [T,HV,R,V]  o do [T,HV,V]
  *   g dg [T,HV,K], GDN [T,HV]
  *   beta dbeta [T,HV] or [T,HV,R]  A_log dA_log [HV]  dt_bias ddt_bias [HV,K] or flat
  *   states [Nseq,HV,K,V], or [Nseq,HV,V,K] by option alone (K = V hides the difference).
- *   Axes of length 1 may be left out or added: [1,T,H,K], and [T,K] for one head.
+ *   Axes of length 1 may be left out or added: [1,T,H,K], and [T,K] for one head. A batch [B,T,..]
+ *   is judged as B packed sequences: token t of batch b is token b T + t of sequence b.
  * Stages: shapes in stage_tensor.h; states h, dh, S_in, dS_out follow the layout of states, M, H,
  *   dM, dH are [N,HV,K,..] always. Each is judged against what the inputs of IN make of it, by the
  *   bound of all stages up to it.
@@ -24,9 +26,13 @@
  *   factors; where nothing is forgotten (regime reflect) its effective bits and bias are read and
  *   held against the claim (bits.h).
  *
+ * --base fp16 (metadata `fp16`) is base bf16 with the design words factors=fp16,out=fp16 before its
+ * own: no bound is derived for it, the draws of that design decide alone (verdict/expected.h).
+ *
  * A setting comes from its option, else from the metadata of IN (gate, beta, qk or l2norm,
- * lower_bound, scale, cu_seqlens, state_layout) or of OUT (ranks, base, claim, state_layout), else
- * it is refused with the option to give; scale is K^-1/2, ranks 1, the layout kv where nobody says.
+ * lower_bound, scale, cu_seqlens, state_layout) or of OUT (ranks, base, claim, design, claim_drop, state_layout), else
+ * all that is missing or wrong is refused
+ * in one message, with the options to give; scale is K^-1/2, ranks 1, the layout kv where nobody says.
  * The run's ID is `judge:OUT.safetensors:ranks=4,base=bf16,chain=tf32rz`, its backend `file`.
  * A tensor that its file holds in a coarser format than the base stores it in gets that one
  * rounding on top of its bound.
@@ -34,6 +40,7 @@
 #ifndef DP_JUDGE_H
 #define DP_JUDGE_H
 #include "harness/record/run.h"
+#include "ref/files/safetensors.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -42,11 +49,16 @@ typedef struct {
     const char *inputs, *outputs; /* paths */
     const char *gate, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound, *base,
         *claim, *design;        /* as given; NULL: not given */
+    int drop;                   /* bits of what is claimed to be dropped; 0: not given */
     int ranks;                  /* 0: not given */
     int64_t tokens;             /* 0: all; else the first so many of IN are the problem */
     const char *cache;          /* folder of truths and bounds; NULL: none */
     const dp_truth_pick *truth; /* NULL: auto */
     int progress;
+    void (*note)(const char *text); /* told what a reader of the verdict should know; may be NULL */
+    /* what is judged in place of the files' tensors, which it changes; NULL: they as they are */
+    void (*change)(dp_tensorfile *in, dp_tensorfile *out, void *arg);
+    void *change_arg;
 } dp_judge_options;
 
 /* One run is appended to *out, and *c is the case it belongs to (named after OUT's file, to be

@@ -23,9 +23,6 @@ static const struct {
     [DP_RANK_S_IN] = ROW(S_in, has_S_in, 0), [DP_RANK_M] = ROW(M, has_MH, 1),
     [DP_RANK_H] = ROW(H, has_MH, 1),         [DP_RANK_DS_OUT] = ROW(dS_out, has_dS_out, 0),
     [DP_RANK_DM] = ROW(dM, has_dMH, 1),      [DP_RANK_DH] = ROW(dH, has_dMH, 1)};
-const char *const dp_rank_names[DP_RANK_TENSORS] = {
-    [DP_RANK_S_IN] = "S_in",     [DP_RANK_M] = "M",   [DP_RANK_H] = "H",
-    [DP_RANK_DS_OUT] = "dS_out", [DP_RANK_DM] = "dM", [DP_RANK_DH] = "dH"};
 
 const double *dp_rank_bound(const dp_error_bound *b, int which) {
     return *(double *const *)((const char *)b + ROWS[which].bound);
@@ -33,9 +30,8 @@ const double *dp_rank_bound(const dp_error_bound *b, int which) {
 
 const double *dp_true_rank_value(const dp_sharding *sp, int which, int pair, int64_t *width,
                                  double *radius) {
-    const dp_problem *p = &sp->c->p;
     const char *at = (const char *)&sp->at[pair];
-    *width = (int64_t)p->K * (which == DP_RANK_M || which == DP_RANK_DM ? p->K : p->V);
+    *width = dp_rank_width(&sp->c->p, which);
     if (!*(const int *)(at + ROWS[which].has)) return NULL;
     const double *value = *(double *const *)(at + ROWS[which].value);
     *radius = *(const double *)(at + ROWS[which].rad);
@@ -86,7 +82,7 @@ static void judge_rows(const dp_judging *j, const dp_rank_values *x, const rows 
     const dp_rank_places places = {sp->c->p.HV, z->pair};
     dp_draws draws = {0};
     if (e && e->rank[x->which].err2) draws = dp_draws_of_rows(&e->rank[x->which], z->n, z->pair);
-    const dp_compare_in in = {.name = dp_rank_names[x->which],
+    const dp_compare_in in = {.name = dp_rank_name(x->which),
                               .N = sp->N,
                               .heads = sp->c->p.HV,
                               .rows = z->n,

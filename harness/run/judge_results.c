@@ -1,12 +1,15 @@
 /* Judgement of o, final_state and the gradients of one run against the truth. */
+#include "harness/verdict/lost_state.h"
 #include "harness/verdict/source.h"
 #include "harness/verdict/sums.h"
 #include "limits.h"
 #include "outputs.h"
 #include "places.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/bound/drop.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <string.h>
 
 void dp_judge_tensor(const dp_judging *j, const dp_compare_in *in, dp_run *r) {
@@ -18,13 +21,25 @@ void dp_judge_tensor(const dp_judging *j, const dp_compare_in *in, dp_run *r) {
     memcpy(t->source, s.says, sizeof s.says);
 }
 
-static void judge_field(const dp_judging *j, dp_result_id field, dp_run *run) {
+/* Where o or final_state failed for lack of a state, its verdict says so. */
+static void name_lost_state(const dp_problem *p, dp_result_id field, const double *got,
+                            dp_run *run) {
+    dp_judgement *t = &run->tensor[run->ntensor - 1];
+    const int reads_state = field == DP_RESULT_O || field == DP_RESULT_FINAL_STATE;
+    char text[320];
+    if (!reads_state || t->verdict != DP_FAIL || run->exact || t->failed.at.rank < 0) return;
+    if (!dp_lost_state_find(p, field, &t->failed, got, run->design.drop, text, sizeof text)) return;
+    const size_t n = strlen(t->why);
+    snprintf(t->why + n, sizeof t->why - n, "; %s", text);
+}
+
+static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *lost, dp_run *run) {
     const dp_sharding *sp = j->sp;
     const dp_problem *p = &sp->c->p;
     const dp_ball *want = &sp->truth->field[field];
     const dp_given *stored = j->out->stored;
     const dp_expected *x = dp_sharding_expected(sp, run);
-    const dp_result_kind kind = dp_result_fields[field].kind;
+    const dp_row_kind kind = dp_result_fields[field].kind;
     const double *got = *dp_result_at((dp_result *)j->out->results, field);
     int64_t rows, width;
     dp_result_shape(p, field, &rows, &width);
@@ -42,6 +57,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, dp_run *run) {
                               .want_lo = want->lo,
                               .rad = want->rad,
                               .bound = j->bound->row[field],
+                              .lost = lost->row[field],
                               .place = dp_place_of_field(field),
                               .ctx = &places,
                               .tokens = kind == DP_OF_TOKENS ? p->T : 0,
@@ -52,6 +68,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, dp_run *run) {
                               .unit = dp_hypot(dp_base_roundoff(run->base), dp_run_storing(run, u)),
                               .tiny = dp_hypot(dp_base_smallest(run->base, p->K), tiny)};
     dp_judge_tensor(j, &in, run);
+    name_lost_state(p, field, got, run);
 }
 
 static dp_judgement *judgement_of(const dp_run *run, dp_result_id field) {
@@ -61,8 +78,12 @@ static dp_judgement *judgement_of(const dp_run *run, dp_result_id field) {
 }
 
 void dp_judge_results(const dp_judging *j, dp_run *run) {
+    dp_drop lost = {{NULL}};
+    const dp_case *c = j->sp->c;
+    if (run->design.drop) dp_drop_allowance(&c->p, run->design.drop, c->backward, &lost);
     for (int i = 0; i < DP_NRESULTS; i++)
-        judge_field(j, i, run);
+        judge_field(j, i, &lost, run);
+    dp_drop_free(&lost);
     if (run->exact) return;
     const dp_sums_in in = {&j->sp->c->p,
                            j->out->results,

@@ -15,8 +15,7 @@ typedef struct {
 } storage;
 
 static double own_storage(dp_base base, int stage) {
-    const int kept_short = stage != DP_GCUM && dp_stage_tensors[stage].kind != DP_PER_RANK;
-    if (base == DP_BASE_BF16 && kept_short) return 0x1p-8;
+    if (base == DP_BASE_BF16 && dp_stage_tensors[stage].stored_short) return 0x1p-8;
     return base == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24;
 }
 
@@ -92,17 +91,6 @@ static void unjudged(const dp_judging *j, int stage, dp_run *run) {
 
 /* ---- stages of ranks ------------------------------------------------------------------------- */
 
-static int rank_tensor_of(int stage) {
-    switch (stage) {
-    case DP_S_IN: return DP_RANK_S_IN;
-    case DP_M: return DP_RANK_M;
-    case DP_H: return DP_RANK_H;
-    case DP_DS_OUT: return DP_RANK_DS_OUT;
-    case DP_DM: return DP_RANK_DM;
-    default: return DP_RANK_DH;
-    }
-}
-
 /* M and dM may be left unwritten (NaN) where no state passes through the rank (math.md g.1). */
 static int may_be_absent(const dp_sharding *sp, int stage, int rank) {
     const dp_problem *p = &sp->c->p;
@@ -122,7 +110,7 @@ static int blank(const double *x, int64_t n) {
 
 static void judge_exchanged(const dp_judging *j, int stage, dp_run *run) {
     const dp_sharding *sp = j->sp;
-    const int HV = sp->c->p.HV, pairs = sp->N * HV, which = rank_tensor_of(stage);
+    const int HV = sp->c->p.HV, pairs = sp->N * HV, which = dp_rank_of_stage(stage);
     const storage s = storage_of(j, run->base, stage);
     double **got = dp_calloc((size_t)pairs, sizeof *got);
     double *bound = dp_copy(dp_rank_bound(j->bound, which), pairs);

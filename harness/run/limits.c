@@ -16,7 +16,9 @@ static const dp_allowance ALLOWANCE[NWHO][2] = {
 };
 
 dp_claim dp_run_claim(const dp_run *r) {
-    return (dp_claim){r->ranks, r->design, r->chain, r->undeclared, 0};
+    dp_claim c = {r->ranks, r->design, r->chain, r->undeclared, 0};
+    c.design.drop = 0; /* draws drop nothing */
+    return c;
 }
 
 static who who_computes(const dp_run *r) {

@@ -66,8 +66,7 @@ void dp_judge_rank_tensor(const dp_judging *j, const dp_rank_values *x, dp_run *
  * has none. */
 const double *dp_true_rank_value(const dp_sharding *sp, int which, int pair, int64_t *width,
                                  double *radius);
-/* [N*HV] bounds of that tensor; its name. */
+/* [N*HV] bounds of that tensor. */
 const double *dp_rank_bound(const dp_error_bound *b, int which);
-extern const char *const dp_rank_names[DP_RANK_TENSORS];
 
 #endif

@@ -99,6 +99,7 @@ void dp_run_close(dp_run *r, double seconds) {
     if (source) bad = source;
     const dp_place *at = bad ? &dp_judgement_row(bad)->at : NULL;
     r->tier = bad ? bad->tier : "";
+    r->speaks = bad ? (int)(bad - r->tensor) : -1;
     if (source)
         snprintf(r->why, sizeof r->why, "%s: %s", bad->name, bad->why); /* names the place itself */
     else if (bad && at->token >= 0)

@@ -42,36 +42,42 @@ static double *row_norms(const double *x, int64_t rows, int64_t width) {
     return r;
 }
 
-static void judge(const dp_conv *c, int N, const char *name, const double *got, const double *want,
-                  const double *rad, const double *bound, int64_t rows, int64_t width, dp_run *r) {
-    if (!got || !want) return;
+typedef struct {
+    const dp_conv *v;
+    dp_conv_result truth, rad;
+} conv_truth;
+
+/* Result i of the table, where the subject has it. */
+static void judge(const conv_truth *t, int N, int i, dp_conv_result *got, dp_conv_result *bound,
+                  dp_run *r) {
+    conv_truth *x = (conv_truth *)t;
+    const dp_tensor_field *f = &dp_conv_result_fields[i];
+    const int tokens = f->kind == DP_OF_TOKENS;
     const struct {
         const dp_conv *c;
         int N;
-    } ctx = {c, N};
-    double *rr = row_norms(rad, rows, width), *b = row_norms(bound, rows, width);
-    const int tokens = rows == c->T;
-    const dp_compare_in in = {.name = name,
+    } ctx = {t->v, N};
+    int64_t rows;
+    int width;
+    dp_conv_result_shape(t->v, i, &rows, &width);
+    double *rad = row_norms(*dp_conv_result_at(&x->rad, i), rows, width);
+    double *b = row_norms(*dp_conv_result_at(bound, i), rows, width);
+    const dp_compare_in in = {.name = f->name,
                               .N = N,
                               .heads = 1,
                               .rows = rows,
                               .width = width,
-                              .got = got,
-                              .want = want,
-                              .rad = rr,
+                              .got = *dp_conv_result_at(got, i),
+                              .want = *dp_conv_result_at(&x->truth, i),
+                              .rad = rad,
                               .bound = b,
                               .place = tokens ? place_token : place_channel,
                               .ctx = &ctx,
                               .tokens = tokens ? rows : 0};
     dp_compare(&in, &r->tensor[r->ntensor++]);
-    free(rr);
+    free(rad);
     free(b);
 }
-
-typedef struct {
-    const dp_conv *v;
-    dp_conv_result truth, rad;
-} conv_truth;
 
 static dp_run *record(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
                       dp_runs *out) {
@@ -122,15 +128,9 @@ static dp_status run_one(const dp_case *c, const dp_run_options *o, const conv_t
             r->verdict = DP_SKIPPED;
             snprintf(r->why, sizeof r->why, "%s", no);
         } else {
-            r->tensor = dp_calloc(4, sizeof *r->tensor);
-            judge(v, N, "y", got.y, t->truth.y, t->rad.y, bound.y, v->T, v->D, r);
-            if (v->dy) {
-                judge(v, N, "dx", got.dx, t->truth.dx, t->rad.dx, bound.dx, v->T, v->D, r);
-                judge(v, N, "dw", got.dw, t->truth.dw, t->rad.dw, bound.dw, v->D, v->W, r);
-                if (v->bias)
-                    judge(v, N, "dbias", got.dbias, t->truth.dbias, t->rad.dbias, bound.dbias, v->D,
-                          1, r);
-            }
+            r->tensor = dp_calloc(DP_CONV_NRESULTS, sizeof *r->tensor);
+            for (int i = 0; i < DP_CONV_NRESULTS; i++)
+                if (dp_conv_result_exists(v, i)) judge(t, N, i, &got, &bound, r);
             dp_run_close(r, dp_now() - t0);
         }
         if (o->done) o->done(r, o->arg);

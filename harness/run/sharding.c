@@ -107,6 +107,7 @@ dp_run *dp_sharding_record(const dp_sharding *sp, const dp_how *how, dp_runs *ou
     r->base = how->base;
     r->chain = how->chain;
     r->design = how->design;
+    if (sp->std->o->drop) r->design.drop = sp->std->o->drop;
     r->has_base = r->has_chain = 1;
     return r;
 }

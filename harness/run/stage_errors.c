@@ -11,10 +11,8 @@ int dp_stage_is_inner(double *const *stage, int i) {
 }
 
 static double *bound_of(dp_error_bound_base *w, dp_format chain, int backward, int stage) {
-    const int after_merge =
-        stage == DP_STATE || stage == DP_V_NEW || stage == DP_DSTATE || stage == DP_DV_NEW;
     dp_error_bound b;
-    if (after_merge) { /* errors that enter the ranks */
+    if (dp_stage_tensor_carried(stage)) { /* errors that enter the ranks */
         dp_error_bound_run(w, chain, backward, &b);
         dp_error_bound_free(&b);
     }

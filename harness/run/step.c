@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const NAME[3] = {"q", "k", "v"};
-
 static double **error_of(dp_given_error *e, int i) {
     double **const at[DP_NQKV] = {[DP_QKV_Q] = &e->q, [DP_QKV_K] = &e->k, [DP_QKV_V] = &e->v};
     return at[i];
@@ -44,8 +42,8 @@ static void mark(const dp_case *c, const dp_step_run *s, int i, const double *wa
             memset(s->hit + r / heads / (p->T / s->N) * p->HV + r % heads * each, 1, (size_t)each);
 }
 
-static void damage(const dp_case *c, const dp_step_run *s, int i, const dp_conv *v,
-                   dp_conv_result *r) {
+static void apply_fault(const dp_case *c, const dp_step_run *s, int i, const dp_conv *v,
+                        dp_conv_result *r) {
     double *y = dp_copy(r->y, v->T * v->D), *dx = r->dx ? dp_copy(r->dx, v->T * v->D) : NULL;
     dp_effect_conv(s->fault, v, s->N, policy(s->base), r);
     mark(c, s, i, y, r->y);
@@ -77,7 +75,7 @@ static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *
     for (int i = 0; i < n && !st; i++)
         st = dp_conv_ranks(part[i], s->N, policy(s->base), out[i], e);
     for (int i = 0; i < DP_NQKV && !st && dp_fault_of_conv(s->fault); i++)
-        if (c->step.on[i]) damage(c, s, i, &v[i], &r[i]);
+        if (c->step.on[i]) apply_fault(c, s, i, &v[i], &r[i]);
     return st;
 }
 
@@ -148,16 +146,17 @@ static void place_head(const void *ctx, int64_t row, dp_place *at) { /* rows [ta
                      .token = -1};
 }
 
-static const char *const KIND[DP_STEP_KINDS] = {
-    [DP_STEP_Y] = "", [DP_STEP_DX] = "dx", [DP_STEP_DW] = "dw", [DP_STEP_DBIAS] = "dbias"};
-
 static void judge(const place_ctx *x, int kind, int64_t rows, const double *got, const double *want,
                   const double *rad, const double *bound, dp_run *run) {
     const dp_problem *p = &x->c->p;
     const dp_draws *d = x->x->x ? &x->x->x->step[kind][x->i] : NULL;
-    const int tokens = kind == DP_STEP_Y || kind == DP_STEP_DX;
+    const dp_tensor_field *field = &dp_conv_result_fields[kind];
+    const int tokens = field->kind == DP_OF_TOKENS;
     char name[24];
-    snprintf(name, sizeof name, "%s%s%s", KIND[kind], *KIND[kind] ? "_" : "", NAME[x->i]);
+    if (kind == DP_CONV_Y) /* the recurrence's own q, k or v */
+        snprintf(name, sizeof name, "%s", dp_qkv_name(x->i));
+    else
+        snprintf(name, sizeof name, "%s_%s", field->name, dp_qkv_name(x->i));
     const dp_compare_in in = {.name = name,
                               .N = x->N,
                               .heads = dp_qkv_heads(p, x->i),
@@ -264,6 +263,32 @@ static void propagate(const dp_conv *v, const double *slope, row_errors e, int h
     free(dw);
 }
 
+/* A result of the convolution's backward beside its truth, [rows][width]: radii, its own bound; by
+ * row, what the truth's rest and the subject's bound of the recurrence's gradient add. */
+typedef struct {
+    int kind;
+    int64_t rows;
+    const double *got, *want, *rad, *own, *open, *through;
+} conv_result;
+
+static void judge_conv(const place_ctx *x, const conv_result *out, int width, dp_run *run) {
+    double *r = row_norms(out->rad, out->rows, width),
+           *bound = row_norms(out->own, out->rows, width);
+    for (int64_t z = 0; z < out->rows; z++) {
+        r[z] += out->open[z];
+        bound[z] += out->through[z];
+    }
+    judge(x, out->kind, out->rows, out->got, out->want, r, bound, run);
+    free(r);
+    free(bound);
+}
+
+/* Sums of dx, dw [W] and dbias by head, in one buffer that starts at dx. */
+static sums sums_new(int64_t rows, int W, int heads) {
+    double *at = dp_doubles(rows + (int64_t)(W + 1) * heads);
+    return (sums){.dx = at, .dw = at + rows, .dbias = at + rows + W * heads};
+}
+
 static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_step_run *s,
                            const dp_conv_result *got, const dp_error_bound *b, dp_run *run) {
     const dp_case *c = x->c;
@@ -280,45 +305,26 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
     dp_conv_result_alloc(&own, &v);
     dp_conv_truth(&v, c->bits, &want, &rad);
     conv_bound(&v, s, &own);
-    double *slope = slopes(&v), *open = dp_doubles(rows),
-           *buf = dp_doubles(2 * (rows + (int64_t)(W + 1) * heads)), *at = buf;
-    sums through[2]; /* of the truth's own rest, of the subject's bound */
-    for (int k = 0; k < 2; k++) {
-        through[k].dx = at;
-        through[k].dw = at + rows;
-        through[k].dbias = at + rows + W * heads;
-        at += rows + (W + 1) * heads;
-    }
+    double *slope = slopes(&v), *open = dp_doubles(rows);
+    /* of the truth's own rest, of the subject's bound */
+    sums through[2] = {sums_new(rows, W, heads), sums_new(rows, W, heads)};
     for (int64_t r = 0; r < rows; r++)
         open[r] = t->rad[r] + dp_row_norm(t->lo + r * width, width);
     propagate(&v, slope, (row_errors){NULL, open}, heads, width, &through[0]);
     propagate(&v, slope, (row_errors){b->entry[i], b->rest[i]}, heads, width, &through[1]);
     double *own_w = transposed(own.dw, D, W), *rad_w = transposed(rad.dw, D, W),
            *want_w = transposed(want.dw, D, W), *got_w = transposed(got->dw, D, W);
-    const struct {
-        int kind;
-        int64_t rows;
-        const double *got, *want, *rad, *own, *open, *through;
-    } out[] = {
-        {DP_STEP_DX, rows, got->dx, want.dx, rad.dx, own.dx, through[0].dx, through[1].dx},
-        {DP_STEP_DW, (int64_t)W * heads, got_w, want_w, rad_w, own_w, through[0].dw, through[1].dw},
-        {DP_STEP_DBIAS, heads, got->dbias, want.dbias, rad.dbias, own.dbias, through[0].dbias,
+    const conv_result out[] = {
+        {DP_CONV_DX, rows, got->dx, want.dx, rad.dx, own.dx, through[0].dx, through[1].dx},
+        {DP_CONV_DW, (int64_t)W * heads, got_w, want_w, rad_w, own_w, through[0].dw, through[1].dw},
+        {DP_CONV_DBIAS, heads, got->dbias, want.dbias, rad.dbias, own.dbias, through[0].dbias,
          through[1].dbias}};
-    for (int k = 0; k < 3; k++) {
-        if (!out[k].want) continue;
-        double *r = row_norms(out[k].rad, out[k].rows, width),
-               *bound = row_norms(out[k].own, out[k].rows, width);
-        for (int64_t z = 0; z < out[k].rows; z++) {
-            r[z] += out[k].open[z];
-            bound[z] += out[k].through[z];
-        }
-        judge(x, out[k].kind, out[k].rows, out[k].got, out[k].want, r, bound, run);
-        free(r);
-        free(bound);
-    }
+    for (int k = 0; k < 3; k++)
+        if (out[k].want) judge_conv(x, &out[k], width, run);
     free(slope);
     free(open);
-    free(buf);
+    free(through[0].dx);
+    free(through[1].dx);
     free(own_w);
     free(rad_w);
     free(want_w);
@@ -354,10 +360,10 @@ static void conv_alone(const place_ctx *x, const dp_step_run *s, const double *d
         int64_t rows;
         const double *got, *want, *rad, *own;
     } out[] = {
-        {DP_STEP_Y, dy ? 0 : v.T * heads, got->y, want.y, rad.y, own.y},
-        {DP_STEP_DX, dy ? v.T * heads : 0, got->dx, want.dx, rad.dx, own.dx},
-        {DP_STEP_DW, dy ? (int64_t)W * heads : 0, dw[0], dw[1], dw[2], dw[3]},
-        {DP_STEP_DBIAS, dy && v.bias ? heads : 0, got->dbias, want.dbias, rad.dbias, own.dbias}};
+        {DP_CONV_Y, dy ? 0 : v.T * heads, got->y, want.y, rad.y, own.y},
+        {DP_CONV_DX, dy ? v.T * heads : 0, got->dx, want.dx, rad.dx, own.dx},
+        {DP_CONV_DW, dy ? (int64_t)W * heads : 0, dw[0], dw[1], dw[2], dw[3]},
+        {DP_CONV_DBIAS, dy && v.bias ? heads : 0, got->dbias, want.dbias, rad.dbias, own.dbias}};
     for (int k = 0; k < 4; k++) {
         if (!out[k].rows) continue;
         double *r = row_norms(out[k].rad, out[k].rows, width),
@@ -408,7 +414,7 @@ dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_r
         double *r = row_norms(c->step.rad[i].y, p->T * dp_qkv_heads(p, i), width),
                *bound = row_norms(*error_of((dp_given_error *)&s->err, i),
                                   p->T * dp_qkv_heads(p, i), width);
-        judge(&at, DP_STEP_Y, p->T * dp_qkv_heads(p, i), *dp_qkv_at((dp_problem *)&s->p, i),
+        judge(&at, DP_CONV_Y, p->T * dp_qkv_heads(p, i), *dp_qkv_at((dp_problem *)&s->p, i),
               *dp_qkv_at((dp_problem *)p, i), r, bound, run);
         free(r);
         free(bound);

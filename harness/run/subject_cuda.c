@@ -8,7 +8,7 @@
 
 /* Formats that the kernels have. */
 static int has_base(dp_base base) { return base != DP_BASE_FP64; }
-static int has_chain(dp_format f) { return f != DP_FP64 && f != DP_BF16ST; }
+static int has_chain(dp_format f) { return dp_formats[f].device; }
 
 int dp_devices_offer(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N) {
     int bases[DP_NBASES], any = 0;
@@ -53,7 +53,7 @@ static dp_design design_of_path(dp_base base, const char *path, int R) {
 
 /* The convolutions of a step into *front, then the recurrence. DP_EINPUT: they do not take this
  * case, *why says so. */
-static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_way way,
+static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_variant variant,
                          dp_step_run *front, dp_cuda_result *res, dp_err *why) {
     const dp_case *c = sp->c;
     const int step = c->op == DP_OP_STEP;
@@ -64,7 +64,7 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_way w
     if (step) st = dp_step_forward(c, how->backend, sp->N, how->base, DP_FAULT_NONE, front, why);
     if (st) return st;
     return dp_cuda_run(step ? &front->p : &c->p, bf16, how->base, how->chain, sp->N, how->backend,
-                       sp->truth->backward, way, res, why);
+                       sp->truth->backward, variant, res, why);
 }
 
 static void note_run(const dp_cuda_result *res, dp_run *r) {
@@ -79,28 +79,24 @@ static void judge(dp_sharding *sp, const dp_cuda_result *res, dp_bound_bases *ba
     const int backward = res->out.dq != NULL;
     dp_error_bound bound;
     dp_run_bounds(sp, &r->design, r->chain, bases, &bound);
-    const dp_outputs outputs = {.results = &res->out,
-                                .rank = {[DP_RANK_S_IN] = res->S_in,
-                                         [DP_RANK_M] = res->M,
-                                         [DP_RANK_H] = res->H,
-                                         [DP_RANK_DS_OUT] = backward ? res->dS_out : NULL,
-                                         [DP_RANK_DM] = backward ? res->dM : NULL,
-                                         [DP_RANK_DH] = backward ? res->dH : NULL}};
+    dp_outputs outputs = {.results = &res->out};
+    for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
+        outputs.rank[i] = res->rank[i];
     const dp_judging j = {sp, bases, &bound, &outputs};
     dp_judge_run(&j, r, from);
     dp_error_bound_free(&bound);
 }
 
 /* One way of one (base, chain): judged, or skipped with the kernels' own reason. */
-static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_way way, dp_bound_bases *bases,
-                         dp_runs *out, dp_err *e) {
+static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_variant variant,
+                         dp_bound_bases *bases, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     const dp_run_options *o = sp->std->o;
     const double from = dp_now();
     dp_cuda_result res;
     dp_step_run front = {0};
     dp_err why = {0};
-    const dp_status st = compute(sp, &how, way, &front, &res, &why);
+    const dp_status st = compute(sp, &how, variant, &front, &res, &why);
     if (st && st != DP_EINPUT) {
         dp_step_run_free(c, &front);
         return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[how.backend], sp->N,
@@ -108,7 +104,7 @@ static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_way way, dp_bound_
     }
     how.design = st ? dp_design_of(how.base) : design_of_path(how.base, res.path, c->p.R);
     dp_run *r = dp_sharding_record(sp, &how, out);
-    r->way = way;
+    r->variant = variant;
     r->id = dp_run_id(r);
     if (st) {
         skip(r, why.msg);
@@ -128,18 +124,18 @@ static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_way way, dp_bound_
 /* Every (base, chain) that the kernels have. */
 dp_status dp_devices_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {
     const dp_run_options *o = sp->std->o;
-    const dp_cuda_way plain = DP_CUDA_PLAIN, *ways = o->nway ? o->way : &plain;
+    const dp_cuda_variant plain = DP_CUDA_PLAIN, *variants = o->nvariant ? o->variant : &plain;
     int bases[DP_NBASES], chains[DP_NFORMATS];
-    const int nb = dp_bases_of(sp->c, o, bases), nway = o->nway ? o->nway : 1;
+    const int nb = dp_bases_of(sp->c, o, bases), nvariant = o->nvariant ? o->nvariant : 1;
     const int nc = dp_case_chains(sp->c, sp->N, o->nchain, (const int *)o->chain, chains);
     dp_status st = DP_OK;
     for (int i = 0; i < nb; i++) {
         dp_bound_bases w = {0};
-        for (int j = 0; j < nc * nway && !st; j++) {
-            const dp_format f = sp->N == 1 ? DP_FP32 : (dp_format)chains[j / nway];
+        for (int j = 0; j < nc * nvariant && !st; j++) {
+            const dp_format f = sp->N == 1 ? DP_FP32 : (dp_format)chains[j / nvariant];
             const dp_how how = {.backend = k->backend, .base = (dp_base)bases[i], .chain = f};
             if (has_base(how.base) && has_chain(f))
-                st = run_one(sp, how, ways[j % nway], &w, out, e);
+                st = run_one(sp, how, variants[j % nvariant], &w, out, e);
         }
         dp_bound_bases_free(&w);
     }

@@ -55,15 +55,9 @@ static void run_merge(in_one_base *x, dp_merge merge, dp_runs *out) {
     dp_sim *s = x->s;
     dp_run *r = record(x, merge, out);
     dp_sim_run(s, x->chain, merge, backward);
-    const dp_outputs outputs = {.results = &s->out,
-                                .rank = {[DP_RANK_S_IN] = s->S_in,
-                                         [DP_RANK_M] = s->M,
-                                         [DP_RANK_H] = s->H,
-                                         [DP_RANK_DS_OUT] = backward ? s->dS_out : NULL,
-                                         [DP_RANK_DM] = backward ? s->dM : NULL,
-                                         [DP_RANK_DH] = backward ? s->dH : NULL},
-                                .forms_all_pairs = 1,
-                                .sim = s};
+    dp_outputs outputs = {.results = &s->out, .forms_all_pairs = 1, .sim = s};
+    for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
+        outputs.rank[i] = dp_sim_rank_list(s, i);
     const dp_judging j = {x->sp, &x->bases, &x->bound, &outputs};
     dp_judge_run(&j, r, from);
     if (o->fault) note_hits(x, r);

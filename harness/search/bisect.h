@@ -31,7 +31,7 @@ typedef struct {
     dp_place at; /* fails > 0: the first failing row in the order of execution, of the stage's first
                     failing tensor; chunk: counted over all */
     int row, index; /* row in a matrix (-1: none), entry with the largest error in that row */
-    double got, want, err, budget; /* that entry, and the row's error and budget */
+    double got, want, err, limit; /* that entry, and the row's error and budget */
     int nrank, nhead;
     unsigned char *rank, *head; /* [N], [HV]: 1 where this tensor fails */
 } dp_bisect_row;

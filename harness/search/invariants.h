@@ -54,10 +54,10 @@ typedef struct {
     dp_base base;
     dp_format chain;
     dp_merge merge;
-    dp_fault fault;  /* simulated ranks only */
-    int bf16_inputs; /* cuda, nccl */
-    dp_cuda_way way; /* cuda, nccl */
-    int progress;    /* a line on stderr when a check has ended */
+    dp_fault fault;          /* simulated ranks only */
+    int bf16_inputs;         /* cuda, nccl */
+    dp_cuda_variant variant; /* cuda, nccl */
+    int progress;            /* a line on stderr when a check has ended */
 } dp_check_subject;
 
 typedef struct {

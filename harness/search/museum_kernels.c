@@ -156,7 +156,7 @@ static dp_status one_fault(const char *dir, const char *cache, int f, dp_kernel_
     for (int i = 0; i < n + nconv && (!f || (dpg_faults[f].shows[0] && !row->red)); i++) {
         const int conv = i >= n;
         const problem *p = conv ? &CONV[i - n] : fast ? &FAST[i] : &PROBLEM[i];
-        const dp_cuda_way way[] = {p->segments ? DP_CUDA_SEGMENTS : DP_CUDA_PLAIN};
+        const dp_cuda_variant variant[] = {p->segments ? DP_CUDA_SEGMENTS : DP_CUDA_PLAIN};
         char path[1024];
         dp_case c;
         dp_runs r = {0};
@@ -172,8 +172,8 @@ static dp_status one_fault(const char *dir, const char *cache, int f, dp_kernel_
                                   .chain = chain,
                                   .nbackend = 1,
                                   .backend = cuda,
-                                  .nway = 1,
-                                  .way = way,
+                                  .nvariant = 1,
+                                  .variant = variant,
                                   .cache = cache};
         st = dp_case_run(&c, &o, &r, e);
         if (!st && !r.n) st = dp_fail(e, DP_EINPUT, "%s: %d ranks: nothing ran", c.name, p->ranks);

@@ -9,17 +9,6 @@
 
 /* ---- cost ------------------------------------------------------------------------------------ */
 
-static double rate(dp_format f) {
-    switch (f) {
-    case DP_BF16: return 989e12;
-    case DP_TF32:
-    case DP_TF32RZ: return 495e12;
-    case DP_TF32X3: return 165e12;
-    case DP_FP64: return 33.5e12;
-    default: return 67e12; /* fp32, and bf16st: fp32 operands */
-    }
-}
-
 /* Flops of all chunks, and numbers written in the stage's storage format (short) or in its
  * accumulator format (wide). A product of [m,k] by [k,n] is
  * 2 m k n; pair terms fill half of their square. */
@@ -27,87 +16,112 @@ typedef struct {
     double flops, shorts, wides;
 } volume;
 
-static volume volume_of(const dp_sim *s, int stage, int backward) {
-    const dp_problem *p = s->p;
-    const double K = p->K, V = p->V, R = p->R, HV = p->HV, T = (double)p->T, Kg = dp_Kg(p);
-    volume v = {0};
-    int chunks_last = 0, chunks_first = 0;
+/* Factors of the chains of all ranks. */
+static int chain_factors(const dp_sim *s, int backward) {
+    int n = 0;
     for (int r = 0; r < s->N; r++) {
         const dp_context *c = &s->ctx[r];
-        if (!c->is_last) chunks_last += s->first[r][c->nlocal] - s->first[r][c->nlocal - 1];
-        if (!c->is_first) chunks_first += s->first[r][1] - s->first[r][0];
+        if (!c->is_last) n += s->first[r][c->nlocal] - s->first[r][c->nlocal - 1];
+        if (!c->is_first && backward) n += s->first[r][1] - s->first[r][0];
     }
-    for (int g = 0; g < s->ngroup; g++) {
-        const int r = s->group[g].rank, sub = s->group[g].sub;
-        const double c = s->group[g].c, n = c * R,
-                     pre_f = !s->ctx[r].is_last && sub == s->ctx[r].nlocal - 1,
-                     pre_b = !s->ctx[r].is_first && sub == 0;
-        switch (stage) {
-        case DP_STAGE_INTRA:
-            v.flops += K * (n * n + c * n);
-            v.shorts += c * n;
-            break;
-        case DP_STAGE_SOLVE:
-            v.flops += n * n * n / 3;
-            v.shorts += s->by_inverse ? n * n : 0;
-            break;
-        case DP_STAGE_WY:
-            v.flops += 2 * n * n * (K + V);
-            v.shorts += 2 * n * K + n * V + c * K;
-            v.wides += K;
-            break;
-        case DP_STAGE_PRE_FWD: v.flops += pre_f * (4 * n * K * V + 2 * n * K * K); break;
-        case DP_STAGE_STATE_FWD:
-            v.flops += 4 * n * K * V;
-            v.shorts += K * V + n * V;
-            break;
-        case DP_STAGE_OUTPUT:
-            v.flops += 2 * c * K * V + 2 * c * n * V;
-            v.shorts += c * V;
-            break;
-        case DP_STAGE_DAV:
-            v.flops += 2 * c * n * V;
-            v.shorts += n * V;
-            break;
-        case DP_STAGE_PRE_BWD:
-            v.flops += pre_b * (4 * n * K * V + 2 * c * K * V + 2 * n * K * K);
-            break;
-        case DP_STAGE_STATE_BWD:
-            v.flops += 4 * n * K * V + 2 * c * K * V;
-            v.shorts += K * V + n * V;
-            break;
-        case DP_STAGE_WY_BWD:
-            v.flops += 4 * n * n * V + 2 * n * K * V;
-            v.shorts += n * V;
-            v.wides += n;
-            break;
-        case DP_STAGE_INTRA_BWD:
-            v.flops += 2 * (c + n) * n * V + 2 * (c + 2 * n) * K * V + 4 * K * (n * n + c * n);
-            v.wides += c * K + n * K + c * Kg;
-            break;
-        default: break;
-        }
+    return n;
+}
+
+/* One chunk of one head: c tokens, n rows; whether it lies before the boundary that the pre-process
+ * forward, or backward, of its rank prepares. */
+typedef struct {
+    double c, n, pre_f, pre_b;
+} chunk_shape;
+
+static void add_chunk(const dp_sim *s, int stage, chunk_shape x, volume *v) {
+    const double K = s->p->K, V = s->p->V, Kg = dp_Kg(s->p), c = x.c, n = x.n;
+    switch (stage) {
+    case DP_STAGE_INTRA:
+        v->flops += K * (n * n + c * n);
+        v->shorts += c * n;
+        break;
+    case DP_STAGE_SOLVE:
+        v->flops += n * n * n / 3;
+        v->shorts += s->by_inverse ? n * n : 0;
+        break;
+    case DP_STAGE_WY:
+        v->flops += 2 * n * n * (K + V);
+        v->shorts += 2 * n * K + n * V + c * K;
+        v->wides += K;
+        break;
+    case DP_STAGE_PRE_FWD: v->flops += x.pre_f * (4 * n * K * V + 2 * n * K * K); break;
+    case DP_STAGE_STATE_FWD:
+        v->flops += 4 * n * K * V;
+        v->shorts += K * V + n * V;
+        break;
+    case DP_STAGE_OUTPUT:
+        v->flops += 2 * c * K * V + 2 * c * n * V;
+        v->shorts += c * V;
+        break;
+    case DP_STAGE_DAV:
+        v->flops += 2 * c * n * V;
+        v->shorts += n * V;
+        break;
+    case DP_STAGE_PRE_BWD:
+        v->flops += x.pre_b * (4 * n * K * V + 2 * c * K * V + 2 * n * K * K);
+        break;
+    case DP_STAGE_STATE_BWD:
+        v->flops += 4 * n * K * V + 2 * c * K * V;
+        v->shorts += K * V + n * V;
+        break;
+    case DP_STAGE_WY_BWD:
+        v->flops += 4 * n * n * V + 2 * n * K * V;
+        v->shorts += n * V;
+        v->wides += n;
+        break;
+    case DP_STAGE_INTRA_BWD:
+        v->flops += 2 * (c + n) * n * V + 2 * (c + 2 * n) * K * V + 4 * K * (n * n + c * n);
+        v->wides += c * K + n * K + c * Kg;
+        break;
+    default: break;
     }
-    v.flops *= HV;
-    v.shorts *= HV;
-    v.wides *= HV;
+}
+
+/* What a stage exchanges or does once a rank, outside the chunks. */
+static void add_ranks(const dp_sim *s, int stage, int backward, volume *v) {
+    const dp_problem *p = s->p;
+    const double K = p->K, V = p->V, R = p->R, HV = p->HV, T = (double)p->T, Kg = dp_Kg(p);
     if (stage == DP_STAGE_GATE) {
-        v.wides = T * HV * (Kg + R);
-        v.shorts = p->l2norm ? T * p->H * K * (1 + R) : 0;
+        v->wides = T * HV * (Kg + R);
+        v->shorts = p->l2norm ? T * p->H * K * (1 + R) : 0;
     }
-    if (stage == DP_STAGE_GATE_BWD) v.shorts = T * (p->H * K * (1 + R) + HV * (Kg + R));
-    if (stage == DP_STAGE_PRE_FWD || stage == DP_STAGE_PRE_BWD) v.wides = (s->N - 1) * HV * K * V;
+    if (stage == DP_STAGE_GATE_BWD) v->shorts = T * (p->H * K * (1 + R) + HV * (Kg + R));
+    if (stage == DP_STAGE_PRE_FWD || stage == DP_STAGE_PRE_BWD) v->wides = (s->N - 1) * HV * K * V;
     if (stage == DP_STAGE_MERGE_FWD || stage == DP_STAGE_MERGE_BWD)
         for (int r = 0; r < s->N; r++) {
             const int far =
                 stage == DP_STAGE_MERGE_FWD ? s->ctx[r].pre_num_ranks : s->ctx[r].post_num_ranks;
-            v.flops += far > 0 ? 2 * K * K * V * HV * (far - 1) : 0;
-            v.wides += far > 0 ? K * V * HV : 0;
+            v->flops += far > 0 ? 2 * K * K * V * HV * (far - 1) : 0;
+            v->wides += far > 0 ? K * V * HV : 0;
         }
     if (stage == DP_NSTAGES) {
-        v.flops = 2 * K * K * K * HV * (chunks_last + (backward ? chunks_first : 0));
-        v.wides = K * K * HV * (s->N - 1) * (backward ? 2 : 1);
+        v->flops = 2 * K * K * K * HV * chain_factors(s, backward);
+        v->wides = K * K * HV * (s->N - 1) * (backward ? 2 : 1);
     }
+}
+
+static volume volume_of(const dp_sim *s, int stage, int backward) {
+    const double HV = s->p->HV;
+    volume v = {0};
+    for (int g = 0; g < s->ngroup; g++) {
+        const int r = s->group[g].rank, sub = s->group[g].sub;
+        const double c = s->group[g].c;
+        add_chunk(s, stage,
+                  (chunk_shape){.c = c,
+                                .n = c * s->p->R,
+                                .pre_f = !s->ctx[r].is_last && sub == s->ctx[r].nlocal - 1,
+                                .pre_b = !s->ctx[r].is_first && sub == 0},
+                  &v);
+    }
+    v.flops *= HV;
+    v.shorts *= HV;
+    v.wides *= HV;
+    add_ranks(s, stage, backward, &v);
     return v;
 }
 
@@ -121,10 +135,12 @@ static dp_cost cost_of(const volume *v, int chain, int format) {
                         : format == DP_BASE_BF16 ? DP_BF16
                         : format == DP_BASE_FP32 ? DP_FP32
                                                  : DP_FP64;
-    dp_cost c = {
-        .flops = v->flops,
-        .bytes = 2 * (v->shorts * shorts + v->wides * (chain && format == DP_BF16ST ? 2 : wides))};
-    c.seconds = c.flops / rate(f) + c.bytes / 4.8e12;
+    dp_cost c = {.flops = v->flops,
+                 .bytes =
+                     2 * (v->shorts * shorts + v->wides * (chain && dp_formats[format].bytes < 4
+                                                               ? dp_formats[format].bytes
+                                                               : wides))};
+    c.seconds = c.flops / dp_formats[f].rate + c.bytes / 4.8e12;
     return c;
 }
 
@@ -277,6 +293,61 @@ static void finish(search *q, const dp_policy *p, int proven, dp_choice *out) {
 
 /* First a policy from which no unit can be lowered (delta debugging from all raised), then every
  * policy before it in the order that is still open. */
+/* Seconds between a unit at its most precise level and at its cheapest. */
+static double saving(const dp_unit *u) {
+    return u->cost[u->nlevel - 1].seconds - u->cost[0].seconds;
+}
+
+/* Indices of the units, dearest step first. */
+static void by_saving(const dp_precision *o, int *order) {
+    for (int u = 0; u < o->nunit; u++)
+        order[u] = u;
+    for (int i = 1; i < o->nunit; i++)
+        for (int j = i; j > 0; j--) {
+            const int swap = order[j];
+            if (saving(&o->unit[swap]) <= saving(&o->unit[order[j - 1]])) break;
+            order[j] = order[j - 1];
+            order[j - 1] = swap;
+        }
+}
+
+/* Lowers one unit after the other for as long as a lower level passes. */
+static void lower_all(search *q, dp_policy *p) {
+    const dp_precision *o = q->out;
+    for (int lowered = 1; lowered;) {
+        int order[DP_MAX_UNITS];
+        lowered = 0;
+        by_saving(o, order);
+        for (int i = 0; i < o->nunit; i++)
+            for (int to = 0; to < p->level[order[i]]; to++) {
+                dp_policy lower = *p;
+                lower.level[order[i]] = to;
+                const int k = known(q, &lower);
+                if (k == 0 || (k < 0 && !ask(q, &lower))) continue;
+                *p = lower;
+                lowered = 1;
+                break;
+            }
+    }
+}
+
+/* Puts the best policy better than p that passes into p; returns 0 when the tries ended first. */
+static int prove(search *q, const candidate *c, uint32_t n, dp_policy *p) {
+    for (uint32_t i = 0; i < n; i++) {
+        const dp_policy x = decode(q->out, c[i].code);
+        int k = known(q, &x);
+        if (k < 0) {
+            if (q->nasked >= q->rq->max_tries) return 0;
+            k = ask(q, &x);
+        }
+        if (k) {
+            *p = x;
+            return 1;
+        }
+    }
+    return 1;
+}
+
 static void best(search *q, int by_size, dp_choice *out) {
     dp_precision *o = q->out;
     dp_policy p = {{0}};
@@ -286,32 +357,7 @@ static void best(search *q, int by_size, dp_choice *out) {
         total *= (uint32_t)o->unit[u].nlevel;
     }
     const double top = cost(o, &p).seconds;
-    for (int lowered = 1; lowered;) {
-        lowered = 0;
-        int order[DP_MAX_UNITS];
-        for (int u = 0; u < o->nunit; u++)
-            order[u] = u;
-        for (int i = 1; i < o->nunit; i++) /* dearest step first */
-            for (int j = i; j > 0; j--) {
-                const dp_unit *a = &o->unit[order[j - 1]], *b = &o->unit[order[j]];
-                if (b->cost[b->nlevel - 1].seconds - b->cost[0].seconds <=
-                    a->cost[a->nlevel - 1].seconds - a->cost[0].seconds)
-                    break;
-                const int swap = order[j];
-                order[j] = order[j - 1];
-                order[j - 1] = swap;
-            }
-        for (int i = 0; i < o->nunit; i++)
-            for (int to = 0; to < p.level[order[i]]; to++) {
-                dp_policy lower = p;
-                lower.level[order[i]] = to;
-                const int k = known(q, &lower);
-                if (k == 0 || (k < 0 && !ask(q, &lower))) continue;
-                p = lower;
-                lowered = 1;
-                break;
-            }
-    }
+    lower_all(q, &p);
     candidate *c = dp_calloc(total, sizeof *c);
     uint32_t n = 0;
     const double limit = key(o, &p, by_size, top);
@@ -321,22 +367,7 @@ static void best(search *q, int by_size, dp_choice *out) {
         if (k < limit) c[n++] = (candidate){k, code};
     }
     qsort(c, n, sizeof *c, compare);
-    int proven = 1;
-    for (uint32_t i = 0; i < n; i++) {
-        const dp_policy x = decode(o, c[i].code);
-        int k = known(q, &x);
-        if (k < 0) {
-            if (q->nasked >= q->rq->max_tries) {
-                proven = 0;
-                break;
-            }
-            k = ask(q, &x);
-        }
-        if (k) {
-            p = x;
-            break;
-        }
-    }
+    const int proven = prove(q, c, n, &p);
     free(c);
     finish(q, &p, proven, out);
 }
@@ -348,22 +379,17 @@ static int between(int x, int from, int to) {
 }
 
 static void add_unit(search *q, const char *name, int stage) {
-    static const int CHAIN[] = {DP_BF16ST, DP_BF16, DP_TF32RZ, DP_TF32,
-                                DP_TF32X3, DP_FP32, DP_FP64}; /* from coarse to fine */
     const dp_precision_request *rq = q->rq;
     dp_unit *u = &q->out->unit[q->out->nunit];
     const int chain = stage == DP_NSTAGES;
     *u = (dp_unit){.name = name, .stage = stage};
     if (chain) {
-        int a = 0, b = 0;
-        for (int i = 0; i < 7; i++) {
-            a = CHAIN[i] == (int)rq->chain_from ? i : a;
-            b = CHAIN[i] == (int)rq->chain_to ? i : b;
-        }
-        for (int i = a; i <= b; i++)
-            if ((i == a || i == b || (CHAIN[i] != DP_TF32RZ && CHAIN[i] != DP_BF16ST)) &&
+        for (int f = DP_NFORMATS - 1; f >= 0; f--) { /* from coarse to fine */
+            const int from = (int)rq->chain_from, to = (int)rq->chain_to;
+            if (f <= from && f >= to && (f == from || f == to || dp_formats[f].step) &&
                 u->nlevel < DP_MAX_LEVELS)
-                u->format[u->nlevel++] = CHAIN[i];
+                u->format[u->nlevel++] = f;
+        }
     } else
         for (int b = DP_BASE_BF16; b >= DP_BASE_FP64; b--)
             if (between(b, rq->from, rq->to)) u->format[u->nlevel++] = b;

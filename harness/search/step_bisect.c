@@ -21,7 +21,7 @@ static void row_of(const dp_run *run, int backward, dp_bisect_row *x) {
         x->got = first->got;
         x->want = first->want;
         x->err = first->err;
-        x->budget = first->bound;
+        x->limit = first->bound;
         if (x->at.token < 0) x->at.rank = -1; /* sums over ranks */
         for (int r = 0; x->at.rank >= 0 && r < t->N; r++) {
             x->rank[r] = t->per_rank_ratio[r] > 1;

@@ -121,6 +121,14 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
         {"state-bf16", 29, "state_fwd",
          "the carried state is stored in bf16 after every chunk whatever was asked",
          "NVIDIA/TensorRT-LLM#14600"},
+    [DP_FAULT_DROP_CHANNEL_SUM] = {"drop-channel-sum", 0, "state_fwd",
+                                   "a state is dropped after a chunk whose largest channel sum of "
+                                   "gates is below 2^-12",
+                                   "NVIDIA/cudnn-frontend 1.32, kda_fused_sm90.cu, split_k.py"},
+    [DP_FAULT_DROP_HORIZON] = {"drop-horizon", 0, "state_fwd",
+                               "a state is dropped after a chunk over which the largest gates of "
+                               "its tokens sum to below 2^-12; right under --claim-drop 12",
+                               "FlashQLA's warm-up (one gate a head)"},
     [DP_FAULT_ANCHOR_LEAK] =
         {"anchor-leak", 30, "intra",
          "pair decays go through an anchor at the chunk's end, so later gates reach earlier tokens",

@@ -30,36 +30,12 @@ static void permute_tokens(const dp_sim *s, const double *from, int64_t width, i
 
 const dp_problem *dp_effect_inputs(dp_sim *s, const dp_problem *p) {
     if (s->fault != DP_FAULT_ZIGZAG || s->N < 2 || p->T % (2 * s->N)) return p;
-    const int64_t q = (int64_t)p->H * p->K, v = (int64_t)p->HV * p->R * p->V,
-                  g = (int64_t)p->HV * dp_Kg(p), st = (int64_t)p->Nseq * p->HV * p->K * p->V;
     s->own = *p;
-    const struct {
-        double **x;
-        const double *from;
-        int64_t w;
-    } token[] = {{&s->own.q, p->q, q},
-                 {&s->own.k, p->k, q * p->R},
-                 {&s->own.v, p->v, v},
-                 {&s->own.g, p->g, g},
-                 {&s->own.beta, p->beta, (int64_t)p->HV * p->R},
-                 {&s->own.dout, p->dout, (int64_t)p->HV * p->V}};
-    const struct {
-        double **x;
-        const double *from;
-        int64_t n;
-    } other[] = {{&s->own.A_log, p->A_log, p->HV},
-                 {&s->own.dt_bias, p->dt_bias, g},
-                 {&s->own.s0, p->s0, st},
-                 {&s->own.dstate, p->dstate, st}};
-    for (size_t i = 0; i < sizeof token / sizeof *token; i++) {
-        if (!token[i].from) continue;
-        *token[i].x = dp_doubles(p->T * token[i].w);
-        permute_tokens(s, token[i].from, token[i].w, 0, *token[i].x);
-    }
-    for (size_t i = 0; i < sizeof other / sizeof *other; i++)
-        if (other[i].from) *other[i].x = dp_copy(other[i].from, other[i].n);
-    s->own.cu = dp_calloc((size_t)p->Nseq + 1, sizeof *s->own.cu);
-    memcpy(s->own.cu, p->cu, sizeof *p->cu * ((size_t)p->Nseq + 1));
+    dp_inputs_copy(&s->own, p, dp_copy);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        if (dp_input_of(p, i) && dp_input_fields[i].kind == DP_OF_TOKENS)
+            permute_tokens(s, dp_input_of(p, i), dp_input_width(p, i), 0, *dp_input_at(&s->own, i));
+    s->own.cu = dp_cu_copy(p);
     hit_all(s);
     return &s->own;
 }
@@ -294,9 +270,38 @@ void dp_effect_state_in(const dp_sim *s, int r, int hv, double *S) {
     dp_effect_hit(s, r, hv);
 }
 
+#define DROPPED 0x1p-12 /* what is left of a state that is dropped, at most */
+
+/* exp of the largest sum over the chunk's tokens of a channel's gates, or of the sum of the largest. */
+static double left_over(const dp_chunk *ch, int of_sums) {
+    double largest = -INFINITY, sum = 0;
+    for (int t = 0; t < ch->c; t++) {
+        double most = -INFINITY;
+        for (int x = 0; x < ch->K; x++) {
+            const double *g = ch->gcum + (int64_t)t * ch->K + x;
+            most = fmax(most, t ? g[0] - g[-ch->K] : g[0]);
+            if (t == ch->c - 1) largest = fmax(largest, g[0]);
+        }
+        sum += most;
+    }
+    return dp_exp(of_sums ? largest : sum);
+}
+
+/* S: as if nothing had come into the chunk. 1: it was dropped. */
+static int drop_state(const dp_sim *s, int gi, int hv, double *S) {
+    dp_chunk *ch = dp_sim_chunk(s, gi, hv);
+    const int64_t KV = (int64_t)ch->K * ch->V;
+    if (left_over(ch, s->fault == DP_FAULT_DROP_CHANNEL_SUM) >= DROPPED) return 0;
+    memset(S, 0, sizeof *S * (size_t)KV);
+    dp_chunk_state(ch, S, NULL);
+    return 1;
+}
+
 void dp_effect_state(const dp_sim *s, int gi, int hv, double *S) {
     const dp_problem *p = s->p;
     const dp_group *gr = &s->group[gi];
+    const int drops = s->fault == DP_FAULT_DROP_CHANNEL_SUM || s->fault == DP_FAULT_DROP_HORIZON;
+    if (drops && !drop_state(s, gi, hv, S)) return;
     if (s->fault == DP_FAULT_STATE_BF16)
         for (int64_t i = 0; i < (int64_t)p->K * p->V; i++)
             S[i] = dp_bf16d(S[i]);
@@ -305,7 +310,7 @@ void dp_effect_state(const dp_sim *s, int gi, int hv, double *S) {
         dp_chunk *ch = dp_sim_chunk(s, gi, hv);
         memset(ch->v_new + (int64_t)(ch->n / 2) * ch->V, 0,
                sizeof(double) * (size_t)((ch->n - ch->n / 2) * ch->V));
-    } else
+    } else if (!drops)
         return;
     dp_effect_hit(s, gr->rank, hv);
 }

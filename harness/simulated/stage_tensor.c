@@ -6,52 +6,158 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define IN_CHUNK(FIELD) .offset = offsetof(dp_chunk, FIELD)
+#define IN_RANK(FIELD) .offset = offsetof(dp_sim, FIELD)
+#define TOKENS(...) .kind = DP_PER_TOKEN, .axis = {DP_AXIS_T, DP_AXIS_HV, __VA_ARGS__}
+#define CHUNKS .kind = DP_PER_CHUNK, .axis = {DP_AXIS_CHUNKS, DP_AXIS_HV, DP_AXIS_K, DP_AXIS_V}
+#define RANKS(LAST) .kind = DP_PER_RANK, .axis = {DP_AXIS_RANKS, DP_AXIS_HV, DP_AXIS_K, LAST}
+#define BY(STAGE) .made_by = DP_STAGE_##STAGE
+#define SHORT .stored_short = 1
+#define BACKWARD .backward = 1
+#define STATE .state = 1
+
 const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
     [DP_GCUM] = {"gcum",
                  {"g_cumsum", "gk_cumsum"},
-                 DP_PER_TOKEN,
-                 0,
-                 "[T,HV,K] GDN [T,HV]",
-                 "sum of the log decay from the chunk's first token, natural logarithm"},
-    [DP_AKK] = {"Akk", {"A_inv"}, DP_PER_TOKEN, 0, "[T,HV,(R,)64R]", "(I + B L)^-1"},
+                 TOKENS(DP_AXIS_KG),
+                 BY(INTRA),
+                 IN_CHUNK(gcum),
+                 .what = "sum of the log decay from the chunk's first token, natural logarithm"},
+    [DP_AKK] = {"Akk",
+                {"A_inv"},
+                TOKENS(DP_AXIS_R, DP_AXIS_KEYS),
+                BY(SOLVE),
+                SHORT,
+                IN_CHUNK(Akk),
+                .what = "(I + B L)^-1"},
     [DP_AQK] = {"Aqk",
                 {NULL},
-                DP_PER_TOKEN,
-                0,
-                "[T,HV,64R]",
-                "q against keys of its chunk, scale and decay included"},
-    [DP_W] = {"w", {NULL}, DP_PER_TOKEN, 0, "[T,HV,(R,)K]", "Akk (beta exp(gcum) k)"},
-    [DP_U] = {"u", {NULL}, DP_PER_TOKEN, 0, "[T,HV,(R,)V]", "Akk (beta v)"},
-    [DP_KG] = {"kg", {NULL}, DP_PER_TOKEN, 0, "[T,HV,(R,)K]", "k decayed to the chunk's end"},
-    [DP_QG] = {"qg", {NULL}, DP_PER_TOKEN, 0, "[T,HV,K]", "q exp(gcum), without scale"},
-    [DP_M] =
-        {"M", {NULL}, DP_PER_RANK, 0, "[N,HV,K,K]", "transition over the rank's last sub-sequence"},
-    [DP_H] = {"H", {NULL}, DP_PER_RANK, 0, "[N,HV,K,V]", "its state from zeros"},
-    [DP_S_IN] = {"S_in", {NULL}, DP_PER_RANK, 0, "[N,HV,K,V]", "state that enters the rank"},
-    [DP_STATE] = {"h", {NULL}, DP_PER_CHUNK, 0, "[chunks,HV,K,V]", "state before each chunk"},
-    [DP_V_NEW] = {"v_new", {NULL}, DP_PER_TOKEN, 0, "[T,HV,(R,)V]", "u - w h"},
-    [DP_DV_LOCAL] = {"dv_local", {"dAv"}, DP_PER_TOKEN, 1, "[T,HV,(R,)V]", "Aqk' do"},
+                TOKENS(DP_AXIS_KEYS),
+                BY(INTRA),
+                SHORT,
+                IN_CHUNK(Aqk),
+                .what = "q against keys of its chunk, scale and decay included"},
+    [DP_W] = {"w",
+              {NULL},
+              TOKENS(DP_AXIS_R, DP_AXIS_K),
+              BY(WY),
+              SHORT,
+              IN_CHUNK(w),
+              .what = "Akk (beta exp(gcum) k)"},
+    [DP_U] = {"u",
+              {NULL},
+              TOKENS(DP_AXIS_R, DP_AXIS_V),
+              BY(WY),
+              SHORT,
+              IN_CHUNK(u),
+              .what = "Akk (beta v)"},
+    [DP_KG] = {"kg",
+               {NULL},
+               TOKENS(DP_AXIS_R, DP_AXIS_K),
+               BY(WY),
+               SHORT,
+               IN_CHUNK(kg),
+               .what = "k decayed to the chunk's end"},
+    [DP_QG] = {"qg",
+               {NULL},
+               TOKENS(DP_AXIS_K),
+               BY(WY),
+               SHORT,
+               IN_CHUNK(qg),
+               .what = "q exp(gcum), without scale"},
+    [DP_M] = {"M",
+              {NULL},
+              RANKS(DP_AXIS_K),
+              BY(PRE_FWD),
+              IN_RANK(M),
+              .what = "transition over the rank's last sub-sequence"},
+    [DP_H] =
+        {"H", {NULL}, RANKS(DP_AXIS_V), BY(PRE_FWD), IN_RANK(H), .what = "its state from zeros"},
+    [DP_S_IN] = {"S_in",
+                 {NULL},
+                 RANKS(DP_AXIS_V),
+                 BY(MERGE_FWD),
+                 STATE,
+                 IN_RANK(S_in),
+                 .what = "state that enters the rank"},
+    [DP_STATE] = {"h",
+                  {NULL},
+                  CHUNKS,
+                  BY(STATE_FWD),
+                  STATE,
+                  SHORT,
+                  IN_CHUNK(h),
+                  .what = "state before each chunk"},
+    [DP_V_NEW] = {"v_new",
+                  {NULL},
+                  TOKENS(DP_AXIS_R, DP_AXIS_V),
+                  BY(STATE_FWD),
+                  SHORT,
+                  IN_CHUNK(v_new),
+                  .what = "u - w h"},
+    [DP_DV_LOCAL] = {"dv_local",
+                     {"dAv"},
+                     TOKENS(DP_AXIS_R, DP_AXIS_V),
+                     BY(DAV),
+                     SHORT,
+                     BACKWARD,
+                     IN_CHUNK(dvl),
+                     .what = "Aqk' do"},
     [DP_DS_OUT] = {"dS_out",
                    {NULL},
-                   DP_PER_RANK,
-                   1,
-                   "[N,HV,K,V]",
-                   "gradient of the state that leaves the rank"},
+                   RANKS(DP_AXIS_V),
+                   BY(MERGE_BWD),
+                   STATE,
+                   BACKWARD,
+                   IN_RANK(dS_out),
+                   .what = "gradient of the state that leaves the rank"},
     [DP_DM] = {"dM",
                {NULL},
-               DP_PER_RANK,
-               1,
-               "[N,HV,K,K]",
-               "adjoint transition over the rank's first sub-sequence"},
-    [DP_DH] = {"dH", {NULL}, DP_PER_RANK, 1, "[N,HV,K,V]", "its gradient from zeros"},
+               RANKS(DP_AXIS_K),
+               BY(PRE_BWD),
+               BACKWARD,
+               IN_RANK(dM),
+               .what = "adjoint transition over the rank's first sub-sequence"},
+    [DP_DH] = {"dH",
+               {NULL},
+               RANKS(DP_AXIS_V),
+               BY(PRE_BWD),
+               BACKWARD,
+               IN_RANK(dH),
+               .what = "its gradient from zeros"},
     [DP_DSTATE] = {"dh",
                    {NULL},
-                   DP_PER_CHUNK,
-                   1,
-                   "[chunks,HV,K,V]",
-                   "gradient of the state after each chunk"},
-    [DP_DV_NEW] = {"dv_new", {"du", "dv2"}, DP_PER_TOKEN, 1, "[T,HV,(R,)V]", "dv_local + kg dh"},
+                   CHUNKS,
+                   BY(STATE_BWD),
+                   STATE,
+                   SHORT,
+                   BACKWARD,
+                   IN_CHUNK(dh),
+                   .what = "gradient of the state after each chunk"},
+    [DP_DV_NEW] = {"dv_new",
+                   {"du", "dv2"},
+                   TOKENS(DP_AXIS_R, DP_AXIS_V),
+                   BY(STATE_BWD),
+                   SHORT,
+                   BACKWARD,
+                   IN_CHUNK(dX),
+                   .what = "dv_local + kg dh"},
 };
+
+const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS] = {
+    [DP_RANK_S_IN] = DP_S_IN,     [DP_RANK_M] = DP_M,   [DP_RANK_H] = DP_H,
+    [DP_RANK_DS_OUT] = DP_DS_OUT, [DP_RANK_DM] = DP_DM, [DP_RANK_DH] = DP_DH};
+
+int dp_rank_of_stage(int stage) {
+    for (int i = 0; i < DP_RANK_TENSORS; i++)
+        if ((int)dp_rank_stages[i] == stage) return i;
+    return -1;
+}
+
+int dp_stage_tensor_carried(int stage) {
+    const dp_stage by = dp_stage_tensors[stage].made_by;
+    return by == DP_STAGE_STATE_FWD || by == DP_STAGE_STATE_BWD;
+}
 
 int dp_stage_tensor_find(const char *name) {
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
@@ -76,75 +182,72 @@ int dp_stage_tensor_chunks(const dp_problem *p, int N, int rank) {
     return (int)n;
 }
 
-/* Rows of a token and head, and their width. */
+/* Lengths of all axes; returns their number. */
+static int axes(const dp_problem *p, int N, int stage, int64_t shape[DP_MAX_AXES]) {
+    dp_dims d = dp_problem_dims(p);
+    int n = 0;
+    d.of[DP_AXIS_RANKS] = N;
+    if (dp_stage_tensors[stage].kind == DP_PER_CHUNK)
+        d.of[DP_AXIS_CHUNKS] = dp_stage_tensor_chunks(p, N, -1);
+    for (; n < DP_MAX_AXES && dp_stage_tensors[stage].axis[n]; n++)
+        shape[n] = d.of[dp_stage_tensors[stage].axis[n]];
+    return n;
+}
+
+int dp_stage_tensor_keyed(int stage) {
+    for (int i = 0; i < DP_MAX_AXES; i++)
+        if (dp_stage_tensors[stage].axis[i] == DP_AXIS_R) return 1;
+    return 0;
+}
+
 void dp_stage_tensor_token_row(const dp_problem *p, int stage, int *per, int64_t *width) {
-    const int keyed = stage == DP_AKK || stage == DP_W || stage == DP_U || stage == DP_KG ||
-                      stage == DP_V_NEW || stage == DP_DV_LOCAL || stage == DP_DV_NEW;
-    *per = keyed ? p->R : 1;
-    *width = stage == DP_GCUM                                    ? dp_Kg(p)
-             : stage == DP_AKK || stage == DP_AQK                ? (int64_t)DP_CHUNK * p->R
-             : stage == DP_W || stage == DP_KG || stage == DP_QG ? p->K
-                                                                 : p->V;
+    int64_t shape[DP_MAX_AXES];
+    const int n = axes(p, 1, stage, shape);
+    *per = dp_stage_tensor_keyed(stage) ? p->R : 1;
+    *width = shape[n - 1];
 }
 
-static int64_t last_axis(const dp_problem *p, int stage) {
-    return stage == DP_M || stage == DP_DM ? p->K : p->V;
-}
-
-int dp_stage_tensor_shape(const dp_problem *p, int N, int stage, int64_t s[5]) {
-    int per, n = 0;
-    int64_t width;
-    if (dp_stage_tensors[stage].kind == DP_PER_TOKEN) {
-        dp_stage_tensor_token_row(p, stage, &per, &width);
-        s[n++] = p->T;
-        s[n++] = p->HV;
-        if (per > 1) s[n++] = per;
-        s[n++] = width;
-        return n;
-    }
-    s[0] = dp_stage_tensors[stage].kind == DP_PER_RANK ? N : dp_stage_tensor_chunks(p, N, -1);
-    s[1] = p->HV;
-    s[2] = p->K;
-    s[3] = last_axis(p, stage);
-    return 4;
+int dp_stage_tensor_shape(const dp_problem *p, int N, int stage, int64_t s[DP_MAX_AXES]) {
+    int64_t all[DP_MAX_AXES];
+    const int of = axes(p, N, stage, all);
+    int n = 0;
+    for (int i = 0; i < of; i++)
+        if (dp_stage_tensors[stage].axis[i] != DP_AXIS_R || p->R > 1) s[n++] = all[i];
+    return n;
 }
 
 int64_t dp_stage_tensor_size(const dp_problem *p, int N, int stage) {
-    int64_t s[5], n = 1;
+    int64_t s[DP_MAX_AXES], n = 1;
     for (int i = dp_stage_tensor_shape(p, N, stage, s); i > 0; i--)
         n *= s[i - 1];
     return n;
 }
 
 void dp_stage_tensor_rows(const dp_problem *p, int N, int stage, int64_t *rows, int64_t *width) {
-    int per;
-    if (dp_stage_tensors[stage].kind == DP_PER_TOKEN) {
-        dp_stage_tensor_token_row(p, stage, &per, width);
-        *rows = p->T * p->HV * per;
-    } else {
-        *width = (int64_t)p->K * last_axis(p, stage);
-        *rows = dp_stage_tensor_size(p, N, stage) / *width;
-    }
+    int64_t s[DP_MAX_AXES];
+    const int n = dp_stage_tensor_shape(p, N, stage, s);
+    const int row_axes = dp_stage_tensors[stage].kind == DP_PER_TOKEN ? 1 : 2;
+    *width = 1;
+    for (int i = n - row_axes; i < n; i++)
+        *width *= s[i];
+    *rows = dp_stage_tensor_size(p, N, stage) / *width;
+}
+
+int64_t dp_rank_width(const dp_problem *p, int which) {
+    int64_t rows, width;
+    dp_stage_tensor_rows(p, 1, dp_rank_stages[which], &rows, &width);
+    return width;
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
 const double *dp_stage_tensor_in_chunk(const dp_chunk *ch, int stage) {
-    switch (stage) {
-    case DP_GCUM: return ch->gcum;
-    case DP_AKK: return ch->Akk;
-    case DP_AQK: return ch->Aqk;
-    case DP_W: return ch->w;
-    case DP_U: return ch->u;
-    case DP_KG: return ch->kg;
-    case DP_QG: return ch->qg;
-    case DP_STATE: return ch->h;
-    case DP_V_NEW: return ch->v_new;
-    case DP_DV_LOCAL: return ch->dvl;
-    case DP_DSTATE: return ch->dh;
-    case DP_DV_NEW: return ch->dX;
-    default: return NULL;
-    }
+    assert(dp_stage_tensors[stage].kind != DP_PER_RANK);
+    return *(double *const *)((const char *)ch + dp_stage_tensors[stage].offset);
+}
+
+double **dp_sim_rank_list(const dp_sim *s, int which) {
+    return *(double **const *)((const char *)s + dp_stage_tensors[dp_rank_stages[which]].offset);
 }
 
 /* Columns of row (token s of the chunk) in the chunk's own array, and how many of them count: up to
@@ -197,16 +300,10 @@ double *dp_stage_tensor_value(const dp_sim *s, int stage) {
     int64_t rows, width;
     if (dp_stage_tensors[stage].kind == DP_PER_TOKEN) return per_token(s, stage);
     dp_stage_tensor_rows(p, s->N, stage, &rows, &width);
-    double *x = dp_doubles(rows * width), **list = stage == DP_M        ? s->M
-                                                   : stage == DP_H      ? s->H
-                                                   : stage == DP_S_IN   ? s->S_in
-                                                   : stage == DP_DS_OUT ? s->dS_out
-                                                   : stage == DP_DM     ? s->dM
-                                                                        : s->dH;
+    const int which = dp_rank_of_stage(stage);
+    double *x = dp_doubles(rows * width), **list = which < 0 ? NULL : dp_sim_rank_list(s, which);
     for (int64_t i = 0; i < rows; i++) {
-        const double *from = dp_stage_tensors[stage].kind == DP_PER_CHUNK
-                                 ? dp_stage_tensor_in_chunk(&s->ch[i], stage)
-                                 : list[i];
+        const double *from = list ? list[i] : dp_stage_tensor_in_chunk(&s->ch[i], stage);
         if (from)
             memcpy(x + i * width, from, sizeof(double) * (size_t)width);
         else

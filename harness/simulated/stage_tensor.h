@@ -39,16 +39,44 @@ typedef enum { DP_PER_TOKEN, DP_PER_CHUNK, DP_PER_RANK } dp_stage_tensor_kind;
 typedef struct {
     const char *name, *alias[3];
     dp_stage_tensor_kind kind;
+    dp_axis axis[DP_MAX_AXES]; /* as of the inputs and results (ref/vocabulary/tensors.h) */
+    dp_stage made_by;
     int backward;
-    const char *shape, *what;
+    int state;        /* 1: laid out [..,V,K] by those who lay states out so */
+    int stored_short; /* base bf16 stores it in bf16, or a kernel may */
+    size_t offset;    /* of its array in dp_chunk; of a rank's: of its list in dp_sim */
+    const char *what; /* what it is, from what */
 } dp_stage_tensor_info;
 extern const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS];
 int dp_stage_tensor_find(const char *name); /* name or alias; -1 */
 
+/* Does the state that enters a chunk decide over it? */
+int dp_stage_tensor_carried(int stage);
+
+/* The stages that ranks exchange, in the order of records; gradients from DP_RANK_DS_OUT on. */
+enum {
+    DP_RANK_S_IN,
+    DP_RANK_M,
+    DP_RANK_H,
+    DP_RANK_DS_OUT,
+    DP_RANK_DM,
+    DP_RANK_DH,
+    DP_RANK_TENSORS
+};
+extern const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS];
+static inline const char *dp_rank_name(int which) {
+    return dp_stage_tensors[dp_rank_stages[which]].name;
+}
+int dp_rank_of_stage(int stage); /* -1: of no rank */
+/* Entries of one, K K or K V. */
+int64_t dp_rank_width(const dp_problem *p, int which);
+/* [N*HV], by rank * HV + head; NULL where one has none. */
+double **dp_sim_rank_list(const dp_sim *s, int which);
+
 int dp_stage_tensor_chunks(const dp_problem *p, int N,
                            int rank); /* of that rank, -1: of all; T % N == 0 */
 int dp_stage_tensor_shape(const dp_problem *p, int N, int stage,
-                          int64_t shape[5]); /* returns the number of axes */
+                          int64_t shape[DP_MAX_AXES]); /* returns the number of axes */
 int64_t dp_stage_tensor_size(const dp_problem *p, int N, int stage); /* product of the shape */
 void dp_stage_tensor_rows(const dp_problem *p, int N, int stage, int64_t *rows, int64_t *width);
 
@@ -56,6 +84,7 @@ void dp_stage_tensor_rows(const dp_problem *p, int N, int stage, int64_t *rows, 
  * none. Backward stages need a backward run. */
 double *dp_stage_tensor_value(const dp_sim *s, int stage);
 
+int dp_stage_tensor_keyed(int stage); /* does each key of a token have a row of its own? */
 /* Of a stage of tokens: rows a token and head, and their width. */
 void dp_stage_tensor_token_row(const dp_problem *p, int stage, int *per, int64_t *width);
 /* Of row `row` of such a stage in a chunk: distance of its entries, and how many of them mean

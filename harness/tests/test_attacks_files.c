@@ -45,6 +45,25 @@ DP_TEST(attacks_files, code_of_the_present_folder_never_runs) {
     free((char *)dir);
 }
 
+DP_TEST(attacks_files, a_tree_that_is_gone_or_open_to_all_is_not_used) {
+    const char *tree = strdup(at_dir("tree")),
+               *probe = strdup(at_text("%s/probe", at_dir("moved")));
+    const char *own = getenv("DP_CASES");
+    plant(tree);
+    gt_run(at_text("chmod 755 %s %s/*", tree, tree), NULL, 0);
+    int s = at_sh("/", 60,
+                  "cc -DDP_TREE='\"%s\"' -DDP_BUILD='\"build\"' -I%s/.. "
+                  "%s/../harness/base/home.c %s/../harness/tests/data/home_probe.c -o %s",
+                  tree, own, own, own, probe);
+    EXPECT(s, 0, "");
+    EXPECT(at_sh("/", 20, "%s", probe), 0, at_text("cases: %s/cases", tree));
+    EXPECT(at_sh("/", 20, "chmod 777 %s/reports; %s", tree, probe), 0, "was moved away",
+           "cases: /dev/null/");
+    EXPECT(at_sh("/", 20, "rm -r %s; %s", tree, probe), 0, "was moved away", "cases: /dev/null/");
+    free((char *)tree);
+    free((char *)probe);
+}
+
 /* ---- item 6 ---------------------------------------------------------------------------------- */
 
 DP_TEST(attacks_files, a_planted_link_is_not_written_through) {

@@ -147,7 +147,7 @@ DP_TEST(attacks_input, tensors_that_a_case_does_not_know_are_refused) {
     write_filled(at_text("%s/d.safetensors", dir), t, 6);
     EXPECT(at_sh(dir, 20, "$P run d.case --cache none"), 2,
            "d.case:4: data = d.safetensors: tensor inital_state is no input of op = kda; known: q "
-           "k v g beta A_log dt_bias s0 or initial_state");
+           "k v g beta A_log dt_bias s0 (or initial_state)");
     fill both[7];
     memcpy(both, t, 5 * sizeof *t);
     both[5] = t[6];
@@ -283,7 +283,7 @@ DP_TEST(attacks_input, compare_sees_what_is_no_longer_judged) {
                            t) if (strcmp(json_string_value(json_object_get(t, "name")), "o"))
             json_object_set_new(t, "verdict", json_string("unjudged"));
     compare(dir, r, 1, "is not judged any more (unjudged)");
-    CHECK(strstr(at_out, "COMPARE: WORSE"), "%s", at_out);
+    CHECK(strstr(at_out, "COMPARE: GONE"), "%s", at_out);
     r = record(dir);
     json_array_foreach(json_object_get(r, "runs"), i, run)
         json_array_clear(json_object_get(run, "tensors"));

@@ -53,6 +53,8 @@ static const struct {
     {DP_FAULT_RACE, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "v_new"},
     {DP_FAULT_ORDER_BY_RUN, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "dq"},
     {DP_FAULT_STATE_BF16, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "h"},
+    {DP_FAULT_DROP_CHANNEL_SUM, "dropped-moved", 2, DP_BASE_FP32, DP_FP32, "h"},
+    {DP_FAULT_DROP_HORIZON, "dropped-gdn", 2, DP_BASE_FP32, DP_FP32, "h"},
     {DP_FAULT_ANCHOR_LEAK, "lower-bound", 2, DP_BASE_FP32, DP_FP32, "L"},
 };
 

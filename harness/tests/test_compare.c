@@ -134,7 +134,16 @@ DP_TEST(compare, verdicts_runs_and_tensors_that_change_or_vanish_decide_the_stat
     CHECK(compare("c", "a", "") == 0 && strstr(out, "new ") &&
               strstr(out, "1 appeared, 0 vanished"),
           "%s", out);
-    CHECK(compare("a", "d", "") == 1 && strstr(out, "is not judged any more"), "%s", out);
+    CHECK(compare("a", "d", "") == 1 && strstr(out, "gone    ") && !strstr(out, "worse   ") &&
+              strstr(out, "is not judged any more") && strstr(out, "COMPARE: GONE: "),
+          "%s", out);
+    json_t *few = fresh();
+    while (json_array_size(json_object_get(few, "runs")) > pass + 1)
+        json_array_remove(json_object_get(few, "runs"), pass + 1);
+    save(few, "few");
+    CHECK(compare("a", "few", "") == 1 && strstr(out, " runs\n") && strstr(out, "COMPARE: GONE: "),
+          "a line a case: %s", out);
+    CHECK(compare("a", "few", "--verbose") == 1 && !strstr(out, " runs\n"), "%s", out);
     CHECK(compare("a", "z", "") == 1 && strstr(out, "-> nan, from 0 or to no number"), "%s", out);
     CHECK(compare("a", "b", "--json - 2>/dev/null") == 1 && out[0] == '{' &&
               strstr(out, "\"schema\": \"deltaproof-comparison\"") &&
@@ -182,8 +191,8 @@ DP_TEST(compare, history_draws_what_moved_over_the_records_of_a_folder) {
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "/no/such/h.html: No such file") &&
               !strstr(out, "Traceback"),
           "%s", out);
-    snprintf(cmd, sizeof cmd, "'%s/../scripts/power' %s/none", gt_cases(), gt_tmpdir());
-    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "/none: No such file") &&
+    snprintf(cmd, sizeof cmd, "'%s/../scripts/power' %s/no/such", gt_cases(), gt_tmpdir());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "/no/such: No such file") &&
               !strstr(out, "Traceback"),
           "%s", out);
     snprintf(cmd, sizeof cmd, "'%s' compare --history '%s' '%s'", gt_program(), html, path_of("a"));

@@ -251,6 +251,8 @@ static const struct {
     {DP_FAULT_L2_ROUNDED, "there is no L2 norm"},
     {DP_FAULT_DECAY_BF16, "decays are 0 and 1"},
     {DP_FAULT_STATE_BF16, "bf16 is exact here"},
+    {DP_FAULT_DROP_CHANNEL_SUM, "gates are 0 or wipe all that is dropped"},
+    {DP_FAULT_DROP_HORIZON, "gates are 0 or wipe all that is dropped"},
     {DP_FAULT_RACE, "every third run only"},
     {DP_FAULT_ORDER_BY_RUN, "sums are exact in any order"},
     {DP_FAULT_HALO_LEAK, "a fault of the convolution"},

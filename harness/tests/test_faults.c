@@ -63,6 +63,8 @@ static const expectation EXPECT[] = {
     {DP_FAULT_L2_ROUNDED, "smoke-kda", 2, DP_BASE_FP32, DP_FP32, "dq", "dv", -1},
     {DP_FAULT_DECAY_BF16, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "o", NULL, -1},
     {DP_FAULT_STATE_BF16, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "final_state", "S_in", -1},
+    {DP_FAULT_DROP_CHANNEL_SUM, "dropped-moved", 2, DP_BASE_FP32, DP_FP32, "o", "S_in", -1},
+    {DP_FAULT_DROP_HORIZON, "dropped-gdn", 2, DP_BASE_FP32, DP_FP32, "final_state", "S_in", -1},
     {DP_FAULT_ANCHOR_LEAK, "lower-bound", 2, DP_BASE_FP32, DP_FP32, "o", NULL, -1},
     {DP_FAULT_HALO_LEAK, "smoke-conv", 3, DP_BASE_FP32, DP_FP32, "y", NULL, -1},
     {DP_FAULT_HALO_LEAK, "smoke-step", 4, DP_BASE_BF16, DP_FP32, "k", NULL, -1},

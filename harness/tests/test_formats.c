@@ -3,6 +3,7 @@
  * arithmetic under test. */
 #include "gt.h"
 #include "ref/vocabulary/formats.h"
+#include "ref/vocabulary/problem.h"
 
 #include <math.h>
 #include <mpfr.h>
@@ -234,6 +235,31 @@ DP_TEST(formats, roundoff_constants_are_sharp) {
               dp_formats[u[k].f].name, worst[u[k].i], u[k].u);
     }
     CHECK(dp_formats[DP_BF16ST].u_op == 0 && dp_formats[DP_BF16ST].u_store == 0x1p-8, "bf16st");
+}
+
+static void check_words(const char *what, const char *words, const char *(*name)(int), int n) {
+    char all[200] = "";
+    for (int i = 0; i < n; i++) {
+        strcat(all, i ? "|" : "");
+        strcat(all, name(i));
+    }
+    CHECK(!strcmp(all, words), "%s: %s, but the texts say %s", what, all, words);
+}
+static const char *format_name(int i) { return dp_formats[i].name; }
+static const char *base_name(int i) { return dp_base_names[i]; }
+static const char *merge_name(int i) { return dp_merge_names[i]; }
+static const char *model_name(int i) { return dp_models[i].name; }
+
+/* What case files and help texts call them is what the tables call them. */
+DP_TEST(formats, names_in_texts_are_those_of_the_tables) {
+    check_words("formats", DP_FORMAT_WORDS, format_name, DP_NFORMATS);
+    check_words("bases", DP_BASE_WORDS, base_name, DP_NBASES);
+    check_words("merges", DP_MERGE_WORDS, merge_name, DP_NMERGES);
+    check_words("models", DP_MODEL_WORDS, model_name, DP_NMODELS);
+    for (int i = 0; i < DP_NFORMATS; i++)
+        CHECK(dp_formats[i].bits > 0 && dp_formats[i].bytes > 0 && dp_formats[i].rate > 0 &&
+                  dp_formats[i].words,
+              "%s: a row with a gap", dp_formats[i].name);
 }
 
 /* hi = tf32(a), lo = tf32(a - hi) leaves at most 2^-22 |a|. */

@@ -412,3 +412,37 @@ DP_TEST(inputs, conv) {
     free(c.bias);
     free(c.dy);
 }
+
+/* keys = moved: what each channel's gates sum to, and how much of a state is left, in 16 tokens. */
+DP_TEST(inputs, moved_state_survives_gates_that_sum_to_minus_20) {
+    enum { T = 64, K = 16, V = 1 };
+    dp_problem p = problem(DP_KDA, T, 1, 1, K, V, 1, DP_GATE_LOG, 0);
+    dp_inputs_spec s = spec(DP_FP64);
+    double S[K] = {0}, before = 0;
+    s.keys = DP_KEYS_MOVED;
+    s.beta_lo = s.beta_hi = 1;
+    dp_inputs_fill(&p, &s);
+    for (int t = 0; t + 16 <= T; t++)
+        for (int x = 0; x < K; x++) {
+            double sum = 0;
+            for (int i = t; i < t + 16; i++)
+                sum += p.g[i * K + x];
+            CHECK(sum == -20, "channel %d sums to %g in 16 tokens from %d", x, sum, t);
+        }
+    for (int x = 0; x < K / 2; x++) /* along b, what token 8 - 4 of head 0 leaves: angle 90 */
+        S[K / 2 + x] = p.q[K / 2 + x];
+    for (int t = 0; t < T; t++) {
+        double along = 0, size = 0;
+        for (int x = 0; x < K; x++)
+            along += p.k[t * K + x] * (S[x] *= exp(p.g[t * K + x]));
+        for (int x = 0; x < K; x++) {
+            S[x] -= along * p.k[t * K + x];
+            size += S[x] * S[x];
+        }
+        if (t == 15) before = sqrt(size);
+        if (t == 31)
+            CHECK(fabs(sqrt(size) / before - 0.53) < 0.01, "%g of the state is left",
+                  sqrt(size) / before);
+    }
+    dp_problem_free(&p);
+}

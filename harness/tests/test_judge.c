@@ -474,7 +474,7 @@ DP_TEST(judge, settings_come_from_options_then_metadata_then_a_refusal_with_the_
     write_inputs(&x.c.p, 3, 0, SAID);
     dp_judge_options no = o;
     no.base = NULL;
-    REFUSE(&no, "`base`", "--base bf16|fp32|fp64");
+    REFUSE(&no, "`base`", "--base bf16|fp16|fp32|fp64");
     no = o;
     no.claim = NULL;
     REFUSE(&no, "`claim`", "--claim");

@@ -336,10 +336,10 @@ DP_TEST(kernels, checks_without_truth_take_a_way) {
     snprintf(cmd, sizeof cmd,
              "'%s' check smoke-kda --cases '%s' --backend cuda --only transpose --way dh-only",
              program(), gt_cases());
-    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "way dh-only") &&
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "variant dh-only") &&
               strstr(out, "gives no M and dM") && strstr(out, "NOTHING CHECKED"),
           "%s", out);
     snprintf(cmd, sizeof cmd, "'%s' check smoke-kda --cases '%s' --way dh-only", program(),
              gt_cases());
-    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "--way dh-only"), "%s", out);
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "--variant dh-only"), "%s", out);
 }

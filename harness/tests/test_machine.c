@@ -283,8 +283,8 @@ DP_TEST(machine, entries_are_named_by_sources_compiler_and_flags) {
     char cmd[1200], out[2][2048], dir[300];
     snprintf(dir, sizeof dir, "%s/sources", gt_tmpdir());
     snprintf(cmd, sizeof cmd,
-             "mkdir -p '%s' && cd '%s/..' && cp -r Makefile README.md ref harness '%s'", dir,
-             gt_cases(), dir);
+             "mkdir -p '%s' && cd '%s/..' && cp -r Makefile README.md ref harness scripts '%s'",
+             dir, gt_cases(), dir);
     REQUIRE(gt_run(cmd, out[0], sizeof out[0]) == 0, "%s", out[0]);
     for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
         char hash[2][2][40] = {{""}};

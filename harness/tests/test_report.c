@@ -443,12 +443,12 @@ DP_TEST(report, command_after_a_failed_judgement_works) {
     char cmd[4000], said[1 << 14];
     snprintf(
         cmd, sizeof cmd,
-        "cd '%s' && '%s' inputs smoke-kda -o in.safetensors && PYTHONPATH='%s/../scripts/python' "
+        "cd '%s' && '%s' inputs smoke-kda -o in.safetensors && "
         "PYTHONDONTWRITEBYTECODE=1 %s '%s/../harness/tests/data/zero_output.py' in.safetensors "
         "out.safetensors && '%s' judge --inputs %s/in.safetensors --outputs %s/out.safetensors "
         "--base fp32 --out %s/failing",
-        gt_tmpdir(), gt_program(), gt_cases(), python(), gt_cases(), gt_program(), gt_tmpdir(),
-        gt_tmpdir(), gt_tmpdir());
+        gt_tmpdir(), gt_program(), python(), gt_cases(), gt_program(), gt_tmpdir(), gt_tmpdir(),
+        gt_tmpdir());
     char *html = failing_page(cmd);
     REQUIRE(html, "no page of a failed judgement");
     CHECK(card_command(html, "The same bits again", said, sizeof said) == 1, "%s", said);

@@ -169,14 +169,10 @@ typedef struct {
 } law;
 static law law_of(dp_format f) {
     const dp_format_info *i = &dp_formats[f];
-    /* truncation to u = 2^-11: errors up to 2 u, of one sign */
-    if (f == DP_TF32RZ) return (law){DP_BITS_OPERAND, 11, 1};
-    if (i->u_store > 0) return (law){DP_BITS_STORE, -dp_log2(i->u_store), 0};
-    if (i->u_op > 0 && f != DP_TF32X3) return (law){DP_BITS_OPERAND, -dp_log2(i->u_op), 0};
-    /* 3xTF32 drops lo*lo: two factors of rms 0.425 2^-11 give an error of rms 0.425 2^-23.2 in each
-     * product, that is 2^-24.7 for the accumulate model at K = 16 (its A is twice that of
-     * products), less for wider keys: 0.2 to 0.3 bits below fp32 */
-    return (law){DP_BITS_ACCUMULATE, -dp_log2(i->u_acc) - (f == DP_TF32X3 ? 0.25 : 0), 0};
+    const dp_bits_model model = i->u_store > 0             ? DP_BITS_STORE
+                                : i->u_op > 0 && !i->split ? DP_BITS_OPERAND
+                                                           : DP_BITS_ACCUMULATE;
+    return (law){model, i->bits, i->truncates};
 }
 
 /* Stored numbers as narrow as the store reading says: storage. Error explained by accumulation in
@@ -189,26 +185,16 @@ static dp_bits_model where(const dp_bits *b) {
 }
 
 static int alike(const dp_bits *b) {
-    static const dp_format order[] = {DP_FP64, DP_FP32, DP_TF32, DP_TF32RZ, DP_BF16, DP_BF16ST};
-    for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
-        const law l = law_of(order[i]);
-        if (l.model == b->model && l.biased == b->biased &&
+    for (int f = 0; f < DP_NFORMATS; f++) {
+        const law l = law_of((dp_format)f);
+        if (!dp_formats[f].split && l.model == b->model && l.biased == b->biased &&
             fabs(l.bits - b->effective) <= DP_BITS_MARGIN)
-            return order[i];
+            return f;
     }
     return -1;
 }
 
-static const char *words(int f) {
-    static const char *const w[DP_NFORMATS] = {"fp64",
-                                               "fp32",
-                                               "3xTF32",
-                                               "tf32 rounded to nearest",
-                                               "truncated tf32",
-                                               "bf16 operands",
-                                               "bf16 storage between steps"};
-    return f < 0 ? "no known format" : w[f];
-}
+static const char *words(int f) { return f < 0 ? "no known format" : dp_formats[f].words; }
 
 static void say(dp_bits *b, dp_format claimed) {
     const int last = b->npoint - 1;

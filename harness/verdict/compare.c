@@ -33,6 +33,7 @@ typedef struct {
     row_kind kind;
     dp_place at;
     double err2, want2, bound, limit;   /* limit: bound and radius */
+    double raw2;                        /* err2 before what the row may lose was taken off */
     int finite_want, finite_got, worst; /* worst: entry */
     double worst_err;
 } row;
@@ -58,6 +59,16 @@ static void measure_entry(row *r, int i, double got, double want, double d) {
     r->worst = i;
 }
 
+static void allow_loss(comparison *c, int64_t z, double lost) {
+    row *r = &c->row[z];
+    const double size = sqrt(r->err2);
+    if (!(lost > 0) || size == 0) return;
+    const double left = size > lost ? 1 - lost / size : 0;
+    for (int i = 0; i < c->in->width; i++)
+        c->err[z * c->in->width + i] *= left;
+    r->err2 *= left * left;
+}
+
 static void measure(comparison *c, int64_t z) {
     const dp_compare_in *in = c->in;
     row *r = &c->row[z];
@@ -69,10 +80,12 @@ static void measure(comparison *c, int64_t z) {
         c->err[at] = (in->got[at] - in->want[at]) - low;
         measure_entry(r, i, in->got[at], in->want[at], c->err[at]);
     }
+    r->raw2 = r->err2;
+    if (in->lost) allow_loss(c, z, in->lost[z]);
     const double radius = in->rad && isfinite(in->rad[z]) ? in->rad[z] : 0;
     r->bound = in->bound ? in->bound[z] : 0;
     r->limit = r->bound + radius;
-    if (r->finite_want && !r->finite_got) r->err2 = INFINITY;
+    if (r->finite_want && !r->finite_got) r->err2 = r->raw2 = INFINITY;
 }
 
 /* Chunks and heads in which the truth is not finite: [chunks][heads], to be freed. */
@@ -126,8 +139,8 @@ static dp_row row_at(const comparison *c, int64_t z) {
                     .index = r->worst,
                     .got = c->in->got[at],
                     .want = c->in->want[at],
-                    .err = sqrt(r->err2),
-                    .bound = c->in->bound ? r->limit : NAN,
+                    .err = sqrt(r->raw2),
+                    .bound = c->in->bound ? r->limit + (c->in->lost ? c->in->lost[z] : 0) : NAN,
                     .size = sqrt(r->want2)};
 }
 
@@ -151,7 +164,7 @@ static void sum_up(comparison *c) {
         if (!is_looked_at(r)) continue;
         const int unit[] = {r->at.rank * in->heads + r->at.head, n + r->at.rank, n + in->N};
         for (int i = 0; i < 3; i++) {
-            err[unit[i]] += r->err2;
+            err[unit[i]] += r->raw2;
             want[unit[i]] += r->want2;
             seen[unit[i]] = 1;
         }
@@ -202,7 +215,7 @@ static void windows(comparison *c) {
     double *want = dp_doubles((int64_t)n * in->heads);
     for (int64_t z = 0; z < in->rows; z++) {
         const row *r = &c->row[z];
-        err[r->at.token / WINDOW * in->heads + r->at.head] += r->err2;
+        err[r->at.token / WINDOW * in->heads + r->at.head] += r->raw2;
         want[r->at.token / WINDOW * in->heads + r->at.head] += r->want2;
     }
     c->j->nwindow = n;

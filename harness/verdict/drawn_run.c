@@ -106,15 +106,10 @@ void dp_drawn_all(dp_drawn_run *x, dp_format chain) {
         if (x->conv[i].x) convolve(x, i, dy[i]);
 }
 
-const double *dp_sim_rank_value(const dp_sim *s, int tensor, int64_t z) {
-    double **const list[] = {s->S_in, s->M, s->H, s->dS_out, s->dM, s->dH};
-    return list[tensor][z];
-}
-
 const double *dp_drawn_rank_value(const dp_drawn_run *x, int tensor, int64_t z) {
     const int64_t KV = (int64_t)x->p.K * x->p.V;
     const int64_t HV = x->p.HV;
-    if (x->design.chunk) return dp_sim_rank_value(&x->sim, tensor, z);
+    if (x->design.chunk) return dp_sim_rank_list(&x->sim, tensor)[z];
     if (tensor == DP_RANK_S_IN) return x->S + z * KV;
     if (tensor == DP_RANK_DS_OUT) return z / HV + 1 < x->N ? x->dS + (z + HV) * KV : NULL;
     return NULL;

@@ -5,7 +5,7 @@
  */
 #ifndef DP_DRAWN_RUN_H
 #define DP_DRAWN_RUN_H
-#include "harness/simulated/ranks.h"
+#include "harness/simulated/stage_tensor.h"
 #include "ref/chunk/conv.h"
 #include "ref/vocabulary/design.h"
 #ifdef __cplusplus
@@ -34,18 +34,7 @@ void dp_drawn_close(dp_drawn_run *x);
 dp_result *dp_drawn_results(dp_drawn_run *x);
 const double *dp_drawn_dg(const dp_drawn_run *x); /* [T][HV][Kg] of the log decay */
 
-/* What ranks exchange, by number; gradients from DP_RANK_DS_OUT on. */
-enum {
-    DP_RANK_S_IN,
-    DP_RANK_M,
-    DP_RANK_H,
-    DP_RANK_DS_OUT,
-    DP_RANK_DM,
-    DP_RANK_DH,
-    DP_RANK_TENSORS
-};
 /* Of rank and head z = rank * HV + head; NULL: it has none. */
-const double *dp_sim_rank_value(const dp_sim *s, int tensor, int64_t z);
 const double *dp_drawn_rank_value(const dp_drawn_run *x, int tensor, int64_t z);
 
 #ifdef __cplusplus

@@ -2,6 +2,7 @@
 #include "draws.h"
 #include "ref/vocabulary/problem.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,7 @@
 const char *const dp_direction_names[DP_NDIRECTIONS] = {"factor", "offset", "truncation"};
 
 /* The power of two below |x|, with its sign; 0 for zeros and subnormals. */
-static double spacing(double x) {
+static inline double spacing(double x) {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
     bits &= 0xfff0000000000000u;
@@ -40,28 +41,78 @@ void dp_draws_free(dp_draws *d) {
     *d = (dp_draws){0};
 }
 
-/* |d|^2 where the truth has values. */
-static double length2_of(const double *want, int64_t n, dp_direction d) {
+/* Sums in a stated order that vectors of any width make alike: entry i in partial sum i mod LANES,
+ * these added in order. A row's end is filled up with entries that count nothing. */
+#define LANES 8
+typedef struct {
+    double dot[DP_NDIRECTIONS][LANES], length2[DP_NDIRECTIONS][LANES];
+} partial_sums;
+
+static double total(const double *part) {
     double sum = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const double x = isfinite(want[i]) ? dp_direction_entry(d, want[i]) : 0;
-        sum += x * x;
-    }
+    for (int j = 0; j < LANES; j++)
+        sum += part[j];
     return sum;
+}
+
+static inline int has_value(double x) { return fabs(x) <= DBL_MAX; }
+
+/* Entries where truth or error have no value are infinite. */
+static inline void add_squares(const double *err, const double *want, double *square) {
+#pragma omp simd
+    for (int j = 0; j < LANES; j++) {
+        const double e = err[j];
+        square[j] += has_value(want[j]) & has_value(e) ? e * e : INFINITY;
+    }
+}
+
+/* <err, d> and |d|^2 along every direction, from the entries where the truth has a value (and, in
+ * the first, the error). */
+static inline void add_components(const double *err, const double *want, partial_sums *to) {
+    double e[LANES], along[DP_NDIRECTIONS][LANES];
+#pragma omp simd
+    for (int j = 0; j < LANES; j++) {
+        const int known = has_value(want[j]);
+        const double w = known ? want[j] : 0;
+        e[j] = known & has_value(err[j]) ? err[j] : 0;
+        along[DP_ALONG_VALUE][j] = w;
+        along[DP_ALONG_OFFSET][j] = known ? 1 : 0;
+        along[DP_ALONG_ZERO][j] = spacing(w);
+    }
+#pragma GCC unroll 3
+    for (dp_direction d = 0; d < DP_NDIRECTIONS; d++)
+#pragma omp simd
+        for (int j = 0; j < LANES; j++) {
+            to->dot[d][j] += e[j] * along[d][j];
+            to->length2[d][j] += along[d][j] * along[d][j];
+        }
 }
 
 static double square_sum(const double *err, const double *want, int64_t n) {
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += isfinite(want[i]) && isfinite(err[i]) ? err[i] * err[i] : INFINITY;
-    return sum;
+    double square[LANES] = {0}, last[LANES] = {0}, known[LANES] = {0};
+    const int64_t whole = n / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        add_squares(err + i, want + i, square);
+    for (int64_t i = whole; i < n; i++) {
+        last[i - whole] = err[i];
+        known[i - whole] = want[i];
+    }
+    if (whole < n) add_squares(last, known, square);
+    return total(square);
 }
 
-static double component(const double *err, const double *want, int64_t n, dp_direction d) {
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        if (isfinite(want[i]) && isfinite(err[i])) sum += err[i] * dp_direction_entry(d, want[i]);
-    return sum;
+static partial_sums components(const double *err, const double *want, int64_t n) {
+    partial_sums to = {0};
+    double last[LANES], known[LANES];
+    const int64_t whole = n / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        add_components(err + i, want + i, &to);
+    for (int j = 0; whole < n && j < LANES; j++) {
+        last[j] = whole + j < n ? err[whole + j] : 0;
+        known[j] = whole + j < n ? want[whole + j] : NAN;
+    }
+    if (whole < n) add_components(last, known, &to);
+    return to;
 }
 
 void dp_sum_errors(const dp_row_map *map, const double *err, const double *want, double *err2,
@@ -71,11 +122,12 @@ void dp_sum_errors(const dp_row_map *map, const double *err, const double *want,
         err2[i] += square_sum(err + i * part, want + i * part, part);
     if (!along) return;
     memset(length2, 0, sizeof *length2 * (size_t)(DP_NDIRECTIONS * map->windows));
-    for (dp_direction d = 0; d < DP_NDIRECTIONS; d++)
-        for (int64_t r = 0; r < map->rows; r++) {
-            const int64_t at = r * map->width;
-            const int64_t window = d * map->windows + map->window[r];
-            along[window] += component(err + at, want + at, map->width, d);
-            length2[window] += length2_of(want + at, map->width, d);
+    for (int64_t r = 0; r < map->rows; r++) {
+        const int64_t at = r * map->width;
+        const partial_sums row = components(err + at, want + at, map->width);
+        for (dp_direction d = 0; d < DP_NDIRECTIONS; d++) {
+            along[d * map->windows + map->window[r]] += total(row.dot[d]);
+            length2[d * map->windows + map->window[r]] += total(row.length2[d]);
         }
+    }
 }

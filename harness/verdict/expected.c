@@ -1,331 +1,21 @@
-/* Draws: nearby problems, run by the design and by the fp64 reference, and their differences
- * summed.
- */
-#include "expected.h"
+/* Draws: nearby problems, run by the design and by the fp64 reference (expected.h). */
 #include "drawn_run.h"
-#include "harness/simulated/stage_tensor.h"
+#include "expected_impl.h"
 #include "ref/chunk/chunk_gated.h"
 #include "ref/chunk/gate.h"
-#include "row_map.h"
 
 #include <assert.h>
-#include <math.h>
 #include <omp.h>
 #include <stdlib.h>
-#include <string.h>
 
-#define FEW_DRAWS 6
-#define MANY_DRAWS 8
-#define LARGE 2e7             /* entries of states passed through, above which draws are dear */
 #define MEMORY 4e9            /* bytes that draws made at once may hold */
 #define FP32_FOR_FP64 0x1p-29 /* fp64's unit roundoff over fp32's */
 
-int dp_expected_count(const dp_problem *p) {
-    const double size = (double)p->T * p->HV * p->R * p->K * p->V;
-    return size <= LARGE ? MANY_DRAWS : FEW_DRAWS;
-}
-
-/* ---- what is kept of each tensor ------------------------------------------------------------- */
-
-/* Shapes of a request on N ranks, made once: maps of all tensors. */
-typedef struct {
-    const dp_expected_request *rq;
-    int N;
-    dp_windows windows;
-    dp_row_map field[DP_NRESULTS], rank[DP_RANK_TENSORS];
-    dp_row_map step[DP_STEP_KINDS][3], stage[DP_MAX_STAGES];
-} layout;
-
-static const int RANK_IS_KK[DP_RANK_TENSORS] = {[DP_RANK_M] = 1, [DP_RANK_DM] = 1};
-
-static dp_row_map map_step(const layout *l, int kind, int i) {
-    const dp_conv *v = l->rq->front ? l->rq->front->conv[i] : NULL;
-    const int heads = dp_qkv_heads(l->rq->p, i);
-    if (!v || (kind != DP_STEP_Y && !l->rq->backward)) return (dp_row_map){.split = 1};
-    if (kind == DP_STEP_DBIAS && !v->bias) return (dp_row_map){.split = 1};
-    if (kind == DP_STEP_DW) return dp_map_rows((int64_t)v->W * heads, v->D / heads);
-    if (kind == DP_STEP_DBIAS) return dp_map_rows(heads, v->D / heads);
-    return dp_map_tokens(&l->windows, heads, 1, v->D / heads);
-}
-
-static dp_row_map map_stage(const layout *l, int stage) {
-    const dp_problem *p = l->rq->p;
-    int64_t rows, width;
-    dp_stage_tensor_rows(p, l->N, stage, &rows, &width);
-    if (dp_stage_tensors[stage].kind == DP_PER_CHUNK) return dp_map_states(rows, p->K, p->V);
-    return dp_map_tokens(&l->windows, p->HV, (int)(rows / (p->T * p->HV)), (int)width);
-}
-
-static layout layout_of(const dp_expected_request *rq, int N) {
-    const dp_problem *p = rq->p;
-    const int64_t ranks = (int64_t)N * p->HV;
-    layout l = {.rq = rq, .N = N, .windows = dp_windows_of(p, N)};
-    for (int i = 0; i < DP_NRESULTS; i++)
-        if (rq->backward || !dp_result_fields[i].backward) l.field[i] = dp_map_field(&l.windows, i);
-    for (int i = 0; i < (rq->backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
-        l.rank[i] = dp_map_states(ranks, p->K, RANK_IS_KK[i] ? p->K : p->V);
-    for (int k = 0; k < DP_STEP_KINDS; k++)
-        for (int i = 0; i < 3; i++)
-            l.step[k][i] = map_step(&l, k, i);
-    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
-        if (dp_stage_tensors[i].kind != DP_PER_RANK &&
-            (rq->backward || !dp_stage_tensors[i].backward))
-            l.stage[i] = map_stage(&l, i);
-    return l;
-}
-
-static void layout_free(layout *l) {
-    for (int i = 0; i < DP_NRESULTS; i++)
-        dp_row_map_free(&l->field[i]);
-    for (int i = 0; i < DP_RANK_TENSORS; i++)
-        dp_row_map_free(&l->rank[i]);
-    for (int i = 0; i < 3 * DP_STEP_KINDS; i++)
-        dp_row_map_free(&l->step[i / 3][i % 3]);
-    for (int i = 0; i < DP_MAX_STAGES; i++)
-        dp_row_map_free(&l->stage[i]);
-    dp_windows_free(&l->windows);
-}
-
-static const char *field_name(int i) { return dp_result_fields[i].name; }
-static int is_sum(int i) { return dp_result_fields[i].kind == DP_OF_HEADS; }
-
-static void draws_alloc(dp_draws *d, int D, const dp_row_map *map, int64_t parts) {
-    *d = (dp_draws){0};
-    if (map->rows) dp_draws_alloc(d, D, map, parts);
-}
-
-static void expected_alloc(const layout *l, const dp_expected_policy *policy, dp_expected *x) {
-    const int D = dp_expected_count(l->rq->p);
-    *x = (dp_expected){0};
-    for (int i = 0; i < DP_NRESULTS; i++)
-        draws_alloc(&x->field[i], D, &l->field[i], is_sum(i) ? l->windows.windows : 0);
-    for (int i = 0; i < DP_RANK_TENSORS; i++)
-        draws_alloc(&x->rank[i], D, &l->rank[i], 0);
-    for (int i = 0; i < 3 * DP_STEP_KINDS; i++)
-        draws_alloc(&x->step[i / 3][i % 3], D, &l->step[i / 3][i % 3], 0);
-    for (int i = 0; policy->stages && i < DP_MAX_STAGES; i++)
-        draws_alloc(&x->stage[i], D, &l->stage[i], 0);
-}
-
-void dp_expected_alloc(const dp_expected_request *rq, const dp_expected_policy *policy,
-                       dp_expected *x) {
-    layout l = layout_of(rq, policy->N);
-    expected_alloc(&l, policy, x);
-    layout_free(&l);
-}
-
-static dp_draws *tensor_of(dp_expected *x, int i) {
-    dp_draws *const list[] = {x->field, x->rank, x->step[0], x->stage};
-    const int n[] = {DP_NRESULTS, DP_RANK_TENSORS, 3 * DP_STEP_KINDS, DP_MAX_STAGES};
-    int k = 0;
-    while (i >= n[k])
-        i -= n[k++];
-    return &list[k][i];
-}
-
-int dp_expected_parts(dp_expected *x, dp_part *part) {
-    int n = 0;
-    for (int i = 0; i < DP_EXPECTED_TENSORS; i++) {
-        const dp_draws *d = tensor_of(x, i);
-        const size_t each = sizeof(double) * (size_t)d->ndraw;
-        if (!d->err2) continue;
-        part[n++] = (dp_part){d->err2, each * (size_t)d->rows};
-        part[n++] = (dp_part){d->along, each * DP_NDIRECTIONS * (size_t)d->windows};
-        part[n++] = (dp_part){d->length2, each * DP_NDIRECTIONS * (size_t)d->windows};
-        if (d->part)
-            part[n++] = (dp_part){d->part, each * (size_t)(d->parts * d->rows) * (size_t)d->width};
-    }
-    return n;
-}
-
-void dp_expected_free(dp_expected *x) {
-    for (int i = 0; i < DP_EXPECTED_TENSORS; i++)
-        dp_draws_free(tensor_of(x, i));
-}
-
-static void larger(double *x, const double *y, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        if (fabs(y[i]) > fabs(x[i])) x[i] = y[i];
-}
-
-static int64_t overflows(const dp_draws *d) {
-    int64_t n = 0;
-    for (int64_t i = 0; i < d->ndraw * d->rows; i++)
-        n += !isfinite(d->err2[i]);
-    return n;
-}
-
-static void draws_larger(dp_draws *a, const dp_draws *b) {
-    larger(a->err2, b->err2, a->ndraw * a->rows);
-    larger(a->along, b->along, a->ndraw * DP_NDIRECTIONS * a->windows);
-    larger(a->length2, b->length2, a->ndraw * DP_NDIRECTIONS * a->windows);
-    if (a->part) larger(a->part, b->part, a->ndraw * a->parts * a->rows * a->width);
-}
-
-/* A design that overflows in more rows than another is not the subject's: it is left out. Rows in
- * which all do lie beside inputs that are not finite. */
-void dp_expected_largest(dp_expected *x, int n, const dp_expected *const *of) {
-    for (int i = 0; i < DP_EXPECTED_TENSORS; i++) {
-        dp_draws *a = tensor_of(x, i);
-        int64_t fewest = INT64_MAX;
-        if (!a->err2) continue;
-        for (int k = 0; k < n; k++) {
-            const int64_t m = overflows(tensor_of((dp_expected *)of[k], i));
-            if (m < fewest) fewest = m;
-        }
-        for (int k = 0; k < n; k++) {
-            const dp_draws *b = tensor_of((dp_expected *)of[k], i);
-            if (overflows(b) == fewest) draws_larger(a, b);
-        }
-    }
-}
-
-dp_draws dp_draws_of_rows(const dp_draws *d, int n, const int *row) {
-    const int64_t split = d->rows / d->windows;
-    const dp_row_map map = {n, n, (int)split * d->width, (int)split, NULL};
-    dp_draws y;
-    dp_draws_alloc(&y, d->ndraw, &map, 0);
-    for (int k = 0; k < d->ndraw; k++)
-        for (int i = 0; i < n; i++) {
-            memcpy(y.err2 + (k * n + i) * split, d->err2 + k * d->rows + row[i] * split,
-                   sizeof *y.err2 * (size_t)split);
-            for (int q = 0; q < DP_NDIRECTIONS; q++) {
-                const int64_t to = (k * DP_NDIRECTIONS + q) * n + i;
-                const int64_t from = (k * DP_NDIRECTIONS + q) * d->windows + row[i];
-                y.along[to] = d->along[from];
-                y.length2[to] = d->length2[from];
-            }
-        }
-    return y;
-}
-
-/* ---- errors of a draw ------------------------------------------------------------------------ */
-
-/* The fp64 reference of a nearby problem. Its results are those on one rank, whatever ranks they
- * are compared on: what N changes in fp64 is no error that is looked at. */
-typedef struct {
-    dp_drawn_run one;
-    dp_sim apart;      /* on N ranks, where those cut other chunks */
-    const dp_sim *sim; /* on N ranks: what ranks hold, and intermediates */
-    double *slope[2];  /* dg/dx and dg/dA_log */
-} reference;
-
-/* One run beside its reference. */
-typedef struct {
-    const layout *l;
-    dp_drawn_run *one;
-    reference *ref;
-    double scale;
-    int draw;
-    dp_expected *x;
-} draw;
-
-/* err = scale (got - want); where there is no got, nothing is expected. */
-static void add(const draw *a, const dp_row_map *map, const double *got, const double *want,
-                dp_draws *d) {
-    const int64_t n = map->rows * map->width;
-    double *err = dp_doubles(n);
-    for (int64_t i = 0; i < n; i++)
-        err[i] = a->scale * (got[i] - want[i]);
-    dp_sum_errors(map, err, want, d->err2 + a->draw * d->rows,
-                  d->along + (int64_t)a->draw * DP_NDIRECTIONS * d->windows,
-                  d->length2 + (int64_t)a->draw * DP_NDIRECTIONS * d->windows);
-    free(err);
-}
-
-static void add_ranks(const draw *a, int tensor) {
-    const dp_row_map *map = &a->l->rank[tensor];
-    double *got = dp_doubles(map->rows * map->width);
-    double *want = dp_doubles(map->rows * map->width);
-    for (int64_t z = 0; z < map->rows; z++) {
-        const double *g = dp_drawn_rank_value(a->one, tensor, z);
-        const double *w = dp_sim_rank_value(a->ref->sim, tensor, z);
-        if (!g || !w) continue;
-        memcpy(got + z * map->width, g, sizeof *got * (size_t)map->width);
-        memcpy(want + z * map->width, w, sizeof *want * (size_t)map->width);
-    }
-    add(a, map, got, want, &a->x->rank[tensor]);
-    free(got);
-    free(want);
-}
-
-/* dw [D][W] as rows of a tap and head: [W][D]. */
-static double *by_tap(const dp_conv *v, const double *dw) {
-    double *y = dp_doubles((int64_t)v->D * v->W);
-    for (int d = 0; d < v->D; d++)
-        for (int j = 0; j < v->W; j++)
-            y[(int64_t)j * v->D + d] = dw[(int64_t)d * v->W + j];
-    return y;
-}
-
-static void add_front(const draw *a, int i) {
-    const dp_conv_result *g = &a->one->front[i];
-    const dp_conv_result *w = &a->ref->one.front[i];
-    const dp_conv *v = &a->one->conv[i];
-    if (!v->x) return;
-    add(a, &a->l->step[DP_STEP_Y][i], g->y, w->y, &a->x->step[DP_STEP_Y][i]);
-    if (!a->l->rq->backward) return;
-    double *dw = by_tap(v, g->dw);
-    double *want = by_tap(v, w->dw);
-    add(a, &a->l->step[DP_STEP_DX][i], g->dx, w->dx, &a->x->step[DP_STEP_DX][i]);
-    add(a, &a->l->step[DP_STEP_DW][i], dw, want, &a->x->step[DP_STEP_DW][i]);
-    if (v->bias)
-        add(a, &a->l->step[DP_STEP_DBIAS][i], g->dbias, w->dbias, &a->x->step[DP_STEP_DBIAS][i]);
-    free(dw);
-    free(want);
-}
-
-/* What each window of tokens adds to the errors of dA_log (slope dg/dA_log) or ddt_bias (dg/dx). */
-static void add_shares(const draw *a, const double *slope, dp_draws *d) {
-    const dp_problem *p = &a->one->p;
-    const double *got = dp_drawn_dg(a->one);
-    const double *want = dp_drawn_dg(&a->ref->one);
-    const int Kg = dp_Kg(p);
-    double *part = d->part + (int64_t)a->draw * d->parts * d->rows * d->width;
-    for (int64_t i = 0; i < p->T * p->HV * Kg; i++) {
-        const int64_t t = i / (p->HV * Kg);
-        const int64_t head = i / Kg % p->HV;
-        const int64_t at = (a->l->windows.window_of[t] * d->rows + head) * d->width;
-        part[at + (d->width == 1 ? 0 : i % Kg)] += a->scale * (got[i] - want[i]) * slope[i];
-    }
-}
-
-static void add_sums(const draw *a) {
-    for (int i = 0; i < DP_NRESULTS; i++)
-        if (a->x->field[i].part)
-            add_shares(a, a->ref->slope[!strcmp(field_name(i), "dA_log")], &a->x->field[i]);
-}
-
-static void add_stages(const draw *a) {
-    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
-        if (!a->x->stage[i].err2) continue;
-        double *got = dp_stage_tensor_value(&a->one->sim, i);
-        double *want = dp_stage_tensor_value(a->ref->sim, i);
-        add(a, &a->l->stage[i], got, want, &a->x->stage[i]);
-        free(got);
-        free(want);
-    }
-}
-
-static void add_draw(const draw *a) {
-    for (int i = 0; i < DP_NRESULTS; i++)
-        if (a->x->field[i].err2)
-            add(a, &a->l->field[i], *dp_result_at(dp_drawn_results(a->one), i),
-                *dp_result_at(dp_drawn_results(&a->ref->one), i), &a->x->field[i]);
-    for (int i = 0; i < DP_RANK_TENSORS; i++)
-        if (a->x->rank[i].err2) add_ranks(a, i);
-    for (int i = 0; i < 3; i++)
-        add_front(a, i);
-    if (a->l->rq->backward) add_sums(a);
-    if (a->one->design.chunk == DP_CHUNK) add_stages(a);
-}
-
-/* ---- the reference --------------------------------------------------------------------------- */
-
-static void reference_open(reference *r, const dp_problem *y, const dp_conv conv[3], int backward) {
+static void reference_open(dp_drawn_reference *r, const dp_problem *y, const dp_conv conv[3],
+                           int backward) {
     const dp_design exact = dp_design_of(DP_BASE_FP64);
     const int64_t n = y->T * y->HV * dp_Kg(y);
-    *r = (reference){.sim = &r->one.sim};
+    *r = (dp_drawn_reference){.sim = &r->one.sim};
     dp_drawn_open(&r->one, &exact, y, conv, 1, backward);
     dp_drawn_all(&r->one, DP_FP64);
     if (!backward) return;
@@ -334,12 +24,12 @@ static void reference_open(reference *r, const dp_problem *y, const dp_conv conv
     dp_gate_slopes(&r->one.p, r->slope[0], r->slope[1]);
 }
 
-static void reference_leave(reference *r) {
+static void reference_leave(dp_drawn_reference *r) {
     if (r->sim == &r->apart) dp_sim_free(&r->apart);
     r->sim = &r->one.sim;
 }
 
-static void reference_split(reference *r, int N, int stages) {
+static void reference_split(dp_drawn_reference *r, int N, int stages) {
     const int backward = r->one.backward;
     reference_leave(r);
     if (dp_sim_split(&r->one.sim, N)) {
@@ -356,20 +46,19 @@ static void reference_split(reference *r, int N, int stages) {
         dp_sim_run_ranks(&r->apart, DP_FP64, DP_MERGE_ALLGATHER, backward);
 }
 
-static void reference_close(reference *r) {
+static void reference_close(dp_drawn_reference *r) {
     reference_leave(r);
     dp_drawn_close(&r->one);
     free(r->slope[0]);
     free(r->slope[1]);
 }
 
-/* ---- all draws ------------------------------------------------------------------------------- */
-
 /* The same design with fp32 in place of fp64. */
 static dp_design in_fp32(dp_design d) {
     d.base = DP_BASE_FP32;
     if (d.factors == DP_FP64) d.factors = DP_FP32;
     if (d.state == DP_FP64) d.state = DP_FP32;
+    if (d.dstate == DP_FP64) d.dstate = DP_FP32;
     if (d.out == DP_FP64) d.out = DP_FP32;
     return d;
 }
@@ -381,7 +70,7 @@ typedef struct {
     int npolicy, nlayout, ndesign;
     const dp_expected_policy *policy;
     dp_expected *out;
-    layout *layout; /* by number of ranks */
+    dp_expected_layout *layout; /* by number of ranks */
     dp_design *design;
 } drawing;
 
@@ -394,10 +83,10 @@ static void add_design(drawing *a, dp_design d) {
 static void add_layout(drawing *a, int N) {
     for (int i = 0; i < a->nlayout; i++)
         if (a->layout[i].N == N) return;
-    a->layout[a->nlayout++] = layout_of(a->rq, N);
+    a->layout[a->nlayout++] = dp_expected_layout_of(a->rq, N);
 }
 
-static const layout *layout_at(const drawing *a, int N) {
+static const dp_expected_layout *layout_at(const drawing *a, int N) {
     int i = 0;
     while (a->layout[i].N != N)
         i++;
@@ -430,8 +119,8 @@ static dp_design of_draw(const dp_design *design, int d) {
 }
 
 /* One design on N ranks: opens *one when nothing did. */
-static void run_design(const drawing *a, const layout *l, const dp_design *design, reference *ref,
-                       const dp_conv conv[3], int d, dp_drawn_run *one) {
+static void run_design(const drawing *a, const dp_expected_layout *l, const dp_design *design,
+                       dp_drawn_reference *ref, const dp_conv conv[3], int d, dp_drawn_run *one) {
     const dp_design mine = of_draw(design, d);
     for (int f = 0; f < DP_NFORMATS; f++) {
         if (!is_asked_for(a, l->N, design, (dp_format)f)) continue;
@@ -441,7 +130,7 @@ static void run_design(const drawing *a, const layout *l, const dp_design *desig
         for (int i = 0; i < a->npolicy; i++) {
             const double scale = part_of(&a->policy[i], design, (dp_format)f);
             if (a->policy[i].N != l->N || scale == 0) continue;
-            add_draw(&(draw){l, one, ref, scale, d, &a->out[i]});
+            dp_drawn_add(&(dp_drawn_pair){l, one, ref, scale, d, &a->out[i]});
         }
     }
 }
@@ -459,7 +148,7 @@ static void one_draw(const drawing *a, int d) {
     dp_problem y = dp_nearby_problem(rq->p, &m);
     dp_drawn_run *one = dp_calloc((size_t)a->ndesign, sizeof *one);
     dp_conv conv[3];
-    reference ref;
+    dp_drawn_reference ref;
     dp_nearby_front(rq->front, &m, conv);
     reference_open(&ref, &y, conv, rq->backward);
     for (int i = 0; i < a->nlayout; i++) {
@@ -500,7 +189,7 @@ void dp_expected_run(const dp_expected_request *rq, int n, const dp_expected_pol
         add_layout(&a, policy[i].N);
         add_design(&a, policy[i].design);
         if (policy[i].design.base == DP_BASE_FP64) add_design(&a, in_fp32(policy[i].design));
-        expected_alloc(layout_at(&a, policy[i].N), &policy[i], &out[i]);
+        dp_expected_alloc_layout(layout_at(&a, policy[i].N), &policy[i], &out[i]);
     }
     const int D = dp_expected_count(rq->p);
     const int outer = draws_at_once(&a);
@@ -513,7 +202,7 @@ void dp_expected_run(const dp_expected_request *rq, int n, const dp_expected_pol
             one_draw(&a, d);
     }
     for (int i = 0; i < a.nlayout; i++)
-        layout_free(&a.layout[i]);
+        dp_expected_layout_free(&a.layout[i]);
     free(a.layout);
     free(a.design);
 }

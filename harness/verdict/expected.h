@@ -14,7 +14,7 @@
 #define DP_EXPECTED_H
 #include "drawn_run.h"
 #include "draws.h"
-#include "harness/simulated/ranks.h"
+#include "harness/simulated/stage_tensor.h"
 #include "nearby.h"
 #include "ref/chunk/conv.h"
 #include "ref/files/cache.h"
@@ -22,8 +22,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum { DP_STEP_Y, DP_STEP_DX, DP_STEP_DW, DP_STEP_DBIAS, DP_STEP_KINDS };
 
 typedef struct {
     const dp_problem *p;
@@ -40,14 +38,14 @@ typedef struct {
     int stages;      /* 1: intermediates, too; chunk designs of DP_CHUNK tokens only */
 } dp_expected_policy;
 
-#define DP_MAX_STAGES 24
 typedef struct {
-    dp_draws field[DP_NRESULTS];     /* by dp_result_fields */
-    dp_draws rank[DP_RANK_TENSORS];  /* [N*HV] states, by DP_RANK_S_IN .. */
-    dp_draws step[DP_STEP_KINDS][3]; /* of a training step: of the convolutions of q, k, v */
-    dp_draws stage[DP_MAX_STAGES];   /* by dp_stage_tensor, those of tokens and chunks */
+    dp_draws field[DP_NRESULTS];        /* by dp_result_fields */
+    dp_draws rank[DP_RANK_TENSORS];     /* [N*HV] states, by DP_RANK_S_IN .. */
+    dp_draws step[DP_CONV_NRESULTS][3]; /* of a training step: of the convolutions of q, k, v */
+    dp_draws stage[DP_NSTAGE_TENSORS];  /* by dp_stage_tensor, those of tokens and chunks */
 } dp_expected;
-#define DP_EXPECTED_TENSORS (DP_NRESULTS + DP_RANK_TENSORS + 3 * DP_STEP_KINDS + DP_MAX_STAGES)
+#define DP_EXPECTED_TENSORS \
+    (DP_NRESULTS + DP_RANK_TENSORS + 3 * DP_CONV_NRESULTS + DP_NSTAGE_TENSORS)
 #define DP_EXPECTED_PARTS (4 * DP_EXPECTED_TENSORS)
 
 /* Draws of one set: at least 6. */

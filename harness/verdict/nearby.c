@@ -48,24 +48,20 @@ void dp_nearby_front(const dp_front *front, const dp_mover *m, dp_conv y[3]) {
     }
 }
 
+/* The stream of random numbers of each input: recorded verdicts depend on it. */
+static const uint64_t STREAM[DP_NINPUTS] = {
+    [DP_INPUT_Q] = 0,    [DP_INPUT_K] = 1,     [DP_INPUT_V] = 2,     [DP_INPUT_G] = 3,
+    [DP_INPUT_BETA] = 4, [DP_INPUT_DO] = 5,    [DP_INPUT_A_LOG] = 6, [DP_INPUT_DT_BIAS] = 7,
+    [DP_INPUT_S0] = 8,   [DP_INPUT_DSTATE] = 9};
+
 dp_problem dp_nearby_problem(const dp_problem *p, const dp_mover *m) {
-    const dp_format dtype = m->dtype;
-    const dp_format wide = dtype == DP_FP64 ? DP_FP64 : DP_FP32;
-    const int64_t KV = (int64_t)p->Nseq * p->HV * p->K * p->V;
+    const dp_format wide = m->dtype == DP_FP64 ? DP_FP64 : DP_FP32;
     dp_problem y = *p;
-    y.cu = dp_calloc((size_t)p->Nseq + 1, sizeof *y.cu);
-    memcpy(y.cu, p->cu, sizeof *y.cu * ((size_t)p->Nseq + 1));
-    y.q = moved(m, p->q, p->T * p->H * p->K, dtype, 0);
-    y.k = moved(m, p->k, p->T * p->H * p->R * p->K, dtype, 1);
-    y.v = moved(m, p->v, p->T * p->HV * p->R * p->V, dtype, 2);
-    y.g = moved(m, p->g, p->T * p->HV * dp_Kg(p), dtype, 3);
-    y.beta = moved(m, p->beta, p->T * p->HV * p->R, dtype, 4);
-    y.dout = moved(m, p->dout, p->T * p->HV * p->V, dtype, 5);
-    y.A_log = moved(m, p->A_log, p->HV, wide, 6);
-    y.dt_bias = moved(m, p->dt_bias, (int64_t)p->HV * dp_Kg(p), wide, 7);
-    y.s0 = moved(m, p->s0, KV, wide, 8);
-    y.dstate = moved(m, p->dstate, KV, wide, 9);
-    for (int64_t i = 0; p->beta_form == DP_BETA_PLAIN && i < p->T * p->HV * p->R; i++)
+    y.cu = dp_cu_copy(p);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        *dp_input_at(&y, i) = moved(m, dp_input_of(p, i), dp_input_count(p, i),
+                                    dp_input_fields[i].parameter ? wide : m->dtype, STREAM[i]);
+    for (int64_t i = 0; p->beta_form == DP_BETA_PLAIN && i < dp_input_count(p, DP_INPUT_BETA); i++)
         if (p->beta[i] <= 2 && y.beta[i] > 2) y.beta[i] = 2; /* a contraction stays one */
     return y;
 }

@@ -137,7 +137,7 @@ static void pass(const dp_error_bound_base *w, int stage, int r, int sub, int hv
         const dp_chunk *ch = dp_sim_chunk(s, g, hv);
         const dp_chunk_bound *b = &w->b[(int64_t)g * p->HV + hv];
         double *before = dp_copy(e, size), *D = dp_doubles((int64_t)ch->n * p->V);
-        if (stage == DP_STATE || stage == DP_DSTATE)
+        if (dp_stage_tensors[stage].kind == DP_PER_CHUNK)
             out[(int64_t)g * p->HV + hv] =
                 finish(&w->r, e, size) +
                 (w->base == DP_BASE_BF16 ? 0x1p-8 * dp_norm_fro((int64_t)p->K * p->V,
@@ -151,7 +151,7 @@ static void pass(const dp_error_bound_base *w, int stage, int r, int sub, int hv
             dp_bound_state(b, ch->h, e, D);
             through(&w->r, ch->w, ch->n, p->K, p->V, before, D);
         }
-        if (stage == DP_V_NEW || stage == DP_DV_NEW) put_rows(w, g, hv, stage, D, out);
+        if (dp_stage_tensors[stage].kind == DP_PER_TOKEN) put_rows(w, g, hv, stage, D, out);
         free(before);
         free(D);
     }
@@ -173,13 +173,11 @@ static void carried_stage(const dp_error_bound_base *w, int stage, int r, int hv
 
 double *dp_stage_bound(const dp_error_bound_base *w, int stage) {
     const dp_problem *p = w->ref->p;
-    const int carried =
-        stage == DP_STATE || stage == DP_V_NEW || stage == DP_DSTATE || stage == DP_DV_NEW;
     int64_t rows, width;
     assert(dp_stage_tensors[stage].kind != DP_PER_RANK);
     dp_stage_tensor_rows(p, w->ref->N, stage, &rows, &width);
     double *out = dp_doubles(rows);
-    if (carried) {
+    if (dp_stage_tensor_carried(stage)) {
 #pragma omp parallel for schedule(dynamic, 1)
         for (int i = 0; i < w->ref->N * p->HV; i++)
             carried_stage(w, stage, i / p->HV, i % p->HV, out);

@@ -1,5 +1,5 @@
 /* ref/bound/bound_pair.h - the pairwise loops of the bounds (ref/bound/bound.h): what takes their
- * time. Used by bound.c alone. */
+ * time. Used by the bounds of a chunk (bound_intra.c, bound_grads.c). */
 #ifndef DP_BOUND_PAIR_H
 #define DP_BOUND_PAIR_H
 #include "bound.h"

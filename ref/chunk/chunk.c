@@ -416,68 +416,120 @@ void dp_chunk_grads(const dp_chunk *ch, const double *dout, int pair_dg, dp_chun
     dp_chunk_intra_bwd(ch, dout, pair_dg, g);
 }
 
-void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g) {
-    const int c = ch->c, R = ch->R, n = ch->n, K = ch->K, V = ch->V;
+/* What the steps of the backward inside a chunk share, in one buffer. */
+typedef struct {
+    const dp_chunk *ch;
+    double *buf, *r, *wsum, *dgam, *pair; /* [c][K] */
+    double *dkr, *dkw, *end;              /* [n][K]: read and write part of dk, dS_c X */
+    double *dP, *dL;                      /* [c][n], [n][n] */
+    double *z, *exps, *ends;              /* [K] */
+} intra_work;
+
+static intra_work intra_open(const dp_chunk *ch) {
+    const int64_t cK = (int64_t)ch->c * ch->K, nK = (int64_t)ch->n * ch->K,
+                  cn = (int64_t)ch->c * ch->n, nn = (int64_t)ch->n * ch->n;
+    intra_work w = {.ch = ch, .buf = dp_doubles(4 * cK + 3 * nK + cn + nn + 3 * ch->K)};
+    w.r = w.buf;
+    w.wsum = w.r + cK;
+    w.dgam = w.wsum + cK;
+    w.pair = w.dgam + cK;
+    w.dkr = w.pair + cK;
+    w.dkw = w.dkr + nK;
+    w.end = w.dkw + nK;
+    w.dP = w.end + nK;
+    w.dL = w.dP + cn;
+    w.z = w.dL + nn;
+    w.exps = w.z + ch->K;
+    w.ends = w.exps + ch->K;
+    return w;
+}
+
+/* dP, dL and the products with the states. */
+static void intra_products(intra_work *w, const double *dout, dp_chunk_grad *g) {
+    const dp_chunk *ch = w->ch;
+    const int c = ch->c, n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, cn = (int64_t)c * n,
-                  nn = (int64_t)n * n;
-    double *buf = dp_doubles(4 * cK + 3 * nK + cn + nn + 3 * K), *r = buf, *wsum = r + cK,
-           *dgam = wsum + cK, *pair = dgam + cK, *dkr = pair + cK, *dkw = dkr + nK, *end = dkw + nK,
-           *dP = end + nK, *dL = dP + cn, *z = dL + nn, *exps = z + K, *ends = exps + K;
-
-    mul(ch, 0, 1, c, n, V, dout, ch->v_new, dP); /* dP = scale do X', used for i <= s */
+    mul(ch, 0, 1, c, n, V, dout, ch->v_new, w->dP); /* dP = scale do X', used for i <= s */
     mul(ch, 0, 1, n, n, V, g->dv, ch->v_new,
-        dL); /* -dL = dE X', used for i < s: nothing flows into the R x R diagonal */
-    for (int64_t i = 0; i < cn; i++)
-        dP[i] = dp_round_arith(b, dp_round_arith(b, ch->scale) * dP[i]);
-    for (int64_t i = 0; i < nn; i++)
-        dL[i] = -dL[i];
-    mul(ch, 0, 1, c, K, V, dout, ch->h, g->dq);     /* S_0 do */
-    mul(ch, 0, 1, n, K, V, g->dv, ch->h, dkr);      /* S_0 dE */
-    mul(ch, 0, 1, n, K, V, ch->v_new, ch->dh, end); /* dS_c X */
-    for (int t = 0; t < c; t++) {
-        decays_at(ch, t, exps, ends);
-        for (int x = 0; x < K; x++) {
-            const double e = exps[x], toend = ends[x];
-            double *dq = g->dq + t * K + x, rr, ww = 0;
-            *dq = dp_round_arith(b, dp_round_arith(b, dp_round_arith(b, ch->scale) * e) * *dq);
-            rr = dp_round_arith(b, ch->q[t * K + x] * *dq);
-            for (int j = 0; j < R; j++) {
-                const int64_t i = (int64_t)(t * R + j) * K + x;
-                dkr[i] = -dp_round_arith(b, e * dkr[i]);
-                dkw[i] = end[i] = dp_round_arith(b, toend * end[i]);
-                rr = dp_round_arith(b, rr + dp_round_arith(b, ch->k[i] * dkr[i]));
-                ww = dp_round_arith(b, ww + dp_round_arith(b, ch->k[i] * end[i]));
-            }
-            r[t * K + x] = rr;
-            wsum[t * K + x] = ww;
-        }
-    }
-    if (ch->gated)
-        dp_gated_backward(ch, &(dp_gated_gradients){dL, dP, g->dq, dkr, dkw});
-    else
-        dp_pair_bwd(ch, &(dp_pair_adjoint){dL, dP, g->dq, dkr, dkw, pair_dg ? pair : NULL});
+        w->dL); /* -dL = dE X', used for i < s: nothing flows into the R x R diagonal */
+    for (int64_t i = 0; i < (int64_t)c * n; i++)
+        w->dP[i] = dp_round_arith(b, dp_round_arith(b, ch->scale) * w->dP[i]);
+    for (int64_t i = 0; i < (int64_t)n * n; i++)
+        w->dL[i] = -w->dL[i];
+    mul(ch, 0, 1, c, K, V, dout, ch->h, g->dq);        /* S_0 do */
+    mul(ch, 0, 1, n, K, V, g->dv, ch->h, w->dkr);      /* S_0 dE */
+    mul(ch, 0, 1, n, K, V, ch->v_new, ch->dh, w->end); /* dS_c X */
+}
 
-    for (int x = 0; x < K; x++) /* eC o rowsum(S_0 o dS_c), of the states as they are stored */
-        z[x] = dp_round_arith(b, ch->eC[x] * sum_stored(b, ch->factors, ch->h + (int64_t)x * V,
-                                                        ch->dh + (int64_t)x * V, V));
-    for (int t = 0; t < c; t++)
+/* Their decays: parts of dq and dk from the states, and of dg at token t. */
+static void intra_state_parts(intra_work *w, int t, dp_chunk_grad *g) {
+    const dp_chunk *ch = w->ch;
+    const int R = ch->R, K = ch->K;
+    const dp_base b = ch->base;
+    decays_at(ch, t, w->exps, w->ends);
+    for (int x = 0; x < K; x++) {
+        const double e = w->exps[x], toend = w->ends[x];
+        double *dq = g->dq + t * K + x, rr, ww = 0;
+        *dq = dp_round_arith(b, dp_round_arith(b, dp_round_arith(b, ch->scale) * e) * *dq);
+        rr = dp_round_arith(b, ch->q[t * K + x] * *dq);
+        for (int j = 0; j < R; j++) {
+            const int64_t i = (int64_t)(t * R + j) * K + x;
+            w->dkr[i] = -dp_round_arith(b, e * w->dkr[i]);
+            w->dkw[i] = w->end[i] = dp_round_arith(b, toend * w->end[i]);
+            rr = dp_round_arith(b, rr + dp_round_arith(b, ch->k[i] * w->dkr[i]));
+            ww = dp_round_arith(b, ww + dp_round_arith(b, ch->k[i] * w->end[i]));
+        }
+        w->r[t * K + x] = rr;
+        w->wsum[t * K + x] = ww;
+    }
+}
+
+/* dk, and dgam = q o dq + k o (dk_read - dk_write). */
+static void intra_keys(intra_work *w, dp_chunk_grad *g) {
+    const dp_chunk *ch = w->ch;
+    const int R = ch->R, K = ch->K;
+    const dp_base b = ch->base;
+    for (int t = 0; t < ch->c; t++)
         for (int x = 0; x < K; x++) {
             double d = dp_round_arith(b, ch->q[t * K + x] * g->dq[t * K + x]);
             for (int j = 0; j < R; j++) {
                 const int64_t i = (int64_t)(t * R + j) * K + x;
                 d = dp_round_arith(
-                    b, d + dp_round_arith(b, ch->k[i] * dp_round_arith(b, dkr[i] - dkw[i])));
-                g->dk[i] = dp_round_arith(b, dkr[i] + dkw[i]);
+                    b, d + dp_round_arith(b, ch->k[i] * dp_round_arith(b, w->dkr[i] - w->dkw[i])));
+                g->dk[i] = dp_round_arith(b, w->dkr[i] + w->dkw[i]);
             }
-            dgam[t * K + x] = d;
+            w->dgam[t * K + x] = d;
         }
-    for (int x = 0; x < K; x++) { /* rowsum(dS_c o S_c) = z + sum_t wsum, without forming S_c */
-        double s = z[x];
+}
+
+/* Adds rowsum(dS_c o S_c) = z + sum_t wsum to dgam of the last token, without forming S_c. */
+static void intra_end(intra_work *w) {
+    const dp_chunk *ch = w->ch;
+    const int c = ch->c, K = ch->K, V = ch->V;
+    const dp_base b = ch->base;
+    for (int x = 0; x < K; x++) /* eC o rowsum(S_0 o dS_c), of the states as they are stored */
+        w->z[x] = dp_round_arith(b, ch->eC[x] * sum_stored(b, ch->factors, ch->h + (int64_t)x * V,
+                                                           ch->dh + (int64_t)x * V, V));
+    for (int x = 0; x < K; x++) {
+        double s = w->z[x];
         for (int t = 0; t < c; t++)
-            s = dp_round_arith(b, s + wsum[t * K + x]);
-        dgam[(c - 1) * K + x] = dp_round_arith(b, dgam[(c - 1) * K + x] + s);
+            s = dp_round_arith(b, s + w->wsum[t * K + x]);
+        w->dgam[(c - 1) * K + x] = dp_round_arith(b, w->dgam[(c - 1) * K + x] + s);
     }
-    gate_sums(ch, dgam, pair_dg ? pair : NULL, r, wsum, z, g->dg);
-    free(buf);
+}
+
+void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g) {
+    intra_work w = intra_open(ch);
+    double *pair = pair_dg ? w.pair : NULL;
+    intra_products(&w, dout, g);
+    for (int t = 0; t < ch->c; t++)
+        intra_state_parts(&w, t, g);
+    if (ch->gated)
+        dp_gated_backward(ch, &(dp_gated_gradients){w.dL, w.dP, g->dq, w.dkr, w.dkw});
+    else
+        dp_pair_bwd(ch, &(dp_pair_adjoint){w.dL, w.dP, g->dq, w.dkr, w.dkw, pair});
+    intra_keys(&w, g);
+    intra_end(&w);
+    gate_sums(ch, w.dgam, pair, w.r, w.wsum, w.z, g->dg);
+    free(w.buf);
 }

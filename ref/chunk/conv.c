@@ -33,13 +33,12 @@ typedef struct {
 } conv_sim;
 
 void dp_conv_free(dp_conv *c) {
+    for (int i = 0; i < DP_CONV_NINPUTS; i++) {
+        free(*dp_conv_input_at(c, i));
+        *dp_conv_input_at(c, i) = NULL;
+    }
     free(c->cu);
-    free(c->x);
-    free(c->w);
-    free(c->bias);
-    free(c->dy);
     c->cu = NULL;
-    c->x = c->w = c->bias = c->dy = NULL;
 }
 
 static double *nans(int64_t n) {
@@ -51,18 +50,17 @@ static double *nans(int64_t n) {
 
 void dp_conv_result_alloc(dp_conv_result *r, const dp_conv *c) {
     memset(r, 0, sizeof *r);
-    r->y = nans(c->T * c->D);
-    if (!c->dy) return;
-    r->dx = nans(c->T * c->D);
-    r->dw = nans((int64_t)c->D * c->W);
-    if (c->bias) r->dbias = nans(c->D);
+    for (int i = 0; i < DP_CONV_NRESULTS; i++) {
+        int64_t rows;
+        int width;
+        dp_conv_result_shape(c, i, &rows, &width);
+        if (dp_conv_result_exists(c, i)) *dp_conv_result_at(r, i) = nans(rows * width);
+    }
 }
 
 void dp_conv_result_free(dp_conv_result *r) {
-    free(r->y);
-    free(r->dx);
-    free(r->dw);
-    free(r->dbias);
+    for (int i = 0; i < DP_CONV_NRESULTS; i++)
+        free(*dp_conv_result_at(r, i));
     memset(r, 0, sizeof *r);
 }
 

@@ -23,6 +23,24 @@ typedef struct {
 typedef struct {
     double *y, *dx, *dw, *dbias;
 } dp_conv_result;
+
+/* The rows of the table of tensors (ref/vocabulary/tensors.h) for them. */
+typedef enum { DP_CONV_X, DP_CONV_WEIGHT, DP_CONV_BIAS, DP_CONV_DY, DP_CONV_NINPUTS } dp_conv_input;
+typedef enum { DP_CONV_Y, DP_CONV_DX, DP_CONV_DW, DP_CONV_DBIAS, DP_CONV_NRESULTS } dp_conv_output;
+extern const dp_tensor_field dp_conv_input_fields[DP_CONV_NINPUTS];
+extern const dp_tensor_field dp_conv_result_fields[DP_CONV_NRESULTS];
+dp_dims dp_conv_dims(const dp_conv *c);
+static inline double **dp_conv_input_at(dp_conv *c, int input) {
+    return (double **)((char *)c + dp_conv_input_fields[input].offset);
+}
+static inline double **dp_conv_result_at(dp_conv_result *r, int result) {
+    return (double **)((char *)r + dp_conv_result_fields[result].offset);
+}
+/* Is it there: gradients with dy, that of the bias with a bias? Rows (tokens, channels) and
+ * entries in one. */
+int dp_conv_result_exists(const dp_conv *c, int result);
+void dp_conv_result_shape(const dp_conv *c, int result, int64_t *rows, int *width);
+
 void dp_conv_free(dp_conv *c); /* frees every array; c is the caller's */
 void dp_conv_result_alloc(dp_conv_result *r, const dp_conv *c); /* NaN-filled */
 void dp_conv_result_free(dp_conv_result *r);

@@ -50,10 +50,6 @@ static float decay(const head *h, int64_t t, int x) {
     return dp_expf((float)h->r->g[(t * h->r->p->HV + h->hv) * Kg + (Kg == 1 ? 0 : x)]);
 }
 
-static float rounded(const head *h, float x) {
-    return h->r->design->state == DP_FP32 ? x : (float)dp_store(h->r->design->state, x);
-}
-
 /* row [V] += a b [V] */
 static void add_row(float a, const float *b, int V, float *row) {
     for (int v = 0; v < V; v++)
@@ -96,10 +92,10 @@ static void write_state(const head *h, int64_t t, float *S) {
                     S + (int64_t)x * p->V);
 }
 
-static void round_state(const head *h, float *S) {
-    if (h->r->design->state == DP_FP32) return;
-    for (int64_t i = 0; i < (int64_t)h->r->p->K * h->r->p->V; i++)
-        S[i] = rounded(h, S[i]);
+/* A state or its gradient, as it is carried to the next token. */
+static void round_carried(const head *h, dp_format f, float *S) {
+    for (int64_t i = 0; f != DP_FP32 && i < (int64_t)h->r->p->K * h->r->p->V; i++)
+        S[i] = (float)dp_store(f, S[i]);
 }
 
 static void read_output(const head *h, int64_t t, const float *S) {
@@ -154,7 +150,7 @@ static void forward(const head *h, float *checkpoint) {
             memcpy(checkpoint + i / SEGMENT * KV, h->S, sizeof *h->S * (size_t)KV);
         step(h, t, NULL);
         read_output(h, t, h->S);
-        round_state(h, h->S);
+        round_carried(h, h->r->design->state, h->S);
     }
     for (int64_t i = 0; i < KV; i++)
         final[i] = h->S[i];
@@ -207,7 +203,7 @@ static void recompute(const head *h, int64_t from, int64_t to, const float *chec
         memcpy(a->S + i * KV, h->S, sizeof *h->S * (size_t)KV);
         memcpy(a->E + i * RV, h->E, sizeof *h->E * (size_t)RV);
         memcpy(a->U + i * RV, h->U, sizeof *h->U * (size_t)RV);
-        round_state(h, h->S);
+        round_carried(h, h->r->design->state, h->S);
     }
 }
 
@@ -291,6 +287,7 @@ static void backward(const head *h, const float *checkpoint) {
             through_output(h, t, a.S + (t - from) * KV, &a);
             through_write(h, t, a.E + (t - from) * RV, &a);
             through_state(h, t, a.Sbar + (t - from) * KV, a.U + (t - from) * RV, &a);
+            round_carried(h, h->r->design->dstate, a.G);
         }
     }
     for (int64_t i = 0; i < KV; i++)

@@ -66,8 +66,7 @@ static void hash_doubles(XXH3_state_t *s, const double *x, int64_t n) {
 }
 
 dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
-    const int64_t T = p->T, KV = (int64_t)p->K * p->V;
-    const int64_t ints[] = {p->model, T,       p->H,    p->HV,        p->K,      p->V,
+    const int64_t ints[] = {p->model, p->T,    p->H,    p->HV,        p->K,      p->V,
                             p->R,     p->Nseq, p->gate, p->beta_form, p->l2norm, (int64_t)size};
     const double reals[] = {p->scale, p->gate == DP_GATE_LOWER_BOUND ? p->lower_bound : 0,
                             DP_L2_EPS};
@@ -77,16 +76,8 @@ dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
     XXH3_128bits_update(s, p->cu, sizeof *p->cu * (size_t)(p->Nseq + 1));
     XXH3_128bits_update(s, more, size);
     if (p->input_error) hash_doubles(s, &p->input_error, 1);
-    hash_doubles(s, p->q, T * p->H * p->K);
-    hash_doubles(s, p->k, T * p->H * p->R * p->K);
-    hash_doubles(s, p->v, T * p->HV * p->R * p->V);
-    hash_doubles(s, p->g, T * p->HV * dp_Kg(p));
-    hash_doubles(s, p->beta, T * p->HV * p->R);
-    hash_doubles(s, p->A_log, p->HV);
-    hash_doubles(s, p->dt_bias, (int64_t)p->HV * dp_Kg(p));
-    hash_doubles(s, p->s0, p->Nseq * p->HV * KV);
-    hash_doubles(s, p->dout, T * p->HV * p->V);
-    hash_doubles(s, p->dstate, p->Nseq * p->HV * KV);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        hash_doubles(s, dp_input_of(p, i), dp_input_count(p, i));
     return digest(s);
 }
 

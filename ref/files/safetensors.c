@@ -449,6 +449,15 @@ void dp_tensorfile_add(dp_tensorfile *f, const char *name, const char *type, int
     memcpy(t->data, data, (size_t)t->n * sizeof *data);
 }
 
+void dp_tensorfile_add_format(dp_tensorfile *f, const char *name, dp_format format, int ndim,
+                              const int64_t *shape, const double *data) {
+    dp_tensorfile_add(f, name,
+                      format == DP_BF16   ? "BF16"
+                      : format == DP_FP64 ? "F64"
+                                          : "F32",
+                      ndim, shape, data);
+}
+
 void dp_tensorfile_add_meta(dp_tensorfile *f, const char *key, const char *value) {
     const size_t n = (size_t)f->nmeta;
     f->meta_key = grown(f->meta_key, n, sizeof *f->meta_key);

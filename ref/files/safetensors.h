@@ -10,6 +10,7 @@
  */
 #ifndef DP_SAFETENSORS_H
 #define DP_SAFETENSORS_H
+#include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
 extern "C" {
@@ -45,6 +46,9 @@ const char *dp_tensorfile_meta(const dp_tensorfile *f, const char *key);   /* NU
  * (BF16, F16, F32). */
 void dp_tensorfile_add(dp_tensorfile *f, const char *name, const char *dtype, int ndim,
                        const int64_t *shape, const double *data);
+/* The same in a format of ours: fp32 that of everything but bf16 and fp64. */
+void dp_tensorfile_add_format(dp_tensorfile *f, const char *name, dp_format format, int ndim,
+                              const int64_t *shape, const double *data);
 void dp_tensorfile_add_meta(dp_tensorfile *f, const char *key, const char *value);
 
 #ifdef __cplusplus

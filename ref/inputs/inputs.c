@@ -254,7 +254,7 @@ static void fill_log_gate(dp_problem *p, const dp_inputs_spec *s) {
     for (int64_t i = 0; i < p->T * row; i++) {
         const double x = s->g_uniform > 0 ? s->g_uniform * dp_rng_uniform(&r)
                                           : s->g_scale * dp_rng_exponential(&r);
-        p->g[i] = rounded(0 - rate[i % row] * x, s->dtype);
+        p->g[i] = rounded(0 - s->g_least - rate[i % row] * x, s->dtype);
     }
     free(rate);
 }
@@ -295,6 +295,13 @@ void dp_inputs_fill_gradients(dp_problem *p, const dp_inputs_spec *s) {
                 param_dtype(s));
 }
 
+static void fill_moved(dp_problem *p, const dp_inputs_spec *s) {
+    dp_inputs_move_state(p, s->seed);
+    round_all(p->q, p->T * p->H * p->K, s->dtype);
+    round_all(p->k, p->T * p->H * p->K, s->dtype);
+    round_all(p->g, p->T * p->HV * p->K, s->dtype);
+}
+
 void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s) {
     if (s->keys == DP_KEYS_EXACT) {
         dp_inputs_fill_exact(p, s);
@@ -311,6 +318,7 @@ void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s) {
     fill_beta(p, s);
     fill_normal(p->s0, (int64_t)p->Nseq * p->HV * p->K * p->V, s, ST_S0, 0, s->s0_scale,
                 param_dtype(s));
+    if (s->keys == DP_KEYS_MOVED) fill_moved(p, s);
     dp_inputs_apply_laws(p, &s->laws, s->dtype, s->seed);
     dp_inputs_fill_gradients(p, s);
 }
@@ -373,33 +381,12 @@ static void draw_tokens(dp_regime regime, const key_law *law, const double *rate
     }
 }
 
-/* Columns j0 .. j0+COLS-1 of the product; they do not interact, so a block of them stays in the
- * first-level cache for all 64 tokens.
- * One sweep finishes token s-1 and begins token s:
- *   A = e_s o (A - (beta k)_(s-1) y'),   y = k_s' A. */
-#define COLS 16
-static void build_columns(const tokens *t, int j0, double *A) {
-    const int K = t->K;
-    double y[COLS] = {0};
-    for (int i = 0; i < K; i++)
-        for (int j = 0; j < COLS; j++)
-            A[i * COLS + j] = i == j0 + j;
-    for (int s = 0; s <= DP_CHUNK; s++) {
-        const double *kp = t->k + (s ? s - 1 : 0) * K, *k = t->k + s * K, *e = t->e + s * K,
-                     beta = s ? t->beta[s - 1] : 0;
-        double z[COLS] = {0};
-        for (int i = 0; i < K; i++) {
-            const double a = beta * kp[i], ei = e[i], ki = k[i];
-            double *x = A + i * COLS;
-            for (int j = 0; j < COLS; j++) {
-                const double m = ei * (x[j] - a * y[j]);
-                x[j] = m;
-                z[j] += ki * m;
-            }
-        }
-        memcpy(y, z, sizeof y);
-    }
-}
+#define COLS 16 /* of a transition matrix are built together */
+#define DP_ISA_BODY "ref/inputs/chain_columns_body.inc"
+#include "ref/arithmetic/isa.h"
+#include "ref/arithmetic/isa_each.inc"
+typedef void columns_fn(const tokens *t, int j0, double *A);
+static columns_fn *const build_columns[DP_NISAS] = DP_ISA_TABLE(build_columns);
 
 /* Upper bound of |M|_2 for the computed factor before its rounding to fp32.
  *
@@ -462,7 +449,7 @@ static double factor(dp_regime regime, const key_law *law, const double *rate, d
     double *A = dp_doubles((int64_t)K * COLS), lost = 0;
     draw_tokens(regime, law, rate, r, &t);
     for (int j0 = 0; j0 < K; j0 += COLS) {
-        build_columns(&t, j0, A);
+        build_columns[dp_isa_chosen()](&t, j0, A);
         lost += store_columns(A, K, j0, M);
     }
     const double mu =

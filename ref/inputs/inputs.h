@@ -26,7 +26,13 @@ double dp_exp_exact_bits(
     double x); /* exp within 2 ulp for |x| <= 700, below 2^-1009 = 0; same bits everywhere */
 double dp_log_exact_bits(double x); /* log within 3 ulp for normal x > 0; same bits everywhere */
 
-typedef enum { DP_KEYS_RANDOM, DP_KEYS_CORRELATED, DP_KEYS_SUBSPACE, DP_KEYS_EXACT } dp_keys;
+typedef enum {
+    DP_KEYS_RANDOM,
+    DP_KEYS_CORRELATED,
+    DP_KEYS_SUBSPACE,
+    DP_KEYS_EXACT,
+    DP_KEYS_MOVED
+} dp_keys;
 typedef struct {
     uint64_t seed;
     dp_format dtype; /* DP_BF16, DP_FP32 or DP_FP64: q k v g beta do x dy are rounded to it.
@@ -34,10 +40,13 @@ typedef struct {
                         as kernels hold them, fp64 when dtype is */
     dp_keys keys;    /* unit rows unless l2norm; correlated: sqrt(K)*common + 0.1*noise, normalised
                         (math.md j.5 corr);    exact: every tensor as ref/inputs/inputs_exact.c says
-                        (log    gate, plain beta, no l2norm); only seed and s0_scale > 0 count */
+                        (log    gate, plain beta, no l2norm); only seed and s0_scale > 0 count;
+                        moved: q, k and g are those of ref/inputs/inputs_moved.c (KDA, one key a
+                        token, K even) */
     double g_scale;  /* DP_GATE_LOG: g = -g_scale * exponential; raw gates: g_raw = g_mean + g_scale
                       * normal */
     double g_mean;
+    double g_least;          /* every log gate is this much stronger (DP_GATE_LOG) */
     double g_uniform;        /* > 0: g uniform in (-g_uniform, 0] instead (DP_GATE_LOG) */
     double g_head_spread;    /* > 0: head h's decay rate is multiplied by spread^h, a different gate
                                 per head (raw gates: through A_log) */
@@ -54,6 +63,8 @@ typedef struct {
  * gate log U(1/2,2) and U(-1,1). */
 void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s);
 void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s);
+#define DP_STREAM_MOVED 96 /* stream of its random numbers, beside those of inputs.c */
+void dp_inputs_move_state(dp_problem *p, uint64_t seed); /* not rounded */
 void dp_inputs_fill_exact_gradients(dp_problem *p, const dp_inputs_spec *s);
 int dp_inputs_exact_log2(
     const dp_problem *p, int sequence,

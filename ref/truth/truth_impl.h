@@ -4,7 +4,8 @@
  *   truth_gate.c   activations and their chain rule in MPFR
  *   truth_step.c   the recurrence and its adjoint on a block of state columns
  *   truth_bound.c  the error radii
- *   truth_dd.c     the run, activations and chain rule in double-double;
+ *   truth_dd.c     the run in double-double; truth_dd_batch.c, truth_dd_activate.c,
+ *                  truth_dd_chain.c: its arrays, activations and chain rule;
  *                  truth_dd_lanes.c: its arithmetic on vectors
  *   truth_audit.c  columns again in MPFR
  *   truth_rank.c   what a rank must see

@@ -2,6 +2,7 @@
 #include "design.h"
 #include "number.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +12,8 @@ static const dp_format STORES[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16};
 static const char *const SCORES[] = {"pairwise", "gated"};
 static const char *const INVERSES[] = {"solve", "product"};
 
-/* A setting: a number in a range, one of the stored formats, or one of two words. */
-typedef enum { A_NUMBER, A_FORMAT, A_CHOICE } kind;
+/* A setting: a number in a range, one of the stored formats, one of two words, or bits. */
+typedef enum { A_NUMBER, A_FORMAT, A_CHOICE, A_DROP } kind;
 typedef struct {
     const char *key, *what;
     kind kind;
@@ -23,16 +24,18 @@ static const setting SETTINGS[] = {
     {"chunk", "8 to 512", A_NUMBER, offsetof(dp_design, chunk), NULL},
     {"factors", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, factors), NULL},
     {"state", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, state), NULL},
+    {"dstate", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, dstate), NULL},
     {"out", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, out), NULL},
     {"scores", "pairwise or gated", A_CHOICE, offsetof(dp_design, gated), SCORES},
     {"inverse", "solve or product", A_CHOICE, offsetof(dp_design, product), INVERSES},
+    {"drop", "a number below 1, or bits from 1 to 1000", A_DROP, offsetof(dp_design, drop), NULL},
 };
 #define NSETTINGS ((int)(sizeof SETTINGS / sizeof *SETTINGS))
 #define RECURRENT "recurrent"
 
 dp_design dp_design_of(dp_base base) {
     dp_design d = {.base = base, .chunk = DP_CHUNK};
-    d.factors = d.state = d.out = base == DP_BASE_FP64 ? DP_FP64 : DP_FP32;
+    d.factors = d.state = d.dstate = d.out = base == DP_BASE_FP64 ? DP_FP64 : DP_FP32;
     if (base == DP_BASE_BF16) {
         d.factors = d.out = DP_BF16;
         d.product = 1;
@@ -53,6 +56,15 @@ int dp_design_common(dp_base base, dp_design d[DP_COMMON_DESIGNS]) {
 
 static int *int_at(dp_design *d, const setting *s) { return (int *)((char *)d + s->at); }
 
+int dp_drop_bits(const char *text) {
+    double x;
+    if (dp_number_real(text, 0x1p-1000, DP_DROP_BITS_MOST, &x) != DP_NUMBER_OK) return 0;
+    if (x >= 1) return (int)x;
+    int e;
+    const double m = frexp(x, &e); /* x = m 2^e, m from 0.5 to below 1: -log2 x is 1 - e or less */
+    return x < 0.5 ? m == 0.5 ? 1 - e : -e : 1;
+}
+
 /* 1: value was understood and stored. */
 static int set_value(dp_design *d, const setting *s, const char *value) {
     if (s->kind == A_NUMBER) {
@@ -69,6 +81,7 @@ static int set_value(dp_design *d, const setting *s, const char *value) {
         }
         return 0;
     }
+    if (s->kind == A_DROP) return (*int_at(d, s) = dp_drop_bits(value)) != 0;
     for (int i = 0; i < 2; i++) {
         if (strcmp(value, s->choice[i])) continue;
         *int_at(d, s) = i;
@@ -91,8 +104,8 @@ static dp_status set_word(dp_design *d, char *word, dp_err *e) {
         return dp_fail(e, DP_EINPUT, "design: %s=%s: %s is %s", s->key, value, s->key, s->what);
     }
     return dp_fail(e, DP_EINPUT,
-                   "design: %s%s%s: not one of recurrent chunk=N factors=F state=F "
-                   "out=F scores=pairwise|gated inverse=solve|product",
+                   "design: %s%s%s: not one of recurrent chunk=N factors=F state=F dstate=F "
+                   "out=F scores=pairwise|gated inverse=solve|product drop=E",
                    word, value ? "=" : "", value ? value : "");
 }
 
@@ -111,7 +124,7 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
 
 static void word_of(const dp_design *d, const setting *s, char *out, size_t size) {
     const int x = *int_at((dp_design *)d, s);
-    if (s->kind == A_NUMBER)
+    if (s->kind == A_NUMBER || s->kind == A_DROP)
         snprintf(out, size, "%s=%d", s->key, x);
     else if (s->kind == A_FORMAT)
         snprintf(out, size, "%s=%s", s->key, dp_formats[x].name);
@@ -137,7 +150,8 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]) {
 
 int dp_design_same(const dp_design *a, const dp_design *b) {
     for (int i = 0; i < NSETTINGS; i++)
-        if (*int_at((dp_design *)a, &SETTINGS[i]) != *int_at((dp_design *)b, &SETTINGS[i]))
+        if (SETTINGS[i].kind != A_DROP &&
+            *int_at((dp_design *)a, &SETTINGS[i]) != *int_at((dp_design *)b, &SETTINGS[i]))
             return 0;
     return a->base == b->base;
 }

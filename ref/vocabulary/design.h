@@ -7,14 +7,18 @@
  *   recurrent          no chunks: the state goes from token to token
  *   factors=FORMAT     w u kg qg Akk Aqk v_new as stored and as operands: fp32, bf16, fp16
  *   state=FORMAT       the state as it is carried from chunk to chunk (recurrent: token to token)
+ *   dstate=FORMAT      the gradient of the state, carried the other way
  *   out=FORMAT         o and the gradients of inputs as they leave
  *   scores=pairwise    q k' with the decay of every pair by itself
  *   scores=gated       q k' of operands that carry their decay from an anchor, rounded as factors
  *   inverse=solve      w, u by triangular solves
  *   inverse=product    w, u by products with the inverse, rounded as a factor
  *
+ *   drop=E             it leaves out what gates have attenuated below E (ref/bound/drop.h): a number
+ *                      below 1, or a number of bits: 20 is 2^-20
+ *
  * Defaults: base fp64, fp32: every format that of the base, pairwise, solve. Base bf16: as FLA
- * keeps things: factors and out bf16, state fp32, pairwise, product.
+ * keeps things: factors and out bf16, state and dstate fp32, pairwise, product.
  */
 #ifndef DP_DESIGN_H
 #define DP_DESIGN_H
@@ -26,12 +30,14 @@ extern "C" {
 
 #define DP_DESIGN_TEXT 128
 #define DP_CHUNK_MOST 512
+#define DP_DROP_BITS_MOST 1000
 
 typedef struct {
     dp_base base;
     int chunk; /* tokens; 0: recurrent */
-    dp_format factors, state, out;
+    dp_format factors, state, dstate, out;
     int gated, product;
+    int drop; /* bits; 0: it drops nothing */
 } dp_design;
 
 dp_design dp_design_of(dp_base base);
@@ -47,7 +53,12 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]);
 #define DP_COMMON_DESIGNS 2
 int dp_design_common(dp_base base, dp_design d[DP_COMMON_DESIGNS]);
 
+/* Do they round alike? What they drop does not count. */
 int dp_design_same(const dp_design *a, const dp_design *b);
+
+/* Bits of an E as it is written above (a number of bits that is none is rounded down, which allows
+ * no less than E); 0: not understood. */
+int dp_drop_bits(const char *text);
 
 /* A number stored in a format (fp64, fp32, bf16, fp16), rounded once. */
 double dp_store(dp_format f, double x);

@@ -6,12 +6,21 @@
 #include <string.h>
 
 const dp_format_info dp_formats[DP_NFORMATS + 1] = {
-    [DP_FP64] = {"fp64", 0, 0x1p-53, 0},           [DP_FP32] = {"fp32", 0, 0x1p-24, 0},
-    [DP_TF32X3] = {"tf32x3", 0x1p-22, 0x1p-24, 0}, /* u_op: what hi + lo leaves of an operand; eta
-                                                      has its own formula */
-    [DP_TF32] = {"tf32", 0x1p-11, 0x1p-24, 0},     [DP_TF32RZ] = {"tf32rz", 0x1p-10, 0x1p-24, 0},
-    [DP_BF16] = {"bf16", 0x1p-8, 0x1p-24, 0},      [DP_BF16ST] = {"bf16st", 0, 0x1p-24, 0x1p-8},
-    [DP_FP16] = {"fp16", 0x1p-11, 0x1p-24, 0},
+    [DP_FP64] = {"fp64", "fp64", 0, 0x1p-53, 0, .bits = 53, .step = 1, .bytes = 8, .rate = 33.5e12},
+    [DP_FP32] = {"fp32", "fp32", 0, 0x1p-24, 0, .bits = 24, .device = 1, .step = 1, .bytes = 4,
+                 .rate = 67e12},
+    /* u_op: what hi + lo leaves of an operand; eta has its own formula */
+    [DP_TF32X3] = {"tf32x3", "3xTF32", 0x1p-22, 0x1p-24, 0, .bits = 23.75, .split = 1, .device = 1,
+                   .step = 1, .bytes = 4, .rate = 165e12},
+    [DP_TF32] = {"tf32", "tf32 rounded to nearest", 0x1p-11, 0x1p-24, 0, .bits = 11, .device = 1,
+                 .step = 1, .bytes = 4, .rate = 495e12},
+    [DP_TF32RZ] = {"tf32rz", "truncated tf32", 0x1p-10, 0x1p-24, 0, .bits = 11, .truncates = 1,
+                   .device = 1, .bytes = 4, .rate = 495e12},
+    [DP_BF16] = {"bf16", "bf16 operands", 0x1p-8, 0x1p-24, 0, .bits = 8, .device = 1, .step = 1,
+                 .bytes = 4, .rate = 989e12},
+    [DP_BF16ST] = {"bf16st", "bf16 storage between steps", 0, 0x1p-24, 0x1p-8, .bits = 8,
+                   .bytes = 2, .rate = 67e12},
+    [DP_FP16] = {"fp16", "fp16", 0x1p-11, 0x1p-24, 0, .bits = 11, .bytes = 2, .rate = 989e12},
 };
 const char *const dp_base_names[DP_NBASES] = {"fp64", "fp32", "bf16"};
 const char *const dp_merge_names[DP_NMERGES] = {"allgather", "ring"};

@@ -32,11 +32,27 @@ typedef enum {
     DP_FP16 = DP_NFORMATS
 } dp_format; /* fp16: of operands and storage; no chain of M */
 
-/* Error constants of a product in that format (math.md j.1): operands are rounded with u_op, K
- * terms are accumulated with u_acc, the result is stored with u_store. */
+/* The names of the rows below, in their order, for case files and help texts. */
+#define DP_FORMAT_WORDS "fp64|fp32|tf32x3|tf32|tf32rz|bf16|bf16st"
+
+/* A row holds all that the rest of the program knows of a format of the M chain; how it rounds is
+ * in ref/arithmetic/mm.c. */
 typedef struct {
-    const char *name;
+    const char *name, *words; /* in a sentence: "behaves like truncated tf32" */
+    /* Error constants of a product (math.md j.1): operands are rounded with u_op, K terms are
+     * accumulated with u_acc, the result is stored with u_store. */
     double u_op, u_acc, u_store;
+    /* Effective bits that a chain of products shows (harness/verdict/bits.h). 3xTF32 drops lo*lo:
+     * two factors of rms 0.425 2^-11 give an error of rms 0.425 2^-23.2 in each product, that is
+     * 2^-24.7 for the accumulate model at K = 16 (its A is twice that of products), less for wider
+     * keys: 0.2 to 0.3 bits below fp32. Truncation to u = 2^-11: errors up to 2 u, of one sign. */
+    double bits;
+    int truncates; /* 1: operands toward zero, errors of one sign */
+    int split;     /* 1: operands in two parts, three products */
+    int device;    /* 1: the CUDA kernels have it */
+    int step;      /* 1: a search for the coarsest format takes it between two others */
+    int bytes;     /* of a number that a chain stores */
+    double rate;   /* flops a second of an H200, dense */
 } dp_format_info;
 extern const dp_format_info dp_formats[DP_NFORMATS + 1];
 int dp_format_find(const char *name); /* -1: unknown */
@@ -47,8 +63,10 @@ int dp_format_find(const char *name); /* -1: unknown */
  *                Akk h v_new bf16; cumsum, diagonal blocks, states, HM and gradient accumulators
  *                fp32 */
 typedef enum { DP_BASE_FP64, DP_BASE_FP32, DP_BASE_BF16, DP_NBASES } dp_base;
+#define DP_BASE_WORDS "fp64|fp32|bf16" /* their names, in their order */
 extern const char *const dp_base_names[DP_NBASES];
 typedef enum { DP_MERGE_ALLGATHER, DP_MERGE_RING, DP_NMERGES } dp_merge;
+#define DP_MERGE_WORDS "allgather|ring"
 extern const char *const dp_merge_names[DP_NMERGES];
 
 float dp_fp32(double x); /* one rounding, to nearest even */

@@ -59,7 +59,14 @@ void *dp_alloc(size_t n, size_t size);       /* the same, holding anything */
 double *dp_doubles(int64_t n);               /* n zeros */
 double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
 
-typedef enum { DP_GDN, DP_KDA, DP_MKDA } dp_model;
+typedef enum { DP_GDN, DP_KDA, DP_MKDA, DP_NMODELS } dp_model;
+#define DP_MODEL_WORDS "gdn|kda|mkda" /* their names, in their order, for case files */
+typedef struct {
+    const char *name;
+    int one_gate;  /* 1: a head has one gate, which its channels share */
+    int many_keys; /* 1: R keys a token, else one */
+} dp_model_info;
+extern const dp_model_info dp_models[DP_NMODELS];
 typedef enum {
     DP_GATE_LOG,      /* g is the natural-log decay itself, <= 0 */
     DP_GATE_SOFTPLUS, /* g = -exp(A_log) * softplus(g_raw + dt_bias)               math.md c */
@@ -95,7 +102,7 @@ typedef struct {
 #define DP_L2_EPS 1e-6
 
 static inline int dp_G(const dp_problem *p) { return p->HV / p->H; }
-static inline int dp_Kg(const dp_problem *p) { return p->model == DP_GDN ? 1 : p->K; }
+static inline int dp_Kg(const dp_problem *p) { return dp_models[p->model].one_gate ? 1 : p->K; }
 
 /* Allocates q, k, v, g, beta (zeros) and cu (one sequence) for the shapes already set. */
 void dp_problem_alloc(dp_problem *p);
@@ -115,77 +122,9 @@ typedef struct {
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);
 void dp_result_free(dp_result *r);
 
-/* The tensors of a dp_result as a table, so that loops need not name them: what differs between
- * them stands here and nowhere else. */
-typedef enum {
-    DP_RESULT_O,
-    DP_RESULT_FINAL_STATE,
-    DP_RESULT_DQ,
-    DP_RESULT_DK,
-    DP_RESULT_DV,
-    DP_RESULT_DG,
-    DP_RESULT_DBETA,
-    DP_RESULT_DA_LOG,
-    DP_RESULT_DDT_BIAS,
-    DP_RESULT_DS0,
-    DP_NRESULTS
-} dp_result_id;
-
-typedef enum {
-    DP_AXIS_NONE,
-    DP_AXIS_T,
-    DP_AXIS_NSEQ,
-    DP_AXIS_H,
-    DP_AXIS_HV,
-    DP_AXIS_R,
-    DP_AXIS_K,
-    DP_AXIS_V,
-    DP_AXIS_KG,
-    DP_NAXES
-} dp_axis;
-
-/* A row: what one token holds for one head (and key), one state, one head's sum over all tokens. */
-typedef enum { DP_OF_TOKENS, DP_OF_SEQUENCES, DP_OF_HEADS } dp_result_kind;
-
-#define DP_RESULT_MAX_AXES 4
-typedef struct {
-    const char *name, *alias; /* FLA's own name where it is another; NULL: the same */
-    size_t offset;            /* of its array in dp_result */
-    dp_result_kind kind;
-    dp_axis axis[DP_RESULT_MAX_AXES]; /* slowest first, DP_AXIS_NONE after the last */
-    int backward;
-    int stored_short; /* base bf16 stores it in bf16, else in the base's arithmetic */
-    size_t needs;   /* offset in dp_problem of the array without which it does not exist; 0: none */
-    const char *of; /* a gradient: the input that it is a gradient of; else NULL */
-} dp_result_field;
-extern const dp_result_field dp_result_fields[DP_NRESULTS];
-
-static inline double **dp_result_at(dp_result *r, int field) {
-    return (double **)((char *)r + dp_result_fields[field].offset);
-}
-/* -1: no result has that name or alias. */
-int dp_result_find(const char *name);
-/* Does it exist for this problem (dA_log without A_log does not)? */
-int dp_result_exists(const dp_problem *p, int field);
-/* Lengths of its axes, the number of which is returned; unused ones are 0. */
-int dp_result_axes(const dp_problem *p, int field, int64_t shape[DP_RESULT_MAX_AXES]);
-/* rows: of the kind above, width: entries per row (the last axis; K*V for states). rows = 0: does
- * not exist here. */
-void dp_result_shape(const dp_problem *p, int field, int64_t *rows, int64_t *width);
-/* Heads of its rows: H for gradients of query/key heads, else HV. */
-int dp_result_heads(const dp_problem *p, int field);
-/* Rows that one token has for one head: R where each key has a row of its own, else 1. */
-int dp_result_rows_per_token(const dp_problem *p, int field);
-
-/* q, k and v: op step puts a convolution in front of each. Lists of three are in this order. */
-typedef enum { DP_QKV_Q, DP_QKV_K, DP_QKV_V, DP_NQKV } dp_qkv;
-static inline dp_result_id dp_qkv_gradient(int i) { return (dp_result_id)(DP_RESULT_DQ + i); }
-double **dp_qkv_at(dp_problem *p, int i);
-/* Of one row of it for one key a token. */
-int dp_qkv_heads(const dp_problem *p, int i);
-int dp_qkv_width(const dp_problem *p, int i);
-
 #ifdef __cplusplus
 }
 #endif
+
+#include "tensors.h" /* the table of these tensors */
 #endif

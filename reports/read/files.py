@@ -1,6 +1,8 @@
-"""Files as this program reads and writes them; the same rules as ref/files/input.h and ref/files/output.h.
+"""Files as this program reads and writes them; the same rules as ref/files/input.h and
+ref/files/output.h.
 
-    read(path) -> bytes        a regular file of at most MOST bytes; nothing that could be waited on
+    read(path) -> bytes        a regular file of at most MOST bytes; nothing that could be waited
+                               on; NAME.gz is unpacked
     write(path, bytes)         whole or not at all: under a new name in the same folder, synced,
     renamed; a link is replaced, never written through
 Both raise OSError with errno, strerror and filename.
@@ -8,9 +10,12 @@ Both raise OSError with errno, strerror and filename.
 
 import errno
 import fcntl
+import gzip
+import io
 import os
 import stat
 import tempfile
+import zlib
 from typing import NoReturn
 
 MOST = 4 << 30  # bytes of one record; its Python objects take several times as much
@@ -28,7 +33,20 @@ def read(path: str, most: int = MOST) -> bytes:
             fail(errno.EINVAL, path, "not a regular file")
         if s.st_size > most:
             fail(errno.EFBIG, path, f"{s.st_size} bytes: at most {most} are read")
-        return f.read(s.st_size)
+        data = f.read(s.st_size)
+    return _unpacked(path, data, most) if path.endswith(".gz") else data
+
+
+def _unpacked(path: str, data: bytes, most: int) -> bytes:
+    """A compressed record: no more than `most` bytes of it."""
+    try:
+        with gzip.open(io.BytesIO(data)) as f:
+            out = f.read(most + 1)
+    except (OSError, EOFError, zlib.error) as e:
+        fail(errno.EINVAL, path, f"not a whole gzip file: {e}")
+    if len(out) > most:
+        fail(errno.EFBIG, path, f"unpacked more than {most} bytes")
+    return out
 
 
 def write(path: str, data: bytes) -> None:

@@ -1,5 +1,5 @@
-"""The record of a run (format: the head of harness/record/record.h), read and checked. Nothing is judged
-here.
+"""The record of a run (format: the head of harness/record/record.h), read and checked. Nothing is
+judged here.
 
     load(path) -> Record      raises Malformed, whose text names file and field
 
@@ -248,12 +248,26 @@ _program = object_of(
         "command": text,
     }
 )
+_file = object_of({"role": text, "path": text, "bytes": count, "xxh128": text})
+
+
+def _notes(x: Any, f: str) -> dict[str, str]:
+    """Whatever keys, texts."""
+    if not isinstance(x, dict):
+        raise Reject(f, f"expected an object, found {_show(x)}")
+    return {k: text(v, f"{f}.{k}") for k, v in x.items()}
+
+
+_provenance = object_of(
+    {"label": text, "kernel_commit": text, "files": list_of(_file), "notes": _notes}
+)
 _totals = object_of(dict.fromkeys(VERDICTS, count), VERDICTS)
 _record = object_of(
     {
         "schema": text,
         "program": _program,
         "created": text,
+        "provenance": _provenance,
         "seconds": number,
         "totals": _totals,
         "errors": count,
@@ -276,6 +290,7 @@ class Record:
             d.get("created"),
             d.get("seconds"),
         )
+        self.provenance = d.get("provenance") or {}
         self.verdict, self.totals, self.errors = d["verdict"], d["totals"], d.get("errors") or 0
         self.cases, self.runs = {c["name"]: c for c in d["cases"]}, d["runs"]
         for n, r in enumerate(self.runs):

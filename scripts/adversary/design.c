@@ -199,11 +199,10 @@ int design_parse(const char *text, design *d, char why[256]) {
 }
 
 /* Is this how words of ref/vocabulary/design.h mean it? They know no state that is kept for several
- * tokens, no rounded gradient of it, no random rounding, no tf32, and one format for all operands
- * of a chunk.
+ * tokens, no random rounding, no tf32, and one format for all operands of a chunk.
  */
 static int has_words(const design *d) {
-    if (d->stochastic || d->both_states) return 0;
+    if (d->stochastic) return 0;
     if (!d->chunk) return !d->factors && !d->values && (!d->state || d->state_every == 1);
     if (d->state && d->chunk != d->state_every) return 0;
     if (d->chunk < 8 || d->factors != d->values) return 0;
@@ -223,6 +222,7 @@ int design_declares(const design *d, char *text, size_t size) {
     if (d->factors == FP16) word[n++] = "factors=fp16";
     if (d->chunk && !bf16 && d->factors == BF16) word[n++] = "factors=bf16";
     if (d->state) word[n++] = d->state == FP16 ? "state=fp16" : "state=bf16";
+    if (d->both_states) word[n++] = d->state == FP16 ? "dstate=fp16" : "dstate=bf16";
     if (bf16 && d->output == FP32) word[n++] = "out=fp32";
     if (d->scores) word[n++] = "scores=gated";
     if (d->chunk && !bf16 && d->inverse != SUBSTITUTION) word[n++] = "inverse=product";

@@ -3,8 +3,9 @@
 CPU_DIRS    := plan simple fast chain exchange conv truth
 CPU_KERNELS := $(basename $(foreach d,$(CPU_DIRS),$(patsubst gpu/%,%,$(wildcard gpu/$(d)/*.cu))))
 CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -I. -Igpu -Igpu/tests
-CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/cpu/*.h gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/formats.h ref/chunk/conv.h ref/truth/truth_dd.h
-CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu device_run device_conv device_procs)
+CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/cpu/*.h gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h ref/vocabulary/formats.h ref/chunk/conv.h ref/truth/truth_dd.h
+DEVICE_OBJ  := $(patsubst harness/device/%.c,$(BUILD)/cpu/%.o,$(wildcard harness/device/*.c))
+CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu) $(DEVICE_OBJ)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
 CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs $(BUILD)/cpu/libnccl.so.2
 
@@ -17,12 +18,12 @@ $(BUILD)/cpu/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
 $(BUILD)/cpu/cpu.o: gpu/tests/cpu/cpu.cc $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -c $< -o $@
-$(BUILD)/cpu/device_run.o $(BUILD)/cpu/device_conv.o $(BUILD)/cpu/device_procs.o: $(BUILD)/cpu/%.o: harness/device/%.c $(CPU_HDR)
+$(DEVICE_OBJ): $(BUILD)/cpu/%.o: harness/device/%.c $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -DDP_HAVE_CUDA -Igpu/tests/cpu/include -c $< -o $@
 # The same with the faults of gpu/fault.cuh switchable: `make museum` runs them.
 FAULT_PROGRAM := $(BUILD)/cpu/faults/deltaproof
-FAULT_OBJ     := $(patsubst %,$(BUILD)/cpu/faults/%.o,$(CPU_KERNELS) faults) $(patsubst %,$(BUILD)/cpu/%.o,cpu device_run device_conv device_procs)
+FAULT_OBJ     := $(patsubst %,$(BUILD)/cpu/faults/%.o,$(CPU_KERNELS) faults) $(BUILD)/cpu/cpu.o $(DEVICE_OBJ)
 $(BUILD)/cpu/faults/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -DDP_KERNEL_FAULTS -c $< -o $@
@@ -36,12 +37,12 @@ $(CPU_PROGRAM): $(BUILD)/harness/commands/main.o $(CPU_OBJ) $(BUILD)/libref.a
 $(BUILD)/cpu/test_segments.o: gpu/tests/cpu/test_segments.cc $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -c $< -o $@
-$(BUILD)/cpu/test_segments: $(BUILD)/cpu/test_segments.o $(filter-out %/device_run.o %/device_conv.o %/device_procs.o,$(CPU_OBJ)) $(BUILD)/libref.a
+$(BUILD)/cpu/test_segments: $(BUILD)/cpu/test_segments.o $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/test_%.cc: gpu/tests/test_%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
 	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && mv $@.tmp $@
-$(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs: %: %.o $(filter-out %/device_run.o %/device_conv.o %/device_procs.o,$(CPU_OBJ)) $(BUILD)/libref.a
+$(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs: %: %.o $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
 	@mkdir -p $(@D)

@@ -1,0 +1,33 @@
+/* Escape sequences, in one place (terminal.h). */
+#include "terminal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int dp_is_terminal(FILE *f) {
+    const char *term = getenv("TERM");
+    return isatty(fileno(f)) && term && *term && strcmp(term, "dumb") != 0;
+}
+
+static int coloured(FILE *f) {
+    const char *no = getenv("NO_COLOR");
+    return !(no && *no) && dp_is_terminal(f);
+}
+
+void dp_put(FILE *f, dp_paint paint, const char *text, int width) {
+    static const char *const colour[] = {[DP_PLAIN] = "",
+                                         [DP_GOOD] = "\033[32m",
+                                         [DP_BAD] = "\033[1;31m",
+                                         [DP_DOUBTFUL] = "\033[33m"};
+    const int paints = paint != DP_PLAIN && coloured(f);
+    fprintf(f, "%s%-*s%s", paints ? colour[paint] : "", width, text, paints ? "\033[0m" : "");
+}
+
+void dp_status_line(const char *text) {
+    static int shown;
+    if (!dp_is_terminal(stderr) || (!*text && !shown)) return;
+    fprintf(stderr, "\r\033[K%.79s", text);
+    fflush(stderr);
+    shown = *text != 0;
+}

@@ -1,0 +1,26 @@
+/* harness/base/terminal.h - what is different where a person watches: colour and a line that says how
+ * far the work has come. Colour is never the only sign of anything. */
+#ifndef DP_TERMINAL_H
+#define DP_TERMINAL_H
+#include <stdio.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { DP_PLAIN, DP_GOOD, DP_BAD, DP_DOUBTFUL } dp_paint;
+
+/* Is it a terminal that moves its cursor (TERM is not dumb)? */
+int dp_is_terminal(FILE *f);
+
+/* Prints `text` in a field of `width` columns (0: as it is); coloured on a terminal where NO_COLOR
+ * is not set. */
+void dp_put(FILE *f, dp_paint paint, const char *text, int width);
+
+/* Replaces the status line on standard error; "": takes it away. Nothing where that is no terminal.
+ */
+void dp_status_line(const char *text);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,116 @@
+/* What no chain format changes: bounds of every chunk, and the errors of each rank's H and dH. */
+#include "error_bound_impl.h"
+
+static void errors_of_H(dp_error_bound_base *w, int r, int hv) {
+    const dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const dp_context *c = &s->ctx[r];
+    const int i = r * p->HV + hv, sub = c->nlocal - 1;
+    if (c->is_last) return;
+    double *H = dp_doubles((int64_t)p->K * p->V);
+    w->eH[i] = dp_state_error_new(w);
+    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
+        dp_bound_state(dp_error_bound_chunk(w, g, hv), H, w->eH[i], NULL);
+        dp_chunk_state(dp_sim_chunk(s, g, hv), H, NULL);
+    }
+    free(H);
+}
+
+static void errors_of_dH(dp_error_bound_base *w, int r, int hv) {
+    const dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const int i = r * p->HV + hv;
+    if (s->ctx[r].is_first) return;
+    double *H = dp_doubles((int64_t)p->K * p->V), *dout = dp_doubles((int64_t)DP_CHUNK_MOST * p->V);
+    w->edH[i] = dp_state_error_new(w);
+    for (int g = s->first[r][1] - 1; g >= s->first[r][0]; g--) {
+        dp_sim_gather_do(s, g, hv, dout);
+        dp_bound_state_bwd(dp_error_bound_chunk(w, g, hv), dout, H, w->edH[i], NULL);
+        dp_chunk_state_bwd(dp_sim_chunk(s, g, hv), dout, H, NULL);
+    }
+    free(H);
+    free(dout);
+}
+
+void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, dp_base base, int power,
+                              int backward) {
+    const dp_design design = dp_design_of(base);
+    dp_error_bound_base_given(w, ref, &design, power, backward, NULL);
+}
+
+static void bound_chunk(dp_error_bound_base *w, int g, int hv) {
+    dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const int64_t i = (int64_t)g * p->HV + hv, t0 = s->group[g].t0, h = hv / dp_G(p);
+    const int c = s->group[g].c, R = p->R;
+    const dp_chunk_rows of_q = {t0 * p->H + h, p->H, 1, c, p->K},
+                        of_k = {(t0 * p->H + h) * R, (int64_t)p->H * R, R, c * R, p->K},
+                        of_v = {(t0 * p->HV + hv) * R, (int64_t)p->HV * R, R, c * R, p->V};
+    dp_input_error in = dp_error_bound_inputs_of(w);
+    double row = 0, *at = p->l2norm ? &row : NULL;
+    double *rq = dp_given_rows(&w->r, p->q, w->given.q, of_q, at),
+           *rk = dp_given_rows(&w->r, p->k, w->given.k, of_k, at),
+           *rv = dp_given_rows(&w->r, p->v, w->given.v, of_v, NULL);
+    in.g = w->Dg + (t0 * p->HV + hv) * dp_Kg(p);
+    in.rq = rq;
+    in.rk = rk;
+    in.rv = rv;
+    in.qk_row += row;
+    dp_chunk_inverse(&s->ch[i]);
+    dp_bound_intra(&w->b[i], &s->ch[i], w->r, &in);
+    free(rq);
+    free(rk);
+    free(rv);
+}
+
+void dp_error_bound_base_given(dp_error_bound_base *w, dp_sim *ref, const dp_design *design,
+                               int power, int backward, const dp_given_error *given) {
+    const dp_problem *p = ref->p;
+    const int Kg = dp_Kg(p), nr = ref->N * p->HV;
+    *w = (dp_error_bound_base){.ref = ref,
+                               .base = design->base,
+                               .r = dp_rounding_of_design(design, power),
+                               .entries = given != NULL};
+    if (given) w->given = *given;
+    w->Dg = dp_doubles(p->T * p->HV * Kg);
+    for (int64_t t = 0; t < p->T; t++)
+        for (int hv = 0; hv < p->HV; hv++)
+            for (int c = 0; c < Kg; c++)
+                w->Dg[(t * p->HV + hv) * Kg + c] = dp_error_bound_gate(p, t, hv, c, w->r.u).Dg;
+    const int64_t n = (int64_t)ref->ngroup * p->HV;
+    w->b = dp_calloc((size_t)n, sizeof *w->b);
+    w->eH = dp_calloc((size_t)nr, sizeof *w->eH);
+    w->edH = dp_calloc((size_t)nr, sizeof *w->edH);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t i = 0; i < n; i++)
+        bound_chunk(w, (int)(i / p->HV), (int)(i % p->HV));
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < nr; i++) {
+        errors_of_H(w, i / p->HV, i % p->HV);
+        if (backward) errors_of_dH(w, i / p->HV, i % p->HV);
+    }
+}
+
+void dp_error_bound_base_free(dp_error_bound_base *w) {
+    const dp_problem *p = w->ref->p;
+    for (int64_t i = 0; i < (int64_t)w->ref->ngroup * p->HV; i++)
+        dp_bound_free(&w->b[i]);
+    for (int i = 0; i < w->ref->N * p->HV; i++) {
+        free(w->eH[i]);
+        free(w->edH[i]);
+    }
+    for (int i = 0; i < DP_NRESULTS; i++)
+        free(w->row[i]);
+    const int nr = w->ref->N * p->HV;
+    for (int i = 0; i < nr; i++) {
+        if (w->eS) free(w->eS[i]);
+        if (w->edS) free(w->edS[i]);
+    }
+    free(w->b);
+    free(w->eH);
+    free(w->edH);
+    free(w->Dg);
+    free(w->eS);
+    free(w->edS);
+    *w = (dp_error_bound_base){0};
+}

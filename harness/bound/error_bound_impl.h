@@ -1,0 +1,94 @@
+/* harness/bound/error_bound_impl.h - what the files of the error bounds share (error_bound.h):
+ *   input_bound.c   activated inputs, and inputs that the subject computed;
+ *   base_bound.c    what no chain format changes: chunks, errors of H and dH;
+ *   chain_bound.c   the chain of M and the merges of states;
+ *   pass_bound.c    state passes, outputs, states;
+ *   grad_bound.c    gradients, through the activations;
+ *   error_bound.c   all of it for one chain format;
+ *   bound_arrays.c  the arrays of a bound: allocation, cache parts, the smaller of two. */
+#ifndef DP_ERROR_BOUND_IMPL_H
+#define DP_ERROR_BOUND_IMPL_H
+#include "error_bound.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* From a p-th power to the bound itself. */
+static inline double dp_error_bound_final(const dp_rounding *r, double x) {
+    return r->p == 2 ? DP_LAMBDA * sqrt(x) : x;
+}
+
+/* A zero state error (ref/bound/bound.h), to be freed. */
+static inline double *dp_state_error_new(const dp_error_bound_base *w) {
+    return dp_doubles(dp_state_error_size(&w->r, w->ref->p->K, w->ref->p->V));
+}
+
+/* Frobenius bound of a state error. */
+static inline double dp_state_error_fro(const dp_error_bound_base *w, const double *e) {
+    return dp_error_fro(&w->r, e, dp_state_error_size(&w->r, w->ref->p->K, w->ref->p->V));
+}
+
+/* Bounds of one chunk and head. */
+static inline const dp_chunk_bound *dp_error_bound_chunk(const dp_error_bound_base *w, int g,
+                                                         int hv) {
+    return &w->b[(int64_t)g * w->ref->p->HV + hv];
+}
+
+/* Frees n arrays and their list; NULL: nothing. */
+static inline void dp_error_lists_free(double **a, int64_t n) {
+    for (int64_t i = 0; a && i < n; i++)
+        free(a[i]);
+    free(a);
+}
+
+/* 1 / (1 + exp(-x)), without overflow. */
+double dp_error_bound_sigmoid(double x);
+/* dp_error_bound_inputs of the base's own problem and policy. */
+dp_input_error dp_error_bound_inputs_of(const dp_error_bound_base *w);
+
+/* Rows of a chunk in a tensor [token][.][R] of the given width: the first row, the distance between
+ * tokens, R, and how many. */
+typedef struct {
+    int64_t first, step;
+    int R, rows, width;
+} dp_chunk_rows;
+/* Relative errors of the entries of a chunk's rows [rows][width], to be freed (NULL: err is), and
+ * in *row, unless NULL, at least what they make of 1/norm of any of them. */
+double *dp_given_rows(const dp_rounding *r, const double *x, const double *err, dp_chunk_rows at,
+                      double *row);
+/* |err| / |x| of one row; err NULL: 0. */
+double dp_given_norm(const double *x, const double *err, int64_t row, int width);
+
+/* Error of M after a chain. What truncation adds to a probable bound is a worst case: bias is
+ * divided by lambda, since everything is multiplied by it at the end. */
+typedef struct {
+    double *b, bias, fro;
+} dp_chain_error;
+/* Which chain: groups [g0, g1) of a head, in a format; trans: over the transposed factors, last to
+ * first, as the adjoint chain runs. */
+typedef struct {
+    int g0, g1, hv, trans;
+    dp_format format;
+} dp_chain_span;
+/* Error of the chain's product; traj (NULL: not wanted): Frobenius bounds after 1, 2, 4 ...
+ * factors. */
+dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span span, double *traj);
+/* Errors of S_in of every rank (dir = +1) or dS_out (dir = -1), which start without error: [N*HV]
+ * -> state error, NULL where none arrives, to be freed; fro [N*HV]: their Frobenius bounds. */
+double **dp_merge_errors(const dp_error_bound_base *w, int dir, const dp_chain_error *bM,
+                         double **eH, double *fro);
+
+/* State errors that enter each chunk, forward and backward, and errors of X and dX without them:
+ * [ngroup*HV]. */
+typedef struct {
+    double **eS, **edS, **DX, **DdX;
+} dp_pass_errors;
+/* Bounds of the rows of all results, from the errors that enter each rank. */
+void dp_error_bound_rows(const dp_error_bound_base *w, double **eS, double **edS, int backward,
+                         dp_error_bound *out);
+/* Bounds of the rows of all gradients; p = 2 alone. */
+void dp_error_bound_gradients(const dp_error_bound_base *w, const dp_pass_errors *ps,
+                              dp_error_bound *out);
+/* Rows of a result, 0 where the problem has none. */
+int64_t dp_error_bound_row_count(const dp_problem *p, int field);
+#endif

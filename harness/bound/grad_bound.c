@@ -1,0 +1,292 @@
+/* Errors of the gradients of all tokens and heads, through the activations to the raw inputs. */
+#include "error_bound_impl.h"
+
+#include <string.h>
+
+/* Through the activations (math.md c):
+ *   L2 norm  dx = rstd (dy - y <y, dy>): the projection does not lengthen, so
+ *              |error| <= rstd (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|);
+ *            where the row x was itself computed, its y and rstd are each off by at most
+ *              |error of x| / |x| more: 8 times that
+ *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|);
+ *   beta     z s(1-s) D + 6 u z s |dbeta|    (1 - s cancels when s ~ 1)
+ * sums over tokens for dA_log, ddt_bias: squares add inside a chunk, errors themselves from chunk
+ *          to chunk, since an error of the state that enters a rank reaches all its chunks alike;
+ *          plus sum_error of the sum of absolute values. */
+typedef struct {
+    double *A, *Aabs, *B, *Babs;
+} gate_sums; /* [HV], [HV][Kg]: p-th powers, and sums of absolute values */
+
+static void raw_gate(const dp_error_bound_base *w, int64_t t, int hv, const double *D,
+                     const double *val, dp_error_bound *out, gate_sums *pa) {
+    const dp_problem *p = w->ref->p;
+    const int K = p->K, Kg = dp_Kg(p);
+    const dp_rounding *r = &w->r;
+    double row = 0;
+    for (int c = 0; c < Kg; c++) {
+        double d = D[c], v = val[c];
+        if (Kg == 1) {
+            double a = 0;
+            d = v = 0;
+            for (int k = 0; k < K; k++) {
+                d += D[k];
+                v += val[k];
+                a += fabs(val[k]);
+            }
+            d += dp_pw(r, dp_sum_error(r, K) * a);
+        }
+        const dp_gate_error ge = dp_error_bound_gate(p, t, hv, c, r->u);
+        const double x = dp_pw(r, ge.dx) * d + dp_pw(r, ge.dx * (ge.Ddx + r->u) * v);
+        const double y = dp_pw(r, ge.dA) * d + dp_pw(r, ge.dA * (ge.Ddx + 3 * r->u) * v) +
+                         (p->gate == DP_GATE_SOFTPLUS ? dp_pw(r, ge.Dg * v) : 0);
+        const double z = x + dp_pw(r, r->us * ge.dx * v);
+        row += r->p == 2 ? z : z * z;
+        pa->A[hv] += y;
+        pa->Aabs[hv] += fabs(ge.dA * v);
+        pa->B[hv * Kg + c] += x;
+        pa->Babs[hv * Kg + c] += fabs(ge.dx * v);
+    }
+    out->row[DP_RESULT_DG][t * p->HV + hv] = r->p == 2 ? dp_error_bound_final(r, row) : sqrt(row);
+}
+
+/* One row of dq or dk entry by entry, D the errors of the gradient of the activated row: dx_d =
+ * rstd (dy_d - y_d <y, dy>), so each D_d and y_d times those of the inner product. What is known of
+ * the row as a whole, a and b, stays so. */
+static void entries(const dp_error_bound_base *w, const double *x, int64_t row, double rstd,
+                    const double *D, double a, double b, double *entry, double *rest) {
+    const dp_problem *p = w->ref->p;
+    const dp_rounding *r = &w->r;
+    const int K = p->K;
+    double inner = 0;
+    for (int d = 0; p->l2norm && d < K; d++)
+        inner += dp_pw(r, x[row * K + d] * rstd) * D[d];
+    for (int d = 0; d < K; d++)
+        entry[row * K + d] =
+            dp_pw(r, rstd) * (D[d] + (p->l2norm ? dp_pw(r, x[row * K + d] * rstd) * inner : 0));
+    rest[row] = dp_pw(r, rstd) * (dp_pw(r, a) + dp_pw(r, b));
+}
+
+/* The rows of dq, or dk, of a group of chunks: what is summed over the value heads of each head. */
+typedef struct {
+    const double *x, *given, *rstd; /* raw rows, errors they were given with, 1/norms */
+    int result, qkv, R, rows;
+    double *sum;   /* [H][2][rows]: D of the gradient, sums of its norms */
+    double *entry; /* [H][rows][K]: D of its entries */
+} key_side;
+
+/* What the steps over one group of chunks share. */
+typedef struct {
+    const dp_error_bound_base *w;
+    const dp_group *gr;
+    dp_error_bound *out;
+    int c, n, each; /* each: entries are wanted too */
+    key_side q, k;
+    dp_grad_bound b; /* of one value head, in buf and one */
+    double *buf, *one;
+} group_work;
+
+static key_side side_of(const group_work *x, int qkv, int R) {
+    const dp_sim *s = x->w->ref;
+    const dp_problem *p = s->p;
+    const int is_q = qkv == DP_QKV_Q;
+    key_side a = {.x = is_q ? p->q : p->k,
+                  .given = is_q ? x->w->given.q : x->w->given.k,
+                  .rstd = is_q ? s->rstd_q : s->rstd_k,
+                  .result = is_q ? DP_RESULT_DQ : DP_RESULT_DK,
+                  .qkv = qkv,
+                  .R = R,
+                  .rows = x->c * R};
+    a.sum = dp_doubles((int64_t)p->H * 2 * a.rows);
+    a.entry = dp_doubles(x->each ? (int64_t)p->H * p->K * a.rows : 0);
+    return a;
+}
+
+static void group_open(group_work *x) {
+    const dp_problem *p = x->w->ref->p;
+    const int64_t c = x->c, n = x->n, K = p->K;
+    x->q = side_of(x, DP_QKV_Q, 1);
+    x->k = side_of(x, DP_QKV_K, p->R);
+    double *buf = x->buf = dp_doubles(2 * c + 6 * n + 2 * c * K);
+    x->b = (dp_grad_bound){.dq = buf,
+                           .ndq = buf + c,
+                           .dk = buf + 2 * c,
+                           .ndk = buf + 2 * c + n,
+                           .dv = buf + 2 * c + 2 * n,
+                           .ndv = buf + 2 * c + 3 * n,
+                           .dbeta = buf + 2 * c + 4 * n,
+                           .vdbeta = buf + 2 * c + 5 * n,
+                           .dg = buf + 2 * c + 6 * n,
+                           .vdg = buf + 2 * c + 6 * n + c * K};
+    x->one = dp_doubles(x->each ? c * K + n * (K + p->V) : 0);
+    if (!x->each) return;
+    x->b.edq = x->one;
+    x->b.edk = x->one + c * K;
+    x->b.edv = x->one + (c + n) * K;
+}
+
+static void group_close(group_work *x) {
+    double *a[] = {x->buf, x->one, x->q.sum, x->q.entry, x->k.sum, x->k.entry};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        free(a[i]);
+}
+
+/* Adds a value head's rows: errors D, norms, errors of entries (NULL: not wanted). */
+static void add_head(const group_work *x, const key_side *a, int hv, const double *D,
+                     const double *norm, const double *entry) {
+    const dp_problem *p = x->w->ref->p;
+    const dp_rounding *r = &x->w->r;
+    const int G = dp_G(p), h = hv / G;
+    for (int i = 0; i < a->rows; i++) {
+        a->sum[(h * 2) * a->rows + i] += D[i] + dp_pw(r, G * r->u * norm[i]);
+        a->sum[(h * 2 + 1) * a->rows + i] += norm[i];
+    }
+    const int64_t size = (int64_t)a->rows * p->K;
+    for (int64_t z = 0; entry && z < size; z++)
+        a->entry[h * size + z] += entry[z];
+}
+
+static void value_row(const group_work *x, int i, int64_t row) {
+    const dp_rounding *r = &x->w->r;
+    const int V = x->w->ref->p->V;
+    const double more = dp_pw(r, (r->u + r->us) * x->b.ndv[i]);
+    x->out->row[DP_RESULT_DV][row] = dp_error_bound_final(r, x->b.dv[i] + more);
+    if (!x->each) return;
+    x->out->rest[DP_QKV_V][row] = more;
+    memcpy(x->out->entry[DP_QKV_V] + row * V, x->b.edv + (int64_t)i * V,
+           sizeof(double) * (size_t)V);
+}
+
+/* Error of dbeta of one row, through the activation. */
+static double beta_error(const group_work *x, int i, int64_t row) {
+    const dp_problem *p = x->w->ref->p;
+    const dp_rounding *r = &x->w->r;
+    double db = x->b.dbeta[i], val = fabs(x->b.vdbeta[i]);
+    if (p->beta_form != DP_BETA_PLAIN) {
+        const double zf = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1,
+                     sg = dp_error_bound_sigmoid(p->beta[row]);
+        db = dp_pw(r, zf * sg * (1 - sg)) * db + dp_pw(r, 6 * r->u * zf * sg * val);
+        val *= zf * sg * (1 - sg);
+    }
+    return dp_error_bound_final(r, db + dp_pw(r, r->us * val));
+}
+
+/* dv and dbeta of one value head. */
+static void value_rows(const group_work *x, int hv) {
+    const dp_problem *p = x->w->ref->p;
+    const int R = p->R;
+    double squares[DP_CHUNK_MOST] = {0};
+    for (int i = 0; i < x->n; i++) {
+        const int64_t row = ((x->gr->t0 + i / R) * p->HV + hv) * R + i % R;
+        value_row(x, i, row);
+        const double d = beta_error(x, i, row);
+        squares[i / R] += d * d;
+    }
+    for (int t = 0; t < x->c; t++)
+        x->out->row[DP_RESULT_DBETA][(x->gr->t0 + t) * p->HV + hv] = sqrt(squares[t]);
+}
+
+/* Rows of dq or dk of one head, of the raw inputs. */
+static void key_rows(const group_work *x, const key_side *a, int h) {
+    const dp_error_bound_base *w = x->w;
+    const dp_problem *p = w->ref->p;
+    const dp_rounding *r = &w->r;
+    const int K = p->K;
+    const dp_input_error in = dp_error_bound_inputs_of(w);
+    const double eps =
+        (p->l2norm ? 4 * (in.q + in.qk_row) + 2 * dp_sum_error(r, K) + 6 * r->u : 0) + r->u + r->us;
+    for (int i = 0; i < a->rows; i++) {
+        const int64_t row = ((x->gr->t0 + i / a->R) * p->H + h) * a->R + i % a->R;
+        const double moved = p->l2norm ? 8 * dp_given_norm(a->x, a->given, row, K) : 0;
+        const double D = a->sum[(h * 2) * a->rows + i], norm = a->sum[(h * 2 + 1) * a->rows + i];
+        x->out->row[a->result][row] =
+            dp_error_bound_final(r, dp_pw(r, a->rstd[row]) * (D + dp_pw(r, (eps + moved) * norm)));
+        if (x->each)
+            entries(w, a->x, row, a->rstd[row], a->entry + ((int64_t)h * a->rows + i) * K,
+                    dp_G(p) * r->u * norm, (eps + moved) * norm, x->out->entry[a->qkv],
+                    x->out->rest[a->qkv]);
+    }
+}
+
+static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors *ps,
+                      dp_error_bound *out, gate_sums *sums) {
+    const dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    group_work x = {.w = w,
+                    .gr = &s->group[g],
+                    .out = out,
+                    .c = s->group[g].c,
+                    .n = s->group[g].c * p->R,
+                    .each = out->entry[DP_QKV_Q] != NULL};
+    double *dout = dp_doubles((int64_t)x.c * p->V);
+    group_open(&x);
+    for (int hv = 0; hv < p->HV; hv++) {
+        const int64_t z = (int64_t)g * p->HV + hv;
+        dp_sim_gather_do(s, g, hv, dout);
+        dp_bound_grads(dp_error_bound_chunk(w, g, hv), dout, ps->eS[z], ps->edS[z], ps->DX[z],
+                       ps->DdX[z], &x.b);
+        add_head(&x, &x.q, hv, x.b.dq, x.b.ndq, x.b.edq);
+        add_head(&x, &x.k, hv, x.b.dk, x.b.ndk, x.b.edk);
+        for (int t = 0; t < x.c; t++)
+            raw_gate(w, x.gr->t0 + t, hv, x.b.dg + (int64_t)t * p->K, x.b.vdg + (int64_t)t * p->K,
+                     out, sums);
+        value_rows(&x, hv);
+    }
+    for (int h = 0; h < p->H; h++) {
+        key_rows(&x, &x.q, h);
+        key_rows(&x, &x.k, h);
+    }
+    group_close(&x);
+    free(dout);
+}
+
+/* Of a sum over tokens of one entry: sums over chunks of errors and of absolute values. */
+static double token_sum(const dp_error_bound_base *w, double root, double absolute) {
+    const int tokens = (int)fmin((double)w->ref->p->T + dp_Kg(w->ref->p) + w->ref->N, 1 << 22);
+    const dp_rounding *r = &w->r;
+    return dp_error_bound_final(r, root * root + dp_pw(r, dp_sum_error(r, tokens) * absolute));
+}
+
+/* dA_log and ddt_bias of one value head. */
+static void head_sums(const dp_error_bound_base *w, const gate_sums *a, int hv,
+                      dp_error_bound *out) {
+    const int Kg = dp_Kg(w->ref->p), ng = w->ref->ngroup;
+    double A = 0, Aabs = 0, row = 0;
+    for (int g = 0; g < ng; g++) {
+        A += sqrt(a[g].A[hv]);
+        Aabs += a[g].Aabs[hv];
+    }
+    for (int c = 0; c < Kg; c++) {
+        double B = 0, Babs = 0;
+        for (int g = 0; g < ng; g++) {
+            B += sqrt(a[g].B[hv * Kg + c]);
+            Babs += a[g].Babs[hv * Kg + c];
+        }
+        B = token_sum(w, B, Babs);
+        row += B * B;
+    }
+    if (out->row[DP_RESULT_DA_LOG]) out->row[DP_RESULT_DA_LOG][hv] = token_sum(w, A, Aabs);
+    if (out->row[DP_RESULT_DDT_BIAS]) out->row[DP_RESULT_DDT_BIAS][hv] = sqrt(row);
+}
+
+void dp_error_bound_gradients(const dp_error_bound_base *w, const dp_pass_errors *ps,
+                              dp_error_bound *out) {
+    const dp_problem *p = w->ref->p;
+    const int64_t size = (int64_t)p->HV * dp_Kg(p);
+    const int ng = w->ref->ngroup;
+    gate_sums *a = dp_calloc((size_t)ng, sizeof *a);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int g = 0; g < ng; g++) {
+        a[g] =
+            (gate_sums){dp_doubles(p->HV), dp_doubles(p->HV), dp_doubles(size), dp_doubles(size)};
+        gradients(w, g, ps, out, &a[g]);
+    }
+    for (int hv = 0; hv < p->HV; hv++)
+        head_sums(w, a, hv, out);
+    for (int g = 0; g < ng; g++) {
+        free(a[g].A);
+        free(a[g].Aabs);
+        free(a[g].B);
+        free(a[g].Babs);
+    }
+    free(a);
+}

@@ -1,0 +1,84 @@
+/* Errors of what enters the chunks: activated inputs, and rows that the subject computed itself. */
+#include "error_bound_impl.h"
+#include "ref/arithmetic/elementary.h"
+#include "ref/arithmetic/mm.h"
+
+/* Errors of the activated inputs.
+ * q, k: y = x rstd: each entry 2u, + us where the normalised vector is stored short; the row its
+ *       rstd, sum_error(K) / 2 + 4u.
+ * gate: softplus form  |Dg| <= 10 u |g| + u |x| a dp_error_bound_sigmoid(x);
+ *       lower bound  |Dg| <= 8 u |g| + 5 u |a x| |lb| s (1 - s)
+ *       (x = raw + bias is rounded once, a = exp(A_log) and the functions are good to 2 u each).
+ * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on
+ *       entry: u. */
+double dp_error_bound_sigmoid(double x) {
+    return x >= 0 ? 1 / (1 + dp_exp(-x)) : dp_exp(x) / (1 + dp_exp(x));
+}
+
+dp_gate_error dp_error_bound_gate(const dp_problem *p, int64_t t, int hv, int c, double u) {
+    const int Kg = dp_Kg(p);
+    const double raw = p->g[(t * p->HV + hv) * Kg + c];
+    if (p->gate == DP_GATE_LOG)
+        return (dp_gate_error){
+            .g = raw, .dx = 1, .Dg = u > 0x1p-53 && (double)(float)raw != raw ? u * fabs(raw) : 0};
+    const double x = raw + (p->dt_bias ? p->dt_bias[hv * Kg + c] : 0),
+                 a = p->A_log ? dp_exp(p->A_log[hv]) : 1;
+    const double s =
+        p->gate == DP_GATE_SOFTPLUS ? dp_error_bound_sigmoid(x) : dp_error_bound_sigmoid(a * x);
+    dp_gate_error e;
+    if (p->gate == DP_GATE_SOFTPLUS) {
+        e.g = -a * (x > 0 ? x + dp_log1p(dp_exp(-x)) : dp_log1p(dp_exp(x)));
+        e.dx = -a * s;
+        e.dA = e.g;
+        e.Dg = 10 * u * fabs(e.g) + u * fabs(x * e.dx);
+        e.Ddx = 10 * u + u * fabs(x);
+    } else {
+        e.g = p->lower_bound * s;
+        e.dx = p->lower_bound * s * (1 - s) * a;
+        e.dA = e.dx * x;
+        e.Dg = 8 * u * fabs(e.g) + 5 * u * fabs(x * e.dx);
+        e.Ddx = 12 * u + 5 * u * fabs(a * x) + (s < 1 ? 2 * u / (1 - s) : 0);
+    }
+    return e;
+}
+
+dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp_rounding *r) {
+    const double entry = base == DP_BASE_FP64 ? 0 : r->u, norm = 2 * r->u + r->us;
+    return (dp_input_error){.q = p->l2norm ? norm : entry,
+                            .k = p->l2norm ? norm : entry,
+                            .qk_row = p->l2norm ? dp_sum_error(r, p->K) / 2 + 4 * r->u : 0,
+                            .v = entry,
+                            .beta = p->beta_form == DP_BETA_PLAIN ? entry : 6 * r->u,
+                            .sg = (int64_t)p->HV * dp_Kg(p),
+                            .Kg = dp_Kg(p)};
+}
+
+dp_input_error dp_error_bound_inputs_of(const dp_error_bound_base *w) {
+    return dp_error_bound_inputs(w->ref->p, w->base, &w->r);
+}
+
+static double relative(double err, double x) { return err > 0 ? err / fabs(x) : 0; }
+
+/* Of 1/norm of a normalised row: <y, err> / |x| with |y| = 1, by squares for a probable bound. */
+double *dp_given_rows(const dp_rounding *r, const double *x, const double *err, dp_chunk_rows at,
+                      double *row) {
+    if (!err) return NULL;
+    double *rel = dp_doubles((int64_t)at.rows * at.width);
+    for (int i = 0; i < at.rows; i++) {
+        const int64_t z = (at.first + i / at.R * at.step + i % at.R) * at.width;
+        const double n = dp_norm_fro(at.width, x + z);
+        double s = 0;
+        for (int j = 0; j < at.width; j++) {
+            rel[(int64_t)i * at.width + j] = relative(err[z + j], x[z + j]);
+            s += err[z + j] > 0 ? dp_pw(r, x[z + j] / n * err[z + j] / n) : 0;
+        }
+        if (row) *row = fmax(*row, r->p == 2 ? sqrt(s) : s);
+    }
+    return rel;
+}
+
+double dp_given_norm(const double *x, const double *err, int64_t row, int width) {
+    return err ? relative(dp_norm_fro(width, err + row * width),
+                          dp_norm_fro(width, x + row * width))
+               : 0;
+}

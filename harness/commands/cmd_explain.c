@@ -1,0 +1,247 @@
+/* deltaproof explain ID: what was compared in a run, which limit decided, how that limit was derived
+ * and where. The run is made again, or found in a record. Exit status 0 explained, 2 not. */
+#define _GNU_SOURCE
+#include "commands.h"
+#include "options.h"
+#include "parse.h"
+#include "ref/files/input.h"
+
+#include <argp.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct {
+    dp_options of;
+    const char *record, *tensor;
+} options;
+
+enum { OPT_RECORD = 256, OPT_TENSOR };
+
+static const struct argp_option OPTIONS[] = {
+    {"record", OPT_RECORD, "FILE", 0,
+     "take the run from this results.json instead of making it again; judged files have no other "
+     "way",
+     0},
+    {"tensor", OPT_TENSOR, "NAME", 0,
+     "explain this tensor (default: those that failed, else the one nearest to its limit)", 0},
+    {"subject", DP_OPT_SUBJECT, "LIB", 0, "the library, where the ID is that of a library's run",
+     0},
+    {0}};
+
+static error_t parse(int key, char *arg, struct argp_state *st) {
+    options *o = st->input;
+    switch (key) {
+    case OPT_RECORD: o->record = arg; break;
+    case OPT_TENSOR: o->tensor = arg; break;
+    default: return dp_option(key, arg, st, &o->of);
+    }
+    return 0;
+}
+
+/* ---- what limits are ------------------------------------------------------------------------- */
+
+static const struct {
+    const char *tier, *what, *where;
+} TIERS[] = {
+    {"exact", "on these inputs nothing rounds in any format, so any error at all is a fault",
+     "ref/inputs/inputs_exact.c; cases/README.md, keys = exact"},
+    {"bound",
+     "a bound of the rounding errors that the claimed formats can make of these inputs: the\n"
+     "             smaller of a worst case and of 6 standard deviations of independent roundings",
+     "ref/bound/bound.c, above each function; ref/METHOD.md"},
+    {"expected",
+     "what right kernels of the declared design make of nearby inputs, drawn several times,\n"
+     "             times an allowance for other orders of summation",
+     "harness/verdict/levels.h; ref/METHOD.md; reports/verdicts.md"},
+    {"sum", "what draws make of a head's sum over all its tokens", "harness/verdict/sums.c"},
+};
+
+static const char *text(const json_t *o, const char *key) {
+    const char *s = json_string_value(json_object_get(o, key));
+    return s ? s : "";
+}
+
+/* A number of a record; those that JSON lacks are text. */
+static void number(const json_t *o, const char *key, char out[32]) {
+    const json_t *x = json_object_get(o, key);
+    if (json_is_number(x))
+        snprintf(out, 32, "%.4g", json_number_value(x));
+    else
+        snprintf(out, 32, "%.31s", json_is_string(x) ? json_string_value(x) : "none");
+}
+
+static void explain_truth(const json_t *run) {
+    const json_t *truth = json_object_get(run, "truth");
+    char radius[32];
+    number(truth, "radius", radius);
+    printf(
+        "truth        the step recurrence in %s at %lld bits; its own error is at most %s of the "
+        "tensor\n             (ref/truth/truth.h)\n",
+        text(truth, "kind"), (long long)json_integer_value(json_object_get(truth, "bits")), radius);
+}
+
+static void explain_claim(const json_t *run) {
+    const json_t *p = json_object_get(run, "policy");
+    printf("claim        base %s%s%s%s%s: the formats that limits are derived for\n",
+           text(p, "base"), *text(p, "chain") ? ", chain of M " : "", text(p, "chain"),
+           *text(p, "design") ? ", design " : "", text(p, "design"));
+}
+
+static void explain_place(const json_t *t) {
+    const json_t *row = json_object_get(t, "failed");
+    const char *const keys[] = {"rank", "head", "sequence", "token", "index"};
+    char times[32], error[32];
+    if (!row) row = json_object_get(t, "worst_token");
+    if (!row) return;
+    printf("place       ");
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const json_t *x = json_object_get(row, keys[i]);
+        if (x && json_integer_value(x) >= 0)
+            printf("%s %s %lld", i ? "," : "", keys[i], (long long)json_integer_value(x));
+    }
+    printf(": got %.6g, truth %.6g\n", strtod(text(row, "got"), NULL),
+           strtod(text(row, "want"), NULL));
+    number(row, "times", times);
+    number(row, "error", error);
+    if (json_object_get(row, "times"))
+        printf("             error of the row %s, %s times its limit\n", error, times);
+}
+
+static void explain_level(const json_t *t) {
+    const json_t *e = json_object_get(t, "expected"), *level;
+    char ratio[32], limit[32], rel[32];
+    if (!e) return;
+    level = json_object_get(e, text(e, "level"));
+    number(e, "rel", rel);
+    number(level, "ratio", ratio);
+    number(level, "limit", limit);
+    printf("expected     %s of the tensor; nearest to its limit on level %s: %s times what is "
+           "expected there,\n             at most %s is the design's own\n",
+           rel, text(e, "level"), ratio, limit);
+}
+
+static void explain_tensor(const json_t *t) {
+    char rel[32], ratio[32];
+    number(t, "rel_fro", rel);
+    number(t, "ratio", ratio);
+    printf("\n%s %s\n", text(t, "name"), text(t, "verdict"));
+    printf("compared     every row with the truth; error of all, |got - truth| / |truth|: %s\n",
+           rel);
+    if (json_object_get(t, "bound"))
+        printf("bound        the largest share of a row's bound: %s\n", ratio);
+    explain_level(t);
+    for (size_t i = 0; i < sizeof TIERS / sizeof *TIERS; i++)
+        if (!strcmp(TIERS[i].tier, text(t, "tier")))
+            printf("decided by   %s: %s\nderived in   %s\n", TIERS[i].tier, TIERS[i].what,
+                   TIERS[i].where);
+    explain_place(t);
+    if (*text(t, "why")) printf("why          %s\n", text(t, "why"));
+}
+
+static int wanted(const options *o, const json_t *run, const json_t *t) {
+    if (o->tensor) return !strcmp(o->tensor, text(t, "name"));
+    if (!strcmp(text(run, "verdict"), "fail")) return !strcmp(text(t, "verdict"), "fail");
+    const json_t *all = json_object_get(run, "tensors"), *x, *nearest = NULL;
+    double most = -1;
+    size_t i;
+    json_array_foreach(all, i, x) {
+        const double ratio = json_number_value(json_object_get(x, "ratio"));
+        if (ratio <= most) continue;
+        most = ratio;
+        nearest = x;
+    }
+    return t == nearest;
+}
+
+static int explain_run(const options *o, const json_t *run) {
+    const json_t *tensors = json_object_get(run, "tensors"), *t;
+    size_t i;
+    int n = 0;
+    printf("%s\n%s%s%s\n\n", text(run, "id"), text(run, "verdict"), *text(run, "why") ? ": " : "",
+           text(run, "why"));
+    explain_truth(run);
+    explain_claim(run);
+    json_array_foreach(tensors, i, t) {
+        if (!wanted(o, run, t)) continue;
+        explain_tensor(t);
+        n++;
+    }
+    if (n || !o->tensor) return 0;
+    fprintf(stderr, "deltaproof: explain: the run has no tensor %s\n", o->tensor);
+    return 2;
+}
+
+/* ---- the record ------------------------------------------------------------------------------ */
+
+static json_t *read_record(const char *path, dp_err *e) {
+    char *bytes = NULL;
+    size_t n;
+    json_error_t at;
+    if (dp_input_read(path, dp_input_most(), &bytes, &n, e)) return NULL;
+    json_t *rec = json_loadb(bytes, n, 0, &at);
+    free(bytes);
+    if (!rec) dp_fail(e, DP_EINPUT, "%s: line %d: %s", path, at.line, at.text);
+    return rec;
+}
+
+/* The run made again by `run --id`, whose table goes to standard error. */
+static json_t *made_again(const options *o, dp_err *e) {
+    char path[] = "/tmp/deltaproof-explain-XXXXXX";
+    const int fd = mkstemp(path);
+    char *argv[] = {(char *)"deltaproof run",
+                    (char *)"--id",
+                    (char *)o->of.name[0],
+                    (char *)"--json",
+                    path,
+                    (char *)"--subject",
+                    (char *)o->of.subject,
+                    NULL};
+    if (fd < 0) {
+        dp_fail(e, DP_EIO, "%s: cannot be made", path);
+        return NULL;
+    }
+    close(fd);
+    fflush(stdout);
+    const int out = dup(1);
+    dup2(2, 1);
+    const int rc = dp_cmd_run(o->of.subject ? 7 : 5, argv);
+    fflush(stdout);
+    dup2(out, 1);
+    close(out);
+    json_t *rec = rc == 2 ? NULL : read_record(path, e);
+    if (rc == 2) dp_fail(e, DP_EINPUT, "%s: could not be run", o->of.name[0]);
+    unlink(path);
+    return rec;
+}
+
+static int explain(const options *o, const json_t *rec, dp_err *e) {
+    const json_t *runs = json_object_get(rec, "runs"), *run;
+    size_t i;
+    json_array_foreach(runs, i,
+                       run) if (!strcmp(text(run, "id"), o->of.name[0])) return explain_run(o, run);
+    dp_fail(e, DP_EINPUT, "%s: has no run %s", o->record ? o->record : "the record", o->of.name[0]);
+    return dp_refuse(e);
+}
+
+int dp_cmd_explain(int argc, char **argv) {
+    options o = {.of = dp_options_new(1, 1)};
+    dp_err e = {0};
+    const struct argp a = {.options = OPTIONS,
+                           .parser = parse,
+                           .args_doc = "ID",
+                           .doc = "Explain the verdict of one run: what was compared, which limit "
+                                  "decided, how it was derived, where.\v"
+                                  "Exit status 0 explained, 2 not."};
+    dp_parse(&a, argc, argv, &o);
+    if (o.of.nname != 1) {
+        fprintf(stderr, "deltaproof: explain: name the ID of one run\n");
+        return 2;
+    }
+    json_t *rec = o.record ? read_record(o.record, &e) : made_again(&o, &e);
+    const int rc = rec ? explain(&o, rec, &e) : dp_refuse(&e);
+    json_decref(rec);
+    return rc;
+}

@@ -1,0 +1,15 @@
+/* harness/commands/parse.h - the options of a command as argp has them, with -h, examples at the end
+ * of --help, and the nearest name where an option is not known. */
+#ifndef DP_PARSE_H
+#define DP_PARSE_H
+#include <argp.h>
+
+/* Lines of the form "  deltaproof ..", printed at the end of --help by the next dp_parse. */
+void dp_parse_examples(const char *lines);
+
+const char *dp_examples(void);
+
+/* argp_parse(a, argc, argv, 0, NULL, input); a usage that is wrong ends the program with status 2. */
+void dp_parse(const struct argp *a, int argc, char **argv, void *input);
+
+#endif

@@ -1,0 +1,97 @@
+/* Groups failed runs (print_failures.h). */
+#include "print_failures.h"
+#include "harness/base/terminal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    const dp_run *first;
+    const dp_judgement *tensor; /* NULL: no tensor was judged, the run failed as a whole */
+    int runs, of;               /* of: runs of that case that were judged */
+} cause;
+
+static const dp_judgement *failed_tensor(const dp_run *r) {
+    return r->ntensor && r->speaks >= 0 ? &r->tensor[r->speaks] : NULL;
+}
+
+static const char *tier(const dp_judgement *t) { return t && t->tier ? t->tier : ""; }
+
+static int same(const cause *c, const dp_run *r, const dp_judgement *t) {
+    if (strcmp(c->first->case_name, r->case_name) || !c->tensor != !t) return 0;
+    return !t || (!strcmp(c->tensor->name, t->name) && !strcmp(tier(c->tensor), tier(t)));
+}
+
+static int judged_of(const dp_runs *runs, const char *case_name) {
+    int n = 0;
+    for (int i = 0; i < runs->n; i++)
+        n += !strcmp(runs->run[i].case_name, case_name) &&
+             (runs->run[i].verdict == DP_PASS || runs->run[i].verdict == DP_FAIL);
+    return n;
+}
+
+static int gather(const dp_runs *runs, cause *causes) {
+    int n = 0, k;
+    for (int i = 0; i < runs->n; i++) {
+        const dp_run *r = &runs->run[i];
+        if (r->verdict != DP_FAIL) continue;
+        const dp_judgement *t = failed_tensor(r);
+        for (k = 0; k < n && !same(&causes[k], r, t);)
+            k++;
+        if (k == n) causes[n++] = (cause){r, t, 0, judged_of(runs, r->case_name)};
+        causes[k].runs++;
+    }
+    return n;
+}
+
+static void print_cause(const cause *c, const char *subject, FILE *f) {
+    const dp_run *r = c->first;
+    const int lib = subject && r->backend == DP_BACKEND_SUBJECT;
+    const char *with = lib ? " --subject " : "", *path = lib ? subject : "";
+    fprintf(f, "  %s: %s%s%s%s in %d of %d runs\n", r->case_name,
+            c->tensor ? c->tensor->name : "the run", *tier(c->tensor) ? " (" : "", tier(c->tensor),
+            *tier(c->tensor) ? ")" : "", c->runs, c->of);
+    fprintf(f, "    %s\n", r->why);
+    fprintf(f, "    again:   deltaproof run --id '%s'%s%s\n", r->id, with, path);
+    fprintf(f, "    explain: deltaproof explain '%s'%s%s\n", r->id, with, path);
+}
+
+void dp_print_failures(const dp_runs *runs, const char *subject, FILE *f) {
+    cause *causes = dp_calloc((size_t)runs->n + 1, sizeof *causes);
+    const int n = gather(runs, causes);
+    if (n) {
+        dp_put(f, DP_BAD, "FAILURES", 0);
+        fprintf(f, " by cause: %d\n", n);
+    }
+    for (int i = 0; i < n; i++)
+        print_cause(&causes[i], subject, f);
+    free(causes);
+}
+
+/* One line, in which nothing ends a cell of a table or begins markup. */
+static void cell(FILE *f, const char *text) {
+    for (; *text; text++) {
+        if (strchr("|<>&`*_[]\\", *text)) fputc('\\', f);
+        fputc(*text == '\n' ? ' ' : *text, f);
+    }
+    fputs(" | ", f);
+}
+
+void dp_write_summary(const dp_runs *runs, const char *verdict, const int totals[DP_NVERDICTS],
+                      FILE *f) {
+    cause *causes = dp_calloc((size_t)runs->n + 1, sizeof *causes);
+    const int n = gather(runs, causes);
+    fprintf(f, "## deltaproof: %s\n\n%d passed, %d failed, %d skipped, %d unjudged\n", verdict,
+            totals[DP_PASS], totals[DP_FAIL], totals[DP_SKIPPED], totals[DP_UNJUDGED]);
+    if (n) fprintf(f, "\n| case | tensor | runs | first of them | why |\n|---|---|---|---|---|\n");
+    for (int i = 0; i < n; i++) {
+        fputs("| ", f);
+        cell(f, causes[i].first->case_name);
+        cell(f, causes[i].tensor ? causes[i].tensor->name : "the run");
+        fprintf(f, "%d of %d | ", causes[i].runs, causes[i].of);
+        cell(f, causes[i].first->id);
+        cell(f, causes[i].first->why);
+        fputc('\n', f);
+    }
+    free(causes);
+}

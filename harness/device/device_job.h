@@ -1,0 +1,33 @@
+/* harness/device/device_job.h - one rank of a run on devices: what it is told, what it leaves. */
+#ifndef DP_DEVICE_JOB_H
+#define DP_DEVICE_JOB_H
+#include "device_procs.h"
+#include "device_ranks.h"
+
+/* Ranks that share a device use one stream of it, in turns. */
+struct dp_in_order {
+    volatile int turn, failed;
+    cudaStream_t stream[DP_PROCS_MOST];
+};
+
+typedef struct {
+    dp_rank rank;
+    const dp_problem *p;
+    dpg_problem g;
+    dpg_options opt;
+    int N;
+    int by_windows;
+    struct dp_in_order *order; /* of forwards by windows */
+    dp_cuda_result *out;
+    int shared;  /* a process: results are left where all see them (device_procs.h) */
+    float *gate; /* [HV] dA_log, [HV][Kg] ddt_bias as this rank got them; NULL without backward */
+    size_t saved, kept;
+    int segments;
+    const char *path;
+    dpg_plan *plan;
+} dp_rank_job;
+
+/* Forward, and backward if its options say so; what stays then is freed (device_ranks.h). */
+dp_status dp_rank_job_run(void *job);
+void dp_rank_job_end(void *job);
+#endif

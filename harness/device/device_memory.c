@@ -1,0 +1,65 @@
+/* Memory of a rank on its device (device_memory.h). */
+#ifdef DP_HAVE_CUDA
+#include "device_memory.h"
+
+#include <stdlib.h>
+
+#define LARGE (1 << 20) /* entries from which conversions use all cores */
+
+static dp_status memory(dp_device *d, size_t bytes, void **x) {
+    if (d->nheld == sizeof d->held / sizeof *d->held)
+        return dp_fail(&d->err, DP_EDEVICE, "rank %d: too many arrays on its device", d->rank);
+    DP_CUDA(d, cudaMalloc(x, bytes ? bytes : 1));
+    d->held[d->nheld++] = *x;
+    return DP_OK;
+}
+
+dp_status dp_device_blank(dp_device *d, int64_t n, dpg_dtype t, void **x) {
+    const dp_status st = memory(d, dp_device_bytes(n, t), x);
+    if (!st) DP_CUDA(d, cudaMemset(*x, 0xff, dp_device_bytes(n, t)));
+    return st;
+}
+
+dp_status dp_device_upload(dp_device *d, const double *x, int64_t n, dpg_dtype t,
+                           const void **dev) {
+    const size_t bytes = dp_device_bytes(n, t);
+    void *on_device = NULL, *host;
+    *dev = NULL;
+    if (!x) return DP_OK;
+    host = dp_calloc(bytes, 1);
+#pragma omp parallel for if (n > LARGE)
+    for (int64_t i = 0; i < n; i++) {
+        if (t == DPG_BF16)
+            ((uint16_t *)host)[i] = dp_bf16_bits((float)x[i]);
+        else
+            ((float *)host)[i] = (float)x[i];
+    }
+    const dp_status st = memory(d, bytes, &on_device);
+    const cudaError_t rc =
+        st ? cudaSuccess : cudaMemcpy(on_device, host, bytes, cudaMemcpyHostToDevice);
+    free(host);
+    DP_CUDA(d, rc);
+    *dev = on_device;
+    return st;
+}
+
+dp_status dp_device_download(dp_device *d, const void *dev, int64_t n, dpg_dtype t, double *to) {
+    const size_t bytes = dp_device_bytes(n, t);
+    void *host = dp_calloc(bytes, 1);
+    const cudaError_t rc = cudaMemcpy(host, dev, bytes, cudaMemcpyDeviceToHost);
+#pragma omp parallel for if (n > LARGE)
+    for (int64_t i = 0; i < (rc == cudaSuccess ? n : 0); i++)
+        to[i] = t == DPG_BF16 ? dp_bf16_from_bits(((uint16_t *)host)[i]) : ((float *)host)[i];
+    free(host);
+    DP_CUDA(d, rc);
+    return DP_OK;
+}
+
+void dp_device_close(dp_device *d) {
+    for (int i = 0; i < d->nheld; i++)
+        cudaFree(d->held[i]);
+    if (d->stream) cudaStreamDestroy(d->stream);
+    d->nheld = 0;
+    d->stream = NULL;
+}
+#endif

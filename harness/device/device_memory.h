@@ -1,0 +1,41 @@
+/* harness/device/device_memory.h - what one rank holds on its device, and tensors to and from it.
+ *
+ * Tensors go as fp32 or bf16 (each value is representable, or is rounded once). Errors are kept in
+ * the rank's err and returned.
+ */
+#ifndef DP_DEVICE_MEMORY_H
+#define DP_DEVICE_MEMORY_H
+#include "gpu/dp_gpu.h"
+#include "ref/vocabulary/formats.h"
+#include "ref/vocabulary/problem.h"
+
+#include <cuda_runtime_api.h>
+
+typedef struct {
+    int rank;
+    dp_err err;
+    cudaStream_t stream;
+    void *held[64]; /* device memory */
+    int nheld;
+} dp_device;
+
+/* Returns from the caller with DP_EDEVICE that names file, line, rank and call. */
+#define DP_CUDA(d, call)                                                                        \
+    do {                                                                                        \
+        const cudaError_t rc_ = (call);                                                         \
+        if (rc_ != cudaSuccess)                                                                 \
+            return dp_fail(&(d)->err, DP_EDEVICE, "%s:%d: rank %d: %s: %s", __FILE__, __LINE__, \
+                           (d)->rank, #call, cudaGetErrorString(rc_));                          \
+    } while (0)
+
+static inline size_t dp_device_bytes(int64_t n, dpg_dtype t) {
+    return (size_t)n * (t == DPG_BF16 ? 2 : 4);
+}
+/* n numbers whose bits are NaN in both formats: what is not written shows. */
+dp_status dp_device_blank(dp_device *d, int64_t n, dpg_dtype t, void **x);
+/* NULL stays NULL. */
+dp_status dp_device_upload(dp_device *d, const double *x, int64_t n, dpg_dtype t, const void **dev);
+dp_status dp_device_download(dp_device *d, const void *dev, int64_t n, dpg_dtype t, double *to);
+/* Gives memory and stream back. */
+void dp_device_close(dp_device *d);
+#endif

@@ -1,0 +1,37 @@
+/* The devices of a build without CUDA kernels: why there are none. */
+#include "device_conv.h"
+
+#ifndef DP_HAVE_CUDA
+
+const char *dp_cuda_unavailable(dp_backend b, int N) {
+    (void)N;
+    return b == DP_BACKEND_SIM ? NULL : "this build has no CUDA kernels: nvcc was not found";
+}
+const char *dp_cuda_device(void) { return "none"; }
+dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N,
+                      dp_backend b, int backward, dp_cuda_variant variant, dp_cuda_result *out,
+                      dp_err *e) {
+    (void)p;
+    (void)bf16_inputs;
+    (void)base;
+    (void)chain;
+    (void)backward;
+    (void)variant;
+    (void)out;
+    return dp_fail(e, DP_EDEVICE, "%s", dp_cuda_unavailable(b, N));
+}
+void dp_cuda_result_free(dp_cuda_result *r, int HV) { (void)r, (void)HV; }
+const dp_truth_device *dp_cuda_truth(const dp_problem *p) {
+    (void)p;
+    return NULL;
+}
+dp_status dp_cuda_conv_parts(const dp_conv *const *c, int parts, int bf16, int N, dp_backend b,
+                             dp_conv_result *const *r, dp_err *e) {
+    (void)c;
+    (void)parts;
+    (void)bf16;
+    (void)r;
+    return dp_fail(e, DP_EDEVICE, "%s", dp_cuda_unavailable(b, N));
+}
+
+#endif

@@ -1,0 +1,135 @@
+/* Ranks on devices as threads or processes (device_ranks.h). */
+#ifdef DP_HAVE_CUDA
+#define _GNU_SOURCE /* pthread_tryjoin_np */
+#include "device_ranks.h"
+#include "device_procs.h"
+#include "harness/base/clock.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* once a rank has failed, the others end within this time or are left behind */
+#define LEAVE_S 5.0
+
+static dp_rank *rank_of(const dp_ranks *r, int i) {
+    return (dp_rank *)((char *)r->jobs + (size_t)i * r->size);
+}
+
+/* ---- one rank -------------------------------------------------------------------------------- */
+
+static void run_rank(const dp_ranks *r, dp_rank *x) {
+    x->status = r->body(x);
+    x->state = x->status ? DP_RANK_FAILED : DP_RANK_ENDED;
+    if (x->status && x->comm) x->comm->abort(x->comm, x->dev.err.msg);
+    dp_device_close(&x->dev);
+    r->end(x);
+}
+
+typedef struct {
+    const dp_ranks *r;
+    int rank;
+} thread_start;
+
+static void *in_thread(void *arg) {
+    const thread_start s = *(thread_start *)arg;
+    run_rank(s.r, rank_of(s.r, s.rank));
+    return NULL;
+}
+
+static void in_process(void *ranks, int rank, dpg_comm *c, const dp_err *why) {
+    dp_rank *x = rank_of(ranks, rank);
+    x->comm = c;
+    if (c) {
+        run_rank(ranks, x);
+        return;
+    }
+    x->dev.err = *why;
+    x->status = why->code;
+    x->state = DP_RANK_FAILED;
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+/* -1, or a rank that has not come back some seconds after another one failed: its device hangs, and
+ * all that it may still touch must stay. */
+static int join(const pthread_t *thread, volatile dp_rank_state *const *state, int N) {
+    double since = 0;
+    for (int r = 0; r < N; r++)
+        while (pthread_tryjoin_np(thread[r], NULL) == EBUSY) {
+            for (int i = 0; i < N && !since; i++)
+                if (*state[i] == DP_RANK_FAILED) since = dp_now();
+            if (since && dp_now() - since > LEAVE_S) return r;
+            usleep(100);
+        }
+    return -1;
+}
+
+static int run_threads(const dp_ranks *r, volatile dp_rank_state *const *state) {
+    pthread_t *thread = dp_calloc((size_t)r->N, sizeof *thread);
+    thread_start *start = dp_calloc((size_t)r->N, sizeof *start);
+    for (int i = 0; i < r->N; i++) {
+        start[i] = (thread_start){r, i};
+        pthread_create(&thread[i], NULL, in_thread, &start[i]);
+    }
+    const int left = join(thread, state, r->N);
+    free(thread);
+    if (left < 0) free(start);
+    return left;
+}
+
+/* Processes see only what lies in their memory. */
+static dp_status run_processes(const dp_ranks *r, volatile dp_rank_state *const *state, int *left,
+                               dp_err *e) {
+    dp_ranks *shared = dp_procs_alloc(sizeof *shared);
+    *shared = *r;
+    return dp_procs_run(r->N, in_process, shared, state, dp_cuda_limit_s(), left, e);
+}
+
+static dp_status first_failure(const dp_ranks *r, dp_err *e) {
+    for (int i = 0; i < r->N; i++) {
+        const dp_rank *x = rank_of(r, i);
+        if (x->state == DP_RANK_FAILED) return dp_fail(e, x->status, "%s", x->dev.err.msg);
+    }
+    return DP_OK;
+}
+
+dp_status dp_ranks_run(const dp_ranks *r, int *left, dp_err *e) {
+    dpg_comm *comm = NULL;
+    dp_status st = r->procs ? DP_OK : dp_cuda_comms(r->backend, r->N, &comm, e);
+    *left = -1;
+    if (st) return st;
+    dp_ranks *own = dp_calloc(1, sizeof *own); /* outlives this call where a thread does */
+    volatile dp_rank_state **state = dp_calloc((size_t)r->N, sizeof *state);
+    *own = *r;
+    for (int i = 0; i < r->N; i++) {
+        dp_rank *x = rank_of(r, i);
+        x->dev.rank = i;
+        x->comm = comm ? &comm[i] : NULL;
+        state[i] = &x->state;
+    }
+    if (r->procs)
+        st = run_processes(r, state, left, e);
+    else
+        *left = run_threads(own, state);
+    if (!st) st = first_failure(r, e);
+    if (*left >= 0 && !r->procs) return st; /* its thread still uses what would be freed below */
+    if (*left >= 0 && !st) st = dp_fail(e, DP_EDEVICE, "rank %d: its process has ended", *left);
+    dp_cuda_comms_end(r->backend, r->N, comm, st != DP_OK);
+    free(state);
+    free(own);
+    return st;
+}
+
+void *dp_ranks_alloc(int procs, int N, size_t size) {
+    return procs ? dp_procs_alloc((size_t)N * size) : dp_calloc((size_t)N, size);
+}
+
+void dp_ranks_free(int procs, void *jobs, int failed) {
+    if (procs)
+        dp_procs_end(failed);
+    else
+        free(jobs);
+}
+#endif

@@ -1,0 +1,498 @@
+/* The fields of a record, one row each: what it is called, what it is, where it comes from
+ * (record_schema.h). `deltaproof list --schema` prints them as JSON Schema. */
+#include "record_schema.h"
+#include "digest.h"
+#include "ref/files/output.h"
+
+#include <cblas.h>
+#include <math.h>
+#include <mpfr.h>
+#include <omp.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#ifndef DP_COMMIT
+#define DP_COMMIT "unknown"
+#endif
+
+extern char *openblas_get_config(void);
+
+#define SIZE(S, MEMBER) sizeof(((S *)0)->MEMBER)
+#define MEMBER(S, M) .offset = offsetof(S, M), .size = SIZE(S, M)
+#define ARRAY(S, M) .offset = offsetof(S, M), .text = SIZE(S, M)
+#define WORDS(LIST, N) .kind = DP_KIND_WORD, .words = LIST, .nwords = N
+#define GET(F) .get = F
+#define WRITTEN .need = DP_FIELD_WRITTEN
+#define REQUIRED .need = DP_FIELD_REQUIRED
+#define NONE .none = 1
+#define WHEN(F) .when = F
+#define COUNT_OF(LIST) ((int)(sizeof(LIST) / sizeof *(LIST)))
+#define OBJECT(NAME, FIELDS) \
+    { .name = NAME, .field = FIELDS, .n = COUNT_OF(FIELDS) }
+
+#define TEXT .kind = DP_KIND_TEXT
+#define NUMBER .kind = DP_KIND_NUMBER
+#define HEX .kind = DP_KIND_HEX
+#define INTEGER .kind = DP_KIND_INTEGER
+#define COUNT .kind = DP_KIND_COUNT
+#define BOOLEAN .kind = DP_KIND_BOOLEAN
+#define NUMBERS .kind = DP_KIND_NUMBERS
+#define OF(SCHEMA) .kind = DP_KIND_OBJECT, .of = &SCHEMA
+#define LIST_OF(SCHEMA) .kind = DP_KIND_OBJECTS, .of = &SCHEMA
+
+/* ---- the expected tier ----------------------------------------------------------------------- */
+
+static const dp_record_field LEVEL[] = {
+    {"ratio", NUMBER, WRITTEN, "error / expected error", MEMBER(dp_level_result, ratio), NONE},
+    {"median", NUMBER, WRITTEN, "of that over the level's units", MEMBER(dp_level_result, median),
+     NONE},
+    {"limit", NUMBER, WRITTEN, "of the ratio", MEMBER(dp_level_result, limit)},
+    {"units", COUNT, WRITTEN, "rows, windows, ranks ..", MEMBER(dp_level_result, units)},
+    {"freedom", NUMBER, WRITTEN, "degrees of freedom", MEMBER(dp_level_result, freedom)},
+    {"draw", NUMBER, WRITTEN, "largest ratio of a draw to the others",
+     MEMBER(dp_level_result, draw), NONE}};
+static const dp_object_schema LEVEL_OBJECT = OBJECT("level", LEVEL);
+
+static const dp_record_field EXPECTED[] = {
+    {"rel", NUMBER, WRITTEN, "what the design makes of these inputs, over |want|_F",
+     MEMBER(dp_excess, expected)},
+    {"excess", NUMBER, WRITTEN, "largest ratio / limit over the levels: above 1 fails",
+     MEMBER(dp_excess, excess)},
+    {"level", WORDS(dp_level_names, DP_NLEVELS), WRITTEN, "where", MEMBER(dp_excess, level)}};
+
+static const void *level_at(const void *x, int i) {
+    const dp_level_result *r = &((const dp_excess *)x)->at[i];
+    return isnan(r->ratio) && isnan(r->limit) ? NULL : r;
+}
+static const dp_object_schema EXPECTED_OBJECT = {.name = "expected",
+                                                 .field = EXPECTED,
+                                                 .n = COUNT_OF(EXPECTED),
+                                                 .each = &LEVEL_OBJECT,
+                                                 .each_name = dp_level_names,
+                                                 .neach = DP_NLEVELS,
+                                                 .each_at = level_at};
+
+/* ---- tensors --------------------------------------------------------------------------------- */
+
+#define JUDGED(M) MEMBER(dp_judgement, M)
+#define PLACE(ROW)                                                                                \
+    {"rank", INTEGER, WRITTEN, NULL, JUDGED(ROW.at.rank)},                                        \
+        {"sequence", INTEGER, WRITTEN, "-1: of none", JUDGED(ROW.at.sequence)},                   \
+        {"token", INTEGER, WRITTEN, "-1: of none", JUDGED(ROW.at.token)},                         \
+        {"head", INTEGER, WRITTEN, NULL, JUDGED(ROW.at.head)},                                    \
+        {"index", INTEGER, WRITTEN, "the row's entry with the largest error", JUDGED(ROW.index)}, \
+        {"got", HEX, WRITTEN, "that entry", JUDGED(ROW.got)}, {                                   \
+        "want", HEX, WRITTEN, "its truth", JUDGED(ROW.want)                                       \
+    }
+
+static const dp_record_field WORST[] = {
+    PLACE(worst),
+    {"rel", NUMBER, WRITTEN, "|err|_2 over the rms row norm of its head", JUDGED(worst_rel)}};
+static const dp_object_schema WORST_OBJECT = OBJECT("worst_token", WORST);
+
+static json_t *marginal(const void *x) { return json_boolean(dp_judgement_marginal(x)); }
+static const dp_record_field FAILED[] = {
+    PLACE(failed),
+    {"error", NUMBER, WRITTEN, "|err|_2 of the row", JUDGED(failed.err)},
+    {"bound", NUMBER, WRITTEN, "of the row", JUDGED(failed.bound), NONE},
+    {"size", NUMBER, WRITTEN, "|want|_2 of the row", JUDGED(failed.size)},
+    {"scale", NUMBER, WRITTEN, "rms |want|_2 of its head's rows", JUDGED(scale)},
+    {"times", NUMBER, WRITTEN, "error over its limit", JUDGED(times), NONE},
+    {"marginal", BOOLEAN, WRITTEN, "within 1.3 of the limit", GET(marginal)}};
+static const dp_object_schema FAILED_OBJECT = OBJECT("failed", FAILED);
+
+static json_t *window_size(const void *x) { return (void)x, json_integer(64); }
+static json_t *window_errors(const void *x) {
+    const dp_judgement *t = x;
+    return dp_schema_numbers(t->window, t->nwindow);
+}
+static const dp_record_field WINDOWS[] = {
+    {"size", COUNT, WRITTEN, "tokens of a window", GET(window_size)},
+    {"rel", NUMBERS, WRITTEN, "|err|_F / |want|_F of the head with the largest",
+     GET(window_errors)}};
+static const dp_object_schema WINDOWS_OBJECT = OBJECT("windows", WINDOWS);
+
+static json_t *per_rank(const void *x) {
+    const dp_judgement *t = x;
+    return dp_schema_numbers(t->per_rank, t->N);
+}
+static json_t *per_head(const void *x) {
+    const dp_judgement *t = x;
+    json_t *a = json_array();
+    for (int r = 0; r < t->N; r++)
+        json_array_append_new(a, dp_schema_numbers(t->per_head + r * t->heads, t->heads));
+    return a;
+}
+static json_t *per_rank_ratio(const void *x) {
+    const dp_judgement *t = x;
+    return dp_schema_numbers(t->per_rank_ratio, t->N);
+}
+static int has_worst(const void *x) { return ((const dp_judgement *)x)->worst.at.rank >= 0; }
+static int has_failed(const void *x) { return ((const dp_judgement *)x)->failed.at.rank >= 0; }
+static int has_windows(const void *x) { return ((const dp_judgement *)x)->nwindow > 0; }
+static int has_bound(const void *x) { return !isnan(((const dp_judgement *)x)->bound); }
+static int has_draws(const void *x) { return !isnan(((const dp_judgement *)x)->expected.excess); }
+static int has_before(const void *x) { return !isnan(((const dp_judgement *)x)->before.excess); }
+static int has_tier(const void *x) {
+    const char *tier = ((const dp_judgement *)x)->tier;
+    return tier && *tier;
+}
+static int has_why(const void *x) { return ((const dp_judgement *)x)->why[0] != 0; }
+
+static const dp_record_field TENSOR[] = {
+    {"name", TEXT, REQUIRED, "a result, a stage, or what a convolution gives",
+     ARRAY(dp_judgement, name)},
+    {"rel_fro", NUMBER, WRITTEN, "|got - want|_F / |want|_F", JUDGED(rel_fro)},
+    {"per_rank", NUMBERS, WRITTEN, "the same rank by rank; null: the rank has none", GET(per_rank),
+     .most = DP_RECORD_MAX_RANKS},
+    {"per_head", .kind = DP_KIND_ROWS, WRITTEN, "the same, [rank][head]", GET(per_head)},
+    {"worst_token", OF(WORST_OBJECT), .what = "row with the largest |err|_2 / rms row norm",
+     WHEN(has_worst)},
+    {"failed", OF(FAILED_OBJECT), .what = "the row that carries the failure", WHEN(has_failed)},
+    {"windows", OF(WINDOWS_OBJECT), .what = "errors along the tokens", WHEN(has_windows)},
+    {"bound", NUMBER, .what = "bound / |want|_F", JUDGED(bound), WHEN(has_bound)},
+    {"ratio", NUMBER, .what = "largest err / bound of a row", JUDGED(ratio), NONE, WHEN(has_bound)},
+    {"per_rank_ratio", NUMBERS, .what = "the same rank by rank", GET(per_rank_ratio),
+     WHEN(has_bound), .most = DP_RECORD_MAX_RANKS},
+    {"expected", OF(EXPECTED_OBJECT), .what = "against draws (verdict/expected.h)",
+     JUDGED(expected), WHEN(has_draws)},
+    {"first_draws", OF(EXPECTED_OBJECT),
+     .what = "against the first set of draws, where a second one decided", JUDGED(before),
+     WHEN(has_before)},
+    {"tier", TEXT, .what = "exact, bound, expected, sum: what decided", JUDGED(tier),
+     WHEN(has_tier)},
+    {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), REQUIRED, NULL, JUDGED(verdict)},
+    {"why", TEXT, .what = "for all but pass", ARRAY(dp_judgement, why), WHEN(has_why)}};
+static const dp_object_schema TENSOR_OBJECT = OBJECT("tensor", TENSOR);
+
+/* ---- runs ------------------------------------------------------------------------------------ */
+
+#define RUN(M) MEMBER(dp_run, M)
+
+static json_t *chain_format(const void *x) {
+    return json_string(dp_formats[((const dp_run *)x)->chain].name);
+}
+static json_t *design(const void *x) {
+    const dp_run *r = x;
+    char text[DP_DESIGN_TEXT] = "";
+    if (r->undeclared) return json_string("undeclared");
+    if (r->has_base) dp_design_text(&r->design, text);
+    return *text ? json_string(text) : NULL;
+}
+static json_t *fault(const void *x) {
+    return json_string(dp_faults[((const dp_run *)x)->fault].name);
+}
+static int has_base(const void *x) { return ((const dp_run *)x)->has_base; }
+static int has_chain(const void *x) { return ((const dp_run *)x)->has_chain; }
+static int has_merge(const void *x) { return ((const dp_run *)x)->has_merge; }
+static int has_fault(const void *x) { return ((const dp_run *)x)->fault != 0; }
+static const dp_record_field POLICY[] = {
+    {"base", WORDS(dp_base_names, DP_NBASES), .what = "formats of all but the chain of M",
+     RUN(base), WHEN(has_base)},
+    {"chain", TEXT, .what = "format of the chain of M", GET(chain_format), WHEN(has_chain)},
+    {"design", TEXT, .what = "where not the base's default (design.h), or undeclared", GET(design)},
+    {"merge", WORDS(dp_merge_names, DP_NMERGES), .what = "exchange of states", RUN(merge),
+     WHEN(has_merge)},
+    {"fault", TEXT, .what = "a deliberate fault", GET(fault), WHEN(has_fault)}};
+static const dp_object_schema POLICY_OBJECT = OBJECT("policy", POLICY);
+
+static json_t *seed(const void *x) {
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)((const dp_truth_audit *)x)->seed);
+    return json_string(text);
+}
+static const dp_record_field AUDIT[] = {
+    {"columns", COUNT, WRITTEN, "of the state, again in MPFR", MEMBER(dp_truth_audit, columns)},
+    {"tokens", COUNT, WRITTEN, "of all together", MEMBER(dp_truth_audit, tokens)},
+    {"seed", TEXT, WRITTEN, "decimal digits", GET(seed)},
+    {"worst", NUMBER, WRITTEN, "largest difference over the sum of both radii",
+     MEMBER(dp_truth_audit, worst), NONE}};
+static const dp_object_schema AUDIT_OBJECT = OBJECT("audit", AUDIT);
+
+static int has_device(const void *x) { return ((const dp_run *)x)->truth_device != NULL; }
+static int has_audit(const void *x) { return ((const dp_run *)x)->truth_audit.columns > 0; }
+static const dp_record_field TRUTH[] = {
+    {"kind", TEXT, WRITTEN, "mpfr, double-double, fp64", RUN(truth_kind)},
+    {"bits", COUNT, WRITTEN, NULL, RUN(truth_bits)},
+    {"radius", NUMBER, WRITTEN, "largest, relative to its tensor", RUN(truth_radius), NONE},
+    {"cached", BOOLEAN, WRITTEN, NULL, RUN(truth_cached)},
+    {"device", TEXT, .what = "that computed it; absent: the CPU, or it was cached",
+     RUN(truth_device), WHEN(has_device)},
+    {"audit", OF(AUDIT_OBJECT), .what = "double-double: random columns again in MPFR",
+     RUN(truth_audit), WHEN(has_audit)}};
+static const dp_object_schema TRUTH_OBJECT = OBJECT("truth", TRUTH);
+
+#define POINT(M) MEMBER(dp_chain_point, M)
+static const dp_record_field CHAIN[] = {
+    {"rank", INTEGER, WRITTEN, NULL, POINT(rank)},
+    {"chunks", COUNT, WRITTEN, "factors so far", POINT(chunks)},
+    {"rel", NUMBER, WRITTEN, "|dM|_F / |M|_F", POINT(rel), NONE},
+    {"effect", NUMBER, WRITTEN, "|dM S_in|_F / |S_in|_F; null without S_in", POINT(effect), NONE},
+    {"bound", NUMBER, WRITTEN, "bound / |M|_F", POINT(bound), NONE},
+    {"abs", NUMBER, WRITTEN, "|dM|_F", POINT(abs)},
+    {"norm", NUMBER, WRITTEN, "|M|_F", POINT(norm)}};
+static const dp_object_schema CHAIN_OBJECT = OBJECT("chain_point", CHAIN);
+
+#define BITS(M) MEMBER(dp_bits, M)
+static json_t *like(const void *x) {
+    const int f = ((const dp_bits *)x)->like;
+    return f < 0 ? json_null() : json_string(dp_formats[f].name);
+}
+static const dp_record_field EFFECTIVE_BITS[] = {
+    {"store", NUMBER, WRITTEN, "bits, were it rounded when stored", BITS(bits[DP_BITS_STORE])},
+    {"operand", NUMBER, WRITTEN, "bits, were operands rounded", BITS(bits[DP_BITS_OPERAND])},
+    {"accumulate", NUMBER, WRITTEN, "bits, were sums rounded", BITS(bits[DP_BITS_ACCUMULATE])},
+    {"truncated", NUMBER, WRITTEN, "of truncated operands; null: not along M", BITS(truncated),
+     NONE},
+    {"model", WORDS(dp_bits_models, DP_NBITMODELS), WRITTEN, "where it rounds", BITS(model)},
+    {"effective", NUMBER, WRITTEN, "bits", BITS(effective)},
+    {"slope", NUMBER, WRITTEN, "d log error / d log chunks", BITS(slope), NONE},
+    {"biased", BOOLEAN, WRITTEN, "slope above 0.75", BITS(biased)},
+    {"like", TEXT, WRITTEN, "chain format with that law", GET(like), NONE},
+    {"wrong", BOOLEAN, WRITTEN, "fewer bits than claimed, or biased against the claim",
+     BITS(wrong)},
+    {"says", TEXT, WRITTEN, NULL, ARRAY(dp_bits, says)}};
+static const dp_object_schema BITS_OBJECT = OBJECT("bits", EFFECTIVE_BITS);
+
+#define CONDITION(M) RUN(cond.M)
+static json_t *ill(const void *x) {
+    const dp_run *r = x;
+    return json_boolean(dp_ill_conditioned(&r->cond, r->base));
+}
+static const dp_record_field CONDITIONS[] = {
+    {"condition", NUMBER, WRITTEN, "largest |A|_1 |A^-1|_1 of a chunk", CONDITION(condition)},
+    {"inverse", NUMBER, WRITTEN, "largest |A^-1|_1", CONDITION(inverse)},
+    {"entry", NUMBER, WRITTEN, "largest entry of an inverse", CONDITION(entry)},
+    {"rank", INTEGER, WRITTEN, NULL, CONDITION(rank)},
+    {"head", INTEGER, WRITTEN, NULL, CONDITION(head)},
+    {"token", INTEGER, WRITTEN, "the chunk's first", CONDITION(token)},
+    {"ill", BOOLEAN, WRITTEN, "costs half of the digits of the base's arithmetic", GET(ill)}};
+static const dp_object_schema CONDITION_OBJECT = OBJECT("condition", CONDITIONS);
+
+static json_t *tensors(const void *x) {
+    const dp_run *r = x;
+    json_t *a = json_array();
+    for (int i = 0; i < r->ntensor; i++)
+        json_array_append_new(a, dp_schema_write(&TENSOR_OBJECT, &r->tensor[i]));
+    return a;
+}
+static json_t *points(const void *x) {
+    const dp_run *r = x;
+    json_t *a = json_array();
+    for (int i = 0; i < r->npoint; i++)
+        json_array_append_new(a, dp_schema_write(&CHAIN_OBJECT, &r->point[i]));
+    return a;
+}
+static int has_path(const void *x) { return ((const dp_run *)x)->path != NULL; }
+static int has_outcome(const void *x) { return ((const dp_run *)x)->outcome != NULL; }
+static int has_segments(const void *x) { return ((const dp_run *)x)->segments > 1; }
+static int has_kept(const void *x) { return ((const dp_run *)x)->kept > 0; }
+static int has_variant(const void *x) { return ((const dp_run *)x)->variant != 0; }
+static int was_run(const void *x) { return ((const dp_run *)x)->verdict != DP_SKIPPED; }
+static int has_slope(const void *x) { return !isnan(((const dp_run *)x)->slope); }
+static int has_bits(const void *x) { return ((const dp_run *)x)->bits.npoint > 0; }
+static int has_condition(const void *x) { return ((const dp_run *)x)->cond.condition > 0; }
+static int was_settled(const void *x) { return ((const dp_run *)x)->settled; }
+static int failed_by_tier(const void *x) {
+    const dp_run *r = x;
+    return r->verdict == DP_FAIL && r->tier && *r->tier;
+}
+static int run_has_why(const void *x) { return ((const dp_run *)x)->why[0] != 0; }
+
+static const dp_record_field RUNS[] = {
+    {"id", TEXT, REQUIRED, "`deltaproof run --id` reproduces it bit for bit", RUN(id)},
+    {"case", TEXT, WRITTEN, NULL, RUN(case_name)},
+    {"op", TEXT, WRITTEN, "gdn, kda, mkda, chain, conv, step", RUN(op)},
+    {"ranks", COUNT, WRITTEN, NULL, RUN(ranks)},
+    {"backend", WORDS(dp_backend_names, DP_NBACKENDS), WRITTEN,
+     "lapack: the simulated ranks over CBLAS and LAPACKE; file: tensors that judge read; subject: "
+     "a shared library",
+     RUN(backend)},
+    {"path", TEXT,
+     .what = "cuda, nccl: which kernels ran; lapack: the BLAS's; subject: the library's name",
+     RUN(path), WHEN(has_path)},
+    {"outcome", TEXT, .what = "subject: what its process did", RUN(outcome), WHEN(has_outcome)},
+    {"segments", COUNT, .what = "cuda, nccl: that a rank cut its sequence in", RUN(segments),
+     WHEN(has_segments)},
+    {"saved_bytes", COUNT, .what = "cuda, nccl: of a rank's saved tensors", RUN(saved),
+     WHEN(has_kept)},
+    {"kept_bytes", COUNT, .what = "cuda, nccl: all that a rank keeps for the backward", RUN(kept),
+     WHEN(has_kept)},
+    {"way", WORDS(dp_cuda_variant_names, DP_NCUDA_VARIANTS),
+     .what = "cuda, nccl: variant of the kernels", RUN(variant), WHEN(has_variant)},
+    {"policy", OF(POLICY_OBJECT), WRITTEN},
+    {"truth", OF(TRUTH_OBJECT), WHEN(was_run)},
+    {"tensors", LIST_OF(TENSOR_OBJECT), WRITTEN, NULL, GET(tensors)},
+    {"chain", LIST_OF(CHAIN_OBJECT), WRITTEN, "M after that many chunks", GET(points)},
+    {"slope", NUMBER, .what = "op chain: 0.5 unbiased rounding, 1 biased", RUN(slope),
+     WHEN(has_slope)},
+    {"bits", OF(BITS_OBJECT), .what = "op chain, regime reflect: effective bits (verdict/bits.h)",
+     RUN(bits), WHEN(has_bits)},
+    {"condition", OF(CONDITION_OBJECT), .what = "of the chunks' triangular systems",
+     WHEN(has_condition)},
+    {"settled", BOOLEAN, .what = "a second set of draws decided", RUN(settled), WHEN(was_settled)},
+    {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), REQUIRED, NULL, RUN(verdict)},
+    {"tier", TEXT, .what = "of a failed run: what decided on its worst tensor", RUN(tier),
+     WHEN(failed_by_tier)},
+    {"why", TEXT, .what = "for all but pass", ARRAY(dp_run, why), WHEN(run_has_why)},
+    {"seconds", NUMBER, WRITTEN, NULL, RUN(seconds)}};
+const dp_object_schema dp_record_run_schema = OBJECT("run", RUNS);
+
+/* ---- cases ----------------------------------------------------------------------------------- */
+
+#define CASE(M) MEMBER(dp_case, M)
+static int is_recurrence(const void *x) {
+    const dp_op op = ((const dp_case *)x)->op;
+    return op == DP_OP_RECURRENCE || op == DP_OP_STEP;
+}
+static int is_chain(const void *x) { return ((const dp_case *)x)->op == DP_OP_CHAIN; }
+static int is_conv(const void *x) { return ((const dp_case *)x)->op == DP_OP_CONV; }
+
+/* Of an axis that ops call the same; NULL: this op has none. */
+static json_t *axis(const void *x, int64_t recurrence, int64_t chain, int64_t conv) {
+    const int64_t n = is_recurrence(x) ? recurrence : is_chain(x) ? chain : is_conv(x) ? conv : 0;
+    return n ? json_integer(n) : NULL;
+}
+static json_t *tokens(const void *x) {
+    const dp_case *c = x;
+    return axis(x, c->p.T, 0, c->conv.T);
+}
+static json_t *key_width(const void *x) {
+    const dp_case *c = x;
+    return axis(x, c->p.K, c->ch.K, 0);
+}
+static json_t *sequences(const void *x) {
+    const dp_case *c = x;
+    return axis(x, c->p.Nseq, 0, c->conv.Nseq);
+}
+static json_t *regime(const void *x) {
+    const dp_case *c = x;
+    return json_string(c->data ? "given" : dp_regime_names[c->ch.regime]);
+}
+static json_t *data(const void *x) {
+    const char *path = ((const dp_case *)x)->data;
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    return path ? dp_json_text(slash ? slash + 1 : path) : NULL;
+}
+static json_t *warnings(const void *x) {
+    const dp_case *c = x;
+    json_t *a = json_array();
+    for (int i = 0; i < c->nwarn; i++)
+        json_array_append_new(a, dp_json_text(c->warn[i]));
+    return a;
+}
+static const dp_record_field CASES[] = {
+    {"name", TEXT, WRITTEN, NULL, CASE(name)},
+    {"op", TEXT, WRITTEN, NULL, CASE(op_name)},
+    {"reason", TEXT, WRITTEN, NULL, CASE(reason)},
+    {"source", TEXT, WRITTEN, NULL, CASE(source)},
+    {"regime", TEXT, .what = "op chain", GET(regime), WHEN(is_chain)},
+    {"T", COUNT, .what = "tokens", GET(tokens)},
+    {"H", COUNT, .what = "query and key heads", CASE(p.H), WHEN(is_recurrence)},
+    {"HV", COUNT, .what = "value heads", CASE(p.HV), WHEN(is_recurrence)},
+    {"K", COUNT, .what = "key width", GET(key_width)},
+    {"V", COUNT, .what = "value width", CASE(p.V), WHEN(is_recurrence)},
+    {"R", COUNT, .what = "keys a token", CASE(p.R), WHEN(is_recurrence)},
+    {"chunks", COUNT, .what = "op chain: factors", CASE(ch.n), WHEN(is_chain)},
+    {"D", COUNT, .what = "channels of a convolution", CASE(conv.D), WHEN(is_conv)},
+    {"W", COUNT, .what = "its width", CASE(conv.W), WHEN(is_conv)},
+    {"Nseq", COUNT, .what = "sequences", GET(sequences)},
+    {"data", TEXT, .what = "file of its inputs", GET(data)},
+    {"warnings", .kind = DP_KIND_TEXTS, WRITTEN, NULL, GET(warnings)}};
+static const dp_object_schema CASE_OBJECT = OBJECT("case", CASES);
+
+/* ---- the record ------------------------------------------------------------------------------ */
+
+#define RECORD(M) MEMBER(dp_record, M)
+
+static json_t *version(const void *x) { return (void)x, json_string(DP_VERSION); }
+static json_t *commit(const void *x) { return (void)x, json_string(DP_COMMIT); }
+static json_t *compiler(const void *x) { return (void)x, json_string("gcc " __VERSION__); }
+static json_t *blas(const void *x) { return (void)x, dp_json_text(openblas_get_config()); }
+static json_t *mpfr(const void *x) { return (void)x, json_string(mpfr_get_version()); }
+static json_t *cores(const void *x) { return (void)x, json_integer(omp_get_num_procs()); }
+static json_t *device(const void *x) { return (void)x, dp_json_text(dp_cuda_device()); }
+static int has_command(const void *x) { return ((const dp_record *)x)->command != NULL; }
+static const dp_record_field PROGRAM[] = {{"version", TEXT, WRITTEN, NULL, GET(version)},
+                                          {"commit", TEXT, WRITTEN, NULL, GET(commit)},
+                                          {"compiler", TEXT, WRITTEN, NULL, GET(compiler)},
+                                          {"blas", TEXT, WRITTEN, NULL, GET(blas)},
+                                          {"mpfr", TEXT, WRITTEN, NULL, GET(mpfr)},
+                                          {"cores", COUNT, WRITTEN, NULL, GET(cores)},
+                                          {"device", TEXT, WRITTEN, NULL, GET(device)},
+                                          {"command", TEXT,
+                                           .what = "what made the record, for a shell",
+                                           RECORD(command), WHEN(has_command)}};
+static const dp_object_schema PROGRAM_OBJECT = OBJECT("program", PROGRAM);
+
+static const dp_record_field DIGEST[] = {
+    {"value", TEXT, WRITTEN, "32 hexadecimal digits", ARRAY(dp_digest, hex)},
+    {"runs", COUNT, WRITTEN, NULL, MEMBER(dp_digest, runs)}};
+static const dp_object_schema DIGEST_OBJECT = OBJECT("digest", DIGEST);
+
+static json_t *schema_name(const void *x) { return (void)x, json_string(DP_RECORD_SCHEMA); }
+static json_t *schema_version(const void *x) { return (void)x, json_integer(DP_RECORD_VERSION); }
+static json_t *created(const void *x) {
+    char when[40];
+    const time_t now = time(NULL);
+    (void)x;
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+    return json_string(when);
+}
+static json_t *digest(const void *x) {
+    const dp_digest d = dp_digest_of(((const dp_record *)x)->runs);
+    return d.runs ? dp_schema_write(&DIGEST_OBJECT, &d) : NULL;
+}
+static json_t *provenance(const void *x) {
+    return dp_provenance_json(((const dp_record *)x)->provenance);
+}
+
+static const dp_record_field TOTALS[] = {{"pass", COUNT, WRITTEN},
+                                         {"fail", COUNT, WRITTEN},
+                                         {"skipped", COUNT, WRITTEN, "not run"},
+                                         {"unjudged", COUNT, WRITTEN, "nothing to judge by"}};
+static const dp_object_schema TOTALS_OBJECT = OBJECT("totals", TOTALS);
+static json_t *totals(const void *x) {
+    json_t *o = json_object();
+    int n[DP_NVERDICTS];
+    dp_record_totals(x, n);
+    for (int i = 0; i < DP_NVERDICTS; i++)
+        json_object_set_new(o, dp_verdict_names[i], json_integer(n[i]));
+    return o;
+}
+
+static json_t *verdict(const void *x) { return json_string(dp_record_verdict(x)); }
+static const char *const VERDICTS[] = {"pass", "fail", "error"};
+static json_t *cases(const void *x) {
+    const dp_record *r = x;
+    json_t *a = json_array();
+    for (int i = 0; i < r->ncase; i++)
+        json_array_append_new(a, dp_schema_write(&CASE_OBJECT, r->cases[i]));
+    return a;
+}
+static json_t *runs(const void *x) {
+    const dp_record *r = x;
+    json_t *a = json_array();
+    for (int i = 0; i < r->runs->n; i++)
+        json_array_append_new(a, dp_schema_write(&dp_record_run_schema, &r->runs->run[i]));
+    return a;
+}
+
+static const dp_record_field TOP[] = {
+    {"schema", TEXT, REQUIRED, DP_RECORD_SCHEMA, GET(schema_name)},
+    {"schema_version", INTEGER, REQUIRED, "a field never changes its meaning within one of these",
+     GET(schema_version)},
+    {"program", OF(PROGRAM_OBJECT), WRITTEN},
+    {"created", TEXT, WRITTEN, "2026-11-20T19:00:00Z", GET(created)},
+    {"seconds", NUMBER, WRITTEN, NULL, RECORD(seconds)},
+    {"digest", OF(DIGEST_OBJECT),
+     .what = "of all results of simulated ranks (record/digest.h), the same on every machine",
+     GET(digest)},
+    {"provenance", OF(dp_provenance_schema), .what = "whence the numbers come", GET(provenance)},
+    {"totals", OF(TOTALS_OBJECT), WRITTEN, "runs by verdict", GET(totals)},
+    {"errors", COUNT, WRITTEN, "cases that could not be judged at all", RECORD(errors)},
+    {"verdict", WORDS(VERDICTS, 3), REQUIRED, NULL, GET(verdict)},
+    {"cases", LIST_OF(CASE_OBJECT), WRITTEN, NULL, GET(cases)},
+    {"runs", LIST_OF(dp_record_run_schema), REQUIRED, NULL, GET(runs)}};
+const dp_object_schema dp_record_schema = OBJECT("record", TOP);

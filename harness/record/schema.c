@@ -1,0 +1,282 @@
+/* Writes, checks and describes JSON objects by their tables of fields (schema.h). */
+#include "schema.h"
+#include "ref/files/output.h"
+#include "ref/vocabulary/text.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+json_t *dp_schema_number(double x) {
+    if (isnan(x)) return json_string("nan");
+    if (isinf(x)) return json_string(x > 0 ? "inf" : "-inf");
+    return json_real(x);
+}
+
+json_t *dp_schema_number_or_null(double x) { return isnan(x) ? json_null() : dp_schema_number(x); }
+
+json_t *dp_schema_numbers(const double *x, int n) {
+    json_t *a = json_array();
+    for (int i = 0; i < n; i++)
+        json_array_append_new(a, dp_schema_number_or_null(x[i]));
+    return a;
+}
+
+static json_t *hex(double x) {
+    char b[40];
+    if (isfinite(x))
+        snprintf(b, sizeof b, "%a", x);
+    else
+        snprintf(b, sizeof b, "%s", isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
+    return json_string(b);
+}
+
+static json_int_t integer_at(const char *at, size_t size) {
+    int64_t wide;
+    int narrow;
+    memcpy(size == sizeof wide ? (void *)&wide : (void *)&narrow, at, size);
+    return size == sizeof wide ? wide : narrow;
+}
+
+static json_t *word(const dp_record_field *f, json_int_t i) {
+    if (f->none && i < 0) return json_null();
+    assert(i >= 0 && i < f->nwords);
+    return json_string(f->words[i]);
+}
+
+/* A member of the struct. */
+static json_t *member(const dp_record_field *f, const char *at) {
+    double number;
+    const char *text;
+    switch (f->kind) {
+    case DP_KIND_TEXT:
+        if (f->text) return dp_json_text(at);
+        memcpy(&text, at, sizeof text);
+        return dp_json_text(text ? text : "");
+    case DP_KIND_WORD: return word(f, integer_at(at, f->size));
+    case DP_KIND_NUMBER:
+        memcpy(&number, at, sizeof number);
+        return f->none ? dp_schema_number_or_null(number) : dp_schema_number(number);
+    case DP_KIND_HEX: memcpy(&number, at, sizeof number); return hex(number);
+    case DP_KIND_INTEGER:
+    case DP_KIND_COUNT: return json_integer(integer_at(at, f->size));
+    case DP_KIND_BOOLEAN: return json_boolean(integer_at(at, f->size));
+    case DP_KIND_OBJECT: return dp_schema_write(f->of, at);
+    default: assert(!"lists are written by get"); return NULL;
+    }
+}
+
+json_t *dp_schema_write(const dp_object_schema *s, const void *x) {
+    json_t *o = json_object();
+    for (int i = 0; i < s->n; i++) {
+        const dp_record_field *f = &s->field[i];
+        if (f->when && !f->when(x)) continue;
+        json_t *v = f->get ? f->get(x) : member(f, (const char *)x + f->offset);
+        if (v) json_object_set_new(o, f->name, v);
+    }
+    for (int i = 0; i < s->neach; i++) {
+        const void *one = s->each_at(x, i);
+        if (one) json_object_set_new(o, s->each_name[i], dp_schema_write(s->each, one));
+    }
+    return o;
+}
+
+/* ---- checking -------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *path, *where;
+    dp_err *e;
+} place;
+
+static dp_status refuse(const place *p, const char *field, const char *why) {
+    return dp_fail(p->e, DP_EINPUT, "%s: %s%s: %s", p->path, p->where, field, why);
+}
+
+static int is_number(const json_t *x) {
+    const char *s = json_string_value(x);
+    if (s) return !strcmp(s, "nan") || !strcmp(s, "inf") || !strcmp(s, "-inf");
+    return json_is_null(x) || json_is_number(x);
+}
+
+static dp_status check_text(const place *p, const char *field, const json_t *x) {
+    if (!json_is_string(x)) return refuse(p, field, "must be a text");
+    const size_t n = json_string_length(x);
+    return dp_text_good(json_string_value(x), n, 0) < n ? refuse(p, field, "a control character")
+                                                        : DP_OK;
+}
+
+static dp_status check_word(const place *p, const dp_record_field *f, const json_t *x) {
+    char why[400];
+    const dp_status st = check_text(p, f->name, x);
+    if (st || f->need != DP_FIELD_REQUIRED) return st;
+    int n = snprintf(why, sizeof why, "is none of ");
+    for (int i = 0; i < f->nwords; i++) {
+        if (!strcmp(json_string_value(x), f->words[i])) return DP_OK;
+        if (n < (int)sizeof why)
+            n += snprintf(why + n, sizeof why - (size_t)n, "%s%s", i ? ", " : "", f->words[i]);
+    }
+    return refuse(p, f->name, why);
+}
+
+static dp_status check_object(const place *p, const dp_record_field *f, const json_t *x,
+                              const char *at) {
+    return dp_schema_check(f->of, x, p->path, at, p->e);
+}
+
+static dp_status check_item(const place *p, const dp_record_field *f, const json_t *x, size_t i) {
+    char at[160];
+    switch (f->kind) {
+    case DP_KIND_NUMBERS: return is_number(x) ? DP_OK : refuse(p, f->name, "must hold numbers");
+    case DP_KIND_ROWS:
+        for (size_t k = 0; k < json_array_size(x); k++)
+            if (!is_number(json_array_get(x, k))) return refuse(p, f->name, "must hold numbers");
+        return json_is_array(x) || json_is_null(x) ? DP_OK : refuse(p, f->name, "must hold lists");
+    case DP_KIND_TEXTS: return check_text(p, f->name, x);
+    default:
+        snprintf(at, sizeof at, "%s%s[%zu].", p->where, f->name, i);
+        return check_object(p, f, x, at);
+    }
+}
+
+static dp_status check_list(const place *p, const dp_record_field *f, const json_t *x) {
+    char why[60];
+    dp_status st = DP_OK;
+    if (!json_is_array(x)) return refuse(p, f->name, "must be a list");
+    snprintf(why, sizeof why, "has over %zu entries", f->most);
+    if (f->most && json_array_size(x) > f->most) return refuse(p, f->name, why);
+    for (size_t i = 0; i < json_array_size(x) && !st; i++)
+        st = check_item(p, f, json_array_get(x, i), i);
+    return st;
+}
+
+static dp_status check_map(const place *p, const dp_record_field *f, json_t *x) {
+    const char *key;
+    json_t *v;
+    if (!json_is_object(x)) return refuse(p, f->name, "must be an object");
+    json_object_foreach(x, key, v) if (check_text(p, f->name, v)) return p->e->code;
+    return DP_OK;
+}
+
+static dp_status check_value(const place *p, const dp_record_field *f, json_t *x) {
+    char at[160];
+    switch (f->kind) {
+    case DP_KIND_TEXT:
+    case DP_KIND_HEX: return check_text(p, f->name, x);
+    case DP_KIND_WORD: return check_word(p, f, x);
+    case DP_KIND_NUMBER: return is_number(x) ? DP_OK : refuse(p, f->name, "must be a number");
+    case DP_KIND_INTEGER:
+        return json_is_integer(x) ? DP_OK : refuse(p, f->name, "must be an integer");
+    case DP_KIND_COUNT:
+        return json_is_integer(x) && json_integer_value(x) >= 0
+                   ? DP_OK
+                   : refuse(p, f->name, "must be a number from 0 on");
+    case DP_KIND_BOOLEAN:
+        return json_is_boolean(x) ? DP_OK : refuse(p, f->name, "must be true or false");
+    case DP_KIND_OBJECT:
+        snprintf(at, sizeof at, "%s%s.", p->where, f->name);
+        return check_object(p, f, x, at);
+    case DP_KIND_MAP: return check_map(p, f, x);
+    default: return check_list(p, f, x);
+    }
+}
+
+static dp_status check_each(const place *p, const dp_object_schema *s, const json_t *o) {
+    dp_status st = DP_OK;
+    for (int i = 0; i < s->neach && !st; i++) {
+        const json_t *x = json_object_get(o, s->each_name[i]);
+        char at[160];
+        snprintf(at, sizeof at, "%s%s.", p->where, s->each_name[i]);
+        if (x && !json_is_null(x)) st = dp_schema_check(s->each, x, p->path, at, p->e);
+    }
+    return st;
+}
+
+dp_status dp_schema_check(const dp_object_schema *s, const json_t *o, const char *path,
+                          const char *where, dp_err *e) {
+    dp_err own = {0};
+    const place p = {path, where, e ? e : &own};
+    dp_status st = json_is_object(o) ? DP_OK : refuse(&p, "", "must be an object");
+    for (int i = 0; i < s->n && !st; i++) {
+        const dp_record_field *f = &s->field[i];
+        json_t *x = json_object_get(o, f->name);
+        if (x && !json_is_null(x))
+            st = check_value(&p, f, x);
+        else if (f->need == DP_FIELD_REQUIRED)
+            st = refuse(&p, f->name, "missing");
+    }
+    return st ? st : check_each(&p, s, o);
+}
+
+/* ---- describing ------------------------------------------------------------------------------ */
+
+static json_t *type(const char *name) { return json_pack("{ss}", "type", name); }
+static json_t *number_type(void) {
+    return json_pack("{s[{ss},{s[sss]},{ss}]}", "anyOf", "type", "number", "enum", "nan", "inf",
+                     "-inf", "type", "null");
+}
+static json_t *list_of(json_t *item) { return json_pack("{ssso}", "type", "array", "items", item); }
+
+static json_t *reference(const dp_object_schema *s, json_t *defs);
+
+static json_t *value_type(const dp_record_field *f, json_t *defs) {
+    json_t *words;
+    switch (f->kind) {
+    case DP_KIND_WORD:
+        words = json_array();
+        for (int i = 0; i < f->nwords; i++)
+            json_array_append_new(words, json_string(f->words[i]));
+        if (f->none) json_array_append_new(words, json_null());
+        return json_pack("{so}", "enum", words);
+    case DP_KIND_NUMBER: return number_type();
+    case DP_KIND_INTEGER: return type("integer");
+    case DP_KIND_COUNT: return json_pack("{sssi}", "type", "integer", "minimum", 0);
+    case DP_KIND_BOOLEAN: return type("boolean");
+    case DP_KIND_OBJECT: return reference(f->of, defs);
+    case DP_KIND_OBJECTS: return list_of(reference(f->of, defs));
+    case DP_KIND_NUMBERS: return list_of(number_type());
+    case DP_KIND_ROWS: return list_of(list_of(number_type()));
+    case DP_KIND_TEXTS: return list_of(type("string"));
+    case DP_KIND_MAP:
+        return json_pack("{ssso}", "type", "object", "additionalProperties", type("string"));
+    default: return type("string");
+    }
+}
+
+static json_t *object_type(const dp_object_schema *s, json_t *defs) {
+    json_t *properties = json_object(), *required = json_array();
+    for (int i = 0; i < s->n; i++) {
+        const dp_record_field *f = &s->field[i];
+        json_t *v = value_type(f, defs);
+        if (f->what) json_object_set_new(v, "description", json_string(f->what));
+        json_object_set_new(properties, f->name, v);
+        if (f->need != DP_FIELD_OPTIONAL) json_array_append_new(required, json_string(f->name));
+    }
+    for (int i = 0; i < s->neach; i++)
+        json_object_set_new(properties, s->each_name[i], reference(s->each, defs));
+    return json_pack("{sssososb}", "type", "object", "properties", properties, "required", required,
+                     "additionalProperties", 0);
+}
+
+/* {"$ref": ..}, its definition among defs. */
+static json_t *reference(const dp_object_schema *s, json_t *defs) {
+    char at[80];
+    if (!json_object_get(defs, s->name)) {
+        json_object_set_new(defs, s->name, json_null()); /* keeps the order of first use */
+        json_object_set_new(defs, s->name, object_type(s, defs));
+    }
+    snprintf(at, sizeof at, "#/$defs/%s", s->name);
+    return json_pack("{ss}", "$ref", at);
+}
+
+json_t *dp_schema_describe(const dp_object_schema *s) {
+    json_t *defs = json_object(), *o = json_object(), *root = object_type(s, defs);
+    json_object_set_new(o, "$schema", json_string("https://json-schema.org/draft/2020-12/schema"));
+    json_object_set_new(o, "title", json_string(s->name));
+    json_object_update(o, root);
+    json_decref(root);
+    json_object_set_new(o, "$defs", defs);
+    return o;
+}

@@ -1,0 +1,81 @@
+/* harness/record/schema.h - a JSON object as a table of fields: the one that writes it, checks it
+ * when it is read, and describes it as JSON Schema.
+ *
+ * Non-finite numbers are the strings "nan", "inf", "-inf". A reader ignores fields that it does not
+ * know, and takes null for a field that is absent.
+ */
+#ifndef DP_SCHEMA_H
+#define DP_SCHEMA_H
+#include "ref/vocabulary/problem.h"
+#include <jansson.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    DP_KIND_TEXT, /* without control characters */
+    DP_KIND_WORD, /* one of words [nwords]; where it is not required, a reader takes others, too */
+    DP_KIND_HEX,  /* a number as text in hexadecimal, "0x1.8p-3" */
+    DP_KIND_NUMBER,
+    DP_KIND_INTEGER,
+    DP_KIND_COUNT, /* an integer from 0 on */
+    DP_KIND_BOOLEAN,
+    DP_KIND_OBJECT,  /* `of` */
+    DP_KIND_OBJECTS, /* a list of them */
+    DP_KIND_NUMBERS, /* a list; null: there is none */
+    DP_KIND_ROWS,    /* a list of such lists */
+    DP_KIND_TEXTS,   /* a list */
+    DP_KIND_MAP      /* an object of texts, by names of the caller */
+} dp_field_kind;
+
+typedef enum {
+    DP_FIELD_OPTIONAL,
+    DP_FIELD_WRITTEN, /* every record of this program has it; readers do without */
+    DP_FIELD_REQUIRED
+} dp_field_need;
+
+typedef struct dp_object_schema dp_object_schema;
+typedef struct {
+    const char *name;
+    dp_field_kind kind;
+    dp_field_need need;
+    const char *what;
+    const char *const *words;
+    int nwords;
+    const dp_object_schema *of;
+    size_t most; /* entries of a list; 0: no limit */
+    int none;    /* 1: null where there is none: NAN, or an index below 0 */
+    /* How it is written: a member of the struct, at `offset` of `size` bytes (text: a pointer, or
+     * an array of `text` bytes; word: an index of words), or by get, which returns NULL where there is none. */
+    size_t offset, size, text;
+    json_t *(*get)(const void *x);
+    int (*when)(const void *x); /* NULL: always */
+} dp_record_field;
+
+struct dp_object_schema {
+    const char *name; /* in JSON Schema's $defs */
+    const dp_record_field *field;
+    int n;
+    /* further fields: objects of the kind `each` by these names */
+    const dp_object_schema *each;
+    const char *const *each_name;
+    int neach;
+    const void *(*each_at)(const void *x, int i); /* NULL: it has none */
+};
+
+json_t *dp_schema_write(const dp_object_schema *s, const void *x);
+/* where: "runs[3].", or "". The message names file, field and why. */
+dp_status dp_schema_check(const dp_object_schema *s, const json_t *o, const char *path,
+                          const char *where, dp_err *e);
+/* JSON Schema, draft 2020-12, with s at its root. */
+json_t *dp_schema_describe(const dp_object_schema *s);
+
+/* A number as records have it; where NAN means that there is none, null. */
+json_t *dp_schema_number(double x);
+json_t *dp_schema_number_or_null(double x);
+json_t *dp_schema_numbers(const double *x, int n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,319 @@
+/* Common mistakes, each as a change of what is judged (hypotheses.h). */
+#define _GNU_SOURCE
+#include "hypotheses.h"
+#include "ref/files/safetensors.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What one hypothesis changes of the files. */
+typedef struct {
+    const dp_problem *p;
+    const char *only;    /* of OUT this tensor alone; NULL: forward, or all */
+    int forward;         /* of OUT o and final_state alone */
+    double factor;       /* of `only` */
+    int late;            /* `only` is one token late */
+    double eps;          /* of the norm inside its root; NAN: unchanged */
+    double gate;         /* factor of g */
+    const char *earlier; /* this input is that of the token before */
+    int rank;            /* starts from zero */
+} change;
+
+typedef struct {
+    const dp_judge_options *o;
+    const dp_case *c;
+    const dp_run *failed;
+    double until;
+    void (*fits)(const char *text, void *arg);
+    void *arg;
+    dp_hypotheses_count count;
+} search;
+
+/* ---- changes of files ------------------------------------------------------------------------ */
+
+static void drop(dp_tensorfile *f, int i) {
+    dp_tensor *last = &f->tensor[--f->ntensor], gone = f->tensor[i];
+    f->tensor[i] = *last;
+    free(gone.name);
+    free(gone.data);
+}
+
+static int kept(const change *h, const char *name) {
+    const int field = dp_result_find(name);
+    if (h->only) return !strcmp(name, h->only);
+    if (h->rank) return field == DP_RESULT_O;
+    return !h->forward || field == DP_RESULT_O || field == DP_RESULT_FINAL_STATE;
+}
+
+static dp_tensor *find(dp_tensorfile *f, const char *name) {
+    return (dp_tensor *)dp_tensor_find(f, name);
+}
+
+static void scale(dp_tensor *t, double factor) {
+    for (int64_t i = 0; t && i < t->n; i++)
+        t->data[i] *= factor;
+}
+
+/* Row t becomes row t - 1 of T, the first one 0; by -1: row t + 1, the last one stays. */
+static void shift(dp_tensor *t, int64_t T, int by) {
+    if (!t || t->n % T) return;
+    const int64_t w = t->n / T;
+    const size_t size = sizeof *t->data * (size_t)(w * (T - 1));
+    if (by < 0) {
+        memmove(t->data, t->data + w, size);
+        return;
+    }
+    memmove(t->data + w, t->data, size);
+    memset(t->data, 0, sizeof *t->data * (size_t)w);
+}
+
+/* The first T - 1 tokens of what they were one token later. */
+static void advance(dp_tensor *t, int64_t T) {
+    for (int a = 0; t && a < t->ndim; a++) {
+        if (t->shape[a] != T) continue;
+        shift(t, T, -1);
+        t->shape[a]--;
+        t->n -= t->n / T;
+        return;
+    }
+}
+
+/* Rows divided by sqrt(sum of squares + eps): what a kernel does whose norm has that eps. */
+static void normalise(dp_tensor *t, int K, double eps) {
+    for (int64_t r = 0; t && r < t->n / K; r++) {
+        double *x = t->data + r * K, sum = eps;
+        for (int i = 0; i < K; i++)
+            sum += x[i] * x[i];
+        for (int i = 0; i < K && sum > 0; i++)
+            x[i] /= sqrt(sum);
+    }
+}
+
+static void apply(dp_tensorfile *in, dp_tensorfile *out, void *arg) {
+    const change *h = arg;
+    for (int i = out->ntensor - 1; i >= 0; i--)
+        if (!kept(h, out->tensor[i].name)) drop(out, i);
+    if (h->only && h->factor != 1) scale(find(out, h->only), 1 / h->factor);
+    if (h->late) advance(find(out, h->only), h->p->T);
+    if (!isnan(h->eps)) {
+        normalise(find(in, "q"), h->p->K, h->eps);
+        normalise(find(in, "k"), h->p->K, h->eps);
+    }
+    if (h->gate != 1) scale(find(in, "g"), h->gate);
+    if (h->earlier) shift(find(in, h->earlier), h->p->T, 1);
+    for (int i = in->ntensor - 1; i >= 0 && h->rank; i--) {
+        const int f = dp_input_find(in->tensor[i].name);
+        if (f == DP_INPUT_S0 || f == DP_INPUT_DSTATE) drop(in, i);
+    }
+}
+
+/* ---- trying one ------------------------------------------------------------------------------ */
+
+static change nothing(const search *s) {
+    return (change){.p = &s->c->p, .factor = 1, .eps = NAN, .gate = 1};
+}
+
+static int passes(dp_judge_options *q, change *h) {
+    dp_case c;
+    dp_runs runs = {0};
+    dp_err e = {0};
+    q->change = apply;
+    q->change_arg = h;
+    q->note = NULL;
+    if (dp_judge(q, &c, &runs, &e)) return 0;
+    int good = runs.n == 1 && runs.run[0].verdict == DP_PASS;
+    dp_runs_free(&runs);
+    dp_case_free(&c);
+    return good;
+}
+
+static void attempt(search *s, dp_judge_options q, change h, const char *text) {
+    if (dp_now() > s->until) {
+        s->count.left++;
+        return;
+    }
+    s->count.tried++;
+    if (!passes(&q, &h)) return;
+    s->count.fit++;
+    s->fits(text, s->arg);
+}
+
+static int failed_tensor(const search *s, const char *name) {
+    for (int i = 0; i < s->failed->ntensor; i++) {
+        const dp_judgement *t = &s->failed->tensor[i];
+        if (t->verdict == DP_FAIL && (!name || !strcmp(t->name, name))) return 1;
+    }
+    return 0;
+}
+
+static int forward_failed(const search *s) {
+    return failed_tensor(s, "o") || failed_tensor(s, "final_state");
+}
+
+/* ---- settings -------------------------------------------------------------------------------- */
+
+static void other_setting(search *s, size_t option, const char *name, const char *value,
+                          const char *meaning) {
+    dp_judge_options q = *s->o;
+    char text[200];
+    *(const char **)((char *)&q + option) = value;
+    snprintf(text, sizeof text, "passes with --%s %s%s%s", name, value, *meaning ? ": " : "",
+             meaning);
+    attempt(s, q, nothing(s), text);
+}
+#define OTHER(field, name, value, meaning) \
+    other_setting(s, offsetof(dp_judge_options, field), name, value, meaning)
+
+static void try_layout(search *s) {
+    const int given = s->o->state_layout && !strcmp(s->o->state_layout, "vk");
+    if (s->c->p.s0 || s->c->p.dstate || failed_tensor(s, "final_state") || failed_tensor(s, "ds0"))
+        OTHER(state_layout, "state-layout", given ? "kv" : "vk", "");
+}
+
+static void try_forms(search *s) {
+    const dp_problem *p = &s->c->p;
+    if (p->beta_form != DP_BETA_PLAIN)
+        OTHER(beta, "beta", "plain", "as if beta were not sigmoided");
+    if (p->beta_form != DP_BETA_SIGMOID)
+        OTHER(beta, "beta", "sigmoid", "as if beta were sigmoided once");
+    if (p->beta_form != DP_BETA_SIGMOID2) OTHER(beta, "beta", "sigmoid2", "");
+    OTHER(l2norm, "l2norm", p->l2norm ? "0" : "1",
+          p->l2norm ? "as if q and k were not normalised" : "as if q and k were normalised");
+    if (p->gate != DP_GATE_LOG) {
+        dp_judge_options q = *s->o;
+        q.gate = "log";
+        q.lower_bound = NULL;
+        attempt(s, q, nothing(s), "passes with --gate log: as if the gate were not activated");
+    } else {
+        OTHER(gate, "gate", "softplus", "");
+    }
+}
+
+static void try_scale(search *s) {
+    char usual[40];
+    const double own = s->c->p.scale, standard = 1 / sqrt(s->c->p.K);
+    snprintf(usual, sizeof usual, "%.17g", standard);
+    if (own != 1) OTHER(scale, "scale", "1", "q is not multiplied by the scale");
+    if (fabs(own / standard - 1) > 1e-12) OTHER(scale, "scale", usual, "K^-1/2");
+}
+
+static void try_base(search *s) {
+    const dp_base base = s->c->base[0];
+    if (base == DP_BASE_FP64)
+        OTHER(base, "base", "fp32", "its errors are no larger than those of that base");
+    if (base != DP_BASE_BF16)
+        OTHER(base, "base", "bf16", "its errors are no larger than those of that base");
+}
+
+/* ---- inputs ---------------------------------------------------------------------------------- */
+
+static void try_norm(search *s) {
+    static const struct {
+        double eps;
+        const char *text;
+    } norms[] = {{1e-5, "matches eps = 1e-5 in the norm of q and k, not 1e-6"},
+                 {1e-12, "matches eps = 1e-12 in the norm of q and k, not 1e-6"},
+                 {0, "matches a norm of q and k without eps"}};
+    for (size_t i = 0; i < sizeof norms / sizeof *norms && s->c->p.l2norm; i++) {
+        dp_judge_options q = *s->o;
+        change h = nothing(s);
+        q.l2norm = "0";
+        h.forward = 1;
+        h.eps = norms[i].eps;
+        attempt(s, q, h, norms[i].text);
+    }
+}
+
+static void try_gates(search *s) {
+    change h = nothing(s);
+    h.forward = 1;
+    if (s->c->p.gate == DP_GATE_LOG) {
+        h.gate = M_LN2;
+        attempt(s, *s->o, h, "as if gates were powers of 2, exp2(g) for exp(g)");
+        h.gate = 1 / M_LN2;
+        attempt(s, *s->o, h, "as if gates were divided by ln 2 and then raised from e");
+        h.gate = 1;
+    }
+    h.earlier = "g";
+    attempt(s, *s->o, h, "as if every gate were that of the token before");
+    h.earlier = "beta";
+    attempt(s, *s->o, h, "as if every beta were that of the token before");
+}
+
+static void try_ranks(search *s) {
+    const int N = s->failed->ranks;
+    const int64_t T = s->c->p.T;
+    for (int r = 1; r < N && s->c->p.Nseq == 1 && !s->c->p.s0 && failed_tensor(s, "o"); r++) {
+        dp_judge_options q = *s->o;
+        change h = nothing(s);
+        char cu[64], text[100];
+        snprintf(cu, sizeof cu, "0,%lld,%lld", (long long)(r * (T / N)), (long long)T);
+        snprintf(text, sizeof text, "o is as if rank %d started from zero", r);
+        q.cu_seqlens = cu;
+        h.rank = r;
+        attempt(s, q, h, text);
+    }
+}
+
+/* ---- outputs --------------------------------------------------------------------------------- */
+
+static void try_factors(search *s, const char *name) {
+    const double K = s->c->p.K;
+    const struct {
+        double factor;
+        const char *text;
+    } factors[] = {{sqrt(K), "exactly sqrt(K) too large"},
+                   {1 / sqrt(K), "exactly sqrt(K) too small"},
+                   {2, "exactly 2 times too large"},
+                   {0.5, "exactly half of what it must be"},
+                   {-1, "right but for its sign"},
+                   {1 / M_LN2, "exactly 1/ln 2 times too large"},
+                   {M_LN2, "exactly ln 2 of what it must be"}};
+    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
+        change h = nothing(s);
+        char text[100];
+        h.only = name;
+        h.factor = factors[i].factor;
+        snprintf(text, sizeof text, "%s is %s", name, factors[i].text);
+        attempt(s, *s->o, h, text);
+    }
+}
+
+/* The first T - 1 tokens know nothing of the last one: with o one token late they are all there. */
+static void try_late(search *s) {
+    dp_judge_options q = *s->o;
+    change h = nothing(s);
+    if (s->c->p.Nseq > 1 || s->c->p.T < 2 || s->failed->ranks > 1 || s->o->tokens) return;
+    if (!failed_tensor(s, "o")) return;
+    h.only = "o";
+    h.late = 1;
+    q.tokens = s->c->p.T - 1;
+    attempt(s, q, h, "o is one token late");
+}
+
+static int all_finite(const search *s) {
+    for (int i = 0; i < s->failed->ntensor; i++)
+        if (!isfinite(s->failed->tensor[i].rel_fro)) return 0;
+    return 1;
+}
+
+dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, const dp_run *failed,
+                                  double seconds, void (*fits)(const char *text, void *arg),
+                                  void *arg) {
+    search s = {
+        .o = o, .c = c, .failed = failed, .until = dp_now() + seconds, .fits = fits, .arg = arg};
+    if (c->op != DP_OP_RECURRENCE || !all_finite(&s)) return s.count;
+    try_layout(&s);
+    for (int i = 0; i < failed->ntensor; i++)
+        if (failed->tensor[i].verdict == DP_FAIL) try_factors(&s, failed->tensor[i].name);
+    try_base(&s);
+    try_late(&s);
+    if (forward_failed(&s)) try_norm(&s);
+    try_forms(&s);
+    try_scale(&s);
+    if (forward_failed(&s)) try_gates(&s);
+    try_ranks(&s);
+    return s.count;
+}

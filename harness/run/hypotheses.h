@@ -1,0 +1,30 @@
+/* harness/run/hypotheses.h - of tensors that failed: which single, common mistake would explain them.
+ *
+ * Each hypothesis is a setting, an input or an output changed as that mistake changes it, and the
+ * files judged again by the same truth, bounds and draws: it fits when everything that it speaks of
+ * passes then. Another layout of states, another form of gate, beta or norm, another scale, a
+ * coarser base; another eps of the norm, gates in base 2, gates or betas of the token before, a rank
+ * that starts from zero; one tensor by a common factor, one token late.
+ */
+#ifndef DP_HYPOTHESES_H
+#define DP_HYPOTHESES_H
+#include "judge.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int tried, fit;
+    int left; /* not tried: the time was over */
+} dp_hypotheses_count;
+
+/* failed: the run of these options on case c. Calls fits for each that does, with a sentence that
+ * goes behind "fits: ". Ends after `seconds`, but for the one that is being tried. */
+dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, const dp_run *failed,
+                                  double seconds, void (*fits)(const char *text, void *arg),
+                                  void *arg);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

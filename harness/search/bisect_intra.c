@@ -1,0 +1,181 @@
+/* Stages of a chunk alone: gate, intra, solve, wy, and the gate's backward (bisect_work.h). */
+#include "bisect_work.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* ---- gate ------------------------------------------------------------------------------------ */
+
+void dp_bisect_stage_gate(dp_bisect_work *w) {
+    const dp_problem *p = w->p;
+    const dp_rounding r = dp_rounding_of(w->base, 1);
+    const dp_input_error in = dp_error_bound_inputs(p, w->base, &r);
+    const int Kg = dp_Kg(p),
+              store = p->l2norm && w->base == DP_BASE_BF16 ? DP_BISECT_STORE : DP_BISECT_ARITH;
+    const int64_t L = p->T / w->ref.N;
+    double *bound = dp_doubles(Kg);
+    for (int r_ = 0, g = 0; r_ < w->ref.N; r_++)
+        for (int64_t t = r_ * L; t < (r_ + 1) * L; t++) {
+            while (g + 1 < w->ref.ngroup && w->ref.group[g + 1].t0 <= t)
+                g++;
+            dp_place at = dp_bisect_chunk_place(w, g, 0);
+            at.token = t;
+            for (int h = 0; h < p->H; h++) {
+                const int64_t iq = (t * p->H + h) * p->K;
+                at.head = h;
+                dp_bisect_judge(w, "q", at, -1, p->K, w->s.q + iq, w->t.q + iq, NULL,
+                                (in.q + in.qk_row) * dp_norm_fro(p->K, w->t.q + iq) +
+                                    p->K * r.tiny);
+                for (int j = 0; j < p->R; j++) {
+                    const int64_t ik = iq * p->R + (int64_t)j * p->K;
+                    dp_bisect_judge(
+                        w, "k", at, p->R > 1 ? j : -1, p->K, w->s.k + ik, w->t.k + ik, NULL,
+                        (in.k + in.qk_row) * dp_norm_fro(p->K, w->t.k + ik) + p->K * r.tiny);
+                }
+            }
+            for (int hv = 0; hv < p->HV; hv++) {
+                const int64_t ig = (t * p->HV + hv) * Kg, ib = (t * p->HV + hv) * p->R;
+                at.head = hv;
+                for (int c = 0; c < Kg; c++)
+                    bound[c] = dp_error_bound_gate(p, t, hv, c, r.u).Dg + r.tiny;
+                dp_bisect_judge(w, "g", at, -1, Kg, w->s.g + ig, w->t.g + ig, NULL,
+                                dp_norm_fro(Kg, bound));
+                dp_bisect_judge(w, "beta", at, -1, p->R, w->s.beta + ib, w->t.beta + ib, NULL,
+                                in.beta * dp_norm_fro(p->R, w->t.beta + ib) + p->R * r.tiny);
+            }
+        }
+    free(bound);
+    dp_bisect_give(w, w->s.q, w->t.q, w->ref.q, p->T * p->H * p->K, store);
+    dp_bisect_give(w, w->s.k, w->t.k, w->ref.k, p->T * p->H * p->R * p->K, store);
+    dp_bisect_give(w, w->s.g, w->t.g, w->ref.g, p->T * p->HV * Kg, DP_BISECT_ARITH);
+    dp_bisect_give(w, w->s.beta, w->t.beta, w->ref.beta, p->T * p->HV * p->R, DP_BISECT_ARITH);
+    dp_bisect_give(w, w->s.rstd_q, w->t.rstd_q, w->ref.rstd_q, p->T * p->H, DP_BISECT_ARITH);
+    dp_bisect_give(w, w->s.rstd_k, w->t.rstd_k, w->ref.rstd_k, p->T * p->H * p->R, DP_BISECT_ARITH);
+}
+
+/* ---- intra, solve, wy ------------------------------------------------------------------------ */
+
+/* A decay below the smallest number of the format is 0 whatever its exponent: exponents are
+ * compared down to there. */
+static void judge_gcum(dp_bisect_work *w, const dp_bisect_chunk *c) {
+    const double floor = dp_gate_floor(w->base);
+    const int K = w->p->K;
+    double *a = dp_doubles(2 * K), *b = a + K;
+    for (int t = 0; t < c->ref->c; t++) {
+        dp_place at = c->at;
+        at.token += t;
+        for (int x = 0; x < K; x++) {
+            const double got = c->s->gcum[t * K + x], want = c->t->gcum[t * K + x];
+            a[x] = got < floor ? floor : got;
+            b[x] = want < floor ? floor : want;
+        }
+        dp_bisect_judge(w, "gcum", at, -1, K, a, b, c->intra->Dcum + t * K, 0);
+    }
+    free(a);
+}
+
+void dp_bisect_stage_intra(dp_bisect_work *w) {
+    const int K = w->p->K, R = w->p->R;
+    FOR_CHUNKS(c) judge_gcum(w, &c);
+    FOR_CHUNKS(c)
+    dp_bisect_judge_rows(w, "L", c.at, R, c.ref->n, c.ref->n, c.s->L, c.t->L, c.intra->DL);
+    FOR_CHUNKS(c)
+    dp_bisect_judge_rows(w, "Aqk", c.at, 1, c.ref->c, c.ref->n, c.s->Aqk, c.t->Aqk, c.intra->DAqk);
+    FOR_CHUNKS(c) {
+        dp_bisect_give(w, c.s->gcum, c.t->gcum, c.ref->gcum, (int64_t)c.ref->c * K,
+                       DP_BISECT_ARITH);
+        dp_bisect_give(w, c.s->L, c.t->L, c.ref->L, (int64_t)c.ref->n * c.ref->n, DP_BISECT_ARITH);
+        dp_bisect_give(w, c.s->Aqk, c.t->Aqk, c.ref->Aqk, (int64_t)c.ref->c * c.ref->n,
+                       DP_BISECT_STORE);
+    }
+}
+
+void dp_bisect_stage_solve(dp_bisect_work *w) {
+    if (!w->s.by_inverse) return;
+    FOR_CHUNKS(c)
+    dp_bisect_judge_rows(w, "Akk", c.at, w->p->R, c.ref->n, c.ref->n, c.s->Akk, c.t->Akk,
+                         c.own->DT);
+    FOR_CHUNKS(c)
+    dp_bisect_give(w, c.s->Akk, c.t->Akk, c.ref->Akk, (int64_t)c.ref->n * c.ref->n,
+                   DP_BISECT_STORE);
+}
+
+void dp_bisect_stage_wy(dp_bisect_work *w) {
+    const int K = w->p->K, V = w->p->V, R = w->p->R;
+    FOR_CHUNKS(c) dp_bisect_judge(w, "eC", c.at, -1, K, c.s->eC, c.t->eC, c.own->DeC, 0);
+    FOR_CHUNKS(c) dp_bisect_judge_rows(w, "kg", c.at, R, c.ref->n, K, c.s->kg, c.t->kg, c.own->Dkg);
+    FOR_CHUNKS(c) dp_bisect_judge_rows(w, "qg", c.at, 1, c.ref->c, K, c.s->qg, c.t->qg, c.own->Dqg);
+    FOR_CHUNKS(c) dp_bisect_judge_rows(w, "w", c.at, R, c.ref->n, K, c.s->w, c.t->w, c.own->Dw);
+    FOR_CHUNKS(c) dp_bisect_judge_rows(w, "u", c.at, R, c.ref->n, V, c.s->u, c.t->u, c.own->Du);
+    FOR_CHUNKS(c) {
+        const int64_t nK = (int64_t)c.ref->n * K;
+        dp_bisect_give(w, c.s->eC, c.t->eC, c.ref->eC, K, DP_BISECT_ARITH);
+        dp_bisect_give(w, c.s->kgam, c.t->kgam, c.ref->kgam, nK, DP_BISECT_ARITH);
+        dp_bisect_give(w, c.s->kg, c.t->kg, c.ref->kg, nK, DP_BISECT_STORE);
+        dp_bisect_give(w, c.s->qg, c.t->qg, c.ref->qg, (int64_t)c.ref->c * K, DP_BISECT_STORE);
+        dp_bisect_give(w, c.s->w, c.t->w, c.ref->w, nK, DP_BISECT_STORE);
+        dp_bisect_give(w, c.s->u, c.t->u, c.ref->u, (int64_t)c.ref->n * V, DP_BISECT_STORE);
+    }
+}
+
+/* Through the activations, as in grad_bound.c with exact inputs (worst case):  dx = rstd (dy - y
+ * <y, dy>): rstd (2 gamma_K + 6u) |dy|; raw gate |dg/dx| (relative error of the derivative + u)
+ * |dg|;  beta 6u z s (1 - s) |dbeta|;  sums over tokens gamma_T of the sum of absolute values; each
+ * stored with u + us. */
+void dp_bisect_stage_gate_bwd(dp_bisect_work *w) {
+    const dp_problem *p = w->p;
+    const dp_rounding r = dp_rounding_of(w->base, 1);
+    const int Kg = dp_Kg(p), H = p->H, HV = p->HV, R = p->R, K = p->K;
+    const double eps = (p->l2norm ? 2 * dp_gamma(K, r.u) + 6 * r.u : 0) + r.u + r.us,
+                 sums = dp_gamma((int)fmin((double)p->T + Kg + w->ref.N, 1 << 22), r.u);
+    double *q = dp_doubles(p->T * H), *k = dp_doubles(p->T * H * R), *g = dp_doubles(p->T * HV),
+           *b = dp_doubles(p->T * HV * R), *A = dp_doubles(HV), *B = dp_doubles(HV);
+    double *Bc = dp_doubles((int64_t)HV * Kg);
+    for (int64_t i = 0; i < p->T * H; i++)
+        q[i] =
+            dp_pw(&w->r, (eps * w->ref.rstd_q[i] * dp_norm_fro(K, w->ref.dq + i * K) + K * r.tiny) /
+                             DP_LAMBDA);
+    for (int64_t i = 0; i < p->T * H * R; i++)
+        k[i] =
+            dp_pw(&w->r, (eps * w->ref.rstd_k[i] * dp_norm_fro(K, w->ref.dk + i * K) + K * r.tiny) /
+                             DP_LAMBDA);
+    for (int64_t i = 0; i < p->T * HV; i++) {
+        double row = 0;
+        for (int c = 0; c < Kg; c++) {
+            const dp_gate_error ge = dp_error_bound_gate(p, i / HV, (int)(i % HV), c, r.u);
+            const double v = fabs(w->ref.dg[i * Kg + c]), x = fabs(ge.dx) * v, y = fabs(ge.dA) * v;
+            const double d = (ge.Ddx + 2 * r.u + r.us) * x + r.tiny;
+            row += d * d;
+            Bc[(i % HV) * Kg + c] += (ge.Ddx + r.u + sums) * x + r.tiny;
+            A[i % HV] += (ge.Ddx + 3 * r.u + sums) * y +
+                         (p->gate == DP_GATE_SOFTPLUS ? ge.Dg * v : 0) + r.tiny;
+        }
+        g[i] = row / (DP_LAMBDA * DP_LAMBDA);
+    }
+    for (int64_t i = 0; i < p->T * HV * R; i++)
+        b[i] = dp_pw(&w->r, ((p->beta_form == DP_BETA_PLAIN ? r.u + r.us : 8 * r.u + r.us) *
+                                 fabs(w->t.out.dbeta[i]) +
+                             r.tiny) /
+                                DP_LAMBDA);
+    dp_bisect_judge_tokens(w, (dp_bisect_rows){"dq", H, 1, K}, w->s.out.dq, w->t.out.dq, q);
+    dp_bisect_judge_tokens(w, (dp_bisect_rows){"dk", H, R, K}, w->s.out.dk, w->t.out.dk, k);
+    dp_bisect_judge_tokens(w, (dp_bisect_rows){"dg", HV, 1, Kg}, w->s.out.dg, w->t.out.dg, g);
+    dp_bisect_judge_tokens(w, (dp_bisect_rows){"dbeta", HV, R, 1}, w->s.out.dbeta, w->t.out.dbeta,
+                           b);
+    for (int hv = 0; hv < HV; hv++) {
+        const dp_place at = {.rank = -1, .head = hv, .sequence = -1, .chunk = -1, .token = -1};
+        if (w->s.out.dA_log)
+            dp_bisect_judge(w, "dA_log", at, -1, 1, w->s.out.dA_log + hv, w->t.out.dA_log + hv,
+                            NULL, A[hv]);
+        if (w->s.out.ddt_bias)
+            dp_bisect_judge(w, "ddt_bias", at, -1, Kg, w->s.out.ddt_bias + hv * Kg,
+                            w->t.out.ddt_bias + hv * Kg, NULL, dp_norm_fro(Kg, Bc + hv * Kg));
+    }
+    free(q);
+    free(k);
+    free(g);
+    free(b);
+    free(A);
+    free(B);
+    free(Bc);
+}

@@ -1,0 +1,140 @@
+/* harness/search/bisect_work.h - the parts of bisect: one stage after the other on true inputs, row
+ * by row. */
+#ifndef DP_BISECT_WORK_H
+#define DP_BISECT_WORK_H
+#include "bisect.h"
+#include "harness/bound/error_bound.h"
+#include "harness/verdict/expected.h"
+
+/* Errors of one tensor by cell: a chunk and head, a rank and head, a head. */
+typedef struct {
+    dp_place at;
+    int row, index;
+    double got, want, err;
+} dp_bisect_worst;
+typedef struct {
+    char name[16];
+    int stage;
+    int64_t n;
+    double *e2, *err2, *want2, *rows;
+    dp_bisect_worst *worst;
+} dp_bisect_tally; /* e2 [draws][n] */
+typedef struct {
+    int draw, ndraw, n;
+    dp_bisect_tally t[64];
+} dp_bisect_tallies; /* draw: the one that is running, -1: the subject */
+
+typedef struct {
+    const dp_problem *p;
+    dp_base base;
+    dp_rounding r;    /* p = 2 */
+    dp_sim s, t, ref; /* the subject; the same stages in fp64 on the subject's inputs; the whole
+                         pipeline in fp64 */
+    dp_chunk_bound *intra, *own; /* [ngroup][HV] */
+    dp_bisect *out;
+    dp_stage stage;
+    int run;
+    dp_bisect_tallies *tal; /* NULL: rows are held against their budgets */
+    struct {
+        int64_t n, cap, at;
+        uint64_t *hash;
+    } first[DP_NSTAGES]; /* the rows of the first run, in the order of judgement */
+} dp_bisect_work;
+
+typedef struct {
+    dp_chunk *s, *t, *ref;
+    dp_chunk_bound *intra, *own;
+    dp_place at;
+    int g, hv;
+} dp_bisect_chunk;
+
+#define FOR_CHUNKS(C)                                                                    \
+    for (int g_ = 0; g_ < w->ref.ngroup; g_++)                                           \
+        for (int hv_ = 0; hv_ < w->p->HV; hv_++)                                         \
+            for (dp_bisect_chunk C = dp_bisect_chunk_of(w, g_, hv_), *once_ = &C; once_; \
+                 once_ = NULL)
+#define FOR_CHUNKS_BACK(C)                                                               \
+    for (int g_ = w->ref.ngroup - 1; g_ >= 0; g_--)                                      \
+        for (int hv_ = 0; hv_ < w->p->HV; hv_++)                                         \
+            for (dp_bisect_chunk C = dp_bisect_chunk_of(w, g_, hv_), *once_ = &C; once_; \
+                 once_ = NULL)
+
+/* how a value is kept: in the base's arithmetic, or as it is stored */
+enum { DP_BISECT_ARITH, DP_BISECT_STORE };
+
+/* bisect_row.c */
+/* Holds a row of n numbers against its budget: D, squares of its entries' errors (NULL: 0), and
+ * more, of the row as a whole. */
+void dp_bisect_judge(dp_bisect_work *w, const char *tensor, dp_place at, int row, int n,
+                     const double *got, const double *want, const double *D, double more);
+/* Judges rows of n numbers; tokens_R: rows a token from at.token on, 0: rows of a matrix. */
+void dp_bisect_judge_rows(dp_bisect_work *w, const char *tensor, dp_place at, int tokens_R,
+                          int rows, int n, const double *got, const double *want, const double *D);
+/* Where a chunk and value head lie. */
+dp_place dp_bisect_chunk_place(const dp_bisect_work *w, int g, int hv);
+/* Where a whole rank's state or M lies, of local sub-sequence sub. */
+dp_place dp_bisect_rank_place(const dp_bisect_work *w, int r, int hv, int sub);
+/* Gives subject and twin n true values, as the base keeps them. */
+void dp_bisect_give(dp_bisect_work *w, double *s, double *t, const double *ref, int64_t n, int how);
+/* Gives them the true values of every rank and head that has some. */
+void dp_bisect_give_list(dp_bisect_work *w, double **s, double **t, double *const *ref, int64_t n);
+/* A chunk of subject, twin and reference, with its bounds. */
+dp_bisect_chunk dp_bisect_chunk_of(dp_bisect_work *w, int g, int hv);
+
+/* bisect_intra.c */
+/* Judges stage gate. */
+void dp_bisect_stage_gate(dp_bisect_work *w);
+/* Judges stage intra. */
+void dp_bisect_stage_intra(dp_bisect_work *w);
+/* Judges stage solve. */
+void dp_bisect_stage_solve(dp_bisect_work *w);
+/* Judges stage wy. */
+void dp_bisect_stage_wy(dp_bisect_work *w);
+/* Judges stage gate_bwd. */
+void dp_bisect_stage_gate_bwd(dp_bisect_work *w);
+
+/* bisect_state.c */
+/* A state error of zeros, to be freed. */
+double *dp_bisect_zeros_state(const dp_bisect_work *w);
+/* Judges stage pre_fwd or pre_bwd. */
+void dp_bisect_stage_pre(dp_bisect_work *w, int backward);
+/* Judges stage merge_fwd or merge_bwd. */
+void dp_bisect_stage_merge(dp_bisect_work *w, int backward);
+/* Judges stage state_fwd, or its recomputation in the backward. */
+void dp_bisect_stage_state(dp_bisect_work *w, int recompute);
+/* Judges stage output. */
+void dp_bisect_stage_output(dp_bisect_work *w);
+/* Judges stage dAv. */
+void dp_bisect_stage_dAv(dp_bisect_work *w);
+/* Judges stage state_bwd. */
+void dp_bisect_stage_state_bwd(dp_bisect_work *w);
+
+/* bisect_grads.c */
+/* The rows [T][heads][per][n] of a tensor. */
+typedef struct {
+    const char *name;
+    int heads, per, n;
+} dp_bisect_rows;
+/* Judges all rows of a tensor of tokens; bound: of each row, the square without DP_LAMBDA. */
+void dp_bisect_judge_tokens(dp_bisect_work *w, dp_bisect_rows x, const double *got,
+                            const double *want, const double *bound);
+/* Judges stages wy_bwd and intra_bwd. */
+void dp_bisect_stage_grads(dp_bisect_work *w);
+
+/* bisect_draws.c */
+/* Adds a row's errors to the tally of its tensor. */
+void dp_bisect_count(dp_bisect_work *w, const char *tensor, const dp_place *at, int row, int n,
+                     const double *got, const double *want);
+
+/* bisect.c */
+/* Judges w->stage, on true inputs. */
+void dp_bisect_judge_stage(dp_bisect_work *w);
+/* Frees what dp_bisect_work_new made. */
+void dp_bisect_work_free(dp_bisect_work *w);
+/* Runs subject, twin and reference and makes their bounds; by_inverse: even if the fault does not
+ * ask for it. */
+dp_status dp_bisect_work_new(dp_bisect_work *w, const dp_problem *p, dp_base base, dp_format chain,
+                             dp_merge merge, int N, dp_fault fault, int by_inverse, int backward,
+                             dp_err *e);
+
+#endif

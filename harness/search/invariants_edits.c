@@ -1,0 +1,225 @@
+/* Checks by changing inputs: tokens, chunks, heads (invariants_work.h). */
+#include "invariants_work.h"
+#include "repeat.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the checks ------------------------------------------------------------------------------ */
+
+dp_status dp_check_repeat(dp_check_work *w) {
+    if (w->s->backend == DP_BACKEND_SIM) {
+        dp_repeat x;
+        const dp_status st = dp_repeat_sim(w->p, w->s->base, w->s->chain, w->s->merge, w->N,
+                                           w->s->fault, w->backward, 3, &x, w->e);
+        if (!st) free(x.hit);
+        w->c->compared = w->p->T * w->p->HV * w->p->V;
+        if (!st && x.differ) {
+            w->c->verdict = DP_FAIL;
+            snprintf(w->c->why, sizeof w->c->why,
+                     "%d of 2 repetitions differ, first in %s, rank %d, head %d", x.differ,
+                     dp_stage_names[x.stage], x.rank, x.head);
+        }
+        return st;
+    }
+    for (int i = 0; i < 2; i++) {
+        dp_check_outcome o;
+        const dp_status st = dp_check_run_problem(w->s, w->p, w->N, w->backward, &o, w->e);
+        if (st) return st;
+        dp_check_same(w, &o, NULL, 0, NULL, NULL);
+        dp_check_outcome_free(&o);
+    }
+    return DP_OK;
+}
+
+/* Three tokens: in the middle of a chunk, the first of the last rank, the first of the last
+ * sequence that has one. */
+static void edited_tokens(const dp_check_work *w, int64_t t[3]) {
+    const dp_problem *p = w->p;
+    const int64_t L = p->T / w->N;
+    int s = p->Nseq - 1;
+    while (s > 0 && p->cu[s + 1] == p->cu[s])
+        s--;
+    t[0] = p->T / 2 + (p->T > 16 ? 5 : 0);
+    t[1] = (w->N - 1) * L;
+    t[2] = p->cu[s] + (p->cu[s] + 1 < p->T);
+}
+
+/* Another token's values, and another gate: a factor 2, or -1/2 where it is 0. */
+static void edit(dp_problem *p, int from, int to, int64_t t) {
+    const int64_t other = (t + p->T / 2 + 1) % p->T;
+    for (int i = from; i <= to; i++) {
+        double *x = *dp_input_at(p, i);
+        const int64_t n = dp_input_width(p, i);
+        if (!x) continue;
+        if (i != DP_INPUT_G) memmove(x + t * n, x + other * n, sizeof(double) * (size_t)n);
+        for (int64_t z = 0; i == DP_INPUT_G && z < n; z++)
+            x[t * n + z] = x[t * n + z] == 0 ? -0.5 : 2 * x[t * n + z];
+        for (int64_t z = 0; i == DP_INPUT_DO && z < n; z++)
+            x[t * n + z] *= 4;
+    }
+}
+
+typedef struct {
+    int64_t t, chunk;
+    int seq;
+} token_edit;
+
+/* First token of the chunk that holds t, and the token behind its last one: chunks restart at
+ * sequences and at ranks. */
+static int64_t chunk_of(const dp_check_work *w, int64_t t, int64_t *end) {
+    const dp_problem *p = w->p;
+    const int64_t L = p->T / w->N, rank = t / L * L, cu = p->cu[dp_check_sequence_at(p, t)],
+                  from = rank > cu ? rank : cu, start = from + (t - from) / DP_CHUNK * DP_CHUNK;
+    int64_t stop = p->cu[dp_check_sequence_at(p, t) + 1];
+    if (stop > rank + L) stop = rank + L;
+    *end = start + DP_CHUNK < stop ? start + DP_CHUNK : stop;
+    return start;
+}
+
+int dp_check_keep_before(const void *ctx, int f, int64_t token, int head, int seq) {
+    const token_edit *x = ctx;
+    (void)head;
+    return dp_result_fields[f].kind != DP_OF_HEADS &&
+           (seq != x->seq || ((f == DP_RESULT_O || f == DP_RESULT_DQ) && token < x->chunk));
+}
+
+int dp_check_keep_behind(const void *ctx, int f, int64_t token, int head, int seq) {
+    const token_edit *x = ctx;
+    (void)head;
+    if (f == DP_RESULT_O || f == DP_RESULT_FINAL_STATE) return 1;
+    if (dp_result_fields[f].kind == DP_OF_HEADS) return 0;
+    return seq != x->seq ||
+           (f != DP_RESULT_DS0 && (f == DP_RESULT_DQ ? token != x->t : token > x->t));
+}
+
+dp_status dp_check_edits(dp_check_work *w, int from, int to, dp_check_keep *keep) {
+    int64_t t[3];
+    edited_tokens(w, t);
+    for (int i = 0; i < 3 && w->c->verdict != DP_FAIL; i++) {
+        dp_problem p = dp_check_copy(w->p, w->backward);
+        dp_check_outcome o;
+        edit(&p, from, to, t[i]);
+        const dp_status st = dp_check_run_problem(w->s, &p, w->N, w->backward, &o, w->e);
+        int64_t end;
+        const token_edit x = {t[i], chunk_of(w, t[i], &end), dp_check_sequence_at(w->p, t[i])};
+        if (!st) {
+            dp_check_same(w, &o, NULL, 0, keep, &x);
+            dp_check_outcome_free(&o);
+        }
+        if (w->c->verdict == DP_FAIL) {
+            char why[sizeof w->c->why];
+            snprintf(why, sizeof why, "%.260s, after token %lld changed", w->c->why,
+                     (long long)t[i]);
+            memcpy(w->c->why, why, sizeof why);
+        }
+        dp_problem_free(&p);
+        if (st) return st;
+    }
+    return DP_OK;
+}
+
+/* Value heads [from, to) are changed, and all of q and k that no other head reads. */
+typedef struct {
+    int from, to, G;
+} head_edit;
+
+static int keep_others(const void *ctx, int f, int64_t token, int head, int seq) {
+    const head_edit *x = ctx;
+    (void)token;
+    (void)seq;
+    return f == DP_RESULT_DQ || f == DP_RESULT_DK
+               ? (head + 1) * x->G <= x->from || head * x->G >= x->to
+               : head < x->from || head >= x->to;
+}
+
+/* Exact in every format: gates of another strength, beta of another token, all else mirrored. */
+static double edited(const dp_problem *p, int i, int64_t token, int64_t at, int64_t width) {
+    const double *a = *dp_input_at((dp_problem *)p, i), y = a[token * width + at];
+    if (i == DP_INPUT_G || dp_input_fields[i].role == DP_ROLE_GATE) return y == 0 ? -0.5 : 2 * y;
+    return i == DP_INPUT_BETA ? a[(p->T - 1 - token) * width + at] : -y;
+}
+
+static void edit_heads(const dp_problem *p0, dp_problem *p, const head_edit *x) {
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        double *a = *dp_input_at(p, i);
+        const int heads = dp_input_heads(p0, i), group = p0->HV / heads;
+        const int from = (x->from + group - 1) / group, to = x->to / group;
+        const int64_t width = dp_input_width(p0, i), rows = dp_input_count(p0, i) / width,
+                      per = width / heads;
+#pragma omp parallel for if (rows * width > 1 << 22)
+        for (int64_t t = 0; t < (a ? rows : 0); t++)
+            for (int64_t at = from * per; at < to * per; at++)
+                a[t * width + at] = edited(p0, i, t, at, width);
+    }
+}
+
+/* The first head alone, the last one alone, all but the first. */
+dp_status dp_check_heads(dp_check_work *w) {
+    const dp_problem *p0 = w->p;
+    if (p0->HV < 2) {
+        w->c->verdict = DP_SKIPPED;
+        snprintf(w->c->why, sizeof w->c->why, "one head");
+        return DP_OK;
+    }
+    for (int z = 0; z < 3 && w->c->verdict != DP_FAIL; z++) {
+        const head_edit x = {z == 0 ? 0 : z == 1 ? p0->HV - 1 : 1, z ? p0->HV : 1, dp_G(p0)};
+        dp_problem p = dp_check_copy(p0, w->backward);
+        dp_check_outcome o;
+        edit_heads(p0, &p, &x);
+        const dp_status st = dp_check_run_problem(w->s, &p, w->N, w->backward, &o, w->e);
+        if (!st) {
+            dp_check_same(w, &o, NULL, 0, keep_others, &x);
+            dp_check_outcome_free(&o);
+        }
+        if (w->c->verdict == DP_FAIL) {
+            char why[sizeof w->c->why];
+            snprintf(why, sizeof why, "%.250s, after head%s %d%s changed", w->c->why,
+                     z == 2 ? "s" : "", x.from, z == 2 ? " and up" : "");
+            memcpy(w->c->why, why, sizeof why);
+        }
+        dp_problem_free(&p);
+        if (st) return st;
+    }
+    return DP_OK;
+}
+
+/* The chunk of the first edited token as a sequence of its own, on one rank; every seventh of its
+ * tokens is edited in turn. */
+dp_status dp_check_chunk(dp_check_work *w) {
+    int64_t t[3], end;
+    edited_tokens(w, t);
+    const int64_t start = chunk_of(w, t[0], &end);
+    if (end - start < 2) {
+        dp_check_skip(w, "the chunk has one token");
+        return DP_OK;
+    }
+    dp_problem a = dp_check_slice(w->p, start, end, NULL, NULL, w->backward);
+    dp_check_outcome x;
+    dp_check_work v = *w;
+    v.p = &a;
+    dp_status st = dp_check_run_problem(w->s, &a, 1, w->backward, &x, w->e);
+    const int ran = !st;
+    for (token_edit z = {(end - start - 1) % 7 ? (end - start - 1) % 7 : 7, 0, 0};
+         z.t < end - start && !st && w->c->verdict != DP_FAIL; z.t += 7) {
+        dp_problem b = dp_check_copy(&a, w->backward);
+        dp_check_outcome y;
+        z.chunk = z.t;
+        edit(&b, DP_INPUT_Q, DP_INPUT_BETA, z.t);
+        st = dp_check_run_problem(w->s, &b, 1, w->backward, &y, w->e);
+        for (int f = 0; f < DP_NRESULTS && !st; f++)
+            dp_check_same_field(&v, &a, f, &y.r, &x.r, 0, 0, 1, 0, dp_check_keep_before, &z);
+        if (!st) dp_check_outcome_free(&y);
+        if (w->c->verdict == DP_FAIL) {
+            char why[sizeof w->c->why];
+            snprintf(why, sizeof why, "%.240s, after token %lld of its chunk changed", w->c->why,
+                     (long long)z.t);
+            memcpy(w->c->why, why, sizeof why);
+        }
+        dp_problem_free(&b);
+    }
+    if (ran) dp_check_outcome_free(&x);
+    dp_problem_free(&a);
+    return st;
+}

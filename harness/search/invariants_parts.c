@@ -1,0 +1,285 @@
+/* Checks by other packings, factors and numbers of ranks (invariants_work.h). */
+#include "harness/bound/error_bound.h"
+#include "invariants_work.h"
+#include "ref/inputs/inputs.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The problem itself when it is packed, else cut in three. */
+static dp_problem packed_of(const dp_problem *p, int backward) {
+    dp_problem c = dp_check_copy(p, backward);
+    if (p->Nseq > 1 || p->T < 8) return c;
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    free(c.cu);
+    c.Nseq = 3;
+    c.cu = dp_calloc(4, sizeof *c.cu);
+    c.cu[1] = p->T / 3;
+    c.cu[2] = p->T / 3 + p->T / 8;
+    c.cu[3] = p->T;
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        if (dp_input_fields[i].kind != DP_OF_SEQUENCES) continue;
+        double *x = *dp_input_at(&c, i), *y = x ? dp_doubles(3 * n) : NULL;
+        for (int s = 0; x && s < 3; s++)
+            memcpy(y + s * n, x, sizeof(double) * (size_t)n);
+        free(x);
+        *dp_input_at(&c, i) = y;
+    }
+    return c;
+}
+
+static int not_sums(const void *ctx, int f, int64_t token, int head, int seq) {
+    (void)ctx;
+    (void)token;
+    (void)head;
+    (void)seq;
+    return dp_result_fields[f].kind != DP_OF_HEADS;
+}
+
+dp_status dp_check_packed(dp_check_work *w) {
+    dp_problem all = packed_of(w->p, w->backward);
+    dp_check_outcome whole;
+    const int64_t n = (int64_t)all.HV * all.K * all.V;
+    dp_check_work v = *w;
+    int elsewhere = 0;
+    v.p = &all;
+    v.N = 1;
+    dp_status st = dp_check_run_problem(w->s, &all, 1, w->backward, &whole, w->e);
+    for (int i = 0; i < all.Nseq && !st && w->c->verdict != DP_FAIL; i++) {
+        if (all.cu[i + 1] == all.cu[i]) continue;
+        dp_problem one =
+            dp_check_slice(&all, all.cu[i], all.cu[i + 1], all.s0 ? all.s0 + i * n : NULL,
+                           all.dstate ? all.dstate + i * n : NULL, w->backward);
+        dp_check_outcome o;
+        st = dp_check_run_problem(w->s, &one, 1, w->backward, &o, w->e);
+        for (int f = 0; f < DP_NRESULTS && !st && !dp_check_cut(&o, &whole); f++)
+            dp_check_same_field(&v, &one, f, &o.r, &whole.r, all.cu[i], i, 1, 0, not_sums, NULL);
+        if (!st && dp_check_cut(&o, &whole)) elsewhere = 1;
+        if (!st) dp_check_outcome_free(&o);
+        dp_problem_free(&one);
+    }
+    if (elsewhere && w->c->verdict == DP_PASS && !w->c->compared) dp_check_skip(w, DP_CHECK_CUT);
+    dp_check_outcome_free(&whole);
+    dp_problem_free(&all);
+    return st;
+}
+
+/* First sequence with more than one chunk, cut at a chunk in its middle. */
+dp_status dp_check_prefix(dp_check_work *w) {
+    const dp_problem *p = w->p;
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    int i = 0;
+    while (i < p->Nseq && p->cu[i + 1] - p->cu[i] <= DP_CHUNK)
+        i++;
+    if (i == p->Nseq) {
+        w->c->verdict = DP_SKIPPED;
+        snprintf(w->c->why, sizeof w->c->why, "no sequence of more than one chunk");
+        return DP_OK;
+    }
+    const int64_t a = p->cu[i], b = p->cu[i + 1],
+                  mid = a + ((b - a - 1) / DP_CHUNK + 1) / 2 * DP_CHUNK;
+    const double *s0 = p->s0 ? p->s0 + i * n : NULL, *ds = p->dstate ? p->dstate + i * n : NULL;
+    dp_problem all = dp_check_slice(p, a, b, s0, ds, w->backward), late, early;
+    dp_check_outcome whole, first, second, back;
+    dp_check_work v = *w;
+    v.p = &all;
+    v.N = 1;
+    dp_status st = dp_check_run_problem(w->s, &all, 1, w->backward, &whole, w->e);
+    if (st) goto none;
+    early = dp_check_slice(p, a, mid, s0, NULL, w->backward);
+    if ((st = dp_check_run_problem(w->s, &early, 1, 0, &first, w->e))) goto one;
+    if (dp_check_cut(&whole, &first)) {
+        dp_check_skip(w, DP_CHECK_CUT);
+        dp_check_outcome_free(&first);
+        goto one;
+    }
+    late = dp_check_slice(p, mid, b, first.r.final_state, ds, w->backward);
+    if ((st = dp_check_run_problem(w->s, &late, 1, w->backward, &second, w->e))) goto two;
+    for (int f = 0; f < DP_NRESULTS; f++)
+        if (f != DP_RESULT_DS0)
+            dp_check_same_field(&v, &late, f, &second.r, &whole.r, mid - a, 0, 1, 0, not_sums,
+                                NULL);
+    if (second.r.ds0 && w->backward) {
+        early.dstate = dp_copy(second.r.ds0, n);
+        st = dp_check_run_problem(w->s, &early, 1, 1, &back, w->e);
+        for (int f = 0; f < DP_NRESULTS && !st; f++)
+            if (f != DP_RESULT_FINAL_STATE)
+                dp_check_same_field(&v, &early, f, &back.r, &whole.r, 0, 0, 1, 0, not_sums, NULL);
+        if (!st) dp_check_outcome_free(&back);
+    }
+    dp_check_outcome_free(&second);
+two:
+    dp_problem_free(&late), dp_check_outcome_free(&first);
+one:
+    dp_problem_free(&early), dp_check_outcome_free(&whole);
+none:
+    dp_problem_free(&all);
+    return st;
+}
+
+static void times(dp_problem *p, int i, double c) {
+    double *x = *dp_input_at(p, i);
+    const int64_t n = dp_input_count(p, i);
+#pragma omp parallel for if (n > 1 << 22)
+    for (int64_t z = 0; z < (x ? n : 0); z++)
+        x[z] *= c;
+}
+
+/* Inputs [n] times c: results times factor. */
+dp_status dp_check_factor(dp_check_work *w, const int *input, int n, double c,
+                          const double factor[DP_NRESULTS], double small) {
+    dp_problem p = dp_check_copy(w->p, w->backward);
+    dp_check_outcome o;
+    for (int i = 0; i < n; i++)
+        times(&p, input[i], c);
+    const dp_status st = dp_check_run_problem(w->s, &p, w->N, w->backward, &o, w->e);
+    if (!st) {
+        dp_check_same(w, &o, factor, small, NULL, NULL);
+        dp_check_outcome_free(&o);
+    }
+    dp_problem_free(&p);
+    return st;
+}
+
+/* The shape and packing of the problem with inputs on which nothing rounds; 0: this shape has none.
+ */
+static int exact_inputs(const dp_problem *p, int backward, dp_problem *x) {
+    if (p->K % p->R || p->K % 4) return 0;
+    *x = *p;
+    x->gate = DP_GATE_LOG;
+    x->beta_form = DP_BETA_PLAIN;
+    x->l2norm = 0;
+    x->scale = 0.25;
+    x->A_log = x->dt_bias = x->s0 = x->dout = x->dstate = NULL;
+    x->cu = dp_cu_copy(p);
+    dp_problem_alloc(x);
+    if (p->s0) x->s0 = dp_doubles(dp_input_count(p, DP_INPUT_S0));
+    if (backward) x->dout = dp_doubles(dp_input_count(p, DP_INPUT_DO));
+    const dp_inputs_spec s = {
+        .seed = 2, .dtype = DP_BF16, .keys = DP_KEYS_EXACT, .s0_scale = p->s0 ? 1 : 0};
+    dp_inputs_fill_exact(x, &s);
+    if (backward) dp_inputs_fill_exact_gradients(x, &s);
+    return 1;
+}
+
+dp_status dp_check_ranks(dp_check_work *w, int transpose) {
+    dp_problem p;
+    dp_check_outcome one = {0}, many;
+    if (w->N < 2) {
+        dp_check_skip(w, "one rank");
+        return DP_OK;
+    }
+    if (!exact_inputs(w->p, w->backward, &p)) {
+        dp_check_skip(w, "K is no multiple of 4 and of R: no exact inputs");
+        return DP_OK;
+    }
+    dp_check_work v = *w;
+    v.p = &p;
+    dp_status st = dp_check_run_problem(w->s, &p, w->N, w->backward, &many, w->e);
+    if (!st && !transpose) st = dp_check_run_problem(w->s, &p, 1, w->backward, &one, w->e);
+    for (int f = 0; f < DP_NRESULTS && !st && !transpose; f++)
+        dp_check_same_field(&v, &p, f, &many.r, &one.r, 0, 0, 1, 0, NULL, NULL);
+    for (int i = 0; transpose && !st && i < many.n; i++) {
+        const int K = p.K;
+        dp_context c; /* M is of the last local sub-sequence, dM of the first */
+        if ((st = dp_context_build(p.cu, p.Nseq, w->N, i / p.HV, &c, w->e))) break;
+        const int parts = c.nlocal;
+        dp_context_free(&c);
+        if (parts > 1) continue;
+        for (int x = 0;
+             many.M && many.dM && many.M[i] && many.dM[i] && x < K * K && w->c->verdict != DP_FAIL;
+             x++) {
+            const double a = many.dM[i][x], b = many.M[i][(int64_t)(x % K) * K + x / K];
+            w->c->compared++;
+            if (a == b) continue;
+            w->c->verdict = DP_FAIL;
+            snprintf(w->c->why, sizeof w->c->why,
+                     "dM: rank %d, head %d, entry (%d, %d): %.9g, M' has %.9g", i / p.HV, i % p.HV,
+                     x / K, x % K, a, b);
+        }
+    }
+    if (!st && transpose && !w->c->compared)
+        dp_check_skip(w, w->s->backend == DP_BACKEND_SIM && w->backward
+                             ? "no rank has both M and dM"
+                             : "the subject gives no M and dM");
+    if (!st) dp_check_outcome_free(&many);
+    dp_check_outcome_free(&one);
+    dp_problem_free(&p);
+    return st;
+}
+
+/* Seconds of one core that the fp64 reference and its bounds take, about. */
+static double reference_seconds(const dp_problem *p) {
+    return 2e-8 * (double)p->T * p->HV * p->R * p->R * (DP_CHUNK + p->K) * (p->K + p->V);
+}
+
+static dp_status bounds_of(const dp_check_work *w, const dp_problem *p, int N, int backward,
+                           dp_error_bound *b) {
+    dp_sim ref;
+    dp_error_bound_base base;
+    const dp_status st = dp_sim_new(&ref, p, DP_BASE_FP64, N, DP_FAULT_NONE, w->e);
+    if (st) return st;
+    dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
+    dp_error_bound_base_init(&base, &ref, w->s->base, 2, backward);
+    dp_error_bound_run(&base, w->s->chain, backward, b);
+    dp_error_bound_base_free(&base);
+    dp_sim_free(&ref);
+    return DP_OK;
+}
+
+dp_status dp_check_ranks_bound(dp_check_work *w) {
+    dp_check_outcome one;
+    dp_error_bound a, b;
+    char why[120];
+    if (w->N < 2) {
+        dp_check_skip(w, "one rank");
+        return DP_OK;
+    }
+    if (reference_seconds(w->p) > 60) {
+        snprintf(why, sizeof why,
+                 "the fp64 reference that bounds are taken from would take about %.0f s",
+                 reference_seconds(w->p));
+        {
+            dp_check_skip(w, why);
+            return DP_OK;
+        }
+    }
+    dp_status st = dp_check_run_problem(w->s, w->p, 1, w->backward, &one, w->e);
+    if (st) return st;
+    if (!(st = bounds_of(w, w->p, 1, w->backward, &a))) {
+        if (!(st = bounds_of(w, w->p, w->N, w->backward, &b))) {
+            double top = 0;
+            for (int f = 0; f < DP_NRESULTS; f++) {
+                int64_t rows, width;
+                dp_result_shape(w->p, f, &rows, &width);
+                const double *x = *dp_result_at(&one.r, f),
+                             *y = *dp_result_at((dp_result *)&w->base->r, f);
+                for (int64_t r = 0; x && y && a.row[f] && b.row[f] && r < rows; r++) {
+                    double d2 = 0;
+                    for (int64_t i = 0; i < width; i++)
+                        d2 += (x[r * width + i] - y[r * width + i]) *
+                              (x[r * width + i] - y[r * width + i]);
+                    const double limit = a.row[f][r] + b.row[f][r];
+                    w->c->compared += width;
+                    if (sqrt(d2) <= limit || w->c->verdict == DP_FAIL) {
+                        if (sqrt(d2) > top * limit) top = sqrt(d2) / limit;
+                        continue;
+                    }
+                    w->c->verdict = DP_FAIL;
+                    snprintf(w->c->why, sizeof w->c->why,
+                             "%s, row %lld: %d ranks and one differ by %.3g, the bounds allow %.3g",
+                             dp_result_fields[f].name, (long long)r, w->N, sqrt(d2), limit);
+                }
+            }
+            if (w->c->verdict == DP_PASS)
+                snprintf(w->c->why, sizeof w->c->why,
+                         "largest difference %.2g of the sum of both bounds", top);
+            dp_error_bound_free(&b);
+        }
+        dp_error_bound_free(&a);
+    }
+    dp_check_outcome_free(&one);
+    return st;
+}

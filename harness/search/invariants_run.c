@@ -1,0 +1,100 @@
+/* Problems made from others, and their runs (invariants_work.h). */
+#include "invariants_work.h"
+
+#include <stdlib.h>
+
+/* ---- problems made from others --------------------------------------------------------------- */
+
+dp_problem dp_check_copy(const dp_problem *p, int backward) {
+    dp_problem c = *p;
+    dp_inputs_copy(&c, p, dp_copy);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        if (dp_input_fields[i].backward && !backward) {
+            free(*dp_input_at(&c, i));
+            *dp_input_at(&c, i) = NULL;
+        }
+    c.cu = dp_cu_copy(p);
+    return c;
+}
+
+/* Tokens [a, b), which belong to one sequence: a problem of its own. s0, dstate: NULL, or
+ * [HV][K][V]. */
+dp_problem dp_check_slice(const dp_problem *p, int64_t a, int64_t b, const double *s0,
+                          const double *dstate, int backward) {
+    dp_problem c = *p;
+    c.T = b - a;
+    c.Nseq = 1;
+    c.cu = dp_calloc(2, sizeof *c.cu);
+    c.cu[1] = c.T;
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        const dp_tensor_field *f = &dp_input_fields[i];
+        const int64_t first = f->kind == DP_OF_TOKENS ? a * dp_input_width(p, i) : 0;
+        const double *x = i == DP_INPUT_S0 ? s0 : i == DP_INPUT_DSTATE ? dstate : dp_input_of(p, i);
+        *dp_input_at(&c, i) =
+            x && (backward || !f->backward) ? dp_copy(x + first, dp_input_count(&c, i)) : NULL;
+    }
+    return c;
+}
+
+int dp_check_sequence_at(const dp_problem *p, int64_t t) {
+    int i = 0;
+    while (i < p->Nseq - 1 && p->cu[i + 1] <= t)
+        i++;
+    return i;
+}
+
+/* ---- the subject ----------------------------------------------------------------------------- */
+
+void dp_check_outcome_free(dp_check_outcome *o) {
+    for (int i = 0; i < o->n; i++) {
+        free(o->M ? o->M[i] : NULL);
+        free(o->dM ? o->dM[i] : NULL);
+    }
+    free(o->M);
+    free(o->dM);
+    dp_result_free(&o->r);
+    *o = (dp_check_outcome){0};
+}
+
+static dp_status run_sim(const dp_check_subject *s, const dp_problem *p, int N, int backward,
+                         dp_check_outcome *o, dp_err *e) {
+    dp_sim sim;
+    const int64_t KK = (int64_t)p->K * p->K;
+    const dp_status st = dp_sim_new(&sim, p, s->base, N, s->fault, e);
+    if (st) return st;
+    dp_sim_run(&sim, s->chain, s->merge, backward);
+    o->n = N * p->HV;
+    o->M = dp_calloc((size_t)o->n, sizeof *o->M);
+    o->dM = dp_calloc((size_t)o->n, sizeof *o->dM);
+    for (int i = 0; i < o->n; i++) {
+        o->M[i] = dp_copy(sim.M[i], KK);
+        o->dM[i] = dp_copy(sim.dM[i], KK);
+    }
+    o->r = sim.out;
+    sim.out = (dp_result){0};
+    dp_sim_free(&sim);
+    return DP_OK;
+}
+
+static dp_status run_cuda(const dp_check_subject *s, const dp_problem *p, int N, int backward,
+                          dp_check_outcome *o, dp_err *e) {
+    dp_cuda_result c;
+    const dp_status st = dp_cuda_run(p, s->bf16_inputs, s->base, s->chain, N, s->backend, backward,
+                                     s->variant, &c, e);
+    if (st) return st;
+    o->r = c.out;
+    o->M = c.rank[DP_RANK_M];
+    o->dM = c.rank[DP_RANK_DM];
+    o->n = N * p->HV;
+    o->segments = c.segments;
+    c.out = (dp_result){0};
+    c.rank[DP_RANK_M] = c.rank[DP_RANK_DM] = NULL;
+    dp_cuda_result_free(&c, p->HV);
+    return DP_OK;
+}
+
+dp_status dp_check_run_problem(const dp_check_subject *s, const dp_problem *p, int N, int backward,
+                               dp_check_outcome *o, dp_err *e) {
+    *o = (dp_check_outcome){0};
+    return (s->backend == DP_BACKEND_SIM ? run_sim : run_cuda)(s, p, N, backward && p->dout, o, e);
+}

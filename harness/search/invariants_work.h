@@ -1,0 +1,88 @@
+/* harness/search/invariants_work.h - the parts of the invariants: problems made from others, runs
+ * of them, and what must be the same. */
+#ifndef DP_INVARIANTS_WORK_H
+#define DP_INVARIANTS_WORK_H
+#include "harness/record/run.h"
+#include "invariants.h"
+
+typedef struct {
+    dp_result r;
+    double **M, **dM;
+    int n, segments;
+} dp_check_outcome; /* segments: parts that a sequence was cut in, at most */
+
+typedef struct {
+    const dp_problem *p;
+    const dp_check_subject *s;
+    int N, backward;
+    dp_check *c;
+    const dp_check_outcome *base; /* the problem itself on N ranks */
+    dp_err *e;
+} dp_check_work;
+
+typedef int dp_check_keep(const void *ctx, int field, int64_t token, int head,
+                          int seq); /* token: -1 for states and parameters */
+
+/* why parts of a sequence that kernels cut by length are not compared */
+#define DP_CHECK_CUT \
+    "the kernels cut the sequence in segments, and its part elsewhere: not the same bits"
+
+/* invariants_run.c */
+/* A copy with inputs of its own. */
+dp_problem dp_check_copy(const dp_problem *p, int backward);
+/* Tokens [a, b), which belong to one sequence, as a problem of its own; s0, dstate: NULL, or
+ * [HV][K][V]. */
+dp_problem dp_check_slice(const dp_problem *p, int64_t a, int64_t b, const double *s0,
+                          const double *dstate, int backward);
+/* The sequence of a token. */
+int dp_check_sequence_at(const dp_problem *p, int64_t t);
+/* Frees results and factors of a run. */
+void dp_check_outcome_free(dp_check_outcome *o);
+/* Runs the subject on a problem. */
+dp_status dp_check_run_problem(const dp_check_subject *s, const dp_problem *p, int N, int backward,
+                               dp_check_outcome *o, dp_err *e);
+
+/* invariants_same.c */
+/* got = want * factor in one result, for every row that keep takes (NULL: all); t0, seq0: where
+ * got's first token and sequence stand in want. */
+void dp_check_same_field(dp_check_work *w, const dp_problem *p, int f, dp_result *got,
+                         dp_result *want, int64_t t0, int seq0, double factor, double small,
+                         dp_check_keep *keep, const void *ctx);
+/* The same for all results, against the problem itself; factor NULL: 1. */
+void dp_check_same(dp_check_work *w, dp_check_outcome *got, const double factor[DP_NRESULTS],
+                   double small, dp_check_keep *keep, const void *ctx);
+/* Notes why a check does not apply. */
+void dp_check_skip(dp_check_work *w, const char *why);
+/* Did either run cut a sequence in segments, so that parts of it may differ in bits? */
+int dp_check_cut(const dp_check_outcome *a, const dp_check_outcome *b);
+/* What underflows in the subject, of numbers multiplied by scale. */
+double dp_check_underflow(const dp_check_work *w, double scale);
+
+/* invariants_edits.c */
+/* The same run again gives the same bits. */
+dp_status dp_check_repeat(dp_check_work *w);
+/* Rows that an edited token comes after. */
+int dp_check_keep_before(const void *ctx, int f, int64_t token, int head, int seq);
+/* Rows that an edited token's gradients do not reach. */
+int dp_check_keep_behind(const void *ctx, int f, int64_t token, int head, int seq);
+/* Edits of inputs from .. to at some tokens leave the rows of keep as they are. */
+dp_status dp_check_edits(dp_check_work *w, int from, int to, dp_check_keep *keep);
+/* The first head alone, the last one alone and all but the first give the same bits. */
+dp_status dp_check_heads(dp_check_work *w);
+/* Edits inside a chunk that is a sequence of its own leave other rows as they are. */
+dp_status dp_check_chunk(dp_check_work *w);
+
+/* invariants_parts.c */
+/* Sequences packed together give the bits that each gives alone. */
+dp_status dp_check_packed(dp_check_work *w);
+/* A sequence cut at a chunk and continued from its state gives the same bits. */
+dp_status dp_check_prefix(dp_check_work *w);
+/* Inputs [n] times c give results times factor. */
+dp_status dp_check_factor(dp_check_work *w, const int *input, int n, double c,
+                          const double factor[DP_NRESULTS], double small);
+/* One rank and N ranks give the same bits on exact inputs. */
+dp_status dp_check_ranks(dp_check_work *w, int transpose);
+/* One rank and N ranks differ by no more than both bounds. */
+dp_status dp_check_ranks_bound(dp_check_work *w);
+
+#endif

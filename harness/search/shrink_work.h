@@ -1,0 +1,72 @@
+/* harness/search/shrink_work.h - the parts of shrink: a case as tensors over axes, why it fails,
+ * what is tried. */
+#ifndef DP_SHRINK_WORK_H
+#define DP_SHRINK_WORK_H
+#include "harness/case/case_inputs.h"
+#include "shrink.h"
+
+enum {
+    DP_SHRINK_TOK,
+    DP_SHRINK_SEQ,
+    DP_SHRINK_HEAD,
+    DP_SHRINK_GROUP,
+    DP_SHRINK_KEY,
+    DP_SHRINK_CHAN,
+    DP_SHRINK_COL,
+    DP_SHRINK_DIM,
+    DP_SHRINK_TAP,
+    DP_SHRINK_NAXES,
+    DP_SHRINK_RANK,
+    DP_SHRINK_LOCAL,
+    DP_SHRINK_NONE = -1
+}; /* value head = HEAD * G + GROUP; RANK and LOCAL are cuts of TOK */
+
+#define DP_SHRINK_MAX_AXES 5
+typedef struct {
+    const dp_tensor_field *field;
+    double **x;
+    int nax, ax[DP_SHRINK_MAX_AXES];
+} dp_shrink_tensor;
+
+typedef struct {
+    const dp_shrink_options *o;
+    dp_shrink_options small; /* without the cache: every candidate is another problem */
+    dp_case *c;
+    const dp_failure *want;
+    int runs, tries;
+    dp_err *e;
+    dp_status st;
+} dp_shrink_work;
+
+/* shrink_axes.c */
+/* The inputs of a case as tensors over axes, t [DP_CASE_MAX_INPUTS]; returns their number. */
+int dp_shrink_tensors(dp_case *c, dp_shrink_tensor *t);
+/* Length of an axis. */
+int64_t dp_shrink_length(const dp_case *c, int ax);
+/* Entries of a tensor. */
+int64_t dp_shrink_count(const dp_case *c, const dp_shrink_tensor *t);
+/* A copy of a case with arrays and cu of its own, names the original's. */
+dp_case dp_shrink_copy(const dp_case *from);
+/* Frees such a copy. */
+void dp_shrink_copy_free(dp_case *c);
+/* Takes indices [at, at + len) of an axis away. */
+void dp_shrink_drop(dp_case *c, int ax, int64_t at, int64_t len);
+
+/* shrink_shape.c */
+/* Shortens axes for as long as the case fails alike; returns whether any became shorter. */
+int dp_shrink_shape(dp_shrink_work *w);
+
+/* shrink_values.c */
+/* Makes values simpler for as long as the case fails alike; returns whether any did. */
+int dp_shrink_simplify_all(dp_shrink_work *w);
+
+/* shrink.c */
+/* Is there an error, or no try left? */
+int dp_shrink_spent(const dp_shrink_work *w);
+/* Tells the caller what was taken, as printf. */
+void dp_shrink_report(const dp_shrink_work *w, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Takes the candidate in place of the case where it fails alike, else frees it; returns which. */
+int dp_shrink_offer(dp_shrink_work *w, dp_case *cand);
+
+#endif

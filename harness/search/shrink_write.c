@@ -1,0 +1,178 @@
+/* A case as a file, its inputs in its text or beside it (shrink.h). */
+#define _GNU_SOURCE
+#include "ref/files/output.h"
+#include "shrink_work.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the case as a file ---------------------------------------------------------------------- */
+
+#define TEXT_NUMBERS 600
+
+static void print_number(FILE *f, double x) {
+    char b[40];
+    snprintf(b, sizeof b, "%.9g", x);
+    if (strtod(b, NULL) == x || isnan(x))
+        fputs(b, f);
+    else
+        fprintf(f, "%a", x);
+}
+
+/* The most frequent value for all of a tensor, then every number that differs. */
+static void print_override(FILE *f, const dp_case *c, const dp_shrink_tensor *t, int *any) {
+    const double *x = *t->x;
+    const int64_t n = dp_shrink_count(c, t);
+    int64_t shape[DP_SHRINK_MAX_AXES], best = -1, often = 0;
+    int nd = 0;
+    for (int i = 0; i < t->nax; i++) {
+        const int64_t len = dp_shrink_length(c, t->ax[i]);
+        if (t->ax[i] == DP_SHRINK_GROUP)
+            shape[nd - 1] *= len;
+        else
+            shape[nd++] = len;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        int64_t m = 0;
+        for (int64_t j = 0; j < n; j++)
+            m += !memcmp(&x[i], &x[j], sizeof *x);
+        if (m > often) {
+            often = m;
+            best = i;
+        }
+    }
+    fprintf(f, "%s%s[", (*any)++ ? ", " : "", t->field->name);
+    for (int d = 0; d < nd; d++)
+        fputs(d ? ",*" : "*", f);
+    fputs("] ", f);
+    print_number(f, x[best]);
+    for (int64_t i = 0; i < n; i++) {
+        if (!memcmp(&x[i], &x[best], sizeof *x)) continue;
+        int64_t rest = n, at = i;
+        fprintf(f, ", %s[", t->field->name);
+        for (int d = 0; d < nd; d++) {
+            rest /= shape[d];
+            fprintf(f, "%s%lld", d ? "," : "", (long long)(at / rest));
+            at %= rest;
+        }
+        fputs("] ", f);
+        print_number(f, x[i]);
+    }
+}
+
+static dp_status write_tensors(dp_case *c, const char *path, dp_err *e) {
+    dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
+    const int n = dp_shrink_tensors(c, t);
+    dp_tensorfile f = {0};
+    for (int i = 0; i < n; i++) {
+        int64_t shape[DP_SHRINK_MAX_AXES], len;
+        int nd = 0;
+        for (int d = 0; d < t[i].nax; d++) {
+            len = dp_shrink_length(c, t[i].ax[d]);
+            if (t[i].ax[d] == DP_SHRINK_GROUP)
+                shape[nd - 1] *= len;
+            else if (t[i].ax[d] != DP_SHRINK_KEY || len > 1)
+                shape[nd++] = len; /* one key a token: no axis for it in a file */
+        }
+        if (*t[i].x)
+            dp_tensorfile_add_format(&f, t[i].field->name,
+                                     dp_case_input_format(t[i].field, c->input_dtype), nd, shape,
+                                     *t[i].x);
+    }
+    const dp_status st = dp_safetensors_write(path, &f, e);
+    dp_tensorfile_free(&f);
+    return st;
+}
+
+static void print_settings(FILE *f, const dp_case *c) {
+    static const char *const gates[] = {"log", "softplus", "lower_bound"}, *const betas[] = {
+                                                                               "plain", "sigmoid",
+                                                                               "sigmoid2"};
+    const dp_problem *p = &c->p;
+    const int64_t *cu = c->op == DP_OP_CONV ? c->conv.cu : p->cu;
+    if (c->op == DP_OP_CHAIN) {
+        fprintf(f, "regime = %s\nchunks = %d\nK = %d\nseed = %llu\nchain = %s\n",
+                dp_regime_names[c->ch.regime], c->ch.n, c->ch.K, (unsigned long long)c->spec.seed,
+                dp_formats[c->chain[0]].name);
+        return;
+    }
+    fprintf(f, "T = %lld\n", (long long)dp_shrink_length(c, DP_SHRINK_TOK));
+    if (c->op == DP_OP_CONV)
+        fprintf(f, "D = %d\nW = %d\nactivation = %s\n", c->conv.D, c->conv.W,
+                c->conv.silu ? "silu" : "none");
+    else {
+        fprintf(f,
+                "H = %d\nHV = %d\nK = %d\nV = %d\nR = %d\nscale = %.17g\ngate = %s\nbeta = "
+                "%s\nl2norm = %s\n",
+                p->H, p->HV, p->K, p->V, p->R, p->scale, gates[p->gate], betas[p->beta_form],
+                p->l2norm ? "yes" : "no");
+        if (p->gate == DP_GATE_LOWER_BOUND) fprintf(f, "lower_bound = %.17g\n", p->lower_bound);
+        fprintf(f, "chain = %s\nmerge = %s\n", dp_formats[c->chain[0]].name,
+                dp_merge_names[c->merge[0]]);
+        if (p->dstate) fputs("dstate = yes\n", f);
+    }
+    if (dp_shrink_length(c, DP_SHRINK_SEQ) > 1) {
+        fprintf(f, "cu_seqlens = 0");
+        for (int64_t s = 1; s <= dp_shrink_length(c, DP_SHRINK_SEQ); s++)
+            fprintf(f, ",%lld", (long long)cu[s]);
+        fputc('\n', f);
+    }
+    fprintf(f, "backward = %s\nranks = %d\nbase = %s\n", c->backward ? "yes" : "no", c->ranks[0],
+            dp_base_names[c->base[0]]);
+    if (c->allow_nonfinite) fputs("nonfinite = allow\n", f);
+    if (c->truth) fprintf(f, "truth = %s\n", dp_truth_pick_names[c->truth]);
+}
+
+/* What the generator makes of a case's text has these tensors, so that pokes can replace their
+ * values. */
+static int as_text(const dp_case *c) {
+    const dp_problem *p = &c->p;
+    return dp_case_numbers(c, NULL) <= TEXT_NUMBERS && !p->A_log == !p->dt_bias;
+}
+
+static void print_tensors(FILE *f, const dp_case *c, dp_shrink_tensor *t, int n) {
+    int any = 0;
+    fprintf(f, "dtype = %s\n", dp_formats[c->input_dtype].name);
+    if (c->op == DP_OP_CONV) fprintf(f, "bias = %s\n", c->conv.bias ? "yes" : "no");
+    if (c->op != DP_OP_CONV && c->p.s0) fputs("s0_scale = 1\n", f);
+    if (c->op != DP_OP_CONV && c->p.gate != DP_GATE_LOG)
+        fprintf(f, "gate_params = %s\n", c->p.A_log ? "yes" : "no");
+    fputs("poke = ", f);
+    for (int i = 0; i < n; i++)
+        if (*t[i].x) print_override(f, c, &t[i], &any);
+    fputc('\n', f);
+}
+
+dp_status dp_case_write(const dp_case *c, const char *reason, const char *source, const char *path,
+                        dp_err *e) {
+    dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
+    const int n = dp_shrink_tensors((dp_case *)c, t), in_text = as_text(c);
+    const size_t len = strlen(path);
+    dp_output out;
+    char *data;
+    if (len < 6 || strcmp(path + len - 5, ".case"))
+        return dp_fail(e, DP_EINPUT, "%s: the name of a case file ends in .case", path);
+    if (strstr(path, " #"))
+        return dp_fail(e, DP_EINPUT, "%s: ' #' would begin a comment where the case names its data",
+                       path);
+    if (asprintf(&data, "%.*s.safetensors", (int)(len - 5), path) < 0) abort();
+    dp_status st = dp_output_open(&out, path, e);
+    if (!st) {
+        fprintf(out.f, "reason = %s\nsource = %s\nop = %s\nbits = %d\n", reason, source, c->op_name,
+                c->bits);
+        print_settings(out.f, c);
+        if (c->op != DP_OP_CHAIN && in_text)
+            print_tensors(out.f, c, t, n);
+        else if (c->op != DP_OP_CHAIN) {
+            const char *base = strrchr(data, '/');
+            fprintf(out.f, "data = %s\n", base ? base + 1 : data);
+            st = write_tensors((dp_case *)c, data, e);
+        }
+        const dp_status closed = dp_output_close(&out, st != DP_OK, e);
+        if (!st) st = closed;
+    }
+    free(data);
+    return st;
+}

@@ -1,0 +1,254 @@
+/* The backward stages (ranks_stages.h). */
+#include "fault_effect.h"
+#include "ranks_stages.h"
+#include "ref/chunk/gate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- backward -------------------------------------------------------------------------------- */
+
+void dp_sim_dAv(dp_sim *s, int gi, int hv) {
+    dp_chunk *ch = dp_sim_chunk_at(s, gi, hv, DP_STAGE_DAV);
+    double *dout = dp_doubles((int64_t)ch->c * ch->V);
+    dp_sim_gather_do(s, gi, hv, dout);
+    dp_chunk_dAv(ch, dout);
+    free(dout);
+}
+
+/* dS over groups [g0, g1), last to first; keeps dh and dX in the chunks when keep. */
+static void scan_bwd(dp_sim *s, int g0, int g1, int hv, int keep, double *dS) {
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    double *dout = dp_doubles((int64_t)s->design.chunk * s->p->V);
+    const dp_stage stage = keep ? DP_STAGE_STATE_BWD : DP_STAGE_PRE_BWD;
+    for (int g = g1 - 1; g >= g0; g--) {
+        dp_chunk *ch = dp_sim_chunk_at(s, g, hv, stage), alias;
+        dp_sim_gather_do(s, g, hv, dout);
+        if (keep) {
+            dp_sim_replace(&ch->dh, dp_copy(dS, KV));
+            if (!ch->dX) ch->dX = dp_doubles((int64_t)ch->n * ch->V);
+        } else if (dp_effect_decay(s, g, hv)) {
+            alias = *ch;
+            alias.eC = (double *)dp_effect_decay(s, g, hv);
+            ch = &alias;
+        }
+        dp_chunk_state_bwd(ch, dout, dS, keep ? ch->dX : NULL);
+        dp_sim_round_carried(s, stage, dS);
+    }
+    free(dout);
+}
+
+static void pre_process_bwd(dp_sim *s, int r, int hv) {
+    const dp_context *c = &s->ctx[r];
+    const int i = r * s->p->HV + hv, sub = s->fault == DP_FAULT_BWD_LAST_SUBSEQ ? c->nlocal - 1 : 0;
+    if (c->is_first) return;
+    if (sub) dp_effect_hit(s, r, hv);
+    dp_sim_replace(&s->dM[i], dp_sim_chain(s, s->first[r][sub], s->first[r][sub + 1], hv,
+                                           dp_effect_chain(s, r, hv), 1, 0));
+    if (s->dH[i]) return;
+    s->dH[i] = dp_doubles((int64_t)s->p->K * s->p->V);
+    scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 0, s->dH[i]);
+}
+
+static void merge_bwd_allgather(dp_sim *s, int r, int hv) {
+    const dp_context *c = &s->ctx[r];
+    const int HV = s->p->HV, far = r + c->post_num_ranks;
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    if (c->is_last) return;
+    const double *end = dp_sim_end_gradient(s, far, 0);
+    double *S = end ? dp_copy(end + hv * KV, KV) : NULL;
+    if (S) dp_sim_round_arith_all(s->at[DP_STAGE_MERGE_BWD], S, KV);
+    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST && far - r > 1) dp_effect_hit(s, r, hv);
+    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST)
+        for (int j = r + 1; j <= far; j++)
+            dp_sim_merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv],
+                              s->dH[j * HV + hv], &S);
+    else
+        for (int j = far; j > r; j--)
+            dp_sim_merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv],
+                              s->dH[j * HV + hv], &S);
+    dp_sim_replace(&s->dS_out[r * HV + hv], S);
+}
+
+static void merge_bwd_ring(dp_sim *s, int hv) {
+    const int HV = s->p->HV;
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    double *S = NULL;
+    for (int r = s->N - 1; r >= 0; r--) {
+        const dp_context *c = &s->ctx[r];
+        if (!c->is_last) dp_sim_replace(&s->dS_out[r * HV + hv], dp_copy(S, KV));
+        if (c->is_first) continue;
+        if (dp_sim_ends_here(s, r, 0)) {
+            const double *end = dp_sim_end_gradient(s, r, 0);
+            dp_sim_replace(&S, end ? dp_copy(end + hv * KV, KV) : NULL);
+            if (S) dp_sim_round_arith_all(s->at[DP_STAGE_MERGE_BWD], S, KV);
+        }
+        dp_sim_merge_step(s, (r - 1) * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[r * HV + hv],
+                          s->dH[r * HV + hv], &S);
+    }
+    free(S);
+}
+
+static void state_bwd(dp_sim *s, int r, int hv, int sub) {
+    const dp_problem *p = s->p;
+    const int64_t KV = (int64_t)p->K * p->V;
+    const double *end = dp_sim_end_gradient(s, r, sub);
+    double *dS = end ? dp_copy(end + hv * KV, KV) : dp_doubles(KV);
+    dp_sim_round_arith_all(s->at[DP_STAGE_STATE_BWD], dS, KV);
+    if (!dp_sim_ends_here(s, r, sub)) memcpy(dS, s->dS_out[r * p->HV + hv], sizeof(double) * KV);
+    scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 1, dS);
+    if (dp_sim_starts_here(s, r, sub))
+        memcpy(s->out.ds0 + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, dS,
+               sizeof(double) * KV);
+    free(dS);
+}
+
+/* Gradients of the activated inputs of one chunk position, all value heads in order: dq and dk are
+ * sums over the heads of a group. dv leaves in the inputs' type. */
+static void grads(dp_sim *s, int gi) {
+    const dp_problem *p = s->p;
+    const dp_group *g = &s->group[gi];
+    const int Kg = dp_Kg(p);
+    double *dout = dp_doubles((int64_t)g->c * p->V);
+    for (int i = 0; i < p->HV; i++) {
+        const int hv = dp_effect_order(s, i, p->HV), h = hv / dp_G(p);
+        const dp_base b = s->at[DP_STAGE_INTRA_BWD];
+        const dp_format out = dp_sim_design_at(s, DP_STAGE_WY_BWD).out;
+        dp_chunk *ch = dp_sim_chunk(s, gi, hv);
+        dp_chunk_grad x;
+        dp_chunk_grad_alloc(&x, ch);
+        dp_sim_gather_do(s, gi, hv, dout);
+        dp_sim_set_design(s, ch, DP_STAGE_WY_BWD);
+        dp_chunk_wy_bwd(ch, &x);
+        dp_sim_set_design(s, ch, DP_STAGE_INTRA_BWD);
+        dp_chunk_intra_bwd(ch, dout, 0, &x);
+        dp_effect_grads(s, gi, hv, &x);
+        for (int t = 0; t < g->c; t++) {
+            const int64_t tok = g->t0 + t;
+            for (int k = 0; k < p->K; k++) {
+                double *y = s->dq + (tok * p->H + h) * p->K + k;
+                *y = dp_round_arith(b, *y + x.dq[t * p->K + k]);
+                y = s->dg + (tok * p->HV + hv) * Kg + (Kg == 1 ? 0 : k);
+                *y = dp_round_arith(b, *y + x.dg[t * p->K + k]);
+            }
+            for (int64_t k = 0; k < (int64_t)p->R * p->K; k++) {
+                double *y = s->dk + (tok * p->H + h) * p->R * p->K + k;
+                *y = dp_round_arith(b, *y + x.dk[(int64_t)t * p->R * p->K + k]);
+            }
+            memcpy(s->dbeta + (tok * p->HV + hv) * p->R, x.dbeta + t * p->R, sizeof(double) * p->R);
+            for (int64_t i = 0; i < (int64_t)p->R * p->V; i++)
+                s->out.dv[(tok * p->HV + hv) * p->R * p->V + i] =
+                    dp_store(out, x.dv[(int64_t)t * p->R * p->V + i]);
+        }
+        dp_chunk_grad_free(&x);
+    }
+    free(dout);
+}
+
+/* Through the activations, rank by rank; dA_log and ddt_bias are per-rank partial sums, then
+ * all-reduced in rank order. */
+void dp_sim_gate_bwd(dp_sim *s) {
+    const dp_problem *p = s->p;
+    const dp_base base = s->at[DP_STAGE_GATE_BWD];
+    const dp_format out = dp_sim_design_at(s, DP_STAGE_GATE_BWD).out;
+    const double *dq = s->dq, *dk = s->dk, *dg = s->dg, *dbeta = s->dbeta;
+    const int Kg = dp_Kg(p);
+    double *A = s->out.dA_log, *B = s->out.ddt_bias;
+    if (A) memset(A, 0, sizeof(double) * p->HV);
+    if (B) memset(B, 0, sizeof(double) * p->HV * Kg);
+    double *nq = dp_effect_normalised(s, s->q, p->T * p->H * p->K),
+           *nk = dp_effect_normalised(s, s->k, p->T * p->H * p->R * p->K);
+    for (int i = 0; i < s->N; i++) {
+        const int r = dp_effect_order(s, i, s->N);
+        const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
+        dp_result part = s->out;
+        part.dA_log = A ? dp_doubles(p->HV) : NULL;
+        part.ddt_bias = B ? dp_doubles((int64_t)p->HV * Kg) : NULL;
+        (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(
+            p, a, b, (nq ? nq : s->q) + a * p->H * p->K, (nk ? nk : s->k) + a * p->H * p->R * p->K,
+            s->rstd_q + a * p->H, s->rstd_k + a * p->H * p->R, dq + a * p->H * p->K,
+            dk + a * p->H * p->R * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * p->R, &part);
+        const int keep = s->fault != DP_FAULT_GATE_GRAD_PARTIAL || r == 0;
+        for (int hv = 0; !keep && hv < p->HV; hv++)
+            dp_effect_hit(s, r, hv);
+        for (int i = 0; A && keep && i < p->HV; i++)
+            A[i] = dp_round_arith(base, A[i] + part.dA_log[i]);
+        for (int i = 0; B && keep && i < p->HV * Kg; i++)
+            B[i] = dp_round_arith(base, B[i] + part.ddt_bias[i]);
+        free(part.dA_log);
+        free(part.ddt_bias);
+    }
+    free(nq);
+    free(nk);
+    const struct {
+        double *x;
+        int64_t n;
+    } st[] = {{s->out.dq, p->T * p->H * p->K},
+              {s->out.dk, p->T * p->H * p->K * p->R},
+              {s->out.dg, p->T * p->HV * Kg},
+              {s->out.dbeta, p->T * p->HV * p->R}};
+    for (size_t i = 0; i < sizeof st / sizeof *st; i++) /* gradients leave in the inputs' type */
+        for (int64_t j = 0; j < st[i].n; j++)
+            st[i].x[j] = dp_store(out, st[i].x[j]);
+}
+
+void dp_sim_all_grads(dp_sim *s) {
+    const dp_problem *p = s->p;
+    const struct {
+        double **x;
+        int64_t n;
+    } a[] = {{&s->dq, p->T * p->H * p->K},
+             {&s->dk, p->T * p->H * p->K * p->R},
+             {&s->dg, p->T * p->HV * dp_Kg(p)},
+             {&s->dbeta, p->T * p->HV * p->R}};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        dp_sim_replace(a[i].x, dp_doubles(a[i].n));
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int g = 0; g < s->ngroup; g++)
+        grads(s, g);
+}
+
+void dp_sim_pre_bwd(dp_sim *s) {
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < s->N * s->p->HV; i++)
+        pre_process_bwd(s, i / s->p->HV, i % s->p->HV);
+}
+
+void dp_sim_merge_bwd(dp_sim *s) {
+    const int HV = s->p->HV;
+    if (s->merge == DP_MERGE_RING)
+        for (int hv = 0; hv < HV; hv++)
+            merge_bwd_ring(s, hv);
+    else
+        for (int i = 0; i < s->N * HV; i++)
+            merge_bwd_allgather(s, i / HV, i % HV);
+}
+
+void dp_sim_states_bwd(dp_sim *s) {
+    const int HV = s->p->HV;
+#pragma omp parallel for schedule(dynamic, 1) if (s->fault != DP_FAULT_CU_DIVIDED)
+    for (int i = 0; i < s->N * HV; i++)
+        for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++)
+            state_bwd(s, i / HV, i % HV, sub);
+}
+
+void dp_sim_dAv_once(dp_sim *s, int gi, int hv) {
+    if (!dp_sim_chunk(s, gi, hv)->dvl) dp_sim_dAv(s, gi, hv);
+}
+
+void dp_sim_backward(dp_sim *s) {
+    const int HV = s->p->HV, nr = s->N * HV;
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    double **before = dp_sim_copy_list(s->dS_out, nr, KV);
+    if (s->fault == DP_FAULT_STATE_LOST || s->fault == DP_FAULT_STATE_LATE) dp_sim_states_fwd(s, 1);
+    dp_sim_each_chunk(s, dp_sim_dAv_once);
+    dp_sim_pre_bwd(s);
+    dp_sim_merge_bwd(s);
+    const int known = s->have_backward && dp_sim_same(before, s->dS_out, nr, KV);
+    dp_sim_free_list(before, nr);
+    if (known && !s->fault) return;
+    dp_sim_states_bwd(s);
+    dp_sim_all_grads(s);
+    dp_sim_gate_bwd(s);
+    s->have_backward = 1;
+}

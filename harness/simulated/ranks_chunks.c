@@ -1,0 +1,134 @@
+/* Stages of a chunk alone: gate, intra, solve, wy (ranks_stages.h). */
+#include "fault_effect.h"
+#include "ranks_stages.h"
+#include "ref/chunk/gate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The design of a stage: the simulation's own, or the default of another base. */
+dp_design dp_sim_design_at(const dp_sim *s, dp_stage stage) {
+    return s->at[stage] == s->design.base ? s->design : dp_design_of(s->at[stage]);
+}
+
+void dp_sim_set_design(const dp_sim *s, dp_chunk *ch, dp_stage stage) {
+    const dp_design d = dp_sim_design_at(s, stage);
+    ch->base = d.base;
+    ch->factors = d.factors;
+    ch->out = d.out;
+    ch->gated = d.gated;
+}
+
+/* The chunk, with the formats of a stage. */
+dp_chunk *dp_sim_chunk_at(const dp_sim *s, int gi, int hv, dp_stage stage) {
+    dp_chunk *ch = dp_sim_chunk(s, gi, hv);
+    dp_sim_set_design(s, ch, stage);
+    return ch;
+}
+
+/* ---- gate, intra, wy ------------------------------------------------------------------------- */
+
+void dp_sim_activate(dp_sim *s) {
+    const dp_problem *p = s->p;
+    const int64_t nq = p->T * p->H * p->K, nk = nq * p->R;
+    const dp_base base = s->at[DP_STAGE_GATE];
+    free(s->q);
+    free(s->k);
+    free(s->g);
+    free(s->beta);
+    free(s->rstd_q);
+    free(s->rstd_k);
+    s->q = dp_doubles(nq);
+    s->k = dp_doubles(nk);
+    s->g = dp_doubles(p->T * p->HV * dp_Kg(p));
+    s->beta = dp_doubles(p->T * p->HV * p->R);
+    s->rstd_q = dp_doubles(p->T * p->H);
+    s->rstd_k = dp_doubles(p->T * p->H * p->R);
+    (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(p, 0, p->T, s->q, s->k, s->g, s->beta,
+                                                           s->rstd_q, s->rstd_k);
+    if (base == DP_BASE_BF16 && p->l2norm) { /* the normalised q and k are stored like factors */
+        const dp_format f = dp_sim_design_at(s, DP_STAGE_GATE).factors;
+        for (int64_t i = 0; i < nq; i++)
+            s->q[i] = dp_store(f, s->q[i]);
+        for (int64_t i = 0; i < nk; i++)
+            s->k[i] = dp_store(f, s->k[i]);
+    }
+    dp_effect_gate(s);
+}
+
+void dp_sim_list_groups(dp_sim *s) {
+    int64_t cap = 0;
+    s->ngroup = 0;
+    s->first = dp_calloc((size_t)s->N, sizeof *s->first);
+    for (int r = 0; r < s->N; r++)
+        cap += s->ctx[r].L / s->design.chunk + s->ctx[r].nlocal + 1;
+    s->group = dp_calloc((size_t)cap, sizeof *s->group);
+    for (int r = 0; r < s->N; r++) {
+        const dp_context *c = &s->ctx[r];
+        s->first[r] = dp_calloc((size_t)c->nlocal + 1, sizeof **s->first);
+        for (int sub = 0; sub < c->nlocal; sub++) {
+            s->first[r][sub] = s->ngroup;
+            for (int64_t t = c->a + c->local_cu[sub], end = c->a + c->local_cu[sub + 1]; t < end;
+                 t += s->design.chunk)
+                s->group[s->ngroup++] =
+                    (dp_group){.rank = r,
+                               .sub = sub,
+                               .c = (int)(end - t < s->design.chunk ? end - t : s->design.chunk),
+                               .t0 = t};
+        }
+        s->first[r][c->nlocal] = s->ngroup;
+    }
+}
+
+static dp_chunk_in chunk_in(const dp_sim *s, int gi, int hv) {
+    const dp_problem *p = s->p;
+    const int h = hv / dp_G(p), Kg = dp_Kg(p);
+    const int64_t t = s->group[gi].t0;
+    return (dp_chunk_in){.q = s->q + (t * p->H + h) * p->K,
+                         .k = s->k + (t * p->H + h) * p->R * p->K,
+                         .v = p->v + (t * p->HV + hv) * p->R * p->V,
+                         .g = s->g + (t * p->HV + hv) * Kg,
+                         .beta = s->beta + (t * p->HV + hv) * p->R,
+                         .sq = (int64_t)p->H * p->K,
+                         .sk = (int64_t)p->H * p->R * p->K,
+                         .sv = (int64_t)p->HV * p->R * p->V,
+                         .sg = (int64_t)p->HV * Kg,
+                         .sb = (int64_t)p->HV * p->R,
+                         .Kg = Kg};
+}
+
+void dp_sim_intra(dp_sim *s, int gi, int hv) {
+    const dp_problem *p = s->p;
+    const dp_chunk_in in = chunk_in(s, gi, hv);
+    dp_chunk *ch = dp_sim_chunk(s, gi, hv);
+    dp_chunk_free(ch);
+    dp_chunk_begin(ch, s->at[DP_STAGE_INTRA], s->group[gi].c, p->R, p->K, p->V, p->scale, &in);
+    dp_sim_set_design(s, ch, DP_STAGE_INTRA);
+    ch->by_inverse = s->by_inverse;
+    ch->linear = s->linear;
+    dp_chunk_intra(ch, &in);
+    dp_effect_intra(s, gi, hv);
+}
+
+void dp_sim_solve(dp_sim *s, int gi, int hv) {
+    dp_chunk_solve(dp_sim_chunk_at(s, gi, hv, DP_STAGE_SOLVE));
+    dp_effect_solve(s, gi, hv);
+}
+
+void dp_sim_wy(dp_sim *s, int gi, int hv) {
+    dp_chunk *ch = dp_sim_chunk_at(s, gi, hv, DP_STAGE_WY);
+    double *v =
+        dp_effect_values(s, gi, hv); /* v as it should have been read, when a fault reads another */
+    dp_chunk_wy(ch);
+    if (v) {
+        memcpy(ch->v, v, sizeof(double) * (size_t)((int64_t)ch->n * ch->V));
+        free(v);
+    }
+    dp_effect_wy(s, gi, hv);
+}
+
+void dp_sim_each_chunk(dp_sim *s, dp_sim_stage_fn *f) {
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t i = 0; i < (int64_t)s->ngroup * s->p->HV; i++)
+        f(s, (int)(i / s->p->HV), (int)(i % s->p->HV));
+}

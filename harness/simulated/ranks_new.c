@@ -1,0 +1,180 @@
+/* A simulation made for a problem, a design and a number of ranks (ranks.h). */
+#include "fault_effect.h"
+#include "ranks_stages.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What there is once a rank and head. */
+static void alloc_ranks(dp_sim *s) {
+    const int64_t n = (int64_t)s->N * s->p->HV;
+    double ***a[] = {&s->S_in, &s->M, &s->H, &s->dS_out, &s->dM, &s->dH};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        *a[i] = dp_calloc((size_t)n, sizeof **a[i]);
+    s->traj_rank = s->N >= 3 ? 1 : 0;
+    s->traj = dp_calloc((size_t)DP_MAX_TRAJ * s->p->HV, sizeof *s->traj);
+    s->hit_kept = dp_calloc((size_t)n, 1);
+    memcpy(s->hit_kept, s->hit, (size_t)n);
+}
+
+void dp_sim_free_list(double **a, int64_t n) {
+    if (a)
+        for (int64_t i = 0; i < n; i++)
+            free(a[i]);
+    free(a);
+}
+
+static void free_ranks(dp_sim *s) {
+    const int64_t n = (int64_t)s->N * s->p->HV;
+    double **a[] = {s->S_in, s->M, s->H, s->dS_out, s->dM, s->dH};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        dp_sim_free_list(a[i], n);
+    dp_sim_free_list(s->traj, s->traj ? DP_MAX_TRAJ * s->p->HV : 0);
+    if (s->first)
+        for (int r = 0; r < s->N; r++)
+            free(s->first[r]);
+    for (int r = 0; r < s->N; r++)
+        dp_context_free(&s->ctx[r]);
+    free(s->first);
+    free(s->group);
+    free(s->ctx);
+    free(s->hit);
+    free(s->hit_kept);
+}
+
+typedef struct {
+    int by_inverse;
+    const dp_linear *linear;
+} sim_options;
+
+static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *design,
+                          const dp_base at[DP_NSTAGES], sim_options o, int N, dp_fault fault,
+                          dp_err *e) {
+    *s = (dp_sim){.p = p,
+                  .base = at[0],
+                  .design = *design,
+                  .N = N,
+                  .fault = fault,
+                  .linear = o.linear,
+                  .by_inverse = o.by_inverse,
+                  .given = p};
+    s->hit = dp_calloc((size_t)N * p->HV, 1);
+    s->by_inverse |= dp_effect_by_inverse(s);
+    memcpy(s->at, at, sizeof s->at);
+    s->ctx = dp_calloc((size_t)N, sizeof *s->ctx);
+    for (int r = 0; r < N; r++) {
+        dp_status st = dp_context_build(p->cu, p->Nseq, N, r, &s->ctx[r], e);
+        if (st) {
+            s->N = r;
+            dp_sim_free(s);
+            return st;
+        }
+    }
+    s->p = p = dp_effect_inputs(s, p);
+    dp_effect_contexts(s);
+    dp_sim_activate(s);
+    dp_sim_list_groups(s);
+    const int64_t nch = (int64_t)s->ngroup * p->HV;
+    s->ch = dp_calloc((size_t)nch, sizeof *s->ch);
+    s->factor = dp_calloc((size_t)(2 * nch), sizeof *s->factor);
+    dp_sim_each_chunk(s, dp_sim_intra);
+    dp_sim_each_chunk(s, dp_sim_solve);
+    dp_sim_each_chunk(s, dp_sim_wy);
+    alloc_ranks(s);
+    return DP_OK;
+}
+
+static dp_status open_uniform(dp_sim *s, const dp_problem *p, const dp_design *design,
+                              const dp_linear *linear, int N, dp_fault fault, dp_err *e) {
+    dp_base at[DP_NSTAGES];
+    for (int i = 0; i < DP_NSTAGES; i++)
+        at[i] = design->base;
+    return open_sim(s, p, design, at, (sim_options){design->product, linear}, N, fault, e);
+}
+
+dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N,
+                            dp_fault fault, dp_err *e) {
+    const dp_design design = dp_design_of(at[0]);
+    const int by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16;
+    return open_sim(s, p, &design, at, (sim_options){by_inverse, &dp_linear_own}, N, fault, e);
+}
+
+dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault,
+                     dp_err *e) {
+    const dp_design design = dp_design_of(base);
+    return open_uniform(s, p, &design, &dp_linear_own, N, fault, e);
+}
+
+dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
+    const dp_design design = dp_design_of(base);
+    return open_uniform(s, p, &design, &dp_linear_lapack, N, DP_FAULT_NONE, e);
+}
+
+dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
+                            dp_err *e) {
+    assert(design->chunk > 0);
+    return open_uniform(s, p, design, &dp_linear_own, N, DP_FAULT_NONE, e);
+}
+
+void dp_sim_free(dp_sim *s) {
+    const int64_t nch = (int64_t)s->ngroup * s->p->HV;
+    double *tokens[] = {s->q,      s->k,  s->g,  s->beta, s->rstd_q,
+                        s->rstd_k, s->dq, s->dk, s->dg,   s->dbeta};
+    dp_sim_free_list(s->factor, 2 * nch);
+    if (s->ch)
+        for (int64_t i = 0; i < nch; i++)
+            dp_chunk_free(&s->ch[i]);
+    free_ranks(s);
+    dp_result_free(&s->out);
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
+        free(tokens[i]);
+    free(s->ch);
+    if (s->p != s->given) dp_problem_free(&s->own); /* inputs that a fault replaced */
+    *s = (dp_sim){0};
+}
+
+static int dp_sim_same_chunks(const dp_sim *a, const dp_sim *b) {
+    if (a->ngroup != b->ngroup) return 0;
+    for (int i = 0; i < a->ngroup; i++)
+        if (a->group[i].t0 != b->group[i].t0 || a->group[i].c != b->group[i].c) return 0;
+    return 1;
+}
+
+int dp_sim_split(dp_sim *s, int N) {
+    dp_sim next = {.p = s->p, .design = s->design, .N = N};
+    dp_err e;
+    assert(s->fault == DP_FAULT_NONE && s->p == s->given);
+    next.ctx = dp_calloc((size_t)N, sizeof *next.ctx);
+    next.hit = dp_calloc((size_t)N * s->p->HV, 1);
+    for (int r = 0; r < N; r++) {
+        const dp_status st = dp_context_build(s->p->cu, s->p->Nseq, N, r, &next.ctx[r], &e);
+        assert(!st); /* the caller has split the problem this way already */
+        (void)st;
+    }
+    dp_sim_list_groups(&next);
+    alloc_ranks(&next);
+    const int dp_sim_same = dp_sim_same_chunks(s, &next);
+    if (dp_sim_same) {
+        const dp_sim old = *s;
+        s->N = N;
+        s->ctx = next.ctx;
+        s->first = next.first;
+        s->group = next.group;
+        s->hit = next.hit;
+        s->hit_kept = next.hit_kept;
+        s->S_in = next.S_in;
+        s->M = next.M;
+        s->H = next.H;
+        s->dS_out = next.dS_out;
+        s->dM = next.dM;
+        s->dH = next.dH;
+        s->traj = next.traj;
+        s->traj_rank = next.traj_rank;
+        s->ntraj = 0;
+        s->have_forward = s->have_backward = 0;
+        next = old;
+    }
+    free_ranks(&next);
+    return dp_sim_same;
+}

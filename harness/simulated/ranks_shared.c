@@ -1,0 +1,119 @@
+/* What forward and backward share: factors, starts, the chain of M (ranks_stages.h). */
+#include "ranks_stages.h"
+#include "ref/arithmetic/mm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- shared by forward and backward ---------------------------------------------------------- */
+
+static const double *dp_sim_factor_at(dp_sim *s, int gi, int hv, dp_stage stage) {
+    const int64_t own = s->at[stage] != s->at[DP_STAGE_PRE_FWD];
+    double **f = &s->factor[(own * s->ngroup + gi) * s->p->HV + hv];
+    if (!*f) {
+        *f = dp_doubles((int64_t)s->p->K * s->p->K);
+        dp_chunk_M(dp_sim_chunk_at(s, gi, hv, stage), *f);
+    }
+    return *f;
+}
+
+const double *dp_sim_factor(dp_sim *s, int gi, int hv) {
+    return dp_sim_factor_at(s, gi, hv, DP_STAGE_PRE_FWD);
+}
+
+int dp_sim_starts_here(const dp_sim *s, int r, int sub) { return sub > 0 || s->ctx[r].is_first; }
+int dp_sim_ends_here(const dp_sim *s, int r, int sub) {
+    return sub < s->ctx[r].nlocal - 1 || s->ctx[r].is_last;
+}
+
+const double *dp_sim_start(const dp_sim *s, int r, int sub) {
+    if (!s->p->s0 || !dp_sim_starts_here(s, r, sub)) return NULL;
+    return s->p->s0 + (int64_t)s->ctx[r].local_seq[sub] * s->p->HV * s->p->K * s->p->V;
+}
+
+const double *dp_sim_end_gradient(const dp_sim *s, int r, int sub) {
+    if (!s->p->dstate || !dp_sim_ends_here(s, r, sub)) return NULL;
+    return s->p->dstate + (int64_t)s->ctx[r].local_seq[sub] * s->p->HV * s->p->K * s->p->V;
+}
+
+void dp_sim_gather_do(const dp_sim *s, int gi, int hv, double *dout) {
+    const dp_problem *p = s->p;
+    const dp_group *g = &s->group[gi];
+    for (int t = 0; t < g->c; t++)
+        memcpy(dout + (int64_t)t * p->V, p->dout + ((g->t0 + t) * p->HV + hv) * p->V,
+               sizeof(double) * p->V);
+}
+
+void dp_sim_replace(double **slot, double *x) {
+    free(*slot);
+    *slot = x;
+}
+
+void dp_sim_round_carried(const dp_sim *s, dp_stage stage, double *S) {
+    const dp_design d = dp_sim_design_at(s, stage), plain = dp_design_of(d.base);
+    const int gradient = stage == DP_STAGE_PRE_BWD || stage == DP_STAGE_STATE_BWD;
+    const dp_format f = gradient ? d.dstate : d.state;
+    if (f == (gradient ? plain.dstate : plain.state)) return;
+    for (int64_t i = 0; i < (int64_t)s->p->K * s->p->V; i++)
+        S[i] = dp_store(f, S[i]);
+}
+
+void dp_sim_round_arith_all(dp_base b, double *x, int64_t n) {
+    if (b != DP_BASE_FP64)
+        for (int64_t i = 0; i < n; i++)
+            x[i] = dp_round_arith(b, x[i]);
+}
+
+/* The chain of the factors of groups [g0, g1), first to last, from P = I (math.md g.1): P <- M_c P
+ * in the format, so the first factor is rounded like the others.  trans: the adjoint chain dM <-
+ * M_c' dM, last to first. */
+double *dp_sim_chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, int record) {
+    const int K = s->p->K, n = g1 - g0;
+    const int64_t KK = (int64_t)K * K;
+    double *P = dp_doubles(KK), *Q = dp_doubles(KK), *Mt = dp_doubles(KK);
+    for (int x = 0; x < K; x++)
+        P[(int64_t)x * K + x] = 1;
+    for (int i = 0; i < n; i++) {
+        const double *M = dp_sim_factor_at(s, trans ? g1 - 1 - i : g0 + i, hv,
+                                           trans ? DP_STAGE_PRE_BWD : DP_STAGE_PRE_FWD);
+        if (trans) {
+            for (int a = 0; a < K; a++)
+                for (int b = 0; b < K; b++)
+                    Mt[(int64_t)a * K + b] = M[(int64_t)b * K + a];
+            M = Mt;
+        }
+        dp_mm_by(s->linear, f, (dp_shape){0, 0, K, K, K}, M, P, Q);
+        double *t = P;
+        P = Q;
+        Q = t;
+        if (record && (i & (i + 1)) == 0 && s->ntraj < DP_MAX_TRAJ) { /* i + 1 is a power of two */
+            dp_sim_replace(&s->traj[(int64_t)s->ntraj * s->p->HV + hv], dp_copy(P, KK));
+            s->traj_chunks[s->ntraj++] = i + 1;
+        }
+    }
+    free(Q);
+    free(Mt);
+    return P;
+}
+
+/* S <- M S + H in the accumulator of the base; S == NULL stands for zeros, which no M multiplies.
+ * at: the rank and head that it is for. */
+void dp_sim_merge_step(const dp_sim *s, int at, dp_base b, const double *M, const double *H,
+                       double **S) {
+    const int K = s->p->K, V = s->p->V;
+    const int64_t KV = (int64_t)K * V;
+    double *x = dp_doubles(KV);
+    if (*S) {
+        const int rz = s->fault == DP_FAULT_MERGE_TF32RZ;
+        if (rz) s->hit[at] = 1;
+        dp_mm_by(s->linear,
+                 rz                  ? DP_TF32RZ
+                 : b == DP_BASE_FP64 ? DP_FP64
+                                     : DP_FP32,
+                 (dp_shape){0, 0, K, V, K}, M, *S, x);
+        for (int64_t i = 0; i < KV; i++)
+            x[i] = dp_round_arith(b, x[i] + H[i]);
+    } else
+        memcpy(x, H, sizeof(double) * KV);
+    dp_sim_replace(S, x);
+}

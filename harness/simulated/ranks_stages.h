@@ -1,0 +1,90 @@
+/* harness/simulated/ranks_stages.h - the parts of the simulation: its stages, and what they share.
+ */
+#ifndef DP_RANKS_STAGES_H
+#define DP_RANKS_STAGES_H
+#include "ranks.h"
+
+typedef void dp_sim_stage_fn(dp_sim *s, int gi, int hv);
+
+/* ranks_chunks.c */
+/* The design of a stage: the simulation's own, or the default of another base. */
+dp_design dp_sim_design_at(const dp_sim *s, dp_stage stage);
+/* Gives a chunk the formats of a stage. */
+void dp_sim_set_design(const dp_sim *s, dp_chunk *ch, dp_stage stage);
+/* Chunk gi of a value head, with the formats of a stage. */
+dp_chunk *dp_sim_chunk_at(const dp_sim *s, int gi, int hv, dp_stage stage);
+/* Stage gate: activated q, k, gate and beta of all tokens. */
+void dp_sim_activate(dp_sim *s);
+/* Cuts every rank's local sub-sequences into chunks: s->group, s->first, s->ngroup. */
+void dp_sim_list_groups(dp_sim *s);
+/* Stage intra of one chunk: scores and decays. */
+void dp_sim_intra(dp_sim *s, int gi, int hv);
+/* Stage solve of one chunk: the triangular system or its inverse. */
+void dp_sim_solve(dp_sim *s, int gi, int hv);
+/* Stage wy of one chunk: w and u. */
+void dp_sim_wy(dp_sim *s, int gi, int hv);
+/* Runs a stage on every chunk and value head, in parallel. */
+void dp_sim_each_chunk(dp_sim *s, dp_sim_stage_fn *f);
+
+/* ranks_shared.c */
+/* Does local sub-sequence sub of rank r begin with its sequence's first token? */
+int dp_sim_starts_here(const dp_sim *s, int r, int sub);
+/* Does it end with its sequence's last token? */
+int dp_sim_ends_here(const dp_sim *s, int r, int sub);
+/* The final state's gradient [HV][K][V] of a sequence that ends there; NULL: none. */
+const double *dp_sim_end_gradient(const dp_sim *s, int r, int sub);
+/* Frees what the slot holds and puts x there. */
+void dp_sim_replace(double **slot, double *x);
+/* The state, or in a backward stage its gradient, as it is carried to the next chunk. */
+void dp_sim_round_carried(const dp_sim *s, dp_stage stage, double *S);
+/* Rounds n numbers to the arithmetic of a base. */
+void dp_sim_round_arith_all(dp_base b, double *x, int64_t n);
+/* The product of the factors of groups [g0, g1) in a format, [K][K], to be freed; trans: the
+ * adjoint chain; record: notes the product after 1, 2, 4 ... factors. */
+double *dp_sim_chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, int record);
+/* S <- M S + H in the accumulator of the base, *S NULL standing for zeros; at: the rank and head
+ * that it is for. */
+void dp_sim_merge_step(const dp_sim *s, int at, dp_base b, const double *M, const double *H,
+                       double **S);
+
+/* ranks_forward.c */
+/* Stage output of one chunk: its rows of o. */
+void dp_sim_output(dp_sim *s, int gi, int hv);
+/* Hands the initial state, and the final state's gradient, of sequences without tokens on. */
+void dp_sim_empty_sequences(dp_sim *s);
+/* Are n arrays of a size the same, bit for bit, and absent alike? */
+int dp_sim_same(double **a, double **b, int n, int64_t size);
+/* Copies n arrays of a size, NULL where one is, to be freed with dp_sim_free_list. */
+double **dp_sim_copy_list(double **a, int n, int64_t size);
+/* Stage state_fwd of all ranks; lost: a fault's ranks start from zeros. */
+void dp_sim_states_fwd(dp_sim *s, int lost);
+/* Stage pre_fwd of all ranks: M and H. */
+void dp_sim_pre_fwd(dp_sim *s);
+/* Stage merge_fwd of all ranks: S_in, by ring or all-gather. */
+void dp_sim_merge_fwd(dp_sim *s);
+/* The forward stages behind wy; what S_in leaves as it was is not computed again. */
+void dp_sim_forward(dp_sim *s);
+
+/* ranks_backward.c */
+/* Stage dAv of one chunk: dv_local. */
+void dp_sim_dAv(dp_sim *s, int gi, int hv);
+/* Stage gate_bwd: gradients of the raw inputs, and sums over ranks for parameters. */
+void dp_sim_gate_bwd(dp_sim *s);
+/* Stages wy_bwd and intra_bwd of all chunks. */
+void dp_sim_all_grads(dp_sim *s);
+/* Stage pre_bwd of all ranks: dM and dH. */
+void dp_sim_pre_bwd(dp_sim *s);
+/* Stage merge_bwd of all ranks: dS_out. */
+void dp_sim_merge_bwd(dp_sim *s);
+/* Stage state_bwd of all ranks. */
+void dp_sim_states_bwd(dp_sim *s);
+/* Stage dAv, unless the chunk has its result. */
+void dp_sim_dAv_once(dp_sim *s, int gi, int hv);
+/* All backward stages; what dS_out leaves as it was is not computed again. */
+void dp_sim_backward(dp_sim *s);
+
+/* ranks_new.c */
+/* Frees n arrays and their list. */
+void dp_sim_free_list(double **a, int64_t n);
+
+#endif

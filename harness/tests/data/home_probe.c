@@ -1,0 +1,19 @@
+/* harness/base/home.c as a program of its own, built in the tree that the compiler is told: prints
+ * where its cases are. */
+#include "harness/base/home.h"
+#include "ref/files/input.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+void *dp_calloc(size_t n, size_t size) { return calloc(n, size); }
+
+dp_status dp_input_read(const char *path, int64_t most, char **text, size_t *n, dp_err *e) {
+    (void)path, (void)most, (void)text, (void)n, (void)e;
+    return DP_EIO;
+}
+
+int main(void) {
+    printf("cases: %s\n", dp_home("cases"));
+    return 0;
+}

@@ -1,0 +1,93 @@
+/* What a CI system is given: the job as a script, JUnit with body, time and properties, a summary in
+ * Markdown, a compressed record, and an index over many records. */
+#include "gt.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char out[1 << 16];
+
+static const char *python(void) {
+    const char *p = getenv("DP_PYTHON");
+    return p && *p ? p : "python3";
+}
+
+/* Runs a shell line in which $D is a folder of this test, $T the tree, $PY a Python. */
+static int sh(const char *line) {
+    static char cmd[6000];
+    snprintf(cmd, sizeof cmd,
+             "export D='%s/ci' T=\"$(realpath '%s/..')\" PY='%s' DELTAPROOF='%s' "
+             "PYTHONDONTWRITEBYTECODE=1; mkdir -p \"$D\"; %s",
+             gt_tmpdir(), gt_cases(), python(), gt_program(), line);
+    return gt_run(cmd, out, sizeof out);
+}
+
+static int needs_page(void) { return sh("$PY -c 'import matplotlib, jinja2'") == 0; }
+
+DP_TEST(ci, a_job_leaves_summary_junit_and_a_compressed_record) {
+    if (!needs_page()) SKIP("%s has no matplotlib and Jinja2", python());
+    CHECK(
+        sh("GITHUB_SHA=abc123 GITHUB_STEP_SUMMARY=\"$D/page.md\" \"$T/scripts/ci-judge\" \"$D/r\" "
+           "run weak-heads --ranks 4 --base fp32 --fault merge-scaled --label 'a <trial>' "
+           ">/dev/null 2>&1") == 1,
+        "%s", out);
+    CHECK(sh("cat \"$D/page.md\"") == 0 && strstr(out, "## deltaproof: fail\n") &&
+              strstr(out, "| weak-heads | S\\_in | 8 of 8 | weak-heads:ranks=4"),
+          "%s", out);
+    static const char check[] =
+        "import sys, xml.etree.ElementTree as E\n"
+        "s = E.parse(sys.argv[1]).getroot()\n"
+        "p = {x.get('name'): x.get('value') for x in s.find('properties')}\n"
+        "assert p['kernel_commit'] == 'abc123' and p['label'] == 'a <trial>', p\n"
+        "assert p['verdict'] == 'fail' and len(s.get('timestamp')) == 19, s.attrib\n"
+        "cases = s.findall('testcase')\n"
+        "assert len(cases) == int(s.get('tests')) == 8 and s.get('failures') == '8', s.attrib\n"
+        "body = cases[0].find('failure').text\n"
+        "assert 'S_in: error is' in body and 'deltaproof run --id' in body, body\n";
+    char line[3000];
+    snprintf(line, sizeof line,
+             "cat >\"$D/check.py\" <<'E'\n%sE\n$PY \"$D/check.py\" \"$D/r/junit.xml\"", check);
+    CHECK(sh(line) == 0, "%s", out);
+    CHECK(sh("test ! -e \"$D/r/results.json\" && gzip -t \"$D/r/results.json.gz\"") == 0, "%s",
+          out);
+}
+
+DP_TEST(ci, what_could_not_be_judged_is_an_error_in_junit) {
+    if (!needs_page()) SKIP("%s has no matplotlib and Jinja2", python());
+    CHECK(sh("\"$DELTAPROOF\" judge --inputs /nowhere --outputs /nowhere --out \"$D/r\" >/dev/null "
+             "2>&1; "
+             "cat \"$D/r/junit.xml\"") == 0 &&
+              strstr(out, "errors=\"1\"") && strstr(out, "<error message=\"1 could not be judged"),
+          "%s", out);
+}
+
+DP_TEST(ci, an_index_shows_records_by_kernel_newest_first_compressed_ones_too) {
+    if (!needs_page()) SKIP("%s has no matplotlib and Jinja2", python());
+    CHECK(sh("for n in 1 2; do mkdir -p \"$D/all/$n\"; \"$DELTAPROOF\" run t1 --base fp32 --json "
+             "\"$D/all/$n/results.json\" --label 'mine & <yours>' --kernel-commit c0ffee$n "
+             ">/dev/null "
+             "|| exit 1; sleep 1; done; gzip \"$D/all/1/results.json\"; echo broken "
+             ">\"$D/all/results.json\"; \"$DELTAPROOF\" index \"$D/all\" 2>&1") == 0 &&
+              strstr(out, "index.html: 2 records") && strstr(out, "left out: "),
+          "%s", out);
+    CHECK(sh("cat \"$D/all/index.html\"") == 0, "%s", out);
+    const char *second = strstr(out, "c0ffee2"), *first = strstr(out, "c0ffee1");
+    CHECK(first && second && second < first, "order: %s", out);
+    CHECK(strstr(out, "<h2>mine &amp; &lt;yours&gt;</h2>") && !strstr(out, "<yours>") &&
+              strstr(out, "href=\"1/results.json.gz\"") && strstr(out, "+0%"),
+          "%s", out);
+    CHECK(sh("mkdir \"$D/none\"; \"$DELTAPROOF\" index \"$D/none\" 2>&1") == 2 &&
+              strstr(out, "no results.json below it"),
+          "%s", out);
+}
+
+DP_TEST(ci, the_action_and_the_template_are_what_they_say) {
+    if (sh("/usr/bin/python3 -c 'import yaml'")) SKIP("no Python here has PyYAML");
+    CHECK(sh("cd \"$T\" && /usr/bin/python3 -c \"import yaml; a = "
+             "yaml.safe_load(open('action.yml')); s = "
+             "a['runs']['steps']; assert a['runs']['using'] == 'composite' and 'ci-judge' in "
+             "s[2]['run'], s; g = yaml.safe_load(open('scripts/ci/gitlab.yml'))['.deltaproof']; "
+             "assert g['artifacts']['reports']['junit'].endswith('junit.xml'); "
+             "yaml.safe_load(open('.pre-commit-config.yaml'))\"") == 0,
+          "%s", out);
+}

@@ -1,0 +1,69 @@
+/* Records and the schema that the program prints of them (harness/record/record_schema.c). */
+#include "attack.h"
+#include "gt.h"
+#include "harness/record/record_schema.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One of each op, of a fault, of a step's convolutions, of what is not finite. */
+static const char *const RUNS[] = {"smoke-mkda2", "smoke-chain", "smoke-conv",
+                                   "smoke-step",  "inf",         "smoke-kda --fault half-chunk"};
+enum { NRUNS = sizeof RUNS / sizeof *RUNS };
+
+static const char *record(const char *dir, int i) {
+    const int rc = at_sh(dir, 120, "$P run --cases $C %s --cache none --json %d.json", RUNS[i], i);
+    CHECK(rc == 0 || rc == 1, "%s: status %d: %s", RUNS[i], rc, at_out);
+    return at_text("%s/%d.json", dir, i);
+}
+
+DP_TEST(schema, every_record_that_is_written_fits_the_schema_that_is_printed) {
+    const char *dir = strdup(at_dir("schema"));
+    for (int i = 0; i < NRUNS; i++)
+        record(dir, i);
+    EXPECT(at_sh(dir, 20, "$P list --schema >schema.json"), 0);
+    const int rc = at_sh(
+        dir, 60, "python3 '%s/../harness/tests/data/validate.py' schema.json ?.json", gt_cases());
+    if (rc == 77)
+        SKIP("%s", at_out);
+    else
+        CHECK(rc == 0, "%s", at_out);
+    free((char *)dir);
+}
+
+/* Objects of the schema that have two fields of one name, or a row without kind of writing. */
+static void check_fields(const dp_object_schema *s, int depth) {
+    for (int i = 0; i < s->n; i++) {
+        for (int j = 0; j < i; j++)
+            CHECK(strcmp(s->field[i].name, s->field[j].name), "%s.%s twice", s->name,
+                  s->field[i].name);
+        if (s->field[i].of && depth < 8) check_fields(s->field[i].of, depth + 1);
+    }
+}
+
+DP_TEST(schema, no_object_has_a_field_twice) { check_fields(&dp_record_schema, 0); }
+
+DP_TEST(schema, a_field_of_another_kind_is_refused_by_its_place) {
+    static const struct {
+        const char *field, *why;
+    } rows[] = {
+        {"\"seconds\": \"soon\"", "r.json: runs[0].seconds: must be a number"},
+        {"\"kept_bytes\": -1", "r.json: runs[0].kept_bytes: must be a number from 0 on"},
+        {"\"policy\": {\"base\": 3}", "r.json: runs[0].policy.base: must be a text"},
+        {"\"chain\": [{\"rank\": 0.5}]", "r.json: runs[0].chain[0].rank: must be an integer"},
+        {"\"truth\": {\"cached\": 1}", "r.json: runs[0].truth.cached: must be true or false"},
+        {"\"tensors\": [{\"name\": \"o\", \"verdict\": \"pass\", \"expected\": {\"row\": {\"limit\""
+         ": \"much\"}}}]",
+         "r.json: runs[0].tensors[0].expected.row.limit: must be a number"},
+        {"\"tensors\": [{\"name\": \"o\", \"verdict\": \"pass\", \"per_head\": [[0, \"x\"]]}]",
+         "r.json: runs[0].tensors[0].per_head: must hold numbers"}};
+    const char *dir = strdup(at_dir("kinds"));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        at_write(at_text("%s/r.json", dir),
+                 at_text("{\"schema\": \"deltaproof-record\", \"schema_version\": 1, \"verdict\": "
+                         "\"pass\", \"runs\": [{\"id\": \"a\", \"verdict\": \"pass\", %s}]}",
+                         rows[i].field));
+        EXPECT(at_sh(dir, 20, "$P compare r.json r.json"), 2, rows[i].why);
+    }
+    free((char *)dir);
+}

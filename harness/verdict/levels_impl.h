@@ -1,0 +1,78 @@
+/* harness/verdict/levels_impl.h - what the files of the levels' statistics share (levels.h):
+ *   levels.c           which levels are judged, and the worst of them;
+ *   level_units.c      units of a level, their draws and degrees of freedom;
+ *   level_quadratic.c  rows, windows, ranks, the tensor, and all windows alike;
+ *   level_signed.c     directions and sums over tokens. */
+#ifndef DP_LEVELS_IMPL_H
+#define DP_LEVELS_IMPL_H
+#include "levels.h"
+#include "ref/vocabulary/problem.h"
+
+/* What the units of a finer level let expect of a coarser one: were they independent, and three
+ * times that, because they are not quite (over the windows of a head that remembers up to 3.6 was
+ * measured, mostly 1). Where one unit outweighs the others they tell nothing that its own draws do
+ * not. */
+#define DP_NOT_INDEPENDENT 3.0
+#define DP_FROM_FINER 10.0
+
+/* What a level knows of the variation of its units before it looks at them. */
+typedef struct {
+    double cv2;     /* squared coefficient of variation of |d|^2 */
+    double draws;   /* that it counts as */
+    double unknown; /* draws among them that stand for numbers of which nothing is known */
+} dp_presumption;
+
+/* Units of a level: rows, windows, ranks or the tensor. */
+typedef struct {
+    int ndraw;
+    int64_t n;
+    dp_presumption presumed;
+    double *draw2;                                  /* [ndraw][n] */
+    double *err2, *want2, *floor2, *numbers, *rows; /* [n]; rows 0: nothing there */
+    double most_rows;
+    const double *most_freedom; /* [n]; NULL: no limit but numbers */
+} dp_unit_list;
+
+/* What is presumed where nothing is known. */
+extern const dp_presumption DP_NOTHING_KNOWN;
+
+/* A list of n units without errors, to be freed with dp_unit_list_free. */
+dp_unit_list dp_unit_list_new(int ndraw, int64_t n);
+/* Frees a list's arrays. */
+void dp_unit_list_free(dp_unit_list *u);
+/* The units of a level: sums over their rows. */
+dp_unit_list dp_unit_list_of(const dp_levels_in *in, dp_level level);
+/* The unit of a row on a level, -1: it is not looked at. */
+int64_t dp_level_unit_of(const dp_levels_in *in, dp_level level, int64_t row);
+/* How many units a level has. */
+int64_t dp_level_units(const dp_levels_in *in, dp_level level);
+
+/* Mean |d|^2 of a unit over the draws, all but one of them when without >= 0. */
+double dp_mean_draw(const dp_unit_list *u, int64_t i, int without);
+/* Does a unit have few rows beside the others? Such units are a class of their own. */
+int dp_unit_is_small(const dp_unit_list *u, int64_t i);
+/* Degrees of freedom of a typical unit of a class; small -1: of all. */
+double dp_typical_freedom(const dp_unit_list *u, int small);
+/* Degrees of freedom of unit i among others that have nu. */
+double dp_own_freedom(const dp_unit_list *u, int64_t i, double nu);
+/* What the units of a finer level let expect of the n units of the next coarser one. */
+dp_presumption dp_presume(const dp_levels_in *in, dp_level fine, const dp_unit_list *u, int64_t n);
+/* What a rank and head has at most, from its windows: [units], to be freed. */
+double *dp_freedom_of_windows(const dp_levels_in *in, const dp_unit_list *windows);
+
+/* |err| over the expected error; 0 without error, INFINITY where none is expected. */
+double dp_error_over(double err2, double e2);
+/* The result of a level that has nothing to judge. */
+dp_level_result dp_level_none(void);
+/* Does a exceed its limit by more than b? */
+int dp_level_worse(const dp_level_result *a, const dp_level_result *b);
+
+/* Every unit against the limit of its own freedom. */
+dp_level_result dp_judge_quadratic(const dp_unit_list *u, const dp_allowance *allowance);
+/* The power mean over all units. */
+dp_level_result dp_judge_every(const dp_unit_list *u, const dp_allowance *allowance);
+/* The error along a direction, E: the expected error of the tensor. */
+dp_level_result dp_judge_direction(const dp_levels_in *in, dp_direction d, double E);
+/* Every head's sum over tokens, by the draws' shares. */
+dp_level_result dp_judge_sums(const dp_levels_in *in, const dp_unit_list *rows);
+#endif

@@ -1,0 +1,137 @@
+/* A state that a wrong row lacks: see lost_state.h. */
+#include "lost_state.h"
+#include "ref/arithmetic/elementary.h"
+#include "ref/bound/drop.h"
+#include "ref/chunk/gate.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPLAINED 0.1 /* of the error may stay */
+
+/* Inputs after their activations. */
+typedef struct {
+    const dp_problem *p;
+    double *q, *k, *g, *beta, *rstd_q, *rstd_k;
+} inputs;
+
+static inputs activated(const dp_problem *p) {
+    inputs x = {.p = p};
+    x.q = dp_doubles(p->T * p->H * p->K);
+    x.k = dp_doubles(p->T * p->H * p->R * p->K);
+    x.g = dp_doubles(p->T * p->HV * dp_Kg(p));
+    x.beta = dp_doubles(p->T * p->HV * p->R);
+    x.rstd_q = dp_doubles(p->T * p->H);
+    x.rstd_k = dp_doubles(p->T * p->H * p->R);
+    dp_activate(p, 0, p->T, x.q, x.k, x.g, x.beta, x.rstd_q, x.rstd_k);
+    return x;
+}
+
+static void inputs_free(inputs *x) {
+    double *all[] = {x->q, x->k, x->g, x->beta, x->rstd_q, x->rstd_k};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+/* sum [V] += what token t wrote, as y [K] reads the state after it; y <- as it reads the one before. */
+static void step_back(const inputs *x, int64_t t, int hv, double *y, double *sum) {
+    const dp_problem *p = x->p;
+    const int Kg = dp_Kg(p);
+    const int64_t at = t * p->HV + hv;
+    const double *k = x->k + (t * p->H + hv / dp_G(p)) * p->R * p->K;
+    double *through = dp_doubles(p->R);
+    for (int j = 0; j < p->R; j++) {
+        for (int i = 0; i < p->K; i++)
+            through[j] += k[(int64_t)j * p->K + i] * y[i];
+        through[j] *= x->beta[at * p->R + j];
+        for (int v = 0; v < p->V; v++)
+            sum[v] += through[j] * p->v[(at * p->R + j) * p->V + v];
+    }
+    for (int j = 0; j < p->R; j++)
+        for (int i = 0; i < p->K; i++)
+            y[i] -= through[j] * k[(int64_t)j * p->K + i];
+    for (int i = 0; i < p->K; i++)
+        y[i] *= dp_exp(x->g[at * Kg + (Kg == 1 ? 0 : i)]);
+    free(through);
+}
+
+/* |a - b|; b NULL: |a| */
+static double distance(const double *a, const double *b, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) {
+        const double d = b ? a[i] - b[i] : a[i];
+        sum += d * d;
+    }
+    return sqrt(sum);
+}
+
+/* One row of V numbers that a vector y reads from the state after token `last`. */
+typedef struct {
+    int64_t first, last;
+    int hv;
+    const double *got;
+    double *y;
+} reading;
+
+static reading reading_of(const inputs *x, int field, const dp_row *row, const double *got) {
+    const dp_problem *p = x->p;
+    reading r = {.hv = row->at.head, .y = dp_doubles(p->K)};
+    if (field == DP_RESULT_O) {
+        const int64_t t = row->at.token;
+        int seq = 0;
+        while (p->cu[seq + 1] <= t)
+            seq++;
+        r.first = p->cu[seq];
+        r.last = t;
+        r.got = got + (t * p->HV + r.hv) * p->V;
+        for (int i = 0; i < p->K; i++)
+            r.y[i] = p->scale * x->q[(t * p->H + r.hv / dp_G(p)) * p->K + i];
+    } else {
+        const int channel = row->index / p->V;
+        const int64_t state = (int64_t)row->at.sequence * p->HV + r.hv;
+        r.first = p->cu[row->at.sequence];
+        r.last = p->cu[row->at.sequence + 1] - 1;
+        r.got = got + (state * p->K + channel) * p->V;
+        r.y[channel] = 1;
+    }
+    return r;
+}
+
+int dp_lost_state_find(const dp_problem *p, int field, const dp_row *row, const double *got,
+                       int drop, char *text, size_t size) {
+    inputs x = activated(p);
+    reading r = reading_of(&x, field, row, got);
+    double *sum = dp_doubles(p->V), best = INFINITY;
+    int64_t cut = r.first;
+    for (int64_t c = r.last; c >= r.first; c--) {
+        step_back(&x, c, r.hv, r.y, sum);
+        const double off = distance(r.got, sum, p->V);
+        if ((c == r.first && !p->s0) || !(off < best)) continue;
+        best = off;
+        cut = c;
+    }
+    for (int i = 0; p->s0 && i < p->K; i++)
+        for (int v = 0; v < p->V; v++)
+            sum[v] += r.y[i] * p->s0[((int64_t)row->at.sequence * p->HV + r.hv) * p->K * p->V +
+                                     (int64_t)i * p->V + v];
+    const double error = distance(r.got, sum, p->V);
+    const int found = error > 0 && best <= EXPLAINED * error;
+    if (found) {
+        const dp_attenuation a = dp_attenuation_of(p, x.g, r.hv, cut, r.last + 1);
+        int n =
+            snprintf(text, size,
+                     "lacks the state before token %lld (%lld tokens back), %.2g of the row: "
+                     "at most 2^%.1f of a state is left from there, by the largest gate of each "
+                     "token (the largest channel sum, which bounds nothing, says 2^%.1f)",
+                     (long long)cut, (long long)(r.last - cut),
+                     error / fmax(distance(sum, NULL, p->V), 1e-300), a.bound, a.channel);
+        if (drop && n > 0 && (size_t)n < size)
+            snprintf(text + n, size - (size_t)n, "; 2^-%d is claimed", drop);
+    }
+    inputs_free(&x);
+    free(r.y);
+    free(sum);
+    return found;
+}

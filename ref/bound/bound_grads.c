@@ -1,0 +1,366 @@
+/* Bounds of the gradients of a chunk (bound.h). */
+#include "bound_grad_rows.h"
+#include "bound_pair.h"
+#include "bound_parts.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- gradients ----------------------------------------------------------------------------------
+ * With dS0 = error of h (columns bounded by eS) and ddS = error of dh (columns bounded by edS),
+ * first order:
+ *   X :  -w dS0 + DX
+ *   dX: kg ddS + DdX
+ *   dZ = T' dX:  (T' kg) ddS + |T|'(DdX + rounding) (+ DT'|dX|)
+ *   E = V - Kgam S_0 - L X:  -(Kgam - L w) dS0 + DKgam|S_0| + (uo, sum_error) |Kgam||S_0|
+ *                            + DL|X| + |L| DX + ...
+ *   dbeta = sum_v dZ o E,  dE = B dZ,  dL = -dE X',  dP = scale do X':   product rule, entrywise
+ *   dq_s  = scale exp(gcum) o (S_0 do) + sum dP pair k;   (error of S_0) do entry by entry from eS
+ *   dk    = read + write parts likewise.
+ * dg is the reverse cumulative sum of q o dq + k o (dk_read - dk_write), whose pair terms c[s,i]
+ * enter once with + at s and once with - at i: the SAME dP, dL, pair, q and k, so their errors
+ * cancel there like the terms themselves, and what is left is the error of (math.md f)
+ *   dg_t  = sum_(i < t <= s) c[s,i] + sum_(s >= t) r_s + sum_(i < t) w_i + z
+ * plus what is not shared: the roundings of the two sums that c[s,i] went into, of their operands
+ * (uo: kernels form q o dq and k o dk by separate matrix products), of the products with q and k,
+ * and u of each partial sum, which is dg itself. */
+
+/* D of A B' over V, [m][n]: errors of A and B (NULL: none), operand roundings, the sum; a, b
+ * absolute values. */
+static double *outer_bound(const dp_rounding *r, int m, int n, int V, const double *a,
+                           const double *Da, const double *b, const double *Db, double more) {
+    double *D = dp_doubles((int64_t)m * n), *pa = dp_bound_pwof(r, a, (int64_t)m * V),
+           *pb = dp_bound_pwof(r, b, (int64_t)n * V);
+    if (Da) dp_bound_addmm(1, 0, 1, m, n, V, Da, pb, D);
+    if (Db) dp_bound_addmm(1, 0, 1, m, n, V, pa, Db, D);
+    dp_bound_addmm(dp_pw(r, 2 * r->uo), 0, 1, m, n, V, pa, pb, D);
+    dp_bound_add_sum(r, dp_sum_error(r, V) + more, 0, 1, m, n, V, a, b, D);
+    free(pa);
+    free(pb);
+    return D;
+}
+
+/* D [m][n] += (sum over v of sqrt(Da) b)^2: errors Da [m][V] shared over v against values b [n][V]
+ * >= 0 */
+static void add_shared(int m, int n, int V, const double *Da, const double *b, int transpose,
+                       double *D) {
+    double *a = dp_doubles((int64_t)m * V), *S;
+    for (int64_t i = 0; i < (int64_t)m * V; i++)
+        a[i] = sqrt(Da[i]);
+    S = transpose ? dp_bound_product(0, 1, n, m, V, b, a) : dp_bound_product(0, 1, m, n, V, a, b);
+    for (int64_t i = 0; i < (int64_t)m * n; i++)
+        D[i] += S[i] * S[i];
+    free(a);
+    free(S);
+}
+
+/* out [rows][K]: squares of (error of the state) x_i, for rows x_i [V]; own: the part that differs
+ * from column to column, else the shared one */
+static double *through_state(const dp_rounding *r, int rows, int K, int V, const double *e,
+                             const double *x, int own) {
+    double *out,
+        *px = own ? dp_bound_pwof(r, x, (int64_t)rows * V) : dp_bound_absof(x, (int64_t)rows * V);
+    if (own)
+        out = dp_bound_product(0, 1, rows, K, V, px, e);
+    else {
+        out = dp_doubles((int64_t)rows * K);
+        add_shared(K, rows, V, e + (int64_t)K * V, px, 1, out);
+    }
+    free(px);
+    return out;
+}
+
+/* x S' for rows x [rows][V] and a state S [K][V]: values, errors without what comes through the
+ * state's own error, and what does come through it: a part of its own in each column, and the
+ * shared one. [rows][K] each. */
+typedef struct {
+    double *value, *D, *own, *shared;
+} state_product;
+
+typedef struct {
+    const double *x, *ax, *Dx; /* value, absolute value, error (NULL: none) */
+    int rows;
+} row_operand;
+
+typedef struct {
+    const double *S, *aS, *e; /* value, absolute value, error */
+} state_operand;
+
+static state_product product_with_state(const dp_rounding *r, int K, int V, row_operand a,
+                                        state_operand s) {
+    return (state_product){.value = dp_bound_product(0, 1, a.rows, K, V, a.x, s.S),
+                           .D = outer_bound(r, a.rows, K, V, a.ax, a.Dx, s.aS, NULL, 0),
+                           .own = through_state(r, a.rows, K, V, s.e, a.x, 1),
+                           .shared = through_state(r, a.rows, K, V, s.e, a.x, 0)};
+}
+
+static void product_free(state_product *p) {
+    free(p->value);
+    free(p->D);
+    free(p->own);
+    free(p->shared);
+}
+
+/* What the steps below share. */
+typedef struct {
+    const dp_chunk_bound *b;
+    const double *dout;
+    dp_grad_input_error in;
+    dp_grad_rows g;
+    dp_pair_bounds ib;               /* D of dq, dk_read, dk_write; of dg: pairs, roundings */
+    dp_chunk_grad val;               /* reference values, for q o dq and k o (dkr - dkw) */
+    double *ado, *aS, *adS;          /* absolute values of do, h, dh */
+    state_product Sdo, SdE, SX;      /* S_0 do, S_0 dE, dS_c X */
+    double *UX;                      /* operands of dS_c X rounded here and there [n][K] */
+    double *rs, *ws, *rs1, *ws1, *z; /* D of r_s, w_i [c][K] and z [K]; shared parts */
+} grad_work;
+
+/* D of dq, dk_read, dk_write and of the pair terms of dg, from what the pairs of a chunk add. */
+static void pair_errors(grad_work *w) {
+    const dp_chunk *ch = w->b->ch;
+    const dp_rounding *r = &w->b->r;
+    const dp_grad_rows *g = &w->g;
+    const int c = ch->c, n = ch->n, V = ch->V;
+    const int64_t cK = (int64_t)c * ch->K, nK = (int64_t)n * ch->K, cn = (int64_t)c * n;
+    double *DdP = outer_bound(r, c, n, V, w->ado, NULL, g->aX, g->X, 2 * r->u),
+           *DdL = outer_bound(r, n, n, V, g->adE, g->dE, g->aX, g->X, 0);
+    double *dP = dp_bound_product(0, 1, c, n, V, w->dout, ch->v_new),
+           *dL = dp_bound_product(0, 1, n, n, V, g->dEv, ch->v_new);
+    add_shared(n, c, V, g->X1, w->ado, 1, DdP); /* dP = do X', dL = -dE X' */
+    add_shared(n, n, V, g->X1, g->adE, 1, DdL);
+    add_shared(n, n, V, g->dE1, g->aX, 0, DdL);
+    for (int64_t i = 0; i < cn; i++) {
+        dP[i] *= fabs(ch->scale);
+        DdP[i] *= dp_pw(r, ch->scale);
+    }
+    w->ib = (dp_pair_bounds){.q = dp_doubles(cK),
+                             .r = dp_doubles(nK),
+                             .w = dp_doubles(nK),
+                             .pair = dp_doubles(cK),
+                             .round = dp_doubles(cK)};
+    dp_bound_pairs(w->b, &(dp_pair_grads){dL, DdL, dP, DdP}, &w->ib);
+    free(DdP);
+    free(DdL);
+    free(dP);
+    free(dL);
+}
+
+static void state_products(grad_work *w) {
+    const dp_chunk *ch = w->b->ch;
+    const dp_rounding *r = &w->b->r;
+    const dp_grad_rows *g = &w->g;
+    const int n = ch->n, K = ch->K, V = ch->V;
+    const state_operand S = {ch->h, w->aS, w->in.eS}, dS = {ch->dh, w->adS, w->in.edS};
+    w->Sdo = product_with_state(r, K, V, (row_operand){w->dout, w->ado, NULL, ch->c}, S);
+    w->SdE = product_with_state(r, K, V, (row_operand){g->dEv, g->adE, g->dE, n}, S);
+    w->SX = product_with_state(r, K, V, (row_operand){ch->v_new, g->aX, g->X, n}, dS);
+    add_shared(n, K, V, g->dE1, w->aS, 0, w->SdE.shared);
+    add_shared(n, K, V, g->X1, w->adS, 0, w->SX.shared);
+    double *pdS = dp_bound_pwof(r, ch->dh, (int64_t)K * V);
+    w->UX = dp_doubles((int64_t)n * K);
+    dp_bound_addmm(dp_pw(r, 2 * r->uo), 0, 1, n, K, V, g->pX, pdS, w->UX);
+    free(pdS);
+}
+
+static void work_open(grad_work *w) {
+    const dp_chunk *ch = w->b->ch;
+    const int64_t cK = (int64_t)ch->c * ch->K, KV = (int64_t)ch->K * ch->V;
+    dp_bound_grad_rows(w->b, &w->in, &w->g);
+    w->ado = dp_bound_absof(w->dout, (int64_t)ch->c * ch->V);
+    w->aS = dp_bound_absof(ch->h, KV);
+    w->adS = dp_bound_absof(ch->dh, KV);
+    pair_errors(w);
+    state_products(w);
+    dp_chunk_grad_alloc(&w->val, ch);
+    dp_chunk_grads(ch, w->dout, 0, &w->val);
+    w->rs = dp_doubles(cK);
+    w->ws = dp_doubles(cK);
+    w->rs1 = dp_doubles(cK);
+    w->ws1 = dp_doubles(cK);
+    w->z = dp_doubles(ch->K);
+}
+
+static void work_close(grad_work *w) {
+    double *a[] = {w->ado,      w->aS, w->adS, w->ib.q, w->ib.r, w->ib.w, w->ib.pair,
+                   w->ib.round, w->UX, w->rs,  w->ws,   w->rs1,  w->ws1,  w->z};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        free(a[i]);
+    product_free(&w->Sdo);
+    product_free(&w->SdE);
+    product_free(&w->SX);
+    dp_chunk_grad_free(&w->val);
+    dp_bound_grad_rows_free(&w->g);
+}
+
+/* What S_0 do of token s adds to dq and to r_s. */
+static void query_errors(grad_work *w, int s) {
+    const dp_chunk_bound *b = w->b;
+    const dp_chunk *ch = b->ch;
+    const dp_rounding *r = &b->r;
+    const int n = ch->n, K = ch->K, V = ch->V;
+    const double u = r->u, *Sdo = w->Sdo.value;
+    for (int x = 0; x < K; x++) {
+        const int y = s * K + x;
+        const double e = dp_exp_up(ch->gcum[y]),
+                     own = dp_pw(r, ch->scale * e) * (w->Sdo.D[y] + w->Sdo.own[y]) +
+                           dp_pw(r, ch->scale * e * Sdo[y] * (b->Dexp[y] + 4 * u));
+        const double shared = dp_pw(r, ch->scale * e) * w->Sdo.shared[y];
+        w->ib.q[y] += own + shared + dp_pw(r, u * w->val.dq[y]) + dp_pw(r, (V + n) * r->tiny);
+        w->rs1[y] += dp_pw(r, ch->q[y]) * shared;
+        w->rs[y] += dp_pw(r, ch->q[y]) * own +
+                    dp_pw(r, (b->eq[y] + b->er + 2 * u) * ch->q[y] * ch->scale * e * Sdo[y]);
+        w->ib.round[y] += dp_pw(r, 2 * u * ch->q[y] * w->val.dq[y]) + dp_pw(r, (V + n) * r->tiny);
+    }
+}
+
+/* What S_0 dE (read) and dS_c X (write) of key i add to dk, to r_s and to w_i. */
+static void key_errors(grad_work *w, int i) {
+    const dp_chunk_bound *b = w->b;
+    const dp_chunk *ch = b->ch;
+    const dp_rounding *r = &b->r;
+    const int n = ch->n, K = ch->K, V = ch->V, t = i / ch->R;
+    const double u = r->u, *SdE = w->SdE.value, *SX = w->SX.value;
+    for (int x = 0; x < K; x++) {
+        const int y = t * K + x;
+        const int64_t j = (int64_t)i * K + x;
+        const double e = dp_exp_up(ch->gcum[y]),
+                     end = dp_exp_up(ch->gcum[(ch->c - 1) * K + x] - ch->gcum[y]);
+        const double read = dp_pw(r, e) * (w->SdE.D[j] + w->SdE.own[j]) +
+                            dp_pw(r, e * SdE[j] * (b->Dexp[y] + 2 * u)),
+                     write = dp_pw(r, end) * (w->SX.D[j] + w->SX.own[j]) +
+                             dp_pw(r, end * SX[j] * (b->Dend[y] + 2 * u));
+        const double read1 = dp_pw(r, e) * w->SdE.shared[j],
+                     write1 = dp_pw(r, end) * w->SX.shared[j];
+        w->ib.r[j] += read + write + read1 + write1 + w->ib.w[j] + dp_pw(r, u * w->val.dk[j]) +
+                      dp_pw(r, 2 * (V + n) * r->tiny);
+        w->rs1[y] += dp_pw(r, ch->k[j]) * read1;
+        w->ws1[y] += dp_pw(r, ch->k[j]) * write1;
+        w->rs[y] += dp_pw(r, ch->k[j]) * read +
+                    dp_pw(r, (b->ek[j] + b->er + 2 * u) * ch->k[j] * e * SdE[j]);
+        w->ws[y] += dp_pw(r, ch->k[j]) * write +
+                    dp_pw(r, (b->ek[j] + b->er + 2 * u) * ch->k[j] * end * SX[j]);
+        w->ib.round[y] +=
+            dp_pw(r, ch->k[j] * end) * w->UX[j] +
+            dp_pw(r, 3 * u * ch->k[j] *
+                         (fabs(w->val.dk[j]) + 2 * e * fabs(SdE[j]) + 2 * end * fabs(SX[j]))) +
+            dp_pw(r, 2 * (V + n) * r->tiny);
+    }
+}
+
+/* Row i of an error [.][n] as its norm, and entry by entry where those are wanted. */
+static double row_error(const dp_rounding *r, const double *D, int64_t i, int n, double *entries) {
+    if (entries) memcpy(entries + i * n, D + i * n, sizeof(double) * (size_t)n);
+    return dp_bound_error_norm(r, D + i * n, n, 1);
+}
+
+/* Errors of dbeta and dv of key i. */
+static void value_errors(const grad_work *w, int i, dp_grad_bound *out) {
+    const dp_rounding *r = &w->b->r;
+    const dp_grad_rows *g = &w->g;
+    const int V = w->b->ch->V;
+    double db = 0, zE = 0, z1 = 0, E1 = 0;
+    for (int64_t v = (int64_t)i * V; out->edv && v < (int64_t)(i + 1) * V; v++)
+        out->edv[v] = g->dE[v] + g->dE1[v];
+    for (int v = 0; v < V; v++) {
+        const int64_t z = (int64_t)i * V + v;
+        db += g->dZ[z] * dp_pw(r, g->aE[z]) + dp_pw(r, g->adZ[z]) * g->E[z];
+        zE += g->adZ[z] * g->aE[z];
+        z1 += sqrt(g->dZ1[z]) * g->aE[z];
+        E1 += g->adZ[z] * sqrt(g->E1[z]);
+    }
+    out->dv[i] = dp_bound_error_norm(r, g->dE + (int64_t)i * V, V, 1) +
+                 dp_bound_error_norm(r, g->dE1 + (int64_t)i * V, V, 1);
+    out->dbeta[i] =
+        db + z1 * z1 + E1 * E1 + dp_pw(r, dp_sum_error(r, V) * zE) + dp_pw(r, V * r->tiny);
+}
+
+/* z = eC o rowsum(S_0 o dS_c) of channel x; the chunk end also adds up z + sum_i w_i, and its
+ * rounding reaches every token. */
+static void end_errors(grad_work *w, int x) {
+    const dp_chunk *ch = w->b->ch;
+    const dp_rounding *r = &w->b->r;
+    const int c = ch->c, R = ch->R, n = ch->n, K = ch->K, V = ch->V;
+    const double *eS = w->in.eS, *edS = w->in.edS, *aS = w->aS, *adS = w->adS;
+    const int64_t KV = (int64_t)K * V;
+    double s = 0, D = 0, sum = 0, S1 = 0, dS1 = 0, operands = 0;
+    for (int v = 0; v < V; v++) {
+        const int64_t y = (int64_t)x * V + v;
+        s += aS[y] * adS[y];
+        operands += dp_pw(r, 2 * r->uo * ch->eC[x] * aS[y] * adS[y]);
+        S1 += sqrt(eS[KV + y]) * adS[y];
+        dS1 += sqrt(edS[KV + y]) * aS[y];
+        D += eS[y] * dp_pw(r, adS[y]) + edS[y] * dp_pw(r, aS[y]);
+    }
+    w->z[x] = dp_pw(r, ch->eC[x]) *
+                  (D + S1 * S1 + dS1 * dS1 + dp_pw(r, (dp_sum_error(r, V) + 3 * r->u) * s)) +
+              w->b->DeC[x] * dp_pw(r, s);
+    for (int i = 0; i < n; i++) {
+        const int64_t j = (int64_t)i * K + x;
+        const double end = dp_exp_up(ch->gcum[(c - 1) * K + x] - ch->gcum[(i / R) * K + x]);
+        sum += fabs(ch->k[j] * w->SX.value[j]) * end;
+        operands += dp_pw(r, ch->k[j] * end) * w->UX[j];
+    }
+    w->ib.round[(c - 1) * K + x] +=
+        operands + dp_pw(r, dp_sum_error(r, n + 4) * (sum + ch->eC[x] * s));
+}
+
+/* dg of channel x, summed over the chunk's tokens. */
+static void gate_errors(const grad_work *w, int x, double *dg) {
+    const dp_chunk *ch = w->b->ch;
+    const dp_rounding *r = &w->b->r;
+    const int c = ch->c, K = ch->K;
+    /* shared errors are the same at all tokens: they add up themselves */
+    double from = 0, until = 0, from1 = 0, until1 = 0;
+    for (int t = c - 1; t >= 0; t--) {
+        const int y = t * K + x;
+        from += w->rs[y] + w->ib.round[y] + dp_pw(r, r->u * w->val.dg[y]);
+        from1 += sqrt(w->rs1[y]);
+        dg[y] = w->ib.pair[y] + from + from1 * from1 + w->z[x];
+    }
+    for (int t = 0; t < c; t++) {
+        const int y = t * K + x;
+        dg[y] += until + until1 * until1;
+        until += w->ws[y];
+        until1 += sqrt(w->ws1[y]);
+    }
+}
+
+/* The reference values that the caller scales its own roundings with. */
+static void reference_values(const dp_chunk *ch, const dp_chunk_grad *val, dp_grad_bound *out) {
+    const int K = ch->K, V = ch->V;
+    for (int t = 0; t < ch->c; t++)
+        out->ndq[t] = dp_bound_norm2(val->dq + (int64_t)t * K, K);
+    for (int i = 0; i < ch->n; i++) {
+        out->ndk[i] = dp_bound_norm2(val->dk + (int64_t)i * K, K);
+        out->ndv[i] = dp_bound_norm2(val->dv + (int64_t)i * V, V);
+        out->vdbeta[i] = val->dbeta[i];
+    }
+    memcpy(out->vdg, val->dg, sizeof(double) * (size_t)ch->c * K);
+}
+
+void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS,
+                    const double *edS, const double *DX, const double *DdX, dp_grad_bound *out) {
+    const dp_chunk *ch = b->ch;
+    const dp_rounding *r = &b->r;
+    const int K = ch->K;
+    grad_work w = {.b = b, .dout = dout, .in = {eS, edS, DX, DdX}};
+    assert(r->p == 2);
+    work_open(&w);
+    for (int s = 0; s < ch->c; s++) {
+        query_errors(&w, s);
+        out->dq[s] = row_error(r, w.ib.q, s, K, out->edq);
+    }
+    for (int i = 0; i < ch->n; i++) {
+        key_errors(&w, i);
+        out->dk[i] = row_error(r, w.ib.r, i, K, out->edk);
+        value_errors(&w, i, out);
+    }
+    for (int x = 0; x < K; x++)
+        end_errors(&w, x);
+    for (int x = 0; x < K; x++)
+        gate_errors(&w, x, out->dg);
+    reference_values(ch, &w.val, out);
+    work_close(&w);
+}

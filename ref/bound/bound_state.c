@@ -1,0 +1,181 @@
+/* Bounds of the state passes and of the output (bound.h). */
+#include "bound_parts.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- state and output ---------------------------------------------------------------------------
+ * X = u - w S, S_c = eC o S + kg' X
+ *   =>  error of S_c = M_c (error of S) + F, and the error of X = -w (error of S) + local DX with
+ *   DX  = Du + Dw |S| + uo |w||S| (operands) + (sum_error(K) + u) |w||S| + (u + us) |X|
+ *   F   = DeC |S| + 2u eC |S| + Dkg' |X| + |kg|' DX
+ *         + sum_error(n) |kg|'|X| + u |S_c|                                        (math.md j.6)
+ * so  e_c[v] = mu e[v] + |F[:,v]|_2  column by column (p = 1),
+ *     e_c = M_c^2 e + F  entry by entry (p = 2). */
+static void carry(const dp_chunk_bound *b, int trans, const double *F, double *e) {
+    const int K = b->ch->K, V = b->ch->V;
+    if (b->r.p == 1) {
+        for (int v = 0; v < V; v++)
+            e[v] = b->mu * e[v] + dp_bound_column_norm(F, K, V, v);
+        return;
+    }
+    const int64_t KV = (int64_t)K * V;
+    double *old = dp_copy(e, 2 * KV), *pM = dp_bound_pwof(&b->r, b->M, (int64_t)K * K);
+    memcpy(e, F, sizeof(double) * KV);
+    memset(e + KV, 0, sizeof(double) * KV);
+    for (int part = 0; part < 2; part++)
+        dp_bound_addmm(1, trans, 0, K, V, K, pM, old + part * KV, e + part * KV);
+    free(old);
+    free(pM);
+}
+
+void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double *DXout) {
+    const dp_chunk *ch = b->ch;
+    const dp_rounding *r = &b->r;
+    const int n = ch->n, K = ch->K, V = ch->V;
+    const int64_t nV = (int64_t)n * V, KV = (int64_t)K * V, nK = (int64_t)n * K;
+    double *X = dp_doubles(nV), *Sc = dp_copy(S, KV), *aS = dp_bound_absof(S, KV),
+           *pS = dp_bound_pwof(r, S, KV), *aw = dp_bound_absof(ch->w, nK),
+           *pwv = dp_bound_pwof(r, ch->w, nK), *akg = dp_bound_absof(ch->kg, nK),
+           *pkg = dp_bound_pwof(r, ch->kg, nK);
+    dp_chunk_state(ch, Sc, X);
+    double *aX = dp_bound_absof(X, nV), *pX = dp_bound_pwof(r, X, nV), *DX = dp_copy(b->Du, nV),
+           *F = dp_doubles(KV);
+    dp_bound_addmm(1, 0, 0, n, V, K, b->Dw, pS, DX);
+    dp_bound_addmm(dp_pw(r, r->uo), 0, 0, n, V, K, pwv, pS, DX);
+    dp_bound_add_sum(r, dp_sum_error(r, K) + r->u, 0, 0, n, V, K, aw, aS, DX);
+    dp_bound_add_scaled(r, r->u + r->us, X, nV, DX);
+    dp_bound_add_const(dp_pw(r, (K + 2) * r->tiny), nV, DX);
+    for (int x = 0; x < K; x++)
+        for (int v = 0; v < V; v++) {
+            const int64_t z = (int64_t)x * V + v;
+            F[z] = b->DeC[x] * pS[z] + dp_pw(r, 2 * r->u * ch->eC[x] * S[z]) +
+                   dp_pw(r, r->u * Sc[z]) + dp_pw(r, (n + 2) * r->tiny);
+        }
+    dp_bound_addmm(1, 1, 0, K, V, n, b->Dkg, pX, F);
+    dp_bound_addmm(1, 1, 0, K, V, n, pkg, DX, F);
+    dp_bound_add_sum(r, dp_sum_error(r, n), 1, 0, K, V, n, akg, aX, F);
+    carry(b, 0, F, e);
+    if (DXout) memcpy(DXout, DX, sizeof(double) * nV);
+    free(X);
+    free(Sc);
+    free(aS);
+    free(pS);
+    free(aw);
+    free(pwv);
+    free(akg);
+    free(pkg);
+    free(aX);
+    free(pX);
+    free(DX);
+    free(F);
+}
+
+/* D[i][v] += what an error e of the state adds to sens * state; p = 2 */
+void dp_bound_propagate(const dp_rounding *r, const double *sens, int n, int K, int V,
+                        const double *e, double *D) {
+    double *p = dp_bound_pwof(r, sens, (int64_t)n * K);
+    dp_bound_addmm(1, 0, 0, n, V, K, p, e, D);
+    free(p);
+}
+
+/* o = scale qg S + Aqk X: through the state its error is (scale qg - Aqk w) dS, the rest is local.
+ */
+void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX, double *row) {
+    const dp_chunk *ch = b->ch;
+    const dp_rounding *r = &b->r;
+    const int c = ch->c, n = ch->n, K = ch->K, V = ch->V;
+    assert(r->p == 2);
+    const int64_t cV = (int64_t)c * V, cn = (int64_t)c * n, cK = (int64_t)c * K,
+                  KV = (int64_t)K * V, nV = (int64_t)n * V;
+    const double ps = dp_pw(r, ch->scale);
+    double *aS = dp_bound_absof(ch->h, KV), *pS = dp_bound_pwof(r, ch->h, KV),
+           *aX = dp_bound_absof(ch->v_new, nV), *pX = dp_bound_pwof(r, ch->v_new, nV),
+           *aP = dp_bound_absof(ch->Aqk, cn), *pP = dp_bound_pwof(r, ch->Aqk, cn);
+    double *aqg = dp_bound_absof(ch->qg, cK), *pqg = dp_bound_pwof(r, ch->qg, cK),
+           *D = dp_doubles(cV), *sens = dp_bound_product(0, 0, c, K, n, ch->Aqk, ch->w),
+           *o = dp_doubles(cV);
+    for (int64_t i = 0; i < cK; i++)
+        sens[i] = ch->scale * ch->qg[i] - sens[i];
+    dp_chunk_output(ch, o);
+    dp_bound_addmm(ps, 0, 0, c, V, K, b->Dqg, pS, D);
+    dp_bound_addmm(ps * dp_pw(r, r->uo), 0, 0, c, V, K, pqg, pS, D);
+    dp_bound_add_sum(r, fabs(ch->scale) * (dp_sum_error(r, K) + 3 * r->u), 0, 0, c, V, K, aqg, aS,
+                     D);
+    dp_bound_addmm(1, 0, 0, c, V, n, b->DAqk, pX, D);
+    dp_bound_addmm(1, 0, 0, c, V, n, pP, DX, D);
+    dp_bound_add_sum(r, dp_sum_error(r, n), 0, 0, c, V, n, aP, aX, D);
+    dp_bound_add_scaled(r, r->u + r->us, o, cV, D);
+    dp_bound_add_const(dp_pw(r, (K + n + 3) * r->tiny), cV, D);
+    dp_bound_propagate(r, sens, c, K, V, e, D);
+    dp_bound_propagate(r, sens, c, K, V, e + KV, D);
+    for (int s = 0; s < c; s++)
+        row[s] = dp_bound_error_norm(r, D + (int64_t)s * V, V, 1);
+    free(aS);
+    free(pS);
+    free(aX);
+    free(pX);
+    free(aP);
+    free(pP);
+    free(aqg);
+    free(pqg);
+    free(D);
+    free(sens);
+    free(o);
+}
+
+/* ---- backward state -----------------------------------------------------------------------------
+ * dX = dvl + kg dS, dS_0 = eC o dS + scale qg' do - w' dX:
+ *   the error of dS_0 is M_c' (error of dS) + G, that of dX kg (error of dS) + DdX:
+ *   DdX = DAqk' |do| + (uo, sum_error(c)) |Aqk|'|do| + us |dvl|
+ *         + Dkg |dS| + (uo, sum_error(K) + u) |kg||dS| + (u + us) |dX|
+ *   G   = DeC |dS| + 2u eC |dS| + scale (Dqg'|do| + (uo, sum_error(c) + 3u) |qg|'|do|)
+ *         + Dw'|dX| + |w|'DdX + sum_error(n) |w|'|dX| + 2u |dS_0| */
+void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const double *dS, double *e,
+                        double *DdXout) {
+    const dp_chunk *ch = b->ch;
+    const dp_rounding *r = &b->r;
+    const int c = ch->c, n = ch->n, K = ch->K, V = ch->V;
+    const int64_t nV = (int64_t)n * V, KV = (int64_t)K * V, nK = (int64_t)n * K,
+                  cK = (int64_t)c * K, cV = (int64_t)c * V, cn = (int64_t)c * n;
+    const double ps = dp_pw(r, ch->scale);
+    double *dX = dp_doubles(nV), *d0 = dp_copy(dS, KV), *adS = dp_bound_absof(dS, KV),
+           *pdS = dp_bound_pwof(r, dS, KV), *ado = dp_bound_absof(dout, cV),
+           *pdo = dp_bound_pwof(r, dout, cV);
+    double *aP = dp_bound_absof(ch->Aqk, cn), *pP = dp_bound_pwof(r, ch->Aqk, cn),
+           *aw = dp_bound_absof(ch->w, nK), *pwv = dp_bound_pwof(r, ch->w, nK),
+           *akg = dp_bound_absof(ch->kg, nK), *pkg = dp_bound_pwof(r, ch->kg, nK);
+    double *aqg = dp_bound_absof(ch->qg, cK), *pqg = dp_bound_pwof(r, ch->qg, cK);
+    dp_chunk_state_bwd(ch, dout, d0, dX);
+    double *adX = dp_bound_absof(dX, nV), *pdX = dp_bound_pwof(r, dX, nV), *D = dp_doubles(nV),
+           *G = dp_doubles(KV);
+    dp_bound_addmm(1, 1, 0, n, V, c, b->DAqk, pdo, D);
+    dp_bound_addmm(dp_pw(r, r->uo), 1, 0, n, V, c, pP, pdo, D);
+    dp_bound_add_sum(r, dp_sum_error(r, c), 1, 0, n, V, c, aP, ado, D);
+    dp_bound_add_scaled(r, r->us, ch->dvl, nV, D);
+    dp_bound_addmm(1, 0, 0, n, V, K, b->Dkg, pdS, D);
+    dp_bound_addmm(dp_pw(r, r->uo), 0, 0, n, V, K, pkg, pdS, D);
+    dp_bound_add_sum(r, dp_sum_error(r, K) + r->u, 0, 0, n, V, K, akg, adS, D);
+    dp_bound_add_scaled(r, r->u + r->us, dX, nV, D);
+    dp_bound_add_const(dp_pw(r, (K + c + 2) * r->tiny), nV, D);
+    for (int x = 0; x < K; x++)
+        for (int v = 0; v < V; v++) {
+            const int64_t z = (int64_t)x * V + v;
+            G[z] = b->DeC[x] * pdS[z] + dp_pw(r, 2 * r->u * ch->eC[x] * dS[z]) +
+                   dp_pw(r, 2 * r->u * d0[z]) + dp_pw(r, (n + c + 3) * r->tiny);
+        }
+    dp_bound_addmm(ps, 1, 0, K, V, c, b->Dqg, pdo, G);
+    dp_bound_addmm(ps * dp_pw(r, r->uo), 1, 0, K, V, c, pqg, pdo, G);
+    dp_bound_add_sum(r, fabs(ch->scale) * (dp_sum_error(r, c) + 3 * r->u), 1, 0, K, V, c, aqg, ado,
+                     G);
+    dp_bound_addmm(1, 1, 0, K, V, n, b->Dw, pdX, G);
+    dp_bound_addmm(1, 1, 0, K, V, n, pwv, D, G);
+    dp_bound_add_sum(r, dp_sum_error(r, n), 1, 0, K, V, n, aw, adX, G);
+    carry(b, 1, G, e);
+    if (DdXout) memcpy(DdXout, D, sizeof(double) * nV);
+    double *a[] = {dX, d0, adS, pdS, ado, pdo, aP, pP, aw, pwv, akg, pkg, aqg, pqg, adX, pdX, D, G};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        free(a[i]);
+}

@@ -1,0 +1,51 @@
+/* ref/bound/drop.h - what a kernel may lose that drops states which gates have attenuated: its
+ * claim is that it leaves out the state before token c at token t only where what is left of any
+ * state is below E = 2^-bits.
+ *
+ * What is left. S_t = (I - sum_j beta_j k_j k_j') diag(exp g_t) S_{t-1} + ..: a step multiplies the
+ * 2-norm of a state by at most exp(largest channel gate of the token) times the 2-norm of the first
+ * factor, which is 1 where sum_j beta_j |k_j|^2 <= 2. So from c to t at most
+ *     A(t, c) = exp(sum over tokens s = c .. t-1 of max over channels of g_s)
+ * is left, and by the same steps transposed of a gradient on its way back. The largest channel's SUM
+ * is no bound: keys move the state between channels (keys = moved, ref/inputs/inputs_moved.c). Where
+ * a step is no contraction nothing before it may be dropped after it.
+ *
+ * What is lost. A result is linear in each state, so what it loses is what the dropped state would
+ * have added: at token t at most D_t = max over c with A(t, c) <= E of A(t, c) |S_c|_F of the state
+ * (B_t of its gradient), and from that by norms (math.md d, R = 1; sums over j else)
+ *     o      scale |q| D                    dq     scale |do| D
+ *     dv     beta |k| B                     dbeta  |k| (B |r| + |dS| |k| D')
+ *     dk     beta (B |r| + |dS| |k| D') + D' |dr| + |S'| beta |k| B
+ *     dg     |dS| D' + B |S'|  + B D'       S' the decayed state, D' = D what it lacks, r = v - S' k
+ * dA_log and ddt_bias sum what dg may lose, with the gate's slopes; gradients of raw inputs get the
+ * slopes and norms of their activations. In fp64, from the inputs alone.
+ * A kernel whose dg is a sum of others' differences over a chunk may lose more of it than this.
+ */
+#ifndef DP_DROP_H
+#define DP_DROP_H
+#include "ref/vocabulary/problem.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* [rows] of each result, as dp_result_shape counts them; NULL where there is none. */
+typedef struct {
+    double *row[DP_NRESULTS];
+} dp_drop;
+
+void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out);
+void dp_drop_free(dp_drop *d);
+
+/* log2 of what is left at most, by the sum over tokens of the largest channel gate, and by the
+ * largest channel's sum, which bounds nothing, of a state of value head hv from token c to t. g:
+ * activated, [T][HV][Kg]. */
+typedef struct {
+    double bound, channel;
+} dp_attenuation;
+dp_attenuation dp_attenuation_of(const dp_problem *p, const double *g, int hv, int64_t c,
+                                 int64_t t);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,208 @@
+/* The table of named tensors, and what follows from its rows (tensors.h). */
+#include "tensors.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- axes ------------------------------------------------------------------------------------ */
+
+static const char *const AXES[DP_NAXES] = {
+    [DP_AXIS_T] = "T",      [DP_AXIS_NSEQ] = "Nseq",     [DP_AXIS_H] = "H",
+    [DP_AXIS_HV] = "HV",    [DP_AXIS_R] = "R",           [DP_AXIS_K] = "K",
+    [DP_AXIS_V] = "V",      [DP_AXIS_KG] = "Kg",         [DP_AXIS_RANKS] = "ranks",
+    [DP_AXIS_KEYS] = "64R", [DP_AXIS_CHUNKS] = "chunks", [DP_AXIS_D] = "D",
+    [DP_AXIS_W] = "W"};
+
+dp_dims dp_problem_dims(const dp_problem *p) {
+    return (dp_dims){{[DP_AXIS_T] = p->T,
+                      [DP_AXIS_NSEQ] = p->Nseq,
+                      [DP_AXIS_H] = p->H,
+                      [DP_AXIS_HV] = p->HV,
+                      [DP_AXIS_R] = p->R,
+                      [DP_AXIS_K] = p->K,
+                      [DP_AXIS_V] = p->V,
+                      [DP_AXIS_KG] = dp_Kg(p),
+                      [DP_AXIS_KEYS] = (int64_t)DP_CHUNK * p->R}};
+}
+
+void dp_axes_text(const dp_axis axis[DP_MAX_AXES], char *out, size_t size) {
+    size_t at = 0;
+    if (size) *out = 0;
+    for (int i = 0; i < DP_MAX_AXES && axis[i] && at < size; i++)
+        at += (size_t)snprintf(out + at, size - at, "%s%s", i ? "," : "", AXES[axis[i]]);
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+#define AXES_OF(...) .axis = {__VA_ARGS__}
+#define TOKENS(...) .kind = DP_OF_TOKENS, AXES_OF(DP_AXIS_T, __VA_ARGS__)
+#define STATES .kind = DP_OF_SEQUENCES, AXES_OF(DP_AXIS_NSEQ, DP_AXIS_HV, DP_AXIS_K, DP_AXIS_V)
+#define HEADS(...) .kind = DP_OF_HEADS, AXES_OF(DP_AXIS_HV, __VA_ARGS__)
+
+#define QUERY TOKENS(DP_AXIS_H, DP_AXIS_K)
+#define KEY TOKENS(DP_AXIS_H, DP_AXIS_R, DP_AXIS_K)
+#define VALUE TOKENS(DP_AXIS_HV, DP_AXIS_R, DP_AXIS_V)
+#define GATE TOKENS(DP_AXIS_HV, DP_AXIS_KG)
+#define BETA TOKENS(DP_AXIS_HV, DP_AXIS_R)
+#define OUTPUT TOKENS(DP_AXIS_HV, DP_AXIS_V)
+
+#define INPUT(NAME, FIELD, ROLE) .name = NAME, .offset = offsetof(dp_problem, FIELD), .role = ROLE
+#define REQUIRED(FIELD) INPUT(#FIELD, FIELD, DP_ROLE_REQUIRED)
+#define PARAMETER(FIELD) INPUT(#FIELD, FIELD, DP_ROLE_GATE), .parameter = 1
+#define INCOMING(NAME, FIELD) INPUT(NAME, FIELD, DP_ROLE_INCOMING), .backward = 1
+
+const dp_tensor_field dp_input_fields[DP_NINPUTS] = {
+    [DP_INPUT_Q] = {REQUIRED(q), QUERY},
+    [DP_INPUT_K] = {REQUIRED(k), KEY},
+    [DP_INPUT_V] = {REQUIRED(v), VALUE},
+    [DP_INPUT_G] = {REQUIRED(g), GATE},
+    [DP_INPUT_BETA] = {REQUIRED(beta), BETA},
+    [DP_INPUT_A_LOG] = {PARAMETER(A_log), HEADS(DP_AXIS_NONE)},
+    [DP_INPUT_DT_BIAS] = {PARAMETER(dt_bias), HEADS(DP_AXIS_KG)},
+    [DP_INPUT_S0] = {INPUT("s0", s0, DP_ROLE_STATE), STATES, .parameter = 1,
+                     .alias = "initial_state", .inner = "h0"},
+    [DP_INPUT_DO] = {INCOMING("do", dout), OUTPUT},
+    [DP_INPUT_DSTATE] = {INCOMING("dstate", dstate), STATES, .parameter = 1, .alias = "dht"},
+};
+
+#define RESULT(FIELD, ROLE) .name = #FIELD, .offset = offsetof(dp_result, FIELD), .role = ROLE
+#define MADE(FIELD) RESULT(FIELD, DP_ROLE_OUTPUT)
+#define GRADIENT(FIELD, OF) RESULT(FIELD, DP_ROLE_GRADIENT), .backward = 1, .of = DP_INPUT_##OF
+#define SHORT .stored_short = 1
+
+const dp_tensor_field dp_result_fields[DP_NRESULTS] = {
+    [DP_RESULT_O] = {MADE(o), OUTPUT, SHORT},
+    [DP_RESULT_FINAL_STATE] = {MADE(final_state), STATES, .alias = "ht"},
+    [DP_RESULT_DQ] = {GRADIENT(dq, Q), QUERY, SHORT},
+    [DP_RESULT_DK] = {GRADIENT(dk, K), KEY, SHORT},
+    [DP_RESULT_DV] = {GRADIENT(dv, V), VALUE, SHORT},
+    [DP_RESULT_DG] = {GRADIENT(dg, G), GATE, SHORT},
+    [DP_RESULT_DBETA] = {GRADIENT(dbeta, BETA), BETA, SHORT, .inner = "db"},
+    [DP_RESULT_DA_LOG] = {GRADIENT(dA_log, A_LOG), HEADS(DP_AXIS_NONE), .inner = "dA"},
+    [DP_RESULT_DDT_BIAS] = {GRADIENT(ddt_bias, DT_BIAS), HEADS(DP_AXIS_KG), .inner = "dbias"},
+    [DP_RESULT_DS0] = {GRADIENT(ds0, S0), STATES, .alias = "dh0"},
+};
+
+int dp_field_is(const dp_tensor_field *f, const char *name) {
+    return !strcmp(name, f->name) || (f->alias && !strcmp(name, f->alias));
+}
+
+static int find(const dp_tensor_field *f, int n, const char *name) {
+    for (int i = 0; i < n; i++)
+        if (dp_field_is(&f[i], name)) return i;
+    return -1;
+}
+
+int dp_field_axes(const dp_tensor_field *f, const dp_dims *d, int64_t shape[DP_MAX_AXES]) {
+    int n = 0;
+    for (int i = 0; i < DP_MAX_AXES; i++) {
+        shape[i] = d->of[f->axis[i]];
+        n += f->axis[i] != DP_AXIS_NONE;
+    }
+    return n;
+}
+
+static int has_axis(const dp_tensor_field *f, dp_axis axis) {
+    for (int i = 0; i < DP_MAX_AXES; i++)
+        if (f->axis[i] == axis) return 1;
+    return 0;
+}
+
+/* ---- inputs ---------------------------------------------------------------------------------- */
+
+int dp_input_find(const char *name) { return find(dp_input_fields, DP_NINPUTS, name); }
+
+/* Product of the axes from the one at `from` on. */
+static int64_t entries(const dp_problem *p, int input, int from) {
+    int64_t shape[DP_MAX_AXES], n = 1;
+    const dp_dims d = dp_problem_dims(p);
+    const int axes = dp_field_axes(&dp_input_fields[input], &d, shape);
+    for (int i = from; i < axes; i++)
+        n *= shape[i];
+    return n;
+}
+
+int64_t dp_input_count(const dp_problem *p, int input) { return entries(p, input, 0); }
+
+int64_t dp_input_width(const dp_problem *p, int input) {
+    return entries(p, input, dp_input_fields[input].kind != DP_OF_HEADS);
+}
+
+int dp_input_heads(const dp_problem *p, int input) {
+    return has_axis(&dp_input_fields[input], DP_AXIS_H) ? p->H : p->HV;
+}
+
+void dp_inputs_copy(dp_problem *to, const dp_problem *p,
+                    double *(*copy)(const double *x, int64_t n)) {
+    for (int i = 0; i < DP_NINPUTS; i++)
+        *dp_input_at(to, i) = copy(dp_input_of(p, i), dp_input_count(p, i));
+}
+
+int64_t *dp_cu_copy(const dp_problem *p) {
+    int64_t *cu = dp_alloc((size_t)p->Nseq + 1, sizeof *cu);
+    return memcpy(cu, p->cu, sizeof *cu * ((size_t)p->Nseq + 1));
+}
+
+/* ---- results --------------------------------------------------------------------------------- */
+
+int dp_result_find(const char *name) { return find(dp_result_fields, DP_NRESULTS, name); }
+
+/* Without parameters of the gate there is no gradient of them. */
+int dp_result_exists(const dp_problem *p, int field) {
+    const dp_tensor_field *f = &dp_result_fields[field];
+    return f->role != DP_ROLE_GRADIENT || dp_input_fields[f->of].role != DP_ROLE_GATE ||
+           dp_input_of(p, f->of) != NULL;
+}
+
+int dp_result_axes(const dp_problem *p, int field, int64_t shape[DP_MAX_AXES]) {
+    const dp_dims d = dp_problem_dims(p);
+    return dp_field_axes(&dp_result_fields[field], &d, shape);
+}
+
+void dp_result_shape(const dp_problem *p, int field, int64_t *rows, int64_t *width) {
+    const dp_row_kind kind = dp_result_fields[field].kind;
+    int64_t shape[DP_MAX_AXES];
+    const int n = dp_result_axes(p, field, shape);
+    const int row_axes = kind == DP_OF_HEADS ? 1 : kind == DP_OF_SEQUENCES ? 2 : n - 1;
+    *rows = dp_result_exists(p, field);
+    *width = 1;
+    for (int i = 0; i < n; i++)
+        *(i < row_axes ? rows : width) *= shape[i];
+}
+
+int dp_result_heads(const dp_problem *p, int field) {
+    return has_axis(&dp_result_fields[field], DP_AXIS_H) ? p->H : p->HV;
+}
+
+int dp_result_rows_per_token(const dp_problem *p, int field) {
+    int64_t rows, width;
+    if (dp_result_fields[field].kind != DP_OF_TOKENS) return 1;
+    dp_result_shape(p, field, &rows, &width);
+    return (int)(rows / (p->T * dp_result_heads(p, field)));
+}
+
+int dp_qkv_heads(const dp_problem *p, int i) { return dp_input_heads(p, dp_qkv_input(i)); }
+
+int dp_qkv_width(const dp_problem *p, int i) { return i == DP_QKV_V ? p->V : p->K; }
+
+void dp_result_alloc(dp_result *r, const dp_problem *p, int backward) {
+    memset(r, 0, sizeof *r);
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        if (!rows || (dp_result_fields[i].backward && !backward)) continue;
+        double *x = *dp_result_at(r, i) = dp_doubles(rows * width);
+#pragma omp parallel for if (rows * width > 1 << 22)
+        for (int64_t j = 0; j < rows * width; j++)
+            x[j] = NAN;
+    }
+}
+
+void dp_result_free(dp_result *r) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        free(*dp_result_at(r, i));
+        *dp_result_at(r, i) = NULL;
+    }
+}

@@ -1,0 +1,158 @@
+/* ref/vocabulary/tensors.h - the named tensors of a problem as one table: what differs between them
+ * stands here and nowhere else, so that no loop need name them.
+ *
+ * Two lists of rows of one type: inputs lie in a dp_problem, results in a dp_result. The stages
+ * between them have rows of the same axes (harness/simulated/stage_tensor.h), and so do the tensors
+ * of a convolution (harness/case/case_inputs.c).
+ */
+#ifndef DP_TENSORS_H
+#define DP_TENSORS_H
+#include "problem.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    DP_AXIS_NONE,
+    DP_AXIS_T,
+    DP_AXIS_NSEQ,
+    DP_AXIS_H,
+    DP_AXIS_HV,
+    DP_AXIS_R,
+    DP_AXIS_K,
+    DP_AXIS_V,
+    DP_AXIS_KG,     /* width of the gate */
+    DP_AXIS_RANKS,  /* of a stage that every rank holds */
+    DP_AXIS_CHUNKS, /* of a stage that every chunk holds */
+    DP_AXIS_KEYS,   /* DP_CHUNK * R: the keys of a chunk */
+    DP_AXIS_D,      /* channels of a convolution */
+    DP_AXIS_W,      /* its width */
+    DP_NAXES
+} dp_axis;
+#define DP_MAX_AXES 4
+/* Length of each axis. */
+typedef struct {
+    int64_t of[DP_NAXES];
+} dp_dims;
+dp_dims dp_problem_dims(const dp_problem *p); /* ranks, chunks, D and W: 0 */
+/* "T,HV,R,V" */
+void dp_axes_text(const dp_axis axis[DP_MAX_AXES], char *out, size_t size);
+
+/* What a tensor is there for. */
+typedef enum {
+    DP_ROLE_REQUIRED, /* an input that every problem has */
+    DP_ROLE_GATE,     /* a parameter of a raw gate */
+    DP_ROLE_BIAS,     /* of a convolution */
+    DP_ROLE_STATE,    /* the state at the begin of each sequence */
+    DP_ROLE_INCOMING, /* the gradient of an output, which comes in */
+    DP_ROLE_OUTPUT,
+    DP_ROLE_GRADIENT /* the gradient of an input */
+} dp_role;
+
+/* A row: what one token holds for one head (and key), one state, one head's sum over all tokens. */
+typedef enum { DP_OF_TOKENS, DP_OF_SEQUENCES, DP_OF_HEADS } dp_row_kind;
+
+typedef enum {
+    DP_INPUT_Q,
+    DP_INPUT_K,
+    DP_INPUT_V,
+    DP_INPUT_G,
+    DP_INPUT_BETA,
+    DP_INPUT_A_LOG,
+    DP_INPUT_DT_BIAS,
+    DP_INPUT_S0,
+    DP_INPUT_DO,
+    DP_INPUT_DSTATE,
+    DP_NINPUTS
+} dp_input_id;
+
+typedef enum {
+    DP_RESULT_O,
+    DP_RESULT_FINAL_STATE,
+    DP_RESULT_DQ,
+    DP_RESULT_DK,
+    DP_RESULT_DV,
+    DP_RESULT_DG,
+    DP_RESULT_DBETA,
+    DP_RESULT_DA_LOG,
+    DP_RESULT_DDT_BIAS,
+    DP_RESULT_DS0,
+    DP_NRESULTS
+} dp_result_id;
+
+typedef struct {
+    const char *name, *alias; /* FLA's own name where it is another; NULL: the same */
+    const char *inner;        /* its name inside FLA's functions, which judge takes, too; or NULL */
+    dp_role role;
+    size_t offset; /* of its array in dp_problem or dp_result */
+    dp_row_kind kind;
+    dp_axis axis[DP_MAX_AXES]; /* slowest first, DP_AXIS_NONE after the last */
+    int backward;              /* 1: only where there are gradients */
+    int parameter;             /* an input: 1: fp32 where the others are shorter */
+    int stored_short;          /* a result: base bf16 stores it in bf16, else in its arithmetic */
+    dp_input_id of;            /* a gradient: the input that it is a gradient of */
+} dp_tensor_field;
+extern const dp_tensor_field dp_input_fields[DP_NINPUTS], dp_result_fields[DP_NRESULTS];
+
+/* Its name as files for other programs have it: FLA's where that is another. */
+static inline const char *dp_field_file_name(const dp_tensor_field *f) {
+    return f->alias ? f->alias : f->name;
+}
+/* Does a file's name mean this one? */
+int dp_field_is(const dp_tensor_field *f, const char *name);
+/* Lengths of its axes, the number of which is returned; unused ones are 0. */
+int dp_field_axes(const dp_tensor_field *f, const dp_dims *d, int64_t shape[DP_MAX_AXES]);
+
+/* ---- inputs ---------------------------------------------------------------------------------- */
+
+static inline double **dp_input_at(dp_problem *p, int input) {
+    return (double **)((char *)p + dp_input_fields[input].offset);
+}
+static inline const double *dp_input_of(const dp_problem *p, int input) {
+    return *dp_input_at((dp_problem *)p, input);
+}
+int dp_input_find(const char *name); /* name or alias; -1 */
+/* Entries of the whole tensor, of a token or a sequence or the whole, as its kind says. */
+int64_t dp_input_count(const dp_problem *p, int input);
+int64_t dp_input_width(const dp_problem *p, int input);
+int dp_input_heads(const dp_problem *p, int input); /* H of query and key heads, else HV */
+/* Copies every array that p has to the same place in `to`, by copy: a row of dp_copy's kind. */
+void dp_inputs_copy(dp_problem *to, const dp_problem *p,
+                    double *(*copy)(const double *x, int64_t n));
+/* cu with an array of its own. */
+int64_t *dp_cu_copy(const dp_problem *p);
+
+/* ---- results --------------------------------------------------------------------------------- */
+
+static inline double **dp_result_at(dp_result *r, int field) {
+    return (double **)((char *)r + dp_result_fields[field].offset);
+}
+/* -1: no result has that name or alias. */
+int dp_result_find(const char *name);
+/* Does it exist for this problem (dA_log without A_log does not)? */
+int dp_result_exists(const dp_problem *p, int field);
+/* Lengths of its axes, the number of which is returned; unused ones are 0. */
+int dp_result_axes(const dp_problem *p, int field, int64_t shape[DP_MAX_AXES]);
+/* rows: of the kind above, width: entries per row (the last axis; K*V for states). rows = 0: does
+ * not exist here. */
+void dp_result_shape(const dp_problem *p, int field, int64_t *rows, int64_t *width);
+/* Heads of its rows: H for gradients of query/key heads, else HV. */
+int dp_result_heads(const dp_problem *p, int field);
+/* Rows that one token has for one head: R where each key has a row of its own, else 1. */
+int dp_result_rows_per_token(const dp_problem *p, int field);
+
+/* q, k and v: op step puts a convolution in front of each. Lists of three are in this order. */
+typedef enum { DP_QKV_Q, DP_QKV_K, DP_QKV_V, DP_NQKV } dp_qkv;
+static inline dp_result_id dp_qkv_gradient(int i) { return (dp_result_id)(DP_RESULT_DQ + i); }
+static inline dp_input_id dp_qkv_input(int i) { return (dp_input_id)(DP_INPUT_Q + i); }
+static inline const char *dp_qkv_name(int i) { return dp_input_fields[dp_qkv_input(i)].name; }
+static inline double **dp_qkv_at(dp_problem *p, int i) { return dp_input_at(p, dp_qkv_input(i)); }
+/* Of one row of it for one key a token. */
+int dp_qkv_heads(const dp_problem *p, int i);
+int dp_qkv_width(const dp_problem *p, int i);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
