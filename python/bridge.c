@@ -1,0 +1,167 @@
+/* python/bridge.c - a subject (harness/deltaproof_subject.h) whose kernel is a Python function: it
+ * hands every call to the process that listens on the Unix socket $DELTAPROOF_BRIDGE
+ * (python/deltaproof/server.py) and brings back what that answers.
+ *
+ * One connection a call. What is sent: lines `KEY VALUE`, then for every input a line
+ * `in NAME NDIM SHAPE..`, for every output `out NAME NDIM SHAPE..`, an empty line, and the inputs'
+ * numbers as doubles, one array after the other. The answer: a line `ok`, `unsupported WHY` or
+ * `failed WHY`; after `ok` the outputs' doubles in the order of their lines. For `about` the answer
+ * is four lines: name, base, chain, writes, and a fifth, the design, or `-`: not declared.
+ */
+#define _GNU_SOURCE
+#include "harness/deltaproof_subject.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum { LINE = 512 };
+
+static FILE *connect_to_server(void) {
+    const char *path = getenv("DELTAPROOF_BRIDGE");
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || !path || strlen(path) >= sizeof to.sun_path) return NULL;
+    strcpy(to.sun_path, path);
+    if (!connect(fd, (struct sockaddr *)&to, sizeof to)) return fdopen(fd, "r+");
+    close(fd);
+    return NULL;
+}
+
+/* ---- about ----------------------------------------------------------------------------------- */
+
+static struct {
+    int asked;
+    char line[5][LINE]; /* name, base, chain, writes, design */
+} said;
+
+static int read_line(FILE *f, char line[LINE]) {
+    if (!fgets(line, LINE, f)) return 0;
+    line[strcspn(line, "\n")] = 0;
+    return 1;
+}
+
+static int ask(void) {
+    FILE *f = said.asked++ ? NULL : connect_to_server();
+    int n = 0;
+    if (!f) return *said.line[4] != 0;
+    fputs("about\n\n", f);
+    fflush(f);
+    while (n < 5 && read_line(f, said.line[n]))
+        n++;
+    fclose(f);
+    return n == 5;
+}
+
+const deltaproof_subject_info *deltaproof_subject_about(void) {
+    static deltaproof_subject_info info = {
+        .abi = DP_SUBJECT_ABI, .kind = DP_SUBJECT_WHOLE, .max_ranks = 1};
+    if (!ask()) return NULL;
+    info.name = said.line[0];
+    info.base = said.line[1];
+    info.chain = said.line[2];
+    info.writes = said.line[3];
+    return &info;
+}
+
+const char *deltaproof_subject_design(void) {
+    return ask() && strcmp(said.line[4], "-") ? said.line[4] : NULL;
+}
+
+/* ---- run ------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *name;
+    const double *data;
+    int ndim;
+    int64_t shape[4];
+} array;
+
+static int64_t count(int ndim, const int64_t *shape) {
+    int64_t n = 1;
+    for (int i = 0; i < ndim; i++)
+        n *= shape[i];
+    return n;
+}
+
+static void say_array(FILE *f, const char *what, const char *name, int ndim, const int64_t *shape) {
+    fprintf(f, "%s %s %d", what, name, ndim);
+    for (int i = 0; i < ndim; i++)
+        fprintf(f, " %lld", (long long)shape[i]);
+    fputc('\n', f);
+}
+
+static void say_settings(FILE *f, const deltaproof_subject_problem *p) {
+    static const char *const gate[] = {"log", "softplus", "lower_bound"};
+    static const char *const beta[] = {"plain", "sigmoid", "sigmoid2"};
+    fprintf(f, "run\ngate %s\nbeta_form %s\nl2norm %d\nbackward %d\n", gate[p->gate_form],
+            beta[p->beta_form], p->l2norm, p->backward);
+    fprintf(f, "scale %.17g\nlower_bound %.17g\ninput_format %s\nbase %s\nR %d\nKg %d\n", p->scale,
+            p->lower_bound, p->input_format, p->base, p->R, p->Kg);
+    fprintf(f, "cu_seqlens");
+    for (int i = 0; i <= p->Nseq; i++)
+        fprintf(f, "%s%lld", i ? "," : " ", (long long)p->cu[i]);
+    fputc('\n', f);
+}
+
+/* Sends settings, names and shapes, and the inputs. */
+static void send_problem(FILE *f, const deltaproof_subject_problem *p,
+                         const deltaproof_subject_call *c) {
+    const int64_t T = p->tokens, H = p->H, HV = p->HV, K = p->K, V = p->V, R = p->R, Kg = p->Kg,
+                  N = p->Nseq;
+    const array in[] = {{"q", p->q, 3, {T, H, K}},
+                        {"k", p->k, 4, {T, H, R, K}},
+                        {"v", p->v, 4, {T, HV, R, V}},
+                        {"g", p->g, 3, {T, HV, Kg}},
+                        {"beta", p->beta, 3, {T, HV, R}},
+                        {"A_log", p->A_log, 1, {HV}},
+                        {"dt_bias", p->dt_bias, 2, {HV, Kg}},
+                        {"initial_state", p->initial_state, 4, {N, HV, K, V}},
+                        {"do", p->dout, 3, {T, HV, V}},
+                        {"dht", p->dfinal_state, 4, {N, HV, K, V}}};
+    const int n = sizeof in / sizeof *in;
+    say_settings(f, p);
+    for (int i = 0; i < n; i++)
+        if (in[i].data) say_array(f, "in", in[i].name, in[i].ndim, in[i].shape);
+    for (int i = 0; i < c->count; i++)
+        say_array(f, "out", c->tensor[i].name, c->tensor[i].ndim, c->tensor[i].shape);
+    fputc('\n', f);
+    for (int i = 0; i < n; i++)
+        if (in[i].data) fwrite(in[i].data, 8, (size_t)count(in[i].ndim, in[i].shape), f);
+    fflush(f);
+}
+
+static int receive(FILE *f, const deltaproof_subject_call *c) {
+    char line[LINE];
+    if (!read_line(f, line)) {
+        snprintf(c->why, 256, "the Python process closed the connection");
+        return 1;
+    }
+    if (strcmp(line, "ok")) {
+        const int skip = !strncmp(line, "unsupported ", 12);
+        snprintf(c->why, 256, "%.255s", strchr(line, ' ') ? strchr(line, ' ') + 1 : line);
+        return skip ? DP_SUBJECT_UNSUPPORTED : 1;
+    }
+    for (int i = 0; i < c->count; i++) {
+        const size_t n = (size_t)count(c->tensor[i].ndim, c->tensor[i].shape);
+        if (fread(c->tensor[i].data, 8, n, f) == n) continue;
+        snprintf(c->why, 256, "the answer ends inside %s", c->tensor[i].name);
+        return 1;
+    }
+    return DP_SUBJECT_OK;
+}
+
+int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c) {
+    FILE *f = connect_to_server();
+    if (!f) {
+        snprintf(c->why, 256, "no Python process listens on $DELTAPROOF_BRIDGE");
+        return 1;
+    }
+    send_problem(f, p, c);
+    const int status = receive(f, c);
+    fclose(f);
+    return status;
+}

@@ -1,0 +1,47 @@
+"""Proves delta-rule linear-attention kernels (GDN, KDA, MKDA) right: results are compared with a
+truth of known error, by bounds of the number formats that the kernel claims.
+
+    import deltaproof
+
+    def test_my_kernel():
+        o, state = my_kernel(q, k, v, g, beta)
+        deltaproof.assert_explained(dict(q=q, k=k, v=v, g=g, beta=beta),
+                                    dict(o=o, final_state=state),
+                                    base="bf16", gate="log", beta="plain", l2norm=False)
+
+judge, assert_explained: arrays that exist. judge_autograd: a PyTorch function and its gradients.
+run: a function on the program's cases. check: what must hold between its calls. bisect, shrink:
+which stage is wrong, on how small an input. assert_close: FLA's, which explains itself. Arrays are
+numpy's (bf16: ml_dtypes.bfloat16) or PyTorch's.
+"""
+
+from .autograd import judge_autograd
+from .checking import Check, Size, check
+from .closeness import assert_close, explain_difference
+from .contract import Unsupported
+from .judging import Judgement, assert_explained, judge
+from .program import header, program
+from .running import Run, bisect, run, shrink
+from .tensors import load, save, to_bf16
+
+__all__ = [
+    "Check",
+    "Judgement",
+    "Run",
+    "Size",
+    "Unsupported",
+    "assert_close",
+    "assert_explained",
+    "bisect",
+    "check",
+    "explain_difference",
+    "header",
+    "judge",
+    "judge_autograd",
+    "load",
+    "program",
+    "run",
+    "save",
+    "shrink",
+    "to_bf16",
+]

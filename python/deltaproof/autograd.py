@@ -1,0 +1,63 @@
+"""Judge a PyTorch function and the gradients that autograd makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .judging import Judgement, judge
+from .provenance import kernels_of
+from .tensors import Tensors
+
+FLOATING = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
+
+
+def judge_autograd(
+    fn: Callable[..., Any],
+    inputs: Tensors,
+    *,
+    do: Any = None,
+    dht: Any = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Judgement:
+    """Call fn(**inputs) -> o or (o, final_state), go back through it, and judge o, final_state and
+    the gradients of every floating input.
+
+    inputs: PyTorch tensors by name, in the shapes of `judge`; settings too. do: gradient of o, in
+    its shape; None: drawn from the normal distribution by `seed`, in the dtype of o. dht: gradient
+    of final_state; None: zeros. On a CUDA device the names of the kernels that ran are recorded."""
+    import torch
+
+    given = {
+        n: x.detach().clone().requires_grad_(True) if n in FLOATING else x
+        for n, x in inputs.items()
+    }
+    made: dict[str, Any] = {}
+    seeds: dict[str, Any] = {}
+
+    def both_ways() -> None:
+        result = fn(**given)
+        o, state = result if isinstance(result, tuple) else (result, None)
+        seeds["do"] = _normal(o, seed) if do is None else do
+        made["o"] = o
+        if state is not None:
+            made["final_state"] = state
+        if dht is not None:
+            seeds["dht"] = dht
+        ends = [o] if dht is None else [o, state]
+        torch.autograd.backward(ends, list(seeds.values()))
+
+    _, kernels = kernels_of(both_ways)
+    names = {"initial_state": "dh0"}
+    for n in FLOATING:
+        if n in given and given[n].grad is not None:
+            made[names.get(n, f"d{n}")] = given[n].grad
+    return judge({**inputs, **seeds}, made, kernels=kernels, **settings)
+
+
+def _normal(o: Any, seed: int) -> Any:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(o.shape, generator=generator).to(o.dtype).to(o.device)

@@ -1,0 +1,221 @@
+"""How a Python function is called as a kernel: which arrays it gets, what it gives back.
+
+A function names the arrays that it wants by its parameters, as a pytest function names fixtures:
+
+    def my_kernel(q, k, v, g, beta, initial_state=None, scale=1.0): ...
+
+Arrays, with T tokens, H query/key heads, HV value heads, widths K and V, N packed sequences:
+    q k [T,H,K] (MKDA: k [T,H,R,K])   v [T,HV,V] (MKDA: [T,HV,R,V])   g [T,HV,K], GDN [T,HV]
+    beta [T,HV] (MKDA: [T,HV,R])   A_log [HV]   dt_bias [HV,K], GDN [HV]   initial_state [N,HV,K,V]
+    do [T,HV,V]   dht [N,HV,K,V]   cu_seqlens [N+1] (absent with one sequence that is not empty)
+Settings, by name too: scale, lower_bound, gate ("log" "softplus" "lower_bound"), beta_form ("plain"
+"sigmoid" "sigmoid2"), l2norm (bool), backward (bool).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .layouts import arrange
+from .tensors import BFLOAT16, to_numpy
+
+SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
+TOKENS = ("q", "k", "v", "g", "beta", "do")
+SETTINGS = ("scale", "lower_bound", "gate", "beta_form", "l2norm", "backward")
+FORWARD = ("o", "final_state")
+GRADIENT_OF = {
+    "dq": "q",
+    "dk": "k",
+    "dv": "v",
+    "dg": "g",
+    "dbeta": "beta",
+    "dA_log": "A_log",
+    "ddt_bias": "dt_bias",
+    "ds0": "initial_state",
+}
+
+
+class Unsupported(Exception):
+    """The kernel does not serve this problem, and says why: the run is skipped."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call: arrays by name as in the head of this file but with every axis (k [T,H,R,K]), the
+    settings, and the outputs that are wanted, with their shapes."""
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    settings: Mapping[str, Any]
+    input_format: str  # "bf16", "fp32", "fp64": what q k v g beta do need
+    wanted: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a function computes and how it takes its arrays.
+
+    outputs: names of what it returns, in that order; or it returns {name: array}.
+    models, gate, beta, l2norm: the one form that it computes; of a setting that it takes as a
+    parameter (`gate`, `beta_form`, `l2norm`) all forms. Other problems are skipped, with the
+    reason.
+    autograd: gradients of what it returns are taken by PyTorch.
+    device: None: numpy arrays (bf16 inputs as float32 of the same value); "cpu", "cuda", ..:
+    PyTorch tensors, q k v do in the case's own format, all others float32.
+    batch: an axis of length 1 stands in front of all arrays with tokens (default: with PyTorch).
+    layout: memory of every array (layouts.py).
+    """
+
+    fn: Callable[..., Any]
+    outputs: Sequence[str] = ("o",)
+    models: Sequence[str] = ("kda",)
+    gate: str = "log"
+    beta: str = "plain"
+    l2norm: bool = False
+    autograd: bool = False
+    device: str | None = None
+    batch: bool | None = None
+    layout: str = "contiguous"
+
+    def writes(self) -> list[str]:
+        """Outputs that a program may ask for."""
+        return list(self.outputs) + (list(GRADIENT_OF) if self.autograd else [])
+
+    def call(self, problem: Problem) -> dict[str, npt.NDArray[np.float64]]:
+        """{name: array in the shape that is wanted}. Unsupported; whatever fn raises; ValueError
+        where it returns something else than it says."""
+        given = self._arguments(problem)
+        result = self._named(self.fn(**given))
+        if self.autograd and any(n in GRADIENT_OF for n in problem.wanted):
+            result |= self._gradients(result, given, problem)
+        return {n: _fit(n, result, shape) for n, shape in problem.wanted.items()}
+
+    # ---- what goes in ---------------------------------------------------------------------------
+
+    def _arguments(self, problem: Problem) -> dict[str, Any]:
+        takes, anything = _parameters(self.fn)
+        self._check(problem, takes, anything)
+        out = {}
+        for name, x in problem.arrays.items():
+            if anything or name in takes:
+                out[name] = self._array(name, x, problem)
+            elif name not in ("do", "dht"):
+                raise Unsupported(f"the function takes no `{name}`")
+        settings = {n: problem.settings[n] for n in SETTINGS}
+        return out | {n: x for n, x in settings.items() if n in takes}
+
+    def _check(self, problem: Problem, takes: Sequence[str], anything: bool) -> None:
+        s = problem.settings
+        model = "mkda" if s["R"] > 1 else "gdn" if s["Kg"] == 1 else "kda"
+        if model not in self.models:
+            raise Unsupported(f"model {model}, the function computes {' '.join(self.models)}")
+        for parameter, form, own in (
+            ("gate", s["gate"], self.gate),
+            ("beta_form", s["beta_form"], self.beta),
+            ("l2norm", s["l2norm"], self.l2norm),
+        ):
+            if form != own and parameter not in takes:
+                raise Unsupported(f"{parameter} {form}, the function computes {own}")
+        K = problem.arrays["q"].shape[-1]
+        standard = abs(s["scale"] * K**0.5 - 1) < 1e-12
+        if not standard and not anything and "scale" not in takes:
+            raise Unsupported("the function takes no `scale`, and this case's is not K^-1/2")
+
+    def _array(self, name: str, x: npt.NDArray[Any], problem: Problem) -> Any:
+        if name == "cu_seqlens":
+            return self._on_device(x)
+        fmt = problem.input_format if name in SHORT else "fp32"
+        fmt = "fp64" if problem.input_format == "fp64" else fmt
+        x = _without_unit_axes(name, x, problem.settings)
+        dtype = {"bf16": BFLOAT16, "fp32": np.float32, "fp64": np.float64}[fmt]
+        y = x.astype(np.float32 if self.device is None and fmt == "bf16" else dtype)
+        batch = self.device is not None if self.batch is None else self.batch
+        if batch and name in TOKENS:
+            y = y[None]
+        t = arrange(self._on_device(y), self.layout)
+        if self.autograd and name not in ("do", "dht"):
+            t.requires_grad_(True)
+        return t
+
+    def _on_device(self, x: npt.NDArray[Any]) -> Any:
+        if self.device is None:
+            return x
+        import torch
+
+        if x.dtype == BFLOAT16:
+            t = torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16)
+        else:
+            t = torch.from_numpy(x.copy())
+        return t.to(self.device)
+
+    # ---- what comes out -------------------------------------------------------------------------
+
+    def _named(self, result: Any) -> dict[str, Any]:
+        if isinstance(result, Mapping):
+            return dict(result)
+        values = result if isinstance(result, tuple | list) else (result,)
+        if len(values) != len(self.outputs):
+            raise ValueError(
+                f"the function returns {len(values)} arrays, outputs names {len(self.outputs)}: "
+                f"{' '.join(self.outputs)} (say outputs=('o', 'final_state') or what it returns)"
+            )
+        return dict(zip(self.outputs, values, strict=True))
+
+    def _gradients(
+        self, result: dict[str, Any], given: dict[str, Any], problem: Problem
+    ) -> dict[str, Any]:
+        import torch
+
+        pairs = [("o", "do"), ("final_state", "dht")]
+        heads = [n for n, d in pairs if d in problem.arrays and n in result]
+        seeds = [
+            self._on_device(problem.arrays[d].astype(np.float32)).reshape(result[n].shape)
+            for n, d in pairs
+            if n in heads
+        ]
+        if "dht" in problem.arrays and "final_state" not in result:
+            raise Unsupported("the gradient of a final state that the function does not return")
+        torch.autograd.backward(
+            [result[n] for n in heads],
+            [x.to(result[n].dtype) for n, x in zip(heads, seeds, strict=True)],
+        )
+        return {
+            d: given[of].grad
+            for d, of in GRADIENT_OF.items()
+            if of in given and given[of].grad is not None
+        }
+
+
+def _parameters(fn: Callable[..., Any]) -> tuple[list[str], bool]:
+    """(names that fn takes, whether it takes any name)."""
+    kinds = inspect.signature(fn).parameters
+    anything = any(p.kind is p.VAR_KEYWORD for p in kinds.values())
+    return [n for n, p in kinds.items() if p.kind is not p.VAR_KEYWORD], anything
+
+
+def _without_unit_axes(
+    name: str, x: npt.NDArray[Any], settings: Mapping[str, Any]
+) -> npt.NDArray[Any]:
+    """The shapes of the head of this file: no axis R where there is one key, no axis Kg in GDN."""
+    if settings["R"] == 1 and name in ("k", "v"):
+        x = x[:, :, 0]
+    if settings["R"] == 1 and name == "beta":
+        x = x[:, :, 0]
+    if settings["Kg"] == 1 and name in ("g", "dt_bias"):
+        x = x[..., 0]
+    return x
+
+
+def _fit(name: str, result: Mapping[str, Any], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    if result.get(name) is None:
+        raise ValueError(f"the function returned no {name}")
+    x = to_numpy(result[name], name).astype(np.float64)
+    own, want = [[n for n in s if n != 1] for s in (x.shape, shape)]
+    if own != want:
+        raise ValueError(f"{name} has the shape {list(x.shape)}, must be {list(shape)}")
+    return x.reshape(shape)

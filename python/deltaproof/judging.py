@@ -1,0 +1,213 @@
+"""Judge arrays that any kernel computed: `judge` returns what was found, `assert_explained` raises
+where an output is not explained by the formats that the kernel claims."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .program import environment, program
+from .provenance import note_options, surroundings
+from .tensors import Tensors, save
+
+PASS, FAIL, NOT_JUDGED = 0, 1, 2  # exit statuses of the program
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the program said of one pair of files.
+
+    status: 0 every output passed, 1 an output failed, 2 it could not be judged (`text` says why).
+    tensors: {name: as the record has it}, e.g. ["o"]["verdict"], ["rel_fro"], ["ratio"].
+    command: judges the same files again; it works as long as `folder`, which holds them, exists.
+    """
+
+    status: int
+    record: dict[str, Any] | None
+    text: str
+    command: str
+    folder: str | None
+    tensors: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return self.status == PASS
+
+    def failures(self) -> list[str]:
+        """One line a failed output: tensor, rank, head, token, error over its limit."""
+        return [_place(t) for t in self.tensors.values() if t["verdict"] == "fail"]
+
+
+def _place(t: Mapping[str, Any]) -> str:
+    row = t.get("failed") or t.get("worst_token") or {}
+    parts = [t["name"]]
+    for key in ("rank", "head", "sequence", "token"):
+        if row.get(key) is not None and (row[key] >= 0):
+            parts.append(f"{key} {row[key]}")
+    times = float(row.get("times") or 0)  # the record writes inf as text
+    return ", ".join(parts) + (f": {times:.3g} times its limit" if times else "")
+
+
+# Called with every judgement of this process: the pytest plug-in listens here.
+listeners: list[Callable[[Judgement], None]] = []
+# Asked for a folder of report where `out` names none: the plug-in's --deltaproof-report.
+report_folders: list[Callable[[], str | None]] = []
+
+
+def cache_folder() -> str:
+    """Where truths are kept, so that inputs that do not change are paid for once."""
+    return os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "deltaproof"
+    )
+
+
+def _options(**settings: Any) -> list[str]:
+    """--name=value of every setting that is given."""
+    out = []
+    for name, value in settings.items():
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            value = int(value)
+        elif not isinstance(value, str | int | float):
+            value = ",".join(str(int(x)) for x in value)
+        out.append(f"--{name.replace('_', '-')}={value}")
+    return out
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    if not os.path.exists(path):
+        return None
+    with open(path, encoding="utf-8") as f:
+        return json.load(f)
+
+
+def judge(
+    inputs: Tensors,
+    outputs: Tensors,
+    *,
+    base: str | None = None,
+    claim: str | None = None,
+    design: str | None = None,
+    gate: str | None = None,
+    lower_bound: float | None = None,
+    beta: str | None = None,
+    l2norm: bool | None = None,
+    scale: float | None = None,
+    cu_seqlens: Sequence[int] | None = None,
+    state_layout: str | None = None,
+    ranks: int | None = None,
+    kernel_commit: str | None = None,
+    label: str | None = None,
+    kernels: Sequence[str] = (),
+    out: str | None = None,
+    cache: str | None = None,
+) -> Judgement:
+    """Compare outputs of a kernel with the truth of its inputs.
+
+    inputs: {"q": [T,H,K], "k": [T,H,K], "v": [T,HV,V], "g": [T,HV,K] or, GDN, [T,HV], "beta":
+    [T,HV]}, and where there are any "A_log" [HV], "dt_bias" [HV,K], "initial_state" [N,HV,K,V],
+    "do" [T,HV,V], "dht" [N,HV,K,V], "cu_seqlens" [N+1]. A batch axis may stand in front.
+    outputs: any of "o" [T,HV,V], "final_state" [N,HV,K,V], "dq" .. "dbeta", "dA_log", "ddt_bias",
+    "dh0", and any stage (`deltaproof judge --help`); gradients need "do".
+    base: formats that the kernel claims for all but the chain of M: "bf16" "fp32" "fp64"; claim: of
+    the chain, from 3 ranks on. design: how it computes (ref/vocabulary/design.h). gate: "log" (g
+    is the natural log of a step's decay), "softplus", "lower_bound"; beta: "plain" "sigmoid"
+    "sigmoid2"; l2norm: does the kernel normalise q and k; scale: of q in o, default K^-1/2.
+    kernel_commit, label, kernels (names of CUDA kernels that ran): for the record.
+    out: a folder that gets the files, results.json, junit.xml and report.html; None: the files
+    stay in a temporary folder if an output fails, and are removed otherwise.
+    """
+    out = out or next((x for x in (ask() for ask in report_folders) if x), None)
+    folder = os.path.abspath(out) if out else tempfile.mkdtemp(prefix="deltaproof-")
+    os.makedirs(folder, exist_ok=True)
+    given, made = (os.path.join(folder, f"{x}.safetensors") for x in ("inputs", "outputs"))
+    told = _options(
+        base=base,
+        claim=claim,
+        design=design,
+        gate=gate,
+        lower_bound=lower_bound,
+        beta=beta,
+        l2norm=l2norm,
+        scale=scale,
+        cu_seqlens=cu_seqlens,
+        state_layout=state_layout,
+        ranks=ranks,
+        kernel_commit=kernel_commit,
+        label=label,
+    )
+    replay = ["judge", f"--inputs={given}", f"--outputs={made}", *told]
+    json_path = os.path.join(folder, "results.json")
+    record_to = [f"--out={folder}"] if out else [f"--json={json_path}"]
+    keep = bool(out)
+    try:
+        save(given, inputs)
+        save(made, outputs)
+        done = subprocess.run(
+            [program(), *replay, *record_to, f"--cache={cache or cache_folder()}"]
+            + note_options(surroundings(), list(kernels)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            env=environment(),
+        )
+        record = _read(json_path)
+        runs = record["runs"] if record else []
+        keep = keep or bool(runs and done.returncode == FAIL)
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    found = Judgement(
+        status=done.returncode,
+        record=record,
+        text=done.stdout.replace(folder + os.sep, ""),
+        command="deltaproof " + shlex.join(replay),
+        folder=folder if keep else None,
+        tensors={t["name"]: t for t in runs[0]["tensors"]} if runs else {},
+    )
+    for listener in listeners:
+        listener(found)
+    return found
+
+
+def explain(found: Judgement) -> str:
+    """Text of a failure: what failed where, the program's table, how to see it again."""
+    lines = ["deltaproof: not explained by the claimed formats", *found.failures(), found.text]
+    if found.folder:
+        lines.append(f"again: {found.command}")
+    return "\n".join(lines)
+
+
+def assert_explained(
+    inputs: Tensors, outputs: Tensors, *, unjudged: Collection[str] = (), **settings: Any
+) -> dict[str, dict[str, Any]]:
+    """Raise AssertionError unless every output is as close to the truth as the claimed formats
+    explain; ValueError when that cannot be judged, with every setting that is missing.
+
+    inputs, outputs, settings: as `judge` takes them. unjudged: names of outputs whose bound may be
+    too wide to say anything; any other such output raises, since it was not tested.
+    Returns {output: {"rel_fro", "ratio", "bound", ..}} as the record has them."""
+    __tracebackhide__ = True  # pytest shows the caller's line
+    found = judge(inputs, outputs, **settings)
+    if found.status not in (PASS, FAIL) and not found.tensors:
+        raise ValueError(found.text.strip())
+    if found.status == FAIL:
+        raise AssertionError(explain(found))
+    vacuous = [
+        n for n, t in found.tensors.items() if t["verdict"] == "unjudged" and n not in unjudged
+    ]
+    if vacuous:
+        raise AssertionError(
+            f"deltaproof: {', '.join(vacuous)}: the bound is too wide to say anything (name "
+            f"such outputs in `unjudged` to let them pass)\n{found.text}"
+        )
+    return found.tensors

@@ -1,0 +1,67 @@
+"""Where the program `deltaproof` lies, how it is started, and the command of that name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib import resources
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _candidates() -> list[tuple[str, str]]:
+    """(program, bridge) in the order in which they are tried: of the wheel, of a source tree."""
+    tree = os.path.join(_HERE, "..", "..", "build")
+    return [
+        (os.path.join(_HERE, "bin", "deltaproof"), os.path.join(_HERE, "lib", "bridge.so")),
+        (os.path.join(tree, "deltaproof"), os.path.join(tree, "bridge.so")),
+    ]
+
+
+def program() -> str:
+    """The path of the program: $DELTAPROOF, else the one of this package, else build/deltaproof of
+    the source tree that this file lies in, else `deltaproof` on the PATH. FileNotFoundError."""
+    given = os.environ.get("DELTAPROOF")
+    if given:
+        return given
+    for path, _ in _candidates():
+        if os.access(path, os.X_OK):
+            return os.path.normpath(path)
+    found = shutil.which("deltaproof")
+    if found:
+        return found
+    raise FileNotFoundError(
+        "the program deltaproof is not built (make), nor on the PATH; name it with the variable "
+        "DELTAPROOF"
+    )
+
+
+def bridge() -> str:
+    """The path of the shared library through which the program calls a Python function:
+    $DELTAPROOF_BRIDGE_LIBRARY, else bridge.so of this package or of the build folder."""
+    given = os.environ.get("DELTAPROOF_BRIDGE_LIBRARY")
+    beside = os.path.join(os.path.dirname(program()), "bridge.so")
+    for path in [given, beside] + [b for _, b in _candidates()]:
+        if path and os.path.exists(path):
+            return os.path.normpath(path)
+    raise FileNotFoundError(
+        "bridge.so is not built (make); name it with the variable DELTAPROOF_BRIDGE_LIBRARY"
+    )
+
+
+def header() -> str:
+    """The path of deltaproof_subject.h, the C interface of a kernel in a shared library."""
+    own = resources.files("deltaproof") / "include" / "deltaproof_subject.h"
+    return str(own) if own.is_file() else os.path.join(_HERE, "..", "..", "harness", own.name)
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with this interpreter as the one that makes the report."""
+    return {"DP_PYTHON": sys.executable} | dict(os.environ)
+
+
+def main() -> None:
+    """The command `deltaproof`: becomes the program."""
+    path = program()
+    os.execve(path, ["deltaproof"] + sys.argv[1:], environment())

@@ -1,0 +1,171 @@
+"""A Python function on the program's cases: `run`, `bisect` and `shrink`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .contract import Contract, Problem
+from .judging import FAIL, PASS, cache_folder
+from .layouts import LAYOUTS
+from .provenance import kernels_of, note_options, surroundings
+from .server import About, Finished, Server, run_program
+
+# Sets of cases by the models that they need; a few seconds each where the truth is cached.
+CASES: dict[str, tuple[str, ...]] = {
+    "smoke": ("smoke-kda", "smoke-gdn", "t1", "t65"),
+    "standard": (
+        *("smoke-kda", "smoke-gdn", "smoke-mkda2", "t1", "t63", "t64", "t65"),
+        *("packed-inside", "packed-across", "packed-empty", "packed-ones", "initial-state"),
+        *("no-decay", "beta-zero", "beta-decades", "strong-uniform", "held-gates", "lower-bound"),
+        *("small-norms", "softplus-ends", "exact-kda", "exact-gdn", "exact-packed", "weak-heads"),
+        *("near-symmetric", "kda-corr", "kda-typical"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the program found. status: 0 all that was judged passed, 1 something failed, 2 it could
+    not judge; record: as harness/record/record.h describes it; raised: tracebacks of what the
+    function raised; kernels: CUDA kernels that ran in the first call, by name; layouts: {layout:
+    "pass" | "fail" | "refused: .."} of memory layouts other than contiguous."""
+
+    status: int
+    text: str
+    record: dict[str, Any] | None
+    raised: list[str]
+    kernels: list[str]
+    layouts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return self.status == PASS and not any(x == "fail" for x in self.layouts.values())
+
+    def verdicts(self) -> dict[str, str]:
+        """{run ID: "pass" | "fail" | "skipped: WHY" | "unjudged"}."""
+        runs = self.record["runs"] if self.record else []
+        return {
+            r["id"]: r["verdict"] + (f": {r['why']}" if r["verdict"] == "skipped" else "")
+            for r in runs
+        }
+
+
+def _names(cases: str | Sequence[str]) -> list[str]:
+    if isinstance(cases, str):
+        return list(CASES.get(cases, (cases,)))
+    return list(cases)
+
+
+def _once_with_names(contract: Contract, server: Server) -> list[str]:
+    """The function of the first call is run under the profiler; the list fills then."""
+    kernels: list[str] = []
+
+    def first(problem: Problem) -> None:
+        server.before_call = lambda problem: None
+        _, names = kernels_of(lambda: contract.call(problem))
+        kernels.extend(names)
+
+    if contract.device not in (None, "cpu"):
+        server.before_call = first
+    return kernels
+
+
+def _start(command: Sequence[str], contract: Contract, about: About) -> tuple[Finished, list[str]]:
+    server = Server(contract, about)
+    kernels = _once_with_names(contract, server)
+    return run_program(command, server), kernels
+
+
+def _one_run(
+    names: Sequence[str], contract: Contract, about: About, options: Sequence[str], out: str | None
+) -> Run:
+    with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
+        path = os.path.join(out or folder, "results.json")
+        to = f"--out={out}" if out else f"--json={path}"
+        done, kernels = _start(["run", *names, to, *options], contract, about)
+        record = None
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as f:
+                record = json.load(f)
+    return Run(done.status, done.text, record, done.raised, kernels)
+
+
+def _layout(contract: Contract, about: About, layout: str, options: Sequence[str]) -> str:
+    """One small case with every array in that layout. A function that raises refuses the layout,
+    and does so loudly, which is no failure."""
+    small = {"gdn": "smoke-gdn", "mkda": "smoke-mkda2"}
+    forms = {"softplus": "smoke-kda", "log": "beta-zero", "lower_bound": "lower-bound"}
+    kda = "kda" in contract.models
+    case = forms[contract.gate] if kda else small[contract.models[0]]
+    got = _one_run([case], replace(contract, layout=layout), about, options, None)
+    if got.raised:
+        return "refused: " + got.raised[-1].strip().splitlines()[-1]
+    return {PASS: "pass", FAIL: "fail"}.get(got.status, f"not judged: {got.text.strip()}")
+
+
+def run(
+    fn: Callable[..., Any],
+    cases: str | Sequence[str] = "standard",
+    *,
+    base: str,
+    design: str | None = None,
+    layouts: Sequence[str] = LAYOUTS,
+    limit: float = 60.0,
+    out: str | None = None,
+    label: str | None = None,
+    kernel_commit: str | None = None,
+    cache: str | None = None,
+    **contract: Any,
+) -> Run:
+    """Run fn on cases and judge every output.
+
+    fn: called as contract.py says. cases: "standard", "smoke", one name or several (`deltaproof
+    list`). base: formats that fn claims, "bf16" "fp32" "fp64"; design: how it computes. contract:
+    outputs, models, gate, beta, l2norm, autograd, device, batch (class Contract). layouts: memory
+    layouts that are tried on one small case after the cases. limit: seconds of one call. out: a
+    folder for record and report. Nothing of what fn does not serve is judged: such runs are skipped
+    with their reason (Run.verdicts())."""
+    kernel = Contract(fn, **contract)
+    about = About(_word(fn), base, design=design)
+    options = [f"--limit={limit}", f"--cache={cache or cache_folder()}"]
+    options += note_options(surroundings(), [])
+    for name, value in (("label", label), ("kernel-commit", kernel_commit)):
+        options += [] if value is None else [f"--{name}={value}"]
+    found = _one_run(_names(cases), kernel, about, options, out)
+    tried = {x: _layout(kernel, about, x, options) for x in layouts if x != "contiguous"}
+    return replace(found, layouts=tried)
+
+
+def _word(fn: Callable[..., Any]) -> str:
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return "".join(c if c.isalnum() or c in "_-" else "-" for c in name)[:60] or "python"
+
+
+def bisect(fn: Callable[..., Any], case: str, *, base: str, **contract: Any) -> Finished:
+    """`deltaproof bisect stage CASE`: every stage that fn returns beside its results (outputs=("o",
+    "w", "u", ..), or a dict) is judged, and the first wrong one is blamed. Status 0: nothing is
+    wrong, 1: found, see text."""
+    about = About(_word(fn), base)
+    return run_program(["bisect", "stage", case], Server(Contract(fn, **contract), about))
+
+
+def shrink(
+    fn: Callable[..., Any],
+    case: str,
+    *,
+    base: str,
+    output: str | None = None,
+    tries: int = 2000,
+    **contract: Any,
+) -> Finished:
+    """`deltaproof shrink CASE`: the smallest part of the case on which fn still fails for the same
+    reason, as a new case file (output, default CASE.min.case here)."""
+    about = About(_word(fn), base)
+    to = [] if output is None else [f"--output={output}"]
+    command = ["shrink", case, f"--tries={tries}", *to]
+    return run_program(command, Server(Contract(fn, **contract), about))

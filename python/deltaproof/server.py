@@ -1,0 +1,175 @@
+"""Runs the program with a Python function as its subject: bridge.so, which the program loads, sends
+every call over a Unix socket to this process, and the function runs here, in the thread that
+called. The protocol: the head of python/bridge.c.
+
+The function is not isolated: if it ends this process, it ends. A call that takes longer than the
+program's --limit fails, and the program goes on when the function returns.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import subprocess
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from .contract import Contract, Problem, Unsupported
+from .program import bridge, environment, program
+
+WHOLE = ("R", "Kg", "l2norm", "backward")
+REAL = ("scale", "lower_bound")
+
+
+@dataclass(frozen=True)
+class About:
+    """What the program is told of the function: a name, the formats that it claims (for all but
+    the chain of M; for the chain), and how it computes ("-": not declared)."""
+
+    name: str
+    base: str
+    chain: str = "fp32"
+    design: str | None = None
+
+
+class Server:
+    """Answers the calls of one program. called: by name of exception, what the function raised,
+    with its traceback, in order."""
+
+    def __init__(self, contract: Contract, about: About) -> None:
+        self.contract, self.about = contract, about
+        self.raised: list[str] = []
+        self.before_call: Callable[[Problem], None] = lambda problem: None
+
+    def answer(self, connection: socket.socket) -> None:
+        """One connection: one call."""
+        with connection, connection.makefile("rwb") as stream:
+            f = cast(BinaryIO, stream)
+            kind, problem = _read_problem(f)
+            try:
+                if kind == "about":
+                    f.write(self._about())
+                else:
+                    self._run(f, problem)
+                f.flush()
+            except BrokenPipeError:
+                pass  # the program's limit ended the call
+
+    def _about(self) -> bytes:
+        a = self.about
+        writes = " ".join(self.contract.writes())
+        design = "-" if a.design is None else a.design
+        return "".join(f"{x}\n" for x in (a.name, a.base, a.chain, writes, design)).encode()
+
+    def _run(self, f: BinaryIO, problem: Problem) -> None:
+        try:
+            self.before_call(problem)
+            results = self.contract.call(problem)
+        except (Unsupported, NotImplementedError) as e:
+            f.write(f"unsupported {_line(e)}\n".encode())
+            return
+        except Exception as e:
+            self.raised.append(traceback.format_exc())
+            f.write(f"failed {_line(e)}\n".encode())
+            return
+        f.write(b"ok\n")
+        for x in results.values():
+            f.write(np.ascontiguousarray(x, np.float64).tobytes())
+
+
+def _line(e: BaseException) -> str:
+    return f"{type(e).__name__}: {' '.join(str(e).split())}"[:240]
+
+
+def _setting(name: str, value: str) -> Any:
+    if name in ("l2norm", "backward"):
+        return value == "1"
+    if name in WHOLE:
+        return int(value)
+    return float(value) if name in REAL else value
+
+
+def _read_problem(f: BinaryIO) -> tuple[str, Problem]:
+    kind = f.readline().decode().strip()
+    settings: dict[str, Any] = {}
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {"in": {}, "out": {}}
+    for line in iter(lambda: f.readline().decode().strip(), ""):
+        key, *rest = line.split(" ")
+        if key in shapes:
+            shapes[key][rest[0]] = tuple(int(n) for n in rest[2:])
+        else:
+            settings[key] = _setting(key, rest[0])
+    arrays = {n: _read_array(f, s) for n, s in shapes["in"].items()}
+    cu = np.array([int(n) for n in settings.pop("cu_seqlens", "").split(",") if n], np.int64)
+    if len(cu) > 2:
+        arrays["cu_seqlens"] = cu
+    input_format = settings.pop("input_format", "")
+    return kind, Problem(arrays, settings, input_format, shapes["out"])
+
+
+def _read_array(f: BinaryIO, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    n = int(np.prod(shape, dtype=np.int64))
+    data = f.read(8 * n)
+    if len(data) != 8 * n:
+        raise EOFError("the program ended inside a call")
+    return np.frombuffer(data, np.float64).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Exit status and all that the program printed; what the function raised, with tracebacks."""
+
+    status: int
+    text: str
+    raised: list[str]
+
+
+def run_program(arguments: Sequence[str], server: Server) -> Finished:
+    """`deltaproof ARGUMENTS --subject bridge.so`, the function called in this thread."""
+    with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
+        path = os.path.join(folder, "socket")
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(path)
+            listening.listen()
+            with subprocess.Popen(
+                [program(), *arguments, f"--subject={bridge()}"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment() | {"DELTAPROOF_BRIDGE": path},
+            ) as process:
+                text = _serve(process, listening, server)
+                return Finished(process.wait(), text, server.raised)
+
+
+def _serve(process: subprocess.Popen[str], listening: socket.socket, server: Server) -> str:
+    """Answers until the program's output ends; returns that."""
+    said: list[str] = []
+    over, ended = os.pipe()
+
+    def read() -> None:
+        said.append(process.stdout.read() if process.stdout else "")
+        os.close(ended)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        with selectors.DefaultSelector() as select:
+            select.register(listening, selectors.EVENT_READ)
+            select.register(over, selectors.EVENT_READ)
+            while over not in [key.fileobj for key, _ in select.select()]:
+                server.answer(listening.accept()[0])
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        reader.join()
+        os.close(over)
+    return "".join(said)

@@ -1,0 +1,82 @@
+"""Arrays of numpy, ml_dtypes and PyTorch as safetensors files, by the safetensors library.
+
+PyTorch is never imported here: a tensor is known by its methods, so that a program without PyTorch
+needs none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+
+Array = Any  # numpy array (bf16: dtype ml_dtypes.bfloat16) or PyTorch tensor, on any device
+Tensors = Mapping[str, Array]
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = {
+    "F16": np.dtype(np.float16),
+    "BF16": BFLOAT16,
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+}
+
+
+def to_bf16(x: npt.ArrayLike) -> npt.NDArray[Any]:
+    """The nearest bf16 numbers, ties to even, as an array of dtype ml_dtypes.bfloat16."""
+    return np.asarray(x, dtype=np.float32).astype(BFLOAT16)
+
+
+def is_torch(x: Array) -> bool:
+    """Is it a PyTorch tensor?"""
+    return hasattr(x, "detach") and hasattr(x, "storage_offset")
+
+
+def to_numpy(x: Array, name: str = "array") -> npt.NDArray[Any]:
+    """The same numbers as a contiguous numpy array in host memory. ValueError: a dtype that no
+    tensor of a kernel has."""
+    if is_torch(x):
+        x = x.detach().cpu().contiguous()
+        if str(x.dtype) == "torch.bfloat16":
+            import torch
+
+            x = x.view(torch.int16).numpy().view(BFLOAT16)
+        else:
+            x = x.numpy()
+    x = np.asarray(x)
+    if x.dtype not in DTYPES.values():
+        known = ", ".join(d.name for d in DTYPES.values())
+        raise ValueError(f"{name}: dtype {x.dtype} is none of {known}")
+    return x if x.flags.c_contiguous else x.copy(order="C")
+
+
+def save(path: str, tensors: Tensors, metadata: Mapping[str, Any] | None = None) -> None:
+    """Write {name: array} as safetensors, whole or not at all. metadata: settings that
+    `deltaproof judge` reads, such as gate or cu_seqlens; values are written as text."""
+    arrays = {name: to_numpy(x, name) for name, x in tensors.items()}
+    text = {str(k): str(v) for k, v in metadata.items()} if metadata else None
+    part = f"{path}.{os.getpid()}.part"
+    try:
+        safetensors.numpy.save_file(arrays, part, metadata=text)
+        os.replace(part, path)
+    finally:
+        if os.path.exists(part):
+            os.remove(part)
+
+
+def load(path: str) -> dict[str, npt.NDArray[Any]]:
+    """{name: array} of a safetensors file; bf16 as dtype ml_dtypes.bfloat16."""
+    with open(path, "rb") as f:
+        content = safetensors.deserialize(f.read())
+    return {
+        name: np.frombuffer(bytes(x["data"]), DTYPES[x["dtype"]]).reshape(x["shape"])
+        for name, x in content
+    }

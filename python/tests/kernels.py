@@ -1,0 +1,86 @@
+"""KDA in numpy, one token at a time (ref/math.md b): right, and wrong on purpose."""
+
+from typing import Any
+
+import numpy as np
+
+
+def kda(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    g: np.ndarray,
+    beta: np.ndarray,
+    initial_state: np.ndarray | None = None,
+    cu_seqlens: np.ndarray | None = None,
+    scale: float | None = None,
+    dtype: Any = np.float32,
+) -> tuple[np.ndarray, np.ndarray]:
+    """q k [T,H,K], v [T,HV,V], g [T,HV,K], beta [T,HV] -> o [T,HV,V], final_state [N,HV,K,V]."""
+    T, H, K = q.shape
+    HV = v.shape[1]
+    scale = K**-0.5 if scale is None else scale
+    q, k = (np.repeat(x, HV // H, axis=1).astype(dtype) for x in (q, k))
+    v, g, beta = (x.astype(dtype) for x in (v, g, beta))
+    cu = [0, T] if cu_seqlens is None else [int(x) for x in cu_seqlens]
+    o, states = np.zeros_like(v), []
+    for i in range(len(cu) - 1):
+        S = np.zeros((HV, K, v.shape[-1]), dtype)
+        if initial_state is not None:
+            S += initial_state[i]
+        for t in range(cu[i], cu[i + 1]):
+            S *= np.exp(g[t])[..., None]
+            e = beta[t][:, None] * (v[t] - np.einsum("hk,hkv->hv", k[t], S))
+            S += k[t][..., None] * e[:, None, :]
+            o[t] = np.einsum("hk,hkv->hv", q[t], S) * dtype(scale)
+        states.append(S)
+    return o, np.stack(states)
+
+
+def wrong_at_70(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray
+) -> np.ndarray:
+    """o of token 70, head 1 is 1% too large."""
+    o, _ = kda(q, k, v, g, beta)
+    if o.shape[0] > 70:
+        o[70, -1] *= 1.01
+    return o
+
+
+def looks_ahead(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray
+) -> np.ndarray:
+    """The last token of a chunk of 64 sees the value of the next one."""
+    o, _ = kda(q, k, v, g, beta)
+    o[63:-1:64] += 0.01 * v[64::64]
+    return o
+
+
+def without_packing(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    g: np.ndarray,
+    beta: np.ndarray,
+    initial_state: np.ndarray | None = None,
+    cu_seqlens: np.ndarray | None = None,
+) -> np.ndarray:
+    """Sequences that are packed run into each other."""
+    first = None if initial_state is None else initial_state[:1]
+    return kda(q, k, v, g, beta, first)[0]
+
+
+def inputs(T: int = 100, H: int = 2, K: int = 16, V: int = 8) -> dict[str, np.ndarray]:
+    """Unit keys and queries, gates that forget slowly."""
+    rng = np.random.default_rng(1)
+
+    def unit(x: np.ndarray) -> np.ndarray:
+        return (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)
+
+    return {
+        "q": unit(rng.normal(size=(T, H, K))),
+        "k": unit(rng.normal(size=(T, H, K))),
+        "v": rng.normal(size=(T, H, V)).astype(np.float32),
+        "g": -0.02 * rng.exponential(size=(T, H, K)).astype(np.float32),
+        "beta": rng.uniform(size=(T, H)).astype(np.float32),
+    }

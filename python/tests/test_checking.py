@@ -1,0 +1,61 @@
+"""What must hold between calls, and how two arrays differ."""
+
+import numpy as np
+import pytest
+
+import deltaproof
+from deltaproof import Size, assert_close, check
+from kernels import inputs, kda, looks_ahead, without_packing
+
+SMALL = Size(T=96, H=2, HV=2, K=16, V=8)
+
+
+def test_a_right_kernel_holds_everything() -> None:
+    found = check(kda, base="fp32", size=SMALL, outputs=("o", "final_state"))
+    assert {c.name: c.verdict for c in found if c.verdict != "bitwise"} == {}
+
+
+def test_a_kernel_that_looks_ahead_is_not_causal() -> None:
+    found = {c.name: c for c in check(looks_ahead, base="fp32", size=Size(128, 2, 2, 16, 8))}
+    assert found["causality"].verdict == "fail" and "[63, " in found["causality"].why
+    assert found["repeat"].verdict == "bitwise"
+    assert found["packed"].verdict == "skipped" and "cu_seqlens" in found["packed"].why
+
+
+def test_a_kernel_without_packing_is_seen() -> None:
+    found = {c.name: c.verdict for c in check(without_packing, base="fp32", size=SMALL)}
+    assert found["packed"] == "fail" and found["prefix"] == "bitwise"
+    assert found["pieces"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda o: o * 4.0, "4 times the reference (sqrt(16))"),
+        (lambda o: np.roll(o, 1, axis=0), "one token late"),
+        (lambda o: np.roll(o, -1, axis=0), "one token early"),
+        (lambda o: o + 0.3, "plus 0.3 in every entry"),
+    ],
+)
+def test_assert_close_says_what_a_difference_looks_like(change, words: str) -> None:  # noqa: ANN001
+    o, _ = kda(**inputs())
+    with pytest.raises(AssertionError) as e:
+        assert_close("o", o, change(o))
+    assert words in str(e.value) and str(e.value).count("looks like") == 1, e.value
+
+
+def test_assert_close_names_the_place_and_the_turned_state() -> None:
+    o, state = kda(**inputs(V=16))
+    other = o.copy()
+    other[60:70, 1] += 1
+    with pytest.raises(AssertionError) as e:
+        assert_close("o", o, other)
+    assert "axis 0: only indices 60 to 69 of 100" in str(e.value)
+    assert "looks like" not in str(e.value)
+    with pytest.raises(AssertionError, match="last two axes exchanged"):
+        assert_close("final_state", state, np.swapaxes(state, -1, -2))
+    other[3, 0, 2] = np.nan
+    with pytest.raises(AssertionError, match=r"1 of 3200 entries are NaN or Inf.*\[3, 0, 2\]"):
+        assert_close("o", o, other, warning=True)
+    assert_close("o", o, o * 1.001)
+    assert "looks like" not in deltaproof.explain_difference("o", o, o)

@@ -1,0 +1,134 @@
+"""What a first judgement needs and says: everything that is missing at once, batches, fp16, FLA's
+inner names, and the one mistake that explains a failure."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltaproof import judge, to_bf16
+from kernels import inputs, kda
+
+Arrays = dict[str, np.ndarray]
+SAID: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+
+
+def fits(x: Arrays, outputs: Arrays, **other: Any) -> list[str]:
+    """What the program says of outputs that fail."""
+    found = judge(x, outputs, **(SAID | other))
+    assert found.status == 1, found.text
+    return [n.removeprefix("fits: ") for n in found.text.splitlines() if n.startswith("fits: ")]
+
+
+def o_of(x: Arrays) -> np.ndarray:
+    return kda(**x)[0]
+
+
+def test_all_that_is_missing_is_said_at_once() -> None:
+    x = inputs()
+    found = judge(x, {"oo": x["v"], "dq": x["q"]}, gate="sine")
+    assert found.status == 2 and "6 things are missing or wrong" in found.text
+    for part in ("tensor oo is not known", "dq is a gradient", "'sine' is not known", "--beta"):
+        assert part in found.text, found.text
+    assert "--l2norm 0|1" in found.text and "--base bf16|fp16|fp32|fp64" in found.text
+    del x["k"], x["beta"]
+    found = judge(x, {"o": x["v"]}, **SAID)
+    assert "tensor k is missing" in found.text and "tensor beta is missing" in found.text
+
+
+def test_a_batch_is_judged_as_packed_sequences() -> None:
+    one = inputs()
+    x = {n: np.stack([a, a[::-1]]) for n, a in one.items()}
+    both = [kda(**{n: np.ascontiguousarray(a[b]) for n, a in x.items()}) for b in (0, 1)]
+    o, state = np.stack([r[0] for r in both]), np.concatenate([r[1] for r in both])
+    found = judge(x, {"o": o, "ht": state}, **SAID)
+    assert found.passed and "token t of batch b is token 100 b + t" in found.text, found.text
+    o[1, 70, 1] *= 1.01
+    place = judge(x, {"o": o}, **SAID).failures()[0]
+    assert place.startswith("o, rank 0, head 1, sequence 1, token 170")
+    found = judge(x, {"o": o[:, :50]}, **SAID)
+    assert found.status == 2 and "q has a batch axis, [2,100,..]" in found.text
+    found = judge(x, {"o": o}, ranks=2, **SAID)
+    assert found.status == 2 and "judge the batches one by one" in found.text
+
+
+def test_fp16_is_judged_by_what_fp16_makes() -> None:
+    x = {n: a.astype(np.float16) for n, a in inputs().items()}
+    o = kda(**x)[0]
+    half = SAID | {"base": "fp16"}
+    found = judge(x, {"o": o.astype(np.float16)}, **half)
+    assert found.passed, found.text
+    assert found.record is not None
+    assert found.record["runs"][0]["policy"]["design"] == "factors=fp16,out=fp16"
+    found = judge(x, {"o": to_bf16(o).astype(np.float32)}, **half)
+    assert found.status == 1, "three bits fewer than fp16 must not pass as fp16: " + found.text
+
+
+def test_inner_names_of_fla_are_known() -> None:
+    x = inputs() | {"do": np.ones((100, 2, 8), np.float32), "h0": np.zeros((1, 2, 16, 8))}
+    x["A_log"] = np.zeros(2, np.float32)
+    zero = np.zeros((100, 2), np.float32)
+    made = {"db": zero, "dA": zero[0], "dh0": np.zeros((1, 2, 16, 8))}
+    found = judge(x, made, **(SAID | {"gate": "softplus"}))
+    assert {"dbeta", "dA_log", "ds0"} <= set(found.tensors), found.text
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def with_eps(x: Arrays, eps: float) -> Arrays:
+    def norm(a: np.ndarray) -> np.ndarray:
+        return (a / np.sqrt((a * a).sum(-1, keepdims=True) + eps)).astype(np.float32)
+
+    return x | {"q": norm(x["q"]), "k": norm(x["k"])}
+
+
+def one_before(a: np.ndarray) -> np.ndarray:
+    return np.concatenate([0 * a[:1], a[:-1]])
+
+
+def halves(x: Arrays) -> np.ndarray:
+    parts = [{n: a[i : i + 50] for n, a in x.items()} for i in (0, 50)]
+    return np.concatenate([o_of(p) for p in parts])
+
+
+@pytest.mark.parametrize(
+    ("words", "make", "other"),
+    [
+        ("o is exactly sqrt(K) too large", lambda x: 4 * o_of(x), {}),
+        ("o is one token late", lambda x: np.roll(o_of(x), 1, 0), {}),
+        ("--beta plain: as if beta were not sigmoided", o_of, {"beta": "sigmoid"}),
+        ("--beta sigmoid", lambda x: o_of(x | {"beta": sigmoid(x["beta"])}), {}),
+        ("eps = 1e-5", lambda x: o_of(with_eps(x, 1e-5)), {"l2norm": True}),
+        ("without eps", lambda x: o_of(with_eps(x, 0)), {"l2norm": True}),
+        ("exp2(g) for exp(g)", lambda x: o_of(x | {"g": x["g"] * np.float32(np.log(2))}), {}),
+        ("every gate were that", lambda x: o_of(x | {"g": one_before(x["g"])}), {}),
+        ("rank 1 started from zero", halves, {"ranks": 2}),
+    ],
+)
+def test_the_mistake_that_explains_a_failure_is_named(
+    words: str, make: Callable[[Arrays], np.ndarray], other: dict[str, Any]
+) -> None:
+    x = inputs(V=16)
+    if "l2norm" in other:
+        x = x | {"q": x["q"] / 100, "k": x["k"] / 100}
+    said = fits(x, {"o": make(x)}, **other)
+    assert any(words in n for n in said), said
+    assert len(said) <= 2, said
+
+
+def test_a_turned_state_is_recognised_where_its_shape_hides_it() -> None:
+    x = inputs(V=16)
+    o, state = kda(**x)
+    assert fits(x, {"o": o, "final_state": np.swapaxes(state, -1, -2)}) == [
+        "passes with --state-layout vk"
+    ]
+
+
+def test_nothing_is_said_where_nothing_fits() -> None:
+    x = inputs(V=16)
+    o = o_of(x)
+    o[70, 1] += 0.3
+    assert fits(x, {"o": o}) == []

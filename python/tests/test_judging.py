@@ -1,0 +1,130 @@
+"""judge and assert_explained on a recurrence in numpy: what must pass passes, what must raise
+raises and says why."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import deltaproof
+from deltaproof import assert_explained, judge, to_bf16
+from kernels import inputs, kda
+
+SAID: dict[str, Any] = {"gate": "log", "beta": "plain", "l2norm": False}
+
+
+@pytest.fixture
+def x() -> dict[str, np.ndarray]:
+    return inputs()
+
+
+def test_a_right_kernel_passes_and_its_figures_come_back(x: dict[str, np.ndarray]) -> None:
+    o, state = kda(**x)
+    got = assert_explained(x, {"o": o, "final_state": state}, base="fp32", **SAID)
+    assert got["o"]["verdict"] == "pass" and 0 < got["o"]["rel_fro"] < 1e-6
+    assert got["final_state"]["ratio"] < 1
+
+
+def test_a_batch_axis_of_one_changes_nothing(x: dict[str, np.ndarray]) -> None:
+    o, _ = kda(**x)
+    assert_explained({n: a[None] for n, a in x.items()}, {"o": o[None]}, base="fp32", **SAID)
+
+
+def test_a_wrong_row_is_named_and_its_command_judges_it_again(x: dict[str, np.ndarray]) -> None:
+    o, _ = kda(**x)
+    o[70, 1] *= 1.001
+    with pytest.raises(AssertionError, match=r"(?s)not explained.*o, rank 0, head 1.*token 70"):
+        assert_explained(x, {"o": o}, base="fp32", **SAID)
+    found = judge(x, {"o": o}, base="fp32", **SAID)
+    assert found.failures()[0].startswith("o, rank 0, head 1, sequence 0, token 70: ")
+    again = found.command.replace("deltaproof", deltaproof.program(), 1)
+    done = subprocess.run(again, shell=True, text=True, capture_output=True, check=False)
+    assert done.returncode == 1 and "token 70" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_format_that_is_claimed_must_be_delivered(x: dict[str, np.ndarray]) -> None:
+    o, _ = kda(**x)
+    with pytest.raises(AssertionError, match="fail     o"):
+        assert_explained(x, {"o": to_bf16(o).astype(np.float32)}, base="fp32", **SAID)
+    assert_explained(x, {"o": to_bf16(o)}, base="fp32", **SAID)  # said to be bf16: one rounding
+    short = {n: to_bf16(a) for n, a in x.items()}
+    wide = {n: a.astype(np.float32) for n, a in short.items()}
+    rounded = to_bf16(kda(**wide)[0])
+    assert_explained(short, {"o": rounded}, base="bf16", **SAID)
+    with pytest.raises(AssertionError, match="fail     o"):  # other inputs than it was given
+        assert_explained(x, {"o": rounded}, base="fp32", **SAID)
+
+
+def test_nan_fails(x: dict[str, np.ndarray]) -> None:
+    o, _ = kda(**x)
+    o[3, 0, 2] = np.nan
+    with pytest.raises(AssertionError, match="fail     o"):
+        assert_explained(x, {"o": o}, base="fp32", **SAID)
+
+
+def test_what_cannot_be_judged_is_a_value_error(x: dict[str, np.ndarray]) -> None:
+    o, _ = kda(**x)
+    with pytest.raises(ValueError, match=re.escape("shape [50,2,8]")):
+        assert_explained(x, {"o": o[:50]}, base="fp32", **SAID)
+    with pytest.raises(ValueError, match="tensor out is not known"):
+        assert_explained(x, {"out": o}, base="fp32", **SAID)
+    with pytest.raises(ValueError, match="complex"):
+        assert_explained(x, {"o": o.astype(complex)}, base="fp32", **SAID)
+
+
+def test_a_bound_that_says_nothing_does_not_pass_unseen(
+    x: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "fake"
+    fake.write_text("""#!/bin/sh
+for a in "$@"; do
+    case $a in --json=*) to=${a#--json=};; --out=*) to=${a#--out=}/results.json;; esac
+done
+echo '{"runs": [{"tensors": [{"name": "o", "verdict": "pass"},
+                             {"name": "dg", "verdict": "unjudged"}]}]}' >"$to"
+""")
+    fake.chmod(0o700)
+    monkeypatch.setenv("DELTAPROOF", str(fake))
+    with pytest.raises(AssertionError, match="dg: the bound is too wide"):
+        assert_explained(x, {"o": x["v"]}, base="fp32", **SAID)
+    assert_explained(x, {"o": x["v"]}, base="fp32", unjudged=("dg",), **SAID)
+
+
+def test_the_record_says_whence_the_numbers_come(x: dict[str, np.ndarray], tmp_path: Path) -> None:
+    o, _ = kda(**x)
+    settings = SAID | {"label": "a trial", "kernel_commit": "abc123", "kernels": ["k_fast"]}
+    found = judge(x, {"o": o}, base="fp32", out=str(tmp_path), **settings)
+    assert found.record is not None
+    said = found.record["provenance"]
+    assert said["label"] == "a trial" and said["kernel_commit"] == "abc123"
+    assert said["notes"]["numpy"] == np.__version__ and said["notes"]["kernel0"] == "k_fast"
+    files = {f["role"]: f for f in said["files"]}
+    assert files["inputs"]["bytes"] == os.path.getsize(files["inputs"]["path"])
+    assert len(files["outputs"]["xxh128"]) == 32
+    assert files["inputs"]["xxh128"] != files["outputs"]["xxh128"]
+    assert (tmp_path / "report.html").stat().st_size > 1000
+
+
+def test_files_go_when_all_passed(x: dict[str, np.ndarray]) -> None:
+    found = judge(x, {"o": kda(**x)[0]}, base="fp32", **SAID)
+    assert found.passed and found.folder is None
+
+
+def test_pytorch_tensors_are_taken_as_they_are(x: dict[str, np.ndarray]) -> None:
+    torch = pytest.importorskip("torch")
+    t = {n: torch.tensor(a).bfloat16() for n, a in x.items()}
+    o = torch.tensor(kda(**{n: a.float().numpy() for n, a in t.items()})[0]).bfloat16()
+    assert_explained(t, {"o": o}, base="bf16", **SAID)
+
+
+def test_no_program_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["deltaproof.program"], "_HERE", "/nowhere/a")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.delenv("DELTAPROOF", raising=False)
+    with pytest.raises(FileNotFoundError, match="name it with the variable DELTAPROOF"):
+        deltaproof.program()

@@ -1,0 +1,67 @@
+"""The pytest plug-in, run as a user runs it: on a right and on a wrong kernel."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+TESTS = """
+from kernels import inputs, kda
+
+FORMS = dict(base="fp32", gate="log", beta="plain", l2norm=False)
+
+def test_right(deltaproof):
+    x = inputs()
+    deltaproof.assert_explained(x, dict(o=kda(**x)[0]), **FORMS)
+
+def test_wrong(deltaproof):
+    x = inputs()
+    o = kda(**x)[0]
+    o[70, 1] *= 1.01
+    deltaproof.assert_explained(x, dict(o=o), **FORMS)
+"""
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_kernel.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    environment = dict(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"}
+    own = os.environ.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE)] + ([own] if own else []))
+    environment.pop("PYTEST_ADDOPTS", None)
+    return subprocess.run(
+        [*command, "test_kernel.py"],
+        cwd=folder,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+
+def test_the_summary_names_tensor_rank_token_and_the_command(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout
+    lines = done.stdout.splitlines()
+    named = [n for n in lines if n.startswith("test_kernel.py::test_wrong: o, rank 0, head 1")]
+    assert len(named) == 1 and "token 70" in named[0], done.stdout
+    again = lines[lines.index(named[0]) + 1].strip()
+    assert again.startswith("again: deltaproof judge --inputs=")
+    assert "2 judged, 1 failed" in done.stdout
+
+
+def test_reports_are_written_below_the_folder_that_is_named(tmp_path: Path) -> None:
+    done = run(tmp_path, "--deltaproof-report", "out")
+    assert done.returncode == 1, done.stdout
+    pages = sorted(p.parent.name for p in tmp_path.glob("out/*/report.html"))
+    assert pages == ["test_kernel.py-test_right", "test_kernel.py-test_wrong"], done.stdout
+    assert "report: " in done.stdout
+    page = (tmp_path / "out" / pages[1] / "report.html").read_text()
+    assert "token 70" in page or ">70<" in page
+
+
+def test_no_summary_where_nothing_was_judged(tmp_path: Path) -> None:
+    done = run(tmp_path, "-k", "nothing")
+    assert "deltaproof" not in done.stdout

@@ -1,0 +1,122 @@
+"""A Python function on the program's cases: verdicts, skips and their reasons, memory layouts, and
+the searches for what broke."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import deltaproof
+from kernels import kda, without_packing, wrong_at_70
+
+CASES = ("t65", "packed-ones", "initial-state", "smoke-kda")
+OWN: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state")}
+
+
+def test_a_right_kernel_passes_what_it_serves_and_says_why_not_the_rest() -> None:
+    found = deltaproof.run(kda, CASES, **OWN)
+    assert found.passed, found.text
+    verdicts = {i.split(":")[0]: v for i, v in found.verdicts().items()}
+    assert [verdicts[n] for n in CASES[:3]] == ["pass"] * 3, found.text
+    assert verdicts["smoke-kda"].startswith("skipped: ") and "gate softplus" in found.text
+    assert found.layouts == {"strided": "pass", "offset": "pass", "unaligned": "pass"}
+    assert found.record is not None and found.record["provenance"]["notes"]["python"]
+
+
+def test_arrays_that_the_function_does_not_take_skip_the_case() -> None:
+    found = deltaproof.run(wrong_at_70, ("t65",), base="fp32", layouts=())
+    assert found.status == 2 and not found.passed
+    (verdict,) = found.verdicts().values()
+    assert verdict.startswith("skipped: ") and "takes no `initial_state`" in verdict
+
+
+def test_a_wrong_kernel_fails_where_it_is_wrong() -> None:
+    found = deltaproof.run(without_packing, ("packed-ones", "beta-zero"), base="fp32", layouts=())
+    assert found.status == 1 and not found.passed
+    assert list(found.verdicts().values()) == ["fail", "pass"], found.text
+    assert found.record is not None
+    failed = found.record["runs"][0]["tensors"][0]["failed"]
+    assert failed["sequence"] > 0
+
+
+def test_a_kernel_that_ignores_strides_is_seen() -> None:
+    def flat(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
+        base = v.base if v.base is not None else v
+        while base.base is not None:
+            base = base.base
+        dense = base[: v.size].reshape(v.shape)  # as if v were contiguous
+        return kda(q, k, dense, g, beta)[0]
+
+    found = deltaproof.run(flat, ("beta-zero",), base="fp32")
+    assert found.status == 0, found.text
+    assert found.layouts == {"strided": "fail", "offset": "fail", "unaligned": "fail"}
+    assert not found.passed
+
+
+def test_a_layout_that_is_refused_is_no_failure() -> None:
+    def strict(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
+        if not v.flags.c_contiguous:
+            raise ValueError("v must be contiguous")
+        return kda(q, k, v, g, beta)[0]
+
+    found = deltaproof.run(strict, ("beta-zero",), base="fp32", layouts=("strided",))
+    assert found.passed and found.layouts["strided"] == "refused: ValueError: v must be contiguous"
+
+
+def test_what_the_function_raises_fails_the_run_and_is_kept() -> None:
+    def broken(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
+        raise RuntimeError("no such kernel image")
+
+    found = deltaproof.run(broken, ("beta-zero",), base="fp32", layouts=())
+    assert found.status == 1 and "RuntimeError: no such kernel image" in found.text
+    assert "in broken" in found.raised[0]
+
+
+def test_a_number_of_results_that_was_not_said_is_an_error() -> None:
+    found = deltaproof.run(kda, ("beta-zero",), base="fp32", layouts=())
+    assert found.status == 1 and "returns 2 arrays, outputs names 1" in found.text
+
+
+def test_shrink_finds_a_small_input(tmp_path: Path) -> None:
+    small = tmp_path / "small.case"
+    found = deltaproof.shrink(
+        without_packing, "packed-ones", base="fp32", output=str(small), tries=200
+    )
+    assert found.status == 0 and "written: " in found.text, found.text
+    assert small.stat().st_size < 4000
+
+
+def test_bisect_blames_the_output_stage_of_a_kernel_that_shows_its_state() -> None:
+    found = deltaproof.bisect(wrong_at_70, "kda-corr", base="fp32")
+    assert found.status == 1 and "WRONG STAGE" in found.text, found.text
+
+
+def test_gradients_of_autograd_are_judged() -> None:
+    torch = pytest.importorskip("torch")
+
+    def kernel(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
+        T, H, K = q.shape[1:]
+        q, k, v = q.float(), k.float(), v.float()
+        S = torch.zeros(H, K, v.shape[-1]) if initial_state is None else initial_state[0]
+        rows = []
+        for t in range(T):
+            S = S * torch.exp(g[0, t])[..., None]
+            e = beta[0, t][:, None] * (v[0, t] - torch.einsum("hk,hkv->hv", k[0, t], S))
+            S = S + k[0, t][..., None] * e[:, None, :]
+            rows.append(torch.einsum("hk,hkv->hv", q[0, t], S) * K**-0.5)
+        return torch.stack(rows)[None], S[None]
+
+    # gradients of bf16 tensors are bf16
+    own = {**OWN, "base": "bf16", "autograd": True, "device": "cpu", "layouts": ("strided",)}
+    found = deltaproof.run(kernel, ("t65",), **own)
+    assert found.passed, found.text + "".join(found.raised)
+    assert found.record is not None
+    names = {t["name"] for t in found.record["runs"][0]["tensors"]}
+    assert {"o", "final_state", "dq", "dk", "dv", "dg", "dbeta"} <= names
+    rng = np.random.default_rng(3)
+    x = {n: torch.tensor(rng.normal(size=(1, 65, 1, 8)) / 3).float() for n in "qkv"}
+    x["g"], x["beta"] = -torch.rand(1, 65, 1, 8) / 9, torch.rand(1, 65, 1)
+    forms = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+    once = deltaproof.judge_autograd(kernel, x, **forms)
+    assert once.passed and "dbeta" in once.tensors, once.text

@@ -1,0 +1,51 @@
+"""Build hook of pyproject.toml: builds the program with make (no GPU) and puts it into the wheel,
+with its bridge, the interface header, the cases and the code of the report.
+
+    deltaproof/bin/deltaproof   deltaproof/lib/bridge.so   deltaproof/include/
+    deltaproof/share/deltaproof/{cases,reports}             (harness/base/home.c finds them there)
+
+DELTAPROOF_PROGRAM names a folder where program and bridge are built; else they are built in
+DELTAPROOF_BUILD (default build/wheel). The wheel that pip makes of a source
+tree uses this machine's libraries; `make wheel` makes one that carries them (auditwheel).
+"""
+
+import os
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+REPORTS = ("report.py", "history.py", "index.py", "read", "say", "draw", "page")
+
+
+class CustomBuildHook(BuildHookInterface):
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        root = Path(self.root)
+        build = Path(os.environ.get("DELTAPROOF_BUILD") or root / "build" / "wheel").absolute()
+        if os.environ.get("DELTAPROOF_PROGRAM"):
+            build = Path(os.environ["DELTAPROOF_PROGRAM"]).absolute()
+        else:
+            self._make(root, build)
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{platform}"
+        into = build_data["force_include"]
+        into[str(build / "deltaproof")] = "deltaproof/bin/deltaproof"
+        into[str(build / "bridge.so")] = "deltaproof/lib/bridge.so"
+        header = "deltaproof_subject.h"
+        into[str(root / "harness" / header)] = f"deltaproof/include/{header}"
+        into[str(root / "cases")] = "deltaproof/share/deltaproof/cases"
+        for name in REPORTS:
+            if (root / "reports" / name).exists():
+                into[str(root / "reports" / name)] = f"deltaproof/share/deltaproof/reports/{name}"
+
+    def _make(self, root: Path, build: Path) -> None:
+        check = subprocess.run(
+            [root / "scripts" / "setup", "--check"], text=True, stderr=subprocess.PIPE, check=False
+        )
+        if check.returncode:
+            raise SystemExit(f"deltaproof is built from C here. {check.stderr.strip()}")
+        command = ["make", "-C", root, "GPU=0", f"BUILD={build}", "program"]
+        subprocess.run(command, check=True)
