@@ -9,57 +9,29 @@ Two uses:
         python3 fla_dump.py IN.safetensors OUT.safetensors
         torchrun --nproc-per-node 4 fla_dump.py IN.safetensors OUT.safetensors        (scripts/peers/run_fla.sh does it and judges)
 
-    More processes than GPUs share them; they then talk through gloo, as NCCL takes one process a GPU. It NEEDS A MACHINE WITH CUDA GPUs, PyTorch AND FLA (pip install flash-linear-attention); nothing else of deltaproof does. IN is read; its
+    More processes than GPUs share them; they then talk through gloo, as NCCL takes one process a GPU. It NEEDS A MACHINE WITH CUDA GPUs, PyTorch, safetensors AND FLA (pip install flash-linear-attention); nothing else of deltaproof does. IN is read; its
     first axis is split over the processes as FLA splits a sequence over ranks; OUT gets o and all gradients of the whole sequence.
-
-The file format is written here in a few lines, so that the safetensors package is not needed (it is not used even where it is installed: one
-way to write is enough to trust).
 """
 import argparse
-import ctypes
-import json
 import os
-import struct
 import sys
 
 import torch
-
-DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64", torch.int32: "I32", torch.int64: "I64"}
-TORCH = {name: dtype for dtype, name in DTYPES.items()}
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 
 def save(path, tensors, metadata=None):
-    """Write {name: tensor} as safetensors: length of the header, header in JSON, data; by rename, so there is never half a file."""
-    header, blobs, at = {}, [], 0
-    if metadata:
-        header["__metadata__"] = {str(k): str(v) for k, v in metadata.items()}
-    for name, t in tensors.items():
-        t = t.detach().cpu().contiguous()
-        size = t.numel() * t.element_size()
-        header[name] = {"dtype": DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + size]}
-        blobs.append(ctypes.string_at(t.data_ptr(), size) if size else b"")
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(f"{path}.tmp", "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
-        f.writelines(blobs)
+    """Write {name: tensor} as safetensors, by rename, so there is never half a file."""
+    copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    save_file(copies, f"{path}.tmp", {str(k): str(v) for k, v in metadata.items()} if metadata else None)
     os.replace(f"{path}.tmp", path)
 
 
 def load(path):
     """({name: tensor}, metadata) of a safetensors file."""
-    with open(path, "rb") as f:
-        data = bytearray(f.read())
-    n = struct.unpack("<Q", data[:8])[0]
-    header = json.loads(bytes(data[8 : 8 + n]))
-    metadata = header.pop("__metadata__", {})
-    tensors = {}
-    for name, h in header.items():
-        begin, end = h["data_offsets"]
-        raw = torch.frombuffer(data[8 + n + begin : 8 + n + end], dtype=torch.uint8) if end > begin else torch.empty(0, dtype=torch.uint8)
-        tensors[name] = raw.clone().view(TORCH[h["dtype"]]).reshape(h["shape"])
-    return tensors, metadata
+    with safe_open(path, framework="pt") as f:
+        return {name: f.get_tensor(name) for name in f.keys()}, dict(f.metadata() or {})
 
 
 def dump(function, inputs, in_path, out_path, do=None, dht=None, grads=(), metadata=None):

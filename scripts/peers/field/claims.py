@@ -1,0 +1,40 @@
+"""What each public kernel is called, and how it declares its rounding, from its sources and papers: chunk lengths, what is gated and what is stored in bf16.
+
+FlashKDA keeps its state in bf16 (docs/20260420-flashkda-v1-deep-dive.md, section 3), cuDNN's Hopper forward forms scores from gated operands in chunks of 16. Standard library only.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    name: str
+    project: str
+    op: str  # which recurrence: kda or gdn
+    claims: dict  # metadata of the output file: base, design
+
+
+KERNELS = (
+    Named("fla-chunk-kda", "flash-linear-attention", "kda", {"base": "bf16"}),
+    Named(
+        "fla-fused-recurrent-kda",
+        "flash-linear-attention",
+        "kda",
+        {"base": "fp32", "design": "recurrent,out=bf16"},
+    ),
+    Named("fla-chunk-gdn", "flash-linear-attention", "gdn", {"base": "bf16"}),
+    Named("fla-chunk-gdn-forward", "flash-linear-attention", "gdn", {"base": "bf16"}),
+    Named(
+        "cudnn-hopper-forward",
+        "cuDNN frontend",
+        "kda",
+        {"base": "bf16", "design": "chunk=16,scores=gated"},
+    ),
+    Named("cudnn-hopper-backward", "cuDNN frontend", "kda", {"base": "bf16"}),
+    Named(
+        "flashkda-forward",
+        "FlashKDA",
+        "kda",
+        {"base": "bf16", "design": "chunk=16,scores=gated,state=bf16"},
+    ),
+)

@@ -1,0 +1,317 @@
+"""Public kernels as one table: what each is called, how it declares its rounding, and how it is run on the inputs of a case.
+
+An adapter takes `Inputs` and returns {name: tensor} in the layouts that `deltaproof judge` reads. It raises NotServed, or lets the kernel's own refusal through, where
+the kernel's contract excludes the inputs; the reason goes into the table as it is. Their code is imported or compiled where they are measured, never kept here.
+"""
+
+import dataclasses
+import importlib
+import importlib.metadata
+import os
+import pathlib
+import subprocess
+import sys
+import typing
+
+import torch
+
+sys.path[:0] = [
+    str(pathlib.Path(__file__).resolve().parent),
+    str(pathlib.Path(__file__).resolve().parent.parent),
+]
+from claims import KERNELS
+from fla_dump import flags, load, with_batch
+
+TOKENS = ("q", "k", "v", "g", "beta", "do")
+
+
+class NotServed(Exception):
+    pass
+
+
+class Inputs:
+    """Tensors of a case on the device, and its settings. tokens first: q [T,H,K], g [T,HV,K]."""
+
+    def __init__(self, path):
+        x, self.meta = load(path)
+        self.x = {n: t.cuda() for n, t in x.items()}
+        self.T, self.H, self.K = self.x["q"].shape
+        self.HV, self.V = self.x["v"].shape[-2:]
+        self.cu = self.x.pop("cu_seqlens", torch.tensor([0, self.T], device="cuda")).long()
+        self.scale = float(self.meta["scale"])
+        self.gate, self.beta, self.l2norm = (
+            self.meta["gate"],
+            self.meta["beta"],
+            self.meta["l2norm"] == "1",
+        )
+
+    def __getitem__(self, name):
+        return self.x.get(name)
+
+    @property
+    def backward(self):
+        return "do" in self.x
+
+
+@dataclasses.dataclass
+class Kernel:
+    name: str
+    project: str
+    op: str  # which recurrence: kda or gdn
+    claims: dict  # metadata of the output file: base, design
+    call: typing.Callable
+    version: typing.Callable
+
+
+def unless(ok, reason):
+    if not ok:
+        raise NotServed(reason)
+
+
+def vk(state):
+    return None if state is None else state.float().transpose(-1, -2).contiguous()
+
+
+# ---- flash-linear-attention --------------------------------------------------------------------------------------------------
+
+
+def fla_inputs(x):
+    t = {n: with_batch(n, x[n], x.T).contiguous() for n in TOKENS if x[n] is not None}
+    t |= {n: x[n].flatten() for n in ("A_log", "dt_bias") if x[n] is not None}
+    if x["initial_state"] is not None:
+        t["initial_state"] = x["initial_state"]
+    return t
+
+
+def fla_run(f, x, t, gradients, **settings):
+    """Forward, and gradients where the case has them; {name: tensor}."""
+    do = t.pop("do", None)
+    gradients = gradients and do is not None
+    for name in t:
+        t[name].requires_grad_(gradients)
+    o, state = f(**t, **settings, cu_seqlens=x.cu, output_final_state=True)
+    out = {"o": o, "final_state": state}
+    if gradients:
+        dht = x["dht"]
+        torch.autograd.backward(
+            (o,) if dht is None else (o, state), (do,) if dht is None else (do, dht)
+        )
+        out |= {
+            "dh0" if n == "initial_state" else f"d{n}": v.grad
+            for n, v in t.items()
+            if v.grad is not None
+        }
+    return {n: v.detach() for n, v in out.items() if v is not None}
+
+
+def fla_settings(x):
+    return flags(x.meta) | {"scale": x.scale}
+
+
+def fla_chunk_kda(x):
+    from fla.ops.kda import chunk_kda
+
+    return fla_run(chunk_kda, x, fla_inputs(x), True, **fla_settings(x))
+
+
+def fla_recurrent_kda(x):
+    from fla.ops.kda import fused_recurrent_kda
+
+    settings = fla_settings(x)
+    settings.pop("safe_gate", None)
+    unless(
+        x.gate != "softplus" or x["A_log"] is not None,
+        "gate = softplus without A_log (documented for a lower bound alone)",
+    )
+    with torch.no_grad():
+        return fla_run(fused_recurrent_kda, x, fla_inputs(x), False, **settings)
+
+
+def fla_chunk_gdn(x, gradients=True):
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    unless(x.gate != "lower_bound", "gate = lower_bound")
+    t = fla_inputs(x)
+    t["g"] = x["g"].reshape(1, x.T, x.HV)
+    return fla_run(chunk_gated_delta_rule, x, t, gradients, **fla_settings(x))
+
+
+def fla_chunk_gdn_forward(x):
+    with torch.no_grad():
+        return fla_chunk_gdn(x, False)
+
+
+# ---- cuDNN frontend, Hopper CUDA engine --------------------------------------------------------------------------------------
+
+CUDNN_PLAN = "kda_hopper_cuda"
+
+
+def cudnn_inputs(x):
+    """What the op documents: THD, fp32 gate and beta, states [N,HV,V,K]; keys that the caller has normalised where the kernel does not."""
+    if not x.l2norm:
+        longest = x["k"].float().norm(dim=-1).max().item()
+        unless(
+            longest <= 1.01,
+            f"keys of norm up to {longest:.2g} without the L2 norm (its seed truncation takes keys as unit)",
+        )
+    if x.beta == "plain":
+        top = x["beta"].float().max().item()
+        unless(top <= 1.0, f"beta up to {top:.3g} (it takes beta in (0, 1))")
+    unless(x.gate != "softplus", "gate = softplus (it takes log gates, or its lower-bound gate)")
+    t = {n: x[n].contiguous() for n in ("q", "k", "v")}
+    t |= {n: x[n].float().contiguous() for n in ("g", "beta")}
+    t |= {"cu_seqlens": x.cu.int(), "initial_state": vk(x["initial_state"])}
+    return t
+
+
+def cudnn_forward(x):
+    from cudnn.linear_attention.ops import kimi_delta_attention
+
+    bounded = x.gate == "lower_bound"
+    settings = dict(
+        use_qk_l2norm_in_kernel=x.l2norm,
+        use_beta_sigmoid_in_kernel=x.beta != "plain",
+        allow_neg_eigval=x.beta == "sigmoid2",
+        safe_gate=bounded,
+    )
+    if bounded:
+        settings |= dict(
+            gate_lower_bound=float(x.meta["lower_bound"]), a_log=x["A_log"], dt_bias=x["dt_bias"]
+        )
+    with torch.no_grad():
+        o, state = kimi_delta_attention(
+            **cudnn_inputs(x),
+            scale=x.scale,
+            output_final_state=True,
+            plan_name=CUDNN_PLAN,
+            **settings,
+        )
+    return {"o": o, "final_state": vk(state)}
+
+
+def cudnn_backward(x):
+    from cudnn.linear_attention.ops import kimi_delta_attention
+
+    unless(x.backward, "the case has no gradients")
+    unless(
+        x.gate == "log" and x.beta == "plain" and not x.l2norm,
+        "its backward takes log gates, plain beta and normalised keys",
+    )
+    t = cudnn_inputs(x)
+    leaves = [n for n in ("q", "k", "v", "g", "beta", "initial_state") if t[n] is not None]
+    for n in leaves:
+        t[n].requires_grad_(True)
+    o, state = kimi_delta_attention(
+        **t, scale=x.scale, output_final_state=True, plan_name=CUDNN_PLAN
+    )
+    dht = vk(x["dht"])
+    torch.autograd.backward(
+        (o,) if dht is None else (o, state), (x["do"],) if dht is None else (x["do"], dht)
+    )
+    out = {f"d{n}": t[n].grad for n in leaves if n != "initial_state"}
+    if "initial_state" in leaves:
+        out["dh0"] = vk(t["initial_state"].grad)
+    return out
+
+
+# ---- FlashKDA ----------------------------------------------------------------------------------------------------------------
+
+FLASHKDA = os.environ.get("FLASHKDA", "")  # a checkout
+FLASHKDA_BUILD = os.environ.get("FLASHKDA_BUILD", "/tmp/flashkda-build")
+
+
+def flashkda_extension():
+    """FlashKDA's extension: as it lies in FLASHKDA_BUILD, else compiled there by the flags of its setup.py for this device, with CUTLASS's headers from the nvidia-cutlass
+    wheel where its submodule is empty."""
+    from torch.utils.cpp_extension import load as compile_extension
+
+    if (pathlib.Path(FLASHKDA_BUILD) / "flash_kda_C.so").is_file():
+        sys.path.insert(0, FLASHKDA_BUILD)
+        return importlib.import_module("flash_kda_C")
+
+    root = pathlib.Path(FLASHKDA)
+    unless(FLASHKDA and root.is_dir(), "no checkout (set FLASHKDA)")
+    places = [root / "cutlass", *(pathlib.Path(p) / "cutlass_library/source" for p in sys.path)]
+    cutlass = next((p for p in places if (p / "include/cute").is_dir()), None)
+    unless(cutlass, "no CUTLASS (its submodule, or pip install nvidia-cutlass)")
+    pathlib.Path(FLASHKDA_BUILD).mkdir(parents=True, exist_ok=True)
+    return compile_extension(
+        "flash_kda_C",
+        [str(root / "csrc/flash_kda.cpp"), str(root / "csrc/smxx/fwd_launch.cu")],
+        extra_include_paths=[
+            str(cutlass / "include"),
+            str(cutlass / "tools/util/include"),
+            str(root / "csrc"),
+        ],
+        extra_cflags=["-O3", "-Wno-psabi"],
+        extra_cuda_cflags=[
+            "-O3",
+            "-U__CUDA_NO_HALF_OPERATORS__",
+            "-U__CUDA_NO_HALF_CONVERSIONS__",
+            "-U__CUDA_NO_HALF2_OPERATORS__",
+            "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+            "--expt-relaxed-constexpr",
+            "--expt-extended-lambda",
+            "--use_fast_math",
+            "-gencode",
+            "arch=compute_90a,code=sm_90a",
+        ],
+        build_directory=FLASHKDA_BUILD,
+    )
+
+
+def flashkda():
+    """Its own Python function over that extension."""
+    if "flash_kda" not in sys.modules:
+        sys.modules["flash_kda_C"] = flashkda_extension()
+        sys.path.insert(0, FLASHKDA)
+    import flash_kda
+
+    return flash_kda.fwd
+
+
+def flashkda_forward(x):
+    unless(x.K == 128 and x.V == 128, f"K = {x.K}, V = {x.V} (it takes 128)")
+    unless(x.H == x.HV, "grouped value heads")
+    unless(x.gate == "lower_bound", f"gate = {x.gate} (it takes the lower-bound gate)")
+    unless(x.beta == "sigmoid" and x.l2norm, "it takes beta logits and applies the L2 norm")
+    fwd = flashkda()
+    one = {n: x[n].unsqueeze(0).contiguous() for n in ("q", "k", "v", "g", "beta")}
+    out = torch.empty_like(one["v"])
+    state = torch.empty(len(x.cu) - 1, x.HV, x.V, x.K, device="cuda")
+    fwd(
+        **one,
+        scale=x.scale,
+        out=out,
+        A_log=x["A_log"],
+        dt_bias=x["dt_bias"].reshape(x.HV, x.K),
+        lower_bound=float(x.meta["lower_bound"]),
+        initial_state=vk(x["initial_state"]),
+        final_state=state,
+        cu_seqlens=x.cu,
+    )
+    return {"o": out[0], "final_state": vk(state)}
+
+
+def flashkda_version():
+    head = subprocess.run(
+        ["git", "-C", FLASHKDA, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
+    return head.stdout.strip() or os.environ.get("FLASHKDA_COMMIT", "unknown")
+
+
+def of_wheel(name):
+    return lambda: importlib.metadata.version(name)
+
+
+FLA, CUDNN = of_wheel("flash-linear-attention"), of_wheel("nvidia-cudnn-frontend")
+CALLS = {
+    "fla-chunk-kda": (fla_chunk_kda, FLA),
+    "fla-fused-recurrent-kda": (fla_recurrent_kda, FLA),
+    "fla-chunk-gdn": (fla_chunk_gdn, FLA),
+    "fla-chunk-gdn-forward": (fla_chunk_gdn_forward, FLA),
+    "cudnn-hopper-forward": (cudnn_forward, CUDNN),
+    "cudnn-hopper-backward": (cudnn_backward, CUDNN),
+    "flashkda-forward": (flashkda_forward, flashkda_version),
+}
+BY_NAME = {k.name: Kernel(k.name, k.project, k.op, k.claims, *CALLS[k.name]) for k in KERNELS}

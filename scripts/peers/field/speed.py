@@ -1,0 +1,340 @@
+#!/usr/bin/env python3
+"""Times of the public kernels of kernels.py and of ours, one after the other on one GPU: DIR/speed.json, and a table.
+
+    python3 speed.py DIR BENCH_BWD [--runs 20] [--configs N]
+
+K = V = 128, bf16, random inputs, medians of many runs after warm-up (CUDA events). Lower-bound gate of -5 with bias -4 (-0.09 a token) or 0 (-2.5), norms and beta's
+sigmoid in the kernel; where a kernel's contract lacks those (cuDNN's backward) it gets log gates of the same size, plain beta and unit keys, and the row says so.
+FLA's autotuner times at most N configurations of each kernel (default: 2), compiled in this run.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+SHAPES = ((8192, 64), (131072, 8))
+BIASES = (-4.0, 0.0)
+CONTRACT = "lower-bound gate, norms, sigmoid in the kernel"
+
+
+def random_inputs(T, HV, bias, log=False):
+    import torch
+
+    torch.manual_seed(1)
+    x = {
+        n: torch.randn(T, HV, 128, device="cuda", dtype=torch.bfloat16)
+        for n in ("q", "k", "v", "g", "do")
+    }
+    x["beta"] = torch.randn(T, HV, device="cuda", dtype=torch.bfloat16)
+    x["A_log"], x["dt_bias"] = (
+        torch.zeros(HV, device="cuda"),
+        torch.full((HV, 128), bias, device="cuda"),
+    )
+    if log:
+        x["q"], x["k"] = (
+            torch.nn.functional.normalize(x[n].float(), dim=-1).bfloat16() for n in ("q", "k")
+        )
+        x["g"] = -5 * torch.sigmoid(x["g"].float() + bias)
+        x["beta"] = torch.sigmoid(x["beta"].float())
+    return x
+
+
+def cudnn_forward(T, HV, bias):
+    import torch
+    from cudnn.linear_attention.ops import kimi_delta_attention
+
+    from kernels import CUDNN_PLAN
+
+    x = random_inputs(T, HV, bias)
+    cu = torch.tensor([0, T], device="cuda", dtype=torch.int32)
+    t = {n: x[n] for n in ("q", "k", "v")} | {"g": x["g"].float(), "beta": x["beta"].float()}
+
+    def run():
+        kimi_delta_attention(
+            **t,
+            cu_seqlens=cu,
+            use_qk_l2norm_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
+            safe_gate=True,
+            gate_lower_bound=-5.0,
+            a_log=x["A_log"],
+            dt_bias=x["dt_bias"],
+            output_final_state=True,
+            plan_name=CUDNN_PLAN,
+        )
+
+    return run, None, CONTRACT + "; fp32 g, beta"
+
+
+def cudnn_backward(T, HV, bias):
+    import torch
+    from cudnn.linear_attention.ops import kimi_delta_attention
+
+    from kernels import CUDNN_PLAN
+
+    x = random_inputs(T, HV, bias, log=True)
+    leaves = [x[n].requires_grad_(True) for n in ("q", "k", "v", "g", "beta")]
+    cu = torch.tensor([0, T], device="cuda", dtype=torch.int32)
+
+    def forward():
+        return kimi_delta_attention(*leaves, cu_seqlens=cu, plan_name=CUDNN_PLAN)[0]
+
+    o = forward()
+    return (
+        forward,
+        lambda: torch.autograd.grad(o, leaves, x["do"], retain_graph=True),
+        "log gates, plain beta, unit keys; fp32 g, beta",
+    )
+
+
+def flashkda_forward(T, HV, bias):
+    import torch
+
+    from kernels import flashkda
+
+    fwd = flashkda()
+    x = random_inputs(T, HV, bias)
+    one = {n: x[n].unsqueeze(0) for n in ("q", "k", "v", "g", "beta")}
+    out = torch.empty_like(one["v"])
+    return (
+        lambda: fwd(
+            **one,
+            scale=128**-0.5,
+            out=out,
+            A_log=x["A_log"],
+            dt_bias=x["dt_bias"],
+            lower_bound=-5.0,
+        ),
+        None,
+        CONTRACT,
+    )
+
+
+def fla_chunk(T, HV, bias):
+    import torch
+    from fla.ops.kda import chunk_kda
+
+    x = random_inputs(T, HV, bias)
+    t = {n: x[n].unsqueeze(0).requires_grad_(True) for n in ("q", "k", "v", "g", "beta")}
+    t |= {
+        "A_log": x["A_log"].requires_grad_(True),
+        "dt_bias": x["dt_bias"].flatten().requires_grad_(True),
+    }
+
+    def forward():
+        return chunk_kda(
+            **t,
+            use_gate_in_kernel=True,
+            use_qk_l2norm_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
+            safe_gate=True,
+            lower_bound=-5.0,
+        )[0]
+
+    o = forward()
+    return (
+        forward,
+        lambda: torch.autograd.grad(o, list(t.values()), x["do"].unsqueeze(0), retain_graph=True),
+        CONTRACT,
+    )
+
+
+def fla_recurrent(T, HV, bias):
+    from fla.ops.kda import fused_recurrent_kda
+
+    x = random_inputs(T, HV, bias)
+    t = {n: x[n].unsqueeze(0) for n in ("q", "k", "v", "g", "beta")} | {
+        "A_log": x["A_log"],
+        "dt_bias": x["dt_bias"].flatten(),
+    }
+    return (
+        lambda: fused_recurrent_kda(
+            **t,
+            use_gate_in_kernel=True,
+            use_qk_l2norm_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
+            lower_bound=-5.0,
+        ),
+        None,
+        CONTRACT,
+    )
+
+
+def fla_gdn(T, HV, bias):
+    import torch
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    x = random_inputs(T, HV, bias)
+    g = (-5 * torch.sigmoid(x["g"][..., 0].float() + bias)).unsqueeze(0)
+    t = {n: x[n].unsqueeze(0) for n in ("q", "k", "v")} | {
+        "g": g,
+        "beta": torch.sigmoid(x["beta"].float()).unsqueeze(0),
+    }
+    return (
+        lambda: chunk_gated_delta_rule(**t, use_qk_l2norm_in_kernel=True),
+        None,
+        "log gates, norms in the kernel",
+    )
+
+
+# kernel of kernels.py -> what to time, and the parts that its table shows
+TIMED = {
+    "fla-chunk-kda": fla_chunk,
+    "fla-fused-recurrent-kda": fla_recurrent,
+    "fla-chunk-gdn-forward": fla_gdn,
+    "cudnn-hopper-forward": cudnn_forward,
+    "cudnn-hopper-backward": cudnn_backward,
+    "flashkda-forward": flashkda_forward,
+}
+
+
+def median(f, runs):
+    from bench_fla import median as of_runs
+
+    start = time.monotonic()
+    of_runs(f, 1)
+    return of_runs(f, runs if time.monotonic() - start < 1 else max(3, runs // 5))
+
+
+def child(args):
+    """NAME T HV BIAS: one row as JSON."""
+    from bench_fla import cut_configs
+
+    name, T, HV, bias = args.child[0], int(args.child[1]), int(args.child[2]), float(args.child[3])
+    if name.startswith("fla-"):
+        cut_configs(args.configs, None)
+    import torch
+
+    forward, backward, contract = TIMED[name](T, HV, bias)
+    row = {"kernel": name, "T": T, "HV": HV, "bias": bias, "contract": contract}
+    with torch.no_grad():
+        row["forward_ms"] = round(median(forward, args.runs), 4)
+    if backward:
+        row["backward_ms"] = round(median(backward, args.runs), 4)
+    print(json.dumps(row))
+
+
+def start(args, *what):
+    return subprocess.Popen(
+        [
+            sys.executable,
+            __file__,
+            str(args.folder),
+            "-",
+            "--runs",
+            str(args.runs),
+            "--configs",
+            str(args.configs),
+            "--child",
+            *map(str, what),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def compile_fla(args):
+    """Fill Triton's cache, all kernels and numbers of heads at once (the number of tokens is no key of theirs)."""
+    running = [
+        start(args, name, 1024, HV, BIASES[0])
+        for name in TIMED
+        if name.startswith("fla-")
+        for HV in sorted({HV for _, HV in SHAPES})
+    ]
+    for p in running:
+        p.communicate()
+
+
+def theirs(args):
+    rows = []
+    compile_fla(args)
+    for name in TIMED:
+        for T, HV in SHAPES:
+            for bias in BIASES if name.startswith("cudnn") else BIASES[:1]:
+                out, err = start(args, name, T, HV, bias).communicate()
+                line = [x for x in out.splitlines() if x.startswith("{")]
+                rows.append(
+                    json.loads(line[-1])
+                    if line
+                    else {
+                        "kernel": name,
+                        "T": T,
+                        "HV": HV,
+                        "bias": bias,
+                        "why": (err.strip().splitlines() or ["no result"])[-1][:300],
+                    }
+                )
+    return rows
+
+
+def ours(program, runs):
+    """Rows of `bench_bwd kda` and `bench_bwd keys` (GDN): bias -4 is what they call fast gates."""
+    rows = []
+    for mode in ("kda", "keys"):
+        p = subprocess.run([program, mode, str(runs)], capture_output=True, text=True)
+        for m in re.finditer(
+            r"^(kda|gdn) +T=(\d+) +HV=(\d+) +K=128 +V=128 +R=1 +bf16 +fast, fast gates +(\d+) segments +forward +(\S+) +backward +(\S+) ms",
+            p.stdout,
+            re.M,
+        ):
+            if (int(m[2]), int(m[3])) in SHAPES and (m[1] == "gdn") == (mode == "keys"):
+                rows.append(
+                    {
+                        "kernel": f"deltaproof-{m[1]}",
+                        "T": int(m[2]),
+                        "HV": int(m[3]),
+                        "bias": -4.0,
+                        "forward_ms": float(m[5]),
+                        "backward_ms": float(m[6]),
+                        "contract": f"{CONTRACT}; {m[4]} segments; the backward with the gate's and the norms'",
+                    }
+                )
+    return rows
+
+
+def main():
+    a = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    a.add_argument("folder", type=pathlib.Path)
+    a.add_argument("program", metavar="BENCH_BWD")
+    a.add_argument("--runs", type=int, default=20)
+    a.add_argument(
+        "--configs", type=int, default=2, help="of each kernel of FLA (0: all; default: 2)"
+    )
+    a.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    args = a.parse_args()
+    if args.child:
+        return child(args)
+    import torch
+
+    rows = ours(args.program, args.runs) + theirs(args)
+    versions = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "runs": args.runs,
+        "configs": args.configs,
+    }
+    versions["driver"] = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+    ).stdout.split("\n")[0]
+    (args.folder / "speed.json").write_text(json.dumps(versions | {"rows": rows}, indent=1) + "\n")
+    for r in rows:
+        print(
+            f"{r['kernel']:26} T {r['T']:7,} HV {r['HV']:2} bias {r['bias']:3.0f}  {r.get('forward_ms', '-'):>9} {r.get('backward_ms', '-'):>9}  {r.get('why', '')}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
