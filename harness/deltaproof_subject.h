@@ -139,8 +139,9 @@ const deltaproof_subject_info *deltaproof_subject_about(void);
  * "factors=fp16", "out=fp32",
  * "scores=gated" (q k' from rounded operands that carry their decay), "inverse=product",
  * "drop=20" (it leaves out states that gates have attenuated below 2^-20: by the sum over tokens of
- * the largest channel gate of each, ref/bound/drop.h). It is judged by what that design makes of the inputs. A library without this function may be any of the
- * common designs, and is allowed twice as much. */
+ * the largest channel gate of each, ref/bound/drop.h). It is judged by what that design makes of
+ * the inputs. A library without this function may be any of the common designs, and is allowed
+ * twice as much. */
 const char *deltaproof_subject_design(void);
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c);
 

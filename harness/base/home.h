@@ -15,8 +15,9 @@ extern "C" {
 /* The path of `name` in the tree; not to be freed. There need be no such file. */
 const char *dp_home(const char *name);
 
-/* Folder of computed truths where no option names one: build/cache of a source tree; of an installed
- * program the user's ($XDG_CACHE_HOME/deltaproof, else ~/.cache/deltaproof; NULL: neither is set).
+/* Folder of computed truths where no option names one: build/cache of a source tree; of an
+ * installed program the user's ($XDG_CACHE_HOME/deltaproof, else ~/.cache/deltaproof; NULL: neither
+ * is set).
  */
 const char *dp_home_cache(void);
 

@@ -1,5 +1,5 @@
-/* harness/base/terminal.h - what is different where a person watches: colour and a line that says how
- * far the work has come. Colour is never the only sign of anything. */
+/* harness/base/terminal.h - what is different where a person watches: colour and a line that says
+ * how far the work has come. Colour is never the only sign of anything. */
 #ifndef DP_TERMINAL_H
 #define DP_TERMINAL_H
 #include <stdio.h>

@@ -1,4 +1,6 @@
+/* The table of keys of a case file, and the parser that fills it (casefile.h). */
 #include "casefile.h"
+#include "harness/base/suggest.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/number.h"
 #include "ref/vocabulary/text.h"
@@ -175,32 +177,14 @@ dp_status dp_casefile_refuse(const dp_casefile *f, const char *name, dp_err *e, 
                    why);
 }
 
-static int distance(const char *a, const char *b) { /* Levenshtein, names up to 31 characters */
-    int row[32], n = (int)strlen(b);
-    for (int j = 0; j <= n; j++)
-        row[j] = j;
-    for (int i = 1; a[i - 1]; i++) {
-        int diag = row[0];
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            const int up = row[j],
-                      sub = diag +
-                            (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1])),
-                      in = (row[j - 1] < up ? row[j - 1] : up) + 1;
-            row[j] = sub < in ? sub : in;
-            diag = up;
-        }
-    }
-    return row[n];
-}
-
 static dp_status unknown_key(const dp_casefile *f, int line, const char *written, const char *value,
                              dp_err *e) {
     char name[41];
     int best = 0;
     snprintf(name, sizeof name, "%s", written);
     for (int i = 1; i < NKEYS; i++)
-        if (distance(name, KEYS[i].name) < distance(name, KEYS[best].name)) best = i;
+        if (dp_word_distance(name, KEYS[i].name) < dp_word_distance(name, KEYS[best].name))
+            best = i;
     return dp_fail(e, DP_EINPUT, "%s:%d: %s = %.100s: unknown key; the nearest is %s", f->path,
                    line, name, value, KEYS[best].name);
 }

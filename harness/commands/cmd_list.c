@@ -1,5 +1,5 @@
-/* deltaproof list: the cases with their reasons, the keys of a case file, the deliberate faults, the
- * names of tensors, the fields of a record. Exit status 0, 2: a case file is refused. */
+/* deltaproof list: the cases with their reasons, the keys of a case file, the deliberate faults,
+ * the names of tensors, the fields of a record. Exit status 0, 2: a case file is refused. */
 #define _GNU_SOURCE
 #include "commands.h"
 #include "harness/record/record_schema.h"

@@ -1,5 +1,5 @@
-/* harness/commands/parse.h - the options of a command as argp has them, with -h, examples at the end
- * of --help, and the nearest name where an option is not known. */
+/* harness/commands/parse.h - the options of a command as argp has them, with -h, examples at the
+ * end of --help, and the nearest name where an option is not known. */
 #ifndef DP_PARSE_H
 #define DP_PARSE_H
 #include <argp.h>
@@ -9,7 +9,8 @@ void dp_parse_examples(const char *lines);
 
 const char *dp_examples(void);
 
-/* argp_parse(a, argc, argv, 0, NULL, input); a usage that is wrong ends the program with status 2. */
+/* argp_parse(a, argc, argv, 0, NULL, input); a usage that is wrong ends the program with status 2.
+ * */
 void dp_parse(const struct argp *a, int argc, char **argv, void *input);
 
 #endif

@@ -1,3 +1,4 @@
+/* One process a rank over NCCL: start, feed, watch and end them (device_procs.h). */
 #define _GNU_SOURCE /* pipe2 */
 #include "device_procs.h"
 

@@ -82,9 +82,8 @@ typedef struct {
     dp_fault fault;
     int nbackend;
     const dp_backend *backend; /* empty: sim, lapack, and cuda where there is a device */
-    const char
-        *design; /* how the subject computes, in place of what it declares; NULL: as it declares */
-    int drop; /* bits of what the subject claims to drop, in place of what it declares; 0: as it does */
+    const char *design; /* how the subject computes, in place of what it declares; NULL: as that */
+    int drop; /* bits that the subject claims to drop, for those it declares; 0: as it declares */
     const dp_subject *subject; /* judged too where there is one; its name must outlive the record */
     double limit_s;            /* a run of it */
     int nvariant;

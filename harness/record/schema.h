@@ -46,7 +46,8 @@ typedef struct {
     size_t most; /* entries of a list; 0: no limit */
     int none;    /* 1: null where there is none: NAN, or an index below 0 */
     /* How it is written: a member of the struct, at `offset` of `size` bytes (text: a pointer, or
-     * an array of `text` bytes; word: an index of words), or by get, which returns NULL where there is none. */
+     * an array of `text` bytes; word: an index of words), or by get, which returns NULL where there
+     * is none. */
     size_t offset, size, text;
     json_t *(*get)(const void *x);
     int (*when)(const void *x); /* NULL: always */

@@ -1,3 +1,4 @@
+/* Which stage made a judged run fail, from its tensors alone (blame.h). */
 #include "blame.h"
 
 #include <stdio.h>

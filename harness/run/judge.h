@@ -30,12 +30,12 @@
  * own: no bound is derived for it, the draws of that design decide alone (verdict/expected.h).
  *
  * A setting comes from its option, else from the metadata of IN (gate, beta, qk or l2norm,
- * lower_bound, scale, cu_seqlens, state_layout) or of OUT (ranks, base, claim, design, claim_drop, state_layout), else
- * all that is missing or wrong is refused
- * in one message, with the options to give; scale is K^-1/2, ranks 1, the layout kv where nobody says.
- * The run's ID is `judge:OUT.safetensors:ranks=4,base=bf16,chain=tf32rz`, its backend `file`.
- * A tensor that its file holds in a coarser format than the base stores it in gets that one
- * rounding on top of its bound.
+ * lower_bound, scale, cu_seqlens, state_layout) or of OUT (ranks, base, claim, design, claim_drop,
+ * state_layout), else all that is missing or wrong is refused in one message, with the options to
+ * give; scale is K^-1/2, ranks 1, the layout kv where nobody says. The run's ID is
+ * `judge:OUT.safetensors:ranks=4,base=bf16,chain=tf32rz`, its backend `file`. A tensor that its
+ * file holds in a coarser format than the base stores it in gets that one rounding on top of its
+ * bound.
  */
 #ifndef DP_JUDGE_H
 #define DP_JUDGE_H

@@ -11,8 +11,9 @@ extern "C" {
 void dp_judge_rename(dp_tensorfile *f);
 
 /* A batch of B > 1: q is [B,T,H,K]. The B sequences become packed ones of B*T tokens: every tensor
- * that begins with [B,T] loses that axis, s->cu says where they begin, and s->batch is B. DP_EINPUT: cu_seqlens or several ranks beside a batch; a tensor of
- * tokens that has another B or T. */
+ * that begins with [B,T] loses that axis, s->cu says where they begin, and s->batch is B.
+ * DP_EINPUT: cu_seqlens or several ranks beside a batch; a tensor of tokens that has another B or
+ * T. */
 dp_status dp_judge_fold(dp_tensorfile *in, dp_tensorfile *out, dp_judge_settings *s, dp_err *e);
 
 #ifdef __cplusplus

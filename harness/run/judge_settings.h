@@ -1,5 +1,6 @@
 /* harness/run/judge_settings.h - what `judge` must be told beside tensors: each setting from its
- * option, else from the metadata of a file, else a complaint that names the option to give (judge.h).
+ * option, else from the metadata of a file, else a complaint that names the option to give
+ * (judge.h).
  */
 #ifndef DP_JUDGE_SETTINGS_H
 #define DP_JUDGE_SETTINGS_H

@@ -1,3 +1,4 @@
+/* How a run begins and closes: options, tiers, the tensor that speaks (run.h). */
 #define _GNU_SOURCE
 #include "harness/record/run.h"
 

@@ -1,3 +1,4 @@
+/* Convolutions in front of a recurrence, judged end to end over N ranks (step.h). */
 #include "step.h"
 #include "harness/case/front.h"
 #include "harness/device/device_conv.h"

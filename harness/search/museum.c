@@ -1,3 +1,4 @@
+/* Every deliberate fault against every case that could show it (museum.h). */
 #include "museum.h"
 #include "bisect.h"
 #include "harness/record/run_id.h"

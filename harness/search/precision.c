@@ -1,3 +1,4 @@
+/* The search for the cheapest policy that meets a need (precision.h). */
 #include "precision.h"
 #include "harness/bound/error_bound.h"
 

@@ -1,3 +1,4 @@
+/* Runs compared bit for bit with the run before (repeat.h). */
 #include "repeat.h"
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* The table of deliberate faults (fault.h). */
 #include "fault.h"
 
 #include <string.h>

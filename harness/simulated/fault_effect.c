@@ -1,3 +1,4 @@
+/* What each deliberate fault does to its stage (fault_effect.h). */
 #include "fault_effect.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
@@ -272,7 +273,8 @@ void dp_effect_state_in(const dp_sim *s, int r, int hv, double *S) {
 
 #define DROPPED 0x1p-12 /* what is left of a state that is dropped, at most */
 
-/* exp of the largest sum over the chunk's tokens of a channel's gates, or of the sum of the largest. */
+/* exp of the largest sum over the chunk's tokens of a channel's gates, or of the sum of the
+ * largest. */
 static double left_over(const dp_chunk *ch, int of_sums) {
     double largest = -INFINITY, sum = 0;
     for (int t = 0; t < ch->c; t++) {

@@ -134,7 +134,7 @@ void dp_sim_free(dp_sim *s) {
     *s = (dp_sim){0};
 }
 
-static int dp_sim_same_chunks(const dp_sim *a, const dp_sim *b) {
+static int same_chunks(const dp_sim *a, const dp_sim *b) {
     if (a->ngroup != b->ngroup) return 0;
     for (int i = 0; i < a->ngroup; i++)
         if (a->group[i].t0 != b->group[i].t0 || a->group[i].c != b->group[i].c) return 0;
@@ -154,8 +154,8 @@ int dp_sim_split(dp_sim *s, int N) {
     }
     dp_sim_list_groups(&next);
     alloc_ranks(&next);
-    const int dp_sim_same = dp_sim_same_chunks(s, &next);
-    if (dp_sim_same) {
+    const int same = same_chunks(s, &next);
+    if (same) {
         const dp_sim old = *s;
         s->N = N;
         s->ctx = next.ctx;
@@ -176,5 +176,5 @@ int dp_sim_split(dp_sim *s, int N) {
         next = old;
     }
     free_ranks(&next);
-    return dp_sim_same;
+    return same;
 }

@@ -1,3 +1,4 @@
+/* The recurrence and its adjoint in long double, an independent witness (oracle.h). */
 #include "oracle.h"
 
 #include <math.h>

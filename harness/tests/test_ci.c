@@ -1,5 +1,5 @@
-/* What a CI system is given: the job as a script, JUnit with body, time and properties, a summary in
- * Markdown, a compressed record, and an index over many records. */
+/* What a CI system is given: the job as a script, JUnit with body, time and properties, a summary
+ * in Markdown, a compressed record, and an index over many records. */
 #include "gt.h"
 #include <stdio.h>
 #include <stdlib.h>

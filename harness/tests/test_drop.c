@@ -184,7 +184,7 @@ DP_TEST(drop, bits_of_a_claim) {
         CHECK(dp_drop_bits(X[i].text) == X[i].bits, "%s: %d", X[i].text, dp_drop_bits(X[i].text));
 }
 
-/* ---- through the judge ------------------------------------------------------------------------- */
+/* ---- through the judge ---------------------------------------------------------------------- */
 
 static dp_verdict verdict_of(const char *name, dp_fault fault, int drop, char *why, size_t size) {
     const int ranks = 2;

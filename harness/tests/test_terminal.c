@@ -26,7 +26,8 @@ DP_TEST(terminal, near_names_are_suggested_and_far_ones_are_not) {
         const char *word, *near;
     } t[] = {{"smok-kda", "smoke-kda"}, {"smoke-gnd", "smoke-gdn"},
              {"jugde", "judge"},        {"jud", "judge"},
-             {"zebra", NULL},           {"t2", "t1"}};
+             {"zebra", NULL},           {"t2", "t1"},
+             {"SMOKE-KDA", "smoke-kda"}};
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
         const char *got = dp_suggest(t[i].word, names, 4);
         CHECK(t[i].near ? got && !strcmp(got, t[i].near) : !got, "%s: %s", t[i].word,

@@ -1,3 +1,4 @@
+/* Effective bits and bias of a chain of M (bits.h). */
 #include "bits.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"

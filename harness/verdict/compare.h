@@ -40,8 +40,8 @@ typedef struct {
     const double *want_lo; /* what rounding the truth to double left; NULL: nothing */
     const double *rad;     /* [rows] radius of the truth; NULL: exact */
     const double *bound;   /* [rows]; NULL: none is derived */
-    /* [rows] what the subject's claim lets a row lose (ref/bound/drop.h): taken off its error, in its
-     * own direction, before anything is held against it; NULL: nothing */
+    /* [rows] what the subject's claim lets a row lose (ref/bound/drop.h): taken off its error, in
+     * its own direction, before anything is held against it; NULL: nothing */
     const double *lost;
     int bound_shown; /* 1: of another design: shown, but the draws decide */
     dp_place_fn *place;

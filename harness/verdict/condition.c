@@ -1,3 +1,4 @@
+/* Condition numbers of the triangular systems of a problem (condition.h). */
 #include "condition.h"
 #include "ref/files/cache.h"
 

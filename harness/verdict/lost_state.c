@@ -11,41 +11,24 @@
 
 #define EXPLAINED 0.1 /* of the error may stay */
 
-/* Inputs after their activations. */
+/* A problem and its inputs after their activations. */
 typedef struct {
     const dp_problem *p;
-    double *q, *k, *g, *beta, *rstd_q, *rstd_k;
+    dp_activated in;
 } inputs;
 
-static inputs activated(const dp_problem *p) {
-    inputs x = {.p = p};
-    x.q = dp_doubles(p->T * p->H * p->K);
-    x.k = dp_doubles(p->T * p->H * p->R * p->K);
-    x.g = dp_doubles(p->T * p->HV * dp_Kg(p));
-    x.beta = dp_doubles(p->T * p->HV * p->R);
-    x.rstd_q = dp_doubles(p->T * p->H);
-    x.rstd_k = dp_doubles(p->T * p->H * p->R);
-    dp_activate(p, 0, p->T, x.q, x.k, x.g, x.beta, x.rstd_q, x.rstd_k);
-    return x;
-}
-
-static void inputs_free(inputs *x) {
-    double *all[] = {x->q, x->k, x->g, x->beta, x->rstd_q, x->rstd_k};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        free(all[i]);
-}
-
-/* sum [V] += what token t wrote, as y [K] reads the state after it; y <- as it reads the one before. */
+/* sum [V] += what token t wrote, as y [K] reads the state after it; y <- as it reads the one
+ * before. */
 static void step_back(const inputs *x, int64_t t, int hv, double *y, double *sum) {
     const dp_problem *p = x->p;
     const int Kg = dp_Kg(p);
     const int64_t at = t * p->HV + hv;
-    const double *k = x->k + (t * p->H + hv / dp_G(p)) * p->R * p->K;
+    const double *k = x->in.k + (t * p->H + hv / dp_G(p)) * p->R * p->K;
     double *through = dp_doubles(p->R);
     for (int j = 0; j < p->R; j++) {
         for (int i = 0; i < p->K; i++)
             through[j] += k[(int64_t)j * p->K + i] * y[i];
-        through[j] *= x->beta[at * p->R + j];
+        through[j] *= x->in.beta[at * p->R + j];
         for (int v = 0; v < p->V; v++)
             sum[v] += through[j] * p->v[(at * p->R + j) * p->V + v];
     }
@@ -53,7 +36,7 @@ static void step_back(const inputs *x, int64_t t, int hv, double *y, double *sum
         for (int i = 0; i < p->K; i++)
             y[i] -= through[j] * k[(int64_t)j * p->K + i];
     for (int i = 0; i < p->K; i++)
-        y[i] *= dp_exp(x->g[at * Kg + (Kg == 1 ? 0 : i)]);
+        y[i] *= dp_exp(x->in.g[at * Kg + (Kg == 1 ? 0 : i)]);
     free(through);
 }
 
@@ -87,7 +70,7 @@ static reading reading_of(const inputs *x, int field, const dp_row *row, const d
         r.last = t;
         r.got = got + (t * p->HV + r.hv) * p->V;
         for (int i = 0; i < p->K; i++)
-            r.y[i] = p->scale * x->q[(t * p->H + r.hv / dp_G(p)) * p->K + i];
+            r.y[i] = p->scale * x->in.q[(t * p->H + r.hv / dp_G(p)) * p->K + i];
     } else {
         const int channel = row->index / p->V;
         const int64_t state = (int64_t)row->at.sequence * p->HV + r.hv;
@@ -101,7 +84,7 @@ static reading reading_of(const inputs *x, int field, const dp_row *row, const d
 
 int dp_lost_state_find(const dp_problem *p, int field, const dp_row *row, const double *got,
                        int drop, char *text, size_t size) {
-    inputs x = activated(p);
+    inputs x = {.p = p, .in = dp_activated_new(p)};
     reading r = reading_of(&x, field, row, got);
     double *sum = dp_doubles(p->V), best = INFINITY;
     int64_t cut = r.first;
@@ -119,7 +102,7 @@ int dp_lost_state_find(const dp_problem *p, int field, const dp_row *row, const 
     const double error = distance(r.got, sum, p->V);
     const int found = error > 0 && best <= EXPLAINED * error;
     if (found) {
-        const dp_attenuation a = dp_attenuation_of(p, x.g, r.hv, cut, r.last + 1);
+        const dp_attenuation a = dp_attenuation_of(p, x.in.g, r.hv, cut, r.last + 1);
         int n =
             snprintf(text, size,
                      "lacks the state before token %lld (%lld tokens back), %.2g of the row: "
@@ -130,7 +113,7 @@ int dp_lost_state_find(const dp_problem *p, int field, const dp_row *row, const 
         if (drop && n > 0 && (size_t)n < size)
             snprintf(text + n, size - (size_t)n, "; 2^-%d is claimed", drop);
     }
-    inputs_free(&x);
+    dp_activated_free(&x.in);
     free(r.y);
     free(sum);
     return found;

@@ -13,16 +13,17 @@ typedef struct {
     const dp_problem *p;
     double floor; /* log E */
     int backward;
-    double *q, *k, *g, *beta, *rstd_q, *rstd_k, *slope, *slope_A;
+    dp_activated in;
+    double *slope, *slope_A;
     dp_drop *out;
-} activated;
+} work;
 
 /* Of one head of one sequence, by token from its first: natural logarithm of what is left, summed
  * to before the token; norms of the state before and of its gradient after the token, the residual
  * and its gradient; what state and gradient may lack. -INFINITY in cum: the step before may not be
  * passed. */
 typedef struct {
-    const activated *a;
+    const work *a;
     int hv;
     int64_t begin, n;
     double *cum, *S, *dS, *r, *dr, *lackS, *lackdS, *wall;
@@ -35,11 +36,11 @@ static double norm(const double *x, int64_t n) { return dp_norm_fro(n, x); }
 static int64_t at_head(const head *h, int64_t i) { return (h->begin + i) * h->a->p->HV + h->hv; }
 static const double *key(const head *h, int64_t i) {
     const dp_problem *p = h->a->p;
-    return h->a->k + ((h->begin + i) * p->H + h->hv / dp_G(p)) * p->R * p->K;
+    return h->a->in.k + ((h->begin + i) * p->H + h->hv / dp_G(p)) * p->R * p->K;
 }
 static const double *query(const head *h, int64_t i) {
     const dp_problem *p = h->a->p;
-    return h->a->q + ((h->begin + i) * p->H + h->hv / dp_G(p)) * p->K;
+    return h->a->in.q + ((h->begin + i) * p->H + h->hv / dp_G(p)) * p->K;
 }
 static double largest_gate(const dp_problem *p, const double *g) {
     double most = -INFINITY;
@@ -52,7 +53,7 @@ static int contracts(const head *h, int64_t i) {
     const dp_problem *p = h->a->p;
     double sum = 0;
     for (int j = 0; j < p->R; j++) {
-        const double beta = h->a->beta[at_head(h, i) * p->R + j];
+        const double beta = h->a->in.beta[at_head(h, i) * p->R + j];
         const double size = norm(key(h, i) + (int64_t)j * p->K, p->K);
         if (beta < 0) return 0;
         sum += beta * size * size;
@@ -60,13 +61,13 @@ static int contracts(const head *h, int64_t i) {
     return sum <= 2 * (1 + 0x1p-40);
 }
 
-/* ---- the recurrence and its adjoint, of which norms are kept ---------------------------------- */
+/* ---- the recurrence and its adjoint, of which norms are kept -------------------------------- */
 
 static void decay(const head *h, int64_t i, double *S) {
     const dp_problem *p = h->a->p;
     const int Kg = dp_Kg(p);
     for (int x = 0; x < p->K; x++) {
-        const double d = dp_exp(h->a->g[at_head(h, i) * Kg + (Kg == 1 ? 0 : x)]);
+        const double d = dp_exp(h->a->in.g[at_head(h, i) * Kg + (Kg == 1 ? 0 : x)]);
         for (int v = 0; v < p->V; v++)
             S[(int64_t)x * p->V + v] *= d;
     }
@@ -87,14 +88,16 @@ static void add_outer(const dp_problem *p, double a, const double *k, const doub
             S[(int64_t)x * p->V + v] += a * k[x] * y[v];
 }
 
-static void forward(const head *h) {
+static double *state_of(const head *h, const double *states, int seq) {
     const dp_problem *p = h->a->p;
     const int64_t KV = (int64_t)p->K * p->V;
-    double *S = dp_doubles(KV), *r = dp_doubles((int64_t)p->R * p->V);
-    const int seq_rows = p->s0 != NULL;
-    for (int s = 0; seq_rows && s < p->Nseq; s++)
-        if (p->cu[s] == h->begin && p->cu[s + 1] > p->cu[s])
-            memcpy(S, p->s0 + ((int64_t)s * p->HV + h->hv) * KV, sizeof *S * (size_t)KV);
+    return states ? dp_copy(states + ((int64_t)seq * p->HV + h->hv) * KV, KV) : dp_doubles(KV);
+}
+
+static void forward(const head *h, int seq) {
+    const dp_problem *p = h->a->p;
+    const int64_t KV = (int64_t)p->K * p->V;
+    double *S = state_of(h, p->s0, seq), *r = dp_doubles((int64_t)p->R * p->V);
     for (int64_t i = 0; i < h->n; i++) {
         const int64_t at = at_head(h, i) * p->R;
         h->S[i] = norm(S, KV);
@@ -107,8 +110,8 @@ static void forward(const head *h) {
             h->r[i * p->R + j] = norm(e, p->V);
         }
         for (int j = 0; j < p->R; j++)
-            add_outer(p, h->a->beta[at + j], key(h, i) + (int64_t)j * p->K, r + (int64_t)j * p->V,
-                      S);
+            add_outer(p, h->a->in.beta[at + j], key(h, i) + (int64_t)j * p->K,
+                      r + (int64_t)j * p->V, S);
     }
     h->S[h->n] = norm(S, KV);
     free(S);
@@ -118,8 +121,7 @@ static void forward(const head *h) {
 static void adjoint(const head *h, int seq) {
     const dp_problem *p = h->a->p;
     const int64_t KV = (int64_t)p->K * p->V;
-    double *dS =
-        p->dstate ? dp_copy(p->dstate + ((int64_t)seq * p->HV + h->hv) * KV, KV) : dp_doubles(KV);
+    double *dS = state_of(h, p->dstate, seq);
     double *dr = dp_doubles((int64_t)p->R * p->V);
     for (int64_t i = h->n - 1; i >= 0; i--) {
         const int64_t at = at_head(h, i) * p->R;
@@ -129,7 +131,7 @@ static void adjoint(const head *h, int seq) {
             double *e = dr + (int64_t)j * p->V;
             read_row(p, dS, key(h, i) + (int64_t)j * p->K, e);
             for (int v = 0; v < p->V; v++)
-                e[v] *= h->a->beta[at + j];
+                e[v] *= h->a->in.beta[at + j];
             h->dr[i * p->R + j] = norm(e, p->V);
         }
         for (int j = 0; j < p->R; j++)
@@ -140,20 +142,23 @@ static void adjoint(const head *h, int seq) {
     free(dr);
 }
 
-/* ---- what may be dropped ---------------------------------------------------------------------- */
+/* ---- what may be dropped -------------------------------------------------------------------- */
 
 /* cum[i]: sum over tokens before i; wall[i]: the first token from which i can be reached. */
 static void attenuate(const head *h) {
     const dp_problem *p = h->a->p;
     for (int64_t i = 0; i < h->n; i++) {
-        const double g = largest_gate(p, h->a->g + at_head(h, i) * dp_Kg(p));
+        const double g = largest_gate(p, h->a->in.g + at_head(h, i) * dp_Kg(p));
         h->cum[i + 1] = h->cum[i] + (g < 0 ? fmax(g, FORGOTTEN) : 0);
         h->wall[i + 1] = contracts(h, i) && g <= 0 ? h->wall[i] : (double)(i + 1);
     }
 }
 
-/* Most of exp(cum[t] - cum[c]) size[c] over c from `wall` to the last from which E or less is left.
- * c rises with t, since cum falls. */
+/* log x, -INFINITY for 0 */
+static double log_size(double x) { return x > 0 ? dp_log(x) : -INFINITY; }
+
+/* Most of exp(cum[t] - cum[c]) S[c] over c from `wall` to the last from which E or less is left. c
+ * rises with t, since cum falls. */
 static void lacking_states(const head *h) {
     int64_t c = 0;
     double most = -INFINITY; /* of log size[c] - cum[c] */
@@ -163,8 +168,7 @@ static void lacking_states(const head *h) {
             most = -INFINITY;
         }
         for (; c < t && h->cum[t] - h->cum[c] <= h->a->floor; c++)
-            if (h->S[c] > 0 && dp_log(h->S[c]) - h->cum[c] > most)
-                most = dp_log(h->S[c]) - h->cum[c];
+            most = fmax(most, log_size(h->S[c]) - h->cum[c]);
         h->lackS[t] = most > -INFINITY ? dp_exp(h->cum[t] + most) : 0;
     }
 }
@@ -183,13 +187,12 @@ static void lacking_gradients(const head *h) {
             most = -INFINITY;
         }
         for (; c > t && h->cum[c] - h->cum[t] <= h->a->floor; c--)
-            if (h->dS[c - 1] > 0 && dp_log(h->dS[c - 1]) + h->cum[c] > most)
-                most = dp_log(h->dS[c - 1]) + h->cum[c];
+            most = fmax(most, log_size(h->dS[c - 1]) + h->cum[c]);
         h->lackdS[t] = most > -INFINITY ? dp_exp(most - h->cum[t]) : 0;
     }
 }
 
-/* ---- rows of results --------------------------------------------------------------------------- */
+/* ---- rows of results ------------------------------------------------------------------------ */
 
 static void add(const head *h, dp_result_id field, int64_t row, double x) {
     if (h->a->out->row[field]) h->a->out->row[field][row] += x;
@@ -224,23 +227,23 @@ static void token_backward(const head *h, int64_t i) {
     const int64_t at = at_head(h, i), t = h->begin + i, qk = t * p->H + h->hv / dp_G(p);
     const double open = dp_exp(h->cum[i + 1] - h->cum[i]);
     const double B = h->lackdS[i + 1], D = h->lackS[i + 1], S = open * h->S[i], dS = h->dS[i];
-    const double norm_q = p->l2norm ? h->a->rstd_q[qk] : 1;
+    const double norm_q = p->l2norm ? h->a->in.rstd_q[qk] : 1;
     add(h, DP_RESULT_DQ, qk,
         norm_q * fabs(p->scale) * norm(p->dout + at * p->V, p->V) * h->lackS[i + 1]);
     for (int j = 0; j < p->R; j++) {
         const double k = norm(key(h, i) + (int64_t)j * p->K, p->K);
-        const double beta = h->a->beta[at * p->R + j], r = h->r[i * p->R + j];
+        const double beta = h->a->in.beta[at * p->R + j], r = h->r[i * p->R + j];
         const double through = B * (r + k * D) + dS * k * D; /* of dS r */
         add(h, DP_RESULT_DV, at * p->R + j, beta * k * B);
         add(h, DP_RESULT_DBETA, at, k * through * fabs(beta_slope(p, beta)));
         add(h, DP_RESULT_DK, qk * p->R + j,
-            (p->l2norm ? h->a->rstd_k[qk * p->R + j] : 1) *
+            (p->l2norm ? h->a->in.rstd_k[qk * p->R + j] : 1) *
                 (beta * through + D * h->dr[i * p->R + j] + (S + D) * beta * k * B));
     }
     token_gate(h, i, dS * D + B * S + B * D);
 }
 
-static void head_of_sequence(const activated *a, int seq, int hv) {
+static void head_of_sequence(const work *a, int seq, int hv) {
     const dp_problem *p = a->p;
     head h = {.a = a, .hv = hv, .begin = p->cu[seq], .n = p->cu[seq + 1] - p->cu[seq]};
     double **one[] = {&h.cum, &h.S, &h.dS, &h.lackS, &h.lackdS, &h.wall};
@@ -248,7 +251,7 @@ static void head_of_sequence(const activated *a, int seq, int hv) {
         *one[i] = dp_doubles(h.n + 1);
     h.r = dp_doubles((h.n + 1) * p->R);
     h.dr = dp_doubles((h.n + 1) * p->R);
-    forward(&h);
+    forward(&h, seq);
     attenuate(&h);
     lacking_states(&h);
     for (int64_t i = 0; i < h.n; i++)
@@ -267,20 +270,13 @@ static void head_of_sequence(const activated *a, int seq, int hv) {
     free(h.dr);
 }
 
-/* ---- all of it --------------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------ */
 
-static activated activate(const dp_problem *p) {
+static work begin(const dp_problem *p) {
     const int64_t g = p->T * p->HV * dp_Kg(p);
-    activated a = {.p = p};
-    a.q = dp_doubles(p->T * p->H * p->K);
-    a.k = dp_doubles(p->T * p->H * p->R * p->K);
-    a.g = dp_doubles(g);
-    a.beta = dp_doubles(p->T * p->HV * p->R);
-    a.rstd_q = dp_doubles(p->T * p->H);
-    a.rstd_k = dp_doubles(p->T * p->H * p->R);
+    work a = {.p = p, .in = dp_activated_new(p)};
     a.slope = dp_doubles(g);
     a.slope_A = dp_doubles(g);
-    dp_activate(p, 0, p->T, a.q, a.k, a.g, a.beta, a.rstd_q, a.rstd_k);
     if (p->gate != DP_GATE_LOG) dp_gate_slopes(p, a.slope, a.slope_A);
     for (int64_t i = 0; p->gate == DP_GATE_LOG && i < g; i++)
         a.slope[i] = 1;
@@ -288,7 +284,7 @@ static activated activate(const dp_problem *p) {
 }
 
 void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out) {
-    activated a = activate(p);
+    work a = begin(p);
     *out = (dp_drop){{NULL}};
     for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
@@ -301,9 +297,9 @@ void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out
     for (int seq = 0; seq < p->Nseq; seq++)
         for (int hv = 0; hv < p->HV; hv++)
             head_of_sequence(&a, seq, hv);
-    double *x[] = {a.q, a.k, a.g, a.beta, a.rstd_q, a.rstd_k, a.slope, a.slope_A};
-    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
-        free(x[i]);
+    dp_activated_free(&a.in);
+    free(a.slope);
+    free(a.slope_A);
 }
 
 void dp_drop_free(dp_drop *d) {

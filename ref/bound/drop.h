@@ -6,9 +6,9 @@
  * 2-norm of a state by at most exp(largest channel gate of the token) times the 2-norm of the first
  * factor, which is 1 where sum_j beta_j |k_j|^2 <= 2. So from c to t at most
  *     A(t, c) = exp(sum over tokens s = c .. t-1 of max over channels of g_s)
- * is left, and by the same steps transposed of a gradient on its way back. The largest channel's SUM
- * is no bound: keys move the state between channels (keys = moved, ref/inputs/inputs_moved.c). Where
- * a step is no contraction nothing before it may be dropped after it.
+ * is left, and by the same steps transposed of a gradient on its way back. The largest channel's
+ * SUM is no bound: keys move the state between channels (keys = moved, ref/inputs/inputs_moved.c).
+ * Where a step is no contraction nothing before it may be dropped after it.
  *
  * What is lost. A result is linear in each state, so what it loses is what the dropped state would
  * have added: at token t at most D_t = max over c with A(t, c) <= E of A(t, c) |S_c|_F of the state
@@ -16,7 +16,7 @@
  *     o      scale |q| D                    dq     scale |do| D
  *     dv     beta |k| B                     dbeta  |k| (B |r| + |dS| |k| D')
  *     dk     beta (B |r| + |dS| |k| D') + D' |dr| + |S'| beta |k| B
- *     dg     |dS| D' + B |S'|  + B D'       S' the decayed state, D' = D what it lacks, r = v - S' k
+ *     dg     |dS| D' + B |S'|  + B D'       S' the decayed state, D' = D its lack, r = v - S' k
  * dA_log and ddt_bias sum what dg may lose, with the gate's slopes; gradients of raw inputs get the
  * slopes and norms of their activations. In fp64, from the inputs alone.
  * A kernel whose dg is a sum of others' differences over a chunk may lose more of it than this.

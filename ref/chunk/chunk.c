@@ -1,3 +1,4 @@
+/* The chunkwise block-triangular solver, forward and backward (chunk.h). */
 #include "chunk.h"
 #include "chunk_gated.h"
 #include "chunk_pair.h"

@@ -1,7 +1,9 @@
+/* Gate, beta and L2 norm in fp64 and, from the same text, in fp32 (gate.h). */
 #include "gate.h"
 #include "ref/arithmetic/elementary.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #define REAL double
 #define F(name) name
@@ -40,3 +42,20 @@ double dp_gate_ratio(const dp_problem *p, int64_t at) {
 #define LOG1P dp_log1pf
 #define SQRT sqrtf
 #include "gate_fp.inc"
+
+dp_activated dp_activated_new(const dp_problem *p) {
+    dp_activated a = {.q = dp_doubles(p->T * p->H * p->K),
+                      .k = dp_doubles(p->T * p->H * p->R * p->K),
+                      .g = dp_doubles(p->T * p->HV * dp_Kg(p)),
+                      .beta = dp_doubles(p->T * p->HV * p->R),
+                      .rstd_q = dp_doubles(p->T * p->H),
+                      .rstd_k = dp_doubles(p->T * p->H * p->R)};
+    dp_activate(p, 0, p->T, a.q, a.k, a.g, a.beta, a.rstd_q, a.rstd_k);
+    return a;
+}
+
+void dp_activated_free(dp_activated *a) {
+    double *all[] = {a->q, a->k, a->g, a->beta, a->rstd_q, a->rstd_k};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}

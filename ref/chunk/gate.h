@@ -31,6 +31,14 @@ void dp_activate(const dp_problem *p, int64_t t0, int64_t t1, double *q, double 
 void dp_activate_f32(const dp_problem *p, int64_t t0, int64_t t1, double *q, double *k, double *g,
                      double *beta, double *rstd_q, double *rstd_k);
 
+/* All tokens of p after dp_activate, in the arrays named above. */
+typedef struct {
+    double *q, *k, *g, *beta, *rstd_q, *rstd_k;
+} dp_activated;
+
+dp_activated dp_activated_new(const dp_problem *p);
+void dp_activated_free(dp_activated *a);
+
 /* From the gradients of the activated values (dq, dk already summed over the value heads of a
  * group; shapes as above) to the gradients of the raw inputs. q, k, rstd_* are what dp_activate
  * returned; raw gate and beta are read from p. out->dq dk dg dbeta are written at tokens t0..t1-1

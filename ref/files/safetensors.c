@@ -1,3 +1,4 @@
+/* Reader and writer of safetensors files (safetensors.h). */
 #include "safetensors.h"
 #include "input.h"
 #include "output.h"

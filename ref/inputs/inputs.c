@@ -1,3 +1,4 @@
+/* Laws of inputs: from a spec and a seed to exact bits (inputs.h). */
 #include "inputs.h"
 
 #include <assert.h>

@@ -1,3 +1,4 @@
+/* Which arithmetic makes the truth, and the audit of one by the other (truth.h). */
 #include "truth_impl.h"
 
 #include <assert.h>

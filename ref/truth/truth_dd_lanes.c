@@ -1,3 +1,4 @@
+/* The double-double recurrence on vector lanes (truth_dd.h). */
 #include "ref/arithmetic/isa.h"
 #include "truth_dd.h"
 

@@ -14,8 +14,8 @@
  *   inverse=solve      w, u by triangular solves
  *   inverse=product    w, u by products with the inverse, rounded as a factor
  *
- *   drop=E             it leaves out what gates have attenuated below E (ref/bound/drop.h): a number
- *                      below 1, or a number of bits: 20 is 2^-20
+ *   drop=E             it leaves out what gates have attenuated below E (ref/bound/drop.h): E is a
+ *                      number below 1, or a number of bits: 20 is 2^-20
  *
  * Defaults: base fp64, fp32: every format that of the base, pairwise, solve. Base bf16: as FLA
  * keeps things: factors and out bf16, state and dstate fp32, pairwise, product.

@@ -1,3 +1,4 @@
+/* The table of number formats and their roundings (formats.h). */
 #include "formats.h"
 #include "formats_core.h"
 
