@@ -18,6 +18,7 @@ CFLAGS   ?= -O3 -g
 CXXFLAGS ?= -O1 -g
 LIBS     ?= -lmpfr -lgmp -llapacke -lopenblas -ljansson -lxxhash -lm -lpthread
 JOBS     ?= $(shell nproc 2>/dev/null || echo 2)
+SHARDS   ?= $(if $(filter 1 2 3 4,$(JOBS)),$(JOBS),4)
 
 BASE     := $(BUILD)
 ifeq ($(SAN),1)
@@ -82,9 +83,9 @@ verify: setup                  ## set up, build, run every case, write results.j
 	$(build) $(PROGRAM)
 	@$(run_env) $(PROGRAM) run --all --cases $(CASES) --out $(OUT)
 
-test: setup                    ## set up, build, run all tests (SAN=1: under sanitizers; FILTER=context*: some of them)
+test: setup                    ## set up, build, run all tests, SHARDS processes side by side (SAN=1: under sanitizers; FILTER=context*: some of them)
 	$(build) $(PROGRAM) $(BUILD)/bridge.so $(BUILD)/dp-test $(CPU_PROGRAM) $(CPU_TESTS) $(FAULT_PROGRAM)
-	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" $(if $(filter 1,$(SAN)),scripts/shards $(JOBS)) $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
+	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" scripts/shards $(SHARDS) $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
 
 museum: setup                  ## set up, build, switch every deliberate fault on: which verdict goes red, and where it points (OUT/museum.json)
 	$(build) $(PROGRAM) $(FAULT_PROGRAM)

@@ -32,7 +32,8 @@ DP_TEST(ci, a_job_leaves_summary_junit_and_a_compressed_record) {
            ">/dev/null 2>&1") == 1,
         "%s", out);
     CHECK(sh("cat \"$D/page.md\"") == 0 && strstr(out, "## deltaproof: fail\n") &&
-              strstr(out, "| weak-heads | S\\_in | 8 of 8 | weak-heads:ranks=4"),
+              strstr(out, "| weak-heads | o | 8 of 8 | weak-heads:ranks=4") &&
+              strstr(out, "(\\|error\\| "),
           "%s", out);
     static const char check[] =
         "import sys, xml.etree.ElementTree as E\n"
@@ -43,7 +44,7 @@ DP_TEST(ci, a_job_leaves_summary_junit_and_a_compressed_record) {
         "cases = s.findall('testcase')\n"
         "assert len(cases) == int(s.get('tests')) == 8 and s.get('failures') == '8', s.attrib\n"
         "body = cases[0].find('failure').text\n"
-        "assert 'S_in: error is' in body and 'deltaproof run --id' in body, body\n";
+        "assert 'o: error is' in body and 'deltaproof run --id' in body, body\n";
     char line[3000];
     snprintf(line, sizeof line,
              "cat >\"$D/check.py\" <<'E'\n%sE\n$PY \"$D/check.py\" \"$D/r/junit.xml\"", check);
@@ -90,4 +91,37 @@ DP_TEST(ci, the_action_and_the_template_are_what_they_say) {
              "assert g['artifacts']['reports']['junit'].endswith('junit.xml'); "
              "yaml.safe_load(open('.pre-commit-config.yaml'))\"") == 0,
           "%s", out);
+}
+
+/* scripts/shards adds up what the parts of a test program say, shows what failed, and does not take
+ * a part that died for one that passed. */
+DP_TEST(ci, parts_of_the_tests_are_summed_and_a_part_that_died_is_no_pass) {
+    static const char part[] =
+        "cat >\"$D/part\" <<'E'\n#!/bin/sh\n"
+        "echo \"[ RUN      ] a.b$GTEST_SHARD_INDEX\"; echo 'x.c:1: Failure said'\n"
+        "case $1$GTEST_SHARD_INDEX in\n"
+        "fail1) echo '[  FAILED  ] a.b1 (1 ms)'; echo '0 passed, 1 failed, 2 skipped'; exit 1;;\n"
+        "die1) kill -9 $$;;\n"
+        "*) echo \"[       OK ] a.b$GTEST_SHARD_INDEX (1 ms)\"; echo '3 passed, 0 failed, 0 "
+        "skipped';;\n"
+        "esac\nE\nchmod +x \"$D/part\"; \"$T/scripts/shards\" 2 \"$D/part\" ";
+    static const struct {
+        const char *how, *last, *says, *hides;
+        int status;
+    } rows[] = {
+        {"pass", "6 passed, 0 failed, 0 skipped\n", "[       OK ] a.b1", "Failure said", 0},
+        {"fail", "3 passed, 1 failed, 2 skipped\n", "[ RUN      ] a.b1\nx.c:1: Failure said\n",
+         "process 1", 1},
+        {"die", "3 passed, 0 failed, 0 skipped\n", "process 1 did not come to its end", "a.b1 (1",
+         1},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char line[2000];
+        snprintf(line, sizeof line, "%s%s", part, rows[i].how);
+        CHECK(sh(line) == rows[i].status, "%s: %s", rows[i].how, out);
+        const size_t n = strlen(out), m = strlen(rows[i].last);
+        CHECK(n > m && !strcmp(out + n - m, rows[i].last) && strstr(out, rows[i].says) &&
+                  !strstr(out, rows[i].hides),
+              "%s: %s", rows[i].how, out);
+    }
 }
