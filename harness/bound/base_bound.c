@@ -35,7 +35,7 @@ static void errors_of_dH(dp_error_bound_base *w, int r, int hv) {
 void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, dp_base base, int power,
                               int backward) {
     const dp_design design = dp_design_of(base);
-    dp_error_bound_base_given(w, ref, &design, power, backward, NULL);
+    dp_error_bound_base_inexact(w, ref, &design, power, backward, NULL);
 }
 
 static void bound_chunk(dp_error_bound_base *w, int g, int hv) {
@@ -48,9 +48,9 @@ static void bound_chunk(dp_error_bound_base *w, int g, int hv) {
                         of_v = {(t0 * p->HV + hv) * R, (int64_t)p->HV * R, R, c * R, p->V};
     dp_input_error in = dp_error_bound_inputs_of(w);
     double row = 0, *at = p->l2norm ? &row : NULL;
-    double *rq = dp_given_rows(&w->r, p->q, w->given.q, of_q, at),
-           *rk = dp_given_rows(&w->r, p->k, w->given.k, of_k, at),
-           *rv = dp_given_rows(&w->r, p->v, w->given.v, of_v, NULL);
+    double *rq = dp_raw_error_rows(&w->r, p->q, w->raw_error.q, of_q, at),
+           *rk = dp_raw_error_rows(&w->r, p->k, w->raw_error.k, of_k, at),
+           *rv = dp_raw_error_rows(&w->r, p->v, w->raw_error.v, of_v, NULL);
     in.g = w->Dg + (t0 * p->HV + hv) * dp_Kg(p);
     in.rq = rq;
     in.rk = rk;
@@ -63,15 +63,15 @@ static void bound_chunk(dp_error_bound_base *w, int g, int hv) {
     free(rv);
 }
 
-void dp_error_bound_base_given(dp_error_bound_base *w, dp_sim *ref, const dp_design *design,
-                               int power, int backward, const dp_given_error *given) {
+void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_design *design,
+                                 int power, int backward, const dp_raw_error *raw) {
     const dp_problem *p = ref->p;
     const int Kg = dp_Kg(p), nr = ref->N * p->HV;
     *w = (dp_error_bound_base){.ref = ref,
                                .base = design->base,
                                .r = dp_rounding_of_design(design, power),
-                               .entries = given != NULL};
-    if (given) w->given = *given;
+                               .entries = raw != NULL};
+    if (raw) w->raw_error = *raw;
     w->Dg = dp_doubles(p->T * p->HV * Kg);
     for (int64_t t = 0; t < p->T; t++)
         for (int hv = 0; hv < p->HV; hv++)

@@ -30,25 +30,25 @@ dp_gate_error dp_error_bound_gate(const dp_problem *p, int64_t t, int hv, int c,
  * and, through its 1/norm, of the whole. */
 typedef struct {
     double *q, *k, *v;
-} dp_given_error;
+} dp_raw_error;
 
 /* What no chain format changes: reference run and chunk bounds of (problem, base, N). */
 typedef struct {
     dp_sim *ref; /* borrowed: base fp64, chain fp64, run (with backward if wanted), same N */
     dp_base base;
     dp_rounding r;
-    dp_chunk_bound *b;    /* [ngroup][HV] */
-    double **eH, **edH;   /* [N*HV] -> state error (ref/bound/bound.h); NULL where absent */
-    double *Dg;           /* [T][HV][Kg] error of the log decay */
-    dp_given_error given; /* borrowed */
-    int entries;          /* was it given any, zeros or not? */
+    dp_chunk_bound *b;      /* [ngroup][HV] */
+    double **eH, **edH;     /* [N*HV] -> state error (ref/bound/bound.h); NULL where absent */
+    double *Dg;             /* [T][HV][Kg] error of the log decay */
+    dp_raw_error raw_error; /* borrowed */
+    int entries;            /* was it given any, zeros or not? */
     double **eS, **edS, *row[DP_NRESULTS]; /* errors entering the ranks and row bounds of the last
                                      run: often the same for the next format */
 } dp_error_bound_base;
 void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, dp_base base, int p,
                               int backward);
-void dp_error_bound_base_given(dp_error_bound_base *w, dp_sim *ref, const dp_design *design, int p,
-                               int backward, const dp_given_error *given); /* NULL: none */
+void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_design *design,
+                                 int p, int backward, const dp_raw_error *raw); /* NULL: none */
 void dp_error_bound_base_free(dp_error_bound_base *w);
 
 typedef struct {

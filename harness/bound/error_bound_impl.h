@@ -54,10 +54,10 @@ typedef struct {
 } dp_chunk_rows;
 /* Relative errors of the entries of a chunk's rows [rows][width], to be freed (NULL: err is), and
  * in *row, unless NULL, at least what they make of 1/norm of any of them. */
-double *dp_given_rows(const dp_rounding *r, const double *x, const double *err, dp_chunk_rows at,
-                      double *row);
+double *dp_raw_error_rows(const dp_rounding *r, const double *x, const double *err,
+                          dp_chunk_rows at, double *row);
 /* |err| / |x| of one row; err NULL: 0. */
-double dp_given_norm(const double *x, const double *err, int64_t row, int width);
+double dp_raw_error_norm(const double *x, const double *err, int64_t row, int width);
 
 /* Error of M after a chain. What truncation adds to a probable bound is a worst case: bias is
  * divided by lambda, since everything is multiplied by it at the end. */
@@ -78,7 +78,7 @@ dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span spa
 double **dp_merge_errors(const dp_error_bound_base *w, int dir, const dp_chain_error *bM,
                          double **eH, double *fro);
 
-/* State errors that enter each chunk, forward and backward, and errors of X and dX without them:
+/* State errors that enter each chunk, forward and backward, and errors of X and dv_new without them:
  * [ngroup*HV]. */
 typedef struct {
     double **eS, **edS, **DX, **DdX;

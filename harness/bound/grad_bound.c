@@ -68,7 +68,7 @@ static void entries(const dp_error_bound_base *w, const double *x, int64_t row, 
 
 /* The rows of dq, or dk, of a group of chunks: what is summed over the value heads of each head. */
 typedef struct {
-    const double *x, *given, *rstd; /* raw rows, errors they were given with, 1/norms */
+    const double *x, *raw, *rstd; /* raw rows, errors they were given with, 1/norms */
     int result, qkv, R, rows;
     double *sum;   /* [H][2][rows]: D of the gradient, sums of its norms */
     double *entry; /* [H][rows][K]: D of its entries */
@@ -90,7 +90,7 @@ static key_side side_of(const group_work *x, int qkv, int R) {
     const dp_problem *p = s->p;
     const int is_q = qkv == DP_QKV_Q;
     key_side a = {.x = is_q ? p->q : p->k,
-                  .given = is_q ? x->w->given.q : x->w->given.k,
+                  .raw = is_q ? x->w->raw_error.q : x->w->raw_error.k,
                   .rstd = is_q ? s->rstd_q : s->rstd_k,
                   .result = is_q ? DP_RESULT_DQ : DP_RESULT_DK,
                   .qkv = qkv,
@@ -196,7 +196,7 @@ static void key_rows(const group_work *x, const key_side *a, int h) {
         (p->l2norm ? 4 * (in.q + in.qk_row) + 2 * dp_sum_error(r, K) + 6 * r->u : 0) + r->u + r->us;
     for (int i = 0; i < a->rows; i++) {
         const int64_t row = ((x->gr->t0 + i / a->R) * p->H + h) * a->R + i % a->R;
-        const double moved = p->l2norm ? 8 * dp_given_norm(a->x, a->given, row, K) : 0;
+        const double moved = p->l2norm ? 8 * dp_raw_error_norm(a->x, a->raw, row, K) : 0;
         const double D = a->sum[(h * 2) * a->rows + i], norm = a->sum[(h * 2 + 1) * a->rows + i];
         x->out->row[a->result][row] =
             dp_error_bound_final(r, dp_pw(r, a->rstd[row]) * (D + dp_pw(r, (eps + moved) * norm)));

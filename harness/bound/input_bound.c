@@ -60,8 +60,8 @@ dp_input_error dp_error_bound_inputs_of(const dp_error_bound_base *w) {
 static double relative(double err, double x) { return err > 0 ? err / fabs(x) : 0; }
 
 /* Of 1/norm of a normalised row: <y, err> / |x| with |y| = 1, by squares for a probable bound. */
-double *dp_given_rows(const dp_rounding *r, const double *x, const double *err, dp_chunk_rows at,
-                      double *row) {
+double *dp_raw_error_rows(const dp_rounding *r, const double *x, const double *err,
+                          dp_chunk_rows at, double *row) {
     if (!err) return NULL;
     double *rel = dp_doubles((int64_t)at.rows * at.width);
     for (int i = 0; i < at.rows; i++) {
@@ -77,7 +77,7 @@ double *dp_given_rows(const dp_rounding *r, const double *x, const double *err, 
     return rel;
 }
 
-double dp_given_norm(const double *x, const double *err, int64_t row, int width) {
+double dp_raw_error_norm(const double *x, const double *err, int64_t row, int width) {
     return err ? relative(dp_norm_fro(width, err + row * width),
                           dp_norm_fro(width, x + row * width))
                : 0;

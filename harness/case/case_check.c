@@ -30,7 +30,7 @@ dp_status dp_case_check(const dp_casefile *f, dp_case *c, dp_err *e) {
             if (!isfinite((*s[i].where)[j])) {
                 char at[96];
                 dp_case_input_index(&s[i], j, at, sizeof at);
-                return dp_casefile_refuse(f, f->data ? "data" : "poke", e,
+                return dp_casefile_refuse(f, f->data ? "data" : "override", e,
                                           "%s%s = %g: not finite, and nonfinite = allow is not set",
                                           s[i].field->name, at, (*s[i].where)[j]);
             }

@@ -1,4 +1,4 @@
-/* Entries of inputs that a case file overrides, the key poke: `name[i,j,..] value, ..`
+/* Entries of inputs that a case file overrides, the key override: `name[i,j,..] value, ..`
  * (case_parts.h). */
 #define _GNU_SOURCE
 #include "case_parts.h"
@@ -30,8 +30,8 @@ static dp_status parse_axis(const dp_casefile *f, const char **p, const char *be
         end = (char *)*p + 1;
     }
     if (end == *p || errno || b->lo[d] < 0 || b->lo[d] >= s->shape[d])
-        return dp_casefile_refuse(f, "poke", e, "index %d of %s at '%.40s' is not in 0..%lld", d,
-                                  s->field->name, begin, (long long)s->shape[d] - 1);
+        return dp_casefile_refuse(f, "override", e, "index %d of %s at '%.40s' is not in 0..%lld",
+                                  d, s->field->name, begin, (long long)s->shape[d] - 1);
     b->hi[d] = all ? s->shape[d] : b->lo[d] + 1;
     *p = end;
     return DP_OK;
@@ -49,7 +49,7 @@ static dp_status parse_block(const dp_casefile *f, const char **p, block *b, dp_
         ++*p;
     }
     if (d != b->s->ndim || **p != ']')
-        return dp_casefile_refuse(f, "poke", e, "%s takes %d indices, at '%.40s'",
+        return dp_casefile_refuse(f, "override", e, "%s takes %d indices, at '%.40s'",
                                   b->s->field->name, b->s->ndim, begin);
     ++*p;
     return DP_OK;
@@ -66,13 +66,13 @@ static dp_status parse_value(const dp_casefile *f, const char **p, const char *b
     const char *end;
     const dp_number read = dp_number_real_prefix(*p + strspn(*p, " \t"), x, &end);
     if (read == DP_NUMBER_NONE)
-        return dp_casefile_refuse(f, "poke", e, "no value after the index at '%.40s'", begin);
+        return dp_casefile_refuse(f, "override", e, "no value after the index at '%.40s'", begin);
     if (read == DP_NUMBER_RANGE)
-        return dp_casefile_refuse(f, "poke", e,
+        return dp_casefile_refuse(f, "override", e,
                                   "the value at '%.40s' is not a number that fp64 holds", begin);
     if (!representable(*x, fmt))
-        return dp_casefile_refuse(f, "poke", e, "%a at '%.40s' is not a number of %s", *x, begin,
-                                  dp_formats[fmt].name);
+        return dp_casefile_refuse(f, "override", e, "%a at '%.40s' is not a number of %s", *x,
+                                  begin, dp_formats[fmt].name);
     *p = end;
     return DP_OK;
 }
@@ -103,27 +103,27 @@ static dp_status override_one(const dp_casefile *f, dp_case *c, const char **p, 
     for (int i = 0; i < n; i++)
         if (strlen(s[i].field->name) == len && !strncmp(s[i].field->name, begin, len)) b.s = &s[i];
     if (!b.s || !*b.s->where)
-        return dp_casefile_refuse(f, "poke", e, "no tensor of this case at '%.40s'", begin);
+        return dp_casefile_refuse(f, "override", e, "no tensor of this case at '%.40s'", begin);
     *p += len;
     if (**p != '[')
-        return dp_casefile_refuse(f, "poke", e, "expected name[index] value at '%.40s'", begin);
+        return dp_casefile_refuse(f, "override", e, "expected name[index] value at '%.40s'", begin);
     dp_status st = parse_block(f, p, &b, e);
     if (!st) st = parse_value(f, p, begin, dp_case_input_format(b.s->field, c->input_dtype), &x, e);
     if (st) return st;
     while (**p == ' ')
         ++*p;
-    if (**p && **p != ',') return dp_casefile_refuse(f, "poke", e, "trailing '%.40s'", *p);
+    if (**p && **p != ',') return dp_casefile_refuse(f, "override", e, "trailing '%.40s'", *p);
     set_block(&b, x);
     return DP_OK;
 }
 
 dp_status dp_case_override(const dp_casefile *f, dp_case *c, dp_err *e) {
     dp_status s = DP_OK;
-    for (const char *p = f->poke; !s && p && *p;) {
+    for (const char *p = f->override; !s && p && *p;) {
         while (*p == ' ' || *p == '\t')
             p++;
         s = override_one(f, c, &p, e);
-        if (!s && *p == ',' && !*++p) s = dp_casefile_refuse(f, "poke", e, "ends with a comma");
+        if (!s && *p == ',' && !*++p) s = dp_casefile_refuse(f, "override", e, "ends with a comma");
     }
     return s;
 }

@@ -45,7 +45,7 @@ dp_status dp_case_load_input(dp_case_data *x, dp_case_input *s, dp_err *e);
 void dp_case_generate(const dp_casefile *f, dp_case *c);
 void dp_case_generate_gradients(const dp_casefile *f, dp_case *c);
 
-/* case_override.c: the key poke. */
+/* case_override.c: the key override. */
 dp_status dp_case_override(const dp_casefile *f, dp_case *c, dp_err *e);
 
 /* case_check.c: the values. */

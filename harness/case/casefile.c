@@ -122,7 +122,7 @@ static const key KEYS[] = {
      "how ranks' (M,H) are merged"},
     {"nonfinite", CHOICE, REC | CONV, AT(nonfinite), "refuse", 0, 0, "refuse|allow",
      "NaN and Inf among the inputs"},
-    {"poke", TEXT, REC | CONV, AT(poke), "(none)", 0, 0, NULL,
+    {"override", TEXT, REC | CONV, AT(override), "(none)", 0, 0, NULL,
      "values put into inputs: v[5,0,0,3] nan, beta[*,0,0] 0, k[3,0,0,1] 0x1p-140"},
     {"regime", CHOICE, CHAIN, AT(regime), NULL, 0, 0,
      "subspace|reflect|slow|mixed|corr|mild|strong", "law of the factors (math j.5)"},

@@ -1,4 +1,4 @@
-/* Which stage of the simulated ranks is wrong: each on true inputs, by its own budget
+/* Which stage of the simulated ranks is wrong: each on true inputs, by its own bound
  * (cmd_bisect.h). */
 #include "cmd_bisect.h"
 #include "harness/run/step.h"
@@ -26,11 +26,11 @@ static void print_stage(const dp_bisect *b, const char *name, const dp_bisect_ro
     }
     printf("  %-16s %-5s %-11s ", name, x->fails ? "WRONG" : "ok", x->tensor);
     if (x->expected)
-        printf("within its budget, but %.3g times what these formats make of nearby inputs (at "
+        printf("within its bound, but %.3g times what these formats make of nearby inputs (at "
                "most %.3g times is theirs)",
                x->ratio, x->limit);
     else
-        printf("%.2g of its budget, %lld rows", x->ratio, (long long)x->judged);
+        printf("%.2g of its bound, %lld rows", x->ratio, (long long)x->judged);
     if (x->skipped) printf(", %lld skipped (not finite)", (long long)x->skipped);
     if (x->fails > x->unsteady && !x->expected) printf(", %d over", x->fails - x->unsteady);
     if (x->unsteady) printf(", %d not as in the first run", x->unsteady);
@@ -53,7 +53,7 @@ static void print_place(const dp_bisect_row *x) {
     putchar('\n');
     printf("  got   %-24a %.9g\n  truth %-24a %.9g\n  error of the row %.3g", x->got, x->got,
            x->want, x->want, x->err);
-    if (!x->expected) printf(", its budget %.3g", x->limit);
+    if (!x->expected) printf(", its bound %.3g", x->limit);
     putchar('\n');
 }
 
@@ -109,7 +109,7 @@ int dp_bisect_ranks(const dp_bisect_options *o, const dp_case *c, dp_err *e) {
         printf("WRONG STAGE: %s\n", name);
         print_place(wrong);
     } else
-        printf("every stage keeps to its own budget%s\n",
+        printf("every stage keeps to its own bound%s\n",
                r.base == DP_BASE_FP64 ? "" : ", and to what its formats make of nearby inputs");
     dp_bisect_free(&b);
     return wrong != NULL;

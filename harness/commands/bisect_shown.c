@@ -60,8 +60,7 @@ static void print_row(const dp_case *c, const dp_judgement *t, int backward) {
     printf(", entry %d\n", matrix ? x->index % width : x->index);
     printf("  got   %-24a %.9g\n  truth %-24a %.9g\n  error of the row %.3g, its bound %.3g\n",
            x->got, x->got, x->want, x->want, x->err, x->bound);
-    if (strstr(t->why, "never written") || strstr(t->why, "NaN or Inf"))
-        printf("  %s: %s\n", t->name, t->why);
+    if (t->flaw) printf("  %s: %s\n", t->name, t->why);
 }
 
 /* ---- is it steady? --------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /* deltaproof bisect stage CASE: which stage is wrong, of the simulated ranks (bisect.h), or of a
- * shared library or tensors in a file (blame.h). Exit status 0: every stage keeps to its budget, 1:
+ * shared library or tensors in a file (blame.h). Exit status 0: every stage keeps to its bound, 1:
  * one does not, 2: could not tell. deltaproof bisect precision CASE: which stages need a wider
  * format (precision.h). Exit status 0: found, 1: not even the wide policy will do, 2: bad input. */
 #define _GNU_SOURCE
@@ -112,10 +112,10 @@ static const struct argp STAGE = {
     .parser = parse,
     .args_doc = "CASE",
     .doc = "Which stage of the pipeline is wrong. Simulated ranks: each stage is run on true "
-           "inputs and judged by its own budget. --subject, --outputs: every stage that "
+           "inputs and judged by its own bound. --subject, --outputs: every stage that "
            "the program shows is judged by the bound of all stages up to it; those that could "
            "have made the first wrong one are named.\v"
-           "Exit status 0 every stage keeps to its budget, 1 one does not, 2 could not tell."};
+           "Exit status 0 every stage keeps to its bound, 1 one does not, 2 could not tell."};
 static const struct argp PRECISION = {
     .options = PRECISION_OPTIONS,
     .parser = parse,

@@ -36,6 +36,7 @@ void dp_name_flaws(const dp_judging *j, dp_run *run) {
         if (!*text) continue;
         if (t->verdict != DP_FAIL && (c.partial || !unwritten)) continue;
         t->verdict = DP_FAIL;
+        t->flaw = unwritten ? DP_FLAW_UNWRITTEN : DP_FLAW_NOT_FINITE;
         snprintf(t->why, sizeof t->why, "%s", text);
     }
 }

@@ -16,8 +16,8 @@ void dp_bound_bases_free(dp_bound_bases *w) {
 /* ---- their cache ----------------------------------------------------------------------------- */
 
 /* n bytes of `what`, then what was given: all that bounds follow from besides the problem. */
-static void *with_given(const void *what, size_t n, const dp_problem *p, const dp_given_error *g,
-                        size_t *size) {
+static void *with_raw_error(const void *what, size_t n, const dp_problem *p, const dp_raw_error *g,
+                            size_t *size) {
     const double *part[] = {g ? g->q : NULL, g ? g->k : NULL, g ? g->v : NULL};
     const size_t len[] = {sizeof(double) * (size_t)(p->T * p->H * p->K),
                           sizeof(double) * (size_t)(p->T * p->H * p->R * p->K),
@@ -36,11 +36,11 @@ static void *with_given(const void *what, size_t n, const dp_problem *p, const d
 }
 
 static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format chain,
-                     const dp_given_error *given) {
+                     const dp_raw_error *raw) {
     const int32_t what[] = {sp->N,           design->base,  chain,
                             sp->c->backward, design->chunk, design->gated};
     size_t size;
-    void *all = with_given(what, sizeof what, &sp->c->p, given, &size);
+    void *all = with_raw_error(what, sizeof what, &sp->c->p, raw, &size);
     const dp_key key = dp_problem_key(&sp->c->p, all, size);
     free(all);
     return key;
@@ -67,7 +67,7 @@ static void save(const dp_sharding *sp, dp_key key, dp_error_bound *b) {
 
 /* The same pipeline in chunks of another length: with a reference of its own. */
 static void of_other_chunks(const dp_sharding *sp, const dp_design *design, dp_format chain,
-                            const dp_given_error *given, dp_error_bound *out) {
+                            const dp_raw_error *raw, dp_error_bound *out) {
     const int backward = sp->c->backward;
     dp_design exact = dp_design_of(DP_BASE_FP64);
     dp_error_bound worst;
@@ -79,7 +79,7 @@ static void of_other_chunks(const dp_sharding *sp, const dp_design *design, dp_f
     dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
     for (int p = 2; p >= 1; p--) {
         dp_error_bound_base w;
-        dp_error_bound_base_given(&w, &ref, design, p, backward, given);
+        dp_error_bound_base_inexact(&w, &ref, design, p, backward, raw);
         dp_error_bound_run(&w, chain, backward, p == 2 ? out : &worst);
         dp_error_bound_base_free(&w);
     }
@@ -89,13 +89,13 @@ static void of_other_chunks(const dp_sharding *sp, const dp_design *design, dp_f
 }
 
 static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
-                            const dp_given_error *given, dp_bound_bases *w, dp_error_bound *out) {
+                            const dp_raw_error *raw, dp_bound_bases *w, dp_error_bound *out) {
     const int backward = sp->c->backward;
     dp_error_bound worst;
     dp_sim *ref = dp_sharding_reference(sp);
     if (!w->ready) {
-        dp_error_bound_base_given(&w->sound, ref, design, 1, backward, given);
-        dp_error_bound_base_given(&w->probable, ref, design, 2, backward, given);
+        dp_error_bound_base_inexact(&w->sound, ref, design, 1, backward, raw);
+        dp_error_bound_base_inexact(&w->probable, ref, design, 2, backward, raw);
         w->ready = 1;
     }
     dp_error_bound_run(&w->probable, chain, backward, out);
@@ -107,14 +107,14 @@ static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format 
 void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
                    dp_error_bound *out) {
     const dp_design plain = dp_design_of(design->base);
-    const dp_given_error *given = sp->step ? &sp->step->err : NULL;
+    const dp_raw_error *raw = sp->step ? &sp->step->err : NULL;
     const int cached = sp->std->o->cache != NULL;
     if (!dp_bounds_are_derived(design)) design = &plain;
-    const dp_key key = cached ? key_of(sp, design, chain, given) : (dp_key){{0}};
-    if (cached && load(sp, key, given != NULL, out)) return;
+    const dp_key key = cached ? key_of(sp, design, chain, raw) : (dp_key){{0}};
+    if (cached && load(sp, key, raw != NULL, out)) return;
     if (design->chunk != DP_CHUNK || design->gated)
-        of_other_chunks(sp, design, chain, given, out);
+        of_other_chunks(sp, design, chain, raw, out);
     else
-        of_plain_chunks(sp, design, chain, given, w, out);
+        of_plain_chunks(sp, design, chain, raw, w, out);
     if (cached) save(sp, key, out);
 }

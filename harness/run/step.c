@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static double **error_of(dp_given_error *e, int i) {
+static double **error_of(dp_raw_error *e, int i) {
     double **const at[DP_NQKV] = {[DP_QKV_Q] = &e->q, [DP_QKV_K] = &e->k, [DP_QKV_V] = &e->v};
     return at[i];
 }
@@ -413,8 +413,8 @@ dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_r
         const int width = dp_qkv_width(p, i);
         if (!c->step.on[i]) continue;
         double *r = row_norms(c->step.rad[i].y, p->T * dp_qkv_heads(p, i), width),
-               *bound = row_norms(*error_of((dp_given_error *)&s->err, i),
-                                  p->T * dp_qkv_heads(p, i), width);
+               *bound = row_norms(*error_of((dp_raw_error *)&s->err, i), p->T * dp_qkv_heads(p, i),
+                                  width);
         judge(&at, DP_CONV_Y, p->T * dp_qkv_heads(p, i), *dp_qkv_at((dp_problem *)&s->p, i),
               *dp_qkv_at((dp_problem *)p, i), r, bound, run);
         free(r);

@@ -8,7 +8,7 @@
  * dp_problem.input_error, which the radius of every result carries. dx, dw and dbias follow in MPFR
  * from the true dq, dk, dv, whose radius (and rounding to double) is carried to them as below.
  * Bounds. The error of the convolution's output (rigorous, ref/bound/conv_bound.c, its store
- * included) enters the bounds of the recurrence entry by entry (dp_given_error). The probable
+ * included) enters the bounds of the recurrence entry by entry (dp_raw_error). The probable
  * errors of dq_t go on entry by entry (dp_error_bound.entry; what is known of a row as a whole with
  * the largest factor of its channels):
  *     dx_t   squares of w_dj silu'(pre) times the error at t + W-1-j, summed over taps j and
@@ -34,7 +34,7 @@ extern "C" {
  * off. */
 typedef struct {
     dp_problem p;
-    dp_given_error err;
+    dp_raw_error err;
     dp_base base;
     dp_backend be;
     int N;

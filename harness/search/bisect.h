@@ -3,11 +3,11 @@
  *
  * True inputs: the fp64 reference values, each rounded once to the format that the base keeps it
  * in. Truth of a stage's output: the same stage in fp64, without faults, on the same inputs.
- * Budget: the rounding errors of that stage alone (ref/bound/bound.h p = 2, DP_LAMBDA standard
+ * Bound: the rounding errors of that stage alone (ref/bound/bound.h p = 2, DP_LAMBDA standard
  * deviations; activations: worst case), row by row, from reference values. So a stage is blamed for
- * what it does itself, whatever reaches it, and the first stage over its budget is where a fault
+ * what it does itself, whatever reaches it, and the first stage over its bound is where a fault
  * lives. Every stage is run several times on the same inputs: a stage whose results differ from the
- * first run's is wrong too, whatever its budget. A row is a token's vector, a row of a [K][V] or
+ * first run's is wrong too, whatever its bound. A row is a token's vector, a row of a [K][V] or
  * [K][K] matrix, or of a chunk's matrix.
  */
 #ifndef DP_BISECT_H
@@ -21,23 +21,23 @@ extern "C" {
 typedef struct {
     char tensor[16]; /* "" : no tensor of this stage was there to judge */
     int fails,
-        unsteady; /* rows over budget, or not the same as in the first run; rows not the same */
-    int expected; /* 1: fails counts no rows, all are within budget; ratio is the error over what
-                     the formats make of nearby inputs, budget the largest of theirs */
+        unsteady; /* rows over bound, or not the same as in the first run; rows not the same */
+    int expected; /* 1: fails counts no rows, all are within bound; ratio is the error over what
+                     the formats make of nearby inputs, bound the largest of theirs */
     int run;      /* fails > 0: in which run first, from 0 */
     int64_t judged,
         skipped;  /* rows; skipped: the truth, or an input of the row's chunk, is not finite */
-    double ratio; /* largest error / budget of a row */
+    double ratio; /* largest error / bound of a row */
     dp_place at; /* fails > 0: the first failing row in the order of execution, of the stage's first
                     failing tensor; chunk: counted over all */
     int row, index; /* row in a matrix (-1: none), entry with the largest error in that row */
-    double got, want, err, limit; /* that entry, and the row's error and budget */
+    double got, want, err, limit; /* that entry, and the row's error and bound */
     int nrank, nhead;
     unsigned char *rank, *head; /* [N], [HV]: 1 where this tensor fails */
 } dp_bisect_row;
 
 typedef struct {
-    int first; /* dp_stage, -1: every stage keeps to its budget */
+    int first; /* dp_stage, -1: every stage keeps to its bound */
     int N, HV;
     dp_bisect_row stage[DP_NSTAGES];
     dp_bisect_row conv[2]; /* op step (step.h): conv_fwd, before all stages, and conv_bwd, after
@@ -54,7 +54,7 @@ const dp_bisect_row *dp_bisect_first(const dp_bisect *b, const char **name);
 dp_status dp_bisect_sim(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N,
                         dp_fault fault, int backward, int runs, int all, dp_bisect *out, dp_err *e);
 void dp_bisect_free(dp_bisect *b);
-/* Where no stage is over its budget: each stage's own error against what it makes of nearby
+/* Where no stage is over its bound: each stage's own error against what it makes of nearby
  * problems (expected.h, excess.h; draws of single stages on true inputs). The first that makes more
  * than its formats explain becomes out->first. dtype: format of the inputs. Not for base fp64. */
 dp_status dp_bisect_expected(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge,

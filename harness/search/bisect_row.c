@@ -1,4 +1,4 @@
-/* One row of a stage against its budget, and where it stands (bisect_work.h). */
+/* One row of a stage against its bound, and where it stands (bisect_work.h). */
 #include "bisect_work.h"
 #include <xxhash.h>
 

@@ -215,7 +215,7 @@ void dp_bisect_stage_output(dp_bisect_work *w) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* dvl = Aqk' do: (uo |Aqk|)^2 |do|^2 + (sum_error |Aqk|'|do|)^2 + (us dvl)^2 */
+/* dv_local = Aqk' do: (uo |Aqk|)^2 |do|^2 + (sum_error |Aqk|'|do|)^2 + (us dv_local)^2 */
 void dp_bisect_stage_dAv(dp_bisect_work *w) {
     const dp_problem *p = w->p;
     const int V = p->V;
@@ -234,16 +234,17 @@ void dp_bisect_stage_dAv(dp_bisect_work *w) {
                     sq += x * x;
                 }
                 const double sum = dp_sum_error(&w->r, m) * abs,
-                             store = (w->r.us + w->r.u) * c.ref->dvl[(int64_t)i * V + v],
+                             store = (w->r.us + w->r.u) * c.ref->dv_local[(int64_t)i * V + v],
                              tiny = (m + 1) * w->r.tiny;
                 D[(int64_t)i * V + v] =
                     w->r.uo * w->r.uo * sq + sum * sum + store * store + tiny * tiny;
             }
-        dp_bisect_judge_rows(w, "dvl", c.at, p->R, n, V, c.s->dvl, c.t->dvl, D);
+        dp_bisect_judge_rows(w, "dv_local", c.at, p->R, n, V, c.s->dv_local, c.t->dv_local, D);
         free(D);
     }
     FOR_CHUNKS(c)
-    dp_bisect_give(w, c.s->dvl, c.t->dvl, c.ref->dvl, (int64_t)c.ref->n * V, DP_BISECT_STORE);
+    dp_bisect_give(w, c.s->dv_local, c.t->dv_local, c.ref->dv_local, (int64_t)c.ref->n * V,
+                   DP_BISECT_STORE);
     free(dout);
 }
 
@@ -261,7 +262,7 @@ void dp_bisect_stage_state_bwd(dp_bisect_work *w) {
         dp_sim_gather_do(&w->ref, c.g, c.hv, dout);
         dp_bound_state_bwd(c.own, dout, c.ref->dh, next, DdX);
         through(w, c.ref->kg, c.ref->n, e, DdX);
-        dp_bisect_judge_rows(w, "dX", c.at, p->R, c.ref->n, V, c.s->dX, c.t->dX, DdX);
+        dp_bisect_judge_rows(w, "dv_new", c.at, p->R, c.ref->n, V, c.s->dv_new, c.t->dv_new, DdX);
         if (c.g > w->ref.first[r][sub])
             memcpy(all + ((int64_t)(c.g - 1) * p->HV + c.hv) * 2 * KV, next,
                    sizeof(double) * 2 * KV);
@@ -276,7 +277,8 @@ void dp_bisect_stage_state_bwd(dp_bisect_work *w) {
     }
     FOR_CHUNKS(c) {
         dp_bisect_give(w, c.s->dh, c.t->dh, c.ref->dh, KV, DP_BISECT_ARITH);
-        dp_bisect_give(w, c.s->dX, c.t->dX, c.ref->dX, (int64_t)c.ref->n * V, DP_BISECT_STORE);
+        dp_bisect_give(w, c.s->dv_new, c.t->dv_new, c.ref->dv_new, (int64_t)c.ref->n * V,
+                       DP_BISECT_STORE);
     }
     free(all);
     free(dout);

@@ -34,7 +34,7 @@ typedef struct {
     dp_bisect *out;
     dp_stage stage;
     int run;
-    dp_bisect_tallies *tal; /* NULL: rows are held against their budgets */
+    dp_bisect_tallies *tal; /* NULL: rows are held against their bounds */
     struct {
         int64_t n, cap, at;
         uint64_t *hash;
@@ -63,7 +63,7 @@ typedef struct {
 enum { DP_BISECT_ARITH, DP_BISECT_STORE };
 
 /* bisect_row.c */
-/* Holds a row of n numbers against its budget: D, squares of its entries' errors (NULL: 0), and
+/* Holds a row of n numbers against its bound: D, squares of its entries' errors (NULL: 0), and
  * more, of the row as a whole. */
 void dp_bisect_judge(dp_bisect_work *w, const char *tensor, dp_place at, int row, int n,
                      const double *got, const double *want, const double *D, double more);

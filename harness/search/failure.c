@@ -17,7 +17,7 @@ int dp_failure_same(const dp_failure *a, const dp_failure *b) {
 }
 
 void dp_failure_text(const dp_failure *f, char *out, size_t size) {
-    static const char *const kind[] = {"nothing fails", "over its budget",
+    static const char *const kind[] = {"nothing fails", "over its bound",
                                        "not finite",    "not the same in every run",
                                        "not written",   ""};
     const char *what =
@@ -31,9 +31,8 @@ void dp_failure_text(const dp_failure *f, char *out, size_t size) {
 }
 
 static dp_failure_kind kind_of(const dp_judgement *t) {
-    return strstr(t->why, "never written")                       ? DP_FAILS_UNWRITTEN
-           : strstr(t->why, "NaN or Inf") || !isfinite(t->ratio) ? DP_FAILS_NOT_FINITE
-                                                                 : DP_FAILS_OVER;
+    if (t->flaw == DP_FLAW_UNWRITTEN) return DP_FAILS_UNWRITTEN;
+    return t->flaw || !isfinite(t->ratio) ? DP_FAILS_NOT_FINITE : DP_FAILS_OVER;
 }
 
 static dp_status one_run(const dp_case *c, const dp_shrink_options *o, dp_fault fault,

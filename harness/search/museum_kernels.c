@@ -101,8 +101,9 @@ static void ask_exact(const char *dir, const char *cache, dp_kernel_row *row) {
                                   .nbackend = 1,
                                   .backend = cuda,
                                   .cache = cache};
-        if (!dp_case_run(&c, &o, &r, NULL) && r.n && strstr(r.run[0].why, "; "))
-            snprintf(row->source, sizeof row->source, "%.399s", strstr(r.run[0].why, "; ") + 2);
+        const int ran = !dp_case_run(&c, &o, &r, NULL) && r.n && r.run[0].speaks >= 0;
+        const char *source = ran ? r.run[0].tensor[r.run[0].speaks].source : "";
+        if (*source) snprintf(row->source, sizeof row->source, "%s", source);
         dp_runs_free(&r);
         dp_case_free(&c);
     }

@@ -34,9 +34,9 @@ static void chunk_stages(const dp_sim *s, int g, int hv, uint64_t *h, int64_t st
              {DP_STAGE_WY, c->u, nV},
              {DP_STAGE_STATE_FWD, c->h, KV},
              {DP_STAGE_STATE_FWD, c->v_new, nV},
-             {DP_STAGE_DAV, c->dvl, nV},
+             {DP_STAGE_DAV, c->dv_local, nV},
              {DP_STAGE_STATE_BWD, c->dh, KV},
-             {DP_STAGE_STATE_BWD, c->dX, nV}};
+             {DP_STAGE_STATE_BWD, c->dv_new, nV}};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
         mix(&h[a[i].s * step], a[i].x, a[i].n);
 }

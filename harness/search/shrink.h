@@ -1,7 +1,7 @@
 /* harness/search/shrink.h - the smallest input that still fails for the same reason.
  *
  * Why a problem fails: for the simulated ranks what `bisect stage` says (stage, tensor, and whether
- * that tensor is over its budget, not finite, or not the same in every run); for a shared library
+ * that tensor is over its bound, not finite, or not the same in every run); for a shared library
  * the outcome of its run and the first tensor in the order of the pipeline that fails; for
  * convolutions and chains of M the tensor that fails. Where the run's verdict failed at the start,
  * it must go on failing; where a fault was switched on, the same input must pass `bisect stage`

@@ -125,7 +125,7 @@ static void print_settings(FILE *f, const dp_case *c) {
     if (c->truth) fprintf(f, "truth = %s\n", dp_truth_pick_names[c->truth]);
 }
 
-/* What the generator makes of a case's text has these tensors, so that pokes can replace their
+/* What the generator makes of a case's text has these tensors, so that overrides can replace their
  * values. */
 static int as_text(const dp_case *c) {
     const dp_problem *p = &c->p;
@@ -139,7 +139,7 @@ static void print_tensors(FILE *f, const dp_case *c, dp_shrink_tensor *t, int n)
     if (c->op != DP_OP_CONV && c->p.s0) fputs("s0_scale = 1\n", f);
     if (c->op != DP_OP_CONV && c->p.gate != DP_GATE_LOG)
         fprintf(f, "gate_params = %s\n", c->p.A_log ? "yes" : "no");
-    fputs("poke = ", f);
+    fputs("override = ", f);
     for (int i = 0; i < n; i++)
         if (*t[i].x) print_override(f, c, &t[i], &any);
     fputc('\n', f);

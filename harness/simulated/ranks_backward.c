@@ -16,7 +16,7 @@ void dp_sim_dAv(dp_sim *s, int gi, int hv) {
     free(dout);
 }
 
-/* dS over groups [g0, g1), last to first; keeps dh and dX in the chunks when keep. */
+/* dS over groups [g0, g1), last to first; keeps dh and dv_new in the chunks when keep. */
 static void scan_bwd(dp_sim *s, int g0, int g1, int hv, int keep, double *dS) {
     const int64_t KV = (int64_t)s->p->K * s->p->V;
     double *dout = dp_doubles((int64_t)s->design.chunk * s->p->V);
@@ -26,13 +26,13 @@ static void scan_bwd(dp_sim *s, int g0, int g1, int hv, int keep, double *dS) {
         dp_sim_gather_do(s, g, hv, dout);
         if (keep) {
             dp_sim_replace(&ch->dh, dp_copy(dS, KV));
-            if (!ch->dX) ch->dX = dp_doubles((int64_t)ch->n * ch->V);
+            if (!ch->dv_new) ch->dv_new = dp_doubles((int64_t)ch->n * ch->V);
         } else if (dp_effect_decay(s, g, hv)) {
             alias = *ch;
             alias.eC = (double *)dp_effect_decay(s, g, hv);
             ch = &alias;
         }
-        dp_chunk_state_bwd(ch, dout, dS, keep ? ch->dX : NULL);
+        dp_chunk_state_bwd(ch, dout, dS, keep ? ch->dv_new : NULL);
         dp_sim_round_carried(s, stage, dS);
     }
     free(dout);
@@ -233,7 +233,7 @@ void dp_sim_states_bwd(dp_sim *s) {
 }
 
 void dp_sim_dAv_once(dp_sim *s, int gi, int hv) {
-    if (!dp_sim_chunk(s, gi, hv)->dvl) dp_sim_dAv(s, gi, hv);
+    if (!dp_sim_chunk(s, gi, hv)->dv_local) dp_sim_dAv(s, gi, hv);
 }
 
 void dp_sim_backward(dp_sim *s) {

@@ -101,7 +101,7 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
                      BY(DAV),
                      SHORT,
                      BACKWARD,
-                     IN_CHUNK(dvl),
+                     IN_CHUNK(dv_local),
                      .what = "Aqk' do"},
     [DP_DS_OUT] = {"dS_out",
                    {NULL},
@@ -140,7 +140,7 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
                    BY(STATE_BWD),
                    SHORT,
                    BACKWARD,
-                   IN_CHUNK(dX),
+                   IN_CHUNK(dv_new),
                    .what = "dv_local + kg dh"},
 };
 

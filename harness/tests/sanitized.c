@@ -20,7 +20,7 @@ static const struct {
      "seven cases four times, and the compiler's own vectors are what it is about"},
     {"judge", "recorded_output_of_fla_has_the_error_measured_elsewhere",
      NUMERICS "judges_ten_tensors_of_three_ranks runs the same code"},
-    {"bisect", "a_fault_within_every_budget_is_found_by_draws",
+    {"bisect", "a_fault_within_every_bound_is_found_by_draws",
      NUMERICS "no_stage_is_blamed_without_a_fault makes draws too"},
     {"bisect", "one_fault_one_wrong_stage", NUMERICS "every_fault_is_found runs the same code"},
     {"elementary", "within_an_ulp_of_mpfr_everywhere",

@@ -121,7 +121,7 @@ DP_TEST(attacks_input, numbers_that_are_none_are_refused_with_option_and_value) 
                 {"scale = 1e400", "1e400 is out of range"},
                 {"T = 99999999999999999999", "out of range"},
                 {"seed = 0x10", "'0x10' is not an integer"},
-                {"poke = v[0,0,0,0] 1e400", "not a number that fp64 holds"},
+                {"override = v[0,0,0,0] 1e400", "not a number that fp64 holds"},
                 {"g_scale = 1e-330", "out of range"}};
     for (size_t i = 0; i < sizeof line / sizeof *line; i++) {
         at_write(at_text("%s/n.case", dir),

@@ -1,5 +1,5 @@
 /* bisect: every fault is found in its stage, rank and head; without faults every stage keeps to its
- * budget. */
+ * bound. */
 #include "cases.h"
 #include "harness/search/bisect.h"
 #include "sanitized.h"
@@ -139,7 +139,7 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
             for (int s = 0; s < DP_NSTAGES; s++) {
                 const dp_bisect_row *x = &b.stage[s];
                 CHECK(!x->fails,
-                      "%s, base %s: %s: %s is at %.3g of its budget (rank %d, head %d, token %lld)",
+                      "%s, base %s: %s: %s is at %.3g of its bound (rank %d, head %d, token %lld)",
                       c.name, dp_base_names[base], dp_stage_names[s], x->tensor, x->ratio,
                       x->at.rank, x->at.head, (long long)x->at.token);
                 CHECK(x->judged || s == DP_STAGE_SOLVE ||
@@ -166,9 +166,9 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
     omp_set_num_threads(threads);
 }
 
-/* Within every budget, and more than the formats make of such inputs: found by draws of single
+/* Within every bound, and more than the formats make of such inputs: found by draws of single
  * stages. */
-DP_TEST(bisect, a_fault_within_every_budget_is_found_by_draws) {
+DP_TEST(bisect, a_fault_within_every_bound_is_found_by_draws) {
     static const struct {
         dp_fault fault;
         const char *name;
@@ -185,7 +185,7 @@ DP_TEST(bisect, a_fault_within_every_budget_is_found_by_draws) {
         REQUIRE(!dp_bisect_sim(&c.p, F[i].base, DP_FP32, DP_MERGE_ALLGATHER, F[i].ranks, F[i].fault,
                                0, 1, 1, &b, &e),
                 "%s", e.msg);
-        CHECK(b.first < 0, "%s: %s is over its budget", c.name, dp_stage_names[b.first]);
+        CHECK(b.first < 0, "%s: %s is over its bound", c.name, dp_stage_names[b.first]);
         REQUIRE(!dp_bisect_expected(&c.p, F[i].base, DP_FP32, DP_MERGE_ALLGATHER, F[i].ranks,
                                     F[i].fault, 0, c.input_dtype, &b, &e),
                 "%s", e.msg);
@@ -215,7 +215,7 @@ DP_TEST(bisect, one_fault_one_wrong_stage) {
             const int here = dp_fault_lives_in(F[i], dp_stage_names[s]),
                       with = F[i] == DP_FAULT_HALF_CHUNK &&
                              s == DP_STAGE_INTRA_BWD; /* damages dk too */
-            CHECK(with || !b.stage[s].fails == !here, "%s: %s %s at %.3g of its budget",
+            CHECK(with || !b.stage[s].fails == !here, "%s: %s %s at %.3g of its bound",
                   dp_faults[F[i]].name, dp_stage_names[s], b.stage[s].tensor, b.stage[s].ratio);
         }
         dp_bisect_free(&b);

@@ -1,5 +1,5 @@
 /* Case files: every refusal by its message (file, line, key, value), what the settings mean, data
- * files, pokes, and the cases that ship with the project. */
+ * files, overrides, and the cases that ship with the project. */
 #include "gt.h"
 #include "harness/case/case.h"
 #include "ref/files/safetensors.h"
@@ -146,30 +146,31 @@ DP_TEST(case, a_million_tokens_of_a_head) {
     if (!st) dp_case_free(&c);
 }
 
-DP_TEST(case, refuses_bad_pokes) {
-    REFUSE(KDA "poke = u[0] 1\n", "x.case:6: poke = u[0] 1", "no tensor of this case at 'u[0] 1'");
-    REFUSE(KDA "poke = A_log[0] 1\n", "no tensor of this case");
-    REFUSE(KDA "poke = v 1\n", "expected name[index] value");
-    REFUSE(KDA "poke = v[0,0,0] 1\n", "v takes 4 indices, at '[0,0,0] 1'");
-    REFUSE(KDA "poke = v[0,0,0,0,0] 1\n", "takes 4 indices");
-    REFUSE(KDA "poke = v[1,0\n", "v takes 4 indices, at '[1,0'");
-    REFUSE(KDA "poke = v[1,0,0,0\n", "v takes 4 indices, at '[1,0,0,0'");
-    REFUSE(KDA "poke = v[1,\n", "index 1 of v");
-    REFUSE(KDA "poke = v[12,0,0,0] 1\n", "index 0 of v", "0..11");
-    REFUSE(KDA "poke = v[-1,0,0,0] 1\n", "index 0 of v");
-    REFUSE(KDA "poke = v[0,0,0,x] 1\n", "index 3 of v");
-    REFUSE(KDA "poke = v[0,0,0,99999999999999999999] 1\n", "index 3 of v");
-    REFUSE(KDA "poke = v[0,0,0,0]\n", "no value after the index");
-    REFUSE(KDA "poke = v[0,0,0,0] 1 2\n", "trailing '2'");
-    REFUSE(KDA "poke = v[0,0,0,0] 1,\n", "ends with a comma");
-    REFUSE(KDA "poke = v[0,0,0,0] 0.1\n", "at 'v[0,0,0,0] 0.1' is not a number of bf16");
-    REFUSE(KDA "poke = k[0,0,0,0] 0x1p-140\n", "not a number of bf16");
-    REFUSE(KDA "poke = v[5,0,0,3] nan\n", "v[5,0,0,3] = nan: not finite", "nonfinite = allow");
-    REFUSE(KDA "poke = beta[7,0,0] -inf\n", "beta[7,0,0] = -inf: not finite");
-    REFUSE(KDA "poke = g[7,0,2] 0.5\n", "/x.case: g[7,0,2] = 0.5", "<= 0");
+DP_TEST(case, refuses_bad_overrides) {
+    REFUSE(KDA "override = u[0] 1\n", "x.case:6: override = u[0] 1",
+           "no tensor of this case at 'u[0] 1'");
+    REFUSE(KDA "override = A_log[0] 1\n", "no tensor of this case");
+    REFUSE(KDA "override = v 1\n", "expected name[index] value");
+    REFUSE(KDA "override = v[0,0,0] 1\n", "v takes 4 indices, at '[0,0,0] 1'");
+    REFUSE(KDA "override = v[0,0,0,0,0] 1\n", "takes 4 indices");
+    REFUSE(KDA "override = v[1,0\n", "v takes 4 indices, at '[1,0'");
+    REFUSE(KDA "override = v[1,0,0,0\n", "v takes 4 indices, at '[1,0,0,0'");
+    REFUSE(KDA "override = v[1,\n", "index 1 of v");
+    REFUSE(KDA "override = v[12,0,0,0] 1\n", "index 0 of v", "0..11");
+    REFUSE(KDA "override = v[-1,0,0,0] 1\n", "index 0 of v");
+    REFUSE(KDA "override = v[0,0,0,x] 1\n", "index 3 of v");
+    REFUSE(KDA "override = v[0,0,0,99999999999999999999] 1\n", "index 3 of v");
+    REFUSE(KDA "override = v[0,0,0,0]\n", "no value after the index");
+    REFUSE(KDA "override = v[0,0,0,0] 1 2\n", "trailing '2'");
+    REFUSE(KDA "override = v[0,0,0,0] 1,\n", "ends with a comma");
+    REFUSE(KDA "override = v[0,0,0,0] 0.1\n", "at 'v[0,0,0,0] 0.1' is not a number of bf16");
+    REFUSE(KDA "override = k[0,0,0,0] 0x1p-140\n", "not a number of bf16");
+    REFUSE(KDA "override = v[5,0,0,3] nan\n", "v[5,0,0,3] = nan: not finite", "nonfinite = allow");
+    REFUSE(KDA "override = beta[7,0,0] -inf\n", "beta[7,0,0] = -inf: not finite");
+    REFUSE(KDA "override = g[7,0,2] 0.5\n", "/x.case: g[7,0,2] = 0.5", "<= 0");
 }
 
-DP_TEST(case, pokes_exact_values) {
+DP_TEST(case, overrides_exact_values) {
     dp_case c;
     ACCEPT(KDA "dtype = fp32\nHV = 2\nnonfinite = allow\npoke = v[5,1,0,3] nan, beta[*,1,0] "
                "0,g[9,0,*] -inf , k[3,0,0,1] 0x1p-140\n",

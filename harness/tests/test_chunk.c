@@ -185,10 +185,10 @@ DP_TEST(chunk, both_forms_of_dg_agree_and_pair_sums_keep_small_entries) {
                 for (int64_t i = 0; i < KV; i++)
                     D[i] = (double)(float)dS[i];
                 ch[f].dh = dp_copy(D, KV);
-                ch[f].dX = dp_doubles((int64_t)ch[f].n * ch[f].V);
+                ch[f].dv_new = dp_doubles((int64_t)ch[f].n * ch[f].V);
                 dp_chunk_state(&ch[f], S, ch[f].v_new);
                 dp_chunk_dAv(&ch[f], dout);
-                dp_chunk_state_bwd(&ch[f], dout, D, ch[f].dX);
+                dp_chunk_state_bwd(&ch[f], dout, D, ch[f].dv_new);
                 for (int pair = 0; pair < 2; pair++) {
                     dp_chunk_grad_alloc(&g[2 * f + pair], &ch[f]);
                     dp_chunk_grads(&ch[f], dout, pair, &g[2 * f + pair]);

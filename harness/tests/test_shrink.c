@@ -162,7 +162,7 @@ DP_TEST(shrink, a_library_keeps_its_outcome_or_its_wrong_tensor) {
     static const struct {
         const char *bad, *says;
     } WHAT[] = {{"crash", "after:  crashed"},
-                {"wrong-stage", "after:  pre_process_fwd: H over its budget, rank 1"},
+                {"wrong-stage", "after:  pre_process_fwd: H over its bound, rank 1"},
                 {"nan", "after:  output: o not finite"}};
     char cmd[4096];
     snprintf(cmd, sizeof cmd,
@@ -196,7 +196,7 @@ DP_TEST(shrink, the_program_writes_a_case_that_it_can_run) {
              "small.case --cache none --ranks 4 --fault exp2-gate",
              gt_tmpdir(), gt_program());
     int rc = gt_run(cmd, out, sizeof out);
-    CHECK(rc == 0 && strstr(out, "x smaller, ") && strstr(out, "after:  gate: g over its budget") &&
+    CHECK(rc == 0 && strstr(out, "x smaller, ") && strstr(out, "after:  gate: g over its bound") &&
               strstr(out, "written: small.min.case") && strstr(out, "K "),
           "status %d: %s", rc, out);
     snprintf(cmd, sizeof cmd,

@@ -62,6 +62,9 @@ typedef struct {
     double got, want, err, bound, size;
 } dp_row;
 
+/* What makes a tensor unfit to be compared. */
+typedef enum { DP_FLAW_NONE, DP_FLAW_UNWRITTEN, DP_FLAW_NOT_FINITE } dp_flaw;
+
 typedef struct {
     char name[24];
     int N, heads;
@@ -83,6 +86,7 @@ typedef struct {
     const char *tier;   /* what decided: "exact", "bound", "expected"; "" when unjudged */
     double times;       /* error over the limit of the tier that decided; NAN: none */
     dp_verdict verdict;
+    dp_flaw flaw; /* what `why` says of its entries */
     char why[512];
     char source[320]; /* exact cases: whose data stands there (source.h); "": not found */
 } dp_judgement;

@@ -79,7 +79,7 @@ static double *local_gradient_error(const dp_chunk_bound *b, const double *dout)
             }
         for (int v = 0; v < V; v++)
             D[(int64_t)i * V + v] += dp_pw(r, dp_sum_error(r, ch->c) * sum[v]) +
-                                     dp_pw(r, (r->u + r->us) * ch->dvl[(int64_t)i * V + v]) +
+                                     dp_pw(r, (r->u + r->us) * ch->dv_local[(int64_t)i * V + v]) +
                                      dp_pw(r, ch->c * r->tiny);
     }
     free(sum);

@@ -30,8 +30,8 @@ static row_work work_new(const dp_chunk_bound *b, const dp_grad_input_error *in)
     w.pT = dp_bound_pwof(r, ch->Akk, w.nn);
     w.pL = dp_bound_pwof(r, ch->L, w.nn);
     w.aL = dp_bound_absof(ch->L, w.nn);
-    w.dZv = dp_bound_product(1, 0, n, V, n, ch->Akk, ch->dX);
-    w.pdX = dp_bound_pwof(r, ch->dX, w.nV);
+    w.dZv = dp_bound_product(1, 0, n, V, n, ch->Akk, ch->dv_new);
+    w.pdX = dp_bound_pwof(r, ch->dv_new, w.nV);
     w.pdZ = dp_bound_pwof(r, w.dZv, w.nV);
     return w;
 }
@@ -53,15 +53,15 @@ static void rows_X(const row_work *w, dp_grad_rows *g) {
     dp_bound_propagate(r, ch->w, ch->n, ch->K, ch->V, w->in->eS + w->KV, g->X1);
 }
 
-/* dZ = T' dX by the stored inverse: its error goes to D, that of its operand to t. */
+/* dZ = T' dv_new by the stored inverse: its error goes to D, that of its operand to t. */
 static void multiply_rounding(const row_work *w, double *D, double *t) {
     const dp_chunk *ch = w->b->ch;
     const dp_rounding *r = &w->b->r;
     const int n = ch->n, V = ch->V;
-    double *aT = dp_bound_absof(ch->Akk, w->nn), *adX = dp_bound_absof(ch->dX, w->nV);
+    double *aT = dp_bound_absof(ch->Akk, w->nn), *adX = dp_bound_absof(ch->dv_new, w->nV);
     dp_bound_addmm(1, 1, 0, n, V, n, w->b->DT, w->pdX, D);
     dp_bound_add_sum(r, w->gn, 1, 0, n, V, n, aT, adX, D);
-    dp_bound_add_scaled(r, r->uo, ch->dX, w->nV, t);
+    dp_bound_add_scaled(r, r->uo, ch->dv_new, w->nV, t);
     free(aT);
     free(adX);
 }

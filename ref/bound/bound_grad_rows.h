@@ -4,7 +4,7 @@
 #define DP_BOUND_GRAD_ROWS_H
 #include "bound.h"
 
-/* What enters a chunk: errors of its state and of its state's gradient, of X and of dX. */
+/* What enters a chunk: errors of its state and of its state's gradient, of X and of dv_new. */
 typedef struct {
     const double *eS, *edS, *DX, *DdX;
 } dp_grad_input_error;

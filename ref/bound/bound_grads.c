@@ -12,8 +12,8 @@
  * With dS0 = error of h (columns bounded by eS) and ddS = error of dh (columns bounded by edS),
  * first order:
  *   X :  -w dS0 + DX
- *   dX: kg ddS + DdX
- *   dZ = T' dX:  (T' kg) ddS + |T|'(DdX + rounding) (+ DT'|dX|)
+ *   dv_new: kg ddS + DdX
+ *   dZ = T' dv_new:  (T' kg) ddS + |T|'(DdX + rounding) (+ DT'|dv_new|)
  *   E = V - Kgam S_0 - L X:  -(Kgam - L w) dS0 + DKgam|S_0| + (uo, sum_error) |Kgam||S_0|
  *                            + DL|X| + |L| DX + ...
  *   dbeta = sum_v dZ o E,  dE = B dZ,  dL = -dE X',  dP = scale do X':   product rule, entrywise

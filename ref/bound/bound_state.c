@@ -127,12 +127,12 @@ void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX,
 }
 
 /* ---- backward state -----------------------------------------------------------------------------
- * dX = dvl + kg dS, dS_0 = eC o dS + scale qg' do - w' dX:
- *   the error of dS_0 is M_c' (error of dS) + G, that of dX kg (error of dS) + DdX:
- *   DdX = DAqk' |do| + (uo, sum_error(c)) |Aqk|'|do| + us |dvl|
- *         + Dkg |dS| + (uo, sum_error(K) + u) |kg||dS| + (u + us) |dX|
+ * dv_new = dv_local + kg dS, dS_0 = eC o dS + scale qg' do - w' dv_new:
+ *   the error of dS_0 is M_c' (error of dS) + G, that of dv_new kg (error of dS) + DdX:
+ *   DdX = DAqk' |do| + (uo, sum_error(c)) |Aqk|'|do| + us |dv_local|
+ *         + Dkg |dS| + (uo, sum_error(K) + u) |kg||dS| + (u + us) |dv_new|
  *   G   = DeC |dS| + 2u eC |dS| + scale (Dqg'|do| + (uo, sum_error(c) + 3u) |qg|'|do|)
- *         + Dw'|dX| + |w|'DdX + sum_error(n) |w|'|dX| + 2u |dS_0| */
+ *         + Dw'|dv_new| + |w|'DdX + sum_error(n) |w|'|dv_new| + 2u |dS_0| */
 void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const double *dS, double *e,
                         double *DdXout) {
     const dp_chunk *ch = b->ch;
@@ -141,24 +141,24 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
     const int64_t nV = (int64_t)n * V, KV = (int64_t)K * V, nK = (int64_t)n * K,
                   cK = (int64_t)c * K, cV = (int64_t)c * V, cn = (int64_t)c * n;
     const double ps = dp_pw(r, ch->scale);
-    double *dX = dp_doubles(nV), *d0 = dp_copy(dS, KV), *adS = dp_bound_absof(dS, KV),
+    double *dv_new = dp_doubles(nV), *d0 = dp_copy(dS, KV), *adS = dp_bound_absof(dS, KV),
            *pdS = dp_bound_pwof(r, dS, KV), *ado = dp_bound_absof(dout, cV),
            *pdo = dp_bound_pwof(r, dout, cV);
     double *aP = dp_bound_absof(ch->Aqk, cn), *pP = dp_bound_pwof(r, ch->Aqk, cn),
            *aw = dp_bound_absof(ch->w, nK), *pwv = dp_bound_pwof(r, ch->w, nK),
            *akg = dp_bound_absof(ch->kg, nK), *pkg = dp_bound_pwof(r, ch->kg, nK);
     double *aqg = dp_bound_absof(ch->qg, cK), *pqg = dp_bound_pwof(r, ch->qg, cK);
-    dp_chunk_state_bwd(ch, dout, d0, dX);
-    double *adX = dp_bound_absof(dX, nV), *pdX = dp_bound_pwof(r, dX, nV), *D = dp_doubles(nV),
-           *G = dp_doubles(KV);
+    dp_chunk_state_bwd(ch, dout, d0, dv_new);
+    double *adX = dp_bound_absof(dv_new, nV), *pdX = dp_bound_pwof(r, dv_new, nV),
+           *D = dp_doubles(nV), *G = dp_doubles(KV);
     dp_bound_addmm(1, 1, 0, n, V, c, b->DAqk, pdo, D);
     dp_bound_addmm(dp_pw(r, r->uo), 1, 0, n, V, c, pP, pdo, D);
     dp_bound_add_sum(r, dp_sum_error(r, c), 1, 0, n, V, c, aP, ado, D);
-    dp_bound_add_scaled(r, r->us, ch->dvl, nV, D);
+    dp_bound_add_scaled(r, r->us, ch->dv_local, nV, D);
     dp_bound_addmm(1, 0, 0, n, V, K, b->Dkg, pdS, D);
     dp_bound_addmm(dp_pw(r, r->uo), 0, 0, n, V, K, pkg, pdS, D);
     dp_bound_add_sum(r, dp_sum_error(r, K) + r->u, 0, 0, n, V, K, akg, adS, D);
-    dp_bound_add_scaled(r, r->u + r->us, dX, nV, D);
+    dp_bound_add_scaled(r, r->u + r->us, dv_new, nV, D);
     dp_bound_add_const(dp_pw(r, (K + c + 2) * r->tiny), nV, D);
     for (int x = 0; x < K; x++)
         for (int v = 0; v < V; v++) {
@@ -175,7 +175,8 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
     dp_bound_add_sum(r, dp_sum_error(r, n), 1, 0, K, V, n, aw, adX, G);
     carry(b, 1, G, e);
     if (DdXout) memcpy(DdXout, D, sizeof(double) * nV);
-    double *a[] = {dX, d0, adS, pdS, ado, pdo, aP, pP, aw, pwv, akg, pkg, aqg, pqg, adX, pdX, D, G};
+    double *a[] = {dv_new, d0,  adS, pdS, ado, pdo, aP,  pP, aw,
+                   pwv,    akg, pkg, aqg, pqg, adX, pdX, D,  G};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
         free(a[i]);
 }

@@ -244,9 +244,9 @@ void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doubl
 }
 
 void dp_chunk_free(dp_chunk *ch) {
-    double **a[] = {&ch->q,   &ch->k,     &ch->v,  &ch->beta, &ch->gcum, &ch->L,  &ch->Akk,
-                    &ch->Aqk, &ch->kgam,  &ch->w,  &ch->u,    &ch->kg,   &ch->qg, &ch->eC,
-                    &ch->h,   &ch->v_new, &ch->dh, &ch->dvl,  &ch->dX};
+    double **a[] = {&ch->q,   &ch->k,     &ch->v,  &ch->beta,     &ch->gcum,  &ch->L,  &ch->Akk,
+                    &ch->Aqk, &ch->kgam,  &ch->w,  &ch->u,        &ch->kg,    &ch->qg, &ch->eC,
+                    &ch->h,   &ch->v_new, &ch->dh, &ch->dv_local, &ch->dv_new};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
         free(*a[i]);
         *a[i] = NULL;
@@ -301,19 +301,19 @@ void dp_chunk_M(const dp_chunk *ch, double *M) {
 
 void dp_chunk_dAv(dp_chunk *ch, const double *dout) {
     const int64_t nV = (int64_t)ch->n * ch->V;
-    if (!ch->dvl) ch->dvl = dp_doubles(nV);
-    mul(ch, 1, 0, ch->n, ch->V, ch->c, ch->Aqk, dout, ch->dvl);
-    store(ch->factors, ch->dvl, nV);
+    if (!ch->dv_local) ch->dv_local = dp_doubles(nV);
+    mul(ch, 1, 0, ch->n, ch->V, ch->c, ch->Aqk, dout, ch->dv_local);
+    store(ch->factors, ch->dv_local, nV);
 }
 
-void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dX) {
+void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dv_new) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
     double *x = dp_doubles((int64_t)n * V), *a = dp_doubles((int64_t)2 * K * V),
            *d = a + (int64_t)K * V;
     mul(ch, 0, 0, n, V, K, ch->kg, dS, x); /* reads the UNdecayed dS_c */
     for (int64_t i = 0; i < (int64_t)n * V; i++)
-        x[i] = dp_store(ch->factors, dp_round_arith(b, ch->dvl[i] + x[i]));
+        x[i] = dp_store(ch->factors, dp_round_arith(b, ch->dv_local[i] + x[i]));
     mul(ch, 1, 0, K, V, ch->c, ch->qg, dout, a);
     mul(ch, 1, 0, K, V, n, ch->w, x, d);
     for (int i = 0; i < K; i++)
@@ -324,7 +324,7 @@ void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, doub
                                       dp_round_arith(b, dp_round_arith(b, ch->scale) * a[z]));
             dS[z] = dp_round_arith(b, s - d[z]);
         }
-    if (dX) memcpy(dX, x, sizeof(double) * n * V);
+    if (dv_new) memcpy(dv_new, x, sizeof(double) * n * V);
     free(x);
     free(a);
 }
@@ -362,7 +362,7 @@ static double sum_stored(dp_base b, dp_format f, const double *x, const double *
     return s;
 }
 
-/* dZ = A^(-T) dX; dE = B dZ -> dv; E = V - Kgam S_0 - L X; dbeta = sum_v dZ o E */
+/* dZ = A^(-T) dv_new; dE = B dZ -> dv; E = V - Kgam S_0 - L X; dbeta = sum_v dZ o E */
 void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
@@ -370,11 +370,11 @@ void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
     double *dZ, *E = dp_doubles(nV), *LX = dp_doubles(nV);
     if (ch->by_inverse) {
         dZ = dp_doubles(nV);
-        mul(ch, 1, 0, n, V, n, ch->Akk, ch->dX, dZ);
+        mul(ch, 1, 0, n, V, n, ch->Akk, ch->dv_new, dZ);
     } else {
         double *A = dp_doubles((int64_t)n * n);
         system_matrix(ch, A);
-        dZ = dp_copy(ch->dX, nV);
+        dZ = dp_copy(ch->dv_new, nV);
         solve(ch, A, 1, V, dZ);
         free(A);
     }

@@ -45,10 +45,10 @@ typedef struct {
     double *h;     /* [K][V]  S_0, state before the chunk, in the accumulator's format */
     double *v_new; /* [n][V]  X = u - w S_0 */
     /* backward */
-    double *dh;   /* [K][V]  dS_c, gradient of the state after the chunk */
-    double *dvl;  /* [n][V]  dv_local = Aqk' do */
-    double *dX;   /* [n][V] */
-    float *decay; /* gcum in fp32 [c][K], then exp(gcum_s - gcum_i) [c (c + 1) / 2][K]: kept by
+    double *dh;       /* [K][V]  dS_c, gradient of the state after the chunk */
+    double *dv_local; /* [n][V]  dv_local = Aqk' do */
+    double *dv_new;   /* [n][V] */
+    float *decay;     /* gcum in fp32 [c][K], then exp(gcum_s - gcum_i) [c (c + 1) / 2][K]: kept by
                      whoever needs them first; NULL: formed anew each time */
 } dp_chunk;
 
@@ -74,21 +74,21 @@ void dp_chunk_free(dp_chunk *ch);
 void dp_chunk_inverse(dp_chunk *ch); /* fills Akk when it is NULL: in fp64, over LAPACKE in the
                                         arithmetic of the base */
 
-/* X = u - w S0, S <- eC o S0 + kg' X. S is S0 on entry and S_c on return. X may be NULL (then it is
- * not kept). */
-void dp_chunk_state(const dp_chunk *ch, double *S, double *X);
+/* v_new = u - w S0, S <- eC o S0 + kg' v_new. S is S0 on entry and S_c on return. v_new NULL: it is
+ * not kept. */
+void dp_chunk_state(const dp_chunk *ch, double *S, double *v_new);
 /* o [c][V] = scale qg h + Aqk v_new, stored in fp32/fp64 or bf16 by the base. Reads ch->h and
  * ch->v_new. */
 void dp_chunk_output(const dp_chunk *ch, double *o);
 /* M_c = diag(eC) - kg' w  [K][K], in the accumulator format of the base. */
 void dp_chunk_M(const dp_chunk *ch, double *M);
 
-/* Aqk' do -> ch->dvl. */
+/* Aqk' do -> ch->dv_local. */
 void dp_chunk_dAv(dp_chunk *ch, const double *dout);
-/* dX = dvl + kg dS, dS <- eC o dS + scale qg' do - w' dX. dX may be NULL. with_dvl as given so that
- * dH uses the same code. */
-void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dX);
-/* All input gradients of the chunk from h, v_new, dh, dX. dq [c][K], dk [n][K], dv [n][V], dg
+/* dv_new = dv_local + kg dS, dS <- eC o dS + scale qg' do - w' dv_new. dv_new NULL: it is not
+ * kept. */
+void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dv_new);
+/* All input gradients of the chunk from h, v_new, dh, dv_new. dq [c][K], dk [n][K], dv [n][V], dg
  * [c][K], dbeta [n].
  * S_c: state after the chunk [K][V].  dg by the reverse cumsum; pair_dg = 1: by the
  * cancellation-free pair sums (math.md f). */

@@ -114,8 +114,8 @@ static void backward_task(const tr_dd_batch *b, tr_dd_task *c, int at) {
         c->S2[k->t0 + i] = b->op->squares(b->Kp, c->w, c->tape + (i + 1) * size);
     c->y.G2 = c->G2 + k->t0;
     if (k->last_of_seq) load_state(b, c, p->dstate, state_row);
-    c->y.dvh = r->t->field[DP_RESULT_DV].hi + at_v;
-    c->y.dvl = r->t->field[DP_RESULT_DV].lo + at_v;
+    c->y.dv_hi = r->t->field[DP_RESULT_DV].hi + at_v;
+    c->y.dv_lo = r->t->field[DP_RESULT_DV].lo + at_v;
     b->op->backward(&rows, &cols, c->tape, c->E, p->dout + (k->t0 * p->HV + hv) * p->V + c->v0,
                     &c->y);
     if (k->cut >= 0) store_state(b, c, &r->t->dS_cut, (int64_t)k->cut * p->HV + hv);

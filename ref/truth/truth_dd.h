@@ -95,7 +95,7 @@ typedef struct tr_dd_cols {
 
 /* Sums over the task's columns: dq, dg [n] rows, dk [n][R] rows, dbeta [n][R][2]; dv as v above. */
 typedef struct {
-    double *dq, *dk, *dg, *dbeta, *dvh, *dvl, *G2;
+    double *dq, *dk, *dg, *dbeta, *dv_hi, *dv_lo, *G2;
 } tr_dd_grads; /* G2 [n]: squares (below) of the adjoint before each token */
 
 typedef struct {

@@ -67,7 +67,7 @@ static const dp_judgement *tensor(const dp_run *r, const char *name) {
     return NULL;
 }
 
-DP_TEST(taps, stages_of_a_clean_run_pass_in_every_base) {
+DP_TEST(stage_tensors, stages_of_a_clean_run_pass_in_every_base) {
     const char *bases[] = {"fp64", "fp32", "bf16"};
     for (int i = 0; i < 3; i++)
         for (int b = 0; b < 3; b++) {
@@ -89,7 +89,7 @@ DP_TEST(taps, stages_of_a_clean_run_pass_in_every_base) {
         }
 }
 
-DP_TEST(taps, one_wrong_row_of_a_stage_fails_at_its_place_and_alone) {
+DP_TEST(stage_tensors, one_wrong_row_of_a_stage_fails_at_its_place_and_alone) {
     trial t;
     int64_t rows, width;
     start(CASES[1], "bf16", 4, &t);
@@ -122,7 +122,7 @@ DP_TEST(taps, one_wrong_row_of_a_stage_fails_at_its_place_and_alone) {
 
 /* What lies above the diagonal of Akk and Aqk, and M of a rank through which no state passes, may
  * be anything or nothing. */
-DP_TEST(taps, what_means_nothing_is_not_judged) {
+DP_TEST(stage_tensors, what_means_nothing_is_not_judged) {
     trial t;
     int64_t rows, width;
     start(CASES[1], "fp32", 4, &t);
@@ -145,7 +145,7 @@ DP_TEST(taps, what_means_nothing_is_not_judged) {
 }
 
 /* A step of -4096 (a reset) is what it is, though the chunk solver computes with a higher one. */
-DP_TEST(taps, sums_of_gates_go_below_what_exp_can_show) {
+DP_TEST(stage_tensors, sums_of_gates_go_below_what_exp_can_show) {
     trial t;
     start(HEAD "op = kda\nkeys = exact\nT = 80\nH = 2\nHV = 4\nK = 8\nV = 4\nbackward = no\n",
           "fp64", 1, &t);
@@ -183,13 +183,13 @@ static void add(dp_tensorfile *f, const trial *t, int tap, int batch, int vk, co
     free(y);
 }
 
-DP_TEST(taps, files_hold_them_with_a_batch_axis_in_bf16_and_states_in_either_layout) {
+DP_TEST(stage_tensors, files_hold_them_with_a_batch_axis_in_bf16_and_states_in_either_layout) {
     char in[512], out[512];
     trial t;
     start(HEAD "op = kda\nT = 192\nHV = 2\nK = 16\nV = 8\ng_scale = 0.02\n", "bf16", 3, &t);
     const dp_problem *p = &t.c.p;
-    snprintf(in, sizeof in, "%s/taps-in.safetensors", gt_tmpdir());
-    snprintf(out, sizeof out, "%s/taps-out.safetensors", gt_tmpdir());
+    snprintf(in, sizeof in, "%s/stages-in.safetensors", gt_tmpdir());
+    snprintf(out, sizeof out, "%s/stages-out.safetensors", gt_tmpdir());
     const struct {
         const char *name;
         const double *x;
@@ -205,11 +205,11 @@ DP_TEST(taps, files_hold_them_with_a_batch_axis_in_bf16_and_states_in_either_lay
         dp_runs runs = {0};
         for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
             dp_tensorfile_add(&f, inputs[i].name, "BF16", inputs[i].n, inputs[i].s, inputs[i].x);
-        const int taps[] = {DP_W, DP_AKK, DP_GCUM, DP_STATE, DP_S_IN, DP_M, DP_DSTATE, DP_DV_NEW};
+        const int stages[] = {DP_W, DP_AKK, DP_GCUM, DP_STATE, DP_S_IN, DP_M, DP_DSTATE, DP_DV_NEW};
         const char *names[] = {"w", "A_inv", "g_cumsum", "h", "S_in", "M", "dh", "du"},
                    *types[] = {"BF16", "BF16", "F32", "BF16", "F32", "F32", "BF16", "BF16"};
         for (int i = 0; i < 8; i++)
-            add(&g, &t, taps[i], i < 4 || i > 5, vk && (i == 3 || i == 4 || i == 6), names[i],
+            add(&g, &t, stages[i], i < 4 || i > 5, vk && (i == 3 || i == 4 || i == 6), names[i],
                 types[i]);
         REQUIRE(!dp_safetensors_write(in, &f, &e) && !dp_safetensors_write(out, &g, &e), "%s",
                 e.msg);
