@@ -20,7 +20,7 @@ DP_TEST(attacks_input, a_training_step_with_a_convolution_of_zeros_is_judged) {
     for (int i = 0; i < 2; i++) {
         at_write(at_text("%s/z.case", dir),
                  at_text(HEAD "op = step\nT = 8\nK = 6\nV = 6\nW = 2\nconv = %s\nactivation = "
-                              "none\npoke = %s[*,*,*,*] 0\n",
+                              "none\noverride = %s[*,*,*,*] 0\n",
                          which[i], which[i]));
         EXPECT(at_sh(dir, 20, "$P run z.case --cache none"), 0, "VERDICT: PASS (1 passed");
         EXPECT(at_sh(dir, 20, "$P run z.case --cache c && $P run z.case --cache c"), 0,

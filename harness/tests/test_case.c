@@ -172,7 +172,7 @@ DP_TEST(case, refuses_bad_overrides) {
 
 DP_TEST(case, overrides_exact_values) {
     dp_case c;
-    ACCEPT(KDA "dtype = fp32\nHV = 2\nnonfinite = allow\npoke = v[5,1,0,3] nan, beta[*,1,0] "
+    ACCEPT(KDA "dtype = fp32\nHV = 2\nnonfinite = allow\noverride = v[5,1,0,3] nan, beta[*,1,0] "
                "0,g[9,0,*] -inf , k[3,0,0,1] 0x1p-140\n",
            &c);
     CHECK(isnan(c.p.v[(5 * 2 + 1) * 4 + 3]), "v");

@@ -268,7 +268,7 @@ DP_TEST(judge, names_rank_head_and_token_of_a_row_that_is_wrong_on_any_rank) {
  * row, 30% off, fails and is named. */
 DP_TEST(judge, the_reason_names_the_row_that_exceeds_its_bound) {
     static const char FORGETS[] =
-        "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\npoke = v[70,*,*,*] 0x1p-20, "
+        "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\noverride = v[70,*,*,*] 0x1p-20, "
         "g[70,*,*] -200\ng_uniform = 1\nranks = 3\nbase = bf16\nchain = bf16\n";
     subject x;
     judged j;
