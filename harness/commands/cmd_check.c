@@ -54,7 +54,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_JSON: o->json = arg; break;
     case ARGP_KEY_END:
         if (!o->of.nname) argp_error(st, "name a case");
-        if (o->s.variant && (!o->of.nbackend || o->of.backend[0] == DP_BACKEND_SIM))
+        if (o->s.variant && (!o->of.nbackend || !dp_backends[o->of.backend[0]].on_device))
             argp_error(st, "--variant %s: of the CUDA kernels (--backend cuda or nccl)",
                        dp_cuda_variant_names[o->s.variant]);
         break;
@@ -270,7 +270,7 @@ int dp_cmd_check(int argc, char **argv) {
     json_t *list = json_array();
     dp_parse(&a, argc, argv, &o);
     if (o.of.nbackend) o.s.backend = o.of.backend[0];
-    if (o.s.backend == DP_BACKEND_NCCL) dp_procs_start();
+    if (dp_backends[o.s.backend].processes) dp_procs_start();
     const char *no = o.s.backend == DP_BACKEND_SIM
                          ? NULL
                          : dp_cuda_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);

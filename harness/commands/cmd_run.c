@@ -207,7 +207,7 @@ static int run(options *o, const char *command, double t0) {
     char **paths = NULL;
     int n = 0;
     for (int i = 0; i < o->of.nbackend; i++)
-        if (o->of.backend[i] == DP_BACKEND_NCCL) dp_procs_start();
+        if (dp_backends[o->of.backend[i]].processes) dp_procs_start();
     dp_on_interrupt(dp_progress_say, dp_options_table(&o->of));
     if (open_subject(o)) return 2;
     dp_provenance_file(&o->of.provenance, "subject", o->of.subject);

@@ -147,7 +147,7 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
                 MOST(o->merge));
         break;
     case DP_OPT_BACKEND:
-        list_of(st, "backend", arg, dp_backend_names, DP_BACKEND_FILE, (int *)o->backend,
+        list_of(st, "backend", arg, dp_backend_names, DP_NCHOSEN_BACKENDS, (int *)o->backend,
                 &o->nbackend, MOST(o->backend));
         break;
     case DP_OPT_FAULT:

@@ -88,7 +88,7 @@ static int by_cost(const void *a, const void *b) {
 static int side_by_side(const dp_run_options *o) {
     int foreign = o->subject != NULL;
     for (int i = 0; i < o->nbackend; i++)
-        foreign |= o->backend[i] != DP_BACKEND_SIM && o->backend[i] != DP_BACKEND_LAPACK;
+        foreign |= !dp_backends[o->backend[i]].on_cpu;
     if (foreign || (!o->nbackend && !dp_cuda_unavailable(DP_BACKEND_CUDA, 1))) return 1;
     return (int)ceil(sqrt(omp_get_max_threads())); /* the other threads work inside each case */
 }

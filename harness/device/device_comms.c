@@ -66,7 +66,7 @@ double dp_cuda_limit_s(void) { return limit_s; }
 
 int dp_cuda_processes(dp_backend b, int N) {
     int n = 0;
-    return b == DP_BACKEND_NCCL && dp_procs_started() && N <= DP_PROCS_MOST &&
+    return dp_backends[b].processes && dp_procs_started() && N <= DP_PROCS_MOST &&
            cudaGetDeviceCount(&n) == cudaSuccess && n < N;
 }
 #endif

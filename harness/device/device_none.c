@@ -5,7 +5,7 @@
 
 const char *dp_cuda_unavailable(dp_backend b, int N) {
     (void)N;
-    return b == DP_BACKEND_SIM ? NULL : "this build has no CUDA kernels: nvcc was not found";
+    return dp_backends[b].on_device ? "this build has no CUDA kernels: nvcc was not found" : NULL;
 }
 const char *dp_cuda_device(void) { return "none"; }
 dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N,

@@ -2,9 +2,6 @@
  * (device_run.h). */
 #include "device_run.h"
 
-const char *const dp_backend_names[DP_NBACKENDS] = {"sim",    "cuda", "nccl",
-                                                    "lapack", "file", "subject"};
-
 const char *const dp_cuda_variant_names[DP_NCUDA_VARIANTS] = {
     "plain",    "dh-only",          "pair-dg", "save-all",
     "segments", "segments-dh-only", "windows", "windows-dh-only"};
@@ -19,7 +16,7 @@ const char *const dp_cuda_variant_names[DP_NCUDA_VARIANTS] = {
 const char *dp_cuda_unavailable(dp_backend b, int N) {
     static char why[400];
     int n = 0;
-    if (b == DP_BACKEND_SIM) return NULL;
+    if (!dp_backends[b].on_device) return NULL;
     const cudaError_t rc = cudaGetDeviceCount(&n);
     if (rc != cudaSuccess || n == 0) {
         cudaGetLastError();
@@ -28,7 +25,7 @@ const char *dp_cuda_unavailable(dp_backend b, int N) {
         return why;
     }
     if (!dpg_device_runs(why, sizeof why)) return why;
-    if (b == DP_BACKEND_NCCL && n < N && !dp_cuda_processes(b, N)) {
+    if (dp_backends[b].processes && n < N && !dp_cuda_processes(b, N)) {
         snprintf(why, sizeof why,
                  "%d ranks over NCCL: %d device%s, and no processes that could share %s (at most "
                  "%d can)",

@@ -5,6 +5,7 @@
  */
 #ifndef DP_CUDA_H
 #define DP_CUDA_H
+#include "harness/base/backends.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/truth/truth.h"
 #include "ref/vocabulary/formats.h"
@@ -12,19 +13,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* lapack: the simulated ranks over CBLAS and LAPACKE. file: tensors that another program wrote
- * (judge.h); subject: a shared library (subject.h). --backend names neither of the last two. */
-typedef enum {
-    DP_BACKEND_SIM,
-    DP_BACKEND_CUDA,
-    DP_BACKEND_NCCL,
-    DP_BACKEND_LAPACK,
-    DP_BACKEND_FILE,
-    DP_BACKEND_SUBJECT,
-    DP_NBACKENDS
-} dp_backend;
-extern const char *const dp_backend_names[DP_NBACKENDS];
 
 /* Ways to compute the same gradients, by name in a run's ID (gpu/dp_gpu.h says what each does). */
 typedef enum {

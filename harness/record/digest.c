@@ -86,7 +86,7 @@ dp_digest dp_digest_of(const dp_runs *r) {
     XXH3_state_t *s = XXH3_createState();
     XXH128_canonical_t c;
     for (int i = 0; i < r->n; i++)
-        if (r->run[i].backend == DP_BACKEND_SIM) text[d.runs++] = dp_digest_text(&r->run[i]);
+        if (dp_backends[r->run[i].backend].simulated) text[d.runs++] = dp_digest_text(&r->run[i]);
     qsort(text, (size_t)d.runs, sizeof *text, by_text);
     XXH3_128bits_reset(s);
     for (int i = 0; i < d.runs; i++) {

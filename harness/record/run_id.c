@@ -18,7 +18,7 @@ int dp_find_ranks(const char *text) {
 /* ---- the keys -------------------------------------------------------------------------------- */
 
 static int find_backend(const char *s) {
-    return dp_find_name(s, dp_backend_names, DP_BACKEND_FILE); /* not files, not libraries */
+    return dp_find_name(s, dp_backend_names, DP_NCHOSEN_BACKENDS);
 }
 static int find_base(const char *s) { return dp_find_name(s, dp_base_names, DP_NBASES); }
 static int find_chain(const char *s) { return dp_format_find(s); }
@@ -52,15 +52,15 @@ static const struct {
 /* ---- writing --------------------------------------------------------------------------------- */
 
 static dp_id id_of(const dp_run *r) {
-    const int unsaid = r->backend == DP_BACKEND_SIM || r->backend == DP_BACKEND_FILE;
-    return (dp_id){.case_name = r->case_name,
-                   .value = {[DP_ID_BACKEND] = unsaid ? -1 : (int)r->backend,
-                             [DP_ID_RANKS] = r->has_base ? r->ranks : -1,
-                             [DP_ID_BASE] = r->has_base ? (int)r->base : -1,
-                             [DP_ID_CHAIN] = r->has_chain ? (int)r->chain : -1,
-                             [DP_ID_MERGE] = r->has_merge ? (int)r->merge : -1,
-                             [DP_ID_VARIANT] = r->variant ? (int)r->variant : -1,
-                             [DP_ID_FAULT] = r->fault ? (int)r->fault : -1}};
+    return (dp_id){
+        .case_name = r->case_name,
+        .value = {[DP_ID_BACKEND] = dp_backends[r->backend].unsaid ? -1 : (int)r->backend,
+                  [DP_ID_RANKS] = r->has_base ? r->ranks : -1,
+                  [DP_ID_BASE] = r->has_base ? (int)r->base : -1,
+                  [DP_ID_CHAIN] = r->has_chain ? (int)r->chain : -1,
+                  [DP_ID_MERGE] = r->has_merge ? (int)r->merge : -1,
+                  [DP_ID_VARIANT] = r->variant ? (int)r->variant : -1,
+                  [DP_ID_FAULT] = r->fault ? (int)r->fault : -1}};
 }
 
 char *dp_run_id(const dp_run *r) {

@@ -25,7 +25,7 @@ static who who_computes(const dp_run *r) {
     if (r->undeclared) return UNDECLARED;
     if (r->other_design || r->backend == DP_BACKEND_LAPACK)
         return DECLARED; /* its solves, too, go another way */
-    return r->backend == DP_BACKEND_SIM && r->base != DP_BASE_FP64 ? DRAWN : OTHER_SUMS;
+    return dp_backends[r->backend].simulated && r->base != DP_BASE_FP64 ? DRAWN : OTHER_SUMS;
 }
 
 dp_allowance dp_run_allowance(const dp_run *r) {

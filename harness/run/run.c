@@ -122,7 +122,7 @@ void dp_run_close(dp_run *r, double seconds) {
 int dp_options_want(const dp_run_options *o, dp_backend b) {
     for (int i = 0; i < o->nbackend; i++)
         if (o->backend[i] == b) return 1;
-    return !o->nbackend && b != DP_BACKEND_NCCL;
+    return !o->nbackend && dp_backends[b].by_default;
 }
 
 static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend b,
@@ -141,7 +141,7 @@ dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, d
     char why[128];
     int sim = !o->nbackend;
     for (int i = 0; i < o->nbackend; i++)
-        sim |= o->backend[i] == DP_BACKEND_SIM;
+        sim |= dp_backends[o->backend[i]].simulated;
     snprintf(why, sizeof why, "a subject computes the recurrence, this case is op = %s",
              c->op_name);
     if (o->subject && c->op != DP_OP_RECURRENCE)

@@ -93,7 +93,7 @@ static dp_run *record(const dp_case *c, dp_backend be, int N, dp_base base, dp_f
 
 /* Why the kernels cannot be given this: they read and write one format, and have no fp64. */
 static const char *unfit(const dp_case *c, dp_backend be, dp_base base) {
-    if (be != DP_BACKEND_SIM && base == DP_BASE_BF16 && c->input_dtype != DP_BF16)
+    if (dp_backends[be].on_device && base == DP_BASE_BF16 && c->input_dtype != DP_BF16)
         return "the kernels store y and dx in the format of x and dy, which is wider than bf16 "
                "here";
     return NULL;
@@ -101,7 +101,7 @@ static const char *unfit(const dp_case *c, dp_backend be, dp_base base) {
 
 static dp_status subject(const dp_case *c, dp_backend be, int N, dp_base base, dp_conv_policy pol,
                          dp_conv_result *got, dp_conv_result *bound, dp_err *e) {
-    const int sim = be == DP_BACKEND_SIM;
+    const int sim = dp_backends[be].simulated;
     const dp_status st = sim ? dp_conv_ranks(&c->conv, N, pol, got, e)
                              : dp_cuda_conv_run(&c->conv, base == DP_BASE_BF16, N, be, got, e);
     if (!st) (sim ? dp_conv_bound : dp_conv_bound_sigmoid32)(&c->conv, pol, N, bound);
@@ -149,16 +149,16 @@ dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, d
     dp_conv_result_alloc(&t.rad, t.v);
     dp_conv_truth(t.v, c->bits, &t.truth, &t.rad);
     dp_status st = DP_OK;
-    for (int be = DP_BACKEND_SIM; be <= DP_BACKEND_NCCL; be++)
-        for (int i = 0; i < nr && dp_options_want(o, be); i++)
+    for (int be = 0; be < DP_NBACKENDS; be++)
+        for (int i = 0; i < nr && dp_backends[be].convolves && dp_options_want(o, be); i++)
             for (int j = 0; j < nb && !st; j++) {
-                if (be != DP_BACKEND_SIM &&
+                if (dp_backends[be].on_device &&
                     (o->fault || bases[j] == DP_BASE_FP64 || dp_cuda_unavailable(be, 1)))
                     continue;
                 st = run_one(c, o, &t, be, ranks[i], bases[j], out, e);
             }
-    for (int be = DP_BACKEND_CUDA; be <= DP_BACKEND_NCCL && !st;
-         be++) { /* one row that says why none ran */
+    for (int be = 0; be < DP_NBACKENDS && !st; be++) { /* one row that says why none ran */
+        if (!dp_backends[be].on_device) continue;
         const char *no = dp_cuda_unavailable(be, 1);
         const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
         if (!no || !dp_options_want(o, be) || !(whole || o->nbackend)) continue;

@@ -29,8 +29,8 @@ static dp_conv_policy policy(dp_base b) {
 }
 
 static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b) {
-    (s->be == DP_BACKEND_SIM ? dp_conv_bound : dp_conv_bound_sigmoid32)(v, policy(s->base), s->N,
-                                                                        b);
+    (dp_backends[s->be].simulated ? dp_conv_bound : dp_conv_bound_sigmoid32)(v, policy(s->base),
+                                                                             s->N, b);
 }
 
 /* Marks every row of `width` that the fault changed. */
@@ -71,7 +71,7 @@ static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *
         part[n] = &v[i];
         out[n++] = &r[i];
     }
-    if (s->be != DP_BACKEND_SIM)
+    if (dp_backends[s->be].on_device)
         return dp_cuda_conv_parts(part, n, s->base == DP_BASE_BF16, s->N, s->be, out, e);
     for (int i = 0; i < n && !st; i++)
         st = dp_conv_ranks(part[i], s->N, policy(s->base), out[i], e);
@@ -90,7 +90,7 @@ dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, 
                        .hit = dp_calloc((size_t)N * c->p.HV, 1)};
     s->p.input_error = 0;
     dp_conv_result y[3];
-    if (be != DP_BACKEND_SIM && base == DP_BASE_BF16 && c->input_dtype != DP_BF16)
+    if (dp_backends[be].on_device && base == DP_BASE_BF16 && c->input_dtype != DP_BF16)
         return dp_fail(e, DP_EINPUT,
                        "the kernels store y in the format of x, which is wider than bf16 here");
     const dp_status st = convolve(c, s, NULL, y, e);

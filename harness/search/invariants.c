@@ -32,7 +32,7 @@ static dp_status one_check(dp_check_work *w, int i) {
                         by_q[] = {-1, 1, 1, -1, -1, -1, -1, -1, -1, -1},
                         by_q_dstate[] = {-1, 1, 1, 0, 0, 0, 0, 0, 0, 0},
                         by_kv[] = {1, 1, 1, -1, -1, 1, 1, 1, 1, 1};
-    const int grads = w->backward && (w->s->backend == DP_BACKEND_SIM || w->base->r.dq);
+    const int grads = w->backward && (dp_backends[w->s->backend].simulated || w->base->r.dq);
     switch (i) {
     case 0: return dp_check_repeat(w);
     case 1: return dp_check_edits(w, DP_INPUT_Q, DP_INPUT_BETA, dp_check_keep_before);
@@ -75,7 +75,7 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
         *c = (dp_check){.name = dp_check_names[i], .promise = PROMISE[i], .verdict = DP_PASS};
         dp_check_work w = {
             .p = p, .s = s, .N = N, .backward = backward && p->dout, .c = c, .base = &base, .e = e};
-        if (!strcmp(c->name, "prefix") && s->backend != DP_BACKEND_SIM) w.backward = 0;
+        if (!strcmp(c->name, "prefix") && !dp_backends[s->backend].simulated) w.backward = 0;
         st = one_check(&w, i);
         if (!st && c->verdict == DP_PASS && !c->compared)
             dp_check_skip(&w, "nothing of this problem could be compared");

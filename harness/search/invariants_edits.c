@@ -9,7 +9,7 @@
 /* ---- the checks ------------------------------------------------------------------------------ */
 
 dp_status dp_check_repeat(dp_check_work *w) {
-    if (w->s->backend == DP_BACKEND_SIM) {
+    if (dp_backends[w->s->backend].simulated) {
         dp_repeat x;
         const dp_status st = dp_repeat_sim(w->p, w->s->base, w->s->chain, w->s->merge, w->N,
                                            w->s->fault, w->backward, 3, &x, w->e);

@@ -201,7 +201,7 @@ dp_status dp_check_ranks(dp_check_work *w, int transpose) {
         }
     }
     if (!st && transpose && !w->c->compared)
-        dp_check_skip(w, w->s->backend == DP_BACKEND_SIM && w->backward
+        dp_check_skip(w, dp_backends[w->s->backend].simulated && w->backward
                              ? "no rank has both M and dM"
                              : "the subject gives no M and dM");
     if (!st) dp_check_outcome_free(&many);

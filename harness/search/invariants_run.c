@@ -96,5 +96,6 @@ static dp_status run_cuda(const dp_check_subject *s, const dp_problem *p, int N,
 dp_status dp_check_run_problem(const dp_check_subject *s, const dp_problem *p, int N, int backward,
                                dp_check_outcome *o, dp_err *e) {
     *o = (dp_check_outcome){0};
-    return (s->backend == DP_BACKEND_SIM ? run_sim : run_cuda)(s, p, N, backward && p->dout, o, e);
+    return (dp_backends[s->backend].simulated ? run_sim : run_cuda)(s, p, N, backward && p->dout, o,
+                                                                    e);
 }

@@ -84,7 +84,7 @@ int dp_check_cut(const dp_check_outcome *a, const dp_check_outcome *b) {
 /* The tensor-core kernels anchor decays, and what underflows there (2^-150, of 16 pairs) is
  * multiplied by up to 2^110 again. */
 double dp_check_underflow(const dp_check_work *w, double scale) {
-    return scale * (w->s->backend != DP_BACKEND_SIM ? 0x1p-36
-                    : w->s->base == DP_BASE_FP64    ? 0x1p-960
-                                                    : 0x1p-100);
+    return scale * (!dp_backends[w->s->backend].simulated ? 0x1p-36
+                    : w->s->base == DP_BASE_FP64          ? 0x1p-960
+                                                          : 0x1p-100);
 }

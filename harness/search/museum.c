@@ -212,7 +212,7 @@ static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locatio
         const dp_run *r = &clean->run[i];
         dp_repeat x;
         char id[512];
-        if (r->backend != DP_BACKEND_SIM) continue;
+        if (!dp_backends[r->backend].simulated) continue;
         const dp_status st = dp_repeat_sim(&c->p, r->base, r->chain, r->merge, r->ranks, row->fault,
                                            c->backward, REPEATS, &x, e);
         if (st) return st;

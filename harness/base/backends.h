@@ -1,0 +1,38 @@
+/* harness/base/backends.h - who can compute a run, and what the rest of the program asks of it: a
+ * row each. Who runs it: harness/run/run_recurrence.c. */
+#ifndef DP_BACKENDS_H
+#define DP_BACKENDS_H
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* sim: the simulated ranks. cuda: the kernels of gpu/, ranks as threads that share devices; nccl: a
+ * device each, or processes that share them. lapack: the simulated ranks over CBLAS and LAPACKE.
+ * file: tensors that another program wrote (judge.h); subject: a shared library (subject.h). */
+typedef enum {
+    DP_BACKEND_SIM,
+    DP_BACKEND_CUDA,
+    DP_BACKEND_NCCL,
+    DP_BACKEND_LAPACK,
+    DP_NCHOSEN_BACKENDS, /* those that --backend and a run ID name; the others are not ours */
+    DP_BACKEND_FILE = DP_NCHOSEN_BACKENDS,
+    DP_BACKEND_SUBJECT,
+    DP_NBACKENDS
+} dp_backend;
+extern const char *const dp_backend_names[DP_NBACKENDS];
+
+typedef struct {
+    unsigned simulated : 1;  /* the simulated ranks: the same bits everywhere, faults, any format */
+    unsigned on_device : 1;  /* on CUDA devices: no fp64, no chain of bf16 states, variants */
+    unsigned processes : 1;  /* may need processes that are started before anything else */
+    unsigned by_default : 1; /* runs where no --backend is given */
+    unsigned unsaid : 1;     /* an ID does not say it */
+    unsigned on_cpu : 1;     /* many cases may run side by side */
+    unsigned convolves : 1;  /* takes op = conv and the convolutions of op = step */
+} dp_backend_traits;
+extern const dp_backend_traits dp_backends[DP_NBACKENDS];
+
+#ifdef __cplusplus
+}
+#endif
+#endif
