@@ -94,12 +94,10 @@ int dp_bisect_ranks(const dp_bisect_options *o, const dp_case *c, dp_err *e) {
     const char *name;
     const dp_one_run r = dp_options_one(&o->of, c, NULL);
     const dp_fault fault = o->of.fault;
-    if (dp_step_bisect(c, r.base, r.chain, r.merge, r.ranks, fault, o->runs, o->verbose, &b, e))
-        return 2;
+    const dp_sim_policy how = {r.ranks, r.base, r.chain, r.merge, fault, c->backward};
+    if (dp_step_bisect(c, &how, o->runs, o->verbose, &b, e)) return 2;
     print_id(c, &r, fault);
-    if (!dp_bisect_first(&b, &name) &&
-        dp_bisect_expected(&c->p, r.base, r.chain, r.merge, r.ranks, fault, c->backward,
-                           c->input_dtype, &b, e)) {
+    if (!dp_bisect_first(&b, &name) && dp_bisect_expected(&c->p, &how, c->input_dtype, &b, e)) {
         dp_bisect_free(&b);
         return 2;
     }

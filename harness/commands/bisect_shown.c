@@ -106,9 +106,13 @@ static int unsteady(const dp_bisect_options *o, const dp_case *c, const dp_subje
     int found = 0;
     for (int run = 0; run < o->runs && o->runs > 1 && !found; run++) {
         dp_subject_result b = {0};
-        if (dp_subject_run(lib, &c->p, dp_formats[c->input_dtype].name, c->ranks[0], c->base[0],
-                           c->chain[0], c->backward, limit_s, &b, e))
-            break;
+        const dp_subject_call call = {.input_format = dp_formats[c->input_dtype].name,
+                                      .N = c->ranks[0],
+                                      .base = c->base[0],
+                                      .chain = c->chain[0],
+                                      .backward = c->backward,
+                                      .limit_s = limit_s};
+        if (dp_subject_run(lib, &c->p, &call, &b, e)) break;
         if (!run) {
             a = b;
             continue;

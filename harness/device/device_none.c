@@ -8,17 +8,10 @@ const char *dp_cuda_unavailable(dp_backend b, int N) {
     return dp_backends[b].on_device ? "this build has no CUDA kernels: nvcc was not found" : NULL;
 }
 const char *dp_cuda_device(void) { return "none"; }
-dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N,
-                      dp_backend b, int backward, dp_cuda_variant variant, dp_cuda_result *out,
-                      dp_err *e) {
+dp_status dp_cuda_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e) {
     (void)p;
-    (void)bf16_inputs;
-    (void)base;
-    (void)chain;
-    (void)backward;
-    (void)variant;
     (void)out;
-    return dp_fail(e, DP_EDEVICE, "%s", dp_cuda_unavailable(b, N));
+    return dp_fail(e, DP_EDEVICE, "%s", dp_cuda_unavailable(how->backend, how->N));
 }
 void dp_cuda_result_free(dp_cuda_result *r, int HV) { (void)r, (void)HV; }
 const dp_truth_device *dp_cuda_truth(const dp_problem *p) {

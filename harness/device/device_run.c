@@ -196,21 +196,20 @@ static dp_status run_jobs(const dp_rank_job *one, dp_rank_job *job, dp_backend b
     return st;
 }
 
-dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N,
-                      dp_backend b, int backward, dp_cuda_variant variant, dp_cuda_result *out,
-                      dp_err *e) {
-    const dpg_options opt = options_of(base, chain, backward, variant);
-    const int windows = variant == DP_CUDA_WINDOWS || variant == DP_CUDA_WINDOWS_DH_ONLY;
+dp_status dp_cuda_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e) {
+    const int N = how->N, backward = how->backward;
+    const dpg_options opt = options_of(how->base, how->chain, backward, how->variant);
+    const int windows = how->variant == DP_CUDA_WINDOWS || how->variant == DP_CUDA_WINDOWS_DH_ONLY;
     *out = (dp_cuda_result){.N = N, .path = ""};
     dp_result_alloc(&out->out, p, backward);
     for (int i = 0; i < DP_RANK_TENSORS; i++)
         out->rank[i] = dp_calloc((size_t)N * p->HV, sizeof(double *));
     empty_sequences(p, &out->out);
 
-    const int procs = dp_cuda_processes(b, N);
+    const int procs = dp_cuda_processes(how->backend, N);
     const dp_problem *q = procs ? share_problem(p) : p;
     const dp_rank_job one = {.p = q,
-                             .g = device_problem(q, bf16_inputs, base),
+                             .g = device_problem(q, how->bf16_inputs, how->base),
                              .opt = opt,
                              .N = N,
                              .by_windows = N > 1 && windows,
@@ -220,7 +219,7 @@ dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_for
     int left = -1;
     dp_status st = try_plan(&one.g, &opt, N, e);
     const int taken = !st;
-    if (!st) st = run_jobs(&one, job, b, out, &left, e);
+    if (!st) st = run_jobs(&one, job, how->backend, out, &left, e);
     if (left >= 0 && !procs) return st; /* its thread still uses out and job */
     dp_ranks_free(procs, job, taken && st);
     if (st) dp_cuda_result_free(out, p->HV);

@@ -28,6 +28,16 @@ typedef enum {
 } dp_cuda_variant;
 extern const char *const dp_cuda_variant_names[DP_NCUDA_VARIANTS];
 
+/* One run of the kernels. */
+typedef struct {
+    dp_backend backend;
+    int N;
+    dp_base base;
+    dp_format chain;
+    dp_cuda_variant variant;
+    int bf16_inputs, backward;
+} dp_cuda_how;
+
 typedef struct {
     int N;
     dp_result out; /* NaN where nothing was written; no gradients without backward */
@@ -50,9 +60,7 @@ void dp_cuda_limit(double seconds);
  * backward: needs p->dout. Between forward and backward everything that the kernels do not claim to
  * keep is overwritten with NaN. DP_EINPUT: the kernels do not take this problem (the message says
  * why). */
-dp_status dp_cuda_run(const dp_problem *p, int bf16_inputs, dp_base base, dp_format chain, int N,
-                      dp_backend b, int backward, dp_cuda_variant variant, dp_cuda_result *out,
-                      dp_err *e);
+dp_status dp_cuda_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e);
 void dp_cuda_result_free(dp_cuda_result *r, int HV);
 /* The device as dp_truth_request.device, or NULL where there is none or it does not take these
  * shapes. */

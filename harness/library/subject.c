@@ -112,9 +112,9 @@ void dp_subject_close(dp_subject *s) {
     *s = (dp_subject){0};
 }
 
-dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const char *input_format, int N,
-                         dp_base base, dp_format chain, int backward, double limit_s,
+dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
                          dp_subject_result *out, dp_err *e) {
+    const int N = call->N, backward = call->backward;
     dp_subject_memory m;
     dp_subject_array a[DP_NINPUTS];
     dp_subject_ending end;
@@ -125,10 +125,10 @@ dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const char *i
     const int n = dp_subject_input_arrays(p, backward, a);
     const double t0 = dp_subject_now();
     dp_subject_shared_new(&m, s, N, s->per_rank ? N : 1);
-    dp_subject_describe(m.c, p, input_format, N, base, chain, backward);
+    dp_subject_describe(m.c, p, call);
     dp_subject_lay_out(&m, s, p, N, backward);
     dp_status st = dp_subject_shared_make(&m, p, a, n, e);
-    if (!st) st = dp_subject_run_processes(&m, limit_s, &end, e);
+    if (!st) st = dp_subject_run_processes(&m, call->limit_s, &end, e);
     if (!st) {
         out->outcome = end.outcome;
         memcpy(out->why, end.why, sizeof out->why);

@@ -58,10 +58,18 @@ typedef struct {
     double *stage[DP_NSTAGE_TENSORS]; /* whole, dp_stage_tensor_shape */
     double seconds;
 } dp_subject_result;
+typedef struct {
+    const char *input_format;
+    int N;
+    dp_base base;
+    dp_format chain;
+    int backward;
+    double limit_s;
+} dp_subject_call;
+
 /* One run over N ranks. DP_EIO: no process or memory could be had; everything that the library does
  * is an outcome. */
-dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const char *input_format, int N,
-                         dp_base base, dp_format chain, int backward, double limit_s,
+dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
                          dp_subject_result *out, dp_err *e);
 void dp_subject_result_free(dp_subject_result *r);
 

@@ -75,8 +75,7 @@ void dp_subject_lay_out(dp_subject_memory *m, const dp_subject *s, const dp_prob
     }
 }
 
-void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const char *input_format,
-                         int N, dp_base base, dp_format chain, int backward) {
+void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const dp_subject_call *call) {
     c->p = (deltaproof_subject_problem){.abi = DP_SUBJECT_ABI,
                                         .size = sizeof c->p,
                                         .H = p->H,
@@ -89,15 +88,15 @@ void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const char 
                                         .gate_form = p->gate,
                                         .beta_form = p->beta_form,
                                         .l2norm = p->l2norm,
-                                        .backward = backward,
-                                        .ranks = N,
+                                        .backward = call->backward,
+                                        .ranks = call->N,
                                         .T = p->T,
                                         .tokens = p->T,
                                         .scale = p->scale,
                                         .lower_bound = p->lower_bound};
-    snprintf(c->input_format, sizeof c->input_format, "%s", input_format);
-    snprintf(c->base, sizeof c->base, "%s", dp_base_names[base]);
-    snprintf(c->chain, sizeof c->chain, "%s", dp_formats[chain].name);
+    snprintf(c->input_format, sizeof c->input_format, "%s", call->input_format);
+    snprintf(c->base, sizeof c->base, "%s", dp_base_names[call->base]);
+    snprintf(c->chain, sizeof c->chain, "%s", dp_formats[call->chain].name);
 }
 
 /* What is left of the pages around each output must be as it was (inputs cannot be written at all).

@@ -69,8 +69,7 @@ int dp_subject_input_arrays(const dp_problem *p, int backward, dp_subject_array 
 void dp_subject_lay_out(dp_subject_memory *m, const dp_subject *s, const dp_problem *p, int N,
                         int backward);
 /* Fills in the problem and the call that the processes are given. */
-void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const char *input_format,
-                         int N, dp_base base, dp_format chain, int backward);
+void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const dp_subject_call *call);
 /* Finds outputs that were written around, or never. */
 void dp_subject_check_patterns(const dp_subject_memory *m, dp_subject_result *out);
 /* Copies what the processes computed into the results. */

@@ -63,8 +63,14 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_varia
     if (no) return dp_fail(why, DP_EINPUT, "%s", no);
     if (step) st = dp_step_forward(c, how->backend, sp->N, how->base, DP_FAULT_NONE, front, why);
     if (st) return st;
-    return dp_cuda_run(step ? &front->p : &c->p, bf16, how->base, how->chain, sp->N, how->backend,
-                       sp->truth->backward, variant, res, why);
+    const dp_cuda_how run = {.backend = how->backend,
+                             .N = sp->N,
+                             .base = how->base,
+                             .chain = how->chain,
+                             .variant = variant,
+                             .bf16_inputs = bf16,
+                             .backward = sp->truth->backward};
+    return dp_cuda_run(step ? &front->p : &c->p, &run, res, why);
 }
 
 static void note_run(const dp_cuda_result *res, dp_run *r) {

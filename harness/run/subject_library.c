@@ -14,8 +14,13 @@ static dp_status call(const dp_sharding *sp, const dp_how *how, dp_subject_resul
     const dp_case *c = sp->c;
     const dp_run_options *o = sp->std->o;
     const double limit = o->limit_s > 0 ? o->limit_s : DP_SUBJECT_LIMIT_S;
-    return dp_subject_run(o->subject, &c->p, dp_formats[c->input_dtype].name, sp->N, how->base,
-                          how->chain, c->backward, limit, s, e);
+    const dp_subject_call one = {.input_format = dp_formats[c->input_dtype].name,
+                                 .N = sp->N,
+                                 .base = how->base,
+                                 .chain = how->chain,
+                                 .backward = c->backward,
+                                 .limit_s = limit};
+    return dp_subject_run(o->subject, &c->p, &one, s, e);
 }
 
 static void judge(dp_sharding *sp, const dp_subject_result *s, dp_bound_bases *bases, dp_run *r,

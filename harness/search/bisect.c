@@ -81,33 +81,32 @@ void dp_bisect_work_free(dp_bisect_work *w) {
 }
 
 /* by_inverse: even if the fault does not ask for it. */
-dp_status dp_bisect_work_new(dp_bisect_work *w, const dp_problem *p, dp_base base, dp_format chain,
-                             dp_merge merge, int N, dp_fault fault, int by_inverse, int backward,
-                             dp_err *e) {
+dp_status dp_bisect_work_new(dp_bisect_work *w, const dp_problem *p, const dp_sim_policy *how,
+                             int by_inverse, dp_err *e) {
     w->p = p;
-    w->base = base;
-    w->r = dp_rounding_of(base, 2);
-    dp_status st = dp_sim_new(&w->ref, p, DP_BASE_FP64, N, DP_FAULT_NONE, e);
+    w->base = how->base;
+    w->r = dp_rounding_of(how->base, 2);
+    dp_status st = dp_sim_new(&w->ref, p, DP_BASE_FP64, how->N, DP_FAULT_NONE, e);
     if (st) return st;
-    st = dp_sim_new(&w->t, p, DP_BASE_FP64, N, DP_FAULT_NONE, e);
-    if (!st) st = dp_sim_new(&w->s, p, base, N, fault, e);
+    st = dp_sim_new(&w->t, p, DP_BASE_FP64, how->N, DP_FAULT_NONE, e);
+    if (!st) st = dp_sim_new(&w->s, p, how->base, how->N, how->fault, e);
     assert(!st);
     w->s.by_inverse |= by_inverse;
     w->t.by_inverse = w->s.by_inverse;
     w->r.inverse |= w->s.by_inverse;
-    dp_sim_run(&w->ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
-    dp_sim_begin(&w->t, DP_FP64, merge, backward);
-    dp_sim_begin(&w->s, chain, merge, backward);
+    dp_sim_run(&w->ref, DP_FP64, DP_MERGE_ALLGATHER, how->backward);
+    dp_sim_begin(&w->t, DP_FP64, how->merge, how->backward);
+    dp_sim_begin(&w->s, how->chain, how->merge, how->backward);
     bounds(w);
     return st;
 }
 
-dp_status dp_bisect_sim(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N,
-                        dp_fault fault, int backward, int runs, int all, dp_bisect *out,
-                        dp_err *e) {
+dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs, int all,
+                        dp_bisect *out, dp_err *e) {
+    const int N = how->N;
     dp_bisect_work w = {.out = out};
     *out = (dp_bisect){.first = -1, .N = N, .HV = p->HV};
-    const dp_status st = dp_bisect_work_new(&w, p, base, chain, merge, N, fault, 0, backward, e);
+    const dp_status st = dp_bisect_work_new(&w, p, how, 0, e);
     if (st) return st;
     for (int i = 0; i < DP_NSTAGES; i++) {
         out->stage[i].rank = dp_calloc((size_t)N, 1);
@@ -118,7 +117,7 @@ dp_status dp_bisect_sim(const dp_problem *p, dp_base base, dp_format chain, dp_m
         out->conv[i].head = dp_calloc((size_t)p->HV, 1);
     }
     const int64_t nch = (int64_t)w.ref.ngroup * p->HV;
-    const int last = same_chunks(&w) ? backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE : 0;
+    const int last = same_chunks(&w) ? how->backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE : 0;
     for (int i = 0; i < last; i++) {
         if (i == DP_STAGE_PRE_FWD)
             for (int64_t z = 0; z < nch; z++)

@@ -51,15 +51,14 @@ const dp_bisect_row *dp_bisect_first(const dp_bisect *b, const char **name);
 #define DP_BISECT_RUNS 3
 /* The simulated ranks with a fault, runs >= 1 times; all: also the stages behind the first wrong
  * one. backward needs p->dout. Free *out with dp_bisect_free. */
-dp_status dp_bisect_sim(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N,
-                        dp_fault fault, int backward, int runs, int all, dp_bisect *out, dp_err *e);
+dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs, int all,
+                        dp_bisect *out, dp_err *e);
 void dp_bisect_free(dp_bisect *b);
 /* Where no stage is over its bound: each stage's own error against what it makes of nearby
- * problems (expected.h, excess.h; draws of single stages on true inputs). The first that makes more
+ * problems (verdict/expected.h, levels.h; draws of single stages on true inputs). The first that makes more
  * than its formats explain becomes out->first. dtype: format of the inputs. Not for base fp64. */
-dp_status dp_bisect_expected(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge,
-                             int N, dp_fault fault, int backward, dp_format dtype, dp_bisect *out,
-                             dp_err *e);
+dp_status dp_bisect_expected(const dp_problem *p, const dp_sim_policy *how, dp_format dtype,
+                             dp_bisect *out, dp_err *e);
 
 #ifdef __cplusplus
 }

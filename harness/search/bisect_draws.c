@@ -139,24 +139,24 @@ static void hold(const dp_bisect_tally *t, int ndraw, int HV, dp_bisect *out) {
     free(window);
 }
 
-dp_status dp_bisect_expected(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge,
-                             int N, dp_fault fault, int backward, dp_format dtype, dp_bisect *out,
-                             dp_err *e) {
+dp_status dp_bisect_expected(const dp_problem *p, const dp_sim_policy *how, dp_format dtype,
+                             dp_bisect *out, dp_err *e) {
+    dp_sim_policy right = *how;
     dp_bisect_tallies tal = {.draw = -1, .ndraw = dp_expected_count(p)};
     dp_bisect_work w = {.out = out, .tal = &tal};
-    if (base == DP_BASE_FP64 || out->first >= 0) return DP_OK;
-    const dp_status st = dp_bisect_work_new(&w, p, base, chain, merge, N, fault, 0, backward, e);
+    right.fault = DP_FAULT_NONE;
+    if (how->base == DP_BASE_FP64 || out->first >= 0) return DP_OK;
+    const dp_status st = dp_bisect_work_new(&w, p, how, 0, e);
     if (st) return st;
     const int by_inverse = w.s.by_inverse, same = w.s.ngroup == w.ref.ngroup;
-    if (same) run_tallied(&w, backward);
+    if (same) run_tallied(&w, how->backward);
     dp_bisect_work_free(&w);
     for (int d = 0; d < tal.ndraw && same; d++) {
         dp_problem y = dp_nearby_problem(p, &(dp_mover){(uint64_t)d, dtype});
         dp_bisect_work one = {.out = out, .tal = &tal};
         tal.draw = d;
-        if (!dp_bisect_work_new(&one, &y, base, chain, merge, N, DP_FAULT_NONE, by_inverse,
-                                backward, e)) {
-            run_tallied(&one, backward);
+        if (!dp_bisect_work_new(&one, &y, &right, by_inverse, e)) {
+            run_tallied(&one, how->backward);
             dp_bisect_work_free(&one);
         }
         dp_problem_free(&y);

@@ -133,8 +133,7 @@ void dp_bisect_judge_stage(dp_bisect_work *w);
 void dp_bisect_work_free(dp_bisect_work *w);
 /* Runs subject, twin and reference and makes their bounds; by_inverse: even if the fault does not
  * ask for it. */
-dp_status dp_bisect_work_new(dp_bisect_work *w, const dp_problem *p, dp_base base, dp_format chain,
-                             dp_merge merge, int N, dp_fault fault, int by_inverse, int backward,
-                             dp_err *e);
+dp_status dp_bisect_work_new(dp_bisect_work *w, const dp_problem *p, const dp_sim_policy *how,
+                             int by_inverse, dp_err *e);
 
 #endif

@@ -11,8 +11,9 @@
 dp_status dp_check_repeat(dp_check_work *w) {
     if (dp_backends[w->s->backend].simulated) {
         dp_repeat x;
-        const dp_status st = dp_repeat_sim(w->p, w->s->base, w->s->chain, w->s->merge, w->N,
-                                           w->s->fault, w->backward, 3, &x, w->e);
+        const dp_sim_policy how = {w->N,        w->s->base,  w->s->chain,
+                                   w->s->merge, w->s->fault, w->backward};
+        const dp_status st = dp_repeat_sim(w->p, &how, 3, &x, w->e);
         if (!st) free(x.hit);
         w->c->compared = w->p->T * w->p->HV * w->p->V;
         if (!st && x.differ) {

@@ -79,8 +79,14 @@ static dp_status run_sim(const dp_check_subject *s, const dp_problem *p, int N, 
 static dp_status run_cuda(const dp_check_subject *s, const dp_problem *p, int N, int backward,
                           dp_check_outcome *o, dp_err *e) {
     dp_cuda_result c;
-    const dp_status st = dp_cuda_run(p, s->bf16_inputs, s->base, s->chain, N, s->backend, backward,
-                                     s->variant, &c, e);
+    const dp_cuda_how how = {.backend = s->backend,
+                             .N = N,
+                             .base = s->base,
+                             .chain = s->chain,
+                             .variant = s->variant,
+                             .bf16_inputs = s->bf16_inputs,
+                             .backward = backward};
+    const dp_status st = dp_cuda_run(p, &how, &c, e);
     if (st) return st;
     o->r = c.out;
     o->M = c.rank[DP_RANK_M];

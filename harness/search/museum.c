@@ -93,30 +93,34 @@ int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int ran
     return 0;
 }
 
+static dp_sim_policy policy_of(const dp_case *c, const dp_run *r, dp_fault f) {
+    return (dp_sim_policy){r->ranks, r->base, r->chain, r->merge, f, c->backward};
+}
+
 /* hit: NULL where none is recorded. */
-static dp_museum_place locate(const dp_case *c, dp_fault f, int N, dp_base base, dp_format chain,
-                              dp_merge merge, const unsigned char *hit) {
+static dp_museum_place locate(const dp_case *c, const dp_sim_policy *how,
+                              const unsigned char *hit) {
+    const dp_fault f = how->fault;
     dp_museum_place at = {.by = "bisect stage", .rank = -1, .head = -1};
     dp_bisect b;
-    if (dp_step_bisect(c, base, chain, merge, N, f, dp_fault_by_run(f) ? REPEATS : 1, 0, &b, NULL))
-        return at;
+    if (dp_step_bisect(c, how, dp_fault_by_run(f) ? REPEATS : 1, 0, &b, NULL)) return at;
     if (!dp_bisect_first(&b, &at.stage) && !dp_fault_by_run(f))
-        dp_bisect_expected(&c->p, base, chain, merge, N, f, c->backward, c->input_dtype, &b, NULL);
+        dp_bisect_expected(&c->p, how, c->input_dtype, &b, NULL);
     const dp_bisect_row *x = dp_bisect_first(&b, &at.stage);
     if (x) {
         at.rank = x->at.rank;
         at.head = x->at.head;
         snprintf(at.tensor, sizeof at.tensor, "%s", x->tensor);
         at.right = dp_fault_lives_in(f, at.stage) &&
-                   (!hit || dp_fault_acted(&c->p, hit, N, at.rank, at.head, x->tensor));
+                   (!hit || dp_fault_acted(&c->p, hit, how->N, at.rank, at.head, x->tensor));
     }
     dp_bisect_free(&b);
     return at;
 }
 
 static dp_museum_place locate_run(const dp_case *c, const dp_run *r) {
-    if (c->op == DP_OP_RECURRENCE || c->op == DP_OP_STEP)
-        return locate(c, r->fault, r->ranks, r->base, r->chain, r->merge, r->hit);
+    const dp_sim_policy how = policy_of(c, r, r->fault);
+    if (c->op == DP_OP_RECURRENCE || c->op == DP_OP_STEP) return locate(c, &how, r->hit);
     dp_museum_place at = by_verdict(r); /* one stage, no ranks that matter to it */
     at.right = dp_fault_lives_in(r->fault, at.stage);
     return at;
@@ -213,8 +217,8 @@ static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locatio
         dp_repeat x;
         char id[512];
         if (!dp_backends[r->backend].simulated) continue;
-        const dp_status st = dp_repeat_sim(&c->p, r->base, r->chain, r->merge, r->ranks, row->fault,
-                                           c->backward, REPEATS, &x, e);
+        const dp_sim_policy how = policy_of(c, r, row->fault);
+        const dp_status st = dp_repeat_sim(&c->p, &how, REPEATS, &x, e);
         if (st) return st;
         row->runs++;
         row->acted++;
@@ -225,8 +229,7 @@ static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locatio
         }
         if (!row->ranks || r->ranks < row->ranks) row->ranks = r->ranks;
         if (row->located < locations || locations < 0) {
-            const dp_museum_place at =
-                locate(c, row->fault, r->ranks, r->base, r->chain, r->merge, x.hit);
+            const dp_museum_place at = locate(c, &how, x.hit);
             count_place(row, &at, r->id);
             if (!row->place.stage) row->place = at;
         }

@@ -92,17 +92,17 @@ uint64_t *dp_fingerprint(const dp_sim *s) {
     return h;
 }
 
-dp_status dp_repeat_sim(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N,
-                        dp_fault fault, int backward, int runs, dp_repeat *out, dp_err *e) {
+dp_status dp_repeat_sim(const dp_problem *p, const dp_sim_policy *how, int runs, dp_repeat *out,
+                        dp_err *e) {
     dp_sim s;
     uint64_t *first = NULL;
-    const int64_t step = (int64_t)N * p->HV;
+    const int64_t step = (int64_t)how->N * p->HV;
     *out = (dp_repeat){.runs = runs, .stage = DP_NSTAGES, .rank = -1, .head = -1};
-    const dp_status st = dp_sim_new(&s, p, base, N, fault, e);
+    const dp_status st = dp_sim_new(&s, p, how->base, how->N, how->fault, e);
     if (st) return st;
     for (int run = 0; run < runs; run++) {
         s.have_forward = s.have_backward = 0; /* nothing kept from the run before */
-        dp_sim_run(&s, chain, merge, backward);
+        dp_sim_run(&s, how->chain, how->merge, how->backward);
         uint64_t *h = dp_fingerprint(&s);
         int64_t at = 0;
         while (first && at < DP_NSTAGES * step && h[at] == first[at])

@@ -17,8 +17,8 @@ typedef struct {
     int rank, head;
     unsigned char *hit; /* [N*HV]: where a fault acted (ranks.h); free it */
 } dp_repeat;
-dp_status dp_repeat_sim(const dp_problem *p, dp_base base, dp_format chain, dp_merge merge, int N,
-                        dp_fault fault, int backward, int runs, dp_repeat *out, dp_err *e);
+dp_status dp_repeat_sim(const dp_problem *p, const dp_sim_policy *how, int runs, dp_repeat *out,
+                        dp_err *e);
 
 #ifdef __cplusplus
 }

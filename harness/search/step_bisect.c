@@ -32,11 +32,11 @@ static void row_of(const dp_run *run, int backward, dp_bisect_row *x) {
     }
 }
 
-static dp_status bisect_convs(const dp_case *c, dp_base base, int N, dp_fault fault,
-                              const double *const dy[3], dp_bisect_row *x, dp_err *e) {
+static dp_status bisect_convs(const dp_case *c, const dp_sim_policy *how, const double *const dy[3],
+                              dp_bisect_row *x, dp_err *e) {
     dp_step_run s;
     dp_run run = {.tensor = dp_calloc(DP_STEP_TENSORS, sizeof *run.tensor)};
-    dp_status st = dp_step_forward(c, DP_BACKEND_SIM, N, base, fault, &s, e);
+    dp_status st = dp_step_forward(c, DP_BACKEND_SIM, how->N, how->base, how->fault, &s, e);
     if (!st) st = dp_step_judge_alone(c, &s, dy, &run, &x->judged, e);
     row_of(&run, dy != NULL, x);
     for (int i = 0; i < run.ntensor; i++)
@@ -46,19 +46,18 @@ static dp_status bisect_convs(const dp_case *c, dp_base base, int N, dp_fault fa
     return st;
 }
 
-dp_status dp_step_bisect(const dp_case *c, dp_base base, dp_format chain, dp_merge merge, int N,
-                         dp_fault fault, int runs, int all, dp_bisect *out, dp_err *e) {
-    dp_status st =
-        dp_bisect_sim(&c->p, base, chain, merge, N, fault, c->backward, runs, all, out, e);
+dp_status dp_step_bisect(const dp_case *c, const dp_sim_policy *how, int runs, int all,
+                         dp_bisect *out, dp_err *e) {
+    dp_status st = dp_bisect_sim(&c->p, how, runs, all, out, e);
     if (st || c->op != DP_OP_STEP) return st;
-    st = bisect_convs(c, base, N, fault, NULL, &out->conv[0], e);
-    if (!st && c->backward) {
+    st = bisect_convs(c, how, NULL, &out->conv[0], e);
+    if (!st && how->backward) {
         dp_sim ref;
-        st = dp_sim_new(&ref, &c->p, DP_BASE_FP64, N, DP_FAULT_NONE, e);
+        st = dp_sim_new(&ref, &c->p, DP_BASE_FP64, how->N, DP_FAULT_NONE, e);
         if (!st) {
             dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, 1);
             const double *const dy[3] = {ref.out.dq, ref.out.dk, ref.out.dv};
-            st = bisect_convs(c, base, N, fault, dy, &out->conv[1], e);
+            st = bisect_convs(c, how, dy, &out->conv[1], e);
             dp_sim_free(&ref);
         }
     }

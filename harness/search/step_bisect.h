@@ -8,8 +8,8 @@
 extern "C" {
 #endif
 
-dp_status dp_step_bisect(const dp_case *c, dp_base base, dp_format chain, dp_merge merge, int N,
-                         dp_fault fault, int runs, int all, dp_bisect *out, dp_err *e);
+dp_status dp_step_bisect(const dp_case *c, const dp_sim_policy *how, int runs, int all,
+                         dp_bisect *out, dp_err *e);
 
 #ifdef __cplusplus
 }

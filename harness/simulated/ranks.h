@@ -49,6 +49,16 @@ typedef enum {
 } dp_stage;
 extern const char *const dp_stage_names[DP_NSTAGES];
 
+/* One run of the simulated ranks. */
+typedef struct {
+    int N;
+    dp_base base;
+    dp_format chain;
+    dp_merge merge;
+    dp_fault fault;
+    int backward;
+} dp_sim_policy;
+
 typedef struct { /* one chunk position: HV consecutive dp_chunk share it */
     int rank, sub, c;
     int64_t t0;

@@ -73,8 +73,9 @@ DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
                   runs = STAGE[i].fault == DP_FAULT_RACE || STAGE[i].fault == DP_FAULT_ORDER_BY_RUN
                              ? DP_BISECT_RUNS
                              : 1;
-        if (dp_bisect_sim(&c.p, STAGE[i].base, STAGE[i].chain, c.merge[0], STAGE[i].ranks,
-                          STAGE[i].fault, backward, runs, 0, &b, &e))
+        const dp_sim_policy how = {STAGE[i].ranks, STAGE[i].base,  STAGE[i].chain,
+                                   c.merge[0],     STAGE[i].fault, backward};
+        if (dp_bisect_sim(&c.p, &how, runs, 0, &b, &e))
             gt_fail(__FILE__, __LINE__, f->name, "%s", e.msg);
         else if (b.first < 0)
             gt_fail(__FILE__, __LINE__, f->name, "on %s: no stage is wrong", c.name);
@@ -132,10 +133,12 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
         for (int base = 0; base < DP_NBASES; base++) {
             dp_bisect b;
             dp_err e = {0};
-            REQUIRE(!dp_bisect_sim(&c.p, base, CHAIN[base],
-                                   base == DP_BASE_FP32 ? DP_MERGE_RING : DP_MERGE_ALLGATHER,
-                                   c.ranks[c.nranks - 1], DP_FAULT_NONE, c.backward, 1, 1, &b, &e),
-                    "%s", e.msg);
+            dp_sim_policy how = {
+                c.ranks[c.nranks - 1], base,
+                CHAIN[base],           base == DP_BASE_FP32 ? DP_MERGE_RING : DP_MERGE_ALLGATHER,
+                DP_FAULT_NONE,         c.backward};
+            REQUIRE(!dp_bisect_sim(&c.p, &how, 1, 1, &b, &e), "%s", e.msg);
+            how.merge = DP_MERGE_ALLGATHER;
             for (int s = 0; s < DP_NSTAGES; s++) {
                 const dp_bisect_row *x = &b.stage[s];
                 CHECK(!x->fails,
@@ -151,11 +154,7 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
             }
             const int draws = !strcmp(c.name, "packed-across") || !strcmp(c.name, "smoke-gdn") ||
                               !strcmp(c.name, "denormal") || !strcmp(c.name, "nan");
-            if (draws)
-                REQUIRE(!dp_bisect_expected(&c.p, base, CHAIN[base], DP_MERGE_ALLGATHER,
-                                            c.ranks[c.nranks - 1], DP_FAULT_NONE, c.backward,
-                                            c.input_dtype, &b, &e),
-                        "%s", e.msg);
+            if (draws) REQUIRE(!dp_bisect_expected(&c.p, &how, c.input_dtype, &b, &e), "%s", e.msg);
             CHECK(b.first < 0, "%s, base %s: %s %s is %.3g times what is expected", c.name,
                   dp_base_names[base], dp_stage_names[b.first], b.stage[b.first].tensor,
                   b.stage[b.first].ratio);
@@ -182,13 +181,11 @@ DP_TEST(bisect, a_fault_within_every_bound_is_found_by_draws) {
         dp_bisect b;
         dp_err e = {0};
         if (!gt_open_case(F[i].name, &c)) continue;
-        REQUIRE(!dp_bisect_sim(&c.p, F[i].base, DP_FP32, DP_MERGE_ALLGATHER, F[i].ranks, F[i].fault,
-                               0, 1, 1, &b, &e),
-                "%s", e.msg);
+        const dp_sim_policy how = {F[i].ranks,         F[i].base,  DP_FP32,
+                                   DP_MERGE_ALLGATHER, F[i].fault, 0};
+        REQUIRE(!dp_bisect_sim(&c.p, &how, 1, 1, &b, &e), "%s", e.msg);
         CHECK(b.first < 0, "%s: %s is over its bound", c.name, dp_stage_names[b.first]);
-        REQUIRE(!dp_bisect_expected(&c.p, F[i].base, DP_FP32, DP_MERGE_ALLGATHER, F[i].ranks,
-                                    F[i].fault, 0, c.input_dtype, &b, &e),
-                "%s", e.msg);
+        REQUIRE(!dp_bisect_expected(&c.p, &how, c.input_dtype, &b, &e), "%s", e.msg);
         CHECK(b.first >= 0 && !strcmp(dp_stage_names[b.first], F[i].stage) &&
                   b.stage[b.first].expected,
               "%s: %s", c.name, b.first >= 0 ? dp_stage_names[b.first] : "no stage");
@@ -208,9 +205,8 @@ DP_TEST(bisect, one_fault_one_wrong_stage) {
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         dp_bisect b;
         dp_err e = {0};
-        REQUIRE(!dp_bisect_sim(&c.p, DP_BASE_FP32, DP_FP32, DP_MERGE_ALLGATHER, 4, F[i], 1, 1, 1,
-                               &b, &e),
-                "%s", e.msg);
+        const dp_sim_policy how = {4, DP_BASE_FP32, DP_FP32, DP_MERGE_ALLGATHER, F[i], 1};
+        REQUIRE(!dp_bisect_sim(&c.p, &how, 1, 1, &b, &e), "%s", e.msg);
         for (int s = 0; s < DP_NSTAGES; s++) {
             const int here = dp_fault_lives_in(F[i], dp_stage_names[s]),
                       with = F[i] == DP_FAULT_HALF_CHUNK &&

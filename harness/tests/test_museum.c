@@ -63,16 +63,14 @@ DP_TEST(museum, repeated_runs_tell_a_race_from_a_stable_run) {
     dp_case c;
     dp_err e = {0};
     dp_repeat x;
+    dp_sim_policy how = {4, DP_BASE_FP32, DP_FP32, DP_MERGE_RING, DP_FAULT_NONE, 1};
     snprintf(path, sizeof path, "%s/smoke-kda.case", gt_cases());
     REQUIRE(!dp_case_load(path, &c, &e), "%s", e.msg);
-    REQUIRE(
-        !dp_repeat_sim(&c.p, DP_BASE_FP32, DP_FP32, DP_MERGE_RING, 4, DP_FAULT_NONE, 1, 3, &x, &e),
-        "%s", e.msg);
+    REQUIRE(!dp_repeat_sim(&c.p, &how, 3, &x, &e), "%s", e.msg);
     CHECK(!x.differ, "%d runs differ at %s", x.differ, dp_stage_names[x.stage]);
     free(x.hit);
-    REQUIRE(
-        !dp_repeat_sim(&c.p, DP_BASE_FP32, DP_FP32, DP_MERGE_RING, 4, DP_FAULT_RACE, 1, 3, &x, &e),
-        "%s", e.msg);
+    how.fault = DP_FAULT_RACE;
+    REQUIRE(!dp_repeat_sim(&c.p, &how, 3, &x, &e), "%s", e.msg);
     CHECK(x.differ == 1 && x.stage == DP_STAGE_STATE_FWD && x.rank == 3 && x.head == 1,
           "%d runs differ, stage %d, rank %d, head %d", x.differ, x.stage, x.rank, x.head);
     CHECK(x.hit[3 * c.p.HV + 1] && !x.hit[0], "recorded elsewhere");

@@ -107,9 +107,9 @@ DP_TEST(step, bisect_finds_the_stage_and_the_rank) {
             dp_bisect b;
             dp_err e = {0};
             const char *stage;
-            REQUIRE(!dp_step_bisect(&c, (dp_base)base, DP_FP32, DP_MERGE_ALLGATHER, 4, F[i].fault,
-                                    1, 0, &b, &e),
-                    "%s", e.msg);
+            const dp_sim_policy how = {4,          (dp_base)base, DP_FP32, DP_MERGE_ALLGATHER,
+                                       F[i].fault, c.backward};
+            REQUIRE(!dp_step_bisect(&c, &how, 1, 0, &b, &e), "%s", e.msg);
             const dp_bisect_row *x = dp_bisect_first(&b, &stage);
             CHECK(!x == !F[i].stage && (!x || !strcmp(stage, F[i].stage)), "%s: %s",
                   dp_faults[F[i].fault].name, x ? stage : "no stage");
