@@ -23,6 +23,7 @@ typedef struct {
     const char *json, *only;
     int heads, block, forward, every;
     int64_t tokens;
+    dp_subject library;
     dp_check_subject s;
 } options;
 
@@ -34,6 +35,7 @@ enum {
     OPT_JSON,
     OPT_FORWARD,
     OPT_EVERY,
+    OPT_BITWISE,
     OPT_VARIANT
 };
 
@@ -50,10 +52,15 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         o->only = dp_check_names[dp_option_name(st, "only", arg, dp_check_names, DP_NCHECKS)];
         break;
     case OPT_EVERY: o->every = 1; break;
+    case OPT_BITWISE: o->s.bitwise = 1; break;
     case OPT_FORWARD: o->forward = 1; break;
     case OPT_JSON: o->json = arg; break;
     case ARGP_KEY_END:
         if (!o->of.nname) argp_error(st, "name a case");
+        if (o->of.subject && (o->of.nbackend || o->of.fault))
+            argp_error(st, "--subject goes without --%s", o->of.fault ? "fault" : "backend");
+        if (o->s.bitwise && !o->of.subject)
+            argp_error(st, "--bitwise: of a kernel in a library (--subject); ours claim it always");
         if (o->s.variant && (!o->of.nbackend || !dp_backends[o->of.backend[0]].on_device))
             argp_error(st, "--variant %s: of the CUDA kernels (--backend cuda or nccl)",
                        dp_cuda_variant_names[o->s.variant]);
@@ -66,6 +73,13 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
     {"backend", DP_OPT_BACKEND, "NAME", 0, "sim (default), cuda or nccl", 0},
+    {"subject", DP_OPT_SUBJECT, "LIB", 0,
+     "a kernel in a shared library (harness/deltaproof_subject.h): rows whose bits differ are held "
+     "within the bounds of its design",
+     0},
+    {"bitwise", OPT_BITWISE, 0, 0, "with --subject: it claims the same bits", 0},
+    DP_ROW_DESIGN,
+    DP_ROW_MEMORY,
     {"variant", OPT_VARIANT, "NAME", 0,
      "which CUDA kernels (default plain; segments: those that are benchmarked; see run --help)", 0},
     {"way", 0, 0, OPTION_ALIAS, 0, 0},
@@ -169,16 +183,20 @@ static dp_problem large(const dp_case *c, const options *o, int heads, uint64_t 
     return p;
 }
 
+static const char *who(const options *o) {
+    return o->s.library ? o->s.library->name : dp_backend_names[o->s.backend];
+}
+
 static void record(json_t *list, const char *name, const dp_problem *p, int N, const options *o,
                    int head0, const dp_check *c) {
-    json_t *x = json_pack("{ss sI si si ss ss ss ss ss sI sf}", "case", name, "T", (json_int_t)p->T,
-                          "HV", p->HV, "ranks", N, "backend", dp_backend_names[o->s.backend],
-                          "base", dp_base_names[o->s.base], "check", c->name, "promise", c->promise,
-                          "verdict", dp_verdict_names[c->verdict], "compared",
-                          (json_int_t)c->compared, "seconds", c->seconds);
+    json_t *x =
+        json_pack("{ss sI si si ss ss ss ss ss sI sf}", "case", name, "T", (json_int_t)p->T, "HV",
+                  p->HV, "ranks", N, "backend", who(o), "base", dp_base_names[o->s.base], "check",
+                  c->name, "promise", c->promise, "verdict", dp_verdict_names[c->verdict],
+                  "compared", (json_int_t)c->compared, "seconds", c->seconds);
     json_object_set_new(x, "first_head", json_integer(head0));
     if (o->s.variant)
-        json_object_set_new(x, "way", json_string(dp_cuda_variant_names[o->s.variant]));
+        json_object_set_new(x, "variant", json_string(dp_cuda_variant_names[o->s.variant]));
     if (c->why[0]) json_object_set_new(x, "why", json_string(c->why));
     json_array_append_new(list, x);
 }
@@ -222,14 +240,17 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     else if (c.allow_nonfinite)
         st = dp_fail(e, DP_EINPUT, "%s: nonfinite = allow: equalities of NaN prove nothing", path);
     if (!st) st = dp_options_split(&o->of, &c, o->tokens, e);
-    const dp_one_run run = dp_options_one(&o->of, &c, NULL);
+    const dp_one_run run = dp_options_one(&o->of, &c, o->s.library);
     const int N = run.ranks;
+    dp_design design;
+    if (!st && o->s.library && o->library.design)
+        st = dp_design_parse(o->library.design, run.base, &design, e);
     o->s.base = run.base;
     o->s.chain = run.chain;
     o->s.merge = run.merge;
     o->s.fault = o->of.fault;
     o->s.progress = resized;
-    o->s.bf16_inputs = c.input_dtype == DP_BF16;
+    o->s.input_dtype = c.input_dtype;
     const int HV = o->heads ? o->heads : c.p.HV, each = HV / DP_NCHECKS > 2 ? HV / DP_NCHECKS : 2,
               block = !resized                    ? HV
                       : o->block && o->block < HV ? o->block
@@ -243,8 +264,7 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
         printf("%s: T = %lld, heads %d to %d of %d, K = %d, V = %d, %d ranks, base %s, chain %s, "
                "%s%s%s%s%s\n",
                c.name, (long long)p.T, h, h + n - 1, HV, p.K, p.V, N, dp_base_names[o->s.base],
-               dp_formats[o->s.chain].name, dp_backend_names[o->s.backend],
-               o->s.variant ? ", variant " : "",
+               dp_formats[o->s.chain].name, who(o), o->s.variant ? ", variant " : "",
                o->s.variant ? dp_cuda_variant_names[o->s.variant] : "",
                o->s.fault ? ", fault " : "", o->s.fault ? dp_faults[o->s.fault].name : "");
         fflush(stdout);
@@ -253,6 +273,20 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     }
     dp_case_free(&c);
     return st;
+}
+
+static dp_status open_library(options *o, dp_err *e) {
+    if (!o->of.subject) return DP_OK;
+    const dp_status st =
+        dp_subject_open(o->of.subject, o->of.limit_s, o->of.memory, &o->library, e);
+    if (st) return st;
+    o->s.backend = DP_BACKEND_SUBJECT;
+    o->s.library = &o->library;
+    o->s.limit_s = o->of.limit_s;
+    if (!o->of.design) return DP_OK;
+    free(o->library.design);
+    o->library.design = strdup(o->of.design);
+    return DP_OK;
 }
 
 int dp_cmd_check(int argc, char **argv) {
@@ -270,10 +304,9 @@ int dp_cmd_check(int argc, char **argv) {
     json_t *list = json_array();
     dp_parse(&a, argc, argv, &o);
     if (o.of.nbackend) o.s.backend = o.of.backend[0];
+    if (open_library(&o, &e)) return refuse(&e);
     if (dp_backends[o.s.backend].processes) dp_procs_start();
-    const char *no = o.s.backend == DP_BACKEND_SIM
-                         ? NULL
-                         : dp_cuda_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
+    const char *no = dp_cuda_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
     if (dp_output_check(o.json, &e)) rc = refuse(&e);
     if (o.s.backend == DP_BACKEND_LAPACK) {
         dp_fail(&e, DP_EINPUT, "--backend lapack: check knows sim, cuda and nccl");
@@ -297,6 +330,7 @@ int dp_cmd_check(int argc, char **argv) {
                : count[DP_PASS] ? "PASS"
                                 : "NOTHING CHECKED",
                count[DP_PASS], count[DP_FAIL], count[DP_SKIPPED]);
+        dp_subject_close(&o.library);
         rc = count[DP_FAIL] ? 1 : count[DP_PASS] ? 0 : 2;
     }
     return rc;

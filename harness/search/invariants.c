@@ -63,20 +63,41 @@ static int listed(const char *list, const char *name) {
     return 0;
 }
 
+/* A library's refusal skips a check, its death fails it; what else goes wrong ends the checks. */
+static dp_status settle(dp_status st, const dp_check_subject *s, dp_check *c, dp_err *e) {
+    if (!s->library || (st != DP_EINPUT && st != DP_EDEVICE)) return st;
+    c->verdict = st == DP_EINPUT ? DP_SKIPPED : DP_FAIL;
+    snprintf(c->why, sizeof c->why, "%.300s", e->msg);
+    *e = (dp_err){0};
+    return DP_OK;
+}
+
 dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, int backward,
                         const char *only, dp_checks *out, dp_err *e) {
     dp_check_outcome base;
+    dp_check_bounds bounds = {0};
     *out = (dp_checks){0};
     dp_status st = dp_check_run_problem(s, p, N, backward, &base, e);
+    if (st == DP_EDEVICE && s->library) { /* died on the problem itself: no check is needed */
+        out->c[out->n++] = (dp_check){.name = dp_check_names[0], .promise = PROMISE[0]};
+        return settle(st, s, &out->c[0], e);
+    }
     for (int i = 0; i < DP_NCHECKS && !st; i++) {
         const double t0 = dp_now();
         if (only && !listed(only, dp_check_names[i])) continue;
         dp_check *c = &out->c[out->n++];
         *c = (dp_check){.name = dp_check_names[i], .promise = PROMISE[i], .verdict = DP_PASS};
-        dp_check_work w = {
-            .p = p, .s = s, .N = N, .backward = backward && p->dout, .c = c, .base = &base, .e = e};
+        dp_check_work w = {.p = p,
+                           .whole = p,
+                           .s = s,
+                           .N = N,
+                           .backward = backward && p->dout,
+                           .c = c,
+                           .base = &base,
+                           .bounds = &bounds,
+                           .e = e};
         if (!strcmp(c->name, "prefix") && !dp_backends[s->backend].simulated) w.backward = 0;
-        st = one_check(&w, i);
+        st = settle(one_check(&w, i), s, c, e);
         if (!st && c->verdict == DP_PASS && !c->compared)
             dp_check_skip(&w, "nothing of this problem could be compared");
         c->seconds = dp_now() - t0;
@@ -84,6 +105,7 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
             fprintf(stderr, "  %s: %s, %.2f s\n", c->name,
                     st ? "cannot be run" : dp_verdict_names[c->verdict], c->seconds);
     }
+    dp_check_bounds_free(&bounds);
     dp_check_outcome_free(&base);
     return st;
 }

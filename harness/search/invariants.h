@@ -2,7 +2,10 @@
  * checks for sizes where no truth is affordable.
  *
  * Each check runs the subject on the problem and on a changed one and compares results. Equality is
- * exact (as numbers: -0 = 0) unless said otherwise:
+ * exact (as numbers: -0 = 0) unless said otherwise. A kernel in a shared library has that only where
+ * it claims it (`bitwise`); else a row whose bits differ is held within the sum of both runs' bounds
+ * (error_bound.h, of the design that the library declares), and `why` says how near it comes. A
+ * library that refuses a changed problem skips that check; one that dies on it fails it.
  *
  *   repeat        the same run again gives the same bits
  *   causality     inputs of one token changed: o and dq of the chunks before its own, and
@@ -43,6 +46,7 @@
 #ifndef DP_INVARIANTS_H
 #define DP_INVARIANTS_H
 #include "harness/device/device_run.h"
+#include "harness/library/subject.h"
 #include "harness/simulated/ranks.h"
 #include "harness/verdict/compare.h"
 #ifdef __cplusplus
@@ -54,17 +58,20 @@ typedef struct {
     dp_base base;
     dp_format chain;
     dp_merge merge;
-    dp_fault fault;          /* simulated ranks only */
-    int bf16_inputs;         /* cuda, nccl */
-    dp_cuda_variant variant; /* cuda, nccl */
-    int progress;            /* a line on stderr when a check has ended */
+    dp_fault fault;            /* simulated ranks only */
+    dp_format input_dtype;     /* cuda, nccl, subject */
+    dp_cuda_variant variant;   /* cuda, nccl */
+    const dp_subject *library; /* subject: judged by the design that it declares */
+    double limit_s;            /* subject: a run of it */
+    int bitwise;               /* subject: 1: it claims the same bits, 0: to be within its bounds */
+    int progress;              /* a line on stderr when a check has ended */
 } dp_check_subject;
 
 typedef struct {
     const char *name, *promise;
     dp_verdict verdict; /* skipped: why says so */
     int64_t compared;   /* entries */
-    char why[320];      /* first difference: tensor, rank, head, token, entry, both values */
+    char why[480];      /* first difference: tensor, rank, head, token, entry, both values */
     double seconds;
 } dp_check;
 

@@ -98,7 +98,7 @@ int dp_check_keep_behind(const void *ctx, int f, int64_t token, int head, int se
 dp_status dp_check_edits(dp_check_work *w, int from, int to, dp_check_keep *keep) {
     int64_t t[3];
     edited_tokens(w, t);
-    for (int i = 0; i < 3 && w->c->verdict != DP_FAIL; i++) {
+    for (int i = 0; i < 3 && w->c->verdict == DP_PASS; i++) {
         dp_problem p = dp_check_copy(w->p, w->backward);
         dp_check_outcome o;
         edit(&p, from, to, t[i]);
@@ -164,7 +164,7 @@ dp_status dp_check_heads(dp_check_work *w) {
         snprintf(w->c->why, sizeof w->c->why, "one head");
         return DP_OK;
     }
-    for (int z = 0; z < 3 && w->c->verdict != DP_FAIL; z++) {
+    for (int z = 0; z < 3 && w->c->verdict == DP_PASS; z++) {
         const head_edit x = {z == 0 ? 0 : z == 1 ? p0->HV - 1 : 1, z ? p0->HV : 1, dp_G(p0)};
         dp_problem p = dp_check_copy(p0, w->backward);
         dp_check_outcome o;
@@ -200,17 +200,24 @@ dp_status dp_check_chunk(dp_check_work *w) {
     dp_check_outcome x;
     dp_check_work v = *w;
     v.p = &a;
+    v.N = 1;
     dp_status st = dp_check_run_problem(w->s, &a, 1, w->backward, &x, w->e);
     const int ran = !st;
     for (token_edit z = {(end - start - 1) % 7 ? (end - start - 1) % 7 : 7, 0, 0};
-         z.t < end - start && !st && w->c->verdict != DP_FAIL; z.t += 7) {
+         z.t < end - start && !st && w->c->verdict == DP_PASS; z.t += 7) {
         dp_problem b = dp_check_copy(&a, w->backward);
         dp_check_outcome y;
         z.chunk = z.t;
         edit(&b, DP_INPUT_Q, DP_INPUT_BETA, z.t);
         st = dp_check_run_problem(w->s, &b, 1, w->backward, &y, w->e);
         for (int f = 0; f < DP_NRESULTS && !st; f++)
-            dp_check_same_field(&v, &a, f, &y.r, &x.r, 0, 0, 1, 0, dp_check_keep_before, &z);
+            dp_check_same_field(&v, f,
+                                &(dp_check_pair){.p = &a,
+                                                 .got = &y.r,
+                                                 .want = &x.r,
+                                                 .factor = 1,
+                                                 .keep = dp_check_keep_before,
+                                                 .ctx = &z});
         if (!st) dp_check_outcome_free(&y);
         if (w->c->verdict == DP_FAIL) {
             char why[sizeof w->c->why];

@@ -1,5 +1,4 @@
 /* Checks by other packings, factors and numbers of ranks (invariants_work.h). */
-#include "harness/bound/error_bound.h"
 #include "invariants_work.h"
 #include "ref/inputs/inputs.h"
 
@@ -47,7 +46,7 @@ dp_status dp_check_packed(dp_check_work *w) {
     v.p = &all;
     v.N = 1;
     dp_status st = dp_check_run_problem(w->s, &all, 1, w->backward, &whole, w->e);
-    for (int i = 0; i < all.Nseq && !st && w->c->verdict != DP_FAIL; i++) {
+    for (int i = 0; i < all.Nseq && !st && w->c->verdict == DP_PASS; i++) {
         if (all.cu[i + 1] == all.cu[i]) continue;
         dp_problem one =
             dp_check_slice(&all, all.cu[i], all.cu[i + 1], all.s0 ? all.s0 + i * n : NULL,
@@ -55,7 +54,14 @@ dp_status dp_check_packed(dp_check_work *w) {
         dp_check_outcome o;
         st = dp_check_run_problem(w->s, &one, 1, w->backward, &o, w->e);
         for (int f = 0; f < DP_NRESULTS && !st && !dp_check_cut(&o, &whole); f++)
-            dp_check_same_field(&v, &one, f, &o.r, &whole.r, all.cu[i], i, 1, 0, not_sums, NULL);
+            dp_check_same_field(&v, f,
+                                &(dp_check_pair){.p = &one,
+                                                 .got = &o.r,
+                                                 .want = &whole.r,
+                                                 .t0 = all.cu[i],
+                                                 .seq0 = i,
+                                                 .factor = 1,
+                                                 .keep = not_sums});
         if (!st && dp_check_cut(&o, &whole)) elsewhere = 1;
         if (!st) dp_check_outcome_free(&o);
         dp_problem_free(&one);
@@ -99,14 +105,24 @@ dp_status dp_check_prefix(dp_check_work *w) {
     if ((st = dp_check_run_problem(w->s, &late, 1, w->backward, &second, w->e))) goto two;
     for (int f = 0; f < DP_NRESULTS; f++)
         if (f != DP_RESULT_DS0)
-            dp_check_same_field(&v, &late, f, &second.r, &whole.r, mid - a, 0, 1, 0, not_sums,
-                                NULL);
+            dp_check_same_field(&v, f,
+                                &(dp_check_pair){.p = &late,
+                                                 .got = &second.r,
+                                                 .want = &whole.r,
+                                                 .t0 = mid - a,
+                                                 .factor = 1,
+                                                 .keep = not_sums});
     if (second.r.ds0 && w->backward) {
         early.dstate = dp_copy(second.r.ds0, n);
         st = dp_check_run_problem(w->s, &early, 1, 1, &back, w->e);
         for (int f = 0; f < DP_NRESULTS && !st; f++)
             if (f != DP_RESULT_FINAL_STATE)
-                dp_check_same_field(&v, &early, f, &back.r, &whole.r, 0, 0, 1, 0, not_sums, NULL);
+                dp_check_same_field(&v, f,
+                                    &(dp_check_pair){.p = &early,
+                                                     .got = &back.r,
+                                                     .want = &whole.r,
+                                                     .factor = 1,
+                                                     .keep = not_sums});
         if (!st) dp_check_outcome_free(&back);
     }
     dp_check_outcome_free(&second);
@@ -180,7 +196,8 @@ dp_status dp_check_ranks(dp_check_work *w, int transpose) {
     dp_status st = dp_check_run_problem(w->s, &p, w->N, w->backward, &many, w->e);
     if (!st && !transpose) st = dp_check_run_problem(w->s, &p, 1, w->backward, &one, w->e);
     for (int f = 0; f < DP_NRESULTS && !st && !transpose; f++)
-        dp_check_same_field(&v, &p, f, &many.r, &one.r, 0, 0, 1, 0, NULL, NULL);
+        dp_check_same_field(&v, f,
+                            &(dp_check_pair){.p = &p, .got = &many.r, .want = &one.r, .factor = 1});
     for (int i = 0; transpose && !st && i < many.n; i++) {
         const int K = p.K;
         dp_context c; /* M is of the last local sub-sequence, dM of the first */
@@ -210,76 +227,50 @@ dp_status dp_check_ranks(dp_check_work *w, int transpose) {
     return st;
 }
 
-/* Seconds of one core that the fp64 reference and its bounds take, about. */
-static double reference_seconds(const dp_problem *p) {
-    return 2e-8 * (double)p->T * p->HV * p->R * p->R * (DP_CHUNK + p->K) * (p->K + p->V);
-}
-
-static dp_status bounds_of(const dp_check_work *w, const dp_problem *p, int N, int backward,
-                           dp_error_bound *b) {
-    dp_sim ref;
-    dp_error_bound_base base;
-    const dp_status st = dp_sim_new(&ref, p, DP_BASE_FP64, N, DP_FAULT_NONE, w->e);
-    if (st) return st;
-    dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
-    dp_error_bound_base_init(&base, &ref, w->s->base, 2, backward);
-    dp_error_bound_run(&base, w->s->chain, backward, b);
-    dp_error_bound_base_free(&base);
-    dp_sim_free(&ref);
-    return DP_OK;
+/* Each row of N ranks and of one rank within the sum of both bounds. */
+static void hold_rows(dp_check_work *w, int f, const dp_result *one, const double *bound_one,
+                      const double *bound_many, double *top) {
+    int64_t rows, width;
+    const double *x = *dp_result_at((dp_result *)one, f);
+    const double *y = *dp_result_at((dp_result *)&w->base->r, f);
+    dp_result_shape(w->p, f, &rows, &width);
+    for (int64_t r = 0; x && y && bound_one && bound_many && r < rows; r++) {
+        double d2 = 0;
+        for (int64_t i = r * width; i < (r + 1) * width; i++)
+            d2 += (x[i] - y[i]) * (x[i] - y[i]);
+        const double limit = bound_one[r] + bound_many[r];
+        w->c->compared += width;
+        if (sqrt(d2) <= limit || w->c->verdict == DP_FAIL) {
+            if (sqrt(d2) > *top * limit) *top = sqrt(d2) / limit;
+            continue;
+        }
+        w->c->verdict = DP_FAIL;
+        snprintf(w->c->why, sizeof w->c->why,
+                 "%s, row %lld: %d ranks and one differ by %.3g, the bounds allow %.3g",
+                 dp_result_fields[f].name, (long long)r, w->N, sqrt(d2), limit);
+    }
 }
 
 dp_status dp_check_ranks_bound(dp_check_work *w) {
     dp_check_outcome one;
-    dp_error_bound a, b;
-    char why[120];
-    if (w->N < 2) {
-        dp_check_skip(w, "one rank");
+    char why[160];
+    double top = 0;
+    if (w->N < 2) snprintf(why, sizeof why, "one rank");
+    if (w->N < 2 || !dp_check_bounded(w, why, sizeof why)) {
+        dp_check_skip(w, why);
         return DP_OK;
     }
-    if (reference_seconds(w->p) > 60) {
-        snprintf(why, sizeof why,
-                 "the fp64 reference that bounds are taken from would take about %.0f s",
-                 reference_seconds(w->p));
-        {
-            dp_check_skip(w, why);
-            return DP_OK;
-        }
-    }
-    dp_status st = dp_check_run_problem(w->s, w->p, 1, w->backward, &one, w->e);
+    const dp_status st = dp_check_run_problem(w->s, w->p, 1, w->backward, &one, w->e);
     if (st) return st;
-    if (!(st = bounds_of(w, w->p, 1, w->backward, &a))) {
-        if (!(st = bounds_of(w, w->p, w->N, w->backward, &b))) {
-            double top = 0;
-            for (int f = 0; f < DP_NRESULTS; f++) {
-                int64_t rows, width;
-                dp_result_shape(w->p, f, &rows, &width);
-                const double *x = *dp_result_at(&one.r, f),
-                             *y = *dp_result_at((dp_result *)&w->base->r, f);
-                for (int64_t r = 0; x && y && a.row[f] && b.row[f] && r < rows; r++) {
-                    double d2 = 0;
-                    for (int64_t i = 0; i < width; i++)
-                        d2 += (x[r * width + i] - y[r * width + i]) *
-                              (x[r * width + i] - y[r * width + i]);
-                    const double limit = a.row[f][r] + b.row[f][r];
-                    w->c->compared += width;
-                    if (sqrt(d2) <= limit || w->c->verdict == DP_FAIL) {
-                        if (sqrt(d2) > top * limit) top = sqrt(d2) / limit;
-                        continue;
-                    }
-                    w->c->verdict = DP_FAIL;
-                    snprintf(w->c->why, sizeof w->c->why,
-                             "%s, row %lld: %d ranks and one differ by %.3g, the bounds allow %.3g",
-                             dp_result_fields[f].name, (long long)r, w->N, sqrt(d2), limit);
-                }
-            }
-            if (w->c->verdict == DP_PASS)
-                snprintf(w->c->why, sizeof w->c->why,
-                         "largest difference %.2g of the sum of both bounds", top);
-            dp_error_bound_free(&b);
-        }
-        dp_error_bound_free(&a);
-    }
+    dp_check_work v = *w;
+    v.N = 1;
+    v.whole = NULL; /* bounds of the same problem on one rank */
+    const dp_error_bound *a = dp_check_bounds_of(&v), *b = dp_check_bounds_of(w);
+    for (int f = 0; f < DP_NRESULTS; f++)
+        hold_rows(w, f, &one.r, a->row[f], b->row[f], &top);
+    if (w->c->verdict == DP_PASS)
+        snprintf(w->c->why, sizeof w->c->why, "largest difference %.2g of the sum of both bounds",
+                 top);
     dp_check_outcome_free(&one);
-    return st;
+    return DP_OK;
 }

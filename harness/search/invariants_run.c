@@ -84,7 +84,7 @@ static dp_status run_cuda(const dp_check_subject *s, const dp_problem *p, int N,
                              .base = s->base,
                              .chain = s->chain,
                              .variant = s->variant,
-                             .bf16_inputs = s->bf16_inputs,
+                             .bf16_inputs = s->input_dtype == DP_BF16,
                              .backward = backward};
     const dp_status st = dp_cuda_run(p, &how, &c, e);
     if (st) return st;
@@ -99,9 +99,33 @@ static dp_status run_cuda(const dp_check_subject *s, const dp_problem *p, int N,
     return DP_OK;
 }
 
+/* DP_EINPUT: the library refuses this problem; DP_EDEVICE: it did not come to its end. */
+static dp_status run_library(const dp_check_subject *s, const dp_problem *p, int N, int backward,
+                             dp_check_outcome *o, dp_err *e) {
+    dp_subject_result r;
+    const dp_subject_call call = {.input_format = dp_formats[s->input_dtype].name,
+                                  .N = N,
+                                  .base = s->base,
+                                  .chain = s->chain,
+                                  .backward = backward,
+                                  .limit_s = s->limit_s > 0 ? s->limit_s : DP_SUBJECT_LIMIT_S};
+    dp_status st = dp_subject_run(s->library, p, &call, &r, e);
+    if (st) return st == DP_EINPUT ? st : DP_EIO;
+    if (r.outcome == DP_SUBJECT_RETURNED) {
+        o->r = r.r;
+        r.r = (dp_result){0};
+    } else
+        st = r.outcome == DP_SUBJECT_REFUSED
+                 ? dp_fail(e, DP_EINPUT, "%s refuses it: %s", s->library->name, r.why)
+                 : dp_fail(e, DP_EDEVICE, "%s", r.why);
+    dp_subject_result_free(&r);
+    return st;
+}
+
 dp_status dp_check_run_problem(const dp_check_subject *s, const dp_problem *p, int N, int backward,
                                dp_check_outcome *o, dp_err *e) {
     *o = (dp_check_outcome){0};
-    return (dp_backends[s->backend].simulated ? run_sim : run_cuda)(s, p, N, backward && p->dout, o,
-                                                                    e);
+    return (s->library                          ? run_library
+            : dp_backends[s->backend].simulated ? run_sim
+                                                : run_cuda)(s, p, N, backward && p->dout, o, e);
 }

@@ -6,68 +6,147 @@
 
 /* ---- comparing ------------------------------------------------------------------------------- */
 
-static void differ(dp_check_work *w, const char *name, int64_t token, int head, int seq,
-                   int64_t entry, double got, double want) {
-    const int64_t L = w->p->T / w->N;
-    char at[96];
-    w->c->verdict = DP_FAIL;
-    if (token >= 0)
-        snprintf(at, sizeof at, "rank %d, head %d, token %lld", (int)(token / L), head,
-                 (long long)token);
-    else
-        snprintf(at, sizeof at, "head %d, sequence %d", head, seq);
-    snprintf(w->c->why, sizeof w->c->why, "%.16s: %s, entry %lld: got %.9g (%a), want %.9g (%a)",
-             name, at, (long long)entry, got, got, want, want);
+/* Where rows of one result stand, of the problem that got is of and of the one of want. */
+typedef struct {
+    int state, param, heads;
+    int64_t rows, width, per, skip;
+} rows_of;
+
+static rows_of layout(const dp_check_work *w, int f, const dp_check_pair *x) {
+    const dp_row_kind kind = dp_result_fields[f].kind;
+    rows_of r = {.state = kind == DP_OF_SEQUENCES,
+                 .param = kind == DP_OF_HEADS,
+                 .heads = dp_result_heads(x->p, f),
+                 .per = dp_result_rows_per_token(x->p, f)};
+    dp_result_shape(x->p, f, &r.rows, &r.width);
+    r.skip = r.state ? (int64_t)x->seq0 * w->p->HV : r.param ? 0 : x->t0 * r.heads * r.per;
+    return r;
 }
 
-/* got = want * factor for every row that keep() takes (NULL: all). Token row t of got stands for
- * token t + shift, state i for sequence i + seq_shift. */
-void dp_check_same_field(dp_check_work *w, const dp_problem *p, int f, dp_result *got,
-                         dp_result *want, int64_t t0, int seq0, double factor, double small,
-                         dp_check_keep *keep, const void *ctx) {
-    int64_t rows, width;
-    const double *a = *dp_result_at(got, f), *b = *dp_result_at(want, f);
-    dp_result_shape(p, f, &rows, &width);
-    if (!rows || !a || !b || w->c->verdict == DP_FAIL) return;
-    const dp_row_kind kind = dp_result_fields[f].kind;
-    const int state = kind == DP_OF_SEQUENCES, param = kind == DP_OF_HEADS;
-    const int heads = dp_result_heads(p, f);
-    const int64_t per = dp_result_rows_per_token(p, f);
-    const int64_t skip = state ? (int64_t)seq0 * p->HV : param ? 0 : t0 * heads * per;
+static dp_place place_of(const dp_check_work *w, const rows_of *l, const dp_check_pair *x,
+                         int64_t row) {
+    if (l->state || l->param)
+        return (dp_place){.token = -1,
+                          .head = (int)(row % x->p->HV),
+                          .sequence = l->state ? (int)(row / x->p->HV) + x->seq0 : -1};
+    const int64_t token = row / l->per / l->heads + x->t0;
+    return (dp_place){.rank = (int)(token / (w->p->T / w->N)),
+                      .token = token,
+                      .head = (int)(row / l->per % l->heads),
+                      .sequence = dp_check_sequence_at(w->p, token)};
+}
+
+static int kept(const dp_check_pair *x, int f, const dp_place *at) {
+    return !x->keep || x->keep(x->ctx, f, at->token, at->head, at->sequence);
+}
+
+static void place_text(const dp_place *at, char *text, size_t size) {
+    if (at->token >= 0)
+        snprintf(text, size, "rank %d, head %d, token %lld", at->rank, at->head,
+                 (long long)at->token);
+    else
+        snprintf(text, size, "head %d, sequence %d", at->head, at->sequence);
+}
+
+/* Of rows that differ: the one with the largest difference for what the bounds allow. */
+static void hold_within_bounds(dp_check_work *w, int f, const dp_check_pair *x, const rows_of *l,
+                               const char *first) {
+    const double *a = *dp_result_at((dp_result *)x->got, f);
+    const double *b = *dp_result_at((dp_result *)x->want, f);
+    const double *bound = dp_check_bounds_of(w)->row[f];
+    double most = -1, allowed = 0, off = 0;
+    int64_t worst = 0;
+    for (int64_t r = 0; r < (bound ? l->rows : 0); r++) {
+        const dp_place at = place_of(w, l, x, r);
+        double d2 = 0;
+        if (!kept(x, f, &at)) continue;
+        for (int64_t i = 0; i < l->width; i++) {
+            const double u = a[r * l->width + i], v = x->factor * b[(r + l->skip) * l->width + i];
+            if (u != v && !(isnan(u) && isnan(v))) d2 += (u - v) * (u - v);
+        }
+        const double limit =
+            2 * fabs(x->factor) * bound[r + l->skip] + x->small * sqrt((double)l->width);
+        const double ratio = d2 == 0 ? 0 : isnan(d2) ? INFINITY : sqrt(d2) / limit;
+        if (ratio <= most) continue;
+        most = ratio;
+        worst = r;
+        off = sqrt(d2);
+        allowed = limit;
+    }
+    if (most <= 1 && bound) {
+        if (!*w->c->why)
+            snprintf(w->c->why, sizeof w->c->why, "not bitwise (%s); within bounds, at most %.2g",
+                     first, most);
+        return;
+    }
+    char at[96];
+    const dp_place place = place_of(w, l, x, worst);
+    place_text(&place, at, sizeof at);
+    w->c->verdict = DP_FAIL;
+    if (bound)
+        snprintf(w->c->why, sizeof w->c->why,
+                 "%.16s: %s: differ by %.3g, both bounds allow %.3g (first difference: %s)",
+                 dp_result_fields[f].name, at, off, allowed, first);
+    else
+        snprintf(w->c->why, sizeof w->c->why, "%s; it has no bound", first);
+}
+
+static void differ(dp_check_work *w, int f, const dp_check_pair *x, const rows_of *l,
+                   int64_t first) {
+    const double got = (*dp_result_at((dp_result *)x->got, f))[first];
+    const double want =
+        x->factor * (*dp_result_at((dp_result *)x->want, f))[first + l->skip * l->width];
+    const dp_place at = place_of(w, l, x, first / l->width);
+    char place[96], text[240], why[160];
+    place_text(&at, place, sizeof place);
+    snprintf(text, sizeof text, "%.16s: %s, entry %lld: got %.9g (%a), want %.9g (%a)",
+             dp_result_fields[f].name, place, (long long)(first % l->width), got, got, want, want);
+    if (!w->s->library || w->s->bitwise) {
+        w->c->verdict = DP_FAIL;
+        snprintf(w->c->why, sizeof w->c->why, "%s", text);
+    } else if (dp_check_bounded(w, why, sizeof why)) {
+        hold_within_bounds(w, f, x, l, text);
+    } else {
+        w->c->verdict = DP_SKIPPED;
+        snprintf(w->c->why, sizeof w->c->why, "not bitwise (%s), and %s", text, why);
+    }
+}
+
+void dp_check_same_field(dp_check_work *w, int f, const dp_check_pair *x) {
+    const double *a = *dp_result_at((dp_result *)x->got, f);
+    const double *b = *dp_result_at((dp_result *)x->want, f);
+    const rows_of l = layout(w, f, x);
+    if (!l.rows || !a || !b || w->c->verdict != DP_PASS) return;
     int64_t first = INT64_MAX, compared = 0;
-#pragma omp parallel for reduction(min : first) reduction(+ : compared) if (rows * width > 1 << 22)
-    for (int64_t r = 0; r < rows; r++) {
-        const int64_t token = state || param ? -1 : r / per / heads + t0;
-        const int head = state || param ? (int)(r % p->HV) : (int)(r / per % heads),
-                  seq = state   ? (int)(r / p->HV) + seq0
-                        : param ? -1
-                                : dp_check_sequence_at(w->p, token);
-        if (first < r * width || (keep && !keep(ctx, f, token, head, seq))) continue;
-        compared += width;
-        for (int64_t i = 0; i < width; i++) {
-            const double x = a[r * width + i], y = factor * b[(r + skip) * width + i];
-            if (x == y || (isnan(x) && isnan(y)) || fabs(x - y) <= small) continue;
-            if (r * width + i < first) first = r * width + i;
+#pragma omp parallel for reduction(min : first) reduction(+ : compared) \
+    if (l.rows * l.width > 1 << 22)
+    for (int64_t r = 0; r < l.rows; r++) {
+        const dp_place at = place_of(w, &l, x, r);
+        if (first < r * l.width || !kept(x, f, &at)) continue;
+        compared += l.width;
+        for (int64_t i = 0; i < l.width; i++) {
+            const double u = a[r * l.width + i], v = x->factor * b[(r + l.skip) * l.width + i];
+            if (u == v || (isnan(u) && isnan(v)) || fabs(u - v) <= x->small) continue;
+            if (r * l.width + i < first) first = r * l.width + i;
             break;
         }
     }
     w->c->compared += compared;
-    if (first == INT64_MAX) return;
-    const int64_t r = first / width, token = state || param ? -1 : r / per / heads + t0;
-    differ(w, dp_result_fields[f].name, token,
-           state || param ? (int)(r % p->HV) : (int)(r / per % heads),
-           state   ? (int)(r / p->HV) + seq0
-           : param ? -1
-                   : dp_check_sequence_at(w->p, token),
-           first % width, a[first], factor * b[first + skip * width]);
+    if (first != INT64_MAX) differ(w, f, x, &l, first);
 }
 
 void dp_check_same(dp_check_work *w, dp_check_outcome *got, const double factor[DP_NRESULTS],
                    double small, dp_check_keep *keep, const void *ctx) {
     for (int f = 0; f < DP_NRESULTS; f++)
         if (!factor || factor[f])
-            dp_check_same_field(w, w->p, f, &got->r, (dp_result *)&w->base->r, 0, 0,
-                                factor ? factor[f] : 1, small, keep, ctx);
+            dp_check_same_field(w, f,
+                                &(dp_check_pair){.p = w->p,
+                                                 .got = &got->r,
+                                                 .want = &w->base->r,
+                                                 .factor = factor ? factor[f] : 1,
+                                                 .small = small,
+                                                 .keep = keep,
+                                                 .ctx = ctx});
 }
 
 void dp_check_skip(dp_check_work *w, const char *why) {

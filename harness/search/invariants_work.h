@@ -2,6 +2,7 @@
  * of them, and what must be the same. */
 #ifndef DP_INVARIANTS_WORK_H
 #define DP_INVARIANTS_WORK_H
+#include "harness/bound/error_bound.h"
 #include "harness/record/run.h"
 #include "invariants.h"
 
@@ -11,12 +12,20 @@ typedef struct {
     int n, segments;
 } dp_check_outcome; /* segments: parts that a sequence was cut in, at most */
 
+/* Bounds of the problem itself, and of the one that a check compares with: made when needed. */
 typedef struct {
-    const dp_problem *p;
+    dp_error_bound of[2];
+    const dp_check *made[2]; /* by which check; the problem itself: by any */
+} dp_check_bounds;
+
+typedef struct {
+    const dp_problem *p; /* what is compared with, on N ranks */
+    const dp_problem *whole;
     const dp_check_subject *s;
     int N, backward;
     dp_check *c;
     const dp_check_outcome *base; /* the problem itself on N ranks */
+    dp_check_bounds *bounds;
     dp_err *e;
 } dp_check_work;
 
@@ -43,11 +52,18 @@ dp_status dp_check_run_problem(const dp_check_subject *s, const dp_problem *p, i
                                dp_check_outcome *o, dp_err *e);
 
 /* invariants_same.c */
-/* got = want * factor in one result, for every row that keep takes (NULL: all); t0, seq0: where
- * got's first token and sequence stand in want. */
-void dp_check_same_field(dp_check_work *w, const dp_problem *p, int f, dp_result *got,
-                         dp_result *want, int64_t t0, int seq0, double factor, double small,
-                         dp_check_keep *keep, const void *ctx);
+/* Two runs of which one result is compared: got = want * factor in every row that keep takes (NULL:
+ * all). p is got's problem; t0, seq0: where its first token and sequence stand in want's, w->p. */
+typedef struct {
+    const dp_problem *p;
+    const dp_result *got, *want;
+    int64_t t0;
+    int seq0;
+    double factor, small; /* entries may differ by small */
+    dp_check_keep *keep;
+    const void *ctx;
+} dp_check_pair;
+void dp_check_same_field(dp_check_work *w, int field, const dp_check_pair *x);
 /* The same for all results, against the problem itself; factor NULL: 1. */
 void dp_check_same(dp_check_work *w, dp_check_outcome *got, const double factor[DP_NRESULTS],
                    double small, dp_check_keep *keep, const void *ctx);
@@ -55,6 +71,14 @@ void dp_check_same(dp_check_work *w, dp_check_outcome *got, const double factor[
 void dp_check_skip(dp_check_work *w, const char *why);
 /* Did either run cut a sequence in segments, so that parts of it may differ in bits? */
 int dp_check_cut(const dp_check_outcome *a, const dp_check_outcome *b);
+/* May the subject's rows be held within bounds: not of designs without one, nor where they would take
+ * too long; why says so. */
+int dp_check_bounded(const dp_check_work *w, char *why, size_t size);
+/* The design that the subject is bounded by. */
+dp_design dp_check_design(const dp_check_subject *s);
+/* Bounds of w->p on w->N ranks; to be freed by dp_check_bounds_free, all together. */
+const dp_error_bound *dp_check_bounds_of(dp_check_work *w);
+void dp_check_bounds_free(dp_check_bounds *b);
 /* What underflows in the subject, of numbers multiplied by scale. */
 double dp_check_underflow(const dp_check_work *w, double scale);
 

@@ -120,7 +120,7 @@ static dp_status one_check(const char *dir, const char *name, dp_kernel_row *row
     const dp_check_subject s = {.backend = DP_BACKEND_CUDA,
                                 .base = DP_BASE_BF16,
                                 .chain = DP_FP32,
-                                .bf16_inputs = c.input_dtype == DP_BF16};
+                                .input_dtype = c.input_dtype};
     st = dp_checks_run(&c.p, &s, 1, 1, "causality-chunk", &r, e);
     if (!st && r.c[0].verdict == DP_SKIPPED)
         st = dp_fail(e, DP_EINPUT, "%s: causality-chunk: %s", name, r.c[0].why);

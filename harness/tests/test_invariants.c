@@ -126,3 +126,46 @@ DP_TEST(invariants, the_program_checks_another_size_in_blocks_of_heads) {
              gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "nothing"), "%s", out);
 }
+
+/* A kernel in a library: bits where it claims them, else the bounds of its design. */
+DP_TEST(invariants, a_library_is_held_to_bits_or_to_its_bounds) {
+    static const struct {
+        const char *bad, *options;
+        int status;
+        const char *says[3];
+    } rows[] = {
+        {"", "--ranks 4", 0, {"CHECK: PASS (11 held, 0 did not, 3 skipped)"}},
+        {"unsteady", "", 0, {"not bitwise (o: rank 0, head 0, token 0", "within bounds, at most"}},
+        {"unsteady", "--bitwise", 1, {"fail     repeat", "got "}},
+        {"leak", "", 1, {"fail     causality-chunk", "both bounds allow", "changed"}},
+        {"leak", "--design recurrent", 0, {"no bound is derived for the design"}},
+        {"crash", "", 1, {"fail     repeat", "(0 held, 1 did not, 0 skipped)"}},
+        {"fails", "", 1, {"no luck on rank"}},
+        {"", "--cases \"$CASES\" smoke-kda", 2, {"example-ranks refuses it: takes the log decay"}},
+        {"refuses-packed", "", 0, {"skipped  packed"}},
+        {"", "--design chunk=0.5", 2, {"chunk"}},
+        {"", "--backend sim", 2, {"--subject goes without --backend"}},
+    };
+    char cmd[2048], out[16384];
+    snprintf(
+        cmd, sizeof cmd,
+        "cc -O1 -fPIC -shared -ffp-contract=off -I'%s/../harness' "
+        "'%s/../harness/tests/data/bad_subject.c' -o '%s/checked.so' -lm && "
+        "printf 'reason = r\\nsource = s\\nop = kda\\nT = 160\\nH = 1\\nHV = 2\\nK = 8\\nV = 4\\n"
+        "g_scale = 0.02\\ns0_scale = 1\\nranks = 1,4\\nbase = fp32\\nchain = fp32\\n' "
+        ">'%s/checked.case'",
+        gt_cases(), gt_cases(), gt_tmpdir(), gt_tmpdir());
+    REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        snprintf(
+            cmd, sizeof cmd,
+            "export BAD='%s' CASES='%s'; '%s' check %s/checked.case --subject %s/checked.so %s",
+            rows[i].bad, gt_cases(), gt_program(), gt_tmpdir(), gt_tmpdir(), rows[i].options);
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(rc == rows[i].status, "%s %s: exit status %d: %s", rows[i].bad, rows[i].options, rc,
+              out);
+        for (int k = 0; k < 3 && rows[i].says[k]; k++)
+            CHECK(strstr(out, rows[i].says[k]), "%s %s: nothing of '%s' in: %s", rows[i].bad,
+                  rows[i].options, rows[i].says[k], out);
+    }
+}

@@ -28,6 +28,7 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
     volatile int *null = NULL;
     const int last = p->rank == p->ranks - 1;
     if (is("desert") && p->rank == 0) return 0;
+    if (is("refuses-packed") && p->Nseq > 1) return DP_SUBJECT_UNSUPPORTED;
     if (is("sizes") && c->comm) {
         char x[64], y[512];
         c->comm->all_gather(c->comm, x, y, p->rank == 1 ? 32 : 64);
@@ -58,6 +59,9 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
     if (is("wrong-head") && p->rank == 1) o[5 * p->HV * p->V + p->V] *= 1.5;
     if (is("wrong-stage") && p->rank == 1) H[3] += 1;
     if (is("unsteady")) o[0] *= 1 + 1e-15 * (double)getpid();
+    /* a token's output takes in the query of the token behind it */
+    for (int64_t i = 0; is("leak") && i < n - p->HV * p->V; i++)
+        o[i] += 1e-3 * q[i / (p->HV * p->V) * p->H * p->K + p->H * p->K];
     if (is("talks")) {
         printf("{\"not\": \"the record\"}\n");
         fflush(stdout);
