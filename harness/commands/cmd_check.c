@@ -195,6 +195,7 @@ static void record(json_t *list, const char *name, const dp_problem *p, int N, c
                   c->name, "promise", c->promise, "verdict", dp_verdict_names[c->verdict],
                   "compared", (json_int_t)c->compared, "seconds", c->seconds);
     json_object_set_new(x, "first_head", json_integer(head0));
+    json_object_set_new(x, "within_bounds", json_boolean(c->within_bounds));
     if (o->s.variant)
         json_object_set_new(x, "variant", json_string(dp_cuda_variant_names[o->s.variant]));
     if (c->why[0]) json_object_set_new(x, "why", json_string(c->why));

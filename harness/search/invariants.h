@@ -71,6 +71,7 @@ typedef struct {
     const char *name, *promise;
     dp_verdict verdict; /* skipped: why says so */
     int64_t compared;   /* entries */
+    int within_bounds;  /* passed, but not bit by bit */
     char why[480];      /* first difference: tensor, rank, head, token, entry, both values */
     double seconds;
 } dp_check;

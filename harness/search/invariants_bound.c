@@ -19,8 +19,7 @@ int dp_check_bounded(const dp_check_work *w, char *why, size_t size) {
         return 0;
     }
     if (reference_seconds(w->p) <= AFFORDABLE) return 1;
-    snprintf(why, size,
-             "the fp64 reference that bounds are taken from would take about %.0f s",
+    snprintf(why, size, "the fp64 reference that bounds are taken from would take about %.0f s",
              reference_seconds(w->p));
     return 0;
 }

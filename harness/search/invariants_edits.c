@@ -34,17 +34,33 @@ dp_status dp_check_repeat(dp_check_work *w) {
     return DP_OK;
 }
 
-/* Three tokens: in the middle of a chunk, the first of the last rank, the first of the last
- * sequence that has one. */
-static void edited_tokens(const dp_check_work *w, int64_t t[3]) {
+enum { EDITED_TOKENS = 4 };
+
+/* First token of the chunk that holds t, and the token behind its last one: chunks restart at
+ * sequences and at ranks. */
+static int64_t chunk_of(const dp_check_work *w, int64_t t, int64_t *end) {
+    const dp_problem *p = w->p;
+    const int64_t L = p->T / w->N, rank = t / L * L, cu = p->cu[dp_check_sequence_at(p, t)],
+                  from = rank > cu ? rank : cu, start = from + (t - from) / DP_CHUNK * DP_CHUNK;
+    int64_t stop = p->cu[dp_check_sequence_at(p, t) + 1];
+    if (stop > rank + L) stop = rank + L;
+    *end = start + DP_CHUNK < stop ? start + DP_CHUNK : stop;
+    return start;
+}
+
+/* In the middle of a chunk, the first of the last rank, the first of the last sequence that has
+ * one, the first of the chunk of the first. */
+static void edited_tokens(const dp_check_work *w, int64_t t[EDITED_TOKENS]) {
     const dp_problem *p = w->p;
     const int64_t L = p->T / w->N;
+    int64_t end;
     int s = p->Nseq - 1;
     while (s > 0 && p->cu[s + 1] == p->cu[s])
         s--;
     t[0] = p->T / 2 + (p->T > 16 ? 5 : 0);
     t[1] = (w->N - 1) * L;
     t[2] = p->cu[s] + (p->cu[s] + 1 < p->T);
+    t[3] = chunk_of(w, t[0], &end);
 }
 
 /* Another token's values, and another gate: a factor 2, or -1/2 where it is 0. */
@@ -67,18 +83,6 @@ typedef struct {
     int seq;
 } token_edit;
 
-/* First token of the chunk that holds t, and the token behind its last one: chunks restart at
- * sequences and at ranks. */
-static int64_t chunk_of(const dp_check_work *w, int64_t t, int64_t *end) {
-    const dp_problem *p = w->p;
-    const int64_t L = p->T / w->N, rank = t / L * L, cu = p->cu[dp_check_sequence_at(p, t)],
-                  from = rank > cu ? rank : cu, start = from + (t - from) / DP_CHUNK * DP_CHUNK;
-    int64_t stop = p->cu[dp_check_sequence_at(p, t) + 1];
-    if (stop > rank + L) stop = rank + L;
-    *end = start + DP_CHUNK < stop ? start + DP_CHUNK : stop;
-    return start;
-}
-
 int dp_check_keep_before(const void *ctx, int f, int64_t token, int head, int seq) {
     const token_edit *x = ctx;
     (void)head;
@@ -96,9 +100,9 @@ int dp_check_keep_behind(const void *ctx, int f, int64_t token, int head, int se
 }
 
 dp_status dp_check_edits(dp_check_work *w, int from, int to, dp_check_keep *keep) {
-    int64_t t[3];
+    int64_t t[EDITED_TOKENS];
     edited_tokens(w, t);
-    for (int i = 0; i < 3 && w->c->verdict == DP_PASS; i++) {
+    for (int i = 0; i < EDITED_TOKENS && w->c->verdict == DP_PASS; i++) {
         dp_problem p = dp_check_copy(w->p, w->backward);
         dp_check_outcome o;
         edit(&p, from, to, t[i]);
@@ -189,7 +193,7 @@ dp_status dp_check_heads(dp_check_work *w) {
 /* The chunk of the first edited token as a sequence of its own, on one rank; every seventh of its
  * tokens is edited in turn. */
 dp_status dp_check_chunk(dp_check_work *w) {
-    int64_t t[3], end;
+    int64_t t[EDITED_TOKENS], end;
     edited_tokens(w, t);
     const int64_t start = chunk_of(w, t[0], &end);
     if (end - start < 2) {

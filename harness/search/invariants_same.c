@@ -74,6 +74,7 @@ static void hold_within_bounds(dp_check_work *w, int f, const dp_check_pair *x, 
         allowed = limit;
     }
     if (most <= 1 && bound) {
+        w->c->within_bounds = 1;
         if (!*w->c->why)
             snprintf(w->c->why, sizeof w->c->why, "not bitwise (%s); within bounds, at most %.2g",
                      first, most);

@@ -16,7 +16,7 @@ numpy's (bf16: ml_dtypes.bfloat16) or PyTorch's.
 """
 
 from .autograd import judge_autograd
-from .checking import Check, Size, check
+from .checking import Check, check
 from .closeness import assert_close, explain_difference
 from .contract import Unsupported
 from .judging import Judgement, assert_explained, judge
@@ -28,7 +28,6 @@ __all__ = [
     "Check",
     "Judgement",
     "Run",
-    "Size",
     "Unsupported",
     "assert_close",
     "assert_explained",

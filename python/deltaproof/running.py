@@ -95,13 +95,17 @@ def _one_run(
     return Run(done.status, done.text, record, done.raised, kernels)
 
 
+def small_case(contract: Contract) -> str:
+    """A small case that such a function serves."""
+    small = {"gdn": "smoke-gdn", "mkda": "smoke-mkda2"}
+    forms = {"softplus": "smoke-kda", "log": "beta-zero", "lower_bound": "lower-bound"}
+    return forms[contract.gate] if "kda" in contract.models else small[contract.models[0]]
+
+
 def _layout(contract: Contract, about: About, layout: str, options: Sequence[str]) -> str:
     """One small case with every array in that layout. A function that raises refuses the layout,
     and does so loudly, which is no failure."""
-    small = {"gdn": "smoke-gdn", "mkda": "smoke-mkda2"}
-    forms = {"softplus": "smoke-kda", "log": "beta-zero", "lower_bound": "lower-bound"}
-    kda = "kda" in contract.models
-    case = forms[contract.gate] if kda else small[contract.models[0]]
+    case = small_case(contract)
     got = _one_run([case], replace(contract, layout=layout), about, options, None)
     if got.raised:
         return "refused: " + got.raised[-1].strip().splitlines()[-1]
@@ -131,7 +135,7 @@ def run(
     folder for record and report. Nothing of what fn does not serve is judged: such runs are skipped
     with their reason (Run.verdicts())."""
     kernel = Contract(fn, **contract)
-    about = About(_word(fn), base, design=design)
+    about = About(kernel_name(fn), base, design=design)
     options = [f"--limit={limit}", f"--cache={cache or cache_folder()}"]
     options += note_options(surroundings(), [])
     for name, value in (("label", label), ("kernel-commit", kernel_commit)):
@@ -141,7 +145,7 @@ def run(
     return replace(found, layouts=tried)
 
 
-def _word(fn: Callable[..., Any]) -> str:
+def kernel_name(fn: Callable[..., Any]) -> str:
     name = getattr(fn, "__name__", type(fn).__name__)
     return "".join(c if c.isalnum() or c in "_-" else "-" for c in name)[:60] or "python"
 
@@ -150,7 +154,7 @@ def bisect(fn: Callable[..., Any], case: str, *, base: str, **contract: Any) -> 
     """`deltaproof bisect stage CASE`: every stage that fn returns beside its results (outputs=("o",
     "w", "u", ..), or a dict) is judged, and the first wrong one is blamed. Status 0: nothing is
     wrong, 1: found, see text."""
-    about = About(_word(fn), base)
+    about = About(kernel_name(fn), base)
     return run_program(["bisect", "stage", case], Server(Contract(fn, **contract), about))
 
 
@@ -165,7 +169,7 @@ def shrink(
 ) -> Finished:
     """`deltaproof shrink CASE`: the smallest part of the case on which fn still fails for the same
     reason, as a new case file (output, default CASE.min.case here)."""
-    about = About(_word(fn), base)
+    about = About(kernel_name(fn), base)
     to = [] if output is None else [f"--output={output}"]
     command = ["shrink", case, f"--tries={tries}", *to]
     return run_program(command, Server(Contract(fn, **contract), about))

@@ -56,6 +56,18 @@ def looks_ahead(
     return o
 
 
+def unsteady(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray
+) -> np.ndarray:
+    """Adds up in another order from call to call, as it were: the last bit of o moves."""
+    o, _ = kda(q, k, v, g, beta)
+    unsteady.calls += 1  # type: ignore[attr-defined]
+    return o * np.float32(1 + unsteady.calls % 2 * 2**-23)  # type: ignore[attr-defined]
+
+
+unsteady.calls = 0  # type: ignore[attr-defined]
+
+
 def without_packing(
     q: np.ndarray,
     k: np.ndarray,

@@ -4,28 +4,41 @@ import numpy as np
 import pytest
 
 import deltaproof
-from deltaproof import Size, assert_close, check
-from kernels import inputs, kda, looks_ahead, without_packing
+from deltaproof import assert_close, check
+from kernels import inputs, kda, looks_ahead, unsteady, without_packing
 
-SMALL = Size(T=96, H=2, HV=2, K=16, V=8)
+
+def verdicts(fn, **contract) -> dict[str, str]:  # noqa: ANN001, ANN003
+    return {c.name: c.verdict for c in check(fn, base="fp32", **contract)}
 
 
 def test_a_right_kernel_holds_everything() -> None:
-    found = check(kda, base="fp32", size=SMALL, outputs=("o", "final_state"))
-    assert {c.name: c.verdict for c in found if c.verdict != "bitwise"} == {}
+    found = verdicts(kda, tokens=160, outputs=("o", "final_state"))
+    skipped = {"anticausality", "scale-do", "ranks", "transpose", "ranks-bound"}
+    assert {n: v for n, v in found.items() if v != "bitwise"} == dict.fromkeys(skipped, "skipped")
 
 
 def test_a_kernel_that_looks_ahead_is_not_causal() -> None:
-    found = {c.name: c for c in check(looks_ahead, base="fp32", size=Size(128, 2, 2, 16, 8))}
-    assert found["causality"].verdict == "fail" and "[63, " in found["causality"].why
+    found = {c.name: c for c in check(looks_ahead, base="fp32", tokens=128)}
+    assert found["causality"].verdict == "fail", found
+    assert "o: rank 0, head 0, token 63: differ by" in found["causality"].why
     assert found["repeat"].verdict == "bitwise"
     assert found["packed"].verdict == "skipped" and "cu_seqlens" in found["packed"].why
 
 
 def test_a_kernel_without_packing_is_seen() -> None:
-    found = {c.name: c.verdict for c in check(without_packing, base="fp32", size=SMALL)}
-    assert found["packed"] == "fail" and found["prefix"] == "bitwise"
-    assert found["pieces"] == "skipped"
+    found = verdicts(without_packing, tokens=160)
+    assert found["packed"] == "fail" and found["causality"] == "bitwise"
+
+
+def test_a_kernel_that_is_not_steady_is_within_bounds_unless_it_claims_bits() -> None:
+    assert verdicts(unsteady, tokens=160)["repeat"] == "within bounds"
+    assert verdicts(unsteady, tokens=160, bitwise=True)["repeat"] == "fail"
+
+
+def test_what_cannot_be_checked_says_why() -> None:
+    with pytest.raises(RuntimeError, match="no-such-case"):
+        check(kda, base="fp32", case="no-such-case")
 
 
 @pytest.mark.parametrize(
