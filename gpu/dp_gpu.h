@@ -229,7 +229,7 @@ dp_status dpg_forward_steps(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_
 /* The whole backward, after a forward of the same plan (o is not read). Under DPG_SAVE_STATE ws may
  * hold anything. Its parts: recompute (restores the merged state FIRST, then w u kg qg Akk Aqk h
  * v_new), dAv (dv_local), pre (dM, dH of the first local sub-sequence), gather, merge (dS_out, from
- * the farthest later rank), state (dh, dX, ds0), intra (gradients of activated inputs per value
+ * the farthest later rank), state (dh, dv_new, ds0), intra (gradients of activated inputs per value
  * head), gate (groups summed, L2 norm, beta, gate; dA_log and ddt_bias gathered and added up in
  * rank order). dpg_backward runs all, with what waits for other ranks on a stream of the plan
  * beside the rest: gather and merge beside the recomputation of h and v_new, the last gather beside
@@ -253,7 +253,7 @@ dp_status dpg_backward_steps(dpg_plan *plan, const dpg_tensors *t, const dpg_gra
 /* Staged outputs by name, after a forward that has finished: gcum [L][HV][Kg] (natural log), Akk =
  * (I + B L)^-1 [L][HV][R][C*R], Aqk [L][HV][C*R] (with scale), w kg [L][HV][R][K], qg [L][HV][K], u
  * v_new [L][HV][R][V], M [HV][K][K], H S_in [HV][K][V] (zeros where the rank has none), h
- * [chunks][HV][K][V], o [L][HV][V]. After a backward (which overwrites those): dvl dX
+ * [chunks][HV][K][V], o [L][HV][V]. After a backward (which overwrites those): dv_local dv_new
  * [L][HV][R][V], dh [chunks][HV][K][V] (gradient of the state AFTER a chunk), dM [HV][K][K] (none
  * with send_dh_only), dH dS_out [HV][K][V]. dims has room for 5; unknown or not kept: DP_EINPUT. */
 dp_status dpg_stage_shape(const dpg_plan *plan, const char *name, int64_t dims[5], int *ndim,

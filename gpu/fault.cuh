@@ -42,7 +42,7 @@
       "the gradients of all ranks but the last read the gates of the next head")                  \
     X(LAST_SUBSEQ, "bwd-last-subseq", 0, "dH dS_out",                                             \
       "the backward pre-process runs on the last local sub-sequence")                             \
-    X(BWD_NO_SYNC, "no-sync-bwd", 27, "dH dS_out ds0 dv", "no barrier between dX and its use")    \
+    X(BWD_NO_SYNC, "no-sync-bwd", 27, "dH dS_out ds0 dv", "no barrier between dv_new and its use") \
     X(MERGE_BWD_NEAREST, "merge-bwd-nearest", 31, "dS_out",                                       \
       "the backward merge starts at the nearest rank")                                            \
     X(NO_BOUNDARY, "dg-no-boundary", 23, "dg", "the term of dg at the chunk's end is missing")    \

@@ -14,7 +14,10 @@ GPU_EVERY    := 75 80 86 87 89 90a 100 103 120
 NVCC_GENCODE ?= $(foreach a,$(GPU_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $(foreach a,$(GPU_PTX),-gencode arch=compute_$(a),code=compute_$(a))
 GPU_SRC      := $(filter-out $(wildcard gpu/tests/*.cu gpu/bench/*.cu),$(wildcard gpu/*/*.cu))
 GPU_LIB      := $(BUILD)/gpu/libdpgpu.a
-GPU_PROGS    := $(BUILD)/gpu/test_gpu $(BUILD)/gpu/test_gpu_bwd $(BUILD)/gpu/bench_gpu $(BUILD)/gpu/test_gpu_conv $(BUILD)/gpu/test_fast_bwd $(BUILD)/gpu/bench_bwd $(BUILD)/gpu/test_kill $(BUILD)/gpu/test_procs
+GPU_TESTS    := test_gpu test_gpu_bwd test_kill test_procs
+GPU_REF_TESTS := test_gpu_conv test_fast_bwd # against ref/
+GPU_BENCH    := bench_gpu bench_bwd
+GPU_PROGS    := $(addprefix $(BUILD)/gpu/,$(GPU_TESTS) $(GPU_REF_TESTS) $(GPU_BENCH))
 GPU_LDLIBS   := -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread
 
 $(BUILD)/gpu/flags: FORCE
@@ -28,18 +31,12 @@ $(BUILD)/gpu/faults.o: gpu/tests/faults.cc gpu/fault.cuh
 $(GPU_LIB): $(patsubst gpu/%.cu,$(BUILD)/gpu/%.o,$(GPU_SRC)) $(if $(findstring -DDP_KERNEL_FAULTS,$(NVCCFLAGS)),$(BUILD)/gpu/faults.o)
 	@rm -f $@
 	$(AR) rcs $@ $^
-$(BUILD)/gpu/test_gpu: $(BUILD)/gpu/tests/test_gpu.o $(GPU_LIB)
+$(addprefix $(BUILD)/gpu/,$(GPU_TESTS)): $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB)
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
-$(BUILD)/gpu/test_gpu_bwd: $(BUILD)/gpu/tests/test_gpu_bwd.o $(GPU_LIB)
+$(addprefix $(BUILD)/gpu/,$(GPU_BENCH)): $(BUILD)/gpu/%: $(BUILD)/gpu/bench/%.o $(GPU_LIB)
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
-$(BUILD)/gpu/test_kill $(BUILD)/gpu/test_procs: $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB)
-	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
-$(BUILD)/gpu/bench_gpu: $(BUILD)/gpu/bench/bench_gpu.o $(GPU_LIB)
-	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
-$(BUILD)/gpu/test_gpu_conv $(BUILD)/gpu/test_fast_bwd: $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB) $(BUILD)/libref.a
+$(addprefix $(BUILD)/gpu/,$(GPU_REF_TESTS)): $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $< $(BUILD)/libref.a $(GPU_LIB) $(LIBS) $(GPU_LDLIBS) -o $@
-$(BUILD)/gpu/bench_bwd: $(BUILD)/gpu/bench/bench_bwd.o $(GPU_LIB)
-	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
 
 .PHONY: gpu-archs
 gpu-archs:                     ## the CUDA library for every compute capability that nvcc has a compiler for, and PTX of 80 and 120

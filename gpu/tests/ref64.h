@@ -4,6 +4,7 @@
 #ifndef DPG_REF64_H
 #define DPG_REF64_H
 #include "../dp_gpu.h"
+#include "vec.h"
 #include <algorithm>
 #include <map>
 #include <math.h>
@@ -11,8 +12,6 @@
 #include <string.h>
 #include <string>
 #include <vector>
-
-typedef std::vector<double> Vec;
 
 struct Case {
     const char *name;
@@ -25,7 +24,8 @@ struct Case {
     dpg_dtype dtype;
     double key_mix; /* 0: random keys, near 1: adjacent keys alike */
     uint64_t seed;
-    int resets = 0; /* tokens between resets (g = -inf); 0: none */
+    const char *tests = ""; /* f, F: of the forward, of its small set too; b, B: of the backward */
+    int resets = 0;         /* tokens between resets (g = -inf); 0: none */
     int64_t T() const { return cu.back(); }
     int Kg() const { return gdn ? 1 : K; }
 };

@@ -445,6 +445,7 @@ cudaError_t cudaStreamCreate(cudaStream_t *s) {
     *s = NULL;
     return cudaSuccess;
 }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) { return cudaStreamCreate(s); }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned, int) {
     return cudaStreamCreate(s);
 }

@@ -3,7 +3,7 @@
 CPU_DIRS    := plan simple fast chain exchange conv truth
 CPU_KERNELS := $(basename $(foreach d,$(CPU_DIRS),$(patsubst gpu/%,%,$(wildcard gpu/$(d)/*.cu))))
 CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -I. -Igpu -Igpu/tests
-CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/cpu/*.h gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h ref/vocabulary/formats.h ref/chunk/conv.h ref/truth/truth_dd.h
+CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/cpu/*.h gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h ref/vocabulary/formats.h ref/chunk/conv.h ref/truth/truth_dd.h
 DEVICE_OBJ  := $(patsubst harness/device/%.c,$(BUILD)/cpu/%.o,$(wildcard harness/device/*.c))
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu) $(DEVICE_OBJ)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
