@@ -1,4 +1,5 @@
-# gpu/gpu.mk - the CUDA part. Included by the Makefile; without nvcc GPU_LIB and GPU_PROGS are empty and nothing here is built.
+# gpu/gpu.mk - the CUDA part. Included by the Makefile; without nvcc GPU_LIB and GPU_PROGS are empty and nothing
+# here is built.
 #
 # GPU_ARCHS: compute capabilities to build for, GPU_PTX: those whose PTX a driver may compile for others. By itself: the present devices' or 90a.
 # The simple path runs from 75 on, the fast one from 80; 90a has the warpgroup products that make M of segments.

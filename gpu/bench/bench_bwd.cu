@@ -15,81 +15,23 @@
  *
  * The last two also with the backward over whole sequences, one step after the other ("whole"). */
 #include "../dp_conv.h"
-#include <algorithm>
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-#include <functional>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <thread>
-#include <vector>
+#include "bench.h"
 
-#define CUDA(x)                                                                                 \
-    do {                                                                                        \
-        cudaError_t e_ = (x);                                                                   \
-        if (e_ != cudaSuccess) {                                                                \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_)); \
-            exit(2);                                                                            \
-        }                                                                                       \
-    } while (0)
-#define DP(e, x)                                                                 \
-    do {                                                                         \
-        if ((x) != DP_OK) {                                                      \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, (e).msg); \
-            exit(2);                                                             \
-        }                                                                        \
-    } while (0)
+/* ---- the convolution ------------------------------------------------------------------------- */
 
-template <class T> __global__ void fill(T *x, int64_t n, float scale, uint32_t seed) {
-    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
-         i += (int64_t)gridDim.x * blockDim.x) {
-        uint32_t h = (uint32_t)i * 2654435761u + seed, sum = 0;
-        for (int j = 0; j < 4; j++) {
-            h ^= h >> 16;
-            h *= 0x85ebca6bu;
-            h ^= h >> 13;
-            h *= 0xc2b2ae35u;
-            sum += h >> 8 & 0xffff;
-        }
-        x[i] = (T)(scale * ((float)sum / 65536.f - 2.f) * 1.73f);
+static void conv_tensors(Memory &m, dpg_conv_tensors t[3], int64_t T, int D, int W) {
+    const int64_t bytes = T * D * 2;
+    for (int i = 0; i < 3; i++) {
+        float *w = (float *)m.filled((size_t)D * (W + 1) * 4, 0x3e); /* 0.186 everywhere */
+        t[i] = {random_words(m, T * D, i, DPG_BF16),
+                random_words(m, T * D, i + 9, DPG_BF16),
+                w,
+                w + (size_t)D * W,
+                m.room(bytes),
+                m.room(bytes),
+                (float *)m.room((size_t)D * W * 4),
+                (float *)m.room(D * 4)};
     }
-}
-
-static std::vector<void *> memory;
-static void *room(size_t bytes) {
-    void *p;
-    CUDA(cudaMalloc(&p, bytes));
-    memory.push_back(p);
-    return p;
-}
-static void release() {
-    for (void *p : memory)
-        cudaFree(p);
-    memory.clear();
-}
-static __nv_bfloat16 *input(int64_t n, float scale, uint32_t seed) {
-    __nv_bfloat16 *p = (__nv_bfloat16 *)room(n * 2);
-    fill<<<1024, 256>>>(p, n, scale, seed);
-    return p;
-}
-
-static double time_of(cudaStream_t s, int runs, const std::function<void()> &f) {
-    std::vector<float> ms(runs);
-    cudaEvent_t a, b;
-    CUDA(cudaEventCreate(&a));
-    CUDA(cudaEventCreate(&b));
-    for (int i = -3; i < runs; i++) {
-        CUDA(cudaEventRecord(a, s));
-        f();
-        CUDA(cudaEventRecord(b, s));
-        CUDA(cudaEventSynchronize(b));
-        if (i >= 0) CUDA(cudaEventElapsedTime(&ms[i], a, b));
-    }
-    CUDA(cudaEventDestroy(a));
-    CUDA(cudaEventDestroy(b));
-    std::sort(ms.begin(), ms.end());
-    return ms[runs / 2];
 }
 
 /* Forward: x read, y written; backward: x and dy read, dx written. Both with silu and bias. */
@@ -101,21 +43,11 @@ static void conv(int64_t T, int HV, int W, int runs) {
     dpg_conv *c;
     dp_err e = {DP_OK, ""};
     cudaStream_t s;
+    Memory memory;
     CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
     DP(e, dpg_conv_create(&c, &p, 0, 1, &e));
-    for (int i = 0; i < 3; i++) {
-        float *w = (float *)room((size_t)D * (W + 1) * 4);
-        CUDA(cudaMemset(w, 0x3e, (size_t)D * (W + 1) * 4)); /* 0.186 everywhere */
-        t[i] = {input(n, 1, i),
-                input(n, 1, i + 9),
-                w,
-                w + (size_t)D * W,
-                room(n * 2),
-                room(n * 2),
-                (float *)room((size_t)D * W * 4),
-                (float *)room(D * 4)};
-    }
-    void *ws = room(dpg_conv_workspace_bytes(c));
+    conv_tensors(memory, t, T, D, W);
+    void *ws = memory.room(dpg_conv_workspace_bytes(c));
     CUDA(cudaDeviceSynchronize());
     double fwd = time_of(s, runs, [&] { DP(e, dpg_conv_forward(c, t, ws, NULL, s, &e)); });
     double bwd = time_of(s, runs, [&] { DP(e, dpg_conv_backward(c, t, ws, NULL, s, &e)); });
@@ -128,120 +60,57 @@ static void conv(int64_t T, int HV, int W, int runs) {
            "a copy)   backward %7.3f ms %5.2f TB/s (%2.0f%%)   copy %5.2f TB/s\n",
            (long long)T, D, W, fwd, f / fwd / 1e9, 100 * f / fwd / rate, bwd, b / bwd / 1e9,
            100 * b / bwd / rate, rate / 1e9);
-    fflush(stdout);
     dpg_conv_destroy(c);
     cudaStreamDestroy(s);
-    release();
+    memory.release();
 }
 
-__global__ void constant(float *x, int n, float v) {
-    for (int i = threadIdx.x; i < n; i += blockDim.x)
-        x[i] = v;
+/* ---- the recurrence -------------------------------------------------------------------------- */
+
+/* How the backward goes. */
+struct Way {
+    dpg_path bwd = DPG_PATH_FAST;
+    int segments = 0;
+    bool whole = false; /* over whole sequences, one step after the other */
+};
+static dpg_options options_of(const Way &way) {
+    dpg_options o = {};
+    o.base = DP_BASE_BF16;
+    o.chain = DP_FP32;
+    o.path = DPG_PATH_FAST;
+    o.chain_how = DPG_CHAIN_AUGMENTED;
+    o.backward = 1;
+    o.bwd_path = way.bwd;
+    o.send_dh_only = 1;
+    o.whole_bwd = way.whole;
+    o.segments = way.segments;
+    return o;
 }
 
-/* One rank of a KDA problem, gate (lower bound), beta and L2 norm in the kernel. bias of the gate:
- * at -14 a head forgets nothing, at -4 after 1,000 tokens. */
-struct Kda {
-    dpg_plan *plan;
-    dpg_tensors t;
-    dpg_grads g;
-    void *ws;
-    cudaStream_t s;
-    std::vector<void *> mem;
-    void *alloc(size_t bytes) {
-        void *p;
-        CUDA(cudaMalloc(&p, bytes + 256));
-        mem.push_back(p);
-        return p;
+struct Both : BenchRank {
+    bool whole;
+    Both(const Shape &s, int rank, int N, const Way &way = Way())
+        : BenchRank(s, rank, N, options_of(way)), whole(way.whole) {}
+    void forward_all(dpg_comm *c) { DP(err, dpg_forward(plan, &t, ws, c, stream, &err)); }
+    void both_ways(dpg_comm *c) {
+        forward_all(c);
+        if (!whole) backward_steps(c, DPG_BWD_ALL);
+        for (int step = 1; whole && step < DPG_BWD_ALL; step *= 2)
+            backward_steps(c, step);
     }
-    void *random(int64_t n, uint32_t seed, dpg_dtype type = DPG_BF16) {
-        void *p = alloc(n * (type == DPG_F32 ? 4 : 2));
-        if (type == DPG_F32)
-            fill<<<1024, 256>>>((float *)p, n, 1, seed);
-        else
-            fill<<<1024, 256>>>((__nv_bfloat16 *)p, n, 1, seed);
-        return p;
+    double time_forward(dpg_comm *c, int runs) {
+        return time_of(stream, runs, [&] { forward_all(c); });
     }
-    Kda(int64_t T, int HV, int rank, int N, float bias, dpg_path bwd, int whole = 0, int R = 1,
-        int segments = 0, int K = 128, int V = 128, dpg_dtype type = DPG_BF16, int gdn = 0) {
-        int64_t cu[2] = {0, T}, L = T / N, n = L * HV * K, m = L * HV * V;
-        dpg_problem p = {T,
-                         HV,
-                         HV,
-                         K,
-                         V,
-                         R,
-                         gdn ? 1 : K,
-                         1,
-                         cu,
-                         1 / sqrt((double)K),
-                         DP_GATE_LOWER_BOUND,
-                         -5,
-                         DP_BETA_SIGMOID,
-                         1,
-                         type,
-                         DPG_BF16,
-                         DPG_BF16,
-                         DPG_BF16,
-                         DPG_BF16};
-        dpg_options o = {};
-        dp_err e = {DP_OK, ""};
-        o.base = DP_BASE_BF16;
-        o.chain = DP_FP32;
-        o.path = DPG_PATH_FAST;
-        o.chain_how = DPG_CHAIN_AUGMENTED;
-        o.backward = 1;
-        o.bwd_path = bwd;
-        o.send_dh_only = 1;
-        o.whole_bwd = whole;
-        o.segments = segments;
-        DP(e, dpg_plan_create(&plan, &p, &o, rank, N, &e));
-        t = dpg_tensors{random(n, 1, type), random(n * R, 2, type), random(m * R, 3, type),
-                        random(n, 4), random(L * HV * R, 5)};
-        float *A = (float *)alloc((size_t)HV * (1 + K) * 4);
-        constant<<<1, 256>>>(A, HV, 0.f);
-        constant<<<1, 256>>>(A + HV, HV * K, bias);
-        t.A_log = A;
-        t.dt_bias = A + HV;
-        t.o = alloc(m * 2);
-        t.saved = alloc(dpg_saved_bytes(plan));
-        g = dpg_grads{random(m, 6),
-                      NULL,
-                      alloc(n * 2),
-                      alloc(n * 2 * R),
-                      alloc(m * 2 * R),
-                      alloc(n * 2),
-                      alloc(L * HV * R * 2),
-                      (float *)alloc(HV * 4),
-                      (float *)alloc((size_t)HV * K * 4),
-                      NULL};
-        ws = alloc(dpg_workspace_bytes(plan));
-        CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-        CUDA(cudaDeviceSynchronize());
+    double time_both(dpg_comm *c, int runs) {
+        return time_of(stream, runs, [&] { both_ways(c); });
     }
-    ~Kda() {
-        for (void *p : mem)
-            cudaFree(p);
-        cudaStreamDestroy(s);
-        dpg_plan_destroy(plan);
-    }
-    void forward(dpg_comm *c) {
-        dp_err e = {DP_OK, ""};
-        DP(e, dpg_forward(plan, &t, ws, c, s, &e));
-    }
-    void backward(dpg_comm *c, int steps) {
-        dp_err e = {DP_OK, ""};
-        DP(e, dpg_backward_steps(plan, &t, &g, ws, c, s, steps, &e));
-    }
-    void one_by_one(dpg_comm *c) {
-        for (int step = 1; step < DPG_BWD_ALL; step *= 2)
-            backward(c, step);
+    double time_backward(dpg_comm *c, int runs, int steps) {
+        return time_of(stream, runs, [&] { backward_steps(c, steps); });
     }
 };
 
-static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd, int R = 1, int segments = 0,
-                int K = 128, int V = 128, dpg_dtype type = DPG_BF16, int gdn = 0) {
-    Kda k(T, HV, 0, 1, bias, bwd, 0, R, segments, K, V, type, gdn);
+static void kda(const Shape &s, int runs, const Way &way = Way()) {
+    Both k(s, 0, 1, way);
     const struct {
         const char *name;
         int step;
@@ -252,19 +121,17 @@ static void kda(int64_t T, int HV, int runs, float bias, dpg_path bwd, int R = 1
                 {"state", DPG_BWD_STATE},
                 {"intra", DPG_BWD_INTRA},
                 {"gate", DPG_BWD_GATE}};
-    double fwd = time_of(k.s, runs, [&] { k.forward(NULL); }),
-           all = time_of(k.s, runs, [&] { k.backward(NULL, DPG_BWD_ALL); });
+    double fwd = k.time_forward(NULL, runs), all = k.time_backward(NULL, runs, DPG_BWD_ALL);
     printf("%s   T=%-7lld HV=%-3d K=%-3d V=%-3d R=%d %s %s, %s gates %2d segments  forward %7.3f  "
            "backward %7.3f ms:",
-           gdn ? "gdn" : "kda", (long long)T, HV, K, V, R, type == DPG_F32 ? "fp32" : "bf16",
-           bwd == DPG_PATH_FAST ? "fast" : "simple", bias < -10 ? "slow" : "fast",
-           dpg_plan_segments(k.plan), fwd, all);
+           s.one_gate ? "gdn" : "kda", (long long)s.T, s.HV, s.K, s.V, s.R,
+           s.type == DPG_F32 ? "fp32" : "bf16", way.bwd == DPG_PATH_FAST ? "fast" : "simple",
+           s.gates(), dpg_plan_segments(k.plan), fwd, all);
     for (auto &p : part)
         if (dpg_plan_segments(k.plan) > 1 || !(p.step & (DPG_BWD_PRE | DPG_BWD_MERGE)))
-            printf("  %s %.3f", p.name, time_of(k.s, runs, [&] { k.backward(NULL, p.step); }));
+            printf("  %s %.3f", p.name, k.time_backward(NULL, runs, p.step));
     printf("  workspace %.2f GB  kept %zu B\n", dpg_workspace_bytes(k.plan) / 1e9,
            dpg_kept_bytes(k.plan));
-    fflush(stdout);
 }
 
 /* Every step of one rank, ms. */
@@ -280,191 +147,194 @@ static const Step all_steps[] = {
     {"gather", 0, DPG_BWD_GATHER},  {"merge", 0, DPG_BWD_MERGE},
     {"state", 0, DPG_BWD_STATE},    {"intra", 0, DPG_BWD_INTRA},
     {"gate", 0, DPG_BWD_GATE}};
-const int NSTEPS = sizeof all_steps / sizeof *all_steps;
-static void time_steps(Kda &k, dpg_comm *c, int runs, double *ms) {
-    for (int i = 0; i < NSTEPS; i++)
-        ms[i] = time_of(k.s, runs, [&] {
-            dp_err e = {DP_OK, ""};
-            if (all_steps[i].fwd)
-                DP(e, dpg_forward_steps(k.plan, &k.t, k.ws, c, k.s, all_steps[i].fwd, &e));
-            else
-                k.backward(c, all_steps[i].bwd);
-        });
+typedef std::vector<double> StepTimes;
+
+static StepTimes time_steps(Both &k, dpg_comm *c, int runs) {
+    StepTimes ms;
+    for (const Step &s : all_steps)
+        ms.push_back(time_of(k.stream, runs, [&] {
+            s.fwd ? k.forward_steps(c, s.fwd) : k.backward_steps(c, s.bwd);
+        }));
+    return ms;
 }
-static void print_steps(const double *ms) {
-    for (int i = 0; i < NSTEPS; i++)
+static void print_steps(const StepTimes &ms) {
+    for (size_t i = 0; i < ms.size(); i++)
         printf("  %s %.3f", all_steps[i].name, ms[i]);
     printf("\n");
-    fflush(stdout);
 }
 
-/* A communicator of one rank among N that stand still: what it gathers is its own share N times. */
-static dp_status copies(dpg_comm *c, const float *send, float *recv, size_t count, void *stream,
-                        dp_err *) {
-    for (int i = 0; i < c->N; i++)
-        CUDA(cudaMemcpyAsync(recv + i * count, send, count * 4, cudaMemcpyDeviceToDevice,
-                             (cudaStream_t)stream));
-    return DP_OK;
+/* What one rank of N, or of one, took. */
+struct Times {
+    double forward = 0, both = 0, whole = 0;
+    void raise_to(const Times &x) {
+        forward = std::max(forward, x.forward);
+        both = std::max(both, x.both);
+        whole = std::max(whole, x.whole);
+    }
+};
+static Times time_alone(const Shape &s, int runs) {
+    Both k(s, 0, 1);
+    return {k.time_forward(NULL, runs), k.time_both(NULL, runs), 0};
+}
+static double time_whole(const Shape &s, int rank, int N, dpg_comm *c, int runs) {
+    Way way;
+    way.whole = true;
+    return Both(s, rank, N, way).time_both(c, runs);
 }
 
-static void parts(int64_t T, int HV, float bias, int N, int runs) {
-    double f1, b1, f = 0, b = 0, w = 0;
-    {
-        Kda k(T / N, HV, 0, 1, bias, DPG_PATH_FAST);
-        f1 = time_of(k.s, runs, [&] { k.forward(NULL); });
-        b1 = time_of(k.s, runs, [&] { k.forward(NULL), k.backward(NULL, DPG_BWD_ALL); });
-    }
+static Times one_part(const Shape &s, int rank, int N, int runs) {
+    Both k(s, rank, N);
+    dpg_comm own = alone_among(rank, N);
+    Times x = {k.time_forward(&own, runs), k.time_both(&own, runs), 0};
+    k.both_ways(&own);
+    StepTimes steps = time_steps(k, &own, runs);
+    printf("rank %d of %d  T=%-7lld HV=%-3d %s gates  forward %7.3f  forward and backward "
+           "%7.3f ms, %.1f MB kept between:",
+           rank, N, (long long)s.T, s.HV, s.gates(), x.forward, x.both,
+           dpg_kept_bytes(k.plan) / 1e6);
+    print_steps(steps);
+    return x;
+}
+
+static void parts(const Shape &s, int N, int runs) {
+    Times one = time_alone(s.part(N), runs), all;
+    for (int r = 0; r < N; r++)
+        all.raise_to(one_part(s, r, N, runs));
     for (int r = 0; r < N; r++) {
-        Kda k(T, HV, r, N, bias, DPG_PATH_FAST);
-        double ms[NSTEPS];
-        dpg_comm own = {};
-        own.rank = r;
-        own.N = N;
-        own.all_gather = copies;
-        double fr = time_of(k.s, runs, [&] { k.forward(&own); }),
-               br = time_of(k.s, runs, [&] { k.forward(&own), k.backward(&own, DPG_BWD_ALL); });
-        k.forward(&own);
-        k.backward(&own, DPG_BWD_ALL);
-        time_steps(k, &own, runs, ms);
-        printf("rank %d of %d  T=%-7lld HV=%-3d %s gates  forward %7.3f  forward and backward "
-               "%7.3f ms, %.1f MB kept between:",
-               r, N, (long long)T, HV, bias < -10 ? "slow" : "fast", fr, br,
-               dpg_kept_bytes(k.plan) / 1e6);
-        print_steps(ms);
-        f = std::max(f, fr);
-        b = std::max(b, br);
-    }
-    for (int r = 0; r < N; r++) {
-        Kda k(T, HV, r, N, bias, DPG_PATH_FAST, 1);
-        dpg_comm own = {};
-        own.rank = r;
-        own.N = N;
-        own.all_gather = copies;
-        w = std::max(w, time_of(k.s, runs, [&] { k.forward(&own), k.one_by_one(&own); }));
+        dpg_comm own = alone_among(r, N);
+        all.raise_to({0, 0, time_whole(s, r, N, &own, runs)});
     }
     printf(
         "parts T=%-7lld HV=%-3d %s gates  ranks %d  forward %7.3f (alone %7.3f, %+.1f%%)  forward "
         "and backward %7.3f (alone %7.3f, %+.1f%%; whole %7.3f, %+.1f%%), without the wires\n",
-        (long long)T, HV, bias < -10 ? "slow" : "fast", N, f, f1, 100 * (f / f1 - 1), b, b1,
-        100 * (b / b1 - 1), w, 100 * (w / b1 - 1));
-    fflush(stdout);
+        (long long)s.T, s.HV, s.gates(), N, all.forward, one.forward,
+        percent_more(all.forward, one.forward), all.both, one.both,
+        percent_more(all.both, one.both), all.whole, percent_more(all.whole, one.both));
+}
+
+/* Of one rank, over NCCL, through windows, and T/N tokens alone. */
+struct CpTimes {
+    Times nccl, windows, alone;
+    StepTimes steps;
+};
+static CpTimes cp_rank(const Shape &s, int N, dpg_comm *c, int runs) {
+    CpTimes x;
+    CUDA(cudaSetDevice(c->rank));
+    {
+        Both k(s, c->rank, N);
+        x.nccl.forward = k.time_forward(c, runs);
+        x.nccl.both = k.time_both(c, runs);
+        x.steps = time_steps(k, c, runs);
+        k.wait_all(c);
+        k.connect(c);
+        x.windows.forward = k.time_forward(c, runs);
+        x.windows.both = k.time_both(c, runs);
+        k.wait_all(c);
+    }
+    x.nccl.whole = time_whole(s, c->rank, N, c, runs);
+    x.alone = time_alone(s.part(N), runs);
+    return x;
 }
 
 /* Wall time of a step on all ranks: the slowest rank's median. */
-static void cp(int64_t T, int HV, float bias, int N, int runs) {
-    std::vector<dpg_comm> comm(N);
-    std::vector<int> dev(N);
-    std::vector<double> fwd(N), both(N), fwd_w(N), both_w(N), whole(N), alone_f(N), alone(N),
-        steps(N * NSTEPS);
-    std::vector<std::thread> th;
-    dp_err e = {DP_OK, ""};
-    for (int i = 0; i < N; i++)
-        dev[i] = i;
-    DP(e, dpg_comm_nccl(comm.data(), N, dev.data(), 20, &e));
-    for (int r = 0; r < N; r++)
-        th.emplace_back([&, r] {
-            CUDA(cudaSetDevice(r));
-            {
-                Kda k(T, HV, r, N, bias, DPG_PATH_FAST);
-                fwd[r] = time_of(k.s, runs, [&] { k.forward(&comm[r]); });
-                both[r] = time_of(k.s, runs, [&] {
-                    k.forward(&comm[r]);
-                    k.backward(&comm[r], DPG_BWD_ALL);
-                });
-                time_steps(k, &comm[r], runs, &steps[r * NSTEPS]);
-                dp_err err = {DP_OK, ""};
-                DP(err, comm[r].wait(&comm[r], k.s, &err));
-                DP(err, dpg_plan_connect(k.plan, &comm[r], &err));
-                if (!dpg_plan_connected(k.plan)) fprintf(stderr, "rank %d has no windows\n", r);
-                fwd_w[r] = time_of(k.s, runs, [&] { k.forward(&comm[r]); });
-                both_w[r] = time_of(k.s, runs, [&] {
-                    k.forward(&comm[r]);
-                    k.backward(&comm[r], DPG_BWD_ALL);
-                });
-                DP(err, comm[r].wait(&comm[r], k.s, &err));
-            }
-            {
-                Kda k(T, HV, r, N, bias, DPG_PATH_FAST, 1);
-                whole[r] = time_of(k.s, runs, [&] {
-                    k.forward(&comm[r]);
-                    k.one_by_one(&comm[r]);
-                });
-            }
-            Kda k(T / N, HV, 0, 1, bias, DPG_PATH_FAST);
-            alone_f[r] = time_of(k.s, runs, [&] { k.forward(NULL); });
-            alone[r] = time_of(k.s, runs, [&] {
-                k.forward(NULL);
-                k.backward(NULL, DPG_BWD_ALL);
-            });
-        });
-    for (std::thread &x : th)
-        x.join();
-    double f = *std::max_element(fwd.begin(), fwd.end()),
-           b = *std::max_element(both.begin(), both.end()),
-           w = *std::max_element(whole.begin(), whole.end()), f1 = alone_f[0], b1 = alone[0];
-    double fw = *std::max_element(fwd_w.begin(), fwd_w.end()),
-           bw = *std::max_element(both_w.begin(), both_w.end());
+static void cp(const Shape &s, int N, int runs) {
+    Comms comm(Comms::NCCL, N, 20);
+    std::vector<CpTimes> ranks(N);
+    on_ranks(N, [&](int r) { ranks[r] = cp_rank(s, N, &comm[r], runs); });
+    Times nccl, windows, one = ranks[0].alone;
+    for (const CpTimes &r : ranks) {
+        nccl.raise_to(r.nccl);
+        windows.raise_to(r.windows);
+    }
     printf("cp    T=%-7lld HV=%-3d %s gates  ranks %d  forward %7.3f (alone %7.3f, %+.1f%%)  "
            "forward and backward %7.3f (alone %7.3f, %+.1f%%; whole %7.3f, %+.1f%%)  with windows "
            "%7.3f (%+.1f%%), %7.3f (%+.1f%%)\n",
-           (long long)T, HV, bias < -10 ? "slow" : "fast", N, f, f1, 100 * (f / f1 - 1), b, b1,
-           100 * (b / b1 - 1), w, 100 * (w / b1 - 1), fw, 100 * (fw / f1 - 1), bw,
-           100 * (bw / b1 - 1));
+           (long long)s.T, s.HV, s.gates(), N, nccl.forward, one.forward,
+           percent_more(nccl.forward, one.forward), nccl.both, one.both,
+           percent_more(nccl.both, one.both), nccl.whole, percent_more(nccl.whole, one.both),
+           windows.forward, percent_more(windows.forward, one.forward), windows.both,
+           percent_more(windows.both, one.both));
     for (int r = 0; r < N; r++) {
         printf("      rank %d:", r);
-        print_steps(&steps[r * NSTEPS]);
-        comm[r].destroy(&comm[r]);
+        print_steps(ranks[r].steps);
     }
 }
 
-int main(int argc, char **argv) {
-    const char *mode = argc > 1 ? argv[1] : "conv";
-    int at = strcmp(mode, "cp") && strcmp(mode, "parts") ? 2 : 3,
-        runs = argc > at ? atoi(argv[at]) : 50;
-    cudaDeviceProp prop;
-    if (cudaGetDeviceProperties(&prop, 0) != cudaSuccess) {
-        fprintf(stderr, "bench_bwd: no CUDA device\n");
-        return 2;
+/* ---- modes ----------------------------------------------------------------------------------- */
+
+static Way by(dpg_path bwd, int segments = 0) {
+    Way w;
+    w.bwd = bwd;
+    w.segments = segments;
+    return w;
+}
+static int few(int runs) { return std::min(runs, 5); }
+
+static void mode_conv(int, int runs) {
+    for (int W : {4, 2, 8}) {
+        conv(131072, 8, W, runs);
+        conv(8192, 64, W, runs);
     }
-    printf("device %s\n", prop.name);
-    if (!strcmp(mode, "conv"))
-        for (int W : {4, 2, 8}) {
-            conv(131072, 8, W, runs);
-            conv(8192, 64, W, runs);
+}
+
+static void mode_kda(int, int runs) {
+    kda({8192, 64}, runs);
+    for (int segments : {1, 0})
+        for (float bias : {SLOW, FAST})
+            for (int64_t T : {32768, 65536, 131072})
+                kda({T, 8, bias}, runs, by(DPG_PATH_FAST, segments));
+    kda({32768, 32, SLOW}, runs);
+    kda({8192, 8}, few(runs), by(DPG_PATH_SIMPLE));
+}
+
+static void mode_shapes(int, int runs) {
+    for (int K : {64, 128})
+        for (int V : {64, 128}) {
+            kda({8192, 64, FAST, 1, K, V}, runs);
+            kda({131072, 8, FAST, 1, K, V}, runs);
+            if (K == V) kda({8192, 64, FAST, 1, K, V, false, DPG_F32}, runs);
         }
-    if (!strcmp(mode, "kda")) {
-        kda(8192, 64, runs, -4, DPG_PATH_FAST);
-        for (int segments : {1, 0})
-            for (float bias : {-14.f, -4.f})
-                for (int64_t T : {32768, 65536, 131072})
-                    kda(T, 8, runs, bias, DPG_PATH_FAST, 1, segments);
-        kda(32768, 32, runs, -14, DPG_PATH_FAST);
-        kda(8192, 8, runs < 5 ? runs : 5, -4, DPG_PATH_SIMPLE);
-    }
-    if (!strcmp(mode, "shapes"))
-        for (int K : {64, 128})
-            for (int V : {64, 128}) {
-                kda(8192, 64, runs, -4, DPG_PATH_FAST, 1, 0, K, V);
-                kda(131072, 8, runs, -4, DPG_PATH_FAST, 1, 0, K, V);
-                if (K == V) kda(8192, 64, runs, -4, DPG_PATH_FAST, 1, 0, K, V, DPG_F32);
-            }
-    if (!strcmp(mode, "keys")) {
-        for (int R : {1, 2, 4})
-            kda(8192, 64 / R, runs, -4, DPG_PATH_FAST, R);
-        kda(8192, 64, runs, -4, DPG_PATH_FAST, 1, 0, 128, 128, DPG_BF16, 1);
+}
+
+static void mode_keys(int, int runs) {
+    for (int R : {1, 2, 4})
+        kda({8192, 64 / R, FAST, R}, runs);
+    kda({8192, 64, FAST, 1, 128, 128, true}, runs);
+    for (dpg_path path : {DPG_PATH_FAST, DPG_PATH_SIMPLE})
+        kda({8192, 8, FAST, 1, 128, 128, true}, few(runs), by(path));
+    for (int R : {2, 4})
         for (dpg_path path : {DPG_PATH_FAST, DPG_PATH_SIMPLE})
-            kda(8192, 8, runs < 5 ? runs : 5, -4, path, 1, 0, 128, 128, DPG_BF16, 1);
-        for (int R : {2, 4})
-            for (dpg_path path : {DPG_PATH_FAST, DPG_PATH_SIMPLE})
-                kda(8192, 16 / R, runs < 5 ? runs : 5, -4, path, R);
-    }
-    if (!strcmp(mode, "cp"))
-        for (int64_t T : {131072, 32768})
-            for (float bias : {-14.f, -4.f})
-                cp(T, 32, bias, argc > 2 ? atoi(argv[2]) : 2, runs);
-    if (!strcmp(mode, "parts"))
-        for (int64_t T : {131072, 32768})
-            for (float bias : {-14.f, -4.f})
-                parts(T, 32, bias, argc > 2 ? atoi(argv[2]) : 4, runs);
-    return 0;
+            kda({8192, 16 / R, FAST, R}, few(runs), by(path));
+}
+
+static void mode_cp(int N, int runs) {
+    for (int64_t T : {131072, 32768})
+        for (float bias : {SLOW, FAST})
+            cp({T, 32, bias}, N, runs);
+}
+
+static void mode_parts(int N, int runs) {
+    for (int64_t T : {131072, 32768})
+        for (float bias : {SLOW, FAST})
+            parts({T, 32, bias}, N, runs);
+}
+
+int main(int argc, char **argv) {
+    const struct {
+        const char *name;
+        int ranks; /* where none are given; 0: takes no such number */
+        void (*run)(int N, int runs);
+    } modes[] = {{"conv", 0, mode_conv}, {"kda", 0, mode_kda}, {"shapes", 0, mode_shapes},
+                 {"keys", 0, mode_keys}, {"cp", 2, mode_cp},   {"parts", 4, mode_parts}};
+    const char *mode = argc > 1 ? argv[1] : "conv";
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    devices("bench_bwd");
+    for (auto &m : modes)
+        if (!strcmp(mode, m.name)) {
+            int at = m.ranks ? 3 : 2;
+            m.run(m.ranks && argc > 2 ? atoi(argv[2]) : m.ranks, argc > at ? atoi(argv[at]) : 50);
+            return 0;
+        }
+    fprintf(stderr, "bench_bwd: no mode %s\n", mode);
+    return 2;
 }
