@@ -16,13 +16,15 @@ static dp_status read_design(const dp_judge_options *o, const dp_tensorfile *out
                              const dp_judge_base *said, dp_base base, dp_design *design,
                              dp_given *g, dp_err *e) {
     const char *meta = dp_tensorfile_meta(out, "design"), *text = o->design ? o->design : meta;
-    char words[512];
+    char *words;
     dp_err why = {0};
     if (!text && !*said->words) return DP_OK;
     g->design = design;
     const int joined = *said->words && text && *text;
-    snprintf(words, sizeof words, "%s%s%s", said->words, joined ? "," : "", text ? text : "");
-    if (!dp_design_parse(words, base, design, &why)) return DP_OK;
+    if (asprintf(&words, "%s%s%s", said->words, joined ? "," : "", text ? text : "") < 0) abort();
+    const dp_status st = dp_design_parse(words, base, design, &why);
+    free(words);
+    if (!st) return DP_OK;
     return o->design ? dp_fail(e, DP_EINPUT, "--design: %s", why.msg)
                      : dp_fail(e, DP_EINPUT, "%s: metadata: %s", out->path, why.msg);
 }
@@ -446,23 +448,24 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
 
 dp_status dp_judge_load(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
                         dp_case *c, dp_judge_loaded *l, dp_err *e) {
-    *l = (dp_judge_loaded){.factors = NULL};
+    *l = (dp_judge_loaded){.drop = o->drop};
     memset(c, 0, sizeof *c);
-    return (dp_tensor_find(in, "factors") ? load_chain : load_files)(o, in, out, c, l, e);
+    dp_status st = (dp_tensor_find(in, "factors") ? load_chain : load_files)(o, in, out, c, l, e);
+    if (!st && !l->drop && (st = claimed_drop(out, &l->drop, e))) dp_case_free(c);
+    return st;
 }
 
 dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err *e) {
     dp_tensorfile in = {0}, out = {0};
     dp_judge_loaded l;
     dp_err own = {0};
-    dp_run_options ro = {
-        .cache = o->cache, .truth = o->truth, .drop = o->drop, .progress = o->progress};
+    dp_run_options ro = {.cache = o->cache, .truth = o->truth, .progress = o->progress};
     if (!e) e = &own;
     memset(c, 0, sizeof *c);
     dp_status st = dp_safetensors_read(o->inputs, &in, e);
     if (!st) st = dp_safetensors_read(o->outputs, &out, e);
     if (!st) st = dp_judge_load(o, &in, &out, c, &l, e);
-    if (!st && !ro.drop) st = claimed_drop(&out, &ro.drop, e);
+    if (!st) ro.drop = l.drop;
     if (!st && l.factors)
         dp_run_chain_given(c, l.factors, l.products, l.claimed, runs);
     else if (!st && (st = dp_run_given(c, &ro, &l.given, runs, e)))

@@ -100,6 +100,7 @@ typedef struct {
     dp_design design; /* what given.design points to */
     const double *factors, *products;
     dp_format claimed;
+    int drop; /* bits of what is claimed to be dropped; 0: nothing is */
 } dp_judge_loaded;
 dp_status dp_judge_load(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
                         dp_case *c, dp_judge_loaded *l, dp_err *e);

@@ -85,9 +85,10 @@ static const char *judge_files(const char *name, double o) {
     return dir;
 }
 
-#define JUDGE                                                                                    \
+#define JUDGE_AS                                                                                 \
     "$P judge --cache none --inputs in.safetensors --outputs out.safetensors --gate log --beta " \
-    "plain --l2norm 0 --base fp32 --design ''"
+    "plain --l2norm 0 --base fp32 --design"
+#define JUDGE JUDGE_AS " ''"
 
 /* o is zero everywhere: right for the scale 0 that was read once the digits behind the 60th were
  * cut off. */
@@ -96,6 +97,15 @@ DP_TEST(attacks_input, no_number_of_judge_is_cut) {
     EXPECT(at_sh(dir, 20, JUDGE " --scale 0"), 0, "VERDICT: PASS");
     EXPECT(at_sh(dir, 20, JUDGE " --scale $(printf '0%%.0s' $(seq 62)).5"), 1, "VERDICT: FAIL");
     EXPECT(at_sh(dir, 20, JUDGE " --scale 0.5"), 1, "VERDICT: FAIL");
+    free((char *)dir);
+}
+
+/* 503 characters, then `chunk=1289`: the words were once cut at 511 of them, and chunk=12 is a design. */
+DP_TEST(attacks_input, no_design_is_cut) {
+    const char *dir = judge_files("design", 0);
+    const char *words = "$(printf 'recurrent,%.0s' $(seq 49))out=fp32,factors=fp32,chunk=";
+    EXPECT(at_sh(dir, 20, JUDGE_AS " %s%d", words, 12), 1, "VERDICT: FAIL");
+    EXPECT(at_sh(dir, 20, JUDGE_AS " %s%d", words, 1289), 2, "chunk=1289: chunk is 8 to 512");
     free((char *)dir);
 }
 
