@@ -64,6 +64,10 @@ dp_status dp_judge_fold(dp_tensorfile *in, dp_tensorfile *out, dp_judge_settings
     const dp_tensor *q = dp_tensor_find(in, "q");
     if (q->ndim != 4 || q->shape[0] < 2) return DP_OK;
     const int64_t B = q->shape[0], T = q->shape[1];
+    if (!q->n) /* a file of any size can say so of any B, and B boundaries would be written */
+        return dp_fail(e, DP_EINPUT, "%s: tensor q: [%lld,%lld,%lld,%lld] holds no number",
+                       in->path, (long long)B, (long long)T, (long long)q->shape[2],
+                       (long long)q->shape[3]);
     if (s->cu || dp_tensor_find(in, "cu_seqlens"))
         return dp_fail(e, DP_EINPUT,
                        "%s: tensor q has a batch of %lld: packed sequences (cu_seqlens) need [1,T,"
@@ -76,7 +80,8 @@ dp_status dp_judge_fold(dp_tensorfile *in, dp_tensorfile *out, dp_judge_settings
                        in->path, (long long)B);
     dp_status st = fold_file(in, B, T, e);
     if (!st) st = fold_file(out, B, T, e);
+    if (st) return st;
     s->batch = B;
     s->cu = s->folded = boundaries(B, T);
-    return st;
+    return DP_OK;
 }
