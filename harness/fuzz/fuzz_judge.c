@@ -26,9 +26,9 @@ static int split(const uint8_t *b, size_t size, parts *p) {
     return 1;
 }
 
-static const char *const OPTIONS[] = {"gate",  "lower_bound", "beta",         "l2norm",
-                                      "scale", "cu_seqlens",  "state_layout", "tokens",
-                                      "ranks", "base",        "claim",        NULL};
+static const char *const OPTIONS[] = {"gate",       "lower_bound",  "beta",   "l2norm", "scale",
+                                      "cu_seqlens", "state_layout", "tokens", "ranks",  "base",
+                                      "claim",      "design",       "drop",   NULL};
 
 /* The text is cut into its lines. */
 static void take_options(char *text, dp_judge_options *o) {
@@ -39,26 +39,34 @@ static void take_options(char *text, dp_judge_options *o) {
         *v++ = 0;
         const struct {
             const char *name, **to;
-        } take[] = {{"gate", &o->gate},
-                    {"lower_bound", &o->lower_bound},
-                    {"beta", &o->beta},
-                    {"l2norm", &o->l2norm},
-                    {"scale", &o->scale},
-                    {"cu_seqlens", &o->cu_seqlens},
-                    {"base", &o->base},
-                    {"claim", &o->claim},
-                    {"state_layout", &o->state_layout}};
+        } take[] = {{"gate", &o->gate},     {"lower_bound", &o->lower_bound},
+                    {"beta", &o->beta},     {"l2norm", &o->l2norm},
+                    {"scale", &o->scale},   {"cu_seqlens", &o->cu_seqlens},
+                    {"base", &o->base},     {"claim", &o->claim},
+                    {"design", &o->design}, {"state_layout", &o->state_layout}};
         for (size_t i = 0; i < sizeof take / sizeof *take; i++)
             if (!strcmp(t, take[i].name)) *take[i].to = v;
         const int64_t n = strtoll(v, NULL, 10);
         if (!strcmp(t, "tokens") && n >= 0 && n <= 1 << 24) o->tokens = n;
         if (!strcmp(t, "ranks") && n >= 0 && n <= 4096) o->ranks = (int)n;
+        if (!strcmp(t, "drop")) o->drop = dp_drop_bits(v);
     }
+}
+
+/* Its words make it again. */
+static void check_design(const dp_design *d) {
+    char text[DP_DESIGN_TEXT], again[DP_DESIGN_TEXT];
+    dp_design x;
+    dp_design_text(d, text);
+    must(!dp_design_parse(text, d->base, &x, NULL), "a design whose words are refused", text);
+    dp_design_text(&x, again);
+    must(dp_design_same(d, &x) && !strcmp(text, again), "another design than", text);
 }
 
 static void check_case(const dp_case *c, const dp_judge_options *o, const dp_judge_loaded *l) {
     dp_err e = {0};
     int any = l->factors != NULL;
+    must(l->drop >= 0 && l->drop <= DP_DROP_BITS_MOST, "drops bits out of range", "");
     if (c->op == DP_OP_CHAIN) {
         must(l->factors && l->products && c->ch.n > 0 && c->ch.K > 0, "a chain without", "M");
         return;
@@ -73,6 +81,7 @@ static void check_case(const dp_case *c, const dp_judge_options *o, const dp_jud
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         any |= l->given.stage[i] != NULL;
     must(any, "nothing to judge", "");
+    if (l->given.design) check_design(l->given.design);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
@@ -158,6 +167,8 @@ static const char *const NAMES[] = {"q",
                                     "ranks",
                                     "base",
                                     "claim",
+                                    "design",
+                                    "claim_drop",
                                     "dtype",
                                     "shape",
                                     "data_offsets",
@@ -188,6 +199,15 @@ static const char *const TEXTS[] = {"BF16",
                                     "tf32",
                                     "tf32rz",
                                     "bf16st",
+                                    "fp16",
+                                    "recurrent",
+                                    "chunk=128",
+                                    "chunk=512,drop=20",
+                                    "factors=fp16,out=fp16",
+                                    "state=bf16,dstate=bf16,inverse=solve",
+                                    "scores=gated,inverse=product,drop=1e-6",
+                                    "20",
+                                    "1e-6",
                                     "2",
                                     "3",
                                     "0,1,2",

@@ -73,6 +73,17 @@ def judge(out: Any) -> None:
                 ),
                 (b"", safetensors({"ht": ("F16", [1, HV, 2, 2])}, PLAIN)),
                 (
+                    b"design chunk=128,state=bf16\ndrop 20\nbase fp16\n",
+                    safetensors(
+                        {"o": ("BF16", [3, HV, 2])}, {"design": "recurrent", "claim_drop": "1e-6"}
+                    ),
+                ),
+                (b"base fp32\n", safetensors({"o": ("F32", [3, HV, 2])}, {"claim_drop": "2"})),
+                (
+                    b"base fp32\n",
+                    safetensors({"o": ("F32", [3, HV, 2])}, {"claim_drop": "nan"}),
+                ),
+                (
                     b"tokens 2\nscale 0x1p-3\nstate_layout vk\nbase bf16\n",
                     safetensors({"o": ("F64", [2, HV, 2]), "dh0": ("F32", [1, HV, 2, 2])}),
                 ),
