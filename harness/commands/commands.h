@@ -9,6 +9,7 @@ int dp_cmd_run(int argc, char **argv);     /* cmd_run.c */
 int dp_cmd_judge(int argc, char **argv);   /* cmd_judge.c */
 int dp_cmd_explain(int argc, char **argv); /* cmd_explain.c */
 int dp_cmd_check(int argc, char **argv);   /* cmd_check.c */
+int dp_cmd_carry(int argc, char **argv);   /* cmd_carry.c */
 int dp_cmd_museum(int argc, char **argv);  /* cmd_museum.c */
 int dp_cmd_bisect(int argc, char **argv);  /* cmd_bisect.c */
 int dp_cmd_shrink(int argc, char **argv);  /* cmd_shrink.c */

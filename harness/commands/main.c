@@ -45,6 +45,8 @@ static const struct {
      "  deltaproof explain --record build/verify/results.json ID\n"},
     {"check", "check what must hold between runs, without a truth", dp_cmd_check,
      "  deltaproof check weak-heads\n  deltaproof check model-head --tokens 65536 --heads 4\n"},
+    {"carry", "how long a session may keep its state in a short format", dp_cmd_carry,
+     "  deltaproof carry kda-typical --steps 100000 --need 0.01\n"},
     {"museum", "switch every deliberate fault on and see which verdict goes red", dp_cmd_museum,
      "  deltaproof museum --out build/museum\n"},
     {"bisect", "find the stage that is wrong, or the stages that need a wider format",

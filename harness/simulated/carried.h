@@ -1,0 +1,66 @@
+/* harness/simulated/carried.h - a state that is kept in a short format between the calls of a session:
+ * how its error grows over steps.
+ *
+ * The recurrence (math.md b) runs in fp64, one token a step, over the tokens of a problem, from the
+ * first again when the last was reached. Beside the state itself goes one copy for each format: it
+ * is rounded to that format after every `every` steps and otherwise treated alike, so that its
+ * distance from the state is what the format does and nothing else.
+ *
+ * Bounds. A step is S' = (I - sum_j beta_j k_j k_j') D S + ..., D = diag(exp g): it takes an error E
+ * to one of at most a |E|, a = max_x exp(g_x) max(1, sum_j beta_j |k_j|^2 - 1), in the Frobenius
+ * norm. Storing adds at most d:
+ *     floats       u |S| + sqrt(n) t/2       u the unit roundoff (twice that where it truncates or
+ *                                            draws), t the spacing of subnormals
+ *     tile scales  the same by tile, t and the largest number scaled by the tile's largest entry
+ *     feedback     what a store leaves out, r, is added before the next: E + r moves by (I - A) r,
+ *                  of at most (1 - min_x exp(g_x) + sum_j beta_j |k_j|^2) |r|, and |E| by |r| more
+ * sound:    b' = a b + d, whatever the errors are.
+ * probable: v' = a^2 v + d^2, DP_LAMBDA sqrt(v): errors that do not know of each other. Rounding to
+ *           nearest is like that only where the state moves by more than its spacing: a state that
+ *           hardly moves is rounded the same way again and again, and its error is at the sound
+ *           bound's slope, not at the probable one's.
+ */
+#ifndef DP_CARRIED_H
+#define DP_CARRIED_H
+#include "ref/vocabulary/problem.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    const char *name, *words;
+    double bytes; /* of an entry, scales and what is fed back included, for tiles of 128 */
+} dp_carried_format;
+enum { DP_NCARRIED = 8 };
+extern const dp_carried_format dp_carried_formats[DP_NCARRIED];
+
+enum { DP_CARRIED_POINTS = 96 };
+
+/* One head in one format. Errors are relative to the state's norm, of o to the rms of its rows so
+ * far. */
+typedef struct {
+    int format, head, n;
+    int64_t step[DP_CARRIED_POINTS];     /* 8 a decade, and the last */
+    double error[DP_CARRIED_POINTS];     /* of the state */
+    double sound[DP_CARRIED_POINTS], probable[DP_CARRIED_POINTS];
+    double largest_o;  /* error of a row of o */
+    int64_t exceeded;  /* first step at which a row of o is further off than `need`; 0: none */
+    double of_sound, of_probable; /* largest error / bound over all steps */
+    double slope;      /* of log error by log step over the last two decades */
+    double bias;       /* cosine between error and state at the end */
+} dp_carried;
+
+typedef struct {
+    int64_t steps;
+    int every;
+    double need;
+} dp_carried_options;
+
+/* Of head hv of sequence 0. DP_EINPUT: the sequence is empty. The same bits on every machine. */
+dp_status dp_carried_run(const dp_problem *p, int hv, int format, const dp_carried_options *o,
+                         dp_carried *out, dp_err *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
