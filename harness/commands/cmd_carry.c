@@ -28,7 +28,8 @@ enum { OPT_STEPS = 256, OPT_EVERY, OPT_NEED, OPT_HEAD, OPT_JSON };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
-    {"steps", OPT_STEPS, "N", 0, "steps of a token (default: 100000); the case's tokens in turn", 0},
+    {"steps", OPT_STEPS, "N", 0, "steps of a token (default: 100000); the case's tokens in turn",
+     0},
     {"every", OPT_EVERY, "N", 0, "steps of one call: the state is stored after each (default: 1)",
      0},
     {"need", OPT_NEED, "E", 0,
@@ -67,12 +68,12 @@ static json_t *json_of(const char *name, const options *o, const dp_carried *r) 
     json_t *steps = json_array();
     for (int i = 0; i < r->n; i++)
         json_array_append_new(steps, json_integer(r->step[i]));
-    json_t *x = json_pack("{ss ss si sI si sf so so so so sI}", "case", name, "format",
-                          dp_carried_formats[r->format].name, "head", r->head, "steps",
-                          (json_int_t)o->c.steps, "every", o->c.every, "need", o->c.need, "step",
-                          steps, "error", numbers(r->error, r->n), "sound",
-                          numbers(r->sound, r->n), "probable", numbers(r->probable, r->n),
-                          "exceeded", (json_int_t)r->exceeded);
+    json_t *x =
+        json_pack("{ss ss si sI si sf so so so so sI}", "case", name, "format",
+                  dp_carried_formats[r->format].name, "head", r->head, "steps",
+                  (json_int_t)o->c.steps, "every", o->c.every, "need", o->c.need, "step", steps,
+                  "error", numbers(r->error, r->n), "sound", numbers(r->sound, r->n), "probable",
+                  numbers(r->probable, r->n), "exceeded", (json_int_t)r->exceeded);
     const struct {
         const char *key;
         double value;
@@ -103,8 +104,9 @@ static void print_row(const options *o, const dp_carried *r) {
         snprintf(until, sizeof until, "all %lld", (long long)o->c.steps);
     printf("%-7s %5.2f %5d %9.2g %9.2g %6.1f %6.2f %6.2f %8.2g %8.2g  %s\n", f->name, f->bytes,
            r->head, r->n ? r->error[r->n - 1] : NAN, r->largest_o,
-           r->n && r->error[r->n - 1] > 0 ? -dp_log(r->error[r->n - 1]) * 0x1.71547652b82fep0 : INFINITY, r->slope, r->bias,
-           r->of_sound, r->of_probable, until);
+           r->n && r->error[r->n - 1] > 0 ? -dp_log(r->error[r->n - 1]) * 0x1.71547652b82fep0
+                                          : INFINITY,
+           r->slope, r->bias, r->of_sound, r->of_probable, until);
 }
 
 static dp_status carry_case(const dp_case *c, const options *o, json_t *list, int *broken,
@@ -163,9 +165,8 @@ static dp_status carry_file(const char *path, const options *o, json_t *list, in
 }
 
 int dp_cmd_carry(int argc, char **argv) {
-    options o = {.of = dp_options_new(1, 64),
-                 .c = {.steps = 100000, .every = 1, .need = 0.01},
-                 .head = -1};
+    options o = {
+        .of = dp_options_new(1, 64), .c = {.steps = 100000, .every = 1, .need = 0.01}, .head = -1};
     const struct argp a = {
         .options = OPTIONS,
         .parser = parse,

@@ -87,13 +87,13 @@ static double largest(const double *x, int n) {
 }
 
 /* One row of the state as it is stored; the square of what that can be off by is returned. */
-static double store_row(int format, double *x, double *left, const double *zero, int n,
-                        dp_rng *r) {
+static double store_row(int format, double *x, double *left, const double *zero, int n, dp_rng *r) {
     const double most = largest(x, n);
     const double norm = distance(x, zero, n);
     const double scale = most > 0 ? dp_fp32(most / (format == FP8 ? 448 : 127)) : 1;
     double u = 0, spacing = 0;
-    for (int i = 0; i < n; i++) switch (format) {
+    for (int i = 0; i < n; i++)
+        switch (format) {
         case FP32: x[i] = dp_fp32(x[i]); break;
         case BF16: x[i] = dp_bf16d(x[i]); break;
         case FP16: x[i] = dp_fp16_from_bits(dp_fp16_bits(x[i])); break;
@@ -130,7 +130,8 @@ static double store_row(int format, double *x, double *left, const double *zero,
 static double store(int format, const dp_problem *p, carrier *c) {
     double d2 = 0;
     for (int x = 0; x < p->K; x++)
-        d2 += store_row(format, c->S + (int64_t)x * p->V, c->left + (int64_t)x * p->V, c->zero, p->V, &c->rng);
+        d2 += store_row(format, c->S + (int64_t)x * p->V, c->left + (int64_t)x * p->V, c->zero,
+                        p->V, &c->rng);
     return sqrt(d2);
 }
 
@@ -283,7 +284,8 @@ static void run(const session *s, const dp_carried_options *o, carrier *exact, c
         note_output(r, i, distance(kept->o, exact->o, p->V), sqrt(o2 / (double)i), o->need);
         const double stored = i % o->every ? -1 : store(r->format, p, kept);
         step_bounds(&b, norms_of(s, t), stored, r->format);
-        const double off = distance(kept->S, exact->S, KV), size = distance(exact->S, exact->zero, KV);
+        const double off = distance(kept->S, exact->S, KV),
+                     size = distance(exact->S, exact->zero, KV);
         const double error = isnan(off) ? INFINITY : off; /* it overflowed */
         note_step(r, error, &b);
         if (is_point(i, o->steps) && size > 0) note_point(r, i, size, error, &b);
@@ -299,7 +301,8 @@ static void run(const session *s, const dp_carried_options *o, carrier *exact, c
 
 static carrier carrier_new(const dp_problem *p, int hv, int format) {
     const int64_t KV = (int64_t)p->K * p->V;
-    carrier c = {.S = dp_doubles(KV), .o = dp_doubles(p->V), .left = dp_doubles(KV), .zero = dp_doubles(KV)};
+    carrier c = {
+        .S = dp_doubles(KV), .o = dp_doubles(p->V), .left = dp_doubles(KV), .zero = dp_doubles(KV)};
     if (p->s0) memcpy(c.S, p->s0 + hv * KV, sizeof *c.S * (size_t)KV);
     dp_rng_seed(&c.rng, 0x5e5510, (uint64_t)(hv * DP_NCARRIED + format));
     return c;

@@ -40,14 +40,14 @@ enum { DP_CARRIED_POINTS = 96 };
  * far. */
 typedef struct {
     int format, head, n;
-    int64_t step[DP_CARRIED_POINTS];     /* 8 a decade, and the last */
-    double error[DP_CARRIED_POINTS];     /* of the state */
+    int64_t step[DP_CARRIED_POINTS]; /* 8 a decade, and the last */
+    double error[DP_CARRIED_POINTS]; /* of the state */
     double sound[DP_CARRIED_POINTS], probable[DP_CARRIED_POINTS];
-    double largest_o;  /* error of a row of o */
-    int64_t exceeded;  /* first step at which a row of o is further off than `need`; 0: none */
+    double largest_o; /* error of a row of o */
+    int64_t exceeded; /* first step at which a row of o is further off than `need`; 0: none */
     double of_sound, of_probable; /* largest error / bound over all steps */
-    double slope;      /* of log error by log step over the last two decades */
-    double bias;       /* cosine between error and state at the end */
+    double slope;                 /* of log error by log step over the last two decades */
+    double bias;                  /* cosine between error and state at the end */
 } dp_carried;
 
 typedef struct {

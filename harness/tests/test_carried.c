@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static char out[1 << 15];
@@ -37,8 +38,7 @@ DP_TEST(carried, no_error_is_beyond_its_sound_bound) {
             CHECK(r.of_sound <= 1, "%s, %s: %.3g times its sound bound", c.name, format,
                   r.of_sound);
             CHECK(r.n > 20 && r.step[r.n - 1] == 2000 && r.error[r.n - 1] > 0,
-                  "%s, %s: %d points, error %g", c.name, format, r.n,
-                  r.n ? r.error[r.n - 1] : NAN);
+                  "%s, %s: %d points, error %g", c.name, format, r.n, r.n ? r.error[r.n - 1] : NAN);
         }
         dp_case_free(&c);
     }
@@ -121,4 +121,22 @@ DP_TEST(carried, the_program_says_how_long_or_why_not) {
         CHECK(rc == rows[i].status && strstr(out, rows[i].says), "%s: status %d: %s",
               rows[i].arguments, rc, out);
     }
+}
+
+DP_TEST(carried, the_figure_is_drawn_from_what_the_program_wrote) {
+    const char *given = getenv("DP_PYTHON"), *py = given && *given ? given : "python3";
+    char cmd[2400];
+    snprintf(cmd, sizeof cmd, "'%s' -c 'import matplotlib'", py);
+    if (gt_run(cmd, out, sizeof out)) SKIP("%s has no matplotlib", py);
+    snprintf(
+        cmd, sizeof cmd,
+        "cd '%s' && '%s' carry --cases '%s' smoke-kda t1 --steps 300 --json c.json >/dev/null "
+        "&& '%s' -I '%s/../reports/carry.py' c.json c.svg && grep -c 'int8ef\\|smoke-kda' c.svg",
+        gt_tmpdir(), gt_program(), gt_cases(), py, gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 0 && atoi(out) >= 3, "%s", out);
+    snprintf(cmd, sizeof cmd,
+             "cd '%s' && echo '[{}]' >b.json && '%s' -I '%s/../reports/carry.py' b.json b.svg",
+             gt_tmpdir(), py, gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "carry.py: b.json: KeyError"), "%s",
+          out);
 }
