@@ -84,7 +84,7 @@ verify: setup                  ## set up, build, run every case, write results.j
 	@$(run_env) $(PROGRAM) run --all --cases $(CASES) --out $(OUT)
 
 test: setup                    ## set up, build, run all tests, SHARDS processes side by side (SAN=1: under sanitizers; FILTER=context*: some of them)
-	$(build) $(PROGRAM) $(BUILD)/bridge.so $(BUILD)/dp-test $(CPU_PROGRAM) $(CPU_TESTS) $(FAULT_PROGRAM)
+	$(build) $(PROGRAM) $(BUILD)/bridge.so $(BUILD)/dp-test $(BUILD)/fuzz-replay $(CPU_PROGRAM) $(CPU_TESTS) $(FAULT_PROGRAM)
 	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" scripts/shards $(SHARDS) $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
 
 museum: setup                  ## set up, build, switch every deliberate fault on: which verdict goes red, and where it points (OUT/museum.json)

@@ -102,7 +102,10 @@ static int command_of(int argc, char **argv) {
     if (argc < 2) return usage(stderr, 2);
     if (is(argv[1], "--help", "-h") || (argc == 2 && !strcmp(argv[1], "help")))
         return usage(stdout, 0);
-    if (is(argv[1], "--version", "-V")) return printf("%s\n", argp_program_version) < 0;
+    if (is(argv[1], "--version", "-V")) {
+        printf("%s\n", argp_program_version); /* what cannot be written is seen at the end */
+        return 0;
+    }
     if (!strcmp(argv[1], "help")) { /* help COMMAND: COMMAND --help */
         argv[1] = argv[2];
         argv[2] = help;

@@ -48,6 +48,14 @@ $(FUZZ_COVERED): $(FUZZ_DIR)/cover_%: harness/fuzz/fuzz_%.c harness/fuzz/mutate.
 	@mkdir -p $(FUZZ_DIR)
 	$(FUZZ_CC) -I. $(CPPFLAGS) $(FUZZ_CFLAGS) -fprofile-instr-generate -fcoverage-mapping -fsanitize=fuzzer $(FUZZ_OF_$*) $< harness/fuzz/mutate.c $(FUZZ_LINK) -o $@
 
+# The targets without libFuzzer, for make test.
+FUZZ_REPLAY := $(BUILD)/fuzz-replay
+$(BUILD)/harness/fuzz/replay_%.o: harness/fuzz/fuzz_%.c harness/fuzz/mutate.h $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(CC) $(CPP_ALL) $(C_ALL) -DLLVMFuzzerTestOneInput=fuzz_$* -DLLVMFuzzerCustomMutator=mutator_$* -c $< -o $@
+$(FUZZ_REPLAY): $(addprefix $(BUILD)/harness/fuzz/,replay.o mutate.o $(FUZZ_TARGETS:%=replay_%.o)) $(BUILD)/libref.a $(GPU_LIB)
+	$(CC) $(C_ALL) $(LDFLAGS) $^ $(LIBS) $(GPU_LDLIBS) -o $@
+
 # Real files: every case of the project, inputs as the program writes them, outputs with the metadata that other programs write, records of runs.
 $(FUZZ_DIR)/seeds: harness/fuzz/seeds $(PROGRAM) $(wildcard $(CASES)/*.case)
 	harness/fuzz/seeds "$$(cat $(BASE)/python 2>/dev/null || echo python3)" $(PROGRAM) $(CASES) $@

@@ -343,3 +343,16 @@ DP_TEST(attacks_input, a_hundred_thousand_runs_of_one_ID_are_compared_in_seconds
     compare(dir, r, 0, at_text("%d runs in both", n));
     free((char *)dir);
 }
+
+/* ---- item 12 --------------------------------------------------------------------------------- */
+
+/* Inputs that fuzzers began with and those of their findings, through the same targets. */
+DP_TEST(attacks_input, what_fuzzers_found_is_read_again) {
+    static const char *const target[] = {"safetensors", "case", "judge", "record"};
+    const char *dir = strdup(at_dir("replay"));
+    for (int i = 0; i < 4; i++)
+        EXPECT(at_sh(dir, 30, "${P%%/*}/fuzz-replay %s $C/../harness/fuzz/corpus/%s/*", target[i],
+                     target[i]),
+               0, at_text("%s: ", target[i]), " inputs read");
+    free((char *)dir);
+}
