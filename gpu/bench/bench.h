@@ -57,30 +57,18 @@ struct Shape {
     }
 };
 
-static inline dpg_problem problem_of(const Shape &s, const int64_t cu[2]) {
-    dpg_problem p = {};
-    p.T = s.T;
-    p.H = p.HV = s.HV;
-    p.K = s.K;
-    p.V = s.V;
-    p.R = s.R;
-    p.Kg = s.one_gate ? 1 : s.K;
-    p.Nseq = 1;
-    p.cu = cu;
-    p.scale = 1 / sqrt((double)s.K);
+static inline dpg_problem problem_of(const Shape &s, const std::vector<int64_t> &cu) {
+    dpg_problem p = sized(cu, s.HV, s.HV, s.K, s.V, s.R, s.one_gate ? 1 : s.K, DPG_BF16);
     p.gate = DP_GATE_LOWER_BOUND;
     p.lower_bound = -5;
-    p.beta_form = DP_BETA_SIGMOID;
-    p.l2norm = 1;
     p.dtype = s.type;
-    p.gdtype = p.odtype = p.ddtype = p.dgdtype = DPG_BF16;
     return p;
 }
 
 /* Neither initial nor final states nor their gradients. */
 struct BenchRank : Rank {
     BenchRank(const Shape &s, int rank, int N, const dpg_options &o) {
-        const int64_t cu[2] = {0, s.T};
+        const std::vector<int64_t> cu = {0, s.T};
         open(problem_of(s, cu), o, rank, N, [&](const Share &x) -> void * {
             static const char *const drawn[] = {"q", "k", "v", "g", "beta", "do"};
             for (uint32_t i = 0; i < sizeof drawn / sizeof *drawn; i++)

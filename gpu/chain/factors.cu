@@ -5,7 +5,11 @@
  * away), tf32rz hands the raw fp32 words to the mma, which drops the low 13 bits; tf32x3 adds
  * lo*hi + hi*lo + hi*hi. fp32 is IEEE FMA on the CUDA cores. The accumulator inside a tensor core
  * rounds toward zero; every k-step therefore starts from zero and is added on the CUDA cores, so
- * that only a step's own 8 or 16 products see it. */
+ * that only a step's own 8 or 16 products see it.
+ *
+ * k_factor has one phase and no shared memory. k_chain, 32 columns of M a block: P <- F_j P for one
+ * factor after the other; shared memory holds P and the product that takes its place (Q) behind a
+ * barrier. */
 #include "chain/chain.cuh"
 #include "fault.cuh"
 #include "instructions.cuh"

@@ -1,5 +1,11 @@
 /* gpu/chain/merge.cu - states over ranks from gathered elements (math.md g.1), fp32 FMA: of the
- * dense chain forward, and of gradients from the farthest later rank and the last part down. */
+ * dense chain forward, and of gradients from the farthest later rank and the last part down.
+ *
+ * Both kernels: phases of a product P <- M P + add, and what shared memory holds (Columns):
+ *
+ *   panel     32 or 64 columns of M to one of two panels; the next in registers     P, panels
+ *   product   sums of all rows, after a barrier a panel                             P, panels
+ *   replace   P, between two barriers                                               P */
 #include "chain/chain.cuh"
 #include "chain/columns.cuh"
 #include "plan/paths.cuh"

@@ -1,6 +1,14 @@
 /* gpu/chain/segments.cu - elements (M, H) of a rank's segments (augmented chain, K and V in
  * {64, 128}): composed to the rank's, merged over ranks, and the states that segments start from.
- */
+ *
+ * Phases of a block, 32 columns of a head, and what shared memory holds:
+ *
+ *   await     with windows: states of the rank before                   nothing
+ *   put       a state, or columns of an element, split in (hi, lo)      P
+ *   product   M P + add; M straight to registers                        P
+ *   store     to memory, or (push) by rows to other ranks' windows      the block's words in order:
+ *                                                                       in P's place (k_compose),
+ *                                                                       behind it (k_states) */
 #include "chain/chain.cuh"
 #include "chain/panel.cuh"
 #include "plan/paths.cuh"

@@ -6,7 +6,12 @@
  * way, W - 1 tokens past its strip, with the sums of W unfinished rows of dx in registers. Rows
  * before the rank come from the gathered tails of x, gradients of pre after it from the gathered
  * heads of dpre. Sums of dw over a strip, 8 strips of a block, blocks, ranks: each in a fixed
- * order. */
+ * order.
+ *
+ * k_conv_fwd, k_conv_head, k_conv_tail and k_conv_ranks have one phase and no shared memory.
+ * k_conv_bwd: the strip, then W - 1 tokens behind it, in registers; then W + 1 times sum_strips,
+ * the strips' sums in shared memory between two barriers. k_conv_sum: 8 runs of blocks in shared
+ * memory, then their sum. */
 #include "dp_conv.h"
 #include "fault.cuh"
 #include "plan/values.cuh"

@@ -106,7 +106,8 @@ __device__ __forceinline__ void invert_half(float *A, int half, int lane) {
     store_block(low, z, -1.f, lane);
 }
 
-/* -T22 A21 T11 of 32 rows, block (i, j) of 16 by warp 2 i + j, in two products with a barrier of the
+/* -T22 A21 T11 of 32 rows, block (i, j) of 16 by warp 2 i + j, in two products with a barrier of
+ * the
  * block before each; what the first makes waits in the upper triangle. */
 __device__ __forceinline__ void invert_rest_first(float *A, int warp, int lane) {
     int i = warp / 2, j = warp % 2;

@@ -14,7 +14,14 @@
  * w and kg are bf16 as they stand; M and its X go in three bf16 pieces, so that all operands are
  * exact to 2^-24, for 3 products instead of 1. The accumulator of a tensor core rounds toward zero:
  * the leading products of every two k-steps start from zero and are added on the CUDA cores while
- * the two small ones, where that does not matter, add up in the tensor core. */
+ * the two small ones, where that does not matter, add up in the tensor core.
+ *
+ * Phases of a chunk, and what shared memory holds:
+ *
+ *   look    every 8 chunks: is anything left of M                  H
+ *   M       X = w M in three pieces, M <- eC M - kg' X             w kg eC of the stage
+ *   load    warp 0: the chunk STAGES - 1 ahead                     the stage of the chunk before
+ *   H       H read at once, X = u - w H, H <- eC H + kg' X         w kg u eC; H written again */
 #include "fast/fast.cuh"
 #include "fast/inverse.cuh"
 

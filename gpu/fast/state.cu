@@ -8,13 +8,24 @@
  *   k_scan  many heads: one warp per 16 columns, 4 in a block share the tiles, a fifth loads them
  *   k_team  few heads: 4 warps per 16 columns, 4 more for o, one loads
  *
- * Shared memory of both: a ring of chunks (Stage), where o, kept states and X are put in order on
- * their way out; of k_team also the fragments that its warps hand to each other. */
+ * Shared memory is a ring of chunks (Stage) and what a block's warps leave for each other or put in
+ * order on the way out. Phases of a chunk, and what shared memory holds:
+ *
+ *   k_scan, each warp by itself:
+ *     X       S rounded to fragments; X = u - w S           the chunk: w kg qg Aqk u eC
+ *     keep    S and X go out by the copy engine             S, X of each warp
+ *     S       S <- eC S + kg' X                             kg, eC
+ *     o       scale qg S + Aqk X                            qg, Aqk; o of each warp; then the
+ *                                                           stage is the producer's again
+ *   k_team, warp t of 4:
+ *     hand    S of its channels to fragments                S[buf], of all warps behind the barrier
+ *     X       X of tokens 16 t ..; kg, eC to registers      w, u, kg, eC; X[buf] behind the barrier
+ *     S       S <- eC S + kg' X                             X[buf]; S and X to memory (KEEP)
+ *   and warp t of the 4 for o, a chunk behind at most:
+ *     o       scale qg S + Aqk X of tokens 16 t ..          qg, Aqk; S[buf], X[buf] */
 #include "fast/state.cuh"
 
 namespace {
-
-#define SLICES_OF_SCAN 4
 
 template <int K, int SL> struct Stage {
     bf16 w[C * K], kg[C * K], qg[C * K], Aqk[C * C], u[SL * C * 16];
@@ -42,13 +53,6 @@ __device__ __forceinline__ void load_chunks(Ring &r, Stage<K, SL> *stages, const
     produce(r, stages, a.depth, run.n, bytes, lane, [&](Stage<K, SL> &s, int i, uint64_t *full) {
         load_stage<K, V, SL, OUT>(s, d, a, run.c0 + i, hv, slice, full, lane);
     });
-}
-
-/* final_state where the sequence ends, H where other ranks ask. */
-__device__ __forceinline__ void last_state(const Dims &d, const StateArgs &a, const Run &r, int hv,
-                                           int k, int v, float s) {
-    if (a.end && r.ends) a.end[(((int64_t)r.gseq * d.HV + hv) * d.K + k) * d.V + v] = s;
-    if (a.hm) a.hm[(((int64_t)r.part * d.HV + hv) * d.K + k) * a.row + v] = s;
 }
 
 /* o' += X' Aqk' of 16 P tokens from block p0 on; Aqk is lower triangular in blocks of 16. */
@@ -118,22 +122,6 @@ template <int K, int V, bool OUT, bool KEEP> struct ScanWarp {
     int hv, warp, slice, lane; /* slice: of the tile */
     float S[K / 8][4];
 
-    __device__ __forceinline__ void keep(int64_t tile, const uint32_t sa[K / 16][4],
-                                         const uint32_t xa[4][4]) {
-        drain_wait(lane);
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < K / 16; j++)
-            keep_fragment(sm.S[warp], 16 * j, sa[j], lane);
-#pragma unroll
-        for (int p = 0; p < 4; p++)
-            keep_fragment(sm.X[warp], 16 * p, xa[p], lane);
-        drain_fence();
-        __syncwarp();
-        drain(a.states + (tile * (V / 16) + slice) * K * 16, sm.S[warp], K * 32, lane);
-        drain(a.news + (tile * (V / 16) + slice) * C * 16, sm.X[warp], C * 32, lane);
-        drain_commit(lane);
-    }
     __device__ __forceinline__ void chunk(int c, const St &st) {
         int64_t tile = (int64_t)c * d.HV + hv;
         uint32_t sa[K / 16][4], xa[4][4];
@@ -145,7 +133,7 @@ template <int K, int V, bool OUT, bool KEEP> struct ScanWarp {
             take_from_u(x + 2 * p, slice_across(st.u + warp * C * 16, 16 * p, lane));
             fragment(xa[p], x[2 * p], x[2 * p + 1]);
         }
-        if (KEEP) keep(tile, sa, xa);
+        if (KEEP) keep_chunk<K, V>(a, tile, slice, sm.S[warp], sm.X[warp], sa, xa, lane);
         Walk<> kg = walk_down(st.kg, 0, lane);
 #pragma unroll
         for (int j = 0; j < K / 8; j += 4) {
@@ -176,11 +164,10 @@ template <int K, int V, bool OUT, bool KEEP> struct ScanWarp {
         }
         if (KEEP) drain_wait(lane);
         each<K / 8>(S, lane,
-                    [&](int k, int v, float &s) { last_state(d, a, r, hv, k, v0 + v, s); });
+                    [&](int k, int v, float &s) { last_state<false>(d, a, r, hv, k, v0 + v, s); });
     }
 };
 
-#define SCAN_THREADS (32 * (SLICES_OF_SCAN + 1))
 template <int K, int V, bool OUT, bool KEEP>
 __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan(Dims d, StateArgs a) {
     extern __shared__ __align__(128) char raw[];
@@ -216,11 +203,6 @@ template <int K> struct TeamSmem {
     bf16 o[C * 16], hs[2][K * 16], xs[2][C * 16];
 };
 
-__device__ __forceinline__ void team_sync() { sync_part(1, 128); }
-__device__ __forceinline__ uint4 pack4(const uint32_t r[4]) {
-    return make_uint4(r[0], r[1], r[2], r[3]);
-}
-
 /* x = S' B' for 16 tokens, B fragments loaded. Even and odd k-steps keep separate sums: shorter
  * chains. */
 template <int K>
@@ -246,16 +228,6 @@ __device__ __forceinline__ void load_rows(uint32_t b[K / 16][4], const bf16 *B, 
 #pragma unroll
     for (int j = 0; j < K / 16; j++)
         ldsm4(b[j], w.at(j));
-}
-__device__ __forceinline__ void load_x(uint32_t xa[4][4], const uint4 X[4][32], int lane) {
-#pragma unroll
-    for (int p = 0; p < 4; p++) {
-        uint4 f = X[p][lane];
-        xa[p][0] = f.x;
-        xa[p][1] = f.y;
-        xa[p][2] = f.z;
-        xa[p][3] = f.w;
-    }
 }
 
 /* A team's 16 columns: `slice`. */
@@ -339,8 +311,9 @@ template <int K, int V, bool OUT, bool KEEP> struct Team {
                     S[j][n] = fmaf(n % 2 ? e[j].y : e[j].x, S[j][n], acc[j][n]);
         }
         if (KEEP && t == 0) drain_wait(lane);
-        each<NJ>(S, lane,
-                 [&](int k, int v, float &s) { last_state(d, a, run, hv, k0 + k, v0 + v, s); });
+        each<NJ>(S, lane, [&](int k, int v, float &s) {
+            last_state<false>(d, a, run, hv, k0 + k, v0 + v, s);
+        });
     }
     /* o of tokens 16 t .. of every chunk: scale S' qg' + X' Aqk'. */
     __device__ __forceinline__ void output(St *stages) {
@@ -404,9 +377,7 @@ __global__ void __launch_bounds__(TEAM_THREADS(OUT)) k_team(Dims d, StateArgs a)
 template <int K, int V, bool OUT, bool KEEP>
 dp_status launch_team(const Call &c, StateArgs a, int nseq) {
     auto kernel = k_team<K, V, OUT, KEEP>;
-    size_t stage = sizeof(Stage<K, 1>), rest = (sizeof(TeamSmem<K>) + 127) / 128 * 128;
-    a.depth = stages_that_fit(c.p, stage, rest);
-    int bytes = (int)(rest + a.depth * stage);
+    int bytes = ring_bytes(c.p, &a, sizeof(TeamSmem<K>), sizeof(Stage<K, 1>));
     CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     kernel<<<(unsigned)nseq * c.p->d.HV *(V / 16), TEAM_THREADS(OUT), bytes, c.s>>>(c.p->d, a);
     CK_LAUNCH(c.e, "k_team");
@@ -416,10 +387,8 @@ dp_status launch_team(const Call &c, StateArgs a, int nseq) {
 template <int K, int V, bool OUT, bool KEEP>
 dp_status launch_scan(const Call &c, StateArgs a, int nseq) {
     auto kernel = k_scan<K, V, OUT, KEEP>;
-    size_t stage = sizeof(Stage<K, SLICES_OF_SCAN>);
-    size_t rest = (sizeof(ScanSmem<K, OUT, KEEP>) + 127) / 128 * 128;
-    a.depth = stages_that_fit(c.p, stage, rest);
-    int bytes = (int)(rest + a.depth * stage);
+    int bytes =
+        ring_bytes(c.p, &a, sizeof(ScanSmem<K, OUT, KEEP>), sizeof(Stage<K, SLICES_OF_SCAN>));
     unsigned blocks = (unsigned)nseq * c.p->d.HV * (V / 16 / SLICES_OF_SCAN);
     CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     kernel<<<blocks, SCAN_THREADS, bytes, c.s>>>(c.p->d, a);

@@ -12,6 +12,7 @@
 #include "fast/ring.cuh"
 #include "fast/tile.cuh"
 #include "fault.cuh"
+#include <algorithm>
 
 /* NULL: not wanted, or zeros. */
 struct StateArgs {
@@ -116,10 +117,64 @@ __device__ __forceinline__ void keep_fragment(bf16 *slice, int row0, const uint3
     stsm4t(slice_across(slice, row0, lane), a);
 }
 
-/* Stages that the device's shared memory holds beside `rest` bytes. */
-static inline int stages_that_fit(const dpg_plan *p, size_t stage, size_t rest) {
-    int n = (int)((p->device.shared - rest) / stage);
-    return n > MOST_STAGES ? MOST_STAGES : n;
+/* State S and X of a chunk, fragments of a warp's 16 columns, to memory by way of its buffers. */
+template <int K, int V>
+__device__ __forceinline__ void keep_chunk(const StateArgs &a, int64_t tile, int slice, bf16 *S,
+                                           bf16 *X, const uint32_t sa[K / 16][4],
+                                           const uint32_t xa[4][4], int lane) {
+    drain_wait(lane);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < K / 16; j++)
+        keep_fragment(S, 16 * j, sa[j], lane);
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+        keep_fragment(X, 16 * p, xa[p], lane);
+    drain_fence();
+    __syncwarp();
+    drain(a.states + (tile * (V / 16) + slice) * K * 16, S, K * 32, lane);
+    drain(a.news + (tile * (V / 16) + slice) * C * 16, X, C * 32, lane);
+    drain_commit(lane);
+}
+
+/* Word (k, v) of what a pass ends with: final_state where the sequence ends, ds0 (BACK) where it
+ * starts; H or dH where other ranks or segments ask. */
+template <bool BACK>
+__device__ __forceinline__ void last_state(const Dims &d, const StateArgs &a, const Run &r, int hv,
+                                           int k, int v, float s) {
+    if (a.end && (BACK ? r.starts : r.ends))
+        a.end[(((int64_t)r.gseq * d.HV + hv) * d.K + k) * d.V + v] = s;
+    if (a.hm) a.hm[(((int64_t)r.part * d.HV + hv) * d.K + k) * a.row + v] = s;
+}
+
+/* ---- teams: 4 warps have the state of 16 columns --------------------------------------------- */
+
+__device__ __forceinline__ void team_sync() { sync_part(1, 128); }
+__device__ __forceinline__ uint4 pack4(const uint32_t r[4]) {
+    return make_uint4(r[0], r[1], r[2], r[3]);
+}
+/* X of a chunk, A fragments that the warps of a team left. */
+__device__ __forceinline__ void load_x(uint32_t xa[4][4], const uint4 X[4][32], int lane) {
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+        uint4 f = X[p][lane];
+        xa[p][0] = f.x;
+        xa[p][1] = f.y;
+        xa[p][2] = f.z;
+        xa[p][3] = f.w;
+    }
+}
+
+/* ---- host ------------------------------------------------------------------------------------ */
+
+#define SLICES_OF_SCAN 4 /* of 16 columns, a warp each, in a block of k_scan and k_scan_bwd */
+#define SCAN_THREADS (32 * (SLICES_OF_SCAN + 1))
+
+/* Bytes of shared memory of a block: `rest`, then a ring of as many stages as the device holds. */
+static inline int ring_bytes(const dpg_plan *p, StateArgs *a, size_t rest, size_t stage) {
+    rest = (rest + 127) / 128 * 128;
+    a->depth = std::min((int)((p->device.shared - rest) / stage), MOST_STAGES);
+    return (int)(rest + a->depth * stage);
 }
 /* Slices that share a block share the tiles it reads, and need no barriers; teams finish a chunk
  * sooner. With fewer than about 100 blocks of 4 slices the chain of chunks is what takes the time.

@@ -4,13 +4,21 @@
  *
  * The undecayed dS is what meets kg. Kept: dS after each chunk (dh) and dv_new. Two kernels as in
  * state.cu: k_scan_bwd, one warp per 16 columns, 4 in a block; k_team_bwd, few heads, 4 warps per
- * 16 columns. Shared memory: a ring of chunks (Stage), where dh and dv_new are put in order on
- * their way out, and in k_team_bwd the fragments that its warps hand to each other. */
+ * 16 columns. Phases of a chunk, and what shared memory holds:
+ *
+ *   k_scan_bwd, each warp by itself:
+ *     dv_new  dS rounded; do' Aqk + dS' kg'                 the chunk: kg w qg Aqk do eC
+ *     keep    dS and dv_new go out by the copy engine       S, X of each warp
+ *     dS      eC dS + scale do' qg - dv_new' w              qg, w, eC; then the stage is free
+ *   k_team_bwd, warp t of 4:
+ *     hand    dS of its channels to fragments               S[buf], hs[buf] behind the barrier
+ *     dv_new  of tokens 16 t ..; dh goes out                kg, Aqk, do; X[buf], xs[buf] behind the
+ *                                                           barrier
+ *     dS      of its channels; dv_new goes out              X[buf]; qg, w, eC */
 #include "fast/state.cuh"
 
 namespace {
 
-#define SLICES_OF_SCAN 4
 #define NEGATE 0x80008000u
 
 template <int K, int SL> struct Stage {
@@ -48,14 +56,6 @@ __device__ __forceinline__ void load_chunks(Ring &r, Stage<K, SL> *stages, const
         fill(s.w, a.w + tile * C * K, T2, full, lane);
         fill(s.eC, a.eC + tile * K, K * 4, full, lane);
     });
-}
-
-/* What is left of a sequence's gradient: ds0 where it starts, dH where other ranks or segments ask.
- */
-__device__ __forceinline__ void last_state(const Dims &d, const StateArgs &a, const Run &r, int hv,
-                                           int k, int v, float s) {
-    if (a.end && r.starts) a.end[(((int64_t)r.gseq * d.HV + hv) * d.K + k) * d.V + v] = s;
-    if (a.hm) a.hm[(((int64_t)r.part * d.HV + hv) * d.K + k) * a.row + v] = s;
 }
 
 /* do of 16 columns as A fragments, 16 tokens each. */
@@ -110,7 +110,6 @@ template <int K> struct ScanSmem {
     bf16 S[SLICES_OF_SCAN][K * 16], X[SLICES_OF_SCAN][C * 16];
 };
 
-#define SCAN_THREADS (32 * (SLICES_OF_SCAN + 1))
 template <int K, int V>
 __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan_bwd(Dims d, StateArgs a) {
     extern __shared__ __align__(128) char raw[];
@@ -146,21 +145,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan_bwd(Dims d, StateArgs 
 #pragma unroll
         for (int p = 0; p < 4; p++)
             fragment(xa[p], x[2 * p], x[2 * p + 1]);
-        if (a.states) {
-            drain_wait(lane);
-            __syncwarp();
-#pragma unroll
-            for (int j = 0; j < K / 16; j++)
-                keep_fragment(sm.S[warp], 16 * j, sa[j], lane);
-#pragma unroll
-            for (int p = 0; p < 4; p++)
-                keep_fragment(sm.X[warp], 16 * p, xa[p], lane);
-            drain_fence();
-            __syncwarp();
-            drain(a.states + (tile * (V / 16) + slice) * K * 16, sm.S[warp], K * 32, lane);
-            drain(a.news + (tile * (V / 16) + slice) * C * 16, sm.X[warp], C * 32, lane);
-            drain_commit(lane);
-        }
+        if (a.states) keep_chunk<K, V>(a, tile, slice, sm.S[warp], sm.X[warp], sa, xa, lane);
 #pragma unroll
         for (int e = 0; e < 16; e++)
             xa[e / 4][e % 4] ^= NEGATE;
@@ -168,8 +153,9 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan_bwd(Dims d, StateArgs 
         __syncwarp();
         bar_arrive_warp(&sm.ring.empty[turn.slot], lane);
     }
-    each<K / 8>(S, lane,
-                [&](int k, int v, float &s) { last_state(d, a, run, hv, k, slice * 16 + v, s); });
+    each<K / 8>(S, lane, [&](int k, int v, float &s) {
+        last_state<true>(d, a, run, hv, k, slice * 16 + v, s);
+    });
     drain_wait(lane);
 }
 
@@ -181,7 +167,6 @@ template <int K> struct TeamSmem {
     uint4 S[2][K / 16][32], X[2][4][32];
     bf16 hs[2][K * 16], xs[2][C * 16];
 };
-__device__ __forceinline__ void team_sync() { sync_part(1, 128); }
 
 #define TEAM_THREADS 160
 template <int K, int V>
@@ -213,7 +198,7 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs 
 #pragma unroll
         for (int j = 0; j < NJ; j += 2) {
             fragment(r, S[j], S[j + 1]);
-            sm.S[buf][(t * NJ + j) / 2][lane] = make_uint4(r[0], r[1], r[2], r[3]);
+            sm.S[buf][(t * NJ + j) / 2][lane] = pack4(r);
             keep_fragment(sm.hs[buf], k0 + j * 8, r, lane);
         }
         drain_fence();
@@ -241,7 +226,7 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs 
 #pragma unroll
         for (int e = 0; e < 4; e++)
             r[e] ^= NEGATE;
-        sm.X[buf][t][lane] = make_uint4(r[0], r[1], r[2], r[3]);
+        sm.X[buf][t][lane] = pack4(r);
         drain_fence();
         if (t == 0) drain_wait(lane); /* of the chunk before: written again behind the barrier */
         team_sync();
@@ -249,20 +234,14 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs 
             drain(a.news + (tile * (V / 16) + slice) * C * 16, sm.xs[buf], C * 32, lane);
             drain_commit(lane);
         }
-#pragma unroll
-        for (int p = 0; p < 4; p++) {
-            uint4 f = sm.X[buf][p][lane];
-            xa[p][0] = f.x;
-            xa[p][1] = f.y;
-            xa[p][2] = f.z;
-            xa[p][3] = f.w;
-        }
+        load_x(xa, sm.X[buf], lane);
         update<K, NJ>(S, oa, xa, st, k0 / 8, d.scale, lane);
         __syncwarp();
         bar_arrive_warp(&sm.ring.empty[turn.slot], lane);
     }
-    each<NJ>(S, lane,
-             [&](int k, int v, float &s) { last_state(d, a, run, hv, k0 + k, slice * 16 + v, s); });
+    each<NJ>(S, lane, [&](int k, int v, float &s) {
+        last_state<true>(d, a, run, hv, k0 + k, slice * 16 + v, s);
+    });
     if (t == 0) drain_wait(lane);
 }
 
@@ -271,10 +250,7 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs 
 template <int K, int V> struct PassBwd {
     static dp_status scan(const Call &c, StateArgs a, int nseq) {
         auto kernel = k_scan_bwd<K, V>;
-        size_t stage = sizeof(Stage<K, SLICES_OF_SCAN>),
-               rest = (sizeof(ScanSmem<K>) + 127) / 128 * 128;
-        a.depth = stages_that_fit(c.p, stage, rest);
-        int bytes = (int)(rest + a.depth * stage);
+        int bytes = ring_bytes(c.p, &a, sizeof(ScanSmem<K>), sizeof(Stage<K, SLICES_OF_SCAN>));
         unsigned blocks = (unsigned)nseq * c.p->d.HV * (V / 16 / SLICES_OF_SCAN);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         kernel<<<blocks, SCAN_THREADS, bytes, c.s>>>(c.p->d, a);
@@ -283,9 +259,7 @@ template <int K, int V> struct PassBwd {
     }
     static dp_status team(const Call &c, StateArgs a, int nseq) {
         auto kernel = k_team_bwd<K, V>;
-        size_t stage = sizeof(Stage<K, 1>), rest = (sizeof(TeamSmem<K>) + 127) / 128 * 128;
-        a.depth = stages_that_fit(c.p, stage, rest);
-        int bytes = (int)(rest + a.depth * stage);
+        int bytes = ring_bytes(c.p, &a, sizeof(TeamSmem<K>), sizeof(Stage<K, 1>));
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         kernel<<<(unsigned)nseq * c.p->d.HV *(V / 16), TEAM_THREADS, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_team_bwd");

@@ -1,5 +1,6 @@
 /* gpu/fast/sums.cu - what is summed behind the tiles: dq and dk over the value heads of a group and
- * the keys of a token, dA_log and ddt_bias over a rank's chunks. Fixed orders, no atomics. */
+ * the keys of a token, dA_log and ddt_bias over a rank's chunks. Fixed orders, no atomics. One
+ * phase each; k_sums: the 8 warps' sums in shared memory, then warp 0 adds them. */
 #include "fast/fast.cuh"
 #include "fast/grad.cuh"
 

@@ -1,5 +1,6 @@
 /* gpu/simple/activations.cu - gradients through the L2 norm, the gate and beta (math.md c), and
- * their sums over tokens. */
+ * their sums over tokens. One phase each and no shared memory, but k_gate_sum: dA_log by channel in
+ * shared memory, behind a barrier one thread adds them. */
 #include "fault.cuh"
 #include "plan/values.cuh"
 #include "simple/simple.cuh"

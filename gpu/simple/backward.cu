@@ -4,7 +4,13 @@
  * One block per tile (or per state slice), fp32 FMA, every sum in a fixed order, no atomics:
  * bitwise repeatable. With base bf16 rif() rounds what FLA stores or multiplies in bf16: do, h, dh,
  * kgam, L, dE as operands, dv_local and dv_new as stored; all gradients accumulate in fp32. Names
- * are those of ref/chunk/chunk.c. Rows past a chunk's last token hold zeros in every buffer. */
+ * are those of ref/chunk/chunk.c. Rows past a chunk's last token hold zeros in every buffer.
+ *
+ *   k_dv_local    dv_local                                   16 rows and columns of factors
+ *   k_state_bwd   a chunk: do, dv_new; barrier; dS           16 columns of S, dv_new (X), do (D)
+ *   k_wy_bwd      dZ, dv; Kgam S_0; E; barrier; dbeta        16 rows and columns of factors
+ *   k_outer       one of five products                       16 rows and columns of factors
+ *   k_intra_bwd   z; dq, dk, dgam; barrier; dg; its sum      z, a word a channel */
 #include "fault.cuh"
 #include "plan/values.cuh"
 #include "simple/product.cuh"

@@ -3,7 +3,14 @@
  *
  * The readable second witness for the fast path, and the only path for general K, V, R. With base
  * fp32 nothing is rounded below fp32; with base bf16 rif() rounds exactly what FLA stores in bf16
- * (math.md f, last paragraph). Sums run in a fixed order. */
+ * (math.md f, last paragraph). Sums run in a fixed order.
+ *
+ *   k_prepare   gates, beta; norms of q and k        no shared memory, nor in the next three
+ *   k_pairs     A, L, Aqk
+ *   k_solve     columns of T; then to their place
+ *   k_wy        w, u; kg, qg
+ *   k_state     a chunk: X; barrier; S; barrier      16 columns of S and X
+ *   k_output    o                                    none */
 #include "fault.cuh"
 #include "plan/paths.cuh"
 #include "plan/values.cuh"

@@ -6,22 +6,12 @@
 
 /* results: type of o. Gradients, given and made, are fp32. */
 static inline dpg_problem problem_of(const Case &c, const Inputs &x, dpg_dtype results) {
-    dpg_problem p = {};
-    p.T = c.T();
-    p.H = c.H;
-    p.HV = c.HV;
-    p.K = c.K;
-    p.V = c.V;
-    p.R = c.R;
-    p.Kg = c.Kg();
-    p.Nseq = (int)c.cu.size() - 1;
-    p.cu = c.cu.data();
+    dpg_problem p = sized(c.cu, c.H, c.HV, c.K, c.V, c.R, c.Kg(), c.dtype);
     p.scale = x.scale;
     p.gate = c.gate;
     p.lower_bound = x.lb;
     p.beta_form = c.beta;
     p.l2norm = c.l2norm;
-    p.dtype = p.gdtype = c.dtype;
     p.odtype = results;
     p.ddtype = p.dgdtype = DPG_F32;
     return p;

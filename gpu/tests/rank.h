@@ -4,6 +4,27 @@
 #define DPG_TESTS_RANK_H
 #include "device.h"
 
+/* Sizes of a problem over the tokens of `cu`, which must outlive it; sigmoid beta, L2 norm,
+ * everything of one type but what is always fp32. */
+static inline dpg_problem sized(const std::vector<int64_t> &cu, int H, int HV, int K, int V, int R,
+                                int Kg, dpg_dtype type) {
+    dpg_problem p = {};
+    p.T = cu.back();
+    p.H = H;
+    p.HV = HV;
+    p.K = K;
+    p.V = V;
+    p.R = R;
+    p.Kg = Kg;
+    p.Nseq = (int)cu.size() - 1;
+    p.cu = cu.data();
+    p.scale = 1 / sqrt((double)K);
+    p.beta_form = DP_BETA_SIGMOID;
+    p.l2norm = 1;
+    p.dtype = p.gdtype = p.odtype = p.ddtype = p.dgdtype = type;
+    return p;
+}
+
 /* What a rank holds of a tensor: words [from, from + n) of the whole. */
 struct Share {
     const char *name;

@@ -33,21 +33,11 @@ static inline bool names_rank_1(const char *message) {
     return strstr(message, "rank 1 ") || strstr(message, "of rank 1");
 }
 
-/* K = V = 64, two heads, everything of one type but what is always fp32. */
-static inline dpg_problem small_problem(int64_t T, const std::vector<int64_t> &cu, dp_gate gate,
+/* Two heads, K = V = 64. */
+static inline dpg_problem small_problem(const std::vector<int64_t> &cu, dp_gate gate,
                                         dpg_dtype type) {
-    dpg_problem p = {};
-    p.T = T;
-    p.H = p.HV = 2;
-    p.K = p.V = p.Kg = 64;
-    p.R = 1;
-    p.Nseq = (int)cu.size() - 1;
-    p.cu = cu.data();
-    p.scale = 0.125;
+    dpg_problem p = sized(cu, 2, 2, 64, 64, 1, 64, type);
     p.gate = gate;
-    p.beta_form = DP_BETA_SIGMOID;
-    p.l2norm = 1;
-    p.dtype = p.gdtype = p.odtype = p.ddtype = p.dgdtype = type;
     return p;
 }
 

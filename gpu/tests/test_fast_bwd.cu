@@ -62,22 +62,9 @@ struct How {
 };
 
 static dpg_problem problem_of(const Case &c) {
-    dpg_problem p = {};
-    p.T = c.T();
-    p.H = c.H;
-    p.HV = c.HV;
-    p.K = c.K;
-    p.V = c.V;
-    p.R = c.R;
-    p.Kg = c.Kg();
-    p.Nseq = (int)c.cu.size() - 1;
-    p.cu = c.cu.data();
-    p.scale = 1 / sqrt((double)c.K);
+    dpg_problem p = sized(c.cu, c.H, c.HV, c.K, c.V, c.R, c.Kg(), DPG_BF16);
     p.gate = c.gate;
     p.lower_bound = -5;
-    p.beta_form = DP_BETA_SIGMOID;
-    p.l2norm = 1;
-    p.dtype = p.gdtype = p.odtype = p.ddtype = p.dgdtype = DPG_BF16;
     return p;
 }
 

@@ -31,7 +31,7 @@ struct KillRank : Rank {
         o.chain_how = whole ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE;
         o.segments = whole ? 2 : 0;
         o.backward = !whole;
-        open(small_problem(cu[1], cu, DP_GATE_LOG, DPG_BF16), o, rank, N,
+        open(small_problem(cu, DP_GATE_LOG, DPG_BF16), o, rank, N,
              [&](const Share &x) { return memory.filled(x.bytes(), 0); });
         fast = dpg_plan_path(plan) == DPG_PATH_FAST;
     }

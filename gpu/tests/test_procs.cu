@@ -115,8 +115,7 @@ struct ProcProblem {
         int64_t T = N * L;
         cu = packed ? std::vector<int64_t>{0, L / 2, T - L / 2, T - L / 4, T}
                     : std::vector<int64_t>{0, T};
-        problem =
-            small_problem(T, cu, DP_GATE_SOFTPLUS, w.base == DP_BASE_BF16 ? DPG_BF16 : DPG_F32);
+        problem = small_problem(cu, DP_GATE_SOFTPLUS, w.base == DP_BASE_BF16 ? DPG_BF16 : DPG_F32);
         options.base = w.base;
         options.chain = DP_TF32X3;
         options.chain_how = w.how;

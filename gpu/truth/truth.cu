@@ -1,6 +1,13 @@
 /* gpu/truth/truth.cu - ref/truth/truth_dd_lanes.inc for one thread a lane: 8 threads hold a column
  * of the state in registers, row k in lane k mod 8. Products are written __dmul_rn, so that the
- * compiler cannot fuse them into additions. */
+ * compiler cannot fuse them into additions.
+ *
+ * Phases of a token, and what shared memory holds (two buffers of a token's rows q, d, k):
+ *
+ *   fetch     the next token's rows on their way to registers     this token's rows
+ *   keys      U_j = beta_j (v_j - k_j' D S), 3 shuffles each      this token's rows
+ *   output    S += k_j U_j, o = scale q' S                        this token's rows
+ *   keep      the next token's rows, then a barrier               both buffers */
 #include "dp_truth_gpu.h"
 #include "plan/status.cuh"
 

@@ -36,16 +36,14 @@ static double off_by(const float *got, int ld, const Vec &want, int K, int V) {
     return sqrt(d / w);
 }
 
-/* Rank 1 of 4 of one sequence: dS_out of the rank, what its parts start from, and its dH, from
- * random elements. */
-static int test_parts(int HV, int K, int V, int dh_only) {
-    const int64_t cu[] = {0, 4 * 256};
-    const int parts = 3, rank = 1, N = 4, row = dh_only ? V : V + K;
+/* A rank of one sequence of T tokens, forward and backward on the simple path in fp32. */
+static dpg_plan *plan_of(int64_t T, int HV, int K, int V, int rank, int N, int dh_only) {
+    const int64_t cu[] = {0, T};
     dpg_problem p = {};
     dpg_options o = {};
     dpg_plan *plan;
     dp_err e = {DP_OK, ""};
-    p.T = cu[1];
+    p.T = T;
     p.H = p.HV = HV;
     p.K = p.Kg = K;
     p.V = V;
@@ -60,6 +58,15 @@ static int test_parts(int HV, int K, int V, int dh_only) {
     o.backward = 1;
     o.send_dh_only = dh_only;
     NEED(dpg_plan_create(&plan, &p, &o, rank, N, &e));
+    return plan;
+}
+
+/* Rank 1 of 4 of one sequence: dS_out of the rank, what its parts start from, and its dH, from
+ * random elements. */
+static int test_parts(int HV, int K, int V, int dh_only) {
+    const int parts = 3, rank = 1, N = 4, row = dh_only ? V : V + K;
+    dp_err e = {DP_OK, ""};
+    dpg_plan *plan = plan_of(N * 256, HV, K, V, rank, N, dh_only);
     dpg_plan *b = plan->bwd;
     b->parts = b->saved_parts = parts;
     size_t kv = (size_t)HV * K * V, kk = (size_t)HV * K * K, at_seg = b->ws_bytes,
@@ -321,25 +328,9 @@ static int test_windows(int K, int V, int slow, int when) {
 }
 
 int main() {
-    const int64_t cu[] = {0, 3 * 500}; /* 8 chunks a rank, the last one ragged */
     const int K = 16, row = 2 * K, nseg = 3;
-    dpg_problem p = {};
-    dpg_options o = {};
-    dpg_plan *plan;
     dp_err e = {DP_OK, ""};
-    p.T = cu[1];
-    p.H = p.HV = 2;
-    p.K = p.V = p.Kg = K;
-    p.R = 1;
-    p.Nseq = 1;
-    p.cu = cu;
-    p.scale = 1;
-    p.gate = DP_GATE_LOG;
-    o.base = DP_BASE_FP32;
-    o.chain = DP_FP32;
-    o.path = o.bwd_path = DPG_PATH_SIMPLE;
-    o.backward = 1;
-    NEED(dpg_plan_create(&plan, &p, &o, 1, 3, &e));
+    dpg_plan *plan = plan_of(3 * 500, 2, K, K, 1, 3, 0); /* 8 chunks a rank, the last one ragged */
     int failed = 0;
     for (dpg_plan *b : {plan, plan->bwd}) {
         void *ws = aligned_alloc(256, (b->ws_bytes + 255) / 256 * 256);
