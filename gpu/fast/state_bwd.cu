@@ -168,33 +168,18 @@ template <int K> struct TeamSmem {
     bf16 hs[2][K * 16], xs[2][C * 16];
 };
 
-#define TEAM_THREADS 160
-template <int K, int V>
-__global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs a) {
-    extern __shared__ __align__(128) char raw[];
-    TeamSmem<K> &sm = *(TeamSmem<K> *)raw;
-    Stage<K, 1> *stages = (Stage<K, 1> *)(raw + (sizeof sm + 127) / 128 * 128);
-    const int NJ = K / 32;
-    int slice = blockIdx.x % (V / 16), hv = blockIdx.x / (V / 16) % d.HV;
-    int t = threadIdx.x / 32, lane = threadIdx.x % 32, k0 = t * NJ * 8;
-    Run run = run_at(d, a, a.seq0 + blockIdx.x / (V / 16) / d.HV);
-    ring_init(sm.ring, 4);
-    __syncthreads();
-    if (t == 4) {
-        load_chunks<K, V, 1>(sm.ring, stages, d, a, run, hv, slice, lane);
-        return;
-    }
-    float S[NJ][4];
-    const float *init = initial_bwd(d, a, run, hv);
-    each<NJ>(S, lane,
-             [&](int k, int v, float &s) { s = init ? init[(k0 + k) * V + slice * 16 + v] : 0.f; });
-    Turn turn(a.depth);
-    for (int i = 0; i < run.n; i++, turn.next()) {
-        int64_t tile = (int64_t)(run.c0 + run.n - 1 - i) * d.HV + hv;
-        int buf = i % 2;
-        const Stage<K, 1> &st = stages[turn.slot];
-        float x[2][2][4] = {};
-        uint32_t oa[4][4], xa[4][4], b[K / 16][4], r[4];
+/* Warp t of a team. */
+template <int K, int V> struct TeamWarp {
+    static const int NJ = K / 32;
+    const Dims &d;
+    const StateArgs &a;
+    TeamSmem<K> &sm;
+    Run run;
+    int hv, slice, t, lane, k0;
+
+    /* Phase `hand`: its channels of dS. */
+    __device__ __forceinline__ void hand(const float S[NJ][4], int buf) {
+        uint32_t r[4];
 #pragma unroll
         for (int j = 0; j < NJ; j += 2) {
             fragment(r, S[j], S[j + 1]);
@@ -202,6 +187,36 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs 
             keep_fragment(sm.hs[buf], k0 + j * 8, r, lane);
         }
         drain_fence();
+    }
+    /* x += dS' kg' of its tokens; even and odd k-steps apart: shorter chains. */
+    __device__ __forceinline__ void add_states(float x[2][2][4], const uint32_t b[K / 16][4],
+                                               int buf) {
+#pragma unroll
+        for (int j = 0; j < K / 16; j++) {
+            uint4 f = sm.S[buf][j][lane];
+            uint32_t sa[4] = {f.x, f.y, f.z, f.w};
+            two(x[j % 2][0], x[j % 2][1], sa, b[j]);
+        }
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            x[0][e / 4][e % 4] += x[1][e / 4][e % 4];
+    }
+    /* dv_new of its tokens, and -dv_new for the others. */
+    __device__ __forceinline__ void leave_dv_new(const float x[2][4], int buf) {
+        uint32_t r[4];
+        fragment(r, x[0], x[1]);
+        keep_fragment(sm.xs[buf], 16 * t, r, lane);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            r[e] ^= NEGATE;
+        sm.X[buf][t][lane] = pack4(r);
+        drain_fence();
+    }
+    __device__ __forceinline__ void chunk(float S[NJ][4], int64_t tile, int buf,
+                                          const Stage<K, 1> &st, const Turn &turn) {
+        float x[2][2][4] = {};
+        uint32_t oa[4][4], xa[4][4], b[K / 16][4];
+        hand(S, buf);
         turn.wait_full(sm.ring);
         Walk<> kg = walk_across(st.kg, 16 * t, lane);
 #pragma unroll
@@ -212,22 +227,8 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs 
         team_sync();
         if (a.states && t == 0)
             drain(a.states + (tile * (V / 16) + slice) * K * 16, sm.hs[buf], K * 32, lane);
-#pragma unroll
-        for (int j = 0; j < K / 16; j++) { /* even and odd k-steps apart: shorter chains */
-            uint4 f = sm.S[buf][j][lane];
-            uint32_t sa[4] = {f.x, f.y, f.z, f.w};
-            two(x[j % 2][0], x[j % 2][1], sa, b[j]);
-        }
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            x[0][e / 4][e % 4] += x[1][e / 4][e % 4];
-        fragment(r, x[0][0], x[0][1]);
-        keep_fragment(sm.xs[buf], 16 * t, r, lane);
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            r[e] ^= NEGATE;
-        sm.X[buf][t][lane] = pack4(r);
-        drain_fence();
+        add_states(x, b, buf);
+        leave_dv_new(x[0], buf);
         if (t == 0) drain_wait(lane); /* of the chunk before: written again behind the barrier */
         team_sync();
         if (a.states && t == 0) {
@@ -239,10 +240,39 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs 
         __syncwarp();
         bar_arrive_warp(&sm.ring.empty[turn.slot], lane);
     }
-    each<NJ>(S, lane, [&](int k, int v, float &s) {
-        last_state<true>(d, a, run, hv, k0 + k, slice * 16 + v, s);
-    });
-    if (t == 0) drain_wait(lane);
+    __device__ __forceinline__ void pass(const Stage<K, 1> *stages) {
+        float S[NJ][4];
+        const float *init = initial_bwd(d, a, run, hv);
+        each<NJ>(S, lane, [&](int k, int v, float &s) {
+            s = init ? init[(k0 + k) * V + slice * 16 + v] : 0.f;
+        });
+        Turn turn(a.depth);
+        for (int i = 0; i < run.n; i++, turn.next())
+            chunk(S, (int64_t)(run.c0 + run.n - 1 - i) * d.HV + hv, i % 2, stages[turn.slot], turn);
+        each<NJ>(S, lane, [&](int k, int v, float &s) {
+            last_state<true>(d, a, run, hv, k0 + k, slice * 16 + v, s);
+        });
+        if (t == 0) drain_wait(lane);
+    }
+};
+
+#define TEAM_THREADS 160
+template <int K, int V>
+__global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs a) {
+    extern __shared__ __align__(128) char raw[];
+    TeamSmem<K> &sm = *(TeamSmem<K> *)raw;
+    Stage<K, 1> *stages = (Stage<K, 1> *)(raw + (sizeof sm + 127) / 128 * 128);
+    int slice = blockIdx.x % (V / 16), hv = blockIdx.x / (V / 16) % d.HV;
+    int t = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Run run = run_at(d, a, a.seq0 + blockIdx.x / (V / 16) / d.HV);
+    ring_init(sm.ring, 4);
+    __syncthreads();
+    if (t == 4) {
+        load_chunks<K, V, 1>(sm.ring, stages, d, a, run, hv, slice, lane);
+        return;
+    }
+    TeamWarp<K, V> warp = {d, a, sm, run, hv, slice, t, lane, t * (K / 4)};
+    warp.pass(stages);
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */
