@@ -1,4 +1,5 @@
 """The plug-in: builds it when its sources changed, and reads its tables of designs and faults."""
+
 import ctypes
 import hashlib
 import os
@@ -7,7 +8,7 @@ import subprocess
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 CFLAGS = ["-O2", "-std=gnu11", "-Wall", "-Wextra", "-ffp-contract=off"]
-TENSORS = "o final_state dq dk dv dg dbeta dA_log ddt_bias ds0".split()
+TENSORS = ["o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "ds0"]
 
 
 class Stop(Exception):
@@ -29,7 +30,7 @@ class Plugin:
         try:
             lib = ctypes.CDLL(self.library)
         except OSError as e:
-            raise Stop("%s: %s" % (self.library, e))
+            raise Stop("%s: %s" % (self.library, e)) from e
         self.designs = self.table(lib.adversary_designs)
         self.faults = self.table(lib.adversary_faults)
 
@@ -47,12 +48,21 @@ class Plugin:
                 if f.read() == self.hash:
                     return
         files = [os.path.join(HERE, m) for m in modules]
-        command = [os.environ.get("CC", "cc"), *CFLAGS,
-                   "-I", os.path.join(ROOT, "harness"), *files, *flags, "-o", to, "-lm"]
+        command = [
+            os.environ.get("CC", "cc"),
+            *CFLAGS,
+            "-I",
+            os.path.join(ROOT, "harness"),
+            *files,
+            *flags,
+            "-o",
+            to,
+            "-lm",
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True)
         except OSError as e:
-            raise Stop("%s: %s" % (command[0], e.strerror))
+            raise Stop("%s: %s" % (command[0], e.strerror)) from e
         if done.returncode:
             raise Stop("cannot build %s:\n%s" % (to, done.stderr))
         with open(stamp, "w") as f:

@@ -1,4 +1,5 @@
 """Problems: the cases that the plug-in fits, and generated ones of any seed."""
+
 import hashlib
 import json
 import os
@@ -13,12 +14,12 @@ class Problem:
 
     def __init__(self, path):
         self.folder, name = os.path.split(path)
-        self.name = name[:-len(".case")]
+        self.name = name[: -len(".case")]
         try:
             with open(path) as f:
                 self.text = f.read()
         except OSError as e:
-            raise Stop("%s: %s" % (path, e.strerror))
+            raise Stop("%s: %s" % (path, e.strerror)) from e
         lines = [line.split("#")[0] for line in self.text.split("\n")]
         pairs = [line.split("=", 1) for line in lines if "=" in line]
         self.keys = {k.strip(): v.strip() for k, v in pairs}
@@ -32,7 +33,7 @@ class Problem:
                 size = struct.unpack("<Q", f.read(8))[0]
                 head = json.loads(f.read(size))
         except (OSError, ValueError, struct.error) as e:
-            raise Stop("%s: data = %s: %s" % (self.name, self.keys["data"], e))
+            raise Stop("%s: data = %s: %s" % (self.name, self.keys["data"], e)) from e
         return [n for n in head["q"]["shape"] if n > 1]
 
     def cost(self):
@@ -84,12 +85,22 @@ def generated_text(seed):
     op = rng.choice(["kda", "kda", "kda", "gdn", "mkda"])
     R = rng.choice([2, 4]) if op == "mkda" else 1
     T, H = 2 * rng.choice([33, 48, 64, 81, 100, 128, 150]), rng.choice([1, 1, 2])
-    lines = ["reason = generated problem", "source = scripts/adversary/run", "op = " + op,
-             "seed = %d" % (70000 + seed), "T = %d" % T, "H = %d" % H,
-             "HV = %d" % (H * rng.choice([1, 2, 2])), "K = %d" % rng.choice([16, 32, 32, 48]),
-             "V = %d" % rng.choice([16, 32, 48]), "R = %d" % R,
-             "dtype = %s" % rng.choice(["bf16", "bf16", "bf16", "fp32"]),
-             "ranks = 1,2", "base = fp32,bf16", "chain = fp32"]
+    lines = [
+        "reason = generated problem",
+        "source = scripts/adversary/run",
+        "op = " + op,
+        "seed = %d" % (70000 + seed),
+        "T = %d" % T,
+        "H = %d" % H,
+        "HV = %d" % (H * rng.choice([1, 2, 2])),
+        "K = %d" % rng.choice([16, 32, 32, 48]),
+        "V = %d" % rng.choice([16, 32, 48]),
+        "R = %d" % R,
+        "dtype = %s" % rng.choice(["bf16", "bf16", "bf16", "fp32"]),
+        "ranks = 1,2",
+        "base = fp32,bf16",
+        "chain = fp32",
+    ]
     lines += gate_lines(rng) + beta_lines(rng, R)
     if rng.random() < 0.5:
         lines.append("l2norm = yes")
@@ -99,7 +110,7 @@ def generated_text(seed):
         lines.append("dstate = yes")
     if rng.random() < 0.3:
         cuts = sorted(rng.sample(range(1, T), 3))
-        cuts.insert(1, cuts[0])                              # an empty sequence
+        cuts.insert(1, cuts[0])  # an empty sequence
         lines.append("cu_seqlens = " + ",".join(map(str, [0] + cuts + [T])))
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,5 @@
 """Markdown of two sets of results, before and after a change of the program, beside each other."""
+
 import math
 from collections import Counter
 
@@ -9,15 +10,43 @@ from stats import DECLARED, UNDECLARED, UNSAID, alarms_of, powers_of
 from tables import percent, show, totals
 
 # What 99 of 100 runs were asked to detect (issue 12, part 4), for a declared bf16 design.
-AIMS = {"grow.o": 1.5, "grow.dq": 1.5, "grow.dk": 1.5, "grow.dv": 1.5, "grow.final_state": 1.5,
-        "grow.ds0": 1.5, "grow.dg": 2, "grow.dbeta": 2, "grow.dA_log": 3, "grow.ddt_bias": 3,
-        "bias.o": 0.25, "bias.dk": 0.25, "bias.dg": 0.25, "bias.final_state": 0.25,
-        "row-noise.o": 4, "row-noise.dq": 4, "row-noise.dk": 4, "row-noise.dv": 4,
-        "row-noise.dg": 4}
+AIMS = {
+    "grow.o": 1.5,
+    "grow.dq": 1.5,
+    "grow.dk": 1.5,
+    "grow.dv": 1.5,
+    "grow.final_state": 1.5,
+    "grow.ds0": 1.5,
+    "grow.dg": 2,
+    "grow.dbeta": 2,
+    "grow.dA_log": 3,
+    "grow.ddt_bias": 3,
+    "bias.o": 0.25,
+    "bias.dk": 0.25,
+    "bias.dg": 0.25,
+    "bias.final_state": 0.25,
+    "row-noise.o": 4,
+    "row-noise.dq": 4,
+    "row-noise.dk": 4,
+    "row-noise.dv": 4,
+    "row-noise.dg": 4,
+}
 # What was missed then, as it was said there: any run in which it acts ought to fail.
-MISSED = {"ulp.o": 1, "truncate.o": 1, "truncate.dk": 1, "truncate.dv": 1, "beta": 0.01,
-          "l2-eps": 10, "l2-eps-less": 1, "softplus": 1, "skip-tokens.dA_log": 1,
-          "rounded-state": 1, "undecayed": 1, "empty.final_state": 1, "empty.ds0": 1}
+MISSED = {
+    "ulp.o": 1,
+    "truncate.o": 1,
+    "truncate.dk": 1,
+    "truncate.dv": 1,
+    "beta": 0.01,
+    "l2-eps": 10,
+    "l2-eps-less": 1,
+    "softplus": 1,
+    "skip-tokens.dA_log": 1,
+    "rounded-state": 1,
+    "undecayed": 1,
+    "empty.final_state": 1,
+    "empty.ds0": 1,
+}
 
 
 class Side:
@@ -56,13 +85,30 @@ def alarm_table(plugin, before, after):
     lines, silent = [], (UNDECLARED, UNSAID)
     for base, design in sorted(set(every), key=lambda k: order.get(k[1], 999)):
         words = plugin.declares(design)
-        lines.append([design, base, "no words" if words is None else "`%s`" % words if words else
-                      "the default"] + alarm_cells(before, silent, (base, design))
-                     + alarm_cells(after, silent, (base, design))
-                     + alarm_cells(after, (DECLARED,), (base, design)))
-    head = ["design", "base", "declares", "before: runs", "failed", "/ bound, / limit",
-            "undeclared: runs", "failed", "/ bound, / limit",
-            "declared: runs", "failed", "/ bound, / limit"]
+        lines.append(
+            [
+                design,
+                base,
+                "no words" if words is None else "`%s`" % words if words else "the default",
+            ]
+            + alarm_cells(before, silent, (base, design))
+            + alarm_cells(after, silent, (base, design))
+            + alarm_cells(after, (DECLARED,), (base, design))
+        )
+    head = [
+        "design",
+        "base",
+        "declares",
+        "before: runs",
+        "failed",
+        "/ bound, / limit",
+        "undeclared: runs",
+        "failed",
+        "/ bound, / limit",
+        "declared: runs",
+        "failed",
+        "/ bound, / limit",
+    ]
     return markdown(head, lines)
 
 
@@ -70,8 +116,9 @@ def alarm_totals(side):
     text = []
     for way in (DECLARED, UNDECLARED, UNSAID):
         if way in side.alarms:
-            text.append("%s: %d runs (%d tensors), %d failed"
-                        % (way, *totals(side.alarms[way].values())))
+            text.append(
+                "%s: %d runs (%d tensors), %d failed" % (way, *totals(side.alarms[way].values()))
+            )
     return "; ".join(text)
 
 
@@ -90,8 +137,13 @@ def reached(fault, power):
 def power_cells(fault, power):
     if power is None or not power.trials:
         return ["", "", "", "", ""]
-    return [power.trials, show(power.at(0.5), power.sizes[0]), show(power.at(0.99), power.sizes[0]),
-            reached(fault, power), percent(power.tensor)]
+    return [
+        power.trials,
+        show(power.at(0.5), power.sizes[0]),
+        show(power.at(0.99), power.sizes[0]),
+        reached(fault, power),
+        percent(power.tensor),
+    ]
 
 
 def power_table(plugin, key, before, after):
@@ -100,10 +152,25 @@ def power_table(plugin, key, before, after):
     faults = [f for f in plugin.expand([]) if f in old or f in new]
     out = []
     for scale, text in SIZE_TEXT.items():
-        lines = [[f, asked(f)] + power_cells(f, old.get(f)) + power_cells(f, new.get(f))
-                 for f in faults if plugin.scale(f) == scale]
-        head = ["fault", "asked", "before: runs", "half", "99 of 100", "at asked", "tensor",
-                "after: runs", "half", "99 of 100", "at asked", "tensor"]
+        lines = [
+            [f, asked(f)] + power_cells(f, old.get(f)) + power_cells(f, new.get(f))
+            for f in faults
+            if plugin.scale(f) == scale
+        ]
+        head = [
+            "fault",
+            "asked",
+            "before: runs",
+            "half",
+            "99 of 100",
+            "at asked",
+            "tensor",
+            "after: runs",
+            "half",
+            "99 of 100",
+            "at asked",
+            "tensor",
+        ]
         if lines:
             out += ["Size: %s." % text, ""] + markdown(head, lines)
     return out
@@ -113,17 +180,22 @@ TEXT = """\
 # How good the verdicts are, as another kernel meets them
 
     BEFORE=PROGRAM scripts/adversary/measure 1500 32 build/adversary-measured
-    scripts/adversary/run report --before build/adversary-measured/old --out build/adversary-measured/new
+    scripts/adversary/run report --before build/adversary-measured/old --out \\
+        build/adversary-measured/new
 
-Kernels and faults that share no code with ref/ and harness/ (scripts/adversary) go through `deltaproof run
+Kernels and faults that share no code with ref/ and harness/ (scripts/adversary) go through
+`deltaproof run
 CASE --subject`, over the cases at their own sizes and generated problems. Before: %s, %d problems.
 After: %s, %d problems. Plug-in %s.
 
 ## False alarms
 
-Right kernels of %d designs. / bound, / limit: largest error over its bound, and over the limit of the
-expected tier, of any tensor. Declared: the library says how it computes. A kernel that rounds its state
-and does not say so ought to fail; designs without words (a state kept for 64 tokens, random rounding,
+Right kernels of %d designs. / bound, / limit: largest error over its bound, and over the limit of
+the
+expected tier, of any tensor. Declared: the library says how it computes. A kernel that rounds its
+state
+and does not say so ought to fail; designs without words (a state kept for 64 tokens, random
+rounding,
 tf32 operands, factors in two formats) are run undeclared.
 
 - before: %s
@@ -133,17 +205,31 @@ tf32 operands, factors in two formats) are run undeclared.
 POWER_TEXT = """\
 ## Power: %s (base %s)
 
-The smallest size at which half and 99 of 100 runs (a case or problem and a seed) fail. asked: the size that
-99 of 100 are to detect, or at which the fault was missed before; at asked: the runs that fail there. tensor:
-runs whose verdict names the right tensor first. "<=": the smallest size that was tried, "never": not at the
+The smallest size at which half and 99 of 100 runs (a case or problem and a seed) fail. asked: the
+size that
+99 of 100 are to detect, or at which the fault was missed before; at asked: the runs that fail
+there. tensor:
+runs whose verdict names the right tensor first. "<=": the smallest size that was tried, "never":
+not at the
 largest.
 """
 
 
 def write_report(plugin, before, after, out):
     old, new = Side(before, plugin), Side(after, plugin)
-    lines = (TEXT % (old.program, old.problems, new.program, new.problems, plugin.hash,
-                     len(plugin.designs), alarm_totals(old), alarm_totals(new))).split("\n")
+    lines = (
+        TEXT
+        % (
+            old.program,
+            old.problems,
+            new.program,
+            new.problems,
+            plugin.hash,
+            len(plugin.designs),
+            alarm_totals(old),
+            alarm_totals(new),
+        )
+    ).split("\n")
     lines += alarm_table(plugin, old, new)
     for key in sorted(set(old.powers) | set(new.powers)):
         words = plugin.declares(key[1])

@@ -1,4 +1,5 @@
 """Runs of the program with the plug-in, remembered in OUT/results.jsonl, a line a run."""
+
 import hashlib
 import json
 import math
@@ -12,9 +13,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 from plugin import Stop
 
-KEY = "program plugin problem text design declared ranks fault size seed".split()
-LIMIT = 600                                # seconds that one run of a design may take
-GRACE = 2                                  # seconds that runs may go on when the time is over
+KEY = [
+    "program",
+    "plugin",
+    "problem",
+    "text",
+    "design",
+    "declared",
+    "ranks",
+    "fault",
+    "size",
+    "seed",
+]
+LIMIT = 600  # seconds that one run of a design may take
+GRACE = 2  # seconds that runs may go on when the time is over
 
 
 class TimeOver(Exception):
@@ -34,10 +46,16 @@ def summary(t):
     of the whole tensor and of its worst window of tokens and head."""
     e = t.get("expected") or {}
     ratio = {k: number(e[k]["ratio"]) for k in ("tensor", "window") if k in e}
-    return {"verdict": t["verdict"], "tier": t.get("tier"), "level": e.get("level"),
-            "bound": number(t.get("ratio")), "excess": number(e.get("excess")),
-            "expected": number(e.get("rel")), "times": ratio.get("tensor", math.nan),
-            "window": ratio.get("window", math.nan)}
+    return {
+        "verdict": t["verdict"],
+        "tier": t.get("tier"),
+        "level": e.get("level"),
+        "bound": number(t.get("ratio")),
+        "excess": number(e.get("excess")),
+        "expected": number(e.get("rel")),
+        "times": ratio.get("tensor", math.nan),
+        "window": ratio.get("window", math.nan),
+    }
 
 
 def parse_place(stderr):
@@ -60,7 +78,7 @@ class Results:
         whole = 0
         with open(self.path, "rb+") as f:
             for n, line in enumerate(f, 1):
-                if not line.endswith(b"\n"):                 # cut short when the program was ended
+                if not line.endswith(b"\n"):  # cut short when the program was ended
                     f.truncate(whole)
                     break
                 whole += len(line)
@@ -68,10 +86,10 @@ class Results:
                     row = json.loads(line)
                     self.rows[tuple(row[k] for k in KEY)] = row
                 except (ValueError, KeyError, TypeError):
-                    raise Stop("%s: line %d is no result" % (self.path, n))
+                    raise Stop("%s: line %d is no result" % (self.path, n)) from None
 
     def add(self, key, row):
-        row = dict(zip(KEY, key), **row)
+        row = dict(zip(KEY, key, strict=False), **row)
         with self.lock:
             self.rows[key] = row
             self.new += 1
@@ -88,13 +106,13 @@ class Runner:
         self.end = time.time() + a.seconds
         self.results = Results(a.out)
         self.program = self.name_program()
-        self.asks = "--design" in self.say("run", "--help")   # does it know of declared designs?
+        self.asks = "--design" in self.say("run", "--help")  # does it know of declared designs?
 
     def say(self, *arguments):
         try:
             done = subprocess.run([self.a.program, *arguments], capture_output=True, text=True)
         except OSError as e:
-            raise Stop("%s: %s (make GPU=0 builds it)" % (self.a.program, e.strerror))
+            raise Stop("%s: %s (make GPU=0 builds it)" % (self.a.program, e.strerror)) from e
         return done.stdout + done.stderr
 
     def name_program(self):
@@ -105,16 +123,29 @@ class Runner:
 
     def rows(self):
         """Those of this program and this plug-in."""
-        return [r for r in self.results.rows.values()
-                if r["program"] == self.program and r["plugin"] == self.plugin.hash]
+        return [
+            r
+            for r in self.results.rows.values()
+            if r["program"] == self.program and r["plugin"] == self.plugin.hash
+        ]
 
     def run(self, problem, design, declared=True, ranks=1, fault="", size=0.0, seed=1, units=None):
         """units: the errors, relative to their tensors, that sizes are multiples of."""
         declared = bool(declared and self.asks and self.plugin.declares(design) is not None)
-        key = (self.program, self.plugin.hash, problem.name, problem.hash, design, declared, ranks,
-               fault, size, seed)
+        key = (
+            self.program,
+            self.plugin.hash,
+            problem.name,
+            problem.hash,
+            design,
+            declared,
+            ranks,
+            fault,
+            size,
+            seed,
+        )
         row = self.results.rows.get(key)
-        if row and row["verdict"] != "error":                # an error may have been the machine's
+        if row and row["verdict"] != "error":  # an error may have been the machine's
             return row
         t0 = time.time()
         row = self.run_now(problem, key, units or {})
@@ -122,7 +153,7 @@ class Runner:
         return self.results.add(key, row)
 
     def environment(self, key, units):
-        k = dict(zip(KEY, key))
+        k = dict(zip(KEY, key, strict=False))
         env = dict(os.environ, ADVERSARY_DESIGN=k["design"], ADVERSARY_SEED=str(k["seed"]))
         env.setdefault("OMP_NUM_THREADS", "1")
         env["ADVERSARY_DECLARED"] = "1" if k["declared"] else "0"
@@ -131,19 +162,39 @@ class Runner:
         return env
 
     def run_now(self, problem, key, units):
-        k = dict(zip(KEY, key))
-        command = [self.a.program, "run", problem.name, "--cases", problem.folder,
-                   "--base", self.plugin.base(k["design"]), "--ranks", str(k["ranks"]),
-                   "--chain", "fp32", "--subject", self.plugin.library, "--limit", str(LIMIT),
-                   "--json", "-"]
+        k = dict(zip(KEY, key, strict=False))
+        command = [
+            self.a.program,
+            "run",
+            problem.name,
+            "--cases",
+            problem.folder,
+            "--base",
+            self.plugin.base(k["design"]),
+            "--ranks",
+            str(k["ranks"]),
+            "--chain",
+            "fp32",
+            "--subject",
+            self.plugin.library,
+            "--limit",
+            str(LIMIT),
+            "--json",
+            "-",
+        ]
         if self.a.cache:
             command += ["--cache", self.a.cache]
         left = min(self.end - time.time() + GRACE, 1e6)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=max(left, 0.1),
-                                  env=self.environment(key, units))
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=max(left, 0.1),
+                env=self.environment(key, units),
+            )
         except subprocess.TimeoutExpired:
-            raise TimeOver
+            raise TimeOver from None
         row = {"base": self.plugin.base(k["design"]), "tensors": {}}
         try:
             runs = json.loads(done.stdout)["runs"]
@@ -160,16 +211,22 @@ class Runner:
         if r.get("outcome") not in ("returned", "unsupported"):
             return {"verdict": "error", "why": "the plug-in %s: %s" % (r.get("outcome"), why)}
         tensors = {t["name"]: summary(t) for t in r["tensors"]}
-        if fault:                                            # thousands of lines: what tables show
+        if fault:  # thousands of lines: what tables show
             mine = fault.partition(".")[2]
             tensors = {n: t for n, t in tensors.items() if n == mine or t["verdict"] == "fail"}
-        return {"verdict": r["verdict"], "tier": r.get("tier"), "why": why,
-                "settled": r.get("settled", False), "place": parse_place(stderr),
-                "tensors": tensors}
+        return {
+            "verdict": r["verdict"],
+            "tier": r.get("tier"),
+            "why": why,
+            "settled": r.get("settled", False),
+            "place": parse_place(stderr),
+            "tensors": tensors,
+        }
 
 
 def for_each(a, runner, what, tasks, work):
-    """work(task) for all tasks, --jobs at a time, in an order that depends on nothing but the tasks'
+    """work(task) for all tasks, --jobs at a time, in an order that depends on nothing but the
+    tasks'
     number: what is left out when the time is over is no special part. Says how many were done."""
     tasks = list(tasks)
     random.Random("%s %d" % (what, len(tasks))).shuffle(tasks)
@@ -186,11 +243,18 @@ def for_each(a, runner, what, tasks, work):
             told[1] += 1
             if time.time() > told[0] + 30:
                 told[0] = time.time()
-                print("%s: %d of %d, %.0f s left" % (what, told[1], len(tasks),
-                                                     runner.end - time.time()),
-                      file=sys.stderr, flush=True)
+                print(
+                    "%s: %d of %d, %.0f s left"
+                    % (what, told[1], len(tasks), runner.end - time.time()),
+                    file=sys.stderr,
+                    flush=True,
+                )
+
     with ThreadPoolExecutor(a.jobs) as pool:
         for _ in pool.map(one, tasks):
             pass
-    print("%s: %d of %d done, %d new runs" % (what, told[1], len(tasks), runner.results.new),
-          file=sys.stderr, flush=True)
+    print(
+        "%s: %d of %d done, %d new runs" % (what, told[1], len(tasks), runner.results.new),
+        file=sys.stderr,
+        flush=True,
+    )

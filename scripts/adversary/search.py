@@ -1,4 +1,5 @@
 """The smallest size of a fault that fails, by bisection over a list of sizes."""
+
 from runs import judged
 
 DECADE = (1, 2, 5)
@@ -6,12 +7,16 @@ SIZES = {
     "times": [1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 80, 120, 200, 400],
     "relative": [float("%de%d" % (m, e)) for e in range(-7, 0) for m in DECADE] + [1.0],
     "share": [0.0001, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0],
-    "ulps": [2.0 ** e for e in range(-4, 11)],
-    "count": [2.0 ** e for e in range(0, 9)],
+    "ulps": [2.0**e for e in range(-4, 11)],
+    "count": [2.0**e for e in range(0, 9)],
 }
-SIZE_TEXT = {"times": "times the expected error (l2-eps: times 1e-6)", "relative": "relative",
-             "share": "share of the wrong value", "ulps": "ulps of the format that the design writes",
-             "count": "how many"}
+SIZE_TEXT = {
+    "times": "times the expected error (l2-eps: times 1e-6)",
+    "relative": "relative",
+    "share": "share of the wrong value",
+    "ulps": "ulps of the format that the design writes",
+    "count": "how many",
+}
 
 
 class Search:
@@ -30,8 +35,16 @@ class Search:
         return self.runner.run(problem, self.design, self.declared, self.ranks)
 
     def row(self, problem, i, units):
-        return self.runner.run(problem, self.design, self.declared, self.ranks, self.fault,
-                               self.sizes[i], self.seed, units)
+        return self.runner.run(
+            problem,
+            self.design,
+            self.declared,
+            self.ranks,
+            self.fault,
+            self.sizes[i],
+            self.seed,
+            units,
+        )
 
     def start(self):
         last = len(self.sizes) - 1
@@ -42,14 +55,14 @@ class Search:
         """In units of the errors that are expected of the right kernel."""
         clean = self.clean(problem)
         if clean["verdict"] != "pass":
-            return                                           # a false alarm, or no such run
+            return  # a false alarm, or no such run
         units = {n: t["expected"] for n, t in clean["tensors"].items() if t["expected"] > 0}
         low, high, at, step, acts = -1, len(self.sizes), self.start(), 1, False
-        while high - low > 1:                                # low passes, high fails
+        while high - low > 1:  # low passes, high fails
             row = self.row(problem, at, units)
             if row["verdict"] == "error":
                 return
-            acts |= judged(row)                              # of this size, it may change no bit
+            acts |= judged(row)  # of this size, it may change no bit
             if row["verdict"] == "fail":
                 high = at
             else:

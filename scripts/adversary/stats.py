@@ -1,4 +1,5 @@
 """What the results say: false alarms by design, power by fault."""
+
 import math
 from collections import Counter, defaultdict
 
@@ -33,9 +34,12 @@ class Alarms:
         """'dg by expected 3, ..': the tensors that failed, by tier."""
         counts = Counter()
         for r in self.failed:
-            counts.update("%s by %s" % (n, t["level"] if t["tier"] == "expected" and t.get("level")
-                                        else t["tier"])
-                          for n, t in r["tensors"].items() if t["verdict"] == "fail")
+            counts.update(
+                "%s by %s"
+                % (n, t["level"] if t["tier"] == "expected" and t.get("level") else t["tier"])
+                for n, t in r["tensors"].items()
+                if t["verdict"] == "fail"
+            )
         return ", ".join("%s %d" % c for c in counts.most_common(most))
 
 
@@ -96,7 +100,7 @@ def said_place(why):
     for part in why.split("(")[1:]:
         if part.startswith("rank "):
             words = part.split(")")[0].replace(",", "").split()
-            return dict(zip(words[::2], words[1::2]))
+            return dict(zip(words[::2], words[1::2], strict=False))
     return None
 
 

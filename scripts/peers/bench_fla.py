@@ -1,14 +1,21 @@
 #!/usr/bin/env python3
-"""KDA forward and backward: our kernels and FLA's chunk_kda on the same GPU, one after the other, in one table: times, and bytes kept for the backward.
+"""KDA forward and backward: our kernels and FLA's chunk_kda on the same GPU, one after the other,
+in one table: times, and bytes kept for the backward.
 
-    python3 scripts/peers/bench_fla.py build/gpu/bench_bwd [--runs 20] [--configs N] [--limit SECONDS]
+    python3 scripts/peers/bench_fla.py build/gpu/bench_bwd [--runs 20] [--configs N] [--limit \\
+        SECONDS]
 
-Medians of many runs after warm-up (CUDA events), K = V = 128, bf16, lower-bound gate, beta and L2 norm in the kernel, every input larger than L2. Our times are
-those of `bench_bwd kda`, which this starts. FLA's need PyTorch and FLA (pip install flash-linear-attention); without them their column says why it is empty.
+Medians of many runs after warm-up (CUDA events), K = V = 128, bf16, lower-bound gate, beta and L2
+norm in the kernel, every input larger than L2. Our times are
+those of `bench_bwd kda`, which this starts. FLA's need PyTorch and FLA (pip install
+flash-linear-attention); without them their column says why it is empty.
 
-FLA's kernels choose among up to some twenty configurations each, for every number of heads, and compile them all first. They are compiled here in parallel, on few
-tokens (no key of theirs holds the number of tokens). --configs N: at most N of each kernel's configurations, spread over its list; the table says so.
+FLA's kernels choose among up to some twenty configurations each, for every number of heads, and
+compile them all first. They are compiled here in parallel, on few
+tokens (no key of theirs holds the number of tokens). --configs N: at most N of each kernel's
+configurations, spread over its list; the table says so.
 """
+
 import argparse
 import os
 import re
@@ -20,7 +27,8 @@ SHAPES = ((8192, 64), (131072, 8))
 
 
 def cut_configs(limit, only):
-    """Autotuners made from now on keep at most `limit` configurations, or the one at `only` among those."""
+    """Autotuners made from now on keep at most `limit` configurations, or the one at `only` among
+    those."""
     from triton.runtime import autotuner
 
     make = autotuner.Autotuner.__init__
@@ -41,14 +49,24 @@ def fla_functions(T, HV):
     from fla.ops.kda import chunk_kda
 
     torch.manual_seed(1)
-    x = {n: torch.randn(1, T, HV, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n in "qkvg"}
+    x = {
+        n: torch.randn(1, T, HV, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for n in "qkvg"
+    }
     x["beta"] = torch.randn(1, T, HV, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     x["A_log"] = torch.zeros(HV, device="cuda", requires_grad=True)
     x["dt_bias"] = torch.full((HV * 128,), -4.0, device="cuda", requires_grad=True)
     do = torch.randn(1, T, HV, 128, device="cuda", dtype=torch.bfloat16)
 
     def forward():
-        return chunk_kda(**x, use_gate_in_kernel=True, use_qk_l2norm_in_kernel=True, use_beta_sigmoid_in_kernel=True, safe_gate=True, lower_bound=-5.0)[0]
+        return chunk_kda(
+            **x,
+            use_gate_in_kernel=True,
+            use_qk_l2norm_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
+            safe_gate=True,
+            lower_bound=-5.0,
+        )[0]
 
     def kept():
         """Bytes that wait for the backward beside the inputs."""
@@ -83,7 +101,8 @@ def median(f, runs):
 
 
 def child(args):
-    """compile T HV I: configuration I of every kernel, on few tokens. time T HV: prints both medians."""
+    """compile T HV I: configuration I of every kernel, on few tokens. time T HV: prints both
+    medians."""
     what, T, HV = args.child[0], int(args.child[1]), int(args.child[2])
     cut_configs(args.configs, int(args.child[3]) if what == "compile" else None)
     import torch
@@ -99,14 +118,30 @@ def child(args):
 
 
 def start(args, *what):
-    return subprocess.Popen([sys.executable, __file__, args.program, "--runs", str(args.runs), "--configs", str(args.configs), "--child", *map(str, what)],
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [
+            sys.executable,
+            __file__,
+            args.program,
+            "--runs",
+            str(args.runs),
+            "--configs",
+            str(args.configs),
+            "--child",
+            *map(str, what),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def finish(p, deadline):
     try:
         out, err = p.communicate(timeout=max(0.1, deadline - time.monotonic()))
-        return out if p.returncode == 0 else "", err.strip().splitlines()[-1] if p.returncode and err.strip() else ""
+        return out if p.returncode == 0 else "", err.strip().splitlines()[
+            -1
+        ] if p.returncode and err.strip() else ""
     except subprocess.TimeoutExpired:
         p.kill()
         p.communicate()
@@ -121,12 +156,16 @@ def time_fla(args):
         import triton
     except ImportError as e:
         return {}, f"FLA (none: {e})"
-    name = f"FLA {fla.__version__}, {f'at most {args.configs}' if args.configs else 'all'} configurations a kernel, Triton {triton.__version__}, PyTorch {torch.__version__}"
+    some = f"at most {args.configs}" if args.configs else "all"
+    name = (
+        f"FLA {fla.__version__}, {some} configurations a kernel, Triton {triton.__version__}, "
+        f"PyTorch {torch.__version__}"
+    )
     deadline = args.start + args.limit
     jobs = [(HV, i) for HV in sorted({HV for _, HV in SHAPES}) for i in range(args.configs or 24)]
     width = len(os.sched_getaffinity(0))
     running = []
-    for job in jobs:                                     # compile: at most one process a core
+    for job in jobs:  # compile: at most one process a core
         while len(running) >= width:
             running = [p for p in running if p.poll() is None]
             time.sleep(0.1)
@@ -143,11 +182,18 @@ def time_fla(args):
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     a.add_argument("program", metavar="BENCH_BWD")
     a.add_argument("--runs", type=int, default=20)
     a.add_argument("--configs", type=int, default=0, help="of each kernel of FLA (default: all)")
-    a.add_argument("--limit", type=float, default=1200, help="seconds after which FLA's columns stay empty (default: 1200)")
+    a.add_argument(
+        "--limit",
+        type=float,
+        default=1200,
+        help="seconds after which FLA's columns stay empty (default: 1200)",
+    )
     a.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = a.parse_args()
     args.start = time.monotonic()
@@ -157,20 +203,32 @@ def main():
     if p.returncode:
         print(f"kernels not timed: {p.stderr.strip() or p.returncode}")
         return 0 if "no CUDA device" in p.stderr else 1
-    ours = {(int(m[1]), int(m[2])): (float(m[3]), float(m[4]), int(m[5]))
-            for m in re.finditer(r"^kda +T=(\d+) +HV=(\d+) +K=128 +V=128 +R=1 +bf16 +fast, fast gates +\d+ segments +forward +(\S+) +backward +(\S+) ms.* kept (\d+) B", p.stdout, re.M)}
+    ours = {
+        (int(m[1]), int(m[2])): (float(m[3]), float(m[4]), int(m[5]))
+        for m in re.finditer(
+            r"^kda +T=(\d+) +HV=(\d+) +K=128 +V=128 +R=1 +bf16 +fast, fast gates +\d+ segments "
+            r"+forward +(\S+) +backward +(\S+) ms.* kept (\d+) B",
+            p.stdout,
+            re.M,
+        )
+    }
     theirs, name = time_fla(args)
     print(f"{p.stdout.splitlines()[0]}; ms, medians of {args.runs}; {name}")
     print(f"{'KDA, K = V = 128, bf16':34} {'ours':>8} {'FLA':>8} {'FLA / ours':>11}")
     for T, HV in SHAPES:
         for i, part in enumerate(("forward", "backward")):
             t = theirs.get((T, HV), "-")
-            right = f"{t[i]:8.3f} {t[i] / ours[T, HV][i]:11.2f}" if isinstance(t, tuple) else f"{t:>8}"
+            right = (
+                f"{t[i]:8.3f} {t[i] / ours[T, HV][i]:11.2f}" if isinstance(t, tuple) else f"{t:>8}"
+            )
             print(f"{part:8} T = {T:7,}, HV = {HV:2}       {ours[T, HV][i]:8.3f} {right}")
     print("kept between forward and backward beside the inputs, MB")
     for T, HV in SHAPES:
         t = theirs.get((T, HV), "-")
-        print(f"         T = {T:7,}, HV = {HV:2}       {ours[T, HV][2] / 1e6:8.1f} {t[2] / 1e6 if isinstance(t, tuple) else t:>8{'.1f' if isinstance(t, tuple) else ''}}")
+        print(
+            f"         T = {T:7,}, HV = {HV:2}       {ours[T, HV][2] / 1e6:8.1f} "
+            f"{t[2] / 1e6 if isinstance(t, tuple) else t:>8{'.1f' if isinstance(t, tuple) else ''}}"
+        )
     return 0
 
 

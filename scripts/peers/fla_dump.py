@@ -3,15 +3,21 @@
 
 Two uses:
 
-  * In any program:    from fla_dump import dump; dump(my_kernel, inputs, "in.safetensors", "out.safetensors", grads=("q", "k"), do=do)
+  * In any program:    from fla_dump import dump; dump(my_kernel, inputs, "in.safetensors",
+                       "out.safetensors", grads=("q", "k"), do=do)
   * As a command, for chunk_kda of flash-linear-attention (FLA) on one or several GPUs:
 
         python3 fla_dump.py IN.safetensors OUT.safetensors
-        torchrun --nproc-per-node 4 fla_dump.py IN.safetensors OUT.safetensors        (scripts/peers/run_fla.sh does it and judges)
+        torchrun --nproc-per-node 4 fla_dump.py IN.safetensors OUT.safetensors \\
+            (scripts/peers/run_fla.sh does it and judges)
 
-    More processes than GPUs share them; they then talk through gloo, as NCCL takes one process a GPU. It NEEDS A MACHINE WITH CUDA GPUs, PyTorch, safetensors AND FLA (pip install flash-linear-attention); nothing else of deltaproof does. IN is read; its
-    first axis is split over the processes as FLA splits a sequence over ranks; OUT gets o and all gradients of the whole sequence.
+    More processes than GPUs share them; they then talk through gloo, as NCCL takes one process a
+    GPU. It NEEDS A MACHINE WITH CUDA GPUs, PyTorch, safetensors AND FLA (pip install
+    flash-linear-attention); nothing else of deltaproof does. IN is read; its
+    first axis is split over the processes as FLA splits a sequence over ranks; OUT gets o and all
+    gradients of the whole sequence.
 """
+
 import argparse
 import os
 import sys
@@ -24,19 +30,23 @@ from safetensors.torch import save_file
 def save(path, tensors, metadata=None):
     """Write {name: tensor} as safetensors, by rename, so there is never half a file."""
     copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    save_file(copies, f"{path}.tmp", {str(k): str(v) for k, v in metadata.items()} if metadata else None)
+    save_file(
+        copies, f"{path}.tmp", {str(k): str(v) for k, v in metadata.items()} if metadata else None
+    )
     os.replace(f"{path}.tmp", path)
 
 
 def load(path):
     """({name: tensor}, metadata) of a safetensors file."""
     with safe_open(path, framework="pt") as f:
-        return {name: f.get_tensor(name) for name in f.keys()}, dict(f.metadata() or {})
+        return {name: f.get_tensor(name) for name in f}, dict(f.metadata() or {})
 
 
 def dump(function, inputs, in_path, out_path, do=None, dht=None, grads=(), metadata=None):
-    """Call function(**inputs) -> o or (o, final_state); write its inputs and results, and the gradients of the inputs named in grads (they need
-    do, the gradient of o). metadata: gate, beta, l2norm, scale ... as `deltaproof judge --help` names them. Returns the written outputs."""
+    """Call function(**inputs) -> o or (o, final_state); write its inputs and results, and the
+    gradients of the inputs named in grads (they need
+    do, the gradient of o). metadata: gate, beta, l2norm, scale ... as `deltaproof judge --help`
+    names them. Returns the written outputs."""
     given = {k: v.detach().clone().requires_grad_(k in grads) for k, v in inputs.items()}
     result = function(**given)
     o, state = result if isinstance(result, tuple) else (result, None)
@@ -51,7 +61,8 @@ def dump(function, inputs, in_path, out_path, do=None, dht=None, grads=(), metad
     return out
 
 
-# ---- FLA's chunk_kda, over the processes that torchrun started ---------------------------------------------------------------------
+# ---- FLA's chunk_kda, over the processes that torchrun started
+# ---------------------------------------------------------------------
 
 TOKENS = ("q", "k", "v", "g", "beta", "do")
 
@@ -66,10 +77,18 @@ def with_batch(name, t, T):
 def flags(metadata):
     """Arguments of chunk_kda for the metadata that `deltaproof judge` reads."""
     squeeze = {k: v.replace(" ", "") for k, v in metadata.items()}
-    gate, beta, norm = squeeze.get("gate", ""), squeeze.get("beta", ""), squeeze.get("l2norm", squeeze.get("qk", ""))
+    gate, beta, norm = (
+        squeeze.get("gate", ""),
+        squeeze.get("beta", ""),
+        squeeze.get("l2norm", squeeze.get("qk", "")),
+    )
     raw_gate = "softplus" in gate or "lower_bound" in gate
-    out = {"use_gate_in_kernel": raw_gate, "use_beta_sigmoid_in_kernel": "sigmoid" in beta, "allow_neg_eigval": beta in ("sigmoid2", "2*sigmoid(beta)"),
-           "use_qk_l2norm_in_kernel": norm in ("1", "yes", "l2norminsidekernel")}
+    out = {
+        "use_gate_in_kernel": raw_gate,
+        "use_beta_sigmoid_in_kernel": "sigmoid" in beta,
+        "allow_neg_eigval": beta in ("sigmoid2", "2*sigmoid(beta)"),
+        "use_qk_l2norm_in_kernel": norm in ("1", "yes", "l2norminsidekernel"),
+    }
     if "lower_bound" in gate:
         out |= {"safe_gate": True, "lower_bound": float(squeeze["lower_bound"])}
     if squeeze.get("state_layout") == "vk":
@@ -96,7 +115,8 @@ def reduce(t, ranks):
 
 
 def first_config_only():
-    """Triton's autotuner takes the first configuration that runs instead of timing all of them: results do not depend on which, waiting does."""
+    """Triton's autotuner takes the first configuration that runs instead of timing all of them:
+    results do not depend on which, waiting does."""
     from triton.runtime.autotuner import Autotuner
 
     prune, bench = Autotuner.prune_configs, Autotuner._bench
@@ -116,7 +136,8 @@ def first_config_only():
 
 
 def gather_flat():
-    """gloo gathers [n] into [ranks n] alone; FLA gathers [1, ..] into [ranks, 1, ..], which is the same memory."""
+    """gloo gathers [n] into [ranks n] alone; FLA gathers [1, ..] into [ranks, 1, ..], which is the
+    same memory."""
     plain = torch.distributed.all_gather_into_tensor
 
     def all_gather_into_tensor(out, inp, *args, **kwargs):
@@ -128,7 +149,9 @@ def gather_flat():
 def sequences(tensors, metadata, T):
     if "cu_seqlens" in tensors:
         return tensors["cu_seqlens"].long()
-    return torch.tensor([int(x) for x in metadata["cu_seqlens"].split(",")] if "cu_seqlens" in metadata else [0, T])
+    return torch.tensor(
+        [int(x) for x in metadata["cu_seqlens"].split(",")] if "cu_seqlens" in metadata else [0, T]
+    )
 
 
 def run_kda(in_path, out_path, tokens=0, tune=False):
@@ -147,21 +170,35 @@ def run_kda(in_path, out_path, tokens=0, tune=False):
         if shared:
             gather_flat()
     tensors, metadata = load(in_path)
-    T = max(tensors["beta"].shape[:2]) if tensors["beta"].dim() > 1 and tensors["beta"].shape[0] == 1 else tensors["beta"].shape[0]
+    T = (
+        max(tensors["beta"].shape[:2])
+        if tensors["beta"].dim() > 1 and tensors["beta"].shape[0] == 1
+        else tensors["beta"].shape[0]
+    )
     if tokens:
         if not 0 < tokens <= T or "cu_seqlens" in tensors or "cu_seqlens" in metadata:
-            sys.exit(f"--tokens {tokens}: {in_path} has {T} tokens" + (" in packed sequences" if tokens <= T else ""))
+            sys.exit(
+                f"--tokens {tokens}: {in_path} has {T} tokens"
+                + (" in packed sequences" if tokens <= T else "")
+            )
         first = 1 if tensors["beta"].dim() > 1 and tensors["beta"].shape[0] == 1 else 0
         tensors |= {k: tensors[k].narrow(first, 0, tokens) for k in TOKENS if k in tensors}
         T = tokens
     if T % ranks:
         sys.exit(f"{in_path}: {T} tokens do not split over {ranks} processes")
-    s0, dht = (tensors.get(a, tensors.get(b)) for a, b in (("initial_state", "s0"), ("dht", "dstate")))
+    s0, dht = (
+        tensors.get(a, tensors.get(b)) for a, b in (("initial_state", "s0"), ("dht", "dstate"))
+    )
     if ranks > 1 and (s0 is not None or dht is not None):
-        sys.exit(f"{in_path}: FLA takes no initial state and gives no final state under context parallelism")
+        sys.exit(
+            f"{in_path}: FLA takes no initial state and gives no final state under context "
+            "parallelism"
+        )
     cu = sequences(tensors, metadata, T).cuda()
     part = slice(rank * (T // ranks), (rank + 1) * (T // ranks))
-    x = {k: with_batch(k, tensors[k], T)[:, part].contiguous().cuda() for k in TOKENS if k in tensors}
+    x = {
+        k: with_batch(k, tensors[k], T)[:, part].contiguous().cuda() for k in TOKENS if k in tensors
+    }
     x |= {k: tensors[k].flatten().cuda() for k in ("A_log", "dt_bias") if k in tensors}
     if s0 is not None:
         x["initial_state"] = s0.cuda()
@@ -172,27 +209,61 @@ def run_kda(in_path, out_path, tokens=0, tune=False):
     if ranks > 1:
         context = build_cp_context(cu, group=torch.distributed.group.WORLD)
         where = {"cu_seqlens": context.cu_seqlens, "cp_context": context}
-    o, state = chunk_kda(**x, **flags(metadata), **where, **({} if ranks > 1 else {"output_final_state": True}))
+    o, state = chunk_kda(
+        **x, **flags(metadata), **where, **({} if ranks > 1 else {"output_final_state": True})
+    )
     out = {"o": gather(o.detach(), ranks)}
     if state is not None:
         out["final_state"] = state
     if do is not None:
-        torch.autograd.backward((o,) if dht is None else (o, state), (do,) if dht is None else (do, dht.cuda()))
-        out |= {"dh0" if k == "initial_state" else f"d{k}": (gather if k in TOKENS else reduce)(x[k].grad, ranks) for k in x if x[k].grad is not None}
+        torch.autograd.backward(
+            (o,) if dht is None else (o, state), (do,) if dht is None else (do, dht.cuda())
+        )
+        out |= {
+            "dh0" if k == "initial_state" else f"d{k}": (gather if k in TOKENS else reduce)(
+                x[k].grad, ranks
+            )
+            for k in x
+            if x[k].grad is not None
+        }
     if rank == 0:
         version = getattr(fla, "__version__", "unknown")
         layout = {"state_layout": metadata["state_layout"]} if "state_layout" in metadata else {}
-        save(out_path, out, layout | {"producer": f"flash-linear-attention {version} chunk_kda, {torch.cuda.get_device_name()}", "ranks": ranks, "base": "bf16"})
+        save(
+            out_path,
+            out,
+            layout
+            | {
+                "producer": f"flash-linear-attention {version} chunk_kda, "
+                f"{torch.cuda.get_device_name()}",
+                "ranks": ranks,
+                "base": "bf16",
+            },
+        )
         print(f"wrote {out_path}: {' '.join(out)}")
     if ranks > 1:
         torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    a = argparse.ArgumentParser(description="Run FLA's chunk_kda on IN and write OUT, for `deltaproof judge`. Needs CUDA GPUs, PyTorch and FLA.")
+    a = argparse.ArgumentParser(
+        description="Run FLA's chunk_kda on IN and write OUT, for `deltaproof judge`. "
+        "Needs CUDA GPUs, PyTorch and FLA."
+    )
     a.add_argument("inputs", metavar="IN.safetensors")
     a.add_argument("outputs", metavar="OUT.safetensors")
-    a.add_argument("--tokens", type=int, default=0, metavar="T", help="the first T tokens of IN alone (give `deltaproof judge` the same --tokens)")
-    a.add_argument("--tune", action="store_true", help="let Triton time every configuration of a kernel (minutes), not take the first that runs")
+    a.add_argument(
+        "--tokens",
+        type=int,
+        default=0,
+        metavar="T",
+        help="the first T tokens of IN alone (give `deltaproof judge` the same --tokens)",
+    )
+    a.add_argument(
+        "--tune",
+        action="store_true",
+        help="let Triton time every configuration of a kernel (minutes), "
+        "not take the first that runs",
+    )
     args = a.parse_args()
     run_kda(args.inputs, args.outputs, args.tokens, args.tune)

@@ -1,6 +1,8 @@
-"""What each public kernel is called, and how it declares its rounding, from its sources and papers: chunk lengths, what is gated and what is stored in bf16.
+"""What each public kernel is called, and how it declares its rounding, from its sources and papers:
+chunk lengths, what is gated and what is stored in bf16.
 
-FlashKDA keeps its state in bf16 (docs/20260420-flashkda-v1-deep-dive.md, section 3), cuDNN's Hopper forward forms scores from gated operands in chunks of 16. Standard library only.
+FlashKDA keeps its state in bf16 (docs/20260420-flashkda-v1-deep-dive.md, section 3), cuDNN's Hopper
+forward forms scores from gated operands in chunks of 16. Standard library only.
 """
 
 import dataclasses

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Write the inputs of every case that a public kernel could be asked: DIR/in/CASE.safetensors, DIR/cases.json {case: recurrence}, and DIR/left_out.json {case: why}.
+"""Write the inputs of every case that a public kernel could be asked: DIR/in/CASE.safetensors,
+DIR/cases.json {case: recurrence}, and DIR/left_out.json {case: why}.
 
 python3 inputs.py DIR --program build/deltaproof --cases FOLDER...
 """

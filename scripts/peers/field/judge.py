@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Judge what outputs.py wrote, and write reports/field.md and reports/field.json. Runs anywhere with the deltaproof program.
+"""Judge what outputs.py wrote, and write reports/field.md and reports/field.json. Runs anywhere
+with the deltaproof program.
 
     python3 judge.py DIR --program build/deltaproof --reports FOLDER [--jobs N] [--notes FILE]
 
-DIR/judged/KERNEL.CASE.json is kept: what is there is not judged again. --notes: JSON {kernel: text} that the page quotes below the table (default: notes.json beside this).
+DIR/judged/KERNEL.CASE.json is kept: what is there is not judged again. --notes: JSON {kernel: text}
+that the page quotes below the table (default: notes.json beside this).
 """
 
 import argparse
@@ -23,7 +25,8 @@ GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "ds0")
 
 
 def tokens_of(path):
-    """Axis 0 of q: a file with one token of two heads reads like two tokens of one, so `judge` is told."""
+    """Axis 0 of q: a file with one token of two heads reads like two tokens of one, so `judge` is
+    told."""
     data = path.read_bytes()
     return json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])["q"]["shape"][0]
 
@@ -101,7 +104,8 @@ def of_ours(folder):
 
 
 def numbers(judged, names):
-    """Median error, effective bits and error over expected of these tensors over the cases that passed."""
+    """Median error, effective bits and error over expected of these tensors over the cases that
+    passed."""
     t = [
         x
         for j in judged
@@ -150,23 +154,36 @@ def page(table, speed, notes, left_out):
     lines = [
         "# The field, judged",
         "",
-        f"{speed.get('date', '')}, {speed.get('device', '')}, driver {speed.get('driver', '')}, PyTorch {speed.get('torch', '')}; {speed.get('where', 'one run')}. Public kernels and ours on every case of cases/ and "
-        "scripts/peers/field/cases that they serve, one rank, judged by the same program. A case is failed where a tensor exceeds its derived bound or what right kernels of the declared design make of "
-        "nearby inputs (reports/verdicts.md). Bits and error over expected: medians over the cases passed. Times: medians of 20, K = V = 128, bf16 (scripts/peers/field/speed.py says what each is given).",
+        f"{speed.get('date', '')}, {speed.get('device', '')}, driver {speed.get('driver', '')}, "
+        f"PyTorch {speed.get('torch', '')}; {speed.get('where', 'one run')}. Public kernels and "
+        "ours on every case of cases/ and "
+        "scripts/peers/field/cases that they serve, one rank, judged by the same program. A case "
+        "is failed where a tensor exceeds its derived bound or what right kernels of the declared "
+        "design make of "
+        "nearby inputs (reports/verdicts.md). Bits and error over expected: medians over the "
+        "cases passed. Times: medians of 20, K = V = 128, bf16 (scripts/peers/field/speed.py says "
+        "what each is given).",
         "",
-        "    scripts/peers/run_field.sh --out build/field && scripts/peers/run_field.sh --judge build/field",
+        "    scripts/peers/run_field.sh --out build/field && scripts/peers/run_field.sh --judge "
+        "build/field",
         "",
-        "| kernel | version | declared | served | passed | failed | not judged | o: bits / error over expected | gradients | T 8,192 HV 64: forward / backward ms | T 131,072 HV 8 |",
+        "| kernel | version | declared | served | passed | failed | not judged | o: bits / error "
+        "over expected | gradients | T 8,192 HV 64: forward / backward ms | T 131,072 HV 8 |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for k in table:
         s = k["speed"]
         lines.append(
-            f"| {k['kernel']} | {k['version']} | {k['declared']} | {k['served']} | {k['passed']} | {len(k['failed'])} | {k['served'] - k['passed'] - len(k['failed'])} | {numbers(k['judged'], ('o',))} | {numbers(k['judged'], GRADIENTS)} | {s[8192]} | {s[131072]} |"
+            f"| {k['kernel']} | {k['version']} | {k['declared']} | {k['served']} | {k['passed']} "
+            f"| {len(k['failed'])} | {k['served'] - k['passed'] - len(k['failed'])} | "
+            f"{numbers(k['judged'], ('o',))} | {numbers(k['judged'], GRADIENTS)} | {s[8192]} | "
+            f"{s[131072]} |"
         )
+    reasons = collections.Counter(left_out.values()).most_common()
     lines += [
         "",
-        f"Cases that no public kernel was asked: {len(left_out)} ({'; '.join(f'{w}: {n}' for w, n in collections.Counter(left_out.values()).most_common())}).",
+        f"Cases that no public kernel was asked: {len(left_out)} "
+        f"({'; '.join(f'{why}: {n}' for why, n in reasons)}).",
         "",
     ]
     for k in table:
@@ -178,10 +195,13 @@ def page(table, speed, notes, left_out):
                 if t["verdict"] == "fail":
                     row = ", ".join(f"{a} {b}" for a, b in t["row"].items())
                     lines.append(
-                        f"- `{j['case']}`: {t['name']}, relative error {t['error']:.2e} ({row}): {t['why']}."
+                        f"- `{j['case']}`: {t['name']}, relative error {t['error']:.2e} ({row}): "
+                        f"{t['why']}."
                     )
             lines += [
-                f"  `build/deltaproof inputs {j['case']} -c FOLDER -o in.safetensors; build/deltaproof judge --inputs in.safetensors --outputs out/{k['kernel']}/{j['case']}.safetensors`"
+                f"  `build/deltaproof inputs {j['case']} -c FOLDER -o in.safetensors; "
+                "build/deltaproof judge --inputs in.safetensors --outputs "
+                f"out/{k['kernel']}/{j['case']}.safetensors`"
             ]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
@@ -250,7 +270,8 @@ def main():
     (args.reports / "field.md").write_text(page(table, speed, notes, left_out))
     for k in table:
         print(
-            f"{k['kernel']:26} {k['served']:3} served, {k['passed']:3} passed, {len(k['failed']):3} failed"
+            f"{k['kernel']:26} {k['served']:3} served, {k['passed']:3} passed, "
+            f"{len(k['failed']):3} failed"
         )
     return 0
 

@@ -1,7 +1,10 @@
-"""Public kernels as one table: what each is called, how it declares its rounding, and how it is run on the inputs of a case.
+"""Public kernels as one table: what each is called, how it declares its rounding, and how it is run
+on the inputs of a case.
 
-An adapter takes `Inputs` and returns {name: tensor} in the layouts that `deltaproof judge` reads. It raises NotServed, or lets the kernel's own refusal through, where
-the kernel's contract excludes the inputs; the reason goes into the table as it is. Their code is imported or compiled where they are measured, never kept here.
+An adapter takes `Inputs` and returns {name: tensor} in the layouts that `deltaproof judge` reads.
+It raises NotServed, or lets the kernel's own refusal through, where
+the kernel's contract excludes the inputs; the reason goes into the table as it is. Their code is
+imported or compiled where they are measured, never kept here.
 """
 
 import dataclasses
@@ -72,7 +75,8 @@ def vk(state):
     return None if state is None else state.float().transpose(-1, -2).contiguous()
 
 
-# ---- flash-linear-attention --------------------------------------------------------------------------------------------------
+# ---- flash-linear-attention
+# --------------------------------------------------------------------------------------------------
 
 
 def fla_inputs(x):
@@ -141,18 +145,21 @@ def fla_chunk_gdn_forward(x):
         return fla_chunk_gdn(x, False)
 
 
-# ---- cuDNN frontend, Hopper CUDA engine --------------------------------------------------------------------------------------
+# ---- cuDNN frontend, Hopper CUDA engine
+# --------------------------------------------------------------------------------------
 
 CUDNN_PLAN = "kda_hopper_cuda"
 
 
 def cudnn_inputs(x):
-    """What the op documents: THD, fp32 gate and beta, states [N,HV,V,K]; keys that the caller has normalised where the kernel does not."""
+    """What the op documents: THD, fp32 gate and beta, states [N,HV,V,K]; keys that the caller has
+    normalised where the kernel does not."""
     if not x.l2norm:
         longest = x["k"].float().norm(dim=-1).max().item()
         unless(
             longest <= 1.01,
-            f"keys of norm up to {longest:.2g} without the L2 norm (its seed truncation takes keys as unit)",
+            f"keys of norm up to {longest:.2g} without the L2 norm (its seed truncation takes "
+            "keys as unit)",
         )
     if x.beta == "plain":
         top = x["beta"].float().max().item()
@@ -168,16 +175,18 @@ def cudnn_forward(x):
     from cudnn.linear_attention.ops import kimi_delta_attention
 
     bounded = x.gate == "lower_bound"
-    settings = dict(
-        use_qk_l2norm_in_kernel=x.l2norm,
-        use_beta_sigmoid_in_kernel=x.beta != "plain",
-        allow_neg_eigval=x.beta == "sigmoid2",
-        safe_gate=bounded,
-    )
+    settings = {
+        "use_qk_l2norm_in_kernel": x.l2norm,
+        "use_beta_sigmoid_in_kernel": x.beta != "plain",
+        "allow_neg_eigval": x.beta == "sigmoid2",
+        "safe_gate": bounded,
+    }
     if bounded:
-        settings |= dict(
-            gate_lower_bound=float(x.meta["lower_bound"]), a_log=x["A_log"], dt_bias=x["dt_bias"]
-        )
+        settings |= {
+            "gate_lower_bound": float(x.meta["lower_bound"]),
+            "a_log": x["A_log"],
+            "dt_bias": x["dt_bias"],
+        }
     with torch.no_grad():
         o, state = kimi_delta_attention(
             **cudnn_inputs(x),
@@ -214,14 +223,16 @@ def cudnn_backward(x):
     return out
 
 
-# ---- FlashKDA ----------------------------------------------------------------------------------------------------------------
+# ---- FlashKDA
+# --------------------------------------------------------------------------------------------------
 
 FLASHKDA = os.environ.get("FLASHKDA", "")  # a checkout
 FLASHKDA_BUILD = os.environ.get("FLASHKDA_BUILD", "/tmp/flashkda-build")
 
 
 def flashkda_extension():
-    """FlashKDA's extension: as it lies in FLASHKDA_BUILD, else compiled there by the flags of its setup.py for this device, with CUTLASS's headers from the nvidia-cutlass
+    """FlashKDA's extension: as it lies in FLASHKDA_BUILD, else compiled there by the flags of its
+    setup.py for this device, with CUTLASS's headers from the nvidia-cutlass
     wheel where its submodule is empty."""
     from torch.utils.cpp_extension import load as compile_extension
 

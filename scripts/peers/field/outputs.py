@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Run public kernels on the inputs of cases and write what they compute: DIR/out/KERNEL/CASE.safetensors, and DIR/out/KERNEL.json, which says of each case whether
+"""Run public kernels on the inputs of cases and write what they compute:
+DIR/out/KERNEL/CASE.safetensors, and DIR/out/KERNEL.json, which says of each case whether
 the kernel served it, and if not why. Needs a CUDA GPU, PyTorch and the kernels.
 
-    python3 outputs.py DIR [--kernels NAME,...] [--jobs N]         (DIR/in/CASE.safetensors: `deltaproof inputs CASE -o ...`)
+    python3 outputs.py DIR [--kernels NAME,...] [--jobs N]         (DIR/in/CASE.safetensors: \\
+        `deltaproof inputs CASE -o ...`)
 
-Each kernel runs in processes of its own: one that ends the process (a CUDA error does) costs that case alone, and is written down as that.
+Each kernel runs in processes of its own: one that ends the process (a CUDA error does) costs that
+case alone, and is written down as that.
 """
 
 import argparse
@@ -133,7 +136,7 @@ def main():
     done = {n: {} for n in names}
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for (name, _), got in zip(
-            jobs, pool.map(lambda j: run_cases(args.folder, *j, args.limit), jobs)
+            jobs, pool.map(lambda j: run_cases(args.folder, *j, args.limit), jobs), strict=False
         ):
             done[name] |= got
     for name, got in done.items():

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Times of the public kernels of kernels.py and of ours, one after the other on one GPU: DIR/speed.json, and a table.
+"""Times of the public kernels of kernels.py and of ours, one after the other on one GPU:
+DIR/speed.json, and a table.
 
     python3 speed.py DIR BENCH_BWD [--runs 20] [--configs N]
 
-K = V = 128, bf16, random inputs, medians of many runs after warm-up (CUDA events). Lower-bound gate of -5 with bias -4 (-0.09 a token) or 0 (-2.5), norms and beta's
-sigmoid in the kernel; where a kernel's contract lacks those (cuDNN's backward) it gets log gates of the same size, plain beta and unit keys, and the row says so.
+K = V = 128, bf16, random inputs, medians of many runs after warm-up (CUDA events). Lower-bound gate
+of -5 with bias -4 (-0.09 a token) or 0 (-2.5), norms and beta's
+sigmoid in the kernel; where a kernel's contract lacks those (cuDNN's backward) it gets log gates of
+the same size, plain beta and unit keys, and the row says so.
 FLA's autotuner times at most N configurations of each kernel (default: 2), compiled in this run.
 """
 
@@ -241,7 +244,8 @@ def start(args, *what):
 
 
 def compile_fla(args):
-    """Fill Triton's cache, all kernels and numbers of heads at once (the number of tokens is no key of theirs)."""
+    """Fill Triton's cache, all kernels and numbers of heads at once (the number of tokens is no key
+    of theirs)."""
     running = [
         start(args, name, 1024, HV, BIASES[0])
         for name in TIMED
@@ -280,7 +284,8 @@ def ours(program, runs):
     for mode in ("kda", "keys"):
         p = subprocess.run([program, mode, str(runs)], capture_output=True, text=True)
         for m in re.finditer(
-            r"^(kda|gdn) +T=(\d+) +HV=(\d+) +K=128 +V=128 +R=1 +bf16 +fast, fast gates +(\d+) segments +forward +(\S+) +backward +(\S+) ms",
+            r"^(kda|gdn) +T=(\d+) +HV=(\d+) +K=128 +V=128 +R=1 +bf16 +fast, fast gates +(\d+) "
+            r"segments +forward +(\S+) +backward +(\S+) ms",
             p.stdout,
             re.M,
         ):
@@ -293,7 +298,8 @@ def ours(program, runs):
                         "bias": -4.0,
                         "forward_ms": float(m[5]),
                         "backward_ms": float(m[6]),
-                        "contract": f"{CONTRACT}; {m[4]} segments; the backward with the gate's and the norms'",
+                        "contract": f"{CONTRACT}; {m[4]} segments; "
+                        "the backward with the gate's and the norms'",
                     }
                 )
     return rows
@@ -331,7 +337,8 @@ def main():
     (args.folder / "speed.json").write_text(json.dumps(versions | {"rows": rows}, indent=1) + "\n")
     for r in rows:
         print(
-            f"{r['kernel']:26} T {r['T']:7,} HV {r['HV']:2} bias {r['bias']:3.0f}  {r.get('forward_ms', '-'):>9} {r.get('backward_ms', '-'):>9}  {r.get('why', '')}"
+            f"{r['kernel']:26} T {r['T']:7,} HV {r['HV']:2} bias {r['bias']:3.0f}  "
+            f"{r.get('forward_ms', '-'):>9} {r.get('backward_ms', '-'):>9}  {r.get('why', '')}"
         )
     return 0
 
