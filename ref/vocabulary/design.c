@@ -54,7 +54,18 @@ int dp_design_common(dp_base base, dp_design d[DP_COMMON_DESIGNS]) {
     return DP_COMMON_DESIGNS;
 }
 
-static int *int_at(dp_design *d, const setting *s) { return (int *)((char *)d + s->at); }
+/* Formats and numbers alike, as bytes: to clang an enum is none of the types that an int may stand
+ * for. */
+_Static_assert(sizeof(dp_format) == sizeof(int), "settings are read as int");
+static int value_at(const dp_design *d, const setting *s) {
+    int x;
+    memcpy(&x, (const char *)d + s->at, sizeof x);
+    return x;
+}
+
+static void put_at(dp_design *d, const setting *s, int x) {
+    memcpy((char *)d + s->at, &x, sizeof x);
+}
 
 int dp_drop_bits(const char *text) {
     double x;
@@ -70,21 +81,24 @@ static int set_value(dp_design *d, const setting *s, const char *value) {
     if (s->kind == A_NUMBER) {
         int64_t n;
         if (dp_number_int(value, 8, DP_CHUNK_MOST, &n)) return 0;
-        *int_at(d, s) = (int)n;
+        put_at(d, s, (int)n);
         return 1;
     }
     if (s->kind == A_FORMAT) {
         for (size_t i = 0; i < sizeof STORES / sizeof *STORES; i++) {
             if (strcmp(value, dp_formats[STORES[i]].name)) continue;
-            *(dp_format *)((char *)d + s->at) = STORES[i];
+            put_at(d, s, (int)STORES[i]);
             return 1;
         }
         return 0;
     }
-    if (s->kind == A_DROP) return (*int_at(d, s) = dp_drop_bits(value)) != 0;
+    if (s->kind == A_DROP) {
+        put_at(d, s, dp_drop_bits(value));
+        return value_at(d, s) != 0;
+    }
     for (int i = 0; i < 2; i++) {
         if (strcmp(value, s->choice[i])) continue;
-        *int_at(d, s) = i;
+        put_at(d, s, i);
         return 1;
     }
     return 0;
@@ -123,7 +137,7 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
 }
 
 static void word_of(const dp_design *d, const setting *s, char *out, size_t size) {
-    const int x = *int_at((dp_design *)d, s);
+    const int x = value_at(d, s);
     if (s->kind == A_NUMBER || s->kind == A_DROP)
         snprintf(out, size, "%s=%d", s->key, x);
     else if (s->kind == A_FORMAT)
@@ -139,7 +153,7 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]) {
     for (int i = 0; i < NSETTINGS; i++) {
         const setting *s = &SETTINGS[i];
         char word[32];
-        if (*int_at((dp_design *)d, s) == *int_at(&plain, s)) continue;
+        if (value_at(d, s) == value_at(&plain, s)) continue;
         if (s->kind == A_NUMBER && !d->chunk)
             snprintf(word, sizeof word, RECURRENT);
         else
@@ -150,8 +164,7 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]) {
 
 int dp_design_same(const dp_design *a, const dp_design *b) {
     for (int i = 0; i < NSETTINGS; i++)
-        if (SETTINGS[i].kind != A_DROP &&
-            *int_at((dp_design *)a, &SETTINGS[i]) != *int_at((dp_design *)b, &SETTINGS[i]))
+        if (SETTINGS[i].kind != A_DROP && value_at(a, &SETTINGS[i]) != value_at(b, &SETTINGS[i]))
             return 0;
     return a->base == b->base;
 }
