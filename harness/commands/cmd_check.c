@@ -331,8 +331,8 @@ int dp_cmd_check(int argc, char **argv) {
                : count[DP_PASS] ? "PASS"
                                 : "NOTHING CHECKED",
                count[DP_PASS], count[DP_FAIL], count[DP_SKIPPED]);
-        dp_subject_close(&o.library);
         rc = count[DP_FAIL] ? 1 : count[DP_PASS] ? 0 : 2;
     }
+    dp_subject_close(&o.library);
     return rc;
 }
