@@ -81,6 +81,14 @@ static dp_status one_conv(const dp_casefile *f, dp_case *c, int i, dp_err *e) {
     return DP_OK;
 }
 
+/* Finite x and w may convolve to what is not. */
+static dp_status check_outputs(const dp_casefile *f, const dp_case *c, dp_err *e) {
+    dp_err inner = {0};
+    if (!dp_problem_check(&c->p, c->allow_nonfinite, &inner)) return DP_OK;
+    return dp_casefile_refuse(f, f->conv_data ? "conv_data" : "conv", e,
+                              "after the convolution, %s", inner.msg);
+}
+
 dp_status dp_case_step(const dp_casefile *f, dp_case *c, dp_err *e) {
     dp_status st = DP_OK;
     if (f->conv_data && f->conv.n != 1)
@@ -90,5 +98,6 @@ dp_status dp_case_step(const dp_casefile *f, dp_case *c, dp_err *e) {
         return dp_casefile_refuse(f, "W", e, "missing; required unless conv_data gives it");
     for (int n = 0; n < f->conv.n && !st; n++)
         st = one_conv(f, c, (int)f->conv.v[n], e);
-    return st ? st : dp_step_build(c, e);
+    if (!st) st = dp_step_build(c, e);
+    return st ? st : check_outputs(f, c, e);
 }
