@@ -3,6 +3,7 @@
 #include "ref/arithmetic/elementary.h"
 #include "ref/bound/bound.h"
 #include "ref/chunk/gate.h"
+#include "ref/chunk/state.h"
 #include "ref/inputs/inputs.h"
 
 #include <math.h>
@@ -49,7 +50,7 @@ static double distance(const double *a, const double *b, int64_t n) {
     return sqrt(rest);
 }
 
-/* ---- formats ----------------------------------------------------------------------------------- */
+/* ---- formats -------------------------------------------------------------------------------- */
 
 /* x to a multiple of spacing: to nearest even, toward zero, or up or down by chance. */
 static double to_spacing(double x, double spacing) { return nearbyint(x / spacing) * spacing; }
@@ -135,18 +136,11 @@ static double store(int format, const dp_problem *p, carrier *c) {
     return sqrt(d2);
 }
 
-/* ---- one step ---------------------------------------------------------------------------------- */
+/* ---- one step ------------------------------------------------------------------------------- */
 
 static const double *key_of(const session *s, int64_t t, int j) {
     const dp_problem *p = s->p;
     return s->in.k + (((s->first + t) * p->H + s->hv / dp_G(p)) * p->R + j) * p->K;
-}
-
-static void read_state(const dp_problem *p, const double *S, const double *k, double *y) {
-    memset(y, 0, sizeof *y * (size_t)p->V);
-    for (int x = 0; x < p->K; x++)
-        for (int v = 0; v < p->V; v++)
-            y[v] += k[x] * S[(int64_t)x * p->V + v];
 }
 
 /* S <- (I - sum_j beta_j k_j k_j') D S + sum_j beta_j k_j v_j', all keys reading the decayed state;
@@ -154,23 +148,16 @@ static void read_state(const dp_problem *p, const double *S, const double *k, do
 static void advance(const session *s, int64_t t, carrier *c, double *write) {
     const dp_problem *p = s->p;
     const int64_t at = (s->first + t) * p->HV + s->hv;
-    const int Kg = dp_Kg(p);
-    for (int x = 0; x < p->K; x++) {
-        const double decay = dp_exp(s->in.g[at * Kg + (Kg == 1 ? 0 : x)]);
-        for (int v = 0; v < p->V; v++)
-            c->S[(int64_t)x * p->V + v] *= decay;
-    }
+    dp_state_decay(p, s->in.g + at * dp_Kg(p), c->S);
     for (int j = 0; j < p->R; j++) {
         double *y = write + (int64_t)j * p->V;
-        read_state(p, c->S, key_of(s, t, j), y);
+        dp_state_read(p, c->S, key_of(s, t, j), y);
         for (int v = 0; v < p->V; v++)
             y[v] = s->in.beta[at * p->R + j] * (p->v[(at * p->R + j) * p->V + v] - y[v]);
     }
     for (int j = 0; j < p->R; j++)
-        for (int x = 0; x < p->K; x++)
-            for (int v = 0; v < p->V; v++)
-                c->S[(int64_t)x * p->V + v] += key_of(s, t, j)[x] * write[(int64_t)j * p->V + v];
-    read_state(p, c->S, s->in.q + ((s->first + t) * p->H + s->hv / dp_G(p)) * p->K, c->o);
+        dp_state_write(p, 1, key_of(s, t, j), write + (int64_t)j * p->V, c->S);
+    dp_state_read(p, c->S, s->in.q + ((s->first + t) * p->H + s->hv / dp_G(p)) * p->K, c->o);
     for (int v = 0; v < p->V; v++)
         c->o[v] *= p->scale;
 }
@@ -202,7 +189,7 @@ static step_norms norms_of(const session *s, int64_t t) {
                         fabs(1 - dp_exp(least)) + decay * weight};
 }
 
-/* ---- a session --------------------------------------------------------------------------------- */
+/* ---- a session ------------------------------------------------------------------------------ */
 
 /* Bounds of the error of a carried state. */
 typedef struct {

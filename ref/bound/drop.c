@@ -3,6 +3,7 @@
 #include "bound.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/gate.h"
+#include "ref/chunk/state.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -63,29 +64,8 @@ static int contracts(const head *h, int64_t i) {
 
 /* ---- the recurrence and its adjoint, of which norms are kept -------------------------------- */
 
-static void decay(const head *h, int64_t i, double *S) {
-    const dp_problem *p = h->a->p;
-    const int Kg = dp_Kg(p);
-    for (int x = 0; x < p->K; x++) {
-        const double d = dp_exp(h->a->in.g[at_head(h, i) * Kg + (Kg == 1 ? 0 : x)]);
-        for (int v = 0; v < p->V; v++)
-            S[(int64_t)x * p->V + v] *= d;
-    }
-}
-
-/* y [V] = S' k */
-static void read_row(const dp_problem *p, const double *S, const double *k, double *y) {
-    memset(y, 0, sizeof *y * (size_t)p->V);
-    for (int x = 0; x < p->K; x++)
-        for (int v = 0; v < p->V; v++)
-            y[v] += k[x] * S[(int64_t)x * p->V + v];
-}
-
-/* S += a k y' */
-static void add_outer(const dp_problem *p, double a, const double *k, const double *y, double *S) {
-    for (int x = 0; x < p->K; x++)
-        for (int v = 0; v < p->V; v++)
-            S[(int64_t)x * p->V + v] += a * k[x] * y[v];
+static const double *gates(const head *h, int64_t i) {
+    return h->a->in.g + at_head(h, i) * dp_Kg(h->a->p);
 }
 
 static double *state_of(const head *h, const double *states, int seq) {
@@ -101,17 +81,17 @@ static void forward(const head *h, int seq) {
     for (int64_t i = 0; i < h->n; i++) {
         const int64_t at = at_head(h, i) * p->R;
         h->S[i] = norm(S, KV);
-        decay(h, i, S);
+        dp_state_decay(p, gates(h, i), S);
         for (int j = 0; j < p->R; j++) {
             double *e = r + (int64_t)j * p->V;
-            read_row(p, S, key(h, i) + (int64_t)j * p->K, e);
+            dp_state_read(p, S, key(h, i) + (int64_t)j * p->K, e);
             for (int v = 0; v < p->V; v++)
                 e[v] = p->v[(at + j) * p->V + v] - e[v];
             h->r[i * p->R + j] = norm(e, p->V);
         }
         for (int j = 0; j < p->R; j++)
-            add_outer(p, h->a->in.beta[at + j], key(h, i) + (int64_t)j * p->K,
-                      r + (int64_t)j * p->V, S);
+            dp_state_write(p, h->a->in.beta[at + j], key(h, i) + (int64_t)j * p->K,
+                           r + (int64_t)j * p->V, S);
     }
     h->S[h->n] = norm(S, KV);
     free(S);
@@ -125,18 +105,18 @@ static void adjoint(const head *h, int seq) {
     double *dr = dp_doubles((int64_t)p->R * p->V);
     for (int64_t i = h->n - 1; i >= 0; i--) {
         const int64_t at = at_head(h, i) * p->R;
-        add_outer(p, p->scale, query(h, i), p->dout + at_head(h, i) * p->V, dS);
+        dp_state_write(p, p->scale, query(h, i), p->dout + at_head(h, i) * p->V, dS);
         h->dS[i] = norm(dS, KV);
         for (int j = 0; j < p->R; j++) {
             double *e = dr + (int64_t)j * p->V;
-            read_row(p, dS, key(h, i) + (int64_t)j * p->K, e);
+            dp_state_read(p, dS, key(h, i) + (int64_t)j * p->K, e);
             for (int v = 0; v < p->V; v++)
                 e[v] *= h->a->in.beta[at + j];
             h->dr[i * p->R + j] = norm(e, p->V);
         }
         for (int j = 0; j < p->R; j++)
-            add_outer(p, -1, key(h, i) + (int64_t)j * p->K, dr + (int64_t)j * p->V, dS);
-        decay(h, i, dS);
+            dp_state_write(p, -1, key(h, i) + (int64_t)j * p->K, dr + (int64_t)j * p->V, dS);
+        dp_state_decay(p, gates(h, i), dS);
     }
     free(dS);
     free(dr);
@@ -148,7 +128,7 @@ static void adjoint(const head *h, int seq) {
 static void attenuate(const head *h) {
     const dp_problem *p = h->a->p;
     for (int64_t i = 0; i < h->n; i++) {
-        const double g = largest_gate(p, h->a->in.g + at_head(h, i) * dp_Kg(p));
+        const double g = largest_gate(p, gates(h, i));
         h->cum[i + 1] = h->cum[i] + (g < 0 ? fmax(g, FORGOTTEN) : 0);
         h->wall[i + 1] = contracts(h, i) && g <= 0 ? h->wall[i] : (double)(i + 1);
     }
