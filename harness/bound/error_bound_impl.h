@@ -78,8 +78,8 @@ dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span spa
 double **dp_merge_errors(const dp_error_bound_base *w, int dir, const dp_chain_error *bM,
                          double **eH, double *fro);
 
-/* State errors that enter each chunk, forward and backward, and errors of X and dv_new without them:
- * [ngroup*HV]. */
+/* State errors that enter each chunk, forward and backward, and errors of X and dv_new without
+ * them: [ngroup*HV]. */
 typedef struct {
     double **eS, **edS, **DX, **DdX;
 } dp_pass_errors;

@@ -55,8 +55,9 @@ dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs,
                         dp_bisect *out, dp_err *e);
 void dp_bisect_free(dp_bisect *b);
 /* Where no stage is over its bound: each stage's own error against what it makes of nearby
- * problems (verdict/expected.h, levels.h; draws of single stages on true inputs). The first that makes more
- * than its formats explain becomes out->first. dtype: format of the inputs. Not for base fp64. */
+ * problems (verdict/expected.h, levels.h; draws of single stages on true inputs). The first that
+ * makes more than its formats explain becomes out->first. dtype: format of the inputs. Not for base
+ * fp64. */
 dp_status dp_bisect_expected(const dp_problem *p, const dp_sim_policy *how, dp_format dtype,
                              dp_bisect *out, dp_err *e);
 

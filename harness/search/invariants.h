@@ -2,10 +2,10 @@
  * checks for sizes where no truth is affordable.
  *
  * Each check runs the subject on the problem and on a changed one and compares results. Equality is
- * exact (as numbers: -0 = 0) unless said otherwise. A kernel in a shared library has that only where
- * it claims it (`bitwise`); else a row whose bits differ is held within the sum of both runs' bounds
- * (error_bound.h, of the design that the library declares), and `why` says how near it comes. A
- * library that refuses a changed problem skips that check; one that dies on it fails it.
+ * exact (as numbers: -0 = 0) unless said otherwise. A kernel in a shared library has that only
+ * where it claims it (`bitwise`); else a row whose bits differ is held within the sum of both runs'
+ * bounds (error_bound.h, of the design that the library declares), and `why` says how near it
+ * comes. A library that refuses a changed problem skips that check; one that dies on it fails it.
  *
  *   repeat        the same run again gives the same bits
  *   causality     inputs of one token changed: o and dq of the chunks before its own, and

@@ -71,8 +71,8 @@ void dp_check_same(dp_check_work *w, dp_check_outcome *got, const double factor[
 void dp_check_skip(dp_check_work *w, const char *why);
 /* Did either run cut a sequence in segments, so that parts of it may differ in bits? */
 int dp_check_cut(const dp_check_outcome *a, const dp_check_outcome *b);
-/* May the subject's rows be held within bounds: not of designs without one, nor where they would take
- * too long; why says so. */
+/* May the subject's rows be held within bounds: not of designs without one, nor where they would
+ * take too long; why says so. */
 int dp_check_bounded(const dp_check_work *w, char *why, size_t size);
 /* The design that the subject is bounded by. */
 dp_design dp_check_design(const dp_check_subject *s);

@@ -1,13 +1,13 @@
-/* harness/simulated/carried.h - a state that is kept in a short format between the calls of a session:
- * how its error grows over steps.
+/* harness/simulated/carried.h - a state that is kept in a short format between the calls of a
+ * session: how its error grows over steps.
  *
  * The recurrence (math.md b) runs in fp64, one token a step, over the tokens of a problem, from the
  * first again when the last was reached. Beside the state itself goes one copy for each format: it
  * is rounded to that format after every `every` steps and otherwise treated alike, so that its
  * distance from the state is what the format does and nothing else.
  *
- * Bounds. A step is S' = (I - sum_j beta_j k_j k_j') D S + ..., D = diag(exp g): it takes an error E
- * to one of at most a |E|, a = max_x exp(g_x) max(1, sum_j beta_j |k_j|^2 - 1), in the Frobenius
+ * Bounds. A step is S' = (I - sum_j beta_j k_j k_j') D S + ..., D = diag(exp g): it takes an error
+ * E to one of at most a |E|, a = max_x exp(g_x) max(1, sum_j beta_j |k_j|^2 - 1), in the Frobenius
  * norm. Storing adds at most d:
  *     floats       u |S| + sqrt(n) t/2       u the unit roundoff (twice that where it truncates or
  *                                            draws), t the spacing of subnormals

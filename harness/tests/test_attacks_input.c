@@ -100,7 +100,8 @@ DP_TEST(attacks_input, no_number_of_judge_is_cut) {
     free((char *)dir);
 }
 
-/* 503 characters, then `chunk=1289`: the words were once cut at 511 of them, and chunk=12 is a design. */
+/* 503 characters, then `chunk=1289`: the words were once cut at 511 of them, and chunk=12 is a
+ * design. */
 DP_TEST(attacks_input, no_design_is_cut) {
     const char *dir = judge_files("design", 0);
     const char *words = "$(printf 'recurrent,%.0s' $(seq 49))out=fp32,factors=fp32,chunk=";

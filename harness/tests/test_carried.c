@@ -69,8 +69,8 @@ DP_TEST(carried, formats_err_as_they_round) {
     dp_case_free(&c);
 }
 
-/* What a key erases is below half a spacing (2^-9 of the state): rounding to nearest loses every one, rounding by chance none on the
- * average. */
+/* What a key erases is below half a spacing (2^-9 of the state): rounding to nearest loses every
+ * one, rounding by chance none on the average. */
 DP_TEST(carried, a_state_that_hardly_moves_is_lost_to_nearest_and_kept_by_chance) {
     dp_case c;
     dp_carried near, chance;

@@ -1,9 +1,9 @@
 /* ref/bound/bound.h - error bounds of the chunk pipeline in a base policy, from inputs and
  * reference values only (never from the subject).
  *
- * A dp_chunk here is a REFERENCE chunk: computed with base fp64, its h, v_new, dh, dv_local, dv_new filled.
- * Two models of rounding (math.md j.2, j.4), both first order in the unit roundoffs (products of
- * two errors are dropped), from one set of formulas:
+ * A dp_chunk here is a REFERENCE chunk: computed with base fp64, its h, v_new, dh, dv_local, dv_new
+ * filled. Two models of rounding (math.md j.2, j.4), both first order in the unit roundoffs
+ * (products of two errors are dropped), from one set of formulas:
  *
  *   sound     p = 1   errors of all operations add up in absolute value: worst case. An error above
  *                     it is certainly wrong.
