@@ -28,7 +28,6 @@ typedef struct {
     unsigned by_default : 1; /* runs where no --backend is given */
     unsigned unsaid : 1;     /* an ID does not say it */
     unsigned on_cpu : 1;     /* many cases may run side by side */
-    unsigned convolves : 1;  /* takes op = conv and the convolutions of op = step */
 } dp_backend_traits;
 extern const dp_backend_traits dp_backends[DP_NBACKENDS];
 

@@ -3,6 +3,7 @@
 #include "case.h"
 #include "case_parts.h"
 #include "front.h"
+#include "operations.h"
 #include "ref/files/input.h"
 
 #include <math.h>
@@ -20,8 +21,8 @@ static dp_status make_inputs(const dp_casefile *f, dp_case *c, const dp_tensorfi
     if (!s) dp_case_generate_gradients(f, c);
     if (!s) s = dp_case_override(f, c, e);
     if (!s) s = dp_case_check(f, c, e);
-    if (!s && c->op == DP_OP_STEP) s = dp_case_step(f, c, e);
-    if (!s && c->op != DP_OP_CONV) dp_case_warn_expanding(c);
+    if (!s && dp_op_of(c)->finish) s = dp_op_of(c)->finish(f, c, e);
+    if (!s) dp_case_warn_expanding(c);
     return s;
 }
 
@@ -33,7 +34,7 @@ static dp_status open_tensors(const dp_casefile *f, dp_case *c, int load,
     int64_t tokens = 0;
     dp_status s = have == &d ? dp_safetensors_read(c->data, &d, e) : DP_OK;
     if (!s) s = dp_case_shapes(f, have, c, &tokens, e);
-    if (!s && load) s = make_inputs(f, c, have, tokens, e);
+    if (!s && load && dp_op_of(c)->inputs) s = make_inputs(f, c, have, tokens, e);
     dp_tensorfile_free(&d);
     return s;
 }
@@ -41,9 +42,7 @@ static dp_status open_tensors(const dp_casefile *f, dp_case *c, int load,
 static dp_status build(const dp_casefile *f, dp_case *c, int load, const dp_tensorfile *given,
                        dp_err *e) {
     dp_status s = dp_case_settings(f, c, e);
-    if (s) return s;
-    if (c->op == DP_OP_CHAIN) return dp_case_chain_shape(f, c, e);
-    s = open_tensors(f, c, load, given, e);
+    if (!s) s = open_tensors(f, c, load, given, e);
     c->p.scale = dp_casefile_has(f, "scale") ? f->scale : c->p.K ? 1 / sqrt(c->p.K) : 0;
     return s;
 }

@@ -52,9 +52,11 @@ typedef struct {
     dp_format input_dtype; /* widest dtype of the inputs (parameters and states aside): DP_BF16,
                               DP_FP32 or DP_FP64 */
 
-    dp_problem p; /* DP_OP_RECURRENCE, DP_OP_STEP: complete, checked */
-    dp_conv conv; /* DP_OP_CONV: complete, checked */
-    /* DP_OP_STEP: what stands in front of q, k and v, without dy, and the radius of its outputs; p
+    /* Which of the next four are there: has_problem, has_conv, has_front, has_factors of its row
+     * (operations.h). Those that are, are complete and checked. */
+    dp_problem p;
+    dp_conv conv;
+    /* What stands in front of q, k and v, without dy, and the radius of its outputs; p
      * is the recurrence behind it, on the true outputs (step.h) */
     struct {
         int on[3];
@@ -64,7 +66,7 @@ typedef struct {
     struct {
         dp_regime regime;
         int n, K;
-    } ch; /* DP_OP_CHAIN: n factors; the seed is spec.seed */
+    } ch; /* n factors; the seed is spec.seed */
     int nwarn;
     char **warn; /* e.g. R >= 3 with sum beta |k|^2 > 2 (math.md b) */
 } dp_case;

@@ -1,6 +1,7 @@
 /* Values of a case that no run could use, and those worth a warning (case_parts.h). */
 #define _GNU_SOURCE
 #include "case_parts.h"
+#include "operations.h"
 #include "ref/arithmetic/elementary.h"
 
 #include <math.h>
@@ -34,7 +35,7 @@ dp_status dp_case_check(const dp_casefile *f, dp_case *c, dp_err *e) {
                                           "%s%s = %g: not finite, and nonfinite = allow is not set",
                                           s[i].field->name, at, (*s[i].where)[j]);
             }
-    if (c->op == DP_OP_CONV) return DP_OK;
+    if (!dp_op_of(c)->has_problem) return DP_OK;
     dp_err inner = {0};
     if (dp_problem_check(&c->p, c->allow_nonfinite, &inner))
         return dp_fail(e, inner.code, "%s: %s", f->path, inner.msg);

@@ -99,7 +99,7 @@ dp_status dp_case_load_data(const dp_casefile *f, const dp_tensorfile *d, dp_cas
     for (int i = 0; i < n && !st; i++)
         if (!s[i].field->backward || c->backward) st = dp_case_load_input(&x, &s[i], e);
     if (st) return st;
-    if (c->op != DP_OP_CONV && f->gate == DP_GATE_LOG && (c->p.A_log || c->p.dt_bias))
+    if (f->gate == DP_GATE_LOG && (c->p.A_log || c->p.dt_bias))
         return dp_casefile_refuse(f, "data", e,
                                   "has A_log or dt_bias, so its gate is raw, but gate = log");
     if (dp_casefile_has(f, "dtype") && dp_case_dtype(f) != x.widest)

@@ -1,5 +1,6 @@
 /* The input tensors of each op (case_inputs.h). */
 #include "case_inputs.h"
+#include "operations.h"
 
 #include <stdio.h>
 
@@ -20,9 +21,9 @@ int dp_conv_inputs(dp_conv *c, dp_case_input *s) {
 }
 
 int dp_case_inputs(dp_case *c, dp_case_input *s) {
-    const dp_dims d = dp_problem_dims(&c->p);
-    return c->op == DP_OP_CONV ? dp_conv_inputs(&c->conv, s)
-                               : inputs_of(dp_input_fields, DP_NINPUTS, &c->p, &d, s);
+    const dp_operation *op = dp_op_of(c);
+    const dp_dims d = op->dims(c);
+    return inputs_of(op->inputs, op->ninputs, (char *)c + op->base, &d, s);
 }
 
 int64_t dp_case_input_count(const dp_case_input *s) {

@@ -20,9 +20,17 @@ dp_format dp_case_dtype(const dp_casefile *f);
 /* case_shape.c: the shapes, from the file's keys and from the data d (NULL: none is read); they
  * must agree, and fit into memory. *tokens: those of d, 0 without it. */
 #define DP_CONV_MAX_WIDTH 64 /* of a convolution, as the key W */
+/* Of all tensors of a case together: 1M tokens of a head of K = V = 128 with its gradients
+ * are 6.7e8. */
+#define DP_CASE_MAX_NUMBERS (1ll << 30)
 dp_status dp_case_shapes(const dp_casefile *f, const dp_tensorfile *d, dp_case *c, int64_t *tokens,
                          dp_err *e);
-dp_status dp_case_chain_shape(const dp_casefile *f, dp_case *c, dp_err *e);
+/* What the case says about a dimension against what the data has; 0 from either side: it does not
+ * say. dflt: where neither does. */
+dp_status dp_case_agree(const dp_casefile *f, const char *key, int64_t stated, int64_t found,
+                        int64_t dflt, int64_t *out, dp_err *e);
+/* The key T, at most the tokens that the data has; all of them where it does not say. */
+dp_status dp_case_set_tokens(const dp_casefile *f, int64_t found, int64_t *T, dp_err *e);
 /* Length of an axis counted from the last, 1 on; 0: t is NULL or has none. */
 int64_t dp_case_dim_from_end(const dp_tensor *t, int i);
 
@@ -52,8 +60,30 @@ dp_status dp_case_override(const dp_casefile *f, dp_case *c, dp_err *e);
 dp_status dp_case_check(const dp_casefile *f, dp_case *c, dp_err *e);
 void dp_case_warn_expanding(dp_case *c);
 
-/* case_step.c: op step, the convolutions in front of a recurrence that is complete. */
-dp_status dp_case_step(const dp_casefile *f, dp_case *c, dp_err *e);
+/* The functions of the rows of operations.h, where each is explained. op_recurrence.c: */
+dp_dims dp_recurrence_dims(const dp_case *c);
+dp_status dp_recurrence_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
+                              int64_t *tokens, dp_err *e);
+void dp_recurrence_fill(dp_case *c);
+void dp_recurrence_fill_gradients(const dp_casefile *f, dp_case *c);
+void dp_recurrence_describe(const dp_case *c, int ranks, char *out, size_t size);
+void dp_recurrence_write(const dp_case *c, FILE *f);
+/* op_chain.c: */
+dp_dims dp_chain_dims(const dp_case *c);
+dp_status dp_chain_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c, int64_t *tokens,
+                         dp_err *e);
+void dp_chain_describe(const dp_case *c, int ranks, char *out, size_t size);
+void dp_chain_write(const dp_case *c, FILE *f);
+/* op_conv.c: */
+dp_dims dp_convolution_dims(const dp_case *c);
+dp_status dp_convolution_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
+                               int64_t *tokens, dp_err *e);
+void dp_convolution_fill(dp_case *c);
+void dp_convolution_fill_gradients(const dp_casefile *f, dp_case *c);
+void dp_convolution_describe(const dp_case *c, int ranks, char *out, size_t size);
+void dp_convolution_write(const dp_case *c, FILE *f);
+/* op_step.c: the convolutions in front of a recurrence that is complete. */
+dp_status dp_step_finish(const dp_casefile *f, dp_case *c, dp_err *e);
 
 /* case_files.c: name, relative to the folder of path; to be freed. */
 char *dp_case_sibling(const char *path, const char *name);

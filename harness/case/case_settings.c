@@ -2,6 +2,7 @@
  * (case_parts.h). */
 #define _GNU_SOURCE
 #include "case_parts.h"
+#include "operations.h"
 
 #include <string.h>
 
@@ -96,7 +97,7 @@ static dp_status check_gate(const dp_casefile *f, dp_err *e) {
 }
 
 static void recurrence_settings(const dp_casefile *f, dp_problem *p) {
-    p->model = f->op < DP_NMODELS ? (dp_model)f->op : DP_KDA;
+    p->model = f->op < DP_NMODELS ? (dp_model)f->op : dp_operations[dp_casefile_op(f)].model;
     p->gate = (dp_gate)f->gate;
     p->lower_bound = f->lower_bound;
     p->beta_form = (dp_beta)f->beta;
@@ -114,9 +115,9 @@ dp_status dp_case_settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     c->truth = (dp_truth_pick)f->truth;
     c->allow_nonfinite = (int)f->nonfinite;
     c->spec = spec_of(f);
-    c->input_dtype = c->op == DP_OP_CHAIN ? DP_FP32 : c->spec.dtype;
+    c->input_dtype = dp_op_of(c)->has_factors ? DP_FP32 : c->spec.dtype;
     copy_lists(f, c);
-    if (c->op != DP_OP_CHAIN) recurrence_settings(f, &c->p);
+    recurrence_settings(f, &c->p);
     const dp_status s = check_inputs(f, c, e);
     return s ? s : check_gate(f, e);
 }

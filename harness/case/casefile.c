@@ -1,6 +1,7 @@
 /* The table of keys of a case file, and the parser that fills it (casefile.h). */
 #include "casefile.h"
 #include "harness/base/suggest.h"
+#include "operations.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/number.h"
 #include "ref/vocabulary/text.h"
@@ -42,7 +43,7 @@ static const key KEYS[] = {
     {"reason", TEXT, ALL, AT(reason), NULL, 0, 0, NULL, "why this case exists"},
     {"source", TEXT, ALL, AT(source), NULL, 0, 0, NULL,
      "which fault, section or recording it comes from"},
-    {"op", CHOICE, ALL, AT(op), NULL, 0, 0, DP_MODEL_WORDS "|chain|conv|step",
+    {"op", CHOICE, ALL, AT(op), NULL, 0, 0, DP_OPERATION_WORDS,
      "recurrence (three models), product of M factors alone, causal convolution, or a training "
      "step: convolutions, then KDA"},
     {"smoke", CHOICE, ALL, AT(smoke), "no", 0, 0, "no|yes", "part of the smoke set"},
@@ -154,9 +155,10 @@ void dp_case_print_keys(FILE *out) {
         fprintf(out, "%-17s %s%s%s; default: %s\n%-17s %s", k->name, types[k->type],
                 k->choices ? " " : "", k->choices ? k->choices : "",
                 k->dflt ? k->dflt : "none, required", "", k->meaning);
-        fprintf(out, " [%s%s%s%s%s]\n", k->ops & REC ? " recurrence" : "",
-                k->ops & CHAIN ? " chain" : "", k->ops & CONV ? " conv" : "",
-                k->ops & STEP ? " step" : "", k->ops & GEN ? "; not with data" : "");
+        fputs(" [", out);
+        for (int op = 0; op < DP_NOPS; op++)
+            if (k->ops & dp_operations[op].bit) fprintf(out, " %s", dp_operations[op].name);
+        fprintf(out, "%s]\n", k->ops & GEN ? "; not with data" : "");
     }
 }
 
@@ -337,7 +339,7 @@ static dp_status check_use(const dp_casefile *f, dp_err *e) {
         return dp_fail(e, DP_EINPUT, "%s: op: missing; one of %s", f->path, KEYS[op].choices);
     for (int i = 0; i < NKEYS; i++) {
         const key *k = &KEYS[i];
-        const int used = k->ops & dp_casefile_op_bit(f);
+        const int used = k->ops & dp_operations[dp_casefile_op(f)].keys;
         if (f->text[i] && !used)
             return dp_casefile_refuse(f, k->name, e, "op = %s has no such setting",
                                       dp_casefile_op_name(f));
@@ -398,20 +400,12 @@ void dp_casefile_free(dp_casefile *f) {
 int dp_casefile_has(const dp_casefile *f, const char *name) {
     return find(name) >= 0 && f->text[find(name)];
 }
-/* The key op names models first, then the other operations. */
-dp_op dp_casefile_op(const dp_casefile *f) {
-    return f->op < DP_NMODELS ? DP_OP_RECURRENCE : (dp_op)(DP_OP_CHAIN + f->op - DP_NMODELS);
-}
 
-int dp_casefile_op_bit(const dp_casefile *f) {
-    static const int bits[] = {[DP_OP_RECURRENCE] = REC,
-                               [DP_OP_CHAIN] = CHAIN,
-                               [DP_OP_CONV] = CONV,
-                               [DP_OP_STEP] = REC | STEP};
-    return bits[dp_casefile_op(f)];
+/* The key op names models of the first operation, then the others. */
+dp_op dp_casefile_op(const dp_casefile *f) {
+    return (dp_op)(f->op < DP_NMODELS ? 0 : f->op - DP_NMODELS + 1);
 }
 
 const char *dp_casefile_op_name(const dp_casefile *f) {
-    static const char *const others[] = {"chain", "conv", "step"};
-    return f->op < DP_NMODELS ? dp_models[f->op].name : others[f->op - DP_NMODELS];
+    return f->op < DP_NMODELS ? dp_models[f->op].name : dp_operations[dp_casefile_op(f)].name;
 }

@@ -17,7 +17,12 @@ enum {
     DP_CF_CONV = 4,
     DP_CF_ALL = 7,
     DP_CF_STEP = 16
-}; /* op: gdn kda mkda step | chain | conv | step, which has REC too */
+}; /* which operations take a key (operations.h); step takes those of REC too */
+
+/* What a case may ask for: a row each in operations.c. The key op names a model of the first, or
+ * one of the others. */
+typedef enum { DP_OP_RECURRENCE, DP_OP_CHAIN, DP_OP_CONV, DP_OP_STEP, DP_NOPS } dp_op;
+#define DP_OPERATION_WORDS DP_MODEL_WORDS "|chain|conv|step"
 
 typedef struct {
     int n;
@@ -47,9 +52,7 @@ dp_status dp_casefile_parse(const char *text, size_t len, const char *path, dp_c
                             dp_err *e);
 void dp_casefile_free(dp_casefile *f);
 int dp_casefile_has(const dp_casefile *f, const char *key);
-typedef enum { DP_OP_RECURRENCE, DP_OP_CHAIN, DP_OP_CONV, DP_OP_STEP } dp_op;
 dp_op dp_casefile_op(const dp_casefile *f);
-int dp_casefile_op_bit(const dp_casefile *f);
 const char *dp_casefile_op_name(const dp_casefile *f);
 
 /* "path:line: key = value: <message>"; without the line where line[] is 0, without line and value

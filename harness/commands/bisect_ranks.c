@@ -76,7 +76,7 @@ static void print_id(const dp_case *c, const dp_one_run *r, dp_fault fault) {
  * convolutions. */
 static void print_stages(const dp_bisect_options *o, const dp_case *c, const dp_bisect *b,
                          const dp_bisect_row *wrong) {
-    const int step = c->op == DP_OP_STEP;
+    const int step = dp_op_of(c)->has_front;
     int go = 1;
     if (step) {
         print_stage(b, dp_bisect_conv_names[0], &b->conv[0]);

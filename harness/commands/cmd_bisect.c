@@ -140,8 +140,8 @@ static int usage(int argc, char **argv) {
 /* The question about a case that is loaded; path: its file. */
 static int ask(const dp_bisect_options *o, int stage, dp_case *c, const char *path, dp_err *e) {
     const int shown = o->of.subject || o->outputs;
-    const int stages = c->op == DP_OP_RECURRENCE || (c->op == DP_OP_STEP && stage && !shown);
-    if (!stages)
+    const dp_operation *op = dp_op_of(c);
+    if (!op->has_stages || (op->has_front && (!stage || shown)))
         dp_fail(e, DP_EINPUT, "bisect: %s: op = %s has no stages", path, c->op_name);
     else if (stage && !!o->of.subject + !!o->outputs + (o->of.fault > 0) > 1)
         dp_fail(e, DP_EINPUT, "bisect stage: --fault, --subject and --outputs exclude each other");

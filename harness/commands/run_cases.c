@@ -39,7 +39,7 @@ static void print_case(const dp_case *c, const dp_tally *t, double seconds) {
 static void print_warnings(const dp_case *c, dp_fault fault) {
     for (int i = 0; i < c->nwarn; i++)
         fprintf(stderr, "deltaproof: warning: %s\n", c->warn[i]);
-    if (fault && !dp_fault_concerns(fault, c->op))
+    if (fault && !dp_fault_shows(fault, dp_op_of(c)->faults))
         fprintf(stderr, "deltaproof: warning: %s: the fault %s cannot show in op = %s\n", c->path,
                 dp_faults[fault].name, c->op_name);
 }

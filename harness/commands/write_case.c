@@ -40,9 +40,9 @@ int dp_write_case(const char *command, const dp_options *o,
     dp_case c;
     char *path = dp_case_path(o->cases_dir, o->name[0]);
     if (!dp_case_load(path, &c, &e)) {
-        if (c.op == DP_OP_CHAIN)
+        if (dp_op_of(&c)->has_factors)
             write_factors(&c, o->output, &e);
-        else if (c.op != DP_OP_RECURRENCE)
+        else if (!dp_op_of(&c)->is_recurrence)
             dp_fail(&e, DP_EINPUT, "%s: %s: op = %s has no recurrence", command, path, c.op_name);
         else
             write(&c, arg, &e);

@@ -4,7 +4,7 @@
  * text is either refused with a message that names a file, or a case whose settings are consistent;
  * small ones are loaded or generated too. */
 #define _GNU_SOURCE
-#include "harness/case/case.h"
+#include "harness/case/operations.h"
 #include "mutate.h"
 
 #include <stdio.h>
@@ -51,12 +51,13 @@ static void check_refusal(const dp_err *e, const uint8_t *bytes, size_t n) {
 }
 
 static int small(const dp_case *c) {
-    if (c->op == DP_OP_CHAIN) return 0;
+    const dp_operation *op = dp_op_of(c);
+    if (op->has_factors) return 0;
     if (c->data) return 1; /* the tensors are those of a small file */
-    if (c->op == DP_OP_CONV) return c->conv.T * c->conv.D < 1 << 11;
+    if (op->has_conv) return c->conv.T * c->conv.D < 1 << 11;
     const int64_t state = (c->p.T * c->p.R + (int64_t)c->p.Nseq * c->p.K) * c->p.HV;
     const int64_t n = state * (c->p.K + c->p.V);
-    return n < (c->op == DP_OP_STEP ? 256 : 1 << 11); /* MPFR computes the convolutions of a step */
+    return n < (op->has_front ? 256 : 1 << 11); /* MPFR computes the convolutions of a step */
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
@@ -80,7 +81,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         check_refusal(&e, bytes, n);
         return 0;
     }
-    if (c.op == DP_OP_RECURRENCE || c.op == DP_OP_STEP)
+    if (dp_op_of(&c)->has_problem)
         must(!dp_problem_check(&c.p, c.allow_nonfinite, &e), "inconsistent problem", e.msg);
     dp_case_free(&c);
     return 0;

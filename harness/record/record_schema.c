@@ -342,30 +342,18 @@ const dp_object_schema dp_record_run_schema = OBJECT("run", RUNS);
 /* ---- cases ----------------------------------------------------------------------------------- */
 
 #define CASE(M) MEMBER(dp_case, M)
-static int is_recurrence(const void *x) {
-    const dp_op op = ((const dp_case *)x)->op;
-    return op == DP_OP_RECURRENCE || op == DP_OP_STEP;
-}
-static int is_chain(const void *x) { return ((const dp_case *)x)->op == DP_OP_CHAIN; }
-static int is_conv(const void *x) { return ((const dp_case *)x)->op == DP_OP_CONV; }
+static int has_problem(const void *x) { return dp_op_of(x)->has_problem; }
+static int has_factors(const void *x) { return dp_op_of(x)->has_factors; }
+static int has_conv(const void *x) { return dp_op_of(x)->has_conv; }
 
-/* Of an axis that ops call the same; NULL: this op has none. */
-static json_t *axis(const void *x, int64_t recurrence, int64_t chain, int64_t conv) {
-    const int64_t n = is_recurrence(x) ? recurrence : is_chain(x) ? chain : is_conv(x) ? conv : 0;
+/* NULL: this operation has no such axis. */
+static json_t *axis(const void *x, dp_axis a) {
+    const int64_t n = dp_op_of(x)->dims(x).of[a];
     return n ? json_integer(n) : NULL;
 }
-static json_t *tokens(const void *x) {
-    const dp_case *c = x;
-    return axis(x, c->p.T, 0, c->conv.T);
-}
-static json_t *key_width(const void *x) {
-    const dp_case *c = x;
-    return axis(x, c->p.K, c->ch.K, 0);
-}
-static json_t *sequences(const void *x) {
-    const dp_case *c = x;
-    return axis(x, c->p.Nseq, 0, c->conv.Nseq);
-}
+static json_t *tokens(const void *x) { return axis(x, DP_AXIS_T); }
+static json_t *key_width(const void *x) { return axis(x, DP_AXIS_K); }
+static json_t *sequences(const void *x) { return axis(x, DP_AXIS_NSEQ); }
 static json_t *regime(const void *x) {
     const dp_case *c = x;
     return json_string(c->data ? "given" : dp_regime_names[c->ch.regime]);
@@ -387,16 +375,16 @@ static const dp_record_field CASES[] = {
     {"op", TEXT, WRITTEN, NULL, CASE(op_name)},
     {"reason", TEXT, WRITTEN, NULL, CASE(reason)},
     {"source", TEXT, WRITTEN, NULL, CASE(source)},
-    {"regime", TEXT, .what = "op chain", GET(regime), WHEN(is_chain)},
+    {"regime", TEXT, .what = "op chain", GET(regime), WHEN(has_factors)},
     {"T", COUNT, .what = "tokens", GET(tokens)},
-    {"H", COUNT, .what = "query and key heads", CASE(p.H), WHEN(is_recurrence)},
-    {"HV", COUNT, .what = "value heads", CASE(p.HV), WHEN(is_recurrence)},
+    {"H", COUNT, .what = "query and key heads", CASE(p.H), WHEN(has_problem)},
+    {"HV", COUNT, .what = "value heads", CASE(p.HV), WHEN(has_problem)},
     {"K", COUNT, .what = "key width", GET(key_width)},
-    {"V", COUNT, .what = "value width", CASE(p.V), WHEN(is_recurrence)},
-    {"R", COUNT, .what = "keys a token", CASE(p.R), WHEN(is_recurrence)},
-    {"chunks", COUNT, .what = "op chain: factors", CASE(ch.n), WHEN(is_chain)},
-    {"D", COUNT, .what = "channels of a convolution", CASE(conv.D), WHEN(is_conv)},
-    {"W", COUNT, .what = "its width", CASE(conv.W), WHEN(is_conv)},
+    {"V", COUNT, .what = "value width", CASE(p.V), WHEN(has_problem)},
+    {"R", COUNT, .what = "keys a token", CASE(p.R), WHEN(has_problem)},
+    {"chunks", COUNT, .what = "op chain: factors", CASE(ch.n), WHEN(has_factors)},
+    {"D", COUNT, .what = "channels of a convolution", CASE(conv.D), WHEN(has_conv)},
+    {"W", COUNT, .what = "its width", CASE(conv.W), WHEN(has_conv)},
     {"Nseq", COUNT, .what = "sequences", GET(sequences)},
     {"data", TEXT, .what = "file of its inputs", GET(data)},
     {"warnings", .kind = DP_KIND_TEXTS, WRITTEN, NULL, GET(warnings)}};

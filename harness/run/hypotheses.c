@@ -304,7 +304,7 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
                                   void *arg) {
     search s = {
         .o = o, .c = c, .failed = failed, .until = dp_now() + seconds, .fits = fits, .arg = arg};
-    if (c->op != DP_OP_RECURRENCE || !all_finite(&s)) return s.count;
+    if (!dp_op_of(c)->is_recurrence || !all_finite(&s)) return s.count;
     try_layout(&s);
     for (int i = 0; i < failed->ntensor; i++)
         if (failed->tensor[i].verdict == DP_FAIL) try_factors(&s, failed->tensor[i].name);

@@ -401,7 +401,7 @@ static dp_status load_chain(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     const char *claim = dp_judge_claim(out, o->claim, DP_JUDGE_CLAIM, NULL, &all);
     if (dp_complaints_end(&all, e)) return DP_EINPUT;
     *c = (dp_case){.op = DP_OP_CHAIN,
-                   .op_name = "chain",
+                   .op_name = dp_operations[DP_OP_CHAIN].name,
                    .reason = strdup("A chain of M that another program multiplied."),
                    .path = strdup(o->outputs),
                    .data = strdup(o->inputs)};

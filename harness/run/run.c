@@ -21,7 +21,7 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
                   .truth_kind = "mpfr",
                   .truth_radius = NAN,
                   .slope = NAN};
-    x->exact = c->op == DP_OP_RECURRENCE && c->spec.keys == DP_KEYS_EXACT && !c->data;
+    x->exact = dp_op_of(c)->is_recurrence && c->spec.keys == DP_KEYS_EXACT && !c->data;
     return x;
 }
 
@@ -137,26 +137,34 @@ static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend
     return DP_OK;
 }
 
+/* Who runs and judges an operation. */
+static dp_status (*const RUNS[DP_NOPS])(const dp_case *, const dp_run_options *, dp_runs *,
+                                        dp_err *) = {[DP_OP_RECURRENCE] = dp_run_recurrence,
+                                                     [DP_OP_CHAIN] = dp_run_chain,
+                                                     [DP_OP_CONV] = dp_run_conv,
+                                                     [DP_OP_STEP] = dp_run_recurrence};
+
+/* Backends were named, and none of them computes this. */
+static int none_computes(const dp_operation *op, const dp_run_options *o) {
+    for (int i = 0; i < o->nbackend; i++)
+        if (dp_op_on(op, o->backend[i])) return 0;
+    return o->nbackend > 0;
+}
+
+static const char *why_none(const dp_operation *op, const dp_run_options *o) {
+    const int lapack = o->nbackend == 1 && o->backend[0] == DP_BACKEND_LAPACK;
+    return lapack || !op->why_none
+               ? "the chunk solver over LAPACKE computes the recurrence, and no more"
+               : op->why_none;
+}
+
 dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
     char why[128];
-    int sim = !o->nbackend;
-    for (int i = 0; i < o->nbackend; i++)
-        sim |= dp_backends[o->backend[i]].simulated;
+    const dp_operation *op = dp_op_of(c);
     snprintf(why, sizeof why, "a subject computes the recurrence, this case is op = %s",
              c->op_name);
-    if (o->subject && c->op != DP_OP_RECURRENCE)
+    if (o->subject && !dp_op_on(op, DP_BACKEND_SUBJECT))
         return skip_case(c, o, DP_BACKEND_SUBJECT, o->subject->name, why, out);
-    const int lapack = o->nbackend == 1 && o->backend[0] == DP_BACKEND_LAPACK;
-    if (lapack && c->op != DP_OP_RECURRENCE)
-        return skip_case(c, o, DP_BACKEND_LAPACK, NULL,
-                         "the chunk solver over LAPACKE computes the recurrence, and no more", out);
-    if (c->op == DP_OP_CHAIN && !sim)
-        return skip_case(
-            c, o, o->backend[0], NULL,
-            "op = chain multiplies its factors on the CPU: it has no ranks and no kernels", out);
-    switch (c->op) {
-    case DP_OP_CHAIN: return dp_run_chain(c, o, out, e);
-    case DP_OP_CONV: return dp_run_conv(c, o, out, e);
-    default: return dp_run_recurrence(c, o, out, e);
-    }
+    if (none_computes(op, o)) return skip_case(c, o, o->backend[0], NULL, why_none(op, o), out);
+    return RUNS[c->op](c, o, out, e);
 }

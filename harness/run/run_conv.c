@@ -150,7 +150,7 @@ dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, d
     dp_conv_truth(t.v, c->bits, &t.truth, &t.rad);
     dp_status st = DP_OK;
     for (int be = 0; be < DP_NBACKENDS; be++)
-        for (int i = 0; i < nr && dp_backends[be].convolves && dp_options_want(o, be); i++)
+        for (int i = 0; i < nr && dp_op_on(dp_op_of(c), be) && dp_options_want(o, be); i++)
             for (int j = 0; j < nb && !st; j++) {
                 if (dp_backends[be].on_device &&
                     (o->fault || bases[j] == DP_BASE_FP64 || dp_cuda_unavailable(be, 1)))

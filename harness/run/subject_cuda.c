@@ -56,7 +56,7 @@ static dp_design design_of_path(dp_base base, const char *path, int R) {
 static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_variant variant,
                          dp_step_run *front, dp_cuda_result *res, dp_err *why) {
     const dp_case *c = sp->c;
-    const int step = c->op == DP_OP_STEP;
+    const int step = dp_op_of(c)->has_front;
     const int bf16 = step ? how->base == DP_BASE_BF16 : c->input_dtype == DP_BF16;
     const char *no = dp_cuda_unavailable(how->backend, sp->N);
     dp_status st = DP_OK;
@@ -117,7 +117,7 @@ static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_variant variant,
     } else {
         note_run(&res, r);
         dp_sharding_note_truth(sp, r);
-        sp->step = c->op == DP_OP_STEP ? &front : NULL;
+        sp->step = dp_op_of(c)->has_front ? &front : NULL;
         judge(sp, &res, bases, r, from);
         sp->step = NULL;
         dp_cuda_result_free(&res, c->p.HV);

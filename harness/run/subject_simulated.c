@@ -84,7 +84,7 @@ static void run_all(in_one_base *x, dp_runs *out) {
 static dp_status run_base(dp_sharding *sp, dp_base base, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     const dp_fault fault = sp->std->o->fault;
-    const int step = c->op == DP_OP_STEP;
+    const int step = dp_op_of(c)->has_front;
     dp_step_run front = {0};
     dp_sim s;
     in_one_base x = {.sp = sp, .s = &s};

@@ -38,23 +38,6 @@ static int fla_red(const dp_run *r) {
     return red;
 }
 
-int dp_fault_by_run(dp_fault f) { return f == DP_FAULT_RACE || f == DP_FAULT_ORDER_BY_RUN; }
-
-int dp_fault_concerns(dp_fault f, dp_op op) {
-    if (op == DP_OP_STEP)
-        return !dp_fault_by_run(
-            f); /* repeated runs are of the layer alone, which has cases of its own */
-    if (op == DP_OP_CONV) return dp_fault_of_conv(f);
-    if (op == DP_OP_CHAIN) return f == DP_FAULT_CHAIN_BF16 || f == DP_FAULT_CHAIN_TF32RZ;
-    return !dp_fault_of_conv(f);
-}
-
-static int64_t tokens(const dp_case *c) {
-    return c->op == DP_OP_CONV    ? c->conv.T
-           : c->op == DP_OP_CHAIN ? (int64_t)c->ch.n * DP_CHUNK
-                                  : c->p.T;
-}
-
 /* ---- localisation ---------------------------------------------------------------------------- */
 
 /* The first tensor in the order of the pipeline that fails: all that a verdict alone can say about
@@ -120,7 +103,7 @@ static dp_museum_place locate(const dp_case *c, const dp_sim_policy *how,
 
 static dp_museum_place locate_run(const dp_case *c, const dp_run *r) {
     const dp_sim_policy how = policy_of(c, r, r->fault);
-    if (c->op == DP_OP_RECURRENCE || c->op == DP_OP_STEP) return locate(c, &how, r->hit);
+    if (dp_op_of(c)->has_stages) return locate(c, &how, r->hit);
     dp_museum_place at = by_verdict(r); /* one stage, no ranks that matter to it */
     at.right = dp_fault_lives_in(r->fault, at.stage);
     return at;
@@ -136,12 +119,12 @@ static int acted(const dp_case *c, const dp_run *r) {
 }
 
 static int smaller(const dp_museum_row *row, const dp_case *c) {
-    return !row->id[0] || tokens(c) < row->T;
+    return !row->id[0] || dp_case_tokens(c) < row->T;
 }
 
 static void note(dp_museum_row *row, const dp_case *c, const char *id, const char *tensor,
                  const char *tier, double ratio) {
-    row->T = tokens(c);
+    row->T = dp_case_tokens(c);
     row->ratio = ratio;
     row->tier = tier;
     snprintf(row->id, sizeof row->id, "%.511s", id);
@@ -191,7 +174,7 @@ static void judge_runs(const dp_case *c, const dp_runs *runs, const dp_runs *cle
         if (!first) first = r;
         if (!most || r->ranks > most->ranks) most = r;
         if (!row->ranks || r->ranks < row->ranks) row->ranks = r->ranks;
-        if (c->op == DP_OP_RECURRENCE && without && !fla_red(without)) {
+        if (dp_op_of(c)->is_recurrence && without && !fla_red(without)) {
             row->fla_of++;
             row->fla_red += fla_red(r);
         }
@@ -246,7 +229,7 @@ static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locatio
 /* Small enough for a look of minutes: generated, no long sequence, no chain of thousands of
  * factors. */
 static int small(const dp_case *c) {
-    return !c->data && tokens(c) <= 8192 && (c->op != DP_OP_CHAIN || c->ch.n <= 64);
+    return !c->data && dp_case_tokens(c) <= (dp_op_of(c)->has_factors ? 64 * DP_CHUNK : 8192);
 }
 
 static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museum *m, dp_err *e) {
@@ -256,7 +239,7 @@ static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museu
     const dp_merge merge[] = {DP_MERGE_ALLGATHER};
     dp_run_options ro = {.nbackend = 1, .backend = sim, .cache = o->cache};
     if (!o->all) {
-        ro.nbase = c->op == DP_OP_CHAIN ? 0 : 2;
+        ro.nbase = 2;
         ro.base = bases;
         ro.nchain = 1;
         ro.chain = chain;
@@ -280,7 +263,7 @@ static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museu
         dp_run_options fo = ro;
         fo.fault = (dp_fault)f;
         if (st || !clean.n || (o->only && (int)o->only != f) ||
-            !dp_fault_concerns((dp_fault)f, c->op))
+            !dp_fault_shows((dp_fault)f, dp_op_of(c)->faults))
             continue;
         dp_status fs = dp_fault_by_run((dp_fault)f)
                            ? repeat_case(c, &clean, o->nlocate, &m->row[f], &fe)

@@ -69,8 +69,6 @@ dp_status dp_museum_run(char *const *path, int npath, const dp_museum_options *o
 void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f);
 dp_status dp_museum_write(const dp_museum *m, const char *path, dp_err *e);
 /* single runs are within their bounds; it shows when they are repeated */
-int dp_fault_by_run(dp_fault f);
-int dp_fault_concerns(dp_fault f, dp_op op); /* can it show there at all? */
 /* Did it act there? hit: [N*HV] (ranks.h). Sums over ranks have rank -1, what all heads share has
  * head -1, tensors of query heads count those. */
 int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int rank, int head,

@@ -67,7 +67,7 @@ static void note(dp_kernel_row *row, const dp_case *c, const dp_run *r) {
     const dp_place *at = t ? &dp_judgement_row(t)->at : NULL;
     row->red++;
     if (row->id[0]) return;
-    row->T = c->op == DP_OP_CONV ? c->conv.T : c->p.T;
+    row->T = dp_case_tokens(c);
     row->ranks = r->ranks;
     snprintf(row->id, sizeof row->id, "%s", r->id);
     snprintf(row->tensor, sizeof row->tensor, "%.23s", t ? t->name : "");

@@ -16,17 +16,17 @@ static int fails_alike(dp_shrink_work *w, const dp_case *c) {
     dp_failure f;
     dp_err e = {0};
     w->tries++;
-    if (c->op == DP_OP_RECURRENCE && dp_problem_check(&c->p, c->allow_nonfinite, &e)) return 0;
+    if (dp_op_of(c)->has_problem && dp_problem_check(&c->p, c->allow_nonfinite, &e)) return 0;
     if (dp_failure_of(c, &w->small, w->runs, 0, &f, &e))
         return 0; /* a library may leave a run out: no failure */
-    if (w->want->red && !f.red && c->op == DP_OP_RECURRENCE && !w->o->subject) {
+    if (w->want->red && !f.red && dp_op_of(c)->has_stages && !w->o->subject) {
         dp_failure g = f;
         g.red = 1;
         if (!dp_failure_same(w->want, &g) || dp_failure_of(c, &w->small, w->runs, 1, &f, &e))
             return 0;
     }
     if (!dp_failure_same(w->want, &f)) return 0;
-    if (!w->o->fault || c->op != DP_OP_RECURRENCE) return 1;
+    if (!w->o->fault || !dp_op_of(c)->has_stages) return 1;
     dp_failure clean = {.stage = ""};
     const dp_shrink_options none = {0};
     return !dp_failure_of(c, &none, 1, 0, &clean, &e) && !clean.kind;
@@ -51,7 +51,7 @@ int dp_shrink_offer(dp_shrink_work *w, dp_case *cand) {
     return yes;
 }
 dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out, dp_err *e) {
-    if (c->op != DP_OP_RECURRENCE && c->op != DP_OP_CHAIN && c->op != DP_OP_CONV)
+    if (!dp_op_of(c)->shrinks)
         return dp_fail(e, DP_EINPUT,
                        "%s: op = %s cannot be shrunk: shrink the recurrence or the convolution "
                        "that fails in it",
@@ -74,8 +74,7 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
     else if (!w.st && !out->before.kind)
         w.st = dp_fail(
             e, DP_EINPUT, "%s: %s with %d ranks, base %s, chain %s: there is nothing to shrink",
-            c->name,
-            c->op == DP_OP_RECURRENCE && !o->subject ? "no stage is wrong" : "nothing fails",
+            c->name, dp_op_of(c)->has_stages && !o->subject ? "no stage is wrong" : "nothing fails",
             o->ranks, dp_base_names[o->base], dp_formats[o->chain].name);
     if (out->before.kind != DP_FAILS_UNSTEADY) w.runs = 1;
     for (int more = 1; more && !dp_shrink_spent(&w);) {

@@ -21,7 +21,7 @@ static void add_axis(dp_shrink_tensor *t, dp_axis axis, int one_gate) {
 /* t [DP_CASE_MAX_INPUTS]; returns the count. */
 int dp_shrink_tensors(dp_case *c, dp_shrink_tensor *t) {
     dp_case_input s[DP_CASE_MAX_INPUTS];
-    const int n = c->op == DP_OP_CHAIN ? 0 : dp_case_inputs(c, s);
+    const int n = dp_case_inputs(c, s);
     for (int i = 0; i < n; i++) {
         t[i] = (dp_shrink_tensor){.field = s[i].field, .x = s[i].where};
         for (int d = 0; d < s[i].ndim; d++)
@@ -31,24 +31,25 @@ int dp_shrink_tensors(dp_case *c, dp_shrink_tensor *t) {
 }
 
 int64_t dp_shrink_length(const dp_case *c, int ax) {
-    const dp_problem *p = &c->p;
-    const dp_conv *v = &c->conv;
-    const int conv = c->op == DP_OP_CONV;
+    const int ranks = dp_op_of(c)->has_ranks;
+    const dp_dims d = dp_op_of(c)->dims(c);
+    const int64_t H = d.of[DP_AXIS_H];
+    int64_t n = 1;
     switch (ax) {
-    case DP_SHRINK_TOK: return c->op == DP_OP_CHAIN ? c->ch.n : conv ? v->T : p->T;
-    case DP_SHRINK_SEQ: return c->op == DP_OP_CHAIN ? 1 : conv ? v->Nseq : p->Nseq;
-    case DP_SHRINK_HEAD: return conv || !p->H ? 1 : p->H;
-    case DP_SHRINK_GROUP: return conv || !p->H ? 1 : dp_G(p);
-    case DP_SHRINK_KEY: return conv || !p->R ? 1 : p->R;
-    case DP_SHRINK_CHAN: return c->op == DP_OP_CHAIN ? c->ch.K : conv ? 1 : p->K;
-    case DP_SHRINK_COL: return conv || !p->V ? 1 : p->V;
-    case DP_SHRINK_DIM: return conv ? v->D : 1;
-    case DP_SHRINK_TAP: return conv ? v->W : 1;
-    case DP_SHRINK_RANK: return c->op == DP_OP_CHAIN ? 1 : c->ranks[0];
-    case DP_SHRINK_LOCAL:
-        return c->op == DP_OP_CHAIN ? 1 : dp_shrink_length(c, DP_SHRINK_TOK) / c->ranks[0];
-    default: return 1;
+    case DP_SHRINK_TOK: return d.of[ranks ? DP_AXIS_T : DP_AXIS_CHUNKS];
+    case DP_SHRINK_SEQ: n = d.of[DP_AXIS_NSEQ]; break;
+    case DP_SHRINK_HEAD: n = H; break;
+    case DP_SHRINK_GROUP: n = H ? d.of[DP_AXIS_HV] / H : 1; break;
+    case DP_SHRINK_KEY: n = d.of[DP_AXIS_R]; break;
+    case DP_SHRINK_CHAN: n = d.of[DP_AXIS_K]; break;
+    case DP_SHRINK_COL: n = d.of[DP_AXIS_V]; break;
+    case DP_SHRINK_DIM: n = d.of[DP_AXIS_D]; break;
+    case DP_SHRINK_TAP: n = d.of[DP_AXIS_W]; break;
+    case DP_SHRINK_RANK: n = ranks ? c->ranks[0] : 1; break;
+    case DP_SHRINK_LOCAL: n = ranks ? d.of[DP_AXIS_T] / c->ranks[0] : 1; break;
+    default: break;
     }
+    return n ? n : 1;
 }
 
 int64_t dp_shrink_count(const dp_case *c, const dp_shrink_tensor *t) {
@@ -68,7 +69,7 @@ int64_t dp_case_numbers(const dp_case *c, int64_t *nonzero) {
         for (int64_t j = 0; j < m; j++)
             some += (*t[i].x)[j] != 0;
     }
-    if (c->op == DP_OP_CHAIN) all = some = (int64_t)c->ch.n * c->ch.K * c->ch.K;
+    if (dp_op_of(c)->has_factors) all = some = (int64_t)c->ch.n * c->ch.K * c->ch.K;
     if (nonzero) *nonzero = some;
     return all;
 }
@@ -80,8 +81,8 @@ dp_case dp_shrink_copy(const dp_case *from) {
     const int n = dp_shrink_tensors(&c, t);
     for (int i = 0; i < n; i++)
         *t[i].x = dp_copy(*t[i].x, dp_shrink_count(from, &t[i]));
-    int64_t **cu = c.op == DP_OP_CONV ? &c.conv.cu : &c.p.cu;
-    if (*cu) {
+    int64_t **cu = dp_case_packing(&c).cu;
+    if (cu && *cu) {
         int64_t *own = dp_calloc((size_t)dp_shrink_length(from, DP_SHRINK_SEQ) + 1, sizeof *own);
         memcpy(own, *cu, sizeof *own * (size_t)(dp_shrink_length(from, DP_SHRINK_SEQ) + 1));
         *cu = own;
@@ -118,10 +119,9 @@ static void gather(dp_case *c, int ax, const unsigned char *gone) {
 }
 
 static void set_length(dp_case *c, int ax, int64_t n) {
-    const int conv = c->op == DP_OP_CONV;
     switch (ax) {
-    case DP_SHRINK_TOK: *(conv ? &c->conv.T : &c->p.T) = n; break;
-    case DP_SHRINK_SEQ: *(conv ? &c->conv.Nseq : &c->p.Nseq) = (int)n; break;
+    case DP_SHRINK_TOK: *dp_case_packing(c).T = n; break;
+    case DP_SHRINK_SEQ: *dp_case_packing(c).Nseq = (int)n; break;
     case DP_SHRINK_HEAD:
         c->p.HV = (int)(n * dp_G(&c->p));
         c->p.H = (int)n;
@@ -137,8 +137,7 @@ static void set_length(dp_case *c, int ax, int64_t n) {
 }
 
 static void drop_tokens(dp_case *c, const unsigned char *gone) {
-    int64_t *cu = c->op == DP_OP_CONV ? c->conv.cu : c->p.cu,
-            T = dp_shrink_length(c, DP_SHRINK_TOK), kept = 0;
+    int64_t *cu = *dp_case_packing(c).cu, T = dp_shrink_length(c, DP_SHRINK_TOK), kept = 0;
     const int64_t nseq = dp_shrink_length(c, DP_SHRINK_SEQ);
     gather(c, DP_SHRINK_TOK, gone);
     for (int64_t t = 0, s = 0; t <= T; t++) {
@@ -151,8 +150,7 @@ static void drop_tokens(dp_case *c, const unsigned char *gone) {
 
 /* Tokens of a sequence that goes belong to the one before it, those of the first to the next. */
 static void drop_sequences(dp_case *c, const unsigned char *gone) {
-    int64_t *cu = c->op == DP_OP_CONV ? c->conv.cu : c->p.cu,
-            n = dp_shrink_length(c, DP_SHRINK_SEQ), kept = 0;
+    int64_t *cu = *dp_case_packing(c).cu, n = dp_shrink_length(c, DP_SHRINK_SEQ), kept = 0;
     const int64_t T = cu[n];
     gather(c, DP_SHRINK_SEQ, gone);
     for (int64_t s = 0; s < n; s++)
@@ -167,8 +165,8 @@ static void drop_sequences(dp_case *c, const unsigned char *gone) {
 /* Takes indices [at, at + len) of an axis away. */
 void dp_shrink_drop(dp_case *c, int ax, int64_t at, int64_t len) {
     const int64_t n = dp_shrink_length(c, ax), T = dp_shrink_length(c, DP_SHRINK_TOK),
-                  L = c->op == DP_OP_CHAIN ? T : T / c->ranks[0];
-    if (c->op == DP_OP_CHAIN) {
+                  L = dp_op_of(c)->has_ranks ? T / c->ranks[0] : T;
+    if (dp_op_of(c)->has_factors) {
         *(ax == DP_SHRINK_TOK ? &c->ch.n : &c->ch.K) -= (int)len;
         return;
     }

@@ -17,9 +17,8 @@ static const char *const AXIS_NAMES[] = {[DP_SHRINK_TOK] = "chunks",
 
 static int dp_shrink_axis(dp_shrink_work *w, int ax) {
     const int64_t before = dp_shrink_length(w->c, ax),
-                  least = w->c->op == DP_OP_CHAIN && ax == DP_SHRINK_TOK ? 2 : 1;
-    const int blind =
-        w->c->op == DP_OP_CHAIN; /* indices of an axis that is generated are all alike */
+                  least = dp_op_of(w->c)->has_factors && ax == DP_SHRINK_TOK ? 2 : 1;
+    const int blind = dp_op_of(w->c)->has_factors; /* indices of what is drawn are all alike */
     for (int64_t size = before / 2; size >= 1 && !dp_shrink_spent(w); size /= 2)
         for (int64_t at = 0; at < dp_shrink_length(w->c, ax) && !dp_shrink_spent(w);) {
             const int64_t n = dp_shrink_length(w->c, ax), len = size < n - at ? size : n - at;
@@ -41,7 +40,7 @@ static int dp_shrink_axis(dp_shrink_work *w, int ax) {
 static int fewer_ranks(dp_shrink_work *w) {
     const int before = w->c->ranks[0];
     for (int n = 1;
-         n < before && w->c->op != DP_OP_CHAIN && w->c->ranks[0] == before && !dp_shrink_spent(w);
+         n < before && dp_op_of(w->c)->has_ranks && w->c->ranks[0] == before && !dp_shrink_spent(w);
          n++) {
         if (dp_shrink_length(w->c, DP_SHRINK_TOK) % n) continue;
         dp_case cand = dp_shrink_copy(w->c);
@@ -78,7 +77,7 @@ static void unit_scale(dp_case *c) { c->p.scale = 1; }
 static int optional_parts(dp_shrink_work *w) {
     const dp_case *c = w->c;
     int n = 0;
-    if (c->op == DP_OP_CHAIN) return 0;
+    if (!dp_op_of(c)->inputs) return 0;
     if (c->backward && !dp_shrink_spent(w)) n += without(w, "forward alone", no_backward);
     if (c->p.dstate && !dp_shrink_spent(w))
         n += without(w, "no gradient of the final state", no_dstate);
@@ -87,7 +86,7 @@ static int optional_parts(dp_shrink_work *w) {
     if ((c->p.A_log || c->p.dt_bias) && !dp_shrink_spent(w))
         n += without(w, "no A_log, dt_bias", no_params);
     if (c->p.l2norm && !dp_shrink_spent(w)) n += without(w, "no L2 norm", no_norm);
-    if (c->op == DP_OP_RECURRENCE && c->p.scale != 1 && !dp_shrink_spent(w))
+    if (dp_op_of(c)->has_problem && c->p.scale != 1 && !dp_shrink_spent(w))
         n += without(w, "scale = 1", unit_scale);
     return n;
 }
@@ -97,7 +96,7 @@ int dp_shrink_shape(dp_shrink_work *w) {
                                 DP_SHRINK_RANK, DP_SHRINK_LOCAL, DP_SHRINK_SEQ, DP_SHRINK_KEY,
                                 DP_SHRINK_DIM,  DP_SHRINK_TAP};
     int changed = optional_parts(w);
-    if (w->c->op == DP_OP_CHAIN) {
+    if (!dp_op_of(w->c)->has_ranks) {
         changed |= dp_shrink_axis(w, DP_SHRINK_TOK);
         return changed;
     }

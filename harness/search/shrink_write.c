@@ -87,32 +87,11 @@ static dp_status write_tensors(dp_case *c, const char *path, dp_err *e) {
 }
 
 static void print_settings(FILE *f, const dp_case *c) {
-    static const char *const gates[] = {"log", "softplus", "lower_bound"}, *const betas[] = {
-                                                                               "plain", "sigmoid",
-                                                                               "sigmoid2"};
-    const dp_problem *p = &c->p;
-    const int64_t *cu = c->op == DP_OP_CONV ? c->conv.cu : p->cu;
-    if (c->op == DP_OP_CHAIN) {
-        fprintf(f, "regime = %s\nchunks = %d\nK = %d\nseed = %llu\nchain = %s\n",
-                dp_regime_names[c->ch.regime], c->ch.n, c->ch.K, (unsigned long long)c->spec.seed,
-                dp_formats[c->chain[0]].name);
-        return;
-    }
-    fprintf(f, "T = %lld\n", (long long)dp_shrink_length(c, DP_SHRINK_TOK));
-    if (c->op == DP_OP_CONV)
-        fprintf(f, "D = %d\nW = %d\nactivation = %s\n", c->conv.D, c->conv.W,
-                c->conv.silu ? "silu" : "none");
-    else {
-        fprintf(f,
-                "H = %d\nHV = %d\nK = %d\nV = %d\nR = %d\nscale = %.17g\ngate = %s\nbeta = "
-                "%s\nl2norm = %s\n",
-                p->H, p->HV, p->K, p->V, p->R, p->scale, gates[p->gate], betas[p->beta_form],
-                p->l2norm ? "yes" : "no");
-        if (p->gate == DP_GATE_LOWER_BOUND) fprintf(f, "lower_bound = %.17g\n", p->lower_bound);
-        fprintf(f, "chain = %s\nmerge = %s\n", dp_formats[c->chain[0]].name,
-                dp_merge_names[c->merge[0]]);
-        if (p->dstate) fputs("dstate = yes\n", f);
-    }
+    const dp_operation *op = dp_op_of(c);
+    if (op->has_ranks) fprintf(f, "T = %lld\n", (long long)dp_shrink_length(c, DP_SHRINK_TOK));
+    op->write(c, f);
+    if (!op->has_ranks) return;
+    const int64_t *cu = *dp_case_packing((dp_case *)c).cu;
     if (dp_shrink_length(c, DP_SHRINK_SEQ) > 1) {
         fprintf(f, "cu_seqlens = 0");
         for (int64_t s = 1; s <= dp_shrink_length(c, DP_SHRINK_SEQ); s++)
@@ -135,10 +114,9 @@ static int as_text(const dp_case *c) {
 static void print_tensors(FILE *f, const dp_case *c, dp_shrink_tensor *t, int n) {
     int any = 0;
     fprintf(f, "dtype = %s\n", dp_formats[c->input_dtype].name);
-    if (c->op == DP_OP_CONV) fprintf(f, "bias = %s\n", c->conv.bias ? "yes" : "no");
-    if (c->op != DP_OP_CONV && c->p.s0) fputs("s0_scale = 1\n", f);
-    if (c->op != DP_OP_CONV && c->p.gate != DP_GATE_LOG)
-        fprintf(f, "gate_params = %s\n", c->p.A_log ? "yes" : "no");
+    if (dp_op_of(c)->has_conv) fprintf(f, "bias = %s\n", c->conv.bias ? "yes" : "no");
+    if (c->p.s0) fputs("s0_scale = 1\n", f);
+    if (c->p.gate != DP_GATE_LOG) fprintf(f, "gate_params = %s\n", c->p.A_log ? "yes" : "no");
     fputs("override = ", f);
     for (int i = 0; i < n; i++)
         if (*t[i].x) print_override(f, c, &t[i], &any);
@@ -163,9 +141,9 @@ dp_status dp_case_write(const dp_case *c, const char *reason, const char *source
         fprintf(out.f, "reason = %s\nsource = %s\nop = %s\nbits = %d\n", reason, source, c->op_name,
                 c->bits);
         print_settings(out.f, c);
-        if (c->op != DP_OP_CHAIN && in_text)
+        if (dp_op_of(c)->inputs && in_text)
             print_tensors(out.f, c, t, n);
-        else if (c->op != DP_OP_CHAIN) {
+        else if (dp_op_of(c)->inputs) {
             const char *base = strrchr(data, '/');
             fprintf(out.f, "data = %s\n", base ? base + 1 : data);
             st = write_tensors((dp_case *)c, data, e);

@@ -1,5 +1,6 @@
 /* The table of deliberate faults (fault.h). */
 #include "fault.h"
+#include "harness/case/operations.h"
 
 #include <string.h>
 
@@ -200,7 +201,20 @@ int dp_fault_find(const char *name) {
     return -1;
 }
 
-int dp_fault_of_conv(dp_fault f) { return f == DP_FAULT_HALO_LEAK || f == DP_FAULT_HALO_GRAD_LOST; }
+unsigned dp_fault_kind(dp_fault f) {
+    switch (f) {
+    case DP_FAULT_CHAIN_BF16:
+    case DP_FAULT_CHAIN_TF32RZ: return DP_FAULTS_OF_CHAIN;
+    case DP_FAULT_HALO_LEAK:
+    case DP_FAULT_HALO_GRAD_LOST: return DP_FAULTS_OF_CONV;
+    case DP_FAULT_RACE:
+    case DP_FAULT_ORDER_BY_RUN: return DP_FAULTS_OF_REPEATS;
+    default: return DP_FAULTS_OF_STAGES;
+    }
+}
+
+int dp_fault_of_conv(dp_fault f) { return dp_fault_kind(f) == DP_FAULTS_OF_CONV; }
+int dp_fault_by_run(dp_fault f) { return dp_fault_kind(f) == DP_FAULTS_OF_REPEATS; }
 
 /* One of several: "intra_bwd/gate_bwd". */
 int dp_fault_lives_in(dp_fault f, const char *stage) {

@@ -64,7 +64,14 @@ typedef struct {
 } dp_fault_info; /* bug 0: none of the list */
 extern const dp_fault_info dp_faults[DP_NFAULTS];
 int dp_fault_find(const char *name); /* -1: unknown */
-int dp_fault_of_conv(dp_fault f);    /* of a convolution, not of the recurrence */
+/* Its kind, one of DP_FAULTS_OF_.. (harness/case/operations.h). */
+unsigned dp_fault_kind(dp_fault f);
+/* Can it show where faults of these kinds can? */
+static inline int dp_fault_shows(dp_fault f, unsigned kinds) {
+    return (kinds & dp_fault_kind(f)) != 0;
+}
+int dp_fault_of_conv(dp_fault f); /* of a convolution, not of the recurrence */
+int dp_fault_by_run(dp_fault f);  /* shows between runs of the same inputs alone */
 int dp_fault_lives_in(
     dp_fault f,
     const char *stage); /* is it the fault's stage, or one of several? 0 for "" and NULL */

@@ -1,7 +1,7 @@
 /* Case files: every refusal by its message (file, line, key, value), what the settings mean, data
  * files, overrides, and the cases that ship with the project. */
 #include "gt.h"
-#include "harness/case/case.h"
+#include "harness/case/operations.h"
 #include "ref/files/safetensors.h"
 
 #include <math.h>
@@ -200,7 +200,7 @@ DP_TEST(case, settings_reach_the_problem) {
     CHECK(!strcmp(c.reason, "why") && !strcmp(c.source, "fla#1115") && !strcmp(c.name, "x") &&
               !strcmp(c.op_name, "mkda"),
           "%s | %s | %s", c.reason, c.source, c.name);
-    CHECK(c.op == DP_OP_RECURRENCE && c.p.model == DP_MKDA && c.smoke && c.bits == 256 &&
+    CHECK(dp_op_of(&c)->is_recurrence && c.p.model == DP_MKDA && c.smoke && c.bits == 256 &&
               c.backward && c.spec.seed == 77,
           "flags");
     CHECK(c.p.T == 12 && c.p.H == 2 && c.p.HV == 4 && c.p.K == 4 && c.p.V == 6 && c.p.R == 2 &&
@@ -255,14 +255,14 @@ DP_TEST(case, choices_are_the_enums) {
 DP_TEST(case, chain_and_conv) {
     dp_case c;
     ACCEPT(HEAD "op = chain\nregime = corr\nchunks = 9\nK = 7\nseed = 5\n", &c);
-    CHECK(c.op == DP_OP_CHAIN && c.ch.regime == DP_REGIME_CORR && c.ch.n == 9 && c.ch.K == 7 &&
-              c.spec.seed == 5,
+    CHECK(dp_op_of(&c)->has_factors && c.ch.regime == DP_REGIME_CORR && c.ch.n == 9 &&
+              c.ch.K == 7 && c.spec.seed == 5,
           "chain");
     dp_case_free(&c);
     ACCEPT(HEAD "op = conv\nT = 12\nD = 3\nW = 2\nbias = yes\nactivation = none\nranks = "
                 "1,4\ncu_seqlens = 0,4,12\n",
            &c);
-    CHECK(c.op == DP_OP_CONV && c.conv.T == 12 && c.conv.D == 3 && c.conv.W == 2 &&
+    CHECK(dp_op_of(&c)->has_conv && c.conv.T == 12 && c.conv.D == 3 && c.conv.W == 2 &&
               c.conv.Nseq == 2 && !c.conv.silu,
           "conv");
     CHECK(c.conv.x && c.conv.w && c.conv.bias && c.conv.dy && c.conv.bias[0] != 0 &&

@@ -1,4 +1,4 @@
-/* Op step: the convolutions in front of q, k and v, drawn or from conv_data (case_parts.h). */
+/* Op step: the convolutions in front of q, k and v, drawn or from conv_data (operations.h). */
 #include "case_parts.h"
 #include "front.h"
 
@@ -89,7 +89,7 @@ static dp_status check_outputs(const dp_casefile *f, const dp_case *c, dp_err *e
                               "after the convolution, %s", inner.msg);
 }
 
-dp_status dp_case_step(const dp_casefile *f, dp_case *c, dp_err *e) {
+dp_status dp_step_finish(const dp_casefile *f, dp_case *c, dp_err *e) {
     dp_status st = DP_OK;
     if (f->conv_data && f->conv.n != 1)
         return dp_casefile_refuse(f, "conv_data", e,

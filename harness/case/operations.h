@@ -1,0 +1,80 @@
+/* harness/case/operations.h - what a case may ask for, a row each: what the rest of the program
+ * would have to ask an operation's name for stands here as a field with a meaning of its own.
+ *
+ * To add one: its word and its row (casefile.h, operations.c), its file beside op_conv.c with the
+ * functions below, and who runs and judges it (harness/run/run.c). A recurrence is no operation of
+ * its own but a row of dp_models (ref/vocabulary/problem.c).
+ */
+#ifndef DP_OPERATIONS_H
+#define DP_OPERATIONS_H
+#include "case.h"
+#include "harness/base/backends.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Kinds of deliberate faults (harness/simulated/fault.h), as bits. */
+enum {
+    DP_FAULTS_OF_STAGES = 1,  /* a stage of the recurrence */
+    DP_FAULTS_OF_CHAIN = 2,   /* the format of the M chain, which is a stage too */
+    DP_FAULTS_OF_CONV = 4,    /* a convolution */
+    DP_FAULTS_OF_REPEATS = 8, /* what differs between two runs of the same inputs */
+};
+
+typedef struct {
+    const char *name; /* the word of the key op, where models are not; in `list --keys` */
+    const char *what; /* as the key op explains it (list --keys, cases/README.md) */
+    int bit, keys;    /* of DP_CF_*: its own, and all keys that it takes */
+    dp_model model;   /* of its recurrence, where the key op names none */
+
+    unsigned backends;    /* who computes it: 1 << dp_backend, each */
+    const char *why_none; /* what a run on none of them is told; NULL: what LAPACK is */
+    unsigned faults;      /* kinds that can show in it */
+
+    unsigned is_recurrence : 1; /* one recurrence and nothing else: what a library, files and LAPACK
+                                   compute, what carries a state and has invariants */
+    unsigned has_problem : 1;   /* dp_case.p is complete */
+    unsigned has_conv : 1;      /* dp_case.conv is complete */
+    unsigned has_factors : 1;   /* dp_case.ch: drawn where they are used, no tensors of a case */
+    unsigned has_front : 1;     /* dp_case.step: convolutions in front of p */
+    unsigned has_ranks : 1;     /* ranks share its tokens; else its axis is DP_AXIS_CHUNKS */
+    unsigned has_stages : 1;    /* `bisect stage` says which one is wrong */
+    unsigned shrinks : 1;       /* can be shrunk; else what fails in it can */
+
+    /* Its inputs: rows of the table of tensors, in the struct at `base` of a case. */
+    const dp_tensor_field *inputs;
+    int ninputs;
+    size_t base, T, Nseq, cu;          /* offsets in dp_case; without ranks the last three are 0 */
+    dp_dims (*dims)(const dp_case *c); /* 0: an axis that it does not have */
+    /* Its shape from the file's keys and the data d (NULL: none); *tokens: those of d. */
+    dp_status (*shape)(const dp_casefile *f, const dp_tensorfile *d, dp_case *c, int64_t *tokens,
+                       dp_err *e);
+    void (*fill)(dp_case *c); /* by their laws those that are there; NULL: without inputs */
+    /* The gradients of its outputs that data did not bring. */
+    void (*fill_gradients)(const dp_casefile *f, dp_case *c);
+    /* The last step of a case whose inputs are complete and checked; may be NULL. */
+    dp_status (*finish)(const dp_casefile *f, dp_case *c, dp_err *e);
+    /* Its shape in words, on that many ranks, as snprintf. */
+    void (*describe)(const dp_case *c, int ranks, char *out, size_t size);
+    void (*write)(const dp_case *c, FILE *f); /* keys that only it has, as lines of a case file */
+} dp_operation;
+extern const dp_operation dp_operations[DP_NOPS];
+
+/* The row of a case. */
+static inline const dp_operation *dp_op_of(const dp_case *c) { return &dp_operations[c->op]; }
+/* Does the backend compute it? */
+static inline int dp_op_on(const dp_operation *op, dp_backend b) { return op->backends >> b & 1; }
+
+/* Where a case has its tokens and packed sequences; NULL: without ranks it has none. */
+typedef struct {
+    int64_t *T, **cu;
+    int *Nseq;
+} dp_packing;
+dp_packing dp_case_packing(dp_case *c);
+/* Tokens; of factors, those that they stand for. */
+int64_t dp_case_tokens(const dp_case *c);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
