@@ -95,7 +95,7 @@ static dp_precision_request request(const dp_bisect_options *o, const dp_case *c
                               .to = o->to,
                               .merge = one.merge,
                               .by_verdict = !o->have_need,
-                              .max_tries = o->tries,
+                              .max_tries = o->of.tries ? o->of.tries : 2000,
                               .progress = isatty(2)};
     q.chain_from = o->chain_from >= 0 ? (dp_format)o->chain_from : chain_of(q.from);
     q.chain_to = o->chain_to >= 0 ? (dp_format)o->chain_to : chain_of(q.to);

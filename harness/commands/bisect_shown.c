@@ -156,8 +156,8 @@ static dp_status run_library(const dp_bisect_options *o, dp_case *c, dp_subject 
 }
 
 static dp_status judge_file(const dp_bisect_options *o, dp_case *c, dp_runs *runs, dp_err *e) {
-    const dp_judge_options jo = {.outputs = o->outputs,
-                                 .state_layout = o->layout,
+    const dp_judge_options jo = {.outputs = o->of.outputs,
+                                 .state_layout = o->of.layout,
                                  .base = o->of.nbase ? dp_base_names[o->of.base[0]] : NULL,
                                  .claim = o->of.nchain ? dp_formats[o->of.chain[0]].name : NULL,
                                  .ranks = o->of.nranks ? o->of.ranks[0] : 0,

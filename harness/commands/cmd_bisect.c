@@ -15,32 +15,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    OPT_RUNS = 256,
-    OPT_FROM,
-    OPT_TO,
-    OPT_CHAIN_FROM,
-    OPT_CHAIN_TO,
-    OPT_NEED,
-    OPT_TRIES,
-    OPT_OUTPUTS,
-    OPT_STATE_LAYOUT
-};
+enum { OPT_RUNS = 256, OPT_FROM, OPT_TO, OPT_CHAIN_FROM, OPT_CHAIN_TO, OPT_NEED };
 
 static const struct argp_option STAGE_OPTIONS[] = {
     DP_ROWS_ONE_RUN,
     DP_ROW_MEMORY,
     DP_ROW_CACHE,
-    {"subject", DP_OPT_SUBJECT, "LIB", 0,
-     "a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated ranks; "
-     "base and chain: what it claims",
-     0},
-    {"outputs", OPT_OUTPUTS, "OUT", 0,
-     "tensors that another program computed from the case's inputs (deltaproof inputs CASE -o IN): "
-     "results and stages as in `judge`",
-     0},
-    {"state-layout", OPT_STATE_LAYOUT, "kv|vk", 0,
-     "last axes of states in OUT (default: metadata, else kv)", 0},
+    DP_ROW_SUBJECT(DP_LIBRARY " instead of the simulated ranks; base and chain: what it claims"),
+    DP_ROW_OUTPUTS("tensors that another program computed from the case's inputs (deltaproof "
+                   "inputs CASE -o IN): results and stages as in `judge`"),
+    DP_ROW_STATE_LAYOUT("OUT"),
     {"runs", OPT_RUNS, "N", 0,
      "how often each stage, or the subject, runs on the same inputs (default: 3)", 0},
     {"verbose", 'v', 0, 0, "try every stage, not only up to the first wrong one", 0},
@@ -60,8 +44,7 @@ static const struct argp_option PRECISION_OPTIONS[] = {
      "what is needed: TENSOR=ERROR,..., relative errors of whole tensors, e.g. o=1e-3,dk=5e-3 "
      "(default: every row within the bound of the policy --to)",
      0},
-    {"tries", OPT_TRIES, "N", 0,
-     "policies to try at most in each search for a better one (default: 2000)", 0},
+    DP_ROW_TRIES("policies to try at most in each search for a better one (default: 2000)"),
     {0}};
 
 static void parse_need(struct argp_state *st, const char *text, dp_bisect_options *o) {
@@ -94,10 +77,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_TO: o->to = (dp_base)dp_option_name(st, "to", arg, dp_base_names, DP_NBASES); break;
     case OPT_CHAIN_FROM: o->chain_from = dp_option_format(st, "chain-from", arg); break;
     case OPT_CHAIN_TO: o->chain_to = dp_option_format(st, "chain-to", arg); break;
-    case OPT_OUTPUTS: o->outputs = arg; break;
-    case OPT_STATE_LAYOUT: o->layout = arg; break;
     case OPT_NEED: parse_need(st, arg, o); break;
-    case OPT_TRIES: o->tries = (int)dp_option_number(st, "tries", arg, 1, INT32_MAX); break;
     case OPT_RUNS: o->runs = (int)dp_option_number(st, "runs", arg, 1, 1000); break;
     case ARGP_KEY_END:
         if (!o->of.nname) argp_error(st, "name a case");
@@ -139,11 +119,11 @@ static int usage(int argc, char **argv) {
 
 /* The question about a case that is loaded; path: its file. */
 static int ask(const dp_bisect_options *o, int stage, dp_case *c, const char *path, dp_err *e) {
-    const int shown = o->of.subject || o->outputs;
+    const int shown = o->of.subject || o->of.outputs;
     const dp_operation *op = dp_op_of(c);
     if (!op->has_stages || (op->has_front && (!stage || shown)))
         dp_fail(e, DP_EINPUT, "bisect: %s: op = %s has no stages", path, c->op_name);
-    else if (stage && !!o->of.subject + !!o->outputs + (o->of.fault > 0) > 1)
+    else if (stage && !!o->of.subject + !!o->of.outputs + (o->of.fault > 0) > 1)
         dp_fail(e, DP_EINPUT, "bisect stage: --fault, --subject and --outputs exclude each other");
     else
         dp_options_split(&o->of, c, 0, e);
@@ -159,8 +139,7 @@ int dp_cmd_bisect(int argc, char **argv) {
                            .from = DP_BASE_BF16,
                            .to = DP_BASE_FP32,
                            .chain_from = -1,
-                           .chain_to = -1,
-                           .tries = 2000};
+                           .chain_to = -1};
     dp_err e = {0};
     dp_case c;
     int rc = 2;

@@ -7,8 +7,7 @@
 
 typedef struct {
     dp_options of;
-    const char *outputs, *layout;
-    int verbose, runs, tries, have_need;
+    int verbose, runs, have_need;
     dp_base from, to;
     int chain_from, chain_to; /* -1: that of the base */
     double need[DP_NRESULTS];

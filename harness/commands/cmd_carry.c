@@ -21,10 +21,9 @@ typedef struct {
     dp_options of;
     dp_carried_options c;
     int head; /* -1: all */
-    const char *json;
 } options;
 
-enum { OPT_STEPS = 256, OPT_EVERY, OPT_NEED, OPT_HEAD, OPT_JSON };
+enum { OPT_STEPS = 256, OPT_EVERY, OPT_NEED, OPT_HEAD };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
@@ -35,7 +34,7 @@ static const struct argp_option OPTIONS[] = {
     {"need", OPT_NEED, "E", 0,
      "what o may be off by, relative to the rms of its rows so far (default: 0.01)", 0},
     {"head", OPT_HEAD, "N", 0, "one head (default: the worst of all)", 0},
-    {"json", OPT_JSON, "FILE", 0, "write all points of all heads there", 0},
+    DP_ROW_JSON_OF("write all points of all heads there"),
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
@@ -44,7 +43,6 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_STEPS: o->c.steps = dp_option_number(st, "steps", arg, 1, 1000000000); break;
     case OPT_EVERY: o->c.every = (int)dp_option_number(st, "every", arg, 1, 1000000); break;
     case OPT_HEAD: o->head = (int)dp_option_number(st, "head", arg, 0, 1 << 20); break;
-    case OPT_JSON: o->json = arg; break;
     case OPT_NEED:
         if (dp_number_real(arg, 0, 1e9, &o->c.need) != DP_NUMBER_OK || o->c.need == 0)
             argp_error(st, "--need %s: must be above 0", arg);
@@ -178,16 +176,16 @@ int dp_cmd_carry(int argc, char **argv) {
     dp_err e = {0};
     int rc = 0, broken = 0;
     dp_parse(&a, argc, argv, &o);
-    if (dp_output_check(o.json, &e)) return dp_refuse(&e);
+    if (dp_output_check(o.of.json, &e)) return dp_refuse(&e);
     json_t *list = json_array();
     for (int i = 0; i < o.of.nname && !rc; i++) {
         char *path = dp_case_path(o.of.cases_dir, o.of.name[i]);
         if (carry_file(path, &o, list, &broken, &e)) rc = dp_refuse(&e);
         free(path);
     }
-    if (!o.json)
+    if (!o.of.json)
         json_decref(list);
-    else if (dp_json_write(list, o.json, 17, &e))
+    else if (dp_json_write(list, o.of.json, 17, &e))
         rc = dp_refuse(&e);
     if (!rc && broken) printf("CARRY: %d errors beyond their sound bounds\n", broken);
     return rc ? rc : broken > 0;

@@ -20,7 +20,7 @@
 
 typedef struct {
     dp_options of;
-    const char *json, *only;
+    const char *only;
     int heads, block, forward, every;
     int64_t tokens;
     dp_subject library;
@@ -32,7 +32,6 @@ enum {
     OPT_HEADS,
     OPT_BLOCK,
     OPT_ONLY,
-    OPT_JSON,
     OPT_FORWARD,
     OPT_EVERY,
     OPT_BITWISE,
@@ -54,7 +53,6 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_EVERY: o->every = 1; break;
     case OPT_BITWISE: o->s.bitwise = 1; break;
     case OPT_FORWARD: o->forward = 1; break;
-    case OPT_JSON: o->json = arg; break;
     case ARGP_KEY_END:
         if (!o->of.nname) argp_error(st, "name a case");
         if (o->of.subject && (o->of.nbackend || o->of.fault))
@@ -73,10 +71,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
     {"backend", DP_OPT_BACKEND, "NAME", 0, "sim (default), cuda or nccl", 0},
-    {"subject", DP_OPT_SUBJECT, "LIB", 0,
-     "a kernel in a shared library (harness/deltaproof_subject.h): rows whose bits differ are held "
-     "within the bounds of its design",
-     0},
+    DP_ROW_SUBJECT(DP_LIBRARY ": rows whose bits differ are held within the bounds of its design"),
     {"bitwise", OPT_BITWISE, 0, 0, "with --subject: it claims the same bits", 0},
     DP_ROW_DESIGN,
     DP_ROW_MEMORY,
@@ -98,7 +93,7 @@ static const struct argp_option OPTIONS[] = {
     {"every", OPT_EVERY, 0, 0,
      "every check on every block (default: blocks take them in turn, each check sees one block)",
      0},
-    {"json", OPT_JSON, "FILE", 0, "write the results there", 0},
+    DP_ROW_JSON_OF("write the results there"),
     {0}};
 
 static int refuse(const dp_err *e) {
@@ -308,7 +303,7 @@ int dp_cmd_check(int argc, char **argv) {
     if (open_library(&o, &e)) return refuse(&e);
     if (dp_backends[o.s.backend].processes) dp_procs_start();
     const char *no = dp_cuda_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
-    if (dp_output_check(o.json, &e)) rc = refuse(&e);
+    if (dp_output_check(o.of.json, &e)) rc = refuse(&e);
     if (o.s.backend == DP_BACKEND_LAPACK) {
         dp_fail(&e, DP_EINPUT, "--backend lapack: check knows sim, cuda and nccl");
         rc = refuse(&e);
@@ -321,9 +316,9 @@ int dp_cmd_check(int argc, char **argv) {
         if (check_case(path, &o, count, list, &e)) rc = refuse(&e);
         free(path);
     }
-    if (!o.json)
+    if (!o.of.json)
         json_decref(list);
-    else if (dp_json_write(list, o.json, 17, &e))
+    else if (dp_json_write(list, o.of.json, 17, &e))
         rc = refuse(&e);
     if (!rc) {
         printf("CHECK: %s (%d held, %d did not, %d skipped)\n",

@@ -23,7 +23,6 @@ typedef struct {
 
 enum {
     OPT_INPUTS = 256,
-    OPT_OUTPUTS,
     OPT_CLAIM,
     OPT_BASE,
     OPT_GATE,
@@ -32,7 +31,6 @@ enum {
     OPT_L2NORM,
     OPT_SCALE,
     OPT_CU_SEQLENS,
-    OPT_STATE_LAYOUT,
     OPT_TOKENS,
     OPT_WHY
 };
@@ -42,10 +40,9 @@ static const struct argp_option OPTIONS[] = {
      "safetensors file: q k v g beta, and where there are any A_log dt_bias initial_state do dht "
      "cu_seqlens",
      0},
-    {"outputs", OPT_OUTPUTS, "OUT", 0,
-     "safetensors file: any of o final_state dq dk dv dg dbeta dA_log ddt_bias ds0, and stages: "
-     "gcum Akk Aqk w u kg qg M H S_in h v_new dv_local dS_out dM dH dh dv_new",
-     0},
+    DP_ROW_OUTPUTS("safetensors file: any of o final_state dq dk dv dg dbeta dA_log ddt_bias ds0, "
+                   "and stages: gcum Akk Aqk w u kg qg M H S_in h v_new dv_local dS_out dM dH dh "
+                   "dv_new"),
     {"ranks", DP_OPT_RANKS, "N", 0,
      "ranks that computed OUT (default: metadata `ranks` of OUT, else 1)", 0},
     {"base", OPT_BASE, "NAME", 0,
@@ -67,8 +64,7 @@ static const struct argp_option OPTIONS[] = {
     {"cu-seqlens", OPT_CU_SEQLENS, "LIST", 0,
      "where packed sequences begin, then T (default: tensor or metadata of IN, else one sequence)",
      0},
-    {"state-layout", OPT_STATE_LAYOUT, "kv|vk", 0,
-     "last axes of states in both files (default: metadata, else kv)", 0},
+    DP_ROW_STATE_LAYOUT("both files"),
     {"tokens", OPT_TOKENS, "T", 0, "judge OUT as the result of the first T tokens of IN", 0},
     {"why", OPT_WHY, "SECONDS", 0,
      "where a tensor fails, how long common mistakes are tried, of which those that fit are "
@@ -86,7 +82,6 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
     case OPT_INPUTS: o->judge.inputs = arg; break;
-    case OPT_OUTPUTS: o->judge.outputs = arg; break;
     case OPT_CLAIM: o->judge.claim = arg; break;
     case OPT_BASE: o->judge.base = arg; break;
     case OPT_GATE: o->judge.gate = arg; break;
@@ -95,7 +90,6 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_L2NORM: o->judge.l2norm = arg; break;
     case OPT_SCALE: o->judge.scale = arg; break;
     case OPT_CU_SEQLENS: o->judge.cu_seqlens = arg; break;
-    case OPT_STATE_LAYOUT: o->judge.state_layout = arg; break;
     case OPT_TOKENS: o->judge.tokens = dp_option_number(st, "tokens", arg, 1, 1 << 24); break;
     case OPT_WHY: o->why_s = (double)dp_option_number(st, "why", arg, 0, 86400); break;
     default: return dp_option(key, arg, st, &o->of);
@@ -103,10 +97,10 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     return 0;
 }
 
-static int check_usage(const dp_judge_options *o) {
-    const char *what = !o->inputs    ? "give --inputs IN.safetensors"
-                       : !o->outputs ? "give --outputs OUT.safetensors"
-                                     : NULL;
+static int check_usage(const options *o) {
+    const char *what = !o->judge.inputs ? "give --inputs IN.safetensors"
+                       : !o->of.outputs ? "give --outputs OUT.safetensors"
+                                        : NULL;
     if (what) fprintf(stderr, "deltaproof: judge: %s\n", what);
     return what ? 2 : 0;
 }
@@ -116,6 +110,8 @@ static void say_note(const char *text) { fprintf(stderr, "deltaproof: note: %s\n
 /* What the options that it shares with other commands say. */
 static dp_judge_options request(const options *o) {
     dp_judge_options q = o->judge;
+    q.outputs = o->of.outputs;
+    q.state_layout = o->of.layout;
     q.ranks = o->of.nranks ? o->of.ranks[0] : 0;
     q.design = o->of.design;
     q.drop = o->of.drop;
@@ -188,7 +184,7 @@ int dp_cmd_judge(int argc, char **argv) {
                "0 pass, 1 a verdict failed, 2 could not judge."};
     char *command = dp_command_line(argc, argv);
     dp_parse(&a, argc, argv, &o);
-    const int rc = check_usage(&o.judge) || dp_outputs_check(&o.of) ? 2 : judge(&o, command);
+    const int rc = check_usage(&o) || dp_outputs_check(&o.of) ? 2 : judge(&o, command);
     free(command);
     return rc;
 }

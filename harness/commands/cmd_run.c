@@ -43,10 +43,9 @@ static const struct argp_option OPTIONS[] = {
      "the CUDA kernels, ranks sharing one device; nccl: one device a rank, or processes that share "
      "the devices there are (default: sim, lapack, and cuda where it can run)",
      0},
-    {"subject", DP_OPT_SUBJECT, "LIB", 0,
-     "judge a kernel in a shared library (harness/deltaproof_subject.h) instead of the simulated "
-     "ranks; beside them with --backend sim",
-     0},
+    DP_ROW_SUBJECT("judge " DP_LIBRARY
+                   " instead of the simulated ranks; beside them with --backend "
+                   "sim"),
     DP_ROW_DESIGN,
     DP_ROW_CLAIM_DROP,
     DP_ROW_LIMIT,

@@ -19,37 +19,35 @@
 
 typedef struct {
     dp_options of;
-    const char *output, *museum;
-    int tries, want_museum;
+    const char *museum;
+    int want_museum;
     FILE *log;
 } options;
 
-enum { OPT_TRIES = 256, OPT_OUTPUTS, OPT_MUSEUM };
+enum { OPT_MUSEUM = 256 };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
     DP_ROW_MEMORY,
     DP_ROW_CACHE,
-    {"subject", DP_OPT_SUBJECT, "LIB", 0,
-     "shrink what makes a kernel in a shared library fail (harness/deltaproof_subject.h)", 0},
-    {"tries", OPT_TRIES, "N", 0, "stop after so many problems tried (default: 20000)", 0},
-    {"output", 'o', "FILE", 0, "case file to write (default: CASE.min.case here)", 0},
+    DP_ROW_SUBJECT("shrink what makes a kernel in a shared library fail "
+                   "(harness/deltaproof_subject.h)"),
+    DP_ROW_TRIES("stop after so many problems tried (default: 20000)"),
+    {"output", DP_OPT_OUTPUT, "FILE", 0, "case file to write (default: CASE.min.case here)", 0},
     {"museum", OPT_MUSEUM, "[DIR]", OPTION_ARG_OPTIONAL,
      "every deliberate fault: shrink the largest generated case that shows it, print a table (and "
      "write the cases to DIR)",
      0},
-    {"outputs", OPT_OUTPUTS, "FILE", OPTION_HIDDEN, "", 0},
+    {"outputs", DP_OPT_OUTPUTS, "FILE", OPTION_HIDDEN, "", 0},
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
-    case 'o': o->output = arg; break;
-    case OPT_OUTPUTS:
+    case DP_OPT_OUTPUTS:
         argp_error(st, "--outputs: numbers in a file cannot be computed again for a smaller input; "
                        "give the program as a shared library (--subject)");
         break;
-    case OPT_TRIES: o->tries = (int)dp_option_number(st, "tries", arg, 1, INT32_MAX); break;
     case OPT_MUSEUM:
         o->want_museum = 1;
         o->museum = arg;
@@ -88,7 +86,7 @@ static dp_shrink_options request(const options *o, const dp_case *c, const dp_su
                                .fault = o->of.fault,
                                .subject = s,
                                .limit_s = o->of.limit_s,
-                               .max_tries = o->tries,
+                               .max_tries = o->of.tries ? o->of.tries : 20000,
                                .cache = o->of.cache,
                                .step = on_step,
                                .arg = (void *)o};
@@ -132,8 +130,8 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
     const dp_shrink_options r = request(o, c, lib);
     dp_shrunk s;
     char text[256], *path;
-    if (o->output)
-        path = strdup(o->output);
+    if (o->of.output)
+        path = strdup(o->of.output);
     else if (asprintf(&path, "%s.min.case", c->name) < 0)
         abort();
     if (strlen(path) < 6 || strcmp(path + strlen(path) - 5, ".case"))
@@ -315,7 +313,7 @@ int dp_cmd_shrink(int argc, char **argv) {
                "stage and tensor by `bisect stage`, and by the run's verdict where that failed.\v"
                "Exit status 0 written, 1 (--museum) a fault was not found or did not get 20 times "
                "smaller, 2 nothing fails or bad input."};
-    options o = {.of = dp_options_new(1, 1), .tries = 20000};
+    options o = {.of = dp_options_new(1, 1)};
     dp_err e = {0};
     dp_case c;
     dp_subject lib;

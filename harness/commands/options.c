@@ -103,24 +103,69 @@ static void add_note(struct argp_state *st, const char *arg, dp_provenance *p) {
     p->note[p->nnote++] = arg;
 }
 
-error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
-#define MOST(list) (o->one ? 1 : (int)(sizeof(list) / sizeof *(list)))
+/* Where an option that is taken as it stands goes; NULL: it is none of those. */
+static const char **text_of(dp_options *o, int key) {
     switch (key) {
-    case DP_OPT_CASES: o->cases_dir = arg; break;
+    case DP_OPT_CASES: return &o->cases_dir;
+    case DP_OPT_SUBJECT: return &o->subject;
+    case DP_OPT_OUT: return &o->out_dir;
+    case DP_OPT_JSON: return &o->json;
+    case DP_OPT_OUTPUT: return &o->output;
+    case DP_OPT_OUTPUTS: return &o->outputs;
+    case DP_OPT_STATE_LAYOUT: return &o->layout;
+    case DP_OPT_DESIGN: return &o->design;
+    case DP_OPT_LABEL: return &o->provenance.label;
+    case DP_OPT_KERNEL_COMMIT: return &o->provenance.kernel_commit;
+    default: return NULL;
+    }
+}
+
+/* Lists of names, of which a command may take one alone. 0: the option is none of them. */
+static int take_list(int key, const char *arg, struct argp_state *st, dp_options *o) {
+    const struct {
+        int key;
+        const char *name;
+        const char *const *names;
+        int nnames, *out, *n, most;
+    } lists[] = {
+#define LIST(MEMBER) (int *)o->MEMBER, &o->n##MEMBER, (int)(sizeof o->MEMBER / sizeof *o->MEMBER)
+        {DP_OPT_RANKS, "ranks", NULL, 0, LIST(ranks)},
+        {DP_OPT_BASE, "base", dp_base_names, DP_NBASES, LIST(base)},
+        {DP_OPT_CHAIN, "chain", format_names(), DP_NFORMATS, LIST(chain)},
+        {DP_OPT_MERGE, "merge", dp_merge_names, DP_NMERGES, LIST(merge)},
+        {DP_OPT_BACKEND, "backend", dp_backend_names, DP_NCHOSEN_BACKENDS, LIST(backend)}};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        if (lists[i].key == key) {
+            list_of(st, lists[i].name, arg, lists[i].names, lists[i].nnames, lists[i].out,
+                    lists[i].n, o->one ? 1 : lists[i].most);
+            return 1;
+        }
+    return 0;
+}
+
+static void take_case(const char *name, struct argp_state *st, dp_options *o) {
+    if (!o->most) argp_error(st, "%s: takes no case", name);
+    if (o->nname == o->most)
+        argp_error(st, o->most == 1 ? "%s: one case at a time" : "%s: more than %d cases", name,
+                   o->most);
+    o->name[o->nname++] = name;
+}
+
+error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
+    if (text_of(o, key)) {
+        *text_of(o, key) = arg;
+        return 0;
+    }
+    if (take_list(key, arg, st, o)) return 0;
+    switch (key) {
     case DP_OPT_CACHE: o->cache = strcmp(arg, "none") ? arg : NULL; break;
-    case DP_OPT_SUBJECT: o->subject = arg; break;
-    case DP_OPT_OUT: o->out_dir = arg; break;
-    case DP_OPT_JSON: o->json = arg; break;
-    case DP_OPT_OUTPUT: o->output = arg; break;
-    case DP_OPT_DESIGN: o->design = arg; break;
     case DP_OPT_CLAIM_DROP:
         if (!(o->drop = dp_drop_bits(arg)))
             argp_error(st, "--claim-drop %s: must be a number below 1, or bits from 1 to %d", arg,
                        DP_DROP_BITS_MOST);
         break;
-    case DP_OPT_LABEL: o->provenance.label = arg; break;
-    case DP_OPT_KERNEL_COMMIT: o->provenance.kernel_commit = arg; break;
     case DP_OPT_NOTE: add_note(st, arg, &o->provenance); break;
+    case DP_OPT_TRIES: o->tries = (int)dp_option_number(st, "tries", arg, 1, INT32_MAX); break;
     case DP_OPT_TRUTH:
         o->truth =
             (dp_truth_pick)dp_option_name(st, "truth", arg, dp_truth_pick_names, DP_NTRUTH_PICKS);
@@ -131,37 +176,12 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
         dp_cuda_limit(o->limit_s);
         break;
     case DP_OPT_MEMORY: o->memory = gibibytes(st, "memory", arg); break;
-    case DP_OPT_RANKS:
-        list_of(st, "ranks", arg, NULL, 0, o->ranks, &o->nranks, MOST(o->ranks));
-        break;
-    case DP_OPT_BASE:
-        list_of(st, "base", arg, dp_base_names, DP_NBASES, (int *)o->base, &o->nbase,
-                MOST(o->base));
-        break;
-    case DP_OPT_CHAIN:
-        list_of(st, "chain", arg, format_names(), DP_NFORMATS, (int *)o->chain, &o->nchain,
-                MOST(o->chain));
-        break;
-    case DP_OPT_MERGE:
-        list_of(st, "merge", arg, dp_merge_names, DP_NMERGES, (int *)o->merge, &o->nmerge,
-                MOST(o->merge));
-        break;
-    case DP_OPT_BACKEND:
-        list_of(st, "backend", arg, dp_backend_names, DP_NCHOSEN_BACKENDS, (int *)o->backend,
-                &o->nbackend, MOST(o->backend));
-        break;
     case DP_OPT_FAULT:
         if (dp_fault_find(arg) < 0)
             argp_error(st, "--fault %s: not known (see list --faults)", arg);
         o->fault = (dp_fault)dp_fault_find(arg);
         break;
-    case ARGP_KEY_ARG:
-        if (!o->most) argp_error(st, "%s: takes no case", arg);
-        if (o->nname == o->most)
-            argp_error(st, o->most == 1 ? "%s: one case at a time" : "%s: more than %d cases", arg,
-                       o->most);
-        o->name[o->nname++] = arg;
-        break;
+    case ARGP_KEY_ARG: take_case(arg, st, o); break;
     default: return ARGP_ERR_UNKNOWN;
     }
     return 0;

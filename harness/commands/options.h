@@ -18,9 +18,11 @@ extern "C" {
 typedef struct {
     const char *cases_dir, *cache, *subject; /* cache NULL: none */
     const char *out_dir, *json, *output;     /* what is written */
-    const char *design;                      /* how the subject computes; NULL: as it declares */
-    int drop;                                /* bits of --claim-drop; 0: not given */
-    dp_provenance provenance;                /* its label, commit and notes */
+    const char *outputs, *layout; /* tensors that another program computed, axes of its states */
+    int tries;                    /* of a search; 0: not given */
+    const char *design;           /* how the subject computes; NULL: as it declares */
+    int drop;                     /* bits of --claim-drop; 0: not given */
+    dp_provenance provenance;     /* its label, commit and notes */
     int one;  /* ranks, base, chain, merge and backend take one value, not a list */
     int most; /* cases that may be named */
     int nname;
@@ -58,7 +60,10 @@ enum {
     DP_OPT_CLAIM_DROP,
     DP_OPT_LABEL,
     DP_OPT_KERNEL_COMMIT,
-    DP_OPT_NOTE
+    DP_OPT_NOTE,
+    DP_OPT_OUTPUTS,
+    DP_OPT_STATE_LAYOUT,
+    DP_OPT_TRIES
 };
 
 #define DP_ROW_CASES                                                        \
@@ -74,6 +79,21 @@ enum {
             "no cache)",                                                                       \
             0                                                                                  \
     }
+/* What one of these is for differs from command to command; its name and its value do not. */
+#define DP_ROW_SUBJECT(WHAT) \
+    { "subject", DP_OPT_SUBJECT, "LIB", 0, WHAT, 0 }
+#define DP_ROW_OUTPUTS(WHAT) \
+    { "outputs", DP_OPT_OUTPUTS, "OUT", 0, WHAT, 0 }
+#define DP_ROW_STATE_LAYOUT(WHERE)                                             \
+    {                                                                          \
+        "state-layout", DP_OPT_STATE_LAYOUT, "kv|vk", 0,                       \
+            "last axes of states in " WHERE " (default: metadata, else kv)", 0 \
+    }
+#define DP_ROW_TRIES(WHAT) \
+    { "tries", DP_OPT_TRIES, "N", 0, WHAT, 0 }
+#define DP_ROW_JSON_OF(WHAT) \
+    { "json", DP_OPT_JSON, "FILE", 0, WHAT, 0 }
+#define DP_LIBRARY "a kernel in a shared library (harness/deltaproof_subject.h)"
 #define DP_ROW_FAULT                                                                     \
     {                                                                                    \
         "fault", DP_OPT_FAULT, "NAME", 0,                                                \
@@ -124,8 +144,7 @@ enum {
         "out", DP_OPT_OUT, "DIR", 0,                                          \
             "write results.json, junit.xml, summary.md, report.html there", 0 \
     }
-#define DP_ROW_JSON \
-    { "json", DP_OPT_JSON, "FILE", 0, "write the record there; - for standard output", 0 }
+#define DP_ROW_JSON DP_ROW_JSON_OF("write the record there; - for standard output")
 #define DP_ROW_DESIGN                                                                              \
     {                                                                                              \
         "design", DP_OPT_DESIGN, "WORDS", 0,                                                       \
