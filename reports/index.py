@@ -12,9 +12,7 @@ import sys
 # Where this program's own modules are: -I leaves that out.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from history import find
-from read import files, record
-from read.checks import Malformed
+from read import many, record
 
 
 def main(argv: list[str]) -> int:
@@ -23,36 +21,22 @@ def main(argv: list[str]) -> int:
         print((__doc__ or "").strip(), file=sys.stderr)
         return 2
     folder = os.path.abspath(args[0])
-    records = []
-    for path in find([folder]):
-        try:
-            records.append((os.path.relpath(path, folder), record.load(path)))
-        except Malformed as e:
-            print(f"index: left out: {e}", file=sys.stderr)
+    records = many.load("index", [folder])
     if not records:
         print(f"index: {folder}: no results.json below it can be read", file=sys.stderr)
         return 2
     out = os.path.join(folder, "index.html")
-    try:
-        from page.index import page  # imports Jinja2
+    status = many.write_page("index", out, lambda: page(folder, records))
+    if not status:
+        print(f"{os.path.join(args[0], 'index.html')}: {len(records)} records")
+    return status
 
-        files.write(out, page(folder, records).encode())
-    except OSError as e:
-        print(f"index: {out}: {e.strerror}", file=sys.stderr)
-        return 2
-    except ImportError as e:
-        print(
-            f"index: {sys.executable} has no {e.name}: `make setup` finds or makes a Python that "
-            "has it (or set DP_PYTHON)",
-            file=sys.stderr,
-        )
-        return 2
-    print(f"{os.path.join(args[0], 'index.html')}: {len(records)} records")
-    return 0
+
+def page(folder: str, records: list[tuple[str, record.Record]]) -> str:
+    from page.index import page as of  # imports Jinja2
+
+    return of(folder, [(os.path.relpath(path, folder), rec) for path, rec in records])
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    many.end(main)

@@ -3,9 +3,8 @@
 and writes DIR/report.html, DIR/figures/*.png and *.pdf.
 
 Reads records only; no verdict is decided here. Exit status 0, or 2 when the record cannot be read
-(the
-message names file and field) or the report cannot be written. Runs isolated (python -I), from any
-folder.
+(the message names file and field) or the report cannot be written. Runs isolated (python -I), from
+any folder.
 """
 
 import os
@@ -20,7 +19,7 @@ import traceback
 # Where this program's own modules are: -I leaves that out.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from read import files, museum, record
+from read import files, many, museum, record
 from read.checks import Malformed
 
 
@@ -73,11 +72,7 @@ def main(argv: list[str]) -> int:
     try:
         return make(folder)
     except ImportError as e:
-        print(
-            f"report: {sys.executable} has no {e.name}: `make setup` finds or makes a Python that "
-            "has it (or set DP_PYTHON)",
-            file=sys.stderr,
-        )
+        many.say_missing("report", e)
     except KeyboardInterrupt:
         return 130
     except Exception as e:  # a record that the checks of read/ should have refused

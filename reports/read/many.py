@@ -1,0 +1,69 @@
+"""Many records, and the one page that a program makes of them.
+
+find(paths)             every results.json (or .gz) below folders; files as they are named
+load(who, paths)        [(path, record)] of those that can be read; who: says which could not
+write_page(who, out, make)
+                        the text that make() returns as file `out`; exit status 0, or 2 with the
+                        reason: make() may import what this Python does not have
+end(main)               ends the program with main's exit status
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from read import files, record
+from read.checks import Malformed
+
+NAME = "results.json"
+
+
+def find(paths: list[str]) -> Iterator[str]:
+    for p in paths:
+        if os.path.isdir(p):
+            yield from (
+                os.path.join(d, name)
+                for d, _, names in sorted(os.walk(p))
+                for name in (NAME, NAME + ".gz")
+                if name in names
+            )
+        else:
+            yield p
+
+
+def load(who: str, paths: list[str]) -> list[tuple[str, record.Record]]:
+    records = []
+    for path in find(paths):
+        try:
+            records.append((path, record.load(path)))
+        except Malformed as e:
+            print(f"{who}: left out: {e}", file=sys.stderr)
+    return records
+
+
+def say_missing(who: str, e: ImportError) -> None:
+    print(
+        f"{who}: {sys.executable} has no {e.name}: `make setup` finds or makes a Python that has "
+        "it (or set DP_PYTHON)",
+        file=sys.stderr,
+    )
+
+
+def write_page(who: str, out: str, make: Callable[[], str]) -> int:
+    try:
+        files.write(out, make().encode())
+    except OSError as e:
+        print(f"{who}: {out}: {e.strerror}", file=sys.stderr)
+        return 2
+    except ImportError as e:
+        say_missing(who, e)
+        return 2
+    return 0
+
+
+def end(main: Callable[[list[str]], int]) -> NoReturn:
+    try:
+        sys.exit(main(sys.argv))
+    except KeyboardInterrupt:
+        sys.exit(130)
