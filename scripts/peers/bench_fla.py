@@ -44,29 +44,47 @@ def cut_configs(limit, only):
     autotuner.Autotuner.__init__ = init
 
 
-def fla_functions(T, HV):
+def random_inputs(T, HV, bias):
+    """What KDA's kernels take, K = V = 128, [T, HV, ..], and do; bias: that of every gate."""
     import torch
-    from fla.ops.kda import chunk_kda
 
     torch.manual_seed(1)
     x = {
-        n: torch.randn(1, T, HV, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        for n in "qkvg"
+        n: torch.randn(T, HV, 128, device="cuda", dtype=torch.bfloat16)
+        for n in ("q", "k", "v", "g", "do")
     }
-    x["beta"] = torch.randn(1, T, HV, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    x["A_log"] = torch.zeros(HV, device="cuda", requires_grad=True)
-    x["dt_bias"] = torch.full((HV * 128,), -4.0, device="cuda", requires_grad=True)
-    do = torch.randn(1, T, HV, 128, device="cuda", dtype=torch.bfloat16)
+    x["beta"] = torch.randn(T, HV, device="cuda", dtype=torch.bfloat16)
+    x["A_log"], x["dt_bias"] = (
+        torch.zeros(HV, device="cuda"),
+        torch.full((HV, 128), bias, device="cuda"),
+    )
+    return x
+
+
+def fla_arguments(T, HV, bias):
+    """Tensors and options of FLA's KDA: gate, norms and beta's sigmoid in the kernel; do."""
+    x = random_inputs(T, HV, bias)
+    tensors = {n: x[n].unsqueeze(0) for n in ("q", "k", "v", "g", "beta")}
+    tensors |= {"A_log": x["A_log"], "dt_bias": x["dt_bias"].flatten()}
+    options = {
+        "use_gate_in_kernel": True,
+        "use_qk_l2norm_in_kernel": True,
+        "use_beta_sigmoid_in_kernel": True,
+        "lower_bound": -5.0,
+    }
+    return tensors, options, x["do"].unsqueeze(0)
+
+
+def fla_functions(T, HV, bias):
+    """forward() -> o, backward(o), and kept()."""
+    import torch
+    from fla.ops.kda import chunk_kda
+
+    x, options, do = fla_arguments(T, HV, bias)
+    x = {n: t.requires_grad_(True) for n, t in x.items()}
 
     def forward():
-        return chunk_kda(
-            **x,
-            use_gate_in_kernel=True,
-            use_qk_l2norm_in_kernel=True,
-            use_beta_sigmoid_in_kernel=True,
-            safe_gate=True,
-            lower_bound=-5.0,
-        )[0]
+        return chunk_kda(**x, **options, safe_gate=True)[0]
 
     def kept():
         """Bytes that wait for the backward beside the inputs."""
@@ -107,7 +125,7 @@ def child(args):
     cut_configs(args.configs, int(args.child[3]) if what == "compile" else None)
     import torch
 
-    forward, backward, kept = fla_functions(T, HV)
+    forward, backward, kept = fla_functions(T, HV, -4.0)
     backward(forward())
     torch.cuda.synchronize()
     if what == "time":
@@ -117,19 +135,11 @@ def child(args):
         print(f"fla {f} {median(lambda: backward(o), args.runs)} {kept()}")
 
 
-def start(args, *what):
+def start(args, command, *what):
+    """A process of `command` (a file and what it must be given) that computes `what`."""
+    own = ("--runs", args.runs, "--configs", args.configs, "--child", *what)
     return subprocess.Popen(
-        [
-            sys.executable,
-            __file__,
-            args.program,
-            "--runs",
-            str(args.runs),
-            "--configs",
-            str(args.configs),
-            "--child",
-            *map(str, what),
-        ],
+        [sys.executable, *map(str, command), *map(str, own)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -169,32 +179,43 @@ def time_fla(args):
         while len(running) >= width:
             running = [p for p in running if p.poll() is None]
             time.sleep(0.1)
-        running.append(start(args, "compile", 1024, *job))
+        running.append(start(args, (__file__, args.program), "compile", 1024, *job))
     for p in running:
         finish(p, deadline - 0.3 * args.limit)
     print(f"FLA's kernels compiled, {time.monotonic() - args.start:.0f} s", file=sys.stderr)
     got = {}
     for T, HV in SHAPES:
-        out, why = finish(start(args, "time", T, HV), deadline)
+        out, why = finish(start(args, (__file__, args.program), "time", T, HV), deadline)
         m = re.search(r"^fla (\S+) (\S+) (\d+)$", out, re.M)
         got[T, HV] = (float(m[1]), float(m[2]), int(m[3])) if m else why or "no result"
     return got, name
 
 
-def main():
+def options(doc, configs):
+    """Those that both programs take; configs: how many of each kernel of FLA, 0: all."""
     a = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    a.add_argument("program", metavar="BENCH_BWD")
     a.add_argument("--runs", type=int, default=20)
-    a.add_argument("--configs", type=int, default=0, help="of each kernel of FLA (default: all)")
+    a.add_argument(
+        "--configs",
+        type=int,
+        default=configs,
+        help=f"of each kernel of FLA (0: all; default: {configs or 'all'})",
+    )
+    a.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    return a
+
+
+def main():
+    a = options(__doc__, 0)
+    a.add_argument("program", metavar="BENCH_BWD")
     a.add_argument(
         "--limit",
         type=float,
         default=1200,
         help="seconds after which FLA's columns stay empty (default: 1200)",
     )
-    a.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = a.parse_args()
     args.start = time.monotonic()
     if args.child:

@@ -11,7 +11,6 @@ the same size, plain beta and unit keys, and the row says so.
 FLA's autotuner times at most N configurations of each kernel (default: 2), compiled in this run.
 """
 
-import argparse
 import json
 import pathlib
 import re
@@ -21,24 +20,19 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-SHAPES = ((8192, 64), (131072, 8))
+
+import bench_fla
+
+SHAPES = bench_fla.SHAPES
 BIASES = (-4.0, 0.0)
 CONTRACT = "lower-bound gate, norms, sigmoid in the kernel"
 
 
 def random_inputs(T, HV, bias, log=False):
+    """log: gates and betas as the kernel's own activation would make them, q and k of length 1."""
     import torch
 
-    torch.manual_seed(1)
-    x = {
-        n: torch.randn(T, HV, 128, device="cuda", dtype=torch.bfloat16)
-        for n in ("q", "k", "v", "g", "do")
-    }
-    x["beta"] = torch.randn(T, HV, device="cuda", dtype=torch.bfloat16)
-    x["A_log"], x["dt_bias"] = (
-        torch.zeros(HV, device="cuda"),
-        torch.full((HV, 128), bias, device="cuda"),
-    )
+    x = bench_fla.random_inputs(T, HV, bias)
     if log:
         x["q"], x["k"] = (
             torch.nn.functional.normalize(x[n].float(), dim=-1).bfloat16() for n in ("q", "k")
@@ -120,53 +114,16 @@ def flashkda_forward(T, HV, bias):
 
 
 def fla_chunk(T, HV, bias):
-    import torch
-    from fla.ops.kda import chunk_kda
-
-    x = random_inputs(T, HV, bias)
-    t = {n: x[n].unsqueeze(0).requires_grad_(True) for n in ("q", "k", "v", "g", "beta")}
-    t |= {
-        "A_log": x["A_log"].requires_grad_(True),
-        "dt_bias": x["dt_bias"].flatten().requires_grad_(True),
-    }
-
-    def forward():
-        return chunk_kda(
-            **t,
-            use_gate_in_kernel=True,
-            use_qk_l2norm_in_kernel=True,
-            use_beta_sigmoid_in_kernel=True,
-            safe_gate=True,
-            lower_bound=-5.0,
-        )[0]
-
+    forward, backward, _ = bench_fla.fla_functions(T, HV, bias)
     o = forward()
-    return (
-        forward,
-        lambda: torch.autograd.grad(o, list(t.values()), x["do"].unsqueeze(0), retain_graph=True),
-        CONTRACT,
-    )
+    return forward, lambda: backward(o), CONTRACT
 
 
 def fla_recurrent(T, HV, bias):
     from fla.ops.kda import fused_recurrent_kda
 
-    x = random_inputs(T, HV, bias)
-    t = {n: x[n].unsqueeze(0) for n in ("q", "k", "v", "g", "beta")} | {
-        "A_log": x["A_log"],
-        "dt_bias": x["dt_bias"].flatten(),
-    }
-    return (
-        lambda: fused_recurrent_kda(
-            **t,
-            use_gate_in_kernel=True,
-            use_qk_l2norm_in_kernel=True,
-            use_beta_sigmoid_in_kernel=True,
-            lower_bound=-5.0,
-        ),
-        None,
-        CONTRACT,
-    )
+    tensors, options, _ = bench_fla.fla_arguments(T, HV, bias)
+    return lambda: fused_recurrent_kda(**tensors, **options), None, CONTRACT
 
 
 def fla_gdn(T, HV, bias):
@@ -198,20 +155,16 @@ TIMED = {
 
 
 def median(f, runs):
-    from bench_fla import median as of_runs
-
     start = time.monotonic()
-    of_runs(f, 1)
-    return of_runs(f, runs if time.monotonic() - start < 1 else max(3, runs // 5))
+    bench_fla.median(f, 1)
+    return bench_fla.median(f, runs if time.monotonic() - start < 1 else max(3, runs // 5))
 
 
 def child(args):
     """NAME T HV BIAS: one row as JSON."""
-    from bench_fla import cut_configs
-
     name, T, HV, bias = args.child[0], int(args.child[1]), int(args.child[2]), float(args.child[3])
     if name.startswith("fla-"):
-        cut_configs(args.configs, None)
+        bench_fla.cut_configs(args.configs, None)
     import torch
 
     forward, backward, contract = TIMED[name](T, HV, bias)
@@ -224,23 +177,7 @@ def child(args):
 
 
 def start(args, *what):
-    return subprocess.Popen(
-        [
-            sys.executable,
-            __file__,
-            str(args.folder),
-            "-",
-            "--runs",
-            str(args.runs),
-            "--configs",
-            str(args.configs),
-            "--child",
-            *map(str, what),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return bench_fla.start(args, (__file__, args.folder, "-"), *what)
 
 
 def compile_fla(args):
@@ -306,16 +243,9 @@ def ours(program, runs):
 
 
 def main():
-    a = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    a = bench_fla.options(__doc__, 2)
     a.add_argument("folder", type=pathlib.Path)
     a.add_argument("program", metavar="BENCH_BWD")
-    a.add_argument("--runs", type=int, default=20)
-    a.add_argument(
-        "--configs", type=int, default=2, help="of each kernel of FLA (0: all; default: 2)"
-    )
-    a.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = a.parse_args()
     if args.child:
         return child(args)
