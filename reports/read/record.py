@@ -332,16 +332,24 @@ def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return d
 
 
-def load_json(path: str) -> Any:
+def parsed(data: bytes, path: str) -> Any:
+    """What the JSON text data, which was read from path, holds."""
     try:
         return json.loads(
-            files.read(path).decode("utf-8"),
+            data.decode("utf-8"),
             parse_constant=_refuse_constant,
             object_pairs_hook=_refuse_twice,
         )
+    except (ValueError, RecursionError, MemoryError) as e:
+        raise Malformed(f"{path}: not JSON: {e}") from e
+
+
+def load_json(path: str) -> Any:
+    try:
+        return parsed(files.read(path), path)
     except OSError as e:
         raise Malformed(f"{path}: {e.strerror}") from e
-    except (ValueError, RecursionError, MemoryError) as e:
+    except (ValueError, MemoryError) as e:
         raise Malformed(f"{path}: not JSON: {e}") from e
 
 
