@@ -6,6 +6,7 @@
 #include "harness/base/startup.h"
 #include "harness/device/device_procs.h"
 #include "harness/record/run_id.h"
+#include "harness/run/over_cases.h"
 #include "options.h"
 #include "parse.h"
 #include "print_failures.h"
@@ -192,8 +193,11 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
     dp_progress_loading(NULL, n, n);
     rec->errors += dp_run_cases(&batch, rec->ncase, cases, &runs);
     rec->seconds = dp_now() - t0;
+    dp_over_cases(rec);
     if (n > 1 || runs.n > 5) dp_print_failures(&runs, o->of.subject, batch.table);
+    dp_print_pooled(rec, batch.table);
     const int rc = dp_record_finish(&o->of, rec);
+    dp_over_cases_free(rec);
     free_cases(cases, rec->ncase);
     dp_runs_free(&runs);
     return rc;

@@ -68,6 +68,20 @@ void dp_print_failures(const dp_runs *runs, const char *subject, FILE *f) {
     free(causes);
 }
 
+void dp_print_pooled(const dp_record *rec, FILE *f) {
+    const int n = dp_record_pooled_failures(rec);
+    char text[400];
+    if (n) {
+        dp_put(f, DP_BAD, "FAILURES", 0);
+        fprintf(f, " of many cases together: %d\n", n);
+    }
+    for (int i = 0; i < rec->npooled; i++) {
+        if (rec->pooled[i].verdict != DP_FAIL) continue;
+        dp_pooled_text(&rec->pooled[i], text, sizeof text);
+        fprintf(f, "  %s\n", text);
+    }
+}
+
 /* One line, in which nothing ends a cell of a table or begins markup. */
 static void cell(FILE *f, const char *text) {
     for (; *text; text++) {
@@ -77,12 +91,27 @@ static void cell(FILE *f, const char *text) {
     fputs(" | ", f);
 }
 
-void dp_write_summary(const dp_runs *runs, const char *verdict, const int totals[DP_NVERDICTS],
-                      FILE *f) {
+static void write_pooled(const dp_record *rec, FILE *f) {
+    char text[400];
+    if (dp_record_pooled_failures(rec)) fputs("\n| many cases together |\n|---|\n", f);
+    for (int i = 0; i < rec->npooled; i++) {
+        if (rec->pooled[i].verdict != DP_FAIL) continue;
+        dp_pooled_text(&rec->pooled[i], text, sizeof text);
+        fputs("| ", f);
+        cell(f, text);
+        fputc('\n', f);
+    }
+}
+
+void dp_write_summary(const dp_record *rec, FILE *f) {
+    const dp_runs *runs = rec->runs;
+    int totals[DP_NVERDICTS];
+    dp_record_totals(rec, totals);
     cause *causes = dp_calloc((size_t)runs->n + 1, sizeof *causes);
     const int n = gather(runs, causes);
-    fprintf(f, "## deltaproof: %s\n\n%d passed, %d failed, %d skipped, %d unjudged\n", verdict,
-            totals[DP_PASS], totals[DP_FAIL], totals[DP_SKIPPED], totals[DP_UNJUDGED]);
+    fprintf(f, "## deltaproof: %s\n\n%d passed, %d failed, %d skipped, %d unjudged\n",
+            dp_record_verdict(rec), totals[DP_PASS], totals[DP_FAIL], totals[DP_SKIPPED],
+            totals[DP_UNJUDGED]);
     if (n) fprintf(f, "\n| case | tensor | runs | first of them | why |\n|---|---|---|---|---|\n");
     for (int i = 0; i < n; i++) {
         fputs("| ", f);
@@ -93,5 +122,6 @@ void dp_write_summary(const dp_runs *runs, const char *verdict, const int totals
         cell(f, causes[i].first->why);
         fputc('\n', f);
     }
+    write_pooled(rec, f);
     free(causes);
 }

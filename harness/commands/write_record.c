@@ -41,11 +41,9 @@ int dp_outputs_check(const dp_options *o) {
 
 static void write_summary(const dp_record *rec, const char *dir, dp_err *e) {
     dp_output out;
-    int n[DP_NVERDICTS];
     char *path = in_folder(dir, "summary.md");
     if (!dp_output_open(&out, path, e)) {
-        dp_record_totals(rec, n);
-        dp_write_summary(rec->runs, dp_record_verdict(rec), n, out.f);
+        dp_write_summary(rec, out.f);
         dp_output_close(&out, 0, e);
     }
     free(path);
@@ -96,6 +94,6 @@ int dp_record_finish(const dp_options *o, const dp_record *rec) {
     if (d.runs) fprintf(table, "digest: %s (%d runs of simulated ranks)\n", d.hex, d.runs);
     const char *v = dp_record_verdict(rec);
     print_verdict(v, n, !strcmp(v, "error") ? stderr : table);
-    if (n[DP_FAIL]) return 1;
-    return rc || rec->errors || !strcmp(v, "error") ? 2 : 0;
+    if (!strcmp(v, "fail")) return 1;
+    return rc || !strcmp(v, "error") ? 2 : 0;
 }

@@ -83,6 +83,15 @@ static void junit_case(FILE *f, const dp_run *x) {
     fputs("</failure></testcase>\n", f);
 }
 
+static void junit_pooled(FILE *f, const dp_pooled_row *row) {
+    char text[400];
+    dp_pooled_text(row, text, sizeof text);
+    fprintf(f, "  <testcase classname=\"all cases together\" name=\"%s %s %s\"><failure message=\"",
+            row->tensor, dp_backend_names[row->backend], dp_base_names[row->base]);
+    xml(f, text);
+    fputs("\"/></testcase>\n", f);
+}
+
 dp_status dp_record_write_junit(const dp_record *r, const char *path, dp_err *e) {
     dp_output out;
     int n[DP_NVERDICTS];
@@ -92,16 +101,19 @@ dp_status dp_record_write_junit(const dp_record *r, const char *path, dp_err *e)
     if (st) return st;
     FILE *const f = out.f;
     dp_record_totals(r, n);
+    const int together = dp_record_pooled_failures(r);
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%S", gmtime(&now));
     fprintf(f,
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"deltaproof\" "
             "tests=\"%d\" failures=\"%d\" errors=\"%d\" skipped=\"%d\" time=\"%.3f\" "
             "timestamp=\"%s\">\n",
-            r->runs->n + !!r->errors, n[DP_FAIL], !!r->errors, n[DP_SKIPPED] + n[DP_UNJUDGED],
-            r->seconds, when);
+            r->runs->n + together + !!r->errors, n[DP_FAIL] + together, !!r->errors,
+            n[DP_SKIPPED] + n[DP_UNJUDGED], r->seconds, when);
     junit_properties(f, r);
     for (int i = 0; i < r->runs->n; i++)
         junit_case(f, &r->runs->run[i]);
+    for (int i = 0; i < r->npooled; i++)
+        if (r->pooled[i].verdict == DP_FAIL) junit_pooled(f, &r->pooled[i]);
     if (r->errors)
         fprintf(f,
                 "  <testcase classname=\"deltaproof\" name=\"all can be judged\"><error "

@@ -3,6 +3,7 @@
 #include "record_schema.h"
 #include "ref/files/output.h"
 
+#include <stdio.h>
 #include <string.h>
 
 void dp_record_totals(const dp_record *r, int n[DP_NVERDICTS]) {
@@ -11,12 +12,30 @@ void dp_record_totals(const dp_record *r, int n[DP_NVERDICTS]) {
         n[r->runs->run[i].verdict]++;
 }
 
+int dp_record_pooled_failures(const dp_record *r) {
+    int n = 0;
+    for (int i = 0; i < r->npooled; i++)
+        n += r->pooled[i].verdict == DP_FAIL;
+    return n;
+}
+
 const char *dp_record_verdict(const dp_record *r) {
     int n[DP_NVERDICTS];
     dp_record_totals(r, n);
-    return r->errors || !(n[DP_PASS] + n[DP_FAIL]) ? (n[DP_FAIL] ? "fail" : "error")
-           : n[DP_FAIL]                            ? "fail"
-                                                   : "pass";
+    if (n[DP_FAIL] || dp_record_pooled_failures(r)) return "fail";
+    return r->errors || !n[DP_PASS] ? "error" : "pass";
+}
+
+void dp_pooled_text(const dp_pooled_row *row, char *text, size_t size) {
+    const char *variant = row->variant ? dp_cuda_variant_names[row->variant] : "";
+    const char *fault = row->fault ? dp_faults[row->fault].name : "";
+    snprintf(text, size,
+             "%s of %s%s%s, base %s%s%s%s: %.2f times what its design makes, over %d cases "
+             "together (by chance: %.0e; a factor of %.2f on their errors would be at the limit)",
+             row->tensor, dp_backend_names[row->backend], *variant ? " " : "", variant,
+             dp_base_names[row->base], row->undeclared ? ", undeclared" : "",
+             *fault ? ", fault " : "", fault, row->is.ratio, row->is.cases, row->is.chance,
+             row->is.detects);
 }
 
 dp_status dp_record_write_json(const dp_record *r, const char *path, dp_err *e) {

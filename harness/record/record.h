@@ -8,11 +8,24 @@
  */
 #ifndef DP_RECORD_H
 #define DP_RECORD_H
+#include "harness/verdict/pooled.h"
 #include "provenance.h"
 #include "run.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* One tensor of one kernel over all its cases (harness/run/over_cases.h). */
+typedef struct {
+    dp_backend backend;
+    dp_cuda_variant variant;
+    dp_base base;
+    int undeclared;
+    dp_fault fault;
+    const char *tensor; /* of the runs */
+    dp_pooled is;
+    dp_verdict verdict;
+} dp_pooled_row;
 
 typedef struct {
     const dp_runs *runs;
@@ -22,11 +35,17 @@ typedef struct {
     int errors;                      /* cases that could not be judged at all */
     const char *command;             /* what made it; NULL: not said */
     const dp_provenance *provenance; /* NULL: not said */
+    int npooled;
+    dp_pooled_row *pooled;
 } dp_record;
 
 void dp_record_totals(const dp_record *r, int n[DP_NVERDICTS]);
-/* "pass", "fail", or "error" when a case could not be judged. */
+/* Rows of r->pooled that fail. */
+int dp_record_pooled_failures(const dp_record *r);
+/* "pass", "fail" (a run, or many together), or "error" when a case could not be judged. */
 const char *dp_record_verdict(const dp_record *r);
+/* What a row says, of at most `size` characters: who, by how much, in how many cases. */
+void dp_pooled_text(const dp_pooled_row *row, char *text, size_t size);
 /* "-": stdout; else by rename */
 dp_status dp_record_write_json(const dp_record *r, const char *path, dp_err *e);
 dp_status dp_record_write_junit(const dp_record *r, const char *path, dp_err *e);

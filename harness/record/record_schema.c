@@ -390,6 +390,48 @@ static const dp_record_field CASES[] = {
     {"warnings", .kind = DP_KIND_TEXTS, WRITTEN, NULL, GET(warnings)}};
 static const dp_object_schema CASE_OBJECT = OBJECT("case", CASES);
 
+/* ---- many cases together --------------------------------------------------------------------- */
+
+#define POOLED(M) MEMBER(dp_pooled_row, M)
+static int pooled_variant(const void *x) { return ((const dp_pooled_row *)x)->variant != 0; }
+static int pooled_undeclared(const void *x) { return ((const dp_pooled_row *)x)->undeclared; }
+static int pooled_fault(const void *x) { return ((const dp_pooled_row *)x)->fault != 0; }
+static json_t *pooled_fault_name(const void *x) {
+    return json_string(dp_faults[((const dp_pooled_row *)x)->fault].name);
+}
+static json_t *pooled_says(const void *x) {
+    char text[400];
+    dp_pooled_text(x, text, sizeof text);
+    return json_string(text);
+}
+static const dp_record_field POOLS[] = {
+    {"tensor", TEXT, REQUIRED, NULL, POOLED(tensor)},
+    {"backend", WORDS(dp_backend_names, DP_NBACKENDS), WRITTEN, NULL, POOLED(backend)},
+    {"way", WORDS(dp_cuda_variant_names, DP_NCUDA_VARIANTS),
+     .what = "cuda, nccl: variant of the kernels", POOLED(variant), WHEN(pooled_variant)},
+    {"base", WORDS(dp_base_names, DP_NBASES), WRITTEN, NULL, POOLED(base)},
+    {"undeclared", BOOLEAN, .what = "the subject does not say how it computes", POOLED(undeclared),
+     WHEN(pooled_undeclared)},
+    {"fault", TEXT, .what = "a deliberate fault", GET(pooled_fault_name), WHEN(pooled_fault)},
+    {"cases", COUNT, REQUIRED, NULL, POOLED(is.cases)},
+    {"ratio", NUMBER, WRITTEN, "root mean square of error / expected error", POOLED(is.ratio)},
+    {"freedom", NUMBER, WRITTEN, "degrees of freedom of all cases", POOLED(is.freedom)},
+    {"chance", NUMBER, WRITTEN, "that a right kernel shows as much", POOLED(is.chance)},
+    {"detects", NUMBER, WRITTEN, "factor on these errors that would be at the limit",
+     POOLED(is.detects)},
+    {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), REQUIRED, NULL, POOLED(verdict)},
+    {"says", TEXT, WRITTEN, "that in words", GET(pooled_says)}};
+static const dp_object_schema POOL_OBJECT = OBJECT("pooled", POOLS);
+
+static int has_pooled(const void *x) { return ((const dp_record *)x)->npooled > 0; }
+static json_t *pooled(const void *x) {
+    const dp_record *r = x;
+    json_t *a = json_array();
+    for (int i = 0; i < r->npooled; i++)
+        json_array_append_new(a, dp_schema_write(&POOL_OBJECT, &r->pooled[i]));
+    return a;
+}
+
 /* ---- the record ------------------------------------------------------------------------------ */
 
 #define RECORD(M) MEMBER(dp_record, M)
@@ -482,5 +524,8 @@ static const dp_record_field TOP[] = {
     {"errors", COUNT, WRITTEN, "cases that could not be judged at all", RECORD(errors)},
     {"verdict", WORDS(VERDICTS, 3), REQUIRED, NULL, GET(verdict)},
     {"cases", LIST_OF(CASE_OBJECT), WRITTEN, NULL, GET(cases)},
-    {"runs", LIST_OF(dp_record_run_schema), REQUIRED, NULL, GET(runs)}};
+    {"runs", LIST_OF(dp_record_run_schema), REQUIRED, NULL, GET(runs)},
+    {"pooled", LIST_OF(POOL_OBJECT),
+     .what = "tensors of a kernel over all its cases (verdict/pooled.h)", GET(pooled),
+     WHEN(has_pooled)}};
 const dp_object_schema dp_record_schema = OBJECT("record", TOP);

@@ -64,6 +64,20 @@ DP_TEST(adversary, power_finds_the_size_that_fails_and_runs_nothing_twice) {
     CHECK(adversary(arguments) == 0 && says("faults: 1 of 1 done, 0 new runs"), "%s", out);
 }
 
+/* Errors 1.65 times as large as they should be pass every case, and fail them together. */
+DP_TEST(adversary, what_no_case_shows_fails_all_of_them_together) {
+    const char *right =
+        "together --cases t63,t64,beta-zero,strong-uniform,strong-keys,beta-decades,"
+        "weak-heads,smoke-kda,smoke-gdn,kda-corr,small-norms,bf16-ties,lower-bound,"
+        "cancelling --designs chunk64-bf16";
+    char wrong[320];
+    snprintf(wrong, sizeof wrong, "%s --faults grow.dk:1.65", right);
+    CHECK(adversary(right) == 0 && says("right: status 0, 0 runs fail alone"), "%s", out);
+    CHECK(says("  pass dk            14 cases"), "%s", out);
+    CHECK(adversary(wrong) == 1 && says("status 1, 0 runs fail alone"), "%s", out);
+    CHECK(says("  fail dk            14 cases") && !says("  fail o "), "%s", out);
+}
+
 DP_TEST(adversary, what_it_does_not_know_is_refused_with_status_2) {
     CHECK(adversary("one --cases t63 --faults scale.o:much") == 2, "%s", out);
     CHECK(says("'much' is no number"), "%s", out);

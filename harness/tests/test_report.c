@@ -92,6 +92,18 @@ static const char *page_text(void) {
     return text;
 }
 
+DP_TEST(report, what_fails_over_all_cases_together_is_told) {
+    NEED_PAGE();
+    CHECK(strstr(html, "; 1 tensor over all cases together)"), "not in the verdict");
+    const char *table = strstr(html, "<h2 id=\"together\">");
+    REQUIRE(table, "no section");
+    const char *dk =
+        strstr(table, "<th scope=\"row\">dk</th><td>subject, base bf16, undeclared</td>");
+    const char *o = strstr(table, "<th scope=\"row\">o</th><td>sim, base bf16</td>");
+    CHECK(dk && o && dk < o, "failures first");
+    CHECK(dk && strstr(dk, "FAIL") && strstr(dk, "<td class=\"n\">1,200</td>"), "dk");
+}
+
 DP_TEST(report, page_stands_alone) {
     NEED_PAGE();
     char said[4096];
@@ -139,7 +151,8 @@ DP_TEST(report, page_says_which_truth_judged_and_what_its_audit_found) {
 DP_TEST(report, findings_state_case_policy_and_numbers) {
     NEED_PAGE();
     static const char *const said[] = {
-        "VERDICT: FAIL (13 passed, 1 failed, 1 skipped, 1 unjudged)",
+        "VERDICT: FAIL (13 passed, 1 failed, 1 skipped, 1 unjudged; 1 tensor over all cases "
+        "together)",
         "kda-long:ranks=4,base=bf16,chain=bf16,merge=allgather: error of S_in is 1.25 times its "
         "bound at rank 3 (relative error 5.0e-3).",
         "reflect, K = 32: tf32 with truncated operands overtakes bf16 operands at 16 chunks "

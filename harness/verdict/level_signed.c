@@ -113,10 +113,18 @@ static double shares2(const dp_draws *d, int64_t i, double *freedom) {
     return sum;
 }
 
-dp_level_result dp_judge_sums(const dp_levels_in *in, const dp_unit_list *rows) {
+/* One head more. */
+static void add_share(dp_share *s, double ratio, double nu, double bottom) {
+    s->square = (s->square * s->top + ratio * ratio * nu) / (s->top + nu);
+    s->top += nu;
+    s->bottom += bottom;
+}
+
+dp_level_result dp_judge_sums(const dp_levels_in *in, const dp_unit_list *rows, dp_share *share) {
     const dp_draws *d = in->draws;
     const double extra = fmin(DP_INDEPENDENT, (double)(d->parts - 1));
     dp_level_result r = dp_level_none();
+    *share = (dp_share){0};
     for (int64_t i = 0; i < rows->n; i++)
         r.units += rows->rows[i] > 0;
     for (int64_t i = 0; i < rows->n && extra > 0; i++) {
@@ -133,6 +141,7 @@ dp_level_result dp_judge_sums(const dp_levels_in *in, const dp_unit_list *rows) 
                                    .units = r.units,
                                    .at = i,
                                    .draw = NAN};
+        add_share(share, x.ratio, nu, bottom);
         if (dp_level_worse(&x, &r)) r = x;
     }
     r.median = r.ratio;

@@ -86,16 +86,25 @@ static int64_t worst_row(const dp_levels_in *in, dp_level level, int64_t unit) {
     return at;
 }
 
+static dp_share share_of_tensor(const dp_level_result *r, int draws) {
+    return (dp_share){r->ratio * r->ratio, r->freedom, draws * r->freedom};
+}
+
+static void judge_sums(const dp_levels_in *in, dp_excess *out) {
+    dp_share sums;
+    dp_unit_list rows = dp_unit_list_of(in, DP_LEVEL_ROW);
+    out->at[DP_LEVEL_SUM] = dp_judge_sums(in, &rows, &sums);
+    if (sums.top > out->share.top) out->share = sums;
+    dp_unit_list_free(&rows);
+}
+
 void dp_levels_judge(const dp_levels_in *in, dp_excess *out) {
     *out = (dp_excess){.expected = NAN, .excess = NAN, .row = -1};
     judge_units(in, out);
     judge_signed(in, out);
+    out->share = share_of_tensor(&out->at[DP_LEVEL_TENSOR], in->draws->ndraw);
     out->at[DP_LEVEL_SUM] = dp_level_none();
-    if (in->draws->parts) {
-        dp_unit_list rows = dp_unit_list_of(in, DP_LEVEL_ROW);
-        out->at[DP_LEVEL_SUM] = dp_judge_sums(in, &rows);
-        dp_unit_list_free(&rows);
-    }
+    if (in->draws->parts) judge_sums(in, out);
     for (int l = 0; l < DP_NLEVELS; l++) {
         const double x = out->at[l].ratio / out->at[l].limit;
         if (isnan(x) || x <= out->excess) continue;

@@ -90,12 +90,21 @@ typedef struct {
     int64_t units, at; /* at: the unit */
 } dp_level_result;
 
+/* The whole tensor's error as one F: the mean square of error over E, of `top` degrees of freedom
+ * over `bottom`; of sums over tokens by their shares, where that has more. What pooled.h adds up.
+ */
+typedef struct {
+    double square; /* NAN: none */
+    double top, bottom;
+} dp_share;
+
 typedef struct {
     double expected; /* E of the whole tensor over |want|_F; NAN: none */
     double excess;   /* largest ratio / limit over the levels; NAN: nothing to judge */
     dp_level level;  /* where */
     int64_t row;     /* of the unit there, the row with the largest error for its E */
     dp_level_result at[DP_NLEVELS];
+    dp_share share;
 } dp_excess;
 
 void dp_levels_judge(const dp_levels_in *in, dp_excess *out);

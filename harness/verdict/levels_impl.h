@@ -73,6 +73,6 @@ dp_level_result dp_judge_quadratic(const dp_unit_list *u, const dp_allowance *al
 dp_level_result dp_judge_every(const dp_unit_list *u, const dp_allowance *allowance);
 /* The error along a direction, E: the expected error of the tensor. */
 dp_level_result dp_judge_direction(const dp_levels_in *in, dp_direction d, double E);
-/* Every head's sum over tokens, by the draws' shares. */
-dp_level_result dp_judge_sums(const dp_levels_in *in, const dp_unit_list *rows);
+/* Every head's sum over tokens, by the draws' shares; share: of all heads. */
+dp_level_result dp_judge_sums(const dp_levels_in *in, const dp_unit_list *rows, dp_share *share);
 #endif

@@ -29,6 +29,7 @@ from say.markup import H
 from say.names import finite, near, plural, sci, short, whole
 from say.ranks import ranking
 from say.select import chain_title, heads
+from say.together import failed_together, together
 from say.verdicts import over_limit, severity, vacuous, worst_tensor
 
 MOST_BYTES = 1_900_000  # of a page; the table of all results gets what the rest leaves
@@ -52,13 +53,14 @@ def page(
         "policy": policy(css, script),
         "verdict": verdict_text(rec),
         "counts": rec.counts(),
-        "contents": contents(figures, museum, kernels, bool(cards)),
+        "contents": contents(rec, figures, museum, kernels, bool(cards)),
         "meta": meta(rec),
         "warnings": contradiction(rec),
         "cards": cards,
         "more_kinds": more_kinds,
         "findings": findings_section(rec, bool(cards)),
         "figures": figures_section(figures),
+        "together": together(rec),
         "museum": museum_page.faults(museum) if museum else "",
         "kernels": museum_page.kernels(kernels) if kernels else "",
         "wrong": in_order_of_verdicts(summary)[:CASES],
@@ -85,6 +87,9 @@ def verdict_text(rec: Record) -> str:
         f"{whole(c[v])} {said}"
         for v, said in zip(VERDICTS, ("passed", "failed", "skipped", "unjudged"), strict=True)
     )
+    pooled = failed_together(rec)
+    if pooled:
+        numbers += f"; {plural(pooled, 'tensor')} over all cases together"
     return f"{rec.verdict.upper()} ({numbers})"
 
 
@@ -113,10 +118,11 @@ def meta(rec: Record) -> list[tuple[str, Any]]:
 
 
 def contents(
-    figures: list[Any], museum: Any, kernels: Any, failures: bool
+    rec: Record, figures: list[Any], museum: Any, kernels: Any, failures: bool
 ) -> list[tuple[str, str]]:
     names = [
         ("failures", "Failures", failures),
+        ("together", "All cases together", rec.pooled),
         ("findings", "Findings", True),
         ("verdicts", "Verdicts by case", True),
         ("results", "All results", True),

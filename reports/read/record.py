@@ -261,6 +261,24 @@ def _notes(x: Any, f: str) -> dict[str, str]:
 _provenance = object_of(
     {"label": text, "kernel_commit": text, "files": list_of(_file), "notes": _notes}
 )
+_pooled = object_of(
+    {
+        "tensor": text,
+        "backend": text,
+        "way": text,
+        "base": text,
+        "undeclared": boolean,
+        "fault": text,
+        "cases": count,
+        "ratio": number,
+        "freedom": number,
+        "chance": number,
+        "detects": number,
+        "verdict": one_of(VERDICTS),
+        "says": text,
+    },
+    ("tensor", "cases", "verdict"),
+)
 _totals = object_of(dict.fromkeys(VERDICTS, count), VERDICTS)
 _record = object_of(
     {
@@ -274,6 +292,7 @@ _record = object_of(
         "verdict": one_of(OVERALL),
         "cases": list_of(_case),
         "runs": list_of(_run),
+        "pooled": list_of(_pooled),
     },
     ("schema", "schema_version", "totals", "verdict", "cases", "runs"),
 )
@@ -281,7 +300,7 @@ _record = object_of(
 
 class Record:
     """The checked record: .program .created .seconds .verdict .totals .errors .cases {name: case}
-    .runs (in file order, with run["n"] = index)."""
+    .runs (in file order, with run["n"] = index) .pooled (tensors over many cases)."""
 
     def __init__(self, d: dict[str, Any]) -> None:
         self._of: dict[str, list[Run]] = {}  # by case
@@ -291,6 +310,7 @@ class Record:
             d.get("seconds"),
         )
         self.provenance = d.get("provenance") or {}
+        self.pooled = d.get("pooled") or []
         self.verdict, self.totals, self.errors = d["verdict"], d["totals"], d.get("errors") or 0
         self.cases, self.runs = {c["name"]: c for c in d["cases"]}, d["runs"]
         for n, r in enumerate(self.runs):

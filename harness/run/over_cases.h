@@ -1,0 +1,13 @@
+/* harness/run/over_cases.h - what the runs of a kernel over many cases say together
+ * (harness/verdict/pooled.h). */
+#ifndef DP_OVER_CASES_H
+#define DP_OVER_CASES_H
+#include "harness/record/record.h"
+
+/* A row for every backend, variant, base and tensor that draws expect something of in
+ * DP_POOLED_CASES cases or more; undeclared runs and those with a fault apart. Sets r->pooled,
+ * which dp_over_cases_free frees; r->runs must be set. */
+void dp_over_cases(dp_record *r);
+void dp_over_cases_free(dp_record *r);
+
+#endif

@@ -1,0 +1,40 @@
+/* harness/verdict/pooled.h - one tensor of many cases together: an error that is too large in all
+ * of them, and in none so plainly that it fails there.
+ *
+ * Of case c with the share (x, top, bottom) (levels.h): p_c = P(F(top, bottom) > x / factor^2), the
+ * chance of that error or more where the kernel makes `factor` times what draws show, which is
+ * allowed (dp_allowance). Then -2 sum log p_c is chi squared with 2 n degrees of freedom (Fisher
+ * 1932), or less where errors are smaller. p_c counts as no less than DP_POOLED_LEAST: what one
+ * case shows alone is for its own levels. Cases are taken as independent: they have inputs of their
+ * own; several runs of one case are one share (dp_share_of_runs).
+ *
+ * reports/verdicts.md: what it was measured to do.
+ */
+#ifndef DP_POOLED_H
+#define DP_POOLED_H
+#include "levels.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DP_POOLED_CASES 3    /* fewer are not pooled */
+#define DP_POOLED_LEAST 1e-4 /* of p_c */
+
+typedef struct {
+    int cases;
+    double ratio;   /* root mean square of error / expected, by degrees of freedom */
+    double freedom; /* of all cases */
+    double chance;  /* of a right kernel's showing as much; at most DP_ALARM fails */
+    double detects; /* factor on every error of these runs at which chance is DP_ALARM */
+} dp_pooled;
+
+/* Runs of one case: their mean square, with the least degrees of freedom of one of them. */
+dp_share dp_share_of_runs(int n, const dp_share *run);
+
+/* n >= 1 cases, each with the factor that it is allowed. */
+dp_pooled dp_pool(int n, const dp_share *of_case, const double *factor);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
