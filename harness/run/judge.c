@@ -89,24 +89,6 @@ static const char *model(const dp_tensorfile *in, int *R) {
     return K > 1 && H && (__int128)g->n * K * H == (__int128)q->n * HV ? "gdn" : "kda";
 }
 
-/* [..,V,K] -> [..,K,V]; the shape follows when it ends in those two axes. What is no whole number
- * of states is left to the check of shapes. */
-static void transpose_states(dp_tensor *t, int64_t K, int64_t V) {
-    int64_t *a = t->ndim >= 2 ? &t->shape[t->ndim - 2] : NULL;
-    if (K < 1 || V < 1 || t->n % (K * V)) return;
-    double *x = dp_doubles(t->n);
-    for (int64_t m = 0; m < t->n / (K * V); m++)
-        for (int64_t v = 0; v < V; v++)
-            for (int64_t k = 0; k < K; k++)
-                x[m * K * V + k * V + v] = t->data[m * K * V + v * K + k];
-    memcpy(t->data, x, sizeof *x * (size_t)t->n);
-    free(x);
-    if (a && a[0] == V && a[1] == K) {
-        a[0] = K;
-        a[1] = V;
-    }
-}
-
 static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const dp_judge_settings *s,
                            int backward, dp_case *c, dp_err *e) {
     int R, n;
@@ -115,7 +97,7 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const d
     for (int i = 0; s->in_vk && i < DP_NINPUTS; i++) {
         dp_tensor *t = (dp_tensor *)dp_case_input_find(in, &dp_input_fields[i]);
         if (t && dp_input_fields[i].kind == DP_OF_SEQUENCES && q->ndim && v->ndim)
-            transpose_states(t, q->shape[q->ndim - 1], v->shape[v->ndim - 1]);
+            dp_states_transpose(t, q->shape[q->ndim - 1], v->shape[v->ndim - 1]);
     }
     const size_t size = 1024 + (s->cu ? strlen(s->cu) : 0);
     char *text = dp_calloc(size, 1);
@@ -135,128 +117,6 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const d
     const dp_status st = dp_case_from_tensors(text, in, c, e);
     free(text);
     return st;
-}
-
-/* ---- outputs --------------------------------------------------------------------------------- */
-
-static void unknown_name(const dp_tensorfile *out, const dp_tensor *t, dp_complaints *complaints) {
-    char all[512];
-    int n = 0;
-    for (int i = 0; i < DP_NRESULTS; i++)
-        n += dp_case_input_names(all + n, sizeof all - (size_t)n, &dp_result_fields[i]);
-    n += snprintf(all + n, sizeof all - (size_t)n, ", and stages");
-    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
-        n += snprintf(all + n, sizeof all - (size_t)n, " %s", dp_stage_tensors[i].name);
-    dp_complain(complaints, "%s: tensor %s is not known; known:%s", out->path, t->name, all);
-}
-
-/* Names, once each, of floating types; returns whether some are gradients. */
-static int check_outputs(const dp_tensorfile *in, const dp_tensorfile *out, dp_complaints *all) {
-    int seen[DP_NRESULTS + DP_NSTAGE_TENSORS] = {0}, backward = 0;
-    for (int i = 0; i < out->ntensor; i++) {
-        const dp_tensor *t = &out->tensor[i];
-        const int f = dp_result_find(t->name), stage = f < 0 ? dp_stage_tensor_find(t->name) : -1,
-                  back = f >= 0 ? dp_result_fields[f].backward
-                                : stage >= 0 && dp_stage_tensors[stage].backward;
-        if (f < 0 && stage < 0) {
-            unknown_name(out, t, all);
-            continue;
-        }
-        if (seen[f >= 0 ? f : DP_NRESULTS + stage]++)
-            dp_complain(all, "%s: tensor %s is there twice, under another name too", out->path,
-                        f >= 0 ? dp_result_fields[f].name : dp_stage_tensors[stage].name);
-        if (t->dtype[0] == 'I')
-            dp_complain(all, "%s: tensor %s: dtype %s, must be a floating type", out->path, t->name,
-                        t->dtype);
-        if (back && !dp_tensor_find(in, "do"))
-            dp_complain(all, "%s: tensor %s is a gradient, but %s has no tensor do", out->path,
-                        t->name, in->path);
-        backward |= back;
-    }
-    if (!out->ntensor) dp_complain(all, "%s: has no tensors", out->path);
-    return backward;
-}
-
-static dp_status wrong_shape(const dp_tensorfile *out, const dp_tensorfile *in, const dp_tensor *t,
-                             int ndim, const int64_t *want, const char *hint, dp_err *e) {
-    char have[200], need[200];
-    dp_tensor w = {.ndim = ndim};
-    memcpy(w.shape, want, sizeof *want * (size_t)ndim);
-    dp_case_shape_text(t, have, sizeof have);
-    dp_case_shape_text(&w, need, sizeof need);
-    return dp_fail(e, DP_EINPUT, "%s: tensor %s: shape %s, but %s calls for %s%s", out->path,
-                   t->name, have, in->path, need, hint);
-}
-
-static void storage(const char *dtype, double *u, double *tiny) {
-    const struct {
-        const char *name;
-        double u, tiny;
-    } d[] = {{"BF16", 0x1p-8, 0x1p-134}, {"F16", 0x1p-11, 0x1p-25}, {"F32", 0x1p-24, 0x1p-150}};
-    *u = *tiny = 0;
-    for (size_t i = 0; i < sizeof d / sizeof *d; i++)
-        if (!strcmp(dtype, d[i].name)) {
-            *u = d[i].u;
-            *tiny = d[i].tiny;
-        }
-}
-
-/* A stage; M, H and their adjoints are [K,..] in either layout of states. */
-static dp_status load_stage(const dp_tensorfile *in, const dp_tensorfile *out, dp_tensor *t,
-                            const dp_problem *p, int N, int vk, dp_given *g, dp_err *e) {
-    const int stage = dp_stage_tensor_find(t->name), state = dp_stage_tensors[stage].state;
-    int64_t want[DP_MAX_AXES], chunks = dp_stage_tensor_chunks(p, N, -1);
-    char hint[200] = "";
-    const int ndim = dp_stage_tensor_shape(p, N, stage, want);
-    if (state && vk) {
-        const int64_t k = want[2];
-        want[2] = want[3];
-        want[3] = k;
-    }
-    if (dp_stage_tensors[stage].kind == DP_PER_CHUNK)
-        snprintf(hint, sizeof hint,
-                 " (%lld chunks: they restart at every sequence and at each of %d ranks)",
-                 (long long)chunks, N);
-    if (dp_stage_tensors[stage].kind == DP_PER_RANK)
-        snprintf(hint, sizeof hint, " (first axis: %d ranks)", N);
-    if (!dp_case_same_shape(t, ndim, want, 0)) return wrong_shape(out, in, t, ndim, want, hint, e);
-    if (state && vk) transpose_states(t, p->K, p->V);
-    g->stage[stage] = t->data;
-    storage(t->dtype, &g->stage_u[stage], &g->stage_tiny[stage]);
-    return DP_OK;
-}
-
-static dp_status load_results(const dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p,
-                              int N, int vk, dp_given *g, dp_err *e) {
-    for (int i = 0; i < out->ntensor; i++) {
-        dp_tensor *t = &out->tensor[i];
-        const int f = dp_result_find(t->name);
-        if (f < 0) {
-            const dp_status st = load_stage(in, out, t, p, N, vk, g, e);
-            if (st) return st;
-            continue;
-        }
-        int64_t want[DP_MAX_AXES];
-        const int state = dp_result_fields[f].kind == DP_OF_SEQUENCES;
-        const int ndim = dp_result_axes(p, f, want);
-        if (!dp_result_exists(p, f))
-            return dp_fail(
-                e, DP_EINPUT, "%s: tensor %s: %s has no tensor %s that it could be the gradient of",
-                out->path, t->name, in->path, dp_input_fields[dp_result_fields[f].of].name);
-        const int64_t turned[4] = {want[0], want[1], want[3], want[2]};
-        if (!dp_case_same_shape(t, ndim, state && vk ? turned : want, f == DP_RESULT_DDT_BIAS)) {
-            const int other = state && dp_case_same_shape(t, ndim, vk ? want : turned, 0);
-            return wrong_shape(out, in, t, ndim, state && vk ? turned : want,
-                               !other ? ""
-                               : vk   ? " (give --state-layout kv if K comes first)"
-                                      : " (give --state-layout vk if V comes first)",
-                               e);
-        }
-        if (state && vk) transpose_states(t, p->K, p->V);
-        *dp_result_at(&g->r, f) = t->data;
-        storage(t->dtype, &g->u[f], &g->tiny[f]);
-    }
-    return DP_OK;
 }
 
 /* ---- judging --------------------------------------------------------------------------------- */
@@ -290,8 +150,8 @@ dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp
     dp_status st = dp_safetensors_read(o->outputs, &out, e);
     if (!st) {
         dp_complaints all = {0};
-        dp_judge_rename(&out);
-        backward = check_outputs(&in, &out, &all);
+        dp_tensors_rename(&out);
+        backward = dp_outputs_check_names(&in, &out, &all);
         const int vk = dp_judge_state_vk(&out, o->state_layout, &all);
         base = dp_judge_base_of(&out, o->base, dp_base_names[c->base[0]], &all);
         const char *chain = dp_judge_claim(&out, o->claim, "--chain FORMAT (of the M chain)",
@@ -307,7 +167,7 @@ dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp
                 st = dp_fail(e, DP_EINPUT, "%s: T = %lld is not divisible by %d ranks", c->path,
                              (long long)c->p.T, c->ranks[0]);
         }
-        if (!st) st = load_results(&in, &out, &c->p, c->ranks[0], vk, &g, e);
+        if (!st) st = dp_outputs_load(&in, &out, &c->p, c->ranks[0], vk, &g, e);
     }
     const dp_run_options ro = {.cache = o->cache, .progress = o->progress};
     if (!st) st = read_design(o, &out, &base, c->base[0], &design, &g, e);
@@ -316,56 +176,10 @@ dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp
     return st;
 }
 
-/* As the field lays it out: no axis for one key a token, nor for the one gate of a head (but for
- * K = 1, where it is a channel's as well). */
-static int file_shape(const dp_problem *p, const dp_tensor_field *f, int64_t shape[DP_MAX_AXES]) {
-    int64_t all[DP_MAX_AXES];
-    const dp_dims d = dp_problem_dims(p);
-    const int axes = dp_field_axes(f, &d, all);
-    int n = 0;
-    for (int i = 0; i < axes; i++) {
-        const int one_key = f->axis[i] == DP_AXIS_R && p->R == 1;
-        const int one_gate = f->axis[i] == DP_AXIS_KG && f->kind == DP_OF_TOKENS && all[i] == 1;
-        if (!one_key && (!one_gate || p->K == 1)) shape[n++] = all[i];
-    }
-    return n;
-}
-
 dp_status dp_judge_write_inputs(const dp_case *c, const char *path, dp_err *e) {
-    static const char *const gate[] = {"log", "softplus", "lower_bound"}, *const beta[] = {
-                                                                              "plain", "sigmoid",
-                                                                              "sigmoid2"};
-    const dp_problem *p = &c->p;
-    const int64_t N = p->Nseq;
     dp_tensorfile f = {0};
-    char b[64];
-    for (int i = 0; i < DP_NINPUTS; i++) {
-        int64_t shape[DP_MAX_AXES];
-        const dp_tensor_field *x = &dp_input_fields[i];
-        const int ndim = file_shape(p, x, shape);
-        if (dp_input_of(p, i))
-            dp_tensorfile_add_format(&f, dp_field_file_name(x),
-                                     dp_case_input_format(x, c->input_dtype), ndim, shape,
-                                     dp_input_of(p, i));
-    }
     dp_tensorfile_add_meta(&f, "case", c->name);
-    dp_tensorfile_add_meta(&f, "gate", gate[p->gate]);
-    dp_tensorfile_add_meta(&f, "beta", beta[p->beta_form]);
-    dp_tensorfile_add_meta(&f, "l2norm", p->l2norm ? "1" : "0");
-    snprintf(b, sizeof b, "%.17g", p->scale);
-    dp_tensorfile_add_meta(&f, "scale", b);
-    if (p->gate == DP_GATE_LOWER_BOUND) {
-        snprintf(b, sizeof b, "%.17g", p->lower_bound);
-        dp_tensorfile_add_meta(&f, "lower_bound", b);
-    }
-    if (N > 1) {
-        const int64_t n[1] = {N + 1};
-        double *cu = dp_doubles(N + 1);
-        for (int64_t i = 0; i <= N; i++)
-            cu[i] = (double)p->cu[i];
-        dp_tensorfile_add(&f, "cu_seqlens", "I64", 1, n, cu);
-        free(cu);
-    }
+    dp_inputs_add(&f, &c->p, c->input_dtype, 1);
     const dp_status st = dp_safetensors_write(path, &f, e);
     dp_tensorfile_free(&f);
     return st;
@@ -427,11 +241,11 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
                             dp_case *c, dp_judge_loaded *l, dp_err *e) {
     dp_judge_settings s = {0};
     dp_complaints all = {0};
-    dp_judge_rename(in);
-    dp_judge_rename(out);
+    dp_tensors_rename(in);
+    dp_tensors_rename(out);
     if (o->change) o->change(in, out, o->change_arg);
     check_inputs(in, o->tokens, &all);
-    const int backward = check_outputs(in, out, &all);
+    const int backward = dp_outputs_check_names(in, out, &all);
     dp_judge_settings_read(o, in, out, &s, &all);
     dp_status st = dp_complaints_end(&all, e);
     if (!st) st = dp_judge_fold(in, out, &s, e);
@@ -440,7 +254,7 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     if (st) return st;
     name_case(o, c);
     if (s.batch) say_batch(o, s.batch, c->p.T / s.batch);
-    st = load_results(in, out, &c->p, s.ranks, s.out_vk, &l->given, e);
+    st = dp_outputs_load(in, out, &c->p, s.ranks, s.out_vk, &l->given, e);
     if (!st) st = read_design(o, out, &s.base, c->base[0], &l->design, &l->given, e);
     if (st) dp_case_free(c);
     return st;

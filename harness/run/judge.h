@@ -39,6 +39,7 @@
  */
 #ifndef DP_JUDGE_H
 #define DP_JUDGE_H
+#include "harness/library/tensor_files.h"
 #include "harness/record/run.h"
 #include "ref/files/safetensors.h"
 #ifdef __cplusplus
@@ -74,21 +75,11 @@ dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_
  * cu_seqlens as metadata. Op recurrence. */
 dp_status dp_judge_write_inputs(const dp_case *c, const char *path, dp_err *e);
 
-/* Results that another program computed: those that r points to are judged, by the bounds of the
- * case's first base and chain over its first rank count. same_design 1: computed stage by stage as
- * the simulated ranks do. design: how they were computed, in the case's base; NULL: by the default
- * design where same_design, else not known. u, tiny: unit roundoff and smallest half spacing of the
- * format that field i was stored in. Adds one run of backend `file`. */
-typedef struct {
-    dp_result r;
-    double u[DP_NRESULTS], tiny[DP_NRESULTS], *stage[DP_NSTAGE_TENSORS], stage_u[DP_NSTAGE_TENSORS],
-        stage_tiny[DP_NSTAGE_TENSORS];
-    int same_design;
-    const dp_design *design;
-} dp_given;
 /* Op chain: products [n][K][K] of factors [n][K][K], c->ch.n and K set. */
 void dp_run_chain_given(const dp_case *c, const double *factors, const double *products,
                         dp_format claimed, dp_runs *out);
+/* Those results that g->r points to are judged, by the bounds of the case's first base and chain
+ * over its first rank count. Adds one run of backend `file`. */
 dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given *g, dp_runs *out,
                        dp_err *e);
 

@@ -7,25 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The row whose inner name this is; NULL: none. */
-static const dp_tensor_field *by_inner_name(const char *name) {
-    for (int i = 0; i < DP_NINPUTS + DP_NRESULTS; i++) {
-        const dp_tensor_field *f =
-            i < DP_NINPUTS ? &dp_input_fields[i] : &dp_result_fields[i - DP_NINPUTS];
-        if (f->inner && !strcmp(name, f->inner)) return f;
-    }
-    return NULL;
-}
-
-void dp_judge_rename(dp_tensorfile *f) {
-    for (int i = 0; i < f->ntensor; i++) {
-        const dp_tensor_field *row = by_inner_name(f->tensor[i].name);
-        if (!row) continue;
-        free(f->tensor[i].name);
-        f->tensor[i].name = strdup(dp_field_file_name(row));
-    }
-}
-
 /* Does each of its rows belong to a token? */
 static int of_tokens(const char *name) {
     const int in = dp_input_find(name), out = dp_result_find(name);

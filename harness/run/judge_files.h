@@ -7,9 +7,6 @@
 extern "C" {
 #endif
 
-/* Names inside FLA's code: h0, db, dA, dbias become initial_state, dbeta, dA_log, ddt_bias. */
-void dp_judge_rename(dp_tensorfile *f);
-
 /* A batch of B > 1: q is [B,T,H,K]. The B sequences become packed ones of B*T tokens: every tensor
  * that begins with [B,T] loses that axis, s->cu says where they begin, and s->batch is B.
  * DP_EINPUT: cu_seqlens or several ranks beside a batch; a tensor of tokens that has another B or

@@ -4,7 +4,7 @@
  */
 #ifndef DP_JUDGE_SETTINGS_H
 #define DP_JUDGE_SETTINGS_H
-#include "complaints.h"
+#include "harness/base/complaints.h"
 #include "judge.h"
 #include "ref/files/safetensors.h"
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* harness/run/complaints.h - everything that is wrong with an input, gathered into one message, so
+/* harness/base/complaints.h - everything that is wrong with an input, gathered into one message, so
  * that it need not be learned attempt by attempt. */
 #ifndef DP_COMPLAINTS_H
 #define DP_COMPLAINTS_H

@@ -1,0 +1,234 @@
+/* Inputs and outputs of one call in files (tensor_files.h). */
+#include "tensor_files.h"
+#include "harness/case/case_inputs.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- inputs ---------------------------------------------------------------------------------- */
+
+/* As the field lays it out: no axis for one key a token, nor for the one gate of a head (but for
+ * K = 1, where it is a channel's as well). */
+static int file_shape(const dp_problem *p, const dp_tensor_field *f, int64_t shape[DP_MAX_AXES]) {
+    int64_t all[DP_MAX_AXES];
+    const dp_dims d = dp_problem_dims(p);
+    const int axes = dp_field_axes(f, &d, all);
+    int n = 0;
+    for (int i = 0; i < axes; i++) {
+        const int one_key = f->axis[i] == DP_AXIS_R && p->R == 1;
+        const int one_gate = f->axis[i] == DP_AXIS_KG && f->kind == DP_OF_TOKENS && all[i] == 1;
+        if (!one_key && (!one_gate || p->K == 1)) shape[n++] = all[i];
+    }
+    return n;
+}
+
+static int holds(dp_format format, const double *x, int64_t n) {
+    for (int64_t i = 0; i < n && format != DP_FP64; i++)
+        if ((format == DP_BF16 ? dp_bf16d(x[i]) : dp_fp32(x[i])) != x[i] && !isnan(x[i])) return 0;
+    return 1;
+}
+
+/* The format, or the next wider one of a file that holds every number as it is. */
+static dp_format holding(dp_format format, const double *x, int64_t n) {
+    if (holds(format, x, n)) return format;
+    return format == DP_BF16 && holds(DP_FP32, x, n) ? DP_FP32 : DP_FP64;
+}
+
+static void add_cu(dp_tensorfile *f, const dp_problem *p) {
+    const int64_t n[1] = {p->Nseq + 1};
+    double *cu = dp_doubles(n[0]);
+    for (int64_t i = 0; i < n[0]; i++)
+        cu[i] = (double)p->cu[i];
+    dp_tensorfile_add(f, "cu_seqlens", "I64", 1, n, cu);
+    free(cu);
+}
+
+static void add_number(dp_tensorfile *f, const char *key, double x) {
+    char text[64];
+    snprintf(text, sizeof text, "%.17g", x);
+    dp_tensorfile_add_meta(f, key, text);
+}
+
+void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype, int backward) {
+    static const char *const gate[] = {"log", "softplus", "lower_bound"}, *const beta[] = {
+                                                                              "plain", "sigmoid",
+                                                                              "sigmoid2"};
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        int64_t shape[DP_MAX_AXES];
+        const dp_tensor_field *x = &dp_input_fields[i];
+        const double *data = dp_input_of(p, i);
+        const int ndim = file_shape(p, x, shape);
+        if (!data || (x->backward && !backward)) continue;
+        dp_tensorfile_add_format(
+            f, dp_field_file_name(x),
+            holding(dp_case_input_format(x, input_dtype), data, dp_input_count(p, i)), ndim, shape,
+            data);
+    }
+    dp_tensorfile_add_meta(f, "gate", gate[p->gate]);
+    dp_tensorfile_add_meta(f, "beta", beta[p->beta_form]);
+    dp_tensorfile_add_meta(f, "l2norm", p->l2norm ? "1" : "0");
+    add_number(f, "scale", p->scale);
+    if (p->gate == DP_GATE_LOWER_BOUND) add_number(f, "lower_bound", p->lower_bound);
+    if (p->Nseq > 1) add_cu(f, p);
+}
+
+/* ---- names and layouts of other programs ------------------------------------------------------ */
+
+/* The row whose inner name this is; NULL: none. */
+static const dp_tensor_field *by_inner_name(const char *name) {
+    for (int i = 0; i < DP_NINPUTS + DP_NRESULTS; i++) {
+        const dp_tensor_field *f =
+            i < DP_NINPUTS ? &dp_input_fields[i] : &dp_result_fields[i - DP_NINPUTS];
+        if (f->inner && !strcmp(name, f->inner)) return f;
+    }
+    return NULL;
+}
+
+void dp_tensors_rename(dp_tensorfile *f) {
+    for (int i = 0; i < f->ntensor; i++) {
+        const dp_tensor_field *row = by_inner_name(f->tensor[i].name);
+        if (!row) continue;
+        free(f->tensor[i].name);
+        f->tensor[i].name = strdup(dp_field_file_name(row));
+    }
+}
+
+void dp_states_transpose(dp_tensor *t, int64_t K, int64_t V) {
+    int64_t *a = t->ndim >= 2 ? &t->shape[t->ndim - 2] : NULL;
+    if (K < 1 || V < 1 || t->n % (K * V)) return;
+    double *x = dp_doubles(t->n);
+    for (int64_t m = 0; m < t->n / (K * V); m++)
+        for (int64_t v = 0; v < V; v++)
+            for (int64_t k = 0; k < K; k++)
+                x[m * K * V + k * V + v] = t->data[m * K * V + v * K + k];
+    memcpy(t->data, x, sizeof *x * (size_t)t->n);
+    free(x);
+    if (a && a[0] == V && a[1] == K) {
+        a[0] = K;
+        a[1] = V;
+    }
+}
+
+/* ---- outputs --------------------------------------------------------------------------------- */
+
+static void unknown_name(const dp_tensorfile *out, const dp_tensor *t, dp_complaints *complaints) {
+    char all[512];
+    int n = 0;
+    for (int i = 0; i < DP_NRESULTS; i++)
+        n += dp_case_input_names(all + n, sizeof all - (size_t)n, &dp_result_fields[i]);
+    n += snprintf(all + n, sizeof all - (size_t)n, ", and stages");
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        n += snprintf(all + n, sizeof all - (size_t)n, " %s", dp_stage_tensors[i].name);
+    dp_complain(complaints, "%s: tensor %s is not known; known:%s", out->path, t->name, all);
+}
+
+int dp_outputs_check_names(const dp_tensorfile *in, const dp_tensorfile *out, dp_complaints *all) {
+    int seen[DP_NRESULTS + DP_NSTAGE_TENSORS] = {0}, backward = 0;
+    for (int i = 0; i < out->ntensor; i++) {
+        const dp_tensor *t = &out->tensor[i];
+        const int f = dp_result_find(t->name), stage = f < 0 ? dp_stage_tensor_find(t->name) : -1,
+                  back = f >= 0 ? dp_result_fields[f].backward
+                                : stage >= 0 && dp_stage_tensors[stage].backward;
+        if (f < 0 && stage < 0) {
+            unknown_name(out, t, all);
+            continue;
+        }
+        if (seen[f >= 0 ? f : DP_NRESULTS + stage]++)
+            dp_complain(all, "%s: tensor %s is there twice, under another name too", out->path,
+                        f >= 0 ? dp_result_fields[f].name : dp_stage_tensors[stage].name);
+        if (t->dtype[0] == 'I')
+            dp_complain(all, "%s: tensor %s: dtype %s, must be a floating type", out->path, t->name,
+                        t->dtype);
+        if (back && !dp_tensor_find(in, "do"))
+            dp_complain(all, "%s: tensor %s is a gradient, but %s has no tensor do", out->path,
+                        t->name, in->path);
+        backward |= back;
+    }
+    if (!out->ntensor) dp_complain(all, "%s: has no tensors", out->path);
+    return backward;
+}
+
+static dp_status wrong_shape(const dp_tensorfile *out, const dp_tensorfile *in, const dp_tensor *t,
+                             int ndim, const int64_t *want, const char *hint, dp_err *e) {
+    char have[200], need[200];
+    dp_tensor w = {.ndim = ndim};
+    memcpy(w.shape, want, sizeof *want * (size_t)ndim);
+    dp_case_shape_text(t, have, sizeof have);
+    dp_case_shape_text(&w, need, sizeof need);
+    return dp_fail(e, DP_EINPUT, "%s: tensor %s: shape %s, but %s calls for %s%s", out->path,
+                   t->name, have, in->path, need, hint);
+}
+
+static void storage(const char *dtype, double *u, double *tiny) {
+    const struct {
+        const char *name;
+        double u, tiny;
+    } d[] = {{"BF16", 0x1p-8, 0x1p-134}, {"F16", 0x1p-11, 0x1p-25}, {"F32", 0x1p-24, 0x1p-150}};
+    *u = *tiny = 0;
+    for (size_t i = 0; i < sizeof d / sizeof *d; i++)
+        if (!strcmp(dtype, d[i].name)) {
+            *u = d[i].u;
+            *tiny = d[i].tiny;
+        }
+}
+
+/* A stage; M, H and their adjoints are [K,..] in either layout of states. */
+static dp_status load_stage(const dp_tensorfile *in, const dp_tensorfile *out, dp_tensor *t,
+                            const dp_problem *p, int N, int vk, dp_given *g, dp_err *e) {
+    const int stage = dp_stage_tensor_find(t->name), state = dp_stage_tensors[stage].state;
+    int64_t want[DP_MAX_AXES], chunks = dp_stage_tensor_chunks(p, N, -1);
+    char hint[200] = "";
+    const int ndim = dp_stage_tensor_shape(p, N, stage, want);
+    if (state && vk) {
+        const int64_t k = want[2];
+        want[2] = want[3];
+        want[3] = k;
+    }
+    if (dp_stage_tensors[stage].kind == DP_PER_CHUNK)
+        snprintf(hint, sizeof hint,
+                 " (%lld chunks: they restart at every sequence and at each of %d ranks)",
+                 (long long)chunks, N);
+    if (dp_stage_tensors[stage].kind == DP_PER_RANK)
+        snprintf(hint, sizeof hint, " (first axis: %d ranks)", N);
+    if (!dp_case_same_shape(t, ndim, want, 0)) return wrong_shape(out, in, t, ndim, want, hint, e);
+    if (state && vk) dp_states_transpose(t, p->K, p->V);
+    g->stage[stage] = t->data;
+    storage(t->dtype, &g->stage_u[stage], &g->stage_tiny[stage]);
+    return DP_OK;
+}
+
+dp_status dp_outputs_load(const dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p, int N,
+                          int vk, dp_given *g, dp_err *e) {
+    for (int i = 0; i < out->ntensor; i++) {
+        dp_tensor *t = &out->tensor[i];
+        const int f = dp_result_find(t->name);
+        if (f < 0) {
+            const dp_status st = load_stage(in, out, t, p, N, vk, g, e);
+            if (st) return st;
+            continue;
+        }
+        int64_t want[DP_MAX_AXES];
+        const int state = dp_result_fields[f].kind == DP_OF_SEQUENCES;
+        const int ndim = dp_result_axes(p, f, want);
+        if (!dp_result_exists(p, f))
+            return dp_fail(
+                e, DP_EINPUT, "%s: tensor %s: %s has no tensor %s that it could be the gradient of",
+                out->path, t->name, in->path, dp_input_fields[dp_result_fields[f].of].name);
+        const int64_t turned[4] = {want[0], want[1], want[3], want[2]};
+        if (!dp_case_same_shape(t, ndim, state && vk ? turned : want, f == DP_RESULT_DDT_BIAS)) {
+            const int other = state && dp_case_same_shape(t, ndim, vk ? want : turned, 0);
+            return wrong_shape(
+                out, in, t, ndim, state && vk ? turned : want,
+                !other ? ""
+                : vk   ? " (give --state-layout kv, or that metadata, if K comes first)"
+                       : " (give --state-layout vk, or that metadata, if V comes first)",
+                e);
+        }
+        if (state && vk) dp_states_transpose(t, p->K, p->V);
+        *dp_result_at(&g->r, f) = t->data;
+        storage(t->dtype, &g->u[f], &g->tiny[f]);
+    }
+    return DP_OK;
+}

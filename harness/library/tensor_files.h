@@ -1,0 +1,49 @@
+/* harness/library/tensor_files.h - the tensors of one call in safetensors files: inputs as they are
+ * written for another program, outputs as they are read from it. Names, shapes and layouts:
+ * harness/run/judge.h. */
+#ifndef DP_TENSOR_FILES_H
+#define DP_TENSOR_FILES_H
+#include "harness/base/complaints.h"
+#include "harness/simulated/stage_tensor.h"
+#include "ref/files/safetensors.h"
+#include "ref/vocabulary/design.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Adds the inputs of a problem, cu_seqlens of several sequences, and as metadata the forms of gate
+ * and beta, l2norm, scale, lower_bound. input_dtype: of all that are no parameters; a tensor that
+ * it does not hold as it is gets the next wider one that does. backward 0: do and dht are left out. */
+void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype, int backward);
+
+/* Names inside FLA's code: h0, db, dA, dbias become initial_state, dbeta, dA_log, ddt_bias. */
+void dp_tensors_rename(dp_tensorfile *f);
+
+/* [..,V,K] -> [..,K,V]; the shape follows when it ends in those two axes. What is no whole number
+ * of states is left to the check of shapes. */
+void dp_states_transpose(dp_tensor *t, int64_t K, int64_t V);
+
+/* Results that another program computed: r and stage point into their file. u, tiny: unit roundoff
+ * and smallest half spacing of the format that each was stored in. same_design 1: computed stage by
+ * stage as the simulated ranks do. design: how they were computed, in the case's base; NULL: by the
+ * default design where same_design, else not known. */
+typedef struct {
+    dp_result r;
+    double u[DP_NRESULTS], tiny[DP_NRESULTS], *stage[DP_NSTAGE_TENSORS], stage_u[DP_NSTAGE_TENSORS],
+        stage_tiny[DP_NSTAGE_TENSORS];
+    int same_design;
+    const dp_design *design;
+} dp_given;
+
+/* Results and stages, once each, of floating types, gradients only where `in` has do; what is wrong
+ * is added to *all. Returns whether some are gradients. */
+int dp_outputs_check_names(const dp_tensorfile *in, const dp_tensorfile *out, dp_complaints *all);
+/* Shapes of tensors whose names were checked; states [..,V,K] (vk) are turned. in: its path, for
+ * messages. */
+dp_status dp_outputs_load(const dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p, int N,
+                          int vk, dp_given *g, dp_err *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
