@@ -134,10 +134,10 @@ static int unsteady(const dp_bisect_options *o, const dp_case *c, const dp_subje
 static dp_status run_library(const dp_bisect_options *o, dp_case *c, dp_subject *lib, dp_runs *runs,
                              dp_err *e) {
     static const dp_backend backend[] = {DP_BACKEND_SUBJECT};
-    if (dp_subject_open(o->of.subject, o->of.limit_s, o->of.memory, lib, e)) return e->code;
+    if (dp_options_open(&o->of, lib, e)) return e->code;
     const dp_one_run r = dp_options_one(&o->of, c, lib);
     if (r.ranks > lib->max_ranks)
-        return dp_fail(e, DP_EINPUT, "--ranks %d: %s takes up to %d", r.ranks, o->of.subject,
+        return dp_fail(e, DP_EINPUT, "--ranks %d: %s takes up to %d", r.ranks, lib->name,
                        lib->max_ranks);
     c->ranks[0] = r.ranks;
     c->base[0] = r.base;
@@ -160,6 +160,7 @@ static dp_status judge_file(const dp_bisect_options *o, dp_case *c, dp_runs *run
                                  .state_layout = o->of.layout,
                                  .base = o->of.nbase ? dp_base_names[o->of.base[0]] : NULL,
                                  .claim = o->of.nchain ? dp_formats[o->of.chain[0]].name : NULL,
+                                 .design = o->of.design,
                                  .ranks = o->of.nranks ? o->of.ranks[0] : 0,
                                  .cache = o->of.cache};
     return dp_judge_case(&jo, c, runs, e);
@@ -192,13 +193,13 @@ static int print_blame(const dp_case *c, const dp_run *r) {
 int dp_bisect_shown(const dp_bisect_options *o, dp_case *c, dp_err *e) {
     dp_subject lib = {0};
     dp_runs runs = {0};
+    const int foreign = dp_options_foreign(&o->of);
     int rc = 2;
-    const dp_status st =
-        o->of.subject ? run_library(o, c, &lib, &runs, e) : judge_file(o, c, &runs, e);
+    const dp_status st = foreign ? run_library(o, c, &lib, &runs, e) : judge_file(o, c, &runs, e);
     if (!st && runs.n) {
         const dp_run *r = &runs.run[0];
         rc = print_blame(c, r);
-        if (o->of.subject && rc != 2 && !strcmp(r->outcome, "returned") && unsteady(o, c, &lib, e))
+        if (foreign && rc != 2 && !strcmp(r->outcome, "returned") && unsteady(o, c, &lib, e))
             rc = 1;
     }
     dp_runs_free(&runs);

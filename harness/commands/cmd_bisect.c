@@ -22,6 +22,8 @@ static const struct argp_option STAGE_OPTIONS[] = {
     DP_ROW_MEMORY,
     DP_ROW_CACHE,
     DP_ROW_SUBJECT(DP_LIBRARY " instead of the simulated ranks; base and chain: what it claims"),
+    DP_ROWS_PROGRAM,
+    DP_ROW_DESIGN,
     DP_ROW_OUTPUTS("tensors that another program computed from the case's inputs (deltaproof "
                    "inputs CASE -o IN): results and stages as in `judge`"),
     DP_ROW_STATE_LAYOUT("OUT"),
@@ -119,12 +121,17 @@ static int usage(int argc, char **argv) {
 
 /* The question about a case that is loaded; path: its file. */
 static int ask(const dp_bisect_options *o, int stage, dp_case *c, const char *path, dp_err *e) {
-    const int shown = o->of.subject || o->of.outputs;
+    const int shown = dp_options_foreign(&o->of) || o->of.outputs;
     const dp_operation *op = dp_op_of(c);
     if (!op->has_stages || (op->has_front && (!stage || shown)))
         dp_fail(e, DP_EINPUT, "bisect: %s: op = %s has no stages", path, c->op_name);
-    else if (stage && !!o->of.subject + !!o->of.outputs + (o->of.fault > 0) > 1)
-        dp_fail(e, DP_EINPUT, "bisect stage: --fault, --subject and --outputs exclude each other");
+    else if (stage && dp_options_foreign(&o->of) + !!o->of.outputs + (o->of.fault > 0) > 1)
+        dp_fail(
+            e, DP_EINPUT,
+            "bisect stage: --fault, --subject (--run, --serve) and --outputs exclude each other");
+    else if (o->of.design && !shown)
+        dp_fail(e, DP_EINPUT,
+                "bisect stage: --design is said of --subject, --run, --serve, --outputs");
     else
         dp_options_split(&o->of, c, 0, e);
     if (e->code) return 2;

@@ -55,10 +55,12 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_FORWARD: o->forward = 1; break;
     case ARGP_KEY_END:
         if (!o->of.nname) argp_error(st, "name a case");
-        if (o->of.subject && (o->of.nbackend || o->of.fault))
-            argp_error(st, "--subject goes without --%s", o->of.fault ? "fault" : "backend");
-        if (o->s.bitwise && !o->of.subject)
-            argp_error(st, "--bitwise: of a kernel in a library (--subject); ours claim it always");
+        if (dp_options_foreign(&o->of) && (o->of.nbackend || o->of.fault))
+            argp_error(st, "--subject, --run and --serve go without --%s",
+                       o->of.fault ? "fault" : "backend");
+        if (o->s.bitwise && !dp_options_foreign(&o->of))
+            argp_error(st, "--bitwise: of your kernel (--subject, --run, --serve); ours claim it "
+                           "always");
         if (o->s.variant && (!o->of.nbackend || !dp_backends[o->of.backend[0]].on_device))
             argp_error(st, "--variant %s: of the CUDA kernels (--backend cuda or nccl)",
                        dp_cuda_variant_names[o->s.variant]);
@@ -72,7 +74,8 @@ static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
     {"backend", DP_OPT_BACKEND, "NAME", 0, "sim (default), cuda or nccl", 0},
     DP_ROW_SUBJECT(DP_LIBRARY ": rows whose bits differ are held within the bounds of its design"),
-    {"bitwise", OPT_BITWISE, 0, 0, "with --subject: it claims the same bits", 0},
+    DP_ROWS_PROGRAM,
+    {"bitwise", OPT_BITWISE, 0, 0, "with --subject, --run, --serve: it claims the same bits", 0},
     DP_ROW_DESIGN,
     DP_ROW_MEMORY,
     {"variant", OPT_VARIANT, "NAME", 0,
@@ -271,17 +274,13 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     return st;
 }
 
-static dp_status open_library(options *o, dp_err *e) {
-    if (!o->of.subject) return DP_OK;
-    const dp_status st =
-        dp_subject_open(o->of.subject, o->of.limit_s, o->of.memory, &o->library, e);
+static dp_status open_subject(options *o, dp_err *e) {
+    if (!dp_options_foreign(&o->of)) return DP_OK;
+    const dp_status st = dp_options_open(&o->of, &o->library, e);
     if (st) return st;
     o->s.backend = DP_BACKEND_SUBJECT;
     o->s.library = &o->library;
     o->s.limit_s = o->of.limit_s;
-    if (!o->of.design) return DP_OK;
-    free(o->library.design);
-    o->library.design = strdup(o->of.design);
     return DP_OK;
 }
 
@@ -300,7 +299,7 @@ int dp_cmd_check(int argc, char **argv) {
     json_t *list = json_array();
     dp_parse(&a, argc, argv, &o);
     if (o.of.nbackend) o.s.backend = o.of.backend[0];
-    if (open_library(&o, &e)) return refuse(&e);
+    if (open_subject(&o, &e)) return refuse(&e);
     if (dp_backends[o.s.backend].processes) dp_procs_start();
     const char *no = dp_cuda_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
     if (dp_output_check(o.of.json, &e)) rc = refuse(&e);

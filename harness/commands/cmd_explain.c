@@ -30,6 +30,8 @@ static const struct argp_option OPTIONS[] = {
      "explain this tensor (default: those that failed, else the one nearest to its limit)", 0},
     {"subject", DP_OPT_SUBJECT, "LIB", 0, "the library, where the ID is that of a library's run",
      0},
+    DP_ROWS_PROGRAM,
+    DP_ROW_DESIGN,
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
@@ -192,14 +194,21 @@ static json_t *read_record(const char *path, dp_err *e) {
 static json_t *made_again(const options *o, dp_err *e) {
     char path[] = "/tmp/deltaproof-explain-XXXXXX";
     const int fd = mkstemp(path);
-    char *argv[] = {(char *)"deltaproof run",
-                    (char *)"--id",
-                    (char *)o->of.name[0],
-                    (char *)"--json",
-                    path,
-                    (char *)"--subject",
-                    (char *)o->of.subject,
-                    NULL};
+    char *argv[16] = {(char *)"deltaproof run", (char *)"--id", (char *)o->of.name[0],
+                      (char *)"--json", path};
+    const struct {
+        const char *option, *value;
+    } more[] = {{"--subject", o->of.subject},
+                {"--run", o->of.command},
+                {"--serve", o->of.serve},
+                {"--writes", o->of.writes},
+                {"--design", o->of.design}};
+    int n = 5;
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+        if (more[i].value) {
+            argv[n++] = (char *)more[i].option;
+            argv[n++] = (char *)more[i].value;
+        }
     if (fd < 0) {
         dp_fail(e, DP_EIO, "%s: cannot be made", path);
         return NULL;
@@ -208,7 +217,7 @@ static json_t *made_again(const options *o, dp_err *e) {
     fflush(stdout);
     const int out = dup(1);
     dup2(2, 1);
-    const int rc = dp_cmd_run(o->of.subject ? 7 : 5, argv);
+    const int rc = dp_cmd_run(n, argv);
     fflush(stdout);
     dup2(out, 1);
     close(out);

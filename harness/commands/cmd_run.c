@@ -47,6 +47,7 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_SUBJECT("judge " DP_LIBRARY
                    " instead of the simulated ranks; beside them with --backend "
                    "sim"),
+    DP_ROWS_PROGRAM,
     DP_ROW_DESIGN,
     DP_ROW_CLAIM_DROP,
     DP_ROW_LIMIT,
@@ -109,13 +110,13 @@ static void select_by_id(options *o, const dp_id *id) {
 
 static int open_subject(options *o) {
     dp_err e = {0};
-    if (!o->of.subject) return 0;
+    if (!dp_options_foreign(&o->of)) return 0;
     if (o->of.fault) {
-        fprintf(stderr, "deltaproof: --fault goes with the simulated ranks, not with --subject\n");
+        fprintf(stderr, "deltaproof: --fault goes with the simulated ranks, not with --subject, "
+                        "--run and --serve\n");
         return 2;
     }
-    if (dp_subject_open(o->of.subject, o->of.limit_s, o->of.memory, &o->subject, &e))
-        return dp_refuse(&e);
+    if (dp_options_open(&o->of, &o->subject, &e)) return dp_refuse(&e);
     if (!o->of.nbackend) {
         o->of.backend[0] = DP_BACKEND_SUBJECT;
         o->of.nbackend = 1;
@@ -138,7 +139,7 @@ static dp_batch batch_of(const options *o) {
                               .nvariant = o->nvariant,
                               .variant = o->variant,
                               .fault = of->fault,
-                              .subject = of->subject ? &o->subject : NULL,
+                              .subject = dp_options_foreign(of) ? &o->subject : NULL,
                               .design = of->design,
                               .drop = of->drop,
                               .limit_s = of->limit_s,
@@ -194,7 +195,9 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
     rec->errors += dp_run_cases(&batch, rec->ncase, cases, &runs);
     rec->seconds = dp_now() - t0;
     dp_over_cases(rec);
-    if (n > 1 || runs.n > 5) dp_print_failures(&runs, o->of.subject, batch.table);
+    char *subject = dp_options_subject_text(&o->of);
+    if (n > 1 || runs.n > 5) dp_print_failures(&runs, subject, batch.table);
+    free(subject);
     dp_print_pooled(rec, batch.table);
     const int rc = dp_record_finish(&o->of, rec);
     dp_over_cases_free(rec);
@@ -232,7 +235,7 @@ static int run_options(options *o, const char *command) {
         fprintf(stderr, "deltaproof: run: name a case, or --all, --smoke or --id ID\n");
         return 2;
     }
-    if (o->id && !dp_id_parse(o->id, o->of.subject != NULL, &id, &e)) select_by_id(o, &id);
+    if (o->id && !dp_id_parse(o->id, dp_options_foreign(&o->of), &id, &e)) select_by_id(o, &id);
     const int rc = e.code ? dp_refuse(&e) : run(o, command, t0);
     free(id.case_name);
     return rc;

@@ -32,6 +32,8 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_CACHE,
     DP_ROW_SUBJECT("shrink what makes a kernel in a shared library fail "
                    "(harness/deltaproof_subject.h)"),
+    DP_ROWS_PROGRAM,
+    DP_ROW_DESIGN,
     DP_ROW_TRIES("stop after so many problems tried (default: 20000)"),
     {"output", DP_OPT_OUTPUT, "FILE", 0, "case file to write (default: CASE.min.case here)", 0},
     {"museum", OPT_MUSEUM, "[DIR]", OPTION_ARG_OPTIONAL,
@@ -46,7 +48,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     switch (key) {
     case DP_OPT_OUTPUTS:
         argp_error(st, "--outputs: numbers in a file cannot be computed again for a smaller input; "
-                       "give the program as a shared library (--subject)");
+                       "give the program as a shared library (--subject) or as a command (--run)");
         break;
     case OPT_MUSEUM:
         o->want_museum = 1;
@@ -58,8 +60,11 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
             argp_error(
                 st,
                 "--museum takes no case; it finds one for every fault (of --fault: for that one)");
-        if (o->of.subject && o->of.fault)
-            argp_error(st, "--fault goes with the simulated ranks, not with --subject");
+        if (dp_options_foreign(&o->of) && o->of.fault)
+            argp_error(st, "--fault goes with the simulated ranks, not with --subject, --run and "
+                           "--serve");
+        if (o->of.design && !dp_options_foreign(&o->of))
+            argp_error(st, "--design is said of --subject, --run and --serve");
         break;
     default: return dp_option(key, arg, st, &o->of);
     }
@@ -93,13 +98,13 @@ static dp_shrink_options request(const options *o, const dp_case *c, const dp_su
 }
 
 static char *command_of(const options *o, const dp_case *c, const dp_shrink_options *r) {
-    char *text;
-    if (asprintf(&text, "deltaproof shrink %s --ranks %d --base %s --chain %s --merge %s%s%s%s%s",
+    char *text, *subject = dp_options_subject_text(&o->of);
+    if (asprintf(&text, "deltaproof shrink %s --ranks %d --base %s --chain %s --merge %s%s%s%s",
                  c->name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name,
                  dp_merge_names[r->merge], r->fault ? " --fault " : "",
-                 r->fault ? dp_faults[r->fault].name : "", o->of.subject ? " --subject " : "",
-                 o->of.subject ? o->of.subject : "") < 0)
+                 r->fault ? dp_faults[r->fault].name : "", subject) < 0)
         abort();
+    free(subject);
     return text;
 }
 
@@ -319,17 +324,16 @@ int dp_cmd_shrink(int argc, char **argv) {
     dp_subject lib;
     int rc = 2;
     dp_parse(&a, argc, argv, &o);
+    const int foreign = dp_options_foreign(&o.of);
     if (o.want_museum)
         rc = museum(&o, &e);
-    else if (!o.of.subject || !dp_subject_open(o.of.subject, o.of.limit_s, o.of.memory, &lib, &e)) {
+    else if (!foreign || !dp_options_open(&o.of, &lib, &e)) {
         char *path = dp_case_path(o.of.cases_dir, o.of.name[0]);
         if (!dp_case_load(path, &c, &e)) {
-            rc = dp_options_split(&o.of, &c, 0, &e)
-                     ? 2
-                     : shrink(&o, &c, o.of.subject ? &lib : NULL, &e);
+            rc = dp_options_split(&o.of, &c, 0, &e) ? 2 : shrink(&o, &c, foreign ? &lib : NULL, &e);
             dp_case_free(&c);
         }
-        if (o.of.subject) dp_subject_close(&lib);
+        if (foreign) dp_subject_close(&lib);
         free(path);
     }
     if (e.code) fprintf(stderr, "deltaproof: %s\n", e.msg);

@@ -32,6 +32,7 @@ static const struct {
      "  deltaproof list\n  deltaproof list --keys\n"},
     {"run", "run cases and judge them", dp_cmd_run,
      "  deltaproof run smoke-kda --subject ./libmine.so\n"
+     "  deltaproof run smoke-kda --base bf16 --run 'python3 mine.py IN OUT'\n"
      "  deltaproof run --all --out build/verify\n"
      "  deltaproof run kda-long --ranks 8 --base bf16 --chain fp32,tf32rz\n"},
     {"judge", "judge tensors that another program computed", dp_cmd_judge,
@@ -44,7 +45,8 @@ static const struct {
      "  deltaproof explain 'smoke-kda:ranks=4,base=bf16,chain=tf32,merge=allgather'\n"
      "  deltaproof explain --record build/verify/results.json ID\n"},
     {"check", "check what must hold between runs, without a truth", dp_cmd_check,
-     "  deltaproof check weak-heads\n  deltaproof check model-head --tokens 65536 --heads 4\n"},
+     "  deltaproof check weak-heads\n  deltaproof check model-head --tokens 65536 --heads 4\n"
+     "  deltaproof check weak-heads --base bf16 --serve 'python3 mine.py'\n"},
     {"carry", "how long a session may keep its state in a short format", dp_cmd_carry,
      "  deltaproof carry kda-typical --steps 100000 --need 0.01\n"},
     {"museum", "switch every deliberate fault on and see which verdict goes red", dp_cmd_museum,
@@ -54,7 +56,8 @@ static const struct {
      "  deltaproof bisect stage weak-heads --ranks 4 --base bf16 --fault merge-scaled\n"
      "  deltaproof bisect precision weak-heads --from bf16 --to fp32 --need o=1e-3\n"},
     {"shrink", "the smallest input that still fails for the same reason", dp_cmd_shrink,
-     "  deltaproof shrink weak-heads --subject ./libmine.so\n"},
+     "  deltaproof shrink weak-heads --subject ./libmine.so\n"
+     "  deltaproof shrink weak-heads --base bf16 --run 'python3 mine.py IN OUT'\n"},
     {"compare", "what moved between two records", dp_cmd_compare,
      "  deltaproof compare before/results.json after/results.json\n"
      "  deltaproof compare --history history.html records\n"},

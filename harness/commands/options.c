@@ -1,8 +1,10 @@
 /* The options that several commands take (options.h). */
 #define _GNU_SOURCE
 #include "options.h"
+#include "command_line.h"
 #include "harness/base/home.h"
 #include "harness/base/suggest.h"
+#include "harness/library/command.h"
 #include "harness/record/run_id.h"
 #include "ref/vocabulary/number.h"
 
@@ -108,6 +110,9 @@ static const char **text_of(dp_options *o, int key) {
     switch (key) {
     case DP_OPT_CASES: return &o->cases_dir;
     case DP_OPT_SUBJECT: return &o->subject;
+    case DP_OPT_RUN: return &o->command;
+    case DP_OPT_SERVE: return &o->serve;
+    case DP_OPT_WRITES: return &o->writes;
     case DP_OPT_OUT: return &o->out_dir;
     case DP_OPT_JSON: return &o->json;
     case DP_OPT_OUTPUT: return &o->output;
@@ -185,6 +190,52 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
     default: return ARGP_ERR_UNKNOWN;
     }
     return 0;
+}
+
+int dp_options_foreign(const dp_options *o) {
+    return o->subject || o->command || o->serve || o->writes;
+}
+
+static dp_status open_program(const dp_options *o, dp_subject *s, dp_err *e) {
+    const char *option = o->serve ? "serve" : "run";
+    if (!o->nbase)
+        return dp_fail(e, DP_EINPUT,
+                       "--%s: give --base, the formats that the program claims: " DP_BASE_WORDS,
+                       option);
+    const dp_command_claim q = {.text = o->serve ? o->serve : o->command,
+                                .serve = o->serve != NULL,
+                                .ranks = o->nranks ? DP_SUBJECT_MAX_RANKS : 1,
+                                .base = o->base[0],
+                                .chain = o->nchain ? o->chain[0] : DP_FP32,
+                                .writes = o->writes,
+                                .design = o->design,
+                                .limit_s = o->limit_s,
+                                .memory = o->memory};
+    return dp_command_open(&q, s, e);
+}
+
+dp_status dp_options_open(const dp_options *o, dp_subject *s, dp_err *e) {
+    *s = (dp_subject){0};
+    if (!!o->subject + !!o->command + !!o->serve > 1)
+        return dp_fail(e, DP_EINPUT, "--subject, --run and --serve exclude each other");
+    if (o->writes && !o->command && !o->serve)
+        return dp_fail(e, DP_EINPUT, "--writes goes with --run and --serve");
+    if (!o->subject) return open_program(o, s, e);
+    const dp_status st = dp_subject_open(o->subject, o->limit_s, o->memory, s, e);
+    if (st || !o->design) return st;
+    free(s->design);
+    s->design = strdup(o->design);
+    return DP_OK;
+}
+
+char *dp_options_subject_text(const dp_options *o) {
+    const char *value = o->subject ? o->subject : o->command ? o->command : o->serve;
+    char *argv[] = {(char *)"",
+                    (char *)(o->subject   ? "--subject"
+                             : o->command ? "--run"
+                                          : "--serve"),
+                    (char *)value, NULL};
+    return dp_command_line(value ? 3 : 1, argv);
 }
 
 const dp_truth_pick *dp_options_truth(const dp_options *o) {

@@ -16,8 +16,10 @@ extern "C" {
 #endif
 
 typedef struct {
-    const char *cases_dir, *cache, *subject; /* cache NULL: none */
-    const char *out_dir, *json, *output;     /* what is written */
+    const char *cases_dir, *cache;         /* cache NULL: none */
+    const char *subject, *command, *serve; /* a library, a program; one of them at most */
+    const char *writes;                    /* by the program; NULL: o */
+    const char *out_dir, *json, *output;   /* what is written */
     const char *outputs, *layout; /* tensors that another program computed, axes of its states */
     int tries;                    /* of a search; 0: not given */
     const char *design;           /* how the subject computes; NULL: as it declares */
@@ -50,6 +52,9 @@ enum {
     DP_OPT_BACKEND,
     DP_OPT_FAULT,
     DP_OPT_SUBJECT,
+    DP_OPT_RUN,
+    DP_OPT_SERVE,
+    DP_OPT_WRITES,
     DP_OPT_LIMIT,
     DP_OPT_MEMORY,
     DP_OPT_CACHE,
@@ -98,6 +103,26 @@ enum {
     {                                                                                    \
         "fault", DP_OPT_FAULT, "NAME", 0,                                                \
             "switch a deliberate fault on in the simulated ranks (see list --faults)", 0 \
+    }
+#define DP_ROWS_PROGRAM                                                                            \
+    {"run",                                                                                        \
+     DP_OPT_RUN,                                                                                   \
+     "COMMAND",                                                                                    \
+     0,                                                                                            \
+     "any program as the subject, started for each call: its words IN and OUT (else appended) "    \
+     "are safetensors files that it reads and writes; no shell; needs --base "                     \
+     "(harness/library/command.h)",                                                                \
+     0},                                                                                           \
+        {"serve",                                                                                  \
+         DP_OPT_SERVE,                                                                             \
+         "COMMAND",                                                                                \
+         0,                                                                                        \
+         "the same, started once: for each call it reads a line `IN OUT` on standard input "       \
+         "and answers `ok`, `unsupported WHY` or `failed WHY` on standard output",                 \
+         0},                                                                                       \
+    {                                                                                              \
+        "writes", DP_OPT_WRITES, "NAMES", 0,                                                       \
+            "with --run and --serve: outputs and stages that must be in every OUT (default: o)", 0 \
     }
 #define DP_ROW_LIMIT                                                                           \
     {                                                                                          \
@@ -189,6 +214,15 @@ int dp_option_name(struct argp_state *st, const char *opt, const char *arg,
 dp_format dp_option_format(struct argp_state *st, const char *opt, const char *arg);
 void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
                     const char *const *names, int nnames, int *out, int *n);
+
+/* Is the subject a library or a program, or is something said that concerns one alone? */
+int dp_options_foreign(const dp_options *o);
+/* Opens it, with the claims of --base, --chain and --design, a library's own where they say
+ * nothing. DP_EINPUT: as dp_subject_open and dp_command_open; several are given; a program without
+ * --base. */
+dp_status dp_options_open(const dp_options *o, dp_subject *s, dp_err *e);
+/* " --subject ./libmine.so", as a shell takes it, or ""; to be freed. */
+char *dp_options_subject_text(const dp_options *o);
 
 /* The arithmetic of the truth that was asked for; NULL: the case's. */
 const dp_truth_pick *dp_options_truth(const dp_options *o);

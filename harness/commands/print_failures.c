@@ -46,14 +46,13 @@ static int gather(const dp_runs *runs, cause *causes) {
 
 static void print_cause(const cause *c, const char *subject, FILE *f) {
     const dp_run *r = c->first;
-    const int lib = subject && r->backend == DP_BACKEND_SUBJECT;
-    const char *with = lib ? " --subject " : "", *path = lib ? subject : "";
+    const char *with = r->backend == DP_BACKEND_SUBJECT ? subject : "";
     fprintf(f, "  %s: %s%s%s%s in %d of %d runs\n", r->case_name,
             c->tensor ? c->tensor->name : "the run", *tier(c->tensor) ? " (" : "", tier(c->tensor),
             *tier(c->tensor) ? ")" : "", c->runs, c->of);
     fprintf(f, "    %s\n", r->why);
-    fprintf(f, "    again:   deltaproof run --id '%s'%s%s\n", r->id, with, path);
-    fprintf(f, "    explain: deltaproof explain '%s'%s%s\n", r->id, with, path);
+    fprintf(f, "    again:   deltaproof run --id '%s'%s\n", r->id, with);
+    fprintf(f, "    explain: deltaproof explain '%s'%s\n", r->id, with);
 }
 
 void dp_print_failures(const dp_runs *runs, const char *subject, FILE *f) {

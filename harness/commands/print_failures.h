@@ -5,7 +5,7 @@
 
 /* Runs of one case in which the same tensor fails by the same kind of limit are one entry: how
  * many, the first one's place and reason, and the commands that show it again and explain it.
- * subject: the library's path, NULL: none. Nothing where nothing failed. */
+ * subject: the option that names it, behind a blank, or "". Nothing where nothing failed. */
 void dp_print_failures(const dp_runs *runs, const char *subject, FILE *f);
 /* The tensors that fail over many cases together, a line each. */
 void dp_print_pooled(const dp_record *rec, FILE *f);

@@ -1,8 +1,8 @@
 /* A kernel in a shared library as a subject: what it says of itself, and one run (subject.h). What
  * runs in its processes is in subject_host.c. */
 #define _GNU_SOURCE
+#include "command_parts.h"
 #include "ref/vocabulary/text.h"
-#include "subject_parts.h"
 
 #include <sys/stat.h>
 
@@ -13,14 +13,15 @@
 #include <string.h>
 
 const char *const dp_subject_outcomes[DP_SUBJECT_NOUTCOMES] = {
-    "returned", "unsupported", "failed", "crashed", "hung", "out of bounds", "exited"};
+    "returned", "unsupported",   "failed", "crashed",
+    "hung",     "out of bounds", "exited", "bad output"};
 
 /* ---- about ----------------------------------------------------------------------------------- */
 
-static dp_status read_writes(const char *path, char *writes, dp_subject *s, dp_err *e) {
+dp_status dp_subject_read_writes(const char *path, char *writes, dp_subject *s, dp_err *e) {
     char *save;
     int any = 0;
-    for (char *t = strtok_r(writes, " ", &save); t; t = strtok_r(NULL, " ", &save)) {
+    for (char *t = strtok_r(writes, " ,", &save); t; t = strtok_r(NULL, " ,", &save)) {
         int f = -1;
         for (int i = 0; i < DP_NRESULTS; i++)
             if (!strcmp(t, dp_result_fields[i].name)) f = i;
@@ -72,7 +73,7 @@ static dp_status read_about(dp_subject_about a, const char *path, dp_subject *s,
     s->per_rank = a.kind;
     s->max_ranks = a.max_ranks;
     dp_text_printable(a.name[0] ? a.name : dp_subject_base_name(path), s->name, sizeof s->name);
-    return read_writes(path, a.writes, s, e);
+    return dp_subject_read_writes(path, a.writes, s, e);
 }
 
 static dp_status check_file(const char *path, dp_err *e) {
@@ -107,21 +108,18 @@ dp_status dp_subject_open(const char *path, double limit_s, int64_t memory, dp_s
 }
 
 void dp_subject_close(dp_subject *s) {
+    if (s->command) dp_command_close(s->command);
     free(s->path);
     free(s->design);
     *s = (dp_subject){0};
 }
 
-dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
-                         dp_subject_result *out, dp_err *e) {
+static dp_status run_library(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
+                             dp_subject_result *out, dp_err *e) {
     const int N = call->N, backward = call->backward;
     dp_subject_memory m;
     dp_subject_array a[DP_NINPUTS];
     dp_subject_ending end;
-    *out = (dp_subject_result){0};
-    if (N < 1 || N > DP_SUBJECT_MAX_RANKS || p->T % N)
-        return dp_fail(e, DP_EINPUT, "%lld tokens over %d ranks: not for a subject",
-                       (long long)p->T, N);
     const int n = dp_subject_input_arrays(p, backward, a);
     const double t0 = dp_subject_now();
     dp_subject_shared_new(&m, s, N, s->per_rank ? N : 1);
@@ -138,6 +136,16 @@ dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subj
     }
     dp_subject_shared_free(&m);
     return st;
+}
+
+dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
+                         dp_subject_result *out, dp_err *e) {
+    const int N = call->N;
+    *out = (dp_subject_result){0};
+    if (N < 1 || N > DP_SUBJECT_MAX_RANKS || p->T % N)
+        return dp_fail(e, DP_EINPUT, "%lld tokens over %d ranks: not for a subject",
+                       (long long)p->T, N);
+    return (s->command ? dp_command_run : run_library)(s, p, call, out, e);
 }
 
 void dp_subject_result_free(dp_subject_result *r) {

@@ -20,7 +20,11 @@ extern "C" {
 #define DP_SUBJECT_MAX_RANKS 64
 #define DP_SUBJECT_LIMIT_S 60.0
 
+struct dp_command; /* command_parts.h */
+
 typedef struct {
+    struct dp_command
+        *command;   /* a program that is called with files (command.h); NULL: a library */
     char *path;     /* absolute */
     int64_t memory; /* bytes of private memory that a process of it may have */
     char name[64];
@@ -45,11 +49,13 @@ typedef enum {
     DP_SUBJECT_HUNG,
     DP_SUBJECT_OUT_OF_BOUNDS,
     DP_SUBJECT_EXITED,
+    DP_SUBJECT_BAD_OUTPUT,
     DP_SUBJECT_NOUTCOMES
 } dp_subject_outcome;
 extern const char *const
     dp_subject_outcomes[DP_SUBJECT_NOUTCOMES]; /* "returned", "unsupported", "failed", "crashed",
-                                                  "hung", "out of bounds", "exited" */
+                                                  "hung", "out of bounds", "exited",
+                                                  "bad output": what a program wrote is refused */
 
 typedef struct {
     dp_subject_outcome outcome;

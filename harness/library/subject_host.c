@@ -271,7 +271,7 @@ static void load_and_call(void) {
 /* Memory is limited where it is private and can be written (RLIMIT_DATA): address space that is
  * only reserved, as CUDA and the address sanitizer do in terabytes, is not counted. Where the
  * machine runs out all the same, this process goes before any other. */
-static void limit(int64_t memory) {
+void dp_subject_limit_memory(int64_t memory) {
     const struct rlimit none = {0, 0}, data = {(rlim_t)memory, (rlim_t)memory};
     setrlimit(RLIMIT_CORE, &none);
     if (memory > 0 && !SHADOW_MEMORY) setrlimit(RLIMIT_DATA, &data);
@@ -303,7 +303,7 @@ __attribute__((constructor)) static void host_main(int argc, char **argv) {
     close(DP_SUBJECT_GIVEN_FD);
     close(DP_SUBJECT_MADE_FD);
     catch_faults();
-    limit(host.c->memory);
+    dp_subject_limit_memory(host.c->memory);
     load_and_call();
     _exit(0);
 }

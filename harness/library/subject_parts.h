@@ -49,6 +49,11 @@ const dp_subject_region *dp_subject_find_array(const dp_subject_memory *s, int p
 dp_status dp_subject_shared_make(dp_subject_memory *s, const dp_problem *p,
                                  const dp_subject_array *a, int n, dp_err *e);
 
+/* subject.c */
+/* Names with blanks or commas between as what the subject writes; changes the text. DP_EINPUT: one
+ * is no output and no stage; the message begins with path. */
+dp_status dp_subject_read_writes(const char *path, char *writes, dp_subject *s, dp_err *e);
+
 /* subject_watch.c */
 /* What the library said of itself, its texts ended and printable. */
 dp_subject_about dp_subject_look_about(const dp_subject_memory *s);

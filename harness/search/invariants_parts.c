@@ -96,8 +96,8 @@ dp_status dp_check_prefix(dp_check_work *w) {
     if (st) goto none;
     early = dp_check_slice(p, a, mid, s0, NULL, w->backward);
     if ((st = dp_check_run_problem(w->s, &early, 1, 0, &first, w->e))) goto one;
-    if (dp_check_cut(&whole, &first)) {
-        dp_check_skip(w, DP_CHECK_CUT);
+    if (dp_check_cut(&whole, &first) || !first.r.final_state) {
+        dp_check_skip(w, first.r.final_state ? DP_CHECK_CUT : "it does not write final_state");
         dp_check_outcome_free(&first);
         goto one;
     }

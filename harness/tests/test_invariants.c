@@ -144,7 +144,7 @@ DP_TEST(invariants, a_library_is_held_to_bits_or_to_its_bounds) {
         {"", "--cases \"$CASES\" smoke-kda", 2, {"example-ranks refuses it: takes the log decay"}},
         {"refuses-packed", "", 0, {"skipped  packed"}},
         {"", "--design chunk=0.5", 2, {"chunk"}},
-        {"", "--backend sim", 2, {"--subject goes without --backend"}},
+        {"", "--backend sim", 2, {"go without --backend"}},
     };
     char cmd[2048], out[16384];
     snprintf(

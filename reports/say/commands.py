@@ -6,7 +6,8 @@ from itertools import pairwise
 from read.record import Record, Run
 
 # Options of the recorded command line without which the same run is not had again.
-KEPT = ("cases", "subject", "design", "truth", "limit", "memory")
+SUBJECT = ("subject", "run", "serve", "writes")
+KEPT = ("cases", *SUBJECT, "design", "truth", "limit", "memory")
 NO_STAGES = ("chain", "conv")
 
 
@@ -41,7 +42,7 @@ def again(rec: Record, run: Run) -> str:
         return made_by or "deltaproof judge --help"
     options = kept_options(made_by)
     if run.get("backend") != "subject":
-        options.pop("subject", None)
+        options = {k: v for k, v in options.items() if k not in SUBJECT}
     quoted = run["id"].replace("'", "'\\''")
     more = shell([], options)
     return f"deltaproof run --id '{quoted}'" + (f" {more}" if more else "")
@@ -55,9 +56,9 @@ def wrong_stage(rec: Record, run: Run) -> str:
     subject = run.get("backend") == "subject"
     options = {"cases": kept["cases"]} if "cases" in kept else {}
     if subject:
-        if "subject" not in kept:
+        if not any(k in kept for k in SUBJECT):
             return ""
-        options["subject"] = kept["subject"]
+        options |= {k: kept[k] for k in (*SUBJECT, "design") if k in kept}
     options["ranks"] = str(run["ranks"])
     options |= {k: run["policy"][k] for k in ("base", "chain", "merge") if run["policy"].get(k)}
     if run["policy"].get("fault") and not subject:

@@ -1,0 +1,59 @@
+/* harness/library/command.h - any program as a subject: it reads the inputs of a call from one
+ * safetensors file and writes its outputs to another.
+ *
+ * IN.safetensors is what `deltaproof inputs` writes and `judge --inputs` reads, with base, claim
+ * (the format of the M chain) and ranks as further metadata; OUT.safetensors is what `judge
+ * --outputs` reads: its names and aliases, layouts and metadata state_layout (harness/run/judge.h).
+ *
+ * Two forms.
+ *   --run COMMAND    one process a call. The words IN and OUT of the command, also at the end of a
+ *                    word behind `=`, stand for the two paths; a command that names neither gets
+ *                    both appended. DELTAPROOF_IN and DELTAPROOF_OUT hold them, too. Exit status 0:
+ *                    OUT holds the outputs; 77: it does not take this problem (the last line that
+ *                    it printed says why), the run is skipped; any other: it failed.
+ *   --serve COMMAND  one process for all calls. For every call it reads a line `IN OUT`, two paths
+ *                    with a blank between, from its standard input, and answers with one line on
+ *                    its standard output: `ok`, `unsupported WHY` or `failed WHY`. It ends when its
+ *                    input does. A call that fails in another way ends it, and the next starts it
+ *                    again.
+ *
+ * No shell. The text is split at blanks; '..' and ".." keep what is between them together, a
+ * backslash outside of '..' takes the next character as it is; nothing is expanded. The first word
+ * is looked up in PATH. For a pipeline: --run 'sh -c "a $0 | b $1"'.
+ *
+ * A call that takes longer than its limit fails, and each process may have so much private memory.
+ * All that a command started ends with its call (--serve: with the program), and OUT is read
+ * afterwards: a regular file, no link. What it prints (--serve: on standard error) is kept back and
+ * its last lines are shown where it fails. The two files lie in a new folder below $TMPDIR (/tmp),
+ * which is removed at the end, or by the next program where this one was killed.
+ */
+#ifndef DP_COMMAND_H
+#define DP_COMMAND_H
+#include "subject.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DP_COMMAND_UNSUPPORTED 77 /* exit status: it does not take this problem */
+
+/* What is called and what it claims. writes: names with blanks or commas between that must be in
+ * every OUT that could have them; NULL: o. What the first OUT holds must be in all later ones. */
+typedef struct {
+    const char *text;
+    int serve, ranks; /* ranks: the most that a call may ask for */
+    dp_base base;
+    dp_format chain;
+    const char *writes, *design; /* design NULL: not declared */
+    double limit_s;              /* 0: DP_SUBJECT_LIMIT_S */
+    int64_t memory;              /* 0: that of this machine */
+} dp_command_claim;
+
+/* DP_EINPUT: the text is no command or names no program that is there, a name of `writes` is not
+ * known, a design is none. DP_EIO: no folder for its files. It is not started before the first
+ * call. The subject is run and closed as any other (subject.h). */
+dp_status dp_command_open(const dp_command_claim *q, dp_subject *s, dp_err *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,130 @@
+/* IN and OUT of a command (command.h). */
+#define _GNU_SOURCE
+#include "command_parts.h"
+#include "ref/files/input.h"
+#include "ref/vocabulary/text.h"
+#include "tensor_files.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+dp_status dp_command_write_inputs(const struct dp_command *c, const dp_problem *p,
+                                  const dp_subject_call *call, dp_err *e) {
+    dp_tensorfile f = {0};
+    char ranks[16];
+    snprintf(ranks, sizeof ranks, "%d", call->N);
+    dp_tensorfile_add_meta(&f, "base", dp_base_names[call->base]);
+    dp_tensorfile_add_meta(&f, "claim", dp_formats[call->chain].name);
+    dp_tensorfile_add_meta(&f, "ranks", ranks);
+    dp_inputs_add(&f, p, (dp_format)dp_format_find(call->input_format), call->backward);
+    const dp_status st = dp_safetensors_write(c->in, &f, e);
+    dp_tensorfile_free(&f);
+    return st;
+}
+
+/* ---- outputs --------------------------------------------------------------------------------- */
+
+static dp_status check_file(const char *path, dp_err *e) {
+    struct stat st;
+    if (lstat(path, &st))
+        return dp_fail(e, DP_EINPUT, "OUT: %s",
+                       errno == ENOENT ? "was not written" : strerror(errno));
+    if (S_ISREG(st.st_mode)) return DP_OK;
+    return dp_fail(e, DP_EINPUT, "OUT: is a %s, not a regular file",
+                   S_ISLNK(st.st_mode)    ? "link"
+                   : S_ISDIR(st.st_mode)  ? "folder"
+                   : S_ISFIFO(st.st_mode) ? "pipe"
+                                          : "device or socket");
+}
+
+static dp_status read_file(const char *path, dp_tensorfile *f, dp_err *e) {
+    char *bytes;
+    size_t n;
+    dp_status st = check_file(path, e);
+    if (!st) st = dp_input_read(path, dp_input_most(), &bytes, &n, e);
+    if (st) return st;
+    st = dp_safetensors_parse(bytes, n, "OUT", f, e);
+    free(bytes);
+    return st;
+}
+
+static void check_claim(const dp_tensorfile *f, const char *key, const char *claimed,
+                        const char *option, dp_complaints *all) {
+    const char *said = dp_tensorfile_meta(f, key);
+    if (said && strcmp(said, claimed))
+        dp_complain(all, "OUT: metadata `%s` = '%.80s', but it is judged as %s (%s)", key, said,
+                    claimed, option);
+}
+
+static int is_vk(const dp_tensorfile *f, dp_complaints *all) {
+    const char *said = dp_tensorfile_meta(f, "state_layout");
+    if (said && strcmp(said, "kv") && strcmp(said, "vk"))
+        dp_complain(all, "OUT: metadata `state_layout` = '%.80s' is neither kv nor vk", said);
+    return said && !strcmp(said, "vk");
+}
+
+static int holds_result(const dp_tensorfile *f, int result) {
+    for (int i = 0; i < f->ntensor; i++)
+        if (dp_result_find(f->tensor[i].name) == result) return 1;
+    return 0;
+}
+
+/* Those that it claims to write, and those that its first OUT held. */
+static void check_there(const struct dp_command *c, const dp_subject *s, const dp_problem *p,
+                        int backward, const dp_tensorfile *f, dp_complaints *all) {
+    for (int i = 0; i < DP_NRESULTS; i++)
+        if ((s->writes[i] || c->seen[i]) && dp_result_exists(p, i) &&
+            (backward || !dp_result_fields[i].backward) && !holds_result(f, i))
+            dp_complain(all, "OUT: tensor %s is missing%s", dp_result_fields[i].name,
+                        s->writes[i] ? "" : ", which the first OUT held");
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        if (s->writes_stage[i] && (backward || !dp_stage_tensors[i].backward) &&
+            !dp_tensor_find(f, dp_stage_tensors[i].name))
+            dp_complain(all, "OUT: tensor %s is missing", dp_stage_tensors[i].name);
+}
+
+static dp_status check_outputs(struct dp_command *c, const dp_subject *s, const dp_problem *p,
+                               const dp_subject_call *call, dp_tensorfile *f, dp_err *e) {
+    dp_tensor dout = {.name = (char *)"do"};
+    const dp_tensorfile in = {
+        .path = (char *)"IN", .ntensor = call->backward && p->dout, .tensor = &dout};
+    dp_complaints all = {0};
+    dp_given given = {0};
+    dp_tensors_rename(f);
+    dp_outputs_check_names(&in, f, &all);
+    check_there(c, s, p, call->backward, f, &all);
+    check_claim(f, "base", dp_base_names[call->base], "--base", &all);
+    check_claim(f, "claim", dp_formats[call->chain].name, "--chain", &all);
+    const int vk = is_vk(f, &all);
+    const dp_status st = dp_complaints_end(&all, e);
+    return st ? st : dp_outputs_load(&in, f, p, call->N, vk, &given, e);
+}
+
+/* Its data are those of the result or stage from here on. */
+static void move(struct dp_command *c, dp_tensor *t, dp_subject_result *out) {
+    const int f = dp_result_find(t->name);
+    *(f >= 0 ? dp_result_at(&out->r, f) : &out->stage[dp_stage_tensor_find(t->name)]) = t->data;
+    if (f >= 0 && !c->called) c->seen[f] = 1;
+    t->data = NULL;
+}
+
+void dp_command_read_outputs(struct dp_command *c, const dp_subject *s, const dp_problem *p,
+                             const dp_subject_call *call, dp_subject_result *out) {
+    dp_tensorfile f = {0};
+    dp_err e = {0};
+    dp_status st = read_file(c->out, &f, &e);
+    if (!st) st = check_outputs(c, s, p, call, &f, &e);
+    for (int i = 0; i < f.ntensor && !st; i++)
+        move(c, &f.tensor[i], out);
+    if (!st) c->called = 1;
+    if (st) {
+        for (char *x = e.msg; (x = strchr(x, '\n'));)
+            *x = ';';
+        out->outcome = DP_SUBJECT_BAD_OUTPUT;
+        dp_text_printable(e.msg, out->why, sizeof out->why);
+    }
+    dp_tensorfile_free(&f);
+}

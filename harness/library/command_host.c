@@ -1,0 +1,67 @@
+/* harness/library/command_host.c - the process that becomes the command: what it is told, limits,
+ * descriptors, and its words. It takes over before main in the program's own file when that is started under its
+ * name (command_parts.h). */
+#define _GNU_SOURCE
+#include "command_parts.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int dp_command_tell(const struct dp_command *c) {
+    dp_command_told t = {.memory = c->memory, .serve = c->serve, .nword = c->nword};
+    snprintf(t.in, sizeof t.in, "%s", c->in);
+    snprintf(t.out, sizeof t.out, "%s", c->out);
+    const int fd = memfd_create("deltaproof-command", MFD_CLOEXEC);
+    int bad = fd < 0 || write(fd, &t, sizeof t) != sizeof t;
+    for (int i = 0; i < c->nword && !bad; i++) {
+        const size_t n = strlen(c->word[i]) + 1;
+        bad = write(fd, c->word[i], n) != (ssize_t)n;
+    }
+    if (!bad) return fd;
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+/* Standard streams: without serve, what it prints on either goes one way; with it, input and output
+ * are the line to the program. */
+static void place_streams(int serve) {
+    dup2(DP_COMMAND_PRINTED_FD, 2);
+    dup2(serve ? DP_COMMAND_TALK_FD : DP_COMMAND_PRINTED_FD, 1);
+    if (serve) dup2(DP_COMMAND_TALK_FD, 0);
+    close(DP_COMMAND_TOLD_FD);
+    close(DP_COMMAND_PRINTED_FD);
+    if (serve) close(DP_COMMAND_TALK_FD);
+}
+
+static const dp_command_told *read_told(void) {
+    struct stat st;
+    if (fstat(DP_COMMAND_TOLD_FD, &st)) _exit(125);
+    void *at = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, DP_COMMAND_TOLD_FD, 0);
+    if (at == MAP_FAILED) _exit(125);
+    return at;
+}
+
+__attribute__((constructor)) static void command_main(int argc, char **argv) {
+    if (argc != 2 || strcmp(argv[0], DP_COMMAND_HOST)) return;
+    const dp_command_told *t = read_told();
+    char **word = calloc((size_t)t->nword + 1, sizeof *word);
+    char *at = (char *)(t + 1);
+    if (!word) _exit(125);
+    for (int i = 0; i < t->nword; at += strlen(at) + 1)
+        word[i++] = at;
+    if (!t->serve) {
+        setenv("DELTAPROOF_IN", t->in, 1);
+        setenv("DELTAPROOF_OUT", t->out, 1);
+    }
+    place_streams(t->serve);
+    dp_subject_limit_memory(t->memory);
+    execvp(word[0], word);
+    dprintf(2, "%s: %s\n", word[0], strerror(errno));
+    _exit(127);
+}

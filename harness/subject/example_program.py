@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""A program to copy: the forward step recurrence of ref/math.md b in fp32 with numpy, as a subject.
+
+    deltaproof run smoke-kda --base fp32 --run 'python3 harness/subject/example_program.py IN OUT'
+    deltaproof check smoke-kda --base fp32 --serve 'python3 harness/subject/example_program.py'
+
+With two paths it answers one call; without, one call for each line that it reads, until its input
+ends. What it must read and write: harness/library/command.h."""
+
+import json
+import sys
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+Meta = dict[str, str]
+UNSUPPORTED = 77  # exit status: this problem is not for us
+
+
+class Unsupported(Exception):
+    pass
+
+
+def read(path: str) -> tuple[Arrays, Meta]:
+    """{name: array}, and the metadata, of a safetensors file."""
+    with open(path, "rb") as f:
+        data = f.read()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    meta = header.pop("__metadata__", {})
+    kinds = {"F64": "<f8", "F32": "<f4", "BF16": "<u2", "I64": "<i8"}
+    tensors = {}
+    for name, t in header.items():
+        a, b = (8 + size + x for x in t["data_offsets"])
+        x = np.frombuffer(data[a:b], kinds[t["dtype"]])
+        if t["dtype"] == "BF16":  # the upper half of an fp32
+            x = (x.astype("<u4") << 16).view("<f4")
+        tensors[name] = x.reshape(t["shape"])
+    return tensors, meta
+
+
+def write(path: str, tensors: Arrays) -> None:
+    """fp32 tensors as a safetensors file."""
+    header, parts, at = {}, [], 0
+    for name, x in tensors.items():
+        parts.append(np.ascontiguousarray(x, "<f4").tobytes())
+        header[name] = {
+            "dtype": "F32",
+            "shape": x.shape,
+            "data_offsets": [at, at + len(parts[-1])],
+        }
+        at += len(parts[-1])
+    head = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(len(head).to_bytes(8, "little") + head + b"".join(parts))
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def activated(x: Arrays, meta: Meta, K: int) -> tuple[np.ndarray, ...]:
+    """q, k, log decay and beta as the recurrence takes them."""
+    q, k, g, beta = (x[n].astype("f4") for n in ("q", "k", "g", "beta"))
+    if meta["l2norm"] == "1":
+        q, k = (y / np.sqrt((y * y).sum(-1, keepdims=True) + np.float32(1e-6)) for y in (q, k))
+    if g.ndim == 2:  # GDN: one gate a head
+        g = g[:, :, None]
+    if meta["gate"] != "log":
+        A = np.exp(x["A_log"].astype("f4"))[:, None] if "A_log" in x else np.float32(1)
+        g = g + (x["dt_bias"].astype("f4").reshape(g.shape[1:]) if "dt_bias" in x else 0)
+        if meta["gate"] == "softplus":
+            g = -A * np.logaddexp(np.float32(0), g)
+        else:
+            g = np.float32(meta["lower_bound"]) * sigmoid(A * g)
+    if meta["beta"] != "plain":
+        beta = sigmoid(beta) * np.float32(2 if meta["beta"] == "sigmoid2" else 1)
+    return q, k, np.broadcast_to(g, (*g.shape[:2], K)), beta
+
+
+def forward(x: Arrays, meta: Meta) -> Arrays:
+    """o [T, HV, V] and final_state [N, HV, K, V]."""
+    if x["k"].ndim == 4:
+        raise Unsupported("takes one key a token")
+    T, HV, V = x["v"].shape
+    H, K = x["q"].shape[1:]
+    q, k, g, beta = activated(x, meta, K)
+    q, k = (np.repeat(y, HV // H, axis=1) for y in (q, k))
+    v, scale = x["v"].astype("f4"), np.float32(meta["scale"])
+    cu = x["cu_seqlens"].tolist() if "cu_seqlens" in x else [0, T]
+    o, states = np.zeros((T, HV, V), "f4"), np.zeros((len(cu) - 1, HV, K, V), "f4")
+    for n, (first, end) in enumerate(zip(cu, cu[1:], strict=False)):
+        S = x["initial_state"][n].astype("f4") if "initial_state" in x else states[n]
+        for t in range(first, end):
+            S = np.exp(g[t])[:, :, None] * S
+            e = v[t] - np.einsum("hk,hkv->hv", k[t], S)
+            S = S + k[t][:, :, None] * (beta[t][:, None] * e)[:, None, :]
+            o[t] = scale * np.einsum("hk,hkv->hv", q[t], S)
+        states[n] = S
+    return {"o": o, "final_state": states}
+
+
+def call(in_path: str, out_path: str) -> None:
+    write(out_path, forward(*read(in_path)))
+
+
+def serve() -> None:
+    for line in sys.stdin:
+        try:
+            call(*line.split())
+            answer = "ok"
+        except Unsupported as e:
+            answer = f"unsupported {e}"
+        except Exception as e:
+            answer = f"failed {type(e).__name__}: {e}"
+        print(answer, flush=True)
+
+
+def main() -> int:
+    if len(sys.argv) < 3:
+        serve()
+        return 0
+    try:
+        call(sys.argv[1], sys.argv[2])
+    except Unsupported as e:
+        print(e, file=sys.stderr)
+        return UNSUPPORTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
