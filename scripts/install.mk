@@ -5,7 +5,7 @@ DESTDIR  ?=
 INTO     := $(DESTDIR)$(PREFIX)
 SHARE    := $(INTO)/share/deltaproof
 VERSION  := $(shell sed -n 's/.*DP_VERSION "\(.*\)".*/\1/p' ref/vocabulary/problem.h)
-COMMANDS := run judge check bisect shrink compare
+COMMANDS := run judge check differ bisect shrink compare
 # Folders and files that are this program's alone; completions and pages of others lie beside them.
 INSTALLED = $(INTO)/bin/deltaproof $(INTO)/include/deltaproof_subject.h $(INTO)/lib/pkgconfig/deltaproof.pc $(SHARE) \
             $(INTO)/share/doc/deltaproof $(INTO)/share/bash-completion/completions/deltaproof \

@@ -8,12 +8,11 @@
 #include "harness/case/case.h"
 #include "harness/device/device_procs.h"
 #include "harness/search/invariants.h"
+#include "large_problem.h"
 #include "options.h"
 #include "parse.h"
-#include "ref/arithmetic/elementary.h"
 #include "ref/files/output.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,83 +103,6 @@ static int refuse(const dp_err *e) {
     return 2;
 }
 
-/* splitmix64: the same bits for any number of threads. */
-static uint64_t mix(uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
-/* Sum of four 16-bit uniforms, mean 0, variance 1: near enough to normal where only the size
- * matters. */
-static double near_normal(uint64_t seed, uint64_t i) {
-    const uint64_t h = mix(seed ^ mix(i));
-    return ((double)((h & 0xffff) + (h >> 16 & 0xffff) + (h >> 32 & 0xffff) + (h >> 48)) -
-            2 * 65535.0) /
-           (65536 * 0.57735026918962576);
-}
-
-/* Inputs of a large problem: unit keys and queries unless the kernel normalises them, gates and
- * betas by the case's law. */
-static void fill_large(dp_problem *p, const dp_case *c, uint64_t seed) {
-    const dp_inputs_spec *s = &c->spec;
-    const int round = c->input_dtype == DP_BF16, Kg = dp_Kg(p), K = p->K;
-    double *const key[] = {p->q, p->k};
-    for (int z = 0; z < 2; z++) {
-        const int64_t rows = p->T * p->H * (z ? p->R : 1);
-#pragma omp parallel for
-        for (int64_t r = 0; r < rows; r++) {
-            double n = 0;
-            for (int x = 0; x < K; x++) {
-                key[z][r * K + x] = near_normal(seed + z, r * K + x);
-                n += key[z][r * K + x] * key[z][r * K + x];
-            }
-            for (int x = 0; x < K; x++)
-                key[z][r * K + x] = dp_bf16d(key[z][r * K + x] / (p->l2norm ? 1 : sqrt(n)));
-        }
-    }
-#pragma omp parallel for
-    for (int64_t i = 0; i < p->T * p->HV * p->R * p->V; i++)
-        p->v[i] = dp_bf16d(near_normal(seed + 2, i));
-#pragma omp parallel for
-    for (int64_t i = 0; i < p->T * p->HV * Kg; i++) {
-        const double u = (double)(mix((seed + 3) ^ mix((uint64_t)i)) >> 11) * 0x1p-53,
-                     g = p->gate == DP_GATE_LOG ? s->g_scale * dp_log1p(-u)
-                                                : s->g_mean + s->g_scale * near_normal(seed + 3, i);
-        p->g[i] = round ? dp_bf16d(g) : dp_fp32(g);
-    }
-#pragma omp parallel for
-    for (int64_t i = 0; i < p->T * p->HV * p->R; i++) {
-        const double u = (double)(mix((seed + 4) ^ mix((uint64_t)i)) >> 11) * 0x1p-53;
-        const double b = p->beta_form == DP_BETA_PLAIN
-                             ? s->beta_lo + (s->beta_hi - s->beta_lo) * u
-                             : s->beta_lo + s->beta_hi * near_normal(seed + 4, i);
-        p->beta[i] = round ? dp_bf16d(b) : dp_fp32(b);
-    }
-    for (int64_t i = 0; p->A_log && i < p->HV; i++)
-        p->A_log[i] = dp_fp32(0.5 + 0.125 * (double)(i % 8));
-    for (int64_t i = 0; p->dt_bias && i < (int64_t)p->HV * Kg; i++)
-        p->dt_bias[i] = dp_fp32(-3 + 0.03125 * (double)(i % 32));
-#pragma omp parallel for
-    for (int64_t i = 0; i < (p->dout ? p->T * p->HV * p->V : 0); i++)
-        p->dout[i] = dp_bf16d(near_normal(seed + 5, i));
-}
-
-static dp_problem large(const dp_case *c, const options *o, int heads, uint64_t seed) {
-    dp_problem p = c->p;
-    p.T = o->tokens ? o->tokens : c->p.T;
-    p.H = p.HV = heads;
-    p.cu = NULL;
-    p.s0 = p.dstate = p.A_log = p.dt_bias = p.dout = NULL;
-    dp_problem_alloc(&p);
-    if (c->p.A_log) p.A_log = dp_doubles(heads);
-    if (c->p.dt_bias) p.dt_bias = dp_doubles((int64_t)heads * dp_Kg(&p));
-    if (c->p.dout && !o->forward) p.dout = dp_doubles(p.T * heads * p.V);
-    fill_large(&p, c, seed);
-    return p;
-}
-
 static const char *who(const options *o) {
     return o->s.library ? o->s.library->name : dp_backend_names[o->s.backend];
 }
@@ -257,7 +179,9 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
                                                   : each;
     for (int h = 0; h < HV && !st; h += block) {
         const int n = h + block < HV ? block : HV - h;
-        dp_problem p = resized ? large(&c, o, n, 1000 + 16 * (uint64_t)h) : c.p;
+        dp_problem p =
+            resized ? dp_large_problem(&c, o->tokens, n, !o->forward, 1000 + 16 * (uint64_t)h)
+                    : c.p;
         char names[256] = "";
         const char *only = of_block(o, h / block, (HV + block - 1) / block, names, sizeof names);
         printf("%s: T = %lld, heads %d to %d of %d, K = %d, V = %d, %d ranks, base %s, chain %s, "

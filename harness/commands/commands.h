@@ -15,6 +15,7 @@ int dp_cmd_bisect(int argc, char **argv);  /* cmd_bisect.c */
 int dp_cmd_shrink(int argc, char **argv);  /* cmd_shrink.c */
 int dp_cmd_compare(int argc, char **argv); /* cmd_compare.c */
 int dp_cmd_inputs(int argc, char **argv);  /* cmd_inputs.c */
+int dp_cmd_differ(int argc, char **argv);  /* cmd_differ.c */
 int dp_cmd_truth(int argc, char **argv);   /* cmd_truth.c */
 int dp_cmd_index(int argc, char **argv);   /* cmd_index.c */
 int dp_cmd_report(int argc, char **argv);  /* cmd_report.c */

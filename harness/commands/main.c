@@ -47,6 +47,10 @@ static const struct {
     {"check", "check what must hold between runs, without a truth", dp_cmd_check,
      "  deltaproof check weak-heads\n  deltaproof check model-head --tokens 65536 --heads 4\n"
      "  deltaproof check weak-heads --base bf16 --serve 'python3 mine.py'\n"},
+    {"differ", "where two kernels differ, by more than both bounds allow?", dp_cmd_differ,
+     "  deltaproof differ weak-heads --run 'python3 prefill.py' --base bf16 \\\n"
+     "      --run 'python3 decode.py' --base bf16 --design recurrent\n"
+     "  deltaproof differ in.safetensors --subject ./libmine.so --backend sim --base fp32\n"},
     {"carry", "how long a session may keep its state in a short format", dp_cmd_carry,
      "  deltaproof carry kda-typical --steps 100000 --need 0.01\n"},
     {"museum", "switch every deliberate fault on and see which verdict goes red", dp_cmd_museum,

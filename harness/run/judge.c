@@ -260,6 +260,27 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     return st;
 }
 
+dp_status dp_judge_load_inputs(const char *path, dp_case *c, dp_err *e) {
+    const dp_judge_options o = {.inputs = path, .outputs = path, .base = "fp32", .claim = "fp32"};
+    dp_tensorfile in = {0}, none = {.path = (char *)path};
+    dp_judge_settings s = {0};
+    dp_complaints all = {0};
+    memset(c, 0, sizeof *c);
+    dp_status st = dp_safetensors_read(path, &in, e);
+    if (!st) {
+        dp_tensors_rename(&in);
+        check_inputs(&in, 0, &all);
+        dp_judge_settings_read(&o, &in, &none, &s, &all);
+        st = dp_complaints_end(&all, e);
+    }
+    if (!st) st = dp_judge_fold(&in, &none, &s, e);
+    if (!st) st = load_case(&o, &in, &s, dp_tensor_find(&in, "do") != NULL, c, e);
+    if (!st) name_case(&o, c);
+    free(s.folded);
+    dp_tensorfile_free(&in);
+    return st;
+}
+
 dp_status dp_judge_load(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
                         dp_case *c, dp_judge_loaded *l, dp_err *e) {
     *l = (dp_judge_loaded){.drop = o->drop};

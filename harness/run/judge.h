@@ -67,7 +67,11 @@ typedef struct {
  * then *c needs no freeing. */
 dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *e);
 
-/* The same with the inputs and settings of a case: o's outputs, ranks, base, claim and state_layout
+/* The inputs of a file alone, with the settings of its metadata, as a case with one rank, base fp32
+ * and chain fp32. DP_EINPUT as above; then *c needs no freeing. */
+dp_status dp_judge_load_inputs(const char *path, dp_case *c, dp_err *e);
+
+/* dp_judge with the inputs and settings of a case: o's outputs, ranks, base, claim and state_layout
  * count; what neither option nor metadata says is the case's first base and chain, one rank, kv. *c
  * is given that one base, chain and rank count. */
 dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *e);

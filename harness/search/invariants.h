@@ -64,6 +64,8 @@ typedef struct {
     const dp_subject *library; /* subject: judged by the design that it declares */
     double limit_s;            /* subject: a run of it */
     int bitwise;               /* subject: 1: it claims the same bits, 0: to be within its bounds */
+    int shows;                 /* stages that it makes are kept, too */
+    double *const *like;       /* of the simulated ranks those alone that this holds; NULL: all */
     int progress;              /* a line on stderr when a check has ended */
 } dp_check_subject;
 

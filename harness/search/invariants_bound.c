@@ -1,5 +1,6 @@
 /* What two runs of a right kernel may differ by: the sum of both bounds (invariants_work.h). */
 #include "harness/run/limits.h"
+#include "harness/verdict/stage_bound.h"
 #include "invariants_work.h"
 
 #include <assert.h>
@@ -12,16 +13,20 @@ static double reference_seconds(const dp_problem *p) {
 
 #define AFFORDABLE 60 /* seconds */
 
-int dp_check_bounded(const dp_check_work *w, char *why, size_t size) {
-    const dp_design design = dp_check_design(w->s);
+int dp_check_bounds_there(const dp_check_subject *s, const dp_problem *p, char *why, size_t size) {
+    const dp_design design = dp_check_design(s);
     if (!dp_bounds_are_derived(&design)) {
         snprintf(why, size, "no bound is derived for the design of this kernel");
         return 0;
     }
-    if (reference_seconds(w->p) <= AFFORDABLE) return 1;
+    if (reference_seconds(p) <= AFFORDABLE) return 1;
     snprintf(why, size, "the fp64 reference that bounds are taken from would take about %.0f s",
-             reference_seconds(w->p));
+             reference_seconds(p));
     return 0;
+}
+
+int dp_check_bounded(const dp_check_work *w, char *why, size_t size) {
+    return dp_check_bounds_there(w->s, w->p, why, size);
 }
 
 dp_design dp_check_design(const dp_check_subject *s) {
@@ -31,18 +36,21 @@ dp_design dp_check_design(const dp_check_subject *s) {
     return d;
 }
 
-static void make(const dp_check_work *w, dp_error_bound *b) {
+void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N, int backward,
+                          double *const *of, dp_error_bound *b, double **stage) {
     dp_sim ref;
     dp_error_bound_base base;
     dp_design exact = dp_design_of(DP_BASE_FP64);
-    const dp_design design = dp_check_design(w->s);
+    const dp_design design = dp_check_design(s);
     exact.chunk = design.chunk;
-    const dp_status st = dp_sim_new_design(&ref, w->p, &exact, w->N, NULL);
+    const dp_status st = dp_sim_new_design(&ref, p, &exact, N, NULL);
     assert(!st); /* it was run on these ranks */
     (void)st;
-    dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, w->backward);
-    dp_error_bound_base_inexact(&base, &ref, &design, 2, w->backward, NULL);
-    dp_error_bound_run(&base, w->s->chain, w->backward, b);
+    dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
+    dp_error_bound_base_inexact(&base, &ref, &design, 2, backward, NULL);
+    dp_error_bound_run(&base, s->chain, backward, b);
+    for (int i = 0; of && i < DP_NSTAGE_TENSORS; i++)
+        if (of[i] && dp_stage_tensors[i].kind != DP_PER_RANK) stage[i] = dp_stage_bound(&base, i);
     dp_error_bound_base_free(&base);
     dp_sim_free(&ref);
 }
@@ -52,7 +60,7 @@ const dp_error_bound *dp_check_bounds_of(dp_check_work *w) {
     dp_check_bounds *b = w->bounds;
     if (b->made[i] && (!i || b->made[i] == w->c)) return &b->of[i];
     if (b->made[i]) dp_error_bound_free(&b->of[i]);
-    make(w, &b->of[i]);
+    dp_check_bounds_make(w->s, w->p, w->N, w->backward, NULL, &b->of[i], NULL);
     b->made[i] = w->c;
     return &b->of[i];
 }

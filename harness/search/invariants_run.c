@@ -52,6 +52,8 @@ void dp_check_outcome_free(dp_check_outcome *o) {
     }
     free(o->M);
     free(o->dM);
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        free(o->stage[i]);
     dp_result_free(&o->r);
     *o = (dp_check_outcome){0};
 }
@@ -70,6 +72,9 @@ static dp_status run_sim(const dp_check_subject *s, const dp_problem *p, int N, 
         o->M[i] = dp_copy(sim.M[i], KK);
         o->dM[i] = dp_copy(sim.dM[i], KK);
     }
+    for (int i = 0; s->shows && i < DP_NSTAGE_TENSORS; i++)
+        if ((backward || !dp_stage_tensors[i].backward) && (!s->like || s->like[i]))
+            o->stage[i] = dp_stage_tensor_value(&sim, i);
     o->r = sim.out;
     sim.out = (dp_result){0};
     dp_sim_free(&sim);
@@ -114,6 +119,10 @@ static dp_status run_library(const dp_check_subject *s, const dp_problem *p, int
     if (r.outcome == DP_SUBJECT_RETURNED) {
         o->r = r.r;
         r.r = (dp_result){0};
+        for (int i = 0; s->shows && i < DP_NSTAGE_TENSORS; i++) {
+            o->stage[i] = r.stage[i];
+            r.stage[i] = NULL;
+        }
     } else
         st = r.outcome == DP_SUBJECT_REFUSED
                  ? dp_fail(e, DP_EINPUT, "%s refuses it: %s", s->library->name, r.why)

@@ -10,7 +10,8 @@ typedef struct {
     dp_result r;
     double **M, **dM;
     int n, segments;
-} dp_check_outcome; /* segments: parts that a sequence was cut in, at most */
+    double *stage[DP_NSTAGE_TENSORS]; /* of a subject that shows them, whole; NULL: not made */
+} dp_check_outcome;                   /* segments: parts that a sequence was cut in, at most */
 
 /* Bounds of the problem itself, and of the one that a check compares with: made when needed. */
 typedef struct {
@@ -71,11 +72,17 @@ void dp_check_same(dp_check_work *w, dp_check_outcome *got, const double factor[
 void dp_check_skip(dp_check_work *w, const char *why);
 /* Did either run cut a sequence in segments, so that parts of it may differ in bits? */
 int dp_check_cut(const dp_check_outcome *a, const dp_check_outcome *b);
-/* May the subject's rows be held within bounds: not of designs without one, nor where they would
- * take too long; why says so. */
+/* dp_check_bounds_there of w. */
 int dp_check_bounded(const dp_check_work *w, char *why, size_t size);
 /* The design that the subject is bounded by. */
 dp_design dp_check_design(const dp_check_subject *s);
+/* Bounds of the subject's results on p over N ranks, and of each stage [DP_NSTAGE_TENSORS] of
+ * tokens or chunks that `of` holds one of (NULL: none). Its design has bounds. */
+void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N, int backward,
+                          double *const *of, dp_error_bound *b, double **stage);
+/* May rows be held within bounds of the subject on p: not of designs without one, nor where they
+ * would take too long; why says so. */
+int dp_check_bounds_there(const dp_check_subject *s, const dp_problem *p, char *why, size_t size);
 /* Bounds of w->p on w->N ranks; to be freed by dp_check_bounds_free, all together. */
 const dp_error_bound *dp_check_bounds_of(dp_check_work *w);
 void dp_check_bounds_free(dp_check_bounds *b);

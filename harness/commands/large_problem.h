@@ -1,0 +1,13 @@
+/* harness/commands/large_problem.h - the problem of a case at another size, with its law of inputs:
+ * for what needs no truth. */
+#ifndef DP_LARGE_PROBLEM_H
+#define DP_LARGE_PROBLEM_H
+#include "harness/case/case.h"
+
+/* tokens of one sequence (0: as many as the case), heads value and key heads, no initial state; do
+ * where backward and the case has it. The same bits for any number of threads. To be freed by
+ * dp_problem_free. */
+dp_problem dp_large_problem(const dp_case *c, int64_t tokens, int heads, int backward,
+                            uint64_t seed);
+
+#endif
