@@ -229,84 +229,87 @@ __device__ void pair_sums(const Dims &d, int len, int x, const float *gc, const 
     }
 }
 
-/* dq, dk and dg of the activated inputs. Exponents pairwise, i <= s before exp. The terms i = s
- * enter q o dq and k o dk alike and are left out of dgam (math.md f). On entry dq, dk, dkw hold the
- * bare products of k_outer; on return dq and dk are complete, dkw is unchanged. */
-template <int R> __global__ void k_intra_bwd(Dims d, int pair_dg, BwdArgs a) {
-    __shared__ float z[256];
-    int64_t tile = blockIdx.x;
-    int len = d.chunk[tile / d.HV].len, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float *gc = a.gcum + tile * DP_CHUNK * d.Kg, *q = a.qn + tile * DP_CHUNK * d.K,
-                *k = a.kn + tile * d.n * d.K, *dP = a.dP + tile * DP_CHUNK * d.n,
-                *dL = a.dL + tile * d.n * d.n;
-    const float *h = a.h + tile * d.K * d.V, *dh = a.dh + tile * d.K * d.V,
-                *SX = a.dkw + tile * d.n * d.K;
-    float *dq = a.dq + tile * DP_CHUNK * d.K, *dk = a.dk + tile * d.n * d.K,
-          *dg = a.dg + tile * DP_CHUNK * d.K;
-    for (int x = warp; x < d.K; x += THREADS / 32) { /* z = eC o rowsum(S_0 o dS_c) */
+/* A tile's rows of what k_intra_bwd reads and writes. */
+struct IntraRows {
+    const float *gc, *q, *k, *dP, *dL, *h, *dh, *SX;
+    float *dq, *dk, *dg;
+};
+
+/* z = eC o rowsum(S_0 o dS_c), a warp a channel. */
+static __device__ void boundary_rows(const Dims &d, const float *h, const float *dh,
+                                     const float *eC, float *z) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int x = warp; x < d.K; x += THREADS / 32) {
         float sum = 0.f;
         for (int v = lane; v < d.V; v += 32)
             sum = fmaf(h[x * d.V + v], dh[x * d.V + v], sum);
         sum = warp_sum(sum);
-        if (lane == 0) z[x] = FAULT(NO_BOUNDARY) ? 0.f : a.eC[tile * d.K + x] * sum;
+        if (lane == 0) z[x] = FAULT(NO_BOUNDARY) ? 0.f : eC[x] * sum;
     }
-    for (int at = threadIdx.x; at < len * d.K; at += THREADS) {
-        int s = at / d.K, x = at % d.K, cg = d.Kg == 1 ? 0 : x;
-        float gs = gc[s * d.Kg + cg], qs = q[at], es = expf(gs),
-              end = expf(gc[(len - 1) * d.Kg + cg] - gs), aq = 0.f, ar[R], aw[R], ks[R];
-        for (int j = 0; j < R; j++) {
-            ar[j] = aw[j] = 0.f;
-            ks[j] = k[(s * R + j) * d.K + x];
-        }
-        for (int i = 0; i < s; i++) {
-            float e = expf(gs - gc[i * d.Kg + cg]);
-            for (int m = 0; m < R; m++) {
-                float ek = e * k[(i * R + m) * d.K + x];
-                aq = fmaf(dP[s * d.n + i * R + m], ek, aq);
-                for (int j = 0; j < R; j++)
-                    ar[j] = fmaf(dL[(s * R + j) * d.n + i * R + m], ek, ar[j]);
-            }
-        }
-        for (int i = s + 1; i < len; i++) {
-            float e = expf(gc[i * d.Kg + cg] - gs), eq = e * q[i * d.K + x], ek[R];
-            for (int j = 0; j < R; j++)
-                ek[j] = e * k[(i * R + j) * d.K + x];
-            for (int m = 0; m < R; m++) {
-                aw[m] = fmaf(dP[i * d.n + s * R + m], eq, aw[m]);
-                for (int j = 0; j < R; j++)
-                    aw[m] = fmaf(dL[(i * R + j) * d.n + s * R + m], ek[j], aw[m]);
-            }
-        }
-        float dqs = d.scale * es * dq[at], dgam, diag = 0.f, r = qs * dqs;
-        dgam = qs * (dqs + aq);
+}
+
+/* dq and dk of entry `at` of the tile, complete; dg: its share of them, before the sum behind it.
+ */
+template <int R>
+static __device__ void intra_entry(const Dims &d, const IntraRows &w, int len, int at,
+                                   int pair_dg) {
+    int s = at / d.K, x = at % d.K, cg = d.Kg == 1 ? 0 : x;
+    float gs = w.gc[s * d.Kg + cg], qs = w.q[at], es = expf(gs),
+          end = expf(w.gc[(len - 1) * d.Kg + cg] - gs), aq = 0.f, ar[R], aw[R], ks[R];
+    for (int j = 0; j < R; j++) {
+        ar[j] = aw[j] = 0.f;
+        ks[j] = w.k[(s * R + j) * d.K + x];
+    }
+    for (int i = 0; i < s; i++) {
+        float e = expf(gs - w.gc[i * d.Kg + cg]);
         for (int m = 0; m < R; m++) {
-            int im = (s * R + m) * d.K + x;
-            float read = -es * dk[im], write = end * SX[im], p = dP[s * d.n + s * R + m];
-            diag = fmaf(p, ks[m], diag);
-            r = fmaf(ks[m], read, r);
-            dgam = fmaf(ks[m], (read + ar[m]) - (write + aw[m]), dgam);
-            dk[im] = (read + ar[m]) + (write + fmaf(p, qs, aw[m]));
+            float ek = e * w.k[(i * R + m) * d.K + x];
+            aq = fmaf(w.dP[s * d.n + i * R + m], ek, aq);
+            for (int j = 0; j < R; j++)
+                ar[j] = fmaf(w.dL[(s * R + j) * d.n + i * R + m], ek, ar[j]);
         }
-        dq[at] = dqs + (aq + diag);
-        dg[at] = pair_dg ? r : dgam;
     }
-    __syncthreads();
-    for (int x = threadIdx.x; x < d.K; x += THREADS) {
-        if (pair_dg) {
-            pair_sums<R>(d, len, x, gc, q, k, dP, dL, SX, z[x], dg);
-            continue;
+    for (int i = s + 1; i < len; i++) {
+        float e = expf(w.gc[i * d.Kg + cg] - gs), eq = e * w.q[i * d.K + x], ek[R];
+        for (int j = 0; j < R; j++)
+            ek[j] = e * w.k[(i * R + j) * d.K + x];
+        for (int m = 0; m < R; m++) {
+            aw[m] = fmaf(w.dP[i * d.n + s * R + m], eq, aw[m]);
+            for (int j = 0; j < R; j++)
+                aw[m] = fmaf(w.dL[(i * R + j) * d.n + s * R + m], ek[j], aw[m]);
         }
-        float sum = z[x]; /* rowsum(dS_c o S_c) = z + sum of k o (write part) */
-        int cg = d.Kg == 1 ? 0 : x;
-        for (int i = 0; i < len * R; i++)
-            sum = fmaf(k[i * d.K + x],
-                       expf(gc[(len - 1) * d.Kg + cg] - gc[i / R * d.Kg + cg]) * SX[i * d.K + x],
-                       sum);
-        for (int s = len - 1; s >= 0; s--)
-            dg[s * d.K + x] = sum += dg[s * d.K + x];
     }
-    __syncthreads();
-    /* GDN: the sum over channels, into channel 0 */
+    float dqs = d.scale * es * w.dq[at], dgam, diag = 0.f, r = qs * dqs;
+    dgam = qs * (dqs + aq);
+    for (int m = 0; m < R; m++) {
+        int im = (s * R + m) * d.K + x;
+        float read = -es * w.dk[im], write = end * w.SX[im], p = w.dP[s * d.n + s * R + m];
+        diag = fmaf(p, ks[m], diag);
+        r = fmaf(ks[m], read, r);
+        dgam = fmaf(ks[m], (read + ar[m]) - (write + aw[m]), dgam);
+        w.dk[im] = (read + ar[m]) + (write + fmaf(p, qs, aw[m]));
+    }
+    w.dq[at] = dqs + (aq + diag);
+    w.dg[at] = pair_dg ? r : dgam;
+}
+
+/* Channel x of dg: sums over the entries behind each. rowsum(dS_c o S_c) = z + sum of k o (write
+ * part). */
+template <int R>
+static __device__ void sums_behind(const Dims &d, const IntraRows &w, int len, int x, float z) {
+    float sum = z;
+    int cg = d.Kg == 1 ? 0 : x;
+    for (int i = 0; i < len * R; i++)
+        sum = fmaf(w.k[i * d.K + x],
+                   expf(w.gc[(len - 1) * d.Kg + cg] - w.gc[i / R * d.Kg + cg]) * w.SX[i * d.K + x],
+                   sum);
+    for (int s = len - 1; s >= 0; s--)
+        w.dg[s * d.K + x] = sum += w.dg[s * d.K + x];
+}
+
+/* GDN: the sum over channels, into channel 0. */
+static __device__ void sum_channels(const Dims &d, int len, float *dg) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int s = warp; d.Kg == 1 && s < len; s += THREADS / 32) {
         float sum = 0.f;
         for (int x = lane; x < d.K; x += 32)
@@ -314,6 +317,31 @@ template <int R> __global__ void k_intra_bwd(Dims d, int pair_dg, BwdArgs a) {
         sum = warp_sum(sum);
         if (lane == 0) dg[s * d.K] = sum;
     }
+}
+
+/* dq, dk and dg of the activated inputs. Exponents pairwise, i <= s before exp. The terms i = s
+ * enter q o dq and k o dk alike and are left out of dgam (math.md f). On entry dq, dk, dkw hold the
+ * bare products of k_outer; on return dq and dk are complete, dkw is unchanged. */
+template <int R> __global__ void k_intra_bwd(Dims d, int pair_dg, BwdArgs a) {
+    __shared__ float z[256];
+    int64_t tile = blockIdx.x;
+    int len = d.chunk[tile / d.HV].len;
+    const IntraRows w = {
+        a.gcum + tile * DP_CHUNK * d.Kg, a.qn + tile * DP_CHUNK * d.K, a.kn + tile * d.n * d.K,
+        a.dP + tile * DP_CHUNK * d.n,    a.dL + tile * d.n * d.n,      a.h + tile * d.K * d.V,
+        a.dh + tile * d.K * d.V,         a.dkw + tile * d.n * d.K,     a.dq + tile * DP_CHUNK * d.K,
+        a.dk + tile * d.n * d.K,         a.dg + tile * DP_CHUNK * d.K};
+    boundary_rows(d, w.h, w.dh, a.eC + tile * d.K, z);
+    for (int at = threadIdx.x; at < len * d.K; at += THREADS)
+        intra_entry<R>(d, w, len, at, pair_dg);
+    __syncthreads();
+    for (int x = threadIdx.x; x < d.K; x += THREADS)
+        if (pair_dg)
+            pair_sums<R>(d, len, x, w.gc, w.q, w.k, w.dP, w.dL, w.SX, z[x], w.dg);
+        else
+            sums_behind<R>(d, w, len, x, z[x]);
+    __syncthreads();
+    sum_channels(d, len, w.dg);
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */

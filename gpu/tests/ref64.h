@@ -175,44 +175,50 @@ static inline void step64(const Head &h, int64_t t, Vec &S, Vec *o) {
     }
 }
 
-/* Stages of the chunk of tokens [t0, t0+c) of h with state S before it (updated to the state after
- * it). */
 struct Stages {
     Vec gcum, Akk, Aqk, w, u, kg, qg, h, v_new;
 };
 
-static inline Stages chunk64(const Head &hd, int64_t t0, int c, Vec &S) {
-    int K = hd.K, V = hd.V, R = hd.R, n = c * R, N = DP_CHUNK * R;
-    Stages s;
-    s.gcum.assign(c * K, 0);
-    s.Akk.assign(n * N, 0);
-    s.Aqk.assign(c * N, 0);
-    s.w.assign(n * K, 0);
-    s.u.assign(n * V, 0);
-    s.kg.assign(n * K, 0);
-    s.qg.assign(c * K, 0);
-    s.v_new.assign(n * V, 0);
-    s.h = S;
-    const double *q = &hd.q[t0 * K], *k = &hd.k[t0 * R * K], *v = &hd.v[t0 * R * V],
-                 *b = &hd.b[t0 * R];
-    Vec A(n * n, 0);
-    for (int t = 0; t < c; t++)
+/* A chunk's tokens [t0, t0+c) of a head: n keys, rows of N. */
+struct Chunk64 {
+    const Head &hd;
+    int c, n, N;
+    const double *q, *k, *v, *b, *g;
+    Chunk64(const Head &h, int64_t t0, int len)
+        : hd(h), c(len), n(len * h.R), N(DP_CHUNK * h.R), q(&h.q[t0 * h.K]),
+          k(&h.k[t0 * h.R * h.K]), v(&h.v[t0 * h.R * h.V]), b(&h.b[t0 * h.R]), g(&h.g[t0 * h.K]) {}
+    /* x, of token st, times key m, decayed from its token to st. */
+    double pair(const Stages &s, const double *x, int st, int m) const {
+        double sum = 0;
+        for (int i = 0; i < hd.K; i++)
+            sum +=
+                x[i] * exp(s.gcum[st * hd.K + i] - s.gcum[m / hd.R * hd.K + i]) * k[m * hd.K + i];
+        return sum;
+    }
+};
+
+static inline void gates64(const Chunk64 &x, Stages &s) {
+    const int K = x.hd.K;
+    s.gcum.assign(x.c * K, 0);
+    for (int t = 0; t < x.c; t++)
         for (int i = 0; i < K; i++)
             /* exp(-104) = 7e-46 */
             s.gcum[t * K + i] =
-                (t ? s.gcum[(t - 1) * K + i] : 0) + std::max(hd.g[(t0 + t) * K + i], -104.0);
-    auto pair = [&](const double *x, int st, int m) {
-        double sum = 0;
-        for (int i = 0; i < K; i++)
-            sum += x[i] * exp(s.gcum[st * K + i] - s.gcum[m / R * K + i]) * k[m * K + i];
-        return sum;
-    };
+                (t ? s.gcum[(t - 1) * K + i] : 0) + std::max(x.g[t * K + i], -104.0);
+}
+
+/* Aqk, and Akk, the inverse of I + A. */
+static inline void intra64(const Chunk64 &x, Stages &s) {
+    const int K = x.hd.K, R = x.hd.R, n = x.n, N = x.N;
+    Vec A(n * n, 0);
+    s.Akk.assign(n * N, 0);
+    s.Aqk.assign(x.c * N, 0);
     for (int r = 0; r < n; r++)
         for (int m = 0; m < r / R * R; m++)
-            A[r * n + m] = b[r] * pair(k + r * K, r / R, m);
-    for (int t = 0; t < c; t++)
+            A[r * n + m] = x.b[r] * x.pair(s, x.k + r * K, r / R, m);
+    for (int t = 0; t < x.c; t++)
         for (int m = 0; m < (t + 1) * R; m++)
-            s.Aqk[t * N + m] = hd.scale * pair(q + t * K, t, m);
+            s.Aqk[t * N + m] = x.hd.scale * x.pair(s, x.q + t * K, t, m);
     for (int j = 0; j < n; j++)
         for (int r = j; r < n; r++) {
             double sum = r == j;
@@ -220,34 +226,62 @@ static inline Stages chunk64(const Head &hd, int64_t t0, int c, Vec &S) {
                 sum -= A[r * n + m] * s.Akk[m * N + j];
             s.Akk[r * N + j] = sum;
         }
-    for (int r = 0; r < n; r++)
+}
+
+/* w, u, kg, qg. */
+static inline void wy64(const Chunk64 &x, Stages &s) {
+    const int K = x.hd.K, V = x.hd.V, R = x.hd.R;
+    s.w.assign(x.n * K, 0);
+    s.u.assign(x.n * V, 0);
+    s.kg.assign(x.n * K, 0);
+    s.qg.assign(x.c * K, 0);
+    for (int r = 0; r < x.n; r++)
         for (int m = 0; m <= r; m++) {
             for (int i = 0; i < K; i++)
                 s.w[r * K + i] +=
-                    s.Akk[r * N + m] * b[m] * k[m * K + i] * exp(s.gcum[m / R * K + i]);
+                    s.Akk[r * x.N + m] * x.b[m] * x.k[m * K + i] * exp(s.gcum[m / R * K + i]);
             for (int i = 0; i < V; i++)
-                s.u[r * V + i] += s.Akk[r * N + m] * b[m] * v[m * V + i];
+                s.u[r * V + i] += s.Akk[r * x.N + m] * x.b[m] * x.v[m * V + i];
         }
-    for (int r = 0; r < n; r++)
+    for (int r = 0; r < x.n; r++)
         for (int i = 0; i < K; i++)
-            s.kg[r * K + i] = k[r * K + i] * exp(s.gcum[(c - 1) * K + i] - s.gcum[r / R * K + i]);
-    for (int t = 0; t < c; t++)
+            s.kg[r * K + i] =
+                x.k[r * K + i] * exp(s.gcum[(x.c - 1) * K + i] - s.gcum[r / R * K + i]);
+    for (int t = 0; t < x.c; t++)
         for (int i = 0; i < K; i++)
-            s.qg[t * K + i] = q[t * K + i] * exp(s.gcum[t * K + i]);
-    for (int r = 0; r < n; r++)
-        for (int x = 0; x < V; x++) {
-            double sum = s.u[r * V + x];
+            s.qg[t * K + i] = x.q[t * K + i] * exp(s.gcum[t * K + i]);
+}
+
+/* v_new, and S after the chunk. */
+static inline void state64(const Chunk64 &x, Stages &s, Vec &S) {
+    const int K = x.hd.K, V = x.hd.V;
+    s.h = S;
+    s.v_new.assign(x.n * V, 0);
+    for (int r = 0; r < x.n; r++)
+        for (int v = 0; v < V; v++) {
+            double sum = s.u[r * V + v];
             for (int i = 0; i < K; i++)
-                sum -= s.w[r * K + i] * S[i * V + x];
-            s.v_new[r * V + x] = sum;
+                sum -= s.w[r * K + i] * S[i * V + v];
+            s.v_new[r * V + v] = sum;
         }
     for (int i = 0; i < K; i++)
-        for (int x = 0; x < V; x++) {
-            double sum = exp(s.gcum[(c - 1) * K + i]) * S[i * V + x];
-            for (int r = 0; r < n; r++)
-                sum += s.kg[r * K + i] * s.v_new[r * V + x];
-            S[i * V + x] = sum;
+        for (int v = 0; v < V; v++) {
+            double sum = exp(s.gcum[(x.c - 1) * K + i]) * S[i * V + v];
+            for (int r = 0; r < x.n; r++)
+                sum += s.kg[r * K + i] * s.v_new[r * V + v];
+            S[i * V + v] = sum;
         }
+}
+
+/* Stages of the chunk of tokens [t0, t0+c) of h with state S before it (updated to the state after
+ * it). */
+static inline Stages chunk64(const Head &h, int64_t t0, int c, Vec &S) {
+    const Chunk64 x(h, t0, c);
+    Stages s;
+    gates64(x, s);
+    intra64(x, s);
+    wy64(x, s);
+    state64(x, s, S);
     return s;
 }
 #endif

@@ -72,65 +72,90 @@ dp_status dp_check_packed(dp_check_work *w) {
     return st;
 }
 
-/* First sequence with more than one chunk, cut at a chunk in its middle. */
-dp_status dp_check_prefix(dp_check_work *w) {
-    const dp_problem *p = w->p;
+/* All results but one are those of the whole, from its token t0 on. */
+static void same_but(dp_check_work *w, const dp_problem *p, const dp_result *got,
+                     const dp_result *want, int64_t t0, int except) {
+    for (int f = 0; f < DP_NRESULTS; f++)
+        if (f != except)
+            dp_check_same_field(
+                w, f,
+                &(dp_check_pair){
+                    .p = p, .got = got, .want = want, .t0 = t0, .factor = 1, .keep = not_sums});
+}
+
+/* A sequence, its tokens before `mid` and those from there on. */
+typedef struct {
+    const dp_problem *p;
+    int64_t a, mid, b;
+    const double *s0, *dstate;
+} cut_sequence;
+
+/* The first sequence with more than one chunk, cut at a chunk in its middle; 0: there is none. */
+static int cut_in_the_middle(const dp_problem *p, cut_sequence *x) {
     const int64_t n = (int64_t)p->HV * p->K * p->V;
-    int i = 0;
-    while (i < p->Nseq && p->cu[i + 1] - p->cu[i] <= DP_CHUNK)
-        i++;
-    if (i == p->Nseq) {
+    for (int i = 0; i < p->Nseq; i++) {
+        const int64_t a = p->cu[i], b = p->cu[i + 1];
+        if (b - a <= DP_CHUNK) continue;
+        *x = (cut_sequence){.p = p,
+                            .a = a,
+                            .mid = a + ((b - a - 1) / DP_CHUNK + 1) / 2 * DP_CHUNK,
+                            .b = b,
+                            .s0 = p->s0 ? p->s0 + i * n : NULL,
+                            .dstate = p->dstate ? p->dstate + i * n : NULL};
+        return 1;
+    }
+    return 0;
+}
+
+/* The later part from the state that the earlier one ended with; then the earlier one from the
+ * gradient of the state that the later one began with. */
+static dp_status check_parts(dp_check_work *w, const cut_sequence *x, dp_problem *early,
+                             const double *state, const dp_result *whole) {
+    dp_problem late = dp_check_slice(x->p, x->mid, x->b, state, x->dstate, w->backward);
+    dp_check_outcome second, back;
+    dp_status st = dp_check_run_problem(w->s, &late, 1, w->backward, &second, w->e);
+    if (!st) {
+        same_but(w, &late, &second.r, whole, x->mid - x->a, DP_RESULT_DS0);
+        if (second.r.ds0 && w->backward) {
+            early->dstate = dp_copy(second.r.ds0, (int64_t)late.HV * late.K * late.V);
+            st = dp_check_run_problem(w->s, early, 1, 1, &back, w->e);
+            if (!st) same_but(w, early, &back.r, whole, 0, DP_RESULT_FINAL_STATE);
+            if (!st) dp_check_outcome_free(&back);
+        }
+        dp_check_outcome_free(&second);
+    }
+    dp_problem_free(&late);
+    return st;
+}
+
+dp_status dp_check_prefix(dp_check_work *w) {
+    cut_sequence x;
+    if (!cut_in_the_middle(w->p, &x)) {
         w->c->verdict = DP_SKIPPED;
         snprintf(w->c->why, sizeof w->c->why, "no sequence of more than one chunk");
         return DP_OK;
     }
-    const int64_t a = p->cu[i], b = p->cu[i + 1],
-                  mid = a + ((b - a - 1) / DP_CHUNK + 1) / 2 * DP_CHUNK;
-    const double *s0 = p->s0 ? p->s0 + i * n : NULL, *ds = p->dstate ? p->dstate + i * n : NULL;
-    dp_problem all = dp_check_slice(p, a, b, s0, ds, w->backward), late, early;
-    dp_check_outcome whole, first, second, back;
+    dp_problem all = dp_check_slice(x.p, x.a, x.b, x.s0, x.dstate, w->backward),
+               early = dp_check_slice(x.p, x.a, x.mid, x.s0, NULL, w->backward);
+    dp_check_outcome whole, first;
     dp_check_work v = *w;
     v.p = &all;
     v.N = 1;
     dp_status st = dp_check_run_problem(w->s, &all, 1, w->backward, &whole, w->e);
-    if (st) goto none;
-    early = dp_check_slice(p, a, mid, s0, NULL, w->backward);
-    if ((st = dp_check_run_problem(w->s, &early, 1, 0, &first, w->e))) goto one;
-    if (dp_check_cut(&whole, &first) || !first.r.final_state) {
-        dp_check_skip(w, first.r.final_state ? DP_CHECK_CUT : "it does not write final_state");
-        dp_check_outcome_free(&first);
-        goto one;
+    if (!st) {
+        st = dp_check_run_problem(w->s, &early, 1, 0, &first, w->e);
+        if (!st) {
+            if (dp_check_cut(&whole, &first))
+                dp_check_skip(w, DP_CHECK_CUT);
+            else if (!first.r.final_state)
+                dp_check_skip(w, "it does not write final_state");
+            else
+                st = check_parts(&v, &x, &early, first.r.final_state, &whole.r);
+            dp_check_outcome_free(&first);
+        }
+        dp_check_outcome_free(&whole);
     }
-    late = dp_check_slice(p, mid, b, first.r.final_state, ds, w->backward);
-    if ((st = dp_check_run_problem(w->s, &late, 1, w->backward, &second, w->e))) goto two;
-    for (int f = 0; f < DP_NRESULTS; f++)
-        if (f != DP_RESULT_DS0)
-            dp_check_same_field(&v, f,
-                                &(dp_check_pair){.p = &late,
-                                                 .got = &second.r,
-                                                 .want = &whole.r,
-                                                 .t0 = mid - a,
-                                                 .factor = 1,
-                                                 .keep = not_sums});
-    if (second.r.ds0 && w->backward) {
-        early.dstate = dp_copy(second.r.ds0, n);
-        st = dp_check_run_problem(w->s, &early, 1, 1, &back, w->e);
-        for (int f = 0; f < DP_NRESULTS && !st; f++)
-            if (f != DP_RESULT_FINAL_STATE)
-                dp_check_same_field(&v, f,
-                                    &(dp_check_pair){.p = &early,
-                                                     .got = &back.r,
-                                                     .want = &whole.r,
-                                                     .factor = 1,
-                                                     .keep = not_sums});
-        if (!st) dp_check_outcome_free(&back);
-    }
-    dp_check_outcome_free(&second);
-two:
-    dp_problem_free(&late), dp_check_outcome_free(&first);
-one:
-    dp_problem_free(&early), dp_check_outcome_free(&whole);
-none:
+    dp_problem_free(&early);
     dp_problem_free(&all);
     return st;
 }

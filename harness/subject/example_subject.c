@@ -148,15 +148,11 @@ static void gate_gradient(const problem *p, int64_t t, int hv, const float *dlog
         if (d->dA_log) d->dA_log[hv] = (float)d->dA_log[hv] + x * dA;
     }
 }
-/* Token t from the state before it (S) and the gradient of the state after it (G, replaced by that
- * of the state before it). */
-static void step_back(const problem *p, int64_t t, int hv, token *x, float *S, float *G, float *E,
-                      float *w, const gradients *d) {
-    const int K = p->K, V = p->V, R = p->R, h = hv / (p->HV / p->H);
-    const double *dout = p->dout + (t * p->HV + hv) * V, *v = values(p, t, hv);
-    float *dq = w, *dlog = w + K, *dU = w + 2 * K, *dk = dU + R * V;
-    activate(p, t, hv, x);
-    read_state(p, x, v, S, E); /* S: decayed, not yet written to */
+/* dq [K] of the output, which reads the state after the write, S + k' beta E; and what it adds to
+ * the gradient G of that state. */
+static void query_gradient(const problem *p, const token *x, const double *dout, const float *S,
+                           const float *E, float *G, float *dq) {
+    const int K = p->K, V = p->V;
     for (int i = 0; i < K; i++) {
         float s = 0;
         for (int c = 0; c < V; c++) {
@@ -165,7 +161,7 @@ static void step_back(const problem *p, int64_t t, int hv, token *x, float *S, f
         }
         dq[i] = s;
     }
-    for (int j = 0; j < R; j++) { /* o reads the state after the write: S + k' beta E */
+    for (int j = 0; j < p->R; j++) {
         float s = 0;
         for (int c = 0; c < V; c++)
             s += x->beta[j] * E[j * V + c] * (float)dout[c];
@@ -174,39 +170,69 @@ static void step_back(const problem *p, int64_t t, int hv, token *x, float *S, f
     }
     for (int i = 0; i < K; i++)
         dq[i] *= (float)p->scale;
-    for (int j = 0; j < R; j++) {
-        const int64_t z = (t * p->HV + hv) * R + j;
+}
+
+/* dU [R][V], the gradient of E and of v, and that of beta. z: key 0 of the token in d. */
+static void write_gradient(const problem *p, const token *x, int64_t z, const float *G,
+                           const float *E, float *dU, const gradients *d) {
+    const int K = p->K, V = p->V;
+    for (int j = 0; j < p->R; j++) {
         float db = 0;
         for (int c = 0; c < V; c++) {
             float s = 0;
             for (int i = 0; i < K; i++)
                 s += x->k[j * K + i] * G[i * V + c];
             db += s * E[j * V + c];
-            dU[j * V + c] = x->beta[j] * s; /* gradient of E, and of v */
-            if (d->dv) d->dv[z * V + c] = dU[j * V + c];
+            dU[j * V + c] = x->beta[j] * s;
+            if (d->dv) d->dv[(z + j) * V + c] = dU[j * V + c];
         }
-        const float b = p->beta_form == DP_SUBJECT_BETA_PLAIN ? 0 : sigmoid((float)p->beta[z]),
+        const int plain = p->beta_form == DP_SUBJECT_BETA_PLAIN;
+        const float b = plain ? 0 : sigmoid((float)p->beta[z + j]),
                     f = p->beta_form == DP_SUBJECT_BETA_SIGMOID2 ? 2 : 1;
-        if (d->dbeta)
-            d->dbeta[z] = p->beta_form == DP_SUBJECT_BETA_PLAIN ? db : db * f * b * (1 - b);
+        if (d->dbeta) d->dbeta[z + j] = plain ? db : db * f * b * (1 - b);
     }
-    for (int j = 0; j < R; j++)
+}
+
+static void key_gradient(const problem *p, const token *x, const float *S, const float *G,
+                         const float *E, const float *dU, float *dk) {
+    const int K = p->K, V = p->V;
+    for (int j = 0; j < p->R; j++)
         for (int i = 0; i < K; i++) {
             float s = 0;
             for (int c = 0; c < V; c++)
                 s += G[i * V + c] * (x->beta[j] * E[j * V + c]) - S[i * V + c] * dU[j * V + c];
             dk[j * K + i] = s;
         }
+}
+
+/* G: from the state after the write to the one before the decay; dlog [K]: of the log decay. */
+static void state_gradient(const problem *p, const token *x, const float *S, const float *dU,
+                           float *G, float *dlog) {
+    const int K = p->K, V = p->V;
     for (int i = 0; i < K; i++) {
         float s = 0;
         for (int c = 0; c < V; c++) {
-            for (int j = 0; j < R; j++)
+            for (int j = 0; j < p->R; j++)
                 G[i * V + c] -= x->k[j * K + i] * dU[j * V + c];
             s += G[i * V + c] * S[i * V + c];
             G[i * V + c] *= x->decay[i];
         }
         dlog[i] = s;
     }
+}
+
+/* Token t from the state before it (S) and the gradient of the state after it (G, replaced by that
+ * of the state before it). */
+static void step_back(const problem *p, int64_t t, int hv, token *x, float *S, float *G, float *E,
+                      float *w, const gradients *d) {
+    const int K = p->K, V = p->V, R = p->R, h = hv / (p->HV / p->H);
+    float *dq = w, *dlog = w + K, *dU = w + 2 * K, *dk = dU + R * V;
+    activate(p, t, hv, x);
+    read_state(p, x, values(p, t, hv), S, E); /* S: decayed, not yet written to */
+    query_gradient(p, x, p->dout + (t * p->HV + hv) * V, S, E, G, dq);
+    write_gradient(p, x, (t * p->HV + hv) * R, G, E, dU, d);
+    key_gradient(p, x, S, G, E, dU, dk);
+    state_gradient(p, x, S, dU, G, dlog);
     if (d->dq) add_unit(x->q, dq, x->rq, K, p->l2norm, d->dq + (t * p->H + h) * K);
     for (int j = 0; d->dk && j < R; j++)
         add_unit(x->k + j * K, dk + j * K, x->rk[j], K, p->l2norm,

@@ -61,50 +61,59 @@ static dpg_plan *plan_of(int64_t T, int HV, int K, int V, int rank, int N, int d
     return plan;
 }
 
-/* Rank 1 of 4 of one sequence: dS_out of the rank, what its parts start from, and its dH, from
- * random elements. */
-static int test_parts(int HV, int K, int V, int dh_only) {
-    const int parts = 3, rank = 1, N = 4, row = dh_only ? V : V + K;
-    dp_err e = {DP_OK, ""};
-    dpg_plan *plan = plan_of(N * 256, HV, K, V, rank, N, dh_only);
-    dpg_plan *b = plan->bwd;
-    b->parts = b->saved_parts = parts;
-    size_t kv = (size_t)HV * K * V, kk = (size_t)HV * K * K, at_seg = b->ws_bytes,
-           at_out = at_seg + (parts * kv * 4 + 255) / 256 * 256,
-           bytes = at_out + (parts * kv * 4 + 255) / 256 * 256;
-    b->buf[B_SEG] = Buf{at_seg, parts * kv * 4, 0, PLAIN};
-    b->buf[B_DSOUT] = Buf{at_out, parts * kv * 4, 0, PLAIN};
-    void *ws = aligned_alloc(256, bytes);
-    std::vector<float> saved(b->saved_states * kv + (b->saved_ms + parts) * kk);
-    uint32_t seed = 7 * K + V;
-    for (float &x : saved)
-        x = next(seed) * 1.5f / sqrtf((float)K);
-    for (int slot : {B_DHMALL, B_SEG})
-        for (size_t i = 0; i < b->buf[slot].bytes / 4; i++)
-            at<float>(b, ws, slot)[i] =
-                next(seed) *
-                (slot == B_DHMALL && i % row >= (size_t)V ? 1.5f / sqrtf((float)K) : 1);
+/* The backward of rank 1 of 4 of one sequence in 3 parts, from random elements. */
+struct Parts {
+    enum { parts = 3, rank = 1, N = 4 };
+    const int HV, K, V, dh_only, row;
+    dpg_plan *plan, *b;
+    void *ws;
+    std::vector<float> saved;
     dpg_tensors t = {};
-    t.saved = saved.data();
-    Call c = {b, &t, NULL, ws, NULL, &e};
-    NEED(chain_compose_bwd(c));
-    NEED(chain_merge_bwd(c));
-    double worst = 0;
-    for (int hv = 0; hv < HV; hv++) {
-        Vec S(K * V), H(K * V);
-        const float *all = at<float>(b, ws, B_DHMALL), *seg = at<float>(b, ws, B_SEG),
-                    *out = at<float>(b, ws, B_DSOUT);
-        auto apply = [&](Vec &P, const float *m, int sr, int sk, const float *add, int lda) {
-            Vec Q(K * V);
-            for (int r = 0; r < K; r++)
-                for (int c = 0; c < V; c++) {
-                    double sum = add[r * lda + c];
-                    for (int k = 0; k < K; k++)
-                        sum += (double)m[r * sr + k * sk] * P[k * V + c];
-                    Q[r * V + c] = sum;
-                }
-            P = Q;
-        };
+
+    Parts(int HV, int K, int V, int dh_only)
+        : HV(HV), K(K), V(V), dh_only(dh_only), row(dh_only ? V : V + K),
+          plan(plan_of(N * 256, HV, K, V, rank, N, dh_only)), b(plan->bwd) {
+        size_t kv = (size_t)HV * K * V, kk = (size_t)HV * K * K, at_seg = b->ws_bytes,
+               at_out = at_seg + (parts * kv * 4 + 255) / 256 * 256,
+               bytes = at_out + (parts * kv * 4 + 255) / 256 * 256;
+        b->parts = b->saved_parts = parts;
+        b->buf[B_SEG] = Buf{at_seg, parts * kv * 4, 0, PLAIN};
+        b->buf[B_DSOUT] = Buf{at_out, parts * kv * 4, 0, PLAIN};
+        ws = aligned_alloc(256, bytes);
+        saved.resize(b->saved_states * kv + (b->saved_ms + parts) * kk);
+        t.saved = saved.data();
+        draw();
+    }
+    ~Parts() {
+        dpg_plan_destroy(plan);
+        free(ws);
+    }
+    void draw() {
+        uint32_t seed = 7 * K + V;
+        for (float &x : saved)
+            x = next(seed) * 1.5f / sqrtf((float)K);
+        for (int slot : {B_DHMALL, B_SEG})
+            for (size_t i = 0; i < b->buf[slot].bytes / 4; i++)
+                at<float>(b, ws, slot)[i] =
+                    next(seed) *
+                    (slot == B_DHMALL && i % row >= (size_t)V ? 1.5f / sqrtf((float)K) : 1);
+    }
+    /* P <- M P + add, [K][V]; entry (r, k) of M at r sr + k sk. */
+    void apply(Vec &P, const float *m, int sr, int sk, const float *add, int lda) const {
+        Vec Q(K * V);
+        for (int r = 0; r < K; r++)
+            for (int c = 0; c < V; c++) {
+                double sum = add[r * lda + c];
+                for (int k = 0; k < K; k++)
+                    sum += (double)m[r * sr + k * sk] * P[k * V + c];
+                Q[r * V + c] = sum;
+            }
+        P = Q;
+    }
+    /* dS_out of the rank in fp64, from the elements of the ranks behind it. */
+    Vec from_ranks(int hv) {
+        const float *all = at<float>(b, ws, B_DHMALL);
+        Vec S(K * V);
         for (int j = N - 1; j > rank; j--) {
             const float *E = all + ((size_t)j * HV + hv) * K * row,
                         *M = dh_only
@@ -114,20 +123,37 @@ static int test_parts(int HV, int K, int V, int dh_only) {
             /* the farthest multiplies zeros */
             apply(S, M, dh_only ? 1 : row, dh_only ? K : 1, E, row);
         }
+        return S;
+    }
+    /* Worst relative error of a head: what its parts start from, and its dH. */
+    double off_of(int hv) {
+        const float *seg = at<float>(b, ws, B_SEG), *out = at<float>(b, ws, B_DSOUT);
+        Vec S = from_ranks(hv), H(K * V);
+        double worst = 0;
         for (int i = parts - 1; i >= 0; i--) {
             const float *M = saved_part_m(b, &t) + ((size_t)i * HV + hv) * K * K,
-                        *dH = seg + ((size_t)i * HV + hv) * K * V;
-            worst =
-                fmax(worst, off_by(out + ((size_t)(parts - 1 - i) * HV + hv) * K * V, V, S, K, V));
+                        *dH = seg + ((size_t)i * HV + hv) * K * V,
+                        *got = out + ((size_t)(parts - 1 - i) * HV + hv) * K * V;
+            worst = fmax(worst, off_by(got, V, S, K, V));
             apply(S, M, 1, K, dH, V);
             apply(H, M, 1, K, dH, V);
         }
-        worst = fmax(worst, off_by(at<float>(b, ws, B_DHM) + (size_t)hv * K * row, row, H, K, V));
+        const float *dHM = at<float>(b, ws, B_DHM) + (size_t)hv * K * row;
+        return fmax(worst, off_by(dHM, row, H, K, V));
     }
+};
+
+static int test_parts(int HV, int K, int V, int dh_only) {
+    dp_err e = {DP_OK, ""};
+    Parts x(HV, K, V, dh_only);
+    Call c = {x.b, &x.t, NULL, x.ws, NULL, &e};
+    NEED(chain_compose_bwd(c));
+    NEED(chain_merge_bwd(c));
+    double worst = 0;
+    for (int hv = 0; hv < HV; hv++)
+        worst = fmax(worst, x.off_of(hv));
     printf("parts of the backward, HV %d K %d V %d%s: %.1e from fp64\n", HV, K, V,
            dh_only ? ", dH alone" : "", worst);
-    dpg_plan_destroy(plan);
-    free(ws);
     return !(worst < 8 * K * 0x1p-24); /* 5 sums of K products one behind the other */
 }
 
@@ -255,66 +281,92 @@ struct Member {
     }
 };
 
-/* States that ranks start from and M that they keep for the backward, forward after forward: those
- * of elements copied by hand, whoever is late. slow: the rank that sleeps, before it sends or
- * before it reads. */
-static int test_windows(int K, int V, int slow, int when) {
-    const int N = 4, forwards = 6, nseg[N] = {3, 1, 2, 2};
-    std::vector<std::vector<std::vector<float>>> want(forwards);
-    std::vector<std::thread> th;
-    std::vector<dpg_comm> comm(N);
+static const int RANKS = 4, FORWARDS = 6, NSEG[RANKS] = {3, 1, 2, 2};
+
+/* Of one forward, a rank each: the states that it starts from, then the M that it keeps for the
+ * backward, of elements copied by hand. */
+static std::vector<std::vector<float>> by_hand(int K, int V, int forward) {
+    std::vector<std::vector<float>> want;
+    std::vector<Member> m;
     dp_err e = {DP_OK, ""};
-    for (int f = 0; f < forwards; f++) {
-        std::vector<Member> m;
-        for (int r = 0; r < N; r++) {
-            m.emplace_back(K, V, r, nseg[r]);
-            m[r].draw(f);
-            NEED(chain_compose(m[r].call(NULL, &e)));
-        }
-        for (int r = 0; r < N; r++) {
-            for (int j = 0; j < N; j++)
-                memcpy(m[r].slot(B_HMALL) + j * m[j].p.buf[B_HM].bytes / 4, m[j].slot(B_HM),
-                       m[j].p.buf[B_HM].bytes);
-            NEED(chain_merge(m[r].call(NULL, &e)));
-            want[f].emplace_back(m[r].slot(B_SIN), m[r].slot(B_SIN) + (size_t)K * V * nseg[r]);
-            for (int j = r + 1; j <= r + m[r].p.saved_ms; j++)
-                for (int i = 0; i < K * K; i++)
-                    want[f][r].push_back(m[j].slot(B_HM)[i / K * (V + K) + V + i % K]);
-        }
+    for (int r = 0; r < RANKS; r++) {
+        m.emplace_back(K, V, r, NSEG[r]);
+        m[r].draw(forward);
+        NEED(chain_compose(m[r].call(NULL, &e)));
     }
-    const int devices[N] = {0, 1, 2, 3};
-    NEED(dpg_comm_devices(comm.data(), N, devices, 5, &e));
-    std::vector<int> failed(N);
-    for (int r = 0; r < N; r++)
-        th.emplace_back([&, r] {
-            Member m(K, V, r, nseg[r]);
-            dpg_tensors t = {};
-            std::vector<float> saved((size_t)m.p.saved_ms * K * K + 1, NAN);
-            t.saved = saved.data();
-            dp_status st = dpg_plan_connect(&m.p, &comm[r], &m.e);
-            if (st == DP_OK && !m.p.window.mine) st = dpg_fail(&m.e, DP_EDEVICE, "no windows");
-            for (int f = 0; f < forwards && st == DP_OK; f++) {
-                m.draw(f);
-                if (r == slow && when == 0) usleep(3000);
-                st = chain_compose(m.call(&t, &m.e));
-                if (st == DP_OK) st = window_enter(&m.p, &comm[r], &m.e);
-                if (r == slow && when == 1) usleep(3000);
-                if (st == DP_OK) st = chain_merge(m.call(&t, &m.e));
-                if (st == DP_OK) st = window_keep(m.call(&t, &m.e));
-                size_t states = (size_t)K * V * nseg[r], ms = m.p.saved_ms * K * K;
-                if (st == DP_OK && ms && memcmp(saved.data(), want[f][r].data() + states, ms * 4))
-                    st = dpg_fail(&m.e, DP_EDEVICE, "forward %d: other M", f);
-                if (st == DP_OK && memcmp(m.slot(B_SIN), want[f][r].data(), states * 4))
-                    st = dpg_fail(&m.e, DP_EDEVICE, "forward %d: other states", f);
-            }
-            dp_err last = {DP_OK, ""};
-            dp_status end = comm[r].wait(&comm[r], NULL, &last);
-            if (st != DP_OK || end != DP_OK)
-                printf("windows, K %d V %d, rank %d slow %s: rank %d: %s %s\n", K, V, slow,
-                       when ? "to read" : "to send", r, m.e.msg, last.msg),
-                    failed[r] = 1;
-            free(m.p.window_memory), free(m.p.window.peer);
-        });
+    for (int r = 0; r < RANKS; r++) {
+        for (int j = 0; j < RANKS; j++)
+            memcpy(m[r].slot(B_HMALL) + j * m[j].p.buf[B_HM].bytes / 4, m[j].slot(B_HM),
+                   m[j].p.buf[B_HM].bytes);
+        NEED(chain_merge(m[r].call(NULL, &e)));
+        want.emplace_back(m[r].slot(B_SIN), m[r].slot(B_SIN) + (size_t)K * V * NSEG[r]);
+        for (int j = r + 1; j <= r + m[r].p.saved_ms; j++)
+            for (int i = 0; i < K * K; i++)
+                want[r].push_back(m[j].slot(B_HM)[i / K * (V + K) + V + i % K]);
+    }
+    return want;
+}
+
+/* The rank that sleeps, before it sends (0) or before it reads (1). */
+struct Late {
+    int rank, when;
+};
+
+/* One forward of a rank through its windows: are states and kept M those of `want`? */
+static dp_status forward_of(Member &m, dpg_comm *comm, const dpg_tensors &t, int f, int sleeps,
+                            const std::vector<float> &want) {
+    size_t states = (size_t)m.p.d.K * m.p.d.V * m.p.nseg,
+           ms = (size_t)m.p.saved_ms * m.p.d.K * m.p.d.K;
+    m.draw(f);
+    if (sleeps == 0) usleep(3000);
+    dp_status st = chain_compose(m.call(&t, &m.e));
+    if (st == DP_OK) st = window_enter(&m.p, comm, &m.e);
+    if (sleeps == 1) usleep(3000);
+    if (st == DP_OK) st = chain_merge(m.call(&t, &m.e));
+    if (st == DP_OK) st = window_keep(m.call(&t, &m.e));
+    if (st == DP_OK && ms && memcmp(t.saved, want.data() + states, ms * 4))
+        st = dpg_fail(&m.e, DP_EDEVICE, "forward %d: other M", f);
+    if (st == DP_OK && memcmp(m.slot(B_SIN), want.data(), states * 4))
+        st = dpg_fail(&m.e, DP_EDEVICE, "forward %d: other states", f);
+    return st;
+}
+
+/* 1: it failed, and has said why. */
+static int run_rank(int K, int V, int r, dpg_comm *comm, Late late,
+                    const std::vector<std::vector<std::vector<float>>> &want) {
+    Member m(K, V, r, NSEG[r]);
+    dpg_tensors t = {};
+    std::vector<float> saved((size_t)m.p.saved_ms * K * K + 1, NAN);
+    t.saved = saved.data();
+    dp_status st = dpg_plan_connect(&m.p, comm, &m.e);
+    if (st == DP_OK && !m.p.window.mine) st = dpg_fail(&m.e, DP_EDEVICE, "no windows");
+    for (int f = 0; f < FORWARDS && st == DP_OK; f++)
+        st = forward_of(m, comm, t, f, r == late.rank ? late.when : -1, want[f][r]);
+    dp_err last = {DP_OK, ""};
+    dp_status end = comm->wait(comm, NULL, &last);
+    int failed = st != DP_OK || end != DP_OK;
+    if (failed)
+        printf("windows, K %d V %d, rank %d slow %s: rank %d: %s %s\n", K, V, late.rank,
+               late.when ? "to read" : "to send", r, m.e.msg, last.msg);
+    free(m.p.window_memory);
+    free(m.p.window.peer);
+    return failed;
+}
+
+/* States that ranks start from and M that they keep for the backward, forward after forward: those
+ * of elements copied by hand, whoever is late. */
+static int test_windows(int K, int V, Late late) {
+    std::vector<std::vector<std::vector<float>>> want;
+    std::vector<std::thread> th;
+    std::vector<dpg_comm> comm(RANKS);
+    std::vector<int> failed(RANKS);
+    dp_err e = {DP_OK, ""};
+    for (int f = 0; f < FORWARDS; f++)
+        want.push_back(by_hand(K, V, f));
+    const int devices[RANKS] = {0, 1, 2, 3};
+    NEED(dpg_comm_devices(comm.data(), RANKS, devices, 5, &e));
+    for (int r = 0; r < RANKS; r++)
+        th.emplace_back([&, r] { failed[r] = run_rank(K, V, r, &comm[r], late, want); });
     for (auto &t : th)
         t.join();
     for (auto &c : comm)
@@ -322,62 +374,65 @@ static int test_windows(int K, int V, int slow, int when) {
     int sum = 0;
     for (int f : failed)
         sum += f;
-    printf("windows, K %d V %d, rank %d slow %s: %d forwards, %d ranks failed\n", K, V, slow,
-           when ? "to read" : "to send", forwards, sum);
+    printf("windows, K %d V %d, rank %d slow %s: %d forwards, %d ranks failed\n", K, V, late.rank,
+           late.when ? "to read" : "to send", FORWARDS, sum);
     return sum;
 }
 
-int main() {
-    const int K = 16, row = 2 * K, nseg = 3;
+/* M or dM of rank 1 of 3 in [K][row], its 8 chunks (the last one ragged) as they are or cut. */
+static void chain_of(dpg_plan *b, void *ws, int nseg, float *m, int K, int row) {
     dp_err e = {DP_OK, ""};
-    dpg_plan *plan = plan_of(3 * 500, 2, K, K, 1, 3, 0); /* 8 chunks a rank, the last one ragged */
-    int failed = 0;
-    for (dpg_plan *b : {plan, plan->bwd}) {
-        void *ws = aligned_alloc(256, (b->ws_bytes + 255) / 256 * 256);
-        size_t words = 2 * (size_t)K * row, bytes = words * sizeof(float);
-        float *m[2] = {(float *)calloc(words, sizeof(float)),
-                       (float *)calloc(words, sizeof(float))};
-        uint32_t x = 1;
-        for (int slot : {B_W, B_KG, B_EC})
-            for (size_t i = 0; i < b->buf[slot].bytes / 4; i++)
-                at<float>(b, ws, slot)[i] =
-                    (slot == B_EC ? 0.9f : -0x1p-4f) +
-                    ((x = x * 1664525u + 1013904223u) >> 8) * (slot == B_EC ? 0x1p-28f : 0x1p-27f);
-        for (int cut = 0; cut < 2; cut++) {
-            Seq whole = local_sequence(b, 0), part[nseg];
-            for (int i = 0; i < nseg; i++) {
-                part[i] = whole;
-                part[i].c0 = whole.c1 * i / nseg;
-                part[i].c1 = whole.c1 * (i + 1) / nseg;
-                part[i].part = i;
-            }
-            Seq *keep = b->seqs_h;
-            if (cut) {
-                b->seqs_h = part;
-                b->nseg = nseg;
-            }
-            if (b->is_bwd)
-                NEED(chain_pre_dm(Call{b, NULL, NULL, ws, NULL, &e}, m[cut] + K, row));
-            else {
-                NEED(chain_pre_m(Call{b, NULL, NULL, ws, NULL, &e}));
-                memcpy(m[cut], at<float>(b, ws, B_HM), bytes);
-            }
-            b->seqs_h = keep;
-            b->nseg = 1;
-        }
-        double size = 0, off = 0;
-        for (size_t i = 0; i < words; i++)
-            if (i % row >= K) {
-                size += (double)m[0][i] * m[0][i];
-                off += !(m[0][i] == m[1][i]);
-            }
-        printf("%s: |M| %.3g, %g of %zu entries differ when cut in %d\n", b->is_bwd ? "dM" : "M",
-               sqrt(size), off, words / 2, nseg);
-        failed |= off > 0 || !(size > 1e-6 && size < 1e6);
-        free(m[0]);
-        free(m[1]);
-        free(ws);
+    Seq whole = local_sequence(b, 0), *keep = b->seqs_h;
+    std::vector<Seq> part(nseg, whole);
+    for (int i = 0; i < nseg; i++) {
+        part[i].c0 = whole.c1 * i / nseg;
+        part[i].c1 = whole.c1 * (i + 1) / nseg;
+        part[i].part = i;
     }
+    if (nseg > 1) {
+        b->seqs_h = part.data();
+        b->nseg = nseg;
+    }
+    if (b->is_bwd)
+        NEED(chain_pre_dm(Call{b, NULL, NULL, ws, NULL, &e}, m + K, row));
+    else {
+        NEED(chain_pre_m(Call{b, NULL, NULL, ws, NULL, &e}));
+        memcpy(m, at<float>(b, ws, B_HM), 2 * (size_t)K * row * sizeof(float));
+    }
+    b->seqs_h = keep;
+    b->nseg = 1;
+}
+
+/* The same bits cut in 3 as uncut. */
+static int test_chain(dpg_plan *b, int K) {
+    const int row = 2 * K, nseg = 3;
+    const size_t words = 2 * (size_t)K * row;
+    void *ws = aligned_alloc(256, (b->ws_bytes + 255) / 256 * 256);
+    std::vector<float> m[2] = {std::vector<float>(words), std::vector<float>(words)};
+    uint32_t x = 1;
+    for (int slot : {B_W, B_KG, B_EC})
+        for (size_t i = 0; i < b->buf[slot].bytes / 4; i++)
+            at<float>(b, ws, slot)[i] =
+                (slot == B_EC ? 0.9f : -0x1p-4f) +
+                ((x = x * 1664525u + 1013904223u) >> 8) * (slot == B_EC ? 0x1p-28f : 0x1p-27f);
+    chain_of(b, ws, 1, m[0].data(), K, row);
+    chain_of(b, ws, nseg, m[1].data(), K, row);
+    double size = 0, off = 0;
+    for (size_t i = 0; i < words; i++)
+        if (i % row >= (size_t)K) {
+            size += (double)m[0][i] * m[0][i];
+            off += !(m[0][i] == m[1][i]);
+        }
+    printf("%s: |M| %.3g, %g of %zu entries differ when cut in %d\n", b->is_bwd ? "dM" : "M",
+           sqrt(size), off, words / 2, nseg);
+    free(ws);
+    return off > 0 || !(size > 1e-6 && size < 1e6);
+}
+
+int main() {
+    const int K = 16;
+    dpg_plan *plan = plan_of(3 * 500, 2, K, K, 1, 3, 0);
+    int failed = test_chain(plan, K) | test_chain(plan->bwd, K);
     dpg_plan_destroy(plan);
     for (int dh_only : {0, 1})
         failed |= test_parts(2, 16, 16, dh_only) | test_parts(1, 128, 64, dh_only) |
@@ -389,7 +444,7 @@ int main() {
                 {64, 64, 3, 3, 1}, {64, 128, 2, 2, 0}, {128, 64, 2, 2, 0}};
     for (auto &r : rank)
         failed |= !(elements(r.K, r.V, r.rank, r.pre, r.whole) < 5e-7);
-    for (int slow = 0; slow < 4; slow++)
-        failed |= test_windows(64, slow ? 64 : 128, slow, slow % 2) > 0;
+    for (int slow = 0; slow < RANKS; slow++)
+        failed |= test_windows(64, slow ? 64 : 128, {slow, slow % 2}) > 0;
     return failed;
 }
