@@ -8,8 +8,7 @@ from typing import Any
 from .judging import Judgement, judge
 from .provenance import kernels_of
 from .tensors import Tensors
-
-FLOATING = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
+from .vocabulary import GRADIENT_OF
 
 
 def judge_autograd(
@@ -30,7 +29,7 @@ def judge_autograd(
     import torch
 
     given = {
-        n: x.detach().clone().requires_grad_(True) if n in FLOATING else x
+        n: x.detach().clone().requires_grad_(True) if n in GRADIENT_OF.values() else x
         for n, x in inputs.items()
     }
     made: dict[str, Any] = {}
@@ -49,10 +48,9 @@ def judge_autograd(
         torch.autograd.backward(ends, list(seeds.values()))
 
     _, kernels = kernels_of(both_ways)
-    names = {"initial_state": "dh0"}
-    for n in FLOATING:
+    for gradient, n in GRADIENT_OF.items():
         if n in given and given[n].grad is not None:
-            made[names.get(n, f"d{n}")] = given[n].grad
+            made[gradient] = given[n].grad
     return judge({**inputs, **seeds}, made, kernels=kernels, **settings)
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .contract import GRADIENT_OF, Contract
+from .contract import Contract
 from .running import kernel_name, small_case
 from .server import About, Server, run_program
+from .vocabulary import GRADIENT_OF
 
 WORDS = {"pass": "bitwise", "fail": "fail", "skipped": "skipped"}
 

@@ -24,21 +24,10 @@ import numpy.typing as npt
 
 from .layouts import arrange
 from .tensors import BFLOAT16, to_numpy
+from .vocabulary import GRADIENT_OF, INCOMING, TOKENS, unit_axes
 
 SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
-TOKENS = ("q", "k", "v", "g", "beta", "do")
 SETTINGS = ("scale", "lower_bound", "gate", "beta_form", "l2norm", "backward")
-FORWARD = ("o", "final_state")
-GRADIENT_OF = {
-    "dq": "q",
-    "dk": "k",
-    "dv": "v",
-    "dg": "g",
-    "dbeta": "beta",
-    "dA_log": "A_log",
-    "ddt_bias": "dt_bias",
-    "ds0": "initial_state",
-}
 
 
 class Unsupported(Exception):
@@ -104,7 +93,7 @@ class Contract:
         for name, x in problem.arrays.items():
             if anything or name in takes:
                 out[name] = self._array(name, x, problem)
-            elif name not in ("do", "dht"):
+            elif name not in INCOMING:
                 raise Unsupported(f"the function takes no `{name}`")
         settings = {n: problem.settings[n] for n in SETTINGS}
         return out | {n: x for n, x in settings.items() if n in takes}
@@ -131,14 +120,16 @@ class Contract:
             return self._on_device(x)
         fmt = problem.input_format if name in SHORT else "fp32"
         fmt = "fp64" if problem.input_format == "fp64" else fmt
-        x = _without_unit_axes(name, x, problem.settings)
+        # the shapes of the head of this file: no axis R where there is one key, no Kg in GDN
+        sizes = {a: problem.settings[a] for a in ("R", "Kg")}
+        x = x.squeeze(unit_axes(name, sizes))
         dtype = {"bf16": BFLOAT16, "fp32": np.float32, "fp64": np.float64}[fmt]
         y = x.astype(np.float32 if self.device is None and fmt == "bf16" else dtype)
         batch = self.device is not None if self.batch is None else self.batch
         if batch and name in TOKENS:
             y = y[None]
         t = arrange(self._on_device(y), self.layout)
-        if self.autograd and name not in ("do", "dht"):
+        if self.autograd and name not in INCOMING:
             t.requires_grad_(True)
         return t
 
@@ -171,12 +162,10 @@ class Contract:
     ) -> dict[str, Any]:
         import torch
 
-        pairs = [("o", "do"), ("final_state", "dht")]
-        heads = [n for n, d in pairs if d in problem.arrays and n in result]
+        heads = {n: d for d, n in INCOMING.items() if d in problem.arrays and n in result}
         seeds = [
             self._on_device(problem.arrays[d].astype(np.float32)).reshape(result[n].shape)
-            for n, d in pairs
-            if n in heads
+            for n, d in heads.items()
         ]
         if "dht" in problem.arrays and "final_state" not in result:
             raise Unsupported("the gradient of a final state that the function does not return")
@@ -196,19 +185,6 @@ def _parameters(fn: Callable[..., Any]) -> tuple[list[str], bool]:
     kinds = inspect.signature(fn).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in kinds.values())
     return [n for n, p in kinds.items() if p.kind is not p.VAR_KEYWORD], anything
-
-
-def _without_unit_axes(
-    name: str, x: npt.NDArray[Any], settings: Mapping[str, Any]
-) -> npt.NDArray[Any]:
-    """The shapes of the head of this file: no axis R where there is one key, no axis Kg in GDN."""
-    if settings["R"] == 1 and name in ("k", "v"):
-        x = x[:, :, 0]
-    if settings["R"] == 1 and name == "beta":
-        x = x[:, :, 0]
-    if settings["Kg"] == 1 and name in ("g", "dt_bias"):
-        x = x[..., 0]
-    return x
 
 
 def _fit(name: str, result: Mapping[str, Any], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:

@@ -1,0 +1,139 @@
+/* Lists of tensors that other languages hold, against the table (ref/vocabulary/tensors.c): names,
+ * and axes where they are said. */
+#include "gt.h"
+#include "harness/simulated/stage_tensor.h"
+#include "ref/vocabulary/problem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 64 };
+typedef struct {
+    int n;
+    char word[MOST][40];
+} words;
+
+/* The quoted words between `begin` and the first of `end` behind it, in a file of the tree. */
+static int quoted(const char *file, const char *begin, const char *end, words *w) {
+    char path[600], *text = calloc(1, 1 << 18);
+    snprintf(path, sizeof path, "%s/../%s", gt_cases(), file);
+    FILE *in = fopen(path, "r");
+    w->n = 0;
+    if (in && fread(text, 1, (1 << 18) - 1, in) > 0) {
+        char *at = strstr(text, begin), *stop = at ? strstr(at + strlen(begin), end) : NULL;
+        if (stop) *stop = 0;
+        for (char *p = stop ? at + strlen(begin) : NULL; p && (p = strchr(p, '"')) && w->n < MOST;
+             p++) {
+            const size_t len = strcspn(++p, "\"");
+            snprintf(w->word[w->n++], sizeof w->word[0], "%.*s", (int)len, p);
+            p += len;
+        }
+    }
+    if (in) fclose(in);
+    free(text);
+    return w->n;
+}
+
+static void expect(const char *what, const words *got, const words *want) {
+    CHECK(got->n == want->n, "%s: %d words, the table has %d", what, got->n, want->n);
+    for (int i = 0; i < got->n && i < want->n; i++)
+        CHECK(!strcmp(got->word[i], want->word[i]), "%s: '%s', the table has '%s'", what,
+              got->word[i], want->word[i]);
+}
+
+static void add(words *w, const char *word) {
+    snprintf(w->word[w->n++], sizeof w->word[0], "%s", word);
+}
+
+static void add_axes(words *w, const dp_tensor_field *f) {
+    char axes[40];
+    dp_axes_text(f->axis, axes, sizeof axes);
+    add(w, axes);
+}
+
+DP_TEST(vocabulary, python_has_the_tensors_and_axes_of_the_table) {
+    words got, inputs = {0}, results = {0};
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        add(&inputs, dp_field_file_name(&dp_input_fields[i]));
+        add_axes(&inputs, &dp_input_fields[i]);
+    }
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        add(&results, dp_result_fields[i].name);
+        add_axes(&results, &dp_result_fields[i]);
+    }
+    REQUIRE(quoted("python/deltaproof/vocabulary.py", "\nINPUTS = {", "}", &got), "no INPUTS");
+    expect("INPUTS", &got, &inputs);
+    REQUIRE(quoted("python/deltaproof/vocabulary.py", "\nRESULTS = {", "}", &got), "no RESULTS");
+    expect("RESULTS", &got, &results);
+}
+
+/* What it derives from the names: which result a gradient is of, which input. */
+DP_TEST(vocabulary, python_derives_what_the_table_says) {
+    char cmd[2000], out[2000] = "";
+    snprintf(cmd, sizeof cmd,
+             "PYTHONDONTWRITEBYTECODE=1 python3 -c \"\n"
+             "import runpy\n"
+             "v = runpy.run_path('%s/../python/deltaproof/vocabulary.py')\n"
+             "print(*(f'{d}={n}' for d, n in v['GRADIENT_OF'].items()))\n"
+             "print(*v['TOKENS']); print(*v['INCOMING'])\"",
+             gt_cases());
+    REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+    char want[2000] = "";
+    size_t at = 0;
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        const dp_tensor_field *f = &dp_result_fields[i];
+        if (f->role == DP_ROLE_GRADIENT)
+            at += (size_t)snprintf(want + at, sizeof want - at, "%s%s=%s", at ? " " : "", f->name,
+                                   dp_field_file_name(&dp_input_fields[f->of]));
+    }
+    const char *gap = "\n";
+    for (int i = 0; i < DP_NINPUTS; i++)
+        if (dp_input_fields[i].kind == DP_OF_TOKENS) {
+            at += (size_t)snprintf(want + at, sizeof want - at, "%s%s", gap,
+                                   dp_field_file_name(&dp_input_fields[i]));
+            gap = " ";
+        }
+    gap = "\n";
+    for (int i = 0; i < DP_NINPUTS; i++)
+        if (dp_input_fields[i].role == DP_ROLE_INCOMING) {
+            at += (size_t)snprintf(want + at, sizeof want - at, "%s%s", gap,
+                                   dp_field_file_name(&dp_input_fields[i]));
+            gap = " ";
+        }
+    snprintf(want + at, sizeof want - at, "\n");
+    CHECK(!strcmp(out, want), "Python has\n%sthe table\n%s", out, want);
+}
+
+/* Programs that share no code with this one, and scripts that read records. */
+DP_TEST(vocabulary, scripts_name_the_results_of_the_table) {
+    words got, results = {0}, gradients = {0}, inputs = {0};
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        add(&results, dp_result_fields[i].name);
+        if (dp_result_fields[i].role == DP_ROLE_GRADIENT) add(&gradients, dp_result_fields[i].name);
+    }
+    for (int i = 0; i < DP_NINPUTS; i++)
+        add(&inputs, dp_field_file_name(&dp_input_fields[i]));
+    quoted("scripts/adversary/fault.c", "tensor_names[TENSORS] = {", "}", &got);
+    expect("scripts/adversary/fault.c", &got, &results);
+    quoted("scripts/adversary/plugin.py", "\nTENSORS = [", "]", &got);
+    expect("scripts/adversary/plugin.py", &got, &results);
+    quoted("scripts/peers/field/judge.py", "\nGRADIENTS = (", ")", &got);
+    expect("scripts/peers/field/judge.py", &got, &gradients);
+    quoted("python/bridge.c", "const array in[] = {", "};", &got);
+    expect("python/bridge.c", &got, &inputs);
+}
+
+/* The order of the rows of scripts/power: every result, and stages that a record has. */
+DP_TEST(vocabulary, the_table_of_power_has_every_result) {
+    words got;
+    int results = 0;
+    REQUIRE(quoted("scripts/power", "order = [", "]", &got), "no order");
+    for (int i = 0; i < got.n; i++) {
+        const int result = dp_result_find(got.word[i]) >= 0;
+        CHECK(result || dp_stage_tensor_find(got.word[i]) >= 0, "scripts/power: %s is no tensor",
+              got.word[i]);
+        results += result;
+    }
+    CHECK(results == DP_NRESULTS, "scripts/power has %d of %d results", results, DP_NRESULTS);
+}

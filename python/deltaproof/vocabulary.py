@@ -1,0 +1,40 @@
+"""The tensors of a problem by name, with their axes: inputs as files name them, results by their
+own name. They are those that `deltaproof list --tensors` prints (ref/vocabulary/tensors.c; a test
+compares). Which of them are gradients, and which axes one has, is asked here and nowhere else."""
+
+from __future__ import annotations
+
+INPUTS = {
+    "q": "T,H,K",
+    "k": "T,H,R,K",
+    "v": "T,HV,R,V",
+    "g": "T,HV,Kg",
+    "beta": "T,HV,R",
+    "A_log": "HV",
+    "dt_bias": "HV,Kg",
+    "initial_state": "Nseq,HV,K,V",
+    "do": "T,HV,V",
+    "dht": "Nseq,HV,K,V",
+}
+RESULTS = {
+    "o": "T,HV,V",
+    "final_state": "Nseq,HV,K,V",
+    "dq": "T,H,K",
+    "dk": "T,H,R,K",
+    "dv": "T,HV,R,V",
+    "dg": "T,HV,Kg",
+    "dbeta": "T,HV,R",
+    "dA_log": "HV",
+    "ddt_bias": "HV,Kg",
+    "ds0": "Nseq,HV,K,V",
+}
+INCOMING = {"do": "o", "dht": "final_state"}  # a gradient that comes in: the result that it is of
+GRADIENT_OF = {  # a gradient that comes out: the input that it is of
+    "d" + {"initial_state": "s0"}.get(name, name): name for name in INPUTS if name not in INCOMING
+}
+TOKENS = tuple(name for name, axes in INPUTS.items() if axes.startswith("T,"))
+
+
+def unit_axes(name: str, sizes: dict[str, int]) -> tuple[int, ...]:
+    """Places of an input's axes whose size is said and is 1: {"R": 1, "Kg": 128}."""
+    return tuple(i for i, a in enumerate(INPUTS[name].split(",")) if sizes.get(a) == 1)
