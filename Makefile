@@ -1,7 +1,10 @@
-# deltaproof. Two commands: `make verify` (the main job and its report) and `make test`; `make help` lists the rest.
-# Every path and tool can be set: make test BUILD=/tmp/x CC=clang ARCH=-march=native.  SAN=1: address and undefined-behaviour sanitizers;
-# SAN=thread: the thread sanitizer, with clang and its OpenMP (make tsan).
-# make itself exits with 2 whenever a command fails; the status 0, 1 or 2 of a verdict is that of the program it runs.
+# deltaproof. Two commands: `make verify` (the main job and its report) and `make test`; `make help`
+# lists the rest.
+# Every path and tool can be set: make test BUILD=/tmp/x CC=clang ARCH=-march=native.
+# SAN=1: address and undefined-behaviour sanitizers; SAN=thread: the thread sanitizer, with clang
+# and its OpenMP (make tsan). Tests run in SHARDS processes side by side.
+# make itself exits with 2 whenever a command fails; the status 0, 1 or 2 of a verdict is that of
+# the program it runs.
 BUILD    ?= build
 CASES    ?= cases
 OUT      ?= $(BUILD)/verify
@@ -30,14 +33,16 @@ override BUILD := $(BASE)/tsan
 CC       := $(firstword $(shell command -v clang clang-14 clang-15 clang-16 clang-18 2>/dev/null))
 SANFLAGS := -O1 -fsanitize=thread -fno-omit-frame-pointer
 endif
-# What the code needs, whatever CFLAGS says: bounds assume that the compiler neither fuses nor reorders. Nobody reads errno or the flags of arithmetic:
-# without them loops with comparisons become vectors, and no value changes.
-C_ALL    := $(CFLAGS) -std=gnu11 -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp $(ARCH) $(SANFLAGS)
+# What the code needs, whatever CFLAGS says: bounds assume that the compiler neither fuses nor
+# reorders. Nobody reads errno or the flags of arithmetic: without them loops with comparisons
+# become vectors, and no value changes.
+C_ALL    := $(CFLAGS) -std=gnu11 -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off \
+    -fno-math-errno -fno-trapping-math -fopenmp $(ARCH) $(SANFLAGS)
 CXX_ALL  := $(CXXFLAGS) -std=c++14 -Wall -Wextra $(ARCH) $(SANFLAGS)
 CPP_ALL  := -I. $(CPPFLAGS) -MMD -MP
 
-# The CUDA kernels become a subject of the harness where there is a device and an nvcc; GPU=1 builds them without a device, GPU=0 leaves them
-# out. They never change what the CPU part does.
+# The CUDA kernels become a subject of the harness where there is a device and an nvcc; GPU=1 builds
+# them without a device, GPU=0 leaves them out. They never change what the CPU part does.
 GPU      ?= $(if $(shell nvidia-smi -L 2>/dev/null),1,0)
 .DEFAULT_GOAL := all
 ifeq ($(GPU)$(SAN),10)
@@ -47,68 +52,82 @@ ifeq ($(SAN),0)
 -include gpu/tests/cpu/cpu.mk
 endif
 ifneq ($(GPU_LIB),)
-$(patsubst %.c,$(BUILD)/%.o,$(wildcard harness/device/*.c)): private CPP_ALL += -DDP_HAVE_CUDA -I$(CUDA_HOME)/include
+$(patsubst %.c,$(BUILD)/%.o,$(wildcard harness/device/*.c)): private CPP_ALL += -DDP_HAVE_CUDA \
+    -I$(CUDA_HOME)/include
 endif
 
-# In the order in which data goes through them; a folder uses those before it alone (harness/tests/test_layers.c).
+# In the order in which data goes through them; a folder uses those before it alone
+# (harness/tests/test_layers.c).
 REF_DIRS     := $(addprefix ref/,vocabulary files arithmetic chunk inputs truth bound)
-HARNESS_DIRS := $(addprefix harness/,base case simulated device library bound verdict record run search commands)
+HARNESS_DIRS := $(addprefix harness/,base case simulated device library bound verdict record run \
+    search commands)
 REF      := $(wildcard $(REF_DIRS:=/*.c))
 HARNESS  := $(filter-out harness/commands/main.c,$(wildcard $(HARNESS_DIRS:=/*.c)))
 TESTS    := $(wildcard harness/tests/*.c)
 BENCH    := $(patsubst harness/bench/%.c,$(BUILD)/bench/%,$(wildcard harness/bench/*.c))
 PROGRAM  := $(BUILD)/deltaproof
 obj       = $(patsubst %,$(BUILD)/%.o,$(basename $(1)))
-# Builds run on all cores unless the caller chose -j; GNU make shows that choice to recipes only, hence one recursion.
+# Builds run on all cores unless the caller chose -j; GNU make shows that choice to recipes only,
+# hence one recursion.
 build     = +@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
-run_env   = LSAN_OPTIONS=suppressions=$(CURDIR)/harness/tests/lsan.supp:print_suppressions=0 DP_PYTHON="$$(cat $(BASE)/python)"
+run_env   = LSAN_OPTIONS=suppressions=$(CURDIR)/harness/tests/lsan.supp:print_suppressions=0 \
+    DP_PYTHON="$$(cat $(BASE)/python)"
 
-.PHONY: all program wheel judge verify test museum bench report setup gpu tsan format format-check clean help FORCE
-all:                           ## the program build/deltaproof (this is what a plain `make` builds; installs nothing)
+.PHONY: all program wheel judge verify test museum bench report setup gpu tsan format format-check \
+    clean help FORCE
+all:                           ## the program build/deltaproof (a plain `make`); installs nothing
 	$(build) $(PROGRAM) $(BUILD)/bridge.so
 
 program: all
 
-# ARGS: what `deltaproof` is to do, e.g. ARGS='judge --inputs in.safetensors --outputs out.safetensors --base bf16'.
+# ARGS: what `deltaproof` is to do, e.g.
+# ARGS='judge --inputs in.safetensors --outputs out.safetensors --base bf16'.
 ARGS     ?= run smoke-kda --subject $(BUILD)/libexample.so
-judge:                         ## the first verdict: build without GPU and Python, judge the example library (ARGS: anything else)
+judge:                         ## the first verdict, without GPU and Python (ARGS: anything else)
 	@scripts/setup --check
 	+@$(MAKE) --no-print-directory -j$(JOBS) GPU=0 $(PROGRAM) $(BUILD)/libexample.so
 	@$(PROGRAM) $(ARGS)
 
-wheel:                         ## a Python wheel with the program and its libraries inside (build/dist)
+wheel:                         ## a Python wheel with program and libraries inside (build/dist)
 	@DELTAPROOF_BUILD='$(abspath $(BASE))/wheel' scripts/wheel $(BASE)
 
-verify: setup                  ## set up, build, run every case, write results.json, junit.xml and report.html to OUT
+verify: setup                  ## set up, build, run every case, write record and report to OUT
 	$(build) $(PROGRAM)
 	@$(run_env) $(PROGRAM) run --all --cases $(CASES) --out $(OUT)
 
-test: setup                    ## set up, build, run all tests, SHARDS processes side by side (SAN=1: under sanitizers; FILTER=context*: some of them)
-	$(build) $(PROGRAM) $(BUILD)/bridge.so $(BUILD)/dp-test $(BUILD)/fuzz-replay $(CPU_PROGRAM) $(CPU_TESTS) $(FAULT_PROGRAM)
-	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" scripts/shards $(SHARDS) $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
+test: setup                    ## set up, build, run all tests (SAN=1: sanitized; FILTER=context*)
+	$(build) $(PROGRAM) $(BUILD)/bridge.so $(BUILD)/dp-test $(BUILD)/fuzz-replay $(CPU_PROGRAM) \
+	    $(CPU_TESTS) $(FAULT_PROGRAM)
+	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" \
+	    DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" \
+	    DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" scripts/shards $(SHARDS) \
+	    $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
 
-museum: setup                  ## set up, build, switch every deliberate fault on: which verdict goes red, and where it points (OUT/museum.json)
+museum: setup                  ## every deliberate fault: which verdict goes red (OUT/museum.json)
 	$(build) $(PROGRAM) $(FAULT_PROGRAM)
 	@$(run_env) $(PROGRAM) museum --cases $(CASES) --out $(OUT)
 	$(if $(FAULT_PROGRAM),@$(FAULT_PROGRAM) museum --kernels --cases $(CASES) --out $(OUT))
 
-bench: setup                   ## set up, build and run every benchmark: the truth, and on a device our KDA kernels beside FLA's (scripts/peers/bench_fla.py)
+bench: setup                   ## every benchmark; on a device our KDA kernels beside FLA's
 	$(build) $(BENCH) $(if $(GPU_LIB),$(BUILD)/gpu/bench_bwd)
 	@set -e; for b in $(BENCH); do echo "== $$b"; $$b; done
-	@$(if $(GPU_LIB),echo "== scripts/peers/bench_fla.py"; python3 scripts/peers/bench_fla.py $(BUILD)/gpu/bench_bwd)
+	@$(if $(GPU_LIB),echo "== scripts/peers/bench_fla.py"; python3 scripts/peers/bench_fla.py \
+	    $(BUILD)/gpu/bench_bwd)
 
 report: setup                  ## render OUT/report.html again from its records
 	$(build) $(PROGRAM)
 	@$(run_env) $(PROGRAM) report $(OUT)
 
-setup:                         ## install what is missing (as root or with sudo), choose the Python of the report
+setup:                         ## install what is missing, choose the Python of the report
 	@CC='$(CC)' CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' scripts/setup $(BASE)
 
-gpu:                           ## the CUDA kernels with their own test and benchmark, where there is an nvcc
-	$(if $(GPU_LIB),$(build) $(GPU_LIB) $(GPU_PROGS),@echo "gpu/ is not built: no device (GPU=1 builds it without one), no nvcc (set NVCC), or SAN=1")
+gpu:                           ## the CUDA kernels, their tests and benchmarks, where nvcc is
+	$(if $(GPU_LIB),$(build) $(GPU_LIB) $(GPU_PROGS),@echo \
+	    "gpu/ is not built: no device (GPU=1 builds it without one), no nvcc (set NVCC), or SAN=1")
 
-tsan: setup                    ## the program's commands under the thread sanitizer (needs clang and libomp-dev)
-	@test -n "$(shell command -v clang clang-14 clang-15 clang-16 clang-18)" || { echo "make tsan needs clang: apt-get install clang libomp-dev"; exit 2; }
+tsan: setup                    ## all commands under the thread sanitizer (clang, libomp-dev)
+	@test -n "$(shell command -v clang clang-14 clang-15 clang-16 clang-18)" || \
+	    { echo "make tsan needs clang: apt-get install clang libomp-dev"; exit 2; }
 	+@$(MAKE) --no-print-directory -j$(JOBS) SAN=thread GPU=0 BUILD=$(BASE) $(BASE)/tsan/deltaproof
 	@scripts/tsan $(BASE)/tsan/deltaproof $(CASES)
 
@@ -117,8 +136,9 @@ FORMATTED = $(shell git ls-files '*.c' '*.h' '*.inc' '*.cc' '*.cu' '*.cuh')
 format:                        ## lay out all C, C++ and CUDA sources (clang-format 14)
 	@clang-format-14 -i $(FORMATTED)
 
-format-check:                  ## does `make format` change nothing
+format-check:                  ## does `make format` change nothing; is no line too wide
 	@clang-format-14 --dry-run -Werror $(FORMATTED)
+	@scripts/width
 
 clean:                         ## remove the build folder
 	rm -rf $(BUILD)
@@ -128,23 +148,35 @@ help:                          ## this list
 
 include scripts/install.mk
 
-# Written anew only when their content changes, so that a change of flags or commit rebuilds what depends on it and nothing else.
-update = @mkdir -p $(@D); printf '%s\n' $(1) >$@.tmp; if cmp -s $@.tmp $@; then rm $@.tmp; else mv $@.tmp $@; fi
+# Written anew only when their content changes, so that a change of flags or commit rebuilds what
+# depends on it and nothing else.
+update = @mkdir -p $(@D); printf '%s\n' $(1) >$@.tmp; if cmp -s $@.tmp $@; then rm $@.tmp; else \
+    mv $@.tmp $@; fi
 COMMIT := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
 $(BUILD)/commit.h: FORCE
 	$(call update,'#define DP_COMMIT "$(COMMIT)"')
 # What the bits of cached results follow from (ref/files/cache.h): sources, compiler, flags.
-hash      = $$({ echo '$(CC) $(C_ALL) $(CPPFLAGS)'; $(CC) --version | head -n 1; sha256sum $(1); } | sha256sum | cut -c 1-32)
+hash      = $$({ echo '$(CC) $(C_ALL) $(CPPFLAGS)'; $(CC) --version | \
+    head -n 1; sha256sum $(1); } | sha256sum | cut -c 1-32)
 SOURCES_REF := $(sort $(wildcard $(REF_DIRS:=/*.[ch]) $(REF_DIRS:=/*.inc)))
+SOURCES_ALL := $(SOURCES_REF) $(sort $(wildcard harness/*.h $(HARNESS_DIRS:=/*.[ch])))
+HASH_REF  = $(call hash,$(SOURCES_REF))
+HASH_ALL  = $(call hash,$(SOURCES_ALL))
 $(BUILD)/sources.h: FORCE
-	$(call update,"#define DP_SOURCES_REF \"$(call hash,$(SOURCES_REF))\"" "#define DP_SOURCES_ALL \"$(call hash,$(SOURCES_REF) $(sort $(wildcard harness/*.h $(HARNESS_DIRS:=/*.[ch]))))\"")
+	$(call update,"#define DP_SOURCES_REF \"$(HASH_REF)\"" "#define DP_SOURCES_ALL \"$(HASH_ALL)\"")
 $(BUILD)/flags: FORCE
-	$(call update,'$(CC) $(C_ALL) $(CPP_ALL)' '$(CXX) $(CXX_ALL)' '$(LDFLAGS) $(LIBS)' '$(GPU_LIB)' "$$($(CC) --version | head -n 1)")
+	$(call update,'$(CC) $(C_ALL) $(CPP_ALL)' '$(CXX) $(CXX_ALL)' '$(LDFLAGS) $(LIBS)' '$(GPU_LIB)' \
+	    "$$($(CC) --version | head -n 1)")
 
-$(BUILD)/harness/commands/main.o $(BUILD)/harness/record/record_schema.o $(BUILD)/harness/record/junit.o $(BUILD)/harness/search/museum.o $(BUILD)/harness/search/museum_kernels.o: private CPP_ALL += -include $(BUILD)/commit.h
-$(BUILD)/ref/files/cache.o: private CPP_ALL += -include $(BUILD)/commit.h -include $(BUILD)/sources.h
-# The tree that reports and cases come from, and the build folder as seen from there (harness/base/home.h).
-$(BUILD)/harness/base/home.o: private CPP_ALL += -DDP_TREE='"$(CURDIR)"' -DDP_BUILD='"$(patsubst $(CURDIR)/%,%,$(abspath $(BASE)))"'
+$(BUILD)/harness/commands/main.o $(BUILD)/harness/record/record_schema.o \
+    $(BUILD)/harness/record/junit.o $(BUILD)/harness/search/museum.o \
+    $(BUILD)/harness/search/museum_kernels.o: private CPP_ALL += -include $(BUILD)/commit.h
+$(BUILD)/ref/files/cache.o: private CPP_ALL += -include $(BUILD)/commit.h \
+    -include $(BUILD)/sources.h
+# The tree that reports and cases come from, and the build folder as seen from there
+# (harness/base/home.h).
+$(BUILD)/harness/base/home.o: private CPP_ALL += -DDP_TREE='"$(CURDIR)"' \
+    -DDP_BUILD='"$(patsubst $(CURDIR)/%,%,$(abspath $(BASE)))"'
 # Where no time is spent, less of it goes into building.
 COLD := $(addprefix harness/,base case commands device library record search tests)
 $(addprefix $(BUILD)/,$(addsuffix /%.o,$(COLD))): private C_ALL := $(patsubst -O3,-O1,$(C_ALL))
@@ -154,7 +186,8 @@ $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/commit.h $(BUILD)/sources.h
 $(BUILD)/%.o: %.cc $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CXX) $(CPP_ALL) $(CXX_ALL) -c $< -o $@
-# Removed sources leave no object behind: the list of members is part of what the archive depends on.
+# Removed sources leave no object behind: the list of members is part of what the archive depends
+# on.
 $(BUILD)/members: FORCE
 	$(call update,'$(REF) $(HARNESS) $(TESTS)')
 $(BUILD)/libref.a: $(call obj,$(REF) $(HARNESS)) $(BUILD)/members

@@ -7,23 +7,28 @@ SHARE    := $(INTO)/share/deltaproof
 VERSION  := $(shell sed -n 's/.*DP_VERSION "\(.*\)".*/\1/p' ref/vocabulary/problem.h)
 COMMANDS := run judge check differ bisect shrink compare
 # Folders and files that are this program's alone; completions and pages of others lie beside them.
-INSTALLED = $(INTO)/bin/deltaproof $(INTO)/include/deltaproof_subject.h $(INTO)/lib/pkgconfig/deltaproof.pc $(SHARE) \
+INSTALLED = $(INTO)/bin/deltaproof $(INTO)/include/deltaproof_subject.h \
+    $(INTO)/lib/pkgconfig/deltaproof.pc $(SHARE) \
             $(INTO)/share/doc/deltaproof $(INTO)/share/bash-completion/completions/deltaproof \
-            $(INTO)/share/zsh/site-functions/_deltaproof $(INTO)/share/fish/vendor_completions.d/deltaproof.fish \
+            $(INTO)/share/zsh/site-functions/_deltaproof \
+            $(INTO)/share/fish/vendor_completions.d/deltaproof.fish \
             $(INTO)/share/man/man1/deltaproof.1 $(COMMANDS:%=$(INTO)/share/man/man1/deltaproof-%.1)
 put      := install -D -m 644
 
 .PHONY: install uninstall
-install: program               ## program, header, cases, reports, pkg-config file, man pages, completion below PREFIX (/usr/local)
+install: program               ## program, header, cases, reports, man pages, completion in PREFIX
 	install -D -m 755 $(PROGRAM) $(INTO)/bin/deltaproof
 	$(put) harness/deltaproof_subject.h $(INTO)/include/deltaproof_subject.h
 	install -d $(SHARE) $(INTO)/lib/pkgconfig $(INTO)/share/doc/deltaproof $(INTO)/share/man/man1
-	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' scripts/deltaproof.pc.in >$(INTO)/lib/pkgconfig/deltaproof.pc
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' scripts/deltaproof.pc.in \
+	    >$(INTO)/lib/pkgconfig/deltaproof.pc
 	rm -rf $(SHARE)/cases $(SHARE)/reports
 	cp -r cases $(SHARE)/cases
-	for f in $$(cd reports && find . -name '*.py' -o -path './page/templates/*'); do $(put) reports/$$f $(SHARE)/reports/$$f; done
+	for f in $$(cd reports && find . -name '*.py' -o -path './page/templates/*'); do $(put) \
+	    reports/$$f $(SHARE)/reports/$$f; done
 	@! test -f $(BASE)/python || cp $(BASE)/python $(SHARE)/python
-	$(put) -t $(INTO)/share/doc/deltaproof README.md LICENSE harness/subject/example_subject.c harness/subject/example_ranks.c
+	$(put) -t $(INTO)/share/doc/deltaproof README.md LICENSE harness/subject/example_subject.c \
+	    harness/subject/example_ranks.c
 	$(put) scripts/completion/deltaproof.bash $(INTO)/share/bash-completion/completions/deltaproof
 	$(put) scripts/completion/deltaproof.zsh $(INTO)/share/zsh/site-functions/_deltaproof
 	$(put) scripts/completion/deltaproof.fish $(INTO)/share/fish/vendor_completions.d/deltaproof.fish

@@ -1,6 +1,6 @@
 /* harness/library/command_host.c - the process that becomes the command: what it is told, limits,
- * descriptors, and its words. It takes over before main in the program's own file when that is started under its
- * name (command_parts.h). */
+ * descriptors, and its words. It takes over before main in the program's own file when that is
+ * started under its name (command_parts.h). */
 #define _GNU_SOURCE
 #include "command_parts.h"
 

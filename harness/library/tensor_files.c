@@ -74,7 +74,7 @@ void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype,
     if (p->Nseq > 1) add_cu(f, p);
 }
 
-/* ---- names and layouts of other programs ------------------------------------------------------ */
+/* ---- names and layouts of other programs ----------------------------------------------------- */
 
 /* The row whose inner name this is; NULL: none. */
 static const dp_tensor_field *by_inner_name(const char *name) {

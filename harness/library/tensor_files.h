@@ -13,7 +13,8 @@ extern "C" {
 
 /* Adds the inputs of a problem, cu_seqlens of several sequences, and as metadata the forms of gate
  * and beta, l2norm, scale, lower_bound. input_dtype: of all that are no parameters; a tensor that
- * it does not hold as it is gets the next wider one that does. backward 0: do and dht are left out. */
+ * it does not hold as it is gets the next wider one that does. backward 0: do and dht are left
+ * out. */
 void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype, int backward);
 
 /* Names inside FLA's code: h0, db, dA, dbias become initial_state, dbeta, dA_log, ddt_bias. */

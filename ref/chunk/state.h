@@ -1,4 +1,5 @@
-/* ref/chunk/state.h - one step's work on a state S [K][V] in fp64 (math.md b): decay, read, write. */
+/* ref/chunk/state.h - one step's work on a state S [K][V] in fp64 (math.md b): decay, read,
+ * write. */
 #ifndef DP_STATE_H
 #define DP_STATE_H
 #include "ref/vocabulary/problem.h"

@@ -1,17 +1,23 @@
-# gpu/tests/cpu/cpu.mk - the program with its CUDA kernels translated to run on the CPU (cpu.cc), for tests without a device. Needs no nvcc.
-# Its fibers and the address sanitizer do not go together: SAN=1 leaves it out, and its tests skip.
+# gpu/tests/cpu/cpu.mk - the program with its CUDA kernels translated to run on the CPU (cpu.cc),
+# for tests without a device. Needs no nvcc. Its fibers and the address sanitizer do not go
+# together: SAN=1 leaves it out, and its tests skip.
 CPU_DIRS    := plan simple fast chain exchange conv truth
 CPU_KERNELS := $(basename $(foreach d,$(CPU_DIRS),$(patsubst gpu/%,%,$(wildcard gpu/$(d)/*.cu))))
-CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -I. -Igpu -Igpu/tests
-CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/cpu/*.h gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h ref/vocabulary/formats.h ref/chunk/conv.h ref/truth/truth_dd.h
+CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas \
+    -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -I. -Igpu -Igpu/tests
+CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/cpu/*.h \
+    gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h \
+    ref/vocabulary/formats.h ref/chunk/conv.h ref/truth/truth_dd.h
 DEVICE_OBJ  := $(patsubst harness/device/%.c,$(BUILD)/cpu/%.o,$(wildcard harness/device/*.c))
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu) $(DEVICE_OBJ)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
-CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs $(BUILD)/cpu/libnccl.so.2
+CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs \
+    $(BUILD)/cpu/libnccl.so.2
 
 $(BUILD)/cpu/%.cc: gpu/%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
-	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && mv $@.tmp $@
+	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && \
+	    mv $@.tmp $@
 $(BUILD)/cpu/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -c $< -o $@
@@ -23,7 +29,8 @@ $(DEVICE_OBJ): $(BUILD)/cpu/%.o: harness/device/%.c $(CPU_HDR)
 	$(CC) $(CPP_ALL) $(C_ALL) -DDP_HAVE_CUDA -Igpu/tests/cpu/include -c $< -o $@
 # The same with the faults of gpu/fault.cuh switchable: `make museum` runs them.
 FAULT_PROGRAM := $(BUILD)/cpu/faults/deltaproof
-FAULT_OBJ     := $(patsubst %,$(BUILD)/cpu/faults/%.o,$(CPU_KERNELS) faults) $(BUILD)/cpu/cpu.o $(DEVICE_OBJ)
+FAULT_OBJ     := $(patsubst %,$(BUILD)/cpu/faults/%.o,$(CPU_KERNELS) faults) $(BUILD)/cpu/cpu.o \
+    $(DEVICE_OBJ)
 $(BUILD)/cpu/faults/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -DDP_KERNEL_FAULTS -c $< -o $@
@@ -37,12 +44,15 @@ $(CPU_PROGRAM): $(BUILD)/harness/commands/main.o $(CPU_OBJ) $(BUILD)/libref.a
 $(BUILD)/cpu/test_segments.o: gpu/tests/cpu/test_segments.cc $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -c $< -o $@
-$(BUILD)/cpu/test_segments: $(BUILD)/cpu/test_segments.o $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(BUILD)/libref.a
+$(BUILD)/cpu/test_segments: $(BUILD)/cpu/test_segments.o $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) \
+    $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/test_%.cc: gpu/tests/test_%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
-	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && mv $@.tmp $@
-$(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs: %: %.o $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(BUILD)/libref.a
+	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && \
+	    mv $@.tmp $@
+$(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs: %: %.o $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) \
+    $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
 	@mkdir -p $(@D)
