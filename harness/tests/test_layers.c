@@ -1,7 +1,9 @@
-/* The folders of ref/ and harness/ use only those before them (scripts/layers). */
+/* The folders of ref/ and harness/ use only those before them (scripts/layers); lines are at most
+ * 100 columns wide (scripts/width). */
 #include "gt.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static char out[1 << 14];
 
@@ -27,4 +29,56 @@ DP_TEST(layers, an_include_that_goes_up_is_named) {
     REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
     snprintf(cmd, sizeof cmd, "%s/tree", gt_tmpdir());
     CHECK(layers(cmd) == 1, "%s", out);
+}
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+DP_TEST(layers, no_line_is_wider_than_100_columns) {
+    char cmd[2100];
+    snprintf(cmd, sizeof cmd, "python3 '%s/../scripts/width'", gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+}
+
+/* Each kind of file is looked at, and what may be wide is not. */
+DP_TEST(layers, a_line_that_is_too_wide_is_named) {
+    static const struct {
+        const char *file, *begins, *line;
+        int wide;
+    } F[] = {{"a.sh", "", "# %s", 1},
+             {"b", "#!/bin/sh\n", "echo %s", 1},
+             {"c.mk", "", "%s:", 1},
+             {"Makefile", "", "X := %s", 1},
+             {"d.yml", "", "a: %s", 1},
+             {"e.h", "", "/* %s */", 1},
+             {"f.py", "", "# %s", 1},
+             {"g.md", "Prose.\n\n", "and %s", 1},
+             {"h.md", "- an item\n", "  with %s", 1},
+             {"i.md", "", "| %s |", 0},
+             {"j.md", "# A\n\n", "    %s", 0},
+             {"k.md", "```\n", "%s", 0},
+             {"l.md", "", "# %s", 0},
+             {"m.txt", "", "%s", 0}};
+    char root[600], path[700], text[120], says[80], cmd[1400];
+    snprintf(root, sizeof root, "%s/wide", gt_tmpdir());
+    snprintf(cmd, sizeof cmd, "mkdir -p '%s/scripts' && cp '%s/../scripts/width' '%s/scripts'",
+             root, gt_cases(), root);
+    REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+    memset(text, 'x', 101);
+    text[101] = 0;
+    for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
+        snprintf(path, sizeof path, "%s/%s", root, F[i].file);
+        FILE *f = fopen(path, "w");
+        REQUIRE(f, "%s", path);
+        fputs(F[i].begins, f);
+        fprintf(f, F[i].line, text);
+        fputc('\n', f);
+        fclose(f);
+    }
+    snprintf(cmd, sizeof cmd, "python3 '%s/scripts/width'", root);
+    CHECK(gt_run(cmd, out, sizeof out) == 1, "%s", out);
+    for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
+        snprintf(says, sizeof says, "%s:", F[i].file);
+        CHECK(!strstr(out, says) == !F[i].wide, "%s: %s", F[i].file, out);
+    }
+    CHECK(strstr(out, "g.md:3: 105 columns") && strstr(out, "9 lines wider"), "%s", out);
 }
