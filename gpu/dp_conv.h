@@ -42,14 +42,19 @@ typedef struct {
 } dpg_conv_tensors;
 
 typedef struct dpg_conv dpg_conv;
+/* *c is to be destroyed. DP_EINPUT: the kernels do not take this, e says why. */
 dp_status dpg_conv_create(dpg_conv **c, const dpg_conv_problem *p, int rank, int N, dp_err *e);
+/* NULL may be given. */
 void dpg_conv_destroy(dpg_conv *c);
+/* Tokens of this rank. */
 int64_t dpg_conv_tokens(const dpg_conv *c);
+/* What `ws` must hold, aligned to 256 bytes. */
 size_t dpg_conv_workspace_bytes(const dpg_conv *c);
 /* Enqueue on a stream; no allocation. ws: device memory, 256-byte aligned; the backward reads the
  * halo that the forward left there. comm may be NULL when N == 1. */
 dp_status dpg_conv_forward(dpg_conv *c, const dpg_conv_tensors *t, void *ws, dpg_comm *comm,
                            void *stream, dp_err *e);
+/* The same backwards, after a forward with this ws. */
 dp_status dpg_conv_backward(dpg_conv *c, const dpg_conv_tensors *t, void *ws, dpg_comm *comm,
                             void *stream, dp_err *e);
 

@@ -176,8 +176,11 @@ void dpg_comm_procs_abort(void *shared, const char *why);
 int dpg_device_runs(char *why, size_t size);
 
 typedef struct dpg_plan dpg_plan;
+/* *plan is to be destroyed. DP_EINPUT: a problem, an option or a split that the kernels do not
+ * take, named in e. */
 dp_status dpg_plan_create(dpg_plan **plan, const dpg_problem *p, const dpg_options *opt, int rank,
                           int N, dp_err *e);
+/* NULL may be given. */
 void dpg_plan_destroy(dpg_plan *plan);
 /* Gives the ranks of a problem windows: device memory of the plan that kernels of the other ranks
  * store into, 3 HV K V floats, with send_dh_only also 3 N HV K K. From then on dpg_forward makes no

@@ -27,6 +27,7 @@ static __global__ void constant(float *x, int64_t n, float v) {
         x[i] = v;
 }
 
+/* n numbers in device memory, the same for a seed; freed with m. */
 static inline void *random_words(Memory &m, int64_t n, uint32_t seed, dpg_dtype type) {
     void *p = m.room(n * word_bytes(type));
     if (type == DPG_F32)
@@ -57,6 +58,7 @@ struct Shape {
     }
 };
 
+/* The problem of a shape; cu must outlive it. */
 static inline dpg_problem problem_of(const Shape &s, const std::vector<int64_t> &cu) {
     dpg_problem p = sized(cu, s.HV, s.HV, s.K, s.V, s.R, s.one_gate ? 1 : s.K, DPG_BF16);
     p.gate = DP_GATE_LOWER_BOUND;
@@ -100,6 +102,7 @@ struct BenchRank : Rank {
     }
 };
 
+/* Of the elements, which are sorted. */
 static inline double median(std::vector<float> &x) {
     std::sort(x.begin(), x.end());
     return x[x.size() / 2];
@@ -123,14 +126,17 @@ static inline std::vector<float> times_of(cudaStream_t s, int runs,
     CUDA(cudaEventDestroy(b));
     return ms;
 }
+/* Median of `runs` calls behind a warm-up, in ms. */
 static inline double time_of(cudaStream_t s, int runs, const std::function<void()> &f) {
     std::vector<float> ms = times_of(s, runs, f);
     return median(ms);
 }
 
+/* Of the elements; 0 of none. */
 static inline double largest(const std::vector<double> &x) {
     return *std::max_element(x.begin(), x.end());
 }
+/* How much more x is than `than`, in percent. */
 static inline double percent_more(double x, double than) { return 100 * (x / than - 1); }
 
 /* A communicator of one rank among N that stand still: what it gathers is its own share N times. */
@@ -141,6 +147,7 @@ static inline dp_status own_copies(dpg_comm *c, const float *send, float *recv, 
                              (cudaStream_t)stream));
     return DP_OK;
 }
+/* A communicator whose exchanges copy this rank's words to all places. */
 static inline dpg_comm alone_among(int rank, int N) {
     dpg_comm c = {};
     c.rank = rank;

@@ -31,6 +31,7 @@
 #define CREATE_S 30.0  /* the creation of an NCCL communicator; seconds */
 #define RECLAIM_S 2.0  /* its destruction or abortion */
 
+/* Seconds of a clock that never goes back. */
 static inline double now_s(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -77,6 +78,7 @@ static inline volatile int *reached(const Group *g) {
 static inline volatile int *ended(const Group *g) { return reached(g) + g->N; }
 /* Tells kernels that wait for each other to end. */
 static inline volatile int *halt(const Group *g) { return ended(g) + g->N; }
+/* The call that a rank is in, for messages. */
 static inline const char *call_of(const Group *g, int rank) {
     return g->by_windows[rank] ? "stores into windows" : g->call;
 }

@@ -4,6 +4,7 @@
 #include "plan/paths.cuh"
 
 struct ChunkOut;
+/* Where the plan keeps the tile's tensors. */
 ChunkOut chunk_out(const Call &c);
 /* chunks.cu: a gate a channel; chunks_one.cu: one a head. */
 dp_status fast_chunks_channels(const Call &c);
@@ -28,6 +29,7 @@ dp_status fast_pre(const Call &c);
 
 /* S<K, V>::run(c, ...) of a plan on the fast path. */
 template <template <int, int> class S, class... A>
+/* The instance for the plan's K and V; DP_EINPUT: there is none. */
 static inline dp_status by_widths(const Call &c, A... a) {
     const Dims &d = c.p->d;
     if (d.K == 64) return d.V == 64 ? S<64, 64>::run(c, a...) : S<64, 128>::run(c, a...);

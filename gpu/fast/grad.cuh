@@ -17,6 +17,7 @@ struct GradArgs {
     float *part;    /* terms of dA_log, ddt_bias: [tile][2][Kg] */
 };
 
+/* Where the plan keeps what the gradients of a tile read and write. */
 GradArgs grad_args(const Call &c);
 /* Where every query head has one value head and a token one key, nothing is summed behind a tile.
  */

@@ -171,6 +171,7 @@ template <class T> static inline T *at(const dpg_plan *p, void *ws, int slot) {
 }
 template <class T> static inline T *at(const Call &c, int slot) { return at<T>(c.p, c.ws, slot); }
 
+/* Chunks times value heads. */
 static inline unsigned tile_count(const dpg_plan *p) {
     return (unsigned)((int64_t)p->d.NT * p->d.HV);
 }

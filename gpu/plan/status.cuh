@@ -4,6 +4,7 @@
 #include "dp_gpu.h"
 #include <cuda_runtime.h>
 
+/* Sets *e unless it is set, and returns code (dp_fail of ref/). */
 dp_status dpg_fail(dp_err *e, dp_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

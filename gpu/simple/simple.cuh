@@ -19,6 +19,7 @@ struct BwdArgs {
     const float *gcum, *beta, *qn, *kn, *L, *T, *Aqk, *w, *kg, *qg, *eC, *h, *v_new;
     float *dv_local, *dv_new, *dh, *dZ, *E, *dP, *dL, *dq, *dk, *dkw, *dg, *dbeta, *part;
 };
+/* Where the plan keeps what the backward reads and writes. */
 BwdArgs bwd_args(const Call &c);
 
 #ifdef __CUDACC__

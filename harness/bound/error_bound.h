@@ -45,10 +45,12 @@ typedef struct {
     double **eS, **edS, *row[DP_NRESULTS]; /* errors entering the ranks and row bounds of the last
                                      run: often the same for the next format */
 } dp_error_bound_base;
+/* Fills *w from the reference, which must outlive it; p: 1 sound, 2 probable. */
 void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, dp_base base, int p,
                               int backward);
 void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_design *design,
                                  int p, int backward, const dp_raw_error *raw); /* NULL: none */
+/* Frees what it holds; the struct is the caller's. */
 void dp_error_bound_base_free(dp_error_bound_base *w);
 
 typedef struct {
@@ -60,7 +62,9 @@ typedef struct {
                      from them), else NULL: squares of the probable errors without DP_LAMBDA, of
                      every entry, and of a row as a whole on top of that */
 } dp_error_bound;
+/* Allocates and fills *out; *w keeps what the next format may share. */
 void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward, dp_error_bound *out);
+/* Frees what it holds; the struct is the caller's. */
 void dp_error_bound_free(dp_error_bound *b);
 /* Allocates *out for p split over N ranks (entries: entry and rest too), and its arrays as cache
  * parts (ref/files/cache.h); returns their number, at most DP_ERROR_BOUND_PARTS. */

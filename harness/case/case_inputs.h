@@ -19,8 +19,10 @@ typedef struct {
 
 /* Fills s [DP_CASE_MAX_INPUTS], returns the count. */
 int dp_case_inputs(dp_case *c, dp_case_input *s);
+/* The same of a convolution that is no case of its own. */
 int dp_conv_inputs(dp_conv *c, dp_case_input *s);
 
+/* Numbers in it: the product of its axes, 1 for none. */
 int64_t dp_case_input_count(const dp_case_input *s);
 /* "[5,0,0,3]" for entry i. */
 void dp_case_input_index(const dp_case_input *s, int64_t i, char *out, size_t size);

@@ -23,6 +23,7 @@ dp_format dp_case_dtype(const dp_casefile *f);
 /* Of all tensors of a case together: 1M tokens of a head of K = V = 128 with its gradients
  * are 6.7e8. */
 #define DP_CASE_MAX_NUMBERS (1ll << 30)
+/* Fills shapes and cu of *c; the inputs stay NULL. */
 dp_status dp_case_shapes(const dp_casefile *f, const dp_tensorfile *d, dp_case *c, int64_t *tokens,
                          dp_err *e);
 /* What the case says about a dimension against what the data has; 0 from either side: it does not
@@ -42,6 +43,7 @@ typedef struct {
     int64_t tokens;
     dp_format widest; /* dtype of what was loaded, parameters aside; DP_BF16 at first */
 } dp_case_data;
+/* All inputs that d has; sets the case's dtype to the widest of them. */
 dp_status dp_case_load_data(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
                             int64_t tokens, dp_err *e);
 /* Every tensor is one of the inputs s [n], once. */
@@ -51,6 +53,7 @@ dp_status dp_case_load_input(dp_case_data *x, dp_case_input *s, dp_err *e);
 
 /* case_generate.c: inputs that no data brings, by their laws. */
 void dp_case_generate(const dp_casefile *f, dp_case *c);
+/* Gradients of the outputs that data did not bring; none without backward. */
 void dp_case_generate_gradients(const dp_casefile *f, dp_case *c);
 
 /* case_override.c: the key override. */
@@ -58,6 +61,7 @@ dp_status dp_case_override(const dp_casefile *f, dp_case *c, dp_err *e);
 
 /* case_check.c: the values. */
 dp_status dp_case_check(const dp_casefile *f, dp_case *c, dp_err *e);
+/* Appends a warning to c->warn where a step may let the state grow. */
 void dp_case_warn_expanding(dp_case *c);
 
 /* The functions of the rows of operations.h, where each is explained. op_recurrence.c: */

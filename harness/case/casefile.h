@@ -50,9 +50,13 @@ typedef struct {
  * nothing needs freeing. */
 dp_status dp_casefile_parse(const char *text, size_t len, const char *path, dp_casefile *f,
                             dp_err *e);
+/* Frees what it holds; the struct is the caller's. */
 void dp_casefile_free(dp_casefile *f);
+/* Does the file set the key? */
 int dp_casefile_has(const dp_casefile *f, const char *key);
+/* Which row of dp_operations it asks for. */
 dp_op dp_casefile_op(const dp_casefile *f);
+/* Its word, as the file has it. */
 const char *dp_casefile_op_name(const dp_casefile *f);
 
 /* "path:line: key = value: <message>"; without the line where line[] is 0, without line and value

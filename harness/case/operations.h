@@ -70,6 +70,7 @@ typedef struct {
     int64_t *T, **cu;
     int *Nseq;
 } dp_packing;
+/* Pointers into *c, valid as long as it is. */
 dp_packing dp_case_packing(dp_case *c);
 /* Tokens; of factors, those that they stand for. */
 int64_t dp_case_tokens(const dp_case *c);

@@ -204,14 +204,17 @@ enum {
 
 /* The folders of this program. */
 dp_options dp_options_new(int one, int most);
+/* ARGP_ERR_UNKNOWN: none of these options. */
 error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o);
 
 /* Values of options, refused as above. */
 int64_t dp_option_number(struct argp_state *st, const char *opt, const char *arg, int64_t least,
                          int64_t most);
+/* Its index in names. */
 int dp_option_name(struct argp_state *st, const char *opt, const char *arg,
                    const char *const *names, int n);
 dp_format dp_option_format(struct argp_state *st, const char *opt, const char *arg);
+/* Indices in names of a list with commas between; at most nnames of them. */
 void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
                     const char *const *names, int nnames, int *out, int *n);
 
@@ -239,6 +242,7 @@ typedef struct {
     dp_format chain;
     dp_merge merge;
 } dp_one_run;
+/* All four are set; c decides what neither options nor lib say. */
 dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib);
 /* Do `tokens` tokens of the case (0: all of its own) split over --ranks? DP_EINPUT names the case's
  * file, or --tokens. */

@@ -15,9 +15,11 @@ typedef struct dp_tally {
 
 /* After `read` of `cases` the case at this path is loaded; NULL: none any more. */
 void dp_progress_loading(const char *path, int read, int cases);
+/* The case runs, until dp_progress_end. */
 void dp_progress_begin(dp_tally *t);
 /* dp_run_options.done; arg: the tally. */
 void dp_progress_run(const dp_run *r, void *arg);
+/* Takes the case from those that run. */
 void dp_progress_end(dp_tally *t);
 /* For dp_on_interrupt; arg: the FILE. */
 void dp_progress_say(void *file);

@@ -28,6 +28,7 @@ typedef struct {
                            (d)->rank, #call, cudaGetErrorString(rc_));                          \
     } while (0)
 
+/* Bytes of n numbers. */
 static inline size_t dp_device_bytes(int64_t n, dpg_dtype t) {
     return (size_t)n * (t == DPG_BF16 ? 2 : 4);
 }

@@ -61,6 +61,7 @@ void dp_cuda_limit(double seconds);
  * keep is overwritten with NaN. DP_EINPUT: the kernels do not take this problem (the message says
  * why). */
 dp_status dp_cuda_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e);
+/* Frees what it holds; the struct is the caller's. */
 void dp_cuda_result_free(dp_cuda_result *r, int HV);
 /* The device as dp_truth_request.device, or NULL where there is none or it does not take these
  * shapes. */

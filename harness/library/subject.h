@@ -39,6 +39,7 @@ typedef struct {
  * claim or a name that is not known; a library that dies while it is loaded too. */
 dp_status dp_subject_open(const char *path, double limit_s, int64_t memory, dp_subject *s,
                           dp_err *e);
+/* Frees what dp_subject_open made. */
 void dp_subject_close(dp_subject *s);
 
 typedef enum {
@@ -77,6 +78,7 @@ typedef struct {
  * is an outcome. */
 dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
                          dp_subject_result *out, dp_err *e);
+/* Frees what it holds; the struct is the caller's. */
 void dp_subject_result_free(dp_subject_result *r);
 
 int dp_subject_unwritten(double x); /* is it the NaN that outputs begin as? */

@@ -25,6 +25,7 @@ typedef struct {
     char hex[33];
     int runs; /* covered; 0: there is no digest */
 } dp_digest;
+/* Of those among the runs that are covered. */
 dp_digest dp_digest_of(const dp_runs *r);
 /* The text of one run; to be freed. */
 char *dp_digest_text(const dp_run *r);

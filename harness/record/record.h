@@ -39,6 +39,7 @@ typedef struct {
     dp_pooled_row *pooled;
 } dp_record;
 
+/* How many runs have each verdict. */
 void dp_record_totals(const dp_record *r, int n[DP_NVERDICTS]);
 /* Rows of r->pooled that fail. */
 int dp_record_pooled_failures(const dp_record *r);

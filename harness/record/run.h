@@ -106,7 +106,9 @@ dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out,
                       dp_err *e); /* appends */
 /* All of from to the end of to; from is empty then. */
 void dp_runs_move(dp_runs *to, dp_runs *from);
+/* Frees what it holds; the struct is the caller's. */
 void dp_runs_free(dp_runs *r);
+/* A run of the case at the end of the list, not judged yet; valid until the next is added. */
 dp_run *dp_runs_add(dp_runs *r, const dp_case *c);
 /* The run's ID (run_id.h), from everything that chooses the run, which is set; to be freed. */
 char *dp_run_id(const dp_run *r);
@@ -128,6 +130,7 @@ dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pic
  * one? Sums over tokens: T roundings, of any sign. */
 int dp_truth_fine_for_fp64(const dp_problem *p, const dp_truth *t);
 
+/* Runs of a case by who computes them, appended to *out; DP_OK although a verdict failed. */
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
 dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
 dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);

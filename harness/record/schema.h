@@ -64,6 +64,7 @@ struct dp_object_schema {
     const void *(*each_at)(const void *x, int i); /* NULL: it has none */
 };
 
+/* x as JSON, without the members that it has not; the caller owns it. */
 json_t *dp_schema_write(const dp_object_schema *s, const void *x);
 /* where: "runs[3].", or "". The message names file, field and why. */
 dp_status dp_schema_check(const dp_object_schema *s, const json_t *o, const char *path,

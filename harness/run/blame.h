@@ -22,6 +22,7 @@ typedef struct {
     unsigned char suspect[DP_NSTAGES];
     char shows[128]; /* tensors that would tell the suspects apart, "" if it is one alone */
 } dp_blame;
+/* Points into the run, which must outlive it. */
 dp_blame dp_blame_run(const dp_run *r);
 /* Tensors of a run in the order of the pipeline: calls f for each. */
 void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage stage, void *arg),

@@ -97,6 +97,7 @@ typedef struct {
     dp_format claimed;
     int drop; /* bits of what is claimed to be dropped; 0: nothing is */
 } dp_judge_loaded;
+/* DP_EINPUT names the file, and all settings that are missing. */
 dp_status dp_judge_load(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
                         dp_case *c, dp_judge_loaded *l, dp_err *e);
 

@@ -61,6 +61,7 @@ typedef struct {
     double u, tiny;      /* unit roundoff and half spacing of the format it lies in, where that is
                             coarser than the base's own; else 0 */
 } dp_rank_values;
+/* Appends the judgement of one tensor to r. */
 void dp_judge_rank_tensor(const dp_judging *j, const dp_rank_values *x, dp_run *r);
 /* The value that rank * HV + head has in truth, with its width and a bound of its error; NULL: it
  * has none. */

@@ -8,6 +8,7 @@
  * DP_POOLED_CASES cases or more; undeclared runs and those with a fault apart. Sets r->pooled,
  * which dp_over_cases_free frees; r->runs must be set. */
 void dp_over_cases(dp_record *r);
+/* Frees what it holds; the struct is the caller's. */
 void dp_over_cases_free(dp_record *r);
 
 #endif

@@ -11,6 +11,7 @@ typedef struct {
     int ready;
     dp_error_bound_base sound, probable;
 } dp_bound_bases;
+/* Frees what it holds; the struct is the caller's. */
 void dp_bound_bases_free(dp_bound_bases *w);
 
 /* Bounds of all results and of what ranks exchange, into *out, to be freed. A design without bounds
@@ -27,6 +28,7 @@ typedef struct {
 /* stage [DP_NSTAGE_TENSORS]: not NULL where it is there. */
 void dp_stage_errors_make(dp_sharding *sp, const dp_run *r, double *const *stage, dp_bound_bases *w,
                           dp_stage_errors *out);
+/* Frees what it holds; the struct is the caller's. */
 void dp_stage_errors_free(dp_stage_errors *x);
 
 /* Is stage i there, and not one that ranks exchange? */

@@ -26,6 +26,7 @@ typedef struct {
 /* boundaries: keep states where ranks meet, which what ranks exchange is judged by. */
 dp_status dp_standard_open(dp_standard *s, const dp_case *c, const dp_run_options *o,
                            int boundaries, dp_err *e);
+/* Frees what dp_standard_open made. */
 void dp_standard_close(dp_standard *s);
 /* Draws for n claims, once each; none where nothing rounds (keys = exact). */
 void dp_standard_expect(dp_standard *s, int set, int n, const dp_claim *claim);
@@ -49,6 +50,7 @@ typedef struct {
 
 /* boundaries: as the standard was opened. DP_EINPUT: N ranks cannot share this problem. */
 dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, int boundaries, dp_err *e);
+/* Frees what dp_sharding_open made. */
 void dp_sharding_close(dp_sharding *sp);
 /* The fp64 run of the chunk pipeline, made when the first bound that is not cached asks for it. */
 dp_sim *dp_sharding_reference(dp_sharding *sp);

@@ -41,8 +41,10 @@ typedef struct {
     dp_fault fault;     /* DP_BACKEND_SIM: one of a convolution acts */
     unsigned char *hit; /* [N*HV]: where it did, after dp_step_forward and dp_step_judge */
 } dp_step_run;
+/* Convolutions over N ranks; *s holds their outputs and the problem behind them. */
 dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
                           dp_step_run *s, dp_err *e);
+/* Frees what it holds; the struct is the caller's. */
 void dp_step_run_free(const dp_case *c, dp_step_run *s);
 
 /* q k v, and with dq.. of got the convolution's backward on them: judges into run->tensor, which
@@ -56,6 +58,7 @@ typedef struct {
     dp_allowance allowance;
     double arith, tiny;
 } dp_step_expected;
+/* Appends the judgements of the convolutions' tensors to the run. */
 dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s,
                         const dp_result *got, const dp_error_bound *b, const dp_step_expected *x,
                         dp_run *run, dp_err *e);

@@ -53,6 +53,7 @@ const dp_bisect_row *dp_bisect_first(const dp_bisect *b, const char **name);
  * one. backward needs p->dout. Free *out with dp_bisect_free. */
 dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs, int all,
                         dp_bisect *out, dp_err *e);
+/* Frees what it holds; the struct is the caller's. */
 void dp_bisect_free(dp_bisect *b);
 /* Where no stage is over its bound: each stage's own error against what it makes of nearby
  * problems (verdict/expected.h, levels.h; draws of single stages on true inputs). The first that

@@ -64,6 +64,7 @@ typedef struct {
     dp_check_keep *keep;
     const void *ctx;
 } dp_check_pair;
+/* Counts what was compared, and notes the first row that differs. */
 void dp_check_same_field(dp_check_work *w, int field, const dp_check_pair *x);
 /* The same for all results, against the problem itself; factor NULL: 1. */
 void dp_check_same(dp_check_work *w, dp_check_outcome *got, const double factor[DP_NRESULTS],
@@ -85,6 +86,7 @@ void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N,
 int dp_check_bounds_there(const dp_check_subject *s, const dp_problem *p, char *why, size_t size);
 /* Bounds of w->p on w->N ranks; to be freed by dp_check_bounds_free, all together. */
 const dp_error_bound *dp_check_bounds_of(dp_check_work *w);
+/* Frees what it holds; the struct is the caller's. */
 void dp_check_bounds_free(dp_check_bounds *b);
 /* What underflows in the subject, of numbers multiplied by scale. */
 double dp_check_underflow(const dp_check_work *w, double scale);

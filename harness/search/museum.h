@@ -64,9 +64,12 @@ typedef struct {
     double seconds;
 } dp_museum;
 
+/* Every fault against every case at the paths; DP_OK although some are not seen. */
 dp_status dp_museum_run(char *const *path, int npath, const dp_museum_options *o, dp_museum *m,
                         dp_err *e);
+/* The table for people. */
 void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f);
+/* museum.json, whole or not at all. */
 dp_status dp_museum_write(const dp_museum *m, const char *path, dp_err *e);
 /* single runs are within their bounds; it shows when they are repeated */
 /* Did it act there? hit: [N*HV] (ranks.h). Sums over ranks have rank -1, what all heads share has
@@ -107,7 +110,9 @@ typedef struct {
 /* DP_EINPUT: this build's kernels have no faults. only: NULL, or a name. */
 dp_status dp_kernel_museum_run(const char *cases_dir, const char *cache, const char *only,
                                dp_kernel_museum *m, dp_err *e);
+/* The table for people. */
 void dp_kernel_museum_print(const dp_kernel_museum *m, FILE *f);
+/* kernels.json, whole or not at all. */
 dp_status dp_kernel_museum_write(const dp_kernel_museum *m, const char *path, dp_err *e);
 /* faults not seen, and red runs without one */
 int dp_kernel_museum_unseen(const dp_kernel_museum *m);

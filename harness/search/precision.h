@@ -66,6 +66,7 @@ typedef struct {
      * pass */
     dp_choice smallest, cheapest;
 } dp_precision;
+/* Both choices; found is 0 where not even the wide policy will do. */
 dp_status dp_precision_search(const dp_precision_request *rq, dp_precision *out, dp_err *e);
 
 #ifdef __cplusplus

@@ -17,6 +17,7 @@ typedef struct {
     int rank, head;
     unsigned char *hit; /* [N*HV]: where a fault acted (ranks.h); free it */
 } dp_repeat;
+/* The same run `runs` times; *out says where bits differ first. out->hit is to be freed. */
 dp_status dp_repeat_sim(const dp_problem *p, const dp_sim_policy *how, int runs, dp_repeat *out,
                         dp_err *e);
 

@@ -63,13 +63,16 @@ typedef struct {
 
 /* DP_EINPUT when nothing fails. c is not changed. */
 dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out, dp_err *e);
+/* Frees what it holds; the struct is the caller's. */
 void dp_shrink_free(dp_shrunk *s);
 
 /* How a case fails (kind DP_FAILS_NOT: it does not); runs: of bisect stage on the same inputs; red:
  * run it, too. */
 dp_status dp_failure_of(const dp_case *c, const dp_shrink_options *o, int runs, int red,
                         dp_failure *f, dp_err *e);
+/* Do both fail, for the same reason? */
 int dp_failure_same(const dp_failure *a, const dp_failure *b);
+/* It in words, as snprintf. */
 void dp_failure_text(const dp_failure *f, char *out, size_t size);
 
 int64_t dp_case_numbers(const dp_case *c, int64_t *nonzero); /* nonzero may be NULL */

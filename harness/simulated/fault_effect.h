@@ -10,25 +10,32 @@
 extern "C" {
 #endif
 
+/* Notes that the fault acted on that rank and head. */
 static inline void dp_effect_hit(const dp_sim *s, int rank, int hv) {
     s->hit[rank * s->p->HV + hv] = 1;
 }
 
 const dp_problem *
 dp_effect_inputs(dp_sim *s, const dp_problem *p); /* p, or a copy with other inputs that s owns */
+/* Before a run: who owns which tokens. */
 void dp_effect_contexts(dp_sim *s);
+/* After the activation. */
 void dp_effect_gate(dp_sim *s);
 int dp_effect_by_inverse(
     const dp_sim *s); /* 1: w and u are products with the inverse, whatever the base */
+/* After intra of one chunk and head. */
 void dp_effect_intra(dp_sim *s, int group, int hv);
+/* After its triangular inverse. */
 void dp_effect_solve(dp_sim *s, int group, int hv);
 double *dp_effect_values(dp_sim *s, int group,
                          int hv); /* NULL, or ch->v as it was before wrong values took its place */
+/* After its w and u. */
 void dp_effect_wy(dp_sim *s, int group, int hv);
 void dp_effect_state_in(const dp_sim *s, int rank, int hv, double *S); /* S_in after the merge */
 void dp_effect_state(const dp_sim *s, int group, int hv,
                      double *S);                          /* after one chunk of state_fwd */
 int dp_effect_output(const dp_sim *s, int group, int hv); /* 1: o of this chunk is never written */
+/* After its gradients, in *g. */
 void dp_effect_grads(dp_sim *s, int group, int hv, dp_chunk_grad *g);
 /* eC of another chunk that the backward pre-process reads instead, or NULL. */
 const double *dp_effect_decay(const dp_sim *s, int group, int hv);

@@ -104,6 +104,7 @@ typedef struct {
     int have_forward, have_backward;
 } dp_sim;
 
+/* Base policy everywhere, its default design. DP_EINPUT: T does not split over N ranks. */
 dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault,
                      dp_err *e);
 /* A chunk design (chunk > 0) without faults. */
@@ -121,6 +122,7 @@ int dp_sim_split(dp_sim *s, int N);
 /* What ranks exchange and receive alone (M, H, S_in and their gradients): s->out is as it was.
  * Gradients need a run with backward before it. */
 void dp_sim_run_ranks(dp_sim *s, dp_format chain, dp_merge merge, int backward);
+/* Frees what it holds; the struct is the caller's. */
 void dp_sim_free(dp_sim *s);
 /* Work that no chain format changes is done once and kept between calls. */
 void dp_sim_run(dp_sim *s, dp_format chain, dp_merge merge, int backward);
@@ -129,6 +131,7 @@ void dp_sim_run(dp_sim *s, dp_format chain, dp_merge merge, int backward);
 void dp_sim_begin(dp_sim *s, dp_format chain, dp_merge merge, int backward);
 void dp_sim_stage(dp_sim *s, dp_stage stage);
 
+/* The chunk of a group of tokens and a value head. */
 static inline dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv) {
     return &s->ch[(int64_t)group * s->p->HV + hv];
 }

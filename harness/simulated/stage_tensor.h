@@ -64,6 +64,7 @@ enum {
     DP_RANK_TENSORS
 };
 extern const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS];
+/* Its name in files and records. */
 static inline const char *dp_rank_name(int which) {
     return dp_stage_tensors[dp_rank_stages[which]].name;
 }
@@ -78,6 +79,7 @@ int dp_stage_tensor_chunks(const dp_problem *p, int N,
 int dp_stage_tensor_shape(const dp_problem *p, int N, int stage,
                           int64_t shape[DP_MAX_AXES]); /* returns the number of axes */
 int64_t dp_stage_tensor_size(const dp_problem *p, int N, int stage); /* product of the shape */
+/* Its rows, and the entries of one; both 0 where no rank has it. */
 void dp_stage_tensor_rows(const dp_problem *p, int N, int stage, int64_t *rows, int64_t *width);
 
 /* The value in a run of the simulated ranks, in that shape (to be freed); NAN where a rank has

@@ -91,7 +91,9 @@ typedef struct {
     char source[320]; /* exact cases: whose data stands there (source.h); "": not found */
 } dp_judgement;
 
+/* Fills *out, which dp_judgement_free frees; nothing of *in is kept. */
 void dp_compare(const dp_compare_in *in, dp_judgement *out);
+/* Frees what it holds; the struct is the caller's. */
 void dp_judgement_free(dp_judgement *j);
 
 /* Within this of a limit, on either side, a verdict is marginal: another set of draws may decide.

@@ -29,8 +29,10 @@ void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p
 void dp_drawn_split(dp_drawn_run *x, int N);
 /* All results; chain: the format of the M chain, which a recurrent design has not. */
 void dp_drawn_all(dp_drawn_run *x, dp_format chain);
+/* Frees all of it. */
 void dp_drawn_close(dp_drawn_run *x);
 
+/* All results of the last dp_drawn_all; borrowed. */
 dp_result *dp_drawn_results(dp_drawn_run *x);
 const double *dp_drawn_dg(const dp_drawn_run *x); /* [T][HV][Kg] of the log decay */
 

@@ -43,6 +43,7 @@ typedef struct {
 
 /* Zeros. parts: of every row, 0: not a sum over tokens. */
 void dp_draws_alloc(dp_draws *d, int ndraw, const dp_row_map *map, int64_t parts);
+/* Frees what it holds; the struct is the caller's. */
 void dp_draws_free(dp_draws *d);
 
 /* Sums of one error: err2 [rows * split] and along [DP_NDIRECTIONS][windows] are added to, length2

@@ -60,6 +60,7 @@ void dp_expected_run(const dp_expected_request *rq, int n, const dp_expected_pol
 void dp_expected_alloc(const dp_expected_request *rq, const dp_expected_policy *policy,
                        dp_expected *x);
 int dp_expected_parts(dp_expected *x, dp_part *parts);
+/* Frees what it holds; the struct is the caller's. */
 void dp_expected_free(dp_expected *x);
 
 /* Where it is not known which of n designs computes: draw by draw the largest of their errors, row

@@ -107,6 +107,7 @@ typedef struct {
     dp_share share;
 } dp_excess;
 
+/* Every level; excess is NAN where the draws judge nothing. */
 void dp_levels_judge(const dp_levels_in *in, dp_excess *out);
 
 #ifdef __cplusplus

@@ -26,6 +26,7 @@ typedef struct {
     dp_allowance allowance;
     double unit, tiny;
 } dp_stage_judge_in;
+/* Fills *out with the judgement of one stage tensor against its bound on true inputs. */
 void dp_stage_judge(const dp_sim *ref, const dp_stage_judge_in *in, dp_judgement *out);
 
 #ifdef __cplusplus

@@ -30,6 +30,7 @@ typedef struct {
     double arithmetic;
     dp_judgement *dg, *dA_log, *ddt_bias;
 } dp_sums_in;
+/* Changes dA_log and ddt_bias alone. */
 void dp_sums_judge(const dp_sums_in *in);
 
 #ifdef __cplusplus

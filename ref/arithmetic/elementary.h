@@ -17,15 +17,19 @@
 extern "C" {
 #endif
 
+/* Each within the guarantees above. */
 double dp_exp(double x);
 double dp_expm1(double x);
 double dp_log(double x);
 double dp_log1p(double x);
 double dp_log2(double x); /* exact for powers of two */
+/* The real cube root, of either sign. */
 double dp_cbrt(double x);
 double dp_hypot(double x, double y); /* no overflow nor underflow on the way */
+/* The same in float: computed in double, rounded once. */
 float dp_expf(float x);
 void dp_exp_row(int n, const double *x, double *y); /* y_i = dp_exp(x_i); y may be x */
+/* log(1 + x) in float, as dp_expf. */
 float dp_log1pf(float x);
 
 #ifdef __cplusplus

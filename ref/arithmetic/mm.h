@@ -18,8 +18,10 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+/* C in the order of operations that is the same everywhere. */
 void dp_mm(dp_format f, int ta, int tb, int m, int n, int k, const double *A, const double *B,
            double *C);
+/* C by that library: within the same bound, its bits are its own. */
 void dp_mm_by(const dp_linear *by, dp_format f, dp_shape s, const double *A, const double *B,
               double *C);
 /* The format whose operands and accumulators a base policy uses in its matrix products. */

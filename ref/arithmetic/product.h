@@ -20,9 +20,13 @@ typedef struct {
     int ta, tb, m, n, k;
 } dp_shape;
 
+/* C = s; every entry of C is written. */
 void dp_mul_f64(dp_shape s, const double *A, const double *B, double *C);
+/* C = fl(C + fl(alpha s)). */
 void dp_add_mul_f64(dp_shape s, double alpha, const double *A, const double *B, double *C);
+/* The same in fp32. */
 void dp_mul_f32(dp_shape s, const float *A, const float *B, float *C);
+/* The same in fp32. */
 void dp_add_mul_f32(dp_shape s, float alpha, const float *A, const float *B, float *C);
 
 #ifdef __cplusplus

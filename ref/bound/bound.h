@@ -46,10 +46,12 @@ typedef struct {
     int inverse;
     int p; /* 1 sound, 2 probable */
 } dp_rounding;
+/* |x|^p. */
 static inline double dp_pw(const dp_rounding *r, double x) {
     return r->p == 2 ? x * x : x < 0 ? -x : x;
 } /* |x|^p */
 #define DP_LAMBDA 6.0 /* 2 exp(-18) = 3e-8 a row */
+/* That of a base policy and its default design; p: 1 sound, 2 probable. */
 dp_rounding dp_rounding_of(dp_base b, int p);
 /* The same of a design: chunk_gated.h rounds both operands of a score, and the adjoint of the
  * score, to bf16. Their products with fp32 exponentials of at most 2 * 76 add less than 2^-6 of
@@ -92,12 +94,14 @@ typedef struct {
     double eb, er;               /* copies of the input errors; er = qk_row */
 } dp_chunk_bound;
 
+/* Fills *b with what the stages before the state add to a chunk; in: errors of its inputs. */
 void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r, const dp_input_error *in);
 /* One stage alone: what solve (DT) and wy (Dw, Du, Dkg, Dqg, DeC) add by themselves when gcum, L
  * and Akk are exact; all else is 0 or not set. */
 void dp_bound_own(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r);
 /* After it: every intermediate of the chunk is exact from here on, DM is what forming M_c adds. */
 void dp_bound_exact(dp_chunk_bound *b);
+/* Frees what it holds; the struct is the caller's. */
 void dp_bound_free(dp_chunk_bound *b);
 
 /* e <- bound after the chunk, for a state with reference value S before it (NOT modified; X its

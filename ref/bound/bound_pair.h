@@ -23,5 +23,6 @@ typedef struct {
 typedef struct {
     double *q, *r, *w, *pair, *round;
 } dp_pair_bounds;
+/* For probable bounds (p = 2). */
 void dp_bound_pairs(const dp_chunk_bound *b, const dp_pair_grads *a, dp_pair_bounds *o);
 #endif

@@ -33,7 +33,9 @@ typedef struct {
     double *row[DP_NRESULTS];
 } dp_drop;
 
+/* Allocates and fills *out for a claim of 2^-bits; rows of gradients only where backward. */
 void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out);
+/* Frees what it holds; the struct is the caller's. */
 void dp_drop_free(dp_drop *d);
 
 /* log2 of what is left at most, by the sum over tokens of the largest channel gate, and by the
@@ -42,6 +44,7 @@ void dp_drop_free(dp_drop *d);
 typedef struct {
     double bound, channel;
 } dp_attenuation;
+/* Both logarithms, at most 0; tokens c and t belong to one sequence, c <= t. */
 dp_attenuation dp_attenuation_of(const dp_problem *p, const double *g, int hv, int64_t c,
                                  int64_t t);
 

@@ -11,6 +11,7 @@ typedef struct {
     double *M, *H;
 } dp_affine;
 void dp_affine_init(dp_affine *a, int K, int V); /* the identity: M = I, H = 0 */
+/* Frees what it holds; the struct is the caller's. */
 void dp_affine_free(dp_affine *a);
 void dp_affine_compose(
     dp_affine *later,

@@ -60,6 +60,7 @@ typedef struct {
     int64_t sq, sk, sv, sg, sb;
     int Kg;
 } dp_chunk_in;
+/* All of it; *ch is written whole. */
 void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
                    const dp_chunk_in *in);
 /* dp_chunk_prep in its stages, each in the formats of ch->base at the time of the call: begin
@@ -70,6 +71,7 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
 void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in);
 void dp_chunk_solve(dp_chunk *ch);
 void dp_chunk_wy(dp_chunk *ch);
+/* Frees what it holds; the struct is the caller's. */
 void dp_chunk_free(dp_chunk *ch);
 void dp_chunk_inverse(dp_chunk *ch); /* fills Akk when it is NULL: in fp64, over LAPACKE in the
                                         arithmetic of the base */
@@ -99,7 +101,9 @@ void dp_chunk_grads(const dp_chunk *ch, const double *dout, int pair_dg, dp_chun
 void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g); /* its first stage: dv, dbeta */
 void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg,
                         dp_chunk_grad *g); /* its second: dq, dk, dg, from dv too */
+/* Arrays of zeros in the shapes of the chunk. */
 void dp_chunk_grad_alloc(dp_chunk_grad *g, const dp_chunk *ch);
+/* Frees what it holds; the struct is the caller's. */
 void dp_chunk_grad_free(dp_chunk_grad *g);
 
 /* One rounding to the arithmetic format of the base (fp64: none; fp32, bf16: fp32), and to its

@@ -28,6 +28,7 @@ typedef struct {
     const double *dL, *dP;
     double *dq, *dk_read, *dk_write;
 } dp_gated_gradients;
+/* Adds to what stands in the three arrays. */
 void dp_gated_backward(const dp_chunk *ch, const dp_gated_gradients *g);
 
 #ifdef __cplusplus

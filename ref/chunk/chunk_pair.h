@@ -21,6 +21,7 @@ typedef struct {
     const double *dL, *dP;
     double *dq, *dkr, *dkw, *pair;
 } dp_pair_adjoint;
+/* Adds to what stands in the arrays. */
 void dp_pair_bwd(const dp_chunk *ch, const dp_pair_adjoint *a);
 
 void dp_pair_forget(dp_chunk *ch); /* frees ch->decay */

@@ -29,10 +29,13 @@ typedef enum { DP_CONV_X, DP_CONV_WEIGHT, DP_CONV_BIAS, DP_CONV_DY, DP_CONV_NINP
 typedef enum { DP_CONV_Y, DP_CONV_DX, DP_CONV_DW, DP_CONV_DBIAS, DP_CONV_NRESULTS } dp_conv_output;
 extern const dp_tensor_field dp_conv_input_fields[DP_CONV_NINPUTS];
 extern const dp_tensor_field dp_conv_result_fields[DP_CONV_NRESULTS];
+/* Lengths of its axes T, Nseq, D and W; all others are 0. */
 dp_dims dp_conv_dims(const dp_conv *c);
+/* Where the input lies; NULL there: the convolution has none. */
 static inline double **dp_conv_input_at(dp_conv *c, int input) {
     return (double **)((char *)c + dp_conv_input_fields[input].offset);
 }
+/* Where the result lies; NULL there: it was not computed. */
 static inline double **dp_conv_result_at(dp_conv_result *r, int result) {
     return (double **)((char *)r + dp_conv_result_fields[result].offset);
 }
@@ -43,6 +46,7 @@ void dp_conv_result_shape(const dp_conv *c, int result, int64_t *rows, int *widt
 
 void dp_conv_free(dp_conv *c); /* frees every array; c is the caller's */
 void dp_conv_result_alloc(dp_conv_result *r, const dp_conv *c); /* NaN-filled */
+/* Frees what it holds; the struct is the caller's. */
 void dp_conv_result_free(dp_conv_result *r);
 
 void dp_conv_run(const dp_conv *c, dp_conv_result *r); /* fp64, unsplit */
@@ -53,6 +57,7 @@ void dp_conv_run(const dp_conv *c, dp_conv_result *r); /* fp64, unsplit */
  * arithmetic that stores y and dx in bf16.
  * Results are the same bits for any number of threads. */
 typedef enum { DP_CONV_FP64, DP_CONV_FP32, DP_CONV_BF16 } dp_conv_policy;
+/* The simulated ranks; every array of *r that exists is written. */
 dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e);
 /* MPFR truth at prec >= 2 bits, rounded to double, with an error radius per entry (includes that
  * last rounding; inf: nothing proven). */

@@ -26,8 +26,10 @@
 extern "C" {
 #endif
 
+/* In fp64; every array is written. */
 void dp_activate(const dp_problem *p, int64_t t0, int64_t t1, double *q, double *k, double *g,
                  double *beta, double *rstd_q, double *rstd_k);
+/* The same in fp32 arithmetic, widened. */
 void dp_activate_f32(const dp_problem *p, int64_t t0, int64_t t1, double *q, double *k, double *g,
                      double *beta, double *rstd_q, double *rstd_k);
 
@@ -36,7 +38,9 @@ typedef struct {
     double *q, *k, *g, *beta, *rstd_q, *rstd_k;
 } dp_activated;
 
+/* Allocated and computed in fp64; to be freed. */
 dp_activated dp_activated_new(const dp_problem *p);
+/* Frees what it holds; the struct is the caller's. */
 void dp_activated_free(dp_activated *a);
 
 /* From the gradients of the activated values (dq, dk already summed over the value heads of a

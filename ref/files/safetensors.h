@@ -33,11 +33,14 @@ typedef struct {
     char **meta_key, **meta_value; /* __metadata__, string to string */
 } dp_tensorfile;
 
+/* The whole file; *f is to be freed where DP_OK. */
 dp_status dp_safetensors_read(const char *path, dp_tensorfile *f, dp_err *e);
+/* The same from bytes in memory, which are not needed afterwards. */
 dp_status dp_safetensors_parse(const void *bytes, size_t len, const char *path_for_messages,
                                dp_tensorfile *f, dp_err *e);
 dp_status dp_safetensors_write(const char *path, const dp_tensorfile *f,
                                dp_err *e); /* by rename: never half a file */
+/* Frees what it holds; the struct is the caller's. */
 void dp_tensorfile_free(dp_tensorfile *f);
 
 const dp_tensor *dp_tensor_find(const dp_tensorfile *f, const char *name); /* NULL: absent */
@@ -49,6 +52,7 @@ void dp_tensorfile_add(dp_tensorfile *f, const char *name, const char *dtype, in
 /* The same in a format of ours: fp32 that of everything but bf16 and fp64. */
 void dp_tensorfile_add_format(dp_tensorfile *f, const char *name, dp_format format, int ndim,
                               const int64_t *shape, const double *data);
+/* Appends a pair of metadata; both are copied. */
 void dp_tensorfile_add_meta(dp_tensorfile *f, const char *key, const char *value);
 
 #ifdef __cplusplus

@@ -62,9 +62,11 @@ typedef struct {
  * A_log, dt_bias: softplus gate log U(1,16) and U(-6.9,-2.3), as trained layers start; lower-bound
  * gate log U(1/2,2) and U(-1,1). */
 void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s);
+/* The same by the law of keys = exact. */
 void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s);
 #define DP_STREAM_MOVED 96 /* stream of its random numbers, beside those of inputs.c */
 void dp_inputs_move_state(dp_problem *p, uint64_t seed); /* not rounded */
+/* dout and dstate alone, the same bits. */
 void dp_inputs_fill_exact_gradients(dp_problem *p, const dp_inputs_spec *s);
 int dp_inputs_exact_log2(
     const dp_problem *p, int sequence,
@@ -78,6 +80,7 @@ void dp_inputs_fill_gradients(dp_problem *p,
 /* Shapes, cu and arrays set: x normal, w normal / sqrt(W), bias normal / 2, dy normal (where
  * allocated). */
 void dp_inputs_fill_conv(dp_conv *c, const dp_inputs_spec *s);
+/* dy alone, the same bits. */
 void dp_inputs_fill_conv_dy(dp_conv *c, const dp_inputs_spec *s);
 
 /* M-chain factors of math.md j.5: each M_c is the product of 64 token steps, built in double,
@@ -96,6 +99,7 @@ typedef enum {
     DP_NREGIMES
 } dp_regime;
 extern const char *const dp_regime_names[DP_NREGIMES];
+/* Fills M and mu; both are the caller's. */
 void dp_inputs_chain(dp_regime regime, int n, int K, uint64_t seed, float *M, double *mu);
 
 #ifdef __cplusplus

@@ -21,7 +21,9 @@ typedef struct {
     /* [rows] bound on the 2-norm (Frobenius norm) of the row's error; inf when nothing is proven */
     double *rad;
 } dp_ball;
+/* Zeros of that shape; rows = 0: no arrays. */
 void dp_ball_alloc(dp_ball *b, int64_t rows, int64_t width);
+/* Frees what it holds; the struct is the caller's. */
 void dp_ball_free(dp_ball *b);
 
 /* Which arithmetic: MPFR, or double-double on vectors (some 2^-98 an operation; about a hundred
@@ -78,6 +80,7 @@ typedef struct {
 
 /* Non-finite inputs propagate (a row that depends on one has rad = inf). */
 dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);
+/* Frees what it holds; the struct is the caller's. */
 void dp_truth_free(dp_truth *t);
 
 /* Random columns of the state, each of one head, one sequence and its first `tokens` tokens,
@@ -90,6 +93,7 @@ typedef struct {
     uint64_t seed;
     double worst; /* largest difference / (sum of both radii) */
 } dp_truth_audit;
+/* `columns` of them, each of at most `tokens` tokens; *a says what was held and how near. */
 dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_t seed, int columns,
                                  int64_t tokens, dp_truth_audit *a, dp_err *e);
 
@@ -107,8 +111,10 @@ typedef struct {
     double *S_in, *M, *H, *dS_out, *dM, *dH;
     double S_in_rad, M_rad, H_rad, dS_out_rad, dM_rad, dH_rad;
 } dp_truth_rank;
+/* Allocates the arrays of *out that rank c has, for value head hv. */
 void dp_truth_at_rank(const dp_truth *t, const dp_problem *p, const dp_context *c, int hv,
                       dp_truth_rank *out);
+/* Frees what it holds; the struct is the caller's. */
 void dp_truth_rank_free(dp_truth_rank *r);
 
 /* Cache: a file of the truth under dir, named by the content hash (XXH3-128) of problem and

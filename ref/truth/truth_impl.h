@@ -35,6 +35,7 @@ typedef __float128 ld;
 #endif
 #define TR_LD_U 0x1p-113
 
+/* |x|; NaN stays NaN. */
 static inline ld tr_abs(ld x) { return x < 0 ? -x : x; }
 ld tr_two_to(int n); /* 2^n, -16000 <= n <= 16000 */
 ld tr_sqrt(ld x);    /* within 2^-104, relative; x < 0 and NaN: NaN */
@@ -98,6 +99,7 @@ typedef struct {
 typedef struct {
     ld qk, rstd, beta, db;
 } tr_rel;
+/* Of this run's arithmetic; all are proven upper bounds. */
 tr_rel tr_rel_errors(const tr_run *r);
 ld tr_gamma(const tr_run *r, ld n); /* n u / (1 - n u); inf when n u >= 1/2 */
 
@@ -120,9 +122,13 @@ typedef struct {
     mp_array dq, dk, dg, dbeta;
 } tr_task;
 
+/* Allocates and fills *a for query head h. */
 void tr_activate_qk(const tr_run *r, int h, tr_qk *a);
+/* The same for value head hv; qk: of its query head. */
 void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a);
+/* Frees what tr_activate_qk allocated. */
 void tr_free_qk(tr_qk *a);
+/* Frees what tr_activate_head allocated. */
 void tr_free_head(tr_head *a);
 /* the bounds of either; the other NULL */
 void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a);
@@ -135,10 +141,15 @@ ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *k_norm
 ld tr_exact_up(ld x, ld rel);
 ld tr_rho(ld x); /* x / (1 - x) >= exp(x) - 1 */
 
+/* Arrays of zeros for c->run, c->w and c->is_M; backward: tape and gradients, too. */
 void tr_task_alloc(tr_task *c, int backward);
+/* Frees what tr_task_alloc allocated. */
 void tr_task_free(tr_task *c);
+/* Tokens of block b from the state in c->S, which becomes the one after them. */
 void tr_forward_block(tr_task *c, int b, int backward);
+/* The same backwards: forward again from its checkpoint, then the adjoint in c->S. */
 void tr_backward_block(tr_task *c, int b);
+/* Columns of M over the tokens between marks seg and seg + 1, into the truth. */
 void tr_M_segment(tr_task *c, int seg);
 
 /* Rows of token t (i = t - block start) from the per-task sums of one q/k head's tasks [G][ncb];
@@ -159,6 +170,7 @@ double tr_up(ld x);              /* bound -> double, rounded up; NaN becomes inf
 void tr_store(dp_ball *b, int64_t i, mpfr_srcptr x, mpfr_ptr tmp);
 
 void tr_run_dd(tr_run *r); /* fills r->t but for what dp_truth_run adds */
+/* Counts so much work as done, and says so on a terminal; any thread may call it. */
 void tr_progress(tr_run *r, double token_columns);
 
 /* Shapes, marks and arrays of *t for (p, request), as dp_truth_run fills them. */

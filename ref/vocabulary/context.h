@@ -24,6 +24,7 @@ typedef struct {
 /* DP_EINPUT if N < 1, T % N != 0 or T < N; then *c is empty. cu is trusted: cu[0] = 0, not
  * decreasing (dp_problem_check). */
 dp_status dp_context_build(const int64_t *cu, int Nseq, int N, int rank, dp_context *c, dp_err *e);
+/* Frees what it holds; the struct is the caller's. */
 void dp_context_free(dp_context *c);
 
 /* Who takes part. A rank that does not run a pre-process contributes zeros to the all-gather, which

@@ -40,6 +40,7 @@ typedef struct {
     int drop; /* bits; 0: it drops nothing */
 } dp_design;
 
+/* The default of a base: chunks of DP_CHUNK, nothing dropped. */
 dp_design dp_design_of(dp_base base);
 
 /* The design of base with the words of text. DP_EINPUT names the word and what may stand there. */

@@ -71,11 +71,16 @@ extern const char *const dp_merge_names[DP_NMERGES];
 
 float dp_fp32(double x); /* one rounding, to nearest even */
 float dp_tf32(float x);  /* to nearest, ties away: cvt.rna.tf32.f32 */
+/* Truncated toward zero. */
 float dp_tf32rz(float x);
+/* To nearest even. */
 float dp_bf16(float x);
 double dp_bf16d(double x); /* fp64 -> bf16 in ONE rounding (no double rounding) */
+/* The 16 bits of dp_bf16(x). */
 uint16_t dp_bf16_bits(float x);
+/* The number that 16 bits of bf16 stand for, exactly. */
 float dp_bf16_from_bits(uint16_t b);
+/* The same of fp16. */
 float dp_fp16_from_bits(uint16_t b);
 uint16_t dp_fp16_bits(double x); /* one rounding, to nearest even */
 

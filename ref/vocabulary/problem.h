@@ -101,7 +101,9 @@ typedef struct {
 
 #define DP_L2_EPS 1e-6
 
+/* Value heads that share a query head. */
 static inline int dp_G(const dp_problem *p) { return p->HV / p->H; }
+/* Width of the gate: 1 where a head has one gate, else K. */
 static inline int dp_Kg(const dp_problem *p) { return dp_models[p->model].one_gate ? 1 : p->K; }
 
 /* Allocates q, k, v, g, beta (zeros) and cu (one sequence) for the shapes already set. */
@@ -120,6 +122,7 @@ typedef struct {
 } dp_result;
 /* NaN-filled, so that unwritten entries show */
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);
+/* Frees what it holds; the struct is the caller's. */
 void dp_result_free(dp_result *r);
 
 #ifdef __cplusplus

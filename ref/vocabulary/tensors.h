@@ -106,9 +106,11 @@ int dp_field_axes(const dp_tensor_field *f, const dp_dims *d, int64_t shape[DP_M
 
 /* ---- inputs ---------------------------------------------------------------------------------- */
 
+/* Where the input lies in p; NULL there: it has none. */
 static inline double **dp_input_at(dp_problem *p, int input) {
     return (double **)((char *)p + dp_input_fields[input].offset);
 }
+/* The input's array; NULL: the problem has none. */
 static inline const double *dp_input_of(const dp_problem *p, int input) {
     return *dp_input_at((dp_problem *)p, input);
 }
@@ -125,6 +127,7 @@ int64_t *dp_cu_copy(const dp_problem *p);
 
 /* ---- results --------------------------------------------------------------------------------- */
 
+/* Where the result lies in r; NULL there: it was not computed. */
 static inline double **dp_result_at(dp_result *r, int field) {
     return (double **)((char *)r + dp_result_fields[field].offset);
 }
@@ -144,9 +147,13 @@ int dp_result_rows_per_token(const dp_problem *p, int field);
 
 /* q, k and v: op step puts a convolution in front of each. Lists of three are in this order. */
 typedef enum { DP_QKV_Q, DP_QKV_K, DP_QKV_V, DP_NQKV } dp_qkv;
+/* Its gradient among the results. */
 static inline dp_result_id dp_qkv_gradient(int i) { return (dp_result_id)(DP_RESULT_DQ + i); }
+/* Which input it is. */
 static inline dp_input_id dp_qkv_input(int i) { return (dp_input_id)(DP_INPUT_Q + i); }
+/* Its name among the inputs. */
 static inline const char *dp_qkv_name(int i) { return dp_input_fields[dp_qkv_input(i)].name; }
+/* Where its array lies in p. */
 static inline double **dp_qkv_at(dp_problem *p, int i) { return dp_input_at(p, dp_qkv_input(i)); }
 /* Of one row of it for one key a token. */
 int dp_qkv_heads(const dp_problem *p, int i);
