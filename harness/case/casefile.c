@@ -44,7 +44,7 @@ static const key KEYS[] = {
     {"source", TEXT, ALL, AT(source), NULL, 0, 0, NULL,
      "which fault, section or recording it comes from"},
     {"op", CHOICE, ALL, AT(op), NULL, 0, 0, DP_OPERATION_WORDS,
-     "recurrence (three models), product of M factors alone, causal convolution, or a training "
+     "recurrence, product of M factors alone, causal convolution, or a training "
      "step: convolutions, then KDA"},
     {"smoke", CHOICE, ALL, AT(smoke), "no", 0, 0, "no|yes", "part of the smoke set"},
     {"seed", INT, ALL, AT(seed), "1", 0, MAX_SEED, NULL, "seed of everything that is generated"},

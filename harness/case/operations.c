@@ -16,7 +16,7 @@
 
 const dp_operation dp_operations[DP_NOPS] = {
     [DP_OP_RECURRENCE] = {.name = "recurrence",
-                          .what = "recurrence (three models)",
+                          .what = "recurrence",
                           .bit = DP_CF_REC,
                           .keys = DP_CF_REC,
                           .backends = ON_RANKS | ON(LAPACK) | ON(FILE) | ON(SUBJECT),
