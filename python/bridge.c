@@ -1,6 +1,7 @@
 /* python/bridge.c - a subject (harness/deltaproof_subject.h) whose kernel is a Python function: it
- * hands every call to the process that listens on the Unix socket $DELTAPROOF_BRIDGE
- * (python/deltaproof/server.py) and brings back what that answers.
+ * hands every call to the process that listens on the Unix socket $DELTAPROOF_BRIDGE, of a copy
+ * named bridge-1.so on $DELTAPROOF_BRIDGE-1 (python/deltaproof/server.py), and brings back what
+ * that answers.
  *
  * One connection a call. What is sent: lines `KEY VALUE`, then for every input a line
  * `in NAME NDIM SHAPE..`, for every output `out NAME NDIM SHAPE..`, an empty line, and the inputs'
@@ -11,6 +12,7 @@
 #define _GNU_SOURCE
 #include "harness/deltaproof_subject.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,12 +22,27 @@
 
 enum { LINE = 512 };
 
+/* What this library's file name has behind `bridge`, before `.so`: "", or "-1" for the second of
+ * two functions, whose copy of this library that is. */
+static void own_suffix(char suffix[16]) {
+    static const char stem[] = "bridge";
+    Dl_info own;
+    *suffix = 0;
+    if (!dladdr((void *)own_suffix, &own)) return;
+    const char *slash = strrchr(own.dli_fname, '/'), *name = slash ? slash + 1 : own.dli_fname;
+    if (strncmp(name, stem, sizeof stem - 1)) return;
+    snprintf(suffix, 16, "%.*s", (int)strcspn(name + sizeof stem - 1, "."), name + sizeof stem - 1);
+}
+
 static FILE *connect_to_server(void) {
     const char *path = getenv("DELTAPROOF_BRIDGE");
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || !path || strlen(path) >= sizeof to.sun_path) return NULL;
-    strcpy(to.sun_path, path);
+    char suffix[16];
+    own_suffix(suffix);
+    if (fd < 0 || !path) return NULL;
+    const int n = snprintf(to.sun_path, sizeof to.sun_path, "%s%s", path, suffix);
+    if (n >= (int)sizeof to.sun_path) return NULL;
     if (!connect(fd, (struct sockaddr *)&to, sizeof to)) return fdopen(fd, "r+");
     close(fd);
     return NULL;

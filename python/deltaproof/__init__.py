@@ -10,15 +10,16 @@ truth of known error, by bounds of the number formats that the kernel claims.
                                     base="bf16", gate="log", beta="plain", l2norm=False)
 
 judge, assert_explained: arrays that exist. judge_autograd: a PyTorch function and its gradients.
-run: a function on the program's cases. check: what must hold between its calls. bisect, shrink:
-which stage is wrong, on how small an input. assert_close: FLA's, which explains itself. Arrays are
-numpy's (bf16: ml_dtypes.bfloat16) or PyTorch's.
+run: a function on the program's cases. check: what must hold between its calls. differ: where two
+functions differ. bisect, shrink: which stage is wrong, on how small an input. assert_close: FLA's,
+which explains itself. Arrays are numpy's (bf16: ml_dtypes.bfloat16) or PyTorch's.
 """
 
 from .autograd import judge_autograd
 from .checking import Check, check
 from .closeness import assert_close, explain_difference
 from .contract import Unsupported
+from .differing import Difference, differ
 from .judging import Judgement, assert_explained, judge
 from .program import header, program
 from .running import Run, bisect, run, shrink
@@ -26,6 +27,7 @@ from .tensors import load, save, to_bf16
 
 __all__ = [
     "Check",
+    "Difference",
     "Judgement",
     "Run",
     "Unsupported",
@@ -33,6 +35,7 @@ __all__ = [
     "assert_explained",
     "bisect",
     "check",
+    "differ",
     "explain_difference",
     "header",
     "judge",

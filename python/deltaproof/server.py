@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import socket
 import subprocess
 import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
@@ -131,25 +133,34 @@ class Finished:
     raised: list[str]
 
 
-def run_program(arguments: Sequence[str], server: Server) -> Finished:
-    """`deltaproof ARGUMENTS --subject bridge.so`, the function called in this thread."""
-    with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
+def run_program(arguments: Sequence[str], *servers: Server) -> Finished:
+    """`deltaproof ARGUMENTS --subject bridge.so`, a subject for each server, in their order; the
+    functions are called in this thread."""
+    with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder, ExitStack() as stack:
         path = os.path.join(folder, "socket")
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(path)
-            listening.listen()
-            with subprocess.Popen(
-                [program(), *arguments, f"--subject={bridge()}"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env=environment() | {"DELTAPROOF_BRIDGE": path},
-            ) as process:
-                text = _serve(process, listening, server)
-                return Finished(process.wait(), text, server.raised)
+        listening = {}
+        subjects = [bridge()]
+        for i, server in enumerate(servers):
+            suffix = f"-{i}" if i else ""
+            if i:  # a copy, which connects to a socket of its own
+                subjects.append(shutil.copy(bridge(), os.path.join(folder, f"bridge{suffix}.so")))
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            one.bind(path + suffix)
+            one.listen()
+            listening[one] = server
+        with subprocess.Popen(
+            [program(), *arguments, *(f"--subject={x}" for x in subjects)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment() | {"DELTAPROOF_BRIDGE": path},
+        ) as process:
+            text = _serve(process, listening)
+            raised = [x for server in servers for x in server.raised]
+            return Finished(process.wait(), text, raised)
 
 
-def _serve(process: subprocess.Popen[str], listening: socket.socket, server: Server) -> str:
+def _serve(process: subprocess.Popen[str], listening: dict[socket.socket, Server]) -> str:
     """Answers until the program's output ends; returns that."""
     said: list[str] = []
     over, ended = os.pipe()
@@ -162,10 +173,12 @@ def _serve(process: subprocess.Popen[str], listening: socket.socket, server: Ser
     reader.start()
     try:
         with selectors.DefaultSelector() as select:
-            select.register(listening, selectors.EVENT_READ)
             select.register(over, selectors.EVENT_READ)
-            while over not in [key.fileobj for key, _ in select.select()]:
-                server.answer(listening.accept()[0])
+            for one in listening:
+                select.register(one, selectors.EVENT_READ)
+            while over not in (ready := [key.fileobj for key, _ in select.select()]):
+                for called in (cast(socket.socket, x) for x in ready):
+                    listening[called].answer(called.accept()[0])
     except BaseException:
         process.kill()
         raise

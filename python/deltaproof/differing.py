@@ -1,0 +1,89 @@
+"""`differ`: two functions on the same inputs, and whether both bounds allow what they differ by."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .contract import GRADIENT_OF, Contract
+from .judging import PASS, cache_folder
+from .running import kernel_name, small_case
+from .server import About, Server, run_program
+
+
+@dataclass(frozen=True)
+class Difference:
+    """verdict: "same", "within" (both bounds), "beyond" (them), "unbounded" (a design has no bound:
+    the truth decided), "no result" or "refused"; status: 0 nothing is wrong, 1 something is, 2 it
+    could not be told. tensors: of each result and stage, as `deltaproof differ --json` has it; A is
+    the first function, B the second. text: all that the program printed; raised: tracebacks."""
+
+    status: int
+    verdict: str
+    tensors: list[dict[str, Any]]
+    first_beyond: str | None
+    text: str
+    raised: list[str]
+
+    @property
+    def passed(self) -> bool:
+        return self.status == PASS
+
+
+def _pair(x: Any) -> tuple[Any, Any]:
+    return x if isinstance(x, tuple) else (x, x)
+
+
+def differ(
+    a: Callable[..., Any],
+    b: Callable[..., Any],
+    case: str | None = None,
+    *,
+    base: str | tuple[str, str],
+    design: str | None | tuple[str | None, str | None] = None,
+    tokens: int | None = None,
+    heads: int | None = None,
+    bitwise: bool = False,
+    truth: bool = True,
+    limit: float = 60.0,
+    cache: str | None = None,
+    **contract: Any,
+) -> Difference:
+    """`deltaproof differ`: prefill against decode, trainer against rollout.
+
+    case: a name, or a file of inputs (default: a small case that the contract serves). base and
+    design: what both claim, or a pair of claims. tokens, heads: another size, by the case's law of
+    inputs. bitwise: other bits are too much. truth: ask it whose bound is broken, and of designs
+    without a bound. limit, contract: as `run` takes them, the contract is that of both.
+    RuntimeError: the program could not compare."""
+    kernels = [Contract(fn, **contract) for fn in (a, b)]
+    servers = [
+        Server(kernel, About(kernel_name(fn), said, design=how))
+        for kernel, fn, said, how in zip(kernels, (a, b), _pair(base), _pair(design), strict=True)
+    ]
+    with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
+        path = os.path.join(folder, "differ.json")
+        command = ["differ", case or small_case(kernels[0]), "--ranks=1", f"--json={path}"]
+        command += [f"--limit={limit}", f"--cache={cache or cache_folder()}"]
+        command += ["--bitwise"] * bitwise + ["--no-truth"] * (not truth)
+        command += [] if tokens is None else [f"--tokens={tokens}"]
+        command += [] if heads is None else [f"--heads={heads}"]
+        backward = any(set(GRADIENT_OF) & set(kernel.writes()) for kernel in kernels)
+        command += [] if backward else ["--forward"]
+        done = run_program(command, *servers)
+        if not os.path.exists(path):
+            raise RuntimeError("\n".join([done.text.strip(), *done.raised[-1:]]))
+        with open(path, encoding="utf-8") as f:
+            found = json.load(f)[0]
+    return Difference(
+        done.status,
+        found["verdict"],
+        found.get("tensors", []),
+        found.get("first_beyond"),
+        done.text,
+        done.raised,
+    )
