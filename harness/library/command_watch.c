@@ -61,13 +61,14 @@ static void say(dp_subject_ending *end, dp_subject_outcome outcome, const char *
 }
 
 static void say_ended(struct dp_command *c, int status, dp_subject_ending *end) {
-    char what[64], more[400];
+    char what[128], more[400];
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
     const int refuses = !c->serve && code == DP_COMMAND_UNSUPPORTED;
     last_lines(&c->printed, refuses ? 1 : SHOWN_LINES, more, sizeof more);
     if (WIFSIGNALED(status)) {
         const char *name = sigabbrev_np(WTERMSIG(status));
-        snprintf(what, sizeof what, "crashed: SIG%s", name ? name : "?");
+        snprintf(what, sizeof what, "crashed: SIG%s%s", name ? name : "?",
+                 dp_subject_signal_hint(WTERMSIG(status)));
         say(end, DP_SUBJECT_CRASHED, what, more);
     } else if (refuses) {
         say(end, DP_SUBJECT_REFUSED, *more ? more + 2 : "does not take this problem", "");

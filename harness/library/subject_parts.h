@@ -57,6 +57,8 @@ dp_status dp_subject_read_writes(const char *path, char *writes, dp_subject *s, 
 /* subject_watch.c */
 /* What the library said of itself, its texts ended and printable. */
 dp_subject_about dp_subject_look_about(const dp_subject_memory *s);
+/* What a signal tells beside its name, in brackets, or "". */
+const char *dp_subject_signal_hint(int sig);
 /* The file's name without its folders. */
 const char *dp_subject_base_name(const char *path);
 /* Writes "rank r " where there are several processes, else nothing. */

@@ -4,6 +4,7 @@
 #include "ref/vocabulary/text.h"
 #include "subject_parts.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +43,10 @@ dp_subject_about dp_subject_look_about(const dp_subject_memory *s) {
     return a;
 }
 
+const char *dp_subject_signal_hint(int sig) {
+    return sig == SIGKILL ? " (from outside: the machine may have run out of memory)" : "";
+}
+
 static const char *signal_name(int sig) {
     const char *n = sigabbrev_np(sig);
     return n ? n : "?";
@@ -76,7 +81,8 @@ static void say_signal(const dp_subject_memory *s, int r, int sig, dp_subject_en
                  (unsigned long long)st.pc);
     end->outcome = DP_SUBJECT_CRASHED;
     if (!st.have_fault)
-        snprintf(end->why, size, "%scrashed: SIG%s%s", who, signal_name(sig), at);
+        snprintf(end->why, size, "%scrashed: SIG%s%s%s", who, signal_name(sig), at,
+                 dp_subject_signal_hint(sig));
     else if (st.region < 0)
         snprintf(end->why, size, "%scrashed: SIG%s at address 0x%llx%s", who, signal_name(sig),
                  (unsigned long long)st.address, at);

@@ -129,6 +129,7 @@ DP_TEST(command, what_goes_wrong_is_reported_as_what_it_is) {
         const char *says;
     } rows[] = {
         {"crash", 1, "crashed: SIGSEGV: about to crash"},
+        {"killed", 1, "crashed: SIGKILL (from outside: the machine may have run out of memory)"},
         {"raise", 1, "ended with exit status 1: "},
         {"raise", 1, "ValueError: no luck\\x1b[2J"},
         {"exit", 1, "ended with exit status 5: first line | second line"},

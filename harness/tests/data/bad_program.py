@@ -69,6 +69,8 @@ def misbehave() -> None:
     if BAD == "crash":
         print("about to crash", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
+    elif BAD == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     elif BAD == "raise":
         raise ValueError("no luck\x1b[2J")
     elif BAD == "exit":
