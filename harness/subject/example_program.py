@@ -39,9 +39,9 @@ def read(path: str) -> tuple[Arrays, Meta]:
     return tensors, meta
 
 
-def write(path: str, tensors: Arrays) -> None:
+def write(path: str, tensors: Arrays, meta: Meta) -> None:
     """fp32 tensors as a safetensors file."""
-    header, parts, at = {}, [], 0
+    header, parts, at = {"__metadata__": meta}, [], 0
     for name, x in tensors.items():
         parts.append(np.ascontiguousarray(x, "<f4").tobytes())
         header[name] = {
@@ -101,7 +101,7 @@ def forward(x: Arrays, meta: Meta) -> Arrays:
 
 
 def call(in_path: str, out_path: str) -> None:
-    write(out_path, forward(*read(in_path)))
+    write(out_path, forward(*read(in_path)), {"state_layout": "kv"})
 
 
 def serve() -> None:

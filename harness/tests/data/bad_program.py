@@ -12,6 +12,12 @@ import example_program as example
 import numpy as np
 
 BAD = os.environ.get("BAD", "")
+META = {
+    "vk": {"state_layout": "vk"},
+    "layout": {"state_layout": "diagonal"},
+    "claims": {"base": "bf16", "claim": "tf32"},
+    "agrees": {"base": "fp32", "claim": "fp32"},
+}
 calls = []
 
 
@@ -28,8 +34,15 @@ def spoil(results: example.Arrays) -> example.Arrays:
         results["out"] = results.pop("o")
     elif BAD == "no-state" or (BAD == "forgets" and os.path.exists(os.environ["NOTED"])):
         del results["final_state"]
-    elif BAD == "gradient":
-        results["dq"] = o
+    elif BAD in ("gradient", "inner"):  # db: dbeta inside FLA's functions
+        results["dq" if BAD == "gradient" else "db"] = o
+    elif BAD == "alias":  # as FLA's own code and its batches have it
+        results["o"] = o[None]
+        results["ht"] = results.pop("final_state")
+    elif BAD == "twice-named":
+        results["ht"] = results["final_state"]
+    elif BAD in ("vk", "vk-unsaid"):
+        results["final_state"] = results["final_state"].swapaxes(2, 3)
     elif BAD == "no-o":
         del results["o"]
     return results
@@ -103,7 +116,7 @@ def call(path: str, out: str) -> None:
     if BAD == "unsteady":
         calls.append(path)
         results["o"] *= np.float32(1 + 2e-7 * (len(calls) % 2))
-    example.write(out, spoil(results))
+    example.write(out, spoil(results), META.get(BAD, {}))
     if BAD == "short":
         with open(out, "r+b") as f:
             f.truncate(os.path.getsize(out) - 7)
