@@ -1,4 +1,14 @@
-/* harness/commands/cmd_differ.h - what `deltaproof differ` found, shown. */
+/* harness/commands/cmd_differ.h - what `deltaproof differ` found, shown.
+ *
+ * --json: a list, an object for each case:
+ *   case T HV K V ranks, verdict (dp_differ_names, or "no result", "refused": then side and why),
+ *   status (the exit status), first_beyond (a name, where one is), no_truth (why it was not asked)
+ *   A, B      name, claim, seconds; no_bounds (why); truth (its verdict), why
+ *   tensors   name, kind (result, stage), made_by (both, A, B), entries, different, verdict;
+ *             where they differ: relative (of the tensor), largest (difference, a, b, index and
+ *             place), worst_row (difference, allowed, share of what both bounds allow, place)
+ * A place is rank, sequence, chunk, token, head, -1 where there is none.
+ */
 #ifndef DP_CMD_DIFFER_H
 #define DP_CMD_DIFFER_H
 #include "harness/record/run.h"

@@ -209,7 +209,6 @@ static dp_status open_program(const dp_options *o, dp_subject *s, dp_err *e) {
                                 .chain = o->nchain ? o->chain[0] : DP_FP32,
                                 .writes = o->writes,
                                 .design = o->design,
-                                .limit_s = o->limit_s,
                                 .memory = o->memory};
     return dp_command_open(&q, s, e);
 }

@@ -44,7 +44,6 @@ typedef struct {
     dp_base base;
     dp_format chain;
     const char *writes, *design; /* design NULL: not declared */
-    double limit_s;              /* 0: DP_SUBJECT_LIMIT_S */
     int64_t memory;              /* 0: that of this machine */
 } dp_command_claim;
 
