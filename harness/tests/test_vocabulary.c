@@ -1,6 +1,7 @@
 /* Lists of tensors that other languages hold, against the table (ref/vocabulary/tensors.c): names,
  * and axes where they are said. */
 #include "gt.h"
+#include "harness/case/operations.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/vocabulary/problem.h"
 
@@ -122,6 +123,19 @@ DP_TEST(vocabulary, scripts_name_the_results_of_the_table) {
     expect("scripts/peers/field/judge.py", &got, &gradients);
     quoted("python/bridge.c", "const array in[] = {", "};", &got);
     expect("python/bridge.c", &got, &inputs);
+}
+
+/* Which operations the report knows to have no stages, or no ranks. */
+DP_TEST(vocabulary, the_report_has_the_operations_of_the_table) {
+    words got, stages = {0}, ranks = {0};
+    for (int i = 0; i < DP_NOPS; i++) {
+        if (!dp_operations[i].has_stages) add(&stages, dp_operations[i].name);
+        if (!dp_operations[i].has_ranks) add(&ranks, dp_operations[i].name);
+    }
+    quoted("reports/read/record.py", "\nNO_STAGES = (", ")", &got);
+    expect("NO_STAGES", &got, &stages);
+    quoted("reports/read/record.py", "\nNO_RANKS = (", ")", &got);
+    expect("NO_RANKS", &got, &ranks);
 }
 
 /* The order of the rows of scripts/power: every result, and stages that a record has. */

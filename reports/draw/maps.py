@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from draw.heat import draw_overview, draw_rank_maps, heat_table
 from draw.plot import Plot
-from read.record import Record, Run, Tensor, tensor
+from read.record import NO_RANKS, Record, Run, Tensor, tensor
 from say.names import bases_of, finite
 from say.select import heads, judged_recurrences, tensor_order, top_ranks, without_error
 from say.verdicts import by_draws, over_limit, rank_over_limit, severity, vacuous, worst_tensor
@@ -28,7 +28,7 @@ def overview_rows(rec: Record) -> list[tuple[str, list[Run]]]:
         runs = [r for r in rec.of(c["name"]) if r["tensors"]]
         for b in bases_of(runs) or ([None] if runs else []):
             some = [r for r in runs if r["policy"].get("base") == b]
-            if some and c["op"] != "chain":
+            if some and c["op"] not in NO_RANKS:
                 out.append((c["name"] + (f"  {b}" if b else ""), some))
     return out
 

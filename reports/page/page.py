@@ -22,7 +22,7 @@ from page import museum as museum_page
 from page.failing import failing
 from page.render import own_text, policy, render
 from page.results import results
-from read.record import VERDICTS, Case, Record, Run, Tensor
+from read.record import NO_RANKS, VERDICTS, Case, Record, Run, Tensor
 from say.chain import growth
 from say.findings import CHAIN, RANKS, findings
 from say.markup import H
@@ -304,7 +304,7 @@ def run_label(run: Run) -> str:
     names = [v for k, v in run["policy"].items() if (k, v) != ("merge", "allgather")]
     if run.get("backend") not in (None, "sim"):
         names.append(run["backend"])
-    ranks = plural(run["ranks"], "rank") + ", " if run["op"] != "chain" else ""
+    ranks = plural(run["ranks"], "rank") + ", " if run["op"] not in NO_RANKS else ""
     return ranks + " / ".join(names)
 
 

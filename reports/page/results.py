@@ -12,7 +12,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from read.record import VERDICTS, Record, Run, Tensor
+from read.record import NO_RANKS, VERDICTS, Record, Run, Tensor
 from say.commands import again
 from say.names import sci, whole
 from say.rows import case_facts, decided_by, place_short, run_facts
@@ -145,7 +145,7 @@ def chain_points(run: Run) -> list[list[Any]]:
     """M after so many chunks; of a split run only the last point of each rank, the figures show the
     rest."""
     points = run["chain"]
-    if run["op"] != "chain":
+    if run["op"] not in NO_RANKS:
         last: dict[int, Any] = {}
         for p in points:
             rank = p.get("rank", 0)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from read.record import Record, Run, Tensor
+from read.record import NO_RANKS, NO_STAGES, Record, Run, Tensor
 from say.chain import chain_errors
 from say.markup import H, join, link
 from say.names import finite, near, plural, sci, whole, words
@@ -22,7 +22,7 @@ def bound_sentences(rec: Record, most: int = 4) -> list[Markup]:
         for t in r["tensors"]:
             if t["verdict"] == "pass" and finite(t.get("ratio")) and not vacuous(t):
                 k = (
-                    "recurrence" if r["op"] not in ("chain", "conv") else r["op"],
+                    "recurrence" if r["op"] not in NO_STAGES else r["op"],
                     t["name"] if r["op"] != "conv" else "",
                 )
                 if k not in near_ones or t["ratio"] > near_ones[k][1]["ratio"]:
@@ -37,7 +37,7 @@ def empty_passes(rec: Record, most: int = 4) -> Markup | None:
     whose bound exceeds their own norm."""
     judged, empty = 0, {}
     for r in rec.runs:
-        if r["op"] == "chain":
+        if r["op"] in NO_RANKS:
             continue
         for t in r["tensors"]:
             judged += t["verdict"] in ("pass", "fail")
@@ -46,7 +46,7 @@ def empty_passes(rec: Record, most: int = 4) -> Markup | None:
                 names[t["name"]] = max(
                     names.get(t["name"], 0.0), t["bound"] if finite(t["bound"]) else math.inf
                 )
-    count = sum(vacuous(t) for r in rec.runs if r["op"] != "chain" for t in r["tensors"])
+    count = sum(vacuous(t) for r in rec.runs if r["op"] not in NO_RANKS for t in r["tensors"])
     if not count:
         return None
     groups = sorted(empty.items(), key=lambda kv: -max(kv[1].values()))

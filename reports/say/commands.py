@@ -3,12 +3,11 @@
 import shlex
 from itertools import pairwise
 
-from read.record import Record, Run
+from read.record import NO_STAGES, Record, Run
 
 # Options of the recorded command line without which the same run is not had again.
 SUBJECT = ("subject", "run", "serve", "writes")
 KEPT = ("cases", *SUBJECT, "design", "truth", "limit", "memory")
-NO_STAGES = ("chain", "conv")
 
 
 def kept_options(command: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from read.record import Case, Record, Run, tensor
+from read.record import NO_STAGES, Case, Record, Run, tensor
 from say.bounds import name_list
 from say.markup import H, link
 from say.names import bases_of, finite, near, plural, sci, whole, words
@@ -274,7 +274,7 @@ def exact_split(rec: Record) -> Markup | None:
         if r["policy"].get("base") == "fp64"
         and r["policy"].get("chain", "fp64") == "fp64"
         and r["ranks"] > 1
-        and r["op"] not in ("chain", "conv")
+        and r["op"] not in NO_STAGES
     ]
     errs = [
         (t["rel_fro"], t["name"], r) for r in runs for t in r["tensors"] if finite(t.get("rel_fro"))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from read.record import Case, Record, Run, tensor
+from read.record import NO_RANKS, NO_STAGES, Case, Record, Run, tensor
 from say.names import bases_of, finite, formats_of, in_order
 
 
@@ -21,7 +21,7 @@ def judged_recurrences(rec: Record) -> list[Case]:
     return [
         c
         for c in rec.cases.values()
-        if c["op"] not in ("chain", "conv") and any(r["tensors"] for r in rec.of(c["name"]))
+        if c["op"] not in NO_STAGES and any(r["tensors"] for r in rec.of(c["name"]))
     ]
 
 
@@ -103,7 +103,7 @@ def chain_cases(rec: Record) -> list[Case]:
     cs = [
         c
         for c in rec.cases.values()
-        if c["op"] == "chain" and any(r["chain"] for r in rec.of(c["name"]))
+        if c["op"] in NO_RANKS and any(r["chain"] for r in rec.of(c["name"]))
     ]
     longest = {}
     for c in cs:
