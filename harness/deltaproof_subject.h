@@ -102,6 +102,8 @@ typedef struct {
  * above):
  *   o [tokens][HV][V]   final_state ds0 (gradient of initial_state) [Nseq][HV][K][V]
  *   dq dk dv dg dbeta dA_log ddt_bias as what they are gradients of
+ *   states [tokens][HV][K][V], the state after every token: asked for where a session rejects
+ *       tokens (key session of a case); a library without it computes the accepted ones again
  * stages, judged where written (harness/verdict/stage_tensor.h; C = 64 R):
  *   gcum [tokens][HV][Kg]   Akk [tokens][HV][R][C]   Aqk [tokens][HV][C]
  *   w kg [tokens][HV][R][K]   qg [tokens][HV][K]   u v_new dv_local dv_new [tokens][HV][R][V]

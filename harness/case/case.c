@@ -113,5 +113,6 @@ void dp_case_free(dp_case *c) {
     dp_problem_free(&c->p);
     dp_conv_free(&c->conv);
     dp_step_free(c);
+    dp_session_free(&c->session);
     memset(c, 0, sizeof *c);
 }

@@ -16,6 +16,7 @@
 #include "ref/inputs/inputs.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
+#include "session.h"
 #include <stdio.h>
 #ifdef __cplusplus
 extern "C" {
@@ -66,11 +67,16 @@ typedef struct {
     struct {
         dp_regime regime;
         int n, K;
-    } ch; /* n factors; the seed is spec.seed */
+    } ch;               /* n factors; the seed is spec.seed */
+    dp_session session; /* its calls; without a text there is none */
     int nwarn;
     char **warn; /* e.g. R >= 3 with sum beta |k|^2 > 2 (math.md b) */
 } dp_case;
 
+/* Its session; NULL: all tokens are one call. */
+static inline const dp_session *dp_case_session(const dp_case *c) {
+    return c->session.text ? &c->session : NULL;
+}
 /* The formats of the chain on that many ranks of the case: one rank forms no M. */
 int dp_case_chains(const dp_case *c, int N, int nwant, const int *want, int out[DP_NFORMATS]);
 /* Reads and checks the file, generates or loads the inputs. */

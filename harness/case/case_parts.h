@@ -89,6 +89,13 @@ void dp_convolution_write(const dp_case *c, FILE *f);
 /* op_step.c: the convolutions in front of a recurrence that is complete. */
 dp_status dp_step_finish(const dp_casefile *f, dp_case *c, dp_err *e);
 
+/* op_session.c: a recurrence in calls. */
+dp_status dp_session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
+                           int64_t *tokens, dp_err *e);
+dp_status dp_session_finish(const dp_casefile *f, dp_case *c, dp_err *e);
+void dp_session_describe(const dp_case *c, int ranks, char *out, size_t size);
+void dp_session_write(const dp_case *c, FILE *f);
+
 /* case_files.c: name, relative to the folder of path; to be freed. */
 char *dp_case_sibling(const char *path, const char *name);
 

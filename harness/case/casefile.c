@@ -20,6 +20,7 @@ enum {
     CHAIN = DP_CF_CHAIN,
     CONV = DP_CF_CONV,
     STEP = DP_CF_STEP,
+    SESSION = DP_CF_SESSION,
     ALL = DP_CF_ALL,
     GEN = 8
 }; /* GEN: describes generated inputs, not with data */
@@ -44,8 +45,9 @@ static const key KEYS[] = {
     {"source", TEXT, ALL, AT(source), NULL, 0, 0, NULL,
      "which fault, section or recording it comes from"},
     {"op", CHOICE, ALL, AT(op), NULL, 0, 0, DP_OPERATION_WORDS,
-     "recurrence, product of M factors alone, causal convolution, or a training "
-     "step: convolutions, then KDA"},
+     "recurrence, with the key session in calls that hand the state on; product of M factors "
+     "alone, "
+     "causal convolution, or a training step: convolutions, then KDA"},
     {"smoke", CHOICE, ALL, AT(smoke), "no", 0, 0, "no|yes", "part of the smoke set"},
     {"seed", INT, ALL, AT(seed), "1", 0, MAX_SEED, NULL, "seed of everything that is generated"},
     {"bits", INT, ALL, AT(bits), "192", 64, 4096, NULL, "precision of the truth"},
@@ -125,6 +127,12 @@ static const key KEYS[] = {
      "NaN and Inf among the inputs"},
     {"override", TEXT, REC | CONV, AT(override), "(none)", 0, 0, NULL,
      "values put into inputs: v[5,0,0,3] nan, beta[*,0,0] 0, k[3,0,0,1] 0x1p-140"},
+    {"session", TEXT, REC, AT(session), "(all tokens in one call)", 0, 0, NULL,
+     "calls with commas between, one rank, forward: N tokens, KxN: K calls of N; N-n: N drafted "
+     "tokens, the first n accepted; the last is repeated to the end"},
+    {"session_state", CHOICE, SESSION, AT(session_state), "returned", 0, 0,
+     "returned|fp32|bf16|fp16",
+     "format in which the state is kept between calls; returned: as it came"},
     {"regime", CHOICE, CHAIN, AT(regime), NULL, 0, 0,
      "subspace|reflect|slow|mixed|corr|mild|strong", "law of the factors (math j.5)"},
     {"chunks", INT, CHAIN, AT(chunks), NULL, 2, 65536, NULL, "number of factors"},
@@ -401,9 +409,11 @@ int dp_casefile_has(const dp_casefile *f, const char *name) {
     return find(name) >= 0 && f->text[find(name)];
 }
 
-/* The key op names models of the first operation, then the others. */
+/* The key op names models of the first operation, then the others; a session is the first in calls.
+ */
 dp_op dp_casefile_op(const dp_casefile *f) {
-    return (dp_op)(f->op < DP_NMODELS ? 0 : f->op - DP_NMODELS + 1);
+    if (f->op >= DP_NMODELS) return (dp_op)(f->op - DP_NMODELS + 1);
+    return f->session ? DP_OP_SESSION : DP_OP_RECURRENCE;
 }
 
 const char *dp_casefile_op_name(const dp_casefile *f) {

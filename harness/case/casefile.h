@@ -16,12 +16,20 @@ enum {
     DP_CF_CHAIN = 2,
     DP_CF_CONV = 4,
     DP_CF_ALL = 7,
-    DP_CF_STEP = 16
-}; /* which operations take a key (operations.h); step takes those of REC too */
+    DP_CF_STEP = 16,
+    DP_CF_SESSION = 32
+}; /* which operations take a key (operations.h); step and sessions take those of REC too */
 
 /* What a case may ask for: a row each in operations.c. The key op names a model of the first, or
- * one of the others. */
-typedef enum { DP_OP_RECURRENCE, DP_OP_CHAIN, DP_OP_CONV, DP_OP_STEP, DP_NOPS } dp_op;
+ * one of the others up to the last, which is the first with the key session. */
+typedef enum {
+    DP_OP_RECURRENCE,
+    DP_OP_CHAIN,
+    DP_OP_CONV,
+    DP_OP_STEP,
+    DP_OP_SESSION,
+    DP_NOPS
+} dp_op;
 #define DP_OPERATION_WORDS DP_MODEL_WORDS "|chain|conv|step"
 
 typedef struct {
@@ -34,13 +42,13 @@ typedef struct {
                                          file */
     int line[DP_CASEFILE_MAX_KEYS];
     /* choices are indices into their list of names, in the order of the enum they stand for */
-    char *reason, *source, *data, *override, *conv_data;
+    char *reason, *source, *data, *override, *conv_data, *session;
     int64_t op, smoke, seed, T, H, HV, K, V, R, gate, beta, l2norm, dtype, backward, dstate, bits,
         truth, keys, gate_params, nonfinite;
     int64_t regime, chunks, D, W, activation, bias;
     double scale, lower_bound, g_scale, g_mean, g_least, g_uniform, g_head_spread, g_channel_spread,
         beta_lo, beta_hi, s0_scale, qk_decades, beta_decades, v_from_k, A_log;
-    int64_t g_hold, repeat, v_ties;
+    int64_t g_hold, repeat, v_ties, session_state;
     dp_ints cu_seqlens, ranks, base, chain, chain_ranks, merge, conv;
 } dp_casefile;
 

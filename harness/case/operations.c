@@ -8,10 +8,11 @@
     .inputs = FIELDS, .ninputs = N, .base = offsetof(dp_case, PART), .has_ranks = 1, \
     .T = offsetof(dp_case, PART.T), .Nseq = offsetof(dp_case, PART.Nseq),            \
     .cu = offsetof(dp_case, PART.cu)
-#define PROBLEM                                                                           \
-    .has_problem = 1, TENSORS(dp_input_fields, DP_NINPUTS, p), .has_stages = 1,           \
-    .dims = dp_recurrence_dims, .shape = dp_recurrence_shape, .fill = dp_recurrence_fill, \
-    .fill_gradients = dp_recurrence_fill_gradients, .describe = dp_recurrence_describe,   \
+#define PROBLEM                                                                            \
+    .has_problem = 1, TENSORS(dp_input_fields, DP_NINPUTS, p), .dims = dp_recurrence_dims, \
+    .fill = dp_recurrence_fill, .fill_gradients = dp_recurrence_fill_gradients
+#define AT_ONCE                                                                        \
+    .has_stages = 1, .shape = dp_recurrence_shape, .describe = dp_recurrence_describe, \
     .write = dp_recurrence_write
 
 const dp_operation dp_operations[DP_NOPS] = {
@@ -23,7 +24,8 @@ const dp_operation dp_operations[DP_NOPS] = {
                           .faults = DP_FAULTS_OF_STAGES | DP_FAULTS_OF_CHAIN | DP_FAULTS_OF_REPEATS,
                           .is_recurrence = 1,
                           .shrinks = 1,
-                          PROBLEM},
+                          PROBLEM,
+                          AT_ONCE},
     [DP_OP_CHAIN] = {.name = "chain",
                      .what = "product of M factors alone",
                      .bit = DP_CF_CHAIN,
@@ -63,7 +65,23 @@ const dp_operation dp_operations[DP_NOPS] = {
                     .faults = DP_FAULTS_OF_STAGES | DP_FAULTS_OF_CHAIN | DP_FAULTS_OF_CONV,
                     .has_front = 1,
                     PROBLEM,
+                    AT_ONCE,
                     .finish = dp_step_finish},
+    /* Faults of stages have cases of their own; so has what can be shrunk. */
+    [DP_OP_SESSION] = {.name = "session",
+                       .what = "with the key session in calls that hand the state on",
+                       .bit = DP_CF_SESSION,
+                       .keys = DP_CF_REC | DP_CF_SESSION,
+                       .backends = ON(SIM) | ON(LAPACK) | ON(CUDA) | ON(SUBJECT),
+                       .why_none = "a session is computed by the simulated ranks, the chunk solver "
+                                   "over LAPACKE, a library or the CUDA kernels on one device",
+                       .faults = DP_FAULTS_OF_CALLS,
+                       .is_recurrence = 1,
+                       PROBLEM,
+                       .shape = dp_session_shape,
+                       .describe = dp_session_describe,
+                       .write = dp_session_write,
+                       .finish = dp_session_finish},
 };
 
 dp_packing dp_case_packing(dp_case *c) {

@@ -19,6 +19,7 @@ enum {
     DP_FAULTS_OF_CHAIN = 2,   /* the format of the M chain, which is a stage too */
     DP_FAULTS_OF_CONV = 4,    /* a convolution */
     DP_FAULTS_OF_REPEATS = 8, /* what differs between two runs of the same inputs */
+    DP_FAULTS_OF_CALLS = 16,  /* what the calls of a session hand on */
 };
 
 typedef struct {

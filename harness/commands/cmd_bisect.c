@@ -124,7 +124,7 @@ static int ask(const dp_bisect_options *o, int stage, dp_case *c, const char *pa
     const int shown = dp_options_foreign(&o->of) || o->of.outputs;
     const dp_operation *op = dp_op_of(c);
     if (!op->has_stages || (op->has_front && (!stage || shown)))
-        dp_fail(e, DP_EINPUT, "bisect: %s: op = %s has no stages", path, c->op_name);
+        dp_fail(e, DP_EINPUT, "bisect: %s: op = %s has no stages", path, op->name);
     else if (stage && dp_options_foreign(&o->of) + !!o->of.outputs + (o->of.fault > 0) > 1)
         dp_fail(
             e, DP_EINPUT,

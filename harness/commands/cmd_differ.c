@@ -234,7 +234,8 @@ static dp_status load(const options *o, const char *name, dp_case *c, dp_err *e)
     dp_status st = dp_case_load(path, c, e);
     free(path);
     if (st || dp_op_of(c)->has_stages) return st;
-    return dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences are compared", name, c->op_name);
+    return dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences are compared", name,
+                   dp_op_of(c)->name);
 }
 
 static int one_case(options *o, const char *name, json_t *list, dp_err *e) {

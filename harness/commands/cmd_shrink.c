@@ -292,7 +292,7 @@ static int museum(options *o, dp_err *e) {
     printf("%-21s %-16s %-16s %-8s %4s  %-5s %-4s %9s %6s %8s  %s\n", "fault", "case", "stage",
            "tensor", "rank", "right", "same", "numbers", "left", "smaller", "what is left");
     for (int f = 1; f < DP_NFAULTS && !e->code; f++)
-        if (!o->of.fault || (int)o->of.fault == f) {
+        if (o->of.fault ? (int)o->of.fault == f : !dp_fault_of_calls((dp_fault)f)) {
             good += museum_row(o, (dp_fault)f, list, m, e) > 0;
             all++;
         }

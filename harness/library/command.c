@@ -74,6 +74,10 @@ static dp_status read_claim(const dp_command_claim *q, dp_subject *s, dp_err *e)
     s->path = strdup(q->text);
     s->design = q->design ? strdup(q->design) : NULL;
     dp_status st = dp_subject_read_writes("--writes", writes, s, e);
+    if (!st && s->writes_states)
+        st = dp_fail(e, DP_EINPUT,
+                     "--writes: states of every token are taken from a library alone; a session "
+                     "runs the accepted tokens of a program again");
     if (!st && q->design) st = dp_design_parse(q->design, q->base, &design, e);
     free(writes);
     return st;

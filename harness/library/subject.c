@@ -26,6 +26,10 @@ dp_status dp_subject_read_writes(const char *path, char *writes, dp_subject *s, 
         for (int i = 0; i < DP_NRESULTS; i++)
             if (!strcmp(t, dp_result_fields[i].name)) f = i;
         const int g = f < 0 ? dp_stage_tensor_find(t) : -1;
+        if (!strcmp(t, DP_SUBJECT_STATES)) {
+            s->writes_states = any = 1;
+            continue;
+        }
         if (f < 0 && (g < 0 || strcmp(t, dp_stage_tensors[g].name)))
             return dp_fail(
                 e, DP_EINPUT,
@@ -124,7 +128,7 @@ static dp_status run_library(const dp_subject *s, const dp_problem *p, const dp_
     const double t0 = dp_subject_now();
     dp_subject_shared_new(&m, s, N, s->per_rank ? N : 1);
     dp_subject_describe(m.c, p, call);
-    dp_subject_lay_out(&m, s, p, N, backward);
+    dp_subject_lay_out(&m, s, p, call);
     dp_status st = dp_subject_shared_make(&m, p, a, n, e);
     if (!st) st = dp_subject_run_processes(&m, call->limit_s, &end, e);
     if (!st) {
@@ -152,6 +156,7 @@ void dp_subject_result_free(dp_subject_result *r) {
     dp_result_free(&r->r);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         free(r->stage[i]);
+    free(r->states);
     *r = (dp_subject_result){0};
 }
 

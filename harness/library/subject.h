@@ -33,6 +33,7 @@ typedef struct {
     dp_format chain;
     char *design; /* as it declares it (ref/vocabulary/design.h); NULL: it does not */
     int writes[DP_NRESULTS], writes_stage[DP_NSTAGE_TENSORS]; /* dp_result_fields; stages */
+    int writes_states;                                        /* of every token */
 } dp_subject;
 /* Loads the library in a process of its own and asks what it is. limit_s 0: DP_SUBJECT_LIMIT_S;
  * memory 0: that of this machine. DP_EINPUT: no such file, no such functions, another version, a
@@ -63,6 +64,7 @@ typedef struct {
     char why[512]; /* all but DP_SUBJECT_RETURNED: what happened, on which rank */
     dp_result r;   /* NULL: not written by this library; also set when it died, as far as it came */
     double *stage[DP_NSTAGE_TENSORS]; /* whole, dp_stage_tensor_shape */
+    double *states; /* [T][HV][K][V] after every token; NULL: not wanted, or not written */
     double seconds;
 } dp_subject_result;
 typedef struct {
@@ -71,6 +73,7 @@ typedef struct {
     dp_base base;
     dp_format chain;
     int backward;
+    int states; /* 1: those of every token are wanted, too; one rank */
     double limit_s;
 } dp_subject_call;
 

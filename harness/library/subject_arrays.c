@@ -51,10 +51,12 @@ static int stage_shape(const dp_problem *p, const dp_subject *s, int N, int proc
     return n;
 }
 
-void dp_subject_lay_out(dp_subject_memory *m, const dp_subject *s, const dp_problem *p, int N,
-                        int backward) {
+void dp_subject_lay_out(dp_subject_memory *m, const dp_subject *s, const dp_problem *p,
+                        const dp_subject_call *call) {
+    const int N = call->N, backward = call->backward;
     dp_subject_array a[DP_NINPUTS];
     int64_t shape[6] = {0};
+    const int64_t states[] = {p->T, p->HV, p->K, p->V};
     const int np = m->c->processes, n = dp_subject_input_arrays(p, backward, a);
     const int64_t ncu = p->Nseq + 1;
     for (int r = 0; r < np; r++) {
@@ -72,6 +74,8 @@ void dp_subject_lay_out(dp_subject_memory *m, const dp_subject *s, const dp_prob
             const int ndim = stage_shape(p, s, N, r, i, shape);
             dp_subject_add_array(m, r, dp_stage_tensors[i].name, 0, ndim, shape);
         }
+        if (s->writes_states && call->states)
+            dp_subject_add_array(m, r, DP_SUBJECT_STATES, 0, 4, states);
     }
 }
 
@@ -178,4 +182,6 @@ void dp_subject_collect(const dp_subject_memory *m, const dp_problem *p, int N,
             x += g->n;
         }
     }
+    const dp_subject_region *states = dp_subject_find_array(m, 0, DP_SUBJECT_STATES);
+    if (states) out->states = dp_copy(dp_subject_data_of(m, states), states->n);
 }

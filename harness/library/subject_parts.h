@@ -5,6 +5,7 @@
 #include "subject_shared.h"
 
 #define DP_SUBJECT_CANARY 0xA5
+#define DP_SUBJECT_STATES "states" /* the state after every token: no result, a session's need */
 /* Bits of an output before anybody writes it: a NaN that no arithmetic makes. */
 static const uint64_t DP_SUBJECT_UNWRITTEN = UINT64_C(0x7ff8deadbeef0b5e);
 
@@ -73,8 +74,8 @@ dp_status dp_subject_run_processes(const dp_subject_memory *s, double limit, dp_
 /* The inputs of a problem as arrays, a [DP_NINPUTS]; returns their number. */
 int dp_subject_input_arrays(const dp_problem *p, int backward, dp_subject_array *a);
 /* Adds the inputs and outputs of every process. */
-void dp_subject_lay_out(dp_subject_memory *m, const dp_subject *s, const dp_problem *p, int N,
-                        int backward);
+void dp_subject_lay_out(dp_subject_memory *m, const dp_subject *s, const dp_problem *p,
+                        const dp_subject_call *call);
 /* Fills in the problem and the call that the processes are given. */
 void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const dp_subject_call *call);
 /* Finds outputs that were written around, or never. */

@@ -289,6 +289,7 @@ static int has_outcome(const void *x) { return ((const dp_run *)x)->outcome != N
 static int has_segments(const void *x) { return ((const dp_run *)x)->segments > 1; }
 static int has_kept(const void *x) { return ((const dp_run *)x)->kept > 0; }
 static int has_variant(const void *x) { return ((const dp_run *)x)->variant != 0; }
+static int rolls_back(const void *x) { return ((const dp_run *)x)->rollback != NULL; }
 static int was_run(const void *x) { return ((const dp_run *)x)->verdict != DP_SKIPPED; }
 static int has_slope(const void *x) { return !isnan(((const dp_run *)x)->slope); }
 static int has_bits(const void *x) { return ((const dp_run *)x)->bits.npoint > 0; }
@@ -321,6 +322,8 @@ static const dp_record_field RUNS[] = {
      WHEN(has_kept)},
     {"way", WORDS(dp_cuda_variant_names, DP_NCUDA_VARIANTS),
      .what = "cuda, nccl: variant of the kernels", RUN(variant), WHEN(has_variant)},
+    {"rollback", TEXT, .what = "a session with rejected tokens: where its states came from",
+     RUN(rollback), WHEN(rolls_back)},
     {"policy", OF(POLICY_OBJECT), WRITTEN},
     {"truth", OF(TRUTH_OBJECT), WHEN(was_run)},
     {"tensors", LIST_OF(TENSOR_OBJECT), WRITTEN, NULL, GET(tensors)},
@@ -354,6 +357,10 @@ static json_t *axis(const void *x, dp_axis a) {
 static json_t *tokens(const void *x) { return axis(x, DP_AXIS_T); }
 static json_t *key_width(const void *x) { return axis(x, DP_AXIS_K); }
 static json_t *sequences(const void *x) { return axis(x, DP_AXIS_NSEQ); }
+static int has_session(const void *x) { return dp_case_session(x) != NULL; }
+static json_t *session_kept(const void *x) {
+    return json_string(dp_session_kept(dp_case_session(x)));
+}
 static json_t *regime(const void *x) {
     const dp_case *c = x;
     return json_string(c->data ? "given" : dp_regime_names[c->ch.regime]);
@@ -387,6 +394,10 @@ static const dp_record_field CASES[] = {
     {"W", COUNT, .what = "its width", CASE(conv.W), WHEN(has_conv)},
     {"Nseq", COUNT, .what = "sequences", GET(sequences)},
     {"data", TEXT, .what = "file of its inputs", GET(data)},
+    {"session", TEXT, .what = "calls that hand the state on", CASE(session.text),
+     WHEN(has_session)},
+    {"session_state", TEXT, .what = "format that it is kept in between calls", GET(session_kept),
+     WHEN(has_session)},
     {"warnings", .kind = DP_KIND_TEXTS, WRITTEN, NULL, GET(warnings)}};
 static const dp_object_schema CASE_OBJECT = OBJECT("case", CASES);
 

@@ -49,7 +49,10 @@ typedef struct {
     int other_design; /* subject, file: not the pipeline that is drawn */
     int set,
         settled; /* set of draws that it is judged by; 1: set 1 decided what set 0 left marginal */
-    int exact;   /* keys = exact: every error must be 0, whatever the bounds allow */
+    /* a session: its state is rounded between calls, which no bound is derived for */
+    int kept_short;
+    const char *rollback; /* a session that rolls back: where the state came from; else NULL */
+    int exact;            /* keys = exact: every error must be 0, whatever the bounds allow */
     const char *truth_kind;
     int truth_bits, truth_cached;
     const char *truth_device; /* that computed it, NULL: the CPU, or it came from the cache */

@@ -33,6 +33,19 @@ static void name_lost_state(const dp_problem *p, dp_result_id field, const doubl
     snprintf(t->why + n, sizeof t->why - n, "; %s", text);
 }
 
+/* Where o failed in a session, its verdict says in which call. */
+static void name_call(const dp_case *c, dp_result_id field, dp_run *run) {
+    dp_judgement *t = &run->tensor[run->ntensor - 1];
+    const dp_session *s = dp_case_session(c);
+    if (!s || field != DP_RESULT_O || t->verdict != DP_FAIL || t->failed.at.token < 0) return;
+    const int64_t call = dp_session_call_of(s, t->failed.at.token - c->p.cu[t->failed.at.sequence]);
+    const dp_session_call x = dp_session_at(s, call);
+    const size_t n = strlen(t->why);
+    snprintf(t->why + n, sizeof t->why - n,
+             "; in call %lld of its sequence: %lld drafted, %lld accepted", (long long)call + 1,
+             (long long)x.drafted, (long long)x.accepted);
+}
+
 static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *lost, dp_run *run) {
     const dp_sharding *sp = j->sp;
     const dp_problem *p = &sp->c->p;
@@ -56,7 +69,8 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
                               .want = want->hi,
                               .want_lo = want->lo,
                               .rad = want->rad,
-                              .bound = j->bound->row[field],
+                              /* no bound is derived for what rounding it between calls adds */
+                              .bound = run->kept_short ? NULL : j->bound->row[field],
                               .lost = lost->row[field],
                               .place = dp_place_of_field(field),
                               .ctx = &places,
@@ -69,6 +83,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
                               .tiny = dp_hypot(dp_base_smallest(run->base, p->K), tiny)};
     dp_judge_tensor(j, &in, run);
     name_lost_state(p, field, got, run);
+    name_call(sp->c, field, run);
 }
 
 static dp_judgement *judgement_of(const dp_run *run, dp_result_id field) {

@@ -41,7 +41,9 @@ int dp_bounds_are_derived(const dp_design *design) {
     return design->chunk && dp_design_same(&d, &plain);
 }
 
-int dp_run_bounded(const dp_run *r) { return !r->undeclared && dp_bounds_are_derived(&r->design); }
+int dp_run_bounded(const dp_run *r) {
+    return !r->undeclared && !r->kept_short && dp_bounds_are_derived(&r->design);
+}
 
 double dp_base_roundoff(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
 

@@ -14,7 +14,7 @@ dp_allowance dp_run_allowance(const dp_run *r);
  * leave in a wider format than the base's are within them; operands of scores may carry their decay
  * in bf16. */
 int dp_bounds_are_derived(const dp_design *design);
-/* Those of a run's, which must have declared it. */
+/* Those of a run's, which must have declared it, and not have its state rounded between calls. */
 int dp_run_bounded(const dp_run *r);
 
 /* Unit roundoff of the base's arithmetic; smallest normal number of it, times K. */

@@ -21,6 +21,7 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
                   .truth_kind = "mpfr",
                   .truth_radius = NAN,
                   .slope = NAN};
+    x->kept_short = dp_case_session(c) && c->session.kept != DP_FP64;
     x->exact = dp_op_of(c)->is_recurrence && c->spec.keys == DP_KEYS_EXACT && !c->data;
     return x;
 }
@@ -142,7 +143,8 @@ static dp_status (*const RUNS[DP_NOPS])(const dp_case *, const dp_run_options *,
                                         dp_err *) = {[DP_OP_RECURRENCE] = dp_run_recurrence,
                                                      [DP_OP_CHAIN] = dp_run_chain,
                                                      [DP_OP_CONV] = dp_run_conv,
-                                                     [DP_OP_STEP] = dp_run_recurrence};
+                                                     [DP_OP_STEP] = dp_run_recurrence,
+                                                     [DP_OP_SESSION] = dp_run_recurrence};
 
 /* Backends were named, and none of them computes this. */
 static int none_computes(const dp_operation *op, const dp_run_options *o) {

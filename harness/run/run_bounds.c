@@ -40,7 +40,14 @@ static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format c
     const int32_t what[] = {sp->N,           design->base,  chain,
                             sp->c->backward, design->chunk, design->gated};
     size_t size;
-    void *all = with_raw_error(what, sizeof what, &sp->c->p, raw, &size);
+    char *all = with_raw_error(what, sizeof what, &sp->c->p, raw, &size);
+    if (sp->first_of_call) { /* cuts chunks; a session has no convolutions, so no raw errors */
+        const size_t T = (size_t)sp->c->p.T;
+        all = realloc(all, size + T);
+        if (!all) abort();
+        memcpy(all + size, sp->first_of_call, T);
+        size += T;
+    }
     const dp_key key = dp_problem_key(&sp->c->p, all, size);
     free(all);
     return key;
@@ -69,14 +76,9 @@ static void save(const dp_sharding *sp, dp_key key, dp_error_bound *b) {
 static void of_other_chunks(const dp_sharding *sp, const dp_design *design, dp_format chain,
                             const dp_raw_error *raw, dp_error_bound *out) {
     const int backward = sp->c->backward;
-    dp_design exact = dp_design_of(DP_BASE_FP64);
     dp_error_bound worst;
     dp_sim ref;
-    exact.chunk = design->chunk;
-    const dp_status st = dp_sim_new_design(&ref, &sp->c->p, &exact, sp->N, NULL);
-    assert(!st);
-    (void)st;
-    dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, backward);
+    dp_sharding_reference_of(sp, design->chunk, &ref);
     for (int p = 2; p >= 1; p--) {
         dp_error_bound_base w;
         dp_error_bound_base_inexact(&w, &ref, design, p, backward, raw);

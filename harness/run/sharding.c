@@ -27,6 +27,12 @@ dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, int boundar
     const dp_status st = true_ranks(sp, boundaries, e);
     if (st) return st;
     sp->windows = dp_windows_of(&sp->c->p, N);
+    const dp_session *session = dp_case_session(sp->c);
+    if (session) {
+        sp->first_of_call = dp_calloc((size_t)sp->c->p.T, 1);
+        dp_session_firsts(session, sp->c->p.cu, sp->c->p.Nseq, sp->first_of_call);
+        return DP_OK; /* the systems of its chunks are none of those that the condition is of */
+    }
     return dp_condition_cached(&sp->c->p, N, NULL, std->o->cache, &sp->cond, e);
 }
 
@@ -40,18 +46,27 @@ void dp_sharding_close(dp_sharding *sp) {
     dp_windows_free(&sp->windows);
     free(sp->at);
     free(sp->traj);
+    free(sp->first_of_call);
 }
 
 /* ---- the fp64 reference ---------------------------------------------------------------------- */
 
 dp_sim *dp_sharding_reference(dp_sharding *sp) {
     if (sp->have_ref) return &sp->ref;
-    const dp_status st = dp_sim_new(&sp->ref, &sp->c->p, DP_BASE_FP64, sp->N, DP_FAULT_NONE, NULL);
-    assert(!st);
-    (void)st;
-    dp_sim_run(&sp->ref, DP_FP64, DP_MERGE_ALLGATHER, sp->c->backward);
+    dp_sharding_reference_of(sp, DP_CHUNK, &sp->ref);
     sp->have_ref = 1;
     return &sp->ref;
+}
+
+void dp_sharding_reference_of(const dp_sharding *sp, int chunk, dp_sim *ref) {
+    dp_design exact = dp_design_of(DP_BASE_FP64);
+    exact.chunk = chunk;
+    const dp_status st = sp->first_of_call
+                             ? dp_sim_new_calls(ref, &sp->c->p, &exact, sp->first_of_call, NULL)
+                             : dp_sim_new_design(ref, &sp->c->p, &exact, sp->N, NULL);
+    assert(!st);
+    (void)st;
+    dp_sim_run(ref, DP_FP64, DP_MERGE_ALLGATHER, sp->c->backward);
 }
 
 dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp) {
@@ -109,6 +124,8 @@ dp_run *dp_sharding_record(const dp_sharding *sp, const dp_how *how, dp_runs *ou
     r->design = how->design;
     if (sp->std->o->drop) r->design.drop = sp->std->o->drop;
     r->has_base = r->has_chain = 1;
+    if (sp->first_of_call && dp_session_rolls_back(&sp->c->session))
+        r->rollback = "accepted tokens run again";
     return r;
 }
 

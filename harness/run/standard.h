@@ -44,6 +44,7 @@ typedef struct {
     int have_ref;
     dp_error_bound_base fp64; /* dp_sharding_fp64 */
     int have_fp64;
+    unsigned char *first_of_call; /* [T] of a session: 1 where a call begins; NULL: no session */
     const dp_step_run *step; /* op step: what the subject's convolutions made of the inputs; NULL:
                                 it gets the problem as it is */
 } dp_sharding;
@@ -52,8 +53,11 @@ typedef struct {
 dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, int boundaries, dp_err *e);
 /* Frees what dp_sharding_open made. */
 void dp_sharding_close(dp_sharding *sp);
-/* The fp64 run of the chunk pipeline, made when the first bound that is not cached asks for it. */
+/* The fp64 run of the chunk pipeline, of a session with chunks that begin anew where its calls do;
+ * made when the first bound that is not cached asks for it. */
 dp_sim *dp_sharding_reference(dp_sharding *sp);
+/* The same in chunks of another length, to be freed. */
+void dp_sharding_reference_of(const dp_sharding *sp, int chunk, dp_sim *ref);
 /* Worst case of that reference itself, for stages, which have no other truth. */
 dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp);
 /* sp->traj: M over the first 2^i chunks of the rank that dp_sim records, from the truth's segments

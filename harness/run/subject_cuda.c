@@ -1,4 +1,5 @@
 /* The CUDA kernels: all ranks on one device, or one a device with NCCL between them. */
+#include "harness/simulated/calls.h"
 #include "subjects.h"
 
 #include <stdio.h>
@@ -16,8 +17,8 @@ int dp_devices_offer(const dp_subject_kind *k, const dp_case *c, const dp_run_op
     (void)N;
     for (int i = 0; i < nb; i++)
         any |= has_base((dp_base)bases[i]);
-    return any && !o->fault && dp_options_want(o, k->backend) &&
-           !dp_cuda_unavailable(k->backend, 1);
+    return any && !o->fault && dp_op_on(dp_op_of(c), k->backend) &&
+           dp_options_want(o, k->backend) && !dp_cuda_unavailable(k->backend, 1);
 }
 
 static void skip(dp_run *r, const char *why) {
@@ -51,6 +52,41 @@ static dp_design design_of_path(dp_base base, const char *path, int R) {
     return d;
 }
 
+/* Each call of a session, in the same kernels. */
+typedef struct {
+    const dp_cuda_how *run;
+    dp_cuda_result *all; /* of the session: path and segments of its calls */
+    int HV;
+} in_calls;
+
+static dp_status one_call(void *who, const dp_problem *call, int states, dp_call_result *out,
+                          dp_err *e) {
+    in_calls *x = who;
+    (void)states;
+    dp_cuda_result res;
+    const dp_status st = dp_cuda_run(call, x->run, &res, e);
+    if (st) return st;
+    const int other = x->all->path && strcmp(x->all->path, res.path);
+    if (other)
+        dp_fail(e, DP_EINPUT, "a call runs in the kernels \"%s\", those before it in \"%s\"",
+                res.path, x->all->path);
+    x->all->path = res.path;
+    if (res.segments > x->all->segments) x->all->segments = res.segments;
+    out->out = res.out;
+    res.out = (dp_result){0};
+    if (other) dp_result_free(&out->out);
+    dp_cuda_result_free(&res, x->HV);
+    return other ? DP_EINPUT : DP_OK;
+}
+
+static dp_status compute_calls(const dp_case *c, const dp_cuda_how *run, dp_cuda_result *res,
+                               dp_err *why) {
+    in_calls x = {run, res, c->p.HV};
+    const dp_caller by = {one_call, &x};
+    *res = (dp_cuda_result){.N = 1};
+    return dp_calls_run(&c->p, &c->session, DP_FAULT_NONE, &by, &res->out, NULL, why);
+}
+
 /* The convolutions of a step into *front, then the recurrence. DP_EINPUT: they do not take this
  * case, *why says so. */
 static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_variant variant,
@@ -70,6 +106,7 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_varia
                              .variant = variant,
                              .bf16_inputs = bf16,
                              .backward = sp->truth->backward};
+    if (sp->first_of_call) return compute_calls(c, &run, res, why);
     return dp_cuda_run(step ? &front->p : &c->p, &run, res, why);
 }
 

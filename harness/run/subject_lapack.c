@@ -1,6 +1,7 @@
 /* The chunk solver over LAPACKE: every result and every intermediate by name, judged like those of
  * any subject of this pipeline that sums in another order. Its numbers are those of the machine.
  */
+#include "harness/simulated/calls.h"
 #include "subjects.h"
 
 #include <stdlib.h>
@@ -44,43 +45,71 @@ void dp_lapack_claims(const dp_case *c, const dp_run_options *o, int N, dp_claim
     int bases[DP_NBASES];
     const int n = widest_chain(c, o) == DP_NFORMATS ? 0 : bases_of(c, o, N, bases);
     for (int i = 0; i < n; i++) {
-        const dp_claim claim = {N, dp_design_of((dp_base)bases[i]), widest_chain(c, o), 0, 1};
+        const dp_claim claim = {N, dp_design_of((dp_base)bases[i]), widest_chain(c, o), 0,
+                                !dp_case_session(c)};
         dp_claims_add(list, &claim);
     }
 }
 
-static void judge(dp_sharding *sp, const dp_sim *s, double *const *stage, dp_run *r, double from) {
+static void judge(dp_sharding *sp, const dp_result *got, double *const *stage, dp_run *r,
+                  double from) {
     dp_bound_bases bases = {0};
     dp_error_bound bound;
     dp_run_bounds(sp, &r->design, r->chain, &bases, &bound);
-    const dp_outputs outputs = {.results = &s->out, .stage = stage};
+    const dp_outputs outputs = {.results = got, .stage = stage};
     const dp_judging j = {sp, &bases, &bound, &outputs};
     dp_judge_run(&j, r, from);
     dp_error_bound_free(&bound);
     dp_bound_bases_free(&bases);
+    if (sp->std->o->done) sp->std->o->done(r, sp->std->o->arg);
+}
+
+static dp_run *record(const dp_sharding *sp, dp_base base, dp_format chain, dp_runs *out) {
+    const dp_how how = {DP_BACKEND_LAPACK, base, chain, dp_design_of(base)};
+    dp_run *r = dp_sharding_record(sp, &how, out);
+    r->path = openblas_get_corename();
+    dp_sharding_note_truth(sp, r);
+    r->id = dp_run_id(r);
+    return r;
 }
 
 static dp_status run_base(dp_sharding *sp, dp_base base, dp_format chain, dp_runs *out, dp_err *e) {
-    const dp_run_options *o = sp->std->o;
     const double from = dp_now();
     double *stage[DP_NSTAGE_TENSORS] = {NULL};
     dp_sim s;
     const dp_status st = dp_sim_new_lapack(&s, &sp->c->p, base, sp->N, e);
     if (st) return st;
     dp_sim_run(&s, chain, DP_MERGE_ALLGATHER, sp->truth->backward);
-    const dp_how how = {DP_BACKEND_LAPACK, base, chain, dp_design_of(base)};
-    dp_run *r = dp_sharding_record(sp, &how, out);
-    r->path = openblas_get_corename();
-    dp_sharding_note_truth(sp, r);
-    r->id = dp_run_id(r);
+    dp_run *r = record(sp, base, chain, out);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         if (sp->truth->backward || !dp_stage_tensors[i].backward)
             stage[i] = dp_stage_tensor_value(&s, i);
-    judge(sp, &s, stage, r, from);
+    judge(sp, &s.out, stage, r, from);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         free(stage[i]);
     dp_sim_free(&s);
-    if (o->done) o->done(r, o->arg);
+    return DP_OK;
+}
+
+static dp_status one_call(void *who, const dp_problem *call, int states, dp_call_result *out,
+                          dp_err *e) {
+    (void)states;
+    dp_sim s;
+    const dp_status st = dp_sim_new_lapack(&s, call, *(const dp_base *)who, 1, e);
+    if (!st) dp_calls_of_sim(&s, out);
+    return st;
+}
+
+static dp_status run_calls(dp_sharding *sp, dp_base base, dp_format chain, dp_runs *out,
+                           dp_err *e) {
+    const double from = dp_now();
+    const dp_caller by = {one_call, &base};
+    dp_result got;
+    const dp_status st =
+        dp_calls_run(&sp->c->p, &sp->c->session, DP_FAULT_NONE, &by, &got, NULL, e);
+    if (st) return st;
+    judge(sp, &got, NULL, record(sp, base, chain, out), from);
+    dp_result_free(&got);
     return DP_OK;
 }
 
@@ -91,6 +120,6 @@ dp_status dp_lapack_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out,
     dp_status st = DP_OK;
     (void)k;
     for (int i = 0; i < nb && chain != DP_NFORMATS && !st; i++)
-        st = run_base(sp, (dp_base)bases[i], chain, out, e);
+        st = (sp->first_of_call ? run_calls : run_base)(sp, (dp_base)bases[i], chain, out, e);
     return st;
 }

@@ -1,7 +1,9 @@
 /* A shared library (harness/deltaproof_subject.h), run in processes of its own. */
+#include "harness/simulated/calls.h"
 #include "subjects.h"
 
 #include <stdio.h>
+#include <string.h>
 
 int dp_library_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N) {
     (void)k;
@@ -10,7 +12,66 @@ int dp_library_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_o
     return o->subject != NULL;
 }
 
-static dp_status call(const dp_sharding *sp, const dp_how *how, dp_subject_result *s, dp_err *e) {
+/* ---- sessions: a run of the library for every call ------------------------------------------- */
+
+typedef struct {
+    const dp_subject *lib;
+    const dp_subject_call *how;
+    dp_subject_result *last; /* what its outcome says of the call that ended the session */
+    int64_t calls;
+    int states; /* 1: it showed those of every token */
+    double seconds;
+} in_calls;
+
+static dp_status one_call(void *who, const dp_problem *call, int states, dp_call_result *out,
+                          dp_err *e) {
+    in_calls *x = who;
+    dp_subject_call how = *x->how;
+    dp_subject_result s;
+    how.states = states;
+    const dp_status st = dp_subject_run(x->lib, call, &how, &s, e);
+    if (st) return st;
+    x->calls++;
+    x->seconds += s.seconds;
+    x->last->outcome = s.outcome;
+    snprintf(x->last->why, sizeof x->last->why, "%.480s", s.why);
+    if (s.outcome == DP_SUBJECT_RETURNED && !s.r.final_state) {
+        x->last->outcome = DP_SUBJECT_REFUSED;
+        snprintf(x->last->why, sizeof x->last->why,
+                 "it writes no final_state, which calls hand on");
+    }
+    const int returned = x->last->outcome == DP_SUBJECT_RETURNED;
+    x->states |= returned && s.states;
+    if (returned) {
+        *out = (dp_call_result){s.r, s.states};
+        s.r = (dp_result){0};
+        s.states = NULL;
+    }
+    dp_subject_result_free(&s);
+    return returned ? DP_OK : DP_EINPUT;
+}
+
+/* DP_OK also where the library ended the session: s says how, and holds no results then. *states:
+ * it showed those of every token. */
+static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, int *states,
+                           dp_subject_result *s, dp_err *e) {
+    *s = (dp_subject_result){0};
+    in_calls x = {.lib = sp->std->o->subject, .how = how, .last = s};
+    const dp_caller by = {one_call, &x};
+    const dp_status st =
+        dp_calls_run(&sp->c->p, &sp->c->session, DP_FAULT_NONE, &by, &s->r, NULL, e);
+    *states = x.states;
+    s->seconds = x.seconds;
+    if (st != DP_EINPUT) return st;
+    const size_t n = strlen(s->why);
+    snprintf(s->why + n, sizeof s->why - n, " (call %lld)", (long long)x.calls);
+    return DP_OK;
+}
+
+/* ---- one run --------------------------------------------------------------------------------- */
+
+static dp_status call(const dp_sharding *sp, const dp_how *how, int *states, dp_subject_result *s,
+                      dp_err *e) {
     const dp_case *c = sp->c;
     const dp_run_options *o = sp->std->o;
     const double limit = o->limit_s > 0 ? o->limit_s : DP_SUBJECT_LIMIT_S;
@@ -20,7 +81,8 @@ static dp_status call(const dp_sharding *sp, const dp_how *how, dp_subject_resul
                                  .chain = how->chain,
                                  .backward = c->backward,
                                  .limit_s = limit};
-    return dp_subject_run(o->subject, &c->p, &one, s, e);
+    return sp->first_of_call ? run_calls(sp, &one, states, s, e)
+                             : dp_subject_run(o->subject, &c->p, &one, s, e);
 }
 
 static void judge(dp_sharding *sp, const dp_subject_result *s, dp_bound_bases *bases, dp_run *r,
@@ -48,13 +110,15 @@ static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_boun
     dp_how how = {.backend = DP_BACKEND_SUBJECT, .base = base, .chain = chain};
     dp_subject_result s;
     dp_status st = dp_design_parse(declared ? declared : "", base, &how.design, e);
-    if (!st) st = call(sp, &how, &s, e);
+    int states = 0;
+    if (!st) st = call(sp, &how, &states, &s, e);
     if (st) return st;
     dp_run *r = dp_sharding_record(sp, &how, out);
     r->other_design = 1;
     r->undeclared = !declared;
     r->path = o->subject->name;
     r->outcome = dp_subject_outcomes[s.outcome];
+    if (r->rollback && states) r->rollback = "states of every token";
     dp_sharding_note_truth(sp, r);
     r->id = dp_run_id(r);
     if (s.outcome == DP_SUBJECT_RETURNED)

@@ -1,5 +1,8 @@
 /* Simulated ranks: every base, chain format and merge order of a case, judged. */
+#include "harness/simulated/calls.h"
 #include "subjects.h"
+
+#include <stdlib.h>
 
 int dp_simulated_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
                         int N) {
@@ -22,14 +25,15 @@ void dp_simulated_claims(const dp_case *c, const dp_run_options *o, int N, dp_cl
 /* Simulated ranks in one base, with one bound for all merge orders of a chain format. */
 typedef struct {
     dp_sharding *sp;
-    dp_sim *s;
+    dp_base base;
+    dp_sim *s; /* of a session none: each call has its own */
     dp_bound_bases bases;
     dp_format chain;
     dp_error_bound bound;
 } in_one_base;
 
 static dp_run *record(const in_one_base *x, dp_merge merge, dp_runs *out) {
-    const dp_how how = {DP_BACKEND_SIM, x->s->base, x->chain, dp_design_of(x->s->base)};
+    const dp_how how = {DP_BACKEND_SIM, x->base, x->chain, dp_design_of(x->base)};
     dp_run *r = dp_sharding_record(x->sp, &how, out);
     r->merge = merge;
     r->has_merge = 1;
@@ -81,13 +85,66 @@ static void run_all(in_one_base *x, dp_runs *out) {
     }
 }
 
+/* ---- sessions -------------------------------------------------------------------------------- */
+
+static dp_status one_call(void *who, const dp_problem *call, int states, dp_call_result *out,
+                          dp_err *e) {
+    (void)states;
+    dp_sim s;
+    const dp_status st = dp_sim_new(&s, call, *(const dp_base *)who, 1, DP_FAULT_NONE, e);
+    if (!st) dp_calls_of_sim(&s, out);
+    return st;
+}
+
+/* o and the last state of all calls; hit: where a fault acted. */
+static dp_status compute_calls(in_one_base *x, dp_result *got, unsigned char *hit, dp_err *e) {
+    const dp_case *c = x->sp->c;
+    const dp_fault fault = x->sp->std->o->fault;
+    const dp_caller by = {one_call, &x->base};
+    return dp_calls_run(&c->p, &c->session, dp_fault_of_calls(fault) ? fault : DP_FAULT_NONE, &by,
+                        got, hit, e);
+}
+
+static void judge_calls(in_one_base *x, const dp_result *got, dp_run *r, double from) {
+    dp_run_bounds(x->sp, &r->design, x->chain, &x->bases, &x->bound);
+    const dp_outputs outputs = {.results = got};
+    const dp_judging j = {x->sp, &x->bases, &x->bound, &outputs};
+    dp_judge_run(&j, r, from);
+    dp_error_bound_free(&x->bound);
+    dp_bound_bases_free(&x->bases);
+}
+
+static dp_status run_calls(dp_sharding *sp, dp_base base, dp_runs *out, dp_err *e) {
+    const dp_run_options *o = sp->std->o;
+    const double from = dp_now();
+    int chains[DP_NFORMATS], merge;
+    dp_result got;
+    in_one_base x = {.sp = sp, .base = base};
+    if (!dp_case_chains(sp->c, 1, o->nchain, (const int *)o->chain, chains) ||
+        !dp_select(1, (const int *)sp->c->merge, o->nmerge, (const int *)o->merge, &merge))
+        return DP_OK;
+    unsigned char *hit = dp_calloc((size_t)sp->c->p.HV, 1);
+    const dp_status st = compute_calls(&x, &got, hit, e);
+    if (!st) {
+        x.chain = (dp_format)chains[0];
+        dp_run *r = record(&x, (dp_merge)merge, out);
+        judge_calls(&x, &got, r, from);
+        r->nhit = o->fault ? sp->c->p.HV : 0;
+        r->hit = o->fault ? hit : NULL;
+        if (o->done) o->done(r, o->arg);
+        dp_result_free(&got);
+    }
+    if (st || !o->fault) free(hit);
+    return st;
+}
+
 static dp_status run_base(dp_sharding *sp, dp_base base, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     const dp_fault fault = sp->std->o->fault;
     const int step = dp_op_of(c)->has_front;
     dp_step_run front = {0};
     dp_sim s;
-    in_one_base x = {.sp = sp, .s = &s};
+    in_one_base x = {.sp = sp, .base = base, .s = &s};
     dp_status st = step ? dp_step_forward(c, DP_BACKEND_SIM, sp->N, base, fault, &front, e) : DP_OK;
     if (!st) st = dp_sim_new(&s, step ? &front.p : &c->p, base, sp->N, fault, e);
     if (!st) {
@@ -108,6 +165,6 @@ dp_status dp_simulated_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *o
     (void)k;
     dp_sharding_prefixes(sp);
     for (int i = 0; i < nb && !st; i++)
-        st = run_base(sp, (dp_base)bases[i], out, e);
+        st = (sp->first_of_call ? run_calls : run_base)(sp, (dp_base)bases[i], out, e);
     return st;
 }

@@ -105,6 +105,7 @@ static dp_museum_place locate_run(const dp_case *c, const dp_run *r) {
     const dp_sim_policy how = policy_of(c, r, r->fault);
     if (dp_op_of(c)->has_stages) return locate(c, &how, r->hit);
     dp_museum_place at = by_verdict(r); /* one stage, no ranks that matter to it */
+    if (dp_case_session(c) && at.stage) at.stage = "calls";
     at.right = dp_fault_lives_in(r->fault, at.stage);
     return at;
 }

@@ -55,7 +55,7 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
         return dp_fail(e, DP_EINPUT,
                        "%s: op = %s cannot be shrunk: shrink the recurrence or the convolution "
                        "that fails in it",
-                       c->name, c->op_name);
+                       c->name, dp_op_of(c)->name);
     *out = (dp_shrunk){.c = dp_shrink_copy(c), .numbers_before = dp_case_numbers(c, NULL)};
     dp_case *s = &out->c;
     s->ranks[0] = o->ranks;

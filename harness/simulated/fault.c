@@ -5,6 +5,8 @@
 #include <string.h>
 
 #define FLA "fla-org/flash-linear-attention"
+#define SPECULATIVE "vllm-project/vllm#39273, #53912, #51812, #45477"
+#define WRONG_TOKEN "sgl-project/sglang#37836, #39342, vllm-project/vllm#52627"
 #define DEBUG_MD FLA ", tests/context_parallel/debug.md"
 
 const dp_fault_info dp_faults[DP_NFAULTS] = {
@@ -141,6 +143,30 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
     [DP_FAULT_HALO_GRAD_LOST] = {"halo-grad-lost", 0, "conv_bwd",
                                  "gradients of the halo are not sent back to the ranks that own it",
                                  "math h; shows in dx of a rank's last W-1 tokens"},
+    [DP_FAULT_REJECTED_STAY] = {"rejected-stay", 0, "calls",
+                                "tokens that a verify window rejects stay in the state",
+                                SPECULATIVE},
+    [DP_FAULT_ROLLBACK_EARLY] = {"rollback-early", 0, "calls",
+                                 "the state goes back to the token before the last accepted one",
+                                 WRONG_TOKEN},
+    [DP_FAULT_ROLLBACK_LATE] = {"rollback-late", 0, "calls",
+                                "the state goes back to the first rejected token", WRONG_TOKEN},
+    [DP_FAULT_ROLLBACK_SKIPS] = {"rollback-skips", 0, "calls",
+                                 "the first token after a rollback is not written to the state",
+                                 "a fault of rollbacks; o of that token is right"},
+    [DP_FAULT_SLOT_OF_OTHER] = {"slot-of-other", 0, "calls",
+                                "a later call reads the state of the next sequence of the batch",
+                                "sgl-project/sglang#37836, #39342"},
+    [DP_FAULT_SLOT_TRANSPOSED] = {"slot-transposed", 0, "calls",
+                                  "the state that calls hand on is stored [V,K] and read [K,V]",
+                                  "vllm-project/vllm#41292"},
+    [DP_FAULT_CALL_GATE] = {"call-gate", 0, "calls",
+                            "the first token of a later call decays by the gates of the one before",
+                            SPECULATIVE},
+    [DP_FAULT_PADDING_WRITES] =
+        {"padding-writes", 0, "calls",
+         "a sequence that has ended writes its first token again in every call after",
+         "huggingface/transformers#46873"},
 };
 
 const dp_bug dp_bugs[DP_NBUGS + 1] = {
@@ -209,12 +235,21 @@ unsigned dp_fault_kind(dp_fault f) {
     case DP_FAULT_HALO_GRAD_LOST: return DP_FAULTS_OF_CONV;
     case DP_FAULT_RACE:
     case DP_FAULT_ORDER_BY_RUN: return DP_FAULTS_OF_REPEATS;
+    case DP_FAULT_REJECTED_STAY:
+    case DP_FAULT_ROLLBACK_EARLY:
+    case DP_FAULT_ROLLBACK_LATE:
+    case DP_FAULT_ROLLBACK_SKIPS:
+    case DP_FAULT_SLOT_OF_OTHER:
+    case DP_FAULT_SLOT_TRANSPOSED:
+    case DP_FAULT_CALL_GATE:
+    case DP_FAULT_PADDING_WRITES: return DP_FAULTS_OF_CALLS;
     default: return DP_FAULTS_OF_STAGES;
     }
 }
 
 int dp_fault_of_conv(dp_fault f) { return dp_fault_kind(f) == DP_FAULTS_OF_CONV; }
 int dp_fault_by_run(dp_fault f) { return dp_fault_kind(f) == DP_FAULTS_OF_REPEATS; }
+int dp_fault_of_calls(dp_fault f) { return dp_fault_kind(f) == DP_FAULTS_OF_CALLS; }
 
 /* One of several: "intra_bwd/gate_bwd". */
 int dp_fault_lives_in(dp_fault f, const char *stage) {

@@ -3,7 +3,7 @@
  * exist to prove that verdicts go red; DP_FAULT_NONE is what every other run uses.
  * Most stand for a fault that reached users of such kernels: `bug` is its number in the museum of
  * those faults (dp_bugs). What a fault does to the arithmetic is in fault_effect.c and, where it
- * replaces a step, in ranks.c. */
+ * replaces a step, in ranks.c; what it does between the calls of a session in calls.c. */
 #ifndef DP_FAULT_H
 #define DP_FAULT_H
 #ifdef __cplusplus
@@ -54,6 +54,14 @@ typedef enum {
     DP_FAULT_ANCHOR_LEAK,
     DP_FAULT_HALO_LEAK,
     DP_FAULT_HALO_GRAD_LOST,
+    DP_FAULT_REJECTED_STAY,
+    DP_FAULT_ROLLBACK_EARLY,
+    DP_FAULT_ROLLBACK_LATE,
+    DP_FAULT_ROLLBACK_SKIPS,
+    DP_FAULT_SLOT_OF_OTHER,
+    DP_FAULT_SLOT_TRANSPOSED,
+    DP_FAULT_CALL_GATE,
+    DP_FAULT_PADDING_WRITES,
     DP_NFAULTS
 } dp_fault;
 
@@ -70,8 +78,9 @@ unsigned dp_fault_kind(dp_fault f);
 static inline int dp_fault_shows(dp_fault f, unsigned kinds) {
     return (kinds & dp_fault_kind(f)) != 0;
 }
-int dp_fault_of_conv(dp_fault f); /* of a convolution, not of the recurrence */
-int dp_fault_by_run(dp_fault f);  /* shows between runs of the same inputs alone */
+int dp_fault_of_conv(dp_fault f);  /* of a convolution, not of the recurrence */
+int dp_fault_by_run(dp_fault f);   /* shows between runs of the same inputs alone */
+int dp_fault_of_calls(dp_fault f); /* of what the calls of a session hand on */
 int dp_fault_lives_in(
     dp_fault f,
     const char *stage); /* is it the fault's stage, or one of several? 0 for "" and NULL */

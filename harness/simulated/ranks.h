@@ -71,6 +71,8 @@ typedef struct {
     dp_design design;
     /* the base policy of each stage: all `base`, unless made by dp_sim_new_policy */
     dp_base at[DP_NSTAGES];
+    /* [T] 1: a chunk begins at this token whatever was before; NULL: chunks are cut by length */
+    const unsigned char *first_of_call;
     int by_inverse;          /* as in dp_chunk */
     const dp_linear *linear; /* who multiplies and solves */
     int N;
@@ -110,6 +112,10 @@ dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fau
 /* A chunk design (chunk > 0) without faults. */
 dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                             dp_err *e);
+/* The same on one rank, chunks beginning anew at every marked token [T], which is borrowed: what
+ * the calls of a session compute, with the state handed on as it is. */
+dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *design,
+                           const unsigned char *first_of_call, dp_err *e);
 /* The same over CBLAS and LAPACKE: other orders of summation, those of the machine. */
 dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);
 /* With a base of its own for every stage. */

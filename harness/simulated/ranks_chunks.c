@@ -56,12 +56,24 @@ void dp_sim_activate(dp_sim *s) {
     dp_effect_gate(s);
 }
 
+/* Tokens of the chunk that begins at t. */
+static int chunk_at(const dp_sim *s, int64_t t, int64_t end) {
+    int c = 1;
+    if (end - t > s->design.chunk) end = t + s->design.chunk;
+    if (!s->first_of_call) return (int)(end - t);
+    while (t + c < end && !s->first_of_call[t + c])
+        c++;
+    return c;
+}
+
 void dp_sim_list_groups(dp_sim *s) {
     int64_t cap = 0;
     s->ngroup = 0;
     s->first = dp_calloc((size_t)s->N, sizeof *s->first);
     for (int r = 0; r < s->N; r++)
         cap += s->ctx[r].L / s->design.chunk + s->ctx[r].nlocal + 1;
+    for (int64_t t = 0; s->first_of_call && t < s->p->T; t++)
+        cap += s->first_of_call[t];
     s->group = dp_calloc((size_t)cap, sizeof *s->group);
     for (int r = 0; r < s->N; r++) {
         const dp_context *c = &s->ctx[r];
@@ -69,12 +81,9 @@ void dp_sim_list_groups(dp_sim *s) {
         for (int sub = 0; sub < c->nlocal; sub++) {
             s->first[r][sub] = s->ngroup;
             for (int64_t t = c->a + c->local_cu[sub], end = c->a + c->local_cu[sub + 1]; t < end;
-                 t += s->design.chunk)
-                s->group[s->ngroup++] =
-                    (dp_group){.rank = r,
-                               .sub = sub,
-                               .c = (int)(end - t < s->design.chunk ? end - t : s->design.chunk),
-                               .t0 = t};
+                 t += s->group[s->ngroup++].c)
+                s->group[s->ngroup] =
+                    (dp_group){.rank = r, .sub = sub, .c = chunk_at(s, t, end), .t0 = t};
         }
         s->first[r][c->nlocal] = s->ngroup;
     }

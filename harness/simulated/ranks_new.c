@@ -46,7 +46,9 @@ static void free_ranks(dp_sim *s) {
 typedef struct {
     int by_inverse;
     const dp_linear *linear;
+    const unsigned char *first_of_call;
 } sim_options;
+#define OWN ((sim_options){.linear = &dp_linear_own})
 
 static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *design,
                           const dp_base at[DP_NSTAGES], sim_options o, int N, dp_fault fault,
@@ -57,6 +59,7 @@ static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *desig
                   .N = N,
                   .fault = fault,
                   .linear = o.linear,
+                  .first_of_call = o.first_of_call,
                   .by_inverse = o.by_inverse,
                   .given = p};
     s->hit = dp_calloc((size_t)N * p->HV, 1);
@@ -86,35 +89,46 @@ static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *desig
 }
 
 static dp_status open_uniform(dp_sim *s, const dp_problem *p, const dp_design *design,
-                              const dp_linear *linear, int N, dp_fault fault, dp_err *e) {
+                              sim_options o, int N, dp_fault fault, dp_err *e) {
     dp_base at[DP_NSTAGES];
     for (int i = 0; i < DP_NSTAGES; i++)
         at[i] = design->base;
-    return open_sim(s, p, design, at, (sim_options){design->product, linear}, N, fault, e);
+    o.by_inverse = design->product;
+    return open_sim(s, p, design, at, o, N, fault, e);
 }
 
 dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N,
                             dp_fault fault, dp_err *e) {
     const dp_design design = dp_design_of(at[0]);
     const int by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16;
-    return open_sim(s, p, &design, at, (sim_options){by_inverse, &dp_linear_own}, N, fault, e);
+    return open_sim(s, p, &design, at, (sim_options){by_inverse, &dp_linear_own, NULL}, N, fault,
+                    e);
 }
 
 dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault,
                      dp_err *e) {
     const dp_design design = dp_design_of(base);
-    return open_uniform(s, p, &design, &dp_linear_own, N, fault, e);
+    return open_uniform(s, p, &design, OWN, N, fault, e);
 }
 
 dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
     const dp_design design = dp_design_of(base);
-    return open_uniform(s, p, &design, &dp_linear_lapack, N, DP_FAULT_NONE, e);
+    return open_uniform(s, p, &design, (sim_options){.linear = &dp_linear_lapack}, N, DP_FAULT_NONE,
+                        e);
 }
 
 dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                             dp_err *e) {
     assert(design->chunk > 0);
-    return open_uniform(s, p, design, &dp_linear_own, N, DP_FAULT_NONE, e);
+    return open_uniform(s, p, design, OWN, N, DP_FAULT_NONE, e);
+}
+
+dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *design,
+                           const unsigned char *first_of_call, dp_err *e) {
+    sim_options o = OWN;
+    assert(design->chunk > 0);
+    o.first_of_call = first_of_call;
+    return open_uniform(s, p, design, o, 1, DP_FAULT_NONE, e);
 }
 
 void dp_sim_free(dp_sim *s) {

@@ -16,7 +16,7 @@ static const deltaproof_subject_info ABOUT = {
     .name = "example",
     .base = "fp32",
     .chain = "fp32",
-    .writes = "o final_state dq dk dv dg dbeta dA_log ddt_bias ds0"};
+    .writes = "o final_state states dq dk dv dg dbeta dA_log ddt_bias ds0"};
 const deltaproof_subject_info *deltaproof_subject_about(void) { return &ABOUT; }
 
 typedef deltaproof_subject_problem problem;
@@ -93,7 +93,7 @@ static const double *values(const problem *p, int64_t t, int hv) {
 }
 /* One sequence of one head; kept [(tokens / KEEP) + 1][K][V], NULL: forward only. */
 static void forward(const problem *p, int seq, int hv, token *x, float *S, float *E, float *kept,
-                    double *o, double *final_state) {
+                    double *o, double *final_state, double *states) {
     const int K = p->K, V = p->V;
     const int64_t at = ((int64_t)seq * p->HV + hv) * K * V, t0 = p->cu[seq];
     for (int i = 0; i < K * V; i++)
@@ -110,6 +110,8 @@ static void forward(const problem *p, int seq, int hv, token *x, float *S, float
                 s += x->q[i] * S[i * V + c];
             if (o) o[(t * p->HV + hv) * V + c] = (float)p->scale * s;
         }
+        for (int i = 0; states && i < K * V; i++)
+            states[(t * p->HV + hv) * K * V + i] = S[i];
     }
     for (int i = 0; final_state && i < K * V; i++)
         final_state[at + i] = S[i];
@@ -269,7 +271,8 @@ static void zero(double *x, int64_t n) {
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c) {
     const int64_t K = p->K, V = p->V, R = p->R, KV = K * V;
     double *o = deltaproof_subject_find(c, "o"),
-           *final_state = deltaproof_subject_find(c, "final_state");
+           *final_state = deltaproof_subject_find(c, "final_state"),
+           *states = deltaproof_subject_find(c, "states");
     const gradients d = {
         deltaproof_subject_find(c, "dq"),       deltaproof_subject_find(c, "dk"),
         deltaproof_subject_find(c, "dv"),       deltaproof_subject_find(c, "dg"),
@@ -296,7 +299,7 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
     zero(d.ddt_bias, p->HV * p->Kg);
     for (int seq = 0; seq < p->Nseq; seq++)
         for (int hv = 0; hv < p->HV; hv++) {
-            forward(p, seq, hv, &x, S, E, p->backward ? kept : NULL, o, final_state);
+            forward(p, seq, hv, &x, S, E, p->backward ? kept : NULL, o, final_state, states);
             if (p->backward) backward(p, seq, hv, &x, S, E, kept, again, G, w, &d);
         }
     free(work);

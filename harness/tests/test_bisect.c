@@ -111,6 +111,7 @@ DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
 DP_TEST(bisect, every_fault_of_the_pipeline_is_tested) {
     for (int f = 1; f < DP_NFAULTS; f++) {
         int n = !strncmp(dp_faults[f].stage, "conv_", 5); /* test_step.c */
+        n += dp_fault_of_calls((dp_fault)f);              /* test_session.c */
         for (size_t i = 0; i < sizeof STAGE / sizeof *STAGE; i++)
             n += (int)STAGE[i].fault == f;
         CHECK(n > 0, "%s", dp_faults[f].name);

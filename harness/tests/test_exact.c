@@ -272,6 +272,7 @@ DP_TEST(exact, every_fault_of_indexing_or_order_shows) {
         char first[256] = "";
         for (size_t i = 0; i < sizeof BLIND / sizeof *BLIND; i++)
             if ((int)BLIND[i].fault == f) why = BLIND[i].why;
+        if (dp_fault_of_calls((dp_fault)f)) why = "a fault of the calls of a session";
         for (int k = 0; k < NCASES; k++)
             for (size_t n = 0; n < sizeof RANKS / sizeof *RANKS && !seen; n++) {
                 if (GT_SANITIZED && (k < 3 || RANKS[n] != 3))

@@ -70,6 +70,16 @@ static const expectation EXPECT[] = {
     {DP_FAULT_HALO_LEAK, "smoke-step", 4, DP_BASE_BF16, DP_FP32, "k", NULL, -1},
     {DP_FAULT_HALO_GRAD_LOST, "smoke-conv", 3, DP_BASE_FP32, DP_FP32, "dx", "dw", -1},
     {DP_FAULT_HALO_GRAD_LOST, "smoke-step", 4, DP_BASE_BF16, DP_FP32, "dx_v", "dv", -1},
+    {DP_FAULT_REJECTED_STAY, "session-verify", 1, DP_BASE_FP32, DP_FP32, "o", NULL, -1},
+    {DP_FAULT_ROLLBACK_EARLY, "session-verify", 1, DP_BASE_BF16, DP_FP32, "o", NULL, -1},
+    {DP_FAULT_ROLLBACK_LATE, "session-verify", 1, DP_BASE_FP32, DP_FP32, "final_state", NULL, -1},
+    {DP_FAULT_ROLLBACK_SKIPS, "session-verify", 1, DP_BASE_BF16, DP_FP32, "final_state", NULL, -1},
+    {DP_FAULT_SLOT_OF_OTHER, "session-decode", 1, DP_BASE_FP32, DP_FP32, "o", NULL, -1},
+    {DP_FAULT_SLOT_TRANSPOSED, "session-prefill", 1, DP_BASE_BF16, DP_FP32, "o", NULL, -1},
+    {DP_FAULT_CALL_GATE, "session-prefill", 1, DP_BASE_BF16, DP_FP32, "o", NULL, -1},
+    {DP_FAULT_CALL_GATE, "session-decode", 1, DP_BASE_FP32, DP_FP32, "final_state", NULL, -1},
+    {DP_FAULT_PADDING_WRITES, "session-decode", 1, DP_BASE_BF16, DP_FP32, "final_state", "o", -1},
+    {DP_FAULT_PADDING_WRITES, "session-prefill", 1, DP_BASE_FP32, DP_FP32, "final_state", "o", -1},
 };
 
 /* Within every bound in a first run: seen when runs are repeated. */

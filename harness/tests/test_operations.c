@@ -13,7 +13,8 @@ static const char *const SMALL[DP_NOPS] = {
     [DP_OP_RECURRENCE] = "op = kda\nT = 12\nK = 4\nHV = 2\n",
     [DP_OP_CHAIN] = "op = chain\nregime = corr\nchunks = 9\nK = 7\n",
     [DP_OP_CONV] = "op = conv\nT = 12\nD = 3\nW = 2\n",
-    [DP_OP_STEP] = "op = step\nT = 12\nK = 4\nHV = 2\nW = 2\n"};
+    [DP_OP_STEP] = "op = step\nT = 12\nK = 4\nHV = 2\nW = 2\n",
+    [DP_OP_SESSION] = "op = kda\nT = 12\nK = 4\nHV = 2\nsession = 8,4-1\n"};
 
 DP_TEST(operations, rows_have_no_gap) {
     int bits = 0;
@@ -36,7 +37,7 @@ DP_TEST(operations, rows_have_no_gap) {
 
 DP_TEST(operations, the_key_op_names_the_models_of_the_first_then_the_others) {
     char all[200] = DP_MODEL_WORDS;
-    for (int i = 1; i < DP_NOPS; i++) {
+    for (int i = 1; i < DP_OP_SESSION; i++) {
         strcat(all, "|");
         strcat(all, dp_operations[i].name);
     }

@@ -38,6 +38,14 @@ void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p
     (void)st;
 }
 
+void dp_drawn_open_calls(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
+                         const dp_session *session) {
+    *x = (dp_drawn_run){.design = *design, .N = 1, .p = *p, .session = session};
+}
+
+/* Is there a pipeline that stays between runs? */
+static int has_sim(const dp_drawn_run *x) { return x->design.chunk && !x->session; }
+
 static void forget_recurrent(dp_drawn_run *x) {
     dp_result_free(&x->out);
     free(x->S);
@@ -48,7 +56,7 @@ static void forget_recurrent(dp_drawn_run *x) {
 
 void dp_drawn_close(dp_drawn_run *x) {
     double *const input[3] = {x->p.q, x->p.k, x->p.v};
-    if (x->design.chunk)
+    if (has_sim(x))
         dp_sim_free(&x->sim);
     else
         forget_recurrent(x);
@@ -93,13 +101,34 @@ static void run_recurrent(dp_drawn_run *x) {
     free(cut);
 }
 
-dp_result *dp_drawn_results(dp_drawn_run *x) { return x->design.chunk ? &x->sim.out : &x->out; }
+static dp_status run_call(void *who, const dp_problem *call, int states, dp_call_result *out,
+                          dp_err *e) {
+    const dp_design *design = who;
+    (void)states;
+    dp_sim s;
+    if (!design->chunk) {
+        dp_recurrent_run(call, design, 0, NULL, &out->out);
+        return DP_OK;
+    }
+    const dp_status st = dp_sim_new_design(&s, call, design, 1, e);
+    if (!st) dp_calls_of_sim(&s, out);
+    return st;
+}
+
+static void run_calls(dp_drawn_run *x) {
+    const dp_caller by = {run_call, &x->design};
+    const dp_status st = dp_calls_run(&x->p, x->session, DP_FAULT_NONE, &by, &x->out, NULL, NULL);
+    assert(!st); /* one rank splits any problem */
+    (void)st;
+}
+
+dp_result *dp_drawn_results(dp_drawn_run *x) { return has_sim(x) ? &x->sim.out : &x->out; }
 
 void dp_drawn_all(dp_drawn_run *x, dp_format chain) {
-    if (x->design.chunk)
+    if (has_sim(x))
         dp_sim_run(&x->sim, chain, DP_MERGE_ALLGATHER, x->backward);
     else if (!x->out.o)
-        run_recurrent(x);
+        x->session ? run_calls(x) : run_recurrent(x);
     const dp_result *r = dp_drawn_results(x);
     double *const dy[3] = {r->dq, r->dk, r->dv};
     for (int i = 0; x->backward && i < 3; i++)
@@ -109,6 +138,7 @@ void dp_drawn_all(dp_drawn_run *x, dp_format chain) {
 const double *dp_drawn_rank_value(const dp_drawn_run *x, int tensor, int64_t z) {
     const int64_t KV = (int64_t)x->p.K * x->p.V;
     const int64_t HV = x->p.HV;
+    if (x->session) return NULL;
     if (x->design.chunk) return dp_sim_rank_list(&x->sim, tensor)[z];
     if (tensor == DP_RANK_S_IN) return x->S + z * KV;
     if (tensor == DP_RANK_DS_OUT) return z / HV + 1 < x->N ? x->dS + (z + HV) * KV : NULL;

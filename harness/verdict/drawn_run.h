@@ -1,10 +1,12 @@
 /* harness/verdict/drawn_run.h - one nearby problem, run in one design on any number of ranks.
  *
  * The pipeline of simulated ranks, or the token recurrence; in a training step the convolutions
- * around it, too. Moving on to another number of ranks keeps what does not depend on it.
+ * around it, too; of a session each call by itself, with the state kept as the
+ * session says. Moving on to another number of ranks keeps what does not depend on it.
  */
 #ifndef DP_DRAWN_RUN_H
 #define DP_DRAWN_RUN_H
+#include "harness/simulated/calls.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/chunk/conv.h"
 #include "ref/vocabulary/design.h"
@@ -15,17 +17,21 @@ extern "C" {
 typedef struct {
     dp_design design;
     int N, backward;
-    dp_problem p; /* behind the convolutions */
+    const dp_session *session; /* NULL: all tokens at once */
+    dp_problem p;              /* behind the convolutions */
     dp_conv conv[3];
     dp_conv_result front[3];
     dp_sim sim;          /* chunk designs */
-    dp_result out;       /* recurrent designs */
+    dp_result out;       /* recurrent designs, sessions */
     double *S, *dS, *dg; /* of a recurrent design: at rank boundaries; of the log decay */
 } dp_drawn_run;
 
 /* p and conv are borrowed. q, k, v of p are not read where a convolution stands in front. */
 void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
                    const dp_conv conv[3], int N, int backward);
+/* The same in the calls of a session: one rank, forward, results alone. */
+void dp_drawn_open_calls(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
+                         const dp_session *session);
 void dp_drawn_split(dp_drawn_run *x, int N);
 /* All results; chain: the format of the M chain, which a recurrent design has not. */
 void dp_drawn_all(dp_drawn_run *x, dp_format chain);

@@ -7,6 +7,9 @@
  * never drawn: a subject that is the simulated ranks is judged by other problems than its own. Base
  * fp64 is drawn in fp32 and scaled by 2^-29 (errors are first order in the unit roundoff).
  *
+ * A session is drawn in its own calls, rollbacks and formats of the kept state included; its
+ * reference takes all tokens at once.
+ *
  * A training step (op step) is drawn whole: x, w and bias of the convolutions are moved, too, and
  * q, k, v of the subject come out of its own convolution.
  */
@@ -26,7 +29,8 @@ extern "C" {
 typedef struct {
     const dp_problem *p;
     const dp_front *front; /* NULL: no training step. q, k, v behind a convolution are not read */
-    dp_format dtype;       /* of the inputs */
+    const dp_session *session; /* NULL: all tokens at once; else one rank, forward */
+    dp_format dtype;           /* of the inputs */
     int backward;
     int set; /* 0, 1, ..: each an independent set of draws */
 } dp_expected_request;

@@ -51,6 +51,8 @@ def wrong_stage(rec: Record, run: Run) -> str:
     """The command that names the first wrong stage; "" where there is none."""
     if run["op"] in NO_STAGES or run.get("backend") not in ("sim", "subject"):
         return ""
+    if "session" in rec.cases[run["case"]]:
+        return ""
     kept = kept_options(rec.program.get("command") or "")
     subject = run.get("backend") == "subject"
     options = {"cases": kept["cases"]} if "cases" in kept else {}

@@ -1,0 +1,49 @@
+/* A recurrence with the key session: the same case, computed in calls (operations.h, session.h). */
+#include "case_parts.h"
+
+#include <string.h>
+
+/* Calls are those of one device, forward, and the state that they hand on is what is judged. */
+static dp_status check_keys(const dp_casefile *f, dp_err *e) {
+    if (f->ranks.n != 1 || f->ranks.v[0] != 1)
+        return dp_casefile_refuse(f, "ranks", e, "the calls of a session run on one rank");
+    if (f->merge.n != 1)
+        return dp_casefile_refuse(f, "merge", e, "one rank merges nothing: name one order");
+    if (f->backward && dp_casefile_has(f, "backward"))
+        return dp_casefile_refuse(f, "backward", e, "a session has no gradients");
+    if (f->dstate) return dp_casefile_refuse(f, "dstate", e, "a session has no gradients");
+    return DP_OK;
+}
+
+dp_status dp_session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
+                           int64_t *tokens, dp_err *e) {
+    static const dp_format kept[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16}; /* of session_state */
+    dp_err why = {0};
+    dp_status s = check_keys(f, e);
+    if (!s) s = dp_recurrence_shape(f, d, c, tokens, e);
+    if (s) return s;
+    if (dp_session_parse(f->session, &c->session, &why))
+        return dp_casefile_refuse(f, "session", e, "%s", why.msg);
+    c->session.kept = kept[f->session_state];
+    c->backward = 0;
+    return DP_OK;
+}
+
+dp_status dp_session_finish(const dp_casefile *f, dp_case *c, dp_err *e) {
+    dp_err why = {0};
+    if (!dp_session_fits(&c->session, c->p.cu, c->p.Nseq, &why)) return DP_OK;
+    return dp_casefile_refuse(f, "session", e, "%s", why.msg);
+}
+
+void dp_session_describe(const dp_case *c, int ranks, char *out, size_t size) {
+    dp_recurrence_describe(c, ranks, out, size);
+    const size_t n = strlen(out);
+    snprintf(out + n, size - n, ", session %s", c->session.text);
+}
+
+void dp_session_write(const dp_case *c, FILE *f) {
+    dp_recurrence_write(c, f);
+    fprintf(f, "session = %s\n", c->session.text);
+    if (c->session.kept != DP_FP64)
+        fprintf(f, "session_state = %s\n", dp_session_kept(&c->session));
+}

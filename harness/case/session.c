@@ -1,0 +1,125 @@
+/* The schedule of a session, read and walked (session.h). */
+#include "session.h"
+#include "ref/vocabulary/number.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_TOKENS (1 << 24) /* as the key T */
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static dp_status number(const char *word, const char *part, int64_t least, int64_t most, int64_t *x,
+                        dp_err *e) {
+    return dp_number_int(part, least, most, x) == DP_NUMBER_OK
+               ? DP_OK
+               : dp_fail(e, DP_EINPUT,
+                         "'%.40s' is no call: N, KxN or N-n, with N and K from 1 on, n below N",
+                         word);
+}
+
+/* N, KxN, N-n or KxN-n. */
+static dp_status read_call(const char *word, int64_t *times, dp_session_call *c, dp_err *e) {
+    char copy[64], *tokens = copy;
+    if (strlen(word) >= sizeof copy) return number(word, "", 1, 1, times, e);
+    strcpy(copy, word);
+    char *x = strchr(copy, 'x'), *minus = strchr(copy, '-');
+    dp_status s = DP_OK;
+    *times = 1;
+    if (x) {
+        *x = 0;
+        tokens = x + 1;
+        s = number(word, copy, 1, DP_SESSION_MOST_CALLS, times, e);
+    }
+    if (minus) *minus = 0;
+    if (!s) s = number(word, tokens, 1, MOST_TOKENS, &c->drafted, e);
+    c->accepted = c->drafted;
+    if (!s && minus) s = number(word, minus + 1, 0, c->drafted - 1, &c->accepted, e);
+    return s;
+}
+
+static dp_status add(dp_session *s, int64_t times, dp_session_call c, dp_err *e) {
+    if (s->n + times > DP_SESSION_MOST_CALLS)
+        return dp_fail(e, DP_EINPUT, "more than %d calls", DP_SESSION_MOST_CALLS);
+    s->call = realloc(s->call, sizeof *s->call * (size_t)(s->n + times));
+    if (!s->call) abort();
+    for (int64_t i = 0; i < times; i++)
+        s->call[s->n++] = c;
+    return DP_OK;
+}
+
+static char *trim(char *s) {
+    s += strspn(s, " \t");
+    for (char *end = s + strlen(s); end > s && strchr(" \t", end[-1]);)
+        *--end = 0;
+    return s;
+}
+
+dp_status dp_session_parse(const char *text, dp_session *s, dp_err *e) {
+    char *copy = strdup(text);
+    dp_status st = DP_OK;
+    *s = (dp_session){.text = strdup(text), .kept = DP_FP64};
+    for (char *p = copy, *next; p && !st; p = next) {
+        dp_session_call c;
+        int64_t times;
+        next = strchr(p, ',');
+        if (next) *next++ = 0;
+        st = read_call(trim(p), &times, &c, e);
+        if (!st) st = add(s, times, c, e);
+    }
+    free(copy);
+    if (st) dp_session_free(s);
+    return st;
+}
+
+void dp_session_free(dp_session *s) {
+    free(s->text);
+    free(s->call);
+    *s = (dp_session){0};
+}
+
+const char *dp_session_kept(const dp_session *s) {
+    return s->kept == DP_FP64 ? "returned" : s->kept == DP_FP16 ? "fp16" : dp_formats[s->kept].name;
+}
+
+/* ---- walking --------------------------------------------------------------------------------- */
+
+dp_status dp_session_fits(const dp_session *s, const int64_t *cu, int Nseq, dp_err *e) {
+    int64_t longest = 0, done = 0;
+    for (int i = 0; i < Nseq; i++)
+        if (cu[i + 1] - cu[i] > longest) longest = cu[i + 1] - cu[i];
+    for (int i = 0; i < s->n; i++) {
+        if (done >= longest)
+            return dp_fail(e, DP_EINPUT,
+                           "no token is left for call %d of %d: the longest sequence has %lld",
+                           i + 1, s->n, (long long)longest);
+        done += s->call[i].accepted;
+    }
+    if (done < longest && !s->call[s->n - 1].accepted)
+        return dp_fail(e, DP_EINPUT,
+                       "%lld of %lld tokens are left, and the last call, which is repeated until "
+                       "none is, accepts none",
+                       (long long)(longest - done), (long long)longest);
+    return DP_OK;
+}
+
+int dp_session_rolls_back(const dp_session *s) {
+    int any = 0;
+    for (int i = 0; i < s->n; i++)
+        any |= s->call[i].accepted < s->call[i].drafted;
+    return any;
+}
+
+int64_t dp_session_call_of(const dp_session *s, int64_t token) {
+    int64_t i = 0;
+    for (int64_t done = dp_session_at(s, 0).accepted; done <= token;)
+        done += dp_session_at(s, ++i).accepted;
+    return i;
+}
+
+void dp_session_firsts(const dp_session *s, const int64_t *cu, int Nseq, unsigned char *first) {
+    memset(first, 0, (size_t)cu[Nseq]);
+    for (int i = 0; i < Nseq; i++)
+        for (int64_t c = 0, t = cu[i]; t < cu[i + 1]; t += dp_session_at(s, c++).accepted)
+            first[t] = 1;
+}

@@ -1,0 +1,59 @@
+/* harness/case/session.h - a session: the tokens of a recurrence in calls that hand the state on.
+ *
+ * The schedule is the text of the key session, calls with commas between: `N` is one call of N
+ * tokens, `KxN` K of them. `N-n` is a verify window: N drafted tokens, of which the first n are
+ * accepted, n < N; the state goes back to the one after token n, and the next call goes on from
+ * there. The accepted tokens, in their order, are the tokens of the case.
+ *
+ * Every packed sequence is a slot of the batch, and each call brings the next tokens of each. The
+ * last call of the schedule is repeated until all tokens are there; the last call of a sequence is
+ * as short as what is left of it. A sequence that has ended is an empty one in the calls after.
+ */
+#ifndef DP_SESSION_H
+#define DP_SESSION_H
+#include "ref/vocabulary/formats.h"
+#include "ref/vocabulary/problem.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DP_SESSION_MOST_CALLS 65536
+
+typedef struct {
+    int64_t drafted, accepted; /* equal: no window, all of them count */
+} dp_session_call;
+
+typedef struct {
+    char *text; /* the key's; NULL: no session */
+    int n;      /* calls before the last is repeated */
+    dp_session_call *call;
+    dp_format kept; /* the state is rounded to it between calls; DP_FP64: it stays as the subject
+                       returned it */
+} dp_session;
+
+/* DP_EINPUT says which call is wrong. On failure nothing needs freeing. */
+dp_status dp_session_parse(const char *text, dp_session *s, dp_err *e);
+void dp_session_free(dp_session *s);
+
+/* Does it end with the longest of these sequences? DP_EINPUT: calls are left when no token is, or
+ * the last one accepts none and would be repeated for ever. */
+dp_status dp_session_fits(const dp_session *s, const int64_t *cu, int Nseq, dp_err *e);
+
+/* The word of the key session_state that stands for its format. */
+const char *dp_session_kept(const dp_session *s);
+
+/* Call i, 0 on. */
+static inline dp_session_call dp_session_at(const dp_session *s, int64_t i) {
+    return s->call[i < s->n ? i : s->n - 1];
+}
+/* Is any token drafted in vain? */
+int dp_session_rolls_back(const dp_session *s);
+/* The call in which a token of its sequence is accepted, counted from the sequence's first. */
+int64_t dp_session_call_of(const dp_session *s, int64_t token);
+/* Marks in first [cu[Nseq]] with 1 every token that is the first accepted one of a call. */
+void dp_session_firsts(const dp_session *s, const int64_t *cu, int Nseq, unsigned char *first);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

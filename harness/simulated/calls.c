@@ -1,0 +1,326 @@
+/* A session, call by call (calls.h). */
+#include "calls.h"
+#include "ref/vocabulary/design.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What one call takes of a sequence: n of its tokens from token `from` on, then m rejected ones. */
+typedef struct {
+    int64_t from, n, m;
+} slice;
+
+typedef struct {
+    const dp_problem *p;
+    const dp_session *s;
+    dp_fault fault;
+    const dp_caller *by;
+    dp_result *out;
+    unsigned char *hit;
+    int64_t state;      /* entries of the states of one sequence */
+    double *S;          /* [Nseq][HV][K][V]; NULL: zeros, before the first call */
+    int64_t *at;        /* [Nseq]: the next token */
+    slice *take;        /* [Nseq]: of the present call */
+    int64_t done;       /* calls */
+    int after_rollback; /* the call before rejected tokens */
+} walk;
+
+/* ---- inputs of a call ------------------------------------------------------------------------ */
+
+static int of_tokens(int input) {
+    return dp_input_fields[input].kind == DP_OF_TOKENS && !dp_input_fields[input].backward;
+}
+
+static const double *row_of(const dp_problem *p, int input, int64_t t) {
+    return dp_input_of(p, input) + t * dp_input_width(p, input);
+}
+
+/* Does token t, its values negated, write what the token at `right` writes? */
+static int drafts_the_same(const dp_problem *p, int64_t t, int64_t right) {
+    const int64_t n = dp_input_width(p, DP_INPUT_V);
+    const double *v = row_of(p, DP_INPUT_V, t), *other = row_of(p, DP_INPUT_V, right);
+    int same = !memcmp(row_of(p, DP_INPUT_K, t), row_of(p, DP_INPUT_K, right),
+                       sizeof(double) * (size_t)dp_input_width(p, DP_INPUT_K));
+    for (int64_t z = 0; z < n && same; z++)
+        same = -v[z] == other[z];
+    return same;
+}
+
+/* The token that stands for a rejected one at `right`, which may lie behind the end. */
+static int64_t draft(const dp_problem *p, int64_t right) {
+    for (int64_t k = 0; k < p->T; k++) {
+        const int64_t t = (right + p->T / 2 + k) % p->T;
+        if (right >= p->T || (t != right && !drafts_the_same(p, t, right))) return t;
+    }
+    return right % p->T;
+}
+
+static void put_token(const dp_problem *p, dp_problem *y, int64_t at, int64_t t, int rejected) {
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        const int64_t n = dp_input_width(p, i);
+        double *to = of_tokens(i) ? *dp_input_at(y, i) + at * n : NULL;
+        if (!to) continue;
+        memcpy(to, row_of(p, i, t), sizeof *to * (size_t)n);
+        for (int64_t z = 0; z < n && rejected && i == DP_INPUT_V; z++)
+            to[z] = -to[z];
+    }
+}
+
+static double *copy_states(const walk *w) {
+    return w->S ? dp_copy(w->S, w->p->Nseq * w->state) : NULL;
+}
+
+/* The problem of one call, to be freed. */
+static dp_problem problem_of(const walk *w, const slice *take) {
+    const dp_problem *p = w->p;
+    dp_problem y = *p;
+    int64_t at = 0;
+    y.cu = dp_calloc((size_t)p->Nseq + 1, sizeof *y.cu);
+    for (int i = 0; i < p->Nseq; i++)
+        y.cu[i + 1] = y.cu[i] + take[i].n + take[i].m;
+    y.T = y.cu[p->Nseq];
+    y.dout = y.dstate = NULL;
+    y.s0 = copy_states(w);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        if (of_tokens(i))
+            *dp_input_at(&y, i) = dp_doubles(dp_input_count(&y, i));
+        else if (dp_input_fields[i].kind == DP_OF_HEADS)
+            *dp_input_at(&y, i) = dp_copy(dp_input_of(p, i), dp_input_count(p, i));
+    for (int i = 0; i < p->Nseq; i++)
+        for (int64_t j = 0; j < take[i].n + take[i].m; j++) {
+            const int64_t t = take[i].from + j;
+            put_token(p, &y, at++, j < take[i].n ? t : draft(p, t), j >= take[i].n);
+        }
+    return y;
+}
+
+/* ---- faults ---------------------------------------------------------------------------------- */
+
+static void hit_all(const walk *w) {
+    if (w->hit) memset(w->hit, 1, (size_t)w->p->HV);
+}
+
+static void hit_where(const walk *w, const double *a, const double *b) {
+    const int64_t KV = (int64_t)w->p->K * w->p->V;
+    for (int hv = 0; w->hit && hv < w->p->HV; hv++)
+        w->hit[hv] |= memcmp(a + hv * KV, b + hv * KV, sizeof *a * (size_t)KV) != 0;
+}
+
+static int ended(const walk *w, int i) { return w->at[i] == w->p->cu[i + 1]; }
+
+/* Sequences that go on read the state of the next one. */
+static void of_other_slot(const walk *w, double *s0) {
+    for (int i = 0; i < w->p->Nseq; i++) {
+        double *own = s0 + i * w->state;
+        const double *other = w->S + (i + 1) % w->p->Nseq * w->state;
+        if (ended(w, i)) continue;
+        hit_where(w, own, other);
+        memcpy(own, other, sizeof *own * (size_t)w->state);
+    }
+}
+
+static void transpose(const walk *w, double *s0) {
+    const int K = w->p->K;
+    if (K != w->p->V) return;
+    for (int64_t z = 0; z < (int64_t)w->p->Nseq * w->p->HV; z++) {
+        const int64_t at = z * K * K;
+        for (int a = 0; a < K && !ended(w, (int)(z / w->p->HV)); a++)
+            for (int b = 0; b < K; b++)
+                s0[at + (int64_t)a * K + b] = w->S[at + (int64_t)b * K + a];
+        if (w->hit)
+            w->hit[z % w->p->HV] |= memcmp(s0 + at, w->S + at, sizeof *s0 * (size_t)(K * K)) != 0;
+    }
+}
+
+/* The first token of a later call decays by the gates of the token before it. */
+static void gates_of_before(const walk *w, dp_problem *y) {
+    const int64_t n = dp_input_width(w->p, DP_INPUT_G);
+    for (int i = 0; i < w->p->Nseq; i++) {
+        const int64_t t = w->take[i].from;
+        double *first = y->g + y->cu[i] * n;
+        const double *before = row_of(w->p, DP_INPUT_G, t - 1);
+        if (!w->take[i].n || t == w->p->cu[i]) continue;
+        for (int64_t z = 0; w->hit && z < n; z++)
+            w->hit[z * w->p->HV / n] |= first[z] != before[z];
+        memcpy(first, before, sizeof *first * (size_t)n);
+    }
+}
+
+/* What the call gets is not what it should. */
+static void spoil_inputs(const walk *w, dp_problem *y) {
+    if (!w->done) return;
+    if (w->fault == DP_FAULT_SLOT_OF_OTHER) of_other_slot(w, y->s0);
+    if (w->fault == DP_FAULT_SLOT_TRANSPOSED) transpose(w, y->s0);
+    if (w->fault == DP_FAULT_CALL_GATE) gates_of_before(w, y);
+}
+
+/* Sequences that have ended bring a token of padding: their first one once more. */
+static void pad(const walk *w, slice *take) {
+    for (int i = 0; w->fault == DP_FAULT_PADDING_WRITES && i < w->p->Nseq; i++) {
+        if (!ended(w, i) || w->p->cu[i + 1] == w->p->cu[i]) continue;
+        take[i] = (slice){w->p->cu[i], 1, 0};
+        hit_all(w);
+    }
+}
+
+/* The tokens behind which the state of a sequence is taken, instead of those accepted. */
+static slice spoil_slice(const walk *w, slice x) {
+    const slice right = x;
+    if (w->fault == DP_FAULT_ROLLBACK_EARLY && x.m && x.n) x.n--;
+    if (w->fault == DP_FAULT_ROLLBACK_LATE && x.m)
+        x = (slice){x.from, x.n, 1};
+    else if (w->fault != DP_FAULT_REJECTED_STAY)
+        x.m = 0;
+    if (w->fault == DP_FAULT_ROLLBACK_SKIPS && w->after_rollback && x.n) {
+        x.from++;
+        x.n--;
+    }
+    if (x.n != right.n || x.m) hit_all(w);
+    return x;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+static void keep_short(const walk *w) {
+    if (!w->done || w->s->kept == DP_FP64) return;
+    for (int64_t i = 0; i < w->p->Nseq * w->state; i++)
+        w->S[i] = dp_store(w->s->kept, w->S[i]);
+}
+
+static dp_status call(const walk *w, const slice *take, int states, dp_call_result *r, dp_err *e) {
+    dp_problem y = problem_of(w, take);
+    *r = (dp_call_result){0};
+    spoil_inputs(w, &y);
+    const dp_status st = w->by->run(w->by->who, &y, states, r, e);
+    dp_problem_free(&y);
+    return st;
+}
+
+static void end_call(dp_call_result *r) {
+    dp_result_free(&r->out);
+    free(r->states);
+}
+
+static void keep_states(walk *w, dp_result *r) {
+    free(w->S);
+    w->S = r->final_state;
+    r->final_state = NULL;
+}
+
+/* o of the accepted tokens. */
+static void keep_o(const walk *w, const slice *take, const double *o) {
+    const int64_t n = (int64_t)w->p->HV * w->p->V;
+    if (!o) {
+        free(w->out->o);
+        w->out->o = NULL;
+    }
+    for (int i = 0; o && i < w->p->Nseq; i++) {
+        if (!ended(w, i))
+            memcpy(w->out->o + take[i].from * n, o, sizeof *o * (size_t)(take[i].n * n));
+        o += (take[i].n + take[i].m) * n;
+    }
+}
+
+/* The states behind the accepted tokens, from those behind every token of the call. */
+static void pick_states(walk *w, const double *states) {
+    if (!w->S) w->S = dp_doubles(w->p->Nseq * w->state); /* the first call: zeros before */
+    for (int i = 0; i < w->p->Nseq; i++) {
+        if (w->take[i].n)
+            memcpy(w->S + i * w->state, states + (w->take[i].n - 1) * w->state,
+                   sizeof *states * (size_t)w->state);
+        states += (w->take[i].n + w->take[i].m) * w->state;
+    }
+}
+
+/* The states behind the accepted tokens, by running them again. */
+static dp_status run_again(walk *w, const slice *take, dp_err *e) {
+    int64_t n = 0;
+    for (int i = 0; i < w->p->Nseq; i++)
+        n += take[i].n + take[i].m;
+    dp_call_result r;
+    const dp_status st = n ? call(w, take, 0, &r, e) : DP_OK;
+    if (n && !st) {
+        keep_states(w, &r.out);
+        end_call(&r);
+    }
+    return st;
+}
+
+/* The slices behind which states are taken; 1: they are those of the call itself. */
+static int states_at(const walk *w, slice *kept) {
+    int same = 1;
+    for (int i = 0; i < w->p->Nseq; i++) {
+        const slice x = w->take[i];
+        kept[i] = ended(w, i) ? x : spoil_slice(w, x);
+        same &= kept[i].from == x.from && kept[i].n == x.n && kept[i].m == x.m;
+    }
+    return same;
+}
+
+static dp_status one_call(walk *w, dp_err *e) {
+    const dp_session_call c = dp_session_at(w->s, w->done);
+    slice *kept = dp_calloc((size_t)w->p->Nseq, sizeof *kept);
+    dp_call_result r;
+    for (int i = 0; i < w->p->Nseq; i++) {
+        const int64_t left = w->p->cu[i + 1] - w->at[i];
+        w->take[i] = (slice){w->at[i], left < c.accepted ? left : c.accepted,
+                             left ? c.drafted - c.accepted : 0};
+    }
+    pad(w, w->take);
+    const int same = states_at(w, kept);
+    dp_status st = call(w, w->take, !same, &r, e);
+    if (!st) {
+        keep_o(w, w->take, r.out.o);
+        if (same)
+            keep_states(w, &r.out);
+        else if (r.states && w->fault == DP_FAULT_NONE)
+            pick_states(w, r.states);
+        else
+            st = run_again(w, kept, e);
+        end_call(&r);
+    }
+    for (int i = 0; i < w->p->Nseq; i++)
+        if (!ended(w, i)) w->at[i] += w->take[i].n;
+    if (!w->S) w->S = dp_doubles(w->p->Nseq * w->state); /* nothing accepted yet */
+    w->after_rollback = c.accepted < c.drafted;
+    w->done++;
+    free(kept);
+    return st;
+}
+
+static int all_ended(const walk *w) {
+    int all = 1;
+    for (int i = 0; i < w->p->Nseq; i++)
+        all &= ended(w, i);
+    return all;
+}
+
+dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
+                       const dp_caller *by, dp_result *out, unsigned char *hit, dp_err *e) {
+    walk w = {.p = p, .s = s, .fault = fault, .by = by, .out = out, .hit = hit};
+    dp_status st = DP_OK;
+    *out = (dp_result){0};
+    w.state = (int64_t)p->HV * p->K * p->V;
+    w.S = dp_copy(p->s0, p->Nseq * w.state);
+    w.at = dp_calloc((size_t)p->Nseq, sizeof *w.at);
+    w.take = dp_calloc((size_t)p->Nseq, sizeof *w.take);
+    memcpy(w.at, p->cu, sizeof *w.at * (size_t)p->Nseq);
+    dp_result_alloc(out, p, 0);
+    free(out->final_state);
+    while (!st && !all_ended(&w)) {
+        keep_short(&w);
+        st = one_call(&w, e);
+    }
+    out->final_state = w.S;
+    free(w.at);
+    free(w.take);
+    if (st) dp_result_free(out);
+    return st;
+}
+
+void dp_calls_of_sim(dp_sim *s, dp_call_result *out) {
+    dp_sim_run(s, DP_FP32, DP_MERGE_ALLGATHER, 0); /* one rank forms no M and merges nothing */
+    out->out = s->out;
+    s->out = (dp_result){0};
+    dp_sim_free(s);
+}

@@ -1,0 +1,52 @@
+/* harness/simulated/calls.h - the calls of a session (harness/case/session.h), around anyone who
+ * computes one call.
+ *
+ * Each call is a problem of its own: the next tokens of every sequence packed, initial states those
+ * that the calls before left. A sequence that has ended is an empty one, whose state stays. Of a
+ * verify window o of the accepted tokens counts, and the state after the last of them: where a call
+ * shows the state after every token it is taken from there, else the accepted tokens are run again
+ * from the state before the window. What a call makes of rejected tokens is not looked at.
+ *
+ * Rejected tokens are other tokens of the problem with their values negated: lawful numbers, and
+ * another key or value than what stands there (unless all tokens have one key and zeros for
+ * values).
+ *
+ * The faults of calls (fault.h) act here. A fault says where it acted: in what was handed to a
+ * call, or taken from it, of that head.
+ */
+#ifndef DP_CALLS_H
+#define DP_CALLS_H
+#include "fault.h"
+#include "harness/case/session.h"
+#include "ranks.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What one call returns. out: allocated here (dp_result_free), o and final_state; without o the
+ * session has none. states: S after every token [T][HV][K][V], to be freed; NULL: not shown. */
+typedef struct {
+    dp_result out;
+    double *states;
+} dp_call_result;
+
+typedef struct {
+    /* Forward only. states: those of every token are of use, where they can be had. DP_OK, or what
+     * ends the session. */
+    dp_status (*run)(void *who, const dp_problem *call, int states, dp_call_result *out, dp_err *e);
+    void *who;
+} dp_caller;
+
+/* p: all of it, without gradients. out: o and final_state of the session, to be freed. hit [HV]: 1
+ * where the fault acted; may be NULL. On failure nothing needs freeing. */
+dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
+                       const dp_caller *by, dp_result *out, unsigned char *hit, dp_err *e);
+
+/* Who computes a call as the pipeline of one rank: runs a simulation that was made for it, and
+ * frees it. */
+void dp_calls_of_sim(dp_sim *s, dp_call_result *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
