@@ -112,3 +112,8 @@ fuzz-coverage: $(FUZZ_COVERED) $(FUZZ_DIR)/seeds
 .PHONY: fuzz-pack
 fuzz-pack: $(FUZZ_PROGRAMS) $(FUZZ_DIR)/seeds
 	harness/fuzz/pack $(BUILD) $(FUZZ_DIR).tzst $(FUZZ_TARGETS)
+
+.PHONY: fuzz-report
+fuzz-report: $(FUZZ_DIR)/seeds       ## 10,000,000 executions of the report's reader of records
+	"$$(cat $(BASE)/python)" -B harness/fuzz/bulk_report.py $(FUZZ_BULK) --jobs $(FUZZ_JOBS) \
+	  --seeds $(FUZZ_DIR)/seeds/record --keep $(FUZZ_DIR)/report

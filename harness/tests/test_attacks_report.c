@@ -67,3 +67,13 @@ DP_TEST(attacks_report, names_of_cases_stay_text) {
            0, "report.html");
     free((char *)dir);
 }
+
+/* Changed records by the thousand, and four faults of the reader that must be found first. */
+DP_TEST(attacks_report, changed_records_are_refused_or_become_a_page) {
+    const char *dir = at_dir("changed-records");
+    EXPECT(at_sh(dir, 100,
+                 "\"${DP_PYTHON:-python3}\" -B '%s/../harness/fuzz/bulk_report.py' 2000 --jobs 1 "
+                 "--seeds '' --keep kept",
+                 gt_cases()),
+           0, "4 of 4 faults found, 0 findings");
+}
