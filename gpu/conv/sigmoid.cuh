@@ -4,6 +4,8 @@
  * DP_CONV_SIGMOID32; test_gpu_conv measures it on every finite float. */
 #ifndef DPG_SIGMOID_CUH
 #define DPG_SIGMOID_CUH
+#include <cuda_runtime.h>
+
 __device__ __forceinline__ float sigmoid_f32(float p) {
     return __frcp_rn(__fadd_rn(1.f, expf(-p)));
 }

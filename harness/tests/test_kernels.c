@@ -129,6 +129,15 @@ DP_TEST(kernels, chains_of_a_rank_cut_in_segments) {
     CHECK(!rc, "%d: %s", rc, out);
 }
 
+/* Steps of serving on states in slots: windows, accepted tokens, padding, both layouts. */
+DP_TEST(kernels, decode_steps_are_within_the_worst_that_fp32_makes) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd, "\"$(dirname '%s')/test_decode\" small", program());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+}
+
 /* A gather of NCCL waits for all ranks on a device; here for all host threads. */
 DP_TEST(kernels, a_rank_that_dies_or_hangs_ends_all_and_is_named) {
     NEEDS_KERNELS;

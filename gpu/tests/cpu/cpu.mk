@@ -1,7 +1,7 @@
 # gpu/tests/cpu/cpu.mk - the program with its CUDA kernels translated to run on the CPU (cpu.cc),
 # for tests without a device. Needs no nvcc. Its fibers and the address sanitizer do not go
 # together: SAN=1 leaves it out, and its tests skip.
-CPU_DIRS    := plan simple fast chain exchange conv truth
+CPU_DIRS    := plan simple fast chain exchange conv decode truth
 CPU_KERNELS := $(basename $(foreach d,$(CPU_DIRS),$(patsubst gpu/%,%,$(wildcard gpu/$(d)/*.cu))))
 CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas \
     -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -I. -Igpu -Igpu/tests
@@ -12,7 +12,7 @@ DEVICE_OBJ  := $(patsubst harness/device/%.c,$(BUILD)/cpu/%.o,$(wildcard harness
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu) $(DEVICE_OBJ)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
 CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs \
-    $(BUILD)/cpu/libnccl.so.2
+    $(BUILD)/cpu/test_decode $(BUILD)/cpu/libnccl.so.2
 
 $(BUILD)/cpu/%.cc: gpu/%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
@@ -51,8 +51,8 @@ $(BUILD)/cpu/test_%.cc: gpu/tests/test_%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
 	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && \
 	    mv $@.tmp $@
-$(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs: %: %.o $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) \
-    $(BUILD)/libref.a
+$(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs $(BUILD)/cpu/test_decode: %: %.o \
+    $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
 	@mkdir -p $(@D)

@@ -1,0 +1,95 @@
+/* gpu/bench/bench_decode.cu - the decode kernel (dp_decode.h): time of a call beside the time that
+ * its bytes take.
+ *
+ *   bench_decode [RUNS]    K = V = 128, 32 heads, lower-bound gate, sigmoid and norms in the kernel,
+ *                          one token of B requests, and windows of 4 tokens that keep every state;
+ *                          states fp32 and bf16, all of them larger than L2 where B >= 32
+ *
+ * Medians of RUNS (default 50) of a CUDA graph of CALLS calls on slots of their own. A line:
+ * B T states us GB/s (bytes: states read and written, inputs, o). */
+#include "../dp_decode.h"
+#include "bench/bench.h"
+
+enum { HEADS = 32, WIDTH = 128, CALLS = 8 };
+
+/* A call of B requests, T tokens. */
+struct Serving {
+    Memory m;
+    dpg_decode d = {};
+    dpg_decode_tensors t[CALLS] = {};
+    double bytes = 0; /* of a call */
+
+    Serving(int B, int T, dpg_dtype sdtype) {
+        const int64_t rows = (int64_t)B * T * HEADS, state = (int64_t)HEADS * WIDTH * WIDTH;
+        const int kept = T;
+        d.B = B, d.T = T, d.H = d.HV = HEADS, d.K = d.V = d.Kg = WIDTH, d.R = 1;
+        d.scale = 0.088f;
+        d.gate = DP_GATE_LOWER_BOUND;
+        d.lower_bound = -5;
+        d.beta_form = DP_BETA_SIGMOID;
+        d.l2norm = 1;
+        d.dtype = d.gdtype = d.odtype = DPG_BF16;
+        d.sdtype = sdtype;
+        d.slots = (int64_t)B * kept * CALLS;
+        d.kept = kept;
+        std::vector<int32_t> slot((size_t)d.slots);
+        for (size_t i = 0; i < slot.size(); i++)
+            slot[i] = (int32_t)i;
+        int32_t *index = (int32_t *)m.room(slot.size() * 4);
+        CUDA(cudaMemcpy(index, slot.data(), slot.size() * 4, cudaMemcpyHostToDevice));
+        void *states = random_words(m, d.slots * state, 1, sdtype);
+        float *bias = (float *)m.room(HEADS * WIDTH * 4), *A_log = (float *)m.filled(HEADS * 4, 0);
+        constant<<<1, 256>>>(bias, HEADS * WIDTH, FAST);
+        for (int i = 0; i < CALLS; i++) {
+            auto in = [&](int64_t n, uint32_t seed) {
+                return random_words(m, rows * n, 100 * i + seed, DPG_BF16);
+            };
+            t[i] = {in(WIDTH, 2), in(WIDTH, 3),
+                    in(WIDTH, 4), in(WIDTH, 5),
+                    in(1, 6),     A_log,
+                    bias,         in(WIDTH, 7),
+                    states,       index + (int64_t)i * B * kept,
+                    NULL,         NULL};
+        }
+        bytes = (double)B * state * word_bytes(sdtype) * (1 + kept) + 2.0 * rows * (5 * WIDTH + 1);
+        CUDA(cudaDeviceSynchronize());
+    }
+    ~Serving() { m.release(); }
+    Serving(const Serving &) = delete;
+    void calls(cudaStream_t s) {
+        dp_err e = {DP_OK, ""};
+        for (int i = 0; i < CALLS; i++)
+            DP(e, dpg_decode_run(&d, &t[i], s, &e));
+    }
+};
+
+static void bench(int B, int T, dpg_dtype sdtype, int runs) {
+    Serving x(B, T, sdtype);
+    cudaStream_t s;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CUDA(cudaStreamCreate(&s));
+    x.calls(s); /* outside of the capture: modules are loaded */
+    CUDA(cudaStreamSynchronize(s));
+    CUDA(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+    x.calls(s);
+    CUDA(cudaStreamEndCapture(s, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    std::vector<float> ms = times_of(s, runs, [&] { CUDA(cudaGraphLaunch(exec, s)); });
+    const double us = 1e3 * median(ms) / CALLS;
+    printf("decode B=%d T=%d states %s %.2f us %.0f GB/s\n", B, T,
+           sdtype == DPG_BF16 ? "bf16" : "fp32", us, 1e-3 * x.bytes / us);
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaStreamDestroy(s));
+}
+
+int main(int argc, char **argv) {
+    const int runs = argc > 1 ? atoi(argv[1]) : 50;
+    devices("bench_decode");
+    for (int T : {1, 4})
+        for (dpg_dtype sdtype : {DPG_F32, DPG_BF16})
+            for (int B : {1, 8, 32, 128})
+                bench(B, T, sdtype, runs);
+    return 0;
+}

@@ -1,0 +1,32 @@
+/* gpu/decode/slots.cuh - from which slot a request's state comes, and to which it goes
+ * (dp_decode.h). */
+#ifndef DPG_SLOTS_CUH
+#define DPG_SLOTS_CUH
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#ifdef __CUDACC__
+struct Slots {
+    int T, kept;
+    int64_t slots;
+    const int32_t *slot, *accepted, *length;
+
+    /* -1: none */
+    __device__ int64_t at(int b, int i) const {
+        const int32_t s = slot[(int64_t)b * kept + i];
+        return s < 0 || s >= slots ? -1 : s;
+    }
+    __device__ int64_t read(int b) const {
+        const int n = kept > 1 && accepted ? accepted[b] : 1;
+        return n < 1 || n > kept ? -1 : at(b, n - 1);
+    }
+    /* After token t of n. */
+    __device__ int64_t write(int b, int t, int n) const {
+        return kept > 1 ? at(b, t) : t == n - 1 ? at(b, 0) : -1;
+    }
+    __device__ int tokens(int b) const {
+        return !length ? T : length[b] < 0 ? 0 : length[b] > T ? T : length[b];
+    }
+};
+#endif
+#endif
