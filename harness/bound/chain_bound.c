@@ -16,8 +16,8 @@ static void chain_factor(const dp_chunk_bound *cb, int K, int trans, double *M, 
 
 dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span span, double *traj) {
     const int K = w->ref->p->K, n = span.g1 - span.g0;
-    const int64_t KK = (int64_t)K * K, size = dp_chain_error_size(&w->r, K);
-    dp_chain_error e = {.b = dp_doubles(size)};
+    const int64_t KK = (int64_t)K * K;
+    dp_chain_error e = {.b = dp_doubles(dp_chain_error_size(&w->r, K))};
     double *P = dp_doubles(KK), *Q = dp_doubles(KK), *M = dp_doubles(KK), *D = dp_doubles(KK),
            bias = 0;
     /* the chain starts at I: its first factor is rounded too */
@@ -27,12 +27,13 @@ dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span spa
         const dp_chunk_bound *cb =
             dp_error_bound_chunk(w, span.trans ? span.g1 - 1 - i : span.g0 + i, span.hv);
         chain_factor(cb, K, span.trans, M, D);
-        dp_bound_chain_step(&w->r, span.format, K, M, D, cb->mu, P, e.b, &bias);
+        const dp_factor_error x = dp_factor_error_of(cb, span.trans);
+        dp_bound_chain_step(&w->r, span.format, K, M, D, &x, cb->mu, P, e.b, &bias);
         dp_mm(DP_FP64, 0, 0, K, K, K, M, P, Q);
         double *t = P;
         P = Q;
         Q = t;
-        e.fro = dp_error_fro(&w->r, e.b, size) + bias;
+        e.fro = dp_chain_error_norm(&w->r, K, e.b) + bias;
         if (traj && (i & (i + 1)) == 0) *traj++ = e.fro;
     }
     e.bias = bias / DP_LAMBDA;

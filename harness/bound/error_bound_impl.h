@@ -25,7 +25,7 @@ static inline double *dp_state_error_new(const dp_error_bound_base *w) {
 
 /* Frobenius bound of a state error. */
 static inline double dp_state_error_fro(const dp_error_bound_base *w, const double *e) {
-    return dp_error_fro(&w->r, e, dp_state_error_size(&w->r, w->ref->p->K, w->ref->p->V));
+    return dp_state_error_norm(&w->r, w->ref->p->K, w->ref->p->V, e);
 }
 
 /* Bounds of one chunk and head. */

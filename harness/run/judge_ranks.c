@@ -24,6 +24,8 @@ static const struct {
     [DP_RANK_H] = ROW(H, has_MH, 1),         [DP_RANK_DS_OUT] = ROW(dS_out, has_dS_out, 0),
     [DP_RANK_DM] = ROW(dM, has_dMH, 1),      [DP_RANK_DH] = ROW(dH, has_dMH, 1)};
 
+static int is_product(int which) { return which == DP_RANK_M || which == DP_RANK_DM; }
+
 const double *dp_rank_bound(const dp_error_bound *b, int which) {
     return *(double *const *)((const char *)b + ROWS[which].bound);
 }
@@ -96,6 +98,7 @@ static void judge_rows(const dp_judging *j, const dp_rank_values *x, const rows 
                               .split = sp->c->p.K,
                               .draws = draws.err2 ? &draws : NULL,
                               .allowance = dp_run_allowance(run),
+                              .rounding = is_product(x->which) ? dp_run_chain_rounding(run) : 0,
                               .bound_shown = !dp_run_bounded(run),
                               .unit =
                                   dp_hypot(dp_base_roundoff(run->base), dp_run_storing(run, x->u)),

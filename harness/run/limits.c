@@ -52,3 +52,8 @@ double dp_base_smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p
 double dp_run_storing(const dp_run *r, double u) {
     return u / sqrt(12) * ALLOWANCE[DRAWN][0].factor / dp_run_allowance(r).factor;
 }
+
+double dp_run_chain_rounding(const dp_run *r) {
+    const dp_format_info *f = &dp_formats[r->chain];
+    return r->has_chain ? fmax(f->u_op, f->u_store) / sqrt(12) : 0;
+}

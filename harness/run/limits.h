@@ -24,5 +24,7 @@ double dp_base_smallest(dp_base b, int K);
  * rounding. That is known, so nobody is allowed more of it than the pipeline that was drawn: limits
  * grow with the allowance, this does not. */
 double dp_run_storing(const dp_run *r, double u);
+/* The rms of one rounding of a number of size 1 in the format of the chain of M. */
+double dp_run_chain_rounding(const dp_run *r);
 
 #endif

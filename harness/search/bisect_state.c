@@ -28,7 +28,7 @@ static void judge_M(dp_bisect_work *w, const char *name, int r, int hv, int sub,
     const int K = w->p->K, g0 = ref->first[r][sub], g1 = ref->first[r][sub + 1];
     const int64_t KK = (int64_t)K * K;
     double *P = dp_doubles(KK), *Q = dp_doubles(KK), *M = dp_doubles(KK), *D = dp_doubles(KK),
-           *b = dp_doubles(KK), bias = 0;
+           *b = dp_doubles(dp_chain_error_size(&w->r, K)), bias = 0;
     for (int x = 0; x < K; x++)
         P[(int64_t)x * K + x] = 1;
     for (int i = 0; i < g1 - g0; i++) {
@@ -39,7 +39,8 @@ static void judge_M(dp_bisect_work *w, const char *name, int r, int hv, int sub,
                 M[(int64_t)x * K + y] = cb->M[from];
                 D[(int64_t)x * K + y] = cb->DM[from];
             }
-        dp_bound_chain_step(&w->r, w->s.chain, K, M, D, cb->mu, P, b, &bias);
+        const dp_factor_error x = dp_factor_error_of(cb, trans);
+        dp_bound_chain_step(&w->r, w->s.chain, K, M, D, &x, cb->mu, P, b, &bias);
         dp_mm(DP_FP64, 0, 0, K, K, K, M, P, Q);
         double *swap = P;
         P = Q;
@@ -166,19 +167,18 @@ static void through(const dp_bisect_work *w, const double *a, int n, const doubl
 void dp_bisect_stage_state(dp_bisect_work *w, int recompute) {
     const dp_problem *p = w->p;
     const int K = p->K, V = p->V;
-    const int64_t KV = (int64_t)K * V;
-    double *all = dp_doubles((int64_t)w->ref.ngroup * p->HV * 2 * KV);
+    const int64_t KV = (int64_t)K * V, size = dp_state_error_size(&w->r, K, V);
+    double *all = dp_doubles((int64_t)w->ref.ngroup * p->HV * size);
     FOR_CHUNKS(c) { /* the error before each chunk, and after the last one */
         const int r = c.at.rank, sub = w->ref.group[c.g].sub;
-        double *e = all + ((int64_t)c.g * p->HV + c.hv) * 2 * KV, *next = dp_copy(e, 2 * KV),
+        double *e = all + ((int64_t)c.g * p->HV + c.hv) * size, *next = dp_copy(e, size),
                *DX = dp_doubles((int64_t)c.ref->n * V);
         dp_bisect_judge_rows(w, "h", c.at, 0, K, V, c.s->h, c.t->h, entries(w, e));
         dp_bound_state(c.own, c.ref->h, next, DX);
         through(w, c.ref->w, c.ref->n, e, DX);
         dp_bisect_judge_rows(w, "v_new", c.at, p->R, c.ref->n, V, c.s->v_new, c.t->v_new, DX);
         if (c.g + 1 < w->ref.first[r][sub + 1])
-            memcpy(all + ((int64_t)(c.g + 1) * p->HV + c.hv) * 2 * KV, next,
-                   sizeof(double) * 2 * KV);
+            memcpy(all + ((int64_t)(c.g + 1) * p->HV + c.hv) * size, next, sizeof(double) * (size_t)size);
         else if (!recompute && (sub < w->ref.ctx[r].nlocal - 1 || w->ref.ctx[r].is_last)) {
             const int64_t z = (c.at.sequence * (int64_t)p->HV + c.hv) * KV;
             dp_bisect_judge_rows(w, "final_state", c.at, 0, K, V, w->s.out.final_state + z,
@@ -251,12 +251,12 @@ void dp_bisect_stage_dAv(dp_bisect_work *w) {
 void dp_bisect_stage_state_bwd(dp_bisect_work *w) {
     const dp_problem *p = w->p;
     const int K = p->K, V = p->V;
-    const int64_t KV = (int64_t)K * V;
-    double *all = dp_doubles((int64_t)w->ref.ngroup * p->HV * 2 * KV),
+    const int64_t KV = (int64_t)K * V, size = dp_state_error_size(&w->r, K, V);
+    double *all = dp_doubles((int64_t)w->ref.ngroup * p->HV * size),
            *dout = dp_doubles((int64_t)DP_CHUNK * V);
     FOR_CHUNKS_BACK(c) {
         const int r = c.at.rank, sub = w->ref.group[c.g].sub;
-        double *e = all + ((int64_t)c.g * p->HV + c.hv) * 2 * KV, *next = dp_copy(e, 2 * KV),
+        double *e = all + ((int64_t)c.g * p->HV + c.hv) * size, *next = dp_copy(e, size),
                *DdX = dp_doubles((int64_t)c.ref->n * V);
         dp_bisect_judge_rows(w, "dh", c.at, 0, K, V, c.s->dh, c.t->dh, entries(w, e));
         dp_sim_gather_do(&w->ref, c.g, c.hv, dout);
@@ -264,8 +264,7 @@ void dp_bisect_stage_state_bwd(dp_bisect_work *w) {
         through(w, c.ref->kg, c.ref->n, e, DdX);
         dp_bisect_judge_rows(w, "dv_new", c.at, p->R, c.ref->n, V, c.s->dv_new, c.t->dv_new, DdX);
         if (c.g > w->ref.first[r][sub])
-            memcpy(all + ((int64_t)(c.g - 1) * p->HV + c.hv) * 2 * KV, next,
-                   sizeof(double) * 2 * KV);
+            memcpy(all + ((int64_t)(c.g - 1) * p->HV + c.hv) * size, next, sizeof(double) * (size_t)size);
         else if (sub > 0 || w->ref.ctx[r].is_first) {
             const int64_t z = (c.at.sequence * (int64_t)p->HV + c.hv) * KV;
             if (w->s.out.ds0)

@@ -5,6 +5,7 @@
 #include "harness/record/run.h"
 
 #include "ref/arithmetic/dd.h"
+#include "ref/bound/bound.h"
 #include "ref/inputs/inputs.h"
 
 #include <math.h>
@@ -154,4 +155,120 @@ DP_TEST(chain, products_in_double_double_keep_their_promise) {
         }
     CHECK(top <= 1 && top > 1e-6, "%g of the promise", top);
     mpfr_clears(sum, x, y, NULL);
+}
+
+/* ---- errors of a product whose factors project ------------------------------------------------ */
+
+enum { CK = 16, KEYS = 2, STEPS = 6 };
+
+/* Factors M_c = - A' B that each leave one direction, and turn it: what a state in motion sees. */
+typedef struct {
+    double A[STEPS][KEYS * CK], B[STEPS][KEYS * CK];
+} projections;
+
+static void random_unit(dp_rng *r, double *x) {
+    double sum = 0;
+    for (int i = 0; i < CK; i++) {
+        x[i] = dp_rng_normal(r);
+        sum += x[i] * x[i];
+    }
+    for (int i = 0; i < CK; i++)
+        x[i] /= sqrt(sum);
+}
+
+static projections projections_of(dp_rng *r) {
+    projections x;
+    double d[STEPS + 1][CK];
+    for (int c = 0; c <= STEPS; c++)
+        random_unit(r, d[c]);
+    for (int c = 0; c < STEPS; c++) {
+        random_unit(r, x.A[c] + CK);
+        random_unit(r, x.B[c] + CK);
+        for (int i = 0; i < CK; i++) {
+            x.A[c][i] = -d[c + 1][i];
+            x.B[c][i] = d[c][i];
+            x.A[c][CK + i] *= 1e-3;
+        }
+    }
+    return x;
+}
+
+/* |product with every entry of A and B moved by sigma - product|_F^2 */
+static double sampled(dp_rng *r, const projections *x, double sigma) {
+    double P[CK * CK] = {0}, Q[CK * CK] = {0}, sum = 0;
+    for (int i = 0; i < CK; i++)
+        P[i * CK + i] = Q[i * CK + i] = 1;
+    for (int c = 0; c < STEPS; c++) {
+        double a[KEYS * CK], b[KEYS * CK], BP[KEYS * CK] = {0}, bQ[KEYS * CK] = {0};
+        for (int i = 0; i < KEYS * CK; i++) {
+            a[i] = x->A[c][i] + sigma * dp_rng_normal(r);
+            b[i] = x->B[c][i] + sigma * dp_rng_normal(r);
+        }
+        for (int m = 0; m < KEYS; m++)
+            for (int k = 0; k < CK; k++)
+                for (int j = 0; j < CK; j++) {
+                    BP[m * CK + j] += x->B[c][m * CK + k] * P[k * CK + j];
+                    bQ[m * CK + j] += b[m * CK + k] * Q[k * CK + j];
+                }
+        for (int i = 0; i < CK; i++)
+            for (int j = 0; j < CK; j++) {
+                P[i * CK + j] = Q[i * CK + j] = 0;
+                for (int m = 0; m < KEYS; m++) {
+                    P[i * CK + j] -= x->A[c][m * CK + i] * BP[m * CK + j];
+                    Q[i * CK + j] -= a[m * CK + i] * bQ[m * CK + j];
+                }
+            }
+    }
+    for (int i = 0; i < CK * CK; i++)
+        sum += (P[i] - Q[i]) * (P[i] - Q[i]);
+    return sum;
+}
+
+/* The squares of what b [CK][CK] and the covariance behind it say of the product's error. */
+static void predicted(const projections *x, double sigma, double *entries, double *covariance) {
+    const dp_rounding r = dp_rounding_of(DP_BASE_FP64, 2);
+    double P[CK * CK] = {0}, M[CK * CK], DM[CK * CK], b[2 * CK * CK] = {0}, none[CK * CK] = {0};
+    double off[KEYS * CK], bias = 0;
+    for (int i = 0; i < KEYS * CK; i++)
+        off[i] = sigma * sigma;
+    for (int i = 0; i < CK; i++)
+        P[i * CK + i] = 1;
+    for (int c = 0; c < STEPS; c++) {
+        const dp_factor_error e = {KEYS, 0, x->A[c], x->B[c], off, off, none};
+        for (int i = 0; i < CK * CK; i++) {
+            M[i] = DM[i] = 0;
+            for (int m = 0; m < KEYS; m++) {
+                const double a = x->A[c][m * CK + i / CK], w = x->B[c][m * CK + i % CK];
+                M[i] -= a * w;
+                DM[i] += sigma * sigma * (a * a + w * w);
+            }
+        }
+        dp_bound_chain_step(&r, DP_FP64, CK, M, DM, &e, 1, P, b, &bias);
+        double Q[CK * CK] = {0};
+        for (int i = 0; i < CK * CK; i++)
+            for (int k = 0; k < CK; k++)
+                Q[i] += M[i / CK * CK + k] * P[k * CK + i % CK];
+        memcpy(P, Q, sizeof P);
+    }
+    *entries = *covariance = 0;
+    for (int i = 0; i < CK * CK; i++)
+        *entries += b[i];
+    for (int i = 0; i < CK; i++)
+        *covariance += b[CK * CK + i * CK + i];
+}
+
+DP_TEST(chain, covariance_of_its_error_is_that_of_sampled_factors) {
+    enum { SAMPLES = 2000 };
+    const double sigma = 1e-5;
+    dp_rng r;
+    double mean = 0, entries, covariance;
+    dp_rng_seed(&r, 31, 0);
+    const projections x = projections_of(&r);
+    predicted(&x, sigma, &entries, &covariance);
+    for (int i = 0; i < SAMPLES; i++)
+        mean += sampled(&r, &x, sigma) / SAMPLES;
+    CHECK(fabs(covariance / mean - 1) < 0.05, "%.3g of the mean square of %d samples",
+          covariance / mean, SAMPLES);
+    CHECK(entries < 0.5 * mean, "entries alone: %.3g of it: factors that show nothing",
+          entries / mean);
 }

@@ -4,6 +4,7 @@
 #include "gt.h"
 #include "harness/run/judge.h"
 #include "harness/verdict/expected.h"
+#include "harness/verdict/nearby.h"
 #include "ref/inputs/inputs.h"
 #include "sanitized.h"
 
@@ -220,6 +221,30 @@ DP_TEST(expected, sets_of_draws_differ_and_every_problem_gets_six) {
     CHECK(dp_expected_count(&large) >= 6, "%d draws", dp_expected_count(&large));
     dp_expected_free(&one);
     dp_expected_free(&other);
+    forget(&x);
+}
+
+/* Numbers that are equal, or equal but for their sign, stay so; others part. */
+DP_TEST(expected, what_is_equal_in_a_problem_is_equal_in_its_draws) {
+    subject x;
+    simulate(&x, DP_BASE_BF16, DP_FP32);
+    dp_problem *p = &x.c.p;
+    const int64_t n = dp_input_count(p, DP_INPUT_K);
+    for (int64_t i = 0; i < n; i++)
+        p->k[i] = (i % 2 ? -1 : 1) * (1 + (double)(i % 3) / 4);
+    for (uint64_t draw = 0; draw < 3; draw++) {
+        const dp_mover m = {draw, DP_FP32};
+        dp_problem y = dp_nearby_problem(p, &m);
+        int64_t apart = 0, moved = 0;
+        for (int64_t i = 6; i < n; i++)
+            apart += y.k[i] != y.k[i - 6] || y.k[i] != -y.k[i - 3];
+        for (int i = 0; i < 3; i++)
+            moved += y.k[i] != p->k[i] && fabs(y.k[i] / p->k[i] - 1) <= 0x1p-7 &&
+                     fabs(y.k[i] / p->k[i]) != fabs(y.k[(i + 1) % 3] / p->k[(i + 1) % 3]);
+        CHECK(!apart && moved == 3, "draw %d: %d of %d equal numbers part, %d of 3 values move",
+              (int)draw, (int)apart, (int)n, (int)moved);
+        dp_problem_free(&y);
+    }
     forget(&x);
 }
 

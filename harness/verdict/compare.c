@@ -324,6 +324,17 @@ static double floor2(const comparison *c, const row *r, int split) {
     return (row2 + in->tiny * in->tiny * (double)in->width) / split;
 }
 
+/* What the draws of a row lack of one rounding in the format that goes through it: numbers that the
+ * draws leave where they are, as the diagonal of an M that hardly differs from I, are rounded alike
+ * in all of them, by next to nothing where they lie near a number of the format. */
+static double missing2(const dp_compare_in *in, int64_t i, double want2) {
+    const dp_draws *d = in->draws;
+    double drawn = 0;
+    for (int k = 0; k < d->ndraw; k++)
+        drawn += d->err2[k * d->rows + i] / d->ndraw;
+    return fmax(0, in->rounding * in->rounding * want2 - drawn);
+}
+
 /* Where a draw is not finite, beside numbers that are not, nothing is expected. */
 static int is_drawn(const dp_draws *d, int64_t first, int n) {
     for (int k = 0; k < d->ndraw; k++)
@@ -359,9 +370,9 @@ static subject_errors errors_of(const comparison *c) {
         for (int s = 0; s < split; s++) {
             const int64_t i = z * split + s;
             x.window_of_part[i] = looked_at ? x.window[z] : -1;
-            x.floor2[i] = floor2(c, r, split);
             for (int k = 0; k < part; k++)
                 x.want2[i] += in->want[i * part + k] * in->want[i * part + k];
+            x.floor2[i] = floor2(c, r, split) + missing2(in, i, x.want2[i]);
         }
     }
     dp_sum_errors(&x.map, c->err, in->want, x.err2, x.along, x.length2);

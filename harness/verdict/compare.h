@@ -52,6 +52,8 @@ typedef struct {
     const dp_draws *draws; /* NULL: no expected tier */
     dp_allowance allowance;
     double unit, tiny; /* one rounding of the result itself: relative, and of an entry */
+    double
+        rounding; /* of what the result is made of, relative: what no row's draws fall short of */
 } dp_compare_in;
 
 /* A row and its entry with the largest error. err, bound, size: |error|, bound and |truth| of the

@@ -139,7 +139,7 @@ static void pass(const dp_error_bound_base *w, int stage, int r, int sub, int hv
         double *before = dp_copy(e, size), *D = dp_doubles((int64_t)ch->n * p->V);
         if (dp_stage_tensors[stage].kind == DP_PER_CHUNK)
             out[(int64_t)g * p->HV + hv] =
-                finish(&w->r, e, size) +
+                dp_state_error_norm(&w->r, p->K, p->V, e) +
                 (w->base == DP_BASE_BF16 ? 0x1p-8 * dp_norm_fro((int64_t)p->K * p->V,
                                                                 dp_stage_tensor_in_chunk(ch, stage))
                                          : 0);

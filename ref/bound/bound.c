@@ -35,9 +35,27 @@ dp_rounding dp_rounding_of_design(const dp_design *d, int p) {
 }
 
 int64_t dp_state_error_size(const dp_rounding *r, int K, int V) {
-    return r->p == 1 ? V : 2 * (int64_t)K * V;
+    return r->p == 1 ? V : 2 * (int64_t)K * V + (int64_t)K * K;
 }
-int64_t dp_chain_error_size(const dp_rounding *r, int K) { return r->p == 1 ? 1 : (int64_t)K * K; }
+int64_t dp_chain_error_size(const dp_rounding *r, int K) {
+    return r->p == 1 ? 1 : 2 * (int64_t)K * K;
+}
+
+/* The larger of what n entries and the covariance behind them say. */
+static double norm_of_both(const dp_rounding *r, const double *D, int64_t n, int K) {
+    double trace = 0;
+    for (int x = 0; x < K; x++)
+        trace += D[n + (int64_t)x * K + x];
+    return fmax(dp_error_fro(r, D, n), DP_LAMBDA * sqrt(fmax(0, trace)));
+}
+
+double dp_state_error_norm(const dp_rounding *r, int K, int V, const double *e) {
+    return r->p == 1 ? dp_error_fro(r, e, V) : norm_of_both(r, e, 2 * (int64_t)K * V, K);
+}
+
+double dp_chain_error_norm(const dp_rounding *r, int K, const double *b) {
+    return r->p == 1 ? dp_error_fro(r, b, 1) : norm_of_both(r, b, (int64_t)K * K, K);
+}
 
 double dp_error_fro(const dp_rounding *r, const double *D, int64_t n) {
     double s = 0;

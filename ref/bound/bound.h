@@ -62,6 +62,10 @@ int64_t dp_chain_error_size(const dp_rounding *r, int K);        /* entries of b
 /* The bound itself (for p = 2: DP_LAMBDA sqrt) of the whole tensor whose error is held in D[n]; p =
  * 1: columns, or one number. */
 double dp_error_fro(const dp_rounding *r, const double *D, int64_t n);
+/* Of a state and of a product of the chain: p = 2 the larger of what their entries and their
+ * covariance say. */
+double dp_state_error_norm(const dp_rounding *r, int K, int V, const double *e);
+double dp_chain_error_norm(const dp_rounding *r, int K, const double *b);
 /* Error of a sum of n products relative to the sum of absolute values: gamma_n(u), or u sqrt(n/3 +
  * 1) (the worst sum of squares of n growing partial sums is n/3 of the last one's square). */
 double dp_sum_error(const dp_rounding *r, int n);
@@ -88,6 +92,7 @@ typedef struct {
     double *DAqk;                /* [c][n] */
     double *Dw, *Du, *Dkg, *Dqg; /* [n][K], [n][V], [n][K], [c][K] */
     double *DM;                  /* [K][K] error of the factor M_c as formed */
+    double *DF;                  /* [K][K] of that, what does not come from kg and w */
     double *M;                   /* [K][K] M_c itself */
     double mu;                   /* upper bound of |M_c|_2 */
     double *eq, *ek, *ev;        /* [c][K], [n][K], [n][V] relative errors of the entries */
@@ -126,16 +131,35 @@ typedef struct {
 void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS,
                     const double *edS, const double *DX, const double *DdX, dp_grad_bound *g);
 
+/* C [K][K] <- M C M' (trans: M' C M) + A' diag(s) A + diag(d): sum over columns of the covariance
+ * of an error's rows, after M; s [n] sums of squares of errors that come through A [n][K], d [K] of
+ * those of the rows themselves. */
+void dp_bound_covariance(int K, int trans, const double *M, int n, const double *A, const double *s,
+                         const double *d, double *C);
+
+/* A factor diag(eC) - A' B and where its error comes from: A = kg and B = w, the other way round
+ * (and DF transposed) in the chain of dM. Points into b. */
+typedef struct {
+    int n, trans;
+    const double *A, *B, *DA, *DB, *DF;
+} dp_factor_error;
+dp_factor_error dp_factor_error_of(const dp_chunk_bound *b, int trans);
+
 /* One step of the M chain, running (math.md j.3, j.4); b is updated in place.
  *   sound     b <- mu b + | eta |M||P| + |DM||P| |_F + (eta |||M|||_2 + |DM|_F) b + 3 K^2 tiny
  *             P is the REFERENCE product before the step; the last terms pay for using it in place
  *             of the computed one.
  *   probable  b <- M^2 b + 2 u_op^2 M^2 P^2 + s_K^2 (|M||P|)^2 + u_store^2 (M P)^2 + DM P^2
  *             (squares entrywise, DM holds squares)
+ *             and C <- M C M' + A' diag(sum of DB |P_k|^2) A + diag(the rest), the covariance of the
+ *             rows of the error, summed over columns: exact where the roundings of A, B and the
+ *             product do not know of each other, which b is only while M mixes few of its entries
+ * b: one number (p = 1); b [K][K] and C [K][K]. x: where DM comes from, p = 2 only.
  * bias [1] (probable only): running worst case of truncated operands,
  *   bias <- mu bias + 2 u_op | |M||P| |_F, else untouched. */
 void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double *M,
-                         const double *DM, double mu, const double *P, double *b, double *bias);
+                         const double *DM, const dp_factor_error *x, double mu, const double *P,
+                         double *b, double *bias);
 /* One merge step S <- M S + H with computed M, H (math.md j.6): e error before, b error of M, bias
  * >= |truncation's part of it|_F (p = 2; spread over the column once evenly and once like |M||S|,
  * which truncation shrinks), eH error of H; fp32 or fp64 product. */

@@ -182,7 +182,8 @@ static void intra_solve(dp_chunk_bound *b, int own) {
     solve_close(&s);
 }
 
-/* M_c = diag(eC) - kg' w:  DM = DeC + Dkg'|w| + |kg|'Dw + sum_error(n) |kg|'|w| + u |M_c| */
+/* M_c = diag(eC) - kg' w:  DM = DeC + Dkg'|w| + |kg|'Dw + sum_error(n) |kg|'|w| + u |M_c|; DF
+ * is DM without what comes through Dkg and Dw */
 static void intra_factor(dp_chunk_bound *b) {
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
@@ -193,13 +194,15 @@ static void intra_factor(dp_chunk_bound *b) {
            *akg = dp_bound_absof(ch->kg, (int64_t)n * K);
     dp_chunk_M(ch, b->M);
     b->mu = dp_norm2_up(K, K, b->M);
+    dp_bound_add_sum(r, dp_sum_error(r, n), 1, 0, K, K, n, akg, aw, b->DF);
+    dp_bound_add_scaled(r, r->u, b->M, (int64_t)K * K, b->DF);
+    for (int x = 0; x < K; x++)
+        b->DF[(int64_t)x * K + x] += b->DeC[x];
+    dp_bound_add_const(dp_pw(r, n * r->tiny), (int64_t)K * K, b->DF);
+    for (int64_t i = 0; i < (int64_t)K * K; i++)
+        b->DM[i] += b->DF[i];
     dp_bound_addmm(1, 1, 0, K, K, n, b->Dkg, pwv, b->DM);
     dp_bound_addmm(1, 1, 0, K, K, n, pkg, b->Dw, b->DM);
-    dp_bound_add_sum(r, dp_sum_error(r, n), 1, 0, K, K, n, akg, aw, b->DM);
-    dp_bound_add_scaled(r, r->u, b->M, (int64_t)K * K, b->DM);
-    for (int x = 0; x < K; x++)
-        b->DM[(int64_t)x * K + x] += b->DeC[x];
-    dp_bound_add_const(dp_pw(r, n * r->tiny), (int64_t)K * K, b->DM);
     free(pwv);
     free(pkg);
     free(aw);
@@ -219,7 +222,7 @@ static void bound_alloc(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding round
         {&b->eq, cK},   {&b->ek, nK}, {&b->ev, nV},  {&b->Dcum, cK}, {&b->Dexp, cK},
         {&b->Dend, cK}, {&b->DeC, K}, {&b->DL, nn},  {&b->DA, nn},   {&b->DAqk, (int64_t)c * n},
         {&b->Dw, nK},   {&b->Du, nV}, {&b->Dkg, nK}, {&b->Dqg, cK},  {&b->DM, KK},
-        {&b->M, KK}};
+        {&b->DF, KK},   {&b->M, KK}};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
         *a[i].p = dp_doubles(a[i].n);
     for (int64_t i = 0; i < cK; i++)
@@ -299,7 +302,7 @@ void dp_bound_exact(dp_chunk_bound *b) {
 
 void dp_bound_free(dp_chunk_bound *b) {
     double **a[] = {&b->eq, &b->ek,   &b->ev, &b->Dcum, &b->Dexp, &b->Dend, &b->DeC, &b->DL, &b->DA,
-                    &b->DT, &b->DAqk, &b->Dw, &b->Du,   &b->Dkg,  &b->Dqg,  &b->DM,  &b->M};
+                    &b->DT, &b->DAqk, &b->Dw, &b->Du,   &b->Dkg,  &b->Dqg,  &b->DM,  &b->DF, &b->M};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
         free(*a[i]);
         *a[i] = NULL;

@@ -13,22 +13,44 @@
  *   F   = DeC |S| + 2u eC |S| + Dkg' |X| + |kg|' DX
  *         + sum_error(n) |kg|'|X| + u |S_c|                                        (math.md j.6)
  * so  e_c[v] = mu e[v] + |F[:,v]|_2  column by column (p = 1),
- *     e_c = M_c^2 e + F  entry by entry (p = 2). */
-static void carry(const dp_chunk_bound *b, int trans, const double *F, double *e) {
-    const int K = b->ch->K, V = b->ch->V;
+ *     e_c = M_c^2 e + F  entry by entry, and, summed over columns, the covariance of an error's rows
+ *     C_c = M_c C M_c' + kg' diag(sum_v DX) kg + diag(sum_v of the rest of F) (p = 2): entries that
+ *     a row of kg ties together do not forget that, so M_c^2 alone takes too little of them where
+ *     M_c projects on few directions. */
+/* F [K][V]: all that a chunk adds; of that D [n][V] comes through A (kg, backward w), rest [K] are
+ * the sums of the other squares of each row. */
+typedef struct {
+    const double *F, *A, *D, *rest;
+} chunk_added;
+
+static void carry(const dp_chunk_bound *b, int trans, chunk_added x, double *e) {
+    const int K = b->ch->K, V = b->ch->V, n = b->ch->n;
     if (b->r.p == 1) {
         for (int v = 0; v < V; v++)
-            e[v] = b->mu * e[v] + dp_bound_column_norm(F, K, V, v);
+            e[v] = b->mu * e[v] + dp_bound_column_norm(x.F, K, V, v);
         return;
     }
     const int64_t KV = (int64_t)K * V;
-    double *old = dp_copy(e, 2 * KV), *pM = dp_bound_pwof(&b->r, b->M, (int64_t)K * K);
-    memcpy(e, F, sizeof(double) * KV);
+    double *old = dp_copy(e, 2 * KV), *pM = dp_bound_pwof(&b->r, b->M, (int64_t)K * K),
+           *s = dp_doubles(n);
+    memcpy(e, x.F, sizeof(double) * KV);
     memset(e + KV, 0, sizeof(double) * KV);
     for (int part = 0; part < 2; part++)
         dp_bound_addmm(1, trans, 0, K, V, K, pM, old + part * KV, e + part * KV);
+    for (int64_t i = 0; i < (int64_t)n * V; i++)
+        s[i / V] += x.D[i];
+    dp_bound_covariance(K, trans, b->M, n, x.A, s, x.rest, e + 2 * KV);
     free(old);
     free(pM);
+    free(s);
+}
+
+/* Sums of the rows of D [K][V], to be freed. */
+static double *row_sums(int K, int V, const double *D) {
+    double *y = dp_doubles(K);
+    for (int64_t i = 0; i < (int64_t)K * V; i++)
+        y[i / V] += D[i];
+    return y;
 }
 
 void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double *DXout) {
@@ -55,9 +77,11 @@ void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double 
                    dp_pw(r, r->u * Sc[z]) + dp_pw(r, (n + 2) * r->tiny);
         }
     dp_bound_addmm(1, 1, 0, K, V, n, b->Dkg, pX, F);
-    dp_bound_addmm(1, 1, 0, K, V, n, pkg, DX, F);
     dp_bound_add_sum(r, dp_sum_error(r, n), 1, 0, K, V, n, akg, aX, F);
-    carry(b, 0, F, e);
+    double *rest = row_sums(K, V, F);
+    dp_bound_addmm(1, 1, 0, K, V, n, pkg, DX, F);
+    carry(b, 0, (chunk_added){F, ch->kg, DX, rest}, e);
+    free(rest);
     if (DXout) memcpy(DXout, DX, sizeof(double) * nV);
     free(X);
     free(Sc);
@@ -171,9 +195,11 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
     dp_bound_add_sum(r, fabs(ch->scale) * (dp_sum_error(r, c) + 3 * r->u), 1, 0, K, V, c, aqg, ado,
                      G);
     dp_bound_addmm(1, 1, 0, K, V, n, b->Dw, pdX, G);
-    dp_bound_addmm(1, 1, 0, K, V, n, pwv, D, G);
     dp_bound_add_sum(r, dp_sum_error(r, n), 1, 0, K, V, n, aw, adX, G);
-    carry(b, 1, G, e);
+    double *rest = row_sums(K, V, G);
+    dp_bound_addmm(1, 1, 0, K, V, n, pwv, D, G);
+    carry(b, 1, (chunk_added){G, ch->w, D, rest}, e);
+    free(rest);
     if (DdXout) memcpy(DdXout, D, sizeof(double) * nV);
     double *a[] = {dv_new, d0,  adS, pdS, ado, pdo, aP,  pP, aw,
                    pwv,    akg, pkg, aqg, pqg, adX, pdX, D,  G};
