@@ -1,5 +1,5 @@
 /* gpu/dp_decode.h - a step of serving: up to DPG_DECODE_TOKENS tokens each of a batch of requests,
- * whose states lie in slots of one array (GDN, KDA, MKDA). One kernel, one CUDA device, C11-callable.
+ * whose states lie in slots of one array (GDN, KDA, MKDA). One kernel on one CUDA device; for C11.
  *
  * Token by token (math.md b), in fp32 from the first load to the last store; o reads the state
  * before it is rounded to its format. As serving frameworks call such kernels:

@@ -1,7 +1,7 @@
 /* gpu/bench/bench_decode.cu - the decode kernel (dp_decode.h): time of a call beside the time that
  * its bytes take.
  *
- *   bench_decode [RUNS]    K = V = 128, 32 heads, lower-bound gate, sigmoid and norms in the kernel,
+ *   bench_decode [RUNS]    K = V = 128, 32 heads, lower-bound gate, sigmoid, norms in the kernel;
  *                          one token of B requests, and windows of 4 tokens that keep every state;
  *                          states fp32 and bf16, all of them larger than L2 where B >= 32
  *

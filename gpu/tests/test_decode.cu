@@ -2,8 +2,8 @@
  * worst that fp32 may make of it, slot by slot, number by number.
  *
  *   [small]      random shapes, batches, windows, accepted counts, padding and lengths over many
- *                steps; both layouts; fp32 and bf16 states; the same bits however tokens are cut into
- *                calls; eight wrong calls, each of which must be seen. small: few, for
+ *                steps; both layouts; fp32 and bf16 states; the same bits however tokens are cut
+ *                into calls; eight wrong calls, each of which must be seen. small: few, for
  *                compute-sanitizer and the CPU
  *   drift N      N steps (100,000) of one token from one state, weak and typical gates, states in
  *                fp32 and bf16: error of the state by decade, against the bound

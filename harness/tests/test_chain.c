@@ -157,7 +157,7 @@ DP_TEST(chain, products_in_double_double_keep_their_promise) {
     mpfr_clears(sum, x, y, NULL);
 }
 
-/* ---- errors of a product whose factors project ------------------------------------------------ */
+/* ---- errors of a product whose factors project ----------------------------------------------- */
 
 enum { CK = 16, KEYS = 2, STEPS = 6 };
 

@@ -151,8 +151,8 @@ dp_factor_error dp_factor_error_of(const dp_chunk_bound *b, int trans);
  *             of the computed one.
  *   probable  b <- M^2 b + 2 u_op^2 M^2 P^2 + s_K^2 (|M||P|)^2 + u_store^2 (M P)^2 + DM P^2
  *             (squares entrywise, DM holds squares)
- *             and C <- M C M' + A' diag(sum of DB |P_k|^2) A + diag(the rest), the covariance of the
- *             rows of the error, summed over columns: exact where the roundings of A, B and the
+ *             and C <- M C M' + A' diag(sum of DB |P_k|^2) A + diag(the rest), the covariance of
+ *             the rows of the error, summed over columns: exact where the roundings of A, B and the
  *             product do not know of each other, which b is only while M mixes few of its entries
  * b: one number (p = 1); b [K][K] and C [K][K]. x: where DM comes from, p = 2 only.
  * bias [1] (probable only): running worst case of truncated operands,

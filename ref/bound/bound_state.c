@@ -13,7 +13,7 @@
  *   F   = DeC |S| + 2u eC |S| + Dkg' |X| + |kg|' DX
  *         + sum_error(n) |kg|'|X| + u |S_c|                                        (math.md j.6)
  * so  e_c[v] = mu e[v] + |F[:,v]|_2  column by column (p = 1),
- *     e_c = M_c^2 e + F  entry by entry, and, summed over columns, the covariance of an error's rows
+ *     e_c = M_c^2 e + F  entry by entry, and, summed over columns, the covariance of its rows
  *     C_c = M_c C M_c' + kg' diag(sum_v DX) kg + diag(sum_v of the rest of F) (p = 2): entries that
  *     a row of kg ties together do not forget that, so M_c^2 alone takes too little of them where
  *     M_c projects on few directions. */
