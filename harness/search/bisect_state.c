@@ -178,7 +178,8 @@ void dp_bisect_stage_state(dp_bisect_work *w, int recompute) {
         through(w, c.ref->w, c.ref->n, e, DX);
         dp_bisect_judge_rows(w, "v_new", c.at, p->R, c.ref->n, V, c.s->v_new, c.t->v_new, DX);
         if (c.g + 1 < w->ref.first[r][sub + 1])
-            memcpy(all + ((int64_t)(c.g + 1) * p->HV + c.hv) * size, next, sizeof(double) * (size_t)size);
+            memcpy(all + ((int64_t)(c.g + 1) * p->HV + c.hv) * size, next,
+                   sizeof(double) * (size_t)size);
         else if (!recompute && (sub < w->ref.ctx[r].nlocal - 1 || w->ref.ctx[r].is_last)) {
             const int64_t z = (c.at.sequence * (int64_t)p->HV + c.hv) * KV;
             dp_bisect_judge_rows(w, "final_state", c.at, 0, K, V, w->s.out.final_state + z,
@@ -264,7 +265,8 @@ void dp_bisect_stage_state_bwd(dp_bisect_work *w) {
         through(w, c.ref->kg, c.ref->n, e, DdX);
         dp_bisect_judge_rows(w, "dv_new", c.at, p->R, c.ref->n, V, c.s->dv_new, c.t->dv_new, DdX);
         if (c.g > w->ref.first[r][sub])
-            memcpy(all + ((int64_t)(c.g - 1) * p->HV + c.hv) * size, next, sizeof(double) * (size_t)size);
+            memcpy(all + ((int64_t)(c.g - 1) * p->HV + c.hv) * size, next,
+                   sizeof(double) * (size_t)size);
         else if (sub > 0 || w->ref.ctx[r].is_first) {
             const int64_t z = (c.at.sequence * (int64_t)p->HV + c.hv) * KV;
             if (w->s.out.ds0)
