@@ -220,10 +220,10 @@ int dp_cmd_check(int argc, char **argv) {
                "0 everything held, 1 something did not, 2 could not run."};
     dp_err e = {0};
     int count[DP_NVERDICTS] = {0}, rc = 0;
-    json_t *list = json_array();
     dp_parse(&a, argc, argv, &o);
     if (o.of.nbackend) o.s.backend = o.of.backend[0];
     if (open_subject(&o, &e)) return refuse(&e);
+    json_t *list = json_array();
     if (dp_backends[o.s.backend].processes) dp_procs_start();
     const char *no = dp_cuda_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
     if (dp_output_check(o.of.json, &e)) rc = refuse(&e);

@@ -233,9 +233,11 @@ static dp_status load(const options *o, const char *name, dp_case *c, dp_err *e)
     char *path = dp_case_path(o->of.cases_dir, name);
     dp_status st = dp_case_load(path, c, e);
     free(path);
-    if (st || dp_op_of(c)->has_stages) return st;
-    return dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences are compared", name,
-                   dp_op_of(c)->name);
+    if (st || dp_op_of(c)->is_recurrence) return st;
+    st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences are compared", name,
+                 dp_op_of(c)->name);
+    dp_case_free(c);
+    return st;
 }
 
 static int one_case(options *o, const char *name, json_t *list, dp_err *e) {

@@ -274,7 +274,7 @@ static void load_and_call(void) {
 void dp_subject_limit_memory(int64_t memory) {
     const struct rlimit none = {0, 0}, data = {(rlim_t)memory, (rlim_t)memory};
     setrlimit(RLIMIT_CORE, &none);
-    if (memory > 0 && !SHADOW_MEMORY) setrlimit(RLIMIT_DATA, &data);
+    if (memory > 0) setrlimit(RLIMIT_DATA, &data);
     const int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd < 0) return;
     if (write(fd, "1000", 4) != 4)
@@ -303,7 +303,7 @@ __attribute__((constructor)) static void host_main(int argc, char **argv) {
     close(DP_SUBJECT_GIVEN_FD);
     close(DP_SUBJECT_MADE_FD);
     catch_faults();
-    dp_subject_limit_memory(host.c->memory);
+    dp_subject_limit_memory(SHADOW_MEMORY ? 0 : host.c->memory);
     load_and_call();
     _exit(0);
 }

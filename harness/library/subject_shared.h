@@ -85,8 +85,8 @@ typedef struct {
 extern const dp_subject_input dp_subject_inputs[DP_NINPUTS];
 
 int64_t dp_subject_pages(int64_t bytes); /* rounded up to whole pages */
-/* Of this process and what it becomes: bytes of private memory, no core file, first to go where the
- * machine runs out. */
+/* Of this process and what it becomes: bytes of private memory (0: any), no core file, first to go
+ * where the machine runs out. */
 void dp_subject_limit_memory(int64_t memory);
 
 /* Where the array begins within its span. */

@@ -197,6 +197,7 @@ DP_TEST(differ, bad_use_ends_with_2) {
         {"small.case --run 'touch noted' --base fp32 --fault merge-scaled" SIM, "of --backend sim"},
         {"small.case --subject nowhere.so" SIM, "nowhere.so: No such file"},
         {"smoke-conv" SIM SIM, "op = conv"},
+        {"smoke-step" SIM SIM, "op = step"},
         {"nowhere.safetensors" SIM SIM, "nowhere.safetensors: cannot be opened: No such file"},
         {"small.case --tokens 255 --ranks 2" SIM SIM, "is not divisible by 2 ranks"},
         {"small.case --json /nowhere/x.json" SIM SIM, "cannot be written"},
