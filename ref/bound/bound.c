@@ -41,12 +41,15 @@ int64_t dp_chain_error_size(const dp_rounding *r, int K) {
     return r->p == 1 ? 1 : 2 * (int64_t)K * K;
 }
 
-/* The larger of what n entries and the covariance behind them say. */
+/* The larger of what n entries and the covariance behind them say; NAN where either is no number
+ * (an error that is relative to 0). */
 static double norm_of_both(const dp_rounding *r, const double *D, int64_t n, int K) {
     double trace = 0;
     for (int x = 0; x < K; x++)
         trace += D[n + (int64_t)x * K + x];
-    return fmax(dp_error_fro(r, D, n), DP_LAMBDA * sqrt(fmax(0, trace)));
+    const double of_entries = dp_error_fro(r, D, n);
+    if (isnan(of_entries) || isnan(trace)) return NAN;
+    return fmax(of_entries, DP_LAMBDA * sqrt(fmax(0, trace)));
 }
 
 double dp_state_error_norm(const dp_rounding *r, int K, int V, const double *e) {
