@@ -112,6 +112,8 @@ void dp_runs_move(dp_runs *to, dp_runs *from);
 /* Frees what it holds; the struct is the caller's. */
 void dp_runs_free(dp_runs *r);
 /* A run of the case at the end of the list, not judged yet; valid until the next is added. */
+/* keys = exact: nothing rounds in a format of bf16's range. */
+int dp_case_is_exact(const dp_case *c);
 dp_run *dp_runs_add(dp_runs *r, const dp_case *c);
 /* The run's ID (run_id.h), from everything that chooses the run, which is set; to be freed. */
 char *dp_run_id(const dp_run *r);

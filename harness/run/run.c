@@ -7,6 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+int dp_case_is_exact(const dp_case *c) {
+    return dp_op_of(c)->is_recurrence && c->spec.keys == DP_KEYS_EXACT && !c->data;
+}
+
 dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
     if (r->n == r->cap) {
         r->cap = r->cap ? 2 * r->cap : 16;
@@ -22,7 +26,7 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
                   .truth_radius = NAN,
                   .slope = NAN};
     x->kept_short = dp_case_session(c) && c->session.kept != DP_FP64;
-    x->exact = dp_op_of(c)->is_recurrence && c->spec.keys == DP_KEYS_EXACT && !c->data;
+    x->exact = dp_case_is_exact(c);
     return x;
 }
 

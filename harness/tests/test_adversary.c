@@ -64,6 +64,14 @@ DP_TEST(adversary, power_finds_the_size_that_fails_and_runs_nothing_twice) {
     CHECK(adversary(arguments) == 0 && says("faults: 1 of 1 done, 0 new runs"), "%s", out);
 }
 
+/* What is exact in bf16 goes beyond 65504: a design that says fp16 is not run on it. */
+DP_TEST(adversary, exact_cases_are_no_cases_of_a_design_in_fp16) {
+    CHECK(adversary("one --cases exact-kda --designs chunk64-fp16 chunk64-bf16") == 0, "%s", out);
+    CHECK(says("skipped  exact-kda chunk64-fp16 right  (keys = exact: its numbers leave the range"),
+          "%s", out);
+    CHECK(says("pass     exact-kda chunk64-bf16 right"), "%s", out);
+}
+
 /* Errors 1.65 times as large as they should be pass every case, and fail them together. */
 DP_TEST(adversary, what_no_case_shows_fails_all_of_them_together) {
     const char *right =
