@@ -35,6 +35,9 @@ static dp_status read_call(const char *word, int64_t *times, dp_session_call *c,
     if (!s) s = number(word, tokens, 1, MOST_TOKENS, &c->drafted, e);
     c->accepted = c->drafted;
     if (!s && minus) s = number(word, minus + 1, 0, c->drafted - 1, &c->accepted, e);
+    if (!s && minus && c->drafted > DP_SESSION_MOST_DRAFTED)
+        s = dp_fail(e, DP_EINPUT, "'%.40s': a window has at most %d tokens", word,
+                    DP_SESSION_MOST_DRAFTED);
     return s;
 }
 

@@ -18,6 +18,7 @@ extern "C" {
 #endif
 
 #define DP_SESSION_MOST_CALLS 65536
+#define DP_SESSION_MOST_DRAFTED 1024 /* in one window: they are tokens beside those of the case */
 
 typedef struct {
     int64_t drafted, accepted; /* equal: no window, all of them count */

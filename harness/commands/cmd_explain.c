@@ -93,6 +93,20 @@ static void explain_claim(const json_t *run) {
            *text(p, "design") ? ", design " : "", text(p, "design"));
 }
 
+/* The calls of a session, which the record keeps with its case. */
+static void explain_calls(const json_t *rec, const json_t *run) {
+    const json_t *c, *cases = json_object_get(rec, "cases");
+    size_t i;
+    json_array_foreach(cases, i, c) {
+        if (strcmp(text(c, "name"), text(run, "case")) || !*text(c, "session")) continue;
+        printf("session      %s; state between calls: %s%s%s\n", text(c, "session"),
+               text(c, "session_state"), *text(run, "rollback") ? "; after a window: " : "",
+               text(run, "rollback"));
+        printf("             o of accepted tokens and the last state are judged "
+               "(cases/README.md, Sessions)\n");
+    }
+}
+
 static void explain_place(const json_t *t) {
     const json_t *row = json_object_get(t, "failed");
     const char *const keys[] = {"rank", "head", "sequence", "token", "index"};
@@ -159,7 +173,7 @@ static int wanted(const options *o, const json_t *run, const json_t *t) {
     return t == nearest;
 }
 
-static int explain_run(const options *o, const json_t *run) {
+static int explain_run(const options *o, const json_t *rec, const json_t *run) {
     const json_t *tensors = json_object_get(run, "tensors"), *t;
     size_t i;
     int n = 0;
@@ -167,6 +181,7 @@ static int explain_run(const options *o, const json_t *run) {
            text(run, "why"));
     explain_truth(run);
     explain_claim(run);
+    explain_calls(rec, run);
     json_array_foreach(tensors, i, t) {
         if (!wanted(o, run, t)) continue;
         explain_tensor(t);
@@ -230,8 +245,8 @@ static json_t *made_again(const options *o, dp_err *e) {
 static int explain(const options *o, const json_t *rec, dp_err *e) {
     const json_t *runs = json_object_get(rec, "runs"), *run;
     size_t i;
-    json_array_foreach(runs, i,
-                       run) if (!strcmp(text(run, "id"), o->of.name[0])) return explain_run(o, run);
+    json_array_foreach(
+        runs, i, run) if (!strcmp(text(run, "id"), o->of.name[0])) return explain_run(o, rec, run);
     dp_fail(e, DP_EINPUT, "%s: has no run %s", o->record ? o->record : "the record", o->of.name[0]);
     return dp_refuse(e);
 }

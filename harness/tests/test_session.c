@@ -25,6 +25,7 @@ DP_TEST(session, what_is_no_schedule_is_refused_with_its_key) {
         {"op = kda\nT = 8\nK = 4\nsession = 0\n", "'0' is no call"},
         {"op = kda\nT = 8\nK = 4\nsession = 2x\n", "'2x' is no call"},
         {"op = kda\nT = 8\nK = 4\nsession = 1,65536x1\n", "more than 65536 calls"},
+        {"op = kda\nT = 8\nK = 4\nsession = 1025-1\n", "a window has at most 1024 tokens"},
         {"op = kda\nT = 8\nK = 4\nsession = 4,4,1\n", "no token is left for call 3 of 3"},
         {"op = kda\nT = 8\nK = 4\nsession = 4,3-0\n", "4 of 8 tokens are left"},
         {"op = kda\nT = 8\nK = 4\nsession = 4\nranks = 2\n", "run on one rank"},
@@ -481,6 +482,13 @@ DP_TEST(session, the_program_runs_a_session_and_its_ID_runs_it_again) {
         CHECK(!rc && at && sscanf(at, "digest: %39s", digest[i]) == 1, "status %d: %s", rc, out);
     }
     CHECK(!strcmp(digest[0], digest[1]), "%s, again %s", digest[0], digest[1]);
+    snprintf(cmd, sizeof cmd,
+             "%s explain 'session-decode:ranks=1,base=fp32,chain=fp32,"
+             "merge=allgather'",
+             gt_program());
+    CHECK(!gt_run(cmd, out, sizeof out) &&
+              strstr(out, "session      96,24x1,4,1; state between calls: bf16\n"),
+          "explain: %s", out);
     static const char *const REFUSED[][2] = {
         {"bisect stage session-verify", "op = session has no stages"},
         {"shrink session-verify", "op = session cannot be shrunk"},

@@ -33,7 +33,7 @@ from read.checks import (
 SCHEMA, SCHEMA_VERSION = "deltaproof-record", 1
 # Operations of the program without stages, and those without ranks either, whose runs multiply one
 # chain of M (harness/case/operations.c; a test compares). All others are recurrences.
-NO_STAGES = ("chain", "conv")
+NO_STAGES = ("chain", "conv", "session")
 NO_RANKS = ("chain",)
 VERDICTS = ("pass", "fail", "skipped", "unjudged")
 OVERALL = ("pass", "fail", "error")
@@ -342,6 +342,11 @@ class Record:
     def counts(self, runs: list[Run] | None = None) -> dict[str, int]:
         runs = self.runs if runs is None else runs
         return {v: sum(r["verdict"] == v for r in runs) for v in VERDICTS}
+
+
+def operation(case: Case) -> str:
+    """What the table of operations calls it: a session is one of its own, whatever its model."""
+    return "session" if "session" in case else case["op"]
 
 
 def tensor(run: Run, name: str) -> Tensor | None:

@@ -3,7 +3,7 @@
 import shlex
 from itertools import pairwise
 
-from read.record import NO_STAGES, Record, Run
+from read.record import NO_STAGES, Record, Run, operation
 
 # Options of the recorded command line without which the same run is not had again.
 SUBJECT = ("subject", "run", "serve", "writes")
@@ -49,9 +49,9 @@ def again(rec: Record, run: Run) -> str:
 
 def wrong_stage(rec: Record, run: Run) -> str:
     """The command that names the first wrong stage; "" where there is none."""
-    if run["op"] in NO_STAGES or run.get("backend") not in ("sim", "subject"):
+    if operation(rec.cases[run["case"]]) in NO_STAGES:
         return ""
-    if "session" in rec.cases[run["case"]]:
+    if run.get("backend") not in ("sim", "subject"):
         return ""
     kept = kept_options(rec.program.get("command") or "")
     subject = run.get("backend") == "subject"

@@ -72,7 +72,10 @@ def shape(case: Case) -> str:
 
 def case_facts(case: Case) -> str:
     facts = [f"op {case['op']}", shape(case)]
-    facts += [f"{k} {case[k]}" for k in ("regime", "source") if case.get(k)]
+    facts += [f"{k} {case[k]}" for k in ("regime", "session") if case.get(k)]
+    if case.get("session_state", "returned") != "returned":
+        facts.append(f"state kept in {case['session_state']} between calls")
+    facts += [f"source {case['source']}"] if case.get("source") else []
     return "; ".join(f for f in facts if f)
 
 
