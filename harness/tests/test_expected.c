@@ -224,15 +224,15 @@ DP_TEST(expected, sets_of_draws_differ_and_every_problem_gets_six) {
     forget(&x);
 }
 
-/* Numbers that are equal, or equal but for their sign, stay so; others part. */
-DP_TEST(expected, what_is_equal_in_a_problem_is_equal_in_its_draws) {
+/* Numbers that are equal, or equal but for their sign, stay so in every other draw; others part. */
+DP_TEST(expected, what_is_equal_in_a_problem_is_equal_in_every_other_draw) {
     subject x;
     simulate(&x, DP_BASE_BF16, DP_FP32);
     dp_problem *p = &x.c.p;
     const int64_t n = dp_input_count(p, DP_INPUT_K);
     for (int64_t i = 0; i < n; i++)
         p->k[i] = (i % 2 ? -1 : 1) * (1 + (double)(i % 3) / 4);
-    for (uint64_t draw = 0; draw < 3; draw++) {
+    for (uint64_t draw = 0; draw < 4; draw++) {
         const dp_mover m = {draw, DP_FP32};
         dp_problem y = dp_nearby_problem(p, &m);
         int64_t apart = 0, moved = 0;
@@ -241,8 +241,10 @@ DP_TEST(expected, what_is_equal_in_a_problem_is_equal_in_its_draws) {
         for (int i = 0; i < 3; i++)
             moved += y.k[i] != p->k[i] && fabs(y.k[i] / p->k[i] - 1) <= 0x1p-7 &&
                      fabs(y.k[i] / p->k[i]) != fabs(y.k[(i + 1) % 3] / p->k[(i + 1) % 3]);
-        CHECK(!apart && moved == 3, "draw %d: %d of %d equal numbers part, %d of 3 values move",
-              (int)draw, (int)apart, (int)n, (int)moved);
+        const int alike = draw % 2 == 1;
+        CHECK(alike ? !apart : apart > n / 2, "draw %d: %d of %d equal numbers part", (int)draw,
+              (int)apart, (int)n);
+        CHECK(moved == 3, "draw %d: %d of 3 values move", (int)draw, (int)moved);
         dp_problem_free(&y);
     }
     forget(&x);

@@ -7,22 +7,26 @@
 #include <string.h>
 
 /* Uniform in [0, 1) from the bits of |x|: equal numbers have the same. */
-static double uniform_of(double x, uint64_t draw, uint64_t stream) {
+static double uniform_of(double x, uint64_t seed, uint64_t stream) {
     const double size = fabs(x);
     dp_rng r;
     uint64_t bits;
     memcpy(&bits, &size, sizeof bits);
-    dp_rng_seed(&r, (0x6472617773ull + draw) ^ bits, stream);
+    dp_rng_seed(&r, seed ^ bits, stream);
     return dp_rng_uniform(&r);
 }
 
 /* x (1 + d), d uniform in +-2^-7, about one unit of bf16 on average, rounded to the format again.
- * Zeros, infinities and NaN stay; what was equal stays equal. */
+ * Zeros, infinities and NaN stay; in every other draw what was equal stays equal. */
 static double *moved(const dp_mover *m, const double *x, int64_t n, dp_format f, uint64_t stream) {
     if (!x) return NULL;
+    const uint64_t seed = 0x6472617773ull + m->draw;
+    dp_rng r;
     double *y = dp_doubles(n);
+    dp_rng_seed(&r, seed, stream);
     for (int64_t i = 0; i < n; i++) {
-        const double z = x[i] * (1 + (2 * uniform_of(x[i], m->draw, stream) - 1) * 0x1p-7);
+        const double u = m->draw % 2 ? uniform_of(x[i], seed, stream) : dp_rng_uniform(&r);
+        const double z = x[i] * (1 + (2 * u - 1) * 0x1p-7);
         y[i] = isfinite(z) ? dp_store(f, z) : x[i];
     }
     return y;

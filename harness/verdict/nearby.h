@@ -1,10 +1,12 @@
 /* harness/verdict/nearby.h - nearby problems: the same problem with other roundings.
  *
  * Every number of the inputs is moved at random by about one unit of bf16 and rounded to its format
- * again, so all roundings of a kernel fall out anew while the problem stays what it is. Numbers of
- * an input that are equal, or equal but for their sign, are moved alike: what is rounded alike in
- * the problem (gates of one value, keys that come again) adds up in its errors, and must in the
- * draws. Zeros, infinities and NaN stay; beta of a contraction stays at most 2.
+ * again, so all roundings of a kernel fall out anew while the problem stays what it is. In draws of
+ * an odd number equal numbers of an input (equal but for their sign) are moved alike: what is
+ * rounded alike in the problem, gates of one value or keys that come again, adds up in its errors.
+ * In the others every number is moved by itself: where equal numbers cancel to the last bit in one
+ * order of summation they need not in another. Zeros, infinities and NaN stay; beta of a
+ * contraction stays at most 2.
  */
 #ifndef DP_NEARBY_H
 #define DP_NEARBY_H
