@@ -224,7 +224,7 @@ DP_TEST(expected, sets_of_draws_differ_and_every_problem_gets_six) {
     forget(&x);
 }
 
-/* Numbers that are equal, or equal but for their sign, stay so in every other draw; others part. */
+/* Numbers that are equal, or but for their sign, stay so in every other draw; others part. */
 DP_TEST(expected, what_is_equal_in_a_problem_is_equal_in_every_other_draw) {
     subject x;
     simulate(&x, DP_BASE_BF16, DP_FP32);
