@@ -122,8 +122,8 @@ def contents(
 ) -> list[tuple[str, str]]:
     names = [
         ("failures", "Failures", failures),
-        ("together", "All cases together", rec.pooled),
         ("findings", "Findings", True),
+        ("together", "All cases together", rec.pooled),
         ("verdicts", "Verdicts by case", True),
         ("results", "All results", True),
         ("figures", "Figures", figures),
