@@ -17,11 +17,11 @@
     "reason = r\nsource = s\nop = kda\nT = 100\nHV = 2\nK = 8\nV = 4\ncu_seqlens = 0,30,100\n" \
     "g_scale = 0.02\nbase = fp32\n"
 
-static const char *dir;
+static char dir[512];
 
 /* $A: the example, $B: the bad one. 0: numpy is not there. */
 static int set_up(const char *name) {
-    dir = strdup(at_dir(name));
+    snprintf(dir, sizeof dir, "%s", at_dir(name));
     at_write(at_text("%s/small.case", dir), SMALL);
     at_write(at_text("%s/packed.case", dir), PACKED);
     if (!getenv("DP_PYTHON")) setenv("DP_PYTHON", "python3", 1);
@@ -266,7 +266,7 @@ DP_TEST(command, bad_use_ends_with_2_before_anything_is_started) {
     };
     static const char *const command[] = {"run", "check", "shrink", "bisect stage"};
     char line[400];
-    dir = strdup(at_dir("command-use"));
+    snprintf(dir, sizeof dir, "%s", at_dir("command-use"));
     at_write(at_text("%s/small.case", dir), SMALL);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (int k = 0; k < 4; k++) {
@@ -278,7 +278,7 @@ DP_TEST(command, bad_use_ends_with_2_before_anything_is_started) {
 
 /* No shell: quotes and backslashes keep words, and nothing is expanded. */
 DP_TEST(command, words_are_split_without_a_shell) {
-    dir = strdup(at_dir("command-words"));
+    snprintf(dir, sizeof dir, "%s", at_dir("command-words"));
     at_write(at_text("%s/small.case", dir), SMALL);
     at_write(at_text("%s/say", dir), "#!/bin/sh\nfor x; do echo \"<$x>\"; done >&2\nexit 3\n");
     REQUIRE(at_sh(dir, 5, "chmod +x say") == 0, "%s", at_out);

@@ -19,10 +19,10 @@
     "\ng_scale = 0.01\ns0_scale = 1\nranks = 3\nbase = fp32\nchain = fp32\n"
 #define SIM " --backend sim --base fp32"
 
-static const char *dir;
+static char dir[512];
 
 static void set_up(const char *name) {
-    dir = strdup(at_dir(name));
+    snprintf(dir, sizeof dir, "%s", at_dir(name));
     at_write(at_text("%s/small.case", dir), SMALL);
     at_write(at_text("%s/packed.case", dir), PACKED);
 }
@@ -125,7 +125,8 @@ DP_TEST(differ, a_library_is_held_against_the_simulated_ranks) {
         {"refuses-packed", 0, {"DIFFER: WITHIN BOTH BOUNDS", "within      o"}},
     };
     set_up("differ-library");
-    const char *lib = strdup(at_library("bad_subject", "-ffp-contract=off"));
+    char lib[512];
+    snprintf(lib, sizeof lib, "%s", at_library("bad_subject", "-ffp-contract=off"));
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char args[1200];
         snprintf(args, sizeof args, "small.case --ranks 4 --forward --subject %s" SIM, lib);
