@@ -102,6 +102,8 @@ DP_TEST(ci, parts_of_the_tests_are_summed_and_a_part_that_died_is_no_pass) {
         "case $1$GTEST_SHARD_INDEX in\n"
         "fail1) echo '[  FAILED  ] a.b1 (1 ms)'; echo '0 passed, 1 failed, 2 skipped'; exit 1;;\n"
         "die1) kill -9 $$;;\n"
+        "leak1) echo '[       OK ] a.b1 (1 ms)'; echo '3 passed, 0 failed, 0 skipped'; "
+        "echo 'ERROR: leak'; exit 1;;\n"
         "*) echo \"[       OK ] a.b$GTEST_SHARD_INDEX (1 ms)\"; echo '3 passed, 0 failed, 0 "
         "skipped';;\n"
         "esac\nE\nchmod +x \"$D/part\"; \"$T/scripts/shards\" 2 \"$D/part\" ";
@@ -112,6 +114,7 @@ DP_TEST(ci, parts_of_the_tests_are_summed_and_a_part_that_died_is_no_pass) {
         {"pass", "6 passed, 0 failed, 0 skipped\n", "[       OK ] a.b1", "Failure said", 0},
         {"fail", "3 passed, 1 failed, 2 skipped\n", "[ RUN      ] a.b1\nx.c:1: Failure said\n",
          "process 1", 1},
+        {"leak", "6 passed, 0 failed, 0 skipped\n", "ERROR: leak", "Failure said", 1},
         {"die", "3 passed, 0 failed, 0 skipped\n", "process 1 did not come to its end", "a.b1 (1",
          1},
     };
