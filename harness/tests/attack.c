@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "attack.h"
 
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,6 +69,22 @@ int at_sh(const char *dir, int seconds, const char *fmt, ...) {
     free(said);
     free(all);
     return status == 137 ? AT_HUNG : status;
+}
+
+int at_survivors(const char *dir, const char *name, int *noted) {
+    const char *path = at_text("%s/%s", dir, name);
+    char *text = at_read(path);
+    int alive = 0;
+    *noted = 0;
+    for (char *save, *t = strtok_r(text, "\n", &save); t; t = strtok_r(NULL, "\n", &save)) {
+        ++*noted;
+        if (kill(atoi(t), 0)) continue;
+        alive++;
+        kill(atoi(t), SIGKILL);
+    }
+    free(text);
+    remove(path);
+    return alive;
 }
 
 const char *at_library(const char *source, const char *flags) {

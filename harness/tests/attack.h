@@ -24,6 +24,10 @@ int at_exists(const char *path); /* a link that leads nowhere, too */
 extern char at_out[1 << 16];
 int at_sh(const char *dir, int seconds, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
+/* Of the processes that wrote their numbers into dir/name, a line each (*noted of them): how many
+ * are still there. They are ended, and the file is removed. */
+int at_survivors(const char *dir, const char *name, int *noted);
+
 /* A library of tests/data, built; its path. */
 const char *at_library(const char *source, const char *flags);
 

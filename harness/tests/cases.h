@@ -4,6 +4,7 @@
 #define DP_TESTS_CASES_H
 #include "gt.h"
 #include "harness/case/case.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,5 +22,29 @@ static inline int gt_parse_case(const char *text, dp_case *c) {
     const int ok = !dp_case_parse(text, strlen(text), "x.case", 1, c, &e);
     if (!ok) gt_fail(__FILE__, __LINE__, text, "%s", e.msg);
     return ok;
+}
+
+/* cases/README.md, to be freed. */
+static inline char *gt_readme_of_cases(void) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/README.md", gt_cases());
+    char *text = dp_calloc(1 << 17, 1);
+    FILE *in = fopen(path, "r");
+    CHECK(in && fread(text, 1, (1 << 17) - 1, in) > 0, "%s", path);
+    if (in) fclose(in);
+    return text;
+}
+
+/* A library of harness/, built under this name; its path, until the next one. */
+static inline const char *gt_library(const char *source, const char *name) {
+    static char path[600];
+    char cmd[2048], said[4096];
+    snprintf(path, sizeof path, "%s/%s", gt_tmpdir(), name);
+    snprintf(
+        cmd, sizeof cmd,
+        "cc -O1 -fPIC -shared -ffp-contract=off -I'%s/../harness' '%s/../harness/%s' -o '%s' -lm",
+        gt_cases(), gt_cases(), source, path);
+    if (gt_run(cmd, said, sizeof said)) gt_fail(__FILE__, __LINE__, source, "%s", said);
+    return path;
 }
 #endif

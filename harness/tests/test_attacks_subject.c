@@ -27,22 +27,6 @@ static int attack(const char *hostile, int seconds, const char *more) {
                  more);
 }
 
-/* Processes that wrote their numbers and are still there. */
-static int survivors(int *noted) {
-    char *text = at_read(at_text("%s/pids", dir));
-    int alive = 0;
-    *noted = 0;
-    for (char *save, *t = strtok_r(text, "\n", &save); t; t = strtok_r(NULL, "\n", &save)) {
-        ++*noted;
-        if (kill(atoi(t), 0)) continue;
-        alive++;
-        kill(atoi(t), SIGKILL);
-    }
-    free(text);
-    remove(at_text("%s/pids", dir));
-    return alive;
-}
-
 DP_TEST(attacks_subject, nothing_that_a_library_started_outlives_its_run) {
     static const char *const how[] = {"daemon-before", "daemon-about", "daemon-constructor",
                                       "runners-before", "daemon-after"};
@@ -50,7 +34,7 @@ DP_TEST(attacks_subject, nothing_that_a_library_started_outlives_its_run) {
     for (int i = 0; i < 5; i++) {
         int noted;
         const int s = attack(how[i], 60, "");
-        const int alive = survivors(&noted);
+        const int alive = at_survivors(dir, "pids", &noted);
         CHECK(s == 0 && strstr(at_out, "VERDICT: PASS"), "%s: status %d: %.500s", how[i], s,
               at_out);
         CHECK(noted > 0 && !alive, "%s: %d of %d processes are still there", how[i], alive, noted);
@@ -70,7 +54,7 @@ DP_TEST(attacks_subject, nothing_outlives_the_program_when_a_signal_ends_it) {
               "HOSTILE=hang-before; sleep 0.5; "
               "pkill -%s -P $! deltaproof; wait; cat out; sleep 0.5",
               RUN, lib, sig[i]);
-        const int alive = survivors(&noted);
+        const int alive = at_survivors(dir, "pids", &noted);
         CHECK(noted > 0 && !alive, "SIG%s: %d of %d processes are still there: %.300s", sig[i],
               alive, noted, at_out);
     }

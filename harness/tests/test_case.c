@@ -1,6 +1,6 @@
 /* Case files: every refusal by its message (file, line, key, value), what the settings mean, data
  * files, overrides, and the cases that ship with the project. */
-#include "gt.h"
+#include "cases.h"
 #include "harness/case/operations.h"
 #include "ref/files/safetensors.h"
 
@@ -446,18 +446,8 @@ DP_TEST(case, opens_without_inputs) {
 
 /* ---- the project's own cases ----------------------------------------------------------------- */
 
-static char *readme(void) {
-    char path[512];
-    snprintf(path, sizeof path, "%s/README.md", gt_cases());
-    char *text = dp_calloc(1 << 17, 1);
-    FILE *in = fopen(path, "r");
-    CHECK(in && fread(text, 1, (1 << 17) - 1, in) > 0, "%s", path);
-    if (in) fclose(in);
-    return text;
-}
-
 DP_TEST(case, every_case_loads_and_is_listed) {
-    char **paths, *text = readme(), needle[128];
+    char **paths, *text = gt_readme_of_cases(), needle[128];
     int n, smoke = 0, listed = 0;
     dp_err e = {0};
     REQUIRE(!dp_case_find_all(gt_cases(), &paths, &n, &e), "%s", e.msg);
@@ -486,7 +476,7 @@ DP_TEST(case, every_case_loads_and_is_listed) {
 }
 
 DP_TEST(case, readme_documents_every_key) {
-    char *text = readme(), line[512], name[64], needle[80];
+    char *text = gt_readme_of_cases(), line[512], name[64], needle[80];
     FILE *out = tmpfile();
     REQUIRE(out, "tmpfile");
     dp_case_print_keys(out);

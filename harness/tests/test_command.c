@@ -41,22 +41,6 @@ static int sh(int seconds, const char *bad, const char *line) {
                  bad, line);
 }
 
-/* Processes that wrote their numbers and are still there. */
-static int survivors(int *noted) {
-    char *text = at_read(at_text("%s/noted", dir));
-    int alive = 0;
-    *noted = 0;
-    for (char *save, *t = strtok_r(text, "\n", &save); t; t = strtok_r(NULL, "\n", &save)) {
-        ++*noted;
-        if (kill(atoi(t), 0)) continue;
-        alive++;
-        kill(atoi(t), SIGKILL);
-    }
-    free(text);
-    remove(at_text("%s/noted", dir));
-    return alive;
-}
-
 /* Folders of files that are left. */
 static int left(void) { return at_sh(dir, 10, "ls -d deltaproof-run-* 2>/dev/null") == 0; }
 
@@ -213,11 +197,11 @@ DP_TEST(command, nothing_that_it_started_outlives_its_call_its_limits_or_the_pro
     NEEDS_NUMPY("command-ends");
     EXPECT_SAYS(sh(30, "child", "$P run small.case $O --base fp32 --run \"$B\""), 0,
                 "VERDICT: PASS");
-    int alive = survivors(&noted);
+    int alive = at_survivors(dir, "noted", &noted);
     CHECK(noted == 1 && !alive, "%d of %d processes are still there", alive, noted);
     EXPECT_SAYS(sh(30, "child", "$P run small.case $O --base fp32 --serve \"$B\""), 0,
                 "VERDICT: PASS");
-    alive = survivors(&noted);
+    alive = at_survivors(dir, "noted", &noted);
     CHECK(noted == 1 && !alive, "%d of %d processes are still there", alive, noted);
     EXPECT_SAYS(sh(30, "hang", "$P run small.case $O --base fp32 --run \"$B\" --limit 2"), 1,
                 "did not end within 2 s: still busy");
@@ -233,7 +217,7 @@ DP_TEST(command, nothing_that_it_started_outlives_its_call_its_limits_or_the_pro
                  "pkill -%s -P $! deltaproof; wait; sleep 0.5; cat out",
                  sig[i]);
         sh(30, "linger", line);
-        alive = survivors(&noted);
+        alive = at_survivors(dir, "noted", &noted);
         CHECK(noted == 1 && !alive, "SIG%s: %d of %d processes are still there: %.300s", sig[i],
               alive, noted, at_out);
     }

@@ -69,16 +69,6 @@ DP_TEST(operations, a_case_of_each_has_what_its_row_says) {
     }
 }
 
-static char *readme(void) {
-    char path[512];
-    snprintf(path, sizeof path, "%s/README.md", gt_cases());
-    char *text = dp_calloc(1 << 17, 1);
-    FILE *in = fopen(path, "r");
-    CHECK(in && fread(text, 1, (1 << 17) - 1, in) > 0, "%s", path);
-    if (in) fclose(in);
-    return text;
-}
-
 /* " recurrence conv; not with data" as the README's column: "rec conv, not with `data`". */
 static void column(char *ops, char *out, size_t size) {
     char *data = strstr(ops, "; not with data");
@@ -95,7 +85,7 @@ static void column(char *ops, char *out, size_t size) {
 
 /* Which operations take a key, and what it means. */
 DP_TEST(operations, readme_says_of_every_key_what_list_says) {
-    char *text = readme(), name[64] = "", line[1024], cell[128], want[1200], row[80];
+    char *text = gt_readme_of_cases(), name[64] = "", line[1024], cell[128], want[1200], row[80];
     FILE *out = tmpfile();
     REQUIRE(out, "tmpfile");
     dp_case_print_keys(out);

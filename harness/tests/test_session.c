@@ -403,18 +403,6 @@ DP_TEST(session, a_rounded_state_is_allowed_what_it_makes_and_only_where_the_cas
 
 /* ---- libraries ------------------------------------------------------------------------------- */
 
-static const char *library(const char *source, const char *name) {
-    static char path[600];
-    char cmd[2048], out[4096];
-    snprintf(path, sizeof path, "%s/%s", gt_tmpdir(), name);
-    snprintf(
-        cmd, sizeof cmd,
-        "cc -O1 -fPIC -shared -ffp-contract=off -I'%s/../harness' '%s/../harness/%s' -o '%s' -lm",
-        gt_cases(), gt_cases(), source, path);
-    if (gt_run(cmd, out, sizeof out)) gt_fail(__FILE__, __LINE__, source, "%s", out);
-    return path;
-}
-
 #define CALLS HEAD "op = kda\nT = 30\nK = 8\nHV = 2\nbase = fp32\nsession = 12,4-2,4-0,3-1\n"
 
 /* Rollback by the states that a library writes, or by running it again. */
@@ -427,7 +415,7 @@ DP_TEST(session, libraries_run_in_calls) {
         dp_case c;
         dp_runs runs;
         dp_err e = {0};
-        REQUIRE(!dp_subject_open(library(LIB[i][0], LIB[i][1]), 0, 0, &s, &e), "%s", e.msg);
+        REQUIRE(!dp_subject_open(gt_library(LIB[i][0], LIB[i][1]), 0, 0, &s, &e), "%s", e.msg);
         if (!judge(CALLS, DP_FAULT_NONE, &s, &c, &runs)) return;
         const dp_run *r = &runs.run[0];
         CHECK(runs.n == 1 && r->verdict == DP_PASS && r->ntensor == 2, "%s: %s", LIB[i][1], r->why);
@@ -450,7 +438,7 @@ DP_TEST(session, a_library_that_dies_in_a_call_fails_with_it) {
                 {"unwritten", DP_FAIL, "never written"}};
     dp_subject s;
     dp_err e = {0};
-    REQUIRE(!dp_subject_open(library("tests/data/bad_subject.c", "bad.so"), 0, 0, &s, &e), "%s",
+    REQUIRE(!dp_subject_open(gt_library("tests/data/bad_subject.c", "bad.so"), 0, 0, &s, &e), "%s",
             e.msg);
     for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
         dp_case c;

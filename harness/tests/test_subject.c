@@ -15,18 +15,6 @@
 
 static char out[1 << 16];
 
-static const char *library(const char *source, const char *name) {
-    static char path[600];
-    char cmd[2048];
-    snprintf(path, sizeof path, "%s/%s", gt_tmpdir(), name);
-    snprintf(
-        cmd, sizeof cmd,
-        "cc -O1 -fPIC -shared -ffp-contract=off -I'%s/../harness' '%s/../harness/%s' -o '%s' -lm",
-        gt_cases(), gt_cases(), source, path);
-    if (gt_run(cmd, out, sizeof out)) gt_fail(__FILE__, __LINE__, source, "%s", out);
-    return path;
-}
-
 typedef struct {
     dp_case c;
     dp_subject s;
@@ -61,7 +49,7 @@ static int try(int line, const char *lib, const char *text, const char *bad, dou
 static void done(trial *t) { dp_runs_free(&t->runs), dp_case_free(&t->c), dp_subject_close(&t->s); }
 
 DP_TEST(subject, the_example_passes_forward_and_backward_on_every_form_of_gate_beta_and_keys) {
-    const char *lib = library("subject/example_subject.c", "example.so");
+    const char *lib = gt_library("subject/example_subject.c", "example.so");
     const char *forms[] = {
         "op = kda\nH = 2\nHV = 4\ngate = softplus\nbeta = sigmoid\nl2norm = yes\ng_mean = -4\n",
         "op = gdn\nH = 2\ngate = softplus\nbeta = sigmoid2\nl2norm = yes\ng_mean = -4\n",
@@ -90,7 +78,7 @@ DP_TEST(subject, the_example_passes_forward_and_backward_on_every_form_of_gate_b
 /* A step recurrence rounds its state at every token, the pipeline once a chunk: more error in the
  * same formats, and as right. */
 DP_TEST(subject, a_step_recurrence_in_fp32_is_right) {
-    const char *lib = library("tests/data/step_subject.c", "step.so"),
+    const char *lib = gt_library("tests/data/step_subject.c", "step.so"),
                *names[] = {"lower-bound", "smoke-gdn", "packed-empty"};
     for (int i = 0; i < 3; i++) {
         trial t = {0};
@@ -105,7 +93,7 @@ DP_TEST(subject, a_step_recurrence_in_fp32_is_right) {
 }
 
 DP_TEST(subject, ranks_that_share_an_all_gather_pass_with_their_stages) {
-    const char *lib = library("subject/example_ranks.c", "ranks.so");
+    const char *lib = gt_library("subject/example_ranks.c", "ranks.so");
     const char *cases[] = {
         CASE,
         "reason = r\nsource = s\nop = gdn\nT = 120\nHV = 2\nH = 1\nK = 8\nV = 4\ng_scale = "
@@ -174,7 +162,7 @@ DP_TEST(subject, what_goes_wrong_is_reported_as_what_it_is) {
          {"o: error is", "(rank 1, sequence 0, token 29, head 1)"}},
         {"wrong-stage", "returned", DP_FAIL, {"H: error is", "(rank 1, head 0)"}},
         {"talks", "returned", DP_PASS, {NULL}}};
-    const char *lib = library("tests/data/bad_subject.c", "bad.so");
+    const char *lib = gt_library("tests/data/bad_subject.c", "bad.so");
     char one_count[512];
     snprintf(one_count, sizeof one_count, "%sbackward = no\n", CASE);
     char *four = strstr(one_count, "ranks = 1,4");
@@ -201,7 +189,7 @@ DP_TEST(subject, libraries_that_are_none_are_refused) {
     } what[] = {{"abi", "has version 7"},  {"claim", "claims chain 'fp17'"},
                 {"writes", "writes 'dx'"}, {"ranks", "max_ranks 0"},
                 {"null", "returned NULL"}, {"dies-at-once", "SIGABRT"}};
-    const char *lib = library("tests/data/bad_subject.c", "bad.so");
+    const char *lib = gt_library("tests/data/bad_subject.c", "bad.so");
     dp_subject s;
     for (size_t i = 0; i < sizeof what / sizeof *what; i++) {
         dp_err e = {0};
@@ -222,7 +210,7 @@ DP_TEST(subject, libraries_that_are_none_are_refused) {
 
 DP_TEST(subject, the_program_runs_a_library_and_keeps_its_words_out_of_the_record) {
     char cmd[4096];
-    const char *lib = library("tests/data/bad_subject.c", "bad.so");
+    const char *lib = gt_library("tests/data/bad_subject.c", "bad.so");
     snprintf(cmd, sizeof cmd,
              "BAD=talks '%s' run weak-heads --ranks 3 --cases '%s' --cache '%s/cache' --subject "
              "'%s' --json - 2>/dev/null",
