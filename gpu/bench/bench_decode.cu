@@ -22,7 +22,11 @@ struct Serving {
     Serving(int B, int T, dpg_dtype sdtype) {
         const int64_t rows = (int64_t)B * T * HEADS, state = (int64_t)HEADS * WIDTH * WIDTH;
         const int kept = T;
-        d.B = B, d.T = T, d.H = d.HV = HEADS, d.K = d.V = d.Kg = WIDTH, d.R = 1;
+        d.B = B;
+        d.T = T;
+        d.H = d.HV = HEADS;
+        d.K = d.V = d.Kg = WIDTH;
+        d.R = 1;
         d.scale = 0.088f;
         d.gate = DP_GATE_LOWER_BOUND;
         d.lower_bound = -5;

@@ -55,10 +55,16 @@ template <int K, bool VK> struct Tile {
             if (is_bf16) {
                 uint2 r = *(const uint2 *)((const bf16 *)states + at + x);
                 float2 low = unpack2(r.x), high = unpack2(r.y);
-                a = low.x, b = low.y, c = high.x, d = high.y;
+                a = low.x;
+                b = low.y;
+                c = high.x;
+                d = high.y;
             } else {
                 float4 r = *(const float4 *)((const float *)states + at + x);
-                a = r.x, b = r.y, c = r.z, d = r.w;
+                a = r.x;
+                b = r.y;
+                c = r.z;
+                d = r.w;
             }
         });
     }

@@ -341,7 +341,14 @@ struct Device {
     dpg_decode call() const {
         const Shape &s = b.s;
         dpg_decode d = {};
-        d.B = s.B, d.T = s.T, d.H = s.H, d.HV = s.HV, d.K = s.K, d.V = s.V, d.R = s.R, d.Kg = s.Kg;
+        d.B = s.B;
+        d.T = s.T;
+        d.H = s.H;
+        d.HV = s.HV;
+        d.K = s.K;
+        d.V = s.V;
+        d.R = s.R;
+        d.Kg = s.Kg;
         d.scale = (float)b.scale;
         d.gate = s.gate;
         d.lower_bound = (float)b.lower_bound;
@@ -525,7 +532,12 @@ static void test_conv(uint64_t seed, int W, int silu, dpg_dtype type) {
     b.fill(bias, D, 0.5, DPG_F32);
     b.fill(states, (int64_t)slots * D * old, 1, type);
     dpg_decode_conv c = {};
-    c.B = B, c.T = T, c.D = D, c.W = W, c.silu = silu, c.dtype = c.sdtype = type;
+    c.B = B;
+    c.T = T;
+    c.D = D;
+    c.W = W;
+    c.silu = silu;
+    c.dtype = c.sdtype = type;
     c.slots = slots;
     c.kept = kept;
     c.w = (float *)m.copy(w, 0, (int64_t)w.size(), DPG_F32);
@@ -618,7 +630,9 @@ struct Long {
           b(s, 11) {
         for (int i = 0; i < PERIOD; i++) {
             Step x = b.step();
-            x.slot = {0}, x.accepted = {1}, x.length = {1};
+            x.slot = {0};
+            x.accepted = {1};
+            x.length = {1};
             for (double &y : x.g)
                 y = rounded(-forget * (b.below(1 << 20) + 1) / (1 << 20), DPG_BF16);
             inputs.push_back(x);
