@@ -2,6 +2,7 @@
 #include "calls.h"
 #include "ref/vocabulary/design.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -179,9 +180,46 @@ static slice spoil_slice(const walk *w, slice x) {
     return x;
 }
 
+/* The states are kept in a format that nobody asked for. */
+static void spoil_kept(const walk *w) {
+    const int V = w->p->V;
+    const int64_t rows = w->p->Nseq * w->state / V;
+    if (!w->done || (w->fault != DP_FAULT_KEPT_BF16 && w->fault != DP_FAULT_KEPT_INT8)) return;
+    double *before = copy_states(w);
+    for (int64_t x = 0; x < rows; x++) {
+        double *row = w->S + x * V, most = 0;
+        for (int v = 0; v < V; v++)
+            most = fmax(most, fabs(row[v]));
+        for (int v = 0; v < V && most > 0; v++)
+            row[v] = w->fault == DP_FAULT_KEPT_BF16 ? dp_store(DP_BF16, row[v])
+                                                    : most / 127 * nearbyint(row[v] / (most / 127));
+    }
+    for (int i = 0; i < w->p->Nseq; i++)
+        hit_where(w, w->S + i * w->state, before + i * w->state);
+    free(before);
+}
+
+/* The last of the sequences that go on, where there are several, keeps the state before the call.
+ */
+static void leave_unwritten(const walk *w, const double *before) {
+    int last = -1, going = 0;
+    for (int i = 0; i < w->p->Nseq; i++)
+        if (!ended(w, i)) {
+            last = i;
+            going++;
+        }
+    if (w->fault != DP_FAULT_SLOT_UNWRITTEN || going < 2) return;
+    double *own = w->S + last * w->state;
+    double *old = before ? dp_copy(before + last * w->state, w->state) : dp_doubles(w->state);
+    hit_where(w, own, old);
+    memcpy(own, old, sizeof *own * (size_t)w->state);
+    free(old);
+}
+
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 static void keep_short(const walk *w) {
+    spoil_kept(w);
     if (!w->done || w->s->kept == DP_FP64) return;
     for (int64_t i = 0; i < w->p->Nseq * w->state; i++)
         w->S[i] = dp_store(w->s->kept, w->S[i]);
@@ -260,6 +298,7 @@ static int states_at(const walk *w, slice *kept) {
 static dp_status one_call(walk *w, dp_err *e) {
     const dp_session_call c = dp_session_at(w->s, w->done);
     slice *kept = dp_calloc((size_t)w->p->Nseq, sizeof *kept);
+    double *before = copy_states(w);
     dp_call_result r;
     for (int i = 0; i < w->p->Nseq; i++) {
         const int64_t left = w->p->cu[i + 1] - w->at[i];
@@ -279,9 +318,11 @@ static dp_status one_call(walk *w, dp_err *e) {
             st = run_again(w, kept, e);
         end_call(&r);
     }
+    if (!w->S) w->S = dp_doubles(w->p->Nseq * w->state); /* nothing accepted yet */
+    leave_unwritten(w, before);
+    free(before);
     for (int i = 0; i < w->p->Nseq; i++)
         if (!ended(w, i)) w->at[i] += w->take[i].n;
-    if (!w->S) w->S = dp_doubles(w->p->Nseq * w->state); /* nothing accepted yet */
     w->after_rollback = c.accepted < c.drafted;
     w->done++;
     free(kept);

@@ -6,6 +6,9 @@
 
 #define FLA "fla-org/flash-linear-attention"
 #define SPECULATIVE "vllm-project/vllm#39273, #53912, #51812, #45477"
+#define HALF_STATES \
+    "NVIDIA/TensorRT-Model-Connect#725, vllm-project/tpu-inference#2408, kekzl/imp#1776"
+#define INT8_STATES "vllm-project/vllm#55196, sgl-project/sglang#40706, #28185"
 #define WRONG_TOKEN "sgl-project/sglang#37836, #39342, vllm-project/vllm#52627"
 #define DEBUG_MD FLA ", tests/context_parallel/debug.md"
 
@@ -77,7 +80,7 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
                               "flashinfer-ai/flashinfer#2490"},
     [DP_FAULT_NEUMANN_INVERSE] = {"neumann-inverse", 13, "solve",
                                   "the triangular inverse is summed as a Neumann series in fp32",
-                                  "NVIDIA/cudnn-frontend#1051, vllm-project/FlashKDA#10"},
+                                  "NVIDIA/cudnn-frontend#1051, #1124, vllm-project/FlashKDA#10"},
     [DP_FAULT_DOUBLING_INVERSE] =
         {"doubling-inverse", 14, "solve",
          "the triangular inverse is a product (I - N)(I + N^2)(I + N^4).. in fp32",
@@ -85,7 +88,7 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
     [DP_FAULT_FACTORED_EXP] =
         {"factored-exp", 16, "intra",
          "pair decays are formed as exp(cumsum) exp(-cumsum) over a whole chunk in fp32",
-         "NVIDIA/cudnn-frontend#1017"},
+         "NVIDIA/cudnn-frontend#1017, flashserve/flash-linear-attention-npu#448"},
     [DP_FAULT_FACTORED_EXP_CLAMPED] = {"factored-exp-clamped", 16, "intra",
                                        "the same with exponents clamped to 88, wrong without NaN",
                                        "NVIDIA/cudnn-frontend#1017"},
@@ -108,7 +111,7 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
     [DP_FAULT_DIAGONAL_TF32] =
         {"diagonal-tf32", 24, "intra_bwd",
          "the diagonal of dg's pair terms is cancelled in tf32 instead of left out",
-         "meta-pytorch/attention-gym#461"},
+         "meta-pytorch/attention-gym#461, QwenLM/FlashQLA#28"},
     [DP_FAULT_L2_ROUNDED] = {"l2-rounded", 25, "gate_bwd",
                              "the L2 norm's backward reads its output rounded to bf16",
                              "meta-pytorch/attention-gym#463"},
@@ -136,37 +139,82 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
     [DP_FAULT_ANCHOR_LEAK] =
         {"anchor-leak", 30, "intra",
          "pair decays go through an anchor at the chunk's end, so later gates reach earlier tokens",
-         FLA "#1242"},
+         FLA "#1242, #1240, #1244"},
+    [DP_FAULT_GATE_BF16] = {"gate-bf16", 56, "gate", "the log gate is stored in bf16",
+                            "NVIDIA/cudnn-frontend#1130"},
+    [DP_FAULT_BETA_BF16] = {"beta-bf16", 42, "gate", "beta is rounded to bf16 after its sigmoid",
+                            "vllm-project/vllm#53877, #51779, #51797, sgl-project/sglang#36014"},
+    [DP_FAULT_SHORT_NAN] = {"short-nan", 48, "intra",
+                            "the scores of a sequence shorter than a chunk are NaN",
+                            "ROCm/ATOM#1750"},
+    [DP_FAULT_BLOCKS_NAN] = {"blocks-nan", 50, "intra",
+                             "the scores of (chunk, head) blocks from the ninth on are NaN",
+                             FLA "#913 (8 stands for 1,024)"},
+    [DP_FAULT_STRIDE_IGNORED] = {"stride-ignored", 55, "wy",
+                                 "rows of v are padded, and read as if they were not",
+                                 "NVIDIA/cudnn-frontend#1056, #1061"},
+    [DP_FAULT_CONTEXT_LOST] = {"context-lost", 52, "merge_fwd",
+                               "every rank but the first starts from zero", FLA "#1004"},
+    [DP_FAULT_RESIDUAL_BF16] =
+        {"residual-bf16", 39, "state_fwd",
+         "what the state holds of a value is rounded to bf16 before it is subtracted",
+         "meta-pytorch/attention-gym, cudnn_fe/WORKLOG.md B6"},
+    [DP_FAULT_STATE_FP16] = {"state-fp16", 40, "state_fwd",
+                             "the carried state passes through fp16, infinite above 65,504",
+                             "NVIDIA/cudnn-frontend#916, meta-pytorch/attention-gym#464"},
+    [DP_FAULT_OUTPUT_FP16] = {"output-fp16", 41, "output",
+                              "o passes through fp16 whatever was asked",
+                              "vllm-project/vllm#54308, #54146"},
+    [DP_FAULT_DBETA_DIVIDED] = {"dbeta-divided", 38, "wy_bwd",
+                                "dbeta is recovered by dividing by beta: 0 where beta is 0",
+                                "meta-pytorch/attention-gym, cudnn_fe/WORKLOG.md B7"},
+    [DP_FAULT_SATURATED_NAN] = {"saturated-nan", 60, "gate_bwd",
+                                "the gradient of a saturated raw gate is 0 times infinity",
+                                FLA "#1007"},
     [DP_FAULT_HALO_LEAK] = {"halo-leak", 34, "conv_fwd",
                             "the halo leaks into sequences that start inside the rank",
                             "a fault of halo exchanges; shows in the first W-1 tokens"},
     [DP_FAULT_HALO_GRAD_LOST] = {"halo-grad-lost", 0, "conv_bwd",
                                  "gradients of the halo are not sent back to the ranks that own it",
                                  "math h; shows in dx of a rank's last W-1 tokens"},
-    [DP_FAULT_REJECTED_STAY] = {"rejected-stay", 0, "calls",
+    [DP_FAULT_HALO_GRAD_SHIFTED] =
+        {"halo-grad-shifted", 51, "conv_bwd",
+         "gradients of the halo land W-1-L tokens late where a rank has L < W-1 tokens",
+         FLA "#1140, #1141"},
+    [DP_FAULT_REJECTED_STAY] = {"rejected-stay", 45, "calls",
                                 "tokens that a verify window rejects stay in the state",
                                 SPECULATIVE},
-    [DP_FAULT_ROLLBACK_EARLY] = {"rollback-early", 0, "calls",
+    [DP_FAULT_ROLLBACK_EARLY] = {"rollback-early", 46, "calls",
                                  "the state goes back to the token before the last accepted one",
                                  WRONG_TOKEN},
-    [DP_FAULT_ROLLBACK_LATE] = {"rollback-late", 0, "calls",
+    [DP_FAULT_ROLLBACK_LATE] = {"rollback-late", 46, "calls",
                                 "the state goes back to the first rejected token", WRONG_TOKEN},
     [DP_FAULT_ROLLBACK_SKIPS] = {"rollback-skips", 0, "calls",
                                  "the first token after a rollback is not written to the state",
                                  "a fault of rollbacks; o of that token is right"},
-    [DP_FAULT_SLOT_OF_OTHER] = {"slot-of-other", 0, "calls",
+    [DP_FAULT_SLOT_OF_OTHER] = {"slot-of-other", 46, "calls",
                                 "a later call reads the state of the next sequence of the batch",
                                 "sgl-project/sglang#37836, #39342"},
-    [DP_FAULT_SLOT_TRANSPOSED] = {"slot-transposed", 0, "calls",
+    [DP_FAULT_SLOT_TRANSPOSED] = {"slot-transposed", 59, "calls",
                                   "the state that calls hand on is stored [V,K] and read [K,V]",
-                                  "vllm-project/vllm#41292"},
-    [DP_FAULT_CALL_GATE] = {"call-gate", 0, "calls",
+                                  "vllm-project/vllm#41292, gittensor-ai-lab/sparkinfer#615"},
+    [DP_FAULT_CALL_GATE] = {"call-gate", 45, "calls",
                             "the first token of a later call decays by the gates of the one before",
                             SPECULATIVE},
     [DP_FAULT_PADDING_WRITES] =
-        {"padding-writes", 0, "calls",
+        {"padding-writes", 47, "calls",
          "a sequence that has ended writes its first token again in every call after",
          "huggingface/transformers#46873"},
+    [DP_FAULT_SLOT_UNWRITTEN] = {"slot-unwritten", 46, "calls",
+                                 "the last of several sequences never gets its state written",
+                                 "sgl-project/sglang#39342, vllm-project/vllm#52627"},
+    [DP_FAULT_KEPT_BF16] = {"kept-bf16", 43, "calls",
+                            "the state is kept in bf16 between calls whatever was asked",
+                            HALF_STATES},
+    [DP_FAULT_KEPT_INT8] =
+        {"kept-int8", 44, "calls",
+         "the state is kept in int8 with a scale a row between calls, nothing fed back",
+         INT8_STATES},
 };
 
 const dp_bug dp_bugs[DP_NBUGS + 1] = {
@@ -219,6 +267,49 @@ const dp_bug dp_bugs[DP_NBUGS + 1] = {
     [34] = {"halo of the convolution leaks into a sequence that starts inside the rank", ""},
     [35] = {"carried state scaled by 0.99 at one rank boundary", ""},
     [36] = {"A_log and dt_bias gradients left as per-rank partial sums", ""},
+    [37] = {"gradient of strong gates cancelled, A_log and dt_bias with it; gradients behind "
+            "cu_seqlens[-1] unwritten",
+            "QwenLM/FlashQLA#28: the fault of 24. Cases end where their last sequence does; what a "
+            "subject leaves unwritten of its arrays fails"},
+    [38] = {"dbeta recovered by dividing by beta", ""},
+    [39] = {"v - k S with k S rounded to bf16 first", ""},
+    [40] = {"state decayed in an fp16 product",
+            "the forward half: 65,536 becomes infinite. Gradients below 2^-24 are not made 0"},
+    [41] = {"readout stored in fp16", ""},
+    [42] = {"beta rounded to bf16 after its sigmoid",
+            "a fault where fp32 is claimed, below every bound where bf16 is"},
+    [43] = {"state in fp16 or bf16 between steps", "over 100,000 steps: deltaproof carry"},
+    [44] = {"state in fp8 or int8 between steps",
+            "int8 without feedback; the others, over 100,000 steps: deltaproof carry"},
+    [45] = {"speculative decoding: rejected tokens, gates of other tokens", "two faults"},
+    [46] = {"cached state of another token or request, or never written", "four faults"},
+    [47] = {"padding of the last piece updates the state", ""},
+    [48] = {"NaN below one chunk, state layout of another kernel",
+            "two faults: the layout is that of 59"},
+    [49] = {"results depend on the batch; trainer and rollout differ",
+            "vllm-project/vllm#48613, #42960, #45819, fla-org/flash-linear-attention#1003, "
+            "meta-pytorch/attention-gym#338, PrimeIntellect-ai/prime-rl#3214: within the bounds of "
+            "one run; deltaproof check --bitwise and differ show it"},
+    [50] = {"silent NaN from 1,024 blocks on", "the simulation has 8 of them, so that small "
+                                               "problems show it; at size: check --tokens"},
+    [51] = {"gradients of a convolution in pieces shorter than W - 1",
+            "pieces are ranks; the convolution's own final state is no tensor here"},
+    [52] = {"context of the other ranks swallowed", ""},
+    [53] = {"later gate leaks through the anchor, again",
+            "fla-org/flash-linear-attention#1240, #1244: the fault of 30"},
+    [54] = {"NaN at lower bound -5, at head width 32, in gradients of a chunked KDA",
+            "flashserve/flash-linear-attention-npu#448, NVIDIA/cudnn-frontend#994, "
+            "huggingface/transformers#48455: the fault of 16 for the first; cases have widths from "
+            "16 to 128 and gradients"},
+    [55] = {"strides ignored, padded rows read", "padding of 8 numbers a row, read as 0"},
+    [56] = {"fp32 gate stored in 16 bit", ""},
+    [57] = {"Neumann inverse on nearly equal keys, again",
+            "NVIDIA/cudnn-frontend#1124: the fault of 13"},
+    [58] = {"gradient of saturated gates looks wrong and is not",
+            "ml-explore/mlx-lm#1389: not a kernel fault. The case gate-saturated must pass"},
+    [59] = {"transposed state handed to one of two decode kernels", ""},
+    [60] = {"saturated gate gives 0 times infinity; A_log optional",
+            "fla-org/flash-linear-attention#1107: gate-no-params runs without A_log"},
 };
 
 int dp_fault_find(const char *name) {
@@ -232,7 +323,8 @@ unsigned dp_fault_kind(dp_fault f) {
     case DP_FAULT_CHAIN_BF16:
     case DP_FAULT_CHAIN_TF32RZ: return DP_FAULTS_OF_CHAIN;
     case DP_FAULT_HALO_LEAK:
-    case DP_FAULT_HALO_GRAD_LOST: return DP_FAULTS_OF_CONV;
+    case DP_FAULT_HALO_GRAD_LOST:
+    case DP_FAULT_HALO_GRAD_SHIFTED: return DP_FAULTS_OF_CONV;
     case DP_FAULT_RACE:
     case DP_FAULT_ORDER_BY_RUN: return DP_FAULTS_OF_REPEATS;
     case DP_FAULT_REJECTED_STAY:
@@ -242,7 +334,10 @@ unsigned dp_fault_kind(dp_fault f) {
     case DP_FAULT_SLOT_OF_OTHER:
     case DP_FAULT_SLOT_TRANSPOSED:
     case DP_FAULT_CALL_GATE:
-    case DP_FAULT_PADDING_WRITES: return DP_FAULTS_OF_CALLS;
+    case DP_FAULT_PADDING_WRITES:
+    case DP_FAULT_SLOT_UNWRITTEN:
+    case DP_FAULT_KEPT_BF16:
+    case DP_FAULT_KEPT_INT8: return DP_FAULTS_OF_CALLS;
     default: return DP_FAULTS_OF_STAGES;
     }
 }

@@ -52,8 +52,20 @@ typedef enum {
     DP_FAULT_DROP_CHANNEL_SUM,
     DP_FAULT_DROP_HORIZON,
     DP_FAULT_ANCHOR_LEAK,
+    DP_FAULT_GATE_BF16,
+    DP_FAULT_BETA_BF16,
+    DP_FAULT_SHORT_NAN,
+    DP_FAULT_BLOCKS_NAN,
+    DP_FAULT_STRIDE_IGNORED,
+    DP_FAULT_CONTEXT_LOST,
+    DP_FAULT_RESIDUAL_BF16,
+    DP_FAULT_STATE_FP16,
+    DP_FAULT_OUTPUT_FP16,
+    DP_FAULT_DBETA_DIVIDED,
+    DP_FAULT_SATURATED_NAN,
     DP_FAULT_HALO_LEAK,
     DP_FAULT_HALO_GRAD_LOST,
+    DP_FAULT_HALO_GRAD_SHIFTED,
     DP_FAULT_REJECTED_STAY,
     DP_FAULT_ROLLBACK_EARLY,
     DP_FAULT_ROLLBACK_LATE,
@@ -62,6 +74,9 @@ typedef enum {
     DP_FAULT_SLOT_TRANSPOSED,
     DP_FAULT_CALL_GATE,
     DP_FAULT_PADDING_WRITES,
+    DP_FAULT_SLOT_UNWRITTEN,
+    DP_FAULT_KEPT_BF16,
+    DP_FAULT_KEPT_INT8,
     DP_NFAULTS
 } dp_fault;
 
@@ -85,12 +100,14 @@ int dp_fault_lives_in(
     dp_fault f,
     const char *stage); /* is it the fault's stage, or one of several? 0 for "" and NULL */
 
-/* The museum: faults that reached users, numbered from 1. note: how it is expressed, or why it is
- * not (then no fault has its number). */
+/* The museum: faults that reached users, numbered from 1; from DP_BUGS_OF_THREADS on, threads of
+ * 2026 in the order in which they were found. note: how it is expressed, or what shows it instead
+ * (then no fault has its number). */
 typedef struct {
     const char *what, *note;
 } dp_bug;
-#define DP_NBUGS 36
+#define DP_BUGS_OF_THREADS 37
+#define DP_NBUGS 60
 extern const dp_bug dp_bugs[DP_NBUGS + 1];
 
 #ifdef __cplusplus

@@ -9,6 +9,8 @@
 
 #define WRAP 16384 /* entries after which offsets of DP_FAULT_OFFSET_WRAPS start again */
 #define GRID 2     /* (sequence, head) pairs that DP_FAULT_GRID_AXIS computes */
+#define BLOCKS 8   /* (chunk, head) pairs that DP_FAULT_BLOCKS_NAN computes */
+#define PADDING 8  /* numbers behind a row of v that DP_FAULT_STRIDE_IGNORED reads */
 
 static void hit_all(const dp_sim *s) { memset(s->hit, 1, (size_t)s->N * s->p->HV); }
 
@@ -79,8 +81,20 @@ void dp_effect_contexts(dp_sim *s) {
 
 /* ---- gate, intra, wy ------------------------------------------------------------------------- */
 
+/* What the activation made of g or beta, stored in bf16. */
+static void store_bf16(dp_sim *s, double *x, int64_t n) {
+    int changed = 0;
+    for (int64_t i = 0; i < n; i++) {
+        changed |= x[i] != dp_bf16d(x[i]);
+        x[i] = dp_bf16d(x[i]);
+    }
+    if (changed) hit_all(s);
+}
+
 void dp_effect_gate(dp_sim *s) {
     const int64_t n = s->p->T * s->p->HV * dp_Kg(s->p);
+    if (s->fault == DP_FAULT_GATE_BF16) store_bf16(s, s->g, n);
+    if (s->fault == DP_FAULT_BETA_BF16) store_bf16(s, s->beta, s->p->T * s->p->HV * s->p->R);
     if (s->fault != DP_FAULT_EXP2_GATE && s->fault != DP_FAULT_LINEAR_GATE &&
         s->fault != DP_FAULT_DECAY_BF16)
         return;
@@ -192,12 +206,32 @@ static void factored_pairs(dp_chunk *ch, int anchor_end, double top) {
                 }
 }
 
+/* Is the chunk its whole sub-sequence, and shorter than a chunk? */
+static int short_alone(const dp_sim *s, int gi) {
+    const dp_group *gr = &s->group[gi];
+    const int *first = s->first[gr->rank] + gr->sub;
+    return gr->c < DP_CHUNK && first[1] - first[0] == 1;
+}
+
+/* 1: the scores became NaN. */
+static int lost_scores(const dp_sim *s, int gi, int hv, dp_chunk *ch) {
+    if (s->fault == DP_FAULT_SHORT_NAN ? !short_alone(s, gi) : (int64_t)gi * s->p->HV + hv < BLOCKS)
+        return 0;
+    for (int64_t i = 0; i < (int64_t)ch->c * ch->n; i++)
+        ch->Aqk[i] = NAN;
+    return 1;
+}
+
 void dp_effect_intra(dp_sim *s, int gi, int hv) {
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     switch (s->fault) {
     case DP_FAULT_FACTORED_EXP: factored_pairs(ch, 0, INFINITY); break;
     case DP_FAULT_FACTORED_EXP_CLAMPED: factored_pairs(ch, 0, 88); break;
     case DP_FAULT_ANCHOR_LEAK: factored_pairs(ch, 1, 20); break;
+    case DP_FAULT_SHORT_NAN:
+    case DP_FAULT_BLOCKS_NAN:
+        if (!lost_scores(s, gi, hv, ch)) return;
+        break;
     default: return;
     }
     dp_effect_hit(s, s->group[gi].rank, hv);
@@ -217,17 +251,25 @@ void dp_effect_solve(dp_sim *s, int gi, int hv) {
     dp_effect_hit(s, s->group[gi].rank, hv);
 }
 
+/* Number `at` of v, for a kernel that counts another way. */
+static double wrong_value(const dp_sim *s, int64_t at, int64_t row) {
+    if (s->fault == DP_FAULT_OFFSET_WRAPS) return s->p->v[at % WRAP];
+    const int64_t x = at % (row + PADDING);
+    return x < row ? s->p->v[at / (row + PADDING) * row + x] : 0;
+}
+
 double *dp_effect_values(dp_sim *s, int gi, int hv) {
     const dp_problem *p = s->p;
     const dp_group *gr = &s->group[gi];
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     const int64_t row = (int64_t)p->R * p->V;
-    if (s->fault != DP_FAULT_OFFSET_WRAPS || ((gr->t0 + gr->c - 1) * p->HV + hv + 1) * row <= WRAP)
+    const int64_t last = ((gr->t0 + gr->c - 1) * p->HV + hv + 1) * row;
+    if (s->fault != DP_FAULT_STRIDE_IGNORED && (s->fault != DP_FAULT_OFFSET_WRAPS || last <= WRAP))
         return NULL;
     double *v = dp_copy(ch->v, (int64_t)ch->n * ch->V);
     for (int t = 0; t < gr->c; t++)
         for (int64_t i = 0; i < row; i++)
-            ch->v[t * row + i] = p->v[(((gr->t0 + t) * p->HV + hv) * row + i) % WRAP];
+            ch->v[t * row + i] = wrong_value(s, ((gr->t0 + t) * p->HV + hv) * row + i, row);
     dp_effect_hit(s, gr->rank, hv);
     return v;
 }
@@ -257,6 +299,8 @@ void dp_effect_state_in(const dp_sim *s, int r, int hv, double *S) {
     if (s->fault == DP_FAULT_MERGE_HALF_V)
         for (int x = 0; x < K; x++)
             memset(S + (int64_t)x * V + V / 2, 0, sizeof(double) * (V - V / 2));
+    else if (s->fault == DP_FAULT_CONTEXT_LOST)
+        memset(S, 0, sizeof *S * (size_t)KV);
     else if (s->fault == DP_FAULT_MERGE_SCALED && r == s->N - 1)
         for (int64_t i = 0; i < KV; i++)
             S[i] *= 0.99;
@@ -299,14 +343,37 @@ static int drop_state(const dp_sim *s, int gi, int hv, double *S) {
     return 1;
 }
 
+/* v_new = u - bf16(w h) in place of u - w h, and the state that it makes. */
+static void short_residual(dp_chunk *ch, double *S) {
+    const int n = ch->n, K = ch->K, V = ch->V;
+    double *x = ch->v_new;
+    memset(x, 0, sizeof *x * (size_t)n * V);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < K; k++)
+            for (int v = 0; v < V; v++)
+                x[(int64_t)i * V + v] += ch->w[(int64_t)i * K + k] * ch->h[(int64_t)k * V + v];
+    for (int64_t i = 0; i < (int64_t)n * V; i++)
+        x[i] = dp_store(ch->factors, dp_round_arith(ch->base, ch->u[i] - dp_bf16d(x[i])));
+    for (int k = 0; k < K; k++)
+        for (int v = 0; v < V; v++) {
+            double sum = ch->eC[k] * ch->h[(int64_t)k * V + v];
+            for (int i = 0; i < n; i++)
+                sum += ch->kg[(int64_t)i * K + k] * x[(int64_t)i * V + v];
+            S[(int64_t)k * V + v] = dp_round_arith(ch->base, sum);
+        }
+}
+
 void dp_effect_state(const dp_sim *s, int gi, int hv, double *S) {
     const dp_problem *p = s->p;
     const dp_group *gr = &s->group[gi];
     const int drops = s->fault == DP_FAULT_DROP_CHANNEL_SUM || s->fault == DP_FAULT_DROP_HORIZON;
+    const dp_format kept = s->fault == DP_FAULT_STATE_FP16 ? DP_FP16 : DP_BF16;
     if (drops && !drop_state(s, gi, hv, S)) return;
-    if (s->fault == DP_FAULT_STATE_BF16)
+    if (s->fault == DP_FAULT_STATE_BF16 || s->fault == DP_FAULT_STATE_FP16)
         for (int64_t i = 0; i < (int64_t)p->K * p->V; i++)
-            S[i] = dp_bf16d(S[i]);
+            S[i] = dp_store(kept, S[i]);
+    else if (s->fault == DP_FAULT_RESIDUAL_BF16)
+        short_residual(dp_sim_chunk(s, gi, hv), S);
     else if (s->fault == DP_FAULT_RACE && s->runs % 3 == 2 && gi == s->ngroup - 1 &&
              hv == p->HV - 1) {
         dp_chunk *ch = dp_sim_chunk(s, gi, hv);
@@ -324,6 +391,14 @@ int dp_effect_output(const dp_sim *s, int gi, int hv) {
         return 0;
     dp_effect_hit(s, gr->rank, hv);
     return 1;
+}
+
+void dp_effect_stored(const dp_sim *s, int gi, int hv, double *o) {
+    const dp_group *gr = &s->group[gi];
+    if (s->fault != DP_FAULT_OUTPUT_FP16) return;
+    for (int64_t i = 0; i < (int64_t)gr->c * s->p->V; i++)
+        o[i] = dp_store(DP_FP16, o[i]);
+    dp_effect_hit(s, gr->rank, hv);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -403,6 +478,17 @@ static void stale_accumulator(const dp_sim *s, int gi, int hv, dp_chunk_grad *g)
     free(dout);
 }
 
+/* 1: some beta is 0. */
+static int divided(const dp_chunk *ch, double *dbeta) {
+    int any = 0;
+    for (int i = 0; i < ch->n; i++)
+        if (ch->beta[i] == 0) {
+            any = 1;
+            dbeta[i] = 0;
+        }
+    return any;
+}
+
 void dp_effect_grads(dp_sim *s, int gi, int hv, dp_chunk_grad *g) {
     const dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     const int half = DP_CHUNK / 2, quarter = DP_CHUNK / 4;
@@ -423,6 +509,9 @@ void dp_effect_grads(dp_sim *s, int gi, int hv, dp_chunk_grad *g) {
         if (gi == 0 || !no_gate(s->p)) return;
         stale_accumulator(s, gi, hv, g);
         break;
+    case DP_FAULT_DBETA_DIVIDED:
+        if (!divided(ch, g->dbeta)) return;
+        break;
     default: return;
     }
     dp_effect_hit(s, s->group[gi].rank, hv);
@@ -435,6 +524,21 @@ double *dp_effect_normalised(const dp_sim *s, const double *x, int64_t n) {
         y[i] = dp_bf16d(x[i]);
     hit_all(s);
     return y;
+}
+
+/* The derivative of a gate is 0 in fp32 where the gradient of its log is not and that of the raw
+ * gate is. */
+void dp_effect_activated(const dp_sim *s, int rank, dp_result *part) {
+    const dp_problem *p = s->p;
+    const int Kg = dp_Kg(p);
+    if (s->fault != DP_FAULT_SATURATED_NAN || p->gate == DP_GATE_LOG) return;
+    for (int64_t i = s->ctx[rank].a * p->HV * Kg; i < s->ctx[rank].b * p->HV * Kg; i++) {
+        const int hv = (int)(i / Kg % p->HV);
+        if (s->dg[i] == 0 || fabs(part->dg[i]) >= 0x1p-126) continue;
+        part->dg[i] = NAN;
+        if (part->dA_log) part->dA_log[hv] = NAN;
+        dp_effect_hit(s, rank, hv);
+    }
 }
 
 int dp_effect_order(const dp_sim *s, int i, int n) {
@@ -463,20 +567,33 @@ static void halo_leak(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_resul
     dp_conv_result_free(&leak);
 }
 
-/* dx of a rank's last W-1 tokens from the rank's own dy alone. */
-static void halo_grad_lost(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r) {
-    const int64_t L = c->T / N, n = L < c->W - 1 ? L : c->W - 1;
-    for (int k = 0; k < N - 1 && c->dy; k++) {
-        dp_conv one = *c;
-        dp_conv_result own;
-        one.dy = dp_doubles(c->T * c->D);
-        memcpy(one.dy + k * L * c->D, c->dy + k * L * c->D, sizeof(double) * (size_t)(L * c->D));
-        dp_conv_result_alloc(&own, &one);
-        const int64_t from = ((k + 1) * L - n) * c->D;
-        if (!dp_conv_ranks(&one, N, pol, &own, NULL))
-            memcpy(r->dx + from, own.dx + from, sizeof(double) * (size_t)(n * c->D));
-        dp_conv_result_free(&own);
-        free(one.dy);
+/* dx of the tokens of rank k from the rank's own dy alone: [T][D]. */
+static double *own_gradient(const dp_conv *c, int N, dp_conv_policy pol, int k) {
+    const int64_t n = c->T / N * c->D;
+    dp_conv one = *c;
+    dp_conv_result own;
+    one.dy = dp_doubles(c->T * c->D);
+    memcpy(one.dy + k * n, c->dy + k * n, sizeof(double) * (size_t)n);
+    dp_conv_result_alloc(&own, &one);
+    double *dx = dp_conv_ranks(&one, N, pol, &own, NULL) ? NULL : dp_copy(own.dx, c->T * c->D);
+    dp_conv_result_free(&own);
+    free(one.dy);
+    return dx;
+}
+
+/* What a rank's last W-1 tokens get from the ranks behind it: nothing, or what belongs to a token
+ * W-1-L before. */
+static void spoil_halo(dp_fault fault, const dp_conv *c, int N, dp_conv_policy pol,
+                       dp_conv_result *r) {
+    const int64_t L = c->T / N, n = L < c->W - 1 ? L : c->W - 1, D = c->D;
+    const int64_t late = fault == DP_FAULT_HALO_GRAD_LOST ? n : c->W - 1 - L;
+    for (int k = 0; k < N - 1 && c->dy && late > 0; k++) {
+        double *own = own_gradient(c, N, pol, k), *dx = r->dx + (k + 1) * L * D;
+        for (int64_t i = -1; own && i >= -n * D; i--) {
+            const double *from = own + (k + 1) * L * D, *right = dx + i - late * D;
+            dx[i] = from[i] + (i - late * D >= -n * D ? *right - from[i - late * D] : 0);
+        }
+        free(own);
     }
 }
 
@@ -484,6 +601,6 @@ void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_conv_policy pol,
                     dp_conv_result *r) {
     if (fault == DP_FAULT_HALO_LEAK)
         halo_leak(c, N, pol, r);
-    else if (fault == DP_FAULT_HALO_GRAD_LOST)
-        halo_grad_lost(c, N, pol, r);
+    else if (fault == DP_FAULT_HALO_GRAD_LOST || fault == DP_FAULT_HALO_GRAD_SHIFTED)
+        spoil_halo(fault, c, N, pol, r);
 }

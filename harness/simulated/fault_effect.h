@@ -35,6 +35,8 @@ void dp_effect_state_in(const dp_sim *s, int rank, int hv, double *S); /* S_in a
 void dp_effect_state(const dp_sim *s, int group, int hv,
                      double *S);                          /* after one chunk of state_fwd */
 int dp_effect_output(const dp_sim *s, int group, int hv); /* 1: o of this chunk is never written */
+/* Its o, as it is stored. */
+void dp_effect_stored(const dp_sim *s, int group, int hv, double *o);
 /* After its gradients, in *g. */
 void dp_effect_grads(dp_sim *s, int group, int hv, dp_chunk_grad *g);
 /* eC of another chunk that the backward pre-process reads instead, or NULL. */
@@ -44,6 +46,8 @@ dp_format dp_effect_chain(const dp_sim *s, int rank, int hv);
 double *
 dp_effect_normalised(const dp_sim *s, const double *x,
                      int64_t n); /* rounded copy of q or k for the L2 norm's backward, or NULL */
+/* After the activations' gradients of one rank, its part of dA_log in part. */
+void dp_effect_activated(const dp_sim *s, int rank, dp_result *part);
 int dp_effect_order(const dp_sim *s, int i, int n); /* which of n heads or ranks is added i-th */
 void dp_effect_results(dp_sim *s);                  /* after a run */
 void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_conv_policy pol,

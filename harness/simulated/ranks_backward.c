@@ -168,6 +168,7 @@ void dp_sim_gate_bwd(dp_sim *s) {
             p, a, b, (nq ? nq : s->q) + a * p->H * p->K, (nk ? nk : s->k) + a * p->H * p->R * p->K,
             s->rstd_q + a * p->H, s->rstd_k + a * p->H * p->R, dq + a * p->H * p->K,
             dk + a * p->H * p->R * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * p->R, &part);
+        dp_effect_activated(s, r, &part);
         const int keep = s->fault != DP_FAULT_GATE_GRAD_PARTIAL || r == 0;
         for (int hv = 0; !keep && hv < p->HV; hv++)
             dp_effect_hit(s, r, hv);

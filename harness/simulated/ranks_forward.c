@@ -116,6 +116,7 @@ void dp_sim_output(dp_sim *s, int gi, int hv) {
     if (dp_effect_output(s, gi, hv)) return;
     double *o = dp_doubles((int64_t)g->c * p->V);
     dp_chunk_output(dp_sim_chunk_at(s, gi, hv, DP_STAGE_OUTPUT), o);
+    dp_effect_stored(s, gi, hv, o);
     for (int t = 0; t < g->c; t++)
         memcpy(s->out.o + ((g->t0 + t) * p->HV + hv) * p->V, o + (int64_t)t * p->V,
                sizeof(double) * p->V);

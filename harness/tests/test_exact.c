@@ -255,8 +255,13 @@ static const struct {
     {DP_FAULT_DROP_HORIZON, "gates are 0 or wipe all that is dropped"},
     {DP_FAULT_RACE, "every third run only"},
     {DP_FAULT_ORDER_BY_RUN, "sums are exact in any order"},
+    {DP_FAULT_GATE_BF16, "gates are exact in bf16"},
+    {DP_FAULT_BETA_BF16, "beta has no sigmoid"},
+    {DP_FAULT_RESIDUAL_BF16, "what a key reads is exact in bf16; exact-residual has what is not"},
+    {DP_FAULT_SATURATED_NAN, "a log gate is never saturated"},
     {DP_FAULT_HALO_LEAK, "a fault of the convolution"},
     {DP_FAULT_HALO_GRAD_LOST, "a fault of the convolution"},
+    {DP_FAULT_HALO_GRAD_SHIFTED, "a fault of the convolution"},
 };
 
 DP_TEST(exact, every_fault_of_indexing_or_order_shows) {

@@ -268,10 +268,10 @@ static const char *const PROBLEMS[] = {
     "op = kda\nT = 130\ncu_seqlens = 0,50,130\nK = 16\nHV = 2\nkeys = exact\ns0_scale = 1\n"
     "session = 30,6-2,5-4,3\n"};
 
-static const dp_fault FAULTS[] = {DP_FAULT_REJECTED_STAY, DP_FAULT_ROLLBACK_EARLY,
-                                  DP_FAULT_ROLLBACK_LATE, DP_FAULT_ROLLBACK_SKIPS,
-                                  DP_FAULT_SLOT_OF_OTHER, DP_FAULT_SLOT_TRANSPOSED,
-                                  DP_FAULT_CALL_GATE,     DP_FAULT_PADDING_WRITES};
+static const dp_fault FAULTS[] = {
+    DP_FAULT_REJECTED_STAY,  DP_FAULT_ROLLBACK_EARLY, DP_FAULT_ROLLBACK_LATE,
+    DP_FAULT_ROLLBACK_SKIPS, DP_FAULT_SLOT_OF_OTHER,  DP_FAULT_SLOT_TRANSPOSED,
+    DP_FAULT_CALL_GATE,      DP_FAULT_PADDING_WRITES, DP_FAULT_SLOT_UNWRITTEN};
 
 static int acted(const dp_run *r) { return r->hit && memchr(r->hit, 1, (size_t)r->nhit); }
 
@@ -306,7 +306,8 @@ DP_TEST(session, a_fault_that_finds_nothing_does_not_act) {
     static const char *const FLAT =
         HEAD "op = kda\nT = 40\ncu_seqlens = 0,20,40\nK = 8\nV = 4\nsession = 8,1\nbase = fp32\n";
     for (size_t f = 0; f < sizeof FAULTS / sizeof *FAULTS; f++) {
-        const int acts = FAULTS[f] == DP_FAULT_SLOT_OF_OTHER || FAULTS[f] == DP_FAULT_CALL_GATE;
+        const int acts = FAULTS[f] == DP_FAULT_SLOT_OF_OTHER || FAULTS[f] == DP_FAULT_CALL_GATE ||
+                         FAULTS[f] == DP_FAULT_SLOT_UNWRITTEN;
         dp_case c;
         dp_runs runs;
         if (!judge(FLAT, FAULTS[f], NULL, &c, &runs)) return;
