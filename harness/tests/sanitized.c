@@ -39,6 +39,14 @@ static const struct {
      NUMERICS "products_in_double_double and the chains of bits run the same code"},
     {"truth", "radius_covers_each_source_of_error",
      NUMERICS "radius_covers_the_difference_between_precisions runs the same code"},
+    {"differ", "a_truth_that_takes_minutes_is_asked_for_by_name_alone",
+     NUMERICS "the_first_stage_beyond_both_bounds with --no-truth runs the same code"},
+    {"drop", "channel_sums_fail_where_keys_move_the_state",
+     NUMERICS "claim_decides_what_may_be_dropped runs the same code"},
+    {"adversary", "what_no_case_shows_fails_all_of_them_together",
+     NUMERICS "pooled.* and a_right_design_passes run the same code"},
+    {"attacks_report", "changed_records_are_refused_or_become_a_page",
+     "Python alone, of which nothing is compiled"},
 };
 
 const char *gt_left_out(const char *suite, const char *name) {

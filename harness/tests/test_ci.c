@@ -111,12 +111,11 @@ DP_TEST(ci, parts_of_the_tests_are_summed_and_a_part_that_died_is_no_pass) {
         const char *how, *last, *says, *hides;
         int status;
     } rows[] = {
-        {"pass", "6 passed, 0 failed, 0 skipped\n", "[       OK ] a.b1", "Failure said", 0},
-        {"fail", "3 passed, 1 failed, 2 skipped\n", "[ RUN      ] a.b1\nx.c:1: Failure said\n",
-         "process 1", 1},
-        {"leak", "6 passed, 0 failed, 0 skipped\n", "ERROR: leak", "Failure said", 1},
-        {"die", "3 passed, 0 failed, 0 skipped\n", "process 1 did not come to its end", "a.b1 (1",
-         1},
+        {"pass", "18 passed, 0 failed, 0 skipped\n", "[       OK ] a.b1", "Failure said", 0},
+        {"fail", "15 passed, 1 failed, 2 skipped\n", "[ RUN      ] a.b1\nx.c:1: Failure said\n",
+         "part 1", 1},
+        {"leak", "18 passed, 0 failed, 0 skipped\n", "ERROR: leak", "Failure said", 1},
+        {"die", "15 passed, 0 failed, 0 skipped\n", "part 1 did not come to its end", "a.b1 (1", 1},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char line[2000];
