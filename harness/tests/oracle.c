@@ -59,119 +59,191 @@ static void denormalise(const dp_problem *p, const ld *y, ld r, const ld *dy,
         out[i] += (double)(p->l2norm ? r * (dy[i] - y[i] * d) : dy[i]);
 }
 
-static void sequence(const dp_problem *p, int seq, int hv, dp_result *out, int backward) {
-    const int K = p->K, V = p->V, R = p->R, h = hv / dp_G(p), Kg = dp_Kg(p);
-    const int64_t a = p->cu[seq], n = p->cu[seq + 1] - a, KV = (int64_t)K * V,
-                  sh = ((int64_t)seq * p->HV + hv) * KV;
-    ld *S = lds((n + 1) * KV), *Sb = lds(n * KV + 1), *E = lds(n * R * V + 1), *k = lds(R * K),
-       *q = lds(K), *g = lds(K), *b = lds(R);
-    for (int64_t i = 0; i < KV; i++)
-        S[i] = p->s0 ? p->s0[sh + i] : 0;
-    ld x1, x2;
-    for (int64_t t = 0; t < n; t++) {
-        const int64_t tok = a + t;
-        ld *B = Sb + t * KV, *N = S + (t + 1) * KV;
-        normalise(p, p->q + (tok * p->H + h) * K, q);
-        for (int j = 0; j < R; j++) {
-            normalise(p, p->k + ((tok * p->H + h) * R + j) * K, k + j * K);
-            beta_at(p, p->beta[(tok * p->HV + hv) * R + j], &b[j], &x1);
-        }
-        for (int c = 0; c < K; c++) {
-            gate_at(p, tok, hv, Kg == 1 ? 0 : c, &g[c], &x1, &x2);
-            for (int v = 0; v < V; v++)
-                B[c * V + v] = expl(g[c]) * S[t * KV + c * V + v];
-        }
-        memcpy(N, B, sizeof(ld) * KV);
-        for (int j = 0; j < R; j++)
-            for (int v = 0; v < V; v++) {
-                ld e = p->v[((tok * p->HV + hv) * R + j) * V + v];
-                for (int c = 0; c < K; c++)
-                    e -= k[j * K + c] * B[c * V + v];
-                E[(t * R + j) * V + v] = e;
-                for (int c = 0; c < K; c++)
-                    N[c * V + v] += k[j * K + c] * b[j] * e;
-            }
-        for (int v = 0; v < V; v++) {
-            ld o = 0;
-            for (int c = 0; c < K; c++)
-                o += q[c] * N[c * V + v];
-            out->o[(tok * p->HV + hv) * V + v] = (double)(p->scale * o);
-        }
-    }
-    for (int64_t i = 0; i < KV; i++)
-        out->final_state[sh + i] = (double)S[n * KV + i];
-    if (!backward) goto done;
+/* One head of one sequence: states before each token, after its decay, and errors of its values,
+ * which the way back needs; the rows of one token. */
+typedef struct {
+    const dp_problem *p;
+    dp_result *out;
+    int hv, h;
+    int64_t first, n; /* tokens */
+    ld *S, *decayed;  /* [n + 1][K][V], [n][K][V] */
+    ld *E;            /* [n][R][V]: v - k' decayed */
+    ld *q, *k, *b;    /* of a token: [K], [R][K], [R] */
+    ld rq, *rk;       /* what q and the keys were divided by, inverted; [R] */
+    ld *G, *dS;       /* [K][V]: gradient of the state after, and after its decay */
+    ld *dq, *dk, *dU; /* [K], [R][K], [R][V] */
+} walk;
 
-    ld *G = lds(KV), *dSb = lds(KV), *dq = lds(K), *dk = lds(R * K), *dU = lds(R * V);
-    for (int64_t i = 0; i < KV; i++)
-        G[i] = p->dstate ? p->dstate[sh + i] : 0;
-    for (int64_t t = n - 1; t >= 0; t--) {
-        const int64_t tok = a + t;
-        const double *dout = p->dout + (tok * p->HV + hv) * V;
-        const ld *B = Sb + t * KV, *N = S + (t + 1) * KV, *e = E + t * R * V;
-        ld rk[64], dbraw, dgx, dgA, gv;
-        const ld rq = normalise(p, p->q + (tok * p->H + h) * K, q);
-        for (int j = 0; j < R; j++) {
-            rk[j] = normalise(p, p->k + ((tok * p->H + h) * R + j) * K, k + j * K);
-            beta_at(p, p->beta[(tok * p->HV + hv) * R + j], &b[j], &x1);
-        }
-        for (int c = 0; c < K; c++) {
-            dq[c] = 0;
-            for (int v = 0; v < V; v++) {
-                G[c * V + v] += p->scale * q[c] * dout[v];
-                dq[c] += p->scale * N[c * V + v] * dout[v];
-            }
-        }
-        memcpy(dSb, G, sizeof(ld) * KV);
-        for (int j = 0; j < R; j++) {
-            ld db = 0;
-            for (int v = 0; v < V; v++) {
-                ld u = 0;
-                for (int c = 0; c < K; c++)
-                    u += k[j * K + c] * G[c * V + v];
-                dU[j * V + v] = u;
-                db += e[j * V + v] * u;
-                out->dv[((tok * p->HV + hv) * R + j) * V + v] = (double)(b[j] * u);
-            }
-            beta_at(p, p->beta[(tok * p->HV + hv) * R + j], &x1, &dbraw);
-            out->dbeta[(tok * p->HV + hv) * R + j] = (double)(db * dbraw);
-            for (int c = 0; c < K; c++) {
-                dk[j * K + c] = 0;
-                for (int v = 0; v < V; v++) {
-                    dk[j * K + c] +=
-                        b[j] * e[j * V + v] * G[c * V + v] - b[j] * dU[j * V + v] * B[c * V + v];
-                    dSb[c * V + v] -= k[j * K + c] * b[j] * dU[j * V + v];
-                }
-            }
-        }
-        ld scalar = 0;
-        for (int c = 0; c < K; c++) {
-            ld dg = 0;
-            for (int v = 0; v < V; v++)
-                dg += dSb[c * V + v] * B[c * V + v];
-            gate_at(p, tok, hv, Kg == 1 ? 0 : c, &gv, &dgx, &dgA);
-            for (int v = 0; v < V; v++)
-                G[c * V + v] = expl(gv) * dSb[c * V + v];
-            scalar += dg;
-            if (Kg == 1 && c < K - 1) continue;
-            if (Kg == 1) dg = scalar;
-            out->dg[(tok * p->HV + hv) * Kg + (Kg == 1 ? 0 : c)] = (double)(dg * dgx);
-            if (out->dA_log) out->dA_log[hv] += (double)(dg * dgA);
-            if (out->ddt_bias) out->ddt_bias[hv * Kg + (Kg == 1 ? 0 : c)] += (double)(dg * dgx);
-        }
-        denormalise(p, q, rq, dq, out->dq + (tok * p->H + h) * K);
-        for (int j = 0; j < R; j++)
-            denormalise(p, k + j * K, rk[j], dk + j * K, out->dk + ((tok * p->H + h) * R + j) * K);
+static walk walk_of(const dp_problem *p, int seq, int hv, dp_result *out) {
+    const int K = p->K, V = p->V, R = p->R;
+    const int64_t n = p->cu[seq + 1] - p->cu[seq], KV = (int64_t)K * V;
+    return (walk){.p = p,
+                  .out = out,
+                  .hv = hv,
+                  .h = hv / dp_G(p),
+                  .first = p->cu[seq],
+                  .n = n,
+                  .S = lds((n + 1) * KV),
+                  .decayed = lds(n * KV + 1),
+                  .E = lds(n * R * V + 1),
+                  .q = lds(K),
+                  .k = lds(R * K),
+                  .b = lds(R),
+                  .rk = lds(R),
+                  .G = lds(KV),
+                  .dS = lds(KV),
+                  .dq = lds(K),
+                  .dk = lds(R * K),
+                  .dU = lds(R * V)};
+}
+
+static void free_walk(walk *w) {
+    ld *const all[] = {w->S,  w->decayed, w->E,  w->q,  w->k,  w->b,
+                       w->rk, w->G,       w->dS, w->dq, w->dk, w->dU};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+static int64_t of_token(const walk *w, int64_t t) { return (w->first + t) * w->p->HV + w->hv; }
+static int64_t of_key_head(const walk *w, int64_t t) { return (w->first + t) * w->p->H + w->h; }
+
+static void read_token(walk *w, int64_t t) {
+    const dp_problem *p = w->p;
+    const int K = p->K, R = p->R;
+    ld slope;
+    w->rq = normalise(p, p->q + of_key_head(w, t) * K, w->q);
+    for (int j = 0; j < R; j++) {
+        w->rk[j] = normalise(p, p->k + (of_key_head(w, t) * R + j) * K, w->k + j * K);
+        beta_at(p, p->beta[of_token(w, t) * R + j], &w->b[j], &slope);
     }
+}
+
+/* S <- exp(g) S; then S <- S + k b e' for each key, e = v - k' S of the decayed state; o = q' S. */
+static void forward_token(walk *w, int64_t t) {
+    const dp_problem *p = w->p;
+    const int K = p->K, V = p->V, R = p->R;
+    const int64_t KV = (int64_t)K * V;
+    const ld *before = w->S + t * KV;
+    ld *decayed = w->decayed + t * KV, *after = w->S + (t + 1) * KV, *e = w->E + t * R * V;
+    read_token(w, t);
+    for (int c = 0; c < K; c++) {
+        ld g, x1, x2;
+        gate_at(p, w->first + t, w->hv, dp_Kg(p) == 1 ? 0 : c, &g, &x1, &x2);
+        for (int v = 0; v < V; v++)
+            decayed[c * V + v] = expl(g) * before[c * V + v];
+    }
+    memcpy(after, decayed, sizeof(ld) * KV);
+    for (int j = 0; j < R; j++)
+        for (int v = 0; v < V; v++) {
+            e[j * V + v] = p->v[(of_token(w, t) * R + j) * V + v];
+            for (int c = 0; c < K; c++)
+                e[j * V + v] -= w->k[j * K + c] * decayed[c * V + v];
+            for (int c = 0; c < K; c++)
+                after[c * V + v] += w->k[j * K + c] * w->b[j] * e[j * V + v];
+        }
+    for (int v = 0; v < V; v++) {
+        ld o = 0;
+        for (int c = 0; c < K; c++)
+            o += w->q[c] * after[c * V + v];
+        w->out->o[of_token(w, t) * V + v] = (double)(p->scale * o);
+    }
+}
+
+/* Of o = scale q' S: its shares of G, and dq. */
+static void backward_output(walk *w, int64_t t) {
+    const dp_problem *p = w->p;
+    const int V = p->V;
+    const double *dout = p->dout + of_token(w, t) * V;
+    const ld *after = w->S + (t + 1) * p->K * V;
+    for (int c = 0; c < p->K; c++) {
+        w->dq[c] = 0;
+        for (int v = 0; v < V; v++) {
+            w->G[c * V + v] += p->scale * w->q[c] * dout[v];
+            w->dq[c] += p->scale * after[c * V + v] * dout[v];
+        }
+    }
+}
+
+/* Of one key: dv, dbeta, dk, and its share of the decayed state's gradient. */
+static void backward_key(walk *w, int64_t t, int j) {
+    const dp_problem *p = w->p;
+    const int K = p->K, V = p->V, R = p->R;
+    const int64_t row = of_token(w, t) * R + j;
+    const ld *decayed = w->decayed + t * K * V, *e = w->E + (t * R + j) * V, *k = w->k + j * K;
+    const ld b = w->b[j];
+    ld *dU = w->dU + j * V, *dk = w->dk + j * K, db = 0, same, slope;
+    for (int v = 0; v < V; v++) {
+        dU[v] = 0;
+        for (int c = 0; c < K; c++)
+            dU[v] += k[c] * w->G[c * V + v];
+        db += e[v] * dU[v];
+        w->out->dv[row * V + v] = (double)(b * dU[v]);
+    }
+    beta_at(p, p->beta[row], &same, &slope);
+    w->out->dbeta[row] = (double)(db * slope);
+    for (int c = 0; c < K; c++) {
+        dk[c] = 0;
+        for (int v = 0; v < V; v++) {
+            dk[c] += b * e[v] * w->G[c * V + v] - b * dU[v] * decayed[c * V + v];
+            w->dS[c * V + v] -= k[c] * b * dU[v];
+        }
+    }
+}
+
+/* Of the decay: dg, dA_log, ddt_bias, and G of the token before. */
+static void backward_gate(walk *w, int64_t t) {
+    const dp_problem *p = w->p;
+    const int K = p->K, V = p->V, Kg = dp_Kg(p);
+    const ld *decayed = w->decayed + t * K * V;
+    ld sum = 0;
+    for (int c = 0; c < K; c++) {
+        const int gate = Kg == 1 ? 0 : c;
+        ld g, dgx, dgA, dg = 0;
+        for (int v = 0; v < V; v++)
+            dg += w->dS[c * V + v] * decayed[c * V + v];
+        gate_at(p, w->first + t, w->hv, gate, &g, &dgx, &dgA);
+        for (int v = 0; v < V; v++)
+            w->G[c * V + v] = expl(g) * w->dS[c * V + v];
+        sum += dg;
+        if (Kg == 1 && c < K - 1) continue;
+        if (Kg == 1) dg = sum;
+        w->out->dg[of_token(w, t) * Kg + gate] = (double)(dg * dgx);
+        if (w->out->dA_log) w->out->dA_log[w->hv] += (double)(dg * dgA);
+        if (w->out->ddt_bias) w->out->ddt_bias[w->hv * Kg + gate] += (double)(dg * dgx);
+    }
+}
+
+static void backward_token(walk *w, int64_t t) {
+    const dp_problem *p = w->p;
+    const int K = p->K, R = p->R;
+    read_token(w, t);
+    backward_output(w, t);
+    memcpy(w->dS, w->G, sizeof(ld) * K * p->V);
+    for (int j = 0; j < R; j++)
+        backward_key(w, t, j);
+    backward_gate(w, t);
+    denormalise(p, w->q, w->rq, w->dq, w->out->dq + of_key_head(w, t) * K);
+    for (int j = 0; j < R; j++)
+        denormalise(p, w->k + j * K, w->rk[j], w->dk + j * K,
+                    w->out->dk + (of_key_head(w, t) * R + j) * K);
+}
+
+static void sequence(const dp_problem *p, int seq, int hv, dp_result *out, int backward) {
+    walk w = walk_of(p, seq, hv, out);
+    const int64_t KV = (int64_t)p->K * p->V, state = ((int64_t)seq * p->HV + hv) * KV;
     for (int64_t i = 0; i < KV; i++)
-        out->ds0[sh + i] = (double)G[i];
-    free(G);
-    free(dSb);
-    free(dq);
-    free(dk);
-    free(dU);
-done:
-    free(S), free(Sb), free(E), free(k), free(q), free(g), free(b);
+        w.S[i] = p->s0 ? p->s0[state + i] : 0;
+    for (int64_t t = 0; t < w.n; t++)
+        forward_token(&w, t);
+    for (int64_t i = 0; i < KV; i++)
+        out->final_state[state + i] = (double)w.S[w.n * KV + i];
+    for (int64_t i = 0; backward && i < KV; i++)
+        w.G[i] = p->dstate ? p->dstate[state + i] : 0;
+    for (int64_t t = w.n - 1; backward && t >= 0; t--)
+        backward_token(&w, t);
+    for (int64_t i = 0; backward && i < KV; i++)
+        out->ds0[state + i] = (double)w.G[i];
+    free_walk(&w);
 }
 
 void oracle_run(const dp_problem *p, dp_result *r, int backward) {

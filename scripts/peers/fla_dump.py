@@ -154,13 +154,8 @@ def sequences(tensors, metadata, T):
     )
 
 
-def run_kda(in_path, out_path, tokens=0, tune=False):
-    if not tune:
-        first_config_only()
-    import fla
-    from fla.ops.cp import build_cp_context
-    from fla.ops.kda import chunk_kda
-
+def join_ranks():
+    """(ranks, this one, its GPU chosen): those that torchrun started."""
     ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     gpus = torch.cuda.device_count()
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % gpus)
@@ -169,21 +164,68 @@ def run_kda(in_path, out_path, tokens=0, tune=False):
         torch.distributed.init_process_group("gloo" if shared else "nccl")
         if shared:
             gather_flat()
-    tensors, metadata = load(in_path)
-    T = (
-        max(tensors["beta"].shape[:2])
-        if tensors["beta"].dim() > 1 and tensors["beta"].shape[0] == 1
-        else tensors["beta"].shape[0]
+    return ranks, rank
+
+
+def token_axis(tensors):
+    """1 where the file has a batch axis of one sequence before its tokens, else 0."""
+    beta = tensors["beta"]
+    return int(beta.dim() > 1 and beta.shape[0] == 1)
+
+
+def first_tokens(tensors, metadata, tokens, in_path):
+    """(tensors, T), cut to the first `tokens` of them if that is not 0."""
+    axis = token_axis(tensors)
+    T = max(tensors["beta"].shape[:2]) if axis else tensors["beta"].shape[0]
+    if not tokens:
+        return tensors, T
+    if not 0 < tokens <= T or "cu_seqlens" in tensors or "cu_seqlens" in metadata:
+        sys.exit(
+            f"--tokens {tokens}: {in_path} has {T} tokens"
+            + (" in packed sequences" if tokens <= T else "")
+        )
+    cut = {k: tensors[k].narrow(axis, 0, tokens) for k in TOKENS if k in tensors}
+    return tensors | cut, tokens
+
+
+def inputs_of(tensors, T, ranks, rank, s0):
+    """What chunk_kda takes, of this rank's tokens, on its GPU; and do."""
+    part = slice(rank * (T // ranks), (rank + 1) * (T // ranks))
+    x = {
+        k: with_batch(k, tensors[k], T)[:, part].contiguous().cuda() for k in TOKENS if k in tensors
+    }
+    x |= {k: tensors[k].flatten().cuda() for k in ("A_log", "dt_bias") if k in tensors}
+    if s0 is not None:
+        x["initial_state"] = s0.cuda()
+    do = x.pop("do", None)
+    for t in x.values():
+        t.requires_grad_(do is not None)
+    return x, do
+
+
+def gradients_of(x, o, state, do, dht, ranks):
+    torch.autograd.backward(
+        (o,) if dht is None else (o, state), (do,) if dht is None else (do, dht.cuda())
     )
-    if tokens:
-        if not 0 < tokens <= T or "cu_seqlens" in tensors or "cu_seqlens" in metadata:
-            sys.exit(
-                f"--tokens {tokens}: {in_path} has {T} tokens"
-                + (" in packed sequences" if tokens <= T else "")
-            )
-        first = 1 if tensors["beta"].dim() > 1 and tensors["beta"].shape[0] == 1 else 0
-        tensors |= {k: tensors[k].narrow(first, 0, tokens) for k in TOKENS if k in tensors}
-        T = tokens
+    return {
+        "dh0" if k == "initial_state" else f"d{k}": (gather if k in TOKENS else reduce)(
+            x[k].grad, ranks
+        )
+        for k in x
+        if x[k].grad is not None
+    }
+
+
+def run_kda(in_path, out_path, tokens=0, tune=False):
+    if not tune:
+        first_config_only()
+    import fla
+    from fla.ops.cp import build_cp_context
+    from fla.ops.kda import chunk_kda
+
+    ranks, rank = join_ranks()
+    tensors, metadata = load(in_path)
+    tensors, T = first_tokens(tensors, metadata, tokens, in_path)
     if T % ranks:
         sys.exit(f"{in_path}: {T} tokens do not split over {ranks} processes")
     s0, dht = (
@@ -195,51 +237,28 @@ def run_kda(in_path, out_path, tokens=0, tune=False):
             "parallelism"
         )
     cu = sequences(tensors, metadata, T).cuda()
-    part = slice(rank * (T // ranks), (rank + 1) * (T // ranks))
-    x = {
-        k: with_batch(k, tensors[k], T)[:, part].contiguous().cuda() for k in TOKENS if k in tensors
-    }
-    x |= {k: tensors[k].flatten().cuda() for k in ("A_log", "dt_bias") if k in tensors}
-    if s0 is not None:
-        x["initial_state"] = s0.cuda()
-    do = x.pop("do", None)
-    for t in x.values():
-        t.requires_grad_(do is not None)
-    where = {"cu_seqlens": cu}
+    x, do = inputs_of(tensors, T, ranks, rank, s0)
+    where = {"cu_seqlens": cu, "output_final_state": True}
     if ranks > 1:
         context = build_cp_context(cu, group=torch.distributed.group.WORLD)
         where = {"cu_seqlens": context.cu_seqlens, "cp_context": context}
-    o, state = chunk_kda(
-        **x, **flags(metadata), **where, **({} if ranks > 1 else {"output_final_state": True})
-    )
+    o, state = chunk_kda(**x, **flags(metadata), **where)
     out = {"o": gather(o.detach(), ranks)}
     if state is not None:
         out["final_state"] = state
     if do is not None:
-        torch.autograd.backward(
-            (o,) if dht is None else (o, state), (do,) if dht is None else (do, dht.cuda())
-        )
-        out |= {
-            "dh0" if k == "initial_state" else f"d{k}": (gather if k in TOKENS else reduce)(
-                x[k].grad, ranks
-            )
-            for k in x
-            if x[k].grad is not None
-        }
+        out |= gradients_of(x, o, state, do, dht, ranks)
     if rank == 0:
         version = getattr(fla, "__version__", "unknown")
-        layout = {"state_layout": metadata["state_layout"]} if "state_layout" in metadata else {}
-        save(
-            out_path,
-            out,
-            layout
-            | {
-                "producer": f"flash-linear-attention {version} chunk_kda, "
-                f"{torch.cuda.get_device_name()}",
-                "ranks": ranks,
-                "base": "bf16",
-            },
-        )
+        said = {
+            "producer": f"flash-linear-attention {version} chunk_kda, "
+            f"{torch.cuda.get_device_name()}",
+            "ranks": ranks,
+            "base": "bf16",
+        }
+        if "state_layout" in metadata:
+            said["state_layout"] = metadata["state_layout"]
+        save(out_path, out, said)
         print(f"wrote {out_path}: {' '.join(out)}")
     if ranks > 1:
         torch.distributed.destroy_process_group()
