@@ -3,7 +3,8 @@
  *
  * Each stage is computed in the formats that the policy names: the M chain in `chain`, everything
  * else as `base` says (ref/vocabulary/formats.h). A rank touches only its own tokens and what the
- * all-gather (or the ring) brings it. Stages, in order:
+ * all-gather (or the ring) brings it, from memory or, where a process has one rank alone, by
+ * messages (peers). Stages, in order:
  *   gate -> intra, wy -> pre_process_fwd -> all_gather, merge_fwd -> state_fwd -> output
  *   (recompute) -> dAv -> pre_process_bwd -> all_gather, merge_bwd -> state_bwd
  *               -> wy_bwd, intra_bwd -> gate_bwd
@@ -18,6 +19,7 @@
 #include "ref/chunk/chunk.h"
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/design.h"
+#include "ref/vocabulary/peers.h"
 #include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
 extern "C" {
@@ -76,6 +78,8 @@ typedef struct {
     int by_inverse;          /* as in dp_chunk */
     const dp_linear *linear; /* who multiplies and solves */
     int N;
+    int from, to;          /* ranks that are computed here: all, or the one of this process */
+    const dp_peers *peers; /* who computes the others; NULL: all are here */
     dp_fault fault;
     /* [N*HV]: where the fault acted in the last run (fault_effect.h; faults that show between runs:
      * in all so far); in what later runs keep */
@@ -118,6 +122,14 @@ dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *desi
                            const unsigned char *first_of_call, dp_err *e);
 /* The same over CBLAS and LAPACKE: other orders of summation, those of the machine. */
 dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);
+/* One rank of N, that of peers, alone: `part` has its tokens (T of them) and the cu and states of
+ * all. Results are those of its tokens and of the sequences that begin or end in them, in lists of
+ * all ranks its own; dA_log and ddt_bias are the sums. Borrows part and peers. */
+dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const dp_peers *peers,
+                          dp_err *e);
+/* The frame of a simulation whose ranks are computed elsewhere: contexts, chunks' places, room for
+ * results with dp_sim_begin; nothing is computed. */
+dp_status dp_sim_new_frame(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);
 /* With a base of its own for every stage. */
 dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N,
                             dp_fault fault, dp_err *e);

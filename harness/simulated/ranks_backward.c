@@ -70,23 +70,20 @@ static void merge_bwd_allgather(dp_sim *s, int r, int hv) {
     dp_sim_replace(&s->dS_out[r * HV + hv], S);
 }
 
-static void merge_bwd_ring(dp_sim *s, int hv) {
+/* The adjoint of ring_fwd. */
+static void ring_bwd(dp_sim *s, int r, int hv, double **S) {
     const int HV = s->p->HV;
     const int64_t KV = (int64_t)s->p->K * s->p->V;
-    double *S = NULL;
-    for (int r = s->N - 1; r >= 0; r--) {
-        const dp_context *c = &s->ctx[r];
-        if (!c->is_last) dp_sim_replace(&s->dS_out[r * HV + hv], dp_copy(S, KV));
-        if (c->is_first) continue;
-        if (dp_sim_ends_here(s, r, 0)) {
-            const double *end = dp_sim_end_gradient(s, r, 0);
-            dp_sim_replace(&S, end ? dp_copy(end + hv * KV, KV) : NULL);
-            if (S) dp_sim_round_arith_all(s->at[DP_STAGE_MERGE_BWD], S, KV);
-        }
-        dp_sim_merge_step(s, (r - 1) * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[r * HV + hv],
-                          s->dH[r * HV + hv], &S);
+    const dp_context *c = &s->ctx[r];
+    if (!c->is_last) dp_sim_replace(&s->dS_out[r * HV + hv], dp_copy(*S, KV));
+    if (c->is_first) return;
+    if (dp_sim_ends_here(s, r, 0)) {
+        const double *end = dp_sim_end_gradient(s, r, 0);
+        dp_sim_replace(S, end ? dp_copy(end + hv * KV, KV) : NULL);
+        if (*S) dp_sim_round_arith_all(s->at[DP_STAGE_MERGE_BWD], *S, KV);
     }
-    free(S);
+    dp_sim_merge_step(s, (r - 1) * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[r * HV + hv],
+                      s->dH[r * HV + hv], S);
 }
 
 static void state_bwd(dp_sim *s, int r, int hv, int sub) {
@@ -145,6 +142,27 @@ static void grads(dp_sim *s, int gi) {
     free(dout);
 }
 
+/* dA_log and ddt_bias from the sums of all ranks, in rank order. */
+static void add_sums(dp_sim *s, dp_base base, double *sums) {
+    const dp_problem *p = s->p;
+    double *A = s->out.dA_log, *B = s->out.ddt_bias;
+    const int64_t nA = A ? p->HV : 0, nB = B ? (int64_t)p->HV * dp_Kg(p) : 0;
+    if (s->peers) dp_peers_gather(s->peers, sums, nA + nB, "dA_log and ddt_bias");
+    if (A) memset(A, 0, sizeof(double) * (size_t)nA);
+    if (B) memset(B, 0, sizeof(double) * (size_t)nB);
+    for (int i = 0; i < s->N; i++) {
+        const int r = dp_effect_order(s, i, s->N);
+        const double *part = sums + r * (nA + nB);
+        const int keep = s->fault != DP_FAULT_GATE_GRAD_PARTIAL || r == 0;
+        for (int hv = 0; !keep && hv < p->HV; hv++)
+            dp_effect_hit(s, r, hv);
+        for (int64_t j = 0; keep && j < nA; j++)
+            A[j] = dp_round_arith(base, A[j] + part[j]);
+        for (int64_t j = 0; keep && j < nB; j++)
+            B[j] = dp_round_arith(base, B[j] + part[nA + j]);
+    }
+}
+
 /* Through the activations, rank by rank; dA_log and ddt_bias are per-rank partial sums, then
  * all-reduced in rank order. */
 void dp_sim_gate_bwd(dp_sim *s) {
@@ -154,31 +172,23 @@ void dp_sim_gate_bwd(dp_sim *s) {
     const double *dq = s->dq, *dk = s->dk, *dg = s->dg, *dbeta = s->dbeta;
     const int Kg = dp_Kg(p);
     double *A = s->out.dA_log, *B = s->out.ddt_bias;
-    if (A) memset(A, 0, sizeof(double) * p->HV);
-    if (B) memset(B, 0, sizeof(double) * p->HV * Kg);
+    const int64_t nA = A ? p->HV : 0, nB = B ? (int64_t)p->HV * Kg : 0;
+    double *sums = dp_doubles(s->N * (nA + nB)); /* [N]: dA_log, ddt_bias of each rank */
     double *nq = dp_effect_normalised(s, s->q, p->T * p->H * p->K),
            *nk = dp_effect_normalised(s, s->k, p->T * p->H * p->R * p->K);
-    for (int i = 0; i < s->N; i++) {
-        const int r = dp_effect_order(s, i, s->N);
+    for (int r = s->from; r < s->to; r++) {
         const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
         dp_result part = s->out;
-        part.dA_log = A ? dp_doubles(p->HV) : NULL;
-        part.ddt_bias = B ? dp_doubles((int64_t)p->HV * Kg) : NULL;
+        part.dA_log = A ? sums + r * (nA + nB) : NULL;
+        part.ddt_bias = B ? sums + r * (nA + nB) + nA : NULL;
         (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(
             p, a, b, (nq ? nq : s->q) + a * p->H * p->K, (nk ? nk : s->k) + a * p->H * p->R * p->K,
             s->rstd_q + a * p->H, s->rstd_k + a * p->H * p->R, dq + a * p->H * p->K,
             dk + a * p->H * p->R * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * p->R, &part);
         dp_effect_activated(s, r, &part);
-        const int keep = s->fault != DP_FAULT_GATE_GRAD_PARTIAL || r == 0;
-        for (int hv = 0; !keep && hv < p->HV; hv++)
-            dp_effect_hit(s, r, hv);
-        for (int i = 0; A && keep && i < p->HV; i++)
-            A[i] = dp_round_arith(base, A[i] + part.dA_log[i]);
-        for (int i = 0; B && keep && i < p->HV * Kg; i++)
-            B[i] = dp_round_arith(base, B[i] + part.ddt_bias[i]);
-        free(part.dA_log);
-        free(part.ddt_bias);
     }
+    add_sums(s, base, sums);
+    free(sums);
     free(nq);
     free(nk);
     const struct {
@@ -211,24 +221,25 @@ void dp_sim_all_grads(dp_sim *s) {
 
 void dp_sim_pre_bwd(dp_sim *s) {
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int i = 0; i < s->N * s->p->HV; i++)
+    for (int i = s->from * s->p->HV; i < s->to * s->p->HV; i++)
         pre_process_bwd(s, i / s->p->HV, i % s->p->HV);
 }
 
 void dp_sim_merge_bwd(dp_sim *s) {
     const int HV = s->p->HV;
-    if (s->merge == DP_MERGE_RING)
-        for (int hv = 0; hv < HV; hv++)
-            merge_bwd_ring(s, hv);
-    else
-        for (int i = 0; i < s->N * HV; i++)
-            merge_bwd_allgather(s, i / HV, i % HV);
+    if (s->merge == DP_MERGE_RING) {
+        dp_sim_ring(s, 1, ring_bwd);
+        return;
+    }
+    dp_sim_share_pairs(s, 1);
+    for (int i = s->from * HV; i < s->to * HV; i++)
+        merge_bwd_allgather(s, i / HV, i % HV);
 }
 
 void dp_sim_states_bwd(dp_sim *s) {
     const int HV = s->p->HV;
 #pragma omp parallel for schedule(dynamic, 1) if (s->fault != DP_FAULT_CU_DIVIDED)
-    for (int i = 0; i < s->N * HV; i++)
+    for (int i = s->from * HV; i < s->to * HV; i++)
         for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++)
             state_bwd(s, i / HV, i % HV, sub);
 }
@@ -247,7 +258,7 @@ void dp_sim_backward(dp_sim *s) {
     dp_sim_merge_bwd(s);
     const int known = s->have_backward && dp_sim_same(before, s->dS_out, nr, KV);
     dp_sim_free_list(before, nr);
-    if (known && !s->fault) return;
+    if (known && !s->fault && !s->peers) return; /* peers wait for this rank's sums */
     dp_sim_states_bwd(s);
     dp_sim_all_grads(s);
     dp_sim_gate_bwd(s);

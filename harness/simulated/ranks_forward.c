@@ -46,28 +46,24 @@ static void merge_fwd_allgather(dp_sim *s, int r, int hv) {
     dp_sim_replace(&s->S_in[r * HV + hv], S);
 }
 
-/* Rank r waits for S, sends m_r S + h_r on (math.md g.3): a rank where the passed sequence starts
- * begins from its own start state. */
-static void merge_fwd_ring(dp_sim *s, int hv) {
+/* Rank r got S, hands m_r S + h_r on (math.md g.3): a rank where the passed sequence starts begins
+ * from its own start state. */
+static void ring_fwd(dp_sim *s, int r, int hv, double **S) {
     const int HV = s->p->HV;
     const int64_t KV = (int64_t)s->p->K * s->p->V;
-    double *S = NULL;
-    for (int r = 0; r < s->N; r++) {
-        const dp_context *c = &s->ctx[r];
-        if (!c->is_first) {
-            dp_sim_replace(&s->S_in[r * HV + hv], dp_copy(S, KV));
-            dp_effect_state_in(s, r, hv, s->S_in[r * HV + hv]);
-        }
-        if (c->is_last) continue;
-        if (dp_sim_starts_here(s, r, c->nlocal - 1)) {
-            const double *start = dp_sim_start(s, r, c->nlocal - 1);
-            dp_sim_replace(&S, start ? dp_copy(start + hv * KV, KV) : NULL);
-            if (S) dp_sim_round_arith_all(s->at[DP_STAGE_MERGE_FWD], S, KV);
-        }
-        dp_sim_merge_step(s, (r + 1) * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[r * HV + hv],
-                          s->H[r * HV + hv], &S);
+    const dp_context *c = &s->ctx[r];
+    if (!c->is_first) {
+        dp_sim_replace(&s->S_in[r * HV + hv], dp_copy(*S, KV));
+        dp_effect_state_in(s, r, hv, s->S_in[r * HV + hv]);
     }
-    free(S);
+    if (c->is_last) return;
+    if (dp_sim_starts_here(s, r, c->nlocal - 1)) {
+        const double *start = dp_sim_start(s, r, c->nlocal - 1);
+        dp_sim_replace(S, start ? dp_copy(start + hv * KV, KV) : NULL);
+        if (*S) dp_sim_round_arith_all(s->at[DP_STAGE_MERGE_FWD], *S, KV);
+    }
+    dp_sim_merge_step(s, (r + 1) * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[r * HV + hv],
+                      s->H[r * HV + hv], S);
 }
 
 /* One local sub-sequence, from its initial state; h and v_new are kept in the chunks. lost: start
@@ -156,7 +152,7 @@ void dp_sim_states_fwd(dp_sim *s, int lost) {
     const int HV = s->p->HV;
 #pragma omp parallel for schedule( \
     dynamic, 1) if (s->fault != DP_FAULT_CU_DIVIDED) /* several ranks own a sequence's end then */
-    for (int i = 0; i < s->N * HV; i++)
+    for (int i = s->from * HV; i < s->to * HV; i++)
         for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++) {
             const int drop = s->fault == DP_FAULT_STATE_LOST ||
                              (s->fault == DP_FAULT_STATE_LATE && s->ctx[i / HV].nlocal > 1);
@@ -167,18 +163,19 @@ void dp_sim_states_fwd(dp_sim *s, int lost) {
 void dp_sim_pre_fwd(dp_sim *s) {
     s->ntraj = 0;
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int i = 0; i < s->N * s->p->HV; i++)
+    for (int i = s->from * s->p->HV; i < s->to * s->p->HV; i++)
         pre_process_fwd(s, i / s->p->HV, i % s->p->HV);
 }
 
 void dp_sim_merge_fwd(dp_sim *s) {
     const int HV = s->p->HV;
-    if (s->merge == DP_MERGE_RING)
-        for (int hv = 0; hv < HV; hv++)
-            merge_fwd_ring(s, hv);
-    else
-        for (int i = 0; i < s->N * HV; i++)
-            merge_fwd_allgather(s, i / HV, i % HV);
+    if (s->merge == DP_MERGE_RING) {
+        dp_sim_ring(s, 0, ring_fwd);
+        return;
+    }
+    dp_sim_share_pairs(s, 0);
+    for (int i = s->from * HV; i < s->to * HV; i++)
+        merge_fwd_allgather(s, i / HV, i % HV);
 }
 
 void dp_sim_forward(dp_sim *s) {

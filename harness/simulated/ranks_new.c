@@ -47,8 +47,29 @@ typedef struct {
     int by_inverse;
     const dp_linear *linear;
     const unsigned char *first_of_call;
+    const dp_peers *peers;
+    int frame;
 } sim_options;
 #define OWN ((sim_options){.linear = &dp_linear_own})
+
+/* Of all ranks the one of this process, whose tokens are all that there are. */
+static void keep_one(dp_sim *s) {
+    dp_context *own = &s->ctx[s->peers->rank];
+    s->from = own->rank;
+    s->to = own->rank + 1;
+    own->a = 0;
+    own->b = own->L;
+}
+
+/* What no chain format changes. */
+static void begin_chunks(dp_sim *s) {
+    const int64_t nch = (int64_t)s->ngroup * s->p->HV;
+    s->ch = dp_calloc((size_t)nch, sizeof *s->ch);
+    s->factor = dp_calloc((size_t)(2 * nch), sizeof *s->factor);
+    dp_sim_each_chunk(s, dp_sim_intra);
+    dp_sim_each_chunk(s, dp_sim_solve);
+    dp_sim_each_chunk(s, dp_sim_wy);
+}
 
 static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *design,
                           const dp_base at[DP_NSTAGES], sim_options o, int N, dp_fault fault,
@@ -57,6 +78,8 @@ static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *desig
                   .base = at[0],
                   .design = *design,
                   .N = N,
+                  .to = N,
+                  .peers = o.peers,
                   .fault = fault,
                   .linear = o.linear,
                   .first_of_call = o.first_of_call,
@@ -74,16 +97,12 @@ static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *desig
             return st;
         }
     }
+    if (o.peers) keep_one(s);
     s->p = p = dp_effect_inputs(s, p);
     dp_effect_contexts(s);
-    dp_sim_activate(s);
+    if (!o.frame) dp_sim_activate(s);
     dp_sim_list_groups(s);
-    const int64_t nch = (int64_t)s->ngroup * p->HV;
-    s->ch = dp_calloc((size_t)nch, sizeof *s->ch);
-    s->factor = dp_calloc((size_t)(2 * nch), sizeof *s->factor);
-    dp_sim_each_chunk(s, dp_sim_intra);
-    dp_sim_each_chunk(s, dp_sim_solve);
-    dp_sim_each_chunk(s, dp_sim_wy);
+    if (!o.frame) begin_chunks(s);
     alloc_ranks(s);
     return DP_OK;
 }
@@ -101,8 +120,9 @@ dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_
                             dp_fault fault, dp_err *e) {
     const dp_design design = dp_design_of(at[0]);
     const int by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16;
-    return open_sim(s, p, &design, at, (sim_options){by_inverse, &dp_linear_own, NULL}, N, fault,
-                    e);
+    sim_options o = OWN;
+    o.by_inverse = by_inverse;
+    return open_sim(s, p, &design, at, o, N, fault, e);
 }
 
 dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault,
@@ -115,6 +135,21 @@ dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N,
     const dp_design design = dp_design_of(base);
     return open_uniform(s, p, &design, (sim_options){.linear = &dp_linear_lapack}, N, DP_FAULT_NONE,
                         e);
+}
+
+dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const dp_peers *peers,
+                          dp_err *e) {
+    const dp_design design = dp_design_of(base);
+    sim_options o = OWN;
+    o.peers = peers;
+    return open_uniform(s, part, &design, o, peers->N, DP_FAULT_NONE, e);
+}
+
+dp_status dp_sim_new_frame(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
+    const dp_design design = dp_design_of(base);
+    sim_options o = OWN;
+    o.frame = 1;
+    return open_uniform(s, p, &design, o, N, DP_FAULT_NONE, e);
 }
 
 dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
@@ -156,7 +191,7 @@ static int same_chunks(const dp_sim *a, const dp_sim *b) {
 }
 
 int dp_sim_split(dp_sim *s, int N) {
-    dp_sim next = {.p = s->p, .design = s->design, .N = N};
+    dp_sim next = {.p = s->p, .design = s->design, .N = N, .to = N};
     dp_err e;
     assert(s->fault == DP_FAULT_NONE && s->p == s->given);
     next.ctx = dp_calloc((size_t)N, sizeof *next.ctx);
@@ -172,6 +207,7 @@ int dp_sim_split(dp_sim *s, int N) {
     if (same) {
         const dp_sim old = *s;
         s->N = N;
+        s->to = N;
         s->ctx = next.ctx;
         s->first = next.first;
         s->group = next.group;

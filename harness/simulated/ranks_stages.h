@@ -65,6 +65,15 @@ void dp_sim_merge_fwd(dp_sim *s);
 /* The forward stages behind wy; what S_in leaves as it was is not computed again. */
 void dp_sim_forward(dp_sim *s);
 
+/* ranks_peers.c */
+/* What rank r makes of *S, the state of one head that came to it, NULL where none did; *S becomes
+ * what it hands on. */
+typedef void dp_sim_ring_fn(dp_sim *s, int r, int hv, double **S);
+/* Hands states from rank to rank, forward or backward. */
+void dp_sim_ring(dp_sim *s, int backward, dp_sim_ring_fn *step);
+/* Every rank gets M and H, backward dM and dH, of all; where all ranks are here they have them. */
+void dp_sim_share_pairs(dp_sim *s, int backward);
+
 /* ranks_backward.c */
 /* Stage dAv of one chunk: dv_local. */
 void dp_sim_dAv(dp_sim *s, int gi, int hv);

@@ -19,6 +19,7 @@
 
 typedef struct {
     dp_context ctx;
+    int64_t at;         /* its first token in the arrays of the convolution */
     int64_t m;          /* halo rows */
     double *x, *dx;     /* [m+L][D] */
     double *dw, *dbias; /* [D][W], [D]: this rank's share of the sums */
@@ -30,6 +31,7 @@ typedef struct {
     int N;
     conv_rank *rank; /* [N] */
     dp_conv_result *out;
+    const dp_peers *peers; /* NULL: all ranks are here */
 } conv_sim;
 
 void dp_conv_free(dp_conv *c) {
@@ -90,12 +92,14 @@ static dp_status rank_open(const conv_sim *s, int r, dp_err *e) {
     const dp_status st = dp_context_build(c->cu, c->Nseq, s->N, r, &k->ctx, e);
     if (st) return st;
     k->m = k->ctx.pre_num_conv_tokens < c->W - 1 ? k->ctx.pre_num_conv_tokens : c->W - 1;
-    k->x = dp_doubles((k->m + k->ctx.L) * c->D);
-    k->dx = dp_doubles((k->m + k->ctx.L) * c->D);
+    k->at = s->peers ? 0 : k->ctx.a;
     k->dw = dp_doubles((int64_t)c->D * c->W);
     k->dbias = dp_doubles(c->D);
+    if (s->peers && r != s->peers->rank) return DP_OK;
+    k->x = dp_doubles((k->m + k->ctx.L) * c->D);
+    k->dx = dp_doubles((k->m + k->ctx.L) * c->D);
     for (int64_t i = 0; i < k->ctx.L * c->D; i++)
-        k->x[k->m * c->D + i] = rnd(s->pol, c->x[k->ctx.a * c->D + i]);
+        k->x[k->m * c->D + i] = rnd(s->pol, c->x[k->at * c->D + i]);
     return DP_OK;
 }
 
@@ -161,7 +165,7 @@ static void scatter(const conv_sim *s, conv_rank *k, int64_t lo, int64_t i, int 
 /* One output, and what it sends back. lo: first row of its sequence that this rank can see. */
 static void element(const conv_sim *s, conv_rank *k, int64_t lo, int64_t i, int d) {
     const dp_conv *c = s->c;
-    const int64_t at = (k->ctx.a - k->m + i) * c->D + d;
+    const int64_t at = (k->at - k->m + i) * c->D + d;
     const double p = pre_at(s, k, lo, i, d), sig = c->silu ? sigmoid(s->pol, p) : 1;
     s->out->y[at] = stored(s->pol, c->silu ? rnd(s->pol, p * sig) : p);
     if (!c->dy) return;
@@ -180,10 +184,14 @@ static void rank_run(const conv_sim *s, conv_rank *k, int d0, int d1) {
 }
 
 static void collect(const conv_sim *s, const conv_rank *k, int d0, int d1) {
-    const int D = s->c->D, W = s->c->W;
+    const int D = s->c->D;
     for (int64_t t = 0; t < k->ctx.L; t++)
         for (int d = d0; d < d1; d++)
-            s->out->dx[(k->ctx.a + t) * D + d] = stored(s->pol, k->dx[(k->m + t) * D + d]);
+            s->out->dx[(k->at + t) * D + d] = stored(s->pol, k->dx[(k->m + t) * D + d]);
+}
+
+static void add_sums(const conv_sim *s, const conv_rank *k, int d0, int d1) {
+    const int W = s->c->W;
     for (int i = d0 * W; i < d1 * W; i++)
         s->out->dw[i] = rnd(s->pol, k->ctx.rank ? s->out->dw[i] + k->dw[i] : k->dw[i]);
     if (!s->out->dbias) return;
@@ -199,24 +207,115 @@ static void run_channels(const conv_sim *s, int d0, int d1) {
     if (!s->c->dy) return;
     for (int r = 0; r < s->N; r++)
         halo_return(s, &s->rank[r], d0, d1);
-    for (int r = 0; r < s->N; r++)
+    for (int r = 0; r < s->N; r++) {
         collect(s, &s->rank[r], d0, d1);
+        add_sums(s, &s->rank[r], d0, d1);
+    }
 }
 
-dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e) {
-    conv_sim s = {c, pol, N, dp_calloc(N > 0 ? (size_t)N : 1, sizeof(conv_rank)), r};
+/* ---- a rank that is a process of its own ----------------------------------------------------- */
+
+/* Rows of rank `of`'s tokens that lie in the halo of rank `to`. */
+static int64_t shared(const conv_sim *s, int of, int to, int64_t *first) {
+    const conv_rank *a = &s->rank[of], *b = &s->rank[to];
+    const int64_t from = b->ctx.a - b->m > a->ctx.a ? b->ctx.a - b->m : a->ctx.a;
+    const int64_t end = b->ctx.a < a->ctx.b ? b->ctx.a : a->ctx.b;
+    *first = from;
+    return of < to && end > from ? end - from : 0;
+}
+
+static void halo_by_messages(const conv_sim *s) {
+    const dp_peers *p = s->peers;
+    const int D = s->c->D, r = p->rank;
+    conv_rank *k = &s->rank[r];
+    int64_t t;
+    for (int to = r + 1; to < s->N; to++) {
+        const int64_t n = shared(s, r, to, &t);
+        if (n) p->send(p->who, to, k->x + (k->m + t - k->ctx.a) * D, n * D);
+    }
+    for (int of = 0; of < r; of++) {
+        const int64_t n = shared(s, of, r, &t);
+        if (n) p->receive(p->who, of, k->x + (k->m + t - k->ctx.a) * D, n * D, "the halo");
+    }
+}
+
+/* In the order of the ranks that send it, as halo_return. */
+static void gradient_by_messages(const conv_sim *s) {
+    const dp_peers *p = s->peers;
+    const int D = s->c->D, r = p->rank;
+    conv_rank *k = &s->rank[r];
+    int64_t t;
+    for (int of = 0; of < r; of++) {
+        const int64_t n = shared(s, of, r, &t);
+        if (n) p->send(p->who, of, k->dx + (k->m + t - k->ctx.a) * D, n * D);
+    }
+    for (int to = r + 1; to < s->N; to++) {
+        const int64_t n = shared(s, r, to, &t);
+        double *part = dp_doubles(n * D), *dx = k->dx + (k->m + t - k->ctx.a) * D;
+        if (n) p->receive(p->who, to, part, n * D, "the gradient of the halo");
+        for (int64_t i = 0; i < n * D; i++)
+            dx[i] = rnd(s->pol, dx[i] + part[i]);
+        free(part);
+    }
+}
+
+static void sums_by_messages(const conv_sim *s) {
+    const int64_t n = (int64_t)s->c->D * s->c->W, D = s->c->D, all = n + D;
+    double *x = dp_doubles(s->N * all);
+    const conv_rank *own = &s->rank[s->peers->rank];
+    memcpy(x + s->peers->rank * all, own->dw, sizeof *x * (size_t)n);
+    memcpy(x + s->peers->rank * all + n, own->dbias, sizeof *x * (size_t)D);
+    dp_peers_gather(s->peers, x, all, "dw and dbias");
+    for (int r = 0; r < s->N; r++) {
+        memcpy(s->rank[r].dw, x + r * all, sizeof *x * (size_t)n);
+        memcpy(s->rank[r].dbias, x + r * all + n, sizeof *x * (size_t)D);
+        add_sums(s, &s->rank[r], 0, (int)D);
+    }
+    free(x);
+}
+
+static void run_one(const conv_sim *s) {
+    const int D = s->c->D;
+    conv_rank *own = &s->rank[s->peers->rank];
+    halo_by_messages(s);
+#pragma omp parallel for schedule(static)
+    for (int d = 0; d < D; d += 16)
+        rank_run(s, own, d, d + 16 < D ? d + 16 : D);
+    if (!s->c->dy) return;
+    gradient_by_messages(s);
+    collect(s, own, 0, D);
+    sums_by_messages(s);
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static void run_all(const conv_sim *s) {
+    const int D = s->c->D;
+#pragma omp parallel for schedule(static)
+    for (int d = 0; d < D; d += 16)
+        run_channels(s, d, d + 16 < D ? d + 16 : D);
+}
+
+static dp_status run(const dp_conv *c, int N, const dp_peers *peers, dp_conv_policy pol,
+                     dp_conv_result *r, dp_err *e) {
+    conv_sim s = {c, pol, N, dp_calloc(N > 0 ? (size_t)N : 1, sizeof(conv_rank)), r, peers};
     dp_status st = N > 0 ? DP_OK : dp_fail(e, DP_EINPUT, "ranks = %d: must be at least 1", N);
     for (int i = 0; i < N && !st; i++)
         st = rank_open(&s, i, e);
-    if (!st) {
-#pragma omp parallel for schedule(static)
-        for (int d = 0; d < c->D; d += 16)
-            run_channels(&s, d, d + 16 < c->D ? d + 16 : c->D);
-    }
+    if (!st) (peers ? run_one : run_all)(&s);
     for (int i = 0; i < N; i++)
         rank_close(&s.rank[i]);
     free(s.rank);
     return st;
+}
+
+dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e) {
+    return run(c, N, NULL, pol, r, e);
+}
+
+dp_status dp_conv_rank(const dp_conv *part, const dp_peers *peers, dp_conv_policy pol,
+                       dp_conv_result *r, dp_err *e) {
+    return run(part, peers->N, peers, pol, r, e);
 }
 
 void dp_conv_run(const dp_conv *c, dp_conv_result *r) {

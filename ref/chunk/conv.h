@@ -7,6 +7,7 @@
  */
 #ifndef DP_CONV_H
 #define DP_CONV_H
+#include "ref/vocabulary/peers.h"
 #include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
 extern "C" {
@@ -59,6 +60,10 @@ void dp_conv_run(const dp_conv *c, dp_conv_result *r); /* fp64, unsplit */
 typedef enum { DP_CONV_FP64, DP_CONV_FP32, DP_CONV_BF16 } dp_conv_policy;
 /* The simulated ranks; every array of *r that exists is written. */
 dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e);
+/* The rank of peers alone, the same bits: `part` has its tokens (T of them) and the cu of all, *r
+ * room for its tokens; halo, its gradient and the sums go by messages. */
+dp_status dp_conv_rank(const dp_conv *part, const dp_peers *peers, dp_conv_policy pol,
+                       dp_conv_result *r, dp_err *e);
 /* MPFR truth at prec >= 2 bits, rounded to double, with an error radius per entry (includes that
  * last rounding; inf: nothing proven). */
 void dp_conv_truth(const dp_conv *c, int prec, dp_conv_result *r, dp_conv_result *radius);

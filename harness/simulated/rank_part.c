@@ -1,0 +1,109 @@
+/* A rank's share of a problem, and its results as one row of numbers (rank_part.h). */
+#include "rank_part.h"
+#include "ranks_stages.h"
+#include "stage_tensor.h"
+
+#include <string.h>
+
+dp_problem dp_rank_part(const dp_problem *p, int64_t a, int64_t b) {
+    dp_problem part = *p;
+    part.T = b - a;
+    for (int i = 0; i < DP_NINPUTS; i++)
+        if (dp_input_of(p, i) && dp_input_fields[i].kind == DP_OF_TOKENS)
+            *dp_input_at(&part, i) += a * dp_input_width(p, i);
+    return part;
+}
+
+/* ---- results --------------------------------------------------------------------------------- */
+
+static void each_of_tokens(dp_sim *s, int rank, dp_rank_list_fn *f, void *arg) {
+    const dp_context *c = &s->ctx[rank];
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        double *x = *dp_result_at(&s->out, i);
+        int64_t rows, width;
+        if (!x || dp_result_fields[i].kind != DP_OF_TOKENS) continue;
+        dp_result_shape(s->p, i, &rows, &width);
+        const int64_t each = rows / s->p->T * width;
+        f(x + c->a * each, c->L * each, arg);
+    }
+}
+
+/* Of sequences that end, and backward of those that begin, in this rank's tokens. */
+static void each_of_sequences(dp_sim *s, int rank, int backward, dp_rank_list_fn *f, void *arg) {
+    const int64_t n = (int64_t)s->p->HV * s->p->K * s->p->V;
+    for (int sub = 0; sub < s->ctx[rank].nlocal; sub++) {
+        const int64_t at = s->ctx[rank].local_seq[sub] * n;
+        if (dp_sim_ends_here(s, rank, sub)) f(s->out.final_state + at, n, arg);
+        if (backward && dp_sim_starts_here(s, rank, sub)) f(s->out.ds0 + at, n, arg);
+    }
+}
+
+/* Does the rank have this one of the tensors that ranks exchange? */
+static int has(const dp_context *c, int which) {
+    const int first = which == DP_RANK_S_IN || which == DP_RANK_DM || which == DP_RANK_DH;
+    return first ? !c->is_first : !c->is_last;
+}
+
+static void each_of_rank(dp_sim *s, int rank, int backward, dp_rank_list_fn *f, void *arg) {
+    for (int which = 0; which < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); which++) {
+        double **list = dp_sim_rank_list(s, which);
+        const int64_t n = dp_rank_width(s->p, which);
+        for (int hv = 0; has(&s->ctx[rank], which) && hv < s->p->HV; hv++) {
+            double **x = &list[rank * s->p->HV + hv];
+            if (!*x) *x = dp_doubles(n);
+            f(*x, n, arg);
+        }
+    }
+}
+
+/* M of the recorded rank after 1, 2, 4 .. chunks. */
+static void each_of_prefixes(dp_sim *s, int rank, dp_rank_list_fn *f, void *arg) {
+    const int n = s->first[rank][s->ctx[rank].nlocal] - s->first[rank][s->ctx[rank].nlocal - 1];
+    const int64_t KK = (int64_t)s->p->K * s->p->K;
+    if (rank != s->traj_rank || s->p->HV != 1 || s->ctx[rank].is_last) return;
+    s->ntraj = 0;
+    for (int chunks = 1; chunks <= n && s->ntraj < DP_MAX_TRAJ; chunks *= 2) {
+        double **x = &s->traj[s->ntraj];
+        if (!*x) *x = dp_doubles(KK);
+        s->traj_chunks[s->ntraj++] = chunks;
+        f(*x, KK, arg);
+    }
+}
+
+void dp_rank_each_list(dp_sim *s, int rank, int backward, dp_rank_list_fn *f, void *arg) {
+    each_of_tokens(s, rank, f, arg);
+    each_of_sequences(s, rank, backward, f, arg);
+    each_of_rank(s, rank, backward, f, arg);
+    each_of_prefixes(s, rank, f, arg);
+    if (s->out.dA_log) f(s->out.dA_log, s->p->HV, arg);
+    if (s->out.ddt_bias) f(s->out.ddt_bias, (int64_t)s->p->HV * dp_Kg(s->p), arg);
+}
+
+/* ---- as a row -------------------------------------------------------------------------------- */
+
+static void count(double *x, int64_t n, void *arg) {
+    (void)x;
+    *(int64_t *)arg += n;
+}
+static void take(double *x, int64_t n, void *arg) {
+    double **to = arg;
+    memcpy(*to, x, sizeof *x * (size_t)n);
+    *to += n;
+}
+static void give(double *x, int64_t n, void *arg) {
+    const double **from = arg;
+    memcpy(x, *from, sizeof *x * (size_t)n);
+    *from += n;
+}
+
+int64_t dp_rank_size(dp_sim *s, int rank, int backward) {
+    int64_t n = 0;
+    dp_rank_each_list(s, rank, backward, count, &n);
+    return n;
+}
+void dp_rank_pack(dp_sim *s, int rank, int backward, double *all) {
+    dp_rank_each_list(s, rank, backward, take, &all);
+}
+void dp_rank_unpack(dp_sim *s, int rank, int backward, const double *all) {
+    dp_rank_each_list(s, rank, backward, give, &all);
+}
