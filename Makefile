@@ -1,6 +1,7 @@
 # deltaproof. Two commands: `make verify` (the main job and its report) and `make test`; `make help`
 # lists the rest.
 # Every path and tool can be set: make test BUILD=/tmp/x CC=clang ARCH=-march=native.
+# MPI=1: with mpicc, for `mpirun -np N build/deltaproof run .. --backend mpi` (harness/mpi).
 # SAN=1: address and undefined-behaviour sanitizers; SAN=thread: the thread sanitizer, with clang
 # and its OpenMP (make tsan). Tests run in SHARDS processes side by side.
 # make itself exits with 2 whenever a command fails; the status 0, 1 or 2 of a verdict is that of
@@ -51,6 +52,7 @@ endif
 ifeq ($(SAN),0)
 -include gpu/tests/cpu/cpu.mk
 endif
+-include harness/mpi/mpi.mk
 ifneq ($(GPU_LIB),)
 $(patsubst %.c,$(BUILD)/%.o,$(wildcard harness/device/*.c)): private CPP_ALL += -DDP_HAVE_CUDA \
     -I$(CUDA_HOME)/include
@@ -59,8 +61,8 @@ endif
 # In the order in which data goes through them; a folder uses those before it alone
 # (harness/tests/test_layers.c).
 REF_DIRS     := $(addprefix ref/,vocabulary files arithmetic chunk inputs truth bound)
-HARNESS_DIRS := $(addprefix harness/,base case simulated device library bound verdict record run \
-    search commands)
+HARNESS_DIRS := $(addprefix harness/,base case simulated mpi device library bound verdict record \
+    run search commands)
 REF      := $(wildcard $(REF_DIRS:=/*.c))
 HARNESS  := $(filter-out harness/commands/main.c,$(wildcard $(HARNESS_DIRS:=/*.c)))
 TESTS    := $(wildcard harness/tests/*.c)
@@ -97,9 +99,10 @@ verify: setup                  ## set up, build, run every case, write record an
 
 test: setup                    ## set up, build, run all tests (SAN=1: sanitized; FILTER=context*)
 	$(build) $(PROGRAM) $(BUILD)/bridge.so $(BUILD)/dp-test $(BUILD)/fuzz-replay $(CPU_PROGRAM) \
-	    $(CPU_TESTS) $(FAULT_PROGRAM)
+	    $(CPU_TESTS) $(FAULT_PROGRAM) $(MPI_PROGRAM)
 	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" \
 	    DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" \
+	    DP_MPI_PROGRAM="$(abspath $(MPI_PROGRAM))" \
 	    DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" scripts/shards $(SHARDS) \
 	    $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
 
@@ -119,7 +122,8 @@ report: setup                  ## render OUT/report.html again from its records
 	@$(run_env) $(PROGRAM) report $(OUT)
 
 setup:                         ## install what is missing, choose the Python of the report
-	@CC='$(CC)' CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' scripts/setup $(BASE)
+	@CC='$(CC)' CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' scripts/setup $(BASE) \
+	    $(if $(filter test,$(MAKECMDGOALS)),mpi)
 
 gpu:                           ## the CUDA kernels, their tests and benchmarks, where nvcc is
 	$(if $(GPU_LIB),$(build) $(GPU_LIB) $(GPU_PROGS),@echo \
@@ -193,8 +197,8 @@ $(BUILD)/members: FORCE
 $(BUILD)/libref.a: $(call obj,$(REF) $(HARNESS)) $(BUILD)/members
 	@rm -f $@
 	$(AR) rcs $@ $(filter %.o,$^)
-$(PROGRAM): $(BUILD)/harness/commands/main.o $(BUILD)/libref.a $(GPU_LIB)
-	$(CC) $(C_ALL) $(LDFLAGS) $^ $(LIBS) $(GPU_LDLIBS) -o $@
+$(PROGRAM): $(BUILD)/harness/commands/main.o $(MPI_LINKED) $(BUILD)/libref.a $(GPU_LIB)
+	$(if $(MPI_LINKED),$(USE_MPICC),$(CC)) $(C_ALL) $(LDFLAGS) $^ $(LIBS) $(GPU_LDLIBS) -o $@
 $(BUILD)/libexample.so: harness/subject/example_subject.c harness/deltaproof_subject.h
 	$(CC) -O2 -fPIC -shared -ffp-contract=off -Iharness $< -o $@ -lm
 # The subject whose kernel is a Python function.

@@ -8,12 +8,14 @@ extern "C" {
 
 /* sim: the simulated ranks. cuda: the kernels of gpu/, ranks as threads that share devices; nccl: a
  * device each, or processes that share them. lapack: the simulated ranks over CBLAS and LAPACKE.
+ * mpi: each of the simulated ranks a process of its own, with messages between them.
  * file: tensors that another program wrote (judge.h); subject: a shared library (subject.h). */
 typedef enum {
     DP_BACKEND_SIM,
     DP_BACKEND_CUDA,
     DP_BACKEND_NCCL,
     DP_BACKEND_LAPACK,
+    DP_BACKEND_MPI,
     DP_NCHOSEN_BACKENDS, /* those that --backend and a run ID name; the others are not ours */
     DP_BACKEND_FILE = DP_NCHOSEN_BACKENDS,
     DP_BACKEND_SUBJECT,
@@ -22,7 +24,9 @@ typedef enum {
 extern const char *const dp_backend_names[DP_NBACKENDS];
 
 typedef struct {
-    unsigned simulated : 1;  /* the simulated ranks: the same bits everywhere, faults, any format */
+    unsigned simulated : 1;  /* what the simulated ranks compute: the same bits everywhere */
+    unsigned faulty : 1;     /* deliberate faults can be switched on */
+    unsigned peers : 1;      /* ranks are the processes of one mpirun */
     unsigned on_device : 1;  /* on CUDA devices: no fp64, no chain of bf16 states, variants */
     unsigned processes : 1;  /* may need processes that are started before anything else */
     unsigned by_default : 1; /* runs where no --backend is given */

@@ -3,7 +3,7 @@
 #include "case_parts.h"
 
 #define ON(B) (1u << DP_BACKEND_##B)
-#define ON_RANKS (ON(SIM) | ON(CUDA) | ON(NCCL))
+#define ON_RANKS (ON(SIM) | ON(MPI) | ON(CUDA) | ON(NCCL))
 #define TENSORS(FIELDS, N, PART)                                                     \
     .inputs = FIELDS, .ninputs = N, .base = offsetof(dp_case, PART), .has_ranks = 1, \
     .T = offsetof(dp_case, PART.T), .Nseq = offsetof(dp_case, PART.Nseq),            \

@@ -71,7 +71,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 
 static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
-    {"backend", DP_OPT_BACKEND, "NAME", 0, "sim (default), cuda or nccl", 0},
+    {"backend", DP_OPT_BACKEND, "NAME", 0, "sim (default), mpi, cuda or nccl", 0},
     DP_ROW_SUBJECT(DP_LIBRARY ": rows whose bits differ are held within the bounds of its design"),
     DP_ROWS_PROGRAM,
     {"bitwise", OPT_BITWISE, 0, 0, "with --subject, --run, --serve: it claims the same bits", 0},
@@ -225,10 +225,10 @@ int dp_cmd_check(int argc, char **argv) {
     if (open_subject(&o, &e)) return refuse(&e);
     json_t *list = json_array();
     if (dp_backends[o.s.backend].processes) dp_procs_start();
-    const char *no = dp_cuda_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
+    const char *no = dp_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
     if (dp_output_check(o.of.json, &e)) rc = refuse(&e);
     if (o.s.backend == DP_BACKEND_LAPACK) {
-        dp_fail(&e, DP_EINPUT, "--backend lapack: check knows sim, cuda and nccl");
+        dp_fail(&e, DP_EINPUT, "--backend lapack: check knows sim, mpi, cuda and nccl");
         rc = refuse(&e);
     } else if (no) {
         dp_fail(&e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[o.s.backend], no);

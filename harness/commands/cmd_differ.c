@@ -62,7 +62,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 static const struct argp_option OPTIONS[] = {
     DP_ROW_SUBJECT(DP_LIBRARY),
     DP_ROWS_PROGRAM,
-    {"backend", DP_OPT_BACKEND, "NAME", 0, "sim: the simulated ranks; cuda or nccl", 0},
+    {"backend", DP_OPT_BACKEND, "NAME", 0, "sim: the simulated ranks; mpi, cuda or nccl", 0},
     DP_ROW_BASE,
     DP_ROW_CHAIN,
     DP_ROW_DESIGN,
@@ -96,11 +96,11 @@ static dp_status open_side(options *o, int k, dp_err *e) {
     of->memory = o->of.memory;
     if (of->nbackend) {
         const dp_backend b = of->backend[0];
-        const char *no = dp_cuda_unavailable(b, o->of.nranks ? o->of.ranks[0] : 1);
+        const char *no = dp_unavailable(b, o->of.nranks ? o->of.ranks[0] : 1);
         o->s[k].backend = b;
         if (of->design || of->writes || b == DP_BACKEND_LAPACK)
             return dp_fail(e, DP_EINPUT,
-                           "--backend %s: differ knows sim, cuda and nccl, and they "
+                           "--backend %s: differ knows sim, mpi, cuda and nccl, and they "
                            "take no --design and no --writes",
                            dp_backend_names[b]);
         return no ? dp_fail(e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[b], no) : DP_OK;

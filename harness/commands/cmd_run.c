@@ -5,6 +5,7 @@
 #include "commands.h"
 #include "harness/base/startup.h"
 #include "harness/device/device_procs.h"
+#include "harness/mpi/processes.h"
 #include "harness/record/run_id.h"
 #include "harness/run/over_cases.h"
 #include "options.h"
@@ -42,7 +43,9 @@ static const struct argp_option OPTIONS[] = {
     {"backend", DP_OPT_BACKEND, "LIST", 0,
      "sim: simulated ranks; lapack: the same over CBLAS and LAPACKE, in bases fp64 and fp32; cuda: "
      "the CUDA kernels, ranks sharing one device; nccl: one device a rank, or processes that share "
-     "the devices there are (default: sim, lapack, and cuda where it can run)",
+     "the devices there are; mpi: simulated ranks, each a process of `mpirun -np N deltaproof run "
+     "..` "
+     "(default: sim, lapack, and cuda where it can run)",
      0},
     DP_ROW_SUBJECT("judge " DP_LIBRARY
                    " instead of the simulated ranks; beside them with --backend "
@@ -206,6 +209,12 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
     return rc;
 }
 
+/* What a signal that ends the program, also because a rank has ended, finds; arg: the FILE. */
+static void say_interrupted(void *arg) {
+    dp_mpi_say_gone();
+    dp_progress_say(arg);
+}
+
 /* From options that are complete. */
 static int run(options *o, const char *command, double t0) {
     dp_err e = {0};
@@ -214,7 +223,8 @@ static int run(options *o, const char *command, double t0) {
     int n = 0;
     for (int i = 0; i < o->of.nbackend; i++)
         if (dp_backends[o->of.backend[i]].processes) dp_procs_start();
-    dp_on_interrupt(dp_progress_say, dp_options_table(&o->of));
+    dp_on_interrupt(say_interrupted, dp_options_table(&o->of));
+    if (o->of.limit_s > 0) dp_mpi_limit(o->of.limit_s);
     if (open_subject(o)) return 2;
     dp_provenance_file(&o->of.provenance, "subject", o->of.subject);
     const int rc =

@@ -4,6 +4,7 @@
 #include "commands.h"
 #include "harness/base/startup.h"
 #include "harness/base/suggest.h"
+#include "harness/mpi/mpi_ranks.h"
 #include "parse.h"
 #include "ref/arithmetic/isa.h"
 
@@ -137,5 +138,10 @@ int main(int argc, char **argv) {
     mallopt(M_MMAP_THRESHOLD, 1 << 30); /* matrices come and go all the time: their pages stay */
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
     if (dp_isa_choose(getenv("DP_ISA"), &e)) return dp_ending(dp_refuse(&e));
+    dp_mpi_start(argc, argv);
+    if (dp_mpi_rank()) {
+        dp_mpi_serve(dp_mpi_rank_workers, DP_MPI_NRANK_WORKERS);
+        return dp_ending(0);
+    }
     return dp_ending(command_of(argc, argv));
 }

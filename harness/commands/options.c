@@ -277,8 +277,8 @@ dp_status dp_options_cases(const dp_options *o, char ***paths, int *n, dp_err *e
 }
 
 dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib) {
-    const int cuda = o->nbackend &&
-                     o->backend[0] != DP_BACKEND_SIM; /* has no fp64 and no chain of bf16 states */
+    /* has no fp64 and no chain of bf16 states */
+    const int cuda = o->nbackend && !dp_backends[o->backend[0]].simulated;
     int base = 0, chain = 0;
     while (cuda && base < c->nbase - 1 && c->base[base] == DP_BASE_FP64)
         base++;

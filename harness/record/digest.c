@@ -70,33 +70,56 @@ char *dp_digest_text(const dp_run *r) {
     char *text = NULL;
     size_t size;
     FILE *f = open_memstream(&text, &size);
+    dp_run as = *r;
     if (!f) abort();
-    put_run(f, r);
+    if (dp_backends[r->backend].peers) as.backend = DP_BACKEND_SIM; /* whose bits it must have */
+    as.id = dp_run_id(&as);
+    put_run(f, &as);
+    free(as.id);
     fclose(f);
     return text;
 }
 
+typedef struct {
+    char *text;
+    int peers;
+} line;
+
 static int by_text(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
+    const line *x = a, *y = b;
+    const int order = strcmp(x->text, y->text);
+    return order ? order : x->peers - y->peers;
+}
+
+/* A run of processes that was not made is none; of one and the same in simulated ranks, too, one
+ * counts. */
+static int covered(const dp_run *r) {
+    const dp_backend_traits *t = &dp_backends[r->backend];
+    return t->simulated && (!t->peers || r->verdict != DP_SKIPPED);
 }
 
 dp_digest dp_digest_of(const dp_runs *r) {
     dp_digest d = {.runs = 0};
-    char **text = dp_calloc((size_t)r->n + 1, sizeof *text);
+    line *lines = dp_calloc((size_t)r->n + 1, sizeof *lines);
     XXH3_state_t *s = XXH3_createState();
     XXH128_canonical_t c;
+    int n = 0;
     for (int i = 0; i < r->n; i++)
-        if (dp_backends[r->run[i].backend].simulated) text[d.runs++] = dp_digest_text(&r->run[i]);
-    qsort(text, (size_t)d.runs, sizeof *text, by_text);
+        if (covered(&r->run[i]))
+            lines[n++] = (line){dp_digest_text(&r->run[i]), dp_backends[r->run[i].backend].peers};
+    qsort(lines, (size_t)n, sizeof *lines, by_text);
     XXH3_128bits_reset(s);
-    for (int i = 0; i < d.runs; i++) {
-        XXH3_128bits_update(s, text[i], strlen(text[i]));
-        free(text[i]);
+    for (int i = 0; i < n; i++) {
+        if (i && lines[i].peers && !strcmp(lines[i].text, lines[i - 1].text)) continue;
+        XXH3_128bits_update(s, lines[i].text, strlen(lines[i].text));
+        d.runs++;
     }
     XXH128_canonicalFromHash(&c, XXH3_128bits_digest(s));
     for (int i = 0; i < 16; i++)
         snprintf(d.hex + 2 * i, 3, "%02x", c.digest[i]);
     XXH3_freeState(s);
-    free(text);
+    for (int i = 0; i < n; i++)
+        free(lines[i].text);
+    free(lines);
     return d;
 }

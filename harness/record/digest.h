@@ -1,8 +1,9 @@
 /* harness/record/digest.h - one number for all results that are the same on every machine.
  *
  * Covered are the runs of simulated ranks (backend sim: recurrences, chains, convolutions, training
- * steps), whatever ran beside them: kernels, libraries, files and the chunk solver over LAPACKE
- * have the bits of their machine. The digest is XXH3-128 of one text a run, sorted:
+ * steps), in one process or each in one of its own (backend mpi, written as backend sim: the same
+ * bits, the same digest), whatever ran beside them: kernels, libraries, files and the chunk solver
+ * over LAPACKE have the bits of their machine. The digest is XXH3-128 of one text a run, sorted:
  *
  *     run ID VERDICT TRUTH BITS radius audit condition inverse entry slope
  *     tensor NAME VERDICT TIER error bound ratio worst expected excess, then ratio median limit

@@ -100,6 +100,8 @@ typedef struct {
 
 /* Unless named, NCCL is not asked for: it takes a device a rank. */
 int dp_options_want(const dp_run_options *o, dp_backend b);
+/* Why this backend cannot run N ranks here; NULL: it can. */
+const char *dp_unavailable(dp_backend b, int N);
 
 typedef struct {
     int n, cap;

@@ -1,6 +1,7 @@
 /* How a run begins and closes: options, tiers, the tensor that speaks (run.h). */
 #define _GNU_SOURCE
 #include "harness/record/run.h"
+#include "harness/mpi/processes.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -128,6 +129,10 @@ int dp_options_want(const dp_run_options *o, dp_backend b) {
     for (int i = 0; i < o->nbackend; i++)
         if (o->backend[i] == b) return 1;
     return !o->nbackend && dp_backends[b].by_default;
+}
+
+const char *dp_unavailable(dp_backend b, int N) {
+    return dp_backends[b].peers ? dp_mpi_unavailable(N) : dp_cuda_unavailable(b, N);
 }
 
 static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend b,

@@ -1,5 +1,6 @@
 /* op conv: causal conv1d over simulated ranks, and the CUDA kernels, against its MPFR truth. */
 #include "harness/device/device_conv.h"
+#include "harness/mpi/mpi_ranks.h"
 #include "harness/record/run.h"
 #include "harness/simulated/fault_effect.h"
 #include "ref/vocabulary/context.h"
@@ -102,8 +103,9 @@ static const char *unfit(const dp_case *c, dp_backend be, dp_base base) {
 static dp_status subject(const dp_case *c, dp_backend be, int N, dp_base base, dp_conv_policy pol,
                          dp_conv_result *got, dp_conv_result *bound, dp_err *e) {
     const int sim = dp_backends[be].simulated;
-    const dp_status st = sim ? dp_conv_ranks(&c->conv, N, pol, got, e)
-                             : dp_cuda_conv_run(&c->conv, base == DP_BASE_BF16, N, be, got, e);
+    const dp_status st = dp_backends[be].peers ? dp_mpi_conv(&c->conv, N, pol, got, e)
+                         : sim                 ? dp_conv_ranks(&c->conv, N, pol, got, e)
+                               : dp_cuda_conv_run(&c->conv, base == DP_BASE_BF16, N, be, got, e);
     if (!st) (sim ? dp_conv_bound : dp_conv_bound_sigmoid32)(&c->conv, pol, N, bound);
     return st;
 }
@@ -115,7 +117,7 @@ static dp_status run_one(const dp_case *c, const dp_run_options *o, const conv_t
     const dp_conv_policy pol = base == DP_BASE_FP64   ? DP_CONV_FP64
                                : base == DP_BASE_FP32 ? DP_CONV_FP32
                                                       : DP_CONV_BF16;
-    const char *no = unfit(c, be, base) ? unfit(c, be, base) : dp_cuda_unavailable(be, N);
+    const char *no = unfit(c, be, base) ? unfit(c, be, base) : dp_unavailable(be, N);
     dp_conv_result got, bound;
     dp_conv_result_alloc(&got, v);
     dp_conv_result_alloc(&bound, v);
@@ -152,14 +154,13 @@ dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, d
     for (int be = 0; be < DP_NBACKENDS; be++)
         for (int i = 0; i < nr && dp_op_on(dp_op_of(c), be) && dp_options_want(o, be); i++)
             for (int j = 0; j < nb && !st; j++) {
-                if (dp_backends[be].on_device &&
-                    (o->fault || bases[j] == DP_BASE_FP64 || dp_cuda_unavailable(be, 1)))
+                if (dp_unavailable(be, 1) || (o->fault && !dp_backends[be].faulty) ||
+                    (dp_backends[be].on_device && bases[j] == DP_BASE_FP64))
                     continue;
                 st = run_one(c, o, &t, be, ranks[i], bases[j], out, e);
             }
     for (int be = 0; be < DP_NBACKENDS && !st; be++) { /* one row that says why none ran */
-        if (!dp_backends[be].on_device) continue;
-        const char *no = dp_cuda_unavailable(be, 1);
+        const char *no = dp_op_on(dp_op_of(c), be) ? dp_unavailable(be, 1) : NULL;
         const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
         if (!no || !dp_options_want(o, be) || !(whole || o->nbackend)) continue;
         dp_run *r = record(c, be, 0, 0, 0, out);

@@ -1,6 +1,7 @@
 /* gdn, kda, mkda, step: one truth, then every subject on every number of ranks. */
 #include "subjects.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 /* A backend is one row here and one file. */
@@ -9,6 +10,11 @@ const dp_subject_kind dp_subjects[DP_NSUBJECTS] = {
      .offers = dp_simulated_offers,
      .claims = dp_simulated_claims,
      .run = dp_simulated_run},
+    {.backend = DP_BACKEND_MPI,
+     .offers = dp_simulated_offers,
+     .claims = dp_simulated_claims,
+     .run = dp_simulated_run,
+     .absent = dp_subject_absent},
     {.backend = DP_BACKEND_LAPACK,
      .offers = dp_lapack_offers,
      .claims = dp_lapack_claims,
@@ -17,11 +23,26 @@ const dp_subject_kind dp_subjects[DP_NSUBJECTS] = {
     {.backend = DP_BACKEND_CUDA,
      .offers = dp_devices_offer,
      .run = dp_devices_run,
-     .absent = dp_devices_absent},
+     .absent = dp_subject_absent},
     {.backend = DP_BACKEND_NCCL,
      .offers = dp_devices_offer,
      .run = dp_devices_run,
-     .absent = dp_devices_absent}};
+     .absent = dp_subject_absent}};
+
+void dp_subject_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
+                       dp_runs *out) {
+    const char *no = dp_unavailable(k->backend, 1);
+    const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
+    if (!no || !dp_options_want(o, k->backend) || !(whole || o->nbackend)) return;
+    dp_run *r = dp_runs_add(out, c);
+    r->backend = k->backend;
+    r->ranks = 0;
+    r->design = dp_design_of(r->base);
+    r->id = dp_run_id(r);
+    r->verdict = DP_SKIPPED;
+    snprintf(r->why, sizeof r->why, "%.600s", no);
+    if (o->done) o->done(r, o->arg);
+}
 
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]) {
     return dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);

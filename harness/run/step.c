@@ -2,6 +2,7 @@
 #include "step.h"
 #include "harness/case/front.h"
 #include "harness/device/device_conv.h"
+#include "harness/mpi/mpi_ranks.h"
 #include "harness/simulated/fault_effect.h"
 #include "ref/arithmetic/elementary.h"
 
@@ -74,7 +75,8 @@ static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *
     if (dp_backends[s->be].on_device)
         return dp_cuda_conv_parts(part, n, s->base == DP_BASE_BF16, s->N, s->be, out, e);
     for (int i = 0; i < n && !st; i++)
-        st = dp_conv_ranks(part[i], s->N, policy(s->base), out[i], e);
+        st = (dp_backends[s->be].peers ? dp_mpi_conv : dp_conv_ranks)(part[i], s->N,
+                                                                      policy(s->base), out[i], e);
     for (int i = 0; i < DP_NQKV && !st && dp_fault_of_conv(s->fault); i++)
         if (c->step.on[i]) apply_fault(c, s, i, &v[i], &r[i]);
     return st;

@@ -26,20 +26,6 @@ static void skip(dp_run *r, const char *why) {
     snprintf(r->why, sizeof r->why, "%.600s", why);
 }
 
-void dp_devices_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
-                       dp_runs *out) {
-    const char *no = dp_cuda_unavailable(k->backend, 1);
-    const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
-    if (!no || !dp_options_want(o, k->backend) || !(whole || o->nbackend)) return;
-    dp_run *r = dp_runs_add(out, c);
-    r->backend = k->backend;
-    r->ranks = 0;
-    r->design = dp_design_of(r->base);
-    r->id = dp_run_id(r);
-    skip(r, no);
-    if (o->done) o->done(r, o->arg);
-}
-
 /* ---- one run --------------------------------------------------------------------------------- */
 
 /* gpu/fast: chunks of 64 rows, scores from operands that carry their decay. One of the two

@@ -1,14 +1,17 @@
-/* Simulated ranks: every base, chain format and merge order of a case, judged. */
+/* Simulated ranks, in this process or each in one of its own: every base, chain format and merge
+ * order of a case, judged. */
+#include "harness/mpi/mpi_ranks.h"
 #include "harness/simulated/calls.h"
 #include "subjects.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 int dp_simulated_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
                         int N) {
-    (void)c;
     (void)N;
-    return dp_options_want(o, k->backend);
+    return dp_options_want(o, k->backend) && dp_op_on(dp_op_of(c), k->backend) &&
+           (dp_backends[k->backend].faulty || !o->fault) && !dp_unavailable(k->backend, 1);
 }
 
 void dp_simulated_claims(const dp_case *c, const dp_run_options *o, int N, dp_claims *list) {
@@ -25,6 +28,7 @@ void dp_simulated_claims(const dp_case *c, const dp_run_options *o, int N, dp_cl
 /* Simulated ranks in one base, with one bound for all merge orders of a chain format. */
 typedef struct {
     dp_sharding *sp;
+    dp_backend backend;
     dp_base base;
     dp_sim *s; /* of a session none: each call has its own */
     dp_bound_bases bases;
@@ -33,7 +37,7 @@ typedef struct {
 } in_one_base;
 
 static dp_run *record(const in_one_base *x, dp_merge merge, dp_runs *out) {
-    const dp_how how = {DP_BACKEND_SIM, x->base, x->chain, dp_design_of(x->base)};
+    const dp_how how = {x->backend, x->base, x->chain, dp_design_of(x->base)};
     dp_run *r = dp_sharding_record(x->sp, &how, out);
     r->merge = merge;
     r->has_merge = 1;
@@ -58,7 +62,7 @@ static void run_merge(in_one_base *x, dp_merge merge, dp_runs *out) {
     const double from = dp_now();
     dp_sim *s = x->s;
     dp_run *r = record(x, merge, out);
-    dp_sim_run(s, x->chain, merge, backward);
+    (dp_backends[x->backend].peers ? dp_mpi_sim_run : dp_sim_run)(s, x->chain, merge, backward);
     dp_outputs outputs = {.results = &s->out, .forms_all_pairs = 1, .sim = s};
     for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
         outputs.rank[i] = dp_sim_rank_list(s, i);
@@ -114,12 +118,12 @@ static void judge_calls(in_one_base *x, const dp_result *got, dp_run *r, double 
     dp_bound_bases_free(&x->bases);
 }
 
-static dp_status run_calls(dp_sharding *sp, dp_base base, dp_runs *out, dp_err *e) {
+static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs *out, dp_err *e) {
     const dp_run_options *o = sp->std->o;
     const double from = dp_now();
     int chains[DP_NFORMATS], merge;
     dp_result got;
-    in_one_base x = {.sp = sp, .base = base};
+    in_one_base x = {.sp = sp, .backend = be, .base = base};
     if (!dp_case_chains(sp->c, 1, o->nchain, (const int *)o->chain, chains) ||
         !dp_select(1, (const int *)sp->c->merge, o->nmerge, (const int *)o->merge, &merge))
         return DP_OK;
@@ -138,33 +142,57 @@ static dp_status run_calls(dp_sharding *sp, dp_base base, dp_runs *out, dp_err *
     return st;
 }
 
-static dp_status run_base(dp_sharding *sp, dp_base base, dp_runs *out, dp_err *e) {
+static dp_status open_ranks(in_one_base *x, const dp_problem *p, dp_err *e) {
+    const int N = x->sp->N;
+    return dp_backends[x->backend].peers ? dp_mpi_sim_open(x->s, p, x->base, N, e)
+                                         : dp_sim_new(x->s, p, x->base, N, x->sp->std->o->fault, e);
+}
+
+static dp_status run_base(dp_sharding *sp, dp_backend be, dp_base base, dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     const dp_fault fault = sp->std->o->fault;
     const int step = dp_op_of(c)->has_front;
     dp_step_run front = {0};
     dp_sim s;
-    in_one_base x = {.sp = sp, .base = base, .s = &s};
-    dp_status st = step ? dp_step_forward(c, DP_BACKEND_SIM, sp->N, base, fault, &front, e) : DP_OK;
-    if (!st) st = dp_sim_new(&s, step ? &front.p : &c->p, base, sp->N, fault, e);
+    in_one_base x = {.sp = sp, .backend = be, .base = base, .s = &s};
+    dp_status st = step ? dp_step_forward(c, be, sp->N, base, fault, &front, e) : DP_OK;
+    if (!st) st = open_ranks(&x, step ? &front.p : &c->p, e);
     if (!st) {
         sp->step = step ? &front : NULL;
         run_all(&x, out);
         sp->step = NULL;
         dp_bound_bases_free(&x.bases);
-        dp_sim_free(&s);
+        (dp_backends[be].peers ? dp_mpi_sim_close : dp_sim_free)(&s);
     }
     if (step) dp_step_run_free(c, &front);
     return st;
 }
 
+/* One row for a number of ranks that there are not enough processes for. */
+static void skip_ranks(const dp_sharding *sp, dp_backend be, const char *why, dp_runs *out) {
+    const dp_run_options *o = sp->std->o;
+    int bases[DP_NBASES];
+    if (!dp_bases_of(sp->c, o, bases)) return;
+    const dp_how how = {be, (dp_base)bases[0], DP_FP32, dp_design_of((dp_base)bases[0])};
+    dp_run *r = dp_sharding_record(sp, &how, out);
+    r->has_chain = 0;
+    r->id = dp_run_id(r);
+    r->verdict = DP_SKIPPED;
+    snprintf(r->why, sizeof r->why, "%s", why);
+    if (o->done) o->done(r, o->arg);
+}
+
 dp_status dp_simulated_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {
     int bases[DP_NBASES];
     const int nb = dp_bases_of(sp->c, sp->std->o, bases);
+    const char *no = dp_unavailable(k->backend, sp->N);
     dp_status st = DP_OK;
-    (void)k;
+    if (no) {
+        skip_ranks(sp, k->backend, no, out);
+        return DP_OK;
+    }
     dp_sharding_prefixes(sp);
     for (int i = 0; i < nb && !st; i++)
-        st = (sp->first_of_call ? run_calls : run_base)(sp, (dp_base)bases[i], out, e);
+        st = (sp->first_of_call ? run_calls : run_base)(sp, k->backend, (dp_base)bases[i], out, e);
     return st;
 }

@@ -1,6 +1,7 @@
-/* harness/run/subjects.h - who computes a case: simulated ranks, a library, the chunk solver over
- * LAPACKE, CUDA devices. One row of dp_subjects and one file each; files of results that another
- * program wrote are judged by dp_run_given (judge.h, subject_files.c).
+/* harness/run/subjects.h - who computes a case: simulated ranks, in one process or several, a
+ * library, the chunk solver over LAPACKE, CUDA devices. One row of dp_subjects and one file each;
+ * files of results that another program wrote are judged by dp_run_given (judge.h,
+ * subject_files.c).
  */
 #ifndef DP_SUBJECTS_H
 #define DP_SUBJECTS_H
@@ -31,10 +32,10 @@ struct dp_subject_kind {
     void (*absent)(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
                    dp_runs *out);
 };
-enum { DP_NSUBJECTS = 5 };
+enum { DP_NSUBJECTS = 6 };
 extern const dp_subject_kind dp_subjects[DP_NSUBJECTS]; /* in the order in which they run */
 
-/* subject_simulated.c */
+/* subject_simulated.c: simulated ranks, in this process or each in one of its own */
 int dp_simulated_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
 void dp_simulated_claims(const dp_case *c, const dp_run_options *o, int N, dp_claims *list);
 dp_status dp_simulated_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
@@ -45,11 +46,12 @@ dp_status dp_lapack_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out,
 /* subject_library.c */
 int dp_library_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
 dp_status dp_library_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
+/* A row that says why the backend cannot run here, where it is asked for and cannot. */
+void dp_subject_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
+                       dp_runs *out);
 /* subject_cuda.c: one device a rank set, or NCCL between devices */
 int dp_devices_offer(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
 dp_status dp_devices_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
-void dp_devices_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
-                       dp_runs *out);
 
 /* What a case offers and the options leave of it; returns how many. */
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]);

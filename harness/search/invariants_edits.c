@@ -9,7 +9,7 @@
 /* ---- the checks ------------------------------------------------------------------------------ */
 
 dp_status dp_check_repeat(dp_check_work *w) {
-    if (dp_backends[w->s->backend].simulated) {
+    if (dp_backends[w->s->backend].faulty) {
         dp_repeat x;
         const dp_sim_policy how = {w->N,        w->s->base,  w->s->chain,
                                    w->s->merge, w->s->fault, w->backward};

@@ -1,4 +1,5 @@
 /* Problems made from others, and their runs (invariants_work.h). */
+#include "harness/mpi/mpi_ranks.h"
 #include "invariants_work.h"
 
 #include <stdlib.h>
@@ -62,9 +63,11 @@ static dp_status run_sim(const dp_check_subject *s, const dp_problem *p, int N, 
                          dp_check_outcome *o, dp_err *e) {
     dp_sim sim;
     const int64_t KK = (int64_t)p->K * p->K;
-    const dp_status st = dp_sim_new(&sim, p, s->base, N, s->fault, e);
+    const int peers = dp_backends[s->backend].peers;
+    const dp_status st = peers ? dp_mpi_sim_open(&sim, p, s->base, N, e)
+                               : dp_sim_new(&sim, p, s->base, N, s->fault, e);
     if (st) return st;
-    dp_sim_run(&sim, s->chain, s->merge, backward);
+    (peers ? dp_mpi_sim_run : dp_sim_run)(&sim, s->chain, s->merge, backward);
     o->n = N * p->HV;
     o->M = dp_calloc((size_t)o->n, sizeof *o->M);
     o->dM = dp_calloc((size_t)o->n, sizeof *o->dM);
@@ -73,11 +76,12 @@ static dp_status run_sim(const dp_check_subject *s, const dp_problem *p, int N, 
         o->dM[i] = dp_copy(sim.dM[i], KK);
     }
     for (int i = 0; s->shows && i < DP_NSTAGE_TENSORS; i++)
-        if ((backward || !dp_stage_tensors[i].backward) && (!s->like || s->like[i]))
+        if ((backward || !dp_stage_tensors[i].backward) && (!s->like || s->like[i]) &&
+            (!peers || dp_stage_tensors[i].kind == DP_PER_RANK))
             o->stage[i] = dp_stage_tensor_value(&sim, i);
     o->r = sim.out;
     sim.out = (dp_result){0};
-    dp_sim_free(&sim);
+    (peers ? dp_mpi_sim_close : dp_sim_free)(&sim);
     return DP_OK;
 }
 

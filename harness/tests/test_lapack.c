@@ -133,6 +133,6 @@ DP_TEST(lapack, is_part_of_a_plain_run_and_refused_where_it_has_no_meaning) {
     snprintf(cmd, sizeof cmd, "'%s' check smoke-kda --cases '%s' --backend lapack", gt_program(),
              gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 2 &&
-              strstr(out, "--backend lapack: check knows sim, cuda and nccl"),
+              strstr(out, "--backend lapack: check knows sim, mpi, cuda and nccl"),
           "%s", out);
 }

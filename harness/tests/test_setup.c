@@ -83,3 +83,16 @@ DP_TEST(setup, is_quiet_and_quick_when_nothing_is_missing) {
              "\"$(cat '%s/ready/python')\" -I -c 'import matplotlib, numpy, jinja2'", gt_tmpdir());
     CHECK(gt_run(cmd, out, sizeof out) == 0, "%s", out);
 }
+
+/* All that is here but MPI and a way to get it: that is no reason to stop. */
+DP_TEST(setup, without_mpi_the_rest_is_ready) {
+    char cmd[2048], out[8192];
+    snprintf(cmd, sizeof cmd,
+             "mkdir '%s/nompi' && cp -s /usr/bin/* '%s/nompi' 2>/dev/null; cd '%s/nompi' && "
+             "rm -f mpi* apt-get && cd - >/dev/null && "
+             "env -u CC -u CXX PATH='%s/nompi' DP_PYTHON=\"${DP_PYTHON:-}\" scripts/setup "
+             "'%s/nompi/b' mpi",
+             gt_tmpdir(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir());
+    REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+    CHECK(strstr(out, "setup: no MPI (optional: libopenmpi-dev openmpi-bin )"), "%s", out);
+}

@@ -1,0 +1,232 @@
+/* Ranks that are processes: their tokens go out, their results come back (mpi_ranks.h). */
+#include "mpi_ranks.h"
+#include "harness/simulated/rank_part.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- peers ----------------------------------------------------------------------------------- */
+
+static void send_numbers(void *who, int to, const double *x, int64_t n) {
+    (void)who;
+    dp_mpi_send(to, DP_MPI_NUMBERS, x, sizeof *x * (size_t)n);
+}
+
+static void receive_numbers(void *who, int from, double *x, int64_t n, const char *what) {
+    (void)who;
+    dp_mpi_receive(from, DP_MPI_NUMBERS, x, sizeof *x * (size_t)n, what);
+}
+
+static dp_peers peers_of(int N) {
+    return (dp_peers){
+        .rank = dp_mpi_rank(), .N = N, .send = send_numbers, .receive = receive_numbers};
+}
+
+/* ---- the rank of this process ---------------------------------------------------------------- */
+
+typedef struct {
+    int what, N;
+    double limit; /* dp_mpi_limit */
+    dp_base base;
+    dp_format chain;
+    dp_merge merge;
+    int backward;
+    dp_problem p; /* shapes, T of the rank; which arrays there are */
+} sim_job;
+
+static struct {
+    dp_problem part;
+    dp_peers peers;
+    dp_sim sim;
+} own;
+
+static void open_own(dp_base base, int N) {
+    own.peers = peers_of(N);
+    dp_sim_new_rank(&own.sim, &own.part, base, &own.peers, NULL); /* the first one has checked it */
+}
+
+/* Results of the rank that this process is, to the first. */
+static void return_own(int backward) {
+    const int64_t n = dp_rank_size(&own.sim, own.peers.rank, backward);
+    double *all = dp_doubles(n);
+    dp_rank_pack(&own.sim, own.peers.rank, backward, all);
+    send_numbers(NULL, 0, all, n);
+    free(all);
+}
+
+/* ---- the pipeline: the other processes ------------------------------------------------------- */
+
+static void work_open(const void *message, size_t bytes) {
+    sim_job j;
+    memcpy(&j, message, bytes);
+    dp_problem *p = &own.part;
+    dp_mpi_limit(j.limit);
+    *p = j.p;
+    p->cu = dp_calloc((size_t)p->Nseq + 1, sizeof *p->cu);
+    dp_mpi_receive(0, DP_MPI_NUMBERS, p->cu, sizeof *p->cu * ((size_t)p->Nseq + 1), "cu");
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        if (!dp_input_of(p, i)) continue;
+        const int64_t n = dp_input_count(p, i);
+        *dp_input_at(p, i) = dp_doubles(n);
+        receive_numbers(NULL, 0, *dp_input_at(p, i), n, dp_input_fields[i].name);
+    }
+    open_own(j.base, j.N);
+}
+
+static void work_run(const void *message, size_t bytes) {
+    sim_job j;
+    memcpy(&j, message, bytes);
+    dp_sim_run(&own.sim, j.chain, j.merge, j.backward);
+    return_own(j.backward);
+}
+
+static void work_close(const void *message, size_t bytes) {
+    (void)message, (void)bytes;
+    dp_sim_free(&own.sim);
+    dp_problem_free(&own.part);
+}
+
+/* ---- the pipeline: the first process --------------------------------------------------------- */
+
+static void send_part(int to, const dp_problem *part, sim_job *j) {
+    j->p = *part;
+    dp_mpi_send(to, DP_MPI_JOB, j, sizeof *j);
+    dp_mpi_send(to, DP_MPI_NUMBERS, part->cu, sizeof *part->cu * ((size_t)part->Nseq + 1));
+    for (int i = 0; i < DP_NINPUTS; i++)
+        if (dp_input_of(part, i))
+            send_numbers(NULL, to, dp_input_of(part, i), dp_input_count(part, i));
+}
+
+dp_status dp_mpi_sim_open(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
+    const dp_status st = dp_sim_new_frame(s, p, base, N, e);
+    if (st) return st;
+    sim_job j = {.what = DP_MPI_OPEN, .N = N, .limit = dp_mpi_limit_s(), .base = base};
+    for (int r = 1; r < N; r++) {
+        const dp_problem part = dp_rank_part(p, s->ctx[r].a, s->ctx[r].b);
+        send_part(r, &part, &j);
+    }
+    own.part = dp_rank_part(p, s->ctx[0].a, s->ctx[0].b);
+    open_own(base, N);
+    return DP_OK;
+}
+
+void dp_mpi_sim_run(dp_sim *s, dp_format chain, dp_merge merge, int backward) {
+    const sim_job j = {.what = DP_MPI_RUN, .chain = chain, .merge = merge, .backward = backward};
+    for (int r = 1; r < s->N; r++)
+        dp_mpi_send(r, DP_MPI_JOB, &j, sizeof j);
+    dp_sim_run(&own.sim, chain, merge, backward);
+    dp_sim_begin(s, chain, merge, backward);
+    for (int r = 0; r < s->N; r++) {
+        const int64_t n = dp_rank_size(s, r, backward);
+        double *all = dp_doubles(n);
+        if (r)
+            receive_numbers(NULL, r, all, n, "the results");
+        else
+            dp_rank_pack(&own.sim, 0, backward, all);
+        dp_rank_unpack(s, r, backward, all);
+        free(all);
+    }
+}
+
+void dp_mpi_sim_close(dp_sim *s) {
+    const sim_job j = {.what = DP_MPI_CLOSE};
+    for (int r = 1; r < s->N; r++)
+        dp_mpi_send(r, DP_MPI_JOB, &j, sizeof j);
+    dp_sim_free(&own.sim);
+    dp_sim_free(s);
+}
+
+/* ---- the convolution ------------------------------------------------------------------------- */
+
+typedef struct {
+    int what, N;
+    double limit; /* dp_mpi_limit */
+    dp_conv_policy pol;
+    dp_conv c; /* shapes, T of the rank; which arrays there are */
+} conv_job;
+
+/* Tokens of rank r; borrows all of it. */
+static dp_conv part_of(const dp_conv *c, int N, int r) {
+    dp_conv part = *c;
+    part.T = c->T / N;
+    part.x += r * part.T * c->D;
+    if (part.dy) part.dy += r * part.T * c->D;
+    return part;
+}
+
+static int64_t conv_count(const dp_conv *c, int input) {
+    int64_t shape[DP_MAX_AXES], n = 1;
+    const dp_dims d = dp_conv_dims(c);
+    const int axes = dp_field_axes(&dp_conv_input_fields[input], &d, shape);
+    for (int i = 0; i < axes; i++)
+        n *= shape[i];
+    return n;
+}
+
+static int64_t result_count(const dp_conv *c, int result) {
+    int64_t rows;
+    int width;
+    dp_conv_result_shape(c, result, &rows, &width);
+    return dp_conv_result_exists(c, result) ? rows * width : 0;
+}
+
+static int of_tokens(int result) { return dp_conv_result_fields[result].kind == DP_OF_TOKENS; }
+
+static void work_conv(const void *message, size_t bytes) {
+    conv_job j;
+    memcpy(&j, message, bytes);
+    dp_conv *c = &j.c;
+    dp_conv_result r;
+    const dp_peers peers = peers_of(j.N);
+    dp_mpi_limit(j.limit);
+    c->cu = dp_calloc((size_t)c->Nseq + 1, sizeof *c->cu);
+    dp_mpi_receive(0, DP_MPI_NUMBERS, c->cu, sizeof *c->cu * ((size_t)c->Nseq + 1), "cu");
+    for (int i = 0; i < DP_CONV_NINPUTS; i++) {
+        if (!*dp_conv_input_at(c, i)) continue;
+        *dp_conv_input_at(c, i) = dp_doubles(conv_count(c, i));
+        receive_numbers(NULL, 0, *dp_conv_input_at(c, i), conv_count(c, i),
+                        dp_conv_input_fields[i].name);
+    }
+    dp_conv_result_alloc(&r, c);
+    dp_conv_rank(c, &peers, j.pol, &r, NULL);
+    for (int i = 0; i < DP_CONV_NRESULTS; i++)
+        if (of_tokens(i) && result_count(c, i))
+            send_numbers(NULL, 0, *dp_conv_result_at(&r, i), result_count(c, i));
+    dp_conv_result_free(&r);
+    dp_conv_free(c);
+}
+
+static void send_conv(int to, const dp_conv *part, conv_job *j) {
+    j->c = *part;
+    dp_mpi_send(to, DP_MPI_JOB, j, sizeof *j);
+    dp_mpi_send(to, DP_MPI_NUMBERS, part->cu, sizeof *part->cu * ((size_t)part->Nseq + 1));
+    for (int i = 0; i < DP_CONV_NINPUTS; i++)
+        if (*dp_conv_input_at(&j->c, i))
+            send_numbers(NULL, to, *dp_conv_input_at(&j->c, i), conv_count(part, i));
+}
+
+dp_status dp_mpi_conv(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e) {
+    const dp_peers peers = peers_of(N);
+    conv_job j = {.what = DP_MPI_CONV, .N = N, .limit = dp_mpi_limit_s(), .pol = pol};
+    if (N < 1 || c->T % N || c->T < N)
+        return dp_fail(e, DP_EINPUT, "T = %lld: must be a multiple of ranks = %d", (long long)c->T,
+                       N);
+    for (int i = 1; i < N; i++) {
+        const dp_conv part = part_of(c, N, i);
+        send_conv(i, &part, &j);
+    }
+    const dp_conv part = part_of(c, N, 0);
+    const dp_status st = dp_conv_rank(&part, &peers, pol, r, e); /* its tokens are the first ones */
+    for (int from = 1; from < N; from++)
+        for (int i = 0; i < DP_CONV_NRESULTS; i++) {
+            const int64_t n = result_count(&part, i);
+            if (of_tokens(i) && n)
+                receive_numbers(NULL, from, *dp_conv_result_at(r, i) + from * n, n, "the results");
+        }
+    return st;
+}
+
+const dp_mpi_worker dp_mpi_rank_workers[DP_MPI_NRANK_WORKERS] = {{DP_MPI_OPEN, work_open},
+                                                                 {DP_MPI_RUN, work_run},
+                                                                 {DP_MPI_CLOSE, work_close},
+                                                                 {DP_MPI_CONV, work_conv}};

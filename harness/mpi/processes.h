@@ -1,0 +1,53 @@
+/* harness/mpi/processes.h - the processes of one mpirun: which one this is, bytes from one to
+ * another, the name of one that is gone. Compiled without MPI, there is one process.
+ *
+ * The first process reads options, judges, prints and writes; the others wait for what it asks of
+ * them (dp_mpi_serve). Processes that were given other arguments than the first are no job: each
+ * goes its own way.
+ *
+ * Whoever ends too early, or lets the others wait for more than the limit, ends them all: the first
+ * process says its rank, process and host, and what it had finished, and is ended as by SIGTERM.
+ * Calls may come from one thread at a time.
+ */
+#ifndef DP_MPI_PROCESSES_H
+#define DP_MPI_PROCESSES_H
+#include <stddef.h>
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Once, before any command; ends with the program. */
+void dp_mpi_start(int argc, char **argv);
+int dp_mpi_rank(void); /* 0 where there is no MPI */
+int dp_mpi_size(void); /* 1 there */
+/* Why N ranks cannot be processes here; NULL: they can. */
+const char *dp_mpi_unavailable(int N);
+/* How long one may keep this process waiting: 600 seconds until this is called. */
+void dp_mpi_limit(double seconds);
+double dp_mpi_limit_s(void);
+
+/* Messages of a kind arrive in the order in which they were sent. */
+typedef enum { DP_MPI_JOB = 1, DP_MPI_NUMBERS, DP_MPI_CASE, DP_MPI_NKINDS } dp_mpi_kind;
+/* x may be used again at once; does not wait. */
+void dp_mpi_send(int to, dp_mpi_kind kind, const void *x, size_t bytes);
+/* Waits for a message of exactly so many bytes. what: what it is, for a message. */
+void dp_mpi_receive(int from, dp_mpi_kind kind, void *x, size_t bytes, const char *what);
+/* Waits for one of any length from any process; to be freed. No limit. */
+void *dp_mpi_receive_any(dp_mpi_kind kind, int *from, size_t *bytes);
+
+/* In every process but the first: does what messages of kind DP_MPI_JOB, which begin with an int
+ * that is one of these, ask for; returns when the first has come to its end. */
+typedef struct {
+    int job;
+    void (*work)(const void *message, size_t bytes);
+} dp_mpi_worker;
+void dp_mpi_serve(const dp_mpi_worker *w, int n);
+
+/* Prints a line for each process of this host that is gone, once; 0: none is. */
+int dp_mpi_say_gone(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
