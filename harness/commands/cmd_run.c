@@ -5,31 +5,34 @@
 #include "commands.h"
 #include "harness/base/startup.h"
 #include "harness/device/device_procs.h"
-#include "harness/mpi/processes.h"
+#include "harness/mpi/mpi_ranks.h"
 #include "harness/record/run_id.h"
 #include "harness/run/over_cases.h"
 #include "options.h"
 #include "parse.h"
 #include "print_failures.h"
 #include "progress.h"
+#include "ref/files/output.h"
 #include "run_cases.h"
 #include "write_record.h"
 
 #include <argp.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 typedef struct {
     dp_options of;
-    const char *id;
+    const char *id, *resume;
     int all, smoke, verbose;
     int nvariant;
     dp_cuda_variant variant[DP_NCUDA_VARIANTS];
     dp_subject subject; /* open where of.subject names one */
 } options;
 
-enum { OPT_ALL = 256, OPT_SMOKE, OPT_ID, OPT_VARIANT };
+enum { OPT_ALL = 256, OPT_SMOKE, OPT_ID, OPT_VARIANT, OPT_RESUME };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
@@ -65,6 +68,10 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_FAULT,
     DP_ROW_OUT,
     DP_ROW_JSON,
+    {"resume", OPT_RESUME, "DIR", 0,
+     "keep finished cases there, and do not run again those that the same command, ended by "
+     "whatever, has left there",
+     0},
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
     DP_ROWS_PROVENANCE,
@@ -79,6 +86,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
                        (int *)o->variant, &o->nvariant);
         break;
     case OPT_ID: o->id = arg; break;
+    case OPT_RESUME: o->resume = arg; break;
     case OPT_ALL: o->all = 1; break;
     case OPT_SMOKE: o->smoke = 1; break;
     case 'v': o->verbose = 1; break;
@@ -127,6 +135,14 @@ static int open_subject(options *o) {
     return 0;
 }
 
+/* Do the processes of one mpirun share the cases? Not where they are its ranks. */
+static int is_shared(const options *o) {
+    int ranks = dp_mpi_size() == 1;
+    for (int i = 0; i < o->of.nbackend; i++)
+        ranks |= dp_backends[o->of.backend[i]].peers || dp_backends[o->of.backend[i]].processes;
+    return !ranks;
+}
+
 static dp_batch batch_of(const options *o) {
     const dp_options *of = &o->of;
     return (dp_batch){.run = {.nranks = of->nranks,
@@ -151,7 +167,9 @@ static dp_batch batch_of(const options *o) {
                               .progress = isatty(2)},
                       .named = !o->all && !o->smoke,
                       .verbose = o->verbose || of->nname,
-                      .table = dp_options_table(of)};
+                      .table = dp_options_table(of),
+                      .resume = o->resume,
+                      .shared = is_shared(o)};
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
@@ -168,7 +186,7 @@ static dp_case *load_case(const options *o, const char *path, int *errors) {
     if (!skip && !e.code && !dp_case_load(path, c, &e)) return c;
     if (e.code) {
         ++*errors;
-        dp_refuse(&e);
+        if (!dp_mpi_rank()) dp_refuse(&e); /* which says it once */
     }
     free(c);
     return NULL;
@@ -180,6 +198,16 @@ static void free_cases(dp_case **cases, int n) {
         free(cases[i]);
     }
     free(cases);
+}
+
+/* The other processes load the same cases (dp_run_shared). */
+typedef struct {
+    int what, n;
+} sweep;
+static void call_others(int n) {
+    const sweep s = {DP_MPI_SWEEP, n};
+    for (int r = 1; r < dp_mpi_size(); r++)
+        dp_mpi_send(r, DP_MPI_JOB, &s, sizeof s);
 }
 
 /* Loads, runs and judges the cases of these files, and writes the record. */
@@ -195,6 +223,7 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
         if (c) cases[rec->ncase++] = c;
     }
     dp_progress_loading(NULL, n, n);
+    if (batch.shared) call_others(rec->ncase);
     rec->errors += dp_run_cases(&batch, rec->ncase, cases, &runs);
     rec->seconds = dp_now() - t0;
     dp_over_cases(rec);
@@ -209,10 +238,17 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
     return rc;
 }
 
-/* What a signal that ends the program, also because a rank has ended, finds; arg: the FILE. */
+/* What a signal that ends the program, also because a rank has ended, finds. */
+typedef struct {
+    FILE *table;
+    const char *resume;
+} interrupted;
 static void say_interrupted(void *arg) {
+    const interrupted *x = arg;
     dp_mpi_say_gone();
-    dp_progress_say(arg);
+    dp_progress_say(x->table);
+    if (x->resume)
+        fprintf(x->table, "finished cases are in %s: the same command goes on\n", x->resume);
 }
 
 /* From options that are complete. */
@@ -223,7 +259,9 @@ static int run(options *o, const char *command, double t0) {
     int n = 0;
     for (int i = 0; i < o->of.nbackend; i++)
         if (dp_backends[o->of.backend[i]].processes) dp_procs_start();
-    dp_on_interrupt(say_interrupted, dp_options_table(&o->of));
+    static interrupted at;
+    at = (interrupted){dp_options_table(&o->of), o->resume};
+    dp_on_interrupt(say_interrupted, &at);
     if (o->of.limit_s > 0) dp_mpi_limit(o->of.limit_s);
     if (open_subject(o)) return 2;
     dp_provenance_file(&o->of.provenance, "subject", o->of.subject);
@@ -240,6 +278,10 @@ static int run_options(options *o, const char *command) {
     dp_err e = {0};
     dp_id id = {0};
     if (dp_outputs_check(&o->of)) return 2;
+    if (o->resume && dp_make_dirs(o->resume)) {
+        fprintf(stderr, "deltaproof: --resume %s: %s\n", o->resume, strerror(errno));
+        return 2;
+    }
     const double t0 = dp_now();
     if (!o->all && !o->smoke && !o->of.nname && !o->id) {
         fprintf(stderr, "deltaproof: run: name a case, or --all, --smoke or --id ID\n");
@@ -251,16 +293,54 @@ static int run_options(options *o, const char *command) {
     return rc;
 }
 
+static const struct argp ARGP = {
+    .options = OPTIONS,
+    .parser = parse,
+    .args_doc = "[CASE...]",
+    .doc = "Run cases on simulated ranks and judge them against the truth."
+           "\vExit status 0 pass, 1 a verdict failed, 2 could not judge."};
+
 int dp_cmd_run(int argc, char **argv) {
     options o = {.of = dp_options_new(0, 256)};
-    const struct argp a = {.options = OPTIONS,
-                           .parser = parse,
-                           .args_doc = "[CASE...]",
-                           .doc = "Run cases on simulated ranks and judge them against the truth."
-                                  "\vExit status 0 pass, 1 a verdict failed, 2 could not judge."};
     char *command = dp_command_line(argc, argv);
-    dp_parse(&a, argc, argv, &o);
+    dp_parse(&ARGP, argc, argv, &o);
     const int rc = run_options(&o, command);
     free(command);
     return rc;
+}
+
+/* ---- in another process than the first ------------------------------------------------------- */
+
+/* The first has understood the same arguments; cases that it could not load are left out here. */
+void dp_run_shared(int argc, char **argv, const void *message) {
+    options o = {.of = dp_options_new(0, 256)};
+    dp_err e = {0};
+    dp_id id = {0};
+    char **paths = NULL;
+    int n = 0, ncase = 0, errors = 0;
+    sweep s;
+    memcpy(&s, message, sizeof s);
+    dp_parse(&ARGP, argc, argv, &o);
+    if (o.id && !dp_id_parse(o.id, dp_options_foreign(&o.of), &id, &e)) select_by_id(&o, &id);
+    if (open_subject(&o) || dp_options_cases(&o.of, &paths, &n, &e)) exit(dp_refuse(&e));
+    dp_case **cases = dp_calloc((size_t)n, sizeof *cases);
+    for (int i = 0; i < n; i++) {
+        dp_case *c = load_case(&o, paths[i], &errors);
+        if (c) cases[ncase++] = c;
+        free(paths[i]);
+    }
+    if (ncase != s.n) {
+        fprintf(stderr, "deltaproof: rank %d loads %d cases, rank 0 %d: not the same files\n",
+                dp_mpi_rank(), ncase, s.n);
+        exit(2);
+    }
+    dp_batch b = batch_of(&o);
+    b.table = fopen("/dev/null", "w");
+    b.run.progress = 0;
+    dp_run_given_cases(&b, ncase, cases);
+    fclose(b.table);
+    free_cases(cases, ncase);
+    free(paths);
+    free(id.case_name);
+    dp_subject_close(&o.subject);
 }

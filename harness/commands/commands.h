@@ -20,6 +20,10 @@ int dp_cmd_truth(int argc, char **argv);   /* cmd_truth.c */
 int dp_cmd_index(int argc, char **argv);   /* cmd_index.c */
 int dp_cmd_report(int argc, char **argv);  /* cmd_report.c */
 
+/* cmd_run.c, in another process of mpirun than the first: runs the cases that this gives it;
+ * message: what it was called with (DP_MPI_SWEEP). */
+void dp_run_shared(int argc, char **argv, const void *message);
+
 /* Says on standard error why, and returns the exit status 2. */
 int dp_refuse(const dp_err *e);
 

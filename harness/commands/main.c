@@ -129,6 +129,26 @@ static int command_of(int argc, char **argv) {
     return unknown(argv[1]);
 }
 
+/* In another process of mpirun than the first: what that asks for. */
+static struct {
+    int argc;
+    char **argv;
+} arguments;
+
+static void work_sweep(const void *message, size_t bytes) {
+    (void)bytes;
+    dp_run_shared(arguments.argc - 1, arguments.argv + 1, message);
+}
+
+static int be_worker(int argc, char **argv) {
+    dp_mpi_worker w[DP_MPI_NRANK_WORKERS + 1] = {{DP_MPI_SWEEP, work_sweep}};
+    memcpy(w + 1, dp_mpi_rank_workers, sizeof dp_mpi_rank_workers);
+    arguments.argc = argc;
+    arguments.argv = argv;
+    dp_mpi_serve(w, DP_MPI_NRANK_WORKERS + 1);
+    return 0;
+}
+
 int main(int argc, char **argv) {
     if (dp_startup(argc, argv)) return dp_ending(2);
     dp_err e = {0};
@@ -139,9 +159,5 @@ int main(int argc, char **argv) {
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
     if (dp_isa_choose(getenv("DP_ISA"), &e)) return dp_ending(dp_refuse(&e));
     dp_mpi_start(argc, argv);
-    if (dp_mpi_rank()) {
-        dp_mpi_serve(dp_mpi_rank_workers, DP_MPI_NRANK_WORKERS);
-        return dp_ending(0);
-    }
-    return dp_ending(command_of(argc, argv));
+    return dp_ending(dp_mpi_rank() ? be_worker(argc, argv) : command_of(argc, argv));
 }

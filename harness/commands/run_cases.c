@@ -1,13 +1,18 @@
-/* Runs cases, the longest first, on threads of their own (run_cases.h). */
+/* Runs cases, the longest first, on threads of their own and in other processes (run_cases.h). */
 #include "run_cases.h"
 #include "commands.h"
+#include "finished.h"
+#include "harness/mpi/processes.h"
+#include "harness/record/run_bytes.h"
 #include "harness/search/museum.h"
 #include "progress.h"
 
 #include <math.h>
 #include <omp.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- one case -------------------------------------------------------------------------------- */
 
@@ -63,6 +68,14 @@ static int run_case(const dp_batch *b, const dp_case *c, dp_runs *runs) {
     return 0;
 }
 
+/* Says of a case that ran elsewhere, or earlier, what it would have said here. */
+static void print_runs(const dp_batch *b, const dp_case *c, const dp_runs *runs, double seconds) {
+    dp_tally t = {.case_name = c->name, .table = b->table, .verbose = b->verbose};
+    for (int i = 0; i < runs->n; i++)
+        dp_progress_run(&runs->run[i], &t);
+    print_case(c, &t, seconds);
+}
+
 /* ---- all cases ------------------------------------------------------------------------------- */
 
 /* How long a case takes, in units of its own: what states cost, once for every run. */
@@ -75,7 +88,7 @@ static double cost_of(const dp_case *c) {
 typedef struct {
     const dp_case *c;
     dp_runs runs;
-    int error;
+    int error, done;
 } job;
 
 static int by_cost(const void *a, const void *b) {
@@ -93,34 +106,169 @@ static int side_by_side(const dp_run_options *o) {
     return (int)ceil(sqrt(omp_get_max_threads())); /* the other threads work inside each case */
 }
 
-int dp_run_cases(const dp_batch *b, int n, dp_case *const *cases, dp_runs *runs) {
-    job *jobs = dp_calloc((size_t)n + 1, sizeof *jobs);
-    job **order = dp_calloc((size_t)n + 1, sizeof *order);
-    const int outer = side_by_side(&b->run), inner = omp_get_max_threads() / outer;
-    int errors = 0;
+/* The cases of this process and who takes the next one. */
+typedef struct {
+    const dp_batch *b;
+    int n, next;
+    job *jobs, **order;
+    pthread_mutex_t lock;
+} work;
+
+static void open_work(work *w, const dp_batch *b, int n, dp_case *const *cases) {
+    *w = (work){.b = b, .n = n, .lock = PTHREAD_MUTEX_INITIALIZER};
+    w->jobs = dp_calloc((size_t)n + 1, sizeof *w->jobs);
+    w->order = dp_calloc((size_t)n + 1, sizeof *w->order);
     for (int i = 0; i < n; i++) {
-        jobs[i].c = cases[i];
-        order[i] = &jobs[i];
+        w->jobs[i].c = cases[i];
+        w->order[i] = &w->jobs[i];
     }
-    double cost = 0;
-    for (int i = 0; i < n; i++)
-        cost += cost_of(cases[i]);
-    dp_progress_expect(n, cost);
-    if (outer > 1) qsort(order, (size_t)n, sizeof *order, by_cost);
+    if (b->shared || side_by_side(&b->run) > 1)
+        qsort(w->order, (size_t)n, sizeof *w->order, by_cost);
+}
+
+static void close_work(work *w) {
+    free(w->jobs);
+    free(w->order);
+}
+
+/* The next case, or -1. */
+static int take(work *w) {
+    pthread_mutex_lock(&w->lock);
+    while (w->next < w->n && w->order[w->next]->done)
+        w->next++;
+    const int i = w->next < w->n ? (int)(w->order[w->next++] - w->jobs) : -1;
+    pthread_mutex_unlock(&w->lock);
+    return i;
+}
+
+static void finish(const work *w, job *x) {
+    if (w->b->resume && !x->error)
+        dp_finished_save(w->b->resume, dp_finished_key(x->c, &w->b->run), &x->runs);
+    dp_progress_finished(cost_of(x->c));
+}
+
+/* Those that an earlier command has finished. */
+static void resume(work *w) {
+    for (int i = 0; i < w->n && w->b->resume; i++) {
+        job *x = &w->jobs[i];
+        x->done = dp_finished_load(w->b->resume, dp_finished_key(x->c, &w->b->run), &x->runs);
+        if (!x->done) continue;
+        print_runs(w->b, x->c, &x->runs, 0);
+        dp_progress_finished(cost_of(x->c));
+    }
+}
+
+/* On threads of this process: asks for cases with `next`, which is told of the last one, until
+ * there is none. */
+typedef int next_fn(work *w, const job *last, double seconds);
+static void run_on_threads(work *w, next_fn *next) {
+    const int outer = side_by_side(&w->b->run), inner = omp_get_max_threads() / outer;
 #pragma omp parallel num_threads(outer)
     {
         omp_set_num_threads(inner > 0 ? inner : 1);
-#pragma omp for schedule(dynamic, 1)
-        for (int i = 0; i < n; i++) {
-            order[i]->error = run_case(b, order[i]->c, &order[i]->runs);
-            dp_progress_finished(cost_of(order[i]->c));
+        for (int i = next(w, NULL, 0); i >= 0;) {
+            job *x = &w->jobs[i];
+            const double from = dp_now();
+            x->error = run_case(w->b, x->c, &x->runs);
+            i = next(w, x, dp_now() - from);
         }
     }
-    for (int i = 0; i < n; i++) {
-        errors += jobs[i].error != 0;
-        dp_runs_move(runs, &jobs[i].runs);
+}
+
+static int next_here(work *w, const job *last, double seconds) {
+    (void)seconds;
+    if (last) finish(w, (job *)last);
+    return take(w);
+}
+
+/* ---- over processes -------------------------------------------------------------------------- */
+
+/* What another process says: which case it has run, and then its runs as bytes. */
+typedef struct {
+    int index; /* NOTHING: it asks for its first case */
+    int error;
+    double seconds;
+} answer;
+enum { NOTHING = -1, LEAVES = -2 };
+
+static void receive_case(work *w, const answer *a, const char *runs, size_t bytes) {
+    job *x = &w->jobs[a->index];
+    x->error = a->error || !dp_runs_unpack(runs, bytes, &x->runs);
+    if (!x->error) print_runs(w->b, x->c, &x->runs, a->seconds);
+    finish(w, x);
+}
+
+/* A thread of the first process: gives the others cases, until all have left. */
+static void *serve(void *arg) {
+    work *w = arg;
+    for (int left = dp_mpi_size() - 1; left > 0;) {
+        int from;
+        size_t bytes;
+        answer a;
+        char *message = dp_mpi_receive_any(DP_MPI_CASE, &from, &bytes);
+        memcpy(&a, message, sizeof a);
+        if (a.index >= 0) receive_case(w, &a, message + sizeof a, bytes - sizeof a);
+        free(message);
+        if (a.index == LEAVES) {
+            left--;
+            continue;
+        }
+        const int next = take(w);
+        dp_mpi_send(from, DP_MPI_CASE, &next, sizeof next);
     }
-    free(jobs);
-    free(order);
+    return NULL;
+}
+
+static void send_answer(const job *last, answer a) {
+    size_t n = 0;
+    char *runs = last ? dp_runs_pack(&last->runs, &n) : NULL;
+    char *message = dp_alloc(1, sizeof a + n);
+    memcpy(message, &a, sizeof a);
+    if (n) memcpy(message + sizeof a, runs, n);
+    dp_mpi_send(0, DP_MPI_CASE, message, sizeof a + n);
+    free(message);
+    free(runs);
+}
+
+static int next_given(work *w, const job *last, double seconds) {
+    int i;
+    pthread_mutex_lock(&w->lock);
+    send_answer(last,
+                (answer){last ? (int)(last - w->jobs) : NOTHING, last ? last->error : 0, seconds});
+    dp_mpi_receive(0, DP_MPI_CASE, &i, sizeof i, "the next case");
+    pthread_mutex_unlock(&w->lock);
+    return i;
+}
+
+void dp_run_given_cases(const dp_batch *b, int n, dp_case *const *cases) {
+    work w;
+    open_work(&w, b, n, cases);
+    run_on_threads(&w, next_given);
+    send_answer(NULL, (answer){LEAVES, 0, 0});
+    for (int i = 0; i < n; i++)
+        dp_runs_free(&w.jobs[i].runs);
+    close_work(&w);
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+int dp_run_cases(const dp_batch *b, int n, dp_case *const *cases, dp_runs *runs) {
+    work w;
+    pthread_t server;
+    int errors = 0;
+    double cost = 0;
+    open_work(&w, b, n, cases);
+    for (int i = 0; i < n; i++)
+        cost += cost_of(cases[i]);
+    dp_progress_expect(n, cost);
+    resume(&w);
+    if (b->shared && pthread_create(&server, NULL, serve, &w)) abort();
+    run_on_threads(&w, next_here);
+    if (b->shared) pthread_join(server, NULL);
+    for (int i = 0; i < n; i++) {
+        errors += w.jobs[i].error != 0;
+        dp_runs_move(runs, &w.jobs[i].runs);
+    }
+    close_work(&w);
     return errors;
 }

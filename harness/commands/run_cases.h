@@ -1,4 +1,5 @@
-/* harness/commands/run_cases.h - many cases, side by side where the subjects allow it. */
+/* harness/commands/run_cases.h - many cases, side by side where the subjects allow it, and shared
+ * out over the processes of one mpirun. */
 #ifndef DP_RUN_CASES_H
 #define DP_RUN_CASES_H
 #include "harness/record/run.h"
@@ -8,10 +9,14 @@ typedef struct {
     int named;          /* cases were named: one that offers no run is an error */
     int verbose;        /* a line for every run */
     FILE *table;        /* where lines go */
+    const char *resume; /* folder of finished cases (finished.h); NULL: none */
+    int shared;         /* the other processes take cases, too */
 } dp_batch;
 
 /* Appends the runs in the order of the cases; returns how many cases could not be judged, each
  * with its reason on standard error. */
 int dp_run_cases(const dp_batch *b, int n, dp_case *const *cases, dp_runs *runs);
+/* In another process than the first, which has the same cases: runs those that it is given. */
+void dp_run_given_cases(const dp_batch *b, int n, dp_case *const *cases);
 
 #endif

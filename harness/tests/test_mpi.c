@@ -124,6 +124,34 @@ DP_TEST(mpi, a_rank_that_is_silent_ends_all_by_its_name) {
           "the wrong one is blamed: %.4000s", out);
 }
 
+/* Cases over processes, one of which is killed after the first of them; then the same command once
+ * more. */
+DP_TEST(mpi, cases_are_shared_out_and_outlive_a_process) {
+    NEEDS_MPI;
+    char cmd[4096], out[1 << 16], want[40], got[40];
+    const char *const cases = "run smoke-mkda2 packed-across initial-state smoke-step --base fp32 "
+                              "--chain fp32 --ranks 1 --cache none --backend sim";
+    REQUIRE(run(gt_program(), 0, cases, out, sizeof out) == 0, "%.4000s", out);
+    digest(out, want);
+    snprintf(cmd, sizeof cmd,
+             "cd '%s'\n" ALLOW "mpirun -np 3 '%s' %s --cases '%s' --resume kept >said 2>&1 & m=$!\n"
+             "for i in $(seq 2400); do ls kept/*.runs >/dev/null 2>&1 && break; sleep 0.02; done\n"
+             "set -- $(pgrep -P $m | sort -n); kill -KILL $2; wait $m; rc=$?; cat said; exit $rc",
+             gt_tmpdir(), program(), cases, gt_cases());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc != 0 && strstr(out, "deltaproof: rank 1 (process ") &&
+              strstr(out, "finished cases are in kept: the same command goes on"),
+          "exit %d: %.4000s", rc, out);
+    snprintf(cmd, sizeof cmd,
+             "cd '%s' && before=$(ls kept/*.runs | wc -l) && [ $before -ge 1 ] && " ALLOW
+             "mpirun -np 3 '%s' %s --cases '%s' --resume kept && ls kept/*.runs | wc -l",
+             gt_tmpdir(), program(), cases, gt_cases());
+    REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%.4000s", out);
+    digest(out, got);
+    CHECK(!strcmp(want, got), "%s, gathered %s", want, got);
+    CHECK(strstr(out, "\n4\n"), "not four cases are kept: %.4000s", out);
+}
+
 DP_TEST(mpi, what_is_missing_is_said_and_counted) {
     char out[1 << 16];
     CHECK(run(gt_program(), 0, "run smoke-kda --cache none --backend mpi", out, sizeof out) == 2 &&

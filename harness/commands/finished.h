@@ -1,0 +1,19 @@
+/* harness/commands/finished.h - cases that are finished, kept in a folder (run --resume DIR), so
+ * that the same command goes on where it was ended.
+ *
+ * A file a case, named by what its runs follow from: this program's sources, the case with its
+ * inputs, the options that choose runs, the bytes of a library. Of a program (--run, --serve) that
+ * is its command alone. A file that is damaged is not used, and said so.
+ */
+#ifndef DP_FINISHED_H
+#define DP_FINISHED_H
+#include "harness/record/run.h"
+#include "ref/files/cache.h"
+
+dp_key dp_finished_key(const dp_case *c, const dp_run_options *o);
+/* 1: its runs are appended. */
+int dp_finished_load(const char *dir, dp_key key, dp_runs *runs);
+/* A failure is said on standard error: it costs the next command its time. */
+void dp_finished_save(const char *dir, dp_key key, const dp_runs *runs);
+
+#endif
