@@ -39,7 +39,8 @@ def save(path, tensors, metadata=None):
 def load(path):
     """({name: tensor}, metadata) of a safetensors file."""
     with safe_open(path, framework="pt") as f:
-        return {name: f.get_tensor(name) for name in f}, dict(f.metadata() or {})
+        names = f.keys()  # f itself is no iterable
+        return {name: f.get_tensor(name) for name in names}, dict(f.metadata() or {})
 
 
 def dump(function, inputs, in_path, out_path, do=None, dht=None, grads=(), metadata=None):
