@@ -102,8 +102,11 @@ static void explain_calls(const json_t *rec, const json_t *run) {
         printf("session      %s; state between calls: %s%s%s\n", text(c, "session"),
                text(c, "session_state"), *text(run, "rollback") ? "; after a window: " : "",
                text(run, "rollback"));
-        printf("             o of accepted tokens and the last state are judged "
-               "(cases/README.md, Sessions)\n");
+        printf("             o of accepted tokens and the last state are judged by the whole case, "
+               "windows by the state\n             that each began from: %lld of %lld "
+               "(cases/README.md, Sessions)\n",
+               (long long)json_integer_value(json_object_get(run, "windows_judged")),
+               (long long)json_integer_value(json_object_get(run, "windows")));
     }
 }
 

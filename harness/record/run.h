@@ -52,7 +52,8 @@ typedef struct {
     /* a session: its state is rounded between calls, which no bound is derived for */
     int kept_short;
     const char *rollback; /* a session that rolls back: where the state came from; else NULL */
-    int exact;            /* keys = exact: every error must be 0, whatever the bounds allow */
+    int windows, windows_judged; /* that such a session has; with rejected tokens and all */
+    int exact; /* keys = exact: every error must be 0, whatever the bounds allow */
     const char *truth_kind;
     int truth_bits, truth_cached;
     const char *truth_device; /* that computed it, NULL: the CPU, or it came from the cache */

@@ -6,6 +6,7 @@
  */
 #ifndef DP_OUTPUTS_H
 #define DP_OUTPUTS_H
+#include "harness/simulated/drafts.h"
 #include "judge.h"
 #include "run_bounds.h"
 
@@ -34,6 +35,9 @@ typedef struct {
  * closes r. r: everything that dp_run_id needs, and design, undeclared, other_design. from:
  * dp_now() when the run began. */
 void dp_judge_run(const dp_judging *j, dp_run *r, double from);
+
+/* judge_drafts.c: after dp_judge_run, what the windows of a session made of their tokens. */
+dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e);
 
 /* ---- the parts, in their order; each adds to r->tensor, which has room ----------------------- */
 

@@ -38,6 +38,12 @@ static dp_design design_of_path(dp_base base, const char *path, int R) {
     return d;
 }
 
+/* What a run has beside the results of its recurrence. */
+typedef struct {
+    dp_step_run front; /* op step: what its convolutions made */
+    dp_drafts drafts;  /* a session: what its windows made */
+} beside;
+
 /* Each call of a session, in the same kernels. */
 typedef struct {
     const dp_cuda_how *run;
@@ -65,25 +71,26 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
     return other ? DP_EINPUT : DP_OK;
 }
 
-static dp_status compute_calls(const dp_case *c, const dp_cuda_how *run, dp_cuda_result *res,
-                               dp_err *why) {
-    in_calls x = {run, res, c->p.HV};
-    const dp_caller by = {one_call, &x};
+static dp_status compute_calls(const dp_case *c, const dp_cuda_how *run, beside *b,
+                               dp_cuda_result *res, dp_err *why) {
+    in_calls x = {.run = run, .all = res, .HV = c->p.HV};
+    const dp_caller by = {one_call, &x, &b->drafts};
     *res = (dp_cuda_result){.N = 1};
     return dp_calls_run(&c->p, &c->session, DP_FAULT_NONE, &by, &res->out, NULL, why);
 }
 
-/* The convolutions of a step into *front, then the recurrence. DP_EINPUT: they do not take this
+/* The convolutions of a step, then the recurrence. DP_EINPUT: they do not take this
  * case, *why says so. */
 static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_variant variant,
-                         dp_step_run *front, dp_cuda_result *res, dp_err *why) {
+                         beside *x, dp_cuda_result *res, dp_err *why) {
     const dp_case *c = sp->c;
     const int step = dp_op_of(c)->has_front;
     const int bf16 = step ? how->base == DP_BASE_BF16 : c->input_dtype == DP_BF16;
     const char *no = dp_cuda_unavailable(how->backend, sp->N);
     dp_status st = DP_OK;
     if (no) return dp_fail(why, DP_EINPUT, "%s", no);
-    if (step) st = dp_step_forward(c, how->backend, sp->N, how->base, DP_FAULT_NONE, front, why);
+    if (step)
+        st = dp_step_forward(c, how->backend, sp->N, how->base, DP_FAULT_NONE, &x->front, why);
     if (st) return st;
     const dp_cuda_how run = {.backend = how->backend,
                              .N = sp->N,
@@ -92,8 +99,8 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_varia
                              .variant = variant,
                              .bf16_inputs = bf16,
                              .backward = sp->truth->backward};
-    if (sp->first_of_call) return compute_calls(c, &run, res, why);
-    return dp_cuda_run(step ? &front->p : &c->p, &run, res, why);
+    if (sp->first_of_call) return compute_calls(c, &run, x, res, why);
+    return dp_cuda_run(step ? &x->front.p : &c->p, &run, res, why);
 }
 
 static void note_run(const dp_cuda_result *res, dp_run *r) {
@@ -116,6 +123,11 @@ static void judge(dp_sharding *sp, const dp_cuda_result *res, dp_bound_bases *ba
     dp_error_bound_free(&bound);
 }
 
+static void free_beside(const dp_case *c, beside *x) {
+    dp_step_run_free(c, &x->front);
+    dp_drafts_free(&x->drafts);
+}
+
 /* One way of one (base, chain): judged, or skipped with the kernels' own reason. */
 static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_variant variant,
                          dp_bound_bases *bases, dp_runs *out, dp_err *e) {
@@ -123,11 +135,11 @@ static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_variant variant,
     const dp_run_options *o = sp->std->o;
     const double from = dp_now();
     dp_cuda_result res;
-    dp_step_run front = {0};
+    beside x = {0};
     dp_err why = {0};
-    const dp_status st = compute(sp, &how, variant, &front, &res, &why);
+    dp_status st = compute(sp, &how, variant, &x, &res, &why);
     if (st && st != DP_EINPUT) {
-        dp_step_run_free(c, &front);
+        free_beside(c, &x);
         return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[how.backend], sp->N,
                        why.msg);
     }
@@ -137,17 +149,19 @@ static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_variant variant,
     r->id = dp_run_id(r);
     if (st) {
         skip(r, why.msg);
+        st = DP_OK;
     } else {
         note_run(&res, r);
         dp_sharding_note_truth(sp, r);
-        sp->step = dp_op_of(c)->has_front ? &front : NULL;
+        sp->step = dp_op_of(c)->has_front ? &x.front : NULL;
         judge(sp, &res, bases, r, from);
         sp->step = NULL;
+        st = dp_judge_drafts(sp, &x.drafts, r, e);
         dp_cuda_result_free(&res, c->p.HV);
     }
-    dp_step_run_free(c, &front);
+    free_beside(c, &x);
     if (o->done) o->done(r, o->arg);
-    return DP_OK;
+    return st;
 }
 
 /* Every (base, chain) that the kernels have. */

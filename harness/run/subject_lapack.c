@@ -61,6 +61,9 @@ static void judge(dp_sharding *sp, const dp_result *got, double *const *stage, d
     dp_judge_run(&j, r, from);
     dp_error_bound_free(&bound);
     dp_bound_bases_free(&bases);
+}
+
+static void done(const dp_sharding *sp, const dp_run *r) {
     if (sp->std->o->done) sp->std->o->done(r, sp->std->o->arg);
 }
 
@@ -85,6 +88,7 @@ static dp_status run_base(dp_sharding *sp, dp_base base, dp_format chain, dp_run
         if (sp->truth->backward || !dp_stage_tensors[i].backward)
             stage[i] = dp_stage_tensor_value(&s, i);
     judge(sp, &s.out, stage, r, from);
+    done(sp, r);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         free(stage[i]);
     dp_sim_free(&s);
@@ -103,14 +107,19 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
 static dp_status run_calls(dp_sharding *sp, dp_base base, dp_format chain, dp_runs *out,
                            dp_err *e) {
     const double from = dp_now();
-    const dp_caller by = {one_call, &base};
+    dp_drafts drafts = {0};
+    const dp_caller by = {one_call, &base, &drafts};
     dp_result got;
-    const dp_status st =
-        dp_calls_run(&sp->c->p, &sp->c->session, DP_FAULT_NONE, &by, &got, NULL, e);
-    if (st) return st;
-    judge(sp, &got, NULL, record(sp, base, chain, out), from);
-    dp_result_free(&got);
-    return DP_OK;
+    dp_status st = dp_calls_run(&sp->c->p, &sp->c->session, DP_FAULT_NONE, &by, &got, NULL, e);
+    if (!st) {
+        dp_run *r = record(sp, base, chain, out);
+        judge(sp, &got, NULL, r, from);
+        st = dp_judge_drafts(sp, &drafts, r, e);
+        done(sp, r);
+        dp_result_free(&got);
+    }
+    dp_drafts_free(&drafts);
+    return st;
 }
 
 dp_status dp_lapack_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {

@@ -51,16 +51,21 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
     return returned ? DP_OK : DP_EINPUT;
 }
 
-/* DP_OK also where the library ended the session: s says how, and holds no results then. *states:
- * it showed those of every token. */
-static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, int *states,
+/* What a session has beside its results. */
+typedef struct {
+    int states; /* 1: the library showed those of every token */
+    dp_drafts drafts;
+} calls_made;
+
+/* DP_OK also where the library ended the session: s says how, and holds no results then. */
+static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, calls_made *made,
                            dp_subject_result *s, dp_err *e) {
     *s = (dp_subject_result){0};
     in_calls x = {.lib = sp->std->o->subject, .how = how, .last = s};
-    const dp_caller by = {one_call, &x};
+    const dp_caller by = {one_call, &x, &made->drafts};
     const dp_status st =
         dp_calls_run(&sp->c->p, &sp->c->session, DP_FAULT_NONE, &by, &s->r, NULL, e);
-    *states = x.states;
+    made->states = x.states;
     s->seconds = x.seconds;
     if (st != DP_EINPUT) return st;
     const size_t n = strlen(s->why);
@@ -70,8 +75,8 @@ static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, in
 
 /* ---- one run --------------------------------------------------------------------------------- */
 
-static dp_status call(const dp_sharding *sp, const dp_how *how, int *states, dp_subject_result *s,
-                      dp_err *e) {
+static dp_status call(const dp_sharding *sp, const dp_how *how, calls_made *made,
+                      dp_subject_result *s, dp_err *e) {
     const dp_case *c = sp->c;
     const dp_run_options *o = sp->std->o;
     const double limit = o->limit_s > 0 ? o->limit_s : DP_SUBJECT_LIMIT_S;
@@ -81,7 +86,7 @@ static dp_status call(const dp_sharding *sp, const dp_how *how, int *states, dp_
                                  .chain = how->chain,
                                  .backward = c->backward,
                                  .limit_s = limit};
-    return sp->first_of_call ? run_calls(sp, &one, states, s, e)
+    return sp->first_of_call ? run_calls(sp, &one, made, s, e)
                              : dp_subject_run(o->subject, &c->p, &one, s, e);
 }
 
@@ -119,29 +124,35 @@ static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_boun
     dp_how how = {.backend = DP_BACKEND_SUBJECT, .base = base, .chain = chain};
     dp_subject_result s;
     dp_status st = dp_design_parse(declared ? declared : "", base, &how.design, e);
-    int states = 0;
+    calls_made made = {0};
     if (!st && leaves_range(sp->c, &how.design))
         s = (dp_subject_result){
             .outcome = DP_SUBJECT_REFUSED,
             .why = "keys = exact: its numbers leave the range of fp16, which the design keeps"};
     else if (!st)
-        st = call(sp, &how, &states, &s, e);
-    if (st) return st;
+        st = call(sp, &how, &made, &s, e);
+    if (st) {
+        dp_drafts_free(&made.drafts);
+        return st;
+    }
     dp_run *r = dp_sharding_record(sp, &how, out);
     r->other_design = 1;
     r->undeclared = !declared;
     r->path = o->subject->name;
     r->outcome = dp_subject_outcomes[s.outcome];
-    if (r->rollback && states) r->rollback = "states of every token";
+    if (r->rollback && made.states) r->rollback = "states of every token";
     dp_sharding_note_truth(sp, r);
     r->id = dp_run_id(r);
-    if (s.outcome == DP_SUBJECT_RETURNED)
+    if (s.outcome == DP_SUBJECT_RETURNED) {
         judge(sp, &s, bases, r, from);
-    else
+        st = dp_judge_drafts(sp, &made.drafts, r, e);
+    } else {
         note_failure(&s, r, from);
+    }
     if (o->done) o->done(r, o->arg);
+    dp_drafts_free(&made.drafts);
     dp_subject_result_free(&s);
-    return DP_OK;
+    return st;
 }
 
 /* What the options name, else what the library claims. One rank forms no M: one chain format will

@@ -101,10 +101,11 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
 }
 
 /* o and the last state of all calls; hit: where a fault acted. */
-static dp_status compute_calls(in_one_base *x, dp_result *got, unsigned char *hit, dp_err *e) {
+static dp_status compute_calls(in_one_base *x, dp_result *got, dp_drafts *drafts,
+                               unsigned char *hit, dp_err *e) {
     const dp_case *c = x->sp->c;
     const dp_fault fault = x->sp->std->o->fault;
-    const dp_caller by = {one_call, &x->base};
+    const dp_caller by = {one_call, &x->base, drafts};
     return dp_calls_run(&c->p, &c->session, dp_fault_of_calls(fault) ? fault : DP_FAULT_NONE, &by,
                         got, hit, e);
 }
@@ -123,22 +124,28 @@ static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs
     const double from = dp_now();
     int chains[DP_NFORMATS], merge;
     dp_result got;
+    dp_drafts drafts = {0};
     in_one_base x = {.sp = sp, .backend = be, .base = base};
     if (!dp_case_chains(sp->c, 1, o->nchain, (const int *)o->chain, chains) ||
         !dp_select(1, (const int *)sp->c->merge, o->nmerge, (const int *)o->merge, &merge))
         return DP_OK;
     unsigned char *hit = dp_calloc((size_t)sp->c->p.HV, 1);
-    const dp_status st = compute_calls(&x, &got, hit, e);
+    dp_status st = compute_calls(&x, &got, &drafts, hit, e);
     if (!st) {
         x.chain = (dp_format)chains[0];
         dp_run *r = record(&x, (dp_merge)merge, out);
         judge_calls(&x, &got, r, from);
-        r->nhit = o->fault ? sp->c->p.HV : 0;
-        r->hit = o->fault ? hit : NULL;
+        st = dp_judge_drafts(sp, &drafts, r, e);
+        if (o->fault) {
+            r->nhit = sp->c->p.HV;
+            r->hit = hit;
+            hit = NULL;
+        }
         if (o->done) o->done(r, o->arg);
         dp_result_free(&got);
     }
-    if (st || !o->fault) free(hit);
+    dp_drafts_free(&drafts);
+    free(hit);
     return st;
 }
 

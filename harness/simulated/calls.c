@@ -147,8 +147,21 @@ static void gates_of_before(const walk *w, dp_problem *y) {
     }
 }
 
+/* Rejected tokens decay by the gates of the last accepted one, or of the first. */
+static void gates_of_drafts(const walk *w, dp_problem *y) {
+    const int64_t n = dp_input_width(w->p, DP_INPUT_G);
+    for (int i = 0; i < w->p->Nseq; i++) {
+        const slice x = w->take[i];
+        const int64_t last = y->cu[i] + (x.n ? x.n - 1 : 0);
+        for (int64_t t = last + 1; x.m && t < y->cu[i + 1]; t++)
+            memcpy(y->g + t * n, y->g + last * n, sizeof *y->g * (size_t)n);
+        if (x.m && y->cu[i + 1] > last + 1) hit_all(w);
+    }
+}
+
 /* What the call gets is not what it should. */
 static void spoil_inputs(const walk *w, dp_problem *y) {
+    if (w->fault == DP_FAULT_DRAFT_GATE) gates_of_drafts(w, y);
     if (!w->done) return;
     if (w->fault == DP_FAULT_SLOT_OF_OTHER) of_other_slot(w, y->s0);
     if (w->fault == DP_FAULT_SLOT_TRANSPOSED) transpose(w, y->s0);
@@ -295,6 +308,17 @@ static int states_at(const walk *w, slice *kept) {
     return same;
 }
 
+/* All that a window made, beside the problem that it should have been. */
+static void keep_drafts(const walk *w, const dp_call_result *r) {
+    dp_problem y = problem_of(w, w->take);
+    for (int i = 0; i < w->p->Nseq; i++) {
+        const slice x = w->take[i];
+        const dp_draft_place at = {i, w->done, x.from, x.n + x.m, x.n};
+        if (x.m) dp_drafts_take(w->by->drafts, &y, i, &at, &r->out, r->states);
+    }
+    dp_problem_free(&y);
+}
+
 static dp_status one_call(walk *w, dp_err *e) {
     const dp_session_call c = dp_session_at(w->s, w->done);
     slice *kept = dp_calloc((size_t)w->p->Nseq, sizeof *kept);
@@ -309,6 +333,7 @@ static dp_status one_call(walk *w, dp_err *e) {
     const int same = states_at(w, kept);
     dp_status st = call(w, w->take, !same, &r, e);
     if (!st) {
+        if (w->by->drafts && c.accepted < c.drafted) keep_drafts(w, &r);
         keep_o(w, w->take, r.out.o);
         if (same)
             keep_states(w, &r.out);

@@ -5,7 +5,8 @@
  * that the calls before left. A sequence that has ended is an empty one, whose state stays. Of a
  * verify window o of the accepted tokens counts, and the state after the last of them: where a call
  * shows the state after every token it is taken from there, else the accepted tokens are run again
- * from the state before the window. What a call makes of rejected tokens is not looked at.
+ * from the state before the window. What a call makes of rejected tokens, and states within it, are
+ * kept apart (drafts.h).
  *
  * Rejected tokens are other tokens of the problem with their values negated: lawful numbers, and
  * another key or value than what stands there (unless all tokens have one key and zeros for
@@ -16,6 +17,7 @@
  */
 #ifndef DP_CALLS_H
 #define DP_CALLS_H
+#include "drafts.h"
 #include "fault.h"
 #include "harness/case/session.h"
 #include "ranks.h"
@@ -35,6 +37,7 @@ typedef struct {
      * ends the session. */
     dp_status (*run)(void *who, const dp_problem *call, int states, dp_call_result *out, dp_err *e);
     void *who;
+    dp_drafts *drafts; /* gets the windows; NULL: nobody looks at them */
 } dp_caller;
 
 /* p: all of it, without gradients. out: o and final_state of the session, to be freed. hit [HV]: 1

@@ -201,6 +201,10 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
     [DP_FAULT_CALL_GATE] = {"call-gate", 45, "calls",
                             "the first token of a later call decays by the gates of the one before",
                             SPECULATIVE},
+    [DP_FAULT_DRAFT_GATE] = {"draft-gate", 45, "calls",
+                             "drafted tokens that are rejected decay by the gates of the last "
+                             "accepted one; nothing after the window depends on it",
+                             SPECULATIVE},
     [DP_FAULT_PADDING_WRITES] =
         {"padding-writes", 47, "calls",
          "a sequence that has ended writes its first token again in every call after",
@@ -281,7 +285,7 @@ const dp_bug dp_bugs[DP_NBUGS + 1] = {
     [43] = {"state in fp16 or bf16 between steps", "over 100,000 steps: deltaproof carry"},
     [44] = {"state in fp8 or int8 between steps",
             "int8 without feedback; the others, over 100,000 steps: deltaproof carry"},
-    [45] = {"speculative decoding: rejected tokens, gates of other tokens", "two faults"},
+    [45] = {"speculative decoding: rejected tokens, gates of other tokens", "three faults"},
     [46] = {"cached state of another token or request, or never written", "four faults"},
     [47] = {"padding of the last piece updates the state", ""},
     [48] = {"NaN below one chunk, state layout of another kernel",
@@ -334,6 +338,7 @@ unsigned dp_fault_kind(dp_fault f) {
     case DP_FAULT_SLOT_OF_OTHER:
     case DP_FAULT_SLOT_TRANSPOSED:
     case DP_FAULT_CALL_GATE:
+    case DP_FAULT_DRAFT_GATE:
     case DP_FAULT_PADDING_WRITES:
     case DP_FAULT_SLOT_UNWRITTEN:
     case DP_FAULT_KEPT_BF16:

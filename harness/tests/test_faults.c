@@ -96,6 +96,8 @@ static const expectation EXPECT[] = {
     {DP_FAULT_SLOT_TRANSPOSED, "session-prefill", 1, DP_BASE_BF16, DP_FP32, "o", NULL, -1},
     {DP_FAULT_CALL_GATE, "session-prefill", 1, DP_BASE_BF16, DP_FP32, "o", NULL, -1},
     {DP_FAULT_CALL_GATE, "session-decode", 1, DP_BASE_FP32, DP_FP32, "final_state", NULL, -1},
+    {DP_FAULT_DRAFT_GATE, "session-verify", 1, DP_BASE_BF16, DP_FP32, "state_drafted", "o", -1},
+    {DP_FAULT_DRAFT_GATE, "session-verify", 1, DP_BASE_FP32, DP_FP32, "o_drafted", "o", -1},
     {DP_FAULT_PADDING_WRITES, "session-decode", 1, DP_BASE_BF16, DP_FP32, "final_state", "o", -1},
     {DP_FAULT_PADDING_WRITES, "session-prefill", 1, DP_BASE_FP32, DP_FP32, "final_state", "o", -1},
     {DP_FAULT_SLOT_UNWRITTEN, "session-decode", 1, DP_BASE_BF16, DP_FP32, "final_state", NULL, -1},

@@ -145,7 +145,7 @@ DP_TEST(session, a_recurrence_in_calls_has_the_bits_of_all_tokens_at_once) {
             dp_session s = schedule(SCHEDULES[i], DP_FP64);
             watch w = {.shows = shows};
             dp_result got;
-            const dp_caller by = {watched, &w};
+            const dp_caller by = {watched, &w, NULL};
             REQUIRE(!dp_calls_run(&c.p, &s, DP_FAULT_NONE, &by, &got, NULL, NULL), "%s", s.text);
             CHECK(same_results(&c.p, &got, &want), "session %s, states %s: other bits", s.text,
                   shows ? "shown" : "computed again");
@@ -179,7 +179,7 @@ DP_TEST(session, the_pipeline_of_the_bounds_has_the_bits_of_the_calls) {
                 dp_sim ref;
                 dp_result got;
                 dp_session s = schedule(SCHEDULES[i], DP_FP64);
-                const dp_caller by = {piped, &b};
+                const dp_caller by = {piped, &b, NULL};
                 const dp_design design = dp_design_of(b);
                 snprintf(text, sizeof text,
                          HEAD "T = 180\ncu_seqlens = 0,100,100,180\nbackward = no\n%s", OPS[k]);
@@ -225,11 +225,46 @@ DP_TEST(session, rejected_tokens_are_never_those_that_stand_there) {
     dp_session s = schedule("4-1", DP_FP64);
     watch w = {.all = &c.p, .shows = 1};
     dp_result got;
-    const dp_caller by = {noted, &w};
+    const dp_caller by = {noted, &w, NULL};
     memcpy(w.at, c.p.cu, sizeof *w.at * 3);
     REQUIRE(!dp_calls_run(&c.p, &s, DP_FAULT_NONE, &by, &got, NULL, NULL), "calls");
     CHECK(w.calls == 50 && !w.wrong, "%d calls, %d accepted tokens are others", w.calls, w.wrong);
     CHECK(w.drafts == 3 * 90 && !w.alike, "%d drafted, %d of them right", w.drafts, w.alike);
+    dp_result_free(&got);
+    dp_session_free(&s);
+    dp_case_free(&c);
+}
+
+/* Windows as problems of their own: a recurrence makes of them, bit for bit, what calls made. */
+DP_TEST(session, windows_are_problems_that_begin_from_the_state_they_were_handed) {
+    const dp_design design = dp_design_of(DP_BASE_FP32);
+    dp_case c;
+    if (!gt_parse_case(HEAD SMALL "backward = no\n", &c)) return;
+    dp_session s = schedule("7,4-2,3-0,8-7,2", DP_FP64);
+    watch w = {.shows = 1};
+    dp_drafts d = {0};
+    dp_result got, again = {0};
+    const dp_caller by = {watched, &w, &d};
+    REQUIRE(!dp_calls_run(&c.p, &s, DP_FAULT_NONE, &by, &got, NULL, NULL), "calls");
+    const dp_draft_set *sets[] = {&d.window, &d.within};
+    CHECK(d.windows == 6 && d.window.p.Nseq == 6 && d.window.p.T == 2 * (4 + 3 + 8), "%d windows",
+          d.windows);
+    CHECK(d.within.p.Nseq == 2 * (3 + 2 + 7) && d.within.p.T == 2 * (6 + 3 + 28), "%d states",
+          d.within.p.Nseq);
+    for (int i = 0; i < 2; i++) {
+        const dp_problem *p = &sets[i]->p;
+        dp_recurrent_run(p, &design, 0, NULL, &again);
+        CHECK(!memcmp(again.final_state, sets[i]->out.final_state,
+                      sizeof(double) * (size_t)((int64_t)p->Nseq * p->HV * p->K * p->V)),
+              "set %d: other states", i);
+        CHECK(i || !memcmp(again.o, sets[i]->out.o, sizeof(double) * (size_t)(p->T * p->HV * p->V)),
+              "other o");
+        dp_result_free(&again);
+    }
+    CHECK(d.window.place[3].slot == 2 && d.window.place[3].from == c.p.cu[2] + 9 &&
+              d.window.place[3].call == 2 && d.window.place[3].passed == 0,
+          "slot %d, from %lld", d.window.place[3].slot, (long long)d.window.place[3].from);
+    dp_drafts_free(&d);
     dp_result_free(&got);
     dp_session_free(&s);
     dp_case_free(&c);
@@ -385,7 +420,7 @@ DP_TEST(session, a_rounded_state_is_allowed_what_it_makes_and_only_where_the_cas
         dp_given g = {.same_design = 1};
         const dp_run_options o = {.cache = gt_tmpdir()};
         dp_base b = DP_BASE_FP32;
-        const dp_caller by = {in_bf16, &b};
+        const dp_caller by = {in_bf16, &b, NULL};
         char text[512];
         snprintf(text, sizeof text,
                  HEAD "op = kda\nT = 60\nK = 16\nbase = fp32\nsession = 20,4-2,1\n"
@@ -419,12 +454,36 @@ DP_TEST(session, libraries_run_in_calls) {
         REQUIRE(!dp_subject_open(gt_library(LIB[i][0], LIB[i][1]), 0, 0, &s, &e), "%s", e.msg);
         if (!judge(CALLS, DP_FAULT_NONE, &s, &c, &runs)) return;
         const dp_run *r = &runs.run[0];
-        CHECK(runs.n == 1 && r->verdict == DP_PASS && r->ntensor == 2, "%s: %s", LIB[i][1], r->why);
+        CHECK(runs.n == 1 && r->verdict == DP_PASS && r->ntensor == 5 - i, "%s: %s", LIB[i][1],
+              r->why);
+        CHECK(r->windows == 18 && r->windows_judged == 18, "%d of %d windows", r->windows_judged,
+              r->windows);
         CHECK(r->rollback && !strcmp(r->rollback, LIB[i][2]), "%s: %s", LIB[i][1], r->rollback);
         dp_runs_free(&runs);
         dp_case_free(&c);
         dp_subject_close(&s);
     }
+}
+
+/* A state that no window goes back to, 1% off: neither o nor the last state depend on it. */
+DP_TEST(session, a_state_within_a_window_is_judged_though_nothing_depends_on_it) {
+    dp_subject s;
+    dp_case c;
+    dp_runs runs;
+    dp_err e = {0};
+    REQUIRE(!dp_subject_open(gt_library("tests/data/third_state.c", "third.so"), 0, 0, &s, &e),
+            "%s", e.msg);
+    if (!judge(CALLS, DP_FAULT_NONE, &s, &c, &runs)) return;
+    const dp_run *r = &runs.run[0];
+    CHECK(r->verdict == DP_FAIL && !strncmp(r->why, "state_within: ", 14) &&
+              strstr(r->why, "; token 3 of the window in call "),
+          "%s", r->why);
+    for (int i = 0; i < r->ntensor; i++)
+        CHECK((r->tensor[i].verdict == DP_FAIL) == !strcmp(r->tensor[i].name, "state_within"),
+              "%s: %s", r->tensor[i].name, dp_verdict_names[r->tensor[i].verdict]);
+    dp_runs_free(&runs);
+    dp_case_free(&c);
+    dp_subject_close(&s);
 }
 
 /* What a library does in one of the calls is the outcome of the session. */

@@ -116,7 +116,7 @@ static dp_status run_call(void *who, const dp_problem *call, int states, dp_call
 }
 
 static void run_calls(dp_drawn_run *x) {
-    const dp_caller by = {run_call, &x->design};
+    const dp_caller by = {.run = run_call, .who = &x->design};
     const dp_status st = dp_calls_run(&x->p, x->session, DP_FAULT_NONE, &by, &x->out, NULL, NULL);
     assert(!st); /* one rank splits any problem */
     (void)st;

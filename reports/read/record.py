@@ -209,6 +209,8 @@ _run = object_of(
         "outcome": text,
         "way": text,
         "rollback": text,
+        "windows": count,
+        "windows_judged": count,
         "policy": texts,
         "truth": _truth,
         "tensors": list_of(_tensor),
