@@ -1,4 +1,5 @@
 /* The CUDA kernels: all ranks on one device, or one a device with NCCL between them. */
+#include "harness/device/device_decode.h"
 #include "harness/simulated/calls.h"
 #include "subjects.h"
 
@@ -42,20 +43,29 @@ static dp_design design_of_path(dp_base base, const char *path, int R) {
 typedef struct {
     dp_step_run front; /* op step: what its convolutions made */
     dp_drafts drafts;  /* a session: what its windows made */
+    int64_t decoded;   /* its calls in the decode kernels */
+    int states;        /* 1: those showed the state after every token */
 } beside;
 
-/* Each call of a session, in the same kernels. */
+/* The calls of a session: those that the decode kernels take in them, the others in the same
+ * kernels all. */
 typedef struct {
     const dp_cuda_how *run;
     dp_cuda_result *all; /* of the session: path and segments of its calls */
     int HV;
+    int64_t decoded;
+    int states; /* 1: some call showed those of every token */
 } in_calls;
 
 static dp_status one_call(void *who, const dp_problem *call, int states, dp_call_result *out,
                           dp_err *e) {
     in_calls *x = who;
-    (void)states;
     dp_cuda_result res;
+    if (dp_cuda_decodes(call, x->run)) {
+        x->decoded++;
+        x->states |= states;
+        return dp_cuda_decode(call, x->run, &out->out, states ? &out->states : NULL, e);
+    }
     const dp_status st = dp_cuda_run(call, x->run, &res, e);
     if (st) return st;
     const int other = x->all->path && strcmp(x->all->path, res.path);
@@ -71,12 +81,24 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
     return other ? DP_EINPUT : DP_OK;
 }
 
+/* Which kernels ran, of all calls. */
+static void name_paths(in_calls *x) {
+    static const char *const WITH[][2] = {{"simple", "simple, decode"}, {"fast", "fast, decode"}};
+    if (x->decoded && !x->all->path) x->all->path = "decode";
+    for (size_t i = 0; i < sizeof WITH / sizeof *WITH && x->decoded; i++)
+        if (!strcmp(x->all->path, WITH[i][0])) x->all->path = WITH[i][1];
+}
+
 static dp_status compute_calls(const dp_case *c, const dp_cuda_how *run, beside *b,
                                dp_cuda_result *res, dp_err *why) {
     in_calls x = {.run = run, .all = res, .HV = c->p.HV};
     const dp_caller by = {one_call, &x, &b->drafts};
     *res = (dp_cuda_result){.N = 1};
-    return dp_calls_run(&c->p, &c->session, DP_FAULT_NONE, &by, &res->out, NULL, why);
+    const dp_status st = dp_calls_run(&c->p, &c->session, DP_FAULT_NONE, &by, &res->out, NULL, why);
+    b->decoded = x.decoded;
+    b->states = x.states;
+    if (!st) name_paths(&x);
+    return st;
 }
 
 /* The convolutions of a step, then the recurrence. DP_EINPUT: they do not take this
@@ -146,6 +168,8 @@ static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_variant variant,
     how.design = st ? dp_design_of(how.base) : design_of_path(how.base, res.path, c->p.R);
     dp_run *r = dp_sharding_record(sp, &how, out);
     r->variant = variant;
+    r->other_design = x.decoded > 0;
+    if (r->rollback && x.states) r->rollback = "states of every token";
     r->id = dp_run_id(r);
     if (st) {
         skip(r, why.msg);

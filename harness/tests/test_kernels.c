@@ -335,6 +335,51 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "none-such"), "%.300s", out);
 }
 
+/* Calls of a few tokens run in the decode kernels, and windows show the states of all tokens; a
+ * width that those do not have leaves the session to the others. */
+DP_TEST(kernels, sessions_decode) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "final_state", NULL};
+    static const char *const within[] = {"o_drafted", "state_drafted", "state_within", NULL};
+    static const struct {
+        const char *cases, *path, *rollback;
+    } ROWS[] = {{"session-verify", "simple, decode", "states of every token"},
+                {"session-decode session-prefill", "simple, decode", NULL},
+                {"'%s/narrow.case'", "simple", "accepted tokens run again"},
+                {"'%s/steps.case'", "decode", "states of every token"}};
+    const char *const texts[] = {
+        "narrow.case\nop = kda\nT = 20\nK = 16\nsession = 12,4-2\nbase = fp32\n",
+        "steps.case\nop = mkda\nR = 2\nbeta_hi = 0.5\nT = 20\nK = 32\nsession = 2,1,8-3,4-1\n"
+        "base = fp32\n"};
+    char path[2048];
+    for (int i = 0; i < 2; i++) {
+        const size_t n = strcspn(texts[i], "\n");
+        snprintf(path, sizeof path, "%s/%.*s", gt_tmpdir(), (int)n, texts[i]);
+        FILE *f = fopen(path, "w");
+        REQUIRE(f, "%s", path);
+        fprintf(f, "reason = r\nsource = s%s", texts[i] + n);
+        fclose(f);
+    }
+    for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
+        char ask[2048];
+        json_t *r;
+        size_t n;
+        snprintf(ask, sizeof ask, ROWS[i].cases, gt_tmpdir());
+        json_t *j = judged(ask, 0);
+        if (!j) return;
+        all_judged(j, 1, names);
+        if (i == 0 || i == 3) all_judged(j, 1, within);
+        json_array_foreach(json_object_get(j, "runs"), n, r) {
+            const char *ran = json_string_value(json_object_get(r, "path"));
+            const char *back = json_string_value(json_object_get(r, "rollback"));
+            CHECK(ran && !strcmp(ran, ROWS[i].path), "%s: %s", ask, ran);
+            CHECK(!back == !ROWS[i].rollback && (!back || !strcmp(back, ROWS[i].rollback)),
+                  "%s: %s", ask, back);
+        }
+        json_decref(j);
+    }
+}
+
 DP_TEST(kernels, checks_without_truth_take_a_way) {
     NEEDS_KERNELS;
     char cmd[4096], out[8192];

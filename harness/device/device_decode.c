@@ -1,0 +1,197 @@
+/* The decode kernels of gpu/ as a subject (device_decode.h). */
+#include "device_decode.h"
+
+#ifdef DP_HAVE_CUDA
+#include "device_memory.h"
+#include "gpu/dp_decode.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The call as a batch: padded to T tokens a request. */
+typedef struct {
+    const dp_problem *p;
+    dp_device dev;
+    dpg_decode d;
+    dpg_decode_tensors t;
+} batch;
+
+static int longest(const dp_problem *p) {
+    int64_t most = 0;
+    for (int i = 0; i < p->Nseq; i++)
+        if (p->cu[i + 1] - p->cu[i] > most) most = p->cu[i + 1] - p->cu[i];
+    return most > DPG_DECODE_TOKENS ? DPG_DECODE_TOKENS + 1 : (int)most;
+}
+
+int dp_cuda_decodes(const dp_problem *p, const dp_cuda_how *how) {
+    const int T = longest(p), keys = p->R == 1 || p->R == 2 || p->R == 4;
+    const int rows = p->K == 32 || p->K == 64 || p->K == 128 || p->K == 256;
+    return how->backend == DP_BACKEND_CUDA && how->variant == DP_CUDA_PLAIN && T >= 1 &&
+           T <= DPG_DECODE_TOKENS && rows && keys && p->V % 32 == 0;
+}
+
+static int64_t of_request(const batch *b, int i) { return b->p->cu[i + 1] - b->p->cu[i]; }
+
+/* Rows of tokens between packed sequences and requests of T tokens; what is padded stays as it is.
+ */
+static void to_batch(const batch *b, const double *x, int64_t width, double *y) {
+    for (int i = 0; i < b->p->Nseq; i++)
+        memcpy(y + (int64_t)i * b->d.T * width, x + b->p->cu[i] * width,
+               sizeof *y * (size_t)(of_request(b, i) * width));
+}
+
+static void from_batch(const batch *b, const double *y, int64_t width, double *x) {
+    for (int i = 0; i < b->p->Nseq; i++)
+        memcpy(x + b->p->cu[i] * width, y + (int64_t)i * b->d.T * width,
+               sizeof *x * (size_t)(of_request(b, i) * width));
+}
+
+static dp_status send_tokens(batch *b, dp_input_id id, dpg_dtype d, const void **dev) {
+    const int64_t width = dp_input_width(b->p, id), n = (int64_t)b->p->Nseq * b->d.T * width;
+    double *x = dp_doubles(n);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = NAN; /* of padding nothing may be read */
+    to_batch(b, dp_input_of(b->p, id), width, x);
+    const dp_status st = dp_device_upload(&b->dev, x, n, d, dev);
+    free(x);
+    return st;
+}
+
+static dp_status send_inputs(batch *b) {
+    const struct {
+        dp_input_id id;
+        dpg_dtype d;
+        const void **dev;
+    } tokens[] = {{DP_INPUT_Q, b->d.dtype, &b->t.q},
+                  {DP_INPUT_K, b->d.dtype, &b->t.k},
+                  {DP_INPUT_V, b->d.dtype, &b->t.v},
+                  {DP_INPUT_G, b->d.gdtype, &b->t.g},
+                  {DP_INPUT_BETA, b->d.gdtype, &b->t.beta}};
+    const dp_problem *p = b->p;
+    dp_status st = DP_OK;
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens && !st; i++)
+        st = send_tokens(b, tokens[i].id, tokens[i].d, tokens[i].dev);
+    if (!st) st = dp_device_upload(&b->dev, p->A_log, p->HV, DPG_F32, (const void **)&b->t.A_log);
+    if (!st)
+        st = dp_device_upload(&b->dev, p->dt_bias, (int64_t)p->HV * b->d.Kg, DPG_F32,
+                              (const void **)&b->t.dt_bias);
+    if (!st)
+        st = dp_device_blank(&b->dev, (int64_t)p->Nseq * b->d.T * p->HV * p->V, b->d.odtype,
+                             &b->t.o);
+    return st;
+}
+
+/* States before the call in the first slot of each request; the other slots hold NaN. */
+static dp_status send_states(batch *b) {
+    const int64_t n = (int64_t)b->p->HV * b->p->K * b->p->V;
+    const int B = b->p->Nseq, kept = b->d.kept;
+    int32_t *slot = dp_calloc((size_t)B * (size_t)(kept + 1), sizeof *slot),
+            *length = slot + B * kept;
+    void *on_device = NULL;
+    dp_status st = dp_device_blank(&b->dev, b->d.slots * n, DPG_F32, &b->t.states);
+    for (int i = 0; i < B && !st; i++) {
+        float *state = dp_calloc((size_t)n, sizeof *state);
+        for (int64_t z = 0; b->p->s0 && z < n; z++)
+            state[z] = (float)b->p->s0[i * n + z];
+        for (int t = 0; t < kept; t++)
+            slot[i * kept + t] = (int32_t)(B - 1 - i) * kept + t; /* not in the order of requests */
+        length[i] = (int32_t)of_request(b, i);
+        if (cudaMemcpy((float *)b->t.states + slot[i * kept] * n, state, sizeof *state * (size_t)n,
+                       cudaMemcpyHostToDevice))
+            st = dp_fail(&b->dev.err, DP_EDEVICE, "states of request %d: not copied", i);
+        free(state);
+    }
+    if (!st) st = dp_device_blank(&b->dev, (int64_t)B * (kept + 1), DPG_F32, &on_device);
+    if (!st && cudaMemcpy(on_device, slot, sizeof *slot * (size_t)B * (size_t)(kept + 1),
+                          cudaMemcpyHostToDevice))
+        st = dp_fail(&b->dev.err, DP_EDEVICE, "slots: not copied");
+    b->t.slot = on_device;
+    b->t.length = (const int32_t *)on_device + B * kept;
+    free(slot);
+    return st;
+}
+
+static dp_status fetch_state(batch *b, int i, int64_t t, double *to) {
+    const int64_t n = (int64_t)b->p->HV * b->p->K * b->p->V, kept = b->d.kept;
+    return dp_device_download(&b->dev, (float *)b->t.states + ((b->p->Nseq - 1 - i) * kept + t) * n,
+                              n, DPG_F32, to);
+}
+
+static dp_status fetch(batch *b, dp_result *out, double *states) {
+    const dp_problem *p = b->p;
+    const int64_t n = (int64_t)p->HV * p->K * p->V, width = (int64_t)p->HV * p->V;
+    const int64_t rows = (int64_t)p->Nseq * b->d.T * width;
+    double *o = dp_doubles(rows);
+    dp_status st = dp_device_download(&b->dev, b->t.o, rows, b->d.odtype, o);
+    if (!st) from_batch(b, o, width, out->o);
+    free(o);
+    for (int i = 0; i < p->Nseq && !st; i++) {
+        const int64_t tokens = of_request(b, i), last = b->d.kept > 1 && tokens ? tokens - 1 : 0;
+        st = fetch_state(b, i, last, out->final_state + i * n);
+        for (int64_t t = 0; states && t < tokens && !st; t++)
+            st = fetch_state(b, i, t, states + (p->cu[i] + t) * n);
+    }
+    return st;
+}
+
+static dp_status run(batch *b, dp_result *out, double *states) {
+    DP_CUDA(&b->dev, cudaSetDevice(0));
+    DP_CUDA(&b->dev, cudaStreamCreate(&b->dev.stream));
+    dp_status st = send_inputs(b);
+    if (!st) st = send_states(b);
+    if (!st) st = dpg_decode_run(&b->d, &b->t, b->dev.stream, &b->dev.err);
+    if (!st) DP_CUDA(&b->dev, cudaStreamSynchronize(b->dev.stream));
+    return st ? st : fetch(b, out, states);
+}
+
+dp_status dp_cuda_decode(const dp_problem *p, const dp_cuda_how *how, dp_result *out,
+                         double **states, dp_err *e) {
+    const dpg_dtype in = how->bf16_inputs ? DPG_BF16 : DPG_F32;
+    const int T = longest(p), kept = states ? T : 1;
+    batch b = {.p = p,
+               .d = {.B = p->Nseq,
+                     .T = T,
+                     .H = p->H,
+                     .HV = p->HV,
+                     .K = p->K,
+                     .V = p->V,
+                     .R = p->R,
+                     .Kg = dp_Kg(p),
+                     .scale = (float)p->scale,
+                     .gate = p->gate,
+                     .lower_bound = (float)p->lower_bound,
+                     .beta_form = p->beta_form,
+                     .l2norm = p->l2norm,
+                     .dtype = in,
+                     .gdtype = in,
+                     .odtype = how->base == DP_BASE_BF16 ? DPG_BF16 : DPG_F32,
+                     .sdtype = DPG_F32,
+                     .layout = DPG_STATE_KV,
+                     .slots = (int64_t)p->Nseq * kept,
+                     .kept = kept}};
+    dp_result_alloc(out, p, 0);
+    if (states) *states = dp_doubles(p->T * (int64_t)p->HV * p->K * p->V);
+    const dp_status st = run(&b, out, states ? *states : NULL);
+    dp_device_close(&b.dev);
+    if (!st) return st;
+    if (e) *e = b.dev.err;
+    dp_result_free(out);
+    if (states) free(*states);
+    return st;
+}
+#else
+
+int dp_cuda_decodes(const dp_problem *p, const dp_cuda_how *how) {
+    (void)p;
+    (void)how;
+    return 0;
+}
+dp_status dp_cuda_decode(const dp_problem *p, const dp_cuda_how *how, dp_result *out,
+                         double **states, dp_err *e) {
+    (void)p;
+    (void)out;
+    (void)states;
+    return dp_fail(e, DP_EDEVICE, "%s", dp_cuda_unavailable(how->backend, how->N));
+}
+#endif

@@ -1,0 +1,23 @@
+/* harness/device/device_decode.h - a call of a session through the decode kernels of gpu/
+ * (gpu/dp_decode.h): up to DPG_DECODE_TOKENS tokens of each sequence, states fp32 [K][V] in slots.
+ */
+#ifndef DP_DEVICE_DECODE_H
+#define DP_DEVICE_DECODE_H
+#include "device_run.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Do the kernels take a call like this one? Each sequence is a request of the batch, one without
+ * tokens a request of length 0. */
+int dp_cuda_decodes(const dp_problem *call, const dp_cuda_how *how);
+
+/* Forward of that call on device 0. out: o and final_state, to be freed. states: NULL, or gets the
+ * state after every token [T][HV][K][V], to be freed: then each goes to a slot of its own. */
+dp_status dp_cuda_decode(const dp_problem *call, const dp_cuda_how *how, dp_result *out,
+                         double **states, dp_err *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
