@@ -82,6 +82,9 @@ static reading reading_of(const inputs *x, int field, const dp_row *row, const d
     return r;
 }
 
+/* Of a power of two, for one decimal: never -0.0. */
+static double shown(double power) { return round(10 * power) / 10 + 0.0; }
+
 int dp_lost_state_find(const dp_problem *p, int field, const dp_row *row, const double *got,
                        int drop, char *text, size_t size) {
     inputs x = {.p = p, .in = dp_activated_new(p)};
@@ -109,7 +112,7 @@ int dp_lost_state_find(const dp_problem *p, int field, const dp_row *row, const 
                      "at most 2^%.1f of a state is left from there, by the largest gate of each "
                      "token (the largest channel sum, which bounds nothing, says 2^%.1f)",
                      (long long)cut, (long long)(r.last - cut),
-                     error / fmax(distance(sum, NULL, p->V), 1e-300), a.bound, a.channel);
+                     error / fmax(distance(sum, NULL, p->V), 1e-300), shown(a.bound), shown(a.channel));
         if (drop && n > 0 && (size_t)n < size)
             snprintf(text + n, size - (size_t)n, "; 2^-%d is claimed", drop);
     }

@@ -38,6 +38,9 @@
       "link without text": all("a, button, summary").filter((e) => e.getClientRects().length && !e.textContent.trim()),
     };
     for (const [what, which] of Object.entries(never)) if (which.length) bad.push(`${which.length} times ${what}`);
+    const regions = all("[role=region]").map((e) => e.getAttribute("aria-label"));
+    const twice = regions.find((name, i) => regions.indexOf(name) !== i);
+    if (twice !== undefined) bad.push(`two regions called ${twice}`);
     const ids = all("[id]").map((e) => e.id);
     if (new Set(ids).size !== ids.length) bad.push("an id twice");
     const levels = all("h1, h2, h3").map((e) => Number(e.tagName[1]));
