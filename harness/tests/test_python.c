@@ -38,3 +38,27 @@ DP_TEST(python, wheel_installs_into_a_fresh_environment_and_its_tests_pass) {
     snprintf(cmd, sizeof cmd, "cd / && '%s/env/bin/deltaproof' --version", dir);
     CHECK(sh(cmd) == 0 && strstr(out, "deltaproof "), "%s", out);
 }
+
+/* scripts/peers/fla_dump.py on modules that keep to the contract of PyTorch and safetensors and no
+ * more: a file that is open has names by keys() alone. */
+DP_TEST(python, a_dump_is_read_by_the_names_of_its_tensors) {
+    char cmd[2000];
+    snprintf(cmd, sizeof cmd,
+             "cd '%s/../scripts/peers' && python3 -B -c \"\n"
+             "import contextlib, sys, types\n"
+             "class Open(contextlib.nullcontext):\n"
+             "    def __enter__(self): return self\n"
+             "    def keys(self): return ['o', 'dq']\n"
+             "    def get_tensor(self, name): return 'tensor ' + name\n"
+             "    def metadata(self): return None\n"
+             "st = types.ModuleType('safetensors')\n"
+             "st.safe_open = lambda path, framework: Open()\n"
+             "st.torch = types.ModuleType('safetensors.torch')\n"
+             "st.torch.save_file = None\n"
+             "torch = types.ModuleType('torch')\n"
+             "sys.modules |= {'torch': torch, 'safetensors': st, 'safetensors.torch': st.torch}\n"
+             "import fla_dump\n"
+             "print(fla_dump.load('x'))\"",
+             gt_cases());
+    CHECK(sh(cmd) == 0 && strstr(out, "({'o': 'tensor o', 'dq': 'tensor dq'}, {})"), "%s", out);
+}
