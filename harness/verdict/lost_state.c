@@ -106,13 +106,13 @@ int dp_lost_state_find(const dp_problem *p, int field, const dp_row *row, const 
     const int found = error > 0 && best <= EXPLAINED * error;
     if (found) {
         const dp_attenuation a = dp_attenuation_of(p, x.in.g, r.hv, cut, r.last + 1);
-        int n =
-            snprintf(text, size,
-                     "lacks the state before token %lld (%lld tokens back), %.2g of the row: "
-                     "at most 2^%.1f of a state is left from there, by the largest gate of each "
-                     "token (the largest channel sum, which bounds nothing, says 2^%.1f)",
-                     (long long)cut, (long long)(r.last - cut),
-                     error / fmax(distance(sum, NULL, p->V), 1e-300), shown(a.bound), shown(a.channel));
+        int n = snprintf(
+            text, size,
+            "lacks the state before token %lld (%lld tokens back), %.2g of the row: "
+            "at most 2^%.1f of a state is left from there, by the largest gate of each "
+            "token (the largest channel sum, which bounds nothing, says 2^%.1f)",
+            (long long)cut, (long long)(r.last - cut),
+            error / fmax(distance(sum, NULL, p->V), 1e-300), shown(a.bound), shown(a.channel));
         if (drop && n > 0 && (size_t)n < size)
             snprintf(text + n, size - (size_t)n, "; 2^-%d is claimed", drop);
     }
