@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""report.py DIR: reads DIR/results.json (and DIR/museum.json, DIR/kernels.json where there are any)
-and writes DIR/report.html, DIR/figures/*.png and *.pdf.
+"""report.py DIR: reads DIR/results.json (and DIR/museum.json, DIR/kernels.json, DIR/carry.json
+where there are any) and writes DIR/report.html, DIR/figures/*.png and *.pdf.
 
 Reads records only; no verdict is decided here. Exit status 0, or 2 when the record cannot be read
 (the message names file and field) or the report cannot be written. Runs isolated (python -I), from
@@ -19,7 +19,7 @@ import traceback
 # Where this program's own modules are: -I leaves that out.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from read import files, many, museum, record
+from read import carry, files, many, museum, record
 from read.checks import Malformed
 
 
@@ -40,6 +40,7 @@ def make(folder: str) -> int:
         rec = record.load(os.path.join(folder, "results.json"))
         faults = museum.load(os.path.join(folder, "museum.json"))
         kernels = museum.load_kernels(os.path.join(folder, "kernels.json"))
+        carried = carry.load(os.path.join(folder, "carry.json"))
     except Malformed as e:
         print(f"report: {e}", file=sys.stderr)
         return 2
@@ -52,7 +53,7 @@ def make(folder: str) -> int:
         old = own_figures(out)
         figures = draw_all(rec, figures_folder)
         shown = [(p, data_uri(x) if isinstance(x, str) else x) for p, x in figures]
-        files.write(out, page(rec, shown, faults, kernels).encode())
+        files.write(out, page(rec, shown, faults, kernels, carried).encode())
         remove_old(figures_folder, old, figures)
     except OSError as e:
         print(f"report: {e.filename or out}: {e.strerror}", file=sys.stderr)

@@ -137,6 +137,39 @@ DP_TEST(carried, the_figure_is_drawn_from_what_the_program_wrote) {
     snprintf(cmd, sizeof cmd,
              "cd '%s' && echo '[{}]' >b.json && '%s' -I '%s/../reports/carry.py' b.json b.svg",
              gt_tmpdir(), py, gt_cases());
-    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "carry.py: b.json: KeyError"), "%s",
-          out);
+    CHECK(gt_run(cmd, out, sizeof out) == 2 &&
+              strstr(out, "carry.py: b.json: carry[0].case: missing"),
+          "%s", out);
+}
+
+/* The page of a record whose folder has a carry.json: the steps that the program printed; a file
+ * that it did not write is refused by its field. */
+DP_TEST(carried, the_page_of_a_record_says_how_long) {
+    static const struct {
+        const char *change;
+        int status;
+        const char *says;
+    } ROWS[] = {{"cat", 0, "smoke-kda: o stays within 0.01 for all 300 steps"},
+                {"sed 's/\"steps\": [0-9]*/\"steps\": -1/'", 2,
+                 "carry.json: carry[0].steps: expected an integer >= 1"},
+                {"sed 's/\"error\": \\[/\"error\": [0.5, /'", 2, "have other lengths"}};
+    const char *given = getenv("DP_PYTHON"), *py = given && *given ? given : "python3";
+    char cmd[2400];
+    snprintf(cmd, sizeof cmd, "'%s' -c 'import matplotlib, jinja2'", py);
+    if (gt_run(cmd, out, sizeof out)) SKIP("%s has no matplotlib or no Jinja2", py);
+    snprintf(cmd, sizeof cmd,
+             "mkdir -p '%s/page' && cp harness/tests/data/record-small.json "
+             "'%s/page/results.json' && '%s' carry --cases '%s' smoke-kda --steps 300 --json "
+             "'%s/c.json'",
+             gt_tmpdir(), gt_tmpdir(), gt_program(), gt_cases(), gt_tmpdir());
+    REQUIRE(!gt_run(cmd, out, sizeof out), "%s", out);
+    for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
+        snprintf(cmd, sizeof cmd,
+                 "cd '%s' && %s c.json >page/carry.json && '%s' report page 2>&1 && cat "
+                 "page/report.html | tr '\\n' ' ' | grep -o 'How long a session.*All again'",
+                 gt_tmpdir(), ROWS[i].change, gt_program());
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(rc == ROWS[i].status && strstr(out, ROWS[i].says), "%s: status %d: %.800s",
+              ROWS[i].change, rc, out);
+    }
 }

@@ -19,6 +19,7 @@ from markupsafe import Markup
 from draw.heat import shades
 from draw.plot import Plot
 from page import museum as museum_page
+from page.carry import carried as carried_section
 from page.failing import failing
 from page.render import own_text, policy, render
 from page.results import results
@@ -42,6 +43,7 @@ def page(
     figures: list[tuple[Plot, Any]],
     museum: dict[str, Any] | None = None,
     kernels: dict[str, Any] | None = None,
+    carried: list[dict[str, Any]] | None = None,
 ) -> str:
     css, script = own_text("page.css") + Markup(shades()), own_text("page.js")
     cards, more_kinds = failing(rec)
@@ -53,7 +55,7 @@ def page(
         "policy": policy(css, script),
         "verdict": verdict_text(rec),
         "counts": rec.counts(),
-        "contents": contents(rec, figures, museum, kernels, bool(cards)),
+        "contents": contents(rec, figures, museum, kernels, carried, bool(cards)),
         "meta": meta(rec),
         "warnings": contradiction(rec),
         "cards": cards,
@@ -63,6 +65,7 @@ def page(
         "together": together(rec),
         "museum": museum_page.faults(museum) if museum else "",
         "kernels": museum_page.kernels(kernels) if kernels else "",
+        "carried": carried_section(carried) if carried else "",
         "wrong": in_order_of_verdicts(summary)[:CASES],
         "right": [s for s in summary if s["verdict"] == "pass"][:CASES],
         "all_right": sum(s["verdict"] == "pass" for s in summary),
@@ -118,7 +121,7 @@ def meta(rec: Record) -> list[tuple[str, Any]]:
 
 
 def contents(
-    rec: Record, figures: list[Any], museum: Any, kernels: Any, failures: bool
+    rec: Record, figures: list[Any], museum: Any, kernels: Any, carried: Any, failures: bool
 ) -> list[tuple[str, str]]:
     names = [
         ("failures", "Failures", failures),
@@ -127,6 +130,7 @@ def contents(
         ("verdicts", "Verdicts by case", True),
         ("results", "All results", True),
         ("figures", "Figures", figures),
+        ("carry", "Sessions by format", carried),
         ("museum", "Deliberate faults", museum),
         ("kernels", "Faults of the kernels", kernels),
         ("limits", "What this report assumes", True),
