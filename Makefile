@@ -99,10 +99,11 @@ verify: setup                  ## set up, build, run every case, write record an
 
 test: setup                    ## set up, build, run all tests (SAN=1: sanitized; FILTER=context*)
 	$(build) $(PROGRAM) $(BUILD)/bridge.so $(BUILD)/dp-test $(BUILD)/fuzz-replay $(CPU_PROGRAM) \
-	    $(CPU_TESTS) $(FAULT_PROGRAM) $(MPI_PROGRAM)
+	    $(CPU_TESTS) $(FAULT_PROGRAM) $(MPI_PROGRAM) $(MPI_KERNELS)
 	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" \
 	    DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" \
 	    DP_MPI_PROGRAM="$(abspath $(MPI_PROGRAM))" \
+	    DP_MPI_KERNELS="$(abspath $(MPI_KERNELS))" \
 	    DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" scripts/shards $(SHARDS) \
 	    $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
 

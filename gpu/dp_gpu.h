@@ -171,6 +171,14 @@ size_t dpg_comm_procs_bytes(void);
 dp_status dpg_comm_procs_init(void *shared, int N, double limit_s, dp_err *e);
 dp_status dpg_comm_procs_join(dpg_comm *c, void *shared, int rank, dp_err *e);
 void dpg_comm_procs_abort(void *shared, const char *why);
+/* One of N ranks over NCCL, each a process with a device, on any hosts. id: bytes that one process
+ * makes and the others are brought by whatever started them (MPI, a socket). Fills *c; every rank
+ * calls it at the same time. No windows. A rank that does not come, or is gone, ends the others
+ * within limit_s, unnamed. */
+#define DPG_COMM_ID 128
+dp_status dpg_comm_id(void *id, dp_err *e);
+dp_status dpg_comm_apart(dpg_comm *c, const void *id, int rank, int N, int device, double limit_s,
+                         dp_err *e);
 
 /* Can the kernels of this library run on the current device: 1, or 0 and the reason in why. */
 int dpg_device_runs(char *why, size_t size);

@@ -18,7 +18,7 @@ void group_init(Group *g, int N, double limit_s, const char *call) {
     for (int r = 0; r < N; r++)
         pthread_mutex_init(&g->alive[r], &m);
     pthread_mutexattr_destroy(&m);
-    g->N = N;
+    g->N = g->ranks = N;
     g->limit_s = limit_s;
     snprintf(g->call, sizeof g->call, "%s", call);
 }
@@ -41,7 +41,6 @@ Home *home_new(Group *g, int first, int count, dp_err *e) {
     return h;
 }
 
-/* All ranks in this process. */
 Home *home_of_all(int N, const int *devices, double limit_s, const char *call, dp_err *e) {
     void *marks = NULL;
     if (check_ranks(N, e) != DP_OK) return NULL;
@@ -73,9 +72,10 @@ Home *home_of_all(int N, const int *devices, double limit_s, const char *call, d
 void home_comms(const Home *h, dpg_comm *c) {
     const Group *g = h->g;
     for (int r = h->first; r < h->first + h->count; r++) {
-        dpg_comm x = {(void *)h,        r,          g->N,        g->device[r],  0,
-                      group_all_gather, group_wait, group_abort, group_destroy, group_exchange,
-                      group_enter};
+        dpg_comm x = {
+            (void *)h,        g->first_rank + r, g->ranks,    g->device[r],  0,
+            group_all_gather, group_wait,        group_abort, group_destroy, group_exchange,
+            group_enter};
         *c++ = x;
     }
 }
@@ -136,13 +136,15 @@ typedef struct {
     volatile int done;
 } Creation;
 
+static int by_rank(const Group *g) { return g->procs || is_apart(g); }
+
 static void *create(void *arg) {
     Creation *x = (Creation *)arg;
     Group *g = x->h->g;
     int r = x->h->first;
-    if (g->procs) cudaSetDevice(g->device[r]);
-    x->result = g->procs ? nccl.InitRank(&g->comm[r], g->N, g->id, r)
-                         : nccl.InitAll(g->comm, g->N, g->device);
+    if (by_rank(g)) cudaSetDevice(g->device[r]);
+    x->result = by_rank(g) ? nccl.InitRank(&g->comm[r], g->ranks, g->id, g->first_rank + r)
+                           : nccl.InitAll(g->comm, g->N, g->device);
     __sync_synchronize();
     x->done = 1;
     return NULL;
@@ -151,7 +153,7 @@ static void *create(void *arg) {
 /* In a thread that is left behind with h if it hangs. */
 dp_status nccl_create(Home *h, dp_err *e) {
     Group *g = h->g;
-    const char *what = g->procs ? "ncclCommInitRank" : "ncclCommInitAll";
+    const char *what = by_rank(g) ? "ncclCommInitRank" : "ncclCommInitAll";
     pthread_t t;
     Creation *x = (Creation *)calloc(1, sizeof *x);
     x->h = h;
@@ -161,13 +163,13 @@ dp_status nccl_create(Home *h, dp_err *e) {
         if (g->aborted) return failed(g, h->first, what, e);
         if (now_s() - t0 > CREATE_S)
             return dpg_fail(e, DP_EDEVICE, "%s:%d: %s of %d ranks: no end after %.0f s", __FILE__,
-                            __LINE__, what, g->N, CREATE_S);
+                            __LINE__, what, g->ranks, CREATE_S);
     }
     pthread_join(t, NULL);
     ncclResult_t r = x->result;
     free(x);
     if (r != ncclSuccess) {
-        dpg_fail(e, DP_EDEVICE, "%s:%d: %s of %d ranks: %s", __FILE__, __LINE__, what, g->N,
+        dpg_fail(e, DP_EDEVICE, "%s:%d: %s of %d ranks: %s", __FILE__, __LINE__, what, g->ranks,
                  nccl.String(r));
         if (!g->procs) home_free(h);
         return DP_EDEVICE;

@@ -8,12 +8,12 @@ __global__ void k_mark(volatile int *to, int n) { *to = n; }
 
 /* ---- gather ---------------------------------------------------------------------------------- */
 
-#define CN(e, expr)                                                                            \
-    do {                                                                                       \
-        ncclResult_t r_ = (expr);                                                              \
-        if (r_ != ncclSuccess)                                                                 \
-            return dpg_fail(e, DP_EDEVICE, "%s:%d: rank %d: %s: %s", __FILE__, __LINE__, rank, \
-                            #expr, nccl.String(r_));                                           \
+#define CN(e, expr)                                                                      \
+    do {                                                                                 \
+        ncclResult_t r_ = (expr);                                                        \
+        if (r_ != ncclSuccess)                                                           \
+            return dpg_fail(e, DP_EDEVICE, "%s:%d: rank %d: %s: %s", __FILE__, __LINE__, \
+                            g->first_rank + rank, #expr, nccl.String(r_));               \
     } while (0)
 
 static dp_status move_words(Group *g, int rank, const float *send, float *recv, size_t count,
@@ -55,9 +55,9 @@ dp_status group_all_gather(dpg_comm *c, const float *send, float *recv, size_t c
     Home *h = (Home *)c->self;
     Group *g = h->g;
     dp_err own = {DP_OK, ""};
-    dp_status st = g->aborted
-                       ? failed(g, c->rank, g->call, &own)
-                       : gather_steps(h, c->rank, send, recv, count, (cudaStream_t)stream, &own);
+    dp_status st =
+        g->aborted ? failed(g, place_of(g, c), g->call, &own)
+                   : gather_steps(h, place_of(g, c), send, recv, count, (cudaStream_t)stream, &own);
     if (st != DP_OK) {
         group_fail(g, "%s", own.msg);
         dpg_fail(e, st, "%s", own.msg);
@@ -91,12 +91,13 @@ static int reaches(const Group *g, int rank, int other) {
 static dp_status exchange_steps(Group *g, int rank, int in_order, void *mine, void **at,
                                 dp_err *e) {
     g->mine[rank] = mine;
+    g->apart |= is_apart(g);
     for (int r = 0; r < g->N; r++)
         if (g->procs || !reaches(g, rank, r) ||
             (r != rank && g->device[r] == g->device[rank] && !in_order))
             g->apart = 1;
     TRY(meet(g, rank, "exchange", g->limit_s, e));
-    for (int r = 0; r < g->N; r++)
+    for (int r = 0; r < g->ranks; r++)
         at[r] = g->apart ? NULL : g->mine[r];
     return meet(g, rank, "exchange", g->limit_s, e);
 }
@@ -104,8 +105,8 @@ static dp_status exchange_steps(Group *g, int rank, int in_order, void *mine, vo
 dp_status group_exchange(dpg_comm *c, void *mine, void **at, dp_err *e) {
     Group *g = ((Home *)c->self)->g;
     dp_err own = {DP_OK, ""};
-    dp_status st = g->aborted ? failed(g, c->rank, "exchange", &own)
-                              : exchange_steps(g, c->rank, c->in_order, mine, at, &own);
+    dp_status st = g->aborted ? failed(g, place_of(g, c), "exchange", &own)
+                              : exchange_steps(g, place_of(g, c), c->in_order, mine, at, &own);
     if (st != DP_OK) {
         group_fail(g, "%s", own.msg);
         dpg_fail(e, st, "%s", own.msg);
@@ -115,10 +116,11 @@ dp_status group_exchange(dpg_comm *c, void *mine, void **at, dp_err *e) {
 
 dp_status group_enter(dpg_comm *c, dpg_marks *m, dp_err *e) {
     Group *g = ((Home *)c->self)->g;
-    if (g->aborted) return failed(g, c->rank, "stores into windows", e);
-    *m = (dpg_marks){reached(g) + c->rank, ended(g) + c->rank, halt(g), g->entered[c->rank] + 1};
-    g->by_windows[c->rank] = 1;
-    g->entered[c->rank] = m->n;
+    const int rank = place_of(g, c);
+    if (g->aborted) return failed(g, rank, "stores into windows", e);
+    *m = (dpg_marks){reached(g) + rank, ended(g) + rank, halt(g), g->entered[rank] + 1};
+    g->by_windows[rank] = 1;
+    g->entered[rank] = m->n;
     return DP_OK;
 }
 
@@ -131,22 +133,22 @@ static dp_status wait_steps(Group *g, int rank, cudaStream_t s, dp_err *e) {
          usleep(50))
         if (now_s() - t0 > g->limit_s) {
             fail_slow_gather(g);
-            group_fail(g, "the device of rank %d had not done its work after %.1f s", rank,
-                       g->limit_s);
+            group_fail(g, "the device of rank %d had not done its work after %.1f s",
+                       g->first_rank + rank, g->limit_s);
         }
     if (g->aborted) return failed(g, rank, "wait", e);
     CK(e, err);
     if (g->is_nccl) CN(e, nccl.AsyncError(g->comm[rank], &async));
     if (async != ncclSuccess)
         return dpg_fail(e, DP_EDEVICE, "%s:%d: rank %d: ncclCommGetAsyncError: %s", __FILE__,
-                        __LINE__, rank, nccl.String(async));
+                        __LINE__, g->first_rank + rank, nccl.String(async));
     return meet(g, rank, "wait", g->limit_s, e);
 }
 
 dp_status group_wait(dpg_comm *c, void *stream, dp_err *e) {
     Group *g = ((Home *)c->self)->g;
     dp_err own = {DP_OK, ""};
-    dp_status st = wait_steps(g, c->rank, (cudaStream_t)stream, &own);
+    dp_status st = wait_steps(g, place_of(g, c), (cudaStream_t)stream, &own);
     if (st != DP_OK) {
         group_fail(g, "%s", own.msg);
         dpg_fail(e, st, "%s", own.msg);

@@ -34,8 +34,8 @@ void __attribute__((format(printf, 2, 3))) group_fail(Group *g, const char *fmt,
 }
 
 dp_status failed(const Group *g, int rank, const char *call, dp_err *e) {
-    return dpg_fail(e, DP_EDEVICE, "%s:%d: rank %d: %s: %s", __FILE__, __LINE__, rank, call,
-                    g->why);
+    return dpg_fail(e, DP_EDEVICE, "%s:%d: rank %d: %s: %s", __FILE__, __LINE__,
+                    g->first_rank + rank, call, g->why);
 }
 
 /* The first gather that has not ended everywhere, and the rank that has come least far of those
@@ -65,13 +65,12 @@ void fail_slow_gather(Group *g) {
                    g->entered[late] < n
                        ? "rank %d did not reach %s %d within %.1f s"
                        : "the device of rank %d did not come to %s %d within %.1f s",
-                   late, call_of(g, late), n, g->limit_s);
+                   g->first_rank + late, call_of(g, late), n, g->limit_s);
     for (int r = 0; r < g->N; r++)
         if (ended(g)[r] < g->entered[r])
-            group_fail(
-                g,
-                "%s %d did not end on rank %d within %.1f s, although all devices had come to it",
-                call_of(g, r), ended(g)[r] + 1, r, g->limit_s);
+            group_fail(g, "%s %d did not end on rank %d within %.1f s, although %s had come to it",
+                       call_of(g, r), ended(g)[r] + 1, g->first_rank + r, g->limit_s,
+                       is_apart(g) ? "its device" : "all devices");
 }
 
 /* The first rank that has not come to meeting n, or -1. */

@@ -4,7 +4,8 @@
  *   group.cu    failing, meeting, the watcher that ends everybody, the end of a group
  *   gather.cu   gather, wait, peer memory
  *   create.cu   host threads on devices that they may share, or over NCCL
- *   procs.cu    a process a rank over NCCL
+ *   procs.cu    a process a rank over NCCL, on one host
+ *   apart.cu    the same where only NCCL reaches the others
  *
  * All gather in the same order: a mark on the stream, all hosts meet, the words move, a mark, all
  * meet again. So no collective is enqueued before every rank has come to it, and no rank goes on to
@@ -42,6 +43,9 @@ static inline double now_s(void) {
  * a rank itself uses are there for all the same. */
 typedef struct {
     int N, is_nccl, device[MAX_RANKS];
+    /* A group whose other ranks are elsewhere, behind NCCL alone, has N = 1: what that rank is
+     * called, of how many. Else 0 and N. */
+    int first_rank, ranks;
     char call[32]; /* what a gather is called in messages */
     double limit_s;
     volatile int aborted;
@@ -78,6 +82,10 @@ static inline volatile int *reached(const Group *g) {
 static inline volatile int *ended(const Group *g) { return reached(g) + g->N; }
 /* Tells kernels that wait for each other to end. */
 static inline volatile int *halt(const Group *g) { return ended(g) + g->N; }
+/* Are there ranks that this group does not see? */
+static inline int is_apart(const Group *g) { return g->ranks != g->N; }
+/* Where a communicator's rank is in the arrays. */
+static inline int place_of(const Group *g, const dpg_comm *c) { return c->rank - g->first_rank; }
 /* The call that a rank is in, for messages. */
 static inline const char *call_of(const Group *g, int rank) {
     return g->by_windows[rank] ? "stores into windows" : g->call;
@@ -113,6 +121,8 @@ dp_status group_enter(dpg_comm *c, dpg_marks *m, dp_err *e);
 void group_init(Group *g, int N, double limit_s, const char *call);
 dp_status check_ranks(int N, dp_err *e);
 Home *home_new(Group *g, int first, int count, dp_err *e);
+/* All ranks of the group in this process. */
+Home *home_of_all(int N, const int *devices, double limit_s, const char *call, dp_err *e);
 void home_comms(const Home *h, dpg_comm *c);
 dp_status nccl_load(dp_err *e);
 dp_status nccl_create(Home *h, dp_err *e);

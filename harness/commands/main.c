@@ -4,6 +4,7 @@
 #include "commands.h"
 #include "harness/base/startup.h"
 #include "harness/base/suggest.h"
+#include "harness/device/device_apart.h"
 #include "harness/mpi/mpi_ranks.h"
 #include "parse.h"
 #include "ref/arithmetic/isa.h"
@@ -141,11 +142,12 @@ static void work_sweep(const void *message, size_t bytes) {
 }
 
 static int be_worker(int argc, char **argv) {
-    dp_mpi_worker w[DP_MPI_NRANK_WORKERS + 1] = {{DP_MPI_SWEEP, work_sweep}};
-    memcpy(w + 1, dp_mpi_rank_workers, sizeof dp_mpi_rank_workers);
+    dp_mpi_worker w[DP_MPI_NRANK_WORKERS + 2] = {{DP_MPI_SWEEP, work_sweep},
+                                                 {DP_MPI_DEVICE, dp_apart_work}};
+    memcpy(w + 2, dp_mpi_rank_workers, sizeof dp_mpi_rank_workers);
     arguments.argc = argc;
     arguments.argv = argv;
-    dp_mpi_serve(w, DP_MPI_NRANK_WORKERS + 1);
+    dp_mpi_serve(w, DP_MPI_NRANK_WORKERS + 2);
     return 0;
 }
 

@@ -27,6 +27,17 @@ typedef struct {
     dpg_plan *plan;
 } dp_rank_job;
 
+/* One rank of a run, all alike but for the rank: q, its results and whatever processes share are
+ * borrowed. */
+dp_rank_job dp_rank_job_of(const dp_problem *q, const dp_cuda_how *how, dp_cuda_result *out);
+/* DP_EINPUT: the kernels do not take it. Costs no communicator. */
+dp_status dp_rank_job_try(const dp_rank_job *one, dp_err *e);
+/* What all ranks have noted, into out; their dA_log and ddt_bias, which every rank must hold alike,
+ * into that of the first job. */
+dp_status dp_rank_jobs_note(const dp_rank_job *job, int N, dp_cuda_result *out, dp_err *e);
+/* Room for the results of N ranks. */
+void dp_cuda_result_alloc(dp_cuda_result *out, const dp_problem *p, int N, int backward);
+
 /* Forward, and backward if its options say so; what stays then is freed (device_ranks.h). */
 dp_status dp_rank_job_run(void *job);
 void dp_rank_job_end(void *job);

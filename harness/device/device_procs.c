@@ -10,6 +10,7 @@ void dp_procs_start(void) {}
 
 #include "harness/base/clock.h"
 #include "harness/base/startup.h"
+#include "harness/mpi/processes.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -126,7 +127,7 @@ static int command(int n) {
 
 void dp_procs_start(void) {
     int fd[2];
-    if (b) return;
+    if (b || dp_mpi_size() > 1) return; /* ranks are processes already (device_apart.h) */
     group_size = dpg_comm_procs_bytes();
     b = map_shared(sizeof *b);
     groups = map_shared((DP_PROCS_MOST + 1) * group_size);

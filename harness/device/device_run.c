@@ -7,6 +7,7 @@ const char *const dp_cuda_variant_names[DP_NCUDA_VARIANTS] = {
     "segments", "segments-dh-only", "windows", "windows-dh-only"};
 
 #ifdef DP_HAVE_CUDA
+#include "device_apart.h"
 #include "device_job.h"
 
 #include <stdio.h>
@@ -25,6 +26,11 @@ const char *dp_cuda_unavailable(dp_backend b, int N) {
         return why;
     }
     if (!dpg_device_runs(why, sizeof why)) return why;
+    if (dp_cuda_apart(b)) {
+        snprintf(why, sizeof why, "%d ranks over NCCL: %d processes were started", N,
+                 dp_mpi_size());
+        return N > dp_mpi_size() ? why : NULL;
+    }
     if (dp_backends[b].processes && n < N && !dp_cuda_processes(b, N)) {
         snprintf(why, sizeof why,
                  "%d ranks over NCCL: %d device%s, and no processes that could share %s (at most "
@@ -149,10 +155,9 @@ static dpg_options options_of(dp_base base, dp_format chain, int backward,
                          .save = variant == DP_CUDA_SAVE_ALL ? DPG_SAVE_ALL : DPG_SAVE_STATE};
 }
 
-/* What the kernels do not take costs no communicator. */
-static dp_status try_plan(const dpg_problem *g, const dpg_options *opt, int N, dp_err *e) {
+dp_status dp_rank_job_try(const dp_rank_job *one, dp_err *e) {
     dpg_plan *trial = NULL;
-    const dp_status st = dpg_plan_create(&trial, g, opt, 0, N, e);
+    const dp_status st = dpg_plan_create(&trial, &one->g, &one->opt, 0, one->N, e);
     if (!st) dpg_plan_destroy(trial);
     return st;
 }
@@ -164,6 +169,13 @@ static void note_jobs(const dp_rank_job *job, int N, dp_cuda_result *out) {
         out->segments = job[r].segments > out->segments ? job[r].segments : out->segments;
         out->path = job[r].path;
     }
+}
+
+dp_status dp_rank_jobs_note(const dp_rank_job *job, int N, dp_cuda_result *out, dp_err *e) {
+    dp_status st = DP_OK;
+    if (job->opt.backward) st = gate_gradients(job->p, job, N, &job->out->out, e);
+    if (!st) note_jobs(job, N, out);
+    return st;
 }
 
 /* All ranks as `one` says, into res (processes: that which they see) and out. *left as in
@@ -188,36 +200,42 @@ static dp_status run_jobs(const dp_rank_job *one, dp_rank_job *job, dp_backend b
     for (int i = 0; i < DP_PROCS_MOST; i++)
         if (order->stream[i]) cudaStreamDestroy(order->stream[i]);
     free(order);
-    if (!st && one->opt.backward) st = gate_gradients(one->p, job, N, &one->out->out, e);
+    if (!st) st = dp_rank_jobs_note(job, N, out, e);
     if (!st && procs) fetch_result(out, one->out, one->p);
-    if (!st) note_jobs(job, N, out);
     for (int r = 0; r < N && !procs; r++)
         free(job[r].gate);
     return st;
 }
 
-dp_status dp_cuda_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e) {
-    const int N = how->N, backward = how->backward;
-    const dpg_options opt = options_of(how->base, how->chain, backward, how->variant);
+dp_rank_job dp_rank_job_of(const dp_problem *q, const dp_cuda_how *how, dp_cuda_result *out) {
     const int windows = how->variant == DP_CUDA_WINDOWS || how->variant == DP_CUDA_WINDOWS_DH_ONLY;
+    return (dp_rank_job){.p = q,
+                         .g = device_problem(q, how->bf16_inputs, how->base),
+                         .opt = options_of(how->base, how->chain, how->backward, how->variant),
+                         .N = how->N,
+                         .by_windows = how->N > 1 && windows,
+                         .out = out};
+}
+
+void dp_cuda_result_alloc(dp_cuda_result *out, const dp_problem *p, int N, int backward) {
     *out = (dp_cuda_result){.N = N, .path = ""};
     dp_result_alloc(&out->out, p, backward);
     for (int i = 0; i < DP_RANK_TENSORS; i++)
         out->rank[i] = dp_calloc((size_t)N * p->HV, sizeof(double *));
     empty_sequences(p, &out->out);
+}
 
+dp_status dp_cuda_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e) {
+    const int N = how->N;
+    if (dp_cuda_apart(how->backend)) return dp_apart_run(p, how, out, e);
+    dp_cuda_result_alloc(out, p, N, how->backward);
     const int procs = dp_cuda_processes(how->backend, N);
     const dp_problem *q = procs ? share_problem(p) : p;
-    const dp_rank_job one = {.p = q,
-                             .g = device_problem(q, how->bf16_inputs, how->base),
-                             .opt = opt,
-                             .N = N,
-                             .by_windows = N > 1 && windows,
-                             .out = procs ? share_result(out, p) : out,
-                             .shared = procs};
+    dp_rank_job one = dp_rank_job_of(q, how, procs ? share_result(out, p) : out);
+    one.shared = procs;
     dp_rank_job *job = dp_ranks_alloc(procs, N, sizeof *job);
     int left = -1;
-    dp_status st = try_plan(&one.g, &opt, N, e);
+    dp_status st = dp_rank_job_try(&one, e);
     const int taken = !st;
     if (!st) st = run_jobs(&one, job, how->backend, out, &left, e);
     if (left >= 0 && !procs) return st; /* its thread still uses out and job */

@@ -1,5 +1,8 @@
-/* harness/mpi/processes.h - the processes of one mpirun: which one this is, bytes from one to
- * another, the name of one that is gone. Compiled without MPI, there is one process.
+/* harness/mpi/processes.h - the processes of one mpirun, or of one torchrun: which one this is,
+ * bytes from one to another, the name of one that is gone. By MPI where it is compiled in and
+ * mpirun started them; by sockets to the first process where torchrun did (RANK, WORLD_SIZE,
+ * MASTER_ADDR, MASTER_PORT) and --backend nccl is asked for. Of the commands run, check and differ
+ * alone; DELTAPROOF_ALONE in the environment: one process, whoever started it.
  *
  * The first process reads options, judges, prints and writes; the others wait for what it asks of
  * them (dp_mpi_serve). Processes that were given other arguments than the first are no job: each

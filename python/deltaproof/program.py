@@ -57,8 +57,9 @@ def header() -> str:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, with this interpreter as the one that makes the report."""
-    return {"DP_PYTHON": sys.executable} | dict(os.environ)
+    """This process's environment, with this interpreter as the one that makes the report. What a
+    rank of a training starts is one process, no part of its job."""
+    return {"DP_PYTHON": sys.executable} | dict(os.environ) | {"DELTAPROOF_ALONE": "1"}
 
 
 def main() -> None:

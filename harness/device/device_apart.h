@@ -1,0 +1,18 @@
+/* harness/device/device_apart.h - ranks over NCCL that are the processes of one mpirun or torchrun,
+ * on any hosts, a device each: the first process hands each its tokens and NCCL's unique id, is
+ * rank 0 itself, and gets their results (harness/mpi/processes.h).
+ */
+#ifndef DP_CUDA_APART_H
+#define DP_CUDA_APART_H
+#include "device_run.h"
+#include "harness/mpi/processes.h"
+
+/* Are the ranks of this backend such processes? */
+int dp_cuda_apart(dp_backend b);
+/* As dp_cuda_run. */
+dp_status dp_apart_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e);
+
+/* What the other processes do for that (dp_mpi_serve); a build without CUDA kernels never asks. */
+enum { DP_MPI_DEVICE = 16 };
+void dp_apart_work(const void *message, size_t bytes);
+#endif
