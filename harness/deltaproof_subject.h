@@ -36,7 +36,8 @@
  * [first, first + tokens) of q k v g beta do, and writes its own tokens of o dq dk dv dg dbeta;
  * states are whole on every rank: it reads initial_state of the sequences that start on it and
  * writes final_state of those that end on it (dfinal_state and ds0 the other way round); dA_log and
- * ddt_bias are read from rank 0, summed over ranks by the library. Empty sequences are nobody's.
+ * ddt_bias are read from rank 0, summed over ranks by the library. Empty sequences are nobody's
+ * (of one rank they are its own: what enters leaves).
  * all_gather of the communicator is all that ranks share.
  */
 #ifndef DELTAPROOF_SUBJECT_H

@@ -96,6 +96,14 @@ static void merge(const problem *p, const float *all, int hv, float *S, float *X
         memcpy(S, X, sizeof *S * (size_t)KV);
     }
 }
+/* What enters a sequence without tokens leaves it. With several ranks it is nobody's. */
+static void empty_sequences(const problem *p, double *final_state) {
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    for (int seq = 0; seq < p->Nseq && p->ranks == 1 && final_state; seq++)
+        for (int64_t i = 0; p->cu[seq + 1] == p->cu[seq] && i < n; i++)
+            final_state[seq * n + i] = p->initial_state ? p->initial_state[seq * n + i] : 0;
+}
+
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c) {
     const int K = p->K, V = p->V, W = V + K;
     const int64_t KV = (int64_t)K * V, size = (int64_t)p->HV * K * W;
@@ -134,6 +142,7 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
                 final_state[at + i] = S[i];
         }
     }
+    empty_sequences(p, final_state);
     free(HM);
     return DP_SUBJECT_OK;
 }
