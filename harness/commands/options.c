@@ -197,19 +197,15 @@ int dp_options_foreign(const dp_options *o) {
 }
 
 static dp_status open_program(const dp_options *o, dp_subject *s, dp_err *e) {
-    const char *option = o->serve ? "serve" : "run";
-    if (!o->nbase)
-        return dp_fail(e, DP_EINPUT,
-                       "--%s: give --base, the formats that the program claims: " DP_BASE_WORDS,
-                       option);
     const dp_command_claim q = {.text = o->serve ? o->serve : o->command,
                                 .serve = o->serve != NULL,
                                 .ranks = o->nranks ? DP_SUBJECT_MAX_RANKS : 1,
-                                .base = o->base[0],
+                                .base = o->nbase ? o->base[0] : DP_NBASES,
                                 .chain = o->nchain ? o->chain[0] : DP_FP32,
                                 .writes = o->writes,
                                 .design = o->design,
-                                .memory = o->memory};
+                                .memory = o->memory,
+                                .limit_s = o->limit_s};
     return dp_command_open(&q, s, e);
 }
 

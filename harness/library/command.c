@@ -66,7 +66,6 @@ static dp_status check_words(const struct dp_command *c, int *appended, dp_err *
 
 static dp_status read_claim(const dp_command_claim *q, dp_subject *s, dp_err *e) {
     char *writes = strdup(q->writes ? q->writes : "o");
-    dp_design design;
     s->memory = q->memory > 0 ? q->memory : dp_memory_bytes();
     s->base = q->base;
     s->chain = q->chain;
@@ -78,15 +77,63 @@ static dp_status read_claim(const dp_command_claim *q, dp_subject *s, dp_err *e)
         st = dp_fail(e, DP_EINPUT,
                      "--writes: states of every token are taken from a library alone; a session "
                      "runs the accepted tokens of a program again");
-    if (!st && q->design) st = dp_design_parse(q->design, q->base, &design, e);
     free(writes);
     return st;
+}
+
+/* ---- what it says that it claims ------------------------------------------------------------- */
+
+enum { ASKED_T = 16, ASKED_K = 32 }; /* of a problem that most kernels take */
+
+static dp_problem small_problem(void) {
+    dp_problem p = {.T = ASKED_T,
+                    .H = 1,
+                    .HV = 1,
+                    .K = ASKED_K,
+                    .V = ASKED_K,
+                    .R = 1,
+                    .Nseq = 1,
+                    .model = DP_KDA,
+                    .gate = DP_GATE_LOG,
+                    .scale = 0.125};
+    p.cu = dp_calloc(2, sizeof *p.cu);
+    p.cu[1] = ASKED_T;
+    for (int i = DP_INPUT_Q; i <= DP_INPUT_BETA; i++) {
+        const int64_t n = dp_input_count(&p, i);
+        double *x = *dp_input_at(&p, i) = dp_doubles(n);
+        for (int64_t z = 0; z < n; z++)
+            x[z] = i == DP_INPUT_G      ? -0.125
+                   : i == DP_INPUT_BETA ? 0.5
+                                        : (double)(z * (i + 3) % 7 - 3) / 16;
+    }
+    return p;
+}
+
+/* s->base, from OUT's metadata of one call on a small problem, whose IN names no base. */
+static dp_status ask_base(struct dp_command *c, double limit_s, dp_subject *s, dp_err *e) {
+    dp_problem p = small_problem();
+    dp_err why = {0};
+    dp_subject_ending end = {.outcome = DP_SUBJECT_RETURNED};
+    const dp_subject_call call = {
+        .input_format = "fp32", .N = 1, .base = DP_NBASES, .chain = s->chain};
+    dp_status st = dp_command_write_inputs(c, &p, &call, e);
+    dp_problem_free(&p);
+    if (!st) st = dp_command_call(c, limit_s > 0 ? limit_s : DP_SUBJECT_LIMIT_S, &end, e);
+    if (st) return st;
+    if (end.outcome == DP_SUBJECT_RETURNED) st = dp_command_read_base(c, &s->base, &why);
+    dp_command_folder_clear(c);
+    if (end.outcome == DP_SUBJECT_RETURNED && !st) return DP_OK;
+    return dp_fail(e, DP_EINPUT,
+                   "--%s: give --base, the formats that the program claims (" DP_BASE_WORDS
+                   "); asked for it with a small problem: %.600s",
+                   c->serve ? "serve" : "run", st ? why.msg : end.why);
 }
 
 dp_status dp_command_open(const dp_command_claim *q, dp_subject *s, dp_err *e) {
     struct dp_command *c = dp_calloc(1, sizeof *c);
     dp_err why = {0};
     int appended = 0;
+    dp_design design;
     *s = (dp_subject){.command = c};
     c->serve = q->serve;
     c->printed.fd = c->talk = c->lock = -1;
@@ -97,10 +144,10 @@ dp_status dp_command_open(const dp_command_claim *q, dp_subject *s, dp_err *e) {
     name_it(c, s);
     if (!st) st = check_words(c, &appended, e);
     if (!st) st = dp_command_folder_make(c, e);
-    if (st)
-        dp_subject_close(s);
-    else
-        put_paths(c, appended);
+    if (!st) put_paths(c, appended);
+    if (!st && q->base == DP_NBASES) st = ask_base(c, q->limit_s, s, e);
+    if (!st && q->design) st = dp_design_parse(q->design, s->base, &design, e);
+    if (st) dp_subject_close(s);
     return st;
 }
 

@@ -41,15 +41,17 @@ extern "C" {
 typedef struct {
     const char *text;
     int serve, ranks; /* ranks: the most that a call may ask for */
-    dp_base base;
+    dp_base base;     /* DP_NBASES: as its first OUT says (metadata base), to a small problem */
     dp_format chain;
     const char *writes, *design; /* design NULL: not declared */
     int64_t memory;              /* 0: that of this machine */
+    double limit_s;              /* of the call that asks for the base; 0: DP_SUBJECT_LIMIT_S */
 } dp_command_claim;
 
 /* DP_EINPUT: the text is no command or names no program that is there, a name of `writes` is not
  * known, a design is none. DP_EIO: no folder for its files. It is not started before the first
- * call. The subject is run and closed as any other (subject.h). */
+ * call; asked for its base, it was called once: DP_EINPUT says what came of it, where it did not
+ * say. The subject is run and closed as any other (subject.h). */
 dp_status dp_command_open(const dp_command_claim *q, dp_subject *s, dp_err *e);
 
 #ifdef __cplusplus

@@ -16,7 +16,7 @@ dp_status dp_command_write_inputs(const struct dp_command *c, const dp_problem *
     dp_tensorfile f = {0};
     char ranks[16];
     snprintf(ranks, sizeof ranks, "%d", call->N);
-    dp_tensorfile_add_meta(&f, "base", dp_base_names[call->base]);
+    if (call->base < DP_NBASES) dp_tensorfile_add_meta(&f, "base", dp_base_names[call->base]);
     dp_tensorfile_add_meta(&f, "claim", dp_formats[call->chain].name);
     dp_tensorfile_add_meta(&f, "ranks", ranks);
     dp_inputs_add(&f, p, (dp_format)dp_format_find(call->input_format), call->backward);
@@ -109,6 +109,22 @@ static void move(struct dp_command *c, dp_tensor *t, dp_subject_result *out) {
     *(f >= 0 ? dp_result_at(&out->r, f) : &out->stage[dp_stage_tensor_find(t->name)]) = t->data;
     if (f >= 0 && !c->called) c->seen[f] = 1;
     t->data = NULL;
+}
+
+dp_status dp_command_read_base(const struct dp_command *c, dp_base *base, dp_err *e) {
+    dp_tensorfile f = {0};
+    dp_status st = read_file(c->out, &f, e);
+    const char *said = st ? NULL : dp_tensorfile_meta(&f, "base");
+    *base = DP_NBASES;
+    for (dp_base b = 0; said && b < DP_NBASES; b++)
+        if (!strcmp(said, dp_base_names[b])) *base = b;
+    if (!st && *base == DP_NBASES)
+        st = dp_fail(e, DP_EINPUT,
+                     said ? "OUT: metadata `base` = '%.80s' is none of " DP_BASE_WORDS
+                          : "its OUT has no metadata `base`%s",
+                     said ? said : "");
+    dp_tensorfile_free(&f);
+    return st;
 }
 
 void dp_command_read_outputs(struct dp_command *c, const dp_subject *s, const dp_problem *p,

@@ -71,6 +71,8 @@ void dp_command_stop(struct dp_command *c);
 /* command_files.c */
 dp_status dp_command_write_inputs(const struct dp_command *c, const dp_problem *p,
                                   const dp_subject_call *call, dp_err *e);
+/* The base that OUT's metadata names. DP_EINPUT: none. */
+dp_status dp_command_read_base(const struct dp_command *c, dp_base *base, dp_err *e);
 /* Moves what OUT holds to *out, or says in its outcome what is wrong with it. */
 void dp_command_read_outputs(struct dp_command *c, const dp_subject *s, const dp_problem *p,
                              const dp_subject_call *call, dp_subject_result *out);

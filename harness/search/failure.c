@@ -12,8 +12,20 @@
 
 int dp_failure_same(const dp_failure *a, const dp_failure *b) {
     return a->kind && a->kind == b->kind &&
-           (a->kind != DP_FAILS_OUTCOME || a->outcome == b->outcome) &&
+           (a->kind != DP_FAILS_OUTCOME ||
+            (a->outcome == b->outcome && !strcmp(a->error, b->error))) &&
            !strcmp(a->stage, b->stage) && !strcmp(a->tensor, b->tensor) && a->red <= b->red;
+}
+
+void dp_failure_error(const char *why, char *out, size_t size) {
+    const char *last = strstr(why, ": ");
+    size_t n = 0;
+    last = last ? last + 2 : "";
+    for (const char *next; (next = strstr(last, " | "));)
+        last = next + 3;
+    for (size_t i = 0, end = strcspn(last, ":("); i < end && n + 1 < size; i++)
+        if (last[i] < '0' || last[i] > '9') out[n++] = last[i];
+    out[n] = 0;
 }
 
 void dp_failure_text(const dp_failure *f, char *out, size_t size) {
@@ -22,8 +34,8 @@ void dp_failure_text(const dp_failure *f, char *out, size_t size) {
                                        "not written",   ""};
     const char *what =
         f->kind == DP_FAILS_OUTCOME ? dp_subject_outcomes[f->outcome] : kind[f->kind];
-    int n = snprintf(out, size, "%s%s%s%s%s", f->stage, *f->stage ? ": " : "", f->tensor,
-                     *f->tensor ? " " : "", what);
+    int n = snprintf(out, size, "%s%s%s%s%s%s%s", f->stage, *f->stage ? ": " : "", f->tensor,
+                     *f->tensor ? " " : "", what, *f->error ? ": " : "", f->error);
     if (f->rank >= 0 && n > 0 && (size_t)n < size)
         n += snprintf(out + n, size - (size_t)n, ", rank %d", f->rank);
     if (f->head >= 0 && n > 0 && (size_t)n < size)
@@ -56,7 +68,7 @@ static dp_status one_run(const dp_case *c, const dp_shrink_options *o, dp_fault 
 }
 
 /* By the verdict alone: the outcome, and the first tensor that fails. */
-static void from_run(const dp_run *r, dp_failure *f) {
+static void from_run(const dp_run *r, int program, dp_failure *f) {
     f->red = r->verdict == DP_FAIL;
     if (r->verdict == DP_SKIPPED) snprintf(f->why, sizeof f->why, "%.199s", r->why);
     if (!f->red) return;
@@ -67,6 +79,7 @@ static void from_run(const dp_run *r, dp_failure *f) {
         if (!strcmp(r->outcome, dp_subject_outcomes[i])) f->outcome = (dp_subject_outcome)i;
     if (f->outcome != DP_SUBJECT_RETURNED || !t) {
         f->stage = "";
+        if (program) dp_failure_error(r->why, f->error, sizeof f->error);
         snprintf(f->why, sizeof f->why, "%.199s", r->why);
         return;
     }
@@ -112,7 +125,7 @@ static dp_status failure_of(const dp_case *c, const dp_shrink_options *o, int ru
         return st;
     }
     const dp_status st = one_run(c, o, o->fault, o->cache, &all, e);
-    if (!st) from_run(&all.run[0], f);
+    if (!st) from_run(&all.run[0], o->subject && o->subject->command, f);
     dp_runs_free(&all);
     return st;
 }

@@ -32,6 +32,7 @@ typedef enum {
 typedef struct {
     dp_failure_kind kind;
     dp_subject_outcome outcome; /* DP_FAILS_OUTCOME: the library crashed, hung, .. */
+    char error[64];             /* DP_FAILS_OUTCOME of a program: which error it names; "": none */
     const char *stage;          /* "" : none */
     char tensor[24], why[200];
     int red;        /* the run's verdict fails too */
@@ -72,6 +73,9 @@ dp_status dp_failure_of(const dp_case *c, const dp_shrink_options *o, int runs, 
                         dp_failure *f, dp_err *e);
 /* Do both fail, for the same reason? */
 int dp_failure_same(const dp_failure *a, const dp_failure *b);
+/* The error that a program's last line names, `ValueError` of "..: 7 | ValueError: tile of 7": up
+ * to a colon or bracket, without digits. */
+void dp_failure_error(const char *why, char *out, size_t size);
 /* It in words, as snprintf. */
 void dp_failure_text(const dp_failure *f, char *out, size_t size);
 

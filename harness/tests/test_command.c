@@ -3,6 +3,7 @@
  * do wrong is said with its status, and nothing that it started is left. */
 #include "attack.h"
 #include "gt.h"
+#include "harness/search/shrink.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -110,7 +111,7 @@ DP_TEST(command, bisect_and_shrink_take_a_program) {
                    "--design recurrent 2>&1"),
                 0, "design recurrent");
     EXPECT_SAYS(sh(60, "raise", "$P shrink small.case $O --base fp32 --serve \"$B\" --tries 60"), 0,
-                "failed; the run fails");
+                "failed: ValueError; the run fails");
 }
 
 DP_TEST(command, what_goes_wrong_is_reported_as_what_it_is) {
@@ -232,7 +233,6 @@ DP_TEST(command, bad_use_ends_with_2_before_anything_is_started) {
     static const struct {
         const char *options, *says;
     } rows[] = {
-        {"--run 'touch noted IN OUT'", "--run: give --base"},
         {"--base fp32 --run ''", "--run: names no program"},
         {"--base fp32 --run \"touch 'noted\"", "a quote or a backslash has no end"},
         {"--base fp32 --run 'touch noted IN'", "--run: has the word IN, but not OUT"},
@@ -261,6 +261,53 @@ DP_TEST(command, bad_use_ends_with_2_before_anything_is_started) {
 }
 
 /* No shell: quotes and backslashes keep words, and nothing is expanded. */
+/* Without --base: what OUT's metadata says of a small problem, or why that is not known. */
+DP_TEST(command, a_program_that_states_its_base_needs_no_option) {
+    NEEDS_NUMPY("command-base");
+    static const char *const command[] = {
+        "$P run small.case $O --ranks 1", "$P check small.case --only heads",
+        "$P shrink small.case $O --tries 5", "$P bisect stage small.case $O"};
+    static const int want[] = {0, 0, 2, 0}; /* nothing fails: shrink has nothing to do */
+    char line[600];
+    for (int k = 0; k < 4; k++) {
+        snprintf(line, sizeof line, "%s %s \"$B\"", command[k], k % 2 ? "--serve" : "--run");
+        EXPECT_SAYS(sh(60, "agrees", line), want[k], k == 0 ? "base=fp32" : "");
+    }
+    static const struct {
+        const char *bad, *says;
+    } ROWS[] = {{"", "give --base, the formats that the program claims (fp64|fp32|bf16); asked for "
+                     "it with a small problem: its OUT has no metadata `base`"},
+                {"raise", "asked for it with a small problem: ended with exit status 1"},
+                {"claims", "is judged as fp32 (--chain)"}};
+    for (int i = 0; i < 3; i++)
+        EXPECT_SAYS(sh(60, ROWS[i].bad, "$P run small.case $O --ranks 1 --run \"$B\""), 2 - i / 2,
+                    ROWS[i].says);
+}
+
+/* A program that dies of one error from 8 tokens on and of another below: what is left has the
+ * first. Digits of a message do not make another error. */
+DP_TEST(command, shrink_keeps_the_error_that_the_program_names) {
+    char name[64];
+    snprintf(dir, sizeof dir, "%s", at_dir("command-error"));
+    at_write(at_text("%s/small.case", dir), SMALL);
+    if (!getenv("DP_PYTHON")) setenv("DP_PYTHON", "python3", 1);
+    at_write(at_text("%s/two.py", dir),
+             "import json, sys\n"
+             "b = open(sys.argv[1], 'rb').read()\n"
+             "t = json.loads(b[8:8 + int.from_bytes(b[:8], 'little')])['q']['shape'][0]\n"
+             "raise (ValueError if t >= 8 else KeyError)(f'{t} tokens')\n");
+    EXPECT_SAYS(
+        sh(60, "", "$P shrink small.case $O --base fp32 --run \"$DP_PYTHON two.py\" --tries 60"), 0,
+        "exited: ValueError; the run fails");
+    CHECK(strstr(at_out, "\nT 8 on 1 ranks"), "%s", at_out);
+    dp_failure_error("ended with exit status 1: x | ValueError: tile of 7", name, sizeof name);
+    CHECK(!strcmp(name, "ValueError"), "%s", name);
+    dp_failure_error("crashed: SIGSEGV", name, sizeof name);
+    CHECK(!strcmp(name, "SIGSEGV"), "%s", name);
+    dp_failure_error("did not end within 5 s", name, sizeof name);
+    CHECK(!*name, "%s", name);
+}
+
 DP_TEST(command, words_are_split_without_a_shell) {
     snprintf(dir, sizeof dir, "%s", at_dir("command-words"));
     at_write(at_text("%s/small.case", dir), SMALL);
