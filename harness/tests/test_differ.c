@@ -198,7 +198,7 @@ DP_TEST(differ, bad_use_ends_with_2) {
         {"small.case --base fp32" SIM SIM, "behind the subject that it is true of"},
         {"small.case --backend lapack" SIM, "differ knows sim, mpi, cuda and nccl"},
         {"small.case --backend sim --design recurrent" SIM, "--design"},
-        {"small.case --run 'touch noted'" SIM, "--run: give --base"},
+        {"small.case --run true" SIM, "--run: give --base"},
         {"small.case --run 'touch noted' --base fp32 --fault merge-scaled" SIM, "of --backend sim"},
         {"small.case --subject nowhere.so" SIM, "nowhere.so: No such file"},
         {"smoke-conv" SIM SIM, "op = conv"},
