@@ -110,7 +110,8 @@ enum {
      "COMMAND",                                                                                    \
      0,                                                                                            \
      "any program as the subject, started for each call: its words IN and OUT (else appended) "    \
-     "are safetensors files that it reads and writes; no shell; needs --base "                     \
+     "are safetensors files that it reads and writes; no shell; --base, unless its OUT states "    \
+     "one "                                                                                        \
      "(harness/library/command.h)",                                                                \
      0},                                                                                           \
         {"serve",                                                                                  \
