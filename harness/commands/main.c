@@ -142,12 +142,14 @@ static void work_sweep(const void *message, size_t bytes) {
 }
 
 static int be_worker(int argc, char **argv) {
-    dp_mpi_worker w[DP_MPI_NRANK_WORKERS + 2] = {{DP_MPI_SWEEP, work_sweep},
-                                                 {DP_MPI_DEVICE, dp_apart_work}};
-    memcpy(w + 2, dp_mpi_rank_workers, sizeof dp_mpi_rank_workers);
+    enum { OWN = 3 };
+    dp_mpi_worker w[OWN + DP_MPI_NRANK_WORKERS] = {{DP_MPI_SWEEP, work_sweep},
+                                                   {DP_MPI_DEVICE, dp_apart_work},
+                                                   {DP_MPI_DEVICE_CONV, dp_apart_work_conv}};
+    memcpy(w + OWN, dp_mpi_rank_workers, sizeof dp_mpi_rank_workers);
     arguments.argc = argc;
     arguments.argv = argv;
-    dp_mpi_serve(w, DP_MPI_NRANK_WORKERS + 2);
+    dp_mpi_serve(w, OWN + DP_MPI_NRANK_WORKERS);
     return 0;
 }
 

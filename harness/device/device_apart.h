@@ -12,7 +12,10 @@ int dp_cuda_apart(dp_backend b);
 /* As dp_cuda_run. */
 dp_status dp_apart_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e);
 
+/* The same of convolutions: dp_cuda_conv_parts, in device_conv.c. */
+
 /* What the other processes do for that (dp_mpi_serve); a build without CUDA kernels never asks. */
-enum { DP_MPI_DEVICE = 16 };
+enum { DP_MPI_DEVICE = 16, DP_MPI_DEVICE_CONV };
 void dp_apart_work(const void *message, size_t bytes);
+void dp_apart_work_conv(const void *message, size_t bytes);
 #endif

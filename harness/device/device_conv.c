@@ -2,10 +2,13 @@
 #include "device_conv.h"
 
 #ifdef DP_HAVE_CUDA
+#include "apart_rank.h"
+#include "device_apart.h"
 #include "device_procs.h"
 #include "device_ranks.h"
 #include "gpu/dp_conv.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct {
@@ -141,8 +144,115 @@ static void fetch_result(const dp_conv *c, dp_conv_result *r, dp_conv_result *sh
     }
 }
 
+/* ---- ranks that are processes of mpirun or torchrun ------------------------------------------ */
+
+/* What a rank is told: shapes, and which arrays there are. */
+typedef struct {
+    int what, parts, bf16;
+    dp_ticket ticket;
+    dp_conv c[DPG_CONV_PARTS];
+} conv_order;
+
+/* The tokens of a rank in a tensor of all, or all of it where it is none of tokens. */
+static double *own_of(double *x, const dp_conv *c, const dp_tensor_field *f, int N, int rank,
+                      int64_t *n) {
+    *n = count_of(c, f, f->kind == DP_OF_TOKENS ? c->T / N : c->T);
+    return f->kind == DP_OF_TOKENS ? x + rank * *n : x;
+}
+
+static void send_conv(conv_order *o, const dp_conv *const *c, int r) {
+    int64_t n;
+    for (int i = 0; i < o->parts; i++)
+        o->c[i] = *c[i];
+    dp_mpi_send(r, DP_MPI_JOB, o, sizeof *o);
+    dp_mpi_send(r, DP_MPI_NUMBERS, c[0]->cu, sizeof *c[0]->cu * ((size_t)c[0]->Nseq + 1));
+    for (int i = 0; i < o->parts; i++)
+        for (int k = 0; k < DP_CONV_NINPUTS; k++) {
+            double *x = *dp_conv_input_at(&o->c[i], k);
+            if (x) x = own_of(x, c[i], &dp_conv_input_fields[k], o->ticket.N, r, &n);
+            if (x) dp_apart_send(r, x, n);
+        }
+}
+
+/* As large as all ranks', with the tokens of this one. */
+static void receive_conv(dp_conv *c, int64_t *cu, int N) {
+    int64_t n;
+    c->cu = cu;
+    for (int k = 0; k < DP_CONV_NINPUTS; k++) {
+        const dp_tensor_field *f = &dp_conv_input_fields[k];
+        double **x = dp_conv_input_at(c, k);
+        if (!*x) continue;
+        *x = dp_doubles(count_of(c, f, c->T));
+        double *own = own_of(*x, c, f, N, dp_mpi_rank(), &n);
+        dp_apart_receive(0, own, n, f->name);
+    }
+}
+
+/* Results of tokens go from one to another; sums are the same on all. */
+static void each_result(const dp_conv *c, dp_conv_result *r, int N, int rank, int give) {
+    int64_t n;
+    for (int k = 0; k < DP_CONV_NRESULTS; k++) {
+        const dp_tensor_field *f = &dp_conv_result_fields[k];
+        double *x = *dp_conv_result_at(r, k);
+        if (!x || f->kind != DP_OF_TOKENS) continue;
+        x = own_of(x, c, f, N, rank, &n);
+        if (give)
+            dp_apart_send(0, x, n);
+        else
+            dp_apart_receive(rank, x, n, "the results");
+    }
+}
+
+void dp_apart_work_conv(const void *message, size_t bytes) {
+    conv_order o;
+    dp_conv_result r[DPG_CONV_PARTS], *out[DPG_CONV_PARTS];
+    const dp_conv *c[DPG_CONV_PARTS];
+    memcpy(&o, message, bytes);
+    int64_t *cu = dp_apart_receive_cu(o.c[0].Nseq);
+    for (int i = 0; i < o.parts; i++) {
+        receive_conv(&o.c[i], cu, o.ticket.N);
+        dp_conv_result_alloc(&r[i], &o.c[i]);
+        c[i] = &o.c[i];
+        out[i] = &r[i];
+    }
+    conv_job job = {.c = c, .parts = o.parts, .bf16 = o.bf16, .N = o.ticket.N, .out = out};
+    dp_apart_run_own(&o.ticket, &job, run_job, end_job);
+    dp_apart_say(&job.rank);
+    for (int i = 0; i < o.parts; i++) {
+        if (!job.rank.status) each_result(c[i], out[i], o.ticket.N, dp_mpi_rank(), 1);
+        o.c[i].cu = NULL;
+        dp_conv_result_free(&r[i]);
+        dp_conv_free(&o.c[i]);
+    }
+    free(cu);
+}
+
+static dp_status run_apart(const dp_conv *const *c, int parts, int bf16, int N,
+                           dp_conv_result *const *r, dp_err *e) {
+    conv_order o = {.what = DP_MPI_DEVICE_CONV, .parts = parts, .bf16 = bf16};
+    conv_job job = {.c = c, .parts = parts, .bf16 = bf16, .N = N, .out = r};
+    dp_err own = {0};
+    dp_rank other;
+    if (dp_ticket_make(&o.ticket, N, &own)) return dp_fail(e, own.code, "%s", own.msg);
+    for (int i = 1; i < N; i++)
+        send_conv(&o, c, i);
+    dp_apart_run_own(&o.ticket, &job, run_job, end_job);
+    if (job.rank.status) dp_fail(&own, job.rank.status, "%s", job.rank.dev.err.msg);
+    const double limit = dp_apart_hurry(&job.rank);
+    for (int from = 1; from < N; from++) {
+        dp_apart_hear(from, &other, &own);
+        for (int i = 0; i < parts && !other.status; i++)
+            each_result(c[i], r[i], N, from, 0);
+    }
+    dp_apart_done(limit, own.code != DP_OK);
+    return own.code ? dp_fail(e, own.code, "%s", own.msg) : DP_OK;
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
 dp_status dp_cuda_conv_parts(const dp_conv *const *c, int parts, int bf16, int N, dp_backend b,
                              dp_conv_result *const *r, dp_err *e) {
+    if (dp_cuda_apart(b)) return run_apart(c, parts, bf16, N, r, e);
     const int procs = dp_cuda_processes(b, N);
     conv_job *job = dp_ranks_alloc(procs, N, sizeof *job);
     const dp_conv **part = procs ? dp_procs_alloc(DPG_CONV_PARTS * sizeof *part) : NULL;

@@ -1,5 +1,4 @@
 /* op conv: causal conv1d over simulated ranks, and the CUDA kernels, against its MPFR truth. */
-#include "harness/device/device_apart.h"
 #include "harness/device/device_conv.h"
 #include "harness/mpi/mpi_ranks.h"
 #include "harness/record/run.h"
@@ -95,7 +94,6 @@ static dp_run *record(const dp_case *c, dp_backend be, int N, dp_base base, dp_f
 
 /* Why the kernels cannot be given this: they read and write one format, and have no fp64. */
 static const char *unfit(const dp_case *c, dp_backend be, dp_base base) {
-    if (dp_cuda_apart(be)) return "convolutions do not run on processes of mpirun or torchrun";
     if (dp_backends[be].on_device && base == DP_BASE_BF16 && c->input_dtype != DP_BF16)
         return "the kernels store y and dx in the format of x and dy, which is wider than bf16 "
                "here";

@@ -1,7 +1,6 @@
 /* Convolutions in front of a recurrence, judged end to end over N ranks (step.h). */
 #include "step.h"
 #include "harness/case/front.h"
-#include "harness/device/device_apart.h"
 #include "harness/device/device_conv.h"
 #include "harness/mpi/mpi_ranks.h"
 #include "harness/simulated/fault_effect.h"
@@ -93,8 +92,6 @@ dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, 
                        .hit = dp_calloc((size_t)N * c->p.HV, 1)};
     s->p.input_error = 0;
     dp_conv_result y[3];
-    if (dp_cuda_apart(be))
-        return dp_fail(e, DP_EINPUT, "convolutions do not run on processes of mpirun or torchrun");
     if (dp_backends[be].on_device && base == DP_BASE_BF16 && c->input_dtype != DP_BF16)
         return dp_fail(e, DP_EINPUT,
                        "the kernels store y in the format of x, which is wider than bf16 here");

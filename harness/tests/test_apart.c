@@ -75,7 +75,7 @@ static void same_numbers(const char *a, const char *b, size_t n) {
     json_decref(y);
 }
 
-#define CASES "packed-across initial-state --base fp32,bf16 --chain fp32 --cache cache "
+#define CASES "packed-across smoke-step smoke-conv --base fp32,bf16 --chain fp32 "
 
 DP_TEST(apart, processes_of_torchrun_have_the_numbers_of_threads) {
     NEEDS_KERNELS;
@@ -85,14 +85,15 @@ DP_TEST(apart, processes_of_torchrun_have_the_numbers_of_threads) {
         "%.4000s", out);
     REQUIRE(run(TORCHRUN, CASES "--ranks 1,2,3 --backend nccl --json apart", out, sizeof out) == 0,
             "%.4000s", out);
-    same_numbers("threads", "apart", 9);
+    same_numbers("threads", "apart", 15);
     REQUIRE(run(TORCHRUN,
-                "packed-across smoke-step --ranks 3,8 --base fp32 --chain fp32 --backend nccl", out,
-                sizeof out) == 0,
+                "packed-across --ranks 3,8 --base fp32 --chain fp32 --backend nccl --way "
+                "plain,windows",
+                out, sizeof out) == 0,
             "%.4000s", out);
     CHECK(strstr(out, "(8 ranks over NCCL: 3 processes were started)") &&
-              strstr(out, "(convolutions do not run on processes of mpirun or torchrun)") &&
-              strstr(out, "VERDICT: PASS (1 passed, 0 failed, 2 skipped, 0 unjudged)"),
+              strstr(out, "(windows: ranks that are processes have none)") &&
+              strstr(out, "VERDICT: PASS (1 passed, 0 failed, 3 skipped, 0 unjudged)"),
           "%.4000s", out);
 }
 
