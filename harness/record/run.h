@@ -25,6 +25,7 @@ typedef struct {
     double rel, effect, bound, abs, norm;
 } dp_chain_point; /* NAN: none */
 
+/* Every pointer in it is followed in run_bytes.c. */
 typedef struct {
     char *id, *case_name;
     const char *op;

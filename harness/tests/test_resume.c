@@ -2,6 +2,7 @@
  * it. */
 #include "gt.h"
 
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,38 @@ static int kept(const char *out) {
     const char *line = after(out, "smoke-mkda2 ");
     const char *end = strchr(line, '\n');
     return end && end - line > 7 && !strncmp(end - 7, "(0.0 s)", 7);
+}
+
+static json_t *runs_of(const char *name) {
+    char path[600];
+    json_error_t e;
+    snprintf(path, sizeof path, "%s/%s", gt_tmpdir(), name);
+    json_t *j = json_load_file(path, 0, &e), *runs = json_incref(json_object_get(j, "runs")), *r;
+    size_t i;
+    json_array_foreach(runs, i, r) json_object_del(r, "seconds");
+    json_decref(j);
+    return runs;
+}
+
+/* A kept run has every field of the one that was made: a member of dp_run that run_bytes.c does not
+ * know would be missing here. */
+DP_TEST(resume, kept_runs_have_every_field) {
+    char out[1 << 14];
+    const char *const args = "initial-state session-verify chain-reflect-k32 exact-kda --base bf16 "
+                             "--ranks 1,2 --fault state-late --json ";
+    for (int i = 0; i < 2; i++) {
+        char with[400];
+        snprintf(with, sizeof with, "%s%s", args, i ? "kept.json" : "made.json");
+        const int rc = run(i ? "" : "rm -rf again;", with, out, sizeof out);
+        REQUIRE(rc == 1 || rc == 0, "%.4000s", out);
+    }
+    json_t *made = runs_of("made.json"), *kept_runs = runs_of("kept.json");
+    CHECK(json_array_size(made) > 3, "%zu runs", json_array_size(made));
+    for (size_t i = 0; i < json_array_size(made); i++)
+        CHECK(json_equal(json_array_get(made, i), json_array_get(kept_runs, i)), "run %zu: %.300s",
+              i, json_string_value(json_object_get(json_array_get(made, i), "id")));
+    json_decref(made);
+    json_decref(kept_runs);
 }
 
 DP_TEST(resume, finished_cases_are_not_run_again) {
