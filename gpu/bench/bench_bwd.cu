@@ -5,6 +5,8 @@
  *                    many bytes in the same run
  *   kda [runs]       forward and backward on one GPU, step by step, the shapes of the speed table;
  *                    few heads whole, then over segments
+ *   table [runs]     the three rows that speed is told by, step by step: KDA with many heads and
+ *                    with few, GDN
  *   shapes [runs]    forward and backward of K and V in {64, 128}, and of fp32 q, k, v
  *   keys [runs]      KDA, MKDA with 2 and 4 keys a token, as many rows each, and GDN; all but KDA
  *                    also on the simple path
@@ -287,6 +289,12 @@ static void mode_kda(int, int runs) {
     kda({8192, 8}, few(runs), by(DPG_PATH_SIMPLE));
 }
 
+static void mode_table(int, int runs) {
+    kda({8192, 64}, runs);
+    kda({131072, 8}, runs);
+    kda({8192, 64, FAST, 1, 128, 128, true}, runs);
+}
+
 static void mode_shapes(int, int runs) {
     for (int K : {64, 128})
         for (int V : {64, 128}) {
@@ -324,8 +332,9 @@ int main(int argc, char **argv) {
         const char *name;
         int ranks; /* where none are given; 0: takes no such number */
         void (*run)(int N, int runs);
-    } modes[] = {{"conv", 0, mode_conv}, {"kda", 0, mode_kda}, {"shapes", 0, mode_shapes},
-                 {"keys", 0, mode_keys}, {"cp", 2, mode_cp},   {"parts", 4, mode_parts}};
+    } modes[] = {{"conv", 0, mode_conv},     {"kda", 0, mode_kda},   {"table", 0, mode_table},
+                 {"shapes", 0, mode_shapes}, {"keys", 0, mode_keys}, {"cp", 2, mode_cp},
+                 {"parts", 4, mode_parts}};
     const char *mode = argc > 1 ? argv[1] : "conv";
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("bench_bwd");
