@@ -34,11 +34,23 @@
 /* What was stored before is read again behind it, not kept in a register. */
 __device__ __forceinline__ void compiler_fence() { asm volatile("" ::: "memory"); }
 
+/* threadIdx.x read again, where what follows from it would otherwise stay in registers for long. */
+__device__ __forceinline__ unsigned thread_again() {
+    unsigned x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
 /* ---- arithmetic ------------------------------------------------------------------------------ */
 
 __device__ __forceinline__ float ex2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float rcp(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 __device__ __forceinline__ float fma_ftz(float a, float b, float c) {

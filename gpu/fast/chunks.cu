@@ -7,8 +7,8 @@
  *   rows      warp: 8 rows, lane: K / 32 channels. Gate, sums, norms and decayed rows in registers
  *             (rows.cuh); kg and qg go out.       anchors, sums; then ka qa kd kb far
  *   products  warp (I, m): rows 16 I .. of k k' or q k'
- *   emit      A, L, Aqk                            ka, A, beta; v on its way
- *   invert    4 warps                              ka, T, v
+ *   emit      A, L, Aqk                            ka, A, beta; v, do on their way
+ *   invert    4 warps                              ka, T, v, do
  *   w, u      warp (I, m)                          ka, T B, v, rows on their way out
  *
  * Operands, rows x channels, each rounded once: ka, qa = k, q exp(gam - anchor of the block);
@@ -31,7 +31,10 @@ template <int K, int V> struct ChunkSmem {
     bf16 ka[C * K];
     union {
         Operands<K> o;
-        Solve<K, V> s;
+        struct {
+            Solve<K, V> s;
+            bf16 dos[C * V]; /* SLICES, on its way out */
+        };
     } x;
     float before[4][K]; /* the gate from the chunk's start to the anchors, log2 units */
     float own[C];       /* q k' of a token's own key */
@@ -130,7 +133,8 @@ __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, c
     x.fetch(d, t, p, row0, ch);
     {
         GateRows<K, 8> g;
-        g.load(d, t, p, row0, ch);
+        g.fetch(d, t, p, row0, ch);
+        g.finish(d, p, row0);
         g.publish(anchors, row0, ch);
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -279,17 +283,16 @@ __device__ __forceinline__ void emit(ChunkSmem<K, V> &sm, const Dims &d, const C
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-template <int K, int V, bool KEYS>
+template <int K, int V, bool PLAIN>
 __global__ void __launch_bounds__(CHUNK_THREADS, 2)
-    k_chunks(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
+    k_chunks(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
              const void *dout, const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
     ChunkSmem<K, V> &sm = *(ChunkSmem<K, V> *)raw;
+    const Dims d = known<PLAIN>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
-    Place p = place_of(d, blockIdx.x, KEYS);
-    float beta = 0.f;
-    if ((int)threadIdx.x < p.rows)
-        beta = beta_value(d, ldx(t.beta, row_at(p.c.t0, d.HV, p.hv, threadIdx.x, p.lr), d.g_bf16));
+    Place p = place_of(d, blockIdx.x);
+    RawWord beta = load_beta(d, t, p);
     make_rows(d, t, o, sm, p, warp, lane);
     __syncthreads();
     float z[4][2][4] = {};
@@ -297,22 +300,24 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 2)
     __syncthreads();
     if (is_wide<K / 8>(sm.wide[0])) {
         float far[2][4] = {};
-        far_products(sm, d, t, p, I, m, lane, far);
+        far_products(sm, plan, t, p, I, m, lane, far);
 #pragma unroll
         for (int x = 0; x < 8; x++)
             z[3][x / 4][x % 4] += far[x / 4][x % 4];
         __syncthreads();
     }
-    if (threadIdx.x < C) sm.x.s.beta[threadIdx.x] = beta;
+    if (threadIdx.x < C) sm.x.s.beta[threadIdx.x] = beta_of(d, beta, p);
     load_v<V>(sm.x.s.v, d, t, p);
+    if (o.dos) fetch_do<V>(sm.x.dos, d, dout, p);
     __syncthreads();
     emit(sm, d, o, p, I, m, lane, z);
     __syncthreads();
-    if (o.dos && warp >= 4) copy_do<V>(o.dos, d, dout, p);
     invert(sm.x.s, warp, lane);
     round_T(sm.x.s, o.T ? o.T + p.tile * C * C : NULL, warp, lane);
     cp_wait<0>();
+    if (o.dos) drain_fence();
     __syncthreads();
+    if (o.dos && warp == 4) send_do<V>(o, sm.x.dos, p, lane);
     for (int group = 0; group < (m ? V : K) / 64; group++) {
         float acc[8][4] = {};
         if (m) {
@@ -365,7 +370,7 @@ ChunkOut chunk_out(const Call &c) {
 namespace {
 template <int K, int V> struct Chunks {
     static dp_status run(const Call &c) {
-        auto kernel = c.p->d.R > 1 ? k_chunks<K, V, true> : k_chunks<K, V, false>;
+        auto kernel = is_plain(c.p->d) ? k_chunks<K, V, true> : k_chunks<K, V, false>;
         int bytes = (int)sizeof(ChunkSmem<K, V>);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         kernel<<<tile_count(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, c.g ? c.g->dout : NULL,

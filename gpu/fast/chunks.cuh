@@ -180,23 +180,36 @@ __device__ __forceinline__ void times_TB(float acc[8][4], const bf16 *TB, const 
     }
 }
 
-/* do of a tile by columns, zeros in the rows of a token's other keys and behind the end; by warps 4
- * .. 7, whose hands are free while the others invert. */
+/* do of a tile by columns to shared memory, zeros in the rows of a token's other keys and behind
+ * the end. Four pieces of 8 rows a warp: 64 bytes of a row in memory, two slices here. */
 template <int V>
-__device__ __forceinline__ void copy_do(bf16 *dos, const Dims &d, const void *dout,
-                                        const Place &p) {
+__device__ __forceinline__ void fetch_do(bf16 *to, const Dims &d, const void *dout,
+                                         const Place &p) {
     int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, 0) * V;
-#pragma unroll 4
-    for (int x = threadIdx.x - 128; x < C * V / 8; x += 128) {
-        int r = x / (V / 8), piece = x % (V / 8);
+#pragma unroll
+    for (int x = threadIdx.x; x < C * V / 8; x += CHUNK_THREADS) {
+        int r = x / 4 % C, piece = x / (4 * C) * 4 + x % 4;
         bool here = r < p.rows && ((r >> p.lr << p.lr) == r || FAULT(DO_KEYS));
+        int64_t at = first + row_in(d.HV, here ? r >> p.lr : 0, 0) * V + piece * 8;
+        bf16 *dst = to + piece_at(C, piece / 2, r, piece % 2);
+        if (d.d_bf16) {
+            cp16(dst, (const bf16 *)dout + at, here);
+            continue;
+        }
         uint32_t y[4];
         float unused = 0.f;
-        int64_t at = first + row_in(d.HV, here ? r >> p.lr : 0, 0) * V + piece * 8;
-        load_pairs<4>(y, dout, at, d.d_bf16, unused);
-        load_pairs<4>(y + 2, dout, at + 4, d.d_bf16, unused);
-        *(uint4 *)(dos + p.tile * C * V + piece_at(C, piece / 2, r, piece % 2)) =
-            here ? make_uint4(y[0], y[1], y[2], y[3]) : make_uint4(0, 0, 0, 0);
+        load_pairs<4>(y, dout, at, false, unused);
+        load_pairs<4>(y + 2, dout, at + 4, false, unused);
+        *(uint4 *)dst = here ? make_uint4(y[0], y[1], y[2], y[3]) : make_uint4(0, 0, 0, 0);
     }
+    cp_commit();
+}
+/* On to memory by one warp, behind cp_wait, drain_fence and a barrier of all; drain_wait before its
+ * place is written again. */
+template <int V>
+__device__ __forceinline__ void send_do(const ChunkOut &o, const bf16 *from, const Place &p,
+                                        int lane) {
+    drain(o.dos + p.tile * C * V, from, C * V * 2, lane);
+    drain_commit(lane);
 }
 #endif

@@ -4,8 +4,8 @@
  *
  * One block of 8 warps a tile, 3 blocks a multiprocessor. Phases, and what shared memory holds:
  *
- *   rows      warp: 8 rows of k and q; norms; kg and qg go out      gam; then k, q
- *   products  warp (I, m): rows 16 I .. of k k' or q k'
+ *   rows      warp: 8 rows of k and q; norms; kg and qg go out      gam, k, q; do on its way
+ *   products  warp (I, m): rows 16 I .. of k k' or q k'             k, q; do on its way out
  *   emit      A, L, Aqk                                             k, A; v on its way
  *   invert    4 warps                                               k, T, v
  *   w, u      warp (I, m)                                           k, T B, T B decay, v, rows on
@@ -18,7 +18,9 @@ namespace {
 template <int K, int V> struct OneSmem {
     bf16 k[C * K]; /* ROWS, as given */
     union {
-        bf16 q[C * K];
+        struct {
+            bf16 q[C * K], dos[C * V]; /* dos: SLICES, on its way out */
+        } first;
         struct {
             Solve<K, V> s;
             bf16 TG[C * C]; /* T B with 1/norm and decay of the rows of k in its columns */
@@ -28,10 +30,11 @@ template <int K, int V> struct OneSmem {
     float rk[C], rq[C], own[C];
 };
 
-/* Four rows of k and q that were fetched to shared memory, norms; kg and qg go out. */
-template <int K, int V>
+/* Four rows of k and q to shared memory unless they lie there, norms; kg and qg go out. gam: the
+ * gate's sums to rows 2 lane, 2 lane + 1. */
+template <int K, int V, bool COPIED>
 __device__ __forceinline__ void write_rows(OneSmem<K, V> &sm, const ChunkOut &o, const Place &p,
-                                           const KeyRows<K, 4> &x, int row0, int lane) {
+                                           const KeyRows<K, 4> &x, float2 gam, int row0, int lane) {
     const int E = K / 32;
     int ch = lane * E, mine = row0 + lane / 8;
     if (lane % 8 == 0) {
@@ -39,14 +42,16 @@ __device__ __forceinline__ void write_rows(OneSmem<K, V> &sm, const ChunkOut &o,
         sm.rq[mine] = x.rq;
         sm.own[mine] = x.own;
     }
-    float to_end = x.rk * ex2(sm.gam[C - 1] - sm.gam[mine]), from_start = x.rq * ex2(sm.gam[mine]);
+    float even = __shfl_sync(~0u, gam.x, mine / 2), odd = __shfl_sync(~0u, gam.y, mine / 2);
+    float all = __shfl_sync(~0u, gam.y, 31), own = mine % 2 ? odd : even;
+    float to_end = x.rk * ex2(all - own), from_start = x.rq * ex2(own);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float fk = __shfl_sync(~0u, to_end, i * 8), fq = __shfl_sync(~0u, from_start, i * 8);
         int at = rows_at(row0 + i, ch / 8) + ch % 8;
         uint32_t kg[E / 2], qg[E / 2];
-        store_pairs<E>(sm.k + at, x.k[i]);
-        store_pairs<E>(sm.x.q + at, x.q[i]);
+        if (!COPIED) store_pairs<E>(sm.k + at, x.k[i]);
+        if (!COPIED) store_pairs<E>(sm.x.first.q + at, x.q[i]);
 #pragma unroll
         for (int e = 0; e < E / 2; e++) {
             float2 a = unpack2(x.k[i][e]), b = unpack2(x.q[i][e]);
@@ -58,20 +63,44 @@ __device__ __forceinline__ void write_rows(OneSmem<K, V> &sm, const ChunkOut &o,
     }
 }
 
-/* A warp's 8 rows, four at a time, and the gate by warp 0 while the first of them come. */
+/* A warp's 8 rows of k and q to shared memory, zeros behind the end. */
 template <int K, int V>
+__device__ __forceinline__ void copy_rows(OneSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
+                                          const Place &p, int row0, int lane) {
+    const int PIECES = K / 8;
+    int64_t first = row_at(p.c.t0, d.H, p.h, 0, 0) * K;
+#pragma unroll
+    for (int i = 0; i < PIECES / 4; i++) {
+        int x = lane + 32 * i, r = row0 + x / PIECES, piece = x % PIECES, to = rows_at(r, piece);
+        int64_t at = first + row_in(d.H, r < p.rows ? r : 0, 0) * K + piece * 8;
+        cp16(sm.k + to, (const bf16 *)t.k + at, r < p.rows);
+        cp16(sm.x.first.q + to, (const bf16 *)t.q + at, r < p.rows);
+    }
+    cp_commit();
+}
+
+/* A warp's 8 rows, four at a time. Every warp sums the gate: nobody waits for another. COPIED: they
+ * lie in shared memory, behind all groups of copies but the last. */
+template <int K, int V, bool COPIED>
 __device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
-                                          const ChunkOut &o, const Place &p, int warp, int lane) {
+                                          const ChunkOut &o, const Place &p, const HeadGate &gate,
+                                          int warp, int lane) {
+    float2 gam;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int row0 = warp * 8 + half * 4;
         KeyRows<K, 4> x;
-        x.fetch(d, t, p, row0, lane * (K / 32));
-        if (half == 0 && warp == 0) sum_gate(sm.gam, d, t, p, lane);
+        if (!COPIED) x.fetch(d, t, p, row0, lane * (K / 32));
+        if (half == 0) gam = gate.sums(d, p, lane);
+        if (COPIED && half == 0) {
+            cp_wait<1>();
+            __syncwarp();
+        }
+        if (COPIED) x.take(sm.k, sm.x.first.q, row0, lane * (K / 32));
         x.finish(d, p, row0, lane);
-        if (half == 0) __syncthreads();
-        write_rows(sm, o, p, x, row0, lane);
+        write_rows<K, V, COPIED>(sm, o, p, x, gam, row0, lane);
     }
+    if (warp == 0) *(float2 *)(sm.gam + lane * 2) = gam;
 }
 
 /* Rows 16 I .. of k k' or q k' without decay. */
@@ -134,31 +163,42 @@ __device__ __forceinline__ void round_TG(OneSmem<K, V> &sm, int warp, int lane) 
     }
 }
 
-template <int K, int V>
+template <int K, int V, bool PLAIN>
 __global__ void __launch_bounds__(CHUNK_THREADS, 3)
-    k_chunks_one(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
+    k_chunks_one(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
                  const void *dout, const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
     OneSmem<K, V> &sm = *(OneSmem<K, V> *)raw;
     Solve<K, V> &after = sm.x.after.s;
+    const Dims d = known<PLAIN>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
-    Place p = place_of(d, blockIdx.x, true);
-    float beta = 0.f;
-    if ((int)threadIdx.x < p.rows)
-        beta = beta_value(d, ldx(t.beta, row_at(p.c.t0, d.HV, p.hv, threadIdx.x, p.lr), d.g_bf16));
-    make_rows(sm, d, t, o, p, warp, lane);
+    Place p = place_of(d, blockIdx.x);
+    RawWord beta = load_beta(d, t, p);
+    HeadGate gate;
+    gate.load(d, t, p, lane);
+    if (PLAIN) copy_rows(sm, d, t, p, warp * 8, lane);
+    if (o.dos)
+        fetch_do<V>(sm.x.first.dos, d, dout, p);
+    else
+        cp_commit();
+    make_rows<K, V, PLAIN>(sm, d, t, o, p, gate, warp, lane);
+    if (o.dos) {
+        cp_wait<0>();
+        drain_fence();
+    }
+    __syncthreads();
+    if (o.dos && warp == 4) send_do<V>(o, sm.x.first.dos, p, lane);
     if (threadIdx.x < K) o.eC[p.tile * K + threadIdx.x] = ex2(sm.gam[C - 1]);
     if (o.gcum && threadIdx.x < C) o.gcum[p.tile * C + threadIdx.x] = sm.gam[threadIdx.x];
-    __syncthreads();
     float z[4][2][4] = {};
-    products<K>(m ? sm.x.q : sm.k, sm.k, I, lane, z);
+    products<K>(m ? sm.x.first.q : sm.k, sm.k, I, lane, z);
+    drain_wait(lane);
     __syncthreads();
-    if (threadIdx.x < C) after.beta[threadIdx.x] = beta;
+    if (threadIdx.x < C) after.beta[threadIdx.x] = beta_of(d, beta, p);
     load_v<V>(after.v, d, t, p);
     __syncthreads();
     emit(sm, d, o, p, I, m, lane, z);
     __syncthreads();
-    if (o.dos && warp >= 4) copy_do<V>(o.dos, d, dout, p);
     invert(after, warp, lane);
     round_T(after, o.T ? o.T + p.tile * C * C : NULL, warp, lane);
     round_TG(sm, warp, lane);
@@ -181,7 +221,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
 
 template <int K, int V> struct ChunksOne {
     static dp_status run(const Call &c) {
-        auto kernel = k_chunks_one<K, V>;
+        auto kernel = is_plain(c.p->d) ? k_chunks_one<K, V, true> : k_chunks_one<K, V, false>;
         int bytes = (int)sizeof(OneSmem<K, V>);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         kernel<<<tile_count(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, c.g ? c.g->dout : NULL,

@@ -27,6 +27,26 @@ dp_status fast_norm(const Call &c);
 /* pre.cu */
 dp_status fast_pre(const Call &c);
 
+/* PLAIN: kernels that know that a token has one key and that what is given is bf16, in the backward
+ * also what is returned; others read both from the plan. */
+static inline bool is_plain(const Dims &d) { return d.R == 1 && d.in_bf16 && d.g_bf16; }
+static inline bool is_plain_bwd(const Dims &d) { return is_plain(d) && d.d_bf16 && d.dg_bf16; }
+#ifdef __CUDACC__
+template <bool PLAIN> __device__ __forceinline__ Dims known(const Dims &d) {
+    Dims x = d;
+    if (!PLAIN) return x;
+    x.R = 1;
+    x.lr = 0;
+    x.in_bf16 = x.g_bf16 = 1;
+    return x;
+}
+template <bool PLAIN> __device__ __forceinline__ Dims known_bwd(const Dims &d) {
+    Dims x = known<PLAIN>(d);
+    if (PLAIN) x.d_bf16 = x.dg_bf16 = 1;
+    return x;
+}
+#endif
+
 /* S<K, V>::run(c, ...) of a plan on the fast path. */
 template <template <int, int> class S, class... A>
 /* The instance for the plan's K and V; DP_EINPUT: there is none. */

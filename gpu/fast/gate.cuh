@@ -30,15 +30,19 @@ __device__ __forceinline__ float log1p_over(float e) {
     return fmaf(p, e, 9.999999705e-01f);
 }
 
-/* gate_value of plan/values.cuh with ex2, in natural log; a = exp(A_log). */
+/* gate_value of plan/values.cuh with ex2 and gate_floor, in log2 units. a, lower: exp(A_log), the
+ * lower bound, times log2(e). */
 template <int GATE>
-__device__ __forceinline__ float gate_fast(float graw, float a, float bias, float lower_bound) {
-    if (GATE == DP_GATE_LOG) return graw;
-    float x = graw + bias;
-    if (GATE == DP_GATE_SOFTPLUS) {
+__device__ __forceinline__ float gate_fast(float graw, float a, float bias, float lower) {
+    float g, x = graw + bias;
+    if (GATE == DP_GATE_LOG) {
+        g = graw * LOG2E;
+    } else if (GATE == DP_GATE_SOFTPLUS) {
         float e = ex2(-fabsf(x) * LOG2E);
-        return -a * fmaf(e, log1p_over(e), fmaxf(x, 0.f));
+        g = -a * fmaf(e, log1p_over(e), fmaxf(x, 0.f));
+    } else {
+        g = lower * rcp(1.f + ex2(-a * x));
     }
-    return __fdividef(lower_bound, 1.f + ex2(-a * x * LOG2E));
+    return g < GATE_FLOOR * LOG2E ? GATE_FLOOR * LOG2E : g;
 }
 #endif

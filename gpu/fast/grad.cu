@@ -2,7 +2,8 @@
  * X, do and their gradients to dq dk dv dg dbeta.
  *
  * One block a multiprocessor, 4 K threads, tile after tile; what the next tile loads by the copy
- * engine comes while this one's pairs are summed. A warp (I, cq) has rows 16 I .. and channels
+ * engine comes while this one's pairs are summed, its rows of q, k and gates, which go to
+ * registers, while this one's gradients leave (Ahead). A warp (I, cq) has rows 16 I .. and channels
  * 32 cq .. (of v: its part of the columns). Phases, and what shared memory holds:
  *
  *   rows     decayed rows of q and k, gates to fragments
@@ -74,6 +75,7 @@ template <int K, int V, bool TIGHT> struct GradSmem {
         float dot[2][K / 32][C]; /* ends */
     } of_row;
     int wide[4][K / 32];
+    Place place[2]; /* of this tile and the next */
     uint64_t came[3];
 };
 
@@ -130,20 +132,35 @@ template <int K> struct Parked {
     }
 };
 
+/* A warp's rows of a tile as they stand in memory; asked for while the tile before ends. */
+template <int K> struct Ahead {
+    static const int E = K / 32, N = 512 / K;
+    KeyRows<K, N> x;
+    GateRows<K, N> g;
+    RawWord beta;
+    __device__ __forceinline__ void fetch(const Dims &d, const dpg_tensors &t, const Place &p,
+                                          const Lane &l) {
+        x.fetch(d, t, p, l.warp * N, l.lane * E);
+        g.fetch(d, t, p, l.warp * N, l.lane * E);
+        beta = load_beta(d, t, p);
+    }
+};
+
 /* The decayed rows, or (TIGHT, first) kgam alone; gates to fragments. Begins and ends with all
  * warps together. */
 template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims &d,
                                           const dpg_tensors &t, const GradArgs &a, const Place &p,
-                                          const Lane &l, bool first, Gates gam) {
+                                          Ahead<K> &ahead, bool first, Gates gam) {
     const int E = K / 32, N = 512 / K;
+    Lane l;
     int row0 = l.warp * N, ch = l.lane * E, I = row0 / 16;
     Decayed<K> &out = sm.big.rows();
     float *gates = (float *)&out; /* [C][K + 8] on their way to fragments */
-    GateRows<K, N> g;
-    KeyRows<K, N> x;
-    x.fetch(d, t, p, row0, ch);
-    g.load(d, t, p, row0, ch);
+    GateRows<K, N> &g = ahead.g;
+    KeyRows<K, N> &x = ahead.x;
+    if (threadIdx.x < C) sm.beta[threadIdx.x] = beta_of(d, ahead.beta, p);
+    g.finish(d, p, row0);
     x.finish(d, p, row0, l.lane);
     g.publish(sm.x.anchors, row0, ch);
     if (l.lane % (32 / N) == 0) {
@@ -361,6 +378,9 @@ __device__ __forceinline__ void load_given(Given &c, const Dims &d, const dpg_te
         read_given<K, 1>(c, d, t, p, l);
     else
         read_given<K, 0>(c, d, t, p, l);
+}
+/* Rows behind the end read the last one. */
+__device__ __forceinline__ void end_given(Given &c, const Place &p, const Lane &l) {
 #pragma unroll
     for (int x = 0; x < 8; x++)
         if (l.row(x % 2) >= p.rows) c.k[x / 2][x % 2] = c.q[x / 2][x % 2] = 0;
@@ -563,20 +583,29 @@ struct GateRow {
     }
 };
 
-/* A lane's raw gates, asked for before the sums that they wait for anyway. */
-typedef float RawGates[4][2][2];
+/* A lane's raw gates and their parameters, asked for before the sums that they wait for anyway. */
+struct RawGates {
+    RawPair g[4][2];
+    float2 bias[4];
+    float A_log;
+};
 template <int K>
-__device__ __forceinline__ void load_raw(RawGates raw, const Dims &d, const dpg_tensors &t,
+__device__ __forceinline__ void load_raw(RawGates &raw, const Dims &d, const dpg_tensors &t,
                                          const Place &p, const Lane &l) {
     GateRow row = {d, p, K};
-    int64_t first = row.at(0) + 32 * l.cq + 2 * l.tc;
+    int ch = 32 * l.cq + 2 * l.tc;
+    int64_t first = row.at(0) + ch;
+    raw.A_log = t.A_log ? t.A_log[p.hv] : 0.f;
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+        raw.bias[n] = t.dt_bias ? *(const float2 *)(t.dt_bias + p.hv * K + ch + 8 * n)
+                                : make_float2(0.f, 0.f);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int s = row.here(l.row(r)) ? l.row(r) : 0;
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            load_values<2>(raw[n][r], t.g, first + row_in(d.HV, s >> p.lr, 0) * K + 8 * n,
-                           d.g_bf16);
+            raw.g[n][r].load(t.g, first + row_in(d.HV, s >> p.lr, 0) * K + 8 * n, d.g_bf16);
     }
 }
 
@@ -584,28 +613,28 @@ __device__ __forceinline__ void load_raw(RawGates raw, const Dims &d, const dpg_
 template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void through_gate(GradSmem<K, V, TIGHT> &sm, const Dims &d,
                                              const dpg_tensors &t, const Place &p, Carried &c,
-                                             const RawGates raw, const Lane &l) {
-    float a = t.A_log ? expf(t.A_log[p.hv]) : 1.f;
+                                             const RawGates &raw, const Lane &l) {
+    float a = expf(raw.A_log);
     GateRow row = {d, p, K};
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         int ch = 32 * l.cq + 8 * n + 2 * l.tc;
-        float sa[2] = {0.f, 0.f}, sb[2] = {0.f, 0.f}, from[2], bias[2];
+        float sa[2] = {0.f, 0.f}, sb[2] = {0.f, 0.f}, from[2];
 #pragma unroll
         for (int e = 0; e < 2; e++) { /* rowsum(dS_c o S_c) and the later blocks */
             from[e] = sm.z[ch + e] + ((sm.written[0][ch + e] + sm.written[1][ch + e]) +
                                       (sm.written[2][ch + e] + sm.written[3][ch + e]));
             for (int M = 3; M > l.I; M--)
                 from[e] += sm.total[M][ch + e];
-            bias[e] = t.dt_bias ? t.dt_bias[p.hv * K + ch + e] : 0.f;
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             bool mine = row.here(l.row(r));
+            float2 x = raw.g[n][r].get(d.g_bf16);
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                GateGrad y =
-                    gate_grad_fast(d, c.dg[n][2 * r + e] + from[e], raw[n][r][e], a, bias[e]);
+                GateGrad y = gate_grad_fast(d, c.dg[n][2 * r + e] + from[e], e ? x.y : x.x, a,
+                                            e ? raw.bias[n].y : raw.bias[n].x);
                 c.dg[n][2 * r + e] = y.raw;
                 sa[e] += mine ? y.dA_log : 0.f;
                 sb[e] += mine ? y.ddt_bias : 0.f;
@@ -623,19 +652,24 @@ __device__ __forceinline__ void through_gate(GradSmem<K, V, TIGHT> &sm, const Di
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
+template <int K, int V, bool PLAIN, bool TIGHT> struct Grad {
     GradSmem<K, V, TIGHT> &sm;
-    const Dims &d;
+    const Dims &d, &plan;
     const dpg_tensors &t;
     const dpg_grads &g;
     const GradArgs &a;
-    Lane l;
+    static const int NT = V / (K / 32) / 8;
 
-    __device__ __forceinline__ void solve(const Place &p, int phase) {
-        const int NT = V / (K / 32) / 8;
+    /* Of this tile, or (phase ^ 1) the next. */
+    __device__ __forceinline__ Place place(int phase) const {
+        Place p = sm.place[phase];
+        if (PLAIN) p.lr = 0;
+        return p;
+    }
+    __device__ __forceinline__ void solve(const Values<V, NT> &v, int phase) {
+        Lane l;
+        Place p = place(phase);
         float dZ[NT][4] = {}, E[NT][4] = {};
-        Values<V, NT> v;
-        v.load(d, t, p, l);
         bar_wait(&sm.came[0], phase);
         bar_wait(&sm.came[1], phase);
         solve_back<K, NT>(dZ, E, Solved{sm.T, sm.dE, sm.x.kgam, sm.big.states().h, sm.L, sm.X}, l.I,
@@ -647,7 +681,7 @@ template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
     }
     /* dP over T, dL over L. */
     __device__ __forceinline__ void store_pairs_block(bf16 *to, const Block &x, int lr,
-                                                      const float acc[2][4]) {
+                                                      const float acc[2][4], const Lane &l) {
 #pragma unroll
         for (int y = 0; y < 4; y++) {
             int n = y / 2, r = y % 2, s = 16 * x.I + l.gr + 8 * r, i = 16 * x.J + 8 * n + 2 * l.tc;
@@ -656,7 +690,9 @@ template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
                 pack2(i < end ? acc[n][2 * r] : 0.f, i + 1 < end ? acc[n][2 * r + 1] : 0.f);
         }
     }
-    __device__ __forceinline__ void states(const Place &p, Carried &c, int phase) {
+    __device__ __forceinline__ void states(Carried &c, int phase) {
+        Lane l;
+        Place p = place(phase);
         float dr[4][4] = {}, dw[4][4] = {};
         States<K, V> &s = sm.big.states();
 #pragma unroll
@@ -670,13 +706,15 @@ template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
             Block x(i);
             pair_block<V>(acc, sm.dos, sm.dE, sm.X, x, d.scale, l.lane);
             own_pairs(sm.own, p.lr, x, acc, l);
-            store_pairs_block(x.is_L ? sm.L : sm.T, x, p.lr, acc);
+            store_pairs_block(x.is_L ? sm.L : sm.T, x, p.lr, acc, l);
         }
         state_products<K, V>(c.dq, dr, dw, sm.dos, sm.dE, sm.X, s.h, s.dh, l);
-        state_sums<K, V>(sm.z, s.h, s.dh, a.eC + p.tile * K);
+        state_sums<K, V>(sm.z, s.h, s.dh, sm.anchor[4], l.warp * 32 + l.lane);
+        end_given(x, p, l);
         states_part(sm, c, x, dr, dw, d.scale, l);
     }
     __device__ __forceinline__ void pairs(Carried &c) {
+        Lane l;
         Parked<K> parked = {sm.x.parked};
         parked.put(c.gam);
         {
@@ -690,16 +728,19 @@ template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
         parked.get(c.gam);
         add_write(sm, c, sw, sx, l);
     }
-    __device__ __forceinline__ void own_and_far(const Place &p, Carried &c, const Given &x) {
+    __device__ __forceinline__ void own_and_far(const Place &p, Carried &c, const Given &x,
+                                                const Lane &l) {
         add_own(sm, c, x, l);
         if (!is_wide<K / 8>(sm.wide[0])) return;
         for (int b = 0; b < 4; b++) {
             if (!is_wide<K / 32>(sm.wide[b])) continue;
-            far_terms(sm, d, t, p, b);
+            far_terms(sm, plan, t, p, b);
             if (b == l.I) add_far(sm, c, x, l);
         }
     }
-    __device__ __forceinline__ void ends(const Place &p, Carried &c, const Given &x) {
+    __device__ __forceinline__ void ends(const Place &p, Carried &c, const Given &x,
+                                         Ahead<K> &ahead, int phase) {
+        Lane l;
         GateRow row = {d, p, K};
         Decayed<K> &out = sm.big.rows();
         RawGates raw;
@@ -717,7 +758,9 @@ template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
         else
             store_words(c.dg, l,
                         [&](int r) { return row.here(r) ? (float *)g.dg + row.at(r) : NULL; });
-        store_q_and_k<K>(d, g, a, p, c.dq, c.dk, out.ka, out.qa, l);
+        store_q_and_k<K>(d, g, a, p, c.dq, c.dk, out.ka, out.qa, l, [&] {
+            if (!TIGHT) ahead.fetch(d, t, place(phase ^ 1), Lane());
+        });
         if (d.dg_bf16)
             send_tile<K>(out.kb,
                          [&](int r) { return row.here(r) ? (bf16 *)g.dg + row.at(r) : NULL; });
@@ -727,68 +770,81 @@ template <int K, int V, bool KEYS, bool TIGHT> struct Grad {
         float sum = (s[0][ch] + s[1][ch]) + (s[2][ch] + s[3][ch]);
         a.part[(p.tile * 2 + b) * K + ch] = d.gate == DP_GATE_LOG ? 0.f : sum;
     }
-    __device__ __forceinline__ void tile(unsigned i, int64_t next, int phase) {
-        Place p = place_of(d, i, KEYS);
+    /* next: -1 behind the last. */
+    __device__ __forceinline__ void tile(unsigned i, int64_t next, int phase, Ahead<K> &ahead) {
         Carried c;
-        Loader<K, V, TIGHT> load = {sm, a, l.lane};
-        if (threadIdx.x < C)
-            sm.beta[threadIdx.x] =
-                (int)threadIdx.x < p.rows
-                    ? beta_value(
-                          d, ldx(t.beta, row_at(p.c.t0, d.HV, p.hv, threadIdx.x, p.lr), d.g_bf16))
-                    : 0.f;
-        make_rows(sm, d, t, a, p, l, true, c.gam);
-        if (TIGHT) {
-            drain_fence(); /* gates on their way to fragments lay where the states come */
+        {
+            Place p = place(phase);
+            Values<V, NT> v;
+            Lane l;
+            Loader<K, V, TIGHT> load = {sm, a, l.lane};
+            if (TIGHT) ahead.fetch(d, t, p, l);
+            v.load(d, t, p, l);
+            make_rows(sm, d, t, a, p, ahead, true, c.gam);
+            if (TIGHT) {
+                drain_fence(); /* gates on their way to fragments lay where the states come */
+                __syncthreads();
+                if (l.warp == 0) load.early(i);
+                if (l.warp == 0) load.late(i);
+            }
             __syncthreads();
-            if (l.warp == 0) load.early(i);
-            if (l.warp == 0) load.late(i);
+            solve(v, phase);
         }
-        __syncthreads();
-        solve(p, phase);
-        states(p, c, phase);
+        if (threadIdx.x == 0) sm.place[phase ^ 1] = place_of(d, next < 0 ? i : next);
+        states(c, phase);
         drain_fence(); /* dP and dL lie where T and L come */
         __syncthreads();
-        if (TIGHT)
-            make_rows(sm, d, t, a, p, l, false, c.gam);
-        else if (next >= 0 && l.warp == 0)
+        Lane l;
+        Loader<K, V, TIGHT> load = {sm, a, l.lane};
+        if (TIGHT) {
+            Place p = place(phase);
+            ahead.fetch(d, t, p, l);
+            make_rows(sm, d, t, a, p, ahead, false, c.gam);
+            __syncthreads();
+        } else if (next >= 0 && l.warp == 0)
             load.early(next);
-        if (TIGHT) __syncthreads();
         pairs(c);
+        Place p = place(phase);
         Given x;
         load_given<K>(x, d, t, p, l);
-        own_and_far(p, c, x);
-        ends(p, c, x);
+        end_given(x, p, l);
+        own_and_far(p, c, x, l);
+        ends(p, c, x, ahead, phase);
         drain_fence();
         __syncthreads();
         if (!TIGHT && next >= 0 && l.warp == 0) load.late(next);
     }
 };
 
-template <int K, int V, bool KEYS, bool TIGHT>
+template <int K, int V, bool PLAIN, bool TIGHT>
 __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
-    k_grad(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
+    k_grad(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
            const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
            unsigned tiles) {
     if (TIGHT && ROOMY_BLOCKS) return; /* never launched there: no code */
     extern __shared__ __align__(128) char raw[];
     GradSmem<K, V, TIGHT> &sm = *(GradSmem<K, V, TIGHT> *)raw;
-    Grad<K, V, KEYS, TIGHT> grad = {sm, d, t, g, a, Lane()};
+    const Dims d = known_bwd<PLAIN>(plan);
+    Grad<K, V, PLAIN, TIGHT> grad = {sm, d, plan, t, g, a};
     if (threadIdx.x == 0) {
+        sm.place[0] = place_of(d, blockIdx.x);
         for (int i = 0; i < 3; i++)
             bar_init(&sm.came[i], FULL_COUNT);
         bar_init_end();
     }
     __syncthreads();
-    Loader<K, V, TIGHT> load = {sm, a, grad.l.lane};
-    if (!TIGHT && grad.l.warp == 0) {
+    Lane l;
+    Loader<K, V, TIGHT> load = {sm, a, l.lane};
+    if (!TIGHT && l.warp == 0) {
         load.early(blockIdx.x);
         load.late(blockIdx.x);
     }
+    Ahead<K> ahead;
+    if (!TIGHT) ahead.fetch(d, t, grad.place(0), l);
     int phase = 0;
     for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x, phase ^= 1) {
         unsigned next = i + gridDim.x;
-        grad.tile(i, next < tiles ? (int64_t)next : -1, phase);
+        grad.tile(i, next < tiles ? (int64_t)next : -1, phase, ahead);
     }
 }
 
@@ -796,7 +852,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
 
 template <int K, int V> struct Gradients {
     template <bool TIGHT> static dp_status launch(const Call &c, GradArgs a) {
-        auto kernel = c.p->d.R > 1 ? k_grad<K, V, true, TIGHT> : k_grad<K, V, false, TIGHT>;
+        auto kernel = is_plain_bwd(c.p->d) ? k_grad<K, V, true, TIGHT> : k_grad<K, V, false, TIGHT>;
         int bytes = (int)sizeof(GradSmem<K, V, TIGHT>);
         unsigned tiles = tile_count(c.p), sms = (unsigned)c.p->device.sms;
         unsigned blocks = std::min(tiles, sms);
@@ -824,7 +880,6 @@ GradArgs grad_args(const Call &c) {
     a.dv_new = b(B_DV_NEW);
     a.h = b(B_H);
     a.dh = b(B_DH);
-    a.eC = at<float>(c, B_EC);
     a.dq = at<float>(c, B_DQ);
     a.dk = at<float>(c, B_DKR);
     a.whole = grads_are_whole(c.p);

@@ -10,7 +10,6 @@
 
 struct GradArgs {
     const bf16 *T, *L, *Aqk, *X, *dos, *dv_new, *h, *dh;
-    const float *eC;
     float *dq, *dk; /* by value head, fp32, where the groups' sums or a token's keys follow; */
     int whole;      /* else 1: dq and dk of the caller are written here, through the L2 norm */
     float *norm;    /* 1/norms of the rows of k, then of q, for what follows; or NULL */
@@ -23,12 +22,13 @@ GradArgs grad_args(const Call &c);
  */
 static inline int grads_are_whole(const dpg_plan *p) { return p->d.G == 1 && p->d.R == 1; }
 
-/* Where a lane stands in its warp's tiles. */
+/* Where a lane stands in its warp's tiles; made again by every phase, in no register between. */
 struct Lane {
     int warp, lane, I, cq, gr, tc;
     __device__ __forceinline__ Lane() {
-        warp = threadIdx.x / 32;
-        lane = threadIdx.x % 32;
+        unsigned thread = thread_again();
+        warp = thread / 32;
+        lane = thread % 32;
         I = warp % 4;
         cq = warp / 4;
         gr = lane / 4;
@@ -63,7 +63,7 @@ __device__ __forceinline__ GateGrad gate_grad_fast(const Dims &d, float dg, floa
     GateGrad y = {dg, 0.f, 0.f};
     if (d.gate == DP_GATE_LOG) return y;
     float x = graw + bias, z = d.gate == DP_GATE_SOFTPLUS ? x : a * x;
-    float e = ex2(-fabsf(z) * LOG2E), over = __fdividef(1.f, 1.f + e);
+    float e = ex2(-fabsf(z) * LOG2E), over = rcp(1.f + e);
     if (d.gate == DP_GATE_SOFTPLUS) {
         y.raw = -dg * a * (x < 0 ? e * over : over);
         y.dA_log = -dg * a * fmaf(e, log1p_over(e), fmaxf(x, 0.f));
@@ -128,7 +128,7 @@ __device__ __forceinline__ bool row_here(const Dims &d, const Place &p, int s) {
 /* A lane's rows of v, NT n-tiles of columns from its warp's first on; asked for before the products
  * that it waits for anyway. */
 template <int V, int NT> struct Values {
-    float x[2][NT][2];
+    RawPair x[2][NT];
     __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
                                          const Lane &l) {
         int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, p.lr) * V + l.cq * NT * 8 + 2 * l.tc;
@@ -137,7 +137,7 @@ template <int V, int NT> struct Values {
             int s = row_here(d, p, l.row(r)) ? l.row(r) : 0;
 #pragma unroll
             for (int n = 0; n < NT; n++)
-                load_values<2>(x[r][n], t.v, first + row_in(d.HV, s, p.lr) * V + n * 8, d.in_bf16);
+                x[r][n].load(t.v, first + row_in(d.HV, s, p.lr) * V + n * 8, d.in_bf16);
         }
     }
 };
@@ -155,8 +155,9 @@ finish_dE(const Dims &d, const Values<V, NT> &v, const dpg_grads &g, const Place
         float sum = 0.f, b = beta[s];
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-            sum = fmaf(dZ[n][2 * r], v.x[r][n][0] - E[n][2 * r], sum);
-            sum = fmaf(dZ[n][2 * r + 1], v.x[r][n][1] - E[n][2 * r + 1], sum);
+            float2 x = v.x[r][n].get(d.in_bf16);
+            sum = fmaf(dZ[n][2 * r], x.x - E[n][2 * r], sum);
+            sum = fmaf(dZ[n][2 * r + 1], x.y - E[n][2 * r + 1], sum);
             dZ[n][2 * r] *= b;
             dZ[n][2 * r + 1] *= b;
         }
@@ -174,6 +175,21 @@ finish_dE(const Dims &d, const Values<V, NT> &v, const dpg_grads &g, const Place
                     dZ[2 * n + 1]);
 }
 
+/* N pieces of a thread, which(i), from shared memory to where to(x) points, if anywhere; all are
+ * read before the first is written, so that none waits for another's store. */
+template <int N, class W, class F, class T>
+__device__ __forceinline__ void send_pieces(W which, F from, T to) {
+    uint4 y[N];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        y[i] = *(const uint4 *)from(which(i));
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        bf16 *at = to(which(i));
+        if (at) *(uint4 *)at = y[i];
+    }
+}
+
 /* dbeta from its terms, dv in token order from dE. */
 template <int K, int V>
 __device__ __forceinline__ void store_dv(const Dims &d, const dpg_tensors &t, const dpg_grads &g,
@@ -186,12 +202,16 @@ __device__ __forceinline__ void store_dv(const Dims &d, const dpg_tensors &t, co
             sum += db[i * C + s];
         stx(g.dbeta, at, d.dg_bf16, sum * beta_slope(d, ldx(t.beta, at, d.g_bf16)));
     }
-    for (int x = threadIdx.x; d.d_bf16 && x < C * V / 8; x += GRAD_THREADS(K)) {
-        int r = x / (V / 8), piece = x % (V / 8);
-        if (row_here(d, p, r))
-            *(uint4 *)((bf16 *)g.dv + row_at(p.c.t0, d.HV, p.hv, r, p.lr) * V + piece * 8) =
-                *(const uint4 *)(dE + piece_at(C, piece / 2, r, piece % 2));
-    }
+    if (!d.d_bf16) return;
+    send_pieces<C * V / 8 / GRAD_THREADS(K)>(
+        [&](int i) { return threadIdx.x + i * GRAD_THREADS(K); },
+        [&](int x) { return dE + piece_at(C, x % (V / 8) / 2, x / (V / 8), x % 2); },
+        [&](int x) {
+            int r = x / (V / 8);
+            return row_here(d, p, r)
+                       ? (bf16 *)g.dv + row_at(p.c.t0, d.HV, p.hv, r, p.lr) * V + x % (V / 8) * 8
+                       : NULL;
+        });
 }
 
 /* Of the 20 blocks of dP = scale do X' (0 .. 9) and dL = -dE X' (10 .. 19) one, by a warp. */
@@ -209,16 +229,19 @@ __device__ __forceinline__ void pair_block(float acc[2][4], const bf16 *dos, con
                                            const bf16 *X, const Block &x, float scale, int lane) {
     uint32_t left = slice_down(x.is_L ? dE : dos, 16 * x.I, lane);
     uint32_t right = slice_across(X, 16 * x.J, lane), a[4], b[4];
-    float by = x.is_L ? -1.f : scale;
+    float by = x.is_L ? -1.f : scale, odd[2][4] = {}; /* two chains of half the length */
 #pragma unroll
     for (int v = 0; v < V / 16; v++) {
         ldsm4(a, left + v * C * 32);
         ldsm4(b, right + v * C * 32);
-        two(acc[0], acc[1], a, b);
+        if (v % 2)
+            two(odd[0], odd[1], a, b);
+        else
+            two(acc[0], acc[1], a, b);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        acc[i / 4][i % 4] *= by;
+        acc[i / 4][i % 4] = (acc[i / 4][i % 4] + odd[i / 4][i % 4]) * by;
 }
 
 /* Columns of row s that its pairs of dP and dL keep: those of earlier tokens. A token's own keys
@@ -243,24 +266,34 @@ __device__ __forceinline__ void own_pairs(float *own, int lr, const Block &x, co
     }
 }
 
-/* eC o rowsum(S_0 o dS_c) of a channel: 4 threads a channel. */
+/* Sum of S_0 o dS_c over piece x of their tiles: channel x % K, 8 columns. */
+template <int K, int V>
+__device__ __forceinline__ float state_piece(const bf16 *h, const bf16 *dh, int x) {
+    int ch = x % K, col = x / K, at = piece_at(K, col / 2, ch, col % 2);
+    uint4 y = *(const uint4 *)(h + at), w = *(const uint4 *)(dh + at);
+    const uint32_t *ys = (const uint32_t *)&y, *ws = (const uint32_t *)&w;
+    float sum = 0.f;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float2 a = unpack2(ys[j]), b = unpack2(ws[j]);
+        sum = fmaf(a.x, b.x, fmaf(a.y, b.y, sum));
+    }
+    return sum;
+}
+/* exp2(total) o rowsum(S_0 o dS_c) of a channel, by the upper half of the warps, which had fewer
+ * blocks of pairs: 2 threads a channel. */
 template <int K, int V>
 __device__ __forceinline__ void state_sums(float *z, const bf16 *h, const bf16 *dh,
-                                           const float *eC) {
-    int ch = threadIdx.x / 4, part = threadIdx.x % 4;
+                                           const float *total, int thread) {
+    thread -= 2 * K;
+    if (thread < 0) return;
+    int ch = thread / 2, part = thread % 2;
     float sum = 0.f;
-    for (int x = part; x < V / 8; x += 4) {
-        uint4 y = *(const uint4 *)(h + piece_at(K, x / 2, ch, x % 2));
-        uint4 w = *(const uint4 *)(dh + piece_at(K, x / 2, ch, x % 2));
-        const uint32_t *ys = (const uint32_t *)&y, *ws = (const uint32_t *)&w;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float2 a = unpack2(ys[j]), b = unpack2(ws[j]);
-            sum = fmaf(a.x, b.x, fmaf(a.y, b.y, sum));
-        }
-    }
-    sum = row_sum(sum);
-    if (part == 0) z[ch] = eC[ch] * sum;
+#pragma unroll 4
+    for (int x = part; x < V / 8; x += 2)
+        sum += state_piece<K, V>(h, dh, x * K + ch);
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    if (part == 0) z[ch] = ex2(total[ch]) * sum;
 }
 
 /* Products over V of rows 16 I .. with channels 32 cq ..: dq += do S_0', dr += dE S_0', dw += X
@@ -311,20 +344,22 @@ __device__ __forceinline__ void stage(bf16 *tile, const float x[4][4], const Lan
     store_16x16(to.at(2 * l.cq + 1), x[2], x[3]);
 }
 template <int K, class F> __device__ __forceinline__ void send_tile(const bf16 *tile, F row) {
-    for (int x = threadIdx.x; x < C * K / 8; x += GRAD_THREADS(K)) {
-        int r = x / (K / 8), piece = x % (K / 8);
-        bf16 *to = row(r);
-        if (to) *(uint4 *)(to + piece * 8) = *(const uint4 *)(tile + rows_at(r, piece));
-    }
+    send_pieces<C * K / 8 / GRAD_THREADS(K)>(
+        [&](int i) { return threadIdx.x + i * GRAD_THREADS(K); },
+        [&](int x) { return tile + rows_at(x / (K / 8), x % (K / 8)); },
+        [&](int x) {
+            bf16 *to = row(x / (K / 8));
+            return to ? to + x % (K / 8) * 8 : NULL;
+        });
 }
 
 /* dq and dk: by value head to what sums groups and keys behind the tiles, or whole to the caller.
- * One barrier. */
-template <int K>
+ * One barrier; staged(): behind the last use of dq and dk, before the barrier. */
+template <int K, class F>
 __device__ __forceinline__ void store_q_and_k(const Dims &d, const dpg_grads &g, const GradArgs &a,
                                               const Place &p, const float dq[4][4],
                                               const float dk[4][4], bf16 *stage_q, bf16 *stage_k,
-                                              const Lane &l) {
+                                              const Lane &l, F staged) {
     int64_t first = row_at(p.c.t0, d.H, p.h, 0, 0) * K;
     int rows = p.rows, heads = d.H;
     auto own_row = [=](void *x, int bytes) {
@@ -342,6 +377,7 @@ __device__ __forceinline__ void store_q_and_k(const Dims &d, const dpg_grads &g,
         stage(stage_q, dq, l);
         stage(stage_k, dk, l);
     }
+    staged();
     __syncthreads();
     if (!a.whole || !d.d_bf16) return;
     auto q = own_row(g.dq, 2), k = own_row(g.dk, 2);

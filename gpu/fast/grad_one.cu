@@ -3,13 +3,13 @@
  * and dP, dL take decay and 1/norms of the rows that they meet.
  *
  * One block a multiprocessor, 4 K threads, tile after tile; the copy engine loads for the next tile
- * while this one ends. A warp (I, cq) has rows 16 I .. and channels 32 cq .. (of v: its part of the
+ * while this one ends, whose rows are asked for then (Ahead). A warp (I, cq) has rows 16 I .. and channels 32 cq .. (of v: its part of the
  * columns). Phases, and what shared memory holds:
  *
- *   rows     gates, norms                               k q; X do dv_new h dh T L Aqk on their way
+ *   rows     gates, norms; dg of the tile before        k q; X do dv_new h dh T L Aqk on their way
  *   solve    dZ = T' dv_new, E = V - Kgam S_0 - L X     dE for dv_new
  *   states   dP = scale do X', dL = -dE X'; do S_0', dE S_0', X dS_c'      weights (of dP, dL)
- *   ends     pairs, L2 norm, dg                         X do dv_new h dh T L Aqk of the next tile;
+ *   ends     pairs, L2 norm, sums of dg                 X do dv_new h dh T L Aqk of the next tile;
  *                                                       dq, dk on their way out for weights
  *
  * A pair of tokens s > i counts c = dP_si Aqk_si / scale + dL_si L_si in dg: at +s and at -i. */
@@ -35,13 +35,13 @@ template <int K, int V> struct OneSmem {
         } out; /* ROWS */
     } x;
     bf16 k[C * K], q[C * K]; /* ROWS */
-    float z[K];
     float gam[C], rk[C], rq[C], beta[C], own[C];
     float db[K / 32][C], dot[2][K / 32][C];
-    float dg[K / 32][C], written[K / 32][C]; /* of the states: terms of dg; of those what the chunk
-                                              * writes, which all of its tokens see */
-    float of_row[2][4][C], of_col[2][4][C];  /* pairs: sums of a block (I, J) of dP, dL, by J and
-                                              * row;  by I and column */
+    float dg[K / 32][C];                    /* of the states: terms of dg */
+    float all[K / 8];                       /* by warp: what all of the chunk's tokens see of it */
+    float of_row[2][4][C], of_col[2][4][C]; /* pairs: sums of a block (I, J) of dP, dL, by J and
+                                             * row;  by I and column */
+    float sum[C];                           /* dg of a row by itself */
     uint64_t came[2];
 };
 
@@ -63,14 +63,32 @@ __device__ __forceinline__ void load(OneSmem<K, V> &sm, const GradArgs &a, int64
     fill_end(&sm.came[1], lane);
 }
 
-/* Rows of k and q to shared memory, their norms. */
+/* What is asked for while the tile before ends. */
+template <int K> struct Ahead {
+    Place p;
+    KeyRows<K, 512 / K> x;
+    HeadGate gate; /* warp 1 */
+    RawWord beta;
+    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &place,
+                                         const Lane &l) {
+        p = place;
+        x.fetch(d, t, p, l.warp * (512 / K), l.lane * (K / 32));
+        gate = {};
+        if (l.warp == 1) gate.load(d, t, p, l.lane);
+        beta = load_beta(d, t, p);
+    }
+};
+
+/* Rows of k and q to shared memory, their norms; beta, the gate's sums. */
 template <int K, int V>
-__device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
-                                          const GradArgs &a, const Place &p, const Lane &l) {
+__device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, const GradArgs &a,
+                                          Ahead<K> &ahead, const Lane &l) {
     const int E = K / 32, N = 512 / K;
     int row0 = l.warp * N, ch = l.lane * E;
-    KeyRows<K, N> x;
-    x.fetch(d, t, p, row0, ch);
+    const Place &p = ahead.p;
+    KeyRows<K, N> &x = ahead.x;
+    if (threadIdx.x < C) sm.beta[threadIdx.x] = beta_of(d, ahead.beta, p);
+    if (l.warp == 1) *(float2 *)(sm.gam + l.lane * 2) = ahead.gate.sums(d, p, l.lane);
     x.finish(d, p, row0, l.lane);
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -130,10 +148,12 @@ __device__ __forceinline__ void store_weights(OneSmem<K, V> &sm, const Block &bl
     }
 }
 
-/* The states' part of dq and dk from bare products, and their terms of dg. */
+/* The states' part of dq and dk from bare products, and their terms of dg; adds to `all` the
+ * lane's of what all tokens of the chunk see. */
 template <int K, int V>
 __device__ __forceinline__ void states_part(OneSmem<K, V> &sm, float dq[4][4], float dk[4][4],
-                                            const float dw[4][4], float scale, const Lane &l) {
+                                            const float dw[4][4], float scale, float &all,
+                                            const Lane &l) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int s = l.row(r);
@@ -154,9 +174,9 @@ __device__ __forceinline__ void states_part(OneSmem<K, V> &sm, float dq[4][4], f
                 w_sum = fmaf(e ? k.y : k.x, own, w_sum);
             }
         }
-        float dg = row_sum(fmaf(sm.rq[s], q_sum, sm.rk[s] * k_sum)), w = row_sum(w_sum) * sm.rk[s];
+        float dg = row_sum(fmaf(sm.rq[s], q_sum, sm.rk[s] * k_sum));
         if (l.tc == 0) sm.dg[l.cq][s] = dg;
-        if (l.tc == 0) sm.written[l.cq][s] = w;
+        all = fmaf(w_sum, sm.rk[s], all);
     }
 }
 
@@ -240,86 +260,97 @@ __device__ __forceinline__ void through_norm(float dx[4][4], const bf16 *x, cons
     }
 }
 
-/* dg of every token and the tile's terms of dA_log and ddt_bias, by one warp, 2 rows a lane. */
-template <int K, int V>
-__device__ __forceinline__ void gate_gradient(OneSmem<K, V> &sm, const Dims &d,
-                                              const dpg_tensors &t, const dpg_grads &g,
-                                              const GradArgs &a, const Place &p, int lane) {
-    float x[2], all = 0.f;
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-        int s = 2 * lane + e, I = s / 16;
-        x[e] = 0.f;
-        for (int i = 0; i < K / 32; i += 1 + FAULT(GATE_HALF)) {
-            x[e] += sm.dg[i][s];
-            all += sm.written[i][s];
-        }
-        for (int m = 0; m < 2; m++) {
-            for (int J = 0; J <= I; J++)
-                x[e] += sm.of_row[m][J][s];
-            for (int M = I; M < 4; M++)
-                x[e] -= sm.of_col[m][M][s];
-        }
+/* dg of a row by itself, 8 lanes a row: what states and pairs give it and take from it. */
+template <int K, int V> __device__ __forceinline__ void sum_rows(OneSmem<K, V> &sm, const Lane &l) {
+    int part = l.lane % 8;
+    for (int s = l.warp * 4 + l.lane / 8; s < C; s += K / 2) {
+        int I = s / 16, m = part / 4, J = part % 4;
+        float x =
+            part < K / 32 && !(FAULT(GATE_HALF) && part % 2) ? sm.dg[part % (K / 32)][s] : 0.f;
+        x += J <= I ? sm.of_row[m][J][s] : 0.f;
+        x -= J >= I ? sm.of_col[m][J][s] : 0.f;
+        x = row_sum(x);
+        x += __shfl_xor_sync(~0u, x, 4);
+        if (part == 0) sm.sum[s] = x;
     }
-    for (int k = lane; k < K; k += 32)
-        all += sm.z[k];
-#pragma unroll
-    for (int m = 16; m; m /= 2)
-        all += __shfl_xor_sync(~0u, all, m);
-    float sum = x[0] + x[1];
-#pragma unroll
-    for (int m = 1; m < 32; m *= 2) {
-        float y = __shfl_down_sync(~0u, sum, m);
-        if (lane + m < 32) sum += y;
-    }
-    float after = __shfl_down_sync(~0u, sum, 1);
-    if (lane == 31) after = 0.f;
-    after += all;
-    __syncwarp();                             /* all have read the terms */
-    sm.dg[0][2 * lane] = x[0] + x[1] + after; /* from each row on */
-    sm.dg[0][2 * lane + 1] = x[1] + after;
-    __syncwarp();
-    float A = t.A_log ? expf(t.A_log[p.hv]) : 1.f, bias = t.dt_bias ? t.dt_bias[p.hv] : 0.f;
-    float sa = 0.f, sb = 0.f;
-    for (int i = lane; i < p.c.len; i += 32) {
-        int64_t at = row_at(p.c.t0, d.HV, p.hv, i, 0);
-        float of_row = sm.dg[0][FAULT(GATE_ROW) ? i : i << p.lr];
-        GateGrad y = gate_grad(d, of_row, ldx(t.g, at, d.g_bf16), A, bias);
-        stx(g.dg, at, d.dg_bf16, y.raw);
-        sa += y.dA_log;
-        sb += y.ddt_bias;
-    }
-#pragma unroll
-    for (int m = 16; m; m /= 2) {
-        sa += __shfl_xor_sync(~0u, sa, m);
-        sb += __shfl_xor_sync(~0u, sb, m);
-    }
-    if (lane == 0) *(float2 *)(a.part + p.tile * 2) = make_float2(sa, sb);
 }
 
+/* dg of every token and the tile's terms of dA_log and ddt_bias, by one warp, 2 rows a lane, while
+ * the others make the rows of the next tile. */
+#define GATE_WARP 2
+template <int K> struct GateSum {
+    float A_log, bias;
+    RawWord raw[2];
+    __device__ __forceinline__ int64_t at(const Dims &d, const Place &p, int i) const {
+        return row_at(p.c.t0, d.HV, p.hv, i < p.c.len ? i : 0, 0);
+    }
+    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
+                                         int lane) {
+        A_log = t.A_log ? t.A_log[p.hv] : 0.f;
+        bias = t.dt_bias ? t.dt_bias[p.hv] : 0.f;
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            raw[e].load(t.g, at(d, p, lane + 32 * e), d.g_bf16);
+    }
+    template <int V>
+    __device__ __forceinline__ void run(OneSmem<K, V> &sm, const Dims &d, const dpg_grads &g,
+                                        const GradArgs &a, const Place &p, int lane) const {
+        float all = lane < K / 8 ? sm.all[lane] : 0.f;
+        float2 x = *(const float2 *)(sm.sum + 2 * lane);
+#pragma unroll
+        for (int m = 16; m; m /= 2)
+            all += __shfl_xor_sync(~0u, all, m);
+        float sum = x.x + x.y;
+#pragma unroll
+        for (int m = 1; m < 32; m *= 2) {
+            float y = __shfl_down_sync(~0u, sum, m);
+            if (lane + m < 32) sum += y;
+        }
+        float after = __shfl_down_sync(~0u, sum, 1);
+        if (lane == 31) after = 0.f;
+        after += all;
+        __syncwarp(); /* all have read */
+        *(float2 *)(sm.sum + 2 * lane) = make_float2(x.x + x.y + after, x.y + after);
+        __syncwarp(); /* from each row on */
+        float A = expf(A_log), sa = 0.f, sb = 0.f;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int i = lane + 32 * e;
+            if (i >= p.c.len) continue;
+            float dg = sm.sum[FAULT(GATE_ROW) ? i : i << p.lr];
+            GateGrad y = gate_grad_fast(d, dg, raw[e].get(d.g_bf16), A, bias);
+            stx(g.dg, at(d, p, i), d.dg_bf16, y.raw);
+            sa += y.dA_log;
+            sb += y.ddt_bias;
+        }
+#pragma unroll
+        for (int m = 16; m; m /= 2) {
+            sa += __shfl_xor_sync(~0u, sa, m);
+            sb += __shfl_xor_sync(~0u, sb, m);
+        }
+        if (lane == 0) *(float2 *)(a.part + p.tile * 2) = make_float2(sa, sb);
+    }
+};
+
 template <int K, int V> struct GradOne {
+    static const int NT = V / (K / 32) / 8;
     OneSmem<K, V> &sm;
     const Dims &d;
     const dpg_tensors &t;
     const dpg_grads &g;
     const GradArgs &a;
-    Lane l;
 
-    __device__ __forceinline__ void rows(const Place &p) {
-        int r = threadIdx.x;
-        if (r < C) {
-            int64_t at = row_at(p.c.t0, d.HV, p.hv, r < p.rows ? r : 0, p.lr);
-            sm.beta[r] = r < p.rows ? beta_value(d, ldx(t.beta, at, d.g_bf16)) : 0.f;
-        }
-        if (l.warp == 0) sum_gate(sm.gam, d, t, p, l.lane);
-        make_rows(sm, d, t, a, p, l);
+    /* before: of the tile before, if there is one. */
+    __device__ __forceinline__ void rows(Ahead<K> &ahead, const GateSum<K> &gate,
+                                         const Place &before, bool first) {
+        Lane l;
+        make_rows(sm, d, a, ahead, l);
+        if (l.warp == GATE_WARP && !first) gate.run(sm, d, g, a, before, l.lane);
         __syncthreads();
     }
-    __device__ __forceinline__ void solve(const Place &p, int phase) {
-        const int NT = V / (K / 32) / 8;
+    __device__ __forceinline__ void solve(const Place &p, const Values<V, NT> &v, int phase) {
+        Lane l;
         float dZ[NT][4] = {}, E[NT][4] = {};
-        Values<V, NT> v;
-        v.load(d, t, p, l);
         bar_wait(&sm.came[0], phase);
         solve_back<K, NT>(dZ, E, Solved{sm.T, sm.dE, sm.k, sm.h, sm.L, sm.X}, l.I, l.cq * NT / 2,
                           l.lane, [&] {
@@ -336,6 +367,7 @@ template <int K, int V> struct GradOne {
     }
     __device__ __forceinline__ void states(const Place &p, float dq[4][4], float dk[4][4],
                                            int phase) {
+        Lane l;
         float dw[4][4] = {};
         bar_wait(&sm.came[1], phase);
         for (int x = l.warp; x < 20; x += K / 8) {
@@ -347,32 +379,47 @@ template <int K, int V> struct GradOne {
             store_weights(sm, b, p.lr, acc, b.is_L ? 1.f : 1.f / d.scale, l);
         }
         state_products<K, V>(dq, dk, dw, sm.dos, sm.dE, sm.X, sm.h, sm.dh, l);
-        state_sums<K, V>(sm.z, sm.h, sm.dh, a.eC + p.tile * K);
-        states_part(sm, dq, dk, dw, d.scale, l);
+        /* S_0 o dS_c, by the warps that had fewer blocks of pairs */
+        const int more = 20 % (K / 8), rest = K / 8 - more;
+        float all = 0.f;
+        for (int x = threadIdx.x - 32 * more; x >= 0 && x < K * V / 8; x += 32 * rest)
+            all += state_piece<K, V>(sm.h, sm.dh, x);
+        all *= ex2(sm.gam[C - 1]);
+        states_part(sm, dq, dk, dw, d.scale, all, l);
+#pragma unroll
+        for (int m = 16; m; m /= 2)
+            all += __shfl_xor_sync(~0u, all, m);
+        if (l.lane == 0) sm.all[l.warp] = all;
     }
-    /* dq and dk: to the caller, or by value head to what sums groups and keys. */
-    __device__ __forceinline__ void ends(const Place &p, float dq[4][4], float dk[4][4]) {
+    /* dq and dk: to the caller, or by value head to what sums groups and keys. dg: as sums and raw
+     * gates, for the phase `rows` of the next tile. */
+    __device__ __forceinline__ void ends(const Place &p, float dq[4][4], float dk[4][4],
+                                         GateSum<K> &gate) {
+        Lane l;
+        gate = {};
+        if (l.warp == GATE_WARP) gate.load(d, t, p, l.lane);
+        sum_rows(sm, l);
         pairs_part(sm, dq, dk, l);
         own_and_dots(sm, dq, dk, l);
         __syncthreads();
-        if (l.warp == 0) gate_gradient(sm, d, t, g, a, p, l.lane);
         if (a.whole && d.l2norm) {
             through_norm<K>(dq, sm.q, sm.dot[0], sm.rq, l);
             through_norm<K>(dk, sm.k, sm.dot[1], sm.rk, l);
         }
-        store_q_and_k<K>(d, g, a, p, dq, dk, sm.x.out.dq, sm.x.out.dk, l);
+        store_q_and_k<K>(d, g, a, p, dq, dk, sm.x.out.dq, sm.x.out.dk, l, [] {});
     }
 };
 
-template <int K, int V>
+template <int K, int V, bool PLAIN>
 __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
-    k_grad_one(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
+    k_grad_one(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
                const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
                unsigned tiles) {
     extern __shared__ __align__(128) char raw[];
     OneSmem<K, V> &sm = *(OneSmem<K, V> *)raw;
-    GradOne<K, V> grad = {sm, d, t, g, a, Lane()};
-    const Lane &l = grad.l;
+    const Dims d = known_bwd<PLAIN>(plan);
+    GradOne<K, V> grad = {sm, d, t, g, a};
+    Lane l;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++)
             bar_init(&sm.came[i], FULL_COUNT);
@@ -380,26 +427,37 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     }
     __syncthreads();
     if (l.warp == 0) load(sm, a, blockIdx.x, l.lane);
+    Ahead<K> ahead;
+    ahead.load(d, t, place_of(d, blockIdx.x), l);
+    GateSum<K> gate = {};
+    Place before = ahead.p;
     int phase = 0;
     for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x, phase ^= 1) {
         float dq[4][4] = {}, dk[4][4] = {};
-        Place p = place_of(d, i, true);
-        grad.rows(p);
-        grad.solve(p, phase);
+        unsigned after = i + gridDim.x;
+        Place p = ahead.p;
+        Values<V, GradOne<K, V>::NT> v;
+        v.load(d, t, p, l);
+        grad.rows(ahead, gate, before, i == blockIdx.x);
+        grad.solve(p, v, phase);
+        Place next = place_of(d, after < tiles ? after : i);
         grad.states(p, dq, dk, phase);
         drain_fence(); /* dE lies where dv_new comes */
         __syncthreads();
-        if (l.warp == 0 && i + gridDim.x < tiles) load(sm, a, i + gridDim.x, l.lane);
-        grad.ends(p, dq, dk);
+        if (l.warp == 0 && after < tiles) load(sm, a, after, l.lane);
+        ahead.load(d, t, next, l);
+        grad.ends(p, dq, dk, gate);
+        before = p;
         __syncthreads();
     }
+    if (l.warp == GATE_WARP) gate.run(sm, d, g, a, before, l.lane);
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
 template <int K, int V> struct GradientsOne {
     static dp_status run(const Call &c, GradArgs a) {
-        auto kernel = k_grad_one<K, V>;
+        auto kernel = is_plain_bwd(c.p->d) ? k_grad_one<K, V, true> : k_grad_one<K, V, false>;
         int bytes = (int)sizeof(OneSmem<K, V>);
         unsigned tiles = tile_count(c.p), sms = (unsigned)c.p->device.sms;
         unsigned blocks = std::min(tiles, sms);

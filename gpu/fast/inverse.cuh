@@ -47,15 +47,23 @@ struct Pieces {
     }
 };
 
-/* c += a b, small terms first. */
-__device__ __forceinline__ void add_product(float c[2][4], const Pieces &a, const Pieces &b) {
-    two(c[0], c[1], a.m, b.m);
-    two(c[0], c[1], a.h, b.l);
-    two(c[0], c[1], a.l, b.h);
-    two(c[0], c[1], a.h, b.m);
-    two(c[0], c[1], a.m, b.h);
-    two(c[0], c[1], a.h, b.h);
-}
+/* A sum of products, the small terms by themselves: two chains of half the length. */
+struct Sum {
+    float c[2][4] = {}, small[2][4] = {};
+    __device__ __forceinline__ void add(const Pieces &a, const Pieces &b) {
+        two(small[0], small[1], a.m, b.m);
+        two(c[0], c[1], a.h, b.m);
+        two(small[0], small[1], a.h, b.l);
+        two(c[0], c[1], a.m, b.h);
+        two(small[0], small[1], a.l, b.h);
+        two(c[0], c[1], a.h, b.h);
+    }
+    __device__ __forceinline__ void end() {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            c[i / 4][i % 4] += small[i / 4][i % 4];
+    }
+};
 
 __device__ __forceinline__ void store_block(float *M, const float c[2][4], float sign, int lane) {
 #pragma unroll
@@ -95,15 +103,17 @@ __device__ __forceinline__ void invert_half(float *A, int half, int lane) {
     float *M = A + half * (32 * TS + 32), *low = M + 16 * TS;
     substitute(M + lane / 16 * (16 * TS + 16), lane % 16);
     Pieces a, b;
-    float c[2][4] = {}, z[2][4] = {};
+    Sum c, z;
     a.rows(low + 16, lane);
     b.columns(low, lane);
-    add_product(c, a, b);
-    a.sums(c);
+    c.add(a, b);
+    c.end();
+    a.sums(c.c);
     b.columns(M, lane);
-    add_product(z, a, b);
+    z.add(a, b);
+    z.end();
     __syncwarp();
-    store_block(low, z, -1.f, lane);
+    store_block(low, z.c, -1.f, lane);
 }
 
 /* -T22 A21 T11 of 32 rows, block (i, j) of 16 by warp 2 i + j, in two products with a barrier of
@@ -113,25 +123,27 @@ __device__ __forceinline__ void invert_rest_first(float *A, int warp, int lane) 
     int i = warp / 2, j = warp % 2;
     float *low = A + 32 * TS, *up = A + 32;
     Pieces a, b;
-    float c[2][4] = {};
+    Sum c;
     for (int m = 0; m <= i; m++) {
         a.rows(low + 32 + i * 16 * TS + m * 16, lane);
         b.columns(low + m * 16 * TS + j * 16, lane);
-        add_product(c, a, b);
+        c.add(a, b);
     }
-    store_block(up + i * 16 * TS + j * 16, c, -1.f, lane);
+    c.end();
+    store_block(up + i * 16 * TS + j * 16, c.c, -1.f, lane);
 }
 
 __device__ __forceinline__ void invert_rest_second(float *A, int warp, int lane) {
     int i = warp / 2, j = warp % 2;
     float *low = A + 32 * TS, *up = A + 32;
     Pieces a, b;
-    float z[2][4] = {};
+    Sum z;
     for (int m = j; m < 2; m++) {
         a.rows(up + i * 16 * TS + m * 16, lane);
         b.columns(A + m * 16 * TS + j * 16, lane);
-        add_product(z, a, b);
+        z.add(a, b);
     }
-    store_block(low + i * 16 * TS + j * 16, z, 1.f, lane);
+    z.end();
+    store_block(low + i * 16 * TS + j * 16, z.c, 1.f, lane);
 }
 #endif

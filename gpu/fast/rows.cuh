@@ -15,12 +15,12 @@ struct Place {
     int hv, h, lr, rows; /* value head, query head, log2 R, rows that are not padding */
     Chunk c;
 };
-__device__ __forceinline__ Place place_of(const Dims &d, unsigned tile, bool keys) {
+__device__ __forceinline__ Place place_of(const Dims &d, unsigned tile) {
     Place p;
     p.tile = tile;
     p.hv = (int)(tile % (unsigned)d.HV);
     p.h = p.hv / d.G;
-    p.lr = keys ? d.lr : 0;
+    p.lr = d.lr;
     p.c = d.chunk[tile / (unsigned)d.HV];
     p.rows = p.c.len << p.lr;
     p.zero = (unsigned)p.rows >> 31;
@@ -93,52 +93,58 @@ __device__ __forceinline__ float solve_anchors(Anchors<K, N> &anchors, float bef
 /* A lane's channels of its rows. */
 template <int K, int N> struct GateRows {
     static const int E = K / 32;
-    float sum[N][E]; /* from the first of the rows to each, log2 units */
+    float sum[N][E]; /* from the first of the rows to each, log2 units; raw gates before */
+    float A_log, bias[E];
 
     /* From the raw gate. A row behind the end, or of a key that is not its token's first, adds
      * nothing. */
     template <int GATE>
-    __device__ __forceinline__ void activate(const Dims &d, const dpg_tensors &t, const Place &p,
-                                             int row0, int ch) {
-        float a = t.A_log ? expf(t.A_log[p.hv]) : 1.f, bias[E], run[E];
-#pragma unroll
-        for (int e = 0; e < E; e++) {
-            bias[e] = t.dt_bias ? t.dt_bias[p.hv * K + ch + e] : 0.f;
-            run[e] = 0.f;
-        }
+    __device__ __forceinline__ void activate(const Dims &d, const Place &p, int row0) {
+        float a = expf(A_log) * LOG2E, lower = d.lower_bound * LOG2E, run[E] = {};
 #pragma unroll
         for (int i = 0; i < N; i++) {
             bool adds = row0 + i < p.rows && ((row0 + i) & ((1 << p.lr) - 1)) == 0;
 #pragma unroll
             for (int e = 0; e < E; e++) {
-                float g = gate_floor(gate_fast<GATE>(sum[i][e], a, bias[e], d.lower_bound));
-                run[e] += adds ? g * LOG2E : 0.f;
+                float g = gate_fast<GATE>(sum[i][e], a, bias[e], lower);
+                run[e] += adds ? g : 0.f;
                 sum[i][e] = run[e];
             }
         }
     }
-    template <int BF16>
-    __device__ __forceinline__ void read(const Dims &d, const dpg_tensors &t, const Place &p,
-                                         int row0, int ch) {
+    /* Raw gates as they stand in memory, pairs of bf16 in the first half of a row's words: nothing
+     * waits for them here. */
+    __device__ __forceinline__ void fetch(const Dims &d, const dpg_tensors &t, const Place &p,
+                                          int row0, int ch) {
         int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, 0) * K + ch;
+        A_log = t.A_log ? t.A_log[p.hv] : 0.f;
+#pragma unroll
+        for (int e = 0; e < E; e++)
+            bias[e] = t.dt_bias ? t.dt_bias[p.hv * K + ch + e] : 0.f;
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            int r = min(row0 + i, p.rows - 1);
-            load_values<E>(sum[i], t.g, first + row_in(d.HV, r >> p.lr, 0) * K, BF16);
+            int64_t at = first + row_in(d.HV, min(row0 + i, p.rows - 1) >> p.lr, 0) * K;
+            if (!d.g_bf16)
+                load_values<E>(sum[i], t.g, at, false);
+            else if (E == 4)
+                *(float2 *)sum[i] = *(const float2 *)((const bf16 *)t.g + at);
+            else
+                sum[i][0] = *(const float *)((const bf16 *)t.g + at);
         }
     }
-    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
-                                         int row0, int ch) {
+    __device__ __forceinline__ void finish(const Dims &d, const Place &p, int row0) {
         if (d.g_bf16)
-            read<1>(d, t, p, row0, ch);
-        else
-            read<0>(d, t, p, row0, ch);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+#pragma unroll
+                for (int e = E / 2 - 1; e >= 0; e--)
+                    *(float2 *)(sum[i] + 2 * e) = unpack2(__float_as_uint(sum[i][e]));
         if (d.gate == DP_GATE_LOG)
-            activate<DP_GATE_LOG>(d, t, p, row0, ch);
+            activate<DP_GATE_LOG>(d, p, row0);
         else if (d.gate == DP_GATE_SOFTPLUS)
-            activate<DP_GATE_SOFTPLUS>(d, t, p, row0, ch);
+            activate<DP_GATE_SOFTPLUS>(d, p, row0);
         else
-            activate<DP_GATE_LOWER_BOUND>(d, t, p, row0, ch);
+            activate<DP_GATE_LOWER_BOUND>(d, p, row0);
     }
     __device__ __forceinline__ void publish(Anchors<K, N> &t, int row0, int ch) const {
 #pragma unroll
@@ -168,6 +174,7 @@ template <int K, int N> struct KeyRows {
             sk[i] = sq[i] = 0.f;
             load_pairs<E>(k[i], t.k, k0 + row_in(d.H, r, p.lr) * K, BF16, sk[i]);
             load_pairs<E>(q[i], t.q, q0 + row_in(d.H, r >> p.lr, 0) * K, BF16, sq[i]);
+            if (BF16) sk[i] = sq[i] = 0.f; /* finish() adds them: nothing here waits for a load */
         }
     }
     __device__ __forceinline__ void fetch(const Dims &d, const dpg_tensors &t, const Place &p,
@@ -177,21 +184,43 @@ template <int K, int N> struct KeyRows {
         else
             read<0>(d, t, p, row0, ch);
     }
+    /* The same of rows that lie in shared memory (ROWS), bf16. */
+    __device__ __forceinline__ void take(const bf16 *from_k, const bf16 *from_q, int row0, int ch) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            int at = rows_at(row0 + i, ch / 8) + ch % 8;
+            sk[i] = sq[i] = 0.f;
+            load_pairs<E>(k[i], from_k, at, true, sk[i]);
+            load_pairs<E>(q[i], from_q, at, true, sq[i]);
+            sk[i] = sq[i] = 0.f;
+        }
+    }
     /* What follows from rows that were fetched. */
     __device__ __forceinline__ void finish(const Dims &d, const Place &p, int row0, int lane) {
         float dot[N];
+        if (row0 + N > p.rows)
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                bool here = row0 + i < p.rows;
+                sk[i] = here ? sk[i] : 0.f;
+                sq[i] = here ? sq[i] : 0.f;
+#pragma unroll
+                for (int e = 0; e < E / 2; e++) {
+                    k[i][e] = here ? k[i][e] : 0u;
+                    q[i][e] = here ? q[i][e] : 0u;
+                }
+            }
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            bool here = row0 + i < p.rows;
-            sk[i] = here ? sk[i] : 0.f;
-            sq[i] = here ? sq[i] : 0.f;
             dot[i] = 0.f;
 #pragma unroll
             for (int e = 0; e < E / 2; e++) {
-                k[i][e] = here ? k[i][e] : 0u;
-                q[i][e] = here ? q[i][e] : 0u;
                 float2 a = unpack2(k[i][e]), b = unpack2(q[i][e]);
                 dot[i] = fmaf(a.x, b.x, fmaf(a.y, b.y, dot[i]));
+                if (d.in_bf16) {
+                    sk[i] = fmaf(a.y, a.y, fmaf(a.x, a.x, sk[i]));
+                    sq[i] = fmaf(b.y, b.y, fmaf(b.x, b.x, sq[i]));
+                }
             }
         }
         float nk = row_sums<N>(sk, lane), nq = row_sums<N>(sq, lane);
@@ -231,29 +260,51 @@ template <int E> __device__ __forceinline__ void load_words(float y[E], const fl
         *(float2 *)(y + e) = *(const float2 *)(x + e);
 }
 
-/* One gate a head: its sums from the chunk's start to each of the 64 rows by one warp, 2 a lane;
- * log2 units. */
-__device__ __forceinline__ void sum_gate(float *gam, const Dims &d, const dpg_tensors &t,
-                                         const Place &p, int lane) {
-    float a = t.A_log ? expf(t.A_log[p.hv]) : 1.f, bias = t.dt_bias ? t.dt_bias[p.hv] : 0.f;
-    float g[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int r = lane * 2 + i;
-        g[i] = 0.f;
-        if (r >= p.rows || (r & ((1 << p.lr) - 1))) continue;
-        float raw = ldx(t.g, row_at(p.c.t0, d.HV, p.hv, r >> p.lr, 0), d.g_bf16);
-        g[i] = gate_floor(gate_value(d, raw, a, bias)) * LOG2E;
+/* One gate a head: a lane's rows 2 lane, 2 lane + 1. */
+struct HeadGate {
+    RawWord raw[2];
+    float A_log, bias;
+    __device__ __forceinline__ bool adds(const Place &p, int r) const {
+        return r < p.rows && (r & ((1 << p.lr) - 1)) == 0;
     }
-    float sum = g[0] + g[1];
+    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
+                                         int lane) {
+        A_log = t.A_log ? t.A_log[p.hv] : 0.f;
+        bias = t.dt_bias ? t.dt_bias[p.hv] : 0.f;
 #pragma unroll
-    for (int m = 1; m < 32; m *= 2) {
-        float x = __shfl_up_sync(~0u, sum, m);
-        if (lane >= m) sum += x;
+        for (int i = 0; i < 2; i++) {
+            int r = lane * 2 + i;
+            raw[i].load(t.g, row_at(p.c.t0, d.HV, p.hv, adds(p, r) ? r >> p.lr : 0, 0), d.g_bf16);
+        }
     }
-    float before = __shfl_up_sync(~0u, sum, 1);
-    if (lane == 0) before = 0.f;
-    gam[lane * 2] = before + g[0];
-    gam[lane * 2 + 1] = before + g[0] + g[1];
+    /* Sums from the chunk's start to the two rows, by a whole warp; log2 units. */
+    __device__ __forceinline__ float2 sums(const Dims &d, const Place &p, int lane) const {
+        float g[2], a = expf(A_log);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            g[i] = adds(p, lane * 2 + i)
+                       ? gate_floor(gate_value(d, raw[i].get(d.g_bf16), a, bias)) * LOG2E
+                       : 0.f;
+        float sum = g[0] + g[1];
+#pragma unroll
+        for (int m = 1; m < 32; m *= 2) {
+            float x = __shfl_up_sync(~0u, sum, m);
+            if (lane >= m) sum += x;
+        }
+        float before = __shfl_up_sync(~0u, sum, 1);
+        if (lane == 0) before = 0.f;
+        return make_float2(before + g[0], before + g[0] + g[1]);
+    }
+};
+
+/* beta of row threadIdx.x of a tile, 0 behind the end. */
+__device__ __forceinline__ RawWord load_beta(const Dims &d, const dpg_tensors &t, const Place &p) {
+    RawWord beta = {};
+    int r = threadIdx.x;
+    if (r < C) beta.load(t.beta, row_at(p.c.t0, d.HV, p.hv, r < p.rows ? r : 0, p.lr), d.g_bf16);
+    return beta;
+}
+__device__ __forceinline__ float beta_of(const Dims &d, RawWord beta, const Place &p) {
+    return (int)threadIdx.x < p.rows ? beta_value(d, beta.get(d.g_bf16)) : 0.f;
 }
 #endif

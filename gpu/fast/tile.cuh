@@ -133,6 +133,30 @@ __device__ __forceinline__ void load_values(float y[N], const void *x, int64_t a
         *(float2 *)(y + i) = unpack2(p[i / 2]);
 }
 
+/* One number of an input, or two neighbouring ones, as they stand in memory: nothing waits for them
+ * before they are used. */
+struct RawWord {
+    uint32_t w;
+    __device__ __forceinline__ void load(const void *x, int64_t at, int is_bf16) {
+        w = is_bf16 ? ((const uint16_t *)x)[at] : ((const uint32_t *)x)[at];
+    }
+    __device__ __forceinline__ float get(int is_bf16) const {
+        return __uint_as_float(is_bf16 ? w << 16 : w);
+    }
+};
+struct RawPair {
+    uint32_t w[2];
+    __device__ __forceinline__ void load(const void *x, int64_t at, int is_bf16) {
+        if (is_bf16)
+            w[0] = *(const uint32_t *)((const bf16 *)x + at);
+        else
+            *(float2 *)w = *(const float2 *)((const float *)x + at);
+    }
+    __device__ __forceinline__ float2 get(int is_bf16) const {
+        return is_bf16 ? unpack2(w[0]) : make_float2(__uint_as_float(w[0]), __uint_as_float(w[1]));
+    }
+};
+
 /* N pairs to shared or global memory. */
 template <int N> __device__ __forceinline__ void store_pairs(bf16 *to, const uint32_t y[N / 2]) {
     if (N == 4)

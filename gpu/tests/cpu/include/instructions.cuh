@@ -8,10 +8,12 @@ static inline void compiler_fence() {}
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+static inline unsigned thread_again() { return threadIdx.x; }
 static inline float ex2(float x) {
     float y = exp2f(x);
     return y < 0x1p-126f ? 0.f : y;
 }
+static inline float rcp(float x) { return 1.f / x; }
 static inline float fma_ftz(float a, float b, float c) {
     float y = fmaf(a, b, c);
     return fabsf(y) < 0x1p-126f ? 0.f : y;
