@@ -3,8 +3,8 @@
  * and dP, dL take decay and 1/norms of the rows that they meet.
  *
  * One block a multiprocessor, 4 K threads, tile after tile; the copy engine loads for the next tile
- * while this one ends, whose rows are asked for then (Ahead). A warp (I, cq) has rows 16 I .. and channels 32 cq .. (of v: its part of the
- * columns). Phases, and what shared memory holds:
+ * while this one ends; its rows are asked for then too (Ahead). A warp (I, cq) has rows 16 I .. and
+ * channels 32 cq .. (of v: its part of the columns). Phases, and what shared memory holds:
  *
  *   rows     gates, norms; dg of the tile before        k q; X do dv_new h dh T L Aqk on their way
  *   solve    dZ = T' dv_new, E = V - Kgam S_0 - L X     dE for dv_new
