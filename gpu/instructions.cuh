@@ -21,7 +21,9 @@
 #define DPG_BULK 0
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#define DPG_NO_MMA 1 /* 7.5: the simple path alone, whose chain is fp32 there (plan/create.cu) */
+/* 7.5: the simple path alone, whose chain is fp32 there (plan/create.cu). What follows of products,
+ * asynchronous copies and barriers is empty there: the fast kernels compile and are never asked. */
+#define DPG_NO_MMA 1
 #endif
 /* Blocks of 227 KB of shared memory. */
 #if defined(__CUDA_ARCH__) && \
@@ -178,12 +180,20 @@ __device__ __forceinline__ void wg_mul(float (*d)[4], const uint32_t a[4], uint6
 
 /* 16 bytes, or zeros. */
 __device__ __forceinline__ void cp16(void *dst, const void *src, bool valid) {
+#ifndef DPG_NO_MMA
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(saddr(dst)), "l"(src),
                  "r"(valid ? 16 : 0));
+#endif
 }
-__device__ __forceinline__ void cp_commit() { asm volatile("cp.async.commit_group;"); }
+__device__ __forceinline__ void cp_commit() {
+#ifndef DPG_NO_MMA
+    asm volatile("cp.async.commit_group;");
+#endif
+}
 template <int N> __device__ __forceinline__ void cp_wait() {
+#ifndef DPG_NO_MMA
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
 }
 
 /* ---- barriers in shared memory --------------------------------------------------------------- */
@@ -199,7 +209,9 @@ template <int N> __device__ __forceinline__ void cp_wait() {
 #endif
 
 __device__ __forceinline__ void bar_init(uint64_t *b, int n) {
+#ifndef DPG_NO_MMA
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(saddr(b)), "r"(n) : "memory");
+#endif
 }
 /* Behind the last bar_init, before the barrier that lets others use them. */
 __device__ __forceinline__ void bar_init_end() {
@@ -208,8 +220,10 @@ __device__ __forceinline__ void bar_init_end() {
 #endif
 }
 __device__ __forceinline__ void bar_arrive(uint64_t *b) {
+#ifndef DPG_NO_MMA
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(saddr(b))
                  : "memory");
+#endif
 }
 __device__ __forceinline__ void bar_wait(uint64_t *b, int parity) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -217,10 +231,12 @@ __device__ __forceinline__ void bar_wait(uint64_t *b, int parity) {
 #else
 #define BAR_ASK "mbarrier.test_wait.parity.shared.b64"
 #endif
+#ifndef DPG_NO_MMA
     asm volatile("{\n.reg .pred p;\nagain:\n" BAR_ASK " p, [%0], %1;\n@p bra done;\nbra again;\n"
                  "done:\n}" ::"r"(saddr(b)),
                  "r"(parity)
                  : "memory");
+#endif
 }
 /* The warp is done with what a barrier of EMPTY_COUNT guards; __syncwarp() before. */
 __device__ __forceinline__ void bar_arrive_warp(uint64_t *b, int lane) {
@@ -261,7 +277,7 @@ __device__ __forceinline__ void fill_end(uint64_t *b, int lane) {
     (void)lane;
 #ifdef DPG_PLAIN_LOADS
     bar_arrive(b);
-#elif !DPG_BULK
+#elif !DPG_BULK && !defined(DPG_NO_MMA)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(saddr(b)) : "memory");
 #endif
 }
