@@ -56,6 +56,17 @@ static const struct {
     {DP_FAULT_DROP_CHANNEL_SUM, "dropped-moved", 2, DP_BASE_FP32, DP_FP32, "h"},
     {DP_FAULT_DROP_HORIZON, "dropped-gdn", 2, DP_BASE_FP32, DP_FP32, "h"},
     {DP_FAULT_ANCHOR_LEAK, "lower-bound", 2, DP_BASE_FP32, DP_FP32, "L"},
+    {DP_FAULT_GATE_BF16, "smoke-kda", 2, DP_BASE_FP32, DP_FP32, "g"},
+    {DP_FAULT_BETA_BF16, "smoke-kda", 2, DP_BASE_FP32, DP_FP32, "beta"},
+    {DP_FAULT_SHORT_NAN, "t63", 1, DP_BASE_BF16, DP_FP32, "Aqk"},
+    {DP_FAULT_BLOCKS_NAN, "weak-heads", 1, DP_BASE_BF16, DP_FP32, "Aqk"},
+    {DP_FAULT_STRIDE_IGNORED, "weak-heads", 2, DP_BASE_BF16, DP_FP32, "u"},
+    {DP_FAULT_CONTEXT_LOST, "weak-heads", 2, DP_BASE_BF16, DP_FP32, "S_in"},
+    {DP_FAULT_RESIDUAL_BF16, "weak-heads", 2, DP_BASE_FP32, DP_FP32, "v_new"},
+    {DP_FAULT_STATE_FP16, "weak-heads", 2, DP_BASE_FP32, DP_FP32, "h"},
+    {DP_FAULT_OUTPUT_FP16, "weak-heads", 2, DP_BASE_FP32, DP_FP32, "o"},
+    {DP_FAULT_DBETA_DIVIDED, "beta-zero", 2, DP_BASE_BF16, DP_FP32, "dbeta"},
+    {DP_FAULT_SATURATED_NAN, "gate-saturated", 2, DP_BASE_FP32, DP_FP32, "dg"},
 };
 
 DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
