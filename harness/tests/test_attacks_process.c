@@ -112,12 +112,13 @@ DP_TEST(attacks_process, an_interrupted_run_says_what_is_finished) {
     at_write(at_text("%s/long.case", dir),
              "reason = r\nsource = s\nop = kda\nT = 8192\nK = 64\nHV = 4\ntruth = mpfr\n");
     for (int i = 0; i < 3; i++) {
-        const int s = at_sh(dir, 30,
-                            "env --default-signal $P run tiny.case long.case --backend sim --cache "
-                            "none --json r.json >out 2>&1 & for k in $(seq 80); do grep -q '^tiny  "
-                            "' out && break; sleep 0.1; done; sleep 0.3; "
-                            "kill -%s $!; wait $!; s=$?; cat out; exit $s",
-                            what[i].sig);
+        const int s =
+            at_sh(dir, 30,
+                  ">out; env --default-signal $P run tiny.case long.case --backend sim "
+                  "--cache none --json r.json >out 2>&1 & for k in $(seq 80); do grep -q '^tiny  "
+                  "' out && break; sleep 0.1; done; sleep 0.3; "
+                  "kill -%s $!; wait $!; s=$?; cat out; exit $s",
+                  what[i].sig);
         EXPECT(s, what[i].status, "pass     tiny:ranks=1", "interrupted after 0 runs",
                "VERDICT: INTERRUPTED (1 passed", "interrupted by SIG", what[i].sig);
         EXPECT(at_sh(dir, 10, "ls -A | grep -c 'json\\|tmp'"), 1, "0\n");
