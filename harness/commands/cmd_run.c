@@ -47,9 +47,8 @@ static const struct argp_option OPTIONS[] = {
      "sim: simulated ranks; lapack: the same over CBLAS and LAPACKE, in bases fp64 and fp32; cuda: "
      "the CUDA kernels, ranks sharing one device; nccl: one device a rank, or processes that share "
      "the devices there are, or those that torchrun or mpirun started, on any hosts; mpi: "
-     "simulated ranks, each a process of `mpirun -np N deltaproof run "
-     "..` "
-     "(default: sim, lapack, and cuda where it can run)",
+     "simulated ranks, each a process of `mpirun -np N deltaproof run ..` (default: sim, lapack, "
+     "and cuda where it can run)",
      0},
     DP_ROW_SUBJECT("judge " DP_LIBRARY
                    " instead of the simulated ranks; beside them with --backend "

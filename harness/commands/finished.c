@@ -31,9 +31,11 @@ static void add_file(XXH3_state_t *s, const char *path) {
 }
 
 static void add_conv(XXH3_state_t *s, dp_conv *c) {
-    const int64_t n[DP_CONV_NINPUTS] = {c->T * c->D, (int64_t)c->D * c->W, c->D, c->T * c->D};
-    for (int i = 0; i < DP_CONV_NINPUTS; i++)
-        if (*dp_conv_input_at(c, i)) add(s, *dp_conv_input_at(c, i), sizeof(double) * (size_t)n[i]);
+    for (int i = 0; i < DP_CONV_NINPUTS; i++) {
+        const double *x = *dp_conv_input_at(c, i);
+        const int64_t n = dp_conv_count(c, &dp_conv_input_fields[i], c->T);
+        if (x) add(s, x, sizeof *x * (size_t)n);
+    }
 }
 
 static void add_case(XXH3_state_t *s, const dp_case *c) {

@@ -88,6 +88,7 @@ static double cost_of(const dp_case *c) {
 typedef struct {
     const dp_case *c;
     dp_runs runs;
+    dp_key key; /* of its file, where finished cases are kept */
     int error, done;
 } job;
 
@@ -142,8 +143,7 @@ static int take(work *w) {
 }
 
 static void finish(const work *w, job *x) {
-    if (w->b->resume && !x->error)
-        dp_finished_save(w->b->resume, dp_finished_key(x->c, &w->b->run), &x->runs);
+    if (w->b->resume && !x->error) dp_finished_save(w->b->resume, x->key, &x->runs);
     dp_progress_finished(cost_of(x->c));
 }
 
@@ -151,7 +151,8 @@ static void finish(const work *w, job *x) {
 static void resume(work *w) {
     for (int i = 0; i < w->n && w->b->resume; i++) {
         job *x = &w->jobs[i];
-        x->done = dp_finished_load(w->b->resume, dp_finished_key(x->c, &w->b->run), &x->runs);
+        x->key = dp_finished_key(x->c, &w->b->run);
+        x->done = dp_finished_load(w->b->resume, x->key, &x->runs);
         if (!x->done) continue;
         print_runs(w->b, x->c, &x->runs, 0);
         dp_progress_finished(cost_of(x->c));

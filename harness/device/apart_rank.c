@@ -8,18 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-void dp_apart_send(int to, const double *x, int64_t n) {
-    dp_mpi_send(to, DP_MPI_NUMBERS, x, sizeof *x * (size_t)n);
-}
-void dp_apart_receive(int from, double *x, int64_t n, const char *what) {
-    dp_mpi_receive(from, DP_MPI_NUMBERS, x, sizeof *x * (size_t)n, what);
-}
-int64_t *dp_apart_receive_cu(int n) {
-    int64_t *cu = dp_calloc((size_t)n + 1, sizeof *cu);
-    dp_mpi_receive(0, DP_MPI_NUMBERS, cu, sizeof *cu * ((size_t)n + 1), "cu");
-    return cu;
-}
-
 /* ---- the communicator of this process -------------------------------------------------------- */
 
 static struct {

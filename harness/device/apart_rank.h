@@ -27,9 +27,4 @@ void dp_apart_hear(int r, dp_rank *x, dp_err *e);
  * who end by their own limits. */
 double dp_apart_hurry(const dp_rank *own);
 void dp_apart_done(double limit, int failed);
-
-void dp_apart_send(int to, const double *x, int64_t n);
-void dp_apart_receive(int from, double *x, int64_t n, const char *what);
-/* cu [n + 1], to be freed. */
-int64_t *dp_apart_receive_cu(int n);
 #endif

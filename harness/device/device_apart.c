@@ -12,6 +12,7 @@ void dp_apart_work_conv(const void *message, size_t bytes) { (void)message, (voi
 
 #include "apart_rank.h"
 #include "device_job.h"
+#include "harness/simulated/rank_part.h"
 #include "ref/vocabulary/context.h"
 
 #include <stdio.h>
@@ -33,35 +34,26 @@ typedef struct {
     size_t saved, kept;
 } report;
 
-/* Rows of a rank in the results of all: of its tokens, of the sequences that end or begin in them.
- */
-typedef void list_fn(double *x, int64_t n, int rank);
-static void each_list(dp_cuda_result *out, const dp_problem *p, const dp_context *c, list_fn *f) {
-    const int64_t KV = (int64_t)p->HV * p->K * p->V;
-    for (int i = 0; i < DP_NRESULTS; i++) {
-        double *x = *dp_result_at(&out->out, i);
-        int64_t rows, width;
-        if (!x || dp_result_fields[i].kind != DP_OF_TOKENS) continue;
-        dp_result_shape(p, i, &rows, &width);
-        f(x + c->a * (rows / p->T * width), c->L * (rows / p->T * width), c->rank);
-    }
-    for (int sub = 0; sub < c->nlocal; sub++) {
-        const int64_t at = c->local_seq[sub] * KV;
-        if (sub < c->nlocal - 1 || c->is_last) f(out->out.final_state + at, KV, c->rank);
-        if (out->out.ds0 && (sub || c->is_first)) f(out->out.ds0 + at, KV, c->rank);
-    }
+/* What a rank has in the results of all. */
+static void each_list(dp_cuda_result *out, const dp_rank_job *job, const dp_context *c,
+                      dp_rank_list_fn *f) {
+    const dp_problem *p = job->p;
+    int rank = c->rank;
+    dp_rank_each_result(p, &out->out, c, job->opt.backward, f, &rank);
     for (int w = 0; w < DP_RANK_TENSORS; w++)
         for (int hv = 0; hv < p->HV; hv++) {
-            double *x = out->rank[w][c->rank * p->HV + hv];
-            if (x) f(x, dp_rank_width(p, w), c->rank);
+            double *x = out->rank[w][rank * p->HV + hv];
+            if (x) f(x, dp_rank_width(p, w), &rank);
         }
 }
 
-static void give(double *x, int64_t n, int rank) {
+static void give(double *x, int64_t n, void *rank) {
     (void)rank;
-    dp_apart_send(0, x, n);
+    dp_mpi_send_numbers(0, x, n);
 }
-static void take(double *x, int64_t n, int rank) { dp_apart_receive(rank, x, n, "the results"); }
+static void take(double *x, int64_t n, void *rank) {
+    dp_mpi_receive_numbers(*(int *)rank, x, n, "the results");
+}
 
 static size_t gate_bytes(const dp_problem *p) {
     return sizeof(float) * (size_t)p->HV * (size_t)(1 + dp_Kg(p));
@@ -76,8 +68,9 @@ static void receive_problem(dp_problem *p, const dp_context *c) {
         const int tokens = dp_input_fields[i].kind == DP_OF_TOKENS;
         if (!dp_input_of(p, i)) continue;
         double *x = *dp_input_at(p, i) = dp_doubles(dp_input_count(p, i));
-        dp_apart_receive(0, tokens ? x + c->a * each : x,
-                         tokens ? c->L * each : dp_input_count(p, i), dp_input_fields[i].name);
+        dp_mpi_receive_numbers(0, tokens ? x + c->a * each : x,
+                               tokens ? c->L * each : dp_input_count(p, i),
+                               dp_input_fields[i].name);
     }
 }
 
@@ -89,7 +82,7 @@ static void send_report(const dp_rank_job *job, dp_cuda_result *out, const dp_co
     for (int w = 0; w < DP_RANK_TENSORS; w++)
         r.has[w] = out->rank[w][c->rank * job->p->HV] != NULL;
     dp_mpi_send(0, DP_MPI_NUMBERS, &r, sizeof r);
-    each_list(out, job->p, c, give);
+    each_list(out, job, c, give);
     if (job->opt.backward) dp_mpi_send(0, DP_MPI_NUMBERS, job->gate, gate_bytes(job->p));
 }
 
@@ -99,7 +92,7 @@ void dp_apart_work(const void *message, size_t bytes) {
     dp_cuda_result out;
     memcpy(&o, message, bytes);
     dp_problem *p = &o.p;
-    p->cu = dp_apart_receive_cu(p->Nseq);
+    p->cu = dp_mpi_receive_cu(p->Nseq);
     dp_context_build(p->cu, p->Nseq, o.how.N, dp_mpi_rank(), &c, NULL); /* the first has done so */
     receive_problem(p, &c);
     dp_cuda_result_alloc(&out, p, o.how.N, o.how.backward);
@@ -119,14 +112,14 @@ static void send_order(order *o, const dp_problem *p, int r) {
     dp_context_build(p->cu, p->Nseq, o->how.N, r, &c, NULL); /* it was split so before */
     o->p = *p;
     dp_mpi_send(r, DP_MPI_JOB, o, sizeof *o);
-    dp_mpi_send(r, DP_MPI_NUMBERS, p->cu, sizeof *p->cu * ((size_t)p->Nseq + 1));
+    dp_mpi_send_cu(r, p->cu, p->Nseq);
     for (int i = 0; i < DP_NINPUTS; i++) {
         const double *x = dp_input_of(p, i);
         const int64_t each = dp_input_width(p, i);
         const int tokens = dp_input_fields[i].kind == DP_OF_TOKENS;
         if (x)
-            dp_apart_send(r, tokens ? x + c.a * each : x,
-                          tokens ? c.L * each : dp_input_count(p, i));
+            dp_mpi_send_numbers(r, tokens ? x + c.a * each : x,
+                                tokens ? c.L * each : dp_input_count(p, i));
     }
     dp_context_free(&c);
 }
@@ -149,7 +142,7 @@ static void receive_report(dp_rank_job *job, dp_cuda_result *out, int r, dp_err 
         for (int hv = 0; hv < p->HV && got.has[w]; hv++)
             out->rank[w][r * p->HV + hv] = dp_doubles(dp_rank_width(p, w));
     dp_context_build(p->cu, p->Nseq, job->N, r, &c, NULL);
-    each_list(out, p, &c, take);
+    each_list(out, job, &c, take);
     dp_context_free(&c);
     if (!job->opt.backward) return;
     job->gate = dp_calloc(gate_bytes(p), 1);

@@ -24,16 +24,6 @@ static dpg_dtype dtype_of(const conv_job *j, const dp_tensor_field *f) {
     return f->kind == DP_OF_TOKENS && j->bf16 ? DPG_BF16 : DPG_F32;
 }
 
-/* Entries of row f of the table on a rank of L tokens. */
-static int64_t count_of(const dp_conv *c, const dp_tensor_field *f, int64_t L) {
-    dp_dims d = dp_conv_dims(c);
-    int64_t shape[DP_MAX_AXES], n = 1;
-    d.of[DP_AXIS_T] = L;
-    for (int i = dp_field_axes(f, &d, shape); i > 0; i--)
-        n *= shape[i - 1];
-    return n;
-}
-
 /* One part's tensors, from and to the host. */
 static dp_status part_up(conv_job *j, int i, int64_t L, dpg_conv_tensors *t) {
     const dp_conv *c = j->c[i];
@@ -48,7 +38,7 @@ static dp_status part_up(conv_job *j, int i, int64_t L, dpg_conv_tensors *t) {
     dp_status st = DP_OK;
     for (int k = 0; k < DP_CONV_NINPUTS && !st; k++) {
         const dp_tensor_field *f = &dp_conv_input_fields[k];
-        const int64_t n = count_of(c, f, L);
+        const int64_t n = dp_conv_count(c, f, L);
         const double *x = *dp_conv_input_at((dp_conv *)c, k);
         if (x && f->kind == DP_OF_TOKENS) x += j->rank.dev.rank * n;
         st = dp_device_upload(&j->rank.dev, x, n, dtype_of(j, f), in[k]);
@@ -56,7 +46,7 @@ static dp_status part_up(conv_job *j, int i, int64_t L, dpg_conv_tensors *t) {
     for (int k = 0; k < DP_CONV_NRESULTS && !st; k++) {
         const dp_tensor_field *f = &dp_conv_result_fields[k];
         if (!f->backward || c->dy)
-            st = dp_device_blank(&j->rank.dev, count_of(c, f, L), dtype_of(j, f), out[k]);
+            st = dp_device_blank(&j->rank.dev, dp_conv_count(c, f, L), dtype_of(j, f), out[k]);
     }
     return st;
 }
@@ -70,7 +60,7 @@ static dp_status part_down(conv_job *j, int i, int64_t L, const dpg_conv_tensors
     for (int k = 0; k < DP_CONV_NRESULTS && !st; k++) {
         const dp_tensor_field *f = &dp_conv_result_fields[k];
         const int tokens = f->kind == DP_OF_TOKENS;
-        const int64_t n = count_of(c, f, L);
+        const int64_t n = dp_conv_count(c, f, L);
         if (!dp_conv_result_exists(c, k) || (!tokens && rank)) continue;
         st = dp_device_download(&j->rank.dev, from[k], n, dtype_of(j, f),
                                 *dp_conv_result_at(j->out[i], k) + (tokens ? rank * n : 0));
@@ -124,21 +114,21 @@ static const dp_conv *share_part(const dp_conv *c) {
     s->cu = memcpy(dp_procs_alloc(cu), c->cu, cu);
     for (int i = 0; i < DP_CONV_NINPUTS; i++)
         *dp_conv_input_at(s, i) = dp_procs_copy(*dp_conv_input_at((dp_conv *)c, i),
-                                                count_of(c, &dp_conv_input_fields[i], c->T));
+                                                dp_conv_count(c, &dp_conv_input_fields[i], c->T));
     return s;
 }
 
 static dp_conv_result *share_result(const dp_conv *c, dp_conv_result *r) {
     dp_conv_result *s = dp_procs_alloc(sizeof *s);
     for (int i = 0; i < DP_CONV_NRESULTS; i++)
-        *dp_conv_result_at(s, i) =
-            dp_procs_copy(*dp_conv_result_at(r, i), count_of(c, &dp_conv_result_fields[i], c->T));
+        *dp_conv_result_at(s, i) = dp_procs_copy(*dp_conv_result_at(r, i),
+                                                 dp_conv_count(c, &dp_conv_result_fields[i], c->T));
     return s;
 }
 
 static void fetch_result(const dp_conv *c, dp_conv_result *r, dp_conv_result *shared) {
     for (int i = 0; i < DP_CONV_NRESULTS; i++) {
-        const size_t n = (size_t)count_of(c, &dp_conv_result_fields[i], c->T);
+        const size_t n = (size_t)dp_conv_count(c, &dp_conv_result_fields[i], c->T);
         if (*dp_conv_result_at(r, i))
             memcpy(*dp_conv_result_at(r, i), *dp_conv_result_at(shared, i), n * sizeof(double));
     }
@@ -156,7 +146,7 @@ typedef struct {
 /* The tokens of a rank in a tensor of all, or all of it where it is none of tokens. */
 static double *own_of(double *x, const dp_conv *c, const dp_tensor_field *f, int N, int rank,
                       int64_t *n) {
-    *n = count_of(c, f, f->kind == DP_OF_TOKENS ? c->T / N : c->T);
+    *n = dp_conv_count(c, f, f->kind == DP_OF_TOKENS ? c->T / N : c->T);
     return f->kind == DP_OF_TOKENS ? x + rank * *n : x;
 }
 
@@ -165,12 +155,12 @@ static void send_conv(conv_order *o, const dp_conv *const *c, int r) {
     for (int i = 0; i < o->parts; i++)
         o->c[i] = *c[i];
     dp_mpi_send(r, DP_MPI_JOB, o, sizeof *o);
-    dp_mpi_send(r, DP_MPI_NUMBERS, c[0]->cu, sizeof *c[0]->cu * ((size_t)c[0]->Nseq + 1));
+    dp_mpi_send_cu(r, c[0]->cu, c[0]->Nseq);
     for (int i = 0; i < o->parts; i++)
         for (int k = 0; k < DP_CONV_NINPUTS; k++) {
             double *x = *dp_conv_input_at(&o->c[i], k);
             if (x) x = own_of(x, c[i], &dp_conv_input_fields[k], o->ticket.N, r, &n);
-            if (x) dp_apart_send(r, x, n);
+            if (x) dp_mpi_send_numbers(r, x, n);
         }
 }
 
@@ -182,9 +172,9 @@ static void receive_conv(dp_conv *c, int64_t *cu, int N) {
         const dp_tensor_field *f = &dp_conv_input_fields[k];
         double **x = dp_conv_input_at(c, k);
         if (!*x) continue;
-        *x = dp_doubles(count_of(c, f, c->T));
+        *x = dp_doubles(dp_conv_count(c, f, c->T));
         double *own = own_of(*x, c, f, N, dp_mpi_rank(), &n);
-        dp_apart_receive(0, own, n, f->name);
+        dp_mpi_receive_numbers(0, own, n, f->name);
     }
 }
 
@@ -197,9 +187,9 @@ static void each_result(const dp_conv *c, dp_conv_result *r, int N, int rank, in
         if (!x || f->kind != DP_OF_TOKENS) continue;
         x = own_of(x, c, f, N, rank, &n);
         if (give)
-            dp_apart_send(0, x, n);
+            dp_mpi_send_numbers(0, x, n);
         else
-            dp_apart_receive(rank, x, n, "the results");
+            dp_mpi_receive_numbers(rank, x, n, "the results");
     }
 }
 
@@ -208,7 +198,7 @@ void dp_apart_work_conv(const void *message, size_t bytes) {
     dp_conv_result r[DPG_CONV_PARTS], *out[DPG_CONV_PARTS];
     const dp_conv *c[DPG_CONV_PARTS];
     memcpy(&o, message, bytes);
-    int64_t *cu = dp_apart_receive_cu(o.c[0].Nseq);
+    int64_t *cu = dp_mpi_receive_cu(o.c[0].Nseq);
     for (int i = 0; i < o.parts; i++) {
         receive_conv(&o.c[i], cu, o.ticket.N);
         dp_conv_result_alloc(&r[i], &o.c[i]);

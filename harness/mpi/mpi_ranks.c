@@ -7,19 +7,19 @@
 
 /* ---- peers ----------------------------------------------------------------------------------- */
 
-static void send_numbers(void *who, int to, const double *x, int64_t n) {
+static void send_to_peer(void *who, int to, const double *x, int64_t n) {
     (void)who;
-    dp_mpi_send(to, DP_MPI_NUMBERS, x, sizeof *x * (size_t)n);
+    dp_mpi_send_numbers(to, x, n);
 }
 
-static void receive_numbers(void *who, int from, double *x, int64_t n, const char *what) {
+static void receive_from_peer(void *who, int from, double *x, int64_t n, const char *what) {
     (void)who;
-    dp_mpi_receive(from, DP_MPI_NUMBERS, x, sizeof *x * (size_t)n, what);
+    dp_mpi_receive_numbers(from, x, n, what);
 }
 
 static dp_peers peers_of(int N) {
     return (dp_peers){
-        .rank = dp_mpi_rank(), .N = N, .send = send_numbers, .receive = receive_numbers};
+        .rank = dp_mpi_rank(), .N = N, .send = send_to_peer, .receive = receive_from_peer};
 }
 
 /* ---- the rank of this process ---------------------------------------------------------------- */
@@ -50,7 +50,7 @@ static void return_own(int backward) {
     const int64_t n = dp_rank_size(&own.sim, own.peers.rank, backward);
     double *all = dp_doubles(n);
     dp_rank_pack(&own.sim, own.peers.rank, backward, all);
-    send_numbers(NULL, 0, all, n);
+    dp_mpi_send_numbers(0, all, n);
     free(all);
 }
 
@@ -62,13 +62,12 @@ static void work_open(const void *message, size_t bytes) {
     dp_problem *p = &own.part;
     dp_mpi_limit(j.limit);
     *p = j.p;
-    p->cu = dp_calloc((size_t)p->Nseq + 1, sizeof *p->cu);
-    dp_mpi_receive(0, DP_MPI_NUMBERS, p->cu, sizeof *p->cu * ((size_t)p->Nseq + 1), "cu");
+    p->cu = dp_mpi_receive_cu(p->Nseq);
     for (int i = 0; i < DP_NINPUTS; i++) {
         if (!dp_input_of(p, i)) continue;
         const int64_t n = dp_input_count(p, i);
         *dp_input_at(p, i) = dp_doubles(n);
-        receive_numbers(NULL, 0, *dp_input_at(p, i), n, dp_input_fields[i].name);
+        dp_mpi_receive_numbers(0, *dp_input_at(p, i), n, dp_input_fields[i].name);
     }
     open_own(j.base, j.N);
 }
@@ -91,10 +90,10 @@ static void work_close(const void *message, size_t bytes) {
 static void send_part(int to, const dp_problem *part, sim_job *j) {
     j->p = *part;
     dp_mpi_send(to, DP_MPI_JOB, j, sizeof *j);
-    dp_mpi_send(to, DP_MPI_NUMBERS, part->cu, sizeof *part->cu * ((size_t)part->Nseq + 1));
+    dp_mpi_send_cu(to, part->cu, part->Nseq);
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_of(part, i))
-            send_numbers(NULL, to, dp_input_of(part, i), dp_input_count(part, i));
+            dp_mpi_send_numbers(to, dp_input_of(part, i), dp_input_count(part, i));
 }
 
 dp_status dp_mpi_sim_open(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
@@ -120,7 +119,7 @@ void dp_mpi_sim_run(dp_sim *s, dp_format chain, dp_merge merge, int backward) {
         const int64_t n = dp_rank_size(s, r, backward);
         double *all = dp_doubles(n);
         if (r)
-            receive_numbers(NULL, r, all, n, "the results");
+            dp_mpi_receive_numbers(r, all, n, "the results");
         else
             dp_rank_pack(&own.sim, 0, backward, all);
         dp_rank_unpack(s, r, backward, all);
@@ -155,19 +154,12 @@ static dp_conv part_of(const dp_conv *c, int N, int r) {
 }
 
 static int64_t conv_count(const dp_conv *c, int input) {
-    int64_t shape[DP_MAX_AXES], n = 1;
-    const dp_dims d = dp_conv_dims(c);
-    const int axes = dp_field_axes(&dp_conv_input_fields[input], &d, shape);
-    for (int i = 0; i < axes; i++)
-        n *= shape[i];
-    return n;
+    return dp_conv_count(c, &dp_conv_input_fields[input], c->T);
 }
 
 static int64_t result_count(const dp_conv *c, int result) {
-    int64_t rows;
-    int width;
-    dp_conv_result_shape(c, result, &rows, &width);
-    return dp_conv_result_exists(c, result) ? rows * width : 0;
+    return dp_conv_result_exists(c, result) ? dp_conv_count(c, &dp_conv_result_fields[result], c->T)
+                                            : 0;
 }
 
 static int of_tokens(int result) { return dp_conv_result_fields[result].kind == DP_OF_TOKENS; }
@@ -179,19 +171,18 @@ static void work_conv(const void *message, size_t bytes) {
     dp_conv_result r;
     const dp_peers peers = peers_of(j.N);
     dp_mpi_limit(j.limit);
-    c->cu = dp_calloc((size_t)c->Nseq + 1, sizeof *c->cu);
-    dp_mpi_receive(0, DP_MPI_NUMBERS, c->cu, sizeof *c->cu * ((size_t)c->Nseq + 1), "cu");
+    c->cu = dp_mpi_receive_cu(c->Nseq);
     for (int i = 0; i < DP_CONV_NINPUTS; i++) {
         if (!*dp_conv_input_at(c, i)) continue;
         *dp_conv_input_at(c, i) = dp_doubles(conv_count(c, i));
-        receive_numbers(NULL, 0, *dp_conv_input_at(c, i), conv_count(c, i),
-                        dp_conv_input_fields[i].name);
+        dp_mpi_receive_numbers(0, *dp_conv_input_at(c, i), conv_count(c, i),
+                               dp_conv_input_fields[i].name);
     }
     dp_conv_result_alloc(&r, c);
     dp_conv_rank(c, &peers, j.pol, &r, NULL);
     for (int i = 0; i < DP_CONV_NRESULTS; i++)
         if (of_tokens(i) && result_count(c, i))
-            send_numbers(NULL, 0, *dp_conv_result_at(&r, i), result_count(c, i));
+            dp_mpi_send_numbers(0, *dp_conv_result_at(&r, i), result_count(c, i));
     dp_conv_result_free(&r);
     dp_conv_free(c);
 }
@@ -199,10 +190,10 @@ static void work_conv(const void *message, size_t bytes) {
 static void send_conv(int to, const dp_conv *part, conv_job *j) {
     j->c = *part;
     dp_mpi_send(to, DP_MPI_JOB, j, sizeof *j);
-    dp_mpi_send(to, DP_MPI_NUMBERS, part->cu, sizeof *part->cu * ((size_t)part->Nseq + 1));
+    dp_mpi_send_cu(to, part->cu, part->Nseq);
     for (int i = 0; i < DP_CONV_NINPUTS; i++)
         if (*dp_conv_input_at(&j->c, i))
-            send_numbers(NULL, to, *dp_conv_input_at(&j->c, i), conv_count(part, i));
+            dp_mpi_send_numbers(to, *dp_conv_input_at(&j->c, i), conv_count(part, i));
 }
 
 dp_status dp_mpi_conv(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e) {
@@ -221,7 +212,7 @@ dp_status dp_mpi_conv(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_resul
         for (int i = 0; i < DP_CONV_NRESULTS; i++) {
             const int64_t n = result_count(&part, i);
             if (of_tokens(i) && n)
-                receive_numbers(NULL, from, *dp_conv_result_at(r, i) + from * n, n, "the results");
+                dp_mpi_receive_numbers(from, *dp_conv_result_at(r, i) + from * n, n, "the results");
         }
     return st;
 }

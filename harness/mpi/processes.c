@@ -109,6 +109,22 @@ void *dp_mpi_receive_any(dp_mpi_kind kind, int *from, size_t *bytes) {
     return by->receive_any(kind, from, bytes);
 }
 
+void dp_mpi_send_numbers(int to, const double *x, int64_t n) {
+    dp_mpi_send(to, DP_MPI_NUMBERS, x, sizeof *x * (size_t)n);
+}
+void dp_mpi_receive_numbers(int from, double *x, int64_t n, const char *what) {
+    dp_mpi_receive(from, DP_MPI_NUMBERS, x, sizeof *x * (size_t)n, what);
+}
+
+void dp_mpi_send_cu(int to, const int64_t *cu, int n) {
+    dp_mpi_send(to, DP_MPI_NUMBERS, cu, sizeof *cu * ((size_t)n + 1));
+}
+int64_t *dp_mpi_receive_cu(int n) {
+    int64_t *cu = dp_calloc((size_t)n + 1, sizeof *cu);
+    dp_mpi_receive(0, DP_MPI_NUMBERS, cu, sizeof *cu * ((size_t)n + 1), "cu");
+    return cu;
+}
+
 enum { END = 0 };
 void dp_mpi_serve(const dp_mpi_worker *w, int n) {
     for (int what = -1, from; what != END;) {
@@ -190,8 +206,8 @@ void dp_mpi_start(int argc, char **argv) {
         job->rank = 0;
         job->size = 1;
     } else if (job->rank) {
-        signal(SIGTERM, SIG_IGN); /* the first process says what is finished; the others end with it
-                                   */
+        /* the first process says what is finished; the others end with it */
+        signal(SIGTERM, SIG_IGN);
         signal(SIGINT, SIG_IGN);
         signal(SIGHUP, SIG_IGN);
     } else {

@@ -36,6 +36,11 @@ typedef enum { DP_MPI_JOB = 1, DP_MPI_NUMBERS, DP_MPI_CASE, DP_MPI_NKINDS } dp_m
 void dp_mpi_send(int to, dp_mpi_kind kind, const void *x, size_t bytes);
 /* Waits for a message of exactly so many bytes. what: what it is, for a message. */
 void dp_mpi_receive(int from, dp_mpi_kind kind, void *x, size_t bytes, const char *what);
+void dp_mpi_send_numbers(int to, const double *x, int64_t n);
+void dp_mpi_receive_numbers(int from, double *x, int64_t n, const char *what);
+/* cu [n + 1] from the first process to another, which frees it. */
+void dp_mpi_send_cu(int to, const int64_t *cu, int n);
+int64_t *dp_mpi_receive_cu(int n);
 /* Waits for one of any length from any process; to be freed. No limit. */
 void *dp_mpi_receive_any(dp_mpi_kind kind, int *from, size_t *bytes);
 

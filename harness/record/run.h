@@ -104,6 +104,8 @@ typedef struct {
 int dp_options_want(const dp_run_options *o, dp_backend b);
 /* Why this backend cannot run N ranks here; NULL: it can. */
 const char *dp_unavailable(dp_backend b, int N);
+/* Why it cannot run at all, where these options call for a row that says so; NULL: no row. */
+const char *dp_options_absent(const dp_run_options *o, dp_backend b);
 
 typedef struct {
     int n, cap;

@@ -135,6 +135,11 @@ const char *dp_unavailable(dp_backend b, int N) {
     return dp_backends[b].peers ? dp_mpi_unavailable(N) : dp_cuda_unavailable(b, N);
 }
 
+const char *dp_options_absent(const dp_run_options *o, dp_backend b) {
+    const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
+    return dp_options_want(o, b) && (whole || o->nbackend) ? dp_unavailable(b, 1) : NULL;
+}
+
 static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend b,
                            const char *path, const char *why, dp_runs *out) {
     dp_run *r = dp_runs_add(out, c);

@@ -160,9 +160,8 @@ dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, d
                 st = run_one(c, o, &t, be, ranks[i], bases[j], out, e);
             }
     for (int be = 0; be < DP_NBACKENDS && !st; be++) { /* one row that says why none ran */
-        const char *no = dp_op_on(dp_op_of(c), be) ? dp_unavailable(be, 1) : NULL;
-        const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
-        if (!no || !dp_options_want(o, be) || !(whole || o->nbackend)) continue;
+        const char *no = dp_op_on(dp_op_of(c), be) ? dp_options_absent(o, be) : NULL;
+        if (!no) continue;
         dp_run *r = record(c, be, 0, 0, 0, out);
         r->verdict = DP_SKIPPED;
         snprintf(r->why, sizeof r->why, "%.600s", no);

@@ -31,9 +31,8 @@ const dp_subject_kind dp_subjects[DP_NSUBJECTS] = {
 
 void dp_subject_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
                        dp_runs *out) {
-    const char *no = dp_unavailable(k->backend, 1);
-    const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
-    if (!no || !dp_options_want(o, k->backend) || !(whole || o->nbackend)) return;
+    const char *no = dp_options_absent(o, k->backend);
+    if (!no) return;
     dp_run *r = dp_runs_add(out, c);
     r->backend = k->backend;
     r->ranks = 0;

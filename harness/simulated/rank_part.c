@@ -16,25 +16,26 @@ dp_problem dp_rank_part(const dp_problem *p, int64_t a, int64_t b) {
 
 /* ---- results --------------------------------------------------------------------------------- */
 
-static void each_of_tokens(dp_sim *s, int rank, dp_rank_list_fn *f, void *arg) {
-    const dp_context *c = &s->ctx[rank];
+static void each_of_tokens(const dp_problem *p, dp_result *out, const dp_context *c,
+                           dp_rank_list_fn *f, void *arg) {
     for (int i = 0; i < DP_NRESULTS; i++) {
-        double *x = *dp_result_at(&s->out, i);
+        double *x = *dp_result_at(out, i);
         int64_t rows, width;
         if (!x || dp_result_fields[i].kind != DP_OF_TOKENS) continue;
-        dp_result_shape(s->p, i, &rows, &width);
-        const int64_t each = rows / s->p->T * width;
+        dp_result_shape(p, i, &rows, &width);
+        const int64_t each = rows / p->T * width;
         f(x + c->a * each, c->L * each, arg);
     }
 }
 
-/* Of sequences that end, and backward of those that begin, in this rank's tokens. */
-static void each_of_sequences(dp_sim *s, int rank, int backward, dp_rank_list_fn *f, void *arg) {
-    const int64_t n = (int64_t)s->p->HV * s->p->K * s->p->V;
-    for (int sub = 0; sub < s->ctx[rank].nlocal; sub++) {
-        const int64_t at = s->ctx[rank].local_seq[sub] * n;
-        if (dp_sim_ends_here(s, rank, sub)) f(s->out.final_state + at, n, arg);
-        if (backward && dp_sim_starts_here(s, rank, sub)) f(s->out.ds0 + at, n, arg);
+void dp_rank_each_result(const dp_problem *p, dp_result *out, const dp_context *c, int backward,
+                         dp_rank_list_fn *f, void *arg) {
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    each_of_tokens(p, out, c, f, arg);
+    for (int sub = 0; sub < c->nlocal; sub++) {
+        const int64_t at = c->local_seq[sub] * n;
+        if (sub < c->nlocal - 1 || c->is_last) f(out->final_state + at, n, arg);
+        if (backward && (sub || c->is_first)) f(out->ds0 + at, n, arg);
     }
 }
 
@@ -71,8 +72,7 @@ static void each_of_prefixes(dp_sim *s, int rank, dp_rank_list_fn *f, void *arg)
 }
 
 void dp_rank_each_list(dp_sim *s, int rank, int backward, dp_rank_list_fn *f, void *arg) {
-    each_of_tokens(s, rank, f, arg);
-    each_of_sequences(s, rank, backward, f, arg);
+    dp_rank_each_result(s->p, &s->out, &s->ctx[rank], backward, f, arg);
     each_of_rank(s, rank, backward, f, arg);
     each_of_prefixes(s, rank, f, arg);
     if (s->out.dA_log) f(s->out.dA_log, s->p->HV, arg);

@@ -11,10 +11,15 @@ extern "C" {
 /* Tokens [a, b) of p with the cu, states and parameters of all; borrows all of them. */
 dp_problem dp_rank_part(const dp_problem *p, int64_t a, int64_t b);
 
+/* What a rank has in the results of all: rows of its tokens, final states of the sequences that end
+ * in them and, backward, ds0 of those that begin. */
+typedef void dp_rank_list_fn(double *x, int64_t n, void *arg);
+void dp_rank_each_result(const dp_problem *p, dp_result *out, const dp_context *c, int backward,
+                         dp_rank_list_fn *f, void *arg);
+
 /* The lists of numbers that a rank gives back, one after another, in the same order in its own
  * process (dp_sim_new_rank) and in the frame of all ranks (dp_sim_new_frame), after dp_sim_begin of
  * both with the same backward. What a frame has no room for yet is made. */
-typedef void dp_rank_list_fn(double *x, int64_t n, void *arg);
 void dp_rank_each_list(dp_sim *s, int rank, int backward, dp_rank_list_fn *f, void *arg);
 
 /* All of them in a row: how many numbers; to or from `all`. */

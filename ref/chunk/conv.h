@@ -32,6 +32,8 @@ extern const dp_tensor_field dp_conv_input_fields[DP_CONV_NINPUTS];
 extern const dp_tensor_field dp_conv_result_fields[DP_CONV_NRESULTS];
 /* Lengths of its axes T, Nseq, D and W; all others are 0. */
 dp_dims dp_conv_dims(const dp_conv *c);
+/* Entries of row f of the tables of inputs and results, on L tokens. */
+int64_t dp_conv_count(const dp_conv *c, const dp_tensor_field *f, int64_t L);
 /* Where the input lies; NULL there: the convolution has none. */
 static inline double **dp_conv_input_at(dp_conv *c, int input) {
     return (double **)((char *)c + dp_conv_input_fields[input].offset);

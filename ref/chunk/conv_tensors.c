@@ -26,6 +26,15 @@ dp_dims dp_conv_dims(const dp_conv *c) {
         {[DP_AXIS_T] = c->T, [DP_AXIS_NSEQ] = c->Nseq, [DP_AXIS_D] = c->D, [DP_AXIS_W] = c->W}};
 }
 
+int64_t dp_conv_count(const dp_conv *c, const dp_tensor_field *f, int64_t L) {
+    dp_dims d = dp_conv_dims(c);
+    int64_t shape[DP_MAX_AXES], n = 1;
+    d.of[DP_AXIS_T] = L;
+    for (int i = dp_field_axes(f, &d, shape); i > 0; i--)
+        n *= shape[i - 1];
+    return n;
+}
+
 int dp_conv_result_exists(const dp_conv *c, int result) {
     return result == DP_CONV_Y || (c->dy && (result != DP_CONV_DBIAS || c->bias));
 }
