@@ -97,6 +97,8 @@ typedef struct {
     const double *initial_state;   /* [Nseq][HV][K][V]; NULL: zeros */
     /* gradients of o and of final_state, if backward; NULL: zeros */
     const double *dout, *dfinal_state;
+    int32_t chunk; /* tokens a chunk that are asked for, of those that its design names (chunks=);
+                      0: its own */
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as
@@ -142,9 +144,10 @@ const deltaproof_subject_info *deltaproof_subject_about(void);
  * "factors=fp16", "out=fp32",
  * "scores=gated" (q k' from rounded operands that carry their decay), "inverse=product",
  * "drop=20" (it leaves out states that gates have attenuated below 2^-20: by the sum over tokens of
- * the largest channel gate of each, ref/bound/drop.h). It is judged by what that design makes of
- * the inputs. A library without this function may be any of the common designs, and is allowed
- * twice as much. */
+ * the largest channel gate of each, ref/bound/drop.h), "chunks=16:32" (it takes `chunk` of a
+ * problem: `check` holds what those lengths give within both bounds). It is judged by what that
+ * design makes of the inputs. A library without this function may be any of the common designs, and
+ * is allowed twice as much. */
 const char *deltaproof_subject_design(void);
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c);
 

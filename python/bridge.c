@@ -116,8 +116,10 @@ static void say_settings(FILE *f, const deltaproof_subject_problem *p) {
     static const char *const beta[] = {"plain", "sigmoid", "sigmoid2"};
     fprintf(f, "run\ngate %s\nbeta_form %s\nl2norm %d\nbackward %d\n", gate[p->gate_form],
             beta[p->beta_form], p->l2norm, p->backward);
-    fprintf(f, "scale %.17g\nlower_bound %.17g\ninput_format %s\nbase %s\nR %d\nKg %d\n", p->scale,
-            p->lower_bound, p->input_format, p->base, p->R, p->Kg);
+    fprintf(f,
+            "scale %.17g\nlower_bound %.17g\ninput_format %s\nbase %s\nR %d\nKg %d\n"
+            "chunk %d\n",
+            p->scale, p->lower_bound, p->input_format, p->base, p->R, p->Kg, p->chunk);
     fprintf(f, "cu_seqlens");
     for (int i = 0; i <= p->Nseq; i++)
         fprintf(f, "%s%lld", i ? "," : " ", (long long)p->cu[i]);

@@ -176,7 +176,7 @@ enum {
         "design", DP_OPT_DESIGN, "WORDS", 0,                                                       \
             "how the kernel computes, where it is not the default of its base "                    \
             "(ref/vocabulary/design.h): recurrent, chunk=N, factors=F, state=F, dstate=F, out=F, " \
-            "scores=gated, inverse=product",                                                       \
+            "scores=gated, inverse=product, chunks=N:N",                                           \
             0                                                                                      \
     }
 #define DP_ROW_CLAIM_DROP                                                                       \

@@ -2,7 +2,8 @@
  * safetensors file and writes its outputs to another.
  *
  * IN.safetensors is what `deltaproof inputs` writes and `judge --inputs` reads, with base, claim
- * (the format of the M chain) and ranks as further metadata; OUT.safetensors is what `judge
+ * (the format of the M chain), ranks and, where `check` asks for a length of chunks that the design
+ * names (`chunks=`), chunk as further metadata; OUT.safetensors is what `judge
  * --outputs` reads: its names and aliases, layouts and metadata state_layout (harness/run/judge.h).
  *
  * Two forms.

@@ -14,11 +14,13 @@
 dp_status dp_command_write_inputs(const struct dp_command *c, const dp_problem *p,
                                   const dp_subject_call *call, dp_err *e) {
     dp_tensorfile f = {0};
-    char ranks[16];
+    char ranks[16], chunk[16];
     snprintf(ranks, sizeof ranks, "%d", call->N);
+    snprintf(chunk, sizeof chunk, "%d", call->chunk);
     if (call->base < DP_NBASES) dp_tensorfile_add_meta(&f, "base", dp_base_names[call->base]);
     dp_tensorfile_add_meta(&f, "claim", dp_formats[call->chain].name);
     dp_tensorfile_add_meta(&f, "ranks", ranks);
+    if (call->chunk) dp_tensorfile_add_meta(&f, "chunk", chunk);
     dp_inputs_add(&f, p, (dp_format)dp_format_find(call->input_format), call->backward);
     const dp_status st = dp_safetensors_write(c->in, &f, e);
     dp_tensorfile_free(&f);

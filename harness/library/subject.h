@@ -74,6 +74,7 @@ typedef struct {
     dp_format chain;
     int backward;
     int states; /* 1: those of every token are wanted, too; one rank */
+    int chunk;  /* tokens a chunk that it is asked for; 0: its own */
     double limit_s;
 } dp_subject_call;
 

@@ -97,7 +97,8 @@ void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const dp_su
                                         .T = p->T,
                                         .tokens = p->T,
                                         .scale = p->scale,
-                                        .lower_bound = p->lower_bound};
+                                        .lower_bound = p->lower_bound,
+                                        .chunk = call->chunk};
     snprintf(c->input_format, sizeof c->input_format, "%s", call->input_format);
     snprintf(c->base, sizeof c->base, "%s", dp_base_names[call->base]);
     snprintf(c->chain, sizeof c->chain, "%s", dp_formats[call->chain].name);

@@ -4,56 +4,80 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const dp_check_names[DP_NCHECKS] = {
-    "repeat",  "causality", "causality-chunk", "anticausality", "heads",
-    "packed",  "prefix",    "scale-v",         "scale-do",      "sign-q",
-    "sign-kv", "ranks",     "transpose",       "ranks-bound"};
-static const char *const PROMISE[DP_NCHECKS] = {"bitwise",
-                                                "bitwise",
-                                                "bitwise",
-                                                "bitwise",
-                                                "bitwise",
-                                                "bitwise",
-                                                "bitwise",
-                                                "bitwise but for underflow",
-                                                "bitwise but for underflow",
-                                                "bitwise",
-                                                "bitwise",
-                                                "bitwise: nothing rounds",
-                                                "bitwise: nothing rounds",
-                                                "sum of both bounds"};
+/* ---- factors and signs ----------------------------------------------------------------------- */
 
-static dp_status one_check(dp_check_work *w, int i) {
-    static const int v_s0[] = {DP_INPUT_V, DP_INPUT_S0}, do_ds[] = {DP_INPUT_DO, DP_INPUT_DSTATE},
-                     q[] = {DP_INPUT_Q}, kv[] = {DP_INPUT_K, DP_INPUT_V};
-    /* o final dq dk dv dg dbeta dA_log ddt_bias ds0; 0: not compared */
-    static const double by_v[] = {8, 8, 8, 8, 1, 8, 8, 8, 8, 1},
-                        by_do[] = {1, 1, 8, 8, 8, 8, 8, 8, 8, 8},
-                        by_q[] = {-1, 1, 1, -1, -1, -1, -1, -1, -1, -1},
-                        by_q_dstate[] = {-1, 1, 1, 0, 0, 0, 0, 0, 0, 0},
-                        by_kv[] = {1, 1, 1, -1, -1, 1, 1, 1, 1, 1};
-    const int grads = w->backward && (dp_backends[w->s->backend].simulated || w->base->r.dq);
-    switch (i) {
-    case 0: return dp_check_repeat(w);
-    case 1: return dp_check_edits(w, DP_INPUT_Q, DP_INPUT_BETA, dp_check_keep_before);
-    case 2: return dp_check_chunk(w);
-    case 3:
-        return grads ? dp_check_edits(w, DP_INPUT_DO, DP_INPUT_DO, dp_check_keep_behind)
-                     : (dp_check_skip(w, "no gradients"), DP_OK);
-    case 4: return dp_check_heads(w);
-    case 5: return dp_check_packed(w);
-    case 6: return dp_check_prefix(w);
-    case 7: return dp_check_factor(w, v_s0, 2, 8, by_v, dp_check_underflow(w, 8));
-    case 8:
-        return grads ? dp_check_factor(w, do_ds, 2, 8, by_do, dp_check_underflow(w, 8))
-                     : (dp_check_skip(w, "no gradients"), DP_OK);
-    case 9: return dp_check_factor(w, q, 1, -1, w->p->dstate ? by_q_dstate : by_q, 0);
-    case 10: return dp_check_factor(w, kv, 2, -1, by_kv, 0);
-    case 11: return dp_check_ranks(w, 0);
-    case 12: return dp_check_ranks(w, 1);
-    default: return dp_check_ranks_bound(w);
-    }
+/* Of the results o final dq dk dv dg dbeta dA_log ddt_bias ds0; 0: not compared. */
+typedef double factors[DP_NRESULTS];
+
+static int has_gradients(dp_check_work *w) {
+    const int has = w->backward && (dp_backends[w->s->backend].simulated || w->base->r.dq);
+    if (!has) dp_check_skip(w, "no gradients");
+    return has;
 }
+
+static dp_status scale_v(dp_check_work *w) {
+    static const int input[] = {DP_INPUT_V, DP_INPUT_S0};
+    static const factors by = {8, 8, 8, 8, 1, 8, 8, 8, 8, 1};
+    return dp_check_factor(w, input, 2, 8, by, dp_check_underflow(w, 8));
+}
+
+static dp_status scale_do(dp_check_work *w) {
+    static const int input[] = {DP_INPUT_DO, DP_INPUT_DSTATE};
+    static const factors by = {1, 1, 8, 8, 8, 8, 8, 8, 8, 8};
+    return has_gradients(w) ? dp_check_factor(w, input, 2, 8, by, dp_check_underflow(w, 8)) : DP_OK;
+}
+
+static dp_status sign_q(dp_check_work *w) {
+    static const int input[] = {DP_INPUT_Q};
+    static const factors by = {-1, 1, 1, -1, -1, -1, -1, -1, -1, -1},
+                         by_with_dstate = {-1, 1, 1, 0, 0, 0, 0, 0, 0, 0};
+    return dp_check_factor(w, input, 1, -1, w->p->dstate ? by_with_dstate : by, 0);
+}
+
+static dp_status sign_kv(dp_check_work *w) {
+    static const int input[] = {DP_INPUT_K, DP_INPUT_V};
+    static const factors by = {1, 1, 1, -1, -1, 1, 1, 1, 1, 1};
+    return dp_check_factor(w, input, 2, -1, by, 0);
+}
+
+/* ---- the others ------------------------------------------------------------------------------ */
+
+static dp_status causality(dp_check_work *w) {
+    return dp_check_edits(w, DP_INPUT_Q, DP_INPUT_BETA, dp_check_keep_before);
+}
+
+static dp_status anticausality(dp_check_work *w) {
+    return has_gradients(w) ? dp_check_edits(w, DP_INPUT_DO, DP_INPUT_DO, dp_check_keep_behind)
+                            : DP_OK;
+}
+
+static dp_status ranks(dp_check_work *w) { return dp_check_ranks(w, 0); }
+
+static dp_status transpose(dp_check_work *w) { return dp_check_ranks(w, 1); }
+
+/* ---- the list -------------------------------------------------------------------------------- */
+
+const char *const dp_check_names[DP_NCHECKS] = {
+    "repeat",         "causality", "causality-chunk", "anticausality", "heads",  "packed",
+    "sequence-order", "prefix",    "scale-v",         "scale-do",      "sign-q", "sign-kv",
+    "chunk-size",     "ranks",     "transpose",       "ranks-bound"};
+
+#define BITS "bitwise"
+#define BITS_BUT_UNDERFLOW "bitwise but for underflow"
+#define BITS_EXACT "bitwise: nothing rounds"
+#define BOUNDS "sum of both bounds"
+
+/* In the order of their names. */
+static const struct {
+    const char *promise;
+    dp_status (*run)(dp_check_work *w);
+} CHECKS[DP_NCHECKS] = {
+    {BITS, dp_check_repeat},         {BITS, causality},       {BITS, dp_check_chunk},
+    {BITS, anticausality},           {BITS, dp_check_heads},  {BITS, dp_check_packed},
+    {BITS, dp_check_sequence_order}, {BITS, dp_check_prefix}, {BITS_BUT_UNDERFLOW, scale_v},
+    {BITS_BUT_UNDERFLOW, scale_do},  {BITS, sign_q},          {BITS, sign_kv},
+    {BOUNDS, dp_check_chunk_size},   {BITS_EXACT, ranks},     {BITS_EXACT, transpose},
+    {BOUNDS, dp_check_ranks_bound}};
 
 /* Is the name one of a list with commas? */
 static int listed(const char *list, const char *name) {
@@ -79,14 +103,15 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
     *out = (dp_checks){0};
     dp_status st = dp_check_run_problem(s, p, N, backward, &base, e);
     if (st == DP_EDEVICE && s->library) { /* died on the problem itself: no check is needed */
-        out->c[out->n++] = (dp_check){.name = dp_check_names[0], .promise = PROMISE[0]};
+        out->c[out->n++] = (dp_check){.name = dp_check_names[0], .promise = CHECKS[0].promise};
         return settle(st, s, &out->c[0], e);
     }
     for (int i = 0; i < DP_NCHECKS && !st; i++) {
         const double t0 = dp_now();
         if (only && !listed(only, dp_check_names[i])) continue;
         dp_check *c = &out->c[out->n++];
-        *c = (dp_check){.name = dp_check_names[i], .promise = PROMISE[i], .verdict = DP_PASS};
+        *c =
+            (dp_check){.name = dp_check_names[i], .promise = CHECKS[i].promise, .verdict = DP_PASS};
         dp_check_work w = {.p = p,
                            .whole = p,
                            .s = s,
@@ -97,7 +122,7 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
                            .bounds = &bounds,
                            .e = e};
         if (!strcmp(c->name, "prefix") && !dp_backends[s->backend].simulated) w.backward = 0;
-        st = settle(one_check(&w, i), s, c, e);
+        st = settle(CHECKS[i].run(&w), s, c, e);
         if (!st && c->verdict == DP_PASS && !c->compared)
             dp_check_skip(&w, "nothing of this problem could be compared");
         c->seconds = dp_now() - t0;

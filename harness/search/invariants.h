@@ -23,6 +23,11 @@
  *                 changed head)
  *   packed        a sequence among others gives what it gives alone, on one rank, where chunks are
  *                 cut alike (dA_log and ddt_bias, sums over all, are left out)
+ *   sequence-order
+ *                 the last sequence packed before all others, so that each has another place and
+ *                 other tokens before it, on one rank: each gives what it gave (sums over all left
+ *                 out, as above); kernels that cut the sequence that stands last in segments:
+ *                 skipped
  *   prefix        running on from the state of a prefix of whole chunks gives what one run gives;
  *                 the gradient of that state likewise (cuda, nccl: o and states only; the backward
  *                 recomputes the states of the prefix in another path than the forward that gave
@@ -36,6 +41,10 @@
  *   sign-q        q negated: o and (without dstate) the gradients but dq change sign, states and dq
  *                 stay
  *   sign-kv       k and v negated: dk and dv change sign, all else stays
+ *   chunk-size    the subject asked for chunks of another length: each row within the sum of the
+ *                 two bounds, of the design with that length. Simulated ranks take 16 and 128; a
+ *                 kernel of yours takes what its design names (chunks=16:32,
+ *                 ref/vocabulary/design.h), and is skipped where it names none
  *   ranks         N ranks give what one rank gives, on inputs where nothing rounds
  *                 (ref/inputs/inputs_exact.c) in the problem's own shape and packing
  *   transpose     dM = M' on those inputs (math.md g.1)
@@ -64,6 +73,7 @@ typedef struct {
     const dp_subject *library; /* subject: judged by the design that it declares */
     double limit_s;            /* subject: a run of it */
     int bitwise;               /* subject: 1: it claims the same bits, 0: to be within its bounds */
+    int chunk;                 /* tokens a chunk that it is asked for; 0: its own */
     int shows;                 /* stages that it makes are kept, too */
     double *const *like;       /* of the simulated ranks those alone that this holds; NULL: all */
     int progress;              /* a line on stderr when a check has ended */
@@ -78,7 +88,7 @@ typedef struct {
     double seconds;
 } dp_check;
 
-#define DP_NCHECKS 14
+#define DP_NCHECKS 16
 typedef struct {
     int n;
     dp_check c[DP_NCHECKS];

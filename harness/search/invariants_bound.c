@@ -33,6 +33,7 @@ dp_design dp_check_design(const dp_check_subject *s) {
     dp_design d = dp_design_of(s->base);
     if (s->library && s->library->design) dp_design_parse(s->library->design, s->base, &d, NULL);
     d.drop = 0;
+    if (s->chunk) d.chunk = s->chunk;
     return d;
 }
 

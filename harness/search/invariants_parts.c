@@ -72,6 +72,92 @@ dp_status dp_check_packed(dp_check_work *w) {
     return st;
 }
 
+/* ---- another order --------------------------------------------------------------------------- */
+
+/* The sequence that comes to stand at place i. */
+static int before(const dp_problem *p, int i) { return (i + p->Nseq - 1) % p->Nseq; }
+
+/* The last sequence of p before all others: each has another place, and other tokens before it. */
+static dp_problem turned_round(const dp_problem *p, int backward) {
+    dp_problem c = dp_check_copy(p, backward);
+    for (int i = 0; i < p->Nseq; i++)
+        c.cu[i + 1] = c.cu[i] + p->cu[before(p, i) + 1] - p->cu[before(p, i)];
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        const dp_row_kind kind = dp_input_fields[i].kind;
+        double *to = *dp_input_at(&c, i);
+        const double *from = dp_input_of(p, i);
+        const int64_t width = kind == DP_OF_TOKENS      ? dp_input_width(p, i)
+                              : kind == DP_OF_SEQUENCES ? dp_input_count(p, i) / p->Nseq
+                                                        : 0;
+        for (int n = 0; to && width && n < p->Nseq; n++) {
+            const int m = before(p, n), tokens = kind == DP_OF_TOKENS;
+            const int64_t at = tokens ? c.cu[n] : n, was = tokens ? p->cu[m] : m,
+                          rows = tokens ? p->cu[m + 1] - p->cu[m] : 1;
+            memcpy(to + at * width, from + was * width, sizeof(double) * (size_t)(rows * width));
+        }
+    }
+    return c;
+}
+
+/* Results of one sequence of a run, as they lie in those of all. */
+static dp_result results_of(const dp_problem *p, dp_result *r, int seq) {
+    dp_result part = *r;
+    for (int f = 0; f < DP_NRESULTS; f++) {
+        const dp_row_kind kind = dp_result_fields[f].kind;
+        double **x = dp_result_at(&part, f);
+        int64_t rows, width;
+        dp_result_shape(p, f, &rows, &width);
+        if (*x && kind == DP_OF_TOKENS) *x += rows / p->T * p->cu[seq] * width;
+        if (*x && kind == DP_OF_SEQUENCES) *x += rows / p->Nseq * seq * width;
+    }
+    return part;
+}
+
+/* Sequence i of `all`, whose run is `whole`, and the same one in its other place. */
+static void hold_sequence(dp_check_work *w, int i, dp_result *whole, const dp_problem *turned,
+                          dp_result *got) {
+    const dp_problem *all = w->p;
+    int64_t cu[] = {0, all->cu[i + 1] - all->cu[i]};
+    dp_problem one = *all;
+    one.T = cu[1];
+    one.Nseq = 1;
+    one.cu = cu;
+    const dp_result part = results_of(turned, got, (i + 1) % all->Nseq);
+    for (int f = 0; f < DP_NRESULTS; f++)
+        dp_check_same_field(w, f,
+                            &(dp_check_pair){.p = &one,
+                                             .got = &part,
+                                             .want = whole,
+                                             .t0 = all->cu[i],
+                                             .seq0 = i,
+                                             .factor = 1,
+                                             .keep = not_sums});
+}
+
+dp_status dp_check_sequence_order(dp_check_work *w) {
+    dp_problem all = packed_of(w->p, w->backward), turned = turned_round(&all, w->backward);
+    dp_check_outcome whole, other = {0};
+    dp_check_work v = *w;
+    v.p = &all;
+    v.N = 1;
+    dp_status st = DP_OK;
+    if (all.Nseq < 2)
+        dp_check_skip(w, "too few tokens for two sequences");
+    else if (!(st = dp_check_run_problem(w->s, &all, 1, w->backward, &whole, w->e))) {
+        st = dp_check_run_problem(w->s, &turned, 1, w->backward, &other, w->e);
+        if (!st && dp_check_cut(&whole, &other)) dp_check_skip(w, DP_CHECK_CUT);
+        for (int i = 0; i < all.Nseq && !st; i++)
+            hold_sequence(&v, i, &whole.r, &turned, &other.r);
+        dp_check_outcome_free(&whole);
+        dp_check_outcome_free(&other);
+    }
+    dp_problem_free(&turned);
+    dp_problem_free(&all);
+    return st;
+}
+
+/* ---- a prefix -------------------------------------------------------------------------------- */
+
 /* All results but one are those of the whole, from its token t0 on. */
 static void same_but(dp_check_work *w, const dp_problem *p, const dp_result *got,
                      const dp_result *want, int64_t t0, int except) {
@@ -252,9 +338,12 @@ dp_status dp_check_ranks(dp_check_work *w, int transpose) {
     return st;
 }
 
-/* Each row of N ranks and of one rank within the sum of both bounds. */
+/* ---- within both bounds ---------------------------------------------------------------------- */
+
+/* Each row of the problem itself and of another run of it within the sum of both bounds; who: what
+ * differs between them. */
 static void hold_rows(dp_check_work *w, int f, const dp_result *one, const double *bound_one,
-                      const double *bound_many, double *top) {
+                      const double *bound_many, const char *who, double *top) {
     int64_t rows, width;
     const double *x = *dp_result_at((dp_result *)one, f);
     const double *y = *dp_result_at((dp_result *)&w->base->r, f);
@@ -269,16 +358,23 @@ static void hold_rows(dp_check_work *w, int f, const dp_result *one, const doubl
             if (sqrt(d2) > *top * limit) *top = sqrt(d2) / limit;
             continue;
         }
+        char at[96];
+        dp_check_row_text(w, f, r, at, sizeof at);
         w->c->verdict = DP_FAIL;
-        snprintf(w->c->why, sizeof w->c->why,
-                 "%s, row %lld: %d ranks and one differ by %.3g, the bounds allow %.3g",
-                 dp_result_fields[f].name, (long long)r, w->N, sqrt(d2), limit);
+        snprintf(w->c->why, sizeof w->c->why, "%s: %s: %s differ by %.3g, both bounds allow %.3g",
+                 dp_result_fields[f].name, at, who, sqrt(d2), limit);
     }
+}
+
+static void say_largest(dp_check_work *w, double top) {
+    if (w->c->verdict != DP_PASS) return;
+    w->c->within_bounds = top > 0;
+    snprintf(w->c->why, sizeof w->c->why, "largest difference %.2g of the sum of both bounds", top);
 }
 
 dp_status dp_check_ranks_bound(dp_check_work *w) {
     dp_check_outcome one;
-    char why[160];
+    char why[160], who[32];
     double top = 0;
     if (w->N < 2) snprintf(why, sizeof why, "one rank");
     if (w->N < 2 || !dp_check_bounded(w, why, sizeof why)) {
@@ -291,11 +387,53 @@ dp_status dp_check_ranks_bound(dp_check_work *w) {
     v.N = 1;
     v.whole = NULL; /* bounds of the same problem on one rank */
     const dp_error_bound *a = dp_check_bounds_of(&v), *b = dp_check_bounds_of(w);
+    snprintf(who, sizeof who, "%d ranks and one", w->N);
     for (int f = 0; f < DP_NRESULTS; f++)
-        hold_rows(w, f, &one.r, a->row[f], b->row[f], &top);
-    if (w->c->verdict == DP_PASS)
-        snprintf(w->c->why, sizeof w->c->why, "largest difference %.2g of the sum of both bounds",
-                 top);
+        hold_rows(w, f, &one.r, a->row[f], b->row[f], who, &top);
+    say_largest(w, top);
     dp_check_outcome_free(&one);
     return DP_OK;
+}
+
+/* Lengths of chunks that the subject can be asked for, as their sum; 0: none, why says so. */
+static int other_lengths(const dp_check_work *w, char *why, size_t size) {
+    const dp_design own = dp_check_design(w->s);
+    if (dp_backends[w->s->backend].faulty) return 16 | 128;
+    if (!w->s->library)
+        snprintf(why, size, "these kernels take chunks of %d tokens alone", DP_CHUNK);
+    else if (!(own.chunks & ~own.chunk))
+        snprintf(why, size, "its design names no other length of chunks (chunks=16:32)");
+    return w->s->library ? own.chunks & ~own.chunk : 0;
+}
+
+/* The problem itself beside a run with chunks of that length. */
+static dp_status hold_length(dp_check_work *w, int length, double *top) {
+    dp_check_subject s = *w->s;
+    dp_check_outcome other;
+    dp_error_bound bound;
+    char who[64];
+    s.chunk = length;
+    const dp_status st = dp_check_run_problem(&s, w->p, w->N, w->backward, &other, w->e);
+    if (st) return st;
+    const dp_error_bound *own = dp_check_bounds_of(w);
+    dp_check_bounds_make(&s, w->p, w->N, w->backward, NULL, &bound, NULL);
+    snprintf(who, sizeof who, "chunks of %d and of %d", length, dp_check_design(w->s).chunk);
+    for (int f = 0; f < DP_NRESULTS; f++)
+        hold_rows(w, f, &other.r, bound.row[f], own->row[f], who, top);
+    dp_error_bound_free(&bound);
+    dp_check_outcome_free(&other);
+    return DP_OK;
+}
+
+dp_status dp_check_chunk_size(dp_check_work *w) {
+    char why[160];
+    double top = 0;
+    dp_status st = DP_OK;
+    const int lengths =
+        dp_check_bounded(w, why, sizeof why) ? other_lengths(w, why, sizeof why) : 0;
+    if (!lengths) dp_check_skip(w, why);
+    for (int n = 8; n <= DP_CHUNK_MOST && !st && w->c->verdict == DP_PASS; n *= 2)
+        if (lengths & n) st = hold_length(w, n, &top);
+    if (!st && lengths) say_largest(w, top);
+    return st;
 }

@@ -64,8 +64,9 @@ static dp_status run_sim(const dp_check_subject *s, const dp_problem *p, int N, 
     dp_sim sim;
     const int64_t KK = (int64_t)p->K * p->K;
     const int peers = dp_backends[s->backend].peers;
-    const dp_status st = peers ? dp_mpi_sim_open(&sim, p, s->base, N, e)
-                               : dp_sim_new(&sim, p, s->base, N, s->fault, e);
+    const dp_status st =
+        peers ? dp_mpi_sim_open(&sim, p, s->base, N, e)
+              : dp_sim_new_chunks(&sim, p, s->base, s->chunk ? s->chunk : DP_CHUNK, N, s->fault, e);
     if (st) return st;
     (peers ? dp_mpi_sim_run : dp_sim_run)(&sim, s->chain, s->merge, backward);
     o->n = N * p->HV;
@@ -117,6 +118,7 @@ static dp_status run_library(const dp_check_subject *s, const dp_problem *p, int
                                   .base = s->base,
                                   .chain = s->chain,
                                   .backward = backward,
+                                  .chunk = s->chunk,
                                   .limit_s = s->limit_s > 0 ? s->limit_s : DP_SUBJECT_LIMIT_S};
     dp_status st = dp_subject_run(s->library, p, &call, &r, e);
     if (st) return st == DP_EINPUT ? st : DP_EIO;

@@ -48,6 +48,13 @@ static void place_text(const dp_place *at, char *text, size_t size) {
         snprintf(text, size, "head %d, sequence %d", at->head, at->sequence);
 }
 
+void dp_check_row_text(const dp_check_work *w, int f, int64_t row, char *text, size_t size) {
+    const dp_check_pair own = {.p = w->p};
+    const rows_of l = layout(w, f, &own);
+    const dp_place at = place_of(w, &l, &own, row);
+    place_text(&at, text, size);
+}
+
 /* Of rows that differ: the one with the largest difference for what the bounds allow. */
 static void hold_within_bounds(dp_check_work *w, int f, const dp_check_pair *x, const rows_of *l,
                                const char *first) {

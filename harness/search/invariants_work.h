@@ -69,6 +69,8 @@ void dp_check_same_field(dp_check_work *w, int field, const dp_check_pair *x);
 /* The same for all results, against the problem itself; factor NULL: 1. */
 void dp_check_same(dp_check_work *w, dp_check_outcome *got, const double factor[DP_NRESULTS],
                    double small, dp_check_keep *keep, const void *ctx);
+/* "rank 0, head 1, token 5": where a row of a result of w->p stands. */
+void dp_check_row_text(const dp_check_work *w, int f, int64_t row, char *text, size_t size);
 /* Notes why a check does not apply. */
 void dp_check_skip(dp_check_work *w, const char *why);
 /* Did either run cut a sequence in segments, so that parts of it may differ in bits? */
@@ -108,6 +110,8 @@ dp_status dp_check_chunk(dp_check_work *w);
 /* invariants_parts.c */
 /* Sequences packed together give the bits that each gives alone. */
 dp_status dp_check_packed(dp_check_work *w);
+/* Sequences packed in another order give the same bits. */
+dp_status dp_check_sequence_order(dp_check_work *w);
 /* A sequence cut at a chunk and continued from its state gives the same bits. */
 dp_status dp_check_prefix(dp_check_work *w);
 /* Inputs [n] times c give results times factor. */
@@ -117,5 +121,7 @@ dp_status dp_check_factor(dp_check_work *w, const int *input, int n, double c,
 dp_status dp_check_ranks(dp_check_work *w, int transpose);
 /* One rank and N ranks differ by no more than both bounds. */
 dp_status dp_check_ranks_bound(dp_check_work *w);
+/* Chunks of other lengths differ by no more than both bounds. */
+dp_status dp_check_chunk_size(dp_check_work *w);
 
 #endif

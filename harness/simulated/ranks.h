@@ -113,6 +113,9 @@ typedef struct {
 /* Base policy everywhere, its default design. DP_EINPUT: T does not split over N ranks. */
 dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault,
                      dp_err *e);
+/* The same with chunks of that many tokens. */
+dp_status dp_sim_new_chunks(dp_sim *s, const dp_problem *p, dp_base base, int chunk, int N,
+                            dp_fault fault, dp_err *e);
 /* A chunk design (chunk > 0) without faults. */
 dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                             dp_err *e);

@@ -127,7 +127,13 @@ dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_
 
 dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault,
                      dp_err *e) {
-    const dp_design design = dp_design_of(base);
+    return dp_sim_new_chunks(s, p, base, DP_CHUNK, N, fault, e);
+}
+
+dp_status dp_sim_new_chunks(dp_sim *s, const dp_problem *p, dp_base base, int chunk, int N,
+                            dp_fault fault, dp_err *e) {
+    dp_design design = dp_design_of(base);
+    design.chunk = chunk;
     return open_uniform(s, p, &design, OWN, N, fault, e);
 }
 

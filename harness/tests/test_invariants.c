@@ -32,7 +32,7 @@ DP_TEST(invariants, all_hold_for_the_simulated_ranks) {
         int N, skipped;
     } x[] = {{"smoke-kda", DP_BASE_BF16, 4, 0},   {"packed-across", DP_BASE_FP32, 8, 0},
              {"smoke-mkda2", DP_BASE_FP64, 3, 0}, {"smoke-gdn", DP_BASE_FP32, 4, 0},
-             {"t1", DP_BASE_FP32, 1, 6},          {"kda-corr", DP_BASE_BF16, 4, 0}};
+             {"t1", DP_BASE_FP32, 1, 7},          {"kda-corr", DP_BASE_BF16, 4, 0}};
     for (size_t i = 0; i < sizeof x / sizeof *x; i++) {
         dp_checks r;
         int skipped = 0;
@@ -70,9 +70,16 @@ DP_TEST(invariants, each_is_red_under_a_fault_that_breaks_it) {
         {"packed", DP_FAULT_TAIL_UNMASKED, "smoke-kda", DP_BASE_FP32, 1, ""},
         {"packed", DP_FAULT_GRID_AXIS, "packed-across", DP_BASE_FP32, 1,
          "o: rank 0, head 0, token 35"},
+        {"sequence-order", DP_FAULT_GRID_AXIS, "packed-across", DP_BASE_FP32, 1,
+         "o: rank 0, head 0, token 0"},
+        {"sequence-order", DP_FAULT_STRIDE_IGNORED, "smoke-kda", DP_BASE_FP32, 1, "o: rank 0"},
         {"prefix", DP_FAULT_STALE_ACCUMULATOR, "no-decay", DP_BASE_FP32, 1, "token 128"},
         {"scale-v", DP_FAULT_LINEAR_GATE, "smoke-kda", DP_BASE_FP32, 1, ""},
         {"scale-do", DP_FAULT_LINEAR_GATE, "smoke-kda", DP_BASE_FP32, 1, ""},
+        {"chunk-size", DP_FAULT_DECAY_BEFORE_USE, "smoke-kda", DP_BASE_FP32, 1,
+         "chunks of 16 and of 64 differ by"},
+        {"chunk-size", DP_FAULT_STATE_BF16, "weak-heads", DP_BASE_FP32, 4, "both bounds allow"},
+        {"chunk-size", DP_FAULT_HALF_CHUNK, "packed-across", DP_BASE_FP32, 1, "dk: rank 0, head"},
         {"ranks", DP_FAULT_MERGE_NEAREST_FIRST, "smoke-kda", DP_BASE_BF16, 4, "rank"},
         {"ranks", DP_FAULT_FWD_FIRST_SUBSEQ, "packed-across", DP_BASE_BF16, 4, "rank"},
         {"transpose", DP_FAULT_CU_DIVIDED, "packed-across", DP_BASE_FP32, 8, "dM: rank"},
@@ -103,7 +110,7 @@ DP_TEST(invariants, the_program_checks_another_size_in_blocks_of_heads) {
     int rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 0 && strstr(out, "T = 256, heads 0 to 1 of 3") &&
               strstr(out, "heads 2 to 2 of 3") &&
-              strstr(out, "CHECK: PASS (14 held, 0 did not, 0 skipped)"),
+              strstr(out, "CHECK: PASS (16 held, 0 did not, 0 skipped)"),
           "exit status %d: %s", rc, out);
     snprintf(cmd, sizeof cmd,
              "%s check --cases %s smoke-kda --every --tokens 256 --heads 3 --block 2 --ranks 4 "
@@ -112,7 +119,7 @@ DP_TEST(invariants, the_program_checks_another_size_in_blocks_of_heads) {
     rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 0 && strstr(out, "T = 256, heads 0 to 1 of 3") &&
               strstr(out, "heads 2 to 2 of 3") &&
-              strstr(out, "CHECK: PASS (27 held, 0 did not, 1 skipped)"),
+              strstr(out, "CHECK: PASS (31 held, 0 did not, 1 skipped)"),
           "exit status %d: %s", rc, out);
     snprintf(cmd, sizeof cmd,
              "%s check --cases %s smoke-kda --fault merge-nearest-first --only ranks", gt_program(),
@@ -134,7 +141,19 @@ DP_TEST(invariants, a_library_is_held_to_bits_or_to_its_bounds) {
         int status;
         const char *says[3];
     } rows[] = {
-        {"", "--ranks 4", 0, {"CHECK: PASS (11 held, 0 did not, 3 skipped)"}},
+        {"",
+         "--ranks 4",
+         0,
+         {"CHECK: PASS (12 held, 0 did not, 4 skipped)", "skipped  chunk-size",
+          "names no other length of chunks"}},
+        {"", "--design chunks=16:32 --only chunk-size", 0, {"largest difference 0 of"}},
+        {"chunk",
+         "--design chunks=16:32:64 --only chunk-size",
+         1,
+         {"fail     chunk-size", "token 16: chunks of 32 and of 64 differ by"}},
+        {"chunk", "", 0, {"CHECK: PASS (12 held"}},
+        {"second", "--only sequence-order", 1, {"fail     sequence-order", "both bounds allow"}},
+        {"", "--design chunks=24", 2, {"powers of two from 8 to 512"}},
         {"unsteady", "", 0, {"not bitwise (o: rank 0, head 0, token 0", "within bounds, at most"}},
         {"unsteady", "--bitwise", 1, {"fail     repeat", "got "}},
         {"leak", "", 1, {"fail     causality-chunk", "both bounds allow", "changed"}},

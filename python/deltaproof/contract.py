@@ -9,7 +9,8 @@ Arrays, with T tokens, H query/key heads, HV value heads, widths K and V, N pack
     beta [T,HV] (MKDA: [T,HV,R])   A_log [HV]   dt_bias [HV,K], GDN [HV]   initial_state [N,HV,K,V]
     do [T,HV,V]   dht [N,HV,K,V]   cu_seqlens [N+1] (absent with one sequence that is not empty)
 Settings, by name too: scale, lower_bound, gate ("log" "softplus" "lower_bound"), beta_form ("plain"
-"sigmoid" "sigmoid2"), l2norm (bool), backward (bool).
+"sigmoid" "sigmoid2"), l2norm (bool), backward (bool). Where `check` asks for a length that
+the declared design names (design="chunks=16:32"): chunk, tokens a chunk.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class Contract:
             elif name not in INCOMING:
                 raise Unsupported(f"the function takes no `{name}`")
         settings = {n: problem.settings[n] for n in SETTINGS}
-        return out | {n: x for n, x in settings.items() if n in takes}
+        asked = {"chunk": problem.settings["chunk"]} if problem.settings["chunk"] else {}
+        return out | asked | {n: x for n, x in settings.items() if n in takes}
 
     def _check(self, problem: Problem, takes: Sequence[str], anything: bool) -> None:
         s = problem.settings
@@ -111,6 +113,8 @@ class Contract:
             if form != own and parameter not in takes:
                 raise Unsupported(f"{parameter} {form}, the function computes {own}")
         K = problem.arrays["q"].shape[-1]
+        if s["chunk"] and "chunk" not in takes:
+            raise Unsupported("the function takes no `chunk`, which its design says")
         standard = abs(s["scale"] * K**0.5 - 1) < 1e-12
         if not standard and not anything and "scale" not in takes:
             raise Unsupported("the function takes no `scale`, and this case's is not K^-1/2")

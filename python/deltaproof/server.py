@@ -26,7 +26,7 @@ import numpy as np
 from .contract import Contract, Problem, Unsupported
 from .program import bridge, environment, program
 
-WHOLE = ("R", "Kg", "l2norm", "backward")
+WHOLE = ("R", "Kg", "chunk", "l2norm", "backward")
 REAL = ("scale", "lower_bound")
 
 

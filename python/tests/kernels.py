@@ -47,6 +47,33 @@ def wrong_at_70(
     return o
 
 
+def by_chunks(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    g: np.ndarray,
+    beta: np.ndarray,
+    chunk: int = 64,
+    keeps: float = 1 + 2**-23,
+) -> np.ndarray:
+    """The state goes from chunk to chunk; of chunks that are shorter than its own each hands on
+    `keeps` of it."""
+    state, o = None, []
+    for t in range(0, len(q), chunk):
+        one = slice(t, t + chunk)
+        x, state = kda(q[one], k[one], v[one], g[one], beta[one], state, scale=q.shape[-1] ** -0.5)
+        state = state * np.float32(keeps if chunk < 64 else 1)
+        o.append(x)
+    return np.concatenate(o)
+
+
+def forgets_by_chunks(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray, chunk: int = 64
+) -> np.ndarray:
+    """Chunks shorter than its own lose a tenth of the state between them."""
+    return by_chunks(q, k, v, g, beta, chunk, keeps=0.9)
+
+
 def looks_ahead(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray
 ) -> np.ndarray:

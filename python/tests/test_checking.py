@@ -5,7 +5,15 @@ import pytest
 
 import deltaproof
 from deltaproof import assert_close, check
-from kernels import inputs, kda, looks_ahead, unsteady, without_packing
+from kernels import (
+    by_chunks,
+    forgets_by_chunks,
+    inputs,
+    kda,
+    looks_ahead,
+    unsteady,
+    without_packing,
+)
 
 
 def verdicts(fn, **contract) -> dict[str, str]:  # noqa: ANN001, ANN003
@@ -14,7 +22,7 @@ def verdicts(fn, **contract) -> dict[str, str]:  # noqa: ANN001, ANN003
 
 def test_a_right_kernel_holds_everything() -> None:
     found = verdicts(kda, tokens=160, outputs=("o", "final_state"))
-    skipped = {"anticausality", "scale-do", "ranks", "transpose", "ranks-bound"}
+    skipped = {"anticausality", "scale-do", "chunk-size", "ranks", "transpose", "ranks-bound"}
     assert {n: v for n, v in found.items() if v != "bitwise"} == dict.fromkeys(skipped, "skipped")
 
 
@@ -29,6 +37,21 @@ def test_a_kernel_that_looks_ahead_is_not_causal() -> None:
 def test_a_kernel_without_packing_is_seen() -> None:
     found = verdicts(without_packing, tokens=160)
     assert found["packed"] == "fail" and found["causality"] == "bitwise"
+    assert found["sequence-order"] == "fail"
+
+
+def test_a_kernel_is_asked_for_other_chunks_where_its_design_names_them() -> None:
+    right = {c.name: c for c in check(by_chunks, base="fp32", design="chunks=16:32", tokens=96)}
+    assert right["chunk-size"].verdict == "within bounds", right
+    assert "of the sum of both bounds" in right["chunk-size"].why
+    wrong = {
+        c.name: c for c in check(forgets_by_chunks, base="fp32", design="chunks=16", tokens=96)
+    }
+    assert wrong["chunk-size"].verdict == "fail"
+    assert "token 16: chunks of 16 and of 64 differ by" in wrong["chunk-size"].why
+    assert {n for n, c in wrong.items() if c.verdict == "fail"} == {"chunk-size"}
+    deaf = check(looks_ahead, base="fp32", design="chunks=16", tokens=96)
+    assert "takes no `chunk`" in {c.name: c.why for c in deaf}["chunk-size"]
 
 
 def test_a_kernel_that_is_not_steady_is_within_bounds_unless_it_claims_bits() -> None:

@@ -12,8 +12,9 @@ static const dp_format STORES[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16};
 static const char *const SCORES[] = {"pairwise", "gated"};
 static const char *const INVERSES[] = {"solve", "product"};
 
-/* A setting: a number in a range, one of the stored formats, one of two words, or bits. */
-typedef enum { A_NUMBER, A_FORMAT, A_CHOICE, A_DROP } kind;
+/* A setting: a number in a range, one of the stored formats, one of two words, bits, or lengths.
+ * The last two do not change what is rounded. */
+typedef enum { A_NUMBER, A_FORMAT, A_CHOICE, A_DROP, A_LENGTHS } kind;
 typedef struct {
     const char *key, *what;
     kind kind;
@@ -29,6 +30,8 @@ static const setting SETTINGS[] = {
     {"scores", "pairwise or gated", A_CHOICE, offsetof(dp_design, gated), SCORES},
     {"inverse", "solve or product", A_CHOICE, offsetof(dp_design, product), INVERSES},
     {"drop", "a number below 1, or bits from 1 to 1000", A_DROP, offsetof(dp_design, drop), NULL},
+    {"chunks", "powers of two from 8 to 512 with colons between", A_LENGTHS,
+     offsetof(dp_design, chunks), NULL},
 };
 #define NSETTINGS ((int)(sizeof SETTINGS / sizeof *SETTINGS))
 #define RECURRENT "recurrent"
@@ -76,6 +79,20 @@ int dp_drop_bits(const char *text) {
     return x < 0.5 ? m == 0.5 ? 1 - e : -e : 1;
 }
 
+/* "16:32" as their sum; 0: not understood. */
+static int sum_of_lengths(const char *text) {
+    int sum = 0;
+    while (text) {
+        char *end;
+        const long n = strtol(text, &end, 10);
+        if (end == text || (*end && *end != ':') || n < 8 || n > DP_CHUNK_MOST || (n & (n - 1)))
+            return 0;
+        sum |= (int)n;
+        text = *end ? end + 1 : NULL;
+    }
+    return sum;
+}
+
 /* 1: value was understood and stored. */
 static int set_value(dp_design *d, const setting *s, const char *value) {
     if (s->kind == A_NUMBER) {
@@ -94,6 +111,10 @@ static int set_value(dp_design *d, const setting *s, const char *value) {
     }
     if (s->kind == A_DROP) {
         put_at(d, s, dp_drop_bits(value));
+        return value_at(d, s) != 0;
+    }
+    if (s->kind == A_LENGTHS) {
+        put_at(d, s, sum_of_lengths(value));
         return value_at(d, s) != 0;
     }
     for (int i = 0; i < 2; i++) {
@@ -119,7 +140,8 @@ static dp_status set_word(dp_design *d, char *word, dp_err *e) {
     }
     return dp_fail(e, DP_EINPUT,
                    "design: %s%s%s: not one of recurrent chunk=N factors=F state=F dstate=F "
-                   "out=F scores=pairwise|gated inverse=solve|product drop=E",
+                   "out=F scores=pairwise|gated inverse=solve|product drop=E "
+                   "chunks=N:N..",
                    word, value ? "=" : "", value ? value : "");
 }
 
@@ -136,10 +158,19 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
     return st;
 }
 
+static void lengths_word(int sum, const char *key, char *out, size_t size) {
+    size_t n = (size_t)snprintf(out, size, "%s", key);
+    for (int length = 8, any = 0; length <= DP_CHUNK_MOST; length *= 2)
+        if (sum & length)
+            n += (size_t)snprintf(out + n, size - n, "%c%d", any++ ? ':' : '=', length);
+}
+
 static void word_of(const dp_design *d, const setting *s, char *out, size_t size) {
     const int x = value_at(d, s);
     if (s->kind == A_NUMBER || s->kind == A_DROP)
         snprintf(out, size, "%s=%d", s->key, x);
+    else if (s->kind == A_LENGTHS)
+        lengths_word(x, s->key, out, size);
     else if (s->kind == A_FORMAT)
         snprintf(out, size, "%s=%s", s->key, dp_formats[x].name);
     else
@@ -164,7 +195,7 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]) {
 
 int dp_design_same(const dp_design *a, const dp_design *b) {
     for (int i = 0; i < NSETTINGS; i++)
-        if (SETTINGS[i].kind != A_DROP && value_at(a, &SETTINGS[i]) != value_at(b, &SETTINGS[i]))
+        if (SETTINGS[i].kind < A_DROP && value_at(a, &SETTINGS[i]) != value_at(b, &SETTINGS[i]))
             return 0;
     return a->base == b->base;
 }

@@ -14,6 +14,8 @@
  *   inverse=solve      w, u by triangular solves
  *   inverse=product    w, u by products with the inverse, rounded as a factor
  *
+ *   chunks=16:32:128   it can be asked for these lengths, too (powers of two, 8 to 512); `check`
+ *                      asks (harness/search/invariants.h), nothing else does
  *   drop=E             it leaves out what gates have attenuated below E (ref/bound/drop.h): E is a
  *                      number below 1, or a number of bits: 20 is 2^-20
  *
@@ -37,7 +39,8 @@ typedef struct {
     int chunk; /* tokens; 0: recurrent */
     dp_format factors, state, dstate, out;
     int gated, product;
-    int drop; /* bits; 0: it drops nothing */
+    int drop;   /* bits; 0: it drops nothing */
+    int chunks; /* the sum of the lengths that it can be asked for; 0: none */
 } dp_design;
 
 /* The default of a base: chunks of DP_CHUNK, nothing dropped. */
@@ -54,7 +57,7 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]);
 #define DP_COMMON_DESIGNS 2
 int dp_design_common(dp_base base, dp_design d[DP_COMMON_DESIGNS]);
 
-/* Do they round alike? What they drop does not count. */
+/* Do they round alike? What they drop, and could be asked for, does not count. */
 int dp_design_same(const dp_design *a, const dp_design *b);
 
 /* Bits of an E as it is written above (a number of bits that is none is rounded down, which allows

@@ -21,11 +21,13 @@ META = {
 calls = []
 
 
-def spoil(results: example.Arrays) -> example.Arrays:
+def spoil(results: example.Arrays, meta: example.Meta) -> example.Arrays:
     """What is wrong with the results themselves."""
     o = results["o"]
     if BAD == "leak" and len(o) > 9:  # a row that sees what comes after it
         o[2] += np.float32(1e-3) * o[9]
+    elif BAD == "chunk" and meta.get("chunk") == "16":
+        o[1] *= np.float32(1.25)
     elif BAD == "late" and len(o) > 5:
         o[5:] *= np.float32(1.25)
     elif BAD == "shape":
@@ -116,7 +118,7 @@ def call(path: str, out: str) -> None:
     if BAD == "unsteady":
         calls.append(path)
         results["o"] *= np.float32(1 + 2e-7 * (len(calls) % 2))
-    example.write(out, spoil(results), META.get(BAD, {}))
+    example.write(out, spoil(results, meta), META.get(BAD, {}))
     if BAD == "short":
         with open(out, "r+b") as f:
             f.truncate(os.path.getsize(out) - 7)

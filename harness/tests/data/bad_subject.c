@@ -62,6 +62,12 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
     /* a token's output takes in the query of the token behind it */
     for (int64_t i = 0; is("leak") && i < n - p->HV * p->V; i++)
         o[i] += 1e-3 * q[i / (p->HV * p->V) * p->H * p->K + p->H * p->K];
+    /* chunks of 32 tokens forget the head of their second half */
+    for (int64_t i = 16 * p->HV * p->V; is("chunk") && p->chunk == 32 && i < n; i++)
+        o[i] *= 1.01;
+    /* the second sequence, wherever it stands */
+    for (int64_t i = 0; is("second") && p->Nseq > 1 && i < p->V; i++)
+        o[p->cu[1] * p->HV * p->V + i] *= 1.01;
     if (is("talks")) {
         printf("{\"not\": \"the record\"}\n");
         fflush(stdout);
