@@ -26,6 +26,7 @@ enum {
     OPT_CLAIM,
     OPT_BASE,
     OPT_GATE,
+    OPT_GATE_DTYPE,
     OPT_LOWER_BOUND,
     OPT_BETA,
     OPT_L2NORM,
@@ -57,6 +58,10 @@ static const struct argp_option OPTIONS[] = {
      "log: g is the log decay; softplus: -exp(A_log) softplus(g + dt_bias); lower_bound: X "
      "sigmoid(exp(A_log) (g + dt_bias))",
      0},
+    {"gate-dtype", OPT_GATE_DTYPE, "FORMAT", 0,
+     "format that the kernel reads g in: fp32 bf16 fp16 (default: as IN holds it); g is rounded to "
+     "it once",
+     0},
     {"lower-bound", OPT_LOWER_BOUND, "X", 0, "of gate lower_bound", 0},
     {"beta", OPT_BETA, "FORM", 0, "plain; sigmoid: sigmoid(beta); sigmoid2: 2 sigmoid(beta)", 0},
     {"l2norm", OPT_L2NORM, "0|1", 0, "1: the kernel normalises q and k itself", 0},
@@ -85,6 +90,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_CLAIM: o->judge.claim = arg; break;
     case OPT_BASE: o->judge.base = arg; break;
     case OPT_GATE: o->judge.gate = arg; break;
+    case OPT_GATE_DTYPE: o->judge.gate_dtype = arg; break;
     case OPT_LOWER_BOUND: o->judge.lower_bound = arg; break;
     case OPT_BETA: o->judge.beta = arg; break;
     case OPT_L2NORM: o->judge.l2norm = arg; break;

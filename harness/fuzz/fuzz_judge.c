@@ -26,9 +26,9 @@ static int split(const uint8_t *b, size_t size, parts *p) {
     return 1;
 }
 
-static const char *const OPTIONS[] = {"gate",       "lower_bound",  "beta",   "l2norm", "scale",
-                                      "cu_seqlens", "state_layout", "tokens", "ranks",  "base",
-                                      "claim",      "design",       "drop",   NULL};
+static const char *const OPTIONS[] = {"gate",       "lower_bound",  "beta",   "l2norm",     "scale",
+                                      "cu_seqlens", "state_layout", "tokens", "ranks",      "base",
+                                      "claim",      "design",       "drop",   "gate_dtype", NULL};
 
 /* The text is cut into its lines. */
 static void take_options(char *text, dp_judge_options *o) {
@@ -39,11 +39,17 @@ static void take_options(char *text, dp_judge_options *o) {
         *v++ = 0;
         const struct {
             const char *name, **to;
-        } take[] = {{"gate", &o->gate},     {"lower_bound", &o->lower_bound},
-                    {"beta", &o->beta},     {"l2norm", &o->l2norm},
-                    {"scale", &o->scale},   {"cu_seqlens", &o->cu_seqlens},
-                    {"base", &o->base},     {"claim", &o->claim},
-                    {"design", &o->design}, {"state_layout", &o->state_layout}};
+        } take[] = {{"gate", &o->gate},
+                    {"lower_bound", &o->lower_bound},
+                    {"beta", &o->beta},
+                    {"l2norm", &o->l2norm},
+                    {"scale", &o->scale},
+                    {"cu_seqlens", &o->cu_seqlens},
+                    {"base", &o->base},
+                    {"claim", &o->claim},
+                    {"design", &o->design},
+                    {"state_layout", &o->state_layout},
+                    {"gate_dtype", &o->gate_dtype}};
         for (size_t i = 0; i < sizeof take / sizeof *take; i++)
             if (!strcmp(t, take[i].name)) *take[i].to = v;
         const int64_t n = strtoll(v, NULL, 10);
@@ -169,6 +175,7 @@ static const char *const NAMES[] = {"q",
                                     "claim",
                                     "design",
                                     "claim_drop",
+                                    "gate_dtype",
                                     "dtype",
                                     "shape",
                                     "data_offsets",
@@ -206,6 +213,8 @@ static const char *const TEXTS[] = {"BF16",
                                     "factors=fp16,out=fp16",
                                     "state=bf16,dstate=bf16,inverse=solve",
                                     "scores=gated,inverse=product,drop=1e-6",
+                                    "chunk=16,chunks=16:512",
+                                    "bfloat16",
                                     "20",
                                     "1e-6",
                                     "2",

@@ -1,6 +1,7 @@
 /* Common mistakes, each as a change of what is judged (hypotheses.h). */
 #define _GNU_SOURCE
 #include "hypotheses.h"
+#include "ref/chunk/gate.h"
 #include "ref/files/safetensors.h"
 
 #include <math.h>
@@ -17,6 +18,7 @@ typedef struct {
     int late;            /* `only` is one token late */
     double eps;          /* of the norm inside its root; NAN: unchanged */
     double gate;         /* factor of g */
+    dp_format activated; /* the log decay of an activated gate is kept in it; fp64: unchanged */
     const char *earlier; /* this input is that of the token before */
     int rank;            /* starts from zero */
 } change;
@@ -91,6 +93,19 @@ static void normalise(dp_tensor *t, int K, double eps) {
     }
 }
 
+/* g becomes the log decay that its activation makes of it, in that format. */
+static void keep_activated(dp_tensorfile *in, const dp_problem *p, dp_format format) {
+    dp_tensor *g = find(in, "g");
+    dp_activated a = dp_activated_new(p);
+    for (int64_t i = 0; g && i < g->n; i++)
+        g->data[i] = dp_store(format, a.g[i]);
+    dp_activated_free(&a);
+    for (int i = in->ntensor - 1; i >= 0; i--)
+        if (dp_input_find(in->tensor[i].name) >= 0 &&
+            dp_input_fields[dp_input_find(in->tensor[i].name)].role == DP_ROLE_GATE)
+            drop(in, i);
+}
+
 static void apply(dp_tensorfile *in, dp_tensorfile *out, void *arg) {
     const change *h = arg;
     for (int i = out->ntensor - 1; i >= 0; i--)
@@ -102,6 +117,7 @@ static void apply(dp_tensorfile *in, dp_tensorfile *out, void *arg) {
         normalise(find(in, "k"), h->p->K, h->eps);
     }
     if (h->gate != 1) scale(find(in, "g"), h->gate);
+    if (h->activated != DP_FP64) keep_activated(in, h->p, h->activated);
     if (h->earlier) shift(find(in, h->earlier), h->p->T, 1);
     for (int i = in->ntensor - 1; i >= 0 && h->rank; i--) {
         const int f = dp_input_find(in->tensor[i].name);
@@ -112,7 +128,7 @@ static void apply(dp_tensorfile *in, dp_tensorfile *out, void *arg) {
 /* ---- trying one ------------------------------------------------------------------------------ */
 
 static change nothing(const search *s) {
-    return (change){.p = &s->c->p, .factor = 1, .eps = NAN, .gate = 1};
+    return (change){.p = &s->c->p, .factor = 1, .eps = NAN, .gate = 1, .activated = DP_FP64};
 }
 
 static int passes(dp_judge_options *q, change *h) {
@@ -207,6 +223,22 @@ static void try_base(search *s) {
         OTHER(base, "base", "bf16", "its errors are no larger than those of that base");
 }
 
+static int fits_format(const dp_problem *p, dp_format f) {
+    const int64_t n = dp_input_count(p, DP_INPUT_G);
+    for (int64_t i = 0; i < n; i++)
+        if (p->g[i] != dp_store(f, p->g[i])) return 0;
+    return 1;
+}
+
+static void try_gate_dtype(search *s) {
+    static const dp_format formats[] = {DP_BF16, DP_FP16};
+    const int given = s->o->gate_dtype != NULL;
+    if (given && strcmp(s->o->gate_dtype, "fp32")) OTHER(gate_dtype, "gate-dtype", "fp32", "");
+    for (size_t i = 0; i < sizeof formats / sizeof *formats && !given; i++)
+        if (!fits_format(&s->c->p, formats[i]))
+            OTHER(gate_dtype, "gate-dtype", dp_formats[formats[i]].name, "");
+}
+
 /* ---- inputs ---------------------------------------------------------------------------------- */
 
 static void try_norm(search *s) {
@@ -235,6 +267,14 @@ static void try_gates(search *s) {
         h.gate = 1 / M_LN2;
         attempt(s, *s->o, h, "as if gates were divided by ln 2 and then raised from e");
         h.gate = 1;
+    }
+    if (s->c->p.gate != DP_GATE_LOG) {
+        dp_judge_options q = *s->o;
+        change kept = h;
+        q.gate = "log";
+        q.lower_bound = q.gate_dtype = NULL;
+        kept.activated = DP_BF16;
+        attempt(s, q, kept, "as if the activated gate were kept in bf16");
     }
     h.earlier = "g";
     attempt(s, *s->o, h, "as if every gate were that of the token before");
@@ -309,6 +349,7 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
     for (int i = 0; i < failed->ntensor; i++)
         if (failed->tensor[i].verdict == DP_FAIL) try_factors(&s, failed->tensor[i].name);
     try_base(&s);
+    try_gate_dtype(&s);
     try_late(&s);
     if (forward_failed(&s)) try_norm(&s);
     try_forms(&s);

@@ -4,8 +4,9 @@
  * Each hypothesis is a setting, an input or an output changed as that mistake changes it, and the
  * files judged again by the same truth, bounds and draws: it fits when everything that it speaks of
  * passes then. Another layout of states, another form of gate, beta or norm, another scale, a
- * coarser base; another eps of the norm, gates in base 2, gates or betas of the token before, a
- * rank that starts from zero; one tensor by a common factor, one token late.
+ * coarser base, gates read in a shorter format; another eps of the norm, gates in base 2 or kept in
+ * bf16 behind their activation, gates or betas of the token before, a rank that starts from zero;
+ * one tensor by a common factor, one token late.
  */
 #ifndef DP_HYPOTHESES_H
 #define DP_HYPOTHESES_H

@@ -89,6 +89,13 @@ static const char *model(const dp_tensorfile *in, int *R) {
     return K > 1 && H && (__int128)g->n * K * H == (__int128)q->n * HV ? "gdn" : "kda";
 }
 
+/* The gates that the kernel reads. */
+static void round_gates(const dp_tensorfile *in, dp_format f) {
+    const dp_tensor *g = dp_tensor_find(in, "g");
+    for (int64_t i = 0; g && i < g->n; i++)
+        g->data[i] = dp_store(f, g->data[i]);
+}
+
 static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const dp_judge_settings *s,
                            int backward, dp_case *c, dp_err *e) {
     int R, n;
@@ -99,6 +106,7 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const d
         if (t && dp_input_fields[i].kind == DP_OF_SEQUENCES && q->ndim && v->ndim)
             dp_states_transpose(t, q->shape[q->ndim - 1], v->shape[v->ndim - 1]);
     }
+    round_gates(in, s->gate_dtype);
     const size_t size = 1024 + (s->cu ? strlen(s->cu) : 0);
     char *text = dp_calloc(size, 1);
     n = snprintf(

@@ -29,10 +29,13 @@
  * --base fp16 (metadata `fp16`) is base bf16 with the design words factors=fp16,out=fp16 before its
  * own: no bound is derived for it, the draws of that design decide alone (verdict/expected.h).
  *
- * A setting comes from its option, else from the metadata of IN (gate, beta, qk or l2norm,
- * lower_bound, scale, cu_seqlens, state_layout) or of OUT (ranks, base, claim, design, claim_drop,
- * state_layout), else all that is missing or wrong is refused in one message, with the options to
- * give; scale is K^-1/2, ranks 1, the layout kv where nobody says. The run's ID is
+ * --gate-dtype (metadata `gate_dtype`) is the format that the kernel reads g in, where that is
+ * coarser than what IN holds: g is rounded to it once, and that is the problem.
+ *
+ * A setting comes from its option, else from the metadata of IN (gate, gate_dtype, beta, qk or
+ * l2norm, lower_bound, scale, cu_seqlens, state_layout) or of OUT (ranks, base, claim, design,
+ * claim_drop, state_layout), else all that is missing or wrong is refused in one message, with the
+ * options to give; scale is K^-1/2, ranks 1, the layout kv where nobody says. The run's ID is
  * `judge:OUT.safetensors:ranks=4,base=bf16,chain=tf32rz`, its backend `file`. A tensor that its
  * file holds in a coarser format than the base stores it in gets that one rounding on top of its
  * bound.
@@ -48,8 +51,8 @@ extern "C" {
 
 typedef struct {
     const char *inputs, *outputs; /* paths */
-    const char *gate, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound, *base,
-        *claim, *design;        /* as given; NULL: not given */
+    const char *gate, *gate_dtype, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound,
+        *base, *claim, *design; /* as given; NULL: not given */
     int drop;                   /* bits of what is claimed to be dropped; 0: not given */
     int ranks;                  /* 0: not given */
     int64_t tokens;             /* 0: all; else the first so many of IN are the problem */

@@ -25,6 +25,10 @@ static const word BETAS[] = {{"plain", "plain"},
                              {0}};
 static const word NORMS[] = {
     {"0", "no"}, {"1", "yes"}, {"no", "no"}, {"yes", "yes"}, {"l2norm inside kernel", "yes"}, {0}};
+/* Of g as the kernel reads it; "": as the file holds it. */
+static const word GATE_DTYPES[] = {{"fp32", "fp32"},    {"bf16", "bf16"},     {"fp16", "fp16"},
+                                   {"float32", "fp32"}, {"bfloat16", "bf16"}, {"float16", "fp16"},
+                                   {"fp64", "fp64"},    {"float64", "fp64"},  {0}};
 static const word LAYOUTS[] = {{"kv", "kv"}, {"vk", "vk"}, {0}};
 
 static int same_text(const char *a, const char *b) { /* blanks do not count */
@@ -148,8 +152,12 @@ static const char *sequences(const dp_judge_options *o, const dp_tensorfile *in,
 
 void dp_judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
                             const dp_tensorfile *out, dp_judge_settings *s, dp_complaints *all) {
-    s->gate =
-        choose(in, o->gate, "gate", NULL, "--gate log|softplus|lower_bound", GATES, NULL, all);
+    const char *gate = "--gate log|softplus|lower_bound (and --gate-dtype " DP_JUDGE_GATE_DTYPES
+                       ", where the kernel reads g in a coarser format than this file holds)";
+    s->gate = choose(in, o->gate, "gate", NULL, gate, GATES, NULL, all);
+    const char *dtype = choose(in, o->gate_dtype, "gate_dtype", NULL,
+                               "--gate-dtype " DP_JUDGE_GATE_DTYPES, GATE_DTYPES, "fp64", all);
+    s->gate_dtype = *dtype ? (dp_format)dp_format_find(dtype) : DP_FP64;
     s->beta = choose(in, o->beta, "beta", NULL, "--beta plain|sigmoid|sigmoid2", BETAS, NULL, all);
     s->l2norm = choose(in, o->l2norm, "l2norm", "qk", "--l2norm 0|1", NORMS, NULL, all);
     s->lower_bound = lower_bound(o, in, !strcmp(s->gate, "lower_bound"), all);

@@ -21,6 +21,7 @@ typedef struct {
 typedef struct {
     const char *gate, *beta, *l2norm, *claim, *cu; /* as a case file has them; cu NULL: not given */
     dp_judge_base base;
+    dp_format gate_dtype;      /* that g is read in; fp64: as IN holds it */
     double scale, lower_bound; /* NAN: not given */
     int ranks, in_vk, out_vk;
     int64_t batch; /* B of [B,T,..]; 0: there was none (judge_files.h) */
@@ -31,6 +32,7 @@ typedef struct {
 void dp_judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
                             const dp_tensorfile *out, dp_judge_settings *s, dp_complaints *all);
 
+#define DP_JUDGE_GATE_DTYPES "fp32|bf16|fp16"
 #define DP_JUDGE_CLAIM "--claim " DP_FORMAT_WORDS " (format of the M chain)"
 
 /* Single ones; dflt NULL: required. */

@@ -485,6 +485,9 @@ DP_TEST(judge, settings_come_from_options_then_metadata_then_a_refusal_with_the_
     no.gate = "sine";
     REFUSE(&no, "'sine' is not known", "--gate");
     no = o;
+    no.gate_dtype = "fp8";
+    REFUSE(&no, "'fp8' is not known", "--gate-dtype fp32|bf16|fp16");
+    no = o;
     no.scale = "big";
     REFUSE(&no, "--scale");
     no = o;
@@ -499,6 +502,10 @@ DP_TEST(judge, settings_come_from_options_then_metadata_then_a_refusal_with_the_
     all.l2norm = "1";
     all.scale = "0.25";
     all.cu_seqlens = "0,192";
+    JUDGE(&all, &b);
+    same_run(__LINE__, a.run, b.run);
+    done(&b);
+    all.gate_dtype = "fp32"; /* of gates in bf16: no other numbers */
     JUDGE(&all, &b);
     same_run(__LINE__, a.run, b.run);
     done(&b);

@@ -97,6 +97,7 @@ def judge(
     claim: str | None = None,
     design: str | None = None,
     gate: str | None = None,
+    gate_dtype: str | None = None,
     lower_bound: float | None = None,
     beta: str | None = None,
     l2norm: bool | None = None,
@@ -119,9 +120,10 @@ def judge(
     "dh0", and any stage (`deltaproof judge --help`); gradients need "do".
     base: formats that the kernel claims for all but the chain of M: "bf16" "fp32" "fp64"; claim: of
     the chain, from 3 ranks on. design: how it computes (ref/vocabulary/design.h). gate: "log" (g
-    is the natural log of a step's decay), "softplus", "lower_bound"; beta: "plain" "sigmoid"
-    "sigmoid2"; l2norm: does the kernel normalise q and k; scale: of q in o, default K^-1/2.
-    kernel_commit, label, kernels (names of CUDA kernels that ran): for the record.
+    is the natural log of a step's decay), "softplus", "lower_bound"; gate_dtype: the format that
+    the kernel reads g in, where that is coarser than the array: "fp32" "bf16" "fp16"; beta:
+    "plain" "sigmoid" "sigmoid2"; l2norm: does the kernel normalise q and k; scale: of q in o,
+    default K^-1/2. kernel_commit, label, kernels (names of CUDA kernels that ran): for the record.
     out: a folder that gets the files, results.json, junit.xml and report.html; None: the files
     stay in a temporary folder if an output fails, and are removed otherwise.
     """
@@ -134,6 +136,7 @@ def judge(
         claim=claim,
         design=design,
         gate=gate,
+        gate_dtype=gate_dtype,
         lower_bound=lower_bound,
         beta=beta,
         l2norm=l2norm,

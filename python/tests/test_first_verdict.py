@@ -31,6 +31,7 @@ def test_all_that_is_missing_is_said_at_once() -> None:
     assert found.status == 2 and "6 things are missing or wrong" in found.text
     for part in ("tensor oo is not known", "dq is a gradient", "'sine' is not known", "--beta"):
         assert part in found.text, found.text
+    assert "--gate-dtype fp32|bf16|fp16" in found.text
     assert "--l2norm 0|1" in found.text and "--base bf16|fp16|fp32|fp64" in found.text
     del x["k"], x["beta"]
     found = judge(x, {"o": x["v"]}, **SAID)
@@ -89,6 +90,14 @@ def one_before(a: np.ndarray) -> np.ndarray:
     return np.concatenate([0 * a[:1], a[:-1]])
 
 
+def short(a: np.ndarray) -> np.ndarray:
+    return to_bf16(a).astype(np.float32)
+
+
+def in_bf16_behind_softplus(x: Arrays) -> np.ndarray:
+    return o_of(x | {"g": short(-np.log1p(np.exp(x["g"])))})
+
+
 def halves(x: Arrays) -> np.ndarray:
     parts = [{n: a[i : i + 50] for n, a in x.items()} for i in (0, 50)]
     return np.concatenate([o_of(p) for p in parts])
@@ -104,6 +113,9 @@ def halves(x: Arrays) -> np.ndarray:
         ("eps = 1e-5", lambda x: o_of(with_eps(x, 1e-5)), {"l2norm": True}),
         ("without eps", lambda x: o_of(with_eps(x, 0)), {"l2norm": True}),
         ("exp2(g) for exp(g)", lambda x: o_of(x | {"g": x["g"] * np.float32(np.log(2))}), {}),
+        ("passes with --gate-dtype bf16", lambda x: o_of(x | {"g": short(x["g"])}), {}),
+        ("passes with --gate-dtype fp32", o_of, {"gate_dtype": "bf16"}),
+        ("activated gate were kept in bf16", in_bf16_behind_softplus, {"gate": "softplus"}),
         ("every gate were that", lambda x: o_of(x | {"g": one_before(x["g"])}), {}),
         ("rank 1 started from zero", halves, {"ranks": 2}),
     ],
@@ -117,6 +129,16 @@ def test_the_mistake_that_explains_a_failure_is_named(
     said = fits(x, {"o": make(x)}, **other)
     assert any(words in n for n in said), said
     assert len(said) <= 2, said
+
+
+def test_gates_are_judged_as_the_kernel_reads_them() -> None:
+    x = inputs(V=16)
+    o = o_of(x | {"g": short(x["g"])})
+    assert judge(x, {"o": o}, **SAID).status == 1
+    assert judge(x, {"o": o}, gate_dtype="bf16", **SAID).passed
+    assert judge(x | {"g": to_bf16(x["g"])}, {"o": o}, **SAID).passed
+    found = judge(x, {"o": o}, gate_dtype="fp8", **SAID)
+    assert found.status == 2 and "--gate-dtype fp32|bf16|fp16" in found.text
 
 
 def test_a_turned_state_is_recognised_where_its_shape_hides_it() -> None:
