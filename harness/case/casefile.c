@@ -133,6 +133,9 @@ static const key KEYS[] = {
     {"session_state", CHOICE, SESSION, AT(session_state), "returned", 0, 0,
      "returned|fp32|bf16|fp16",
      "format in which the state is kept between calls; returned: as it came"},
+    {"session_prefix", INT, SESSION, AT(session_prefix), "0", 0, 1 << 24, NULL,
+     "first tokens that all sequences share, with the first one's initial state: computed once, "
+     "each goes on from its state"},
     {"regime", CHOICE, CHAIN, AT(regime), NULL, 0, 0,
      "subspace|reflect|slow|mixed|corr|mild|strong", "law of the factors (math j.5)"},
     {"chunks", INT, CHAIN, AT(chunks), NULL, 2, 65536, NULL, "number of factors"},

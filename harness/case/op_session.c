@@ -25,20 +25,44 @@ dp_status dp_session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case
     if (dp_session_parse(f->session, &c->session, &why))
         return dp_casefile_refuse(f, "session", e, "%s", why.msg);
     c->session.kept = kept[f->session_state];
+    c->session.prefix = f->session_prefix;
     c->backward = 0;
     return DP_OK;
 }
 
+/* What stands in the first tokens, and before them, of the first sequence stands in all. */
+static void share_prefix(dp_problem *p, int64_t tokens) {
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        const dp_row_kind kind = dp_input_fields[i].kind;
+        double *x = *dp_input_at(p, i);
+        const int64_t n = kind == DP_OF_TOKENS      ? dp_input_width(p, i)
+                          : kind == DP_OF_SEQUENCES ? dp_input_count(p, i) / p->Nseq
+                                                    : 0,
+                      rows = kind == DP_OF_TOKENS ? tokens : 1;
+        for (int s = 1; x && n && s < p->Nseq; s++)
+            memcpy(x + (kind == DP_OF_TOKENS ? p->cu[s] : s) * n,
+                   x + (kind == DP_OF_TOKENS ? p->cu[0] : 0) * n,
+                   sizeof(double) * (size_t)(rows * n));
+    }
+}
+
 dp_status dp_session_finish(const dp_casefile *f, dp_case *c, dp_err *e) {
     dp_err why = {0};
-    if (!dp_session_fits(&c->session, c->p.cu, c->p.Nseq, &why)) return DP_OK;
-    return dp_casefile_refuse(f, "session", e, "%s", why.msg);
+    if (dp_session_fits(&c->session, c->p.cu, c->p.Nseq, &why))
+        return dp_casefile_refuse(f, "session", e, "%s", why.msg);
+    if (dp_session_prefix_fits(&c->session, c->p.cu, c->p.Nseq, &why))
+        return dp_casefile_refuse(f, "session_prefix", e, "%s", why.msg);
+    if (c->session.prefix) share_prefix(&c->p, c->session.prefix);
+    return DP_OK;
 }
 
 void dp_session_describe(const dp_case *c, int ranks, char *out, size_t size) {
     dp_recurrence_describe(c, ranks, out, size);
     const size_t n = strlen(out);
-    snprintf(out + n, size - n, ", session %s", c->session.text);
+    const int used = snprintf(out + n, size - n, ", session %s", c->session.text);
+    if (c->session.prefix && n + (size_t)used < size)
+        snprintf(out + n + used, size - n - (size_t)used, ", prefix of %lld shared",
+                 (long long)c->session.prefix);
 }
 
 void dp_session_write(const dp_case *c, FILE *f) {
@@ -46,4 +70,5 @@ void dp_session_write(const dp_case *c, FILE *f) {
     fprintf(f, "session = %s\n", c->session.text);
     if (c->session.kept != DP_FP64)
         fprintf(f, "session_state = %s\n", dp_session_kept(&c->session));
+    if (c->session.prefix) fprintf(f, "session_prefix = %lld\n", (long long)c->session.prefix);
 }

@@ -106,6 +106,21 @@ dp_status dp_session_fits(const dp_session *s, const int64_t *cu, int Nseq, dp_e
     return DP_OK;
 }
 
+dp_status dp_session_prefix_fits(const dp_session *s, const int64_t *cu, int Nseq, dp_err *e) {
+    int64_t done = 0;
+    if (!s->prefix) return DP_OK;
+    if (Nseq < 2) return dp_fail(e, DP_EINPUT, "one sequence shares it with none");
+    for (int i = 0; i < Nseq; i++)
+        if (cu[i + 1] - cu[i] <= s->prefix)
+            return dp_fail(e, DP_EINPUT, "sequence %d has %lld tokens, and must go on behind it", i,
+                           (long long)(cu[i + 1] - cu[i]));
+    for (int64_t i = 0; done < s->prefix; i++)
+        done += dp_session_at(s, i).accepted;
+    return done == s->prefix
+               ? DP_OK
+               : dp_fail(e, DP_EINPUT, "no call ends behind token %lld", (long long)s->prefix);
+}
+
 int dp_session_rolls_back(const dp_session *s) {
     int any = 0;
     for (int i = 0; i < s->n; i++)

@@ -8,6 +8,10 @@
  * Every packed sequence is a slot of the batch, and each call brings the next tokens of each. The
  * last call of the schedule is repeated until all tokens are there; the last call of a sequence is
  * as short as what is left of it. A sequence that has ended is an empty one in the calls after.
+ *
+ * A prefix (key session_prefix) is what all sequences begin with, from one initial state: the calls
+ * up to its end compute it in the first sequence alone, and each goes on from the state that it
+ * left, as requests with one prompt do from a cached one.
  */
 #ifndef DP_SESSION_H
 #define DP_SESSION_H
@@ -30,6 +34,7 @@ typedef struct {
     dp_session_call *call;
     dp_format kept; /* the state is rounded to it between calls; DP_FP64: it stays as the subject
                        returned it */
+    int64_t prefix; /* tokens; 0: none */
 } dp_session;
 
 /* DP_EINPUT says which call is wrong. On failure nothing needs freeing. */
@@ -39,6 +44,9 @@ void dp_session_free(dp_session *s);
 /* Does it end with the longest of these sequences? DP_EINPUT: calls are left when no token is, or
  * the last one accepts none and would be repeated for ever. */
 dp_status dp_session_fits(const dp_session *s, const int64_t *cu, int Nseq, dp_err *e);
+
+/* Is there a call that ends behind the prefix, and has every sequence more tokens? DP_EINPUT. */
+dp_status dp_session_prefix_fits(const dp_session *s, const int64_t *cu, int Nseq, dp_err *e);
 
 /* The word of the key session_state that stands for its format. */
 const char *dp_session_kept(const dp_session *s);

@@ -102,6 +102,11 @@ static void explain_calls(const json_t *rec, const json_t *run) {
         printf("session      %s; state between calls: %s%s%s\n", text(c, "session"),
                text(c, "session_state"), *text(run, "rollback") ? "; after a window: " : "",
                text(run, "rollback"));
+        const long long prefix = json_integer_value(json_object_get(c, "session_prefix"));
+        if (prefix)
+            printf("             the first %lld tokens are those of all sequences: computed once, "
+                   "each goes on from their state\n",
+                   prefix);
         printf("             o of accepted tokens and the last state are judged by the whole case, "
                "windows by the state\n             that each began from: %lld of %lld "
                "(cases/README.md, Sessions)\n",

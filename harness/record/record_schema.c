@@ -401,6 +401,8 @@ static const dp_record_field CASES[] = {
      WHEN(has_session)},
     {"session_state", TEXT, .what = "format that it is kept in between calls", GET(session_kept),
      WHEN(has_session)},
+    {"session_prefix", COUNT, .what = "tokens that all sequences share, computed once",
+     CASE(session.prefix), WHEN(has_session)},
     {"warnings", .kind = DP_KIND_TEXTS, WRITTEN, NULL, GET(warnings)}};
 static const dp_object_schema CASE_OBJECT = OBJECT("case", CASES);
 

@@ -42,8 +42,11 @@ static void name_call(const dp_case *c, dp_result_id field, dp_run *run) {
     const dp_session_call x = dp_session_at(s, call);
     const size_t n = strlen(t->why);
     snprintf(t->why + n, sizeof t->why - n,
-             "; in call %lld of its sequence: %lld drafted, %lld accepted", (long long)call + 1,
-             (long long)x.drafted, (long long)x.accepted);
+             "; in call %lld of its sequence: %lld drafted, %lld accepted%s", (long long)call + 1,
+             (long long)x.drafted, (long long)x.accepted,
+             s->prefix && call == dp_session_call_of(s, s->prefix)
+                 ? ", the first behind the shared prefix"
+                 : "");
 }
 
 static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *lost, dp_run *run) {

@@ -24,6 +24,8 @@ typedef struct {
     slice *take;        /* [Nseq]: of the present call */
     int64_t done;       /* calls */
     int after_rollback; /* the call before rejected tokens */
+    int waiting;        /* all but the first sequence wait for the end of the prefix */
+    int continued;      /* the next call is the first behind it */
 } walk;
 
 /* ---- inputs of a call ------------------------------------------------------------------------ */
@@ -231,6 +233,21 @@ static void leave_unwritten(const walk *w, const double *before) {
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
+/* The end of the prefix: its state and its rows of o become those of all sequences. */
+static void share_prefix(walk *w) {
+    const int64_t n = (int64_t)w->p->HV * w->p->V, *cu = w->p->cu;
+    if (!w->waiting || w->at[0] - cu[0] < w->s->prefix) return;
+    for (int i = 1; i < w->p->Nseq; i++) {
+        memcpy(w->S + i * w->state, w->S, sizeof *w->S * (size_t)w->state);
+        if (w->out->o)
+            memcpy(w->out->o + cu[i] * n, w->out->o + cu[0] * n,
+                   sizeof *w->S * (size_t)(w->s->prefix * n));
+        w->at[i] += w->s->prefix;
+    }
+    w->waiting = 0;
+    w->continued = 1;
+}
+
 static void keep_short(const walk *w) {
     spoil_kept(w);
     if (!w->done || w->s->kept == DP_FP64) return;
@@ -319,19 +336,41 @@ static void keep_drafts(const walk *w, const dp_call_result *r) {
     dp_problem_free(&y);
 }
 
+static slice next_tokens(const walk *w, int i, dp_session_call c) {
+    const int64_t left = w->p->cu[i + 1] - w->at[i];
+    if (i && w->waiting) return (slice){w->at[i], 0, 0};
+    return (slice){w->at[i], left < c.accepted ? left : c.accepted,
+                   left ? c.drafted - c.accepted : 0};
+}
+
+/* The state of the prefix is the one that its first continuation leaves: the others begin there. */
+static dp_status overwrite_prefix(walk *w, dp_err *e) {
+    slice *first;
+    dp_call_result r;
+    if (w->fault != DP_FAULT_PREFIX_OVERWRITTEN || !w->continued) return DP_OK;
+    first = dp_calloc((size_t)w->p->Nseq, sizeof *first);
+    first[0] = (slice){w->take[0].from, w->take[0].n, 0};
+    const dp_status st = call(w, first, 0, &r, e);
+    for (int i = 1; !st && i < w->p->Nseq; i++) {
+        hit_where(w, w->S + i * w->state, r.out.final_state);
+        memcpy(w->S + i * w->state, r.out.final_state, sizeof *w->S * (size_t)w->state);
+    }
+    if (!st) end_call(&r);
+    free(first);
+    return st;
+}
+
 static dp_status one_call(walk *w, dp_err *e) {
     const dp_session_call c = dp_session_at(w->s, w->done);
     slice *kept = dp_calloc((size_t)w->p->Nseq, sizeof *kept);
     double *before = copy_states(w);
     dp_call_result r;
-    for (int i = 0; i < w->p->Nseq; i++) {
-        const int64_t left = w->p->cu[i + 1] - w->at[i];
-        w->take[i] = (slice){w->at[i], left < c.accepted ? left : c.accepted,
-                             left ? c.drafted - c.accepted : 0};
-    }
+    for (int i = 0; i < w->p->Nseq; i++)
+        w->take[i] = next_tokens(w, i, c);
     pad(w, w->take);
     const int same = states_at(w, kept);
-    dp_status st = call(w, w->take, !same, &r, e);
+    dp_status st = overwrite_prefix(w, e);
+    if (!st) st = call(w, w->take, !same, &r, e);
     if (!st) {
         if (w->by->drafts && c.accepted < c.drafted) keep_drafts(w, &r);
         keep_o(w, w->take, r.out.o);
@@ -349,6 +388,7 @@ static dp_status one_call(walk *w, dp_err *e) {
     for (int i = 0; i < w->p->Nseq; i++)
         if (!ended(w, i)) w->at[i] += w->take[i].n;
     w->after_rollback = c.accepted < c.drafted;
+    w->continued = 0;
     w->done++;
     free(kept);
     return st;
@@ -364,6 +404,7 @@ static int all_ended(const walk *w) {
 dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
                        const dp_caller *by, dp_result *out, unsigned char *hit, dp_err *e) {
     walk w = {.p = p, .s = s, .fault = fault, .by = by, .out = out, .hit = hit};
+    w.waiting = s->prefix > 0;
     dp_status st = DP_OK;
     *out = (dp_result){0};
     w.state = (int64_t)p->HV * p->K * p->V;
@@ -375,6 +416,7 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
     free(out->final_state);
     while (!st && !all_ended(&w)) {
         keep_short(&w);
+        share_prefix(&w);
         st = one_call(&w, e);
     }
     out->final_state = w.S;

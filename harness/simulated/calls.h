@@ -12,6 +12,9 @@
  * another key or value than what stands there (unless all tokens have one key and zeros for
  * values).
  *
+ * Before the end of a shared prefix only the first sequence brings tokens; then all others take its
+ * state, and its rows of o.
+ *
  * The faults of calls (fault.h) act here. A fault says where it acted: in what was handed to a
  * call, or taken from it, of that head.
  */

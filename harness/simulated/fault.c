@@ -212,6 +212,11 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
     [DP_FAULT_SLOT_UNWRITTEN] = {"slot-unwritten", 46, "calls",
                                  "the last of several sequences never gets its state written",
                                  "sgl-project/sglang#39342, vllm-project/vllm#52627"},
+    [DP_FAULT_PREFIX_OVERWRITTEN] = {"prefix-overwritten", 46, "calls",
+                                     "the first sequence that goes on from the state of a shared "
+                                     "prefix writes into it, and the "
+                                     "others begin there",
+                                     ""},
     [DP_FAULT_KEPT_BF16] = {"kept-bf16", 43, "calls",
                             "the state is kept in bf16 between calls whatever was asked",
                             HALF_STATES},
@@ -286,7 +291,7 @@ const dp_bug dp_bugs[DP_NBUGS + 1] = {
     [44] = {"state in fp8 or int8 between steps",
             "int8 without feedback; the others, over 100,000 steps: deltaproof carry"},
     [45] = {"speculative decoding: rejected tokens, gates of other tokens", "three faults"},
-    [46] = {"cached state of another token or request, or never written", "four faults"},
+    [46] = {"cached state of another token or request, or never written", "five faults"},
     [47] = {"padding of the last piece updates the state", ""},
     [48] = {"NaN below one chunk, state layout of another kernel",
             "two faults: the layout is that of 59"},
@@ -341,6 +346,7 @@ unsigned dp_fault_kind(dp_fault f) {
     case DP_FAULT_DRAFT_GATE:
     case DP_FAULT_PADDING_WRITES:
     case DP_FAULT_SLOT_UNWRITTEN:
+    case DP_FAULT_PREFIX_OVERWRITTEN:
     case DP_FAULT_KEPT_BF16:
     case DP_FAULT_KEPT_INT8: return DP_FAULTS_OF_CALLS;
     default: return DP_FAULTS_OF_STAGES;

@@ -101,6 +101,8 @@ static const expectation EXPECT[] = {
     {DP_FAULT_PADDING_WRITES, "session-decode", 1, DP_BASE_BF16, DP_FP32, "final_state", "o", -1},
     {DP_FAULT_PADDING_WRITES, "session-prefill", 1, DP_BASE_FP32, DP_FP32, "final_state", "o", -1},
     {DP_FAULT_SLOT_UNWRITTEN, "session-decode", 1, DP_BASE_BF16, DP_FP32, "final_state", NULL, -1},
+    {DP_FAULT_PREFIX_OVERWRITTEN, "session-prefix", 1, DP_BASE_FP32, DP_FP32, "o", NULL, -1},
+    {DP_FAULT_PREFIX_OVERWRITTEN, "session-prefix", 1, DP_BASE_BF16, DP_FP32, "o", NULL, -1},
     {DP_FAULT_KEPT_BF16, "session-verify", 1, DP_BASE_FP32, DP_FP32, "final_state", NULL, -1},
     {DP_FAULT_KEPT_BF16, "session-prefill", 1, DP_BASE_FP32, DP_FP32, "o", NULL, -1},
     {DP_FAULT_KEPT_INT8, "session-verify", 1, DP_BASE_BF16, DP_FP32, "final_state", NULL, -1},

@@ -32,6 +32,11 @@ DP_TEST(session, what_is_no_schedule_is_refused_with_its_key) {
         {"op = kda\nT = 8\nK = 4\nsession = 4\nbackward = yes\n", "no gradients"},
         {"op = kda\nT = 8\nK = 4\nsession = 4\nmerge = allgather,ring\n", "merges nothing"},
         {"op = kda\nT = 8\nK = 4\nsession_state = bf16\n", "no such setting"},
+        {"op = kda\nT = 8\nK = 4\nsession = 2\nsession_prefix = 4\n", "shares it with none"},
+        {"op = kda\nT = 8\ncu_seqlens = 0,4,8\nK = 4\nsession = 2\nsession_prefix = 4\n",
+         "sequence 0 has 4 tokens, and must go on behind it"},
+        {"op = kda\nT = 8\ncu_seqlens = 0,4,8\nK = 4\nsession = 2\nsession_prefix = 3\n",
+         "no call ends behind token 3"},
         {"op = step\nT = 8\nK = 4\nW = 2\nsession = 4\n", "goes with op = gdn, kda or mkda"},
         {"op = conv\nT = 8\nD = 4\nW = 2\nsession = 4\n", "no such setting"}};
     for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
@@ -349,6 +354,69 @@ DP_TEST(session, a_fault_that_finds_nothing_does_not_act) {
         CHECK(!acted(&runs.run[0]) == !acts && runs.run[0].verdict == (acts ? DP_FAIL : DP_PASS),
               "%s: %s", runs.run[0].id, dp_verdict_names[runs.run[0].verdict]);
         dp_runs_free(&runs);
+        dp_case_free(&c);
+    }
+}
+
+#define SHARED                                                                         \
+    HEAD "op = kda\nT = 78\ncu_seqlens = 0,30,48,78\nK = 16\nHV = 2\ng_scale = 0.05\n" \
+         "s0_scale = 1\n"                                                              \
+         "base = bf16,fp32,fp64\nsession = 8,4-2,3,1\n"
+
+/* Three continuations of one prefix: what the walk makes of it is what the sequences make of their
+ * own copies; the state of the prefix as its first continuation leaves it is seen in the call
+ * behind it, and is no fault where nothing is shared. */
+DP_TEST(session, every_continuation_begins_from_the_prefix) {
+    static const dp_fault F[] = {DP_FAULT_NONE, DP_FAULT_PREFIX_OVERWRITTEN};
+    for (int shared = 0; shared < 2; shared++)
+        for (int f = 0; f < 2; f++) {
+            dp_case c;
+            dp_runs runs;
+            const int red = shared && f;
+            if (!judge(shared ? SHARED "session_prefix = 10\n" : SHARED, F[f], NULL, &c, &runs))
+                return;
+            const int64_t n = (int64_t)c.p.H * c.p.K;
+            CHECK(!memcmp(c.p.k + 30 * n, c.p.k, sizeof(double) * (size_t)(10 * n)) == shared,
+                  "keys of the second sequence");
+            for (int i = 0; i < runs.n; i++) {
+                const dp_run *r = &runs.run[i];
+                CHECK(acted(r) == red && r->verdict == (red ? DP_FAIL : DP_PASS), "%s: %s, %s",
+                      r->id, acted(r) ? "acted" : "did not act", r->why);
+                CHECK(!red || r->tensor[0].failed.at.sequence > 0, "%s: %s", r->id, r->why);
+                CHECK(!red || strstr(r->tensor[0].why, "call 3 of its sequence: 3 drafted, 3 "
+                                                       "accepted, the first behind the shared"),
+                      "%s: %s", r->id, r->tensor[0].why);
+            }
+            dp_runs_free(&runs);
+            dp_case_free(&c);
+        }
+}
+
+/* The calls of the prefix bring the tokens of the first sequence alone. */
+typedef struct {
+    dp_base base;
+    int64_t tokens;
+} counted;
+
+static dp_status count_tokens(void *who, const dp_problem *call, int states, dp_call_result *out,
+                              dp_err *e) {
+    counted *x = who;
+    x->tokens += call->T;
+    return piped(&x->base, call, states, out, e);
+}
+
+DP_TEST(session, a_prefix_is_computed_once) {
+    for (int shared = 0; shared < 2; shared++) {
+        dp_case c;
+        dp_result out;
+        counted x = {.base = DP_BASE_FP32};
+        const dp_caller by = {count_tokens, &x, NULL};
+        if (!gt_parse_case(shared ? SHARED "session_prefix = 8\n" : SHARED, &c)) return;
+        REQUIRE(!dp_calls_run(&c.p, &c.session, DP_FAULT_NONE, &by, &out, NULL, NULL), "calls");
+        const int64_t rejected = 3 * 2, again = 3 * 2, saved = shared ? 2 * 8 : 0;
+        CHECK(x.tokens == 78 - saved + rejected + again, "%lld tokens in calls",
+              (long long)x.tokens);
+        dp_result_free(&out);
         dp_case_free(&c);
     }
 }
