@@ -156,6 +156,18 @@ template <int N> __device__ __forceinline__ void wg_wait() {
 #define R4(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
 #define R32(d) R4(d[0]), R4(d[1]), R4(d[2]), R4(d[3]), R4(d[4]), R4(d[5]), R4(d[6]), R4(d[7])
 
+/* Does code for this device have them; what follows is empty where it has not. */
+__device__ __forceinline__ bool has_warpgroups() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    return true;
+#else
+    return false;
+#endif
+}
+/* 4 n-tiles of a sum may be read from here on, behind the wait for it. */
+__device__ __forceinline__ void wg_done(float (*d)[4]) {
+    asm volatile("" : R4(d[0]), R4(d[1]), R4(d[2]), R4(d[3])::"memory");
+}
 /* All but the last N groups have ended, and d may be read: as operands its words cannot be read
  * before. */
 template <int N> __device__ __forceinline__ void wg_wait(float (*d)[4]) {
@@ -173,6 +185,19 @@ __device__ __forceinline__ void wg_mul(float (*d)[4], const uint32_t a[4], uint6
                  "%29,%30,%31}, {%32,%33,%34,%35}, %36, p, 1, 1, %37;\n}"
                  : R32(d)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(T), "r"((int)first));
+#endif
+}
+
+/* d = A B if first, else d += A B: 64 rows, 32 columns, 16 deep; A [64][16] and B in shared memory,
+ * by descriptor. T: B is [16][32] in memory, else [32][16]. */
+template <int T>
+__device__ __forceinline__ void wg_mul_32(float (*d)[4], uint64_t a, uint64_t b, bool first) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,"
+                 "%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1, 0, %19;\n}"
+                 : R4(d[0]), R4(d[1]), R4(d[2]), R4(d[3])
+                 : "l"(a), "l"(b), "r"((int)first), "n"(T));
 #endif
 }
 
@@ -249,6 +274,14 @@ __device__ __forceinline__ void sync_part(int id, int n) {
 
 /* ---- copies by one producer warp, all lanes together ----------------------------------------- */
 
+/* What this thread stored may be read by the copy engine and by products of a warpgroup, behind a
+ * barrier. */
+__device__ __forceinline__ void drain_fence() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 /* Opens, fills and closes a barrier of FULL_COUNT; bytes: all that will come, multiples of 16. */
 __device__ __forceinline__ void fill_begin(uint64_t *b, int bytes, int lane) {
 #if DPG_BULK
@@ -276,6 +309,7 @@ __device__ __forceinline__ void fill(void *dst, const void *src, int bytes, uint
 __device__ __forceinline__ void fill_end(uint64_t *b, int lane) {
     (void)lane;
 #ifdef DPG_PLAIN_LOADS
+    drain_fence();
     bar_arrive(b);
 #elif !DPG_BULK && !defined(DPG_NO_MMA)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(saddr(b)) : "memory");
@@ -284,11 +318,6 @@ __device__ __forceinline__ void fill_end(uint64_t *b, int lane) {
 
 /* Shared to global memory by one warp. Before: drain_fence() by all who wrote the words, then a
  * barrier. The words may be overwritten behind drain_wait() of the same warp and a barrier. */
-__device__ __forceinline__ void drain_fence() {
-#if DPG_BULK
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
 __device__ __forceinline__ void drain(void *dst, const void *src, int bytes, int lane) {
 #if DPG_BULK
     if (lane == 0)

@@ -22,6 +22,9 @@
  * see both, however slow the gates. Every operand of a product is rounded to bf16 once (what
  * harness/bound/grad_bound.c counts), everything is summed in fp32. No atomics.
  *
+ * Where a device has warpgroups, they form Kgam S_0, dP, dL and the products with states, straight
+ * from shared memory and while other work goes on; elsewhere mma.sync does.
+ *
  * TIGHT: devices whose blocks have less shared memory; the decayed rows are made twice and take the
  * place of h and dh, and nothing is loaded ahead. */
 #include "fast/far.cuh"
@@ -70,6 +73,7 @@ template <int K, int V, bool TIGHT> struct GradSmem {
     float total[4][K],
         written[4][K]; /* dg of a block's rows; its part from what the chunk writes */
     float rk[C], rq[C], beta[C], own[C];
+    RawWord raw_beta[C];
     union {
         float db[K / 32][C];     /* solve */
         float dot[2][K / 32][C]; /* ends */
@@ -159,7 +163,10 @@ __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims 
     float *gates = (float *)&out; /* [C][K + 8] on their way to fragments */
     GateRows<K, N> &g = ahead.g;
     KeyRows<K, N> &x = ahead.x;
-    if (threadIdx.x < C) sm.beta[threadIdx.x] = beta_of(d, ahead.beta, p);
+    if (threadIdx.x < C) {
+        sm.beta[threadIdx.x] = beta_of(d, ahead.beta, p);
+        sm.raw_beta[threadIdx.x] = ahead.beta;
+    }
     g.finish(d, p, row0);
     x.finish(d, p, row0, l.lane);
     g.publish(sm.x.anchors, row0, ch);
@@ -393,12 +400,12 @@ __device__ __forceinline__ void states_part(GradSmem<K, V, TIGHT> &sm, Carried &
                                             const float dr[4][4], const float dw[4][4], float scale,
                                             const Lane &l) {
     float rk[2] = {sm.rk[l.row(0)], sm.rk[l.row(1)]}, rq[2] = {sm.rq[l.row(0)], sm.rq[l.row(1)]};
+    float written[8] = {}; /* [n][e] */
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         int ch = 32 * l.cq + 8 * n + 2 * l.tc;
         float2 an = *(const float2 *)(sm.anchor[l.I] + ch),
                end = *(const float2 *)(sm.anchor[4] + ch);
-        float written[2] = {0.f, 0.f};
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int r = i / 2, e = i % 2;
@@ -409,14 +416,12 @@ __device__ __forceinline__ void states_part(GradSmem<K, V, TIGHT> &sm, Carried &
             c.dq[n][i] *= scale * down;
             c.dk[n][i] = read + own;
             c.dg[n][i] = fmaf(q, c.dq[n][i], k * (read - own));
-            written[e] = fmaf(k, own, written[e]);
-        }
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            float w = column_sum(written[e]);
-            if (l.gr == 0) sm.written[l.I][ch + e] = w;
+            written[2 * n + e] = fmaf(k, own, written[2 * n + e]);
         }
     }
+    column_sums<8>(written, l.lane);
+    int at = column_sums_at<8>(l.gr);
+    sm.written[l.I][32 * l.cq + 8 * (at / 2) + 2 * l.tc + at % 2] = written[0];
 }
 
 /* Adds the parts of pairs: of what a row reads; of what it writes. */
@@ -610,44 +615,50 @@ __device__ __forceinline__ void load_raw(RawGates &raw, const Dims &d, const dpg
 }
 
 /* dg of the log gate to that of the raw one; terms of dA_log and ddt_bias of the block's rows. */
-template <int K, int V, bool TIGHT>
+template <int GATE, int K, int V, bool TIGHT>
 __device__ __forceinline__ void through_gate(GradSmem<K, V, TIGHT> &sm, const Dims &d,
-                                             const dpg_tensors &t, const Place &p, Carried &c,
-                                             const RawGates &raw, const Lane &l) {
-    float a = expf(raw.A_log);
+                                             const Place &p, Carried &c, const RawGates &raw,
+                                             const Lane &l) {
+    float a = expf(raw.A_log), sums[16] = {}; /* [dA_log, ddt_bias][n][e] */
     GateRow row = {d, p, K};
+    bool mine[2] = {row.here(l.row(0)), row.here(l.row(1))};
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         int ch = 32 * l.cq + 8 * n + 2 * l.tc;
-        float sa[2] = {0.f, 0.f}, sb[2] = {0.f, 0.f}, from[2];
-#pragma unroll
-        for (int e = 0; e < 2; e++) { /* rowsum(dS_c o S_c) and the later blocks */
-            from[e] = sm.z[ch + e] + ((sm.written[0][ch + e] + sm.written[1][ch + e]) +
-                                      (sm.written[2][ch + e] + sm.written[3][ch + e]));
-            for (int M = 3; M > l.I; M--)
-                from[e] += sm.total[M][ch + e];
+        float2 from = *(const float2 *)(sm.z + ch); /* with those of the later blocks */
+        for (int M = 3; M > l.I; M--) {
+            float2 later = *(const float2 *)(sm.total[M] + ch);
+            from.x += later.x;
+            from.y += later.y;
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            bool mine = row.here(l.row(r));
             float2 x = raw.g[n][r].get(d.g_bf16);
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                GateGrad y = gate_grad_fast(d, c.dg[n][2 * r + e] + from[e], e ? x.y : x.x, a,
-                                            e ? raw.bias[n].y : raw.bias[n].x);
+                GateGrad y =
+                    gate_grad_fast<GATE>(c.dg[n][2 * r + e] + (e ? from.y : from.x), e ? x.y : x.x,
+                                         a, e ? raw.bias[n].y : raw.bias[n].x, d.lower_bound);
                 c.dg[n][2 * r + e] = y.raw;
-                sa[e] += mine ? y.dA_log : 0.f;
-                sb[e] += mine ? y.ddt_bias : 0.f;
+                sums[2 * n + e] += mine[r] ? y.dA_log : 0.f;
+                sums[8 + 2 * n + e] += mine[r] ? y.ddt_bias : 0.f;
             }
         }
-        if (d.gate == DP_GATE_LOG) continue;
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            float x = column_sum(sa[e]), y = column_sum(sb[e]);
-            if (l.gr == 0) sm.x.sum.a[l.I][ch + e] = x;
-            if (l.gr == 0) sm.x.sum.b[l.I][ch + e] = y;
-        }
     }
+    if (GATE == DP_GATE_LOG) return;
+    column_sums<16>(sums, l.lane);
+    int at = column_sums_at<16>(l.gr); /* of both e */
+    float *to = at < 8 ? sm.x.sum.a[l.I] : sm.x.sum.b[l.I];
+    *(float2 *)(to + 32 * l.cq + 8 * (at / 2 % 4) + 2 * l.tc) = make_float2(sums[0], sums[1]);
+}
+
+/* rowsum(dS_c o S_c) of every channel: with what the chunk writes, which all of its tokens see. */
+template <int K, int V, bool TIGHT>
+__device__ __forceinline__ void sum_written(GradSmem<K, V, TIGHT> &sm) {
+    int ch = thread_again();
+    if (ch < K)
+        sm.z[ch] +=
+            (sm.written[0][ch] + sm.written[1][ch]) + (sm.written[2][ch] + sm.written[3][ch]);
 }
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
@@ -672,12 +683,12 @@ template <int K, int V, bool PLAIN, bool TIGHT> struct Grad {
         float dZ[NT][4] = {}, E[NT][4] = {};
         bar_wait(&sm.came[0], phase);
         bar_wait(&sm.came[1], phase);
-        solve_back<K, NT>(dZ, E, Solved{sm.T, sm.dE, sm.x.kgam, sm.big.states().h, sm.L, sm.X}, l.I,
-                          l.cq * NT / 2, l.lane, [] {});
+        Solved s = {sm.T, sm.dE, sm.x.kgam, sm.big.states().h, sm.L, sm.X};
+        solve_back<K, NT, !TIGHT>(dZ, E, s, l.I, l.cq * NT / 2, l.lane, [] {});
         __syncthreads();
         finish_dE<V, NT>(d, v, g, p, l, dZ, E, sm.beta, sm.dE, sm.of_row.db[0]);
         __syncthreads();
-        store_dv<K, V>(d, t, g, p, sm.dE, sm.of_row.db[0]);
+        store_dv<K, V>(d, sm.raw_beta, g, p, sm.dE, sm.of_row.db[0]);
     }
     /* dP over T, dL over L. */
     __device__ __forceinline__ void store_pairs_block(bf16 *to, const Block &x, int lr,
@@ -699,17 +710,29 @@ template <int K, int V, bool PLAIN, bool TIGHT> struct Grad {
         for (int x = 0; x < 16; x++)
             c.dq[x / 4][x % 4] = 0.f;
         Given x;
-        load_given<K>(x, d, t, p, l);
-        bar_wait(&sm.came[2], phase);
-        for (int i = l.warp; i < 20; i += K / 8) {
-            float acc[2][4] = {};
-            Block x(i);
-            pair_block<V>(acc, sm.dos, sm.dE, sm.X, x, d.scale, l.lane);
+        auto pairs = [&](const Block &x, const float(*acc)[4]) {
             own_pairs(sm.own, p.lr, x, acc, l);
             store_pairs_block(x.is_L ? sm.L : sm.T, x, p.lr, acc, l);
+        };
+        if (!TIGHT && has_warpgroups()) {
+            bar_wait(&sm.came[2], phase);
+            wg_states<K, V>(c.dq, dr, dw, sm.dos, sm.dE, sm.X, s.h, s.dh, d.scale, l, pairs);
+            load_given<K>(x, d, t, p, l);
+            /* by the warps that had fewer blocks of pairs */
+            int part = K == 64 ? l.cq - 1 : l.cq % 2 ? l.cq / 2 : -1;
+            state_sums<K, V>(sm.z, s.h, s.dh, sm.anchor[4], part * 128 + l.I * 32 + l.lane);
+            wg_state_wait(c.dq, dr, dw);
+        } else {
+            load_given<K>(x, d, t, p, l);
+            bar_wait(&sm.came[2], phase);
+            for (int i = l.warp; i < 20; i += K / 8) {
+                float acc[2][4] = {};
+                pair_block<V>(acc, sm.dos, sm.dE, sm.X, Block(i), d.scale, l.lane);
+                pairs(Block(i), acc);
+            }
+            state_products<K, V>(c.dq, dr, dw, sm.dos, sm.dE, sm.X, s.h, s.dh, l);
+            state_sums<K, V>(sm.z, s.h, s.dh, sm.anchor[4], l.warp * 32 + l.lane - 2 * K);
         }
-        state_products<K, V>(c.dq, dr, dw, sm.dos, sm.dE, sm.X, s.h, s.dh, l);
-        state_sums<K, V>(sm.z, s.h, s.dh, sm.anchor[4], l.warp * 32 + l.lane);
         end_given(x, p, l);
         states_part(sm, c, x, dr, dw, d.scale, l);
     }
@@ -728,31 +751,37 @@ template <int K, int V, bool PLAIN, bool TIGHT> struct Grad {
         parked.get(c.gam);
         add_write(sm, c, sw, sx, l);
     }
-    __device__ __forceinline__ void own_and_far(const Place &p, Carried &c, const Given &x,
-                                                const Lane &l) {
-        add_own(sm, c, x, l);
+    __device__ __forceinline__ void far(const Place &p, Carried &c, Given &x, const Lane &l) {
         if (!is_wide<K / 8>(sm.wide[0])) return;
+        end_given(x, p, l);
         for (int b = 0; b < 4; b++) {
             if (!is_wide<K / 32>(sm.wide[b])) continue;
             far_terms(sm, plan, t, p, b);
             if (b == l.I) add_far(sm, c, x, l);
         }
     }
-    __device__ __forceinline__ void ends(const Place &p, Carried &c, const Given &x,
-                                         Ahead<K> &ahead, int phase) {
+    template <int GATE>
+    __device__ __forceinline__ void gate(const Place &p, Carried &c, const RawGates &raw,
+                                         const Lane &l) {
+        through_gate<GATE>(sm, d, p, c, raw, l);
+    }
+    __device__ __forceinline__ void ends(const Place &p, Carried &c, Given &x, Ahead<K> &ahead,
+                                         int phase) {
         Lane l;
         GateRow row = {d, p, K};
         Decayed<K> &out = sm.big.rows();
         RawGates raw;
+        sum_dg(sm, c, l); /* while the rows of k and q come */
         load_raw<K>(raw, d, t, p, l);
-        sum_dg(sm, c, l);
+        end_given(x, p, l);
+        add_own(sm, c, x, l);
         if (a.whole) sum_dots(sm, c, x, l);
         __syncthreads();
         if (a.whole && d.l2norm) {
             through_norm<K>(c.dq, x.q, sm.of_row.dot[0], sm.rq, l);
             through_norm<K>(c.dk, x.k, sm.of_row.dot[1], sm.rk, l);
         }
-        through_gate(sm, d, t, p, c, raw, l);
+        FOR_GATE(d, gate, p, c, raw, l);
         if (d.dg_bf16)
             stage(out.kb, c.dg, l);
         else
@@ -787,6 +816,7 @@ template <int K, int V, bool PLAIN, bool TIGHT> struct Grad {
                 if (l.warp == 0) load.early(i);
                 if (l.warp == 0) load.late(i);
             }
+            drain_fence(); /* kgam */
             __syncthreads();
             solve(v, phase);
         }
@@ -803,12 +833,12 @@ template <int K, int V, bool PLAIN, bool TIGHT> struct Grad {
             __syncthreads();
         } else if (next >= 0 && l.warp == 0)
             load.early(next);
+        sum_written(sm);
         pairs(c);
         Place p = place(phase);
         Given x;
         load_given<K>(x, d, t, p, l);
-        end_given(x, p, l);
-        own_and_far(p, c, x, l);
+        far(p, c, x, l);
         ends(p, c, x, ahead, phase);
         drain_fence();
         __syncthreads();
@@ -822,7 +852,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
            const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
            unsigned tiles) {
     if (TIGHT && ROOMY_BLOCKS) return; /* never launched there: no code */
-    extern __shared__ __align__(128) char raw[];
+    extern __shared__ __align__(1024) char raw[];
     GradSmem<K, V, TIGHT> &sm = *(GradSmem<K, V, TIGHT> *)raw;
     const Dims d = known_bwd<PLAIN>(plan);
     Grad<K, V, PLAIN, TIGHT> grad = {sm, d, plan, t, g, a};

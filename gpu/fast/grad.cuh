@@ -44,6 +44,26 @@ __device__ __forceinline__ void store_16x16(uint32_t at, const float a[4], const
     stsm4(at, r);
 }
 
+/* N (8 or 16) values of the 8 lanes that share columns: their sums over these lanes, N / 8 of them
+ * in each. Lane gr gets those from column_sums_at<N>(gr) on: each step halves what a lane still
+ * holds. */
+template <int N> __device__ __forceinline__ int column_sums_at(int gr) {
+    return (gr % 2 * 4 + gr / 2 % 2 * 2 + gr / 4) * (N / 8);
+}
+template <int N> __device__ __forceinline__ void halve_sums(float *x, int lane, int m) {
+    bool upper = lane & m;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float send = upper ? x[i] : x[i + N], keep = upper ? x[i + N] : x[i];
+        x[i] = keep + __shfl_xor_sync(~0u, send, m);
+    }
+}
+template <int N> __device__ __forceinline__ void column_sums(float x[N], int lane) {
+    halve_sums<N / 2>(x, lane, 4);
+    halve_sums<N / 4>(x, lane, 8);
+    halve_sums<N / 8>(x, lane, 16);
+}
+
 /* Sum over the 8 lanes that share columns: over 16 rows, if both halves were added before. */
 __device__ __forceinline__ float column_sum(float x) {
     x += __shfl_xor_sync(~0u, x, 4);
@@ -58,22 +78,40 @@ __device__ __forceinline__ float row_sum(float x) {
 
 /* Gradient of the raw gate and its terms of dA_log and ddt_bias, by ex2 (gate_grad of values.cuh).
  */
-__device__ __forceinline__ GateGrad gate_grad_fast(const Dims &d, float dg, float graw, float a,
-                                                   float bias) {
+template <int GATE>
+__device__ __forceinline__ GateGrad gate_grad_fast(float dg, float graw, float a, float bias,
+                                                   float lower) {
     GateGrad y = {dg, 0.f, 0.f};
-    if (d.gate == DP_GATE_LOG) return y;
-    float x = graw + bias, z = d.gate == DP_GATE_SOFTPLUS ? x : a * x;
+    if (GATE == DP_GATE_LOG) return y;
+    float x = graw + bias, z = GATE == DP_GATE_SOFTPLUS ? x : a * x;
     float e = ex2(-fabsf(z) * LOG2E), over = rcp(1.f + e);
-    if (d.gate == DP_GATE_SOFTPLUS) {
+    if (GATE == DP_GATE_SOFTPLUS) {
         y.raw = -dg * a * (x < 0 ? e * over : over);
         y.dA_log = -dg * a * fmaf(e, log1p_over(e), fmaxf(x, 0.f));
     } else {
-        y.raw = dg * (d.lower_bound * e * over * over * a);
+        y.raw = dg * (lower * e * over * over * a);
         y.dA_log = y.raw * x;
     }
     y.ddt_bias = y.raw;
     return y;
 }
+__device__ __forceinline__ GateGrad gate_grad_of(const Dims &d, float dg, float graw, float a,
+                                                 float bias) {
+    return d.gate == DP_GATE_LOG ? gate_grad_fast<DP_GATE_LOG>(dg, graw, a, bias, d.lower_bound)
+           : d.gate == DP_GATE_SOFTPLUS
+               ? gate_grad_fast<DP_GATE_SOFTPLUS>(dg, graw, a, bias, d.lower_bound)
+               : gate_grad_fast<DP_GATE_LOWER_BOUND>(dg, graw, a, bias, d.lower_bound);
+}
+/* f<GATE>() for the plan's gate: asked once, not for every element. */
+#define FOR_GATE(d, f, ...)                      \
+    do {                                         \
+        if ((d).gate == DP_GATE_LOG)             \
+            f<DP_GATE_LOG>(__VA_ARGS__);         \
+        else if ((d).gate == DP_GATE_SOFTPLUS)   \
+            f<DP_GATE_SOFTPLUS>(__VA_ARGS__);    \
+        else                                     \
+            f<DP_GATE_LOWER_BOUND>(__VA_ARGS__); \
+    } while (0)
 
 /* What a tile's rows are solved back with, in shared memory; left: Kgam, or k where its decay
  * multiplies whole rows. */
@@ -81,9 +119,22 @@ struct Solved {
     const bf16 *T, *dv_new, *left, *h, *L, *X;
 };
 
+/* E = left S_0 of a warpgroup's columns, on their way. */
+template <int K, int NT>
+__device__ __forceinline__ void wg_left(float E[NT][4], const Solved &s, int slice) {
+    wg_fence();
+#pragma unroll
+    for (int j = 0; j < K / 16; j++)
+#pragma unroll
+        for (int n = 0; n < NT; n += 4)
+            wg_mul_32<1>(E + n, rows_desc(s.left, 1) + j / 4 * (C * 128 / 16) + j % 4 * 2,
+                         slice_desc(s.h + (slice + n / 2) * K * 16, 16 * j, K), j == 0);
+    wg_commit();
+}
+
 /* dZ = T' dv_new, then E = left S_0, between(), E += L X: of rows 16 I .., NT n-tiles of columns
- * from `slice` on. */
-template <int K, int NT, class F>
+ * from `slice` on. WG: left S_0 by warpgroups. */
+template <int K, int NT, bool WG, class F>
 __device__ __forceinline__ void solve_back(float dZ[NT][4], float E[NT][4], const Solved &s, int I,
                                            int slice, int lane, F between) {
     Walk<> t = walk_across(s.T, 0, lane), g = walk_down(s.left, 16 * I, lane),
@@ -92,6 +143,8 @@ __device__ __forceinline__ void solve_back(float dZ[NT][4], float E[NT][4], cons
     uint32_t h_at = slice_down(s.h + slice * K * 16, 0, lane);
     uint32_t x_at = slice_down(s.X + slice * C * 16, 0, lane);
     uint32_t a[4], b[4];
+    const bool wg = WG && NT % 4 == 0 && has_warpgroups();
+    if (wg) wg_left<K, NT>(E, s, slice);
     for (int M = I; M < 4; M++) { /* dZ_i = sum over m >= i of T[m][i] dv_new_m */
         ldsm4t(a, t.at(I, M));
 #pragma unroll
@@ -100,8 +153,11 @@ __device__ __forceinline__ void solve_back(float dZ[NT][4], float E[NT][4], cons
             two(dZ[2 * n], dZ[2 * n + 1], a, b);
         }
     }
+    if (wg) wg_wait<0>();
+    for (int n = 0; n < NT && wg; n += 4)
+        wg_done(E + n);
 #pragma unroll
-    for (int j = 0; j < K / 16; j++) {
+    for (int j = 0; j < K / 16 && !wg; j++) {
         ldsm4(a, g.at(j));
 #pragma unroll
         for (int n = 0; n < NT / 2; n++) {
@@ -173,10 +229,12 @@ finish_dE(const Dims &d, const Values<V, NT> &v, const dpg_grads &g, const Place
     for (int n = 0; n < NT / 2; n++)
         store_16x16(slice_across(dE + (v0 / 16 + n) * C * 16, 16 * l.I, l.lane), dZ[2 * n],
                     dZ[2 * n + 1]);
+    drain_fence();
 }
 
 /* N pieces of a thread, which(i), from shared memory to where to(x) points, if anywhere; all are
- * read before the first is written, so that none waits for another's store. */
+ * read before the first is written, so that none waits for another's store. which() asks for the
+ * thread again: addresses kept from tile to tile would be spilled. */
 template <int N, class W, class F, class T>
 __device__ __forceinline__ void send_pieces(W which, F from, T to) {
     uint4 y[N];
@@ -190,21 +248,21 @@ __device__ __forceinline__ void send_pieces(W which, F from, T to) {
     }
 }
 
-/* dbeta from its terms, dv in token order from dE. */
+/* dbeta from its terms, dv in token order from dE; beta: raw. */
 template <int K, int V>
-__device__ __forceinline__ void store_dv(const Dims &d, const dpg_tensors &t, const dpg_grads &g,
+__device__ __forceinline__ void store_dv(const Dims &d, const RawWord *beta, const dpg_grads &g,
                                          const Place &p, const bf16 *dE, const float *db) {
-    int s = threadIdx.x;
+    int s = thread_again();
     if (s < p.rows) {
         int64_t at = row_at(p.c.t0, d.HV, p.hv, s, p.lr);
         float sum = 0.f;
         for (int i = 0; i < K / 32; i++)
             sum += db[i * C + s];
-        stx(g.dbeta, at, d.dg_bf16, sum * beta_slope(d, ldx(t.beta, at, d.g_bf16)));
+        stx(g.dbeta, at, d.dg_bf16, sum * beta_slope(d, beta[s].get(d.g_bf16)));
     }
     if (!d.d_bf16) return;
     send_pieces<C * V / 8 / GRAD_THREADS(K)>(
-        [&](int i) { return threadIdx.x + i * GRAD_THREADS(K); },
+        [&](int i) { return s + i * GRAD_THREADS(K); },
         [&](int x) { return dE + piece_at(C, x % (V / 8) / 2, x / (V / 8), x % 2); },
         [&](int x) {
             int r = x / (V / 8);
@@ -217,6 +275,7 @@ __device__ __forceinline__ void store_dv(const Dims &d, const dpg_tensors &t, co
 /* Of the 20 blocks of dP = scale do X' (0 .. 9) and dL = -dE X' (10 .. 19) one, by a warp. */
 struct Block {
     int is_L, I, J;
+    __device__ __forceinline__ Block(int is_L, int I, int J) : is_L(is_L), I(I), J(J) {}
     __device__ __forceinline__ explicit Block(int x) {
         int b = x % 10;
         is_L = x >= 10;
@@ -243,6 +302,40 @@ __device__ __forceinline__ void pair_block(float acc[2][4], const bf16 *dos, con
     for (int i = 0; i < 8; i++)
         acc[i / 4][i % 4] = (acc[i / 4][i % 4] + odd[i / 4][i % 4]) * by;
 }
+
+/* The same by warpgroups, products alone: warpgroup cq has 64 rows of dP or dL and 32 columns, with
+ * K = 64 twice as many. */
+template <int K> struct PairPart {
+    static const int N = 128 / K; /* of 32 columns */
+    int is_L, J;                  /* the first block of columns */
+    __device__ __forceinline__ explicit PairPart(int cq)
+        : is_L(cq * N / 2), J(N == 2 ? 0 : cq % 2 * 2) {}
+    template <int V>
+    __device__ __forceinline__ void products(float acc[N][4][4], const bf16 *dos, const bf16 *dE,
+                                             const bf16 *X) const {
+        const bf16 *left = is_L ? dE : dos;
+#pragma unroll
+        for (int v = 0; v < V / 16; v++)
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                wg_mul_32<0>(acc[n], slice_desc(left + v * C * 16, 0, C),
+                             slice_desc(X + v * C * 16, 16 * J + 32 * n, C), v == 0);
+    }
+    /* f(block, its sums) of the warp's blocks. */
+    template <class F>
+    __device__ __forceinline__ void each(float acc[N][4][4], float scale, int I, F f) const {
+        float by = is_L ? -1.f : scale;
+#pragma unroll
+        for (int n = 0; n < 2 * N; n++) {
+            float(*x)[4] = acc[n / 2] + n % 2 * 2;
+            if (J + n > I) continue;
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                x[i / 4][i % 4] *= by;
+            f(Block(is_L, I, J + n), x);
+        }
+    }
+};
 
 /* Columns of row s that its pairs of dP and dL keep: those of earlier tokens. A token's own keys
  * are kept apart, in fp32 (own_pair). */
@@ -280,12 +373,10 @@ __device__ __forceinline__ float state_piece(const bf16 *h, const bf16 *dh, int 
     }
     return sum;
 }
-/* exp2(total) o rowsum(S_0 o dS_c) of a channel, by the upper half of the warps, which had fewer
- * blocks of pairs: 2 threads a channel. */
+/* exp2(total) o rowsum(S_0 o dS_c) of a channel, 2 threads a channel: those from 0 on. */
 template <int K, int V>
 __device__ __forceinline__ void state_sums(float *z, const bf16 *h, const bf16 *dh,
                                            const float *total, int thread) {
-    thread -= 2 * K;
     if (thread < 0) return;
     int ch = thread / 2, part = thread % 2;
     float sum = 0.f;
@@ -322,6 +413,47 @@ __device__ __forceinline__ void state_products(float dq[4][4], float dr[4][4], f
     }
 }
 
+/* The same by warpgroups, from nothing. */
+template <int K, int V>
+__device__ __forceinline__ void wg_state_products(float dq[4][4], float dr[4][4], float dw[4][4],
+                                                  const bf16 *dos, const bf16 *dE, const bf16 *X,
+                                                  const bf16 *h, const bf16 *dh, const Lane &l) {
+#pragma unroll
+    for (int v = 0; v < V / 16; v++) {
+        uint64_t hd = slice_desc(h + v * K * 16, 32 * l.cq, K);
+        uint64_t dhd = slice_desc(dh + v * K * 16, 32 * l.cq, K);
+        wg_mul_32<0>(dq, slice_desc(dos + v * C * 16, 0, C), hd, v == 0);
+        wg_mul_32<0>(dr, slice_desc(dE + v * C * 16, 0, C), hd, v == 0);
+        wg_mul_32<0>(dw, slice_desc(X + v * C * 16, 0, C), dhd, v == 0);
+    }
+}
+/* Waits for them. */
+__device__ __forceinline__ void wg_state_wait(float dq[4][4], float dr[4][4], float dw[4][4]) {
+    wg_wait<0>();
+    wg_done(dq);
+    wg_done(dr);
+    wg_done(dw);
+}
+/* Both, from sums that are zeros, and of the pairs f(block, its sums). The products with states go
+ * on while f works: behind it wg_state_wait. */
+template <int K, int V, class F>
+__device__ __forceinline__ void
+wg_states(float dq[4][4], float dr[4][4], float dw[4][4], const bf16 *dos, const bf16 *dE,
+          const bf16 *X, const bf16 *h, const bf16 *dh, float scale, const Lane &l, F f) {
+    PairPart<K> part(l.cq);
+    float acc[PairPart<K>::N][4][4] = {};
+    wg_fence();
+    part.template products<V>(acc, dos, dE, X);
+    wg_commit();
+    wg_state_products<K, V>(dq, dr, dw, dos, dE, X, h, dh, l);
+    wg_commit();
+    wg_wait<1>();
+#pragma unroll
+    for (int n = 0; n < PairPart<K>::N; n++)
+        wg_done(acc[n]);
+    part.each(acc, scale, l.I, f);
+}
+
 /* ---- dq, dk, dg on their way out ------------------------------------------------------------- */
 
 /* A lane's words of rows of K fp32; row(r): where row r goes, or NULL. */
@@ -344,8 +476,9 @@ __device__ __forceinline__ void stage(bf16 *tile, const float x[4][4], const Lan
     store_16x16(to.at(2 * l.cq + 1), x[2], x[3]);
 }
 template <int K, class F> __device__ __forceinline__ void send_tile(const bf16 *tile, F row) {
+    int thread = thread_again();
     send_pieces<C * K / 8 / GRAD_THREADS(K)>(
-        [&](int i) { return threadIdx.x + i * GRAD_THREADS(K); },
+        [&](int i) { return thread + i * GRAD_THREADS(K); },
         [&](int x) { return tile + rows_at(x / (K / 8), x % (K / 8)); },
         [&](int x) {
             bf16 *to = row(x / (K / 8));

@@ -12,6 +12,8 @@
  *   ends     pairs, L2 norm, sums of dg                 X do dv_new h dh T L Aqk of the next tile;
  *                                                       dq, dk on their way out for weights
  *
+ * Products with states, dP and dL as in grad.cu.
+ *
  * A pair of tokens s > i counts c = dP_si Aqk_si / scale + dL_si L_si in dg: at +s and at -i. */
 #include "fast/grad.cuh"
 #include <algorithm>
@@ -36,6 +38,7 @@ template <int K, int V> struct OneSmem {
     } x;
     bf16 k[C * K], q[C * K]; /* ROWS */
     float gam[C], rk[C], rq[C], beta[C], own[C];
+    RawWord raw_beta[C];
     float db[K / 32][C], dot[2][K / 32][C];
     float dg[K / 32][C];                    /* of the states: terms of dg */
     float all[K / 8];                       /* by warp: what all of the chunk's tokens see of it */
@@ -87,7 +90,10 @@ __device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, cons
     int row0 = l.warp * N, ch = l.lane * E;
     const Place &p = ahead.p;
     KeyRows<K, N> &x = ahead.x;
-    if (threadIdx.x < C) sm.beta[threadIdx.x] = beta_of(d, ahead.beta, p);
+    if (threadIdx.x < C) {
+        sm.beta[threadIdx.x] = beta_of(d, ahead.beta, p);
+        sm.raw_beta[threadIdx.x] = ahead.beta;
+    }
     if (l.warp == 1) *(float2 *)(sm.gam + l.lane * 2) = ahead.gate.sums(d, p, l.lane);
     x.finish(d, p, row0, l.lane);
 #pragma unroll
@@ -260,20 +266,31 @@ __device__ __forceinline__ void through_norm(float dx[4][4], const bf16 *x, cons
     }
 }
 
-/* dg of a row by itself, 8 lanes a row: what states and pairs give it and take from it. */
-template <int K, int V> __device__ __forceinline__ void sum_rows(OneSmem<K, V> &sm, const Lane &l) {
-    int part = l.lane % 8;
-    for (int s = l.warp * 4 + l.lane / 8; s < C; s += K / 2) {
-        int I = s / 16, m = part / 4, J = part % 4;
-        float x =
-            part < K / 32 && !(FAULT(GATE_HALF) && part % 2) ? sm.dg[part % (K / 32)][s] : 0.f;
-        x += J <= I ? sm.of_row[m][J][s] : 0.f;
-        x -= J >= I ? sm.of_col[m][J][s] : 0.f;
-        x = row_sum(x);
-        x += __shfl_xor_sync(~0u, x, 4);
-        if (part == 0) sm.sum[s] = x;
+/* dg of a row by itself, 8 lanes a row: what states and pairs give it and take from it. Terms are
+ * asked for before the products of pairs, summed behind them. */
+template <int K> struct RowSums {
+    static const int N = 128 / K; /* rows of a lane, K / 2 apart */
+    float state[N], row[N], col[N];
+    template <int V> __device__ __forceinline__ void load(const OneSmem<K, V> &sm, const Lane &l) {
+        int part = l.lane % 8, m = part / 4, J = part % 4;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            int s = l.warp * 4 + l.lane / 8 + i * (K / 2), I = s / 16;
+            state[i] =
+                part < K / 32 && !(FAULT(GATE_HALF) && part % 2) ? sm.dg[part % (K / 32)][s] : 0.f;
+            row[i] = J <= I ? sm.of_row[m][J][s] : 0.f;
+            col[i] = J >= I ? sm.of_col[m][J][s] : 0.f;
+        }
     }
-}
+    template <int V> __device__ __forceinline__ void store(OneSmem<K, V> &sm, const Lane &l) const {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float x = row_sum(state[i] + row[i] - col[i]);
+            x += __shfl_xor_sync(~0u, x, 4);
+            if (l.lane % 8 == 0) sm.sum[l.warp * 4 + l.lane / 8 + i * (K / 2)] = x;
+        }
+    }
+};
 
 /* dg of every token and the tile's terms of dA_log and ddt_bias, by one warp, 2 rows a lane, while
  * the others make the rows of the next tile. */
@@ -318,7 +335,7 @@ template <int K> struct GateSum {
             int i = lane + 32 * e;
             if (i >= p.c.len) continue;
             float dg = sm.sum[FAULT(GATE_ROW) ? i : i << p.lr];
-            GateGrad y = gate_grad_fast(d, dg, raw[e].get(d.g_bf16), A, bias);
+            GateGrad y = gate_grad_of(d, dg, raw[e].get(d.g_bf16), A, bias);
             stx(g.dg, at(d, p, i), d.dg_bf16, y.raw);
             sa += y.dA_log;
             sb += y.ddt_bias;
@@ -346,44 +363,69 @@ template <int K, int V> struct GradOne {
         Lane l;
         make_rows(sm, d, a, ahead, l);
         if (l.warp == GATE_WARP && !first) gate.run(sm, d, g, a, before, l.lane);
+        drain_fence(); /* k */
         __syncthreads();
     }
     __device__ __forceinline__ void solve(const Place &p, const Values<V, NT> &v, int phase) {
         Lane l;
         float dZ[NT][4] = {}, E[NT][4] = {};
         bar_wait(&sm.came[0], phase);
-        solve_back<K, NT>(dZ, E, Solved{sm.T, sm.dE, sm.k, sm.h, sm.L, sm.X}, l.I, l.cq * NT / 2,
-                          l.lane, [&] {
+        Solved s = {sm.T, sm.dE, sm.k, sm.h, sm.L, sm.X};
+        solve_back<K, NT, true>(dZ, E, s, l.I, l.cq * NT / 2, l.lane, [&] {
 #pragma unroll
-                              for (int i = 0; i < 4 * NT; i++) {
-                                  int s = l.row(i % 4 / 2);
-                                  E[i / 4][i % 4] *= sm.rk[s] * ex2(sm.gam[s]);
-                              }
-                          });
+            for (int i = 0; i < 4 * NT; i++) {
+                int row = l.row(i % 4 / 2);
+                E[i / 4][i % 4] *= sm.rk[row] * ex2(sm.gam[row]);
+            }
+        });
         __syncthreads();
         finish_dE<V, NT>(d, v, g, p, l, dZ, E, sm.beta, sm.dE, sm.db[0]);
         __syncthreads();
-        store_dv<K, V>(d, t, g, p, sm.dE, sm.db[0]);
+        store_dv<K, V>(d, sm.raw_beta, g, p, sm.dE, sm.db[0]);
+    }
+    /* f of the lane's pieces of the states where warpgroups have the pairs. K = 128: of 32 parts of
+     * a half of them a warp with no block takes 10, with one 6, with two none. */
+    template <class F> __device__ __forceinline__ void each_piece(const Lane &l, F f) {
+        const int ALL = K * V / 8;
+        int first = 0, end = ALL, step = GRAD_THREADS(K), at = l.warp * 32 + l.lane;
+        if (K == 128) {
+            int part = l.cq % 2 ? l.I * 10 : 26, n = l.cq % 2 ? (l.I < 2 ? 10 : 6) : 6;
+            bool none = l.cq % 2 ? l.I == 3 : l.I > 0;
+            first = (l.cq / 2 * 32 + part) * (ALL / 64);
+            end = none ? 0 : first + n * (ALL / 64);
+            step = 32;
+            at = l.lane;
+        }
+        for (int x = first + at; x < end; x += step)
+            f(x);
     }
     __device__ __forceinline__ void states(const Place &p, float dq[4][4], float dk[4][4],
                                            int phase) {
         Lane l;
-        float dw[4][4] = {};
-        bar_wait(&sm.came[1], phase);
-        for (int x = l.warp; x < 20; x += K / 8) {
-            float acc[2][4] = {};
-            Block b(x);
-            pair_block<V>(acc, sm.dos, sm.dE, sm.X, b, d.scale, l.lane);
+        float dw[4][4] = {}, all = 0.f;
+        auto pairs = [&](const Block &b, const float(*acc)[4]) {
             own_pairs(sm.own, p.lr, b, acc, l);
             /* Aqk has `scale`, as dP has */
             store_weights(sm, b, p.lr, acc, b.is_L ? 1.f : 1.f / d.scale, l);
-        }
-        state_products<K, V>(dq, dk, dw, sm.dos, sm.dE, sm.X, sm.h, sm.dh, l);
+        };
         /* S_0 o dS_c, by the warps that had fewer blocks of pairs */
-        const int more = 20 % (K / 8), rest = K / 8 - more;
-        float all = 0.f;
-        for (int x = threadIdx.x - 32 * more; x >= 0 && x < K * V / 8; x += 32 * rest)
-            all += state_piece<K, V>(sm.h, sm.dh, x);
+        auto piece = [&](int x) { all += state_piece<K, V>(sm.h, sm.dh, x); };
+        bar_wait(&sm.came[1], phase);
+        if (has_warpgroups()) {
+            wg_states<K, V>(dq, dk, dw, sm.dos, sm.dE, sm.X, sm.h, sm.dh, d.scale, l, pairs);
+            each_piece(l, piece);
+            wg_state_wait(dq, dk, dw);
+        } else {
+            for (int x = l.warp; x < 20; x += K / 8) {
+                float acc[2][4] = {};
+                pair_block<V>(acc, sm.dos, sm.dE, sm.X, Block(x), d.scale, l.lane);
+                pairs(Block(x), acc);
+            }
+            state_products<K, V>(dq, dk, dw, sm.dos, sm.dE, sm.X, sm.h, sm.dh, l);
+            const int more = 20 % (K / 8), rest = K / 8 - more;
+            for (int x = threadIdx.x - 32 * more; x >= 0 && x < K * V / 8; x += 32 * rest)
+                piece(x);
+        }
         all *= ex2(sm.gam[C - 1]);
         states_part(sm, dq, dk, dw, d.scale, all, l);
 #pragma unroll
@@ -398,8 +440,10 @@ template <int K, int V> struct GradOne {
         Lane l;
         gate = {};
         if (l.warp == GATE_WARP) gate.load(d, t, p, l.lane);
-        sum_rows(sm, l);
+        RowSums<K> sums;
+        sums.load(sm, l);
         pairs_part(sm, dq, dk, l);
+        sums.store(sm, l);
         own_and_dots(sm, dq, dk, l);
         __syncthreads();
         if (a.whole && d.l2norm) {
@@ -415,7 +459,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     k_grad_one(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
                const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
                unsigned tiles) {
-    extern __shared__ __align__(128) char raw[];
+    extern __shared__ __align__(1024) char raw[];
     OneSmem<K, V> &sm = *(OneSmem<K, V> *)raw;
     const Dims d = known_bwd<PLAIN>(plan);
     GradOne<K, V> grad = {sm, d, t, g, a};

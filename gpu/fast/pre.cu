@@ -47,13 +47,6 @@ template <int K, int V> struct PreSmem {
     uint64_t full[STAGES], empty[STAGES];
 };
 
-/* Descriptor of 64 rows of 128 bytes, 128-byte swizzle; `lead` matters to no product of 64 columns.
- */
-__device__ __forceinline__ uint64_t tile_desc(const bf16 *tile, int lead) {
-    return (uint64_t)(saddr(tile) >> 4) | (uint64_t)lead << 16 | (uint64_t)64 << 32 |
-           (uint64_t)1 << 62;
-}
-
 /* ---- M --------------------------------------------------------------------------------------- */
 
 /* An A fragment (n-tiles a, b of an accumulator) in three pieces. */
@@ -103,7 +96,7 @@ __device__ __forceinline__ float whole_sum(float sum, float small) {
 template <int K>
 __device__ __forceinline__ void step_m(float S[K / 8][4], const bf16 *w, const bf16 *kg,
                                        const float *eC, int lane) {
-    uint64_t wd = tile_desc(w, 1), kd = tile_desc(kg, 64);
+    uint64_t wd = rows_desc(w, 1), kd = rows_desc(kg, 64);
     uint32_t xa[4][3][4];
     {
         float x[8][4], xs[8][4], z[8][4];
@@ -154,7 +147,7 @@ __device__ __forceinline__ void step_m(float S[K / 8][4], const bf16 *w, const b
 template <int K>
 __device__ __forceinline__ void step_h(float4 *H, const bf16 *w, const bf16 *kg, const bf16 *u,
                                        const float *eC, int lane) {
-    uint64_t wd = tile_desc(w, 1), kd = tile_desc(kg, 64);
+    uint64_t wd = rows_desc(w, 1), kd = rows_desc(kg, 64);
     uint32_t a[K / 16][4], xa[4][4], r[4][4];
     float4 h[K / 8];
     float x[8][4], y[K / 64][8][4];

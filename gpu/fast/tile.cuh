@@ -61,6 +61,19 @@ __device__ __forceinline__ uint32_t slice_across(const bf16 *slice, int row0, in
     return saddr(slice + piece_at(C, 0, row0 + across_row(lane), across_p(lane)));
 }
 
+/* Operands of a warpgroup's products. ROWS on a multiple of 1,024 bytes, whose layout is the tensor
+ * cores' 128-byte swizzle; `lead` matters to no product of 64 columns. */
+__device__ __forceinline__ uint64_t rows_desc(const bf16 *tile, int lead) {
+    return (uint64_t)(saddr(tile) >> 4) | (uint64_t)lead << 16 | (uint64_t)64 << 32 |
+           (uint64_t)1 << 62;
+}
+/* A slice of `rows` rows on a multiple of 256 bytes, from row0, a multiple of 8, on: 16 columns, or
+ * where rows are the depth also those of the next slice; the 32-byte swizzle. */
+__device__ __forceinline__ uint64_t slice_desc(const bf16 *slice, int row0, int rows) {
+    return (uint64_t)(saddr(slice) / 16 + row0 * 2) | (uint64_t)(rows * 2) << 16 |
+           (uint64_t)16 << 32 | (uint64_t)3 << 62;
+}
+
 /* Two n-tiles. */
 __device__ __forceinline__ void two(float c0[4], float c1[4], const uint32_t a[4],
                                     const uint32_t b[4]) {

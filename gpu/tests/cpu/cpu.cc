@@ -331,30 +331,37 @@ void load_transposed(void **lane) { matrices(lane, true, false); }
 void store_matrices(void **lane) { matrices(lane, false, true); }
 void store_transposed(void **lane) { matrices(lane, true, true); }
 
-/* Element (row, col) of 64 rows of 128 bytes, 16-byte pieces p at p ^ (row & 7), from a descriptor
- * of warpgroup products: bits 0-13 the address in units of 16 bytes. A step along the rows of 128
- * bytes moves the address inside the swizzle. */
+/* Element (row, col) from a descriptor of warpgroup products: bits 0-13 the address in units of 16
+ * bytes, bits 62-63 the rows: 1: 128 bytes, 16-byte pieces p at p ^ (row & 7); 3: 32 bytes, pieces
+ * at p ^ (row >> 2 & 1). A step along the rows moves the address inside the swizzle. Columns behind
+ * those of a row lie as far on as bits 16-29 say, in units of 16 bytes. */
 static float of_descriptor(uint64_t d, int row, int col) {
-    uint32_t at = (uint32_t)(d & 0x3fff) * 16, a = at + row * 128 + col * 2;
-    a ^= (a >> 7 & 7) << 4;
+    bool narrow = d >> 62 == 3;
+    int bytes = narrow ? 32 : 128, lead = (int)(d >> 16 & 0x3fff) * 16;
+    uint32_t at = (uint32_t)(d & 0x3fff) * 16;
+    uint32_t a = at + row * bytes + col * 2 / bytes * lead + col * 2 % bytes;
+    a ^= (a >> 7 & (narrow ? 1 : 7)) << 4;
     uint32_t word = *(uint16_t *)shared_at(a);
     return __uint_as_float(word << 16);
 }
 
-/* A warp's 16 rows of d = A B or d += A B, 64 columns, 16 deep (wgmma.m64n64k16). */
+/* A warp's 16 rows of d = A B or d += A B, 16 deep (wgmma.m64nNk16, N = columns). */
 void warpgroup(void **lane) {
     Wgmma **x = (Wgmma **)lane;
     double a[16][16], b[64][16];
     for (int i = 0; i < 32; i++)
         for (int r = 0; r < 4; r++)
-            for (int h = 0; h < 2; h++)
-                a[i / 4 + r % 2 * 8][i % 4 * 2 + h + r / 2 * 8] = half(x[i]->a[r], h);
-    for (int n = 0; n < 64; n++)
+            for (int h = 0; h < 2; h++) {
+                int row = i / 4 + r % 2 * 8, k = i % 4 * 2 + h + r / 2 * 8;
+                a[row][k] = x[0]->a ? half(x[i]->a[r], h)
+                                    : of_descriptor(x[0]->a_rows, x[0]->row0 + row, k);
+            }
+    for (int n = 0; n < x[0]->columns; n++)
         for (int k = 0; k < 16; k++)
             b[n][k] =
                 x[0]->transposed ? of_descriptor(x[0]->b, k, n) : of_descriptor(x[0]->b, n, k);
     for (int r = 0; r < 16; r++)
-        for (int n = 0; n < 64; n++) {
+        for (int n = 0; n < x[0]->columns; n++) {
             float *d = x[r % 8 * 4 + n % 8 / 2]->d[n / 8] + r / 8 * 2 + n % 2;
             double sum = x[0]->first ? 0 : *d;
             for (int k = 0; k < 16; k++)
@@ -373,6 +380,7 @@ static int capability() {
     const char *c = getenv("DP_CPU_CAPABILITY");
     return c ? atoi(c) : 75;
 }
+bool cpu::has_warpgroups() { return capability() == 90; }
 static int shared_memory() {
     int c = capability();
     return (c >= 90 && c < 120 ? 227 : c == 80 || c == 87 ? 163 : c >= 80 ? 99 : 64) << 10;

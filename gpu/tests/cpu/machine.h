@@ -23,10 +23,12 @@ struct Matrices {
 };
 struct Wgmma {
     float (*d)[4];
-    const uint32_t *a;
-    uint64_t b;
-    int transposed, first;
+    const uint32_t *a; /* NULL: a warp's rows from row0 on of what a_rows describes */
+    uint64_t a_rows, b;
+    int columns, row0, transposed, first;
 };
+/* Does the device that the CPU stands for have products of warpgroups. */
+bool has_warpgroups();
 void sync_warp(void **lane);
 void exchange(void **lane);
 void vote_any(void **lane);

@@ -93,9 +93,15 @@ static inline void wg_fence() {}
 static inline void wg_commit() {}
 template <int N> static inline void wg_wait() {}
 template <int N> static inline void wg_wait(float (*)[4]) {}
+static inline void wg_done(float (*)[4]) {}
+static inline bool has_warpgroups() { return cpu::has_warpgroups(); }
 template <int T>
 static inline void wg_mul(float (*d)[4], const uint32_t a[4], uint64_t b, bool first) {
-    cpu::Wgmma x = {d, a, b, T, first};
+    cpu::Wgmma x = {d, a, 0, b, 64, 0, T, first};
+    cpu::warp(cpu::warpgroup, &x);
+}
+template <int T> static inline void wg_mul_32(float (*d)[4], uint64_t a, uint64_t b, bool first) {
+    cpu::Wgmma x = {d, NULL, a, b, 32, (int)(threadIdx.x / 32 % 4 * 16), T, first};
     cpu::warp(cpu::warpgroup, &x);
 }
 #endif
