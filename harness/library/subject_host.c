@@ -259,15 +259,6 @@ static void load_and_call(void) {
 
 /* ---- the process ----------------------------------------------------------------------------- */
 
-/* Sanitizers keep shadow memory, which is private and can be written. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SHADOW_MEMORY 1
-#elif defined(__has_feature)
-#define SHADOW_MEMORY __has_feature(thread_sanitizer)
-#else
-#define SHADOW_MEMORY 0
-#endif
-
 /* Memory is limited where it is private and can be written (RLIMIT_DATA): address space that is
  * only reserved, as CUDA and the address sanitizer do in terabytes, is not counted. Where the
  * machine runs out all the same, this process goes before any other. */

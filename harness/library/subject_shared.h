@@ -85,6 +85,15 @@ typedef struct {
 extern const dp_subject_input dp_subject_inputs[DP_NINPUTS];
 
 int64_t dp_subject_pages(int64_t bytes); /* rounded up to whole pages */
+/* Sanitizers keep shadow memory, which is private and can be written. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SHADOW_MEMORY 1
+#elif defined(__has_feature)
+#define SHADOW_MEMORY __has_feature(thread_sanitizer)
+#else
+#define SHADOW_MEMORY 0
+#endif
+
 /* Of this process and what it becomes: bytes of private memory (0: any), no core file, first to go
  * where the machine runs out. */
 void dp_subject_limit_memory(int64_t memory);
