@@ -24,6 +24,8 @@ static const struct {
      NUMERICS "finished_cases_are_not_run_again reads and writes the same files"},
     {"judge", "recorded_output_of_fla_has_the_error_measured_elsewhere",
      NUMERICS "judges_ten_tensors_of_three_ranks runs the same code"},
+    {"ranks", "base_fp32_and_bf16_are_as_wrong_as_their_formats",
+     NUMERICS "fp64_agrees_with_the_step_recurrence and every run of a case run the same code"},
     {"bisect", "a_fault_within_every_bound_is_found_by_draws",
      NUMERICS "no_stage_is_blamed_without_a_fault makes draws too"},
     {"bisect", "one_fault_one_wrong_stage", NUMERICS "every_fault_is_found runs the same code"},

@@ -7,8 +7,12 @@
 #include <string.h>
 
 /* One of each op, of a fault, of a step's convolutions, of what is not finite. */
-static const char *const RUNS[] = {"smoke-mkda2", "smoke-chain", "smoke-conv",
-                                   "smoke-step",  "inf",         "smoke-kda --fault half-chunk"};
+static const char *const RUNS[] = {"smoke-mkda2 --backend sim,lapack --base fp32",
+                                   "smoke-chain",
+                                   "smoke-conv",
+                                   "smoke-step --base bf16",
+                                   "inf",
+                                   "smoke-kda --fault half-chunk --ranks 2 --base fp64,fp32"};
 enum { NRUNS = sizeof RUNS / sizeof *RUNS };
 
 static const char *record(const char *dir, int i) {

@@ -81,8 +81,8 @@ DP_TEST(terminal, failures_stand_at_the_end_by_cause_with_commands_that_work) {
 
 DP_TEST(terminal, a_run_is_explained_from_its_record_too) {
     char arguments[1000];
-    snprintf(arguments, sizeof arguments, "run smoke-gdn --json '%s/r.json' >/dev/null",
-             gt_tmpdir());
+    snprintf(arguments, sizeof arguments,
+             "run smoke-gdn --backend sim --base fp32 --json '%s/r.json' >/dev/null", gt_tmpdir());
     REQUIRE(run(arguments) == 0, "%s", out);
     const char *id = "smoke-gdn:ranks=2,base=fp32,chain=fp32,merge=allgather";
     snprintf(arguments, sizeof arguments, "explain --record '%s/r.json' %s --tensor dk",
