@@ -58,6 +58,15 @@ DP_TEST(museum, thresholds_of_whole_tensors_miss_what_bounds_see) {
           "thresholds");
 }
 
+/* No output shows it: what a session made of drafted tokens does. */
+DP_TEST(museum, a_fault_of_drafted_tokens_is_one_of_the_calls) {
+    dp_museum m;
+    if (!run(DP_FAULT_DRAFT_GATE, "session-verify", &m)) return;
+    const dp_museum_row *r = &m.row[DP_FAULT_DRAFT_GATE];
+    CHECK(r->red == 2 && r->right == 1 && r->place.stage && !strcmp(r->place.stage, "calls"),
+          "%d red, located at %s", r->red, r->place.stage ? r->place.stage : "no stage");
+}
+
 DP_TEST(museum, repeated_runs_tell_a_race_from_a_stable_run) {
     char path[512];
     dp_case c;
