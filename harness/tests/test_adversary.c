@@ -64,6 +64,14 @@ DP_TEST(adversary, power_finds_the_size_that_fails_and_runs_nothing_twice) {
     CHECK(adversary(arguments) == 0 && says("faults: 1 of 1 done, 0 new runs"), "%s", out);
 }
 
+/* A session has tensors that no fault is in: o of rejected tokens. */
+DP_TEST(adversary, a_session_is_searched_in_units_of_the_tensors_that_it_knows) {
+    CHECK(adversary("power --cases session-verify --designs chunk64 --faults scale.o") == 0, "%s",
+          out);
+    CHECK(says("faults: 1 of 1 done") && !says("ended without a record"), "%s", out);
+    CHECK(says("\nscale.o                     1   100%"), "%s", out);
+}
+
 /* What is exact in bf16 goes beyond 65504: a design that says fp16 is not run on it. */
 DP_TEST(adversary, exact_cases_are_no_cases_of_a_design_in_fp16) {
     CHECK(adversary("one --cases exact-kda --designs chunk64-fp16 chunk64-bf16") == 0, "%s", out);

@@ -1,5 +1,6 @@
 """The smallest size of a fault that fails, by bisection over a list of sizes."""
 
+from plugin import TENSORS
 from runs import judged
 
 DECADE = (1, 2, 5)
@@ -56,7 +57,8 @@ class Search:
         clean = self.clean(problem)
         if clean["verdict"] != "pass":
             return  # a false alarm, or no such run
-        units = {n: t["expected"] for n, t in clean["tensors"].items() if t["expected"] > 0}
+        units = {n: clean["tensors"].get(n, {}).get("expected", 0) for n in TENSORS}
+        units = {n: expected for n, expected in units.items() if expected > 0}
         low, high, at, step, acts = -1, len(self.sizes), self.start(), 1, False
         while high - low > 1:  # low passes, high fails
             row = self.row(problem, at, units)
