@@ -339,6 +339,7 @@ DP_TEST(attacks_input, a_hundred_thousand_runs_of_one_ID_are_compared_in_seconds
                     "pass", "tensors", "name", "o", "rel_fro", 0.5, "verdict", "pass");
     for (int i = 0; i < n; i++)
         json_array_append(list, one);
+    json_decref(one);
     json_object_set_new(r, "runs", list);
     json_dump_file(r, at_text("%s/a.json", dir), JSON_COMPACT);
     compare(dir, r, 0, at_text("%d runs in both", n));
