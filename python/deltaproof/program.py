@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from importlib import resources
+from importlib.util import find_spec
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -56,10 +57,17 @@ def header() -> str:
     return str(own) if own.is_file() else os.path.join(_HERE, "..", "..", "harness", own.name)
 
 
+def _draws() -> bool:
+    """Can this interpreter make the report? That of a source tree may lack the modules."""
+    return all(find_spec(name) for name in ("matplotlib", "jinja2"))
+
+
 def environment() -> dict[str, str]:
-    """This process's environment, with this interpreter as the one that makes the report. What a
-    rank of a training starts is one process, no part of its job."""
-    return {"DP_PYTHON": sys.executable} | dict(os.environ) | {"DELTAPROOF_ALONE": "1"}
+    """This process's environment, with this interpreter as the one that makes the report, if it
+    can; else the program finds its own. What a rank of a training starts is one process, no part
+    of its job."""
+    own = {"DP_PYTHON": sys.executable} if _draws() else {}
+    return own | dict(os.environ) | {"DELTAPROOF_ALONE": "1"}
 
 
 def main() -> None:

@@ -95,4 +95,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"    again: {found.command}")
     terminalreporter.write_line(f"{session.judged} judged, {len(session.failed)} failed")
     for path in session.reports:
-        terminalreporter.write_line(f"report: {path}/report.html")
+        page = os.path.join(path, "report.html")
+        made = os.path.exists(page)
+        terminalreporter.write_line(f"report: {page}" if made else f"no report in {path}")

@@ -110,6 +110,17 @@ def test_the_record_says_whence_the_numbers_come(x: dict[str, np.ndarray], tmp_p
     assert (tmp_path / "report.html").stat().st_size > 1000
 
 
+def test_an_interpreter_that_cannot_draw_makes_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = sys.modules["deltaproof.program"]
+    monkeypatch.delenv("DP_PYTHON", raising=False)
+    monkeypatch.setattr(own, "find_spec", lambda name: name == "jinja2")
+    assert "DP_PYTHON" not in own.environment()
+    monkeypatch.setattr(own, "find_spec", lambda name: True)
+    assert own.environment()["DP_PYTHON"] == sys.executable
+    monkeypatch.setenv("DP_PYTHON", "/a")
+    assert own.environment()["DP_PYTHON"] == "/a"
+
+
 def test_files_go_when_all_passed(x: dict[str, np.ndarray]) -> None:
     found = judge(x, {"o": kda(**x)[0]}, base="fp32", **SAID)
     assert found.passed and found.folder is None

@@ -3,9 +3,14 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 HERE = Path(__file__).parent
+# An installed package is known to pytest; that of a source tree is named.
+PLUGIN = (
+    [] if entry_points(group="pytest11", name="deltaproof") else ["-p", "deltaproof.pytest_plugin"]
+)
 
 TESTS = """
 from kernels import inputs, kda
@@ -26,7 +31,7 @@ def test_wrong(deltaproof):
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_kernel.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PLUGIN, *options]
     environment = dict(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"}
     own = os.environ.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE)] + ([own] if own else []))
