@@ -1,6 +1,7 @@
 /* What a CI system is given: the job as a script, JUnit with body, time and properties, a summary
  * in Markdown, a compressed record, and an index over many records. */
 #include "gt.h"
+#include "ref/vocabulary/problem.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,6 +92,65 @@ DP_TEST(ci, the_action_and_the_template_are_what_they_say) {
              "assert g['artifacts']['reports']['junit'].endswith('junit.xml'); "
              "yaml.safe_load(open('.pre-commit-config.yaml'))\"") == 0,
           "%s", out);
+}
+
+/* What their systems would run, but for the installation: scripts/ci/steps. */
+DP_TEST(ci, steps_of_the_action_and_of_the_template_judge_as_written) {
+    if (sh("/usr/bin/python3 -c 'import yaml'")) SKIP("no Python here has PyYAML");
+    if (!needs_page()) SKIP("%s has no matplotlib and Jinja2", python());
+    static const char steps[] =
+        "mkdir -p \"$D/opt/deltaproof/bin\" && cd \"$D\" && rm -rf deltaproof-report && ln -sf "
+        "\"$DELTAPROOF\" opt/deltaproof/bin/deltaproof && /usr/bin/python3 \"$T/scripts/ci/steps\" "
+        "%s=\"run t1 --base fp32 --label 'two words'%s\" | env -u DELTAPROOF %s "
+        "PATH=\"$D/opt/deltaproof/bin:$PATH\" RUNNER_TEMP=\"$D/opt\" GITHUB_SHA=c0ffee "
+        "GITHUB_STEP_SUMMARY=\"$D/job.md\" CI_COMMIT_SHA=c0ffee CI_PROJECT_DIR=\"$D\" bash 2>&1";
+    static const struct {
+        const char *system, *more, *page; /* page: none, where it costs most of the time */
+        int status;
+    } rows[] = {{"action --only judge run", "", "DP_REPORT=/dev/null", 0},
+                {"action --only judge run", " --ranks 1 --fault decay-before-use", "", 1},
+                {"gitlab --only script DELTAPROOF_RUN", "", "", 0},
+                {"gitlab --only script DELTAPROOF_RUN", " --ranks 1 --fault decay-before-use",
+                 "DP_REPORT=/dev/null", 1}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char line[2000];
+        snprintf(line, sizeof line, steps, rows[i].system, rows[i].more, rows[i].page);
+        CHECK(sh(line) == rows[i].status, "%s%s: %s", rows[i].system, rows[i].more, out);
+        const int action = rows[i].system[0] == 'a';
+        CHECK(sh(action ? "cat \"$D/job.md\" && rm \"$D/job.md\""
+                        : "cd \"$D\" && export CI_PROJECT_DIR=\"$D\" && /usr/bin/python3 "
+                          "\"$T/scripts/ci/steps\" gitlab --only after_script | bash") == 0 &&
+                  strstr(out, rows[i].status ? "deltaproof: fail" : "deltaproof: pass"),
+              "%s", out);
+        snprintf(
+            line, sizeof line,
+            "cd \"$D/deltaproof-report\" && test -s junit.xml && test %s -s report.html && gzip "
+            "-dc results.json.gz",
+            *rows[i].page ? "!" : "");
+        CHECK(sh(line) == 0 && strstr(out, "\"two words\"") && strstr(out, "\"c0ffee\""),
+              "%s: %.2000s", rows[i].system, out);
+    }
+}
+
+DP_TEST(ci, whoever_installs_packages_names_all_that_the_program_needs) {
+    CHECK(
+        sh("cd \"$T\" && for p in $(sed -n 's/^\\(lib[a-z0-9-]*-dev\\) .*/\\1/p' scripts/setup | "
+           "grep -v gtest); do for f in action.yml scripts/ci/gitlab.yml .github/workflows/ci.yml "
+           "scripts/newcomer Containerfile; do grep -qw -- \"$p\" $f || echo \"$f: no $p\"; done; "
+           "echo seen; done") == 0 &&
+            strstr(out, "seen") && !strstr(out, ": no "),
+        "%s", out);
+}
+
+/* pyproject.toml, the wheel and deltaproof.pc read ref/vocabulary/problem.h themselves. */
+DP_TEST(ci, the_version_is_the_same_wherever_it_is_said) {
+    CHECK(sh("\"$DELTAPROOF\" --version") == 0 && strstr(out, "deltaproof " DP_VERSION " ("), "%s",
+          out);
+    CHECK(sh("cat \"$T/CITATION.cff\"") == 0 && strstr(out, "\nversion: " DP_VERSION "\n"), "%s",
+          out);
+    CHECK(sh("sed -n 's/^## //p' \"$T/CHANGELOG.md\" | grep -v Unreleased | head -n 1") == 0 &&
+              !strcmp(out, DP_VERSION "\n"),
+          "the newest entry of CHANGELOG.md is of %s", out);
 }
 
 /* scripts/shards adds up what the parts of a test program say, shows what failed, and does not take

@@ -2,6 +2,7 @@
  * the installed program, from another folder and by a user who may write nowhere in it; completion
  * and man pages are there; uninstall leaves nothing. */
 #include "gt.h"
+#include "ref/vocabulary/problem.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +36,9 @@ DP_TEST(install, a_library_built_by_pkg_config_alone_is_judged_by_the_installed_
           out);
     CHECK(sh("find \"$D\" -type f -perm /022 | grep . && exit 1; test -s "
              "\"$D/usr/lib/pkgconfig/deltaproof.pc\"") == 0,
+          "%s", out);
+    CHECK(sh("grep Version: \"$D/usr/lib/pkgconfig/deltaproof.pc\"") == 0 &&
+              !strcmp(out, "Version: " DP_VERSION "\n"),
           "%s", out);
     if (!has("pkg-config")) SKIP("pkg-config is not installed");
     REQUIRE(sh("cd \"$D/..\" && export PKG_CONFIG_PATH=\"$D/usr/lib/pkgconfig\" && cc -O2 -fPIC "
