@@ -3,6 +3,7 @@
 #include "carrier.h"
 #include "harness/base/clock.h"
 #include "ref/vocabulary/problem.h"
+#include "ref/vocabulary/text.h"
 
 #include <omp.h>
 #include <pthread.h>
@@ -189,8 +190,10 @@ static const dp_carrier *carrier(int argc, char **argv) {
     for (size_t i = 0; i < sizeof mpirun / sizeof *mpirun; i++)
         if (getenv(mpirun[i])) return &dp_by_mpi;
 #endif
-    for (int i = 2; i < argc; i++)
-        if (strstr(argv[i], "nccl")) return &dp_by_tcp;
+    for (int i = 2; i < argc; i++) {
+        const char *value = strchr(argv[i], '=');
+        if (dp_is_listed("nccl", value ? value + 1 : argv[i], ',')) return &dp_by_tcp;
+    }
     return NULL;
 }
 

@@ -1,5 +1,6 @@
 /* Which stage made a judged run fail, from its tensors alone (blame.h). */
 #include "blame.h"
+#include "ref/vocabulary/text.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -45,15 +46,7 @@ static const node NODES[] = {
 };
 #define NNODES ((int)(sizeof NODES / sizeof *NODES))
 
-static int made_from(int i, int j) {
-    const size_t n = strlen(NODES[j].name);
-    for (const char *s = NODES[i].from; *s; s += strspn(s, " ")) {
-        const size_t len = strcspn(s, " ");
-        if (len == n && !strncmp(s, NODES[j].name, n)) return 1;
-        s += len;
-    }
-    return 0;
-}
+static int made_from(int i, int j) { return dp_is_listed(NODES[j].name, NODES[i].from, ' '); }
 
 static const dp_judgement *judged(const dp_run *r, const char *name) {
     for (int t = 0; t < r->ntensor; t++)

@@ -4,6 +4,7 @@
 #include "invariants.h"
 #include "museum.h"
 #include "ref/files/output.h"
+#include "ref/vocabulary/text.h"
 
 #include <errno.h>
 #include <math.h>
@@ -43,13 +44,6 @@ static int of_conv(int f) {
     return !strcmp(dpg_faults[f].shows, "y") || !strcmp(dpg_faults[f].shows, "dx");
 }
 
-static int listed(const char *list, const char *name) {
-    const size_t n = strlen(name);
-    for (const char *at = strstr(list, name); at; at = strstr(at + 1, name))
-        if ((at == list || at[-1] == ' ') && (at[n] == 0 || at[n] == ' ')) return 1;
-    return 0;
-}
-
 /* The first wrong tensor in the order of the pipeline. */
 static const dp_judgement *first_wrong(const dp_run *r) {
     static const char *const order[] = {
@@ -75,7 +69,7 @@ static void note(dp_kernel_row *row, const dp_case *c, const dp_run *r) {
     snprintf(row->says, sizeof row->says, "%.399s", t ? t->why : r->why);
     row->rank = at ? at->rank : -1;
     row->head = at ? at->head : -1;
-    row->right = t && listed(dpg_faults[row->fault].shows, t->name);
+    row->right = t && dp_is_listed(t->name, dpg_faults[row->fault].shows, ' ');
     for (int i = 0; i < r->ntensor; i++)
         row->fla |= dp_fla_sees(r->tensor[i].name, r->tensor[i].rel_fro);
 }

@@ -1,6 +1,7 @@
 /* The table of deliberate faults (fault.h). */
 #include "fault.h"
 #include "harness/case/operations.h"
+#include "ref/vocabulary/text.h"
 
 #include <string.h>
 
@@ -359,9 +360,5 @@ int dp_fault_of_calls(dp_fault f) { return dp_fault_kind(f) == DP_FAULTS_OF_CALL
 
 /* One of several: "intra_bwd/gate_bwd". */
 int dp_fault_lives_in(dp_fault f, const char *stage) {
-    const char *s = dp_faults[f].stage;
-    const size_t n = stage ? strlen(stage) : 0;
-    for (const char *at = n ? strstr(s, stage) : NULL; at; at = strstr(at + 1, stage))
-        if ((at == s || at[-1] == '/') && (at[n] == 0 || at[n] == '/')) return 1;
-    return 0;
+    return stage && dp_is_listed(stage, dp_faults[f].stage, '/');
 }

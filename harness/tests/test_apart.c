@@ -134,7 +134,7 @@ DP_TEST(apart, who_does_not_belong_is_sent_away) {
     CHECK(rc == 2 && strstr(out, "RANK=3: must be 0 to 2"), "exit %d: %s", rc, out);
     /* A training's own environment is nothing to a command that did not ask for NCCL. */
     rc = run("RANK=1 WORLD_SIZE=3 timeout 60 $K run $A",
-             "packed-across --ranks 1 --base fp32 --backend cuda", out, sizeof out);
+             "packed-across --ranks 1 --base fp32 --backend cuda --json no-nccl", out, sizeof out);
     CHECK(rc == 0 && strstr(out, "VERDICT: PASS"), "exit %d: %s", rc, out);
 }
 

@@ -376,8 +376,8 @@ DP_TEST(session, every_continuation_begins_from_the_prefix) {
             if (!judge(shared ? SHARED "session_prefix = 10\n" : SHARED, F[f], NULL, &c, &runs))
                 return;
             const int64_t n = (int64_t)c.p.H * c.p.K;
-            CHECK(!memcmp(c.p.k + 30 * n, c.p.k, sizeof(double) * (size_t)(10 * n)) == shared,
-                  "keys of the second sequence");
+            const int same = !memcmp(c.p.k + 30 * n, c.p.k, sizeof(double) * (size_t)(10 * n));
+            CHECK(same == shared, "keys of the second sequence");
             for (int i = 0; i < runs.n; i++) {
                 const dp_run *r = &runs.run[i];
                 CHECK(acted(r) == red && r->verdict == (red ? DP_FAIL : DP_PASS), "%s: %s, %s",

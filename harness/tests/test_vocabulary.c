@@ -4,6 +4,7 @@
 #include "harness/case/operations.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/vocabulary/problem.h"
+#include "ref/vocabulary/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -150,4 +151,28 @@ DP_TEST(vocabulary, the_table_of_power_has_every_result) {
         results += result;
     }
     CHECK(results == DP_NRESULTS, "scripts/power has %d of %d results", results, DP_NRESULTS);
+}
+
+/* ---- lists as text --------------------------------------------------------------------------- */
+
+DP_TEST(vocabulary, a_word_is_listed_whole) {
+    static const struct {
+        const char *word, *list;
+        char between;
+        int listed;
+    } F[] = {{"dv", "dv", ' ', 1},
+             {"dv", "dq dv dk", ' ', 1},
+             {"dk", "dq dv dk", ' ', 1},
+             {"dq", "dq dv dk", ' ', 1},
+             {"d", "dq dv dk", ' ', 0},
+             {"v", "dq dv dk", ' ', 0},
+             {"dv dk", "dq dv", ' ', 0},
+             {"intra", "intra_bwd/gate", '/', 0},
+             {"gate", "intra/gate", '/', 1},
+             {"", "", ' ', 0},
+             {"", "a,b", ',', 0},
+             {"a", "", ',', 0}};
+    for (size_t i = 0; i < sizeof F / sizeof *F; i++)
+        CHECK(dp_is_listed(F[i].word, F[i].list, F[i].between) == F[i].listed, "'%s' in '%s'",
+              F[i].word, F[i].list);
 }

@@ -1,4 +1,5 @@
 /* ref/vocabulary/text.c - which bytes are text, and how others are shown (text.h). */
+#define _GNU_SOURCE
 #include "text.h"
 
 #include <stdint.h>
@@ -62,4 +63,13 @@ int dp_find_name(const char *name, const char *const *names, int n) {
     for (int i = 0; i < n; i++)
         if (!strcmp(name, names[i])) return i;
     return -1;
+}
+
+int dp_is_listed(const char *name, const char *list, char between) {
+    const size_t n = strlen(name);
+    for (const char *end; *list; list = *end ? end + 1 : end) {
+        end = strchrnul(list, between);
+        if ((size_t)(end - list) == n && !memcmp(list, name, n)) return 1;
+    }
+    return 0;
 }

@@ -22,6 +22,8 @@ void dp_text_printable(const char *s, char *out, size_t size);
 
 /* Place of name in names [n], -1: it is none of them. */
 int dp_find_name(const char *name, const char *const *names, int n);
+/* Is name one of the words of a list that have `between` between them? */
+int dp_is_listed(const char *name, const char *list, char between);
 
 #ifdef __cplusplus
 }
