@@ -80,10 +80,7 @@ static const struct argp_option OPTIONS[] = {
     {"variant", OPT_VARIANT, "NAME", 0,
      "which CUDA kernels (default plain; segments: those that are benchmarked; see run --help)", 0},
     {"way", 0, 0, OPTION_ALIAS, 0, 0},
-    {"only", OPT_ONLY, "CHECK", 0,
-     "one check: repeat causality causality-chunk anticausality heads packed sequence-order prefix "
-     "scale-v scale-do sign-q sign-kv chunk-size ranks transpose ranks-bound",
-     0},
+    {"only", OPT_ONLY, "CHECK", 0, "one check:" DP_CHECK_WORDS, 0},
     {"forward", OPT_FORWARD, 0, 0, "leave gradients out", 0},
     {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
     {"heads", OPT_HEADS, "HV", 0,

@@ -1,5 +1,6 @@
 /* The list of invariants, and all of them on one problem (invariants.h). */
 #include "invariants_work.h"
+#include "ref/vocabulary/text.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -57,35 +58,18 @@ static dp_status transpose(dp_check_work *w) { return dp_check_ranks(w, 1); }
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-const char *const dp_check_names[DP_NCHECKS] = {
-    "repeat",         "causality", "causality-chunk", "anticausality", "heads",  "packed",
-    "sequence-order", "prefix",    "scale-v",         "scale-do",      "sign-q", "sign-kv",
-    "chunk-size",     "ranks",     "transpose",       "ranks-bound"};
-
 #define BITS "bitwise"
 #define BITS_BUT_UNDERFLOW "bitwise but for underflow"
 #define BITS_EXACT "bitwise: nothing rounds"
 #define BOUNDS "sum of both bounds"
 
-/* In the order of their names. */
+#define NAME(name, promise, run) name,
+#define ROW(name, promise, run) {promise, run},
+const char *const dp_check_names[DP_NCHECKS] = {DP_CHECKS(NAME)};
 static const struct {
     const char *promise;
     dp_status (*run)(dp_check_work *w);
-} CHECKS[DP_NCHECKS] = {
-    {BITS, dp_check_repeat},         {BITS, causality},       {BITS, dp_check_chunk},
-    {BITS, anticausality},           {BITS, dp_check_heads},  {BITS, dp_check_packed},
-    {BITS, dp_check_sequence_order}, {BITS, dp_check_prefix}, {BITS_BUT_UNDERFLOW, scale_v},
-    {BITS_BUT_UNDERFLOW, scale_do},  {BITS, sign_q},          {BITS, sign_kv},
-    {BOUNDS, dp_check_chunk_size},   {BITS_EXACT, ranks},     {BITS_EXACT, transpose},
-    {BOUNDS, dp_check_ranks_bound}};
-
-/* Is the name one of a list with commas? */
-static int listed(const char *list, const char *name) {
-    const size_t n = strlen(name);
-    for (const char *at = strstr(list, name); at; at = strstr(at + 1, name))
-        if ((at == list || at[-1] == ',') && (at[n] == 0 || at[n] == ',')) return 1;
-    return 0;
-}
+} CHECKS[DP_NCHECKS] = {DP_CHECKS(ROW)};
 
 /* A library's refusal skips a check, its death fails it; what else goes wrong ends the checks. */
 static dp_status settle(dp_status st, const dp_check_subject *s, dp_check *c, dp_err *e) {
@@ -108,7 +92,7 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
     }
     for (int i = 0; i < DP_NCHECKS && !st; i++) {
         const double t0 = dp_now();
-        if (only && !listed(only, dp_check_names[i])) continue;
+        if (only && !dp_is_listed(dp_check_names[i], only, ',')) continue;
         dp_check *c = &out->c[out->n++];
         *c =
             (dp_check){.name = dp_check_names[i], .promise = CHECKS[i].promise, .verdict = DP_PASS};
@@ -121,7 +105,6 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
                            .base = &base,
                            .bounds = &bounds,
                            .e = e};
-        if (!strcmp(c->name, "prefix") && !dp_backends[s->backend].simulated) w.backward = 0;
         st = settle(CHECKS[i].run(&w), s, c, e);
         if (!st && c->verdict == DP_PASS && !c->compared)
             dp_check_skip(&w, "nothing of this problem could be compared");

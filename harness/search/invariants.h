@@ -88,7 +88,31 @@ typedef struct {
     double seconds;
 } dp_check;
 
-#define DP_NCHECKS 16
+/* Every check, in the order in which they run: its name, what is promised, what runs it
+ * (invariants.c). */
+#define DP_CHECKS(X)                                   \
+    X("repeat", BITS, dp_check_repeat)                 \
+    X("causality", BITS, causality)                    \
+    X("causality-chunk", BITS, dp_check_chunk)         \
+    X("anticausality", BITS, anticausality)            \
+    X("heads", BITS, dp_check_heads)                   \
+    X("packed", BITS, dp_check_packed)                 \
+    X("sequence-order", BITS, dp_check_sequence_order) \
+    X("prefix", BITS, dp_check_prefix)                 \
+    X("scale-v", BITS_BUT_UNDERFLOW, scale_v)          \
+    X("scale-do", BITS_BUT_UNDERFLOW, scale_do)        \
+    X("sign-q", BITS, sign_q)                          \
+    X("sign-kv", BITS, sign_kv)                        \
+    X("chunk-size", BOUNDS, dp_check_chunk_size)       \
+    X("ranks", BITS_EXACT, ranks)                      \
+    X("transpose", BITS_EXACT, transpose)              \
+    X("ranks-bound", BOUNDS, dp_check_ranks_bound)
+#define DP_CHECK_COUNT(name, promise, run) +1
+#define DP_CHECK_WORD(name, promise, run) " " name
+enum { DP_NCHECKS = 0 DP_CHECKS(DP_CHECK_COUNT) };
+#define DP_CHECK_WORDS DP_CHECKS(DP_CHECK_WORD) /* a blank before each */
+extern const char *const dp_check_names[DP_NCHECKS];
+
 typedef struct {
     int n;
     dp_check c[DP_NCHECKS];
@@ -98,7 +122,6 @@ typedef struct {
  * names of checks separated by commas. backward needs p->dout. */
 dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, int backward,
                         const char *only, dp_checks *out, dp_err *e);
-extern const char *const dp_check_names[DP_NCHECKS];
 
 #ifdef __cplusplus
 }

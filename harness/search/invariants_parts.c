@@ -221,6 +221,7 @@ dp_status dp_check_prefix(dp_check_work *w) {
         snprintf(w->c->why, sizeof w->c->why, "no sequence of more than one chunk");
         return DP_OK;
     }
+    if (!dp_backends[w->s->backend].simulated) w->backward = 0;
     dp_problem all = dp_check_slice(x.p, x.a, x.b, x.s0, x.dstate, w->backward),
                early = dp_check_slice(x.p, x.a, x.mid, x.s0, NULL, w->backward);
     dp_check_outcome whole, first;
