@@ -29,10 +29,10 @@ static void print_judged(const dp_judgement *t, dp_stage stage, void *arg) {
 
 /* States and matrices of a rank have no sequence in the verdict: the one that passes its boundary.
  */
-static int sequence_at(const dp_case *c, int N, int rank, const char *tensor) {
+static int sequence_at(const dp_case *c, int N, int rank, int stage) {
     dp_context x;
     if (rank < 0 || dp_context_build(c->p.cu, c->p.Nseq, N, rank, &x, NULL)) return -1;
-    const int first = !strcmp(tensor, "S_in") || !strcmp(tensor, "dM") || !strcmp(tensor, "dH"),
+    const int first = stage == DP_S_IN || stage == DP_DM || stage == DP_DH,
               seq = x.local_seq[first ? 0 : x.nlocal - 1];
     dp_context_free(&x);
     return seq;
@@ -40,12 +40,12 @@ static int sequence_at(const dp_case *c, int N, int rank, const char *tensor) {
 
 static void print_row(const dp_case *c, const dp_judgement *t, int backward) {
     const dp_row *x = backward ? &t->last : &t->first;
-    const int tap = dp_stage_tensor_find(t->name),
-              matrix = (tap >= 0 && dp_stage_tensors[tap].kind != DP_PER_TOKEN) ||
+    const int stage = dp_stage_tensor_find(t->name),
+              matrix = (stage >= 0 && dp_stage_tensors[stage].kind != DP_PER_TOKEN) ||
                        !strcmp(t->name, "final_state") || !strcmp(t->name, "ds0");
-    const int width = tap == DP_M || tap == DP_DM ? c->p.K : c->p.V,
+    const int width = stage == DP_M || stage == DP_DM ? c->p.K : c->p.V,
               seq = x->at.sequence >= 0 ? x->at.sequence
-                    : tap >= 0          ? sequence_at(c, t->N, x->at.rank, t->name)
+                    : stage >= 0        ? sequence_at(c, t->N, x->at.rank, stage)
                                         : -1;
     if (!t->nover) {
         printf("  %s: %s\n", t->name, t->why);

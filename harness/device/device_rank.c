@@ -234,13 +234,14 @@ static dp_status rank_body(dp_rank_job *j, const dp_context *c) {
     return st;
 }
 
-static const char *path_name(const dpg_plan *plan, int backward) {
-    const int f = dpg_plan_path(plan) == DPG_PATH_FAST,
-              b = dpg_plan_bwd_path(plan) == DPG_PATH_FAST;
-    return !backward ? f ? "fast" : "simple"
-           : f       ? b ? "fast/fast" : "fast/simple"
-           : b       ? "simple/fast"
-                     : "simple/simple";
+static void note_paths(dp_rank_job *j) {
+    const int f = dpg_plan_path(j->plan) == DPG_PATH_FAST,
+              b = dpg_plan_bwd_path(j->plan) == DPG_PATH_FAST;
+    j->fast = f || (j->opt.backward && b);
+    j->path = !j->opt.backward ? f ? "fast" : "simple"
+              : f              ? b ? "fast/fast" : "fast/simple"
+              : b              ? "simple/fast"
+                               : "simple/simple";
 }
 
 dp_status dp_rank_job_run(void *job) {
@@ -256,7 +257,7 @@ dp_status dp_rank_job_run(void *job) {
         j->saved = dpg_saved_bytes(j->plan);
         j->kept = dpg_kept_bytes(j->plan);
         j->segments = dpg_plan_segments(j->plan);
-        j->path = path_name(j->plan, j->opt.backward);
+        note_paths(j);
     }
     if (st && j->order) j->order->failed = 1;
     return st;

@@ -168,6 +168,7 @@ static void note_jobs(const dp_rank_job *job, int N, dp_cuda_result *out) {
         out->kept = job[r].kept > out->kept ? job[r].kept : out->kept;
         out->segments = job[r].segments > out->segments ? job[r].segments : out->segments;
         out->path = job[r].path;
+        out->fast = job[r].fast;
     }
 }
 

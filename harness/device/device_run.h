@@ -43,7 +43,8 @@ typedef struct {
     dp_result out; /* NaN where nothing was written; no gradients without backward */
     /* by DP_RANK_S_IN ..: [N*HV], NULL where the kernels form none (math.md g.3) */
     double **rank[DP_RANK_TENSORS];
-    const char *path;   /* "simple" or "fast", with a backward "fast/simple" */
+    const char *path;   /* for the record: "simple" or "fast", with a backward "fast/simple" */
+    int fast;           /* 1: gpu/fast, forward or backward */
     int segments;       /* most that a rank cut its last local sub-sequence in, 1: none */
     size_t saved, kept; /* largest of a rank: bytes of dpg_tensors.saved, and all that stays between
                            forward and backward */

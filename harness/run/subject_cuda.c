@@ -31,9 +31,9 @@ static void skip(dp_run *r, const char *why) {
 
 /* gpu/fast: chunks of 64 rows, scores from operands that carry their decay. One of the two
  * directions suffices. */
-static dp_design design_of_path(dp_base base, const char *path, int R) {
+static dp_design design_of_kernels(dp_base base, int fast, int R) {
     dp_design d = dp_design_of(base);
-    if (!strstr(path, "fast")) return d;
+    if (!fast) return d;
     d.gated = 1;
     d.chunk = DP_CHUNK / R;
     return d;
@@ -51,7 +51,7 @@ typedef struct {
  * kernels all. */
 typedef struct {
     const dp_cuda_how *run;
-    dp_cuda_result *all; /* of the session: path and segments of its calls */
+    dp_cuda_result *all; /* of the session: path, fast and segments of its calls */
     int HV;
     int64_t decoded;
     int states; /* 1: some call showed those of every token */
@@ -73,6 +73,7 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
         dp_fail(e, DP_EINPUT, "a call runs in the kernels \"%s\", those before it in \"%s\"",
                 res.path, x->all->path);
     x->all->path = res.path;
+    x->all->fast |= res.fast;
     if (res.segments > x->all->segments) x->all->segments = res.segments;
     out->out = res.out;
     res.out = (dp_result){0};
@@ -81,12 +82,10 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
     return other ? DP_EINPUT : DP_OK;
 }
 
-/* Which kernels ran, of all calls. */
-static void name_paths(in_calls *x) {
-    static const char *const WITH[][2] = {{"simple", "simple, decode"}, {"fast", "fast, decode"}};
-    if (x->decoded && !x->all->path) x->all->path = "decode";
-    for (size_t i = 0; i < sizeof WITH / sizeof *WITH && x->decoded; i++)
-        if (!strcmp(x->all->path, WITH[i][0])) x->all->path = WITH[i][1];
+/* Which kernels ran, of all calls; a session has no backward. */
+static const char *path_of_calls(const in_calls *x) {
+    if (!x->decoded) return x->all->path;
+    return !x->all->path ? "decode" : x->all->fast ? "fast, decode" : "simple, decode";
 }
 
 static dp_status compute_calls(const dp_case *c, const dp_cuda_how *run, beside *b,
@@ -97,7 +96,7 @@ static dp_status compute_calls(const dp_case *c, const dp_cuda_how *run, beside 
     const dp_status st = dp_calls_run(&c->p, &c->session, DP_FAULT_NONE, &by, &res->out, NULL, why);
     b->decoded = x.decoded;
     b->states = x.states;
-    if (!st) name_paths(&x);
+    if (!st) res->path = path_of_calls(&x);
     return st;
 }
 
@@ -165,7 +164,7 @@ static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_variant variant,
         return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[how.backend], sp->N,
                        why.msg);
     }
-    how.design = st ? dp_design_of(how.base) : design_of_path(how.base, res.path, c->p.R);
+    how.design = design_of_kernels(how.base, !st && res.fast, c->p.R);
     dp_run *r = dp_sharding_record(sp, &how, out);
     r->variant = variant;
     r->other_design = x.decoded > 0;

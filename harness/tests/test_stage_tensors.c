@@ -165,13 +165,13 @@ DP_TEST(stage_tensors, sums_of_gates_go_below_what_exp_can_show) {
     end(&t);
 }
 
-static void add(dp_tensorfile *f, const trial *t, int tap, int batch, int vk, const char *name,
+static void add(dp_tensorfile *f, const trial *t, int stage, int batch, int vk, const char *name,
                 const char *dtype) {
     int64_t s[6] = {1}, rows, width;
-    const int n = dp_stage_tensor_shape(&t->c.p, t->s.N, tap, s + batch) + batch, K = t->c.p.K,
+    const int n = dp_stage_tensor_shape(&t->c.p, t->s.N, stage, s + batch) + batch, K = t->c.p.K,
               V = t->c.p.V;
-    double *x = t->g.stage[tap], *y = NULL;
-    dp_stage_tensor_rows(&t->c.p, t->s.N, tap, &rows, &width);
+    double *x = t->g.stage[stage], *y = NULL;
+    dp_stage_tensor_rows(&t->c.p, t->s.N, stage, &rows, &width);
     if (vk) {
         y = dp_doubles(rows * width);
         for (int64_t i = 0; i < rows * width; i++)
