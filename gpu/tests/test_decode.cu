@@ -521,73 +521,95 @@ static void test_cuts(dpg_state_layout layout) {
 
 /* ---- the convolution ------------------------------------------------------------------------- */
 
+/* The convolution of three requests of four tokens, in plain C++: its rows are kept behind every
+ * token. */
+struct Conv {
+    enum { B = 3, T = 4, D = 70, KEPT = 4, SLOTS = B * KEPT };
+    int W, silu;
+    dpg_dtype type;
+    Vec w, bias, states;
+
+    Conv(Batch &b, int W, int silu, dpg_dtype type) : W(W), silu(silu), type(type) {
+        b.fill(w, D * W, 0.7, DPG_F32);
+        b.fill(bias, D, 0.5, DPG_F32);
+        b.fill(states, (int64_t)SLOTS * D * (W - 1), 1, type);
+    }
+    dpg_decode_conv call(Memory &m) const {
+        dpg_decode_conv c = {};
+        c.B = B;
+        c.T = T;
+        c.D = D;
+        c.W = W;
+        c.silu = silu;
+        c.dtype = c.sdtype = type;
+        c.slots = SLOTS;
+        c.kept = KEPT;
+        c.w = (float *)m.copy(w, 0, (int64_t)w.size(), DPG_F32);
+        c.bias = (float *)m.copy(bias, 0, D, DPG_F32);
+        c.states = m.copy(states, 0, (int64_t)states.size(), type);
+        c.y = m.room((size_t)B * T * D * 4);
+        return c;
+    }
+    double *kept(int slot, int channel) { return &states[((int64_t)slot * D + channel) * (W - 1)]; }
+    /* Of the last W rows: what y must be, and what fp32 may be off by. */
+    double output(const Vec &rows, int channel, double *bound) const {
+        double sum = bias[channel], size = fabs(sum);
+        for (int j = 0; j < W; j++) {
+            sum += w[channel * W + j] * rows[j];
+            size += fabs(w[channel * W + j] * rows[j]);
+        }
+        const double y = silu ? sum / (1 + exp(-sum)) : sum;
+        *bound = SAFETY * (1.1 * (W + 1) * U * size + (8 * U + roundoff(type)) * fabs(y));
+        return y;
+    }
+    /* One channel of a request: y against that, then its rows to their slots. */
+    void follow(const Step &at, const Vec &x, const Vec &y, int request, int channel, Margin &m) {
+        const int from = at.slot[request * KEPT + at.accepted[request] - 1];
+        Vec rows(W, 0);
+        if (from >= 0) std::copy_n(kept(from, channel), W - 1, rows.begin());
+        for (int t = 0; t < T; t++) {
+            const int64_t place = ((int64_t)request * T + t) * D + channel;
+            if (from < 0 || t >= at.length[request]) {
+                m.add(y[place], 0, 0);
+                continue;
+            }
+            double bound;
+            rows[W - 1] = x[place];
+            const double want = output(rows, channel, &bound);
+            m.add(y[place], want, bound);
+            rows.erase(rows.begin());
+            rows.push_back(0);
+            std::copy_n(rows.begin(), W - 1, kept(at.slot[request * KEPT + t], channel));
+        }
+    }
+};
+
 static void test_conv(uint64_t seed, int W, int silu, dpg_dtype type) {
-    const int B = 3, T = 4, D = 70, kept = 4, slots = B * kept, old = W - 1;
-    Shape s = WINDOWS;
-    Batch b(s, seed);
-    Vec w, bias, states, x;
+    Batch b(WINDOWS, seed);
+    Conv conv(b, W, silu, type);
     Memory m;
+    Vec x;
     dp_err e = {DP_OK, ""};
-    b.fill(w, D * W, 0.7, DPG_F32);
-    b.fill(bias, D, 0.5, DPG_F32);
-    b.fill(states, (int64_t)slots * D * old, 1, type);
-    dpg_decode_conv c = {};
-    c.B = B;
-    c.T = T;
-    c.D = D;
-    c.W = W;
-    c.silu = silu;
-    c.dtype = c.sdtype = type;
-    c.slots = slots;
-    c.kept = kept;
-    c.w = (float *)m.copy(w, 0, (int64_t)w.size(), DPG_F32);
-    c.bias = (float *)m.copy(bias, 0, D, DPG_F32);
-    c.states = m.copy(states, 0, (int64_t)states.size(), type);
-    c.y = m.room((size_t)B * T * D * 4);
+    dpg_decode_conv c = conv.call(m);
     for (int step = 0; step < 5; step++) {
         Step at = b.step();
-        b.fill(x, (int64_t)B * T * D, 1, type);
-        at.slot.resize(B * kept);
-        at.accepted.resize(B);
-        at.length.resize(B);
+        b.fill(x, (int64_t)conv.B * conv.T * conv.D, 1, type);
+        at.slot.resize(conv.B * conv.KEPT);
+        at.accepted.resize(conv.B);
+        at.length.resize(conv.B);
         c.x = m.copy(x, 0, (int64_t)x.size(), type);
         c.slot = Device::indices(m, at.slot);
         c.accepted = Device::indices(m, at.accepted);
         c.length = Device::indices(m, at.length);
         DP(e, dpg_decode_conv_run(&c, NULL, &e));
         CUDA(cudaDeviceSynchronize());
-        const Vec y = from_device(c.y, (int64_t)B * T * D, type);
+        const Vec y = from_device(c.y, (int64_t)x.size(), type);
         Margin margin;
-        for (int64_t i = 0; i < (int64_t)B * D; i++) {
-            const int request = (int)(i / D), channel = (int)(i % D);
-            const int from = at.slot[request * kept + at.accepted[request] - 1];
-            Vec rows(W, 0);
-            for (int j = 0; j < old && from >= 0; j++)
-                rows[j] = states[((int64_t)from * D + channel) * old + j];
-            for (int t = 0; t < T; t++) {
-                const int64_t place = ((int64_t)request * T + t) * D + channel;
-                double sum = bias[channel], size = fabs(sum);
-                rows[old] = x[place];
-                for (int j = 0; j < W; j++) {
-                    sum += w[channel * W + j] * rows[j];
-                    size += fabs(w[channel * W + j] * rows[j]);
-                }
-                const bool there = from >= 0 && t < at.length[request];
-                const double want = !there ? 0 : silu ? sum / (1 + exp(-sum)) : sum;
-                const double bound =
-                    1.1 * (W + 1) * U * size + (8 * U + roundoff(type)) * fabs(want);
-                margin.add(y[place], want, there ? SAFETY * bound : 0);
-                if (!there) continue;
-                rows.erase(rows.begin());
-                rows.push_back(0);
-                for (int j = 0; j < old; j++)
-                    states[((int64_t)at.slot[request * kept + t] * D + channel) * old + j] =
-                        rows[j];
-            }
-        }
+        for (int i = 0; i < conv.B * conv.D; i++)
+            conv.follow(at, x, y, i / conv.D, i % conv.D, margin);
         fact(margin.beyond == 0, "conv W %d silu %d: %lld numbers beyond, the worst %.2g times", W,
              silu, (long long)margin.beyond, margin.largest);
-        fact(same_bits(from_device(c.states, (int64_t)states.size(), type), states),
+        fact(same_bits(from_device(c.states, (int64_t)conv.states.size(), type), conv.states),
              "conv W %d: the rows kept are not those of x", W);
     }
     m.release();

@@ -59,93 +59,129 @@ static __device__ __forceinline__ dd reduce(dd a) {
     return two_sum(a.h, a.l);
 }
 
-/* v [n][R][W] or NULL, oh, ol [n][W] or NULL, S [W][2][8 NK]. A token's rows pass through shared
- * memory, those of the next one are on their way in registers meanwhile: a warp has an SM to itself
- * and nothing else to hide the latency. R <= MAX_R. */
-template <int NK, int MAX_R>
-__global__ void __launch_bounds__(32)
-    truth_forward(int64_t n, int R, int64_t W, double scale, const double *q, const double *k,
-                  const double *d, const double *beta, const double *v, double *S, double *oh,
-                  double *ol) {
-    const int Kp = 8 * NK, row = 2 * Kp, lane = threadIdx.x % 8, all = (2 + R) * row;
-    const int64_t col = (int64_t)blockIdx.x * COLUMNS + threadIdx.x / 8;
-    const bool in = col < W;
-    constexpr int SIZE = (2 + MAX_R) * 16 * NK, EACH = (SIZE + 31) / 32;
-    __shared__ double rows[2][SIZE];
-    double next[EACH], v_next[MAX_R];
-    dd s[NK], b_next[MAX_R];
+struct Args {
+    int64_t n, W;
+    int R;
+    double scale;
+    const double *q, *k, *d, *beta;
+    const double *v; /* [n][R][W] or NULL */
+    double *S;       /* [W][2][8 NK] */
+    double *oh, *ol; /* [n][W] or NULL */
+};
+
+/* A lane of a column. A token's rows pass through shared memory, those of the next one are on their
+ * way in registers meanwhile: a warp has an SM to itself and nothing else to hide the latency.
+ * R <= MAX_R. */
+template <int NK, int MAX_R> struct Lane {
+    static const int K = 8 * NK, ROW = 2 * K, SIZE = (2 + MAX_R) * ROW, EACH = (SIZE + 31) / 32;
+    const Args &a;
+    int lane;
+    int64_t col;
+    bool in;
+    dd s[NK];
+    double next[EACH], v_next[MAX_R] = {};
+    dd b_next[MAX_R] = {};
+
+    __device__ __forceinline__ Lane(const Args &a)
+        : a(a), lane(threadIdx.x % 8), col((int64_t)blockIdx.x * COLUMNS + threadIdx.x / 8),
+          in(col < a.W) {
 #pragma unroll
-    for (int x = 0; x < NK; x++)
-        s[x] = in ? dd{S[col * row + 8 * x + lane], S[col * row + Kp + 8 * x + lane]} : dd{0, 0};
-    auto fetch = [&](int64_t i) {
+        for (int x = 0; x < NK; x++)
+            s[x] = in ? dd{a.S[place(x)], a.S[place(x) + K]} : dd{0, 0};
+    }
+    __device__ __forceinline__ int64_t place(int x) const { return col * ROW + 8 * x + lane; }
+    __device__ __forceinline__ void store_state() const {
+#pragma unroll
+        for (int x = 0; x < NK; x++)
+            if (in) {
+                a.S[place(x)] = s[x].h;
+                a.S[place(x) + K] = s[x].l;
+            }
+    }
+    __device__ __forceinline__ void fetch(int64_t i) {
 #pragma unroll
         for (int u = 0; u < EACH; u++) {
             int x = threadIdx.x + 32 * u;
-            if (x < all)
-                next[u] = x < row       ? q[i * row + x]
-                          : x < 2 * row ? d[i * row + x - row]
-                                        : k[i * R * row + x - 2 * row];
+            if (x < (2 + a.R) * ROW)
+                next[u] = x < ROW       ? a.q[i * ROW + x]
+                          : x < 2 * ROW ? a.d[i * ROW + x - ROW]
+                                        : a.k[i * a.R * ROW + x - 2 * ROW];
         }
 #pragma unroll
         for (int j = 0; j < MAX_R; j++)
-            if (j < R) {
-                v_next[j] = in && v ? v[(i * R + j) * W + col] : 0.;
-                b_next[j] = {beta[(i * R + j) * 2], beta[(i * R + j) * 2 + 1]};
+            if (j < a.R) {
+                v_next[j] = in && a.v ? a.v[(i * a.R + j) * a.W + col] : 0.;
+                b_next[j] = {a.beta[(i * a.R + j) * 2], a.beta[(i * a.R + j) * 2 + 1]};
             }
-    };
-    auto keep = [&](int64_t i) {
+    }
+    __device__ __forceinline__ void keep(double *rows) const {
 #pragma unroll
         for (int u = 0; u < EACH; u++)
-            if (threadIdx.x + 32 * u < (unsigned)all) rows[i & 1][threadIdx.x + 32 * u] = next[u];
+            if (threadIdx.x + 32 * u < (unsigned)((2 + a.R) * ROW))
+                rows[threadIdx.x + 32 * u] = next[u];
         __syncthreads();
-    };
-    fetch(0);
-    keep(0);
-    for (int64_t i = 0; i < n; i++) {
-        const double *qi = rows[i & 1] + lane, *di = qi + row, *ki = di + row;
-        double vi[MAX_R];
-        dd bi[MAX_R], U[MAX_R] = {};
+    }
+    /* The state decays; U_j, which key j writes. d, k: the lane's entries of the rows. */
+    __device__ __forceinline__ void keys(const double *d, const double *k, const double *v,
+                                         const dd *b, dd *U) {
 #pragma unroll
         for (int j = 0; j < MAX_R; j++) {
-            vi[j] = v_next[j];
-            bi[j] = b_next[j];
-        }
-        if (i + 1 < n) fetch(i + 1);
-#pragma unroll
-        for (int j = 0; j < MAX_R; j++) {
-            if (j >= R) break;
+            if (j >= a.R) break;
             dd acc = {0, 0};
 #pragma unroll
             for (int x = 0; x < NK; x++) {
-                if (j == 0) s[x] = mul({di[8 * x], di[Kp + 8 * x]}, s[x]);
-                acc = dot(acc, {ki[j * row + 8 * x], ki[j * row + Kp + 8 * x]}, s[x]);
+                if (j == 0) s[x] = mul({d[8 * x], d[K + 8 * x]}, s[x]);
+                acc = dot(acc, {k[j * ROW + 8 * x], k[j * ROW + K + 8 * x]}, s[x]);
             }
-            dd D = reduce(acc), e = two_sum(vi[j], -D.h);
-            U[j] = mul(quick(e.h, e.l - D.l), bi[j]);
+            dd D = reduce(acc), e = two_sum(v[j], -D.h);
+            U[j] = mul(quick(e.h, e.l - D.l), b[j]);
         }
+    }
+    __device__ __forceinline__ void output(const double *q, const double *k, const dd *U,
+                                           int64_t i) {
         dd acc = {0, 0};
 #pragma unroll
         for (int x = 0; x < NK; x++) {
 #pragma unroll
             for (int j = 0; j < MAX_R; j++)
-                if (j < R)
-                    s[x] = fma_dd(s[x], {ki[j * row + 8 * x], ki[j * row + Kp + 8 * x]}, U[j]);
-            acc = dot(acc, {qi[8 * x], qi[Kp + 8 * x]}, s[x]);
+                if (j < a.R)
+                    s[x] = fma_dd(s[x], {k[j * ROW + 8 * x], k[j * ROW + K + 8 * x]}, U[j]);
+            acc = dot(acc, {q[8 * x], q[K + 8 * x]}, s[x]);
         }
-        dd o = reduce(acc), p = two_prod(o.h, scale);
-        o = quick(p.h, p.l + __dmul_rn(o.l, scale));
-        if (oh && in && lane == 0) {
-            oh[i * W + col] = o.h;
-            ol[i * W + col] = o.l;
+        dd o = reduce(acc), p = two_prod(o.h, a.scale);
+        o = quick(p.h, p.l + __dmul_rn(o.l, a.scale));
+        if (a.oh && in && lane == 0) {
+            a.oh[i * a.W + col] = o.h;
+            a.ol[i * a.W + col] = o.l;
         }
-        keep(i + 1);
     }
+    __device__ __forceinline__ void token(int64_t i, const double *rows) {
+        const double *q = rows + lane, *d = q + ROW, *k = d + ROW;
+        double v[MAX_R];
+        dd b[MAX_R], U[MAX_R] = {};
 #pragma unroll
-    for (int x = 0; x < NK; x++)
-        if (in) {
-            S[col * row + 8 * x + lane] = s[x].h;
-            S[col * row + Kp + 8 * x + lane] = s[x].l;
+        for (int j = 0; j < MAX_R; j++) {
+            v[j] = v_next[j];
+            b[j] = b_next[j];
         }
+        if (i + 1 < a.n) fetch(i + 1);
+        keys(d, k, v, b, U);
+        output(q, k, U, i);
+    }
+};
+
+template <int NK, int MAX_R>
+__global__ void __launch_bounds__(32) truth_forward(const __grid_constant__ Args a) {
+    typedef Lane<NK, MAX_R> Own;
+    __shared__ double rows[2][Own::SIZE];
+    Own own(a);
+    own.fetch(0);
+    own.keep(rows[0]);
+    for (int64_t i = 0; i < a.n; i++) {
+        own.token(i, rows[i & 1]);
+        own.keep(rows[(i + 1) & 1]);
+    }
+    own.store_state();
 }
 
 struct dpg_truth {
@@ -210,11 +246,29 @@ extern "C" dp_status dpg_truth_get(dpg_truth *t, double *S, dp_err *e) {
     return DP_OK;
 }
 
+template <int NK> static void launch_width(const dpg_truth *t, const Args &a) {
+    const unsigned blocks = (unsigned)((t->W + COLUMNS - 1) / COLUMNS);
+    if (t->R == 1)
+        truth_forward<NK, 1><<<blocks, 32, 0, t->stream>>>(a);
+    else
+        truth_forward<NK, DPG_TRUTH_MAX_R><<<blocks, 32, 0, t->stream>>>(a);
+}
+
+static void launch(const dpg_truth *t, const Args &a) {
+    switch (t->Kp / 8) {
+    case 1: launch_width<1>(t, a); break;
+    case 2: launch_width<2>(t, a); break;
+    case 3: launch_width<3>(t, a); break;
+    case 4: launch_width<4>(t, a); break;
+    case 8: launch_width<8>(t, a); break;
+    case 16: launch_width<16>(t, a); break;
+    }
+}
+
 extern "C" dp_status dpg_truth_forward(dpg_truth *t, const tr_dd_rows *b, const tr_dd_cols *c,
                                        dp_err *e) {
     const size_t D = sizeof(double), row = (size_t)(2 * t->Kp) * D, n = (size_t)b->n,
                  R = (size_t)t->R, W = (size_t)t->W;
-    const dim3 grid((unsigned)((W + COLUMNS - 1) / COLUMNS)), block(32);
     CK(e, cudaMemcpyAsync(t->q, b->q, n * row, cudaMemcpyHostToDevice, t->stream));
     CK(e, cudaMemcpyAsync(t->k, b->k, n * R * row, cudaMemcpyHostToDevice, t->stream));
     CK(e, cudaMemcpyAsync(t->d, b->d, n * row, cudaMemcpyHostToDevice, t->stream));
@@ -222,29 +276,13 @@ extern "C" dp_status dpg_truth_forward(dpg_truth *t, const tr_dd_rows *b, const 
     if (c->v) /* rows of one token lie together: keys are V apart, and V = W */
         CK(e, cudaMemcpy2DAsync(t->v, R * W * D, c->v, (size_t)c->ldv * D, R * W * D, n,
                                 cudaMemcpyHostToDevice, t->stream));
-    const double *v = c->v ? t->v : NULL;
-    double *oh = c->oh ? t->oh : NULL, *ol = c->oh ? t->ol : NULL;
-#define LAUNCH_R(NK, MAX_R)                                                                        \
-    truth_forward<NK, MAX_R><<<grid, block, 0, t->stream>>>(b->n, (int)t->R, t->W, c->scale, t->q, \
-                                                            t->k, t->d, t->beta, v, t->S, oh, ol)
-#define LAUNCH(NK)       \
-    if (t->R == 1)       \
-        LAUNCH_R(NK, 1); \
-    else                 \
-        LAUNCH_R(NK, DPG_TRUTH_MAX_R)
-    switch (t->Kp / 8) {
-    case 1: LAUNCH(1); break;
-    case 2: LAUNCH(2); break;
-    case 3: LAUNCH(3); break;
-    case 4: LAUNCH(4); break;
-    case 8: LAUNCH(8); break;
-    case 16: LAUNCH(16); break;
-    }
+    launch(t, {b->n, t->W, (int)t->R, c->scale, t->q, t->k, t->d, t->beta, c->v ? t->v : NULL, t->S,
+               c->oh ? t->oh : NULL, c->oh ? t->ol : NULL});
     CK_LAUNCH(e, "truth_forward");
-    if (oh) {
-        CK(e, cudaMemcpy2DAsync(c->oh, (size_t)c->ldo * D, oh, W * D, W * D, n,
+    if (c->oh) {
+        CK(e, cudaMemcpy2DAsync(c->oh, (size_t)c->ldo * D, t->oh, W * D, W * D, n,
                                 cudaMemcpyDeviceToHost, t->stream));
-        CK(e, cudaMemcpy2DAsync(c->ol, (size_t)c->ldo * D, ol, W * D, W * D, n,
+        CK(e, cudaMemcpy2DAsync(c->ol, (size_t)c->ldo * D, t->ol, W * D, W * D, n,
                                 cudaMemcpyDeviceToHost, t->stream));
     }
     CK(e, cudaStreamSynchronize(t->stream));
