@@ -6,7 +6,7 @@
 #define _GNU_SOURCE
 #include "commands.h"
 #include "harness/case/case.h"
-#include "harness/device/device_procs.h"
+#include "harness/device/device_run.h"
 #include "harness/search/invariants.h"
 #include "large_problem.h"
 #include "options.h"

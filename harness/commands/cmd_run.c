@@ -4,7 +4,7 @@
 #include "command_line.h"
 #include "commands.h"
 #include "harness/base/startup.h"
-#include "harness/device/device_procs.h"
+#include "harness/device/device_run.h"
 #include "harness/mpi/mpi_ranks.h"
 #include "harness/record/run_id.h"
 #include "harness/run/over_cases.h"

@@ -8,6 +8,7 @@ const char *dp_cuda_unavailable(dp_backend b, int N) {
     return dp_backends[b].on_device ? "this build has no CUDA kernels: nvcc was not found" : NULL;
 }
 const char *dp_cuda_device(void) { return "none"; }
+void dp_procs_start(void) {}
 dp_status dp_cuda_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e) {
     (void)p;
     (void)out;

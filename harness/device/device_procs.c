@@ -1,13 +1,7 @@
 /* One process a rank over NCCL: start, feed, watch and end them (device_procs.h). */
+#ifdef DP_HAVE_CUDA
 #define _GNU_SOURCE /* pipe2 */
 #include "device_procs.h"
-
-#ifndef DP_HAVE_CUDA
-
-void dp_procs_start(void) {}
-
-#else
-
 #include "harness/base/clock.h"
 #include "harness/base/startup.h"
 #include "harness/mpi/processes.h"

@@ -8,10 +8,7 @@
 
 enum { DP_PROCS_MOST = 64 };
 
-/* Before the first call of CUDA (which does not outlive a fork); without it ranks over NCCL need a
- * device each. Once. */
-void dp_procs_start(void);
-/* Has dp_procs_start been called? */
+/* Has dp_procs_start (device_run.h) been called? */
 int dp_procs_started(void);
 /* Zeros that every rank sees, by any of them, until dp_procs_end. */
 void *dp_procs_alloc(size_t bytes);

@@ -57,6 +57,9 @@ const char *dp_cuda_device(void);
 /* How long a rank on a device may keep the others waiting before all end with a message that names
  * it: 8 seconds until this is called. */
 void dp_cuda_limit(double seconds);
+/* Processes for more ranks over NCCL than there are devices (device_procs.h): before the first call
+ * of CUDA, which does not outlive a fork; without it ranks over NCCL need a device each. Once. */
+void dp_procs_start(void);
 /* bf16_inputs: q, k, v, o (and, base bf16, do and gradients of inputs) are bf16 in device memory.
  * backward: needs p->dout. Between forward and backward everything that the kernels do not claim to
  * keep is overwritten with NaN. DP_EINPUT: the kernels do not take this problem (the message says

@@ -3,6 +3,7 @@
 #include "gt.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static char out[1 << 14];
@@ -29,6 +30,18 @@ DP_TEST(layers, an_include_that_goes_up_is_named) {
     REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
     snprintf(cmd, sizeof cmd, "%s/tree", gt_tmpdir());
     CHECK(layers(cmd) == 1, "%s", out);
+}
+
+/* A machine of a new user has neither header; this one may. */
+DP_TEST(layers, without_a_device_nothing_includes_cuda_or_mpi) {
+    char cmd[2100];
+    snprintf(cmd, sizeof cmd,
+             "D='%s/none'; mkdir -p \"$D\"; : >\"$D/cuda_runtime_api.h\"; : >\"$D/mpi.h\"; cd "
+             "'%s/..' && gcc -std=gnu11 -I. -isystem \"$D\" -M $(find ref harness python -name "
+             "'*.c' | grep -v '/tests/\\|/fuzz/\\|/bench/\\|/subject/') >\"$D/deps\" && grep -c "
+             "home.h \"$D/deps\" && ! grep \"$D\" \"$D/deps\"",
+             gt_tmpdir(), gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 0 && atoi(out) > 0, "%s", out);
 }
 
 /* ---- lines ----------------------------------------------------------------------------------- */
