@@ -24,6 +24,21 @@ void dp_put(FILE *f, dp_paint paint, const char *text, int width) {
     fprintf(f, "%s%-*s%s", paints ? colour[paint] : "", width, text, paints ? "\033[0m" : "");
 }
 
+void dp_put_words(FILE *f, const char *label, int indent, const char *text) {
+    int at = fprintf(f, "%-*s", indent, label);
+    for (int first = 1; *text; first = 0) {
+        const int word = (int)strcspn(text, " ");
+        const int fits = first || at + 1 + word <= 80;
+        if (!fits)
+            at = fprintf(f, "\n%*s", indent, "") - 1;
+        else if (!first)
+            at += fprintf(f, " ");
+        at += fprintf(f, "%.*s", word, text);
+        text += word + strspn(text + word, " ");
+    }
+    fputc('\n', f);
+}
+
 void dp_status_line(const char *text) {
     static int shown;
     if (!dp_is_terminal(stderr) || (!*text && !shown)) return;

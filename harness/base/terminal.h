@@ -16,6 +16,10 @@ int dp_is_terminal(FILE *f);
  * is not set. */
 void dp_put(FILE *f, dp_paint paint, const char *text, int width);
 
+/* Prints `label` and, from column `indent` on, the words of `text`, in lines of at most 80 columns
+ * where no word is longer. */
+void dp_put_words(FILE *f, const char *label, int indent, const char *text);
+
 /* Replaces the status line on standard error; "": takes it away. Nothing where that is no terminal.
  */
 void dp_status_line(const char *text);

@@ -3,12 +3,14 @@
  * */
 #define _GNU_SOURCE
 #include "commands.h"
+#include "harness/base/terminal.h"
 #include "options.h"
 #include "parse.h"
 #include "ref/files/input.h"
 
 #include <argp.h>
 #include <jansson.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,12 +54,12 @@ static const struct {
     {"exact", "on these inputs nothing rounds in any format, so any error at all is a fault",
      "ref/inputs/inputs_exact.c; cases/README.md, keys = exact"},
     {"bound",
-     "a bound of the rounding errors that the claimed formats can make of these inputs: the\n"
-     "             smaller of a worst case and of 6 standard deviations of independent roundings",
+     "a bound of the rounding errors that the claimed formats can make of these inputs: the "
+     "smaller of a worst case and of 6 standard deviations of independent roundings",
      "ref/bound/bound.c, above each function; ref/METHOD.md"},
     {"expected",
-     "what right kernels of the declared design make of nearby inputs, drawn several times,\n"
-     "             times an allowance for other orders of summation",
+     "what right kernels of the declared design make of nearby inputs, drawn several times, times "
+     "an allowance for other orders of summation",
      "harness/verdict/levels.h; ref/METHOD.md; reports/verdicts.md"},
     {"sum", "what draws make of a head's sum over all its tokens", "harness/verdict/sums.c"},
 };
@@ -76,21 +78,31 @@ static void number(const json_t *o, const char *key, char out[32]) {
         snprintf(out, 32, "%.31s", json_is_string(x) ? json_string_value(x) : "none");
 }
 
+/* A line of the explanation, behind its word. */
+static void say(const char *word, const char *format, ...) {
+    char line[2000];
+    va_list ap;
+    va_start(ap, format);
+    vsnprintf(line, sizeof line, format, ap);
+    va_end(ap);
+    dp_put_words(stdout, word, 13, line);
+}
+
 static void explain_truth(const json_t *run) {
     const json_t *truth = json_object_get(run, "truth");
     char radius[32];
     number(truth, "radius", radius);
-    printf(
-        "truth        the step recurrence in %s at %lld bits; its own error is at most %s of the "
-        "tensor\n             (ref/truth/truth.h)\n",
+    say("truth",
+        "the step recurrence in %s at %lld bits; its own error is at most %s of the tensor "
+        "(ref/truth/truth.h)",
         text(truth, "kind"), (long long)json_integer_value(json_object_get(truth, "bits")), radius);
 }
 
 static void explain_claim(const json_t *run) {
     const json_t *p = json_object_get(run, "policy");
-    printf("claim        base %s%s%s%s%s: the formats that limits are derived for\n",
-           text(p, "base"), *text(p, "chain") ? ", chain of M " : "", text(p, "chain"),
-           *text(p, "design") ? ", design " : "", text(p, "design"));
+    say("claim", "base %s%s%s%s%s: the formats that limits are derived for", text(p, "base"),
+        *text(p, "chain") ? ", chain of M " : "", text(p, "chain"),
+        *text(p, "design") ? ", design " : "", text(p, "design"));
 }
 
 /* The calls of a session, which the record keeps with its case. */
@@ -99,19 +111,20 @@ static void explain_calls(const json_t *rec, const json_t *run) {
     size_t i;
     json_array_foreach(cases, i, c) {
         if (strcmp(text(c, "name"), text(run, "case")) || !*text(c, "session")) continue;
-        printf("session      %s; state between calls: %s%s%s\n", text(c, "session"),
-               text(c, "session_state"), *text(run, "rollback") ? "; after a window: " : "",
-               text(run, "rollback"));
+        say("session", "%s; state between calls: %s%s%s", text(c, "session"),
+            text(c, "session_state"), *text(run, "rollback") ? "; after a window: " : "",
+            text(run, "rollback"));
         const long long prefix = json_integer_value(json_object_get(c, "session_prefix"));
         if (prefix)
-            printf("             the first %lld tokens are those of all sequences: computed once, "
-                   "each goes on from their state\n",
-                   prefix);
-        printf("             o of accepted tokens and the last state are judged by the whole case, "
-               "windows by the state\n             that each began from: %lld of %lld "
-               "(cases/README.md, Sessions)\n",
-               (long long)json_integer_value(json_object_get(run, "windows_judged")),
-               (long long)json_integer_value(json_object_get(run, "windows")));
+            say("",
+                "the first %lld tokens are those of all sequences: computed once, each goes on "
+                "from their state",
+                prefix);
+        say("",
+            "o of accepted tokens and the last state are judged by the whole case, windows by the "
+            "state that each began from: %lld of %lld (cases/README.md, Sessions)",
+            (long long)json_integer_value(json_object_get(run, "windows_judged")),
+            (long long)json_integer_value(json_object_get(run, "windows")));
     }
 }
 
@@ -121,18 +134,19 @@ static void explain_place(const json_t *t) {
     char times[32], error[32];
     if (!row) row = json_object_get(t, "worst_token");
     if (!row) return;
-    printf("place       ");
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+    char at[300] = "";
+    for (size_t i = 0, n = 0; i < sizeof keys / sizeof *keys; i++) {
         const json_t *x = json_object_get(row, keys[i]);
         if (x && json_integer_value(x) >= 0)
-            printf("%s %s %lld", i ? "," : "", keys[i], (long long)json_integer_value(x));
+            n += (size_t)snprintf(at + n, sizeof at - n, "%s%s %lld", n ? ", " : "", keys[i],
+                                  (long long)json_integer_value(x));
     }
-    printf(": got %.6g, truth %.6g\n", strtod(text(row, "got"), NULL),
-           strtod(text(row, "want"), NULL));
+    say("place", "%s: got %.6g, truth %.6g", at, strtod(text(row, "got"), NULL),
+        strtod(text(row, "want"), NULL));
     number(row, "times", times);
     number(row, "error", error);
     if (json_object_get(row, "times"))
-        printf("             error of the row %s, %s times its limit\n", error, times);
+        say("", "error of the row %s, %s times its limit", error, times);
 }
 
 static void explain_level(const json_t *t) {
@@ -143,9 +157,10 @@ static void explain_level(const json_t *t) {
     number(e, "rel", rel);
     number(level, "ratio", ratio);
     number(level, "limit", limit);
-    printf("expected     %s of the tensor; nearest to its limit on level %s: %s times what is "
-           "expected there,\n             at most %s is the design's own\n",
-           rel, text(e, "level"), ratio, limit);
+    say("expected",
+        "%s of the tensor; nearest to its limit on level %s: %s times what is expected there, at "
+        "most %s is the design's own",
+        rel, text(e, "level"), ratio, limit);
 }
 
 static void explain_tensor(const json_t *t) {
@@ -153,17 +168,16 @@ static void explain_tensor(const json_t *t) {
     number(t, "rel_fro", rel);
     number(t, "ratio", ratio);
     printf("\n%s %s\n", text(t, "name"), text(t, "verdict"));
-    printf("compared     every row with the truth; error of all, |got - truth| / |truth|: %s\n",
-           rel);
-    if (json_object_get(t, "bound"))
-        printf("bound        the largest share of a row's bound: %s\n", ratio);
+    say("compared", "every row with the truth; error of all, |got - truth| / |truth|: %s", rel);
+    if (json_object_get(t, "bound")) say("bound", "the largest share of a row's bound: %s", ratio);
     explain_level(t);
-    for (size_t i = 0; i < sizeof TIERS / sizeof *TIERS; i++)
-        if (!strcmp(TIERS[i].tier, text(t, "tier")))
-            printf("decided by   %s: %s\nderived in   %s\n", TIERS[i].tier, TIERS[i].what,
-                   TIERS[i].where);
+    for (size_t i = 0; i < sizeof TIERS / sizeof *TIERS; i++) {
+        if (strcmp(TIERS[i].tier, text(t, "tier"))) continue;
+        say("decided by", "%s: %s", TIERS[i].tier, TIERS[i].what);
+        say("derived in", "%s", TIERS[i].where);
+    }
     explain_place(t);
-    if (*text(t, "why")) printf("why          %s\n", text(t, "why"));
+    if (*text(t, "why")) say("why", "%s", text(t, "why"));
 }
 
 static int wanted(const options *o, const json_t *run, const json_t *t) {
@@ -185,8 +199,12 @@ static int explain_run(const options *o, const json_t *rec, const json_t *run) {
     const json_t *tensors = json_object_get(run, "tensors"), *t;
     size_t i;
     int n = 0;
-    printf("%s\n%s%s%s\n\n", text(run, "id"), text(run, "verdict"), *text(run, "why") ? ": " : "",
-           text(run, "why"));
+    char said[2000];
+    printf("%s\n", text(run, "id"));
+    snprintf(said, sizeof said, "%s%s%s", text(run, "verdict"), *text(run, "why") ? ": " : "",
+             text(run, "why"));
+    dp_put_words(stdout, "", 0, said);
+    printf("\n");
     explain_truth(run);
     explain_claim(run);
     explain_calls(rec, run);

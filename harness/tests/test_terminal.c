@@ -63,12 +63,23 @@ DP_TEST(terminal, every_command_has_help_with_an_example_in_80_columns) {
     }
 }
 
+/* The first line of more than 80 columns that is not the ID of a run; NULL: there is none. */
+static const char *too_wide(const char *text) {
+    static char line[2000];
+    for (; *text; text += strcspn(text, "\n") + (strchr(text, '\n') != NULL)) {
+        snprintf(line, sizeof line, "%.*s", (int)strcspn(text, "\n"), text);
+        if (strlen(line) > 80 && !strstr(line, ",merge=")) return line;
+    }
+    return NULL;
+}
+
 DP_TEST(terminal, failures_stand_at_the_end_by_cause_with_commands_that_work) {
     CHECK(run("run weak-heads --base fp32 --ranks 4 --fault merge-scaled 2>&1") == 1, "%s", out);
     const char *end = strstr(out, "FAILURES by cause: 1\n");
     REQUIRE(end, "%s", out);
     CHECK(strstr(end, "weak-heads: ") && strstr(end, " in 8 of 8 runs") && count("again:") == 1,
           "%s", end);
+    CHECK(!too_wide(end), "%s", too_wide(end));
     const char *id = strstr(end, "deltaproof explain '");
     char arguments[400];
     REQUIRE(id, "%s", end);
@@ -77,6 +88,7 @@ DP_TEST(terminal, failures_stand_at_the_end_by_cause_with_commands_that_work) {
               strstr(out, "truth        the step recurrence in mpfr at 192 bits") &&
               strstr(out, "place        rank "),
           "%s: %s", arguments, out);
+    CHECK(!too_wide(out), "%s", too_wide(out));
 }
 
 DP_TEST(terminal, a_run_is_explained_from_its_record_too) {
