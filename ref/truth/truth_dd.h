@@ -115,6 +115,8 @@ typedef struct {
     double (*squares)(int64_t Kp, int w, const double *x);
 } tr_dd_lanes;
 
+/* truth_dd_avx512.c and _avx2.c (x86-64 alone), _plain.c, _wide.c. */
+extern const tr_dd_lanes tr_dd_avx512, tr_dd_avx2, tr_dd_plain, tr_dd_wide;
 /* NULL: that of dp_isa_chosen, else the one of that name; NULL: not here. */
 const tr_dd_lanes *tr_dd_choose(const char *name);
 extern const char *tr_dd_only; /* tests: the name that every run chooses */

@@ -6,7 +6,7 @@
  *   truth_bound.c  the error radii
  *   truth_dd.c     the run in double-double; truth_dd_batch.c, truth_dd_activate.c,
  *                  truth_dd_chain.c: its arrays, activations and chain rule;
- *                  truth_dd_lanes.c: its arithmetic on vectors
+ *                  truth_dd_lanes.inc: its arithmetic on vectors, one file a width of them
  *   truth_audit.c  columns again in MPFR
  *   truth_rank.c   what a rank must see
  *   truth_cache.c  the file cache

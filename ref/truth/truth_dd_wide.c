@@ -1,0 +1,11 @@
+/* The double-double recurrence as wide as AVX-512 on any CPU (truth_dd.h): for tests of the order
+ * of sums, never the choice of a run. */
+#include "truth_dd.h"
+
+#include <string.h>
+
+#pragma GCC diagnostic ignored "-Wpsabi"
+#define VL 8
+#define LANES tr_dd_wide
+#define TR_DD_NAME "wide"
+#include "truth_dd_lanes.inc"
