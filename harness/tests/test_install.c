@@ -77,7 +77,8 @@ DP_TEST(install, completion_and_man_pages_follow_the_program) {
         const char *words, *finds;
     } ask[] = {{"deltaproof ju", "judge"},
                {"deltaproof judge --inp", "--inputs="},
-               {"deltaproof run smoke-g", "smoke-gdn"}};
+               {"deltaproof run smoke-g", "smoke-gdn"},
+               {"deltaproof carry smoke-g", "smoke-gdn"}};
     for (size_t i = 0; i < sizeof ask / sizeof *ask; i++) {
         char line[700];
         snprintf(line, sizeof line,
@@ -89,6 +90,17 @@ DP_TEST(install, completion_and_man_pages_follow_the_program) {
         snprintf(cmd, sizeof cmd, "cat >\"$D/../ask\" <<'E'\n%s\nE\nbash \"$D/../ask\"", line);
         CHECK(sh(cmd) == 0 && !strncmp(out, ask[i].finds, strlen(ask[i].finds)), "%s: %s",
               ask[i].words, out);
+    }
+    for (size_t i = 0; i < sizeof ask / sizeof *ask && has("fish"); i++) {
+        char line[700];
+        snprintf(
+            line, sizeof line,
+            "PATH=\"$D/usr/bin:$PATH\" HOME=\"$D/..\" fish -c \"source "
+            "$D/usr/share/fish/vendor_completions.d/deltaproof.fish; complete -C '%s'\" | head "
+            "-n 1",
+            ask[i].words);
+        CHECK(sh(line) == 0 && !strncmp(out, ask[i].finds, strcspn(ask[i].finds, "=")),
+              "fish: %s: %s", ask[i].words, out);
     }
     if (has("help2man"))
         CHECK(sh("grep -c 'state.*layout' \"$D/usr/share/man/man1/deltaproof-judge.1\"") == 0, "%s",

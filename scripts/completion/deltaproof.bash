@@ -9,7 +9,7 @@ _deltaproof() {
         compopt -o nospace 2>/dev/null
     else
         case ${COMP_WORDS[1]} in
-            run | check | differ | bisect | shrink | inputs | truth) words=$("$program" list 2>/dev/null | cut -d ' ' -f 1) ;;
+            run | check | differ | carry | museum | bisect | shrink | inputs | truth) words=$("$program" list 2>/dev/null | cut -d ' ' -f 1) ;;
         esac
         compopt -o default 2>/dev/null
     fi

@@ -11,7 +11,7 @@ _deltaproof() {
         compadd -S '' -- $found
     else
         case $command in
-            run|check|differ|bisect|shrink|inputs|truth)
+            run|check|differ|carry|museum|bisect|shrink|inputs|truth)
                 found=(${(f)"$($program list 2>/dev/null | cut -d ' ' -f 1)"})
                 compadd -- $found ;;
         esac
