@@ -42,6 +42,7 @@
  */
 #ifndef DELTAPROOF_SUBJECT_H
 #define DELTAPROOF_SUBJECT_H
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #ifdef __cplusplus
@@ -99,6 +100,14 @@ typedef struct {
     const double *dout, *dfinal_state;
     int32_t chunk; /* tokens a chunk that are asked for, of those that its design names (chunks=);
                       0: its own */
+    /* States in a pool (key session_slots of a case), for a library that writes `pool`: slots; 0:
+     * none, and so where size is too small for this field. Else initial_state is NULL, final_state
+     * not wanted: sequence i begins from slot read_slot[i] of the array `pool` and leaves its state
+     * in write_slot[i]. No slot is written by two, nor read by one and written by another. -1,
+     * both: padding: nothing may be written for that sequence, and its rows of o are not looked
+     * at. All slots that write_slot does not name must keep their bits. */
+    int32_t nslot;
+    const int64_t *read_slot, *write_slot; /* [Nseq] */
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as
@@ -107,6 +116,8 @@ typedef struct {
  *   dq dk dv dg dbeta dA_log ddt_bias as what they are gradients of
  *   states [tokens][HV][K][V], the state after every token: asked for where a session rejects
  *       tokens (key session of a case); a library without it computes the accepted ones again
+ *   pool [nslot][HV][K][V], read and written in place: where a session keeps states in slots; a
+ *       library without it gets the states of its slots as initial_state
  * stages, judged where written (harness/verdict/stage_tensor.h; C = 64 R):
  *   gcum [tokens][HV][Kg]   Akk [tokens][HV][R][C]   Aqk [tokens][HV][C]
  *   w kg [tokens][HV][R][K]   qg [tokens][HV][K]   u v_new dv_local dv_new [tokens][HV][R][V]
@@ -150,6 +161,12 @@ const deltaproof_subject_info *deltaproof_subject_about(void);
  * is allowed twice as much. */
 const char *deltaproof_subject_design(void);
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c);
+
+/* Are states in a pool in this call? Also of a program that is older than this header. */
+static inline int deltaproof_subject_pooled(const deltaproof_subject_problem *p) {
+    const size_t known = offsetof(deltaproof_subject_problem, write_slot) + sizeof p->write_slot;
+    return p->size >= (int32_t)known && p->nslot > 0;
+}
 
 /* The array to write, or NULL: not wanted in this call. */
 static inline double *deltaproof_subject_find(const deltaproof_subject_call *c, const char *name) {

@@ -136,6 +136,9 @@ static const key KEYS[] = {
     {"session_prefix", INT, SESSION, AT(session_prefix), "0", 0, 1 << 24, NULL,
      "first tokens that all sequences share, with the first one's initial state: computed once, "
      "each goes on from its state"},
+    {"session_slots", INT, SESSION, AT(session_slots), "0", 0, 1 << 20, NULL,
+     "slots of the pool that the states lie in, more than sequences: calls are told which each "
+     "reads and writes, -1 for padding; 0: no pool"},
     {"regime", CHOICE, CHAIN, AT(regime), NULL, 0, 0,
      "subspace|reflect|slow|mixed|corr|mild|strong", "law of the factors (math j.5)"},
     {"chunks", INT, CHAIN, AT(chunks), NULL, 2, 65536, NULL, "number of factors"},

@@ -26,6 +26,7 @@ dp_status dp_session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case
         return dp_casefile_refuse(f, "session", e, "%s", why.msg);
     c->session.kept = kept[f->session_state];
     c->session.prefix = f->session_prefix;
+    c->session.slots = f->session_slots;
     c->backward = 0;
     return DP_OK;
 }
@@ -46,23 +47,38 @@ static void share_prefix(dp_problem *p, int64_t tokens) {
     }
 }
 
+static dp_status check_pool(const dp_casefile *f, const dp_case *c, dp_err *e) {
+    dp_err why = {0};
+    const double state = (double)c->p.HV * c->p.K * c->p.V;
+    if (dp_session_slots_fit(&c->session, c->p.Nseq, &why))
+        return dp_casefile_refuse(f, "session_slots", e, "%s", why.msg);
+    if ((double)c->session.slots * state > (double)DP_CASE_MAX_NUMBERS)
+        return dp_casefile_refuse(f, "session_slots", e,
+                                  "the pool would hold %.3g numbers, at most %lld fit",
+                                  (double)c->session.slots * state, DP_CASE_MAX_NUMBERS);
+    return DP_OK;
+}
+
 dp_status dp_session_finish(const dp_casefile *f, dp_case *c, dp_err *e) {
     dp_err why = {0};
     if (dp_session_fits(&c->session, c->p.cu, c->p.Nseq, &why))
         return dp_casefile_refuse(f, "session", e, "%s", why.msg);
     if (dp_session_prefix_fits(&c->session, c->p.cu, c->p.Nseq, &why))
         return dp_casefile_refuse(f, "session_prefix", e, "%s", why.msg);
-    if (c->session.prefix) share_prefix(&c->p, c->session.prefix);
-    return DP_OK;
+    const dp_status st = check_pool(f, c, e);
+    if (!st && c->session.prefix) share_prefix(&c->p, c->session.prefix);
+    return st;
 }
 
 void dp_session_describe(const dp_case *c, int ranks, char *out, size_t size) {
     dp_recurrence_describe(c, ranks, out, size);
+    char prefix[48] = "", slots[48] = "";
     const size_t n = strlen(out);
-    const int used = snprintf(out + n, size - n, ", session %s", c->session.text);
-    if (c->session.prefix && n + (size_t)used < size)
-        snprintf(out + n + used, size - n - (size_t)used, ", prefix of %lld shared",
-                 (long long)c->session.prefix);
+    if (c->session.prefix)
+        snprintf(prefix, sizeof prefix, ", prefix of %lld shared", (long long)c->session.prefix);
+    if (c->session.slots)
+        snprintf(slots, sizeof slots, ", pool of %lld slots", (long long)c->session.slots);
+    snprintf(out + n, size - n, ", session %s%s%s", c->session.text, prefix, slots);
 }
 
 void dp_session_write(const dp_case *c, FILE *f) {
@@ -71,4 +87,5 @@ void dp_session_write(const dp_case *c, FILE *f) {
     if (c->session.kept != DP_FP64)
         fprintf(f, "session_state = %s\n", dp_session_kept(&c->session));
     if (c->session.prefix) fprintf(f, "session_prefix = %lld\n", (long long)c->session.prefix);
+    if (c->session.slots) fprintf(f, "session_slots = %lld\n", (long long)c->session.slots);
 }

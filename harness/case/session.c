@@ -121,6 +121,13 @@ dp_status dp_session_prefix_fits(const dp_session *s, const int64_t *cu, int Nse
                : dp_fail(e, DP_EINPUT, "no call ends behind token %lld", (long long)s->prefix);
 }
 
+dp_status dp_session_slots_fit(const dp_session *s, int Nseq, dp_err *e) {
+    if (!s->slots || s->slots > Nseq) return DP_OK;
+    return dp_fail(e, DP_EINPUT,
+                   "%d sequence%s must have at least %d slots: one that no sequence owns", Nseq,
+                   Nseq > 1 ? "s" : "", Nseq + 1);
+}
+
 int dp_session_rolls_back(const dp_session *s) {
     int any = 0;
     for (int i = 0; i < s->n; i++)

@@ -35,6 +35,7 @@ typedef struct {
     dp_format kept; /* the state is rounded to it between calls; DP_FP64: it stays as the subject
                        returned it */
     int64_t prefix; /* tokens; 0: none */
+    int64_t slots;  /* of the pool that holds the states (harness/simulated/slots.h); 0: no pool */
 } dp_session;
 
 /* DP_EINPUT says which call is wrong. On failure nothing needs freeing. */
@@ -47,6 +48,9 @@ dp_status dp_session_fits(const dp_session *s, const int64_t *cu, int Nseq, dp_e
 
 /* Is there a call that ends behind the prefix, and has every sequence more tokens? DP_EINPUT. */
 dp_status dp_session_prefix_fits(const dp_session *s, const int64_t *cu, int Nseq, dp_err *e);
+
+/* Has the pool a slot for every sequence and one that none owns? DP_EINPUT. */
+dp_status dp_session_slots_fit(const dp_session *s, int Nseq, dp_err *e);
 
 /* The word of the key session_state that stands for its format. */
 const char *dp_session_kept(const dp_session *s);

@@ -120,6 +120,12 @@ static void explain_calls(const json_t *rec, const json_t *run) {
                 "the first %lld tokens are those of all sequences: computed once, each goes on "
                 "from their state",
                 prefix);
+        const long long slots = json_integer_value(json_object_get(c, "session_slots"));
+        if (slots)
+            say("",
+                "states lie in a pool of %lld slots; those that a call does not write must keep "
+                "their bits",
+                slots);
         say("",
             "o of accepted tokens and the last state are judged by the whole case, windows by the "
             "state that each began from: %lld of %lld (cases/README.md, Sessions)",

@@ -1,6 +1,7 @@
 /* IN and OUT of a command (command.h). */
 #define _GNU_SOURCE
 #include "command_parts.h"
+#include "harness/case/case.h"
 #include "ref/files/input.h"
 #include "ref/vocabulary/text.h"
 #include "tensor_files.h"
@@ -21,7 +22,12 @@ dp_status dp_command_write_inputs(const struct dp_command *c, const dp_problem *
     dp_tensorfile_add_meta(&f, "claim", dp_formats[call->chain].name);
     dp_tensorfile_add_meta(&f, "ranks", ranks);
     if (call->chunk) dp_tensorfile_add_meta(&f, "chunk", chunk);
-    dp_inputs_add(&f, p, (dp_format)dp_format_find(call->input_format), call->backward);
+    dp_problem y = *p;
+    if (call->pool) {
+        y.s0 = NULL;
+        dp_pool_add(&f, p, call->pool);
+    }
+    dp_inputs_add(&f, &y, (dp_format)dp_format_find(call->input_format), call->backward);
     const dp_status st = dp_safetensors_write(c->in, &f, e);
     dp_tensorfile_free(&f);
     return st;
@@ -74,34 +80,70 @@ static int holds_result(const dp_tensorfile *f, int result) {
     return 0;
 }
 
+/* Where states lie in a pool, the last ones are in it. */
+static int is_called_for(const dp_problem *p, const dp_subject_call *call, int result) {
+    return dp_result_exists(p, result) && (call->backward || !dp_result_fields[result].backward) &&
+           (!call->pool || result != DP_RESULT_FINAL_STATE);
+}
+
+/* The pool, taken out of the file; an empty one: none is there. */
+static dp_tensor take_pool(dp_tensorfile *f) {
+    dp_tensor pool = {0};
+    for (int i = 0; i < f->ntensor && !pool.name; i++)
+        if (!strcmp(f->tensor[i].name, DP_SUBJECT_POOL)) {
+            pool = f->tensor[i];
+            f->tensor[i] = f->tensor[--f->ntensor];
+        }
+    return pool;
+}
+
+static void check_pool(const dp_tensor *t, const dp_problem *p, const dp_state_pool *pool, int vk,
+                       dp_complaints *all) {
+    const int64_t want[] = {pool->slots, p->HV, vk ? p->V : p->K, vk ? p->K : p->V};
+    char have[200];
+    if (!t->name) {
+        dp_complain(all, "OUT: tensor pool is missing");
+        return;
+    }
+    dp_case_shape_text(t, have, sizeof have);
+    if (t->dtype[0] == 'I' || !dp_case_same_shape(t, 4, want, 0))
+        dp_complain(all,
+                    "OUT: tensor pool: %s %s, must be the floating [%lld,%lld,%lld,%lld] of IN",
+                    t->dtype, have, (long long)want[0], (long long)want[1], (long long)want[2],
+                    (long long)want[3]);
+}
+
 /* Those that it claims to write, and those that its first OUT held. */
 static void check_there(const struct dp_command *c, const dp_subject *s, const dp_problem *p,
-                        int backward, const dp_tensorfile *f, dp_complaints *all) {
+                        const dp_subject_call *call, const dp_tensorfile *f, dp_complaints *all) {
     for (int i = 0; i < DP_NRESULTS; i++)
-        if ((s->writes[i] || c->seen[i]) && dp_result_exists(p, i) &&
-            (backward || !dp_result_fields[i].backward) && !holds_result(f, i))
+        if ((s->writes[i] || c->seen[i]) && is_called_for(p, call, i) && !holds_result(f, i))
             dp_complain(all, "OUT: tensor %s is missing%s", dp_result_fields[i].name,
                         s->writes[i] ? "" : ", which the first OUT held");
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
-        if (s->writes_stage[i] && (backward || !dp_stage_tensors[i].backward) &&
+        if (s->writes_stage[i] && (call->backward || !dp_stage_tensors[i].backward) &&
             !dp_tensor_find(f, dp_stage_tensors[i].name))
             dp_complain(all, "OUT: tensor %s is missing", dp_stage_tensors[i].name);
 }
 
 static dp_status check_outputs(struct dp_command *c, const dp_subject *s, const dp_problem *p,
-                               const dp_subject_call *call, dp_tensorfile *f, dp_err *e) {
+                               const dp_subject_call *call, dp_tensorfile *f, dp_tensor *pool,
+                               dp_err *e) {
     dp_tensor dout = {.name = (char *)"do"};
     const dp_tensorfile in = {
         .path = (char *)"IN", .ntensor = call->backward && p->dout, .tensor = &dout};
     dp_complaints all = {0};
     dp_given given = {0};
     dp_tensors_rename(f);
+    if (call->pool) *pool = take_pool(f);
     dp_outputs_check_names(&in, f, &all);
-    check_there(c, s, p, call->backward, f, &all);
+    check_there(c, s, p, call, f, &all);
     check_claim(f, "base", dp_base_names[call->base], "--base", &all);
     check_claim(f, "claim", dp_formats[call->chain].name, "--chain", &all);
     const int vk = is_vk(f, &all);
+    if (call->pool) check_pool(pool, p, call->pool, vk, &all);
     const dp_status st = dp_complaints_end(&all, e);
+    if (!st && call->pool && vk) dp_states_transpose(pool, p->K, p->V);
     return st ? st : dp_outputs_load(&in, f, p, call->N, vk, &given, e);
 }
 
@@ -132,12 +174,19 @@ dp_status dp_command_read_base(const struct dp_command *c, dp_base *base, dp_err
 void dp_command_read_outputs(struct dp_command *c, const dp_subject *s, const dp_problem *p,
                              const dp_subject_call *call, dp_subject_result *out) {
     dp_tensorfile f = {0};
+    dp_tensor pool = {0};
     dp_err e = {0};
     dp_status st = read_file(c->out, &f, &e);
-    if (!st) st = check_outputs(c, s, p, call, &f, &e);
+    if (!st) st = check_outputs(c, s, p, call, &f, &pool, &e);
     for (int i = 0; i < f.ntensor && !st; i++)
         move(c, &f.tensor[i], out);
-    if (!st) c->called = 1;
+    if (!st) {
+        c->called = 1;
+        out->pool = pool.data;
+        pool.data = NULL;
+    }
+    free(pool.name);
+    free(pool.data);
     if (st) {
         for (char *x = e.msg; (x = strchr(x, '\n'));)
             *x = ';';

@@ -26,8 +26,11 @@ dp_status dp_subject_read_writes(const char *path, char *writes, dp_subject *s, 
         for (int i = 0; i < DP_NRESULTS; i++)
             if (!strcmp(t, dp_result_fields[i].name)) f = i;
         const int g = f < 0 ? dp_stage_tensor_find(t) : -1;
-        if (!strcmp(t, DP_SUBJECT_STATES)) {
-            s->writes_states = any = 1;
+        int *const need = !strcmp(t, DP_SUBJECT_STATES) ? &s->writes_states
+                          : !strcmp(t, DP_SUBJECT_POOL) ? &s->writes_pool
+                                                        : NULL;
+        if (need) {
+            *need = any = 1;
             continue;
         }
         if (f < 0 && (g < 0 || strcmp(t, dp_stage_tensors[g].name)))
@@ -127,6 +130,7 @@ static dp_status run_library(const dp_subject *s, const dp_problem *p, const dp_
     const int n = dp_subject_input_arrays(p, backward, a);
     const double t0 = dp_subject_now();
     dp_subject_shared_new(&m, s, N, s->per_rank ? N : 1);
+    m.pool = call->pool;
     dp_subject_describe(m.c, p, call);
     dp_subject_lay_out(&m, s, p, call);
     dp_status st = dp_subject_shared_make(&m, p, a, n, e);
@@ -157,6 +161,7 @@ void dp_subject_result_free(dp_subject_result *r) {
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         free(r->stage[i]);
     free(r->states);
+    free(r->pool);
     *r = (dp_subject_result){0};
 }
 

@@ -11,6 +11,7 @@
  */
 #ifndef DP_SUBJECT_H
 #define DP_SUBJECT_H
+#include "harness/simulated/slots.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/vocabulary/design.h"
 #ifdef __cplusplus
@@ -34,6 +35,7 @@ typedef struct {
     char *design; /* as it declares it (ref/vocabulary/design.h); NULL: it does not */
     int writes[DP_NRESULTS], writes_stage[DP_NSTAGE_TENSORS]; /* dp_result_fields; stages */
     int writes_states;                                        /* of every token */
+    int writes_pool;                                          /* takes states in slots */
 } dp_subject;
 /* Loads the library in a process of its own and asks what it is. limit_s 0: DP_SUBJECT_LIMIT_S;
  * memory 0: that of this machine. DP_EINPUT: no such file, no such functions, another version, a
@@ -65,6 +67,7 @@ typedef struct {
     dp_result r;   /* NULL: not written by this library; also set when it died, as far as it came */
     double *stage[DP_NSTAGE_TENSORS]; /* whole, dp_stage_tensor_shape */
     double *states; /* [T][HV][K][V] after every token; NULL: not wanted, or not written */
+    double *pool;   /* [slots][HV][K][V] as the call left it; NULL: none was given */
     double seconds;
 } dp_subject_result;
 typedef struct {
@@ -74,7 +77,9 @@ typedef struct {
     dp_format chain;
     int backward;
     int states; /* 1: those of every token are wanted, too; one rank */
-    int chunk;  /* tokens a chunk that it is asked for; 0: its own */
+    /* where states lie, of a subject with writes_pool; one rank. NULL: initial and final states */
+    const dp_state_pool *pool;
+    int chunk; /* tokens a chunk that it is asked for; 0: its own */
     double limit_s;
 } dp_subject_call;
 

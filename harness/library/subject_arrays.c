@@ -51,6 +51,14 @@ static int stage_shape(const dp_problem *p, const dp_subject *s, int N, int proc
     return n;
 }
 
+/* Where the call's states lie in a pool. */
+static void lay_out_pool(dp_subject_memory *m, const dp_problem *p) {
+    const int64_t Nseq = p->Nseq, all[] = {m->pool->slots, p->HV, p->K, p->V};
+    dp_subject_add_array(m, 0, "read_slot", 1, 1, &Nseq);
+    dp_subject_add_array(m, 0, "write_slot", 1, 1, &Nseq);
+    dp_subject_add_array(m, 0, DP_SUBJECT_POOL, 0, 4, all);
+}
+
 void dp_subject_lay_out(dp_subject_memory *m, const dp_subject *s, const dp_problem *p,
                         const dp_subject_call *call) {
     const int N = call->N, backward = call->backward;
@@ -61,11 +69,13 @@ void dp_subject_lay_out(dp_subject_memory *m, const dp_subject *s, const dp_prob
     const int64_t ncu = p->Nseq + 1;
     for (int r = 0; r < np; r++) {
         for (int i = 0; i < n; i++)
-            dp_subject_add_array(m, r, a[i].name, 1, a[i].ndim, local_shape(&a[i], np, shape));
+            if (!m->pool || a[i].x != p->s0)
+                dp_subject_add_array(m, r, a[i].name, 1, a[i].ndim, local_shape(&a[i], np, shape));
         dp_subject_add_array(m, r, "cu", 1, 1, &ncu);
         for (int i = 0; i < DP_NRESULTS; i++) {
             const dp_tensor_field *f = &dp_result_fields[i];
             const dp_subject_array x = array_of(p, f, f->name);
+            if (m->pool && i == DP_RESULT_FINAL_STATE) continue;
             if (s->writes[i] && (backward || !f->backward) && dp_result_exists(p, i))
                 dp_subject_add_array(m, r, f->name, 0, x.ndim, local_shape(&x, np, shape));
         }
@@ -77,6 +87,7 @@ void dp_subject_lay_out(dp_subject_memory *m, const dp_subject *s, const dp_prob
         if (s->writes_states && call->states)
             dp_subject_add_array(m, r, DP_SUBJECT_STATES, 0, 4, states);
     }
+    if (m->pool) lay_out_pool(m, p);
 }
 
 void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const dp_subject_call *call) {
@@ -98,7 +109,8 @@ void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const dp_su
                                         .tokens = p->T,
                                         .scale = p->scale,
                                         .lower_bound = p->lower_bound,
-                                        .chunk = call->chunk};
+                                        .chunk = call->chunk,
+                                        .nslot = call->pool ? (int32_t)call->pool->slots : 0};
     snprintf(c->input_format, sizeof c->input_format, "%s", call->input_format);
     snprintf(c->base, sizeof c->base, "%s", dp_base_names[call->base]);
     snprintf(c->chain, sizeof c->chain, "%s", dp_formats[call->chain].name);
@@ -185,4 +197,6 @@ void dp_subject_collect(const dp_subject_memory *m, const dp_problem *p, int N,
     }
     const dp_subject_region *states = dp_subject_find_array(m, 0, DP_SUBJECT_STATES);
     if (states) out->states = dp_copy(dp_subject_data_of(m, states), states->n);
+    const dp_subject_region *pool = m->pool ? dp_subject_find_array(m, 0, DP_SUBJECT_POOL) : NULL;
+    if (pool) out->pool = dp_copy(dp_subject_data_of(m, pool), pool->n);
 }

@@ -177,6 +177,8 @@ static deltaproof_subject_problem problem(void) {
         *(const double **)((char *)&p + x->offset) = input(x->name);
     }
     p.cu = input("cu");
+    p.read_slot = input("read_slot");
+    p.write_slot = input("write_slot");
     p.input_format = c->input_format;
     p.base = c->base;
     p.chain = c->chain;

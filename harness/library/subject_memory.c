@@ -77,6 +77,14 @@ const dp_subject_region *dp_subject_find_array(const dp_subject_memory *s, int p
     return NULL;
 }
 
+/* The input of that name that is no tensor of doubles; NULL: it is one. */
+static const int64_t *integers_of(const dp_subject_memory *s, const dp_problem *p,
+                                  const char *name) {
+    if (!strcmp(name, "cu")) return p->cu;
+    if (!strcmp(name, "read_slot")) return s->pool->read;
+    return strcmp(name, "write_slot") ? NULL : s->pool->write;
+}
+
 static void fill_inputs(const dp_subject_memory *s, const dp_problem *p, const dp_subject_array *a,
                         int n, char *map) {
     for (int r = 0; r < s->c->processes; r++)
@@ -85,7 +93,8 @@ static void fill_inputs(const dp_subject_memory *s, const dp_problem *p, const d
             double *data = (double *)(map + x->offset + dp_subject_begin(x));
             if (!x->input) continue;
             memset(map + x->offset, DP_SUBJECT_CANARY, (size_t)x->span);
-            if (!strcmp(x->name, "cu")) memcpy(data, p->cu, sizeof(int64_t) * (size_t)x->n);
+            const int64_t *const integers = integers_of(s, p, x->name);
+            if (integers) memcpy(data, integers, sizeof *integers * (size_t)x->n);
             for (int j = 0; j < n; j++)
                 if (!strcmp(a[j].name, x->name))
                     memcpy(data, a[j].x + (a[j].per_token ? r * x->n : 0),
@@ -99,6 +108,10 @@ static void fill_outputs(const dp_subject_memory *s) {
             const dp_subject_region *x = &s->c->region[r][i];
             if (x->input) continue;
             memset(dp_subject_bytes_of(s, x), DP_SUBJECT_CANARY, (size_t)x->span);
+            if (!strcmp(x->name, DP_SUBJECT_POOL)) {
+                memcpy(dp_subject_data_of(s, x), s->pool->state, sizeof(double) * (size_t)x->n);
+                continue;
+            }
             for (int64_t z = 0; z < x->n; z++)
                 memcpy(&dp_subject_data_of(s, x)[z], &DP_SUBJECT_UNWRITTEN, 8);
         }

@@ -5,7 +5,9 @@
 #include "subject_shared.h"
 
 #define DP_SUBJECT_CANARY 0xA5
-#define DP_SUBJECT_STATES "states" /* the state after every token: no result, a session's need */
+/* No results, a session's need: the state after every token, and states in slots. */
+#define DP_SUBJECT_STATES "states"
+#define DP_SUBJECT_POOL "pool"
 /* Bits of an output before anybody writes it: a NaN that no arithmetic makes. */
 static const uint64_t DP_SUBJECT_UNWRITTEN = UINT64_C(0x7ff8deadbeef0b5e);
 
@@ -16,6 +18,7 @@ typedef struct {
     int given, made;
     int64_t given_size, made_size;
     char *map;
+    const dp_state_pool *pool; /* of the call; NULL: none */
 } dp_subject_memory;
 
 typedef struct {

@@ -36,13 +36,20 @@ static dp_format holding(dp_format format, const double *x, int64_t n) {
     return format == DP_BF16 && holds(DP_FP32, x, n) ? DP_FP32 : DP_FP64;
 }
 
-static void add_cu(dp_tensorfile *f, const dp_problem *p) {
-    const int64_t n[1] = {p->Nseq + 1};
-    double *cu = dp_doubles(n[0]);
-    for (int64_t i = 0; i < n[0]; i++)
-        cu[i] = (double)p->cu[i];
-    dp_tensorfile_add(f, "cu_seqlens", "I64", 1, n, cu);
-    free(cu);
+static void add_integers(dp_tensorfile *f, const char *name, int64_t n, const int64_t *x) {
+    double *as = dp_doubles(n);
+    for (int64_t i = 0; i < n; i++)
+        as[i] = (double)x[i];
+    dp_tensorfile_add(f, name, "I64", 1, &n, as);
+    free(as);
+}
+
+void dp_pool_add(dp_tensorfile *f, const dp_problem *p, const dp_state_pool *pool) {
+    const int64_t shape[] = {pool->slots, p->HV, p->K, p->V};
+    const int64_t n = shape[0] * shape[1] * shape[2] * shape[3];
+    dp_tensorfile_add_format(f, "pool", holding(DP_FP32, pool->state, n), 4, shape, pool->state);
+    add_integers(f, "read_slot", p->Nseq, pool->read);
+    add_integers(f, "write_slot", p->Nseq, pool->write);
 }
 
 static void add_number(dp_tensorfile *f, const char *key, double x) {
@@ -71,7 +78,7 @@ void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype,
     dp_tensorfile_add_meta(f, "l2norm", p->l2norm ? "1" : "0");
     add_number(f, "scale", p->scale);
     if (p->gate == DP_GATE_LOWER_BOUND) add_number(f, "lower_bound", p->lower_bound);
-    if (p->Nseq > 1) add_cu(f, p);
+    if (p->Nseq > 1) add_integers(f, "cu_seqlens", p->Nseq + 1, p->cu);
 }
 
 /* ---- names and layouts of other programs ----------------------------------------------------- */

@@ -4,6 +4,7 @@
 #ifndef DP_TENSOR_FILES_H
 #define DP_TENSOR_FILES_H
 #include "harness/base/complaints.h"
+#include "harness/simulated/slots.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/files/safetensors.h"
 #include "ref/vocabulary/design.h"
@@ -16,6 +17,10 @@ extern "C" {
  * it does not hold as it is gets the next wider one that does. backward 0: do and dht are left
  * out. */
 void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype, int backward);
+
+/* Adds a pool of states (fp32, or fp64 where that does not hold them) and the slots that the
+ * sequences of the problem read and write in it. */
+void dp_pool_add(dp_tensorfile *f, const dp_problem *p, const dp_state_pool *pool);
 
 /* Names inside FLA's code: h0, db, dA, dbias become initial_state, dbeta, dA_log, ddt_bias. */
 void dp_tensors_rename(dp_tensorfile *f);

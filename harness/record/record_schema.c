@@ -141,7 +141,8 @@ static int has_tier(const void *x) {
 static int has_why(const void *x) { return ((const dp_judgement *)x)->why[0] != 0; }
 
 static const dp_record_field TENSOR[] = {
-    {"name", TEXT, REQUIRED, "a result, a stage, or what a convolution gives",
+    {"name", TEXT, REQUIRED,
+     "a result, a stage, what a convolution gives, or the slots that a session must not write",
      ARRAY(dp_judgement, name)},
     {"rel_fro", NUMBER, WRITTEN, "|got - want|_F / |want|_F", JUDGED(rel_fro)},
     {"per_rank", NUMBERS, WRITTEN, "the same rank by rank; null: the rank has none", GET(per_rank),
@@ -403,6 +404,8 @@ static const dp_record_field CASES[] = {
      WHEN(has_session)},
     {"session_prefix", COUNT, .what = "tokens that all sequences share, computed once",
      CASE(session.prefix), WHEN(has_session)},
+    {"session_slots", COUNT, .what = "of the pool that its states lie in; 0: none",
+     CASE(session.slots), WHEN(has_session)},
     {"warnings", .kind = DP_KIND_TEXTS, WRITTEN, NULL, GET(warnings)}};
 static const dp_object_schema CASE_OBJECT = OBJECT("case", CASES);
 

@@ -85,18 +85,26 @@ static dp_status judge_set(const dp_sharding *sp, const dp_draft_set *s, int wit
     return st;
 }
 
-/* The run's verdict, where one of the new tensors is worse than what was there. */
-static void speak(int from, dp_run *r) {
-    const dp_judgement *bad = NULL;
-    for (int i = from; i < r->ntensor; i++)
-        if (r->tensor[i].verdict == DP_FAIL && dp_judgement_says_more(bad, &r->tensor[i]))
-            bad = &r->tensor[i];
-    if (!bad || r->verdict == DP_FAIL) return;
+void dp_judge_speak(int tensor, dp_run *r) {
+    const dp_judgement *bad = &r->tensor[tensor];
+    const dp_place *at = &bad->failed.at;
     r->verdict = DP_FAIL;
     r->tier = bad->tier;
-    r->speaks = (int)(bad - r->tensor);
-    snprintf(r->why, sizeof r->why, "%s: %s (sequence %d, head %d)", bad->name, bad->why,
-             bad->failed.at.sequence, bad->failed.at.head);
+    r->speaks = tensor;
+    const int n = snprintf(r->why, sizeof r->why, "%s: %s", bad->name, bad->why);
+    if (at->sequence >= 0 && n >= 0 && n < (int)sizeof r->why)
+        snprintf(r->why + n, sizeof r->why - (size_t)n, " (sequence %d, head %d)", at->sequence,
+                 at->head);
+}
+
+/* The worst of the new tensors speaks where nothing had failed before. */
+static void speak(int from, dp_run *r) {
+    int worst = -1;
+    for (int i = from; i < r->ntensor; i++)
+        if (r->tensor[i].verdict == DP_FAIL &&
+            dp_judgement_says_more(worst < 0 ? NULL : &r->tensor[worst], &r->tensor[i]))
+            worst = i;
+    if (worst >= 0 && r->verdict != DP_FAIL) dp_judge_speak(worst, r);
 }
 
 dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e) {

@@ -7,6 +7,7 @@
 #ifndef DP_OUTPUTS_H
 #define DP_OUTPUTS_H
 #include "harness/simulated/drafts.h"
+#include "harness/simulated/slots.h"
 #include "judge.h"
 #include "run_bounds.h"
 
@@ -38,6 +39,12 @@ void dp_judge_run(const dp_judging *j, dp_run *r, double from);
 
 /* judge_drafts.c: after dp_judge_run, what the windows of a session made of their tokens. */
 dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e);
+/* The run fails by this tensor, which is closed already. */
+void dp_judge_speak(int tensor, dp_run *r);
+/* judge_pool.c: after dp_judge_run, the slots of a session's pool that were not to be written, as
+ * tensor `pool`, which speaks for the run where it fails: what others say follows from it. None
+ * where no pool was run. */
+void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r);
 
 /* ---- the parts, in their order; each adds to r->tensor, which has room ----------------------- */
 

@@ -91,7 +91,7 @@ static const char *path_of_calls(const in_calls *x) {
 static dp_status compute_calls(const dp_case *c, const dp_cuda_how *run, beside *b,
                                dp_cuda_result *res, dp_err *why) {
     in_calls x = {.run = run, .all = res, .HV = c->p.HV};
-    const dp_caller by = {one_call, &x, &b->drafts};
+    const dp_caller by = {.run = one_call, .who = &x, .drafts = &b->drafts};
     *res = (dp_cuda_result){.N = 1};
     const dp_status st = dp_calls_run(&c->p, &c->session, DP_FAULT_NONE, &by, &res->out, NULL, why);
     b->decoded = x.decoded;

@@ -108,7 +108,7 @@ static dp_status run_calls(dp_sharding *sp, dp_base base, dp_format chain, dp_ru
                            dp_err *e) {
     const double from = dp_now();
     dp_drafts drafts = {0};
-    const dp_caller by = {one_call, &base, &drafts};
+    const dp_caller by = {.run = one_call, .who = &base, .drafts = &drafts};
     dp_result got;
     dp_status st = dp_calls_run(&sp->c->p, &sp->c->session, DP_FAULT_NONE, &by, &got, NULL, e);
     if (!st) {

@@ -23,19 +23,25 @@ typedef struct {
     double seconds;
 } in_calls;
 
-static dp_status one_call(void *who, const dp_problem *call, int states, dp_call_result *out,
-                          dp_err *e) {
+static int64_t entries(const dp_problem *p, const dp_state_pool *pool) {
+    return pool->slots * p->HV * p->K * p->V;
+}
+
+/* pool: where states lie; NULL: it gets and returns them. */
+static dp_status run_in(void *who, const dp_problem *call, const dp_state_pool *pool, int states,
+                        dp_call_result *out, dp_err *e) {
     in_calls *x = who;
     dp_subject_call how = *x->how;
     dp_subject_result s;
     how.states = states;
+    how.pool = pool;
     const dp_status st = dp_subject_run(x->lib, call, &how, &s, e);
     if (st) return st;
     x->calls++;
     x->seconds += s.seconds;
     x->last->outcome = s.outcome;
     snprintf(x->last->why, sizeof x->last->why, "%.480s", s.why);
-    if (s.outcome == DP_SUBJECT_RETURNED && !s.r.final_state) {
+    if (s.outcome == DP_SUBJECT_RETURNED && !pool && !s.r.final_state) {
         x->last->outcome = DP_SUBJECT_REFUSED;
         snprintf(x->last->why, sizeof x->last->why,
                  "it writes no final_state, which calls hand on");
@@ -43,6 +49,7 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
     const int returned = x->last->outcome == DP_SUBJECT_RETURNED;
     x->states |= returned && s.states;
     if (returned) {
+        if (pool) memcpy(pool->state, s.pool, sizeof *s.pool * (size_t)entries(call, pool));
         *out = (dp_call_result){s.r, s.states};
         s.r = (dp_result){0};
         s.states = NULL;
@@ -51,18 +58,34 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
     return returned ? DP_OK : DP_EINPUT;
 }
 
+static dp_status run_one_call(void *who, const dp_problem *call, int states, dp_call_result *out,
+                              dp_err *e) {
+    return run_in(who, call, NULL, states, out, e);
+}
+
 /* What a session has beside its results. */
 typedef struct {
     int states; /* 1: the library showed those of every token */
     dp_drafts drafts;
+    dp_pool_seen pool;
 } calls_made;
+
+static void free_calls(calls_made *made) {
+    dp_drafts_free(&made->drafts);
+    dp_pool_seen_free(&made->pool);
+}
 
 /* DP_OK also where the library ended the session: s says how, and holds no results then. */
 static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, calls_made *made,
                            dp_subject_result *s, dp_err *e) {
     *s = (dp_subject_result){0};
     in_calls x = {.lib = sp->std->o->subject, .how = how, .last = s};
-    const dp_caller by = {one_call, &x, &made->drafts};
+    const int takes_pool = x.lib->writes_pool;
+    const dp_caller by = {.run = run_one_call,
+                          .who = &x,
+                          .drafts = &made->drafts,
+                          .pool = takes_pool ? &made->pool : NULL,
+                          .run_in = takes_pool ? run_in : NULL};
     const dp_status st =
         dp_calls_run(&sp->c->p, &sp->c->session, DP_FAULT_NONE, &by, &s->r, NULL, e);
     made->states = x.states;
@@ -132,7 +155,7 @@ static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_boun
     else if (!st)
         st = call(sp, &how, &made, &s, e);
     if (st) {
-        dp_drafts_free(&made.drafts);
+        free_calls(&made);
         return st;
     }
     dp_run *r = dp_sharding_record(sp, &how, out);
@@ -146,11 +169,12 @@ static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_boun
     if (s.outcome == DP_SUBJECT_RETURNED) {
         judge(sp, &s, bases, r, from);
         st = dp_judge_drafts(sp, &made.drafts, r, e);
+        dp_judge_pool(sp, &made.pool, r);
     } else {
         note_failure(&s, r, from);
     }
     if (o->done) o->done(r, o->arg);
-    dp_drafts_free(&made.drafts);
+    free_calls(&made);
     dp_subject_result_free(&s);
     return st;
 }

@@ -100,14 +100,29 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
     return st;
 }
 
-/* o and the last state of all calls; hit: where a fault acted. */
-static dp_status compute_calls(in_one_base *x, dp_result *got, dp_drafts *drafts,
-                               unsigned char *hit, dp_err *e) {
+/* What the calls of a session made, and where a fault acted. */
+typedef struct {
+    dp_result got; /* o and the last state */
+    dp_drafts drafts;
+    dp_pool_seen pool;
+    unsigned char *hit;
+} calls_made;
+
+static dp_status compute_calls(in_one_base *x, calls_made *made, dp_err *e) {
     const dp_case *c = x->sp->c;
     const dp_fault fault = x->sp->std->o->fault;
-    const dp_caller by = {one_call, &x->base, drafts};
+    const dp_caller by = {
+        .run = one_call, .who = &x->base, .drafts = &made->drafts, .pool = &made->pool};
+    made->hit = dp_calloc((size_t)c->p.HV, 1);
     return dp_calls_run(&c->p, &c->session, dp_fault_of_calls(fault) ? fault : DP_FAULT_NONE, &by,
-                        got, hit, e);
+                        &made->got, made->hit, e);
+}
+
+static void free_calls(calls_made *made) {
+    dp_result_free(&made->got);
+    dp_drafts_free(&made->drafts);
+    dp_pool_seen_free(&made->pool);
+    free(made->hit);
 }
 
 static void judge_calls(in_one_base *x, const dp_result *got, dp_run *r, double from) {
@@ -123,29 +138,26 @@ static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs
     const dp_run_options *o = sp->std->o;
     const double from = dp_now();
     int chains[DP_NFORMATS], merge;
-    dp_result got;
-    dp_drafts drafts = {0};
+    calls_made made = {0};
     in_one_base x = {.sp = sp, .backend = be, .base = base};
     if (!dp_case_chains(sp->c, 1, o->nchain, (const int *)o->chain, chains) ||
         !dp_select(1, (const int *)sp->c->merge, o->nmerge, (const int *)o->merge, &merge))
         return DP_OK;
-    unsigned char *hit = dp_calloc((size_t)sp->c->p.HV, 1);
-    dp_status st = compute_calls(&x, &got, &drafts, hit, e);
+    dp_status st = compute_calls(&x, &made, e);
     if (!st) {
         x.chain = (dp_format)chains[0];
         dp_run *r = record(&x, (dp_merge)merge, out);
-        judge_calls(&x, &got, r, from);
-        st = dp_judge_drafts(sp, &drafts, r, e);
+        judge_calls(&x, &made.got, r, from);
+        st = dp_judge_drafts(sp, &made.drafts, r, e);
+        dp_judge_pool(sp, &made.pool, r);
         if (o->fault) {
             r->nhit = sp->c->p.HV;
-            r->hit = hit;
-            hit = NULL;
+            r->hit = made.hit;
+            made.hit = NULL;
         }
         if (o->done) o->done(r, o->arg);
-        dp_result_free(&got);
     }
-    dp_drafts_free(&drafts);
-    free(hit);
+    free_calls(&made);
     return st;
 }
 

@@ -54,7 +54,7 @@ static dp_museum_place by_verdict(const dp_run *r) {
                                            {"y", "conv_fwd"},         {"dx", "conv_bwd"},
                                            {"dw", "conv_bwd"},        {"dbias", "conv_bwd"},
                                            {"o_drafted", "calls"},    {"state_drafted", "calls"},
-                                           {"state_within", "calls"}};
+                                           {"state_within", "calls"}, {"pool", "calls"}};
     for (size_t k = 0; k < sizeof order / sizeof *order; k++)
         for (int i = 0; i < r->ntensor; i++) {
             const dp_judgement *t = &r->tensor[i];

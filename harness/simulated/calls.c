@@ -26,6 +26,7 @@ typedef struct {
     int after_rollback; /* the call before rejected tokens */
     int waiting;        /* all but the first sequence wait for the end of the prefix */
     int continued;      /* the next call is the first behind it */
+    dp_slots *slots;    /* NULL: no pool */
 } walk;
 
 /* ---- inputs of a call ------------------------------------------------------------------------ */
@@ -111,6 +112,9 @@ static void hit_where(const walk *w, const double *a, const double *b) {
 
 static int ended(const walk *w, int i) { return w->at[i] == w->p->cu[i + 1]; }
 
+/* Does it bring no token of its own to the present call? */
+static int idle(const walk *w, int i) { return ended(w, i) || (i && w->waiting); }
+
 /* Sequences that go on read the state of the next one. */
 static void of_other_slot(const walk *w, double *s0) {
     for (int i = 0; i < w->p->Nseq; i++) {
@@ -170,13 +174,27 @@ static void spoil_inputs(const walk *w, dp_problem *y) {
     if (w->fault == DP_FAULT_CALL_GATE) gates_of_before(w, y);
 }
 
-/* Sequences that have ended bring a token of padding: their first one once more. */
+/* Sequences that have ended bring a token of padding: their first one once more. In a pool all that
+ * bring none do, and whoever has no token brings the first one of all. */
 static void pad(const walk *w, slice *take) {
-    for (int i = 0; w->fault == DP_FAULT_PADDING_WRITES && i < w->p->Nseq; i++) {
-        if (!ended(w, i) || w->p->cu[i + 1] == w->p->cu[i]) continue;
-        take[i] = (slice){w->p->cu[i], 1, 0};
-        hit_all(w);
+    for (int i = 0; i < w->p->Nseq; i++) {
+        const int own = ended(w, i) && w->p->cu[i + 1] > w->p->cu[i];
+        if (w->slots && idle(w, i))
+            take[i] = (slice){w->p->cu[i] % w->p->T, 1, 0};
+        else if (w->fault == DP_FAULT_PADDING_WRITES && own) {
+            take[i] = (slice){w->p->cu[i], 1, 0};
+            hit_all(w);
+        }
     }
+}
+
+/* Which slots the call reads and writes. */
+static void plan_slots(const walk *w, int window) {
+    unsigned char *padding = dp_calloc((size_t)w->p->Nseq, 1);
+    for (int i = 0; i < w->p->Nseq; i++)
+        padding[i] = idle(w, i) != 0;
+    dp_slots_plan(w->slots, w->S, padding, window);
+    free(padding);
 }
 
 /* The tokens behind which the state of a sequence is taken, instead of those accepted. */
@@ -244,6 +262,7 @@ static void share_prefix(walk *w) {
                    sizeof *w->S * (size_t)(w->s->prefix * n));
         w->at[i] += w->s->prefix;
     }
+    if (w->slots) dp_slots_share(w->slots);
     w->waiting = 0;
     w->continued = 1;
 }
@@ -255,11 +274,29 @@ static void keep_short(const walk *w) {
         w->S[i] = dp_store(w->s->kept, w->S[i]);
 }
 
+/* The call where states lie in a pool. */
+static dp_status run_in_pool(const walk *w, dp_problem *y, int states, dp_call_result *r,
+                             dp_err *e) {
+    const dp_state_pool pool = dp_slots_begin(w->slots);
+    dp_slots_read(w->slots, y->s0);
+    spoil_inputs(w, y);
+    const dp_status st = w->by->run_in ? w->by->run_in(w->by->who, y, &pool, states, r, e)
+                                       : w->by->run(w->by->who, y, states, r, e);
+    if (st) return st;
+    if (r->out.final_state)
+        dp_slots_write(w->slots, r->out.final_state);
+    else
+        r->out.final_state = dp_slots_written(w->slots);
+    dp_slots_look(w->slots, w->done, w->by->pool);
+    return DP_OK;
+}
+
 static dp_status call(const walk *w, const slice *take, int states, dp_call_result *r, dp_err *e) {
     dp_problem y = problem_of(w, take);
     *r = (dp_call_result){0};
-    spoil_inputs(w, &y);
-    const dp_status st = w->by->run(w->by->who, &y, states, r, e);
+    if (!w->slots) spoil_inputs(w, &y);
+    const dp_status st =
+        w->slots ? run_in_pool(w, &y, states, r, e) : w->by->run(w->by->who, &y, states, r, e);
     dp_problem_free(&y);
     return st;
 }
@@ -270,6 +307,7 @@ static void end_call(dp_call_result *r) {
 }
 
 static void keep_states(walk *w, dp_result *r) {
+    if (w->slots) return; /* they are there */
     free(w->S);
     w->S = r->final_state;
     r->final_state = NULL;
@@ -283,7 +321,7 @@ static void keep_o(const walk *w, const slice *take, const double *o) {
         w->out->o = NULL;
     }
     for (int i = 0; o && i < w->p->Nseq; i++) {
-        if (!ended(w, i))
+        if (!idle(w, i))
             memcpy(w->out->o + take[i].from * n, o, sizeof *o * (size_t)(take[i].n * n));
         o += (take[i].n + take[i].m) * n;
     }
@@ -293,18 +331,32 @@ static void keep_o(const walk *w, const slice *take, const double *o) {
 static void pick_states(walk *w, const double *states) {
     if (!w->S) w->S = dp_doubles(w->p->Nseq * w->state); /* the first call: zeros before */
     for (int i = 0; i < w->p->Nseq; i++) {
-        if (w->take[i].n)
+        if (w->take[i].n && !(w->slots && idle(w, i)))
             memcpy(w->S + i * w->state, states + (w->take[i].n - 1) * w->state,
                    sizeof *states * (size_t)w->state);
+        if (w->slots) dp_slots_put(w->slots, i, w->S + i * w->state);
         states += (w->take[i].n + w->take[i].m) * w->state;
     }
+}
+
+/* In a pool: who accepted nothing keeps the state that he had, and the others alone run. */
+static void put_again(const walk *w, const slice *take) {
+    int64_t *tokens = dp_calloc((size_t)w->p->Nseq, sizeof *tokens);
+    dp_slots_restore(w->slots, w->S);
+    for (int i = 0; i < w->p->Nseq; i++) {
+        tokens[i] = take[i].n + take[i].m;
+        if (!tokens[i]) dp_slots_put(w->slots, i, w->S + i * w->state);
+    }
+    dp_slots_only(w->slots, tokens);
+    free(tokens);
 }
 
 /* The states behind the accepted tokens, by running them again. */
 static dp_status run_again(walk *w, const slice *take, dp_err *e) {
     int64_t n = 0;
+    if (w->slots) put_again(w, take);
     for (int i = 0; i < w->p->Nseq; i++)
-        n += take[i].n + take[i].m;
+        n += w->slots && idle(w, i) ? 0 : take[i].n + take[i].m;
     dp_call_result r;
     const dp_status st = n ? call(w, take, 0, &r, e) : DP_OK;
     if (n && !st) {
@@ -319,7 +371,7 @@ static int states_at(const walk *w, slice *kept) {
     int same = 1;
     for (int i = 0; i < w->p->Nseq; i++) {
         const slice x = w->take[i];
-        kept[i] = ended(w, i) ? x : spoil_slice(w, x);
+        kept[i] = idle(w, i) ? x : spoil_slice(w, x);
         same &= kept[i].from == x.from && kept[i].n == x.n && kept[i].m == x.m;
     }
     return same;
@@ -343,6 +395,15 @@ static slice next_tokens(const walk *w, int i, dp_session_call c) {
                    left ? c.drafted - c.accepted : 0};
 }
 
+/* In a pool: the first sequence alone runs, in the slot of the prefix. */
+static void alone_in_place(const walk *w) {
+    int64_t *tokens = dp_calloc((size_t)w->p->Nseq, sizeof *tokens);
+    tokens[0] = 1;
+    dp_slots_spoil(w->slots, DP_FAULT_SLOT_IN_PLACE);
+    dp_slots_only(w->slots, tokens);
+    free(tokens);
+}
+
 /* The state of the prefix is the one that its first continuation leaves: the others begin there. */
 static dp_status overwrite_prefix(walk *w, dp_err *e) {
     slice *first;
@@ -350,7 +411,9 @@ static dp_status overwrite_prefix(walk *w, dp_err *e) {
     if (w->fault != DP_FAULT_PREFIX_OVERWRITTEN || !w->continued) return DP_OK;
     first = dp_calloc((size_t)w->p->Nseq, sizeof *first);
     first[0] = (slice){w->take[0].from, w->take[0].n, 0};
+    if (w->slots) alone_in_place(w);
     const dp_status st = call(w, first, 0, &r, e);
+    if (w->slots) dp_slots_again(w->slots);
     for (int i = 1; !st && i < w->p->Nseq; i++) {
         hit_where(w, w->S + i * w->state, r.out.final_state);
         memcpy(w->S + i * w->state, r.out.final_state, sizeof *w->S * (size_t)w->state);
@@ -368,8 +431,10 @@ static dp_status one_call(walk *w, dp_err *e) {
     for (int i = 0; i < w->p->Nseq; i++)
         w->take[i] = next_tokens(w, i, c);
     pad(w, w->take);
+    if (w->slots) plan_slots(w, c.accepted < c.drafted);
     const int same = states_at(w, kept);
     dp_status st = overwrite_prefix(w, e);
+    if (w->slots && dp_slots_spoil(w->slots, w->fault)) hit_all(w);
     if (!st) st = call(w, w->take, !same, &r, e);
     if (!st) {
         if (w->by->drafts && c.accepted < c.drafted) keep_drafts(w, &r);
@@ -383,10 +448,11 @@ static dp_status one_call(walk *w, dp_err *e) {
         end_call(&r);
     }
     if (!w->S) w->S = dp_doubles(w->p->Nseq * w->state); /* nothing accepted yet */
+    if (w->slots) dp_slots_take(w->slots, w->S);
     leave_unwritten(w, before);
     free(before);
     for (int i = 0; i < w->p->Nseq; i++)
-        if (!ended(w, i)) w->at[i] += w->take[i].n;
+        if (!idle(w, i)) w->at[i] += w->take[i].n;
     w->after_rollback = c.accepted < c.drafted;
     w->continued = 0;
     w->done++;
@@ -409,6 +475,8 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
     *out = (dp_result){0};
     w.state = (int64_t)p->HV * p->K * p->V;
     w.S = dp_copy(p->s0, p->Nseq * w.state);
+    w.slots = dp_slots_new(p, s);
+    if (w.slots && !w.S) w.S = dp_doubles(p->Nseq * w.state);
     w.at = dp_calloc((size_t)p->Nseq, sizeof *w.at);
     w.take = dp_calloc((size_t)p->Nseq, sizeof *w.take);
     memcpy(w.at, p->cu, sizeof *w.at * (size_t)p->Nseq);
@@ -420,6 +488,7 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
         st = one_call(&w, e);
     }
     out->final_state = w.S;
+    dp_slots_free(w.slots);
     free(w.at);
     free(w.take);
     if (st) dp_result_free(out);

@@ -15,6 +15,10 @@
  * Before the end of a shared prefix only the first sequence brings tokens; then all others take its
  * state, and its rows of o.
  *
+ * Where the states lie in a pool (slots.h), each call is told the slots; a sequence that brings no
+ * token is padding then, which brings one that means nothing. Who takes no pool gets the states of
+ * the slots that are read, and what it returns goes to those that are written.
+ *
  * The faults of calls (fault.h) act here. A fault says where it acted: in what was handed to a
  * call, or taken from it, of that head.
  */
@@ -24,6 +28,7 @@
 #include "fault.h"
 #include "harness/case/session.h"
 #include "ranks.h"
+#include "slots.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -40,7 +45,12 @@ typedef struct {
      * ends the session. */
     dp_status (*run)(void *who, const dp_problem *call, int states, dp_call_result *out, dp_err *e);
     void *who;
-    dp_drafts *drafts; /* gets the windows; NULL: nobody looks at them */
+    dp_drafts *drafts;  /* gets the windows; NULL: nobody looks at them */
+    dp_pool_seen *pool; /* gets what happened to slots; NULL: nobody asks */
+    /* The same with the states in a pool, which it reads and writes; returns no final_state. NULL:
+     * it takes none. */
+    dp_status (*run_in)(void *who, const dp_problem *call, const dp_state_pool *pool, int states,
+                        dp_call_result *out, dp_err *e);
 } dp_caller;
 
 /* p: all of it, without gradients. out: o and final_state of the session, to be freed. hit [HV]: 1

@@ -213,6 +213,17 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
     [DP_FAULT_SLOT_UNWRITTEN] = {"slot-unwritten", 46, "calls",
                                  "the last of several sequences never gets its state written",
                                  "sgl-project/sglang#39342, vllm-project/vllm#52627"},
+    [DP_FAULT_SLOT_NEIGHBOUR] = {"slot-neighbour", 46, "calls",
+                                 "the state is read from the slot behind the one that is named",
+                                 WRONG_TOKEN},
+    [DP_FAULT_SLOT_IN_PLACE] = {"slot-in-place", 46, "calls",
+                                "the state is written to the slot that it was read from, though "
+                                "another one is named",
+                                "a fault of copies on write; prefixes and windows need the old "
+                                "state"},
+    [DP_FAULT_PADDING_LAST_SLOT] = {"padding-last-slot", 47, "calls",
+                                    "the slot -1 of padding is taken for the last one of the pool",
+                                    "an index from the end; huggingface/transformers#46873"},
     [DP_FAULT_PREFIX_OVERWRITTEN] = {"prefix-overwritten", 46, "calls",
                                      "the first sequence that goes on from the state of a shared "
                                      "prefix writes into it, and the "
@@ -292,8 +303,8 @@ const dp_bug dp_bugs[DP_NBUGS + 1] = {
     [44] = {"state in fp8 or int8 between steps",
             "int8 without feedback; the others, over 100,000 steps: deltaproof carry"},
     [45] = {"speculative decoding: rejected tokens, gates of other tokens", "three faults"},
-    [46] = {"cached state of another token or request, or never written", "five faults"},
-    [47] = {"padding of the last piece updates the state", ""},
+    [46] = {"cached state of another token or request, or never written", "seven faults"},
+    [47] = {"padding of the last piece updates the state", "two faults"},
     [48] = {"NaN below one chunk, state layout of another kernel",
             "two faults: the layout is that of 59"},
     [49] = {"results depend on the batch; trainer and rollout differ",
@@ -347,6 +358,9 @@ unsigned dp_fault_kind(dp_fault f) {
     case DP_FAULT_DRAFT_GATE:
     case DP_FAULT_PADDING_WRITES:
     case DP_FAULT_SLOT_UNWRITTEN:
+    case DP_FAULT_SLOT_NEIGHBOUR:
+    case DP_FAULT_SLOT_IN_PLACE:
+    case DP_FAULT_PADDING_LAST_SLOT:
     case DP_FAULT_PREFIX_OVERWRITTEN:
     case DP_FAULT_KEPT_BF16:
     case DP_FAULT_KEPT_INT8: return DP_FAULTS_OF_CALLS;

@@ -78,8 +78,21 @@ def activated(x: Arrays, meta: Meta, K: int) -> tuple[np.ndarray, ...]:
     return q, k, np.broadcast_to(g, (*g.shape[:2], K)), beta
 
 
+def slots(x: Arrays, sequences: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+    """The array of states [slots, HV, K, V] to begin from and to write to, which slot each sequence
+    reads and which it writes (-1: padding), and its name in OUT."""
+    if "pool" in x:
+        return x["pool"].astype("f4"), x["read_slot"], x["write_slot"], "pool"
+    if "initial_state" in x:
+        states = x["initial_state"].astype("f4")
+    else:
+        states = np.zeros((sequences, x["v"].shape[1], x["q"].shape[2], x["v"].shape[2]), "f4")
+    own = np.arange(sequences)
+    return states, own, own, "final_state"
+
+
 def forward(x: Arrays, meta: Meta) -> Arrays:
-    """o [T, HV, V] and final_state [N, HV, K, V]."""
+    """o [T, HV, V], and final_state [N, HV, K, V] or the pool of states."""
     if x["k"].ndim == 4:
         raise Unsupported("takes one key a token")
     T, HV, V = x["v"].shape
@@ -88,16 +101,19 @@ def forward(x: Arrays, meta: Meta) -> Arrays:
     q, k = (np.repeat(y, HV // H, axis=1) for y in (q, k))
     v, scale = x["v"].astype("f4"), np.float32(meta["scale"])
     cu = x["cu_seqlens"].tolist() if "cu_seqlens" in x else [0, T]
-    o, states = np.zeros((T, HV, V), "f4"), np.zeros((len(cu) - 1, HV, K, V), "f4")
+    states, reads, writes, name = slots(x, len(cu) - 1)
+    o, after = np.zeros((T, HV, V), "f4"), states.copy()
     for n, (first, end) in enumerate(zip(cu, cu[1:], strict=False)):
-        S = x["initial_state"][n].astype("f4") if "initial_state" in x else states[n]
+        if reads[n] < 0:  # padding: nothing is written for it
+            continue
+        S = states[reads[n]]
         for t in range(first, end):
             S = np.exp(g[t])[:, :, None] * S
             e = v[t] - np.einsum("hk,hkv->hv", k[t], S)
             S = S + k[t][:, :, None] * (beta[t][:, None] * e)[:, None, :]
             o[t] = scale * np.einsum("hk,hkv->hv", q[t], S)
-        states[n] = S
-    return {"o": o, "final_state": states}
+        after[writes[n]] = S
+    return {"o": o, name: after}
 
 
 def call(in_path: str, out_path: str) -> None:

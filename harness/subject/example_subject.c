@@ -16,7 +16,7 @@ static const deltaproof_subject_info ABOUT = {
     .name = "example",
     .base = "fp32",
     .chain = "fp32",
-    .writes = "o final_state states dq dk dv dg dbeta dA_log ddt_bias ds0"};
+    .writes = "o final_state states pool dq dk dv dg dbeta dA_log ddt_bias ds0"};
 const deltaproof_subject_info *deltaproof_subject_about(void) { return &ABOUT; }
 
 typedef deltaproof_subject_problem problem;
@@ -91,13 +91,28 @@ static void write_state(const problem *p, const token *x, const float *E, float 
 static const double *values(const problem *p, int64_t t, int hv) {
     return p->v + (t * p->HV + hv) * p->R * p->V;
 }
+/* Where a sequence begins and ends, [HV][K][V] each; NULL: from zeros, nowhere. */
+typedef struct {
+    const double *from;
+    double *to;
+} ends;
+/* 0: the sequence is padding, and nothing is written for it. */
+static int ends_of(const problem *p, int seq, double *pool, double *final_state, ends *e) {
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    *e = (ends){p->initial_state ? p->initial_state + seq * n : NULL,
+                final_state ? final_state + seq * n : NULL};
+    if (!deltaproof_subject_pooled(p)) return 1;
+    if (p->read_slot[seq] < 0) return 0;
+    *e = (ends){pool + p->read_slot[seq] * n, pool + p->write_slot[seq] * n};
+    return 1;
+}
 /* One sequence of one head; kept [(tokens / KEEP) + 1][K][V], NULL: forward only. */
 static void forward(const problem *p, int seq, int hv, token *x, float *S, float *E, float *kept,
-                    double *o, double *final_state, double *states) {
+                    double *o, const ends *e, double *states) {
     const int K = p->K, V = p->V;
-    const int64_t at = ((int64_t)seq * p->HV + hv) * K * V, t0 = p->cu[seq];
+    const int64_t at = (int64_t)hv * K * V, t0 = p->cu[seq];
     for (int i = 0; i < K * V; i++)
-        S[i] = p->initial_state ? (float)p->initial_state[at + i] : 0;
+        S[i] = e->from ? (float)e->from[at + i] : 0;
     for (int64_t t = t0; t < p->cu[seq + 1]; t++) {
         if (kept && (t - t0) % KEEP == 0)
             memcpy(kept + (t - t0) / KEEP * K * V, S, sizeof *S * K * V);
@@ -113,8 +128,8 @@ static void forward(const problem *p, int seq, int hv, token *x, float *S, float
         for (int i = 0; states && i < K * V; i++)
             states[(t * p->HV + hv) * K * V + i] = S[i];
     }
-    for (int i = 0; final_state && i < K * V; i++)
-        final_state[at + i] = S[i];
+    for (int i = 0; e->to && i < K * V; i++)
+        e->to[at + i] = S[i];
 }
 /* d of the raw vector from d of its normalised form y: r (d - y <y, d>), added to out. */
 static void add_unit(const float *y, const float *d, float r, int n, int norm, double *out) {
@@ -272,6 +287,7 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
     const int64_t K = p->K, V = p->V, R = p->R, KV = K * V;
     double *o = deltaproof_subject_find(c, "o"),
            *final_state = deltaproof_subject_find(c, "final_state"),
+           *pool = deltaproof_subject_find(c, "pool"),
            *states = deltaproof_subject_find(c, "states");
     const gradients d = {
         deltaproof_subject_find(c, "dq"),       deltaproof_subject_find(c, "dk"),
@@ -297,11 +313,14 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
     zero(d.dk, p->T * p->H * R * K);
     zero(d.dA_log, p->HV);
     zero(d.ddt_bias, p->HV * p->Kg);
-    for (int seq = 0; seq < p->Nseq; seq++)
+    for (int seq = 0; seq < p->Nseq; seq++) {
+        ends e;
+        if (!ends_of(p, seq, pool, final_state, &e)) continue;
         for (int hv = 0; hv < p->HV; hv++) {
-            forward(p, seq, hv, &x, S, E, p->backward ? kept : NULL, o, final_state, states);
+            forward(p, seq, hv, &x, S, E, p->backward ? kept : NULL, o, &e, states);
             if (p->backward) backward(p, seq, hv, &x, S, E, kept, again, G, w, &d);
         }
+    }
     free(work);
     free(kept);
     free(again);

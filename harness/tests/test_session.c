@@ -150,7 +150,7 @@ DP_TEST(session, a_recurrence_in_calls_has_the_bits_of_all_tokens_at_once) {
             dp_session s = schedule(SCHEDULES[i], DP_FP64);
             watch w = {.shows = shows};
             dp_result got;
-            const dp_caller by = {watched, &w, NULL};
+            const dp_caller by = {.run = watched, .who = &w};
             REQUIRE(!dp_calls_run(&c.p, &s, DP_FAULT_NONE, &by, &got, NULL, NULL), "%s", s.text);
             CHECK(same_results(&c.p, &got, &want), "session %s, states %s: other bits", s.text,
                   shows ? "shown" : "computed again");
@@ -184,7 +184,7 @@ DP_TEST(session, the_pipeline_of_the_bounds_has_the_bits_of_the_calls) {
                 dp_sim ref;
                 dp_result got;
                 dp_session s = schedule(SCHEDULES[i], DP_FP64);
-                const dp_caller by = {piped, &b, NULL};
+                const dp_caller by = {.run = piped, .who = &b};
                 const dp_design design = dp_design_of(b);
                 snprintf(text, sizeof text,
                          HEAD "T = 180\ncu_seqlens = 0,100,100,180\nbackward = no\n%s", OPS[k]);
@@ -230,7 +230,7 @@ DP_TEST(session, rejected_tokens_are_never_those_that_stand_there) {
     dp_session s = schedule("4-1", DP_FP64);
     watch w = {.all = &c.p, .shows = 1};
     dp_result got;
-    const dp_caller by = {noted, &w, NULL};
+    const dp_caller by = {.run = noted, .who = &w};
     memcpy(w.at, c.p.cu, sizeof *w.at * 3);
     REQUIRE(!dp_calls_run(&c.p, &s, DP_FAULT_NONE, &by, &got, NULL, NULL), "calls");
     CHECK(w.calls == 50 && !w.wrong, "%d calls, %d accepted tokens are others", w.calls, w.wrong);
@@ -249,7 +249,7 @@ DP_TEST(session, windows_are_problems_that_begin_from_the_state_they_were_handed
     watch w = {.shows = 1};
     dp_drafts d = {0};
     dp_result got, again = {0};
-    const dp_caller by = {watched, &w, &d};
+    const dp_caller by = {.run = watched, .who = &w, .drafts = &d};
     REQUIRE(!dp_calls_run(&c.p, &s, DP_FAULT_NONE, &by, &got, NULL, NULL), "calls");
     const dp_draft_set *sets[] = {&d.window, &d.within};
     CHECK(d.windows == 6 && d.window.p.Nseq == 6 && d.window.p.T == 2 * (4 + 3 + 8), "%d windows",
@@ -410,7 +410,7 @@ DP_TEST(session, a_prefix_is_computed_once) {
         dp_case c;
         dp_result out;
         counted x = {.base = DP_BASE_FP32};
-        const dp_caller by = {count_tokens, &x, NULL};
+        const dp_caller by = {.run = count_tokens, .who = &x};
         if (!gt_parse_case(shared ? SHARED "session_prefix = 8\n" : SHARED, &c)) return;
         REQUIRE(!dp_calls_run(&c.p, &c.session, DP_FAULT_NONE, &by, &out, NULL, NULL), "calls");
         const int64_t rejected = 3 * 2, again = 3 * 2, saved = shared ? 2 * 8 : 0;
@@ -488,7 +488,7 @@ DP_TEST(session, a_rounded_state_is_allowed_what_it_makes_and_only_where_the_cas
         dp_given g = {.same_design = 1};
         const dp_run_options o = {.cache = gt_tmpdir()};
         dp_base b = DP_BASE_FP32;
-        const dp_caller by = {in_bf16, &b, NULL};
+        const dp_caller by = {.run = in_bf16, .who = &b};
         char text[512];
         snprintf(text, sizeof text,
                  HEAD "op = kda\nT = 60\nK = 16\nbase = fp32\nsession = 20,4-2,1\n"

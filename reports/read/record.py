@@ -241,6 +241,7 @@ _case = object_of(
         "data": text,
         "session": text,
         "session_state": text,
+        "session_slots": count,
         "warnings": list_of(text),
     },
     ("name", "op"),

@@ -75,6 +75,8 @@ def case_facts(case: Case) -> str:
     facts += [f"{k} {case[k]}" for k in ("regime", "session") if case.get(k)]
     if case.get("session_state", "returned") != "returned":
         facts.append(f"state kept in {case['session_state']} between calls")
+    if case.get("session_slots"):
+        facts.append(f"states in a pool of {case['session_slots']} slots")
     facts += [f"source {case['source']}"] if case.get("source") else []
     return "; ".join(f for f in facts if f)
 

@@ -1,0 +1,232 @@
+/* A pool of slots, call by call (slots.h). */
+#include "slots.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { NONE = -1 };
+
+struct dp_slots {
+    int Nseq, HV;
+    int64_t slots, width, state; /* entries of a head's state, of all heads of a slot */
+    int64_t *own;                /* [Nseq] */
+    int64_t *planned;            /* [Nseq]: who is to write what in the present call */
+    int64_t *read, *write;       /* [Nseq] in the present run of it */
+    int64_t *right;              /* [Nseq]: what write should be */
+    int64_t prefix;
+    int calls, shared; /* shared: the next call is the first behind the prefix */
+    double *pool, *before;
+    unsigned char *taken; /* [slots] */
+};
+
+void dp_pool_seen_free(dp_pool_seen *s) {
+    free(s->was);
+    free(s->is);
+    *s = (dp_pool_seen){0};
+}
+
+static double *slot(const dp_slots *s, int64_t i) { return s->pool + i * s->state; }
+static size_t bytes(const dp_slots *s) { return sizeof(double) * (size_t)s->state; }
+
+/* Every format holds these. */
+static double nobodys(int64_t slot, int64_t entry) {
+    return (double)((7 * slot + 3 * entry + 5) % 17 - 8) / 8;
+}
+
+static int64_t *indices(int n) {
+    int64_t *x = dp_calloc((size_t)n, sizeof *x);
+    for (int i = 0; i < n; i++)
+        x[i] = NONE;
+    return x;
+}
+
+dp_slots *dp_slots_new(const dp_problem *p, const dp_session *session) {
+    if (!session->slots) return NULL;
+    dp_slots *s = dp_calloc(1, sizeof *s);
+    s->Nseq = p->Nseq;
+    s->HV = p->HV;
+    s->slots = session->slots;
+    s->width = (int64_t)p->K * p->V;
+    s->state = s->HV * s->width;
+    s->own = indices(s->Nseq);
+    s->planned = indices(s->Nseq);
+    s->read = indices(s->Nseq);
+    s->write = indices(s->Nseq);
+    s->right = indices(s->Nseq);
+    s->prefix = NONE;
+    s->taken = dp_calloc((size_t)s->slots, 1);
+    s->pool = dp_doubles(s->slots * s->state);
+    s->before = dp_doubles(s->slots * s->state);
+    for (int i = 0; i < (session->prefix ? 1 : s->Nseq); i++)
+        s->own[i] = s->slots - 1 - i;
+    for (int64_t i = 0; i < s->slots; i++)
+        for (int64_t z = 0; z < s->state; z++)
+            slot(s, i)[z] = nobodys(i, z);
+    return s;
+}
+
+void dp_slots_free(dp_slots *s) {
+    if (!s) return;
+    free(s->own);
+    free(s->planned);
+    free(s->read);
+    free(s->write);
+    free(s->right);
+    free(s->taken);
+    free(s->pool);
+    free(s->before);
+    free(s);
+}
+
+/* ---- who reads and writes what --------------------------------------------------------------- */
+
+/* The next slot behind `from` that nobody owns or is to write; `from` where there is none. */
+static int64_t next_free(const dp_slots *s, int64_t from) {
+    for (int64_t k = 1; k < s->slots; k++)
+        if (!s->taken[(from + k) % s->slots]) return (from + k) % s->slots;
+    return from;
+}
+
+static void mark_owned(const dp_slots *s) {
+    memset(s->taken, 0, (size_t)s->slots);
+    if (s->prefix != NONE) s->taken[s->prefix] = 1;
+    for (int i = 0; i < s->Nseq; i++)
+        if (s->own[i] != NONE) s->taken[s->own[i]] = 1;
+}
+
+static void as_planned(dp_slots *s) {
+    for (int i = 0; i < s->Nseq; i++) {
+        s->read[i] = s->planned[i] == NONE ? NONE : s->own[i];
+        s->write[i] = s->right[i] = s->planned[i];
+    }
+}
+
+void dp_slots_plan(dp_slots *s, const double *S, const unsigned char *idle, int window) {
+    for (int i = 0; i < s->Nseq; i++)
+        if (s->own[i] != NONE) memcpy(slot(s, s->own[i]), S + i * s->state, bytes(s));
+    mark_owned(s);
+    for (int i = 0; i < s->Nseq; i++) {
+        const int moves = s->shared || window || (s->calls + i) % 2;
+        s->planned[i] = idle[i] ? NONE : moves ? next_free(s, s->own[i]) : s->own[i];
+        if (!idle[i]) s->taken[s->planned[i]] = 1;
+    }
+    s->calls++;
+    s->shared = 0;
+    as_planned(s);
+}
+
+int dp_slots_spoil(dp_slots *s, dp_fault fault) {
+    int acted = 0;
+    for (int i = 0; i < s->Nseq; i++) {
+        const int padding = s->planned[i] == NONE;
+        const int64_t read = s->read[i], write = s->write[i];
+        if (padding && fault == DP_FAULT_PADDING_WRITES)
+            s->read[i] = s->write[i] = s->own[i];
+        else if (padding && fault == DP_FAULT_PADDING_LAST_SLOT)
+            s->read[i] = s->write[i] = s->slots - 1;
+        else if (!padding && fault == DP_FAULT_SLOT_NEIGHBOUR)
+            s->read[i] = (read + 1) % s->slots;
+        else if (!padding && fault == DP_FAULT_SLOT_IN_PLACE)
+            s->write[i] = read;
+        acted |= s->read[i] != read || s->write[i] != write;
+    }
+    return acted;
+}
+
+void dp_slots_only(dp_slots *s, const int64_t *tokens) {
+    for (int i = 0; i < s->Nseq; i++)
+        if (!tokens[i]) s->read[i] = s->write[i] = s->right[i] = NONE;
+}
+
+void dp_slots_again(dp_slots *s) { as_planned(s); }
+
+void dp_slots_share(dp_slots *s) {
+    s->prefix = s->own[0];
+    s->shared = 1;
+    for (int i = 0; i < s->Nseq; i++)
+        s->own[i] = s->prefix;
+}
+
+/* ---- one run of a call ----------------------------------------------------------------------- */
+
+dp_state_pool dp_slots_begin(dp_slots *s) {
+    memcpy(s->before, s->pool, bytes(s) * (size_t)s->slots);
+    return (dp_state_pool){s->slots, s->read, s->write, s->pool};
+}
+
+/* [Nseq] states from those slots; 0 where there is none. */
+static void gather(const dp_slots *s, const int64_t *from, double *states) {
+    for (int i = 0; i < s->Nseq; i++)
+        if (from[i] == NONE)
+            memset(states + i * s->state, 0, bytes(s));
+        else
+            memcpy(states + i * s->state, slot(s, from[i]), bytes(s));
+}
+
+void dp_slots_read(const dp_slots *s, double *s0) { gather(s, s->read, s0); }
+
+double *dp_slots_written(const dp_slots *s) {
+    double *states = dp_doubles(s->Nseq * s->state);
+    gather(s, s->write, states);
+    return states;
+}
+
+void dp_slots_write(dp_slots *s, const double *final_state) {
+    for (int i = 0; i < s->Nseq; i++)
+        if (s->write[i] != NONE) memcpy(slot(s, s->write[i]), final_state + i * s->state, bytes(s));
+}
+
+static int is_written(const dp_slots *s, int64_t slot) {
+    int any = 0;
+    for (int i = 0; i < s->Nseq; i++)
+        any |= s->right[i] == slot;
+    return any;
+}
+
+static int owner_of(const dp_slots *s, int64_t slot) {
+    if (slot == s->prefix) return DP_SLOT_OF_PREFIX;
+    for (int i = 0; i < s->Nseq; i++)
+        if (s->own[i] == slot) return i;
+    return DP_SLOT_FREE;
+}
+
+static void begin_seen(const dp_slots *s, dp_pool_seen *seen) {
+    *seen = (dp_pool_seen){.slots = s->slots, .width = s->width, .slot = NONE};
+    seen->was = dp_copy(s->before, s->slots * s->state);
+    seen->is = dp_copy(s->before, s->slots * s->state);
+}
+
+void dp_slots_look(const dp_slots *s, int64_t call, dp_pool_seen *seen) {
+    if (!seen) return;
+    if (!seen->was) begin_seen(s, seen);
+    for (int64_t i = 0; i < s->slots; i++) {
+        const double *was = s->before + i * s->state;
+        double *known = seen->was + i * s->state;
+        if (is_written(s, i) || !memcmp(was, slot(s, i), bytes(s))) continue;
+        if (memcmp(known, seen->is + i * s->state, bytes(s))) continue; /* it is known already */
+        memcpy(known, was, bytes(s));
+        memcpy(seen->is + i * s->state, slot(s, i), bytes(s));
+        if (seen->overwritten++) continue;
+        seen->slot = i;
+        seen->call = call;
+        seen->owner = owner_of(s, i);
+    }
+}
+
+/* ---- between and behind its runs ------------------------------------------------------------- */
+
+void dp_slots_restore(dp_slots *s, const double *S) {
+    for (int i = 0; i < s->Nseq; i++)
+        if (s->planned[i] != NONE) memcpy(slot(s, s->own[i]), S + i * s->state, bytes(s));
+}
+
+void dp_slots_put(dp_slots *s, int i, const double *state) {
+    if (s->planned[i] != NONE) memcpy(slot(s, s->planned[i]), state, bytes(s));
+}
+
+void dp_slots_take(dp_slots *s, double *S) {
+    for (int i = 0; i < s->Nseq; i++) {
+        if (s->planned[i] != NONE) s->own[i] = s->planned[i];
+        if (s->own[i] != NONE) memcpy(S + i * s->state, slot(s, s->own[i]), bytes(s));
+    }
+}
