@@ -111,6 +111,13 @@ static void say_array(FILE *f, const char *what, const char *name, int ndim, con
     fputc('\n', f);
 }
 
+static void say_integers(FILE *f, const char *name, int n, const int64_t *x) {
+    fputs(name, f);
+    for (int i = 0; i < n; i++)
+        fprintf(f, "%s%lld", i ? "," : " ", (long long)x[i]);
+    fputc('\n', f);
+}
+
 static void say_settings(FILE *f, const deltaproof_subject_problem *p) {
     static const char *const gate[] = {"log", "softplus", "lower_bound"};
     static const char *const beta[] = {"plain", "sigmoid", "sigmoid2"};
@@ -120,10 +127,9 @@ static void say_settings(FILE *f, const deltaproof_subject_problem *p) {
             "scale %.17g\nlower_bound %.17g\ninput_format %s\nbase %s\nR %d\nKg %d\n"
             "chunk %d\n",
             p->scale, p->lower_bound, p->input_format, p->base, p->R, p->Kg, p->chunk);
-    fprintf(f, "cu_seqlens");
-    for (int i = 0; i <= p->Nseq; i++)
-        fprintf(f, "%s%lld", i ? "," : " ", (long long)p->cu[i]);
-    fputc('\n', f);
+    say_integers(f, "cu_seqlens", p->Nseq + 1, p->cu);
+    if (p->nslot) say_integers(f, "read_slot", p->Nseq, p->read_slot);
+    if (p->nslot) say_integers(f, "write_slot", p->Nseq, p->write_slot);
 }
 
 /* Sends settings, names and shapes, and the inputs. */
@@ -141,15 +147,19 @@ static void send_problem(FILE *f, const deltaproof_subject_problem *p,
                         {"initial_state", p->initial_state, 4, {N, HV, K, V}},
                         {"do", p->dout, 3, {T, HV, V}},
                         {"dht", p->dfinal_state, 4, {N, HV, K, V}}};
+    const int64_t pool_shape[] = {p->nslot, HV, K, V};
+    const double *pool = deltaproof_subject_find(c, "pool");
     const int n = sizeof in / sizeof *in;
     say_settings(f, p);
     for (int i = 0; i < n; i++)
         if (in[i].data) say_array(f, "in", in[i].name, in[i].ndim, in[i].shape);
+    if (pool) say_array(f, "in", "pool", 4, pool_shape);
     for (int i = 0; i < c->count; i++)
         say_array(f, "out", c->tensor[i].name, c->tensor[i].ndim, c->tensor[i].shape);
     fputc('\n', f);
     for (int i = 0; i < n; i++)
         if (in[i].data) fwrite(in[i].data, 8, (size_t)count(in[i].ndim, in[i].shape), f);
+    if (pool) fwrite(pool, 8, (size_t)count(4, pool_shape), f);
     fflush(f);
 }
 

@@ -11,6 +11,10 @@ Arrays, with T tokens, H query/key heads, HV value heads, widths K and V, N pack
 Settings, by name too: scale, lower_bound, gate ("log" "softplus" "lower_bound"), beta_form ("plain"
 "sigmoid" "sigmoid2"), l2norm (bool), backward (bool). Where `check` asks for a length that
 the declared design names (design="chunks=16:32"): chunk, tokens a chunk.
+A function with "pool" among its outputs gets, of a session whose states lie in slots (cases/README
+.md, Sessions), in place of initial_state: pool [slots,HV,K,V], read_slot [N], write_slot [N] (-1:
+padding, for which nothing may be written). It returns the pool; slots that write_slot does not name
+must keep their bits.
 """
 
 from __future__ import annotations
@@ -25,9 +29,10 @@ import numpy.typing as npt
 
 from .layouts import arrange
 from .tensors import BFLOAT16, to_numpy
-from .vocabulary import GRADIENT_OF, INCOMING, TOKENS, unit_axes
+from .vocabulary import GRADIENT_OF, INCOMING, INPUTS, TOKENS, unit_axes
 
 SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
+INTEGERS = ("cu_seqlens", "read_slot", "write_slot")
 SETTINGS = ("scale", "lower_bound", "gate", "beta_form", "l2norm", "backward")
 
 
@@ -120,13 +125,13 @@ class Contract:
             raise Unsupported("the function takes no `scale`, and this case's is not K^-1/2")
 
     def _array(self, name: str, x: npt.NDArray[Any], problem: Problem) -> Any:
-        if name == "cu_seqlens":
+        if name in INTEGERS:
             return self._on_device(x)
         fmt = problem.input_format if name in SHORT else "fp32"
-        fmt = "fp64" if problem.input_format == "fp64" else fmt
+        fmt = "fp64" if problem.input_format == "fp64" or not _holds(name, x) else fmt
         # the shapes of the head of this file: no axis R where there is one key, no Kg in GDN
         sizes = {a: problem.settings[a] for a in ("R", "Kg")}
-        x = x.squeeze(unit_axes(name, sizes))
+        x = x.squeeze(unit_axes(name, sizes) if name in INPUTS else ())
         dtype = {"bf16": BFLOAT16, "fp32": np.float32, "fp64": np.float64}[fmt]
         y = x.astype(np.float32 if self.device is None and fmt == "bf16" else dtype)
         batch = self.device is not None if self.batch is None else self.batch
@@ -182,6 +187,11 @@ class Contract:
             for d, of in GRADIENT_OF.items()
             if of in given and given[of].grad is not None
         }
+
+
+def _holds(name: str, x: npt.NDArray[Any]) -> bool:
+    """Does float32 hold the array? Slots of a pool, which may be of any format, keep their bits."""
+    return name != "pool" or bool((x.astype(np.float32) == x).all())
 
 
 def _parameters(fn: Callable[..., Any]) -> tuple[list[str], bool]:

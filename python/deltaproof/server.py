@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from .contract import Contract, Problem, Unsupported
+from .contract import INTEGERS, Contract, Problem, Unsupported
 from .program import bridge, environment, program
 
 WHOLE = ("R", "Kg", "chunk", "l2norm", "backward")
@@ -109,9 +109,10 @@ def _read_problem(f: BinaryIO) -> tuple[str, Problem]:
         else:
             settings[key] = _setting(key, rest[0])
     arrays = {n: _read_array(f, s) for n, s in shapes["in"].items()}
-    cu = np.array([int(n) for n in settings.pop("cu_seqlens", "").split(",") if n], np.int64)
-    if len(cu) > 2:
-        arrays["cu_seqlens"] = cu
+    for name in INTEGERS:
+        x = np.array([int(n) for n in settings.pop(name, "").split(",") if n], np.int64)
+        if len(x) > (2 if name == "cu_seqlens" else 0):
+            arrays[name] = x
     input_format = settings.pop("input_format", "")
     return kind, Problem(arrays, settings, input_format, shapes["out"])
 

@@ -37,6 +37,26 @@ def kda(
     return o, np.stack(states)
 
 
+def in_slots(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    g: np.ndarray,
+    beta: np.ndarray,
+    pool: np.ndarray,
+    read_slot: np.ndarray,
+    write_slot: np.ndarray,
+    cu_seqlens: np.ndarray,
+    in_place: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """kda with its states in slots; in_place: written where they were read."""
+    o, final = kda(q, k, v, g, beta, pool[read_slot], cu_seqlens)
+    goes = read_slot >= 0
+    out = pool.copy()
+    out[(read_slot if in_place else write_slot)[goes]] = final[goes]
+    return o, out
+
+
 def wrong_at_70(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray
 ) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deltaproof
-from kernels import kda, without_packing, wrong_at_70
+from kernels import in_slots, kda, without_packing, wrong_at_70
 
 CASES = ("t65", "packed-ones", "initial-state", "smoke-kda")
 OWN: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state")}
@@ -52,6 +52,20 @@ def test_a_kernel_that_ignores_strides_is_seen() -> None:
     assert found.status == 0, found.text
     assert found.layouts == {"strided": "fail", "offset": "fail", "unaligned": "fail"}
     assert not found.passed
+
+
+def test_a_session_in_slots_is_judged_by_the_pool() -> None:
+    takes: dict[str, Any] = {"base": "fp32", "outputs": ("o", "pool"), "layouts": ()}
+    found = deltaproof.run(in_slots, "session-slots", **takes)
+    assert found.passed and found.record is not None, found.text
+    assert "pool" in [t["name"] for t in found.record["runs"][0]["tensors"]]
+
+    def in_place(q: Any, k: Any, v: Any, g: Any, beta: Any, **slots: Any) -> Any:
+        slots.pop("scale", None)
+        return in_slots(q, k, v, g, beta, in_place=True, **slots)
+
+    wrong = deltaproof.run(in_place, "session-slots", **takes)
+    assert wrong.status == 1 and "pool: slot " in wrong.text, wrong.text
 
 
 def test_a_layout_that_is_refused_is_no_failure() -> None:
