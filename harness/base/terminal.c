@@ -24,8 +24,15 @@ void dp_put(FILE *f, dp_paint paint, const char *text, int width) {
     fprintf(f, "%s%-*s%s", paints ? colour[paint] : "", width, text, paints ? "\033[0m" : "");
 }
 
-void dp_put_words(FILE *f, const char *label, int indent, const char *text) {
-    int at = fprintf(f, "%-*s", indent, label);
+void dp_put_line(FILE *f, int indent, const char *text) {
+    if (dp_is_terminal(f) && indent + strlen(text) > 80)
+        dp_put_words(f, indent, text);
+    else
+        fprintf(f, "%s\n", text);
+}
+
+void dp_put_words(FILE *f, int indent, const char *text) {
+    int at = indent;
     for (int first = 1; *text; first = 0) {
         const int word = (int)strcspn(text, " ");
         const int fits = first || at + 1 + word <= 80;

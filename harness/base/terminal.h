@@ -16,9 +16,11 @@ int dp_is_terminal(FILE *f);
  * is not set. */
 void dp_put(FILE *f, dp_paint paint, const char *text, int width);
 
-/* Prints `label` and, from column `indent` on, the words of `text`, in lines of at most 80 columns
- * where no word is longer. */
-void dp_put_words(FILE *f, const char *label, int indent, const char *text);
+/* Prints the words of `text` behind `indent` columns that are written already, and lines that begin
+ * there, of at most 80 columns where no word is longer. */
+void dp_put_words(FILE *f, int indent, const char *text);
+/* The same on a terminal, where `text` does not fit; else `text` in one line, for programs. */
+void dp_put_line(FILE *f, int indent, const char *text);
 
 /* Replaces the status line on standard error; "": takes it away. Nothing where that is no terminal.
  */

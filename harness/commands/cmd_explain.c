@@ -85,7 +85,8 @@ static void say(const char *word, const char *format, ...) {
     va_start(ap, format);
     vsnprintf(line, sizeof line, format, ap);
     va_end(ap);
-    dp_put_words(stdout, word, 13, line);
+    printf("%-13s", word);
+    dp_put_words(stdout, 13, line);
 }
 
 static void explain_truth(const json_t *run) {
@@ -209,7 +210,7 @@ static int explain_run(const options *o, const json_t *rec, const json_t *run) {
     printf("%s\n", text(run, "id"));
     snprintf(said, sizeof said, "%s%s%s", text(run, "verdict"), *text(run, "why") ? ": " : "",
              text(run, "why"));
-    dp_put_words(stdout, "", 0, said);
+    dp_put_words(stdout, 0, said);
     printf("\n");
     explain_truth(run);
     explain_claim(run);

@@ -50,7 +50,8 @@ static void print_cause(const cause *c, const char *subject, FILE *f) {
     fprintf(f, "  %s: %s%s%s%s in %d of %d runs\n", r->case_name,
             c->tensor ? c->tensor->name : "the run", *tier(c->tensor) ? " (" : "", tier(c->tensor),
             *tier(c->tensor) ? ")" : "", c->runs, c->of);
-    dp_put_words(f, "", 4, r->why);
+    fputs("    ", f);
+    dp_put_words(f, 4, r->why);
     fprintf(f, "    again:   deltaproof run --id '%s'%s\n", r->id, with);
     fprintf(f, "    explain: deltaproof explain '%s'%s\n", r->id, with);
 }
@@ -77,7 +78,8 @@ void dp_print_pooled(const dp_record *rec, FILE *f) {
     for (int i = 0; i < rec->npooled; i++) {
         if (rec->pooled[i].verdict != DP_FAIL) continue;
         dp_pooled_text(&rec->pooled[i], text, sizeof text);
-        dp_put_words(f, "", 2, text);
+        fputs("  ", f);
+        dp_put_words(f, 2, text);
     }
 }
 

@@ -1,9 +1,11 @@
 /* Prints what was judged of a run and of its tensors (print_run.h). */
+#define _GNU_SOURCE
 #include "print_run.h"
 #include "harness/base/terminal.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const dp_judgement *closest_to_bound(const dp_run *r) {
@@ -23,17 +25,32 @@ static void print_verdict(dp_verdict v, FILE *f) {
     dp_put(f, paint[v], dp_verdict_names[v], 8);
 }
 
-void dp_print_run(const dp_run *r, FILE *f) {
+/* Verdict, and behind it what `put` writes of x. */
+static void print_line(dp_verdict v, void (*put)(const void *x, FILE *f), const void *x, FILE *f) {
+    char *text = NULL;
+    size_t size;
+    FILE *line = open_memstream(&text, &size);
+    if (!line) abort();
+    put(x, line);
+    fclose(line);
+    print_verdict(v, f);
+    fputc(' ', f);
+    dp_put_line(f, 9, text);
+    free(text);
+}
+
+static void put_run(const void *x, FILE *f) {
+    const dp_run *r = x;
     const dp_judgement *first = r->ntensor ? &r->tensor[0] : NULL, *worst = closest_to_bound(r);
-    print_verdict(r->verdict, f);
-    fprintf(f, " %s", r->id);
+    fprintf(f, "%s", r->id);
     if (first) fprintf(f, "  %s %.3g", first->name, first->rel_fro);
     if (worst) fprintf(f, "  closest to its bound: %s at %.2g", worst->name, worst->ratio);
     if (r->why[0]) fprintf(f, "  (%s)", r->why);
     if (r->fault && r->hit && !memchr(r->hit, 1, (size_t)r->nhit))
         fprintf(f, "  (the fault acts nowhere here)");
-    fputc('\n', f);
 }
+
+void dp_print_run(const dp_run *r, FILE *f) { print_line(r->verdict, put_run, r, f); }
 
 static void print_row(const char *what, const dp_row *r, FILE *f) {
     fprintf(f, "  %s: rank %d, head %d", what, r->at.rank, r->at.head);
@@ -43,9 +60,9 @@ static void print_row(const char *what, const dp_row *r, FILE *f) {
             r->want, r->err, r->size);
 }
 
-void dp_print_tensor(const dp_judgement *t, FILE *f) {
-    print_verdict(t->verdict, f);
-    fprintf(f, " %-11s %.3e", t->name, t->rel_fro);
+static void put_tensor(const void *x, FILE *f) {
+    const dp_judgement *t = x;
+    fprintf(f, "%-11s %.3e", t->name, t->rel_fro);
     if (!isnan(t->bound)) fprintf(f, "  %.2g of its bound", t->ratio);
     if (!isnan(t->expected.excess))
         fprintf(f, ", %.2f times expected", t->expected.at[DP_LEVEL_TENSOR].ratio);
@@ -57,5 +74,6 @@ void dp_print_tensor(const dp_judgement *t, FILE *f) {
     const dp_row *r = dp_judgement_row(t);
     if (r->at.rank >= 0) print_row(r == &t->worst ? "worst" : "wrong", r, f);
     if (t->why[0]) fprintf(f, "  (%s)", t->why);
-    fputc('\n', f);
 }
+
+void dp_print_tensor(const dp_judgement *t, FILE *f) { print_line(t->verdict, put_tensor, t, f); }
