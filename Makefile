@@ -159,8 +159,8 @@ include scripts/install.mk
 
 # Written anew only when their content changes, so that a change of flags or commit rebuilds what
 # depends on it and nothing else.
-update = @mkdir -p $(@D); printf '%s\n' $(1) >$@.tmp; if cmp -s $@.tmp $@; then rm $@.tmp; else \
-    mv $@.tmp $@; fi
+update = @mkdir -p $(@D); printf '%s\n' $(1) >$@.$$$$; if cmp -s $@.$$$$ $@; then rm $@.$$$$; else \
+    mv $@.$$$$ $@; fi
 COMMIT := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
 $(BUILD)/commit.h: FORCE
 	$(call update,'#define DP_COMMIT "$(COMMIT)"')
