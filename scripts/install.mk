@@ -5,8 +5,7 @@ DESTDIR  ?=
 INTO     := $(DESTDIR)$(PREFIX)
 SHARE    := $(INTO)/share/deltaproof
 VERSION  := $(shell sed -n 's/.*DP_VERSION "\(.*\)".*/\1/p' ref/vocabulary/problem.h)
-COMMANDS := list run judge explain check differ carry museum bisect shrink compare inputs truth \
-            report index
+COMMANDS  = $(shell sed -n 's/^    {"\([a-z]*\)",.*/\1/p' harness/commands/main.c)
 # Folders and files that are this program's alone; completions and pages of others lie beside them.
 INSTALLED = $(INTO)/bin/deltaproof $(INTO)/include/deltaproof_subject.h \
     $(INTO)/lib/pkgconfig/deltaproof.pc $(SHARE) \

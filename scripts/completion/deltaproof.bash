@@ -8,9 +8,9 @@ _deltaproof() {
         words=$("$program" "${COMP_WORDS[1]}" --help 2>/dev/null | sed -n 's/^ *\(-., \)\?\(--[a-z][a-z0-9-]*=\?\).*/\2/p')
         compopt -o nospace 2>/dev/null
     else
-        case ${COMP_WORDS[1]} in
-            run | check | differ | carry | museum | bisect | shrink | inputs | truth) words=$("$program" list 2>/dev/null | cut -d ' ' -f 1) ;;
-        esac
+        if "$program" "${COMP_WORDS[1]}" --help 2>/dev/null | head -n 1 | grep -q CASE; then
+            words=$("$program" list 2>/dev/null | cut -d ' ' -f 1)
+        fi
         compopt -o default 2>/dev/null
     fi
     mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")

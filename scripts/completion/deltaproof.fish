@@ -8,7 +8,7 @@ function __deltaproof_options
 end
 function __deltaproof_wants_case
     set -l words (commandline -opc)
-    test (count $words) -ge 2; and contains -- $words[2] run check differ carry museum bisect shrink inputs truth
+    test (count $words) -ge 2; and deltaproof $words[2] --help 2>/dev/null | head -n 1 | string match -q '*CASE*'
 end
 complete -c deltaproof -n '__fish_is_first_token' -f -a '(__deltaproof_commands)'
 complete -c deltaproof -n 'not __fish_is_first_token' -a '(__deltaproof_options)'

@@ -10,11 +10,10 @@ _deltaproof() {
         found=(${(f)"$($program $command --help 2>/dev/null | sed -n 's/^ *\(-., \)\?\(--[a-z][a-z0-9-]*=\?\).*/\2/p')"})
         compadd -S '' -- $found
     else
-        case $command in
-            run|check|differ|carry|museum|bisect|shrink|inputs|truth)
-                found=(${(f)"$($program list 2>/dev/null | cut -d ' ' -f 1)"})
-                compadd -- $found ;;
-        esac
+        if $program $command --help 2>/dev/null | head -n 1 | grep -q CASE; then
+            found=(${(f)"$($program list 2>/dev/null | cut -d ' ' -f 1)"})
+            compadd -- $found
+        fi
         _files
     fi
 }
