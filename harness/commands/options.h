@@ -171,13 +171,12 @@ enum {
             "write results.json, junit.xml, summary.md, report.html there", 0 \
     }
 #define DP_ROW_JSON DP_ROW_JSON_OF("write the record there; - for standard output")
-#define DP_ROW_DESIGN                                                                              \
-    {                                                                                              \
-        "design", DP_OPT_DESIGN, "WORDS", 0,                                                       \
-            "how the kernel computes, where it is not the default of its base "                    \
-            "(ref/vocabulary/design.h): recurrent, chunk=N, factors=F, state=F, dstate=F, out=F, " \
-            "scores=gated, inverse=product, chunks=N:N",                                           \
-            0                                                                                      \
+#define DP_ROW_DESIGN                                                           \
+    {                                                                           \
+        "design", DP_OPT_DESIGN, "WORDS", 0,                                    \
+            "how the kernel computes, where it is not the default of its base " \
+            "(ref/vocabulary/design.h), with commas between: " DP_DESIGN_WORDS, \
+            0                                                                   \
     }
 #define DP_ROW_CLAIM_DROP                                                                       \
     {                                                                                           \

@@ -2,6 +2,7 @@
  * format's exponent range emulated (mpfr_subnormalize), which shares nothing with the integer
  * arithmetic under test. */
 #include "gt.h"
+#include "ref/vocabulary/design.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
 
@@ -256,6 +257,11 @@ DP_TEST(formats, names_in_texts_are_those_of_the_tables) {
     check_words("bases", DP_BASE_WORDS, base_name, DP_NBASES);
     check_words("merges", DP_MERGE_WORDS, merge_name, DP_NMERGES);
     check_words("models", DP_MODEL_WORDS, model_name, DP_NMODELS);
+    dp_design d;
+    dp_err e = {0};
+    CHECK(dp_design_parse("?", DP_BASE_FP32, &d, &e) == DP_EINPUT &&
+              !strcmp(e.msg, "design: ?: not one of " DP_DESIGN_WORDS),
+          "%s", e.msg);
     for (int i = 0; i < DP_NFORMATS; i++)
         CHECK(dp_formats[i].bits > 0 && dp_formats[i].bytes > 0 && dp_formats[i].rate > 0 &&
                   dp_formats[i].words,

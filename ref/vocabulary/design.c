@@ -125,6 +125,20 @@ static int set_value(dp_design *d, const setting *s, const char *value) {
     return 0;
 }
 
+/* What a text may be made of: " chunk=N" of every setting. */
+static void known_words(char *out, size_t size) {
+    static const char *const value[] = {
+        [A_NUMBER] = "N", [A_FORMAT] = "F", [A_DROP] = "E", [A_LENGTHS] = "N:N"};
+    size_t n = (size_t)snprintf(out, size, RECURRENT);
+    for (int i = 0; i < NSETTINGS; i++) {
+        const setting *s = &SETTINGS[i];
+        n += (size_t)snprintf(out + n, size - n, " %s=%s%s%s", s->key,
+                              s->kind == A_CHOICE ? s->choice[0] : value[s->kind],
+                              s->kind == A_CHOICE ? "|" : "",
+                              s->kind == A_CHOICE ? s->choice[1] : "");
+    }
+}
+
 static dp_status set_word(dp_design *d, char *word, dp_err *e) {
     if (!strcmp(word, RECURRENT)) {
         d->chunk = 0;
@@ -138,11 +152,10 @@ static dp_status set_word(dp_design *d, char *word, dp_err *e) {
         if (set_value(d, s, value)) return DP_OK;
         return dp_fail(e, DP_EINPUT, "design: %s=%s: %s is %s", s->key, value, s->key, s->what);
     }
-    return dp_fail(e, DP_EINPUT,
-                   "design: %s%s%s: not one of recurrent chunk=N factors=F state=F dstate=F "
-                   "out=F scores=pairwise|gated inverse=solve|product drop=E "
-                   "chunks=N:N..",
-                   word, value ? "=" : "", value ? value : "");
+    char known[256];
+    known_words(known, sizeof known);
+    return dp_fail(e, DP_EINPUT, "design: %s%s%s: not one of %s", word, value ? "=" : "",
+                   value ? value : "", known);
 }
 
 dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *e) {

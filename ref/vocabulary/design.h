@@ -30,6 +30,10 @@
 extern "C" {
 #endif
 
+/* The words as above, for help texts (F: a format). */
+#define DP_DESIGN_WORDS                                                         \
+    "recurrent chunk=N factors=F state=F dstate=F out=F scores=pairwise|gated " \
+    "inverse=solve|product drop=E chunks=N:N"
 #define DP_DESIGN_TEXT 128
 #define DP_CHUNK_MOST 512
 #define DP_DROP_BITS_MOST 1000
