@@ -7,8 +7,8 @@
 #ifndef DPG_PLAN_CUH
 #define DPG_PLAN_CUH
 #include "dp_gpu.h"
-#include "exchange/window.cuh"
 #include "plan/status.cuh"
+#include "plan/window.cuh"
 #include <cuda_bf16.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* The folders of ref/ and harness/ use only those before them (scripts/layers); lines are at most
- * 100 columns wide (scripts/width). */
+/* The folders of ref/, harness/ and gpu/ use only those before them (scripts/layers); lines are at
+ * most 100 columns wide (scripts/width). */
 #include "gt.h"
 
 #include <stdio.h>
@@ -20,16 +20,23 @@ DP_TEST(layers, no_folder_uses_one_that_comes_after_it) {
     CHECK(layers(root) == 0, "%s", out);
 }
 
-DP_TEST(layers, an_include_that_goes_up_is_named) {
+DP_TEST(layers, an_include_that_goes_up_and_a_file_that_is_not_there_are_named) {
     char cmd[2048];
     snprintf(cmd, sizeof cmd,
              "cd '%s' && mkdir -p tree/scripts && cp -r '%s/../Makefile' '%s/../ref' "
-             "'%s/../harness' tree && cp '%s/../scripts/layers' tree/scripts && "
-             "echo '#include \"harness/run/step.h\"' >>tree/ref/chunk/gate.h",
-             gt_tmpdir(), gt_cases(), gt_cases(), gt_cases(), gt_cases());
+             "'%s/../harness' '%s/../gpu' tree && cp '%s/../scripts/layers' tree/scripts && "
+             "echo '#include \"harness/run/step.h\"' >>tree/ref/chunk/gate.h && "
+             "echo '#include \"exchange/group.cuh\"' >>tree/gpu/plan/plan.cuh && "
+             "echo 'see `chunk/no_such_file.c`' >>tree/ref/README.md",
+             gt_tmpdir(), gt_cases(), gt_cases(), gt_cases(), gt_cases(), gt_cases());
     REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
     snprintf(cmd, sizeof cmd, "%s/tree", gt_tmpdir());
     CHECK(layers(cmd) == 1, "%s", out);
+    CHECK(strstr(out, "ref/chunk/gate.h includes harness/run/step.h, which comes after it") &&
+              strstr(out, "ref/README.md names chunk/no_such_file.c, which is not there") &&
+              strstr(out, "gpu/plan/plan.cuh includes gpu/exchange/group.cuh, which comes") &&
+              strstr(out, " 3 wrong"),
+          "%s", out);
 }
 
 /* A machine of a new user has neither header; this one may. */

@@ -1,5 +1,5 @@
-/* gpu/exchange/window.cuh - a rank's window: device memory into which kernels of other ranks store
- * the states that it starts from (window.cu). */
+/* gpu/plan/window.cuh - a rank's window: device memory into which kernels of other ranks store
+ * the states that it starts from (exchange/window.cu). */
 #ifndef DPG_WINDOW_CUH
 #define DPG_WINDOW_CUH
 #include <cuda_runtime.h>
