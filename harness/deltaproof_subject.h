@@ -27,6 +27,8 @@
  * that gate_form, beta_form and l2norm name:
  *   S <- diag(exp g) S;   E = v - k S;   S <- S + k' diag(beta) E;   o = scale S' q
  *   k [R][K], v and E [R][V], beta [R]
+ * GDN-2 has two tensors in the place of beta, erase [K] and write [V], which stand as given:
+ *   S <- diag(exp g) S;   E = write o v - (erase o k) S;   S <- S + k' E
  * Gradients are those of the numbers as given: of the raw gate, the raw beta, the q and k before
  * their norm.
  *
@@ -108,12 +110,14 @@ typedef struct {
      * at. All slots that write_slot does not name must keep their bits. */
     int32_t nslot;
     const int64_t *read_slot, *write_slot; /* [Nseq] */
+    /* GDN-2: [tokens][HV][K], [tokens][HV][V], and beta is NULL; else NULL */
+    const double *erase, *write;
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as
  * above):
  *   o [tokens][HV][V]   final_state ds0 (gradient of initial_state) [Nseq][HV][K][V]
- *   dq dk dv dg dbeta dA_log ddt_bias as what they are gradients of
+ *   dq dk dv dg dbeta dA_log ddt_bias derase dwrite as what they are gradients of
  *   states [tokens][HV][K][V], the state after every token: asked for where a session rejects
  *       tokens (key session of a case); a library without it computes the accepted ones again
  *   pool [nslot][HV][K][V], read and written in place: where a session keeps states in slots; a
@@ -160,6 +164,11 @@ const deltaproof_subject_info *deltaproof_subject_about(void);
  * design makes of the inputs. A library without this function may be any of the common designs, and
  * is allowed twice as much. */
 const char *deltaproof_subject_design(void);
+
+/* Optional. The recurrences that it computes, with blanks between: "gdn", "kda", "mkda", "gdn2". A
+ * library without this function has those with a beta, gdn, kda and mkda; runs of others are
+ * skipped. */
+const char *deltaproof_subject_recurrences(void);
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c);
 
 /* Are states in a pool in this call? Also of a program that is older than this header. */

@@ -88,6 +88,9 @@ const char *deltaproof_subject_design(void) {
     return ask() && strcmp(said.line[4], "-") ? said.line[4] : NULL;
 }
 
+/* The function says of each problem whether it is for it. */
+const char *deltaproof_subject_recurrences(void) { return "gdn kda mkda gdn2"; }
+
 /* ---- run ------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -146,7 +149,9 @@ static void send_problem(FILE *f, const deltaproof_subject_problem *p,
                         {"dt_bias", p->dt_bias, 2, {HV, Kg}},
                         {"initial_state", p->initial_state, 4, {N, HV, K, V}},
                         {"do", p->dout, 3, {T, HV, V}},
-                        {"dht", p->dfinal_state, 4, {N, HV, K, V}}};
+                        {"dht", p->dfinal_state, 4, {N, HV, K, V}},
+                        {"b", p->erase, 3, {T, HV, K}},
+                        {"w", p->write, 3, {T, HV, V}}};
     const int64_t pool_shape[] = {p->nslot, HV, K, V};
     const double *pool = deltaproof_subject_find(c, "pool");
     const int n = sizeof in / sizeof *in;

@@ -9,6 +9,8 @@
  *            where the row x was itself computed, its y and rstd are each off by at most
  *              |error of x| / |x| more: 8 times that
  *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|);
+ *   erase o k, write o v   dk gets erase o (its gradient), derase = k o (it); dv, dwrite likewise:
+ *              D times the other factor's square, that factor's error and u of the product more
  *   beta     z s(1-s) D + 6 u z s |dbeta|    (1 - s cancels when s ~ 1)
  * sums over tokens for dA_log, ddt_bias: squares add inside a chunk, errors themselves from chunk
  *          to chunk, since an error of the state that enters a rank reaches all its chunks alike;
@@ -81,8 +83,8 @@ typedef struct {
     dp_error_bound *out;
     int c, n, each; /* each: entries are wanted too */
     key_side q, k;
-    dp_grad_bound b; /* of one value head, in buf and one */
-    double *buf, *one;
+    dp_grad_bound b;         /* of one value head, in buf and one */
+    double *buf, *one, *two; /* two: of erasing keys */
 } group_work;
 
 static key_side side_of(const group_work *x, int qkv, int R) {
@@ -117,6 +119,13 @@ static void group_open(group_work *x) {
                            .vdbeta = buf + 2 * c + 5 * n,
                            .dg = buf + 2 * c + 6 * n,
                            .vdg = buf + 2 * c + 6 * n + c * K};
+    if (dp_by_gates(p)) {
+        x->two = dp_doubles(2 * n * K + 2 * n * p->V);
+        x->b.ederasing = x->two;
+        x->b.vderasing = x->two + n * K;
+        x->b.edv = x->two + 2 * n * K;
+        x->b.vdv = x->two + 2 * n * K + n * p->V;
+    }
     x->one = dp_doubles(x->each ? c * K + n * (K + p->V) : 0);
     if (!x->each) return;
     x->b.edq = x->one;
@@ -125,7 +134,7 @@ static void group_open(group_work *x) {
 }
 
 static void group_close(group_work *x) {
-    double *a[] = {x->buf, x->one, x->q.sum, x->q.entry, x->k.sum, x->k.entry};
+    double *a[] = {x->buf, x->one, x->two, x->q.sum, x->q.entry, x->k.sum, x->k.entry};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
         free(a[i]);
 }
@@ -185,6 +194,45 @@ static void value_rows(const group_work *x, int hv) {
         x->out->row[DP_RESULT_DBETA][(x->gr->t0 + t) * p->HV + hv] = sqrt(squares[t]);
 }
 
+/* Of one row: sum of the squares of errors D of x times the other factor f, whose relative error
+ * and the product's rounding are eps. */
+static double product_row(const dp_rounding *r, const double *f, const double *D, const double *x,
+                          double eps, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += dp_pw(r, f[i]) * D[i] + dp_pw(r, eps * f[i] * x[i]);
+    return sum;
+}
+
+/* dv, dwrite and derase of one value head, and what dk gets through erase o k. */
+static void erasing_rows(group_work *x, int hv) {
+    const dp_sim *s = x->w->ref;
+    const dp_problem *p = s->p;
+    const dp_rounding *r = &x->w->r;
+    const dp_input_error in = dp_error_bound_inputs_of(x->w);
+    const int K = p->K, V = p->V;
+    const double entry = x->w->base == DP_BASE_FP64 ? 0 : r->u, own = entry + r->u + r->us;
+    for (int t = 0; t < x->c; t++) {
+        const int64_t row = (x->gr->t0 + t) * p->HV + hv;
+        const double *key = s->k + ((x->gr->t0 + t) * p->H + hv / dp_G(p)) * K;
+        const double *D = x->b.edv + (int64_t)t * V, *y = x->b.vdv + (int64_t)t * V,
+                     *De = x->b.ederasing + (int64_t)t * K, *e = x->b.vderasing + (int64_t)t * K;
+        const double *erase = p->erase + row * K;
+        double through = 0;
+        x->out->row[DP_RESULT_DV][row] =
+            dp_error_bound_final(r, product_row(r, p->write + row * V, D, y, own, V));
+        x->out->row[DP_RESULT_DWRITE][row] =
+            dp_error_bound_final(r, product_row(r, p->v + row * V, D, y, own, V));
+        x->out->row[DP_RESULT_DERASE][row] =
+            dp_error_bound_final(r, product_row(r, key, De, e, in.k + in.qk_row + r->u + r->us, K));
+        for (int i = 0; i < K; i++)
+            through += erase[i] * e[i] * erase[i] * e[i];
+        x->b.dk[t] += product_row(r, erase, De, e, entry + r->u, K);
+        x->b.ndk[t] += sqrt(through);
+        x->b.dk[t] += dp_pw(r, dp_G(p) * r->u * x->b.ndk[t]);
+    }
+}
+
 /* Rows of dq or dk of one head, of the raw inputs. */
 static void key_rows(const group_work *x, const key_side *a, int h) {
     const dp_error_bound_base *w = x->w;
@@ -224,12 +272,13 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
         dp_sim_gather_do(s, g, hv, dout);
         dp_bound_grads(dp_error_bound_chunk(w, g, hv), dout, ps->eS[z], ps->edS[z], ps->DX[z],
                        ps->DdX[z], &x.b);
+        if (dp_by_gates(p)) erasing_rows(&x, hv);
         add_head(&x, &x.q, hv, x.b.dq, x.b.ndq, x.b.edq);
         add_head(&x, &x.k, hv, x.b.dk, x.b.ndk, x.b.edk);
         for (int t = 0; t < x.c; t++)
             raw_gate(w, x.gr->t0 + t, hv, x.b.dg + (int64_t)t * p->K, x.b.vdg + (int64_t)t * p->K,
                      out, sums);
-        value_rows(&x, hv);
+        if (!dp_by_gates(p)) value_rows(&x, hv);
     }
     for (int h = 0; h < p->H; h++) {
         key_rows(&x, &x.q, h);

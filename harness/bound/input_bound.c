@@ -9,6 +9,7 @@
  * gate: softplus form  |Dg| <= 10 u |g| + u |x| a dp_error_bound_sigmoid(x);
  *       lower bound  |Dg| <= 8 u |g| + 5 u |a x| |lb| s (1 - s)
  *       (x = raw + bias is rounded once, a = exp(A_log) and the functions are good to 2 u each).
+ * erase o k, write o v: both factors on entry, the product u, + us where it is stored short.
  * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on
  *       entry: u. */
 double dp_error_bound_sigmoid(double x) {
@@ -44,10 +45,12 @@ dp_gate_error dp_error_bound_gate(const dp_problem *p, int64_t t, int hv, int c,
 
 dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp_rounding *r) {
     const double entry = base == DP_BASE_FP64 ? 0 : r->u, norm = 2 * r->u + r->us;
+    const double product = dp_by_gates(p) ? entry + r->u + r->us : 0;
     return (dp_input_error){.q = p->l2norm ? norm : entry,
                             .k = p->l2norm ? norm : entry,
+                            .erasing = product,
                             .qk_row = p->l2norm ? dp_sum_error(r, p->K) / 2 + 4 * r->u : 0,
-                            .v = entry,
+                            .v = entry + product,
                             .beta = p->beta_form == DP_BETA_PLAIN ? entry : 6 * r->u,
                             .sg = (int64_t)p->HV * dp_Kg(p),
                             .Kg = dp_Kg(p)};

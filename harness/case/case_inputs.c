@@ -4,26 +4,31 @@
 
 #include <stdio.h>
 
-/* Rows [n] of the table, in a struct at `base`. */
-static int inputs_of(const dp_tensor_field *field, int n, void *base, const dp_dims *d,
-                     dp_case_input *s) {
+/* Rows [n] of the table, in a struct at `base`; p: the problem that they are of, without those that
+ * its recurrence does not have. */
+static int inputs_of(const dp_tensor_field *field, int n, void *base, const dp_problem *p,
+                     const dp_dims *d, dp_case_input *s) {
+    int count = 0;
     for (int i = 0; i < n; i++) {
-        s[i] = (dp_case_input){.field = &field[i],
-                               .where = (double **)((char *)base + field[i].offset)};
-        s[i].ndim = dp_field_axes(&field[i], d, s[i].shape);
+        if (p && !dp_input_belongs(p, i)) continue;
+        s[count] = (dp_case_input){.field = &field[i],
+                                   .where = (double **)((char *)base + field[i].offset)};
+        s[count].ndim = dp_field_axes(&field[i], d, s[count].shape);
+        count++;
     }
-    return n;
+    return count;
 }
 
 int dp_conv_inputs(dp_conv *c, dp_case_input *s) {
     const dp_dims d = dp_conv_dims(c);
-    return inputs_of(dp_conv_input_fields, DP_CONV_NINPUTS, c, &d, s);
+    return inputs_of(dp_conv_input_fields, DP_CONV_NINPUTS, c, NULL, &d, s);
 }
 
 int dp_case_inputs(dp_case *c, dp_case_input *s) {
     const dp_operation *op = dp_op_of(c);
     const dp_dims d = op->dims(c);
-    return inputs_of(op->inputs, op->ninputs, (char *)c + op->base, &d, s);
+    return inputs_of(op->inputs, op->ninputs, (char *)c + op->base, op->has_problem ? &c->p : NULL,
+                     &d, s);
 }
 
 int64_t dp_case_input_count(const dp_case_input *s) {

@@ -66,10 +66,15 @@ static dp_status check_inputs(const dp_casefile *f, const dp_case *c, dp_err *e)
             return dp_casefile_refuse(f, "chain_ranks", e, "%lld is not one of ranks",
                                       (long long)f->chain_ranks.v[i]);
     if (f->session && c->op != DP_OP_SESSION)
-        return dp_casefile_refuse(f, "session", e, "goes with op = gdn, kda or mkda");
+        return dp_casefile_refuse(f, "session", e, "goes with a recurrence, op = " DP_MODEL_WORDS);
     if (f->v_ties && c->spec.dtype == DP_BF16)
         return dp_casefile_refuse(
             f, "v_ties", e, "bf16 inputs cannot lie between numbers of bf16: set dtype = fp32");
+    if (dp_by_gates(&c->p) && f->beta != DP_BETA_PLAIN)
+        return dp_casefile_refuse(f, "beta", e, "op = %s has erase and write in place of beta",
+                                  c->op_name);
+    if (dp_by_gates(&c->p) && f->beta_decades > 0)
+        return dp_casefile_refuse(f, "beta_decades", e, "op = %s has no beta", c->op_name);
     if (f->beta_decades > 0 && f->beta != DP_BETA_PLAIN)
         return dp_casefile_refuse(f, "beta_decades", e, "goes with beta = plain");
     if (f->g_least > 0 && f->gate != DP_GATE_LOG)

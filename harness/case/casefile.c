@@ -93,7 +93,7 @@ static const key KEYS[] = {
     {"g_channel_spread", REAL, REC | GEN, AT(g_channel_spread), "0", 0, 12, NULL,
      "decades over which the channels' rates are spread"},
     {"beta_lo", REAL, REC | GEN, AT(beta_lo), "(0.2, raw 0)", -1e3, 1e3, NULL,
-     "plain: beta uniform in [lo, hi); raw: lo + hi * normal"},
+     "plain: beta uniform in [lo, hi), gdn2: erase and write; raw: lo + hi * normal"},
     {"beta_hi", REAL, REC | GEN, AT(beta_hi), "(0.9, raw 1)", -1e3, 1e3, NULL, "see beta_lo"},
     {"s0_scale", REAL, REC | GEN, AT(s0_scale), "0", 0, 1e3, NULL,
      "above 0: initial state normal * s0_scale, one a sequence"},

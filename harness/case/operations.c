@@ -84,6 +84,11 @@ const dp_operation dp_operations[DP_NOPS] = {
                        .finish = dp_session_finish},
 };
 
+const char *dp_case_off(const dp_case *c, dp_backend b) {
+    if (!dp_op_of(c)->has_problem || !dp_by_gates(&c->p) || !dp_backends[b].on_device) return NULL;
+    return "the CUDA kernels have a beta, no erase and write in its place";
+}
+
 dp_packing dp_case_packing(dp_case *c) {
     const dp_operation *op = dp_op_of(c);
     char *at = (char *)c;

@@ -22,6 +22,21 @@ static double near_normal(uint64_t seed, uint64_t i) {
            (65536 * 0.57735026918962576);
 }
 
+/* beta, erase or write, x [T][width]; NULL: p has none. */
+static void fill_strength(const dp_case *c, const dp_problem *p, uint64_t seed, int64_t width,
+                          double *x) {
+    const dp_inputs_spec *s = &c->spec;
+    const int round = c->input_dtype == DP_BF16;
+#pragma omp parallel for
+    for (int64_t i = 0; i < (x ? p->T * width : 0); i++) {
+        const double u = (double)(mix(seed ^ mix((uint64_t)i)) >> 11) * 0x1p-53;
+        const double b = p->beta_form == DP_BETA_PLAIN
+                             ? s->beta_lo + (s->beta_hi - s->beta_lo) * u
+                             : s->beta_lo + s->beta_hi * near_normal(seed, i);
+        x[i] = round ? dp_bf16d(b) : dp_fp32(b);
+    }
+}
+
 /* Inputs of a large problem: unit keys and queries unless the kernel normalises them, gates and
  * betas by the case's law. */
 static void fill_large(dp_problem *p, const dp_case *c, uint64_t seed) {
@@ -51,14 +66,10 @@ static void fill_large(dp_problem *p, const dp_case *c, uint64_t seed) {
                                                 : s->g_mean + s->g_scale * near_normal(seed + 3, i);
         p->g[i] = round ? dp_bf16d(g) : dp_fp32(g);
     }
-#pragma omp parallel for
-    for (int64_t i = 0; i < p->T * p->HV * p->R; i++) {
-        const double u = (double)(mix((seed + 4) ^ mix((uint64_t)i)) >> 11) * 0x1p-53;
-        const double b = p->beta_form == DP_BETA_PLAIN
-                             ? s->beta_lo + (s->beta_hi - s->beta_lo) * u
-                             : s->beta_lo + s->beta_hi * near_normal(seed + 4, i);
-        p->beta[i] = round ? dp_bf16d(b) : dp_fp32(b);
-    }
+    double *const strength[] = {p->beta, p->erase, p->write};
+    const int64_t width[] = {p->R, p->K, p->V};
+    for (int z = 0; z < 3; z++)
+        fill_strength(c, p, seed + (z ? 10 + (uint64_t)z : 4), p->HV * width[z], strength[z]);
     for (int64_t i = 0; p->A_log && i < p->HV; i++)
         p->A_log[i] = dp_fp32(0.5 + 0.125 * (double)(i % 8));
     for (int64_t i = 0; p->dt_bias && i < (int64_t)p->HV * Kg; i++)

@@ -134,7 +134,7 @@ static dp_status check_outputs(struct dp_command *c, const dp_subject *s, const 
         .path = (char *)"IN", .ntensor = call->backward && p->dout, .tensor = &dout};
     dp_complaints all = {0};
     dp_given given = {0};
-    dp_tensors_rename(f);
+    dp_tensors_rename(f, dp_by_gates(p));
     if (call->pool) *pool = take_pool(f);
     dp_outputs_check_names(&in, f, &all);
     check_there(c, s, p, call, f, &all);

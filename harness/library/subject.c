@@ -47,6 +47,22 @@ dp_status dp_subject_read_writes(const char *path, char *writes, dp_subject *s, 
     return any ? DP_OK : dp_fail(e, DP_EINPUT, "%s: says that it writes nothing", path);
 }
 
+/* Words of the list; an empty one: those with a beta. */
+static dp_status read_recurrences(const char *path, char *words, dp_subject *s, dp_err *e) {
+    char *save;
+    for (int i = 0; i < DP_NMODELS; i++)
+        s->has[i] = !*words && dp_models[i].strength == DP_BY_BETA;
+    for (char *t = strtok_r(words, " ,", &save); t; t = strtok_r(NULL, " ,", &save)) {
+        int m = 0;
+        while (m < DP_NMODELS && strcmp(t, dp_models[m].name))
+            m++;
+        if (m == DP_NMODELS)
+            return dp_fail(e, DP_EINPUT, "%s: computes '%s'; known: " DP_MODEL_WORDS, path, t);
+        s->has[m] = 1;
+    }
+    return DP_OK;
+}
+
 static dp_status read_about(dp_subject_about a, const char *path, dp_subject *s, dp_err *e) {
     if (a.abi != DP_SUBJECT_ABI)
         return dp_fail(
@@ -79,6 +95,8 @@ static dp_status read_about(dp_subject_about a, const char *path, dp_subject *s,
     s->chain = dp_format_find(a.chain);
     s->per_rank = a.kind;
     s->max_ranks = a.max_ranks;
+    const dp_status st = read_recurrences(path, a.recurrences, s, e);
+    if (st) return st;
     dp_text_printable(a.name[0] ? a.name : dp_subject_base_name(path), s->name, sizeof s->name);
     return dp_subject_read_writes(path, a.writes, s, e);
 }
@@ -153,6 +171,13 @@ dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subj
     if (N < 1 || N > DP_SUBJECT_MAX_RANKS || p->T % N)
         return dp_fail(e, DP_EINPUT, "%lld tokens over %d ranks: not for a subject",
                        (long long)p->T, N);
+    if (!s->command && !s->has[p->model]) {
+        out->outcome = DP_SUBJECT_REFUSED;
+        snprintf(out->why, sizeof out->why,
+                 "it does not say that it computes %s (deltaproof_subject_recurrences)",
+                 dp_models[p->model].name);
+        return DP_OK;
+    }
     return (s->command ? dp_command_run : run_library)(s, p, call, out, e);
 }
 

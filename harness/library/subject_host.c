@@ -162,6 +162,8 @@ const dp_subject_input dp_subject_inputs[DP_NINPUTS] = {
     [DP_INPUT_V] = SAME_NAME(v),
     [DP_INPUT_G] = SAME_NAME(g),
     [DP_INPUT_BETA] = SAME_NAME(beta),
+    [DP_INPUT_ERASE] = SAME_NAME(erase),
+    [DP_INPUT_WRITE] = SAME_NAME(write),
     [DP_INPUT_A_LOG] = SAME_NAME(A_log),
     [DP_INPUT_DT_BIAS] = SAME_NAME(dt_bias),
     [DP_INPUT_S0] = SAME_NAME(initial_state),
@@ -226,7 +228,14 @@ static void call_design(design_function design) {
     copy_text(to->design, sizeof to->design, text, "deltaproof_subject_design");
 }
 
-static void call_about(about_function about, design_function design) {
+/* Likewise: then it has those with a beta. */
+static void call_recurrences(design_function recurrences) {
+    dp_subject_about *to = &host.said->about;
+    copy_text(to->recurrences, sizeof to->recurrences, recurrences ? recurrences() : NULL,
+              "deltaproof_subject_recurrences");
+}
+
+static void call_about(about_function about, design_function design, design_function recurrences) {
     const deltaproof_subject_info *i = about();
     dp_subject_about *to = &host.said->about;
     if (!i) leave(DP_PHASE_REFUSED, "deltaproof_subject_about returned NULL%s%s", "", "");
@@ -239,7 +248,10 @@ static void call_about(about_function about, design_function design) {
         copy_text(to->chain, sizeof to->chain, i->chain, "its chain");
         copy_text(to->writes, sizeof to->writes, i->writes, "the list of what it writes");
     }
-    if (i->abi == DP_SUBJECT_ABI) call_design(design);
+    if (i->abi == DP_SUBJECT_ABI) {
+        call_design(design);
+        call_recurrences(recurrences);
+    }
     host.me->at = DP_PHASE_DONE;
 }
 
@@ -254,7 +266,8 @@ static void load_and_call(void) {
     Dl_info where;
     if (dladdr((void *)run, &where)) host.base = (uint64_t)(uintptr_t)where.dli_fbase;
     if (host.c->about)
-        call_about(about, (design_function)dlsym(lib, "deltaproof_subject_design"));
+        call_about(about, (design_function)dlsym(lib, "deltaproof_subject_design"),
+                   (design_function)dlsym(lib, "deltaproof_subject_recurrences"));
     else
         call_run(run);
 }

@@ -66,7 +66,8 @@ typedef struct {
 typedef struct {
     int abi, kind, max_ranks;
     char name[64], base[16], chain[16], writes[512], design[DP_DESIGN_TEXT];
-    int declared; /* it says how it computes: design */
+    int declared;         /* it says how it computes: design */
+    char recurrences[64]; /* "": it does not say which */
 } dp_subject_about;
 
 /* At the beginning of `made`. */

@@ -83,8 +83,9 @@ void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype,
 
 /* ---- names and layouts of other programs ----------------------------------------------------- */
 
-/* The row whose inner name this is; NULL: none. */
-static const dp_tensor_field *by_inner_name(const char *name) {
+/* The row whose inner name this is; NULL: none. db is dbeta, but that of b where there is one. */
+static const dp_tensor_field *by_inner_name(const char *name, int by_gates) {
+    if (by_gates && dp_result_find(name) >= 0) return NULL;
     for (int i = 0; i < DP_NINPUTS + DP_NRESULTS; i++) {
         const dp_tensor_field *f =
             i < DP_NINPUTS ? &dp_input_fields[i] : &dp_result_fields[i - DP_NINPUTS];
@@ -93,9 +94,9 @@ static const dp_tensor_field *by_inner_name(const char *name) {
     return NULL;
 }
 
-void dp_tensors_rename(dp_tensorfile *f) {
+void dp_tensors_rename(dp_tensorfile *f, int by_gates) {
     for (int i = 0; i < f->ntensor; i++) {
-        const dp_tensor_field *row = by_inner_name(f->tensor[i].name);
+        const dp_tensor_field *row = by_inner_name(f->tensor[i].name, by_gates);
         if (!row) continue;
         free(f->tensor[i].name);
         f->tensor[i].name = strdup(dp_field_file_name(row));

@@ -23,7 +23,7 @@ void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype,
 void dp_pool_add(dp_tensorfile *f, const dp_problem *p, const dp_state_pool *pool);
 
 /* Names inside FLA's code: h0, db, dA, dbias become initial_state, dbeta, dA_log, ddt_bias. */
-void dp_tensors_rename(dp_tensorfile *f);
+void dp_tensors_rename(dp_tensorfile *f, int by_gates);
 
 /* [..,V,K] -> [..,K,V]; the shape follows when it ends in those two axes. What is no whole number
  * of states is left to the check of shapes. */

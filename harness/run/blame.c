@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What the pipeline makes, in the order of execution, and of what. act: q, k and beta after their
- * activations, which no program shows. */
+/* What the pipeline makes, in the order of execution, and of what. act: q, k and beta (erase o k,
+ * write o v) after their activations, which no program shows. */
 typedef struct {
     const char *name;
     dp_stage stage;
@@ -37,9 +37,11 @@ static const node NODES[] = {
     {"dv_new", DP_STAGE_STATE_BWD, "dv_local kg dh", 0},
     {"ds0", DP_STAGE_STATE_BWD, "dh dv_new w qg gcum", 0},
     {"dv", DP_STAGE_WY_BWD, "dv_new Akk act", 0},
+    {"dwrite", DP_STAGE_WY_BWD, "dv_new Akk act", 0},
     {"dbeta", DP_STAGE_WY_BWD, "dv_new h dh v_new Akk gcum act", 0},
     {"dq", DP_STAGE_INTRA_BWD, "h v_new Aqk gcum act", 0},
     {"dk", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
+    {"derase", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
     {"dg", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
     {"dA_log", DP_STAGE_GATE_BWD, "dg", 0},
     {"ddt_bias", DP_STAGE_GATE_BWD, "dg", 0},

@@ -1,6 +1,7 @@
 /* Common mistakes, each as a change of what is judged (hypotheses.h). */
 #define _GNU_SOURCE
 #include "hypotheses.h"
+#include "harness/case/case_inputs.h"
 #include "ref/chunk/gate.h"
 #include "ref/files/safetensors.h"
 
@@ -49,8 +50,11 @@ static int kept(const change *h, const char *name) {
     return !h->forward || field == DP_RESULT_O || field == DP_RESULT_FINAL_STATE;
 }
 
+/* Under its name or, of an input, its alias. */
 static dp_tensor *find(dp_tensorfile *f, const char *name) {
-    return (dp_tensor *)dp_tensor_find(f, name);
+    const int input = dp_input_find(name);
+    return (dp_tensor *)(input >= 0 ? dp_case_input_find(f, &dp_input_fields[input])
+                                    : dp_tensor_find(f, name));
 }
 
 static void scale(dp_tensor *t, double factor) {
@@ -190,11 +194,11 @@ static void try_layout(search *s) {
 
 static void try_forms(search *s) {
     const dp_problem *p = &s->c->p;
-    if (p->beta_form != DP_BETA_PLAIN)
+    if (p->beta && p->beta_form != DP_BETA_PLAIN)
         OTHER(beta, "beta", "plain", "as if beta were not sigmoided");
-    if (p->beta_form != DP_BETA_SIGMOID)
+    if (p->beta && p->beta_form != DP_BETA_SIGMOID)
         OTHER(beta, "beta", "sigmoid", "as if beta were sigmoided once");
-    if (p->beta_form != DP_BETA_SIGMOID2) OTHER(beta, "beta", "sigmoid2", "");
+    if (p->beta && p->beta_form != DP_BETA_SIGMOID2) OTHER(beta, "beta", "sigmoid2", "");
     OTHER(l2norm, "l2norm", p->l2norm ? "0" : "1",
           p->l2norm ? "as if q and k were not normalised" : "as if q and k were normalised");
     if (p->gate != DP_GATE_LOG) {
@@ -278,8 +282,15 @@ static void try_gates(search *s) {
     }
     h.earlier = "g";
     attempt(s, *s->o, h, "as if every gate were that of the token before");
-    h.earlier = "beta";
-    attempt(s, *s->o, h, "as if every beta were that of the token before");
+    if (!dp_by_gates(&s->c->p)) {
+        h.earlier = "beta";
+        attempt(s, *s->o, h, "as if every beta were that of the token before");
+        return;
+    }
+    h.earlier = "erase";
+    attempt(s, *s->o, h, "as if every erase were that of the token before");
+    h.earlier = "write";
+    attempt(s, *s->o, h, "as if every write were that of the token before");
 }
 
 static void try_ranks(search *s) {

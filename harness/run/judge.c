@@ -48,8 +48,16 @@ static void known_inputs(char *all, size_t size) {
         n += dp_case_input_names(all + n, size - (size_t)n, &dp_input_fields[i]);
 }
 
+/* Does it have erase or write, of a recurrence without beta? */
+static int has_gates(const dp_tensorfile *in) {
+    return dp_case_input_find(in, &dp_input_fields[DP_INPUT_ERASE]) ||
+           dp_case_input_find(in, &dp_input_fields[DP_INPUT_WRITE]);
+}
+
 static void check_input(const dp_tensorfile *in, const dp_tensor_field *f, dp_complaints *all) {
-    if (f->role == DP_ROLE_REQUIRED && !dp_tensor_find(in, f->name))
+    const unsigned strength = has_gates(in) ? DP_BY_GATES : DP_BY_BETA;
+    const int belongs = !f->only || f->only >> strength & 1;
+    if (belongs && f->role == DP_ROLE_REQUIRED && !dp_case_input_find(in, f))
         dp_complain(all, "%s: tensor %s is missing", in->path, f->name);
     if (f->alias && dp_tensor_find(in, f->name) && dp_tensor_find(in, f->alias))
         dp_complain(all, "%s: has the same tensor under two names, %s and %s", in->path, f->name,
@@ -84,6 +92,7 @@ static const char *model(const dp_tensorfile *in, int *R) {
     const int64_t K = q->ndim ? q->shape[q->ndim - 1] : 0,
                   H = q->ndim >= 3 ? q->shape[q->ndim - 2] : 1;
     *R = q->n && k->n % q->n == 0 && k->n / q->n >= 1 && k->n / q->n <= 64 ? (int)(k->n / q->n) : 1;
+    if (has_gates(in)) return "gdn2";
     if (*R > 1) return "mkda";
     const int64_t HV = v->ndim >= 3 ? v->shape[v->ndim - 2] : 1;
     return K > 1 && H && (__int128)g->n * K * H == (__int128)q->n * HV ? "gdn" : "kda";
@@ -158,7 +167,7 @@ dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp
     dp_status st = dp_safetensors_read(o->outputs, &out, e);
     if (!st) {
         dp_complaints all = {0};
-        dp_tensors_rename(&out);
+        dp_tensors_rename(&out, dp_by_gates(&c->p));
         backward = dp_outputs_check_names(&in, &out, &all);
         const int vk = dp_judge_state_vk(&out, o->state_layout, &all);
         base = dp_judge_base_of(&out, o->base, dp_base_names[c->base[0]], &all);
@@ -249,8 +258,9 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
                             dp_case *c, dp_judge_loaded *l, dp_err *e) {
     dp_judge_settings s = {0};
     dp_complaints all = {0};
-    dp_tensors_rename(in);
-    dp_tensors_rename(out);
+    const int by_gates = has_gates(in);
+    dp_tensors_rename(in, by_gates);
+    dp_tensors_rename(out, by_gates);
     if (o->change) o->change(in, out, o->change_arg);
     check_inputs(in, o->tokens, &all);
     const int backward = dp_outputs_check_names(in, out, &all);
@@ -276,7 +286,7 @@ dp_status dp_judge_load_inputs(const char *path, dp_case *c, dp_err *e) {
     memset(c, 0, sizeof *c);
     dp_status st = dp_safetensors_read(path, &in, e);
     if (!st) {
-        dp_tensors_rename(&in);
+        dp_tensors_rename(&in, has_gates(&in));
         check_inputs(&in, 0, &all);
         dp_judge_settings_read(&o, &in, &none, &s, &all);
         st = dp_complaints_end(&all, e);

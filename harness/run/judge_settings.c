@@ -1,6 +1,7 @@
 /* Settings of `judge`, by tables of the words that files have for them (judge_settings.h). */
 #define _GNU_SOURCE
 #include "judge_settings.h"
+#include "harness/case/case_inputs.h"
 #include "ref/vocabulary/number.h"
 
 #include <ctype.h>
@@ -158,7 +159,9 @@ void dp_judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
     const char *dtype = choose(in, o->gate_dtype, "gate_dtype", NULL,
                                "--gate-dtype " DP_JUDGE_GATE_DTYPES, GATE_DTYPES, "fp64", all);
     s->gate_dtype = *dtype ? (dp_format)dp_format_find(dtype) : DP_FP64;
-    s->beta = choose(in, o->beta, "beta", NULL, "--beta plain|sigmoid|sigmoid2", BETAS, NULL, all);
+    /* erase and write in place of beta have no forms to say */
+    const char *beta = dp_case_input_find(in, &dp_input_fields[DP_INPUT_ERASE]) ? "plain" : NULL;
+    s->beta = choose(in, o->beta, "beta", NULL, "--beta plain|sigmoid|sigmoid2", BETAS, beta, all);
     s->l2norm = choose(in, o->l2norm, "l2norm", "qk", "--l2norm 0|1", NORMS, NULL, all);
     s->lower_bound = lower_bound(o, in, !strcmp(s->gate, "lower_bound"), all);
     s->scale = number(in, o->scale, "scale", "--scale X", all);

@@ -161,13 +161,15 @@ static dp_status (*const RUNS[DP_NOPS])(const dp_case *, const dp_run_options *,
                                                      [DP_OP_SESSION] = dp_run_recurrence};
 
 /* Backends were named, and none of them computes this. */
-static int none_computes(const dp_operation *op, const dp_run_options *o) {
+static int none_computes(const dp_case *c, const dp_run_options *o) {
     for (int i = 0; i < o->nbackend; i++)
-        if (dp_op_on(op, o->backend[i])) return 0;
+        if (dp_case_on(c, o->backend[i])) return 0;
     return o->nbackend > 0;
 }
 
-static const char *why_none(const dp_operation *op, const dp_run_options *o) {
+static const char *why_none(const dp_case *c, const dp_run_options *o) {
+    const dp_operation *op = dp_op_of(c);
+    if (dp_op_on(op, o->backend[0])) return dp_case_off(c, o->backend[0]);
     const int lapack = o->nbackend == 1 && o->backend[0] == DP_BACKEND_LAPACK;
     return lapack || !op->why_none
                ? "the chunk solver over LAPACKE computes the recurrence, and no more"
@@ -181,6 +183,6 @@ dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, d
              c->op_name);
     if (o->subject && !dp_op_on(op, DP_BACKEND_SUBJECT))
         return skip_case(c, o, DP_BACKEND_SUBJECT, o->subject->name, why, out);
-    if (none_computes(op, o)) return skip_case(c, o, o->backend[0], NULL, why_none(op, o), out);
+    if (none_computes(c, o)) return skip_case(c, o, o->backend[0], NULL, why_none(c, o), out);
     return RUNS[c->op](c, o, out, e);
 }

@@ -18,8 +18,8 @@ int dp_devices_offer(const dp_subject_kind *k, const dp_case *c, const dp_run_op
     (void)N;
     for (int i = 0; i < nb; i++)
         any |= has_base((dp_base)bases[i]);
-    return any && !o->fault && dp_op_on(dp_op_of(c), k->backend) &&
-           dp_options_want(o, k->backend) && !dp_cuda_unavailable(k->backend, 1);
+    return any && !o->fault && dp_case_on(c, k->backend) && dp_options_want(o, k->backend) &&
+           !dp_cuda_unavailable(k->backend, 1);
 }
 
 static void skip(dp_run *r, const char *why) {

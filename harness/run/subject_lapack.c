@@ -13,8 +13,7 @@ extern char *openblas_get_corename(void);
 static int bases_of(const dp_case *c, const dp_run_options *o, int N, int bases[DP_NBASES]) {
     int all[DP_NBASES], ranks[DP_MAX_RANK_COUNTS], n = 0;
     const int nr = dp_ranks_of(c, o, ranks), nb = dp_bases_of(c, o, all);
-    if (!dp_op_on(dp_op_of(c), DP_BACKEND_LAPACK) || o->fault ||
-        !dp_options_want(o, DP_BACKEND_LAPACK))
+    if (!dp_case_on(c, DP_BACKEND_LAPACK) || o->fault || !dp_options_want(o, DP_BACKEND_LAPACK))
         return 0;
     for (int i = 0; i < nr; i++)
         if (!o->nbackend && ranks[i] > N) return 0;

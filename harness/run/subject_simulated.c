@@ -10,7 +10,7 @@
 int dp_simulated_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
                         int N) {
     (void)N;
-    return dp_options_want(o, k->backend) && dp_op_on(dp_op_of(c), k->backend) &&
+    return dp_options_want(o, k->backend) && dp_case_on(c, k->backend) &&
            (dp_backends[k->backend].faulty || !o->fault) && !dp_unavailable(k->backend, 1);
 }
 

@@ -5,18 +5,23 @@
 #include <stdlib.h>
 
 /* dv, dbeta (wy_bwd), then dq, dk, dg (intra_bwd) of the activated inputs, in the order in which
- * they are judged; dq, dk summed over the value heads of a group, dg of GDN over channels. */
+ * they are judged; dq, dk summed over the value heads of a group, dg of GDN over channels. Where
+ * erase and write stand in place of beta: the gradients of write o v and of erase o k. */
 typedef struct {
     dp_result_id id;
     dp_stage stage;
     size_t offset; /* of its array in dp_sim */
     int by_key;    /* 1: each key is a row, though the tensor holds a token's keys side by side */
     int given;     /* 1: gate_bwd starts from it */
+    unsigned only; /* as of an input */
 } grad_row;
 #define GRAD(ID, STAGE, FIELD) .id = ID, .stage = STAGE, .offset = offsetof(dp_sim, FIELD)
 static const grad_row GRADS[] = {
-    {GRAD(DP_RESULT_DV, DP_STAGE_WY_BWD, out.dv)},
-    {GRAD(DP_RESULT_DBETA, DP_STAGE_WY_BWD, dbeta), .by_key = 1, .given = 1},
+    {GRAD(DP_RESULT_DV, DP_STAGE_WY_BWD, out.dv), .only = 1u << DP_BY_BETA},
+    {GRAD(DP_RESULT_DBETA, DP_STAGE_WY_BWD, dbeta), .by_key = 1, .given = 1,
+     .only = 1u << DP_BY_BETA},
+    {GRAD(DP_RESULT_DWRITE, DP_STAGE_WY_BWD, dvalues), .given = 1, .only = 1u << DP_BY_GATES},
+    {GRAD(DP_RESULT_DERASE, DP_STAGE_INTRA_BWD, derasing), .given = 1, .only = 1u << DP_BY_GATES},
     {GRAD(DP_RESULT_DQ, DP_STAGE_INTRA_BWD, dq), .given = 1},
     {GRAD(DP_RESULT_DK, DP_STAGE_INTRA_BWD, dk), .given = 1},
     {GRAD(DP_RESULT_DG, DP_STAGE_INTRA_BWD, dg), .given = 1}};
@@ -24,6 +29,10 @@ static const grad_row GRADS[] = {
 
 static double *array_of(const dp_sim *s, const grad_row *g) {
     return *(double *const *)((const char *)s + g->offset);
+}
+
+static int is_of(const dp_problem *p, const grad_row *g) {
+    return !g->only || g->only >> dp_models[p->model].strength & 1;
 }
 
 /* rows of [T][heads][per][n] */
@@ -37,7 +46,7 @@ static dp_bisect_rows rows_of(const dp_problem *p, const grad_row *g) {
 }
 
 /* Of one chunk, as dp_bound_grads fills them; *all: to be freed. */
-static dp_grad_bound grad_bound_new(int m, int n, int K, double **all) {
+static dp_grad_bound grad_bound_new(int m, int n, int K, int by_gates, double **all) {
     dp_grad_bound b = {0};
     const struct {
         double **x;
@@ -51,13 +60,15 @@ static dp_grad_bound grad_bound_new(int m, int n, int K, double **all) {
                 {&b.dbeta, n},
                 {&b.vdbeta, n},
                 {&b.dg, (int64_t)m * K},
-                {&b.vdg, (int64_t)m * K}};
+                {&b.vdg, (int64_t)m * K},
+                {&b.ederasing, (int64_t)n * K}};
     int64_t at = 0;
-    *all = dp_doubles(2 * m + 6 * (int64_t)n + 2 * (int64_t)m * K);
+    *all = dp_doubles(2 * m + 6 * (int64_t)n + 2 * (int64_t)m * K + (int64_t)n * K);
     for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
         *part[i].x = *all + at;
         at += part[i].n;
     }
+    if (!by_gates) b.ederasing = NULL;
     return b;
 }
 
@@ -88,6 +99,12 @@ static void add_chunk(const dp_bisect_work *w, const dp_bisect_chunk *c, const d
     for (int i = 0; i < c->ref->n; i++) {
         const int64_t tok = c->at.token + i / R, row = (tok * p->HV + c->hv) * R + i % R;
         o[DP_RESULT_DK][(tok * p->H + h) * R + i % R] += b->dk[i] + dp_pw(r, G * r->u * b->ndk[i]);
+        if (b->ederasing) {
+            o[DP_RESULT_DWRITE][row] = b->dv[i];
+            for (int x = 0; x < p->K; x++)
+                o[DP_RESULT_DERASE][row] += b->ederasing[(int64_t)i * p->K + x];
+            continue;
+        }
         o[DP_RESULT_DV][row] = b->dv[i] + dp_pw(r, (r->u + r->us) * b->ndv[i]);
         o[DP_RESULT_DBETA][row] = b->dbeta[i];
     }
@@ -99,7 +116,7 @@ static void grad_bounds(dp_bisect_work *w, double *const *o) {
            *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
     FOR_CHUNKS(c) {
         double *all;
-        dp_grad_bound b = grad_bound_new(c.ref->c, c.ref->n, p->K, &all);
+        dp_grad_bound b = grad_bound_new(c.ref->c, c.ref->n, p->K, dp_by_gates(p), &all);
         dp_sim_gather_do(&w->ref, c.g, c.hv, dout);
         dp_bound_grads(c.own, dout, e, e, DX, DX, &b);
         add_chunk(w, &c, &b, o);
@@ -130,17 +147,18 @@ void dp_bisect_stage_grads(dp_bisect_work *w) {
     double *bound[DP_NRESULTS] = {NULL};
     for (int i = 0; i < NGRADS; i++) {
         const dp_bisect_rows x = rows_of(p, &GRADS[i]);
-        bound[GRADS[i].id] = dp_doubles(p->T * x.heads * x.per);
+        if (is_of(p, &GRADS[i])) bound[GRADS[i].id] = dp_doubles(p->T * x.heads * x.per);
     }
     grad_bounds(w, bound);
     for (int i = 0; i < NGRADS; i++) {
+        if (!is_of(p, &GRADS[i])) continue;
         w->stage = GRADS[i].stage;
         dp_bisect_judge_tokens(w, rows_of(p, &GRADS[i]), array_of(&w->s, &GRADS[i]),
                                array_of(&w->t, &GRADS[i]), bound[GRADS[i].id]);
     }
     for (int i = 0; i < NGRADS; i++) {
         const dp_bisect_rows x = rows_of(p, &GRADS[i]);
-        if (GRADS[i].given)
+        if (GRADS[i].given && is_of(p, &GRADS[i]))
             dp_bisect_give(w, array_of(&w->s, &GRADS[i]), array_of(&w->t, &GRADS[i]),
                            array_of(&w->ref, &GRADS[i]), p->T * x.heads * x.per * x.n,
                            DP_BISECT_ARITH);

@@ -6,6 +6,17 @@
 
 /* ---- gate ------------------------------------------------------------------------------------ */
 
+/* erase o k and write o v of one token and value head. */
+static void judge_writes(dp_bisect_work *w, dp_place at, int64_t row, const dp_input_error *in,
+                         double tiny) {
+    const int K = w->p->K, V = w->p->V;
+    dp_bisect_judge(w, "erase k", at, -1, K, w->s.erasing + row * K, w->t.erasing + row * K, NULL,
+                    (in->k + in->qk_row + in->erasing) * dp_norm_fro(K, w->t.erasing + row * K) +
+                        K * tiny);
+    dp_bisect_judge(w, "write v", at, -1, V, w->s.values + row * V, w->t.values + row * V, NULL,
+                    in->v * dp_norm_fro(V, w->t.values + row * V) + V * tiny);
+}
+
 void dp_bisect_stage_gate(dp_bisect_work *w) {
     const dp_problem *p = w->p;
     const dp_rounding r = dp_rounding_of(w->base, 1);
@@ -40,11 +51,20 @@ void dp_bisect_stage_gate(dp_bisect_work *w) {
                     bound[c] = dp_error_bound_gate(p, t, hv, c, r.u).Dg + r.tiny;
                 dp_bisect_judge(w, "g", at, -1, Kg, w->s.g + ig, w->t.g + ig, NULL,
                                 dp_norm_fro(Kg, bound));
+                if (dp_by_gates(p)) {
+                    judge_writes(w, at, (t * p->HV + hv), &in, r.tiny);
+                    continue;
+                }
                 dp_bisect_judge(w, "beta", at, -1, p->R, w->s.beta + ib, w->t.beta + ib, NULL,
                                 in.beta * dp_norm_fro(p->R, w->t.beta + ib) + p->R * r.tiny);
             }
         }
     free(bound);
+    if (dp_by_gates(p)) {
+        const int how = w->base == DP_BASE_BF16 ? DP_BISECT_STORE : DP_BISECT_ARITH;
+        dp_bisect_give(w, w->s.erasing, w->t.erasing, w->ref.erasing, p->T * p->HV * p->K, how);
+        dp_bisect_give(w, w->s.values, w->t.values, w->ref.values, p->T * p->HV * p->V, how);
+    }
     dp_bisect_give(w, w->s.q, w->t.q, w->ref.q, p->T * p->H * p->K, store);
     dp_bisect_give(w, w->s.k, w->t.k, w->ref.k, p->T * p->H * p->R * p->K, store);
     dp_bisect_give(w, w->s.g, w->t.g, w->ref.g, p->T * p->HV * Kg, DP_BISECT_ARITH);
@@ -118,6 +138,39 @@ void dp_bisect_stage_wy(dp_bisect_work *w) {
     }
 }
 
+/* dv, dwrite and derase: one product, rounded and stored; and to k, the bounds of dk, what comes
+ * through the erasing keys: G products and sums. */
+static void judge_writes_bwd(dp_bisect_work *w, const dp_rounding *r, double eps, double *k) {
+    const dp_problem *p = w->p;
+    const int HV = p->HV, G = dp_G(p);
+    const struct {
+        dp_result_id id;
+        int n;
+        double *got, *want;
+    } a[] = {{DP_RESULT_DV, p->V, w->s.out.dv, w->t.out.dv},
+             {DP_RESULT_DWRITE, p->V, w->s.out.dwrite, w->t.out.dwrite},
+             {DP_RESULT_DERASE, p->K, w->s.out.derase, w->t.out.derase}};
+    double *bound = dp_doubles(p->T * HV);
+    for (int z = 0; z < 3; z++) {
+        for (int64_t i = 0; i < p->T * HV; i++)
+            bound[i] =
+                dp_pw(&w->r, ((2 * r->u + r->us) * dp_norm_fro(a[z].n, a[z].want + i * a[z].n) +
+                              a[z].n * r->tiny) /
+                                 DP_LAMBDA);
+        dp_bisect_judge_tokens(w, (dp_bisect_rows){dp_result_fields[a[z].id].name, HV, 1, a[z].n},
+                               a[z].got, a[z].want, bound);
+    }
+    for (int64_t i = 0; i < p->T * HV; i++) {
+        const int64_t key = i / HV * p->H + i % HV / G;
+        double size = 0;
+        for (int x = 0; x < p->K; x++)
+            size += fabs(p->erase[i * p->K + x] * w->ref.derasing[i * p->K + x]);
+        size += dp_norm_fro(p->K, w->ref.dk + key * p->K);
+        k[key] += dp_pw(&w->r, w->ref.rstd_k[key] * (eps + (G + 3) * r->u) * size / DP_LAMBDA);
+    }
+    free(bound);
+}
+
 /* Through the activations, as in grad_bound.c with exact inputs (worst case):  dx = rstd (dy - y
  * <y, dy>): rstd (2 gamma_K + 6u) |dy|; raw gate |dg/dx| (relative error of the derivative + u)
  * |dg|;  beta 6u z s (1 - s) |dbeta|;  sums over tokens gamma_T of the sum of absolute values; each
@@ -152,16 +205,20 @@ void dp_bisect_stage_gate_bwd(dp_bisect_work *w) {
         }
         g[i] = row / (DP_LAMBDA * DP_LAMBDA);
     }
+    if (dp_by_gates(p)) judge_writes_bwd(w, &r, eps, k);
     for (int64_t i = 0; i < p->T * HV * R; i++)
-        b[i] = dp_pw(&w->r, ((p->beta_form == DP_BETA_PLAIN ? r.u + r.us : 8 * r.u + r.us) *
-                                 fabs(w->t.out.dbeta[i]) +
-                             r.tiny) /
-                                DP_LAMBDA);
+        b[i] = !p->beta
+                   ? 0
+                   : dp_pw(&w->r, ((p->beta_form == DP_BETA_PLAIN ? r.u + r.us : 8 * r.u + r.us) *
+                                       fabs(w->t.out.dbeta[i]) +
+                                   r.tiny) /
+                                      DP_LAMBDA);
     dp_bisect_judge_tokens(w, (dp_bisect_rows){"dq", H, 1, K}, w->s.out.dq, w->t.out.dq, q);
     dp_bisect_judge_tokens(w, (dp_bisect_rows){"dk", H, R, K}, w->s.out.dk, w->t.out.dk, k);
     dp_bisect_judge_tokens(w, (dp_bisect_rows){"dg", HV, 1, Kg}, w->s.out.dg, w->t.out.dg, g);
-    dp_bisect_judge_tokens(w, (dp_bisect_rows){"dbeta", HV, R, 1}, w->s.out.dbeta, w->t.out.dbeta,
-                           b);
+    if (p->beta)
+        dp_bisect_judge_tokens(w, (dp_bisect_rows){"dbeta", HV, R, 1}, w->s.out.dbeta,
+                               w->t.out.dbeta, b);
     for (int hv = 0; hv < HV; hv++) {
         const dp_place at = {.rank = -1, .head = hv, .sequence = -1, .chunk = -1, .token = -1};
         if (w->s.out.dA_log)

@@ -7,7 +7,7 @@
 
 /* ---- factors and signs ----------------------------------------------------------------------- */
 
-/* Of the results o final dq dk dv dg dbeta dA_log ddt_bias ds0; 0: not compared. */
+/* Of the results o final dq dk dv dg dbeta dA_log ddt_bias ds0 derase dwrite; 0: not compared. */
 typedef double factors[DP_NRESULTS];
 
 static int has_gradients(dp_check_work *w) {
@@ -18,38 +18,37 @@ static int has_gradients(dp_check_work *w) {
 
 static dp_status scale_v(dp_check_work *w) {
     static const int input[] = {DP_INPUT_V, DP_INPUT_S0};
-    static const factors by = {8, 8, 8, 8, 1, 8, 8, 8, 8, 1};
+    static const factors by = {8, 8, 8, 8, 1, 8, 8, 8, 8, 1, 8, 8};
     return dp_check_factor(w, input, 2, 8, by, dp_check_underflow(w, 8));
 }
 
 static dp_status scale_do(dp_check_work *w) {
     static const int input[] = {DP_INPUT_DO, DP_INPUT_DSTATE};
-    static const factors by = {1, 1, 8, 8, 8, 8, 8, 8, 8, 8};
+    static const factors by = {1, 1, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
     return has_gradients(w) ? dp_check_factor(w, input, 2, 8, by, dp_check_underflow(w, 8)) : DP_OK;
 }
 
 static dp_status sign_q(dp_check_work *w) {
     static const int input[] = {DP_INPUT_Q};
-    static const factors by = {-1, 1, 1, -1, -1, -1, -1, -1, -1, -1},
-                         by_with_dstate = {-1, 1, 1, 0, 0, 0, 0, 0, 0, 0};
+    static const factors by = {-1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
+                         by_with_dstate = {-1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     return dp_check_factor(w, input, 1, -1, w->p->dstate ? by_with_dstate : by, 0);
 }
 
 static dp_status sign_kv(dp_check_work *w) {
     static const int input[] = {DP_INPUT_K, DP_INPUT_V};
-    static const factors by = {1, 1, 1, -1, -1, 1, 1, 1, 1, 1};
+    static const factors by = {1, 1, 1, -1, -1, 1, 1, 1, 1, 1, 1, 1};
     return dp_check_factor(w, input, 2, -1, by, 0);
 }
 
 /* ---- the others ------------------------------------------------------------------------------ */
 
 static dp_status causality(dp_check_work *w) {
-    return dp_check_edits(w, DP_INPUT_Q, DP_INPUT_BETA, dp_check_keep_before);
+    return dp_check_edits(w, DP_ROLE_REQUIRED, dp_check_keep_before);
 }
 
 static dp_status anticausality(dp_check_work *w) {
-    return has_gradients(w) ? dp_check_edits(w, DP_INPUT_DO, DP_INPUT_DO, dp_check_keep_behind)
-                            : DP_OK;
+    return has_gradients(w) ? dp_check_edits(w, DP_ROLE_INCOMING, dp_check_keep_behind) : DP_OK;
 }
 
 static dp_status ranks(dp_check_work *w) { return dp_check_ranks(w, 0); }

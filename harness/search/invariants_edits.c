@@ -63,13 +63,15 @@ static void edited_tokens(const dp_check_work *w, int64_t t[EDITED_TOKENS]) {
     t[3] = chunk_of(w, t[0], &end);
 }
 
-/* Another token's values, and another gate: a factor 2, or -1/2 where it is 0. */
-static void edit(dp_problem *p, int from, int to, int64_t t) {
+/* Of the inputs of tokens that have a role: another token's values, and another gate: a factor 2,
+ * or -1/2 where it is 0. */
+static void edit(dp_problem *p, dp_role role, int64_t t) {
     const int64_t other = (t + p->T / 2 + 1) % p->T;
-    for (int i = from; i <= to; i++) {
+    for (int i = 0; i < DP_NINPUTS; i++) {
         double *x = *dp_input_at(p, i);
         const int64_t n = dp_input_width(p, i);
-        if (!x) continue;
+        const dp_tensor_field *f = &dp_input_fields[i];
+        if (!x || f->role != role || f->kind != DP_OF_TOKENS) continue;
         if (i != DP_INPUT_G) memmove(x + t * n, x + other * n, sizeof(double) * (size_t)n);
         for (int64_t z = 0; i == DP_INPUT_G && z < n; z++)
             x[t * n + z] = x[t * n + z] == 0 ? -0.5 : 2 * x[t * n + z];
@@ -99,13 +101,13 @@ int dp_check_keep_behind(const void *ctx, int f, int64_t token, int head, int se
            (f != DP_RESULT_DS0 && (f == DP_RESULT_DQ ? token != x->t : token > x->t));
 }
 
-dp_status dp_check_edits(dp_check_work *w, int from, int to, dp_check_keep *keep) {
+dp_status dp_check_edits(dp_check_work *w, dp_role role, dp_check_keep *keep) {
     int64_t t[EDITED_TOKENS];
     edited_tokens(w, t);
     for (int i = 0; i < EDITED_TOKENS && w->c->verdict == DP_PASS; i++) {
         dp_problem p = dp_check_copy(w->p, w->backward);
         dp_check_outcome o;
-        edit(&p, from, to, t[i]);
+        edit(&p, role, t[i]);
         const dp_status st = dp_check_run_problem(w->s, &p, w->N, w->backward, &o, w->e);
         int64_t end;
         const token_edit x = {t[i], chunk_of(w, t[i], &end), dp_check_sequence_at(w->p, t[i])};
@@ -139,11 +141,12 @@ static int keep_others(const void *ctx, int f, int64_t token, int head, int seq)
                : head < x->from || head >= x->to;
 }
 
-/* Exact in every format: gates of another strength, beta of another token, all else mirrored. */
+/* Exact in every format: gates of another strength, beta (erase, write) of another token, all else
+ * mirrored. */
 static double edited(const dp_problem *p, int i, int64_t token, int64_t at, int64_t width) {
     const double *a = *dp_input_at((dp_problem *)p, i), y = a[token * width + at];
     if (i == DP_INPUT_G || dp_input_fields[i].role == DP_ROLE_GATE) return y == 0 ? -0.5 : 2 * y;
-    return i == DP_INPUT_BETA ? a[(p->T - 1 - token) * width + at] : -y;
+    return dp_input_fields[i].only ? a[(p->T - 1 - token) * width + at] : -y;
 }
 
 static void edit_heads(const dp_problem *p0, dp_problem *p, const head_edit *x) {
@@ -212,7 +215,7 @@ dp_status dp_check_chunk(dp_check_work *w) {
         dp_problem b = dp_check_copy(&a, w->backward);
         dp_check_outcome y;
         z.chunk = z.t;
-        edit(&b, DP_INPUT_Q, DP_INPUT_BETA, z.t);
+        edit(&b, DP_ROLE_REQUIRED, z.t);
         st = dp_check_run_problem(w->s, &b, 1, w->backward, &y, w->e);
         for (int f = 0; f < DP_NRESULTS && !st; f++)
             dp_check_same_field(&v, f,

@@ -100,8 +100,8 @@ dp_status dp_check_repeat(dp_check_work *w);
 int dp_check_keep_before(const void *ctx, int f, int64_t token, int head, int seq);
 /* Rows that an edited token's gradients do not reach. */
 int dp_check_keep_behind(const void *ctx, int f, int64_t token, int head, int seq);
-/* Edits of inputs from .. to at some tokens leave the rows of keep as they are. */
-dp_status dp_check_edits(dp_check_work *w, int from, int to, dp_check_keep *keep);
+/* Edits, at some tokens, of the inputs of that role leave the rows of keep as they are. */
+dp_status dp_check_edits(dp_check_work *w, dp_role role, dp_check_keep *keep);
 /* The first head alone, the last one alone and all but the first give the same bits. */
 dp_status dp_check_heads(dp_check_work *w);
 /* Edits inside a chunk that is a sequence of its own leave other rows as they are. */

@@ -31,8 +31,10 @@ typedef struct {
 
 /* ---- inputs of a call ------------------------------------------------------------------------ */
 
-static int of_tokens(int input) {
-    return dp_input_fields[input].kind == DP_OF_TOKENS && !dp_input_fields[input].backward;
+/* Is it an input of tokens that p has? */
+static int of_tokens(const dp_problem *p, int input) {
+    const dp_tensor_field *f = &dp_input_fields[input];
+    return f->kind == DP_OF_TOKENS && !f->backward && dp_input_of(p, input);
 }
 
 static const double *row_of(const dp_problem *p, int input, int64_t t) {
@@ -62,7 +64,7 @@ static int64_t draft(const dp_problem *p, int64_t right) {
 static void put_token(const dp_problem *p, dp_problem *y, int64_t at, int64_t t, int rejected) {
     for (int i = 0; i < DP_NINPUTS; i++) {
         const int64_t n = dp_input_width(p, i);
-        double *to = of_tokens(i) ? *dp_input_at(y, i) + at * n : NULL;
+        double *to = of_tokens(p, i) ? *dp_input_at(y, i) + at * n : NULL;
         if (!to) continue;
         memcpy(to, row_of(p, i, t), sizeof *to * (size_t)n);
         for (int64_t z = 0; z < n && rejected && i == DP_INPUT_V; z++)
@@ -86,7 +88,7 @@ static dp_problem problem_of(const walk *w, const slice *take) {
     y.dout = y.dstate = NULL;
     y.s0 = copy_states(w);
     for (int i = 0; i < DP_NINPUTS; i++)
-        if (of_tokens(i))
+        if (of_tokens(p, i))
             *dp_input_at(&y, i) = dp_doubles(dp_input_count(&y, i));
         else if (dp_input_fields[i].kind == DP_OF_HEADS)
             *dp_input_at(&y, i) = dp_copy(dp_input_of(p, i), dp_input_count(p, i));

@@ -138,6 +138,10 @@ static double store(int format, const dp_problem *p, carrier *c) {
 
 /* ---- one step ------------------------------------------------------------------------------- */
 
+static const double *erasing_of(const session *s, int64_t t, int j) {
+    return dp_erasing_at(s->p, s->in.k, s->in.erasing, s->first + t, s->hv) + (int64_t)j * s->p->K;
+}
+
 static const double *key_of(const session *s, int64_t t, int j) {
     const dp_problem *p = s->p;
     return s->in.k + (((s->first + t) * p->H + s->hv / dp_G(p)) * p->R + j) * p->K;
@@ -148,12 +152,13 @@ static const double *key_of(const session *s, int64_t t, int j) {
 static void advance(const session *s, int64_t t, carrier *c, double *write) {
     const dp_problem *p = s->p;
     const int64_t at = (s->first + t) * p->HV + s->hv;
+    const double *values = dp_values_at(p, s->in.values, s->first + t, s->hv);
     dp_state_decay(p, s->in.g + at * dp_Kg(p), c->S);
     for (int j = 0; j < p->R; j++) {
         double *y = write + (int64_t)j * p->V;
-        dp_state_read(p, c->S, key_of(s, t, j), y);
+        dp_state_read(p, c->S, erasing_of(s, t, j), y);
         for (int v = 0; v < p->V; v++)
-            y[v] = s->in.beta[at * p->R + j] * (p->v[(at * p->R + j) * p->V + v] - y[v]);
+            y[v] = s->in.beta[at * p->R + j] * (values[(int64_t)j * p->V + v] - y[v]);
     }
     for (int j = 0; j < p->R; j++)
         dp_state_write(p, 1, key_of(s, t, j), write + (int64_t)j * p->V, c->S);
@@ -167,6 +172,21 @@ static void advance(const session *s, int64_t t, carrier *c, double *write) {
 typedef struct {
     double grows, moves;
 } step_norms;
+
+/* |I - k' e|, e = erase o k, as truth_bound.c derives it, and |k||e|; both within 2^-40. */
+typedef struct {
+    double step, write;
+} gated_norms;
+
+static gated_norms gated_norms_of(const session *s, int64_t t) {
+    const double *k = key_of(s, t, 0), *e = erasing_of(s, t, 0);
+    const double write = dp_norm_fro(s->p->K, k) * dp_norm_fro(s->p->K, e);
+    double d = 0;
+    for (int x = 0; x < s->p->K; x++)
+        d += k[x] * e[x];
+    const double step = (write + sqrt(fmax(0, write * write + 4 * (1 - d)))) / 2;
+    return (gated_norms){fmax(1, step) * (1 + 0x1p-40), write * (1 + 0x1p-40)};
+}
 
 static step_norms norms_of(const session *s, int64_t t) {
     const dp_problem *p = s->p;
@@ -185,6 +205,10 @@ static step_norms norms_of(const session *s, int64_t t) {
         expands |= beta < 0;
     }
     const double decay = dp_exp(most);
+    if (s->in.erasing) {
+        const gated_norms a = gated_norms_of(s, t);
+        return (step_norms){decay * a.step, fabs(1 - dp_exp(least)) + decay * a.write};
+    }
     return (step_norms){decay * (expands ? 1 + weight : fmax(1, weight - 1)),
                         fabs(1 - dp_exp(least)) + decay * weight};
 }

@@ -14,6 +14,8 @@
  *     tile scales  the same by tile, t and the largest number scaled by the tile's largest entry
  *     feedback     what a store leaves out, r, is added before the next: E + r moves by (I - A) r,
  *                  of at most (1 - min_x exp(g_x) + sum_j beta_j |k_j|^2) |r|, and |E| by |r| more
+ * Where other keys e = erase o k erase (GDN-2) the largest singular value of I - k e' and |k||e|
+ * stand for max(1, ..) and the sum.
  * sound:    b' = a b + d, whatever the errors are.
  * probable: v' = a^2 v + d^2, DP_LAMBDA sqrt(v): errors that do not know of each other. Rounding to
  *           nearest is like that only where the state moves by more than its spacing: a state that

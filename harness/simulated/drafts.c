@@ -8,8 +8,10 @@
 #define MOST_STEPS 1e6 /* entries of states that the truth of a set passes through: 0.5 s in MPFR */
 #define MOST_CHUNKS 64 /* of all heads, each a bound: 1 s where K = V = 32 */
 
-static int of_tokens(int input) {
-    return dp_input_fields[input].kind == DP_OF_TOKENS && !dp_input_fields[input].backward;
+/* Is it an input of tokens that p has? */
+static int of_tokens(const dp_problem *p, int input) {
+    const dp_tensor_field *f = &dp_input_fields[input];
+    return f->kind == DP_OF_TOKENS && !f->backward && dp_input_of(p, input);
 }
 
 /* n more numbers behind the first `have`; from NULL: zeros. */
@@ -48,7 +50,7 @@ static void add(dp_draft_set *s, const dp_problem *call, int i, int64_t n, const
     if (!s->p.cu) begin(s, call);
     dp_problem *p = &s->p;
     for (int f = 0; f < DP_NINPUTS; f++) {
-        const int64_t w = of_tokens(f) ? dp_input_width(call, f) : 0;
+        const int64_t w = of_tokens(call, f) ? dp_input_width(call, f) : 0;
         if (w) append(dp_input_at(p, f), p->T * w, dp_input_of(call, f) + call->cu[i] * w, n * w);
     }
     append(&p->s0, p->Nseq * S, call->s0 ? call->s0 + i * S : NULL, S);

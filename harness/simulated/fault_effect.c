@@ -91,7 +91,22 @@ static void store_bf16(dp_sim *s, double *x, int64_t n) {
     if (changed) hit_all(s);
 }
 
+/* erase o k with the mean of erase. */
+static void mean_erase(dp_sim *s) {
+    const dp_problem *p = s->p;
+    for (int64_t i = 0; s->erasing && i < p->T * p->HV; i++) {
+        const double *k = s->k + (i / p->HV * p->H + i % p->HV / dp_G(p)) * p->K;
+        double mean = 0;
+        for (int x = 0; x < p->K; x++)
+            mean += p->erase[i * p->K + x] / p->K;
+        for (int x = 0; x < p->K; x++)
+            s->erasing[i * p->K + x] = dp_round_arith(s->base, mean * k[x]);
+    }
+    if (s->erasing) hit_all(s);
+}
+
 void dp_effect_gate(dp_sim *s) {
+    if (s->fault == DP_FAULT_ERASE_MEAN) mean_erase(s);
     const int64_t n = s->p->T * s->p->HV * dp_Kg(s->p);
     if (s->fault == DP_FAULT_GATE_BF16) store_bf16(s, s->g, n);
     if (s->fault == DP_FAULT_BETA_BF16) store_bf16(s, s->beta, s->p->T * s->p->HV * s->p->R);
@@ -119,6 +134,16 @@ static void last_index(dp_chunk *ch) {
             ch->kg[(int64_t)i * K + x] = dp_round_store(
                 ch->base, ch->k[(int64_t)i * K + x] * dp_exp(ch->gcum[(ch->c - 2) * K + x] -
                                                              ch->gcum[(i / ch->R) * K + x]));
+}
+
+/* kg of the keys that erase. */
+static void erase_writes(dp_chunk *ch) {
+    const int K = ch->K;
+    for (int i = 0; i < ch->n; i++)
+        for (int x = 0; x < K; x++)
+            ch->kg[(int64_t)i * K + x] = dp_round_store(
+                ch->base, ch->erasing[(int64_t)i * K + x] * dp_exp(ch->gcum[(ch->c - 1) * K + x] -
+                                                                   ch->gcum[(i / ch->R) * K + x]));
 }
 
 static void tail_unmasked(dp_sim *s, int gi, int hv) { /* the decay runs on over the next tokens */
@@ -189,7 +214,7 @@ static void factored_pairs(dp_chunk *ch, int anchor_end, double top) {
             for (int m = 0; m < R; m++)
                 for (int j = -1; j < R; j++) { /* -1: the query */
                     const double *row = j < 0 ? ch->q + (int64_t)s * K
-                                              : ch->k + (int64_t)(s * R + j) * K,
+                                              : dp_chunk_erasing(ch) + (int64_t)(s * R + j) * K,
                                  *col = ch->k + (int64_t)(i * R + m) * K;
                     float sum = 0;
                     for (int x = 0; x < K; x++) {
@@ -253,9 +278,10 @@ void dp_effect_solve(dp_sim *s, int gi, int hv) {
 
 /* Number `at` of v, for a kernel that counts another way. */
 static double wrong_value(const dp_sim *s, int64_t at, int64_t row) {
-    if (s->fault == DP_FAULT_OFFSET_WRAPS) return s->p->v[at % WRAP];
+    const double *v = s->values ? s->values : s->p->v;
+    if (s->fault == DP_FAULT_OFFSET_WRAPS) return v[at % WRAP];
     const int64_t x = at % (row + PADDING);
-    return x < row ? s->p->v[at / (row + PADDING) * row + x] : 0;
+    return x < row ? v[at / (row + PADDING) * row + x] : 0;
 }
 
 double *dp_effect_values(dp_sim *s, int gi, int hv) {
@@ -278,6 +304,8 @@ void dp_effect_wy(dp_sim *s, int gi, int hv) {
     const dp_group *gr = &s->group[gi];
     if (s->fault == DP_FAULT_LAST_INDEX && gr->c > 1)
         last_index(dp_sim_chunk(s, gi, hv));
+    else if (s->fault == DP_FAULT_ERASE_WRITES && s->erasing)
+        erase_writes(dp_sim_chunk(s, gi, hv));
     else if (s->fault == DP_FAULT_TAIL_UNMASKED && gr->c < DP_CHUNK && gr->t0 + gr->c < s->p->T)
         tail_unmasked(s, gi, hv);
     else
@@ -524,6 +552,20 @@ double *dp_effect_normalised(const dp_sim *s, const double *x, int64_t n) {
         y[i] = dp_bf16d(x[i]);
     hit_all(s);
     return y;
+}
+
+void dp_effect_unerased(const dp_sim *s, int rank, double *dk) {
+    const dp_problem *p = s->p;
+    const int64_t first = s->ctx[rank].a * p->HV;
+    if (s->fault != DP_FAULT_DK_UNERASED) return;
+    for (int64_t i = 0; i < s->ctx[rank].L * p->HV; i++)
+        for (int x = 0; x < p->K; x++) {
+            double *y = dk + (i / p->HV * p->H + i % p->HV / dp_G(p)) * p->K + x;
+            *y = dp_round_arith(s->base, *y + (1 - p->erase[(first + i) * p->K + x]) *
+                                                  s->derasing[(first + i) * p->K + x]);
+        }
+    for (int hv = 0; hv < p->HV; hv++)
+        dp_effect_hit(s, rank, hv);
 }
 
 /* The derivative of a gate is 0 in fp32 where the gradient of its log is not and that of the raw

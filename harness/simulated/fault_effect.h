@@ -46,6 +46,8 @@ dp_format dp_effect_chain(const dp_sim *s, int rank, int hv);
 double *
 dp_effect_normalised(const dp_sim *s, const double *x,
                      int64_t n); /* rounded copy of q or k for the L2 norm's backward, or NULL */
+/* After the way back from erase o k of one rank; dk of its tokens, [.][H][K]. */
+void dp_effect_unerased(const dp_sim *s, int rank, double *dk);
 /* After the activations' gradients of one rank, its part of dA_log in part. */
 void dp_effect_activated(const dp_sim *s, int rank, dp_result *part);
 int dp_effect_order(const dp_sim *s, int i, int n); /* which of n heads or ranks is added i-th */

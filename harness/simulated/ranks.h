@@ -90,6 +90,7 @@ typedef struct {
     dp_problem own;
     dp_context *ctx;                            /* [N] */
     double *q, *k, *g, *beta, *rstd_q, *rstd_k; /* activated, all tokens */
+    double *erasing, *values; /* erase o k, write o v; NULL: the keys erase, v is written */
     int ngroup;
     dp_group *group;
     int **first;  /* [N][nlocal+1]: group range of a local sub-sequence */
@@ -98,6 +99,7 @@ typedef struct {
      * differs */
     double **factor;
     double *dq, *dk, *dg, *dbeta; /* gradients of the activated inputs, from intra_bwd and wy_bwd */
+    double *derasing, *dvalues;
 
     /* results of the last dp_sim_run; [N*HV] pointers, NULL where the rank has none (math.md g.2)
      */

@@ -133,6 +133,13 @@ static void grads(dp_sim *s, int gi) {
                 *y = dp_round_arith(b, *y + x.dk[(int64_t)t * p->R * p->K + k]);
             }
             memcpy(s->dbeta + (tok * p->HV + hv) * p->R, x.dbeta + t * p->R, sizeof(double) * p->R);
+            if (s->erasing) {
+                memcpy(s->derasing + (tok * p->HV + hv) * p->K, x.derasing + (int64_t)t * p->K,
+                       sizeof(double) * p->K);
+                memcpy(s->dvalues + (tok * p->HV + hv) * p->V, x.dv + (int64_t)t * p->V,
+                       sizeof(double) * p->V);
+                continue;
+            }
             for (int64_t i = 0; i < (int64_t)p->R * p->V; i++)
                 s->out.dv[(tok * p->HV + hv) * p->R * p->V + i] =
                     dp_store(out, x.dv[(int64_t)t * p->R * p->V + i]);
@@ -163,13 +170,25 @@ static void add_sums(dp_sim *s, dp_base base, double *sums) {
     }
 }
 
+/* Through erase o k and write o v of a rank's tokens: dk gets its share. */
+static void writes_bwd(const dp_sim *s, int r, dp_base base, double *dk, dp_result *part) {
+    const dp_problem *p = s->p;
+    const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
+    const int64_t first = a * p->HV, keys = a * p->H * p->K;
+    (base == DP_BASE_FP64 ? dp_activate_writes_bwd : dp_activate_writes_bwd_f32)(
+        p, a, b, s->k + keys, s->derasing + first * p->K, s->dvalues + first * p->V, dk + keys,
+        part);
+    dp_effect_unerased(s, r, dk + keys);
+}
+
 /* Through the activations, rank by rank; dA_log and ddt_bias are per-rank partial sums, then
  * all-reduced in rank order. */
 void dp_sim_gate_bwd(dp_sim *s) {
     const dp_problem *p = s->p;
     const dp_base base = s->at[DP_STAGE_GATE_BWD];
     const dp_format out = dp_sim_design_at(s, DP_STAGE_GATE_BWD).out;
-    const double *dq = s->dq, *dk = s->dk, *dg = s->dg, *dbeta = s->dbeta;
+    const double *dq = s->dq, *dg = s->dg, *dbeta = s->dbeta;
+    double *dk = s->erasing ? dp_copy(s->dk, p->T * p->H * p->K) : s->dk;
     const int Kg = dp_Kg(p);
     double *A = s->out.dA_log, *B = s->out.ddt_bias;
     const int64_t nA = A ? p->HV : 0, nB = B ? (int64_t)p->HV * Kg : 0;
@@ -181,6 +200,7 @@ void dp_sim_gate_bwd(dp_sim *s) {
         dp_result part = s->out;
         part.dA_log = A ? sums + r * (nA + nB) : NULL;
         part.ddt_bias = B ? sums + r * (nA + nB) + nA : NULL;
+        if (s->erasing) writes_bwd(s, r, base, dk, &part);
         (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(
             p, a, b, (nq ? nq : s->q) + a * p->H * p->K, (nk ? nk : s->k) + a * p->H * p->R * p->K,
             s->rstd_q + a * p->H, s->rstd_k + a * p->H * p->R, dq + a * p->H * p->K,
@@ -191,15 +211,19 @@ void dp_sim_gate_bwd(dp_sim *s) {
     free(sums);
     free(nq);
     free(nk);
+    if (dk != s->dk) free(dk);
     const struct {
         double *x;
         int64_t n;
     } st[] = {{s->out.dq, p->T * p->H * p->K},
               {s->out.dk, p->T * p->H * p->K * p->R},
               {s->out.dg, p->T * p->HV * Kg},
-              {s->out.dbeta, p->T * p->HV * p->R}};
+              {s->out.dbeta, p->T * p->HV * p->R},
+              {s->out.derase, p->T * p->HV * p->K},
+              {s->out.dwrite, p->T * p->HV * p->V},
+              {s->erasing ? s->out.dv : NULL, p->T * p->HV * p->V}};
     for (size_t i = 0; i < sizeof st / sizeof *st; i++) /* gradients leave in the inputs' type */
-        for (int64_t j = 0; j < st[i].n; j++)
+        for (int64_t j = 0; st[i].x && j < st[i].n; j++)
             st[i].x[j] = dp_store(out, st[i].x[j]);
 }
 
@@ -211,9 +235,11 @@ void dp_sim_all_grads(dp_sim *s) {
     } a[] = {{&s->dq, p->T * p->H * p->K},
              {&s->dk, p->T * p->H * p->K * p->R},
              {&s->dg, p->T * p->HV * dp_Kg(p)},
-             {&s->dbeta, p->T * p->HV * p->R}};
+             {&s->dbeta, p->T * p->HV * p->R},
+             {&s->derasing, s->erasing ? p->T * p->HV * p->K : 0},
+             {&s->dvalues, s->erasing ? p->T * p->HV * p->V : 0}};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        dp_sim_replace(a[i].x, dp_doubles(a[i].n));
+        if (a[i].n) dp_sim_replace(a[i].x, dp_doubles(a[i].n));
 #pragma omp parallel for schedule(dynamic, 1)
     for (int g = 0; g < s->ngroup; g++)
         grads(s, g);

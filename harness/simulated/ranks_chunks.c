@@ -28,6 +28,24 @@ dp_chunk *dp_sim_chunk_at(const dp_sim *s, int gi, int hv, dp_stage stage) {
 
 /* ---- gate, intra, wy ------------------------------------------------------------------------- */
 
+/* Erasing keys and values: stored like factors in base bf16, as FLA has them. */
+static void activate_writes(dp_sim *s) {
+    const dp_problem *p = s->p;
+    const dp_base base = s->at[DP_STAGE_GATE];
+    const int64_t ne = p->T * p->HV * p->K, nv = p->T * p->HV * p->V;
+    if (!dp_by_gates(p)) return;
+    dp_sim_replace(&s->erasing, dp_doubles(ne));
+    dp_sim_replace(&s->values, dp_doubles(nv));
+    (base == DP_BASE_FP64 ? dp_activate_writes : dp_activate_writes_f32)(p, 0, p->T, s->k,
+                                                                         s->erasing, s->values);
+    if (base != DP_BASE_BF16) return;
+    const dp_format f = dp_sim_design_at(s, DP_STAGE_GATE).factors;
+    for (int64_t i = 0; i < ne; i++)
+        s->erasing[i] = dp_store(f, s->erasing[i]);
+    for (int64_t i = 0; i < nv; i++)
+        s->values[i] = dp_store(f, s->values[i]);
+}
+
 void dp_sim_activate(dp_sim *s) {
     const dp_problem *p = s->p;
     const int64_t nq = p->T * p->H * p->K, nk = nq * p->R;
@@ -53,6 +71,7 @@ void dp_sim_activate(dp_sim *s) {
         for (int64_t i = 0; i < nk; i++)
             s->k[i] = dp_store(f, s->k[i]);
     }
+    activate_writes(s);
     dp_effect_gate(s);
 }
 
@@ -95,14 +114,16 @@ static dp_chunk_in chunk_in(const dp_sim *s, int gi, int hv) {
     const int64_t t = s->group[gi].t0;
     return (dp_chunk_in){.q = s->q + (t * p->H + h) * p->K,
                          .k = s->k + (t * p->H + h) * p->R * p->K,
-                         .v = p->v + (t * p->HV + hv) * p->R * p->V,
+                         .v = dp_values_at(p, s->values, t, hv),
                          .g = s->g + (t * p->HV + hv) * Kg,
                          .beta = s->beta + (t * p->HV + hv) * p->R,
+                         .erasing = s->erasing ? s->erasing + (t * p->HV + hv) * p->K : NULL,
                          .sq = (int64_t)p->H * p->K,
                          .sk = (int64_t)p->H * p->R * p->K,
                          .sv = (int64_t)p->HV * p->R * p->V,
                          .sg = (int64_t)p->HV * Kg,
                          .sb = (int64_t)p->HV * p->R,
+                         .se = (int64_t)p->HV * p->K,
                          .Kg = Kg};
 }
 

@@ -174,8 +174,8 @@ dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *desi
 
 void dp_sim_free(dp_sim *s) {
     const int64_t nch = (int64_t)s->ngroup * s->p->HV;
-    double *tokens[] = {s->q,      s->k,  s->g,  s->beta, s->rstd_q,
-                        s->rstd_k, s->dq, s->dk, s->dg,   s->dbeta};
+    double *tokens[] = {s->q,      s->k,  s->g,  s->beta, s->rstd_q, s->erasing,  s->values,
+                        s->rstd_k, s->dq, s->dk, s->dg,   s->dbeta,  s->derasing, s->dvalues};
     dp_sim_free_list(s->factor, 2 * nch);
     if (s->ch)
         for (int64_t i = 0; i < nch; i++)

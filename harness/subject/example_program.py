@@ -60,8 +60,9 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def activated(x: Arrays, meta: Meta, K: int) -> tuple[np.ndarray, ...]:
-    """q, k, log decay and beta as the recurrence takes them."""
-    q, k, g, beta = (x[n].astype("f4") for n in ("q", "k", "g", "beta"))
+    """q, k, log decay and beta (GDN-2: 1) as the recurrence takes them."""
+    q, k, g = (x[n].astype("f4") for n in ("q", "k", "g"))
+    beta = x["beta"].astype("f4") if "beta" in x else np.ones(x["v"].shape[:2], "f4")
     if meta["l2norm"] == "1":
         q, k = (y / np.sqrt((y * y).sum(-1, keepdims=True) + np.float32(1e-6)) for y in (q, k))
     if g.ndim == 2:  # GDN: one gate a head
@@ -100,6 +101,9 @@ def forward(x: Arrays, meta: Meta) -> Arrays:
     q, k, g, beta = activated(x, meta, K)
     q, k = (np.repeat(y, HV // H, axis=1) for y in (q, k))
     v, scale = x["v"].astype("f4"), np.float32(meta["scale"])
+    erasing = k
+    if "b" in x:  # GDN-2: erase and write in place of beta
+        erasing, v = x["b"].astype("f4") * k, x["w"].astype("f4") * v
     cu = x["cu_seqlens"].tolist() if "cu_seqlens" in x else [0, T]
     states, reads, writes, name = slots(x, len(cu) - 1)
     o, after = np.zeros((T, HV, V), "f4"), states.copy()
@@ -109,7 +113,7 @@ def forward(x: Arrays, meta: Meta) -> Arrays:
         S = states[reads[n]]
         for t in range(first, end):
             S = np.exp(g[t])[:, :, None] * S
-            e = v[t] - np.einsum("hk,hkv->hv", k[t], S)
+            e = v[t] - np.einsum("hk,hkv->hv", erasing[t], S)
             S = S + k[t][:, :, None] * (beta[t][:, None] * e)[:, None, :]
             o[t] = scale * np.einsum("hk,hkv->hv", q[t], S)
         after[writes[n]] = S

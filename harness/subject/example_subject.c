@@ -16,8 +16,9 @@ static const deltaproof_subject_info ABOUT = {
     .name = "example",
     .base = "fp32",
     .chain = "fp32",
-    .writes = "o final_state states pool dq dk dv dg dbeta dA_log ddt_bias ds0"};
+    .writes = "o final_state states pool dq dk dv dg dbeta derase dwrite dA_log ddt_bias ds0"};
 const deltaproof_subject_info *deltaproof_subject_about(void) { return &ABOUT; }
+const char *deltaproof_subject_recurrences(void) { return "gdn kda mkda gdn2"; }
 
 typedef deltaproof_subject_problem problem;
 enum {
@@ -25,9 +26,10 @@ enum {
 }; /* the forward pass keeps the state before every 64th token; the backward pass computes 64 at a
       time again */
 
-/* The activated inputs of one token and head. */
+/* The activated inputs of one token and head; e, y: the keys that erase and the values, GDN-2's
+ * erase o k and write o v (there beta is 1), else k and v. */
 typedef struct {
-    float *q, *k, *decay, *beta, rq, *rk;
+    float *q, *k, *e, *y, *decay, *beta, rq, *rk;
 } token;
 
 static float sigmoid(float x) { return x >= 0 ? 1 / (1 + expf(-x)) : expf(x) / (1 + expf(x)); }
@@ -48,8 +50,13 @@ static void activate(const problem *p, int64_t t, int hv, token *x) {
     x->rq = unit(p->q + (t * p->H + h) * K, K, p->l2norm, x->q);
     for (int j = 0; j < R; j++)
         x->rk[j] = unit(p->k + ((t * p->H + h) * R + j) * K, K, p->l2norm, x->k + j * K);
+    const int64_t at = t * p->HV + hv;
+    for (int i = 0; i < R * K; i++)
+        x->e[i] = p->erase ? (float)p->erase[at * K + i] * x->k[i] : x->k[i];
+    for (int i = 0; i < R * p->V; i++)
+        x->y[i] = (p->write ? (float)p->write[at * p->V + i] : 1) * (float)p->v[at * R * p->V + i];
     for (int j = 0; j < R; j++) {
-        const float b = (float)p->beta[(t * p->HV + hv) * R + j];
+        const float b = p->beta ? (float)p->beta[at * R + j] : 1;
         x->beta[j] = p->beta_form == DP_SUBJECT_BETA_PLAIN
                          ? b
                          : (p->beta_form == DP_SUBJECT_BETA_SIGMOID2 ? 2 : 1) * sigmoid(b);
@@ -66,8 +73,8 @@ static void activate(const problem *p, int64_t t, int hv, token *x) {
         x->decay[i] = expf(g);
     }
 }
-/* S <- diag(decay) S; E = v - k S. */
-static void read_state(const problem *p, const token *x, const double *v, float *S, float *E) {
+/* S <- diag(decay) S; E = y - e S. */
+static void read_state(const problem *p, const token *x, float *S, float *E) {
     const int K = p->K, V = p->V, R = p->R;
     for (int i = 0; i < K; i++)
         for (int c = 0; c < V; c++)
@@ -76,8 +83,8 @@ static void read_state(const problem *p, const token *x, const double *v, float 
         for (int c = 0; c < V; c++) {
             float s = 0;
             for (int i = 0; i < K; i++)
-                s += x->k[j * K + i] * S[i * V + c];
-            E[j * V + c] = (float)v[j * V + c] - s;
+                s += x->e[j * K + i] * S[i * V + c];
+            E[j * V + c] = x->y[j * V + c] - s;
         }
 }
 /* S <- S + k' diag(beta) E. */
@@ -87,9 +94,6 @@ static void write_state(const problem *p, const token *x, const float *E, float 
         for (int i = 0; i < K; i++)
             for (int c = 0; c < V; c++)
                 S[i * V + c] += x->k[j * K + i] * (x->beta[j] * E[j * V + c]);
-}
-static const double *values(const problem *p, int64_t t, int hv) {
-    return p->v + (t * p->HV + hv) * p->R * p->V;
 }
 /* Where a sequence begins and ends, [HV][K][V] each; NULL: from zeros, nowhere. */
 typedef struct {
@@ -117,7 +121,7 @@ static void forward(const problem *p, int seq, int hv, token *x, float *S, float
         if (kept && (t - t0) % KEEP == 0)
             memcpy(kept + (t - t0) / KEEP * K * V, S, sizeof *S * K * V);
         activate(p, t, hv, x);
-        read_state(p, x, values(p, t, hv), S, E);
+        read_state(p, x, S, E);
         write_state(p, x, E, S);
         for (int c = 0; c < V; c++) {
             float s = 0;
@@ -140,7 +144,7 @@ static void add_unit(const float *y, const float *d, float r, int n, int norm, d
         out[i] = (float)out[i] + r * (d[i] - y[i] * s);
 }
 typedef struct {
-    double *dq, *dk, *dv, *dg, *dbeta, *dA_log, *ddt_bias, *ds0;
+    double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dA_log, *ddt_bias, *ds0;
 } gradients;
 
 static void gate_gradient(const problem *p, int64_t t, int hv, const float *dlog,
@@ -189,7 +193,8 @@ static void query_gradient(const problem *p, const token *x, const double *dout,
         dq[i] *= (float)p->scale;
 }
 
-/* dU [R][V], the gradient of E and of v, and that of beta. z: key 0 of the token in d. */
+/* dU [R][V], the gradient of E and of y, and those of v, of beta and of write. z: key 0 of the
+ * token in d. */
 static void write_gradient(const problem *p, const token *x, int64_t z, const float *G,
                            const float *E, float *dU, const gradients *d) {
     const int K = p->K, V = p->V;
@@ -201,8 +206,11 @@ static void write_gradient(const problem *p, const token *x, int64_t z, const fl
                 s += x->k[j * K + i] * G[i * V + c];
             db += s * E[j * V + c];
             dU[j * V + c] = x->beta[j] * s;
-            if (d->dv) d->dv[(z + j) * V + c] = dU[j * V + c];
+            const int64_t i = (z + j) * V + c;
+            if (d->dv) d->dv[i] = dU[j * V + c] * (p->write ? (float)p->write[i] : 1);
+            if (d->dwrite) d->dwrite[i] = dU[j * V + c] * (float)p->v[i];
         }
+        if (!p->beta) continue;
         const int plain = p->beta_form == DP_SUBJECT_BETA_PLAIN;
         const float b = plain ? 0 : sigmoid((float)p->beta[z + j]),
                     f = p->beta_form == DP_SUBJECT_BETA_SIGMOID2 ? 2 : 1;
@@ -210,15 +218,20 @@ static void write_gradient(const problem *p, const token *x, int64_t z, const fl
     }
 }
 
-static void key_gradient(const problem *p, const token *x, const float *S, const float *G,
-                         const float *E, const float *dU, float *dk) {
+/* z: key 0 of the token in d. */
+static void key_gradient(const problem *p, const token *x, int64_t z, const float *S,
+                         const float *G, const float *E, const float *dU, float *dk,
+                         const gradients *d) {
     const int K = p->K, V = p->V;
     for (int j = 0; j < p->R; j++)
         for (int i = 0; i < K; i++) {
-            float s = 0;
-            for (int c = 0; c < V; c++)
-                s += G[i * V + c] * (x->beta[j] * E[j * V + c]) - S[i * V + c] * dU[j * V + c];
-            dk[j * K + i] = s;
+            float written = 0, erased = 0;
+            for (int c = 0; c < V; c++) {
+                written += G[i * V + c] * (x->beta[j] * E[j * V + c]);
+                erased -= S[i * V + c] * dU[j * V + c];
+            }
+            dk[j * K + i] = written + (p->erase ? (float)p->erase[z * K + i] : 1) * erased;
+            if (d->derase) d->derase[z * K + i] = x->k[i] * erased;
         }
 }
 
@@ -230,7 +243,7 @@ static void state_gradient(const problem *p, const token *x, const float *S, con
         float s = 0;
         for (int c = 0; c < V; c++) {
             for (int j = 0; j < p->R; j++)
-                G[i * V + c] -= x->k[j * K + i] * dU[j * V + c];
+                G[i * V + c] -= x->e[j * K + i] * dU[j * V + c];
             s += G[i * V + c] * S[i * V + c];
             G[i * V + c] *= x->decay[i];
         }
@@ -245,10 +258,10 @@ static void step_back(const problem *p, int64_t t, int hv, token *x, float *S, f
     const int K = p->K, V = p->V, R = p->R, h = hv / (p->HV / p->H);
     float *dq = w, *dlog = w + K, *dU = w + 2 * K, *dk = dU + R * V;
     activate(p, t, hv, x);
-    read_state(p, x, values(p, t, hv), S, E); /* S: decayed, not yet written to */
+    read_state(p, x, S, E); /* S: decayed, not yet written to */
     query_gradient(p, x, p->dout + (t * p->HV + hv) * V, S, E, G, dq);
     write_gradient(p, x, (t * p->HV + hv) * R, G, E, dU, d);
-    key_gradient(p, x, S, G, E, dU, dk);
+    key_gradient(p, x, (t * p->HV + hv) * R, S, G, E, dU, dk, d);
     state_gradient(p, x, S, dU, G, dlog);
     if (d->dq) add_unit(x->q, dq, x->rq, K, p->l2norm, d->dq + (t * p->H + h) * K);
     for (int j = 0; d->dk && j < R; j++)
@@ -271,7 +284,7 @@ static void backward(const problem *p, int seq, int hv, token *x, float *S, floa
             for (int64_t z = from; z <= t; z++) {
                 memcpy(again + (z - from) * K * V, S, sizeof *S * K * V);
                 activate(p, z, hv, x);
-                read_state(p, x, values(p, z, hv), S, E);
+                read_state(p, x, S, E);
                 write_state(p, x, E, S);
             }
         }
@@ -292,9 +305,10 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
     const gradients d = {
         deltaproof_subject_find(c, "dq"),       deltaproof_subject_find(c, "dk"),
         deltaproof_subject_find(c, "dv"),       deltaproof_subject_find(c, "dg"),
-        deltaproof_subject_find(c, "dbeta"),    deltaproof_subject_find(c, "dA_log"),
+        deltaproof_subject_find(c, "dbeta"),    deltaproof_subject_find(c, "derase"),
+        deltaproof_subject_find(c, "dwrite"),   deltaproof_subject_find(c, "dA_log"),
         deltaproof_subject_find(c, "ddt_bias"), deltaproof_subject_find(c, "ds0")};
-    float *work = malloc(sizeof *work * (size_t)(2 * KV + 4 * K + 2 * R * K + 2 * R + 2 * R * V)),
+    float *work = malloc(sizeof *work * (size_t)(2 * KV + 4 * K + 3 * R * K + 2 * R + 3 * R * V)),
           *kept = malloc(sizeof *kept * (size_t)((p->T / KEEP + 1) * KV)),
           *again = malloc(sizeof *again * KEEP * (size_t)KV);
     if (!work || !kept || !again) {
@@ -306,9 +320,10 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
                .decay = at + K,
                .k = at + 2 * K,
                .beta = at + 2 * K + R * K,
-               .rk = at + 2 * K + R * K + R};
-    float *E = at + 2 * K + R * K + 2 * R,
-          *w = E + R * V; /* w: dq [K], dlog [K], dU [R][V], dk [R][K] */
+               .rk = at + 2 * K + R * K + R,
+               .e = at + 2 * K + R * K + 2 * R,
+               .y = at + 2 * K + 2 * R * K + 2 * R};
+    float *E = x.y + R * V, *w = E + R * V; /* w: dq [K], dlog [K], dU [R][V], dk [R][K] */
     zero(d.dq, p->T * p->H * K);
     zero(d.dk, p->T * p->H * R * K);
     zero(d.dA_log, p->HV);

@@ -69,6 +69,7 @@ typedef struct {
     ld *S, *decayed;  /* [n + 1][K][V], [n][K][V] */
     ld *E;            /* [n][R][V]: v - k' decayed */
     ld *q, *k, *b;    /* of a token: [K], [R][K], [R] */
+    ld *erasing;      /* [R][K]: the keys, or erase o k */
     ld rq, *rk;       /* what q and the keys were divided by, inverted; [R] */
     ld *G, *dS;       /* [K][V]: gradient of the state after, and after its decay */
     ld *dq, *dk, *dU; /* [K], [R][K], [R][V] */
@@ -89,6 +90,7 @@ static walk walk_of(const dp_problem *p, int seq, int hv, dp_result *out) {
                   .q = lds(K),
                   .k = lds(R * K),
                   .b = lds(R),
+                  .erasing = lds(R * K),
                   .rk = lds(R),
                   .G = lds(KV),
                   .dS = lds(KV),
@@ -98,8 +100,8 @@ static walk walk_of(const dp_problem *p, int seq, int hv, dp_result *out) {
 }
 
 static void free_walk(walk *w) {
-    ld *const all[] = {w->S,  w->decayed, w->E,  w->q,  w->k,  w->b,
-                       w->rk, w->G,       w->dS, w->dq, w->dk, w->dU};
+    ld *const all[] = {w->S, w->decayed, w->E,  w->q,  w->k,  w->b,      w->rk,
+                       w->G, w->dS,      w->dq, w->dk, w->dU, w->erasing};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
@@ -114,7 +116,11 @@ static void read_token(walk *w, int64_t t) {
     w->rq = normalise(p, p->q + of_key_head(w, t) * K, w->q);
     for (int j = 0; j < R; j++) {
         w->rk[j] = normalise(p, p->k + (of_key_head(w, t) * R + j) * K, w->k + j * K);
-        beta_at(p, p->beta[of_token(w, t) * R + j], &w->b[j], &slope);
+        w->b[j] = 1;
+        if (p->beta) beta_at(p, p->beta[of_token(w, t) * R + j], &w->b[j], &slope);
+        for (int c = 0; c < K; c++)
+            w->erasing[j * K + c] =
+                w->k[j * K + c] * (p->beta ? 1 : (ld)p->erase[of_token(w, t) * K + c]);
     }
 }
 
@@ -136,8 +142,9 @@ static void forward_token(walk *w, int64_t t) {
     for (int j = 0; j < R; j++)
         for (int v = 0; v < V; v++) {
             e[j * V + v] = p->v[(of_token(w, t) * R + j) * V + v];
+            if (!p->beta) e[v] *= p->write[of_token(w, t) * V + v];
             for (int c = 0; c < K; c++)
-                e[j * V + v] -= w->k[j * K + c] * decayed[c * V + v];
+                e[j * V + v] -= w->erasing[j * K + c] * decayed[c * V + v];
             for (int c = 0; c < K; c++)
                 after[c * V + v] += w->k[j * K + c] * w->b[j] * e[j * V + v];
         }
@@ -164,6 +171,27 @@ static void backward_output(walk *w, int64_t t) {
     }
 }
 
+/* The same of erase and write, from dU: S = decayed + k' (write o v - erase o k decayed). */
+static void backward_gates(walk *w, int64_t t, int64_t row) {
+    const dp_problem *p = w->p;
+    const int K = p->K, V = p->V;
+    const ld *decayed = w->decayed + t * K * V, *e = w->E + t * V;
+    for (int v = 0; v < V; v++) {
+        w->out->dv[row * V + v] = (double)(w->dU[v] * p->write[row * V + v]);
+        w->out->dwrite[row * V + v] = (double)(w->dU[v] * p->v[row * V + v]);
+    }
+    for (int c = 0; c < K; c++) {
+        ld written = 0, erased = 0;
+        for (int v = 0; v < V; v++) {
+            written += e[v] * w->G[c * V + v];
+            erased -= w->dU[v] * decayed[c * V + v];
+            w->dS[c * V + v] -= w->erasing[c] * w->dU[v];
+        }
+        w->out->derase[row * K + c] = (double)(w->k[c] * erased);
+        w->dk[c] = written + p->erase[row * K + c] * erased;
+    }
+}
+
 /* Of one key: dv, dbeta, dk, and its share of the decayed state's gradient. */
 static void backward_key(walk *w, int64_t t, int j) {
     const dp_problem *p = w->p;
@@ -178,6 +206,10 @@ static void backward_key(walk *w, int64_t t, int j) {
             dU[v] += k[c] * w->G[c * V + v];
         db += e[v] * dU[v];
         w->out->dv[row * V + v] = (double)(b * dU[v]);
+    }
+    if (!p->beta) {
+        backward_gates(w, t, row);
+        return;
     }
     beta_at(p, p->beta[row], &same, &slope);
     w->out->dbeta[row] = (double)(db * slope);
@@ -323,7 +355,11 @@ void oracle_problem(dp_problem *p, const oracle_spec *s) {
             (double)(float)(p->gate == DP_GATE_LOG ? rate * log(uni() + 1e-9) : norm() + log(rate));
         if (p->g[i] > 0 && p->gate == DP_GATE_LOG) p->g[i] = 0;
     }
-    for (int64_t i = 0; i < T * p->HV * p->R; i++)
+    for (int64_t i = 0; !p->beta && i < T * p->HV * p->K; i++)
+        p->erase[i] = (double)(float)(0.1 + 0.9 * uni());
+    for (int64_t i = 0; !p->beta && i < T * p->HV * p->V; i++)
+        p->write[i] = (double)(float)(0.1 + 0.9 * uni());
+    for (int64_t i = 0; p->beta && i < T * p->HV * p->R; i++)
         p->beta[i] = (double)(float)(p->beta_form == DP_BETA_PLAIN
                                          ? (0.1 + 0.9 * uni()) * (p->R > 2 ? 2.0 / p->R : 1)
                                          : norm() - (p->R > 1 ? p->R : 0));

@@ -67,6 +67,9 @@ static const struct {
     {DP_FAULT_OUTPUT_FP16, "weak-heads", 2, DP_BASE_FP32, DP_FP32, "o"},
     {DP_FAULT_DBETA_DIVIDED, "beta-zero", 2, DP_BASE_BF16, DP_FP32, "dbeta"},
     {DP_FAULT_SATURATED_NAN, "gate-saturated", 2, DP_BASE_FP32, DP_FP32, "dg"},
+    {DP_FAULT_ERASE_MEAN, "smoke-gdn2", 2, DP_BASE_BF16, DP_FP32, "erase k"},
+    {DP_FAULT_ERASE_WRITES, "smoke-gdn2", 2, DP_BASE_BF16, DP_FP32, "kg"},
+    {DP_FAULT_DK_UNERASED, "smoke-gdn2", 2, DP_BASE_FP32, DP_FP32, "dk"},
 };
 
 DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
@@ -130,11 +133,20 @@ DP_TEST(bisect, every_fault_of_the_pipeline_is_tested) {
 }
 
 DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
-    static const char *const NAME[] = {
-        "weak-heads",  "packed-across", "packed-ones",          "smoke-gdn",
-        "smoke-mkda4", "kda-reflect",   "lower-bound-wide",     "gate-minus-inf",
-        "denormal",    "initial-state", "negative-eigenvalues", "inf",
-        "nan"};
+    static const char *const NAME[] = {"weak-heads",
+                                       "packed-across",
+                                       "packed-ones",
+                                       "smoke-gdn",
+                                       "smoke-mkda4",
+                                       "kda-reflect",
+                                       "lower-bound-wide",
+                                       "gate-minus-inf",
+                                       "denormal",
+                                       "gdn2-packed",
+                                       "initial-state",
+                                       "negative-eigenvalues",
+                                       "inf",
+                                       "nan"};
     static const dp_format CHAIN[] = {DP_FP64, DP_TF32RZ, DP_BF16ST};
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);

@@ -13,8 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const CASES[] = {"exact-kda", "exact-gdn", "exact-mkda2", "exact-packed"};
-enum { NCASES = 4 };
+static const char *const CASES[] = {"exact-kda", "exact-gdn", "exact-mkda2", "exact-gdn2",
+                                    "exact-packed"};
+enum { NCASES = 5 };
 
 typedef struct {
     dp_case c;
@@ -146,8 +147,9 @@ DP_TEST(exact, the_inputs_are_not_trivial) {
         if (!open_case(CASES[k], &x)) return;
         const dp_problem *p = &x.c.p;
         for (int64_t i = 0; i < p->T * p->HV * p->R; i++) {
-            half += p->beta[i] == 0.5;
-            none += p->beta[i] == 0;
+            const double strength = p->beta ? p->beta[i] : p->write[i * p->V];
+            half += strength == 0.5;
+            none += strength == 0;
         }
         for (int64_t i = 0; i < p->T * p->HV * dp_Kg(p); i++)
             reset += p->g[i] != 0;
@@ -195,7 +197,8 @@ DP_TEST(exact, no_row_is_halved_twice) {
                     }
                     if (p->g[(t * p->HV + hv) * Kg + (Kg == 1 ? 0 : ch)] != 0) halved = 0;
                     for (int j = 0; j < p->R; j++) {
-                        const double b = p->beta[(t * p->HV + hv) * p->R + j];
+                        const int64_t row = (t * p->HV + hv) * p->R + j;
+                        const double b = p->beta ? p->beta[row] : p->erase[row * p->K + ch];
                         if (p->k[((t * p->H + hv / dp_G(p)) * p->R + j) * p->K + ch] == 0 || b == 0)
                             continue;
                         CHECK(!(b < 1 && halved),
@@ -280,7 +283,7 @@ DP_TEST(exact, every_fault_of_indexing_or_order_shows) {
         if (dp_fault_of_calls((dp_fault)f)) why = "a fault of the calls of a session";
         for (int k = 0; k < NCASES; k++)
             for (size_t n = 0; n < sizeof RANKS / sizeof *RANKS && !seen; n++) {
-                if (GT_SANITIZED && (k < 3 || RANKS[n] != 3))
+                if (GT_SANITIZED && (k < NCASES - 1 || RANKS[n] != 3))
                     continue; /* once each: packed, 3 ranks */
                 dp_sim s;
                 dp_err e = {0};

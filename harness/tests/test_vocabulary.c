@@ -107,10 +107,18 @@ DP_TEST(vocabulary, python_derives_what_the_table_says) {
     CHECK(!strcmp(out, want), "Python has\n%sthe table\n%s", out, want);
 }
 
-/* Programs that share no code with this one, and scripts that read records. */
+/* Is it a result of a recurrence with a beta? */
+static int of_beta(const dp_tensor_field *f) {
+    const unsigned only = f->role == DP_ROLE_GRADIENT ? dp_input_fields[f->of].only : 0;
+    return !only || only >> DP_BY_BETA & 1;
+}
+
+/* Programs that share no code with this one and have the recurrences with a beta, and scripts that
+ * read records of those. */
 DP_TEST(vocabulary, scripts_name_the_results_of_the_table) {
     words got, results = {0}, gradients = {0}, inputs = {0};
     for (int i = 0; i < DP_NRESULTS; i++) {
+        if (!of_beta(&dp_result_fields[i])) continue;
         add(&results, dp_result_fields[i].name);
         if (dp_result_fields[i].role == DP_ROLE_GRADIENT) add(&gradients, dp_result_fields[i].name);
     }

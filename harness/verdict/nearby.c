@@ -62,9 +62,9 @@ void dp_nearby_front(const dp_front *front, const dp_mover *m, dp_conv y[3]) {
 
 /* The stream of random numbers of each input: recorded verdicts depend on it. */
 static const uint64_t STREAM[DP_NINPUTS] = {
-    [DP_INPUT_Q] = 0,    [DP_INPUT_K] = 1,     [DP_INPUT_V] = 2,     [DP_INPUT_G] = 3,
-    [DP_INPUT_BETA] = 4, [DP_INPUT_DO] = 5,    [DP_INPUT_A_LOG] = 6, [DP_INPUT_DT_BIAS] = 7,
-    [DP_INPUT_S0] = 8,   [DP_INPUT_DSTATE] = 9};
+    [DP_INPUT_Q] = 0,    [DP_INPUT_K] = 1,      [DP_INPUT_V] = 2,      [DP_INPUT_G] = 3,
+    [DP_INPUT_BETA] = 4, [DP_INPUT_DO] = 5,     [DP_INPUT_A_LOG] = 6,  [DP_INPUT_DT_BIAS] = 7,
+    [DP_INPUT_S0] = 8,   [DP_INPUT_DSTATE] = 9, [DP_INPUT_ERASE] = 20, [DP_INPUT_WRITE] = 21};
 
 dp_problem dp_nearby_problem(const dp_problem *p, const dp_mover *m) {
     const dp_format wide = m->dtype == DP_FP64 ? DP_FP64 : DP_FP32;
@@ -73,7 +73,8 @@ dp_problem dp_nearby_problem(const dp_problem *p, const dp_mover *m) {
     for (int i = 0; i < DP_NINPUTS; i++)
         *dp_input_at(&y, i) = moved(m, dp_input_of(p, i), dp_input_count(p, i),
                                     dp_input_fields[i].parameter ? wide : m->dtype, STREAM[i]);
-    for (int64_t i = 0; p->beta_form == DP_BETA_PLAIN && i < dp_input_count(p, DP_INPUT_BETA); i++)
+    for (int64_t i = 0;
+         p->beta && p->beta_form == DP_BETA_PLAIN && i < dp_input_count(p, DP_INPUT_BETA); i++)
         if (p->beta[i] <= 2 && y.beta[i] > 2) y.beta[i] = 2; /* a contraction stays one */
     return y;
 }

@@ -14,9 +14,32 @@ typedef struct {
 } factors; /* of c chunks: F [c][K][K], e [c][K] decay to the chunk's end, what it adds to S and dS
               [c][K][V] */
 
+/* X [K][n] <- X minus k' (erase o k) X, one key a token; back: its transpose. */
+static void project_gated(const dp_problem *p, int64_t t, int hv, int n, int back, double *X) {
+    const int K = p->K;
+    const double *k = p->k + (t * p->H + hv / dp_G(p)) * K,
+                 *erase = p->erase + (t * p->HV + hv) * K;
+    for (int j = 0; j < n; j++) {
+        double y = 0;
+        for (int x = 0; x < K; x++)
+            y += k[x] * (back ? 1 : erase[x]) * X[(int64_t)x * n + j];
+        for (int x = 0; x < K; x++)
+            X[(int64_t)x * n + j] -= k[x] * (back ? erase[x] : 1) * y;
+    }
+}
+
+/* What a token writes of value v, as a factor. */
+static double written(const dp_problem *p, int64_t t, int hv, int r, int v) {
+    return p->beta ? p->beta[(t * p->HV + hv) * p->R + r] : p->write[(t * p->HV + hv) * p->V + v];
+}
+
 /* X [K][n] <- X minus the part along a token's keys, times beta; they do not see each other. */
-static void project(const dp_problem *p, int64_t t, int hv, int n, double *X) {
+static void project(const dp_problem *p, int64_t t, int hv, int n, int back, double *X) {
     const int K = p->K, R = p->R;
+    if (!p->beta) {
+        project_gated(p, t, hv, n, back, X);
+        return;
+    }
     double *D = dp_doubles((int64_t)K * n), *y = dp_doubles(n);
     for (int r = 0; r < R; r++) {
         const double *k = p->k + ((t * p->H + hv / dp_G(p)) * R + r) * K,
@@ -54,13 +77,13 @@ static void one_chunk(const dp_problem *p, int64_t t0, int64_t t1, int hv, doubl
         for (int x = 0; x < K; x++)
             e[x] *= decay(p, t, hv, x);
         scale_rows(p, t, hv, K, F);
-        project(p, t, hv, K, F);
+        project(p, t, hv, K, 0, F);
         scale_rows(p, t, hv, V, H);
-        project(p, t, hv, V, H);
+        project(p, t, hv, V, 0, H);
         for (int r = 0; r < R; r++)
             for (int x = 0; x < K; x++)
                 for (int v = 0; v < V; v++)
-                    H[(int64_t)x * V + v] += p->beta[(t * p->HV + hv) * R + r] *
+                    H[(int64_t)x * V + v] += written(p, t, hv, r, v) *
                                              p->k[((t * p->H + hv / dp_G(p)) * R + r) * K + x] *
                                              p->v[((t * p->HV + hv) * R + r) * V + v];
     }
@@ -69,7 +92,7 @@ static void one_chunk(const dp_problem *p, int64_t t0, int64_t t1, int hv, doubl
             for (int v = 0; v < V; v++)
                 dH[(int64_t)x * V + v] += p->scale * p->q[(t * p->H + hv / dp_G(p)) * K + x] *
                                           p->dout[(t * p->HV + hv) * V + v];
-        project(p, t, hv, V, dH);
+        project(p, t, hv, V, 1, dH);
         scale_rows(p, t, hv, V, dH);
     }
 }

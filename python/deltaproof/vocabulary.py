@@ -15,6 +15,8 @@ INPUTS = {
     "initial_state": "Nseq,HV,K,V",
     "do": "T,HV,V",
     "dht": "Nseq,HV,K,V",
+    "b": "T,HV,K",
+    "w": "T,HV,V",
 }
 RESULTS = {
     "o": "T,HV,V",
@@ -27,10 +29,14 @@ RESULTS = {
     "dA_log": "HV",
     "ddt_bias": "HV,Kg",
     "ds0": "Nseq,HV,K,V",
+    "derase": "T,HV,K",
+    "dwrite": "T,HV,V",
 }
 INCOMING = {"do": "o", "dht": "final_state"}  # a gradient that comes in: the result that it is of
 GRADIENT_OF = {  # a gradient that comes out: the input that it is of
-    "d" + {"initial_state": "s0"}.get(name, name): name for name in INPUTS if name not in INCOMING
+    "d" + {"initial_state": "s0", "b": "erase", "w": "write"}.get(name, name): name
+    for name in INPUTS
+    if name not in INCOMING
 }
 TOKENS = tuple(name for name, axes in INPUTS.items() if axes.startswith("T,"))
 

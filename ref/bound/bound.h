@@ -72,7 +72,8 @@ double dp_sum_error(const dp_rounding *r, int n);
 
 /* Errors of the activated inputs of one chunk. */
 typedef struct {
-    double q, k, v, beta; /* relative, another error in every entry */
+    double q, k, v, beta; /* relative, another error in every entry; v: of write o v, too */
+    double erasing;       /* of erase o k beyond k and qk_row; 0 where the keys erase */
     double qk_row;        /* relative, one error for a whole row of q or k (its 1/norm) */
     /* NULL, or what each entry of q [c][K], k [n][K], v [n][V] has on top of q, k, v */
     const double *rq, *rk, *rv;
@@ -96,6 +97,7 @@ typedef struct {
     double *M;                   /* [K][K] M_c itself */
     double mu;                   /* upper bound of |M_c|_2 */
     double *eq, *ek, *ev;        /* [c][K], [n][K], [n][V] relative errors of the entries */
+    double *ee;                  /* [n][K] of the keys that erase */
     double eb, er;               /* copies of the input errors; er = qk_row */
 } dp_chunk_bound;
 
@@ -127,6 +129,9 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
 /* edq [c][K], edk [n][K], edv [n][V]: NULL, or the rows of dq, dk, dv entry by entry. */
 typedef struct {
     double *dq, *dk, *dv, *dg, *dbeta, *ndq, *ndk, *ndv, *vdg, *vdbeta, *edq, *edk, *edv;
+    /* [n][K], [n][V]: errors of the gradients of erasing keys (dk is then of the writes alone),
+     * reference values of those and of dv; NULL: not wanted */
+    double *ederasing, *vderasing, *vdv;
 } dp_grad_bound;
 void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS,
                     const double *edS, const double *DX, const double *DdX, dp_grad_bound *g);

@@ -129,7 +129,7 @@ static void E_read(const row_work *w, dp_grad_rows *g) {
         for (int x = 0; x < K; x++)
             Dkgam[(int64_t)i * K + x] = dp_pw(
                 r, akgam[(int64_t)i * K + x] * (b->Dexp[(i / ch->R) * K + x] +
-                                                b->ek[(int64_t)i * K + x] + b->er + u + 2 * r->uo));
+                                                b->ee[(int64_t)i * K + x] + b->er + u + 2 * r->uo));
     dp_bound_addmm(1, 0, 0, n, V, K, Dkgam, pS, g->E);
     dp_bound_add_sum(r, dp_sum_error(r, K) + u, 0, 0, n, V, K, akgam, aS, g->E);
     free(akgam);

@@ -18,7 +18,8 @@
  *                            + DL|X| + |L| DX + ...
  *   dbeta = sum_v dZ o E,  dE = B dZ,  dL = -dE X',  dP = scale do X':   product rule, entrywise
  *   dq_s  = scale exp(gcum) o (S_0 do) + sum dP pair k;   (error of S_0) do entry by entry from eS
- *   dk    = read + write parts likewise.
+ *   dk    = read + write parts likewise; where other keys erase, the read part is the gradient of
+ *           those, and dk the write part.
  * dg is the reverse cumulative sum of q o dq + k o (dk_read - dk_write), whose pair terms c[s,i]
  * enter once with + at s and once with - at i: the SAME dP, dL, pair, q and k, so their errors
  * cancel there like the terms themselves, and what is left is the error of (math.md f)
@@ -114,6 +115,7 @@ typedef struct {
     double *ado, *aS, *adS;          /* absolute values of do, h, dh */
     state_product Sdo, SdE, SX;      /* S_0 do, S_0 dE, dS_c X */
     double *UX;                      /* operands of dS_c X rounded here and there [n][K] */
+    const double *erasing;           /* [n][K] keys that erase */
     double *rs, *ws, *rs1, *ws1, *z; /* D of r_s, w_i [c][K] and z [K]; shared parts */
 } grad_work;
 
@@ -167,6 +169,7 @@ static void state_products(grad_work *w) {
 static void work_open(grad_work *w) {
     const dp_chunk *ch = w->b->ch;
     const int64_t cK = (int64_t)ch->c * ch->K, KV = (int64_t)ch->K * ch->V;
+    w->erasing = dp_chunk_erasing(ch);
     dp_bound_grad_rows(w->b, &w->in, &w->g);
     w->ado = dp_bound_absof(w->dout, (int64_t)ch->c * ch->V);
     w->aS = dp_bound_absof(ch->h, KV);
@@ -211,7 +214,8 @@ static void query_errors(grad_work *w, int s) {
         w->rs1[y] += dp_pw(r, ch->q[y]) * shared;
         w->rs[y] += dp_pw(r, ch->q[y]) * own +
                     dp_pw(r, (b->eq[y] + b->er + 2 * u) * ch->q[y] * ch->scale * e * Sdo[y]);
-        w->ib.round[y] += dp_pw(r, 2 * u * ch->q[y] * w->val.dq[y]) + dp_pw(r, (V + n) * r->tiny);
+        w->ib.round[y] += dp_pw(r, (ch->erasing ? 3 : 2) * u * ch->q[y] * w->val.dq[y]) +
+                          dp_pw(r, (V + n) * r->tiny);
     }
 }
 
@@ -233,19 +237,28 @@ static void key_errors(grad_work *w, int i) {
                              dp_pw(r, end * SX[j] * (b->Dend[y] + 2 * u));
         const double read1 = dp_pw(r, e) * w->SdE.shared[j],
                      write1 = dp_pw(r, end) * w->SX.shared[j];
-        w->ib.r[j] += read + write + read1 + write1 + w->ib.w[j] + dp_pw(r, u * w->val.dk[j]) +
-                      dp_pw(r, 2 * (V + n) * r->tiny);
-        w->rs1[y] += dp_pw(r, ch->k[j]) * read1;
+        const double tiny = dp_pw(r, 2 * (V + n) * r->tiny);
+        if (ch->erasing) {
+            w->ib.r[j] += read + read1 + dp_pw(r, u * w->val.derasing[j]) + tiny;
+            w->ib.w[j] += write + write1 + dp_pw(r, u * w->val.dk[j]) + tiny;
+        } else {
+            w->ib.r[j] +=
+                read + write + read1 + write1 + w->ib.w[j] + dp_pw(r, u * w->val.dk[j]) + tiny;
+        }
+        w->rs1[y] += dp_pw(r, w->erasing[j]) * read1;
         w->ws1[y] += dp_pw(r, ch->k[j]) * write1;
-        w->rs[y] += dp_pw(r, ch->k[j]) * read +
-                    dp_pw(r, (b->ek[j] + b->er + 2 * u) * ch->k[j] * e * SdE[j]);
+        w->rs[y] += dp_pw(r, w->erasing[j]) * read +
+                    dp_pw(r, (b->ee[j] + b->er + 2 * u) * w->erasing[j] * e * SdE[j]);
         w->ws[y] += dp_pw(r, ch->k[j]) * write +
                     dp_pw(r, (b->ek[j] + b->er + 2 * u) * ch->k[j] * end * SX[j]);
-        w->ib.round[y] +=
-            dp_pw(r, ch->k[j] * end) * w->UX[j] +
-            dp_pw(r, 3 * u * ch->k[j] *
-                         (fabs(w->val.dk[j]) + 2 * e * fabs(SdE[j]) + 2 * end * fabs(SX[j]))) +
-            dp_pw(r, 2 * (V + n) * r->tiny);
+        const double sums =
+            !ch->erasing
+                ? 3 * u * ch->k[j] *
+                      (fabs(w->val.dk[j]) + 2 * e * fabs(SdE[j]) + 2 * end * fabs(SX[j]))
+                : 3 * u *
+                      (fabs(w->erasing[j]) * (fabs(w->val.derasing[j]) + 2 * e * fabs(SdE[j])) +
+                       fabs(ch->k[j]) * (fabs(w->val.dk[j]) + 2 * end * fabs(SX[j])));
+        w->ib.round[y] += dp_pw(r, ch->k[j] * end) * w->UX[j] + dp_pw(r, sums) + tiny;
     }
 }
 
@@ -338,6 +351,8 @@ static void reference_values(const dp_chunk *ch, const dp_chunk_grad *val, dp_gr
         out->vdbeta[i] = val->dbeta[i];
     }
     memcpy(out->vdg, val->dg, sizeof(double) * (size_t)ch->c * K);
+    if (out->vderasing) memcpy(out->vderasing, val->derasing, sizeof(double) * (size_t)ch->n * K);
+    if (out->vdv) memcpy(out->vdv, val->dv, sizeof(double) * (size_t)ch->n * V);
 }
 
 void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS,
@@ -354,7 +369,8 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     }
     for (int i = 0; i < ch->n; i++) {
         key_errors(&w, i);
-        out->dk[i] = row_error(r, w.ib.r, i, K, out->edk);
+        out->dk[i] = row_error(r, ch->erasing ? w.ib.w : w.ib.r, i, K, out->edk);
+        if (out->ederasing) row_error(r, w.ib.r, i, K, out->ederasing);
         value_errors(&w, i, out);
     }
     for (int x = 0; x < K; x++)

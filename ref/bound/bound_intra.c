@@ -46,13 +46,13 @@ static void intra_pairs(dp_chunk_bound *b) {
                 b->DAqk[z] = dp_pw(r, ch->scale) * (D + dp_pw(r, (gK + r->u) * sum)) +
                              dp_pw(r, 2 * b->er * ch->Aqk[z]) + dp_pw(r, r->us * ch->Aqk[z]) + tiny;
                 for (int j = 0; j < R && i < s; j++) {
-                    const double *ks = ch->k + (int64_t)(s * R + j) * K;
+                    const double *ks = dp_chunk_erasing(ch) + (int64_t)(s * R + j) * K;
                     const int64_t y = (int64_t)(s * R + j) * n + i * R + m;
                     D = sum = 0;
                     for (int x = 0; x < K; x++) {
                         const double t = fabs(ks[x] * ki[x]) * e[x];
                         sum += t;
-                        D += dp_pw(r, t * (b->ek[(int64_t)(s * R + j) * K + x] +
+                        D += dp_pw(r, t * (b->ee[(int64_t)(s * R + j) * K + x] +
                                            b->ek[(int64_t)(i * R + m) * K + x] + ee[x]));
                     }
                     b->DL[y] = D + dp_pw(r, gK * sum) + dp_pw(r, 2 * b->er * ch->L[y]) + tiny;
@@ -111,7 +111,7 @@ static void right_hand_sides(const dp_chunk_bound *b, solve_work *s) {
         for (int x = 0; x < ch->K; x++) {
             const int64_t z = (int64_t)i * ch->K + x;
             s->rw[z] = fabs(ch->beta[i] * ch->kgam[z]);
-            s->Drw[z] = dp_pw(r, s->rw[z] * (b->Dexp[(i / ch->R) * ch->K + x] + b->ek[z] + b->er +
+            s->Drw[z] = dp_pw(r, s->rw[z] * (b->Dexp[(i / ch->R) * ch->K + x] + b->ee[z] + b->er +
                                              b->eb + 2 * r->u)) +
                         dp_pw(r, r->tiny);
         }
@@ -218,17 +218,32 @@ static void bound_alloc(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding round
     const struct {
         double **p;
         int64_t n;
-    } a[] = {
-        {&b->eq, cK},   {&b->ek, nK}, {&b->ev, nV},  {&b->Dcum, cK}, {&b->Dexp, cK},
-        {&b->Dend, cK}, {&b->DeC, K}, {&b->DL, nn},  {&b->DA, nn},   {&b->DAqk, (int64_t)c * n},
-        {&b->Dw, nK},   {&b->Du, nV}, {&b->Dkg, nK}, {&b->Dqg, cK},  {&b->DM, KK},
-        {&b->DF, KK},   {&b->M, KK}};
+    } a[] = {{&b->eq, cK},
+             {&b->ek, nK},
+             {&b->ee, nK},
+             {&b->ev, nV},
+             {&b->Dcum, cK},
+             {&b->Dexp, cK},
+             {&b->Dend, cK},
+             {&b->DeC, K},
+             {&b->DL, nn},
+             {&b->DA, nn},
+             {&b->DAqk, (int64_t)c * n},
+             {&b->Dw, nK},
+             {&b->Du, nV},
+             {&b->Dkg, nK},
+             {&b->Dqg, cK},
+             {&b->DM, KK},
+             {&b->DF, KK},
+             {&b->M, KK}};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
         *a[i].p = dp_doubles(a[i].n);
     for (int64_t i = 0; i < cK; i++)
         b->eq[i] = in->q + (in->rq ? in->rq[i] : 0);
     for (int64_t i = 0; i < nK; i++)
         b->ek[i] = in->k + (in->rk ? in->rk[i] : 0);
+    for (int64_t i = 0; i < nK; i++)
+        b->ee[i] = b->ek[i] + in->erasing;
     for (int64_t i = 0; i < nV; i++)
         b->ev[i] = in->v + (in->rv ? in->rv[i] : 0);
 }
@@ -301,8 +316,9 @@ void dp_bound_exact(dp_chunk_bound *b) {
 }
 
 void dp_bound_free(dp_chunk_bound *b) {
-    double **a[] = {&b->eq, &b->ek,   &b->ev, &b->Dcum, &b->Dexp, &b->Dend, &b->DeC, &b->DL, &b->DA,
-                    &b->DT, &b->DAqk, &b->Dw, &b->Du,   &b->Dkg,  &b->Dqg,  &b->DM,  &b->DF, &b->M};
+    double **a[] = {&b->eq,  &b->ek,  &b->ee, &b->ev, &b->Dcum, &b->Dexp, &b->Dend,
+                    &b->DeC, &b->DL,  &b->DA, &b->DT, &b->DAqk, &b->Dw,   &b->Du,
+                    &b->Dkg, &b->Dqg, &b->DM, &b->DF, &b->M};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
         free(*a[i]);
         *a[i] = NULL;

@@ -264,13 +264,14 @@ static work begin(const dp_problem *p) {
 }
 
 void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out) {
-    work a = begin(p);
     *out = (dp_drop){{NULL}};
     for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
         if (rows && (backward || !dp_result_fields[i].backward)) out->row[i] = dp_doubles(rows);
     }
+    if (dp_by_gates(p)) return; /* its steps are no contractions: nothing may be dropped */
+    work a = begin(p);
     a.floor = -bits * 0x1.62e42fefa39efp-1; /* ln 2 */
     a.backward = backward && p->dout;
     a.out = out;

@@ -8,7 +8,8 @@
  *     A(t, c) = exp(sum over tokens s = c .. t-1 of max over channels of g_s)
  * is left, and by the same steps transposed of a gradient on its way back. The largest channel's
  * SUM is no bound: keys move the state between channels (keys = moved, ref/inputs/inputs_moved.c).
- * Where a step is no contraction nothing before it may be dropped after it.
+ * Where a step is no contraction nothing before it may be dropped after it: so of GDN-2, whose
+ * erasing keys are not along the keys, nothing.
  *
  * What is lost. A result is linear in each state, so what it loses is what the dropped state would
  * have added: at token t at most D_t = max over c with A(t, c) <= E of A(t, c) |S_c|_F of the state

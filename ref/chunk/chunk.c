@@ -123,6 +123,7 @@ static void decays_at(const dp_chunk *ch, int t, double *e, double *end) {
 static void decay(dp_chunk *ch) {
     const int c = ch->c, R = ch->R, K = ch->K;
     const dp_base b = ch->base;
+    const double *erasing = dp_chunk_erasing(ch);
     double *exps = dp_doubles(2 * (int64_t)K), *ends = exps + K;
     dp_exp_row(K, ch->gcum + (int64_t)(c - 1) * K, ch->eC);
     for (int x = 0; x < K; x++)
@@ -134,7 +135,7 @@ static void decay(dp_chunk *ch) {
             ch->qg[t * K + x] = dp_store(ch->factors, dp_round_arith(b, e * ch->q[t * K + x]));
             for (int j = 0; j < R; j++) {
                 const int64_t i = (int64_t)(t * R + j) * K + x;
-                ch->kgam[i] = dp_round_arith(b, e * ch->k[i]);
+                ch->kgam[i] = dp_round_arith(b, e * erasing[i]);
                 ch->kg[i] = dp_store(ch->factors, dp_round_arith(b, r * ch->k[i]));
             }
         }
@@ -191,6 +192,7 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
         int64_t n;
     } a[] = {{&ch->q, cK},
              {&ch->k, nK},
+             {&ch->erasing, in->erasing ? nK : 0},
              {&ch->v, nV},
              {&ch->beta, n},
              {&ch->gcum, cK},
@@ -205,8 +207,11 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
              {&ch->h, (int64_t)K * V},
              {&ch->v_new, nV}};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        *a[i].p = dp_doubles(a[i].n);
+        if (a[i].n) *a[i].p = dp_doubles(a[i].n);
     for (int t = 0; t < c; t++) {
+        if (in->erasing)
+            memcpy(ch->erasing + (int64_t)t * R * K, in->erasing + t * in->se,
+                   sizeof(double) * R * K);
         memcpy(ch->q + (int64_t)t * K, in->q + t * in->sq, sizeof(double) * K);
         memcpy(ch->k + (int64_t)t * R * K, in->k + t * in->sk, sizeof(double) * R * K);
         memcpy(ch->v + (int64_t)t * R * V, in->v + t * in->sv, sizeof(double) * R * V);
@@ -244,9 +249,10 @@ void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doubl
 }
 
 void dp_chunk_free(dp_chunk *ch) {
-    double **a[] = {&ch->q,   &ch->k,     &ch->v,  &ch->beta,     &ch->gcum,  &ch->L,  &ch->Akk,
-                    &ch->Aqk, &ch->kgam,  &ch->w,  &ch->u,        &ch->kg,    &ch->qg, &ch->eC,
-                    &ch->h,   &ch->v_new, &ch->dh, &ch->dv_local, &ch->dv_new};
+    double **a[] = {&ch->q,     &ch->k,   &ch->v,        &ch->beta,   &ch->gcum,
+                    &ch->L,     &ch->Akk, &ch->Aqk,      &ch->kgam,   &ch->w,
+                    &ch->u,     &ch->kg,  &ch->qg,       &ch->eC,     &ch->h,
+                    &ch->v_new, &ch->dh,  &ch->dv_local, &ch->dv_new, &ch->erasing};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
         free(*a[i]);
         *a[i] = NULL;
@@ -335,6 +341,7 @@ void dp_chunk_grad_alloc(dp_chunk_grad *g, const dp_chunk *ch) {
     g->dv = dp_doubles((int64_t)ch->n * ch->V);
     g->dg = dp_doubles((int64_t)ch->c * ch->K);
     g->dbeta = dp_doubles(ch->n);
+    g->derasing = ch->erasing ? dp_doubles((int64_t)ch->n * ch->K) : NULL;
 }
 
 void dp_chunk_grad_free(dp_chunk_grad *g) {
@@ -343,6 +350,7 @@ void dp_chunk_grad_free(dp_chunk_grad *g) {
     free(g->dv);
     free(g->dg);
     free(g->dbeta);
+    free(g->derasing);
     *g = (dp_chunk_grad){0};
 }
 
@@ -467,6 +475,7 @@ static void intra_state_parts(intra_work *w, int t, dp_chunk_grad *g) {
     const dp_chunk *ch = w->ch;
     const int R = ch->R, K = ch->K;
     const dp_base b = ch->base;
+    const double *erasing = dp_chunk_erasing(ch);
     decays_at(ch, t, w->exps, w->ends);
     for (int x = 0; x < K; x++) {
         const double e = w->exps[x], toend = w->ends[x];
@@ -477,7 +486,7 @@ static void intra_state_parts(intra_work *w, int t, dp_chunk_grad *g) {
             const int64_t i = (int64_t)(t * R + j) * K + x;
             w->dkr[i] = -dp_round_arith(b, e * w->dkr[i]);
             w->dkw[i] = w->end[i] = dp_round_arith(b, toend * w->end[i]);
-            rr = dp_round_arith(b, rr + dp_round_arith(b, ch->k[i] * w->dkr[i]));
+            rr = dp_round_arith(b, rr + dp_round_arith(b, erasing[i] * w->dkr[i]));
             ww = dp_round_arith(b, ww + dp_round_arith(b, ch->k[i] * w->end[i]));
         }
         w->r[t * K + x] = rr;
@@ -485,7 +494,7 @@ static void intra_state_parts(intra_work *w, int t, dp_chunk_grad *g) {
     }
 }
 
-/* dk, and dgam = q o dq + k o (dk_read - dk_write). */
+/* dk, and dgam = q o dq + k o (dk_read - dk_write); of erasing keys the reads are theirs. */
 static void intra_keys(intra_work *w, dp_chunk_grad *g) {
     const dp_chunk *ch = w->ch;
     const int R = ch->R, K = ch->K;
@@ -495,6 +504,13 @@ static void intra_keys(intra_work *w, dp_chunk_grad *g) {
             double d = dp_round_arith(b, ch->q[t * K + x] * g->dq[t * K + x]);
             for (int j = 0; j < R; j++) {
                 const int64_t i = (int64_t)(t * R + j) * K + x;
+                if (ch->erasing) {
+                    d = dp_round_arith(b, d + dp_round_arith(b, ch->erasing[i] * w->dkr[i]));
+                    d = dp_round_arith(b, d - dp_round_arith(b, ch->k[i] * w->dkw[i]));
+                    g->derasing[i] = w->dkr[i];
+                    g->dk[i] = w->dkw[i];
+                    continue;
+                }
                 d = dp_round_arith(
                     b, d + dp_round_arith(b, ch->k[i] * dp_round_arith(b, w->dkr[i] - w->dkw[i])));
                 g->dk[i] = dp_round_arith(b, w->dkr[i] + w->dkw[i]);

@@ -7,6 +7,8 @@
  * under base bf16 those that FLA stores in bf16 hold bf16 numbers (see dp_base in formats.h).
  * Exponents are pairwise, masked before exp: nothing exceeds 1, any g <= 0 is safe (math.md e.1).
  * The gate of GDN is expanded to K equal channels; the caller sums dg over them.
+ * Where a token erases along other keys than it writes (GDN-2: erase o k, with values write o v and
+ * beta = 1), `erasing` holds them; L, Kgam and w are of those, Aqk and kg of the keys.
  */
 #ifndef DP_CHUNK_H
 #define DP_CHUNK_H
@@ -28,10 +30,11 @@ typedef struct {
     int by_inverse;          /* 1: w, u, dZ are products with the stored inverse Akk (base bf16); 0:
                                 triangular solves */
     /* inputs, activated: copied in by dp_chunk_begin */
-    double *q;    /* [c][K] */
-    double *k;    /* [n][K] */
-    double *v;    /* [n][V] */
-    double *beta; /* [n] */
+    double *q;       /* [c][K] */
+    double *k;       /* [n][K] */
+    double *erasing; /* [n][K] keys that erase; NULL: k */
+    double *v;       /* [n][V] */
+    double *beta;    /* [n] */
     /* intra */
     double *gcum;    /* [c][K]  inclusive cumsum of g, restarts in every chunk */
     double *L;       /* [n][n]  strictly block lower: k_s o exp(gcum_s - gcum_i) . k_i */
@@ -57,7 +60,8 @@ typedef struct {
  * [R][K] and [R][V]; beta [R]. Kg is 1 for GDN. Allocates; free with dp_chunk_free. */
 typedef struct {
     const double *q, *k, *v, *g, *beta;
-    int64_t sq, sk, sv, sg, sb;
+    const double *erasing; /* NULL: the keys; else as k, stride se */
+    int64_t sq, sk, sv, sg, sb, se;
     int Kg;
 } dp_chunk_in;
 /* All of it; *ch is written whole. */
@@ -91,11 +95,11 @@ void dp_chunk_dAv(dp_chunk *ch, const double *dout);
  * kept. */
 void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dv_new);
 /* All input gradients of the chunk from h, v_new, dh, dv_new. dq [c][K], dk [n][K], dv [n][V], dg
- * [c][K], dbeta [n].
+ * [c][K], dbeta [n], derasing [n][K] (NULL without erasing keys; dk is then of the writes alone).
  * S_c: state after the chunk [K][V].  dg by the reverse cumsum; pair_dg = 1: by the
  * cancellation-free pair sums (math.md f). */
 typedef struct {
-    double *dq, *dk, *dv, *dg, *dbeta;
+    double *dq, *dk, *dv, *dg, *dbeta, *derasing;
 } dp_chunk_grad;
 void dp_chunk_grads(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g);
 void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g); /* its first stage: dv, dbeta */
@@ -105,6 +109,11 @@ void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg,
 void dp_chunk_grad_alloc(dp_chunk_grad *g, const dp_chunk *ch);
 /* Frees what it holds; the struct is the caller's. */
 void dp_chunk_grad_free(dp_chunk_grad *g);
+
+/* The keys that erase, [n][K]. */
+static inline const double *dp_chunk_erasing(const dp_chunk *ch) {
+    return ch->erasing ? ch->erasing : ch->k;
+}
 
 /* One rounding to the arithmetic format of the base (fp64: none; fp32, bf16: fp32), and to its
  * storage format (bf16: bf16). */

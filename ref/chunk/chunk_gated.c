@@ -41,6 +41,9 @@ static factors at_channel(const dp_chunk *ch, int s, int a, int i, int x, double
 }
 
 static const double *key(const dp_chunk *ch, int row) { return ch->k + (int64_t)row * ch->K; }
+static const double *erasing(const dp_chunk *ch, int row) {
+    return dp_chunk_erasing(ch) + (int64_t)row * ch->K;
+}
 
 static float score(const dp_chunk *ch, int s, int i, const double *left, const double *right) {
     const int a = anchor(ch, s, i);
@@ -59,7 +62,7 @@ void dp_gated_forward(dp_chunk *ch) {
             const double *q = ch->q + (int64_t)s * ch->K;
             ch->Aqk[(int64_t)s * ch->n + im] = (float)ch->scale * score(ch, s, i, q, key(ch, im));
             for (int sj = s * ch->R; i < s && sj < (s + 1) * ch->R; sj++)
-                ch->L[(int64_t)sj * ch->n + im] = score(ch, s, i, key(ch, sj), key(ch, im));
+                ch->L[(int64_t)sj * ch->n + im] = score(ch, s, i, erasing(ch, sj), key(ch, im));
         }
 }
 
@@ -92,7 +95,7 @@ void dp_gated_backward(const dp_chunk *ch, const dp_gated_gradients *g) {
                              g->dq + s * K, g->dk_write + im * K);
                 for (int j = 0; i < s && j < ch->R; j++) {
                     const int64_t sj = s * ch->R + j;
-                    through_pair(&p, g->dL[sj * ch->n + im], key(ch, (int)sj), key(ch, (int)im),
+                    through_pair(&p, g->dL[sj * ch->n + im], erasing(ch, (int)sj), key(ch, (int)im),
                                  g->dk_read + sj * K, g->dk_write + im * K);
                 }
             }

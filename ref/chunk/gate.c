@@ -51,11 +51,15 @@ dp_activated dp_activated_new(const dp_problem *p) {
                       .rstd_q = dp_doubles(p->T * p->H),
                       .rstd_k = dp_doubles(p->T * p->H * p->R)};
     dp_activate(p, 0, p->T, a.q, a.k, a.g, a.beta, a.rstd_q, a.rstd_k);
+    if (!dp_by_gates(p)) return a;
+    a.erasing = dp_doubles(p->T * p->HV * p->K);
+    a.values = dp_doubles(p->T * p->HV * p->V);
+    dp_activate_writes(p, 0, p->T, a.k, a.erasing, a.values);
     return a;
 }
 
 void dp_activated_free(dp_activated *a) {
-    double *all[] = {a->q, a->k, a->g, a->beta, a->rstd_q, a->rstd_k};
+    double *all[] = {a->q, a->k, a->g, a->beta, a->rstd_q, a->rstd_k, a->erasing, a->values};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }

@@ -10,7 +10,9 @@
  *   l2norm   y = x * rstd, rstd = 1/sqrt(sum x^2 + 1e-6);  without l2norm y = x and rstd = 1
  *   gate     g = raw, or -exp(A_log) softplus(x), or lower_bound sigmoid(exp(A_log) x),
  *            with x = raw + dt_bias
- *   beta     raw, sigmoid(b) or 2 sigmoid(b)
+ *   beta     raw, sigmoid(b) or 2 sigmoid(b); 1 where erase and write stand in its place
+ *   erasing  [.][HV][K] erase o k, values [.][HV][V] write o v: a token of such a recurrence is one
+ *            of keys k, erasing keys, values and beta = 1 (dp_activate_writes)
  * softplus(x) = max(x, 0) + log1p(exp(-|x|)) and sigmoid through exp(-|x|): no overflow and full
  * relative accuracy at both ends (x = -80 and +80 alike). scale is NOT applied. NaN and Inf
  * propagate.
@@ -33,10 +35,31 @@ void dp_activate(const dp_problem *p, int64_t t0, int64_t t1, double *q, double 
 void dp_activate_f32(const dp_problem *p, int64_t t0, int64_t t1, double *q, double *k, double *g,
                      double *beta, double *rstd_q, double *rstd_k);
 
-/* All tokens of p after dp_activate, in the arrays named above. */
+/* Where dp_by_gates(p): erasing keys and values of tokens t0 .. t1-1, from their activated keys k;
+ * one operation each. */
+void dp_activate_writes(const dp_problem *p, int64_t t0, int64_t t1, const double *k,
+                        double *erasing, double *values);
+void dp_activate_writes_f32(const dp_problem *p, int64_t t0, int64_t t1, const double *k,
+                            double *erasing, double *values);
+
+/* All tokens of p after dp_activate, in the arrays named above; erasing, values: NULL unless
+ * dp_by_gates(p). */
 typedef struct {
-    double *q, *k, *g, *beta, *rstd_q, *rstd_k;
+    double *q, *k, *g, *beta, *rstd_q, *rstd_k, *erasing, *values;
 } dp_activated;
+
+/* The keys that erase at token t in value head hv, [R][K]: the keys themselves (k, of all tokens)
+ * where erasing is NULL. */
+static inline const double *dp_erasing_at(const dp_problem *p, const double *k,
+                                          const double *erasing, int64_t t, int hv) {
+    return erasing ? erasing + (t * p->HV + hv) * p->K
+                   : k + (t * p->H + hv / dp_G(p)) * p->R * p->K;
+}
+/* The values of a token and value head, [R][V]. */
+static inline const double *dp_values_at(const dp_problem *p, const double *values, int64_t t,
+                                         int hv) {
+    return values ? values + (t * p->HV + hv) * p->V : p->v + (t * p->HV + hv) * p->R * p->V;
+}
 
 /* Allocated and computed in fp64; to be freed. */
 dp_activated dp_activated_new(const dp_problem *p);
@@ -56,6 +79,16 @@ void dp_activate_bwd_f32(const dp_problem *p, int64_t t0, int64_t t1, const doub
                          const double *k, const double *rstd_q, const double *rstd_k,
                          const double *dq, const double *dk, const double *dg, const double *dbeta,
                          dp_result *out);
+
+/* The way back from erasing keys and values, before dp_activate_bwd: dk [.][H][K] gets what comes
+ * through the erasing keys of its value heads, in their order, ADDED; out->derase, dwrite and dv
+ * are written at tokens t0 .. t1-1. */
+void dp_activate_writes_bwd(const dp_problem *p, int64_t t0, int64_t t1, const double *k,
+                            const double *derasing, const double *dvalues, double *dk,
+                            dp_result *out);
+void dp_activate_writes_bwd_f32(const dp_problem *p, int64_t t0, int64_t t1, const double *k,
+                                const double *derasing, const double *dvalues, double *dk,
+                                dp_result *out);
 
 /* dg/dx and dg/dA_log of every gate, [T][HV][Kg] each, in fp64. */
 void dp_gate_slopes(const dp_problem *p, double *dg_dx, double *dg_dA);

@@ -19,8 +19,9 @@ typedef struct {
     const dp_design *design;
     const dp_recurrent_keep *keep;
     double *q, *k, *g, *beta, *rstd_q, *rstd_k;
-    float *dq, *dk; /* [T][HV][K], [T][HV][R][K] */
-    double *dg, *dbeta;
+    double *erasing, *values; /* NULL: the keys, the values as given */
+    float *dq, *dk;           /* [T][HV][K], [T][HV][R][K] */
+    double *dg, *dbeta, *derasing, *dvalues;
     dp_result *out;
 } recurrence;
 
@@ -43,6 +44,10 @@ static const double *key(const head *h, int64_t t) {
 static const double *query(const head *h, int64_t t) {
     const dp_problem *p = h->r->p;
     return h->r->q + (t * p->H + h->hv / dp_G(p)) * p->K;
+}
+
+static const double *erasing(const head *h, int64_t t) {
+    return dp_erasing_at(h->r->p, h->r->k, h->r->erasing, t, h->hv);
 }
 
 static float decay(const head *h, int64_t t, int x) {
@@ -70,8 +75,8 @@ static void residuals(const head *h, int64_t t, const float *Sbar) {
     const dp_problem *p = h->r->p;
     const int64_t at = t * p->HV + h->hv;
     for (int j = 0; j < p->R; j++) {
-        const double *k = key(h, t) + (int64_t)j * p->K;
-        const double *value = p->v + (at * p->R + j) * p->V;
+        const double *k = erasing(h, t) + (int64_t)j * p->K;
+        const double *value = dp_values_at(p, h->r->values, t, h->hv) + (int64_t)j * p->V;
         const float beta = (float)h->r->beta[at * p->R + j];
         float *E = h->E + (int64_t)j * p->V;
         memset(E, 0, sizeof *E * (size_t)p->V);
@@ -241,7 +246,10 @@ static void through_write(const head *h, int64_t t, const float *E, adjoint *a) 
         h->r->dbeta[at + j] = dot(E + (int64_t)j * p->V, dU, p->V);
         for (int v = 0; v < p->V; v++) {
             dE[v] = (float)h->r->beta[at + j] * dU[v];
-            h->r->out->dv[(at + j) * p->V + v] = dp_store(h->r->design->out, dE[v]);
+            if (h->r->dvalues)
+                h->r->dvalues[(at + j) * p->V + v] = dE[v];
+            else
+                h->r->out->dv[(at + j) * p->V + v] = dp_store(h->r->design->out, dE[v]);
         }
     }
 }
@@ -256,11 +264,15 @@ static void through_state(const head *h, int64_t t, const float *Sbar, const flo
         const float *before = Sbar + (int64_t)x * p->V;
         for (int j = 0; j < p->R; j++) {
             const float *dE = a->dE + (int64_t)j * p->V;
+            const int64_t at = ((t * p->HV + h->hv) * p->R + j) * p->K + x;
             const float write = dot(U + (int64_t)j * p->V, G, p->V);
-            h->r->dk[((t * p->HV + h->hv) * p->R + j) * p->K + x] = write - dot(dE, before, p->V);
+            const float read = dot(dE, before, p->V);
+            h->r->dk[at] = h->r->derasing ? write : write - read;
+            if (h->r->derasing) h->r->derasing[at] = -read;
         }
         for (int j = 0; j < p->R; j++)
-            add_row(-(float)key(h, t)[(int64_t)j * p->K + x], a->dE + (int64_t)j * p->V, p->V, G);
+            add_row(-(float)erasing(h, t)[(int64_t)j * p->K + x], a->dE + (int64_t)j * p->V, p->V,
+                    G);
         const float own = dot(G, before, p->V);
         dg[Kg == 1 ? 0 : x] = Kg == 1 ? (float)((float)dg[0] + own) : own;
         const float d = decay(h, t, x);
@@ -343,12 +355,20 @@ static void through_activations(const recurrence *r) {
         r->out->dA_log[i] = 0;
     for (int i = 0; r->out->ddt_bias && i < p->HV * dp_Kg(p); i++)
         r->out->ddt_bias[i] = 0;
+    if (r->erasing)
+        dp_activate_writes_bwd_f32(p, 0, p->T, r->k, r->derasing, r->dvalues, dk, r->out);
     dp_activate_bwd_f32(p, 0, p->T, r->q, r->k, r->rstd_q, r->rstd_k, dq, dk, r->dg, r->dbeta,
                         r->out);
     store_all(f, r->out->dq, q);
     store_all(f, r->out->dk, q * p->R);
     store_all(f, r->out->dg, p->T * p->HV * dp_Kg(p));
-    store_all(f, r->out->dbeta, p->T * p->HV * p->R);
+    if (r->erasing) {
+        store_all(f, r->out->derase, p->T * p->HV * p->K);
+        store_all(f, r->out->dwrite, p->T * p->HV * p->V);
+        store_all(f, r->out->dv, p->T * p->HV * p->V);
+    } else {
+        store_all(f, r->out->dbeta, p->T * p->HV * p->R);
+    }
     free(dq);
     free(dk);
 }
@@ -363,10 +383,15 @@ static void activate(recurrence *r) {
     r->rstd_q = dp_doubles(p->T * p->H);
     r->rstd_k = dp_doubles(p->T * p->H * p->R);
     dp_activate_f32(p, 0, p->T, r->q, r->k, r->g, r->beta, r->rstd_q, r->rstd_k);
+    if (!dp_by_gates(p)) return;
+    r->erasing = dp_doubles(p->T * p->HV * p->K);
+    r->values = dp_doubles(p->T * p->HV * p->V);
+    dp_activate_writes_f32(p, 0, p->T, r->k, r->erasing, r->values);
 }
 
 static void release(recurrence *r) {
-    double *const wide[] = {r->q, r->k, r->g, r->beta, r->rstd_q, r->rstd_k, r->dg, r->dbeta};
+    double *const wide[] = {r->q,  r->k,     r->g,       r->beta,   r->rstd_q,   r->rstd_k,
+                            r->dg, r->dbeta, r->erasing, r->values, r->derasing, r->dvalues};
     for (size_t i = 0; i < sizeof wide / sizeof *wide; i++)
         free(wide[i]);
     free(r->dq);
@@ -383,6 +408,8 @@ void dp_recurrent_run(const dp_problem *p, const dp_design *design, int backward
         r.dk = dp_calloc((size_t)(p->T * p->HV * p->R * p->K), sizeof *r.dk);
         r.dg = dp_doubles(p->T * p->HV * dp_Kg(p));
         r.dbeta = dp_doubles(p->T * p->HV * p->R);
+        if (r.erasing) r.derasing = dp_doubles(p->T * p->HV * p->K);
+        if (r.erasing) r.dvalues = dp_doubles(p->T * p->HV * p->V);
     }
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < p->Nseq * p->HV; i++)

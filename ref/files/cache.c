@@ -78,7 +78,7 @@ dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
     XXH3_128bits_update(s, more, size);
     if (p->input_error) hash_doubles(s, &p->input_error, 1);
     for (int i = 0; i < DP_NINPUTS; i++)
-        hash_doubles(s, dp_input_of(p, i), dp_input_count(p, i));
+        if (dp_input_belongs(p, i)) hash_doubles(s, dp_input_of(p, i), dp_input_count(p, i));
     return digest(s);
 }
 

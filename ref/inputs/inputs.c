@@ -183,7 +183,9 @@ enum stream {
     ST_X,
     ST_W,
     ST_BIAS,
-    ST_DY
+    ST_DY,
+    ST_ERASE,
+    ST_WRITE
 };
 
 static double rounded(double x, dp_format f) {
@@ -278,6 +280,14 @@ static void fill_raw_gate(dp_problem *p, const dp_inputs_spec *s) {
 
 static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {
     const int64_t n = p->T * p->HV * p->R;
+    if (dp_by_gates(p)) {
+        const int64_t ne = p->T * p->HV * p->K, nw = p->T * p->HV * p->V;
+        fill_uniform(p->erase, ne, s, ST_ERASE, s->beta_lo, s->beta_hi);
+        fill_uniform(p->write, nw, s, ST_WRITE, s->beta_lo, s->beta_hi);
+        round_all(p->erase, ne, s->dtype);
+        round_all(p->write, nw, s->dtype);
+        return;
+    }
     if (p->beta_form != DP_BETA_PLAIN) {
         fill_normal(p->beta, n, s, ST_BETA, s->beta_lo, s->beta_hi, s->dtype);
         return;

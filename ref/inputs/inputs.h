@@ -53,12 +53,13 @@ typedef struct {
     double g_channel_spread; /* decades over which channels' rates are spread (0: none; 6 for
                                 'mixed'; DP_GATE_LOG) */
     double beta_lo,
-        beta_hi;         /* plain beta uniform in [lo, hi); raw beta: normal * beta_hi + beta_lo */
+        beta_hi;         /* plain beta uniform in [lo, hi); raw beta: normal * beta_hi + beta_lo;
+                            erase and write as plain beta, entry by entry */
     double s0_scale;     /* > 0: initial state normal * s0_scale */
     dp_inputs_laws laws; /* laid over all of it */
 } dp_inputs_spec;
-/* p's shapes, cu, forms set and arrays allocated. Fills q k v g beta (A_log, dt_bias, s0, dout,
- * dstate where allocated).
+/* p's shapes, cu, forms set and arrays allocated. Fills q k v g beta or erase and write (A_log,
+ * dt_bias, s0, dout, dstate where allocated).
  * A_log, dt_bias: softplus gate log U(1,16) and U(-6.9,-2.3), as trained layers start; lower-bound
  * gate log U(1/2,2) and U(-1,1). */
 void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s);

@@ -8,6 +8,8 @@
  * sequence after another takes the next basis vector, so that each is written once in K / R.
  * Writes. beta = 1 replaces s_a by v, beta = 0 leaves it, beta = 1/2 halves both. No s_a is halved
  * again before it was replaced.
+ * With erase and write in place of beta (gdn2) all channels have that beta, but for erase where the
+ * key is one channel: the others, which it does not reach, have 0, 1/2, 1 or 2.
  * Decay. g is 0, or -1024 for a reset: exp is then exactly 1 or (below 2^-1074) exactly 0 in every
  * format. A reset takes the whole head (gdn), one channel of an even block, or two channels of an
  * odd block: the last leaves halves in four s_a, and none of them is halved or reset again before
@@ -100,14 +102,27 @@ static void fill_gate(dp_problem *p, dp_rng *r, int64_t t, int hv, char *dirty) 
     }
 }
 
+/* erase and write of key a. */
+static void fill_gates(dp_problem *p, dp_rng *r, int64_t at, int a, double beta) {
+    static const double other[] = {0, 0.5, 1, 2};
+    for (int x = 0; x < p->K; x++)
+        p->erase[at * p->K + x] = x == a || rotated(p->K, a) ? beta : other[draw(r, 4)];
+    for (int x = 0; x < p->V; x++)
+        p->write[at * p->V + x] = beta;
+}
+
 static void fill_write(dp_problem *p, dp_rng *r, int64_t t, int64_t first, int seq, int hv,
                        char *dirty) {
     const double unit = ldexp(1, dp_inputs_exact_log2(p, seq, hv));
     for (int j = 0; j < p->R; j++) {
         const int a = vector_of(p, t - first, hv / dp_G(p), j), roll = draw(r, 8);
         const int64_t i = (t * p->HV + hv) * p->R + j;
-        p->beta[i] = dirty[a] ? 1 : roll == 0 ? 0 : roll <= 2 && !rotated(p->K, a) ? 0.5 : 1;
-        if (p->beta[i] > 0) dirty[a] = p->beta[i] < 1;
+        const double beta = dirty[a] ? 1 : roll == 0 ? 0 : roll <= 2 && !rotated(p->K, a) ? 0.5 : 1;
+        if (dp_by_gates(p))
+            fill_gates(p, r, i, a, beta);
+        else
+            p->beta[i] = beta;
+        if (beta > 0) dirty[a] = beta < 1;
         for (int c = 0; c < p->V; c++)
             p->v[i * p->V + c] = sign(r) * unit * (1 + (t >> c % 8 & 1));
     }

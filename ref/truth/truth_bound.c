@@ -66,6 +66,20 @@
  *     dg = rowsum(G_new o S)       error n_new b_prev + b_new n + gamma_(V+C+2+K) n_new n
  *                                  (K: GDN adds over channels)
  *
+ * ERASING KEYS (GDN-2: one key, beta = 1, v stands for write o v). What reads the state,
+ * e = erase o k with eps_e = eps_k + gamma_2, is not what writes it, so A_t = (I - k'e) D, and
+ * kappa becomes kappa_e >= |e| wherever a state is read or G1 passes the read: in F2, in dE
+ * (forward), in the second part of dk, which is the gradient de of e, in dSbar = G1 - e'dE with
+ * eps_e in l. A product with beta = 1 is exact and counted all the same.
+ *     nu           I - k'e is the identity but on the plane of k and e; the two singular values
+ *                  there have the product |1 - d|, d = <k, e>, and squares that add up to
+ *                  2 - 2d + ac, a = |k|^2, c = |e|^2, so the larger one is
+ *                  (sqrt(ac) + sqrt(ac + 4 (1 - d))) / 2, for either sign of 1 - d
+ *     v            write o v: u |v| more in F2
+ *     dv, dwrite   write o dE, v o dE: the largest |write|, |v| times the error of dE, and 2u eta
+ *     derase       k o de: the error of de and (eps_k + 2u) |de|, times kappa >= every |k_i|
+ *     dk           erase o de is added: times the largest |erase|, 2u |de| and gamma_3 of it more
+ *
  * CHAIN. delta, m: error and size of the gradient of the activated value, value heads of a group
  * summed (gamma_G sum m more).
  *     L2     f = rstd (I - y y') dy with |y| <= 1, so |I - y y'| <= 1:
@@ -190,11 +204,27 @@ ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *kap, c
     return lambda > 2 ? lambda - 1 : 1;
 }
 
-/* The bounds of one token: what the forward and the adjoint share. Arrays [R]. */
+/* d and its parts in double: K products of three numbers within 2^-50, summed within K 2^-52; k is
+ * rounded and off by rel.qk. */
+ld tr_gated_step_norm(const tr_run *r, const double *k, const double *erase, ld k_norm,
+                      ld erasing_norm) {
+    const int K = r->p->K;
+    double d = 0, size = 0;
+    for (int i = 0; i < K; i++) {
+        d += erase[i] * k[i] * k[i];
+        size += fabs(erase[i]) * k[i] * k[i];
+    }
+    const ld off = ((K + 16) * 0x1p-51 + 4 * tr_rel_errors(r).qk) * (ld)size + K * 0x1p-1000,
+             ac = k_norm * k_norm * erasing_norm * erasing_norm, rest = ac + 4 * (1 - (ld)d + off);
+    return (tr_sqrt(ac) + tr_sqrt(rest > 0 ? rest : 0)) / 2 * (1 + 0x1p-40);
+}
+
+/* The bounds of one token: what the forward and the adjoint share. Arrays [R]; era: of the keys
+ * that erase, kap where those are the keys. */
 typedef struct {
     ld mu, sigma, F1, s, q, push; /* push = sum kappa b |v| */
     tr_gate_norms g;
-    const ld *kap, *be;
+    const ld *kap, *era, *be;
     ld *v, *F2, *e, *w;
 } token;
 
@@ -234,6 +264,7 @@ static void token_bounds(bounder *c, int64_t t, norm_error in) {
     token *k = &c->k;
     k->g = c->hd->norms[t];
     k->kap = c->qk->k_norm + t * p->R;
+    k->era = c->hd->erasing_norm ? c->hd->erasing_norm + t : k->kap;
     k->be = c->hd->beta_up + t * p->R;
     k->q = c->qk->q_norm[t];
     k->mu = c->hd->nu[t] * k->g.d;
@@ -242,10 +273,11 @@ static void token_bounds(bounder *c, int64_t t, norm_error in) {
     k->s = p->dout ? tr_abs(p->scale) * c->hd->do_norm[t] : 0;
     k->push = 0;
     for (int j = 0; j < p->R; j++) {
-        const ld ks = k->kap[j] * k->sigma;
+        const ld ks = k->era[j] * k->sigma;
         k->v[j] = c->is_M ? 0 : c->hd->v_norm[t * p->R + j] * (1 + 2 * (ld)p->input_error);
         k->F2[j] = tr_gamma(r, p->K + 2) * (k->v[j] + ks) + 2 * (ld)p->input_error * k->v[j] +
-                   c->rel.qk * ks + k->kap[j] * k->F1;
+                   c->rel.erasing * ks + k->era[j] * k->F1;
+        if (c->hd->erasing_norm) k->F2[j] += u * k->v[j];
         k->e[j] = k->v[j] + ks + k->F2[j];
         k->w[j] = k->be[j] * k->e[j] * (1 + 2 * u);
         k->push += k->kap[j] * k->be[j] * k->v[j];
@@ -276,9 +308,32 @@ typedef struct {
     ld err, size;
 } grad; /* of one row of the gradient of an activated value */
 typedef struct {
-    grad q, g, *k, *beta;
+    grad q, g, *k, *beta, erasing, values;
     ld *v;
-} token_grads; /* k, beta [R]; v [R] errors */
+} token_grads; /* k, beta [R]; v [R] errors; erasing, values: of erase o k and write o v */
+
+static ld largest(const double *x, int n) {
+    double most = 0;
+    for (int i = 0; i < n; i++)
+        if (!(fabs(x[i]) <= most)) most = isnan(x[i]) ? INFINITY : fabs(x[i]);
+    return most;
+}
+
+/* The gradient of a key whose reads are those of erase o k, from y->k of one that erases itself:
+ * its second part is that of erase o k, and times erase where that is above 1. dE: error and size;
+ * in: the state before. */
+static void through_erasing(const bounder *c, int64_t t, grad dE, norm_error in, token_grads *y) {
+    const dp_problem *p = c->r->p;
+    const token *k = &c->k;
+    const ld u = c->r->u, d = k->g.d, n = in.N + in.b, gam = tr_gamma(c->r, p->V + c->r->ncb + 4),
+             top = largest(p->erase + (t * p->HV + c->hv) * p->K, p->K), more = top > 1 ? top : 1;
+    const grad read = {d * (dE.size * in.b + dE.err * n + gam * dE.size * n) +
+                           (k->g.d_err + 2 * u * d) * dE.size * n,
+                       d * dE.size * n * (1 + 2 * gam)};
+    y->erasing = read;
+    y->k[0].err = more * y->k[0].err + (2 * u + tr_gamma(c->r, 3)) * more * y->k[0].size;
+    y->k[0].size = more * y->k[0].size * (1 + 4 * gam);
+}
 
 /* The adjoint before token t from the adjoint G after it, and the rows of the token's gradients. */
 static norm_error backward_bound(bounder *c, int64_t t, norm_error in, norm_error out, norm_error G,
@@ -296,10 +351,10 @@ static norm_error backward_bound(bounder *c, int64_t t, norm_error in, norm_erro
         (grad){k->s * out.b + gam * k->s * (out.N + out.b), k->s * (1 + 2 * u) * (out.N + out.b)};
     ld l = 0, n2 = n1;
     for (int j = 0; j < p->R; j++) {
-        const ld kap = k->kap[j], b = k->be[j], e = k->e[j];
+        const ld kap = k->kap[j], era = k->era[j], b = k->be[j], e = k->e[j];
         const ld f = (tr_gamma(r, p->K + 1) + c->rel.qk) * kap * n1, tau = kap * n1 + f,
                  f_all = f + kap * b1;
-        const ld dE = kap * d * in.b + k->F2[j], h = b * (eb * tau + f), h_all = h + b * kap * b1,
+        const ld dE = era * d * in.b + k->F2[j], h = b * (eb * tau + f), h_all = h + b * kap * b1,
                  eta = b * tau * (1 + 2 * u);
         const ld dU = b * dE + eb * b * e;
         y->beta[j] = (grad){e * f_all + dE * tau + gam * e * tau, e * tau * (1 + gam)};
@@ -308,8 +363,10 @@ static norm_error backward_bound(bounder *c, int64_t t, norm_error in, norm_erro
                       d * (eta * in.b + h_all * n + gam * eta * n) +
                       (k->g.d_err + 2 * u * d) * eta * n;
         y->k[j].size = (k->w[j] * n1 + d * eta * n) * (1 + 2 * gam);
-        l += c->rel.qk * kap * eta + kap * h;
-        n2 += kap * eta;
+        if (c->hd->erasing_norm) through_erasing(c, t, (grad){h_all, eta}, in, y);
+        y->values = (grad){h_all, eta};
+        l += c->rel.erasing * era * eta + era * h;
+        n2 += era * eta;
     }
     l += tr_gamma(r, p->R + 2) * n2;
     const norm_error to =
@@ -326,6 +383,18 @@ typedef struct {
     grad dt, A;
 } gate_sums;
 
+/* derase, dwrite and dv. */
+static void erasing_rows(const bounder *c, int64_t t, const token_grads *y) {
+    const dp_problem *p = c->r->p;
+    const int64_t row = t * p->HV + c->hv;
+    const ld u2 = 2 * c->r->u, kap = c->qk->k_norm[t], dE = y->values.err + u2 * y->values.size;
+    dp_ball *f = c->r->t->field;
+    f[DP_RESULT_DERASE].rad[row] =
+        tr_up(kap * (y->erasing.err + (c->rel.qk + u2) * y->erasing.size) + c->r->tiny);
+    f[DP_RESULT_DWRITE].rad[row] = tr_up(largest(p->v + row * p->V, p->V) * dE + c->r->tiny);
+    f[DP_RESULT_DV].rad[row] = tr_up(largest(p->write + row * p->V, p->V) * dE + c->r->tiny);
+}
+
 static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
@@ -339,6 +408,10 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
     s->dt.size += raw.size;
     s->A.err += g.a * y->g.err + g.a_err * y->g.size;
     s->A.size += g.a * y->g.size;
+    if (c->hd->erasing_norm) {
+        erasing_rows(c, t, y);
+        return;
+    }
     ld ss = 0;
     for (int j = 0; j < p->R; j++) {
         const ld x = c->hd->db_up[t * p->R + j],

@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-#define MAX_PARTS 40
+#define MAX_PARTS 64
 
 static int parts_of(dp_truth *t, dp_part *part) {
     dp_ball *ball[16];

@@ -10,6 +10,8 @@
  *   rstd        K squares, K adds (all terms positive), 1/sqrt:
  *               relative error <= (K+1) u / 2 + u + second order <= gamma_(K+4)
  *   y = x rstd                                                           gamma_(K+6)
+ *   erase o k   one product of an exact number                           eps_y + u, inside gamma_2
+ *                                                                        more; write o v: u
  *   beta        e = exp(-|b|): u;  1 + e: 2u;
  *               quotient: 4u (second order included); z exact            gamma_6
  *   dbeta/db    e / (1+e)^2 z                                            gamma_10
@@ -44,7 +46,9 @@ tr_rel tr_rel_errors(const tr_run *r) {
     const dp_problem *p = r->p;
     const int plain = p->beta_form == DP_BETA_PLAIN;
     const ld in = p->input_error;
-    return (tr_rel){.qk = p->l2norm ? tr_gamma(r, p->K + 6) + 4 * in : in,
+    const ld qk = p->l2norm ? tr_gamma(r, p->K + 6) + 4 * in : in;
+    return (tr_rel){.qk = qk,
+                    .erasing = dp_by_gates(p) ? qk + tr_gamma(r, 2) : qk,
                     .rstd = p->l2norm ? tr_gamma(r, p->K + 4) + 2 * in : 0,
                     .beta = plain ? 0 : tr_gamma(r, 6),
                     .db = plain ? 0 : tr_gamma(r, 10)};
@@ -86,12 +90,24 @@ void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a) {
     a->nu = lds(T);
     a->v_norm = lds(TR);
     a->do_norm = r->p->dout ? lds(T) : NULL;
+    a->erasing_norm = dp_by_gates(r->p) ? lds(T) : NULL;
+}
+
+/* >= |a o b|_2: each product of doubles is within 2^-53 of it, or 2^-1075 */
+static ld product_norm_up(const double *a, const double *b, int n) {
+    double row[n];
+    for (int i = 0; i < n; i++)
+        row[i] = a[i] * b[i];
+    return tr_norm_up(row, n) * (ld)(1 + 0x1p-50) + n * 0x1p-1074;
 }
 
 void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a) {
     const dp_problem *p = r->p;
-    for (int64_t j = 0; j < p->R; j++)
-        a->v_norm[t * p->R + j] = tr_norm_up(p->v + ((t * p->HV + hv) * p->R + j) * p->V, p->V);
+    for (int64_t j = 0; j < p->R; j++) {
+        const int64_t row = ((t * p->HV + hv) * p->R + j) * p->V;
+        a->v_norm[t * p->R + j] = dp_by_gates(p) ? product_norm_up(p->write + row, p->v + row, p->V)
+                                                 : tr_norm_up(p->v + row, p->V);
+    }
     if (p->dout) a->do_norm[t] = tr_norm_up(p->dout + (t * p->HV + hv) * p->V, p->V);
 }
 
@@ -243,16 +259,44 @@ static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr
     n->a_err = tr_sqrt(n->a_err);
     for (int64_t j = 0; j < R; j++) {
         const int64_t i = t * R + j;
+        if (dp_by_gates(p)) {
+            mpfr_set_ui(mp_at(a->beta, i), 1, MPFR_RNDN);
+            a->beta_up[i] = 1;
+            continue;
+        }
         activate_beta(r, p->beta[(t * p->HV + hv) * R + j], mp_at(a->beta, i), mp_at(a->db, i),
                       &a->beta_up[i], &a->db_up[i], tmp);
     }
 }
 
+/* erase o k and write o v of one token, with the norm of the first. */
+static void activate_writes(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a) {
+    const dp_problem *p = r->p;
+    const int64_t at = t * p->HV + hv;
+    double size[p->K];
+    for (int i = 0; i < p->K; i++) {
+        mpfr_ptr e = mp_at(a->erasing, t * p->K + i);
+        mpfr_mul_d(e, mp_at(qk->k, t * p->K + i), p->erase[at * p->K + i], MPFR_RNDN);
+        size[i] = get_up(e);
+    }
+    a->erasing_norm[t] = tr_exact_up(tr_norm_up(size, p->K), tr_rel_errors(r).erasing);
+    for (int i = 0; i < p->V; i++) {
+        mpfr_ptr y = mp_at(a->values, t * p->V + i);
+        mpfr_set_d(y, p->v[at * p->V + i], MPFR_RNDN);
+        mpfr_mul_d(y, y, p->write[at * p->V + i], MPFR_RNDN);
+    }
+}
+
 /* x: R K + R doubles */
-static ld step_norm(const tr_run *r, int64_t t, const tr_qk *qk, const tr_head *a, double *x) {
+static ld step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, const tr_head *a,
+                    double *x) {
     const int64_t R = r->p->R, K = r->p->K;
-    for (int64_t i = 0; i < R * K && R > 1; i++)
+    const int gated = dp_by_gates(r->p);
+    for (int64_t i = 0; i < R * K && (R > 1 || gated); i++)
         x[i] = mpfr_get_d(mp_at(qk->k, t * R * K + i), MPFR_RNDN);
+    if (gated)
+        return tr_gated_step_norm(r, x, r->p->erase + (t * r->p->HV + hv) * K, qk->k_norm[t],
+                                  a->erasing_norm[t]);
     for (int64_t j = 0; j < R; j++)
         x[R * K + j] = mpfr_get_d(mp_at(a->beta, t * R + j), MPFR_RNDN);
     return tr_step_norm(r, x, K, qk->k_norm + t * R, x + R * K, a->beta_up + t * R);
@@ -262,21 +306,17 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
     const dp_problem *p = r->p;
     const int64_t T = p->T, Kg = dp_Kg(p), R = p->R;
     const mpfr_prec_t b = r->prec;
-    *a = (tr_head){mp_alloc(T * Kg, b),
-                   mp_alloc(T * Kg, b),
-                   mp_alloc(T * Kg, b),
-                   mp_alloc(T * R, b),
-                   mp_alloc(T * R, b),
-                   mp_alloc(Kg, b),
-                   mp_alloc(1, b),
-                   NULL,
-                   NULL,
-                   NULL,
-                   NULL,
-                   NULL,
-                   NULL,
-                   NULL,
-                   NULL};
+    *a = (tr_head){.d = mp_alloc(T * Kg, b),
+                   .dx = mp_alloc(T * Kg, b),
+                   .dA = mp_alloc(T * Kg, b),
+                   .beta = mp_alloc(T * R, b),
+                   .db = mp_alloc(T * R, b),
+                   .sum_dt = mp_alloc(Kg, b),
+                   .sum_A = mp_alloc(1, b)};
+    if (dp_by_gates(p)) {
+        a->erasing = mp_alloc(T * p->K, b);
+        a->values = mp_alloc(T * p->V, b);
+    }
     tr_norms_alloc(r, NULL, a);
 #pragma omp parallel num_threads(r->threads)
     {
@@ -289,7 +329,8 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
         for (int64_t t = 0; t < T; t++) {
             activate_token(r, hv, t, A, a, tmp);
             tr_row_norms(r, hv, t, a);
-            a->nu[t] = step_norm(r, t, qk, a, x);
+            if (dp_by_gates(p)) activate_writes(r, hv, t, qk, a);
+            a->nu[t] = step_norm(r, hv, t, qk, a, x);
         }
         free(x);
         mp_free(&tmp);
@@ -307,11 +348,13 @@ void tr_free_qk(tr_qk *a) {
 }
 
 void tr_free_head(tr_head *a) {
-    mp_array *m[] = {&a->d, &a->dx, &a->dA, &a->beta, &a->db, &a->sum_dt, &a->sum_A};
+    mp_array *m[] = {&a->d,      &a->dx,    &a->dA,      &a->beta,  &a->db,
+                     &a->sum_dt, &a->sum_A, &a->erasing, &a->values};
     for (size_t i = 0; i < sizeof m / sizeof *m; i++)
         mp_free(m[i]);
     free(a->norms);
-    ld *x[] = {a->beta_up, a->db_up, a->nu, a->v_norm, a->do_norm, a->S_up, a->G_up};
+    ld *x[] = {a->beta_up, a->db_up, a->nu,   a->v_norm,
+               a->do_norm, a->S_up,  a->G_up, a->erasing_norm};
     for (size_t i = 0; i < sizeof x / sizeof *x; i++)
         free(x[i]);
 }
@@ -347,6 +390,21 @@ static void chain_product(dp_ball *out, int64_t at, mpfr_srcptr d, mpfr_srcptr s
     tr_store(out, at, mp_at(tmp, 0), mp_at(tmp, 1));
 }
 
+/* Of a head whose keys do not erase: derase = k o derasing, and erase o derasing goes to the key.
+ */
+static void chain_erasing(const tr_run *r, int hv, const tr_qk *qk, tr_task *c, int64_t t,
+                          int64_t i, mp_array tmp) {
+    const dp_problem *p = r->p;
+    const int64_t row = (t * p->HV + hv) * p->K;
+    for (int x = 0; x < p->K; x++) {
+        mpfr_srcptr d = mp_at(c->derasing, i * p->K + x);
+        mpfr_ptr dk = mp_at(c->dk, i * p->K + x);
+        chain_product(&r->t->field[DP_RESULT_DERASE], row + x, d, mp_at(qk->k, t * p->K + x), tmp);
+        mpfr_mul_d(mp_at(tmp, 0), d, p->erase[row + x], MPFR_RNDN);
+        mpfr_add(dk, dk, mp_at(tmp, 0), MPFR_RNDN);
+    }
+}
+
 void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads, tr_task *tasks,
                     int64_t t, int64_t i, mp_array tmp) {
     const dp_problem *p = r->p;
@@ -361,11 +419,14 @@ void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
             add_rows(mp_from(c->dk, i * R * K), mp_from(c[b].dk, i * R * K), R * K);
             add_rows(mp_from(c->dg, i * Kg), mp_from(c[b].dg, i * Kg), Kg);
             add_rows(mp_from(c->dbeta, i * R), mp_from(c[b].dbeta, i * R), R);
+            if (c->derasing.mem)
+                add_rows(mp_from(c->derasing, i * K), mp_from(c[b].derasing, i * K), K);
         }
+        if (c->derasing.mem) chain_erasing(r, hv, qk, c, t, i, tmp);
         for (int64_t x = 0; x < Kg; x++)
             chain_product(&f[DP_RESULT_DG], (t * p->HV + hv) * Kg + x, mp_at(c->dg, i * Kg + x),
                           mp_at(heads[gv].dx, t * Kg + x), tmp);
-        for (int64_t j = 0; j < R; j++)
+        for (int64_t j = 0; j < R && !c->derasing.mem; j++)
             chain_product(&f[DP_RESULT_DBETA], (t * p->HV + hv) * R + j, mp_at(c->dbeta, i * R + j),
                           mp_at(heads[gv].db, t * R + j), tmp);
         if (!gv) continue;

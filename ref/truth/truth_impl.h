@@ -83,21 +83,23 @@ typedef struct {
     ld *q_norm, *k_norm, *rstd_q_up, *rstd_k_up; /* rstd: NULL without l2norm */
 } tr_qk;
 
-/* One value head: d = exp(g) [T][Kg], dg/dx, dg/dA_log [T][Kg], beta, dbeta/db [T][R]. */
+/* One value head: d = exp(g) [T][Kg], dg/dx, dg/dA_log [T][Kg], beta, dbeta/db [T][R]. Where
+ * dp_by_gates: erasing = erase o k [T][K], values = write o v [T][V], beta = 1; else mem NULL. */
 typedef struct {
-    mp_array d, dx, dA, beta, db;
+    mp_array d, dx, dA, beta, db, erasing, values;
     mp_array sum_dt, sum_A; /* [Kg], [1] accumulators of ddt_bias and dA_log */
     tr_gate_norms *norms;   /* [T] */
     ld *beta_up, *db_up;    /* [T][R] |beta|, |dbeta/db| */
     ld *nu;                 /* [T] >= |I - k'Bk|_2 */
     ld *v_norm, *do_norm;   /* [T][R] >= |v|, [T] >= |do| (NULL: forward only) */
+    ld *erasing_norm;       /* [T] >= |erase o k|; NULL: the keys erase */
     /* [T] >= |computed state after a token|, |computed adjoint before it|; NULL: not measured */
     ld *S_up, *G_up;
 } tr_head;
 
 /* Relative errors of the activated q, k rows, rstd, beta and dbeta/db, for the whole run. */
 typedef struct {
-    ld qk, rstd, beta, db;
+    ld qk, rstd, beta, db, erasing; /* erasing: of the keys that erase */
 } tr_rel;
 /* Of this run's arithmetic; all are proven upper bounds. */
 tr_rel tr_rel_errors(const tr_run *r);
@@ -118,8 +120,9 @@ typedef struct {
     mp_array U, dU, dE; /* [R][w] */
     mp_array row;       /* [w] scaled do, or o */
     mp_array tmp;       /* [4] */
-    /* [len][K], [len][R][K], [len][Kg], [len][R]: sums over the task's own columns */
-    mp_array dq, dk, dg, dbeta;
+    /* [len][K], [len][R][K], [len][Kg], [len][R]: sums over the task's own columns; derasing
+     * [len][K] where dp_by_gates, dk is then of the writes alone */
+    mp_array dq, dk, dg, dbeta, derasing;
 } tr_task;
 
 /* Allocates and fills *a for query head h. */
@@ -137,6 +140,9 @@ void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a); /* v_norm, do
  * rounded to double. */
 ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *k_norm,
                 const double *beta, const ld *beta_up);
+/* The same of one key k [K], rounded to double, and erasing = erase o k. */
+ld tr_gated_step_norm(const tr_run *r, const double *k, const double *erase, ld k_norm,
+                      ld erasing_norm);
 /* >= the exact value when the computed one is x with relative error rel */
 ld tr_exact_up(ld x, ld rel);
 ld tr_rho(ld x); /* x / (1 - x) >= exp(x) - 1 */

@@ -19,6 +19,12 @@ static inline mpfr_srcptr key_at(const tr_task *c, int64_t t, int64_t j, int64_t
     return mp_at(c->qk->k, (t * c->run->p->R + j) * c->run->p->K + k);
 }
 
+/* What erases; the key itself but for dp_by_gates, which has one key a token. */
+static inline mpfr_srcptr erasing_at(const tr_task *c, int64_t t, int64_t j, int64_t k) {
+    return c->head->erasing.mem ? mp_at(c->head->erasing, t * c->run->p->K + k)
+                                : key_at(c, t, j, k);
+}
+
 static inline void mul_add(mpfr_ptr acc, mpfr_srcptr a, mpfr_srcptr b, mpfr_ptr tmp) {
     mpfr_mul(tmp, a, b, MPFR_RNDN);
     mpfr_add(acc, acc, tmp, MPFR_RNDN);
@@ -43,11 +49,15 @@ static void residual(const tr_task *c, int64_t t, mp_array Sbar, mp_array E) {
     mpfr_ptr tmp = mp_at(c->tmp, 0);
     for (int64_t j = 0; j < p->R; j++) {
         mp_array Ej = mp_from(E, j * c->w);
-        mp_set_doubles(Ej, c->is_M ? NULL : p->v + ((t * p->HV + c->hv) * p->R + j) * p->V + c->v0,
-                       1, c->w);
+        if (c->head->values.mem && !c->is_M)
+            mp_copy(Ej, mp_from(c->head->values, t * p->V + c->v0), c->w);
+        else
+            mp_set_doubles(Ej,
+                           c->is_M ? NULL : p->v + ((t * p->HV + c->hv) * p->R + j) * p->V + c->v0,
+                           1, c->w);
         for (int64_t k = 0; k < p->K; k++)
             for (int64_t v = 0; v < c->w; v++)
-                mul_sub(mp_at(Ej, v), key_at(c, t, j, k), mp_at(Sbar, k * c->w + v), tmp);
+                mul_sub(mp_at(Ej, v), erasing_at(c, t, j, k), mp_at(Sbar, k * c->w + v), tmp);
     }
 }
 
@@ -166,6 +176,24 @@ static void backward_output(const tr_task *c, int64_t t, int64_t i, mp_array S) 
     }
 }
 
+/* dv = dE or, of write o v, dv = write o dE and dwrite = v o dE: row `row` of either. */
+static void store_value_gradients(const tr_task *c, int64_t row, mp_array dE) {
+    const dp_problem *p = c->run->p;
+    dp_ball *f = c->run->t->field;
+    mpfr_ptr tmp = mp_at(c->tmp, 0), x = mp_at(c->tmp, 1);
+    for (int v = 0; v < c->w; v++) {
+        const int64_t at = row * p->V + c->v0 + v;
+        if (!c->head->values.mem) {
+            tr_store(&f[DP_RESULT_DV], at, mp_at(dE, v), tmp);
+            continue;
+        }
+        mpfr_mul_d(x, mp_at(dE, v), p->write[at], MPFR_RNDN);
+        tr_store(&f[DP_RESULT_DV], at, x, tmp);
+        mpfr_mul_d(x, mp_at(dE, v), p->v[at], MPFR_RNDN);
+        tr_store(&f[DP_RESULT_DWRITE], at, x, tmp);
+    }
+}
+
 /* dU = k_t G, dbeta_t = sum_v E o dU, dE = diag(beta_t) dU = dv_t, U = diag(beta_t) E */
 static void backward_residual(const tr_task *c, int64_t t, int64_t i, mp_array E) {
     const dp_problem *p = c->run->p;
@@ -182,13 +210,11 @@ static void backward_residual(const tr_task *c, int64_t t, int64_t i, mp_array E
     scale_rows(c, t, c->dE, c->dU);
     scale_rows(c, t, c->U, E);
     for (int64_t j = 0; j < p->R; j++)
-        for (int v = 0; v < c->w; v++)
-            tr_store(&c->run->t->field[DP_RESULT_DV],
-                     ((t * p->HV + c->hv) * p->R + j) * p->V + c->v0 + v,
-                     mp_at(c->dE, j * c->w + v), tmp);
+        store_value_gradients(c, (t * p->HV + c->hv) * p->R + j, mp_from(c->dE, j * c->w));
 }
 
-/* dk_t = U G' - d o (dE S');  G <- d o (G - k_t' dE);  dg_t = rowsum(G o S), S = S_(t-1) */
+/* dk_t = U G' - d o (dE S');  G <- d o (G - k_t' dE);  dg_t = rowsum(G o S), S = S_(t-1). Of
+ * erasing keys the second part of dk is their gradient, and G loses theirs. */
 static void backward_state(const tr_task *c, int64_t t, int64_t i, mp_array S) {
     const dp_problem *p = c->run->p;
     const int64_t Kg = dp_Kg(p);
@@ -200,11 +226,15 @@ static void backward_state(const tr_task *c, int64_t t, int64_t i, mp_array S) {
             mpfr_ptr dk = mp_at(c->dk, (i * p->R + j) * p->K + k);
             dot(dk, mp_from(c->U, j * c->w), Gk, c->w, tmp);
             dot(sum, mp_from(c->dE, j * c->w), Sk, c->w, tmp);
+            if (c->derasing.mem) {
+                dk = mp_at(c->derasing, i * p->K + k);
+                mpfr_set_zero(dk, 1);
+            }
             mul_sub(dk, d, sum, tmp);
         }
         for (int64_t j = 0; j < p->R; j++)
             for (int v = 0; v < c->w; v++)
-                mul_sub(mp_at(Gk, v), key_at(c, t, j, k), mp_at(c->dE, j * c->w + v), tmp);
+                mul_sub(mp_at(Gk, v), erasing_at(c, t, j, k), mp_at(c->dE, j * c->w + v), tmp);
         for (int v = 0; v < c->w; v++)
             mpfr_mul(mp_at(Gk, v), mp_at(Gk, v), d, MPFR_RNDN);
         dot(sum, Gk, Sk, c->w, tmp);
@@ -251,11 +281,12 @@ void tr_task_alloc(tr_task *c, int backward) {
     c->dk = mp_alloc(len * R * K, r->prec);
     c->dg = mp_alloc(len * dp_Kg(r->p), r->prec);
     c->dbeta = mp_alloc(len * R, r->prec);
+    if (dp_by_gates(r->p)) c->derasing = mp_alloc(len * K, r->prec);
 }
 
 void tr_task_free(tr_task *c) {
-    mp_array *m[] = {&c->S,   &c->ckpt, &c->E,  &c->tape, &c->U,  &c->dU,   &c->dE,
-                     &c->row, &c->tmp,  &c->dq, &c->dk,   &c->dg, &c->dbeta};
+    mp_array *m[] = {&c->S,   &c->ckpt, &c->E,  &c->tape, &c->U,  &c->dU,    &c->dE,
+                     &c->row, &c->tmp,  &c->dq, &c->dk,   &c->dg, &c->dbeta, &c->derasing};
     for (size_t i = 0; i < sizeof m / sizeof *m; i++)
         mp_free(m[i]);
 }

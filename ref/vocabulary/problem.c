@@ -13,8 +13,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-const dp_model_info dp_models[DP_NMODELS] = {
-    [DP_GDN] = {"gdn", .one_gate = 1}, [DP_KDA] = {"kda"}, [DP_MKDA] = {"mkda", .many_keys = 1}};
+const dp_model_info dp_models[DP_NMODELS] = {[DP_GDN] = {"gdn", .one_gate = 1},
+                                             [DP_KDA] = {"kda"},
+                                             [DP_MKDA] = {"mkda", .many_keys = 1},
+                                             [DP_GDN2] = {"gdn2", .strength = DP_BY_GATES}};
 
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {
     if (!e || e->code != DP_OK) return code;
@@ -72,7 +74,7 @@ double *dp_copy(const double *x, int64_t n) {
 
 void dp_problem_alloc(dp_problem *p) {
     for (int i = 0; i < DP_NINPUTS; i++)
-        if (dp_input_fields[i].role == DP_ROLE_REQUIRED)
+        if (dp_input_fields[i].role == DP_ROLE_REQUIRED && dp_input_belongs(p, i))
             *dp_input_at(p, i) = dp_doubles(dp_input_count(p, i));
     if (!p->cu) {
         p->Nseq = 1;
@@ -113,6 +115,13 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
         return dp_fail(e, DP_EINPUT, "HV = %d: must be a multiple of H = %d", p->HV, p->H);
     if (!dp_models[p->model].many_keys && p->R != 1)
         return dp_fail(e, DP_EINPUT, "R = %d: only mkda has more than one key a token", p->R);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        if (dp_input_of(p, i) && !dp_input_belongs(p, i))
+            return dp_fail(e, DP_EINPUT, "%s: %s has no such input", dp_input_fields[i].name,
+                           dp_models[p->model].name);
+    if (dp_by_gates(p) && p->beta_form != DP_BETA_PLAIN)
+        return dp_fail(e, DP_EINPUT, "beta: %s has erase and write in its place, as given",
+                       dp_models[p->model].name);
     if (!isfinite(p->scale)) return dp_fail(e, DP_EINPUT, "scale = %g: must be finite", p->scale);
     if (p->gate == DP_GATE_LOWER_BOUND && !(p->lower_bound < 0 && isfinite(p->lower_bound)))
         return dp_fail(e, DP_EINPUT, "lower_bound = %g: must be finite and below 0",

@@ -7,11 +7,12 @@
  *
  *   T tokens   H query/key heads   HV value heads, HV = G*H
  *   K key width   V value width   R keys per token
- *   Kg gate width: K (KDA, MKDA) or 1 (GDN)
+ *   Kg gate width: 1 (GDN) or K
  *
  *   q  [T][H][K]        k    [T][H][R][K]     v   [T][HV][R][V]
  *   g  [T][HV][Kg]   natural-log decay of ONE step, or raw
  *   o  [T][HV][V]       beta [T][HV][R]       A_log [HV]            dt_bias [HV][Kg]
+ *   erase [T][HV][K]    write [T][HV][V]      in place of beta (GDN-2)
  *   s0, final_state [Nseq][HV][K][V]
  *   cu [Nseq+1]: sequence i is tokens cu[i] .. cu[i+1]-1 (may be empty)
  * Value head hv uses query/key head hv / G. Gradients have the shape of what they are a gradient
@@ -59,12 +60,18 @@ void *dp_alloc(size_t n, size_t size);       /* the same, holding anything */
 double *dp_doubles(int64_t n);               /* n zeros */
 double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
 
-typedef enum { DP_GDN, DP_KDA, DP_MKDA, DP_NMODELS } dp_model;
-#define DP_MODEL_WORDS "gdn|kda|mkda" /* their names, in their order, for case files */
+typedef enum { DP_GDN, DP_KDA, DP_MKDA, DP_GDN2, DP_NMODELS } dp_model;
+#define DP_MODEL_WORDS "gdn|kda|mkda|gdn2" /* their names, in their order, for case files */
+/* How strongly a token erases and writes: S <- S + k' (diag(w) v - (b o k) S). */
+typedef enum {
+    DP_BY_BETA,  /* b = w = beta, a number a key */
+    DP_BY_GATES, /* b = erase, a number a channel of the key, w = write, one a channel of v */
+} dp_strength;
 typedef struct {
     const char *name;
     int one_gate;  /* 1: a head has one gate, which its channels share */
     int many_keys; /* 1: R keys a token, else one */
+    dp_strength strength;
 } dp_model_info;
 extern const dp_model_info dp_models[DP_NMODELS];
 typedef enum {
@@ -89,7 +96,9 @@ typedef struct {
     double lower_bound; /* DP_GATE_LOWER_BOUND only */
     dp_beta beta_form;
     int l2norm; /* 1: q and each key row are divided by sqrt(sum x^2 + 1e-6) first (math.md c) */
-    double *q, *k, *v, *g, *beta;
+    double *q, *k, *v, *g;
+    double *beta;            /* DP_BY_BETA, else NULL */
+    double *erase, *write;   /* DP_BY_GATES, else NULL */
     double *A_log, *dt_bias; /* NULL: A_log = 0, dt_bias = 0 and no gradient for them */
     double *s0;              /* NULL: zeros */
     double *dout;            /* do [T][HV][V]; NULL: forward only */
@@ -106,7 +115,13 @@ static inline int dp_G(const dp_problem *p) { return p->HV / p->H; }
 /* Width of the gate: 1 where a head has one gate, else K. */
 static inline int dp_Kg(const dp_problem *p) { return dp_models[p->model].one_gate ? 1 : p->K; }
 
-/* Allocates q, k, v, g, beta (zeros) and cu (one sequence) for the shapes already set. */
+/* Does it take erase and write in place of beta? */
+static inline int dp_by_gates(const dp_problem *p) {
+    return dp_models[p->model].strength == DP_BY_GATES;
+}
+
+/* Allocates q, k, v, g, beta or erase and write (zeros) and cu (one sequence) for the shapes
+ * already set. */
 void dp_problem_alloc(dp_problem *p);
 void dp_problem_free(dp_problem *p); /* frees every array; p itself is the caller's */
 
@@ -118,7 +133,7 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e);
  * (un-normalised) inputs, dg of the raw gate, dbeta of the raw beta; ds0 of the initial state. */
 typedef struct {
     double *o, *final_state;
-    double *dq, *dk, *dv, *dg, *dbeta, *dA_log, *ddt_bias, *ds0;
+    double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dA_log, *ddt_bias, *ds0;
 } dp_result;
 /* NaN-filled, so that unwritten entries show */
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);

@@ -46,6 +46,8 @@ void dp_axes_text(const dp_axis axis[DP_MAX_AXES], char *out, size_t size) {
 #define VALUE TOKENS(DP_AXIS_HV, DP_AXIS_R, DP_AXIS_V)
 #define GATE TOKENS(DP_AXIS_HV, DP_AXIS_KG)
 #define BETA TOKENS(DP_AXIS_HV, DP_AXIS_R)
+#define ERASE TOKENS(DP_AXIS_HV, DP_AXIS_K)
+#define WRITE TOKENS(DP_AXIS_HV, DP_AXIS_V)
 #define OUTPUT TOKENS(DP_AXIS_HV, DP_AXIS_V)
 
 #define INPUT(NAME, FIELD, ROLE) .name = NAME, .offset = offsetof(dp_problem, FIELD), .role = ROLE
@@ -58,7 +60,9 @@ const dp_tensor_field dp_input_fields[DP_NINPUTS] = {
     [DP_INPUT_K] = {REQUIRED(k), KEY},
     [DP_INPUT_V] = {REQUIRED(v), VALUE},
     [DP_INPUT_G] = {REQUIRED(g), GATE},
-    [DP_INPUT_BETA] = {REQUIRED(beta), BETA},
+    [DP_INPUT_BETA] = {REQUIRED(beta), BETA, .only = 1u << DP_BY_BETA},
+    [DP_INPUT_ERASE] = {REQUIRED(erase), ERASE, .alias = "b", .only = 1u << DP_BY_GATES},
+    [DP_INPUT_WRITE] = {REQUIRED(write), WRITE, .alias = "w", .only = 1u << DP_BY_GATES},
     [DP_INPUT_A_LOG] = {PARAMETER(A_log), HEADS(DP_AXIS_NONE)},
     [DP_INPUT_DT_BIAS] = {PARAMETER(dt_bias), HEADS(DP_AXIS_KG)},
     [DP_INPUT_S0] = {INPUT("s0", s0, DP_ROLE_STATE), STATES, .parameter = 1,
@@ -80,6 +84,8 @@ const dp_tensor_field dp_result_fields[DP_NRESULTS] = {
     [DP_RESULT_DV] = {GRADIENT(dv, V), VALUE, SHORT},
     [DP_RESULT_DG] = {GRADIENT(dg, G), GATE, SHORT},
     [DP_RESULT_DBETA] = {GRADIENT(dbeta, BETA), BETA, SHORT, .inner = "db"},
+    [DP_RESULT_DERASE] = {GRADIENT(derase, ERASE), ERASE, SHORT, .alias = "db"},
+    [DP_RESULT_DWRITE] = {GRADIENT(dwrite, WRITE), WRITE, SHORT, .alias = "dw"},
     [DP_RESULT_DA_LOG] = {GRADIENT(dA_log, A_LOG), HEADS(DP_AXIS_NONE), .inner = "dA"},
     [DP_RESULT_DDT_BIAS] = {GRADIENT(ddt_bias, DT_BIAS), HEADS(DP_AXIS_KG), .inner = "dbias"},
     [DP_RESULT_DS0] = {GRADIENT(ds0, S0), STATES, .alias = "dh0"},
@@ -113,6 +119,11 @@ static int has_axis(const dp_tensor_field *f, dp_axis axis) {
 /* ---- inputs ---------------------------------------------------------------------------------- */
 
 int dp_input_find(const char *name) { return find(dp_input_fields, DP_NINPUTS, name); }
+
+int dp_input_belongs(const dp_problem *p, int input) {
+    const unsigned only = dp_input_fields[input].only;
+    return !only || (only >> dp_models[p->model].strength & 1);
+}
 
 /* Product of the axes from the one at `from` on. */
 static int64_t entries(const dp_problem *p, int input, int from) {
@@ -152,8 +163,9 @@ int dp_result_find(const char *name) { return find(dp_result_fields, DP_NRESULTS
 /* Without parameters of the gate there is no gradient of them. */
 int dp_result_exists(const dp_problem *p, int field) {
     const dp_tensor_field *f = &dp_result_fields[field];
-    return f->role != DP_ROLE_GRADIENT || dp_input_fields[f->of].role != DP_ROLE_GATE ||
-           dp_input_of(p, f->of) != NULL;
+    if (f->role != DP_ROLE_GRADIENT) return 1;
+    if (dp_input_fields[f->of].role == DP_ROLE_GATE) return dp_input_of(p, f->of) != NULL;
+    return dp_input_belongs(p, f->of);
 }
 
 int dp_result_axes(const dp_problem *p, int field, int64_t shape[DP_MAX_AXES]) {

@@ -41,7 +41,7 @@ void dp_axes_text(const dp_axis axis[DP_MAX_AXES], char *out, size_t size);
 
 /* What a tensor is there for. */
 typedef enum {
-    DP_ROLE_REQUIRED, /* an input that every problem has */
+    DP_ROLE_REQUIRED, /* an input that every problem has whose recurrence has it */
     DP_ROLE_GATE,     /* a parameter of a raw gate */
     DP_ROLE_BIAS,     /* of a convolution */
     DP_ROLE_STATE,    /* the state at the begin of each sequence */
@@ -64,6 +64,8 @@ typedef enum {
     DP_INPUT_S0,
     DP_INPUT_DO,
     DP_INPUT_DSTATE,
+    DP_INPUT_ERASE,
+    DP_INPUT_WRITE,
     DP_NINPUTS
 } dp_input_id;
 
@@ -78,6 +80,8 @@ typedef enum {
     DP_RESULT_DA_LOG,
     DP_RESULT_DDT_BIAS,
     DP_RESULT_DS0,
+    DP_RESULT_DERASE,
+    DP_RESULT_DWRITE,
     DP_NRESULTS
 } dp_result_id;
 
@@ -92,6 +96,7 @@ typedef struct {
     int parameter;             /* an input: 1: fp32 where the others are shorter */
     int stored_short;          /* a result: base bf16 stores it in bf16, else in its arithmetic */
     dp_input_id of;            /* a gradient: the input that it is a gradient of */
+    unsigned only; /* an input: recurrences that have it, 1 << dp_strength, each; 0: all */
 } dp_tensor_field;
 extern const dp_tensor_field dp_input_fields[DP_NINPUTS], dp_result_fields[DP_NRESULTS];
 
@@ -115,6 +120,8 @@ static inline const double *dp_input_of(const dp_problem *p, int input) {
     return *dp_input_at((dp_problem *)p, input);
 }
 int dp_input_find(const char *name); /* name or alias; -1 */
+/* Has the recurrence of p such an input (whether or not p has it)? */
+int dp_input_belongs(const dp_problem *p, int input);
 /* Entries of the whole tensor, of a token or a sequence or the whole, as its kind says. */
 int64_t dp_input_count(const dp_problem *p, int input);
 int64_t dp_input_width(const dp_problem *p, int input);
@@ -133,7 +140,7 @@ static inline double **dp_result_at(dp_result *r, int field) {
 }
 /* -1: no result has that name or alias. */
 int dp_result_find(const char *name);
-/* Does it exist for this problem (dA_log without A_log does not)? */
+/* Does it exist for this problem (dA_log without A_log, dbeta without beta do not)? */
 int dp_result_exists(const dp_problem *p, int field);
 /* Lengths of its axes, the number of which is returned; unused ones are 0. */
 int dp_result_axes(const dp_problem *p, int field, int64_t shape[DP_MAX_AXES]);
