@@ -284,7 +284,8 @@ DP_TEST(slots, libraries_run_with_a_pool_and_without) {
         if (!judge(CALLS, DP_FAULT_NONE, &s, &c, &runs)) return;
         const dp_judgement *t = tensor(&runs.run[0], "pool");
         CHECK(runs.n == 1 && runs.run[0].verdict == DP_PASS, "%s: %s", LIB[i][1], runs.run[0].why);
-        CHECK(!t == i && (!t || t->verdict == DP_PASS), "%s: %s pool", LIB[i][1], t ? "a" : "no");
+        CHECK((t == NULL) == i && (!t || t->verdict == DP_PASS), "%s: %s pool", LIB[i][1],
+              t ? "a" : "no");
         dp_runs_free(&runs);
         dp_case_free(&c);
         dp_subject_close(&s);
