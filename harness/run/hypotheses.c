@@ -227,6 +227,20 @@ static void try_base(search *s) {
         OTHER(base, "base", "bf16", "its errors are no larger than those of that base");
 }
 
+/* Of a kernel in fp32 that says nothing of its design: the first that passes. */
+static void try_operands(search *s) {
+    static const struct {
+        const char *words, *meaning;
+    } designs[] = {
+        {"factors=tf32,scores=gated", "its products round their operands to tf32"},
+        {"factors=tf32rz,scores=gated", "its products truncate their operands to tf32"},
+    };
+    const int before = s->count.fit;
+    if (s->c->base[0] != DP_BASE_FP32 || !s->failed->undeclared) return;
+    for (size_t i = 0; i < sizeof designs / sizeof *designs; i++)
+        if (s->count.fit == before) OTHER(design, "design", designs[i].words, designs[i].meaning);
+}
+
 static int fits_format(const dp_problem *p, dp_format f) {
     const int64_t n = dp_input_count(p, DP_INPUT_G);
     for (int64_t i = 0; i < n; i++)
@@ -359,7 +373,9 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
     try_layout(&s);
     for (int i = 0; i < failed->ntensor; i++)
         if (failed->tensor[i].verdict == DP_FAIL) try_factors(&s, failed->tensor[i].name);
+    const int before = s.count.fit;
     try_base(&s);
+    const int coarser = s.count.fit - before;
     try_gate_dtype(&s);
     try_late(&s);
     if (forward_failed(&s)) try_norm(&s);
@@ -367,5 +383,6 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
     try_scale(&s);
     if (forward_failed(&s)) try_gates(&s);
     try_ranks(&s);
+    if (s.count.fit == coarser) try_operands(&s); /* which would hide smaller mistakes, too */
     return s.count;
 }

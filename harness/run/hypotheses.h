@@ -6,7 +6,8 @@
  * passes then. Another layout of states, another form of gate, beta or norm, another scale, a
  * coarser base, gates read in a shorter format; another eps of the norm, gates in base 2 or kept in
  * bf16 behind their activation, gates or betas of the token before, a rank that starts from zero;
- * one tensor by a common factor, one token late.
+ * one tensor by a common factor, one token late; where none of these fits, but for a coarser base,
+ * products of operands in tf32.
  */
 #ifndef DP_HYPOTHESES_H
 #define DP_HYPOTHESES_H

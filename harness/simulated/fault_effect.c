@@ -381,7 +381,7 @@ static void short_residual(dp_chunk *ch, double *S) {
             for (int v = 0; v < V; v++)
                 x[(int64_t)i * V + v] += ch->w[(int64_t)i * K + k] * ch->h[(int64_t)k * V + v];
     for (int64_t i = 0; i < (int64_t)n * V; i++)
-        x[i] = dp_store(ch->factors, dp_round_arith(ch->base, ch->u[i] - dp_bf16d(x[i])));
+        x[i] = dp_store(ch->kept, dp_round_arith(ch->base, ch->u[i] - dp_bf16d(x[i])));
     for (int k = 0; k < K; k++)
         for (int v = 0; v < V; v++) {
             double sum = ch->eC[k] * ch->h[(int64_t)k * V + v];

@@ -15,6 +15,7 @@ void dp_sim_set_design(const dp_sim *s, dp_chunk *ch, dp_stage stage) {
     const dp_design d = dp_sim_design_at(s, stage);
     ch->base = d.base;
     ch->factors = d.factors;
+    ch->kept = dp_design_kept(&d);
     ch->out = d.out;
     ch->gated = d.gated;
 }
@@ -65,7 +66,8 @@ void dp_sim_activate(dp_sim *s) {
     (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(p, 0, p->T, s->q, s->k, s->g, s->beta,
                                                            s->rstd_q, s->rstd_k);
     if (base == DP_BASE_BF16 && p->l2norm) { /* the normalised q and k are stored like factors */
-        const dp_format f = dp_sim_design_at(s, DP_STAGE_GATE).factors;
+        const dp_design design = dp_sim_design_at(s, DP_STAGE_GATE);
+        const dp_format f = dp_design_kept(&design);
         for (int64_t i = 0; i < nq; i++)
             s->q[i] = dp_store(f, s->q[i]);
         for (int64_t i = 0; i < nk; i++)

@@ -43,6 +43,17 @@ DP_TEST(adversary, a_design_is_judged_by_the_words_that_it_declares) {
     CHECK(adversary(undeclared) == 1 && says("fail     near-symmetric"), "%s", out);
 }
 
+/* So do products of operands in tf32, by more than a thousand times what fp32 makes. */
+DP_TEST(adversary, products_in_tf32_are_judged_as_what_they_are) {
+    const char *tf32 = "one --cases t63 --designs chunk64-tf32-out-fp32 chunk64-tf32rz-out-fp32";
+    char undeclared[160];
+    snprintf(undeclared, sizeof undeclared, "%s --undeclared", tf32);
+    CHECK(adversary(tf32) == 0 && says("pass     t63 chunk64-tf32-out-fp32"), "%s", out);
+    CHECK(adversary(undeclared) == 1 && says("fail     t63 chunk64-tf32-out-fp32") &&
+              says("fail     t63 chunk64-tf32rz-out-fp32"),
+          "%s", out);
+}
+
 /* bf16 operands of scores miss the bound of pairwise scores here, by 1.2 times in o. */
 DP_TEST(adversary, scores_from_gated_operands_are_within_the_bound_of_such_scores) {
     const char *one = "one --cases strong-uniform --designs chunk16-gated-bf16";

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deltaproof import judge, to_bf16
-from kernels import inputs, kda
+from kernels import by_products, inputs, kda
 
 Arrays = dict[str, np.ndarray]
 SAID: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
@@ -118,6 +118,8 @@ def halves(x: Arrays) -> np.ndarray:
         ("activated gate were kept in bf16", in_bf16_behind_softplus, {"gate": "softplus"}),
         ("every gate were that", lambda x: o_of(x | {"g": one_before(x["g"])}), {}),
         ("rank 1 started from zero", halves, {"ranks": 2}),
+        ("products round their operands to tf32", lambda x: by_products(**x), {}),
+        ("truncate their operands to tf32", lambda x: by_products(**x, half=0), {}),
     ],
 )
 def test_the_mistake_that_explains_a_failure_is_named(

@@ -132,11 +132,11 @@ static void decay(dp_chunk *ch) {
         decays_at(ch, t, exps, ends);
         for (int x = 0; x < K; x++) {
             const double e = exps[x], r = ends[x];
-            ch->qg[t * K + x] = dp_store(ch->factors, dp_round_arith(b, e * ch->q[t * K + x]));
+            ch->qg[t * K + x] = dp_store(ch->kept, dp_round_arith(b, e * ch->q[t * K + x]));
             for (int j = 0; j < R; j++) {
                 const int64_t i = (int64_t)(t * R + j) * K + x;
                 ch->kgam[i] = dp_round_arith(b, e * erasing[i]);
-                ch->kg[i] = dp_store(ch->factors, dp_round_arith(b, r * ch->k[i]));
+                ch->kg[i] = dp_store(ch->kept, dp_round_arith(b, r * ch->k[i]));
             }
         }
     }
@@ -159,8 +159,8 @@ static void wy(dp_chunk *ch) {
         double *rw = dp_copy(ch->w, (int64_t)n * K), *ru = dp_copy(ch->u, (int64_t)n * V);
         mul(ch, 0, 0, n, K, n, ch->Akk, rw, ch->w);
         mul(ch, 0, 0, n, V, n, ch->Akk, ru, ch->u);
-        store(ch->factors, ch->w, (int64_t)n * K);
-        store(ch->factors, ch->u, (int64_t)n * V);
+        store(ch->kept, ch->w, (int64_t)n * K);
+        store(ch->kept, ch->u, (int64_t)n * V);
         free(rw);
         free(ru);
         return;
@@ -183,7 +183,7 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
                      .n = n,
                      .scale = scale,
                      .by_inverse = base == DP_BASE_BF16};
-    ch->factors = dp_design_of(base).factors;
+    ch->factors = ch->kept = dp_design_of(base).factors;
     ch->out = dp_design_of(base).out;
     const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, nV = (int64_t)n * V,
                   nn = (int64_t)n * n;
@@ -225,14 +225,14 @@ void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in) {
         dp_gated_forward(ch);
     else
         dp_pair_fwd(ch);
-    store(ch->factors, ch->Aqk, (int64_t)ch->c * ch->n);
+    store(ch->kept, ch->Aqk, (int64_t)ch->c * ch->n);
 }
 
 void dp_chunk_solve(dp_chunk *ch) {
     if (!ch->by_inverse) return;
     free(ch->Akk);
     ch->Akk = inverse(ch, ch->base);
-    store(ch->factors, ch->Akk, (int64_t)ch->n * ch->n);
+    store(ch->kept, ch->Akk, (int64_t)ch->n * ch->n);
 }
 
 void dp_chunk_wy(dp_chunk *ch) {
@@ -268,7 +268,7 @@ void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
     double *x = dp_doubles((int64_t)n * V), *d = dp_doubles((int64_t)K * V);
     mul(ch, 0, 0, n, V, K, ch->w, S, x); /* reads the UNdecayed state */
     for (int64_t i = 0; i < (int64_t)n * V; i++)
-        x[i] = dp_store(ch->factors, dp_round_arith(b, ch->u[i] - x[i]));
+        x[i] = dp_store(ch->kept, dp_round_arith(b, ch->u[i] - x[i]));
     mul(ch, 1, 0, K, V, n, ch->kg, x, d);
     for (int i = 0; i < K; i++)
         for (int j = 0; j < V; j++) {
@@ -309,7 +309,7 @@ void dp_chunk_dAv(dp_chunk *ch, const double *dout) {
     const int64_t nV = (int64_t)ch->n * ch->V;
     if (!ch->dv_local) ch->dv_local = dp_doubles(nV);
     mul(ch, 1, 0, ch->n, ch->V, ch->c, ch->Aqk, dout, ch->dv_local);
-    store(ch->factors, ch->dv_local, nV);
+    store(ch->kept, ch->dv_local, nV);
 }
 
 void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dv_new) {
@@ -319,7 +319,7 @@ void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, doub
            *d = a + (int64_t)K * V;
     mul(ch, 0, 0, n, V, K, ch->kg, dS, x); /* reads the UNdecayed dS_c */
     for (int64_t i = 0; i < (int64_t)n * V; i++)
-        x[i] = dp_store(ch->factors, dp_round_arith(b, ch->dv_local[i] + x[i]));
+        x[i] = dp_store(ch->kept, dp_round_arith(b, ch->dv_local[i] + x[i]));
     mul(ch, 1, 0, K, V, ch->c, ch->qg, dout, a);
     mul(ch, 1, 0, K, V, n, ch->w, x, d);
     for (int i = 0; i < K; i++)
@@ -525,7 +525,7 @@ static void intra_end(intra_work *w) {
     const int c = ch->c, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
     for (int x = 0; x < K; x++) /* eC o rowsum(S_0 o dS_c), of the states as they are stored */
-        w->z[x] = dp_round_arith(b, ch->eC[x] * sum_stored(b, ch->factors, ch->h + (int64_t)x * V,
+        w->z[x] = dp_round_arith(b, ch->eC[x] * sum_stored(b, ch->kept, ch->h + (int64_t)x * V,
                                                            ch->dh + (int64_t)x * V, V));
     for (int x = 0; x < K; x++) {
         double s = w->z[x];

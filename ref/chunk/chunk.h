@@ -21,9 +21,9 @@ extern "C" {
 
 typedef struct {
     dp_base base;
-    dp_format factors, out; /* stored factors and operands; o (ref/vocabulary/design.h): the
-                               defaults of base, unless changed after dp_chunk_begin */
-    int gated;              /* > 0: scores from gated operands, anchored so (chunk_gated.h) */
+    dp_format factors, kept, out; /* operands; factors as stored; o (ref/vocabulary/design.h): the
+                                     defaults of base, unless changed after dp_chunk_begin */
+    int gated;                    /* > 0: scores from gated operands, anchored so (chunk_gated.h) */
     int c, R, K, V, n;
     double scale;
     const dp_linear *linear; /* NULL: dp_linear_own */

@@ -1,5 +1,6 @@
 /* Designs as text, by one table of words. */
 #include "design.h"
+#include "formats_core.h"
 #include "number.h"
 
 #include <math.h>
@@ -8,13 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const dp_format STORES[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16};
+static const dp_format FORMATS[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16, DP_TF32, DP_TF32RZ};
+#define NSTORED 4 /* the first of them are stored, the others are of operands alone */
 static const char *const SCORES[] = {"pairwise", "gated"};
 static const char *const INVERSES[] = {"solve", "product"};
 
-/* A setting: a number in a range, one of the stored formats, one of two words, bits, or lengths.
- * The last two do not change what is rounded. */
-typedef enum { A_NUMBER, A_FORMAT, A_CHOICE, A_DROP, A_LENGTHS } kind;
+/* A setting: a number in a range, one of the stored formats, one of all formats, one of two words,
+ * bits, or lengths. The last two do not change what is rounded. */
+typedef enum { A_NUMBER, A_FORMAT, AN_OPERAND, A_CHOICE, A_DROP, A_LENGTHS } kind;
 typedef struct {
     const char *key, *what;
     kind kind;
@@ -23,7 +25,8 @@ typedef struct {
 } setting;
 static const setting SETTINGS[] = {
     {"chunk", "8 to 512", A_NUMBER, offsetof(dp_design, chunk), NULL},
-    {"factors", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, factors), NULL},
+    {"factors", "fp64, fp32, bf16, fp16, tf32 or tf32rz", AN_OPERAND, offsetof(dp_design, factors),
+     NULL},
     {"state", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, state), NULL},
     {"dstate", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, dstate), NULL},
     {"out", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, out), NULL},
@@ -101,10 +104,11 @@ static int set_value(dp_design *d, const setting *s, const char *value) {
         put_at(d, s, (int)n);
         return 1;
     }
-    if (s->kind == A_FORMAT) {
-        for (size_t i = 0; i < sizeof STORES / sizeof *STORES; i++) {
-            if (strcmp(value, dp_formats[STORES[i]].name)) continue;
-            put_at(d, s, (int)STORES[i]);
+    if (s->kind == A_FORMAT || s->kind == AN_OPERAND) {
+        const size_t n = s->kind == A_FORMAT ? NSTORED : sizeof FORMATS / sizeof *FORMATS;
+        for (size_t i = 0; i < n; i++) {
+            if (strcmp(value, dp_formats[FORMATS[i]].name)) continue;
+            put_at(d, s, (int)FORMATS[i]);
             return 1;
         }
         return 0;
@@ -184,7 +188,7 @@ static void word_of(const dp_design *d, const setting *s, char *out, size_t size
         snprintf(out, size, "%s=%d", s->key, x);
     else if (s->kind == A_LENGTHS)
         lengths_word(x, s->key, out, size);
-    else if (s->kind == A_FORMAT)
+    else if (s->kind == A_FORMAT || s->kind == AN_OPERAND)
         snprintf(out, size, "%s=%s", s->key, dp_formats[x].name);
     else
         snprintf(out, size, "%s=%s", s->key, s->choice[x]);
@@ -213,9 +217,17 @@ int dp_design_same(const dp_design *a, const dp_design *b) {
     return a->base == b->base;
 }
 
+dp_format dp_design_kept(const dp_design *d) {
+    for (int i = 0; i < NSTORED; i++)
+        if (FORMATS[i] == d->factors) return d->factors;
+    return DP_FP32;
+}
+
 double dp_store(dp_format f, double x) {
     if (f == DP_FP64) return x;
     if (f == DP_BF16) return dp_bf16d(x);
     if (f == DP_FP16) return dp_fp16_from_bits(dp_fp16_bits(x));
+    if (f == DP_TF32) return dp_tf32_core((float)x);
+    if (f == DP_TF32RZ) return dp_tf32rz_core((float)x);
     return dp_fp32(x);
 }

@@ -5,7 +5,8 @@
  *
  *   chunk=N            N tokens a chunk, 8 to 512; 64
  *   recurrent          no chunks: the state goes from token to token
- *   factors=FORMAT     w u kg qg Akk Aqk v_new as stored and as operands: fp32, bf16, fp16
+ *   factors=FORMAT     w u kg qg Akk Aqk v_new as stored and as operands: fp32, bf16, fp16; tf32,
+ *                      tf32rz (truncated): as operands alone, stored as fp32
  *   state=FORMAT       the state as it is carried from chunk to chunk (recurrent: token to token)
  *   dstate=FORMAT      the gradient of the state, carried the other way
  *   out=FORMAT         o and the gradients of inputs as they leave
@@ -68,7 +69,10 @@ int dp_design_same(const dp_design *a, const dp_design *b);
  * no less than E); 0: not understood. */
 int dp_drop_bits(const char *text);
 
-/* A number stored in a format (fp64, fp32, bf16, fp16), rounded once. */
+/* The format that its factors are stored in. */
+dp_format dp_design_kept(const dp_design *d);
+
+/* A number in a format that designs may name, rounded once. */
 double dp_store(dp_format f, double x);
 
 #ifdef __cplusplus

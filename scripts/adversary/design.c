@@ -5,7 +5,7 @@
 
 #define PLAIN .inverse = SUBSTITUTION, .output = FP32
 #define FLA .factors = BF16, .values = BF16, .stored = 1, .inverse = EXPLICIT, .output = BF16
-#define ALL_TF32(f) .factors = f, .values = f, .scores = f, .inverse = EXPLICIT, .output = BF16
+#define ALL_TF32(f) .factors = f, .values = f, .scores = f, .inverse = EXPLICIT
 
 const design designs[] = {
     {.name = "recurrent", .base = "fp32", PLAIN},
@@ -108,8 +108,10 @@ const design designs[] = {
      .stored = 1,
      .inverse = EXPLICIT,
      .output = BF16},
-    {.name = "chunk64-tf32", .base = "bf16", .chunk = 64, ALL_TF32(TF32)},
-    {.name = "chunk64-tf32rz", .base = "bf16", .chunk = 64, ALL_TF32(TF32RZ)},
+    {.name = "chunk64-tf32", .base = "bf16", .chunk = 64, ALL_TF32(TF32), .output = BF16},
+    {.name = "chunk64-tf32rz", .base = "bf16", .chunk = 64, ALL_TF32(TF32RZ), .output = BF16},
+    {.name = "chunk64-tf32-out-fp32", .base = "fp32", .chunk = 64, ALL_TF32(TF32)},
+    {.name = "chunk64-tf32rz-out-fp32", .base = "fp32", .chunk = 64, ALL_TF32(TF32RZ)},
 };
 const int ndesign = sizeof designs / sizeof *designs;
 
@@ -199,14 +201,15 @@ int design_parse(const char *text, design *d, char why[256]) {
 }
 
 /* Is this how words of ref/vocabulary/design.h mean it? They know no state that is kept for several
- * tokens, no random rounding, no tf32, and one format for all operands of a chunk.
- */
+ * tokens, no random rounding, and one format for all operands of a chunk, which tf32 is not stored
+ * in. */
 static int has_words(const design *d) {
     if (d->stochastic) return 0;
     if (!d->chunk) return !d->factors && !d->values && (!d->state || d->state_every == 1);
     if (d->state && d->chunk != d->state_every) return 0;
     if (d->chunk < 8 || d->factors != d->values) return 0;
-    if (d->factors == TF32 || d->factors == TF32RZ || !!d->factors != d->stored) return 0;
+    const int tf32 = d->factors == TF32 || d->factors == TF32RZ;
+    if ((d->factors && !tf32) != d->stored) return 0;
     return !d->scores || d->scores == d->factors;
 }
 
@@ -220,6 +223,8 @@ int design_declares(const design *d, char *text, size_t size) {
     if (d->chunk != 64) word[n++] = d->chunk ? chunk : "recurrent";
     if (d->chunk && bf16 && d->factors == FP32) word[n++] = "factors=fp32";
     if (d->factors == FP16) word[n++] = "factors=fp16";
+    if (d->factors == TF32) word[n++] = "factors=tf32";
+    if (d->factors == TF32RZ) word[n++] = "factors=tf32rz";
     if (d->chunk && !bf16 && d->factors == BF16) word[n++] = "factors=bf16";
     if (d->state) word[n++] = d->state == FP16 ? "state=fp16" : "state=bf16";
     if (d->both_states) word[n++] = d->state == FP16 ? "dstate=fp16" : "dstate=bf16";
