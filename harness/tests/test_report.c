@@ -481,3 +481,45 @@ DP_TEST(report, names_every_format) {
     said[strcspn(said, "\n")] = 0;
     CHECK(!strcmp(said, want), "the report names %s, the program %s", said, want);
 }
+
+/* ---- the page of the field ------------------------------------------------------------------- */
+
+static int field_page(const char *json, const char *to, char *out, int size) {
+    char cmd[1600];
+    snprintf(cmd, sizeof cmd, "PYTHONDONTWRITEBYTECODE=1 %s -I reports/field.py '%s' '%s'",
+             python(), json, to);
+    return gt_run(cmd, out, size);
+}
+
+DP_TEST(report, the_field_is_a_page_with_its_failures_and_escaped_texts) {
+    NEED_MATPLOTLIB();
+    char out[4096], json[600], page[600];
+    snprintf(json, sizeof json, "%s/field.json", gt_tmpdir());
+    snprintf(page, sizeof page, "%s/field.html", gt_tmpdir());
+    CHECK(field_page("reports/field.json", page, out, sizeof out) == 0, "%s", out);
+    char *html = slurp(page);
+    REQUIRE(html, "no page");
+    CHECK(strstr(html, "<th scope=\"row\">cudnn-hopper-forward</th>") &&
+              strstr(html, "href=\"#cudnn-hopper-forward-field-least-moved\">FAIL</a> 81") &&
+              strstr(html, "id=\"cudnn-hopper-forward-field-least-moved\"") &&
+              strstr(html, "lacks the state before token"),
+          "no failure of a published kernel");
+    free(html);
+    static const char WORDS[] =
+        "{\"schema\": \"deltaproof-field\", \"schema_version\": 1, \"speed\": {}, \"left_out\": {},"
+        " \"notes\": {}, \"kernels\": [{\"kernel\": \"<img src=x>\", \"version\": \"1\","
+        " \"declared\": \"bf16\", \"served\": 1, \"reasons\": \"-\", \"speed\": {}, \"judged\":"
+        " [{\"case\": \"c\", \"verdict\": \"fail\", \"tensors\": [{\"name\": \"o\","
+        " \"verdict\": \"fail\"}]}]}]}";
+    REQUIRE(spill(json, WORDS), "%s", json);
+    CHECK(field_page(json, page, out, sizeof out) == 0, "%s", out);
+    html = slurp(page);
+    CHECK(html && strstr(html, "&lt;img src=x&gt;") && !strstr(html, "<img"), "not escaped");
+    free(html);
+    REQUIRE(spill(json, "{\"schema\": \"deltaproof-field\", \"schema_version\": 1, \"speed\": {},"
+                        " \"left_out\": {}, \"notes\": {}, \"kernels\": [{\"kernel\": 3}]}"),
+            "%s", json);
+    CHECK(field_page(json, page, out, sizeof out) == 2 &&
+              strstr(out, "kernels[0].version: missing"),
+          "%s", out);
+}

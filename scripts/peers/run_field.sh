@@ -5,7 +5,8 @@
 #   scripts/peers/run_field.sh [--out DIR] [--kernels NAME,...] [--no-speed] [--configs N]
 #                               on a machine with a CUDA GPU, PyTorch and the peers
 #   scripts/peers/run_field.sh --judge DIR
-#                               anywhere; writes reports/field.md and reports/field.json
+#                               anywhere; writes reports/field.md, reports/field.json
+#                               and DIR/field.html
 #
 #   --out       default: build/field: inputs, outputs (DIR/out/KERNEL/CASE.safetensors), ours.json
 #               (our kernels, judged where they run), speed.json
@@ -41,7 +42,8 @@ done
 [ -x "$program" ] || die "$program: no such program (make all)"
 if [ -n "$judge" ]; then
     [ -d "$judge" ] || die "--judge $judge: no such folder"
-    exec "$python" "$here/judge.py" "$judge" --program "$program" --reports "$top/reports"
+    "$python" "$here/judge.py" "$judge" --program "$program" --reports "$top/reports" || exit
+    exec "$python" -I "$top/reports/field.py" "$top/reports/field.json" "$judge/field.html"
 fi
 "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null ||
     die "$python has no PyTorch with a CUDA GPU (set PYTHON)"

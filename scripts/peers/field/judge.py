@@ -265,7 +265,18 @@ def main():
         )
     left_out = json.loads((args.folder / "left_out.json").read_text())
     (args.reports / "field.json").write_text(
-        json.dumps({"speed": speed, "left_out": left_out, "kernels": table}, indent=1) + "\n"
+        json.dumps(
+            {
+                "schema": "deltaproof-field",
+                "schema_version": 1,
+                "speed": speed,
+                "left_out": left_out,
+                "notes": notes,
+                "kernels": table,
+            },
+            indent=1,
+        )
+        + "\n"
     )
     (args.reports / "field.md").write_text(page(table, speed, notes, left_out))
     for k in table:
