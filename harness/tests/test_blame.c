@@ -165,42 +165,77 @@ static int program(const char *before, const char *args) {
     return gt_run(cmd, out, sizeof out);
 }
 
-DP_TEST(blame, the_program_bisects_libraries_and_files) {
-    char cmd[4096];
+/* What a call ends with, and what it says. */
+typedef struct {
+    const char *before, *args;
+    int rc;
+    const char *says[3];
+} call;
+
+static void call_all(const call *c, int n) {
+    for (int i = 0; i < n; i++) {
+        CHECK(program(c[i].before, c[i].args) == c[i].rc, "%s %s: %s", c[i].before, c[i].args, out);
+        for (int k = 0; k < 3 && c[i].says[k]; k++)
+            CHECK(strstr(out, c[i].says[k]), "%s %s: '%s' not in %s", c[i].before, c[i].args,
+                  c[i].says[k], out);
+    }
+}
+
+/* x.case, weak gates on one rank and on four. */
+static int write_case(void) {
+    char cmd[2048];
+    snprintf(cmd, sizeof cmd, "cd %s && printf '" WEAK "' | sed 's/ranks = 4/ranks = 1,4/' >x.case",
+             gt_tmpdir());
+    return gt_run(cmd, out, sizeof out);
+}
+
+DP_TEST(blame, the_program_bisects_libraries) {
+    static const call CALLS[] = {
+        {"", "--subject ./bad.so", 0, {"every tensor is within its bound"}},
+        {"BAD=wrong-stage",
+         "--subject ./bad.so",
+         1,
+         {"WRONG STAGE: pre_process_fwd",
+          "first wrong row: H, rank 1, sequence 0, head 0, row 0, entry 3\n  got   0x1.",
+          "\n  truth -0x1."}},
+        {"BAD=wrong-head",
+         "--subject ./bad.so",
+         1,
+         {"WRONG STAGE: one of intra wy output (to tell which, show Aqk qg)",
+          "o, rank 1, sequence 0, head 1, chunk 1, token 17, entry 0"}},
+        {"BAD=crash", "--subject ./bad.so", 1, {"NO STAGE: rank 3 crashed: SIGSEGV"}},
+        {"BAD=unwritten", "--subject ./bad.so", 1, {"never written"}},
+        {"BAD=unsteady",
+         "--subject ./bad.so",
+         1,
+         {"NOT STEADY: o, entry 0 of 1536: ", "in run 2 of the same inputs"}},
+        {"", "--subject ./bad.so --fault exp2-gate", 2, {"exclude each other"}},
+        {"", "--outputs nowhere.safetensors", 2, {"nowhere.safetensors"}}};
+    char cmd[2048];
     snprintf(cmd, sizeof cmd,
              "cd %s && cc -O1 -fPIC -shared -ffp-contract=off -I'%s/../harness' "
-             "'%s/../harness/tests/data/bad_subject.c' -o bad.so -lm && printf '" WEAK
-             "' | sed 's/ranks = 4/ranks = 1,4/' >x.case",
+             "'%s/../harness/tests/data/bad_subject.c' -o bad.so -lm",
              gt_tmpdir(), gt_cases(), gt_cases());
-    REQUIRE(!gt_run(cmd, out, sizeof out), "%s", out);
-    CHECK(program("", "--subject ./bad.so") == 0 && strstr(out, "every tensor is within its bound"),
-          "%s", out);
-    CHECK(program("BAD=wrong-stage", "--subject ./bad.so") == 1 &&
-              strstr(out, "WRONG STAGE: pre_process_fwd") &&
-              strstr(
-                  out,
-                  "first wrong row: H, rank 1, sequence 0, head 0, row 0, entry 3\n  got   0x1.") &&
-              strstr(out, "\n  truth -0x1."),
-          "%s", out);
-    CHECK(program("BAD=wrong-head", "--subject ./bad.so") == 1 &&
-              strstr(out, "WRONG STAGE: one of intra wy output (to tell which, show Aqk qg)") &&
-              strstr(out, "o, rank 1, sequence 0, head 1, chunk 1, token 17, entry 0"),
-          "%s", out);
-    CHECK(program("BAD=crash", "--subject ./bad.so") == 1 &&
-              strstr(out, "NO STAGE: rank 3 crashed: SIGSEGV"),
-          "%s", out);
-    CHECK(program("BAD=unwritten", "--subject ./bad.so") == 1 && strstr(out, "never written"), "%s",
-          out);
-    CHECK(program("BAD=unsteady", "--subject ./bad.so") == 1 &&
-              strstr(out, "NOT STEADY: o, entry 0 of 1536: ") &&
-              strstr(out, "in run 2 of the same inputs"),
-          "%s", out);
-    CHECK(program("", "--subject ./bad.so --fault exp2-gate") == 2 &&
-              strstr(out, "exclude each other"),
-          "%s", out);
-    CHECK(program("", "--outputs nowhere.safetensors") == 2 && strstr(out, "nowhere.safetensors"),
-          "%s", out);
-    /* inputs written for another program; its results (here the truth) read back */
+    REQUIRE(!gt_run(cmd, out, sizeof out) && !write_case(), "%s", out);
+    call_all(CALLS, (int)(sizeof CALLS / sizeof *CALLS));
+}
+
+/* Inputs written for another program; its results (here the truth) read back. */
+DP_TEST(blame, the_program_bisects_files) {
+    static const call CALLS[] = {
+        {"",
+         "--outputs out0.safetensors",
+         0,
+         {"ranks=4,base=fp32,chain=fp32: every tensor that it shows",
+          "every tensor is within its bound"}},
+        {"",
+         "--outputs out1.safetensors",
+         1,
+         {"wy_bwd",
+          "first wrong row: dv, rank 3, sequence 0, head 0, chunk 3, token 40, entry 5\n  got   "
+          "0x1.cp+2"}}};
+    char cmd[4096];
+    REQUIRE(!write_case(), "%s", out);
     snprintf(cmd, sizeof cmd,
              "cd %s && '%s' inputs x.case -o in.safetensors && '%s' truth x.case --cache none -o "
              "truth.safetensors && python3 - <<'END'\n"
@@ -222,14 +257,7 @@ DP_TEST(blame, the_program_bisects_libraries_and_files) {
              "END\n",
              gt_tmpdir(), gt_program(), gt_program());
     REQUIRE(!gt_run(cmd, out, sizeof out), "%s", out);
-    CHECK(program("", "--outputs out0.safetensors") == 0 &&
-              strstr(out, "ranks=4,base=fp32,chain=fp32: every tensor that it shows") &&
-              strstr(out, "every tensor is within its bound"),
-          "%s", out);
-    CHECK(program("", "--outputs out1.safetensors") == 1 && strstr(out, "wy_bwd") &&
-              strstr(out, "first wrong row: dv, rank 3, sequence 0, head 0, chunk 3, token 40, "
-                          "entry 5\n  got   0x1.cp+2"),
-          "%s", out);
+    call_all(CALLS, 2);
     snprintf(cmd, sizeof cmd,
              "cd %s && '%s' judge --inputs in.safetensors --outputs out0.safetensors --cache none",
              gt_tmpdir(), gt_program());

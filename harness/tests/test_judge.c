@@ -450,17 +450,17 @@ DP_TEST(judge, gradients_need_what_they_are_gradients_of) {
     forget(&x);
 }
 
-DP_TEST(judge, settings_come_from_options_then_metadata_then_a_refusal_with_the_option) {
+/* What no file says and nobody knows. */
+static const char *const ODD[] = {"gate", "linear", NULL};
+
+DP_TEST(judge, a_setting_that_is_missing_or_unknown_is_refused_with_its_option) {
     subject x;
     simulate(WIDE, &x);
     write_outputs(&x.c.p, &x.s.out, ONLY(O), 3, 0, "F64");
     dp_judge_options o = options();
     static const char *const NOTHING[] = {NULL}, *const GATE[] = {"gate", "softplus", NULL},
                              *const TWO[] = {"gate", "softplus", "beta", "sigmoid", NULL};
-    static const char *const ODD[] = {"gate", "linear", NULL}, *const LB[] = {
-                                                                   "gate",    "lower_bound", "beta",
-                                                                   "sigmoid", "l2norm",      "1",
-                                                                   NULL};
+    static const char *const LB[] = {"gate", "lower_bound", "beta", "sigmoid", "l2norm", "1", NULL};
     write_inputs(&x.c.p, 3, 0, NOTHING);
     REFUSE(&o, "in.safetensors", "--gate log|softplus|lower_bound");
     write_inputs(&x.c.p, 3, 0, GATE);
@@ -493,6 +493,15 @@ DP_TEST(judge, settings_come_from_options_then_metadata_then_a_refusal_with_the_
     no = o;
     no.cu_seqlens = "0,7";
     REFUSE(&no, "cu_seqlens", "must end at T = 192");
+    forget(&x);
+}
+
+DP_TEST(judge, a_setting_comes_from_its_option_then_from_metadata) {
+    subject x;
+    simulate(WIDE, &x);
+    write_outputs(&x.c.p, &x.s.out, ONLY(O), 3, 0, "F64");
+    write_inputs(&x.c.p, 3, 0, SAID);
+    dp_judge_options o = options();
     judged a, b;
     JUDGE(&o, &a);
     write_inputs(&x.c.p, 3, 0, ODD); /* an option wins over what the file says */

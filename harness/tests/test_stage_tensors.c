@@ -165,31 +165,33 @@ DP_TEST(stage_tensors, sums_of_gates_go_below_what_exp_can_show) {
     end(&t);
 }
 
-static void add(dp_tensorfile *f, const trial *t, int stage, int batch, int vk, const char *name,
-                const char *dtype) {
+/* A stage as a file has it: its name there, in which format, with a batch axis or not. */
+typedef struct {
+    int stage;
+    const char *name, *dtype;
+    int batch;
+} stored;
+
+/* vk: states as [V][K]. */
+static void add(dp_tensorfile *f, const trial *t, const stored *w, int vk) {
+    const int stage = w->stage, batch = w->batch;
     int64_t s[6] = {1}, rows, width;
     const int n = dp_stage_tensor_shape(&t->c.p, t->s.N, stage, s + batch) + batch, K = t->c.p.K,
               V = t->c.p.V;
     double *x = t->g.stage[stage], *y = NULL;
     dp_stage_tensor_rows(&t->c.p, t->s.N, stage, &rows, &width);
-    if (vk) {
+    if (vk && dp_stage_tensors[stage].state) {
         y = dp_doubles(rows * width);
         for (int64_t i = 0; i < rows * width; i++)
             y[i / width * width + i % V * K + i / V % K] = x[i];
         s[n - 2] = V;
         s[n - 1] = K;
     }
-    dp_tensorfile_add(f, name, dtype, n, s, y ? y : x);
+    dp_tensorfile_add(f, w->name, w->dtype, n, s, y ? y : x);
     free(y);
 }
 
-DP_TEST(stage_tensors, files_hold_them_with_a_batch_axis_in_bf16_and_states_in_either_layout) {
-    char in[512], out[512];
-    trial t;
-    start(HEAD "op = kda\nT = 192\nHV = 2\nK = 16\nV = 8\ng_scale = 0.02\n", "bf16", 3, &t);
-    const dp_problem *p = &t.c.p;
-    snprintf(in, sizeof in, "%s/stages-in.safetensors", gt_tmpdir());
-    snprintf(out, sizeof out, "%s/stages-out.safetensors", gt_tmpdir());
+static void add_inputs(dp_tensorfile *f, const dp_problem *p) {
     const struct {
         const char *name;
         const double *x;
@@ -198,21 +200,42 @@ DP_TEST(stage_tensors, files_hold_them_with_a_batch_axis_in_bf16_and_states_in_e
     } inputs[] = {{"q", p->q, 4, {1, 192, p->H, 16}}, {"k", p->k, 4, {1, 192, p->H, 16}},
                   {"v", p->v, 4, {1, 192, 2, 8}},     {"g", p->g, 4, {1, 192, 2, 16}},
                   {"beta", p->beta, 3, {1, 192, 2}},  {"do", p->dout, 4, {1, 192, 2, 8}}};
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+        dp_tensorfile_add(f, inputs[i].name, "BF16", inputs[i].n, inputs[i].s, inputs[i].x);
+}
+
+/* Those stages in a file in one layout of states, judged in o's. */
+static dp_status judge_stored(const trial *t, const dp_judge_options *o, const stored *w, int n,
+                              int vk, dp_case *c, dp_runs *runs, dp_err *e) {
+    dp_tensorfile f = {0};
+    for (int i = 0; i < n; i++)
+        add(&f, t, &w[i], vk);
+    *e = (dp_err){0};
+    const dp_status written = dp_safetensors_write(o->outputs, &f, e);
+    dp_tensorfile_free(&f);
+    return written ? written : dp_judge(o, c, runs, e);
+}
+
+DP_TEST(stage_tensors, files_hold_them_with_a_batch_axis_in_bf16_and_states_in_either_layout) {
+    static const stored ALL[] = {{DP_W, "w", "BF16", 1},          {DP_AKK, "A_inv", "BF16", 1},
+                                 {DP_GCUM, "g_cumsum", "F32", 1}, {DP_STATE, "h", "BF16", 1},
+                                 {DP_S_IN, "S_in", "F32", 0},     {DP_M, "M", "F32", 0},
+                                 {DP_DSTATE, "dh", "BF16", 1},    {DP_DV_NEW, "du", "BF16", 1}};
+    static const stored STATE = {DP_STATE, "h", "BF16", 1};
+    static const char *const layout[] = {"kv", "vk"};
+    char in[512], out[512];
+    trial t;
+    dp_err e = {0};
+    dp_tensorfile f = {0};
+    start(HEAD "op = kda\nT = 192\nHV = 2\nK = 16\nV = 8\ng_scale = 0.02\n", "bf16", 3, &t);
+    snprintf(in, sizeof in, "%s/stages-in.safetensors", gt_tmpdir());
+    snprintf(out, sizeof out, "%s/stages-out.safetensors", gt_tmpdir());
+    add_inputs(&f, &t.c.p);
+    REQUIRE(!dp_safetensors_write(in, &f, &e), "%s", e.msg);
+    dp_tensorfile_free(&f);
     for (int vk = 0; vk < 2; vk++) {
-        dp_tensorfile f = {0}, g = {0};
-        dp_err e = {0};
         dp_case c;
         dp_runs runs = {0};
-        for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
-            dp_tensorfile_add(&f, inputs[i].name, "BF16", inputs[i].n, inputs[i].s, inputs[i].x);
-        const int stages[] = {DP_W, DP_AKK, DP_GCUM, DP_STATE, DP_S_IN, DP_M, DP_DSTATE, DP_DV_NEW};
-        const char *names[] = {"w", "A_inv", "g_cumsum", "h", "S_in", "M", "dh", "du"},
-                   *types[] = {"BF16", "BF16", "F32", "BF16", "F32", "F32", "BF16", "BF16"};
-        for (int i = 0; i < 8; i++)
-            add(&g, &t, stages[i], i < 4 || i > 5, vk && (i == 3 || i == 4 || i == 6), names[i],
-                types[i]);
-        REQUIRE(!dp_safetensors_write(in, &f, &e) && !dp_safetensors_write(out, &g, &e), "%s",
-                e.msg);
         dp_judge_options o = {.inputs = in,
                               .outputs = out,
                               .gate = "log",
@@ -221,8 +244,8 @@ DP_TEST(stage_tensors, files_hold_them_with_a_batch_axis_in_bf16_and_states_in_e
                               .base = "bf16",
                               .claim = "tf32",
                               .ranks = 3,
-                              .state_layout = vk ? "vk" : "kv"};
-        const dp_status st = dp_judge(&o, &c, &runs, &e);
+                              .state_layout = layout[vk]};
+        const dp_status st = judge_stored(&t, &o, ALL, 8, vk, &c, &runs, &e);
         CHECK(!st && runs.run[0].verdict == DP_PASS && runs.run[0].ntensor == 8, "layout %d: %s",
               vk, st ? e.msg : runs.run[0].why);
         for (int i = 0; !st && i < 8; i++)
@@ -230,24 +253,16 @@ DP_TEST(stage_tensors, files_hold_them_with_a_batch_axis_in_bf16_and_states_in_e
                   runs.run[0].tensor[i].name, runs.run[0].tensor[i].why);
         dp_runs_free(&runs);
         if (!st) dp_case_free(&c);
-        o.state_layout = vk ? "kv" : "vk";
-        e = (dp_err){0};
-        CHECK(dp_judge(&o, &c, &runs, &e) == DP_EINPUT &&
+        o.state_layout = layout[!vk];
+        CHECK(judge_stored(&t, &o, ALL, 8, vk, &c, &runs, &e) == DP_EINPUT &&
                   strstr(e.msg, "tensor S_in: shape [3,2,") &&
                   strstr(e.msg, "(first axis: 3 ranks)"),
               "%s", e.msg);
-        o.state_layout = vk ? "vk" : "kv";
+        o.state_layout = layout[vk];
         o.ranks = 2;
-        dp_tensorfile_free(&g);
-        g = (dp_tensorfile){0};
-        add(&g, &t, DP_STATE, 1, vk, "h", "BF16");
-        e = (dp_err){0};
-        REQUIRE(!dp_safetensors_write(out, &g, &e), "%s", e.msg);
-        CHECK(dp_judge(&o, &c, &runs, &e) == DP_EINPUT && strstr(e.msg, "calls for [4,2,") &&
-                  strstr(e.msg, "4 chunks: they restart"),
+        CHECK(judge_stored(&t, &o, &STATE, 1, vk, &c, &runs, &e) == DP_EINPUT &&
+                  strstr(e.msg, "calls for [4,2,") && strstr(e.msg, "4 chunks: they restart"),
               "%s", e.msg);
-        dp_tensorfile_free(&f);
-        dp_tensorfile_free(&g);
     }
     end(&t);
 }
