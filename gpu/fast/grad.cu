@@ -150,6 +150,48 @@ template <int K> struct Ahead {
     }
 };
 
+/* A lane's channels of the warp's rows: ka, qa, kb, kd, and kgam in the first of two rounds
+ * (TIGHT), or the only one. before, next: gates from the chunk's start to the block's anchor, from
+ * there to the next one. */
+template <int K, int V, bool TIGHT>
+__device__ __forceinline__ void write_rows(GradSmem<K, V, TIGHT> &sm, Ahead<K> &ahead,
+                                           const Place &p, int row0, int ch, const float *before,
+                                           const float *next, bool first) {
+    const int E = K / 32, N = 512 / K;
+    Decayed<K> &out = sm.big.rows();
+    GateRows<K, N> &g = ahead.g;
+    bool wide = is_wide<K / 32>(sm.wide[row0 / 16]);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        int r = row0 + i, offset = rows_at(r, ch / 8) + ch % 8;
+        float k[E], q[E], down[E], up[E], on[E];
+        uint32_t y[E / 2];
+        ahead.x.normed(k, q, i, p.zero);
+        if (!TIGHT || first) {
+#pragma unroll
+            for (int e = 0; e < E; e++)
+                up[e] = ex2(g.sum[i][e] + before[e]);
+            scaled<E>(y, k, up);
+            store_pairs<E>(sm.x.kgam + offset, y);
+        }
+        if (TIGHT && first) continue;
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            down[e] = ex2(g.sum[i][e]);
+            up[e] = wide && is_far(g.sum[i][e]) ? 0.f : ex2(-g.sum[i][e]);
+            on[e] = ex2(next[e] - g.sum[i][e]);
+        }
+        scaled<E>(y, k, down);
+        store_pairs<E>(out.ka + offset, y);
+        scaled<E>(y, q, down);
+        store_pairs<E>(out.qa + offset, y);
+        scaled<E>(y, k, on);
+        store_pairs<E>(out.kb + offset, y);
+        scaled<E>(y, k, up);
+        store_pairs<E>(out.kd + offset, y);
+    }
+}
+
 /* The decayed rows, or (TIGHT, first) kgam alone; gates to fragments. Begins and ends with all
  * warps together. */
 template <int K, int V, bool TIGHT>
@@ -159,8 +201,7 @@ __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims 
     const int E = K / 32, N = 512 / K;
     Lane l;
     int row0 = l.warp * N, ch = l.lane * E, I = row0 / 16;
-    Decayed<K> &out = sm.big.rows();
-    float *gates = (float *)&out; /* [C][K + 8] on their way to fragments */
+    float *gates = (float *)&sm.big.rows(); /* [C][K + 8] on their way to fragments */
     GateRows<K, N> &g = ahead.g;
     KeyRows<K, N> &x = ahead.x;
     if (threadIdx.x < C) {
@@ -200,36 +241,7 @@ __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims 
             *(float2 *)(gam[n] + 2 * r) =
                 *(const float2 *)(gates + l.row(r) * GAM_STRIDE(K) + 32 * l.cq + 8 * n + 2 * l.tc);
     __syncthreads();
-    bool wide = is_wide<K / 32>(sm.wide[I]);
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        int r = row0 + i, offset = rows_at(r, ch / 8) + ch % 8;
-        float k[E], q[E], down[E], up[E], on[E];
-        uint32_t y[E / 2];
-        x.normed(k, q, i, p.zero);
-        if (!TIGHT || first) {
-#pragma unroll
-            for (int e = 0; e < E; e++)
-                up[e] = ex2(g.sum[i][e] + before[e]);
-            scaled<E>(y, k, up);
-            store_pairs<E>(sm.x.kgam + offset, y);
-        }
-        if (TIGHT && first) continue;
-#pragma unroll
-        for (int e = 0; e < E; e++) {
-            down[e] = ex2(g.sum[i][e]);
-            up[e] = wide && is_far(g.sum[i][e]) ? 0.f : ex2(-g.sum[i][e]);
-            on[e] = ex2(next[e] - g.sum[i][e]);
-        }
-        scaled<E>(y, k, down);
-        store_pairs<E>(out.ka + offset, y);
-        scaled<E>(y, q, down);
-        store_pairs<E>(out.qa + offset, y);
-        scaled<E>(y, k, on);
-        store_pairs<E>(out.kb + offset, y);
-        scaled<E>(y, k, up);
-        store_pairs<E>(out.kd + offset, y);
-    }
+    write_rows(sm, ahead, p, row0, ch, before, next, first);
 }
 
 /* ---- pairs ----------------------------------------------------------------------------------- */
