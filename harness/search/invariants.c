@@ -7,8 +7,16 @@
 
 /* ---- factors and signs ----------------------------------------------------------------------- */
 
-/* Of the results o final dq dk dv dg dbeta dA_log ddt_bias ds0 derase dwrite; 0: not compared. */
-typedef double factors[DP_NRESULTS];
+/* What each result is multiplied by; 0: not compared. */
+typedef struct {
+    double of[DP_NRESULTS];
+} factors;
+static factors all_times(double c) {
+    factors f;
+    for (int i = 0; i < DP_NRESULTS; i++)
+        f.of[i] = c;
+    return f;
+}
 
 static int has_gradients(dp_check_work *w) {
     const int has = w->backward && (dp_backends[w->s->backend].simulated || w->base->r.dq);
@@ -18,27 +26,32 @@ static int has_gradients(dp_check_work *w) {
 
 static dp_status scale_v(dp_check_work *w) {
     static const int input[] = {DP_INPUT_V, DP_INPUT_S0};
-    static const factors by = {8, 8, 8, 8, 1, 8, 8, 8, 8, 1, 8, 8};
-    return dp_check_factor(w, input, 2, 8, by, dp_check_underflow(w, 8));
+    factors by = all_times(8);
+    by.of[DP_RESULT_DV] = by.of[DP_RESULT_DS0] = 1;
+    return dp_check_factor(w, input, 2, 8, by.of, dp_check_underflow(w, 8));
 }
 
 static dp_status scale_do(dp_check_work *w) {
     static const int input[] = {DP_INPUT_DO, DP_INPUT_DSTATE};
-    static const factors by = {1, 1, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
-    return has_gradients(w) ? dp_check_factor(w, input, 2, 8, by, dp_check_underflow(w, 8)) : DP_OK;
+    factors by = all_times(8);
+    by.of[DP_RESULT_O] = by.of[DP_RESULT_FINAL_STATE] = 1;
+    if (!has_gradients(w)) return DP_OK;
+    return dp_check_factor(w, input, 2, 8, by.of, dp_check_underflow(w, 8));
 }
 
 static dp_status sign_q(dp_check_work *w) {
     static const int input[] = {DP_INPUT_Q};
-    static const factors by = {-1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
-                         by_with_dstate = {-1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-    return dp_check_factor(w, input, 1, -1, w->p->dstate ? by_with_dstate : by, 0);
+    factors by = all_times(w->p->dstate ? 0 : -1);
+    by.of[DP_RESULT_O] = -1;
+    by.of[DP_RESULT_FINAL_STATE] = by.of[DP_RESULT_DQ] = 1;
+    return dp_check_factor(w, input, 1, -1, by.of, 0);
 }
 
 static dp_status sign_kv(dp_check_work *w) {
     static const int input[] = {DP_INPUT_K, DP_INPUT_V};
-    static const factors by = {1, 1, 1, -1, -1, 1, 1, 1, 1, 1, 1, 1};
-    return dp_check_factor(w, input, 2, -1, by, 0);
+    factors by = all_times(1);
+    by.of[DP_RESULT_DK] = by.of[DP_RESULT_DV] = -1;
+    return dp_check_factor(w, input, 2, -1, by.of, 0);
 }
 
 /* ---- the others ------------------------------------------------------------------------------ */
