@@ -2,6 +2,7 @@
 #include "museum.h"
 #include "bisect.h"
 #include "harness/record/run_id.h"
+#include "harness/run/blame.h"
 #include "harness/run/step.h"
 #include "harness/search/step_bisect.h"
 #include "ref/files/output.h"
@@ -43,28 +44,20 @@ static int fla_red(const dp_run *r) {
 /* The first tensor in the order of the pipeline that fails: all that a verdict alone can say about
  * the stage. */
 static dp_museum_place by_verdict(const dp_run *r) {
-    static const char *const order[][2] = {{"M", "pre_process_fwd"},  {"H", "pre_process_fwd"},
-                                           {"S_in", "merge_fwd"},     {"final_state", "state_fwd"},
-                                           {"o", "output"},           {"dM", "pre_process_bwd"},
-                                           {"dH", "pre_process_bwd"}, {"dS_out", "merge_bwd"},
-                                           {"ds0", "state_bwd"},      {"dv", "wy_bwd"},
-                                           {"dwrite", "wy_bwd"},      {"dbeta", "wy_bwd"},
-                                           {"derase", "intra_bwd"},   {"dq", "intra_bwd"},
-                                           {"dk", "intra_bwd"},       {"dg", "intra_bwd"},
-                                           {"dA_log", "gate_bwd"},    {"ddt_bias", "gate_bwd"},
-                                           {"y", "conv_fwd"},         {"dx", "conv_bwd"},
-                                           {"dw", "conv_bwd"},        {"dbias", "conv_bwd"},
-                                           {"o_drafted", "calls"},    {"state_drafted", "calls"},
-                                           {"state_within", "calls"}, {"pool", "calls"}};
-    for (size_t k = 0; k < sizeof order / sizeof *order; k++)
-        for (int i = 0; i < r->ntensor; i++) {
-            const dp_judgement *t = &r->tensor[i];
-            if (t->verdict != DP_FAIL || strcmp(t->name, order[k][0])) continue;
-            const dp_place *at = &dp_judgement_row(t)->at;
-            return (dp_museum_place){
-                .by = "verdict", .stage = order[k][1], .rank = at->rank, .head = at->head};
-        }
-    return (dp_museum_place){.by = "verdict"};
+    static const char *const beside[][2] = {{"y", "conv_fwd"},         {"dx", "conv_bwd"},
+                                            {"dw", "conv_bwd"},        {"dbias", "conv_bwd"},
+                                            {"o_drafted", "calls"},    {"state_drafted", "calls"},
+                                            {"state_within", "calls"}, {"pool", "calls"}};
+    dp_museum_place at = {.by = "verdict"};
+    const char *stage;
+    const dp_judgement *t = dp_first_failing(r, &stage);
+    if (!t) return at;
+    if (*stage) at.stage = stage;
+    for (size_t i = 0; i < sizeof beside / sizeof *beside && !*stage; i++)
+        if (!strcmp(t->name, beside[i][0])) at.stage = beside[i][1];
+    at.rank = dp_judgement_row(t)->at.rank;
+    at.head = dp_judgement_row(t)->at.head;
+    return at;
 }
 
 int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int rank, int head,

@@ -1,6 +1,7 @@
 /* The faults of gpu/fault.cuh: switched on one by one in the kernels that run on the CPU, and
  * judged like a device; or in those of a device. */
 #include "gpu/fault.cuh"
+#include "harness/run/blame.h"
 #include "invariants.h"
 #include "museum.h"
 #include "ref/files/output.h"
@@ -44,20 +45,9 @@ static int of_conv(int f) {
     return !strcmp(dpg_faults[f].shows, "y") || !strcmp(dpg_faults[f].shows, "dx");
 }
 
-/* The first wrong tensor in the order of the pipeline. */
-static const dp_judgement *first_wrong(const dp_run *r) {
-    static const char *const order[] = {
-        "M",     "H",  "S_in", "final_state", "o",      "dM",       "dH", "dS_out", "ds0", "dv",
-        "dbeta", "dq", "dk",   "dg",          "dA_log", "ddt_bias", "y",  "dx",     "dw",  "dbias"};
-    for (int k = 0; k < COUNT(order); k++)
-        for (int i = 0; i < r->ntensor; i++)
-            if (r->tensor[i].verdict == DP_FAIL && !strcmp(r->tensor[i].name, order[k]))
-                return &r->tensor[i];
-    return NULL;
-}
-
 static void note(dp_kernel_row *row, const dp_case *c, const dp_run *r) {
-    const dp_judgement *t = first_wrong(r);
+    const char *stage;
+    const dp_judgement *t = dp_first_failing(r, &stage);
     const dp_place *at = t ? &dp_judgement_row(t)->at : NULL;
     row->red++;
     if (row->id[0]) return;
