@@ -131,8 +131,11 @@ static int set_value(dp_design *d, const setting *s, const char *value) {
 
 /* What a text may be made of: " chunk=N" of every setting. */
 static void known_words(char *out, size_t size) {
-    static const char *const value[] = {
-        [A_NUMBER] = "N", [A_FORMAT] = "F", [A_DROP] = "E", [A_LENGTHS] = "N:N"};
+    static const char *const value[] = {[A_NUMBER] = "N",
+                                        [A_FORMAT] = "F",
+                                        [AN_OPERAND] = "F",
+                                        [A_DROP] = "E",
+                                        [A_LENGTHS] = "N:N"};
     size_t n = (size_t)snprintf(out, size, RECURRENT);
     for (int i = 0; i < NSETTINGS; i++) {
         const setting *s = &SETTINGS[i];
