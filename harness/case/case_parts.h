@@ -93,6 +93,8 @@ dp_status dp_step_finish(const dp_casefile *f, dp_case *c, dp_err *e);
 dp_status dp_session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
                            int64_t *tokens, dp_err *e);
 dp_status dp_session_finish(const dp_casefile *f, dp_case *c, dp_err *e);
+/* The same with the convolutions of a step in front. */
+dp_status dp_step_session_finish(const dp_casefile *f, dp_case *c, dp_err *e);
 void dp_session_describe(const dp_case *c, int ranks, char *out, size_t size);
 void dp_session_write(const dp_case *c, FILE *f);
 

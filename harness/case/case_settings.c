@@ -65,8 +65,6 @@ static dp_status check_inputs(const dp_casefile *f, const dp_case *c, dp_err *e)
         if (!one_of(&f->ranks, f->chain_ranks.v[i]))
             return dp_casefile_refuse(f, "chain_ranks", e, "%lld is not one of ranks",
                                       (long long)f->chain_ranks.v[i]);
-    if (f->session && c->op != DP_OP_SESSION)
-        return dp_casefile_refuse(f, "session", e, "goes with a recurrence, op = " DP_MODEL_WORDS);
     if (f->v_ties && c->spec.dtype == DP_BF16)
         return dp_casefile_refuse(
             f, "v_ties", e, "bf16 inputs cannot lie between numbers of bf16: set dtype = fp32");

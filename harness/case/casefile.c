@@ -415,13 +415,17 @@ int dp_casefile_has(const dp_casefile *f, const char *name) {
     return find(name) >= 0 && f->text[find(name)];
 }
 
-/* The key op names models of the first operation, then the others; a session is the first in calls.
- */
+/* The key op names models of the first operation, then the others. */
+static dp_op at_once(const dp_casefile *f) {
+    return f->op < DP_NMODELS ? DP_OP_RECURRENCE : (dp_op)(f->op - DP_NMODELS + 1);
+}
+
 dp_op dp_casefile_op(const dp_casefile *f) {
-    if (f->op >= DP_NMODELS) return (dp_op)(f->op - DP_NMODELS + 1);
-    return f->session ? DP_OP_SESSION : DP_OP_RECURRENCE;
+    const dp_op op = at_once(f);
+    if (f->session && op == DP_OP_RECURRENCE) return DP_OP_SESSION;
+    return f->session && op == DP_OP_STEP ? DP_OP_STEP_SESSION : op;
 }
 
 const char *dp_casefile_op_name(const dp_casefile *f) {
-    return f->op < DP_NMODELS ? dp_models[f->op].name : dp_operations[dp_casefile_op(f)].name;
+    return f->op < DP_NMODELS ? dp_models[f->op].name : dp_operations[at_once(f)].name;
 }

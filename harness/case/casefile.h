@@ -17,17 +17,19 @@ enum {
     DP_CF_CONV = 4,
     DP_CF_ALL = 7,
     DP_CF_STEP = 16,
-    DP_CF_SESSION = 32
+    DP_CF_SESSION = 32,
+    DP_CF_STEP_SESSION = 64
 }; /* which operations take a key (operations.h); step and sessions take those of REC too */
 
 /* What a case may ask for: a row each in operations.c. The key op names a model of the first, or
- * one of the others up to the last, which is the first with the key session. */
+ * one of the others; the last two are the first and a step with the key session. */
 typedef enum {
     DP_OP_RECURRENCE,
     DP_OP_CHAIN,
     DP_OP_CONV,
     DP_OP_STEP,
     DP_OP_SESSION,
+    DP_OP_STEP_SESSION,
     DP_NOPS
 } dp_op;
 #define DP_OPERATION_WORDS DP_MODEL_WORDS "|chain|conv|step"

@@ -70,6 +70,11 @@ dp_status dp_session_finish(const dp_casefile *f, dp_case *c, dp_err *e) {
     return st;
 }
 
+dp_status dp_step_session_finish(const dp_casefile *f, dp_case *c, dp_err *e) {
+    const dp_status st = dp_session_finish(f, c, e);
+    return st ? st : dp_step_finish(f, c, e);
+}
+
 void dp_session_describe(const dp_case *c, int ranks, char *out, size_t size) {
     dp_recurrence_describe(c, ranks, out, size);
     char prefix[48] = "", slots[48] = "";

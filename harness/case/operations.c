@@ -82,6 +82,22 @@ const dp_operation dp_operations[DP_NOPS] = {
                        .describe = dp_session_describe,
                        .write = dp_session_write,
                        .finish = dp_session_finish},
+    [DP_OP_STEP_SESSION] =
+        {.name = "step session",
+         .what = "with the key session in calls that hand the state on",
+         .bit = DP_CF_STEP_SESSION,
+         .keys = DP_CF_REC | DP_CF_STEP | DP_CF_SESSION | DP_CF_STEP_SESSION,
+         .model = DP_KDA,
+         .backends = ON(SIM),
+         .why_none =
+             "a session with convolutions in front is computed by the simulated ranks alone",
+         .faults = DP_FAULTS_OF_CALLS,
+         .has_front = 1,
+         PROBLEM,
+         .shape = dp_session_shape,
+         .describe = dp_session_describe,
+         .write = dp_session_write,
+         .finish = dp_step_session_finish},
 };
 
 const char *dp_case_off(const dp_case *c, dp_backend b) {

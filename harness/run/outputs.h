@@ -6,6 +6,7 @@
  */
 #ifndef DP_OUTPUTS_H
 #define DP_OUTPUTS_H
+#include "harness/simulated/conv_states.h"
 #include "harness/simulated/drafts.h"
 #include "harness/simulated/slots.h"
 #include "judge.h"
@@ -45,6 +46,9 @@ void dp_judge_speak(int tensor, dp_run *r);
  * tensor `pool`, which speaks for the run where it fails: what others say follows from it. None
  * where no pool was run. */
 void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r);
+/* judge_conv_states.c: after that, what convolutions handed on, as tensors conv_state_q .., which
+ * speak for the run where they fail. None without convolutions. */
+void dp_judge_conv_states(const dp_conv_calls *c, dp_run *r);
 
 /* ---- the parts, in their order; each adds to r->tensor, which has room ----------------------- */
 

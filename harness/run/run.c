@@ -158,7 +158,8 @@ static dp_status (*const RUNS[DP_NOPS])(const dp_case *, const dp_run_options *,
                                                      [DP_OP_CHAIN] = dp_run_chain,
                                                      [DP_OP_CONV] = dp_run_conv,
                                                      [DP_OP_STEP] = dp_run_recurrence,
-                                                     [DP_OP_SESSION] = dp_run_recurrence};
+                                                     [DP_OP_SESSION] = dp_run_recurrence,
+                                                     [DP_OP_STEP_SESSION] = dp_run_recurrence};
 
 /* Backends were named, and none of them computes this. */
 static int none_computes(const dp_case *c, const dp_run_options *o) {

@@ -41,7 +41,7 @@ static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format c
                             sp->c->backward, design->chunk, design->gated};
     size_t size;
     char *all = with_raw_error(what, sizeof what, &sp->c->p, raw, &size);
-    if (sp->first_of_call) { /* cuts chunks; a session has no convolutions, so no raw errors */
+    if (sp->first_of_call) { /* cuts chunks */
         const size_t T = (size_t)sp->c->p.T;
         all = realloc(all, size + T);
         if (!all) abort();

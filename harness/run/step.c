@@ -25,13 +25,13 @@ dp_front dp_step_front(const dp_case *c) {
 
 /* ---- the subject ----------------------------------------------------------------------------- */
 
-static dp_conv_policy policy(dp_base b) {
+dp_conv_policy dp_step_policy(dp_base b) {
     return b == DP_BASE_FP64 ? DP_CONV_FP64 : b == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16;
 }
 
 static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b) {
-    (dp_backends[s->be].simulated ? dp_conv_bound : dp_conv_bound_sigmoid32)(v, policy(s->base),
-                                                                             s->N, b);
+    (dp_backends[s->be].simulated ? dp_conv_bound
+                                  : dp_conv_bound_sigmoid32)(v, dp_step_policy(s->base), s->N, b);
 }
 
 /* Marks every row of `width` that the fault changed. */
@@ -47,7 +47,7 @@ static void mark(const dp_case *c, const dp_step_run *s, int i, const double *wa
 static void apply_fault(const dp_case *c, const dp_step_run *s, int i, const dp_conv *v,
                         dp_conv_result *r) {
     double *y = dp_copy(r->y, v->T * v->D), *dx = r->dx ? dp_copy(r->dx, v->T * v->D) : NULL;
-    dp_effect_conv(s->fault, v, s->N, policy(s->base), r);
+    dp_effect_conv(s->fault, v, s->N, dp_step_policy(s->base), r);
     mark(c, s, i, y, r->y);
     mark(c, s, i, dx, r->dx);
     free(y);
@@ -75,8 +75,8 @@ static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *
     if (dp_backends[s->be].on_device)
         return dp_cuda_conv_parts(part, n, s->base == DP_BASE_BF16, s->N, s->be, out, e);
     for (int i = 0; i < n && !st; i++)
-        st = (dp_backends[s->be].peers ? dp_mpi_conv : dp_conv_ranks)(part[i], s->N,
-                                                                      policy(s->base), out[i], e);
+        st = (dp_backends[s->be].peers ? dp_mpi_conv : dp_conv_ranks)(
+            part[i], s->N, dp_step_policy(s->base), out[i], e);
     for (int i = 0; i < DP_NQKV && !st && dp_fault_of_conv(s->fault); i++)
         if (c->step.on[i]) apply_fault(c, s, i, &v[i], &r[i]);
     return st;

@@ -44,6 +44,8 @@ typedef struct {
 /* Convolutions over N ranks; *s holds their outputs and the problem behind them. */
 dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
                           dp_step_run *s, dp_err *e);
+/* How the convolutions of a base round. */
+dp_conv_policy dp_step_policy(dp_base b);
 /* Frees what it holds; the struct is the caller's. */
 void dp_step_run_free(const dp_case *c, dp_step_run *s);
 

@@ -50,7 +50,7 @@ static dp_status run_in(void *who, const dp_problem *call, const dp_state_pool *
     x->states |= returned && s.states;
     if (returned) {
         if (pool) memcpy(pool->state, s.pool, sizeof *s.pool * (size_t)entries(call, pool));
-        *out = (dp_call_result){s.r, s.states};
+        *out = (dp_call_result){.out = s.r, .states = s.states};
         s.r = (dp_result){0};
         s.states = NULL;
     }

@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 int dp_simulated_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
                         int N) {
@@ -95,7 +96,27 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
                           dp_err *e) {
     (void)states;
     dp_sim s;
-    const dp_status st = dp_sim_new(&s, call, *(const dp_base *)who, 1, DP_FAULT_NONE, e);
+    const dp_status st =
+        dp_sim_new(&s, call, ((const in_one_base *)who)->base, 1, DP_FAULT_NONE, e);
+    if (!st) dp_calls_of_sim(&s, out);
+    return st;
+}
+
+/* The same with convolutions in front, which begin from the inputs that were handed on. */
+static dp_status one_step(void *who, const dp_problem *call, const dp_conv_states *before,
+                          dp_call_result *out, dp_err *e) {
+    const in_one_base *x = who;
+    const dp_case *c = x->sp->c;
+    dp_problem y = *call;
+    dp_sim s;
+    for (int i = 0; i < DP_NQKV; i++) {
+        double **const q = dp_qkv_at(&y, i);
+        if (!c->step.on[i]) continue;
+        dp_conv_states_run(&c->step.conv[i], dp_step_policy(x->base), *q, call->cu, before->of[i],
+                           &out->y[i], &out->conv.of[i]);
+        *q = out->y[i];
+    }
+    const dp_status st = dp_sim_new(&s, &y, x->base, 1, DP_FAULT_NONE, e);
     if (!st) dp_calls_of_sim(&s, out);
     return st;
 }
@@ -105,16 +126,35 @@ typedef struct {
     dp_result got; /* o and the last state */
     dp_drafts drafts;
     dp_pool_seen pool;
+    dp_conv_calls front;
     unsigned char *hit;
 } calls_made;
+
+/* The problem whose q, k and v are what goes into the convolutions in front; it borrows all. */
+static dp_problem before_front(const dp_case *c, dp_conv_calls *front) {
+    dp_problem p = c->p;
+    p.input_error = 0;
+    for (int i = 0; i < DP_NQKV; i++)
+        if (c->step.on[i]) {
+            front->conv[i] = &c->step.conv[i];
+            *dp_qkv_at(&p, i) = c->step.conv[i].x;
+        }
+    return p;
+}
 
 static dp_status compute_calls(in_one_base *x, calls_made *made, dp_err *e) {
     const dp_case *c = x->sp->c;
     const dp_fault fault = x->sp->std->o->fault;
-    const dp_caller by = {
-        .run = one_call, .who = &x->base, .drafts = &made->drafts, .pool = &made->pool};
+    const int step = dp_op_of(c)->has_front;
+    const dp_caller by = {.run = one_call,
+                          .who = x,
+                          .drafts = step ? NULL : &made->drafts,
+                          .pool = &made->pool,
+                          .front = step ? &made->front : NULL,
+                          .run_step = one_step};
+    const dp_problem p = before_front(c, &made->front);
     made->hit = dp_calloc((size_t)c->p.HV, 1);
-    return dp_calls_run(&c->p, &c->session, dp_fault_of_calls(fault) ? fault : DP_FAULT_NONE, &by,
+    return dp_calls_run(&p, &c->session, dp_fault_of_calls(fault) ? fault : DP_FAULT_NONE, &by,
                         &made->got, made->hit, e);
 }
 
@@ -122,7 +162,20 @@ static void free_calls(calls_made *made) {
     dp_result_free(&made->got);
     dp_drafts_free(&made->drafts);
     dp_pool_seen_free(&made->pool);
+    dp_conv_calls_free(&made->front);
     free(made->hit);
+}
+
+/* The convolutions' outputs as the calls made them, and how far those of all tokens may be off. */
+static dp_status front_of_calls(const in_one_base *x, const calls_made *made, dp_step_run *front,
+                                dp_err *e) {
+    const dp_case *c = x->sp->c;
+    const dp_status st = dp_step_forward(c, x->backend, 1, x->base, DP_FAULT_NONE, front, e);
+    for (int i = 0; i < DP_NQKV && !st; i++)
+        if (c->step.on[i])
+            memcpy(*dp_qkv_at(&front->p, i), made->front.y[i],
+                   sizeof(double) * (size_t)(c->p.T * c->step.conv[i].D));
+    return st;
 }
 
 static void judge_calls(in_one_base *x, const dp_result *got, dp_run *r, double from) {
@@ -139,17 +192,23 @@ static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs
     const double from = dp_now();
     int chains[DP_NFORMATS], merge;
     calls_made made = {0};
+    dp_step_run front = {0};
+    const int step = dp_op_of(sp->c)->has_front;
     in_one_base x = {.sp = sp, .backend = be, .base = base};
     if (!dp_case_chains(sp->c, 1, o->nchain, (const int *)o->chain, chains) ||
         !dp_select(1, (const int *)sp->c->merge, o->nmerge, (const int *)o->merge, &merge))
         return DP_OK;
     dp_status st = compute_calls(&x, &made, e);
+    if (!st && step) st = front_of_calls(&x, &made, &front, e);
     if (!st) {
         x.chain = (dp_format)chains[0];
         dp_run *r = record(&x, (dp_merge)merge, out);
+        sp->step = step ? &front : NULL;
         judge_calls(&x, &made.got, r, from);
+        sp->step = NULL;
         st = dp_judge_drafts(sp, &made.drafts, r, e);
         dp_judge_pool(sp, &made.pool, r);
+        dp_judge_conv_states(&made.front, r);
         if (o->fault) {
             r->nhit = sp->c->p.HV;
             r->hit = made.hit;
@@ -157,6 +216,7 @@ static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs
         }
         if (o->done) o->done(r, o->arg);
     }
+    if (step) dp_step_run_free(sp->c, &front);
     free_calls(&made);
     return st;
 }

@@ -18,15 +18,16 @@ typedef struct {
     const dp_caller *by;
     dp_result *out;
     unsigned char *hit;
-    int64_t state;      /* entries of the states of one sequence */
-    double *S;          /* [Nseq][HV][K][V]; NULL: zeros, before the first call */
-    int64_t *at;        /* [Nseq]: the next token */
-    slice *take;        /* [Nseq]: of the present call */
-    int64_t done;       /* calls */
-    int after_rollback; /* the call before rejected tokens */
-    int waiting;        /* all but the first sequence wait for the end of the prefix */
-    int continued;      /* the next call is the first behind it */
-    dp_slots *slots;    /* NULL: no pool */
+    int64_t state;       /* entries of the states of one sequence */
+    double *S;           /* [Nseq][HV][K][V]; NULL: zeros, before the first call */
+    int64_t *at;         /* [Nseq]: the next token */
+    slice *take;         /* [Nseq]: of the present call */
+    int64_t done;        /* calls */
+    int after_rollback;  /* the call before rejected tokens */
+    int waiting;         /* all but the first sequence wait for the end of the prefix */
+    int continued;       /* the next call is the first behind it */
+    dp_slots *slots;     /* NULL: no pool */
+    dp_conv_states conv; /* of the convolutions in front, if any */
 } walk;
 
 /* ---- inputs of a call ------------------------------------------------------------------------ */
@@ -253,6 +254,20 @@ static void leave_unwritten(const walk *w, const double *before) {
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
+/* Rows of the first tokens, and the states behind them, of all convolutions. */
+static void share_conv(const walk *w) {
+    for (int i = 0; w->by->front && i < DP_NQKV; i++) {
+        const dp_conv *v = w->by->front->conv[i];
+        const int64_t n = v ? dp_conv_state_size(v) : 0;
+        double *y = w->by->front->y[i];
+        for (int q = 1; v && q < v->Nseq; q++) {
+            memcpy(y + v->cu[q] * v->D, y + v->cu[0] * v->D,
+                   sizeof *y * (size_t)(w->s->prefix * v->D));
+            if (n) memcpy(w->conv.of[i] + q * n, w->conv.of[i], sizeof *y * (size_t)n);
+        }
+    }
+}
+
 /* The end of the prefix: its state and its rows of o become those of all sequences. */
 static void share_prefix(walk *w) {
     const int64_t n = (int64_t)w->p->HV * w->p->V, *cu = w->p->cu;
@@ -264,6 +279,7 @@ static void share_prefix(walk *w) {
                    sizeof *w->S * (size_t)(w->s->prefix * n));
         w->at[i] += w->s->prefix;
     }
+    share_conv(w);
     if (w->slots) dp_slots_share(w->slots);
     w->waiting = 0;
     w->continued = 1;
@@ -276,14 +292,38 @@ static void keep_short(const walk *w) {
         w->S[i] = dp_store(w->s->kept, w->S[i]);
 }
 
+/* Every call but the first of a sequence; before its first token there are zeros anyway. */
+static dp_conv_states conv_before(const walk *w) {
+    dp_conv_states s = {{NULL}};
+    for (int i = 0; i < DP_NQKV; i++) {
+        const dp_conv *v = w->by->front->conv[i];
+        if (v) s.of[i] = dp_copy(w->conv.of[i], v->Nseq * dp_conv_state_size(v));
+    }
+    if (w->done && dp_conv_states_spoil(w->by->front, w->fault, w->at, &s)) hit_all(w);
+    return s;
+}
+
+static dp_status run_step(const walk *w, const dp_problem *y, dp_call_result *r, dp_err *e) {
+    dp_conv_states before = conv_before(w);
+    const dp_status st = w->by->run_step(w->by->who, y, &before, r, e);
+    dp_conv_states_free(&before);
+    return st;
+}
+
+static dp_status run(const walk *w, const dp_problem *y, const dp_state_pool *pool, int states,
+                     dp_call_result *r, dp_err *e) {
+    if (w->by->front) return run_step(w, y, r, e);
+    if (pool && w->by->run_in) return w->by->run_in(w->by->who, y, pool, states, r, e);
+    return w->by->run(w->by->who, y, states, r, e);
+}
+
 /* The call where states lie in a pool. */
 static dp_status run_in_pool(const walk *w, dp_problem *y, int states, dp_call_result *r,
                              dp_err *e) {
     const dp_state_pool pool = dp_slots_begin(w->slots);
     dp_slots_read(w->slots, y->s0);
     spoil_inputs(w, y);
-    const dp_status st = w->by->run_in ? w->by->run_in(w->by->who, y, &pool, states, r, e)
-                                       : w->by->run(w->by->who, y, states, r, e);
+    const dp_status st = run(w, y, &pool, states, r, e);
     if (st) return st;
     if (r->out.final_state)
         dp_slots_write(w->slots, r->out.final_state);
@@ -298,7 +338,7 @@ static dp_status call(const walk *w, const slice *take, int states, dp_call_resu
     *r = (dp_call_result){0};
     if (!w->slots) spoil_inputs(w, &y);
     const dp_status st =
-        w->slots ? run_in_pool(w, &y, states, r, e) : w->by->run(w->by->who, &y, states, r, e);
+        w->slots ? run_in_pool(w, &y, states, r, e) : run(w, &y, NULL, states, r, e);
     dp_problem_free(&y);
     return st;
 }
@@ -306,6 +346,9 @@ static dp_status call(const walk *w, const slice *take, int states, dp_call_resu
 static void end_call(dp_call_result *r) {
     dp_result_free(&r->out);
     free(r->states);
+    for (int i = 0; i < DP_NQKV; i++)
+        free(r->y[i]);
+    dp_conv_states_free(&r->conv);
 }
 
 static void keep_states(walk *w, dp_result *r) {
@@ -326,6 +369,31 @@ static void keep_o(const walk *w, const slice *take, const double *o) {
         if (!idle(w, i))
             memcpy(w->out->o + take[i].from * n, o, sizeof *o * (size_t)(take[i].n * n));
         o += (take[i].n + take[i].m) * n;
+    }
+}
+
+/* The rows that the convolutions gave accepted tokens. */
+static void keep_y(const walk *w, const dp_call_result *r) {
+    for (int i = 0; w->by->front && i < DP_NQKV; i++) {
+        const dp_conv *v = w->by->front->conv[i];
+        const double *y = r->y[i];
+        for (int q = 0; v && q < v->Nseq; q++) {
+            const slice x = w->take[q];
+            if (!idle(w, q))
+                memcpy(w->by->front->y[i] + x.from * v->D, y, sizeof *y * (size_t)(x.n * v->D));
+            y += (x.n + x.m) * v->D;
+        }
+    }
+}
+
+/* The states that the convolutions of those sequences hand on which brought tokens. */
+static void keep_conv(const walk *w, const slice *take, const dp_call_result *r) {
+    for (int i = 0; w->by->front && i < DP_NQKV; i++) {
+        const dp_conv *v = w->by->front->conv[i];
+        const int64_t n = v ? dp_conv_state_size(v) : 0;
+        for (int q = 0; n && q < v->Nseq; q++)
+            if (!idle(w, q) && take[q].n + take[q].m)
+                memcpy(w->conv.of[i] + q * n, r->conv.of[i] + q * n, sizeof(double) * (size_t)n);
     }
 }
 
@@ -363,6 +431,7 @@ static dp_status run_again(walk *w, const slice *take, dp_err *e) {
     const dp_status st = n ? call(w, take, 0, &r, e) : DP_OK;
     if (n && !st) {
         keep_states(w, &r.out);
+        keep_conv(w, take, &r);
         end_call(&r);
     }
     return st;
@@ -441,9 +510,11 @@ static dp_status one_call(walk *w, dp_err *e) {
     if (!st) {
         if (w->by->drafts && c.accepted < c.drafted) keep_drafts(w, &r);
         keep_o(w, w->take, r.out.o);
-        if (same)
+        keep_y(w, &r);
+        if (same) {
             keep_states(w, &r.out);
-        else if (r.states && w->fault == DP_FAULT_NONE)
+            keep_conv(w, w->take, &r);
+        } else if (r.states && w->fault == DP_FAULT_NONE)
             pick_states(w, r.states);
         else
             st = run_again(w, kept, e);
@@ -455,6 +526,7 @@ static dp_status one_call(walk *w, dp_err *e) {
     free(before);
     for (int i = 0; i < w->p->Nseq; i++)
         if (!idle(w, i)) w->at[i] += w->take[i].n;
+    if (w->by->front) dp_conv_states_look(w->by->front, w->at, w->done, &w->conv);
     w->after_rollback = c.accepted < c.drafted;
     w->continued = 0;
     w->done++;
@@ -478,6 +550,7 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
     w.state = (int64_t)p->HV * p->K * p->V;
     w.S = dp_copy(p->s0, p->Nseq * w.state);
     w.slots = dp_slots_new(p, s);
+    if (by->front) dp_conv_calls_begin(by->front, &w.conv);
     if (w.slots && !w.S) w.S = dp_doubles(p->Nseq * w.state);
     w.at = dp_calloc((size_t)p->Nseq, sizeof *w.at);
     w.take = dp_calloc((size_t)p->Nseq, sizeof *w.take);
@@ -491,6 +564,7 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
     }
     out->final_state = w.S;
     dp_slots_free(w.slots);
+    dp_conv_states_free(&w.conv);
     free(w.at);
     free(w.take);
     if (st) dp_result_free(out);

@@ -19,11 +19,15 @@
  * token is padding then, which brings one that means nothing. Who takes no pool gets the states of
  * the slots that are read, and what it returns goes to those that are written.
  *
+ * With convolutions in front each call gets the last inputs of every sequence, too, as the calls
+ * before handed them on (conv_states.h). Windows are not looked at then.
+ *
  * The faults of calls (fault.h) act here. A fault says where it acted: in what was handed to a
  * call, or taken from it, of that head.
  */
 #ifndef DP_CALLS_H
 #define DP_CALLS_H
+#include "conv_states.h"
 #include "drafts.h"
 #include "fault.h"
 #include "harness/case/session.h"
@@ -38,6 +42,9 @@ extern "C" {
 typedef struct {
     dp_result out;
     double *states;
+    /* with convolutions in front: what they gave [T][D], and the states that they hand on */
+    double *y[DP_NQKV];
+    dp_conv_states conv;
 } dp_call_result;
 
 typedef struct {
@@ -51,6 +58,12 @@ typedef struct {
      * it takes none. */
     dp_status (*run_in)(void *who, const dp_problem *call, const dp_state_pool *pool, int states,
                         dp_call_result *out, dp_err *e);
+    /* Convolutions in front of q, k and v: those of p and of a call are what goes into them. NULL:
+     * none. */
+    dp_conv_calls *front;
+    /* The same with those; gets the states that were handed on. */
+    dp_status (*run_step)(void *who, const dp_problem *call, const dp_conv_states *before,
+                          dp_call_result *out, dp_err *e);
 } dp_caller;
 
 /* p: all of it, without gradients. out: o and final_state of the session, to be freed. hit [HV]: 1

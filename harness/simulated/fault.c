@@ -238,6 +238,18 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
                                      "prefix writes into it, and the "
                                      "others begin there",
                                      ""},
+    [DP_FAULT_CONV_OF_OTHER] = {"conv-of-other", 46, "calls",
+                                "a later call's convolutions begin from the inputs of the next "
+                                "sequence of the batch",
+                                "sgl-project/sglang#37836, #39342"},
+    [DP_FAULT_CONV_ZEROED] = {"conv-zeroed", 0, "calls",
+                              "every call's convolutions begin from zeros",
+                              "a state of the recurrence is handed on, that of the convolution "
+                              "is not"},
+    [DP_FAULT_CONV_LATE] = {"conv-late", 46, "calls",
+                            "a later call's convolutions begin from the inputs before the last "
+                            "token",
+                            WRONG_TOKEN},
     [DP_FAULT_KEPT_BF16] = {"kept-bf16", 43, "calls",
                             "the state is kept in bf16 between calls whatever was asked",
                             HALF_STATES},
@@ -312,7 +324,7 @@ const dp_bug dp_bugs[DP_NBUGS + 1] = {
     [44] = {"state in fp8 or int8 between steps",
             "int8 without feedback; the others, over 100,000 steps: deltaproof carry"},
     [45] = {"speculative decoding: rejected tokens, gates of other tokens", "three faults"},
-    [46] = {"cached state of another token or request, or never written", "seven faults"},
+    [46] = {"cached state of another token or request, or never written", "nine faults"},
     [47] = {"padding of the last piece updates the state", "two faults"},
     [48] = {"NaN below one chunk, state layout of another kernel",
             "two faults: the layout is that of 59"},
@@ -371,6 +383,9 @@ unsigned dp_fault_kind(dp_fault f) {
     case DP_FAULT_SLOT_IN_PLACE:
     case DP_FAULT_PADDING_LAST_SLOT:
     case DP_FAULT_PREFIX_OVERWRITTEN:
+    case DP_FAULT_CONV_OF_OTHER:
+    case DP_FAULT_CONV_ZEROED:
+    case DP_FAULT_CONV_LATE:
     case DP_FAULT_KEPT_BF16:
     case DP_FAULT_KEPT_INT8: return DP_FAULTS_OF_CALLS;
     default: return DP_FAULTS_OF_STAGES;

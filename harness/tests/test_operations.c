@@ -14,7 +14,8 @@ static const char *const SMALL[DP_NOPS] = {
     [DP_OP_CHAIN] = "op = chain\nregime = corr\nchunks = 9\nK = 7\n",
     [DP_OP_CONV] = "op = conv\nT = 12\nD = 3\nW = 2\n",
     [DP_OP_STEP] = "op = step\nT = 12\nK = 4\nHV = 2\nW = 2\n",
-    [DP_OP_SESSION] = "op = kda\nT = 12\nK = 4\nHV = 2\nsession = 8,4-1\n"};
+    [DP_OP_SESSION] = "op = kda\nT = 12\nK = 4\nHV = 2\nsession = 8,4-1\n",
+    [DP_OP_STEP_SESSION] = "op = step\nT = 12\nK = 4\nHV = 2\nW = 2\nsession = 8,4-1\n"};
 
 DP_TEST(operations, rows_have_no_gap) {
     int bits = 0;

@@ -37,8 +37,9 @@ DP_TEST(session, what_is_no_schedule_is_refused_with_its_key) {
          "sequence 0 has 4 tokens, and must go on behind it"},
         {"op = kda\nT = 8\ncu_seqlens = 0,4,8\nK = 4\nsession = 2\nsession_prefix = 3\n",
          "no call ends behind token 3"},
-        {"op = step\nT = 8\nK = 4\nW = 2\nsession = 4\n",
-         "goes with a recurrence, op = gdn|kda|mkda|gdn2"},
+        {"op = step\nT = 8\nK = 4\nW = 2\nsession = 4\nbackward = yes\n", "no gradients"},
+        {"op = step\nT = 8\nK = 4\nsession = 4\n", "W: missing"},
+        {"op = chain\nregime = corr\nK = 4\nchunks = 9\nsession = 4\n", "no such setting"},
         {"op = conv\nT = 8\nD = 4\nW = 2\nsession = 4\n", "no such setting"}};
     for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
         char text[512];

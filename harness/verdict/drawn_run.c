@@ -22,9 +22,8 @@ static void convolve(dp_drawn_run *x, int i, double *dy) {
 
 static int has_front(const dp_drawn_run *x) { return x->conv[0].x || x->conv[1].x || x->conv[2].x; }
 
-void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
-                   const dp_conv conv[3], int N, int backward) {
-    *x = (dp_drawn_run){.design = *design, .N = N, .backward = backward, .p = *p};
+/* q, k and v that come out of convolutions: of all tokens at once, which have the bits of calls. */
+static void open_front(dp_drawn_run *x, const dp_conv conv[3]) {
     double **const input[3] = {&x->p.q, &x->p.k, &x->p.v};
     for (int i = 0; i < 3; i++) {
         x->conv[i] = conv[i];
@@ -32,6 +31,12 @@ void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p
         convolve(x, i, NULL);
         *input[i] = dp_copy(x->front[i].y, conv[i].T * conv[i].D);
     }
+}
+
+void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
+                   const dp_conv conv[3], int N, int backward) {
+    *x = (dp_drawn_run){.design = *design, .N = N, .backward = backward, .p = *p};
+    open_front(x, conv);
     if (!design->chunk) return;
     const dp_status st = dp_sim_new_design(&x->sim, &x->p, design, N, NULL);
     assert(!st);
@@ -39,8 +44,9 @@ void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p
 }
 
 void dp_drawn_open_calls(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
-                         const dp_session *session) {
+                         const dp_conv conv[3], const dp_session *session) {
     *x = (dp_drawn_run){.design = *design, .N = 1, .p = *p, .session = session};
+    open_front(x, conv);
 }
 
 /* Is there a pipeline that stays between runs? */

@@ -125,7 +125,7 @@ static void run_design(const drawing *a, const dp_expected_layout *l, const dp_d
     for (int f = 0; f < DP_NFORMATS; f++) {
         if (!is_asked_for(a, l->N, design, (dp_format)f)) continue;
         if (!one->N && a->rq->session)
-            dp_drawn_open_calls(one, &mine, &ref->one.p, a->rq->session);
+            dp_drawn_open_calls(one, &mine, &ref->one.p, conv, a->rq->session);
         else if (!one->N)
             dp_drawn_open(one, &mine, &ref->one.p, conv, l->N, a->rq->backward);
         dp_drawn_split(one, l->N);

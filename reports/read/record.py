@@ -33,7 +33,7 @@ from read.checks import (
 SCHEMA, SCHEMA_VERSION = "deltaproof-record", 1
 # Operations of the program without stages, and those without ranks either, whose runs multiply one
 # chain of M (harness/case/operations.c; a test compares). All others are recurrences.
-NO_STAGES = ("chain", "conv", "session")
+NO_STAGES = ("chain", "conv", "session", "step session")
 NO_RANKS = ("chain",)
 VERDICTS = ("pass", "fail", "skipped", "unjudged")
 OVERALL = ("pass", "fail", "error")
