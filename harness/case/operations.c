@@ -88,9 +88,9 @@ const dp_operation dp_operations[DP_NOPS] = {
          .bit = DP_CF_STEP_SESSION,
          .keys = DP_CF_REC | DP_CF_STEP | DP_CF_SESSION | DP_CF_STEP_SESSION,
          .model = DP_KDA,
-         .backends = ON(SIM),
+         .backends = ON(SIM) | ON(SUBJECT),
          .why_none =
-             "a session with convolutions in front is computed by the simulated ranks alone",
+             "a session with convolutions in front is computed by the simulated ranks or a program",
          .faults = DP_FAULTS_OF_CALLS,
          .has_front = 1,
          PROBLEM,

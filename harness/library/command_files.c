@@ -27,6 +27,10 @@ dp_status dp_command_write_inputs(const struct dp_command *c, const dp_problem *
         y.s0 = NULL;
         dp_pool_add(&f, p, call->pool);
     }
+    for (int i = 0; call->front && i < DP_NQKV; i++)
+        if (call->front->conv[i]) *dp_qkv_at(&y, i) = NULL;
+    if (call->front)
+        dp_front_add(&f, p, call->front, (dp_format)dp_format_find(call->input_format));
     dp_inputs_add(&f, &y, (dp_format)dp_format_find(call->input_format), call->backward);
     const dp_status st = dp_safetensors_write(c->in, &f, e);
     dp_tensorfile_free(&f);
@@ -86,15 +90,52 @@ static int is_called_for(const dp_problem *p, const dp_subject_call *call, int r
            (!call->pool || result != DP_RESULT_FINAL_STATE);
 }
 
-/* The pool, taken out of the file; an empty one: none is there. */
-static dp_tensor take_pool(dp_tensorfile *f) {
-    dp_tensor pool = {0};
-    for (int i = 0; i < f->ntensor && !pool.name; i++)
-        if (!strcmp(f->tensor[i].name, DP_SUBJECT_POOL)) {
-            pool = f->tensor[i];
+/* A tensor, taken out of the file; an empty one: none is there. */
+static dp_tensor take(dp_tensorfile *f, const char *name) {
+    dp_tensor taken = {0};
+    for (int i = 0; i < f->ntensor && !taken.name; i++)
+        if (!strcmp(f->tensor[i].name, name)) {
+            taken = f->tensor[i];
             f->tensor[i] = f->tensor[--f->ntensor];
         }
-    return pool;
+    return taken;
+}
+
+/* The data of a tensor that must be there with these axes; NULL: it is not. */
+static double *take_data(dp_tensorfile *f, const char *name, int ndim, const int64_t *want,
+                         dp_complaints *all) {
+    dp_tensor t = take(f, name);
+    char have[200], need[200];
+    dp_tensor as = {.ndim = ndim};
+    memcpy(as.shape, want, sizeof *want * (size_t)ndim);
+    if (!t.name) {
+        dp_complain(all, "OUT: tensor %s is missing", name);
+        return NULL;
+    }
+    dp_case_shape_text(&t, have, sizeof have);
+    dp_case_shape_text(&as, need, sizeof need);
+    const int fits = t.dtype[0] != 'I' && dp_case_same_shape(&t, ndim, want, 0);
+    if (!fits)
+        dp_complain(all, "OUT: tensor %s: %s %s, must be floating %s", name, t.dtype, have, need);
+    free(t.name);
+    if (fits) return t.data;
+    free(t.data);
+    return NULL;
+}
+
+/* What convolutions in front gave, and the states that they hand on. */
+static void take_front(dp_tensorfile *f, const dp_problem *p, const dp_conv_given *front,
+                       dp_subject_result *out, dp_complaints *all) {
+    for (int i = 0; i < DP_NQKV; i++) {
+        const dp_conv *v = front->conv[i];
+        char name[24];
+        if (!v) continue;
+        const int64_t y[] = {p->T, dp_qkv_heads(p, i), dp_qkv_width(p, i)},
+                      state[] = {p->Nseq, v->W - 1, v->D};
+        snprintf(name, sizeof name, "conv_state_%s", dp_qkv_name(i));
+        out->y[i] = take_data(f, dp_qkv_name(i), 3, y, all);
+        if (v->W > 1) out->conv.of[i] = take_data(f, name, 3, state, all);
+    }
 }
 
 static void check_pool(const dp_tensor *t, const dp_problem *p, const dp_state_pool *pool, int vk,
@@ -128,14 +169,15 @@ static void check_there(const struct dp_command *c, const dp_subject *s, const d
 
 static dp_status check_outputs(struct dp_command *c, const dp_subject *s, const dp_problem *p,
                                const dp_subject_call *call, dp_tensorfile *f, dp_tensor *pool,
-                               dp_err *e) {
+                               dp_subject_result *out, dp_err *e) {
     dp_tensor dout = {.name = (char *)"do"};
     const dp_tensorfile in = {
         .path = (char *)"IN", .ntensor = call->backward && p->dout, .tensor = &dout};
     dp_complaints all = {0};
     dp_given given = {0};
     dp_tensors_rename(f, dp_by_gates(p));
-    if (call->pool) *pool = take_pool(f);
+    if (call->pool) *pool = take(f, DP_SUBJECT_POOL);
+    if (call->front) take_front(f, p, call->front, out, &all);
     dp_outputs_check_names(&in, f, &all);
     check_there(c, s, p, call, f, &all);
     check_claim(f, "base", dp_base_names[call->base], "--base", &all);
@@ -177,7 +219,7 @@ void dp_command_read_outputs(struct dp_command *c, const dp_subject *s, const dp
     dp_tensor pool = {0};
     dp_err e = {0};
     dp_status st = read_file(c->out, &f, &e);
-    if (!st) st = check_outputs(c, s, p, call, &f, &pool, &e);
+    if (!st) st = check_outputs(c, s, p, call, &f, &pool, out, &e);
     for (int i = 0; i < f.ntensor && !st; i++)
         move(c, &f.tensor[i], out);
     if (!st) {

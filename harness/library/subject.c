@@ -187,6 +187,9 @@ void dp_subject_result_free(dp_subject_result *r) {
         free(r->stage[i]);
     free(r->states);
     free(r->pool);
+    for (int i = 0; i < DP_NQKV; i++)
+        free(r->y[i]);
+    dp_conv_states_free(&r->conv);
     *r = (dp_subject_result){0};
 }
 

@@ -11,6 +11,7 @@
  */
 #ifndef DP_SUBJECT_H
 #define DP_SUBJECT_H
+#include "harness/simulated/conv_states.h"
 #include "harness/simulated/slots.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/vocabulary/design.h"
@@ -69,6 +70,9 @@ typedef struct {
     double *stage[DP_NSTAGE_TENSORS]; /* whole, dp_stage_tensor_shape */
     double *states; /* [T][HV][K][V] after every token; NULL: not wanted, or not written */
     double *pool;   /* [slots][HV][K][V] as the call left it; NULL: none was given */
+    /* of convolutions in front: what they gave [T][D], and the states that they hand on */
+    double *y[DP_NQKV];
+    dp_conv_states conv;
     double seconds;
 } dp_subject_result;
 typedef struct {
@@ -80,6 +84,8 @@ typedef struct {
     int states; /* 1: those of every token are wanted, too; one rank */
     /* where states lie, of a subject with writes_pool; one rank. NULL: initial and final states */
     const dp_state_pool *pool;
+    /* convolutions in front: q, k and v are what goes into them; a program's. NULL: none */
+    const dp_conv_given *front;
     int chunk; /* tokens a chunk that it is asked for; 0: its own */
     double limit_s;
 } dp_subject_call;

@@ -52,6 +52,33 @@ void dp_pool_add(dp_tensorfile *f, const dp_problem *p, const dp_state_pool *poo
     add_integers(f, "write_slot", p->Nseq, pool->write);
 }
 
+/* x in `format` or a wider one. */
+static void add_of(dp_tensorfile *f, const char *what, int i, dp_format format, int ndim,
+                   const int64_t *shape, const double *x) {
+    char name[24];
+    int64_t n = 1;
+    for (int a = 0; a < ndim; a++)
+        n *= shape[a];
+    snprintf(name, sizeof name, "%s_%s", what, dp_qkv_name(i));
+    if (n && x) dp_tensorfile_add_format(f, name, holding(format, x, n), ndim, shape, x);
+}
+
+void dp_front_add(dp_tensorfile *f, const dp_problem *p, const dp_conv_given *front,
+                  dp_format input_dtype) {
+    int silu = 0;
+    for (int i = 0; i < DP_NQKV; i++) {
+        const dp_conv *v = front->conv[i];
+        if (!v) continue;
+        const int64_t x[] = {p->T, v->D}, w[] = {v->D, v->W}, state[] = {p->Nseq, v->W - 1, v->D};
+        add_of(f, "x", i, input_dtype, 2, x, dp_input_of(p, dp_qkv_input(i)));
+        add_of(f, "w", i, DP_FP32, 2, w, v->w);
+        add_of(f, "bias", i, DP_FP32, 1, w, v->bias);
+        add_of(f, "conv_state", i, input_dtype, 3, state, front->before->of[i]);
+        silu = v->silu;
+    }
+    dp_tensorfile_add_meta(f, "activation", silu ? "silu" : "none");
+}
+
 static void add_number(dp_tensorfile *f, const char *key, double x) {
     char text[64];
     snprintf(text, sizeof text, "%.17g", x);

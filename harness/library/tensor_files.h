@@ -4,6 +4,7 @@
 #ifndef DP_TENSOR_FILES_H
 #define DP_TENSOR_FILES_H
 #include "harness/base/complaints.h"
+#include "harness/simulated/conv_states.h"
 #include "harness/simulated/slots.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/files/safetensors.h"
@@ -21,6 +22,11 @@ void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype,
 /* Adds a pool of states (fp32, or fp64 where that does not hold them) and the slots that the
  * sequences of the problem read and write in it. */
 void dp_pool_add(dp_tensorfile *f, const dp_problem *p, const dp_state_pool *pool);
+
+/* Adds the convolutions in front of a problem: x_q .. [T,D] in place of q, w_q [D,W], bias_q [D],
+ * conv_state_q [Nseq,W-1,D], and as metadata their activation. */
+void dp_front_add(dp_tensorfile *f, const dp_problem *p, const dp_conv_given *front,
+                  dp_format input_dtype);
 
 /* Names inside FLA's code: h0, db, dA, dbias become initial_state, dbeta, dA_log, ddt_bias. */
 void dp_tensors_rename(dp_tensorfile *f, int by_gates);

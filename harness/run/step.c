@@ -30,8 +30,9 @@ dp_conv_policy dp_step_policy(dp_base b) {
 }
 
 static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b) {
-    (dp_backends[s->be].simulated ? dp_conv_bound
-                                  : dp_conv_bound_sigmoid32)(v, dp_step_policy(s->base), s->N, b);
+    (dp_backends[s->be].simulated || s->base == DP_BASE_FP64
+         ? dp_conv_bound
+         : dp_conv_bound_sigmoid32)(v, dp_step_policy(s->base), s->N, b);
 }
 
 /* Marks every row of `width` that the fault changed. */
@@ -116,6 +117,27 @@ void dp_step_run_free(const dp_case *c, dp_step_run *s) {
         }
     free(s->hit);
     *s = (dp_step_run){0};
+}
+
+dp_problem dp_step_before(const dp_case *c, dp_conv_calls *calls) {
+    dp_problem p = c->p;
+    p.input_error = 0;
+    for (int i = 0; i < DP_NQKV; i++)
+        if (c->step.on[i]) {
+            calls->conv[i] = &c->step.conv[i];
+            *dp_qkv_at(&p, i) = c->step.conv[i].x;
+        }
+    return p;
+}
+
+dp_status dp_step_of_calls(const dp_case *c, dp_backend be, dp_base base,
+                           const dp_conv_calls *calls, dp_step_run *s, dp_err *e) {
+    const dp_status st = dp_step_forward(c, be, 1, base, DP_FAULT_NONE, s, e);
+    for (int i = 0; i < DP_NQKV && !st; i++)
+        if (c->step.on[i])
+            memcpy(*dp_qkv_at(&s->p, i), calls->y[i],
+                   sizeof(double) * (size_t)(c->p.T * c->step.conv[i].D));
+    return st;
 }
 
 /* ---- judging --------------------------------------------------------------------------------- */

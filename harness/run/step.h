@@ -24,6 +24,7 @@
 #include "harness/case/case.h"
 #include "harness/device/device_run.h"
 #include "harness/record/run.h"
+#include "harness/simulated/conv_states.h"
 #include "harness/verdict/expected.h"
 #include "ref/truth/truth.h"
 #ifdef __cplusplus
@@ -44,6 +45,12 @@ typedef struct {
 /* Convolutions over N ranks; *s holds their outputs and the problem behind them. */
 dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
                           dp_step_run *s, dp_err *e);
+/* In the calls of a session: the problem whose q, k and v are what goes into the convolutions, with
+ * those in *calls (conv NULL: none); it borrows all. */
+dp_problem dp_step_before(const dp_case *c, dp_conv_calls *calls);
+/* As dp_step_forward on one rank, with the outputs that the calls made. */
+dp_status dp_step_of_calls(const dp_case *c, dp_backend be, dp_base base,
+                           const dp_conv_calls *calls, dp_step_run *s, dp_err *e);
 /* How the convolutions of a base round. */
 dp_conv_policy dp_step_policy(dp_base b);
 /* Frees what it holds; the struct is the caller's. */

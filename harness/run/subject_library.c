@@ -21,27 +21,24 @@ typedef struct {
     int64_t calls;
     int states; /* 1: it showed those of every token */
     double seconds;
+    dp_conv_given front; /* of a case that has convolutions in front; else all NULL */
 } in_calls;
 
 static int64_t entries(const dp_problem *p, const dp_state_pool *pool) {
     return pool->slots * p->HV * p->K * p->V;
 }
 
-/* pool: where states lie; NULL: it gets and returns them. */
-static dp_status run_in(void *who, const dp_problem *call, const dp_state_pool *pool, int states,
-                        dp_call_result *out, dp_err *e) {
-    in_calls *x = who;
-    dp_subject_call how = *x->how;
+/* One call, its outcome noted. DP_EINPUT: it ends the session. */
+static dp_status make_call(in_calls *x, const dp_problem *call, const dp_subject_call *how,
+                           dp_call_result *out, dp_err *e) {
     dp_subject_result s;
-    how.states = states;
-    how.pool = pool;
-    const dp_status st = dp_subject_run(x->lib, call, &how, &s, e);
+    const dp_status st = dp_subject_run(x->lib, call, how, &s, e);
     if (st) return st;
     x->calls++;
     x->seconds += s.seconds;
     x->last->outcome = s.outcome;
     snprintf(x->last->why, sizeof x->last->why, "%.480s", s.why);
-    if (s.outcome == DP_SUBJECT_RETURNED && !pool && !s.r.final_state) {
+    if (s.outcome == DP_SUBJECT_RETURNED && !how->pool && !s.r.final_state) {
         x->last->outcome = DP_SUBJECT_REFUSED;
         snprintf(x->last->why, sizeof x->last->why,
                  "it writes no final_state, which calls hand on");
@@ -49,8 +46,12 @@ static dp_status run_in(void *who, const dp_problem *call, const dp_state_pool *
     const int returned = x->last->outcome == DP_SUBJECT_RETURNED;
     x->states |= returned && s.states;
     if (returned) {
-        if (pool) memcpy(pool->state, s.pool, sizeof *s.pool * (size_t)entries(call, pool));
-        *out = (dp_call_result){.out = s.r, .states = s.states};
+        if (how->pool)
+            memcpy(how->pool->state, s.pool, sizeof *s.pool * (size_t)entries(call, how->pool));
+        *out = (dp_call_result){.out = s.r, .states = s.states, .conv = s.conv};
+        memcpy(out->y, s.y, sizeof s.y);
+        memset(s.y, 0, sizeof s.y);
+        s.conv = (dp_conv_states){{NULL}};
         s.r = (dp_result){0};
         s.states = NULL;
     }
@@ -58,9 +59,29 @@ static dp_status run_in(void *who, const dp_problem *call, const dp_state_pool *
     return returned ? DP_OK : DP_EINPUT;
 }
 
+/* pool: where states lie; NULL: it gets and returns them. */
+static dp_status run_in(void *who, const dp_problem *call, const dp_state_pool *pool, int states,
+                        dp_call_result *out, dp_err *e) {
+    in_calls *x = who;
+    dp_subject_call how = *x->how;
+    how.states = states;
+    how.pool = pool;
+    return make_call(x, call, &how, out, e);
+}
+
 static dp_status run_one_call(void *who, const dp_problem *call, int states, dp_call_result *out,
                               dp_err *e) {
     return run_in(who, call, NULL, states, out, e);
+}
+
+static dp_status run_step(void *who, const dp_problem *call, const dp_conv_states *before,
+                          dp_call_result *out, dp_err *e) {
+    in_calls *x = who;
+    dp_subject_call how = *x->how;
+    dp_conv_given front = x->front;
+    front.before = before;
+    how.front = &front;
+    return make_call(x, call, &how, out, e);
 }
 
 /* What a session has beside its results. */
@@ -68,26 +89,38 @@ typedef struct {
     int states; /* 1: the library showed those of every token */
     dp_drafts drafts;
     dp_pool_seen pool;
+    dp_conv_calls front;
 } calls_made;
 
 static void free_calls(calls_made *made) {
     dp_drafts_free(&made->drafts);
     dp_pool_seen_free(&made->pool);
+    dp_conv_calls_free(&made->front);
 }
 
 /* DP_OK also where the library ended the session: s says how, and holds no results then. */
 static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, calls_made *made,
                            dp_subject_result *s, dp_err *e) {
     *s = (dp_subject_result){0};
+    const int step = dp_op_of(sp->c)->has_front;
     in_calls x = {.lib = sp->std->o->subject, .how = how, .last = s};
-    const int takes_pool = x.lib->writes_pool;
+    const int takes_pool = x.lib->writes_pool && !step;
+    if (step && !x.lib->command) {
+        s->outcome = DP_SUBJECT_REFUSED;
+        snprintf(s->why, sizeof s->why,
+                 "a library gets no convolutions in front; a program does (--run)");
+        return DP_OK;
+    }
+    const dp_problem p = dp_step_before(sp->c, &made->front);
+    memcpy(x.front.conv, made->front.conv, sizeof x.front.conv);
     const dp_caller by = {.run = run_one_call,
                           .who = &x,
-                          .drafts = &made->drafts,
+                          .drafts = step ? NULL : &made->drafts,
                           .pool = takes_pool ? &made->pool : NULL,
-                          .run_in = takes_pool ? run_in : NULL};
-    const dp_status st =
-        dp_calls_run(&sp->c->p, &sp->c->session, DP_FAULT_NONE, &by, &s->r, NULL, e);
+                          .run_in = takes_pool ? run_in : NULL,
+                          .front = step ? &made->front : NULL,
+                          .run_step = run_step};
+    const dp_status st = dp_calls_run(&p, &sp->c->session, DP_FAULT_NONE, &by, &s->r, NULL, e);
     made->states = x.states;
     s->seconds = x.seconds;
     if (st != DP_EINPUT) return st;
@@ -113,14 +146,24 @@ static dp_status call(const dp_sharding *sp, const dp_how *how, calls_made *made
                              : dp_subject_run(o->subject, &c->p, &one, s, e);
 }
 
-static void judge(dp_sharding *sp, const dp_subject_result *s, dp_bound_bases *bases, dp_run *r,
-                  double from) {
+static dp_status judge(dp_sharding *sp, const dp_subject_result *s, const calls_made *made,
+                       dp_bound_bases *bases, dp_run *r, double from, dp_err *e) {
+    const int step = dp_op_of(sp->c)->has_front;
+    dp_step_run front = {0};
     dp_error_bound bound;
+    const dp_status st =
+        step ? dp_step_of_calls(sp->c, DP_BACKEND_SUBJECT, r->base, &made->front, &front, e)
+             : DP_OK;
+    if (st) return st;
+    sp->step = step ? &front : NULL;
     dp_run_bounds(sp, &r->design, r->chain, bases, &bound);
     const dp_outputs outputs = {.results = &s->r, .stage = s->stage};
     const dp_judging j = {sp, bases, &bound, &outputs};
     dp_judge_run(&j, r, from);
     dp_error_bound_free(&bound);
+    sp->step = NULL;
+    if (step) dp_step_run_free(sp->c, &front);
+    return DP_OK;
 }
 
 static void note_failure(const dp_subject_result *s, dp_run *r, double from) {
@@ -167,9 +210,10 @@ static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_boun
     dp_sharding_note_truth(sp, r);
     r->id = dp_run_id(r);
     if (s.outcome == DP_SUBJECT_RETURNED) {
-        judge(sp, &s, bases, r, from);
-        st = dp_judge_drafts(sp, &made.drafts, r, e);
+        st = judge(sp, &s, &made, bases, r, from, e);
+        if (!st) st = dp_judge_drafts(sp, &made.drafts, r, e);
         dp_judge_pool(sp, &made.pool, r);
+        dp_judge_conv_states(&made.front, r);
     } else {
         note_failure(&s, r, from);
     }

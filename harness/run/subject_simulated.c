@@ -130,18 +130,6 @@ typedef struct {
     unsigned char *hit;
 } calls_made;
 
-/* The problem whose q, k and v are what goes into the convolutions in front; it borrows all. */
-static dp_problem before_front(const dp_case *c, dp_conv_calls *front) {
-    dp_problem p = c->p;
-    p.input_error = 0;
-    for (int i = 0; i < DP_NQKV; i++)
-        if (c->step.on[i]) {
-            front->conv[i] = &c->step.conv[i];
-            *dp_qkv_at(&p, i) = c->step.conv[i].x;
-        }
-    return p;
-}
-
 static dp_status compute_calls(in_one_base *x, calls_made *made, dp_err *e) {
     const dp_case *c = x->sp->c;
     const dp_fault fault = x->sp->std->o->fault;
@@ -152,7 +140,7 @@ static dp_status compute_calls(in_one_base *x, calls_made *made, dp_err *e) {
                           .pool = &made->pool,
                           .front = step ? &made->front : NULL,
                           .run_step = one_step};
-    const dp_problem p = before_front(c, &made->front);
+    const dp_problem p = dp_step_before(c, &made->front);
     made->hit = dp_calloc((size_t)c->p.HV, 1);
     return dp_calls_run(&p, &c->session, dp_fault_of_calls(fault) ? fault : DP_FAULT_NONE, &by,
                         &made->got, made->hit, e);
@@ -164,18 +152,6 @@ static void free_calls(calls_made *made) {
     dp_pool_seen_free(&made->pool);
     dp_conv_calls_free(&made->front);
     free(made->hit);
-}
-
-/* The convolutions' outputs as the calls made them, and how far those of all tokens may be off. */
-static dp_status front_of_calls(const in_one_base *x, const calls_made *made, dp_step_run *front,
-                                dp_err *e) {
-    const dp_case *c = x->sp->c;
-    const dp_status st = dp_step_forward(c, x->backend, 1, x->base, DP_FAULT_NONE, front, e);
-    for (int i = 0; i < DP_NQKV && !st; i++)
-        if (c->step.on[i])
-            memcpy(*dp_qkv_at(&front->p, i), made->front.y[i],
-                   sizeof(double) * (size_t)(c->p.T * c->step.conv[i].D));
-    return st;
 }
 
 static void judge_calls(in_one_base *x, const dp_result *got, dp_run *r, double from) {
@@ -199,7 +175,7 @@ static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs
         !dp_select(1, (const int *)sp->c->merge, o->nmerge, (const int *)o->merge, &merge))
         return DP_OK;
     dp_status st = compute_calls(&x, &made, e);
-    if (!st && step) st = front_of_calls(&x, &made, &front, e);
+    if (!st && step) st = dp_step_of_calls(sp->c, be, base, &made.front, &front, e);
     if (!st) {
         x.chain = (dp_format)chains[0];
         dp_run *r = record(&x, (dp_merge)merge, out);

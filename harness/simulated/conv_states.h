@@ -17,6 +17,12 @@ typedef struct {
 } dp_conv_states;
 void dp_conv_states_free(dp_conv_states *s);
 
+/* The convolutions of one call: shapes, weights and biases, and what they begin from. */
+typedef struct {
+    const dp_conv *conv[DP_NQKV]; /* NULL: none there */
+    const dp_conv_states *before;
+} dp_conv_given;
+
 /* The convolutions of a session, and what its calls made of them. */
 typedef struct {
     const dp_conv *conv[DP_NQKV]; /* with the x of all tokens; NULL: none there */

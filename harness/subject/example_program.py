@@ -79,6 +79,35 @@ def activated(x: Arrays, meta: Meta, K: int) -> tuple[np.ndarray, ...]:
     return q, k, np.broadcast_to(g, (*g.shape[:2], K)), beta
 
 
+def convolved(x: Arrays, meta: Meta, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """q, k or v [T, D] of the causal convolution of x_q .., and the last W - 1 inputs of every
+    sequence; conv_state_q .. [N, W - 1, D] are those before the call."""
+    x_, w = x[f"x_{name}"].astype("f4"), x[f"w_{name}"].astype("f4")
+    T, W = len(x_), w.shape[1]
+    cu = x["cu_seqlens"].tolist() if "cu_seqlens" in x else [0, T]
+    none = np.zeros((len(cu) - 1, W - 1, x_.shape[1]), "f4")
+    before = x.get(f"conv_state_{name}", none).astype("f4")
+    y, after = np.zeros_like(x_), before.copy()
+    for n, (first, end) in enumerate(zip(cu, cu[1:], strict=False)):
+        all_ = np.concatenate([before[n], x_[first:end]])
+        for t in range(end - first):
+            y[first + t] = np.einsum("wd,dw->d", all_[t : t + W], w) + x.get(f"bias_{name}", 0)
+        after[n] = all_[len(all_) - (W - 1) :]
+    return y * sigmoid(y) if meta["activation"] == "silu" else y, after
+
+
+def with_convolutions(x: Arrays, meta: Meta) -> Arrays:
+    """forward behind the convolutions of a layer; also what they gave and hand on."""
+    K = x["g"].shape[2]
+    own, x = {}, dict(x)
+    for name in ("q", "k", "v"):
+        if f"x_{name}" in x:
+            y, own[f"conv_state_{name}"] = convolved(x, meta, name)
+            heads = x["beta"].shape[1] if name == "v" else y.shape[1] // K
+            own[name] = x[name] = y.reshape(len(y), heads, -1)
+    return forward(x, meta) | own
+
+
 def slots(x: Arrays, sequences: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """The array of states [slots, HV, K, V] to begin from and to write to, which slot each sequence
     reads and which it writes (-1: padding), and its name in OUT."""
@@ -121,7 +150,9 @@ def forward(x: Arrays, meta: Meta) -> Arrays:
 
 
 def call(in_path: str, out_path: str) -> None:
-    write(out_path, forward(*read(in_path)), {"state_layout": "kv"})
+    x, meta = read(in_path)
+    run = with_convolutions if "activation" in meta else forward
+    write(out_path, run(x, meta), {"state_layout": "kv"})
 
 
 def serve() -> None:

@@ -167,3 +167,30 @@ DP_TEST(step_session, faults_of_what_is_not_there_do_not_act) {
         dp_case_free(&c);
     }
 }
+
+/* A program gets x_q .., w_q .., conv_state_q .. and hands the states on; a library is skipped. */
+DP_TEST(step_session, a_program_runs_with_its_convolutions) {
+    static const char *const ASK[][2] = {{"", "VERDICT: PASS"},
+                                         {"zeros", "hands on another input"},
+                                         {"late", "conv_state_k: call 1 hands on another input"},
+                                         {"missing", "OUT: tensor conv_state_k is missing"}};
+    char path[1024], cmd[4096], out[1 << 14];
+    snprintf(path, sizeof path, "%s/layer.case", gt_tmpdir());
+    FILE *f = fopen(path, "w");
+    REQUIRE(f, "%s", path);
+    fputs(LAYER "W = 4\nbase = fp32\nsession = 9,2,1,4-2,8\n", f);
+    fclose(f);
+    for (size_t i = 0; i < sizeof ASK / sizeof *ASK; i++) {
+        snprintf(cmd, sizeof cmd,
+                 "STEP=%s %s run %s --cache '%s' --base fp32 --writes o,final_state --serve "
+                 "\"$DP_PYTHON %s/../harness/tests/data/step_program.py\" 2>&1",
+                 ASK[i][0], gt_program(), path, gt_tmpdir(), gt_cases());
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(rc == (i > 0) && strstr(out, ASK[i][1]), "%s: status %d: %s", ASK[i][0], rc, out);
+    }
+    snprintf(cmd, sizeof cmd, "%s run %s --cache '%s' --subject '%s' 2>&1", gt_program(), path,
+             gt_tmpdir(), gt_library("subject/example_subject.c", "layer.so"));
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 2 && strstr(out, "a library gets no convolutions in front"), "status %d: %s", rc,
+          out);
+}

@@ -1,0 +1,28 @@
+"""harness/subject/example_program.py, whose convolutions go wrong as $STEP says. zeros: each call
+begins from zeros; missing: conv_state_k is not handed on; late: it lacks the last token."""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "subject"))
+import example_program as example
+import numpy as np
+
+right = example.with_convolutions
+how = os.environ.get("STEP", "")
+
+
+def with_convolutions(x: example.Arrays, meta: example.Meta) -> example.Arrays:
+    if how == "zeros":
+        x = {n: y * 0 if n.startswith("conv_state") else y for n, y in x.items()}
+    out = right(x, meta)
+    if how == "missing":
+        del out["conv_state_k"]
+    if how == "late":
+        out["conv_state_k"] = np.roll(out["conv_state_k"], 1, axis=1)
+    return out
+
+
+example.with_convolutions = with_convolutions
+sys.exit(example.main())
