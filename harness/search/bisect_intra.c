@@ -171,6 +171,17 @@ static void judge_writes_bwd(dp_bisect_work *w, const dp_rounding *r, double eps
     free(bound);
 }
 
+static void judge_beta_bwd(dp_bisect_work *w, const dp_rounding *r) {
+    const dp_problem *p = w->p;
+    const double eps = p->beta_form == DP_BETA_PLAIN ? r->u + r->us : 8 * r->u + r->us;
+    const dp_bisect_rows rows = {"dbeta", p->HV, p->R, 1};
+    double *bound = dp_doubles(p->T * p->HV * p->R);
+    for (int64_t i = 0; i < p->T * p->HV * p->R; i++)
+        bound[i] = dp_pw(&w->r, (eps * fabs(w->t.out.dbeta[i]) + r->tiny) / DP_LAMBDA);
+    dp_bisect_judge_tokens(w, rows, w->s.out.dbeta, w->t.out.dbeta, bound);
+    free(bound);
+}
+
 /* Through the activations, as in grad_bound.c with exact inputs (worst case):  dx = rstd (dy - y
  * <y, dy>): rstd (2 gamma_K + 6u) |dy|; raw gate |dg/dx| (relative error of the derivative + u)
  * |dg|;  beta 6u z s (1 - s) |dbeta|;  sums over tokens gamma_T of the sum of absolute values; each
@@ -182,8 +193,7 @@ void dp_bisect_stage_gate_bwd(dp_bisect_work *w) {
     const double eps = (p->l2norm ? 2 * dp_gamma(K, r.u) + 6 * r.u : 0) + r.u + r.us,
                  sums = dp_gamma((int)fmin((double)p->T + Kg + w->ref.N, 1 << 22), r.u);
     double *q = dp_doubles(p->T * H), *k = dp_doubles(p->T * H * R), *g = dp_doubles(p->T * HV),
-           *b = dp_doubles(p->T * HV * R), *A = dp_doubles(HV), *B = dp_doubles(HV);
-    double *Bc = dp_doubles((int64_t)HV * Kg);
+           *A = dp_doubles(HV), *B = dp_doubles((int64_t)HV * Kg);
     for (int64_t i = 0; i < p->T * H; i++)
         q[i] =
             dp_pw(&w->r, (eps * w->ref.rstd_q[i] * dp_norm_fro(K, w->ref.dq + i * K) + K * r.tiny) /
@@ -199,26 +209,17 @@ void dp_bisect_stage_gate_bwd(dp_bisect_work *w) {
             const double v = fabs(w->ref.dg[i * Kg + c]), x = fabs(ge.dx) * v, y = fabs(ge.dA) * v;
             const double d = (ge.Ddx + 2 * r.u + r.us) * x + r.tiny;
             row += d * d;
-            Bc[(i % HV) * Kg + c] += (ge.Ddx + r.u + sums) * x + r.tiny;
+            B[(i % HV) * Kg + c] += (ge.Ddx + r.u + sums) * x + r.tiny;
             A[i % HV] += (ge.Ddx + 3 * r.u + sums) * y +
                          (p->gate == DP_GATE_SOFTPLUS ? ge.Dg * v : 0) + r.tiny;
         }
         g[i] = row / (DP_LAMBDA * DP_LAMBDA);
     }
     if (dp_by_gates(p)) judge_writes_bwd(w, &r, eps, k);
-    for (int64_t i = 0; i < p->T * HV * R; i++)
-        b[i] = !p->beta
-                   ? 0
-                   : dp_pw(&w->r, ((p->beta_form == DP_BETA_PLAIN ? r.u + r.us : 8 * r.u + r.us) *
-                                       fabs(w->t.out.dbeta[i]) +
-                                   r.tiny) /
-                                      DP_LAMBDA);
     dp_bisect_judge_tokens(w, (dp_bisect_rows){"dq", H, 1, K}, w->s.out.dq, w->t.out.dq, q);
     dp_bisect_judge_tokens(w, (dp_bisect_rows){"dk", H, R, K}, w->s.out.dk, w->t.out.dk, k);
     dp_bisect_judge_tokens(w, (dp_bisect_rows){"dg", HV, 1, Kg}, w->s.out.dg, w->t.out.dg, g);
-    if (p->beta)
-        dp_bisect_judge_tokens(w, (dp_bisect_rows){"dbeta", HV, R, 1}, w->s.out.dbeta,
-                               w->t.out.dbeta, b);
+    if (p->beta) judge_beta_bwd(w, &r);
     for (int hv = 0; hv < HV; hv++) {
         const dp_place at = {.rank = -1, .head = hv, .sequence = -1, .chunk = -1, .token = -1};
         if (w->s.out.dA_log)
@@ -226,13 +227,11 @@ void dp_bisect_stage_gate_bwd(dp_bisect_work *w) {
                             NULL, A[hv]);
         if (w->s.out.ddt_bias)
             dp_bisect_judge(w, "ddt_bias", at, -1, Kg, w->s.out.ddt_bias + hv * Kg,
-                            w->t.out.ddt_bias + hv * Kg, NULL, dp_norm_fro(Kg, Bc + hv * Kg));
+                            w->t.out.ddt_bias + hv * Kg, NULL, dp_norm_fro(Kg, B + hv * Kg));
     }
     free(q);
     free(k);
     free(g);
-    free(b);
     free(A);
     free(B);
-    free(Bc);
 }

@@ -1,3 +1,4 @@
+/* gpu/tests/cpu/include/cuda_bf16.h - what kernels on the CPU need of CUDA's header. */
 #ifndef CPU_CUDA_BF16_H
 #define CPU_CUDA_BF16_H
 #include <stdint.h>
