@@ -26,6 +26,13 @@
 
 static int decided;
 
+int dp_under_mpirun(void) {
+    static const char *const says[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
+    for (size_t i = 0; i < sizeof says / sizeof *says; i++)
+        if (getenv(says[i])) return 1;
+    return 0;
+}
+
 int dp_ending(int status) {
     decided = 1;
     return status;

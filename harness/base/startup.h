@@ -15,6 +15,9 @@ extern "C" {
  * message that names what is wrong; else 0. Too little address space ends the program so. */
 int dp_startup(int argc, char **argv);
 
+/* Was this process started by mpirun? */
+int dp_under_mpirun(void);
+
 /* Last of all in main: `return dp_ending(status)`. */
 int dp_ending(int status);
 

@@ -1,5 +1,6 @@
 /* Escape sequences, in one place (terminal.h). */
 #include "terminal.h"
+#include "startup.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +8,7 @@
 
 int dp_is_terminal(FILE *f) {
     const char *term = getenv("TERM");
-    return isatty(fileno(f)) && term && *term && strcmp(term, "dumb") != 0;
+    return isatty(fileno(f)) && !dp_under_mpirun() && term && *term && strcmp(term, "dumb") != 0;
 }
 
 static int coloured(FILE *f) {

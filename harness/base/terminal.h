@@ -9,7 +9,8 @@ extern "C" {
 
 typedef enum { DP_PLAIN, DP_GOOD, DP_BAD, DP_DOUBTFUL } dp_paint;
 
-/* Is it a terminal that moves its cursor (TERM is not dumb)? */
+/* Is it a terminal that moves its cursor (TERM is not dumb)? What mpirun gives its processes is
+ * none, though it looks like one: no one watches it. */
 int dp_is_terminal(FILE *f);
 
 /* Prints `text` in a field of `width` columns (0: as it is); coloured on a terminal where NO_COLOR

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "carrier.h"
 #include "harness/base/clock.h"
+#include "harness/base/startup.h"
 #include "ref/vocabulary/problem.h"
 #include "ref/vocabulary/text.h"
 
@@ -186,9 +187,7 @@ static int is_asked_for(int argc, char **argv) {
 /* torchrun's environment reaches whatever its processes start: only --backend nccl means it. */
 static const dp_carrier *carrier(int argc, char **argv) {
 #ifdef DP_HAVE_MPI
-    static const char *const mpirun[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
-    for (size_t i = 0; i < sizeof mpirun / sizeof *mpirun; i++)
-        if (getenv(mpirun[i])) return &dp_by_mpi;
+    if (dp_under_mpirun()) return &dp_by_mpi;
 #endif
     for (int i = 2; i < argc; i++) {
         const char *value = strchr(argv[i], '=');

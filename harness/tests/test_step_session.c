@@ -53,7 +53,7 @@ static int same_rows(const dp_conv *v, dp_base base, const double *got) {
 
 static void check_bits(const dp_case *c, dp_base base, const char *text) {
     layer x = {.base = base};
-    dp_conv_calls front = {{NULL}};
+    dp_conv_calls front = {0};
     dp_problem p = c->p;
     dp_result got;
     p.input_error = 0;
