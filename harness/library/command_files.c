@@ -124,7 +124,7 @@ static double *take_data(dp_tensorfile *f, const char *name, int ndim, const int
 }
 
 /* What convolutions in front gave, and the states that they hand on. */
-static void take_front(dp_tensorfile *f, const dp_problem *p, const dp_conv_given *front,
+static void take_front(dp_tensorfile *f, const dp_problem *p, const dp_conv_front *front,
                        dp_subject_result *out, dp_complaints *all) {
     for (int i = 0; i < DP_NQKV; i++) {
         const dp_conv *v = front->conv[i];
@@ -174,7 +174,7 @@ static dp_status check_outputs(struct dp_command *c, const dp_subject *s, const 
     const dp_tensorfile in = {
         .path = (char *)"IN", .ntensor = call->backward && p->dout, .tensor = &dout};
     dp_complaints all = {0};
-    dp_given given = {0};
+    dp_stored_results given = {0};
     dp_tensors_rename(f, dp_by_gates(p));
     if (call->pool) *pool = take(f, DP_SUBJECT_POOL);
     if (call->front) take_front(f, p, call->front, out, &all);

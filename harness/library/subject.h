@@ -85,7 +85,7 @@ typedef struct {
     /* where states lie, of a subject with writes_pool; one rank. NULL: initial and final states */
     const dp_state_pool *pool;
     /* convolutions in front: q, k and v are what goes into them; a program's. NULL: none */
-    const dp_conv_given *front;
+    const dp_conv_front *front;
     int chunk; /* tokens a chunk that it is asked for; 0: its own */
     double limit_s;
 } dp_subject_call;

@@ -63,7 +63,7 @@ static void add_of(dp_tensorfile *f, const char *what, int i, dp_format format, 
     if (n && x) dp_tensorfile_add_format(f, name, holding(format, x, n), ndim, shape, x);
 }
 
-void dp_front_add(dp_tensorfile *f, const dp_problem *p, const dp_conv_given *front,
+void dp_front_add(dp_tensorfile *f, const dp_problem *p, const dp_conv_front *front,
                   dp_format input_dtype) {
     int silu = 0;
     for (int i = 0; i < DP_NQKV; i++) {
@@ -211,7 +211,7 @@ static void storage(const char *dtype, double *u, double *tiny) {
 
 /* A stage; M, H and their adjoints are [K,..] in either layout of states. */
 static dp_status load_stage(const dp_tensorfile *in, const dp_tensorfile *out, dp_tensor *t,
-                            const dp_problem *p, int N, int vk, dp_given *g, dp_err *e) {
+                            const dp_problem *p, int N, int vk, dp_stored_results *g, dp_err *e) {
     const int stage = dp_stage_tensor_find(t->name), state = dp_stage_tensors[stage].state;
     int64_t want[DP_MAX_AXES], chunks = dp_stage_tensor_chunks(p, N, -1);
     char hint[200] = "";
@@ -235,7 +235,7 @@ static dp_status load_stage(const dp_tensorfile *in, const dp_tensorfile *out, d
 }
 
 dp_status dp_outputs_load(const dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p, int N,
-                          int vk, dp_given *g, dp_err *e) {
+                          int vk, dp_stored_results *g, dp_err *e) {
     for (int i = 0; i < out->ntensor; i++) {
         dp_tensor *t = &out->tensor[i];
         const int f = dp_result_find(t->name);

@@ -25,7 +25,7 @@ void dp_pool_add(dp_tensorfile *f, const dp_problem *p, const dp_state_pool *poo
 
 /* Adds the convolutions in front of a problem: x_q .. [T,D] in place of q, w_q [D,W], bias_q [D],
  * conv_state_q [Nseq,W-1,D], and as metadata their activation. */
-void dp_front_add(dp_tensorfile *f, const dp_problem *p, const dp_conv_given *front,
+void dp_front_add(dp_tensorfile *f, const dp_problem *p, const dp_conv_front *front,
                   dp_format input_dtype);
 
 /* Names inside FLA's code: h0, db, dA, dbias become initial_state, dbeta, dA_log, ddt_bias. */
@@ -45,7 +45,7 @@ typedef struct {
         stage_tiny[DP_NSTAGE_TENSORS];
     int same_design;
     const dp_design *design;
-} dp_given;
+} dp_stored_results;
 
 /* Results and stages, once each, of floating types, gradients only where `in` has do; what is wrong
  * is added to *all. Returns whether some are gradients. */
@@ -53,7 +53,7 @@ int dp_outputs_check_names(const dp_tensorfile *in, const dp_tensorfile *out, dp
 /* Shapes of tensors whose names were checked; states [..,V,K] (vk) are turned. in: its path, for
  * messages. */
 dp_status dp_outputs_load(const dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p, int N,
-                          int vk, dp_given *g, dp_err *e);
+                          int vk, dp_stored_results *g, dp_err *e);
 
 #ifdef __cplusplus
 }

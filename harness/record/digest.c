@@ -19,7 +19,7 @@ static void put(FILE *f, double x) {
 }
 
 static void put_tensor(FILE *f, const dp_judgement *t) {
-    const dp_excess *e = &t->expected;
+    const dp_levels_result *e = &t->expected;
     fprintf(f, "tensor %s %s %s", t->name, dp_verdict_names[t->verdict],
             t->tier && *t->tier ? t->tier : "-");
     const double x[] = {t->rel_fro, t->bound, t->ratio, t->worst_rel, e->expected, e->excess};

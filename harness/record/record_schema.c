@@ -56,13 +56,14 @@ static const dp_object_schema LEVEL_OBJECT = OBJECT("level", LEVEL);
 
 static const dp_record_field EXPECTED[] = {
     {"rel", NUMBER, WRITTEN, "what the design makes of these inputs, over |want|_F",
-     MEMBER(dp_excess, expected)},
+     MEMBER(dp_levels_result, expected)},
     {"excess", NUMBER, WRITTEN, "largest ratio / limit over the levels: above 1 fails",
-     MEMBER(dp_excess, excess)},
-    {"level", WORDS(dp_level_names, DP_NLEVELS), WRITTEN, "where", MEMBER(dp_excess, level)}};
+     MEMBER(dp_levels_result, excess)},
+    {"level", WORDS(dp_level_names, DP_NLEVELS), WRITTEN, "where",
+     MEMBER(dp_levels_result, level)}};
 
 static const void *level_at(const void *x, int i) {
-    const dp_level_result *r = &((const dp_excess *)x)->at[i];
+    const dp_level_result *r = &((const dp_levels_result *)x)->at[i];
     return isnan(r->ratio) && isnan(r->limit) ? NULL : r;
 }
 static const dp_object_schema EXPECTED_OBJECT = {.name = "expected",

@@ -14,7 +14,7 @@
 /* What base, option and OUT's metadata `design` declare; nothing: undeclared. */
 static dp_status read_design(const dp_judge_options *o, const dp_tensorfile *out,
                              const dp_judge_base *said, dp_base base, dp_design *design,
-                             dp_given *g, dp_err *e) {
+                             dp_stored_results *g, dp_err *e) {
     const char *meta = dp_tensorfile_meta(out, "design"), *text = o->design ? o->design : meta;
     char *words;
     dp_err why = {0};
@@ -154,7 +154,7 @@ static void name_case(const dp_judge_options *o, dp_case *c) {
 dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err *e) {
     dp_tensorfile in = {.path = c->path}, out = {0};
     dp_tensor dout = {.name = (char *)"do"};
-    dp_given g = {0};
+    dp_stored_results g = {0};
     dp_design design;
     dp_err own = {0};
     int backward = 0;
@@ -188,7 +188,7 @@ dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp
     }
     const dp_run_options ro = {.cache = o->cache, .progress = o->progress};
     if (!st) st = read_design(o, &out, &base, c->base[0], &design, &g, e);
-    if (!st) st = dp_run_given(c, &ro, &g, runs, e);
+    if (!st) st = dp_run_stored(c, &ro, &g, runs, e);
     dp_tensorfile_free(&out);
     return st;
 }
@@ -272,8 +272,8 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     if (st) return st;
     name_case(o, c);
     if (s.batch) say_batch(o, s.batch, c->p.T / s.batch);
-    st = dp_outputs_load(in, out, &c->p, s.ranks, s.out_vk, &l->given, e);
-    if (!st) st = read_design(o, out, &s.base, c->base[0], &l->design, &l->given, e);
+    st = dp_outputs_load(in, out, &c->p, s.ranks, s.out_vk, &l->stored, e);
+    if (!st) st = read_design(o, out, &s.base, c->base[0], &l->design, &l->stored, e);
     if (st) dp_case_free(c);
     return st;
 }
@@ -320,8 +320,8 @@ dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err 
     if (!st) st = dp_judge_load(o, &in, &out, c, &l, e);
     if (!st) ro.drop = l.drop;
     if (!st && l.factors)
-        dp_run_chain_given(c, l.factors, l.products, l.claimed, runs);
-    else if (!st && (st = dp_run_given(c, &ro, &l.given, runs, e)))
+        dp_run_stored_chain(c, l.factors, l.products, l.claimed, runs);
+    else if (!st && (st = dp_run_stored(c, &ro, &l.stored, runs, e)))
         dp_case_free(c);
     dp_tensorfile_free(&in);
     dp_tensorfile_free(&out);

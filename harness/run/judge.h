@@ -83,19 +83,19 @@ dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_
 dp_status dp_judge_write_inputs(const dp_case *c, const char *path, dp_err *e);
 
 /* Op chain: products [n][K][K] of factors [n][K][K], c->ch.n and K set. */
-void dp_run_chain_given(const dp_case *c, const double *factors, const double *products,
-                        dp_format claimed, dp_runs *out);
+void dp_run_stored_chain(const dp_case *c, const double *factors, const double *products,
+                         dp_format claimed, dp_runs *out);
 /* Those results that g->r points to are judged, by the bounds of the case's first base and chain
  * over its first rank count. Adds one run of backend `file`. */
-dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given *g, dp_runs *out,
-                       dp_err *e);
+dp_status dp_run_stored(const dp_case *c, const dp_run_options *o, const dp_stored_results *g,
+                        dp_runs *out, dp_err *e);
 
 /* What of dp_judge reads and checks: the case that IN and the options make, and OUT's tensors in
- * it, which stay where they are. factors NULL: given is what dp_run_given takes; else those of a
+ * it, which stay where they are. factors NULL: stored is what dp_run_stored takes; else those of a
  * chain. On failure *c needs no freeing. *l stays at its address. */
 typedef struct {
-    dp_given given;
-    dp_design design; /* what given.design points to */
+    dp_stored_results stored;
+    dp_design design; /* what stored.design points to */
     const double *factors, *products;
     dp_format claimed;
     int drop; /* bits of what is claimed to be dropped; 0: nothing is */

@@ -73,10 +73,10 @@ static dp_status judge_set(const dp_sharding *sp, const dp_draft_set *s, int wit
     const dp_case c = case_of(sp->c, s, r);
     const dp_run_options o = {
         .cache = sp->std->o->cache, .truth = sp->std->o->truth, .drop = sp->std->o->drop};
-    const dp_given g = {
+    const dp_stored_results g = {
         .r = s->out, .design = r->undeclared ? NULL : &r->design, .same_design = !r->other_design};
     dp_runs made = {0};
-    const dp_status st = s->p.Nseq ? dp_run_given(&c, &o, &g, &made, e) : DP_OK;
+    const dp_status st = s->p.Nseq ? dp_run_stored(&c, &o, &g, &made, e) : DP_OK;
     const int n = made.n ? made.run[0].ntensor : 0;
     if (n) r->tensor = realloc(r->tensor, sizeof *r->tensor * (size_t)(r->ntensor + n));
     for (int i = 0; i < n; i++)

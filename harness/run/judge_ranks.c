@@ -95,7 +95,7 @@ static void judge_rows(const dp_judging *j, const dp_rank_values *x, const rows 
                               .bound = z->bound,
                               .place = dp_place_rank_row,
                               .ctx = &places,
-                              .split = sp->c->p.K,
+                              .subrows = sp->c->p.K,
                               .draws = draws.err2 ? &draws : NULL,
                               .allowance = dp_run_allowance(run),
                               .rounding = is_product(x->which) ? dp_run_chain_rounding(run) : 0,

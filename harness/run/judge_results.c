@@ -53,7 +53,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     const dp_sharding *sp = j->sp;
     const dp_problem *p = &sp->c->p;
     const dp_ball *want = &sp->truth->field[field];
-    const dp_given *stored = j->out->stored;
+    const dp_stored_results *stored = j->out->stored;
     const dp_expected *x = dp_sharding_expected(sp, run);
     const dp_row_kind kind = dp_result_fields[field].kind;
     const double *got = *dp_result_at((dp_result *)j->out->results, field);
@@ -78,7 +78,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
                               .place = dp_place_of_field(field),
                               .ctx = &places,
                               .tokens = kind == DP_OF_TOKENS ? p->T : 0,
-                              .split = kind == DP_OF_SEQUENCES ? p->K : 1,
+                              .subrows = kind == DP_OF_SEQUENCES ? p->K : 1,
                               .draws = x && x->field[field].err2 ? &x->field[field] : NULL,
                               .allowance = dp_run_allowance(run),
                               .bound_shown = !dp_run_bounded(run),

@@ -20,7 +20,7 @@ static double own_storage(dp_base base, int stage) {
 }
 
 static storage storage_of(const dp_judging *j, dp_base base, int stage) {
-    const dp_given *stored = j->out->stored;
+    const dp_stored_results *stored = j->out->stored;
     if (!stored) return (storage){0, 0};
     const double u = stored->stage_u[stage];
     return (storage){u > own_storage(base, stage) ? u : 0, stored->stage_tiny[stage]};

@@ -18,11 +18,12 @@ typedef struct {
     /* By DP_RANK_S_IN and so on: [N*HV] states, NULL where a pair of rank and head has none; NULL:
      * not among what this subject shows apart from stages. */
     double *const *rank[DP_RANK_TENSORS];
-    int forms_all_pairs;    /* 0: M, H and their gradients only where they matter (math.md g.1) */
-    double *const *stage;   /* [DP_NSTAGE_TENSORS], NULL where it has none; NULL: none at all */
-    const dp_given *stored; /* formats that results and stages lie in; NULL: none is coarser than
+    int forms_all_pairs;  /* 0: M, H and their gradients only where they matter (math.md g.1) */
+    double *const *stage; /* [DP_NSTAGE_TENSORS], NULL where it has none; NULL: none at all */
+    const dp_stored_results
+        *stored;       /* formats that results and stages lie in; NULL: none is coarser than
                                the base's own */
-    const dp_sim *sim;      /* of simulated ranks: M along the recorded rank; else NULL */
+    const dp_sim *sim; /* of simulated ranks: M along the recorded rank; else NULL */
 } dp_outputs;
 
 /* One judgement in the making. */

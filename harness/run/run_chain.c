@@ -253,8 +253,8 @@ static void describe_truth(const chain_truth *t, dp_run *r) {
     r->truth_radius = norm > 1e-30 ? t->rad[t->npoint - 1] / norm : NAN;
 }
 
-void dp_run_chain_given(const dp_case *c, const double *factors, const double *products,
-                        dp_format claimed, dp_runs *out) {
+void dp_run_stored_chain(const dp_case *c, const double *factors, const double *products,
+                         dp_format claimed, dp_runs *out) {
     const double t0 = dp_now();
     const int K = c->ch.K, n = c->ch.n;
     const int64_t KK = (int64_t)K * K;

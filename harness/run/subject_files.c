@@ -15,7 +15,7 @@ static double own_storage(dp_base base, dp_result_id field) {
 /* A result stored in a format with unit roundoff u and spacing 2 tiny among its subnormals is off
  * by u |x| + tiny an entry, x the value before: |x| <= |want| + bound for the row. Only a format
  * coarser than the base's own adds to it. */
-static void widen_for_storage(const dp_sharding *sp, dp_base base, const dp_given *g,
+static void widen_for_storage(const dp_sharding *sp, dp_base base, const dp_stored_results *g,
                               dp_error_bound *b) {
     const dp_problem *p = &sp->c->p;
     for (int i = 0; i < DP_NRESULTS; i++) {
@@ -30,7 +30,7 @@ static void widen_for_storage(const dp_sharding *sp, dp_base base, const dp_give
     }
 }
 
-static void judge(dp_sharding *sp, const dp_given *g, dp_run *r, double from) {
+static void judge(dp_sharding *sp, const dp_stored_results *g, dp_run *r, double from) {
     dp_bound_bases bases = {0};
     dp_error_bound bound;
     dp_run_bounds(sp, &r->design, r->chain, &bases, &bound);
@@ -43,14 +43,14 @@ static void judge(dp_sharding *sp, const dp_given *g, dp_run *r, double from) {
 }
 
 /* Is anything there that ranks exchange? */
-static int exchanged(const dp_given *g) {
+static int exchanged(const dp_stored_results *g) {
     int any = 0;
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         any |= g->stage[i] && dp_stage_tensors[i].kind == DP_PER_RANK;
     return any;
 }
 
-static void run_given(dp_sharding *sp, const dp_given *g, dp_runs *out, double from) {
+static void run_given(dp_sharding *sp, const dp_stored_results *g, dp_runs *out, double from) {
     const dp_case *c = sp->c;
     const dp_run_options *o = sp->std->o;
     const dp_how how = {DP_BACKEND_FILE, c->base[0], c->chain[0],
@@ -64,8 +64,8 @@ static void run_given(dp_sharding *sp, const dp_given *g, dp_runs *out, double f
     if (o->done) o->done(r, o->arg);
 }
 
-dp_status dp_run_given(const dp_case *c, const dp_run_options *o, const dp_given *g, dp_runs *out,
-                       dp_err *e) {
+dp_status dp_run_stored(const dp_case *c, const dp_run_options *o, const dp_stored_results *g,
+                        dp_runs *out, dp_err *e) {
     const double from = dp_now();
     const int boundaries = exchanged(g);
     dp_standard std;

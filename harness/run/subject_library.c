@@ -21,7 +21,7 @@ typedef struct {
     int64_t calls;
     int states; /* 1: it showed those of every token */
     double seconds;
-    dp_conv_given front; /* of a case that has convolutions in front; else all NULL */
+    dp_conv_front front; /* of a case that has convolutions in front; else all NULL */
 } in_calls;
 
 static int64_t entries(const dp_problem *p, const dp_state_pool *pool) {
@@ -78,7 +78,7 @@ static dp_status run_step(void *who, const dp_problem *call, const dp_conv_state
                           dp_call_result *out, dp_err *e) {
     in_calls *x = who;
     dp_subject_call how = *x->how;
-    dp_conv_given front = x->front;
+    dp_conv_front front = x->front;
     front.before = before;
     how.front = &front;
     return make_call(x, call, &how, out, e);

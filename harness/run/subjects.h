@@ -1,6 +1,6 @@
 /* harness/run/subjects.h - who computes a case: simulated ranks, in one process or several, a
  * library, the chunk solver over LAPACKE, CUDA devices. One row of dp_subjects and one file each;
- * files of results that another program wrote are judged by dp_run_given (judge.h,
+ * files of results that another program wrote are judged by dp_run_stored (judge.h,
  * subject_files.c).
  */
 #ifndef DP_SUBJECTS_H

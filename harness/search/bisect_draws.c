@@ -94,7 +94,7 @@ static void hold(const dp_bisect_tally *t, int ndraw, int HV, dp_bisect *out) {
     double *floor2 = floors(t, HV);
     int32_t *unit = dp_calloc((size_t)t->n, sizeof *unit),
             *window = dp_calloc((size_t)t->n, sizeof *window);
-    dp_excess ex;
+    dp_levels_result ex;
     for (int64_t i = 0; i < t->n; i++) {
         unit[i] = (t->worst[i].at.rank > 0 ? t->worst[i].at.rank : 0) * HV + (int)(i % HV);
         window[i] = t->rows[i] > 0 ? (int32_t)i : -1;

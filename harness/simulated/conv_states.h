@@ -21,7 +21,7 @@ void dp_conv_states_free(dp_conv_states *s);
 typedef struct {
     const dp_conv *conv[DP_NQKV]; /* NULL: none there */
     const dp_conv_states *before;
-} dp_conv_given;
+} dp_conv_front;
 
 /* The convolutions of a session, and what its calls made of them. */
 typedef struct {

@@ -20,8 +20,8 @@
 static char out[1 << 16];
 
 /* The tensors of a run: results, and the stages that `shown` names ("*": all). */
-static void give(const dp_case *c, dp_sim *s, const char *shown, dp_given *g) {
-    *g = (dp_given){.r = s->out};
+static void give(const dp_case *c, dp_sim *s, const char *shown, dp_stored_results *g) {
+    *g = (dp_stored_results){.r = s->out};
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
         char name[32];
         snprintf(name, sizeof name, " %s ", dp_stage_tensors[i].name);
@@ -33,14 +33,14 @@ static void give(const dp_case *c, dp_sim *s, const char *shown, dp_given *g) {
 
 static dp_blame blame(const dp_case *c, dp_fault fault, const char *shown, dp_runs *runs) {
     dp_sim s;
-    dp_given g;
+    dp_stored_results g;
     dp_err e = {0};
     const dp_run_options o = {0};
     if (dp_sim_new(&s, &c->p, c->base[0], c->ranks[0], fault, &e))
         return gt_fail(__FILE__, __LINE__, "sim", "%s", e.msg), (dp_blame){0};
     dp_sim_run(&s, c->chain[0], c->merge[0], c->backward);
     give(c, &s, shown, &g);
-    if (dp_run_given(c, &o, &g, runs, &e)) gt_fail(__FILE__, __LINE__, "run", "%s", e.msg);
+    if (dp_run_stored(c, &o, &g, runs, &e)) gt_fail(__FILE__, __LINE__, "run", "%s", e.msg);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         free(g.stage[i]);
     dp_sim_free(&s);
@@ -129,7 +129,7 @@ DP_TEST(blame, the_first_row_is_the_first_that_was_computed) {
                        &c))
         return;
     dp_sim s;
-    dp_given g;
+    dp_stored_results g;
     dp_err e = {0};
     const dp_run_options o = {0};
     REQUIRE(!dp_sim_new(&s, &c.p, DP_BASE_FP32, 1, DP_FAULT_NONE, &e), "%s", e.msg);
@@ -139,7 +139,7 @@ DP_TEST(blame, the_first_row_is_the_first_that_was_computed) {
         s.out.dv[(t * 2 + 1) * 4 + 3] -= 1;
     }
     give(&c, &s, " ", &g);
-    REQUIRE(!dp_run_given(&c, &o, &g, &runs, &e), "%s", e.msg);
+    REQUIRE(!dp_run_stored(&c, &o, &g, &runs, &e), "%s", e.msg);
     for (int i = 0; i < runs.run[0].ntensor; i++) {
         const dp_judgement *t = &runs.run[0].tensor[i];
         if (strcmp(t->name, "o") && strcmp(t->name, "dv")) continue;

@@ -45,10 +45,10 @@ static void simulate(subject *x, dp_base base, dp_format chain) {
 static dp_run *judged(subject *x, dp_runs *runs) {
     const dp_run_options o = {.cache =
                                   gt_tmpdir()}; /* one truth and one set of draws for all tests */
-    dp_given g = {.r = x->s.out, .same_design = 1};
+    dp_stored_results g = {.r = x->s.out, .same_design = 1};
     dp_err e = {0};
     *runs = (dp_runs){0};
-    if (dp_run_given(&x->c, &o, &g, runs, &e)) {
+    if (dp_run_stored(&x->c, &o, &g, runs, &e)) {
         gt_fail(__FILE__, __LINE__, "judge", "%s", e.msg);
         abort();
     }
@@ -152,7 +152,7 @@ DP_TEST(expected, stages_are_judged_too) {
     const dp_run_options o = {.cache = gt_tmpdir()};
     simulate(&x, DP_BASE_BF16, DP_FP32);
     for (int bad = 0; bad < 2; bad++) {
-        dp_given g = {.same_design = 1};
+        dp_stored_results g = {.same_design = 1};
         dp_runs runs = {0};
         dp_err e = {0};
         for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
@@ -160,7 +160,7 @@ DP_TEST(expected, stages_are_judged_too) {
         if (bad)
             scale_rows(g.stage[DP_W], 80 * 2 * 16, 90 * 2 * 16,
                        1.015); /* 10 tokens behind the first boundary */
-        REQUIRE(!dp_run_given(&x.c, &o, &g, &runs, &e), "%s", e.msg);
+        REQUIRE(!dp_run_stored(&x.c, &o, &g, &runs, &e), "%s", e.msg);
         for (int t = 0; t < runs.run->ntensor; t++) {
             const dp_judgement *j = &runs.run->tensor[t];
             const int wrong = bad && !strcmp(j->name, "w");
@@ -278,7 +278,7 @@ DP_TEST(expected, a_direction_is_as_long_as_the_rows_that_are_looked_at) {
 }
 
 static dp_expected two_rows(double first, double second) {
-    const dp_row_map map = {.rows = 2, .windows = 2, .width = 1, .split = 1};
+    const dp_row_map map = {.rows = 2, .windows = 2, .width = 1, .subrows = 1};
     dp_expected x = {0};
     dp_draws_alloc(&x.field[DP_RESULT_O], 1, &map, 0);
     x.field[DP_RESULT_O].err2[0] = first;

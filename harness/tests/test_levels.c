@@ -109,11 +109,11 @@ static void draw(tensor *t, dp_rng *r, law *f) {
     f(r, t, t->err);
 }
 
-static dp_excess judged(tensor *t) {
+static dp_levels_result judged(tensor *t) {
     const int64_t rows = t->map.rows;
     double *along = dp_doubles(DP_NDIRECTIONS * t->map.windows);
     double *length2 = dp_doubles(DP_NDIRECTIONS * t->map.windows);
-    dp_excess x;
+    dp_levels_result x;
     memset(t->err2, 0, sizeof(double) * (size_t)rows);
     dp_sum_errors(&t->map, t->err, t->want, t->err2, along, length2);
     for (int d = 0; d < DP_NDIRECTIONS; d++) {
@@ -234,7 +234,7 @@ DP_TEST(levels, each_level_sees_its_fault) {
             grow(&t, fault[f].from, fault[f].to < t.map.rows ? fault[f].to : t.map.rows,
                  fault[f].by);
             if (fault[f].direction >= 0) lean(&t, (dp_direction)fault[f].direction, 0.3);
-            const dp_excess x = judged(&t);
+            const dp_levels_result x = judged(&t);
             const int same = x.level == fault[f].level ||
                              (fault[f].level == DP_LEVEL_EVERY && x.level == DP_LEVEL_TENSOR) ||
                              (fault[f].level == DP_LEVEL_FACTOR && x.level == DP_LEVEL_TRUNCATION);
@@ -256,7 +256,7 @@ DP_TEST(levels, a_short_window_of_correlated_errors_is_no_alarm_for_its_rank) {
     for (int trial = 0; trial < TRIALS; trial++) {
         double e2[D * N], err2[N], want2[N], rows[N], floor2[N] = {0};
         int32_t window[N], unit[N];
-        dp_excess x;
+        dp_levels_result x;
         for (int i = 0; i < N; i++) {
             rows[i] = i % 2 ? 37 : 3;
             want2[i] = 1e6 * rows[i];

@@ -96,14 +96,14 @@ static void check_bound(const char *what, int f32, dp_shape s, const double *A, 
         }
 }
 
-static void one_product(dp_rng *r, int f32, int isa, dp_shape s, int poke) {
+static void one_product(dp_rng *r, int f32, int isa, dp_shape s, int special) {
     char what[128];
     const int na = s.m * s.k, nb = s.k * s.n, nc = s.m * s.n, set = dp_rng_uniform(r) < 0.5;
     double *A = numbers(r, na), *B = numbers(r, nb), *C = numbers(r, nc),
            *want = dp_copy(C, nc + 1);
-    if (poke && na && nb) {
+    if (special && na && nb) {
         A[(int)(na * dp_rng_uniform(r))] = INFINITY;
-        B[(int)(nb * dp_rng_uniform(r))] = poke > 1 ? NAN : 0x1p-140;
+        B[(int)(nb * dp_rng_uniform(r))] = special > 1 ? NAN : 0x1p-140;
     }
     snprintf(what, sizeof what, "%s %s %d x %d x %d%s%s%s", types[f32], dp_isa_names[isa], s.m, s.n,
              s.k, s.ta ? " A'" : "", s.tb ? " B'" : "", set ? "" : " added");
@@ -112,7 +112,7 @@ static void one_product(dp_rng *r, int f32, int isa, dp_shape s, int poke) {
     const int i = differ(C, want, nc);
     CHECK(!i, "%s: entry %d is %a, in the stated order %a", what, i - 1, C[i ? i - 1 : 0],
           want[i ? i - 1 : 0]);
-    if (set && !poke) check_bound(what, f32, s, A, B, C);
+    if (set && !special) check_bound(what, f32, s, A, B, C);
     free(A);
     free(B);
     free(C);
@@ -208,12 +208,12 @@ static double *lower(dp_rng *r, int n) {
     return L;
 }
 
-static void one_triangle(dp_rng *r, int f32, int isa, int n, int cols, int trans, int poke) {
+static void one_triangle(dp_rng *r, int f32, int isa, int n, int cols, int trans, int special) {
     char what[128];
     double *L = lower(r, n), *X = numbers(r, n * cols), *b = dp_copy(X, n * cols + 1),
            *want = dp_copy(X, n * cols + 1);
-    if (poke && n > 2) L[(n - 1) * n + n / 2] = X[0] = poke > 1 ? NAN : INFINITY;
-    if (poke && n > 2) want[0] = X[0];
+    if (special && n > 2) L[(n - 1) * n + n / 2] = X[0] = special > 1 ? NAN : INFINITY;
+    if (special && n > 2) want[0] = X[0];
     snprintf(what, sizeof what, "%s %s %d x %d%s", types[f32], dp_isa_names[isa], n, cols,
              trans ? " transposed" : "");
     plain_solve(f32, n, cols, trans, L, want);
@@ -221,7 +221,7 @@ static void one_triangle(dp_rng *r, int f32, int isa, int n, int cols, int trans
     const int i = differ(X, want, n * cols);
     CHECK(!i, "%s: entry %d is %a, in the stated order %a", what, i - 1, X[i ? i - 1 : 0],
           want[i ? i - 1 : 0]);
-    if (!poke) check_residual(what, f32, n, cols, trans, L, X, b);
+    if (!special) check_residual(what, f32, n, cols, trans, L, X, b);
     free(L);
     free(X);
     free(b);
@@ -230,9 +230,9 @@ static void one_triangle(dp_rng *r, int f32, int isa, int n, int cols, int trans
 
 /* The inverse is the solve of the identity, and zero above the diagonal even where L is not finite.
  */
-static void one_inverse(dp_rng *r, int f32, int isa, int n, int poke) {
+static void one_inverse(dp_rng *r, int f32, int isa, int n, int special) {
     double *L = lower(r, n), *want = dp_doubles(n * n + 1), *T = dp_doubles(n * n + 1);
-    if (poke && n > 2) L[(n - 1) * n + 1] = NAN;
+    if (special && n > 2) L[(n - 1) * n + 1] = NAN;
     for (int i = 0; i < n; i++)
         want[i * n + i] = 1;
     plain_solve(f32, n, n, 0, L, want);

@@ -487,7 +487,7 @@ DP_TEST(session, a_rounded_state_is_allowed_what_it_makes_and_only_where_the_cas
         dp_case c;
         dp_err e = {0};
         dp_runs runs = {0};
-        dp_given g = {.same_design = 1};
+        dp_stored_results g = {.same_design = 1};
         const dp_run_options o = {.cache = gt_tmpdir()};
         dp_base b = DP_BASE_FP32;
         const dp_caller by = {.run = in_bf16, .who = &b};
@@ -498,7 +498,7 @@ DP_TEST(session, a_rounded_state_is_allowed_what_it_makes_and_only_where_the_cas
                  KEPT[k]);
         if (!gt_parse_case(text, &c)) return;
         REQUIRE(!dp_calls_run(&c.p, &c.session, DP_FAULT_NONE, &by, &g.r, NULL, NULL), "calls");
-        REQUIRE(!dp_run_given(&c, &o, &g, &runs, &e), "%s", e.msg);
+        REQUIRE(!dp_run_stored(&c, &o, &g, &runs, &e), "%s", e.msg);
         CHECK(runs.run[0].verdict == (k == 1 ? DP_PASS : DP_FAIL), "kept as %s: %s, %s", KEPT[k],
               dp_verdict_names[runs.run[0].verdict], runs.run[0].why);
         dp_runs_free(&runs);

@@ -19,7 +19,7 @@ static const char *const CASES[] = {
 typedef struct {
     dp_case c;
     dp_sim s;
-    dp_given g;
+    dp_stored_results g;
     dp_runs runs;
 } trial;
 
@@ -45,8 +45,8 @@ static const dp_run *judge(trial *t) {
     const dp_run_options o = {.cache = gt_tmpdir()};
     dp_err e = {0};
     dp_runs_free(&t->runs);
-    if (dp_run_given(&t->c, &o, &t->g, &t->runs, &e)) {
-        gt_fail(__FILE__, __LINE__, "dp_run_given", "%s", e.msg);
+    if (dp_run_stored(&t->c, &o, &t->g, &t->runs, &e)) {
+        gt_fail(__FILE__, __LINE__, "dp_run_stored", "%s", e.msg);
         abort();
     }
     return &t->runs.run[0];

@@ -170,9 +170,9 @@ typedef struct {
 } law;
 static law law_of(dp_format f) {
     const dp_format_info *i = &dp_formats[f];
-    const dp_bits_model model = i->u_store > 0             ? DP_BITS_STORE
-                                : i->u_op > 0 && !i->split ? DP_BITS_OPERAND
-                                                           : DP_BITS_ACCUMULATE;
+    const dp_bits_model model = i->u_store > 0                 ? DP_BITS_STORE
+                                : i->u_op > 0 && !i->two_parts ? DP_BITS_OPERAND
+                                                               : DP_BITS_ACCUMULATE;
     return (law){model, i->bits, i->truncates};
 }
 
@@ -188,7 +188,7 @@ static dp_bits_model where(const dp_bits *b) {
 static int alike(const dp_bits *b) {
     for (int f = 0; f < DP_NFORMATS; f++) {
         const law l = law_of((dp_format)f);
-        if (!dp_formats[f].split && l.model == b->model && l.biased == b->biased &&
+        if (!dp_formats[f].two_parts && l.model == b->model && l.biased == b->biased &&
             fabs(l.bits - b->effective) <= DP_BITS_MARGIN)
             return f;
     }

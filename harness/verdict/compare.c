@@ -316,12 +316,12 @@ static int32_t window_of(const dp_compare_in *in, const row *r, int64_t z) {
 
 /* One rounding of the result itself, of its row and of its head's typical row: where a row cancels
  * to nothing beside the others, a rounding of their size is no error. And the truth's radius. */
-static double floor2(const comparison *c, const row *r, int split) {
+static double floor2(const comparison *c, const row *r, int subrows) {
     const dp_compare_in *in = c->in;
     const double radius = isfinite(r->bound) ? r->limit - r->bound : 0;
     const double rms = c->rms[r->at.head];
     const double row2 = in->unit * in->unit * (r->want2 + rms * rms) + radius * radius;
-    return (row2 + in->tiny * in->tiny * (double)in->width) / split;
+    return (row2 + in->tiny * in->tiny * (double)in->width) / subrows;
 }
 
 /* What the draws of a row lack of one rounding in the format that goes through it: numbers that the
@@ -346,9 +346,9 @@ static int is_drawn(const dp_draws *d, int64_t first, int n) {
 static subject_errors errors_of(const comparison *c) {
     const dp_compare_in *in = c->in;
     const dp_draws *d = in->draws;
-    const int split = in->split ? in->split : 1;
-    const int part = (int)(in->width / split);
-    subject_errors x = {.map = {in->rows, d->windows, (int)in->width, split, NULL}};
+    const int subrows = in->subrows ? in->subrows : 1;
+    const int part = (int)(in->width / subrows);
+    subject_errors x = {.map = {in->rows, d->windows, (int)in->width, subrows, NULL}};
     x.window = dp_calloc((size_t)in->rows, sizeof *x.window);
     x.window_of_part = dp_calloc((size_t)d->rows, sizeof *x.window);
     x.unit = dp_calloc((size_t)d->windows, sizeof *x.unit);
@@ -358,21 +358,21 @@ static subject_errors errors_of(const comparison *c) {
     x.floor2 = dp_doubles(d->rows);
     x.along = dp_doubles(DP_NDIRECTIONS * d->windows);
     x.length2 = dp_doubles(DP_NDIRECTIONS * d->windows);
-    assert(in->rows * split == d->rows && part == d->width);
+    assert(in->rows * subrows == d->rows && part == d->width);
     for (int64_t w = 0; w < d->windows; w++)
         x.unit[w] = -1;
     for (int64_t z = 0; z < in->rows; z++) {
         const row *r = &c->row[z];
         x.window[z] = window_of(in, r, z);
         assert(x.window[z] < d->windows);
-        const int looked_at = is_looked_at(r) && is_drawn(d, z * split, split);
+        const int looked_at = is_looked_at(r) && is_drawn(d, z * subrows, subrows);
         if (looked_at) x.unit[x.window[z]] = r->at.rank * in->heads + r->at.head;
-        for (int s = 0; s < split; s++) {
-            const int64_t i = z * split + s;
+        for (int s = 0; s < subrows; s++) {
+            const int64_t i = z * subrows + s;
             x.window_of_part[i] = looked_at ? x.window[z] : -1;
             for (int k = 0; k < part; k++)
                 x.want2[i] += in->want[i * part + k] * in->want[i * part + k];
-            x.floor2[i] = floor2(c, r, split) + missing2(in, i, x.want2[i]);
+            x.floor2[i] = floor2(c, r, subrows) + missing2(in, i, x.want2[i]);
         }
     }
     dp_sum_errors(&x.map, c->err, in->want, x.err2, x.along, x.length2);
@@ -392,10 +392,10 @@ static void errors_free(subject_errors *x) {
 
 static void fail_by_draws(comparison *c) {
     dp_judgement *j = c->j;
-    const dp_excess *e = &j->expected;
+    const dp_levels_result *e = &j->expected;
     const dp_level_result *l = &e->at[e->level];
     decide(j, DP_FAIL, "expected");
-    j->failed = row_at(c, e->row / (c->in->split ? c->in->split : 1));
+    j->failed = row_at(c, e->row / (c->in->subrows ? c->in->subrows : 1));
     j->times = e->excess;
     if (e->level < DP_LEVEL_FACTOR)
         snprintf(j->why, sizeof j->why,
@@ -432,7 +432,7 @@ static void judge_draws(comparison *c) {
                       .unit = x.unit,
                       .heads = in->heads,
                       .units = in->N * in->heads,
-                      .by_token = in->tokens > 0 || in->split > 1,
+                      .by_token = in->tokens > 0 || in->subrows > 1,
                       .allowance = in->allowance};
     for (int d = 0; d < DP_NDIRECTIONS; d++)
         l.along[d] = component_along(&x, in->draws->windows, d);

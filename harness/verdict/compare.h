@@ -48,7 +48,7 @@ typedef struct {
     const void *ctx;
     int64_t tokens; /* > 0: rows are tokens' */
     const char *why_unjudged;
-    int split;             /* as the draws' rows are (dp_row_map); 0: as 1 */
+    int subrows;           /* as the draws' rows are (dp_row_map); 0: as 1 */
     const dp_draws *draws; /* NULL: no expected tier */
     dp_allowance allowance;
     double unit, tiny; /* one rounding of the result itself: relative, and of an entry */
@@ -82,11 +82,11 @@ typedef struct {
     dp_row first, last; /* of those, in the order of the tensor; nover = 0: none */
     dp_row failed;      /* the row that carries the failure; at.rank -1: none */
     int nwindow;
-    double *window;     /* [nwindow] largest over heads of |error| / |truth| in 64 tokens */
-    dp_excess expected; /* excess NAN: no draws */
-    dp_excess before;   /* of the first draws, where a second set decided; else excess NAN */
-    const char *tier;   /* what decided: "exact", "bound", "expected"; "" when unjudged */
-    double times;       /* error over the limit of the tier that decided; NAN: none */
+    double *window;            /* [nwindow] largest over heads of |error| / |truth| in 64 tokens */
+    dp_levels_result expected; /* excess NAN: no draws */
+    dp_levels_result before;   /* of the first draws, where a second set decided; else excess NAN */
+    const char *tier;          /* what decided: "exact", "bound", "expected"; "" when unjudged */
+    double times;              /* error over the limit of the tier that decided; NAN: none */
     dp_verdict verdict;
     dp_flaw flaw; /* what `why` says of its entries */
     char why[512];

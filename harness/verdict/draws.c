@@ -25,8 +25,8 @@ double dp_direction_entry(dp_direction d, double want) {
 
 void dp_draws_alloc(dp_draws *d, int ndraw, const dp_row_map *map, int64_t parts) {
     *d = (dp_draws){.ndraw = ndraw, .windows = map->windows, .parts = parts};
-    d->rows = map->rows * map->split;
-    d->width = map->width / map->split;
+    d->rows = map->rows * map->subrows;
+    d->width = map->width / map->subrows;
     d->err2 = dp_doubles(ndraw * d->rows);
     d->along = dp_doubles(ndraw * DP_NDIRECTIONS * d->windows);
     d->length2 = dp_doubles(ndraw * DP_NDIRECTIONS * d->windows);
@@ -117,8 +117,8 @@ static partial_sums components(const double *err, const double *want, int64_t n)
 
 void dp_sum_errors(const dp_row_map *map, const double *err, const double *want, double *err2,
                    double *along, double *length2) {
-    const int part = map->width / map->split;
-    for (int64_t i = 0; i < map->rows * map->split; i++)
+    const int part = map->width / map->subrows;
+    for (int64_t i = 0; i < map->rows * map->subrows; i++)
         err2[i] += square_sum(err + i * part, want + i * part, part);
     if (!along) return;
     memset(length2, 0, sizeof *length2 * (size_t)(DP_NDIRECTIONS * map->windows));

@@ -33,11 +33,11 @@ typedef struct {
     double *part;    /* [ndraw][parts][rows][width]; NULL when parts is 0 */
 } dp_draws;
 
-/* How the rows of a tensor [rows][width] are looked at: each is cut into `split` parts (a state
+/* How the rows of a tensor [rows][width] are looked at: each is cut into `subrows` (a state
  * into its K rows), and belongs to a window. */
 typedef struct {
     int64_t rows, windows;
-    int width, split;
+    int width, subrows;
     const int32_t *window; /* [rows] */
 } dp_row_map;
 
@@ -46,9 +46,9 @@ void dp_draws_alloc(dp_draws *d, int ndraw, const dp_row_map *map, int64_t parts
 /* Frees what it holds; the struct is the caller's. */
 void dp_draws_free(dp_draws *d);
 
-/* Sums of one error: err2 [rows * split] and along [DP_NDIRECTIONS][windows] are added to, length2
- * likewise [..] is set (both NULL: not wanted). err, want: [rows][width]. An entry where either is
- * not finite makes its row infinite, and counts in no direction. */
+/* Sums of one error: err2 [rows * subrows] and along [DP_NDIRECTIONS][windows] are added to,
+ * length2 likewise [..] is set (both NULL: not wanted). err, want: [rows][width]. An entry where
+ * either is not finite makes its row infinite, and counts in no direction. */
 void dp_sum_errors(const dp_row_map *map, const double *err, const double *want, double *err2,
                    double *along, double *length2);
 

@@ -18,8 +18,8 @@ int dp_expected_count(const dp_problem *p) {
 static dp_row_map map_step(const dp_expected_layout *l, int kind, int i) {
     const dp_conv *v = l->rq->front ? l->rq->front->conv[i] : NULL;
     const int heads = dp_qkv_heads(l->rq->p, i);
-    if (!v || (kind != DP_CONV_Y && !l->rq->backward)) return (dp_row_map){.split = 1};
-    if (kind == DP_CONV_DBIAS && !v->bias) return (dp_row_map){.split = 1};
+    if (!v || (kind != DP_CONV_Y && !l->rq->backward)) return (dp_row_map){.subrows = 1};
+    if (kind == DP_CONV_DBIAS && !v->bias) return (dp_row_map){.subrows = 1};
     if (kind == DP_CONV_DW) return dp_map_rows((int64_t)v->W * heads, v->D / heads);
     if (kind == DP_CONV_DBIAS) return dp_map_rows(heads, v->D / heads);
     return dp_map_tokens(&l->windows, heads, 1, v->D / heads);
@@ -158,14 +158,14 @@ void dp_expected_largest(dp_expected *x, int n, const dp_expected *const *of) {
 }
 
 dp_draws dp_draws_of_rows(const dp_draws *d, int n, const int *row) {
-    const int64_t split = d->rows / d->windows;
-    const dp_row_map map = {n, n, (int)split * d->width, (int)split, NULL};
+    const int64_t subrows = d->rows / d->windows;
+    const dp_row_map map = {n, n, (int)subrows * d->width, (int)subrows, NULL};
     dp_draws y;
     dp_draws_alloc(&y, d->ndraw, &map, 0);
     for (int k = 0; k < d->ndraw; k++)
         for (int i = 0; i < n; i++) {
-            memcpy(y.err2 + (k * n + i) * split, d->err2 + k * d->rows + row[i] * split,
-                   sizeof *y.err2 * (size_t)split);
+            memcpy(y.err2 + (k * n + i) * subrows, d->err2 + k * d->rows + row[i] * subrows,
+                   sizeof *y.err2 * (size_t)subrows);
             for (int q = 0; q < DP_NDIRECTIONS; q++) {
                 const int64_t to = (k * DP_NDIRECTIONS + q) * n + i;
                 const int64_t from = (k * DP_NDIRECTIONS + q) * d->windows + row[i];

@@ -34,7 +34,7 @@ static int has_rows(const dp_levels_in *in) {
     return in->by_token && in->draws->width >= DP_ROW_NUMBERS;
 }
 
-static void judge_units(const dp_levels_in *in, dp_excess *out) {
+static void judge_units(const dp_levels_in *in, dp_levels_result *out) {
     const dp_level first = has_rows(in) ? DP_LEVEL_ROW : DP_LEVEL_WINDOW;
     dp_presumption presumed = DP_NOTHING_KNOWN;
     double *most = NULL;
@@ -57,7 +57,7 @@ static void judge_units(const dp_levels_in *in, dp_excess *out) {
     free(most);
 }
 
-static void judge_signed(const dp_levels_in *in, dp_excess *out) {
+static void judge_signed(const dp_levels_in *in, dp_levels_result *out) {
     dp_unit_list all = dp_unit_list_of(in, DP_LEVEL_TENSOR);
     const double E = sqrt(dp_mean_draw(&all, 0, -1) + all.floor2[0]);
     for (dp_direction d = 0; d < DP_NDIRECTIONS; d++)
@@ -90,7 +90,7 @@ static dp_share share_of_tensor(const dp_level_result *r, int draws) {
     return (dp_share){r->ratio * r->ratio, r->freedom, draws * r->freedom};
 }
 
-static void judge_sums(const dp_levels_in *in, dp_excess *out) {
+static void judge_sums(const dp_levels_in *in, dp_levels_result *out) {
     dp_share sums;
     dp_unit_list rows = dp_unit_list_of(in, DP_LEVEL_ROW);
     out->at[DP_LEVEL_SUM] = dp_judge_sums(in, &rows, &sums);
@@ -98,8 +98,8 @@ static void judge_sums(const dp_levels_in *in, dp_excess *out) {
     dp_unit_list_free(&rows);
 }
 
-void dp_levels_judge(const dp_levels_in *in, dp_excess *out) {
-    *out = (dp_excess){.expected = NAN, .excess = NAN, .row = -1};
+void dp_levels_judge(const dp_levels_in *in, dp_levels_result *out) {
+    *out = (dp_levels_result){.expected = NAN, .excess = NAN, .row = -1};
     judge_units(in, out);
     judge_signed(in, out);
     out->share = share_of_tensor(&out->at[DP_LEVEL_TENSOR], in->draws->ndraw);

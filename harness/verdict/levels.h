@@ -105,10 +105,10 @@ typedef struct {
     int64_t row;     /* of the unit there, the row with the largest error for its E */
     dp_level_result at[DP_NLEVELS];
     dp_share share;
-} dp_excess;
+} dp_levels_result;
 
 /* Every level; excess is NAN where the draws judge nothing. */
-void dp_levels_judge(const dp_levels_in *in, dp_excess *out);
+void dp_levels_judge(const dp_levels_in *in, dp_levels_result *out);
 
 #ifdef __cplusplus
 }

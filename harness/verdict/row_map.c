@@ -46,7 +46,7 @@ dp_row_map dp_map_rows(int64_t n, int width) {
 
 dp_row_map dp_map_states(int64_t n, int K, int V) {
     dp_row_map m = dp_map_rows(n, K * V);
-    m.split = K;
+    m.subrows = K;
     return m;
 }
 
@@ -59,7 +59,7 @@ dp_row_map dp_map_field(const dp_windows *w, int field) {
     const dp_problem *p = w->p;
     int64_t rows, width;
     dp_result_shape(p, field, &rows, &width);
-    if (!rows) return (dp_row_map){.split = 1};
+    if (!rows) return (dp_row_map){.subrows = 1};
     switch (dp_result_fields[field].kind) {
     case DP_OF_SEQUENCES: return dp_map_states(rows, p->K, p->V);
     case DP_OF_HEADS: return dp_map_rows(rows, (int)width);

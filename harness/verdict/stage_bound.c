@@ -243,7 +243,7 @@ void dp_stage_judge(const dp_sim *ref, const dp_stage_judge_in *t, dp_judgement 
                               .place = place,
                               .ctx = &pl,
                               .tokens = by_chunk ? 0 : p->T,
-                              .split = by_chunk ? p->K : 1,
+                              .subrows = by_chunk ? p->K : 1,
                               .draws = t->draws,
                               .allowance = t->allowance,
                               .unit = t->unit,

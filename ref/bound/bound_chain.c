@@ -80,9 +80,9 @@ static double *product_rounding(const dp_rounding *r, dp_format f, int K, const 
     const int64_t KK = (int64_t)K * K;
     const dp_format_info *fi = &dp_formats[f];
     const double tiny = f == DP_FP64 ? 0x1p-1022 : 0x1p-126,
-                 op = fi->truncates ? 0
-                      : fi->split   ? 3 * 0x1p-23
-                                    : fi->u_op,
+                 op = fi->truncates   ? 0
+                      : fi->two_parts ? 3 * 0x1p-23
+                                      : fi->u_op,
                  sum = sqrt(K / 3.0 + 1) * fi->u_acc;
     double *E = dp_doubles(KK), *aP = dp_bound_absof(P, KK), *aM = dp_bound_absof(M, KK),
            *pP = dp_bound_pwof(r, P, KK), *pM = dp_bound_pwof(r, M, KK),

@@ -11,8 +11,8 @@ const dp_format_info dp_formats[DP_NFORMATS + 1] = {
     [DP_FP32] = {"fp32", "fp32", 0, 0x1p-24, 0, .bits = 24, .device = 1, .step = 1, .bytes = 4,
                  .rate = 67e12},
     /* u_op: what hi + lo leaves of an operand; eta has its own formula */
-    [DP_TF32X3] = {"tf32x3", "3xTF32", 0x1p-22, 0x1p-24, 0, .bits = 23.75, .split = 1, .device = 1,
-                   .step = 1, .bytes = 4, .rate = 165e12},
+    [DP_TF32X3] = {"tf32x3", "3xTF32", 0x1p-22, 0x1p-24, 0, .bits = 23.75, .two_parts = 1,
+                   .device = 1, .step = 1, .bytes = 4, .rate = 165e12},
     [DP_TF32] = {"tf32", "tf32 rounded to nearest", 0x1p-11, 0x1p-24, 0, .bits = 11, .device = 1,
                  .step = 1, .bytes = 4, .rate = 495e12},
     [DP_TF32RZ] = {"tf32rz", "truncated tf32", 0x1p-10, 0x1p-24, 0, .bits = 11, .truncates = 1,

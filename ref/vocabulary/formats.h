@@ -48,7 +48,7 @@ typedef struct {
      * keys: 0.2 to 0.3 bits below fp32. Truncation to u = 2^-11: errors up to 2 u, of one sign. */
     double bits;
     int truncates; /* 1: operands toward zero, errors of one sign */
-    int split;     /* 1: operands in two parts, three products */
+    int two_parts; /* 1: operands in two parts, three products */
     int device;    /* 1: the CUDA kernels have it */
     int step;      /* 1: a search for the coarsest format takes it between two others */
     int bytes;     /* of a number that a chain stores */

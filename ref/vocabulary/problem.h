@@ -24,6 +24,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tensors.h" /* the table of these tensors */
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -86,7 +88,7 @@ typedef enum {
     DP_BETA_SIGMOID2 /* beta = 2 sigmoid(b) */
 } dp_beta;
 
-typedef struct {
+struct dp_problem {
     dp_model model;
     int64_t T;
     int H, HV, K, V, R, Nseq;
@@ -106,7 +108,7 @@ typedef struct {
     /* q, k and v stand for rows (last axis) that are off by at most this times their 2-norm; 0:
      * they are what is meant */
     double input_error;
-} dp_problem;
+};
 
 #define DP_L2_EPS 1e-6
 
@@ -131,10 +133,10 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e);
 
 /* Results of one run. Arrays that were not computed are NULL. dq, dk are gradients of the raw
  * (un-normalised) inputs, dg of the raw gate, dbeta of the raw beta; ds0 of the initial state. */
-typedef struct {
+struct dp_result {
     double *o, *final_state;
     double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dA_log, *ddt_bias, *ds0;
-} dp_result;
+};
 /* NaN-filled, so that unwritten entries show */
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);
 /* Frees what it holds; the struct is the caller's. */
@@ -143,6 +145,4 @@ void dp_result_free(dp_result *r);
 #ifdef __cplusplus
 }
 #endif
-
-#include "tensors.h" /* the table of these tensors */
 #endif

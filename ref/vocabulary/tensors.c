@@ -1,5 +1,5 @@
 /* The table of named tensors, and what follows from its rows (tensors.h). */
-#include "tensors.h"
+#include "problem.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -7,11 +7,17 @@
  */
 #ifndef DP_TENSORS_H
 #define DP_TENSORS_H
-#include "problem.h"
+
+#include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* ref/vocabulary/problem.h, which includes this file */
+typedef struct dp_problem dp_problem;
+typedef struct dp_result dp_result;
 
 typedef enum {
     DP_AXIS_NONE,
