@@ -45,85 +45,71 @@ def outputs(T: int, HV: int, K: int, V: int, dtype: str = "F32") -> dict[str, An
     }
 
 
+def results_of(HV: int) -> list[tuple[bytes, bytes]]:
+    """(options of judge, outputs) for three tokens, or two, of a case with HV value heads."""
+    o = {"o": ("F32", [3, HV, 2])}
+    ranks = {
+        "o": ("BF16", [3, HV, 2]),
+        "M": ("F32", [3, HV, 2, 2]),
+        "S_in": ("F32", [3, HV, 2, 2]),
+        "h": ("F32", [3, HV, 2, 2]),
+    }
+    words = {"design": "recurrent", "claim_drop": "1e-6"}
+    two = {"o": ("F64", [2, HV, 2]), "dh0": ("F32", [1, HV, 2, 2])}
+    return [
+        (b"base fp32\n", safetensors(outputs(3, HV, 2, 2))),
+        (b"ranks 3\nclaim tf32\nbase bf16\n", safetensors(ranks)),
+        (b"", safetensors({"ht": ("F16", [1, HV, 2, 2])}, PLAIN)),
+        (
+            b"design chunk=128,state=bf16\ndrop 20\nbase fp16\n",
+            safetensors({"o": ("BF16", [3, HV, 2])}, words),
+        ),
+        (b"base fp32\n", safetensors(o, {"claim_drop": "2"})),
+        (b"base fp32\n", safetensors(o, {"claim_drop": "nan"})),
+        (b"tokens 2\nscale 0x1p-3\nstate_layout vk\nbase bf16\n", safetensors(two)),
+    ]
+
+
+SETTINGS = b"gate log\nbeta plain\nl2norm 0\nbase fp32\nranks 1\n"
+FLA_INPUTS = {
+    "q": ("BF16", [1, 2, 1, 2]),
+    "k": ("BF16", [1, 2, 1, 2]),
+    "v": ("BF16", [1, 2, 1, 2]),
+    "g": ("BF16", [1, 2, 1, 2]),
+    "beta": ("BF16", [1, 2, 1]),
+    "A_log": ("F32", [1]),
+    "dt_bias": ("F32", [2]),
+    "cu_seqlens": ("I64", [2]),
+}
+STAGES = {
+    "gcum": ("F32", [2, 1, 2]),
+    "w": ("BF16", [2, 1, 2]),
+    "u": ("BF16", [2, 1, 2]),
+    "Aqk": ("F32", [2, 1, 64]),
+}
+
+
+def others() -> dict[str, tuple[bytes, bytes, bytes]]:
+    """name: (options, inputs, outputs)"""
+    plain = {k: v for k, v in FLA_INPUTS.items() if k not in ("A_log", "dt_bias", "cu_seqlens")}
+    o = {"o": ("BF16", [1, 2, 1, 2])}
+    factors, products = {"factors": ("F32", [2, 2, 2])}, {"M": ("F32", [2, 2, 2])}
+    return {
+        "fla": (b"", safetensors(FLA_INPUTS, FLA), safetensors(o, PLAIN)),
+        "chain": (b"claim fp32\n", safetensors(factors), safetensors(products)),
+        "stages": (SETTINGS, safetensors(plain), safetensors(STAGES)),
+    }
+
+
 def judge(out: Any) -> None:
-    settings = b"gate log\nbeta plain\nl2norm 0\nbase fp32\nranks 1\n"
-    for name, HV in (
-        ("kda", 1),
-        ("heads", 2),
-        ("bound", 1),
-        ("gdn", 1),
-        ("mkda", 1),
-        ("forward", 1),
-    ):
+    cases = {"kda": 1, "heads": 2, "bound": 1, "gdn": 1, "mkda": 1, "forward": 1}
+    for name, HV in cases.items():
         with open(os.path.join(out, "tmp", name + ".safetensors"), "rb") as f:
             given = f.read()
-        for i, (options, results) in enumerate(
-            (
-                (b"base fp32\n", safetensors(outputs(3, HV, 2, 2))),
-                (
-                    b"ranks 3\nclaim tf32\nbase bf16\n",
-                    safetensors(
-                        {
-                            "o": ("BF16", [3, HV, 2]),
-                            "M": ("F32", [3, HV, 2, 2]),
-                            "S_in": ("F32", [3, HV, 2, 2]),
-                            "h": ("F32", [3, HV, 2, 2]),
-                        }
-                    ),
-                ),
-                (b"", safetensors({"ht": ("F16", [1, HV, 2, 2])}, PLAIN)),
-                (
-                    b"design chunk=128,state=bf16\ndrop 20\nbase fp16\n",
-                    safetensors(
-                        {"o": ("BF16", [3, HV, 2])}, {"design": "recurrent", "claim_drop": "1e-6"}
-                    ),
-                ),
-                (b"base fp32\n", safetensors({"o": ("F32", [3, HV, 2])}, {"claim_drop": "2"})),
-                (
-                    b"base fp32\n",
-                    safetensors({"o": ("F32", [3, HV, 2])}, {"claim_drop": "nan"}),
-                ),
-                (
-                    b"tokens 2\nscale 0x1p-3\nstate_layout vk\nbase bf16\n",
-                    safetensors({"o": ("F64", [2, HV, 2]), "dh0": ("F32", [1, HV, 2, 2])}),
-                ),
-            )
-        ):
+        for i, (options, results) in enumerate(results_of(HV)):
             with open(os.path.join(out, "judge", f"{name}-{i}"), "wb") as f:
                 f.write(judge_input(options, given, results))
-    fla = {
-        "q": ("BF16", [1, 2, 1, 2]),
-        "k": ("BF16", [1, 2, 1, 2]),
-        "v": ("BF16", [1, 2, 1, 2]),
-        "g": ("BF16", [1, 2, 1, 2]),
-        "beta": ("BF16", [1, 2, 1]),
-        "A_log": ("F32", [1]),
-        "dt_bias": ("F32", [2]),
-        "cu_seqlens": ("I64", [2]),
-    }
-    more = {
-        "fla": (b"", safetensors(fla, FLA), safetensors({"o": ("BF16", [1, 2, 1, 2])}, PLAIN)),
-        "chain": (
-            b"claim fp32\n",
-            safetensors({"factors": ("F32", [2, 2, 2])}),
-            safetensors({"M": ("F32", [2, 2, 2])}),
-        ),
-        "stages": (
-            settings,
-            safetensors(
-                {k: v for k, v in fla.items() if k not in ("A_log", "dt_bias", "cu_seqlens")}
-            ),
-            safetensors(
-                {
-                    "gcum": ("F32", [2, 1, 2]),
-                    "w": ("BF16", [2, 1, 2]),
-                    "u": ("BF16", [2, 1, 2]),
-                    "Aqk": ("F32", [2, 1, 64]),
-                }
-            ),
-        ),
-    }
-    for name, parts in more.items():
+    for name, parts in others().items():
         with open(os.path.join(out, "judge", name), "wb") as f:
             f.write(judge_input(*parts))
 
