@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import platform
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 # Distributions whose versions decide what a kernel computes.
 _MODULES = ("numpy", "torch", "triton", "fla", "cutlass", "tilelang", "jax")
 MOST_KERNELS = 40
+LONGEST_NAME = 120
 
 
 def _driver() -> str | None:
@@ -48,13 +50,26 @@ def kernels_of(call: Callable[[], Any]) -> tuple[Any, list[str]]:
     if torch is None or not torch.cuda.is_available():
         return call(), []
     activity = torch.profiler.ProfilerActivity.CUDA
-    with torch.profiler.profile(activities=[activity]) as profile:
-        result = call()
-        torch.cuda.synchronize()
-    names = [
-        e.key for e in sorted(profile.key_averages(), key=lambda e: -_device_time(e)) if _runs(e)
-    ]
-    return result, names
+    with warnings.catch_warnings():
+        # PyTorch 2.11 warns of every profile that is one cycle long.
+        warnings.filterwarnings("ignore", message="(Warning: )?Profiler clears events")
+        with torch.profiler.profile(activities=[activity]) as profile:
+            result = call()
+            torch.cuda.synchronize()
+        events = sorted(profile.key_averages(), key=lambda e: -_device_time(e))
+    names = dict.fromkeys(short_name(e.key) for e in events if _runs(e))
+    return result, list(names)
+
+
+def short_name(name: str) -> str:
+    """A kernel's name without its arguments; template arguments only where they are short."""
+    out, depth = "", 0
+    for c in name.removeprefix("void ").replace("(anonymous namespace)", "{anonymous}"):
+        if c == "(" and depth == 0:
+            break
+        depth += (c == "<") - (c == ">")
+        out += c
+    return out if len(out) <= LONGEST_NAME else out[: out.find("<")] + "<..>"
 
 
 def _device_time(event: Any) -> float:

@@ -13,6 +13,7 @@ import pytest
 
 import deltaproof
 from deltaproof import assert_explained, judge, to_bf16
+from deltaproof.provenance import short_name
 from kernels import inputs, kda
 
 SAID: dict[str, Any] = {"gate": "log", "beta": "plain", "l2norm": False}
@@ -139,3 +140,13 @@ def test_no_program_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("DELTAPROOF", raising=False)
     with pytest.raises(FileNotFoundError, match="name it with the variable DELTAPROOF"):
         deltaproof.program()
+
+
+def test_kernels_are_named_without_their_arguments() -> None:
+    functor = "at::native::FillFunctor<c10::BFloat16>"
+    fill = f"void at::native::vectorized_elementwise_kernel<8, {functor}, std::array<char*, 1ul> >"
+    assert short_name(f"{fill}(int, {functor}, std::array<char*, 1ul>)") == fill[5:]
+    long = f"void at::reduce<128, f<float>::operator()(at::T&)::{{lambda(float)#1}}, {functor * 4}>"
+    assert short_name(long + "(int)") == "at::reduce<..>"
+    assert short_name("(anonymous namespace)::k_fast(int)") == "{anonymous}::k_fast"
+    assert short_name("chunk_kda_fwd_kernel") == "chunk_kda_fwd_kernel"
