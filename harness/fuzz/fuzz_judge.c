@@ -83,11 +83,11 @@ static void check_case(const dp_case *c, const dp_judge_options *o, const dp_jud
     must(!o->scale || c->p.scale == strtod(o->scale, NULL), "another scale than", o->scale);
     must(!o->tokens || c->p.T == o->tokens, "other tokens", "");
     for (int i = 0; i < DP_NRESULTS; i++)
-        any |= *dp_result_at((dp_result *)&l->given.r, i) != NULL;
+        any |= *dp_result_at((dp_result *)&l->stored.r, i) != NULL;
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
-        any |= l->given.stage[i] != NULL;
+        any |= l->stored.stage[i] != NULL;
     must(any, "nothing to judge", "");
-    if (l->given.design) check_design(l->given.design);
+    if (l->stored.design) check_design(l->stored.design);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
