@@ -91,6 +91,18 @@ DP_TEST(adversary, exact_cases_are_no_cases_of_a_design_in_fp16) {
     CHECK(says("pass     exact-kda chunk64-bf16 right"), "%s", out);
 }
 
+/* Powers that cancel to an inverse take its bits with them: no right kernel makes it so there, and
+ * such runs are counted apart. Elsewhere the same design is one of the right ones. */
+DP_TEST(adversary, small_problems_tell_an_inverse_that_cancels_from_a_right_one) {
+    CHECK(adversary("alarms --cases '' --generated 2 --small --seed 3 --declared --designs chunk64 "
+                    "chunk16-neumann") == 0,
+          "%s", out);
+    CHECK(says("alarms: 4 of 4 done"), "%s", out);
+    CHECK(says("\nfp32 chunk64                         2 "), "%s", out);
+    CHECK(says("\nfp32 chunk16-neumann                 1 "), "%s", out);
+    CHECK(says("\npowers that cancel ") && !says("failures:"), "%s", out);
+}
+
 /* Errors 1.65 times as large as they should be pass every case, and fail them together. */
 DP_TEST(adversary, what_no_case_shows_fails_all_of_them_together) {
     const char *right =

@@ -232,6 +232,9 @@ void pair_gradients(const pair_set *p, const float *coef, float *dreaders, float
 
 /* inv [n][n] of I + N, N strictly lower. */
 void inverse_of(const design *d, int n, const float *N, float *inv);
+/* Of the present call: by how much the powers of a NEUMANN series exceeded the inverse that they
+ * cancel to, which is by how much their rounding errors do; 0: none was made. */
+extern float powers_grown;
 /* x [n][m] <- (I + N)^(-1) x, or of its transpose. */
 void substitute(int n, int m, const float *N, int transpose, float *x);
 

@@ -1,5 +1,6 @@
 /* Unit lower triangular systems I + N: substitution, and the inverse in three ways. */
 #include "adversary.h"
+#include <math.h>
 #include <stdlib.h>
 
 void substitute(int n, int m, const float *N, int transpose, float *x) {
@@ -21,6 +22,15 @@ static void identity(int n, float *x) {
         x[i * n + i] = 1;
 }
 
+static float largest(int n, const float *x) {
+    float most = 0;
+    for (int i = 0; i < n * n; i++)
+        most = fmaxf(most, fabsf(x[i]));
+    return most;
+}
+
+float powers_grown;
+
 /* (I + N)^(-1) = (I - N) (I + N^2) (I + N^4) .., as N^n = 0. */
 static void neumann(sum_order order, int n, const float *N, float *inv) {
     float *power = floats(3 * (int64_t)n * n);
@@ -31,6 +41,7 @@ static void neumann(sum_order order, int n, const float *N, float *inv) {
         inv[i] -= N[i];
         power[i] = N[i];
     }
+    float most = 0;
     for (int e = 2; e < n; e *= 2) {
         const float kept = 2 * e < n ? 1 : 1 - knob.cut_series;
         product(order, n, n, n, by_rows(power, n, FP32), by_rows(power, n, FP32), square);
@@ -39,7 +50,9 @@ static void neumann(sum_order order, int n, const float *N, float *inv) {
             inv[i] += kept * next[i];
             power[i] = square[i];
         }
+        most = fmaxf(most, largest(n, power));
     }
+    powers_grown = fmaxf(powers_grown, most / largest(n, inv));
     free(power);
 }
 

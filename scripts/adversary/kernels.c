@@ -265,6 +265,7 @@ int deltaproof_subject_run(const problem *p, const deltaproof_subject_call *c) {
         snprintf(c->why, 256, "K = %d is above %d", p->K, MAX_K);
         return DP_SUBJECT_UNSUPPORTED;
     }
+    powers_grown = 0;
     result r = result_new(&d, &f, p);
     const int exact = fault_needs_reference(&f);
     if (exact) ref = reference_new(&r);
@@ -274,6 +275,7 @@ int deltaproof_subject_run(const problem *p, const deltaproof_subject_call *c) {
         strcpy(c->why, "the fault acts nowhere here");
     else
         write_all(&r, c);
+    if (powers_grown > 0) fprintf(stderr, "adversary: powers grown=%.3g\n", powers_grown);
     for (int i = 0; exact && i < TENSORS; i++)
         free(ref.x[i]);
     result_free(&r);

@@ -115,11 +115,42 @@ def generated_text(seed):
     return "\n".join(lines) + "\n"
 
 
-def write_generated(folder, seed):
+def small_shape(rng):
+    """One sequence of odd length or several, in chunks that are cut short: most of a kernel's
+    branches in 1 to 110 tokens."""
+    T, HV, R = rng.randrange(1, 111), rng.choice([1, 1, 2]), rng.choice([2, 4])
+    op = rng.choice(["kda", "kda", "kda", "gdn", "mkda"])
+    lines = ["op = " + op, "T = %d" % T, "H = 1", "HV = %d" % HV]
+    lines += ["K = %d" % rng.choice([8, 16, 24, 32]), "V = %d" % rng.choice([8, 16, 32])]
+    if op == "mkda":
+        lines.append("R = %d" % R)
+    if T > 8 and rng.random() < 0.3:
+        cuts = sorted(rng.sample(range(1, T), 2))
+        lines.append("cu_seqlens = " + ",".join(map(str, [0] + cuts + [T])))
+    return lines, R if op == "mkda" else 1
+
+
+def small_text(seed):
+    """A random problem that takes a tenth of a second, with the hard laws of keys and values."""
+    rng = random.Random("small %d" % seed)
+    shape, R = small_shape(rng)
+    dtype = rng.choice(["bf16", "bf16", "bf16", "fp32"])
+    lines = ["reason = small generated problem", "source = scripts/adversary/run"] + shape
+    lines += ["seed = %d" % (900000 + seed), "dtype = " + dtype]
+    lines += ["keys = %s" % rng.choice(["random", "random", "correlated", "subspace"])]
+    lines += ["ranks = 1", "base = fp32,bf16", "chain = fp32"]
+    lines += gate_lines(rng) + beta_lines(rng, R)
+    chances = [("l2norm = yes", 0.5), ("s0_scale = 0.5", 0.4), ("dstate = yes", 0.4)]
+    lines += [line for line, chance in chances if rng.random() < chance]
+    return "\n".join(lines) + "\n"
+
+
+def write_generated(folder, seed, small):
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, "adversary-%05d.case" % seed)
+    name = "small-%06d.case" if small else "adversary-%05d.case"
+    path = os.path.join(folder, name % seed)
     with open(path, "w") as f:
-        f.write(generated_text(seed))
+        f.write((small_text if small else generated_text)(seed))
     return Problem(path)
 
 
@@ -130,7 +161,8 @@ def all_cases(folder, most):
 
 
 def choose_problems(a):
-    """Of the options --cases, --most, --generated and --seed, in an order that mixes them."""
+    """Of the options --cases, --most, --generated, --small and --seed, in an order that mixes
+    them."""
     folder = os.path.abspath(a.folder)
     if a.cases == "all":
         found = all_cases(folder, a.most)
@@ -138,5 +170,5 @@ def choose_problems(a):
         names = [n for n in a.cases.split(",") if n]
         found = [Problem(os.path.join(folder, n + ".case")) for n in names]
     seeds = range(a.seed, a.seed + a.generated)
-    found += [write_generated(os.path.join(a.out, "cases"), s) for s in seeds]
+    found += [write_generated(os.path.join(a.out, "cases"), s, a.small) for s in seeds]
     return sorted(found, key=lambda p: hashlib.sha1(p.name.encode()).digest())

@@ -58,9 +58,10 @@ def summary(t):
     }
 
 
-def parse_place(stderr):
+def parse_said(stderr, what):
+    """{'token': '5', ..} of the line 'adversary: WHAT token=5 ..' of the plug-in, or None."""
     for line in stderr.split("\n"):
-        if line.startswith("adversary: place "):
+        if line.startswith("adversary: %s " % what):
             return dict(pair.split("=") for pair in line.split()[2:])
     return None
 
@@ -219,7 +220,8 @@ class Runner:
             "tier": r.get("tier"),
             "why": why,
             "settled": r.get("settled", False),
-            "place": parse_place(stderr),
+            "place": parse_said(stderr, "place"),
+            "grown": number((parse_said(stderr, "powers") or {}).get("grown", 0)),
             "tensors": tensors,
         }
 
