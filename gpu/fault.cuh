@@ -50,7 +50,13 @@
     X(HALO_LEAK, "halo-leak", 34, "y",                                                             \
       "the convolution goes on over a sequence's start inside the rank")                           \
     X(HALO_ROW, "halo-row", 0, "y", "rows of the halo are read one row late")                      \
-    X(DHALO, "halo-bwd-lost", 0, "dx", "the rows of dpre behind the rank are taken for zeros")
+    X(DHALO, "halo-bwd-lost", 0, "dx", "the rows of dpre behind the rank are taken for zeros")     \
+    X(SLOT_NEIGHBOUR, "slot-neighbour", 46, "final_state o pool",                                  \
+      "a decode step reads the slot behind the one that is named")                                 \
+    X(SLOT_IN_PLACE, "slot-in-place", 46, "final_state o pool",                                    \
+      "a decode step writes the slot that it has read, though another is named")                   \
+    X(SLOT_PADDING, "padding-last-slot", 47, "final_state o pool",                                 \
+      "the slot -1 of padding is taken for the last one of the pool")
 
 /* Of fast/. The first three are right within every bound: bits alone show that they look at what
  * comes later. */

@@ -293,6 +293,7 @@ extern "C" dp_status dpg_decode_run(const dpg_decode *d, const dpg_decode_tensor
     a.gates.beta_form = d->beta_form;
     cudaStream_t s = (cudaStream_t)stream;
     if (d->B == 0) return DP_OK;
+    FAULT_TO_DEVICE(e, s);
     switch (d->K) {
     case 32: return launch_of<32>(a, s, e);
     case 64: return launch_of<64>(a, s, e);

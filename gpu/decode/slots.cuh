@@ -2,6 +2,7 @@
  * (dp_decode.h). */
 #ifndef DPG_SLOTS_CUH
 #define DPG_SLOTS_CUH
+#include "fault.cuh"
 #include <cuda_runtime.h>
 #include <stdint.h>
 
@@ -14,14 +15,17 @@ struct Slots {
     /* -1: none */
     __device__ int64_t at(int b, int i) const {
         const int32_t s = slot[(int64_t)b * kept + i];
+        if (FAULT(SLOT_PADDING) && s < 0) return slots - 1;
         return s < 0 || s >= slots ? -1 : s;
     }
     __device__ int64_t read(int b) const {
         const int n = kept > 1 && accepted ? accepted[b] : 1;
-        return n < 1 || n > kept ? -1 : at(b, n - 1);
+        const int64_t s = n < 1 || n > kept ? -1 : at(b, n - 1);
+        return FAULT(SLOT_NEIGHBOUR) && s >= 0 ? (s + 1) % slots : s;
     }
     /* After token t of n. */
     __device__ int64_t write(int b, int t, int n) const {
+        if (FAULT(SLOT_IN_PLACE)) return t == n - 1 ? read(b) : -1;
         return kept > 1 ? at(b, t) : t == n - 1 ? at(b, 0) : -1;
     }
     __device__ int tokens(int b) const {

@@ -12,6 +12,8 @@
 /* The call as a batch: padded to T tokens a request. */
 typedef struct {
     const dp_problem *p;
+    const dp_state_pool *pool; /* NULL: slots of its own, `kept` for each request */
+    int64_t before;            /* slots in front of those of the pool */
     dp_device dev;
     dpg_decode d;
     dpg_decode_tensors t;
@@ -24,8 +26,8 @@ static int longest(const dp_problem *p) {
     return most > DPG_DECODE_TOKENS ? DPG_DECODE_TOKENS + 1 : (int)most;
 }
 
-int dp_cuda_decodes(const dp_problem *p, const dp_cuda_how *how) {
-    const int T = longest(p), keys = p->R == 1 || p->R == 2 || p->R == 4;
+int dp_cuda_decodes(const dp_problem *p, const dp_cuda_how *how, const dp_state_pool *pool) {
+    const int T = longest(p) + (pool != NULL), keys = p->R == 1 || p->R == 2 || p->R == 4;
     const int rows = p->K == 32 || p->K == 64 || p->K == 128 || p->K == 256;
     return how->backend == DP_BACKEND_CUDA && how->variant == DP_CUDA_PLAIN && T >= 1 &&
            T <= DPG_DECODE_TOKENS && rows && keys && p->V % 32 == 0;
@@ -82,41 +84,95 @@ static dp_status send_inputs(batch *b) {
     return st;
 }
 
-/* States before the call in the first slot of each request; the other slots hold NaN. */
-static dp_status send_states(batch *b) {
-    const int64_t n = (int64_t)b->p->HV * b->p->K * b->p->V;
-    const int B = b->p->Nseq, kept = b->d.kept;
-    int32_t *slot = dp_calloc((size_t)B * (size_t)(kept + 1), sizeof *slot),
-            *length = slot + B * kept;
-    void *on_device = NULL;
-    dp_status st = dp_device_blank(&b->dev, b->d.slots * n, DPG_F32, &b->t.states);
-    for (int i = 0; i < B && !st; i++) {
-        float *state = dp_calloc((size_t)n, sizeof *state);
-        for (int64_t z = 0; b->p->s0 && z < n; z++)
-            state[z] = (float)b->p->s0[i * n + z];
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+static int64_t state_size(const batch *b) { return (int64_t)b->p->HV * b->p->K * b->p->V; }
+
+static dp_status put_state(batch *b, int64_t slot, const double *from) {
+    const int64_t n = state_size(b);
+    float *state = dp_calloc((size_t)n, sizeof *state);
+    for (int64_t z = 0; from && z < n; z++)
+        state[z] = (float)from[z];
+    const int bad = cudaMemcpy((float *)b->t.states + slot * n, state, sizeof *state * (size_t)n,
+                               cudaMemcpyHostToDevice);
+    free(state);
+    return bad ? dp_fail(&b->dev.err, DP_EDEVICE, "slot %lld: not copied", (long long)slot) : DP_OK;
+}
+
+static dp_status fetch_state(batch *b, int64_t slot, double *to) {
+    const int64_t n = state_size(b);
+    return dp_device_download(&b->dev, (float *)b->t.states + slot * n, n, DPG_F32, to);
+}
+
+/* Where the state after token t of request i goes. Without a pool: not in the order of requests. */
+static int64_t slot_after(const batch *b, int i, int64_t t) {
+    const int64_t n = of_request(b, i);
+    if (!b->pool) return (int64_t)(b->p->Nseq - 1 - i) * b->d.kept + (b->d.kept > 1 ? t : 0);
+    if (t == n - 1) return b->pool->write[i] < 0 ? -1 : b->before + b->pool->write[i];
+    return b->before ? (int64_t)i * (b->d.kept - 1) + t : -1;
+}
+
+/* A list of slots a request. In a pool the last one is that which is read: no token writes it, as
+ * every request is shorter than the list. */
+static void list_slots(const batch *b, int32_t *slot) {
+    const int kept = b->d.kept;
+    for (int i = 0; i < b->p->Nseq; i++) {
         for (int t = 0; t < kept; t++)
-            slot[i * kept + t] = (int32_t)(B - 1 - i) * kept + t; /* not in the order of requests */
-        length[i] = (int32_t)of_request(b, i);
-        if (cudaMemcpy((float *)b->t.states + slot[i * kept] * n, state, sizeof *state * (size_t)n,
-                       cudaMemcpyHostToDevice))
-            st = dp_fail(&b->dev.err, DP_EDEVICE, "states of request %d: not copied", i);
-        free(state);
+            slot[i * kept + t] =
+                b->pool && t >= of_request(b, i) ? -1 : (int32_t)slot_after(b, i, t);
+        if (b->pool && b->pool->read[i] >= 0)
+            slot[i * kept + kept - 1] = (int32_t)(b->before + b->pool->read[i]);
     }
-    if (!st) st = dp_device_blank(&b->dev, (int64_t)B * (kept + 1), DPG_F32, &on_device);
-    if (!st && cudaMemcpy(on_device, slot, sizeof *slot * (size_t)B * (size_t)(kept + 1),
-                          cudaMemcpyHostToDevice))
+}
+
+/* Lists of slots, lengths, and with a pool how far down its list each request begins. */
+static dp_status send_lists(batch *b) {
+    const int B = b->p->Nseq, kept = b->d.kept, n = B * (kept + 2);
+    int32_t *slot = dp_calloc((size_t)n, sizeof *slot), *length = slot + B * kept,
+            *from = length + B;
+    void *on_device = NULL;
+    list_slots(b, slot);
+    for (int i = 0; i < B; i++) {
+        length[i] = (int32_t)of_request(b, i);
+        from[i] = kept;
+    }
+    dp_status st = dp_device_blank(&b->dev, n, DPG_F32, &on_device);
+    if (!st && cudaMemcpy(on_device, slot, sizeof *slot * (size_t)n, cudaMemcpyHostToDevice))
         st = dp_fail(&b->dev.err, DP_EDEVICE, "slots: not copied");
     b->t.slot = on_device;
     b->t.length = (const int32_t *)on_device + B * kept;
+    if (b->pool) b->t.accepted = b->t.length + B;
     free(slot);
     return st;
 }
 
-static dp_status fetch_state(batch *b, int i, int64_t t, double *to) {
-    const int64_t n = (int64_t)b->p->HV * b->p->K * b->p->V, kept = b->d.kept;
-    return dp_device_download(&b->dev, (float *)b->t.states + ((b->p->Nseq - 1 - i) * kept + t) * n,
-                              n, DPG_F32, to);
+/* States before the call in the first slot of each request, or the pool; what is left holds NaN. */
+static dp_status send_states(batch *b) {
+    const int64_t n = state_size(b);
+    dp_status st = dp_device_blank(&b->dev, b->d.slots * n, DPG_F32, &b->t.states);
+    for (int i = 0; i < b->p->Nseq && !b->pool && !st; i++)
+        st = put_state(b, slot_after(b, i, 0), b->p->s0 ? b->p->s0 + i * n : NULL);
+    for (int64_t i = 0; b->pool && i < b->pool->slots && !st; i++)
+        st = put_state(b, b->before + i, b->pool->state + i * n);
+    return st ? st : send_lists(b);
 }
+
+/* A number of the pool keeps its bits where the kernel left what it was given. */
+static dp_status fetch_pool(batch *b) {
+    const int64_t n = state_size(b);
+    double *is = dp_doubles(n);
+    dp_status st = DP_OK;
+    for (int64_t i = 0; i < b->pool->slots && !st; i++) {
+        double *was = b->pool->state + i * n;
+        st = fetch_state(b, b->before + i, is);
+        for (int64_t z = 0; z < n && !st; z++)
+            if (memcmp(&is[z], &(double){(float)was[z]}, sizeof *is)) was[z] = is[z];
+    }
+    free(is);
+    return st;
+}
+
+/* ---- the call -------------------------------------------------------------------------------- */
 
 static dp_status fetch(batch *b, dp_result *out, double *states) {
     const dp_problem *p = b->p;
@@ -128,11 +184,12 @@ static dp_status fetch(batch *b, dp_result *out, double *states) {
     free(o);
     for (int i = 0; i < p->Nseq && !st; i++) {
         const int64_t tokens = of_request(b, i), last = b->d.kept > 1 && tokens ? tokens - 1 : 0;
-        st = fetch_state(b, i, last, out->final_state + i * n);
+        if (!b->pool) st = fetch_state(b, slot_after(b, i, last), out->final_state + i * n);
         for (int64_t t = 0; states && t < tokens && !st; t++)
-            st = fetch_state(b, i, t, states + (p->cu[i] + t) * n);
+            if (slot_after(b, i, t) >= 0)
+                st = fetch_state(b, slot_after(b, i, t), states + (p->cu[i] + t) * n);
     }
-    return st;
+    return st || !b->pool ? st : fetch_pool(b);
 }
 
 static dp_status run(batch *b, dp_result *out, double *states) {
@@ -145,11 +202,14 @@ static dp_status run(batch *b, dp_result *out, double *states) {
     return st ? st : fetch(b, out, states);
 }
 
-dp_status dp_cuda_decode(const dp_problem *p, const dp_cuda_how *how, dp_result *out,
-                         double **states, dp_err *e) {
+dp_status dp_cuda_decode(const dp_problem *p, const dp_cuda_how *how, const dp_state_pool *pool,
+                         dp_result *out, double **states, dp_err *e) {
     const dpg_dtype in = how->bf16_inputs ? DPG_BF16 : DPG_F32;
-    const int T = longest(p), kept = states ? T : 1;
+    const int T = longest(p) + (pool != NULL), kept = states || pool ? T : 1;
+    const int64_t before = pool && states ? (int64_t)p->Nseq * (T - 1) : 0;
     batch b = {.p = p,
+               .pool = pool,
+               .before = before,
                .d = {.B = p->Nseq,
                      .T = T,
                      .H = p->H,
@@ -168,12 +228,16 @@ dp_status dp_cuda_decode(const dp_problem *p, const dp_cuda_how *how, dp_result 
                      .odtype = how->base == DP_BASE_BF16 ? DPG_BF16 : DPG_F32,
                      .sdtype = DPG_F32,
                      .layout = DPG_STATE_KV,
-                     .slots = (int64_t)p->Nseq * kept,
+                     .slots = pool ? before + pool->slots : (int64_t)p->Nseq * kept,
                      .kept = kept}};
     dp_result_alloc(out, p, 0);
     if (states) *states = dp_doubles(p->T * (int64_t)p->HV * p->K * p->V);
     const dp_status st = run(&b, out, states ? *states : NULL);
     dp_device_close(&b.dev);
+    if (pool) {
+        free(out->final_state);
+        out->final_state = NULL;
+    }
     if (!st) return st;
     if (e) *e = b.dev.err;
     dp_result_free(out);
@@ -182,14 +246,16 @@ dp_status dp_cuda_decode(const dp_problem *p, const dp_cuda_how *how, dp_result 
 }
 #else
 
-int dp_cuda_decodes(const dp_problem *p, const dp_cuda_how *how) {
+int dp_cuda_decodes(const dp_problem *p, const dp_cuda_how *how, const dp_state_pool *pool) {
     (void)p;
     (void)how;
+    (void)pool;
     return 0;
 }
-dp_status dp_cuda_decode(const dp_problem *p, const dp_cuda_how *how, dp_result *out,
-                         double **states, dp_err *e) {
+dp_status dp_cuda_decode(const dp_problem *p, const dp_cuda_how *how, const dp_state_pool *pool,
+                         dp_result *out, double **states, dp_err *e) {
     (void)p;
+    (void)pool;
     (void)out;
     (void)states;
     return dp_fail(e, DP_EDEVICE, "%s", dp_cuda_unavailable(how->backend, how->N));

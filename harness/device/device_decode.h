@@ -4,18 +4,23 @@
 #ifndef DP_DEVICE_DECODE_H
 #define DP_DEVICE_DECODE_H
 #include "device_run.h"
+#include "harness/simulated/slots.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* Do the kernels take a call like this one? Each sequence is a request of the batch, one without
  * tokens a request of length 0. */
-int dp_cuda_decodes(const dp_problem *call, const dp_cuda_how *how);
+int dp_cuda_decodes(const dp_problem *call, const dp_cuda_how *how, const dp_state_pool *pool);
 
 /* Forward of that call on device 0. out: o and final_state, to be freed. states: NULL, or gets the
- * state after every token [T][HV][K][V], to be freed: then each goes to a slot of its own. */
-dp_status dp_cuda_decode(const dp_problem *call, const dp_cuda_how *how, dp_result *out,
-                         double **states, dp_err *e);
+ * state after every token [T][HV][K][V], to be freed: then each goes to a slot of its own.
+ *
+ * pool: NULL, or where the states lie: the kernel is given all of it, with the slots that it is to
+ * read and write, and it comes back as the kernel left it; out has no final_state then. A call has
+ * one token less in a pool, as the kernel reads and writes the slots of one list. */
+dp_status dp_cuda_decode(const dp_problem *call, const dp_cuda_how *how, const dp_state_pool *pool,
+                         dp_result *out, double **states, dp_err *e);
 
 #ifdef __cplusplus
 }

@@ -43,6 +43,7 @@ static dp_design design_of_kernels(dp_base base, int fast, int R) {
 typedef struct {
     dp_step_run front; /* op step: what its convolutions made */
     dp_drafts drafts;  /* a session: what its windows made */
+    dp_pool_seen pool; /* and what happened to slots of its pool, if there is one */
     int64_t decoded;   /* its calls in the decode kernels */
     int states;        /* 1: those showed the state after every token */
 } beside;
@@ -57,14 +58,16 @@ typedef struct {
     int states; /* 1: some call showed those of every token */
 } in_calls;
 
-static dp_status one_call(void *who, const dp_problem *call, int states, dp_call_result *out,
-                          dp_err *e) {
+/* pool: NULL, or where the states lie; kernels of whole sequences take none, and get and return
+ * states. */
+static dp_status call_in(void *who, const dp_problem *call, const dp_state_pool *pool, int states,
+                         dp_call_result *out, dp_err *e) {
     in_calls *x = who;
     dp_cuda_result res;
-    if (dp_cuda_decodes(call, x->run)) {
+    if (dp_cuda_decodes(call, x->run, pool)) {
         x->decoded++;
         x->states |= states;
-        return dp_cuda_decode(call, x->run, &out->out, states ? &out->states : NULL, e);
+        return dp_cuda_decode(call, x->run, pool, &out->out, states ? &out->states : NULL, e);
     }
     const dp_status st = dp_cuda_run(call, x->run, &res, e);
     if (st) return st;
@@ -82,6 +85,11 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
     return other ? DP_EINPUT : DP_OK;
 }
 
+static dp_status one_call(void *who, const dp_problem *call, int states, dp_call_result *out,
+                          dp_err *e) {
+    return call_in(who, call, NULL, states, out, e);
+}
+
 /* Which kernels ran, of all calls; a session has no backward. */
 static const char *path_of_calls(const in_calls *x) {
     if (!x->decoded) return x->all->path;
@@ -91,7 +99,8 @@ static const char *path_of_calls(const in_calls *x) {
 static dp_status compute_calls(const dp_case *c, const dp_cuda_how *run, beside *b,
                                dp_cuda_result *res, dp_err *why) {
     in_calls x = {.run = run, .all = res, .HV = c->p.HV};
-    const dp_caller by = {.run = one_call, .who = &x, .drafts = &b->drafts};
+    const dp_caller by = {
+        .run = one_call, .who = &x, .drafts = &b->drafts, .pool = &b->pool, .run_in = call_in};
     *res = (dp_cuda_result){.N = 1};
     const dp_status st = dp_calls_run(&c->p, &c->session, DP_FAULT_NONE, &by, &res->out, NULL, why);
     b->decoded = x.decoded;
@@ -147,6 +156,7 @@ static void judge(dp_sharding *sp, const dp_cuda_result *res, dp_bound_bases *ba
 static void free_beside(const dp_case *c, beside *x) {
     dp_step_run_free(c, &x->front);
     dp_drafts_free(&x->drafts);
+    dp_pool_seen_free(&x->pool);
 }
 
 /* One way of one (base, chain): judged, or skipped with the kernels' own reason. */
@@ -180,6 +190,7 @@ static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_variant variant,
         judge(sp, &res, bases, r, from);
         sp->step = NULL;
         st = dp_judge_drafts(sp, &x.drafts, r, e);
+        if (x.decoded) dp_judge_pool(sp, &x.pool, r);
         dp_cuda_result_free(&res, c->p.HV);
     }
     free_beside(c, &x);

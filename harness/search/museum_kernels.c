@@ -31,7 +31,8 @@ static const problem FAST[] = {{"strong-wide", 1, 0}, {"strong-keys", 1, 0}, {"g
                                {"k128-v64", 3, 0},    {"segments", 3, 1}},
                      PROBLEM[] = {{"smoke-kda", 1, 0}, {"smoke-gdn", 1, 0}, {"smoke-mkda2", 1, 0},
                                   {"smoke-kda", 2, 0}, {"smoke-kda", 4, 0}, {"exact-packed", 2, 0}},
-                     CONV[] = {{"smoke-conv", 1, 0}, {"smoke-conv", 3, 0}};
+                     CONV[] = {{"smoke-conv", 1, 0}, {"smoke-conv", 3, 0}},
+                     SLOTS[] = {{"session-slots", 1, 0}};
 static const char *const BITS[] = {"strong-wide", "strong-keys", "k64-v128",
                                    "mkda2-wide"}; /* causality-chunk on one rank */
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
@@ -41,8 +42,13 @@ static int end_fault(void) { return dpg_faults_fast ? DPG_NFAULTS : DPG_FIRST_FA
 static int chosen(int f, const char *only) {
     return (!only || !strcmp(only, dpg_faults[f].name)) && strcmp(dpg_faults[f].shows, "-");
 }
-static int of_conv(int f) {
-    return !strcmp(dpg_faults[f].shows, "y") || !strcmp(dpg_faults[f].shows, "dx");
+/* What the problems of the kernels on the CPU are of. */
+typedef enum { OF_RECURRENCE, OF_CONV, OF_SLOTS, KINDS } problem_kind;
+static problem_kind kind_of(int f) {
+    const char *shows = dpg_faults[f].shows;
+    return dp_is_listed("pool", shows, ' ')              ? OF_SLOTS
+           : !strcmp(shows, "y") || !strcmp(shows, "dx") ? OF_CONV
+                                                         : OF_RECURRENCE;
 }
 
 static void note(dp_kernel_row *row, const dp_case *c, const dp_run *r) {
@@ -122,56 +128,66 @@ static dp_status one_check(const char *dir, const char *name, dp_kernel_row *row
     return st;
 }
 
+/* One problem, on the kernels as they are now. */
+static dp_status one_problem(const char *dir, const char *cache, const problem *p, int conv,
+                             dp_kernel_row *row, dp_err *e) {
+    const dp_base base[] = {dpg_faults_fast ? DP_BASE_BF16 : DP_BASE_FP32};
+    const dp_format chain[] = {DP_FP32};
+    const dp_backend cuda[] = {DP_BACKEND_CUDA};
+    const dp_cuda_variant variant[] = {p->segments ? DP_CUDA_SEGMENTS : DP_CUDA_PLAIN};
+    char path[1024];
+    dp_case c;
+    dp_runs r = {0};
+    snprintf(path, sizeof path, "%s/%s.case", dir, p->name);
+    dp_status st = dp_case_load(path, &c, e);
+    if (st) return st;
+    const dp_run_options o = {.nranks = 1,
+                              .ranks = &p->ranks,
+                              .nbase = conv ? 0 : 1,
+                              .base = base,
+                              .nchain = conv ? 0 : 1,
+                              .chain = chain,
+                              .nbackend = 1,
+                              .backend = cuda,
+                              .nvariant = 1,
+                              .variant = variant,
+                              .cache = cache};
+    st = dp_case_run(&c, &o, &r, e);
+    if (!st && !r.n) st = dp_fail(e, DP_EINPUT, "%s: %d ranks: nothing ran", c.name, p->ranks);
+    for (int k = 0; k < r.n && !st; k++) {
+        row->runs++;
+        if (r.run[k].verdict == DP_FAIL) note(row, &c, &r.run[k]);
+    }
+    dp_runs_free(&r);
+    dp_case_free(&c);
+    return st;
+}
+
 /* One fault, in this process: stops at the first problem that is red, and without a fault runs them
  * all. */
 static dp_status one_fault(const char *dir, const char *cache, int f, dp_kernel_row *row,
                            dp_err *e) {
-    const int fast = dpg_faults_fast, n = fast ? COUNT(FAST) : COUNT(PROBLEM),
-              nconv = fast ? 0 : COUNT(CONV);
-    const dp_base base[] = {fast ? DP_BASE_BF16 : DP_BASE_FP32};
-    const dp_format chain[] = {DP_FP32};
-    const dp_backend cuda[] = {DP_BACKEND_CUDA};
+    static const struct {
+        int fast;
+        problem_kind kind;
+        const problem *p;
+        int n;
+    } SETS[] = {{1, OF_RECURRENCE, FAST, COUNT(FAST)},
+                {0, OF_RECURRENCE, PROBLEM, COUNT(PROBLEM)},
+                {0, OF_CONV, CONV, COUNT(CONV)},
+                {0, OF_SLOTS, SLOTS, COUNT(SLOTS)}};
+    const int fast = dpg_faults_fast, shown = !f || dpg_faults[f].shows[0];
+    dp_status st = DP_OK;
     dpg_fault = f;
     row->fault = f;
-    for (int i = 0; i < COUNT(BITS) && fast && (!f || (!dpg_faults[f].shows[0] && !row->red));
-         i++) {
-        const dp_status st = one_check(dir, BITS[i], row, e);
-        if (st) return st;
-    }
-    for (int i = 0; i < n + nconv && (!f || (dpg_faults[f].shows[0] && !row->red)); i++) {
-        const int conv = i >= n;
-        const problem *p = conv ? &CONV[i - n] : fast ? &FAST[i] : &PROBLEM[i];
-        const dp_cuda_variant variant[] = {p->segments ? DP_CUDA_SEGMENTS : DP_CUDA_PLAIN};
-        char path[1024];
-        dp_case c;
-        dp_runs r = {0};
-        if (f && conv != of_conv(f)) continue;
-        snprintf(path, sizeof path, "%s/%s.case", dir, p->name);
-        dp_status st = dp_case_load(path, &c, e);
-        if (st) return st;
-        const dp_run_options o = {.nranks = 1,
-                                  .ranks = &p->ranks,
-                                  .nbase = conv ? 0 : 1,
-                                  .base = base,
-                                  .nchain = conv ? 0 : 1,
-                                  .chain = chain,
-                                  .nbackend = 1,
-                                  .backend = cuda,
-                                  .nvariant = 1,
-                                  .variant = variant,
-                                  .cache = cache};
-        st = dp_case_run(&c, &o, &r, e);
-        if (!st && !r.n) st = dp_fail(e, DP_EINPUT, "%s: %d ranks: nothing ran", c.name, p->ranks);
-        for (int k = 0; k < r.n && !st; k++) {
-            row->runs++;
-            if (r.run[k].verdict == DP_FAIL) note(row, &c, &r.run[k]);
-        }
-        dp_runs_free(&r);
-        dp_case_free(&c);
-        if (st) return st;
-    }
-    if (row->red && f && !fast && !of_conv(f)) ask_exact(dir, cache, row);
-    return DP_OK;
+    for (int i = 0; i < COUNT(BITS) && fast && !st && (!f || (!shown && !row->red)); i++)
+        st = one_check(dir, BITS[i], row, e);
+    for (int k = 0; k < COUNT(SETS) && shown; k++)
+        for (int i = 0; i < SETS[k].n && SETS[k].fast == fast && !st; i++)
+            if (!f || (kind_of(f) == SETS[k].kind && !row->red))
+                st = one_problem(dir, cache, &SETS[k].p[i], SETS[k].kind == OF_CONV, row, e);
+    if (!st && row->red && f && !fast && kind_of(f) == OF_RECURRENCE) ask_exact(dir, cache, row);
+    return st;
 }
 
 /* A faulty kernel may read anywhere: each fault has a process. The row comes back through a pipe;

@@ -295,7 +295,8 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
     } F[] = {{"no-sync-state", "final_state"},
              {"bwd-gate-head0", "dH"},
              {"fwd-first-subseq", "exact-packed"},
-             {"halo-leak", "smoke-conv"}};
+             {"halo-leak", "smoke-conv"},
+             {"slot-neighbour", "session-slots"}};
     char cmd[4096], out[8192];
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'",
@@ -305,7 +306,7 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
             rc == 0 && strstr(out, F[i].seen) &&
                 strstr(
                     out,
-                    "1 of 1 faults seen, 1 at the right tensor; without a fault 0 of 10 runs red"),
+                    "1 of 1 faults seen, 1 at the right tensor; without a fault 0 of 11 runs red"),
             "exit status %d: %.3000s", rc, out);
         if (!strcmp(F[i].fault, "fwd-first-subseq"))
             CHECK(strstr(out, "holds values of rank 0, head 0, sequence 0"), "%.3000s", out);
@@ -341,10 +342,12 @@ DP_TEST(kernels, sessions_decode) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "final_state", NULL};
     static const char *const within[] = {"o_drafted", "state_drafted", "state_within", NULL};
+    static const char *const pool[] = {"pool", NULL};
     static const struct {
         const char *cases, *path, *rollback;
     } ROWS[] = {{"session-verify", "simple, decode", "states of every token"},
                 {"session-decode session-prefill", "simple, decode", NULL},
+                {"session-slots", "simple, decode", "states of every token"},
                 {"'%s/narrow.case'", "simple", "accepted tokens run again"},
                 {"'%s/steps.case'", "decode", "states of every token"}};
     const char *const texts[] = {
@@ -368,7 +371,8 @@ DP_TEST(kernels, sessions_decode) {
         json_t *j = judged(ask, 0);
         if (!j) return;
         all_judged(j, 1, names);
-        if (i == 0 || i == 3) all_judged(j, 1, within);
+        if (ROWS[i].rollback && strstr(ROWS[i].path, "decode")) all_judged(j, 1, within);
+        if (i == 2) all_judged(j, 1, pool);
         json_array_foreach(json_object_get(j, "runs"), n, r) {
             const char *ran = json_string_value(json_object_get(r, "path"));
             const char *back = json_string_value(json_object_get(r, "rollback"));
@@ -377,6 +381,24 @@ DP_TEST(kernels, sessions_decode) {
                   "%s: %s", ask, back);
         }
         json_decref(j);
+    }
+}
+
+/* The pool is handed over, not emulated: what a kernel does to its slots is seen. */
+DP_TEST(kernels, what_decode_steps_do_to_slots_is_judged) {
+    NEEDS_KERNELS;
+    static const char *const F[][2] = {
+        {"slot-neighbour", "o: error is"},
+        {"slot-in-place", "pool: slot 4, which sequence 2 owns, was overwritten in call 2"},
+        {"padding-last-slot", "pool: slot 6, which sequence 0 owns, was overwritten in call 2"}};
+    for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
+        char cmd[4096], out[8192];
+        snprintf(cmd, sizeof cmd,
+                 "DPG_FAULT=%s '%s' run session-slots --cases '%s' --cache '%s' --base fp32 "
+                 "--backend cuda 2>&1",
+                 F[i][0], getenv("DP_FAULTY"), gt_cases(), gt_tmpdir());
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(rc == 1 && strstr(out, F[i][1]), "%s: exit status %d: %.3000s", F[i][0], rc, out);
     }
 }
 

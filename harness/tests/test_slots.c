@@ -250,6 +250,28 @@ DP_TEST(slots, every_fault_is_red_in_a_pool_and_the_right_session_green) {
     }
 }
 
+/* The solver over LAPACKE has no slots: that nobody judged them is a run that was skipped. */
+DP_TEST(slots, a_solver_without_slots_says_so) {
+    static const dp_backend lapack[] = {DP_BACKEND_LAPACK};
+    const dp_run_options o = {.nbackend = 1, .backend = lapack, .cache = gt_tmpdir()};
+    static const char *const SLOTS[] = {"session_slots = 4\n", ""};
+    for (int k = 0; k < 2; k++) {
+        char text[512];
+        dp_case c;
+        dp_runs runs = {0};
+        dp_err e = {0};
+        snprintf(text, sizeof text, HEAD SMALL "base = fp32\nsession = 20,2\n%s", SLOTS[k]);
+        if (!gt_parse_case(text, &c)) return;
+        REQUIRE(!dp_case_run(&c, &o, &runs, &e), "%s", e.msg);
+        CHECK(runs.n == 2 - k && runs.run[0].verdict == DP_PASS, "%d runs", runs.n);
+        CHECK(k || (runs.run[1].verdict == DP_SKIPPED && !strncmp(runs.run[1].why, "pool: ", 6) &&
+                    strcmp(runs.run[0].id, runs.run[1].id)),
+              "%s: %s", runs.run[runs.n - 1].id, runs.run[runs.n - 1].why);
+        dp_runs_free(&runs);
+        dp_case_free(&c);
+    }
+}
+
 /* Without a pool there is nothing for them to do. */
 DP_TEST(slots, faults_of_slots_do_not_act_without_a_pool) {
     static const dp_fault F[] = {DP_FAULT_SLOT_NEIGHBOUR, DP_FAULT_SLOT_IN_PLACE,
