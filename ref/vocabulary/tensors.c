@@ -189,10 +189,12 @@ int dp_result_heads(const dp_problem *p, int field) {
 }
 
 int dp_result_rows_per_token(const dp_problem *p, int field) {
-    int64_t rows, width;
-    if (dp_result_fields[field].kind != DP_OF_TOKENS) return 1;
-    dp_result_shape(p, field, &rows, &width);
-    return (int)(rows / (p->T * dp_result_heads(p, field)));
+    int64_t shape[DP_MAX_AXES], each = 1;
+    if (dp_result_fields[field].kind != DP_OF_TOKENS || !dp_result_exists(p, field)) return 1;
+    const int n = dp_result_axes(p, field, shape);
+    for (int i = 1; i < n - 1; i++) /* neither T, which may be 0, nor what a row holds */
+        each *= shape[i];
+    return (int)(each / dp_result_heads(p, field));
 }
 
 int dp_qkv_heads(const dp_problem *p, int i) { return dp_input_heads(p, dp_qkv_input(i)); }
