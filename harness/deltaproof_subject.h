@@ -29,6 +29,7 @@
  *   k [R][K], v and E [R][V], beta [R]
  * GDN-2 has two tensors in the place of beta, erase [K] and write [V], which stand as given:
  *   S <- diag(exp g) S;   E = write o v - (erase o k) S;   S <- S + k' E
+ * GLA and SSD have neither and erase nothing:   S <- diag(exp g) S + k' v
  * Gradients are those of the numbers as given: of the raw gate, the raw beta, the q and k before
  * their norm.
  *
@@ -110,7 +111,8 @@ typedef struct {
      * at. All slots that write_slot does not name must keep their bits. */
     int32_t nslot;
     const int64_t *read_slot, *write_slot; /* [Nseq] */
-    /* GDN-2: [tokens][HV][K], [tokens][HV][V], and beta is NULL; else NULL */
+    /* GDN-2: [tokens][HV][K], [tokens][HV][V], and beta is NULL; else NULL. GLA, SSD: all three are
+     * NULL, nothing is erased */
     const double *erase, *write;
 } deltaproof_subject_problem;
 
@@ -165,9 +167,9 @@ const deltaproof_subject_info *deltaproof_subject_about(void);
  * is allowed twice as much. */
 const char *deltaproof_subject_design(void);
 
-/* Optional. The recurrences that it computes, with blanks between: "gdn", "kda", "mkda", "gdn2". A
- * library without this function has those with a beta, gdn, kda and mkda; runs of others are
- * skipped. */
+/* Optional. The recurrences that it computes, with blanks between: "gdn", "kda", "mkda", "gdn2",
+ * "gla", "ssd". A library without this function has those with a beta, gdn, kda and mkda; runs of
+ * others are skipped. */
 const char *deltaproof_subject_recurrences(void);
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c);
 

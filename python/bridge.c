@@ -89,7 +89,7 @@ const char *deltaproof_subject_design(void) {
 }
 
 /* The function says of each problem whether it is for it. */
-const char *deltaproof_subject_recurrences(void) { return "gdn kda mkda gdn2"; }
+const char *deltaproof_subject_recurrences(void) { return "gdn kda mkda gdn2 gla ssd"; }
 
 /* ---- run ------------------------------------------------------------------------------------- */
 
@@ -124,8 +124,9 @@ static void say_integers(FILE *f, const char *name, int n, const int64_t *x) {
 static void say_settings(FILE *f, const deltaproof_subject_problem *p) {
     static const char *const gate[] = {"log", "softplus", "lower_bound"};
     static const char *const beta[] = {"plain", "sigmoid", "sigmoid2"};
-    fprintf(f, "run\ngate %s\nbeta_form %s\nl2norm %d\nbackward %d\n", gate[p->gate_form],
-            beta[p->beta_form], p->l2norm, p->backward);
+    const char *form = p->beta || p->erase ? beta[p->beta_form] : "none";
+    fprintf(f, "run\ngate %s\nbeta_form %s\nl2norm %d\nbackward %d\n", gate[p->gate_form], form,
+            p->l2norm, p->backward);
     fprintf(f,
             "scale %.17g\nlower_bound %.17g\ninput_format %s\nbase %s\nR %d\nKg %d\n"
             "chunk %d\n",

@@ -1,5 +1,6 @@
 /* The error bounds of one chain format: chains, merges, passes, in the pipeline's order. */
 #include "error_bound_impl.h"
+#include "ref/chunk/affine.h"
 
 #include <string.h>
 
@@ -15,6 +16,7 @@ static void chain_errors(const dp_error_bound_base *w, dp_format chain, int back
                          dp_chain_error *bM, dp_chain_error *bdM, dp_error_bound *out) {
     const dp_sim *s = w->ref;
     const int HV = s->p->HV;
+    chain = dp_chain_format(s->p, w->base, chain);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < s->N * HV; i++) {
         const int r = i / HV, hv = i % HV, last = s->ctx[r].nlocal - 1;

@@ -187,10 +187,11 @@ static void value_rows(const group_work *x, int hv) {
     for (int i = 0; i < x->n; i++) {
         const int64_t row = ((x->gr->t0 + i / R) * p->HV + hv) * R + i % R;
         value_row(x, i, row);
+        if (!dp_has_beta(p)) continue;
         const double d = beta_error(x, i, row);
         squares[i / R] += d * d;
     }
-    for (int t = 0; t < x->c; t++)
+    for (int t = 0; t < x->c && dp_has_beta(p); t++)
         x->out->row[DP_RESULT_DBETA][(x->gr->t0 + t) * p->HV + hv] = sqrt(squares[t]);
 }
 

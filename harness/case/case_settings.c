@@ -68,10 +68,16 @@ static dp_status check_inputs(const dp_casefile *f, const dp_case *c, dp_err *e)
     if (f->v_ties && c->spec.dtype == DP_BF16)
         return dp_casefile_refuse(
             f, "v_ties", e, "bf16 inputs cannot lie between numbers of bf16: set dtype = fp32");
-    if (dp_by_gates(&c->p) && f->beta != DP_BETA_PLAIN)
-        return dp_casefile_refuse(f, "beta", e, "op = %s has erase and write in place of beta",
-                                  c->op_name);
-    if (dp_by_gates(&c->p) && f->beta_decades > 0)
+    if (!dp_has_beta(&c->p) && f->beta != DP_BETA_PLAIN)
+        return dp_casefile_refuse(f, "beta", e, "op = %s has %s", c->op_name,
+                                  dp_by_gates(&c->p) ? "erase and write in place of beta"
+                                                     : "no beta");
+    for (int i = 0; i < 2 && !dp_erases(&c->p); i++) {
+        const char *const unused[] = {"beta_lo", "beta_hi"};
+        if (dp_casefile_has(f, unused[i]))
+            return dp_casefile_refuse(f, unused[i], e, "op = %s erases nothing", c->op_name);
+    }
+    if (!dp_has_beta(&c->p) && f->beta_decades > 0)
         return dp_casefile_refuse(f, "beta_decades", e, "op = %s has no beta", c->op_name);
     if (f->beta_decades > 0 && f->beta != DP_BETA_PLAIN)
         return dp_casefile_refuse(f, "beta_decades", e, "goes with beta = plain");

@@ -101,7 +101,7 @@ void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype,
             data);
     }
     dp_tensorfile_add_meta(f, "gate", gate[p->gate]);
-    dp_tensorfile_add_meta(f, "beta", beta[p->beta_form]);
+    dp_tensorfile_add_meta(f, "beta", dp_erases(p) ? beta[p->beta_form] : "none");
     dp_tensorfile_add_meta(f, "l2norm", p->l2norm ? "1" : "0");
     add_number(f, "scale", p->scale);
     if (p->gate == DP_GATE_LOWER_BOUND) add_number(f, "lower_bound", p->lower_bound);

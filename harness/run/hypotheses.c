@@ -296,6 +296,7 @@ static void try_gates(search *s) {
     }
     h.earlier = "g";
     attempt(s, *s->o, h, "as if every gate were that of the token before");
+    if (!dp_erases(&s->c->p)) return;
     if (!dp_by_gates(&s->c->p)) {
         h.earlier = "beta";
         attempt(s, *s->o, h, "as if every beta were that of the token before");

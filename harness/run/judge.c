@@ -54,8 +54,13 @@ static int has_gates(const dp_tensorfile *in) {
            dp_case_input_find(in, &dp_input_fields[DP_INPUT_WRITE]);
 }
 
-static void check_input(const dp_tensorfile *in, const dp_tensor_field *f, dp_complaints *all) {
-    const unsigned strength = has_gates(in) ? DP_BY_GATES : DP_BY_BETA;
+static dp_strength strength_of(const dp_tensorfile *in, const dp_judge_options *o) {
+    if (has_gates(in)) return DP_BY_GATES;
+    return dp_judge_without_beta(in, o->beta) ? DP_BY_NOTHING : DP_BY_BETA;
+}
+
+static void check_input(const dp_tensorfile *in, dp_strength strength, const dp_tensor_field *f,
+                        dp_complaints *all) {
     const int belongs = !f->only || f->only >> strength & 1;
     if (belongs && f->role == DP_ROLE_REQUIRED && !dp_case_input_find(in, f))
         dp_complain(all, "%s: tensor %s is missing", in->path, f->name);
@@ -64,7 +69,8 @@ static void check_input(const dp_tensorfile *in, const dp_tensor_field *f, dp_co
                     f->alias);
 }
 
-static void check_inputs(const dp_tensorfile *in, int64_t tokens, dp_complaints *all) {
+static void check_inputs(const dp_tensorfile *in, const dp_judge_options *o, dp_complaints *all) {
+    const dp_strength strength = strength_of(in, o);
     char known[256] = "";
     for (int i = 0; i < in->ntensor; i++) {
         const char *name = in->tensor[i].name;
@@ -74,9 +80,9 @@ static void check_inputs(const dp_tensorfile *in, int64_t tokens, dp_complaints 
                     known);
     }
     for (int i = 0; i < DP_NINPUTS; i++)
-        check_input(in, &dp_input_fields[i], all);
+        check_input(in, strength, &dp_input_fields[i], all);
     const dp_tensor *q = dp_tensor_find(in, "q");
-    if (q && q->ndim == 3 && q->shape[0] == 1 && q->shape[1] > 1 && tokens != 1)
+    if (q && q->ndim == 3 && q->shape[0] == 1 && q->shape[1] > 1 && o->tokens != 1)
         dp_complain(all,
                     "%s: tensor q: shape [1,%lld,%lld] is one token of %lld heads, or %lld tokens "
                     "of one head: write it as [1,T,H,K], or give --tokens 1",
@@ -86,16 +92,19 @@ static void check_inputs(const dp_tensorfile *in, int64_t tokens, dp_complaints 
 
 /* R from k, the model from g. What does not fit is left to the loader, which refuses it by name and
  * shape. */
-static const char *model(const dp_tensorfile *in, int *R) {
+static const char *model(const dp_tensorfile *in, const dp_judge_options *o, int *R) {
     const dp_tensor *q = dp_tensor_find(in, "q"), *k = dp_tensor_find(in, "k"),
                     *v = dp_tensor_find(in, "v"), *g = dp_tensor_find(in, "g");
     const int64_t K = q->ndim ? q->shape[q->ndim - 1] : 0,
                   H = q->ndim >= 3 ? q->shape[q->ndim - 2] : 1;
     *R = q->n && k->n % q->n == 0 && k->n / q->n >= 1 && k->n / q->n <= 64 ? (int)(k->n / q->n) : 1;
-    if (has_gates(in)) return "gdn2";
-    if (*R > 1) return "mkda";
+    const dp_strength strength = strength_of(in, o);
+    if (strength == DP_BY_GATES) return "gdn2";
+    if (strength == DP_BY_BETA && *R > 1) return "mkda";
     const int64_t HV = v->ndim >= 3 ? v->shape[v->ndim - 2] : 1;
-    return K > 1 && H && (__int128)g->n * K * H == (__int128)q->n * HV ? "gdn" : "kda";
+    const int one_gate = K > 1 && H && (__int128)g->n * K * H == (__int128)q->n * HV;
+    if (strength == DP_BY_NOTHING) return one_gate ? "ssd" : "gla";
+    return one_gate ? "gdn" : "kda";
 }
 
 /* The gates that the kernel reads. */
@@ -108,7 +117,7 @@ static void round_gates(const dp_tensorfile *in, dp_format f) {
 static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const dp_judge_settings *s,
                            int backward, dp_case *c, dp_err *e) {
     int R, n;
-    const char *op = model(in, &R);
+    const char *op = model(in, o, &R);
     const dp_tensor *q = dp_tensor_find(in, "q"), *v = dp_tensor_find(in, "v");
     for (int i = 0; s->in_vk && i < DP_NINPUTS; i++) {
         dp_tensor *t = (dp_tensor *)dp_case_input_find(in, &dp_input_fields[i]);
@@ -262,7 +271,7 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     dp_tensors_rename(in, by_gates);
     dp_tensors_rename(out, by_gates);
     if (o->change) o->change(in, out, o->change_arg);
-    check_inputs(in, o->tokens, &all);
+    check_inputs(in, o, &all);
     const int backward = dp_outputs_check_names(in, out, &all);
     dp_judge_settings_read(o, in, out, &s, &all);
     dp_status st = dp_complaints_end(&all, e);
@@ -287,7 +296,7 @@ dp_status dp_judge_load_inputs(const char *path, dp_case *c, dp_err *e) {
     dp_status st = dp_safetensors_read(path, &in, e);
     if (!st) {
         dp_tensors_rename(&in, has_gates(&in));
-        check_inputs(&in, 0, &all);
+        check_inputs(&in, &o, &all);
         dp_judge_settings_read(&o, &in, &none, &s, &all);
         st = dp_complaints_end(&all, e);
     }

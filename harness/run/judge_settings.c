@@ -17,13 +17,11 @@ static const word GATES[] = {{"log", "log"},
                              {"lower_bound", "lower_bound"},
                              {"lower_bound*sigmoid(exp(A_log)*(g+dt_bias))", "lower_bound"},
                              {0}};
-static const word BETAS[] = {{"plain", "plain"},
-                             {"beta", "plain"},
-                             {"sigmoid", "sigmoid"},
-                             {"sigmoid(beta)", "sigmoid"},
-                             {"sigmoid2", "sigmoid2"},
-                             {"2*sigmoid(beta)", "sigmoid2"},
-                             {0}};
+#define NOTHING "none" /* is erased: there is no beta */
+static const word BETAS[] = {{"plain", "plain"},       {"beta", "plain"},
+                             {"sigmoid", "sigmoid"},   {"sigmoid(beta)", "sigmoid"},
+                             {"sigmoid2", "sigmoid2"}, {"2*sigmoid(beta)", "sigmoid2"},
+                             {NOTHING, "plain"},       {0}};
 static const word NORMS[] = {
     {"0", "no"}, {"1", "yes"}, {"no", "no"}, {"yes", "yes"}, {"l2norm inside kernel", "yes"}, {0}};
 /* Of g as the kernel reads it; "": as the file holds it. */
@@ -63,6 +61,11 @@ static const char *choose(const dp_tensorfile *f, const char *given, const char 
         dp_complain(all, "%s: metadata `%s` = '%.80s' is not understood: give %s", f->path, key,
                     text, option);
     return "";
+}
+
+int dp_judge_without_beta(const dp_tensorfile *in, const char *given) {
+    const char *text = given ? given : dp_tensorfile_meta(in, "beta");
+    return text && same_text(text, NOTHING);
 }
 
 /* One of names. */
@@ -161,7 +164,8 @@ void dp_judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
     s->gate_dtype = *dtype ? (dp_format)dp_format_find(dtype) : DP_FP64;
     /* erase and write in place of beta have no forms to say */
     const char *beta = dp_case_input_find(in, &dp_input_fields[DP_INPUT_ERASE]) ? "plain" : NULL;
-    s->beta = choose(in, o->beta, "beta", NULL, "--beta plain|sigmoid|sigmoid2", BETAS, beta, all);
+    s->beta =
+        choose(in, o->beta, "beta", NULL, "--beta plain|sigmoid|sigmoid2|none", BETAS, beta, all);
     s->l2norm = choose(in, o->l2norm, "l2norm", "qk", "--l2norm 0|1", NORMS, NULL, all);
     s->lower_bound = lower_bound(o, in, !strcmp(s->gate, "lower_bound"), all);
     s->scale = number(in, o->scale, "scale", "--scale X", all);

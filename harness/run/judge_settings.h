@@ -35,6 +35,9 @@ void dp_judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
 #define DP_JUDGE_GATE_DTYPES "fp32|bf16|fp16"
 #define DP_JUDGE_CLAIM "--claim " DP_FORMAT_WORDS " (format of the M chain)"
 
+/* Is it said, by the option (may be NULL) or by metadata, that nothing is erased? */
+int dp_judge_without_beta(const dp_tensorfile *in, const char *given);
+
 /* Single ones; dflt NULL: required. */
 int dp_judge_rank_count(const dp_tensorfile *out, int given, dp_complaints *all);
 int dp_judge_state_vk(const dp_tensorfile *f, const char *given, dp_complaints *all);

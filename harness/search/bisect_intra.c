@@ -55,6 +55,7 @@ void dp_bisect_stage_gate(dp_bisect_work *w) {
                     judge_writes(w, at, (t * p->HV + hv), &in, r.tiny);
                     continue;
                 }
+                if (!p->beta) continue;
                 dp_bisect_judge(w, "beta", at, -1, p->R, w->s.beta + ib, w->t.beta + ib, NULL,
                                 in.beta * dp_norm_fro(p->R, w->t.beta + ib) + p->R * r.tiny);
             }

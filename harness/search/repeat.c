@@ -50,27 +50,26 @@ static void token_stages(const dp_sim *s, int r, int hv, uint64_t *h, int64_t st
         const double *x;
         int heads, head;
         int64_t w;
-    } t[] = {
-        {DP_STAGE_GATE, s->q, p->H, q, K},
-        {DP_STAGE_GATE, s->k, p->H, q, RK},
-        {DP_STAGE_GATE, s->g, p->HV, hv, Kg},
-        {DP_STAGE_GATE, s->beta, p->HV, hv, p->R},
-        {DP_STAGE_GATE, s->erasing, p->HV, hv, K},
-        {DP_STAGE_GATE, s->values, p->HV, hv, p->V},
-        {DP_STAGE_OUTPUT, s->out.o, p->HV, hv, p->V},
-        {DP_STAGE_WY_BWD, s->erasing ? s->dvalues : s->out.dv, p->HV, hv, (int64_t)p->R * p->V},
-        {DP_STAGE_INTRA_BWD, s->derasing, p->HV, hv, K},
-        {DP_STAGE_WY_BWD, s->dbeta, p->HV, hv, p->R},
-        {DP_STAGE_INTRA_BWD, s->dq, p->H, q, K},
-        {DP_STAGE_INTRA_BWD, s->dk, p->H, q, RK},
-        {DP_STAGE_INTRA_BWD, s->dg, p->HV, hv, Kg},
-        {DP_STAGE_GATE_BWD, s->out.dq, p->H, q, K},
-        {DP_STAGE_GATE_BWD, s->out.dk, p->H, q, RK},
-        {DP_STAGE_GATE_BWD, s->out.dg, p->HV, hv, Kg},
-        {DP_STAGE_GATE_BWD, s->out.dbeta, p->HV, hv, p->R},
-        {DP_STAGE_GATE_BWD, s->out.derase, p->HV, hv, K},
-        {DP_STAGE_GATE_BWD, s->out.dwrite, p->HV, hv, p->V},
-        {DP_STAGE_GATE_BWD, s->erasing ? s->out.dv : NULL, p->HV, hv, p->V}};
+    } t[] = {{DP_STAGE_GATE, s->q, p->H, q, K},
+             {DP_STAGE_GATE, s->k, p->H, q, RK},
+             {DP_STAGE_GATE, s->g, p->HV, hv, Kg},
+             {DP_STAGE_GATE, s->beta, p->HV, hv, p->R},
+             {DP_STAGE_GATE, s->erasing, p->HV, hv, K},
+             {DP_STAGE_GATE, s->values, p->HV, hv, p->V},
+             {DP_STAGE_OUTPUT, s->out.o, p->HV, hv, p->V},
+             {DP_STAGE_WY_BWD, s->values ? s->dvalues : s->out.dv, p->HV, hv, (int64_t)p->R * p->V},
+             {DP_STAGE_INTRA_BWD, s->derasing, p->HV, hv, K},
+             {DP_STAGE_WY_BWD, s->dbeta, p->HV, hv, p->R},
+             {DP_STAGE_INTRA_BWD, s->dq, p->H, q, K},
+             {DP_STAGE_INTRA_BWD, s->dk, p->H, q, RK},
+             {DP_STAGE_INTRA_BWD, s->dg, p->HV, hv, Kg},
+             {DP_STAGE_GATE_BWD, s->out.dq, p->H, q, K},
+             {DP_STAGE_GATE_BWD, s->out.dk, p->H, q, RK},
+             {DP_STAGE_GATE_BWD, s->out.dg, p->HV, hv, Kg},
+             {DP_STAGE_GATE_BWD, s->out.dbeta, p->HV, hv, p->R},
+             {DP_STAGE_GATE_BWD, s->out.derase, p->HV, hv, K},
+             {DP_STAGE_GATE_BWD, s->out.dwrite, p->HV, hv, p->V},
+             {DP_STAGE_GATE_BWD, s->values ? s->out.dv : NULL, p->HV, hv, p->V}};
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)
         mix_tokens(&h[t[i].s * step], t[i].x, a, b, t[i].heads, t[i].head, t[i].w);
 }

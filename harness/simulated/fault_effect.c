@@ -94,7 +94,7 @@ static void store_bf16(dp_sim *s, double *x, int64_t n) {
 /* erase o k with the mean of erase. */
 static void mean_erase(dp_sim *s) {
     const dp_problem *p = s->p;
-    for (int64_t i = 0; s->erasing && i < p->T * p->HV; i++) {
+    for (int64_t i = 0; s->values && i < p->T * p->HV; i++) {
         const double *k = s->k + (i / p->HV * p->H + i % p->HV / dp_G(p)) * p->K;
         double mean = 0;
         for (int x = 0; x < p->K; x++)
@@ -102,7 +102,7 @@ static void mean_erase(dp_sim *s) {
         for (int x = 0; x < p->K; x++)
             s->erasing[i * p->K + x] = dp_round_arith(s->base, mean * k[x]);
     }
-    if (s->erasing) hit_all(s);
+    if (s->values) hit_all(s);
 }
 
 void dp_effect_gate(dp_sim *s) {
@@ -304,7 +304,7 @@ void dp_effect_wy(dp_sim *s, int gi, int hv) {
     const dp_group *gr = &s->group[gi];
     if (s->fault == DP_FAULT_LAST_INDEX && gr->c > 1)
         last_index(dp_sim_chunk(s, gi, hv));
-    else if (s->fault == DP_FAULT_ERASE_WRITES && s->erasing)
+    else if (s->fault == DP_FAULT_ERASE_WRITES && s->values)
         erase_writes(dp_sim_chunk(s, gi, hv));
     else if (s->fault == DP_FAULT_TAIL_UNMASKED && gr->c < DP_CHUNK && gr->t0 + gr->c < s->p->T)
         tail_unmasked(s, gi, hv);

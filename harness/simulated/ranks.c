@@ -1,6 +1,7 @@
 /* The simulated ranks: all stages in their order, or one of them (ranks.h). */
 #include "fault_effect.h"
 #include "ranks_stages.h"
+#include "ref/chunk/affine.h"
 
 #include <assert.h>
 #include <string.h>
@@ -17,7 +18,7 @@ static void clear(double **a, int64_t n) {
 
 void dp_sim_begin(dp_sim *s, dp_format chain_format, dp_merge merge, int with_backward) {
     assert(!with_backward || s->p->dout);
-    s->chain = chain_format;
+    s->chain = dp_chain_format(s->p, s->at[DP_STAGE_PRE_FWD], chain_format);
     s->merge = merge;
     if (s->fault != DP_FAULT_RACE && s->fault != DP_FAULT_ORDER_BY_RUN)
         memcpy(s->hit, s->hit_kept, (size_t)s->N * s->p->HV);

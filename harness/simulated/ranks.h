@@ -90,7 +90,7 @@ typedef struct {
     dp_problem own;
     dp_context *ctx;                            /* [N] */
     double *q, *k, *g, *beta, *rstd_q, *rstd_k; /* activated, all tokens */
-    double *erasing, *values; /* erase o k, write o v; NULL: the keys erase, v is written */
+    double *erasing, *values; /* erase o k (or zeros), write o v; NULL: k erases, v is written */
     int ngroup;
     dp_group *group;
     int **first;  /* [N][nlocal+1]: group range of a local sub-sequence */

@@ -133,7 +133,7 @@ static void grads(dp_sim *s, int gi) {
                 *y = dp_round_arith(b, *y + x.dk[(int64_t)t * p->R * p->K + k]);
             }
             memcpy(s->dbeta + (tok * p->HV + hv) * p->R, x.dbeta + t * p->R, sizeof(double) * p->R);
-            if (s->erasing) {
+            if (s->values) {
                 memcpy(s->derasing + (tok * p->HV + hv) * p->K, x.derasing + (int64_t)t * p->K,
                        sizeof(double) * p->K);
                 memcpy(s->dvalues + (tok * p->HV + hv) * p->V, x.dv + (int64_t)t * p->V,
@@ -188,7 +188,7 @@ void dp_sim_gate_bwd(dp_sim *s) {
     const dp_base base = s->at[DP_STAGE_GATE_BWD];
     const dp_format out = dp_sim_design_at(s, DP_STAGE_GATE_BWD).out;
     const double *dq = s->dq, *dg = s->dg, *dbeta = s->dbeta;
-    double *dk = s->erasing ? dp_copy(s->dk, p->T * p->H * p->K) : s->dk;
+    double *dk = s->values ? dp_copy(s->dk, p->T * p->H * p->K) : s->dk;
     const int Kg = dp_Kg(p);
     double *A = s->out.dA_log, *B = s->out.ddt_bias;
     const int64_t nA = A ? p->HV : 0, nB = B ? (int64_t)p->HV * Kg : 0;
@@ -200,7 +200,7 @@ void dp_sim_gate_bwd(dp_sim *s) {
         dp_result part = s->out;
         part.dA_log = A ? sums + r * (nA + nB) : NULL;
         part.ddt_bias = B ? sums + r * (nA + nB) + nA : NULL;
-        if (s->erasing) writes_bwd(s, r, base, dk, &part);
+        if (s->values) writes_bwd(s, r, base, dk, &part);
         (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(
             p, a, b, (nq ? nq : s->q) + a * p->H * p->K, (nk ? nk : s->k) + a * p->H * p->R * p->K,
             s->rstd_q + a * p->H, s->rstd_k + a * p->H * p->R, dq + a * p->H * p->K,
@@ -221,7 +221,7 @@ void dp_sim_gate_bwd(dp_sim *s) {
               {s->out.dbeta, p->T * p->HV * p->R},
               {s->out.derase, p->T * p->HV * p->K},
               {s->out.dwrite, p->T * p->HV * p->V},
-              {s->erasing ? s->out.dv : NULL, p->T * p->HV * p->V}};
+              {s->values ? s->out.dv : NULL, p->T * p->HV * p->V}};
     for (size_t i = 0; i < sizeof st / sizeof *st; i++) /* gradients leave in the inputs' type */
         for (int64_t j = 0; st[i].x && j < st[i].n; j++)
             st[i].x[j] = dp_store(out, st[i].x[j]);
@@ -236,8 +236,8 @@ void dp_sim_all_grads(dp_sim *s) {
              {&s->dk, p->T * p->H * p->K * p->R},
              {&s->dg, p->T * p->HV * dp_Kg(p)},
              {&s->dbeta, p->T * p->HV * p->R},
-             {&s->derasing, s->erasing ? p->T * p->HV * p->K : 0},
-             {&s->dvalues, s->erasing ? p->T * p->HV * p->V : 0}};
+             {&s->derasing, s->values ? p->T * p->HV * p->K : 0},
+             {&s->dvalues, s->values ? p->T * p->HV * p->V : 0}};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
         if (a[i].n) dp_sim_replace(a[i].x, dp_doubles(a[i].n));
 #pragma omp parallel for schedule(dynamic, 1)

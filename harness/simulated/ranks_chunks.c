@@ -34,9 +34,10 @@ static void activate_writes(dp_sim *s) {
     const dp_problem *p = s->p;
     const dp_base base = s->at[DP_STAGE_GATE];
     const int64_t ne = p->T * p->HV * p->K, nv = p->T * p->HV * p->V;
-    if (!dp_by_gates(p)) return;
-    dp_sim_replace(&s->erasing, dp_doubles(ne));
-    dp_sim_replace(&s->values, dp_doubles(nv));
+    free(s->erasing);
+    free(s->values);
+    dp_writes_new(p, &s->erasing, &s->values);
+    if (!s->values) return;
     (base == DP_BASE_FP64 ? dp_activate_writes : dp_activate_writes_f32)(p, 0, p->T, s->k,
                                                                          s->erasing, s->values);
     if (base != DP_BASE_BF16) return;

@@ -60,7 +60,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def activated(x: Arrays, meta: Meta, K: int) -> tuple[np.ndarray, ...]:
-    """q, k, log decay and beta (GDN-2: 1) as the recurrence takes them."""
+    """q, k, log decay and beta (GDN-2, GLA, SSD: 1) as the recurrence takes them."""
     q, k, g = (x[n].astype("f4") for n in ("q", "k", "g"))
     beta = x["beta"].astype("f4") if "beta" in x else np.ones(x["v"].shape[:2], "f4")
     if meta["l2norm"] == "1":
@@ -74,7 +74,7 @@ def activated(x: Arrays, meta: Meta, K: int) -> tuple[np.ndarray, ...]:
             g = -A * np.logaddexp(np.float32(0), g)
         else:
             g = np.float32(meta["lower_bound"]) * sigmoid(A * g)
-    if meta["beta"] != "plain":
+    if meta["beta"] not in ("plain", "none"):
         beta = sigmoid(beta) * np.float32(2 if meta["beta"] == "sigmoid2" else 1)
     return q, k, np.broadcast_to(g, (*g.shape[:2], K)), beta
 
@@ -130,7 +130,7 @@ def forward(x: Arrays, meta: Meta) -> Arrays:
     q, k, g, beta = activated(x, meta, K)
     q, k = (np.repeat(y, HV // H, axis=1) for y in (q, k))
     v, scale = x["v"].astype("f4"), np.float32(meta["scale"])
-    erasing = k
+    erasing = 0 * k if meta["beta"] == "none" else k  # GLA, SSD erase nothing
     if "b" in x:  # GDN-2: erase and write in place of beta
         erasing, v = x["b"].astype("f4") * k, x["w"].astype("f4") * v
     cu = x["cu_seqlens"].tolist() if "cu_seqlens" in x else [0, T]

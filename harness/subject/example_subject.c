@@ -18,7 +18,7 @@ static const deltaproof_subject_info ABOUT = {
     .chain = "fp32",
     .writes = "o final_state states pool dq dk dv dg dbeta derase dwrite dA_log ddt_bias ds0"};
 const deltaproof_subject_info *deltaproof_subject_about(void) { return &ABOUT; }
-const char *deltaproof_subject_recurrences(void) { return "gdn kda mkda gdn2"; }
+const char *deltaproof_subject_recurrences(void) { return "gdn kda mkda gdn2 gla ssd"; }
 
 typedef deltaproof_subject_problem problem;
 enum {
@@ -27,7 +27,7 @@ enum {
       time again */
 
 /* The activated inputs of one token and head; e, y: the keys that erase and the values, GDN-2's
- * erase o k and write o v (there beta is 1), else k and v. */
+ * erase o k and write o v (there beta is 1), else k and v. GLA and SSD erase nothing: e is 0. */
 typedef struct {
     float *q, *k, *e, *y, *decay, *beta, rq, *rk;
 } token;
@@ -45,6 +45,8 @@ static float unit(const double *x, int n, int norm,
         y[i] = (float)x[i] * r;
     return r;
 }
+static int erases(const problem *p) { return p->beta || p->erase; }
+
 static void activate(const problem *p, int64_t t, int hv, token *x) {
     const int h = hv / (p->HV / p->H), K = p->K, R = p->R;
     x->rq = unit(p->q + (t * p->H + h) * K, K, p->l2norm, x->q);
@@ -52,7 +54,7 @@ static void activate(const problem *p, int64_t t, int hv, token *x) {
         x->rk[j] = unit(p->k + ((t * p->H + h) * R + j) * K, K, p->l2norm, x->k + j * K);
     const int64_t at = t * p->HV + hv;
     for (int i = 0; i < R * K; i++)
-        x->e[i] = p->erase ? (float)p->erase[at * K + i] * x->k[i] : x->k[i];
+        x->e[i] = p->erase ? (float)p->erase[at * K + i] * x->k[i] : erases(p) ? x->k[i] : 0;
     for (int i = 0; i < R * p->V; i++)
         x->y[i] = (p->write ? (float)p->write[at * p->V + i] : 1) * (float)p->v[at * R * p->V + i];
     for (int j = 0; j < R; j++) {
@@ -230,7 +232,7 @@ static void key_gradient(const problem *p, const token *x, int64_t z, const floa
                 written += G[i * V + c] * (x->beta[j] * E[j * V + c]);
                 erased -= S[i * V + c] * dU[j * V + c];
             }
-            dk[j * K + i] = written + (p->erase ? (float)p->erase[z * K + i] : 1) * erased;
+            dk[j * K + i] = written + (p->erase ? (float)p->erase[z * K + i] : erases(p)) * erased;
             if (d->derase) d->derase[z * K + i] = x->k[i] * erased;
         }
 }

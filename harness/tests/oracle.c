@@ -120,7 +120,9 @@ static void read_token(walk *w, int64_t t) {
         if (p->beta) beta_at(p, p->beta[of_token(w, t) * R + j], &w->b[j], &slope);
         for (int c = 0; c < K; c++)
             w->erasing[j * K + c] =
-                w->k[j * K + c] * (p->beta ? 1 : (ld)p->erase[of_token(w, t) * K + c]);
+                w->k[j * K + c] * (p->beta    ? 1
+                                   : p->erase ? (ld)p->erase[of_token(w, t) * K + c]
+                                              : 0);
     }
 }
 
@@ -142,7 +144,7 @@ static void forward_token(walk *w, int64_t t) {
     for (int j = 0; j < R; j++)
         for (int v = 0; v < V; v++) {
             e[j * V + v] = p->v[(of_token(w, t) * R + j) * V + v];
-            if (!p->beta) e[v] *= p->write[of_token(w, t) * V + v];
+            if (p->write) e[v] *= p->write[of_token(w, t) * V + v];
             for (int c = 0; c < K; c++)
                 e[j * V + v] -= w->erasing[j * K + c] * decayed[c * V + v];
             for (int c = 0; c < K; c++)
@@ -207,8 +209,13 @@ static void backward_key(walk *w, int64_t t, int j) {
         db += e[v] * dU[v];
         w->out->dv[row * V + v] = (double)(b * dU[v]);
     }
-    if (!p->beta) {
+    if (p->erase) {
         backward_gates(w, t, row);
+        return;
+    }
+    if (!p->beta) { /* S = decayed + k' v */
+        for (int i = 0; i < K * V; i++)
+            dk[i / V] = (i % V ? dk[i / V] : 0) + e[i % V] * w->G[i];
         return;
     }
     beta_at(p, p->beta[row], &same, &slope);
@@ -355,9 +362,9 @@ void oracle_problem(dp_problem *p, const oracle_spec *s) {
             (double)(float)(p->gate == DP_GATE_LOG ? rate * log(uni() + 1e-9) : norm() + log(rate));
         if (p->g[i] > 0 && p->gate == DP_GATE_LOG) p->g[i] = 0;
     }
-    for (int64_t i = 0; !p->beta && i < T * p->HV * p->K; i++)
+    for (int64_t i = 0; p->erase && i < T * p->HV * p->K; i++)
         p->erase[i] = (double)(float)(0.1 + 0.9 * uni());
-    for (int64_t i = 0; !p->beta && i < T * p->HV * p->V; i++)
+    for (int64_t i = 0; p->write && i < T * p->HV * p->V; i++)
         p->write[i] = (double)(float)(0.1 + 0.9 * uni());
     for (int64_t i = 0; p->beta && i < T * p->HV * p->R; i++)
         p->beta[i] = (double)(float)(p->beta_form == DP_BETA_PLAIN

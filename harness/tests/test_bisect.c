@@ -133,20 +133,10 @@ DP_TEST(bisect, every_fault_of_the_pipeline_is_tested) {
 }
 
 DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
-    static const char *const NAME[] = {"weak-heads",
-                                       "packed-across",
-                                       "packed-ones",
-                                       "smoke-gdn",
-                                       "smoke-mkda4",
-                                       "kda-reflect",
-                                       "lower-bound-wide",
-                                       "gate-minus-inf",
-                                       "denormal",
-                                       "gdn2-packed",
-                                       "initial-state",
-                                       "negative-eigenvalues",
-                                       "inf",
-                                       "nan"};
+    static const char *const NAME[] = {
+        "weak-heads",  "packed-across",    "packed-ones",          "smoke-gdn", "smoke-mkda4",
+        "kda-reflect", "lower-bound-wide", "gate-minus-inf",       "denormal",  "gdn2-packed",
+        "smoke-ssd",   "initial-state",    "negative-eigenvalues", "inf",       "nan"};
     static const dp_format CHAIN[] = {DP_FP64, DP_TF32RZ, DP_BF16ST};
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);

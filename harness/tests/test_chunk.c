@@ -299,7 +299,8 @@ DP_TEST(chunk, agrees_with_the_truth_to_1e_12_and_ranks_with_one_rank_to_1e_13) 
          33},
         {DP_MKDA, 240, 1, 2, 16, 16, 2, 4, cu, DP_GATE_LOG, DP_BETA_PLAIN, 0, 1, 1, 0.02, 34},
         {DP_MKDA, 240, 1, 1, 16, 16, 4, 0, NULL, DP_GATE_LOG, DP_BETA_PLAIN, 0, 1, 1, 0.02, 35},
-        {DP_GDN2, 240, 1, 2, 16, 24, 1, 4, cu, DP_GATE_SOFTPLUS, DP_BETA_PLAIN, 1, 1, 1, 0.05, 36}};
+        {DP_GDN2, 240, 1, 2, 16, 24, 1, 4, cu, DP_GATE_SOFTPLUS, DP_BETA_PLAIN, 1, 1, 1, 0.05, 36},
+        {DP_GLA, 240, 1, 2, 16, 24, 1, 4, cu, DP_GATE_SOFTPLUS, DP_BETA_PLAIN, 1, 1, 1, 0.05, 37}};
     for (size_t i = 0; i < sizeof spec / sizeof *spec; i++) {
         dp_problem p;
         dp_truth t;

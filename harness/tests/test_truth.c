@@ -170,6 +170,8 @@ static const shape shapes[] = {
      3,
      {0, 0, 2, 6}},
     {"gdn2-wide-v", DP_GDN2, 4, 2, 2, 3, 19, 1, DP_GATE_LOG, 0, DP_BETA_PLAIN, 1, 1, 1, {0, 4}},
+    {"gla", DP_GLA, 6, 1, 2, 3, 4, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_PLAIN, 1, 1, 3, {0, 0, 2, 6}},
+    {"ssd", DP_SSD, 5, 2, 2, 3, 19, 1, DP_GATE_LOG, 0, DP_BETA_PLAIN, 0, 1, 1, {0, 5}},
     {"wide-v", DP_KDA, 3, 1, 1, 2, 37, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID, 1, 1, 1, {0, 3}},
 };
 enum { NSHAPES = sizeof shapes / sizeof *shapes };
@@ -204,9 +206,9 @@ static dp_problem problem_of(const shape *s) {
     if (dp_by_gates(&p)) {
         fill(p.erase, T * p.HV * p.K, 0, 1);
         fill(p.write, T * p.HV * p.V, -0.5, 1);
-    } else if (s->beta == DP_BETA_PLAIN)
+    } else if (p.beta && s->beta == DP_BETA_PLAIN)
         fill(p.beta, T * p.HV * p.R, 0, 2.0 / p.R);
-    else
+    else if (p.beta)
         fill(p.beta, T * p.HV * p.R, -3, 1);
     p.dout = dp_doubles(T * p.HV * p.V);
     fill(p.dout, T * p.HV * p.V, -1, 1);
@@ -281,6 +283,10 @@ static void c_token(const dp_problem *p, const bump *b, int64_t t, int hv, c128 
         for (int v = 0; v < V; v++) {
             const int64_t row = (t * p->HV + hv) * R + j;
             c128 e = in(b, &p->v[row * V + v]);
+            if (!dp_erases(p)) { /* S <- S + k' v */
+                u[v] = e;
+                continue;
+            }
             if (!p->beta) { /* S <- S + k' (write o v - (erase o k) S) */
                 e *= in(b, &p->write[row * V + v]);
                 for (int i = 0; i < K; i++)
@@ -500,6 +506,8 @@ static const shape long_shapes[] = {
 };
 static const shape gdn2_long = {"gdn2",           DP_GDN2, 100,           1, 2, 4, 3,       1,
                                 DP_GATE_SOFTPLUS, 1,       DP_BETA_PLAIN, 1, 1, 1, {0, 100}};
+static const shape gla_long = {"gla", DP_GLA,        100, 1, 2, 4,       3, 1, DP_GATE_SOFTPLUS,
+                               1,     DP_BETA_PLAIN, 1,   1, 1, {0, 100}};
 enum { NLONG = sizeof long_shapes / sizeof *long_shapes };
 static const int64_t long_cut[] = {20, 64, 97};
 
@@ -518,8 +526,8 @@ static double least_ratio(int f) {
 /* At 64 bits the rounding errors are 2^128 times those of the 192-bit run and hi + lo holds them
  * all. */
 DP_TEST(truth, radius_covers_the_difference_between_precisions) {
-    for (int s = 0; s <= NLONG; s++) {
-        const shape *one = s < NLONG ? &long_shapes[s] : &gdn2_long;
+    for (int s = 0; s <= NLONG + 1; s++) {
+        const shape *one = s < NLONG ? &long_shapes[s] : s == NLONG ? &gdn2_long : &gla_long;
         dp_problem p = problem_of(one);
         dp_truth want;
         REQUIRE(run_long(&p, 384, 0, &want) == DP_OK, "run");
@@ -572,6 +580,7 @@ static void small_radii_are_caught(const shape *of) {
 DP_TEST(truth, radius_check_catches_a_radius_that_is_too_small) {
     small_radii_are_caught(&long_shapes[1]);
     small_radii_are_caught(&gdn2_long);
+    small_radii_are_caught(&gla_long);
 }
 
 /* Problems that make one source of error large against all others, so that a radius without its

@@ -30,12 +30,14 @@ static void project_gated(const dp_problem *p, int64_t t, int hv, int n, int bac
 
 /* What a token writes of value v, as a factor. */
 static double written(const dp_problem *p, int64_t t, int hv, int r, int v) {
+    if (!dp_erases(p)) return 1;
     return p->beta ? p->beta[(t * p->HV + hv) * p->R + r] : p->write[(t * p->HV + hv) * p->V + v];
 }
 
 /* X [K][n] <- X minus the part along a token's keys, times beta; they do not see each other. */
 static void project(const dp_problem *p, int64_t t, int hv, int n, int back, double *X) {
     const int K = p->K, R = p->R;
+    if (!dp_erases(p)) return;
     if (!p->beta) {
         project_gated(p, t, hv, n, back, X);
         return;

@@ -6,11 +6,11 @@ A function names the arrays that it wants by its parameters, as a pytest functio
 
 Arrays, with T tokens, H query/key heads, HV value heads, widths K and V, N packed sequences:
     q k [T,H,K] (MKDA: k [T,H,R,K])   v [T,HV,V] (MKDA: [T,HV,R,V])   g [T,HV,K], GDN [T,HV]
-    beta [T,HV] (MKDA: [T,HV,R]; GDN-2: b [T,HV,K] and w [T,HV,V] in its place)
+    beta [T,HV] (MKDA: [T,HV,R]; GDN-2: b [T,HV,K] and w [T,HV,V] in its place; GLA, SSD: none)
     A_log [HV]   dt_bias [HV,K], GDN [HV]   initial_state [N,HV,K,V]
     do [T,HV,V]   dht [N,HV,K,V]   cu_seqlens [N+1] (absent with one sequence that is not empty)
 Settings, by name too: scale, lower_bound, gate ("log" "softplus" "lower_bound"), beta_form ("plain"
-"sigmoid" "sigmoid2"), l2norm (bool), backward (bool). Where `check` asks for a length that
+"sigmoid" "sigmoid2" "none"), l2norm (bool), backward (bool). Where `check` asks for a length that
 the declared design names (design="chunks=16:32"): chunk, tokens a chunk.
 A function with "pool" among its outputs gets, of a session whose states lie in slots (cases/README
 .md, Sessions), in place of initial_state: pool [slots,HV,K,V], read_slot [N], write_slot [N] (-1:
@@ -110,11 +110,13 @@ class Contract:
         s = problem.settings
         model = "mkda" if s["R"] > 1 else "gdn" if s["Kg"] == 1 else "kda"
         model = "gdn2" if "b" in problem.arrays else model
+        if s["beta_form"] == "none":
+            model = "ssd" if s["Kg"] == 1 else "gla"
         if model not in self.models:
             raise Unsupported(f"model {model}, the function computes {' '.join(self.models)}")
         for parameter, form, own in (
             ("gate", s["gate"], self.gate),
-            ("beta_form", s["beta_form"], self.beta),
+            ("beta_form", s["beta_form"], "none" if model in ("gla", "ssd") else self.beta),
             ("l2norm", s["l2norm"], self.l2norm),
         ):
             if form != own and parameter not in takes:

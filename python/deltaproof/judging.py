@@ -122,8 +122,9 @@ def judge(
     the chain, from 3 ranks on. design: how it computes (ref/vocabulary/design.h). gate: "log" (g
     is the natural log of a step's decay), "softplus", "lower_bound"; gate_dtype: the format that
     the kernel reads g in, where that is coarser than the array: "fp32" "bf16" "fp16"; beta:
-    "plain" "sigmoid" "sigmoid2"; l2norm: does the kernel normalise q and k; scale: of q in o,
-    default K^-1/2. kernel_commit, label, kernels (names of CUDA kernels that ran): for the record.
+    "plain" "sigmoid" "sigmoid2" "none" (GLA, SSD: nothing is erased); l2norm: does the kernel
+    normalise q and k; scale: of q in o, default K^-1/2. kernel_commit, label, kernels (names of
+    CUDA kernels that ran): for the record.
     out: a folder that gets the files, results.json, junit.xml and report.html; None: the files
     stay in a temporary folder if an output fails, and are removed otherwise.
     """

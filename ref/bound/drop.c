@@ -270,7 +270,7 @@ void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out
         dp_result_shape(p, i, &rows, &width);
         if (rows && (backward || !dp_result_fields[i].backward)) out->row[i] = dp_doubles(rows);
     }
-    if (dp_by_gates(p)) return; /* its steps are no contractions: nothing may be dropped */
+    if (!dp_has_beta(p)) return; /* gates: its steps are no contractions: nothing may be dropped */
     work a = begin(p);
     a.floor = -bits * 0x1.62e42fefa39efp-1; /* ln 2 */
     a.backward = backward && p->dout;

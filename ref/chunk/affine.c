@@ -12,6 +12,11 @@
 #include "ref/arithmetic/product.h"
 #include "ref/vocabulary/problem.h"
 
+dp_format dp_chain_format(const dp_problem *p, dp_base base, dp_format chain) {
+    if (dp_erases(p)) return chain;
+    return base == DP_BASE_FP64 ? DP_FP64 : DP_FP32;
+}
+
 void dp_affine_init(dp_affine *a, int K, int V) {
     assert(K > 0 && V > 0);
     a->K = K;

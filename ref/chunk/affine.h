@@ -2,9 +2,16 @@
  * M [K][K], H [K][V]. */
 #ifndef DP_AFFINE_H
 #define DP_AFFINE_H
+#include "ref/vocabulary/formats.h"
+#include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* The format in which the chain of M is multiplied where `chain` is asked for: that one, but where
+ * nothing is erased M is a diagonal, K numbers that no product of matrices need touch: they are
+ * multiplied in the accumulator of the base, whatever is asked for. */
+dp_format dp_chain_format(const dp_problem *p, dp_base base, dp_format chain);
 
 typedef struct {
     int K, V;

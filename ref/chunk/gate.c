@@ -43,6 +43,11 @@ double dp_gate_ratio(const dp_problem *p, int64_t at) {
 #define SQRT sqrtf
 #include "gate_fp.inc"
 
+void dp_writes_new(const dp_problem *p, double **erasing, double **values) {
+    *erasing = dp_has_beta(p) ? NULL : dp_doubles(p->T * p->HV * p->K);
+    *values = dp_by_gates(p) ? dp_doubles(p->T * p->HV * p->V) : NULL;
+}
+
 dp_activated dp_activated_new(const dp_problem *p) {
     dp_activated a = {.q = dp_doubles(p->T * p->H * p->K),
                       .k = dp_doubles(p->T * p->H * p->R * p->K),
@@ -51,9 +56,7 @@ dp_activated dp_activated_new(const dp_problem *p) {
                       .rstd_q = dp_doubles(p->T * p->H),
                       .rstd_k = dp_doubles(p->T * p->H * p->R)};
     dp_activate(p, 0, p->T, a.q, a.k, a.g, a.beta, a.rstd_q, a.rstd_k);
-    if (!dp_by_gates(p)) return a;
-    a.erasing = dp_doubles(p->T * p->HV * p->K);
-    a.values = dp_doubles(p->T * p->HV * p->V);
+    dp_writes_new(p, &a.erasing, &a.values);
     dp_activate_writes(p, 0, p->T, a.k, a.erasing, a.values);
     return a;
 }

@@ -10,9 +10,10 @@
  *   l2norm   y = x * rstd, rstd = 1/sqrt(sum x^2 + 1e-6);  without l2norm y = x and rstd = 1
  *   gate     g = raw, or -exp(A_log) softplus(x), or lower_bound sigmoid(exp(A_log) x),
  *            with x = raw + dt_bias
- *   beta     raw, sigmoid(b) or 2 sigmoid(b); 1 where erase and write stand in its place
+ *   beta     raw, sigmoid(b) or 2 sigmoid(b); 1 where there is none
  *   erasing  [.][HV][K] erase o k, values [.][HV][V] write o v: a token of such a recurrence is one
- *            of keys k, erasing keys, values and beta = 1 (dp_activate_writes)
+ *            of keys k, erasing keys, values and beta = 1 (dp_activate_writes). Where nothing is
+ *            erased the erasing keys are zeros and the values v.
  * softplus(x) = max(x, 0) + log1p(exp(-|x|)) and sigmoid through exp(-|x|): no overflow and full
  * relative accuracy at both ends (x = -80 and +80 alike). scale is NOT applied. NaN and Inf
  * propagate.
@@ -35,15 +36,17 @@ void dp_activate(const dp_problem *p, int64_t t0, int64_t t1, double *q, double 
 void dp_activate_f32(const dp_problem *p, int64_t t0, int64_t t1, double *q, double *k, double *g,
                      double *beta, double *rstd_q, double *rstd_k);
 
+/* Zeros for erasing keys and values of all tokens; NULL where there are none. */
+void dp_writes_new(const dp_problem *p, double **erasing, double **values);
 /* Where dp_by_gates(p): erasing keys and values of tokens t0 .. t1-1, from their activated keys k;
- * one operation each. */
+ * one operation each. Elsewhere: nothing. */
 void dp_activate_writes(const dp_problem *p, int64_t t0, int64_t t1, const double *k,
                         double *erasing, double *values);
 void dp_activate_writes_f32(const dp_problem *p, int64_t t0, int64_t t1, const double *k,
                             double *erasing, double *values);
 
-/* All tokens of p after dp_activate, in the arrays named above; erasing, values: NULL unless
- * dp_by_gates(p). */
+/* All tokens of p after dp_activate, in the arrays named above; erasing: NULL where the keys erase,
+ * values: NULL where v is written. */
 typedef struct {
     double *q, *k, *g, *beta, *rstd_q, *rstd_k, *erasing, *values;
 } dp_activated;

@@ -355,18 +355,18 @@ static void through_activations(const recurrence *r) {
         r->out->dA_log[i] = 0;
     for (int i = 0; r->out->ddt_bias && i < p->HV * dp_Kg(p); i++)
         r->out->ddt_bias[i] = 0;
-    if (r->erasing)
+    if (r->values)
         dp_activate_writes_bwd_f32(p, 0, p->T, r->k, r->derasing, r->dvalues, dk, r->out);
     dp_activate_bwd_f32(p, 0, p->T, r->q, r->k, r->rstd_q, r->rstd_k, dq, dk, r->dg, r->dbeta,
                         r->out);
     store_all(f, r->out->dq, q);
     store_all(f, r->out->dk, q * p->R);
     store_all(f, r->out->dg, p->T * p->HV * dp_Kg(p));
-    if (r->erasing) {
+    if (r->values) {
         store_all(f, r->out->derase, p->T * p->HV * p->K);
         store_all(f, r->out->dwrite, p->T * p->HV * p->V);
         store_all(f, r->out->dv, p->T * p->HV * p->V);
-    } else {
+    } else if (r->out->dbeta) {
         store_all(f, r->out->dbeta, p->T * p->HV * p->R);
     }
     free(dq);
@@ -383,9 +383,7 @@ static void activate(recurrence *r) {
     r->rstd_q = dp_doubles(p->T * p->H);
     r->rstd_k = dp_doubles(p->T * p->H * p->R);
     dp_activate_f32(p, 0, p->T, r->q, r->k, r->g, r->beta, r->rstd_q, r->rstd_k);
-    if (!dp_by_gates(p)) return;
-    r->erasing = dp_doubles(p->T * p->HV * p->K);
-    r->values = dp_doubles(p->T * p->HV * p->V);
+    dp_writes_new(p, &r->erasing, &r->values);
     dp_activate_writes_f32(p, 0, p->T, r->k, r->erasing, r->values);
 }
 
@@ -409,7 +407,7 @@ void dp_recurrent_run(const dp_problem *p, const dp_design *design, int backward
         r.dg = dp_doubles(p->T * p->HV * dp_Kg(p));
         r.dbeta = dp_doubles(p->T * p->HV * p->R);
         if (r.erasing) r.derasing = dp_doubles(p->T * p->HV * p->K);
-        if (r.erasing) r.dvalues = dp_doubles(p->T * p->HV * p->V);
+        if (r.values) r.dvalues = dp_doubles(p->T * p->HV * p->V);
     }
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < p->Nseq * p->HV; i++)

@@ -288,6 +288,7 @@ static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {
         round_all(p->write, nw, s->dtype);
         return;
     }
+    if (!dp_has_beta(p)) return;
     if (p->beta_form != DP_BETA_PLAIN) {
         fill_normal(p->beta, n, s, ST_BETA, s->beta_lo, s->beta_hi, s->dtype);
         return;

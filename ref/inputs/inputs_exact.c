@@ -120,7 +120,7 @@ static void fill_write(dp_problem *p, dp_rng *r, int64_t t, int64_t first, int s
         const double beta = dirty[a] ? 1 : roll == 0 ? 0 : roll <= 2 && !rotated(p->K, a) ? 0.5 : 1;
         if (dp_by_gates(p))
             fill_gates(p, r, i, a, beta);
-        else
+        else if (p->beta)
             p->beta[i] = beta;
         if (beta > 0) dirty[a] = beta < 1;
         for (int c = 0; c < p->V; c++)

@@ -363,7 +363,7 @@ static norm_error backward_bound(bounder *c, int64_t t, norm_error in, norm_erro
                       d * (eta * in.b + h_all * n + gam * eta * n) +
                       (k->g.d_err + 2 * u * d) * eta * n;
         y->k[j].size = (k->w[j] * n1 + d * eta * n) * (1 + 2 * gam);
-        if (c->hd->erasing_norm) through_erasing(c, t, (grad){h_all, eta}, in, y);
+        if (dp_by_gates(p)) through_erasing(c, t, (grad){h_all, eta}, in, y);
         y->values = (grad){h_all, eta};
         l += c->rel.erasing * era * eta + era * h;
         n2 += era * eta;
@@ -408,7 +408,7 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
     s->dt.size += raw.size;
     s->A.err += g.a * y->g.err + g.a_err * y->g.size;
     s->A.size += g.a * y->g.size;
-    if (c->hd->erasing_norm) {
+    if (dp_by_gates(p)) {
         erasing_rows(c, t, y);
         return;
     }
@@ -419,6 +419,7 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
         ss += e * e;
         f[DP_RESULT_DV].rad[(t * p->HV + c->hv) * p->R + j] = tr_up(y->v[j]);
     }
+    if (!dp_has_beta(p)) return;
     f[DP_RESULT_DBETA].rad[t * p->HV + c->hv] = tr_up(tr_sqrt(ss) + r->tiny);
 }
 

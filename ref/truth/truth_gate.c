@@ -90,7 +90,7 @@ void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a) {
     a->nu = lds(T);
     a->v_norm = lds(TR);
     a->do_norm = r->p->dout ? lds(T) : NULL;
-    a->erasing_norm = dp_by_gates(r->p) ? lds(T) : NULL;
+    a->erasing_norm = dp_has_beta(r->p) ? NULL : lds(T);
 }
 
 /* >= |a o b|_2: each product of doubles is within 2^-53 of it, or 2^-1075 */
@@ -259,7 +259,7 @@ static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr
     n->a_err = tr_sqrt(n->a_err);
     for (int64_t j = 0; j < R; j++) {
         const int64_t i = t * R + j;
-        if (dp_by_gates(p)) {
+        if (!dp_has_beta(p)) {
             mpfr_set_ui(mp_at(a->beta, i), 1, MPFR_RNDN);
             a->beta_up[i] = 1;
             continue;
@@ -292,6 +292,7 @@ static ld step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, const t
                     double *x) {
     const int64_t R = r->p->R, K = r->p->K;
     const int gated = dp_by_gates(r->p);
+    if (!dp_erases(r->p)) return 1;
     for (int64_t i = 0; i < R * K && (R > 1 || gated); i++)
         x[i] = mpfr_get_d(mp_at(qk->k, t * R * K + i), MPFR_RNDN);
     if (gated)
@@ -426,7 +427,7 @@ void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
         for (int64_t x = 0; x < Kg; x++)
             chain_product(&f[DP_RESULT_DG], (t * p->HV + hv) * Kg + x, mp_at(c->dg, i * Kg + x),
                           mp_at(heads[gv].dx, t * Kg + x), tmp);
-        for (int64_t j = 0; j < R && !c->derasing.mem; j++)
+        for (int64_t j = 0; j < R && dp_has_beta(p); j++)
             chain_product(&f[DP_RESULT_DBETA], (t * p->HV + hv) * R + j, mp_at(c->dbeta, i * R + j),
                           mp_at(heads[gv].db, t * R + j), tmp);
         if (!gv) continue;

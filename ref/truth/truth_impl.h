@@ -84,7 +84,8 @@ typedef struct {
 } tr_qk;
 
 /* One value head: d = exp(g) [T][Kg], dg/dx, dg/dA_log [T][Kg], beta, dbeta/db [T][R]. Where
- * dp_by_gates: erasing = erase o k [T][K], values = write o v [T][V], beta = 1; else mem NULL. */
+ * dp_by_gates: erasing = erase o k [T][K], values = write o v [T][V], else mem NULL; beta = 1 where
+ * there is none. */
 typedef struct {
     mp_array d, dx, dA, beta, db, erasing, values;
     mp_array sum_dt, sum_A; /* [Kg], [1] accumulators of ddt_bias and dA_log */
@@ -92,7 +93,7 @@ typedef struct {
     ld *beta_up, *db_up;    /* [T][R] |beta|, |dbeta/db| */
     ld *nu;                 /* [T] >= |I - k'Bk|_2 */
     ld *v_norm, *do_norm;   /* [T][R] >= |v|, [T] >= |do| (NULL: forward only) */
-    ld *erasing_norm;       /* [T] >= |erase o k|; NULL: the keys erase */
+    ld *erasing_norm;       /* [T] >= |erase o k|, or zeros; NULL: the keys erase */
     /* [T] >= |computed state after a token|, |computed adjoint before it|; NULL: not measured */
     ld *S_up, *G_up;
 } tr_head;

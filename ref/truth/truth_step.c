@@ -43,7 +43,7 @@ static void decay(const tr_task *c, int64_t t, mp_array dst, mp_array src) {
     }
 }
 
-/* E = v_t - k_t Sbar */
+/* E = v_t - k_t Sbar, or v_t where nothing is erased */
 static void residual(const tr_task *c, int64_t t, mp_array Sbar, mp_array E) {
     const dp_problem *p = c->run->p;
     mpfr_ptr tmp = mp_at(c->tmp, 0);
@@ -55,7 +55,7 @@ static void residual(const tr_task *c, int64_t t, mp_array Sbar, mp_array E) {
             mp_set_doubles(Ej,
                            c->is_M ? NULL : p->v + ((t * p->HV + c->hv) * p->R + j) * p->V + c->v0,
                            1, c->w);
-        for (int64_t k = 0; k < p->K; k++)
+        for (int64_t k = 0; k < p->K && dp_erases(p); k++)
             for (int64_t v = 0; v < c->w; v++)
                 mul_sub(mp_at(Ej, v), erasing_at(c, t, j, k), mp_at(Sbar, k * c->w + v), tmp);
     }
@@ -214,7 +214,8 @@ static void backward_residual(const tr_task *c, int64_t t, int64_t i, mp_array E
 }
 
 /* dk_t = U G' - d o (dE S');  G <- d o (G - k_t' dE);  dg_t = rowsum(G o S), S = S_(t-1). Of
- * erasing keys the second part of dk is their gradient, and G loses theirs. */
+ * erasing keys the second part of dk is their gradient, and G loses theirs; where nothing is erased
+ * neither second part is there. */
 static void backward_state(const tr_task *c, int64_t t, int64_t i, mp_array S) {
     const dp_problem *p = c->run->p;
     const int64_t Kg = dp_Kg(p);
@@ -225,6 +226,7 @@ static void backward_state(const tr_task *c, int64_t t, int64_t i, mp_array S) {
         for (int64_t j = 0; j < p->R; j++) {
             mpfr_ptr dk = mp_at(c->dk, (i * p->R + j) * p->K + k);
             dot(dk, mp_from(c->U, j * c->w), Gk, c->w, tmp);
+            if (!dp_erases(p)) continue;
             dot(sum, mp_from(c->dE, j * c->w), Sk, c->w, tmp);
             if (c->derasing.mem) {
                 dk = mp_at(c->derasing, i * p->K + k);
@@ -232,7 +234,7 @@ static void backward_state(const tr_task *c, int64_t t, int64_t i, mp_array S) {
             }
             mul_sub(dk, d, sum, tmp);
         }
-        for (int64_t j = 0; j < p->R; j++)
+        for (int64_t j = 0; j < p->R && dp_erases(p); j++)
             for (int v = 0; v < c->w; v++)
                 mul_sub(mp_at(Gk, v), erasing_at(c, t, j, k), mp_at(c->dE, j * c->w + v), tmp);
         for (int v = 0; v < c->w; v++)

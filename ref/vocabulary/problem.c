@@ -13,10 +13,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-const dp_model_info dp_models[DP_NMODELS] = {[DP_GDN] = {"gdn", .one_gate = 1},
-                                             [DP_KDA] = {"kda"},
-                                             [DP_MKDA] = {"mkda", .many_keys = 1},
-                                             [DP_GDN2] = {"gdn2", .strength = DP_BY_GATES}};
+const dp_model_info dp_models[DP_NMODELS] = {
+    [DP_GDN] = {"gdn", .one_gate = 1},
+    [DP_KDA] = {"kda"},
+    [DP_MKDA] = {"mkda", .many_keys = 1},
+    [DP_GDN2] = {"gdn2", .strength = DP_BY_GATES},
+    [DP_GLA] = {"gla", .strength = DP_BY_NOTHING},
+    [DP_SSD] = {"ssd", .one_gate = 1, .strength = DP_BY_NOTHING}};
 
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {
     if (!e || e->code != DP_OK) return code;
@@ -119,9 +122,9 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
         if (dp_input_of(p, i) && !dp_input_belongs(p, i))
             return dp_fail(e, DP_EINPUT, "%s: %s has no such input", dp_input_fields[i].name,
                            dp_models[p->model].name);
-    if (dp_by_gates(p) && p->beta_form != DP_BETA_PLAIN)
-        return dp_fail(e, DP_EINPUT, "beta: %s has erase and write in its place, as given",
-                       dp_models[p->model].name);
+    if (!dp_has_beta(p) && p->beta_form != DP_BETA_PLAIN)
+        return dp_fail(e, DP_EINPUT, "beta: %s has %s", dp_models[p->model].name,
+                       dp_by_gates(p) ? "erase and write in its place, as given" : "none");
     if (!isfinite(p->scale)) return dp_fail(e, DP_EINPUT, "scale = %g: must be finite", p->scale);
     if (p->gate == DP_GATE_LOWER_BOUND && !(p->lower_bound < 0 && isfinite(p->lower_bound)))
         return dp_fail(e, DP_EINPUT, "lower_bound = %g: must be finite and below 0",

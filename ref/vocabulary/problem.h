@@ -62,12 +62,13 @@ void *dp_alloc(size_t n, size_t size);       /* the same, holding anything */
 double *dp_doubles(int64_t n);               /* n zeros */
 double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
 
-typedef enum { DP_GDN, DP_KDA, DP_MKDA, DP_GDN2, DP_NMODELS } dp_model;
-#define DP_MODEL_WORDS "gdn|kda|mkda|gdn2" /* their names, in their order, for case files */
+typedef enum { DP_GDN, DP_KDA, DP_MKDA, DP_GDN2, DP_GLA, DP_SSD, DP_NMODELS } dp_model;
+#define DP_MODEL_WORDS "gdn|kda|mkda|gdn2|gla|ssd" /* their names, in their order, for case files */
 /* How strongly a token erases and writes: S <- S + k' (diag(w) v - (b o k) S). */
 typedef enum {
-    DP_BY_BETA,  /* b = w = beta, a number a key */
-    DP_BY_GATES, /* b = erase, a number a channel of the key, w = write, one a channel of v */
+    DP_BY_BETA,    /* b = w = beta, a number a key */
+    DP_BY_GATES,   /* b = erase, a number a channel of the key, w = write, one a channel of v */
+    DP_BY_NOTHING, /* b = 0, w = 1: nothing is erased, so a step decays alone and M is diagonal */
 } dp_strength;
 typedef struct {
     const char *name;
@@ -117,9 +118,18 @@ static inline int dp_G(const dp_problem *p) { return p->HV / p->H; }
 /* Width of the gate: 1 where a head has one gate, else K. */
 static inline int dp_Kg(const dp_problem *p) { return dp_models[p->model].one_gate ? 1 : p->K; }
 
+static inline int dp_has_beta(const dp_problem *p) {
+    return dp_models[p->model].strength == DP_BY_BETA;
+}
+
 /* Does it take erase and write in place of beta? */
 static inline int dp_by_gates(const dp_problem *p) {
     return dp_models[p->model].strength == DP_BY_GATES;
+}
+
+/* Does a token erase? Where it does not, the M of any tokens is the diagonal of their decays. */
+static inline int dp_erases(const dp_problem *p) {
+    return dp_models[p->model].strength != DP_BY_NOTHING;
 }
 
 /* Allocates q, k, v, g, beta or erase and write (zeros) and cu (one sequence) for the shapes

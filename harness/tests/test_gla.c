@@ -1,0 +1,167 @@
+/* Gated linear attention and scalar decay: GDN-2 whose erase is 0 and whose write is 1, in the
+ * truth to both radii and in the ranks bit for bit; M of a rank is a diagonal, and no format of the
+ * chain changes a bit of any result, while a chain that is multiplied as a matrix does. */
+#include "cases.h"
+#include "gt.h"
+#include "harness/case/case.h"
+#include "harness/simulated/ranks.h"
+#include "oracle.h"
+#include "ref/truth/truth.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const int64_t CU[] = {0, 37, 37, 98, 120};
+static const oracle_spec SPEC = {.model = DP_GLA,
+                                 .T = 120,
+                                 .H = 1,
+                                 .HV = 2,
+                                 .K = 16,
+                                 .V = 12,
+                                 .R = 1,
+                                 .Nseq = 4,
+                                 .cu = CU,
+                                 .gate = DP_GATE_SOFTPLUS,
+                                 .beta = DP_BETA_PLAIN,
+                                 .l2norm = 1,
+                                 .s0 = 1,
+                                 .backward = 1,
+                                 .g_scale = 0.05,
+                                 .seed = 72};
+
+/* The same problem with gates that erase nothing and write all. */
+static dp_problem twin_of(const dp_problem *gla) {
+    dp_problem y = *gla;
+    y.model = DP_GDN2;
+    y.erase = dp_doubles(dp_input_count(&y, DP_INPUT_ERASE));
+    y.write = dp_doubles(dp_input_count(&y, DP_INPUT_WRITE));
+    for (int64_t i = 0; i < dp_input_count(&y, DP_INPUT_WRITE); i++)
+        y.write[i] = 1;
+    return y;
+}
+
+static void twin_free(dp_problem *y) {
+    free(y->erase);
+    free(y->write);
+}
+
+DP_TEST(gla, truth_is_that_of_gdn2_where_nothing_is_erased) {
+    dp_problem gla;
+    dp_truth a, b;
+    dp_err e = {0};
+    const dp_truth_request rq = {.bits = 128, .backward = 1};
+    oracle_problem(&gla, &SPEC);
+    dp_problem two = twin_of(&gla);
+    REQUIRE(!dp_truth_run(&gla, &rq, &a, &e) && !dp_truth_run(&two, &rq, &b, &e), "%s", e.msg);
+    for (int f = 0; f < DP_NRESULTS; f++)
+        for (int64_t r = 0; dp_result_exists(&gla, f) && r < a.field[f].rows; r++) {
+            const dp_ball *x = &a.field[f], *y = &b.field[f];
+            double off = 0, size = 0;
+            for (int64_t i = r * x->width; i < (r + 1) * x->width; i++) {
+                const double d = (x->hi[i] - y->hi[i]) + (x->lo[i] - y->lo[i]);
+                off += d * d;
+                size += x->hi[i] * x->hi[i];
+            }
+            CHECK(sqrt(off) <= x->rad[r] + y->rad[r], "%s, row %lld: %.3g apart, radii %.3g",
+                  dp_result_fields[f].name, (long long)r, sqrt(off), x->rad[r] + y->rad[r]);
+            CHECK(x->rad[r] <= 0x1p-80 * (1 + sqrt(size)), "%s, row %lld: radius %.3g",
+                  dp_result_fields[f].name, (long long)r, x->rad[r]);
+        }
+    dp_truth_free(&a);
+    dp_truth_free(&b);
+    twin_free(&two);
+    dp_problem_free(&gla);
+}
+
+DP_TEST(gla, ranks_are_those_of_gdn2_where_nothing_is_erased) {
+    dp_problem gla;
+    oracle_problem(&gla, &SPEC);
+    dp_problem two = twin_of(&gla);
+    const dp_problem *p[] = {&gla, &two};
+    dp_sim s[2];
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(!dp_sim_new(&s[i], p[i], DP_BASE_FP32, 3, DP_FAULT_NONE, NULL), "sim");
+        dp_sim_run(&s[i], DP_FP32, DP_MERGE_ALLGATHER, 1);
+    }
+    for (int f = 0; f < DP_NRESULTS; f++) {
+        int64_t rows, width;
+        dp_result_shape(&gla, f, &rows, &width);
+        for (int64_t i = 0; i < rows * width; i++) {
+            const double x = (*dp_result_at(&s[0].out, f))[i], y = (*dp_result_at(&s[1].out, f))[i];
+            CHECK(x == y, "%s[%lld]: %a, gdn2 %a", dp_result_fields[f].name, (long long)i, x, y);
+        }
+    }
+    for (int i = 0; i < 2; i++)
+        dp_sim_free(&s[i]);
+    twin_free(&two);
+    dp_problem_free(&gla);
+}
+
+static int64_t results_that_differ(const dp_problem *p, dp_result *a, dp_result *b) {
+    int64_t n = 0;
+    for (int f = 0; f < DP_NRESULTS; f++) {
+        int64_t rows, width;
+        dp_result_shape(p, f, &rows, &width);
+        for (int64_t i = 0; i < rows * width; i++)
+            n += (*dp_result_at(a, f))[i] != (*dp_result_at(b, f))[i];
+    }
+    return n;
+}
+
+static void check_diagonal(const dp_sim *s) {
+    const int K = s->p->K;
+    int seen = 0;
+    for (int i = 0; i < s->N * s->p->HV; i++)
+        for (int x = 0; s->M[i] && x < K * K; x++) {
+            seen = 1;
+            if (x / K != x % K) CHECK(s->M[i][x] == 0, "rank %d: M[%d] = %g", i, x, s->M[i][x]);
+        }
+    CHECK(seen, "no rank has an M");
+}
+
+static void check_formats(const dp_problem *p, dp_base base) {
+    const dp_format own = base == DP_BASE_FP64 ? DP_FP64 : DP_FP32;
+    dp_sim want, got, dense;
+    REQUIRE(!dp_sim_new(&want, p, base, 4, DP_FAULT_NONE, NULL), "want");
+    REQUIRE(!dp_sim_new(&got, p, base, 4, DP_FAULT_NONE, NULL), "got");
+    REQUIRE(!dp_sim_new(&dense, p, base, 4, DP_FAULT_CHAIN_TF32RZ, NULL), "dense");
+    dp_sim_run(&want, own, DP_MERGE_ALLGATHER, 1);
+    check_diagonal(&want);
+    for (int f = 0; f < DP_NFORMATS; f++) {
+        dp_sim_run(&got, (dp_format)f, DP_MERGE_ALLGATHER, 1);
+        const int64_t n = results_that_differ(p, &want.out, &got.out);
+        CHECK(n == 0, "chain %s: %lld entries", dp_formats[f].name, (long long)n);
+    }
+    dp_sim_run(&dense, own, DP_MERGE_ALLGATHER, 1);
+    CHECK(results_that_differ(p, &want.out, &dense.out) > 0, "as matrices: the same bits");
+    dp_sim_free(&want);
+    dp_sim_free(&got);
+    dp_sim_free(&dense);
+}
+
+DP_TEST(gla, no_format_of_the_chain_matters) {
+    static const char *const NAME[] = {"smoke-gla", "smoke-ssd"};
+    for (int i = 0; i < 2; i++) {
+        dp_case c;
+        if (!gt_open_case(NAME[i], &c)) continue;
+        for (int base = 0; base < DP_NBASES; base++)
+            check_formats(&c.p, (dp_base)base);
+        dp_case_free(&c);
+    }
+}
+
+DP_TEST(gla, a_beta_is_refused) {
+    dp_problem gla;
+    dp_err e = {0};
+    oracle_problem(&gla, &SPEC);
+    double one = 1;
+    gla.beta = &one;
+    CHECK(dp_problem_check(&gla, 0, &e) == DP_EINPUT && strstr(e.msg, "gla has no such input"),
+          "%s", e.msg);
+    gla.beta = NULL;
+    gla.beta_form = DP_BETA_SIGMOID;
+    e = (dp_err){0};
+    CHECK(dp_problem_check(&gla, 0, &e) == DP_EINPUT && strstr(e.msg, "gla has none"), "%s", e.msg);
+    dp_problem_free(&gla);
+}
