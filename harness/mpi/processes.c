@@ -184,11 +184,13 @@ static int is_asked_for(int argc, char **argv) {
     return 0;
 }
 
-/* torchrun's environment reaches whatever its processes start: only --backend nccl means it. */
+/* torchrun's environment reaches whatever its processes start: only --backend nccl means it, or a
+ * port of this program's own. */
 static const dp_carrier *carrier(int argc, char **argv) {
 #ifdef DP_HAVE_MPI
     if (dp_under_mpirun()) return &dp_by_mpi;
 #endif
+    if (getenv("DELTAPROOF_PORT")) return &dp_by_tcp;
     for (int i = 2; i < argc; i++) {
         const char *value = strchr(argv[i], '=');
         if (dp_is_listed("nccl", value ? value + 1 : argv[i], ',')) return &dp_by_tcp;

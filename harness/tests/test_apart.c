@@ -155,3 +155,45 @@ DP_TEST(apart, mpirun_starts_them_too) {
             "%.4000s", out);
     same_numbers("threads3", "apart3", 4);
 }
+
+/* What scripts/slurm asks of Slurm: the nodes of the job, and its tasks, the first of them last. */
+#define SLURM                                                                               \
+    "mkdir -p bin && export PATH=$PWD/bin:$PATH SLURM_JOB_ID=$P SLURM_JOB_NODELIST=nodes\n" \
+    "export SLURM_NTASKS=3 SLURM_SUBMIT_DIR=$PWD DELTAPROOF\n"                              \
+    "printf '#!/bin/sh\\necho localhost; echo other\\n' >bin/scontrol\n"                    \
+    "cat >bin/srun <<'END'\n"                                                               \
+    "#!/bin/bash\n"                                                                         \
+    "[ \"$1\" = --kill-on-bad-exit=1 ] && shift || exit 97\n"                               \
+    "for r in 2 1 0; do SLURM_PROCID=$r SLURM_LOCALID=$r timeout 60 \"$@\" & done\n"        \
+    "wait -n; rc=$?; wait; exit $rc\n"                                                      \
+    "END\n"                                                                                 \
+    "chmod +x bin/*\n"
+
+static void digest_of(const char *out, char hex[33]) {
+    const char *at = strstr(out, "digest: ");
+    hex[0] = 0;
+    if (at) sscanf(at, "digest: %32s", hex);
+    CHECK(strlen(hex) == 32, "no digest: %.2000s", out);
+}
+
+DP_TEST(apart, tasks_of_a_slurm_job_share_the_cases) {
+    char out[1 << 14], with[2048], alone[33], shared[33];
+    const char *args = "smoke-kda smoke-gdn smoke-conv --base fp32 --backend sim --ranks 2";
+    snprintf(with, sizeof with, "'%s' run $A", gt_program());
+    REQUIRE(run(with, args, out, sizeof out) == 0, "%.4000s", out);
+    digest_of(out, alone);
+    snprintf(with, sizeof with, SLURM "DELTAPROOF='%s' '%s/../scripts/slurm' run $A --resume done",
+             gt_program(), gt_cases());
+    REQUIRE(run(with, args, out, sizeof out) == 0, "%.4000s", out);
+    digest_of(out, shared);
+    CHECK(!strcmp(alone, shared) && strstr(out, "VERDICT: PASS"), "%s, %s: %.4000s", alone, shared,
+          out);
+    CHECK(strstr(out, "VERDICT") == strrchr(out, 'V'), "more than one verdict: %.4000s", out);
+    snprintf(with, sizeof with, "'%s/../scripts/slurm' run $A", gt_cases());
+    CHECK(run(with, args, out, sizeof out) == 2 && strstr(out, "slurm: runs in a job"), "%.4000s",
+          out);
+    snprintf(with, sizeof with, SLURM "'%s/../scripts/slurm' run $A", gt_cases());
+    CHECK(run(with, args, out, sizeof out) == 2 &&
+              strstr(out, "/build/deltaproof: no such program"),
+          "%.4000s", out);
+}
