@@ -106,7 +106,7 @@ static void add_chunk(const dp_bisect_work *w, const dp_bisect_chunk *c, const d
             continue;
         }
         o[DP_RESULT_DV][row] = b->dv[i] + dp_pw(r, (r->u + r->us) * b->ndv[i]);
-        o[DP_RESULT_DBETA][row] = b->dbeta[i];
+        if (dp_has_beta(p)) o[DP_RESULT_DBETA][row] = b->dbeta[i];
     }
 }
 
