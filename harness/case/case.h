@@ -44,6 +44,8 @@ typedef struct {
     unsigned char all_chains[16]; /* by ranks: 1: every format of the chain, 0: the first alone */
     int nmerge;
     dp_merge merge[DP_NMERGES];
+    int nown;
+    dp_own own[DP_NOWNS];
     int backward; /* 0: forward only */
     int bits;     /* precision of the truth, 192 */
     dp_truth_pick truth;

@@ -97,10 +97,16 @@ static dp_status set_cu(const dp_casefile *f, int64_t T, const dp_tensor *data, 
 }
 
 static dp_status check_ranks(const dp_casefile *f, int64_t T, dp_err *e) {
-    for (int i = 0; T && i < f->ranks.n; i++)
-        if (T % f->ranks.v[i])
+    for (int i = 0; T && i < f->ranks.n * f->own.n; i++) {
+        const long long N = (long long)f->ranks.v[i / f->own.n];
+        const dp_own own = (dp_own)f->own.v[i % f->own.n];
+        if (dp_own_parts(own, T, (int)N)) continue;
+        if (own == DP_OWN_EVEN)
             return dp_casefile_refuse(f, "ranks", e, "T = %lld is not divisible by %lld",
-                                      (long long)T, (long long)f->ranks.v[i]);
+                                      (long long)T, N);
+        return dp_casefile_refuse(f, "own", e, "%s: T = %lld tokens are too few for %lld ranks",
+                                  dp_own_names[own], (long long)T, N);
+    }
     return DP_OK;
 }
 

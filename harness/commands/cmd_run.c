@@ -43,6 +43,12 @@ static const struct argp_option OPTIONS[] = {
     {"chain", DP_OPT_CHAIN, "LIST", 0, "only these formats of the M chain: " DP_FORMAT_WORDS, 0},
     {"base", DP_OPT_BASE, "LIST", 0, "only these base policies: " DP_BASE_WORDS, 0},
     {"merge", DP_OPT_MERGE, "LIST", 0, "only these merge orders: " DP_MERGE_WORDS, 0},
+    {"own", DP_OPT_OWN, "LIST", 0,
+     "simulated ranks: which of them owns which tokens, in place of what the case "
+     "says: " DP_OWN_WORDS,
+     0},
+    {"exact-cp", DP_OPT_EXACT_CP, 0, 0,
+     "--own grid: bits that do not depend on the number of ranks", 0},
     {"backend", DP_OPT_BACKEND, "LIST", 0,
      "sim: simulated ranks; lapack: the same over CBLAS and LAPACKE, in bases fp64 and fp32; cuda: "
      "the CUDA kernels, ranks sharing one device; nccl: one device a rank, or processes that share "
@@ -110,6 +116,7 @@ static void select_by_id(options *o, const dp_id *id) {
                          [DP_ID_BASE] = {(int *)of->base, &of->nbase},
                          [DP_ID_CHAIN] = {(int *)of->chain, &of->nchain},
                          [DP_ID_MERGE] = {(int *)of->merge, &of->nmerge},
+                         [DP_ID_OWN] = {(int *)of->own, &of->nown},
                          [DP_ID_VARIANT] = {(int *)o->variant, &o->nvariant}};
     for (int k = 0; k < DP_NID_KEYS; k++)
         if (to[k].list && v[k] >= 0) {
@@ -153,6 +160,8 @@ static dp_batch batch_of(const options *o) {
                               .chain = of->chain,
                               .nmerge = of->nmerge,
                               .merge = of->merge,
+                              .nown = of->nown,
+                              .own = of->own,
                               .nbackend = of->nbackend,
                               .backend = of->backend,
                               .nvariant = o->nvariant,

@@ -138,6 +138,7 @@ static int take_list(int key, const char *arg, struct argp_state *st, dp_options
         {DP_OPT_BASE, "base", dp_base_names, DP_NBASES, LIST(base)},
         {DP_OPT_CHAIN, "chain", format_names(), DP_NFORMATS, LIST(chain)},
         {DP_OPT_MERGE, "merge", dp_merge_names, DP_NMERGES, LIST(merge)},
+        {DP_OPT_OWN, "own", dp_own_names, DP_NOWNS, LIST(own)},
         {DP_OPT_BACKEND, "backend", dp_backend_names, DP_NCHOSEN_BACKENDS, LIST(backend)}};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         if (lists[i].key == key) {
@@ -163,6 +164,10 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
     }
     if (take_list(key, arg, st, o)) return 0;
     switch (key) {
+    case DP_OPT_EXACT_CP:
+        o->nown = 1;
+        o->own[0] = DP_OWN_GRID;
+        break;
     case DP_OPT_CACHE: o->cache = strcmp(arg, "none") ? arg : NULL; break;
     case DP_OPT_CLAIM_DROP:
         if (!(o->drop = dp_drop_bits(arg)))

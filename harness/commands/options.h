@@ -29,11 +29,12 @@ typedef struct {
     int most; /* cases that may be named */
     int nname;
     const char *name[256];
-    int nranks, nbase, nchain, nmerge, nbackend; /* 0: not given */
+    int nranks, nbase, nchain, nmerge, nown, nbackend; /* 0: not given */
     int ranks[16];
     dp_base base[DP_NBASES];
     dp_format chain[DP_NFORMATS];
     dp_merge merge[DP_NMERGES];
+    dp_own own[DP_NOWNS];
     dp_backend backend[DP_NBACKENDS];
     dp_fault fault;
     double limit_s; /* 0: not given */
@@ -49,6 +50,8 @@ enum {
     DP_OPT_BASE,
     DP_OPT_CHAIN,
     DP_OPT_MERGE,
+    DP_OPT_OWN,
+    DP_OPT_EXACT_CP,
     DP_OPT_BACKEND,
     DP_OPT_FAULT,
     DP_OPT_SUBJECT,

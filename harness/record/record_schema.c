@@ -188,6 +188,7 @@ static json_t *fault(const void *x) {
 static int has_base(const void *x) { return ((const dp_run *)x)->has_base; }
 static int has_chain(const void *x) { return ((const dp_run *)x)->has_chain; }
 static int has_merge(const void *x) { return ((const dp_run *)x)->has_merge; }
+static int has_own(const void *x) { return ((const dp_run *)x)->own != DP_OWN_EVEN; }
 static int has_fault(const void *x) { return ((const dp_run *)x)->fault != 0; }
 static const dp_record_field POLICY[] = {
     {"base", WORDS(dp_base_names, DP_NBASES), .what = "formats of all but the chain of M",
@@ -196,6 +197,8 @@ static const dp_record_field POLICY[] = {
     {"design", TEXT, .what = "where not the base's default (design.h), or undeclared", GET(design)},
     {"merge", WORDS(dp_merge_names, DP_NMERGES), .what = "exchange of states", RUN(merge),
      WHEN(has_merge)},
+    {"own", WORDS(dp_own_names, DP_NOWNS), .what = "which rank owns which tokens, if not T / N",
+     RUN(own), WHEN(has_own)},
     {"fault", TEXT, .what = "a deliberate fault", GET(fault), WHEN(has_fault)}};
 static const dp_object_schema POLICY_OBJECT = OBJECT("policy", POLICY);
 
@@ -306,8 +309,10 @@ static int run_has_why(const void *x) { return ((const dp_run *)x)->why[0] != 0;
 static const dp_record_field RUNS[] = {
     {"id", TEXT, REQUIRED, "`deltaproof run --id` reproduces it bit for bit", RUN(id)},
     {"case", TEXT, WRITTEN, NULL, RUN(case_name)},
-    {"op", TEXT, WRITTEN, "gdn, kda, mkda, chain, conv, step", RUN(op)},
+    {"op", TEXT, WRITTEN, "gdn, kda, mkda, gdn2, gla, ssd, chain, conv, step", RUN(op)},
     {"ranks", COUNT, WRITTEN, NULL, RUN(ranks)},
+    {"parts", COUNT, .what = "that the ranks own, where not one each: `rank` of a place is a part",
+     RUN(parts), WHEN(has_own)},
     {"backend", WORDS(dp_backend_names, DP_NBACKENDS), WRITTEN,
      "lapack: the simulated ranks over CBLAS and LAPACKE; file: tensors that judge read; subject: "
      "a shared library",

@@ -38,6 +38,8 @@ typedef struct {
     size_t saved, kept;      /* cuda, nccl: bytes that a rank keeps between forward and backward
                             (cuda.h); 0: no backward */
     int ranks;
+    dp_own own;
+    int parts; /* of the tokens, where ranks do not own one each (own.h); else 0 */
     dp_base base;
     int has_chain, has_base, has_merge;
     dp_format chain;
@@ -84,6 +86,8 @@ typedef struct {
     const dp_format *chain;
     int nmerge;
     const dp_merge *merge;
+    int nown;
+    const dp_own *own;
     dp_fault fault;
     int nbackend;
     const dp_backend *backend; /* empty: sim, lapack, and cuda where there is a device */

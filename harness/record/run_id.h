@@ -1,8 +1,8 @@
 /* harness/record/run_id.h - the ID of a run: one text for everything that chooses the run, from
  * which it is made again bit for bit. run_id.c alone knows its syntax.
  *
- * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,fault=F]`; op chain: `NAME:chain=tf32`; op
- * conv: `NAME:ranks=4,base=bf16`; the chunk solver over LAPACKE:
+ * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,own=zigzag][,fault=F]`; op chain:
+ * `NAME:chain=tf32`; op conv: `NAME:ranks=4,base=bf16`; the chunk solver over LAPACKE:
  * `NAME:backend=lapack,ranks=4,base=fp32,chain=fp32`; the CUDA kernels:
  * `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32[,way=dh-only]`; a shared library:
  * `NAME:backend=subject,..`, with the same --subject; tensors of another program:
@@ -23,6 +23,7 @@ typedef enum {
     DP_ID_BASE,
     DP_ID_CHAIN,
     DP_ID_MERGE,
+    DP_ID_OWN,
     DP_ID_VARIANT,
     DP_ID_FAULT,
     DP_NID_KEYS

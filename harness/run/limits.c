@@ -16,7 +16,7 @@ static const dp_allowance ALLOWANCE[NWHO][2] = {
 };
 
 dp_claim dp_run_claim(const dp_run *r) {
-    dp_claim c = {r->ranks, r->design, r->chain, r->undeclared, 0};
+    dp_claim c = {r->parts ? r->parts : r->ranks, r->design, r->chain, r->undeclared, 0};
     c.design.drop = 0; /* draws drop nothing */
     return c;
 }

@@ -12,7 +12,7 @@ static void token_row(const void *ctx, int64_t row, dp_place *at) {
     const dp_field_places *x = ctx;
     at->token = row / ((int64_t)x->heads * x->per);
     at->head = (int)(row / x->per % x->heads);
-    at->rank = (int)(at->token / x->tokens);
+    at->rank = dp_own_part_of(x->p->own.kind, x->p->T, x->N, at->token);
     at->sequence = sequence_of(x->p, at->token);
     at->chunk = x->chunk_of[at->token];
 }
@@ -25,7 +25,7 @@ static void state_row(const void *ctx, int64_t row, dp_place *at) {
     int64_t t = x->field == DP_RESULT_FINAL_STATE ? p->cu[seq + 1] - 1 : p->cu[seq];
     if (t < 0) t = 0;
     if (t >= p->T) t = p->T - 1;
-    *at = (dp_place){.rank = (int)(t / x->tokens),
+    *at = (dp_place){.rank = dp_own_part_of(p->own.kind, p->T, x->N, t),
                      .head = (int)(row % p->HV),
                      .sequence = seq,
                      .chunk = -1,
@@ -43,7 +43,7 @@ dp_field_places dp_field_places_of(const dp_problem *p, int N, dp_result_id fiel
                              .field = field,
                              .heads = dp_result_heads(p, field),
                              .per = dp_result_rows_per_token(p, field),
-                             .tokens = p->T / N,
+                             .N = N,
                              .chunk_of = chunk_of};
 }
 

@@ -9,7 +9,7 @@ typedef struct {
     const dp_problem *p;
     dp_result_id field;
     int heads, per;      /* rows of a token: [heads][per] */
-    int64_t tokens;      /* of a rank */
+    int N;               /* ranks */
     const int *chunk_of; /* [T]: index of the chunk that holds a token */
 } dp_field_places;
 /* What dp_place_of_field needs as ctx; points to what it was given. */

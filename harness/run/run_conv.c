@@ -4,6 +4,7 @@
 #include "harness/record/run.h"
 #include "harness/simulated/fault_effect.h"
 #include "ref/vocabulary/context.h"
+#include "subjects.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@ static void place_token(const void *ctx, int64_t row, dp_place *at) {
     int seq = 0;
     while (seq < x->c->Nseq - 1 && x->c->cu[seq + 1] <= row)
         seq++;
-    *at = (dp_place){.rank = (int)(row / (x->c->T / x->N)),
+    *at = (dp_place){.rank = dp_own_part_of(x->c->own.kind, x->c->T, x->N, row),
                      .head = 0,
                      .sequence = seq,
                      .chunk = (int)(row / DP_CHUNK),
@@ -85,6 +86,11 @@ static dp_run *record(const dp_case *c, dp_backend be, int N, dp_base base, dp_f
     dp_run *r = dp_runs_add(out, c);
     r->backend = be;
     r->ranks = N;
+    r->own = c->conv.own.kind;
+    if (r->own && N) {
+        r->ranks = c->conv.own.ranks;
+        r->parts = N;
+    }
     r->base = base;
     r->has_base = N > 0;
     r->fault = fault;
@@ -142,6 +148,28 @@ static dp_status run_one(const dp_case *c, const dp_run_options *o, const conv_t
     return st;
 }
 
+static int has_even(const int *own, int n) {
+    for (int i = 0; i < n; i++)
+        if (own[i] == DP_OWN_EVEN) return 1;
+    return 0;
+}
+
+/* Simulated ranks that own their tokens in another way. */
+static dp_status run_owned(const dp_case *c, const dp_run_options *o, const conv_truth *t,
+                           dp_own kind, int N, dp_runs *out, dp_err *e) {
+    int bases[DP_NBASES];
+    const int nb = dp_bases_of(c, o, bases), parts = dp_own_parts(kind, c->conv.T, N);
+    dp_case x = *c;
+    conv_truth owned = *t;
+    dp_status st = DP_OK;
+    x.conv.own = (dp_owners){kind, N};
+    owned.v = &x.conv;
+    if (!parts || o->fault || !dp_options_want(o, DP_BACKEND_SIM)) return DP_OK;
+    for (int j = 0; j < nb && !st; j++)
+        st = run_one(&x, o, &owned, DP_BACKEND_SIM, parts, (dp_base)bases[j], out, e);
+    return st;
+}
+
 dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
     int bases[DP_NBASES], ranks[16];
     const int nb = dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases),
@@ -150,8 +178,12 @@ dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, d
     dp_conv_result_alloc(&t.truth, t.v);
     dp_conv_result_alloc(&t.rad, t.v);
     dp_conv_truth(t.v, c->bits, &t.truth, &t.rad);
+    int own[DP_NOWNS];
+    const int nown = dp_owns_of(c, o, own);
     dp_status st = DP_OK;
-    for (int be = 0; be < DP_NBACKENDS; be++)
+    for (int z = 0; z < nown * nr && !st; z++)
+        if (own[z / nr]) st = run_owned(c, o, &t, (dp_own)own[z / nr], ranks[z % nr], out, e);
+    for (int be = 0; be < DP_NBACKENDS && has_even(own, nown); be++)
         for (int i = 0; i < nr && dp_op_on(dp_op_of(c), be) && dp_options_want(o, be); i++)
             for (int j = 0; j < nb && !st; j++) {
                 if (dp_unavailable(be, 1) || (o->fault && !dp_backends[be].faulty) ||

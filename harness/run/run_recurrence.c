@@ -48,6 +48,13 @@ int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES])
     return dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
 }
 
+int dp_owns_of(const dp_case *c, const dp_run_options *o, int own[DP_NOWNS]) {
+    const int n = o->nown ? o->nown : c->nown;
+    for (int i = 0; i < n; i++)
+        own[i] = o->nown ? (int)o->own[i] : (int)c->own[i];
+    return n;
+}
+
 int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK_COUNTS]) {
     return dp_select(c->nranks, c->ranks, o->nranks, o->ranks, ranks);
 }
@@ -85,7 +92,7 @@ static dp_status can_be_sharded(const selection *x, dp_err *e) {
     const dp_problem *p = &x->c->p;
     for (int i = 0; i < x->n; i++) {
         dp_context context;
-        const dp_status st = dp_context_build(p->cu, p->Nseq, x->ranks[i], 0, &context, e);
+        const dp_status st = dp_context_of(p, x->ranks[i], 0, &context, e);
         if (st) return st;
         dp_context_free(&context);
     }
@@ -125,10 +132,41 @@ static dp_status run_selection(const selection *x, dp_runs *out, dp_err *e) {
     return st;
 }
 
+/* Each number of ranks is a case of its own, whose ranks are the parts that those own: simulated,
+ * where the truth keeps the states between them. */
+static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err *e) {
+    static const dp_backend sim = DP_BACKEND_SIM;
+    dp_run_options o = *x->o;
+    dp_status st = DP_OK;
+    if (!dp_options_want(&o, sim) || o.fault || dp_case_session(x->c) || dp_op_of(x->c)->has_front)
+        return DP_OK;
+    o.nbackend = 1;
+    o.backend = &sim;
+    o.nranks = 0;
+    for (int i = 0; i < x->n && !st; i++) {
+        const int parts = dp_own_parts(kind, x->c->p.T, x->ranks[i]);
+        dp_case c = *x->c;
+        c.p.own = (dp_owners){kind, x->ranks[i]};
+        c.nranks = 1;
+        c.ranks[0] = parts;
+        c.all_chains[0] = 1;
+        const selection one = {.c = &c, .o = &o, .n = 1, .ranks = {parts}};
+        if (parts && any_offer(&one)) st = run_selection(&one, out, e);
+    }
+    return st;
+}
+
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
+    int own[DP_NOWNS];
+    const int nown = dp_owns_of(c, o, own);
     selection x = {.c = c, .o = o};
     x.n = dp_ranks_of(c, o, x.ranks);
-    const dp_status st = any_offer(&x) ? run_selection(&x, out, e) : DP_OK;
+    dp_status st = DP_OK;
+    for (int i = 0; i < nown && !st; i++)
+        if (own[i])
+            st = run_owned(&x, (dp_own)own[i], out, e);
+        else if (any_offer(&x))
+            st = run_selection(&x, out, e);
     for (int k = 0; k < DP_NSUBJECTS && !st; k++)
         if (dp_subjects[k].absent) dp_subjects[k].absent(&dp_subjects[k], c, o, out);
     return st;

@@ -13,7 +13,7 @@ static dp_status true_ranks(dp_sharding *sp, int boundaries, dp_err *e) {
     if (boundaries) sp->at = dp_calloc((size_t)sp->N * p->HV, sizeof *sp->at);
     for (int r = 0; r < sp->N; r++) {
         dp_context c;
-        const dp_status st = dp_context_build(p->cu, p->Nseq, sp->N, r, &c, e);
+        const dp_status st = dp_context_of(p, sp->N, r, &c, e);
         if (st) return st;
         for (int hv = 0; boundaries && hv < p->HV; hv++)
             dp_truth_at_rank(sp->truth, p, &c, hv, &sp->at[r * p->HV + hv]);
@@ -80,7 +80,7 @@ dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp) {
 void dp_sharding_prefixes(dp_sharding *sp) {
     const dp_truth *t = sp->truth;
     const dp_problem *p = &sp->c->p;
-    if (sp->traj || p->HV != 1 || p->Nseq != 1 || !t->M_seg.rows) return;
+    if (sp->traj || p->own.kind || p->HV != 1 || p->Nseq != 1 || !t->M_seg.rows) return;
     const int64_t KK = (int64_t)p->K * p->K, L = p->T / sp->N, a = sp->N >= 3 ? L : 0;
     double *P = NULL, *Q = dp_doubles(KK);
     sp->traj = dp_calloc(DP_MAX_TRAJ, sizeof *sp->traj);
@@ -119,6 +119,11 @@ dp_run *dp_sharding_record(const dp_sharding *sp, const dp_how *how, dp_runs *ou
     dp_run *r = dp_runs_add(out, sp->c);
     r->backend = how->backend;
     r->ranks = sp->N;
+    r->own = sp->c->p.own.kind;
+    if (r->own) {
+        r->ranks = sp->c->p.own.ranks;
+        r->parts = sp->N;
+    }
     r->base = how->base;
     r->chain = how->chain;
     r->design = how->design;

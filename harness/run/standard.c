@@ -15,10 +15,10 @@ static int compare_i64(const void *a, const void *b) {
 static int add_cuts(const dp_problem *p, int N, int64_t *x) {
     const int64_t L = p->T / N, a = N >= 3 ? L : 0;
     int n = 0;
-    if (p->T % N || N == 1) return 0;
+    if (N == 1 || (!p->own.kind && p->T % N)) return 0;
     for (int r = 1; r < N; r++)
-        x[n++] = r * L;
-    if (p->Nseq == 1 && p->HV == 1)
+        x[n++] = dp_own_cut(p->own.kind, p->T, N, r);
+    if (p->Nseq == 1 && p->HV == 1 && !p->own.kind)
         for (int64_t s = DP_CHUNK; s < L; s *= 2)
             x[n++] = a + s;
     return n;

@@ -339,6 +339,32 @@ dp_status dp_check_ranks(dp_check_work *w, int transpose) {
     return st;
 }
 
+dp_status dp_check_exact_cp(dp_check_work *w) {
+    dp_problem one = *w->p, many = *w->p;
+    dp_check_outcome want = {0}, got = {0};
+    if (w->s->backend != DP_BACKEND_SIM) {
+        dp_check_skip(w, "simulated ranks alone are told who owns which tokens");
+        return DP_OK;
+    }
+    if (w->N < 2) {
+        dp_check_skip(w, "one rank");
+        return DP_OK;
+    }
+    one.own = (dp_owners){DP_OWN_GRID, 1};
+    many.own = (dp_owners){DP_OWN_GRID, w->N};
+    const int parts = dp_own_parts(DP_OWN_GRID, one.T, 1);
+    dp_check_work v = *w;
+    v.p = &many;
+    dp_status st = dp_check_run_problem(w->s, &one, parts, w->backward, &want, w->e);
+    if (!st) st = dp_check_run_problem(w->s, &many, parts, w->backward, &got, w->e);
+    for (int f = 0; f < DP_NRESULTS && !st; f++)
+        dp_check_same_field(
+            &v, f, &(dp_check_pair){.p = &many, .got = &got.r, .want = &want.r, .factor = 1});
+    dp_check_outcome_free(&want);
+    dp_check_outcome_free(&got);
+    return st;
+}
+
 /* ---- within both bounds ---------------------------------------------------------------------- */
 
 /* Each row of the problem itself and of another run of it within the sum of both bounds; who: what

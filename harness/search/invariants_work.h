@@ -118,6 +118,7 @@ dp_status dp_check_prefix(dp_check_work *w);
 dp_status dp_check_factor(dp_check_work *w, const int *input, int n, double c,
                           const double factor[DP_NRESULTS], double small);
 /* One rank and N ranks give the same bits on exact inputs. */
+dp_status dp_check_exact_cp(dp_check_work *w);
 dp_status dp_check_ranks(dp_check_work *w, int transpose);
 /* One rank and N ranks differ by no more than both bounds. */
 dp_status dp_check_ranks_bound(dp_check_work *w);

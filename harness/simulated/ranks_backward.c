@@ -149,12 +149,28 @@ static void grads(dp_sim *s, int gi) {
     free(dout);
 }
 
+/* Parts of one owner are added to the first of them, which of a rank's only part changes nothing.
+ */
+static void add_parts(const dp_sim *s, dp_base base, double *sums, int64_t n) {
+    const dp_owners o = s->p->own;
+    for (int i = 1; o.kind && i < s->N; i++) {
+        int first = 0;
+        while (dp_own_sum(o, s->N, first) != dp_own_sum(o, s->N, i))
+            first++;
+        for (int64_t j = 0; first < i && j < n; j++) {
+            sums[first * n + j] = dp_round_arith(base, sums[first * n + j] + sums[i * n + j]);
+            sums[i * n + j] = 0;
+        }
+    }
+}
+
 /* dA_log and ddt_bias from the sums of all ranks, in rank order. */
 static void add_sums(dp_sim *s, dp_base base, double *sums) {
     const dp_problem *p = s->p;
     double *A = s->out.dA_log, *B = s->out.ddt_bias;
     const int64_t nA = A ? p->HV : 0, nB = B ? (int64_t)p->HV * dp_Kg(p) : 0;
     if (s->peers) dp_peers_gather(s->peers, sums, nA + nB, "dA_log and ddt_bias");
+    add_parts(s, base, sums, nA + nB);
     if (A) memset(A, 0, sizeof(double) * (size_t)nA);
     if (B) memset(B, 0, sizeof(double) * (size_t)nB);
     for (int i = 0; i < s->N; i++) {

@@ -90,7 +90,7 @@ static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *desig
     memcpy(s->at, at, sizeof s->at);
     s->ctx = dp_calloc((size_t)N, sizeof *s->ctx);
     for (int r = 0; r < N; r++) {
-        dp_status st = dp_context_build(p->cu, p->Nseq, N, r, &s->ctx[r], e);
+        dp_status st = dp_context_of(p, N, r, &s->ctx[r], e);
         if (st) {
             s->N = r;
             dp_sim_free(s);
@@ -203,7 +203,7 @@ int dp_sim_split(dp_sim *s, int N) {
     next.ctx = dp_calloc((size_t)N, sizeof *next.ctx);
     next.hit = dp_calloc((size_t)N * s->p->HV, 1);
     for (int r = 0; r < N; r++) {
-        const dp_status st = dp_context_build(s->p->cu, s->p->Nseq, N, r, &next.ctx[r], &e);
+        const dp_status st = dp_context_of(s->p, N, r, &next.ctx[r], &e);
         assert(!st); /* the caller has split the problem this way already */
         (void)st;
     }

@@ -172,11 +172,12 @@ int dp_stage_tensor_find(const char *name) {
 
 int dp_stage_tensor_chunks(const dp_problem *p, int N, int rank) {
     int64_t n = 0;
-    const int64_t L = p->T / N;
     for (int r = rank < 0 ? 0 : rank; r < (rank < 0 ? N : rank + 1); r++)
         for (int i = 0; i < p->Nseq; i++) {
-            const int64_t a = p->cu[i] > r * L ? p->cu[i] : r * L,
-                          b = p->cu[i + 1] < (r + 1) * L ? p->cu[i + 1] : (r + 1) * L;
+            const int64_t from = dp_own_cut(p->own.kind, p->T, N, r),
+                          to = dp_own_cut(p->own.kind, p->T, N, r + 1),
+                          a = p->cu[i] > from ? p->cu[i] : from,
+                          b = p->cu[i + 1] < to ? p->cu[i + 1] : to;
             if (b > a) n += (b - a + DP_CHUNK - 1) / DP_CHUNK;
         }
     return (int)n;

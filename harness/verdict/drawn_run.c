@@ -98,7 +98,7 @@ static void run_recurrent(dp_drawn_run *x) {
     const int N = x->N;
     int64_t *cut = dp_calloc((size_t)N, sizeof *cut);
     for (int r = 1; r < N; r++)
-        cut[r] = r * (p->T / N);
+        cut[r] = dp_own_cut(p->own.kind, p->T, N, r);
     x->S = dp_doubles(N * p->HV * KV);
     x->dS = dp_doubles(N * p->HV * KV);
     x->dg = dp_doubles(p->T * p->HV * dp_Kg(p));

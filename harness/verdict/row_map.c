@@ -9,7 +9,7 @@ dp_windows dp_windows_of(const dp_problem *p, int N) {
     dp_windows w = {.p = p, .N = N, .window_of = dp_calloc((size_t)p->T, sizeof(int))};
     for (int r = 0; r < N; r++) {
         dp_context c;
-        const dp_status st = dp_context_build(p->cu, p->Nseq, N, r, &c, NULL);
+        const dp_status st = dp_context_of(p, N, r, &c, NULL);
         assert(!st);
         (void)st;
         for (int s = 0; s < c.nlocal; s++) {

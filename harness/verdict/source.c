@@ -78,7 +78,8 @@ static int whose_exponents(const dp_wrong_rows *x) {
     const dp_compare_in *in = x->in;
     const dp_problem *p = x->p;
     const dp_source_place at = dp_source_place_at(in, x->row[0]);
-    const int64_t L = p->T / in->N;
+    const int64_t first = dp_own_cut(p->own.kind, p->T, in->N, at.rank),
+                  behind = dp_own_cut(p->own.kind, p->T, in->N, at.rank + 1);
     if (p->Nseq < 2) return 0;
     int wrong_of[3] = {0}, right_of[3] = {0}, n = 0, from = -1, own = -1, name = -1, several = 0;
     for (int64_t i = 0; i < in->width; i++) {
@@ -100,8 +101,7 @@ static int whose_exponents(const dp_wrong_rows *x) {
     }
     if (from < 0 || own < 0 || from == own) return 0;
     for (int s = 0; s < p->Nseq; s++) /* which of the rank's own sequences has those numbers */
-        if (p->cu[s + 1] > p->cu[s] && p->cu[s] < (at.rank + 1) * L && p->cu[s + 1] > at.rank * L &&
-            s % 3 == from) {
+        if (p->cu[s + 1] > p->cu[s] && p->cu[s] < behind && p->cu[s + 1] > first && s % 3 == from) {
             several += name >= 0;
             name = s;
         }

@@ -157,7 +157,7 @@ int dp_source_whose_decays(const dp_wrong_rows *x, int back, int state, int limi
     dp_source_place from = {-1, -1, -1, -1};
     char also[128] = "";
     int found = 0, n = 0;
-    if (dp_context_build(p->cu, p->Nseq, in->N, at.rank, &c, NULL)) return 0;
+    if (dp_context_of(p, in->N, at.rank, &c, NULL)) return 0;
     factors own = chunk_factors(p, &c, back ? 0 : c.nlocal - 1, back ? 1 : c.nlocal, at.head);
     double *X = dp_doubles((int64_t)p->K * (state ? p->V : p->K));
     for (int step = 0; step < 3;
@@ -168,7 +168,7 @@ int dp_source_whose_decays(const dp_wrong_rows *x, int back, int state, int limi
                 step != (r == at.rank   ? 0
                          : h == at.head ? 1
                                         : 2) ||
-                dp_context_build(p->cu, p->Nseq, in->N, r, &d, NULL))
+                dp_context_of(p, in->N, r, &d, NULL))
                 continue;
             factors other = chunk_factors(p, &d, back ? 0 : d.nlocal - 1, d.nlocal, h);
             if (other.c >= own.c) {

@@ -186,7 +186,8 @@ static dp_source_place place_of(const dp_source_values *w, const atom *a) {
     const int64_t t = a->token >= 0                     ? a->token
                       : w->p->cu[a->sequence] < w->p->T ? w->p->cu[a->sequence]
                                                         : w->p->T - 1;
-    return (dp_source_place){(int)(t / (w->p->T / w->N)), a->head, a->sequence, a->token};
+    return (dp_source_place){dp_own_part_of(w->p->own.kind, w->p->T, w->N, t), a->head, a->sequence,
+                             a->token};
 }
 
 int dp_source_whose_values(const dp_wrong_rows *x, const dp_source_values *w, int states) {

@@ -244,8 +244,14 @@ static void magnitudes(const dp_conv *c, dp_conv_result *v) {
 }
 
 static void bound_of(const dp_conv *c, dp_conv_policy pol, rule r, int N, dp_conv_result *bound) {
-    assert(N >= 1 && c->T % N == 0);
-    bound_arithmetic(c, &r, c->T / N + N - 1, bound);
+    int64_t most = 0; /* tokens of one part */
+    for (int i = 0; i < N; i++) {
+        const int64_t n =
+            dp_own_cut(c->own.kind, c->T, N, i + 1) - dp_own_cut(c->own.kind, c->T, N, i);
+        most = n > most ? n : most;
+    }
+    assert(N >= 1 && (c->own.kind || c->T % N == 0));
+    bound_arithmetic(c, &r, most + N - 1, bound);
     if (pol != DP_CONV_BF16) {
         finish_all(c, bound, NULL, 0, 0, 0);
         return;

@@ -89,7 +89,7 @@ static inline double silu_slope(dp_conv_policy pol, double p, double s) {
 static dp_status rank_open(const conv_sim *s, int r, dp_err *e) {
     const dp_conv *c = s->c;
     conv_rank *k = &s->rank[r];
-    const dp_status st = dp_context_build(c->cu, c->Nseq, s->N, r, &k->ctx, e);
+    const dp_status st = dp_context_owned(c->cu, c->Nseq, c->own.kind, s->N, r, &k->ctx, e);
     if (st) return st;
     k->m = k->ctx.pre_num_conv_tokens < c->W - 1 ? k->ctx.pre_num_conv_tokens : c->W - 1;
     k->at = s->peers ? 0 : k->ctx.a;
@@ -113,7 +113,7 @@ static void rank_close(conv_rank *k) {
 
 /* The rank that owns token t, and the row there. */
 static conv_rank *owner(const conv_sim *s, int64_t t, int64_t *row) {
-    conv_rank *k = &s->rank[t / s->rank->ctx.L];
+    conv_rank *k = &s->rank[dp_own_part_of(s->c->own.kind, s->c->T, s->N, t)];
     *row = k->m + t - k->ctx.a;
     return k;
 }
@@ -190,6 +190,23 @@ static void collect(const conv_sim *s, const conv_rank *k, int d0, int d1) {
             s->out->dx[(k->at + t) * D + d] = stored(s->pol, k->dx[(k->m + t) * D + d]);
 }
 
+/* Parts of one owner are added to the first of them, and left out then: 0 of one that is not. */
+static int add_part(const conv_sim *s, int i, int d0, int d1) {
+    const dp_owners o = s->c->own;
+    const int W = s->c->W;
+    int first = 0;
+    while (o.kind && first < i && dp_own_sum(o, s->N, first) != dp_own_sum(o, s->N, i))
+        first++;
+    if (!o.kind || first == i) return 1;
+    const conv_rank *from = &s->rank[i];
+    conv_rank *to = &s->rank[first];
+    for (int z = d0 * W; z < d1 * W; z++)
+        to->dw[z] = rnd(s->pol, to->dw[z] + from->dw[z]);
+    for (int d = d0; d < d1; d++)
+        to->dbias[d] = rnd(s->pol, to->dbias[d] + from->dbias[d]);
+    return 0;
+}
+
 static void add_sums(const conv_sim *s, const conv_rank *k, int d0, int d1) {
     const int W = s->c->W;
     for (int i = d0 * W; i < d1 * W; i++)
@@ -207,9 +224,12 @@ static void run_channels(const conv_sim *s, int d0, int d1) {
     if (!s->c->dy) return;
     for (int r = 0; r < s->N; r++)
         halo_return(s, &s->rank[r], d0, d1);
+    unsigned char own[s->N]; /* sums of their own */
+    for (int r = 0; r < s->N; r++)
+        own[r] = (unsigned char)add_part(s, r, d0, d1);
     for (int r = 0; r < s->N; r++) {
         collect(s, &s->rank[r], d0, d1);
-        add_sums(s, &s->rank[r], d0, d1);
+        if (own[r]) add_sums(s, &s->rank[r], d0, d1);
     }
 }
 

@@ -18,6 +18,7 @@ typedef struct {
     int D, W, Nseq, silu;
     int64_t *cu;
     double *x, *w, *bias, *dy; /* dy NULL: forward only */
+    dp_owners own;             /* as of a problem */
 } dp_conv;
 /* Shapes of x, x, w, bias. dx, dw: NULL without dy; dbias: NULL without dy or bias. Below, the
  * caller allocates every result. */
@@ -55,7 +56,7 @@ void dp_conv_result_free(dp_conv_result *r);
 void dp_conv_run(const dp_conv *c, dp_conv_result *r); /* fp64, unsplit */
 /* Over N simulated ranks: halo of m = min(W-1, pre_num_conv_tokens) tokens gathered from as many
  * ranks as it spans; only m rows of gradient flow back; dw, dbias summed over ranks. Any local
- * length, also L < W-1. DP_EINPUT if T % N.
+ * length, also L < W-1. DP_EINPUT if T % N. Owned in another way (own.h): N parts.
  * Every product and sum is rounded to the format, fp64 or fp32, operands first; bf16 is fp32
  * arithmetic that stores y and dx in bf16.
  * Results are the same bits for any number of threads. */

@@ -77,6 +77,7 @@ dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
     XXH3_128bits_update(s, p->cu, sizeof *p->cu * (size_t)(p->Nseq + 1));
     XXH3_128bits_update(s, more, size);
     if (p->input_error) hash_doubles(s, &p->input_error, 1);
+    if (p->own.kind) XXH3_128bits_update(s, &p->own, sizeof p->own);
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_belongs(p, i)) hash_doubles(s, dp_input_of(p, i), dp_input_count(p, i));
     return digest(s);

@@ -24,12 +24,12 @@ static int sequence_of(const int64_t *cu, int Nseq, int64_t t) {
     return lo;
 }
 
-static dp_status check_split(const int64_t *cu, int Nseq, int N, dp_err *e) {
+static dp_status check_split(const int64_t *cu, int Nseq, dp_own own, int N, dp_err *e) {
     const int64_t T = cu[Nseq];
     if (N < 1) return dp_fail(e, DP_EINPUT, "ranks = %d: must be at least 1", N);
     if (T < N)
         return dp_fail(e, DP_EINPUT, "T = %lld: fewer tokens than ranks = %d", (long long)T, N);
-    if (T % N)
+    if (own == DP_OWN_EVEN && T % N)
         return dp_fail(e, DP_EINPUT, "T = %lld: must be a multiple of ranks = %d", (long long)T, N);
     return DP_OK;
 }
@@ -47,19 +47,29 @@ static void fill_local(const int64_t *cu, int f, int l, dp_context *c) {
 }
 
 dp_status dp_context_build(const int64_t *cu, int Nseq, int N, int rank, dp_context *c, dp_err *e) {
+    return dp_context_owned(cu, Nseq, DP_OWN_EVEN, N, rank, c, e);
+}
+
+dp_status dp_context_of(const dp_problem *p, int N, int rank, dp_context *c, dp_err *e) {
+    return dp_context_owned(p->cu, p->Nseq, p->own.kind, N, rank, c, e);
+}
+
+dp_status dp_context_owned(const int64_t *cu, int Nseq, dp_own own, int N, int rank, dp_context *c,
+                           dp_err *e) {
+    const int64_t T = cu[Nseq];
     memset(c, 0, sizeof *c);
-    const dp_status s = check_split(cu, Nseq, N, e);
+    const dp_status s = check_split(cu, Nseq, own, N, e);
     if (s) return s;
     assert(rank >= 0 && rank < N && cu[0] == 0);
     c->rank = rank;
     c->N = N;
-    c->L = cu[Nseq] / N;
-    c->a = rank * c->L;
-    c->b = c->a + c->L;
+    c->a = dp_own_cut(own, T, N, rank);
+    c->b = dp_own_cut(own, T, N, rank + 1);
+    c->L = c->b - c->a;
     const int f = sequence_of(cu, Nseq, c->a), l = sequence_of(cu, Nseq, c->b - 1);
     fill_local(cu, f, l, c);
-    c->pre_num_ranks = rank - (int)(cu[f] / c->L);
-    c->post_num_ranks = (int)((cu[l + 1] - 1) / c->L) - rank;
+    c->pre_num_ranks = rank - dp_own_part_of(own, T, N, cu[f]);
+    c->post_num_ranks = dp_own_part_of(own, T, N, cu[l + 1] - 1) - rank;
     c->is_first = c->pre_num_ranks == 0;
     c->is_last = c->post_num_ranks == 0;
     c->pre_num_conv_tokens = c->a - cu[f];

@@ -2,6 +2,7 @@
  * exact for any cu, empty sequences too).
  *
  * T % N == 0 and T >= N are required. Rank r owns tokens [a, b), a = r L, b = a + L, L = T / N.
+ * Of a problem whose tokens are owned in another way (own.h) N is its number of parts, r a part.
  */
 #ifndef DP_CONTEXT_H
 #define DP_CONTEXT_H
@@ -24,6 +25,11 @@ typedef struct {
 /* DP_EINPUT if N < 1, T % N != 0 or T < N; then *c is empty. cu is trusted: cu[0] = 0, not
  * decreasing (dp_problem_check). */
 dp_status dp_context_build(const int64_t *cu, int Nseq, int N, int rank, dp_context *c, dp_err *e);
+/* The same of the parts of a problem. */
+dp_status dp_context_of(const dp_problem *p, int N, int rank, dp_context *c, dp_err *e);
+/* The same of cu whose tokens are owned so. */
+dp_status dp_context_owned(const int64_t *cu, int Nseq, dp_own own, int N, int rank, dp_context *c,
+                           dp_err *e);
 /* Frees what it holds; the struct is the caller's. */
 void dp_context_free(dp_context *c);
 

@@ -21,6 +21,8 @@
 #ifndef DP_PROBLEM_H
 #define DP_PROBLEM_H
 
+#include "own.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -93,7 +95,9 @@ struct dp_problem {
     dp_model model;
     int64_t T;
     int H, HV, K, V, R, Nseq;
-    int64_t *cu;  /* [Nseq+1], cu[0] = 0, not decreasing, cu[Nseq] = T */
+    int64_t *cu; /* [Nseq+1], cu[0] = 0, not decreasing, cu[Nseq] = T */
+    /* who owns its tokens: a number of ranks N is one of parts of this kind (own.h) */
+    dp_owners own;
     double scale; /* multiplies q in the output; K^(-1/2) by default */
     dp_gate gate;
     double lower_bound; /* DP_GATE_LOWER_BOUND only */

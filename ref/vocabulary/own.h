@@ -1,0 +1,55 @@
+/* ref/vocabulary/own.h - which rank owns which tokens. Tokens are cut into parts, in their order,
+ * each of which one rank owns; a rank may own several parts, or none. States are handed from part
+ * to part, so a part is to the recurrence what a rank is where every rank owns T / N tokens.
+ *
+ *   even      N parts of T / N tokens; T % N == 0
+ *   balanced  N parts that differ by at most one token, for any T >= N
+ *   uneven    N parts, part i of some 2 (i + 1) / (N (N + 1)) of T
+ *   empty     parts of every second rank; the others own nothing
+ *   zigzag    2 N parts, of which rank i owns part i and part 2 N - 1 - i
+ *   cyclic    parts of 64 tokens, dealt out in turn
+ *   grid      parts of 128 tokens whatever the number of ranks, which own runs of them. What is
+ *             computed, and in which order it is summed, is the same for any number: so are the
+ *             bits
+ */
+#ifndef DP_OWN_H
+#define DP_OWN_H
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    DP_OWN_EVEN,
+    DP_OWN_BALANCED,
+    DP_OWN_UNEVEN,
+    DP_OWN_EMPTY,
+    DP_OWN_ZIGZAG,
+    DP_OWN_CYCLIC,
+    DP_OWN_GRID,
+    DP_NOWNS
+} dp_own;
+#define DP_OWN_WORDS \
+    "even|balanced|uneven|empty|zigzag|cyclic|grid" /* their names, in their order */
+extern const char *const dp_own_names[DP_NOWNS];
+
+/* Who owns the parts; zeros: even, a part a rank. */
+typedef struct {
+    dp_own kind;
+    int ranks;
+} dp_owners;
+
+/* Parts of T tokens over so many ranks; 0: T does not divide, or a part would have no token. */
+int dp_own_parts(dp_own kind, int64_t T, int ranks);
+int64_t dp_own_cut(dp_own kind, int64_t T, int parts, int i); /* first token of part i; T behind */
+int dp_own_part_of(dp_own kind, int64_t T, int parts, int64_t t); /* the part of token t */
+/* The owner of part i. */
+int dp_own_rank(dp_owners o, int parts, int i);
+/* Whose sum over tokens part i is added to, before the sums are added in order: its owner's, but on
+ * a grid its own. */
+int dp_own_sum(dp_owners o, int parts, int i);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
