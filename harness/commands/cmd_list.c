@@ -1,11 +1,13 @@
 /* deltaproof list: the cases with their reasons, the keys of a case file, the deliberate faults,
- * the names of tensors, the fields of a record. Exit status 0, 2: a case file is refused. */
+ * the names of tensors, the fields of a record, exchanges with their prices. Exit status 0, 2: a
+ * case file is refused. */
 #define _GNU_SOURCE
 #include "commands.h"
 #include "harness/record/record_schema.h"
 #include "harness/simulated/stage_tensor.h"
 #include "options.h"
 #include "parse.h"
+#include "ref/chunk/exchange.h"
 #include "ref/files/output.h"
 
 #include <argp.h>
@@ -15,16 +17,18 @@
 
 typedef struct {
     dp_options of;
-    int keys, faults, tensors, schema;
+    int keys, faults, tensors, schema, exchanges;
 } options;
 
-enum { OPT_KEYS = 256, OPT_FAULTS, OPT_TENSORS, OPT_SCHEMA };
+enum { OPT_KEYS = 256, OPT_FAULTS, OPT_TENSORS, OPT_SCHEMA, OPT_EXCHANGES };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
     {"keys", OPT_KEYS, 0, 0, "print the keys of a case file", 0},
     {"faults", OPT_FAULTS, 0, 0, "print the deliberate faults", 0},
     {"tensors", OPT_TENSORS, 0, 0, "print the names of inputs, results and stages", 0},
+    {"exchanges", OPT_EXCHANGES, 0, 0,
+     "print what each exchange costs on 2, 4, 8, 64 and 1,024 ranks", 0},
     {"schema", OPT_SCHEMA, 0, 0, "print the fields of a record as JSON Schema", 0},
     {0}};
 
@@ -35,6 +39,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_FAULTS: o->faults = 1; break;
     case OPT_TENSORS: o->tensors = 1; break;
     case OPT_SCHEMA: o->schema = 1; break;
+    case OPT_EXCHANGES: o->exchanges = 1; break;
     default: return dp_option(key, arg, st, &o->of);
     }
     return 0;
@@ -74,6 +79,42 @@ static void print_tensors(void) {
         print_name(t->name, t->alias, 3);
         printf("[%s]%*s stage of %s: %s\n", axes, 16 - (int)strlen(axes), "",
                dp_stage_names[t->made_by], t->what);
+    }
+}
+
+/* One row: all ranks' messages and bytes, the longest chain, and its share that is no exchange. */
+static void print_price(dp_exchange x, const dp_exchange_size *s, const dp_exchange_machine *m) {
+    const dp_exchange_price p = dp_exchange_price_of(x, s, m);
+    printf("%6d  %-10s %-9s ", s->N, dp_exchange_names[x], dp_payload_names[s->payload]);
+    if (p.possible)
+        printf("%9.0f %12.4g %10.4f %10.4f\n", p.messages, p.bytes / 1e6, p.path_s * 1e3,
+               p.compute_s * 1e3);
+    else
+        printf("%9s %12s %10s %10s\n", "-", "-", "-", "-");
+}
+
+static void print_exchanges(void) {
+    static const int ranks[] = {2, 4, 8, 64, 1024};
+    static const dp_exchange_machine m = {5e-6, 2e11, 4e14};
+    dp_exchange_size s = {.HV = 32, .K = 128, .V = 128, .L = 8192, .rank = 16};
+    printf(
+        "One sequence, one direction; %lld tokens a rank, HV = %d, K = V = %d. Predicted, with\n"
+        "%.0f us a message, %.0f GB/s a link, %.0f Tflop/s: messages and megabytes of all ranks;\n"
+        "ms of the longest chain, and of what in it is no exchange (pre-scan and state pass).\n"
+        "low-rank: %d of %d singular values. grid: --exact-cp. diagonal: GLA, SSD.\n\n"
+        " ranks  exchange   payload    messages           MB    path ms computing\n",
+        (long long)s.L, s.HV, s.K, m.latency_s * 1e6, m.bytes_per_s / 1e9, m.flops_per_s / 1e12,
+        s.rank, s.K);
+    for (int i = 0; i < (int)(sizeof ranks / sizeof *ranks); i++) {
+        s.N = ranks[i];
+        for (int x = 0; x < DP_NEXCHANGES; x++) {
+            s.payload = DP_PAYLOAD_FP32;
+            print_price((dp_exchange)x, &s, &m);
+        }
+        for (int p = DP_PAYLOAD_FP32 + 1; p < DP_NPAYLOADS; p++) {
+            s.payload = (dp_payload)p;
+            print_price(DP_EXCHANGE_ALLGATHER, &s, &m);
+        }
     }
 }
 
@@ -119,6 +160,8 @@ int dp_cmd_list(int argc, char **argv) {
         print_faults();
     else if (o.tensors)
         print_tensors();
+    else if (o.exchanges)
+        print_exchanges();
     else if (o.schema)
         return print_schema();
     else
