@@ -30,6 +30,14 @@ extern "C" {
 
 typedef enum { DPG_STATE_KV, DPG_STATE_VK } dpg_state_layout; /* [K][V] or [V][K] */
 
+/* States of 8 bits a number, layout [K][V]: each row of 32 columns has a scale, its largest number
+ * over 448 (fp8 e4m3) or 127 (int8). A head of a slot is K V codes, then K V / 32 scales in fp32
+ * and, with feedback, K V numbers in bf16: what the store left out, which the next one adds (of the
+ * slot that is read). harness/simulated/carried.h has what they make of a session. */
+typedef enum { DPG_UNPACKED, DPG_E4M3, DPG_INT8, DPG_INT8_FEEDBACK } dpg_packed;
+/* Bytes of n numbers. */
+#define DPG_PACKED_BYTES(packed, n) ((n) + (n) / 8 + ((packed) == DPG_INT8_FEEDBACK ? 2 * (n) : 0))
+
 /* K in {32, 64, 128, 256}, V a multiple of 32, R in {1, 2, 4}, HV a multiple of H. */
 typedef struct {
     int B, T, H, HV, K, V, R, Kg; /* Kg = K (KDA, MKDA) or 1 (GDN) */
@@ -41,7 +49,8 @@ typedef struct {
     dpg_dtype dtype;  /* of q k v */
     dpg_dtype gdtype; /* of g beta */
     dpg_dtype odtype; /* of o */
-    dpg_dtype sdtype; /* of states */
+    dpg_dtype sdtype; /* of states that are not packed */
+    dpg_packed packed;
     dpg_state_layout layout;
     int64_t slots;
     int kept; /* 1 or T */
@@ -49,7 +58,7 @@ typedef struct {
 
 /* Device pointers, 16-byte aligned; q [B][T][H][K], k [B][T][H][R][K], v [B][T][HV][R][V],
  * g [B][T][HV][Kg], beta [B][T][HV][R], o [B][T][HV][V], A_log [HV] and dt_bias [HV][Kg] fp32 or
- * NULL (0), states [slots][HV] of K V numbers. */
+ * NULL (0), states [slots][HV] of K V numbers, or of DPG_PACKED_BYTES. */
 typedef struct {
     const void *q, *k, *v, *g, *beta;
     const float *A_log, *dt_bias;

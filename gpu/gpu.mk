@@ -19,7 +19,7 @@ NVCC_GENCODE ?= $(foreach a,$(GPU_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)
 GPU_SRC      := $(filter-out $(wildcard gpu/tests/*.cu gpu/bench/*.cu),$(wildcard gpu/*/*.cu))
 GPU_LIB      := $(BUILD)/gpu/libdpgpu.a
 GPU_TESTS    := test_gpu test_gpu_bwd test_kill test_procs
-GPU_REF_TESTS := test_gpu_conv test_fast_bwd test_decode # against ref/
+GPU_REF_TESTS := test_gpu_conv test_fast_bwd test_decode test_packed # against ref/, harness/
 GPU_BENCH    := bench_gpu bench_bwd bench_decode
 GPU_PROGS    := $(addprefix $(BUILD)/gpu/,$(GPU_TESTS) $(GPU_REF_TESTS) $(GPU_BENCH))
 GPU_LDLIBS   := -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread

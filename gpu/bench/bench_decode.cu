@@ -3,7 +3,8 @@
  *
  *   bench_decode [RUNS]    K = V = 128, 32 heads, lower-bound gate, sigmoid, norms in the kernel;
  *                          one token of B requests, and windows of 4 tokens that keep every state;
- *                          states fp32 and bf16, all of them larger than L2 where B >= 32
+ *                          states fp32, bf16 and packed, those of fp32 larger than L2 where
+ *                          B >= 32
  *
  * Medians of RUNS (default 50) of a CUDA graph of CALLS calls on slots of their own. A line:
  * B T states us GB/s (bytes: states read and written, inputs, o). */
@@ -12,6 +13,18 @@
 
 enum { HEADS = 32, WIDTH = 128, CALLS = 8 };
 
+struct States {
+    const char *name;
+    dpg_dtype type;
+    dpg_packed packed;
+    double bytes; /* of a number */
+};
+static const States STATES[] = {{"fp32", DPG_F32, DPG_UNPACKED, 4},
+                                {"bf16", DPG_BF16, DPG_UNPACKED, 2},
+                                {"fp8", DPG_F32, DPG_E4M3, 1.125},
+                                {"int8", DPG_F32, DPG_INT8, 1.125},
+                                {"int8ef", DPG_F32, DPG_INT8_FEEDBACK, 3.125}};
+
 /* A call of B requests, T tokens. */
 struct Serving {
     Memory m;
@@ -19,7 +32,7 @@ struct Serving {
     dpg_decode_tensors t[CALLS] = {};
     double bytes = 0; /* of a call */
 
-    Serving(int B, int T, dpg_dtype sdtype) {
+    Serving(int B, int T, const States &kind) {
         const int64_t rows = (int64_t)B * T * HEADS, state = (int64_t)HEADS * WIDTH * WIDTH;
         const int kept = T;
         d.B = B;
@@ -33,7 +46,8 @@ struct Serving {
         d.beta_form = DP_BETA_SIGMOID;
         d.l2norm = 1;
         d.dtype = d.gdtype = d.odtype = DPG_BF16;
-        d.sdtype = sdtype;
+        d.sdtype = kind.type;
+        d.packed = kind.packed;
         d.slots = (int64_t)B * kept * CALLS;
         d.kept = kept;
         std::vector<int32_t> slot((size_t)d.slots);
@@ -41,7 +55,9 @@ struct Serving {
             slot[i] = (int32_t)i;
         int32_t *index = (int32_t *)m.room(slot.size() * 4);
         CUDA(cudaMemcpy(index, slot.data(), slot.size() * 4, cudaMemcpyHostToDevice));
-        void *states = random_words(m, d.slots * state, 1, sdtype);
+        const int64_t numbers = d.slots * state;
+        void *states = kind.packed ? m.filled(DPG_PACKED_BYTES(kind.packed, numbers), 0)
+                                   : random_words(m, numbers, 1, kind.type);
         float *bias = (float *)m.room(HEADS * WIDTH * 4), *A_log = (float *)m.filled(HEADS * 4, 0);
         constant<<<1, 256>>>(bias, HEADS * WIDTH, FAST);
         for (int i = 0; i < CALLS; i++) {
@@ -55,7 +71,7 @@ struct Serving {
                     states,       index + (int64_t)i * B * kept,
                     NULL,         NULL};
         }
-        bytes = (double)B * state * word_bytes(sdtype) * (1 + kept) + 2.0 * rows * (5 * WIDTH + 1);
+        bytes = (double)B * state * kind.bytes * (1 + kept) + 2.0 * rows * (5 * WIDTH + 1);
         CUDA(cudaDeviceSynchronize());
     }
     ~Serving() { m.release(); }
@@ -67,8 +83,8 @@ struct Serving {
     }
 };
 
-static void bench(int B, int T, dpg_dtype sdtype, int runs) {
-    Serving x(B, T, sdtype);
+static void bench(int B, int T, const States &kind, int runs) {
+    Serving x(B, T, kind);
     cudaStream_t s;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -81,8 +97,8 @@ static void bench(int B, int T, dpg_dtype sdtype, int runs) {
     CUDA(cudaGraphInstantiate(&exec, graph, 0));
     std::vector<float> ms = times_of(s, runs, [&] { CUDA(cudaGraphLaunch(exec, s)); });
     const double us = 1e3 * median(ms) / CALLS;
-    printf("decode B=%d T=%d states %s %.2f us %.0f GB/s\n", B, T,
-           sdtype == DPG_BF16 ? "bf16" : "fp32", us, 1e-3 * x.bytes / us);
+    printf("decode B=%d T=%d states %s %.2f us %.0f GB/s\n", B, T, kind.name, us,
+           1e-3 * x.bytes / us);
     CUDA(cudaGraphExecDestroy(exec));
     CUDA(cudaGraphDestroy(graph));
     CUDA(cudaStreamDestroy(s));
@@ -92,8 +108,8 @@ int main(int argc, char **argv) {
     const int runs = argc > 1 ? atoi(argv[1]) : 50;
     devices("bench_decode");
     for (int T : {1, 4})
-        for (dpg_dtype sdtype : {DPG_F32, DPG_BF16})
+        for (const States &kind : STATES)
             for (int B : {1, 8, 32, 128})
-                bench(B, T, sdtype, runs);
+                bench(B, T, kind, runs);
     return 0;
 }

@@ -11,7 +11,9 @@
  *
  * Who holds what: layout [K][V], a thread 4 columns of every 16th row; sums over rows by shuffles,
  * then over 4 warps in shared memory. Layout [V][K], a thread 2 columns of 4 rows in 32; sums by
- * shuffles alone. Either way loads and stores are 16 bytes a thread (8 for bf16 states). */
+ * shuffles alone. Either way loads and stores are 16 bytes a thread (8 for bf16 states, 4 for
+ * packed ones, whose scales are made by the 8 threads of a row). */
+#include "decode/packed.cuh"
 #include "decode/slots.cuh"
 #include "dp_decode.h"
 #include "plan/values.cuh"
@@ -197,7 +199,31 @@ static __device__ void read_state(const Tile<K, VK> &S, const DecodeArgs &a, con
         stx(a.t.o, to + S.col(j), a.d.odtype == DPG_BF16, a.d.scale * y[0][j]);
 }
 
-template <int K, bool VK, int R> __global__ void __launch_bounds__(THREADS) k_decode(DecodeArgs a) {
+/* ---- a request ------------------------------------------------------------------------------- */
+
+/* Tile and what it left out, from and to a slot. */
+template <int K, bool VK, bool PACKED> struct Kept {
+    Tile<K, VK> S;
+    LeftOut<PACKED ? K / 16 : 1> left;
+
+    __device__ void load(const DecodeArgs &a, int64_t head, int first) {
+        const int64_t in_slot = VK ? (int64_t)first * K : first;
+        if constexpr (PACKED)
+            load_packed(S, left, PackedHead(a.t.states, head, a.d), a.d, first);
+        else
+            S.load(a.t.states, head * K * a.d.V + in_slot, a.d.V, a.d.sdtype == DPG_BF16);
+    }
+    __device__ void store(const DecodeArgs &a, int64_t head, int first) {
+        const int64_t in_slot = VK ? (int64_t)first * K : first;
+        if constexpr (PACKED)
+            store_packed(S, left, PackedHead(a.t.states, head, a.d), a.d, first);
+        else
+            S.store(a.t.states, head * K * a.d.V + in_slot, a.d.V, a.d.sdtype == DPG_BF16);
+    }
+};
+
+template <int K, bool VK, int R, bool PACKED>
+__global__ void __launch_bounds__(THREADS) k_decode(DecodeArgs a) {
     extern __shared__ float staged[];
     __shared__ float beta[DPG_DECODE_TOKENS][R], sums[R + 1][WARPS][COLUMNS];
     const dpg_decode &d = a.d;
@@ -205,25 +231,24 @@ template <int K, bool VK, int R> __global__ void __launch_bounds__(THREADS) k_de
     const int hv = (int)(blockIdx.x / tiles % d.HV), b = (int)(blockIdx.x / tiles / d.HV);
     const Slots slots = {d.T, d.kept, d.slots, a.t.slot, a.t.accepted, a.t.length};
     const int64_t from = slots.read(b);
-    const int n = from < 0 ? 0 : slots.tokens(b), bf = d.sdtype == DPG_BF16;
-    const int64_t in_slot = VK ? (int64_t)first * K : first;
+    const int n = from < 0 ? 0 : slots.tokens(b);
     const Staged<K, R> in = {staged};
-    Tile<K, VK> S;
+    Kept<K, VK, PACKED> kept;
     for (int t = n; t < d.T; t++)
         if (threadIdx.x < COLUMNS)
             stx(a.t.o, (((int64_t)b * d.T + t) * d.HV + hv) * d.V + first + threadIdx.x,
                 d.odtype == DPG_BF16, 0.f);
     if (n == 0) return;
-    S.load(a.t.states, (from * d.HV + hv) * K * d.V + in_slot, d.V, bf);
+    kept.load(a, from * d.HV + hv, first);
     stage<K, R>(a, b, hv, n, in, beta);
     __syncthreads();
     for (int t = 0; t < n; t++) {
         const int64_t row = ((int64_t)b * d.T + t) * d.HV + hv;
-        decay_state(S, in.decay(t));
-        write_state<K, VK, R>(S, a, in.k(t), beta[t], row * R * d.V + first, sums);
-        read_state(S, a, in.q(t), row * d.V + first, sums + R);
+        decay_state(kept.S, in.decay(t));
+        write_state<K, VK, R>(kept.S, a, in.k(t), beta[t], row * R * d.V + first, sums);
+        read_state(kept.S, a, in.q(t), row * d.V + first, sums + R);
         const int64_t to = slots.write(b, t, n);
-        if (to >= 0) S.store(a.t.states, (to * d.HV + hv) * K * d.V + in_slot, d.V, bf);
+        if (to >= 0) kept.store(a, to * d.HV + hv, first);
     }
 }
 
@@ -248,6 +273,8 @@ static dp_status check(const dpg_decode *d, const dpg_decode_tensors *t, dp_err 
         what = "Kg";
     else if (d->kept != 1 && d->kept != d->T)
         what = "kept";
+    else if (d->packed && d->layout != DPG_STATE_KV)
+        what = "packed states of layout [V][K]";
     if (what)
         return dpg_fail(e, DP_EINPUT,
                         "dpg_decode: %s: B = %d, T = %d, H = %d, HV = %d, K = %d, V = %d, R = %d, "
@@ -258,30 +285,31 @@ static dp_status check(const dpg_decode *d, const dpg_decode_tensors *t, dp_err 
     return DP_OK;
 }
 
-template <int K, bool VK, int R>
+template <int K, bool VK, int R, bool PACKED>
 static dp_status launch(const DecodeArgs &a, cudaStream_t stream, dp_err *e) {
     const dpg_decode &d = a.d;
     const size_t bytes = (size_t)d.T * (R + 2) * K * sizeof(float);
     const int64_t blocks = (int64_t)d.B * d.HV * (d.V / COLUMNS);
     if (blocks > INT32_MAX) return dpg_fail(e, DP_EINPUT, "dpg_decode: B = %d: too many", d.B);
     if (bytes > 40 << 10)
-        CK(e, cudaFuncSetAttribute((const void *)k_decode<K, VK, R>,
+        CK(e, cudaFuncSetAttribute((const void *)k_decode<K, VK, R, PACKED>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    k_decode<K, VK, R><<<(unsigned)blocks, THREADS, bytes, stream>>>(a);
+    k_decode<K, VK, R, PACKED><<<(unsigned)blocks, THREADS, bytes, stream>>>(a);
     CK_LAUNCH(e, "k_decode");
     return DP_OK;
 }
 
-template <int K, bool VK>
+template <int K, bool VK, bool PACKED>
 static dp_status launch_keys(const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    return a.d.R == 1   ? launch<K, VK, 1>(a, s, e)
-           : a.d.R == 2 ? launch<K, VK, 2>(a, s, e)
-                        : launch<K, VK, 4>(a, s, e);
+    return a.d.R == 1   ? launch<K, VK, 1, PACKED>(a, s, e)
+           : a.d.R == 2 ? launch<K, VK, 2, PACKED>(a, s, e)
+                        : launch<K, VK, 4, PACKED>(a, s, e);
 }
 
 template <int K> static dp_status launch_of(const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    return a.d.layout == DPG_STATE_VK ? launch_keys<K, true>(a, s, e)
-                                      : launch_keys<K, false>(a, s, e);
+    return a.d.packed                   ? launch_keys<K, false, true>(a, s, e)
+           : a.d.layout == DPG_STATE_VK ? launch_keys<K, true, false>(a, s, e)
+                                        : launch_keys<K, false, false>(a, s, e);
 }
 
 extern "C" dp_status dpg_decode_run(const dpg_decode *d, const dpg_decode_tensors *t, void *stream,

@@ -127,6 +127,14 @@ static double store_row(int format, double *x, double *left, const double *zero,
     return d * d;
 }
 
+void dp_carried_store_row(int format, int n, double *x, double *left) {
+    double *zero = dp_doubles(n);
+    dp_rng none;
+    dp_rng_seed(&none, 1, 0);
+    store_row(format, x, left, zero, n, &none);
+    free(zero);
+}
+
 /* Stores the state; returns |d|, for feedback an upper bound of |r|. */
 static double store(int format, const dp_problem *p, carrier *c) {
     double d2 = 0;

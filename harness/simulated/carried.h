@@ -62,6 +62,10 @@ typedef struct {
 dp_status dp_carried_run(const dp_problem *p, int hv, int format, const dp_carried_options *o,
                          dp_carried *out, dp_err *e);
 
+/* A row of n numbers as it is stored, to nearest: what is read again stands in x then. left [n]:
+ * what feedback has left out, before and after; else it stays as it is. */
+void dp_carried_store_row(int format, int n, double *x, double *left);
+
 #ifdef __cplusplus
 }
 #endif

@@ -138,6 +138,18 @@ DP_TEST(kernels, decode_steps_are_within_the_worst_that_fp32_makes) {
     CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
 }
 
+/* States of 8 bits a number: the codes, scales and rests of the simulated formats. */
+DP_TEST(kernels, decode_steps_keep_states_as_the_simulated_formats_do) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd,
+             "cd \"$(dirname '%s')\" && ./test_packed small && "
+             "./test_packed drift 1000",
+             program());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, ", 0 failed") && strstr(out, "int8ef"), "%d: %s", rc, out);
+}
+
 /* A gather of NCCL waits for all ranks on a device; here for all host threads. */
 DP_TEST(kernels, a_rank_that_dies_or_hangs_ends_all_and_is_named) {
     NEEDS_KERNELS;
