@@ -32,7 +32,7 @@ static double *random_bf16(dp_rng *g, int64_t n, double scale) {
 static dp_conv make(const shape *s, uint64_t seed) {
     dp_rng g;
     dp_rng_seed(&g, seed, 0);
-    dp_conv c = {s->T, s->D, s->W, s->Nseq, s->silu, NULL, NULL, NULL, NULL, NULL};
+    dp_conv c = {.T = s->T, .D = s->D, .W = s->W, .Nseq = s->Nseq, .silu = s->silu};
     c.cu = dp_calloc((size_t)s->Nseq + 1, sizeof *c.cu);
     memcpy(c.cu, s->cu, ((size_t)s->Nseq + 1) * sizeof *c.cu);
     c.x = random_bf16(&g, s->T * s->D, s->scale > 0 ? s->scale : 1);

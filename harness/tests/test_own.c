@@ -30,7 +30,7 @@ static void check_parts(dp_own kind, int64_t T, int N) {
         tokens[rank] += b - a;
     }
     for (int r = 0; r < N; r++) {
-        if (kind == DP_OWN_EMPTY) CHECK(!tokens[r] == r % 2, "%s: rank %d", name, r);
+        if (kind == DP_OWN_EMPTY) CHECK((tokens[r] == 0) == r % 2, "%s: rank %d", name, r);
         if (kind == DP_OWN_ZIGZAG && T % (2 * N) == 0)
             CHECK(tokens[r] == T / N, "%s: rank %d of %d owns %lld of %lld", name, r, N,
                   (long long)tokens[r], (long long)T);

@@ -230,7 +230,16 @@ DP_TEST(peers, a_convolution_too_with_halos_over_several_ranks) {
     for (int k = 0; k < 24; k++) {
         char where[100];
         const int N = ranks[k % 4], W = widths[k / 4 % 3];
-        const dp_conv c = {p.T, 20, W, p.Nseq, k & 1, p.cu, p.q, w, k & 2 ? bias : NULL, p.dout};
+        const dp_conv c = {.T = p.T,
+                           .D = 20,
+                           .W = W,
+                           .Nseq = p.Nseq,
+                           .silu = k & 1,
+                           .cu = p.cu,
+                           .x = p.q,
+                           .w = w,
+                           .bias = k & 2 ? bias : NULL,
+                           .dy = p.dout};
         snprintf(where, sizeof where, "%d ranks, width %d, silu %d", N, W, k & 1);
         compare_conv(&c, N, k < 12 ? DP_CONV_FP32 : DP_CONV_BF16, where);
     }
