@@ -11,10 +11,11 @@
 
 enum { MOST = 9 };
 
-/* Pairs of N ranks of one sequence that forgets little. */
-static int pairs_of(int N, int K, int V, double g_scale, dp_affine *pair) {
+/* Pairs of N ranks of one sequence, so many tokens each: of 2 tokens M forgets next to nothing, so
+ * that a pair too many or too few shows; of 16 it has small singular values. */
+static int pairs_of(int N, int tokens, int K, int V, dp_affine *pair) {
     const oracle_spec spec = {.model = DP_KDA,
-                              .T = 16 * N,
+                              .T = tokens * N,
                               .H = 1,
                               .HV = 1,
                               .K = K,
@@ -24,7 +25,7 @@ static int pairs_of(int N, int K, int V, double g_scale, dp_affine *pair) {
                               .beta = DP_BETA_PLAIN,
                               .l2norm = 1,
                               .backward = 1,
-                              .g_scale = g_scale,
+                              .g_scale = 0.02,
                               .seed = 75};
     dp_problem p;
     dp_sim s;
@@ -67,13 +68,13 @@ DP_TEST(exchange, each_makes_the_states_and_sends_what_its_price_says) {
     const dp_exchange_machine m = {1e-6, 1e11, 1e14};
     for (int N = 1; N <= MOST; N++) {
         dp_affine pair[MOST];
-        REQUIRE(pairs_of(N, K, V, 0.02, pair), "%d ranks", N);
+        REQUIRE(pairs_of(N, 2, K, V, pair), "%d ranks", N);
         double *want = exact_states(pair, N, KV), *S = dp_doubles((int64_t)N * KV);
         for (int x = DP_EXCHANGE_ALLGATHER; x <= DP_EXCHANGE_SCAN; x++)
             for (int p = 0; p <= DP_PAYLOAD_LESS_I; p++) {
                 static const double off[] = {0x1p-22, 0x1p-6, 0x1p-14, 0x1p-6};
                 const dp_exchange_size size = {
-                    .N = N, .HV = 1, .K = K, .V = V, .L = 16, .payload = (dp_payload)p};
+                    .N = N, .HV = 1, .K = K, .V = V, .L = 2, .payload = (dp_payload)p};
                 const dp_exchange_price price = dp_exchange_price_of((dp_exchange)x, &size, &m);
                 dp_traffic t = {0, 0};
                 dp_exchange_states((dp_exchange)x, (dp_payload)p, 0, N, pair, S, NULL, &t);
@@ -95,7 +96,7 @@ DP_TEST(exchange, low_rank_keeps_to_its_tolerance_and_its_bound) {
     const int K = 12, V = 6, KV = K * V, N = 6;
     dp_affine pair[MOST];
     int fewest = K;
-    REQUIRE(pairs_of(N, K, V, 0.2, pair), "pairs");
+    REQUIRE(pairs_of(N, 16, K, V, pair), "pairs");
     double *want = exact_states(pair, N, KV), *S = dp_doubles((int64_t)N * KV), bound[MOST];
     for (double tolerance = 1e-6; tolerance < 1; tolerance *= 10) {
         dp_traffic t = {0, 0};

@@ -251,8 +251,8 @@ static void scan(const exchange *x, const dp_affine *pair, double *S) {
         dp_affine_compose(&own[r], &pair[r]);
     }
     for (int d = 1; d < x->N; d *= 2)
-        for (int r = x->N - 1; r >= d;
-             r--) { /* the last first: its source is still of this round */
+        /* the last first: its source is still of the round before */
+        for (int r = x->N - 1; r >= d; r--) {
             count(x, 1, received(x->payload, x->tolerance, &own[r - d], &got));
             dp_affine_compose(&own[r], &got);
             dp_affine_free(&got);
