@@ -3,6 +3,10 @@
 #include "gt.h"
 #include "ref/vocabulary/pieces.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
 enum { K = 1024, SMS = 152 };
 
 /* 14 layouts; of each, for 4 and 8 heads: does the predicate hold, and how many pieces. */
@@ -67,4 +71,25 @@ DP_TEST(pieces, none_is_shorter_than_allowed) {
         CHECK(!p.total || p.chunks >= DP_PIECES_LEAST, "%lld tokens: pieces of %lld chunks",
               (long long)tokens, (long long)p.chunks);
     }
+}
+
+/* A column a number of ranks; below 3 of them no M is used, and the first format stands for all. */
+DP_TEST(pieces, the_table_of_a_record_has_each_number_of_pieces) {
+    const char *given = getenv("DP_PYTHON"), *py = given && *given ? given : "python3";
+    char cmd[2400], out[8192];
+    snprintf(cmd, sizeof cmd,
+             "cd '%s' && '%s' run --cases '%s' smoke-kda --backend sim --base fp32 "
+             "--chain fp64,tf32rz --out pieces >/dev/null && "
+             "'%s' -I '%s/../reports/pieces.py' pieces/results.json",
+             gt_tmpdir(), gt_program(), gt_cases(), py, gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 0 && strstr(out, "smoke-kda, base fp32, pieces:") &&
+              strstr(out, "| chain | 1 | 2 | 4 |\n|---|---|---|---|\n| fp64 | ") &&
+              strstr(out, "\n| tf32rz | "),
+          "%s", out);
+    const char *first = strstr(out, "| fp64 |"), *other = strstr(out, "| tf32rz |");
+    CHECK(first && other && !strncmp(first + 8, other + 10, 21), "one and two pieces: %s", out);
+    snprintf(cmd, sizeof cmd,
+             "cd '%s' && echo '[]' >b.json && '%s' -I '%s/../reports/pieces.py' b.json",
+             gt_tmpdir(), py, gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "pieces.py: b.json"), "%s", out);
 }
