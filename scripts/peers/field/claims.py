@@ -26,8 +26,23 @@ KERNELS = (
     ),
     Named("fla-chunk-gdn", "flash-linear-attention", "gdn", {"base": "bf16"}),
     Named("fla-chunk-gdn-forward", "flash-linear-attention", "gdn", {"base": "bf16"}),
+    Named("fla-chunk-gdn2", "flash-linear-attention", "gdn2", {"base": "bf16"}),
+    Named(
+        "fla-fused-recurrent-gdn2",
+        "flash-linear-attention",
+        "gdn2",
+        {"base": "fp32", "design": "recurrent,out=bf16"},
+    ),
+    Named("flashqla-gdn", "FlashQLA", "gdn", {"base": "bf16"}),
+    Named("flashqla-gdn-forward", "FlashQLA", "gdn", {"base": "bf16"}),
     Named(
         "cudnn-hopper-forward",
+        "cuDNN frontend",
+        "kda",
+        {"base": "bf16", "design": "chunk=16,scores=gated"},
+    ),
+    Named(
+        "cudnn-hopper-dsl-forward",
         "cuDNN frontend",
         "kda",
         {"base": "bf16", "design": "chunk=16,scores=gated"},

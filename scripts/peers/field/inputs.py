@@ -24,7 +24,7 @@ def settings(path):
 
 def left_out(s):
     """Why no public kernel is asked, or ''."""
-    if s["op"] not in ("kda", "gdn"):
+    if s["op"] not in ("kda", "gdn", "gdn2"):
         return f"op = {s['op']}"
     if s.get("dtype", "bf16") != "bf16":
         return f"inputs in {s['dtype']}"

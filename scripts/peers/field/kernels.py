@@ -25,7 +25,7 @@ sys.path[:0] = [
 from claims import KERNELS
 from fla_dump import flags, load, with_batch
 
-TOKENS = ("q", "k", "v", "g", "beta", "do")
+TOKENS = ("q", "k", "v", "g", "beta", "b", "w", "do")
 
 
 class NotServed(Exception):
@@ -60,7 +60,7 @@ class Inputs:
 class Kernel:
     name: str
     project: str
-    op: str  # which recurrence: kda or gdn
+    op: str  # which recurrence: kda, gdn or gdn2
     claims: dict  # metadata of the output file: base, design
     call: typing.Callable
     version: typing.Callable
@@ -145,10 +145,46 @@ def fla_chunk_gdn_forward(x):
         return fla_chunk_gdn(x, False)
 
 
-# ---- cuDNN frontend, Hopper CUDA engine
+def fla_chunk_gdn2(x):
+    from fla.ops.gdn2 import chunk_gdn2
+
+    unless(x.H == x.HV, "grouped value heads")
+    return fla_run(chunk_gdn2, x, fla_inputs(x), True, **fla_settings(x))
+
+
+def fla_recurrent_gdn2(x):
+    from fla.ops.gdn2 import fused_recurrent_gdn2
+
+    settings = fla_settings(x)
+    settings.pop("safe_gate", None)
+    with torch.no_grad():
+        return fla_run(fused_recurrent_gdn2, x, fla_inputs(x), False, **settings)
+
+
+# ---- FlashQLA
+# --------------------------------------------------------------------------------------------------
+
+
+def flashqla_gdn(x, gradients=True):
+    from flash_qla import chunk_gated_delta_rule
+
+    unless(x.gate == "log" and x.beta == "plain", "it takes log gates and plain beta")
+    unless(x.K == 128 and x.V == 128, f"K = {x.K}, V = {x.V} (it takes 128)")
+    t = fla_inputs(x)
+    t |= {"g": x["g"].reshape(1, x.T, x.HV).float(), "beta": x["beta"].unsqueeze(0).float()}
+    settings = {"scale": x.scale, "use_qk_l2norm_in_kernel": x.l2norm}
+    return fla_run(chunk_gated_delta_rule, x, t, gradients, **settings)
+
+
+def flashqla_gdn_forward(x):
+    with torch.no_grad():
+        return flashqla_gdn(x, False)
+
+
+# ---- cuDNN frontend, Hopper engines
 # --------------------------------------------------------------------------------------
 
-CUDNN_PLAN = "kda_hopper_cuda"
+CUDNN_PLAN, CUDNN_DSL_PLAN = "kda_hopper_cuda", "kda_hopper"
 
 
 def cudnn_inputs(x):
@@ -171,7 +207,7 @@ def cudnn_inputs(x):
     return t
 
 
-def cudnn_forward(x):
+def cudnn_forward(x, plan=CUDNN_PLAN):
     from cudnn.linear_attention.ops import kimi_delta_attention
 
     bounded = x.gate == "lower_bound"
@@ -192,10 +228,14 @@ def cudnn_forward(x):
             **cudnn_inputs(x),
             scale=x.scale,
             output_final_state=True,
-            plan_name=CUDNN_PLAN,
+            plan_name=plan,
             **settings,
         )
     return {"o": o, "final_state": vk(state)}
+
+
+def cudnn_dsl_forward(x):
+    return cudnn_forward(x, CUDNN_DSL_PLAN)
 
 
 def cudnn_backward(x):
@@ -316,12 +356,18 @@ def of_wheel(name):
 
 
 FLA, CUDNN = of_wheel("flash-linear-attention"), of_wheel("nvidia-cudnn-frontend")
+QLA = of_wheel("flash-qla")
 CALLS = {
     "fla-chunk-kda": (fla_chunk_kda, FLA),
     "fla-fused-recurrent-kda": (fla_recurrent_kda, FLA),
     "fla-chunk-gdn": (fla_chunk_gdn, FLA),
     "fla-chunk-gdn-forward": (fla_chunk_gdn_forward, FLA),
+    "fla-chunk-gdn2": (fla_chunk_gdn2, FLA),
+    "fla-fused-recurrent-gdn2": (fla_recurrent_gdn2, FLA),
+    "flashqla-gdn": (flashqla_gdn, QLA),
+    "flashqla-gdn-forward": (flashqla_gdn_forward, QLA),
     "cudnn-hopper-forward": (cudnn_forward, CUDNN),
+    "cudnn-hopper-dsl-forward": (cudnn_dsl_forward, CUDNN),
     "cudnn-hopper-backward": (cudnn_backward, CUDNN),
     "flashkda-forward": (flashkda_forward, flashkda_version),
 }

@@ -11,6 +11,7 @@ the same size, plain beta and unit keys, and the row says so.
 FLA's autotuner times at most N configurations of each kernel (default: 2), compiled in this run.
 """
 
+import fcntl
 import json
 import pathlib
 import re
@@ -42,7 +43,7 @@ def random_inputs(T, HV, bias, log=False):
     return x
 
 
-def cudnn_forward(T, HV, bias):
+def cudnn_forward(T, HV, bias, plan=None):
     import torch
     from cudnn.linear_attention.ops import kimi_delta_attention
 
@@ -63,10 +64,16 @@ def cudnn_forward(T, HV, bias):
             a_log=x["A_log"],
             dt_bias=x["dt_bias"],
             output_final_state=True,
-            plan_name=CUDNN_PLAN,
+            plan_name=plan or CUDNN_PLAN,
         )
 
     return run, None, CONTRACT + "; fp32 g, beta"
+
+
+def cudnn_dsl_forward(T, HV, bias):
+    from kernels import CUDNN_DSL_PLAN
+
+    return cudnn_forward(T, HV, bias, CUDNN_DSL_PLAN)
 
 
 def cudnn_backward(T, HV, bias):
@@ -126,19 +133,58 @@ def fla_recurrent(T, HV, bias):
     return lambda: fused_recurrent_kda(**tensors, **options), None, CONTRACT
 
 
-def fla_gdn(T, HV, bias):
+def gdn_tensors(T, HV, bias):
     import torch
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     x = random_inputs(T, HV, bias)
     g = (-5 * torch.sigmoid(x["g"][..., 0].float() + bias)).unsqueeze(0)
-    t = {n: x[n].unsqueeze(0) for n in ("q", "k", "v")} | {
+    return {n: x[n].unsqueeze(0) for n in ("q", "k", "v")} | {
         "g": g,
         "beta": torch.sigmoid(x["beta"].float()).unsqueeze(0),
     }
+
+
+def fla_gdn(T, HV, bias):
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    t = gdn_tensors(T, HV, bias)
     return (
         lambda: chunk_gated_delta_rule(**t, use_qk_l2norm_in_kernel=True),
         None,
+        "log gates, norms in the kernel",
+    )
+
+
+def flashqla_gdn(T, HV, bias):
+    from flash_qla import chunk_gated_delta_rule
+
+    t = gdn_tensors(T, HV, bias)
+    return (
+        lambda: chunk_gated_delta_rule(**t, use_qk_l2norm_in_kernel=True)[0],
+        None,
+        "log gates, norms in the kernel",
+    )
+
+
+def fla_gdn2(T, HV, bias):
+    """Erase and write gates in (0, 1)."""
+    import torch
+    from fla.ops.gdn2 import chunk_gdn2
+
+    x = random_inputs(T, HV, bias)
+    t = {n: x[n].unsqueeze(0) for n in ("q", "k", "v")}
+    t["g"] = (-5 * torch.sigmoid(x["g"].float() + bias)).bfloat16().unsqueeze(0)
+    t |= {"b": torch.rand_like(t["k"]), "w": torch.rand_like(t["v"])}
+    leaves = [y.requires_grad_(True) for y in t.values()]
+    do = x["do"].unsqueeze(0)
+
+    def forward():
+        return chunk_gdn2(**t, use_qk_l2norm_in_kernel=True)[0]
+
+    o = forward()
+    return (
+        forward,
+        lambda: torch.autograd.grad(o, leaves, do, retain_graph=True),
         "log gates, norms in the kernel",
     )
 
@@ -148,7 +194,10 @@ TIMED = {
     "fla-chunk-kda": fla_chunk,
     "fla-fused-recurrent-kda": fla_recurrent,
     "fla-chunk-gdn-forward": fla_gdn,
+    "fla-chunk-gdn2": fla_gdn2,
+    "flashqla-gdn-forward": flashqla_gdn,
     "cudnn-hopper-forward": cudnn_forward,
+    "cudnn-hopper-dsl-forward": cudnn_dsl_forward,
     "cudnn-hopper-backward": cudnn_backward,
     "flashkda-forward": flashkda_forward,
 }
@@ -167,12 +216,16 @@ def child(args):
         bench_fla.cut_configs(args.configs, None)
     import torch
 
-    forward, backward, contract = TIMED[name](T, HV, bias)
-    row = {"kernel": name, "T": T, "HV": HV, "bias": bias, "contract": contract}
-    with torch.no_grad():
-        row["forward_ms"] = round(median(forward, args.runs), 4)
-    if backward:
-        row["backward_ms"] = round(median(backward, args.runs), 4)
+    torch.zeros(1, device="cuda")
+    with open(args.folder / "speed.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of them has the device
+        forward, backward, contract = TIMED[name](T, HV, bias)
+        row = {"kernel": name, "T": T, "HV": HV, "bias": bias, "contract": contract}
+        with torch.no_grad():
+            row["forward_ms"] = round(median(forward, args.runs), 4)
+        if backward:
+            row["backward_ms"] = round(median(backward, args.runs), 4)
+        torch.cuda.synchronize()
     print(json.dumps(row))
 
 
@@ -193,26 +246,29 @@ def compile_fla(args):
         p.communicate()
 
 
+def row_of(p, name, T, HV, bias):
+    out, err = p.communicate()
+    line = [x for x in out.splitlines() if x.startswith("{")]
+    why = (err.strip().splitlines() or ["no result"])[-1][:300]
+    return (
+        json.loads(line[-1])
+        if line
+        else {"kernel": name, "T": T, "HV": HV, "bias": bias, "why": why}
+    )
+
+
 def theirs(args):
-    rows = []
+    """All start at once, as a start takes longer than its times; then one after the other has the
+    device."""
     compile_fla(args)
-    for name in TIMED:
-        for T, HV in SHAPES:
-            for bias in BIASES if name.startswith("cudnn") else BIASES[:1]:
-                out, err = start(args, name, T, HV, bias).communicate()
-                line = [x for x in out.splitlines() if x.startswith("{")]
-                rows.append(
-                    json.loads(line[-1])
-                    if line
-                    else {
-                        "kernel": name,
-                        "T": T,
-                        "HV": HV,
-                        "bias": bias,
-                        "why": (err.strip().splitlines() or ["no result"])[-1][:300],
-                    }
-                )
-    return rows
+    what = [
+        (name, T, HV, bias)
+        for name in TIMED
+        for T, HV in SHAPES
+        for bias in (BIASES if name.startswith("cudnn") else BIASES[:1])
+    ]
+    running = [start(args, *w) for w in what]
+    return [row_of(p, *w) for p, w in zip(running, what, strict=True)]
 
 
 def ours(program, runs):

@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""The smallest input of each failure of the field table: DIR/shrunk/KERNEL.CASE.case (and what it
+refers to), and a line of what is left. Needs a CUDA GPU and the kernels.
+
+    python3 shrink.py DIR --program build/deltaproof --cases FOLDER... [--jobs N] [--tries N]
+        [--limit SECONDS]
+
+DIR/judged has the verdicts (judge.py). A search that takes longer than the limit leaves no case.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from claims import KERNELS
+
+HERE = pathlib.Path(__file__).resolve().parent
+BY_NAME = {k.name: k for k in KERNELS}
+
+
+def failures(folder):
+    """(kernel, case) of what failed, in the order of their names."""
+    for path in sorted((folder / "judged").glob("*.json")):
+        kernel, _, case = path.name.removesuffix(".json").partition(".")
+        runs = json.loads(path.read_text())["runs"]
+        if runs and runs[0]["verdict"] == "fail" and kernel in BY_NAME:
+            yield kernel, case
+
+
+def command_of(args, kernel, case, out):
+    claims = BY_NAME[kernel].claims
+    folder = next(f for f in args.cases if (f / f"{case}.case").is_file())
+    words = [args.program, "shrink", case, "--cases", str(folder), "--base", claims["base"]]
+    words += ["--ranks", "1", "--tries", str(args.tries), "--limit", "60", "--output", str(out)]
+    words += ["--design", claims["design"]] if "design" in claims else []
+    return [*words, "--serve", f"{sys.executable} {HERE / 'program.py'} {kernel}"]
+
+
+def shrink(args, kernel, case):
+    out = args.folder / "shrunk" / f"{kernel}.{case}.case"
+    log = out.with_suffix(".txt")
+    with log.open("w") as f:
+        try:
+            status = subprocess.run(
+                command_of(args, kernel, case, out),
+                stdout=f,
+                stderr=subprocess.STDOUT,
+                timeout=args.limit,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return f"not finished in {args.limit:g} s"
+    said = [line for line in log.read_text().splitlines() if "numbers" in line]
+    return said[-1] if out.is_file() and said else f"status {status}"
+
+
+def main():
+    a = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    a.add_argument("folder", type=pathlib.Path)
+    a.add_argument("--program", required=True)
+    a.add_argument("--cases", nargs="+", type=pathlib.Path, required=True)
+    a.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    a.add_argument("--tries", type=int, default=150)
+    a.add_argument("--limit", type=float, default=300)
+    args = a.parse_args()
+    (args.folder / "shrunk").mkdir(exist_ok=True)
+    found = list(failures(args.folder))
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for (kernel, case), said in zip(
+            found, pool.map(lambda f: shrink(args, *f), found), strict=True
+        ):
+            print(f"{kernel:26} {case:22} {said}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
