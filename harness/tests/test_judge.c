@@ -426,7 +426,7 @@ DP_TEST(judge, shapes_and_names_that_do_not_fit_are_refused_by_name) {
     REFUSE(&o, "in.safetensors: tensor beta is missing");
     o.beta = "none"; /* none is wanted then, and one that is there is too many */
     write_file(in_path(), in, 5, 3, "F64", SAID);
-    REFUSE(&o, "tensor beta", "gla has no such input");
+    REFUSE(&o, "tensor beta is no input of op = gla");
     o.beta = NULL;
     entry short_k[5] = {in[0], in[6], in[2], in[3], in[4]};
     write_file(in_path(), short_k, 5, 3, "F64", SAID);
