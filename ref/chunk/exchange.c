@@ -1,6 +1,7 @@
 /* Exchanges: prices, and states from pairs (exchange.h). */
 #include "exchange.h"
 #include "ref/arithmetic/mm.h"
+#include "ref/arithmetic/spectral.h"
 
 #include <assert.h>
 #include <math.h>
@@ -270,13 +271,28 @@ static double frobenius(const double *x, int64_t n) {
     return sqrt(s);
 }
 
-/* e_(r+1) = |M_r|_2 e_r + tolerance |S_r|, of states as they came; |M|_2 <= |M|_F. */
+/* >= |M|_2, from M' M. */
+static double spectral_norm_up(const double *M, int K) {
+    double *G = dp_doubles((int64_t)K * K);
+    for (int a = 0; a < K; a++)
+        for (int b = a; b < K; b++) {
+            double s = 0;
+            for (int i = 0; i < K; i++)
+                s += M[i * K + a] * M[i * K + b];
+            G[a * K + b] = G[b * K + a] = s;
+        }
+    const double top = sqrt(dp_eigenvalue_up(K, G)) * (1 + (K + 8) * 0x1p-50);
+    free(G);
+    return top;
+}
+
+/* e_(r+1) = |M_r|_2 e_r + tolerance |S_r|, of states as they came. */
 static void carry_bound(const exchange *x, const dp_affine *pair, const double *S, double *bound) {
     const int64_t KV = (int64_t)x->K * x->V;
     bound[0] = 0;
     for (int r = 0; r + 1 < x->N; r++) {
         const double left = x->payload == DP_PAYLOAD_LOW_RANK ? x->tolerance : 0;
-        bound[r + 1] = frobenius(pair[r].M, (int64_t)x->K * x->K) * bound[r] +
+        bound[r + 1] = spectral_norm_up(pair[r].M, x->K) * bound[r] +
                        left * (1 + 0x1p-20) * frobenius(S + r * KV, KV);
     }
 }
