@@ -97,9 +97,9 @@ def _one_run(
 
 def small_case(contract: Contract) -> str:
     """A small case that such a function serves."""
-    small = {"gdn": "smoke-gdn", "mkda": "smoke-mkda2"}
+    first, small = contract.models[0], {"mkda": "smoke-mkda2"}
     forms = {"softplus": "smoke-kda", "log": "beta-zero", "lower_bound": "lower-bound"}
-    return forms[contract.gate] if "kda" in contract.models else small[contract.models[0]]
+    return forms[contract.gate] if "kda" in contract.models else small.get(first, f"smoke-{first}")
 
 
 def _layout(contract: Contract, about: About, layout: str, options: Sequence[str]) -> str:

@@ -37,6 +37,30 @@ def kda(
     return o, np.stack(states)
 
 
+def gla(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    g: np.ndarray,
+    initial_state: np.ndarray | None = None,
+    cu_seqlens: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """g [T,HV,K] or, SSD, [T,HV]; nothing is erased: the sum over tokens, as it stands."""
+    T, H, K = q.shape
+    HV = v.shape[1]
+    q, k = (np.repeat(x, HV // H, axis=1) for x in (q, k))
+    decay = np.exp(g if g.ndim == 3 else g[..., None]) * np.ones(K, np.float32)
+    cu = [0, T] if cu_seqlens is None else [int(x) for x in cu_seqlens]
+    o, states = np.zeros_like(v), np.zeros((len(cu) - 1, HV, K, v.shape[-1]), np.float32)
+    states += 0 if initial_state is None else initial_state
+    for i, S in enumerate(states):
+        for t in range(cu[i], cu[i + 1]):
+            S *= decay[t][..., None]
+            S += k[t][..., None] * v[t][:, None, :]
+            o[t] = np.einsum("hk,hkv->hv", q[t], S) * np.float32(K**-0.5)
+    return o, states
+
+
 def in_slots(
     q: np.ndarray,
     k: np.ndarray,

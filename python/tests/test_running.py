@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deltaproof
-from kernels import in_slots, kda, without_packing, wrong_at_70
+from kernels import gla, in_slots, kda, without_packing, wrong_at_70
 
 CASES = ("t65", "packed-ones", "initial-state", "smoke-kda")
 OWN: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state")}
@@ -22,6 +22,15 @@ def test_a_right_kernel_passes_what_it_serves_and_says_why_not_the_rest() -> Non
     assert verdicts["smoke-kda"].startswith("skipped: ") and "gate softplus" in found.text
     assert found.layouts == {"strided": "pass", "offset": "pass", "unaligned": "pass"}
     assert found.record is not None and found.record["provenance"]["notes"]["python"]
+
+
+def test_a_kernel_that_erases_nothing_serves_gla_and_ssd_alone() -> None:
+    cases = ("exact-gla", "smoke-ssd", "beta-zero")
+    found = deltaproof.run(gla, cases, models=("gla", "ssd"), **OWN)
+    verdicts = {i.split(":")[0]: v for i, v in found.verdicts().items()}
+    assert [verdicts[n] for n in cases[:2]] == ["pass"] * 2, found.text
+    assert verdicts["beta-zero"].startswith("skipped: ") and "model kda" in found.text
+    assert set(found.layouts) == {"strided", "offset", "unaligned"}
 
 
 def test_arrays_that_the_function_does_not_take_skip_the_case() -> None:
