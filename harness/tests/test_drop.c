@@ -117,7 +117,10 @@ DP_TEST(drop, covers_what_dropping_loses_in_every_result) {
     static const shape SHAPES[] = {{DP_KDA, 1, DP_GATE_LOG, DP_BETA_PLAIN, 0},
                                    {DP_KDA, 1, DP_GATE_LOWER_BOUND, DP_BETA_SIGMOID, 1},
                                    {DP_GDN, 1, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID, 1},
-                                   {DP_MKDA, 2, DP_GATE_LOG, DP_BETA_PLAIN, 0}};
+                                   {DP_MKDA, 2, DP_GATE_LOG, DP_BETA_PLAIN, 0},
+                                   {DP_GDN2, 1, DP_GATE_LOG, DP_BETA_PLAIN, 0},
+                                   {DP_GDN2, 1, DP_GATE_LOWER_BOUND, DP_BETA_PLAIN, 1},
+                                   {DP_GLA, 1, DP_GATE_LOG, DP_BETA_PLAIN, 0}};
     for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++) {
         dp_problem p = problem(&SHAPES[i]);
         dp_result whole = solve(&p, 0), split = solve(&p, 1);
@@ -146,7 +149,8 @@ DP_TEST(drop, allows_nothing_where_some_channel_is_always_open) {
         .seed = 3, .dtype = DP_BF16, .keys = DP_KEYS_MOVED, .beta_lo = 0.9, .beta_hi = 0.99};
     dp_drop may;
     dp_inputs_fill(&p, &spec);
-    const dp_attenuation a = dp_attenuation_of(&p, p.g, 0, 8, 24);
+    const dp_activated in = {.k = p.k, .g = p.g};
+    const dp_attenuation a = dp_attenuation_of(&p, &in, 0, 8, 24);
     CHECK(a.bound == 0 && a.channel < -28, "2^%g, channel sums 2^%g", a.bound, a.channel);
     dp_drop_allowance(&p, 1, 1, &may);
     for (int f = 0; f < DP_NRESULTS; f++) {
@@ -172,6 +176,26 @@ DP_TEST(drop, allows_nothing_across_a_step_that_is_no_contraction) {
               may.row[DP_RESULT_O][z]);
     dp_drop_free(&may);
     dp_problem_free(&p);
+}
+
+/* A step of GDN-2 may enlarge a state: e^-6.935 is below 2^-10, with its growth it is above. A step
+ * of GLA is its decay alone. */
+DP_TEST(drop, counts_by_how_much_a_step_may_grow) {
+    static const dp_model MODELS[] = {DP_GLA, DP_GDN2};
+    for (int i = 0; i < 2; i++) {
+        const shape s = {MODELS[i], 1, DP_GATE_LOG, DP_BETA_PLAIN, 0};
+        dp_problem p = problem(&s);
+        dp_drop may;
+        double most = 0;
+        for (int64_t z = 0; z < p.T * p.HV * p.K; z++)
+            p.g[z] = z / (p.HV * p.K) == CUT ? -6.935 : 0;
+        dp_drop_allowance(&p, BITS, 1, &may);
+        for (int64_t z = 0; z < p.T * p.HV; z++)
+            most = fmax(most, may.row[DP_RESULT_O][z]);
+        CHECK((most > 0) == (MODELS[i] == DP_GLA), "model %d: a row of o may lose %g", i, most);
+        dp_drop_free(&may);
+        dp_problem_free(&p);
+    }
 }
 
 DP_TEST(drop, bits_of_a_claim) {

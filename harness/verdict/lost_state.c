@@ -107,7 +107,7 @@ int dp_lost_state_find(const dp_problem *p, int field, const dp_row *row, const 
     const double error = distance(r.got, sum, p->V);
     const int found = error > 0 && best <= EXPLAINED * error;
     if (found) {
-        const dp_attenuation a = dp_attenuation_of(p, x.in.g, r.hv, cut, r.last + 1);
+        const dp_attenuation a = dp_attenuation_of(p, &x.in, r.hv, cut, r.last + 1);
         int n = snprintf(
             text, size,
             "lacks the state before token %lld (%lld tokens back), %.2g of the row: "

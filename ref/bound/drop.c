@@ -20,14 +20,14 @@ typedef struct {
 } work;
 
 /* Of one head of one sequence, by token from its first: natural logarithm of what is left, summed
- * to before the token; norms of the state before and of its gradient after the token, the residual
- * and its gradient; what state and gradient may lack. -INFINITY in cum: the step before may not be
- * passed. */
+ * to before the token, and by how much the first factor of its step may enlarge a state; norms of
+ * the state before and of its gradient after the token, the residual and its gradient; what state
+ * and gradient may lack. */
 typedef struct {
     const work *a;
     int hv;
     int64_t begin, n;
-    double *cum, *S, *dS, *r, *dr, *lackS, *lackdS, *wall;
+    double *cum, *grow, *S, *dS, *r, *dr, *lackS, *lackdS, *wall;
 } head;
 
 #define FORGOTTEN (-1e4) /* a log gate below it: so that differences of sums are numbers */
@@ -39,6 +39,13 @@ static const double *key(const head *h, int64_t i) {
     const dp_problem *p = h->a->p;
     return h->a->in.k + ((h->begin + i) * p->H + h->hv / dp_G(p)) * p->R * p->K;
 }
+/* What a key erases with, what it writes. */
+static const double *erasing(const head *h, int64_t i) {
+    return dp_erasing_at(h->a->p, h->a->in.k, h->a->in.erasing, h->begin + i, h->hv);
+}
+static const double *values(const head *h, int64_t i) {
+    return dp_values_at(h->a->p, h->a->in.values, h->begin + i, h->hv);
+}
 static const double *query(const head *h, int64_t i) {
     const dp_problem *p = h->a->p;
     return h->a->in.q + ((h->begin + i) * p->H + h->hv / dp_G(p)) * p->K;
@@ -49,10 +56,24 @@ static double largest_gate(const dp_problem *p, const double *g) {
         if (g[x] > most) most = g[x];
     return most;
 }
-/* sum_j beta_j |k_j|^2 in [0, 2], with what fp64 rounds */
+/* log |I - k e'|, 0 or more: its largest singular value is (w + sqrt(w^2 + 4 (1 - k' e))) / 2, w =
+ * |k||e|, with what fp64 rounds. */
+static double growth(const dp_problem *p, const dp_activated *in, int64_t t, int hv) {
+    const double *k = in->k + (t * p->H + hv / dp_G(p)) * p->K;
+    const double *e = dp_erasing_at(p, in->k, in->erasing, t, hv);
+    if (dp_has_beta(p)) return 0;
+    const double w = norm(k, p->K) * norm(e, p->K);
+    double d = 0;
+    for (int x = 0; x < p->K; x++)
+        d += k[x] * e[x];
+    const double most = (w + sqrt(fmax(0, w * w + 4 * (1 - d)))) / 2 * (1 + 0x1p-40);
+    return most > 1 ? dp_log(most) : 0;
+}
+/* sum_j beta_j |k_j|^2 in [0, 2], with what fp64 rounds; or its growth is counted */
 static int contracts(const head *h, int64_t i) {
     const dp_problem *p = h->a->p;
     double sum = 0;
+    if (!dp_has_beta(p)) return 1;
     for (int j = 0; j < p->R; j++) {
         const double beta = h->a->in.beta[at_head(h, i) * p->R + j];
         const double size = norm(key(h, i) + (int64_t)j * p->K, p->K);
@@ -84,9 +105,9 @@ static void forward(const head *h, int seq) {
         dp_state_decay(p, gates(h, i), S);
         for (int j = 0; j < p->R; j++) {
             double *e = r + (int64_t)j * p->V;
-            dp_state_read(p, S, key(h, i) + (int64_t)j * p->K, e);
+            dp_state_read(p, S, erasing(h, i) + (int64_t)j * p->K, e);
             for (int v = 0; v < p->V; v++)
-                e[v] = p->v[(at + j) * p->V + v] - e[v];
+                e[v] = values(h, i)[(int64_t)j * p->V + v] - e[v];
             h->r[i * p->R + j] = norm(e, p->V);
         }
         for (int j = 0; j < p->R; j++)
@@ -115,7 +136,7 @@ static void adjoint(const head *h, int seq) {
             h->dr[i * p->R + j] = norm(e, p->V);
         }
         for (int j = 0; j < p->R; j++)
-            dp_state_write(p, -1, key(h, i) + (int64_t)j * p->K, dr + (int64_t)j * p->V, dS);
+            dp_state_write(p, -1, erasing(h, i) + (int64_t)j * p->K, dr + (int64_t)j * p->V, dS);
         dp_state_decay(p, gates(h, i), dS);
     }
     free(dS);
@@ -129,7 +150,8 @@ static void attenuate(const head *h) {
     const dp_problem *p = h->a->p;
     for (int64_t i = 0; i < h->n; i++) {
         const double g = largest_gate(p, gates(h, i));
-        h->cum[i + 1] = h->cum[i] + (g < 0 ? fmax(g, FORGOTTEN) : 0);
+        h->grow[i] = growth(p, &h->a->in, h->begin + i, h->hv);
+        h->cum[i + 1] = h->cum[i] + (g < 0 ? fmax(g, FORGOTTEN) : 0) + h->grow[i];
         h->wall[i + 1] = contracts(h, i) && g <= 0 ? h->wall[i] : (double)(i + 1);
     }
 }
@@ -137,39 +159,80 @@ static void attenuate(const head *h) {
 /* log x, -INFINITY for 0 */
 static double log_size(double x) { return x > 0 ? dp_log(x) : -INFINITY; }
 
-/* Most of exp(cum[t] - cum[c]) S[c] over c from `wall` to the last from which E or less is left. c
- * rises with t, since cum falls. */
+/* Cuts that nothing may be dropped at yet, the one that is nearest to it first. */
+typedef struct {
+    double *near; /* heap: larger is nearer */
+    int64_t *cut, n;
+} waiting;
+
+static waiting waiting_new(int64_t n) {
+    return (waiting){dp_doubles(n), dp_calloc((size_t)n, sizeof(int64_t)), 0};
+}
+static void waiting_free(waiting *w) {
+    free(w->near);
+    free(w->cut);
+}
+static void put(waiting *w, int64_t at, double near, int64_t cut) {
+    w->near[at] = near;
+    w->cut[at] = cut;
+}
+static void wait_for(waiting *w, double near, int64_t cut) {
+    int64_t at = w->n++;
+    for (; at && w->near[(at - 1) / 2] < near; at = (at - 1) / 2)
+        put(w, at, w->near[(at - 1) / 2], w->cut[(at - 1) / 2]);
+    put(w, at, near, cut);
+}
+static int64_t nearest(waiting *w) {
+    const int64_t cut = w->cut[0], n = --w->n;
+    int64_t at = 0;
+    for (int64_t to = 1; to < n; to = 2 * at + 1) {
+        to += to + 1 < n && w->near[to + 1] > w->near[to];
+        if (w->near[to] <= w->near[n]) break;
+        put(w, at, w->near[to], w->cut[to]);
+        at = to;
+    }
+    put(w, at, w->near[n], w->cut[n]);
+    return cut;
+}
+
+/* Most of exp(cum[t] - cum[c]) S[c] over c from `wall` on from which E or less is left at t, or was
+ * before: what is dropped stays so where steps grow. */
 static void lacking_states(const head *h) {
-    int64_t c = 0;
     double most = -INFINITY; /* of log size[c] - cum[c] */
+    waiting w = waiting_new(h->n + 1);
     for (int64_t t = 0; t <= h->n; t++) {
-        if (c < (int64_t)h->wall[t]) {
-            c = (int64_t)h->wall[t];
+        if ((int64_t)h->wall[t] == t) {
+            w.n = 0;
             most = -INFINITY;
         }
-        for (; c < t && h->cum[t] - h->cum[c] <= h->a->floor; c++)
+        while (w.n && h->cum[t] - w.near[0] <= h->a->floor) {
+            const int64_t c = nearest(&w);
             most = fmax(most, log_size(h->S[c]) - h->cum[c]);
+        }
         h->lackS[t] = most > -INFINITY ? dp_exp(h->cum[t] + most) : 0;
+        wait_for(&w, h->cum[t], t);
     }
+    waiting_free(&w);
 }
 
 /* The same backwards: dS after token c, which is the state before token c + 1, is what later tokens
  * made of it. */
 static void lacking_gradients(const head *h) {
-    int64_t c = h->n;
     double most = -INFINITY; /* of log dS[c - 1] + cum[c] */
-    int64_t wall = h->n;
+    waiting w = waiting_new(h->n + 1);
     for (int64_t t = h->n; t >= 0; t--) {
-        for (; wall > t && (int64_t)h->wall[wall] > t; wall--)
-            ;
-        if (c > wall) {
-            c = wall;
+        if (t == h->n || (int64_t)h->wall[t + 1] == t + 1) {
+            w.n = 0;
             most = -INFINITY;
         }
-        for (; c > t && h->cum[c] - h->cum[t] <= h->a->floor; c--)
+        while (w.n && -w.near[0] - h->cum[t] <= h->a->floor) {
+            const int64_t c = nearest(&w);
             most = fmax(most, log_size(h->dS[c - 1]) + h->cum[c]);
+        }
         h->lackdS[t] = most > -INFINITY ? dp_exp(most - h->cum[t]) : 0;
+        if (t) wait_for(&w, -h->cum[t], t);
     }
+    waiting_free(&w);
 }
 
 /* ---- rows of results ------------------------------------------------------------------------ */
@@ -202,10 +265,27 @@ static double beta_slope(const dp_problem *p, double active) {
     return p->beta_form == DP_BETA_PLAIN ? 1 : active * (1 - active / top);
 }
 
+static double largest(const double *x, int n) {
+    double most = 0;
+    for (int i = 0; i < n; i++)
+        most = fmax(most, fabs(x[i]));
+    return most;
+}
+
+/* GDN-2: of the values and the gates of what is written and erased, where dS k and the gradient of
+ * the erasing key may lose that. */
+static void token_gates(const head *h, int64_t i, double lost_write, double lost_erase) {
+    const dp_problem *p = h->a->p;
+    const int64_t at = at_head(h, i);
+    add(h, DP_RESULT_DV, at, largest(p->write + at * p->V, p->V) * lost_write);
+    add(h, DP_RESULT_DWRITE, at, largest(p->v + at * p->V, p->V) * lost_write);
+    add(h, DP_RESULT_DERASE, at, largest(key(h, i), p->K) * lost_erase);
+}
+
 static void token_backward(const head *h, int64_t i) {
     const dp_problem *p = h->a->p;
     const int64_t at = at_head(h, i), t = h->begin + i, qk = t * p->H + h->hv / dp_G(p);
-    const double open = dp_exp(h->cum[i + 1] - h->cum[i]);
+    const double open = dp_exp(h->cum[i + 1] - h->cum[i] - h->grow[i]);
     const double B = h->lackdS[i + 1], D = h->lackS[i + 1], S = open * h->S[i], dS = h->dS[i];
     const double norm_q = p->l2norm ? h->a->in.rstd_q[qk] : 1;
     add(h, DP_RESULT_DQ, qk,
@@ -213,21 +293,31 @@ static void token_backward(const head *h, int64_t i) {
     for (int j = 0; j < p->R; j++) {
         const double k = norm(key(h, i) + (int64_t)j * p->K, p->K);
         const double beta = h->a->in.beta[at * p->R + j], r = h->r[i * p->R + j];
-        const double through = B * (r + k * D) + dS * k * D; /* of dS r */
-        add(h, DP_RESULT_DV, at * p->R + j, beta * k * B);
-        add(h, DP_RESULT_DBETA, at, k * through * fabs(beta_slope(p, beta)));
-        add(h, DP_RESULT_DK, qk * p->R + j,
-            (p->l2norm ? h->a->in.rstd_k[qk * p->R + j] : 1) *
-                (beta * through + D * h->dr[i * p->R + j] + (S + D) * beta * k * B));
+        const double e = norm(erasing(h, i) + (int64_t)j * p->K, p->K);
+        const double norm_k = p->l2norm ? h->a->in.rstd_k[qk * p->R + j] : 1;
+        const double through = B * (r + e * D) + dS * e * D;                   /* of dS r */
+        double read = D * h->dr[i * p->R + j], again = (S + D) * beta * k * B; /* of S' dr */
+        if (dp_by_gates(p)) {
+            const double gate = largest(p->erase + at * p->K, p->K);
+            token_gates(h, i, k * B, read + again);
+            read *= gate;
+            again *= gate;
+        } else {
+            add(h, DP_RESULT_DV, at * p->R + j, beta * k * B);
+            add(h, DP_RESULT_DBETA, at, k * through * fabs(beta_slope(p, beta)));
+        }
+        if (!dp_erases(p)) read = again = 0;
+        add(h, DP_RESULT_DK, qk * p->R + j, norm_k * (beta * through + read + again));
     }
-    token_gate(h, i, dS * D + B * S + B * D);
+    token_gate(h, i, dp_exp(h->grow[i]) * (dS * D + B * S + B * D));
 }
 
 static void head_of_sequence(const work *a, int seq, int hv) {
     const dp_problem *p = a->p;
     head h = {.a = a, .hv = hv, .begin = p->cu[seq], .n = p->cu[seq + 1] - p->cu[seq]};
-    double **one[] = {&h.cum, &h.S, &h.dS, &h.lackS, &h.lackdS, &h.wall};
-    for (int i = 0; i < 6; i++)
+    double **one[] = {&h.cum, &h.grow, &h.S, &h.dS, &h.lackS, &h.lackdS, &h.wall};
+    const int arrays = sizeof one / sizeof *one;
+    for (int i = 0; i < arrays; i++)
         *one[i] = dp_doubles(h.n + 1);
     h.r = dp_doubles((h.n + 1) * p->R);
     h.dr = dp_doubles((h.n + 1) * p->R);
@@ -244,7 +334,7 @@ static void head_of_sequence(const work *a, int seq, int hv) {
             token_backward(&h, i);
         add(&h, DP_RESULT_DS0, (int64_t)seq * p->HV + hv, h.lackdS[0]);
     }
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < arrays; i++)
         free(*one[i]);
     free(h.r);
     free(h.dr);
@@ -270,7 +360,6 @@ void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out
         dp_result_shape(p, i, &rows, &width);
         if (rows && (backward || !dp_result_fields[i].backward)) out->row[i] = dp_doubles(rows);
     }
-    if (!dp_has_beta(p)) return; /* gates: its steps are no contractions: nothing may be dropped */
     work a = begin(p);
     a.floor = -bits * 0x1.62e42fefa39efp-1; /* ln 2 */
     a.backward = backward && p->dout;
@@ -289,14 +378,14 @@ void dp_drop_free(dp_drop *d) {
     *d = (dp_drop){{NULL}};
 }
 
-dp_attenuation dp_attenuation_of(const dp_problem *p, const double *g, int hv, int64_t c,
+dp_attenuation dp_attenuation_of(const dp_problem *p, const dp_activated *in, int hv, int64_t c,
                                  int64_t t) {
     const int Kg = dp_Kg(p);
     double *sum = dp_doubles(Kg);
     dp_attenuation a = {0, 0};
     for (int64_t s = c; s < t; s++) {
-        const double *row = g + (s * p->HV + hv) * Kg;
-        a.bound += largest_gate(p, row);
+        const double *row = in->g + (s * p->HV + hv) * Kg;
+        a.bound += largest_gate(p, row) + growth(p, in, s, hv);
         for (int x = 0; x < Kg; x++)
             sum[x] += row[x];
     }

@@ -8,8 +8,12 @@
  *     A(t, c) = exp(sum over tokens s = c .. t-1 of max over channels of g_s)
  * is left, and by the same steps transposed of a gradient on its way back. The largest channel's
  * SUM is no bound: keys move the state between channels (keys = moved, ref/inputs/inputs_moved.c).
- * Where a step is no contraction nothing before it may be dropped after it: so of GDN-2, whose
- * erasing keys are not along the keys, nothing.
+ * Where a step of a recurrence with beta is no contraction nothing before it may be dropped after
+ * it. GDN-2 erases with keys e that are not along k: its first factor is I - k e', of norm
+ *     n_t = (w + sqrt(w^2 + 4 (1 - k' e))) / 2 or 1, the larger one, w = |k||e|,
+ * and A has the product of exp(g) n. So A may rise again; what was dropped while it was below E
+ * stays dropped, so that D_t is over the c for which A(s, c) <= E at some s up to t. GLA and SSD
+ * erase nothing: n = 1.
  *
  * What is lost. A result is linear in each state, so what it loses is what the dropped state would
  * have added: at token t at most D_t = max over c with A(t, c) <= E of A(t, c) |S_c|_F of the state
@@ -17,14 +21,17 @@
  *     o      scale |q| D                    dq     scale |do| D
  *     dv     beta |k| B                     dbeta  |k| (B |r| + |dS| |k| D')
  *     dk     beta (B |r| + |dS| |k| D') + D' |dr| + |S'| beta |k| B
- *     dg     |dS| D' + B |S'|  + B D'       S' the decayed state, D' = D its lack, r = v - S' k
+ *     dg     n (|dS| D' + B |S'| + B D')    S' the decayed state, D' = D its lack, r = v - S' k
+ * GDN-2: r = write o v - S' e; derase |k|_max L, L = D' |dr| + |S'| |k| B + D' |k| B what the
+ * gradient of e loses; dk (B |r| + |dS| |e| D') + |erase|_max L; dv |write|_max |k| B and dwrite
+ * |v|_max |k| B.
  * dA_log and ddt_bias sum what dg may lose, with the gate's slopes; gradients of raw inputs get the
  * slopes and norms of their activations. In fp64, from the inputs alone.
  * A kernel whose dg is a sum of others' differences over a chunk may lose more of it than this.
  */
 #ifndef DP_DROP_H
 #define DP_DROP_H
-#include "ref/vocabulary/problem.h"
+#include "ref/chunk/gate.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -39,14 +46,14 @@ void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out
 /* Frees what it holds; the struct is the caller's. */
 void dp_drop_free(dp_drop *d);
 
-/* log2 of what is left at most, by the sum over tokens of the largest channel gate, and by the
- * largest channel's sum, which bounds nothing, of a state of value head hv from token c to t. g:
- * activated, [T][HV][Kg]. */
+/* log2 of what is left at most, by the sum over tokens of the largest channel gate and of log n,
+ * and by the largest channel's sum, which bounds nothing, of a state of value head hv from token c
+ * to t. */
 typedef struct {
     double bound, channel;
 } dp_attenuation;
-/* Both logarithms, at most 0; tokens c and t belong to one sequence, c <= t. */
-dp_attenuation dp_attenuation_of(const dp_problem *p, const double *g, int hv, int64_t c,
+/* Tokens c and t belong to one sequence, c <= t. */
+dp_attenuation dp_attenuation_of(const dp_problem *p, const dp_activated *in, int hv, int64_t c,
                                  int64_t t);
 
 #ifdef __cplusplus
