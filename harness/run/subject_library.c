@@ -115,7 +115,7 @@ static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, ca
     memcpy(x.front.conv, made->front.conv, sizeof x.front.conv);
     const dp_caller by = {.run = run_one_call,
                           .who = &x,
-                          .drafts = step ? NULL : &made->drafts,
+                          .drafts = &made->drafts,
                           .pool = takes_pool ? &made->pool : NULL,
                           .run_in = takes_pool ? run_in : NULL,
                           .front = step ? &made->front : NULL,

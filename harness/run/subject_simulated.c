@@ -136,7 +136,7 @@ static dp_status compute_calls(in_one_base *x, calls_made *made, dp_err *e) {
     const int step = dp_op_of(c)->has_front;
     const dp_caller by = {.run = one_call,
                           .who = x,
-                          .drafts = step ? NULL : &made->drafts,
+                          .drafts = &made->drafts,
                           .pool = &made->pool,
                           .front = step ? &made->front : NULL,
                           .run_step = one_step};

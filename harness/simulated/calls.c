@@ -448,9 +448,14 @@ static int states_at(const walk *w, slice *kept) {
     return same;
 }
 
-/* All that a window made, beside the problem that it should have been. */
+/* All that a window made, beside the problem that it should have been: with convolutions in front,
+ * from what those gave its tokens. */
 static void keep_drafts(const walk *w, const dp_call_result *r) {
     dp_problem y = problem_of(w, w->take);
+    for (int i = 0; w->by->front && i < DP_NQKV; i++)
+        if (w->by->front->conv[i])
+            memcpy(*dp_qkv_at(&y, i), r->y[i],
+                   sizeof **dp_qkv_at(&y, i) * (size_t)(y.T * w->by->front->conv[i]->D));
     for (int i = 0; i < w->p->Nseq; i++) {
         const slice x = w->take[i];
         const dp_draft_place at = {i, w->done, x.from, x.n + x.m, x.n};

@@ -20,7 +20,8 @@
  * the slots that are read, and what it returns goes to those that are written.
  *
  * With convolutions in front each call gets the last inputs of every sequence, too, as the calls
- * before handed them on (conv_states.h). Windows are not looked at then.
+ * before handed them on (conv_states.h). What a window made is
+ * kept as what those gave its tokens makes.
  *
  * The faults of calls (fault.h) act here. A fault says where it acted: in what was handed to a
  * call, or taken from it, of that head.

@@ -151,6 +151,29 @@ DP_TEST(step_session, every_fault_of_its_calls_is_red_and_the_right_one_green) {
     }
 }
 
+/* Rejected tokens are judged, too, from the q, k and v that the convolutions gave them: the gates
+ * of another token show in nothing that is accepted. */
+DP_TEST(step_session, what_windows_make_of_rejected_tokens_is_judged) {
+    static const dp_fault F[] = {DP_FAULT_NONE, DP_FAULT_DRAFT_GATE};
+    for (int f = 0; f < 2; f++) {
+        dp_case c;
+        dp_runs runs;
+        if (!judge(LAYER "W = 4\nbase = bf16,fp32\nsession = 9,1,4-2,3-0,2\n", F[f], &c, &runs))
+            return;
+        for (int i = 0; i < runs.n; i++) {
+            const dp_run *r = &runs.run[i];
+            const dp_judgement *o = tensor(r, "o"), *drafted = tensor(r, "o_drafted");
+            REQUIRE(o && drafted && tensor(r, "state_drafted"), "%s: no o_drafted", r->id);
+            CHECK(o->verdict == DP_PASS && (drafted->verdict == DP_FAIL) == f, "%s: %s, %s", r->id,
+                  o->why, drafted->why);
+            CHECK(r->windows == 4 && r->windows_judged > 0, "%s: %d windows, %d judged", r->id,
+                  (int)r->windows, (int)r->windows_judged);
+        }
+        dp_runs_free(&runs);
+        dp_case_free(&c);
+    }
+}
+
 /* No convolution, or one that reads a token alone: nothing is handed on, nothing to do wrong. */
 DP_TEST(step_session, faults_of_what_is_not_there_do_not_act) {
     static const char *const TEXT[] = {
