@@ -1,15 +1,16 @@
 /* gpu/fast/chunks.cu - a chunk of one value head with a gate a channel: gate, norms, k k' and q k'
  * with decay, T = (I + A)^-1, then w u kg qg Aqk to memory.
  *
- * One block of 8 warps a tile, 2 blocks a multiprocessor (3 with 80 registers: spills, slower).
- * Phases, and what shared memory holds:
+ * One block of 8 warps a tile, 3 blocks a multiprocessor of 80 registers a thread. What a lane
+ * reads of a row and what it makes of it have one place in shared memory. Phases, and what shared
+ * memory holds:
  *
- *   rows      warp: 8 rows, lane: K / 32 channels. Gate, sums, norms and decayed rows in registers
- *             (rows.cuh); kg and qg go out.       anchors, sums; then ka qa kd kb far
+ *   rows      warp: 8 rows, lane: K / 32 channels. Gates, sums, norms (rows.cuh), then decayed
+ *             rows; kg and qg go out.        k q g as given; gate sums for g; ka qa kd kb far
  *   products  warp (I, m): rows 16 I .. of k k' or q k'
- *   emit      A, L, Aqk                            ka, A, beta; v, do on their way
- *   invert    4 warps                              ka, T, v, do
- *   w, u      warp (I, m)                          ka, T B, v, rows on their way out
+ *   emit      A, L, Aqk                      ka, A, beta; v on its way
+ *   invert    4 warps                        ka, T, v
+ *   w, u      warp (I, m)                    ka, T B, v, rows on their way out
  *
  * Operands, rows x channels, each rounded once: ka, qa = k, q exp(gam - anchor of the block);
  * kd = k exp(anchor - gam), the other side of a diagonal block; kb = k exp(next anchor - gam).
@@ -24,174 +25,320 @@ namespace {
 
 template <int K> struct Operands {
     bf16 qa[C * K], kd[C * K];
-    bf16 kb[C * K]; /* 16 rows each: of block 0, 1, 2 at the next anchor; of block 0 at row 32's */
-    bf16 far[32 * K]; /* rows 48 .. of q and of k at the anchor of row 32 */
+    bf16 kb[48 * K];    /* of block 0, 1, 2 at the next anchor */
+    bf16 far_q[16 * K]; /* rows 48 .. at the anchor of row 32 */
+    bf16 far_k[16 * K];
+    bf16 kb0[16 * K]; /* block 0 at row 32's anchor */
+    /* until the decayed rows are made */
+    __device__ __forceinline__ Anchors<K, 8> &anchors() { return *(Anchors<K, 8> *)far_k; }
 };
 template <int K, int V> struct ChunkSmem {
     bf16 ka[C * K];
     union {
         Operands<K> o;
-        struct {
-            Solve<K, V> s;
-            bf16 dos[C * V]; /* SLICES, on its way out */
-        };
+        Solve<K, V> s;
     } x;
-    float before[4][K]; /* the gate from the chunk's start to the anchors, log2 units */
-    float own[C];       /* q k' of a token's own key */
-    float rk[C], rq[C];
+    float before[4][K];  /* the gate from the chunk's start to the anchors, log2 units; behind the
+                         * products: the decay from the anchor before */
+    float own[C];        /* q k' of a token's own key */
+    float2 norm[C];      /* 1/norms of the rows of k and q */
     int wide[4][K / 32]; /* does any of 32 channels of a block need the pairwise sums */
 };
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* What a lane multiplies its channels by, the same in all rows. */
+/* A warp's 8 rows, and where a lane's K / 32 channels of them lie, in bytes from ka on: of row 0,
+ * row i is at(row 0, i). Loops over rows are not unrolled further than they say: what a block
+ * executes must fit the instruction cache. */
+template <int K> struct Own {
+    static const int TILE = C * K * 2, QA = TILE, KD = 2 * TILE, KB = 3 * TILE;
+    static const int FAR_Q = KB + 96 * K, FAR_K = FAR_Q + 32 * K, KB0 = FAR_K + 32 * K;
+    int row0, ch, I, lane;
+    unsigned row;  /* in ka, qa, kd (+ QA, + KD) */
+    unsigned high; /* in kb; of block 3: in far_q */
+    unsigned side; /* of block 0: in kb0; of block 3: in far_k */
+    __device__ __forceinline__ Own(int warp, int lane)
+        : row0(warp * 8), ch(lane * (K / 32)), I(warp / 2), lane(lane),
+          row((rows_at(warp * 8, ch / 8) + ch % 8) * 2) {
+        unsigned half = ch / 64;
+        high = I < 3 ? KB + row - half * 2048 : FAR_Q + row - 6144 - half * 6144;
+        side = (I < 3 ? KB0 : FAR_K - 6144) + row - half * 6144;
+    }
+    static __device__ __forceinline__ unsigned at(unsigned x, int i) {
+        return (x ^ i * 16) + i * 128;
+    }
+};
+template <class T, int K, int V>
+__device__ __forceinline__ T *place(ChunkSmem<K, V> &sm, unsigned bytes) {
+    return (T *)((char *)sm.ka + bytes);
+}
+
+/* The gate's words of row i wait in two halves until the row is decayed: in place of kd, and where
+ * kb or the far row of q comes. */
+template <int K, int V>
+__device__ __forceinline__ void get_gates(float x[K / 32], ChunkSmem<K, V> &sm, const Own<K> &own,
+                                          int i) {
+    load_words<K / 64>(x, place<float>(sm, own.at(own.row, i) + own.KD));
+    load_words<K / 64>(x + K / 64, place<float>(sm, own.at(own.high, i)));
+}
+template <int K, int V>
+__device__ __forceinline__ void put_gates(ChunkSmem<K, V> &sm, const Own<K> &own, int i,
+                                          const float x[K / 32]) {
+    put_words<K / 64>(place<float>(sm, own.at(own.row, i) + own.KD), x);
+    put_words<K / 64>(place<float>(sm, own.at(own.high, i)), x + K / 64);
+}
+
+/* Rows as given on their way to where ka, qa and kd will be, g first; zeros behind the end. */
+template <int K, int V>
+__device__ __forceinline__ void copy_rows(ChunkSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
+                                          const Place &p, const Own<K> &own) {
+    const int PIECES = K / 8;
+    int64_t k0 = row_at(p.c.t0, d.H, p.h, 0, 0) * K, g0 = row_at(p.c.t0, d.HV, p.hv, 0, 0) * K;
+    auto copy = [&](bf16 *to, const void *from, int64_t first, int heads) {
+#pragma unroll
+        for (int i = 0; i < PIECES / 4; i++) {
+            int x = own.lane + 32 * i, r = own.row0 + x / PIECES, piece = x % PIECES;
+            bool here = r < p.rows;
+            unsigned row = row_in(heads, here ? r : 0, 0);
+            cp16(to + rows_at(r, piece), (const bf16 *)from + first + row * K + piece * 8, here);
+        }
+    };
+    copy(sm.x.o.kd, t.g, g0, d.HV);
+    cp_commit();
+    copy(sm.ka, t.k, k0, d.H);
+    copy(sm.x.o.qa, t.q, k0, d.H);
+    cp_commit();
+}
+
+/* The same of raw gates in other formats, in fp32. */
+template <int K, int V>
+__device__ __forceinline__ void fetch_gates(ChunkSmem<K, V> &sm, const Dims &d,
+                                            const dpg_tensors &t, const Place &p,
+                                            const Own<K> &own) {
+    const int E = K / 32;
+    int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, 0) * K + own.ch;
+    float g[8][E];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int r = min(own.row0 + i, p.rows - 1);
+        load_values<E>(g[i], t.g, first + row_in(d.HV, r >> p.lr, 0) * K, d.g_bf16);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        put_gates(sm, own, i, g[i]);
+}
+
+/* From raw gates to their sums from the warp's first row on, log2 units. A row behind the end, or
+ * of a key that is not its token's first, adds nothing. */
+template <int GATE, int K, int V, bool COPIED>
+__device__ __forceinline__ void sum_gates(ChunkSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
+                                          const Place &p, const Own<K> &own) {
+    const int E = K / 32;
+    float a = expf(t.A_log ? t.A_log[p.hv] : 0.f) * LOG2E, lower = d.lower_bound * LOG2E;
+    float run[E] = {}, bias[E];
+#pragma unroll
+    for (int e = 0; e < E; e++)
+        bias[e] = t.dt_bias ? t.dt_bias[p.hv * K + own.ch + e] : 0.f;
+    if (COPIED) {
+        cp_wait<1>();
+        __syncwarp();
+    }
+#pragma unroll 2
+    for (int i = 0; i < 8; i++) {
+        float raw[E];
+        if (COPIED)
+            load_values<E>(raw, place<bf16>(sm, own.at(own.row, i) + own.KD), 0, true);
+        else
+            get_gates(raw, sm, own, i);
+        bool adds = own.row0 + i < p.rows && ((own.row0 + i) & ((1 << p.lr) - 1)) == 0;
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            float g = gate_fast<GATE>(raw[e], a, bias[e], lower);
+            run[e] += adds ? g : 0.f;
+        }
+        put_gates(sm, own, i, run);
+    }
+    Anchors<K, 8> &anchors = sm.x.o.anchors();
+    put_words<E>(anchors.here[own.row0 / 8] + own.ch, run);
+    get_gates(run, sm, own, 0);
+    if (own.row0 % 16 == 0) put_words<E>(anchors.first[own.I] + own.ch, run);
+}
+template <int K, int V, bool COPIED>
+__device__ __forceinline__ void gates(ChunkSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
+                                      const Place &p, const Own<K> &own) {
+    if (!COPIED) fetch_gates(sm, d, t, p, own);
+    if (d.gate == DP_GATE_LOG)
+        sum_gates<DP_GATE_LOG, K, V, COPIED>(sm, d, t, p, own);
+    else if (d.gate == DP_GATE_SOFTPLUS)
+        sum_gates<DP_GATE_SOFTPLUS, K, V, COPIED>(sm, d, t, p, own);
+    else
+        sum_gates<DP_GATE_LOWER_BOUND, K, V, COPIED>(sm, d, t, p, own);
+}
+
+/* Norms of four rows, which lie in shared memory then. */
+template <int K, int V, bool COPIED>
+__device__ __forceinline__ void norm_rows(ChunkSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
+                                          const Place &p, const Own<K> &own, int half) {
+    const int E = K / 32;
+    int row0 = own.row0 + half * 4, mine = row0 + own.lane / 8;
+    KeyRows<K, 4> x;
+    if (COPIED)
+        x.take(sm.ka, sm.x.o.qa, row0, own.ch);
+    else
+        x.fetch(d, t, p, row0, own.ch);
+    x.finish(d, p, row0, own.lane);
+    if (own.lane % 8 == 0) {
+        sm.own[mine] = x.own;
+        sm.norm[mine] = make_float2(x.rk, x.rq);
+    }
+#pragma unroll
+    for (int i = 0; i < 4 && !COPIED; i++) {
+        unsigned row = own.at(own.row, half * 4 + i);
+        store_pairs<E>(place<bf16>(sm, row), x.k[i]);
+        store_pairs<E>(place<bf16>(sm, row + own.QA), x.q[i]);
+    }
+}
+
+/* What a lane multiplies its channels by, the same in all rows; gates in log2 units. */
 template <int E> struct Factors {
+    float here[E];  /* gate from the block's anchor to the row before the warp's */
+    float next[E];  /* from the anchor to the next one */
     float start[E]; /* chunk's start to the anchor: qg */
     float end[E];   /* next anchor to the chunk's end: kg */
     float far[E];   /* block 0: anchor 1 to 2; block 3: anchor 2 to 3 */
+    float last[E];  /* gate from the anchor to the block's last row */
+
+    template <int K, int V>
+    __device__ __forceinline__ void load(ChunkSmem<K, V> &sm, const Own<K> &own) {
+        const Anchors<K, 8> &anchors = sm.x.o.anchors();
+        int I = own.I, ch = own.ch;
+        load_words<E>(here, anchors.here[own.row0 / 8] + ch);
+        load_words<E>(next, anchors.next[I] + ch);
+        load_words<E>(start, sm.before[I] + ch);
+        load_words<E>(far, anchors.next[I == 0 ? 1 : 2] + ch);
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            float behind = 0.f;
+            for (int b = I + 1; b < 4; b++)
+                behind += anchors.next[b][ch + e];
+            last[e] = next[e] - (I < 3 ? anchors.first[I + 1][ch + e] : 0.f);
+            start[e] = ex2(start[e]);
+            end[e] = ex2(behind);
+            far[e] = ex2(far[e]);
+        }
+    }
 };
 
-/* A lane's channels of one row: normalised, and the gate from the block's anchor to it. */
-template <int E> struct Row { float k[E], q[E], gam[E]; };
+/* E channels of a row, rounded; of x times f. */
+template <int E> __device__ __forceinline__ void put(bf16 *to, const float x[E]) {
+    uint32_t y[E / 2];
+#pragma unroll
+    for (int e = 0; e < E; e += 2)
+        y[e / 2] = pack2(x[e], x[e + 1]);
+    store_pairs<E>(to, y);
+}
+template <int E> __device__ __forceinline__ void put(bf16 *to, const float x[E], const float f[E]) {
+    uint32_t y[E / 2];
+    scaled<E>(y, x, f);
+    store_pairs<E>(to, y);
+}
 
-/* All that is made of a row; offset: of the lane's channels in ROWS; next: the gate from the
- * block's anchor to the next one, last: to the block's last row. */
-template <int K, int V>
-__device__ __forceinline__ void write_row(ChunkSmem<K, V> &sm, bf16 *kg, bf16 *qg, unsigned offset,
-                                          const Row<K / 32> &x, const float next[K / 32],
-                                          const float last[K / 32], bool wide, int I,
-                                          const Factors<K / 32> &f) {
+/* Row i of the warp's 8, in place of what it is made of: ka qa kd kb, far; kg and qg go out. BLOCK:
+ * 0, 3, or 1 for both others. WIDE: some entries of kd are left to the pairwise sums. */
+template <int BLOCK, bool WIDE, int K, int V>
+__device__ __forceinline__ void decay_row(ChunkSmem<K, V> &sm, char *kg, char *qg,
+                                          const Own<K> &own, const Factors<K / 32> &f, int i) {
     const int E = K / 32;
-    float down[E], up[E], on[E], y[E];
-    uint32_t out[E / 2];
+    unsigned row = own.at(own.row, i), high = own.at(own.high, i), side = own.at(own.side, i);
+    float gam[E], k[E], q[E], down[E], up[E], on[E];
+    get_gates(gam, sm, own, i);
+    load_values<E>(k, place<bf16>(sm, row), 0, true);
+    load_values<E>(q, place<bf16>(sm, row + own.QA), 0, true);
+    float2 norm = sm.norm[own.row0 + i];
 #pragma unroll
     for (int e = 0; e < E; e++) {
-        down[e] = ex2(x.gam[e]);
-        up[e] = ex2(-x.gam[e]);
-        on[e] = ex2(next[e] - x.gam[e]);
-        if (FAULT(ANCHOR)) up[e] = on[e] * ex2(-next[e]);
+        gam[e] += f.here[e];
+        down[e] = ex2(gam[e]);
+        k[e] *= norm.x;
+        q[e] *= norm.y * down[e];
+        up[e] = ex2(-gam[e]);
+        on[e] = ex2(f.next[e] - gam[e]);
+        if (FAULT(ANCHOR)) up[e] = on[e] * ex2(-f.next[e]);
+        if (WIDE && is_far(FAULT(BLOCK_PAIRS) ? f.last[e] : gam[e])) up[e] = 0.f;
+        down[e] *= k[e];
+        on[e] *= k[e];
     }
-    if (wide)
-#pragma unroll
-        for (int e = 0; e < E; e++)
-            if (is_far(FAULT(BLOCK_PAIRS) ? last[e] : x.gam[e])) up[e] = 0.f;
-    scaled<E>(out, x.k, down);
-    store_pairs<E>(sm.ka + offset, out);
-    scaled<E>(out, x.q, down);
-    store_pairs<E>(sm.x.o.qa + offset, out);
-    scaled<E>(out, x.k, up);
-    store_pairs<E>(sm.x.o.kd + offset, out);
-    scaled<E>(out, x.k, on);
-    if (I < 3) store_pairs<E>(sm.x.o.kb + offset, out);
-#pragma unroll
-    for (int e = 0; e < E; e++)
-        y[e] = on[e] * f.end[e];
-    scaled<E>(out, x.k, y);
-    store_pairs<E>(kg + offset, out);
-#pragma unroll
-    for (int e = 0; e < E; e++)
-        y[e] = down[e] * f.start[e];
-    scaled<E>(out, x.q, y);
-    store_pairs<E>(qg + offset, out);
-    if (I == 0) {
-#pragma unroll
-        for (int e = 0; e < E; e++)
-            y[e] = on[e] * f.far[e];
-        scaled<E>(out, x.k, y);
-        store_pairs<E>(sm.x.o.kb + offset + 48 * 64, out);
+    put<E>(place<bf16>(sm, row), down);
+    put<E>(place<bf16>(sm, row + own.QA), q);
+    put<E>(place<bf16>(sm, row + own.KD), k, up);
+    if (BLOCK < 3) put<E>(place<bf16>(sm, high), on);
+    if (BLOCK == 3) put<E>(place<bf16>(sm, high), q, f.far);
+    if (BLOCK == 0) put<E>(place<bf16>(sm, side), on, f.far);
+    if (BLOCK == 3) put<E>(place<bf16>(sm, side), down, f.far);
+    put<E>((bf16 *)(((uintptr_t)kg ^ i * 16) + i * 128), on, f.end);
+    put<E>((bf16 *)(((uintptr_t)qg ^ i * 16) + i * 128), q, f.start);
+}
+template <int BLOCK, int K, int V>
+__device__ __forceinline__ void decay_rows(ChunkSmem<K, V> &sm, const ChunkOut &o, const Place &p,
+                                           const Own<K> &own, const Factors<K / 32> &f) {
+    char *kg = (char *)(o.kg + p.tile * C * K) + own.row;
+    char *qg = (char *)(o.qg + p.tile * C * K) + own.row;
+    if (is_wide<K / 32>(sm.wide[own.I])) {
+#pragma unroll 1
+        for (int i = 0; i < 8; i++)
+            decay_row<BLOCK, true>(sm, kg, qg, own, f, i);
+        return;
     }
-    if (I == 3) { /* rows 48 .. of 64 become rows 0 .. of 32 */
-        unsigned at = offset - 48 * 64 - offset / (C * 64) * (32 * 64);
-#pragma unroll
+#pragma unroll 2
+    for (int i = 0; i < 8; i++)
+        decay_row<BLOCK, false>(sm, kg, qg, own, f, i);
+}
+
+/* The gate's sums from the chunk's start, to be read as a stage. */
+template <int K, int V>
+__device__ __forceinline__ void keep_gcum(ChunkSmem<K, V> &sm, float *gcum, int64_t tile,
+                                          const Own<K> &own, const Factors<K / 32> &f) {
+    const int E = K / 32;
+#pragma unroll 1
+    for (int i = 0; i < 8; i++) {
+        float gam[E];
+        get_gates(gam, sm, own, i);
         for (int e = 0; e < E; e++)
-            y[e] = down[e] * f.far[e];
-        scaled<E>(out, x.q, y);
-        store_pairs<E>(sm.x.o.far + at, out);
-        scaled<E>(out, x.k, y);
-        store_pairs<E>(sm.x.o.far + at + 16 * 64, out);
+            gcum[(tile * C + own.row0 + i) * K + own.ch + e] =
+                gam[e] + f.here[e] + sm.before[own.I][own.ch + e];
     }
 }
 
-/* Where a lane's sums of row r wait while k and q need its registers: in what the row's ka and qa
- * take. */
-template <int K, int V>
-__device__ __forceinline__ float *stash(ChunkSmem<K, V> &sm, int r, int lane) {
-    const int E = K / 32, LANES = 32 / E; /* of a piece of 128 bytes */
-    int piece = lane / LANES;
-    bf16 *tile = piece < K / 64 ? sm.ka : sm.x.o.qa;
-    return (float *)(tile + (piece % (K / 64) * C + r) * 64) + lane % LANES * E;
-}
-
-/* The phase `rows`. */
-template <int K, int V>
+/* The phase `rows`. COPIED: bf16, a key a token: by copies to shared memory. */
+template <int K, int V, bool COPIED>
 __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, const ChunkOut &o,
                                           ChunkSmem<K, V> &sm, const Place &p, int warp, int lane) {
-    const int E = K / 32;
-    int row0 = warp * 8, ch = lane * E, I = row0 / 16;
-    Anchors<K, 8> &anchors = *(Anchors<K, 8> *)sm.x.o.kd;
-    KeyRows<K, 8> x;
-    x.fetch(d, t, p, row0, ch);
-    {
-        GateRows<K, 8> g;
-        g.fetch(d, t, p, row0, ch);
-        g.finish(d, p, row0);
-        g.publish(anchors, row0, ch);
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-#pragma unroll
-            for (int e = 0; e < E; e += 2)
-                *(float2 *)(stash(sm, row0 + i, lane) + e) =
-                    make_float2(g.sum[i][e], g.sum[i][e + 1]);
+    Own<K> own(warp, lane);
+    if (COPIED) copy_rows(sm, d, t, p, own);
+    gates<K, V, COPIED>(sm, d, t, p, own);
+    if (COPIED) {
+        cp_wait<0>();
+        __syncwarp();
     }
-    x.finish(d, p, row0, lane);
-    if (lane % 4 == 0) {
-        int r = row0 + lane / 4;
-        sm.own[r] = x.own;
-        sm.rk[r] = x.rk;
-        sm.rq[r] = x.rq;
-    }
+#pragma unroll 1
+    for (int half = 0; half < 2; half++)
+        norm_rows<K, V, COPIED>(sm, d, t, p, own, half);
     __syncthreads();
     if (threadIdx.x < K) {
-        float all = solve_anchors(anchors, sm.before, sm.wide, threadIdx.x);
+        float all = solve_anchors(sm.x.o.anchors(), sm.before, sm.wide, threadIdx.x);
         o.eC[p.tile * K + threadIdx.x] = ex2(all);
     }
     __syncthreads();
-    float here[E], next[E], last[E];
-    Factors<E> f;
-    load_words<E>(here, anchors.here[warp] + ch);
-    load_words<E>(next, anchors.next[I] + ch);
-    load_words<E>(f.start, sm.before[I] + ch);
-    load_words<E>(f.far, anchors.next[I == 0 ? 1 : 2] + ch);
-#pragma unroll
-    for (int e = 0; e < E; e++) {
-        float behind = 0.f;
-        for (int b = I + 1; b < 4; b++)
-            behind += anchors.next[b][ch + e];
-        last[e] = next[e] - (I < 3 ? anchors.first[I + 1][ch + e] : 0.f);
-        f.start[e] = ex2(f.start[e]);
-        f.end[e] = ex2(behind);
-        f.far[e] = ex2(f.far[e]);
-    }
-    bool wide = is_wide<K / 32>(sm.wide[I]);
-    unsigned offset = rows_at(row0, ch / 8) + ch % 8;
-    bf16 *kg = o.kg + (int64_t)p.tile * C * K, *qg = o.qg + (int64_t)p.tile * C * K;
+    Factors<K / 32> f;
+    f.load(sm, own);
+    if (o.gcum) keep_gcum(sm, o.gcum, p.tile, own, f);
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        Row<E> row;
-        float *sum = stash(sm, row0 + i, lane);
-        load_words<E>(row.gam, sum);
-        __syncwarp();
-        x.normed(row.k, row.q, i, p.zero);
-#pragma unroll
-        for (int e = 0; e < E; e++) {
-            row.gam[e] += here[e];
-            if (o.gcum)
-                o.gcum[((int64_t)p.tile * C + row0 + i) * K + ch + e] =
-                    row.gam[e] + sm.before[I][ch + e];
-        }
-        write_row(sm, kg, qg, (offset ^ i * 8) + i * 64, row, next, last, wide, I, f);
-    }
+    if (own.I == 0)
+        decay_rows<0>(sm, o, p, own, f);
+    else if (own.I == 3)
+        decay_rows<3>(sm, o, p, own, f);
+    else
+        decay_rows<1>(sm, o, p, own, f);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -202,8 +349,9 @@ __device__ __forceinline__ void products(const ChunkSmem<K, V> &sm, int I, int m
                                          float z[4][2][4]) {
     const Operands<K> &o = sm.x.o;
     Walk<> a = walk_down(m ? o.qa : sm.ka, I * 16, lane), b = walk_across(o.kd, I * 16, lane);
-    Walk<> kb = walk_across(o.kb, 0, lane);
-    Walk<32> far(o.far, (m ? 0 : 16) + down_row(lane), down_p(lane));
+    Walk<48> kb(o.kb, across_row(lane), across_p(lane));
+    Walk<16> kb0(o.kb0, across_row(lane), across_p(lane));
+    Walk<16> far(m ? o.far_q : o.far_k, down_row(lane), down_p(lane));
 #pragma unroll
     for (int j = 0; j < K / 16; j++) {
         uint32_t fa[4], fb[4];
@@ -220,7 +368,7 @@ __device__ __forceinline__ void products(const ChunkSmem<K, V> &sm, int I, int m
             ldsm4(fa, far.at(j));
         }
         if (I >= 2) {
-            ldsm4(fb, kb.at(j, 3));
+            ldsm4(fb, kb0.at(j));
             two(z[0][0], z[0][1], fa, fb);
             ldsm4(fb, kb.at(j, 1));
             two(z[1][0], z[1][1], fa, fb);
@@ -253,7 +401,7 @@ __device__ __noinline__ void far_products(ChunkSmem<K, V> &sm, const Dims &d, co
                 float left = rbf(m ? ldx(t.q, qs + c, d.in_bf16) : ldx(t.k, ks + c, d.in_bf16));
                 sum = fmaf(left * rbf(ldx(t.k, ki + c, d.in_bf16)), ex2(gam[s * K + c] - g), sum);
             }
-            z[x / 4][x % 4] += sum * sm.rk[16 * I + i] * (m ? sm.rq[S] : sm.rk[S]);
+            z[x / 4][x % 4] += sum * sm.norm[16 * I + i].x * (m ? sm.norm[S].y : sm.norm[S].x);
         }
     }
 }
@@ -281,19 +429,63 @@ __device__ __forceinline__ void emit(ChunkSmem<K, V> &sm, const Dims &d, const C
     if (m) zero_upper(Aqk, I, lane);
 }
 
+/* ---- w and u --------------------------------------------------------------------------------- */
+
+/* From anchors to the decay between them. */
+template <int K, int V> __device__ __forceinline__ void step_anchors(ChunkSmem<K, V> &sm) {
+    int ch = threadIdx.x;
+    if (ch >= K) return;
+    float from = 0.f;
+#pragma unroll
+    for (int J = 0; J < 4; J++) {
+        float to = sm.before[J][ch];
+        sm.before[J][ch] = ex2(to - from);
+        from = to;
+    }
+}
+
+/* Rows 16 I .. of w: T B times ka, block column by block column times what lies between anchors. */
+template <int K, int V>
+__device__ __forceinline__ void make_w(ChunkSmem<K, V> &sm, bf16 *w, int I, int warp, int lane) {
+    for (int group = 0; group < K / 64; group++) {
+        float acc[8][4] = {};
+        auto decay = [&](int J, float(*acc)[4]) {
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                float2 f = *(const float2 *)&sm.before[J][group * 64 + n * 8 + lane % 4 * 2];
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    acc[n][e] *= e % 2 ? f.y : f.x;
+            }
+        };
+        times_TB(acc, sm.x.s.TB, sm.ka, group, I, lane,
+                 [&](int J, float(*acc)[4]) { decay(J + 1, acc); });
+        decay(0, acc);
+        send<false>(sm.x.s.x.out[warp], acc, w, I, group, lane);
+    }
+}
+template <int K, int V>
+__device__ __forceinline__ void make_u(ChunkSmem<K, V> &sm, bf16 *u, int I, int warp, int lane) {
+    for (int group = 0; group < V / 64; group++) {
+        float acc[8][4] = {};
+        times_TB(acc, sm.x.s.TB, sm.x.s.v, group, I, lane, [](int, float(*)[4]) {});
+        send<true>(sm.x.s.x.out[warp], acc, u, I, group, lane);
+    }
+}
+
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
 template <int K, int V, bool PLAIN>
-__global__ void __launch_bounds__(CHUNK_THREADS, 2)
+__global__ void __launch_bounds__(CHUNK_THREADS, 3)
     k_chunks(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
-             const void *dout, const __grid_constant__ ChunkOut o) {
+             const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
     ChunkSmem<K, V> &sm = *(ChunkSmem<K, V> *)raw;
     const Dims d = known<PLAIN>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
     Place p = place_of(d, blockIdx.x);
     RawWord beta = load_beta(d, t, p);
-    make_rows(d, t, o, sm, p, warp, lane);
+    make_rows<K, V, PLAIN>(d, t, o, sm, p, warp, lane);
     __syncthreads();
     float z[4][2][4] = {};
     products(sm, I, m, lane, z);
@@ -308,42 +500,18 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 2)
     }
     if (threadIdx.x < C) sm.x.s.beta[threadIdx.x] = beta_of(d, beta, p);
     load_v<V>(sm.x.s.v, d, t, p);
-    if (o.dos) fetch_do<V>(sm.x.dos, d, dout, p);
+    step_anchors(sm);
     __syncthreads();
     emit(sm, d, o, p, I, m, lane, z);
     __syncthreads();
     invert(sm.x.s, warp, lane);
     round_T(sm.x.s, o.T ? o.T + p.tile * C * C : NULL, warp, lane);
     cp_wait<0>();
-    if (o.dos) drain_fence();
     __syncthreads();
-    if (o.dos && warp == 4) send_do<V>(o, sm.x.dos, p, lane);
-    for (int group = 0; group < (m ? V : K) / 64; group++) {
-        float acc[8][4] = {};
-        if (m) {
-            times_TB(acc, sm.x.s.TB, sm.x.s.v, group, I, lane, [](int, float(*)[4]) {});
-            send<true>(sm.x.s.x.out[warp], acc, o.u + p.tile * C * V, I, group, lane);
-            continue;
-        }
-        /* from the anchor of block J to that of J - 1, of block 0: to the start */
-        auto decay = [&](int J, float(*acc)[4]) {
-#pragma unroll
-            for (int n = 0; n < 8; n++) {
-                int ch = group * 64 + n * 8 + lane % 4 * 2;
-                float2 f = *(const float2 *)&sm.before[J][ch];
-                float2 to = J ? *(const float2 *)&sm.before[J - 1][ch] : make_float2(0.f, 0.f);
-                f.x = ex2(f.x - to.x);
-                f.y = ex2(f.y - to.y);
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    acc[n][e] *= e % 2 ? f.y : f.x;
-            }
-        };
-        times_TB(acc, sm.x.s.TB, sm.ka, group, I, lane,
-                 [&](int J, float(*acc)[4]) { decay(J + 1, acc); });
-        decay(0, acc);
-        send<false>(sm.x.s.x.out[warp], acc, o.w + p.tile * C * K, I, group, lane);
-    }
+    if (m)
+        make_u(sm, o.u + p.tile * C * V, I, warp, lane);
+    else
+        make_w(sm, o.w + p.tile * C * K, I, warp, lane);
     drain_wait(lane);
 }
 
@@ -373,12 +541,13 @@ template <int K, int V> struct Chunks {
         auto kernel = is_plain(c.p->d) ? k_chunks<K, V, true> : k_chunks<K, V, false>;
         int bytes = (int)sizeof(ChunkSmem<K, V>);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<tile_count(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, c.g ? c.g->dout : NULL,
-                                                               chunk_out(c));
+        kernel<<<tile_count(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, chunk_out(c));
         CK_LAUNCH(c.e, "k_chunks");
         return DP_OK;
     }
 };
+
+static_assert(3 * (sizeof(ChunkSmem<128, 128>) + 1024) <= 233472, "3 blocks on 9.0");
 
 } // namespace
 

@@ -12,8 +12,8 @@
 
 #define CHUNK_THREADS 256
 
-/* Tiles; T, L, dos and gcum NULL unless kept. dos: do by columns (SLICES); others ROWS, u SLICES.
- */
+/* Tiles; T, L, dos and gcum NULL unless kept. dos: do by columns (SLICES), made by chunks_one.cu or
+ * columns.cu; others ROWS, u SLICES. */
 struct ChunkOut {
     bf16 *w, *u, *kg, *qg, *Aqk, *T, *L, *dos;
     float *eC, *gcum;
@@ -43,24 +43,26 @@ struct Mask {
     }
 };
 
-/* The sums of a warp through f(s, i, value of column i, of i + 1, is the block diagonal). */
-template <class F>
+/* The sums of a warp through f(s, i, value of column i, of i + 1, is the block diagonal). Whole
+ * tokens lie between the rows and columns of other blocks: nothing of them is masked. */
+template <bool DIAGONAL, class F>
 __device__ __forceinline__ void emit_block(int I, int J, int lane, Mask mask, const float z[2][4],
                                            F f) {
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            int s = I * 16 + lane / 4 + 8 * r, i = 16 * J + 8 * n + lane % 4 * 2, end = mask.end(s);
-            f(s, i, i < end ? z[n][2 * r] : 0.f, i + 1 < end ? z[n][2 * r + 1] : 0.f, I == J);
+            int s = I * 16 + lane / 4 + 8 * r, i = 16 * J + 8 * n + lane % 4 * 2;
+            int end = DIAGONAL ? mask.end(s) : C;
+            f(s, i, i < end ? z[n][2 * r] : 0.f, i + 1 < end ? z[n][2 * r + 1] : 0.f, DIAGONAL);
         }
 }
 template <class F>
 __device__ __forceinline__ void emit_rows(int I, int lane, Mask mask, const float z[4][2][4], F f) {
 #pragma unroll
     for (int J = 0; J < 3; J++)
-        if (J < I) emit_block(I, J, lane, mask, z[J], f);
-    emit_block(I, I, lane, mask, z[3], f);
+        if (J < I) emit_block<false>(I, J, lane, mask, z[J], f);
+    emit_block<true>(I, I, lane, mask, z[3], f);
 }
 
 /* q k' of a token's own keys, which no decay enters, in fp32: where q and k of a token are nearly

@@ -12,6 +12,8 @@ dp_status fast_chunks_one(const Call &c);
 /* state.cu */
 dp_status fast_state(const Call &c);
 dp_status fast_pre_states(const Call &c); /* H of a whole sub-sequence, where pre.cu cannot */
+/* columns.cu */
+dp_status fast_columns(const Call &c);
 /* state_bwd.cu */
 dp_status fast_bwd_states(const Call &c);
 dp_status fast_bwd_pre(const Call &c);

@@ -20,11 +20,10 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
 static dp_status chunks(const Call &c) {
     return c.p->d.Kg == 1 ? fast_chunks_one(c) : fast_chunks_channels(c);
 }
-static dp_status nothing(const Call &) { return DP_OK; }
 static dp_status grad(const Call &c) {
     return c.p->d.Kg == 1 ? fast_grad_one(c) : fast_grad_channels(c);
 }
 
-extern const Path fast_path = {"fast",          chunks,   fast_pre,     fast_state,     chunks,
-                               fast_bwd_states, nothing,  fast_bwd_pre, fast_bwd_state, grad,
+extern const Path fast_path = {"fast",          chunks,       fast_pre,     fast_state,     chunks,
+                               fast_bwd_states, fast_columns, fast_bwd_pre, fast_bwd_state, grad,
                                fast_sums,       fast_norm};

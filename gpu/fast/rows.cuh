@@ -255,9 +255,16 @@ __device__ __forceinline__ void scaled(uint32_t y[E / 2], const float x[E], cons
 
 /* E neighbouring words. */
 template <int E> __device__ __forceinline__ void load_words(float y[E], const float *x) {
+    if (E == 1) y[0] = x[0];
 #pragma unroll
-    for (int e = 0; e < E; e += 2)
+    for (int e = 0; e + 1 < E; e += 2)
         *(float2 *)(y + e) = *(const float2 *)(x + e);
+}
+template <int E> __device__ __forceinline__ void put_words(float *x, const float y[E]) {
+    if (E == 1) x[0] = y[0];
+#pragma unroll
+    for (int e = 0; e + 1 < E; e += 2)
+        *(float2 *)(x + e) = make_float2(y[e], y[e + 1]);
 }
 
 /* One gate a head: a lane's rows 2 lane, 2 lane + 1. */
