@@ -6,7 +6,7 @@
  *   kda [runs]       forward and backward on one GPU, step by step, the shapes of the speed table;
  *                    few heads whole, then over segments
  *   table [runs]     the three rows that speed is told by, step by step: KDA with many heads and
- *                    with few, GDN
+ *                    with few, GDN; each with everything recomputed, then with nothing (save all)
  *   shapes [runs]    forward and backward of K and V in {64, 128}, and of fp32 q, k, v
  *   keys [runs]      KDA, MKDA with 2 and 4 keys a token, as many rows each, and GDN; all but KDA
  *                    also on the simple path
@@ -74,6 +74,7 @@ struct Way {
     dpg_path bwd = DPG_PATH_FAST;
     int segments = 0;
     bool whole = false; /* over whole sequences, one step after the other */
+    dpg_save save = DPG_SAVE_STATE;
 };
 static dpg_options options_of(const Way &way) {
     dpg_options o = {};
@@ -86,6 +87,7 @@ static dpg_options options_of(const Way &way) {
     o.send_dh_only = 1;
     o.whole_bwd = way.whole;
     o.segments = way.segments;
+    o.save = way.save;
     return o;
 }
 
@@ -124,15 +126,16 @@ static void kda(const Shape &s, int runs, const Way &way = Way()) {
                 {"intra", DPG_BWD_INTRA},
                 {"gate", DPG_BWD_GATE}};
     double fwd = k.time_forward(NULL, runs), all = k.time_backward(NULL, runs, DPG_BWD_ALL);
-    printf("%s   T=%-7lld HV=%-3d K=%-3d V=%-3d R=%d %s %s, %s gates %2d segments  forward %7.3f  "
-           "backward %7.3f ms:",
+    printf("%s   T=%-7lld HV=%-3d K=%-3d V=%-3d R=%d %s %s%s, %s gates %2d segments  forward %7.3f "
+           " backward %7.3f  both %7.3f ms:",
            s.one_gate ? "gdn" : "kda", (long long)s.T, s.HV, s.K, s.V, s.R,
            s.type == DPG_F32 ? "fp32" : "bf16", way.bwd == DPG_PATH_FAST ? "fast" : "simple",
-           s.gates(), dpg_plan_segments(k.plan), fwd, all);
+           way.save == DPG_SAVE_ALL ? ", save all" : "", s.gates(), dpg_plan_segments(k.plan), fwd,
+           all, k.time_both(NULL, runs));
     for (auto &p : part)
         if (dpg_plan_segments(k.plan) > 1 || !(p.step & (DPG_BWD_PRE | DPG_BWD_MERGE)))
             printf("  %s %.3f", p.name, k.time_backward(NULL, runs, p.step));
-    printf("  workspace %.2f GB  kept %zu B\n", dpg_workspace_bytes(k.plan) / 1e9,
+    printf("  workspace %.3f GB  kept %zu B\n", dpg_workspace_bytes(k.plan) / 1e9,
            dpg_kept_bytes(k.plan));
 }
 
@@ -290,9 +293,13 @@ static void mode_kda(int, int runs) {
 }
 
 static void mode_table(int, int runs) {
-    kda({8192, 64}, runs);
-    kda({131072, 8}, runs);
-    kda({8192, 64, FAST, 1, 128, 128, true}, runs);
+    const Shape rows[] = {{8192, 64}, {131072, 8}, {8192, 64, FAST, 1, 128, 128, true}};
+    for (const Shape &s : rows)
+        for (dpg_save save : {DPG_SAVE_STATE, DPG_SAVE_ALL}) {
+            Way way;
+            way.save = save;
+            kda(s, runs, way);
+        }
 }
 
 static void mode_shapes(int, int runs) {

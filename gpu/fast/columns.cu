@@ -1,6 +1,7 @@
 /* gpu/fast/columns.cu - do of a tile by columns (SLICES), as the passes over states and the
  * gradients read it, where no chunk kernel of the backward brings it on its way: k_chunks has no
- * room for it in the shared memory of 3 blocks. One block a tile; shared memory holds the tile. */
+ * room for it in the shared memory of 3 blocks, and under DPG_SAVE_ALL there is none. One block a
+ * tile; shared memory holds the tile. */
 #include "fast/chunks.cuh"
 #include "fast/fast.cuh"
 
@@ -35,5 +36,5 @@ template <int K, int V> struct Columns {
 
 dp_status fast_columns(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
-    return c.p->d.Kg == 1 ? DP_OK : by_widths<Columns>(c);
+    return c.p->d.Kg == 1 && !saves_all(c.p) ? DP_OK : by_widths<Columns>(c);
 }

@@ -10,7 +10,6 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
     if (o->base != DP_BASE_BF16) return "takes base bf16";
     if (!takes_width(p->K) || !takes_width(p->V)) return "takes K and V of 64 and 128";
     if (!backward) return NULL;
-    if (o->save != DPG_SAVE_STATE) return "its backward recomputes everything (save state)";
     if (o->pair_dg) return "its backward has no pair sums of dg";
     size_t bytes = p->Kg == 1 ? fast_grad_one_bytes(p->K, p->V) : fast_grad_bytes(p->K, p->V);
     if (bytes > dev->shared) return "its backward needs more shared memory than a block has here";

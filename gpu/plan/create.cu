@@ -234,11 +234,11 @@ size_t dpg_saved_bytes(const dpg_plan *pl) {
 }
 
 size_t dpg_kept_bytes(const dpg_plan *pl) {
-    static const int kept[] = {B_GCUM, B_BETA, B_QN, B_KN, B_L, B_AKK, B_AQK,
-                               B_W,    B_KG,   B_QG, B_EC, B_H, B_VNEW};
+    static const int kept[] = {B_BETA, B_QN, B_KN, B_L,  B_AKK, B_AQK,
+                               B_W,    B_KG, B_QG, B_EC, B_H,   B_VNEW};
     size_t sum = dpg_saved_bytes(pl);
-    for (size_t i = 0; pl->bwd && pl->opt.save == DPG_SAVE_ALL && i < sizeof kept / sizeof *kept;
-         i++)
-        sum += pl->buf[kept[i]].bytes;
-    return sum;
+    if (!saves_all(pl)) return sum;
+    for (int slot : kept)
+        sum += pl->buf[slot].bytes;
+    return sum + (pl->opt.path == DPG_PATH_SIMPLE ? pl->buf[B_GCUM].bytes : 0);
 }

@@ -9,20 +9,19 @@ static void add(dpg_plan *pl, int slot, int64_t words, int is_bf16, int layout =
     pl->ws_bytes += (pl->buf[slot].bytes + 255) / 256 * 256;
 }
 
+/* Under DPG_SAVE_ALL both ways have the same buffers in the same places, down to B_EC. */
 static void layout_forward(dpg_plan *pl) {
     const Dims &d = pl->d;
     int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV, hm = (int64_t)d.HV * d.K * (d.V + d.K);
-    int fast = pl->opt.path == DPG_PATH_FAST,
-        keep = !fast || pl->opt.keep || (pl->opt.backward && pl->opt.save == DPG_SAVE_ALL);
+    int fast = pl->opt.path == DPG_PATH_FAST, all = saves_all(pl);
     int rows = fast ? ROWS : PLAIN, slices = fast ? SLICES : PLAIN;
-    keep |= pl->is_bwd;
-    if (keep && !(fast && pl->is_bwd)) add(pl, B_GCUM, tiles * C * d.Kg, 0);
-    if (keep) {
+    if (!fast || (pl->opt.keep && (all || !pl->is_bwd))) add(pl, B_GCUM, tiles * C * d.Kg, 0);
+    if (!fast || pl->opt.keep || all || pl->is_bwd) {
         add(pl, B_AKK, tiles * d.n * d.n, fast, rows);
         add(pl, B_H, tiles * d.K * d.V, fast, slices);
         add(pl, B_VNEW, tiles * d.n * d.V, fast, slices);
     }
-    if (fast && pl->is_bwd) add(pl, B_L, tiles * C * C, 1, ROWS);
+    if (fast && (all || pl->is_bwd)) add(pl, B_L, tiles * C * C, 1, ROWS);
     if (!fast) {
         add(pl, B_BETA, tiles * d.n, 0);
         add(pl, B_QN, tiles * C * d.K, 0);

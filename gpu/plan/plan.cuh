@@ -154,6 +154,7 @@ struct dpg_plan {
     void *tables; /* device memory behind d.chunk and d.seq */
     Buf buf[B_SLOTS];
     size_t ws_bytes;
+    const void *left_in; /* the workspace of the last whole forward */
 };
 
 /* One step of a plan: what it works on, and where. g is NULL in the forward. */
@@ -170,6 +171,11 @@ template <class T> static inline T *at(const dpg_plan *p, void *ws, int slot) {
     return p->buf[slot].bytes ? (T *)((char *)ws + p->buf[slot].off) : NULL;
 }
 template <class T> static inline T *at(const Call &c, int slot) { return at<T>(c.p, c.ws, slot); }
+
+/* Does the backward find what the forward made, in the workspace that both share. */
+static inline int saves_all(const dpg_plan *p) {
+    return p->opt.backward && p->opt.save == DPG_SAVE_ALL;
+}
 
 /* Chunks times value heads. */
 static inline unsigned tile_count(const dpg_plan *p) {

@@ -59,7 +59,10 @@ dp_status dpg_forward_steps(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_co
         return dpg_fail(e, DP_EINPUT, "dpg_forward: %d ranks and no communicator", pl->N);
     if (steps & DPG_STEP_CHUNKS) TRY(pl->path->chunks(c));
     if (pl->N > 1 || pl->nseg > 1) TRY(exchange(c, comm, steps));
-    if (steps & DPG_STEP_STATE) TRY(pl->path->state(c));
+    if (steps & DPG_STEP_STATE) {
+        TRY(pl->path->state(c));
+        pl->left_in = ws;
+    }
     return pl->window.mine && steps & DPG_STEP_STATE ? window_keep(c) : DP_OK;
 }
 
@@ -144,7 +147,7 @@ static dp_status exchange_bwd(const Call &side, dpg_comm *comm, int steps) {
 
 static dp_status backward_steps(const Call &c, dpg_comm *comm, int steps) {
     const dpg_plan *b = c.p;
-    int recompute = steps & DPG_BWD_RECOMPUTE && b->opt.save == DPG_SAVE_STATE;
+    int recompute = steps & DPG_BWD_RECOMPUTE && !saves_all(b);
     if (recompute) {
         TRY(restore(c));
         TRY(b->path->bwd_chunks(c));
@@ -168,6 +171,10 @@ dp_status dpg_backward_steps(dpg_plan *pl, const dpg_tensors *t, const dpg_grads
         return dpg_fail(e, DP_EINPUT, "dpg_backward: the plan was made without options.backward");
     if (pl->N > 1 && !comm)
         return dpg_fail(e, DP_EINPUT, "dpg_backward: %d ranks and no communicator", pl->N);
+    if (saves_all(pl) && pl->left_in != ws)
+        return dpg_fail(e, DP_EINPUT,
+                        "dpg_backward: under save all it reads what the forward left in the "
+                        "workspace, and no forward of this plan ran in this one");
     return backward_steps(c, comm, steps);
 }
 

@@ -6,6 +6,7 @@
  *   [small]   bitwise: 100 runs alike (small: 2), over whole sequences and over segments; what runs
  *             beside a gather has the bits of the steps one after the other; head 0 keeps its bits
  *             when the inputs of head 1 change (every input, both directions)
+ *   kept      of these: with nothing recomputed the same bits, on small cases
  *   once      one run of every kind of case, for compute-sanitizer
  *
  * Exit status 0, 1, or 2 (no device). */
@@ -59,6 +60,7 @@ struct How {
     dpg_path bwd;
     dpg_chain_how chain;
     int dh_only, whole = 0, one_by_one = 0, times = 1, segments = 0;
+    dpg_save save = DPG_SAVE_STATE;
 };
 
 static dpg_problem problem_of(const Case &c) {
@@ -79,18 +81,20 @@ static dpg_options options_of(const How &how) {
     o.send_dh_only = how.dh_only;
     o.whole_bwd = how.whole;
     o.segments = how.segments;
+    o.save = how.save;
     return o;
 }
 
 struct BwdRank : Rank {
     Tensors grads, stages;
     int others = 0; /* runs whose gradients have other bits than the first's */
+    bool keeps = false;
 
     static bool is_grad(const Share &s) { return s.is_output && s.name[0] == 'd'; }
     void once(dpg_comm *comm, bool one_by_one) {
         clear_outputs();
         if (forward(comm) == DP_OK) wait(comm);
-        clear_workspace();
+        if (!keeps) clear_workspace();
         if (!one_by_one && st == DP_OK) backward(comm);
         for (int step = 1; one_by_one && step <= DPG_BWD_ALL && st == DP_OK; step *= 2)
             backward(comm, step);
@@ -105,6 +109,7 @@ struct BwdRank : Rank {
     void run(const Case &c, const Tensors &x, const How &how, int rank, int N, dpg_comm *comm) {
         open(problem_of(c), options_of(how), rank, N,
              [&](const Share &s) { return memory.copy(x.at(s.name), s.from, s.n, s.type); });
+        keeps = how.save == DPG_SAVE_ALL;
         for (int i = 0; i < how.times && st == DP_OK; i++) {
             Tensors again;
             once(comm, how.one_by_one);
@@ -213,6 +218,69 @@ static std::string differs(const Tensors &a, const Tensors &b) {
     return "";
 }
 
+/* Where nothing is recomputed: which case, on how many ranks, its last local sub-sequence in how
+ * many segments, dH alone sent. */
+struct Kept {
+    int i, N, segments, dh_only;
+};
+static const Kept kept_ways[] = {{2, 1, 2, 0}, {8, 1, 1, 0},  {14, 1, 1, 0}, {2, 2, 2, 1},
+                                 {2, 2, 2, 0}, {2, 2, 1, 1},  {3, 1, 2, 0},  {3, 2, 1, 0},
+                                 {8, 2, 2, 1}, {12, 1, 1, 0}, {14, 2, 2, 1}};
+static const int SMALL_KEPT_WAYS = 4;
+
+/* Does this device's fast path take the case. */
+static bool taken(const Case &c, const How &how) {
+    dpg_plan *plan = NULL;
+    dpg_problem p = problem_of(c);
+    dpg_options o = options_of(how);
+    dp_err e = {DP_OK, ""};
+    bool yes = dpg_plan_create(&plan, &p, &o, 0, 1, &e) == DP_OK;
+    dpg_plan_destroy(plan);
+    return yes;
+}
+
+/* With nothing recomputed every gradient has the bits of what is recomputed. */
+static void nothing_recomputed(const Kept &way) {
+    const Case &c = cases[way.i];
+    Tensors x = make(c, 7);
+    How again = {DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, way.dh_only}, kept;
+    again.segments = way.segments;
+    if (!taken(c, again)) return;
+    kept = again;
+    kept.save = DPG_SAVE_ALL;
+    std::string which = differs(run(c, x, again, way.N).x, run(c, x, kept, way.N).x);
+    fact(which == "", "%s, %d ranks, %d segments: %s has other bits with nothing recomputed",
+         c.name, way.N, way.segments, which.c_str());
+}
+
+/* A backward that finds no forward's workspace says so: none ran, or in another place. */
+static void nothing_to_find() {
+    const Case &c = cases[0];
+    Tensors x = make(c, 7);
+    How kept = {DPG_PATH_FAST, DPG_CHAIN_DENSE, 0};
+    kept.save = DPG_SAVE_ALL;
+    Rank r;
+    r.open(problem_of(c), options_of(kept), 0, 1,
+           [&](const Share &s) { return r.memory.copy(x.at(s.name), s.from, s.n, s.type); });
+    for (int forwards : {0, 1}) {
+        r.err = {DP_OK, ""};
+        if (forwards) fact(r.forward(NULL) == DP_OK, "forward: %s", r.err.msg);
+        void *own = r.ws;
+        if (forwards) r.ws = r.memory.filled(dpg_workspace_bytes(r.plan), 0xff);
+        fact(r.backward(NULL) == DP_EINPUT && strstr(r.err.msg, "no forward of this plan"),
+             "backward behind %d forwards elsewhere: %s", forwards, r.err.msg);
+        r.ws = own;
+    }
+    fact(r.backward(NULL) == DP_OK, "backward behind its forward: %s", r.err.msg);
+    r.close();
+}
+
+static void kept(int ways) {
+    for (int i = 0; i < ways; i++)
+        nothing_recomputed(kept_ways[i]);
+    nothing_to_find();
+}
+
 /* 1 + `runs` runs, by themselves and in the same memory, have the bits of the first. */
 static void repeats(const Case &c, int runs) {
     How fast = {DPG_PATH_FAST, DPG_CHAIN_DENSE, 1}, more = fast;
@@ -302,14 +370,18 @@ static void bitwise(int runs) {
     for (int N : {1, 2, 4})
         over_segments(N, runs);
     cut_by_itself();
+    kept(sizeof kept_ways / sizeof *kept_ways);
     printf("bitwise: %d checks so far\n", checks);
     heads_apart();
 }
 
 static void once() {
-    for (int i : {2, 7, 8, 9, 14})
-        run(cases[i], make(cases[i], 7), How{DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, i % 2},
-            i == 7 ? 4 : 3 - cases[i].T() % 3);
+    for (int i : {2, 7, 8, 9, 14}) {
+        How how = {DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, i % 2};
+        run(cases[i], make(cases[i], 7), how, i == 7 ? 4 : 3 - cases[i].T() % 3);
+        how.save = DPG_SAVE_ALL;
+        if (i != 7) run(cases[i], make(cases[i], 7), how, 1);
+    }
 }
 
 int main(int argc, char **argv) {
@@ -318,6 +390,8 @@ int main(int argc, char **argv) {
     devices("test_fast_bwd");
     if (mode == "show")
         show();
+    else if (mode == "kept")
+        kept(SMALL_KEPT_WAYS);
     else if (mode == "once")
         once();
     else

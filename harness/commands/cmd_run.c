@@ -67,8 +67,9 @@ static const struct argp_option OPTIONS[] = {
     {"variant", OPT_VARIANT, "LIST", 0,
      "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg (dg "
      "without cancellation), save-all (nothing recomputed), segments (M as benchmarked: by the "
-     "state pass, a rank's sequence cut in parts), segments-dh-only, windows and windows-dh-only "
-     "(the same, ranks storing states into each other's memory)",
+     "state pass, a rank's sequence cut in parts), segments-dh-only, segments-save-all, windows, "
+     "windows-dh-only and windows-save-all (the same, ranks storing states into each other's "
+     "memory)",
      0},
     {"way", 0, 0, OPTION_ALIAS, 0, 0},
     DP_ROW_FAULT,

@@ -3,8 +3,9 @@
 #include "device_run.h"
 
 const char *const dp_cuda_variant_names[DP_NCUDA_VARIANTS] = {
-    "plain",    "dh-only",          "pair-dg", "save-all",
-    "segments", "segments-dh-only", "windows", "windows-dh-only"};
+    "plain",           "dh-only",          "pair-dg",           "save-all",
+    "segments",        "segments-dh-only", "segments-save-all", "windows",
+    "windows-dh-only", "windows-save-all"};
 
 #ifdef DP_HAVE_CUDA
 #include "device_apart.h"
@@ -144,6 +145,8 @@ static dpg_options options_of(dp_base base, dp_format chain, int backward,
     const int segments = variant >= DP_CUDA_SEGMENTS;
     const int dh_only = variant == DP_CUDA_DH_ONLY || variant == DP_CUDA_SEGMENTS_DH_ONLY ||
                         variant == DP_CUDA_WINDOWS_DH_ONLY;
+    const int all = variant == DP_CUDA_SAVE_ALL || variant == DP_CUDA_SEGMENTS_SAVE_ALL ||
+                    variant == DP_CUDA_WINDOWS_SAVE_ALL;
     return (dpg_options){.base = base,
                          .chain = chain,
                          .path = segments ? DPG_PATH_FAST : DPG_PATH_AUTO,
@@ -152,7 +155,7 @@ static dpg_options options_of(dp_base base, dp_format chain, int backward,
                          .send_dh_only = dh_only,
                          .pair_dg = variant == DP_CUDA_PAIR_DG,
                          .bwd_path = variant == DP_CUDA_PAIR_DG ? DPG_PATH_SIMPLE : DPG_PATH_AUTO,
-                         .save = variant == DP_CUDA_SAVE_ALL ? DPG_SAVE_ALL : DPG_SAVE_STATE};
+                         .save = all ? DPG_SAVE_ALL : DPG_SAVE_STATE};
 }
 
 dp_status dp_rank_job_try(const dp_rank_job *one, dp_err *e) {
@@ -209,7 +212,7 @@ static dp_status run_jobs(const dp_rank_job *one, dp_rank_job *job, dp_backend b
 }
 
 dp_rank_job dp_rank_job_of(const dp_problem *q, const dp_cuda_how *how, dp_cuda_result *out) {
-    const int windows = how->variant == DP_CUDA_WINDOWS || how->variant == DP_CUDA_WINDOWS_DH_ONLY;
+    const int windows = how->variant >= DP_CUDA_WINDOWS;
     return (dp_rank_job){.p = q,
                          .g = device_problem(q, how->bf16_inputs, how->base),
                          .opt = options_of(how->base, how->chain, how->backward, how->variant),

@@ -22,8 +22,10 @@ typedef enum {
     DP_CUDA_SAVE_ALL,
     DP_CUDA_SEGMENTS,
     DP_CUDA_SEGMENTS_DH_ONLY,
+    DP_CUDA_SEGMENTS_SAVE_ALL,
     DP_CUDA_WINDOWS,
     DP_CUDA_WINDOWS_DH_ONLY,
+    DP_CUDA_WINDOWS_SAVE_ALL,
     DP_NCUDA_VARIANTS
 } dp_cuda_variant;
 extern const char *const dp_cuda_variant_names[DP_NCUDA_VARIANTS];

@@ -120,6 +120,18 @@ DP_TEST(kernels, a_training_step) {
     json_decref(j);
 }
 
+/* Forward and backward of the fast path share a workspace, and nothing is recomputed. */
+DP_TEST(kernels, what_a_forward_left_gives_the_bits_of_what_is_recomputed) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    for (int capability = 80; capability <= 90; capability += 10) {
+        snprintf(cmd, sizeof cmd, "DP_CPU_CAPABILITY=%d \"$(dirname '%s')/test_fast_bwd\" kept",
+                 capability, program());
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+    }
+}
+
 /* A rank's sequence cut in segments, as the fast path does: dM is a chain over all of them. */
 DP_TEST(kernels, chains_of_a_rank_cut_in_segments) {
     NEEDS_KERNELS;

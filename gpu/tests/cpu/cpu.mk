@@ -12,7 +12,8 @@ DEVICE_OBJ  := $(patsubst harness/device/%.c,$(BUILD)/cpu/%.o,$(wildcard harness
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu) $(DEVICE_OBJ)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
 CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs \
-    $(BUILD)/cpu/test_decode $(BUILD)/cpu/test_packed $(BUILD)/cpu/libnccl.so.2
+    $(BUILD)/cpu/test_decode $(BUILD)/cpu/test_packed $(BUILD)/cpu/test_fast_bwd \
+    $(BUILD)/cpu/libnccl.so.2
 
 $(BUILD)/cpu/%.cc: gpu/%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
@@ -52,7 +53,7 @@ $(BUILD)/cpu/test_%.cc: gpu/tests/test_%.cu gpu/tests/cpu/translate.py
 	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && \
 	    mv $@.tmp $@
 $(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs $(BUILD)/cpu/test_decode \
-    $(BUILD)/cpu/test_packed: %: %.o \
+    $(BUILD)/cpu/test_packed $(BUILD)/cpu/test_fast_bwd: %: %.o \
     $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
