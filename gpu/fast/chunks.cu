@@ -143,7 +143,7 @@ __device__ __forceinline__ void sum_gates(ChunkSmem<K, V> &sm, const Dims &d, co
         cp_wait<1>();
         __syncwarp();
     }
-#pragma unroll 2
+#pragma unroll 1
     for (int i = 0; i < 8; i++) {
         float raw[E];
         if (COPIED)
@@ -246,7 +246,7 @@ template <int E> __device__ __forceinline__ void put(bf16 *to, const float x[E],
 /* Row i of the warp's 8, in place of what it is made of: ka qa kd kb, far; kg and qg go out. BLOCK:
  * 0, 3, or 1 for both others. WIDE: some entries of kd are left to the pairwise sums. */
 template <int BLOCK, bool WIDE, int K, int V>
-__device__ __forceinline__ void decay_row(ChunkSmem<K, V> &sm, char *kg, char *qg,
+__device__ __forceinline__ void decay_row(ChunkSmem<K, V> &sm, bf16 *kg, bf16 *qg,
                                           const Own<K> &own, const Factors<K / 32> &f, int i) {
     const int E = K / 32;
     unsigned row = own.at(own.row, i), high = own.at(own.high, i), side = own.at(own.side, i);
@@ -275,21 +275,20 @@ __device__ __forceinline__ void decay_row(ChunkSmem<K, V> &sm, char *kg, char *q
     if (BLOCK == 3) put<E>(place<bf16>(sm, high), q, f.far);
     if (BLOCK == 0) put<E>(place<bf16>(sm, side), on, f.far);
     if (BLOCK == 3) put<E>(place<bf16>(sm, side), down, f.far);
-    put<E>((bf16 *)(((uintptr_t)kg ^ i * 16) + i * 128), on, f.end);
-    put<E>((bf16 *)(((uintptr_t)qg ^ i * 16) + i * 128), q, f.start);
+    put<E>(kg + row / 2, on, f.end);
+    put<E>(qg + row / 2, q, f.start);
 }
 template <int BLOCK, int K, int V>
 __device__ __forceinline__ void decay_rows(ChunkSmem<K, V> &sm, const ChunkOut &o, const Place &p,
                                            const Own<K> &own, const Factors<K / 32> &f) {
-    char *kg = (char *)(o.kg + p.tile * C * K) + own.row;
-    char *qg = (char *)(o.qg + p.tile * C * K) + own.row;
+    bf16 *kg = o.kg + p.tile * C * K, *qg = o.qg + p.tile * C * K;
     if (is_wide<K / 32>(sm.wide[own.I])) {
 #pragma unroll 1
         for (int i = 0; i < 8; i++)
             decay_row<BLOCK, true>(sm, kg, qg, own, f, i);
         return;
     }
-#pragma unroll 2
+#pragma unroll 1
     for (int i = 0; i < 8; i++)
         decay_row<BLOCK, false>(sm, kg, qg, own, f, i);
 }
