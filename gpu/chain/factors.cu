@@ -77,6 +77,10 @@ __device__ void tile_product(const float *Mc, const float *P, int K, int r0, int
     }
 }
 
+/* Does a product of F_0 with I leave F_0: then it is taken as it is. (By 3xTF32 it loses nothing
+ * that a mean could give back.) Formats of fewer bits round it. */
+template <int F> __device__ constexpr bool keeps_first() { return F == DP_FP32 || F == DP_TF32X3; }
+
 /* Multiplies n factors into CB columns of M: M <- F_(n-1) ... F_0 M. Factors: chunk stride
  * `fstride`, head stride K*K. M: row stride ldm, head stride hstride. first: start from the
  * identity. Two buffers of P in shared memory. */
@@ -89,12 +93,18 @@ __global__ void __launch_bounds__(THREADS)
         cols = min(CB, K - col0);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *Mh = M + hv * hstride + col0, *P = smem, *Q = smem + K * PS;
+    bool taken = first && keeps_first<F>();
+    const float *from = taken ? factors + (int64_t)hv * K * K + col0 : Mh;
+    int ld = taken ? K : ldm;
     for (int x = threadIdx.x; x < K * CB; x += THREADS) {
         int r = x / CB, c = x % CB;
-        P[r * PS + c] = first ? (float)(r == col0 + c) : c < cols ? Mh[(int64_t)r * ldm + c] : 0.f;
+        bool identity = first && !taken;
+        P[r * PS + c] = identity   ? (float)(r == col0 + c)
+                        : c < cols ? from[(int64_t)r * ld + c]
+                                   : 0.f;
     }
     __syncthreads();
-    for (int j = 0; j < n; j++) {
+    for (int j = taken; j < n; j++) {
         const float *Mc = factors + j * fstride + (int64_t)hv * K * K;
         if (F == DP_FP32) {
             for (int r = warp; r < K; r += THREADS / 32) {
