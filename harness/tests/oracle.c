@@ -389,3 +389,22 @@ void oracle_problem(dp_problem *p, const oracle_spec *s) {
         }
     }
 }
+
+oracle_spec oracle_packed(dp_model model, int K, const int64_t *cu, uint64_t seed) {
+    return (oracle_spec){.model = model,
+                         .T = cu[4],
+                         .H = 1,
+                         .HV = 2,
+                         .K = K,
+                         .V = 12,
+                         .R = 1,
+                         .Nseq = 4,
+                         .cu = cu,
+                         .gate = DP_GATE_SOFTPLUS,
+                         .beta = DP_BETA_PLAIN,
+                         .l2norm = 1,
+                         .s0 = 1,
+                         .backward = 1,
+                         .g_scale = 0.05,
+                         .seed = seed};
+}

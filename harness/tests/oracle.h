@@ -20,6 +20,9 @@ typedef struct {
     uint64_t seed;
 } oracle_spec;
 void oracle_problem(dp_problem *p, const oracle_spec *s);
+/* Four packed sequences of two value heads, V = 12, softplus gates, norms, states and gradients;
+ * beta plain. cu [5] is to outlive it. */
+oracle_spec oracle_packed(dp_model model, int K, const int64_t *cu, uint64_t seed);
 double oracle_maxrel(const double *got, const double *want,
                      int64_t n); /* max |got - want| / max |want|; NaN gives inf */
 #endif

@@ -1,11 +1,11 @@
 /* The expected tier: draws predict the error of a correct run, whatever the format; results that
  * are wrong by little beside what their bounds allow fail, with the place; and its statistics raise
  * no alarm on errors of the kind that they assume. */
-#include "gt.h"
 #include "harness/run/judge.h"
 #include "harness/verdict/expected.h"
 #include "harness/verdict/nearby.h"
 #include "ref/inputs/inputs.h"
+#include "runs.h"
 #include "sanitized.h"
 
 #include "harness/verdict/row_map.h"
@@ -53,12 +53,6 @@ static dp_run *judged(subject *x, dp_runs *runs) {
         abort();
     }
     return &runs->run[0];
-}
-
-static const dp_judgement *tensor(const dp_run *r, const char *name) {
-    for (int i = 0; i < r->ntensor; i++)
-        if (!strcmp(r->tensor[i].name, name)) return &r->tensor[i];
-    return NULL;
 }
 
 static void forget(subject *x) { dp_sim_free(&x->s), dp_case_free(&x->c); }
@@ -129,7 +123,7 @@ DP_TEST(expected, small_faults_fail_where_they_are) {
         double *kept = dp_copy(f[i].x, f[i].to);
         scale_rows(f[i].x, f[i].from, f[i].to, f[i].by);
         const dp_run *r = judged(&x, &runs);
-        const dp_judgement *j = tensor(r, f[i].tensor);
+        const dp_judgement *j = gt_tensor(r, f[i].tensor);
         CHECK(r->verdict == DP_FAIL && j->verdict == DP_FAIL,
               "%s passes: excess %.3g, %.3g of its bound", f[i].what, j->expected.excess, j->ratio);
         CHECK(f[i].rank < 0 || dp_judgement_row(j)->at.rank == f[i].rank, "%s is placed on rank %d",

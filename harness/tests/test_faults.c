@@ -1,10 +1,10 @@
 /* Every deliberate fault must turn a verdict red where it lives, and the same runs without it must
  * be green. */
-#include "cases.h"
 #include "harness/case/case.h"
 #include "harness/record/run.h"
 #include "harness/simulated/fault.h"
 #include "harness/simulated/ranks.h"
+#include "runs.h"
 #include "sanitized.h"
 
 #include <omp.h>
@@ -153,12 +153,6 @@ static int run_case(const char *name, dp_fault fault, int ranks, dp_base base, d
     return ok;
 }
 
-static const dp_judgement *tensor(const dp_run *r, const char *name) {
-    for (int i = 0; i < r->ntensor; i++)
-        if (!strcmp(r->tensor[i].name, name)) return &r->tensor[i];
-    return NULL;
-}
-
 DP_TEST(faults, each_one_turns_its_tensor_red_and_is_green_without) {
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1); /* hundreds of loops of microseconds each */
@@ -173,8 +167,8 @@ DP_TEST(faults, each_one_turns_its_tensor_red_and_is_green_without) {
         if (!run_case(x->case_name, x->fault, x->ranks, x->base, x->chain, &bad) ||
             (!again && !run_case(x->case_name, DP_FAULT_NONE, x->ranks, x->base, x->chain, &good)))
             continue;
-        const dp_judgement *t = tensor(&bad.run[0], x->tensor),
-                           *h = x->healthy ? tensor(&bad.run[0], x->healthy) : NULL;
+        const dp_judgement *t = gt_tensor(&bad.run[0], x->tensor),
+                           *h = x->healthy ? gt_tensor(&bad.run[0], x->healthy) : NULL;
         if (!again)
             CHECK(good.run[0].verdict == DP_PASS, "%s without %s: %s", good.run[0].id, fault,
                   good.run[0].why);
@@ -214,10 +208,10 @@ DP_TEST(faults, two_ranks_cannot_see_the_chain_in_o_and_three_can) {
         dp_runs r = {0};
         if (!run_case("kda-reflect", DP_FAULT_CHAIN_BF16, i ? 4 : 2, DP_BASE_FP64, DP_FP64, &r))
             return;
-        const dp_judgement *o = tensor(&r.run[0], "o");
+        const dp_judgement *o = gt_tensor(&r.run[0], "o");
         REQUIRE(o, "no o");
         err[i] = o->rel_fro;
-        CHECK(tensor(&r.run[0], "M")->verdict == DP_FAIL, "M passes");
+        CHECK(gt_tensor(&r.run[0], "M")->verdict == DP_FAIL, "M passes");
         dp_runs_free(&r);
     }
     CHECK(err[0] < 1e-13 && err[1] > 1e-6, "o with 2 ranks %.2e, with 4 ranks %.2e", err[0],

@@ -12,22 +12,10 @@
 #include <string.h>
 
 static const int64_t CU[] = {0, 37, 37, 98, 120};
-static const oracle_spec SPEC = {.model = DP_KDA,
-                                 .T = 120,
-                                 .H = 1,
-                                 .HV = 2,
-                                 .K = 16,
-                                 .V = 12,
-                                 .R = 1,
-                                 .Nseq = 4,
-                                 .cu = CU,
-                                 .gate = DP_GATE_SOFTPLUS,
-                                 .beta = DP_BETA_PLAIN,
-                                 .l2norm = 1,
-                                 .s0 = 1,
-                                 .backward = 1,
-                                 .g_scale = 0.05,
-                                 .seed = 71};
+static void packed(dp_problem *p) {
+    const oracle_spec s = oracle_packed(DP_KDA, 16, CU, 71);
+    oracle_problem(p, &s);
+}
 
 /* The same problem with erase = write = beta; all else is kda's own. */
 static dp_problem twin_of(const dp_problem *kda) {
@@ -59,7 +47,7 @@ DP_TEST(gdn2, truth_is_that_of_kda_where_the_gates_are_one_number) {
     dp_truth a, b;
     dp_err e = {0};
     const dp_truth_request rq = {.bits = 128, .backward = 1};
-    oracle_problem(&kda, &SPEC);
+    packed(&kda);
     dp_problem two = twin_of(&kda);
     REQUIRE(!dp_problem_check(&two, 0, &e), "%s", e.msg);
     REQUIRE(!dp_truth_run(&kda, &rq, &a, &e) && !dp_truth_run(&two, &rq, &b, &e), "%s", e.msg);
@@ -143,7 +131,7 @@ static void compare_ranks(const dp_problem *p, const dp_problem *q, dp_base base
 
 DP_TEST(gdn2, ranks_are_those_of_kda_where_the_gates_are_one_number) {
     dp_problem kda;
-    oracle_problem(&kda, &SPEC);
+    packed(&kda);
     dp_problem two = twin_of(&kda);
     compare_ranks(&kda, &two, DP_BASE_FP32);
     compare_ranks(&kda, &two, DP_BASE_BF16);
@@ -155,7 +143,7 @@ DP_TEST(gdn2, ranks_are_those_of_kda_where_the_gates_are_one_number) {
 DP_TEST(gdn2, beta_and_gates_exclude_each_other) {
     dp_problem kda;
     dp_err e = {0};
-    oracle_problem(&kda, &SPEC);
+    packed(&kda);
     dp_problem two = twin_of(&kda);
     two.beta = kda.beta;
     CHECK(dp_problem_check(&two, 0, &e) == DP_EINPUT && strstr(e.msg, "gdn2 has no such input"),

@@ -13,22 +13,10 @@
 #include <string.h>
 
 static const int64_t CU[] = {0, 37, 37, 98, 120};
-static const oracle_spec SPEC = {.model = DP_GLA,
-                                 .T = 120,
-                                 .H = 1,
-                                 .HV = 2,
-                                 .K = 16,
-                                 .V = 12,
-                                 .R = 1,
-                                 .Nseq = 4,
-                                 .cu = CU,
-                                 .gate = DP_GATE_SOFTPLUS,
-                                 .beta = DP_BETA_PLAIN,
-                                 .l2norm = 1,
-                                 .s0 = 1,
-                                 .backward = 1,
-                                 .g_scale = 0.05,
-                                 .seed = 72};
+static void packed(dp_problem *p) {
+    const oracle_spec s = oracle_packed(DP_GLA, 16, CU, 72);
+    oracle_problem(p, &s);
+}
 
 /* The same problem with gates that erase nothing and write all. */
 static dp_problem twin_of(const dp_problem *gla) {
@@ -51,7 +39,7 @@ DP_TEST(gla, truth_is_that_of_gdn2_where_nothing_is_erased) {
     dp_truth a, b;
     dp_err e = {0};
     const dp_truth_request rq = {.bits = 128, .backward = 1};
-    oracle_problem(&gla, &SPEC);
+    packed(&gla);
     dp_problem two = twin_of(&gla);
     REQUIRE(!dp_truth_run(&gla, &rq, &a, &e) && !dp_truth_run(&two, &rq, &b, &e), "%s", e.msg);
     for (int f = 0; f < DP_NRESULTS; f++)
@@ -76,7 +64,7 @@ DP_TEST(gla, truth_is_that_of_gdn2_where_nothing_is_erased) {
 
 DP_TEST(gla, ranks_are_those_of_gdn2_where_nothing_is_erased) {
     dp_problem gla;
-    oracle_problem(&gla, &SPEC);
+    packed(&gla);
     dp_problem two = twin_of(&gla);
     const dp_problem *p[] = {&gla, &two};
     dp_sim s[2];
@@ -154,7 +142,7 @@ DP_TEST(gla, no_format_of_the_chain_matters) {
 DP_TEST(gla, a_beta_is_refused) {
     dp_problem gla;
     dp_err e = {0};
-    oracle_problem(&gla, &SPEC);
+    packed(&gla);
     double one = 1;
     gla.beta = &one;
     CHECK(dp_problem_check(&gla, 0, &e) == DP_EINPUT && strstr(e.msg, "gla has no such input"),

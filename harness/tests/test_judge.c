@@ -1,10 +1,10 @@
 /* `deltaproof judge`: what it accepts, what it refuses and how it says so, and that it judges by
  * the same truth and bounds as a run. The outputs of "another program" are those of the simulated
  * ranks, and a recorded o of FLA's CUDA kernels. */
-#include "cases.h"
 #include "harness/run/judge.h"
 #include "harness/simulated/ranks.h"
 #include "ref/arithmetic/mm.h"
+#include "runs.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -159,12 +159,6 @@ static int judge(int line, const dp_judge_options *o, judged *j) {
 
 static void done(judged *j) { dp_runs_free(&j->runs), dp_case_free(&j->c); }
 
-static const dp_judgement *tensor(const dp_run *r, const char *name) {
-    for (int i = 0; r && i < r->ntensor; i++)
-        if (!strcmp(r->tensor[i].name, name)) return &r->tensor[i];
-    return NULL;
-}
-
 static void refuse(int line, const dp_judge_options *o, const char *const *words) {
     dp_case c;
     dp_runs runs = {0};
@@ -201,7 +195,7 @@ static void same_judgement(int line, const dp_judgement *a, const dp_judgement *
 static void same_run(int line, const dp_run *a, const dp_run *b) {
     CHECK(a->ntensor == b->ntensor, "line %d: %d tensors, %d", line, a->ntensor, b->ntensor);
     for (int i = 0; i < a->ntensor; i++)
-        same_judgement(line, &a->tensor[i], tensor(b, a->tensor[i].name));
+        same_judgement(line, &a->tensor[i], gt_tensor(b, a->tensor[i].name));
 }
 
 DP_TEST(judge, judges_ten_tensors_of_three_ranks_exactly_as_the_run_that_made_them) {
@@ -219,7 +213,7 @@ DP_TEST(judge, judges_ten_tensors_of_three_ranks_exactly_as_the_run_that_made_th
     JUDGE(&o, &j);
     CHECK(j.run->ntensor == 10, "%d tensors", j.run->ntensor);
     for (int i = 0; i < j.run->ntensor; i++)
-        same_judgement(__LINE__, &j.run->tensor[i], tensor(&run.run[0], j.run->tensor[i].name));
+        same_judgement(__LINE__, &j.run->tensor[i], gt_tensor(&run.run[0], j.run->tensor[i].name));
     CHECK(j.run->verdict == DP_PASS && j.run->backend == DP_BACKEND_FILE, "verdict %s, backend %d",
           dp_verdict_names[j.run->verdict], j.run->backend);
     CHECK(!strcmp(j.run->id, "judge:out.safetensors:ranks=3,base=bf16,chain=tf32rz"), "%s",
@@ -250,7 +244,7 @@ DP_TEST(judge, names_rank_head_and_token_of_a_row_that_is_wrong_on_any_rank) {
             write_outputs(&x.c.p, &x.s.out, ONLY(O), 3, 0, "F64");
             memcpy(o8, kept, sizeof kept);
             JUDGE(&o, &j);
-            const dp_judgement *w = tensor(j.run, "o");
+            const dp_judgement *w = gt_tensor(j.run, "o");
             CHECK(j.run->verdict == DP_FAIL && w->verdict == DP_FAIL && w->worst.at.rank == r &&
                       w->worst.at.head == hv && w->worst.at.token == t,
                   "rank %d head %d: %s at rank %d head %d token %lld", r, hv,
@@ -282,7 +276,7 @@ DP_TEST(judge, the_reason_names_the_row_that_exceeds_its_bound) {
     write_inputs(&x.c.p, 3, 0, LOG);
     write_outputs(&x.c.p, &x.s.out, ONLY(O), 3, 0, "F64");
     JUDGE(&o, &j);
-    const dp_judgement *t = tensor(j.run, "o");
+    const dp_judgement *t = gt_tensor(j.run, "o");
     CHECK(t->verdict == DP_FAIL && t->over.at.token == 70 && t->worst.at.token != 70,
           "%s: over %lld, worst %lld", dp_verdict_names[t->verdict], (long long)t->over.at.token,
           (long long)t->worst.at.token);
@@ -303,14 +297,14 @@ DP_TEST(judge, nan_and_inf_fail_and_say_where) {
         write_outputs(&x.c.p, &x.s.out, ONLY(O) | ONLY(DV), 3, 0, "F32");
         x.s.out.dv[(130 * 2 + 1) * 8 + 3] = kept;
         JUDGE(&o, &j);
-        const dp_judgement *w = tensor(j.run, "dv");
+        const dp_judgement *w = gt_tensor(j.run, "dv");
         CHECK(w->verdict == DP_FAIL && w->worst.at.token == 130 && w->worst.at.rank == 2 &&
                   w->worst.at.head == 1 && w->worst.index == 3,
               "%s at token %lld", dp_verdict_names[w->verdict], (long long)w->worst.at.token);
         CHECK(strstr(j.run->why, "dv: 1 of 3072 entries are NaN or Inf, the first is entry 2091"),
               "%s", j.run->why);
-        CHECK(tensor(j.run, "o")->verdict == DP_PASS && j.run->verdict == DP_FAIL, "o %s",
-              dp_verdict_names[tensor(j.run, "o")->verdict]);
+        CHECK(gt_tensor(j.run, "o")->verdict == DP_PASS && j.run->verdict == DP_FAIL, "o %s",
+              dp_verdict_names[gt_tensor(j.run, "o")->verdict]);
         done(&j);
     }
     forget(&x);
@@ -356,9 +350,9 @@ DP_TEST(judge, transposed_states_are_recognised_by_option_only) {
     done(&j);
     write_inputs(&x.c.p, 3, 0, SAID);
     JUDGE(&o, &j);
-    CHECK(tensor(j.run, "final_state")->verdict == DP_FAIL &&
-              tensor(j.run, "o")->verdict == DP_PASS,
-          "final_state %s", dp_verdict_names[tensor(j.run, "final_state")->verdict]);
+    CHECK(gt_tensor(j.run, "final_state")->verdict == DP_FAIL &&
+              gt_tensor(j.run, "o")->verdict == DP_PASS,
+          "final_state %s", dp_verdict_names[gt_tensor(j.run, "final_state")->verdict]);
     done(&j);
     done(&plain);
     forget(&x);
@@ -588,10 +582,10 @@ DP_TEST(judge, results_stored_in_bf16_get_that_one_rounding_and_no_more) {
     write_inputs(&x.c.p, 3, 0, SAID);
     write_outputs(&x.c.p, &x.s.out, ONLY(O) | ONLY(FINAL_STATE), 3, 0, "BF16");
     JUDGE(&o, &j);
-    CHECK(j.run->verdict == DP_PASS && tensor(j.run, "o")->rel_fro > 1e-3, "%s, o %g", j.run->why,
-          tensor(j.run, "o")->rel_fro);
-    CHECK(tensor(j.run, "o")->bound > 0x1p-8 && tensor(j.run, "o")->bound < 1.1 * 0x1p-8,
-          "bound %g", tensor(j.run, "o")->bound);
+    CHECK(j.run->verdict == DP_PASS && gt_tensor(j.run, "o")->rel_fro > 1e-3, "%s, o %g",
+          j.run->why, gt_tensor(j.run, "o")->rel_fro);
+    CHECK(gt_tensor(j.run, "o")->bound > 0x1p-8 && gt_tensor(j.run, "o")->bound < 1.1 * 0x1p-8,
+          "bound %g", gt_tensor(j.run, "o")->bound);
     done(&j);
     for (int64_t i = 0; i < 192 * 8; i++)
         x.s.out.o[i] = dp_bf16d(x.s.out.o[i]);
@@ -599,9 +593,9 @@ DP_TEST(judge, results_stored_in_bf16_get_that_one_rounding_and_no_more) {
                   "F32"); /* the same values, but the file says fp32: a
    rounding that the claim has no room for */
     JUDGE(&o, &j);
-    CHECK(tensor(j.run, "o")->verdict == DP_FAIL &&
-              tensor(j.run, "final_state")->verdict == DP_PASS,
-          "o %s", dp_verdict_names[tensor(j.run, "o")->verdict]);
+    CHECK(gt_tensor(j.run, "o")->verdict == DP_FAIL &&
+              gt_tensor(j.run, "final_state")->verdict == DP_PASS,
+          "o %s", dp_verdict_names[gt_tensor(j.run, "o")->verdict]);
     done(&j);
     forget(&x);
 }
@@ -652,7 +646,7 @@ DP_TEST(judge, all_that_fla_wrote_on_four_ranks_has_the_errors_measured_elsewher
     JUDGE(&o, &j);
     CHECK(j.run->verdict == DP_PASS, "%s", j.run->why);
     for (size_t i = 0; i < sizeof FLA / sizeof *FLA; i++) {
-        const dp_judgement *t = tensor(j.run, FLA[i].name);
+        const dp_judgement *t = gt_tensor(j.run, FLA[i].name);
         CHECK(fabs(t->rel_fro - FLA[i].all) < 5.1e-7, "%s: %.5g", FLA[i].name, t->rel_fro);
         for (int r = 0; r < 4; r++)
             CHECK(fabs(t->per_rank[r] - FLA[i].rank[r]) < 5.1e-6, "%s, rank %d: %.4g", FLA[i].name,

@@ -1,11 +1,11 @@
 /* The backend lapack: the chunk solver over LAPACKE and CBLAS is a subject of its own, every result
  * and every intermediate by name, and it really is another arithmetic than that of the simulated
  * ranks. */
-#include "gt.h"
 #include "harness/record/run.h"
 #include "harness/simulated/ranks.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/arithmetic/linear.h"
+#include "runs.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -27,23 +27,17 @@ static dp_case load(void) {
     return c;
 }
 
-static const dp_judgement *tensor(const dp_run *r, const char *name) {
-    for (int i = 0; i < r->ntensor; i++)
-        if (!strcmp(r->tensor[i].name, name)) return &r->tensor[i];
-    return NULL;
-}
-
 static void every_name_passes(const dp_case *c, const dp_run *r) {
     CHECK(r->verdict == DP_PASS, "%s: %s", r->id, r->why);
     CHECK(r->path && *r->path, "%s: which kernels?", r->id);
     for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(&c->p, i, &rows, &width);
-        CHECK(!rows || tensor(r, dp_result_fields[i].name), "%s: no %s", r->id,
+        CHECK(!rows || gt_tensor(r, dp_result_fields[i].name), "%s: no %s", r->id,
               dp_result_fields[i].name);
     }
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
-        const dp_judgement *j = tensor(r, dp_stage_tensors[i].name);
+        const dp_judgement *j = gt_tensor(r, dp_stage_tensors[i].name);
         if (dp_stage_tensors[i].kind == DP_PER_RANK && r->ranks == 1) continue;
         CHECK(j, "%s: no %s", r->id, dp_stage_tensors[i].name);
         const int drawn = i != DP_AKK; /* the simulated ranks form that in base bf16 alone */

@@ -49,22 +49,11 @@ DP_TEST(own, parts_cover_every_token_once) {
 }
 
 static const int64_t CU[] = {0, 70, 70, 75, 331};
-static const oracle_spec SPEC = {.model = DP_KDA,
-                                 .T = 331,
-                                 .H = 1,
-                                 .HV = 2,
-                                 .K = 8,
-                                 .V = 12,
-                                 .R = 1,
-                                 .Nseq = 4,
-                                 .cu = CU,
-                                 .gate = DP_GATE_SOFTPLUS,
-                                 .beta = DP_BETA_SIGMOID,
-                                 .l2norm = 1,
-                                 .s0 = 1,
-                                 .backward = 1,
-                                 .g_scale = 0.05,
-                                 .seed = 73};
+static oracle_spec packed(void) {
+    oracle_spec s = oracle_packed(DP_KDA, 8, CU, 73);
+    s.beta = DP_BETA_SIGMOID;
+    return s;
+}
 
 /* The pipeline of N ranks that own the tokens so; *p stays as it was. */
 static void run(const dp_problem *p, dp_owners own, dp_base base, dp_merge merge, dp_sim *s,
@@ -80,7 +69,8 @@ static void run(const dp_problem *p, dp_owners own, dp_base base, dp_merge merge
 DP_TEST(own, results_do_not_depend_on_the_owner) {
     dp_problem p, y[2];
     dp_sim one, s;
-    oracle_problem(&p, &SPEC);
+    const oracle_spec spec = packed();
+    oracle_problem(&p, &spec);
     run(&p, (dp_owners){DP_OWN_EVEN, 1}, DP_BASE_FP64, DP_MERGE_RING, &one, &y[0]);
     for (int kind = DP_OWN_EVEN + 1; kind < DP_NOWNS; kind++)
         for (int N = 2; N <= 5; N++) {
@@ -115,7 +105,7 @@ static int64_t bits_that_differ(const dp_problem *p, dp_result *a, dp_result *b)
 DP_TEST(own, on_a_grid_no_bit_depends_on_the_number_of_ranks) {
     static const int ranks[] = {1, 2, 3, 4, 8};
     static const int64_t cu[] = {0, 70, 70, 75, 700}; /* 6 parts: two ranks sum three each */
-    oracle_spec spec = SPEC;
+    oracle_spec spec = packed();
     spec.T = 700;
     spec.cu = cu;
     for (int base = DP_BASE_FP32; base < DP_NBASES; base++) {

@@ -1,10 +1,10 @@
 /* Sessions: schedules are read or refused; each call gets the tokens that its schedule says, and
  * the state that the calls before left; right sessions are green and every fault of calls is red at
  * several schedules and sizes; libraries run in calls. */
-#include "cases.h"
 #include "harness/run/judge.h"
 #include "harness/simulated/calls.h"
 #include "ref/chunk/recurrent.h"
+#include "runs.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -279,23 +279,6 @@ DP_TEST(session, windows_are_problems_that_begin_from_the_state_they_were_handed
 
 /* ---- verdicts -------------------------------------------------------------------------------- */
 
-static int judge(const char *text, dp_fault fault, const dp_subject *lib, dp_case *c,
-                 dp_runs *runs) {
-    static const dp_backend sim[] = {DP_BACKEND_SIM}, subject[] = {DP_BACKEND_SUBJECT};
-    dp_err e = {0};
-    const dp_run_options o = {.nbackend = 1,
-                              .backend = lib ? subject : sim,
-                              .subject = lib,
-                              .limit_s = 20,
-                              .fault = fault,
-                              .cache = gt_tmpdir()};
-    *runs = (dp_runs){0};
-    if (!gt_parse_case(text, c)) return 0;
-    if (!dp_case_run(c, &o, runs, &e)) return 1;
-    gt_fail(__FILE__, __LINE__, text, "%s", e.msg);
-    return 0;
-}
-
 /* Problems of several sizes; in all of them some sequence ends before another, so that there is
  * padding, and every schedule rolls back. */
 static const char *const PROBLEMS[] = {
@@ -315,15 +298,13 @@ static const dp_fault FAULTS[] = {
     DP_FAULT_ROLLBACK_SKIPS, DP_FAULT_SLOT_OF_OTHER,  DP_FAULT_SLOT_TRANSPOSED,
     DP_FAULT_CALL_GATE,      DP_FAULT_PADDING_WRITES, DP_FAULT_SLOT_UNWRITTEN};
 
-static int acted(const dp_run *r) { return r->hit && memchr(r->hit, 1, (size_t)r->nhit); }
-
 DP_TEST(session, every_fault_of_calls_is_red_and_the_right_session_green) {
     for (size_t k = 0; k < sizeof PROBLEMS / sizeof *PROBLEMS; k++) {
         char text[512];
         dp_case c;
         dp_runs runs;
         snprintf(text, sizeof text, HEAD "base = bf16,fp32,fp64\n%s", PROBLEMS[k]);
-        if (!judge(text, DP_FAULT_NONE, NULL, &c, &runs)) return;
+        if (!gt_judge_case(text, DP_FAULT_NONE, NULL, &c, &runs)) return;
         CHECK(runs.n == 3, "%d runs", runs.n);
         for (int i = 0; i < runs.n; i++)
             CHECK(runs.run[i].verdict == DP_PASS, "problem %zu, %s: %s", k, runs.run[i].id,
@@ -331,11 +312,11 @@ DP_TEST(session, every_fault_of_calls_is_red_and_the_right_session_green) {
         dp_runs_free(&runs);
         dp_case_free(&c);
         for (size_t f = 0; f < sizeof FAULTS / sizeof *FAULTS; f++) {
-            if (!judge(text, FAULTS[f], NULL, &c, &runs)) return;
+            if (!gt_judge_case(text, FAULTS[f], NULL, &c, &runs)) return;
             for (int i = 0; i < runs.n; i++)
-                CHECK(acted(&runs.run[i]) && runs.run[i].verdict == DP_FAIL,
+                CHECK(gt_acted(&runs.run[i]) && runs.run[i].verdict == DP_FAIL,
                       "problem %zu, %s: %s, %s", k, runs.run[i].id,
-                      acted(&runs.run[i]) ? "acted" : "did not act",
+                      gt_acted(&runs.run[i]) ? "acted" : "did not act",
                       dp_verdict_names[runs.run[i].verdict]);
             dp_runs_free(&runs);
             dp_case_free(&c);
@@ -352,8 +333,8 @@ DP_TEST(session, a_fault_that_finds_nothing_does_not_act) {
                          FAULTS[f] == DP_FAULT_SLOT_UNWRITTEN;
         dp_case c;
         dp_runs runs;
-        if (!judge(FLAT, FAULTS[f], NULL, &c, &runs)) return;
-        CHECK(!acted(&runs.run[0]) == !acts && runs.run[0].verdict == (acts ? DP_FAIL : DP_PASS),
+        if (!gt_judge_case(FLAT, FAULTS[f], NULL, &c, &runs)) return;
+        CHECK(!gt_acted(&runs.run[0]) == !acts && runs.run[0].verdict == (acts ? DP_FAIL : DP_PASS),
               "%s: %s", runs.run[0].id, dp_verdict_names[runs.run[0].verdict]);
         dp_runs_free(&runs);
         dp_case_free(&c);
@@ -375,15 +356,16 @@ DP_TEST(session, every_continuation_begins_from_the_prefix) {
             dp_case c;
             dp_runs runs;
             const int red = shared && f;
-            if (!judge(shared ? SHARED "session_prefix = 10\n" : SHARED, F[f], NULL, &c, &runs))
+            if (!gt_judge_case(shared ? SHARED "session_prefix = 10\n" : SHARED, F[f], NULL, &c,
+                               &runs))
                 return;
             const int64_t n = (int64_t)c.p.H * c.p.K;
             const int same = !memcmp(c.p.k + 30 * n, c.p.k, sizeof(double) * (size_t)(10 * n));
             CHECK(same == shared, "keys of the second sequence");
             for (int i = 0; i < runs.n; i++) {
                 const dp_run *r = &runs.run[i];
-                CHECK(acted(r) == red && r->verdict == (red ? DP_FAIL : DP_PASS), "%s: %s, %s",
-                      r->id, acted(r) ? "acted" : "did not act", r->why);
+                CHECK(gt_acted(r) == red && r->verdict == (red ? DP_FAIL : DP_PASS), "%s: %s, %s",
+                      r->id, gt_acted(r) ? "acted" : "did not act", r->why);
                 CHECK(!red || r->tensor[0].failed.at.sequence > 0, "%s: %s", r->id, r->why);
                 CHECK(!red || strstr(r->tensor[0].why, "call 3 of its sequence: 3 drafted, 3 "
                                                        "accepted, the first behind the shared"),
@@ -429,7 +411,7 @@ DP_TEST(session, a_failure_names_its_call) {
     dp_runs runs;
     char text[512];
     snprintf(text, sizeof text, HEAD "op = kda\nT = 30\nK = 8\nbase = fp32\nsession = 20,4-1,1\n");
-    if (!judge(text, DP_FAULT_REJECTED_STAY, NULL, &c, &runs)) return;
+    if (!gt_judge_case(text, DP_FAULT_REJECTED_STAY, NULL, &c, &runs)) return;
     const char *at = strstr(runs.run[0].why, "; in call ");
     int call = 0, drafted = 0, accepted = 0;
     CHECK(at &&
@@ -522,7 +504,7 @@ DP_TEST(session, libraries_run_in_calls) {
         dp_runs runs;
         dp_err e = {0};
         REQUIRE(!dp_subject_open(gt_library(LIB[i][0], LIB[i][1]), 0, 0, &s, &e), "%s", e.msg);
-        if (!judge(CALLS, DP_FAULT_NONE, &s, &c, &runs)) return;
+        if (!gt_judge_case(CALLS, DP_FAULT_NONE, &s, &c, &runs)) return;
         const dp_run *r = &runs.run[0];
         CHECK(runs.n == 1 && r->verdict == DP_PASS && r->ntensor == 5 - i, "%s: %s", LIB[i][1],
               r->why);
@@ -543,7 +525,7 @@ DP_TEST(session, a_state_within_a_window_is_judged_though_nothing_depends_on_it)
     dp_err e = {0};
     REQUIRE(!dp_subject_open(gt_library("tests/data/third_state.c", "third.so"), 0, 0, &s, &e),
             "%s", e.msg);
-    if (!judge(CALLS, DP_FAULT_NONE, &s, &c, &runs)) return;
+    if (!gt_judge_case(CALLS, DP_FAULT_NONE, &s, &c, &runs)) return;
     const dp_run *r = &runs.run[0];
     CHECK(r->verdict == DP_FAIL && !strncmp(r->why, "state_within: ", 14) &&
               strstr(r->why, "; token 3 of the window in call "),
@@ -574,7 +556,7 @@ DP_TEST(session, a_library_that_dies_in_a_call_fails_with_it) {
         dp_case c;
         dp_runs runs;
         setenv("BAD", ROWS[i].bad, 1);
-        const int ran = judge(CALLS, DP_FAULT_NONE, &s, &c, &runs);
+        const int ran = gt_judge_case(CALLS, DP_FAULT_NONE, &s, &c, &runs);
         unsetenv("BAD");
         if (!ran) return;
         CHECK(runs.run[0].verdict == ROWS[i].verdict && strstr(runs.run[0].why, ROWS[i].why),

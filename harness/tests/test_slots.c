@@ -1,10 +1,10 @@
 /* Sessions whose states lie in a pool of slots: who reads and writes what, what must keep its bits,
  * faults, libraries and programs that take the pool or do not. */
-#include "cases.h"
 #include "harness/case/case.h"
 #include "harness/record/run.h"
 #include "harness/simulated/calls.h"
 #include "ref/chunk/recurrent.h"
+#include "runs.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -184,29 +184,6 @@ DP_TEST(slots, the_slot_of_a_prefix_is_read_by_all_and_written_by_none) {
 
 /* ---- verdicts -------------------------------------------------------------------------------- */
 
-static int judge(const char *text, dp_fault fault, const dp_subject *lib, dp_case *c,
-                 dp_runs *runs) {
-    static const dp_backend sim[] = {DP_BACKEND_SIM}, subject[] = {DP_BACKEND_SUBJECT};
-    dp_err e = {0};
-    const dp_run_options o = {.nbackend = 1,
-                              .backend = lib ? subject : sim,
-                              .subject = lib,
-                              .limit_s = 20,
-                              .fault = fault,
-                              .cache = gt_tmpdir()};
-    *runs = (dp_runs){0};
-    if (!gt_parse_case(text, c)) return 0;
-    if (!dp_case_run(c, &o, runs, &e)) return 1;
-    gt_fail(__FILE__, __LINE__, text, "%s", e.msg);
-    return 0;
-}
-
-static const dp_judgement *tensor(const dp_run *r, const char *name) {
-    for (int i = 0; i < r->ntensor; i++)
-        if (!strcmp(r->tensor[i].name, name)) return &r->tensor[i];
-    return NULL;
-}
-
 #define POOL                                                                              \
     HEAD "op = kda\nT = 60\ncu_seqlens = 0,20,20,38,60\nK = 16\nHV = 2\ng_scale = 0.05\n" \
          "s0_scale = 1\nbase = bf16,fp32,fp64\nsession = 6,4-2,3-0,2,1\nsession_slots = 6\n"
@@ -221,8 +198,6 @@ static const struct {
     {DP_FAULT_SLOT_UNWRITTEN, 0}, {DP_FAULT_REJECTED_STAY, 0},     {DP_FAULT_ROLLBACK_EARLY, 0},
     {DP_FAULT_ROLLBACK_LATE, 0},  {DP_FAULT_PREFIX_OVERWRITTEN, 1}};
 
-static int acted(const dp_run *r) { return r->hit && memchr(r->hit, 1, (size_t)r->nhit); }
-
 DP_TEST(slots, every_fault_is_red_in_a_pool_and_the_right_session_green) {
     for (size_t f = 0; f <= sizeof FAULTS / sizeof *FAULTS; f++) {
         const dp_fault fault = f ? FAULTS[f - 1].fault : DP_FAULT_NONE;
@@ -233,14 +208,14 @@ DP_TEST(slots, every_fault_is_red_in_a_pool_and_the_right_session_green) {
                                          "base = fp32\ng_scale = 0.05\nsession = 8,4,2\n"
                                          "session_prefix = 12\nsession_slots = 4\n"
                                   : POOL;
-        if (!judge(text, fault, NULL, &c, &runs)) return;
+        if (!gt_judge_case(text, fault, NULL, &c, &runs)) return;
         CHECK(runs.n == (prefix ? 1 : 3), "%d runs", runs.n);
         for (int i = 0; i < runs.n; i++) {
             const dp_run *r = &runs.run[i];
-            const dp_judgement *t = tensor(r, "pool");
+            const dp_judgement *t = gt_tensor(r, "pool");
             REQUIRE(t, "%s: no pool", r->id);
-            CHECK(!acted(r) == !f && r->verdict == (f ? DP_FAIL : DP_PASS), "%s: %s, %s", r->id,
-                  acted(r) ? "acted" : "did not act", r->why);
+            CHECK(!gt_acted(r) == !f && r->verdict == (f ? DP_FAIL : DP_PASS), "%s: %s, %s", r->id,
+                  gt_acted(r) ? "acted" : "did not act", r->why);
             CHECK((t->verdict == DP_FAIL) == (f && FAULTS[f - 1].pool), "%s: %s", r->id, t->why);
             CHECK(t->verdict == DP_PASS || !strncmp(r->why, "pool: slot ", 11), "%s: %s", r->id,
                   r->why);
@@ -279,8 +254,10 @@ DP_TEST(slots, faults_of_slots_do_not_act_without_a_pool) {
     for (int f = 0; f < 3; f++) {
         dp_case c;
         dp_runs runs;
-        if (!judge(HEAD SMALL "session = 40,8\nbase = fp32\n", F[f], NULL, &c, &runs)) return;
-        CHECK(!acted(&runs.run[0]) && runs.run[0].verdict == DP_PASS && !tensor(runs.run, "pool"),
+        if (!gt_judge_case(HEAD SMALL "session = 40,8\nbase = fp32\n", F[f], NULL, &c, &runs))
+            return;
+        CHECK(!gt_acted(&runs.run[0]) && runs.run[0].verdict == DP_PASS &&
+                  !gt_tensor(runs.run, "pool"),
               "%s: %s", runs.run[0].id, runs.run[0].why);
         dp_runs_free(&runs);
         dp_case_free(&c);
@@ -303,8 +280,8 @@ DP_TEST(slots, libraries_run_with_a_pool_and_without) {
         dp_runs runs;
         dp_err e = {0};
         REQUIRE(!dp_subject_open(gt_library(LIB[i][0], LIB[i][1]), 0, 0, &s, &e), "%s", e.msg);
-        if (!judge(CALLS, DP_FAULT_NONE, &s, &c, &runs)) return;
-        const dp_judgement *t = tensor(&runs.run[0], "pool");
+        if (!gt_judge_case(CALLS, DP_FAULT_NONE, &s, &c, &runs)) return;
+        const dp_judgement *t = gt_tensor(&runs.run[0], "pool");
         CHECK(runs.n == 1 && runs.run[0].verdict == DP_PASS, "%s: %s", LIB[i][1], runs.run[0].why);
         CHECK((t == NULL) == i && (!t || t->verdict == DP_PASS), "%s: %s pool", LIB[i][1],
               t ? "a" : "no");
@@ -329,7 +306,7 @@ DP_TEST(slots, a_library_that_writes_what_is_not_its_own_fails_with_the_slot) {
         dp_case c;
         dp_runs runs;
         setenv("BAD", ROWS[i][0], 1);
-        const int ran = judge(CALLS, DP_FAULT_NONE, &s, &c, &runs);
+        const int ran = gt_judge_case(CALLS, DP_FAULT_NONE, &s, &c, &runs);
         unsetenv("BAD");
         if (!ran) return;
         const dp_run *r = &runs.run[0];

@@ -1,7 +1,7 @@
 /* Intermediates under judgement: those of the simulated ranks pass in every base, one wrong row of
  * any of them fails at its place and alone, and files hold them as FLA does. */
-#include "gt.h"
 #include "harness/run/judge.h"
+#include "runs.h"
 
 #include <math.h>
 #include <omp.h>
@@ -61,12 +61,6 @@ static void end(trial *t) {
     omp_set_num_threads(omp_get_num_procs());
 }
 
-static const dp_judgement *tensor(const dp_run *r, const char *name) {
-    for (int i = 0; i < r->ntensor; i++)
-        if (!strcmp(r->tensor[i].name, name)) return &r->tensor[i];
-    return NULL;
-}
-
 DP_TEST(stage_tensors, stages_of_a_clean_run_pass_in_every_base) {
     const char *bases[] = {"fp64", "fp32", "bf16"};
     for (int i = 0; i < 3; i++)
@@ -104,7 +98,7 @@ DP_TEST(stage_tensors, one_wrong_row_of_a_stage_fails_at_its_place_and_alone) {
         for (int64_t z = 0; z < width; z++)
             x[z] = x[z] * 1.5 + (z < 3);
         const dp_run *r = judge(&t);
-        const dp_judgement *j = tensor(r, dp_stage_tensors[i].name);
+        const dp_judgement *j = gt_tensor(r, dp_stage_tensors[i].name);
         CHECK(j->verdict == DP_FAIL && j->over.at.rank == 1 && j->over.at.head == 1 &&
                   j->over.at.token == (kind == DP_PER_RANK    ? -1
                                        : kind == DP_PER_TOKEN ? 27
@@ -134,13 +128,14 @@ DP_TEST(stage_tensors, what_means_nothing_is_not_judged) {
     for (int i = 0; i < 2 * 64; i++)
         t.g.stage[DP_M][i] = NAN; /* rank 0: first of its sequence */
     const dp_run *r = judge(&t);
-    CHECK(r->verdict == DP_PASS && isnan(tensor(r, "M")->per_rank[0]) &&
-              tensor(r, "M")->per_rank[1] > 0,
+    CHECK(r->verdict == DP_PASS && isnan(gt_tensor(r, "M")->per_rank[0]) &&
+              gt_tensor(r, "M")->per_rank[1] > 0,
           "%s", r->why);
     for (int i = 0; i < 64; i++)
         t.g.stage[DP_M][2 * 64 + i] = NAN; /* rank 1 passes its state on: needed */
     r = judge(&t);
-    CHECK(tensor(r, "M")->verdict == DP_FAIL && tensor(r, "M")->over.at.rank == 1, "%s", r->why);
+    CHECK(gt_tensor(r, "M")->verdict == DP_FAIL && gt_tensor(r, "M")->over.at.rank == 1, "%s",
+          r->why);
     end(&t);
 }
 

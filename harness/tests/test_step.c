@@ -1,10 +1,10 @@
 /* op step: convolutions in front of a KDA layer, forward and backward. */
-#include "gt.h"
 #include "harness/case/case.h"
 #include "harness/record/run.h"
 #include "harness/run/step.h"
 #include "harness/search/step_bisect.h"
 #include "oracle.h"
+#include "runs.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -20,12 +20,6 @@ static int load(dp_case *c) {
         return 0;
     }
     return 1;
-}
-
-static const dp_judgement *tensor(const dp_run *r, const char *name) {
-    for (int i = 0; i < r->ntensor; i++)
-        if (!strcmp(r->tensor[i].name, name)) return &r->tensor[i];
-    return NULL;
 }
 
 static int run(const dp_case *c, dp_base base, int ranks, dp_runs *out) {
@@ -56,7 +50,7 @@ DP_TEST(step, every_gradient_is_judged_on_ranks) {
             if (!run(&c, (dp_base)base, ranks, &out)) continue;
             CHECK(out.run->verdict == DP_PASS, "%s: %s", out.run->id, out.run->why);
             for (size_t i = 0; i < sizeof ALL / sizeof *ALL; i++) {
-                const dp_judgement *t = tensor(out.run, ALL[i]);
+                const dp_judgement *t = gt_tensor(out.run, ALL[i]);
                 CHECK(t && t->verdict == DP_PASS && !strcmp(t->tier, "expected"), "%s: %s: %s",
                       out.run->id, ALL[i], t ? t->why : "not judged");
                 const double ratio = t ? t->expected.at[DP_LEVEL_TENSOR].ratio
@@ -82,7 +76,7 @@ DP_TEST(step, a_wrong_weight_is_red_and_named) {
     if (run(&c, DP_BASE_FP32, 2, &out)) {
         CHECK(out.run->verdict == DP_FAIL, "verdict %d", out.run->verdict);
         for (int i = 0; i < 2; i++) {
-            const dp_judgement *r = tensor(out.run, red[i]), *g = tensor(out.run, green[i]);
+            const dp_judgement *r = gt_tensor(out.run, red[i]), *g = gt_tensor(out.run, green[i]);
             CHECK(r && r->verdict == DP_FAIL, "%s", red[i]);
             CHECK(g && g->verdict == DP_PASS, "%s", green[i]);
         }

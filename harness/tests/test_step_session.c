@@ -1,8 +1,8 @@
 /* Sessions with convolutions in front: their inputs go from call to call beside the state. */
-#include "cases.h"
 #include "harness/case/case.h"
 #include "harness/record/run.h"
 #include "harness/simulated/calls.h"
+#include "runs.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,25 +101,6 @@ DP_TEST(step_session, continuations_of_a_prefix_begin_from_its_inputs) {
 
 /* ---- verdicts -------------------------------------------------------------------------------- */
 
-static int judge(const char *text, dp_fault fault, dp_case *c, dp_runs *runs) {
-    static const dp_backend sim[] = {DP_BACKEND_SIM};
-    dp_err e = {0};
-    const dp_run_options o = {.nbackend = 1, .backend = sim, .fault = fault, .cache = gt_tmpdir()};
-    *runs = (dp_runs){0};
-    if (!gt_parse_case(text, c)) return 0;
-    if (!dp_case_run(c, &o, runs, &e)) return 1;
-    gt_fail(__FILE__, __LINE__, text, "%s", e.msg);
-    return 0;
-}
-
-static const dp_judgement *tensor(const dp_run *r, const char *name) {
-    for (int i = 0; i < r->ntensor; i++)
-        if (!strcmp(r->tensor[i].name, name)) return &r->tensor[i];
-    return NULL;
-}
-
-static int acted(const dp_run *r) { return r->hit && memchr(r->hit, 1, (size_t)r->nhit); }
-
 DP_TEST(step_session, every_fault_of_its_calls_is_red_and_the_right_one_green) {
     static const struct {
         dp_fault fault;
@@ -130,16 +111,16 @@ DP_TEST(step_session, every_fault_of_its_calls_is_red_and_the_right_one_green) {
     for (size_t f = 0; f < sizeof F / sizeof *F; f++) {
         dp_case c;
         dp_runs runs;
-        if (!judge(LAYER "W = 4\nbase = bf16,fp32,fp64\nsession = 9,1,4-2,2\n", F[f].fault, &c,
-                   &runs))
+        if (!gt_judge_case(LAYER "W = 4\nbase = bf16,fp32,fp64\nsession = 9,1,4-2,2\n", F[f].fault,
+                           NULL, &c, &runs))
             return;
         CHECK(runs.n == 3, "%d runs", runs.n);
         for (int i = 0; i < runs.n; i++) {
             const dp_run *r = &runs.run[i];
-            const dp_judgement *t = tensor(r, "conv_state_k"), *k = tensor(r, "k");
+            const dp_judgement *t = gt_tensor(r, "conv_state_k"), *k = gt_tensor(r, "k");
             REQUIRE(t && k, "%s: no conv_state_k, or no k", r->id);
-            CHECK(!acted(r) == !f && r->verdict == (f ? DP_FAIL : DP_PASS), "%s: %s, %s", r->id,
-                  acted(r) ? "acted" : "did not act", r->why);
+            CHECK(!gt_acted(r) == !f && r->verdict == (f ? DP_FAIL : DP_PASS), "%s: %s, %s", r->id,
+                  gt_acted(r) ? "acted" : "did not act", r->why);
             CHECK((t->verdict == DP_FAIL) == F[f].of_conv, "%s: %s", r->id, t->why);
             CHECK((k->verdict == DP_FAIL) == F[f].of_conv, "%s: k: %s", r->id, k->why);
             CHECK(!F[f].of_conv || (!strncmp(r->why, "conv_state_q: call ", 19) &&
@@ -158,12 +139,13 @@ DP_TEST(step_session, what_windows_make_of_rejected_tokens_is_judged) {
     for (int f = 0; f < 2; f++) {
         dp_case c;
         dp_runs runs;
-        if (!judge(LAYER "W = 4\nbase = bf16,fp32\nsession = 9,1,4-2,3-0,2\n", F[f], &c, &runs))
+        if (!gt_judge_case(LAYER "W = 4\nbase = bf16,fp32\nsession = 9,1,4-2,3-0,2\n", F[f], NULL,
+                           &c, &runs))
             return;
         for (int i = 0; i < runs.n; i++) {
             const dp_run *r = &runs.run[i];
-            const dp_judgement *o = tensor(r, "o"), *drafted = tensor(r, "o_drafted");
-            REQUIRE(o && drafted && tensor(r, "state_drafted"), "%s: no o_drafted", r->id);
+            const dp_judgement *o = gt_tensor(r, "o"), *drafted = gt_tensor(r, "o_drafted");
+            REQUIRE(o && drafted && gt_tensor(r, "state_drafted"), "%s: no o_drafted", r->id);
             CHECK(o->verdict == DP_PASS && (drafted->verdict == DP_FAIL) == f, "%s: %s, %s", r->id,
                   o->why, drafted->why);
             CHECK(r->windows == 4 && r->windows_judged > 0, "%s: %d windows, %d judged", r->id,
@@ -183,8 +165,9 @@ DP_TEST(step_session, faults_of_what_is_not_there_do_not_act) {
     for (int k = 0; k < 6; k++) {
         dp_case c;
         dp_runs runs;
-        if (!judge(TEXT[k % 2], F[k / 2], &c, &runs)) return;
-        CHECK(!acted(runs.run) && runs.run->verdict == DP_PASS && !tensor(runs.run, "conv_state_k"),
+        if (!gt_judge_case(TEXT[k % 2], F[k / 2], NULL, &c, &runs)) return;
+        CHECK(!gt_acted(runs.run) && runs.run->verdict == DP_PASS &&
+                  !gt_tensor(runs.run, "conv_state_k"),
               "%s: %s", runs.run->id, runs.run->why);
         dp_runs_free(&runs);
         dp_case_free(&c);

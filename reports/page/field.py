@@ -5,7 +5,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from page.render import own_text, policy, render
+from page.render import plain_page
 from say.names import finite
 
 STANDARD = ("8192", "131072")  # tokens of the two timed shapes, as field.json names them
@@ -66,18 +66,13 @@ def failures(kernel: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
 
 
 def page(field: dict[str, Any]) -> str:
-    css = own_text("page.css")
-    return str(
-        render(
-            "field.html",
-            css=css,
-            policy=policy(css),
-            field=field,
-            standard=STANDARD,
-            timed=[k["kernel"] for k in field["kernels"] if set(k["speed"].values()) - {NO_TIME}],
-            grid=grid(field["kernels"]),
-            of_verdict=of_verdict,
-            bits_and_over=bits_and_over,
-            failures=failures,
-        )
+    return plain_page(
+        "field.html",
+        field=field,
+        standard=STANDARD,
+        timed=[k["kernel"] for k in field["kernels"] if set(k["speed"].values()) - {NO_TIME}],
+        grid=grid(field["kernels"]),
+        of_verdict=of_verdict,
+        bits_and_over=bits_and_over,
+        failures=failures,
     )

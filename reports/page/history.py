@@ -4,7 +4,7 @@ import math
 
 from draw.files import svg
 from draw.history import Panel, Series, draw_history
-from page.render import data_uri, own_text, policy, render
+from page.render import data_uri, plain_page
 from read.record import Record
 
 PANELS, LINES, ROWS = 24, 6, 2000  # tensors shown, runs in one panel, rows of the table
@@ -45,21 +45,18 @@ def page(records: list[Record]) -> str:
         (name, run_id, ["–" if v is None else format(v, ".3g") for v in values])
         for (name, run_id), values in order[:ROWS]
     ]
-    css = own_text("page.css")
-    values = {
-        "css": css,
-        "policy": policy(css),
-        "labels": labels,
-        "verdicts": [
+    return plain_page(
+        "history.html",
+        labels=labels,
+        verdicts=[
             (label, r.created or "", r.verdict) for label, r in zip(labels, records, strict=True)
         ],
-        "rows": rows,
-        "all_rows": len(order),
-        "of": len(everything),
-        "lines": LINES,
-        "image": data_uri(svg(draw_history(panels, labels))) if panels else None,
-    }
-    return str(render("history.html", **values))
+        rows=rows,
+        all_rows=len(order),
+        of=len(everything),
+        lines=LINES,
+        image=data_uri(svg(draw_history(panels, labels))) if panels else None,
+    )
 
 
 def choose(order: list[tuple[Name, Series]]) -> list[Panel]:

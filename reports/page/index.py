@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from page.render import own_text, policy, render
+from page.render import plain_page
 from read.record import Record
 from say.names import finite
 
@@ -82,14 +82,9 @@ def page(folder: str, records: list[tuple[str, Record]]) -> str:
     groups: dict[Key, list[tuple[str, Record]]] = {}
     for path, rec in records:
         groups.setdefault((kernel(rec), machine(rec)), []).append((path, rec))
-    css = own_text("page.css")
-    return str(
-        render(
-            "index.html",
-            css=css,
-            policy=policy(css),
-            count=len(records),
-            failing=sum(rec.verdict != "pass" for _, rec in records),
-            groups=[(k, rows_of(folder, v)) for k, v in sorted(groups.items())],
-        )
+    return plain_page(
+        "index.html",
+        count=len(records),
+        failing=sum(rec.verdict != "pass" for _, rec in records),
+        groups=[(k, rows_of(folder, v)) for k, v in sorted(groups.items())],
     )

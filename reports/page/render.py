@@ -30,6 +30,12 @@ def render(name: str, **values: Any) -> Markup:
     return Markup(_templates.get_template(name).render(**values))
 
 
+def plain_page(name: str, **values: Any) -> str:
+    """A whole page in the common style, without a script."""
+    css = own_text("page.css")
+    return str(render(name, css=css, policy=policy(css), **values))
+
+
 def data_uri(svg: str) -> Markup:
     """What quote leaves as it is has no double quote and no ampersand, so that it may stand in an
     attribute as it is, and in half of the bytes."""
