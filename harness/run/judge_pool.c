@@ -2,9 +2,7 @@
  * the bits that they had before the call. */
 #include "outputs.h"
 
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct {
@@ -25,21 +23,18 @@ static const char *whose(int owner, char text[64]) {
     return text;
 }
 
-/* Of the first slot that was overwritten, its first entry that is another. */
-static void say(const pool_rows *x, dp_judgement *t) {
-    const dp_pool_seen *s = x->seen;
-    const int64_t from = s->slot * x->heads * s->width;
-    int64_t z = 0;
-    char owner[64];
-    while (!memcmp(s->was + from + z, s->is + from + z, sizeof *s->was))
+/* The first entry that is another of the first slot that was overwritten; -1: none was. */
+static int64_t first_wrong(const dp_pool_seen *s, int heads) {
+    int64_t z = s->slot * heads * s->width;
+    if (!s->overwritten) return -1;
+    while (!memcmp(s->was + z, s->is + z, sizeof *s->was))
         z++;
-    const double was = s->was[from + z], is = s->is[from + z];
-    t->failed = (dp_row){.index = (int)(z % s->width),
-                         .got = is,
-                         .want = was,
-                         .err = fabs(is - was),
-                         .size = fabs(was)};
-    place(x, s->slot * x->heads + z / s->width, &t->failed.at);
+    return z;
+}
+
+static void say(const dp_pool_seen *s, dp_judgement *t) {
+    const double was = t->failed.want, is = t->failed.got;
+    char owner[64];
     snprintf(t->why, sizeof t->why,
              "slot %lld, %s, was overwritten in call %lld: entry %d of head %d was %g (%a), is %g "
              "(%a)%s",
@@ -51,9 +46,6 @@ static void say(const pool_rows *x, dp_judgement *t) {
 void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r) {
     const pool_rows x = {seen, sp->c->p.HV};
     if (!seen->was) return;
-    r->tensor = realloc(r->tensor, sizeof *r->tensor * (size_t)(r->ntensor + 1));
-    if (!r->tensor) abort();
-    dp_judgement *t = &r->tensor[r->ntensor++];
     const dp_compare_in in = {.name = "pool",
                               .N = 1,
                               .heads = x.heads,
@@ -63,12 +55,8 @@ void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r) {
                               .want = seen->was,
                               .place = place,
                               .ctx = &x};
-    dp_compare(&in, t);
-    t->verdict = seen->overwritten ? DP_FAIL : DP_PASS;
-    t->tier = "exact";
-    t->why[0] = 0;
-    if (!seen->overwritten) return;
-    t->times = INFINITY;
-    say(&x, t);
+    dp_judgement *t = dp_judge_bits(&in, first_wrong(seen, x.heads), r);
+    if (t->verdict != DP_FAIL) return;
+    say(seen, t);
     dp_judge_speak(r->ntensor - 1, r);
 }

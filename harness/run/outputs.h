@@ -43,12 +43,15 @@ void dp_judge_run(const dp_judging *j, dp_run *r, double from);
 dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e);
 /* The run fails by this tensor, which is closed already. */
 void dp_judge_speak(int tensor, dp_run *r);
+/* judge_bits.c: appends the judgement of a tensor that is right to the bit; first: its first entry
+ * that is another, -1: none. Returned for the words of its failure, with which it is to speak for
+ * the run: what others say follows from it. */
+dp_judgement *dp_judge_bits(const dp_compare_in *in, int64_t first, dp_run *r);
 /* judge_pool.c: after dp_judge_run, the slots of a session's pool that were not to be written, as
- * tensor `pool`, which speaks for the run where it fails: what others say follows from it. None
- * where no pool was run. */
+ * tensor `pool`, to the bit. None where no pool was run. */
 void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r);
-/* judge_conv_states.c: after that, what convolutions handed on, as tensors conv_state_q .., which
- * speak for the run where they fail. None without convolutions. */
+/* judge_conv_states.c: after that, what convolutions handed on, as tensors conv_state_q .., to
+ * the bit. None without convolutions. */
 void dp_judge_conv_states(const dp_conv_calls *c, dp_run *r);
 
 /* ---- the parts, in their order; each adds to r->tensor, which has room ----------------------- */
