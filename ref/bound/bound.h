@@ -26,6 +26,7 @@
  */
 #ifndef DP_BOUND_H
 #define DP_BOUND_H
+#include "ref/arithmetic/norms.h"
 #include "ref/chunk/chunk.h"
 #include "ref/vocabulary/design.h"
 #ifdef __cplusplus
@@ -171,13 +172,6 @@ void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double 
 void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, double mu,
                          const double *b, double bias, const double *S, const double *H,
                          const double *eH, double *e);
-
-/* Upper bound of the spectral norm, proven (ref/arithmetic/spectral.h): at most 2 (n + 2)^2 2^-52
- * and 2 m 2^-52 |A|_F^2 / |A|_2^2 above it, relatively. */
-double dp_norm2_up(int m, int n, const double *A);
-double dp_norm_fro(int64_t n, const double *A);
-/* sqrt(|A|_1 |A|_inf) >= | |A| |_2 */
-double dp_norm_abs2_up(int m, int n, const double *A);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,7 @@
 /* Exchanges: prices, and states from pairs (exchange.h). */
 #include "exchange.h"
 #include "ref/arithmetic/mm.h"
-#include "ref/arithmetic/spectral.h"
+#include "ref/arithmetic/norms.h"
 
 #include <assert.h>
 #include <math.h>
@@ -213,7 +213,8 @@ static void count(const exchange *x, int pairs, int rank) {
     if (pairs) x->t->bytes += dp_payload_M_bytes(x->payload, x->K, rank);
 }
 
-/* Every rank folds what came of the pairs before it; times: how often each is sent. */
+/* Every rank folds what came of the pairs before it. all: each goes to all ranks, not to later ones
+ * alone. */
 static void fold_all(const exchange *x, const dp_affine *pair, int all, double *S) {
     const int64_t KV = (int64_t)x->K * x->V;
     dp_affine got[x->N];
@@ -264,36 +265,14 @@ static void scan(const exchange *x, const dp_affine *pair, double *S) {
         dp_affine_free(&own[r]);
 }
 
-static double frobenius(const double *x, int64_t n) {
-    double s = 0;
-    for (int64_t i = 0; i < n; i++)
-        s += x[i] * x[i];
-    return sqrt(s);
-}
-
-/* >= |M|_2, from M' M. */
-static double spectral_norm_up(const double *M, int K) {
-    double *G = dp_doubles((int64_t)K * K);
-    for (int a = 0; a < K; a++)
-        for (int b = a; b < K; b++) {
-            double s = 0;
-            for (int i = 0; i < K; i++)
-                s += M[i * K + a] * M[i * K + b];
-            G[a * K + b] = G[b * K + a] = s;
-        }
-    const double top = sqrt(dp_eigenvalue_up(K, G)) * (1 + (K + 8) * 0x1p-50);
-    free(G);
-    return top;
-}
-
 /* e_(r+1) = |M_r|_2 e_r + tolerance |S_r|, of states as they came. */
 static void carry_bound(const exchange *x, const dp_affine *pair, const double *S, double *bound) {
     const int64_t KV = (int64_t)x->K * x->V;
     bound[0] = 0;
     for (int r = 0; r + 1 < x->N; r++) {
         const double left = x->payload == DP_PAYLOAD_LOW_RANK ? x->tolerance : 0;
-        bound[r + 1] = spectral_norm_up(pair[r].M, x->K) * bound[r] +
-                       left * (1 + 0x1p-20) * frobenius(S + r * KV, KV);
+        bound[r + 1] = dp_norm2_up(x->K, x->K, pair[r].M) * bound[r] +
+                       left * (1 + 0x1p-20) * dp_norm_fro(KV, S + r * KV);
     }
 }
 

@@ -1,0 +1,21 @@
+/* ref/arithmetic/norms.h - norms of matrices A [m][n] of doubles, with the same bits everywhere. */
+#ifndef DP_NORMS_H
+#define DP_NORMS_H
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Of n numbers, none of whose squares overflows or is lost; not finite: that number's size. */
+double dp_norm_fro(int64_t n, const double *A);
+/* Upper bound of the spectral norm, proven (spectral.h): at most 2 (n + 2)^2 2^-52
+ * and 2 m 2^-52 |A|_F^2 / |A|_2^2 above it, relatively. */
+double dp_norm2_up(int m, int n, const double *A);
+/* sqrt(|A|_1 |A|_inf) >= | |A| |_2 */
+double dp_norm_abs2_up(int m, int n, const double *A);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
