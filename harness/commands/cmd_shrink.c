@@ -35,6 +35,7 @@ static const struct argp_option OPTIONS[] = {
     DP_ROWS_PROGRAM,
     DP_ROW_DESIGN,
     DP_ROW_TRIES("stop after so many problems tried (default: 20000)"),
+    DP_ROW_SECONDS("try no further problem after so many seconds, and write the smallest so far"),
     {"output", DP_OPT_OUTPUT, "FILE", 0, "case file to write (default: CASE.min.case here)", 0},
     {"museum", OPT_MUSEUM, "[DIR]", OPTION_ARG_OPTIONAL,
      "every deliberate fault: shrink the largest generated case that shows it, print a table (and "
@@ -92,6 +93,7 @@ static dp_shrink_options request(const options *o, const dp_case *c, const dp_su
                                .subject = s,
                                .limit_s = o->of.limit_s,
                                .max_tries = o->of.tries ? o->of.tries : 20000,
+                               .max_s = o->of.seconds,
                                .cache = o->of.cache,
                                .step = on_step,
                                .arg = (void *)o};

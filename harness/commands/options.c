@@ -176,6 +176,7 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
         break;
     case DP_OPT_NOTE: add_note(st, arg, &o->provenance); break;
     case DP_OPT_TRIES: o->tries = (int)dp_option_number(st, "tries", arg, 1, INT32_MAX); break;
+    case DP_OPT_SECONDS: o->seconds = seconds(st, "seconds", arg); break;
     case DP_OPT_TRUTH:
         o->truth =
             (dp_truth_pick)dp_option_name(st, "truth", arg, dp_truth_pick_names, DP_NTRUTH_PICKS);

@@ -22,6 +22,7 @@ typedef struct {
     const char *out_dir, *json, *output;   /* what is written */
     const char *outputs, *layout; /* tensors that another program computed, axes of its states */
     int tries;                    /* of a search; 0: not given */
+    double seconds;               /* of a search; 0: not given */
     const char *design;           /* how the subject computes; NULL: as it declares */
     int drop;                     /* bits of --claim-drop; 0: not given */
     dp_provenance provenance;     /* its label, commit and notes */
@@ -71,7 +72,8 @@ enum {
     DP_OPT_NOTE,
     DP_OPT_OUTPUTS,
     DP_OPT_STATE_LAYOUT,
-    DP_OPT_TRIES
+    DP_OPT_TRIES,
+    DP_OPT_SECONDS
 };
 
 #define DP_ROW_CASES                                                        \
@@ -99,6 +101,8 @@ enum {
     }
 #define DP_ROW_TRIES(WHAT) \
     { "tries", DP_OPT_TRIES, "N", 0, WHAT, 0 }
+#define DP_ROW_SECONDS(WHAT) \
+    { "seconds", DP_OPT_SECONDS, "S", 0, WHAT, 0 }
 #define DP_ROW_JSON_OF(WHAT) \
     { "json", DP_OPT_JSON, "FILE", 0, WHAT, 0 }
 #define DP_LIBRARY "a kernel in a shared library (harness/deltaproof_subject.h)"

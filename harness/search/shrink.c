@@ -1,5 +1,6 @@
 /* Shrinks a failing case for as long as it fails for the same reason (shrink.h). */
 #include "bisect.h"
+#include "harness/base/clock.h"
 #include "shrink_work.h"
 
 #include <stdarg.h>
@@ -8,7 +9,8 @@
 /* ---- trying ---------------------------------------------------------------------------------- */
 
 int dp_shrink_spent(const dp_shrink_work *w) {
-    return w->st || (w->o->max_tries && w->tries >= w->o->max_tries);
+    return w->st || (w->o->max_tries && w->tries >= w->o->max_tries) ||
+           (w->o->max_s && dp_now() - w->start >= w->o->max_s);
 }
 
 /* Does it fail for the same reason, and not without the fault? */
@@ -63,8 +65,13 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
     s->chain[0] = o->chain;
     s->merge[0] = o->merge;
     s->nranks = s->nbase = s->nchain = s->nmerge = 1;
-    dp_shrink_work w = {
-        .o = o, .small = *o, .c = s, .want = &out->before, .runs = DP_BISECT_RUNS, .e = e};
+    dp_shrink_work w = {.o = o,
+                        .small = *o,
+                        .c = s,
+                        .want = &out->before,
+                        .runs = DP_BISECT_RUNS,
+                        .start = dp_now(),
+                        .e = e};
     w.small.cache = NULL;
     w.st = dp_failure_of(s, o, DP_BISECT_RUNS, 1, &out->before, e);
     if (!w.st && !out->before.kind && out->before.why[0])

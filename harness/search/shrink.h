@@ -50,6 +50,7 @@ typedef struct {
     double limit_s;
     const char *cache; /* of the truth of the whole problem; NULL: none */
     int max_tries;     /* 0: no limit */
+    double max_s;      /* seconds after which no further problem is tried; 0: no limit */
     void (*step)(const char *what, const dp_case *c, int ranks, int64_t numbers, int tries,
                  void *arg); /* after each change, may be NULL */
     void *arg;

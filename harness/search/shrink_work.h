@@ -34,6 +34,7 @@ typedef struct {
     dp_case *c;
     const dp_failure *want;
     int runs, tries;
+    double start; /* dp_now */
     dp_err *e;
     dp_status st;
 } dp_shrink_work;

@@ -189,6 +189,18 @@ DP_TEST(shrink, a_library_keeps_its_outcome_or_its_wrong_tensor) {
           "a library that does not take the case: %s", out);
 }
 
+DP_TEST(shrink, a_search_that_ends_early_writes_what_it_has) {
+    char cmd[4096];
+    snprintf(cmd, sizeof cmd,
+             "cd %s && printf '" SHAPE RAW "T = 24\nranks = 2,4\n' >early.case && '%s' shrink "
+             "early.case --cache none --ranks 4 --fault exp2-gate --seconds 1e-6",
+             gt_tmpdir(), gt_program());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 0 && strstr(out, " 1x smaller, 0 problems tried") &&
+              strstr(out, "written: early.min.case"),
+          "status %d: %s", rc, out);
+}
+
 DP_TEST(shrink, the_program_writes_a_case_that_it_can_run) {
     char cmd[4096];
     snprintf(cmd, sizeof cmd,
