@@ -20,13 +20,15 @@
  *
  *   T tokens   H query/key heads
  *   HV value heads, a multiple of H; value head hv uses query/key head hv / (HV / H)
- *   K key width   V value width   R keys a token (1 but for MKDA)
- *   Kg gate width: K, or 1 (GDN)   Nseq packed sequences
+ *   K key width   V value width   R keys a token (1 but for MKDA and Gated DeltaProduct)
+ *   Kg gate width: K, or 1 (GDN, Gated DeltaProduct)   Nseq packed sequences
  *
  * One token, one value head, state S [K][V] (ref/math.md b); g, beta, q, k after the activations
  * that gate_form, beta_form and l2norm name:
  *   S <- diag(exp g) S;   E = v - k S;   S <- S + k' diag(beta) E;   o = scale S' q
  *   k [R][K], v and E [R][V], beta [R]
+ * Gated DeltaProduct (in_turn) decays once and takes the keys of a token one after the other:
+ *   S <- diag(exp g) S;   for j = 1 .. R:  S <- S + k_j' beta_j (v_j - k_j S);   o = scale S' q
  * GDN-2 has two tensors in the place of beta, erase [K] and write [V], which stand as given:
  *   S <- diag(exp g) S;   E = write o v - (erase o k) S;   S <- S + k' E
  * GLA and SSD have neither and erase nothing:   S <- diag(exp g) S + k' v
@@ -114,6 +116,9 @@ typedef struct {
     /* GDN-2: [tokens][HV][K], [tokens][HV][V], and beta is NULL; else NULL. GLA, SSD: all three are
      * NULL, nothing is erased */
     const double *erase, *write;
+    /* 1: each key of a token reads what those before it left (Gated DeltaProduct); 0: all read the
+     * same state */
+    int32_t in_turn;
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as
@@ -168,8 +173,8 @@ const deltaproof_subject_info *deltaproof_subject_about(void);
 const char *deltaproof_subject_design(void);
 
 /* Optional. The recurrences that it computes, with blanks between: "gdn", "kda", "mkda", "gdn2",
- * "gla", "ssd". A library without this function has those with a beta, gdn, kda and mkda; runs of
- * others are skipped. */
+ * "gla", "ssd", "gated-deltaproduct". A library without this function has gdn, kda and mkda; runs
+ * of others are skipped. */
 const char *deltaproof_subject_recurrences(void);
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c);
 

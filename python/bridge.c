@@ -89,7 +89,9 @@ const char *deltaproof_subject_design(void) {
 }
 
 /* The function says of each problem whether it is for it. */
-const char *deltaproof_subject_recurrences(void) { return "gdn kda mkda gdn2 gla ssd"; }
+const char *deltaproof_subject_recurrences(void) {
+    return "gdn kda mkda gdn2 gla ssd gated-deltaproduct";
+}
 
 /* ---- run ------------------------------------------------------------------------------------- */
 
@@ -129,8 +131,8 @@ static void say_settings(FILE *f, const deltaproof_subject_problem *p) {
             p->l2norm, p->backward);
     fprintf(f,
             "scale %.17g\nlower_bound %.17g\ninput_format %s\nbase %s\nR %d\nKg %d\n"
-            "chunk %d\n",
-            p->scale, p->lower_bound, p->input_format, p->base, p->R, p->Kg, p->chunk);
+            "chunk %d\nin_turn %d\n",
+            p->scale, p->lower_bound, p->input_format, p->base, p->R, p->Kg, p->chunk, p->in_turn);
     say_integers(f, "cu_seqlens", p->Nseq + 1, p->cu);
     if (p->nslot) say_integers(f, "read_slot", p->Nseq, p->read_slot);
     if (p->nslot) say_integers(f, "write_slot", p->Nseq, p->write_slot);

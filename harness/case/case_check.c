@@ -62,13 +62,13 @@ static double active_write(const dp_problem *p, int64_t t, int hv) {
     return sum;
 }
 
-/* math.md b: sum_j beta_j |k_j|^2 <= 2 makes a step a contraction. Above it the eigenvalues of k'
- * diag(beta) k decide. */
+/* math.md b: sum_j beta_j |k_j|^2 <= 2 makes a step a contraction, in turn each of them. Above it
+ * the eigenvalues of k' diag(beta) k decide. */
 void dp_case_warn_expanding(dp_case *c) {
     const dp_problem *p = &c->p;
     int64_t n = 0, where = 0;
     double worst = 0;
-    for (int64_t i = 0; p->R >= 3 && i < p->T * p->HV; i++) {
+    for (int64_t i = 0; p->R >= 3 && !dp_in_turn(p) && i < p->T * p->HV; i++) {
         const double w = active_write(p, i / p->HV, (int)(i % p->HV));
         n += w > 2;
         if (w > worst) {

@@ -59,7 +59,7 @@ static const key KEYS[] = {
     {"HV", INT, REC, AT(HV), "(H, or as in data)", 1, 4096, NULL, "value heads, a multiple of H"},
     {"K", INT, REC | CHAIN, AT(K), "(required, or as in data)", 1, 4096, NULL, "key width"},
     {"V", INT, REC, AT(V), "(K, or as in data)", 1, 4096, NULL, "value width"},
-    {"R", INT, REC, AT(R), "1", 1, 64, NULL, "keys per token (mkda)"},
+    {"R", INT, REC, AT(R), "1", 1, 64, NULL, "keys per token (mkda, gated-deltaproduct)"},
     {"cu_seqlens", INTS, REC | CONV, AT(cu_seqlens), "(0,T)", 0, 1 << 24, NULL,
      "where packed sequences begin, then T; equal neighbours are an empty sequence"},
     {"scale", REAL, REC, AT(scale), "(K^-1/2)", -1e300, 1e300, NULL, "factor of q in the output"},

@@ -54,7 +54,8 @@ dp_status dp_recurrence_shape(const dp_casefile *f, const dp_tensorfile *d, dp_c
     if (w.HV % w.H)
         return dp_casefile_refuse(f, "HV", e, "must be a multiple of H = %lld", (long long)w.H);
     if (f->R > 1 && !(f->op < DP_NMODELS && dp_models[f->op].many_keys))
-        return dp_casefile_refuse(f, "R", e, "only mkda has more than one key a token");
+        return dp_casefile_refuse(
+            f, "R", e, "only mkda and gated-deltaproduct have more than one key a token");
     return dp_case_set_tokens(f, *tokens, &p->T, e);
 }
 

@@ -99,6 +99,7 @@ void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const dp_su
                                         .V = p->V,
                                         .R = p->R,
                                         .Kg = dp_Kg(p),
+                                        .in_turn = dp_in_turn(p),
                                         .Nseq = p->Nseq,
                                         .gate_form = p->gate,
                                         .beta_form = p->beta_form,

@@ -146,6 +146,40 @@ void dp_states_transpose(dp_tensor *t, int64_t K, int64_t V) {
     }
 }
 
+/* The row of an input or a result by this name; NULL: neither. */
+static const dp_tensor_field *field_of(const char *name) {
+    const int input = dp_input_find(name), result = dp_result_find(name);
+    return input >= 0 ? &dp_input_fields[input] : result >= 0 ? &dp_result_fields[result] : NULL;
+}
+
+/* Axis `at` counts R keys a token; R becomes the axis behind the next one. */
+static void move_keys(dp_tensor *t, int at, int64_t R) {
+    const int64_t heads = t->shape[at + 1], width = at + 2 < t->ndim ? t->shape[at + 2] : 1;
+    double *x = dp_doubles(t->n);
+    for (int64_t i = 0; i < t->n; i++) {
+        const int64_t h = i / width % heads, key = i / width / heads;
+        x[((key / R * heads + h) * R + key % R) * width + i % width] = t->data[i];
+    }
+    memcpy(t->data, x, sizeof *x * (size_t)t->n);
+    free(x);
+    t->shape[at] /= R;
+    if (at + 2 < t->ndim) t->shape[at + 3] = width;
+    t->shape[at + 2] = R;
+    t->ndim++;
+}
+
+void dp_keys_of_tokens(dp_tensorfile *f, const dp_tensor *q, int64_t R) {
+    const int most = sizeof q->shape / sizeof *q->shape;
+    for (int i = 0; i < f->ntensor && q && q->ndim >= 3 && R > 1; i++) {
+        dp_tensor *t = &f->tensor[i];
+        const dp_tensor_field *row = field_of(t->name);
+        const int at = q->ndim - 3, wide = row && row->axis[3] != DP_AXIS_NONE;
+        if (row && row->axis[2] == DP_AXIS_R && t->ndim == q->ndim - !wide && t->ndim < most &&
+            t->shape[at] == R * q->shape[at])
+            move_keys(t, at, R);
+    }
+}
+
 /* ---- outputs --------------------------------------------------------------------------------- */
 
 static void unknown_name(const dp_tensorfile *out, const dp_tensor *t, dp_complaints *complaints) {

@@ -35,6 +35,11 @@ void dp_tensors_rename(dp_tensorfile *f, int by_gates);
  * of states is left to the check of shapes. */
 void dp_states_transpose(dp_tensor *t, int64_t K, int64_t V);
 
+/* Keys as tokens, as FLA stores those of Gated DeltaProduct: tensors that should have an axis of
+ * keys, and have R times as many tokens as q and no such axis, get it: [..,T R,H,K] ->
+ * [..,T,H,R,K], [..,T R,HV] -> [..,T,HV,R]. All others stay. */
+void dp_keys_of_tokens(dp_tensorfile *f, const dp_tensor *q, int64_t R);
+
 /* Results that another program computed: r and stage point into their file. u, tiny: unit roundoff
  * and smallest half spacing of the format that each was stored in. same_design 1: computed stage by
  * stage as the simulated ranks do. design: how they were computed, in the case's base; NULL: by the

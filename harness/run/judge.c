@@ -100,9 +100,10 @@ static const char *model(const dp_tensorfile *in, const dp_judge_options *o, int
     *R = q->n && k->n % q->n == 0 && k->n / q->n >= 1 && k->n / q->n <= 64 ? (int)(k->n / q->n) : 1;
     const dp_strength strength = strength_of(in, o);
     if (strength == DP_BY_GATES) return "gdn2";
-    if (strength == DP_BY_BETA && *R > 1) return "mkda";
-    const int64_t HV = v->ndim >= 3 ? v->shape[v->ndim - 2] : 1;
+    const int own = *R > 1 && k->ndim > q->ndim; /* an axis of keys */
+    const int64_t HV = v->ndim >= 3 + own ? v->shape[v->ndim - 2 - own] : 1;
     const int one_gate = K > 1 && H && (__int128)g->n * K * H == (__int128)q->n * HV;
+    if (strength == DP_BY_BETA && *R > 1) return one_gate ? "gated-deltaproduct" : "mkda";
     if (strength == DP_BY_NOTHING) return one_gate ? "ssd" : "gla";
     return one_gate ? "gdn" : "kda";
 }
@@ -124,6 +125,7 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const d
         if (t && dp_input_fields[i].kind == DP_OF_SEQUENCES && q->ndim && v->ndim)
             dp_states_transpose(t, q->shape[q->ndim - 1], v->shape[v->ndim - 1]);
     }
+    if (!strcmp(op, dp_models[DP_DELTAPRODUCT].name)) dp_keys_of_tokens(in, q, R);
     round_gates(in, s->gate_dtype);
     const size_t size = 1024 + (s->cu ? strlen(s->cu) : 0);
     char *text = dp_calloc(size, 1);
@@ -281,6 +283,7 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     if (st) return st;
     name_case(o, c);
     if (s.batch) say_batch(o, s.batch, c->p.T / s.batch);
+    if (dp_in_turn(&c->p)) dp_keys_of_tokens(out, dp_tensor_find(in, "q"), c->p.R);
     st = dp_outputs_load(in, out, &c->p, s.ranks, s.out_vk, &l->stored, e);
     if (!st) st = read_design(o, out, &s.base, c->base[0], &l->design, &l->stored, e);
     if (st) dp_case_free(c);

@@ -17,8 +17,10 @@
  * Stages: shapes in stage_tensor.h; states h, dh, S_in, dS_out follow the layout of states, M, H,
  *   dM, dH are [N,HV,K,..] always. Each is judged against what the inputs of IN make of it, by the
  *   bound of all stages up to it.
- * The model follows from the shapes: R keys a token: mkda; a gate of one number a head: gdn;
- * else kda.
+ * The model follows from the shapes: R keys a token: mkda, with a gate of one number a head
+ *   gated-deltaproduct; one key and one gate a head: gdn; else kda. FLA's layout of
+ *   gated-deltaproduct, keys as tokens, is known by its length: k dk [T R,H,K], v dv [T R,HV,V],
+ *   beta dbeta [T R,HV].
  *
  * A chain of M alone: IN has one tensor, `factors` [n,K,K] (`deltaproof truth CASE` writes it for a
  *   case of op = chain), OUT one, `M` [n,K,K]: the product factors[j] .. factors[0] after each

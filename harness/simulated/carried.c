@@ -155,21 +155,23 @@ static const double *key_of(const session *s, int64_t t, int j) {
     return s->in.k + (((s->first + t) * p->H + s->hv / dp_G(p)) * p->R + j) * p->K;
 }
 
-/* S <- (I - sum_j beta_j k_j k_j') D S + sum_j beta_j k_j v_j', all keys reading the decayed state;
- * o = scale S' q. */
+/* S <- (I - sum_j beta_j k_j k_j') D S + sum_j beta_j k_j v_j', all keys reading the decayed state,
+ * or in turn; o = scale S' q. */
 static void advance(const session *s, int64_t t, carrier *c, double *write) {
     const dp_problem *p = s->p;
     const int64_t at = (s->first + t) * p->HV + s->hv;
     const double *values = dp_values_at(p, s->in.values, s->first + t, s->hv);
     dp_state_decay(p, s->in.g + at * dp_Kg(p), c->S);
-    for (int j = 0; j < p->R; j++) {
-        double *y = write + (int64_t)j * p->V;
-        dp_state_read(p, c->S, erasing_of(s, t, j), y);
-        for (int v = 0; v < p->V; v++)
-            y[v] = s->in.beta[at * p->R + j] * (values[(int64_t)j * p->V + v] - y[v]);
+    for (int first = 0, n = dp_keys_at_once(p); first < p->R; first += n) {
+        for (int j = first; j < first + n; j++) {
+            double *y = write + (int64_t)j * p->V;
+            dp_state_read(p, c->S, erasing_of(s, t, j), y);
+            for (int v = 0; v < p->V; v++)
+                y[v] = s->in.beta[at * p->R + j] * (values[(int64_t)j * p->V + v] - y[v]);
+        }
+        for (int j = first; j < first + n; j++)
+            dp_state_write(p, 1, key_of(s, t, j), write + (int64_t)j * p->V, c->S);
     }
-    for (int j = 0; j < p->R; j++)
-        dp_state_write(p, 1, key_of(s, t, j), write + (int64_t)j * p->V, c->S);
     dp_state_read(p, c->S, s->in.q + ((s->first + t) * p->H + s->hv / dp_G(p)) * p->K, c->o);
     for (int v = 0; v < p->V; v++)
         c->o[v] *= p->scale;
@@ -196,6 +198,20 @@ static gated_norms gated_norms_of(const session *s, int64_t t) {
     return (gated_norms){fmax(1, step) * (1 + 0x1p-40), write * (1 + 0x1p-40)};
 }
 
+/* Of the product of I - beta_j k_j k_j', without the decay. */
+static step_norms in_turn_norms(const session *s, int64_t t) {
+    const dp_problem *p = s->p;
+    step_norms a = {1, 0};
+    for (int j = 0; j < p->R; j++) {
+        const double size = dp_norm_fro(p->K, key_of(s, t, j));
+        const double beta = s->in.beta[((s->first + t) * p->HV + s->hv) * p->R + j];
+        const double weight = fabs(beta) * size * size;
+        a.moves += weight * a.grows;
+        a.grows *= beta < 0 ? 1 + weight : fmax(1, weight - 1);
+    }
+    return a;
+}
+
 static step_norms norms_of(const session *s, int64_t t) {
     const dp_problem *p = s->p;
     const int64_t at = (s->first + t) * p->HV + s->hv;
@@ -213,6 +229,10 @@ static step_norms norms_of(const session *s, int64_t t) {
         expands |= beta < 0;
     }
     const double decay = dp_exp(most);
+    if (dp_in_turn(p)) {
+        const step_norms a = in_turn_norms(s, t);
+        return (step_norms){decay * a.grows, fabs(1 - dp_exp(least)) + decay * a.moves};
+    }
     if (s->in.erasing) {
         const gated_norms a = gated_norms_of(s, t);
         return (step_norms){decay * a.step, fabs(1 - dp_exp(least)) + decay * a.write};

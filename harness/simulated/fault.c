@@ -181,6 +181,10 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
     [DP_FAULT_DK_UNERASED] = {"dk-unerased", 0, "gate_bwd",
                               "what reaches dk through the erasing key is not gated by erase",
                               "the product rule of b o k"},
+    [DP_FAULT_TURNS_MISTAKEN] = {"turns-mistaken", 0, "intra",
+                                 "keys of a token that should read one state read in turn, those "
+                                 "that should read in turn read one",
+                                 "math b: two recurrences that differ in one mask"},
     [DP_FAULT_HALO_LEAK] = {"halo-leak", 34, "conv_fwd",
                             "the halo leaks into sequences that start inside the rank",
                             "a fault of halo exchanges; shows in the first W-1 tokens"},

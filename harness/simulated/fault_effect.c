@@ -167,7 +167,7 @@ static double *strict_part(const dp_chunk *ch) {
     const int n = ch->n;
     double *N = dp_doubles((int64_t)n * n);
     for (int i = 0; i < n; i++)
-        for (int j = 0; j < i / ch->R * ch->R; j++)
+        for (int j = 0; dp_chunk_reads(ch, i, j); j++)
             N[(int64_t)i * n + j] = ch->beta[i] * ch->L[(int64_t)i * n + j];
     return N;
 }
@@ -226,7 +226,7 @@ static void factored_pairs(dp_chunk *ch, int anchor_end, double top) {
                     if (j < 0)
                         ch->Aqk[(int64_t)s * n + i * R + m] =
                             dp_round_store(ch->base, (float)ch->scale * sum);
-                    else if (i < s)
+                    else if (j >= dp_chunk_reader(ch, s, i, m))
                         ch->L[(int64_t)(s * R + j) * n + i * R + m] = sum;
                 }
 }
@@ -247,12 +247,30 @@ static int lost_scores(const dp_sim *s, int gi, int hv, dp_chunk *ch) {
     return 1;
 }
 
+/* Scores between the keys of one token: there where they should not be, gone where they should. 0:
+ * one key a token. */
+static int mistake_turns(dp_chunk *ch) {
+    const int R = ch->R, K = ch->K;
+    for (int i = 0; i < ch->n; i++)
+        for (int j = i / R * R; j < i; j++) {
+            float sum = 0;
+            for (int x = 0; x < K && !ch->in_turn; x++)
+                sum += (float)dp_chunk_erasing(ch)[(int64_t)i * K + x] *
+                       (float)ch->k[(int64_t)j * K + x];
+            ch->L[(int64_t)i * ch->n + j] = sum;
+        }
+    return R > 1;
+}
+
 void dp_effect_intra(dp_sim *s, int gi, int hv) {
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     switch (s->fault) {
     case DP_FAULT_FACTORED_EXP: factored_pairs(ch, 0, INFINITY); break;
     case DP_FAULT_FACTORED_EXP_CLAMPED: factored_pairs(ch, 0, 88); break;
     case DP_FAULT_ANCHOR_LEAK: factored_pairs(ch, 1, 20); break;
+    case DP_FAULT_TURNS_MISTAKEN:
+        if (!mistake_turns(ch)) return;
+        break;
     case DP_FAULT_SHORT_NAN:
     case DP_FAULT_BLOCKS_NAN:
         if (!lost_scores(s, gi, hv, ch)) return;

@@ -127,7 +127,8 @@ static dp_chunk_in chunk_in(const dp_sim *s, int gi, int hv) {
                          .sg = (int64_t)p->HV * Kg,
                          .sb = (int64_t)p->HV * p->R,
                          .se = (int64_t)p->HV * p->K,
-                         .Kg = Kg};
+                         .Kg = Kg,
+                         .in_turn = dp_in_turn(p)};
 }
 
 void dp_sim_intra(dp_sim *s, int gi, int hv) {

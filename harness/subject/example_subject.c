@@ -18,7 +18,9 @@ static const deltaproof_subject_info ABOUT = {
     .chain = "fp32",
     .writes = "o final_state states pool dq dk dv dg dbeta derase dwrite dA_log ddt_bias ds0"};
 const deltaproof_subject_info *deltaproof_subject_about(void) { return &ABOUT; }
-const char *deltaproof_subject_recurrences(void) { return "gdn kda mkda gdn2 gla ssd"; }
+const char *deltaproof_subject_recurrences(void) {
+    return "gdn kda mkda gdn2 gla ssd gated-deltaproduct";
+}
 
 typedef deltaproof_subject_problem problem;
 enum {
@@ -75,13 +77,17 @@ static void activate(const problem *p, int64_t t, int hv, token *x) {
         x->decay[i] = expf(g);
     }
 }
-/* S <- diag(decay) S; E = y - e S. */
-static void read_state(const problem *p, const token *x, float *S, float *E) {
-    const int K = p->K, V = p->V, R = p->R;
-    for (int i = 0; i < K; i++)
-        for (int c = 0; c < V; c++)
-            S[i * V + c] *= x->decay[i];
-    for (int j = 0; j < R; j++)
+/* S <- diag(decay) S. */
+static void decay_state(const problem *p, const token *x, float *S) {
+    for (int i = 0; i < p->K; i++)
+        for (int c = 0; c < p->V; c++)
+            S[i * p->V + c] *= x->decay[i];
+}
+/* E = y - e S of n keys from `first` on. */
+static void read_state(const problem *p, const token *x, int first, int n, const float *S,
+                       float *E) {
+    const int K = p->K, V = p->V;
+    for (int j = first; j < first + n; j++)
         for (int c = 0; c < V; c++) {
             float s = 0;
             for (int i = 0; i < K; i++)
@@ -89,13 +95,22 @@ static void read_state(const problem *p, const token *x, float *S, float *E) {
             E[j * V + c] = x->y[j * V + c] - s;
         }
 }
-/* S <- S + k' diag(beta) E. */
-static void write_state(const problem *p, const token *x, const float *E, float *S) {
+/* S <- S + k' diag(beta) E of n keys from `first` on. */
+static void write_state(const problem *p, const token *x, int first, int n, const float *E,
+                        float *S) {
     const int K = p->K, V = p->V;
-    for (int j = 0; j < p->R; j++)
+    for (int j = first; j < first + n; j++)
         for (int i = 0; i < K; i++)
             for (int c = 0; c < V; c++)
                 S[i * V + c] += x->k[j * K + i] * (x->beta[j] * E[j * V + c]);
+}
+/* Keys that read one state and then write to it: all of a token, or each by itself. */
+static int at_once(const problem *p) { return p->in_turn ? 1 : p->R; }
+static void read_and_write(const problem *p, const token *x, float *S, float *E) {
+    for (int j = 0, n = at_once(p); j < p->R; j += n) {
+        read_state(p, x, j, n, S, E);
+        write_state(p, x, j, n, E, S);
+    }
 }
 /* Where a sequence begins and ends, [HV][K][V] each; NULL: from zeros, nowhere. */
 typedef struct {
@@ -123,8 +138,8 @@ static void forward(const problem *p, int seq, int hv, token *x, float *S, float
         if (kept && (t - t0) % KEEP == 0)
             memcpy(kept + (t - t0) / KEEP * K * V, S, sizeof *S * K * V);
         activate(p, t, hv, x);
-        read_state(p, x, S, E);
-        write_state(p, x, E, S);
+        decay_state(p, x, S);
+        read_and_write(p, x, S, E);
         for (int c = 0; c < V; c++) {
             float s = 0;
             for (int i = 0; i < K; i++)
@@ -195,12 +210,12 @@ static void query_gradient(const problem *p, const token *x, const double *dout,
         dq[i] *= (float)p->scale;
 }
 
-/* dU [R][V], the gradient of E and of y, and those of v, of beta and of write. z: key 0 of the
- * token in d. */
-static void write_gradient(const problem *p, const token *x, int64_t z, const float *G,
-                           const float *E, float *dU, const gradients *d) {
+/* dU [R][V], the gradient of E and of y, and those of v, of beta and of write, of n keys from
+ * `first` on. z: key 0 of the token in d. */
+static void write_gradient(const problem *p, const token *x, int first, int n, int64_t z,
+                           const float *G, const float *E, float *dU, const gradients *d) {
     const int K = p->K, V = p->V;
-    for (int j = 0; j < p->R; j++) {
+    for (int j = first; j < first + n; j++) {
         float db = 0;
         for (int c = 0; c < V; c++) {
             float s = 0;
@@ -220,12 +235,12 @@ static void write_gradient(const problem *p, const token *x, int64_t z, const fl
     }
 }
 
-/* z: key 0 of the token in d. */
-static void key_gradient(const problem *p, const token *x, int64_t z, const float *S,
-                         const float *G, const float *E, const float *dU, float *dk,
+/* S: the state that they read. */
+static void key_gradient(const problem *p, const token *x, int first, int n, int64_t z,
+                         const float *S, const float *G, const float *E, const float *dU, float *dk,
                          const gradients *d) {
     const int K = p->K, V = p->V;
-    for (int j = 0; j < p->R; j++)
+    for (int j = first; j < first + n; j++)
         for (int i = 0; i < K; i++) {
             float written = 0, erased = 0;
             for (int c = 0; c < V; c++) {
@@ -237,15 +252,23 @@ static void key_gradient(const problem *p, const token *x, int64_t z, const floa
         }
 }
 
-/* G: from the state after the write to the one before the decay; dlog [K]: of the log decay. */
-static void state_gradient(const problem *p, const token *x, const float *S, const float *dU,
-                           float *G, float *dlog) {
+/* G: from the state after they wrote to the one that they read. */
+static void erase_gradient(const problem *p, const token *x, int first, int n, const float *dU,
+                           float *G) {
+    const int K = p->K, V = p->V;
+    for (int i = 0; i < K; i++)
+        for (int c = 0; c < V; c++)
+            for (int j = first; j < first + n; j++)
+                G[i * V + c] -= x->e[j * K + i] * dU[j * V + c];
+}
+
+/* G: from the decayed state to the one before; dlog [K]: of the log decay. */
+static void decay_gradient(const problem *p, const token *x, const float *S, float *G,
+                           float *dlog) {
     const int K = p->K, V = p->V;
     for (int i = 0; i < K; i++) {
         float s = 0;
         for (int c = 0; c < V; c++) {
-            for (int j = 0; j < p->R; j++)
-                G[i * V + c] -= x->e[j * K + i] * dU[j * V + c];
             s += G[i * V + c] * S[i * V + c];
             G[i * V + c] *= x->decay[i];
         }
@@ -258,13 +281,21 @@ static void state_gradient(const problem *p, const token *x, const float *S, con
 static void step_back(const problem *p, int64_t t, int hv, token *x, float *S, float *G, float *E,
                       float *w, const gradients *d) {
     const int K = p->K, V = p->V, R = p->R, h = hv / (p->HV / p->H);
-    float *dq = w, *dlog = w + K, *dU = w + 2 * K, *dk = dU + R * V;
+    float *dq = w, *dlog = w + K, *dU = w + 2 * K, *dk = dU + R * V, *read = dk + R * K;
+    const int64_t z = (t * p->HV + hv) * R;
     activate(p, t, hv, x);
-    read_state(p, x, S, E); /* S: decayed, not yet written to */
+    decay_state(p, x, S); /* S: decayed, not yet written to */
+    memcpy(read, S, sizeof *S * (size_t)(K * V));
+    read_and_write(p, x, read, E);
     query_gradient(p, x, p->dout + (t * p->HV + hv) * V, S, E, G, dq);
-    write_gradient(p, x, (t * p->HV + hv) * R, G, E, dU, d);
-    key_gradient(p, x, (t * p->HV + hv) * R, S, G, E, dU, dk, d);
-    state_gradient(p, x, S, dU, G, dlog);
+    for (int n = at_once(p), j = R - n; j >= 0; j -= n) {
+        memcpy(read, S, sizeof *S * (size_t)(K * V));
+        write_state(p, x, 0, j, E, read);
+        write_gradient(p, x, j, n, z, G, E, dU, d);
+        key_gradient(p, x, j, n, z, read, G, E, dU, dk, d);
+        erase_gradient(p, x, j, n, dU, G);
+    }
+    decay_gradient(p, x, S, G, dlog);
     if (d->dq) add_unit(x->q, dq, x->rq, K, p->l2norm, d->dq + (t * p->H + h) * K);
     for (int j = 0; d->dk && j < R; j++)
         add_unit(x->k + j * K, dk + j * K, x->rk[j], K, p->l2norm,
@@ -286,8 +317,8 @@ static void backward(const problem *p, int seq, int hv, token *x, float *S, floa
             for (int64_t z = from; z <= t; z++) {
                 memcpy(again + (z - from) * K * V, S, sizeof *S * K * V);
                 activate(p, z, hv, x);
-                read_state(p, x, S, E);
-                write_state(p, x, E, S);
+                decay_state(p, x, S);
+                read_and_write(p, x, S, E);
             }
         }
         step_back(p, t, hv, x, again + (t - from) * K * V, G, E, w, d);
@@ -310,7 +341,7 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
         deltaproof_subject_find(c, "dbeta"),    deltaproof_subject_find(c, "derase"),
         deltaproof_subject_find(c, "dwrite"),   deltaproof_subject_find(c, "dA_log"),
         deltaproof_subject_find(c, "ddt_bias"), deltaproof_subject_find(c, "ds0")};
-    float *work = malloc(sizeof *work * (size_t)(2 * KV + 4 * K + 3 * R * K + 2 * R + 3 * R * V)),
+    float *work = malloc(sizeof *work * (size_t)(3 * KV + 4 * K + 3 * R * K + 2 * R + 3 * R * V)),
           *kept = malloc(sizeof *kept * (size_t)((p->T / KEEP + 1) * KV)),
           *again = malloc(sizeof *again * KEEP * (size_t)KV);
     if (!work || !kept || !again) {
@@ -325,7 +356,8 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
                .rk = at + 2 * K + R * K + R,
                .e = at + 2 * K + R * K + 2 * R,
                .y = at + 2 * K + 2 * R * K + 2 * R};
-    float *E = x.y + R * V, *w = E + R * V; /* w: dq [K], dlog [K], dU [R][V], dk [R][K] */
+    float *E = x.y + R * V, *w = E + R * V; /* w: dq [K], dlog [K], dU [R][V], dk [R][K],
+                                           the state that a key reads [K][V] */
     zero(d.dq, p->T * p->H * K);
     zero(d.dk, p->T * p->H * R * K);
     zero(d.dA_log, p->HV);

@@ -73,6 +73,7 @@ typedef struct {
     ld rq, *rk;       /* what q and the keys were divided by, inverted; [R] */
     ld *G, *dS;       /* [K][V]: gradient of the state after, and after its decay */
     ld *dq, *dk, *dU; /* [K], [R][K], [R][V] */
+    ld *read;         /* [K][V]: what a key reads, the decayed state or what its token left of it */
 } walk;
 
 static walk walk_of(const dp_problem *p, int seq, int hv, dp_result *out) {
@@ -96,12 +97,13 @@ static walk walk_of(const dp_problem *p, int seq, int hv, dp_result *out) {
                   .dS = lds(KV),
                   .dq = lds(K),
                   .dk = lds(R * K),
-                  .dU = lds(R * V)};
+                  .dU = lds(R * V),
+                  .read = lds(KV)};
 }
 
 static void free_walk(walk *w) {
-    ld *const all[] = {w->S, w->decayed, w->E,  w->q,  w->k,  w->b,      w->rk,
-                       w->G, w->dS,      w->dq, w->dk, w->dU, w->erasing};
+    ld *const all[] = {w->S, w->decayed, w->E,  w->q,  w->k,  w->b,       w->rk,
+                       w->G, w->dS,      w->dq, w->dk, w->dU, w->erasing, w->read};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
@@ -146,7 +148,8 @@ static void forward_token(walk *w, int64_t t) {
             e[j * V + v] = p->v[(of_token(w, t) * R + j) * V + v];
             if (p->write) e[v] *= p->write[of_token(w, t) * V + v];
             for (int c = 0; c < K; c++)
-                e[j * V + v] -= w->erasing[j * K + c] * decayed[c * V + v];
+                e[j * V + v] -=
+                    w->erasing[j * K + c] * (dp_in_turn(p) ? after : decayed)[c * V + v];
             for (int c = 0; c < K; c++)
                 after[c * V + v] += w->k[j * K + c] * w->b[j] * e[j * V + v];
         }
@@ -194,18 +197,28 @@ static void backward_gates(walk *w, int64_t t, int64_t row) {
     }
 }
 
-/* Of one key: dv, dbeta, dk, and its share of the decayed state's gradient. */
+/* In turn: after the keys before j of a token. */
+static void state_read(walk *w, int64_t t, int j) {
+    const int K = w->p->K, V = w->p->V;
+    memcpy(w->read, w->decayed + t * K * V, sizeof(ld) * (size_t)(K * V));
+    for (int m = 0; m < j && dp_in_turn(w->p); m++)
+        for (int i = 0; i < K * V; i++)
+            w->read[i] += w->k[m * K + i / V] * w->b[m] * w->E[(t * w->p->R + m) * V + i % V];
+}
+
+/* Of one key: dv, dbeta, dk, and its share of the decayed state's gradient; in turn that is the
+ * gradient of what the key before it left. */
 static void backward_key(walk *w, int64_t t, int j) {
     const dp_problem *p = w->p;
     const int K = p->K, V = p->V, R = p->R;
     const int64_t row = of_token(w, t) * R + j;
-    const ld *decayed = w->decayed + t * K * V, *e = w->E + (t * R + j) * V, *k = w->k + j * K;
+    const ld *e = w->E + (t * R + j) * V, *k = w->k + j * K, *G = dp_in_turn(p) ? w->dS : w->G;
     const ld b = w->b[j];
     ld *dU = w->dU + j * V, *dk = w->dk + j * K, db = 0, same, slope;
     for (int v = 0; v < V; v++) {
         dU[v] = 0;
         for (int c = 0; c < K; c++)
-            dU[v] += k[c] * w->G[c * V + v];
+            dU[v] += k[c] * G[c * V + v];
         db += e[v] * dU[v];
         w->out->dv[row * V + v] = (double)(b * dU[v]);
     }
@@ -218,12 +231,13 @@ static void backward_key(walk *w, int64_t t, int j) {
             dk[i / V] = (i % V ? dk[i / V] : 0) + e[i % V] * w->G[i];
         return;
     }
+    state_read(w, t, j);
     beta_at(p, p->beta[row], &same, &slope);
     w->out->dbeta[row] = (double)(db * slope);
     for (int c = 0; c < K; c++) {
         dk[c] = 0;
         for (int v = 0; v < V; v++) {
-            dk[c] += b * e[v] * w->G[c * V + v] - b * dU[v] * decayed[c * V + v];
+            dk[c] += b * e[v] * G[c * V + v] - b * dU[v] * w->read[c * V + v];
             w->dS[c * V + v] -= k[c] * b * dU[v];
         }
     }
@@ -258,7 +272,7 @@ static void backward_token(walk *w, int64_t t) {
     read_token(w, t);
     backward_output(w, t);
     memcpy(w->dS, w->G, sizeof(ld) * K * p->V);
-    for (int j = 0; j < R; j++)
+    for (int j = R - 1; j >= 0; j--)
         backward_key(w, t, j);
     backward_gate(w, t);
     denormalise(p, w->q, w->rq, w->dq, w->out->dq + of_key_head(w, t) * K);

@@ -70,6 +70,8 @@ static const struct {
     {DP_FAULT_ERASE_MEAN, "smoke-gdn2", 2, DP_BASE_BF16, DP_FP32, "erase k"},
     {DP_FAULT_ERASE_WRITES, "smoke-gdn2", 2, DP_BASE_BF16, DP_FP32, "kg"},
     {DP_FAULT_DK_UNERASED, "smoke-gdn2", 2, DP_BASE_FP32, DP_FP32, "dk"},
+    {DP_FAULT_TURNS_MISTAKEN, "smoke-deltaproduct", 2, DP_BASE_BF16, DP_FP32, "L"},
+    {DP_FAULT_TURNS_MISTAKEN, "smoke-mkda2", 3, DP_BASE_FP32, DP_FP32, "L"},
 };
 
 DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
@@ -134,9 +136,10 @@ DP_TEST(bisect, every_fault_of_the_pipeline_is_tested) {
 
 DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
     static const char *const NAME[] = {
-        "weak-heads",  "packed-across",    "packed-ones",          "smoke-gdn", "smoke-mkda4",
-        "kda-reflect", "lower-bound-wide", "gate-minus-inf",       "denormal",  "gdn2-packed",
-        "smoke-ssd",   "initial-state",    "negative-eigenvalues", "inf",       "nan"};
+        "weak-heads",        "packed-across",    "packed-ones",          "smoke-gdn", "smoke-mkda4",
+        "kda-reflect",       "lower-bound-wide", "gate-minus-inf",       "denormal",  "gdn2-packed",
+        "smoke-ssd",         "initial-state",    "negative-eigenvalues", "inf",       "nan",
+        "smoke-deltaproduct"};
     static const dp_format CHAIN[] = {DP_FP64, DP_TF32RZ, DP_BF16ST};
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);

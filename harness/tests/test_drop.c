@@ -118,6 +118,8 @@ DP_TEST(drop, covers_what_dropping_loses_in_every_result) {
                                    {DP_KDA, 1, DP_GATE_LOWER_BOUND, DP_BETA_SIGMOID, 1},
                                    {DP_GDN, 1, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID, 1},
                                    {DP_MKDA, 2, DP_GATE_LOG, DP_BETA_PLAIN, 0},
+                                   {DP_DELTAPRODUCT, 3, DP_GATE_LOG, DP_BETA_PLAIN, 0},
+                                   {DP_DELTAPRODUCT, 2, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID, 1},
                                    {DP_GDN2, 1, DP_GATE_LOG, DP_BETA_PLAIN, 0},
                                    {DP_GDN2, 1, DP_GATE_LOWER_BOUND, DP_BETA_PLAIN, 1},
                                    {DP_GLA, 1, DP_GATE_LOG, DP_BETA_PLAIN, 0}};

@@ -262,6 +262,7 @@ static const struct {
     {DP_FAULT_BETA_BF16, "beta has no sigmoid"},
     {DP_FAULT_RESIDUAL_BF16, "what a key reads is exact in bf16; exact-residual has what is not"},
     {DP_FAULT_SATURATED_NAN, "a log gate is never saturated"},
+    {DP_FAULT_TURNS_MISTAKEN, "keys of a token are orthogonal: none sees another"},
     {DP_FAULT_HALO_LEAK, "a fault of the convolution"},
     {DP_FAULT_HALO_GRAD_LOST, "a fault of the convolution"},
     {DP_FAULT_HALO_GRAD_SHIFTED, "a fault of the convolution"},

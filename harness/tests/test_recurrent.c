@@ -48,8 +48,9 @@ static void against_truth(const char *name, const dp_design *design, double most
 }
 
 DP_TEST(recurrent, is_the_recurrence_in_fp32) {
-    static const char *const names[] = {"smoke-kda",     "smoke-gdn", "smoke-mkda2", "packed-ones",
-                                        "initial-state", "gdn-raw",   "packed-empty"};
+    static const char *const names[] = {"smoke-kda",    "smoke-gdn",         "smoke-mkda2",
+                                        "packed-ones",  "initial-state",     "gdn-raw",
+                                        "packed-empty", "smoke-deltaproduct"};
     const dp_design d = dp_design_of(DP_BASE_FP32);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         against_truth(names[i], &d, 2e-5, DP_RESULT_O, 0);

@@ -172,6 +172,36 @@ static const shape shapes[] = {
     {"gdn2-wide-v", DP_GDN2, 4, 2, 2, 3, 19, 1, DP_GATE_LOG, 0, DP_BETA_PLAIN, 1, 1, 1, {0, 4}},
     {"gla", DP_GLA, 6, 1, 2, 3, 4, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_PLAIN, 1, 1, 3, {0, 0, 2, 6}},
     {"ssd", DP_SSD, 5, 2, 2, 3, 19, 1, DP_GATE_LOG, 0, DP_BETA_PLAIN, 0, 1, 1, {0, 5}},
+    {"deltaproduct",
+     DP_DELTAPRODUCT,
+     4,
+     1,
+     1,
+     3,
+     2,
+     2,
+     DP_GATE_LOG,
+     0,
+     DP_BETA_PLAIN,
+     0,
+     0,
+     1,
+     {0, 4}},
+    {"deltaproduct-full",
+     DP_DELTAPRODUCT,
+     5,
+     1,
+     2,
+     3,
+     4,
+     3,
+     DP_GATE_SOFTPLUS,
+     1,
+     DP_BETA_SIGMOID2,
+     1,
+     1,
+     3,
+     {0, 0, 2, 5}},
     {"wide-v", DP_KDA, 3, 1, 1, 2, 37, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID, 1, 1, 1, {0, 3}},
 };
 enum { NSHAPES = sizeof shapes / sizeof *shapes };
@@ -297,11 +327,13 @@ static void c_token(const dp_problem *p, const bump *b, int64_t t, int hv, c128 
             for (int i = 0; i < K; i++)
                 e -= k[j * K + i] * S[i * V + v];
             u[j * V + v] = c_beta(p, b, &p->beta[row]) * e;
+            for (int i = 0; i < K && dp_in_turn(p); i++)
+                S[i * V + v] += k[j * K + i] * u[j * V + v];
         }
     for (int v = 0; v < V; v++) {
         o[v] = 0;
         for (int i = 0; i < K; i++) {
-            for (int j = 0; j < R; j++)
+            for (int j = 0; j < R && !dp_in_turn(p); j++)
                 S[i * V + v] += k[j * K + i] * u[j * V + v];
             o[v] += q[i] * S[i * V + v];
         }

@@ -19,7 +19,7 @@ static sizes of_chunk(const dp_chunk *ch) {
     for (int i = 0; i < n; i++)
         T[(int64_t)i * n + i] = 1; /* T by rows: T_i = e_i - sum over k < i of A_ik T_k */
     for (int i = 0; i < n; i++)
-        for (int k = 0; k < i / ch->R * ch->R; k++) {
+        for (int k = 0; dp_chunk_reads(ch, i, k); k++) {
             const double a = ch->beta[i] * ch->L[(int64_t)i * n + k];
             for (int j = 0; a != 0 && j <= k; j++)
                 T[(int64_t)i * n + j] -= a * T[(int64_t)k * n + j];
@@ -27,7 +27,7 @@ static sizes of_chunk(const dp_chunk *ch) {
     for (int j = 0; j < n; j++) {
         double a = 1, t = 0;
         for (int i = 0; i < n; i++) {
-            if (i / ch->R > j / ch->R) a += fabs(ch->beta[i] * ch->L[(int64_t)i * n + j]);
+            if (dp_chunk_reads(ch, i, j)) a += fabs(ch->beta[i] * ch->L[(int64_t)i * n + j]);
             t += fabs(T[(int64_t)i * n + j]);
             s.entry = fmax(s.entry, fabs(T[(int64_t)i * n + j]));
         }

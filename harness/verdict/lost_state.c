@@ -27,16 +27,18 @@ static void step_back(const inputs *x, int64_t t, int hv, double *y, double *sum
     const double *erasing = dp_erasing_at(p, x->in.k, x->in.erasing, t, hv);
     const double *values = dp_values_at(p, x->in.values, t, hv);
     double *through = dp_doubles(p->R);
-    for (int j = 0; j < p->R; j++) {
-        for (int i = 0; i < p->K; i++)
-            through[j] += k[(int64_t)j * p->K + i] * y[i];
-        through[j] *= x->in.beta[at * p->R + j];
-        for (int v = 0; v < p->V; v++)
-            sum[v] += through[j] * values[j * p->V + v];
+    for (int n = dp_keys_at_once(p), first = p->R - n; first >= 0; first -= n) {
+        for (int j = first; j < first + n; j++) {
+            for (int i = 0; i < p->K; i++)
+                through[j] += k[(int64_t)j * p->K + i] * y[i];
+            through[j] *= x->in.beta[at * p->R + j];
+            for (int v = 0; v < p->V; v++)
+                sum[v] += through[j] * values[j * p->V + v];
+        }
+        for (int j = first; j < first + n; j++)
+            for (int i = 0; i < p->K; i++)
+                y[i] -= through[j] * erasing[(int64_t)j * p->K + i];
     }
-    for (int j = 0; j < p->R; j++)
-        for (int i = 0; i < p->K; i++)
-            y[i] -= through[j] * erasing[(int64_t)j * p->K + i];
     for (int i = 0; i < p->K; i++)
         y[i] *= dp_exp(x->in.g[at * Kg + (Kg == 1 ? 0 : i)]);
     free(through);

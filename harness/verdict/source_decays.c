@@ -34,8 +34,10 @@ static double written(const dp_problem *p, int64_t t, int hv, int r, int v) {
     return p->beta ? p->beta[(t * p->HV + hv) * p->R + r] : p->write[(t * p->HV + hv) * p->V + v];
 }
 
-/* X [K][n] <- X minus the part along a token's keys, times beta; they do not see each other. */
-static void project(const dp_problem *p, int64_t t, int hv, int n, int back, double *X) {
+/* X [K][n] <- X minus the part along keys first .. end-1 of a token, times beta; they do not see
+ * each other. */
+static void project(const dp_problem *p, int64_t t, int hv, int first, int end, int n, int back,
+                    double *X) {
     const int K = p->K, R = p->R;
     if (!dp_erases(p)) return;
     if (!p->beta) {
@@ -43,7 +45,7 @@ static void project(const dp_problem *p, int64_t t, int hv, int n, int back, dou
         return;
     }
     double *D = dp_doubles((int64_t)K * n), *y = dp_doubles(n);
-    for (int r = 0; r < R; r++) {
+    for (int r = first; r < end; r++) {
         const double *k = p->k + ((t * p->H + hv / dp_G(p)) * R + r) * K,
                      beta = p->beta[(t * p->HV + hv) * R + r];
         memset(y, 0, sizeof *y * (size_t)n);
@@ -70,6 +72,17 @@ static void scale_rows(const dp_problem *p, int64_t t, int hv, int n, double *X)
             X[(int64_t)x * n + j] *= decay(p, t, hv, x);
 }
 
+/* H [K][V] += what keys first .. end-1 of a token write. */
+static void write_keys(const dp_problem *p, int64_t t, int hv, int first, int end, double *H) {
+    const int K = p->K, V = p->V, R = p->R;
+    for (int r = first; r < end; r++)
+        for (int x = 0; x < K; x++)
+            for (int v = 0; v < V; v++)
+                H[(int64_t)x * V + v] += written(p, t, hv, r, v) *
+                                         p->k[((t * p->H + hv / dp_G(p)) * R + r) * K + x] *
+                                         p->v[((t * p->HV + hv) * R + r) * V + v];
+}
+
 static void one_chunk(const dp_problem *p, int64_t t0, int64_t t1, int hv, double *F, double *e,
                       double *H, double *dH) {
     const int K = p->K, V = p->V, R = p->R;
@@ -79,22 +92,20 @@ static void one_chunk(const dp_problem *p, int64_t t0, int64_t t1, int hv, doubl
         for (int x = 0; x < K; x++)
             e[x] *= decay(p, t, hv, x);
         scale_rows(p, t, hv, K, F);
-        project(p, t, hv, K, 0, F);
         scale_rows(p, t, hv, V, H);
-        project(p, t, hv, V, 0, H);
-        for (int r = 0; r < R; r++)
-            for (int x = 0; x < K; x++)
-                for (int v = 0; v < V; v++)
-                    H[(int64_t)x * V + v] += written(p, t, hv, r, v) *
-                                             p->k[((t * p->H + hv / dp_G(p)) * R + r) * K + x] *
-                                             p->v[((t * p->HV + hv) * R + r) * V + v];
+        for (int r = 0, n = dp_keys_at_once(p); r < R; r += n) {
+            project(p, t, hv, r, r + n, K, 0, F);
+            project(p, t, hv, r, r + n, V, 0, H);
+            write_keys(p, t, hv, r, r + n, H);
+        }
     }
     for (int64_t t = t1 - 1; t >= t0 && p->dout; t--) {
         for (int x = 0; x < K; x++)
             for (int v = 0; v < V; v++)
                 dH[(int64_t)x * V + v] += p->scale * p->q[(t * p->H + hv / dp_G(p)) * K + x] *
                                           p->dout[(t * p->HV + hv) * V + v];
-        project(p, t, hv, V, 1, dH);
+        for (int n = dp_keys_at_once(p), r = R - n; r >= 0; r -= n)
+            project(p, t, hv, r, r + n, V, 1, dH);
         scale_rows(p, t, hv, V, dH);
     }
 }

@@ -5,8 +5,9 @@ A function names the arrays that it wants by its parameters, as a pytest functio
     def my_kernel(q, k, v, g, beta, initial_state=None, scale=1.0): ...
 
 Arrays, with T tokens, H query/key heads, HV value heads, widths K and V, N packed sequences:
-    q k [T,H,K] (MKDA: k [T,H,R,K])   v [T,HV,V] (MKDA: [T,HV,R,V])   g [T,HV,K], GDN [T,HV]
-    beta [T,HV] (MKDA: [T,HV,R]; GDN-2: b [T,HV,K] and w [T,HV,V] in its place; GLA, SSD: none)
+    q k [T,H,K]   v [T,HV,V]   g [T,HV,K], GDN, SSD and gated DeltaProduct [T,HV]
+    beta [T,HV] (GDN-2: b [T,HV,K] and w [T,HV,V] in its place; GLA, SSD: none)
+    MKDA, gated DeltaProduct: k [T,H,R,K], v [T,HV,R,V], beta [T,HV,R]
     A_log [HV]   dt_bias [HV,K], GDN [HV]   initial_state [N,HV,K,V]
     do [T,HV,V]   dht [N,HV,K,V]   cu_seqlens [N+1] (absent with one sequence that is not empty)
 Settings, by name too: scale, lower_bound, gate ("log" "softplus" "lower_bound"), beta_form ("plain"
@@ -109,6 +110,7 @@ class Contract:
     def _check(self, problem: Problem, takes: Sequence[str], anything: bool) -> None:
         s = problem.settings
         model = "mkda" if s["R"] > 1 else "gdn" if s["Kg"] == 1 else "kda"
+        model = "gated-deltaproduct" if s["in_turn"] else model
         model = "gdn2" if "b" in problem.arrays else model
         if s["beta_form"] == "none":
             model = "ssd" if s["Kg"] == 1 else "gla"

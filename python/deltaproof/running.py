@@ -97,7 +97,8 @@ def _one_run(
 
 def small_case(contract: Contract) -> str:
     """A small case that such a function serves."""
-    first, small = contract.models[0], {"mkda": "smoke-mkda2"}
+    first = contract.models[0]
+    small = {"mkda": "smoke-mkda2", "gated-deltaproduct": "deltaproduct-weak"}
     forms = {"softplus": "smoke-kda", "log": "beta-zero", "lower_bound": "lower-bound"}
     return forms[contract.gate] if "kda" in contract.models else small.get(first, f"smoke-{first}")
 

@@ -26,7 +26,7 @@ import numpy as np
 from .contract import INTEGERS, Contract, Problem, Unsupported
 from .program import bridge, environment, program
 
-WHOLE = ("R", "Kg", "chunk", "l2norm", "backward")
+WHOLE = ("R", "Kg", "chunk", "in_turn", "l2norm", "backward")
 REAL = ("scale", "lower_bound")
 
 

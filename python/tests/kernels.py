@@ -61,6 +61,33 @@ def gla(
     return o, states
 
 
+def deltaproduct(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    g: np.ndarray,
+    beta: np.ndarray,
+    initial_state: np.ndarray | None = None,
+    turns: bool = True,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gated DeltaProduct: k [T,H,R,K], v [T,HV,R,V], g [T,HV], beta [T,HV,R]; without turns all
+    keys of a token read the same state."""
+    T, H, R, K = k.shape
+    HV = v.shape[1]
+    q, k = (np.repeat(x, HV // H, axis=1) for x in (q, k))
+    o = np.zeros((T, HV, v.shape[-1]), np.float32)
+    S = np.zeros((HV, K, v.shape[-1]), np.float32)
+    S += 0 if initial_state is None else initial_state[0]
+    for t in range(T):
+        S = S * np.exp(g[t])[:, None, None]
+        read = S
+        for j in range(R):
+            e = v[t, :, j] - np.einsum("hk,hkv->hv", k[t, :, j], S if turns else read)
+            S = S + k[t, :, j, :, None] * (beta[t, :, j, None] * e)[:, None, :]
+        o[t] = np.einsum("hk,hkv->hv", q[t], S) * np.float32(K**-0.5)
+    return o, S[None]
+
+
 def in_slots(
     q: np.ndarray,
     k: np.ndarray,

@@ -14,7 +14,7 @@ import pytest
 import deltaproof
 from deltaproof import assert_explained, judge, to_bf16
 from deltaproof.provenance import short_name
-from kernels import inputs, kda
+from kernels import deltaproduct, inputs, kda
 
 SAID: dict[str, Any] = {"gate": "log", "beta": "plain", "l2norm": False}
 
@@ -34,6 +34,24 @@ def test_a_right_kernel_passes_and_its_figures_come_back(x: dict[str, np.ndarray
 def test_a_batch_axis_of_one_changes_nothing(x: dict[str, np.ndarray]) -> None:
     o, _ = kda(**x)
     assert_explained({n: a[None] for n, a in x.items()}, {"o": o[None]}, base="fp32", **SAID)
+
+
+def test_keys_of_gated_deltaproduct_stand_on_an_axis_or_are_tokens_as_in_fla() -> None:
+    rng, T, H, R, K, V = np.random.default_rng(3), 70, 2, 3, 16, 8
+    q, k = rng.normal(size=(T, H, K)), rng.normal(size=(T, H, R, K)) / 8
+    v, beta = rng.normal(size=(T, H, R, V)), rng.uniform(0, 1, (T, H, R))
+    own = {"q": q, "k": k, "v": v, "g": -rng.uniform(0, 0.1, (T, H)), "beta": beta}
+    own = {n: y.astype(np.float32) for n, y in own.items()}
+    fla = {n: y[None] for n, y in own.items()}
+    for name, y in own.items():
+        if name in ("k", "v", "beta"):
+            turned = np.moveaxis(y, 2, 1)
+            fla[name] = turned.reshape(1, T * R, *turned.shape[2:]).copy()
+    o, state = deltaproduct(**own)
+    for x, right in ((own, o), (fla, o[None])):
+        assert_explained(x, {"o": right, "final_state": state}, base="fp32", **SAID)
+    o, _ = deltaproduct(**own, turns=False)
+    assert not judge(fla, {"o": o[None]}, base="fp32", **SAID).passed
 
 
 def test_a_wrong_row_is_named_and_its_command_judges_it_again(x: dict[str, np.ndarray]) -> None:

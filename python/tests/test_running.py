@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deltaproof
-from kernels import gla, in_slots, kda, without_packing, wrong_at_70
+from kernels import deltaproduct, gla, in_slots, kda, without_packing, wrong_at_70
 
 CASES = ("t65", "packed-ones", "initial-state", "smoke-kda")
 OWN: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state")}
@@ -31,6 +31,18 @@ def test_a_kernel_that_erases_nothing_serves_gla_and_ssd_alone() -> None:
     assert [verdicts[n] for n in cases[:2]] == ["pass"] * 2, found.text
     assert verdicts["beta-zero"].startswith("skipped: ") and "model kda" in found.text
     assert set(found.layouts) == {"strided", "offset", "unaligned"}
+
+
+def test_keys_that_read_in_turn_are_a_recurrence_of_their_own() -> None:
+    def at_once(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
+        return deltaproduct(q, k, v, g, beta, initial_state, turns=False)
+
+    own = {**OWN, "models": ("gated-deltaproduct",), "layouts": ()}
+    found = deltaproof.run(deltaproduct, ("deltaproduct-weak", "smoke-mkda2"), **own)
+    verdicts = {i.split(":")[0]: v for i, v in found.verdicts().items()}
+    assert verdicts["deltaproduct-weak"] == "pass", found.text
+    assert "model mkda, the function computes gated-deltaproduct" in found.text
+    assert deltaproof.run(at_once, ("deltaproduct-weak",), **own).status == 1
 
 
 def test_arrays_that_the_function_does_not_take_skip_the_case() -> None:

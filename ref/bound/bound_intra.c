@@ -45,7 +45,7 @@ static void intra_pairs(dp_chunk_bound *b) {
                 }
                 b->DAqk[z] = dp_pw(r, ch->scale) * (D + dp_pw(r, (gK + r->u) * sum)) +
                              dp_pw(r, 2 * b->er * ch->Aqk[z]) + dp_pw(r, r->us * ch->Aqk[z]) + tiny;
-                for (int j = 0; j < R && i < s; j++) {
+                for (int j = dp_chunk_reader(ch, s, i, m); j < R; j++) {
                     const double *ks = dp_chunk_erasing(ch) + (int64_t)(s * R + j) * K;
                     const int64_t y = (int64_t)(s * R + j) * n + i * R + m;
                     D = sum = 0;

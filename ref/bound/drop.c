@@ -28,6 +28,8 @@ typedef struct {
     int hv;
     int64_t begin, n;
     double *cum, *grow, *S, *dS, *r, *dr, *lackS, *lackdS, *wall;
+    double
+        *read; /* norms of the states that the keys of a token read in turn; the first: not used */
 } head;
 
 #define FORGOTTEN (-1e4) /* a log gate below it: so that differences of sums are numbers */
@@ -69,18 +71,20 @@ static double growth(const dp_problem *p, const dp_activated *in, int64_t t, int
     const double most = (w + sqrt(fmax(0, w * w + 4 * (1 - d)))) / 2 * (1 + 0x1p-40);
     return most > 1 ? dp_log(most) : 0;
 }
-/* sum_j beta_j |k_j|^2 in [0, 2], with what fp64 rounds; or its growth is counted */
+/* sum_j beta_j |k_j|^2, in turn each beta_j |k_j|^2, in [0, 2], with what fp64 rounds; or its
+ * growth is counted */
 static int contracts(const head *h, int64_t i) {
     const dp_problem *p = h->a->p;
-    double sum = 0;
+    double sum = 0, most = 0;
     if (!dp_has_beta(p)) return 1;
     for (int j = 0; j < p->R; j++) {
         const double beta = h->a->in.beta[at_head(h, i) * p->R + j];
         const double size = norm(key(h, i) + (int64_t)j * p->K, p->K);
         if (beta < 0) return 0;
         sum += beta * size * size;
+        most = fmax(most, beta * size * size);
     }
-    return sum <= 2 * (1 + 0x1p-40);
+    return (dp_in_turn(p) ? most : sum) <= 2 * (1 + 0x1p-40);
 }
 
 /* ---- the recurrence and its adjoint, of which norms are kept -------------------------------- */
@@ -103,16 +107,19 @@ static void forward(const head *h, int seq) {
         const int64_t at = at_head(h, i) * p->R;
         h->S[i] = norm(S, KV);
         dp_state_decay(p, gates(h, i), S);
-        for (int j = 0; j < p->R; j++) {
-            double *e = r + (int64_t)j * p->V;
-            dp_state_read(p, S, erasing(h, i) + (int64_t)j * p->K, e);
-            for (int v = 0; v < p->V; v++)
-                e[v] = values(h, i)[(int64_t)j * p->V + v] - e[v];
-            h->r[i * p->R + j] = norm(e, p->V);
+        for (int first = 0, n = dp_keys_at_once(p); first < p->R; first += n) {
+            h->read[i * p->R + first] = norm(S, KV);
+            for (int j = first; j < first + n; j++) {
+                double *e = r + (int64_t)j * p->V;
+                dp_state_read(p, S, erasing(h, i) + (int64_t)j * p->K, e);
+                for (int v = 0; v < p->V; v++)
+                    e[v] = values(h, i)[(int64_t)j * p->V + v] - e[v];
+                h->r[i * p->R + j] = norm(e, p->V);
+            }
+            for (int j = first; j < first + n; j++)
+                dp_state_write(p, h->a->in.beta[at + j], key(h, i) + (int64_t)j * p->K,
+                               r + (int64_t)j * p->V, S);
         }
-        for (int j = 0; j < p->R; j++)
-            dp_state_write(p, h->a->in.beta[at + j], key(h, i) + (int64_t)j * p->K,
-                           r + (int64_t)j * p->V, S);
     }
     h->S[h->n] = norm(S, KV);
     free(S);
@@ -128,15 +135,18 @@ static void adjoint(const head *h, int seq) {
         const int64_t at = at_head(h, i) * p->R;
         dp_state_write(p, p->scale, query(h, i), p->dout + at_head(h, i) * p->V, dS);
         h->dS[i] = norm(dS, KV);
-        for (int j = 0; j < p->R; j++) {
-            double *e = dr + (int64_t)j * p->V;
-            dp_state_read(p, dS, key(h, i) + (int64_t)j * p->K, e);
-            for (int v = 0; v < p->V; v++)
-                e[v] *= h->a->in.beta[at + j];
-            h->dr[i * p->R + j] = norm(e, p->V);
+        for (int n = dp_keys_at_once(p), first = p->R - n; first >= 0; first -= n) {
+            for (int j = first; j < first + n; j++) {
+                double *e = dr + (int64_t)j * p->V;
+                dp_state_read(p, dS, key(h, i) + (int64_t)j * p->K, e);
+                for (int v = 0; v < p->V; v++)
+                    e[v] *= h->a->in.beta[at + j];
+                h->dr[i * p->R + j] = norm(e, p->V);
+            }
+            for (int j = first; j < first + n; j++)
+                dp_state_write(p, -1, erasing(h, i) + (int64_t)j * p->K, dr + (int64_t)j * p->V,
+                               dS);
         }
-        for (int j = 0; j < p->R; j++)
-            dp_state_write(p, -1, erasing(h, i) + (int64_t)j * p->K, dr + (int64_t)j * p->V, dS);
         dp_state_decay(p, gates(h, i), dS);
     }
     free(dS);
@@ -293,10 +303,11 @@ static void token_backward(const head *h, int64_t i) {
     for (int j = 0; j < p->R; j++) {
         const double k = norm(key(h, i) + (int64_t)j * p->K, p->K);
         const double beta = h->a->in.beta[at * p->R + j], r = h->r[i * p->R + j];
+        const double before = dp_in_turn(p) && j ? h->read[i * p->R + j] : S;
         const double e = norm(erasing(h, i) + (int64_t)j * p->K, p->K);
         const double norm_k = p->l2norm ? h->a->in.rstd_k[qk * p->R + j] : 1;
-        const double through = B * (r + e * D) + dS * e * D;                   /* of dS r */
-        double read = D * h->dr[i * p->R + j], again = (S + D) * beta * k * B; /* of S' dr */
+        const double through = B * (r + e * D) + dS * e * D;                        /* of dS r */
+        double read = D * h->dr[i * p->R + j], again = (before + D) * beta * k * B; /* of S' dr */
         if (dp_by_gates(p)) {
             const double gate = largest(p->erase + at * p->K, p->K);
             token_gates(h, i, k * B, read + again);
@@ -321,6 +332,7 @@ static void head_of_sequence(const work *a, int seq, int hv) {
         *one[i] = dp_doubles(h.n + 1);
     h.r = dp_doubles((h.n + 1) * p->R);
     h.dr = dp_doubles((h.n + 1) * p->R);
+    h.read = dp_doubles((h.n + 1) * p->R);
     forward(&h, seq);
     attenuate(&h);
     lacking_states(&h);
@@ -338,6 +350,7 @@ static void head_of_sequence(const work *a, int seq, int hv) {
         free(*one[i]);
     free(h.r);
     free(h.dr);
+    free(h.read);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------ */

@@ -4,7 +4,8 @@
  *
  * What is left. S_t = (I - sum_j beta_j k_j k_j') diag(exp g_t) S_{t-1} + ..: a step multiplies the
  * 2-norm of a state by at most exp(largest channel gate of the token) times the 2-norm of the first
- * factor, which is 1 where sum_j beta_j |k_j|^2 <= 2. So from c to t at most
+ * factor, which is 1 where sum_j beta_j |k_j|^2 <= 2; where keys read in turn it is a product over
+ * them, and 1 where each beta_j |k_j|^2 <= 2. So from c to t at most
  *     A(t, c) = exp(sum over tokens s = c .. t-1 of max over channels of g_s)
  * is left, and by the same steps transposed of a gradient on its way back. The largest channel's
  * SUM is no bound: keys move the state between channels (keys = moved, ref/inputs/inputs_moved.c).
@@ -22,6 +23,7 @@
  *     dv     beta |k| B                     dbeta  |k| (B |r| + |dS| |k| D')
  *     dk     beta (B |r| + |dS| |k| D') + D' |dr| + |S'| beta |k| B
  *     dg     n (|dS| D' + B |S'| + B D')    S' the decayed state, D' = D its lack, r = v - S' k
+ * In turn S' and r are of the state that the key reads; of a contraction its gradient is no larger.
  * GDN-2: r = write o v - S' e; derase |k|_max L, L = D' |dr| + |S'| |k| B + D' |k| B what the
  * gradient of e loses; dk (B |r| + |dS| |e| D') + |erase|_max L; dv |write|_max |k| B and dwrite
  * |v|_max |k| B.

@@ -23,8 +23,8 @@ static void store(dp_format f, double *x, int64_t n) {
 
 /* ---- intra ----------------------------------------------------------------------------------- */
 
-/* The system matrix A = I + B L, unit lower: only what lies strictly below the diagonal blocks is
- * nonzero. */
+/* The system matrix A = I + B L, unit lower; in turn all below its diagonal may be nonzero, else
+ * what lies below the diagonal blocks. */
 static void system_matrix(const dp_chunk *ch, double *A) {
     const int n = ch->n;
     for (int i = 0; i < n; i++)
@@ -181,6 +181,7 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
                      .K = K,
                      .V = V,
                      .n = n,
+                     .in_turn = in->in_turn,
                      .scale = scale,
                      .by_inverse = base == DP_BASE_BF16};
     ch->factors = ch->kept = dp_design_of(base).factors;
@@ -460,7 +461,7 @@ static void intra_products(intra_work *w, const double *dout, dp_chunk_grad *g) 
     const dp_base b = ch->base;
     mul(ch, 0, 1, c, n, V, dout, ch->v_new, w->dP); /* dP = scale do X', used for i <= s */
     mul(ch, 0, 1, n, n, V, g->dv, ch->v_new,
-        w->dL); /* -dL = dE X', used for i < s: nothing flows into the R x R diagonal */
+        w->dL); /* -dL = dE X', used where a key reads: for i < s, and in turn inside a token */
     for (int64_t i = 0; i < (int64_t)c * n; i++)
         w->dP[i] = dp_round_arith(b, dp_round_arith(b, ch->scale) * w->dP[i]);
     for (int64_t i = 0; i < (int64_t)n * n; i++)

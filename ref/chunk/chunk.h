@@ -25,6 +25,7 @@ typedef struct {
                                      defaults of base, unless changed after dp_chunk_begin */
     int gated;                    /* > 0: scores from gated operands, anchored so (chunk_gated.h) */
     int c, R, K, V, n;
+    int in_turn; /* 1: each key of a token reads those before it */
     double scale;
     const dp_linear *linear; /* NULL: dp_linear_own */
     int by_inverse;          /* 1: w, u, dZ are products with the stored inverse Akk (base bf16); 0:
@@ -37,7 +38,8 @@ typedef struct {
     double *beta;    /* [n] */
     /* intra */
     double *gcum;    /* [c][K]  inclusive cumsum of g, restarts in every chunk */
-    double *L;       /* [n][n]  strictly block lower: k_s o exp(gcum_s - gcum_i) . k_i */
+    double *L;       /* [n][n]  strictly block lower, in turn strictly lower:
+                        k_s o exp(gcum_s - gcum_i) . k_i */
     double *Akk;     /* [n][n]  (I + B L)^(-1); when by_inverse, else NULL until dp_chunk_inverse */
     double *Aqk;     /* [c][n]  P of math.md, scale included, diagonal included */
     double *kgam;    /* [n][K]  exp(gcum) o k */
@@ -63,6 +65,7 @@ typedef struct {
     const double *erasing; /* NULL: the keys; else as k, stride se */
     int64_t sq, sk, sv, sg, sb, se;
     int Kg;
+    int in_turn; /* each key of a token reads those before it */
 } dp_chunk_in;
 /* All of it; *ch is written whole. */
 void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
@@ -109,6 +112,16 @@ void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg,
 void dp_chunk_grad_alloc(dp_chunk_grad *g, const dp_chunk *ch);
 /* Frees what it holds; the struct is the caller's. */
 void dp_chunk_grad_free(dp_chunk_grad *g);
+
+/* Does key `row` read what key `other` wrote, both of [n]? */
+static inline int dp_chunk_reads(const dp_chunk *ch, int row, int other) {
+    return other < (ch->in_turn ? row : row / ch->R * ch->R);
+}
+
+/* The first key of token s that reads what key m of token i wrote, i <= s; R: none of them. */
+static inline int dp_chunk_reader(const dp_chunk *ch, int s, int i, int m) {
+    return i < s ? 0 : ch->in_turn ? m + 1 : ch->R;
+}
 
 /* The keys that erase, [n][K]. */
 static inline const double *dp_chunk_erasing(const dp_chunk *ch) {

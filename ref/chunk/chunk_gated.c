@@ -61,7 +61,8 @@ void dp_gated_forward(dp_chunk *ch) {
             const int i = im / ch->R;
             const double *q = ch->q + (int64_t)s * ch->K;
             ch->Aqk[(int64_t)s * ch->n + im] = (float)ch->scale * score(ch, s, i, q, key(ch, im));
-            for (int sj = s * ch->R; i < s && sj < (s + 1) * ch->R; sj++)
+            const int first = dp_chunk_reader(ch, s, i, im % ch->R);
+            for (int sj = s * ch->R + first; sj < (s + 1) * ch->R; sj++)
                 ch->L[(int64_t)sj * ch->n + im] = score(ch, s, i, erasing(ch, sj), key(ch, im));
         }
 }
@@ -93,7 +94,7 @@ void dp_gated_backward(const dp_chunk *ch, const dp_gated_gradients *g) {
                 const int64_t im = i * ch->R + m;
                 through_pair(&p, g->dP[s * ch->n + im], ch->q + s * K, key(ch, (int)im),
                              g->dq + s * K, g->dk_write + im * K);
-                for (int j = 0; i < s && j < ch->R; j++) {
+                for (int j = dp_chunk_reader(ch, s, i, m); j < ch->R; j++) {
                     const int64_t sj = s * ch->R + j;
                     through_pair(&p, g->dL[sj * ch->n + im], erasing(ch, (int)sj), key(ch, (int)im),
                                  g->dk_read + sj * K, g->dk_write + im * K);

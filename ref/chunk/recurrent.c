@@ -70,11 +70,11 @@ static void decay_state(const head *h, int64_t t, float *S) {
     }
 }
 
-/* E = v - k Sbar, U = diag(beta) E */
-static void residuals(const head *h, int64_t t, const float *Sbar) {
+/* E = v - k Sbar, U = diag(beta) E of n keys from `first` on */
+static void residuals(const head *h, int64_t t, int first, int n, const float *Sbar) {
     const dp_problem *p = h->r->p;
     const int64_t at = t * p->HV + h->hv;
-    for (int j = 0; j < p->R; j++) {
+    for (int j = first; j < first + n; j++) {
         const double *k = erasing(h, t) + (int64_t)j * p->K;
         const double *value = dp_values_at(p, h->r->values, t, h->hv) + (int64_t)j * p->V;
         const float beta = (float)h->r->beta[at * p->R + j];
@@ -89,11 +89,11 @@ static void residuals(const head *h, int64_t t, const float *Sbar) {
     }
 }
 
-static void write_state(const head *h, int64_t t, float *S) {
+static void write_state(const head *h, int64_t t, int first, int n, const float *U, float *S) {
     const dp_problem *p = h->r->p;
-    for (int j = 0; j < p->R; j++)
+    for (int j = first; j < first + n; j++)
         for (int x = 0; x < p->K; x++)
-            add_row((float)key(h, t)[(int64_t)j * p->K + x], h->U + (int64_t)j * p->V, p->V,
+            add_row((float)key(h, t)[(int64_t)j * p->K + x], U + (int64_t)j * p->V, p->V,
                     S + (int64_t)x * p->V);
 }
 
@@ -140,8 +140,10 @@ static void start(const head *h) {
 static void step(const head *h, int64_t t, float *Sbar) {
     decay_state(h, t, h->S);
     if (Sbar) memcpy(Sbar, h->S, sizeof *Sbar * (size_t)h->r->p->K * (size_t)h->r->p->V);
-    residuals(h, t, h->S);
-    write_state(h, t, h->S);
+    for (int j = 0, n = dp_keys_at_once(h->r->p); j < h->r->p->R; j += n) {
+        residuals(h, t, j, n, h->S);
+        write_state(h, t, j, n, h->U, h->S);
+    }
 }
 
 static void forward(const head *h, float *checkpoint) {
@@ -169,6 +171,7 @@ typedef struct {
     float *E, *U;    /* [SEGMENT][R][V] */
     float *G;        /* [K][V] adjoint of the state */
     float *dU, *dE;  /* [R][V] */
+    float *read;     /* [K][V] what a later key of a token reads */
 } adjoint;
 
 static adjoint adjoint_new(const dp_problem *p) {
@@ -182,6 +185,7 @@ static adjoint adjoint_new(const dp_problem *p) {
     a.G = dp_calloc(KV, sizeof(float));
     a.dU = dp_calloc(RV, sizeof(float));
     a.dE = dp_calloc(RV, sizeof(float));
+    a.read = dp_calloc(KV, sizeof(float));
     return a;
 }
 
@@ -193,6 +197,7 @@ static void adjoint_free(adjoint *a) {
     free(a->G);
     free(a->dU);
     free(a->dE);
+    free(a->read);
 }
 
 /* The tokens of a segment again, from its checkpoint. */
@@ -233,12 +238,12 @@ static void through_output(const head *h, int64_t t, const float *S, adjoint *a)
     free(scaled);
 }
 
-/* dU = k G, dbeta = sum E o dU, dE = diag(beta) dU = dv */
-static void through_write(const head *h, int64_t t, const float *E, adjoint *a) {
+/* dU = k G, dbeta = sum E o dU, dE = diag(beta) dU = dv of n keys from `first` on */
+static void through_write(const head *h, int64_t t, int first, int n, const float *E, adjoint *a) {
     const dp_problem *p = h->r->p;
     const int64_t at = (t * p->HV + h->hv) * p->R;
     memset(a->dU, 0, sizeof *a->dU * (size_t)p->R * (size_t)p->V);
-    for (int j = 0; j < p->R; j++) {
+    for (int j = first; j < first + n; j++) {
         float *dU = a->dU + (int64_t)j * p->V;
         float *dE = a->dE + (int64_t)j * p->V;
         for (int x = 0; x < p->K; x++)
@@ -254,15 +259,24 @@ static void through_write(const head *h, int64_t t, const float *E, adjoint *a) 
     }
 }
 
-/* dk = U G' - dE Sbar'; G <- G - k' dE; dg = rowsum(G o Sbar); G <- diag(exp g) G */
-static void through_state(const head *h, int64_t t, const float *Sbar, const float *U, adjoint *a) {
+/* The state that key j of a token reads, of Sbar and what the keys before it wrote. */
+static const float *state_read(const head *h, int64_t t, int j, const float *Sbar, const float *U,
+                               adjoint *a) {
     const dp_problem *p = h->r->p;
-    const int Kg = dp_Kg(p);
-    double *dg = h->r->dg + (t * p->HV + h->hv) * Kg;
+    if (!j) return Sbar;
+    memcpy(a->read, Sbar, sizeof *Sbar * (size_t)p->K * (size_t)p->V);
+    write_state(h, t, 0, j, U, a->read);
+    return a->read;
+}
+
+/* dk = U G' - dE S', S as read; G <- G - k' dE of n keys from `first` on */
+static void through_keys(const head *h, int64_t t, int first, int n, const float *S, const float *U,
+                         adjoint *a) {
+    const dp_problem *p = h->r->p;
     for (int x = 0; x < p->K; x++) {
         float *G = a->G + (int64_t)x * p->V;
-        const float *before = Sbar + (int64_t)x * p->V;
-        for (int j = 0; j < p->R; j++) {
+        const float *before = S + (int64_t)x * p->V;
+        for (int j = first; j < first + n; j++) {
             const float *dE = a->dE + (int64_t)j * p->V;
             const int64_t at = ((t * p->HV + h->hv) * p->R + j) * p->K + x;
             const float write = dot(U + (int64_t)j * p->V, G, p->V);
@@ -270,9 +284,20 @@ static void through_state(const head *h, int64_t t, const float *Sbar, const flo
             h->r->dk[at] = h->r->derasing ? write : write - read;
             if (h->r->derasing) h->r->derasing[at] = -read;
         }
-        for (int j = 0; j < p->R; j++)
+        for (int j = first; j < first + n; j++)
             add_row(-(float)erasing(h, t)[(int64_t)j * p->K + x], a->dE + (int64_t)j * p->V, p->V,
                     G);
+    }
+}
+
+/* dg = rowsum(G o Sbar); G <- diag(exp g) G */
+static void through_decay(const head *h, int64_t t, const float *Sbar, adjoint *a) {
+    const dp_problem *p = h->r->p;
+    const int Kg = dp_Kg(p);
+    double *dg = h->r->dg + (t * p->HV + h->hv) * Kg;
+    for (int x = 0; x < p->K; x++) {
+        float *G = a->G + (int64_t)x * p->V;
+        const float *before = Sbar + (int64_t)x * p->V;
         const float own = dot(G, before, p->V);
         dg[Kg == 1 ? 0 : x] = Kg == 1 ? (float)((float)dg[0] + own) : own;
         const float d = decay(h, t, x);
@@ -297,8 +322,13 @@ static void backward(const head *h, const float *checkpoint) {
         for (int64_t t = to - 1; t >= from; t--) {
             if (t + 1 < h->end) keep_state(h, t + 1, a.G, 1);
             through_output(h, t, a.S + (t - from) * KV, &a);
-            through_write(h, t, a.E + (t - from) * RV, &a);
-            through_state(h, t, a.Sbar + (t - from) * KV, a.U + (t - from) * RV, &a);
+            const float *Sbar = a.Sbar + (t - from) * KV, *U = a.U + (t - from) * RV;
+            for (int n = dp_keys_at_once(p), j = p->R - n; j >= 0; j -= n) {
+                const float *S = state_read(h, t, j, Sbar, U, &a);
+                through_write(h, t, j, n, a.E + (t - from) * RV, &a);
+                through_keys(h, t, j, n, S, U, &a);
+            }
+            through_decay(h, t, Sbar, &a);
             round_carried(h, h->r->design->dstate, a.G);
         }
     }

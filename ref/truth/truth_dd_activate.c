@@ -60,6 +60,18 @@ static void activate_beta(const tr_dd_batch *b, int hv, tr_dd_head *a, int64_t t
     }
 }
 
+/* A token that does not decay: 1, and nothing for its gate. */
+static void no_gate(const tr_dd_batch *b, tr_dd_head *a, tr_gate_norms *n, int64_t at) {
+    const size_t size = sizeof(double) * (size_t)b->row;
+    for (int64_t k = 0; k < b->Kp; k++) {
+        a->d[at * b->row + k] = 1;
+        a->d[at * b->row + b->Kp + k] = 0;
+    }
+    if (a->dx) memset(a->dx + at * b->row, 0, size);
+    if (a->dA) memset(a->dA + at * b->row, 0, size);
+    *n = (tr_gate_norms){.d = 1};
+}
+
 static void activate_head(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
     const tr_run *r = b->r;
     const dp_problem *p = r->p;
@@ -104,6 +116,7 @@ static void activate_head(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
     n->x_err = n->x * ex + TR_DD_TINY;
     n->a = tr_exact_up(A, ea);
     n->a_err = n->a * ea + TR_DD_TINY;
+    if (!tr_decays(p, t)) no_gate(b, a, n, at);
     activate_beta(b, hv, a, t, at);
     const tr_dd_qk *q = &b->qk[i / dp_G(p)];
     double beta[R];

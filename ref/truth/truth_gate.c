@@ -247,7 +247,11 @@ static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr
     const dp_problem *p = r->p;
     const int64_t Kg = dp_Kg(p), R = p->R;
     tr_gate_norms *n = &a->norms[t];
-    for (int c = 0; c < Kg; c++) {
+    const int decays = tr_decays(p, t);
+    for (int c = 0; c < Kg && !decays; c++) /* dx and dA are zeros */
+        mpfr_set_ui(mp_at(a->d, t * Kg + c), 1, MPFR_RNDN);
+    if (!decays) n->d = 1;
+    for (int c = 0; c < Kg && decays; c++) {
         const int64_t i = t * Kg + c;
         const double bias = p->dt_bias ? p->dt_bias[hv * Kg + c] : 0;
         const gate_rel e = gate_value(r, p->g[(t * p->HV + hv) * Kg + c], bias, A, mp_at(a->d, i),

@@ -4,6 +4,7 @@
  *   truth_gate.c   activations and their chain rule in MPFR
  *   truth_step.c   the recurrence and its adjoint on a block of state columns
  *   truth_bound.c  the error radii
+ *   truth_turns.c  keys that read in turn, as tokens of one key
  *   truth_dd.c     the run in double-double; truth_dd_batch.c, truth_dd_activate.c,
  *                  truth_dd_chain.c: its arrays, activations and chain rule;
  *                  truth_dd_lanes.inc: its arithmetic on vectors, one file a width of them
@@ -179,6 +180,13 @@ void tr_store(dp_ball *b, int64_t i, mpfr_srcptr x, mpfr_ptr tmp);
 void tr_run_dd(tr_run *r); /* fills r->t but for what dp_truth_run adds */
 /* Counts so much work as done, and says so on a terminal; any thread may call it. */
 void tr_progress(tr_run *r, double token_columns);
+
+/* Does token t decay by its gate? (dp_problem.decays_every) */
+static inline int tr_decays(const dp_problem *p, int64_t t) {
+    return p->decays_every <= 1 || t % p->decays_every == 0;
+}
+/* dp_truth_run where dp_in_turn. */
+dp_status tr_truth_in_turn(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);
 
 /* Shapes, marks and arrays of *t for (p, request), as dp_truth_run fills them. */
 dp_status tr_truth_alloc(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);

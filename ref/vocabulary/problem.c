@@ -19,7 +19,8 @@ const dp_model_info dp_models[DP_NMODELS] = {
     [DP_MKDA] = {"mkda", .many_keys = 1},
     [DP_GDN2] = {"gdn2", .strength = DP_BY_GATES},
     [DP_GLA] = {"gla", .strength = DP_BY_NOTHING},
-    [DP_SSD] = {"ssd", .one_gate = 1, .strength = DP_BY_NOTHING}};
+    [DP_SSD] = {"ssd", .one_gate = 1, .strength = DP_BY_NOTHING},
+    [DP_DELTAPRODUCT] = {"gated-deltaproduct", .one_gate = 1, .many_keys = 1, .in_turn = 1}};
 
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {
     if (!e || e->code != DP_OK) return code;
@@ -117,7 +118,8 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
     if (p->HV % p->H)
         return dp_fail(e, DP_EINPUT, "HV = %d: must be a multiple of H = %d", p->HV, p->H);
     if (!dp_models[p->model].many_keys && p->R != 1)
-        return dp_fail(e, DP_EINPUT, "R = %d: only mkda has more than one key a token", p->R);
+        return dp_fail(e, DP_EINPUT, "R = %d: %s has one key a token", p->R,
+                       dp_models[p->model].name);
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_of(p, i) && !dp_input_belongs(p, i))
             return dp_fail(e, DP_EINPUT, "%s: %s has no such input", dp_input_fields[i].name,

@@ -64,8 +64,18 @@ void *dp_alloc(size_t n, size_t size);       /* the same, holding anything */
 double *dp_doubles(int64_t n);               /* n zeros */
 double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
 
-typedef enum { DP_GDN, DP_KDA, DP_MKDA, DP_GDN2, DP_GLA, DP_SSD, DP_NMODELS } dp_model;
-#define DP_MODEL_WORDS "gdn|kda|mkda|gdn2|gla|ssd" /* their names, in their order, for case files */
+typedef enum {
+    DP_GDN,
+    DP_KDA,
+    DP_MKDA,
+    DP_GDN2,
+    DP_GLA,
+    DP_SSD,
+    DP_DELTAPRODUCT,
+    DP_NMODELS
+} dp_model;
+/* their names, in their order, for case files */
+#define DP_MODEL_WORDS "gdn|kda|mkda|gdn2|gla|ssd|gated-deltaproduct"
 /* How strongly a token erases and writes: S <- S + k' (diag(w) v - (b o k) S). */
 typedef enum {
     DP_BY_BETA,    /* b = w = beta, a number a key */
@@ -76,6 +86,7 @@ typedef struct {
     const char *name;
     int one_gate;  /* 1: a head has one gate, which its channels share */
     int many_keys; /* 1: R keys a token, else one */
+    int in_turn;   /* 1: each key of a token reads what those before it left, else all the same */
     dp_strength strength;
 } dp_model_info;
 extern const dp_model_info dp_models[DP_NMODELS];
@@ -103,6 +114,9 @@ struct dp_problem {
     double lower_bound; /* DP_GATE_LOWER_BOUND only */
     dp_beta beta_form;
     int l2norm; /* 1: q and each key row are divided by sqrt(sum x^2 + 1e-6) first (math.md c) */
+    /* > 1: of every so many tokens the first decays by its gate, the others not at all: how the
+     * truth walks through keys that read in turn (truth_turns.c); no file has it */
+    int decays_every;
     double *q, *k, *v, *g;
     double *beta;            /* DP_BY_BETA, else NULL */
     double *erase, *write;   /* DP_BY_GATES, else NULL */
@@ -125,6 +139,11 @@ static inline int dp_Kg(const dp_problem *p) { return dp_models[p->model].one_ga
 static inline int dp_has_beta(const dp_problem *p) {
     return dp_models[p->model].strength == DP_BY_BETA;
 }
+
+/* Does each key of a token read what the keys before it wrote? */
+static inline int dp_in_turn(const dp_problem *p) { return dp_models[p->model].in_turn; }
+/* How many keys of a token read one state and then write to it: all, or each by itself. */
+static inline int dp_keys_at_once(const dp_problem *p) { return dp_in_turn(p) ? 1 : p->R; }
 
 /* Does it take erase and write in place of beta? */
 static inline int dp_by_gates(const dp_problem *p) {
