@@ -76,11 +76,11 @@ int main(int argc, char **argv) {
         fprintf(stderr, "bench_exchange: %s\n", e.msg);
         return 2;
     }
-    dp_sim_run(&s, DP_FP64, DP_MERGE_ALLGATHER, 0);
+    dp_sim_run(&s, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
     printf("%s, %d ranks, %d heads, K = %d, V = %d: error of S_in, messages, bytes\n", c.name, N,
            c.p.HV, c.p.K, c.p.V);
     for (int p = 0; p < DP_PAYLOAD_LOW_RANK; p++)
-        for (int x = DP_EXCHANGE_ALLGATHER; x <= DP_EXCHANGE_SCAN; x++)
+        for (int x = 0; x <= DP_EXCHANGE_SCAN; x++)
             line(&s, (dp_exchange)x, (dp_payload)p, 0);
     for (double tolerance = 1e-4; tolerance < 0.5; tolerance *= 10)
         line(&s, DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LOW_RANK, tolerance);

@@ -69,6 +69,7 @@ void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_d
     const int Kg = dp_Kg(p), nr = ref->N * p->HV;
     *w = (dp_error_bound_base){.ref = ref,
                                .base = design->base,
+                               .sending = design->sending,
                                .r = dp_rounding_of_design(design, power),
                                .entries = raw != NULL};
     if (raw) w->raw_error = *raw;

@@ -64,6 +64,21 @@ void dp_error_bound_min(const dp_problem *p, int N, dp_error_bound *a, const dp_
     smaller(a->traj, b->traj, DP_MAX_TRAJ);
 }
 
+static void swap(double **a, double **b) {
+    double *was = *a;
+    *a = *b;
+    *b = was;
+}
+
+void dp_error_bound_swap_rows(dp_error_bound *a, dp_error_bound *b) {
+    for (int i = 0; i < DP_NRESULTS; i++)
+        swap(&a->row[i], &b->row[i]);
+    for (int i = 0; i < DP_NQKV; i++) {
+        swap(&a->entry[i], &b->entry[i]);
+        swap(&a->rest[i], &b->rest[i]);
+    }
+}
+
 void dp_error_bound_free(dp_error_bound *b) {
     for (int i = 0; i < DP_NRESULTS; i++)
         free(b->row[i]);

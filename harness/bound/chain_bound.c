@@ -1,8 +1,6 @@
-/* Errors of the chain of M, and of the states that the merges hand to each rank. */
+/* Errors of the chain of M. */
 #include "error_bound_impl.h"
 #include "ref/arithmetic/mm.h"
-
-#include <string.h>
 
 /* M and DM of a chunk, transposed where the adjoint chain wants them. */
 static void chain_factor(const dp_chunk_bound *cb, int K, int trans, double *M, double *D) {
@@ -41,43 +39,5 @@ dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span spa
     free(Q);
     free(M);
     free(D);
-    return e;
-}
-
-double **dp_merge_errors(const dp_error_bound_base *w, int dir, const dp_chain_error *bM,
-                         double **eH, double *fro) {
-    dp_sim *s = w->ref;
-    const dp_problem *p = s->p;
-    const int HV = p->HV, K = p->K, V = p->V;
-    const int64_t KV = (int64_t)K * V;
-    double **e = dp_calloc((size_t)s->N * HV, sizeof *e), *mu = dp_doubles((int64_t)s->N * HV);
-    for (int i = 0; i < s->N * HV; i++) {
-        const double *M = (dir > 0 ? s->M : s->dM)[i];
-        if (M) mu[i] = dp_norm2_up(K, K, M);
-    }
-    for (int i = 0; i < s->N * HV; i++) {
-        const int r = i / HV, hv = i % HV;
-        const dp_context *c = &s->ctx[r];
-        if (dir > 0 ? c->is_first : c->is_last) continue;
-        const int far = dir > 0 ? r - c->pre_num_ranks : r + c->post_num_ranks;
-        e[i] = dp_state_error_new(w);
-        for (int j = far; j != r; j += dir) {
-            const int z = j * HV + hv;
-            const double *H = (dir > 0 ? s->H : s->dH)[z],
-                         *S = j != far ? (dir > 0 ? s->S_in : s->dS_out)[z] : NULL;
-            const int seq =
-                dir > 0 ? s->ctx[far].local_seq[s->ctx[far].nlocal - 1] : s->ctx[far].local_seq[0];
-            const double *start = dir > 0 ? p->s0 : p->dstate;
-            if (!S && start) S = start + ((int64_t)seq * HV + hv) * KV;
-            /* zeros times M: only H arrives, as it is */
-            if (!S)
-                memcpy(e[i], eH[z], sizeof(double) * dp_state_error_size(&w->r, K, V));
-            else
-                dp_bound_merge_step(&w->r, K, V, (dir > 0 ? s->M : s->dM)[z], mu[z], bM[z].b,
-                                    bM[z].bias, S, H, eH[z], e[i]);
-        }
-        fro[i] = dp_state_error_fro(w, e[i]);
-    }
-    free(mu);
     return e;
 }

@@ -80,8 +80,8 @@ void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward,
     dp_error_bound_alloc(p, w->ref->N, backward, w->entries, out);
     if (w->r.p == 1) drop_rows(out);
     chain_errors(w, chain, backward, bM, bdM, out);
-    double **eS = dp_merge_errors(w, 1, bM, w->eH, out->S_in),
-           **edS = backward ? dp_merge_errors(w, -1, bdM, w->edH, out->dS_out) : NULL;
+    double **eS = dp_exchange_errors(w, 1, chain, bM, w->eH, out->S_in),
+           **edS = backward ? dp_exchange_errors(w, -1, chain, bdM, w->edH, out->dS_out) : NULL;
     chain_errors_free(bM, nr);
     chain_errors_free(bdM, nr);
     if (as_before(w, out, eS, edS)) {

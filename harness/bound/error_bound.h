@@ -36,6 +36,7 @@ typedef struct {
 typedef struct {
     dp_sim *ref; /* borrowed: base fp64, chain fp64, run (with backward if wanted), same N */
     dp_base base;
+    dp_sending sending; /* that of the design; may be changed between runs */
     dp_rounding r;
     dp_chunk_bound *b;      /* [ngroup][HV] */
     double **eH, **edH;     /* [N*HV] -> state error (ref/bound/bound.h); NULL where absent */
@@ -72,6 +73,8 @@ void dp_error_bound_free(dp_error_bound *b);
 void dp_error_bound_alloc(const dp_problem *p, int N, int backward, int entries,
                           dp_error_bound *out);
 int dp_error_bound_parts(const dp_problem *p, int N, dp_error_bound *b, dp_part *parts);
+/* Bounds of results of the one for those of the other. */
+void dp_error_bound_swap_rows(dp_error_bound *a, dp_error_bound *b);
 /* The smaller of the two bounds, entry by entry, into a. */
 void dp_error_bound_min(const dp_problem *p, int N, dp_error_bound *a, const dp_error_bound *b);
 

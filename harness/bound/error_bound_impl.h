@@ -1,7 +1,8 @@
 /* harness/bound/error_bound_impl.h - what the files of the error bounds share (error_bound.h):
  *   input_bound.c   activated inputs, and inputs that the subject computed;
  *   base_bound.c    what no chain format changes: chunks, errors of H and dH;
- *   chain_bound.c   the chain of M and the merges of states;
+ *   chain_bound.c   the chain of M;
+ *   exchange_bound.c  the states that ranks hand to each other;
  *   pass_bound.c    state passes, outputs, states;
  *   grad_bound.c    gradients, through the activations;
  *   error_bound.c   all of it for one chain format;
@@ -73,10 +74,11 @@ typedef struct {
 /* Error of the chain's product; traj (NULL: not wanted): Frobenius bounds after 1, 2, 4 ...
  * factors. */
 dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span span, double *traj);
-/* Errors of S_in of every rank (dir = +1) or dS_out (dir = -1), which start without error: [N*HV]
- * -> state error, NULL where none arrives, to be freed; fro [N*HV]: their Frobenius bounds. */
-double **dp_merge_errors(const dp_error_bound_base *w, int dir, const dp_chain_error *bM,
-                         double **eH, double *fro);
+/* Errors of S_in of every rank (dir = +1) or dS_out (dir = -1) by the exchange of w, which start
+ * without error: [N*HV] -> state error, NULL where none arrives, to be freed; fro [N*HV], or NULL:
+ * their Frobenius bounds. chain: the format of products of M. */
+double **dp_exchange_errors(const dp_error_bound_base *w, int dir, dp_format chain,
+                            const dp_chain_error *bM, double **eH, double *fro);
 
 /* State errors that enter each chunk, forward and backward, and errors of X and dv_new without
  * them: [ngroup*HV]. */

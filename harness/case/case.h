@@ -14,6 +14,7 @@
 #include "ref/chunk/conv.h"
 #include "ref/files/safetensors.h"
 #include "ref/inputs/inputs.h"
+#include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
 #include "session.h"
@@ -43,7 +44,7 @@ typedef struct {
     dp_format chain[DP_NFORMATS];
     unsigned char all_chains[16]; /* by ranks: 1: every format of the chain, 0: the first alone */
     int nmerge;
-    dp_merge merge[DP_NMERGES];
+    dp_exchange merge[DP_NRUN_EXCHANGES];
     int nown;
     dp_own own[DP_NOWNS];
     int backward; /* 0: forward only */

@@ -7,7 +7,7 @@
 #include "harness/simulated/stage_tensor.h"
 #include "options.h"
 #include "parse.h"
-#include "ref/chunk/exchange.h"
+#include "ref/chunk/exchange_price.h"
 #include "ref/files/output.h"
 
 #include <argp.h>

@@ -103,7 +103,7 @@ static char *command_of(const options *o, const dp_case *c, const dp_shrink_opti
     char *text, *subject = dp_options_subject_text(&o->of);
     if (asprintf(&text, "deltaproof shrink %s --ranks %d --base %s --chain %s --merge %s%s%s%s",
                  c->name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name,
-                 dp_merge_names[r->merge], r->fault ? " --fault " : "",
+                 dp_exchange_names[r->merge], r->fault ? " --fault " : "",
                  r->fault ? dp_faults[r->fault].name : "", subject) < 0)
         abort();
     free(subject);

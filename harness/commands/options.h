@@ -34,7 +34,7 @@ typedef struct {
     int ranks[16];
     dp_base base[DP_NBASES];
     dp_format chain[DP_NFORMATS];
-    dp_merge merge[DP_NMERGES];
+    dp_exchange merge[DP_NRUN_EXCHANGES];
     dp_own own[DP_NOWNS];
     dp_backend backend[DP_NBACKENDS];
     dp_fault fault;
@@ -148,8 +148,16 @@ enum {
     }
 #define DP_ROW_RANKS \
     { "ranks", DP_OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0 }
-#define DP_ROW_MERGE \
-    { "merge", DP_OPT_MERGE, "NAME", 0, DP_MERGE_WORDS " (default: the case's first)", 0 }
+#define DP_ROW_MERGE                                                                        \
+    {"merge",                                                                               \
+     DP_OPT_MERGE,                                                                          \
+     "NAME",                                                                                \
+     0,                                                                                     \
+     "how states get from rank to rank: " DP_EXCHANGE_WORDS " (default: the case's first)", \
+     0},                                                                                    \
+    {                                                                                       \
+        "exchange", 0, 0, OPTION_ALIAS, 0, 0                                                \
+    }
 #define DP_ROW_BASE                                                                           \
     {                                                                                         \
         "base", DP_OPT_BASE, "NAME", 0,                                                       \
@@ -247,7 +255,7 @@ typedef struct {
     int ranks;
     dp_base base;
     dp_format chain;
-    dp_merge merge;
+    dp_exchange merge;
 } dp_one_run;
 /* All four are set; c decides what neither options nor lib say. */
 dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib);

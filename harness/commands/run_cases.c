@@ -27,7 +27,7 @@ static int say_no_run(const dp_case *c) {
     for (int i = 0; i < c->nchain; i++)
         fprintf(stderr, "%s%s", i ? "," : "; chain = ", dp_formats[c->chain[i]].name);
     for (int i = 0; i < c->nmerge; i++)
-        fprintf(stderr, "%s%s", i ? "," : "; merge = ", dp_merge_names[c->merge[i]]);
+        fprintf(stderr, "%s%s", i ? "," : "; merge = ", dp_exchange_names[c->merge[i]]);
     fputc('\n', stderr);
     dp_progress_unlock();
     return 2;

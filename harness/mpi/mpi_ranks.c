@@ -29,7 +29,7 @@ typedef struct {
     double limit; /* dp_mpi_limit */
     dp_base base;
     dp_format chain;
-    dp_merge merge;
+    dp_exchange merge;
     int backward;
     dp_problem p; /* shapes, T of the rank; which arrays there are */
 } sim_job;
@@ -109,7 +109,7 @@ dp_status dp_mpi_sim_open(dp_sim *s, const dp_problem *p, dp_base base, int N, d
     return DP_OK;
 }
 
-void dp_mpi_sim_run(dp_sim *s, dp_format chain, dp_merge merge, int backward) {
+void dp_mpi_sim_run(dp_sim *s, dp_format chain, dp_exchange merge, int backward) {
     const sim_job j = {.what = DP_MPI_RUN, .chain = chain, .merge = merge, .backward = backward};
     for (int r = 1; r < s->N; r++)
         dp_mpi_send(r, DP_MPI_JOB, &j, sizeof j);

@@ -195,7 +195,7 @@ static const dp_record_field POLICY[] = {
      RUN(base), WHEN(has_base)},
     {"chain", TEXT, .what = "format of the chain of M", GET(chain_format), WHEN(has_chain)},
     {"design", TEXT, .what = "where not the base's default (design.h), or undeclared", GET(design)},
-    {"merge", WORDS(dp_merge_names, DP_NMERGES), .what = "exchange of states", RUN(merge),
+    {"merge", WORDS(dp_exchange_names, DP_NRUN_EXCHANGES), .what = "exchange of states", RUN(merge),
      WHEN(has_merge)},
     {"own", WORDS(dp_own_names, DP_NOWNS), .what = "which rank owns which tokens, if not T / N",
      RUN(own), WHEN(has_own)},

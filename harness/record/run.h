@@ -43,7 +43,7 @@ typedef struct {
     dp_base base;
     int has_chain, has_base, has_merge;
     dp_format chain;
-    dp_merge merge;
+    dp_exchange merge;
     dp_fault fault;
     unsigned char *hit; /* [nhit = ranks*HV]: where the fault acted (sim); NULL: not known */
     int nhit;
@@ -85,7 +85,7 @@ typedef struct {
     int nchain;
     const dp_format *chain;
     int nmerge;
-    const dp_merge *merge;
+    const dp_exchange *merge;
     int nown;
     const dp_own *own;
     dp_fault fault;

@@ -22,7 +22,9 @@ static int find_backend(const char *s) {
 }
 static int find_base(const char *s) { return dp_find_name(s, dp_base_names, DP_NBASES); }
 static int find_chain(const char *s) { return dp_format_find(s); }
-static int find_merge(const char *s) { return dp_find_name(s, dp_merge_names, DP_NMERGES); }
+static int find_merge(const char *s) {
+    return dp_find_name(s, dp_exchange_names, DP_NRUN_EXCHANGES);
+}
 static int find_own(const char *s) { return dp_find_name(s, dp_own_names, DP_NOWNS); }
 static int find_variant(const char *s) {
     return dp_find_name(s, dp_cuda_variant_names, DP_NCUDA_VARIANTS);
@@ -32,7 +34,7 @@ static int find_fault(const char *s) { return dp_fault_find(s); }
 static const char *backend_text(int v) { return dp_backend_names[v]; }
 static const char *base_text(int v) { return dp_base_names[v]; }
 static const char *chain_text(int v) { return dp_formats[v].name; }
-static const char *merge_text(int v) { return dp_merge_names[v]; }
+static const char *merge_text(int v) { return dp_exchange_names[v]; }
 static const char *own_text(int v) { return dp_own_names[v]; }
 static const char *variant_text(int v) { return dp_cuda_variant_names[v]; }
 static const char *fault_text(int v) { return dp_faults[v].name; }

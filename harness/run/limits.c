@@ -38,6 +38,7 @@ int dp_bounds_are_derived(const dp_design *design) {
     d.chunk = plain.chunk;
     if (design->base == DP_BASE_BF16) d.gated = plain.gated;
     if (d.out == DP_FP32) d.out = plain.out;
+    d.sending = plain.sending;
     return design->chunk && dp_design_same(&d, &plain);
 }
 

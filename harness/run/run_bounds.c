@@ -37,8 +37,13 @@ static void *with_raw_error(const void *what, size_t n, const dp_problem *p, con
 
 static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format chain,
                      const dp_raw_error *raw) {
-    const int32_t what[] = {sp->N,           design->base,  chain,
-                            sp->c->backward, design->chunk, design->gated};
+    const int32_t what[] = {sp->N,
+                            design->base,
+                            chain,
+                            sp->c->backward,
+                            design->chunk,
+                            design->gated,
+                            (int32_t)design->sending.exchange};
     size_t size;
     char *all = with_raw_error(what, sizeof what, &sp->c->p, raw, &size);
     if (sp->first_of_call) { /* cuts chunks */
@@ -72,22 +77,48 @@ static void save(const dp_sharding *sp, dp_key key, dp_error_bound *b) {
 
 /* ---- making them ----------------------------------------------------------------------------- */
 
-/* The same pipeline in chunks of another length: with a reference of its own. */
-static void of_other_chunks(const dp_sharding *sp, const dp_design *design, dp_format chain,
-                            const dp_raw_error *raw, dp_error_bound *out) {
-    const int backward = sp->c->backward;
+/* From a reference that serves no other design; freed here. */
+static void of_reference(dp_sim *ref, const dp_design *design, dp_format chain,
+                         const dp_raw_error *raw, int backward, dp_error_bound *out) {
     dp_error_bound worst;
-    dp_sim ref;
-    dp_sharding_reference_of(sp, design->chunk, &ref);
     for (int p = 2; p >= 1; p--) {
         dp_error_bound_base w;
-        dp_error_bound_base_inexact(&w, &ref, design, p, backward, raw);
+        dp_error_bound_base_inexact(&w, ref, design, p, backward, raw);
         dp_error_bound_run(&w, chain, backward, p == 2 ? out : &worst);
         dp_error_bound_base_free(&w);
     }
-    dp_error_bound_min(&sp->c->p, sp->N, out, &worst);
+    dp_error_bound_min(ref->p, ref->N, out, &worst);
     dp_error_bound_free(&worst);
-    dp_sim_free(&ref);
+    dp_sim_free(ref);
+}
+
+/* The same pipeline in chunks of another length. */
+static void of_other_chunks(const dp_sharding *sp, const dp_design *design, dp_format chain,
+                            const dp_raw_error *raw, dp_error_bound *out) {
+    dp_sim ref;
+    dp_sharding_reference_of(sp, design->chunk, &ref);
+    of_reference(&ref, design, chain, raw, sp->c->backward, out);
+}
+
+/* A rank that has all tokens of its heads computes as one rank does. */
+static void of_one_rank(const dp_sharding *sp, const dp_design *design, dp_format chain,
+                        const dp_raw_error *raw, dp_error_bound *out) {
+    const int backward = sp->c->backward;
+    dp_problem p = sp->c->p;
+    dp_design exact = dp_design_of(DP_BASE_FP64), alone = *design;
+    dp_sim ref;
+    dp_error_bound one;
+    p.own = (dp_owners){0};
+    exact.chunk = design->chunk;
+    alone.sending = exact.sending;
+    const dp_status st = dp_sim_new_design(&ref, &p, &exact, 1, NULL);
+    assert(!st);
+    (void)st;
+    dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
+    of_reference(&ref, &alone, chain, raw, backward, &one);
+    dp_error_bound_alloc(&p, sp->N, backward, raw != NULL, out);
+    dp_error_bound_swap_rows(out, &one);
+    dp_error_bound_free(&one);
 }
 
 static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
@@ -100,6 +131,7 @@ static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format 
         dp_error_bound_base_inexact(&w->probable, ref, design, 2, backward, raw);
         w->ready = 1;
     }
+    w->sound.sending = w->probable.sending = design->sending;
     dp_error_bound_run(&w->probable, chain, backward, out);
     dp_error_bound_run(&w->sound, chain, backward, &worst);
     dp_error_bound_min(&sp->c->p, sp->N, out, &worst);
@@ -114,7 +146,9 @@ void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp
     if (!dp_bounds_are_derived(design)) design = &plain;
     const dp_key key = cached ? key_of(sp, design, chain, raw) : (dp_key){{0}};
     if (cached && load(sp, key, raw != NULL, out)) return;
-    if (design->chunk != DP_CHUNK || design->gated)
+    if (design->sending.exchange == DP_EXCHANGE_HEADS)
+        of_one_rank(sp, design, chain, raw, out);
+    else if (design->chunk != DP_CHUNK || design->gated)
         of_other_chunks(sp, design, chain, raw, out);
     else
         of_plain_chunks(sp, design, chain, raw, w, out);

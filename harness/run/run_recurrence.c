@@ -64,6 +64,7 @@ void dp_claims_add(dp_claims *list, const dp_claim *claim) {
     for (; i < list->n; i++) {
         const dp_claim *x = &list->claim[i];
         if (x->N == claim->N && x->design.base == claim->design.base &&
+            x->design.sending.exchange == claim->design.sending.exchange &&
             (claim->N == 1 || x->chain == claim->chain))
             break;
     }

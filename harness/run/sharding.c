@@ -66,7 +66,7 @@ void dp_sharding_reference_of(const dp_sharding *sp, int chunk, dp_sim *ref) {
                              : dp_sim_new_design(ref, &sp->c->p, &exact, sp->N, NULL);
     assert(!st);
     (void)st;
-    dp_sim_run(ref, DP_FP64, DP_MERGE_ALLGATHER, sp->c->backward);
+    dp_sim_run(ref, DP_FP64, DP_EXCHANGE_ALLGATHER, sp->c->backward);
 }
 
 dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp) {

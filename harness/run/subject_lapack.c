@@ -82,7 +82,7 @@ static dp_status run_base(dp_sharding *sp, dp_base base, dp_format chain, dp_run
     dp_sim s;
     const dp_status st = dp_sim_new_lapack(&s, &sp->c->p, base, sp->N, e);
     if (st) return st;
-    dp_sim_run(&s, chain, DP_MERGE_ALLGATHER, sp->truth->backward);
+    dp_sim_run(&s, chain, DP_EXCHANGE_ALLGATHER, sp->truth->backward);
     dp_run *r = record(sp, base, chain, out);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         if (sp->truth->backward || !dp_stage_tensors[i].backward)

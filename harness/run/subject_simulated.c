@@ -15,18 +15,46 @@ int dp_simulated_offers(const dp_subject_kind *k, const dp_case *c, const dp_run
            (dp_backends[k->backend].faulty || !o->fault) && !dp_unavailable(k->backend, 1);
 }
 
+/* The exchanges that run with the which-th format of the chain: what is asked for, whatever the
+ * case says, else what it says; where no M is formed one format says it all. */
+static int exchanges_of(const dp_case *c, const dp_run_options *o, int which,
+                        dp_exchange list[DP_NRUN_EXCHANGES]) {
+    const dp_exchange *all = o->nmerge ? o->merge : c->merge, *own = &dp_faults[o->fault].exchange;
+    const int m = *own ? 1 : o->nmerge ? o->nmerge : c->nmerge;
+    int n = 0;
+    for (int i = 0; i < m; i++) {
+        const dp_exchange x = *own ? *own : all[i];
+        if (!which || dp_exchanges[x].pairs) list[n++] = x;
+    }
+    return n;
+}
+
+/* Ranks of N parts of the tokens. */
+static int ranks_of(const dp_case *c, int N) { return c->p.own.kind ? c->p.own.ranks : N; }
+
+static dp_design design_of(dp_base base, dp_exchange x, int N) {
+    dp_design d = dp_design_of(base);
+    d.sending = dp_sending_of(x, N);
+    return d;
+}
+
 void dp_simulated_claims(const dp_case *c, const dp_run_options *o, int N, dp_claims *list) {
     int bases[DP_NBASES], chains[DP_NFORMATS];
+    dp_exchange exchanges[DP_NRUN_EXCHANGES];
     const int nb = dp_bases_of(c, o, bases);
     const int nc = dp_case_chains(c, N, o->nchain, (const int *)o->chain, chains);
     for (int i = 0; i < nb * nc; i++) {
-        const dp_claim claim = {N, dp_design_of((dp_base)bases[i / nc]), (dp_format)chains[i % nc],
-                                0, 0};
-        dp_claims_add(list, &claim);
+        const int nx = exchanges_of(c, o, i % nc, exchanges);
+        for (int k = 0; k < nx; k++) {
+            const dp_exchange x = exchanges[k];
+            const dp_claim claim = {N, design_of((dp_base)bases[i / nc], x, N),
+                                    (dp_format)chains[i % nc], 0, 0};
+            if (!dp_exchange_refuses(x, ranks_of(c, N), c->p.HV)) dp_claims_add(list, &claim);
+        }
     }
 }
 
-/* Simulated ranks in one base, with one bound for all merge orders of a chain format. */
+/* Simulated ranks in one base, with one bound for all exchanges that round alike. */
 typedef struct {
     dp_sharding *sp;
     dp_backend backend;
@@ -34,11 +62,13 @@ typedef struct {
     dp_sim *s; /* of a session none: each call has its own */
     dp_bound_bases bases;
     dp_format chain;
+    dp_sending sending; /* that bound is of */
+    int bounded;        /* is there any */
     dp_error_bound bound;
 } in_one_base;
 
-static dp_run *record(const in_one_base *x, dp_merge merge, dp_runs *out) {
-    const dp_how how = {x->backend, x->base, x->chain, dp_design_of(x->base)};
+static dp_run *record(const in_one_base *x, dp_exchange merge, dp_runs *out) {
+    const dp_how how = {x->backend, x->base, x->chain, design_of(x->base, merge, x->sp->N)};
     dp_run *r = dp_sharding_record(x->sp, &how, out);
     r->merge = merge;
     r->has_merge = 1;
@@ -57,36 +87,70 @@ static void note_hits(const in_one_base *x, dp_run *r) {
         r->hit[i] = x->s->hit[i] | (step ? step->hit[i] : 0);
 }
 
-static void run_merge(in_one_base *x, dp_merge merge, dp_runs *out) {
+static void bound(in_one_base *x, const dp_design *design) {
+    const int same = !memcmp(&x->sending, &design->sending, sizeof x->sending);
+    if (x->bounded && same) return;
+    if (x->bounded) dp_error_bound_free(&x->bound);
+    dp_run_bounds(x->sp, design, x->chain, &x->bases, &x->bound);
+    x->sending = design->sending;
+    x->bounded = 1;
+}
+
+/* Does the exchange make that tensor of ranks? */
+static int is_made(dp_exchange x, int tensor) {
+    const int state = tensor == DP_RANK_S_IN || tensor == DP_RANK_DS_OUT;
+    return state ? dp_exchanges[x].states : dp_exchanges[x].pairs;
+}
+
+static void run_merge(in_one_base *x, dp_exchange merge, dp_runs *out) {
     const dp_run_options *o = x->sp->std->o;
     const int backward = x->sp->truth->backward;
     const double from = dp_now();
     dp_sim *s = x->s;
     dp_run *r = record(x, merge, out);
+    bound(x, &r->design);
     (dp_backends[x->backend].peers ? dp_mpi_sim_run : dp_sim_run)(s, x->chain, merge, backward);
     dp_outputs outputs = {.results = &s->out, .forms_all_pairs = 1, .sim = s};
     for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
-        outputs.rank[i] = dp_sim_rank_list(s, i);
+        if (is_made(merge, i)) outputs.rank[i] = dp_sim_rank_list(s, i);
     const dp_judging j = {x->sp, &x->bases, &x->bound, &outputs};
     dp_judge_run(&j, r, from);
     if (o->fault) note_hits(x, r);
     if (o->done) o->done(r, o->arg);
 }
 
+/* Why these ranks cannot exchange so; NULL: they can. */
+static const char *refuses(const in_one_base *x, dp_exchange merge) {
+    if (merge == DP_EXCHANGE_HEADS && dp_backends[x->backend].peers)
+        return "heads: ranks that are processes have no all-to-all";
+    return dp_exchange_refuses(merge, ranks_of(x->sp->c, x->sp->N), x->sp->c->p.HV);
+}
+
+static void skip_merge(const in_one_base *x, dp_exchange merge, const char *why, dp_runs *out) {
+    dp_run *r = record(x, merge, out);
+    r->verdict = DP_SKIPPED;
+    snprintf(r->why, sizeof r->why, "%s", why);
+    if (x->sp->std->o->done) x->sp->std->o->done(r, x->sp->std->o->arg);
+}
+
 static void run_all(in_one_base *x, dp_runs *out) {
     const dp_case *c = x->sp->c;
     const dp_run_options *o = x->sp->std->o;
-    const dp_design design = dp_design_of(x->s->base);
-    int chains[DP_NFORMATS], merges[DP_NMERGES];
+    int chains[DP_NFORMATS];
+    dp_exchange merges[DP_NRUN_EXCHANGES];
     const int nc = dp_case_chains(c, x->sp->N, o->nchain, (const int *)o->chain, chains);
-    const int nm =
-        dp_select(c->nmerge, (const int *)c->merge, o->nmerge, (const int *)o->merge, merges);
     for (int i = 0; i < nc; i++) {
+        const int nm = exchanges_of(c, o, i, merges);
         x->chain = (dp_format)chains[i];
-        dp_run_bounds(x->sp, &design, x->chain, &x->bases, &x->bound);
-        for (int k = 0; k < nm; k++)
-            run_merge(x, (dp_merge)merges[k], out);
-        dp_error_bound_free(&x->bound);
+        for (int k = 0; k < nm; k++) {
+            const char *no = refuses(x, merges[k]);
+            if (no)
+                skip_merge(x, merges[k], no, out);
+            else
+                run_merge(x, merges[k], out);
+        }
+        if (x->bounded) dp_error_bound_free(&x->bound);
+        x->bounded = 0;
     }
 }
 
@@ -178,7 +242,7 @@ static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs
     if (!st && step) st = dp_step_of_calls(sp->c, be, base, &made.front, &front, e);
     if (!st) {
         x.chain = (dp_format)chains[0];
-        dp_run *r = record(&x, (dp_merge)merge, out);
+        dp_run *r = record(&x, (dp_exchange)merge, out);
         sp->step = step ? &front : NULL;
         judge_calls(&x, &made.got, r, from);
         sp->step = NULL;

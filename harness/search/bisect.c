@@ -83,20 +83,23 @@ void dp_bisect_work_free(dp_bisect_work *w) {
 /* by_inverse: even if the fault does not ask for it. */
 dp_status dp_bisect_work_new(dp_bisect_work *w, const dp_problem *p, const dp_sim_policy *how,
                              int by_inverse, dp_err *e) {
+    const dp_exchange merge = dp_fault_exchange(how->fault, how->merge);
+    const int shared = merge == DP_EXCHANGE_HEADS, N = shared ? 1 : how->N;
     w->p = p;
     w->base = how->base;
     w->r = dp_rounding_of(how->base, 2);
-    dp_status st = dp_sim_new(&w->ref, p, DP_BASE_FP64, how->N, DP_FAULT_NONE, e);
+    dp_status st = dp_sim_new(&w->ref, p, DP_BASE_FP64, N, DP_FAULT_NONE, e);
     if (st) return st;
-    st = dp_sim_new(&w->t, p, DP_BASE_FP64, how->N, DP_FAULT_NONE, e);
-    if (!st) st = dp_sim_new(&w->s, p, how->base, how->N, how->fault, e);
+    st = dp_sim_new(&w->t, p, DP_BASE_FP64, N, DP_FAULT_NONE, e);
+    if (!st) st = dp_sim_new(&w->s, p, how->base, N, how->fault, e);
     assert(!st);
     w->s.by_inverse |= by_inverse;
     w->t.by_inverse = w->s.by_inverse;
     w->r.inverse |= w->s.by_inverse;
-    dp_sim_run(&w->ref, DP_FP64, DP_MERGE_ALLGATHER, how->backward);
-    dp_sim_begin(&w->t, DP_FP64, how->merge, how->backward);
-    dp_sim_begin(&w->s, how->chain, how->merge, how->backward);
+    dp_sim_run(&w->ref, DP_FP64, DP_EXCHANGE_ALLGATHER, how->backward);
+    if (shared) w->s.sharers = how->N;
+    dp_sim_begin(&w->t, DP_FP64, shared ? DP_EXCHANGE_ALLGATHER : merge, how->backward);
+    dp_sim_begin(&w->s, how->chain, shared ? DP_EXCHANGE_ALLGATHER : merge, how->backward);
     bounds(w);
     return st;
 }
@@ -136,6 +139,7 @@ dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs,
     for (int i = DP_NSTAGES - 1; i >= 0; i--) {
         dp_bisect_row *x = &out->stage[i];
         if (x->fails) out->first = i;
+        if (w.s.sharers) x->at.rank = -1; /* who has a head, not who has a token */
         for (int r = 0; r < N; r++)
             x->nrank += x->rank[r];
         for (int h = 0; h < p->HV; h++)

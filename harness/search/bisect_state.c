@@ -1,5 +1,6 @@
 /* Stages that hand a state on: pre-process, merge, state passes, output (bisect_work.h). */
 #include "bisect_work.h"
+#include "harness/bound/error_bound_impl.h"
 #include "ref/arithmetic/mm.h"
 
 #include <math.h>
@@ -109,46 +110,45 @@ void dp_bisect_stage_pre(dp_bisect_work *w, int backward) {
     dp_bisect_give_list(w, sH, tH, backward ? ref->dH : ref->H, (int64_t)p->K * p->V);
 }
 
+/* What the exchange rounds by itself: pairs, and what passes run on, are without error. */
+static double **exchange_errors(const dp_bisect_work *w, int dir) {
+    const int64_t n = (int64_t)w->ref.N * w->p->HV;
+    dp_chain_error *bM = dp_calloc((size_t)n, sizeof *bM);
+    double **eH = dp_calloc((size_t)n, sizeof *eH);
+    dp_error_bound_base own = {
+        .ref = (dp_sim *)&w->ref, .base = w->base, .sending = {w->s.merge}, .r = w->r, .b = w->own};
+    for (int64_t i = 0; i < n; i++) {
+        bM[i].b = dp_doubles(dp_chain_error_size(&w->r, w->p->K));
+        eH[i] = dp_bisect_zeros_state(w);
+    }
+    double **e = dp_exchange_errors(&own, dir, w->s.chain, bM, eH, NULL);
+    for (int64_t i = 0; i < n; i++)
+        free(bM[i].b);
+    free(bM);
+    dp_error_lists_free(eH, n);
+    return e;
+}
+
 void dp_bisect_stage_merge(dp_bisect_work *w, int backward) {
     const dp_problem *p = w->p;
-    const int HV = p->HV, K = p->K, V = p->V, N = w->ref.N, dir = backward ? -1 : 1;
-    const int64_t KV = (int64_t)K * V;
+    const int HV = p->HV, K = p->K, V = p->V, N = w->ref.N;
     dp_sim *s = &w->s, *t = &w->t, *ref = &w->ref;
-    double *zM = dp_doubles(dp_chain_error_size(&w->r, K)), *zH = dp_bisect_zeros_state(w),
-           *zero = dp_doubles(KV);
+    double **e = exchange_errors(w, backward ? -1 : 1);
     for (int k = 0; k < N; k++)
         for (int hv = 0; hv < HV; hv++) {
-            const int r = backward ? N - 1 - k : k, i = r * HV + hv,
-                      far =
-                          backward ? r + ref->ctx[r].post_num_ranks : r - ref->ctx[r].pre_num_ranks;
-            if (backward ? ref->ctx[r].is_last : ref->ctx[r].is_first) continue;
-            const int seq = backward ? ref->ctx[far].local_seq[0]
-                                     : ref->ctx[far].local_seq[ref->ctx[far].nlocal - 1];
-            const double *start = backward ? p->dstate : p->s0;
-            double *e = dp_bisect_zeros_state(w);
-            for (int j = far; j != r; j += dir) {
-                const int z = j * HV + hv;
-                const double *M = (backward ? ref->dM : ref->M)[z],
-                             *H = (backward ? ref->dH : ref->H)[z],
-                             *S = j != far ? (backward ? ref->dS_out : ref->S_in)[z] : NULL;
-                if (!S) S = start ? start + ((int64_t)seq * HV + hv) * KV : zero;
-                if (S != zero)
-                    dp_bound_merge_step(&w->r, K, V, M, dp_norm2_up(K, K, M), zM, 0, S, H, zH, e);
-            }
+            const int r = backward ? N - 1 - k : k, i = r * HV + hv;
+            if (!e[i]) continue;
             dp_bisect_judge_rows(
                 w, backward ? "dS_out" : "S_in",
                 dp_bisect_rank_place(w, r, hv, backward ? ref->ctx[r].nlocal - 1 : 0), 0, K, V,
                 (backward ? s->dS_out : s->S_in)[i], (backward ? t->dS_out : t->S_in)[i],
-                entries(w, e));
-            free(e);
+                entries(w, e[i]));
         }
     if (backward)
-        dp_bisect_give_list(w, s->dS_out, t->dS_out, ref->dS_out, KV);
+        dp_bisect_give_list(w, s->dS_out, t->dS_out, ref->dS_out, (int64_t)K * V);
     else
-        dp_bisect_give_list(w, s->S_in, t->S_in, ref->S_in, KV);
-    free(zM);
-    free(zH);
-    free(zero);
+        dp_bisect_give_list(w, s->S_in, t->S_in, ref->S_in, (int64_t)K * V);
+    dp_error_lists_free(e, (int64_t)N * HV);
 }
 
 /* ---- state, output --------------------------------------------------------------------------- */

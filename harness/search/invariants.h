@@ -69,7 +69,7 @@ typedef struct {
     dp_backend backend;
     dp_base base;
     dp_format chain;
-    dp_merge merge;
+    dp_exchange merge;
     dp_fault fault;            /* simulated ranks only */
     dp_format input_dtype;     /* cuda, nccl, subject */
     dp_cuda_variant variant;   /* cuda, nccl */

@@ -233,7 +233,7 @@ static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museu
     const dp_backend sim[] = {DP_BACKEND_SIM};
     const dp_base bases[] = {DP_BASE_FP32, DP_BASE_BF16};
     const dp_format chain[] = {DP_FP32};
-    const dp_merge merge[] = {DP_MERGE_ALLGATHER};
+    const dp_exchange merge[] = {DP_EXCHANGE_ALLGATHER};
     dp_run_options ro = {.nbackend = 1, .backend = sim, .cache = o->cache};
     if (!o->all) {
         ro.nbase = 2;
@@ -319,7 +319,7 @@ void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f) {
         snprintf(of, sizeof of, "%d/%d", r->red, r->acted);
         snprintf(id, sizeof id, "%s", r->id);
         dp_id_cut(id, DP_ID_FAULT, "");
-        dp_id_cut(id, DP_ID_MERGE, dp_merge_names[DP_MERGE_ALLGATHER]);
+        dp_id_cut(id, DP_ID_MERGE, dp_exchange_names[DP_EXCHANGE_ALLGATHER]);
         if (r->place.stage)
             snprintf(place, sizeof place, "%s, rank %d, head %d", r->place.stage, r->place.rank,
                      r->place.head);

@@ -434,7 +434,7 @@ dp_status dp_precision_search(const dp_precision_request *rq, dp_precision *out,
     q.ref.by_inverse = 1; /* for the volumes: kernels of base bf16 store Akk */
     units(&q);
     q.ref.by_inverse = 0;
-    dp_sim_run(&q.ref, DP_FP64, DP_MERGE_ALLGATHER, rq->backward);
+    dp_sim_run(&q.ref, DP_FP64, DP_EXCHANGE_ALLGATHER, rq->backward);
     bounds(&q);
     dp_policy low = {{0}}, high = {{0}};
     for (int u = 0; u < out->nunit; u++)

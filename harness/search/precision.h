@@ -43,7 +43,7 @@ typedef struct {
     int N, backward;
     dp_base from, to;
     dp_format chain_from, chain_to;
-    dp_merge merge;
+    dp_exchange merge;
     double need[DP_NRESULTS]; /* by dp_result_fields; NAN: not asked for */
     int by_verdict;           /* 1: need is not set */
     int max_tries;

@@ -44,7 +44,7 @@ typedef struct {
     int ranks;
     dp_base base;
     dp_format chain;
-    dp_merge merge;
+    dp_exchange merge;
     dp_fault fault;            /* of the simulated ranks; DP_FAULT_NONE: none */
     const dp_subject *subject; /* NULL: the simulated ranks */
     double limit_s;

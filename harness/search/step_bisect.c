@@ -55,7 +55,7 @@ dp_status dp_step_bisect(const dp_case *c, const dp_sim_policy *how, int runs, i
         dp_sim ref;
         st = dp_sim_new(&ref, &c->p, DP_BASE_FP64, how->N, DP_FAULT_NONE, e);
         if (!st) {
-            dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, 1);
+            dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
             const double *const dy[3] = {ref.out.dq, ref.out.dk, ref.out.dv};
             st = bisect_convs(c, how, dy, &out->conv[1], e);
             dp_sim_free(&ref);

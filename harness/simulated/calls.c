@@ -577,7 +577,7 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
 }
 
 void dp_calls_of_sim(dp_sim *s, dp_call_result *out) {
-    dp_sim_run(s, DP_FP32, DP_MERGE_ALLGATHER, 0); /* one rank forms no M and merges nothing */
+    dp_sim_run(s, DP_FP32, DP_EXCHANGE_ALLGATHER, 0); /* one rank forms no M and merges nothing */
     out->out = s->out;
     s->out = (dp_result){0};
     dp_sim_free(s);

@@ -261,7 +261,26 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
         {"kept-int8", 44, "calls",
          "the state is kept in int8 with a scale a row between calls, nothing fed back",
          INT8_STATES},
+    [DP_FAULT_SCAN_MISSES_LEVEL] = {"scan-misses-level", 0, "merge_fwd",
+                                    "a scan over ranks ends one distance early",
+                                    "a loop to N / 2; needs 4 ranks to show", DP_EXCHANGE_SCAN},
+    [DP_FAULT_SCAN_SWAPPED] = {"scan-swapped", 0, "merge_fwd",
+                               "a scan over ranks composes the later pair before the earlier one",
+                               "composition is not commutative", DP_EXCHANGE_SCAN},
+    [DP_FAULT_SERIAL_LATE] = {"serial-late", 0, "merge_fwd",
+                              "a rank hands on the state that came to it, not the one that it made",
+                              "the send stands before the pass; needs 3 ranks to show",
+                              DP_EXCHANGE_SERIAL},
+    [DP_FAULT_HEADS_SWAPPED] = {"heads-swapped", 0, "output",
+                                "the all-to-all gives rank 1 the outputs of two ranks' heads "
+                                "interchanged",
+                                "an order of ranks that both sides do not share",
+                                DP_EXCHANGE_HEADS},
 };
+
+dp_exchange dp_fault_exchange(dp_fault f, dp_exchange asked) {
+    return dp_faults[f].exchange ? dp_faults[f].exchange : asked;
+}
 
 const dp_bug dp_bugs[DP_NBUGS + 1] = {
     [1] = {"gate of head 0 read for every head in the backward pre-process, and the sequence "

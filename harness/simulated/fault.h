@@ -6,6 +6,7 @@
  * replaces a step, in ranks.c; what it does between the calls of a session in calls.c. */
 #ifndef DP_FAULT_H
 #define DP_FAULT_H
+#include "ref/vocabulary/exchange.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -89,6 +90,10 @@ typedef enum {
     DP_FAULT_CONV_LATE,
     DP_FAULT_KEPT_BF16,
     DP_FAULT_KEPT_INT8,
+    DP_FAULT_SCAN_MISSES_LEVEL,
+    DP_FAULT_SCAN_SWAPPED,
+    DP_FAULT_SERIAL_LATE,
+    DP_FAULT_HEADS_SWAPPED,
     DP_NFAULTS
 } dp_fault;
 
@@ -96,8 +101,12 @@ typedef struct {
     const char *name;
     int bug;
     const char *stage, *what, *source;
-} dp_fault_info; /* bug 0: none of the list */
+    dp_exchange exchange; /* that alone has it, and that is taken whatever is asked for; allgather:
+                             it is of none */
+} dp_fault_info;          /* bug 0: none of the list */
 extern const dp_fault_info dp_faults[DP_NFAULTS];
+/* The exchange of a run with that fault. */
+dp_exchange dp_fault_exchange(dp_fault f, dp_exchange asked);
 int dp_fault_find(const char *name); /* -1: unknown */
 /* Its kind, one of DP_FAULTS_OF_.. (harness/case/operations.h). */
 unsigned dp_fault_kind(dp_fault f);

@@ -439,6 +439,25 @@ int dp_effect_output(const dp_sim *s, int gi, int hv) {
     return 1;
 }
 
+/* Tokens of rank 1: o of the first rank's heads for o of the second one's. */
+void dp_effect_outputs(const dp_sim *s) {
+    const dp_problem *p = s->p;
+    const int N = s->sharers, each = N ? p->HV / N : 0;
+    const size_t size = sizeof *s->out.o * (size_t)p->V;
+    if (s->fault != DP_FAULT_HEADS_SWAPPED || N < 2) return;
+    double *was = dp_doubles(p->V);
+    for (int64_t t = p->T / N; t < 2 * p->T / N; t++)
+        for (int hv = 0; hv < each; hv++) {
+            double *a = s->out.o + (t * p->HV + hv) * p->V, *b = a + (int64_t)each * p->V;
+            memcpy(was, a, size);
+            memcpy(a, b, size);
+            memcpy(b, was, size);
+        }
+    free(was);
+    for (int hv = 0; hv < 2 * each; hv++)
+        dp_effect_hit(s, 0, hv);
+}
+
 void dp_effect_stored(const dp_sim *s, int gi, int hv, double *o) {
     const dp_group *gr = &s->group[gi];
     if (s->fault != DP_FAULT_OUTPUT_FP16) return;

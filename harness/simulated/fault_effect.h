@@ -35,6 +35,8 @@ void dp_effect_state_in(const dp_sim *s, int rank, int hv, double *S); /* S_in a
 void dp_effect_state(const dp_sim *s, int group, int hv,
                      double *S);                          /* after one chunk of state_fwd */
 int dp_effect_output(const dp_sim *s, int group, int hv); /* 1: o of this chunk is never written */
+/* After o of all chunks. */
+void dp_effect_outputs(const dp_sim *s);
 /* Its o, as it is stored. */
 void dp_effect_stored(const dp_sim *s, int group, int hv, double *o);
 /* After its gradients, in *g. */

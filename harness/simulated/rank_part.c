@@ -40,8 +40,12 @@ void dp_rank_each_result(const dp_problem *p, dp_result *out, const dp_context *
 }
 
 /* Does the rank have this one of the tensors that ranks exchange? */
-static int has(const dp_context *c, int which) {
+static int has(const dp_sim *s, int rank, int which) {
+    const dp_context *c = &s->ctx[rank];
+    const dp_exchange_info *x = &dp_exchanges[s->merge];
+    const int state = which == DP_RANK_S_IN || which == DP_RANK_DS_OUT;
     const int first = which == DP_RANK_S_IN || which == DP_RANK_DM || which == DP_RANK_DH;
+    if (!(state ? x->states : x->pairs)) return 0;
     return first ? !c->is_first : !c->is_last;
 }
 
@@ -49,7 +53,7 @@ static void each_of_rank(dp_sim *s, int rank, int backward, dp_rank_list_fn *f, 
     for (int which = 0; which < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); which++) {
         double **list = dp_sim_rank_list(s, which);
         const int64_t n = dp_rank_width(s->p, which);
-        for (int hv = 0; has(&s->ctx[rank], which) && hv < s->p->HV; hv++) {
+        for (int hv = 0; has(s, rank, which) && hv < s->p->HV; hv++) {
             double **x = &list[rank * s->p->HV + hv];
             if (!*x) *x = dp_doubles(n);
             f(*x, n, arg);
@@ -62,6 +66,7 @@ static void each_of_prefixes(dp_sim *s, int rank, dp_rank_list_fn *f, void *arg)
     const int n = s->first[rank][s->ctx[rank].nlocal] - s->first[rank][s->ctx[rank].nlocal - 1];
     const int64_t KK = (int64_t)s->p->K * s->p->K;
     if (rank != s->traj_rank || s->p->HV != 1 || s->ctx[rank].is_last) return;
+    if (!dp_exchanges[s->merge].pairs) return;
     s->ntraj = 0;
     for (int chunks = 1; chunks <= n && s->ntraj < DP_MAX_TRAJ; chunks *= 2) {
         double **x = &s->traj[s->ntraj];

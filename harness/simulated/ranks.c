@@ -16,10 +16,22 @@ static void clear(double **a, int64_t n) {
         dp_sim_replace(&a[i], NULL);
 }
 
-void dp_sim_begin(dp_sim *s, dp_format chain_format, dp_merge merge, int with_backward) {
+/* What an exchange does not make is not there, whatever an earlier run left. */
+static void clear_unmade(dp_sim *s) {
+    const int64_t nr = (int64_t)s->N * s->p->HV;
+    double **const pairs[] = {s->M, s->H, s->dM, s->dH}, **const states[] = {s->S_in, s->dS_out};
+    for (int i = 0; i < 4 && !dp_exchanges[s->merge].pairs; i++)
+        clear(pairs[i], nr);
+    for (int i = 0; i < 2 && !dp_exchanges[s->merge].states; i++)
+        clear(states[i], nr);
+    if (!dp_exchanges[s->merge].pairs) s->ntraj = 0;
+}
+
+void dp_sim_begin(dp_sim *s, dp_format chain_format, dp_exchange merge, int with_backward) {
     assert(!with_backward || s->p->dout);
     s->chain = dp_chain_format(s->p, s->at[DP_STAGE_PRE_FWD], chain_format);
-    s->merge = merge;
+    s->merge = s->sharers ? merge : dp_fault_exchange(s->fault, merge);
+    clear_unmade(s);
     if (s->fault != DP_FAULT_RACE && s->fault != DP_FAULT_ORDER_BY_RUN)
         memcpy(s->hit, s->hit_kept, (size_t)s->N * s->p->HV);
     if (!s->out.o || (with_backward && !s->out.dq)) {
@@ -43,9 +55,9 @@ void dp_sim_stage(dp_sim *s, dp_stage stage) {
         clear(s->H, nr);
         dp_sim_pre_fwd(s);
         break;
-    case DP_STAGE_MERGE_FWD: dp_sim_merge_fwd(s); break;
+    case DP_STAGE_MERGE_FWD: dp_sim_exchange(s, 0); break;
     case DP_STAGE_STATE_FWD: dp_sim_states_fwd(s, 0); break;
-    case DP_STAGE_OUTPUT: dp_sim_each_chunk(s, dp_sim_output); break;
+    case DP_STAGE_OUTPUT: dp_sim_outputs(s); break;
     case DP_STAGE_RECOMPUTE: dp_sim_states_fwd(s, 1); break;
     case DP_STAGE_DAV: dp_sim_each_chunk(s, dp_sim_dAv); break;
     case DP_STAGE_PRE_BWD:
@@ -54,7 +66,7 @@ void dp_sim_stage(dp_sim *s, dp_stage stage) {
         clear(s->dH, nr);
         dp_sim_pre_bwd(s);
         break;
-    case DP_STAGE_MERGE_BWD: dp_sim_merge_bwd(s); break;
+    case DP_STAGE_MERGE_BWD: dp_sim_exchange(s, 1); break;
     case DP_STAGE_STATE_BWD: dp_sim_states_bwd(s); break;
     case DP_STAGE_WY_BWD: dp_sim_all_grads(s); break;
     case DP_STAGE_INTRA_BWD: break; /* came with wy_bwd */
@@ -64,19 +76,24 @@ void dp_sim_stage(dp_sim *s, dp_stage stage) {
     s->have_forward = s->have_backward = 0;
 }
 
-void dp_sim_run(dp_sim *s, dp_format chain_format, dp_merge merge, int with_backward) {
+void dp_sim_run(dp_sim *s, dp_format chain_format, dp_exchange merge, int with_backward) {
     dp_sim_begin(s, chain_format, merge, with_backward);
+    if (s->merge == DP_EXCHANGE_HEADS) {
+        dp_sim_run_heads(s, with_backward);
+        return;
+    }
     dp_sim_forward(s);
     if (with_backward) dp_sim_backward(s);
     dp_effect_results(s);
 }
 
-void dp_sim_run_ranks(dp_sim *s, dp_format chain_format, dp_merge merge, int with_backward) {
+void dp_sim_run_ranks(dp_sim *s, dp_format chain_format, dp_exchange merge, int with_backward) {
     dp_sim_begin(s, chain_format, merge, with_backward);
+    if (!dp_exchanges[s->merge].states) return;
     dp_sim_pre_fwd(s);
-    dp_sim_merge_fwd(s);
+    dp_sim_exchange(s, 0);
     if (!with_backward) return;
     dp_sim_each_chunk(s, dp_sim_dAv_once);
     dp_sim_pre_bwd(s);
-    dp_sim_merge_bwd(s);
+    dp_sim_exchange(s, 1);
 }

@@ -56,7 +56,7 @@ typedef struct {
     int N;
     dp_base base;
     dp_format chain;
-    dp_merge merge;
+    dp_exchange merge;
     dp_fault fault;
     int backward;
 } dp_sim_policy;
@@ -104,12 +104,14 @@ typedef struct {
     /* results of the last dp_sim_run; [N*HV] pointers, NULL where the rank has none (math.md g.2)
      */
     dp_format chain;
-    dp_merge merge;
+    dp_exchange merge;
     dp_result out;
     double **S_in, **M, **H, **dS_out, **dM, **dH;
     int traj_rank, ntraj, traj_chunks[DP_MAX_TRAJ];
     double **traj; /* [ntraj*HV]: M of traj_rank after that many chunks */
     int have_forward, have_backward;
+    int sharers; /* ranks that have all tokens of some heads each; 0: of the tokens that they own */
+    struct dp_sim_heads *heads; /* of the exchange of that name: ranks_heads.c */
 } dp_sim;
 
 /* Base policy everywhere, its default design. DP_EINPUT: T does not split over N ranks. */
@@ -144,14 +146,14 @@ dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_
 int dp_sim_split(dp_sim *s, int N);
 /* What ranks exchange and receive alone (M, H, S_in and their gradients): s->out is as it was.
  * Gradients need a run with backward before it. */
-void dp_sim_run_ranks(dp_sim *s, dp_format chain, dp_merge merge, int backward);
+void dp_sim_run_ranks(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
 /* Frees what it holds; the struct is the caller's. */
 void dp_sim_free(dp_sim *s);
 /* Work that no chain format changes is done once and kept between calls. */
-void dp_sim_run(dp_sim *s, dp_format chain, dp_merge merge, int backward);
+void dp_sim_run(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
 /* One stage at a time, from whatever *s holds at that moment, keeping nothing of earlier runs:
  * dp_sim_begin, then the stages in order. */
-void dp_sim_begin(dp_sim *s, dp_format chain, dp_merge merge, int backward);
+void dp_sim_begin(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
 void dp_sim_stage(dp_sim *s, dp_stage stage);
 
 /* The chunk of a group of tokens and a value head. */

@@ -50,40 +50,8 @@ static void pre_process_bwd(dp_sim *s, int r, int hv) {
     scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 0, s->dH[i]);
 }
 
-static void merge_bwd_allgather(dp_sim *s, int r, int hv) {
-    const dp_context *c = &s->ctx[r];
-    const int HV = s->p->HV, far = r + c->post_num_ranks;
-    const int64_t KV = (int64_t)s->p->K * s->p->V;
-    if (c->is_last) return;
-    const double *end = dp_sim_end_gradient(s, far, 0);
-    double *S = end ? dp_copy(end + hv * KV, KV) : NULL;
-    if (S) dp_sim_round_arith_all(s->at[DP_STAGE_MERGE_BWD], S, KV);
-    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST && far - r > 1) dp_effect_hit(s, r, hv);
-    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST)
-        for (int j = r + 1; j <= far; j++)
-            dp_sim_merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv],
-                              s->dH[j * HV + hv], &S);
-    else
-        for (int j = far; j > r; j--)
-            dp_sim_merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[j * HV + hv],
-                              s->dH[j * HV + hv], &S);
-    dp_sim_replace(&s->dS_out[r * HV + hv], S);
-}
-
-/* The adjoint of ring_fwd. */
-static void ring_bwd(dp_sim *s, int r, int hv, double **S) {
-    const int HV = s->p->HV;
-    const int64_t KV = (int64_t)s->p->K * s->p->V;
-    const dp_context *c = &s->ctx[r];
-    if (!c->is_last) dp_sim_replace(&s->dS_out[r * HV + hv], dp_copy(*S, KV));
-    if (c->is_first) return;
-    if (dp_sim_ends_here(s, r, 0)) {
-        const double *end = dp_sim_end_gradient(s, r, 0);
-        dp_sim_replace(S, end ? dp_copy(end + hv * KV, KV) : NULL);
-        if (*S) dp_sim_round_arith_all(s->at[DP_STAGE_MERGE_BWD], *S, KV);
-    }
-    dp_sim_merge_step(s, (r - 1) * HV + hv, s->at[DP_STAGE_MERGE_BWD], s->dM[r * HV + hv],
-                      s->dH[r * HV + hv], S);
+void dp_sim_pass_bwd(dp_sim *s, int r, int hv, int sub, double *dS) {
+    scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 1, dS);
 }
 
 static void state_bwd(dp_sim *s, int r, int hv, int sub) {
@@ -93,7 +61,7 @@ static void state_bwd(dp_sim *s, int r, int hv, int sub) {
     double *dS = end ? dp_copy(end + hv * KV, KV) : dp_doubles(KV);
     dp_sim_round_arith_all(s->at[DP_STAGE_STATE_BWD], dS, KV);
     if (!dp_sim_ends_here(s, r, sub)) memcpy(dS, s->dS_out[r * p->HV + hv], sizeof(double) * KV);
-    scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 1, dS);
+    dp_sim_pass_bwd(s, r, hv, sub, dS);
     if (dp_sim_starts_here(s, r, sub))
         memcpy(s->out.ds0 + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, dS,
                sizeof(double) * KV);
@@ -262,20 +230,10 @@ void dp_sim_all_grads(dp_sim *s) {
 }
 
 void dp_sim_pre_bwd(dp_sim *s) {
+    if (!dp_exchanges[s->merge].pairs) return;
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = s->from * s->p->HV; i < s->to * s->p->HV; i++)
         pre_process_bwd(s, i / s->p->HV, i % s->p->HV);
-}
-
-void dp_sim_merge_bwd(dp_sim *s) {
-    const int HV = s->p->HV;
-    if (s->merge == DP_MERGE_RING) {
-        dp_sim_ring(s, 1, ring_bwd);
-        return;
-    }
-    dp_sim_share_pairs(s, 1);
-    for (int i = s->from * HV; i < s->to * HV; i++)
-        merge_bwd_allgather(s, i / HV, i % HV);
 }
 
 void dp_sim_states_bwd(dp_sim *s) {
@@ -297,7 +255,7 @@ void dp_sim_backward(dp_sim *s) {
     if (s->fault == DP_FAULT_STATE_LOST || s->fault == DP_FAULT_STATE_LATE) dp_sim_states_fwd(s, 1);
     dp_sim_each_chunk(s, dp_sim_dAv_once);
     dp_sim_pre_bwd(s);
-    dp_sim_merge_bwd(s);
+    dp_sim_exchange(s, 1);
     const int known = s->have_backward && dp_sim_same(before, s->dS_out, nr, KV);
     dp_sim_free_list(before, nr);
     if (known && !s->fault && !s->peers) return; /* peers wait for this rank's sums */

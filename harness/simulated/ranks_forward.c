@@ -24,59 +24,9 @@ static void pre_process_fwd(dp_sim *s, int r, int hv) {
     }
 }
 
-/* Every rank folds what it needs from the gathered pairs, farthest rank first. */
-static void merge_fwd_allgather(dp_sim *s, int r, int hv) {
-    const dp_context *c = &s->ctx[r];
-    const int HV = s->p->HV, far = r - c->pre_num_ranks;
-    const int64_t KV = (int64_t)s->p->K * s->p->V;
-    if (c->is_first) return;
-    const double *start = dp_sim_start(s, far, s->ctx[far].nlocal - 1);
-    double *S = start ? dp_copy(start + hv * KV, KV) : NULL;
-    if (S) dp_sim_round_arith_all(s->at[DP_STAGE_MERGE_FWD], S, KV);
-    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST && r - far > 1) dp_effect_hit(s, r, hv);
-    if (s->fault == DP_FAULT_MERGE_NEAREST_FIRST)
-        for (int j = r - 1; j >= far; j--)
-            dp_sim_merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[j * HV + hv],
-                              s->H[j * HV + hv], &S);
-    else
-        for (int j = far; j < r; j++)
-            dp_sim_merge_step(s, r * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[j * HV + hv],
-                              s->H[j * HV + hv], &S);
-    dp_effect_state_in(s, r, hv, S);
-    dp_sim_replace(&s->S_in[r * HV + hv], S);
-}
-
-/* Rank r got S, hands m_r S + h_r on (math.md g.3): a rank where the passed sequence starts begins
- * from its own start state. */
-static void ring_fwd(dp_sim *s, int r, int hv, double **S) {
-    const int HV = s->p->HV;
-    const int64_t KV = (int64_t)s->p->K * s->p->V;
-    const dp_context *c = &s->ctx[r];
-    if (!c->is_first) {
-        dp_sim_replace(&s->S_in[r * HV + hv], dp_copy(*S, KV));
-        dp_effect_state_in(s, r, hv, s->S_in[r * HV + hv]);
-    }
-    if (c->is_last) return;
-    if (dp_sim_starts_here(s, r, c->nlocal - 1)) {
-        const double *start = dp_sim_start(s, r, c->nlocal - 1);
-        dp_sim_replace(S, start ? dp_copy(start + hv * KV, KV) : NULL);
-        if (*S) dp_sim_round_arith_all(s->at[DP_STAGE_MERGE_FWD], *S, KV);
-    }
-    dp_sim_merge_step(s, (r + 1) * HV + hv, s->at[DP_STAGE_MERGE_FWD], s->M[r * HV + hv],
-                      s->H[r * HV + hv], S);
-}
-
-/* One local sub-sequence, from its initial state; h and v_new are kept in the chunks. lost: start
- * from zeros instead (a fault). */
-static void state_fwd(dp_sim *s, int r, int hv, int sub, int lost) {
+void dp_sim_pass_fwd(dp_sim *s, int r, int hv, int sub, double *S) {
     const dp_problem *p = s->p;
     const int64_t KV = (int64_t)p->K * p->V;
-    const double *start = dp_sim_start(s, r, sub);
-    double *S = start ? dp_copy(start + hv * KV, KV) : dp_doubles(KV);
-    dp_sim_round_arith_all(s->at[DP_STAGE_STATE_FWD], S, KV);
-    if (!dp_sim_starts_here(s, r, sub) && lost) dp_effect_hit(s, r, hv);
-    if (!dp_sim_starts_here(s, r, sub) && !lost)
-        memcpy(S, s->S_in[r * p->HV + hv], sizeof(double) * KV);
     for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
         dp_chunk *ch = dp_sim_chunk_at(s, g, hv, DP_STAGE_STATE_FWD);
         memcpy(ch->h, S, sizeof(double) * KV);
@@ -100,6 +50,20 @@ static void state_fwd(dp_sim *s, int r, int hv, int sub, int lost) {
         dp_sim_round_carried(s, DP_STAGE_STATE_FWD, S);
         dp_effect_state(s, g, hv, S);
     }
+}
+
+/* One local sub-sequence, from its initial state; h and v_new are kept in the chunks. lost: start
+ * from zeros instead (a fault). */
+static void state_fwd(dp_sim *s, int r, int hv, int sub, int lost) {
+    const dp_problem *p = s->p;
+    const int64_t KV = (int64_t)p->K * p->V;
+    const double *start = dp_sim_start(s, r, sub);
+    double *S = start ? dp_copy(start + hv * KV, KV) : dp_doubles(KV);
+    dp_sim_round_arith_all(s->at[DP_STAGE_STATE_FWD], S, KV);
+    if (!dp_sim_starts_here(s, r, sub) && lost) dp_effect_hit(s, r, hv);
+    if (!dp_sim_starts_here(s, r, sub) && !lost)
+        memcpy(S, s->S_in[r * p->HV + hv], sizeof(double) * KV);
+    dp_sim_pass_fwd(s, r, hv, sub, S);
     if (dp_sim_ends_here(s, r, sub) && !lost)
         memcpy(s->out.final_state + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, S,
                sizeof(double) * KV);
@@ -117,6 +81,11 @@ void dp_sim_output(dp_sim *s, int gi, int hv) {
         memcpy(s->out.o + ((g->t0 + t) * p->HV + hv) * p->V, o + (int64_t)t * p->V,
                sizeof(double) * p->V);
     free(o);
+}
+
+void dp_sim_outputs(dp_sim *s) {
+    dp_sim_each_chunk(s, dp_sim_output);
+    dp_effect_outputs(s);
 }
 
 /* Sequences without tokens hand their initial state on; the gradient of the final state likewise.
@@ -162,20 +131,10 @@ void dp_sim_states_fwd(dp_sim *s, int lost) {
 
 void dp_sim_pre_fwd(dp_sim *s) {
     s->ntraj = 0;
+    if (!dp_exchanges[s->merge].pairs) return;
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = s->from * s->p->HV; i < s->to * s->p->HV; i++)
         pre_process_fwd(s, i / s->p->HV, i % s->p->HV);
-}
-
-void dp_sim_merge_fwd(dp_sim *s) {
-    const int HV = s->p->HV;
-    if (s->merge == DP_MERGE_RING) {
-        dp_sim_ring(s, 0, ring_fwd);
-        return;
-    }
-    dp_sim_share_pairs(s, 0);
-    for (int i = s->from * HV; i < s->to * HV; i++)
-        merge_fwd_allgather(s, i / HV, i % HV);
 }
 
 void dp_sim_forward(dp_sim *s) {
@@ -183,10 +142,10 @@ void dp_sim_forward(dp_sim *s) {
     const int64_t KV = (int64_t)s->p->K * s->p->V;
     double **before = dp_sim_copy_list(s->S_in, nr, KV);
     dp_sim_pre_fwd(s);
-    dp_sim_merge_fwd(s);
+    dp_sim_exchange(s, 0);
     if (!s->have_forward || !dp_sim_same(before, s->S_in, nr, KV) || s->fault) {
         dp_sim_states_fwd(s, 0);
-        dp_sim_each_chunk(s, dp_sim_output);
+        dp_sim_outputs(s);
         s->have_forward = 1;
         s->have_backward = 0;
     }

@@ -116,6 +116,13 @@ static dp_status open_uniform(dp_sim *s, const dp_problem *p, const dp_design *d
     return open_sim(s, p, design, at, o, N, fault, e);
 }
 
+void dp_sim_open_whole(const dp_sim *s, const dp_problem *p, dp_sim *whole) {
+    const sim_options o = {.linear = s->linear, .by_inverse = s->by_inverse};
+    const dp_status st = open_sim(whole, p, &s->design, s->at, o, 1, s->fault, NULL);
+    assert(!st); /* one rank has all tokens */
+    (void)st;
+}
+
 dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N,
                             dp_fault fault, dp_err *e) {
     const dp_design design = dp_design_of(at[0]);
@@ -176,6 +183,7 @@ void dp_sim_free(dp_sim *s) {
     const int64_t nch = (int64_t)s->ngroup * s->p->HV;
     double *tokens[] = {s->q,      s->k,  s->g,  s->beta, s->rstd_q, s->erasing,  s->values,
                         s->rstd_k, s->dq, s->dk, s->dg,   s->dbeta,  s->derasing, s->dvalues};
+    dp_sim_free_heads(s);
     dp_sim_free_list(s->factor, 2 * nch);
     if (s->ch)
         for (int64_t i = 0; i < nch; i++)

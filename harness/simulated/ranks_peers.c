@@ -8,10 +8,11 @@
 /* ---- ring ------------------------------------------------------------------------------------ */
 
 static void ring_here(dp_sim *s, int backward, dp_sim_ring_fn *step) {
+#pragma omp parallel for schedule(dynamic, 1)
     for (int hv = 0; hv < s->p->HV; hv++) {
         double *S = NULL;
         for (int i = 0; i < s->N; i++)
-            step(s, backward ? s->N - 1 - i : i, hv, &S);
+            step(s, backward, backward ? s->N - 1 - i : i, hv, &S);
         free(S);
     }
 }
@@ -29,7 +30,7 @@ static void ring_by_messages(dp_sim *s, int backward, dp_sim_ring_fn *step) {
                           backward ? "the gradient of its state" : "its state");
     for (int hv = 0; hv < HV; hv++) {
         double *S = comes ? dp_copy(all + hv * KV, KV) : NULL;
-        step(s, r, hv, &S);
+        step(s, backward, r, hv, &S);
         if (goes) memcpy(all + hv * KV, S, sizeof(double) * (size_t)KV);
         free(S);
     }
@@ -39,6 +40,19 @@ static void ring_by_messages(dp_sim *s, int backward, dp_sim_ring_fn *step) {
 
 void dp_sim_ring(dp_sim *s, int backward, dp_sim_ring_fn *step) {
     (s->peers ? ring_by_messages : ring_here)(s, backward, step);
+}
+
+/* ---- over a distance ------------------------------------------------------------------------- */
+
+void dp_sim_hand(dp_sim *s, int d, int64_t n, double *const *out, double **got) {
+    for (int r = s->from; r < s->to && s->peers; r++)
+        if (r + d >= 0 && r + d < s->N) s->peers->send(s->peers->who, r + d, out[r], n);
+    for (int r = s->from; r < s->to; r++) {
+        const int source = r - d;
+        if (source < 0 || source >= s->N) continue;
+        got[r] = s->peers ? dp_doubles(n) : dp_copy(out[source], n);
+        if (s->peers) s->peers->receive(s->peers->who, source, got[r], n, "a scan's element");
+    }
 }
 
 /* ---- all-gather ------------------------------------------------------------------------------ */

@@ -50,6 +50,8 @@ void dp_sim_merge_step(const dp_sim *s, int at, dp_base b, const double *M, cons
 /* ranks_forward.c */
 /* Stage output of one chunk: its rows of o. */
 void dp_sim_output(dp_sim *s, int gi, int hv);
+/* The same of all chunks. */
+void dp_sim_outputs(dp_sim *s);
 /* Hands the initial state, and the final state's gradient, of sequences without tokens on. */
 void dp_sim_empty_sequences(dp_sim *s);
 /* Are n arrays of a size the same, bit for bit, and absent alike? */
@@ -60,17 +62,31 @@ double **dp_sim_copy_list(double **a, int n, int64_t size);
 void dp_sim_states_fwd(dp_sim *s, int lost);
 /* Stage pre_fwd of all ranks: M and H. */
 void dp_sim_pre_fwd(dp_sim *s);
-/* Stage merge_fwd of all ranks: S_in, by ring or all-gather. */
-void dp_sim_merge_fwd(dp_sim *s);
+/* The state pass of one local sub-sequence, of S; h and v_new are kept in the chunks. */
+void dp_sim_pass_fwd(dp_sim *s, int r, int hv, int sub, double *S);
 /* The forward stages behind wy; what S_in leaves as it was is not computed again. */
 void dp_sim_forward(dp_sim *s);
+
+/* ranks_exchange.c */
+/* Stage merge_fwd, or merge_bwd, of all ranks: S_in, or dS_out, by the exchange that was asked for.
+ */
+void dp_sim_exchange(dp_sim *s, int backward);
+
+/* ranks_heads.c */
+/* A run whose ranks have all tokens of some heads: results alone. */
+void dp_sim_run_heads(dp_sim *s, int backward);
+/* Frees what such runs keep. */
+void dp_sim_free_heads(dp_sim *s);
 
 /* ranks_peers.c */
 /* What rank r makes of *S, the state of one head that came to it, NULL where none did; *S becomes
  * what it hands on. */
-typedef void dp_sim_ring_fn(dp_sim *s, int r, int hv, double **S);
+typedef void dp_sim_ring_fn(dp_sim *s, int backward, int r, int hv, double **S);
 /* Hands states from rank to rank, forward or backward. */
 void dp_sim_ring(dp_sim *s, int backward, dp_sim_ring_fn *step);
+/* Every rank here hands n numbers to the rank d behind it, d < 0: before it; out, got [N]: got is
+ * made, NULL where nothing comes. */
+void dp_sim_hand(dp_sim *s, int d, int64_t n, double *const *out, double **got);
 /* Every rank gets M and H, backward dM and dH, of all; where all ranks are here they have them. */
 void dp_sim_share_pairs(dp_sim *s, int backward);
 
@@ -83,8 +99,8 @@ void dp_sim_gate_bwd(dp_sim *s);
 void dp_sim_all_grads(dp_sim *s);
 /* Stage pre_bwd of all ranks: dM and dH. */
 void dp_sim_pre_bwd(dp_sim *s);
-/* Stage merge_bwd of all ranks: dS_out. */
-void dp_sim_merge_bwd(dp_sim *s);
+/* The adjoint of dp_sim_pass_fwd: dS; dh and dv_new are kept in the chunks. */
+void dp_sim_pass_bwd(dp_sim *s, int r, int hv, int sub, double *dS);
 /* Stage state_bwd of all ranks. */
 void dp_sim_states_bwd(dp_sim *s);
 /* Stage dAv, unless the chunk has its result. */
@@ -93,6 +109,8 @@ void dp_sim_dAv_once(dp_sim *s, int gi, int hv);
 void dp_sim_backward(dp_sim *s);
 
 /* ranks_new.c */
+/* The problem of s on one rank, with all of its formats and its fault. */
+void dp_sim_open_whole(const dp_sim *s, const dp_problem *p, dp_sim *whole);
 /* Frees n arrays and their list. */
 void dp_sim_free_list(double **a, int64_t n);
 

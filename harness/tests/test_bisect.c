@@ -72,6 +72,10 @@ static const struct {
     {DP_FAULT_DK_UNERASED, "smoke-gdn2", 2, DP_BASE_FP32, DP_FP32, "dk"},
     {DP_FAULT_TURNS_MISTAKEN, "smoke-deltaproduct", 2, DP_BASE_BF16, DP_FP32, "L"},
     {DP_FAULT_TURNS_MISTAKEN, "smoke-mkda2", 3, DP_BASE_FP32, DP_FP32, "L"},
+    {DP_FAULT_SCAN_MISSES_LEVEL, "exchange-kda", 4, DP_BASE_BF16, DP_FP32, "S_in"},
+    {DP_FAULT_SCAN_SWAPPED, "exchange-packed", 6, DP_BASE_FP32, DP_FP32, "S_in"},
+    {DP_FAULT_SERIAL_LATE, "exchange-kda", 4, DP_BASE_BF16, DP_FP32, "S_in"},
+    {DP_FAULT_HEADS_SWAPPED, "exchange-packed", 3, DP_BASE_FP32, DP_FP32, "o"},
 };
 
 DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
@@ -141,6 +145,8 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
         "smoke-ssd",         "initial-state",    "negative-eigenvalues", "inf",       "nan",
         "smoke-deltaproduct"};
     static const dp_format CHAIN[] = {DP_FP64, DP_TF32RZ, DP_BF16ST};
+    static const dp_exchange MERGE[] = {DP_EXCHANGE_ALLGATHER, DP_EXCHANGE_RING, DP_EXCHANGE_SCAN,
+                                        DP_EXCHANGE_SERIAL};
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);
     for (size_t i = 0; i < sizeof NAME / sizeof *NAME; i++) {
@@ -150,12 +156,11 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
         for (int base = 0; base < DP_NBASES; base++) {
             dp_bisect b;
             dp_err e = {0};
-            dp_sim_policy how = {
-                c.ranks[c.nranks - 1], base,
-                CHAIN[base],           base == DP_BASE_FP32 ? DP_MERGE_RING : DP_MERGE_ALLGATHER,
-                DP_FAULT_NONE,         c.backward};
+            dp_sim_policy how = {c.ranks[c.nranks - 1],         base,          CHAIN[base],
+                                 MERGE[(i + (size_t)base) % 4], DP_FAULT_NONE, c.backward};
             REQUIRE(!dp_bisect_sim(&c.p, &how, 1, 1, &b, &e), "%s", e.msg);
-            how.merge = DP_MERGE_ALLGATHER;
+            const int pairs = dp_exchanges[how.merge].pairs;
+            how.merge = DP_EXCHANGE_ALLGATHER;
             for (int s = 0; s < DP_NSTAGES; s++) {
                 const dp_bisect_row *x = &b.stage[s];
                 CHECK(!x->fails,
@@ -166,6 +171,7 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
                           (c.ranks[c.nranks - 1] == 1 &&
                            (s == DP_STAGE_PRE_FWD || s == DP_STAGE_MERGE_FWD ||
                             s == DP_STAGE_PRE_BWD || s == DP_STAGE_MERGE_BWD)) ||
+                          (!pairs && (s == DP_STAGE_PRE_FWD || s == DP_STAGE_PRE_BWD)) ||
                           (!c.backward && s >= DP_STAGE_RECOMPUTE),
                       "%s: nothing was judged in %s", c.name, dp_stage_names[s]);
             }
@@ -198,8 +204,8 @@ DP_TEST(bisect, a_fault_within_every_bound_is_found_by_draws) {
         dp_bisect b;
         dp_err e = {0};
         if (!gt_open_case(F[i].name, &c)) continue;
-        const dp_sim_policy how = {F[i].ranks,         F[i].base,  DP_FP32,
-                                   DP_MERGE_ALLGATHER, F[i].fault, 0};
+        const dp_sim_policy how = {F[i].ranks, F[i].base, DP_FP32, DP_EXCHANGE_ALLGATHER,
+                                   F[i].fault, 0};
         REQUIRE(!dp_bisect_sim(&c.p, &how, 1, 1, &b, &e), "%s", e.msg);
         CHECK(b.first < 0, "%s: %s is over its bound", c.name, dp_stage_names[b.first]);
         REQUIRE(!dp_bisect_expected(&c.p, &how, c.input_dtype, &b, &e), "%s", e.msg);
@@ -222,7 +228,7 @@ DP_TEST(bisect, one_fault_one_wrong_stage) {
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         dp_bisect b;
         dp_err e = {0};
-        const dp_sim_policy how = {4, DP_BASE_FP32, DP_FP32, DP_MERGE_ALLGATHER, F[i], 1};
+        const dp_sim_policy how = {4, DP_BASE_FP32, DP_FP32, DP_EXCHANGE_ALLGATHER, F[i], 1};
         REQUIRE(!dp_bisect_sim(&c.p, &how, 1, 1, &b, &e), "%s", e.msg);
         for (int s = 0; s < DP_NSTAGES; s++) {
             const int here = dp_fault_lives_in(F[i], dp_stage_names[s]),

@@ -133,7 +133,7 @@ DP_TEST(blame, the_first_row_is_the_first_that_was_computed) {
     dp_err e = {0};
     const dp_run_options o = {0};
     REQUIRE(!dp_sim_new(&s, &c.p, DP_BASE_FP32, 1, DP_FAULT_NONE, &e), "%s", e.msg);
-    dp_sim_run(&s, DP_FP32, DP_MERGE_ALLGATHER, 1);
+    dp_sim_run(&s, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
     for (int t = 70; t < 80; t += 3) {
         s.out.o[(t * 2 + 1) * 4 + 2] += 1;
         s.out.dv[(t * 2 + 1) * 4 + 3] -= 1;

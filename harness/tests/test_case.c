@@ -212,7 +212,7 @@ DP_TEST(case, settings_reach_the_problem) {
     CHECK(c.nranks == 3 && c.ranks[1] == 3 && c.ranks[2] == 12, "ranks");
     CHECK(c.nbase == 2 && c.base[0] == DP_BASE_BF16 && c.base[1] == DP_BASE_FP64, "base");
     CHECK(c.nchain == 2 && c.chain[0] == DP_TF32RZ && c.chain[1] == DP_BF16ST && c.nmerge == 1 &&
-              c.merge[0] == DP_MERGE_RING,
+              c.merge[0] == DP_EXCHANGE_RING,
           "chain, merge");
     CHECK(c.p.A_log && c.p.dt_bias && c.p.s0 && c.p.dout && c.p.dstate && c.input_dtype == DP_BF16,
           "tensors");
@@ -231,14 +231,14 @@ DP_TEST(case, settings_reach_the_problem) {
  * enum. */
 DP_TEST(case, choices_are_the_enums) {
     char text[256];
-    for (int i = 0; i < DP_NFORMATS + DP_NBASES + DP_NMERGES + DP_NREGIMES; i++) {
-        const int b = i - DP_NFORMATS, m = b - DP_NBASES, r = m - DP_NMERGES;
+    for (int i = 0; i < DP_NFORMATS + DP_NBASES + DP_NRUN_EXCHANGES + DP_NREGIMES; i++) {
+        const int b = i - DP_NFORMATS, m = b - DP_NBASES, r = m - DP_NRUN_EXCHANGES;
         if (b < 0)
             sprintf(text, KDA "chain = %s\n", dp_formats[i].name);
         else if (m < 0)
             sprintf(text, KDA "base = %s\n", dp_base_names[b]);
         else if (r < 0)
-            sprintf(text, KDA "merge = %s\n", dp_merge_names[m]);
+            sprintf(text, KDA "merge = %s\n", dp_exchange_names[m]);
         else
             sprintf(text, HEAD "op = chain\nchunks = 4\nK = 4\nregime = %s\n", dp_regime_names[r]);
         dp_case c;

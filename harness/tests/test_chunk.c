@@ -309,7 +309,7 @@ DP_TEST(chunk, agrees_with_the_truth_to_1e_12_and_ranks_with_one_rank_to_1e_13) 
         const dp_truth_request rq = {.bits = 128, .backward = 1};
         REQUIRE(dp_truth_run(&p, &rq, &t, NULL) == DP_OK, "truth %zu", i);
         REQUIRE(dp_sim_new(&one, &p, DP_BASE_FP64, 1, DP_FAULT_NONE, NULL) == DP_OK, "sim");
-        dp_sim_run(&one, DP_FP64, DP_MERGE_ALLGATHER, 1);
+        dp_sim_run(&one, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
         const int ranks[] = {2, 3, 4, 8};
         for (int f = 0; f < DP_NRESULTS; f++)
             if (t.field[f].rows) {
@@ -320,7 +320,7 @@ DP_TEST(chunk, agrees_with_the_truth_to_1e_12_and_ranks_with_one_rank_to_1e_13) 
         for (size_t n = 0; n < 4; n++) {
             REQUIRE(dp_sim_new(&many, &p, DP_BASE_FP64, ranks[n], DP_FAULT_NONE, NULL) == DP_OK,
                     "sim");
-            dp_sim_run(&many, DP_FP64, DP_MERGE_ALLGATHER, 1);
+            dp_sim_run(&many, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
             for (int f = 0; f < DP_NRESULTS; f++)
                 if (t.field[f].rows) {
                     const double e =

@@ -75,7 +75,7 @@ static dp_result solve(const dp_problem *p, int split) {
     memcpy(q.s0, p->s0, sizeof(double) * (size_t)states);
     memcpy(q.dstate + split * states, p->dstate, sizeof(double) * (size_t)states);
     if (dp_sim_new(&s, &q, DP_BASE_FP64, 1, DP_FAULT_NONE, NULL)) abort();
-    dp_sim_run(&s, DP_FP64, DP_MERGE_ALLGATHER, 1);
+    dp_sim_run(&s, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
     dp_result r = {0};
     for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;

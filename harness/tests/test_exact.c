@@ -70,16 +70,18 @@ static outcome check(const exact_case *x, dp_sim *s) {
             const int i = r * p->HV + h;
             dp_truth_rank w;
             dp_truth_at_rank(&x->t, p, &ctx, h, &w);
-            if (w.has_MH) {
+            if (w.has_MH && dp_exchanges[s->merge].pairs) {
                 compare("H", r, h, s->H[i], w.H, KV, &o);
                 compare("M", r, h, s->M[i], w.M, KK, &o);
             }
-            if (w.has_S_in) compare("S_in", r, h, s->S_in[i], w.S_in, KV, &o);
-            if (w.has_dMH) {
+            if (w.has_S_in && dp_exchanges[s->merge].states)
+                compare("S_in", r, h, s->S_in[i], w.S_in, KV, &o);
+            if (w.has_dMH && dp_exchanges[s->merge].pairs) {
                 compare("dH", r, h, s->dH[i], w.dH, KV, &o);
                 compare("dM", r, h, s->dM[i], w.dM, KK, &o);
             }
-            if (w.has_dS_out) compare("dS_out", r, h, s->dS_out[i], w.dS_out, KV, &o);
+            if (w.has_dS_out && dp_exchanges[s->merge].states)
+                compare("dS_out", r, h, s->dS_out[i], w.dS_out, KV, &o);
             dp_truth_rank_free(&w);
         }
         dp_context_free(&ctx);
@@ -101,7 +103,7 @@ DP_TEST(exact, every_run_has_error_zero_in_every_tensor) {
         if (!open_case(CASES[k], &x)) return;
         omp_set_num_threads(1); /* hundreds of loops of microseconds each */
         CHECK(x.c.nranks == 5 && x.c.nbase == DP_NBASES && x.c.nchain == DP_NFORMATS &&
-                  x.c.nmerge == DP_NMERGES,
+                  x.c.nmerge == DP_EXCHANGE_HEADS, /* which rounds nothing of its own */
               "%s does not run everything", CASES[k]);
         for (int n = 0; n < x.c.nranks; n++)
             for (int b = 0; b < DP_NBASES; b++) {
@@ -110,15 +112,16 @@ DP_TEST(exact, every_run_has_error_zero_in_every_tensor) {
                 REQUIRE(!dp_sim_new(&s, &x.c.p, (dp_base)b, x.c.ranks[n], DP_FAULT_NONE, &e), "%s",
                         e.msg);
                 /* Under sanitizers one of them with each number of ranks and each base. */
-                const int all = DP_NFORMATS * DP_NMERGES;
+                const int all = DP_NFORMATS * DP_NRUN_EXCHANGES;
                 for (int f = GT_SANITIZED * (3 * n + b) % all; f < all;
                      f += GT_SANITIZED ? all : 1) {
-                    dp_sim_run(&s, (dp_format)(f / DP_NMERGES), (dp_merge)(f % DP_NMERGES), 1);
+                    dp_sim_run(&s, (dp_format)(f / DP_NRUN_EXCHANGES),
+                               (dp_exchange)(f % DP_NRUN_EXCHANGES), 1);
                     const outcome o = check(&x, &s);
                     CHECK(!o.wrong,
                           "%s, %d ranks, base %s, chain %s, %s: %d of %d tensors wrong: %s",
-                          CASES[k], s.N, dp_base_names[b], dp_formats[f / DP_NMERGES].name,
-                          dp_merge_names[f % DP_NMERGES], o.wrong, o.tensors, o.first);
+                          CASES[k], s.N, dp_base_names[b], dp_formats[f / DP_NRUN_EXCHANGES].name,
+                          dp_exchange_names[f % DP_NRUN_EXCHANGES], o.wrong, o.tensors, o.first);
                     runs++;
                     tensors += o.tensors;
                 }
@@ -263,6 +266,7 @@ static const struct {
     {DP_FAULT_RESIDUAL_BF16, "what a key reads is exact in bf16; exact-residual has what is not"},
     {DP_FAULT_SATURATED_NAN, "a log gate is never saturated"},
     {DP_FAULT_TURNS_MISTAKEN, "keys of a token are orthogonal: none sees another"},
+    {DP_FAULT_SCAN_MISSES_LEVEL, "what has passed more than one whole rank is reset by then"},
     {DP_FAULT_HALO_LEAK, "a fault of the convolution"},
     {DP_FAULT_HALO_GRAD_LOST, "a fault of the convolution"},
     {DP_FAULT_HALO_GRAD_SHIFTED, "a fault of the convolution"},
@@ -290,7 +294,7 @@ DP_TEST(exact, every_fault_of_indexing_or_order_shows) {
                 dp_err e = {0};
                 REQUIRE(!dp_sim_new(&s, &x[k].c.p, DP_BASE_FP32, RANKS[n], (dp_fault)f, &e), "%s",
                         e.msg);
-                dp_sim_run(&s, DP_FP32, DP_MERGE_ALLGATHER, 1);
+                dp_sim_run(&s, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
                 const outcome o = check(&x[k], &s);
                 if (o.wrong && !seen)
                     snprintf(first, sizeof first, "%s, %d ranks, %d tensors: %s", CASES[k], s.N,
@@ -394,7 +398,7 @@ static const struct {
 DP_TEST(exact, a_wrong_row_says_whose_data_it_holds) {
     const dp_base base[] = {DP_BASE_FP32, DP_BASE_BF16};
     const dp_format chain[] = {DP_BF16};
-    const dp_merge merge[] = {DP_MERGE_ALLGATHER};
+    const dp_exchange merge[] = {DP_EXCHANGE_ALLGATHER};
     const dp_backend sim[] = {DP_BACKEND_SIM};
     for (size_t i = 0; i < sizeof SOURCES / sizeof *SOURCES; i += GT_SANITIZED ? 4 : 1) {
         char path[512];

@@ -38,7 +38,7 @@ static void simulate(subject *x, dp_base base, dp_format chain) {
         gt_fail(__FILE__, __LINE__, "sim", "%s", e.msg);
         abort();
     }
-    dp_sim_run(&x->s, chain, DP_MERGE_ALLGATHER, 1);
+    dp_sim_run(&x->s, chain, DP_EXCHANGE_ALLGATHER, 1);
 }
 
 /* The results of the ranks, as they are at this moment, judged as those of another program. */

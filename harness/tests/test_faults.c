@@ -124,6 +124,14 @@ static const expectation EXPECT[] = {
     {DP_FAULT_KEPT_BF16, "session-prefill", 1, DP_BASE_FP32, DP_FP32, "o", NULL, -1},
     {DP_FAULT_KEPT_INT8, "session-verify", 1, DP_BASE_BF16, DP_FP32, "final_state", NULL, -1},
     {DP_FAULT_KEPT_INT8, "session-decode", 1, DP_BASE_BF16, DP_FP32, "final_state", NULL, -1},
+    {DP_FAULT_SCAN_MISSES_LEVEL, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "S_in", "M", -1},
+    {DP_FAULT_SCAN_MISSES_LEVEL, "exchange-kda", 4, DP_BASE_BF16, DP_FP32, "dS_out", "dM", -1},
+    {DP_FAULT_SCAN_SWAPPED, "weak-heads", 4, DP_BASE_FP32, DP_TF32, "S_in", "M", -1},
+    {DP_FAULT_SCAN_SWAPPED, "exchange-packed", 6, DP_BASE_BF16, DP_FP32, "dS_out", "dM", -1},
+    {DP_FAULT_SERIAL_LATE, "weak-heads", 3, DP_BASE_BF16, DP_FP32, "S_in", NULL, -1},
+    {DP_FAULT_SERIAL_LATE, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "dS_out", NULL, -1},
+    {DP_FAULT_HEADS_SWAPPED, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "o", "final_state", 3},
+    {DP_FAULT_HEADS_SWAPPED, "exchange-packed", 3, DP_BASE_BF16, DP_FP32, "o", "dq", 5},
 };
 
 /* Within every bound in a first run: seen when runs are repeated. */
@@ -133,8 +141,8 @@ static const struct {
     int ranks;
 } REPEAT[] = {{DP_FAULT_RACE, "weak-heads", 3}, {DP_FAULT_ORDER_BY_RUN, "weak-heads", 3}};
 
-static int run_case(const char *name, dp_fault fault, int ranks, dp_base base, dp_format chain,
-                    dp_runs *out) {
+static int run_by(const char *name, dp_fault fault, int ranks, dp_base base, dp_format chain,
+                  dp_exchange merge, dp_runs *out) {
     dp_case c;
     dp_err e = {0};
     if (!gt_open_case(name, &c)) return 0;
@@ -146,13 +154,18 @@ static int run_case(const char *name, dp_fault fault, int ranks, dp_base base, d
         c.nchain = 1;
         c.chain[0] = chain;
         c.nmerge = 1;
-        c.merge[0] = DP_MERGE_ALLGATHER;
+        c.merge[0] = merge;
     }
     const dp_run_options o = {.nchain = 1, .chain = &chain, .fault = fault, .cache = gt_tmpdir()};
     const int ok = dp_case_run(&c, &o, out, &e) == DP_OK && out->n > 0;
     if (!ok) gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
     dp_case_free(&c);
     return ok;
+}
+
+static int run_case(const char *name, dp_fault fault, int ranks, dp_base base, dp_format chain,
+                    dp_runs *out) {
+    return run_by(name, fault, ranks, base, chain, DP_EXCHANGE_ALLGATHER, out);
 }
 
 DP_TEST(faults, each_one_turns_its_tensor_red_and_is_green_without) {
@@ -165,9 +178,11 @@ DP_TEST(faults, each_one_turns_its_tensor_red_and_is_green_without) {
         int again = 0; /* the run without the fault was seen before */
         for (size_t k = 0; k < i; k++)
             again |= !strcmp(EXPECT[k].case_name, x->case_name) && EXPECT[k].ranks == x->ranks &&
-                     EXPECT[k].base == x->base && EXPECT[k].chain == x->chain;
+                     EXPECT[k].base == x->base && EXPECT[k].chain == x->chain &&
+                     dp_faults[EXPECT[k].fault].exchange == dp_faults[x->fault].exchange;
         if (!run_case(x->case_name, x->fault, x->ranks, x->base, x->chain, &bad) ||
-            (!again && !run_case(x->case_name, DP_FAULT_NONE, x->ranks, x->base, x->chain, &good)))
+            (!again && !run_by(x->case_name, DP_FAULT_NONE, x->ranks, x->base, x->chain,
+                               dp_faults[x->fault].exchange, &good)))
             continue;
         const dp_judgement *t = gt_tensor(&bad.run[0], x->tensor),
                            *h = x->healthy ? gt_tensor(&bad.run[0], x->healthy) : NULL;
@@ -256,7 +271,7 @@ DP_TEST(faults, a_fault_of_some_runs_shows_when_runs_are_repeated) {
             int differ = 0, hits = 0;
             for (int run = 0; run < 3; run++) {
                 s.have_forward = s.have_backward = 0; /* everything again */
-                dp_sim_run(&s, DP_FP32, DP_MERGE_ALLGATHER, 1);
+                dp_sim_run(&s, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
                 for (int f = 0; f < DP_NRESULTS; f++) {
                     int64_t rows, width;
                     dp_result_shape(&c.p, f, &rows, &width);
@@ -283,7 +298,8 @@ DP_TEST(faults, a_fault_of_some_runs_shows_when_runs_are_repeated) {
 /* What a run records is its own: the same fault again in the same place, and none that acted only
  * in an earlier run of the same ranks (a ring has no order of merges). */
 DP_TEST(faults, where_a_fault_acted_belongs_to_the_run) {
-    static const dp_merge MERGE[] = {DP_MERGE_ALLGATHER, DP_MERGE_RING, DP_MERGE_ALLGATHER};
+    static const dp_exchange MERGE[] = {DP_EXCHANGE_ALLGATHER, DP_EXCHANGE_RING,
+                                        DP_EXCHANGE_ALLGATHER};
     dp_case c;
     if (!gt_open_case("weak-heads", &c)) return;
     const int n = 4 * c.p.HV;

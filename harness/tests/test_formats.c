@@ -248,14 +248,14 @@ static void check_words(const char *what, const char *words, const char *(*name)
 }
 static const char *format_name(int i) { return dp_formats[i].name; }
 static const char *base_name(int i) { return dp_base_names[i]; }
-static const char *merge_name(int i) { return dp_merge_names[i]; }
+static const char *merge_name(int i) { return dp_exchange_names[i]; }
 static const char *model_name(int i) { return dp_models[i].name; }
 
 /* What case files and help texts call them is what the tables call them. */
 DP_TEST(formats, names_in_texts_are_those_of_the_tables) {
     check_words("formats", DP_FORMAT_WORDS, format_name, DP_NFORMATS);
     check_words("bases", DP_BASE_WORDS, base_name, DP_NBASES);
-    check_words("merges", DP_MERGE_WORDS, merge_name, DP_NMERGES);
+    check_words("merges", DP_EXCHANGE_WORDS, merge_name, DP_NRUN_EXCHANGES);
     check_words("models", DP_MODEL_WORDS, model_name, DP_NMODELS);
     dp_design d;
     dp_err e = {0};

@@ -70,7 +70,7 @@ DP_TEST(gla, ranks_are_those_of_gdn2_where_nothing_is_erased) {
     dp_sim s[2];
     for (int i = 0; i < 2; i++) {
         REQUIRE(!dp_sim_new(&s[i], p[i], DP_BASE_FP32, 3, DP_FAULT_NONE, NULL), "sim");
-        dp_sim_run(&s[i], DP_FP32, DP_MERGE_ALLGATHER, 1);
+        dp_sim_run(&s[i], DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
     }
     for (int f = 0; f < DP_NRESULTS; f++) {
         int64_t rows, width;
@@ -114,14 +114,14 @@ static void check_formats(const dp_problem *p, dp_base base) {
     REQUIRE(!dp_sim_new(&want, p, base, 4, DP_FAULT_NONE, NULL), "want");
     REQUIRE(!dp_sim_new(&got, p, base, 4, DP_FAULT_NONE, NULL), "got");
     REQUIRE(!dp_sim_new(&dense, p, base, 4, DP_FAULT_CHAIN_TF32RZ, NULL), "dense");
-    dp_sim_run(&want, own, DP_MERGE_ALLGATHER, 1);
+    dp_sim_run(&want, own, DP_EXCHANGE_ALLGATHER, 1);
     check_diagonal(&want);
     for (int f = 0; f < DP_NFORMATS; f++) {
-        dp_sim_run(&got, (dp_format)f, DP_MERGE_ALLGATHER, 1);
+        dp_sim_run(&got, (dp_format)f, DP_EXCHANGE_ALLGATHER, 1);
         const int64_t n = results_that_differ(p, &want.out, &got.out);
         CHECK(n == 0, "chain %s: %lld entries", dp_formats[f].name, (long long)n);
     }
-    dp_sim_run(&dense, own, DP_MERGE_ALLGATHER, 1);
+    dp_sim_run(&dense, own, DP_EXCHANGE_ALLGATHER, 1);
     CHECK(results_that_differ(p, &want.out, &dense.out) > 0, "as matrices: the same bits");
     dp_sim_free(&want);
     dp_sim_free(&got);

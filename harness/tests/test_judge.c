@@ -32,7 +32,7 @@ static void simulate(const char *text, subject *x) {
         gt_fail(__FILE__, __LINE__, "sim", "%s", e.msg);
         abort();
     }
-    dp_sim_run(&x->s, x->c.chain[0], DP_MERGE_ALLGATHER, x->c.backward);
+    dp_sim_run(&x->s, x->c.chain[0], DP_EXCHANGE_ALLGATHER, x->c.backward);
 }
 
 static void forget(subject *x) { dp_sim_free(&x->s), dp_case_free(&x->c); }

@@ -78,8 +78,8 @@ DP_TEST(lapack, sums_in_another_order_than_the_simulated_ranks) {
     REQUIRE(!dp_sim_new(&own, &c.p, DP_BASE_FP32, 4, DP_FAULT_NONE, &e) &&
                 !dp_sim_new_lapack(&other, &c.p, DP_BASE_FP32, 4, &e),
             "%s", e.msg);
-    dp_sim_run(&own, DP_FP32, DP_MERGE_ALLGATHER, 1);
-    dp_sim_run(&other, DP_FP32, DP_MERGE_ALLGATHER, 1);
+    dp_sim_run(&own, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
+    dp_sim_run(&other, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
     int products = 0, moved = 0;
     char same[256] = "";
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {

@@ -56,7 +56,7 @@ static oracle_spec packed(void) {
 }
 
 /* The pipeline of N ranks that own the tokens so; *p stays as it was. */
-static void run(const dp_problem *p, dp_owners own, dp_base base, dp_merge merge, dp_sim *s,
+static void run(const dp_problem *p, dp_owners own, dp_base base, dp_exchange merge, dp_sim *s,
                 dp_problem *y) {
     *y = *p;
     y->own = own;
@@ -71,7 +71,7 @@ DP_TEST(own, results_do_not_depend_on_the_owner) {
     dp_sim one, s;
     const oracle_spec spec = packed();
     oracle_problem(&p, &spec);
-    run(&p, (dp_owners){DP_OWN_EVEN, 1}, DP_BASE_FP64, DP_MERGE_RING, &one, &y[0]);
+    run(&p, (dp_owners){DP_OWN_EVEN, 1}, DP_BASE_FP64, DP_EXCHANGE_RING, &one, &y[0]);
     for (int kind = DP_OWN_EVEN + 1; kind < DP_NOWNS; kind++)
         for (int N = 2; N <= 5; N++) {
             run(&p, (dp_owners){(dp_own)kind, N}, DP_BASE_FP64, N % 2, &s, &y[1]);
@@ -112,16 +112,17 @@ DP_TEST(own, on_a_grid_no_bit_depends_on_the_number_of_ranks) {
         dp_problem p, y[3];
         dp_sim want, got, other;
         oracle_problem(&p, &spec);
-        run(&p, (dp_owners){DP_OWN_GRID, 1}, (dp_base)base, DP_MERGE_ALLGATHER, &want, &y[0]);
+        run(&p, (dp_owners){DP_OWN_GRID, 1}, (dp_base)base, DP_EXCHANGE_ALLGATHER, &want, &y[0]);
         for (int i = 1; i < 10; i++) {
             const dp_owners own = {DP_OWN_GRID, ranks[i % 5]};
-            run(&p, own, (dp_base)base, i < 5 ? DP_MERGE_ALLGATHER : DP_MERGE_RING, &got, &y[1]);
+            run(&p, own, (dp_base)base, i < 5 ? DP_EXCHANGE_ALLGATHER : DP_EXCHANGE_RING, &got,
+                &y[1]);
             const int64_t n = bits_that_differ(&p, &want.out, &got.out);
             CHECK(n == 0, "%s, %d ranks: %lld tensors differ", dp_base_names[base], own.ranks,
                   (long long)n);
             dp_sim_free(&got);
         }
-        run(&p, (dp_owners){DP_OWN_BALANCED, 2}, (dp_base)base, DP_MERGE_RING, &other, &y[2]);
+        run(&p, (dp_owners){DP_OWN_BALANCED, 2}, (dp_base)base, DP_EXCHANGE_RING, &other, &y[2]);
         CHECK(bits_that_differ(&p, &want.out, &other.out) > 4, "other cuts give other bits");
         dp_sim_free(&want);
         dp_sim_free(&other);

@@ -98,7 +98,7 @@ typedef struct {
     const dp_problem *p;
     dp_base base;
     dp_format chain;
-    dp_merge merge;
+    dp_exchange merge;
     int backward;
     double *row[MOST];
     int64_t n[MOST];
@@ -159,19 +159,21 @@ static void compare(job *x, int N, const char *where) {
 
 DP_TEST(peers, a_rank_with_its_own_tokens_has_the_bits_of_the_simulated_one) {
     static const int ranks[] = {2, 3, 8};
+    static const dp_exchange merge[] = {DP_EXCHANGE_ALLGATHER, DP_EXCHANGE_RING, DP_EXCHANGE_SCAN,
+                                        DP_EXCHANGE_SERIAL};
     for (size_t i = 0; i < sizeof SPECS / sizeof *SPECS; i++)
         for (size_t n = 0; n < sizeof ranks / sizeof *ranks; n++)
-            for (int k = 0; k < 4; k++) {
+            for (int k = 0; k < 8; k++) {
                 dp_problem p;
                 char where[100];
                 oracle_problem(&p, &SPECS[i]);
                 job x = {.p = &p,
                          .base = k & 1 ? DP_BASE_BF16 : DP_BASE_FP32,
                          .chain = k & 1 ? DP_TF32RZ : DP_FP32,
-                         .merge = k & 2 ? DP_MERGE_RING : DP_MERGE_ALLGATHER,
+                         .merge = merge[k / 2],
                          .backward = !(k & 1) || (n & 1)};
                 snprintf(where, sizeof where, "problem %zu, %d ranks, %s, %s", i, ranks[n],
-                         dp_base_names[x.base], dp_merge_names[x.merge]);
+                         dp_base_names[x.base], dp_exchange_names[x.merge]);
                 compare(&x, ranks[n], where);
                 dp_problem_free(&p);
             }

@@ -26,7 +26,7 @@ static double error_of_o(const dp_problem *p, const double *want, const dp_preci
             at[r->unit[u].stage] = top;
     }
     if (dp_sim_new_policy(&s, p, at, N, DP_FAULT_NONE, NULL)) return NAN;
-    dp_sim_run(&s, chain, DP_MERGE_ALLGATHER, 0);
+    dp_sim_run(&s, chain, DP_EXCHANGE_ALLGATHER, 0);
     for (int64_t i = 0; i < p->T * p->HV * p->V; i++) {
         d += (s.out.o[i] - want[i]) * (s.out.o[i] - want[i]);
         n += want[i] * want[i];
@@ -68,7 +68,7 @@ DP_TEST(precision, no_smaller_set_will_do) {
     CHECK(r.smallest.raised >= 2 && r.smallest.raised <= 5, "%d raised: no longer a test",
           r.smallest.raised);
     dp_sim_new(&ref, &c.p, DP_BASE_FP64, 4, DP_FAULT_NONE, &e);
-    dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, 0);
+    dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
     int tried = 0;
     for (unsigned set = 0; set < 1u << r.nunit; set++) {
         if (__builtin_popcount(set) != r.smallest.raised - 1) continue;

@@ -76,7 +76,7 @@ DP_TEST(ranks, fp64_agrees_with_the_step_recurrence_for_every_rank_count) {
         dp_result_alloc(&want, &p, 1);
         oracle_run(&p, &want, 1);
         for (size_t n = 0; n < sizeof ranks / sizeof *ranks; n++)
-            for (int merge = 0; merge < DP_NMERGES; merge++) {
+            for (int merge = 0; merge < DP_NRUN_EXCHANGES; merge++) {
                 dp_sim s;
                 const char *field = "";
                 REQUIRE(dp_sim_new(&s, &p, DP_BASE_FP64, ranks[n], DP_FAULT_NONE, NULL) == DP_OK,
@@ -84,7 +84,7 @@ DP_TEST(ranks, fp64_agrees_with_the_step_recurrence_for_every_rank_count) {
                 dp_sim_run(&s, DP_FP64, merge, 1);
                 const double e = worst_field(&p, &s.out, &want, &field);
                 CHECK(e <= 1e-12, "%s, %d ranks, merge %s: %s off by %.2e", SPECS[i].name, ranks[n],
-                      dp_merge_names[merge], field, e);
+                      dp_exchange_names[merge], field, e);
                 dp_sim_free(&s);
             }
         dp_result_free(&want);
@@ -104,7 +104,7 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
         oracle_run(&p, &want, 1);
         REQUIRE(dp_sim_new(&ref, &p, DP_BASE_FP64, 3, DP_FAULT_NONE, NULL) == DP_OK, "%s",
                 SPECS[i].name);
-        dp_sim_run(&ref, DP_FP64, DP_MERGE_ALLGATHER, 1);
+        dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
         for (int k = 0; k < 2 + DP_ANCHORS;
              k++) { /* fp32, bf16, bf16 with gated scores and each anchor */
             const dp_base base = k ? DP_BASE_BF16 : DP_BASE_FP32;
@@ -115,7 +115,7 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
             dp_error_bound b;
             design.gated = k > 1 ? k - 1 : 0;
             REQUIRE(dp_sim_new_design(&s, &p, &design, 3, NULL) == DP_OK, "%s", SPECS[i].name);
-            dp_sim_run(&s, chain, DP_MERGE_ALLGATHER, 1);
+            dp_sim_run(&s, chain, DP_EXCHANGE_ALLGATHER, 1);
             dp_error_bound_base_inexact(&w, &ref, &design, 2, 1, NULL);
             dp_error_bound_run(&w, chain, 1, &b);
             for (int f = 0; f < DP_NRESULTS; f++) {

@@ -194,7 +194,7 @@ DP_TEST(session, the_pipeline_of_the_bounds_has_the_bits_of_the_calls) {
                 unsigned char *first = dp_calloc((size_t)c.p.T, 1);
                 dp_session_firsts(&s, c.p.cu, c.p.Nseq, first);
                 REQUIRE(!dp_sim_new_calls(&ref, &c.p, &design, first, NULL), "ref");
-                dp_sim_run(&ref, DP_FP32, DP_MERGE_ALLGATHER, 0);
+                dp_sim_run(&ref, DP_FP32, DP_EXCHANGE_ALLGATHER, 0);
                 REQUIRE(!dp_calls_run(&c.p, &s, DP_FAULT_NONE, &by, &got, NULL, NULL), "calls");
                 CHECK(same_results(&c.p, &got, &ref.out), "%s, session %s, base %s: other bits",
                       c.op_name, s.text, dp_base_names[b]);

@@ -35,7 +35,7 @@ static void start(const char *text, const char *base, int N, trial *t) {
         gt_fail(__FILE__, __LINE__, "case", "%s", e.msg);
         abort();
     }
-    dp_sim_run(&t->s, t->c.chain[0], DP_MERGE_ALLGATHER, t->c.backward);
+    dp_sim_run(&t->s, t->c.chain[0], DP_EXCHANGE_ALLGATHER, t->c.backward);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         if (t->c.backward || !dp_stage_tensors[i].backward)
             t->g.stage[i] = dp_stage_tensor_value(&t->s, i);

@@ -101,7 +101,7 @@ DP_TEST(step, bisect_finds_the_stage_and_the_rank) {
             dp_bisect b;
             dp_err e = {0};
             const char *stage;
-            const dp_sim_policy how = {4,          (dp_base)base, DP_FP32, DP_MERGE_ALLGATHER,
+            const dp_sim_policy how = {4,          (dp_base)base, DP_FP32, DP_EXCHANGE_ALLGATHER,
                                        F[i].fault, c.backward};
             REQUIRE(!dp_step_bisect(&c, &how, 1, 0, &b, &e), "%s", e.msg);
             const dp_bisect_row *x = dp_bisect_first(&b, &stage);
@@ -129,7 +129,7 @@ static double loss(const dp_case *c) {
     CHECK(!dp_step_forward(c, DP_BACKEND_SIM, 1, DP_BASE_FP64, DP_FAULT_NONE, &s, &e) &&
               !dp_sim_new(&sim, &s.p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e),
           "%s", e.msg);
-    dp_sim_run(&sim, DP_FP64, DP_MERGE_ALLGATHER, 0);
+    dp_sim_run(&sim, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
     for (int64_t i = 0; i < c->p.T * c->p.HV * c->p.V; i++)
         sum += c->p.dout[i] * sim.out.o[i];
     dp_sim_free(&sim);
@@ -148,7 +148,7 @@ DP_TEST(step, gradients_are_those_of_the_whole_step) {
     CHECK(!dp_step_forward(&c, DP_BACKEND_SIM, 1, DP_BASE_FP64, DP_FAULT_NONE, &s, &e) &&
               !dp_sim_new(&sim, &s.p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e),
           "%s", e.msg);
-    dp_sim_run(&sim, DP_FP64, DP_MERGE_ALLGATHER, 1);
+    dp_sim_run(&sim, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
     double *const dy[3] = {sim.out.dq, sim.out.dk, sim.out.dv};
     for (int i = 0; i < 3; i++) {
         dp_conv *v = &c.step.conv[i], b = *v;

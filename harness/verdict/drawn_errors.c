@@ -102,5 +102,6 @@ void dp_drawn_add(const dp_drawn_pair *a) {
     for (int i = 0; i < 3; i++)
         add_front(a, i);
     if (a->l->rq->backward) add_sums(a);
-    if (a->one->design.chunk == DP_CHUNK) add_stages(a);
+    if (a->one->design.chunk == DP_CHUNK && a->one->design.sending.exchange != DP_EXCHANGE_HEADS)
+        add_stages(a);
 }

@@ -132,7 +132,7 @@ dp_result *dp_drawn_results(dp_drawn_run *x) { return has_sim(x) ? &x->sim.out :
 
 void dp_drawn_all(dp_drawn_run *x, dp_format chain) {
     if (has_sim(x))
-        dp_sim_run(&x->sim, chain, DP_MERGE_ALLGATHER, x->backward);
+        dp_sim_run(&x->sim, chain, x->design.sending.exchange, x->backward);
     else if (!x->out.o)
         x->session ? run_calls(x) : run_recurrent(x);
     const dp_result *r = dp_drawn_results(x);

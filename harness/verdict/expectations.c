@@ -6,9 +6,11 @@
 
 /* ---- what is the same ------------------------------------------------------------------------ */
 
-/* One rank forms no M, and neither does a recurrent design: its chain's format means nothing. */
+/* One rank forms no M, and neither do a recurrent design and some exchanges: its chain's format
+ * means nothing. */
 static dp_format chain_of(const dp_claim *c) {
-    return c->N == 1 || !c->design.chunk ? DP_FP32 : c->chain;
+    const int pairs = dp_exchanges[c->design.sending.exchange].pairs;
+    return c->N == 1 || !c->design.chunk || !pairs ? DP_FP32 : c->chain;
 }
 
 static int same(const dp_claim *a, const dp_claim *b) {

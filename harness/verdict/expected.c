@@ -33,7 +33,7 @@ static void reference_split(dp_drawn_reference *r, int N, int stages) {
     const int backward = r->one.backward;
     reference_leave(r);
     if (dp_sim_split(&r->one.sim, N)) {
-        dp_sim_run_ranks(&r->one.sim, DP_FP64, DP_MERGE_ALLGATHER, backward);
+        dp_sim_run_ranks(&r->one.sim, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
         return;
     }
     const dp_status st = dp_sim_new_design(&r->apart, &r->one.p, &r->one.design, N, NULL);
@@ -41,9 +41,9 @@ static void reference_split(dp_drawn_reference *r, int N, int stages) {
     (void)st;
     r->sim = &r->apart;
     if (stages)
-        dp_sim_run(&r->apart, DP_FP64, DP_MERGE_ALLGATHER, backward);
+        dp_sim_run(&r->apart, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
     else
-        dp_sim_run_ranks(&r->apart, DP_FP64, DP_MERGE_ALLGATHER, backward);
+        dp_sim_run_ranks(&r->apart, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
 }
 
 static void reference_close(dp_drawn_reference *r) {

@@ -166,6 +166,22 @@ dp_factor_error dp_factor_error_of(const dp_chunk_bound *b, int trans);
 void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double *M,
                          const double *DM, const dp_factor_error *x, double mu, const double *P,
                          double *b, double *bias);
+/* A computed M with its reference value: mu = |M|_2 at least, b its error, bias as below. */
+typedef struct {
+    const double *M;
+    double mu;
+    const double *b;
+    double bias;
+} dp_computed_product;
+/* P <- M P of two computed products (the scan over ranks, math.md g.3), P the reference, b and bias
+ * its error before, that of M P on return.
+ *   sound     b' = (|M|_2 + |dM|) b + |P|_2 |dM| + 3 K^2 tiny
+ *             + eta ( | |M||P| |_F + | |M| |_2 b + | |P| |_2 |dM| + |dM| b )
+ *   probable  b' = M^2 b + bM P^2 + what rounding the product costs (as in a step of the chain);
+ *             C' = M C M' + |P|_2^2 C_M + diag(the rounding), since dM P has rows dM_i P;
+ *             bias' = |M|_2 bias + |P|_2 bias_M + 2 u_op | |M||P| |_F, the last where truncated */
+void dp_bound_compose(const dp_rounding *r, dp_format f, int K, const dp_computed_product *M,
+                      const double *P, double *b, double *bias);
 /* One merge step S <- M S + H with computed M, H (math.md j.6): e error before, b error of M, bias
  * >= |truncation's part of it|_F (p = 2; spread over the column once evenly and once like |M||S|,
  * which truncation shrinks), eH error of H; fp32 or fp64 product. */

@@ -130,6 +130,51 @@ void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double 
         probable_step(r, f, K, M, DM, x, mu, P, b, bias);
 }
 
+static void sound_compose(dp_format f, int K, const dp_computed_product *M, const double *P,
+                          double *b) {
+    const int64_t KK = (int64_t)K * K;
+    const double tiny = f == DP_FP64 ? 0x1p-1022 : 0x1p-126, eta = dp_eta(f, K), dM = *M->b;
+    double *aM = dp_bound_absof(M->M, KK), *aP = dp_bound_absof(P, KK),
+           *MP = dp_bound_product(0, 0, K, K, K, aM, aP);
+    const double rounded = dp_norm_fro(KK, MP) + dp_norm_abs2_up(K, K, M->M) * *b +
+                           dp_norm_abs2_up(K, K, P) * dM + dM * *b;
+    *b = (M->mu + dM) * *b + dp_norm2_up(K, K, P) * dM + eta * rounded + 3.0 * K * K * tiny;
+    free(aM);
+    free(aP);
+    free(MP);
+}
+
+static void probable_compose(const dp_rounding *r, dp_format f, int K, const dp_computed_product *M,
+                             const double *P, double *b, double *bias) {
+    const int64_t KK = (int64_t)K * K;
+    const double P2 = dp_norm2_up(K, K, P);
+    double *E = product_rounding(r, f, K, M->M, M->mu, P, bias), *d = dp_doubles(K),
+           *pM = dp_bound_pwof(r, M->M, KK), *pP = dp_bound_pwof(r, P, KK), *old = dp_copy(b, KK);
+    if (!dp_formats[f].truncates) *bias *= M->mu; /* else product_rounding did */
+    *bias += P2 * M->bias;
+    for (int64_t i = 0; i < KK; i++)
+        d[i / K] += E[i];
+    dp_bound_covariance(K, 0, M->M, 0, NULL, NULL, d, b + KK);
+    for (int64_t i = 0; i < KK; i++)
+        b[KK + i] += P2 * P2 * M->b[KK + i];
+    memcpy(b, E, sizeof(double) * KK);
+    dp_bound_addmm(1, 0, 0, K, K, K, pM, old, b);
+    dp_bound_addmm(1, 0, 0, K, K, K, M->b, pP, b);
+    free(E);
+    free(d);
+    free(pM);
+    free(pP);
+    free(old);
+}
+
+void dp_bound_compose(const dp_rounding *r, dp_format f, int K, const dp_computed_product *M,
+                      const double *P, double *b, double *bias) {
+    if (r->p == 1)
+        sound_compose(f, K, M, P, b);
+    else
+        probable_compose(r, f, K, M, P, b, bias);
+}
+
 /* [K][V] squares of what the product and sum of a merge cost by themselves. */
 static double *merge_rounding(const dp_rounding *r, int K, int V, const double *MS,
                               const double *H) {

@@ -14,27 +14,31 @@ static const dp_format FORMATS[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16, DP_TF32,
 static const char *const SCORES[] = {"pairwise", "gated"};
 static const char *const INVERSES[] = {"solve", "product"};
 
-/* A setting: a number in a range, one of the stored formats, one of all formats, one of two words,
+/* A setting: a number in a range, one of the stored formats, one of all formats, one of some words,
  * bits, or lengths. The last two do not change what is rounded. */
 typedef enum { A_NUMBER, A_FORMAT, AN_OPERAND, A_CHOICE, A_DROP, A_LENGTHS } kind;
 typedef struct {
     const char *key, *what;
     kind kind;
     size_t at;                 /* in dp_design */
-    const char *const *choice; /* [2] */
+    const char *const *choice; /* [nchoice] */
+    int nchoice;
 } setting;
 static const setting SETTINGS[] = {
-    {"chunk", "8 to 512", A_NUMBER, offsetof(dp_design, chunk), NULL},
+    {"chunk", "8 to 512", A_NUMBER, offsetof(dp_design, chunk), NULL, 0},
     {"factors", "fp64, fp32, bf16, fp16, tf32 or tf32rz", AN_OPERAND, offsetof(dp_design, factors),
-     NULL},
-    {"state", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, state), NULL},
-    {"dstate", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, dstate), NULL},
-    {"out", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, out), NULL},
-    {"scores", "pairwise or gated", A_CHOICE, offsetof(dp_design, gated), SCORES},
-    {"inverse", "solve or product", A_CHOICE, offsetof(dp_design, product), INVERSES},
-    {"drop", "a number below 1, or bits from 1 to 1000", A_DROP, offsetof(dp_design, drop), NULL},
+     NULL, 0},
+    {"state", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, state), NULL, 0},
+    {"dstate", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, dstate), NULL, 0},
+    {"out", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, out), NULL, 0},
+    {"scores", "pairwise or gated", A_CHOICE, offsetof(dp_design, gated), SCORES, 2},
+    {"inverse", "solve or product", A_CHOICE, offsetof(dp_design, product), INVERSES, 2},
+    {"exchange", DP_EXCHANGE_WORDS, A_CHOICE, offsetof(dp_design, sending.exchange),
+     dp_exchange_names, DP_NRUN_EXCHANGES},
+    {"drop", "a number below 1, or bits from 1 to 1000", A_DROP, offsetof(dp_design, drop), NULL,
+     0},
     {"chunks", "powers of two from 8 to 512 with colons between", A_LENGTHS,
-     offsetof(dp_design, chunks), NULL},
+     offsetof(dp_design, chunks), NULL, 0},
 };
 #define NSETTINGS ((int)(sizeof SETTINGS / sizeof *SETTINGS))
 #define RECURRENT "recurrent"
@@ -121,7 +125,7 @@ static int set_value(dp_design *d, const setting *s, const char *value) {
         put_at(d, s, sum_of_lengths(value));
         return value_at(d, s) != 0;
     }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < s->nchoice; i++) {
         if (strcmp(value, s->choice[i])) continue;
         put_at(d, s, i);
         return 1;
@@ -139,10 +143,10 @@ static void known_words(char *out, size_t size) {
     size_t n = (size_t)snprintf(out, size, RECURRENT);
     for (int i = 0; i < NSETTINGS; i++) {
         const setting *s = &SETTINGS[i];
-        n += (size_t)snprintf(out + n, size - n, " %s=%s%s%s", s->key,
-                              s->kind == A_CHOICE ? s->choice[0] : value[s->kind],
-                              s->kind == A_CHOICE ? "|" : "",
-                              s->kind == A_CHOICE ? s->choice[1] : "");
+        n += (size_t)snprintf(out + n, size - n, " %s=%s", s->key,
+                              s->kind == A_CHOICE ? s->choice[0] : value[s->kind]);
+        for (int c = 1; c < s->nchoice; c++)
+            n += (size_t)snprintf(out + n, size - n, "|%s", s->choice[c]);
     }
 }
 
@@ -159,7 +163,7 @@ static dp_status set_word(dp_design *d, char *word, dp_err *e) {
         if (set_value(d, s, value)) return DP_OK;
         return dp_fail(e, DP_EINPUT, "design: %s=%s: %s is %s", s->key, value, s->key, s->what);
     }
-    char known[256];
+    char known[512];
     known_words(known, sizeof known);
     return dp_fail(e, DP_EINPUT, "design: %s%s%s: not one of %s", word, value ? "=" : "",
                    value ? value : "", known);
@@ -174,6 +178,7 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
         if (next) *next++ = 0;
         st = set_word(d, w, e);
     }
+    d->sending = dp_sending_of(d->sending.exchange, DP_SENDERS);
     free(words);
     return st;
 }

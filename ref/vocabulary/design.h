@@ -14,6 +14,8 @@
  *   scores=gated       q k' of operands that carry their decay from an anchor, rounded as factors
  *   inverse=solve      w, u by triangular solves
  *   inverse=product    w, u by products with the inverse, rounded as a factor
+ *   exchange=X         how states get from rank to rank (exchange.h): allgather, ring, scan,
+ *                      serial, heads
  *
  *   chunks=16:32:128   it can be asked for these lengths, too (powers of two, 8 to 512); `check`
  *                      asks (harness/search/invariants.h), nothing else does
@@ -25,6 +27,7 @@
  */
 #ifndef DP_DESIGN_H
 #define DP_DESIGN_H
+#include "exchange.h"
 #include "formats.h"
 #include "problem.h"
 #ifdef __cplusplus
@@ -34,8 +37,8 @@ extern "C" {
 /* The words as above, for help texts (F: a format). */
 #define DP_DESIGN_WORDS                                                         \
     "recurrent chunk=N factors=F state=F dstate=F out=F scores=pairwise|gated " \
-    "inverse=solve|product drop=E chunks=N:N"
-#define DP_DESIGN_TEXT 128
+    "inverse=solve|product exchange=" DP_EXCHANGE_WORDS " drop=E chunks=N:N"
+#define DP_DESIGN_TEXT 192
 #define DP_CHUNK_MOST 512
 #define DP_DROP_BITS_MOST 1000
 
@@ -44,8 +47,9 @@ typedef struct {
     int chunk; /* tokens; 0: recurrent */
     dp_format factors, state, dstate, out;
     int gated, product;
-    int drop;   /* bits; 0: it drops nothing */
-    int chunks; /* the sum of the lengths that it can be asked for; 0: none */
+    dp_sending sending; /* between ranks */
+    int drop;           /* bits; 0: it drops nothing */
+    int chunks;         /* the sum of the lengths that it can be asked for; 0: none */
 } dp_design;
 
 /* The default of a base: chunks of DP_CHUNK, nothing dropped. */

@@ -24,7 +24,6 @@ const dp_format_info dp_formats[DP_NFORMATS + 1] = {
     [DP_FP16] = {"fp16", "fp16", 0x1p-11, 0x1p-24, 0, .bits = 11, .bytes = 2, .rate = 989e12},
 };
 const char *const dp_base_names[DP_NBASES] = {"fp64", "fp32", "bf16"};
-const char *const dp_merge_names[DP_NMERGES] = {"allgather", "ring"};
 
 int dp_format_find(const char *name) {
     for (int i = 0; i < DP_NFORMATS; i++)

@@ -65,9 +65,6 @@ int dp_format_find(const char *name); /* -1: unknown */
 typedef enum { DP_BASE_FP64, DP_BASE_FP32, DP_BASE_BF16, DP_NBASES } dp_base;
 #define DP_BASE_WORDS "fp64|fp32|bf16" /* their names, in their order */
 extern const char *const dp_base_names[DP_NBASES];
-typedef enum { DP_MERGE_ALLGATHER, DP_MERGE_RING, DP_NMERGES } dp_merge;
-#define DP_MERGE_WORDS "allgather|ring"
-extern const char *const dp_merge_names[DP_NMERGES];
 
 float dp_fp32(double x); /* one rounding, to nearest even */
 float dp_tf32(float x);  /* to nearest, ties away: cvt.rna.tf32.f32 */

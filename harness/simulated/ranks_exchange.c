@@ -1,0 +1,233 @@
+/* Stages merge_fwd and merge_bwd: what each exchange makes of the ranks' pairs, or of their passes
+ * (ranks_stages.h, ref/vocabulary/exchange.h). Forward and backward are one code: the gradient of a
+ * state runs from the last rank to the first through the adjoint pairs. */
+#include "fault_effect.h"
+#include "ranks_stages.h"
+#include "ref/arithmetic/mm.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One direction: its tensors, and who hands on to whom. */
+typedef struct {
+    dp_sim *s;
+    int back, by; /* rank r hands on to rank r + by */
+    dp_stage stage;
+    double **M, **H, **in;
+} way;
+
+static way way_of(dp_sim *s, int back) {
+    return back ? (way){s, 1, -1, DP_STAGE_MERGE_BWD, s->dM, s->dH, s->dS_out}
+                : (way){s, 0, 1, DP_STAGE_MERGE_FWD, s->M, s->H, s->S_in};
+}
+
+/* Does a state come to rank r; does it hand one on? */
+static int gets(const way *w, int r) {
+    return w->back ? !w->s->ctx[r].is_last : !w->s->ctx[r].is_first;
+}
+static int gives(const way *w, int r) {
+    return w->back ? !w->s->ctx[r].is_first : !w->s->ctx[r].is_last;
+}
+
+/* Which sub-sequence the state that rank r hands on comes out of. */
+static int passed(const way *w, int r) { return w->back ? 0 : w->s->ctx[r].nlocal - 1; }
+
+/* Does that one begin in rank r, so that what comes to the rank does not matter to it? */
+static int begins(const way *w, int r) {
+    return (w->back ? dp_sim_ends_here : dp_sim_starts_here)(w->s, r, passed(w, r));
+}
+
+static int64_t state_size(const way *w) { return (int64_t)w->s->p->K * w->s->p->V; }
+
+/* What it then begins with, to be freed; NULL: zeros. */
+static double *start_of(const way *w, int r, int hv, dp_stage stage) {
+    const int64_t KV = state_size(w);
+    const double *x = (w->back ? dp_sim_end_gradient : dp_sim_start)(w->s, r, passed(w, r));
+    double *S = x ? dp_copy(x + hv * KV, KV) : NULL;
+    if (S) dp_sim_round_arith_all(w->s->at[stage], S, KV);
+    return S;
+}
+
+/* S, which is handed over, is what enters rank r. */
+static void arrives(const way *w, int r, int hv, double *S) {
+    if (!w->back) dp_effect_state_in(w->s, r, hv, S);
+    dp_sim_replace(&w->in[r * w->s->p->HV + hv], S);
+}
+
+/* *S <- M S + H of rank j, for rank r. */
+static void step(const way *w, int j, int r, int hv, double **S) {
+    const int HV = w->s->p->HV, i = j * HV + hv;
+    dp_sim_merge_step(w->s, r * HV + hv, w->s->at[w->stage], w->M[i], w->H[i], S);
+}
+
+/* ---- all-gather ------------------------------------------------------------------------------ */
+
+/* Rank r folds the gathered pairs before it, farthest rank first. */
+static void fold(const way *w, int r, int hv) {
+    const dp_context *c = &w->s->ctx[r];
+    const int far = w->back ? r + c->post_num_ranks : r - c->pre_num_ranks,
+              wrong = w->s->fault == DP_FAULT_MERGE_NEAREST_FIRST;
+    if (!gets(w, r)) return;
+    double *S = start_of(w, far, hv, w->stage);
+    if (wrong && abs(r - far) > 1) dp_effect_hit(w->s, r, hv);
+    for (int j = wrong ? r - w->by : far, last = wrong ? far - w->by : r; j != last;
+         j += wrong ? -w->by : w->by)
+        step(w, j, r, hv, &S);
+    arrives(w, r, hv, S);
+}
+
+static void allgather(dp_sim *s, int back) {
+    const way w = way_of(s, back);
+    const int HV = s->p->HV;
+    dp_sim_share_pairs(s, back);
+    for (int i = s->from * HV; i < s->to * HV; i++)
+        fold(&w, i / HV, i % HV);
+}
+
+/* ---- from rank to rank ----------------------------------------------------------------------- */
+
+/* Rank r got S, hands m_r S + h_r on (math.md g.3): a rank where the passed sequence begins goes on
+ * from its own start state. */
+static void ring_step(dp_sim *s, int back, int r, int hv, double **S) {
+    const way w = way_of(s, back);
+    if (gets(&w, r)) arrives(&w, r, hv, dp_copy(*S, state_size(&w)));
+    if (!gives(&w, r)) return;
+    if (begins(&w, r)) dp_sim_replace(S, start_of(&w, r, hv, w.stage));
+    step(&w, r, r + w.by, hv, S);
+}
+
+/* The same by the state pass itself. */
+static void serial_step(dp_sim *s, int back, int r, int hv, double **S) {
+    const way w = way_of(s, back);
+    const dp_stage pass = back ? DP_STAGE_STATE_BWD : DP_STAGE_STATE_FWD;
+    if (gets(&w, r)) arrives(&w, r, hv, dp_copy(*S, state_size(&w)));
+    if (!gives(&w, r)) return;
+    if (begins(&w, r)) {
+        double *start = start_of(&w, r, hv, pass);
+        dp_sim_replace(S, start ? start : dp_doubles(state_size(&w)));
+    }
+    if (s->fault == DP_FAULT_SERIAL_LATE && !begins(&w, r))
+        dp_effect_hit(s, r + w.by, hv);
+    else
+        (back ? dp_sim_pass_bwd : dp_sim_pass_fwd)(s, r, hv, passed(&w, r), *S);
+}
+
+static void ring(dp_sim *s, int back) { dp_sim_ring(s, back, ring_step); }
+static void serial(dp_sim *s, int back) { dp_sim_ring(s, back, serial_step); }
+
+/* ---- scan ------------------------------------------------------------------------------------ */
+
+/* What a run of ranks that ends in one makes of the state that enters it, of one head: numbers in a
+ * row, as they are sent. */
+enum { LEAVES, MATTERS, NFLAGS }; /* a state leaves the rank; it depends on the one that entered */
+
+static int64_t element_size(const way *w) {
+    return NFLAGS + (int64_t)w->s->p->K * w->s->p->K + state_size(w);
+}
+static double *M_of(double *e) { return e + NFLAGS; }
+static double *H_of(const way *w, double *e) {
+    return e + NFLAGS + (int64_t)w->s->p->K * w->s->p->K;
+}
+
+static void begin_element(const way *w, int r, int hv, double *e) {
+    const int i = r * w->s->p->HV + hv;
+    const int64_t K = w->s->p->K, KV = state_size(w);
+    if (!gives(w, r)) return;
+    e[LEAVES] = 1;
+    e[MATTERS] = !begins(w, r);
+    if (e[MATTERS]) {
+        memcpy(M_of(e), w->M[i], sizeof *e * (size_t)(K * K));
+        memcpy(H_of(w, e), w->H[i], sizeof *e * (size_t)KV);
+        return;
+    }
+    double *S = start_of(w, r, hv, w->stage);
+    step(w, r, r + w->by, hv, &S);
+    memcpy(H_of(w, e), S, sizeof *e * (size_t)KV);
+    free(S);
+}
+
+/* later <- later o earlier, for the rank behind r: M M in the format of the chain. */
+static void compose(const way *w, int r, int hv, double *later, double *earlier) {
+    const int K = w->s->p->K;
+    const int64_t KK = (int64_t)K * K, KV = state_size(w);
+    const int swapped = w->s->fault == DP_FAULT_SCAN_SWAPPED;
+    double *second = swapped ? earlier : later, *first = swapped ? later : earlier,
+           *S = dp_copy(H_of(w, first), KV), *M = dp_doubles(KK);
+    if (swapped) dp_effect_hit(w->s, r + w->by, hv);
+    dp_sim_merge_step(w->s, (r + w->by) * w->s->p->HV + hv, w->s->at[w->stage], M_of(second),
+                      H_of(w, second), &S);
+    memcpy(H_of(w, later), S, sizeof *S * (size_t)KV);
+    later[MATTERS] = earlier[MATTERS];
+    if (later[MATTERS]) {
+        dp_mm_by(w->s->linear, w->s->chain, (dp_shape){0, 0, K, K, K}, M_of(second), M_of(first),
+                 M);
+        memcpy(M_of(later), M, sizeof *M * (size_t)KK);
+    }
+    free(S);
+    free(M);
+}
+
+/* Every rank combines with what ends distance d before it; e [N]: of the ranks that are here. */
+static void level(const way *w, int d, double **e) {
+    const int HV = w->s->p->HV;
+    const int64_t n = element_size(w);
+    const int missing = w->s->fault == DP_FAULT_SCAN_MISSES_LEVEL && 2 * d >= w->s->N;
+    double **got = dp_calloc((size_t)w->s->N, sizeof *got);
+    dp_sim_hand(w->s, w->by * d, HV * n, e, got);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = w->s->from * HV; i < w->s->to * HV; i++) {
+        const int r = i / HV, hv = i % HV;
+        if (!got[r] || !e[r][hv * n + MATTERS]) continue;
+        if (missing)
+            dp_effect_hit(w->s, r + w->by, hv);
+        else
+            compose(w, r, hv, e[r] + hv * n, got[r] + hv * n);
+    }
+    dp_sim_free_list(got, w->s->N);
+}
+
+/* What ends in a rank is what enters the next one. */
+static void hand_on(const way *w, double **e) {
+    const int HV = w->s->p->HV;
+    const int64_t n = element_size(w), KV = state_size(w);
+    double **out = dp_calloc((size_t)w->s->N, sizeof *out),
+           **got = dp_calloc((size_t)w->s->N, sizeof *got);
+    for (int r = w->s->from; r < w->s->to; r++) {
+        out[r] = dp_doubles(HV * KV);
+        for (int hv = 0; hv < HV; hv++)
+            memcpy(out[r] + hv * KV, H_of(w, e[r] + hv * n), sizeof **out * (size_t)KV);
+    }
+    dp_sim_hand(w->s, w->by, HV * KV, out, got);
+    for (int i = w->s->from * HV; i < w->s->to * HV; i++)
+        if (gets(w, i / HV)) arrives(w, i / HV, i % HV, dp_copy(got[i / HV] + i % HV * KV, KV));
+    dp_sim_free_list(out, w->s->N);
+    dp_sim_free_list(got, w->s->N);
+}
+
+static void scan(dp_sim *s, int back) {
+    const way w = way_of(s, back);
+    const int HV = s->p->HV;
+    const int64_t n = element_size(&w);
+    double **e = dp_calloc((size_t)s->N, sizeof *e);
+    for (int r = s->from; r < s->to; r++)
+        e[r] = dp_doubles(HV * n);
+    for (int i = s->from * HV; i < s->to * HV; i++)
+        begin_element(&w, i / HV, i % HV, e[i / HV] + i % HV * n);
+    for (int d = 1; d < s->N; d *= 2)
+        level(&w, d, e);
+    hand_on(&w, e);
+    dp_sim_free_list(e, s->N);
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+void dp_sim_exchange(dp_sim *s, int back) {
+    static void (*const RUN[DP_NRUN_EXCHANGES])(dp_sim * s,
+                                                int back) = {[DP_EXCHANGE_ALLGATHER] = allgather,
+                                                             [DP_EXCHANGE_RING] = ring,
+                                                             [DP_EXCHANGE_SCAN] = scan,
+                                                             [DP_EXCHANGE_SERIAL] = serial};
+    assert(RUN[s->merge]); /* heads: ranks_heads.c */
+    RUN[s->merge](s, back);
+}

@@ -1,0 +1,95 @@
+/* What exchanges cost (exchange_price.h). */
+#include "exchange_price.h"
+
+#include <assert.h>
+#include <math.h>
+
+#define C 64     /* tokens a chunk */
+#define PART 128 /* tokens a part of grid */
+
+const char *const dp_payload_names[DP_NPAYLOADS] = {"fp32", "bf16",     "bf16x2",
+                                                    "m-i",  "low-rank", "diagonal"};
+
+int64_t dp_payload_M_bytes(dp_payload p, int K, int rank) {
+    const int64_t KK = (int64_t)K * K;
+    switch (p) {
+    case DP_PAYLOAD_BF16:
+    case DP_PAYLOAD_LESS_I: return 2 * KK;
+    case DP_PAYLOAD_LOW_RANK: return 8 * (int64_t)K * rank;
+    case DP_PAYLOAD_DIAGONAL: return 4 * (int64_t)K;
+    default: return 4 * KK;
+    }
+}
+
+int64_t dp_payload_H_bytes(dp_payload p, int K, int V) {
+    return (p == DP_PAYLOAD_BF16 || p == DP_PAYLOAD_LESS_I ? 2 : 4) * (int64_t)K * V;
+}
+
+/* Flops of one product with M. */
+static double product(const dp_exchange_size *s, double columns) {
+    const double K = s->K;
+    if (s->payload == DP_PAYLOAD_DIAGONAL) return K * columns;
+    if (s->payload == DP_PAYLOAD_LOW_RANK) return 4 * K * s->rank * columns;
+    return 2 * K * K * columns;
+}
+
+dp_exchange_price dp_exchange_price_of(dp_exchange x, const dp_exchange_size *s,
+                                       const dp_exchange_machine *m) {
+    const double N = s->N, HV = s->HV, K = s->K, V = s->V, chunks = ceil((double)s->L / C),
+                 pass = chunks * 4 * C * K * V * HV / m->flops_per_s,
+                 chain = s->payload == DP_PAYLOAD_DIAGONAL
+                             ? 0
+                             : chunks * (2 * C * K * K + 2 * K * K * K) * HV / m->flops_per_s,
+                 pre = pass + chain,
+                 state = HV * (double)dp_payload_H_bytes(s->payload, s->K, s->V),
+                 pair = state + HV * (double)dp_payload_M_bytes(s->payload, s->K, s->rank),
+                 fold = product(s, V) * HV / m->flops_per_s,
+                 combine = (product(s, K) + product(s, V)) * HV / m->flops_per_s,
+                 hop = m->latency_s + state / m->bytes_per_s,
+                 hop2 = m->latency_s + pair / m->bytes_per_s;
+    dp_exchange_price p = {.possible = 1};
+    switch (x) {
+    case DP_EXCHANGE_ALLGATHER:
+        p = (dp_exchange_price){1, N * (N - 1), N * (N - 1) * pair,
+                                pre + (N - 1) * (hop2 + fold) + pass, pre + pass};
+        break;
+    case DP_EXCHANGE_WINDOWS: /* one latency, since no read waits for another */
+        p = (dp_exchange_price){
+            1, N * (N - 1) / 2, N * (N - 1) / 2 * pair,
+            pre + m->latency_s + (N - 1) * (pair / m->bytes_per_s + fold) + pass, pre + pass};
+        break;
+    case DP_EXCHANGE_RING:
+        p = (dp_exchange_price){1, N - 1, (N - 1) * state, pre + (N - 1) * (hop + fold) + pass,
+                                pre + pass};
+        break;
+    case DP_EXCHANGE_SCAN:
+        p.messages = N - 1;
+        p.bytes = (N - 1) * state;
+        p.compute_s = pre + pass;
+        p.path_s = p.compute_s + (N > 1 ? hop : 0);
+        for (int d = 1; d < s->N; d *= 2) {
+            p.messages += N - d;
+            p.bytes += (N - d) * pair;
+            p.path_s += hop2 + combine;
+        }
+        break;
+    case DP_EXCHANGE_SERIAL:
+        p = (dp_exchange_price){1, N - 1, (N - 1) * state, N * pass + (N - 1) * hop, N * pass};
+        break;
+    case DP_EXCHANGE_HEADS: /* q k v g beta there, o back, in bf16; the pass is as long in flops */
+        p.possible = !dp_exchange_refuses(x, s->N, s->HV);
+        p.messages = 2 * N * (N - 1);
+        p.bytes = 2.0 * (double)s->L * (N - 1) * HV * (3 * K + 2 * V + 1);
+        p.compute_s = pass;
+        p.path_s = pass + (N > 1 ? 2 * m->latency_s : 0) + p.bytes / N / m->bytes_per_s;
+        break;
+    case DP_EXCHANGE_GRID: {
+        const double parts = ceil((double)s->L / PART);
+        p = (dp_exchange_price){1, N - 1, (N - 1) * state,
+                                pre + (N - 1) * hop + (N * parts - 1) * fold + pass, pre + pass};
+        break;
+    }
+    default: assert(0);
+    }
+    return p;
+}

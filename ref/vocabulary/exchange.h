@@ -1,0 +1,59 @@
+/* ref/vocabulary/exchange.h - how the state that leaves a rank reaches the ranks behind it
+ * (math.md g.3).
+ *
+ *   allgather  every rank gets every pair (M, H) and folds those before it, farthest first
+ *   ring       the state is handed from rank to rank, each puts M S + H in its place: the very
+ *              products of an all-gather, so the same bits
+ *   scan       Hillis-Steele: pairs are combined over distances 1, 2, 4 .., then one is handed on.
+ *              Products of M with M are part of it: they run in the format of the chain
+ *   serial     no M: a rank runs its own state pass when the state has come
+ *   heads      all-to-all before and after: a rank has all tokens of HV / N heads, and no state is
+ *              exchanged at all (what Megatron does by default): the bits of one rank
+ *
+ * These run on simulated ranks; two more have a price alone (ref/chunk/exchange_price.h), since
+ * what they compute is one of the others:
+ *   windows    the all-gather's pairs, read where they lie, all at once
+ *   grid       ring over the parts of --exact-cp: a rank folds each of its parts of 128 tokens
+ */
+#ifndef DP_EXCHANGE_H
+#define DP_EXCHANGE_H
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    DP_EXCHANGE_ALLGATHER,
+    DP_EXCHANGE_RING,
+    DP_EXCHANGE_SCAN,
+    DP_EXCHANGE_SERIAL,
+    DP_EXCHANGE_HEADS,
+    DP_NRUN_EXCHANGES,
+    DP_EXCHANGE_WINDOWS = DP_NRUN_EXCHANGES,
+    DP_EXCHANGE_GRID,
+    DP_NEXCHANGES
+} dp_exchange;
+#define DP_EXCHANGE_WORDS "allgather|ring|scan|serial|heads" /* those that run, in their order */
+
+extern const char *const dp_exchange_names[DP_NEXCHANGES];
+
+typedef struct {
+    int pairs;  /* 1: ranks form (M, H) */
+    int states; /* 1: a state comes to a rank */
+} dp_exchange_info;
+extern const dp_exchange_info dp_exchanges[DP_NEXCHANGES];
+
+/* How states travel, where that matters to what kernels round: all zeros on one rank, and where a
+ * ring makes the bits of an all-gather. */
+typedef struct {
+    dp_exchange exchange;
+} dp_sending;
+#define DP_SENDERS 2 /* where it is not known how many ranks there are */
+dp_sending dp_sending_of(dp_exchange x, int N);
+
+/* Why N ranks of HV value heads cannot exchange so; NULL: they can. */
+const char *dp_exchange_refuses(dp_exchange x, int N, int HV);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
