@@ -36,7 +36,11 @@ int dp_bounds_are_derived(const dp_design *design) {
     const dp_design plain = dp_design_of(design->base);
     dp_design d = *design;
     d.chunk = plain.chunk;
-    if (design->base == DP_BASE_BF16) d.gated = plain.gated;
+    if (design->base == DP_BASE_BF16) {
+        d.gated = plain.gated;
+        d.scored = plain.scored;
+        d.decays = plain.decays;
+    }
     if (d.out == DP_FP32) d.out = plain.out;
     d.sending = plain.sending;
     return design->chunk && dp_design_same(&d, &plain);

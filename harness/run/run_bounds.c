@@ -43,7 +43,9 @@ static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format c
                             sp->c->backward,
                             design->chunk,
                             design->gated,
-                            (int32_t)design->sending.exchange};
+                            (int32_t)design->sending.exchange,
+                            design->scored,
+                            design->decays};
     size_t size;
     char *all = with_raw_error(what, sizeof what, &sp->c->p, raw, &size);
     if (sp->first_of_call) { /* cuts chunks */
@@ -148,7 +150,8 @@ void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp
     if (cached && load(sp, key, raw != NULL, out)) return;
     if (design->sending.exchange == DP_EXCHANGE_HEADS)
         of_one_rank(sp, design, chain, raw, out);
-    else if (design->chunk != DP_CHUNK || design->gated)
+    else if (design->chunk != DP_CHUNK || design->gated || design->scored ||
+             design->decays != plain.decays)
         of_other_chunks(sp, design, chain, raw, out);
     else
         of_plain_chunks(sp, design, chain, raw, w, out);

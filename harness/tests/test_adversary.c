@@ -61,6 +61,26 @@ DP_TEST(adversary, scores_from_gated_operands_are_within_the_bound_of_such_score
     CHECK(adversary(one) == 0 && says("pass     strong-uniform"), "%s", out);
 }
 
+/* A state written by keys that the scores have rounded already is 2.6 times too far off, in one
+ * row, for a kernel that rounds them once (reports/verdicts.md). */
+DP_TEST(adversary, keys_that_are_rounded_twice_pass_as_what_they_are) {
+    const struct {
+        const char *design, *verdict;
+    } as[] = {{"chunk=16,scores=gated", "VERDICT: FAIL"},
+              {"chunk=16,scores=gated,keys=scored", "VERDICT: PASS"}};
+    char cmd[4096];
+    REQUIRE(adversary("one --cases t1 --designs chunk16-scored-bf16") == 0, "%s", out);
+    for (int i = 0; i < 2; i++) {
+        snprintf(cmd, sizeof cmd,
+                 "ADVERSARY_DESIGN=chunk16-scored-bf16 ADVERSARY_DECLARED=0 '%s' run "
+                 "field-log-survivor --cases '%s/../scripts/peers/field/cases' --base bf16 "
+                 "--subject '%s/adversary/libadversary.so' --design %s --cache '%s/cache'",
+                 gt_program(), gt_cases(), gt_tmpdir(), as[i].design, gt_tmpdir());
+        gt_run(cmd, out, sizeof out);
+        CHECK(says(as[i].verdict), "%s: %s", as[i].design, out);
+    }
+}
+
 /* Every text is read by the program, or the run would end without a verdict. */
 DP_TEST(adversary, every_design_that_has_words_is_understood) {
     CHECK(adversary("alarms --cases t1 --declared --jobs 2") == 0, "%s", out);

@@ -43,6 +43,8 @@ typedef struct {
     double tiny;
     /* a pair's decay, beyond u: operands that carry it are rounded (design scores=gated); 0 */
     double pair;
+    double decay; /* of an operand's decay, beyond u (design decays=F); else 0 */
+    double key;   /* of kg, beyond one decay and one store (design keys=scored); else 0 */
     /* 1: w, u come from products with the stored inverse (bf16), 0: from a triangular solve */
     int inverse;
     int p; /* 1 sound, 2 probable */
@@ -56,7 +58,7 @@ static inline double dp_pw(const dp_rounding *r, double x) {
 dp_rounding dp_rounding_of(dp_base b, int p);
 /* The same of a design: chunk_gated.h rounds both operands of a score, and the adjoint of the
  * score, to bf16. Their products with fp32 exponentials of at most 2 * 76 add less than 2^-6 of
- * that. */
+ * that. With keys=scored kg has two decays and two stores, and an exponential's error more. */
 dp_rounding dp_rounding_of_design(const dp_design *d, int p);
 int64_t dp_state_error_size(const dp_rounding *r, int K, int V); /* entries of e */
 int64_t dp_chain_error_size(const dp_rounding *r, int K);        /* entries of b */

@@ -272,17 +272,18 @@ static void intra_decay(dp_chunk_bound *b) {
         for (int x = 0; x < K; x++) {
             const int z = t * K + x, last = (c - 1) * K + x;
             const double span = fabs(ch->gcum[last] - ch->gcum[z]);
-            b->Dexp[z] = dp_bound_root(r, b->Dcum[z]) + 2 * r->u;
-            b->Dend[z] =
-                dp_bound_root(r, fmax(0, b->Dcum[last] - b->Dcum[z])) + r->u * span + 2 * r->u;
+            const double of_exp = dp_bound_root(r, b->Dcum[z]) + 2 * r->u;
+            b->Dexp[z] = of_exp + r->decay;
+            b->Dend[z] = dp_bound_root(r, fmax(0, b->Dcum[last] - b->Dcum[z])) + r->u * span +
+                         2 * r->u + r->decay;
             b->Dqg[z] = dp_pw(r, ch->qg[z] * (b->Dexp[z] + b->eq[z] + b->er + r->u + r->us)) +
                         dp_pw(r, r->tiny);
             for (int j = 0; j < R; j++) {
                 const int64_t i = (int64_t)(t * R + j) * K + x;
-                b->Dkg[i] = dp_pw(r, ch->kg[i] * (b->Dend[z] + b->ek[i] + b->er + r->u + r->us)) +
-                            dp_pw(r, r->tiny);
+                const double of_key = b->Dend[z] + r->key + b->ek[i] + b->er + r->u + r->us;
+                b->Dkg[i] = dp_pw(r, ch->kg[i] * of_key) + dp_pw(r, r->tiny);
             }
-            if (t == c - 1) b->DeC[x] = dp_pw(r, ch->eC[x] * b->Dexp[z]) + dp_pw(r, r->tiny);
+            if (t == c - 1) b->DeC[x] = dp_pw(r, ch->eC[x] * of_exp) + dp_pw(r, r->tiny);
         }
 }
 

@@ -115,9 +115,23 @@ static void decays_at(const dp_chunk *ch, int t, double *e, double *end) {
     dp_exp_row(K, g, e);
     dp_exp_row(K, end, end);
     for (int x = 0; x < K; x++)
-        e[x] = dp_round_arith(ch->base, e[x]);
+        e[x] = dp_store(ch->decays, dp_round_arith(ch->base, e[x]));
     for (int x = 0; x < K; x++)
-        end[x] = dp_round_arith(ch->base, end[x]);
+        end[x] = dp_store(ch->decays, dp_round_arith(ch->base, end[x]));
+}
+
+/* kg of row i (token t): k by its decay to the end, or, where the design says keys=scored, the
+ * operand of the scores by what is left of that. */
+static void decayed_key(dp_chunk *ch, int t, int i, const double *end) {
+    const int K = ch->K;
+    const dp_base b = ch->base;
+    double *kg = ch->kg + (int64_t)i * K;
+    const double *k = ch->k + (int64_t)i * K;
+    for (int x = 0; x < K; x++) {
+        double left = end[x], operand = k[x];
+        if (ch->scored) operand = dp_gated_key(ch, t, x, k[x], &left);
+        kg[x] = dp_store(ch->kept, dp_round_arith(b, left * operand));
+    }
 }
 
 static void decay(dp_chunk *ch) {
@@ -131,14 +145,15 @@ static void decay(dp_chunk *ch) {
     for (int t = 0; t < c; t++) {
         decays_at(ch, t, exps, ends);
         for (int x = 0; x < K; x++) {
-            const double e = exps[x], r = ends[x];
+            const double e = exps[x];
             ch->qg[t * K + x] = dp_store(ch->kept, dp_round_arith(b, e * ch->q[t * K + x]));
             for (int j = 0; j < R; j++) {
                 const int64_t i = (int64_t)(t * R + j) * K + x;
                 ch->kgam[i] = dp_round_arith(b, e * erasing[i]);
-                ch->kg[i] = dp_store(ch->kept, dp_round_arith(b, r * ch->k[i]));
             }
         }
+        for (int j = 0; j < R; j++)
+            decayed_key(ch, t, t * R + j, ends);
     }
     free(exps);
 }
@@ -185,6 +200,7 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
                      .scale = scale,
                      .by_inverse = base == DP_BASE_BF16};
     ch->factors = ch->kept = dp_design_of(base).factors;
+    ch->decays = dp_design_of(base).decays;
     ch->out = dp_design_of(base).out;
     const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, nV = (int64_t)n * V,
                   nn = (int64_t)n * n;

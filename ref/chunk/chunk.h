@@ -23,6 +23,8 @@ typedef struct {
     dp_base base;
     dp_format factors, kept, out; /* operands; factors as stored; o (ref/vocabulary/design.h): the
                                      defaults of base, unless changed after dp_chunk_begin */
+    dp_format decays;             /* what operands are multiplied with for their decay */
+    int scored;                   /* 1: kg of the operand that carries k into the scores */
     int gated;                    /* > 0: scores from gated operands, anchored so (chunk_gated.h) */
     int c, R, K, V, n;
     int in_turn; /* 1: each key of a token reads those before it */

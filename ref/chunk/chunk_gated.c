@@ -13,7 +13,12 @@ static const int ANCHOR[DP_ANCHORS] = {2, 0, 1, 3};
 static int anchor(const dp_chunk *ch, int s, int i) {
     const int block = s / BLOCK * BLOCK;
     const int rows = block + BLOCK < ch->c ? BLOCK : ch->c - block;
-    return i < block ? block : block + rows * ANCHOR[(ch->gated - 1) % DP_ANCHORS] / 4;
+    const int which = ch->gated ? (ch->gated - 1) % DP_ANCHORS : 0;
+    return i < block ? block : block + rows * ANCHOR[which] / 4;
+}
+
+static float decay_over(const dp_chunk *ch, float g) {
+    return (float)dp_store(ch->decays, dp_expf(g));
 }
 
 /* What the two rows of a pair of tokens put into channel x of their score: left and right operands,
@@ -33,11 +38,20 @@ static factors at_channel(const dp_chunk *ch, int s, int a, int i, int x, double
         const float e = dp_expf((float)ch->gcum[s * ch->K + x] - (float)ch->gcum[i * ch->K + x]);
         return (factors){(float)left * e, (float)right, e, 1};
     }
-    const float es = dp_expf(to_s);
-    const float ea = dp_expf(to_a);
+    const float es = decay_over(ch, to_s);
+    const float ea = decay_over(ch, to_a);
     const float l = (float)dp_store(ch->factors, (float)left * es);
     const float r = (float)dp_store(ch->factors, (float)right * ea);
     return (factors){l, r, es, ea};
+}
+
+double dp_gated_key(const dp_chunk *ch, int t, int x, double k, double *left) {
+    const float g = (float)ch->gcum[t * ch->K + x];
+    const float at = (float)ch->gcum[anchor(ch, t, t) * ch->K + x];
+    const float end = (float)ch->gcum[(ch->c - 1) * ch->K + x];
+    if (fabsf(at - g) > FAR) return k;
+    *left = decay_over(ch, end - at);
+    return dp_store(ch->factors, (float)k * decay_over(ch, at - g));
 }
 
 static const double *key(const dp_chunk *ch, int row) { return ch->k + (int64_t)row * ch->K; }

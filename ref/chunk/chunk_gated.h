@@ -19,6 +19,11 @@ extern "C" {
 
 #define DP_ANCHORS 4
 
+/* Channel x of a key of token t as it stands in the scores, rounded with its decay from the anchor
+ * of its block; *left: the decay from there to the end of the chunk. Where that operand would leave
+ * the range (above), the key itself, and *left stays as it is. */
+double dp_gated_key(const dp_chunk *ch, int t, int x, double k, double *left);
+
 /* ch->L and ch->Aqk (before it is stored). */
 void dp_gated_forward(dp_chunk *ch);
 

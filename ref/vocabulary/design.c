@@ -12,6 +12,7 @@
 static const dp_format FORMATS[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16, DP_TF32, DP_TF32RZ};
 #define NSTORED 4 /* the first of them are stored, the others are of operands alone */
 static const char *const SCORES[] = {"pairwise", "gated"};
+static const char *const KEYS[] = {"raw", "scored"};
 static const char *const INVERSES[] = {"solve", "product"};
 
 /* A setting: a number in a range, one of the stored formats, one of all formats, one of some words,
@@ -31,7 +32,9 @@ static const setting SETTINGS[] = {
     {"state", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, state), NULL, 0},
     {"dstate", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, dstate), NULL, 0},
     {"out", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, out), NULL, 0},
+    {"decays", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, decays), NULL, 0},
     {"scores", "pairwise or gated", A_CHOICE, offsetof(dp_design, gated), SCORES, 2},
+    {"keys", "raw or scored", A_CHOICE, offsetof(dp_design, scored), KEYS, 2},
     {"inverse", "solve or product", A_CHOICE, offsetof(dp_design, product), INVERSES, 2},
     {"exchange", DP_EXCHANGE_WORDS, A_CHOICE, offsetof(dp_design, sending.exchange),
      dp_exchange_names, DP_NRUN_EXCHANGES},
@@ -45,7 +48,7 @@ static const setting SETTINGS[] = {
 
 dp_design dp_design_of(dp_base base) {
     dp_design d = {.base = base, .chunk = DP_CHUNK};
-    d.factors = d.state = d.dstate = d.out = base == DP_BASE_FP64 ? DP_FP64 : DP_FP32;
+    d.factors = d.state = d.dstate = d.out = d.decays = base == DP_BASE_FP64 ? DP_FP64 : DP_FP32;
     if (base == DP_BASE_BF16) {
         d.factors = d.out = DP_BF16;
         d.product = 1;

@@ -12,6 +12,11 @@
  *   out=FORMAT         o and the gradients of inputs as they leave
  *   scores=pairwise    q k' with the decay of every pair by itself
  *   scores=gated       q k' of operands that carry their decay from an anchor, rounded as factors
+ *   decays=FORMAT      what q and k are multiplied with where they take their decay (qg, w, kg, the
+ *                      operands of scores=gated)
+ *   keys=raw           kg of k and its decay to the end of the chunk
+ *   keys=scored        kg of the operand that carries k into the scores: rounded with the decay
+ *                      from an anchor, and once more with that to the end
  *   inverse=solve      w, u by triangular solves
  *   inverse=product    w, u by products with the inverse, rounded as a factor
  *   exchange=X         how states get from rank to rank (exchange.h): allgather, ring, scan,
@@ -22,8 +27,8 @@
  *   drop=E             it leaves out what gates have attenuated below E (ref/bound/drop.h): E is a
  *                      number below 1, or a number of bits: 20 is 2^-20
  *
- * Defaults: base fp64, fp32: every format that of the base, pairwise, solve. Base bf16: as FLA
- * keeps things: factors and out bf16, state and dstate fp32, pairwise, product.
+ * Defaults: base fp64, fp32: every format that of the base, pairwise, raw, solve. Base bf16: as FLA
+ * keeps things: factors and out bf16, state, dstate and decays fp32, pairwise, raw, product.
  */
 #ifndef DP_DESIGN_H
 #define DP_DESIGN_H
@@ -35,9 +40,9 @@ extern "C" {
 #endif
 
 /* The words as above, for help texts (F: a format). */
-#define DP_DESIGN_WORDS                                                         \
-    "recurrent chunk=N factors=F state=F dstate=F out=F scores=pairwise|gated " \
-    "inverse=solve|product exchange=" DP_EXCHANGE_WORDS " drop=E chunks=N:N"
+#define DP_DESIGN_WORDS                                                                  \
+    "recurrent chunk=N factors=F state=F dstate=F out=F decays=F scores=pairwise|gated " \
+    "keys=raw|scored inverse=solve|product exchange=" DP_EXCHANGE_WORDS " drop=E chunks=N:N"
 #define DP_DESIGN_TEXT 192
 #define DP_CHUNK_MOST 512
 #define DP_DROP_BITS_MOST 1000
@@ -45,8 +50,8 @@ extern "C" {
 typedef struct {
     dp_base base;
     int chunk; /* tokens; 0: recurrent */
-    dp_format factors, state, dstate, out;
-    int gated, product;
+    dp_format factors, state, dstate, out, decays;
+    int gated, scored, product;
     dp_sending sending; /* between ranks */
     int drop;           /* bits; 0: it drops nothing */
     int chunks;         /* the sum of the lengths that it can be asked for; 0: none */

@@ -55,13 +55,15 @@ typedef enum { IN_ORDER, REVERSED, PAIRWISE, ORDERS } sum_order;
 
 typedef struct {
     const char *name;
-    const char *base;     /* what it claims: "fp32" or "bf16" */
-    int chunk;            /* tokens of a chunk; 0: token by token */
-    format factors;       /* operands w u kg qg, the inverse and the scores of pairs */
-    format values;        /* operands S X do V E and their gradients, and q, k after their norm */
-    int stored;           /* 1: they are kept in these formats; 0: rounded as operands alone */
-    format scores;        /* operands of sums over pairs of tokens; fp32: decays pair by pair, else
+    const char *base; /* what it claims: "fp32" or "bf16" */
+    int chunk;        /* tokens of a chunk; 0: token by token */
+    format factors;   /* operands w u kg qg, the inverse and the scores of pairs */
+    format values;    /* operands S X do V E and their gradients, and q, k after their norm */
+    int stored;       /* 1: they are kept in these formats; 0: rounded as operands alone */
+    format scores;    /* operands of sums over pairs of tokens; fp32: decays pair by pair, else
                              q exp(g_s - a) and k exp(a - g_i) with an anchor a */
+    format decays;    /* what q and k are multiplied with for their decay */
+    int scored; /* kg is the rounded k exp(g_1 - g), g_1 the chunk's first, once more decayed */
     inverse_kind inverse; /* of I + B L; substitution: never formed */
     sum_order sums;
     format state;    /* the state is rounded to it .. */
@@ -78,6 +80,8 @@ int design_parse(const char *text, design *d, char why[256]);
 /* What the design says of itself, in the words of deltaproof_subject_design: "recurrent",
  * "chunk=16,scores=gated"; "" is the default of its base. 0: there are no words for it. */
 int design_declares(const design *d, char *text, size_t size);
+/* exp(g), as an operand is multiplied with it. */
+float decay_by(const design *d, float g);
 /* Largest unit roundoff of what it rounds. */
 double design_roundoff(const design *d);
 

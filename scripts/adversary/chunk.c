@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #define RESET -120.0f /* a log gate below is 0 in fp32 and would drown the sum of the others */
+#define FAR 76.0f     /* an operand beyond exp(76) is formed by itself */
 
 /* A chunk of c tokens, n = c R rows; S0: state before it. */
 typedef struct {
@@ -80,6 +81,16 @@ static void fill_scores(const work *w, chunk *ch) {
     stored(w->d, w->d->factors, ch->P, (int64_t)ch->c * n);
 }
 
+/* Channel x of kg, before it is stored: row i of a token whose sum of gates is gam. */
+static float written(const work *w, const chunk *ch, int i, int x, float gam) {
+    const int K = w->in->K;
+    const float k = ch->pairs.writers[i], last = ch->gam[(ch->c - 1) * K + x];
+    const float to_first = ch->gam[x] - gam;
+    if (!w->d->scored || to_first > FAR) return decay_by(w->d, last - gam) * k;
+    const float operand = round_to(w->d->factors, decay_by(w->d, to_first) * k);
+    return decay_by(w->d, last - ch->gam[x]) * operand;
+}
+
 static void fill_gated(const work *w, chunk *ch) {
     const int K = w->in->K, R = w->in->R;
     const float *last = ch->gam + (ch->c - 1) * K;
@@ -87,13 +98,13 @@ static void fill_gated(const work *w, chunk *ch) {
     for (int x = 0; x < K; x++)
         ch->end[x] = expf(last[x]);
     for (int i = 0; i < ch->c * K; i++)
-        ch->qg[i] = expf(ch->gam[i]) * ch->readers[i];
+        ch->qg[i] = decay_by(w->d, ch->gam[i]) * ch->readers[i];
     for (int i = 0; i < ch->n * K; i++) {
         const int x = i % K;
         const float gam = ch->gam[i / K / R * K + x];
-        const float rest = expf(last[x] - gam), wrong = expf(fminf(other[x] - gam, 0));
-        ch->kgam[i] = expf(gam) * ch->readers[ch->c * K + i];
-        ch->kg[i] = share(knob.end_decay, rest, wrong) * ch->pairs.writers[i];
+        const float wrong = expf(fminf(other[x] - gam, 0)) * ch->pairs.writers[i];
+        ch->kgam[i] = decay_by(w->d, gam) * ch->readers[ch->c * K + i];
+        ch->kg[i] = share(knob.end_decay, written(w, ch, i, x, gam), wrong);
     }
     stored(w->d, w->d->factors, ch->kg, (int64_t)ch->n * K);
     stored(w->d, w->d->factors, ch->qg, (int64_t)ch->c * K);

@@ -1,5 +1,6 @@
 /* The designs: a row each, and the text by which a row or its changes are chosen. */
 #include "adversary.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -76,6 +77,14 @@ const design designs[] = {
      FLA},
     {.name = "chunk16-gated-bf16", .base = "bf16", .chunk = 16, .scores = BF16, FLA},
     {.name = "chunk32-gated-bf16", .base = "bf16", .chunk = 32, .scores = BF16, FLA},
+    {.name = "chunk16-scored-bf16", .base = "bf16", .chunk = 16, .scores = BF16, .scored = 1, FLA},
+    {.name = "chunk16-decays-bf16",
+     .base = "bf16",
+     .chunk = 16,
+     .scores = BF16,
+     .scored = 1,
+     .decays = BF16,
+     FLA},
     {.name = "chunk16-neumann-bf16",
      .base = "bf16",
      .chunk = 16,
@@ -139,6 +148,8 @@ static const design_key KEYS[] = {
     {"values", offsetof(design, values), format_names, FORMATS},
     {"stored", offsetof(design, stored), NULL, 0},
     {"scores", offsetof(design, scores), format_names, FORMATS},
+    {"decays", offsetof(design, decays), format_names, FORMATS},
+    {"scored", offsetof(design, scored), NULL, 0},
     {"inverse", offsetof(design, inverse), inverse_names, INVERSES},
     {"sums", offsetof(design, sums), order_names, ORDERS},
     {"state", offsetof(design, state), format_names, FORMATS},
@@ -171,9 +182,9 @@ static int set_key(design *d, const char *key, const char *value, char why[256])
 static int check(const design *d, char why[256]) {
     const char *wrong = NULL;
     if (d->chunk > 256) wrong = "chunk is at most 256";
-    if (!d->chunk && d->scores) wrong = "scores belong to chunks";
-    if (d->chunk && d->state && d->state_every != 64)
-        wrong = "in chunks the state is rounded every 64 tokens";
+    if (!d->chunk && (d->scores || d->scored || d->decays)) wrong = "scores belong to chunks";
+    if (d->chunk && d->state && d->state_every != 64 && d->state_every != d->chunk)
+        wrong = "in chunks the state is rounded every 64 tokens or every chunk";
     if (d->stored && (d->factors == TF32RZ || d->values == TF32RZ))
         wrong = "tf32rz is a format of operands, not of storage";
     if (wrong) snprintf(why, 256, "ADVERSARY_DESIGN: %s", wrong);
@@ -216,7 +227,7 @@ static int has_words(const design *d) {
 int design_declares(const design *d, char *text, size_t size) {
     const int bf16 = !strcmp(d->base, "bf16");
     char chunk[16];
-    const char *word[8];
+    const char *word[10];
     int n = 0;
     if (!has_words(d)) return 0;
     snprintf(chunk, sizeof chunk, "chunk=%d", d->chunk);
@@ -229,7 +240,9 @@ int design_declares(const design *d, char *text, size_t size) {
     if (d->state) word[n++] = d->state == FP16 ? "state=fp16" : "state=bf16";
     if (d->both_states) word[n++] = d->state == FP16 ? "dstate=fp16" : "dstate=bf16";
     if (bf16 && d->output == FP32) word[n++] = "out=fp32";
+    if (d->decays) word[n++] = d->decays == FP16 ? "decays=fp16" : "decays=bf16";
     if (d->scores) word[n++] = "scores=gated";
+    if (d->scored) word[n++] = "keys=scored";
     if (d->chunk && !bf16 && d->inverse != SUBSTITUTION) word[n++] = "inverse=product";
     if (d->chunk && bf16 && d->inverse == SUBSTITUTION) word[n++] = "inverse=solve";
     *text = 0;
@@ -239,6 +252,8 @@ int design_declares(const design *d, char *text, size_t size) {
     }
     return 1;
 }
+
+float decay_by(const design *d, float g) { return round_to(d->decays, expf(g)); }
 
 double design_roundoff(const design *d) {
     const format used[] = {d->factors, d->values, d->scores, d->state, d->output};

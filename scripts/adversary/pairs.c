@@ -149,13 +149,13 @@ static gated gate_block(const pair_set *p, const block *b) {
     g.writers = floats((int64_t)g.cols * K);
     for (int r = 0; r < g.rows; r++)
         for (int x = 0; x < K; x++) {
-            const float e = expf(p->gam[(b->s0 + r / per) * K + x] - b->anchor[x]);
+            const float e = decay_by(p->d, p->gam[(b->s0 + r / per) * K + x] - b->anchor[x]);
             g.reader_decay[r * K + x] = e;
             g.readers[r * K + x] = round_to(p->d->scores, e * g.readers[r * K + x]);
         }
     for (int w = 0; w < g.cols; w++)
         for (int x = 0; x < K; x++) {
-            const float e = expf(b->anchor[x] - p->gam[(b->i0 + w / p->R) * K + x]);
+            const float e = decay_by(p->d, b->anchor[x] - p->gam[(b->i0 + w / p->R) * K + x]);
             const float k = p->writers[((int64_t)b->i0 * p->R + w) * K + x];
             g.writer_decay[w * K + x] = e;
             g.writers[w * K + x] = round_to(p->d->scores, e * k);

@@ -91,7 +91,7 @@ def run_cases(folder, name, cases, limit):
             text, errors = p.stdout, p.stderr
         except subprocess.TimeoutExpired as e:
             text, errors = (e.stdout or b"").decode(), f"not finished in {limit} s"
-        lines = [json.loads(x) for x in text.splitlines() if x.startswith("[")]
+        lines = [json.loads(x) for x in text.splitlines() if x.startswith('["')]
         got |= {c: (s, w) for c, s, w in lines if s != "started"}
         started = [c for c, s, _ in lines if s == "started" and c not in got] or [
             c for c in rest if c not in got
