@@ -2,7 +2,7 @@
 """Times of the public kernels of kernels.py and of ours, one after the other on one GPU:
 DIR/speed.json, and a table.
 
-    python3 speed.py DIR BENCH_BWD [--runs 20] [--configs N]
+    python3 speed.py DIR BENCH_BWD [--runs 20] [--configs N] [--limit SECONDS]
 
 K = V = 128, bf16, random inputs, medians of many runs after warm-up (CUDA events). Lower-bound gate
 of -5 with bias -4 (-0.09 a token) or 0 (-2.5), norms and beta's
@@ -243,17 +243,16 @@ def compile_fla(args):
         for HV in sorted({HV for _, HV in SHAPES})
     ]
     for p in running:
-        p.communicate()
+        bench_fla.finish(p, args.start + 0.6 * args.limit)
 
 
-def row_of(p, name, T, HV, bias):
-    out, err = p.communicate()
+def row_of(deadline, p, name, T, HV, bias):
+    out, why = bench_fla.finish(p, deadline)
     line = [x for x in out.splitlines() if x.startswith("{")]
-    why = (err.strip().splitlines() or ["no result"])[-1][:300]
     return (
         json.loads(line[-1])
         if line
-        else {"kernel": name, "T": T, "HV": HV, "bias": bias, "why": why}
+        else {"kernel": name, "T": T, "HV": HV, "bias": bias, "why": (why or "no result")[:300]}
     )
 
 
@@ -268,41 +267,39 @@ def theirs(args):
         for bias in (BIASES if name.startswith("cudnn") else BIASES[:1])
     ]
     running = [start(args, *w) for w in what]
-    return [row_of(p, *w) for p, w in zip(running, what, strict=True)]
+    deadline = args.start + args.limit
+    return [row_of(deadline, p, *w) for p, w in zip(running, what, strict=True)]
 
 
 def ours(program, runs):
-    """Rows of `bench_bwd kda` and `bench_bwd keys` (GDN): bias -4 is what they call fast gates."""
-    rows = []
-    for mode in ("kda", "keys"):
-        p = subprocess.run([program, mode, str(runs)], capture_output=True, text=True)
+    """Rows of `bench_bwd table`: bias -4 is what it calls fast gates."""
+    p = subprocess.run([program, "table", str(runs)], capture_output=True, text=True)
+    return [
+        {
+            "kernel": f"deltaproof-{m[1]}" + ("-save-all" if m[4] else ""),
+            "T": int(m[2]),
+            "HV": int(m[3]),
+            "bias": -4.0,
+            "forward_ms": float(m[6]),
+            "backward_ms": float(m[7]),
+            "contract": f"{CONTRACT}; {m[5]} segments; the backward with the gate's and the norms'",
+        }
         for m in re.finditer(
-            r"^(kda|gdn) +T=(\d+) +HV=(\d+) +K=128 +V=128 +R=1 +bf16 +fast, fast gates +(\d+) "
-            r"segments +forward +(\S+) +backward +(\S+) ms",
+            r"^(kda|gdn) +T=(\d+) +HV=(\d+) +K=128 +V=128 +R=1 +bf16 +fast(, save all)?, fast "
+            r"gates +(\d+) segments +forward +(\S+) +backward +(\S+)",
             p.stdout,
             re.M,
-        ):
-            if (int(m[2]), int(m[3])) in SHAPES and (m[1] == "gdn") == (mode == "keys"):
-                rows.append(
-                    {
-                        "kernel": f"deltaproof-{m[1]}",
-                        "T": int(m[2]),
-                        "HV": int(m[3]),
-                        "bias": -4.0,
-                        "forward_ms": float(m[5]),
-                        "backward_ms": float(m[6]),
-                        "contract": f"{CONTRACT}; {m[4]} segments; "
-                        "the backward with the gate's and the norms'",
-                    }
-                )
-    return rows
+        )
+    ]
 
 
 def main():
     a = bench_fla.options(__doc__, 2)
     a.add_argument("folder", type=pathlib.Path)
     a.add_argument("program", metavar="BENCH_BWD")
+    a.add_argument("--limit", type=float, default=900, help="seconds in all (default: 900)")
     args = a.parse_args()
+    args.start = time.monotonic()
     if args.child:
         return child(args)
     import torch
