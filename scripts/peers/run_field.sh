@@ -14,7 +14,9 @@
 #   --cpu PROGRAM   deltaproof to write inputs with and to judge by (default: build/deltaproof)
 # Peers (none of their code is kept here): pip install flash-linear-attention
 # nvidia-cudnn-frontend==1.32.0 nvidia-cutlass==4.2.0; FLASHKDA=checkout of
-# github.com/MoonshotAI/FlashKDA. What is missing is a kernel that serves nothing, with that reason.
+# github.com/MoonshotAI/FlashKDA; FLASHQLA=folder with flash-qla and tilelang (apart: FLA takes
+# other kernels where it finds TileLang). What is missing is a kernel that serves nothing, with that
+# reason.
 # Exit status: 0 ran (or judged, whatever the verdicts), 2 could not.
 set -uo pipefail
 die() { echo "run_field.sh: $*" >&2; exit 2; }

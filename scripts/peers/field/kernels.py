@@ -165,9 +165,25 @@ def fla_recurrent_gdn2(x):
 # --------------------------------------------------------------------------------------------------
 
 
-def flashqla_gdn(x, gradients=True):
+FLASHQLA = os.environ.get("FLASHQLA", "")  # a folder of its own: FLA runs TileLang if it finds it
+
+
+def flashqla():
+    if FLASHQLA and FLASHQLA not in sys.path:
+        sys.path.insert(0, FLASHQLA)
     from flash_qla import chunk_gated_delta_rule
 
+    return chunk_gated_delta_rule
+
+
+def flashqla_version():
+    if FLASHQLA and FLASHQLA not in sys.path:
+        sys.path.append(FLASHQLA)
+    return importlib.metadata.version("flash-qla")
+
+
+def flashqla_gdn(x, gradients=True):
+    chunk_gated_delta_rule = flashqla()
     unless(x.gate == "log" and x.beta == "plain", "it takes log gates and plain beta")
     unless(x.K == 128 and x.V == 128, f"K = {x.K}, V = {x.V} (it takes 128)")
     t = fla_inputs(x)
@@ -356,7 +372,6 @@ def of_wheel(name):
 
 
 FLA, CUDNN = of_wheel("flash-linear-attention"), of_wheel("nvidia-cudnn-frontend")
-QLA = of_wheel("flash-qla")
 CALLS = {
     "fla-chunk-kda": (fla_chunk_kda, FLA),
     "fla-fused-recurrent-kda": (fla_recurrent_kda, FLA),
@@ -364,8 +379,8 @@ CALLS = {
     "fla-chunk-gdn-forward": (fla_chunk_gdn_forward, FLA),
     "fla-chunk-gdn2": (fla_chunk_gdn2, FLA),
     "fla-fused-recurrent-gdn2": (fla_recurrent_gdn2, FLA),
-    "flashqla-gdn": (flashqla_gdn, QLA),
-    "flashqla-gdn-forward": (flashqla_gdn_forward, QLA),
+    "flashqla-gdn": (flashqla_gdn, flashqla_version),
+    "flashqla-gdn-forward": (flashqla_gdn_forward, flashqla_version),
     "cudnn-hopper-forward": (cudnn_forward, CUDNN),
     "cudnn-hopper-dsl-forward": (cudnn_dsl_forward, CUDNN),
     "cudnn-hopper-backward": (cudnn_backward, CUDNN),

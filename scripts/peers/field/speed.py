@@ -156,8 +156,9 @@ def fla_gdn(T, HV, bias):
 
 
 def flashqla_gdn(T, HV, bias):
-    from flash_qla import chunk_gated_delta_rule
+    from kernels import flashqla
 
+    chunk_gated_delta_rule = flashqla()
     t = gdn_tensors(T, HV, bias)
     return (
         lambda: chunk_gated_delta_rule(**t, use_qk_l2norm_in_kernel=True)[0],
