@@ -10,6 +10,9 @@
  *           composition carries its error into the next one.
  *   serial  no pair is formed: the error that enters a rank goes through the rank's own pass,
  *           chunk by chunk, as the passes of pass_bound.c.
+ * A payload rounds what is sent on top of that (dp_bound_sent_state, dp_bound_sent_M): of an
+ * all-gather every pair once, of ring and serial the state at every rank, of a scan the earlier
+ * pair of every composition and the state that is handed on.
  */
 #include "error_bound_impl.h"
 #include "ref/arithmetic/mm.h"
@@ -62,6 +65,13 @@ static void step(const way *x, int j, int hv, const double *S, double *e) {
                             x->H[z], x->eH[z], e);
 }
 
+/* e, of the state that enters rank r, as a state that is sent. */
+static void sent(const way *x, int r, int hv, double *e) {
+    const dp_problem *p = x->w->ref->p;
+    dp_bound_sent_state(&x->w->r, dp_payloads[x->w->sending.payload].state, p->K, p->V,
+                        x->in[r * p->HV + hv], e);
+}
+
 /* ---- all-gather, ring ------------------------------------------------------------------------ */
 
 static void fold(const way *x, int hv, double **e) {
@@ -74,6 +84,7 @@ static void fold(const way *x, int hv, double **e) {
         for (int j = far; j != r; j += x->dir) {
             const double *S = j != far ? x->in[j * HV + hv] : NULL;
             step(x, j, hv, S ? S : start_of(x, far, hv), e[i]);
+            if (x->w->sending.exchange == DP_EXCHANGE_RING) sent(x, j + x->dir, hv, e[i]);
         }
     }
 }
@@ -116,6 +127,21 @@ static void element_free(element *a) {
     *a = (element){0};
 }
 
+/* A copy of what is sent of it. */
+static element sent_element(const way *x, const element *a) {
+    const dp_problem *p = x->w->ref->p;
+    const dp_rounding *r = &x->w->r;
+    const dp_payload payload = x->w->sending.payload;
+    const int64_t K = p->K;
+    element y = {.H = dp_copy(a->H, K * p->V), .e = dp_copy(a->e, error_size(x)), .b = a->b};
+    dp_bound_sent_state(r, dp_payloads[payload].state, p->K, p->V, a->H, y.e);
+    if (!a->M) return y;
+    y.M = dp_copy(a->M, K * K);
+    y.b.b = dp_copy(a->b.b, dp_chain_error_size(r, p->K));
+    dp_bound_sent_M(r, payload, p->K, a->M, y.b.b);
+    return y;
+}
+
 /* later o earlier. */
 static element composed(const way *x, const element *later, const element *earlier) {
     const dp_problem *p = x->w->ref->p;
@@ -148,12 +174,17 @@ static void scan(const way *x, int hv, double **e) {
         for (int i = 0; i < N; i++) { /* the last first: its source is still of the round before */
             const int r = x->dir > 0 ? N - 1 - i : i, source = r - d * x->dir;
             if (source < 0 || source >= N || !a[r].M) continue;
-            const element next = composed(x, &a[r], &a[source]);
+            element earlier = sent_element(x, &a[source]);
+            const element next = composed(x, &a[r], &earlier);
+            element_free(&earlier);
             element_free(&a[r]);
             a[r] = next;
         }
     for (int r = 0; r < N; r++)
-        if (gets(x, r)) e[r * HV + hv] = dp_copy(a[r - x->dir].e, error_size(x));
+        if (gets(x, r)) {
+            e[r * HV + hv] = dp_copy(a[r - x->dir].e, error_size(x));
+            sent(x, r, hv, e[r * HV + hv]);
+        }
     for (int r = 0; r < N; r++)
         element_free(&a[r]);
     free(a);
@@ -189,6 +220,7 @@ static void serial(const way *x, int hv, double **e) {
         double *was = begins(x, from) ? NULL : e[from * HV + hv];
         e[r * HV + hv] = was ? dp_copy(was, error_size(x)) : dp_state_error_new(x->w);
         pass(x, from, hv, e[r * HV + hv]);
+        sent(x, r, hv, e[r * HV + hv]);
     }
 }
 
@@ -207,6 +239,41 @@ static way way_of(const dp_error_bound_base *w, int dir, dp_format chain, const 
     return x;
 }
 
+/* Errors of the pairs that an all-gather sends, in place of those of x. */
+typedef struct {
+    dp_chain_error *bM;
+    double **eH;
+} gathered;
+
+static gathered gather(way *x) {
+    const dp_problem *p = x->w->ref->p;
+    const dp_rounding *r = &x->w->r;
+    const dp_payload payload = x->w->sending.payload;
+    const int n = x->w->ref->N * p->HV;
+    gathered g = {0};
+    if (!payload || x->w->sending.exchange != DP_EXCHANGE_ALLGATHER) return g;
+    g.bM = dp_calloc((size_t)n, sizeof *g.bM);
+    g.eH = dp_calloc((size_t)n, sizeof *g.eH);
+    for (int i = 0; i < n; i++) {
+        if (!x->M[i] || !x->eH[i]) continue;
+        g.bM[i] = x->bM[i];
+        g.bM[i].b = dp_copy(x->bM[i].b, dp_chain_error_size(r, p->K));
+        g.eH[i] = dp_copy(x->eH[i], error_size(x));
+        dp_bound_sent_M(r, payload, p->K, x->M[i], g.bM[i].b);
+        dp_bound_sent_state(r, dp_payloads[payload].state, p->K, p->V, x->H[i], g.eH[i]);
+    }
+    x->bM = g.bM;
+    x->eH = g.eH;
+    return g;
+}
+
+static void gathered_free(gathered *g, int n) {
+    for (int i = 0; g->bM && i < n; i++)
+        free(g->bM[i].b);
+    free(g->bM);
+    dp_error_lists_free(g->eH, n);
+}
+
 double **dp_exchange_errors(const dp_error_bound_base *w, int dir, dp_format chain,
                             const dp_chain_error *bM, double **eH, double *fro) {
     static void (*const OF[DP_NRUN_EXCHANGES])(const way *x, int hv, double **e) = {
@@ -221,11 +288,13 @@ double **dp_exchange_errors(const dp_error_bound_base *w, int dir, dp_format cha
     x.mu = dp_doubles(n);
     for (int i = 0; i < n; i++)
         if (x.M[i]) x.mu[i] = dp_norm2_up(K, K, x.M[i]);
+    gathered g = gather(&x);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int hv = 0; hv < HV; hv++)
         OF[w->sending.exchange](&x, hv, e);
     for (int i = 0; i < n && fro; i++)
         if (e[i]) fro[i] = dp_state_error_fro(w, e[i]);
     free(x.mu);
+    gathered_free(&g, n);
     return e;
 }

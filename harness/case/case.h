@@ -45,6 +45,8 @@ typedef struct {
     unsigned char all_chains[16]; /* by ranks: 1: every format of the chain, 0: the first alone */
     int nmerge;
     dp_exchange merge[DP_NRUN_EXCHANGES];
+    int npayload;
+    dp_payload payload[DP_NRUN_PAYLOADS];
     int nown;
     dp_own own[DP_NOWNS];
     int backward; /* 0: forward only */

@@ -58,6 +58,8 @@ static void copy_lists(const dp_casefile *f, dp_case *c) {
         c->chain[c->nchain++] = (dp_format)f->chain.v[i];
     for (int i = 0; i < f->merge.n; i++)
         c->merge[c->nmerge++] = (dp_exchange)f->merge.v[i];
+    for (int i = 0; i < f->payload.n; i++)
+        c->payload[c->npayload++] = (dp_payload)f->payload.v[i];
     for (int i = 0; i < f->own.n; i++)
         c->own[c->nown++] = (dp_own)f->own.v[i];
 }

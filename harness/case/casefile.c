@@ -123,6 +123,8 @@ static const key KEYS[] = {
      "which of ranks run every format of the chain; the others run its first"},
     {"merge", CHOICES, REC, AT(merge), "allgather", 0, 0, DP_EXCHANGE_WORDS,
      "how states get from rank to rank (ref/vocabulary/exchange.h)"},
+    {"payload", CHOICES, REC, AT(payload), "full", 0, 0, DP_PAYLOAD_WORDS,
+     "what pairs and states are sent as; heads sends neither"},
     {"own", CHOICES, REC | CONV, AT(own), "even", 0, 0, DP_OWN_WORDS,
      "which rank owns which tokens, of simulated ranks (ref/vocabulary/own.h)"},
     {"nonfinite", CHOICE, REC | CONV, AT(nonfinite), "refuse", 0, 0, "refuse|allow",

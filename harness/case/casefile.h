@@ -51,7 +51,7 @@ typedef struct {
     double scale, lower_bound, g_scale, g_mean, g_least, g_uniform, g_head_spread, g_channel_spread,
         beta_lo, beta_hi, s0_scale, qk_decades, beta_decades, v_from_k, A_log;
     int64_t g_hold, repeat, v_ties, session_state, session_prefix, session_slots;
-    dp_ints cu_seqlens, ranks, base, chain, chain_ranks, merge, own, conv;
+    dp_ints cu_seqlens, ranks, base, chain, chain_ranks, merge, payload, own, conv;
 } dp_casefile;
 
 /* Parses and checks each key by itself: known, once, allowed for the op, of its type and in range,

@@ -89,6 +89,7 @@ void dp_recurrence_write(const dp_case *c, FILE *f) {
     if (p->gate == DP_GATE_LOWER_BOUND) fprintf(f, "lower_bound = %.17g\n", p->lower_bound);
     fprintf(f, "chain = %s\nmerge = %s\n", dp_formats[c->chain[0]].name,
             dp_exchange_names[c->merge[0]]);
+    if (c->payload[0]) fprintf(f, "payload = %s\n", dp_payload_names[c->payload[0]]);
     if (c->own[0]) fprintf(f, "own = %s\n", dp_own_names[c->own[0]]);
     if (p->dstate) fputs("dstate = yes\n", f);
 }

@@ -67,6 +67,7 @@ static void print_id(const dp_case *c, const dp_one_run *r, dp_fault fault) {
                                    .chain = r->chain,
                                    .has_merge = 1,
                                    .merge = r->merge,
+                                   .payload = r->payload,
                                    .fault = fault});
     printf("%s: every stage on true inputs\n", id);
     free(id);
@@ -94,7 +95,7 @@ int dp_bisect_ranks(const dp_bisect_options *o, const dp_case *c, dp_err *e) {
     const char *name;
     const dp_one_run r = dp_options_one(&o->of, c, NULL);
     const dp_fault fault = o->of.fault;
-    const dp_sim_policy how = {r.ranks, r.base, r.chain, r.merge, fault, c->backward};
+    const dp_sim_policy how = {r.ranks, r.base, r.chain, r.merge, fault, c->backward, r.payload};
     if (dp_step_bisect(c, &how, o->runs, o->verbose, &b, e)) return 2;
     print_id(c, &r, fault);
     if (!dp_bisect_first(&b, &name) && dp_bisect_expected(&c->p, &how, c->input_dtype, &b, e)) {

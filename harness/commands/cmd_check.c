@@ -166,6 +166,7 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     o->s.base = run.base;
     o->s.chain = run.chain;
     o->s.merge = run.merge;
+    o->s.payload = run.payload;
     o->s.fault = o->of.fault;
     o->s.progress = resized;
     o->s.input_dtype = c.input_dtype;

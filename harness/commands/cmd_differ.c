@@ -67,6 +67,7 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_CHAIN,
     DP_ROW_DESIGN,
     DP_ROW_MERGE,
+    DP_ROW_PAYLOAD,
     DP_ROW_FAULT,
     DP_ROW_CASES,
     DP_ROW_RANKS,
@@ -118,6 +119,7 @@ static int claim_on(options *o, int k, const dp_case *c) {
     o->s[k].base = r.base;
     o->s[k].chain = r.chain;
     o->s[k].merge = r.merge;
+    o->s[k].payload = r.payload;
     o->s[k].fault = o->side[k].fault;
     o->s[k].limit_s = o->of.limit_s;
     o->s[k].input_dtype = c->input_dtype;
@@ -137,11 +139,12 @@ static dp_status judge(const options *o, int k, const dp_case *of, int N, int ba
                        dp_runs *runs, dp_err *e) {
     const dp_check_subject *s = &o->s[k];
     dp_case c = *of;
-    c.nranks = c.nbase = c.nchain = c.nmerge = 1;
+    c.nranks = c.nbase = c.nchain = c.nmerge = c.npayload = 1;
     c.ranks[0] = N;
     c.base[0] = s->base;
     c.chain[0] = s->chain;
     c.merge[0] = s->merge;
+    c.payload[0] = s->payload;
     c.backward = backward;
     const dp_run_options ro = {.nbackend = 1,
                                .backend = &s->backend,

@@ -112,6 +112,7 @@ static void print_exchanges(void) {
             print_price((dp_exchange)x, &s, &m);
         }
         for (int p = DP_PAYLOAD_FP32 + 1; p < DP_NPAYLOADS; p++) {
+            if (p == DP_PAYLOAD_LOWER_RANK) continue; /* as many singular values cost the same */
             s.payload = (dp_payload)p;
             print_price(DP_EXCHANGE_ALLGATHER, &s, &m);
         }

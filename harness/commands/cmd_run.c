@@ -47,6 +47,10 @@ static const struct argp_option OPTIONS[] = {
      "says: " DP_EXCHANGE_WORDS " (ref/vocabulary/exchange.h)",
      0},
     {"exchange", 0, 0, OPTION_ALIAS, 0, 0},
+    {"payload", DP_OPT_PAYLOAD, "LIST", 0,
+     "simulated ranks: what pairs and states are sent as, in place of what the case "
+     "says: " DP_PAYLOAD_WORDS,
+     0},
     {"own", DP_OPT_OWN, "LIST", 0,
      "simulated ranks: which of them owns which tokens, in place of what the case "
      "says: " DP_OWN_WORDS,
@@ -121,6 +125,7 @@ static void select_by_id(options *o, const dp_id *id) {
                          [DP_ID_BASE] = {(int *)of->base, &of->nbase},
                          [DP_ID_CHAIN] = {(int *)of->chain, &of->nchain},
                          [DP_ID_MERGE] = {(int *)of->merge, &of->nmerge},
+                         [DP_ID_PAYLOAD] = {(int *)of->payload, &of->npayload},
                          [DP_ID_OWN] = {(int *)of->own, &of->nown},
                          [DP_ID_VARIANT] = {(int *)o->variant, &o->nvariant}};
     for (int k = 0; k < DP_NID_KEYS; k++)
@@ -128,6 +133,10 @@ static void select_by_id(options *o, const dp_id *id) {
             to[k].list[0] = v[k];
             *to[k].n = 1;
         }
+    if (v[DP_ID_PAYLOAD] < 0) { /* unsaid: full, whatever else the case lists */
+        of->payload[0] = DP_PAYLOAD_FULL;
+        of->npayload = 1;
+    }
     if (v[DP_ID_FAULT] >= 0) of->fault = (dp_fault)v[DP_ID_FAULT];
 }
 
@@ -165,6 +174,8 @@ static dp_batch batch_of(const options *o) {
                               .chain = of->chain,
                               .nmerge = of->nmerge,
                               .merge = of->merge,
+                              .npayload = of->npayload,
+                              .payload = of->payload,
                               .nown = of->nown,
                               .own = of->own,
                               .nbackend = of->nbackend,

@@ -89,6 +89,7 @@ static dp_shrink_options request(const options *o, const dp_case *c, const dp_su
                                .base = x.base,
                                .chain = x.chain,
                                .merge = x.merge,
+                               .payload = x.payload,
                                .fault = o->of.fault,
                                .subject = s,
                                .limit_s = o->of.limit_s,
@@ -101,9 +102,10 @@ static dp_shrink_options request(const options *o, const dp_case *c, const dp_su
 
 static char *command_of(const options *o, const dp_case *c, const dp_shrink_options *r) {
     char *text, *subject = dp_options_subject_text(&o->of);
-    if (asprintf(&text, "deltaproof shrink %s --ranks %d --base %s --chain %s --merge %s%s%s%s",
+    if (asprintf(&text, "deltaproof shrink %s --ranks %d --base %s --chain %s --merge %s%s%s%s%s%s",
                  c->name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name,
-                 dp_exchange_names[r->merge], r->fault ? " --fault " : "",
+                 dp_exchange_names[r->merge], r->payload ? " --payload " : "",
+                 r->payload ? dp_payload_names[r->payload] : "", r->fault ? " --fault " : "",
                  r->fault ? dp_faults[r->fault].name : "", subject) < 0)
         abort();
     free(subject);
@@ -186,6 +188,7 @@ static int found_right(const dp_case *c, dp_fault fault, const dp_failure *f) {
     if (!dp_fault_lives_in(fault, f->stage) ||
         dp_sim_new(&s, &c->p, c->base[0], c->ranks[0], fault, NULL))
         return 0;
+    s.payload = c->payload[0];
     for (int k = 0; k < DP_BISECT_RUNS; k++)
         dp_sim_run(&s, c->chain[0], c->merge[0], c->backward);
     const int acts = dp_fault_acted(&c->p, s.hit, c->ranks[0], f->rank, f->head, f->tensor);
@@ -218,7 +221,8 @@ static int shows(const options *o, dp_fault fault, const dp_case *c, dp_shrink_o
         one.base[0] = r->base;
         one.chain[0] = r->chain;
         one.merge[0] = r->merge;
-        one.nranks = one.nbase = one.nchain = one.nmerge = 1;
+        one.payload[0] = r->payload;
+        one.nranks = one.nbase = one.nchain = one.nmerge = one.npayload = 1;
         if (!dp_failure_of(&one, r, dp_fault_by_run(fault) ? DP_BISECT_RUNS : 1, 0, &f, NULL) &&
             f.kind && found_right(&one, fault, &f))
             return 1;

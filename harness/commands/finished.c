@@ -56,6 +56,7 @@ static void add_options(XXH3_state_t *s, const dp_run_options *o) {
     add_list(s, o->nbase, o->base, sizeof *o->base);
     add_list(s, o->nchain, o->chain, sizeof *o->chain);
     add_list(s, o->nmerge, o->merge, sizeof *o->merge);
+    add_list(s, o->npayload, o->payload, sizeof *o->payload);
     add_list(s, o->nown, o->own, sizeof *o->own);
     add_list(s, o->nbackend, o->backend, sizeof *o->backend);
     add_list(s, o->nvariant, o->variant, sizeof *o->variant);

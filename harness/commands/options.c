@@ -138,6 +138,7 @@ static int take_list(int key, const char *arg, struct argp_state *st, dp_options
         {DP_OPT_BASE, "base", dp_base_names, DP_NBASES, LIST(base)},
         {DP_OPT_CHAIN, "chain", format_names(), DP_NFORMATS, LIST(chain)},
         {DP_OPT_MERGE, "merge", dp_exchange_names, DP_NRUN_EXCHANGES, LIST(merge)},
+        {DP_OPT_PAYLOAD, "payload", dp_payload_names, DP_NRUN_PAYLOADS, LIST(payload)},
         {DP_OPT_OWN, "own", dp_own_names, DP_NOWNS, LIST(own)},
         {DP_OPT_BACKEND, "backend", dp_backend_names, DP_NCHOSEN_BACKENDS, LIST(backend)}};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
@@ -286,15 +287,16 @@ dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subjec
         base++;
     while (cuda && chain < c->nchain - 1 && !dp_formats[c->chain[chain]].device)
         chain++;
-    return (dp_one_run){.ranks = o->nranks ? o->ranks[0]
-                                           : dp_case_most_ranks(c, lib ? lib->max_ranks : INT_MAX),
-                        .base = o->nbase ? o->base[0]
-                                : lib    ? lib->base
-                                         : c->base[base],
-                        .chain = o->nchain ? o->chain[0]
-                                 : lib     ? lib->chain
-                                           : c->chain[chain],
-                        .merge = o->nmerge ? o->merge[0] : c->merge[0]};
+    return (dp_one_run){
+        .ranks = o->nranks ? o->ranks[0] : dp_case_most_ranks(c, lib ? lib->max_ranks : INT_MAX),
+        .base = o->nbase ? o->base[0]
+                : lib    ? lib->base
+                         : c->base[base],
+        .chain = o->nchain ? o->chain[0]
+                 : lib     ? lib->chain
+                           : c->chain[chain],
+        .merge = dp_fault_exchange(o->fault, o->nmerge ? o->merge[0] : c->merge[0]),
+        .payload = dp_fault_payload(o->fault, o->npayload ? o->payload[0] : c->payload[0])};
 }
 
 dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens, dp_err *e) {

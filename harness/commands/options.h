@@ -30,11 +30,12 @@ typedef struct {
     int most; /* cases that may be named */
     int nname;
     const char *name[256];
-    int nranks, nbase, nchain, nmerge, nown, nbackend; /* 0: not given */
+    int nranks, nbase, nchain, nmerge, npayload, nown, nbackend; /* 0: not given */
     int ranks[16];
     dp_base base[DP_NBASES];
     dp_format chain[DP_NFORMATS];
     dp_exchange merge[DP_NRUN_EXCHANGES];
+    dp_payload payload[DP_NRUN_PAYLOADS];
     dp_own own[DP_NOWNS];
     dp_backend backend[DP_NBACKENDS];
     dp_fault fault;
@@ -51,6 +52,7 @@ enum {
     DP_OPT_BASE,
     DP_OPT_CHAIN,
     DP_OPT_MERGE,
+    DP_OPT_PAYLOAD,
     DP_OPT_OWN,
     DP_OPT_EXACT_CP,
     DP_OPT_BACKEND,
@@ -158,6 +160,12 @@ enum {
     {                                                                                       \
         "exchange", 0, 0, OPTION_ALIAS, 0, 0                                                \
     }
+#define DP_ROW_PAYLOAD                                                                             \
+    {                                                                                              \
+        "payload", DP_OPT_PAYLOAD, "NAME", 0,                                                      \
+            "what pairs and states are sent as: " DP_PAYLOAD_WORDS " (default: the case's first)", \
+            0                                                                                      \
+    }
 #define DP_ROW_BASE                                                                           \
     {                                                                                         \
         "base", DP_OPT_BASE, "NAME", 0,                                                       \
@@ -214,8 +222,9 @@ enum {
     }
 #define DP_ROW_SAFETENSORS \
     { "output", DP_OPT_OUTPUT, "FILE", 0, "safetensors file to write", 0 }
-#define DP_ROWS_ONE_RUN \
-    DP_ROW_CASES, DP_ROW_RANKS, DP_ROW_BASE, DP_ROW_CHAIN, DP_ROW_MERGE, DP_ROW_FAULT, DP_ROW_LIMIT
+#define DP_ROWS_ONE_RUN                                                                  \
+    DP_ROW_CASES, DP_ROW_RANKS, DP_ROW_BASE, DP_ROW_CHAIN, DP_ROW_MERGE, DP_ROW_PAYLOAD, \
+        DP_ROW_FAULT, DP_ROW_LIMIT
 
 /* The folders of this program. */
 dp_options dp_options_new(int one, int most);
@@ -256,6 +265,7 @@ typedef struct {
     dp_base base;
     dp_format chain;
     dp_exchange merge;
+    dp_payload payload;
 } dp_one_run;
 /* All four are set; c decides what neither options nor lib say. */
 dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib);

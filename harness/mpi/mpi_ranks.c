@@ -30,6 +30,7 @@ typedef struct {
     dp_base base;
     dp_format chain;
     dp_exchange merge;
+    dp_payload payload;
     int backward;
     dp_problem p; /* shapes, T of the rank; which arrays there are */
 } sim_job;
@@ -75,6 +76,7 @@ static void work_open(const void *message, size_t bytes) {
 static void work_run(const void *message, size_t bytes) {
     sim_job j;
     memcpy(&j, message, bytes);
+    own.sim.payload = j.payload;
     dp_sim_run(&own.sim, j.chain, j.merge, j.backward);
     return_own(j.backward);
 }
@@ -110,9 +112,14 @@ dp_status dp_mpi_sim_open(dp_sim *s, const dp_problem *p, dp_base base, int N, d
 }
 
 void dp_mpi_sim_run(dp_sim *s, dp_format chain, dp_exchange merge, int backward) {
-    const sim_job j = {.what = DP_MPI_RUN, .chain = chain, .merge = merge, .backward = backward};
+    const sim_job j = {.what = DP_MPI_RUN,
+                       .chain = chain,
+                       .merge = merge,
+                       .payload = s->payload,
+                       .backward = backward};
     for (int r = 1; r < s->N; r++)
         dp_mpi_send(r, DP_MPI_JOB, &j, sizeof j);
+    own.sim.payload = s->payload;
     dp_sim_run(&own.sim, chain, merge, backward);
     dp_sim_begin(s, chain, merge, backward);
     for (int r = 0; r < s->N; r++) {

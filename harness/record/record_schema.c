@@ -188,6 +188,7 @@ static json_t *fault(const void *x) {
 static int has_base(const void *x) { return ((const dp_run *)x)->has_base; }
 static int has_chain(const void *x) { return ((const dp_run *)x)->has_chain; }
 static int has_merge(const void *x) { return ((const dp_run *)x)->has_merge; }
+static int has_payload(const void *x) { return ((const dp_run *)x)->payload != DP_PAYLOAD_FULL; }
 static int has_own(const void *x) { return ((const dp_run *)x)->own != DP_OWN_EVEN; }
 static int has_fault(const void *x) { return ((const dp_run *)x)->fault != 0; }
 static const dp_record_field POLICY[] = {
@@ -197,6 +198,9 @@ static const dp_record_field POLICY[] = {
     {"design", TEXT, .what = "where not the base's default (design.h), or undeclared", GET(design)},
     {"merge", WORDS(dp_exchange_names, DP_NRUN_EXCHANGES), .what = "exchange of states", RUN(merge),
      WHEN(has_merge)},
+    {"payload", WORDS(dp_payload_names, DP_NRUN_PAYLOADS),
+     .what = "what pairs and states are sent as, if not as computed", RUN(payload),
+     WHEN(has_payload)},
     {"own", WORDS(dp_own_names, DP_NOWNS), .what = "which rank owns which tokens, if not T / N",
      RUN(own), WHEN(has_own)},
     {"fault", TEXT, .what = "a deliberate fault", GET(fault), WHEN(has_fault)}};

@@ -44,6 +44,7 @@ typedef struct {
     int has_chain, has_base, has_merge;
     dp_format chain;
     dp_exchange merge;
+    dp_payload payload;
     dp_fault fault;
     unsigned char *hit; /* [nhit = ranks*HV]: where the fault acted (sim); NULL: not known */
     int nhit;
@@ -86,6 +87,8 @@ typedef struct {
     const dp_format *chain;
     int nmerge;
     const dp_exchange *merge;
+    int npayload;
+    const dp_payload *payload;
     int nown;
     const dp_own *own;
     dp_fault fault;

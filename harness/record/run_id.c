@@ -25,6 +25,9 @@ static int find_chain(const char *s) { return dp_format_find(s); }
 static int find_merge(const char *s) {
     return dp_find_name(s, dp_exchange_names, DP_NRUN_EXCHANGES);
 }
+static int find_payload(const char *s) {
+    return dp_find_name(s, dp_payload_names, DP_NRUN_PAYLOADS);
+}
 static int find_own(const char *s) { return dp_find_name(s, dp_own_names, DP_NOWNS); }
 static int find_variant(const char *s) {
     return dp_find_name(s, dp_cuda_variant_names, DP_NCUDA_VARIANTS);
@@ -35,6 +38,7 @@ static const char *backend_text(int v) { return dp_backend_names[v]; }
 static const char *base_text(int v) { return dp_base_names[v]; }
 static const char *chain_text(int v) { return dp_formats[v].name; }
 static const char *merge_text(int v) { return dp_exchange_names[v]; }
+static const char *payload_text(int v) { return dp_payload_names[v]; }
 static const char *own_text(int v) { return dp_own_names[v]; }
 static const char *variant_text(int v) { return dp_cuda_variant_names[v]; }
 static const char *fault_text(int v) { return dp_faults[v].name; }
@@ -49,6 +53,7 @@ static const struct {
     [DP_ID_BASE] = {"base", find_base, base_text},
     [DP_ID_CHAIN] = {"chain", find_chain, chain_text},
     [DP_ID_MERGE] = {"merge", find_merge, merge_text},
+    [DP_ID_PAYLOAD] = {"payload", find_payload, payload_text},
     [DP_ID_OWN] = {"own", find_own, own_text},
     [DP_ID_VARIANT] = {"way", find_variant, variant_text},
     [DP_ID_FAULT] = {"fault", find_fault, fault_text},
@@ -64,6 +69,7 @@ static dp_id id_of(const dp_run *r) {
                   [DP_ID_BASE] = r->has_base ? (int)r->base : -1,
                   [DP_ID_CHAIN] = r->has_chain ? (int)r->chain : -1,
                   [DP_ID_MERGE] = r->has_merge ? (int)r->merge : -1,
+                  [DP_ID_PAYLOAD] = r->payload ? (int)r->payload : -1,
                   [DP_ID_OWN] = r->own ? (int)r->own : -1,
                   [DP_ID_VARIANT] = r->variant ? (int)r->variant : -1,
                   [DP_ID_FAULT] = r->fault ? (int)r->fault : -1}};

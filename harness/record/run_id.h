@@ -1,7 +1,8 @@
 /* harness/record/run_id.h - the ID of a run: one text for everything that chooses the run, from
  * which it is made again bit for bit. run_id.c alone knows its syntax.
  *
- * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,own=zigzag][,fault=F]`; op chain:
+ * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,payload=bf16][,own=zigzag][,fault=F]`;
+ * op chain:
  * `NAME:chain=tf32`; op conv: `NAME:ranks=4,base=bf16`; the chunk solver over LAPACKE:
  * `NAME:backend=lapack,ranks=4,base=fp32,chain=fp32`; the CUDA kernels:
  * `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32[,way=dh-only]`; a shared library:
@@ -23,6 +24,7 @@ typedef enum {
     DP_ID_BASE,
     DP_ID_CHAIN,
     DP_ID_MERGE,
+    DP_ID_PAYLOAD,
     DP_ID_OWN,
     DP_ID_VARIANT,
     DP_ID_FAULT,

@@ -44,6 +44,7 @@ static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format c
                             design->chunk,
                             design->gated,
                             (int32_t)design->sending.exchange,
+                            (int32_t)design->sending.payload,
                             design->scored,
                             design->decays};
     size_t size;

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* A backend is one row here and one file. */
 const dp_subject_kind dp_subjects[DP_NSUBJECTS] = {
@@ -64,7 +65,7 @@ void dp_claims_add(dp_claims *list, const dp_claim *claim) {
     for (; i < list->n; i++) {
         const dp_claim *x = &list->claim[i];
         if (x->N == claim->N && x->design.base == claim->design.base &&
-            x->design.sending.exchange == claim->design.sending.exchange &&
+            !memcmp(&x->design.sending, &claim->design.sending, sizeof x->design.sending) &&
             (claim->N == 1 || x->chain == claim->chain))
             break;
     }

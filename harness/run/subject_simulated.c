@@ -15,41 +15,54 @@ int dp_simulated_offers(const dp_subject_kind *k, const dp_case *c, const dp_run
            (dp_backends[k->backend].faulty || !o->fault) && !dp_unavailable(k->backend, 1);
 }
 
-/* The exchanges that run with the which-th format of the chain: what is asked for, whatever the
- * case says, else what it says; where no M is formed one format says it all. */
-static int exchanges_of(const dp_case *c, const dp_run_options *o, int which,
-                        dp_exchange list[DP_NRUN_EXCHANGES]) {
-    const dp_exchange *all = o->nmerge ? o->merge : c->merge, *own = &dp_faults[o->fault].exchange;
-    const int m = *own ? 1 : o->nmerge ? o->nmerge : c->nmerge;
-    int n = 0;
-    for (int i = 0; i < m; i++) {
-        const dp_exchange x = *own ? *own : all[i];
-        if (!which || dp_exchanges[x].pairs) list[n++] = x;
+/* The exchanges and payloads that run with the which-th format of the chain: what is asked for,
+ * whatever the case says, else what it says; where no M is formed one format says it all, where no
+ * state is sent one payload. */
+typedef struct {
+    int n;
+    dp_sending way[DP_NRUN_EXCHANGES * DP_NRUN_PAYLOADS];
+} ways;
+
+static ways ways_of(const dp_case *c, const dp_run_options *o, int which) {
+    const dp_fault_info *f = &dp_faults[o->fault];
+    const dp_exchange *merge = f->exchange ? &f->exchange : o->nmerge ? o->merge : c->merge;
+    const dp_payload *payload = f->payload ? &f->payload : o->npayload ? o->payload : c->payload;
+    const int nm = f->exchange ? 1
+                   : o->nmerge ? o->nmerge
+                               : c->nmerge,
+              np = f->payload    ? 1
+                   : o->npayload ? o->npayload
+                                 : c->npayload;
+    ways w = {0};
+    for (int i = 0; i < nm * np; i++) {
+        const dp_sending x = {merge[i / np], payload[i % np]};
+        const dp_exchange_info *info = &dp_exchanges[x.exchange];
+        if ((which && !info->pairs) || (i % np && !info->states)) continue;
+        w.way[w.n++] = info->states ? x : (dp_sending){x.exchange, DP_PAYLOAD_FULL};
     }
-    return n;
+    return w;
 }
 
 /* Ranks of N parts of the tokens. */
 static int ranks_of(const dp_case *c, int N) { return c->p.own.kind ? c->p.own.ranks : N; }
 
-static dp_design design_of(dp_base base, dp_exchange x, int N) {
+static dp_design design_of(dp_base base, dp_sending x, int N) {
     dp_design d = dp_design_of(base);
-    d.sending = dp_sending_of(x, N);
+    d.sending = dp_sending_of(x.exchange, x.payload, N);
     return d;
 }
 
 void dp_simulated_claims(const dp_case *c, const dp_run_options *o, int N, dp_claims *list) {
     int bases[DP_NBASES], chains[DP_NFORMATS];
-    dp_exchange exchanges[DP_NRUN_EXCHANGES];
     const int nb = dp_bases_of(c, o, bases);
     const int nc = dp_case_chains(c, N, o->nchain, (const int *)o->chain, chains);
     for (int i = 0; i < nb * nc; i++) {
-        const int nx = exchanges_of(c, o, i % nc, exchanges);
-        for (int k = 0; k < nx; k++) {
-            const dp_exchange x = exchanges[k];
-            const dp_claim claim = {N, design_of((dp_base)bases[i / nc], x, N),
+        const ways w = ways_of(c, o, i % nc);
+        for (int k = 0; k < w.n; k++) {
+            const dp_claim claim = {N, design_of((dp_base)bases[i / nc], w.way[k], N),
                                     (dp_format)chains[i % nc], 0, 0};
-            if (!dp_exchange_refuses(x, ranks_of(c, N), c->p.HV)) dp_claims_add(list, &claim);
+            if (!dp_exchange_refuses(w.way[k].exchange, ranks_of(c, N), c->p.HV))
+                dp_claims_add(list, &claim);
         }
     }
 }
@@ -67,10 +80,11 @@ typedef struct {
     dp_error_bound bound;
 } in_one_base;
 
-static dp_run *record(const in_one_base *x, dp_exchange merge, dp_runs *out) {
-    const dp_how how = {x->backend, x->base, x->chain, design_of(x->base, merge, x->sp->N)};
+static dp_run *record(const in_one_base *x, dp_sending way, dp_runs *out) {
+    const dp_how how = {x->backend, x->base, x->chain, design_of(x->base, way, x->sp->N)};
     dp_run *r = dp_sharding_record(x->sp, &how, out);
-    r->merge = merge;
+    r->merge = way.exchange;
+    r->payload = way.payload;
     r->has_merge = 1;
     r->fault = x->sp->std->o->fault;
     dp_sharding_note_truth(x->sp, r);
@@ -102,17 +116,19 @@ static int is_made(dp_exchange x, int tensor) {
     return state ? dp_exchanges[x].states : dp_exchanges[x].pairs;
 }
 
-static void run_merge(in_one_base *x, dp_exchange merge, dp_runs *out) {
+static void run_merge(in_one_base *x, dp_sending way, dp_runs *out) {
     const dp_run_options *o = x->sp->std->o;
     const int backward = x->sp->truth->backward;
     const double from = dp_now();
     dp_sim *s = x->s;
-    dp_run *r = record(x, merge, out);
+    dp_run *r = record(x, way, out);
     bound(x, &r->design);
-    (dp_backends[x->backend].peers ? dp_mpi_sim_run : dp_sim_run)(s, x->chain, merge, backward);
+    s->payload = way.payload;
+    (dp_backends[x->backend].peers ? dp_mpi_sim_run : dp_sim_run)(s, x->chain, way.exchange,
+                                                                  backward);
     dp_outputs outputs = {.results = &s->out, .forms_all_pairs = 1, .sim = s};
     for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
-        if (is_made(merge, i)) outputs.rank[i] = dp_sim_rank_list(s, i);
+        if (is_made(way.exchange, i)) outputs.rank[i] = dp_sim_rank_list(s, i);
     const dp_judging j = {x->sp, &x->bases, &x->bound, &outputs};
     dp_judge_run(&j, r, from);
     if (o->fault) note_hits(x, r);
@@ -126,8 +142,8 @@ static const char *refuses(const in_one_base *x, dp_exchange merge) {
     return dp_exchange_refuses(merge, ranks_of(x->sp->c, x->sp->N), x->sp->c->p.HV);
 }
 
-static void skip_merge(const in_one_base *x, dp_exchange merge, const char *why, dp_runs *out) {
-    dp_run *r = record(x, merge, out);
+static void skip_merge(const in_one_base *x, dp_sending way, const char *why, dp_runs *out) {
+    dp_run *r = record(x, way, out);
     r->verdict = DP_SKIPPED;
     snprintf(r->why, sizeof r->why, "%s", why);
     if (x->sp->std->o->done) x->sp->std->o->done(r, x->sp->std->o->arg);
@@ -137,17 +153,16 @@ static void run_all(in_one_base *x, dp_runs *out) {
     const dp_case *c = x->sp->c;
     const dp_run_options *o = x->sp->std->o;
     int chains[DP_NFORMATS];
-    dp_exchange merges[DP_NRUN_EXCHANGES];
     const int nc = dp_case_chains(c, x->sp->N, o->nchain, (const int *)o->chain, chains);
     for (int i = 0; i < nc; i++) {
-        const int nm = exchanges_of(c, o, i, merges);
+        const ways w = ways_of(c, o, i);
         x->chain = (dp_format)chains[i];
-        for (int k = 0; k < nm; k++) {
-            const char *no = refuses(x, merges[k]);
+        for (int k = 0; k < w.n; k++) {
+            const char *no = refuses(x, w.way[k].exchange);
             if (no)
-                skip_merge(x, merges[k], no, out);
+                skip_merge(x, w.way[k], no, out);
             else
-                run_merge(x, merges[k], out);
+                run_merge(x, w.way[k], out);
         }
         if (x->bounded) dp_error_bound_free(&x->bound);
         x->bounded = 0;
@@ -242,7 +257,7 @@ static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs
     if (!st && step) st = dp_step_of_calls(sp->c, be, base, &made.front, &front, e);
     if (!st) {
         x.chain = (dp_format)chains[0];
-        dp_run *r = record(&x, (dp_exchange)merge, out);
+        dp_run *r = record(&x, (dp_sending){(dp_exchange)merge, DP_PAYLOAD_FULL}, out);
         sp->step = step ? &front : NULL;
         judge_calls(&x, &made.got, r, from);
         sp->step = NULL;

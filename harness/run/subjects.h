@@ -8,7 +8,7 @@
 #include "outputs.h"
 
 #define DP_MAX_RANK_COUNTS 16
-#define DP_MAX_CLAIMS ((DP_NBASES + 1) * DP_NFORMATS * DP_NRUN_EXCHANGES)
+#define DP_MAX_CLAIMS ((DP_NBASES + 1) * DP_NFORMATS * DP_NRUN_EXCHANGES * DP_NRUN_PAYLOADS)
 
 /* Claims that are held against draws: asked for at once, so that every draw is made once. */
 typedef struct {

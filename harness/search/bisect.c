@@ -98,6 +98,7 @@ dp_status dp_bisect_work_new(dp_bisect_work *w, const dp_problem *p, const dp_si
     w->r.inverse |= w->s.by_inverse;
     dp_sim_run(&w->ref, DP_FP64, DP_EXCHANGE_ALLGATHER, how->backward);
     if (shared) w->s.sharers = how->N;
+    w->s.payload = shared ? DP_PAYLOAD_FULL : dp_fault_payload(how->fault, how->payload);
     dp_sim_begin(&w->t, DP_FP64, shared ? DP_EXCHANGE_ALLGATHER : merge, how->backward);
     dp_sim_begin(&w->s, how->chain, shared ? DP_EXCHANGE_ALLGATHER : merge, how->backward);
     bounds(w);

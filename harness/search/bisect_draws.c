@@ -144,6 +144,8 @@ dp_status dp_bisect_expected(const dp_problem *p, const dp_sim_policy *how, dp_f
     dp_sim_policy right = *how;
     dp_bisect_tallies tal = {.draw = -1, .ndraw = dp_expected_count(p)};
     dp_bisect_work w = {.out = out, .tal = &tal};
+    right.merge = dp_fault_exchange(how->fault, how->merge);
+    right.payload = dp_fault_payload(how->fault, how->payload);
     right.fault = DP_FAULT_NONE;
     if (how->base == DP_BASE_FP64 || out->first >= 0) return DP_OK;
     const dp_status st = dp_bisect_work_new(&w, p, how, 0, e);

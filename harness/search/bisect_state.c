@@ -115,8 +115,11 @@ static double **exchange_errors(const dp_bisect_work *w, int dir) {
     const int64_t n = (int64_t)w->ref.N * w->p->HV;
     dp_chain_error *bM = dp_calloc((size_t)n, sizeof *bM);
     double **eH = dp_calloc((size_t)n, sizeof *eH);
-    dp_error_bound_base own = {
-        .ref = (dp_sim *)&w->ref, .base = w->base, .sending = {w->s.merge}, .r = w->r, .b = w->own};
+    dp_error_bound_base own = {.ref = (dp_sim *)&w->ref,
+                               .base = w->base,
+                               .sending = {w->s.merge, w->s.payload},
+                               .r = w->r,
+                               .b = w->own};
     for (int64_t i = 0; i < n; i++) {
         bM[i].b = dp_doubles(dp_chain_error_size(&w->r, w->p->K));
         eH[i] = dp_bisect_zeros_state(w);

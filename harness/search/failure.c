@@ -92,8 +92,8 @@ static void from_run(const dp_run *r, int program, dp_failure *f) {
 
 static dp_status from_bisect(const dp_case *c, dp_fault fault, int runs, dp_failure *f, dp_err *e) {
     dp_bisect b;
-    const dp_sim_policy how = {c->ranks[0], c->base[0], c->chain[0],
-                               c->merge[0], fault,      c->backward};
+    const dp_sim_policy how = {c->ranks[0], c->base[0],  c->chain[0],  c->merge[0],
+                               fault,       c->backward, c->payload[0]};
     const dp_status st = dp_bisect_sim(&c->p, &how, runs, 0, &b, e);
     if (st) return st;
     if (b.first >= 0) {

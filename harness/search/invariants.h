@@ -70,6 +70,7 @@ typedef struct {
     dp_base base;
     dp_format chain;
     dp_exchange merge;
+    dp_payload payload;
     dp_fault fault;            /* simulated ranks only */
     dp_format input_dtype;     /* cuda, nccl, subject */
     dp_cuda_variant variant;   /* cuda, nccl */

@@ -11,8 +11,8 @@
 dp_status dp_check_repeat(dp_check_work *w) {
     if (dp_backends[w->s->backend].faulty) {
         dp_repeat x;
-        const dp_sim_policy how = {w->N,        w->s->base,  w->s->chain,
-                                   w->s->merge, w->s->fault, w->backward};
+        const dp_sim_policy how = {w->N,        w->s->base,  w->s->chain,  w->s->merge,
+                                   w->s->fault, w->backward, w->s->payload};
         const dp_status st = dp_repeat_sim(w->p, &how, 3, &x, w->e);
         if (!st) free(x.hit);
         w->c->compared = w->p->T * w->p->HV * w->p->V;

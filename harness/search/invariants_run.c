@@ -68,6 +68,7 @@ static dp_status run_sim(const dp_check_subject *s, const dp_problem *p, int N, 
         peers ? dp_mpi_sim_open(&sim, p, s->base, N, e)
               : dp_sim_new_chunks(&sim, p, s->base, s->chunk ? s->chunk : DP_CHUNK, N, s->fault, e);
     if (st) return st;
+    sim.payload = s->payload;
     (peers ? dp_mpi_sim_run : dp_sim_run)(&sim, s->chain, s->merge, backward);
     o->n = N * p->HV;
     o->M = dp_calloc((size_t)o->n, sizeof *o->M);

@@ -73,7 +73,7 @@ int dp_fault_acted(const dp_problem *p, const unsigned char *hit, int N, int ran
 }
 
 static dp_sim_policy policy_of(const dp_case *c, const dp_run *r, dp_fault f) {
-    return (dp_sim_policy){r->ranks, r->base, r->chain, r->merge, f, c->backward};
+    return (dp_sim_policy){r->ranks, r->base, r->chain, r->merge, f, c->backward, r->payload};
 }
 
 /* hit: NULL where none is recorded. */

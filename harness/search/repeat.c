@@ -106,6 +106,7 @@ dp_status dp_repeat_sim(const dp_problem *p, const dp_sim_policy *how, int runs,
     *out = (dp_repeat){.runs = runs, .stage = DP_NSTAGES, .rank = -1, .head = -1};
     const dp_status st = dp_sim_new(&s, p, how->base, how->N, how->fault, e);
     if (st) return st;
+    s.payload = how->payload;
     for (int run = 0; run < runs; run++) {
         s.have_forward = s.have_backward = 0; /* nothing kept from the run before */
         dp_sim_run(&s, how->chain, how->merge, how->backward);

@@ -64,7 +64,8 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
     s->base[0] = o->base;
     s->chain[0] = o->chain;
     s->merge[0] = o->merge;
-    s->nranks = s->nbase = s->nchain = s->nmerge = 1;
+    s->payload[0] = o->payload;
+    s->nranks = s->nbase = s->nchain = s->nmerge = s->npayload = 1;
     dp_shrink_work w = {.o = o,
                         .small = *o,
                         .c = s,

@@ -45,6 +45,7 @@ typedef struct {
     dp_base base;
     dp_format chain;
     dp_exchange merge;
+    dp_payload payload;
     dp_fault fault;            /* of the simulated ranks; DP_FAULT_NONE: none */
     const dp_subject *subject; /* NULL: the simulated ranks */
     double limit_s;

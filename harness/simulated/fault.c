@@ -276,7 +276,26 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
                                 "interchanged",
                                 "an order of ranks that both sides do not share",
                                 DP_EXCHANGE_HEADS},
+    [DP_FAULT_PAYLOAD_TRUNCATED] = {"payload-truncated", 0, "merge_fwd",
+                                    "pairs are sent as the upper 16 bits of fp32, not rounded",
+                                    "a cast by shifting", .payload = DP_PAYLOAD_BF16},
+    [DP_FAULT_PAYLOAD_LOW_LOST] = {"payload-low-lost", 0, "merge_fwd",
+                                   "of two bf16 for a number the second one never arrives",
+                                   "a buffer half as long as what is sent",
+                                   .payload = DP_PAYLOAD_BF16X2},
+    [DP_FAULT_PAYLOAD_TWICE] = {"payload-twice", 0, "merge_fwd",
+                                "M is rounded to bf16 before I is taken off and again behind it",
+                                "a cast where M is stored; shows where M is nearly I",
+                                .payload = DP_PAYLOAD_LESS_I},
+    [DP_FAULT_RANK_LARGEST] = {"rank-largest", 0, "merge_fwd",
+                               "of a low-rank M the largest singular value is left out",
+                               "singular values in ascending order taken for descending ones",
+                               .payload = DP_PAYLOAD_LOW_RANK},
 };
+
+dp_payload dp_fault_payload(dp_fault f, dp_payload asked) {
+    return dp_faults[f].payload ? dp_faults[f].payload : asked;
+}
 
 dp_exchange dp_fault_exchange(dp_fault f, dp_exchange asked) {
     return dp_faults[f].exchange ? dp_faults[f].exchange : asked;

@@ -94,6 +94,10 @@ typedef enum {
     DP_FAULT_SCAN_SWAPPED,
     DP_FAULT_SERIAL_LATE,
     DP_FAULT_HEADS_SWAPPED,
+    DP_FAULT_PAYLOAD_TRUNCATED,
+    DP_FAULT_PAYLOAD_LOW_LOST,
+    DP_FAULT_PAYLOAD_TWICE,
+    DP_FAULT_RANK_LARGEST,
     DP_NFAULTS
 } dp_fault;
 
@@ -101,12 +105,14 @@ typedef struct {
     const char *name;
     int bug;
     const char *stage, *what, *source;
-    dp_exchange exchange; /* that alone has it, and that is taken whatever is asked for; allgather:
-                             it is of none */
-} dp_fault_info;          /* bug 0: none of the list */
+    /* that alone have it, taken whatever is asked for; allgather, full: it is of none */
+    dp_exchange exchange;
+    dp_payload payload;
+} dp_fault_info; /* bug 0: none of the list */
 extern const dp_fault_info dp_faults[DP_NFAULTS];
-/* The exchange of a run with that fault. */
+/* The exchange and the payload of a run with that fault. */
 dp_exchange dp_fault_exchange(dp_fault f, dp_exchange asked);
+dp_payload dp_fault_payload(dp_fault f, dp_payload asked);
 int dp_fault_find(const char *name); /* -1: unknown */
 /* Its kind, one of DP_FAULTS_OF_.. (harness/case/operations.h). */
 unsigned dp_fault_kind(dp_fault f);

@@ -1,6 +1,7 @@
 /* What each deliberate fault does to its stage (fault_effect.h). */
 #include "fault_effect.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/arithmetic/low_rank.h"
 #include "ref/arithmetic/mm.h"
 
 #include <math.h>
@@ -337,6 +338,47 @@ dp_format dp_effect_chain(const dp_sim *s, int rank, int hv) {
     if (s->fault != DP_FAULT_CHAIN_BF16 && s->fault != DP_FAULT_CHAIN_TF32RZ) return s->chain;
     dp_effect_hit(s, rank, hv);
     return s->fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : DP_TF32RZ;
+}
+
+/* x as it is where a fault rounds it before it is sent. */
+static double presented(dp_fault f, double x) {
+    if (f == DP_FAULT_PAYLOAD_LOW_LOST || f == DP_FAULT_PAYLOAD_TWICE) return dp_bf16d(x);
+    const float y = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &y, sizeof bits);
+    return dp_bf16_from_bits((uint16_t)(bits >> 16));
+}
+
+static void leave_largest(int K, double *M) {
+    double *U, *W, most = -1;
+    const int rank = dp_low_rank(M, K, 0, &U, &W);
+    int top = 0;
+    for (int z = 0; z < rank; z++) {
+        double s = 0;
+        for (int i = 0; i < K; i++)
+            s += U[(int64_t)i * rank + z] * U[(int64_t)i * rank + z];
+        if (s > most) {
+            most = s;
+            top = z;
+        }
+    }
+    for (int64_t i = 0; rank && i < (int64_t)K * K; i++)
+        M[i] -= U[i / K * rank + top] * W[(int64_t)top * K + i % K];
+    free(U);
+    free(W);
+}
+
+int dp_effect_sent(const dp_sim *s, double *M, double *H) {
+    const int64_t K = s->p->K, KV = K * s->p->V;
+    const dp_fault f = s->fault;
+    const int states = f == DP_FAULT_PAYLOAD_TRUNCATED || f == DP_FAULT_PAYLOAD_LOW_LOST,
+              products = states || f == DP_FAULT_PAYLOAD_TWICE;
+    for (int64_t i = 0; states && i < KV; i++)
+        H[i] = presented(f, H[i]);
+    for (int64_t i = 0; M && products && i < K * K; i++)
+        M[i] = presented(f, M[i]);
+    if (M && f == DP_FAULT_RANK_LARGEST) leave_largest((int)K, M);
+    return states || (M && (products || f == DP_FAULT_RANK_LARGEST));
 }
 
 void dp_effect_state_in(const dp_sim *s, int r, int hv, double *S) {

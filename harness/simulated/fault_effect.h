@@ -32,6 +32,8 @@ double *dp_effect_values(dp_sim *s, int group,
 /* After its w and u. */
 void dp_effect_wy(dp_sim *s, int group, int hv);
 void dp_effect_state_in(const dp_sim *s, int rank, int hv, double *S); /* S_in after the merge */
+/* A pair, or with M NULL a state, before it is sent; 1: the fault acted. */
+int dp_effect_sent(const dp_sim *s, double *M, double *H);
 void dp_effect_state(const dp_sim *s, int group, int hv,
                      double *S);                          /* after one chunk of state_fwd */
 int dp_effect_output(const dp_sim *s, int group, int hv); /* 1: o of this chunk is never written */

@@ -31,6 +31,7 @@ void dp_sim_begin(dp_sim *s, dp_format chain_format, dp_exchange merge, int with
     assert(!with_backward || s->p->dout);
     s->chain = dp_chain_format(s->p, s->at[DP_STAGE_PRE_FWD], chain_format);
     s->merge = s->sharers ? merge : dp_fault_exchange(s->fault, merge);
+    s->sent = (dp_traffic){0, 0};
     clear_unmade(s);
     if (s->fault != DP_FAULT_RACE && s->fault != DP_FAULT_ORDER_BY_RUN)
         memcpy(s->hit, s->hit_kept, (size_t)s->N * s->p->HV);

@@ -51,6 +51,10 @@ typedef enum {
 } dp_stage;
 extern const char *const dp_stage_names[DP_NSTAGES];
 
+typedef struct {
+    int64_t messages, bytes;
+} dp_traffic;
+
 /* One run of the simulated ranks. */
 typedef struct {
     int N;
@@ -59,6 +63,7 @@ typedef struct {
     dp_exchange merge;
     dp_fault fault;
     int backward;
+    dp_payload payload;
 } dp_sim_policy;
 
 typedef struct { /* one chunk position: HV consecutive dp_chunk share it */
@@ -105,6 +110,8 @@ typedef struct {
      */
     dp_format chain;
     dp_exchange merge;
+    dp_payload payload; /* of runs to come; that of the design until it is set */
+    dp_traffic sent;    /* by all ranks in the last run, where all are here */
     dp_result out;
     double **S_in, **M, **H, **dS_out, **dM, **dH;
     int traj_rank, ntraj, traj_chunks[DP_MAX_TRAJ];

@@ -4,6 +4,8 @@
 #include "fault_effect.h"
 #include "ranks_stages.h"
 #include "ref/arithmetic/mm.h"
+#include "ref/chunk/exchange_price.h"
+#include "ref/chunk/payload.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -61,6 +63,31 @@ static void step(const way *w, int j, int r, int hv, double **S) {
     dp_sim_merge_step(w->s, r * HV + hv, w->s->at[w->stage], w->M[i], w->H[i], S);
 }
 
+/* ---- what is sent ---------------------------------------------------------------------------- */
+
+/* The heads of a rank share a message. */
+static void count(dp_sim *s, int hv, int to, int64_t bytes) {
+#pragma omp atomic
+    s->sent.messages += hv ? 0 : to;
+#pragma omp atomic
+    s->sent.bytes += to * bytes;
+}
+
+/* One head's state, and with M the pair, that rank r sends: what arrives of it, in place. to: how
+ * many ranks it is sent to. */
+static void send_one(const way *w, int r, int hv, int to, double *M, double *H) {
+    dp_sim *s = w->s;
+    const int K = s->p->K, V = s->p->V;
+    const dp_payload p = dp_fault_payload(s->fault, s->payload);
+    int64_t bytes = dp_payload_H_bytes(p, K, V);
+    if (p && dp_effect_sent(s, M, H))
+        for (int j = r + w->by; j >= 0 && j < s->N && gets(w, j); j += w->by)
+            dp_effect_hit(s, j, hv);
+    dp_payload_state(p, (int64_t)K * V, H);
+    if (M) bytes += dp_payload_M_bytes(p, K, dp_payload_M(p, s->at[w->stage], K, M));
+    count(s, hv, to, bytes);
+}
+
 /* ---- all-gather ------------------------------------------------------------------------------ */
 
 /* Rank r folds the gathered pairs before it, farthest rank first. */
@@ -77,12 +104,29 @@ static void fold(const way *w, int r, int hv) {
     arrives(w, r, hv, S);
 }
 
+/* All pairs as they arrive, in place of those of w; a rank that has none sends zeros. */
+static void send_all(way *w) {
+    const int HV = w->s->p->HV, n = w->s->N * HV;
+    const int64_t K = w->s->p->K, KV = state_size(w);
+    w->M = dp_sim_copy_list(w->M, n, K * K);
+    w->H = dp_sim_copy_list(w->H, n, KV);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < n; i++) {
+        if (!w->M[i]) w->M[i] = dp_doubles(K * K);
+        if (!w->H[i]) w->H[i] = dp_doubles(KV);
+        send_one(w, i / HV, i % HV, w->s->N - 1, w->M[i], w->H[i]);
+    }
+}
+
 static void allgather(dp_sim *s, int back) {
-    const way w = way_of(s, back);
+    way w = way_of(s, back);
     const int HV = s->p->HV;
     dp_sim_share_pairs(s, back);
+    send_all(&w);
     for (int i = s->from * HV; i < s->to * HV; i++)
         fold(&w, i / HV, i % HV);
+    dp_sim_free_list(w.M, (int64_t)s->N * HV);
+    dp_sim_free_list(w.H, (int64_t)s->N * HV);
 }
 
 /* ---- from rank to rank ----------------------------------------------------------------------- */
@@ -95,6 +139,7 @@ static void ring_step(dp_sim *s, int back, int r, int hv, double **S) {
     if (!gives(&w, r)) return;
     if (begins(&w, r)) dp_sim_replace(S, start_of(&w, r, hv, w.stage));
     step(&w, r, r + w.by, hv, S);
+    send_one(&w, r, hv, 1, NULL, *S);
 }
 
 /* The same by the state pass itself. */
@@ -111,6 +156,7 @@ static void serial_step(dp_sim *s, int back, int r, int hv, double **S) {
         dp_effect_hit(s, r + w.by, hv);
     else
         (back ? dp_sim_pass_bwd : dp_sim_pass_fwd)(s, r, hv, passed(&w, r), *S);
+    send_one(&w, r, hv, 1, NULL, *S);
 }
 
 static void ring(dp_sim *s, int back) { dp_sim_ring(s, back, ring_step); }
@@ -178,6 +224,8 @@ static void level(const way *w, int d, double **e) {
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = w->s->from * HV; i < w->s->to * HV; i++) {
         const int r = i / HV, hv = i % HV;
+        if (got[r])
+            send_one(w, r - d * w->by, hv, 1, M_of(got[r] + hv * n), H_of(w, got[r] + hv * n));
         if (!got[r] || !e[r][hv * n + MATTERS]) continue;
         if (missing)
             dp_effect_hit(w->s, r + w->by, hv);
@@ -199,8 +247,13 @@ static void hand_on(const way *w, double **e) {
             memcpy(out[r] + hv * KV, H_of(w, e[r] + hv * n), sizeof **out * (size_t)KV);
     }
     dp_sim_hand(w->s, w->by, HV * KV, out, got);
-    for (int i = w->s->from * HV; i < w->s->to * HV; i++)
-        if (gets(w, i / HV)) arrives(w, i / HV, i % HV, dp_copy(got[i / HV] + i % HV * KV, KV));
+    for (int i = w->s->from * HV; i < w->s->to * HV; i++) {
+        const int r = i / HV, hv = i % HV;
+        if (!gets(w, r)) continue;
+        double *S = dp_copy(got[r] + hv * KV, KV);
+        send_one(w, r - w->by, hv, 1, NULL, S);
+        arrives(w, r, hv, S);
+    }
     dp_sim_free_list(out, w->s->N);
     dp_sim_free_list(got, w->s->N);
 }

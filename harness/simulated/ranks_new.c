@@ -84,6 +84,7 @@ static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *desig
                   .linear = o.linear,
                   .first_of_call = o.first_of_call,
                   .by_inverse = o.by_inverse,
+                  .payload = design->sending.payload,
                   .given = p};
     s->hit = dp_calloc((size_t)N * p->HV, 1);
     s->by_inverse |= dp_effect_by_inverse(s);

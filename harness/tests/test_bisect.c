@@ -76,6 +76,9 @@ static const struct {
     {DP_FAULT_SCAN_SWAPPED, "exchange-packed", 6, DP_BASE_FP32, DP_FP32, "S_in"},
     {DP_FAULT_SERIAL_LATE, "exchange-kda", 4, DP_BASE_BF16, DP_FP32, "S_in"},
     {DP_FAULT_HEADS_SWAPPED, "exchange-packed", 3, DP_BASE_FP32, DP_FP32, "o"},
+    {DP_FAULT_PAYLOAD_LOW_LOST, "exchange-kda", 4, DP_BASE_BF16, DP_FP32, "S_in"},
+    {DP_FAULT_PAYLOAD_TWICE, "exchange-slow", 4, DP_BASE_FP32, DP_FP32, "S_in"},
+    {DP_FAULT_RANK_LARGEST, "exchange-slow", 4, DP_BASE_BF16, DP_FP32, "S_in"},
 };
 
 DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
@@ -93,8 +96,8 @@ DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
                   runs = STAGE[i].fault == DP_FAULT_RACE || STAGE[i].fault == DP_FAULT_ORDER_BY_RUN
                              ? DP_BISECT_RUNS
                              : 1;
-        const dp_sim_policy how = {STAGE[i].ranks, STAGE[i].base,  STAGE[i].chain,
-                                   c.merge[0],     STAGE[i].fault, backward};
+        const dp_sim_policy how = {STAGE[i].ranks, STAGE[i].base, STAGE[i].chain, c.merge[0],
+                                   STAGE[i].fault, backward,      DP_PAYLOAD_FULL};
         if (dp_bisect_sim(&c.p, &how, runs, 0, &b, &e))
             gt_fail(__FILE__, __LINE__, f->name, "%s", e.msg);
         else if (b.first < 0)
@@ -132,6 +135,7 @@ DP_TEST(bisect, every_fault_of_the_pipeline_is_tested) {
     for (int f = 1; f < DP_NFAULTS; f++) {
         int n = !strncmp(dp_faults[f].stage, "conv_", 5); /* test_step.c */
         n += dp_fault_of_calls((dp_fault)f);              /* test_session.c */
+        n += f == DP_FAULT_PAYLOAD_TRUNCATED;             /* within every bound, below */
         for (size_t i = 0; i < sizeof STAGE / sizeof *STAGE; i++)
             n += (int)STAGE[i].fault == f;
         CHECK(n > 0, "%s", dp_faults[f].name);
@@ -145,6 +149,8 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
         "smoke-ssd",         "initial-state",    "negative-eigenvalues", "inf",       "nan",
         "smoke-deltaproduct"};
     static const dp_format CHAIN[] = {DP_FP64, DP_TF32RZ, DP_BF16ST};
+    static const dp_payload PAYLOAD[] = {DP_PAYLOAD_FULL, DP_PAYLOAD_BF16X2, DP_PAYLOAD_LESS_I,
+                                         DP_PAYLOAD_LOW_RANK, DP_PAYLOAD_BF16};
     static const dp_exchange MERGE[] = {DP_EXCHANGE_ALLGATHER, DP_EXCHANGE_RING, DP_EXCHANGE_SCAN,
                                         DP_EXCHANGE_SERIAL};
     const int threads = omp_get_max_threads();
@@ -156,8 +162,9 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
         for (int base = 0; base < DP_NBASES; base++) {
             dp_bisect b;
             dp_err e = {0};
-            dp_sim_policy how = {c.ranks[c.nranks - 1],         base,          CHAIN[base],
-                                 MERGE[(i + (size_t)base) % 4], DP_FAULT_NONE, c.backward};
+            dp_sim_policy how = {c.ranks[c.nranks - 1],          base,          CHAIN[base],
+                                 MERGE[(i + (size_t)base) % 4],  DP_FAULT_NONE, c.backward,
+                                 PAYLOAD[(i + (size_t)base) % 5]};
             REQUIRE(!dp_bisect_sim(&c.p, &how, 1, 1, &b, &e), "%s", e.msg);
             const int pairs = dp_exchanges[how.merge].pairs;
             how.merge = DP_EXCHANGE_ALLGATHER;
@@ -198,14 +205,15 @@ DP_TEST(bisect, a_fault_within_every_bound_is_found_by_draws) {
         int ranks;
         const char *stage;
     } F[] = {{DP_FAULT_NEUMANN_INVERSE, "negative-eigenvalues", DP_BASE_FP32, 4, "solve"},
-             {DP_FAULT_DECAY_BEFORE_USE, "segments", DP_BASE_BF16, 3, "state_fwd"}};
+             {DP_FAULT_DECAY_BEFORE_USE, "segments", DP_BASE_BF16, 3, "state_fwd"},
+             {DP_FAULT_PAYLOAD_TRUNCATED, "exchange-slow", DP_BASE_FP32, 4, "merge_fwd"}};
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         dp_case c;
         dp_bisect b;
         dp_err e = {0};
         if (!gt_open_case(F[i].name, &c)) continue;
-        const dp_sim_policy how = {F[i].ranks, F[i].base, DP_FP32, DP_EXCHANGE_ALLGATHER,
-                                   F[i].fault, 0};
+        const dp_sim_policy how = {F[i].ranks, F[i].base, DP_FP32,        DP_EXCHANGE_ALLGATHER,
+                                   F[i].fault, 0,         DP_PAYLOAD_FULL};
         REQUIRE(!dp_bisect_sim(&c.p, &how, 1, 1, &b, &e), "%s", e.msg);
         CHECK(b.first < 0, "%s: %s is over its bound", c.name, dp_stage_names[b.first]);
         REQUIRE(!dp_bisect_expected(&c.p, &how, c.input_dtype, &b, &e), "%s", e.msg);
@@ -228,7 +236,8 @@ DP_TEST(bisect, one_fault_one_wrong_stage) {
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         dp_bisect b;
         dp_err e = {0};
-        const dp_sim_policy how = {4, DP_BASE_FP32, DP_FP32, DP_EXCHANGE_ALLGATHER, F[i], 1};
+        const dp_sim_policy how = {4, DP_BASE_FP32,   DP_FP32, DP_EXCHANGE_ALLGATHER, F[i],
+                                   1, DP_PAYLOAD_FULL};
         REQUIRE(!dp_bisect_sim(&c.p, &how, 1, 1, &b, &e), "%s", e.msg);
         for (int s = 0; s < DP_NSTAGES; s++) {
             const int here = dp_fault_lives_in(F[i], dp_stage_names[s]),

@@ -1,26 +1,28 @@
 /* Exchanges: what each of them makes of the ranks' pairs is what folding them makes; what is sent
- * is what the table of prices says; what a shorter payload changes keeps to its bound. */
-#include "gt.h"
+ * is sent is what the table of prices says; a shorter payload changes what it may. */
+#include "cases.h"
 #include "harness/simulated/ranks.h"
 #include "oracle.h"
 #include "ref/arithmetic/low_rank.h"
-#include "ref/chunk/exchange.h"
+#include "ref/arithmetic/norms.h"
+#include "ref/chunk/exchange_price.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { MOST = 9 };
 
-/* Pairs of N ranks of one sequence, so many tokens each: of 2 tokens M forgets next to nothing, so
- * that a pair too many or too few shows; of 16 it has small singular values. */
-static int pairs_of(int N, int tokens, int K, int V, dp_affine *pair) {
+/* N ranks of one sequence, so many tokens each: of 2 tokens M forgets next to nothing, so that a
+ * pair too many or too few shows; of 16 it has small singular values. */
+static void problem_of(dp_problem *p, int N, int tokens) {
     const oracle_spec spec = {.model = DP_KDA,
                               .T = tokens * N,
                               .H = 1,
                               .HV = 1,
-                              .K = K,
-                              .V = V,
+                              .K = 8,
+                              .V = 6,
                               .R = 1,
                               .gate = DP_GATE_LOG,
                               .beta = DP_BETA_PLAIN,
@@ -28,114 +30,120 @@ static int pairs_of(int N, int tokens, int K, int V, dp_affine *pair) {
                               .backward = 1,
                               .g_scale = 0.02,
                               .seed = 75};
-    dp_problem p;
-    dp_sim s;
-    oracle_problem(&p, &spec);
-    if (dp_sim_new(&s, &p, DP_BASE_FP64, N, DP_FAULT_NONE, NULL)) return 0;
-    dp_sim_run(&s, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
-    for (int r = 0; r < N; r++) {
-        dp_affine_init(&pair[r], K, V);
-        if (!s.M[r]) continue; /* the last rank sends nothing that is used */
-        memcpy(pair[r].M, s.M[r], sizeof(double) * (size_t)(K * K));
-        memcpy(pair[r].H, s.H[r], sizeof(double) * (size_t)(K * V));
+    oracle_problem(p, &spec);
+}
+
+/* Distance of the states that enter the ranks, backward of their gradients, over their length. */
+static double distance(const dp_sim *a, const dp_sim *b, int backward) {
+    double s = 0, length = 0;
+    for (int r = 0; r < a->N; r++) {
+        const double *x = (backward ? a->dS_out : a->S_in)[r],
+                     *y = (backward ? b->dS_out : b->S_in)[r];
+        for (int64_t i = 0; x && i < (int64_t)a->p->K * a->p->V; i++) {
+            s += (x[i] - y[i]) * (x[i] - y[i]);
+            length += y[i] * y[i];
+        }
     }
-    dp_sim_free(&s);
-    dp_problem_free(&p);
-    return 1;
+    return length > 0 ? sqrt(s / length) : 0;
 }
 
-static void free_pairs(dp_affine *pair, int N) {
-    for (int r = 0; r < N; r++)
-        dp_affine_free(&pair[r]);
-}
-
-static double distance(const double *a, const double *b, int64_t n) {
-    double s = 0;
-    for (int64_t i = 0; i < n; i++)
-        s += (a[i] - b[i]) * (a[i] - b[i]);
-    return sqrt(s);
-}
-
-/* States without any rounding of what is sent. */
-static double *exact_states(const dp_affine *pair, int N, int KV) {
-    double *S = dp_doubles((int64_t)N * KV);
-    for (int r = 1; r < N; r++)
-        dp_affine_merge(pair, 0, r, 1, S + r * KV);
-    return S;
+/* What is sent, and what that makes of the states. */
+static void check_way(dp_sim *s, const dp_sim *want, dp_exchange x, dp_payload p) {
+    static const double off[DP_NRUN_PAYLOADS] = {0x1p-50, 0x1p-23, 0x1p-7, 0x1p-15,
+                                                 0x1p-7,  1e-3,    1e-1};
+    const dp_exchange_machine m = {1e-6, 1e11, 1e14};
+    const dp_exchange_size size = {.N = s->N, .HV = 1, .K = 8, .V = 6, .L = 2, .payload = p};
+    const dp_exchange_price price = dp_exchange_price_of(x, &size, &m);
+    const char *who = dp_exchange_names[x], *as = dp_payload_names[p];
+    s->payload = p;
+    dp_sim_run(s, DP_FP64, x, 0);
+    if (dp_payloads[p].tolerance == 0 || !dp_exchanges[x].pairs)
+        CHECK((double)s->sent.messages == price.messages && (double)s->sent.bytes == price.bytes,
+              "%s, %s, %d ranks: %lld messages of %lld bytes, predicted %g of %g", who, as, s->N,
+              (long long)s->sent.messages, (long long)s->sent.bytes, price.messages, price.bytes);
+    const double e = distance(s, want, 0);
+    CHECK(e <= off[p] * s->N, "%s, %s, %d ranks: %.2e", who, as, s->N, e);
+    CHECK(s->N < 3 || !p || e > 0, "%s, %s, %d ranks: nothing was rounded", who, as, s->N);
+    dp_sim_run(s, DP_FP64, x, 1);
+    const double back = distance(s, want, 1);
+    CHECK(back <= off[p] * s->N, "%s, %s, %d ranks, backward: %.2e", who, as, s->N, back);
 }
 
 DP_TEST(exchange, each_makes_the_states_and_sends_what_its_price_says) {
-    const int K = 8, V = 6, KV = K * V;
-    const dp_exchange_machine m = {1e-6, 1e11, 1e14};
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(1); /* thousands of loops of microseconds each */
     for (int N = 1; N <= MOST; N++) {
-        dp_affine pair[MOST];
-        REQUIRE(pairs_of(N, 2, K, V, pair), "%d ranks", N);
-        double *want = exact_states(pair, N, KV), *S = dp_doubles((int64_t)N * KV);
-        for (int x = 0; x < DP_NEXCHANGES; x++)
-            for (int p = 0; p <= DP_PAYLOAD_LESS_I; p++) {
-                if (x == DP_EXCHANGE_SERIAL || x == DP_EXCHANGE_HEADS || x == DP_EXCHANGE_GRID)
-                    continue;
-                static const double off[] = {0x1p-22, 0x1p-6, 0x1p-14, 0x1p-6};
-                const dp_exchange_size size = {
-                    .N = N, .HV = 1, .K = K, .V = V, .L = 2, .payload = (dp_payload)p};
-                const dp_exchange_price price = dp_exchange_price_of((dp_exchange)x, &size, &m);
-                dp_traffic t = {0, 0};
-                dp_exchange_states((dp_exchange)x, (dp_payload)p, 0, N, pair, S, NULL, &t);
-                const char *who = dp_exchange_names[x], *as = dp_payload_names[p];
-                CHECK((double)t.messages == price.messages && (double)t.bytes == price.bytes,
-                      "%s, %s, %d ranks: %lld messages of %lld bytes, predicted %g of %g", who, as,
-                      N, (long long)t.messages, (long long)t.bytes, price.messages, price.bytes);
-                const double e = distance(S, want, (int64_t)N * KV);
-                CHECK(e <= off[p] * N * 8, "%s, %s, %d ranks: %.2e", who, as, N, e);
-                CHECK(N < 3 || e > 0, "%s, %s, %d ranks: nothing was rounded", who, as, N);
-            }
-        free(want);
-        free(S);
-        free_pairs(pair, N);
+        dp_problem p;
+        dp_sim s, want;
+        problem_of(&p, N, 2);
+        REQUIRE(!dp_sim_new(&s, &p, DP_BASE_FP64, N, DP_FAULT_NONE, NULL) &&
+                    !dp_sim_new(&want, &p, DP_BASE_FP64, N, DP_FAULT_NONE, NULL),
+                "%d ranks", N);
+        dp_sim_run(&want, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
+        for (int x = 0; x < DP_EXCHANGE_HEADS; x++)
+            for (int k = 0; k < DP_NRUN_PAYLOADS; k++)
+                check_way(&s, &want, (dp_exchange)x, (dp_payload)k);
+        dp_sim_free(&s);
+        dp_sim_free(&want);
+        dp_problem_free(&p);
     }
+    omp_set_num_threads(threads);
 }
 
-DP_TEST(exchange, low_rank_keeps_to_its_tolerance_and_its_bound) {
-    const int K = 12, V = 6, KV = K * V, N = 6;
-    dp_affine pair[MOST];
+/* Ranks that share heads: one rank's bits, whatever ran before. */
+DP_TEST(exchange, heads_have_the_bits_of_one_rank) {
+    dp_case c;
+    dp_sim one, s;
+    if (!gt_open_case("exchange-packed", &c)) return;
+    REQUIRE(!dp_sim_new(&one, &c.p, DP_BASE_BF16, 1, DP_FAULT_NONE, NULL) &&
+                !dp_sim_new(&s, &c.p, DP_BASE_BF16, 3, DP_FAULT_NONE, NULL),
+            "ranks");
+    dp_sim_run(&one, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
+    for (int run = 0; run < 2; run++) {
+        dp_sim_run(&s, DP_FP32, DP_EXCHANGE_RING, 1);
+        dp_sim_run(&s, DP_FP32, DP_EXCHANGE_HEADS, 1);
+        for (int i = 0; i < DP_NRESULTS; i++) {
+            int64_t rows, width;
+            dp_result_shape(&c.p, i, &rows, &width);
+            const double *a = *dp_result_at(&one.out, i), *b = *dp_result_at(&s.out, i);
+            CHECK(!a == !b && (!a || !memcmp(a, b, sizeof *a * (size_t)(rows * width))),
+                  "%s, run %d", dp_result_fields[i].name, run);
+        }
+        CHECK(!s.S_in[2] && !s.M[0], "ranks of heads have states");
+    }
+    dp_sim_free(&one);
+    dp_sim_free(&s);
+    dp_case_free(&c);
+}
+
+/* M as it arrives, for every tolerance between all singular values and none. */
+DP_TEST(exchange, low_rank_keeps_to_its_tolerance) {
+    enum { K = 8, N = 6 };
+    dp_problem p;
+    dp_sim s;
     int fewest = K;
-    REQUIRE(pairs_of(N, 16, K, V, pair), "pairs");
-    double *want = exact_states(pair, N, KV), *S = dp_doubles((int64_t)N * KV), bound[MOST];
-    for (double tolerance = 1e-6; tolerance < 1; tolerance *= 10) {
-        dp_traffic t = {0, 0};
-        for (int r = 0; r < N; r++) {
+    problem_of(&p, N, 16);
+    REQUIRE(!dp_sim_new(&s, &p, DP_BASE_FP64, N, DP_FAULT_NONE, NULL), "ranks");
+    dp_sim_run(&s, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
+    for (double tolerance = 1e-6; tolerance < 1; tolerance *= 10)
+        for (int r = 0; r + 1 < N; r++) {
             double *U, *W, off[K * K];
-            const int rank = dp_low_rank(pair[r].M, K, tolerance, &U, &W);
+            const int rank = dp_low_rank(s.M[r], K, tolerance, &U, &W);
             fewest = rank < fewest ? rank : fewest;
             for (int i = 0; i < K * K; i++) {
-                off[i] = pair[r].M[i];
+                off[i] = s.M[r][i];
                 for (int z = 0; z < rank; z++)
                     off[i] -= U[i / K * rank + z] * W[z * K + i % K];
             }
-            double most = 0;
-            for (int c = 0; c < K; c++) { /* columns: each is at most |.|_2 */
-                double s = 0;
-                for (int i = 0; i < K; i++)
-                    s += off[i * K + c] * off[i * K + c];
-                most = fmax(most, sqrt(s));
-            }
-            CHECK(most <= tolerance * (1 + 1e-12), "rank %d: left out %.3g, tolerance %.3g", r,
-                  most, tolerance);
+            const double most = dp_norm2_up(K, K, off);
+            CHECK(most <= tolerance * (1 + 1e-6) + 1e-12, "rank %d: left out %.3g, tolerance %.3g",
+                  r, most, tolerance);
             free(U);
             free(W);
         }
-        dp_exchange_states(DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LOW_RANK, tolerance, N, pair, S, bound,
-                           &t);
-        for (int r = 0; r < N; r++) {
-            const double e = distance(S + r * KV, want + r * KV, KV);
-            CHECK(e <= bound[r] + 1e-5, "tolerance %.0e, rank %d: %.3g, bound %.3g", tolerance, r,
-                  e, bound[r]);
-        }
-    }
     CHECK(fewest < K, "no tolerance left anything out");
-    free(want);
-    free(S);
-    free_pairs(pair, N);
+    dp_sim_free(&s);
+    dp_problem_free(&p);
 }
 
 /* The formulas at the ends: two ranks, one rank, more ranks than heads. */

@@ -132,6 +132,14 @@ static const expectation EXPECT[] = {
     {DP_FAULT_SERIAL_LATE, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "dS_out", NULL, -1},
     {DP_FAULT_HEADS_SWAPPED, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "o", "final_state", 3},
     {DP_FAULT_HEADS_SWAPPED, "exchange-packed", 3, DP_BASE_BF16, DP_FP32, "o", "dq", 5},
+    {DP_FAULT_PAYLOAD_TRUNCATED, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "S_in", "M", -1},
+    {DP_FAULT_PAYLOAD_TRUNCATED, "exchange-slow", 4, DP_BASE_BF16, DP_FP32, "S_in", "dM", -1},
+    {DP_FAULT_PAYLOAD_LOW_LOST, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "S_in", "M", -1},
+    {DP_FAULT_PAYLOAD_LOW_LOST, "exchange-kda", 4, DP_BASE_BF16, DP_FP32, "dS_out", "M", -1},
+    {DP_FAULT_PAYLOAD_TWICE, "exchange-slow", 4, DP_BASE_FP32, DP_FP32, "o", "M", -1},
+    {DP_FAULT_PAYLOAD_TWICE, "exchange-slow", 4, DP_BASE_BF16, DP_FP32, "S_in", "M", -1},
+    {DP_FAULT_RANK_LARGEST, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "S_in", "M", -1},
+    {DP_FAULT_RANK_LARGEST, "exchange-kda", 4, DP_BASE_BF16, DP_FP32, "dS_out", "dM", -1},
 };
 
 /* Within every bound in a first run: seen when runs are repeated. */
@@ -142,7 +150,7 @@ static const struct {
 } REPEAT[] = {{DP_FAULT_RACE, "weak-heads", 3}, {DP_FAULT_ORDER_BY_RUN, "weak-heads", 3}};
 
 static int run_by(const char *name, dp_fault fault, int ranks, dp_base base, dp_format chain,
-                  dp_exchange merge, dp_runs *out) {
+                  const dp_sending *way, dp_runs *out) {
     dp_case c;
     dp_err e = {0};
     if (!gt_open_case(name, &c)) return 0;
@@ -154,7 +162,9 @@ static int run_by(const char *name, dp_fault fault, int ranks, dp_base base, dp_
         c.nchain = 1;
         c.chain[0] = chain;
         c.nmerge = 1;
-        c.merge[0] = merge;
+        c.merge[0] = way->exchange;
+        c.npayload = 1;
+        c.payload[0] = way->payload;
     }
     const dp_run_options o = {.nchain = 1, .chain = &chain, .fault = fault, .cache = gt_tmpdir()};
     const int ok = dp_case_run(&c, &o, out, &e) == DP_OK && out->n > 0;
@@ -165,7 +175,8 @@ static int run_by(const char *name, dp_fault fault, int ranks, dp_base base, dp_
 
 static int run_case(const char *name, dp_fault fault, int ranks, dp_base base, dp_format chain,
                     dp_runs *out) {
-    return run_by(name, fault, ranks, base, chain, DP_EXCHANGE_ALLGATHER, out);
+    const dp_sending plain = {0};
+    return run_by(name, fault, ranks, base, chain, &plain, out);
 }
 
 DP_TEST(faults, each_one_turns_its_tensor_red_and_is_green_without) {
@@ -174,15 +185,17 @@ DP_TEST(faults, each_one_turns_its_tensor_red_and_is_green_without) {
     for (size_t i = 0; i < sizeof EXPECT / sizeof *EXPECT; i++) {
         const expectation *x = &EXPECT[i];
         const char *fault = dp_faults[x->fault].name;
+        const dp_sending way = {dp_faults[x->fault].exchange, dp_faults[x->fault].payload};
         dp_runs bad = {0}, good = {0};
         int again = 0; /* the run without the fault was seen before */
         for (size_t k = 0; k < i; k++)
             again |= !strcmp(EXPECT[k].case_name, x->case_name) && EXPECT[k].ranks == x->ranks &&
                      EXPECT[k].base == x->base && EXPECT[k].chain == x->chain &&
-                     dp_faults[EXPECT[k].fault].exchange == dp_faults[x->fault].exchange;
+                     dp_faults[EXPECT[k].fault].exchange == way.exchange &&
+                     dp_faults[EXPECT[k].fault].payload == way.payload;
         if (!run_case(x->case_name, x->fault, x->ranks, x->base, x->chain, &bad) ||
-            (!again && !run_by(x->case_name, DP_FAULT_NONE, x->ranks, x->base, x->chain,
-                               dp_faults[x->fault].exchange, &good)))
+            (!again &&
+             !run_by(x->case_name, DP_FAULT_NONE, x->ranks, x->base, x->chain, &way, &good)))
             continue;
         const dp_judgement *t = gt_tensor(&bad.run[0], x->tensor),
                            *h = x->healthy ? gt_tensor(&bad.run[0], x->healthy) : NULL;

@@ -72,7 +72,8 @@ DP_TEST(museum, repeated_runs_tell_a_race_from_a_stable_run) {
     dp_case c;
     dp_err e = {0};
     dp_repeat x;
-    dp_sim_policy how = {4, DP_BASE_FP32, DP_FP32, DP_EXCHANGE_RING, DP_FAULT_NONE, 1};
+    dp_sim_policy how = {4, DP_BASE_FP32,   DP_FP32, DP_EXCHANGE_RING, DP_FAULT_NONE,
+                         1, DP_PAYLOAD_FULL};
     snprintf(path, sizeof path, "%s/smoke-kda.case", gt_cases());
     REQUIRE(!dp_case_load(path, &c, &e), "%s", e.msg);
     REQUIRE(!dp_repeat_sim(&c.p, &how, 3, &x, &e), "%s", e.msg);

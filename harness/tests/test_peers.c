@@ -99,6 +99,7 @@ typedef struct {
     dp_base base;
     dp_format chain;
     dp_exchange merge;
+    dp_payload payload;
     int backward;
     double *row[MOST];
     int64_t n[MOST];
@@ -110,6 +111,7 @@ static void compute_rank(const dp_peers *peers, void *arg) {
     const dp_problem part = dp_rank_part(x->p, peers->rank * L, (peers->rank + 1) * L);
     dp_sim s;
     REQUIRE(!dp_sim_new_rank(&s, &part, x->base, peers, NULL), "rank %d", peers->rank);
+    s.payload = x->payload;
     if (peers->N == 3) dp_sim_run(&s, DP_BF16, x->merge, x->backward); /* leaves nothing behind */
     dp_sim_run(&s, x->chain, x->merge, x->backward);
     x->n[peers->rank] = dp_rank_size(&s, peers->rank, x->backward);
@@ -136,6 +138,7 @@ static void compare(job *x, int N, const char *where) {
     dp_sim all, frame;
     REQUIRE(!dp_sim_new(&all, x->p, x->base, N, DP_FAULT_NONE, NULL), "%s", where);
     REQUIRE(!dp_sim_new_frame(&frame, x->p, x->base, N, NULL), "%s", where);
+    all.payload = x->payload;
     dp_sim_run(&all, x->chain, x->merge, x->backward);
     on_threads(N, compute_rank, x);
     dp_sim_begin(&frame, x->chain, x->merge, x->backward);
@@ -161,6 +164,8 @@ DP_TEST(peers, a_rank_with_its_own_tokens_has_the_bits_of_the_simulated_one) {
     static const int ranks[] = {2, 3, 8};
     static const dp_exchange merge[] = {DP_EXCHANGE_ALLGATHER, DP_EXCHANGE_RING, DP_EXCHANGE_SCAN,
                                         DP_EXCHANGE_SERIAL};
+    static const dp_payload payload[] = {DP_PAYLOAD_FULL, DP_PAYLOAD_BF16, DP_PAYLOAD_LESS_I,
+                                         DP_PAYLOAD_LOWER_RANK};
     for (size_t i = 0; i < sizeof SPECS / sizeof *SPECS; i++)
         for (size_t n = 0; n < sizeof ranks / sizeof *ranks; n++)
             for (int k = 0; k < 8; k++) {
@@ -171,9 +176,11 @@ DP_TEST(peers, a_rank_with_its_own_tokens_has_the_bits_of_the_simulated_one) {
                          .base = k & 1 ? DP_BASE_BF16 : DP_BASE_FP32,
                          .chain = k & 1 ? DP_TF32RZ : DP_FP32,
                          .merge = merge[k / 2],
+                         .payload = payload[(i + n + (size_t)k) % 4],
                          .backward = !(k & 1) || (n & 1)};
-                snprintf(where, sizeof where, "problem %zu, %d ranks, %s, %s", i, ranks[n],
-                         dp_base_names[x.base], dp_exchange_names[x.merge]);
+                snprintf(where, sizeof where, "problem %zu, %d ranks, %s, %s, %s", i, ranks[n],
+                         dp_base_names[x.base], dp_exchange_names[x.merge],
+                         dp_payload_names[x.payload]);
                 compare(&x, ranks[n], where);
                 dp_problem_free(&p);
             }

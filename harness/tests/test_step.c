@@ -101,8 +101,9 @@ DP_TEST(step, bisect_finds_the_stage_and_the_rank) {
             dp_bisect b;
             dp_err e = {0};
             const char *stage;
-            const dp_sim_policy how = {4,          (dp_base)base, DP_FP32, DP_EXCHANGE_ALLGATHER,
-                                       F[i].fault, c.backward};
+            const dp_sim_policy how = {
+                4,          (dp_base)base, DP_FP32,        DP_EXCHANGE_ALLGATHER,
+                F[i].fault, c.backward,    DP_PAYLOAD_FULL};
             REQUIRE(!dp_step_bisect(&c, &how, 1, 0, &b, &e), "%s", e.msg);
             const dp_bisect_row *x = dp_bisect_first(&b, &stage);
             CHECK(!x == !F[i].stage && (!x || !strcmp(stage, F[i].stage)), "%s: %s",

@@ -184,6 +184,18 @@ typedef struct {
  *             bias' = |M|_2 bias + |P|_2 bias_M + 2 u_op | |M||P| |_F, the last where truncated */
 void dp_bound_compose(const dp_rounding *r, dp_format f, int K, const dp_computed_product *M,
                       const double *P, double *b, double *bias);
+/* What is sent as a payload (ref/vocabulary/exchange.h), u the unit roundoff of a number of it; the
+ * computed number that is rounded is its reference with the error before.
+ *   a state   sound: e + u (|S| + e) + K tiny, column by column; probable: e + (u S)^2
+ *   M         the same of M; of M - I: u |M - I|, and one rounding of the arithmetic each where I
+ *             is taken off and put back, of M's diagonal;
+ *   low rank  |M - U W|_2 <= tolerance, which is no rounding and lies in any direction: sound b +
+ *             tolerance; probable (tolerance / lambda)^2 at every entry and on the diagonal of C,
+ *             whose sums over S are then at least |dM S|. The factors have |U_i|_2 <= |M_i|_2 and
+ *             |W_j|_2 <= 1: rounding and multiplying them costs (2 u + sum_error(K)) |M_i|_2 */
+void dp_bound_sent_state(const dp_rounding *r, dp_payload p, int K, int V, const double *S,
+                         double *e);
+void dp_bound_sent_M(const dp_rounding *r, dp_payload p, int K, const double *M, double *b);
 /* One merge step S <- M S + H with computed M, H (math.md j.6): e error before, b error of M, bias
  * >= |truncation's part of it|_F (p = 2; spread over the column once evenly and once like |M||S|,
  * which truncation shrinks), eH error of H; fp32 or fp64 product. */

@@ -7,29 +7,21 @@
 #define C 64     /* tokens a chunk */
 #define PART 128 /* tokens a part of grid */
 
-const char *const dp_payload_names[DP_NPAYLOADS] = {"fp32", "bf16",     "bf16x2",
-                                                    "m-i",  "low-rank", "diagonal"};
-
 int64_t dp_payload_M_bytes(dp_payload p, int K, int rank) {
-    const int64_t KK = (int64_t)K * K;
-    switch (p) {
-    case DP_PAYLOAD_BF16:
-    case DP_PAYLOAD_LESS_I: return 2 * KK;
-    case DP_PAYLOAD_LOW_RANK: return 8 * (int64_t)K * rank;
-    case DP_PAYLOAD_DIAGONAL: return 4 * (int64_t)K;
-    default: return 4 * KK;
-    }
+    const int64_t bytes = dp_payloads[p].bytes;
+    if (dp_payloads[p].tolerance > 0) return 2 * bytes * K * rank;
+    return bytes * K * (p == DP_PAYLOAD_DIAGONAL ? 1 : K);
 }
 
 int64_t dp_payload_H_bytes(dp_payload p, int K, int V) {
-    return (p == DP_PAYLOAD_BF16 || p == DP_PAYLOAD_LESS_I ? 2 : 4) * (int64_t)K * V;
+    return (int64_t)dp_payloads[p].bytes * K * V;
 }
 
 /* Flops of one product with M. */
 static double product(const dp_exchange_size *s, double columns) {
     const double K = s->K;
     if (s->payload == DP_PAYLOAD_DIAGONAL) return K * columns;
-    if (s->payload == DP_PAYLOAD_LOW_RANK) return 4 * K * s->rank * columns;
+    if (dp_payloads[s->payload].tolerance > 0) return 4 * K * s->rank * columns;
     return 2 * K * K * columns;
 }
 

@@ -1,9 +1,5 @@
 /* ref/chunk/exchange_price.h - what each exchange of states costs: its messages, its words and its
  * critical path, as formulas (math.md g.3; ref/vocabulary/exchange.h says what they are).
- *
- * What a pair is sent as:
- *   fp32; bf16; bf16x2 (a sum of two bf16); m-i (M - I in bf16); low-rank (M as the singular values
- *   above a tolerance, fp32); diagonal (GLA, SSD: K numbers)
  */
 #ifndef DP_EXCHANGE_PRICE_H
 #define DP_EXCHANGE_PRICE_H
@@ -13,17 +9,7 @@
 extern "C" {
 #endif
 
-typedef enum {
-    DP_PAYLOAD_FP32,
-    DP_PAYLOAD_BF16,
-    DP_PAYLOAD_BF16X2,
-    DP_PAYLOAD_LESS_I,
-    DP_PAYLOAD_LOW_RANK,
-    DP_PAYLOAD_DIAGONAL,
-    DP_NPAYLOADS
-} dp_payload;
-extern const char *const dp_payload_names[DP_NPAYLOADS];
-/* Bytes of M [K][K], of which low-rank keeps `rank` singular values, and of H [K][V]. */
+/* Bytes of M [K][K], of which a payload of low rank keeps `rank` singular values; of H [K][V]. */
 int64_t dp_payload_M_bytes(dp_payload p, int K, int rank);
 int64_t dp_payload_H_bytes(dp_payload p, int K, int V);
 
@@ -32,7 +18,7 @@ typedef struct {
     int N, HV, K, V;
     int64_t L;
     dp_payload payload;
-    int rank; /* of low-rank */
+    int rank; /* singular values that a payload of low rank keeps */
 } dp_exchange_size;
 
 /* Of a link and a card. */

@@ -38,6 +38,8 @@ static const setting SETTINGS[] = {
     {"inverse", "solve or product", A_CHOICE, offsetof(dp_design, product), INVERSES, 2},
     {"exchange", DP_EXCHANGE_WORDS, A_CHOICE, offsetof(dp_design, sending.exchange),
      dp_exchange_names, DP_NRUN_EXCHANGES},
+    {"payload", DP_PAYLOAD_WORDS, A_CHOICE, offsetof(dp_design, sending.payload), dp_payload_names,
+     DP_NRUN_PAYLOADS},
     {"drop", "a number below 1, or bits from 1 to 1000", A_DROP, offsetof(dp_design, drop), NULL,
      0},
     {"chunks", "powers of two from 8 to 512 with colons between", A_LENGTHS,
@@ -181,7 +183,7 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
         if (next) *next++ = 0;
         st = set_word(d, w, e);
     }
-    d->sending = dp_sending_of(d->sending.exchange, DP_SENDERS);
+    d->sending = dp_sending_of(d->sending.exchange, d->sending.payload, DP_SENDERS);
     free(words);
     return st;
 }

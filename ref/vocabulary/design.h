@@ -21,6 +21,8 @@
  *   inverse=product    w, u by products with the inverse, rounded as a factor
  *   exchange=X         how states get from rank to rank (exchange.h): allgather, ring, scan,
  *                      serial, heads
+ *   payload=P          what pairs and states are sent as (exchange.h): full, fp32, bf16, bf16x2,
+ *                      m-i, low-rank-1e-4, low-rank-1e-2
  *
  *   chunks=16:32:128   it can be asked for these lengths, too (powers of two, 8 to 512); `check`
  *                      asks (harness/search/invariants.h), nothing else does
@@ -42,8 +44,9 @@ extern "C" {
 /* The words as above, for help texts (F: a format). */
 #define DP_DESIGN_WORDS                                                                  \
     "recurrent chunk=N factors=F state=F dstate=F out=F decays=F scores=pairwise|gated " \
-    "keys=raw|scored inverse=solve|product exchange=" DP_EXCHANGE_WORDS " drop=E chunks=N:N"
-#define DP_DESIGN_TEXT 192
+    "keys=raw|scored inverse=solve|product exchange=" DP_EXCHANGE_WORDS                  \
+    " payload=" DP_PAYLOAD_WORDS " drop=E chunks=N:N"
+#define DP_DESIGN_TEXT 256
 #define DP_CHUNK_MOST 512
 #define DP_DROP_BITS_MOST 1000
 

@@ -42,13 +42,47 @@ typedef struct {
 } dp_exchange_info;
 extern const dp_exchange_info dp_exchanges[DP_NEXCHANGES];
 
+/* What the numbers of pairs and states are sent as:
+ *   full      as they were computed
+ *   fp32; bf16; bf16x2 (a sum of two bf16, 16 bits)
+ *   m-i       H in bf16, M as M - I in bf16: the small part of an M that is nearly I
+ *   low-rank-1e-4, low-rank-1e-2
+ *             H in fp32, M as the singular values above that, two factors in fp32 (low_rank.h)
+ *   diagonal  K numbers of M, in fp32: what there is where nothing is erased (GLA, SSD); a price
+ *             alone (ref/chunk/exchange_price.h)
+ * Heads sends tokens, and knows full alone. */
+typedef enum {
+    DP_PAYLOAD_FULL,
+    DP_PAYLOAD_FP32,
+    DP_PAYLOAD_BF16,
+    DP_PAYLOAD_BF16X2,
+    DP_PAYLOAD_LESS_I,
+    DP_PAYLOAD_LOW_RANK,
+    DP_PAYLOAD_LOWER_RANK,
+    DP_NRUN_PAYLOADS,
+    DP_PAYLOAD_DIAGONAL = DP_NRUN_PAYLOADS,
+    DP_NPAYLOADS
+} dp_payload;
+#define DP_PAYLOAD_WORDS "full|fp32|bf16|bf16x2|m-i|low-rank-1e-4|low-rank-1e-2"
+extern const char *const dp_payload_names[DP_NPAYLOADS];
+
+typedef struct {
+    double u;         /* unit roundoff of a number that is sent */
+    int bytes;        /* of such a number */
+    int less_i;       /* 1: M - I in place of M */
+    double tolerance; /* singular values of M up to this one are not sent; 0: all are */
+    dp_payload state; /* what a state alone is sent as */
+} dp_payload_info;
+extern const dp_payload_info dp_payloads[DP_NPAYLOADS];
+
 /* How states travel, where that matters to what kernels round: all zeros on one rank, and where a
- * ring makes the bits of an all-gather. */
+ * ring makes the bits of an all-gather; no more of the payload than is sent. */
 typedef struct {
     dp_exchange exchange;
+    dp_payload payload;
 } dp_sending;
 #define DP_SENDERS 2 /* where it is not known how many ranks there are */
-dp_sending dp_sending_of(dp_exchange x, int N);
+dp_sending dp_sending_of(dp_exchange x, dp_payload p, int N);
 
 /* Why N ranks of HV value heads cannot exchange so; NULL: they can. */
 const char *dp_exchange_refuses(dp_exchange x, int N, int HV);

@@ -1,0 +1,21 @@
+/* ref/chunk/payload.h - what arrives of a state or an M that is sent as a payload says
+ * (ref/vocabulary/exchange.h). Sender and receiver compute in the arithmetic of a base.
+ */
+#ifndef DP_PAYLOAD_H
+#define DP_PAYLOAD_H
+#include "ref/vocabulary/exchange.h"
+#include "ref/vocabulary/formats.h"
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* n numbers of states, in place. */
+void dp_payload_state(dp_payload p, int64_t n, double *x);
+/* M [K][K], in place; returns how many singular values were sent, where not all are, else K. */
+int dp_payload_M(dp_payload p, dp_base b, int K, double *M);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
