@@ -22,7 +22,7 @@
  *   exchange=X         how states get from rank to rank (exchange.h): allgather, ring, scan,
  *                      serial, heads
  *   payload=P          what pairs and states are sent as (exchange.h): full, fp32, bf16, bf16x2,
- *                      m-i, low-rank-1e-4, low-rank-1e-2
+ *                      m-i, svd-1e-4, svd-1e-2
  *
  *   chunks=16:32:128   it can be asked for these lengths, too (powers of two, 8 to 512); `check`
  *                      asks (harness/search/invariants.h), nothing else does

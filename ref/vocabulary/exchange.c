@@ -15,8 +15,8 @@ const dp_exchange_info dp_exchanges[DP_NEXCHANGES] = {
     [DP_EXCHANGE_GRID] = {.pairs = 1, .states = 1},
 };
 
-const char *const dp_payload_names[DP_NPAYLOADS] = {
-    "full", "fp32", "bf16", "bf16x2", "m-i", "low-rank-1e-4", "low-rank-1e-2", "diagonal"};
+const char *const dp_payload_names[DP_NPAYLOADS] = {"full", "fp32",     "bf16",     "bf16x2",
+                                                    "m-i",  "svd-1e-4", "svd-1e-2", "diagonal"};
 const dp_payload_info dp_payloads[DP_NPAYLOADS] = {
     [DP_PAYLOAD_FULL] = {0, 4},
     [DP_PAYLOAD_FP32] = {0x1p-24, 4, .state = DP_PAYLOAD_FP32},

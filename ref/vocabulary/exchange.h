@@ -46,7 +46,7 @@ extern const dp_exchange_info dp_exchanges[DP_NEXCHANGES];
  *   full      as they were computed
  *   fp32; bf16; bf16x2 (a sum of two bf16, 16 bits)
  *   m-i       H in bf16, M as M - I in bf16: the small part of an M that is nearly I
- *   low-rank-1e-4, low-rank-1e-2
+ *   svd-1e-4, svd-1e-2
  *             H in fp32, M as the singular values above that, two factors in fp32 (low_rank.h)
  *   diagonal  K numbers of M, in fp32: what there is where nothing is erased (GLA, SSD); a price
  *             alone (ref/chunk/exchange_price.h)
@@ -63,7 +63,7 @@ typedef enum {
     DP_PAYLOAD_DIAGONAL = DP_NRUN_PAYLOADS,
     DP_NPAYLOADS
 } dp_payload;
-#define DP_PAYLOAD_WORDS "full|fp32|bf16|bf16x2|m-i|low-rank-1e-4|low-rank-1e-2"
+#define DP_PAYLOAD_WORDS "full|fp32|bf16|bf16x2|m-i|svd-1e-4|svd-1e-2"
 extern const char *const dp_payload_names[DP_NPAYLOADS];
 
 typedef struct {
