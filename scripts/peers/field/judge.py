@@ -15,6 +15,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import statistics
 import struct
 import subprocess
@@ -204,8 +205,21 @@ def page(table, speed, notes, left_out):
                 "build/deltaproof judge --inputs in.safetensors --outputs "
                 f"out/{k['kernel']}/{j['case']}.safetensors`"
             ]
+            lines += [x for x in [shrunk(k["kernel"], j["case"])] if x]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def shrunk(kernel, case):
+    """What is left of the case where `shrink` ran on the kernel (shrink.py), and where it lies."""
+    path = HERE / "shrunk" / f"{kernel}.{case}.case"
+    if not path.is_file():
+        return ""
+    left = re.search(r"\((\d+) of its (\d+) numbers\)", path.read_text())
+    return (
+        f"  Shrunk on the kernel to {int(left[1]):,} of {int(left[2]):,} numbers: "
+        f"`{path.relative_to(HERE.parents[2])}`, {path.stat().st_size:,} bytes."
+    )
 
 
 def row_of(args, pool, kernel, speed):
