@@ -67,6 +67,11 @@ DP_TEST(mpi, kernels_and_processes_are_compared_and_checked) {
         "differ smoke-kda --cache none --ranks 4 --bitwise --backend sim --base bf16 --merge ring "
         "--backend mpi --base bf16 --merge ring";
     CHECK(run(program(), 4, differ, out, sizeof out) == 0 && strstr(out, "S_in"), "%.4000s", out);
+    const char *const scan =
+        "differ smoke-kda --cache none --ranks 4 --bitwise --backend sim --base "
+        "bf16 --merge scan --payload m-i --backend mpi --base bf16 --merge "
+        "scan --payload m-i";
+    CHECK(run(program(), 4, scan, out, sizeof out) == 0 && strstr(out, "S_in"), "%.4000s", out);
     char cmd[4096];
     snprintf(cmd, sizeof cmd,
              ALLOW "mpirun -np 2 '%s' check smoke-kda --cases '%s' --ranks 2 --base fp32 --chain "
