@@ -39,16 +39,15 @@ struct Turn {
     }
 };
 
-/* The producer warp: n chunks, load(stage, i, barrier) of each. */
-template <class STAGE, class F>
-__device__ __forceinline__ void produce(Ring &r, STAGE *stages, int depth, int n, int bytes,
-                                        int lane, F load) {
+/* The producer warp: n chunks, load(number of the stage, i, barrier) of each. */
+template <class F>
+__device__ __forceinline__ void produce(Ring &r, int depth, int n, int bytes, int lane, F load) {
     Turn turn(depth);
     for (int i = 0; i < n; i++, turn.next()) {
         uint64_t *full = &r.full[turn.slot];
         turn.wait_empty(r);
         fill_begin(full, bytes, lane);
-        load(stages[turn.slot], i, full);
+        load(turn.slot, i, full);
         fill_end(full, lane);
     }
 }

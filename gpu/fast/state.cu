@@ -29,29 +29,29 @@ namespace {
 
 template <int K, int SL> struct Stage {
     bf16 w[C * K], kg[C * K], qg[C * K], Aqk[C * C], u[SL * C * 16];
-    float eC[K];
 };
 
 /* Chunk c of one head; SL slices of u from `slice` on. */
 template <int K, int V, int SL, bool OUT>
-__device__ __forceinline__ void load_stage(Stage<K, SL> &s, const Dims &d, const StateArgs &a,
-                                           int c, int hv, int slice, uint64_t *full, int lane) {
+__device__ __forceinline__ void load_stage(Stage<K, SL> &s, float *eC, const Dims &d,
+                                           const StateArgs &a, int c, int hv, int slice,
+                                           uint64_t *full, int lane) {
     int64_t tile = (int64_t)c * d.HV + hv;
     fill(s.w, a.w + tile * C * K, C * K * 2, full, lane);
     fill(s.kg, a.kg + tile * C * K, C * K * 2, full, lane);
-    fill(s.eC, a.eC + tile * K, K * 4, full, lane);
+    fill(eC, a.eC + tile * K, K * 4, full, lane);
     fill(s.u, a.u + (tile * (V / 16) + slice) * C * 16, SL * C * 32, full, lane);
     if (!OUT) return;
     fill(s.qg, a.qg + tile * C * K, C * K * 2, full, lane);
     fill(s.Aqk, a.Aqk + tile * C * C, C * C * 2, full, lane);
 }
 template <int K, int V, int SL, bool OUT>
-__device__ __forceinline__ void load_chunks(Ring &r, Stage<K, SL> *stages, const Dims &d,
-                                            const StateArgs &a, Run run, int hv, int slice,
-                                            int lane) {
+__device__ __forceinline__ void load_chunks(Ring &r, Stage<K, SL> *stages, float (*eC)[K],
+                                            const Dims &d, const StateArgs &a, Run run, int hv,
+                                            int slice, int lane) {
     const int bytes = 2 * C * K * 2 + K * 4 + SL * C * 32 + (OUT ? C * K * 2 + C * C * 2 : 0);
-    produce(r, stages, a.depth, run.n, bytes, lane, [&](Stage<K, SL> &s, int i, uint64_t *full) {
-        load_stage<K, V, SL, OUT>(s, d, a, run.c0 + i, hv, slice, full, lane);
+    produce(r, a.depth, run.n, bytes, lane, [&](int slot, int i, uint64_t *full) {
+        load_stage<K, V, SL, OUT>(stages[slot], eC[slot], d, a, run.c0 + i, hv, slice, full, lane);
     });
 }
 
@@ -107,6 +107,7 @@ __device__ __forceinline__ void store_o(const Dims &d, void *out, float (*o)[4],
 
 template <int K, bool OUT, bool KEEP> struct ScanSmem {
     Ring ring;
+    float eC[MOST_STAGES][K]; /* of the stages, whose tiles lie on multiples of 1,024 bytes */
     bf16 o[OUT ? SLICES_OF_SCAN : 1][OUT ? C * 16 : 8];
     bf16 S[KEEP ? SLICES_OF_SCAN : 1][KEEP ? K * 16 : 8],
         X[KEEP ? SLICES_OF_SCAN : 1][KEEP ? C * 16 : 8];
@@ -122,7 +123,9 @@ template <int K, int V, bool OUT, bool KEEP> struct ScanWarp {
     int hv, warp, slice, lane; /* slice: of the tile */
     float S[K / 8][4];
 
-    __device__ __forceinline__ void chunk(int c, const St &st) {
+    /* free(): behind the last use of the stage. */
+    template <class F>
+    __device__ __forceinline__ void chunk(int c, const St &st, const float *eC, F free) {
         int64_t tile = (int64_t)c * d.HV + hv;
         uint32_t sa[K / 16][4], xa[4][4];
         float x[8][4] = {};
@@ -139,16 +142,71 @@ template <int K, int V, bool OUT, bool KEEP> struct ScanWarp {
         for (int j = 0; j < K / 8; j += 4) {
             float acc[4][4] = {};
             times_columns<4>(acc, kg, j, [&](int p) { return xa[p]; });
-            decay_and_add<4>(S + j, acc, st.eC + j * 8, lane);
+            decay_and_add<4>(S + j, acc, eC + j * 8, lane);
         }
-        if (!OUT) return;
+        if (!OUT) return free();
         float o[8][4] = {};
         times_rows<K>(o, sa, st.qg, lane);
+        add_Aqk(o, st, xa);
+        free();
+        store_o<4>(d, a.o, o, sm.o[warp], d.chunk[c], 0, hv, slice * 16, lane);
+    }
+    /* o of S alone, times scale, and what X adds: by warps, as the blocks of Aqk above the diagonal
+     * are skipped (zeros there would carry what is not finite to earlier tokens). */
+    __device__ __forceinline__ void add_Aqk(float o[8][4], const St &st, const uint32_t xa[4][4]) {
 #pragma unroll
         for (int i = 0; i < 32; i++)
             o[i / 4][i % 4] *= d.scale;
         times_Aqk<4>(o, st.Aqk, 0, lane, [&](int p) { return xa[p]; });
-        store_o<4>(d, a.o, o, sm.o[warp], d.chunk[c], 0, hv, slice * 16, lane);
+    }
+    /* The same by the warpgroup, which reads a tile once where four warps read it four times: the
+     * products of S with w and qg together, those of X with kg beside the rest of o. */
+    template <class F>
+    __device__ __forceinline__ void wg_chunk(int c, const St &st, const float *eC, F free) {
+        const int HALF = C * 128 / 16; /* 64 columns of a tile further on */
+        int64_t tile = (int64_t)c * d.HV + hv;
+        uint64_t wd = rows_desc(st.w, 1), kd = rows_desc(st.kg, 64), qd = rows_desc(st.qg, 1);
+        uint32_t sa[K / 16][4], xa[4][4];
+        float x[8][4], o[8][4], y[K / 64][8][4];
+        round_state<K>(sa, S);
+        wg_fence();
+#pragma unroll
+        for (int j = 0; j < K / 16; j++)
+            wg_mul<0>(x, sa[j], wd + j / 4 * HALF + j % 4 * 2, j == 0);
+        wg_commit();
+#pragma unroll
+        for (int j = 0; j < K / 16 && OUT; j++)
+            wg_mul<0>(o, sa[j], qd + j / 4 * HALF + j % 4 * 2, j == 0);
+        wg_commit();
+        wg_wait<1>(x);
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            take_from_u(x + 2 * p, slice_across(st.u + warp * C * 16, 16 * p, lane));
+            fragment(xa[p], x[2 * p], x[2 * p + 1]);
+        }
+        wg_fence();
+#pragma unroll
+        for (int j = 0; j < K / 64; j++) {
+#pragma unroll
+            for (int p = 0; p < 4; p++)
+                wg_mul<1>(y[j], xa[p], kd + j * HALF + p * (HALF / 4), p == 0);
+            wg_commit();
+        }
+        if (KEEP) keep_chunk<K, V>(a, tile, slice, sm.S[warp], sm.X[warp], sa, xa, lane);
+        if (OUT) {
+            wg_wait<K / 64>(o);
+            add_Aqk(o, st, xa);
+        }
+#pragma unroll
+        for (int j = 0; j < K / 64; j++) {
+            if (j + 1 < K / 64)
+                wg_wait<1>(y[j]);
+            else
+                wg_wait<0>(y[j]);
+            decay_and_add<8>(S + 8 * j, y[j], eC + j * 64, lane);
+        }
+        free();
+        if (OUT) store_o<4>(d, a.o, o, sm.o[warp], d.chunk[c], 0, hv, slice * 16, lane);
     }
     __device__ __forceinline__ void run(Run r, St *stages) {
         const float *init = initial(d, a, r.starts, r.gseq, r.part, hv);
@@ -158,9 +216,14 @@ template <int K, int V, bool OUT, bool KEEP> struct ScanWarp {
         Turn turn(a.depth);
         for (int i = 0; i < r.n; i++, turn.next()) {
             turn.wait_full(sm.ring);
-            chunk(r.c0 + i, stages[turn.slot]);
-            __syncwarp();
-            bar_arrive_warp(&sm.ring.empty[turn.slot], lane);
+            auto free = [&] {
+                __syncwarp();
+                bar_arrive_warp(&sm.ring.empty[turn.slot], lane);
+            };
+            if (has_warpgroups())
+                wg_chunk(r.c0 + i, stages[turn.slot], sm.eC[turn.slot], free);
+            else
+                chunk(r.c0 + i, stages[turn.slot], sm.eC[turn.slot], free);
         }
         if (KEEP) drain_wait(lane);
         each<K / 8>(S, lane,
@@ -170,11 +233,10 @@ template <int K, int V, bool OUT, bool KEEP> struct ScanWarp {
 
 template <int K, int V, bool OUT, bool KEEP>
 __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan(Dims d, StateArgs a) {
-    extern __shared__ __align__(128) char raw[];
+    extern __shared__ __align__(1024) char raw[];
     typedef ScanSmem<K, OUT, KEEP> Smem;
     Smem &sm = *(Smem *)raw;
-    Stage<K, SLICES_OF_SCAN> *stages =
-        (Stage<K, SLICES_OF_SCAN> *)(raw + (sizeof(Smem) + 127) / 128 * 128);
+    auto *stages = stages_behind<Stage<K, SLICES_OF_SCAN>>(raw, sm);
     const int blocks = V / 16 / SLICES_OF_SCAN;
     int first = blockIdx.x % blocks * SLICES_OF_SCAN, hv = blockIdx.x / blocks % d.HV;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -182,7 +244,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan(Dims d, StateArgs a) {
     ring_init(sm.ring, SLICES_OF_SCAN);
     __syncthreads();
     if (warp == SLICES_OF_SCAN) {
-        load_chunks<K, V, SLICES_OF_SCAN, OUT>(sm.ring, stages, d, a, run, hv, first, lane);
+        load_chunks<K, V, SLICES_OF_SCAN, OUT>(sm.ring, stages, sm.eC, d, a, run, hv, first, lane);
         return;
     }
     ScanWarp<K, V, OUT, KEEP> w = {d, a, sm, hv, warp, first + warp, lane, {}};
@@ -197,6 +259,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan(Dims d, StateArgs a) {
  * o from the same fragments. */
 template <int K> struct TeamSmem {
     Ring ring;
+    float eC[MOST_STAGES][K];
     uint64_t ready[2],
         taken[2]; /* S and X of a chunk are complete; the output warps have read them */
     uint4 S[2][K / 16][32], X[2][4][32];
@@ -292,7 +355,7 @@ template <int K, int V, bool OUT, bool KEEP> struct Team {
             float2 e[NJ];
 #pragma unroll
             for (int j = 0; j < NJ; j++)
-                e[j] = *(const float2 *)(st.eC + k0 + j * 8 + lane % 4 * 2);
+                e[j] = *(const float2 *)(sm.eC[turn.slot] + k0 + j * 8 + lane % 4 * 2);
             if (OUT) bar_arrive(&sm.ready[buf]);
             team_sync();
             if (KEEP && t == 0) send_states(tile, buf);
@@ -349,10 +412,10 @@ template <int K, int V, bool OUT, bool KEEP> struct Team {
 #define TEAM_THREADS(OUT) ((OUT) ? 288 : 160) /* 4 warps of state, 4 of output, the producer */
 template <int K, int V, bool OUT, bool KEEP>
 __global__ void __launch_bounds__(TEAM_THREADS(OUT)) k_team(Dims d, StateArgs a) {
-    extern __shared__ __align__(128) char raw[];
+    extern __shared__ __align__(1024) char raw[];
     typedef TeamSmem<K> Smem;
     Smem &sm = *(Smem *)raw;
-    Stage<K, 1> *stages = (Stage<K, 1> *)(raw + (sizeof(Smem) + 127) / 128 * 128);
+    auto *stages = stages_behind<Stage<K, 1>>(raw, sm);
     int slice = blockIdx.x % (V / 16), hv = blockIdx.x / (V / 16) % d.HV;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Run run = run_of(d.seq[a.seq0 + blockIdx.x / (V / 16) / d.HV]);
@@ -369,7 +432,7 @@ __global__ void __launch_bounds__(TEAM_THREADS(OUT)) k_team(Dims d, StateArgs a)
     else if (OUT && warp < 8)
         team.output(stages);
     else
-        load_chunks<K, V, 1, OUT>(sm.ring, stages, d, a, run, hv, slice, lane);
+        load_chunks<K, V, 1, OUT>(sm.ring, stages, sm.eC, d, a, run, hv, slice, lane);
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */

@@ -147,6 +147,14 @@ __device__ __forceinline__ void last_state(const Dims &d, const StateArgs &a, co
     if (a.hm) a.hm[(((int64_t)r.part * d.HV + hv) * d.K + k) * a.row + v] = s;
 }
 
+/* Stages lie behind what else a block keeps in shared memory, on a multiple of what products of
+ * warpgroups ask of tiles. */
+#define STAGES_AT 1024
+template <class STAGE, class SMEM>
+__device__ __forceinline__ STAGE *stages_behind(char *raw, const SMEM &) {
+    return (STAGE *)(raw + (sizeof(SMEM) + STAGES_AT - 1) / STAGES_AT * STAGES_AT);
+}
+
 /* ---- teams: 4 warps have the state of 16 columns --------------------------------------------- */
 
 __device__ __forceinline__ void team_sync() { sync_part(1, 128); }
@@ -172,7 +180,7 @@ __device__ __forceinline__ void load_x(uint32_t xa[4][4], const uint4 X[4][32], 
 
 /* Bytes of shared memory of a block: `rest`, then a ring of as many stages as the device holds. */
 static inline int ring_bytes(const dpg_plan *p, StateArgs *a, size_t rest, size_t stage) {
-    rest = (rest + 127) / 128 * 128;
+    rest = (rest + STAGES_AT - 1) / STAGES_AT * STAGES_AT;
     a->depth = std::min((int)((p->device.shared - rest) / stage), MOST_STAGES);
     return (int)(rest + a->depth * stage);
 }

@@ -47,7 +47,8 @@ __device__ __forceinline__ void load_chunks(Ring &r, Stage<K, SL> *stages, const
                                             const StateArgs &a, Run run, int hv, int slice,
                                             int lane) {
     const int T2 = C * K * 2, bytes = 3 * T2 + C * C * 2 + SL * C * 32 + K * 4;
-    produce(r, stages, a.depth, run.n, bytes, lane, [&](Stage<K, SL> &s, int i, uint64_t *full) {
+    produce(r, a.depth, run.n, bytes, lane, [&](int slot, int i, uint64_t *full) {
+        Stage<K, SL> &s = stages[slot];
         int64_t tile = (int64_t)(run.c0 + run.n - 1 - i) * d.HV + hv;
         fill(s.kg, a.kg + tile * C * K, T2, full, lane);
         fill(s.Aqk, a.Aqk + tile * C * C, C * C * 2, full, lane);
@@ -112,10 +113,9 @@ template <int K> struct ScanSmem {
 
 template <int K, int V>
 __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan_bwd(Dims d, StateArgs a) {
-    extern __shared__ __align__(128) char raw[];
+    extern __shared__ __align__(1024) char raw[];
     ScanSmem<K> &sm = *(ScanSmem<K> *)raw;
-    Stage<K, SLICES_OF_SCAN> *stages =
-        (Stage<K, SLICES_OF_SCAN> *)(raw + (sizeof sm + 127) / 128 * 128);
+    auto *stages = stages_behind<Stage<K, SLICES_OF_SCAN>>(raw, sm);
     const int blocks = V / 16 / SLICES_OF_SCAN;
     int first = blockIdx.x % blocks * SLICES_OF_SCAN, hv = blockIdx.x / blocks % d.HV;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -259,9 +259,9 @@ template <int K, int V> struct TeamWarp {
 #define TEAM_THREADS 160
 template <int K, int V>
 __global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs a) {
-    extern __shared__ __align__(128) char raw[];
+    extern __shared__ __align__(1024) char raw[];
     TeamSmem<K> &sm = *(TeamSmem<K> *)raw;
-    Stage<K, 1> *stages = (Stage<K, 1> *)(raw + (sizeof sm + 127) / 128 * 128);
+    auto *stages = stages_behind<Stage<K, 1>>(raw, sm);
     int slice = blockIdx.x % (V / 16), hv = blockIdx.x / (V / 16) % d.HV;
     int t = threadIdx.x / 32, lane = threadIdx.x % 32;
     Run run = run_at(d, a, a.seq0 + blockIdx.x / (V / 16) / d.HV);
