@@ -8,8 +8,8 @@
  *   rows      warp: 8 rows, lane: K / 32 channels. Gates, sums, norms (rows.cuh), then decayed
  *             rows; kg and qg go out.        k q g as given; gate sums for g; ka qa kd kb far
  *   products  warp (I, m): rows 16 I .. of k k' or q k'
- *   emit      A, L, Aqk                      ka, A, beta; v on its way
- *   invert    4 warps                        ka, T, v
+ *   emit      m = 0: A, L, then T; m = 1:    ka, A, then T; beta, v, Aqk on its way
+ *             Aqk, what w and u need
  *   w, u      warp (I, m)                    ka, T B, v, rows on their way out
  *
  * Operands, rows x channels, each rounded once: ka, qa = k, q exp(gam - anchor of the block);
@@ -92,21 +92,12 @@ __device__ __forceinline__ void put_gates(ChunkSmem<K, V> &sm, const Own<K> &own
 template <int K, int V>
 __device__ __forceinline__ void copy_rows(ChunkSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
                                           const Place &p, const Own<K> &own) {
-    const int PIECES = K / 8;
+    CopiedRows<K> rows(own.row0, own.lane);
     int64_t k0 = row_at(p.c.t0, d.H, p.h, 0, 0) * K, g0 = row_at(p.c.t0, d.HV, p.hv, 0, 0) * K;
-    auto copy = [&](bf16 *to, const void *from, int64_t first, int heads) {
-#pragma unroll
-        for (int i = 0; i < PIECES / 4; i++) {
-            int x = own.lane + 32 * i, r = own.row0 + x / PIECES, piece = x % PIECES;
-            bool here = r < p.rows;
-            unsigned row = row_in(heads, here ? r : 0, 0);
-            cp16(to + rows_at(r, piece), (const bf16 *)from + first + row * K + piece * 8, here);
-        }
-    };
-    copy(sm.x.o.kd, t.g, g0, d.HV);
+    rows.copy(sm.x.o.kd, (const bf16 *)t.g + g0, d.HV, p.rows);
     cp_commit();
-    copy(sm.ka, t.k, k0, d.H);
-    copy(sm.x.o.qa, t.q, k0, d.H);
+    rows.copy(sm.ka, (const bf16 *)t.k + k0, d.H, p.rows);
+    rows.copy(sm.x.o.qa, (const bf16 *)t.q + k0, d.H, p.rows);
     cp_commit();
 }
 
@@ -128,17 +119,27 @@ __device__ __forceinline__ void fetch_gates(ChunkSmem<K, V> &sm, const Dims &d,
         put_gates(sm, own, i, g[i]);
 }
 
+/* What all rows' gates have in common, as it stands in memory. */
+template <int E> struct GateOf {
+    float A_log, bias[E];
+    __device__ __forceinline__ void load(const dpg_tensors &t, const Place &p, int ch) {
+        A_log = t.A_log ? t.A_log[p.hv] : 0.f;
+#pragma unroll
+        for (int e = 0; e < E; e++)
+            bias[e] = t.dt_bias ? t.dt_bias[p.hv * (E * 32) + ch + e] : 0.f;
+    }
+};
 /* From raw gates to their sums from the warp's first row on, log2 units. A row behind the end, or
  * of a key that is not its token's first, adds nothing. */
 template <int GATE, int K, int V, bool COPIED>
-__device__ __forceinline__ void sum_gates(ChunkSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
-                                          const Place &p, const Own<K> &own) {
+__device__ __forceinline__ void sum_gates(ChunkSmem<K, V> &sm, const Dims &d,
+                                          const GateOf<K / 32> &of, const Place &p,
+                                          const Own<K> &own) {
     const int E = K / 32;
-    float a = expf(t.A_log ? t.A_log[p.hv] : 0.f) * LOG2E, lower = d.lower_bound * LOG2E;
-    float run[E] = {}, bias[E];
+    float a = expf(of.A_log), lower = d.lower_bound * LOG2E, run[E] = {}, bias[E];
 #pragma unroll
     for (int e = 0; e < E; e++)
-        bias[e] = t.dt_bias ? t.dt_bias[p.hv * K + own.ch + e] : 0.f;
+        bias[e] = of.bias[e] * LOG2E;
     if (COPIED) {
         cp_wait<1>();
         __syncwarp();
@@ -151,11 +152,10 @@ __device__ __forceinline__ void sum_gates(ChunkSmem<K, V> &sm, const Dims &d, co
         else
             get_gates(raw, sm, own, i);
         bool adds = own.row0 + i < p.rows && ((own.row0 + i) & ((1 << p.lr) - 1)) == 0;
+        if (adds)
 #pragma unroll
-        for (int e = 0; e < E; e++) {
-            float g = gate_fast<GATE>(raw[e], a, bias[e], lower);
-            run[e] += adds ? g : 0.f;
-        }
+            for (int e = 0; e < E; e++)
+                run[e] += gate_fast<GATE>(raw[e], a, bias[e], lower);
         put_gates(sm, own, i, run);
     }
     Anchors<K, 8> &anchors = sm.x.o.anchors();
@@ -164,38 +164,54 @@ __device__ __forceinline__ void sum_gates(ChunkSmem<K, V> &sm, const Dims &d, co
     if (own.row0 % 16 == 0) put_words<E>(anchors.first[own.I] + own.ch, run);
 }
 template <int K, int V, bool COPIED>
-__device__ __forceinline__ void gates(ChunkSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
+__device__ __forceinline__ void gates(ChunkSmem<K, V> &sm, const Dims &d, const GateOf<K / 32> &of,
                                       const Place &p, const Own<K> &own) {
-    if (!COPIED) fetch_gates(sm, d, t, p, own);
     if (d.gate == DP_GATE_LOG)
-        sum_gates<DP_GATE_LOG, K, V, COPIED>(sm, d, t, p, own);
+        sum_gates<DP_GATE_LOG, K, V, COPIED>(sm, d, of, p, own);
     else if (d.gate == DP_GATE_SOFTPLUS)
-        sum_gates<DP_GATE_SOFTPLUS, K, V, COPIED>(sm, d, t, p, own);
+        sum_gates<DP_GATE_SOFTPLUS, K, V, COPIED>(sm, d, of, p, own);
     else
-        sum_gates<DP_GATE_LOWER_BOUND, K, V, COPIED>(sm, d, t, p, own);
+        sum_gates<DP_GATE_LOWER_BOUND, K, V, COPIED>(sm, d, of, p, own);
 }
 
-/* Norms of four rows, which lie in shared memory then. */
-template <int K, int V, bool COPIED>
-__device__ __forceinline__ void norm_rows(ChunkSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
-                                          const Place &p, const Own<K> &own, int half) {
+/* Norms of the warp's rows, which lie in shared memory. */
+template <int K, int V>
+__device__ __forceinline__ void norm_rows(ChunkSmem<K, V> &sm, const Dims &d, const Own<K> &own) {
+    KeyNorms x;
+    x.take<K>(d, sm.ka, sm.x.o.qa, own.row0, own.lane);
+    if (!x.is_here(own.lane)) return;
+    sm.own[own.row0 + own.lane / 4] = x.own;
+    sm.norm[own.row0 + own.lane / 4] = make_float2(x.rk, x.rq);
+}
+/* The same of four rows on their way there. */
+template <int K, int V>
+__device__ __forceinline__ void fetch_rows(ChunkSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
+                                           const Place &p, const Own<K> &own, int half) {
     const int E = K / 32;
     int row0 = own.row0 + half * 4, mine = row0 + own.lane / 8;
     KeyRows<K, 4> x;
-    if (COPIED)
-        x.take(sm.ka, sm.x.o.qa, row0, own.ch);
-    else
-        x.fetch(d, t, p, row0, own.ch);
+    x.fetch(d, t, p, row0, own.ch);
     x.finish(d, p, row0, own.lane);
     if (own.lane % 8 == 0) {
         sm.own[mine] = x.own;
         sm.norm[mine] = make_float2(x.rk, x.rq);
     }
 #pragma unroll
-    for (int i = 0; i < 4 && !COPIED; i++) {
+    for (int i = 0; i < 4; i++) {
         unsigned row = own.at(own.row, half * 4 + i);
         store_pairs<E>(place<bf16>(sm, row), x.k[i]);
         store_pairs<E>(place<bf16>(sm, row + own.QA), x.q[i]);
+    }
+}
+
+/* One thread a channel, in place of the gates of first rows: the decay from the next anchor to the
+ * chunk's end. */
+template <int K> __device__ __forceinline__ void leave_ends(Anchors<K, 8> &anchors, int ch) {
+    float behind = 0.f;
+#pragma unroll
+    for (int b = 3; b >= 0; b--) {
+        anchors.first[b][ch] = ex2(behind);
+        behind += anchors.next[b][ch];
     }
 }
 
@@ -206,7 +222,7 @@ template <int E> struct Factors {
     float start[E]; /* chunk's start to the anchor: qg */
     float end[E];   /* next anchor to the chunk's end: kg */
     float far[E];   /* block 0: anchor 1 to 2; block 3: anchor 2 to 3 */
-    float last[E];  /* gate from the anchor to the block's last row */
+    float last[E];  /* FAULT(BLOCK_PAIRS): gate from the anchor to the block's last row */
 
     template <int K, int V>
     __device__ __forceinline__ void load(ChunkSmem<K, V> &sm, const Own<K> &own) {
@@ -215,16 +231,17 @@ template <int E> struct Factors {
         load_words<E>(here, anchors.here[own.row0 / 8] + ch);
         load_words<E>(next, anchors.next[I] + ch);
         load_words<E>(start, sm.before[I] + ch);
+        load_words<E>(end, anchors.first[I] + ch);
         load_words<E>(far, anchors.next[I == 0 ? 1 : 2] + ch);
 #pragma unroll
         for (int e = 0; e < E; e++) {
-            float behind = 0.f;
-            for (int b = I + 1; b < 4; b++)
-                behind += anchors.next[b][ch + e];
-            last[e] = next[e] - (I < 3 ? anchors.first[I + 1][ch + e] : 0.f);
             start[e] = ex2(start[e]);
-            end[e] = ex2(behind);
             far[e] = ex2(far[e]);
+        }
+        if (FAULT(BLOCK_PAIRS)) {
+            get_gates(last, sm, Own<K>(own.row0 / 8 | 1, own.lane), 7);
+            for (int e = 0; e < E; e++)
+                last[e] += anchors.here[own.row0 / 8 | 1][ch + e];
         }
     }
 };
@@ -246,7 +263,7 @@ template <int E> __device__ __forceinline__ void put(bf16 *to, const float x[E],
 /* Row i of the warp's 8, in place of what it is made of: ka qa kd kb, far; kg and qg go out. BLOCK:
  * 0, 3, or 1 for both others. WIDE: some entries of kd are left to the pairwise sums. */
 template <int BLOCK, bool WIDE, int K, int V>
-__device__ __forceinline__ void decay_row(ChunkSmem<K, V> &sm, bf16 *kg, bf16 *qg,
+__device__ __forceinline__ void decay_row(ChunkSmem<K, V> &sm, char *kg, char *qg,
                                           const Own<K> &own, const Factors<K / 32> &f, int i) {
     const int E = K / 32;
     unsigned row = own.at(own.row, i), high = own.at(own.high, i), side = own.at(own.side, i);
@@ -275,13 +292,13 @@ __device__ __forceinline__ void decay_row(ChunkSmem<K, V> &sm, bf16 *kg, bf16 *q
     if (BLOCK == 3) put<E>(place<bf16>(sm, high), q, f.far);
     if (BLOCK == 0) put<E>(place<bf16>(sm, side), on, f.far);
     if (BLOCK == 3) put<E>(place<bf16>(sm, side), down, f.far);
-    put<E>(kg + row / 2, on, f.end);
-    put<E>(qg + row / 2, q, f.start);
+    put<E>((bf16 *)(kg + row), on, f.end);
+    put<E>((bf16 *)(qg + row), q, f.start);
 }
 template <int BLOCK, int K, int V>
 __device__ __forceinline__ void decay_rows(ChunkSmem<K, V> &sm, const ChunkOut &o, const Place &p,
                                            const Own<K> &own, const Factors<K / 32> &f) {
-    bf16 *kg = o.kg + p.tile * C * K, *qg = o.qg + p.tile * C * K;
+    char *kg = (char *)(o.kg + p.tile * C * K), *qg = (char *)(o.qg + p.tile * C * K);
     if (is_wide<K / 32>(sm.wide[own.I])) {
 #pragma unroll 1
         for (int i = 0; i < 8; i++)
@@ -313,18 +330,26 @@ template <int K, int V, bool COPIED>
 __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, const ChunkOut &o,
                                           ChunkSmem<K, V> &sm, const Place &p, int warp, int lane) {
     Own<K> own(warp, lane);
-    if (COPIED) copy_rows(sm, d, t, p, own);
-    gates<K, V, COPIED>(sm, d, t, p, own);
+    GateOf<K / 32> of;
+    of.load(t, p, own.ch);
+    if (COPIED)
+        copy_rows(sm, d, t, p, own);
+    else
+        fetch_gates(sm, d, t, p, own);
+    gates<K, V, COPIED>(sm, d, of, p, own);
     if (COPIED) {
         cp_wait<0>();
         __syncwarp();
-    }
+        norm_rows(sm, d, own);
+    } else {
 #pragma unroll 1
-    for (int half = 0; half < 2; half++)
-        norm_rows<K, V, COPIED>(sm, d, t, p, own, half);
+        for (int half = 0; half < 2; half++)
+            fetch_rows(sm, d, t, p, own, half);
+    }
     __syncthreads();
     if (threadIdx.x < K) {
         float all = solve_anchors(sm.x.o.anchors(), sm.before, sm.wide, threadIdx.x);
+        leave_ends(sm.x.o.anchors(), threadIdx.x);
         o.eC[p.tile * K + threadIdx.x] = ex2(all);
     }
     __syncthreads();
@@ -408,31 +433,23 @@ __device__ __noinline__ void far_products(ChunkSmem<K, V> &sm, const Dims &d, co
 /* ---- emit ------------------------------------------------------------------------------------ */
 
 template <int K, int V>
-__device__ __forceinline__ void emit(ChunkSmem<K, V> &sm, const Dims &d, const ChunkOut &o,
-                                     const Place &p, int I, int m, int lane,
-                                     const float z[4][2][4]) {
-    bf16 *Aqk = o.Aqk + p.tile * C * C, *L = o.L ? o.L + p.tile * C * C : NULL;
-    auto keys = [&](int s, int i, float a, float b) {
-        float beta = sm.x.s.beta[s];
-        *(float2 *)(sm.x.s.x.A + s * TS + i) = make_float2(beta * a, beta * b);
+__device__ __forceinline__ void emit_keys(ChunkSmem<K, V> &sm, const Dims &d, const ChunkOut &o,
+                                          const Place &p, const Betas &betas, int I, int lane,
+                                          const float z[4][2][4]) {
+    bf16 *L = o.L ? o.L + p.tile * C * C : NULL;
+    float beta[2] = {betas.get(d, p, 0), betas.get(d, p, 1)};
+    emit_rows(I, lane, Mask{p.lr, 0}, z, [&](int s, int i, float a, float b, bool, int y) {
+        float by = beta[y % 4 / 2];
+        *(float2 *)(sm.x.s.x.A + s * TS + i) = make_float2(by * a, by * b);
         if (L) store_pair(L, s, i, a, b);
-    };
-    auto queries = [&](int s, int i, float a, float b) {
-        store_pair(Aqk, s, i, d.scale * a, d.scale * b);
-    };
-    emit_rows(I, lane, Mask{p.lr, m}, z, [&](int s, int i, float a, float b, bool diagonal) {
-        if (!m) return keys(s, i, a, b);
-        if (diagonal) own_keys(sm.own, p.lr, s, i, a, b);
-        queries(s, i, a, b);
     });
-    if (m) zero_upper(Aqk, I, lane);
 }
 
 /* ---- w and u --------------------------------------------------------------------------------- */
 
-/* From anchors to the decay between them. */
+/* From anchors to the decay between them, a thread of m = 1 a channel. */
 template <int K, int V> __device__ __forceinline__ void step_anchors(ChunkSmem<K, V> &sm) {
-    int ch = threadIdx.x;
+    int ch = threadIdx.x - CHUNK_THREADS / 2;
     if (ch >= K) return;
     float from = 0.f;
 #pragma unroll
@@ -482,8 +499,11 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     ChunkSmem<K, V> &sm = *(ChunkSmem<K, V> *)raw;
     const Dims d = known<PLAIN>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
-    Place p = place_of(d, blockIdx.x);
-    RawWord beta = load_beta(d, t, p);
+    unsigned chunk = chunk_of_block();
+    if (chunk >= (unsigned)d.NT) return;
+    Place p = place_of(d, chunk, blockIdx.x);
+    Betas betas;
+    betas.load(d, t, p, I, m, lane);
     make_rows<K, V, PLAIN>(d, t, o, sm, p, warp, lane);
     __syncthreads();
     float z[4][2][4] = {};
@@ -497,15 +517,21 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
             z[3][x / 4][x % 4] += far[x / 4][x % 4];
         __syncthreads();
     }
-    if (threadIdx.x < C) sm.x.s.beta[threadIdx.x] = beta_of(d, beta, p);
-    load_v<V>(sm.x.s.v, d, t, p);
-    step_anchors(sm);
+    if (m) {
+        load_v<V>(sm.x.s.v, d, t, p);
+        if (betas.row[0] < C) sm.x.s.beta[betas.row[0]] = betas.get(d, p, 0);
+        step_anchors(sm);
+        emit_queries(sm.x.s.TB, o.Aqk + p.tile * C * C, sm.own, d.scale, p.lr, I, lane, z,
+                     [&](int, int, float &, float &) {});
+        drain_wait(lane);
+        cp_wait<0>();
+        meet_as_well();
+    } else {
+        emit_keys(sm, d, o, p, betas, I, lane, z);
+        invert(sm.x.s, warp, lane);
+    }
     __syncthreads();
-    emit(sm, d, o, p, I, m, lane, z);
-    __syncthreads();
-    invert(sm.x.s, warp, lane);
     round_T(sm.x.s, o.T ? o.T + p.tile * C * C : NULL, warp, lane);
-    cp_wait<0>();
     __syncthreads();
     if (m)
         make_u(sm, o.u + p.tile * C * V, I, warp, lane);
@@ -540,7 +566,7 @@ template <int K, int V> struct Chunks {
         auto kernel = is_plain(c.p->d) ? k_chunks<K, V, true> : k_chunks<K, V, false>;
         int bytes = (int)sizeof(ChunkSmem<K, V>);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<tile_count(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, chunk_out(c));
+        kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, chunk_out(c));
         CK_LAUNCH(c.e, "k_chunks");
         return DP_OK;
     }

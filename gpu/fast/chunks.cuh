@@ -9,8 +9,19 @@
 #include "fast/rows.cuh"
 #include "fault.cuh"
 #include "plan/paths.cuh"
+#include <algorithm>
 
 #define CHUNK_THREADS 256
+
+/* A block a tile: value heads, chunks, and as many times more as a grid is high. */
+#define GRID_HEIGHT 32768
+static inline dim3 chunk_grid(const dpg_plan *p) {
+    int high = std::min(p->d.NT, GRID_HEIGHT);
+    return dim3((unsigned)p->d.HV, (unsigned)high, (unsigned)((p->d.NT + high - 1) / high));
+}
+__device__ __forceinline__ unsigned chunk_of_block() {
+    return blockIdx.z * GRID_HEIGHT + blockIdx.y;
+}
 
 /* Tiles; T, L, dos and gcum NULL unless kept. dos: do by columns (SLICES), made by chunks_one.cu or
  * columns.cu; others ROWS, u SLICES. */
@@ -26,7 +37,7 @@ template <int K, int V> struct Solve {
         bf16 out[8]
                 [16 * 64]; /* a warp's 16 rows of w or u on their way out, 64 columns at a time */
     } x;
-    bf16 TB[C * C]; /* T B, ROWS */
+    bf16 TB[C * C]; /* T B, ROWS; before: Aqk on its way out */
     bf16 v[C * V];  /* ROWS */
     float beta[C];
 };
@@ -43,8 +54,9 @@ struct Mask {
     }
 };
 
-/* The sums of a warp through f(s, i, value of column i, of i + 1, is the block diagonal). Whole
- * tokens lie between the rows and columns of other blocks: nothing of them is masked. */
+/* The sums of a warp through f(s, i, value of column i, of i + 1, is the block diagonal, place of
+ * both in [2][4]). Whole tokens lie between the rows and columns of other blocks: nothing of them
+ * is masked. */
 template <bool DIAGONAL, class F>
 __device__ __forceinline__ void emit_block(int I, int J, int lane, Mask mask, const float z[2][4],
                                            F f) {
@@ -54,7 +66,8 @@ __device__ __forceinline__ void emit_block(int I, int J, int lane, Mask mask, co
         for (int r = 0; r < 2; r++) {
             int s = I * 16 + lane / 4 + 8 * r, i = 16 * J + 8 * n + lane % 4 * 2;
             int end = DIAGONAL ? mask.end(s) : C;
-            f(s, i, i < end ? z[n][2 * r] : 0.f, i + 1 < end ? z[n][2 * r + 1] : 0.f, DIAGONAL);
+            f(s, i, i < end ? z[n][2 * r] : 0.f, i + 1 < end ? z[n][2 * r + 1] : 0.f, DIAGONAL,
+              n * 4 + 2 * r);
         }
 }
 template <class F>
@@ -78,17 +91,51 @@ __device__ __forceinline__ void store_pair(bf16 *tile, int s, int i, float a, fl
     *(uint32_t *)(tile + rows_at(s, i / 8) + i % 8) = pack2(a, b);
 }
 
-/* Blocks right of the diagonal are zeros. */
-__device__ __forceinline__ void zero_upper(bf16 *tile, int I, int lane) {
-    for (int x = lane; x < 16 * (3 - I) * 2; x += 32)
-        *(uint4 *)(tile + rows_at(I * 16 + x % 16, 2 * (I + 1) + x / 16)) = make_uint4(0, 0, 0, 0);
+/* Rows 16 I .. of Aqk through shared memory (ROWS) to memory, blocks right of the diagonal zeros;
+ * f(s, i, a, b): what else happens to the sums of columns i, i + 1. drain_wait() before their place
+ * is written again. */
+template <class F>
+__device__ __forceinline__ void emit_queries(bf16 *stage, bf16 *Aqk, const float *own, float scale,
+                                             int lr, int I, int lane, const float z[4][2][4], F f) {
+    Walk<> to = walk_across(stage, I * 16, lane);
+    Mask mask = {lr, 1};
+    float x[2][4];
+    auto keep = [&](int s, int i, float a, float b, bool diagonal, int y) {
+        f(s, i, a, b);
+        if (diagonal) own_keys(own, lr, s, i, a, b);
+        x[y / 4][y % 4] = scale * a;
+        x[y / 4][y % 4 + 1] = scale * b;
+    };
+#pragma unroll
+    for (int J = 0; J < 3; J++) {
+        if (J >= I) continue;
+        emit_block<false>(I, J, lane, mask, z[J], keep);
+        store_16x16(to.at(J), x[0], x[1]);
+    }
+    emit_block<true>(I, I, lane, mask, z[3], keep);
+    store_16x16(to.at(I), x[0], x[1]);
+    const uint32_t zeros[4] = {};
+    for (int J = I + 1; J < 4; J++)
+        stsm4(to.at(J), zeros);
+    drain_fence();
+    __syncwarp();
+    drain(Aqk + I * 16 * C, stage + I * 16 * C, 16 * C * 2, lane);
+    drain_commit(lane);
 }
 
-/* v of a tile to ROWS in shared memory, by `threads` threads. */
+/* v of a tile to ROWS in shared memory, by the warps of m = 1. */
 template <int V>
 __device__ __forceinline__ void load_v(bf16 *to, const Dims &d, const dpg_tensors &t,
                                        const Place &p) {
-    for (int x = threadIdx.x; x < C * V / 8; x += CHUNK_THREADS) {
+    int thread = threadIdx.x - CHUNK_THREADS / 2;
+    int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, p.lr) * V;
+    if (d.in_bf16 && d.R == 1) {
+        for (int row0 = thread / 32 * 8; row0 < C; row0 += 32)
+            CopiedRows<V>(row0, thread % 32).copy(to, (const bf16 *)t.v + first, d.HV, p.rows);
+        cp_commit();
+        return;
+    }
+    for (int x = thread; x < C * V / 8; x += CHUNK_THREADS / 2) {
         int r = x / (V / 8), piece = x % (V / 8);
         bool here = r < p.rows;
         int64_t at = row_at(p.c.t0, d.HV, p.hv, here ? r : 0, p.lr) * V + piece * 8;
@@ -106,16 +153,50 @@ __device__ __forceinline__ void load_v(bf16 *to, const Dims &d, const dpg_tensor
     cp_commit();
 }
 
-/* T in place of A; warps 0 .. 3 work, all leave together. */
+/* The warps of m = 0 meet, MEETINGS times in invert(). In plain builds those of m = 1 come, too
+ * (meet_as_well): behind barriers of a part of a block racecheck no longer takes those of the whole
+ * block for any. */
+#define MEETINGS 3
+__device__ __forceinline__ void meet_keys() {
+#ifdef DPG_PLAIN_LOADS
+    __syncthreads();
+#else
+    sync_part(1, CHUNK_THREADS / 2);
+#endif
+}
+__device__ __forceinline__ void meet_as_well() {
+#ifdef DPG_PLAIN_LOADS
+    for (int i = 0; i < MEETINGS; i++)
+        __syncthreads();
+#endif
+}
+/* T in place of A, by the warps of m = 0. */
 template <int K, int V>
 __device__ __forceinline__ void invert(Solve<K, V> &sm, int warp, int lane) {
+    meet_keys();
     if (warp < 2) invert_half(sm.x.A, warp, lane);
-    __syncthreads();
-    if (warp < 4) invert_rest_first(sm.x.A, warp, lane);
-    __syncthreads();
-    if (warp < 4) invert_rest_second(sm.x.A, warp, lane);
-    __syncthreads();
+    meet_keys();
+    invert_rest_first(sm.x.A, warp, lane);
+    meet_keys();
+    invert_rest_second(sm.x.A, warp, lane);
 }
+
+/* beta of the rows that a lane needs: of m = 0 those of its sums, of m = 1 one a lane for all. */
+struct Betas {
+    RawWord raw[2];
+    int row[2];
+    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p, int I,
+                                         int m, int lane) {
+        row[0] = m ? I * 32 + lane : I * 16 + lane / 4;
+        row[1] = m ? C : row[0] + 8;
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            raw[r] = load_beta(d, t, p, row[r]);
+    }
+    __device__ __forceinline__ float get(const Dims &d, const Place &p, int r) const {
+        return beta_of(d, raw[r], p, row[r]);
+    }
+};
 
 /* T to memory if it is kept, and T B in bf16: w = T B Kgam and u = T B V round T B once and leave
  * Kgam and V as they are. column(i): what else multiplies a column of T for w. */
@@ -142,14 +223,10 @@ __device__ __forceinline__ void send(bf16 *stage, const float acc[8][4], bf16 *t
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < 4; n++) {
-        uint32_t r[4], row = across_row(lane), p = across_p(lane);
-        r[0] = pack2(acc[2 * n][0], acc[2 * n][1]);
-        r[1] = pack2(acc[2 * n + 1][0], acc[2 * n + 1][1]);
-        r[2] = pack2(acc[2 * n][2], acc[2 * n][3]);
-        r[3] = pack2(acc[2 * n + 1][2], acc[2 * n + 1][3]);
+        uint32_t row = across_row(lane), p = across_p(lane);
         int at =
             SLICED ? n * 256 + piece_at(16, 0, row, p) : (row * 8 + ((2 * n + p) ^ (row & 7))) * 8;
-        stsm4(saddr(stage + at), r);
+        store_16x16(saddr(stage + at), acc[2 * n], acc[2 * n + 1]);
     }
     drain_fence();
     __syncwarp();

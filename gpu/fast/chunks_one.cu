@@ -6,8 +6,8 @@
  *
  *   rows      warp: 8 rows of k and q; norms; kg and qg go out      gam, k, q; do on its way
  *   products  warp (I, m): rows 16 I .. of k k' or q k'             k, q; do on its way out
- *   emit      A, L, Aqk                                             k, A; v on its way
- *   invert    4 warps                                               k, T, v
+ *   emit      m = 0: A, L, then T; m = 1: Aqk                       k, A, then T; beta, v, Aqk on
+ *                                                                   its way
  *   w, u      warp (I, m)                                           k, T B, T B decay, v, rows on
  *                                                                   their way out */
 #include "fast/chunks.cuh"
@@ -30,36 +30,74 @@ template <int K, int V> struct OneSmem {
     float rk[C], rq[C], own[C];
 };
 
-/* Four rows of k and q to shared memory unless they lie there, norms; kg and qg go out. gam: the
- * gate's sums to rows 2 lane, 2 lane + 1. */
-template <int K, int V, bool COPIED>
-__device__ __forceinline__ void write_rows(OneSmem<K, V> &sm, const ChunkOut &o, const Place &p,
-                                           const KeyRows<K, 4> &x, float2 gam, int row0, int lane) {
+/* Row r of kg and qg: k and q as given times what lies between them and the chunk's end, start. */
+template <int K>
+__device__ __forceinline__ void send_row(const ChunkOut &o, const Place &p, int r, int ch,
+                                         const uint32_t k[K / 64], const uint32_t q[K / 64],
+                                         float to_end, float from_start) {
     const int E = K / 32;
-    int ch = lane * E, mine = row0 + lane / 8;
-    if (lane % 8 == 0) {
+    uint32_t kg[E / 2], qg[E / 2];
+#pragma unroll
+    for (int e = 0; e < E / 2; e++) {
+        float2 a = unpack2(k[e]), b = unpack2(q[e]);
+        kg[e] = pack2(a.x * to_end, a.y * to_end);
+        qg[e] = pack2(b.x * from_start, b.y * from_start);
+    }
+    int64_t at = p.tile * C * K + rows_at(r, ch / 8) + ch % 8;
+    store_pairs<E>(o.kg + at, kg);
+    store_pairs<E>(o.qg + at, qg);
+}
+/* Norms of row `mine` to shared memory; what its k and q are multiplied by. gam: the gate's sums to
+ * rows 2 lane, 2 lane + 1. */
+template <int K, int V, class NORMS>
+__device__ __forceinline__ float2 keep_norms(OneSmem<K, V> &sm, const NORMS &x, float2 gam,
+                                             int mine, bool here) {
+    if (here) {
         sm.rk[mine] = x.rk;
         sm.rq[mine] = x.rq;
         sm.own[mine] = x.own;
     }
     float even = __shfl_sync(~0u, gam.x, mine / 2), odd = __shfl_sync(~0u, gam.y, mine / 2);
     float all = __shfl_sync(~0u, gam.y, 31), own = mine % 2 ? odd : even;
-    float to_end = x.rk * ex2(all - own), from_start = x.rq * ex2(own);
+    return make_float2(x.rk * ex2(all - own), x.rq * ex2(own));
+}
+
+/* A warp's 8 rows, which lie in shared memory: norms; kg and qg go out. */
+template <int K, int V>
+__device__ __forceinline__ void take_rows(OneSmem<K, V> &sm, const Dims &d, const ChunkOut &o,
+                                          const Place &p, float2 gam, int row0, int lane) {
+    const int E = K / 32;
+    KeyNorms x;
+    x.take<K>(d, sm.k, sm.x.first.q, row0, lane);
+    float2 f = keep_norms(sm, x, gam, row0 + lane / 4, x.is_here(lane));
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float fk = __shfl_sync(~0u, f.x, x.lane_of(i)), fq = __shfl_sync(~0u, f.y, x.lane_of(i));
+        int ch = lane * E, at = rows_at(row0 + i, ch / 8) + ch % 8;
+        uint32_t k[E / 2], q[E / 2];
+        copy_pairs<E>(k, sm.k + at);
+        copy_pairs<E>(q, sm.x.first.q + at);
+        send_row<K>(o, p, row0 + i, ch, k, q, fk, fq);
+    }
+}
+/* Four rows on their way there. */
+template <int K, int V>
+__device__ __forceinline__ void fetch_rows(OneSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
+                                           const ChunkOut &o, const Place &p, float2 gam, int row0,
+                                           int lane) {
+    const int E = K / 32;
+    int ch = lane * E;
+    KeyRows<K, 4> x;
+    x.fetch(d, t, p, row0, ch);
+    x.finish(d, p, row0, lane);
+    float2 f = keep_norms(sm, x, gam, row0 + lane / 8, lane % 8 == 0);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float fk = __shfl_sync(~0u, to_end, i * 8), fq = __shfl_sync(~0u, from_start, i * 8);
+        float fk = __shfl_sync(~0u, f.x, i * 8), fq = __shfl_sync(~0u, f.y, i * 8);
         int at = rows_at(row0 + i, ch / 8) + ch % 8;
-        uint32_t kg[E / 2], qg[E / 2];
-        if (!COPIED) store_pairs<E>(sm.k + at, x.k[i]);
-        if (!COPIED) store_pairs<E>(sm.x.first.q + at, x.q[i]);
-#pragma unroll
-        for (int e = 0; e < E / 2; e++) {
-            float2 a = unpack2(x.k[i][e]), b = unpack2(x.q[i][e]);
-            kg[e] = pack2(a.x * fk, a.y * fk);
-            qg[e] = pack2(b.x * fq, b.y * fq);
-        }
-        store_pairs<E>(o.kg + p.tile * C * K + at, kg);
-        store_pairs<E>(o.qg + p.tile * C * K + at, qg);
+        store_pairs<E>(sm.k + at, x.k[i]);
+        store_pairs<E>(sm.x.first.q + at, x.q[i]);
+        send_row<K>(o, p, row0 + i, ch, x.k[i], x.q[i], fk, fq);
     }
 }
 
@@ -67,38 +105,28 @@ __device__ __forceinline__ void write_rows(OneSmem<K, V> &sm, const ChunkOut &o,
 template <int K, int V>
 __device__ __forceinline__ void copy_rows(OneSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
                                           const Place &p, int row0, int lane) {
-    const int PIECES = K / 8;
+    CopiedRows<K> rows(row0, lane);
     int64_t first = row_at(p.c.t0, d.H, p.h, 0, 0) * K;
-#pragma unroll
-    for (int i = 0; i < PIECES / 4; i++) {
-        int x = lane + 32 * i, r = row0 + x / PIECES, piece = x % PIECES, to = rows_at(r, piece);
-        int64_t at = first + row_in(d.H, r < p.rows ? r : 0, 0) * K + piece * 8;
-        cp16(sm.k + to, (const bf16 *)t.k + at, r < p.rows);
-        cp16(sm.x.first.q + to, (const bf16 *)t.q + at, r < p.rows);
-    }
+    rows.copy(sm.k, (const bf16 *)t.k + first, d.H, p.rows);
+    rows.copy(sm.x.first.q, (const bf16 *)t.q + first, d.H, p.rows);
     cp_commit();
 }
 
-/* A warp's 8 rows, four at a time. Every warp sums the gate: nobody waits for another. COPIED: they
- * lie in shared memory, behind all groups of copies but the last. */
+/* A warp's 8 rows. Every warp sums the gate: nobody waits for another. COPIED: they lie in shared
+ * memory, behind all groups of copies but the last. */
 template <int K, int V, bool COPIED>
 __device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
                                           const ChunkOut &o, const Place &p, const HeadGate &gate,
                                           int warp, int lane) {
-    float2 gam;
+    float2 gam = gate.sums(d, p, lane);
+    if (COPIED) {
+        cp_wait<1>();
+        __syncwarp();
+        take_rows(sm, d, o, p, gam, warp * 8, lane);
+    } else {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int row0 = warp * 8 + half * 4;
-        KeyRows<K, 4> x;
-        if (!COPIED) x.fetch(d, t, p, row0, lane * (K / 32));
-        if (half == 0) gam = gate.sums(d, p, lane);
-        if (COPIED && half == 0) {
-            cp_wait<1>();
-            __syncwarp();
-        }
-        if (COPIED) x.take(sm.k, sm.x.first.q, row0, lane * (K / 32));
-        x.finish(d, p, row0, lane);
-        write_rows<K, V, COPIED>(sm, o, p, x, gam, row0, lane);
+        for (int half = 0; half < 2; half++)
+            fetch_rows(sm, d, t, o, p, gam, warp * 8 + half * 4, lane);
     }
     if (warp == 0) *(float2 *)(sm.gam + lane * 2) = gam;
 }
@@ -123,27 +151,27 @@ __device__ __forceinline__ void products(const bf16 *left, const bf16 *k, int I,
     }
 }
 
+/* Entries (s, i), (s, i + 1) of k k', q k': norms and decay. left: norms of the rows. */
 template <int K, int V>
-__device__ __forceinline__ void emit(OneSmem<K, V> &sm, const Dims &d, const ChunkOut &o,
-                                     const Place &p, int I, int m, int lane,
-                                     const float z[4][2][4]) {
-    bf16 *Aqk = o.Aqk + p.tile * C * C, *L = o.L ? o.L + p.tile * C * C : NULL;
-    Solve<K, V> &after = sm.x.after.s;
-    emit_rows(I, lane, Mask{p.lr, m}, z, [&](int s, int i, float a, float b, bool diagonal) {
-        float2 gi = *(const float2 *)(sm.gam + i), rk = *(const float2 *)(sm.rk + i);
-        float gs = sm.gam[s], f = m ? sm.rq[s] : sm.rk[s];
-        a *= f * rk.x * ex2(fminf(gs - gi.x, 0.f));
-        b *= f * rk.y * ex2(fminf(gs - gi.y, 0.f));
-        if (!m) {
-            float beta = after.beta[s];
-            *(float2 *)(after.x.A + s * TS + i) = make_float2(beta * a, beta * b);
-            if (L) store_pair(L, s, i, a, b);
-            return;
-        }
-        if (diagonal) own_keys(sm.own, p.lr, s, i, a, b);
-        store_pair(Aqk, s, i, d.scale * a, d.scale * b);
+__device__ __forceinline__ void decay_pair(const OneSmem<K, V> &sm, const float *left, int s, int i,
+                                           float &a, float &b) {
+    float2 gi = *(const float2 *)(sm.gam + i), rk = *(const float2 *)(sm.rk + i);
+    float gs = sm.gam[s], f = left[s];
+    a *= f * rk.x * ex2(fminf(gs - gi.x, 0.f));
+    b *= f * rk.y * ex2(fminf(gs - gi.y, 0.f));
+}
+template <int K, int V>
+__device__ __forceinline__ void emit_keys(OneSmem<K, V> &sm, const Dims &d, const ChunkOut &o,
+                                          const Place &p, const Betas &betas, int I, int lane,
+                                          const float z[4][2][4]) {
+    bf16 *L = o.L ? o.L + p.tile * C * C : NULL;
+    float beta[2] = {betas.get(d, p, 0), betas.get(d, p, 1)};
+    emit_rows(I, lane, Mask{p.lr, 0}, z, [&](int s, int i, float a, float b, bool, int y) {
+        float by = beta[y % 4 / 2];
+        decay_pair(sm, sm.rk, s, i, a, b);
+        *(float2 *)(sm.x.after.s.x.A + s * TS + i) = make_float2(by * a, by * b);
+        if (L) store_pair(L, s, i, a, b);
     });
-    if (m) zero_upper(Aqk, I, lane);
 }
 
 /* T B again, each column with 1/norm of its key and the decay from the chunk's start to it. */
@@ -172,8 +200,11 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     Solve<K, V> &after = sm.x.after.s;
     const Dims d = known<PLAIN>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
-    Place p = place_of(d, blockIdx.x);
-    RawWord beta = load_beta(d, t, p);
+    unsigned chunk = chunk_of_block();
+    if (chunk >= (unsigned)d.NT) return;
+    Place p = place_of(d, chunk, blockIdx.x);
+    Betas betas;
+    betas.load(d, t, p, I, m, lane);
     HeadGate gate;
     gate.load(d, t, p, lane);
     if (PLAIN) copy_rows(sm, d, t, p, warp * 8, lane);
@@ -194,15 +225,21 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     products<K>(m ? sm.x.first.q : sm.k, sm.k, I, lane, z);
     drain_wait(lane);
     __syncthreads();
-    if (threadIdx.x < C) after.beta[threadIdx.x] = beta_of(d, beta, p);
-    load_v<V>(after.v, d, t, p);
+    if (m) {
+        load_v<V>(after.v, d, t, p);
+        if (betas.row[0] < C) after.beta[betas.row[0]] = betas.get(d, p, 0);
+        emit_queries(after.TB, o.Aqk + p.tile * C * C, sm.own, d.scale, p.lr, I, lane, z,
+                     [&](int s, int i, float &a, float &b) { decay_pair(sm, sm.rq, s, i, a, b); });
+        drain_wait(lane);
+        cp_wait<0>();
+        meet_as_well();
+    } else {
+        emit_keys(sm, d, o, p, betas, I, lane, z);
+        invert(after, warp, lane);
+    }
     __syncthreads();
-    emit(sm, d, o, p, I, m, lane, z);
-    __syncthreads();
-    invert(after, warp, lane);
     round_T(after, o.T ? o.T + p.tile * C * C : NULL, warp, lane);
     round_TG(sm, warp, lane);
-    cp_wait<0>();
     __syncthreads();
     auto nothing = [](int, float(*)[4]) {};
     for (int group = 0; group < (m ? V : K) / 64; group++) {
@@ -224,7 +261,7 @@ template <int K, int V> struct ChunksOne {
         auto kernel = is_plain(c.p->d) ? k_chunks_one<K, V, true> : k_chunks_one<K, V, false>;
         int bytes = (int)sizeof(OneSmem<K, V>);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<tile_count(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, c.g ? c.g->dout : NULL,
+        kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, c.g ? c.g->dout : NULL,
                                                                chunk_out(c));
         CK_LAUNCH(c.e, "k_chunks_one");
         return DP_OK;

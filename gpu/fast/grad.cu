@@ -146,7 +146,7 @@ template <int K> struct Ahead {
                                           const Lane &l) {
         x.fetch(d, t, p, l.warp * N, l.lane * E);
         g.fetch(d, t, p, l.warp * N, l.lane * E);
-        beta = load_beta(d, t, p);
+        beta = load_beta(d, t, p, threadIdx.x);
     }
 };
 
@@ -205,7 +205,7 @@ __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims 
     GateRows<K, N> &g = ahead.g;
     KeyRows<K, N> &x = ahead.x;
     if (threadIdx.x < C) {
-        sm.beta[threadIdx.x] = beta_of(d, ahead.beta, p);
+        sm.beta[threadIdx.x] = beta_of(d, ahead.beta, p, threadIdx.x);
         sm.raw_beta[threadIdx.x] = ahead.beta;
     }
     g.finish(d, p, row0);

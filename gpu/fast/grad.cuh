@@ -37,13 +37,6 @@ struct Lane {
     __device__ __forceinline__ int row(int r) const { return 16 * I + gr + 8 * r; }
 };
 
-/* Two accumulators side by side, 16 x 16, to bf16 where `at` points for the lane (ROWS or a slice,
- * by across_row and across_p). */
-__device__ __forceinline__ void store_16x16(uint32_t at, const float a[4], const float b[4]) {
-    uint32_t r[4] = {pack2(a[0], a[1]), pack2(b[0], b[1]), pack2(a[2], a[3]), pack2(b[2], b[3])};
-    stsm4(at, r);
-}
-
 /* N (8 or 16) values of the 8 lanes that share columns: their sums over these lanes, N / 8 of them
  * in each. Lane gr gets those from column_sums_at<N>(gr) on: each step halves what a lane still
  * holds. */
@@ -87,7 +80,7 @@ __device__ __forceinline__ GateGrad gate_grad_fast(float dg, float graw, float a
     float e = ex2(-fabsf(z) * LOG2E), over = rcp(1.f + e);
     if (GATE == DP_GATE_SOFTPLUS) {
         y.raw = -dg * a * (x < 0 ? e * over : over);
-        y.dA_log = -dg * a * fmaf(e, log1p_over(e), fmaxf(x, 0.f));
+        y.dA_log = -dg * a * fmaf(e * LN2, log2_1p_over(e), fmaxf(x, 0.f));
     } else {
         y.raw = dg * (lower * e * over * over * a);
         y.dA_log = y.raw * x;

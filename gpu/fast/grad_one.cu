@@ -78,7 +78,7 @@ template <int K> struct Ahead {
         x.fetch(d, t, p, l.warp * (512 / K), l.lane * (K / 32));
         gate = {};
         if (l.warp == 1) gate.load(d, t, p, l.lane);
-        beta = load_beta(d, t, p);
+        beta = load_beta(d, t, p, threadIdx.x);
     }
 };
 
@@ -91,7 +91,7 @@ __device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, cons
     const Place &p = ahead.p;
     KeyRows<K, N> &x = ahead.x;
     if (threadIdx.x < C) {
-        sm.beta[threadIdx.x] = beta_of(d, ahead.beta, p);
+        sm.beta[threadIdx.x] = beta_of(d, ahead.beta, p, threadIdx.x);
         sm.raw_beta[threadIdx.x] = ahead.beta;
     }
     if (l.warp == 1) *(float2 *)(sm.gam + l.lane * 2) = ahead.gate.sums(d, p, l.lane);

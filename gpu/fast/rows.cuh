@@ -15,16 +15,20 @@ struct Place {
     int hv, h, lr, rows; /* value head, query head, log2 R, rows that are not padding */
     Chunk c;
 };
-__device__ __forceinline__ Place place_of(const Dims &d, unsigned tile) {
+__device__ __forceinline__ Place place_of(const Dims &d, unsigned chunk, unsigned hv) {
     Place p;
-    p.tile = tile;
-    p.hv = (int)(tile % (unsigned)d.HV);
-    p.h = p.hv / d.G;
+    p.tile = (int64_t)chunk * d.HV + hv;
+    p.hv = (int)hv;
+    p.h = d.G == 1 ? p.hv : p.hv / d.G;
     p.lr = d.lr;
-    p.c = d.chunk[tile / (unsigned)d.HV];
+    p.c = d.chunk[chunk];
     p.rows = p.c.len << p.lr;
     p.zero = (unsigned)p.rows >> 31;
     return p;
+}
+
+__device__ __forceinline__ Place place_of(const Dims &d, unsigned tile) {
+    return place_of(d, tile / (unsigned)d.HV, tile % (unsigned)d.HV);
 }
 
 /* A tile's anchors, the first rows of its blocks of 16, by channel; log2 units. The warps leave the
@@ -100,13 +104,16 @@ template <int K, int N> struct GateRows {
      * nothing. */
     template <int GATE>
     __device__ __forceinline__ void activate(const Dims &d, const Place &p, int row0) {
-        float a = expf(A_log) * LOG2E, lower = d.lower_bound * LOG2E, run[E] = {};
+        float a = expf(A_log), lower = d.lower_bound * LOG2E, run[E] = {}, bias2[E];
+#pragma unroll
+        for (int e = 0; e < E; e++)
+            bias2[e] = bias[e] * LOG2E;
 #pragma unroll
         for (int i = 0; i < N; i++) {
             bool adds = row0 + i < p.rows && ((row0 + i) & ((1 << p.lr) - 1)) == 0;
 #pragma unroll
             for (int e = 0; e < E; e++) {
-                float g = gate_fast<GATE>(sum[i][e], a, bias[e], lower);
+                float g = gate_fast<GATE>(sum[i][e], a, bias2[e], lower);
                 run[e] += adds ? g : 0.f;
                 sum[i][e] = run[e];
             }
@@ -184,17 +191,6 @@ template <int K, int N> struct KeyRows {
         else
             read<0>(d, t, p, row0, ch);
     }
-    /* The same of rows that lie in shared memory (ROWS), bf16. */
-    __device__ __forceinline__ void take(const bf16 *from_k, const bf16 *from_q, int row0, int ch) {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            int at = rows_at(row0 + i, ch / 8) + ch % 8;
-            sk[i] = sq[i] = 0.f;
-            load_pairs<E>(k[i], from_k, at, true, sk[i]);
-            load_pairs<E>(q[i], from_q, at, true, sq[i]);
-            sk[i] = sq[i] = 0.f;
-        }
-    }
     /* What follows from rows that were fetched. */
     __device__ __forceinline__ void finish(const Dims &d, const Place &p, int row0, int lane) {
         float dot[N];
@@ -243,6 +239,56 @@ template <int K, int N> struct KeyRows {
     }
     /* The lane whose norms are those of row i. */
     static __device__ __forceinline__ int lane_of(int i) { return i * (32 / N); }
+};
+
+/* A warp's 8 rows of bf16 to shared memory (ROWS), zeros behind the end; a lane's pieces lie
+ * constant steps apart. */
+template <int K> struct CopiedRows {
+    static const int PIECES = K / 8, STEP = 32 / PIECES; /* rows at once */
+    int row, piece;
+    unsigned at; /* of the first, in bytes */
+    __device__ __forceinline__ CopiedRows(int row0, int lane)
+        : row(row0 + lane / PIECES), piece(lane % PIECES), at(rows_at(row, piece) * 2) {}
+    /* from: row 0 of the tile. What does not belong to it is not read. */
+    __device__ __forceinline__ void copy(bf16 *to, const bf16 *from, int heads, int rows) const {
+        const bf16 *x = from + (unsigned)(row * heads * K + piece * 8);
+        unsigned step = STEP * heads * K;
+#pragma unroll
+        for (int i = 0; i < 8 / STEP; i++)
+            cp16((char *)to + (at ^ i * STEP * 16) + i * STEP * 128, x + i * step,
+                 row + i * STEP < rows);
+    }
+};
+
+/* 1/norms and q k' of 8 rows of bf16 that lie in shared memory (ROWS), zeros behind the end, by a
+ * warp on tensor cores: their products are exact, and what a sum loses there, 2^-22 of |q| |k|, is
+ * far below a rounding of o. One matrix load has both operands: rows k over q are A, k or q alone
+ * are B. */
+struct KeyNorms {
+    float rk, rq, own; /* of row lane / 4, in the lane that is_here */
+
+    static __device__ __forceinline__ int lane_of(int row) { return row * 4 + row / 2; }
+    static __device__ __forceinline__ bool is_here(int lane) { return lane == lane_of(lane / 4); }
+    template <int K>
+    __device__ __forceinline__ void take(const Dims &d, const bf16 *k, const bf16 *q, int row0,
+                                         int lane) {
+        Walk<> at(lane / 8 % 2 ? q : k, row0 + lane % 8, lane / 16);
+        float by_k[2][4] = {}, by_q[2][4] = {}; /* two chains of half the length */
+#pragma unroll
+        for (int j = 0; j < K / 16; j++) {
+            uint32_t a[4];
+            ldsm4(a, at.at(j));
+            mma(by_k[j % 2], a, a[0], a[2]);
+            mma(by_q[j % 2], a, a[1], a[3]);
+        }
+        bool odd = lane / 4 % 2;
+        auto diagonal = [&](const float x[2][4], int i) {
+            return odd ? x[0][i + 1] + x[1][i + 1] : x[0][i] + x[1][i];
+        };
+        rk = d.l2norm ? rsqrtf(diagonal(by_k, 0) + (float)DP_L2_EPS) : 1.f;
+        rq = d.l2norm ? rsqrtf(diagonal(by_q, 2) + (float)DP_L2_EPS) : 1.f;
+        own = diagonal(by_k, 2) * rk * rq;
+    }
 };
 
 /* E channels of a row times f, rounded. */
@@ -304,14 +350,14 @@ struct HeadGate {
     }
 };
 
-/* beta of row threadIdx.x of a tile, 0 behind the end. */
-__device__ __forceinline__ RawWord load_beta(const Dims &d, const dpg_tensors &t, const Place &p) {
+/* beta of row r of a tile, 0 behind the end. */
+__device__ __forceinline__ RawWord load_beta(const Dims &d, const dpg_tensors &t, const Place &p,
+                                             int r) {
     RawWord beta = {};
-    int r = threadIdx.x;
     if (r < C) beta.load(t.beta, row_at(p.c.t0, d.HV, p.hv, r < p.rows ? r : 0, p.lr), d.g_bf16);
     return beta;
 }
-__device__ __forceinline__ float beta_of(const Dims &d, RawWord beta, const Place &p) {
-    return (int)threadIdx.x < p.rows ? beta_value(d, beta.get(d.g_bf16)) : 0.f;
+__device__ __forceinline__ float beta_of(const Dims &d, RawWord beta, const Place &p, int r) {
+    return r < p.rows ? beta_value(d, beta.get(d.g_bf16)) : 0.f;
 }
 #endif

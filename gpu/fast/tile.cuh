@@ -7,6 +7,7 @@
 
 #define C DP_CHUNK
 #define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
 
 __device__ __forceinline__ uint32_t lds32(const bf16 *p) { return *(const uint32_t *)p; }
 
@@ -79,6 +80,13 @@ __device__ __forceinline__ void two(float c0[4], float c1[4], const uint32_t a[4
                                     const uint32_t b[4]) {
     mma(c0, a, b[0], b[1]);
     mma(c1, a, b[2], b[3]);
+}
+
+/* Two accumulators side by side, 16 x 16, to bf16 where `at` points for the lane (ROWS or a slice,
+ * by across_row and across_p). */
+__device__ __forceinline__ void store_16x16(uint32_t at, const float a[4], const float b[4]) {
+    uint32_t r[4] = {pack2(a[0], a[1]), pack2(b[0], b[1]), pack2(a[2], a[3]), pack2(b[2], b[3])};
+    stsm4(at, r);
 }
 
 /* Element (k, v) of a state or of X', TILES n-tiles of 8 rows, from the transposed fragments of 16
@@ -176,6 +184,14 @@ template <int N> __device__ __forceinline__ void store_pairs(bf16 *to, const uin
         *(uint2 *)to = make_uint2(y[0], y[1]);
     else
         *(uint32_t *)to = y[0];
+}
+
+/* The same from there. */
+template <int N> __device__ __forceinline__ void copy_pairs(uint32_t y[N / 2], const bf16 *from) {
+    if (N == 4)
+        *(uint2 *)y = *(const uint2 *)from;
+    else
+        *y = *(const uint32_t *)from;
 }
 
 /* One value of R rows in every lane of a warp: their sums over the warp. Lane l gets that of row
