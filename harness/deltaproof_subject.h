@@ -31,6 +31,8 @@
  *   S <- diag(exp g) S;   for j = 1 .. R:  S <- S + k_j' beta_j (v_j - k_j S);   o = scale S' q
  * GDN-2 has two tensors in the place of beta, erase [K] and write [V], which stand as given:
  *   S <- diag(exp g) S;   E = write o v - (erase o k) S;   S <- S + k' E
+ * DPLR (RWKV-7) has two others, lr_a and lr_b [K], which read the state before its decay:
+ *   S <- diag(exp g) S + lr_b' (lr_a S) + k' v
  * GLA and SSD have neither and erase nothing:   S <- diag(exp g) S + k' v
  * Gradients are those of the numbers as given: of the raw gate, the raw beta, the q and k before
  * their norm.
@@ -119,6 +121,7 @@ typedef struct {
     /* 1: each key of a token reads what those before it left (Gated DeltaProduct); 0: all read the
      * same state */
     int32_t in_turn;
+    const double *lr_a, *lr_b; /* DPLR: [tokens][HV][K] each, and beta is NULL; else NULL */
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as

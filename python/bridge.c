@@ -90,7 +90,7 @@ const char *deltaproof_subject_design(void) {
 
 /* The function says of each problem whether it is for it. */
 const char *deltaproof_subject_recurrences(void) {
-    return "gdn kda mkda gdn2 gla ssd gated-deltaproduct";
+    return "gdn kda mkda gdn2 gla ssd gated-deltaproduct dplr";
 }
 
 /* ---- run ------------------------------------------------------------------------------------- */
@@ -126,7 +126,7 @@ static void say_integers(FILE *f, const char *name, int n, const int64_t *x) {
 static void say_settings(FILE *f, const deltaproof_subject_problem *p) {
     static const char *const gate[] = {"log", "softplus", "lower_bound"};
     static const char *const beta[] = {"plain", "sigmoid", "sigmoid2"};
-    const char *form = p->beta || p->erase ? beta[p->beta_form] : "none";
+    const char *form = p->beta || p->erase || p->lr_a ? beta[p->beta_form] : "none";
     fprintf(f, "run\ngate %s\nbeta_form %s\nl2norm %d\nbackward %d\n", gate[p->gate_form], form,
             p->l2norm, p->backward);
     fprintf(f,
@@ -154,7 +154,9 @@ static void send_problem(FILE *f, const deltaproof_subject_problem *p,
                         {"do", p->dout, 3, {T, HV, V}},
                         {"dht", p->dfinal_state, 4, {N, HV, K, V}},
                         {"b", p->erase, 3, {T, HV, K}},
-                        {"w", p->write, 3, {T, HV, V}}};
+                        {"w", p->write, 3, {T, HV, V}},
+                        {"lr_a", p->lr_a, 3, {T, HV, K}},
+                        {"lr_b", p->lr_b, 3, {T, HV, K}}};
     const int64_t pool_shape[] = {p->nslot, HV, K, V};
     const double *pool = deltaproof_subject_find(c, "pool");
     const int n = sizeof in / sizeof *in;

@@ -42,7 +42,7 @@ static void bound_chunk(dp_error_bound_base *w, int g, int hv) {
     dp_sim *s = w->ref;
     const dp_problem *p = s->p;
     const int64_t i = (int64_t)g * p->HV + hv, t0 = s->group[g].t0, h = hv / dp_G(p);
-    const int c = s->group[g].c, R = p->R;
+    const int c = s->group[g].c, R = dp_rows(p);
     const dp_chunk_rows of_q = {t0 * p->H + h, p->H, 1, c, p->K},
                         of_k = {(t0 * p->H + h) * R, (int64_t)p->H * R, R, c * R, p->K},
                         of_v = {(t0 * p->HV + hv) * R, (int64_t)p->HV * R, R, c * R, p->V};

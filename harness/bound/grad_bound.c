@@ -1,5 +1,6 @@
 /* Errors of the gradients of all tokens and heads, through the activations to the raw inputs. */
 #include "error_bound_impl.h"
+#include "ref/arithmetic/elementary.h"
 
 #include <string.h>
 
@@ -107,7 +108,7 @@ static void group_open(group_work *x) {
     const dp_problem *p = x->w->ref->p;
     const int64_t c = x->c, n = x->n, K = p->K;
     x->q = side_of(x, DP_QKV_Q, 1);
-    x->k = side_of(x, DP_QKV_K, p->R);
+    x->k = side_of(x, DP_QKV_K, dp_rows(p));
     double *buf = x->buf = dp_doubles(2 * c + 6 * n + 2 * c * K);
     x->b = (dp_grad_bound){.dq = buf,
                            .ndq = buf + c,
@@ -119,7 +120,7 @@ static void group_open(group_work *x) {
                            .vdbeta = buf + 2 * c + 5 * n,
                            .dg = buf + 2 * c + 6 * n,
                            .vdg = buf + 2 * c + 6 * n + c * K};
-    if (dp_by_gates(p)) {
+    if (dp_by_gates(p) || dp_by_factors(p)) {
         x->two = dp_doubles(2 * n * K + 2 * n * p->V);
         x->b.ederasing = x->two;
         x->b.vderasing = x->two + n * K;
@@ -234,6 +235,40 @@ static void erasing_rows(group_work *x, int hv) {
     }
 }
 
+/* The same of the factors of a token: rows of lr_b and k are those of its two keys, lr_a has
+ * exp(-g) times the gradient of the keys that erase, and dg gets what comes through that. */
+static void factor_rows(group_work *x, int hv) {
+    const dp_problem *p = x->w->ref->p;
+    const dp_rounding *r = &x->w->r;
+    const dp_input_error in = dp_error_bound_inputs_of(x->w);
+    const int K = p->K;
+    const double *e = x->w->ref->erasing;
+    for (int t = 0; t < x->c; t++) {
+        const int64_t row = (x->gr->t0 + t) * p->HV + hv;
+        const double *D = x->b.ederasing + 2 * (int64_t)t * K,
+                     *d = x->b.vderasing + 2 * (int64_t)t * K, *key = e + 2 * row * K;
+        double sum = 0;
+        for (int j = 0; j < 2; j++) {
+            const double more = dp_pw(r, (r->u + r->us) * x->b.ndk[2 * t + j]);
+            x->out->row[j ? DP_RESULT_DK : DP_RESULT_DLR_B][row] =
+                dp_error_bound_final(r, x->b.dk[2 * t + j] + more);
+        }
+        x->out->row[DP_RESULT_DV][row] = dp_error_bound_final(
+            r, x->b.dv[2 * t + 1] + dp_pw(r, (r->u + r->us) * x->b.ndv[2 * t + 1]));
+        for (int i = 0; i < K; i++) {
+            const double a = p->lr_a[row * K + i];
+            const double f = a != 0 ? fabs(key[i] / a) : dp_exp(-x->w->ref->g[row * K + i]);
+            const int64_t at = (int64_t)t * K + i;
+            sum += dp_pw(r, f) * D[i] + dp_pw(r, (in.erasing + 2 * r->u + r->us) * f * d[i]);
+            x->b.dg[at] +=
+                dp_pw(r, key[i]) * D[i] + dp_pw(r, (in.erasing + 3 * r->u) * key[i] * d[i]);
+            x->b.vdg[at] -= key[i] * d[i];
+            x->b.dg[at] += dp_pw(r, r->u * x->b.vdg[at]);
+        }
+        x->out->row[DP_RESULT_DLR_A][row] = dp_error_bound_final(r, sum);
+    }
+}
+
 /* Rows of dq or dk of one head, of the raw inputs. */
 static void key_rows(const group_work *x, const key_side *a, int h) {
     const dp_error_bound_base *w = x->w;
@@ -264,7 +299,7 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
                     .gr = &s->group[g],
                     .out = out,
                     .c = s->group[g].c,
-                    .n = s->group[g].c * p->R,
+                    .n = s->group[g].c * dp_rows(p),
                     .each = out->entry[DP_QKV_Q] != NULL};
     double *dout = dp_doubles((int64_t)x.c * p->V);
     group_open(&x);
@@ -274,16 +309,17 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
         dp_bound_grads(dp_error_bound_chunk(w, g, hv), dout, ps->eS[z], ps->edS[z], ps->DX[z],
                        ps->DdX[z], &x.b);
         if (dp_by_gates(p)) erasing_rows(&x, hv);
+        if (dp_by_factors(p)) factor_rows(&x, hv);
         add_head(&x, &x.q, hv, x.b.dq, x.b.ndq, x.b.edq);
-        add_head(&x, &x.k, hv, x.b.dk, x.b.ndk, x.b.edk);
+        if (!dp_by_factors(p)) add_head(&x, &x.k, hv, x.b.dk, x.b.ndk, x.b.edk);
         for (int t = 0; t < x.c; t++)
             raw_gate(w, x.gr->t0 + t, hv, x.b.dg + (int64_t)t * p->K, x.b.vdg + (int64_t)t * p->K,
                      out, sums);
-        if (!dp_by_gates(p)) value_rows(&x, hv);
+        if (!dp_by_gates(p) && !dp_by_factors(p)) value_rows(&x, hv);
     }
     for (int h = 0; h < p->H; h++) {
         key_rows(&x, &x.q, h);
-        key_rows(&x, &x.k, h);
+        if (!dp_by_factors(p)) key_rows(&x, &x.k, h);
     }
     group_close(&x);
     free(dout);

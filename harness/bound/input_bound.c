@@ -43,14 +43,27 @@ dp_gate_error dp_error_bound_gate(const dp_problem *p, int64_t t, int hv, int c,
     return e;
 }
 
+/* Largest error of a gate, which is the relative error that exp(-g) has of it. */
+static double most_of_gates(const dp_problem *p, double u) {
+    const int Kg = dp_Kg(p);
+    double most = 0;
+    for (int64_t i = 0; i < p->T * p->HV * Kg; i++)
+        most = fmax(
+            most,
+            dp_error_bound_gate(p, i / Kg / p->HV, (int)(i / Kg % p->HV), (int)(i % Kg), u).Dg);
+    return most;
+}
+
 dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp_rounding *r) {
     const double entry = base == DP_BASE_FP64 ? 0 : r->u, norm = 2 * r->u + r->us;
-    const double product = dp_by_gates(p) ? entry + r->u + r->us : 0;
+    const double product = dp_by_gates(p)     ? entry + r->u + r->us
+                           : dp_by_factors(p) ? entry + 3 * r->u + most_of_gates(p, r->u)
+                                              : 0;
     return (dp_input_error){.q = p->l2norm ? norm : entry,
                             .k = p->l2norm ? norm : entry,
                             .erasing = product,
                             .qk_row = p->l2norm ? dp_sum_error(r, p->K) / 2 + 4 * r->u : 0,
-                            .v = entry + product,
+                            .v = entry + (dp_by_gates(p) ? product : 0),
                             .beta = p->beta_form == DP_BETA_PLAIN ? entry : 6 * r->u,
                             .sg = (int64_t)p->HV * dp_Kg(p),
                             .Kg = dp_Kg(p)};

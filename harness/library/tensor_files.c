@@ -130,6 +130,21 @@ void dp_tensors_rename(dp_tensorfile *f, int by_gates) {
     }
 }
 
+static void rename_one(dp_tensorfile *f, const char *from, const char *to) {
+    dp_tensor *t = (dp_tensor *)dp_tensor_find(f, from);
+    if (!t) return;
+    free(t->name);
+    t->name = strdup(to);
+}
+
+void dp_factors_rename(dp_tensorfile *in, dp_tensorfile *out) {
+    if (!dp_tensor_find(in, "a") || !dp_tensor_find(in, "b")) return;
+    rename_one(in, "a", dp_input_fields[DP_INPUT_LR_A].name);
+    rename_one(in, "b", dp_input_fields[DP_INPUT_LR_B].name);
+    rename_one(out, "da", dp_result_fields[DP_RESULT_DLR_A].name);
+    rename_one(out, "db", dp_result_fields[DP_RESULT_DLR_B].name);
+}
+
 void dp_states_transpose(dp_tensor *t, int64_t K, int64_t V) {
     int64_t *a = t->ndim >= 2 ? &t->shape[t->ndim - 2] : NULL;
     if (K < 1 || V < 1 || t->n % (K * V)) return;

@@ -35,6 +35,10 @@ void dp_tensors_rename(dp_tensorfile *f, int by_gates);
  * of states is left to the check of shapes. */
 void dp_states_transpose(dp_tensor *t, int64_t K, int64_t V);
 
+/* FLA's names of DPLR: where `in` has both a and b, those of it are lr_a and lr_b, and da and db of
+ * `out` their gradients; elsewhere nothing. */
+void dp_factors_rename(dp_tensorfile *in, dp_tensorfile *out);
+
 /* Keys as tokens, as FLA stores those of Gated DeltaProduct: tensors that should have an axis of
  * keys, and have R times as many tokens as q and no such axis, get it: [..,T R,H,K] ->
  * [..,T,H,R,K], [..,T R,HV] -> [..,T,HV,R]. All others stay. */

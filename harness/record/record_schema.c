@@ -313,8 +313,8 @@ static int run_has_why(const void *x) { return ((const dp_run *)x)->why[0] != 0;
 static const dp_record_field RUNS[] = {
     {"id", TEXT, REQUIRED, "`deltaproof run --id` reproduces it bit for bit", RUN(id)},
     {"case", TEXT, WRITTEN, NULL, RUN(case_name)},
-    {"op", TEXT, WRITTEN, "gdn, kda, mkda, gdn2, gla, ssd, gated-deltaproduct, chain, conv, step",
-     RUN(op)},
+    {"op", TEXT, WRITTEN,
+     "gdn, kda, mkda, gdn2, gla, ssd, gated-deltaproduct, dplr, chain, conv, step", RUN(op)},
     {"ranks", COUNT, WRITTEN, NULL, RUN(ranks)},
     {"parts", COUNT, .what = "that the ranks own, where not one each: `rank` of a place is a part",
      RUN(parts), WHEN(has_own)},

@@ -297,6 +297,11 @@ static void try_gates(search *s) {
     h.earlier = "g";
     attempt(s, *s->o, h, "as if every gate were that of the token before");
     if (!dp_erases(&s->c->p)) return;
+    if (dp_by_factors(&s->c->p)) {
+        h.earlier = "lr_a";
+        attempt(s, *s->o, h, "as if every lr_a were that of the token before");
+        return;
+    }
     if (!dp_by_gates(&s->c->p)) {
         h.earlier = "beta";
         attempt(s, *s->o, h, "as if every beta were that of the token before");

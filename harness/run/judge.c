@@ -55,6 +55,7 @@ static int has_gates(const dp_tensorfile *in) {
 }
 
 static dp_strength strength_of(const dp_tensorfile *in, const dp_judge_options *o) {
+    if (dp_case_input_find(in, &dp_input_fields[DP_INPUT_LR_A])) return DP_BY_FACTORS;
     if (has_gates(in)) return DP_BY_GATES;
     return dp_judge_without_beta(in, o->beta) ? DP_BY_NOTHING : DP_BY_BETA;
 }
@@ -100,6 +101,7 @@ static const char *model(const dp_tensorfile *in, const dp_judge_options *o, int
     *R = q->n && k->n % q->n == 0 && k->n / q->n >= 1 && k->n / q->n <= 64 ? (int)(k->n / q->n) : 1;
     const dp_strength strength = strength_of(in, o);
     if (strength == DP_BY_GATES) return "gdn2";
+    if (strength == DP_BY_FACTORS) return "dplr";
     const int own = *R > 1 && k->ndim > q->ndim; /* an axis of keys */
     const int64_t HV = v->ndim >= 3 + own ? v->shape[v->ndim - 2 - own] : 1;
     const int one_gate = K > 1 && H && (__int128)g->n * K * H == (__int128)q->n * HV;
@@ -269,6 +271,7 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
                             dp_case *c, dp_judge_loaded *l, dp_err *e) {
     dp_judge_settings s = {0};
     dp_complaints all = {0};
+    dp_factors_rename(in, out);
     const int by_gates = has_gates(in);
     dp_tensors_rename(in, by_gates);
     dp_tensors_rename(out, by_gates);

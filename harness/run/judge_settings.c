@@ -162,8 +162,11 @@ void dp_judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
     const char *dtype = choose(in, o->gate_dtype, "gate_dtype", NULL,
                                "--gate-dtype " DP_JUDGE_GATE_DTYPES, GATE_DTYPES, "fp64", all);
     s->gate_dtype = *dtype ? (dp_format)dp_format_find(dtype) : DP_FP64;
-    /* erase and write in place of beta have no forms to say */
-    const char *beta = dp_case_input_find(in, &dp_input_fields[DP_INPUT_ERASE]) ? "plain" : NULL;
+    /* what stands in place of beta has no forms to say */
+    const char *beta = dp_case_input_find(in, &dp_input_fields[DP_INPUT_ERASE]) ||
+                               dp_case_input_find(in, &dp_input_fields[DP_INPUT_LR_A])
+                           ? "plain"
+                           : NULL;
     s->beta =
         choose(in, o->beta, "beta", NULL, "--beta plain|sigmoid|sigmoid2|none", BETAS, beta, all);
     s->l2norm = choose(in, o->l2norm, "l2norm", "qk", "--l2norm 0|1", NORMS, NULL, all);

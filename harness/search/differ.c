@@ -96,7 +96,7 @@ static int64_t used(const pair *x, int64_t row) {
     if (x->stage != DP_AKK && x->stage != DP_AQK) return x->width;
     const int64_t token = place_of(x, row).token,
                   in_chunk = (token - part_begin(x->w, token)) % DP_CHUNK;
-    return (in_chunk + 1) * x->w->p->R;
+    return (in_chunk + 1) * dp_rows(x->w->p);
 }
 
 static int blank(const double *x, int64_t n) {

@@ -274,7 +274,7 @@ dp_status dp_check_factor(dp_check_work *w, const int *input, int n, double c,
 /* The shape and packing of the problem with inputs on which nothing rounds; 0: this shape has none.
  */
 static int exact_inputs(const dp_problem *p, int backward, dp_problem *x) {
-    if (p->K % p->R || p->K % 4) return 0;
+    if (p->K % p->R || p->K % 4 || dp_by_factors(p)) return 0;
     *x = *p;
     x->gate = DP_GATE_LOG;
     x->beta_form = DP_BETA_PLAIN;

@@ -114,7 +114,7 @@ static volume volume_of(const dp_sim *s, int stage, int backward) {
         const double c = s->group[g].c;
         add_chunk(s, stage,
                   (chunk_shape){.c = c,
-                                .n = c * s->p->R,
+                                .n = c * dp_rows(s->p),
                                 .pre_f = !s->ctx[r].is_last && sub == s->ctx[r].nlocal - 1,
                                 .pre_b = !s->ctx[r].is_first && sub == 0},
                   &v);

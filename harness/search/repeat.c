@@ -43,7 +43,8 @@ static void chunk_stages(const dp_sim *s, int g, int hv, uint64_t *h, int64_t st
 
 static void token_stages(const dp_sim *s, int r, int hv, uint64_t *h, int64_t step) {
     const dp_problem *p = s->p;
-    const int64_t a = s->ctx[r].a, b = s->ctx[r].b, K = p->K, RK = (int64_t)p->R * p->K;
+    const int64_t a = s->ctx[r].a, b = s->ctx[r].b, K = p->K, RK = (int64_t)dp_rows(p) * p->K,
+                  RV = (int64_t)dp_rows(p) * p->V, factors = dp_by_factors(p);
     const int Kg = dp_Kg(p), q = hv / dp_G(p);
     const struct {
         dp_stage s;
@@ -53,21 +54,23 @@ static void token_stages(const dp_sim *s, int r, int hv, uint64_t *h, int64_t st
     } t[] = {{DP_STAGE_GATE, s->q, p->H, q, K},
              {DP_STAGE_GATE, s->k, p->H, q, RK},
              {DP_STAGE_GATE, s->g, p->HV, hv, Kg},
-             {DP_STAGE_GATE, s->beta, p->HV, hv, p->R},
-             {DP_STAGE_GATE, s->erasing, p->HV, hv, K},
-             {DP_STAGE_GATE, s->values, p->HV, hv, p->V},
+             {DP_STAGE_GATE, s->beta, p->HV, hv, dp_rows(p)},
+             {DP_STAGE_GATE, s->erasing, p->HV, hv, RK},
+             {DP_STAGE_GATE, s->values, p->HV, hv, RV},
              {DP_STAGE_OUTPUT, s->out.o, p->HV, hv, p->V},
-             {DP_STAGE_WY_BWD, s->values ? s->dvalues : s->out.dv, p->HV, hv, (int64_t)p->R * p->V},
-             {DP_STAGE_INTRA_BWD, s->derasing, p->HV, hv, K},
-             {DP_STAGE_WY_BWD, s->dbeta, p->HV, hv, p->R},
+             {DP_STAGE_WY_BWD, s->values ? s->dvalues : s->out.dv, p->HV, hv, RV},
+             {DP_STAGE_INTRA_BWD, s->derasing, p->HV, hv, RK},
+             {DP_STAGE_WY_BWD, s->dbeta, p->HV, hv, dp_rows(p)},
              {DP_STAGE_INTRA_BWD, s->dq, p->H, q, K},
              {DP_STAGE_INTRA_BWD, s->dk, p->H, q, RK},
              {DP_STAGE_INTRA_BWD, s->dg, p->HV, hv, Kg},
              {DP_STAGE_GATE_BWD, s->out.dq, p->H, q, K},
-             {DP_STAGE_GATE_BWD, s->out.dk, p->H, q, RK},
+             {DP_STAGE_GATE_BWD, s->out.dk, p->H, q, factors ? K : RK},
              {DP_STAGE_GATE_BWD, s->out.dg, p->HV, hv, Kg},
              {DP_STAGE_GATE_BWD, s->out.dbeta, p->HV, hv, p->R},
              {DP_STAGE_GATE_BWD, s->out.derase, p->HV, hv, K},
+             {DP_STAGE_GATE_BWD, s->out.dlr_a, p->HV, hv, K},
+             {DP_STAGE_GATE_BWD, s->out.dlr_b, p->HV, hv, K},
              {DP_STAGE_GATE_BWD, s->out.dwrite, p->HV, hv, p->V},
              {DP_STAGE_GATE_BWD, s->values ? s->out.dv : NULL, p->HV, hv, p->V}};
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)

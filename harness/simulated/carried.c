@@ -152,7 +152,7 @@ static const double *erasing_of(const session *s, int64_t t, int j) {
 
 static const double *key_of(const session *s, int64_t t, int j) {
     const dp_problem *p = s->p;
-    return s->in.k + (((s->first + t) * p->H + s->hv / dp_G(p)) * p->R + j) * p->K;
+    return s->in.k + (((s->first + t) * p->H + s->hv / dp_G(p)) * dp_rows(p) + j) * p->K;
 }
 
 /* S <- (I - sum_j beta_j k_j k_j') D S + sum_j beta_j k_j v_j', all keys reading the decayed state,
@@ -162,12 +162,12 @@ static void advance(const session *s, int64_t t, carrier *c, double *write) {
     const int64_t at = (s->first + t) * p->HV + s->hv;
     const double *values = dp_values_at(p, s->in.values, s->first + t, s->hv);
     dp_state_decay(p, s->in.g + at * dp_Kg(p), c->S);
-    for (int first = 0, n = dp_keys_at_once(p); first < p->R; first += n) {
+    for (int first = 0, n = dp_keys_at_once(p); first < dp_rows(p); first += n) {
         for (int j = first; j < first + n; j++) {
             double *y = write + (int64_t)j * p->V;
             dp_state_read(p, c->S, erasing_of(s, t, j), y);
             for (int v = 0; v < p->V; v++)
-                y[v] = s->in.beta[at * p->R + j] * (values[(int64_t)j * p->V + v] - y[v]);
+                y[v] = s->in.beta[at * dp_rows(p) + j] * (values[(int64_t)j * p->V + v] - y[v]);
         }
         for (int j = first; j < first + n; j++)
             dp_state_write(p, 1, key_of(s, t, j), write + (int64_t)j * p->V, c->S);
@@ -202,9 +202,9 @@ static gated_norms gated_norms_of(const session *s, int64_t t) {
 static step_norms in_turn_norms(const session *s, int64_t t) {
     const dp_problem *p = s->p;
     step_norms a = {1, 0};
-    for (int j = 0; j < p->R; j++) {
+    for (int j = 0; j < dp_rows(p); j++) {
         const double size = dp_norm_fro(p->K, key_of(s, t, j));
-        const double beta = s->in.beta[((s->first + t) * p->HV + s->hv) * p->R + j];
+        const double beta = s->in.beta[((s->first + t) * p->HV + s->hv) * dp_rows(p) + j];
         const double weight = fabs(beta) * size * size;
         a.moves += weight * a.grows;
         a.grows *= beta < 0 ? 1 + weight : fmax(1, weight - 1);
@@ -222,9 +222,9 @@ static step_norms norms_of(const session *s, int64_t t) {
         most = fmax(most, s->in.g[at * Kg + x]);
         least = fmin(least, s->in.g[at * Kg + x]);
     }
-    for (int j = 0; j < p->R; j++) {
+    for (int j = 0; j < dp_rows(p); j++) {
         const double size = dp_norm_fro(p->K, key_of(s, t, j));
-        const double beta = s->in.beta[at * p->R + j];
+        const double beta = s->in.beta[at * dp_rows(p) + j];
         weight += fabs(beta) * size * size;
         expands |= beta < 0;
     }
@@ -312,7 +312,7 @@ static void run(const session *s, const dp_carried_options *o, carrier *exact, c
                 dp_carried *r) {
     const dp_problem *p = s->p;
     const int64_t KV = (int64_t)p->K * p->V;
-    double *write = dp_doubles((int64_t)p->R * p->V), o2 = 0;
+    double *write = dp_doubles((int64_t)dp_rows(p) * p->V), o2 = 0;
     bounds b = {0};
     for (int64_t i = 1; i <= o->steps; i++) {
         const int64_t t = (i - 1) % s->n;

@@ -185,6 +185,8 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
                                  "keys of a token that should read one state read in turn, those "
                                  "that should read in turn read one",
                                  "math b: two recurrences that differ in one mask"},
+    [DP_FAULT_READ_DECAYED] = {"read-decayed", 0, "gate", "lr_a reads the state after its decay",
+                               "math b, i: as the delta rule does"},
     [DP_FAULT_HALO_LEAK] = {"halo-leak", 34, "conv_fwd",
                             "the halo leaks into sequences that start inside the rank",
                             "a fault of halo exchanges; shows in the first W-1 tokens"},

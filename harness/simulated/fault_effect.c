@@ -95,7 +95,7 @@ static void store_bf16(dp_sim *s, double *x, int64_t n) {
 /* erase o k with the mean of erase. */
 static void mean_erase(dp_sim *s) {
     const dp_problem *p = s->p;
-    for (int64_t i = 0; s->values && i < p->T * p->HV; i++) {
+    for (int64_t i = 0; dp_by_gates(p) && i < p->T * p->HV; i++) {
         const double *k = s->k + (i / p->HV * p->H + i % p->HV / dp_G(p)) * p->K;
         double mean = 0;
         for (int x = 0; x < p->K; x++)
@@ -103,14 +103,23 @@ static void mean_erase(dp_sim *s) {
         for (int x = 0; x < p->K; x++)
             s->erasing[i * p->K + x] = dp_round_arith(s->base, mean * k[x]);
     }
-    if (s->values) hit_all(s);
+    if (dp_by_gates(p)) hit_all(s);
+}
+
+/* lr_a of the state after its decay. */
+static void read_decayed(dp_sim *s) {
+    const dp_problem *p = s->p;
+    for (int64_t i = 0; dp_by_factors(p) && i < p->T * p->HV * p->K; i++)
+        s->erasing[(i / p->K * 2) * p->K + i % p->K] = -dp_round_arith(s->base, p->lr_a[i]);
+    if (dp_by_factors(p)) hit_all(s);
 }
 
 void dp_effect_gate(dp_sim *s) {
     if (s->fault == DP_FAULT_ERASE_MEAN) mean_erase(s);
+    if (s->fault == DP_FAULT_READ_DECAYED) read_decayed(s);
     const int64_t n = s->p->T * s->p->HV * dp_Kg(s->p);
     if (s->fault == DP_FAULT_GATE_BF16) store_bf16(s, s->g, n);
-    if (s->fault == DP_FAULT_BETA_BF16) store_bf16(s, s->beta, s->p->T * s->p->HV * s->p->R);
+    if (s->fault == DP_FAULT_BETA_BF16) store_bf16(s, s->beta, s->p->T * s->p->HV * dp_rows(s->p));
     if (s->fault != DP_FAULT_EXP2_GATE && s->fault != DP_FAULT_LINEAR_GATE &&
         s->fault != DP_FAULT_DECAY_BF16)
         return;
@@ -307,7 +316,7 @@ double *dp_effect_values(dp_sim *s, int gi, int hv) {
     const dp_problem *p = s->p;
     const dp_group *gr = &s->group[gi];
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
-    const int64_t row = (int64_t)p->R * p->V;
+    const int64_t row = (int64_t)dp_rows(p) * p->V;
     const int64_t last = ((gr->t0 + gr->c - 1) * p->HV + hv + 1) * row;
     if (s->fault != DP_FAULT_STRIDE_IGNORED && (s->fault != DP_FAULT_OFFSET_WRAPS || last <= WRAP))
         return NULL;
@@ -323,7 +332,7 @@ void dp_effect_wy(dp_sim *s, int gi, int hv) {
     const dp_group *gr = &s->group[gi];
     if (s->fault == DP_FAULT_LAST_INDEX && gr->c > 1)
         last_index(dp_sim_chunk(s, gi, hv));
-    else if (s->fault == DP_FAULT_ERASE_WRITES && s->values)
+    else if (s->fault == DP_FAULT_ERASE_WRITES && dp_by_gates(s->p))
         erase_writes(dp_sim_chunk(s, gi, hv));
     else if (s->fault == DP_FAULT_TAIL_UNMASKED && gr->c < DP_CHUNK && gr->t0 + gr->c < s->p->T)
         tail_unmasked(s, gi, hv);
@@ -636,7 +645,7 @@ double *dp_effect_normalised(const dp_sim *s, const double *x, int64_t n) {
 void dp_effect_unerased(const dp_sim *s, int rank, double *dk) {
     const dp_problem *p = s->p;
     const int64_t first = s->ctx[rank].a * p->HV;
-    if (s->fault != DP_FAULT_DK_UNERASED) return;
+    if (s->fault != DP_FAULT_DK_UNERASED || !dp_by_gates(p)) return;
     for (int64_t i = 0; i < s->ctx[rank].L * p->HV; i++)
         for (int x = 0; x < p->K; x++) {
             double *y = dk + (i / p->HV * p->H + i % p->HV / dp_G(p)) * p->K + x;

@@ -96,21 +96,22 @@ static void grads(dp_sim *s, int gi) {
                 y = s->dg + (tok * p->HV + hv) * Kg + (Kg == 1 ? 0 : k);
                 *y = dp_round_arith(b, *y + x.dg[t * p->K + k]);
             }
-            for (int64_t k = 0; k < (int64_t)p->R * p->K; k++) {
-                double *y = s->dk + (tok * p->H + h) * p->R * p->K + k;
-                *y = dp_round_arith(b, *y + x.dk[(int64_t)t * p->R * p->K + k]);
+            for (int64_t k = 0; k < (int64_t)dp_rows(p) * p->K; k++) {
+                double *y = s->dk + (tok * p->H + h) * dp_rows(p) * p->K + k;
+                *y = dp_round_arith(b, *y + x.dk[(int64_t)t * dp_rows(p) * p->K + k]);
             }
-            memcpy(s->dbeta + (tok * p->HV + hv) * p->R, x.dbeta + t * p->R, sizeof(double) * p->R);
+            memcpy(s->dbeta + (tok * p->HV + hv) * dp_rows(p), x.dbeta + t * dp_rows(p),
+                   sizeof(double) * dp_rows(p));
             if (s->values) {
-                memcpy(s->derasing + (tok * p->HV + hv) * p->K, x.derasing + (int64_t)t * p->K,
-                       sizeof(double) * p->K);
-                memcpy(s->dvalues + (tok * p->HV + hv) * p->V, x.dv + (int64_t)t * p->V,
-                       sizeof(double) * p->V);
+                const int64_t KR = (int64_t)dp_rows(p) * p->K, VR = (int64_t)dp_rows(p) * p->V;
+                memcpy(s->derasing + (tok * p->HV + hv) * KR, x.derasing + t * KR,
+                       sizeof(double) * KR);
+                memcpy(s->dvalues + (tok * p->HV + hv) * VR, x.dv + t * VR, sizeof(double) * VR);
                 continue;
             }
-            for (int64_t i = 0; i < (int64_t)p->R * p->V; i++)
-                s->out.dv[(tok * p->HV + hv) * p->R * p->V + i] =
-                    dp_store(out, x.dv[(int64_t)t * p->R * p->V + i]);
+            for (int64_t i = 0; i < (int64_t)dp_rows(p) * p->V; i++)
+                s->out.dv[(tok * p->HV + hv) * dp_rows(p) * p->V + i] =
+                    dp_store(out, x.dv[(int64_t)t * dp_rows(p) * p->V + i]);
         }
         dp_chunk_grad_free(&x);
     }
@@ -155,13 +156,14 @@ static void add_sums(dp_sim *s, dp_base base, double *sums) {
 }
 
 /* Through erase o k and write o v of a rank's tokens: dk gets its share. */
-static void writes_bwd(const dp_sim *s, int r, dp_base base, double *dk, dp_result *part) {
+static void writes_bwd(const dp_sim *s, int r, dp_base base, double *dk, double *dg,
+                       dp_result *part) {
     const dp_problem *p = s->p;
     const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
-    const int64_t first = a * p->HV, keys = a * p->H * p->K;
+    const int64_t R = dp_rows(p), first = a * p->HV * R, keys = a * p->H * R * p->K;
     (base == DP_BASE_FP64 ? dp_activate_writes_bwd : dp_activate_writes_bwd_f32)(
         p, a, b, s->k + keys, s->derasing + first * p->K, s->dvalues + first * p->V, dk + keys,
-        part);
+        dg + a * p->HV * dp_Kg(p), part);
     dp_effect_unerased(s, r, dk + keys);
 }
 
@@ -171,24 +173,27 @@ void dp_sim_gate_bwd(dp_sim *s) {
     const dp_problem *p = s->p;
     const dp_base base = s->at[DP_STAGE_GATE_BWD];
     const dp_format out = dp_sim_design_at(s, DP_STAGE_GATE_BWD).out;
-    const double *dq = s->dq, *dg = s->dg, *dbeta = s->dbeta;
-    double *dk = s->values ? dp_copy(s->dk, p->T * p->H * p->K) : s->dk;
+    const double *dq = s->dq, *dbeta = s->dbeta;
+    double *dk = s->values ? dp_copy(s->dk, p->T * p->H * dp_rows(p) * p->K) : s->dk;
+    double *dg = dp_by_factors(p) ? dp_copy(s->dg, p->T * p->HV * dp_Kg(p)) : s->dg;
     const int Kg = dp_Kg(p);
     double *A = s->out.dA_log, *B = s->out.ddt_bias;
     const int64_t nA = A ? p->HV : 0, nB = B ? (int64_t)p->HV * Kg : 0;
     double *sums = dp_doubles(s->N * (nA + nB)); /* [N]: dA_log, ddt_bias of each rank */
     double *nq = dp_effect_normalised(s, s->q, p->T * p->H * p->K),
-           *nk = dp_effect_normalised(s, s->k, p->T * p->H * p->R * p->K);
+           *nk = dp_effect_normalised(s, s->k, p->T * p->H * dp_rows(p) * p->K);
     for (int r = s->from; r < s->to; r++) {
         const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
         dp_result part = s->out;
         part.dA_log = A ? sums + r * (nA + nB) : NULL;
         part.ddt_bias = B ? sums + r * (nA + nB) + nA : NULL;
-        if (s->values) writes_bwd(s, r, base, dk, &part);
+        if (s->values) writes_bwd(s, r, base, dk, dg, &part);
         (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(
-            p, a, b, (nq ? nq : s->q) + a * p->H * p->K, (nk ? nk : s->k) + a * p->H * p->R * p->K,
-            s->rstd_q + a * p->H, s->rstd_k + a * p->H * p->R, dq + a * p->H * p->K,
-            dk + a * p->H * p->R * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * p->R, &part);
+            p, a, b, (nq ? nq : s->q) + a * p->H * p->K,
+            (nk ? nk : s->k) + a * p->H * dp_rows(p) * p->K, s->rstd_q + a * p->H,
+            s->rstd_k + a * p->H * dp_rows(p), dq + a * p->H * p->K,
+            dk + a * p->H * dp_rows(p) * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * dp_rows(p),
+            &part);
         dp_effect_activated(s, r, &part);
     }
     add_sums(s, base, sums);
@@ -196,13 +201,16 @@ void dp_sim_gate_bwd(dp_sim *s) {
     free(nq);
     free(nk);
     if (dk != s->dk) free(dk);
+    if (dg != s->dg) free(dg);
     const struct {
         double *x;
         int64_t n;
     } st[] = {{s->out.dq, p->T * p->H * p->K},
               {s->out.dk, p->T * p->H * p->K * p->R},
+              {s->out.dlr_a, p->T * p->HV * p->K},
+              {s->out.dlr_b, p->T * p->HV * p->K},
               {s->out.dg, p->T * p->HV * Kg},
-              {s->out.dbeta, p->T * p->HV * p->R},
+              {s->out.dbeta, p->T * p->HV * dp_rows(p)},
               {s->out.derase, p->T * p->HV * p->K},
               {s->out.dwrite, p->T * p->HV * p->V},
               {s->values ? s->out.dv : NULL, p->T * p->HV * p->V}};
@@ -217,11 +225,11 @@ void dp_sim_all_grads(dp_sim *s) {
         double **x;
         int64_t n;
     } a[] = {{&s->dq, p->T * p->H * p->K},
-             {&s->dk, p->T * p->H * p->K * p->R},
+             {&s->dk, p->T * p->H * p->K * dp_rows(p)},
              {&s->dg, p->T * p->HV * dp_Kg(p)},
-             {&s->dbeta, p->T * p->HV * p->R},
-             {&s->derasing, s->values ? p->T * p->HV * p->K : 0},
-             {&s->dvalues, s->values ? p->T * p->HV * p->V : 0}};
+             {&s->dbeta, p->T * p->HV * dp_rows(p)},
+             {&s->derasing, s->values ? p->T * p->HV * dp_rows(p) * p->K : 0},
+             {&s->dvalues, s->values ? p->T * p->HV * dp_rows(p) * p->V : 0}};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
         if (a[i].n) dp_sim_replace(a[i].x, dp_doubles(a[i].n));
 #pragma omp parallel for schedule(dynamic, 1)

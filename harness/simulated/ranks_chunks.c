@@ -35,7 +35,7 @@ dp_chunk *dp_sim_chunk_at(const dp_sim *s, int gi, int hv, dp_stage stage) {
 static void activate_writes(dp_sim *s) {
     const dp_problem *p = s->p;
     const dp_base base = s->at[DP_STAGE_GATE];
-    const int64_t ne = p->T * p->HV * p->K, nv = p->T * p->HV * p->V;
+    const int64_t rows = p->T * p->HV * dp_rows(p), ne = rows * p->K, nv = rows * p->V;
     free(s->erasing);
     free(s->values);
     dp_writes_new(p, &s->erasing, &s->values);
@@ -44,7 +44,7 @@ static void activate_writes(dp_sim *s) {
                                                                          s->erasing, s->values);
     if (base != DP_BASE_BF16) return;
     const dp_format f = dp_sim_design_at(s, DP_STAGE_GATE).factors;
-    for (int64_t i = 0; i < ne; i++)
+    for (int64_t i = 0; i < ne && !dp_by_factors(p); i++) /* -lr_a exp(-g) is no operand */
         s->erasing[i] = dp_store(f, s->erasing[i]);
     for (int64_t i = 0; i < nv; i++)
         s->values[i] = dp_store(f, s->values[i]);
@@ -52,7 +52,7 @@ static void activate_writes(dp_sim *s) {
 
 void dp_sim_activate(dp_sim *s) {
     const dp_problem *p = s->p;
-    const int64_t nq = p->T * p->H * p->K, nk = nq * p->R;
+    const int64_t nq = p->T * p->H * p->K, nk = nq * dp_rows(p);
     const dp_base base = s->at[DP_STAGE_GATE];
     free(s->q);
     free(s->k);
@@ -63,9 +63,9 @@ void dp_sim_activate(dp_sim *s) {
     s->q = dp_doubles(nq);
     s->k = dp_doubles(nk);
     s->g = dp_doubles(p->T * p->HV * dp_Kg(p));
-    s->beta = dp_doubles(p->T * p->HV * p->R);
+    s->beta = dp_doubles(p->T * p->HV * dp_rows(p));
     s->rstd_q = dp_doubles(p->T * p->H);
-    s->rstd_k = dp_doubles(p->T * p->H * p->R);
+    s->rstd_k = dp_doubles(p->T * p->H * dp_rows(p));
     (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(p, 0, p->T, s->q, s->k, s->g, s->beta,
                                                            s->rstd_q, s->rstd_k);
     if (base == DP_BASE_BF16 && p->l2norm) { /* the normalised q and k are stored like factors */
@@ -118,17 +118,18 @@ static dp_chunk_in chunk_in(const dp_sim *s, int gi, int hv) {
     const int h = hv / dp_G(p), Kg = dp_Kg(p);
     const int64_t t = s->group[gi].t0;
     return (dp_chunk_in){.q = s->q + (t * p->H + h) * p->K,
-                         .k = s->k + (t * p->H + h) * p->R * p->K,
+                         .k = s->k + (t * p->H + h) * dp_rows(p) * p->K,
                          .v = dp_values_at(p, s->values, t, hv),
                          .g = s->g + (t * p->HV + hv) * Kg,
-                         .beta = s->beta + (t * p->HV + hv) * p->R,
-                         .erasing = s->erasing ? s->erasing + (t * p->HV + hv) * p->K : NULL,
+                         .beta = s->beta + (t * p->HV + hv) * dp_rows(p),
+                         .erasing =
+                             s->erasing ? s->erasing + (t * p->HV + hv) * dp_rows(p) * p->K : NULL,
                          .sq = (int64_t)p->H * p->K,
-                         .sk = (int64_t)p->H * p->R * p->K,
-                         .sv = (int64_t)p->HV * p->R * p->V,
+                         .sk = (int64_t)p->H * dp_rows(p) * p->K,
+                         .sv = (int64_t)p->HV * dp_rows(p) * p->V,
                          .sg = (int64_t)p->HV * Kg,
-                         .sb = (int64_t)p->HV * p->R,
-                         .se = (int64_t)p->HV * p->K,
+                         .sb = (int64_t)p->HV * dp_rows(p),
+                         .se = (int64_t)p->HV * dp_rows(p) * p->K,
                          .Kg = Kg,
                          .in_turn = dp_in_turn(p)};
 }
@@ -138,7 +139,8 @@ void dp_sim_intra(dp_sim *s, int gi, int hv) {
     const dp_chunk_in in = chunk_in(s, gi, hv);
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     dp_chunk_free(ch);
-    dp_chunk_begin(ch, s->at[DP_STAGE_INTRA], s->group[gi].c, p->R, p->K, p->V, p->scale, &in);
+    dp_chunk_begin(ch, s->at[DP_STAGE_INTRA], s->group[gi].c, dp_rows(p), p->K, p->V, p->scale,
+                   &in);
     dp_sim_set_design(s, ch, DP_STAGE_INTRA);
     ch->by_inverse = s->by_inverse;
     ch->linear = s->linear;

@@ -1,6 +1,7 @@
 /* A simulation made for a problem, a design and a number of ranks (ranks.h). */
 #include "fault_effect.h"
 #include "ranks_stages.h"
+#include "ref/chunk/gate.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -71,9 +72,20 @@ static void begin_chunks(dp_sim *s) {
     dp_sim_each_chunk(s, dp_sim_wy);
 }
 
+/* exp(-g) of a gate has to be a number of every base (ref/chunk/gate.h). */
+static int factors_overflow(const dp_sim *s, dp_err *e) {
+    const dp_problem *p = s->p;
+    for (int64_t i = 0; dp_by_factors(p) && i < p->T * p->HV * dp_Kg(p); i++)
+        if (s->g[i] < DP_FACTORS_GATE)
+            return dp_fail(e, DP_EINPUT, "g: a log decay of %g: dplr is computed down to %g",
+                           s->g[i], DP_FACTORS_GATE) != DP_OK;
+    return 0;
+}
+
 static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *design,
                           const dp_base at[DP_NSTAGES], sim_options o, int N, dp_fault fault,
                           dp_err *e) {
+    *s = (dp_sim){0};
     *s = (dp_sim){.p = p,
                   .base = at[0],
                   .design = *design,
@@ -102,6 +114,10 @@ static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *desig
     s->p = p = dp_effect_inputs(s, p);
     dp_effect_contexts(s);
     if (!o.frame) dp_sim_activate(s);
+    if (!o.frame && factors_overflow(s, e)) {
+        dp_sim_free(s);
+        return DP_EINPUT;
+    }
     dp_sim_list_groups(s);
     if (!o.frame) begin_chunks(s);
     alloc_ranks(s);

@@ -186,6 +186,8 @@ int dp_stage_tensor_chunks(const dp_problem *p, int N, int rank) {
 /* Lengths of all axes; returns their number. */
 static int axes(const dp_problem *p, int N, int stage, int64_t shape[DP_MAX_AXES]) {
     dp_dims d = dp_problem_dims(p);
+    d.of[DP_AXIS_R] = dp_rows(p);
+    d.of[DP_AXIS_KEYS] = (int64_t)DP_CHUNK * dp_rows(p);
     int n = 0;
     d.of[DP_AXIS_RANKS] = N;
     if (dp_stage_tensors[stage].kind == DP_PER_CHUNK)
@@ -204,7 +206,7 @@ int dp_stage_tensor_keyed(int stage) {
 void dp_stage_tensor_token_row(const dp_problem *p, int stage, int *per, int64_t *width) {
     int64_t shape[DP_MAX_AXES];
     const int n = axes(p, 1, stage, shape);
-    *per = dp_stage_tensor_keyed(stage) ? p->R : 1;
+    *per = dp_stage_tensor_keyed(stage) ? dp_rows(p) : 1;
     *width = shape[n - 1];
 }
 
@@ -213,7 +215,7 @@ int dp_stage_tensor_shape(const dp_problem *p, int N, int stage, int64_t s[DP_MA
     const int of = axes(p, N, stage, all);
     int n = 0;
     for (int i = 0; i < of; i++)
-        if (dp_stage_tensors[stage].axis[i] != DP_AXIS_R || p->R > 1) s[n++] = all[i];
+        if (dp_stage_tensors[stage].axis[i] != DP_AXIS_R || dp_rows(p) > 1) s[n++] = all[i];
     return n;
 }
 

@@ -270,6 +270,7 @@ static const struct {
     {DP_FAULT_PAYLOAD_TRUNCATED, "upper halves of fp32 are exact here"},
     {DP_FAULT_PAYLOAD_LOW_LOST, "one bf16 holds what two would"},
     {DP_FAULT_PAYLOAD_TWICE, "M is exact in bf16"},
+    {DP_FAULT_READ_DECAYED, "dplr has no exact inputs"},
     {DP_FAULT_HALO_LEAK, "a fault of the convolution"},
     {DP_FAULT_HALO_GRAD_LOST, "a fault of the convolution"},
     {DP_FAULT_HALO_GRAD_SHIFTED, "a fault of the convolution"},

@@ -88,6 +88,7 @@ static const expectation EXPECT[] = {
     {DP_FAULT_DK_UNERASED, "gdn2-weak", 3, DP_BASE_FP32, DP_FP32, "dk", "derase", -1},
     {DP_FAULT_TURNS_MISTAKEN, "smoke-deltaproduct", 2, DP_BASE_BF16, DP_FP32, "o", NULL, -1},
     {DP_FAULT_TURNS_MISTAKEN, "smoke-mkda2", 3, DP_BASE_FP32, DP_FP32, "S_in", NULL, -1},
+    {DP_FAULT_READ_DECAYED, "smoke-dplr", 2, DP_BASE_BF16, DP_FP32, "o", NULL, -1},
     {DP_FAULT_HALO_GRAD_SHIFTED, "conv-halo", 12, DP_BASE_FP32, DP_FP32, "dx", "dw", -1},
     {DP_FAULT_HALO_LEAK, "smoke-conv", 3, DP_BASE_FP32, DP_FP32, "y", NULL, -1},
     {DP_FAULT_HALO_LEAK, "smoke-step", 4, DP_BASE_BF16, DP_FP32, "k", NULL, -1},

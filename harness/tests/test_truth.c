@@ -202,6 +202,22 @@ static const shape shapes[] = {
      1,
      3,
      {0, 0, 2, 5}},
+    {"dplr", DP_DPLR, 5, 1, 1, 3, 2, 1, DP_GATE_LOG, 0, DP_BETA_PLAIN, 0, 0, 1, {0, 5}},
+    {"dplr-full",
+     DP_DPLR,
+     6,
+     2,
+     2,
+     3,
+     19,
+     1,
+     DP_GATE_SOFTPLUS,
+     1,
+     DP_BETA_PLAIN,
+     0,
+     1,
+     3,
+     {0, 0, 2, 6}},
     {"wide-v", DP_KDA, 3, 1, 1, 2, 37, 1, DP_GATE_SOFTPLUS, 1, DP_BETA_SIGMOID, 1, 1, 1, {0, 3}},
 };
 enum { NSHAPES = sizeof shapes / sizeof *shapes };
@@ -236,6 +252,9 @@ static dp_problem problem_of(const shape *s) {
     if (dp_by_gates(&p)) {
         fill(p.erase, T * p.HV * p.K, 0, 1);
         fill(p.write, T * p.HV * p.V, -0.5, 1);
+    } else if (dp_by_factors(&p)) {
+        fill(p.lr_a, T * p.HV * p.K, -1, 1);
+        fill(p.lr_b, T * p.HV * p.K, -0.5, 0.5);
     } else if (p.beta && s->beta == DP_BETA_PLAIN)
         fill(p.beta, T * p.HV * p.R, 0, 2.0 / p.R);
     else if (p.beta)
@@ -304,6 +323,12 @@ static void c_token(const dp_problem *p, const bump *b, int64_t t, int hv, c128 
     c_row(p, b, p->q + (t * p->H + h) * K, q);
     for (int j = 0; j < R; j++)
         c_row(p, b, p->k + ((t * p->H + h) * R + j) * K, k + j * K);
+    c128 read[V]; /* lr_a S, before the decay */
+    for (int v = 0; v < V; v++) {
+        read[v] = 0;
+        for (int i = 0; i < K && p->lr_a; i++)
+            read[v] += in(b, &p->lr_a[(t * p->HV + hv) * K + i]) * S[i * V + v];
+    }
     for (int i = 0; i < K; i++) {
         const c128 d = cexpq(c_gate(p, b, t, hv, i));
         for (int v = 0; v < V; v++)
@@ -313,8 +338,10 @@ static void c_token(const dp_problem *p, const bump *b, int64_t t, int hv, c128 
         for (int v = 0; v < V; v++) {
             const int64_t row = (t * p->HV + hv) * R + j;
             c128 e = in(b, &p->v[row * V + v]);
-            if (!dp_erases(p)) { /* S <- S + k' v */
+            if (!dp_erases(p) || p->lr_b) { /* S <- S + k' v, + lr_b' read */
                 u[v] = e;
+                for (int i = 0; i < K && p->lr_b; i++)
+                    S[i * V + v] += in(b, &p->lr_b[row * K + i]) * read[v];
                 continue;
             }
             if (!p->beta) { /* S <- S + k' (write o v - (erase o k) S) */
@@ -540,6 +567,9 @@ static const shape gdn2_long = {"gdn2",           DP_GDN2, 100,           1, 2, 
                                 DP_GATE_SOFTPLUS, 1,       DP_BETA_PLAIN, 1, 1, 1, {0, 100}};
 static const shape gla_long = {"gla", DP_GLA,        100, 1, 2, 4,       3, 1, DP_GATE_SOFTPLUS,
                                1,     DP_BETA_PLAIN, 1,   1, 1, {0, 100}};
+static const shape dplr_long = {"dplr",           DP_DPLR, 100,           2, 2, 4, 3,       1,
+                                DP_GATE_SOFTPLUS, 1,       DP_BETA_PLAIN, 0, 1, 1, {0, 100}};
+static const shape *const MPFR_ALONE[] = {&gdn2_long, &gla_long, &dplr_long};
 enum { NLONG = sizeof long_shapes / sizeof *long_shapes };
 static const int64_t long_cut[] = {20, 64, 97};
 
@@ -558,8 +588,8 @@ static double least_ratio(int f) {
 /* At 64 bits the rounding errors are 2^128 times those of the 192-bit run and hi + lo holds them
  * all. */
 DP_TEST(truth, radius_covers_the_difference_between_precisions) {
-    for (int s = 0; s <= NLONG + 1; s++) {
-        const shape *one = s < NLONG ? &long_shapes[s] : s == NLONG ? &gdn2_long : &gla_long;
+    for (int s = 0; s < NLONG + 3; s++) {
+        const shape *one = s < NLONG ? &long_shapes[s] : MPFR_ALONE[s - NLONG];
         dp_problem p = problem_of(one);
         dp_truth want;
         REQUIRE(run_long(&p, 384, 0, &want) == DP_OK, "run");
@@ -613,6 +643,7 @@ DP_TEST(truth, radius_check_catches_a_radius_that_is_too_small) {
     small_radii_are_caught(&long_shapes[1]);
     small_radii_are_caught(&gdn2_long);
     small_radii_are_caught(&gla_long);
+    small_radii_are_caught(&dplr_long);
 }
 
 /* Problems that make one source of error large against all others, so that a radius without its

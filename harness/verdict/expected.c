@@ -172,7 +172,7 @@ static void one_draw(const drawing *a, int d) {
 /* How many draws are made at once: each holds the chunks of its reference and of every design. */
 static int draws_at_once(const drawing *a) {
     const dp_problem *p = a->rq->p;
-    const double n = (double)DP_CHUNK * p->R;
+    const double n = (double)DP_CHUNK * dp_rows(p);
     const double chunk = n * (10. * p->K + 8. * p->V + 4 * n) + p->K * (4. * p->V + 2. * p->K);
     const double chunks = ((double)p->T / DP_CHUNK + p->Nseq) * p->HV;
     const double bytes = sizeof(double) * chunk * chunks * (a->ndesign + 1);

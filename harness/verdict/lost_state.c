@@ -23,15 +23,15 @@ static void step_back(const inputs *x, int64_t t, int hv, double *y, double *sum
     const dp_problem *p = x->p;
     const int Kg = dp_Kg(p);
     const int64_t at = t * p->HV + hv;
-    const double *k = x->in.k + (t * p->H + hv / dp_G(p)) * p->R * p->K;
+    const double *k = x->in.k + (t * p->H + hv / dp_G(p)) * dp_rows(p) * p->K;
     const double *erasing = dp_erasing_at(p, x->in.k, x->in.erasing, t, hv);
     const double *values = dp_values_at(p, x->in.values, t, hv);
-    double *through = dp_doubles(p->R);
-    for (int n = dp_keys_at_once(p), first = p->R - n; first >= 0; first -= n) {
+    double *through = dp_doubles(dp_rows(p));
+    for (int n = dp_keys_at_once(p), first = dp_rows(p) - n; first >= 0; first -= n) {
         for (int j = first; j < first + n; j++) {
             for (int i = 0; i < p->K; i++)
                 through[j] += k[(int64_t)j * p->K + i] * y[i];
-            through[j] *= x->in.beta[at * p->R + j];
+            through[j] *= x->in.beta[at * dp_rows(p) + j];
             for (int v = 0; v < p->V; v++)
                 sum[v] += through[j] * values[j * p->V + v];
         }

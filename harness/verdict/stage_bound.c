@@ -226,7 +226,7 @@ void dp_stage_judge(const dp_sim *ref, const dp_stage_judge_in *t, dp_judgement 
     if (stage == DP_AKK || stage == DP_AQK)
         for (int64_t r = 0; r < rows; r++) { /* what lies above the diagonal means nothing */
             const int64_t token = r / ((int64_t)p->HV * per),
-                          used = (token - ref->group[pl.group_of[token]].t0 + 1) * p->R;
+                          used = (token - ref->group[pl.group_of[token]].t0 + 1) * dp_rows(p);
             for (int64_t i = used; i < width; i++)
                 seen[r * width + i] = 0;
         }

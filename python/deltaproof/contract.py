@@ -7,6 +7,7 @@ A function names the arrays that it wants by its parameters, as a pytest functio
 Arrays, with T tokens, H query/key heads, HV value heads, widths K and V, N packed sequences:
     q k [T,H,K]   v [T,HV,V]   g [T,HV,K], GDN, SSD and gated DeltaProduct [T,HV]
     beta [T,HV] (GDN-2: b [T,HV,K] and w [T,HV,V] in its place; GLA, SSD: none)
+    DPLR, RWKV-7: lr_a, lr_b [T,HV,K] (FLA's a and b) in place of beta; H = HV
     MKDA, gated DeltaProduct: k [T,H,R,K], v [T,HV,R,V], beta [T,HV,R]
     A_log [HV]   dt_bias [HV,K], GDN [HV]   initial_state [N,HV,K,V]
     do [T,HV,V]   dht [N,HV,K,V]   cu_seqlens [N+1] (absent with one sequence that is not empty)
@@ -112,6 +113,7 @@ class Contract:
         model = "mkda" if s["R"] > 1 else "gdn" if s["Kg"] == 1 else "kda"
         model = "gated-deltaproduct" if s["in_turn"] else model
         model = "gdn2" if "b" in problem.arrays else model
+        model = "dplr" if "lr_a" in problem.arrays else model
         if s["beta_form"] == "none":
             model = "ssd" if s["Kg"] == 1 else "gla"
         if model not in self.models:

@@ -17,6 +17,8 @@ INPUTS = {
     "dht": "Nseq,HV,K,V",
     "b": "T,HV,K",
     "w": "T,HV,V",
+    "lr_a": "T,HV,K",
+    "lr_b": "T,HV,K",
 }
 RESULTS = {
     "o": "T,HV,V",
@@ -31,6 +33,8 @@ RESULTS = {
     "ds0": "Nseq,HV,K,V",
     "derase": "T,HV,K",
     "dwrite": "T,HV,V",
+    "dlr_a": "T,HV,K",
+    "dlr_b": "T,HV,K",
 }
 INCOMING = {"do": "o", "dht": "final_state"}  # a gradient that comes in: the result that it is of
 GRADIENT_OF = {  # a gradient that comes out: the input that it is of

@@ -88,6 +88,28 @@ def deltaproduct(
     return o, S[None]
 
 
+def dplr(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    g: np.ndarray,
+    lr_a: np.ndarray,
+    lr_b: np.ndarray,
+    initial_state: np.ndarray | None = None,
+    decayed: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """q k g lr_a lr_b [T,H,K], v [T,H,V]; lr_a reads the state before its decay, or after."""
+    T, H, K = q.shape
+    o, S = np.zeros_like(v), np.zeros((H, K, v.shape[-1]), np.float32)
+    S += 0 if initial_state is None else initial_state[0]
+    for t in range(T):
+        after = S * np.exp(g[t])[..., None]
+        p = np.einsum("hk,hkv->hv", lr_a[t], after if decayed else S)
+        S = after + lr_b[t][..., None] * p[:, None, :] + k[t][..., None] * v[t][:, None, :]
+        o[t] = np.einsum("hk,hkv->hv", q[t], S) * np.float32(K**-0.5)
+    return o, S[None]
+
+
 def in_slots(
     q: np.ndarray,
     k: np.ndarray,

@@ -14,7 +14,7 @@ import pytest
 import deltaproof
 from deltaproof import assert_explained, judge, to_bf16
 from deltaproof.provenance import short_name
-from kernels import deltaproduct, inputs, kda
+from kernels import deltaproduct, dplr, inputs, kda
 
 SAID: dict[str, Any] = {"gate": "log", "beta": "plain", "l2norm": False}
 
@@ -52,6 +52,22 @@ def test_keys_of_gated_deltaproduct_stand_on_an_axis_or_are_tokens_as_in_fla() -
         assert_explained(x, {"o": right, "final_state": state}, base="fp32", **SAID)
     o, _ = deltaproduct(**own, turns=False)
     assert not judge(fla, {"o": o[None]}, base="fp32", **SAID).passed
+
+
+def test_factors_of_dplr_have_fla_s_names_too() -> None:
+    rng, T, H, K, V = np.random.default_rng(4), 70, 2, 16, 8
+    u = rng.normal(size=(T, H, K))
+    u /= np.linalg.norm(u, axis=-1, keepdims=True)
+    own = {"q": rng.normal(size=(T, H, K)), "k": rng.normal(size=(T, H, K)) / 8}
+    own |= {"v": rng.normal(size=(T, H, V)), "g": -rng.uniform(0, 0.6, (T, H, K))}
+    own |= {"lr_a": -u, "lr_b": u * rng.uniform(0, 1, (T, H, K))}
+    own = {n: y.astype(np.float32) for n, y in own.items()}
+    fla = {{"lr_a": "a", "lr_b": "b"}.get(n, n): y for n, y in own.items()}
+    o, state = dplr(**own)
+    for x in (own, fla):
+        assert_explained(x, {"o": o, "final_state": state}, base="fp32", **SAID)
+    o, _ = dplr(**own, decayed=True)
+    assert not judge(fla, {"o": o}, base="fp32", **SAID).passed
 
 
 def test_a_wrong_row_is_named_and_its_command_judges_it_again(x: dict[str, np.ndarray]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deltaproof
-from kernels import deltaproduct, gla, in_slots, kda, without_packing, wrong_at_70
+from kernels import deltaproduct, dplr, gla, in_slots, kda, without_packing, wrong_at_70
 
 CASES = ("t65", "packed-ones", "initial-state", "smoke-kda")
 OWN: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state")}
@@ -43,6 +43,11 @@ def test_keys_that_read_in_turn_are_a_recurrence_of_their_own() -> None:
     assert verdicts["deltaproduct-weak"] == "pass", found.text
     assert "model mkda, the function computes gated-deltaproduct" in found.text
     assert deltaproof.run(at_once, ("deltaproduct-weak",), **own).status == 1
+
+
+def test_factors_of_a_token_are_arrays_of_their_own() -> None:
+    found = deltaproof.run(dplr, ("dplr-weak",), models=("dplr",), layouts=(), **OWN)
+    assert found.passed, found.text
 
 
 def test_arrays_that_the_function_does_not_take_skip_the_case() -> None:

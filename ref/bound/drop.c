@@ -61,7 +61,7 @@ static double largest_gate(const dp_problem *p, const double *g) {
 /* log |I - k e'|, 0 or more: its largest singular value is (w + sqrt(w^2 + 4 (1 - k' e))) / 2, w =
  * |k||e|, with what fp64 rounds. */
 static double growth(const dp_problem *p, const dp_activated *in, int64_t t, int hv) {
-    const double *k = in->k + (t * p->H + hv / dp_G(p)) * p->K;
+    const double *k = in->k + (t * p->H + hv / dp_G(p)) * dp_rows(p) * p->K;
     const double *e = dp_erasing_at(p, in->k, in->erasing, t, hv);
     if (dp_has_beta(p)) return 0;
     const double w = norm(k, p->K) * norm(e, p->K);
@@ -377,7 +377,7 @@ void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out
     a.floor = -bits * 0x1.62e42fefa39efp-1; /* ln 2 */
     a.backward = backward && p->dout;
     a.out = out;
-    for (int seq = 0; seq < p->Nseq; seq++)
+    for (int seq = 0; seq < p->Nseq && !dp_by_factors(p); seq++)
         for (int hv = 0; hv < p->HV; hv++)
             head_of_sequence(&a, seq, hv);
     dp_activated_free(&a.in);

@@ -27,6 +27,7 @@
  * GDN-2: r = write o v - S' e; derase |k|_max L, L = D' |dr| + |S'| |k| B + D' |k| B what the
  * gradient of e loses; dk (B |r| + |dS| |e| D') + |erase|_max L; dv |write|_max |k| B and dwrite
  * |v|_max |k| B.
+ * DPLR: nothing may be lost.
  * dA_log and ddt_bias sum what dg may lose, with the gate's slopes; gradients of raw inputs get the
  * slopes and norms of their activations. In fp64, from the inputs alone.
  * A kernel whose dg is a sum of others' differences over a chunk may lose more of it than this.

@@ -44,17 +44,18 @@ double dp_gate_ratio(const dp_problem *p, int64_t at) {
 #include "gate_fp.inc"
 
 void dp_writes_new(const dp_problem *p, double **erasing, double **values) {
-    *erasing = dp_has_beta(p) ? NULL : dp_doubles(p->T * p->HV * p->K);
-    *values = dp_by_gates(p) ? dp_doubles(p->T * p->HV * p->V) : NULL;
+    const int64_t rows = p->T * p->HV * dp_rows(p);
+    *erasing = dp_has_beta(p) ? NULL : dp_doubles(rows * p->K);
+    *values = dp_by_gates(p) || dp_by_factors(p) ? dp_doubles(rows * p->V) : NULL;
 }
 
 dp_activated dp_activated_new(const dp_problem *p) {
     dp_activated a = {.q = dp_doubles(p->T * p->H * p->K),
-                      .k = dp_doubles(p->T * p->H * p->R * p->K),
+                      .k = dp_doubles(p->T * p->H * dp_rows(p) * p->K),
                       .g = dp_doubles(p->T * p->HV * dp_Kg(p)),
-                      .beta = dp_doubles(p->T * p->HV * p->R),
+                      .beta = dp_doubles(p->T * p->HV * dp_rows(p)),
                       .rstd_q = dp_doubles(p->T * p->H),
-                      .rstd_k = dp_doubles(p->T * p->H * p->R)};
+                      .rstd_k = dp_doubles(p->T * p->H * dp_rows(p))};
     dp_activate(p, 0, p->T, a.q, a.k, a.g, a.beta, a.rstd_q, a.rstd_k);
     dp_writes_new(p, &a.erasing, &a.values);
     dp_activate_writes(p, 0, p->T, a.k, a.erasing, a.values);

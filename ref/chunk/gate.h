@@ -14,6 +14,10 @@
  *   erasing  [.][HV][K] erase o k, values [.][HV][V] write o v: a token of such a recurrence is one
  *            of keys k, erasing keys, values and beta = 1 (dp_activate_writes). Where nothing is
  *            erased the erasing keys are zeros and the values v.
+ *   factors  of DPLR: two keys a token, k = (lr_b, k), erasing = (-lr_a exp(-g), 0), values =
+ *            (0, v), beta = 1: what reads the decayed state with exp(-g) reads the one before. The
+ *            gate of a token has to be above DP_FACTORS_GATE, so that exp(-g) is a number of every
+ *            base
  * softplus(x) = max(x, 0) + log1p(exp(-|x|)) and sigmoid through exp(-|x|): no overflow and full
  * relative accuracy at both ends (x = -80 and +80 alike). scale is NOT applied. NaN and Inf
  * propagate.
@@ -55,14 +59,18 @@ typedef struct {
  * where erasing is NULL. */
 static inline const double *dp_erasing_at(const dp_problem *p, const double *k,
                                           const double *erasing, int64_t t, int hv) {
-    return erasing ? erasing + (t * p->HV + hv) * p->K
+    return erasing ? erasing + (t * p->HV + hv) * dp_rows(p) * p->K
                    : k + (t * p->H + hv / dp_G(p)) * p->R * p->K;
 }
 /* The values of a token and value head, [R][V]. */
 static inline const double *dp_values_at(const dp_problem *p, const double *values, int64_t t,
                                          int hv) {
-    return values ? values + (t * p->HV + hv) * p->V : p->v + (t * p->HV + hv) * p->R * p->V;
+    return values ? values + (t * p->HV + hv) * dp_rows(p) * p->V
+                  : p->v + (t * p->HV + hv) * p->R * p->V;
 }
+
+/* Where dp_by_factors. */
+#define DP_FACTORS_GATE (-80.0)
 
 /* Allocated and computed in fp64; to be freed. */
 dp_activated dp_activated_new(const dp_problem *p);
@@ -85,13 +93,14 @@ void dp_activate_bwd_f32(const dp_problem *p, int64_t t0, int64_t t1, const doub
 
 /* The way back from erasing keys and values, before dp_activate_bwd: dk [.][H][K] gets what comes
  * through the erasing keys of its value heads, in their order, ADDED; out->derase, dwrite and dv
- * are written at tokens t0 .. t1-1. */
+ * are written at tokens t0 .. t1-1. dp_by_factors: out->dlr_a, dlr_b, dk and dv are, and dg
+ * [.][HV][Kg] gets what comes through exp(-g), ADDED. */
 void dp_activate_writes_bwd(const dp_problem *p, int64_t t0, int64_t t1, const double *k,
-                            const double *derasing, const double *dvalues, double *dk,
+                            const double *derasing, const double *dvalues, double *dk, double *dg,
                             dp_result *out);
 void dp_activate_writes_bwd_f32(const dp_problem *p, int64_t t0, int64_t t1, const double *k,
                                 const double *derasing, const double *dvalues, double *dk,
-                                dp_result *out);
+                                double *dg, dp_result *out);
 
 /* dg/dx and dg/dA_log of every gate, [T][HV][Kg] each, in fp64. */
 void dp_gate_slopes(const dp_problem *p, double *dg_dx, double *dg_dA);

@@ -38,7 +38,7 @@ typedef struct {
 
 static const double *key(const head *h, int64_t t) {
     const dp_problem *p = h->r->p;
-    return h->r->k + (t * p->H + h->hv / dp_G(p)) * p->R * p->K;
+    return h->r->k + (t * p->H + h->hv / dp_G(p)) * dp_rows(p) * p->K;
 }
 
 static const double *query(const head *h, int64_t t) {
@@ -77,7 +77,7 @@ static void residuals(const head *h, int64_t t, int first, int n, const float *S
     for (int j = first; j < first + n; j++) {
         const double *k = erasing(h, t) + (int64_t)j * p->K;
         const double *value = dp_values_at(p, h->r->values, t, h->hv) + (int64_t)j * p->V;
-        const float beta = (float)h->r->beta[at * p->R + j];
+        const float beta = (float)h->r->beta[at * dp_rows(p) + j];
         float *E = h->E + (int64_t)j * p->V;
         memset(E, 0, sizeof *E * (size_t)p->V);
         for (int x = 0; x < p->K; x++)
@@ -140,7 +140,7 @@ static void start(const head *h) {
 static void step(const head *h, int64_t t, float *Sbar) {
     decay_state(h, t, h->S);
     if (Sbar) memcpy(Sbar, h->S, sizeof *Sbar * (size_t)h->r->p->K * (size_t)h->r->p->V);
-    for (int j = 0, n = dp_keys_at_once(h->r->p); j < h->r->p->R; j += n) {
+    for (int j = 0, n = dp_keys_at_once(h->r->p); j < dp_rows(h->r->p); j += n) {
         residuals(h, t, j, n, h->S);
         write_state(h, t, j, n, h->U, h->S);
     }
@@ -176,7 +176,7 @@ typedef struct {
 
 static adjoint adjoint_new(const dp_problem *p) {
     const size_t KV = (size_t)p->K * (size_t)p->V;
-    const size_t RV = (size_t)p->R * (size_t)p->V;
+    const size_t RV = (size_t)dp_rows(p) * (size_t)p->V;
     adjoint a;
     a.Sbar = dp_calloc(SEGMENT * KV, sizeof(float));
     a.S = dp_calloc(SEGMENT * KV, sizeof(float));
@@ -205,7 +205,7 @@ static void recompute(const head *h, int64_t from, int64_t to, const float *chec
                       adjoint *a) {
     const dp_problem *p = h->r->p;
     const int64_t KV = (int64_t)p->K * p->V;
-    const int64_t RV = (int64_t)p->R * p->V;
+    const int64_t RV = (int64_t)dp_rows(p) * p->V;
     memcpy(h->S, checkpoint, sizeof *h->S * (size_t)KV);
     for (int64_t t = from; t < to; t++) {
         const int64_t i = t - from;
@@ -241,8 +241,8 @@ static void through_output(const head *h, int64_t t, const float *S, adjoint *a)
 /* dU = k G, dbeta = sum E o dU, dE = diag(beta) dU = dv of n keys from `first` on */
 static void through_write(const head *h, int64_t t, int first, int n, const float *E, adjoint *a) {
     const dp_problem *p = h->r->p;
-    const int64_t at = (t * p->HV + h->hv) * p->R;
-    memset(a->dU, 0, sizeof *a->dU * (size_t)p->R * (size_t)p->V);
+    const int64_t at = (t * p->HV + h->hv) * dp_rows(p);
+    memset(a->dU, 0, sizeof *a->dU * (size_t)dp_rows(p) * (size_t)p->V);
     for (int j = first; j < first + n; j++) {
         float *dU = a->dU + (int64_t)j * p->V;
         float *dE = a->dE + (int64_t)j * p->V;
@@ -278,7 +278,7 @@ static void through_keys(const head *h, int64_t t, int first, int n, const float
         const float *before = S + (int64_t)x * p->V;
         for (int j = first; j < first + n; j++) {
             const float *dE = a->dE + (int64_t)j * p->V;
-            const int64_t at = ((t * p->HV + h->hv) * p->R + j) * p->K + x;
+            const int64_t at = ((t * p->HV + h->hv) * dp_rows(p) + j) * p->K + x;
             const float write = dot(U + (int64_t)j * p->V, G, p->V);
             const float read = dot(dE, before, p->V);
             h->r->dk[at] = h->r->derasing ? write : write - read;
@@ -309,7 +309,7 @@ static void through_decay(const head *h, int64_t t, const float *Sbar, adjoint *
 static void backward(const head *h, const float *checkpoint) {
     const dp_problem *p = h->r->p;
     const int64_t KV = (int64_t)p->K * p->V;
-    const int64_t RV = (int64_t)p->R * p->V;
+    const int64_t RV = (int64_t)dp_rows(p) * p->V;
     const int64_t state = ((int64_t)h->seq * p->HV + h->hv) * KV;
     const int64_t segments = (h->end - h->begin + SEGMENT - 1) / SEGMENT;
     adjoint a = adjoint_new(p);
@@ -323,7 +323,7 @@ static void backward(const head *h, const float *checkpoint) {
             if (t + 1 < h->end) keep_state(h, t + 1, a.G, 1);
             through_output(h, t, a.S + (t - from) * KV, &a);
             const float *Sbar = a.Sbar + (t - from) * KV, *U = a.U + (t - from) * RV;
-            for (int n = dp_keys_at_once(p), j = p->R - n; j >= 0; j -= n) {
+            for (int n = dp_keys_at_once(p), j = dp_rows(p) - n; j >= 0; j -= n) {
                 const float *S = state_read(h, t, j, Sbar, U, &a);
                 through_write(h, t, j, n, a.E + (t - from) * RV, &a);
                 through_keys(h, t, j, n, S, U, &a);
@@ -346,8 +346,8 @@ static void run_head(const recurrence *r, int seq, int hv, int with_backward) {
     const size_t segments = (size_t)((h.end - h.begin + SEGMENT - 1) / SEGMENT);
     float *checkpoint = with_backward ? dp_calloc(segments * KV, sizeof(float)) : NULL;
     h.S = dp_calloc(KV, sizeof *h.S);
-    h.E = dp_calloc((size_t)p->R * (size_t)p->V, sizeof *h.E);
-    h.U = dp_calloc((size_t)p->R * (size_t)p->V, sizeof *h.U);
+    h.E = dp_calloc((size_t)dp_rows(p) * (size_t)p->V, sizeof *h.E);
+    h.U = dp_calloc((size_t)dp_rows(p) * (size_t)p->V, sizeof *h.U);
     forward(&h, checkpoint);
     if (with_backward) backward(&h, checkpoint);
     free(checkpoint);
@@ -380,24 +380,28 @@ static void through_activations(const recurrence *r) {
     const dp_format f = r->design->out;
     const int64_t q = p->T * p->H * p->K;
     double *dq = over_group(p, r->dq, p->K);
-    double *dk = over_group(p, r->dk, (int64_t)p->R * p->K);
+    double *dk = over_group(p, r->dk, (int64_t)dp_rows(p) * p->K);
     for (int i = 0; r->out->dA_log && i < p->HV; i++)
         r->out->dA_log[i] = 0;
     for (int i = 0; r->out->ddt_bias && i < p->HV * dp_Kg(p); i++)
         r->out->ddt_bias[i] = 0;
     if (r->values)
-        dp_activate_writes_bwd_f32(p, 0, p->T, r->k, r->derasing, r->dvalues, dk, r->out);
+        dp_activate_writes_bwd_f32(p, 0, p->T, r->k, r->derasing, r->dvalues, dk, r->dg, r->out);
     dp_activate_bwd_f32(p, 0, p->T, r->q, r->k, r->rstd_q, r->rstd_k, dq, dk, r->dg, r->dbeta,
                         r->out);
     store_all(f, r->out->dq, q);
     store_all(f, r->out->dk, q * p->R);
     store_all(f, r->out->dg, p->T * p->HV * dp_Kg(p));
-    if (r->values) {
+    if (dp_by_factors(p)) {
+        store_all(f, r->out->dlr_a, q);
+        store_all(f, r->out->dlr_b, q);
+        store_all(f, r->out->dv, p->T * p->HV * p->V);
+    } else if (r->values) {
         store_all(f, r->out->derase, p->T * p->HV * p->K);
         store_all(f, r->out->dwrite, p->T * p->HV * p->V);
         store_all(f, r->out->dv, p->T * p->HV * p->V);
     } else if (r->out->dbeta) {
-        store_all(f, r->out->dbeta, p->T * p->HV * p->R);
+        store_all(f, r->out->dbeta, p->T * p->HV * dp_rows(p));
     }
     free(dq);
     free(dk);
@@ -407,11 +411,11 @@ static void activate(recurrence *r) {
     const dp_problem *p = r->p;
     const int64_t q = p->T * p->H * p->K;
     r->q = dp_doubles(q);
-    r->k = dp_doubles(q * p->R);
+    r->k = dp_doubles(q * dp_rows(p));
     r->g = dp_doubles(p->T * p->HV * dp_Kg(p));
-    r->beta = dp_doubles(p->T * p->HV * p->R);
+    r->beta = dp_doubles(p->T * p->HV * dp_rows(p));
     r->rstd_q = dp_doubles(p->T * p->H);
-    r->rstd_k = dp_doubles(p->T * p->H * p->R);
+    r->rstd_k = dp_doubles(p->T * p->H * dp_rows(p));
     dp_activate_f32(p, 0, p->T, r->q, r->k, r->g, r->beta, r->rstd_q, r->rstd_k);
     dp_writes_new(p, &r->erasing, &r->values);
     dp_activate_writes_f32(p, 0, p->T, r->k, r->erasing, r->values);
@@ -433,11 +437,11 @@ void dp_recurrent_run(const dp_problem *p, const dp_design *design, int backward
     activate(&r);
     if (backward) {
         r.dq = dp_calloc((size_t)(p->T * p->HV * p->K), sizeof *r.dq);
-        r.dk = dp_calloc((size_t)(p->T * p->HV * p->R * p->K), sizeof *r.dk);
+        r.dk = dp_calloc((size_t)(p->T * p->HV * dp_rows(p) * p->K), sizeof *r.dk);
         r.dg = dp_doubles(p->T * p->HV * dp_Kg(p));
-        r.dbeta = dp_doubles(p->T * p->HV * p->R);
-        if (r.erasing) r.derasing = dp_doubles(p->T * p->HV * p->K);
-        if (r.values) r.dvalues = dp_doubles(p->T * p->HV * p->V);
+        r.dbeta = dp_doubles(p->T * p->HV * dp_rows(p));
+        if (r.erasing) r.derasing = dp_doubles(p->T * p->HV * dp_rows(p) * p->K);
+        if (r.values) r.dvalues = dp_doubles(p->T * p->HV * dp_rows(p) * p->V);
     }
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < p->Nseq * p->HV; i++)

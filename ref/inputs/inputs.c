@@ -185,7 +185,9 @@ enum stream {
     ST_BIAS,
     ST_DY,
     ST_ERASE,
-    ST_WRITE
+    ST_WRITE,
+    ST_LR_A,
+    ST_LR_B
 };
 
 static double rounded(double x, dp_format f) {
@@ -278,6 +280,20 @@ static void fill_raw_gate(dp_problem *p, const dp_inputs_spec *s) {
     }
 }
 
+/* As RWKV-7 has them: lr_a = -u, a unit vector, and lr_b = u o r, r of the law of beta. */
+static void fill_factors(dp_problem *p, const dp_inputs_spec *s) {
+    const int64_t rows = p->T * p->HV, n = rows * p->K;
+    fill_normal(p->lr_a, n, s, ST_LR_A, 0, 1, DP_FP64);
+    fill_uniform(p->lr_b, n, s, ST_LR_B, s->beta_lo, s->beta_hi);
+    for (int64_t i = 0; i < rows; i++)
+        normalise(p->lr_a + i * p->K, p->K);
+    round_all(p->lr_a, n, s->dtype);
+    for (int64_t i = 0; i < n; i++) {
+        p->lr_b[i] = rounded(p->lr_a[i] * p->lr_b[i], s->dtype);
+        p->lr_a[i] = 0 - p->lr_a[i];
+    }
+}
+
 static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {
     const int64_t n = p->T * p->HV * p->R;
     if (dp_by_gates(p)) {
@@ -288,6 +304,7 @@ static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {
         round_all(p->write, nw, s->dtype);
         return;
     }
+    if (dp_by_factors(p)) fill_factors(p, s);
     if (!dp_has_beta(p)) return;
     if (p->beta_form != DP_BETA_PLAIN) {
         fill_normal(p->beta, n, s, ST_BETA, s->beta_lo, s->beta_hi, s->dtype);

@@ -264,19 +264,20 @@ static void token_bounds(bounder *c, int64_t t, norm_error in) {
     token *k = &c->k;
     k->g = c->hd->norms[t];
     k->kap = c->qk->k_norm + t * p->R;
-    k->era = c->hd->erasing_norm ? c->hd->erasing_norm + t : k->kap;
+    const int before = dp_by_factors(p); /* read before the decay */
+    k->era = c->hd->erasing_norm ? c->hd->erasing_norm + t * p->R : k->kap;
     k->be = c->hd->beta_up + t * p->R;
     k->q = c->qk->q_norm[t];
-    k->mu = c->hd->nu[t] * k->g.d;
+    k->mu = c->hd->nu[t] * (before ? 1 : k->g.d);
     k->F1 = (k->g.d_err + 2 * u * k->g.d) * n;
     k->sigma = k->g.d * (1 + 2 * u) * n;
     k->s = p->dout ? tr_abs(p->scale) * c->hd->do_norm[t] : 0;
     k->push = 0;
     for (int j = 0; j < p->R; j++) {
-        const ld ks = k->era[j] * k->sigma;
+        const ld ks = k->era[j] * (before ? n : k->sigma);
         k->v[j] = c->is_M ? 0 : c->hd->v_norm[t * p->R + j] * (1 + 2 * (ld)p->input_error);
         k->F2[j] = tr_gamma(r, p->K + 2) * (k->v[j] + ks) + 2 * (ld)p->input_error * k->v[j] +
-                   c->rel.erasing * ks + k->era[j] * k->F1;
+                   c->rel.erasing * ks + (before ? 0 : k->era[j] * k->F1);
         if (c->hd->erasing_norm) k->F2[j] += u * k->v[j];
         k->e[j] = k->v[j] + ks + k->F2[j];
         k->w[j] = k->be[j] * k->e[j] * (1 + 2 * u);
@@ -335,6 +336,34 @@ static void through_erasing(const bounder *c, int64_t t, grad dE, norm_error in,
     y->k[0].size = more * y->k[0].size * (1 + 4 * gam);
 }
 
+/* The same where the state is read before its decay (truth_factors.c): G1, after the output,
+ * becomes d o G1, which dg is of, and that + lr_a' dE, dE of the first key; the state before is
+ * that of the reads. */
+static norm_error undecayed_bound(const bounder *c, norm_error in, norm_error G1, token_grads *y) {
+    const tr_run *r = c->r;
+    const dp_problem *p = r->p;
+    const token *k = &c->k;
+    const ld u = r->u, n = in.N + in.b, n1 = G1.N + G1.b, gam = tr_gamma(r, p->V + r->ncb + 4),
+             gam_g = tr_gamma(r, p->V + r->ncb + 2 + p->K);
+    const ld G_size = k->g.d * (1 + 2 * u) * n1,
+             G_err = k->g.d * G1.b + (k->g.d_err + 2 * u * k->g.d) * n1 + r->tiny;
+    ld l = (k->g.d_err + 2 * u * k->g.d) * n1, n2 = G_size;
+    for (int j = 0; j < p->R; j++) {
+        const ld f = (tr_gamma(r, p->K + 1) + c->rel.qk) * k->kap[j] * n1, tau = k->kap[j] * n1 + f,
+                 h = 2 * u * tau + f, h_all = h + k->kap[j] * G1.b, eta = tau * (1 + 2 * u),
+                 dU = k->era[j] * in.b + k->F2[j] + 2 * u * k->e[j];
+        y->v[j] = h_all;
+        y->k[j].err = k->w[j] * G1.b + dU * n1 + gam * k->w[j] * n1;
+        y->k[j].size = k->w[j] * n1 * (1 + 2 * gam);
+        if (!j)
+            y->erasing = (grad){eta * in.b + h_all * n + gam * eta * n, eta * n * (1 + 2 * gam)};
+        l += k->era[j] * h;
+        n2 += k->era[j] * eta;
+    }
+    y->g = (grad){G_err * n + G_size * in.b + gam_g * G_size * n, G_size * n * (1 + gam_g)};
+    return (norm_error){k->mu * G1.N, k->mu * G1.b + l + tr_gamma(r, p->R + 2) * n2 + r->tiny};
+}
+
 /* The adjoint before token t from the adjoint G after it, and the rows of the token's gradients. */
 static norm_error backward_bound(bounder *c, int64_t t, norm_error in, norm_error out, norm_error G,
                                  token_grads *y) {
@@ -349,6 +378,7 @@ static norm_error backward_bound(bounder *c, int64_t t, norm_error in, norm_erro
              n1 = N1 + b1;
     y->q =
         (grad){k->s * out.b + gam * k->s * (out.N + out.b), k->s * (1 + 2 * u) * (out.N + out.b)};
+    if (dp_by_factors(p)) return undecayed_bound(c, in, (norm_error){N1, b1}, y);
     ld l = 0, n2 = n1;
     for (int j = 0; j < p->R; j++) {
         const ld kap = k->kap[j], era = k->era[j], b = k->be[j], e = k->e[j];
@@ -419,6 +449,8 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
         ss += e * e;
         f[DP_RESULT_DV].rad[(t * p->HV + c->hv) * p->R + j] = tr_up(y->v[j]);
     }
+    if (dp_by_factors(p))
+        f[DP_RESULT_DLR_A].rad[t * p->HV + c->hv] = tr_up(y->erasing.err + r->tiny);
     if (!dp_has_beta(p)) return;
     f[DP_RESULT_DBETA].rad[t * p->HV + c->hv] = tr_up(tr_sqrt(ss) + r->tiny);
 }

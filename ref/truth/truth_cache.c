@@ -8,7 +8,7 @@
 #define MAX_PARTS 64
 
 static int parts_of(dp_truth *t, dp_part *part) {
-    dp_ball *ball[16];
+    dp_ball *ball[DP_NRESULTS + 3];
     int n = 0, m = 0;
     for (int i = 0; i < DP_NRESULTS; i++)
         ball[n++] = &t->field[i];

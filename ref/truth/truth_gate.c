@@ -30,6 +30,7 @@
  *                                                                        + dx_abs/|x|
  * The softplus sum for x > 0: x itself carries dx_abs absolute <= u |x| relative, inside gamma_6.
  */
+#include "ref/arithmetic/spectral.h"
 #include "truth_impl.h"
 
 #include <math.h>
@@ -90,7 +91,7 @@ void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a) {
     a->nu = lds(T);
     a->v_norm = lds(TR);
     a->do_norm = r->p->dout ? lds(T) : NULL;
-    a->erasing_norm = dp_has_beta(r->p) ? NULL : lds(T);
+    a->erasing_norm = dp_has_beta(r->p) ? NULL : lds(TR);
 }
 
 /* >= |a o b|_2: each product of doubles is within 2^-53 of it, or 2^-1075 */
@@ -291,12 +292,48 @@ static void activate_writes(const tr_run *r, int hv, int64_t t, const tr_qk *qk,
     }
 }
 
-/* x: R K + R doubles */
+/* What the first key of a token reads along, with its norm; the second reads nothing. */
+static void negate_reads(const tr_run *r, int hv, int64_t t, tr_head *a) {
+    const int64_t K = r->p->K;
+    const double *lr_a = r->p->lr_a + (t * r->p->HV + hv) * K;
+    for (int64_t i = 0; i < K; i++)
+        mpfr_set_d(mp_at(a->erasing, t * K + i), -lr_a[i], MPFR_RNDN);
+    a->erasing_norm[t * r->p->R] = tr_norm_up(lr_a, K);
+}
+
+/* >= |diag(exp g) + lr_b' lr_a|_2, computed in double: entries within 2^-51 of their terms, squares
+ * within (K + 16) 2^-52 of theirs. x: 2 K K doubles */
+static ld undecayed_step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, const tr_head *a,
+                              double *x) {
+    const int64_t K = r->p->K;
+    const double *lr_a = r->p->lr_a + (t * r->p->HV + hv) * K;
+    double *M = x, *G = x + K * K, square = 0;
+    for (int64_t i = 0; i < K; i++)
+        for (int64_t j = 0; j < K; j++) {
+            M[i * K + j] = mpfr_get_d(mp_at(qk->k, t * r->p->R * K + i), MPFR_RNDN) * lr_a[j];
+            if (i == j) M[i * K + j] += mpfr_get_d(mp_at(a->d, t * K + i), MPFR_RNDN);
+            square += M[i * K + j] * M[i * K + j];
+        }
+    if (!isfinite(square)) return INFINITY;
+    for (int64_t i = 0; i < K; i++)
+        for (int64_t j = 0; j <= i; j++) {
+            double s = 0;
+            for (int64_t m = 0; m < K; m++)
+                s += M[m * K + i] * M[m * K + j];
+            G[i * K + j] = G[j * K + i] = s;
+        }
+    const ld top = dp_eigenvalue_up((int)K, G) + (K + 16) * 0x1p-51 * (ld)square;
+    const ld off = a->norms[t].d + qk->k_norm[t * r->p->R] * a->erasing_norm[t * r->p->R];
+    return tr_sqrt(top) * (1 + 0x1p-40) + K * 0x1p-50 * off + a->norms[t].d_err + K * 0x1p-1000;
+}
+
+/* x: R K + R doubles; dp_by_factors: 2 K K */
 static ld step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, const tr_head *a,
                     double *x) {
     const int64_t R = r->p->R, K = r->p->K;
     const int gated = dp_by_gates(r->p);
     if (!dp_erases(r->p)) return 1;
+    if (dp_by_factors(r->p)) return undecayed_step_norm(r, hv, t, qk, a, x);
     for (int64_t i = 0; i < R * K && (R > 1 || gated); i++)
         x[i] = mpfr_get_d(mp_at(qk->k, t * R * K + i), MPFR_RNDN);
     if (gated)
@@ -318,6 +355,7 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
                    .db = mp_alloc(T * R, b),
                    .sum_dt = mp_alloc(Kg, b),
                    .sum_A = mp_alloc(1, b)};
+    if (dp_by_factors(p)) a->erasing = mp_alloc(T * p->K, b);
     if (dp_by_gates(p)) {
         a->erasing = mp_alloc(T * p->K, b);
         a->values = mp_alloc(T * p->V, b);
@@ -327,7 +365,7 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
     {
         mp_array tmp = mp_alloc(5, b);
         mpfr_ptr A = mp_at(tmp, 4);
-        double *x = dp_doubles(R * (p->K + 1));
+        double *x = dp_doubles(dp_by_factors(p) ? 2 * p->K * p->K : R * (p->K + 1));
         mpfr_set_d(A, p->A_log ? p->A_log[hv] : 0, MPFR_RNDN);
         mpfr_exp(A, A, MPFR_RNDN);
 #pragma omp for schedule(static)
@@ -335,6 +373,7 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
             activate_token(r, hv, t, A, a, tmp);
             tr_row_norms(r, hv, t, a);
             if (dp_by_gates(p)) activate_writes(r, hv, t, qk, a);
+            if (dp_by_factors(p)) negate_reads(r, hv, t, a);
             a->nu[t] = step_norm(r, hv, t, qk, a, x);
         }
         free(x);
@@ -427,7 +466,10 @@ void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
             if (c->derasing.mem)
                 add_rows(mp_from(c->derasing, i * K), mp_from(c[b].derasing, i * K), K);
         }
-        if (c->derasing.mem) chain_erasing(r, hv, qk, c, t, i, tmp);
+        if (dp_by_gates(p)) chain_erasing(r, hv, qk, c, t, i, tmp);
+        for (int64_t x = 0; x < K && dp_by_factors(p); x++) /* of -lr_a, that is: of E = lr_a S */
+            tr_store(&f[DP_RESULT_DLR_A], (t * p->HV + hv) * K + x, mp_at(c->derasing, i * K + x),
+                     mp_at(tmp, 0));
         for (int64_t x = 0; x < Kg; x++)
             chain_product(&f[DP_RESULT_DG], (t * p->HV + hv) * Kg + x, mp_at(c->dg, i * Kg + x),
                           mp_at(heads[gv].dx, t * Kg + x), tmp);

@@ -5,6 +5,7 @@
  *   truth_step.c   the recurrence and its adjoint on a block of state columns
  *   truth_bound.c  the error radii
  *   truth_turns.c  keys that read in turn, as tokens of one key
+ *   truth_factors.c  factors of a token's own, as two keys a token
  *   truth_dd.c     the run in double-double; truth_dd_batch.c, truth_dd_activate.c,
  *                  truth_dd_chain.c: its arrays, activations and chain rule;
  *                  truth_dd_lanes.inc: its arithmetic on vectors, one file a width of them
@@ -85,16 +86,16 @@ typedef struct {
 } tr_qk;
 
 /* One value head: d = exp(g) [T][Kg], dg/dx, dg/dA_log [T][Kg], beta, dbeta/db [T][R]. Where
- * dp_by_gates: erasing = erase o k [T][K], values = write o v [T][V], else mem NULL; beta = 1 where
- * there is none. */
+ * dp_by_gates: erasing = erase o k [T][K], values = write o v [T][V], else mem NULL; where
+ * dp_by_factors: erasing = -lr_a, of the first key; beta = 1 where there is none. */
 typedef struct {
     mp_array d, dx, dA, beta, db, erasing, values;
     mp_array sum_dt, sum_A; /* [Kg], [1] accumulators of ddt_bias and dA_log */
     tr_gate_norms *norms;   /* [T] */
     ld *beta_up, *db_up;    /* [T][R] |beta|, |dbeta/db| */
-    ld *nu;                 /* [T] >= |I - k'Bk|_2 */
+    ld *nu;                 /* [T] >= |I - k'Bk|_2; dp_by_factors: of the step with its decay */
     ld *v_norm, *do_norm;   /* [T][R] >= |v|, [T] >= |do| (NULL: forward only) */
-    ld *erasing_norm;       /* [T] >= |erase o k|, or zeros; NULL: the keys erase */
+    ld *erasing_norm;       /* [T][R] >= |erase o k|, |lr_a|, or zeros; NULL: the keys erase */
     /* [T] >= |computed state after a token|, |computed adjoint before it|; NULL: not measured */
     ld *S_up, *G_up;
 } tr_head;
@@ -187,6 +188,9 @@ static inline int tr_decays(const dp_problem *p, int64_t t) {
 }
 /* dp_truth_run where dp_in_turn. */
 dp_status tr_truth_in_turn(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);
+/* The same where dp_by_factors; of its problem with two keys a token dp_truth_run itself. */
+dp_status tr_truth_of_factors(const dp_problem *p, const dp_truth_request *rq, dp_truth *t,
+                              dp_err *e);
 
 /* Shapes, marks and arrays of *t for (p, request), as dp_truth_run fills them. */
 dp_status tr_truth_alloc(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);

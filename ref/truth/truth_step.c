@@ -19,7 +19,8 @@ static inline mpfr_srcptr key_at(const tr_task *c, int64_t t, int64_t j, int64_t
     return mp_at(c->qk->k, (t * c->run->p->R + j) * c->run->p->K + k);
 }
 
-/* What erases; the key itself but for dp_by_gates, which has one key a token. */
+/* What erases; the key itself but for dp_by_gates, which has one key a token, and dp_by_factors,
+ * whose first key reads along -lr_a and whose second does not. */
 static inline mpfr_srcptr erasing_at(const tr_task *c, int64_t t, int64_t j, int64_t k) {
     return c->head->erasing.mem ? mp_at(c->head->erasing, t * c->run->p->K + k)
                                 : key_at(c, t, j, k);
@@ -43,6 +44,11 @@ static void decay(const tr_task *c, int64_t t, mp_array dst, mp_array src) {
     }
 }
 
+/* Does key j of a token read the state? */
+static int reads(const dp_problem *p, int64_t j) {
+    return dp_erases(p) && !(dp_by_factors(p) && j);
+}
+
 /* E = v_t - k_t Sbar, or v_t where nothing is erased */
 static void residual(const tr_task *c, int64_t t, mp_array Sbar, mp_array E) {
     const dp_problem *p = c->run->p;
@@ -55,7 +61,7 @@ static void residual(const tr_task *c, int64_t t, mp_array Sbar, mp_array E) {
             mp_set_doubles(Ej,
                            c->is_M ? NULL : p->v + ((t * p->HV + c->hv) * p->R + j) * p->V + c->v0,
                            1, c->w);
-        for (int64_t k = 0; k < p->K && dp_erases(p); k++)
+        for (int64_t k = 0; k < p->K && reads(p, j); k++)
             for (int64_t v = 0; v < c->w; v++)
                 mul_sub(mp_at(Ej, v), erasing_at(c, t, j, k), mp_at(Sbar, k * c->w + v), tmp);
     }
@@ -94,8 +100,9 @@ static void output(const tr_task *c, int64_t t, mp_array S) {
 }
 
 static void forward_token(const tr_task *c, int64_t t, mp_array S, mp_array E) {
+    if (dp_by_factors(c->run->p)) residual(c, t, S, E);
     decay(c, t, S, S);
-    residual(c, t, S, E);
+    if (!dp_by_factors(c->run->p)) residual(c, t, S, E);
     scale_rows(c, t, c->U, E);
     write_state(c, t, c->U, S);
 }
@@ -248,6 +255,24 @@ static void backward_state(const tr_task *c, int64_t t, int64_t i, mp_array S) {
     }
 }
 
+/* The same where the state is read before its decay: dk_t = U G';  dlr_a = dE S';  G <- d o G;
+ * dg_t = rowsum(G o S);  G += lr_a' dE, dE of the key that reads. */
+static void backward_undecayed(const tr_task *c, int64_t t, int64_t i, mp_array S) {
+    const dp_problem *p = c->run->p;
+    mpfr_ptr tmp = mp_at(c->tmp, 0);
+    for (int64_t k = 0; k < p->K; k++) {
+        mp_array Gk = mp_from(c->S, k * c->w), Sk = mp_from(S, k * c->w);
+        for (int64_t j = 0; j < p->R; j++)
+            dot(mp_at(c->dk, (i * p->R + j) * p->K + k), mp_from(c->U, j * c->w), Gk, c->w, tmp);
+        dot(mp_at(c->derasing, i * p->K + k), c->dE, Sk, c->w, tmp);
+        for (int v = 0; v < c->w; v++)
+            mpfr_mul(mp_at(Gk, v), mp_at(Gk, v), decay_at(c, t, k), MPFR_RNDN);
+        dot(mp_at(c->dg, i * p->K + k), Gk, Sk, c->w, tmp);
+        for (int v = 0; v < c->w; v++)
+            mul_sub(mp_at(Gk, v), erasing_at(c, t, 0, k), mp_at(c->dE, v), tmp);
+    }
+}
+
 void tr_backward_block(tr_task *c, int b) {
     const tr_run *r = c->run;
     const dp_problem *p = r->p;
@@ -260,7 +285,7 @@ void tr_backward_block(tr_task *c, int b) {
         const int64_t i = t - k->t0;
         backward_output(c, t, i, mp_from(c->tape, (i + 1) * Kw));
         backward_residual(c, t, i, mp_from(c->E, t * Rw));
-        backward_state(c, t, i, mp_from(c->tape, i * Kw));
+        (dp_by_factors(p) ? backward_undecayed : backward_state)(c, t, i, mp_from(c->tape, i * Kw));
     }
     if (k->cut >= 0) store_state(c, c->S, &r->t->dS_cut, (int64_t)k->cut * p->HV + c->hv);
     if (k->first_of_seq) store_state(c, c->S, &r->t->field[DP_RESULT_DS0], state_row);
@@ -283,7 +308,7 @@ void tr_task_alloc(tr_task *c, int backward) {
     c->dk = mp_alloc(len * R * K, r->prec);
     c->dg = mp_alloc(len * dp_Kg(r->p), r->prec);
     c->dbeta = mp_alloc(len * R, r->prec);
-    if (dp_by_gates(r->p)) c->derasing = mp_alloc(len * K, r->prec);
+    if (dp_by_gates(r->p) || dp_by_factors(r->p)) c->derasing = mp_alloc(len * K, r->prec);
 }
 
 void tr_task_free(tr_task *c) {

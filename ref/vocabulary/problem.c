@@ -20,7 +20,8 @@ const dp_model_info dp_models[DP_NMODELS] = {
     [DP_GDN2] = {"gdn2", .strength = DP_BY_GATES},
     [DP_GLA] = {"gla", .strength = DP_BY_NOTHING},
     [DP_SSD] = {"ssd", .one_gate = 1, .strength = DP_BY_NOTHING},
-    [DP_DELTAPRODUCT] = {"gated-deltaproduct", .one_gate = 1, .many_keys = 1, .in_turn = 1}};
+    [DP_DELTAPRODUCT] = {"gated-deltaproduct", .one_gate = 1, .many_keys = 1, .in_turn = 1},
+    [DP_DPLR] = {"dplr", .strength = DP_BY_FACTORS}};
 
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {
     if (!e || e->code != DP_OK) return code;
@@ -126,7 +127,14 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
                            dp_models[p->model].name);
     if (!dp_has_beta(p) && p->beta_form != DP_BETA_PLAIN)
         return dp_fail(e, DP_EINPUT, "beta: %s has %s", dp_models[p->model].name,
-                       dp_by_gates(p) ? "erase and write in its place, as given" : "none");
+                       dp_by_gates(p)     ? "erase and write in its place, as given"
+                       : dp_by_factors(p) ? "lr_a and lr_b in its place, as given"
+                                          : "none");
+    if (dp_by_factors(p) && p->HV != p->H)
+        return dp_fail(e, DP_EINPUT, "HV = %d: %s has a query head for each value head, H = %d",
+                       p->HV, dp_models[p->model].name, p->H);
+    if (dp_by_factors(p) && p->l2norm)
+        return dp_fail(e, DP_EINPUT, "l2norm: %s takes q and k as given", dp_models[p->model].name);
     if (!isfinite(p->scale)) return dp_fail(e, DP_EINPUT, "scale = %g: must be finite", p->scale);
     if (p->gate == DP_GATE_LOWER_BOUND && !(p->lower_bound < 0 && isfinite(p->lower_bound)))
         return dp_fail(e, DP_EINPUT, "lower_bound = %g: must be finite and below 0",

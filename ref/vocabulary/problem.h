@@ -13,6 +13,7 @@
  *   g  [T][HV][Kg]   natural-log decay of ONE step, or raw
  *   o  [T][HV][V]       beta [T][HV][R]       A_log [HV]            dt_bias [HV][Kg]
  *   erase [T][HV][K]    write [T][HV][V]      in place of beta (GDN-2)
+ *   lr_a lr_b [T][HV][K]                      in place of beta (DPLR, RWKV-7)
  *   s0, final_state [Nseq][HV][K][V]
  *   cu [Nseq+1]: sequence i is tokens cu[i] .. cu[i+1]-1 (may be empty)
  * Value head hv uses query/key head hv / G. Gradients have the shape of what they are a gradient
@@ -72,15 +73,17 @@ typedef enum {
     DP_GLA,
     DP_SSD,
     DP_DELTAPRODUCT,
+    DP_DPLR,
     DP_NMODELS
 } dp_model;
 /* their names, in their order, for case files */
-#define DP_MODEL_WORDS "gdn|kda|mkda|gdn2|gla|ssd|gated-deltaproduct"
+#define DP_MODEL_WORDS "gdn|kda|mkda|gdn2|gla|ssd|gated-deltaproduct|dplr"
 /* How strongly a token erases and writes: S <- S + k' (diag(w) v - (b o k) S). */
 typedef enum {
     DP_BY_BETA,    /* b = w = beta, a number a key */
     DP_BY_GATES,   /* b = erase, a number a channel of the key, w = write, one a channel of v */
     DP_BY_NOTHING, /* b = 0, w = 1: nothing is erased, so a step decays alone and M is diagonal */
+    DP_BY_FACTORS, /* its own: S <- diag(exp g) S + lr_b' (lr_a S) + k' v, S before its decay */
 } dp_strength;
 typedef struct {
     const char *name;
@@ -120,6 +123,7 @@ struct dp_problem {
     double *q, *k, *v, *g;
     double *beta;            /* DP_BY_BETA, else NULL */
     double *erase, *write;   /* DP_BY_GATES, else NULL */
+    double *lr_a, *lr_b;     /* DP_BY_FACTORS, else NULL */
     double *A_log, *dt_bias; /* NULL: A_log = 0, dt_bias = 0 and no gradient for them */
     double *s0;              /* NULL: zeros */
     double *dout;            /* do [T][HV][V]; NULL: forward only */
@@ -142,13 +146,21 @@ static inline int dp_has_beta(const dp_problem *p) {
 
 /* Does each key of a token read what the keys before it wrote? */
 static inline int dp_in_turn(const dp_problem *p) { return dp_models[p->model].in_turn; }
-/* How many keys of a token read one state and then write to it: all, or each by itself. */
-static inline int dp_keys_at_once(const dp_problem *p) { return dp_in_turn(p) ? 1 : p->R; }
 
 /* Does it take erase and write in place of beta? */
 static inline int dp_by_gates(const dp_problem *p) {
     return dp_models[p->model].strength == DP_BY_GATES;
 }
+
+/* Is what a token adds to its decay a product of two vectors of its own? */
+static inline int dp_by_factors(const dp_problem *p) {
+    return dp_models[p->model].strength == DP_BY_FACTORS;
+}
+
+/* Keys of a token as the pipeline has them: R, of dp_by_factors two (gate.h). */
+static inline int dp_rows(const dp_problem *p) { return dp_by_factors(p) ? 2 : p->R; }
+/* How many keys of a token read one state and then write to it: all, or each by itself. */
+static inline int dp_keys_at_once(const dp_problem *p) { return dp_in_turn(p) ? 1 : dp_rows(p); }
 
 /* Does a token erase? Where it does not, the M of any tokens is the diagonal of their decays. */
 static inline int dp_erases(const dp_problem *p) {
@@ -168,7 +180,7 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e);
  * (un-normalised) inputs, dg of the raw gate, dbeta of the raw beta; ds0 of the initial state. */
 struct dp_result {
     double *o, *final_state;
-    double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dA_log, *ddt_bias, *ds0;
+    double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dlr_a, *dlr_b, *dA_log, *ddt_bias, *ds0;
 };
 /* NaN-filled, so that unwritten entries show */
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);

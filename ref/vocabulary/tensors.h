@@ -72,6 +72,8 @@ typedef enum {
     DP_INPUT_DSTATE,
     DP_INPUT_ERASE,
     DP_INPUT_WRITE,
+    DP_INPUT_LR_A,
+    DP_INPUT_LR_B,
     DP_NINPUTS
 } dp_input_id;
 
@@ -88,6 +90,8 @@ typedef enum {
     DP_RESULT_DS0,
     DP_RESULT_DERASE,
     DP_RESULT_DWRITE,
+    DP_RESULT_DLR_A,
+    DP_RESULT_DLR_B,
     DP_NRESULTS
 } dp_result_id;
 
