@@ -229,7 +229,7 @@ def row_of(args, pool, kernel, speed):
     return {
         "kernel": kernel.name,
         "version": f"{kernel.project} {info['version']}",
-        "declared": ", ".join(kernel.claims.values()),
+        "declared": ", ".join(w for c in kernel.claims.values() for w in c.split(",")),
         "served": len(served),
         "judged": judged,
         "passed": sum(j["verdict"] == "pass" for j in judged),
