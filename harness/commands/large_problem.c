@@ -37,6 +37,26 @@ static void fill_strength(const dp_case *c, const dp_problem *p, uint64_t seed, 
     }
 }
 
+/* lr_a = -u, a unit vector, and lr_b = u o r, r of the law of beta, as of a problem of the case's
+ * own size (ref/inputs/inputs.c). */
+static void fill_factors(const dp_case *c, dp_problem *p, uint64_t seed) {
+    const int K = p->K, round = c->input_dtype == DP_BF16;
+    fill_strength(c, p, seed + 20, (int64_t)p->HV * K, p->lr_b);
+#pragma omp parallel for
+    for (int64_t r = 0; r < p->T * p->HV; r++) {
+        double *a = p->lr_a + r * K, *b = p->lr_b + r * K, n = 0;
+        for (int x = 0; x < K; x++) {
+            a[x] = near_normal(seed + 21, r * K + x);
+            n += a[x] * a[x];
+        }
+        for (int x = 0; x < K; x++) {
+            const double u = a[x] / sqrt(n), ur = u * b[x];
+            a[x] = round ? -dp_bf16d(u) : -dp_fp32(u);
+            b[x] = round ? dp_bf16d(ur) : dp_fp32(ur);
+        }
+    }
+}
+
 /* Inputs of a large problem: unit keys and queries unless the kernel normalises them, gates and
  * betas by the case's law. */
 static void fill_large(dp_problem *p, const dp_case *c, uint64_t seed) {
@@ -70,6 +90,7 @@ static void fill_large(dp_problem *p, const dp_case *c, uint64_t seed) {
     const int64_t width[] = {p->R, p->K, p->V};
     for (int z = 0; z < 3; z++)
         fill_strength(c, p, seed + (z ? 10 + (uint64_t)z : 4), p->HV * width[z], strength[z]);
+    if (p->lr_a) fill_factors(c, p, seed);
     for (int64_t i = 0; p->A_log && i < p->HV; i++)
         p->A_log[i] = dp_fp32(0.5 + 0.125 * (double)(i % 8));
     for (int64_t i = 0; p->dt_bias && i < (int64_t)p->HV * Kg; i++)

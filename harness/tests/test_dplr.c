@@ -4,6 +4,8 @@
  * refused with the reason.
  */
 #include "gt.h"
+#include "harness/case/case.h"
+#include "harness/commands/large_problem.h"
 #include "harness/simulated/ranks.h"
 #include "oracle.h"
 #include "ref/truth/truth.h"
@@ -222,4 +224,26 @@ DP_TEST(dplr, grouped_heads_and_norms_are_refused) {
           "%s", e.msg);
     dplr_free(&two);
     dp_problem_free(&kda);
+}
+
+/* At another size than the case's, too, `check` has vectors of the same law. */
+DP_TEST(dplr, large_problems_have_unit_vectors_that_read_and_write) {
+    dp_err e = {0};
+    dp_case c;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/smoke-dplr.case", gt_cases());
+    REQUIRE(!dp_case_load(path, &c, &e), "%s", e.msg);
+    dp_problem p = dp_large_problem(&c, 40, 3, 0, 1);
+    for (int64_t r = 0; r < p.T * p.HV; r++) {
+        double a = 0, b = 0;
+        for (int x = 0; x < p.K; x++) {
+            a += p.lr_a[r * p.K + x] * p.lr_a[r * p.K + x];
+            b += p.lr_a[r * p.K + x] * p.lr_b[r * p.K + x];
+        }
+        CHECK(fabs(a - 1) < 0.02 && b <= 0 && b >= -1.02, "row %d: |lr_a|^2 = %g, lr_a lr_b = %g",
+              (int)r, a, b);
+        CHECK(b != 0, "row %d writes nothing", (int)r);
+    }
+    dp_problem_free(&p);
+    dp_case_free(&c);
 }
