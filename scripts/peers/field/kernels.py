@@ -168,17 +168,20 @@ def fla_recurrent_gdn2(x):
 FLASHQLA = os.environ.get("FLASHQLA", "")  # a folder of its own: FLA runs TileLang if it finds it
 
 
-def flashqla():
+def find_flashqla():
     if FLASHQLA and FLASHQLA not in sys.path:
         sys.path.insert(0, FLASHQLA)
+
+
+def flashqla():
+    find_flashqla()
     from flash_qla import chunk_gated_delta_rule
 
     return chunk_gated_delta_rule
 
 
 def flashqla_version():
-    if FLASHQLA and FLASHQLA not in sys.path:
-        sys.path.append(FLASHQLA)
+    find_flashqla()
     return importlib.metadata.version("flash-qla")
 
 
