@@ -430,21 +430,6 @@ __device__ __noinline__ void far_products(ChunkSmem<K, V> &sm, const Dims &d, co
     }
 }
 
-/* ---- emit ------------------------------------------------------------------------------------ */
-
-template <int K, int V>
-__device__ __forceinline__ void emit_keys(ChunkSmem<K, V> &sm, const Dims &d, const ChunkOut &o,
-                                          const Place &p, const Betas &betas, int I, int lane,
-                                          const float z[4][2][4]) {
-    bf16 *L = o.L ? o.L + p.tile * C * C : NULL;
-    float beta[2] = {betas.get(d, p, 0), betas.get(d, p, 1)};
-    emit_rows(I, lane, Mask{p.lr, 0}, z, [&](int s, int i, float a, float b, bool, int y) {
-        float by = beta[y % 4 / 2];
-        *(float2 *)(sm.x.s.x.A + s * TS + i) = make_float2(by * a, by * b);
-        if (L) store_pair(L, s, i, a, b);
-    });
-}
-
 /* ---- w and u --------------------------------------------------------------------------------- */
 
 /* From anchors to the decay between them, a thread of m = 1 a channel. */
@@ -527,7 +512,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
         cp_wait<0>();
         meet_as_well();
     } else {
-        emit_keys(sm, d, o, p, betas, I, lane, z);
+        emit_keys(sm.x.s, d, o, p, betas, I, lane, z, [](int, int, float &, float &) {});
         invert(sm.x.s, warp, lane);
     }
     __syncthreads();

@@ -198,6 +198,22 @@ struct Betas {
     }
 };
 
+/* B L to where A is inverted, L to memory if it is kept, by the warps of m = 0; f as of
+ * emit_queries. */
+template <int K, int V, class F>
+__device__ __forceinline__ void emit_keys(Solve<K, V> &sm, const Dims &d, const ChunkOut &o,
+                                          const Place &p, const Betas &betas, int I, int lane,
+                                          const float z[4][2][4], F f) {
+    bf16 *L = o.L ? o.L + p.tile * C * C : NULL;
+    float beta[2] = {betas.get(d, p, 0), betas.get(d, p, 1)};
+    emit_rows(I, lane, Mask{p.lr, 0}, z, [&](int s, int i, float a, float b, bool, int y) {
+        float by = beta[y % 4 / 2];
+        f(s, i, a, b);
+        *(float2 *)(sm.x.A + s * TS + i) = make_float2(by * a, by * b);
+        if (L) store_pair(L, s, i, a, b);
+    });
+}
+
 /* T to memory if it is kept, and T B in bf16: w = T B Kgam and u = T B V round T B once and leave
  * Kgam and V as they are. column(i): what else multiplies a column of T for w. */
 template <int K, int V>

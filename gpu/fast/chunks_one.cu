@@ -160,19 +160,6 @@ __device__ __forceinline__ void decay_pair(const OneSmem<K, V> &sm, const float 
     a *= f * rk.x * ex2(fminf(gs - gi.x, 0.f));
     b *= f * rk.y * ex2(fminf(gs - gi.y, 0.f));
 }
-template <int K, int V>
-__device__ __forceinline__ void emit_keys(OneSmem<K, V> &sm, const Dims &d, const ChunkOut &o,
-                                          const Place &p, const Betas &betas, int I, int lane,
-                                          const float z[4][2][4]) {
-    bf16 *L = o.L ? o.L + p.tile * C * C : NULL;
-    float beta[2] = {betas.get(d, p, 0), betas.get(d, p, 1)};
-    emit_rows(I, lane, Mask{p.lr, 0}, z, [&](int s, int i, float a, float b, bool, int y) {
-        float by = beta[y % 4 / 2];
-        decay_pair(sm, sm.rk, s, i, a, b);
-        *(float2 *)(sm.x.after.s.x.A + s * TS + i) = make_float2(by * a, by * b);
-        if (L) store_pair(L, s, i, a, b);
-    });
-}
 
 /* T B again, each column with 1/norm of its key and the decay from the chunk's start to it. */
 template <int K, int V>
@@ -234,7 +221,8 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
         cp_wait<0>();
         meet_as_well();
     } else {
-        emit_keys(sm, d, o, p, betas, I, lane, z);
+        emit_keys(after, d, o, p, betas, I, lane, z,
+                  [&](int s, int i, float &a, float &b) { decay_pair(sm, sm.rk, s, i, a, b); });
         invert(after, warp, lane);
     }
     __syncthreads();

@@ -28,7 +28,6 @@
 namespace {
 
 #define STAGES 3
-#define HALF (C * 128 / 16) /* 64 tokens of 64 channels, in units of 16 bytes */
 
 struct PreArgs {
     const bf16 *w, *kg, *u;
@@ -161,10 +160,7 @@ __device__ __forceinline__ void step_h(float4 *H, const bf16 *w, const bf16 *kg,
         a[j / 2][j % 2 * 2 + 1] = pack2(h[j].z, h[j].w);
     }
     wg_fence();
-#pragma unroll
-    for (int kk = 0; kk < K / 16; kk++)
-        wg_mul<0>(x, a[kk], wd + kk / 4 * HALF + kk % 4 * 2, kk == 0);
-    wg_commit();
+    wg_times_rows<K>(x, a, wd);
 #pragma unroll
     for (int p = 0; p < 4; p++)
         ldsm4t(r[p], saddr(u + (p * 16 + row) * 16 + piece * 8));
@@ -178,13 +174,7 @@ __device__ __forceinline__ void step_h(float4 *H, const bf16 *w, const bf16 *kg,
             xa[p][e] = pack2(v.x - xx[0], v.y - xx[1]);
         }
     wg_fence();
-#pragma unroll
-    for (int j = 0; j < K / 64; j++) {
-#pragma unroll
-        for (int p = 0; p < 4; p++)
-            wg_mul<1>(y[j], xa[p], kd + j * HALF + p * (HALF / 4), p == 0);
-        wg_commit();
-    }
+    wg_times_kg<K>(y, xa, kd);
 #pragma unroll
     for (int j = 0; j < K / 64; j++) {
         float2 f[8];

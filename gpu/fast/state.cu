@@ -163,21 +163,17 @@ template <int K, int V, bool OUT, bool KEEP> struct ScanWarp {
      * products of S with w and qg together, those of X with kg beside the rest of o. */
     template <class F>
     __device__ __forceinline__ void wg_chunk(int c, const St &st, const float *eC, F free) {
-        const int HALF = C * 128 / 16; /* 64 columns of a tile further on */
         int64_t tile = (int64_t)c * d.HV + hv;
         uint64_t wd = rows_desc(st.w, 1), kd = rows_desc(st.kg, 64), qd = rows_desc(st.qg, 1);
         uint32_t sa[K / 16][4], xa[4][4];
         float x[8][4], o[8][4], y[K / 64][8][4];
         round_state<K>(sa, S);
         wg_fence();
-#pragma unroll
-        for (int j = 0; j < K / 16; j++)
-            wg_mul<0>(x, sa[j], wd + j / 4 * HALF + j % 4 * 2, j == 0);
-        wg_commit();
-#pragma unroll
-        for (int j = 0; j < K / 16 && OUT; j++)
-            wg_mul<0>(o, sa[j], qd + j / 4 * HALF + j % 4 * 2, j == 0);
-        wg_commit();
+        wg_times_rows<K>(x, sa, wd);
+        if (OUT)
+            wg_times_rows<K>(o, sa, qd);
+        else
+            wg_commit();
         wg_wait<1>(x);
 #pragma unroll
         for (int p = 0; p < 4; p++) {
@@ -185,13 +181,7 @@ template <int K, int V, bool OUT, bool KEEP> struct ScanWarp {
             fragment(xa[p], x[2 * p], x[2 * p + 1]);
         }
         wg_fence();
-#pragma unroll
-        for (int j = 0; j < K / 64; j++) {
-#pragma unroll
-            for (int p = 0; p < 4; p++)
-                wg_mul<1>(y[j], xa[p], kd + j * HALF + p * (HALF / 4), p == 0);
-            wg_commit();
-        }
+        wg_times_kg<K>(y, xa, kd);
         if (KEEP) keep_chunk<K, V>(a, tile, slice, sm.S[warp], sm.X[warp], sa, xa, lane);
         if (OUT) {
             wg_wait<K / 64>(o);

@@ -211,4 +211,30 @@ template <int R> __device__ __forceinline__ float row_sums(float x[R], int lane)
         x[0] += __shfl_xor_sync(~0u, x[0], m);
     return x[0];
 }
+
+/* ---- products of a warpgroup with a tile, each committed ------------------------------------- */
+
+#define HALF (C * 128 / 16) /* 64 tokens of 64 channels, in units of 16 bytes */
+
+/* x [64 tokens] = rows of a tile (wd: rows_desc(.., 1)) times a state of K channels. */
+template <int K>
+__device__ __forceinline__ void wg_times_rows(float (*x)[4], const uint32_t (*state)[4],
+                                              uint64_t wd) {
+#pragma unroll
+    for (int j = 0; j < K / 16; j++)
+        wg_mul<0>(x, state[j], wd + j / 4 * HALF + j % 4 * 2, j == 0);
+    wg_commit();
+}
+
+/* y [K / 64][64 channels] = kg' X (kd: rows_desc(kg, 64)), 64 channels a commit. */
+template <int K>
+__device__ __forceinline__ void wg_times_kg(float (*y)[8][4], const uint32_t (*X)[4], uint64_t kd) {
+#pragma unroll
+    for (int j = 0; j < K / 64; j++) {
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+            wg_mul<1>(y[j], X[p], kd + j * HALF + p * (HALF / 4), p == 0);
+        wg_commit();
+    }
+}
 #endif
