@@ -62,6 +62,7 @@ dp_status dp_case_parse(const char *text, size_t len, const char *path, int load
     dp_status s = dp_casefile_parse(text, len, path, &f, e);
     if (s) return s;
     c->path = strdup(path);
+    c->text = strndup(text, len);
     c->name = stem(path);
     if (f.data) c->data = dp_case_sibling(path, f.data);
     s = build(&f, c, load, NULL, e);
@@ -107,6 +108,7 @@ void dp_case_free(dp_case *c) {
     free(c->warn);
     free(c->name);
     free(c->path);
+    free(c->text);
     free(c->reason);
     free(c->source);
     free(c->data);

@@ -32,6 +32,7 @@ extern const char *const dp_truth_pick_names[DP_NTRUTH_PICKS];
 typedef struct {
     char *name; /* the file's name without .case */
     char *path;
+    char *text; /* of its file; NULL: its tensors were given */
     char *reason, *source;
     dp_op op; /* in the file: gdn | kda | mkda | chain | conv | step */
     const char *op_name;

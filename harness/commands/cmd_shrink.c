@@ -122,8 +122,9 @@ static dp_status write_and_check(const options *o, const dp_case *c, const dp_sh
     snprintf(reason, sizeof reason,
              "The smallest part of %.255s (%lld of its %lld numbers) that fails for the same "
              "reason: %.200s.",
-             c->name, (long long)s->numbers, (long long)s->numbers_before, why);
-    dp_status st = dp_case_write(&s->c, reason, source, path, e);
+             c->name, (long long)(dp_shrunk_by_laws(s) ? s->law_numbers : s->numbers),
+             (long long)s->numbers_before, why);
+    dp_status st = dp_shrunk_write(s, reason, source, path, e);
     free(source);
     if (st || (st = dp_case_load(path, &again, e))) return st;
     const dp_shrink_options now = {.fault = r->fault, .subject = r->subject, .limit_s = r->limit_s};
@@ -172,7 +173,9 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
         if (!st) printf("before: %s%s\n", text, s.before.red ? "; the run fails" : "");
         dp_failure_text(&s.after, text, sizeof text);
         if (!st)
-            printf("after:  %s%s\nwritten: %s\n", text, s.after.red ? "; the run fails" : "", path);
+            printf("after:  %s%s\nwritten: %s%s\n", text, s.after.red ? "; the run fails" : "",
+                   path,
+                   dp_shrunk_by_laws(&s) ? ", by its laws, since those numbers fit no text" : "");
         dp_shrink_free(&s);
     }
     free(path);

@@ -231,13 +231,21 @@ dp_status dp_options_open(const dp_options *o, dp_subject *s, dp_err *e) {
 }
 
 char *dp_options_subject_text(const dp_options *o) {
-    const char *value = o->subject ? o->subject : o->command ? o->command : o->serve;
-    char *argv[] = {(char *)"",
-                    (char *)(o->subject   ? "--subject"
-                             : o->command ? "--run"
-                                          : "--serve"),
-                    (char *)value, NULL};
-    return dp_command_line(value ? 3 : 1, argv);
+    const struct {
+        const char *name, *value;
+    } given[] = {{"--subject", o->subject},
+                 {"--run", o->command},
+                 {"--serve", o->serve},
+                 {"--writes", o->writes},
+                 {"--design", o->design}};
+    char *argv[1 + 2 * sizeof given / sizeof *given] = {(char *)""};
+    int n = 1;
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
+        if (!given[i].value) continue;
+        argv[n++] = (char *)given[i].name;
+        argv[n++] = (char *)given[i].value;
+    }
+    return dp_command_line(n, argv);
 }
 
 const dp_truth_pick *dp_options_truth(const dp_options *o) {

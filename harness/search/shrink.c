@@ -5,6 +5,8 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* ---- trying ---------------------------------------------------------------------------------- */
 
@@ -85,6 +87,10 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
             c->name, dp_op_of(c)->has_stages && !o->subject ? "no stage is wrong" : "nothing fails",
             o->ranks, dp_base_names[o->base], dp_formats[o->chain].name);
     if (out->before.kind != DP_FAILS_UNSTEADY) w.runs = 1;
+    if (!w.st && dp_op_of(c)->has_ranks && !c->data && c->text) w.laws = strdup(c->text);
+    dp_shrink_by_laws(&w);
+    out->laws = w.laws;
+    out->law_numbers = dp_case_numbers(s, NULL);
     for (int more = 1; more && !dp_shrink_spent(&w);) {
         more = dp_shrink_shape(&w);
         if (dp_case_numbers(s, NULL) <= 1 << 16) more |= dp_shrink_simplify_all(&w);
@@ -96,4 +102,16 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
     return w.st;
 }
 
-void dp_shrink_free(dp_shrunk *s) { dp_shrink_copy_free(&s->c); }
+void dp_shrink_free(dp_shrunk *s) {
+    dp_shrink_copy_free(&s->c);
+    free(s->laws);
+    s->laws = NULL;
+}
+
+int dp_shrunk_by_laws(const dp_shrunk *s) { return s->laws && !dp_shrink_fits_text(&s->c); }
+
+dp_status dp_shrunk_write(const dp_shrunk *s, const char *reason, const char *source,
+                          const char *path, dp_err *e) {
+    return dp_shrunk_by_laws(s) ? dp_shrink_write_laws(s->laws, reason, source, path, e)
+                                : dp_case_write(&s->c, reason, source, path, e);
+}

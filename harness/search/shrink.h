@@ -7,8 +7,11 @@
  * it must go on failing; where a fault was switched on, the same input must pass `bisect stage`
  * without it. So nothing is shrunk into another failure.
  *
- * Delta debugging: blocks of half an axis, then a quarter, down to single indices, are taken away
- * from ranks, tokens (the same ones of every rank), heads, sequences, keys, K, V; tensors that need
+ * First by laws: a case whose inputs are drawn is tried with fewer tokens, heads, channels and
+ * settings of the same laws, so that what is left is still a few hundred bytes of text.
+ *
+ * Then delta debugging: blocks of half an axis, then a quarter, down to single indices, are taken
+ * away from ranks, tokens (the same ones of every rank), heads, sequences, keys, K, V; tensors that need
  * not be there are left out; tokens and numbers are set to zero, those that stay to powers of two.
  * A step is kept when the problem that remains fails for the same reason. All of it is repeated
  * until nothing more goes.
@@ -62,6 +65,8 @@ typedef struct {
     dp_failure before, after;
     int64_t numbers_before, numbers, nonzero; /* numbers in the inputs */
     int tries;
+    char *laws;          /* the smallest text whose laws still draw a case that fails; NULL: none */
+    int64_t law_numbers; /* numbers that it draws */
 } dp_shrunk;
 
 /* DP_EINPUT when nothing fails. c is not changed. */
@@ -82,8 +87,13 @@ void dp_failure_error(const char *why, char *out, size_t size);
 void dp_failure_text(const dp_failure *f, char *out, size_t size);
 
 int64_t dp_case_numbers(const dp_case *c, int64_t *nonzero); /* nonzero may be NULL */
-/* Writes the case with every value: as text alone up to 600 numbers, else with PATH's .safetensors
- * beside it. path ends in .case. */
+/* What is left as a case file: its values where they fit its text, else its laws where it has them,
+ * else as dp_case_write. */
+dp_status dp_shrunk_write(const dp_shrunk *s, const char *reason, const char *source,
+                          const char *path, dp_err *e);
+int dp_shrunk_by_laws(const dp_shrunk *s); /* would it write laws? */
+/* Writes the case with every value: as text alone where at most 600 numbers differ from the most
+ * frequent one of their tensor, else with PATH's .safetensors beside it. path ends in .case. */
 dp_status dp_case_write(const dp_case *c, const char *reason, const char *source, const char *path,
                         dp_err *e);
 

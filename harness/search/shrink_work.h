@@ -35,6 +35,8 @@ typedef struct {
     const dp_failure *want;
     int runs, tries;
     double start; /* dp_now */
+    char *laws;   /* text of a case file that makes c, as it was before its values were touched;
+                     NULL: there is none */
     dp_err *e;
     dp_status st;
 } dp_shrink_work;
@@ -52,6 +54,18 @@ dp_case dp_shrink_copy(const dp_case *from);
 void dp_shrink_copy_free(dp_case *c);
 /* Takes indices [at, at + len) of an axis away. */
 void dp_shrink_drop(dp_case *c, int ax, int64_t at, int64_t len);
+
+/* shrink_laws.c */
+/* Fewer tokens, heads, channels, settings of the case's text, whose laws draw the inputs anew, for
+ * as long as it fails alike; returns whether anything went. */
+int dp_shrink_by_laws(dp_shrink_work *w);
+/* Writes such a text as a case file with a reason and a source of its own. */
+dp_status dp_shrink_write_laws(const char *laws, const char *reason, const char *source,
+                               const char *path, dp_err *e);
+
+/* shrink_write.c */
+/* Do its values fit a case file's text, each that differs from its tensor's most frequent one? */
+int dp_shrink_fits_text(const dp_case *c);
 
 /* shrink_shape.c */
 /* Shortens axes for as long as the case fails alike; returns whether any became shorter. */

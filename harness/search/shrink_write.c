@@ -21,11 +21,30 @@ static void print_number(FILE *f, double x) {
         fprintf(f, "%a", x);
 }
 
+static int by_bits(const void *a, const void *b) { return memcmp(a, b, sizeof(double)); }
+
+/* The most frequent value of a tensor; *others: how many entries have another. */
+static double most_frequent(const dp_case *c, const dp_shrink_tensor *t, int64_t *others) {
+    const int64_t n = dp_shrink_count(c, t);
+    double *x = dp_copy(*t->x, n), best = 0;
+    int64_t often = 0;
+    qsort(x, (size_t)n, sizeof *x, by_bits);
+    for (int64_t i = 0, from = 0; i < n; i++) {
+        if (memcmp(&x[i], &x[from], sizeof *x)) from = i;
+        if (i - from < often) continue;
+        often = i - from + 1;
+        best = x[i];
+    }
+    free(x);
+    *others = n - often;
+    return best;
+}
+
 /* The most frequent value for all of a tensor, then every number that differs. */
 static void print_override(FILE *f, const dp_case *c, const dp_shrink_tensor *t, int *any) {
     const double *x = *t->x;
     const int64_t n = dp_shrink_count(c, t);
-    int64_t shape[DP_SHRINK_MAX_AXES], best = -1, often = 0;
+    int64_t shape[DP_SHRINK_MAX_AXES], others;
     int nd = 0;
     for (int i = 0; i < t->nax; i++) {
         const int64_t len = dp_shrink_length(c, t->ax[i]);
@@ -34,22 +53,14 @@ static void print_override(FILE *f, const dp_case *c, const dp_shrink_tensor *t,
         else
             shape[nd++] = len;
     }
-    for (int64_t i = 0; i < n; i++) {
-        int64_t m = 0;
-        for (int64_t j = 0; j < n; j++)
-            m += !memcmp(&x[i], &x[j], sizeof *x);
-        if (m > often) {
-            often = m;
-            best = i;
-        }
-    }
+    const double best = most_frequent(c, t, &others);
     fprintf(f, "%s%s[", (*any)++ ? ", " : "", t->field->name);
     for (int d = 0; d < nd; d++)
         fputs(d ? ",*" : "*", f);
     fputs("] ", f);
-    print_number(f, x[best]);
+    print_number(f, best);
     for (int64_t i = 0; i < n; i++) {
-        if (!memcmp(&x[i], &x[best], sizeof *x)) continue;
+        if (!memcmp(&x[i], &best, sizeof *x)) continue;
         int64_t rest = n, at = i;
         fprintf(f, ", %s[", t->field->name);
         for (int d = 0; d < nd; d++) {
@@ -106,9 +117,17 @@ static void print_settings(FILE *f, const dp_case *c) {
 
 /* What the generator makes of a case's text has these tensors, so that overrides can replace their
  * values. */
-static int as_text(const dp_case *c) {
+int dp_shrink_fits_text(const dp_case *c) {
+    dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
     const dp_problem *p = &c->p;
-    return dp_case_numbers(c, NULL) <= TEXT_NUMBERS && !p->A_log == !p->dt_bias;
+    const int n = dp_shrink_tensors((dp_case *)c, t);
+    int64_t differ = 0, others;
+    for (int i = 0; i < n; i++) {
+        if (!*t[i].x) continue;
+        most_frequent(c, &t[i], &others);
+        differ += others + 1;
+    }
+    return differ <= TEXT_NUMBERS && !p->A_log == !p->dt_bias;
 }
 
 static void print_tensors(FILE *f, const dp_case *c, dp_shrink_tensor *t, int n) {
@@ -126,7 +145,7 @@ static void print_tensors(FILE *f, const dp_case *c, dp_shrink_tensor *t, int n)
 dp_status dp_case_write(const dp_case *c, const char *reason, const char *source, const char *path,
                         dp_err *e) {
     dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
-    const int n = dp_shrink_tensors((dp_case *)c, t), in_text = as_text(c);
+    const int n = dp_shrink_tensors((dp_case *)c, t), in_text = dp_shrink_fits_text(c);
     const size_t len = strlen(path);
     dp_output out;
     char *data;

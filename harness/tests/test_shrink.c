@@ -90,6 +90,92 @@ DP_TEST(shrink, what_is_left_fails_for_the_same_reason_and_is_twenty_times_small
     }
 }
 
+static int64_t bytes_of(const char *path) {
+    FILE *f = fopen(path, "r");
+    if (!f) return -1;
+    fseek(f, 0, SEEK_END);
+    const int64_t n = ftell(f);
+    fclose(f);
+    return n;
+}
+
+/* A search that ends before the values are few leaves a text that draws a smaller failing case. */
+DP_TEST(shrink, what_fits_no_text_is_written_by_its_laws) {
+    static const struct {
+        const char *text;
+        dp_fault fault;
+        int ranks, tries;
+    } CUT[] = {
+        {SHAPE "T = 96\ng_scale = 0.02\nranks = 2,4\nbase = bf16,fp32\n# a remark\n",
+         DP_FAULT_MERGE_SCALED, 4, 3},
+        {SHAPE RAW "T = 96\nranks = 4\nown = even\nsmoke = yes\n", DP_FAULT_GATE_GRAD_PARTIAL, 4,
+         4},
+        {SHAPE "T = 96\ng_scale = 0.02\ncu_seqlens = 0,5,5,28,80,96\nranks = 4\n",
+         DP_FAULT_BWD_LAST_SUBSEQ, 4, 3},
+    };
+    for (size_t i = 0; i < sizeof CUT / sizeof *CUT; i++) {
+        dp_case c, again;
+        dp_shrunk s;
+        dp_failure f;
+        dp_err e = {0};
+        char path[600], data[600];
+        if (!gt_parse_case(CUT[i].text, &c)) continue;
+        const dp_shrink_options o = {.ranks = CUT[i].ranks,
+                                     .base = DP_BASE_FP32,
+                                     .chain = DP_FP32,
+                                     .merge = c.merge[0],
+                                     .fault = CUT[i].fault,
+                                     .max_tries = CUT[i].tries};
+        REQUIRE(!dp_shrink(&c, &o, &s, &e), "row %zu: %s", i, e.msg);
+        REQUIRE(dp_shrunk_by_laws(&s) && s.law_numbers < s.numbers_before, "row %zu: %lld numbers",
+                i, (long long)s.law_numbers);
+        snprintf(path, sizeof path, "%s/laws%zu.case", gt_tmpdir(), i);
+        snprintf(data, sizeof data, "%s/laws%zu.safetensors", gt_tmpdir(), i);
+        REQUIRE(!dp_shrunk_write(&s, "r", "s", path, &e) && !dp_case_load(path, &again, &e),
+                "row %zu: %s", i, e.msg);
+        CHECK(bytes_of(path) < 400 && bytes_of(data) < 0, "row %zu: %lld bytes", i,
+              (long long)bytes_of(path));
+        CHECK(dp_case_numbers(&again, NULL) == s.law_numbers && again.nranks == 1 &&
+                  again.ranks[0] == s.c.ranks[0] && again.nbase == 1 && again.p.T < c.p.T,
+              "row %zu: %lld numbers, not %lld", i, (long long)dp_case_numbers(&again, NULL),
+              (long long)s.law_numbers);
+        const dp_shrink_options with = {.fault = CUT[i].fault};
+        CHECK(!dp_failure_of(&again, &with, 1, 1, &f, &e) && dp_failure_same(&s.before, &f),
+              "row %zu: read again: %s %s", i, f.stage, f.tensor);
+        dp_case_free(&again);
+        dp_shrink_free(&s);
+        dp_case_free(&c);
+    }
+}
+
+/* However many numbers a case has: those that are alike take no room in its text. */
+DP_TEST(shrink, few_values_among_many_are_text) {
+    dp_case c, d;
+    dp_err e = {0};
+    char path[600], data[600];
+    if (!gt_parse_case(SHAPE "T = 400\n", &c)) return;
+    const int64_t nv = c.p.T * c.p.HV * c.p.V, nk = c.p.T * c.p.H * c.p.K;
+    for (int64_t i = 0; i < nv; i++)
+        c.p.v[i] = i % 1000 == 7 ? (double)(i % 251) : -0.0;
+    for (int64_t i = 0; i < nk; i++)
+        c.p.k[i] = c.p.q[i] = 0.5;
+    for (int64_t i = 0; i < c.p.T * c.p.HV * dp_Kg(&c.p); i++)
+        c.p.g[i] = i == 3 ? 0 : -1;
+    for (int64_t i = 0; i < c.p.T * c.p.HV; i++)
+        c.p.beta[i] = 1;
+    for (int64_t i = 0; i < nv; i++)
+        c.p.dout[i] = 0;
+    snprintf(path, sizeof path, "%s/few.case", gt_tmpdir());
+    snprintf(data, sizeof data, "%s/few.safetensors", gt_tmpdir());
+    REQUIRE(!dp_case_write(&c, "r", "s", path, &e) && !dp_case_load(path, &d, &e), "%s", e.msg);
+    CHECK(bytes_of(data) < 0 && bytes_of(path) < 2000, "%lld bytes", (long long)bytes_of(path));
+    CHECK(!memcmp(c.p.v, d.p.v, sizeof(double) * (size_t)nv) &&
+              !memcmp(c.p.k, d.p.k, sizeof(double) * (size_t)nk) && d.p.g[3] == 0 && d.p.g[4] == -1,
+          "other values");
+    dp_case_free(&c);
+    dp_case_free(&d);
+}
+
 /* Another stage, another tensor, another kind or a verdict that no longer fails is another failure.
  */
 DP_TEST(shrink, reasons_are_the_same_when_all_of_them_is) {

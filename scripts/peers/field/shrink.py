@@ -12,12 +12,14 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
 from claims import KERNELS
 
 HERE = pathlib.Path(__file__).resolve().parent
+TOP = HERE.parent.parent.parent
 BY_NAME = {k.name: k for k in KERNELS}
 
 
@@ -30,21 +32,43 @@ def failures(folder):
             yield kernel, case
 
 
+def case_file(args, case):
+    """Its path: of a session a copy without the calls, as what failed is one call of all tokens."""
+    path = next(f for f in args.cases if (f / f"{case}.case").is_file()) / f"{case}.case"
+    lines = path.read_text().splitlines()
+    rest = [x for x in lines if not x.startswith("session")]
+    if rest == lines:
+        return path.resolve()
+    whole = (args.folder / "shrunk" / f"{case}.case").resolve()
+    whole.write_text("\n".join(rest) + "\n")
+    return whole
+
+
 def command_of(args, kernel, case, out):
+    """Runs in TOP, so that the case names no folder of this machine."""
     claims = BY_NAME[kernel].claims
-    folder = next(f for f in args.cases if (f / f"{case}.case").is_file())
-    words = [args.program, "shrink", case, "--cases", str(folder), "--base", claims["base"]]
+    python = "python3" if shutil.which("python3") == sys.executable else sys.executable
+    program = HERE.relative_to(TOP) / "program.py"
+    words = [
+        str(pathlib.Path(args.program).resolve()),
+        "shrink",
+        str(case_file(args, case)),
+        "--base",
+        claims["base"],
+    ]
     words += ["--ranks", "1", "--seconds", str(args.seconds), "--limit", "90"]
-    words += ["--cache", str(args.folder / "cache"), "--output", str(out)]
+    words += ["--cache", str((args.folder / "cache").resolve()), "--output", str(out.resolve())]
     words += ["--design", claims["design"]] if "design" in claims else []
-    return [*words, "--serve", f"{sys.executable} {HERE / 'program.py'} {kernel}"]
+    return [*words, "--serve", f"{python} {program} {kernel}"]
 
 
 def shrink(args, kernel, case):
     out = args.folder / "shrunk" / f"{kernel}.{case}.case"
     log = out.with_suffix(".txt")
     with log.open("w") as f:
-        p = subprocess.run(command_of(args, kernel, case, out), stdout=f, stderr=subprocess.STDOUT)
+        p = subprocess.run(
+            command_of(args, kernel, case, out), stdout=f, stderr=subprocess.STDOUT, cwd=TOP
+        )
     said = [line for line in log.read_text().splitlines() if "numbers" in line]
     return said[-1] if out.is_file() and said else f"status {p.returncode}"
 
