@@ -11,10 +11,10 @@
  * settings of the same laws, so that what is left is still a few hundred bytes of text.
  *
  * Then delta debugging: blocks of half an axis, then a quarter, down to single indices, are taken
- * away from ranks, tokens (the same ones of every rank), heads, sequences, keys, K, V; tensors that need
- * not be there are left out; tokens and numbers are set to zero, those that stay to powers of two.
- * A step is kept when the problem that remains fails for the same reason. All of it is repeated
- * until nothing more goes.
+ * away from ranks, tokens (the same ones of every rank), heads, sequences, keys, K, V; tensors
+ * that need not be there are left out; tokens and numbers are set to zero, those that stay to
+ * powers of two. A step is kept when the problem that remains fails for the same reason. All of it
+ * is repeated until nothing more goes.
  */
 #ifndef DP_SHRINK_H
 #define DP_SHRINK_H
