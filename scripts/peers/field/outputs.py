@@ -20,6 +20,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+COMPILED = ("fla-", "flashqla-")  # anew for every shape, by Triton and TileLang
 REFUSALS = (
     "NotServed",
     "ValueError",
@@ -131,7 +132,7 @@ def main():
     for name in names:
         (args.folder / "out" / name).mkdir(parents=True, exist_ok=True)
         cases = [c for c, op in ops.items() if op == BY_NAME[name].op]
-        parts = max(1, args.jobs // 2) if name.startswith("fla-") else 1  # compiled for every shape
+        parts = max(1, args.jobs // 2) if name.startswith(COMPILED) else 1
         jobs += [(name, cases[i::parts]) for i in range(parts)]
     done = {n: {} for n in names}
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:

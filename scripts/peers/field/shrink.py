@@ -2,9 +2,11 @@
 """The smallest input of each failure of the field table: DIR/shrunk/KERNEL.CASE.case (and what it
 refers to), and a line of what is left. Needs a CUDA GPU and the kernels.
 
-    python3 shrink.py DIR --program build/deltaproof --cases FOLDER... [--jobs N] [--seconds S]
+    python3 shrink.py DIR --program build/deltaproof --cases FOLDER... [--have FOLDER]
+                      [--jobs N] [--seconds S]
 
-DIR/judged has the verdicts (judge.py). What a search has found after --seconds is its case.
+DIR/judged has the verdicts (judge.py). What a search has found after --seconds is its case. Those
+of --have are not looked for again.
 """
 
 import argparse
@@ -23,25 +25,32 @@ TOP = HERE.parent.parent.parent
 BY_NAME = {k.name: k for k in KERNELS}
 
 
-def failures(folder):
+def failures(args):
     """(kernel, case) of what failed, in the order of their names."""
-    for path in sorted((folder / "judged").glob("*.json")):
+    for path in sorted((args.folder / "judged").glob("*.json")):
         kernel, _, case = path.name.removesuffix(".json").partition(".")
+        if args.have and (args.have / f"{kernel}.{case}.case").is_file():
+            continue
         runs = json.loads(path.read_text())["runs"]
         if runs and runs[0]["verdict"] == "fail" and kernel in BY_NAME:
             yield kernel, case
 
 
-def case_file(args, case):
-    """Its path: of a session a copy without the calls, as what failed is one call of all tokens."""
+# What a case says of how it is run, or that only sessions have: what failed is one call, one rank.
+RUN = ("session", "ranks", "base", "chain", "merge", "payload", "own", "smoke")
+
+
+def case_file(args, kernel, case):
+    """Its path: of a case whose inputs are drawn a copy for the run that failed."""
     path = next(f for f in args.cases if (f / f"{case}.case").is_file()) / f"{case}.case"
     lines = path.read_text().splitlines()
-    rest = [x for x in lines if not x.startswith("session")]
-    if rest == lines:
+    if any(line.startswith("data") for line in lines):
         return path.resolve()
-    whole = (args.folder / "shrunk" / f"{case}.case").resolve()
-    whole.write_text("\n".join(rest) + "\n")
-    return whole
+    one = (args.folder / "shrunk" / kernel / path.name).resolve()
+    one.parent.mkdir(exist_ok=True)
+    kept = [line for line in lines if not line.startswith(RUN)]
+    one.write_text("\n".join([*kept, f"base = {BY_NAME[kernel].claims['base']}"]) + "\n")
+    return one
 
 
 def command_of(args, kernel, case, out):
@@ -52,7 +61,7 @@ def command_of(args, kernel, case, out):
     words = [
         str(pathlib.Path(args.program).resolve()),
         "shrink",
-        str(case_file(args, case)),
+        str(case_file(args, kernel, case)),
         "--base",
         claims["base"],
     ]
@@ -80,11 +89,12 @@ def main():
     a.add_argument("folder", type=pathlib.Path)
     a.add_argument("--program", required=True)
     a.add_argument("--cases", nargs="+", type=pathlib.Path, required=True)
+    a.add_argument("--have", type=pathlib.Path)
     a.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     a.add_argument("--seconds", type=float, default=150)
     args = a.parse_args()
     (args.folder / "shrunk").mkdir(exist_ok=True)
-    found = list(failures(args.folder))
+    found = list(failures(args))
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for (kernel, case), said in zip(
             found, pool.map(lambda f: shrink(args, *f), found), strict=True
