@@ -57,6 +57,7 @@ static void forget_recurrent(dp_drawn_run *x) {
     free(x->S);
     free(x->dS);
     free(x->dg);
+    dp_drawn_pairs_free(&x->pairs);
     x->S = x->dS = x->dg = NULL;
 }
 
@@ -104,6 +105,7 @@ static void run_recurrent(dp_drawn_run *x) {
     x->dg = dp_doubles(p->T * p->HV * dp_Kg(p));
     const dp_recurrent_keep keep = {N, cut, x->S, x->dS, x->dg};
     dp_recurrent_run(p, &x->design, x->backward, &keep, &x->out);
+    dp_drawn_pairs_make(&x->pairs, p, &x->design, N, x->backward);
     free(cut);
 }
 
@@ -148,7 +150,7 @@ const double *dp_drawn_rank_value(const dp_drawn_run *x, int tensor, int64_t z) 
     if (x->design.chunk) return dp_sim_rank_list(&x->sim, tensor)[z];
     if (tensor == DP_RANK_S_IN) return x->S + z * KV;
     if (tensor == DP_RANK_DS_OUT) return z / HV + 1 < x->N ? x->dS + (z + HV) * KV : NULL;
-    return NULL;
+    return x->pairs.of[tensor] ? x->pairs.of[tensor][z] : NULL;
 }
 
 const double *dp_drawn_dg(const dp_drawn_run *x) { return x->design.chunk ? x->sim.dg : x->dg; }

@@ -6,6 +6,7 @@
  */
 #ifndef DP_DRAWN_RUN_H
 #define DP_DRAWN_RUN_H
+#include "drawn_pairs.h"
 #include "harness/simulated/calls.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/chunk/conv.h"
@@ -21,9 +22,10 @@ typedef struct {
     dp_problem p;              /* behind the convolutions */
     dp_conv conv[3];
     dp_conv_result front[3];
-    dp_sim sim;          /* chunk designs */
-    dp_result out;       /* recurrent designs, sessions */
-    double *S, *dS, *dg; /* of a recurrent design: at rank boundaries; of the log decay */
+    dp_sim sim;           /* chunk designs */
+    dp_result out;        /* recurrent designs, sessions */
+    double *S, *dS, *dg;  /* of a recurrent design: at rank boundaries; of the log decay */
+    dp_drawn_pairs pairs; /* of a recurrent design */
 } dp_drawn_run;
 
 /* p and conv are borrowed. q, k, v of p are not read where a convolution stands in front. */

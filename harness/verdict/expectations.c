@@ -79,6 +79,7 @@ static dp_key key_of(const dp_expectations *e, const dp_claim *c, int set) {
     put(&t, what, sizeof what);
     put(&t, &c->design.base, sizeof c->design.base);
     put(&t, design, sizeof design);
+    if (!c->design.chunk) put(&t, "pairs", 6); /* not in those of older caches */
     if (rq->session) put(&t, rq->session->text, strlen(rq->session->text) + 1);
     if (rq->session) put(&t, &rq->session->kept, sizeof rq->session->kept);
     for (int i = 0; rq->front && i < 3; i++)
