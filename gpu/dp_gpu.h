@@ -1,5 +1,5 @@
-/* gpu/dp_gpu.h - delta-rule forward and backward (GDN, KDA, MKDA) on one CUDA device per rank,
- * C11-callable.
+/* gpu/dp_gpu.h - delta-rule and gated linear attention, forward and backward, on one CUDA device
+ * per rank, C11-callable.
  *
  * One plan is one rank's share of one problem. A forward or backward enqueues work on one stream
  * and never allocates; with one rank it never waits either, so that it can be captured in a CUDA
@@ -15,11 +15,14 @@
  *           of 64 / R tokens; compute capability 8.0. fp32 q, k, v are rounded to bf16 as they are
  *           loaded; norms, dbeta and the gradient of the norms are made of what was given. M by
  *           augmented columns, and with it segments, needs 9.0.
+ *   token   the recurrence token by token, fp32 FMA, for any dp_model; GDN-2, GLA, SSD, Gated
+ *           DeltaProduct and DPLR have no other. Chain fp32: M is the recurrence of the identity.
+ *           K as above, V a multiple of 8, R up to 8; compute capability 7.5.
  *
- * The dense M chain is the same code in both paths; its format is a run-time choice (tensor-core
- * formats: compute capability 8.0). Forward and backward choose their path each for itself: the
- * backward recomputes what it needs in its own formats, so that any backward fits any forward. The
- * device is asked, not assumed; dpg_plan_why says what decided.
+ * The dense M chain is the same code in the first two paths; its format is a run-time choice
+ * (tensor-core formats: compute capability 8.0). Forward and backward choose their path each for
+ * itself: the backward recomputes what it needs in its own formats, so that any backward fits any
+ * forward. The device is asked, not assumed; dpg_plan_why says what decided.
  *
  * Failures are returned as a status whose message holds file:line, the expression and the rank;
  * nothing here ends the program. */
@@ -40,20 +43,21 @@ typedef enum { DPG_F32, DPG_BF16 } dpg_dtype;
 typedef struct {
     int64_t T;
     int H, HV, K, V, R, Kg, Nseq; /* Kg = K (KDA, MKDA) or 1 (GDN) */
+    dp_model model;               /* 0: any of GDN, KDA, MKDA, which R and Kg tell apart */
     const int64_t *cu;
     double scale;
     dp_gate gate;
     double lower_bound; /* DP_GATE_LOWER_BOUND only */
     dp_beta beta_form;
     int l2norm;
-    dpg_dtype dtype;   /* of q k v */
+    dpg_dtype dtype;   /* of q k v, and of what stands in place of beta */
     dpg_dtype gdtype;  /* of g beta */
     dpg_dtype odtype;  /* of o */
-    dpg_dtype ddtype;  /* backward: of do dq dk dv */
+    dpg_dtype ddtype;  /* backward: of do, and of gradients of inputs of dtype */
     dpg_dtype dgdtype; /* backward: of dg dbeta */
 } dpg_problem;
 
-typedef enum { DPG_PATH_AUTO, DPG_PATH_SIMPLE, DPG_PATH_FAST } dpg_path;
+typedef enum { DPG_PATH_AUTO, DPG_PATH_SIMPLE, DPG_PATH_FAST, DPG_PATH_TOKEN } dpg_path;
 typedef enum {
     DPG_CHAIN_DENSE, /* form M_c in fp32, multiply in `chain` format (math.md j.1) */
     /* the state pass on V+K columns (math.md e), bf16x3 operands, segments side by side; fast path
@@ -108,6 +112,8 @@ typedef struct {
     void *o;
     float *final_state;
     void *saved;
+    /* in place of beta: GDN-2; DPLR (ref/vocabulary/problem.h); else NULL */
+    const void *erase, *write, *lr_a, *lr_b;
 } dpg_tensors;
 
 /* Gradients, shapes and rows as above. dg of the raw gate, dbeta of the raw beta, dq and dk of what

@@ -29,7 +29,8 @@ static dpg_path choose_path(const dpg_problem *p, const dpg_options *o, const De
         snprintf(why, 160, "asked for");
     else
         snprintf(why, 160, "%s", no ? no : "takes this problem on this device");
-    return asked != DPG_PATH_AUTO ? asked : no ? DPG_PATH_SIMPLE : DPG_PATH_FAST;
+    dpg_path slow = token_alone(p->model) ? DPG_PATH_TOKEN : DPG_PATH_SIMPLE;
+    return asked != DPG_PATH_AUTO ? asked : no ? slow : DPG_PATH_FAST;
 }
 
 #define NEED(cond, ...)                                                       \
@@ -38,13 +39,16 @@ static dpg_path choose_path(const dpg_problem *p, const dpg_options *o, const De
     } while (0)
 
 static dp_status check_problem(const dpg_problem *p, int rank, int N, dp_err *e) {
+    NEED(p->model >= 0 && p->model < DP_NMODELS, "recurrence %d", p->model);
+    int alone = token_alone(p->model), v = alone ? 8 : 16;
     NEED(N >= 1 && rank >= 0 && rank < N, "rank %d of %d", rank, N);
     NEED(p->T >= N && p->T % N == 0, "T = %lld is not a multiple of %d ranks", (long long)p->T, N);
     NEED(p->K >= 16 && p->K <= 256 && p->K % 16 == 0, "K = %d is not a multiple of 16 up to 256",
          p->K);
-    NEED(p->V >= 16 && p->V <= 256 && p->V % 16 == 0, "V = %d is not a multiple of 16 up to 256",
-         p->V);
-    NEED(p->R == 1 || p->R == 2 || p->R == 4, "R = %d is not 1, 2 or 4", p->R);
+    NEED(p->V >= v && p->V <= 256 && p->V % v == 0, "V = %d is not a multiple of %d up to 256",
+         p->V, v);
+    NEED(alone || p->R == 1 || p->R == 2 || p->R == 4, "R = %d is not 1, 2 or 4", p->R);
+    NEED(p->R >= 1 && p->R <= 8, "R = %d is not 1 to 8", p->R);
     NEED(p->H >= 1 && p->HV >= p->H && p->HV % p->H == 0, "HV = %d is not a multiple of H = %d",
          p->HV, p->H);
     NEED(p->Kg == 1 || p->Kg == p->K, "Kg = %d is neither 1 nor K", p->Kg);
@@ -67,8 +71,13 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
              o->chain == DP_TF32RZ || o->chain == DP_BF16,
          "no such chain format on the device");
     NEED(o->path != DPG_PATH_FAST || !no, "the fast path does not take this problem: %s", no);
+    NEED((o->path != DPG_PATH_SIMPLE && o->bwd_path != DPG_PATH_SIMPLE) || !token_alone(p->model),
+         "the simple path has no such recurrence");
+    NEED(o->chain == DP_FP32 || choose_path(p, o, dev, 0, why) != DPG_PATH_TOKEN,
+         "the token path forms M in fp32");
     if (!o->backward) return DP_OK;
     dpg_path bwd = choose_path(p, o, dev, 1, why);
+    NEED(bwd != DPG_PATH_TOKEN, "the token path has no backward");
     no = fast_refuses(p, o, dev, 1);
     NEED(o->bwd_path != DPG_PATH_FAST || !no, "the fast backward does not take this problem: %s",
          no);
@@ -110,8 +119,9 @@ static Dims dims_of(const dpg_problem *p, const dpg_options *o, dpg_path path) {
     d.R = p->R;
     d.Kg = p->Kg;
     d.lr = p->R / 2;
-    d.tok = path == DPG_PATH_FAST ? DP_CHUNK / p->R : DP_CHUNK;
-    d.n = d.tok * p->R;
+    d.model = p->model;
+    d.tok = path == DPG_PATH_FAST ? DP_CHUNK / p->R : path == DPG_PATH_TOKEN ? 16 : DP_CHUNK;
+    d.n = d.tok * (path == DPG_PATH_TOKEN ? token_keys(p) : p->R);
     d.scale = (float)p->scale;
     d.lower_bound = (float)p->lower_bound;
     d.gate = p->gate;
@@ -144,8 +154,10 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     pl->N = w.N;
     pl->is_bwd = is_bwd;
     pl->opt.path = choose_path(w.p, w.opt, &w.device, is_bwd, pl->why);
-    pl->path = pl->opt.path == DPG_PATH_FAST ? &fast_path : &simple_path;
-    if (pl->opt.path == DPG_PATH_SIMPLE || !fast_augments(&w.device))
+    pl->path = pl->opt.path == DPG_PATH_FAST    ? &fast_path
+               : pl->opt.path == DPG_PATH_TOKEN ? &token_path
+                                                : &simple_path;
+    if (pl->opt.path != DPG_PATH_FAST || !fast_augments(&w.device))
         pl->opt.chain_how = DPG_CHAIN_DENSE;
     pl->d = dims_of(w.p, w.opt, pl->opt.path);
     split_tokens(pl, w.p);

@@ -9,10 +9,10 @@ static void add(dpg_plan *pl, int slot, int64_t words, int is_bf16, int layout =
     pl->ws_bytes += (pl->buf[slot].bytes + 255) / 256 * 256;
 }
 
-/* Under DPG_SAVE_ALL both ways have the same buffers in the same places, down to B_EC. */
-static void layout_forward(dpg_plan *pl) {
+/* Of chunk paths. Under DPG_SAVE_ALL both ways have the same buffers in the same places. */
+static void layout_chunks(dpg_plan *pl) {
     const Dims &d = pl->d;
-    int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV, hm = (int64_t)d.HV * d.K * (d.V + d.K);
+    int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV;
     int fast = pl->opt.path == DPG_PATH_FAST, all = saves_all(pl);
     int rows = fast ? ROWS : PLAIN, slices = fast ? SLICES : PLAIN;
     if (!fast || (pl->opt.keep && (all || !pl->is_bwd))) add(pl, B_GCUM, tiles * C * d.Kg, 0);
@@ -34,6 +34,28 @@ static void layout_forward(dpg_plan *pl) {
     add(pl, B_KG, tiles * d.n * d.K, fast, rows);
     add(pl, B_QG, tiles * C * d.K, fast, rows);
     add(pl, B_EC, tiles * d.K, 0);
+}
+
+/* Of the token path, likewise. */
+static void layout_tokens(dpg_plan *pl) {
+    const Dims &d = pl->d;
+    int64_t keys = d.L * (d.n / d.tok), tiles = (int64_t)d.NT * d.HV;
+    add(pl, B_QN, d.L * d.H * d.K, 0);
+    add(pl, B_KN, keys * d.H * d.K, 0);
+    if (token_erases(d.model)) add(pl, B_ERASE, keys * d.HV * d.K, 0);
+    add(pl, B_VALUE, keys * d.HV * d.V, 0);
+    add(pl, B_BETA, keys * d.HV, 0);
+    add(pl, B_DECAY, d.L * d.HV * d.Kg, 0);
+    if (pl->is_bwd || saves_all(pl)) add(pl, B_H, tiles * d.K * d.V, 0);
+}
+
+static void layout_forward(dpg_plan *pl) {
+    const Dims &d = pl->d;
+    int64_t hm = (int64_t)d.HV * d.K * (d.V + d.K);
+    if (pl->opt.path == DPG_PATH_TOKEN)
+        layout_tokens(pl);
+    else
+        layout_chunks(pl);
     add(pl, B_SIN, (int64_t)d.HV * d.K * d.V * pl->nseg, 0);
     if (pl->nseg > 1) add(pl, B_SEG, (pl->is_bwd ? (int64_t)d.HV * d.K * d.V : hm) * pl->nseg, 0);
     if (pl->nseg > 1 && !pl->is_bwd) add(pl, B_PREFIX, hm * pl->nseg, 0);
@@ -42,7 +64,7 @@ static void layout_forward(dpg_plan *pl) {
         add(pl, B_HM, hm, 0);
         add(pl, B_HMALL, hm * pl->N, 0);
     }
-    if (pl->needs_m &&
+    if (pl->needs_m && !pl->path->makes_m &&
         (pl->is_bwd ? !pl->opt.send_dh_only : pl->opt.chain_how == DPG_CHAIN_DENSE)) {
         int64_t batch = ((int64_t)256 << 20) / ((int64_t)d.HV * d.K * d.K * 4);
         pl->mc_batch = batch < 1 ? 1 : batch > d.NT ? d.NT : (int)batch;

@@ -1,5 +1,5 @@
-/* gpu/plan/paths.cuh - what a path (simple/, fast/) has to offer, and the steps between ranks that
- * all paths share (chain/, exchange/). plan/steps.cu calls them in order. */
+/* gpu/plan/paths.cuh - what a path (simple/, token/, fast/) has to offer, and the steps between
+ * ranks that all paths share (chain/, exchange/). plan/steps.cu calls them in order. */
 #ifndef DPG_PATHS_CUH
 #define DPG_PATHS_CUH
 #include "plan/plan.cuh"
@@ -22,8 +22,9 @@ struct Path {
     step_fn bwd_intra; /* gradients of activated inputs per value head */
     step_fn bwd_sums;  /* of this rank for dA_log and ddt_bias, to B_GSUM: [HV], [HV][Kg] */
     step_fn bwd_norm;  /* dq and dk: groups summed, L2 norm; reads nothing of bwd_sums */
+    int makes_m;       /* pre makes M of the rank, too, bwd_pre dM: no chain of factors */
 };
-extern const Path simple_path, fast_path;
+extern const Path simple_path, fast_path, token_path;
 
 /* Why the fast path does not take a problem on a device, forward or backward: a static text, or
  * NULL where it does. */
@@ -31,6 +32,12 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
                          int backward);
 /* Can the fast path make M of a segment by augmented columns on this device (fast/pre.cu). */
 int fast_augments(const Device *dev);
+
+/* Of a recurrence: does the token path alone have it; does a token erase; how many keys has a token
+ * on that path. */
+int token_alone(dp_model m);
+int token_erases(dp_model m);
+int token_keys(const dpg_problem *p);
 
 /* chain/: M and dM as chains of chunk factors, in B_HM and in columns of row stride ld. */
 dp_status chain_pre_m(const Call &c);

@@ -32,11 +32,12 @@ struct Seq {
 struct Dims {
     int H, HV, G, K, V, R, Kg, NT, nseq; /* G = HV / H; NT chunks; nseq local sub-sequences */
     int tok, n, lr; /* tokens of a chunk; its rows tok * R; log2 R. Simple: 64 tokens. Fast: 64
-                     * rows */
+                     * rows. Token: 16 tokens, as many rows as those have keys */
     int64_t L;      /* local tokens */
     const Chunk *chunk;
     const Seq *seq;
     float scale, lower_bound;
+    dp_model model;
     int gate, beta_form, l2norm;
     int in_bf16, g_bf16, o_bf16, d_bf16,
         dg_bf16; /* types of q k v, g beta, o, do dq dk dv, dg dbeta */
@@ -46,9 +47,12 @@ struct Dims {
 /* Buffers of a plan by slot, float or bf16 according to the path (plan/layout.cu). */
 enum Slot {
     B_GCUM, /* cumulative sum of the gate; simple: natural log, fast: log2 units */
-    B_BETA, /* activated beta, simple */
-    B_QN,   /* normalised q and k, simple */
+    B_BETA, /* activated beta, simple and token */
+    B_QN,   /* normalised q and k, likewise */
     B_KN,
+    B_DECAY, /* token: of each token; what its keys erase along; their values */
+    B_ERASE,
+    B_VALUE,
     B_L,   /* k k' with decay, strictly lower */
     B_AKK, /* T = (I + B L)^-1 */
     B_AQK, /* scale q k' with decay, lower */

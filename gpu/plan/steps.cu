@@ -14,7 +14,8 @@ static dp_status pre_process(const Call &c) {
         CK(c.e, cudaMemsetAsync(at<float>(c, B_HM), 0, pl->buf[B_HM].bytes, c.s));
     if (pl->is_last && pl->nseg == 1) return DP_OK;
     TRY(pl->path->pre(c));
-    return pl->needs_m && pl->opt.chain_how == DPG_CHAIN_DENSE ? chain_pre_m(c) : DP_OK;
+    int dense = pl->opt.chain_how == DPG_CHAIN_DENSE && !pl->path->makes_m;
+    return pl->needs_m && dense ? chain_pre_m(c) : DP_OK;
 }
 
 /* What the backward cannot recompute without the other ranks: S_in, and the M of the ranks that its

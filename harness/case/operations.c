@@ -100,15 +100,6 @@ const dp_operation dp_operations[DP_NOPS] = {
          .finish = dp_step_session_finish},
 };
 
-const char *dp_case_off(const dp_case *c, dp_backend b) {
-    if (!dp_op_of(c)->has_problem || !dp_backends[b].on_device) return NULL;
-    if (dp_in_turn(&c->p)) return "the CUDA kernels' keys of a token all read the same state";
-    if (dp_has_beta(&c->p)) return NULL;
-    if (dp_by_factors(&c->p)) return "the CUDA kernels have a beta, no factors in its place";
-    return dp_by_gates(&c->p) ? "the CUDA kernels have a beta, no erase and write in its place"
-                              : "the CUDA kernels erase along the key that they write";
-}
-
 dp_packing dp_case_packing(dp_case *c) {
     const dp_operation *op = dp_op_of(c);
     char *at = (char *)c;

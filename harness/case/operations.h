@@ -65,12 +65,8 @@ extern const dp_operation dp_operations[DP_NOPS];
 static inline const dp_operation *dp_op_of(const dp_case *c) { return &dp_operations[c->op]; }
 /* Does the backend compute it? */
 static inline int dp_op_on(const dp_operation *op, dp_backend b) { return op->backends >> b & 1; }
-/* Why the backend has not the recurrence of a case, though it has its operation; NULL: it has. */
-const char *dp_case_off(const dp_case *c, dp_backend b);
 /* Does the backend compute the case? */
-static inline int dp_case_on(const dp_case *c, dp_backend b) {
-    return dp_op_on(dp_op_of(c), b) && !dp_case_off(c, b);
-}
+static inline int dp_case_on(const dp_case *c, dp_backend b) { return dp_op_on(dp_op_of(c), b); }
 
 /* Where a case has its tokens and packed sequences; NULL: without ranks it has none. */
 typedef struct {

@@ -30,7 +30,7 @@ typedef struct {
 /* What it says when it has run without an error, before its results. */
 typedef struct {
     char path[32];
-    int segments, fast, has[DP_RANK_TENSORS];
+    int segments, fast, tokens, has[DP_RANK_TENSORS];
     size_t saved, kept;
 } report;
 
@@ -75,8 +75,11 @@ static void receive_problem(dp_problem *p, const dp_context *c) {
 }
 
 static void send_report(const dp_rank_job *job, dp_cuda_result *out, const dp_context *c) {
-    report r = {
-        .segments = job->segments, .fast = job->fast, .saved = job->saved, .kept = job->kept};
+    report r = {.segments = job->segments,
+                .fast = job->fast,
+                .tokens = job->tokens,
+                .saved = job->saved,
+                .kept = job->kept};
     dp_apart_say(&job->rank);
     if (job->rank.status) return;
     snprintf(r.path, sizeof r.path, "%s", job->path ? job->path : "");
@@ -138,6 +141,7 @@ static void receive_report(dp_rank_job *job, dp_cuda_result *out, int r, dp_err 
     job->path = path;
     job->segments = got.segments;
     job->fast = got.fast;
+    job->tokens = got.tokens;
     job->saved = got.saved;
     job->kept = got.kept;
     for (int w = 0; w < DP_RANK_TENSORS; w++)

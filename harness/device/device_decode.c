@@ -29,8 +29,9 @@ static int longest(const dp_problem *p) {
 int dp_cuda_decodes(const dp_problem *p, const dp_cuda_how *how, const dp_state_pool *pool) {
     const int T = longest(p) + (pool != NULL), keys = p->R == 1 || p->R == 2 || p->R == 4;
     const int rows = p->K == 32 || p->K == 64 || p->K == 128 || p->K == 256;
-    return how->backend == DP_BACKEND_CUDA && how->variant == DP_CUDA_PLAIN && T >= 1 &&
-           T <= DPG_DECODE_TOKENS && rows && keys && p->V % 32 == 0;
+    return !dp_cuda_by_tokens(p) && how->backend == DP_BACKEND_CUDA &&
+           how->variant == DP_CUDA_PLAIN && T >= 1 && T <= DPG_DECODE_TOKENS && rows && keys &&
+           p->V % 32 == 0;
 }
 
 static int64_t of_request(const batch *b, int i) { return b->p->cu[i + 1] - b->p->cu[i]; }

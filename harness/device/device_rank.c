@@ -187,7 +187,11 @@ static dp_status send_inputs(dp_rank_job *j, const dp_context *c, dpg_tensors *t
               {DP_INPUT_BETA, j->g.gdtype, &t->beta},
               {DP_INPUT_A_LOG, DPG_F32, (const void **)&t->A_log},
               {DP_INPUT_DT_BIAS, DPG_F32, (const void **)&t->dt_bias},
-              {DP_INPUT_S0, DPG_F32, (const void **)&t->s0}};
+              {DP_INPUT_S0, DPG_F32, (const void **)&t->s0},
+              {DP_INPUT_ERASE, j->g.dtype, &t->erase},
+              {DP_INPUT_WRITE, j->g.dtype, &t->write},
+              {DP_INPUT_LR_A, j->g.dtype, &t->lr_a},
+              {DP_INPUT_LR_B, j->g.dtype, &t->lr_b}};
     dp_status st = DP_OK;
     for (int i = 0; i < COUNT(in) && !st; i++)
         st = send(j, c, in[i].id, in[i].d, in[i].to);
@@ -235,13 +239,14 @@ static dp_status rank_body(dp_rank_job *j, const dp_context *c) {
 }
 
 static void note_paths(dp_rank_job *j) {
-    const int f = dpg_plan_path(j->plan) == DPG_PATH_FAST,
-              b = dpg_plan_bwd_path(j->plan) == DPG_PATH_FAST;
-    j->fast = f || (j->opt.backward && b);
-    j->path = !j->opt.backward ? f ? "fast" : "simple"
-              : f              ? b ? "fast/fast" : "fast/simple"
-              : b              ? "simple/fast"
-                               : "simple/simple";
+    static const char *const names[][4] = {
+        [DPG_PATH_SIMPLE] = {"simple", "simple/simple", "simple/fast", "simple/token"},
+        [DPG_PATH_FAST] = {"fast", "fast/simple", "fast/fast", "fast/token"},
+        [DPG_PATH_TOKEN] = {"token", "token/simple", "token/fast", "token/token"}};
+    const dpg_path f = dpg_plan_path(j->plan), b = dpg_plan_bwd_path(j->plan);
+    j->fast = f == DPG_PATH_FAST || b == DPG_PATH_FAST;
+    j->tokens = f == DPG_PATH_TOKEN || b == DPG_PATH_TOKEN;
+    j->path = names[f][b]; /* without a backward DPG_PATH_AUTO, which is 0 */
 }
 
 dp_status dp_rank_job_run(void *job) {

@@ -7,6 +7,8 @@ const char *const dp_cuda_variant_names[DP_NCUDA_VARIANTS] = {
     "segments",        "segments-dh-only", "segments-save-all", "windows",
     "windows-dh-only", "windows-save-all"};
 
+int dp_cuda_by_tokens(const dp_problem *p) { return !dp_has_beta(p) || dp_in_turn(p); }
+
 #ifdef DP_HAVE_CUDA
 #include "device_apart.h"
 #include "device_job.h"
@@ -62,6 +64,7 @@ static dpg_problem device_problem(const dp_problem *p, int bf16_inputs, dp_base 
                          .R = p->R,
                          .Kg = dp_Kg(p),
                          .Nseq = p->Nseq,
+                         .model = p->model,
                          .cu = p->cu,
                          .scale = p->scale,
                          .gate = p->gate,
@@ -172,6 +175,7 @@ static void note_jobs(const dp_rank_job *job, int N, dp_cuda_result *out) {
         out->segments = job[r].segments > out->segments ? job[r].segments : out->segments;
         out->path = job[r].path;
         out->fast = job[r].fast;
+        out->tokens = job[r].tokens;
     }
 }
 

@@ -45,9 +45,11 @@ typedef struct {
     dp_result out; /* NaN where nothing was written; no gradients without backward */
     /* by DP_RANK_S_IN ..: [N*HV], NULL where the kernels form none (math.md g.3) */
     double **rank[DP_RANK_TENSORS];
-    const char *path;   /* for the record: "simple" or "fast", with a backward "fast/simple" */
-    int fast;           /* 1: gpu/fast, forward or backward */
-    int segments;       /* most that a rank cut its last local sub-sequence in, 1: none */
+    const char
+        *path;    /* for the record: "simple", "fast" or "token", with a backward "fast/simple" */
+    int fast;     /* 1: gpu/fast, forward or backward */
+    int tokens;   /* 1: gpu/token */
+    int segments; /* most that a rank cut its last local sub-sequence in, 1: none */
     size_t saved, kept; /* largest of a rank: bytes of dpg_tensors.saved, and all that stays between
                            forward and backward */
 } dp_cuda_result;
@@ -67,6 +69,8 @@ void dp_procs_start(void);
  * keep is overwritten with NaN. DP_EINPUT: the kernels do not take this problem (the message says
  * why). */
 dp_status dp_cuda_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e);
+/* Have the kernels it token by token alone (gpu/token)? Then its chain is fp32. */
+int dp_cuda_by_tokens(const dp_problem *p);
 /* Frees what it holds; the struct is the caller's. */
 void dp_cuda_result_free(dp_cuda_result *r, int HV);
 /* The device as dp_truth_request.device, or NULL where there is none or it does not take these

@@ -170,7 +170,6 @@ static int none_computes(const dp_case *c, const dp_run_options *o) {
 
 static const char *why_none(const dp_case *c, const dp_run_options *o) {
     const dp_operation *op = dp_op_of(c);
-    if (dp_op_on(op, o->backend[0])) return dp_case_off(c, o->backend[0]);
     const int lapack = o->nbackend == 1 && o->backend[0] == DP_BACKEND_LAPACK;
     return lapack || !op->why_none
                ? "the chunk solver over LAPACKE computes the recurrence, and no more"

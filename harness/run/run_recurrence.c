@@ -32,8 +32,7 @@ const dp_subject_kind dp_subjects[DP_NSUBJECTS] = {
 
 void dp_subject_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
                        dp_runs *out) {
-    const char *off = dp_options_want(o, k->backend) ? dp_case_off(c, k->backend) : NULL;
-    const char *no = off ? off : dp_options_absent(o, k->backend);
+    const char *no = dp_options_absent(o, k->backend);
     if (!no) return;
     dp_run *r = dp_runs_add(out, c);
     r->backend = k->backend;

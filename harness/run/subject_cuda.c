@@ -30,10 +30,11 @@ static void skip(dp_run *r, const char *why) {
 /* ---- one run --------------------------------------------------------------------------------- */
 
 /* gpu/fast: chunks of 64 rows, scores from operands that carry their decay. One of the two
- * directions suffices. */
-static dp_design design_of_kernels(dp_base base, int fast, int R) {
+ * directions suffices. gpu/token: no chunks, results in the formats of the base. */
+static dp_design design_of_kernels(dp_base base, const dp_cuda_result *res, int R) {
     dp_design d = dp_design_of(base);
-    if (!fast) return d;
+    if (res->tokens) d.chunk = 0;
+    if (!res->fast) return d;
     d.gated = 1;
     d.chunk = DP_CHUNK / R;
     return d;
@@ -77,6 +78,7 @@ static dp_status call_in(void *who, const dp_problem *call, const dp_state_pool 
                 res.path, x->all->path);
     x->all->path = res.path;
     x->all->fast |= res.fast;
+    x->all->tokens |= res.tokens;
     if (res.segments > x->all->segments) x->all->segments = res.segments;
     out->out = res.out;
     res.out = (dp_result){0};
@@ -128,7 +130,7 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_varia
                              .chain = how->chain,
                              .variant = variant,
                              .bf16_inputs = bf16,
-                             .backward = sp->truth->backward};
+                             .backward = sp->truth->backward && !dp_cuda_by_tokens(&c->p)};
     if (sp->first_of_call) return compute_calls(c, &run, x, res, why);
     return dp_cuda_run(step ? &x->front.p : &c->p, &run, res, why);
 }
@@ -174,10 +176,11 @@ static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_variant variant,
         return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[how.backend], sp->N,
                        why.msg);
     }
-    how.design = design_of_kernels(how.base, !st && res.fast, c->p.R);
+    if (st) res = (dp_cuda_result){0};
+    how.design = design_of_kernels(how.base, &res, c->p.R);
     dp_run *r = dp_sharding_record(sp, &how, out);
     r->variant = variant;
-    r->other_design = x.decoded > 0;
+    r->other_design = x.decoded > 0 || res.tokens; /* no draw of those has ranks */
     if (r->rollback && x.states) r->rollback = "states of every token";
     r->id = dp_run_id(r);
     if (st) {
@@ -211,7 +214,8 @@ dp_status dp_devices_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out
         for (int j = 0; j < nc * nvariant && !st; j++) {
             const dp_format f = sp->N == 1 ? DP_FP32 : (dp_format)chains[j / nvariant];
             const dp_how how = {.backend = k->backend, .base = (dp_base)bases[i], .chain = f};
-            if (has_base(how.base) && has_chain(f))
+            if (has_base(how.base) && has_chain(f) &&
+                (f == DP_FP32 || !dp_cuda_by_tokens(&sp->c->p)))
                 st = run_one(sp, how, variants[j % nvariant], &w, out, e);
         }
         dp_bound_bases_free(&w);

@@ -109,6 +109,30 @@ DP_TEST(kernels, gates_of_gdn_and_the_convolution) {
     json_decref(k);
 }
 
+/* Those that the chunk kernels have not: M, too, is judged by draws of the design that is declared.
+ * Then: nothing rounds; three keys a token on three ranks. */
+DP_TEST(kernels, every_recurrence_token_by_token) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "final_state", NULL};
+    static const char *const three[] = {"o", "final_state", "S_in", NULL};
+    json_t *j = judged("smoke-gdn2 smoke-gla smoke-ssd smoke-deltaproduct smoke-dplr --base fp32 "
+                       "--ranks 1,4",
+                       0);
+    json_t *k = judged("exact-gla deltaproduct-weak --ranks 2,3,8 --base fp32 --chain fp32", 0), *r;
+    size_t i, products = 0;
+    if (j) all_judged(j, 10, names);
+    if (k) all_judged(k, 4, three);
+    json_array_foreach(json_object_get(j, "runs"), i, r) {
+        const json_t *policy = json_object_get(r, "policy");
+        products += tensor(r, "M") != NULL;
+        CHECK(!strcmp(json_string_value(json_object_get(policy, "design")), "recurrent"), "%s",
+              json_string_value(json_object_get(r, "id")));
+    }
+    CHECK(products == 5, "M of %zu recurrences", products);
+    json_decref(j);
+    json_decref(k);
+}
+
 /* Convolutions of q, k and v in one message, the layer, and back through both. */
 DP_TEST(kernels, a_training_step) {
     NEEDS_KERNELS;

@@ -1,7 +1,7 @@
 # gpu/tests/cpu/cpu.mk - the program with its CUDA kernels translated to run on the CPU (cpu.cc),
 # for tests without a device. Needs no nvcc. Its fibers and the address sanitizer do not go
 # together: SAN=1 leaves it out, and its tests skip.
-CPU_DIRS    := plan simple fast chain exchange conv decode truth
+CPU_DIRS    := plan simple token fast chain exchange conv decode truth
 CPU_KERNELS := $(basename $(foreach d,$(CPU_DIRS),$(patsubst gpu/%,%,$(wildcard gpu/$(d)/*.cu))))
 CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas \
     -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -I. -Igpu -Igpu/tests
