@@ -6,9 +6,11 @@
  * One plan is one rank's share. It holds up to DPG_CONV_PARTS convolutions over the same tokens (q,
  * k and v), which share every message:
  *
- *   forward   the last min(W-1, L) rows of x, gathered from all ranks; a halo may span several
- *   backward  the first min(W-1, L) rows of the gradient of pre, in fp32; then each rank's dw and
- *             dbias, summed in rank order
+ *   forward   the last W-1 rows of x of each part, gathered from all ranks; a halo may span several
+ *   backward  the first W-1 rows of the gradient of pre of each, in fp32; then each rank's dw and
+ *             dbias, summed in rank order (by_part: each part's, in the order of the parts)
+ *
+ * A part is what a rank owns, or one of several (dpg_owners).
  *
  * Every dx is one sum in token order, wherever its terms come from: y and dx are the same bits for
  * any number of ranks. Nothing is added by atomics: dw and dbias are the same bits from run to run.
@@ -29,6 +31,7 @@ typedef struct {
     int W, silu, parts, D[DPG_CONV_PARTS], Nseq; /* 2 <= W <= 8 */
     const int64_t *cu;
     dpg_dtype dtype; /* of x y dy dx; everything else is fp32 */
+    dpg_owners own;
 } dpg_conv_problem;
 
 /* One part, device pointers, the rank's own tokens: x y dy dx [L][D], w dw [D][W], bias dbias [D].

@@ -38,6 +38,19 @@ extern "C" {
 
 typedef enum { DPG_F32, DPG_BF16 } dpg_dtype;
 
+/* Which rank owns which tokens: rank owner[i] has part i, tokens [cut[i], cut[i+1]), of `parts`
+ * parts in their order; host memory, the same on every rank. A rank may own several parts, or none;
+ * its tensors hold their rows one part after the other. Each part is to the recurrence what a rank
+ * is where parts = 0, rank r owning tokens r T / N ..: its (M, H) is formed and gathered, and each
+ * starts from the state merged of those before it. by_part: dA_log and ddt_bias are sums over the
+ * parts in their order, not over ranks, and no kernel is chosen by what a rank owns, so that of one
+ * table of cuts no bit of any output depends on the owners or on the number of ranks. */
+typedef struct {
+    int parts, by_part;
+    const int64_t *cut; /* [parts + 1] */
+    const int *owner;   /* [parts] */
+} dpg_owners;
+
 /* The whole problem, the same on every rank. cu is host memory, [Nseq+1], sequences may be empty.
  */
 typedef struct {
@@ -55,6 +68,7 @@ typedef struct {
     dpg_dtype odtype;  /* of o */
     dpg_dtype ddtype;  /* backward: of do, and of gradients of inputs of dtype */
     dpg_dtype dgdtype; /* backward: of dg dbeta */
+    dpg_owners own;    /* parts = 0: T / N tokens a rank, which must divide */
 } dpg_problem;
 
 typedef enum { DPG_PATH_AUTO, DPG_PATH_SIMPLE, DPG_PATH_FAST, DPG_PATH_TOKEN } dpg_path;
@@ -217,7 +231,9 @@ void dpg_plan_destroy(dpg_plan *plan);
 dp_status dpg_plan_connect(dpg_plan *plan, dpg_comm *comm, dp_err *e);
 int dpg_plan_connected(const dpg_plan *plan);
 int64_t dpg_plan_tokens(const dpg_plan *plan); /* L */
-dpg_path dpg_plan_path(const dpg_plan *plan);  /* which path AUTO chose */
+/* Parts of a table of owners that the rank has; 0 without a table. */
+int dpg_plan_links(const dpg_plan *plan);
+dpg_path dpg_plan_path(const dpg_plan *plan); /* which path AUTO chose */
 const char *
 dpg_plan_why(const dpg_plan *plan); /* what chose it: asked for, or why not the fast one */
 /* parts that the last local sub-sequence is cut in, 1: whole */
@@ -278,7 +294,8 @@ dp_status dpg_backward_steps(dpg_plan *plan, const dpg_tensors *t, const dpg_gra
  * v_new [L][HV][R][V], M [HV][K][K], H S_in [HV][K][V] (zeros where the rank has none), h
  * [chunks][HV][K][V], o [L][HV][V]. After a backward (which overwrites those): dv_local dv_new
  * [L][HV][R][V], dh [chunks][HV][K][V] (gradient of the state AFTER a chunk), dM [HV][K][K] (none
- * with send_dh_only), dH dS_out [HV][K][V]. dims has room for 5; unknown or not kept: DP_EINPUT. */
+ * with send_dh_only), dH dS_out [HV][K][V]; where a table says who owns what, those of ranks are
+ * [parts of the rank] .. each. dims has room for 5; unknown or not kept: DP_EINPUT. */
 dp_status dpg_stage_shape(const dpg_plan *plan, const char *name, int64_t dims[5], int *ndim,
                           dp_err *e);
 dp_status dpg_stage_read(const dpg_plan *plan, const dpg_tensors *t, const void *ws,

@@ -32,6 +32,10 @@
     X(MERGE_HALF, "merge-half-v", 6, "S_in",                                                       \
       "the upper half of the V columns of the merge is never written")                             \
     X(MERGE_NO_SYNC, "no-sync-merge", 27, "S_in", "no barrier between the products of the merge")  \
+    X(LINKS_BY_RANK, "links-by-rank", 0, "S_in dS_out",                                            \
+      "links of ranks that own several parts are merged rank by rank, not in the order of tokens") \
+    X(LINK_FIRST, "link-first", 0, "o final_state dv dbeta dq dk dg",                              \
+      "every part of a rank starts from the state that its first one starts from")                 \
     X(GATHER_SLOT, "gather-slot", 0, "S_in",                                                       \
       "rank 1 puts the words of ranks 0 and 1 into each other's slots")                            \
     X(STATE_LOST, "state-lost", 4, "dH dM dS_out dv dbeta dq dk dg",                               \
@@ -50,6 +54,8 @@
     X(HALO_LEAK, "halo-leak", 34, "y",                                                             \
       "the convolution goes on over a sequence's start inside the rank")                           \
     X(HALO_ROW, "halo-row", 0, "y", "rows of the halo are read one row late")                      \
+    X(HALO_RANGE, "halo-range", 0, "y",                                                            \
+      "the halo of a rank's further part is read from its part before")                            \
     X(DHALO, "halo-bwd-lost", 0, "dx", "the rows of dpre behind the rank are taken for zeros")     \
     X(SLOT_NEIGHBOUR, "slot-neighbour", 46, "final_state o pool",                                  \
       "a decode step reads the slot behind the one that is named")                                 \

@@ -219,6 +219,32 @@ dp_status chain_pre_dm(const Call &c, float *dM, int ld) {
     return chain_of(c, Run{q.c1 - 1, q.c1 - q.c0, -1, 1}, dM, ld);
 }
 
+/* The links whose M can matter. */
+dp_status chain_links_m(const Call &c) {
+    const dpg_plan *p = c.p;
+    const Dims &d = p->d;
+    for (int i = 0; i < p->nlink; i++) {
+        Seq q = p->seqs_h[p->links_h[i].last];
+        float *hm = at<float>(c, B_HM) + (int64_t)i * d.HV * d.K * (d.V + d.K);
+        if (link_needs_m(p->links_h[i]))
+            TRY(chain_of(c, Run{q.c0, q.c1 - q.c0, 1, 0}, hm + d.V, d.V + d.K));
+    }
+    return DP_OK;
+}
+
+dp_status chain_links_dm(const Call &c) {
+    const dpg_plan *p = c.p;
+    const Dims &d = p->d;
+    int row = dh_row(p);
+    for (int i = 0; i < p->nlink; i++) {
+        Seq q = p->seqs_h[p->links_h[i].first];
+        float *dhm = at<float>(c, B_DHM) + (int64_t)i * d.HV * d.K * row;
+        if (link_needs_m(p->links_h[i]))
+            TRY(chain_of(c, Run{q.c1 - 1, q.c1 - q.c0, -1, 1}, dhm + d.V, row));
+    }
+    return DP_OK;
+}
+
 dp_status dpg_chain(const float *factors, int64_t n, int K, dp_format f, float *out, void *stream,
                     dp_err *e) {
     if (K < 16 || K > 256 || K % 16 || n < 1 || n > INT32_MAX)

@@ -24,6 +24,7 @@
  *   H       H read at once, X = u - w H, H <- eC H + kg' X         w kg u eC; H written again */
 #include "fast/fast.cuh"
 #include "fast/inverse.cuh"
+#include <limits.h>
 
 namespace {
 
@@ -34,7 +35,8 @@ struct PreArgs {
     const float *eC, *s0;
     /* keep: M alone once more, [segment - m_from][HV][D][D], for the backward; or NULL */
     float *hm, *keep;
-    int seq0, m_from; /* the first segment in Dims.seq; segments from m_from on make M */
+    int seq0, m_from; /* the first segment in Dims.seq; segments from m_from on make M, but those
+                       * in which a sequence starts */
 };
 
 template <int K, int V> struct PreSmem {
@@ -232,7 +234,7 @@ __global__ void __launch_bounds__(PRE_THREADS(K, V), 1) k_pre(Dims d, PreArgs a)
     int hv = blockIdx.x % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, v0 = warp * 16;
     Seq seq = d.seq[a.seq0 + blockIdx.x / d.HV];
     bool has_m = K >= V || warp < K / 16, has_h = V >= K || warp < V / 16;
-    bool on = seq.part >= a.m_from, m = has_m && on;
+    bool on = seq.part >= a.m_from && !seq.starts, m = has_m && on;
     float4 *H = &sm.H[has_h ? threadIdx.x / 128 : 0][0][threadIdx.x % 128];
     float S[K / 8][4];
     int n = seq.c1 - seq.c0;
@@ -308,7 +310,6 @@ int fast_augments(const Device *dev) {
 dp_status fast_pre(const Call &c) {
     if (!fast_augments(&c.p->device)) return fast_pre_states(c);
     const dpg_plan *p = c.p;
-    int n = p->nseg - p->is_last;
     PreArgs a = {};
     a.w = at<bf16>(c, B_W);
     a.kg = at<bf16>(c, B_KG);
@@ -317,7 +318,7 @@ dp_status fast_pre(const Call &c) {
     a.s0 = c.t->s0;
     a.hm = at<float>(c, p->nseg > 1 ? B_SEG : B_HM);
     a.keep = p->saved_parts && c.t->saved ? saved_part_m(p, c.t) : NULL;
-    a.seq0 = p->d.nseq - 1;
-    a.m_from = p->opt.chain_how == DPG_CHAIN_AUGMENTED ? p->whole : n;
-    return by_widths<Pre>(c, a, n);
+    a.seq0 = p->pre0;
+    a.m_from = p->opt.chain_how == DPG_CHAIN_AUGMENTED ? p->whole : INT_MAX;
+    return by_widths<Pre>(c, a, p->npre);
 }

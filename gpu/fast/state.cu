@@ -495,6 +495,6 @@ dp_status fast_pre_states(const Call &c) {
     a.states = a.news = NULL;
     a.hm = at<float>(c, B_HM);
     a.row = c.p->d.V + c.p->d.K;
-    a.seq0 = c.p->d.nseq - 1;
-    return by_widths<Pass>(c, a, 1);
+    a.seq0 = c.p->pre0;
+    return by_widths<Pass>(c, a, c.p->npre);
 }

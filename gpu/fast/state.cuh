@@ -186,8 +186,9 @@ static inline int ring_bytes(const dpg_plan *p, StateArgs *a, size_t rest, size_
 }
 /* Slices that share a block share the tiles it reads, and need no barriers; teams finish a chunk
  * sooner. With fewer than about 100 blocks of 4 slices the chain of chunks is what takes the time.
- */
+ * by_part: the choice may not depend on what a rank owns. */
 static inline bool by_teams(const dpg_plan *p, int nseq) {
+    if (p->by_part) return false;
     return (int64_t)nseq * p->d.HV * (p->d.V / 64) < 100 * p->device.sms / 132;
 }
 #endif

@@ -312,7 +312,7 @@ static StateArgs state_args(const Call &c) {
     a.eC = at<float>(c, B_EC);
     a.given = c.g->dfinal_state;
     a.nseg = c.p->nseg;
-    a.parts = c.p->parts;
+    a.parts = c.p->owned ? state_parts(c.p) : c.p->parts;
     return a;
 }
 
@@ -332,7 +332,8 @@ dp_status fast_bwd_pre(const Call &c) {
     StateArgs a = state_args(c);
     a.hm = at<float>(c, B_DHM);
     a.row = dh_row(p);
-    if (p->parts == 1) return by_widths<PassBwd>(c, a, 1);
+    a.seq0 = p->bwd0;
+    if (p->parts == 1) return by_widths<PassBwd>(c, a, p->nbwd);
     /* nobody asks for dH of the first part of a sequence */
     a.hm = at<float>(c, B_SEG);
     a.row = p->d.V;

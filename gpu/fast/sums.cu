@@ -56,16 +56,19 @@ __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tensors t, dpg_grads g
     }
 }
 
-/* Sums of part [chunk][HV][2][Kg] over the rank's chunks: 8 warps take every eighth chunk, in fp64,
- * then theirs in order. Block: a value head, 32 channels; over the channels of dA_log k_log_sum
- * adds up. */
-__global__ void k_sums(Dims d, const float *part, float *gsum, float *by_channel) {
+/* Sums of part [chunk][HV][2][Kg] over a run of chunks: 8 warps take every eighth chunk, in fp64,
+ * then theirs in order. Block: a run, a value head, 32 channels; over the channels of dA_log
+ * k_log_sum adds up. */
+__global__ void k_sums(Dims d, int run0, const float *part, float *gsum, float *by_channel) {
     __shared__ double sum[2][8][32];
+    Seq run = d.seq[run0 + blockIdx.y];
+    gsum += (int64_t)blockIdx.y * d.HV * (1 + d.Kg);
+    by_channel += (int64_t)blockIdx.y * d.HV * d.Kg;
     int groups = (d.Kg + 31) / 32, hv = blockIdx.x / groups, lane = threadIdx.x % 32;
     int k = blockIdx.x % groups * 32 + lane, w = threadIdx.x / 32;
     double sa = 0, sb = 0;
 #pragma unroll 4
-    for (int c = w; c < d.NT && k < d.Kg; c += 8) {
+    for (int c = run.c0 + w; c < run.c1 && k < d.Kg; c += 8) {
         const float *p = part + ((int64_t)c * d.HV + hv) * 2 * d.Kg + k;
         sa += p[0];
         sb += p[d.Kg];
@@ -84,6 +87,8 @@ __global__ void k_sums(Dims d, const float *part, float *gsum, float *by_channel
 __global__ void k_log_sum(Dims d, const float *by_channel, float *gsum) {
     int hv = blockIdx.x * blockDim.x + threadIdx.x;
     double s = 0;
+    gsum += (int64_t)blockIdx.y * d.HV * (1 + d.Kg);
+    by_channel += (int64_t)blockIdx.y * d.HV * d.Kg;
     for (int k = 0; hv < d.HV && k < d.Kg; k++)
         s += by_channel[hv * d.Kg + k];
     if (hv < d.HV) gsum[hv] = (float)s;
@@ -94,9 +99,11 @@ __global__ void k_log_sum(Dims d, const float *by_channel, float *gsum) {
 dp_status fast_sums(const Call &c) {
     const Dims &d = c.p->d;
     float *gsum = at<float>(c, B_GSUM), *channel = at<float>(c, B_DG), *part = at<float>(c, B_PART);
-    k_sums<<<(unsigned)d.HV *((d.Kg + 31) / 32), 256, 0, c.s>>>(d, part, gsum, channel);
+    unsigned runs = (unsigned)c.p->nrun;
+    k_sums<<<dim3((unsigned)d.HV * ((d.Kg + 31) / 32), runs), 256, 0, c.s>>>(d, c.p->run0, part,
+                                                                             gsum, channel);
     CK_LAUNCH(c.e, "k_sums");
-    k_log_sum<<<(d.HV + 127) / 128, 128, 0, c.s>>>(d, channel, gsum);
+    k_log_sum<<<dim3((d.HV + 127) / 128, runs), 128, 0, c.s>>>(d, channel, gsum);
     CK_LAUNCH(c.e, "k_log_sum");
     return DP_OK;
 }

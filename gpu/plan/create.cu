@@ -38,11 +38,26 @@ static dpg_path choose_path(const dpg_problem *p, const dpg_options *o, const De
         if (!(cond)) return dpg_fail(e, DP_EINPUT, "dpg_plan: " __VA_ARGS__); \
     } while (0)
 
+dp_status check_owners(const dpg_owners *o, int64_t T, int N, dp_err *e) {
+    if (!o->parts) {
+        NEED(T >= N && T % N == 0, "T = %lld is not a multiple of %d ranks", (long long)T, N);
+        return DP_OK;
+    }
+    NEED(o->parts > 0 && o->cut && o->owner && o->cut[0] == 0 && o->cut[o->parts] == T,
+         "%d parts that do not run from 0 to T", o->parts);
+    for (int i = 0; i < o->parts; i++) {
+        NEED(o->cut[i] < o->cut[i + 1], "part %d of %d has no token", i, o->parts);
+        NEED(o->owner[i] >= 0 && o->owner[i] < N, "part %d belongs to rank %d of %d", i,
+             o->owner[i], N);
+    }
+    return DP_OK;
+}
+
 static dp_status check_problem(const dpg_problem *p, int rank, int N, dp_err *e) {
     NEED(p->model >= 0 && p->model < DP_NMODELS, "recurrence %d", p->model);
     int alone = token_alone(p->model), v = alone ? 8 : 16;
     NEED(N >= 1 && rank >= 0 && rank < N, "rank %d of %d", rank, N);
-    NEED(p->T >= N && p->T % N == 0, "T = %lld is not a multiple of %d ranks", (long long)p->T, N);
+    TRY(check_owners(&p->own, p->T, N, e));
     NEED(p->K >= 16 && p->K <= 256 && p->K % 16 == 0, "K = %d is not a multiple of 16 up to 256",
          p->K);
     NEED(p->V >= v && p->V <= 256 && p->V % v == 0, "V = %d is not a multiple of %d up to 256",
@@ -88,16 +103,6 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
 }
 
 /* ---- what a plan owns ------------------------------------------------------------------------ */
-
-static dp_status upload(dpg_plan *pl, dp_err *e) {
-    size_t nc = pl->d.NT * sizeof(Chunk), ns = (pl->d.nseq - 1 + pl->nseg) * sizeof(Seq);
-    CK(e, cudaMalloc(&pl->tables, nc + ns));
-    CK(e, cudaMemcpy(pl->tables, pl->chunks_h, nc, cudaMemcpyHostToDevice));
-    CK(e, cudaMemcpy((char *)pl->tables + nc, pl->seqs_h, ns, cudaMemcpyHostToDevice));
-    pl->d.chunk = (const Chunk *)pl->tables;
-    pl->d.seq = (const Seq *)((char *)pl->tables + nc);
-    return DP_OK;
-}
 
 /* Its kernels, few and waited for by other ranks, go before those of the caller's stream. */
 static dp_status side_stream(dpg_plan *pl, dp_err *e) {
@@ -160,14 +165,20 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     if (pl->opt.path != DPG_PATH_FAST || !fast_augments(&w.device))
         pl->opt.chain_how = DPG_CHAIN_DENSE;
     pl->d = dims_of(w.p, w.opt, pl->opt.path);
-    split_tokens(pl, w.p);
+    pl->by_part = w.p->own.by_part;
+    dp_status st = split_tokens(pl, w.p, e);
+    if (st != DP_OK) {
+        dpg_plan_destroy(pl);
+        return st;
+    }
     /* the forward leaves the states of its own segments */
     int other_path = is_bwd && choose_path(w.p, w.opt, &w.device, 0, why) != pl->opt.path;
     pl->nseg = other_path ? 1 : segment_count(pl, &pl->opt);
     cut_segments(pl);
+    list_rows(pl);
     layout_workspace(pl);
     pl->parts = 1;
-    dp_status st = upload(pl, e);
+    st = upload_tables(pl, w.p, e);
     if (st == DP_OK && is_bwd && w.N > 1) st = side_stream(pl, e);
     if (st != DP_OK)
         dpg_plan_destroy(pl);
@@ -180,8 +191,9 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
  * the M of later ranks; the M of its segments, which the backward's merge multiplies by. */
 static void share(dpg_plan *pl, dpg_plan *b) {
     int alike = b->nseg > 1 && b->nseg == pl->nseg;
-    pl->saved_states = alike ? b->nseg : !pl->is_first;
-    pl->saved_ms = pl->opt.send_dh_only && pl->post > 1 ? pl->post - 1 : 0;
+    pl->saved_states = pl->owned ? pl->nlink : alike ? b->nseg : !pl->is_first;
+    pl->saved_ms = pl->owned ? pl->slots * pl->N : pl->post > 1 ? pl->post - 1 : 0;
+    if (!pl->opt.send_dh_only) pl->saved_ms = 0;
     if (alike && b->d.nseq == 1 && !pl->opt.whole_bwd) {
         b->parts = b->nseg;
         b->m_part = pl->whole;
@@ -226,10 +238,12 @@ void dpg_plan_destroy(dpg_plan *pl) {
         if (x) cudaEventDestroy(x);
     free(pl->chunks_h);
     free(pl->seqs_h);
+    free(pl->links_h);
     free(pl);
 }
 
 int64_t dpg_plan_tokens(const dpg_plan *pl) { return pl->d.L; }
+int dpg_plan_links(const dpg_plan *pl) { return pl->owned ? pl->nlink : 0; }
 dpg_path dpg_plan_path(const dpg_plan *pl) { return pl->opt.path; }
 const char *dpg_plan_why(const dpg_plan *pl) { return pl->why; }
 int dpg_plan_segments(const dpg_plan *pl) { return pl->nseg; }

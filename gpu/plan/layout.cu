@@ -56,13 +56,13 @@ static void layout_forward(dpg_plan *pl) {
         layout_tokens(pl);
     else
         layout_chunks(pl);
-    add(pl, B_SIN, (int64_t)d.HV * d.K * d.V * pl->nseg, 0);
+    add(pl, B_SIN, (int64_t)d.HV * d.K * d.V * state_parts(pl), 0);
     if (pl->nseg > 1) add(pl, B_SEG, (pl->is_bwd ? (int64_t)d.HV * d.K * d.V : hm) * pl->nseg, 0);
     if (pl->nseg > 1 && !pl->is_bwd) add(pl, B_PREFIX, hm * pl->nseg, 0);
-    if (pl->N == 1) return;
+    if (pl->N == 1 && !pl->owned) return;
     if (!pl->is_bwd || pl->opt.save == DPG_SAVE_ALL) {
-        add(pl, B_HM, hm, 0);
-        add(pl, B_HMALL, hm * pl->N, 0);
+        add(pl, B_HM, hm * message_parts(pl), 0);
+        if (pl->N > 1) add(pl, B_HMALL, hm * message_parts(pl) * pl->N, 0);
     }
     if (pl->needs_m && !pl->path->makes_m &&
         (pl->is_bwd ? !pl->opt.send_dh_only : pl->opt.chain_how == DPG_CHAIN_DENSE)) {
@@ -78,7 +78,7 @@ static void layout_fast_bwd(dpg_plan *pl) {
     for (int slot : {B_DO, B_DV_NEW})
         add(pl, slot, tiles * C * d.V, 1, SLICES);
     add(pl, B_DH, tiles * d.K * d.V, 1, SLICES);
-    add(pl, B_DG, (int64_t)d.HV * d.Kg, 0); /* terms of dA_log by channel */
+    add(pl, B_DG, (int64_t)d.HV * d.Kg * pl->nrun, 0); /* terms of dA_log by channel */
     if (d.G == 1 && d.R == 1) return;
     /* summed over groups and keys behind the tiles */
     add(pl, B_NORM, tiles * 2 * C, 0);
@@ -107,18 +107,19 @@ static void layout_simple_bwd(dpg_plan *pl) {
 static void layout_bwd(dpg_plan *pl) {
     const Dims &d = pl->d;
     int64_t tiles = (int64_t)d.NT * d.HV, hk = (int64_t)d.HV * d.K;
+    int64_t sums = (int64_t)d.HV * (1 + d.Kg) * (pl->by_part ? pl->slots : 1);
     if (pl->opt.path == DPG_PATH_FAST)
         layout_fast_bwd(pl);
     else
         layout_simple_bwd(pl);
     add(pl, B_PART, tiles * 2 * d.Kg, 0);
-    add(pl, B_GSUM, (int64_t)d.HV * (1 + d.Kg), 0);
+    add(pl, B_GSUM, sums, 0);
     /* of the rank, then of its parts from the last but one on */
-    add(pl, B_DSOUT, hk * d.V * pl->nseg, 0);
+    add(pl, B_DSOUT, hk * d.V * state_parts(pl), 0);
+    if (pl->N > 1 || pl->owned) add(pl, B_DHM, hk * dh_row(pl) * message_parts(pl), 0);
     if (pl->N == 1) return;
-    add(pl, B_GALL, (int64_t)d.HV * (1 + d.Kg) * pl->N, 0);
-    add(pl, B_DHM, hk * dh_row(pl), 0);
-    add(pl, B_DHMALL, hk * dh_row(pl) * pl->N, 0);
+    add(pl, B_GALL, sums * pl->N, 0);
+    add(pl, B_DHMALL, hk * dh_row(pl) * message_parts(pl) * pl->N, 0);
 }
 
 void layout_workspace(dpg_plan *pl) {

@@ -48,6 +48,11 @@ dp_status chain_merge(const Call &c);
 /* dH of the parts in B_SEG to dH of B_DHM; B_DHMALL and B_SEG to B_DSOUT. */
 dp_status chain_compose_bwd(const Call &c);
 dp_status chain_merge_bwd(const Call &c);
+/* Of links: M and dM of each, H and M of B_HMALL to the states in B_SIN, and backward. */
+dp_status chain_links_m(const Call &c);
+dp_status chain_links_dm(const Call &c);
+dp_status chain_fold(const Call &c);
+dp_status chain_fold_bwd(const Call &c);
 /* Sums of all ranks in B_GALL (one rank: B_GSUM) to dA_log and ddt_bias, any path. */
 dp_status sum_over_ranks(const Call &c);
 
@@ -55,12 +60,18 @@ dp_status sum_over_ranks(const Call &c);
 dp_status window_enter(dpg_plan *p, dpg_comm *comm, dp_err *e);
 dp_status window_keep(const Call &c);
 
+/* plan/create.cu: a table of owners, or T / N tokens a rank (of conv/, too). */
+dp_status check_owners(const dpg_owners *o, int64_t T, int N, dp_err *e);
+
 /* plan/device.cu */
 dp_status ask_device(Device *dev, dp_err *e);
 
 /* plan/layout.cu, plan/split.cu: a rank's share and its workspace. */
-void split_tokens(dpg_plan *pl, const dpg_problem *p);
+dp_status split_tokens(dpg_plan *pl, const dpg_problem *p, dp_err *e);
 void cut_segments(dpg_plan *pl);
+/* Rows of d.seq and the folds, once segments are cut; tables to the device. */
+void list_rows(dpg_plan *pl);
+dp_status upload_tables(dpg_plan *pl, const dpg_problem *p, dp_err *e);
 int segment_count(const dpg_plan *pl, const dpg_options *o);
 void layout_workspace(dpg_plan *pl);
 #endif

@@ -25,7 +25,28 @@ struct Chunk {
 struct Seq {
     int c0, c1, gseq;
     int starts, ends; /* does the sequence start, end in these chunks */
-    int part;         /* which part of a local sub-sequence they are */
+    int part;         /* which part of a local sub-sequence they are; of several links: which */
+};
+
+/* A part of the tokens (dpg_owners) that the rank owns: a link of the chain of all parts. */
+struct Link {
+    int part;        /* which of all */
+    int first, last; /* its local sub-sequences */
+    int pre, post;   /* parts before and behind that share a sequence with it */
+};
+static inline int link_needs_m(const Link &l) { return l.first == l.last && l.pre && l.post; }
+
+/* Parts in a row whose elements are multiplied for the links of a rank among them: from the first
+ * part of a sequence up to its last link, or from the last part down to its first. */
+struct Fold {
+    int from, to;
+};
+/* Those of a plan, and the tables that they go by. */
+struct Folds {
+    int n;
+    const Fold *fold;
+    /* [parts] where an element lies among the gathered; which link of this rank it is, or -1 */
+    const int *place, *link;
 };
 
 /* What kernels take by value. */
@@ -136,7 +157,15 @@ struct dpg_plan {
     char why[160];          /* what chose the path */
     int rank, N, pre, post; /* ranks before and behind that share a sequence with this one */
     int is_first, is_last;
-    int needs_m;          /* this rank's M can matter (math.md g.1) */
+    int needs_m; /* this rank's M can matter (math.md g.1) */
+    /* Tokens are owned by a table of `all` parts: `nlink` of them are this rank's, `slots` the most
+     * that a rank has. pre, post, is_first, is_last and whole say nothing then. */
+    int owned, by_part, all, nlink, slots;
+    Link *links_h;
+    Folds folds, folds_bwd;
+    /* rows of d.seq beside the local sub-sequences: those whose (M, H), and (dM, dH), others may
+     * ask for; runs of chunks that are summed by themselves */
+    int pre0, npre, bwd0, nbwd, run0, nrun;
     int nseg;             /* parts of the last local sub-sequence */
     int whole;            /* does the last local sub-sequence start on this rank */
     int mc_batch;         /* chunks whose M_c are formed at once */
@@ -184,6 +213,17 @@ static inline int saves_all(const dpg_plan *p) {
 /* Chunks times value heads. */
 static inline unsigned tile_count(const dpg_plan *p) {
     return (unsigned)((int64_t)p->d.NT * p->d.HV);
+}
+
+/* Parts of one sequence that start from states of their own: segments, or links. */
+static inline int state_parts(const dpg_plan *p) {
+    return !p->owned ? p->nseg : p->nlink ? p->nlink : 1;
+}
+/* Elements of a message. */
+static inline int message_parts(const dpg_plan *p) { return p->owned ? p->slots : 1; }
+/* Elements that all ranks gave. */
+static inline float *gathered(const Call &c, int own, int all) {
+    return at<float>(c, c.p->N > 1 ? all : own);
 }
 
 /* Local sub-sequence i from its first chunk to its last, however it is cut in segments. */

@@ -1,51 +1,101 @@
-/* gpu/plan/split.cu - a rank's share of a problem: its tokens, chunks and sequences (math.md g.2).
+/* gpu/plan/split.cu - a rank's share of a problem: its tokens, chunks and sequences (math.md g.2),
+ * and of several parts the links and the folds over them.
  */
 #include "plan/paths.cuh"
 #include <stdlib.h>
+#include <vector>
 
-/* Local sub-sequences are the global ones cut to [a, b); empty ones vanish. */
-void split_tokens(dpg_plan *pl, const dpg_problem *p) {
-    int64_t L = p->T / pl->N, a = pl->rank * L, b = a + L;
-    int f = 0, l = p->Nseq - 1, nseq = 0, nt = 0;
+/* The parts of all tokens: those of a table, or one of T / N tokens a rank. */
+struct Parts {
+    const dpg_problem *p;
+    int N;
+    int n() const { return p->own.parts ? p->own.parts : N; }
+    int64_t cut(int i) const { return p->own.parts ? p->own.cut[i] : p->T / N * i; }
+    int owner(int i) const { return p->own.parts ? p->own.owner[i] : i; }
+    /* The part that holds token t. */
+    int at(int64_t t) const {
+        int lo = 0, hi = n() - 1;
+        while (lo < hi) {
+            int mid = (lo + hi) / 2;
+            if (cut(mid + 1) > t)
+                hi = mid;
+            else
+                lo = mid + 1;
+        }
+        return lo;
+    }
+};
+
+/* Part i behind the rank's tokens so far: local sub-sequences are the global ones cut to it, empty
+ * ones vanish. */
+static void add_part(dpg_plan *pl, const Parts &parts, int i, int e) {
+    const dpg_problem *p = parts.p;
+    int64_t a = parts.cut(i), b = parts.cut(i + 1), shift = pl->d.L - a;
+    int f = 0, l = p->Nseq - 1, tok = pl->d.tok;
     while (p->cu[f + 1] <= a)
         f++;
     while (p->cu[l] >= b || p->cu[l] == p->cu[l + 1])
         l--;
-    pl->pre = (int)(pl->rank - p->cu[f] / L);
-    pl->post = (int)((p->cu[l + 1] - 1) / L - pl->rank);
-    pl->is_first = pl->pre == 0;
-    pl->is_last = pl->post == 0;
-    int tok = pl->d.tok;
-    pl->seqs_h = (Seq *)calloc(l - f + 1 + L / tok + 1, sizeof(Seq));
-    pl->chunks_h = (Chunk *)calloc(L / tok + (l - f + 1) + 1, sizeof(Chunk));
+    Link *k = &pl->links_h[e];
+    *k = {i, pl->d.nseq, pl->d.nseq, i - parts.at(p->cu[f]), parts.at(p->cu[l + 1] - 1) - i};
     for (int s = f; s <= l; s++) {
         int64_t lo = p->cu[s] > a ? p->cu[s] : a, hi = p->cu[s + 1] < b ? p->cu[s + 1] : b;
         if (lo >= hi) continue;
-        pl->seqs_h[nseq].c0 = nt;
-        for (int64_t t = lo; t < hi; t += tok, nt++) {
-            pl->chunks_h[nt].t0 = t - a;
-            pl->chunks_h[nt].len = (int)(hi - t < tok ? hi - t : tok);
-            pl->chunks_h[nt].seq = nseq;
-        }
-        pl->seqs_h[nseq].c1 = nt;
-        pl->seqs_h[nseq].gseq = s;
-        pl->seqs_h[nseq].starts = p->cu[s] >= a;
-        pl->seqs_h[nseq].ends = p->cu[s + 1] <= b;
-        nseq++;
+        Seq *q = &pl->seqs_h[pl->d.nseq];
+        q->c0 = pl->d.NT;
+        for (int64_t t = lo; t < hi; t += tok, pl->d.NT++)
+            pl->chunks_h[pl->d.NT] = {t + shift, (int)(hi - t < tok ? hi - t : tok), pl->d.nseq};
+        q->c1 = pl->d.NT;
+        q->gseq = s;
+        q->starts = p->cu[s] >= a;
+        q->ends = p->cu[s + 1] <= b;
+        q->part = e;
+        k->last = pl->d.nseq++;
     }
-    pl->d.L = L;
-    pl->d.NT = nt;
-    pl->d.nseq = nseq;
-    pl->needs_m = nseq == 1 && !pl->is_first && !pl->is_last;
-    pl->whole = pl->seqs_h[nseq - 1].starts;
+    pl->d.L += b - a;
+}
+
+dp_status split_tokens(dpg_plan *pl, const dpg_problem *p, dp_err *e) {
+    const Parts parts = {p, pl->N};
+    int64_t L = 0;
+    int n = 0;
+    std::vector<int> owned(pl->N, 0);
+    for (int i = 0; i < parts.n(); i++) {
+        owned[parts.owner(i)]++;
+        if (parts.owner(i) == pl->rank) L += parts.cut(i + 1) - parts.cut(i);
+    }
+    for (int r = 0; r < pl->N; r++)
+        pl->slots = owned[r] > pl->slots ? owned[r] : pl->slots;
+    pl->nlink = owned[pl->rank];
+    pl->all = parts.n();
+    pl->owned = p->own.parts > 0;
+    /* sub-sequences, segments, and what list_rows adds */
+    size_t rows = L / pl->d.tok + p->Nseq + 4 * (size_t)pl->nlink + 2;
+    pl->links_h = (Link *)calloc(pl->nlink + 1, sizeof(Link));
+    pl->seqs_h = (Seq *)calloc(rows, sizeof(Seq));
+    pl->chunks_h = (Chunk *)calloc(L / pl->d.tok + p->Nseq + pl->nlink + 1, sizeof(Chunk));
+    if (!pl->links_h || !pl->seqs_h || !pl->chunks_h)
+        return dpg_fail(e, DP_ENOMEM, "%s:%d: tables of a plan", __FILE__, __LINE__);
+    for (int i = 0; i < parts.n(); i++)
+        if (parts.owner(i) == pl->rank) add_part(pl, parts, i, n++);
+    for (int i = 0; i < n; i++)
+        pl->needs_m |= link_needs_m(pl->links_h[i]);
+    if (pl->owned) return DP_OK;
+    pl->pre = pl->links_h[0].pre;
+    pl->post = pl->links_h[0].post;
+    pl->is_first = pl->pre == 0;
+    pl->is_last = pl->post == 0;
+    pl->whole = pl->seqs_h[pl->d.nseq - 1].starts;
+    return DP_OK;
 }
 
 /* Segments side by side keep a card of 132 multiprocessors busy where a chain of chunks per head
  * would not: M takes one block a segment and head. Fewer than 4 chunks a segment, or more than 16
  * segments, and composing them costs more than it saves. One rank alone, whose (M, H) nobody asks
  * for, gains where few heads leave most of the card idle for long: T 131,072 HV 8, forward 2.93
- * -> 2.28 ms, backward 9.5 -> 8.0. */
+ * -> 2.28 ms, backward 9.5 -> 8.0. Links are segments already. */
 int segment_count(const dpg_plan *pl, const dpg_options *o) {
+    if (pl->owned) return 1;
     Seq q = pl->seqs_h[pl->d.nseq - 1];
     int chunks = q.c1 - q.c0, n = 128 / pl->d.HV;
     if (o->path != DPG_PATH_FAST || o->chain_how != DPG_CHAIN_AUGMENTED) return 1;
@@ -58,6 +108,7 @@ int segment_count(const dpg_plan *pl, const dpg_options *o) {
 /* Replaces the last local sub-sequence by its segments. */
 void cut_segments(dpg_plan *pl) {
     int last = pl->d.nseq - 1, n = pl->nseg;
+    if (pl->owned) return;
     Seq whole = pl->seqs_h[last];
     for (int i = 0; i < n; i++) {
         Seq *q = &pl->seqs_h[last + i];
@@ -68,4 +119,81 @@ void cut_segments(dpg_plan *pl) {
         q->ends = whole.ends && i == n - 1;
         q->part = i;
     }
+}
+
+/* ---- rows beside the sub-sequences ----------------------------------------------------------- */
+
+void list_rows(dpg_plan *pl) {
+    Seq *q = pl->seqs_h;
+    const Link *l = pl->links_h;
+    int n = pl->owned ? pl->d.nseq : pl->d.nseq - 1 + pl->nseg;
+    pl->pre0 = pl->owned ? n : pl->d.nseq - 1;
+    for (int i = 0; pl->owned && i < pl->nlink; i++)
+        if (l[i].post) q[n++] = q[l[i].last];
+    pl->npre = pl->owned ? n - pl->pre0 : pl->nseg - pl->is_last;
+    pl->bwd0 = pl->owned ? n : 0;
+    for (int i = 0; pl->owned && i < pl->nlink; i++)
+        if (l[i].pre) q[n++] = q[l[i].first];
+    pl->nbwd = pl->owned ? n - pl->bwd0 : 1;
+    pl->run0 = n;
+    for (int i = 0; pl->by_part && i < pl->nlink; i++, n++) {
+        q[n].c0 = q[l[i].first].c0;
+        q[n].c1 = q[l[i].last].c1;
+        q[n].part = i;
+    }
+    if (!pl->by_part) q[n++].c1 = pl->d.NT;
+    pl->nrun = n - pl->run0;
+}
+
+/* The folds of a rank's links with parts before them (dir = 1) or behind them (-1). */
+static std::vector<Fold> folds_of(const dpg_plan *pl, int dir) {
+    std::vector<Fold> w;
+    for (int i = 0; i < pl->nlink; i++) {
+        const Link &l = pl->links_h[dir > 0 ? i : pl->nlink - 1 - i];
+        if (!(dir > 0 ? l.pre : l.post)) continue;
+        int from = dir > 0 ? l.part - l.pre : l.part + l.post;
+        if (w.empty() || w.back().from != from) w.push_back({from, 0});
+        w.back().to = l.part;
+    }
+    return w;
+}
+
+dp_status upload_tables(dpg_plan *pl, const dpg_problem *p, dp_err *e) {
+    const Parts parts = {p, pl->N};
+    std::vector<Fold> fwd, bwd;
+    std::vector<int> place, link, given(pl->N, 0);
+    if (pl->owned) {
+        fwd = folds_of(pl, 1);
+        bwd = folds_of(pl, -1);
+        for (int i = 0; i < pl->all; i++) {
+            int r = parts.owner(i), at = given[r]++;
+            place.push_back(r * pl->slots + at);
+            link.push_back(r == pl->rank ? at : -1);
+        }
+    }
+    const struct {
+        const void *from;
+        size_t bytes;
+        const void **to;
+    } t[] = {{pl->chunks_h, pl->d.NT * sizeof(Chunk), (const void **)&pl->d.chunk},
+             {pl->seqs_h, (pl->run0 + pl->nrun) * sizeof(Seq), (const void **)&pl->d.seq},
+             {fwd.data(), fwd.size() * sizeof(Fold), (const void **)&pl->folds.fold},
+             {bwd.data(), bwd.size() * sizeof(Fold), (const void **)&pl->folds_bwd.fold},
+             {place.data(), place.size() * sizeof(int), (const void **)&pl->folds.place},
+             {link.data(), link.size() * sizeof(int), (const void **)&pl->folds.link}};
+    size_t bytes = 0;
+    for (auto &x : t)
+        bytes += x.bytes;
+    CK(e, cudaMalloc(&pl->tables, bytes + 8));
+    char *to = (char *)pl->tables;
+    for (auto &x : t) {
+        if (x.bytes) CK(e, cudaMemcpy(to, x.from, x.bytes, cudaMemcpyHostToDevice));
+        *x.to = to;
+        to += x.bytes;
+    }
+    pl->folds.n = (int)fwd.size();
+    pl->folds_bwd.n = (int)bwd.size();
+    pl->folds_bwd.place = pl->folds.place;
+    pl->folds_bwd.link = pl->folds.link;
+    return DP_OK;
 }

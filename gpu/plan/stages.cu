@@ -59,7 +59,7 @@ static dp_status find(const dpg_plan *pl, const char *name, const Stage **out, d
     if (o->d.tok != DP_CHUNK && (st->kind == BY_TOKEN || st->kind == BY_CHUNK))
         return dpg_fail(e, DP_EINPUT, "stage %s: chunks hold %d tokens on this path, not %d", name,
                         o->d.tok, DP_CHUNK);
-    int nobody = st->kind == ELEMENT && pl->N == 1;
+    int nobody = st->kind == ELEMENT && pl->N == 1 && !pl->owned;
     if (st->slot >= 0 && !o->buf[st->slot].bytes && !nobody)
         return dpg_fail(e, DP_EINPUT, "stage %s is not kept on this path (options.keep)", name);
     *out = st;
@@ -85,9 +85,15 @@ dp_status dpg_stage_shape(const dpg_plan *pl, const char *name, int64_t dims[5],
     int rows = rows_of(pl, st), width = width_of(pl, st);
     int64_t chunk[] = {d.NT, d.HV, d.K, d.V}, state[] = {d.HV, d.K, is_m(st) ? d.K : d.V};
     int64_t token[] = {d.L, d.HV, rows, width}, plain[] = {d.L, d.HV, width};
-    int chunks = st->kind == BY_CHUNK, states = st->kind == ELEMENT || st->kind == STATE;
-    const int64_t *shape = chunks ? chunk : states ? state : rows > 1 ? token : plain;
-    *ndim = chunks || (!states && rows > 1) ? 4 : 3;
+    int64_t links[] = {pl->nlink, d.HV, d.K, is_m(st) ? d.K : d.V};
+    int chunks = st->kind == BY_CHUNK, states = st->kind == ELEMENT || st->kind == STATE,
+        linked = states && pl->owned;
+    const int64_t *shape = linked     ? links
+                           : chunks   ? chunk
+                           : states   ? state
+                           : rows > 1 ? token
+                                      : plain;
+    *ndim = linked || chunks || (!states && rows > 1) ? 4 : 3;
     memcpy(dims, shape, *ndim * sizeof *dims);
     return DP_OK;
 }
@@ -127,19 +133,25 @@ static void unslice(const dpg_plan *pl, const Buf &b, const void *raw, double *h
     }
 }
 
+/* States or elements of the rank: its own, or one of each link. */
+static int64_t entries(const dpg_plan *pl) { return pl->owned ? pl->nlink : 1; }
+
 /* H or M of elements (H, M). */
 static void part_of_element(const dpg_plan *pl, const Stage *st, const void *raw, double *host) {
     const Dims &d = pl->d;
     int row = st->slot == B_DHM ? dh_row(pl) : d.V + d.K;
     int from = is_m(st) ? d.V : 0, width = is_m(st) ? d.K : d.V;
-    for (int64_t r = 0; r < (int64_t)d.HV * d.K; r++)
+    for (int64_t r = 0; r < entries(pl) * d.HV * d.K; r++)
         for (int i = 0; i < width; i++)
             host[r * width + i] = word(raw, 0, r * row + from + i);
 }
 
 static void convert(const dpg_plan *pl, const Stage *st, const void *raw, double *host) {
     const Dims &d = pl->d;
-    int64_t n = st->kind == OUTPUT ? d.L * d.HV * d.V : (int64_t)d.HV * d.K * d.V;
+    int64_t state = (int64_t)d.HV * d.K * d.V,
+            n = st->kind == OUTPUT ? d.L * d.HV * d.V : entries(pl) * state;
+    /* the backward keeps its links' from the last on */
+    int turned = pl->owned && st->slot == B_DSOUT;
     if (st->kind == BY_TOKEN)
         untile(pl, st, raw, host);
     else if (st->kind == BY_CHUNK)
@@ -148,7 +160,8 @@ static void convert(const dpg_plan *pl, const Stage *st, const void *raw, double
         part_of_element(pl, st, raw, host);
     else
         for (int64_t i = 0; i < n; i++)
-            host[i] = word(raw, st->kind == OUTPUT && d.o_bf16, i);
+            host[i] = word(raw, st->kind == OUTPUT && d.o_bf16,
+                           turned ? (pl->nlink - 1 - i / state) * state + i % state : i);
 }
 
 dp_status dpg_stage_read(const dpg_plan *pl, const dpg_tensors *t, const void *ws, const char *name,
@@ -158,9 +171,11 @@ dp_status dpg_stage_read(const dpg_plan *pl, const dpg_tensors *t, const void *w
     pl = owner(pl, st);
     const Dims &d = pl->d;
     /* zeros where nobody asks for it */
-    int none = pl->N == 1 || (st->slot == B_HM && (is_m(st) ? !pl->needs_m : pl->is_last));
+    int none = pl->owned
+                   ? !pl->nlink
+                   : pl->N == 1 || (st->slot == B_HM && (is_m(st) ? !pl->needs_m : pl->is_last));
     if ((st->kind == ELEMENT || st->kind == STATE) && none) {
-        memset(host, 0, sizeof *host * d.HV * d.K * (is_m(st) ? d.K : d.V));
+        memset(host, 0, sizeof *host * entries(pl) * d.HV * d.K * (is_m(st) ? d.K : d.V));
         return DP_OK;
     }
     int output = st->kind == OUTPUT;

@@ -1,6 +1,9 @@
 /* gpu/plan/steps.cu - the order of the stages, forward and backward, and where ranks meet. */
 #include "plan/paths.cuh"
 
+/* A stage over the rank's tokens, if it has any. */
+static dp_status over_tokens(step_fn f, const Call &c) { return c.p->d.NT ? f(c) : DP_OK; }
+
 /* ---- forward --------------------------------------------------------------------------------- */
 
 /* (M, H) of the last local sub-sequence as the uniform element of math.md g.3: (0, 0) if no later
@@ -18,6 +21,19 @@ static dp_status pre_process(const Call &c) {
     return pl->needs_m && dense ? chain_pre_m(c) : DP_OK;
 }
 
+/* (M, H) of the links, zeros where nobody reads them. */
+static dp_status pre_process_links(const Call &c) {
+    dpg_plan *pl = c.p;
+    size_t each = pl->buf[B_HM].bytes / pl->slots;
+    char *hm = (char *)at<float>(c, B_HM);
+    for (int i = 0; i < pl->slots; i++)
+        if (i >= pl->nlink || !link_needs_m(pl->links_h[i]))
+            CK(c.e, cudaMemsetAsync(hm + i * each, 0, each, c.s));
+    if (pl->npre) TRY(pl->path->pre(c));
+    int dense = pl->opt.chain_how == DPG_CHAIN_DENSE && !pl->path->makes_m;
+    return dense ? chain_links_m(c) : DP_OK;
+}
+
 /* What the backward cannot recompute without the other ranks: S_in, and the M of the ranks that its
  * merge multiplies by (through windows they come later). */
 static dp_status save(const Call &c) {
@@ -31,7 +47,9 @@ static dp_status save(const Call &c) {
        cudaMemcpyAsync(c.t->saved, at<float>(c, B_SIN), states, cudaMemcpyDeviceToDevice, c.s));
     if (!pl->saved_ms || pl->window.mine) return DP_OK;
     size_t word = sizeof(float), row = word * (d.V + d.K), rows = pl->saved_ms * d.HV * d.K;
-    const float *m = at<float>(c, B_HMALL) + (size_t)(pl->rank + 1) * d.HV * d.K * (d.V + d.K);
+    const float *m =
+        pl->owned ? gathered(c, B_HM, B_HMALL)
+                  : at<float>(c, B_HMALL) + (size_t)(pl->rank + 1) * d.HV * d.K * (d.V + d.K);
     CK(c.e, cudaMemcpy2DAsync((char *)c.t->saved + states, word * d.K, m + d.V, row, word * d.K,
                               rows, cudaMemcpyDeviceToDevice, c.s));
     return DP_OK;
@@ -40,7 +58,7 @@ static dp_status save(const Call &c) {
 /* From (M, H) of this rank to the states that it starts from. */
 static dp_status exchange(const Call &c, dpg_comm *comm, int steps) {
     dpg_plan *pl = c.p;
-    if (steps & DPG_STEP_PRE) TRY(pre_process(c));
+    if (steps & DPG_STEP_PRE) TRY(pl->owned ? pre_process_links(c) : pre_process(c));
     if (steps & (DPG_STEP_PRE | DPG_STEP_COMPOSE) && (pl->nseg > 1 || pl->window.mine))
         TRY(chain_compose(c));
     if (pl->window.mine && steps & DPG_STEP_GATHER)
@@ -49,7 +67,7 @@ static dp_status exchange(const Call &c, dpg_comm *comm, int steps) {
         TRY(comm->all_gather(comm, at<float>(c, B_HM), at<float>(c, B_HMALL),
                              pl->buf[B_HM].bytes / 4, c.s, c.e));
     if (!(steps & DPG_STEP_MERGE)) return DP_OK;
-    TRY(chain_merge(c));
+    TRY(pl->owned ? chain_fold(c) : chain_merge(c));
     return save(c);
 }
 
@@ -58,10 +76,10 @@ dp_status dpg_forward_steps(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_co
     Call c = {pl, t, NULL, ws, (cudaStream_t)stream, e};
     if (pl->N > 1 && !comm)
         return dpg_fail(e, DP_EINPUT, "dpg_forward: %d ranks and no communicator", pl->N);
-    if (steps & DPG_STEP_CHUNKS) TRY(pl->path->chunks(c));
-    if (pl->N > 1 || pl->nseg > 1) TRY(exchange(c, comm, steps));
+    if (steps & DPG_STEP_CHUNKS) TRY(over_tokens(pl->path->chunks, c));
+    if (pl->N > 1 || pl->nseg > 1 || pl->owned) TRY(exchange(c, comm, steps));
     if (steps & DPG_STEP_STATE) {
-        TRY(pl->path->state(c));
+        TRY(over_tokens(pl->path->state, c));
         pl->left_in = ws;
     }
     return pl->window.mine && steps & DPG_STEP_STATE ? window_keep(c) : DP_OK;
@@ -92,7 +110,11 @@ static dp_status restore(const Call &c) {
 static dp_status pre_process_bwd(const Call &c) {
     const dpg_plan *b = c.p;
     float *dhm = at<float>(c, B_DHM);
-    if (b->N > 1) CK(c.e, cudaMemsetAsync(dhm, 0, b->buf[B_DHM].bytes, c.s));
+    if (b->N > 1 || b->owned) CK(c.e, cudaMemsetAsync(dhm, 0, b->buf[B_DHM].bytes, c.s));
+    if (b->owned) {
+        if (b->nbwd) TRY(b->path->bwd_pre(c));
+        return b->opt.send_dh_only ? DP_OK : chain_links_dm(c);
+    }
     if (b->is_first && b->parts == 1) return DP_OK;
     TRY(b->path->bwd_pre(c));
     if (b->parts > 1 && !b->is_first) TRY(chain_compose_bwd(c));
@@ -126,9 +148,10 @@ static dp_status join(const Call &c) {
 static dp_status finish(const Call &c, dpg_comm *comm) {
     const dpg_plan *b = c.p;
     Call side = beside(c);
-    TRY(b->path->bwd_sums(c));
+    if (!b->d.NT) CK(c.e, cudaMemsetAsync(at<float>(c, B_GSUM), 0, b->buf[B_GSUM].bytes, c.s));
+    TRY(over_tokens(b->path->bwd_sums, c));
     TRY(fork(c));
-    TRY(b->path->bwd_norm(c));
+    TRY(over_tokens(b->path->bwd_norm, c));
     if (!c.g->dA_log && !c.g->ddt_bias) return DP_OK;
     if (b->N > 1)
         TRY(comm->all_gather(comm, at<float>(c, B_GSUM), at<float>(c, B_GALL),
@@ -143,6 +166,7 @@ static dp_status exchange_bwd(const Call &side, dpg_comm *comm, int steps) {
     if (steps & DPG_BWD_GATHER && b->N > 1)
         TRY(comm->all_gather(comm, at<float>(side, B_DHM), at<float>(side, B_DHMALL),
                              b->buf[B_DHM].bytes / 4, side.s, side.e));
+    if (b->owned) return steps & DPG_BWD_MERGE ? chain_fold_bwd(side) : DP_OK;
     return steps & DPG_BWD_MERGE && (!b->is_last || b->parts > 1) ? chain_merge_bwd(side) : DP_OK;
 }
 
@@ -151,17 +175,17 @@ static dp_status backward_steps(const Call &c, dpg_comm *comm, int steps) {
     int recompute = steps & DPG_BWD_RECOMPUTE && !saves_all(b);
     if (recompute) {
         TRY(restore(c));
-        TRY(b->path->bwd_chunks(c));
+        TRY(over_tokens(b->path->bwd_chunks, c));
     }
-    if (steps & DPG_BWD_DAV) TRY(b->path->bwd_dv_local(c));
-    if (steps & DPG_BWD_PRE && (b->N > 1 || b->parts > 1)) TRY(pre_process_bwd(c));
+    if (steps & DPG_BWD_DAV) TRY(over_tokens(b->path->bwd_dv_local, c));
+    if (steps & DPG_BWD_PRE && (b->N > 1 || b->parts > 1 || b->owned)) TRY(pre_process_bwd(c));
     TRY(fork(c));
     /* enqueued before a gather, at which host threads meet */
-    if (recompute) TRY(b->path->bwd_states(c));
+    if (recompute) TRY(over_tokens(b->path->bwd_states, c));
     TRY(exchange_bwd(beside(c), comm, steps));
     TRY(join(c));
-    if (steps & DPG_BWD_STATE) TRY(b->path->bwd_state(c));
-    if (steps & DPG_BWD_INTRA) TRY(b->path->bwd_intra(c));
+    if (steps & DPG_BWD_STATE) TRY(over_tokens(b->path->bwd_state, c));
+    if (steps & DPG_BWD_INTRA) TRY(over_tokens(b->path->bwd_intra, c));
     return steps & DPG_BWD_GATE ? finish(c, comm) : DP_OK;
 }
 

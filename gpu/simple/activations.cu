@@ -70,15 +70,17 @@ __global__ void k_gate_bwd(Dims d, dpg_tensors t, dpg_grads g, BwdArgs a) {
     }
 }
 
-/* Sums over the rank's chunks in order, dA_log over the channels too: gsum [HV], [HV][Kg]. One
- * block a value head. */
-__global__ void k_gate_sum(Dims d, const float *part, float *gsum) {
+/* Sums over a run of chunks in order, dA_log over the channels too: gsum [HV], [HV][Kg]. One block
+ * a run and value head. */
+__global__ void k_gate_sum(Dims d, int run0, const float *part, float *gsum) {
     __shared__ double sum[256];
     int hv = blockIdx.x;
+    Seq run = d.seq[run0 + blockIdx.y];
+    gsum += (int64_t)blockIdx.y * d.HV * (1 + d.Kg);
     for (int k = threadIdx.x; k < d.Kg; k += blockDim.x) {
         double b = 0;
         sum[k] = 0;
-        for (int c = 0; c < d.NT; c++) {
+        for (int c = run.c0; c < run.c1; c++) {
             const float *p = part + ((int64_t)c * d.HV + hv) * 2 * d.Kg + k;
             sum[k] += p[0];
             b += p[d.Kg];
@@ -106,7 +108,8 @@ dp_status simple_sums(const Call &c) {
     BwdArgs a = bwd_args(c);
     k_gate_bwd<<<tile_count(c.p), THREADS, 0, c.s>>>(d, *c.t, *c.g, a);
     CK_LAUNCH(c.e, "k_gate_bwd");
-    k_gate_sum<<<(unsigned)d.HV, THREADS, 0, c.s>>>(d, a.part, at<float>(c, B_GSUM));
+    k_gate_sum<<<dim3((unsigned)d.HV, (unsigned)c.p->nrun), THREADS, 0, c.s>>>(
+        d, c.p->run0, a.part, at<float>(c, B_GSUM));
     CK_LAUNCH(c.e, "k_gate_sum");
     return DP_OK;
 }

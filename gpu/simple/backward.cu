@@ -40,11 +40,11 @@ __global__ void k_dv_local(Dims d, dpg_grads g, BwdArgs a) {
  * reads the undecayed dS ---- */
 
 struct StateBwdArgs {
-    /* [Nseq][HV][K][V] by global sequence, [HV][K][V]; NULL: zeros */
+    /* [Nseq][HV][K][V] by global sequence, [links][HV][K][V] from the last on; NULL: zeros */
     const float *dfinal, *dsout;
     /* each may be NULL; dhm: columns 0..V-1 of rows of `row` words */
     float *dh, *dv_new, *ds0, *dhm;
-    int row;
+    int row, seq0, links;
 };
 
 #define VB 16
@@ -53,11 +53,12 @@ __global__ void k_state_bwd(Dims d, dpg_grads g, BwdArgs b, StateBwdArgs a) {
     extern __shared__ float smem[];
     float *S = smem, *X = S + d.K * VB, *D = X + d.n * VB;
     int v0 = blockIdx.x % (d.V / VB) * VB, hv = blockIdx.x / (d.V / VB) % d.HV,
-        sq = blockIdx.x / (d.V / VB) / d.HV + (FAULT(LAST_SUBSEQ) && a.dhm ? d.nseq - 1 : 0);
+        sq = a.seq0 + blockIdx.x / (d.V / VB) / d.HV +
+             (FAULT(LAST_SUBSEQ) && a.dhm ? d.nseq - 1 : 0);
     Seq seq = d.seq[sq];
     const float *init =
         seq.ends  ? (a.dfinal ? a.dfinal + ((int64_t)seq.gseq * d.HV + hv) * d.K * d.V : NULL)
-        : a.dsout ? a.dsout + (int64_t)hv * d.K * d.V
+        : a.dsout ? a.dsout + ((int64_t)(a.links - 1 - seq.part) * d.HV + hv) * d.K * d.V
                   : NULL;
     for (int x = threadIdx.x; x < d.K * VB; x += THREADS)
         S[x] = init ? init[x / VB * d.V + v0 + x % VB] : 0.f;
@@ -98,7 +99,7 @@ __global__ void k_state_bwd(Dims d, dpg_grads g, BwdArgs b, StateBwdArgs a) {
         int k = x / VB, v = v0 + x % VB;
         if (a.ds0 && seq.starts)
             a.ds0[(((int64_t)seq.gseq * d.HV + hv) * d.K + k) * d.V + v] = S[x];
-        if (a.dhm) a.dhm[((int64_t)hv * d.K + k) * a.row + v] = S[x];
+        if (a.dhm) a.dhm[(((int64_t)seq.part * d.HV + hv) * d.K + k) * a.row + v] = S[x];
     }
 }
 
@@ -375,13 +376,15 @@ static dp_status pre(const Call &c) {
     a.dfinal = c.g->dfinal_state;
     a.dhm = at<float>(c, B_DHM);
     a.row = dh_row(c.p);
-    return launch_state(c, a, 1);
+    a.seq0 = c.p->bwd0;
+    return launch_state(c, a, c.p->nbwd);
 }
 
 static dp_status state(const Call &c) {
     StateBwdArgs a = {};
     a.dfinal = c.g->dfinal_state;
     a.dsout = at<float>(c, B_DSOUT);
+    a.links = state_parts(c.p);
     a.dh = at<float>(c, B_DH);
     a.dv_new = at<float>(c, B_DV_NEW);
     a.ds0 = c.g->ds0;

@@ -155,7 +155,7 @@ __global__ void k_wy(Dims d, dpg_tensors t, const float *gcum, const float *beta
 }
 
 struct StateArgs {
-    /* s0 [Nseq][HV][K][V] by global sequence, sin [HV][K][V] */
+    /* s0 [Nseq][HV][K][V] by global sequence, sin [links][HV][K][V] */
     const float *w, *u, *kg, *eC, *s0, *sin;
     float *h, *v_new, *final_state, *hm; /* each may be NULL */
     int seq0;                            /* first local sub-sequence of the launch */
@@ -170,10 +170,10 @@ __global__ void k_state(Dims d, StateArgs a) {
     int vb = blockIdx.x % (d.V / VB), hv = blockIdx.x / (d.V / VB) % d.HV,
         sq = a.seq0 + blockIdx.x / (d.V / VB) / d.HV;
     Seq seq = d.seq[sq];
-    const float *init = seq.starts
-                            ? (a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * d.K * d.V : NULL)
-                        : a.sin ? a.sin + (int64_t)hv * d.K * d.V
-                                : NULL;
+    const float *init =
+        seq.starts ? (a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * d.K * d.V : NULL)
+        : a.sin    ? a.sin + ((int64_t)(FAULT(LINK_FIRST) ? 0 : seq.part) * d.HV + hv) * d.K * d.V
+                   : NULL;
     for (int x = threadIdx.x; x < d.K * VB; x += blockDim.x)
         S[x] = init ? init[x / VB * d.V + vb * VB + x % VB] : 0.f;
     __syncthreads();
@@ -207,7 +207,7 @@ __global__ void k_state(Dims d, StateArgs a) {
         int k = x / VB, v = vb * VB + x % VB;
         if (a.final_state && seq.ends)
             a.final_state[(((int64_t)seq.gseq * d.HV + hv) * d.K + k) * d.V + v] = S[x];
-        if (a.hm) a.hm[((int64_t)hv * d.K + k) * (d.V + d.K) + v] = S[x];
+        if (a.hm) a.hm[(((int64_t)seq.part * d.HV + hv) * d.K + k) * (d.V + d.K) + v] = S[x];
     }
 }
 
@@ -270,8 +270,8 @@ static dp_status launch_state(const Call &c, StateArgs a, int nseq) {
 dp_status simple_pre_h(const Call &c) {
     StateArgs a = state_args(c);
     a.hm = at<float>(c, B_HM);
-    a.seq0 = FAULT(FIRST_SUBSEQ) ? 0 : c.p->d.nseq - 1;
-    return launch_state(c, a, 1);
+    a.seq0 = FAULT(FIRST_SUBSEQ) ? 0 : c.p->pre0;
+    return launch_state(c, a, c.p->npre);
 }
 
 dp_status simple_states(const Call &c) {

@@ -4,7 +4,7 @@
 #include "token/token.cuh"
 
 struct StateArgs {
-    /* s0 [Nseq][HV][K][V] by global sequence, sin [HV][K][V]; NULL: zeros */
+    /* s0 [Nseq][HV][K][V] by global sequence, sin [links][HV][K][V]; NULL: zeros */
     const float *s0, *sin;
     float *h, *final_state, *hm; /* each may be NULL; hm: rows of V + K words */
     void *o;
@@ -20,7 +20,7 @@ __device__ __forceinline__ Column first_state(const Dims &d, const StateArgs &z,
         return s;
     }
     const float *from = seq.starts ? z.s0 : z.sin;
-    int64_t state = (int64_t)(seq.starts ? seq.gseq : 0) * d.HV + hv;
+    int64_t state = (int64_t)(seq.starts ? seq.gseq : seq.part) * d.HV + hv;
     return from ? column(from + state * d.K * d.V + col, d.K, d.V) : s;
 }
 
@@ -44,7 +44,8 @@ __global__ void k_token_state(Dims d, Token a, StateArgs z) {
     }
     if (z.final_state && seq.ends)
         store(s, z.final_state + ((int64_t)seq.gseq * d.HV + hv) * d.K * d.V + col, d.K, d.V);
-    if (z.hm) store(s, z.hm + (int64_t)hv * d.K * (d.V + d.K) + col, d.K, d.V + d.K);
+    int64_t link = (int64_t)seq.part * d.HV + hv;
+    if (z.hm) store(s, z.hm + link * d.K * (d.V + d.K) + col, d.K, d.V + d.K);
 }
 
 static dp_status launch(const Call &c, const StateArgs &z) {
@@ -60,8 +61,8 @@ static dp_status pre(const Call &c) {
     StateArgs z = {};
     z.s0 = c.t->s0;
     z.hm = at<float>(c, B_HM);
-    z.seq0 = d.nseq - 1;
-    z.nseq = 1;
+    z.seq0 = c.p->pre0;
+    z.nseq = c.p->npre;
     z.columns = d.V + (c.p->needs_m ? d.K : 0);
     return launch(c, z);
 }

@@ -32,6 +32,7 @@ typedef struct {
     unsigned by_default : 1; /* runs where no --backend is given */
     unsigned unsaid : 1;     /* an ID does not say it */
     unsigned on_cpu : 1;     /* many cases may run side by side */
+    unsigned owns : 1;       /* ranks may own tokens in any way (ref/vocabulary/own.h) */
 } dp_backend_traits;
 extern const dp_backend_traits dp_backends[DP_NBACKENDS];
 

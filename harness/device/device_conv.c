@@ -4,6 +4,7 @@
 #ifdef DP_HAVE_CUDA
 #include "apart_rank.h"
 #include "device_apart.h"
+#include "device_own.h"
 #include "device_procs.h"
 #include "device_ranks.h"
 #include "gpu/dp_conv.h"
@@ -17,6 +18,7 @@ typedef struct {
     int parts, bf16, N;
     dp_conv_result *const *out;
     dpg_conv *plan;
+    dp_own_table own; /* who owns which tokens */
 } conv_job;
 
 /* x and y and their gradients are in the format of the job, parameters and theirs in fp32. */
@@ -39,9 +41,12 @@ static dp_status part_up(conv_job *j, int i, int64_t L, dpg_conv_tensors *t) {
     for (int k = 0; k < DP_CONV_NINPUTS && !st; k++) {
         const dp_tensor_field *f = &dp_conv_input_fields[k];
         const int64_t n = dp_conv_count(c, f, L);
-        const double *x = *dp_conv_input_at((dp_conv *)c, k);
-        if (x && f->kind == DP_OF_TOKENS) x += j->rank.dev.rank * n;
-        st = dp_device_upload(&j->rank.dev, x, n, dtype_of(j, f), in[k]);
+        double *x = *dp_conv_input_at((dp_conv *)c, k), *own = NULL;
+        if (x && f->kind == DP_OF_TOKENS)
+            dp_own_copy(&j->own, j->rank.dev.rank, dp_conv_count(c, f, 1), x, own = dp_doubles(n),
+                        0);
+        st = dp_device_upload(&j->rank.dev, own ? own : x, n, dtype_of(j, f), in[k]);
+        free(own);
     }
     for (int k = 0; k < DP_CONV_NRESULTS && !st; k++) {
         const dp_tensor_field *f = &dp_conv_result_fields[k];
@@ -62,8 +67,10 @@ static dp_status part_down(conv_job *j, int i, int64_t L, const dpg_conv_tensors
         const int tokens = f->kind == DP_OF_TOKENS;
         const int64_t n = dp_conv_count(c, f, L);
         if (!dp_conv_result_exists(c, k) || (!tokens && rank)) continue;
-        st = dp_device_download(&j->rank.dev, from[k], n, dtype_of(j, f),
-                                *dp_conv_result_at(j->out[i], k) + (tokens ? rank * n : 0));
+        double *x = *dp_conv_result_at(j->out[i], k), *own = tokens ? dp_doubles(n) : NULL;
+        st = dp_device_download(&j->rank.dev, from[k], n, dtype_of(j, f), own ? own : x);
+        if (own && !st) dp_own_copy(&j->own, rank, dp_conv_count(c, f, 1), x, own, 1);
+        free(own);
     }
     return st;
 }
@@ -80,6 +87,8 @@ static dp_status run_job(void *job) {
                           .Nseq = c->Nseq,
                           .cu = c->cu,
                           .dtype = j->bf16 ? DPG_BF16 : DPG_F32};
+    j->own = dp_own_table_of(c->own, c->T, j->N);
+    p.own = dp_own_for_kernels(&j->own, c->own);
     dpg_conv_tensors t[DPG_CONV_PARTS] = {0};
     void *ws;
     for (int i = 0; i < j->parts; i++)
@@ -104,7 +113,11 @@ static dp_status run_job(void *job) {
     return st;
 }
 
-static void end_job(void *job) { dpg_conv_destroy(((conv_job *)job)->plan); }
+static void end_job(void *job) {
+    conv_job *j = job;
+    dpg_conv_destroy(j->plan);
+    dp_own_table_free(&j->own);
+}
 
 /* Copies that processes see, and back. */
 static const dp_conv *share_part(const dp_conv *c) {
@@ -143,15 +156,25 @@ typedef struct {
     dp_conv c[DPG_CONV_PARTS];
 } conv_order;
 
-/* The tokens of a rank in a tensor of all, or all of it where it is none of tokens. */
-static double *own_of(double *x, const dp_conv *c, const dp_tensor_field *f, int N, int rank,
-                      int64_t *n) {
-    *n = dp_conv_count(c, f, f->kind == DP_OF_TOKENS ? c->T / N : c->T);
-    return f->kind == DP_OF_TOKENS ? x + rank * *n : x;
+/* A tensor to process `to`, or from it: the tokens of a rank, or all of it where it is none of
+ * tokens. */
+static void pass(double *x, const dp_conv *c, const dp_tensor_field *f, int N, int rank, int other,
+                 int give) {
+    dp_own_table t = dp_own_table_of(c->own, c->T, N);
+    const int tokens = f->kind == DP_OF_TOKENS;
+    const int64_t each = dp_conv_count(c, f, 1), n = tokens ? dp_own_tokens(&t, rank) * each : each;
+    double *own = tokens ? dp_doubles(n) : x;
+    if (tokens && give) dp_own_copy(&t, rank, each, x, own, 0);
+    if (give)
+        dp_mpi_send_numbers(other, own, n);
+    else
+        dp_mpi_receive_numbers(other, own, n, f->name);
+    if (tokens && !give) dp_own_copy(&t, rank, each, x, own, 1);
+    if (tokens) free(own);
+    dp_own_table_free(&t);
 }
 
 static void send_conv(conv_order *o, const dp_conv *const *c, int r) {
-    int64_t n;
     for (int i = 0; i < o->parts; i++)
         o->c[i] = *c[i];
     dp_mpi_send(r, DP_MPI_JOB, o, sizeof *o);
@@ -159,37 +182,28 @@ static void send_conv(conv_order *o, const dp_conv *const *c, int r) {
     for (int i = 0; i < o->parts; i++)
         for (int k = 0; k < DP_CONV_NINPUTS; k++) {
             double *x = *dp_conv_input_at(&o->c[i], k);
-            if (x) x = own_of(x, c[i], &dp_conv_input_fields[k], o->ticket.N, r, &n);
-            if (x) dp_mpi_send_numbers(r, x, n);
+            if (x) pass(x, c[i], &dp_conv_input_fields[k], o->ticket.N, r, r, 1);
         }
 }
 
 /* As large as all ranks', with the tokens of this one. */
 static void receive_conv(dp_conv *c, int64_t *cu, int N) {
-    int64_t n;
     c->cu = cu;
     for (int k = 0; k < DP_CONV_NINPUTS; k++) {
         const dp_tensor_field *f = &dp_conv_input_fields[k];
         double **x = dp_conv_input_at(c, k);
         if (!*x) continue;
         *x = dp_doubles(dp_conv_count(c, f, c->T));
-        double *own = own_of(*x, c, f, N, dp_mpi_rank(), &n);
-        dp_mpi_receive_numbers(0, own, n, f->name);
+        pass(*x, c, f, N, dp_mpi_rank(), 0, 0);
     }
 }
 
 /* Results of tokens go from one to another; sums are the same on all. */
 static void each_result(const dp_conv *c, dp_conv_result *r, int N, int rank, int give) {
-    int64_t n;
     for (int k = 0; k < DP_CONV_NRESULTS; k++) {
         const dp_tensor_field *f = &dp_conv_result_fields[k];
         double *x = *dp_conv_result_at(r, k);
-        if (!x || f->kind != DP_OF_TOKENS) continue;
-        x = own_of(x, c, f, N, rank, &n);
-        if (give)
-            dp_mpi_send_numbers(0, x, n);
-        else
-            dp_mpi_receive_numbers(rank, x, n, "the results");
+        if (x && f->kind == DP_OF_TOKENS) pass(x, c, f, N, rank, give ? 0 : rank, give);
     }
 }
 
@@ -242,6 +256,7 @@ static dp_status run_apart(const dp_conv *const *c, int parts, int bf16, int N,
 
 dp_status dp_cuda_conv_parts(const dp_conv *const *c, int parts, int bf16, int N, dp_backend b,
                              dp_conv_result *const *r, dp_err *e) {
+    if (c[0]->own.kind) N = c[0]->own.ranks;
     if (dp_cuda_apart(b)) return run_apart(c, parts, bf16, N, r, e);
     const int procs = dp_cuda_processes(b, N);
     conv_job *job = dp_ranks_alloc(procs, N, sizeof *job);

@@ -30,6 +30,8 @@ typedef struct {
 /* One rank of a run, all alike but for the rank: q, its results and whatever processes share are
  * borrowed. */
 dp_rank_job dp_rank_job_of(const dp_problem *q, const dp_cuda_how *how, dp_cuda_result *out);
+/* The plan of a rank, with the table of who owns what. */
+dp_status dp_rank_job_plan(const dp_rank_job *j, int rank, dpg_plan **plan, dp_err *e);
 /* DP_EINPUT: the kernels do not take it. Costs no communicator. */
 dp_status dp_rank_job_try(const dp_rank_job *one, dp_err *e);
 /* What all ranks have noted, into out; their dA_log and ddt_bias, which every rank must hold alike,

@@ -1,12 +1,22 @@
 /* One rank on a device: inputs up, forward, backward, results and stages down (device_job.h). */
 #ifdef DP_HAVE_CUDA
 #include "device_job.h"
+#include "device_own.h"
 #include "ref/vocabulary/context.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
-/* States [Nseq][HV][K][V] of the sequences that end (or start) on this rank. */
+/* The parts that this rank owns. */
+typedef struct {
+    int n;
+    int64_t L; /* tokens of all */
+    dp_context *part;
+    dp_own_table table;
+} dp_rank_tokens;
+
+/* States [Nseq][HV][K][V] of the sequences that end (or start) in a part of this rank. */
 static dp_status download_states(dp_rank_job *j, const dp_context *c, const float *dev, int starts,
                                  double *to) {
     const dp_problem *p = j->p;
@@ -19,40 +29,52 @@ static dp_status download_states(dp_rank_job *j, const dp_context *c, const floa
     }
     return st;
 }
+static dp_status states_down(dp_rank_job *j, const dp_rank_tokens *x, const float *dev, int starts,
+                             double *to) {
+    dp_status st = DP_OK;
+    for (int i = 0; i < x->n && !st; i++)
+        st = download_states(j, &x->part[i], dev, starts, to);
+    return st;
+}
 
-static dp_status read_stage(dp_rank_job *j, const dpg_tensors *t, const void *ws, int which) {
+/* What a part has of the tensors that ranks exchange. */
+static int has_m(const dp_context *c) {
+    return c->N > 1 && c->nlocal == 1 && !c->is_first && !c->is_last;
+}
+static int before(const dp_context *c) { return !c->is_first; }
+static int behind(const dp_context *c) { return !c->is_last; }
+
+/* One of them, of the parts that have it. */
+static dp_status read_stage(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tensors *t,
+                            const void *ws, int which, int has(const dp_context *)) {
     const int HV = j->p->HV;
     const int64_t each = dp_rank_width(j->p, which);
-    double **slot = j->out->rank[which];
-    double *x = dp_doubles(each * HV);
-    const dp_status st = dpg_stage_read(j->plan, t, ws, dp_rank_name(which), x, &j->rank.dev.err);
-    for (int hv = 0; hv < HV && !st; hv++)
-        slot[j->rank.dev.rank * HV + hv] =
-            (j->shared ? dp_procs_copy : dp_copy)(x + hv * each, each);
-    free(x);
+    int any = 0;
+    for (int i = 0; i < x->n; i++)
+        any |= has(&x->part[i]);
+    if (!any) return DP_OK;
+    double **slot = j->out->rank[which], *all = dp_doubles(x->n * each * HV);
+    const dp_status st = dpg_stage_read(j->plan, t, ws, dp_rank_name(which), all, &j->rank.dev.err);
+    for (int i = 0; i < x->n * HV && !st; i++)
+        if (has(&x->part[i / HV]))
+            slot[x->part[i / HV].rank * HV + i % HV] =
+                (j->shared ? dp_procs_copy : dp_copy)(all + i * each, each);
+    free(all);
     return st;
 }
 
-static dp_status read_forward(dp_rank_job *j, const dp_context *c, const dpg_tensors *t,
+static dp_status read_forward(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tensors *t,
                               const void *ws) {
-    const dp_problem *p = j->p;
-    dp_status st = DP_OK;
-    if (j->N > 1 && c->nlocal == 1 && !c->is_first && !c->is_last)
-        st = read_stage(j, t, ws, DP_RANK_M);
-    if (!st && !c->is_last && !p->s0) st = read_stage(j, t, ws, DP_RANK_H);
-    if (!st && !c->is_first) st = read_stage(j, t, ws, DP_RANK_S_IN);
-    return st;
+    dp_status st = read_stage(j, x, t, ws, DP_RANK_M, has_m);
+    if (!st && !j->p->s0) st = read_stage(j, x, t, ws, DP_RANK_H, behind);
+    return st ? st : read_stage(j, x, t, ws, DP_RANK_S_IN, before);
 }
 
-static dp_status read_backward(dp_rank_job *j, const dp_context *c, const dpg_tensors *t,
+static dp_status read_backward(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tensors *t,
                                const void *ws) {
-    const dp_problem *p = j->p;
-    dp_status st = DP_OK;
-    if (j->N > 1 && c->nlocal == 1 && !c->is_first && !c->is_last && !j->opt.send_dh_only)
-        st = read_stage(j, t, ws, DP_RANK_DM);
-    if (!st && !c->is_first && !p->dstate) st = read_stage(j, t, ws, DP_RANK_DH);
-    if (!st && !c->is_last) st = read_stage(j, t, ws, DP_RANK_DS_OUT);
-    return st;
+    dp_status st = j->opt.send_dh_only ? DP_OK : read_stage(j, x, t, ws, DP_RANK_DM, has_m);
+    if (!st && !j->p->dstate) st = read_stage(j, x, t, ws, DP_RANK_DH, before);
+    return st ? st : read_stage(j, x, t, ws, DP_RANK_DS_OUT, behind);
 }
 
 static dp_status finish(dp_rank_job *j, cudaStream_t stream) {
@@ -74,7 +96,8 @@ static dp_status forward_in_turn(dp_rank_job *j, const dpg_tensors *t, void *ws)
     dp_status st = dpg_plan_connect(j->plan, j->rank.comm, &j->rank.dev.err);
     if (!st && !dpg_plan_connected(j->plan))
         st = dp_fail(&j->rank.dev.err, DP_EINPUT,
-                     j->rank.comm->in_order && j->opt.send_dh_only
+                     j->p->own.kind ? "windows: of ranks that own T / N tokens each"
+                     : j->rank.comm->in_order && j->opt.send_dh_only
                          ? "windows: ranks that share a device cannot keep M of later ranks"
                          : "windows: the ranks' devices do not reach each other's memory");
     while (!st && o->turn < j->rank.dev.rank && !o->failed)
@@ -93,36 +116,42 @@ typedef struct {
     void **dev;
 } token_result;
 
-static dp_status make_blank(dp_rank_job *j, const dp_context *c, const token_result *t, int n) {
+static dp_status make_blank(dp_rank_job *j, const dp_rank_tokens *x, const token_result *t, int n) {
     dp_status st = DP_OK;
     for (int i = 0; i < n && !st; i++) {
         int64_t rows, width;
         dp_result_shape(j->p, t[i].id, &rows, &width);
-        st = dp_device_blank(&j->rank.dev, rows / j->p->T * width * c->L, t[i].d, t[i].dev);
+        st = dp_device_blank(&j->rank.dev, rows / j->p->T * width * x->L, t[i].d, t[i].dev);
     }
     return st;
 }
 
-static dp_status fetch(dp_rank_job *j, const dp_context *c, const token_result *t, int n) {
+static dp_status fetch(dp_rank_job *j, const dp_rank_tokens *x, const token_result *t, int n) {
     dp_status st = DP_OK;
     for (int i = 0; i < n && !st; i++) {
         int64_t rows, width;
         dp_result_shape(j->p, t[i].id, &rows, &width);
         const int64_t each = rows / j->p->T * width;
-        st = dp_device_download(&j->rank.dev, *t[i].dev, each * c->L, t[i].d,
-                                *dp_result_at(&j->out->out, t[i].id) + c->a * each);
+        double *own = dp_doubles(each * x->L), *all = *dp_result_at(&j->out->out, t[i].id);
+        st = dp_device_download(&j->rank.dev, *t[i].dev, each * x->L, t[i].d, own);
+        if (!st) dp_own_copy(&x->table, j->rank.dev.rank, each, all, own, 1);
+        free(own);
     }
     return st;
 }
 
-/* An input: this rank's tokens of it, or all of it. */
-static dp_status send(dp_rank_job *j, const dp_context *c, dp_input_id id, dpg_dtype d,
+/* An input: this rank's tokens of it, part after part, or all of it. */
+static dp_status send(dp_rank_job *j, const dp_rank_tokens *x, dp_input_id id, dpg_dtype d,
                       const void **dev) {
-    const int tokens = dp_input_fields[id].kind == DP_OF_TOKENS;
     const int64_t each = dp_input_width(j->p, id);
-    const double *x = dp_input_of(j->p, id);
-    return dp_device_upload(&j->rank.dev, x && tokens ? x + c->a * each : x,
-                            tokens ? c->L * each : dp_input_count(j->p, id), d, dev);
+    double *all = *dp_input_at((dp_problem *)j->p, id);
+    if (!all || dp_input_fields[id].kind != DP_OF_TOKENS)
+        return dp_device_upload(&j->rank.dev, all, dp_input_count(j->p, id), d, dev);
+    double *own = dp_doubles(each * x->L);
+    dp_own_copy(&x->table, j->rank.dev.rank, each, all, own, 0);
+    const dp_status st = dp_device_upload(&j->rank.dev, own, each * x->L, d, dev);
+    free(own);
+    return st;
 }
 
 #define COUNT(LIST) ((int)(sizeof(LIST) / sizeof *(LIST)))
@@ -136,8 +165,8 @@ static dp_status fetch_gate(dp_rank_job *j, const float *gate) {
 }
 
 /* Everything that the kernels do not claim to keep is overwritten. */
-static dp_status forget(dp_rank_job *j, const dp_context *c, const dpg_tensors *t, void *ws) {
-    const int64_t o = c->L * j->p->HV * j->p->V;
+static dp_status forget(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tensors *t, void *ws) {
+    const int64_t o = x->L * j->p->HV * j->p->V;
     if (j->opt.save == DPG_SAVE_STATE)
         DP_CUDA(&j->rank.dev, cudaMemset(ws, 0xff, dpg_workspace_bytes(j->plan)));
     DP_CUDA(&j->rank.dev, cudaMemset(t->o, 0xff, dp_device_bytes(o, j->g.odtype)));
@@ -145,7 +174,7 @@ static dp_status forget(dp_rank_job *j, const dp_context *c, const dpg_tensors *
     return DP_OK;
 }
 
-static dp_status backward(dp_rank_job *j, const dp_context *c, const dpg_tensors *t, void *ws) {
+static dp_status backward(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tensors *t, void *ws) {
     const dp_problem *p = j->p;
     const int64_t HV = p->HV, states = dp_input_count(p, DP_INPUT_DSTATE);
     const dpg_dtype dd = j->g.ddtype, dgd = j->g.dgdtype;
@@ -156,26 +185,26 @@ static dp_status backward(dp_rank_job *j, const dp_context *c, const dpg_tensors
                                {DP_RESULT_DV, dd, &g.dv},
                                {DP_RESULT_DG, dgd, &g.dg},
                                {DP_RESULT_DBETA, dgd, &g.dbeta}};
-    dp_status st = send(j, c, DP_INPUT_DO, dd, &g.dout);
-    if (!st) st = send(j, c, DP_INPUT_DSTATE, DPG_F32, (const void **)&g.dfinal_state);
-    if (!st) st = make_blank(j, c, to, COUNT(to));
+    dp_status st = send(j, x, DP_INPUT_DO, dd, &g.dout);
+    if (!st) st = send(j, x, DP_INPUT_DSTATE, DPG_F32, (const void **)&g.dfinal_state);
+    if (!st) st = make_blank(j, x, to, COUNT(to));
     if (!st) st = dp_device_blank(&j->rank.dev, states, DPG_F32, &ds0);
     if (!st) st = dp_device_blank(&j->rank.dev, HV * (1 + dp_Kg(p)), DPG_F32, &gate);
-    if (!st) st = forget(j, c, t, ws);
+    if (!st) st = forget(j, x, t, ws);
     if (st) return st;
     g.ds0 = ds0;
     if (p->A_log) g.dA_log = gate;
     if (p->dt_bias) g.ddt_bias = (float *)gate + HV;
     st = dpg_backward(j->plan, t, &g, ws, j->rank.comm, j->rank.dev.stream, &j->rank.dev.err);
     if (!st) st = finish(j, j->rank.dev.stream);
-    if (!st) st = fetch(j, c, to, COUNT(to));
-    if (!st) st = download_states(j, c, ds0, 1, j->out->out.ds0);
+    if (!st) st = fetch(j, x, to, COUNT(to));
+    if (!st) st = states_down(j, x, ds0, 1, j->out->out.ds0);
     if (!st) st = fetch_gate(j, gate);
-    if (!st) st = read_backward(j, c, t, ws);
+    if (!st) st = read_backward(j, x, t, ws);
     return st;
 }
 
-static dp_status send_inputs(dp_rank_job *j, const dp_context *c, dpg_tensors *t) {
+static dp_status send_inputs(dp_rank_job *j, const dp_rank_tokens *x, dpg_tensors *t) {
     const struct {
         dp_input_id id;
         dpg_dtype d;
@@ -194,11 +223,11 @@ static dp_status send_inputs(dp_rank_job *j, const dp_context *c, dpg_tensors *t
               {DP_INPUT_LR_B, j->g.dtype, &t->lr_b}};
     dp_status st = DP_OK;
     for (int i = 0; i < COUNT(in) && !st; i++)
-        st = send(j, c, in[i].id, in[i].d, in[i].to);
+        st = send(j, x, in[i].id, in[i].d, in[i].to);
     return st;
 }
 
-static dp_status forward(dp_rank_job *j, const dp_context *c, dpg_tensors *t, void *ws) {
+static dp_status forward(dp_rank_job *j, const dp_rank_tokens *x, dpg_tensors *t, void *ws) {
     dp_status st;
     if (j->by_windows)
         st = forward_in_turn(j, t, ws);
@@ -207,22 +236,21 @@ static dp_status forward(dp_rank_job *j, const dp_context *c, dpg_tensors *t, vo
         if (!st) st = finish(j, j->rank.dev.stream);
     }
     const token_result o = {DP_RESULT_O, j->g.odtype, &t->o};
-    if (!st) st = fetch(j, c, &o, 1);
-    if (!st) st = download_states(j, c, t->final_state, 0, j->out->out.final_state);
-    if (!st) st = read_forward(j, c, t, ws);
+    if (!st) st = fetch(j, x, &o, 1);
+    if (!st) st = states_down(j, x, t->final_state, 0, j->out->out.final_state);
+    if (!st) st = read_forward(j, x, t, ws);
     return st;
 }
 
-static dp_status rank_body(dp_rank_job *j, const dp_context *c) {
+static dp_status rank_body(dp_rank_job *j, const dp_rank_tokens *x) {
     dpg_tensors t = {0};
     void *ws, *final_state;
     DP_CUDA(&j->rank.dev, cudaSetDevice(j->rank.comm ? j->rank.comm->device : 0));
     DP_CUDA(&j->rank.dev, cudaStreamCreate(&j->rank.dev.stream));
-    dp_status st =
-        dpg_plan_create(&j->plan, &j->g, &j->opt, j->rank.dev.rank, j->N, &j->rank.dev.err);
+    dp_status st = dp_rank_job_plan(j, j->rank.dev.rank, &j->plan, &j->rank.dev.err);
     const token_result o = {DP_RESULT_O, j->g.odtype, &t.o};
-    if (!st) st = send_inputs(j, c, &t);
-    if (!st) st = make_blank(j, c, &o, 1);
+    if (!st) st = send_inputs(j, x, &t);
+    if (!st) st = make_blank(j, x, &o, 1);
     if (!st)
         st =
             dp_device_blank(&j->rank.dev, dp_input_count(j->p, DP_INPUT_S0), DPG_F32, &final_state);
@@ -233,8 +261,8 @@ static dp_status rank_body(dp_rank_job *j, const dp_context *c) {
             dp_device_blank(&j->rank.dev, (int64_t)dpg_saved_bytes(j->plan) / 4, DPG_F32, &t.saved);
     if (!st) DP_CUDA(&j->rank.dev, cudaDeviceSynchronize());
     t.final_state = st ? NULL : final_state;
-    if (!st) st = forward(j, c, &t, ws);
-    if (!st && j->opt.backward) st = backward(j, c, &t, ws);
+    if (!st) st = forward(j, x, &t, ws);
+    if (!st && j->opt.backward) st = backward(j, x, &t, ws);
     return st;
 }
 
@@ -249,15 +277,41 @@ static void note_paths(dp_rank_job *j) {
     j->path = names[f][b]; /* without a backward DPG_PATH_AUTO, which is 0 */
 }
 
+dp_status dp_rank_job_plan(const dp_rank_job *j, int rank, dpg_plan **plan, dp_err *e) {
+    dp_own_table table = dp_own_table_of(j->p->own, j->p->T, j->N);
+    dpg_problem g = j->g;
+    g.own = dp_own_for_kernels(&table, j->p->own);
+    const dp_status st = dpg_plan_create(plan, &g, &j->opt, rank, j->N, e);
+    dp_own_table_free(&table);
+    return st;
+}
+
+/* The parts of a rank. */
+static dp_status find_tokens(const dp_rank_job *j, int rank, dp_rank_tokens *x, dp_err *e) {
+    dp_status st = DP_OK;
+    *x = (dp_rank_tokens){.table = dp_own_table_of(j->p->own, j->p->T, j->N)};
+    const int parts = x->table.parts;
+    x->part = dp_calloc((size_t)parts + 1, sizeof *x->part);
+    for (int i = 0; i < parts && !st; i++) {
+        if (x->table.owner[i] != rank) continue;
+        st = dp_context_of(j->p, parts, i, &x->part[x->n], e);
+        if (!st) x->L += x->part[x->n++].L;
+    }
+    return st;
+}
+static void free_tokens(dp_rank_tokens *x) {
+    for (int i = 0; i < x->n; i++)
+        dp_context_free(&x->part[i]);
+    free(x->part);
+    dp_own_table_free(&x->table);
+}
+
 dp_status dp_rank_job_run(void *job) {
     dp_rank_job *j = job;
-    dp_context c;
-    dp_status st =
-        dp_context_build(j->p->cu, j->p->Nseq, j->N, j->rank.dev.rank, &c, &j->rank.dev.err);
-    if (!st) {
-        st = rank_body(j, &c);
-        dp_context_free(&c);
-    }
+    dp_rank_tokens x;
+    dp_status st = find_tokens(j, j->rank.dev.rank, &x, &j->rank.dev.err);
+    if (!st) st = rank_body(j, &x);
+    free_tokens(&x);
     if (j->plan) {
         j->saved = dpg_saved_bytes(j->plan);
         j->kept = dpg_kept_bytes(j->plan);

@@ -163,7 +163,7 @@ static dpg_options options_of(dp_base base, dp_format chain, int backward,
 
 dp_status dp_rank_job_try(const dp_rank_job *one, dp_err *e) {
     dpg_plan *trial = NULL;
-    const dp_status st = dpg_plan_create(&trial, &one->g, &one->opt, 0, one->N, e);
+    const dp_status st = dp_rank_job_plan(one, 0, &trial, e);
     if (!st) dpg_plan_destroy(trial);
     return st;
 }
@@ -220,8 +220,8 @@ dp_rank_job dp_rank_job_of(const dp_problem *q, const dp_cuda_how *how, dp_cuda_
     return (dp_rank_job){.p = q,
                          .g = device_problem(q, how->bf16_inputs, how->base),
                          .opt = options_of(how->base, how->chain, how->backward, how->variant),
-                         .N = how->N,
-                         .by_windows = how->N > 1 && windows,
+                         .N = dp_cuda_ranks(q, how->N),
+                         .by_windows = dp_cuda_ranks(q, how->N) > 1 && windows,
                          .out = out};
 }
 
@@ -234,9 +234,9 @@ void dp_cuda_result_alloc(dp_cuda_result *out, const dp_problem *p, int N, int b
 }
 
 dp_status dp_cuda_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e) {
-    const int N = how->N;
+    const int N = dp_cuda_ranks(p, how->N);
     if (dp_cuda_apart(how->backend)) return dp_apart_run(p, how, out, e);
-    dp_cuda_result_alloc(out, p, N, how->backward);
+    dp_cuda_result_alloc(out, p, how->N, how->backward);
     const int procs = dp_cuda_processes(how->backend, N);
     const dp_problem *q = procs ? share_problem(p) : p;
     dp_rank_job one = dp_rank_job_of(q, how, procs ? share_result(out, p) : out);

@@ -33,7 +33,7 @@ extern const char *const dp_cuda_variant_names[DP_NCUDA_VARIANTS];
 /* One run of the kernels. */
 typedef struct {
     dp_backend backend;
-    int N;
+    int N; /* ranks; parts, where p->own says which rank has them */
     dp_base base;
     dp_format chain;
     dp_cuda_variant variant;
@@ -41,7 +41,7 @@ typedef struct {
 } dp_cuda_how;
 
 typedef struct {
-    int N;
+    int N;         /* as above */
     dp_result out; /* NaN where nothing was written; no gradients without backward */
     /* by DP_RANK_S_IN ..: [N*HV], NULL where the kernels form none (math.md g.3) */
     double **rank[DP_RANK_TENSORS];
@@ -56,6 +56,10 @@ typedef struct {
 
 /* Why this backend cannot run here with N ranks, or NULL if it can. */
 const char *dp_cuda_unavailable(dp_backend b, int N);
+/* Ranks of a run with that N. */
+static inline int dp_cuda_ranks(const dp_problem *p, int N) {
+    return p->own.kind ? p->own.ranks : N;
+}
 /* "NVIDIA H200, driver 13.0" */
 const char *dp_cuda_device(void);
 /* How long a rank on a device may keep the others waiting before all end with a message that names

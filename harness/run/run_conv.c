@@ -123,7 +123,8 @@ static dp_status run_one(const dp_case *c, const dp_run_options *o, const conv_t
     const dp_conv_policy pol = base == DP_BASE_FP64   ? DP_CONV_FP64
                                : base == DP_BASE_FP32 ? DP_CONV_FP32
                                                       : DP_CONV_BF16;
-    const char *no = unfit(c, be, base) ? unfit(c, be, base) : dp_unavailable(be, N);
+    const int ranks = v->own.kind ? v->own.ranks : N;
+    const char *no = unfit(c, be, base) ? unfit(c, be, base) : dp_unavailable(be, ranks);
     dp_conv_result got, bound;
     dp_conv_result_alloc(&got, v);
     dp_conv_result_alloc(&bound, v);
@@ -154,7 +155,14 @@ static int has_even(const int *own, int n) {
     return 0;
 }
 
-/* Simulated ranks that own their tokens in another way. */
+/* Is a run on this backend asked for, and possible? The devices have no fp64. */
+static int runs_here(const dp_run_options *o, dp_backend be, dp_base base) {
+    return dp_options_want(o, be) && !dp_unavailable(be, 1) &&
+           (!o->fault || dp_backends[be].faulty) &&
+           !(dp_backends[be].on_device && base == DP_BASE_FP64);
+}
+
+/* Ranks that own their tokens in another way. */
 static dp_status run_owned(const dp_case *c, const dp_run_options *o, const conv_truth *t,
                            dp_own kind, int N, dp_runs *out, dp_err *e) {
     int bases[DP_NBASES];
@@ -164,9 +172,12 @@ static dp_status run_owned(const dp_case *c, const dp_run_options *o, const conv
     dp_status st = DP_OK;
     x.conv.own = (dp_owners){kind, N};
     owned.v = &x.conv;
-    if (!parts || o->fault || !dp_options_want(o, DP_BACKEND_SIM)) return DP_OK;
-    for (int j = 0; j < nb && !st; j++)
-        st = run_one(&x, o, &owned, DP_BACKEND_SIM, parts, (dp_base)bases[j], out, e);
+    for (int i = 0; i < DP_NBACKENDS * nb && parts && !o->fault && !st; i++) {
+        const dp_backend be = (dp_backend)(i / nb);
+        const dp_base base = (dp_base)bases[i % nb];
+        if (dp_backends[be].owns && runs_here(o, be, base))
+            st = run_one(&x, o, &owned, be, parts, base, out, e);
+    }
     return st;
 }
 
@@ -184,11 +195,9 @@ dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, d
     for (int z = 0; z < nown * nr && !st; z++)
         if (own[z / nr]) st = run_owned(c, o, &t, (dp_own)own[z / nr], ranks[z % nr], out, e);
     for (int be = 0; be < DP_NBACKENDS && has_even(own, nown); be++)
-        for (int i = 0; i < nr && dp_op_on(dp_op_of(c), be) && dp_options_want(o, be); i++)
+        for (int i = 0; i < nr && dp_op_on(dp_op_of(c), be); i++)
             for (int j = 0; j < nb && !st; j++) {
-                if (dp_unavailable(be, 1) || (o->fault && !dp_backends[be].faulty) ||
-                    (dp_backends[be].on_device && bases[j] == DP_BASE_FP64))
-                    continue;
+                if (!runs_here(o, be, (dp_base)bases[j])) continue;
                 st = run_one(c, o, &t, be, ranks[i], bases[j], out, e);
             }
     for (int be = 0; be < DP_NBACKENDS && !st; be++) { /* one row that says why none ran */

@@ -133,16 +133,17 @@ static dp_status run_selection(const selection *x, dp_runs *out, dp_err *e) {
     return st;
 }
 
-/* Each number of ranks is a case of its own, whose ranks are the parts that those own: simulated,
- * where the truth keeps the states between them. */
+/* Each number of ranks is a case of its own, whose ranks are the parts that those own: the truth
+ * keeps the states between them. */
 static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err *e) {
-    static const dp_backend sim = DP_BACKEND_SIM;
+    dp_backend owns[DP_NBACKENDS];
     dp_run_options o = *x->o;
     dp_status st = DP_OK;
-    if (!dp_options_want(&o, sim) || o.fault || dp_case_session(x->c) || dp_op_of(x->c)->has_front)
-        return DP_OK;
-    o.nbackend = 1;
-    o.backend = &sim;
+    o.nbackend = 0;
+    for (int b = 0; b < DP_NBACKENDS; b++)
+        if (dp_backends[b].owns && dp_options_want(x->o, b)) owns[o.nbackend++] = (dp_backend)b;
+    if (!o.nbackend || o.fault || dp_case_session(x->c) || dp_op_of(x->c)->has_front) return DP_OK;
+    o.backend = owns;
     o.nranks = 0;
     for (int i = 0; i < x->n && !st; i++) {
         const int parts = dp_own_parts(kind, x->c->p.T, x->ranks[i]);

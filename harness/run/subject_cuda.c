@@ -118,7 +118,7 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_varia
     const dp_case *c = sp->c;
     const int step = dp_op_of(c)->has_front;
     const int bf16 = step ? how->base == DP_BASE_BF16 : c->input_dtype == DP_BF16;
-    const char *no = dp_cuda_unavailable(how->backend, sp->N);
+    const char *no = dp_cuda_unavailable(how->backend, dp_cuda_ranks(&c->p, sp->N));
     dp_status st = DP_OK;
     if (no) return dp_fail(why, DP_EINPUT, "%s", no);
     if (step)

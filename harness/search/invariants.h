@@ -47,9 +47,10 @@
  *                 ref/vocabulary/design.h), and is skipped where it names none
  *   ranks         N ranks give what one rank gives, on inputs where nothing rounds
  *                 (ref/inputs/inputs_exact.c) in the problem's own shape and packing
- *   exact-cp      N simulated ranks that own runs of a fixed grid of parts (ref/vocabulary/own.h)
- *                 against one: every bit of results and gradients, on the problem's own inputs;
- *                 other subjects are not told who owns what: skipped
+ *   exact-cp      N ranks that own runs of a fixed grid of parts (ref/vocabulary/own.h) against
+ *                 one: every bit of results and gradients, on the problem's own inputs, of
+ *                 simulated ranks and of the CUDA kernels; other subjects are not told who owns
+ *                 what: skipped
  *   transpose     dM = M' on those inputs (math.md g.1)
  *   ranks-bound   N ranks against one rank on the problem's own inputs: each row within the sum of
  *                 the two probable bounds (error_bound.h; math.md j.4); skipped where the fp64

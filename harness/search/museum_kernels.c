@@ -20,19 +20,27 @@
 #define DP_COMMIT "unknown"
 #endif
 
-/* Smallest first. What packed sequences, several keys and grouped heads alone can show comes last.
- */
+/* Smallest first. What packed sequences, several keys, grouped heads and ranks that own several
+ * parts alone can show comes last. */
 typedef struct {
     const char *name;
     int ranks, segments;
+    dp_own own;
 } problem;
-static const problem FAST[] = {{"strong-wide", 1, 0}, {"strong-keys", 1, 0}, {"gdn-wide", 1, 0},
-                               {"mkda2-wide", 1, 0},  {"mkda4-wide", 1, 0},  {"k64-v128", 2, 0},
-                               {"k128-v64", 3, 0},    {"segments", 3, 1}},
-                     PROBLEM[] = {{"smoke-kda", 1, 0}, {"smoke-gdn", 1, 0}, {"smoke-mkda2", 1, 0},
-                                  {"smoke-kda", 2, 0}, {"smoke-kda", 4, 0}, {"exact-packed", 2, 0}},
-                     CONV[] = {{"smoke-conv", 1, 0}, {"smoke-conv", 3, 0}},
-                     SLOTS[] = {{"session-slots", 1, 0}};
+#define EVEN DP_OWN_EVEN
+#define ZIGZAG DP_OWN_ZIGZAG
+static const problem FAST[] = {{"strong-wide", 1, 0, EVEN}, {"strong-keys", 1, 0, EVEN},
+                               {"gdn-wide", 1, 0, EVEN},    {"mkda2-wide", 1, 0, EVEN},
+                               {"mkda4-wide", 1, 0, EVEN},  {"k64-v128", 2, 0, EVEN},
+                               {"k128-v64", 3, 0, EVEN},    {"segments", 3, 1, EVEN}},
+                     PROBLEM[] = {{"smoke-kda", 1, 0, EVEN},   {"smoke-gdn", 1, 0, EVEN},
+                                  {"smoke-mkda2", 1, 0, EVEN}, {"smoke-kda", 2, 0, EVEN},
+                                  {"smoke-kda", 4, 0, EVEN},   {"exact-packed", 2, 0, EVEN},
+                                  {"exact-kda", 2, 0, ZIGZAG}},
+                     CONV[] = {{"smoke-conv", 1, 0, EVEN},
+                               {"smoke-conv", 3, 0, EVEN},
+                               {"smoke-conv", 2, 0, ZIGZAG}},
+                     SLOTS[] = {{"session-slots", 1, 0, EVEN}};
 static const char *const BITS[] = {"strong-wide", "strong-keys", "k64-v128",
                                    "mkda2-wide"}; /* causality-chunk on one rank */
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
@@ -151,6 +159,8 @@ static dp_status one_problem(const char *dir, const char *cache, const problem *
                               .backend = cuda,
                               .nvariant = 1,
                               .variant = variant,
+                              .nown = 1,
+                              .own = &p->own,
                               .cache = cache};
     st = dp_case_run(&c, &o, &r, e);
     if (!st && !r.n) st = dp_fail(e, DP_EINPUT, "%s: %d ranks: nothing ran", c.name, p->ranks);

@@ -87,6 +87,61 @@ DP_TEST(kernels, sequences_across_ranks_and_initial_states) {
     json_decref(j);
 }
 
+/* Parts of any length, several of a rank or none: each a link of the chain of all. */
+DP_TEST(kernels, ranks_that_own_parts_of_any_length) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"S_in", "dS_out", "o", "dq", "dk", "dv", "dg", "ds0", NULL};
+    static const char *const conv[] = {"y", "dx", "dw", "dbias", NULL};
+    json_t *j = judged("packed-across --base fp32 --chain fp32 --ranks 3 --own "
+                       "zigzag,uneven,empty --way plain,dh-only,save-all",
+                       0),
+           *k = judged("exact-packed --chain bf16 --ranks 3 --own balanced,cyclic,grid", 0),
+           *c = judged("owned-conv", 0);
+    if (j) all_judged(j, 9, names);
+    if (k) all_judged(k, 3, names);
+    if (c) all_judged(c, 36, conv);
+    json_decref(j);
+    json_decref(k);
+    json_decref(c);
+}
+
+/* The error of a tensor of a convolution over N ranks that own runs of a grid. */
+static double grid_error(int N, const char *name) {
+    char args[128];
+    snprintf(args, sizeof args, "owned-conv --exact-cp --base fp32 --ranks %d", N);
+    json_t *j = judged(args, 0);
+    const double e =
+        j ? json_number_value(json_object_get(
+                tensor(json_array_get(json_object_get(j, "runs"), 0), name), "rel_fro"))
+          : -1;
+    json_decref(j);
+    return e;
+}
+
+/* Results and gradients of recurrences are compared bit by bit, those of a convolution by their
+ * largest errors. */
+DP_TEST(kernels, on_a_grid_no_bit_depends_on_the_number_of_ranks) {
+    NEEDS_KERNELS;
+    static const char *const on[] = {"weak-heads --tokens 600 --base fp32", "segments --base bf16"};
+    static const int capability[] = {75, 90};
+    char cmd[4096], out[8192];
+    for (int i = 0; i < 2; i++)
+        for (int N = 2; N <= 4; N += 1 + i) {
+            snprintf(cmd, sizeof cmd,
+                     "DP_CPU_CAPABILITY=%d '%s' check %s --cases '%s' --backend cuda --only "
+                     "exact-cp --ranks %d",
+                     capability[i], program(), on[i], gt_cases(), N);
+            const int rc = gt_run(cmd, out, sizeof out);
+            CHECK(rc == 0 && strstr(out, "pass     exact-cp") && strstr(out, "0 did not, 0 skip"),
+                  "%s: %d: %.3000s", cmd, rc, out);
+        }
+    for (int i = 0; i < 2; i++) {
+        const char *name = i ? "dw" : "dbias";
+        const double two = grid_error(2, name), three = grid_error(3, name);
+        CHECK(two > 0 && two == three, "%s: %a on two ranks, %a on three", name, two, three);
+    }
+}
+
 /* The true error is 0 in every format: any wrong index shows. */
 DP_TEST(kernels, exact_cases_without_error) {
     NEEDS_KERNELS;
@@ -340,11 +395,9 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
     NEEDS_KERNELS;
     static const struct {
         const char *fault, *seen;
-    } F[] = {{"no-sync-state", "final_state"},
-             {"bwd-gate-head0", "dH"},
-             {"fwd-first-subseq", "exact-packed"},
-             {"halo-leak", "smoke-conv"},
-             {"slot-neighbour", "session-slots"}};
+    } F[] = {{"no-sync-state", "final_state"},     {"bwd-gate-head0", "dH"},
+             {"fwd-first-subseq", "exact-packed"}, {"links-by-rank", "own=zigzag"},
+             {"halo-range", "own=zigzag"},         {"slot-neighbour", "session-slots"}};
     char cmd[4096], out[8192];
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'",
@@ -354,7 +407,7 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
             rc == 0 && strstr(out, F[i].seen) &&
                 strstr(
                     out,
-                    "1 of 1 faults seen, 1 at the right tensor; without a fault 0 of 11 runs red"),
+                    "1 of 1 faults seen, 1 at the right tensor; without a fault 0 of 14 runs red"),
             "exit status %d: %.3000s", rc, out);
         if (!strcmp(F[i].fault, "fwd-first-subseq"))
             CHECK(strstr(out, "holds values of rank 0, head 0, sequence 0"), "%.3000s", out);

@@ -1,0 +1,49 @@
+/* Tables of owners for the kernels (device_own.h). */
+#ifdef DP_HAVE_CUDA
+#include "device_own.h"
+#include "ref/vocabulary/problem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+dp_own_table dp_own_table_of(dp_owners o, int64_t T, int N) {
+    dp_own_table t = {.parts = dp_own_parts(o.kind, T, N)};
+    t.cut = dp_calloc((size_t)t.parts + 1, sizeof *t.cut);
+    t.owner = dp_calloc((size_t)t.parts + 1, sizeof *t.owner);
+    for (int i = 0; i < t.parts; i++) {
+        t.cut[i] = dp_own_cut(o.kind, T, t.parts, i);
+        t.owner[i] = dp_own_rank(o, t.parts, i);
+    }
+    t.cut[t.parts] = t.parts ? T : 0;
+    return t;
+}
+
+void dp_own_table_free(dp_own_table *t) {
+    free(t->cut);
+    free(t->owner);
+    *t = (dp_own_table){0};
+}
+
+dpg_owners dp_own_for_kernels(const dp_own_table *t, dp_owners o) {
+    return o.kind ? (dpg_owners){t->parts, o.kind == DP_OWN_GRID, t->cut, t->owner}
+                  : (dpg_owners){0};
+}
+
+int64_t dp_own_tokens(const dp_own_table *t, int rank) {
+    int64_t n = 0;
+    for (int i = 0; i < t->parts; i++)
+        if (t->owner[i] == rank) n += t->cut[i + 1] - t->cut[i];
+    return n;
+}
+
+void dp_own_copy(const dp_own_table *t, int rank, int64_t each, double *all, double *own,
+                 int back) {
+    for (int i = 0; i < t->parts; i++) {
+        const int64_t n = (t->cut[i + 1] - t->cut[i]) * each;
+        if (t->owner[i] != rank) continue;
+        double *at = all + t->cut[i] * each;
+        memcpy(back ? at : own, back ? own : at, sizeof *all * (size_t)n);
+        own += n;
+    }
+}
+#endif
