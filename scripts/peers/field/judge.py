@@ -152,6 +152,18 @@ def speed_of(speed, kernel):
     return cell
 
 
+def other_times(speed, kernels):
+    """Of kernels that have no row of their own in the table: ours with other settings."""
+    names = list(dict.fromkeys(r["kernel"] for r in speed.get("rows", [])))
+    lines = [
+        f"{n} {cell[8192]} and {cell[131072]}"
+        for n in names
+        if n not in kernels
+        for cell in [speed_of(speed, n)]
+    ]
+    return f"Other times of that run, at the two shapes: {'; '.join(lines)}." if lines else ""
+
+
 def page(table, speed, notes, left_out):
     lines = [
         "# The field, judged",
@@ -278,6 +290,9 @@ def main():
                 "speed": speed_of(speed, "deltaproof-kda"),
             }
         )
+    times = other_times(speed, {k["kernel"] for k in table})
+    if ours and times:
+        notes["deltaproof-kda"] = f"{notes.get('deltaproof-kda', '')} {times}".strip()
     left_out = json.loads((args.folder / "left_out.json").read_text())
     (args.reports / "field.json").write_text(
         json.dumps(
