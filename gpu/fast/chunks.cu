@@ -447,7 +447,8 @@ template <int K, int V> __device__ __forceinline__ void step_anchors(ChunkSmem<K
 
 /* Rows 16 I .. of w: T B times ka, block column by block column times what lies between anchors. */
 template <int K, int V>
-__device__ __forceinline__ void make_w(ChunkSmem<K, V> &sm, bf16 *w, int I, int warp, int lane) {
+__device__ __forceinline__ void make_w(ChunkSmem<K, V> &sm, bf16 *w, Odd &odd, int I, int warp,
+                                       int lane) {
     for (int group = 0; group < K / 64; group++) {
         float acc[8][4] = {};
         auto decay = [&](int J, float(*acc)[4]) {
@@ -462,14 +463,17 @@ __device__ __forceinline__ void make_w(ChunkSmem<K, V> &sm, bf16 *w, int I, int 
         times_TB(acc, sm.x.s.TB, sm.ka, group, I, lane,
                  [&](int J, float(*acc)[4]) { decay(J + 1, acc); });
         decay(0, acc);
+        odd.take(acc);
         send<false>(sm.x.s.x.out[warp], acc, w, I, group, lane);
     }
 }
 template <int K, int V>
-__device__ __forceinline__ void make_u(ChunkSmem<K, V> &sm, bf16 *u, int I, int warp, int lane) {
+__device__ __forceinline__ void make_u(ChunkSmem<K, V> &sm, bf16 *u, Odd &odd, int I, int warp,
+                                       int lane) {
     for (int group = 0; group < V / 64; group++) {
         float acc[8][4] = {};
         times_TB(acc, sm.x.s.TB, sm.x.s.v, group, I, lane, [](int, float(*)[4]) {});
+        odd.take(acc);
         send<true>(sm.x.s.x.out[warp], acc, u, I, group, lane);
     }
 }
@@ -518,10 +522,12 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     __syncthreads();
     round_T(sm.x.s, o.T ? o.T + p.tile * C * C : NULL, warp, lane);
     __syncthreads();
+    Odd odd = {o.odd && I == 3, 0.f};
     if (m)
-        make_u(sm, o.u + p.tile * C * V, I, warp, lane);
+        make_u(sm, o.u + p.tile * C * V, odd, I, warp, lane);
     else
-        make_w(sm, o.w + p.tile * C * K, I, warp, lane);
+        make_w(sm, o.w + p.tile * C * K, odd, I, warp, lane);
+    odd.leave(o.odd, p.tile, m, lane);
     drain_wait(lane);
 }
 
@@ -542,6 +548,7 @@ ChunkOut chunk_out(const Call &c) {
     o.dos = b(B_DO);
     o.eC = at<float>(c, B_EC);
     o.gcum = at<float>(c, B_GCUM);
+    o.odd = at<int>(c, B_ODD);
     return o;
 }
 

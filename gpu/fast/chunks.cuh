@@ -28,6 +28,7 @@ __device__ __forceinline__ unsigned chunk_of_block() {
 struct ChunkOut {
     bf16 *w, *u, *kg, *qg, *Aqk, *T, *L, *dos;
     float *eC, *gcum;
+    int *odd; /* NULL unless asked for: [tile][2], is something of w, of u not finite */
 };
 
 /* What follows the sums, in the place of their operands. */
@@ -254,6 +255,25 @@ __device__ __forceinline__ void send(bf16 *stage, const float acc[8][4], bf16 *t
     }
     drain_commit(lane);
 }
+
+/* Whether something that a tile's w (m = 0) or u (m = 1) is made of is not finite, from the sums of
+ * the warp whose rows see all of it, the last one's: 0 times that is not zero, so that any row of
+ * a product has it. */
+struct Odd {
+    bool asked;
+    float sum;
+    __device__ __forceinline__ void take(const float acc[8][4]) {
+        if (!asked) return;
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+            sum = fmaf(acc[n][0], 0.f, fmaf(acc[n][1], 0.f, sum));
+    }
+    __device__ __forceinline__ void leave(int *odd, int64_t tile, int m, int lane) const {
+        if (!asked) return;
+        int any = __any_sync(~0u, sum != 0.f);
+        if (lane == 0) odd[tile * 2 + m] = any;
+    }
+};
 
 /* Rows 16 I .. of T B times the rows of B (ROWS), 64 columns from 64 * group on: acc = sum over J
  * <= I. between(J, acc): what happens to the sum of blocks I .. J + 1 before block J is added. */

@@ -1,27 +1,32 @@
 /* gpu/fast/pre.cu - the pre-process of the fast path: (M, H) of segments, K and V in {64, 128}, by
  * warpgroup products (wgmma, compute capability 9.0).
  *
- *   M <- eC o M - kg' (w M)         from the identity: augmented columns, fp32-grade
- *   H <- eC o H + kg' (u - w H)     from the initial state: bf16 operands, as the state pass
+ * From the last chunk of a segment to the first, P the product of the factors behind the chunk:
  *
- * One block of max(K, V) / 64 warpgroups a segment and head; a warpgroup has 64 columns of M, which
- * stay in registers, and of H, which stay in shared memory as they stand in registers (K != V: the
- * second warpgroup has columns of the wider one alone). Written transposed, S' [64 columns][K] and
- * X' [64 columns][64 tokens] are the A operands from registers (a warp has 16 columns), w and kg
- * the B operands from shared memory, whose layout (ROWS) is the 128-byte swizzle of the tensor
- * cores. Tiles come in STAGES stages on mbarriers; M and H share them.
+ *   X = P kg'      H <- H + X u      P <- P o eC - X w      from P = I, H = 0; then M = P
  *
- * w and kg are bf16 as they stand; M and its X go in three bf16 pieces, so that all operands are
- * exact to 2^-24, for 3 products instead of 1. The accumulator of a tensor core rounds toward zero:
- * the leading products of every two k-steps start from zero and are added on the CUDA cores while
- * the two small ones, where that does not matter, add up in the tensor core.
+ * and H <- H + P s0 where a sequence starts with a state. Words of P below 2^-126 become zero, and
+ * when nothing else is left, which is asked every LOOK chunks, nothing of earlier chunks can come
+ * through: M = 0, H is what it is, and they are not read. Unless something in them is not finite,
+ * which k_chunks marks (`odd`): 0 times that is not zero, and all are taken.
+ *
+ * One block of K / 64 warpgroups a segment and head; a warpgroup has 64 rows of P, which stay in
+ * registers, and of H, which stay in shared memory as they stand in registers. Rows of P and X are
+ * the A operands from registers (a warp has 16), w, kg and u the B operands from shared memory,
+ * whose layouts are swizzles of the tensor cores. Tiles come in STAGES stages on mbarriers.
+ *
+ * w and kg are bf16 as they stand; P and X go in three bf16 pieces, so that all operands are exact
+ * to 2^-24, for 3 products instead of 1; of H alone X is rounded. The accumulator of a tensor core
+ * rounds toward zero: the leading products of every two k-steps start from zero and are added on
+ * the CUDA cores while the two small ones, where that does not matter, add up in the tensor core.
  *
  * Phases of a chunk, and what shared memory holds:
  *
- *   look    every 8 chunks: is anything left of M                  H
- *   M       X = w M in three pieces, M <- eC M - kg' X             w kg eC of the stage
- *   load    warp 0: the chunk STAGES - 1 ahead                     the stage of the chunk before
- *   H       H read at once, X = u - w H, H <- eC H + kg' X         w kg u eC; H written again */
+ *   look    every LOOK chunks: is anything left of P       H
+ *   X       P kg' in three pieces                          kg of the stage
+ *   load    warp 0: the chunk STAGES - 1 on                the stage of the chunk before
+ *   H       H + X u, 64 columns at a time                  u; H read and written again
+ *   P       P o eC - X w                                   w eC */
 #include "fast/fast.cuh"
 #include "fast/inverse.cuh"
 #include <limits.h>
@@ -29,10 +34,12 @@
 namespace {
 
 #define STAGES 3
+#define LOOK 4
 
 struct PreArgs {
     const bf16 *w, *kg, *u;
     const float *eC, *s0;
+    const int *odd; /* [tile][2] */
     /* keep: M alone once more, [segment - m_from][HV][D][D], for the backward; or NULL */
     float *hm, *keep;
     int seq0, m_from; /* the first segment in Dims.seq; segments from m_from on make M, but those
@@ -42,13 +49,12 @@ struct PreArgs {
 template <int K, int V> struct PreSmem {
     bf16 w[STAGES][C * K], kg[STAGES][C * K]; /* 1,024-byte aligned, as the swizzle wants */
     bf16 u[STAGES][C * V];
-    /* a thread's own words of H: n-tile j of its fragments at [j][thread] */
-    float4 H[V / 64][K / 8][128];
+    float4 H[V / 8][2 * K]; /* a thread's own words: n-tile n of its fragments at [n][thread] */
     float eC[STAGES][K];
     uint64_t full[STAGES], empty[STAGES];
 };
 
-/* ---- M --------------------------------------------------------------------------------------- */
+/* ---- P --------------------------------------------------------------------------------------- */
 
 /* An A fragment (n-tiles a, b of an accumulator) in three pieces. */
 __device__ __forceinline__ void split_fragment(uint32_t f[3][4], const float a[4],
@@ -93,22 +99,23 @@ __device__ __forceinline__ void mul3(float (*sum)[4], float (*z)[4], float (*sma
 __device__ __forceinline__ float whole_sum(float sum, float small) {
     return sum + fmaf(sum, RZ_LOSS, small);
 }
-/* One chunk of M. */
-template <int K>
-__device__ __forceinline__ void step_m(float S[K / 8][4], const bf16 *w, const bf16 *kg,
-                                       const float *eC, int lane) {
-    uint64_t wd = rows_desc(w, 1), kd = rows_desc(kg, 64);
+/* One chunk: P <- P o eC - X w of 16 rows of a warp. with_x(X): what else is made of X, A fragments
+ * of 16 tokens in three pieces. */
+template <int K, class F>
+__device__ __forceinline__ void step_p(float P[K / 8][4], const bf16 *kg, const bf16 *w,
+                                       const float *eC, int lane, F with_x) {
+    uint64_t kd = rows_desc(kg, 1), wd = rows_desc(w, 64);
     uint32_t xa[4][3][4];
     {
         float x[8][4], xs[8][4], z[8][4];
         uint32_t a[2][3][4];
-        split_fragment(a[0], S[0], S[1]);
+        split_fragment(a[0], P[0], P[1]);
 #pragma unroll
         for (int kk = 0; kk < K / 16; kk++)
-            mul3<0>(x, z, xs, a[kk % 2], wd + kk / 4 * HALF + kk % 4 * 2, kk < 2, kk % 2, [&] {
+            mul3<0>(x, z, xs, a[kk % 2], kd + kk / 4 * HALF + kk % 4 * 2, kk < 2, kk % 2, [&] {
                 if (kk + 1 < K / 16) {
                     wg_wait<2>(); /* the products that read a[(kk + 1) % 2] */
-                    split_fragment(a[(kk + 1) % 2], S[2 * kk + 2], S[2 * kk + 3]);
+                    split_fragment(a[(kk + 1) % 2], P[2 * kk + 2], P[2 * kk + 3]);
                 }
             });
         wg_wait<0>(xs);
@@ -121,19 +128,20 @@ __device__ __forceinline__ void step_m(float S[K / 8][4], const bf16 *w, const b
         for (int p = 0; p < 4; p++)
             split_fragment(xa[p], x[2 * p], x[2 * p + 1]);
     }
+    with_x(xa);
 #pragma unroll
     for (int j = 0; j < K / 64; j++) {
         float y[8][4], ys[8][4], z[8][4];
 #pragma unroll
         for (int p = 0; p < 4; p++)
-            mul3<1>(y, z, ys, xa[p], kd + j * HALF + p * (HALF / 4), p < 2, p % 2, [] {});
+            mul3<1>(y, z, ys, xa[p], wd + j * HALF + p * (HALF / 4), p < 2, p % 2, [] {});
         wg_wait<0>(ys);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             float2 f = *(const float2 *)(eC + (8 * j + n) * 8 + lane % 4 * 2);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                float &s = S[8 * j + n][e];
+                float &s = P[8 * j + n][e];
                 s = fma_ftz(e % 2 ? f.y : f.x, s, -whole_sum(y[n][e], ys[n][e]));
             }
         }
@@ -142,143 +150,173 @@ __device__ __forceinline__ void step_m(float S[K / 8][4], const bf16 *w, const b
 
 /* ---- H --------------------------------------------------------------------------------------- */
 
-/* One chunk of H, the thread's words of which are 128 apart; u: the warp's slice of 16 columns.
- * They are read at once and stay in registers for the chunk: read one by one where they are used,
- * each waits for itself. The sum over tokens starts from zero and is added in fp32. */
-template <int K>
-__device__ __forceinline__ void step_h(float4 *H, const bf16 *w, const bf16 *kg, const bf16 *u,
-                                       const float *eC, int lane) {
-    uint64_t wd = rows_desc(w, 1), kd = rows_desc(kg, 64);
-    uint32_t a[K / 16][4], xa[4][4], r[4][4];
-    float4 h[K / 8];
-    float x[8][4], y[K / 64][8][4];
-    int row = lane / 16 * 8 + lane % 8, piece = lane / 8 % 2 ^ (row >> 2 & 1);
+/* H += X u of the thread's words, X rounded. The sum over tokens starts from zero and is added in
+ * fp32. */
+template <int V>
+__device__ __forceinline__ void add_to_h(float4 *H, int pitch, const uint32_t xa[4][3][4],
+                                         const bf16 *u) {
+    float y[V / 64][8][4];
+    wg_fence();
 #pragma unroll
-    for (int j = 0; j < K / 8; j++)
-        h[j] = H[j * 128];
+    for (int g = 0; g < V / 64; g++) {
 #pragma unroll
-    for (int j = 0; j < K / 8; j++) {
-        a[j / 2][j % 2 * 2] = pack2(h[j].x, h[j].y);
-        a[j / 2][j % 2 * 2 + 1] = pack2(h[j].z, h[j].w);
+        for (int p = 0; p < 4; p++)
+            wg_mul<1>(y[g], xa[p][0], slice_desc(u + g * C * 64, 16 * p, C), p == 0);
+        wg_commit();
     }
-    wg_fence();
-    wg_times_rows<K>(x, a, wd);
 #pragma unroll
-    for (int p = 0; p < 4; p++)
-        ldsm4t(r[p], saddr(u + (p * 16 + row) * 16 + piece * 8));
-    wg_wait<0>(x);
-#pragma unroll
-    for (int p = 0; p < 4; p++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            float2 v = unpack2(r[p][e]);
-            const float *xx = x[2 * p + e / 2] + e % 2 * 2;
-            xa[p][e] = pack2(v.x - xx[0], v.y - xx[1]);
-        }
-    wg_fence();
-    wg_times_kg<K>(y, xa, kd);
-#pragma unroll
-    for (int j = 0; j < K / 64; j++) {
-        float2 f[8];
+    for (int g = 0; g < V / 64; g++) {
+        float4 h[8];
 #pragma unroll
         for (int n = 0; n < 8; n++)
-            f[n] = *(const float2 *)(eC + (8 * j + n) * 8 + lane % 4 * 2);
-        if (j + 1 < K / 64)
-            wg_wait<1>(y[j]);
+            h[n] = H[(g * 8 + n) * pitch];
+        if (g + 1 < V / 64)
+            wg_wait<1>(y[g]);
         else
-            wg_wait<0>(y[j]);
+            wg_wait<0>(y[g]);
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-            float4 s = h[8 * j + n];
-            H[(8 * j + n) * 128] =
-                make_float4(fmaf(f[n].x, s.x, y[j][n][0]), fmaf(f[n].y, s.y, y[j][n][1]),
-                            fmaf(f[n].x, s.z, y[j][n][2]), fmaf(f[n].y, s.w, y[j][n][3]));
+        for (int n = 0; n < 8; n++)
+            H[(g * 8 + n) * pitch] = make_float4(h[n].x + y[g][n][0], h[n].y + y[g][n][1],
+                                                 h[n].z + y[g][n][2], h[n].w + y[g][n][3]);
+    }
+}
+
+/* H += P s0 of the thread's words, in fp32; rows: the warp's 16 of P in shared memory. */
+template <int K, int V>
+__device__ __forceinline__ void add_initial(float4 *H, int pitch, const float *rows,
+                                            const float *s0, int lane) {
+    const float *row = rows + lane / 4 * K, *from = s0 + lane % 4 * 2;
+#pragma unroll 1
+    for (int g = 0; g < V / 64; g++) {
+        float4 h[8];
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+            h[n] = H[(g * 8 + n) * pitch];
+#pragma unroll 1
+        for (int k = 0; k < K; k++) {
+            float p = row[k], q = row[8 * K + k];
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                const float *s = from + k * V + g * 64 + n * 8;
+                h[n] = make_float4(fmaf(p, s[0], h[n].x), fmaf(p, s[1], h[n].y),
+                                   fmaf(q, s[0], h[n].z), fmaf(q, s[1], h[n].w));
+            }
         }
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+            H[(g * 8 + n) * pitch] = h[n];
     }
 }
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-/* Word (k, v) of the thread's i-th, v within the warp's 16 columns. */
+/* Word (r, k) of the warp's 16 rows of P, j-th n-tile, e-th of the thread's words in it. */
 template <int K, class F> __device__ __forceinline__ void words(int lane, F f) {
 #pragma unroll
     for (int j = 0; j < K / 8; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            f(j, e, j * 8 + lane % 4 * 2 + e % 2, lane / 4 + e / 2 * 8);
+            f(j, e, lane / 4 + e / 2 * 8, j * 8 + lane % 4 * 2 + e % 2);
 }
 
-/* Words of M below 2^-126 become zero, and when nothing else is left, which is asked every 8
- * chunks, its products end: M of a head that forgets costs little. */
-#define PRE_THREADS(K, V) (2 * ((K) > (V) ? (K) : (V)))
-/* Chunk i of a segment by warp 0; n of them. */
+/* Chunk i of a segment from its end by warp 0. */
 template <int K, int V>
 __device__ __forceinline__ void load_chunk(PreSmem<K, V> &sm, const Dims &d, const PreArgs &a,
                                            const Seq &seq, int hv, int i, int lane) {
     int to = i % STAGES;
-    int64_t tile = (int64_t)(seq.c0 + i) * d.HV + hv;
+    int64_t tile = (int64_t)(seq.c1 - 1 - i) * d.HV + hv;
     uint64_t *full = &sm.full[to];
     if (i >= STAGES) bar_wait(&sm.empty[to], (i / STAGES - 1) & 1);
     fill_begin(full, (2 * K + V) * C * 2 + K * 4, lane);
-    fill(sm.w[to], a.w + tile * C * K, C * K * 2, full, lane);
     fill(sm.kg[to], a.kg + tile * C * K, C * K * 2, full, lane);
     fill(sm.u[to], a.u + tile * C * V, C * V * 2, full, lane);
+    fill(sm.w[to], a.w + tile * C * K, C * K * 2, full, lane);
     fill(sm.eC[to], a.eC + tile * K, K * 4, full, lane);
     fill_end(full, lane);
 }
 
+/* Is anything left of P, in the whole block. */
+template <int K> __device__ __forceinline__ bool is_left(const float P[K / 8][4], int lane) {
+    uint32_t bits = 0;
+    words<K>(lane, [&](int j, int e, int, int) { bits |= __float_as_uint(P[j][e]) << 1; });
+    return __syncthreads_or(bits != 0);
+}
+/* Is something not finite in the chunks before c1, or in the state that they start from; by the
+ * whole block. */
 template <int K, int V>
-__global__ void __launch_bounds__(PRE_THREADS(K, V), 1) k_pre(Dims d, PreArgs a) {
+__device__ bool is_odd(const Dims &d, const PreArgs &a, const Seq &seq, int c1, int hv,
+                       const float *s0) {
+    bool odd = false;
+    for (int c = seq.c0 + (int)threadIdx.x; c < c1; c += blockDim.x) {
+        const int *x = a.odd + ((int64_t)c * d.HV + hv) * 2;
+        odd |= x[0] || x[1];
+    }
+    for (int i = threadIdx.x; s0 && i < K * V; i += blockDim.x)
+        odd |= s0[i] - s0[i] != 0.f;
+    return __syncthreads_or(odd);
+}
+
+template <int K, int V> __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
     extern __shared__ __align__(1024) char raw[];
     PreSmem<K, V> &sm = *(PreSmem<K, V> *)raw;
-    int hv = blockIdx.x % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, v0 = warp * 16;
+    int hv = blockIdx.x % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Seq seq = d.seq[a.seq0 + blockIdx.x / d.HV];
-    bool has_m = K >= V || warp < K / 16, has_h = V >= K || warp < V / 16;
-    bool on = seq.part >= a.m_from && !seq.starts, m = has_m && on;
-    float4 *H = &sm.H[has_h ? threadIdx.x / 128 : 0][0][threadIdx.x % 128];
-    float S[K / 8][4];
-    int n = seq.c1 - seq.c0;
+    const float *s0 = seq.starts && a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * K * V : NULL;
+    float4 *H = &sm.H[0][threadIdx.x];
+    float P[K / 8][4];
+    int n = seq.c1 - seq.c0, i = 0;
+    bool looks = true;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             bar_init(&sm.full[i], FULL_COUNT);
-            bar_init(&sm.empty[i], EMPTY_COUNT(PRE_THREADS(K, V) / 32));
+            bar_init(&sm.empty[i], EMPTY_COUNT(K / 16));
         }
         bar_init_end();
     }
     __syncthreads();
     for (int i = 0; warp == 0 && i < STAGES - 1 && i < n; i++)
         load_chunk<K, V>(sm, d, a, seq, hv, i, lane);
-    const float *init =
-        seq.starts && a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * K * V + v0 : NULL;
-    words<K>(lane, [&](int j, int e, int k, int v) {
-        if (has_h) ((float *)&H[j * 128])[e] = init ? init[k * V + v] : 0.f;
-        S[j][e] = k == v0 + v; /* zeros where the warpgroup has none of M */
-    });
-    for (int i = 0; i < n; i++) {
+    words<K>(lane, [&](int j, int e, int r, int k) { P[j][e] = k == warp * 16 + r; });
+#pragma unroll
+    for (int n = 0; n < V / 8; n++)
+        H[n * 2 * K] = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (; i < n; i++) {
         int at = i % STAGES;
-        if (i % 8 == 0 && on) {
-            uint32_t bits = 0;
-            words<K>(lane, [&](int j, int e, int, int) { bits |= __float_as_uint(S[j][e]) << 1; });
-            on = __syncthreads_or(bits != 0);
+        if (looks && i && i % LOOK == 0 && !is_left<K>(P, lane)) {
+            if (!is_odd<K, V>(d, a, seq, seq.c1 - i, hv, s0)) break;
+            looks = false;
         }
         bar_wait(&sm.full[at], i / STAGES & 1);
-        if (on && has_m) step_m<K>(S, sm.w[at], sm.kg[at], sm.eC[at], lane);
-        /* here the other warpgroup is likely to be done with the chunk before, whose stage this
-         * takes */
-        if (warp == 0 && i + STAGES - 1 < n)
-            load_chunk<K, V>(sm, d, a, seq, hv, i + STAGES - 1, lane);
-        __syncwarp();
-        if (has_h) step_h<K>(H, sm.w[at], sm.kg[at], sm.u[at] + warp * C * 16, sm.eC[at], lane);
+        step_p<K>(P, sm.kg[at], sm.w[at], sm.eC[at], lane, [&](const uint32_t xa[4][3][4]) {
+            /* here the other warpgroup is likely to be done with the chunk before, whose stage
+             * this takes */
+            if (warp == 0 && i + STAGES - 1 < n)
+                load_chunk<K, V>(sm, d, a, seq, hv, i + STAGES - 1, lane);
+            __syncwarp();
+            add_to_h<V>(H, 2 * K, xa, sm.u[at]);
+        });
         __syncwarp();
         bar_arrive_warp(&sm.empty[at], lane);
     }
-    int64_t head = (int64_t)seq.part * d.HV + hv;
-    float *out = a.hm + head * K * (V + K) + v0;
-    float *keep = a.keep ? a.keep + (head - (int64_t)a.m_from * d.HV) * K * K + v0 : NULL;
-    words<K>(lane, [&](int j, int e, int k, int v) {
-        if (has_h) out[k * (V + K) + v] = ((const float *)&H[j * 128])[e];
-        if (m) out[k * (V + K) + V + v] = S[j][e];
-        if (m && keep) keep[k * K + v] = S[j][e];
+    for (int x = i; x < n && x < i + STAGES - 1; x++) /* on their way still */
+        bar_wait(&sm.full[x % STAGES], x / STAGES & 1);
+    if (i == n && s0) {
+        float *rows = (float *)sm.w + warp * 16 * K;
+        __syncthreads();
+        words<K>(lane, [&](int j, int e, int r, int k) { rows[r * K + k] = P[j][e]; });
+        __syncwarp();
+        add_initial<K, V>(H, 2 * K, rows, s0, lane);
+    }
+    int64_t head = (int64_t)seq.part * d.HV + hv, row = head * K + warp * 16;
+    bool has_m = seq.part >= a.m_from && !seq.starts;
+    float *out = a.hm + row * (V + K);
+    float *keep = a.keep && has_m ? a.keep + (row - (int64_t)a.m_from * d.HV * K) * K : NULL;
+    words<V>(lane, [&](int j, int e, int r, int v) {
+        out[r * (V + K) + v] = ((const float *)&H[j * 2 * K])[e];
+    });
+    words<K>(lane, [&](int j, int e, int r, int k) {
+        if (has_m) out[r * (V + K) + V + k] = P[j][e];
+        if (keep) keep[r * K + k] = P[j][e];
     });
 }
 
@@ -289,7 +327,7 @@ template <int K, int V> struct Pre {
         auto kernel = k_pre<K, V>;
         int bytes = (int)sizeof(PreSmem<K, V>);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<(unsigned)nseg * c.p->d.HV, PRE_THREADS(K, V), bytes, c.s>>>(c.p->d, a);
+        kernel<<<(unsigned)nseg * c.p->d.HV, 2 * K, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_pre");
         return DP_OK;
     }
@@ -304,7 +342,7 @@ int fast_augments(const Device *dev) {
            a.ptxVersion >= 90;
 }
 
-/* H, and M by augmented columns if it is this path that makes it, of every segment whose end state
+/* H, and M if it is this path that makes it, of every segment whose end state
  * or M is read: all, but the last one where nothing follows, and M not of the segment that starts
  * the sequence. */
 dp_status fast_pre(const Call &c) {
@@ -316,6 +354,7 @@ dp_status fast_pre(const Call &c) {
     a.u = at<bf16>(c, B_U);
     a.eC = at<float>(c, B_EC);
     a.s0 = c.t->s0;
+    a.odd = at<int>(c, B_ODD);
     a.hm = at<float>(c, p->nseg > 1 ? B_SEG : B_HM);
     a.keep = p->saved_parts && c.t->saved ? saved_part_m(p, c.t) : NULL;
     a.seq0 = p->pre0;

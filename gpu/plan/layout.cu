@@ -34,6 +34,8 @@ static void layout_chunks(dpg_plan *pl) {
     add(pl, B_KG, tiles * d.n * d.K, fast, rows);
     add(pl, B_QG, tiles * C * d.K, fast, rows);
     add(pl, B_EC, tiles * d.K, 0);
+    if (fast && !pl->is_bwd && (pl->N > 1 || pl->nseg > 1 || pl->owned))
+        add(pl, B_ODD, tiles * 2, 0);
 }
 
 /* Of the token path, likewise. */

@@ -82,6 +82,7 @@ enum Slot {
     B_KG,
     B_QG,
     B_EC,   /* decay of a whole chunk */
+    B_ODD,  /* fast, where M is made: is something of w, of u not finite, two words a tile */
     B_H,    /* state before each chunk */
     B_VNEW, /* X = u - w S */
     B_HM, /* (H, M) of the rank, rows of V + K words; gathered; of its segments; composed up to each

@@ -7,6 +7,8 @@
  *             beside a gather has the bits of the steps one after the other; head 0 keeps its bits
  *             when the inputs of head 1 change (every input, both directions)
  *   kept      of these: with nothing recomputed the same bits, on small cases
+ *   forgets   of these: over segments whose states are forgotten within them, and are not read from
+ *             there on, results are those over the whole sequence, and NaN goes as far
  *   once      one run of every kind of case, for compute-sanitizer
  *
  * Exit status 0, 1, or 2 (no device). */
@@ -362,6 +364,66 @@ static void cut_by_itself() {
     fact(moved(c.name, b.x, a.x) > 0, "%s: nothing was cut", c.name);
 }
 
+/* Every output over `segments` segments of one rank. */
+static Tensors outputs(const Case &c, const Tensors &x, int segments) {
+    How how = {DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 1};
+    Tensors all;
+    Rank r;
+    how.segments = segments;
+    r.open(problem_of(c), options_of(how), 0, 1,
+           [&](const Share &s) { return r.memory.copy(x.at(s.name), s.from, s.n, s.type); });
+    fact(r.forward(NULL) == DP_OK && r.backward(NULL) == DP_OK, "%s: %s", c.name, r.err.msg);
+    CUDA(cudaStreamSynchronize(r.stream));
+    for (const Share &s : r.shares)
+        if (s.is_output) all[s.name] = r.read(s);
+    r.close();
+    return all;
+}
+
+/* Entry `at` of input `name` is NaN: outputs over segments hold NaN where those over the whole
+ * sequence do, and the last segment's somewhere. */
+static void spreads(const Case &c, Tensors x, const char *name, int64_t at,
+                    std::initializer_list<const char *> reached) {
+    x[name][at] = NAN;
+    Tensors cut = outputs(c, x, 2), whole = outputs(c, x, 1);
+    for (const char *to : reached) {
+        const Vec &a = cut[to], &b = whole[to];
+        size_t here = 0, others = 0;
+        for (size_t i = 0; i < b.size(); i++) {
+            here += std::isnan(b[i]);
+            others += std::isnan(a[i]) != std::isnan(b[i]);
+        }
+        fact(here && !others,
+             "%s: NaN in %s: %s has NaN in %zu places, over segments elsewhere in %zu", c.name,
+             name, to, here, others);
+    }
+}
+
+/* A segment's 6 chunks forget everything within 2, which is seen behind 4. */
+static void forgets() {
+    for (int gdn : {0, 1}) {
+        Case c = {gdn ? "forgets, one gate" : "forgets",
+                  {0, 12 * DP_CHUNK - 7},
+                  1,
+                  1,
+                  64,
+                  64,
+                  DP_GATE_LOG,
+                  -1.2f,
+                  -0.8f,
+                  1,
+                  gdn};
+        Tensors x = make(c, 7);
+        if (segments_of(c, 2) < 2) {
+            printf("skipped: %s: segments need the warpgroup products of 9.0\n", c.name);
+            return;
+        }
+        moved(c.name, outputs(c, x, 1), outputs(c, x, 2));
+        for (const char *name : {"v", "g", "s0"})
+            if (!gdn || is_one_of(name, {"g"})) spreads(c, x, name, 3, {"o", "final_state"});
+    }
+}
+
 /* Heads do not read each other: everything of head 1 changed, head 0 keeps its bits. */
 static void heads_apart() {
     Case c = {"two heads", {0, 50, 240}, 2, 2, 128, 128, DP_GATE_LOG, -0.05f, 0};
@@ -391,6 +453,7 @@ static void bitwise(int runs) {
     } else
         printf("skipped: segments (their M needs the warpgroup products of 9.0)\n");
     kept(sizeof kept_ways / sizeof *kept_ways);
+    forgets();
     printf("bitwise: %d checks so far\n", checks);
     heads_apart();
 }
@@ -412,6 +475,8 @@ int main(int argc, char **argv) {
         show();
     else if (mode == "kept")
         kept(SMALL_KEPT_WAYS);
+    else if (mode == "forgets")
+        forgets();
     else if (mode == "once")
         once();
     else

@@ -211,6 +211,16 @@ DP_TEST(kernels, what_a_forward_left_gives_the_bits_of_what_is_recomputed) {
     }
 }
 
+/* Chunks from which nothing reaches a segment's end are not read, unless they are not finite. */
+DP_TEST(kernels, what_is_forgotten_within_a_segment_is_not_read) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd, "DP_CPU_CAPABILITY=90 \"$(dirname '%s')/test_fast_bwd\" forgets",
+             program());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+}
+
 /* A rank's sequence cut in segments, as the fast path does: dM is a chain over all of them. */
 DP_TEST(kernels, chains_of_a_rank_cut_in_segments) {
     NEEDS_KERNELS;
