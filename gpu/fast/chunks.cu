@@ -527,7 +527,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
         make_u(sm, o.u + p.tile * C * V, odd, I, warp, lane);
     else
         make_w(sm, o.w + p.tile * C * K, odd, I, warp, lane);
-    odd.leave(o.odd, p.tile, m, lane);
+    odd.leave(o.odd, p.tile, sm.own, m, lane);
     drain_wait(lane);
 }
 

@@ -23,12 +23,15 @@ __device__ __forceinline__ unsigned chunk_of_block() {
     return blockIdx.z * GRID_HEIGHT + blockIdx.y;
 }
 
+/* Words of a tile in B_ODD: is something not finite. */
+enum { ODD_W, ODD_U, ODD_DO, ODDS };
+
 /* Tiles; T, L, dos and gcum NULL unless kept. dos: do by columns (SLICES), made by chunks_one.cu or
  * columns.cu; others ROWS, u SLICES. */
 struct ChunkOut {
     bf16 *w, *u, *kg, *qg, *Aqk, *T, *L, *dos;
     float *eC, *gcum;
-    int *odd; /* NULL unless asked for: [tile][2], is something of w, of u not finite */
+    int *odd; /* NULL unless asked for: ODDS words a tile */
 };
 
 /* What follows the sums, in the place of their operands. */
@@ -256,9 +259,9 @@ __device__ __forceinline__ void send(bf16 *stage, const float acc[8][4], bf16 *t
     drain_commit(lane);
 }
 
-/* Whether something that a tile's w (m = 0) or u (m = 1) is made of is not finite, from the sums of
- * the warp whose rows see all of it, the last one's: 0 times that is not zero, so that any row of
- * a product has it. */
+/* Whether something that a tile's w (m = 0), or its u or q (m = 1), is made of is not finite, from
+ * the sums of the warp whose rows see all of it, the last one's: 0 times that is not zero, so that
+ * any row of a product has it. own: q k' of all rows. */
 struct Odd {
     bool asked;
     float sum;
@@ -268,10 +271,12 @@ struct Odd {
         for (int n = 0; n < 8; n++)
             sum = fmaf(acc[n][0], 0.f, fmaf(acc[n][1], 0.f, sum));
     }
-    __device__ __forceinline__ void leave(int *odd, int64_t tile, int m, int lane) const {
+    __device__ __forceinline__ void leave(int *odd, int64_t tile, const float *own, int m,
+                                          int lane) const {
         if (!asked) return;
-        int any = __any_sync(~0u, sum != 0.f);
-        if (lane == 0) odd[tile * 2 + m] = any;
+        float x = m ? fmaf(own[lane], 0.f, own[lane + 32] * 0.f) : 0.f;
+        int any = __any_sync(~0u, sum + x != 0.f);
+        if (lane == 0) odd[tile * ODDS + (m ? ODD_U : ODD_W)] = any;
     }
 };
 
@@ -318,6 +323,19 @@ __device__ __forceinline__ void fetch_do(bf16 *to, const Dims &d, const void *do
         *(uint4 *)dst = here ? make_uint4(y[0], y[1], y[2], y[3]) : make_uint4(0, 0, 0, 0);
     }
     cp_commit();
+}
+/* Whether some of it is not finite, where that is asked for; behind cp_wait and a barrier of all,
+ * which call it. */
+template <int V>
+__device__ __forceinline__ void look_at_do(int *odd, const bf16 *dos, int64_t tile) {
+    if (!odd) return;
+    float sum = 0.f;
+    for (int x = threadIdx.x; x < C * V / 2; x += CHUNK_THREADS) {
+        float2 y = unpack2(((const uint32_t *)dos)[x]);
+        sum = fmaf(y.x, 0.f, fmaf(y.y, 0.f, sum));
+    }
+    int any = __syncthreads_or(sum != 0.f);
+    if (threadIdx.x == 0) odd[tile * ODDS + ODD_DO] = any;
 }
 /* On to memory by one warp, behind cp_wait, drain_fence and a barrier of all; drain_wait before its
  * place is written again. */

@@ -206,6 +206,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     }
     __syncthreads();
     if (o.dos && warp == 4) send_do<V>(o, sm.x.first.dos, p, lane);
+    if (o.dos) look_at_do<V>(o.odd, sm.x.first.dos, p.tile);
     if (threadIdx.x < K) o.eC[p.tile * K + threadIdx.x] = ex2(sm.gam[C - 1]);
     if (o.gcum && threadIdx.x < C) o.gcum[p.tile * C + threadIdx.x] = sm.gam[threadIdx.x];
     float z[4][2][4] = {};
@@ -244,7 +245,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
             send<false>(stage, acc, o.w + p.tile * C * K, I, group, lane);
         }
     }
-    odd.leave(o.odd, p.tile, m, lane);
+    odd.leave(o.odd, p.tile, sm.own, m, lane);
     drain_wait(lane);
 }
 

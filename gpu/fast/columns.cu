@@ -20,6 +20,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS)
     drain_fence();
     __syncthreads();
     if (warp == 0) send_do<V>(o, tile, p, lane);
+    look_at_do<V>(o.odd, tile, p.tile);
     drain_wait(lane);
 }
 

@@ -28,6 +28,7 @@ dp_status fast_sums(const Call &c);
 dp_status fast_norm(const Call &c);
 /* pre.cu */
 dp_status fast_pre(const Call &c);
+dp_status fast_reach(const Call &c, int *reach);
 
 /* PLAIN: kernels that know that a token has one key and that what is given is bf16, in the backward
  * also what is returned; others read both from the plan. */

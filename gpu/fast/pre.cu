@@ -27,8 +27,8 @@
  *   load    warp 0: the chunk STAGES - 1 on                the stage of the chunk before
  *   H       H + X u, 64 columns at a time                  u; H read and written again
  *   P       P o eC - X w                                   w eC */
+#include "fast/chunks.cuh"
 #include "fast/fast.cuh"
-#include "fast/inverse.cuh"
 #include <limits.h>
 
 namespace {
@@ -39,7 +39,7 @@ namespace {
 struct PreArgs {
     const bf16 *w, *kg, *u;
     const float *eC, *s0;
-    const int *odd; /* [tile][2] */
+    const int *odd;
     /* keep: M alone once more, [segment - m_from][HV][D][D], for the backward; or NULL */
     float *hm, *keep;
     int seq0, m_from; /* the first segment in Dims.seq; segments from m_from on make M, but those
@@ -241,19 +241,17 @@ template <int K> __device__ __forceinline__ bool is_left(const float P[K / 8][4]
     words<K>(lane, [&](int j, int e, int, int) { bits |= __float_as_uint(P[j][e]) << 1; });
     return __syncthreads_or(bits != 0);
 }
-/* Is something not finite in the chunks before c1, or in the state that they start from; by the
- * whole block. */
-template <int K, int V>
-__device__ bool is_odd(const Dims &d, const PreArgs &a, const Seq &seq, int c1, int hv,
-                       const float *s0) {
-    bool odd = false;
-    for (int c = seq.c0 + (int)threadIdx.x; c < c1; c += blockDim.x) {
-        const int *x = a.odd + ((int64_t)c * d.HV + hv) * 2;
-        odd |= x[0] || x[1];
-    }
-    for (int i = threadIdx.x; s0 && i < K * V; i += blockDim.x)
-        odd |= s0[i] - s0[i] != 0.f;
-    return __syncthreads_or(odd);
+/* Is something not finite in chunks [c0, c1) of a head, by their first `words` words, or in a
+ * state; by the whole block. */
+__device__ __forceinline__ bool is_odd(const Dims &d, const int *odd, int words, int c0, int c1,
+                                       int hv, const float *state) {
+    bool any = false;
+    for (int c = c0 + (int)threadIdx.x; c < c1; c += blockDim.x)
+        for (int i = 0; i < words; i++)
+            any |= odd[((int64_t)c * d.HV + hv) * ODDS + i] != 0;
+    for (int i = threadIdx.x; state && i < d.K * d.V; i += blockDim.x)
+        any |= state[i] - state[i] != 0.f;
+    return __syncthreads_or(any);
 }
 
 template <int K, int V> __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
@@ -283,7 +281,7 @@ template <int K, int V> __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d
     for (; i < n; i++) {
         int at = i % STAGES;
         if (looks && i && i % LOOK == 0 && !is_left<K>(P, lane)) {
-            if (!is_odd<K, V>(d, a, seq, seq.c1 - i, hv, s0)) break;
+            if (!is_odd(d, a.odd, ODD_DO, seq.c0, seq.c1 - i, hv, s0)) break;
             looks = false;
         }
         bar_wait(&sm.full[at], i / STAGES & 1);
@@ -320,6 +318,85 @@ template <int K, int V> __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d
     });
 }
 
+/* ---- how far back gradients reach ------------------------------------------------------------ */
+
+/* Of the parts of a backward. m: their kept M, from part m_part on, of `kept` parts. */
+struct ReachArgs {
+    const bf16 *w, *kg;
+    const float *eC, *m, *given;
+    const int *odd;
+    int *reach; /* [part][HV]: chunks from a part's first one on that its dH depends on */
+    int seq0, m_part, kept;
+};
+template <int K> struct ReachSmem {
+    bf16 w[STAGES][C * K], kg[STAGES][C * K];
+    float eC[STAGES][K];
+    uint64_t full[STAGES], empty[STAGES];
+};
+
+/* Chunk i of a part by warp 0. */
+template <int K>
+__device__ __forceinline__ void load_factor(ReachSmem<K> &sm, const Dims &d, const ReachArgs &a,
+                                            const Seq &seq, int hv, int i, int lane) {
+    int to = i % STAGES;
+    int64_t tile = (int64_t)(seq.c0 + i) * d.HV + hv;
+    uint64_t *full = &sm.full[to];
+    if (i >= STAGES) bar_wait(&sm.empty[to], (i / STAGES - 1) & 1);
+    fill_begin(full, 2 * K * C * 2 + K * 4, lane);
+    fill(sm.w[to], a.w + tile * C * K, C * K * 2, full, lane);
+    fill(sm.kg[to], a.kg + tile * C * K, C * K * 2, full, lane);
+    fill(sm.eC[to], a.eC + tile * K, K * 4, full, lane);
+    fill_end(full, lane);
+}
+
+/* dH of a part is a sum over its chunks of what each adds times the factors before it, transposed.
+ * Where nothing is left of their product, P' <- eC o P' - (P' w') kg from the first chunk on, which
+ * is asked every LOOK chunks, later chunks do not count. Tried where the forward saw M vanish, its
+ * own or, where the last part has none, that of the part before; for half of the chunks. */
+template <int K> __global__ void __launch_bounds__(2 * K, 1) k_reach(Dims d, ReachArgs a) {
+    extern __shared__ __align__(1024) char raw[];
+    ReachSmem<K> &sm = *(ReachSmem<K> *)raw;
+    int hv = blockIdx.x % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = 0;
+    Seq seq = d.seq[a.seq0 + blockIdx.x / d.HV];
+    int n = seq.c1 - seq.c0, tried = n / 2, hint = min(seq.part - a.m_part, a.kept - 1);
+    const float *m = a.m + ((int64_t)hint * d.HV + hv) * K * K;
+    bool there = false, left = true;
+    for (int x = threadIdx.x; hint >= 0 && x < K * K; x += 2 * K)
+        there |= m[x] != 0.f;
+    if (__syncthreads_or(there)) tried = 0;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            bar_init(&sm.full[i], FULL_COUNT);
+            bar_init(&sm.empty[i], EMPTY_COUNT(K / 16));
+        }
+        bar_init_end();
+    }
+    __syncthreads();
+    for (int i = 0; warp == 0 && i < STAGES - 1 && i < tried; i++)
+        load_factor<K>(sm, d, a, seq, hv, i, lane);
+    float P[K / 8][4];
+    words<K>(lane, [&](int j, int e, int r, int k) { P[j][e] = k == warp * 16 + r; });
+    for (; i < tried; i++) {
+        int at = i % STAGES;
+        if (i && i % LOOK == 0 && !(left = is_left<K>(P, lane))) break;
+        bar_wait(&sm.full[at], i / STAGES & 1);
+        step_p<K>(P, sm.w[at], sm.kg[at], sm.eC[at], lane, [&](const uint32_t(*)[3][4]) {
+            if (warp == 0 && i + STAGES - 1 < tried)
+                load_factor<K>(sm, d, a, seq, hv, i + STAGES - 1, lane);
+            __syncwarp();
+        });
+        __syncwarp();
+        bar_arrive_warp(&sm.empty[at], lane);
+    }
+    for (int x = i; x < tried && x < i + STAGES - 1; x++)
+        bar_wait(&sm.full[x % STAGES], x / STAGES & 1);
+    if (left && tried) left = is_left<K>(P, lane);
+    const float *given =
+        seq.ends && a.given ? a.given + ((int64_t)seq.gseq * d.HV + hv) * K * d.V : NULL;
+    if (left || is_odd(d, a.odd, ODDS, seq.c0 + i, seq.c1, hv, given)) i = n;
+    if (threadIdx.x == 0) a.reach[(int64_t)seq.part * d.HV + hv] = i;
+}
+
 /* ---- host ------------------------------------------------------------------------------------ */
 
 template <int K, int V> struct Pre {
@@ -332,6 +409,15 @@ template <int K, int V> struct Pre {
         return DP_OK;
     }
 };
+
+template <int K> dp_status reach(const Call &c, const ReachArgs &a) {
+    const dpg_plan *p = c.p;
+    int bytes = (int)sizeof(ReachSmem<K>);
+    CK(c.e, cudaFuncSetAttribute(k_reach<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    k_reach<K><<<(unsigned)(p->parts - p->is_first) * p->d.HV, 2 * K, bytes, c.s>>>(p->d, a);
+    CK_LAUNCH(c.e, "k_reach");
+    return DP_OK;
+}
 
 } // namespace
 
@@ -360,4 +446,21 @@ dp_status fast_pre(const Call &c) {
     a.seq0 = p->pre0;
     a.m_from = p->opt.chain_how == DPG_CHAIN_AUGMENTED ? p->whole : INT_MAX;
     return by_widths<Pre>(c, a, p->npre);
+}
+
+/* Of all parts but the first one of a sequence, whose dH nobody asks for. */
+dp_status fast_reach(const Call &c, int *to) {
+    const dpg_plan *p = c.p;
+    ReachArgs a = {};
+    a.w = at<bf16>(c, B_W);
+    a.kg = at<bf16>(c, B_KG);
+    a.eC = at<float>(c, B_EC);
+    a.m = saved_part_m(p, c.t);
+    a.given = c.g->dfinal_state;
+    a.odd = at<int>(c, B_ODD);
+    a.reach = to;
+    a.seq0 = p->is_first;
+    a.m_part = p->m_part;
+    a.kept = (int)p->saved_parts;
+    return p->d.K == 64 ? reach<64>(c, a) : reach<128>(c, a);
 }

@@ -26,9 +26,15 @@ template <int K, int SL> struct Stage {
     float eC[K];
 };
 
-/* Segments side by side if the forward left their M. */
-__device__ __forceinline__ Run run_at(const Dims &d, const StateArgs &a, int seq) {
+/* Segments side by side if the forward left their M. What lies behind a segment's reach is zero to
+ * it. */
+__device__ __forceinline__ Run run_at(const Dims &d, const StateArgs &a, int seq, int hv) {
     Run r = run_of(d.seq[seq]);
+    int reach = a.reach ? a.reach[r.part * d.HV + hv] : r.n;
+    if (reach < r.n) {
+        r.n = reach;
+        r.ends = 0;
+    }
     if (a.parts > 1 || seq < d.nseq - 1) return r;
     Seq last = d.seq[seq + a.nseg - 1];
     r.n = last.c1 - r.c0;
@@ -119,7 +125,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan_bwd(Dims d, StateArgs 
     const int blocks = V / 16 / SLICES_OF_SCAN;
     int first = blockIdx.x % blocks * SLICES_OF_SCAN, hv = blockIdx.x / blocks % d.HV;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Run run = run_at(d, a, a.seq0 + blockIdx.x / blocks / d.HV);
+    Run run = run_at(d, a, a.seq0 + blockIdx.x / blocks / d.HV, hv);
     ring_init(sm.ring, SLICES_OF_SCAN);
     __syncthreads();
     if (warp == SLICES_OF_SCAN) {
@@ -264,7 +270,7 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs 
     auto *stages = stages_behind<Stage<K, 1>>(raw, sm);
     int slice = blockIdx.x % (V / 16), hv = blockIdx.x / (V / 16) % d.HV;
     int t = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Run run = run_at(d, a, a.seq0 + blockIdx.x / (V / 16) / d.HV);
+    Run run = run_at(d, a, a.seq0 + blockIdx.x / (V / 16) / d.HV, hv);
     ring_init(sm.ring, 4);
     __syncthreads();
     if (t == 4) {
@@ -338,5 +344,8 @@ dp_status fast_bwd_pre(const Call &c) {
     a.hm = at<float>(c, B_SEG);
     a.row = p->d.V;
     a.seq0 = p->is_first;
+    int *reach = at<int>(c, B_REACH);
+    TRY(fast_reach(c, reach));
+    a.reach = reach;
     return by_widths<PassBwd>(c, a, p->parts - p->is_first);
 }

@@ -260,8 +260,8 @@ size_t dpg_saved_bytes(const dpg_plan *pl) {
 }
 
 size_t dpg_kept_bytes(const dpg_plan *pl) {
-    static const int kept[] = {B_BETA, B_QN, B_KN, B_L,  B_AKK, B_AQK,
-                               B_W,    B_KG, B_QG, B_EC, B_H,   B_VNEW};
+    static const int kept[] = {B_BETA, B_QN, B_KN, B_L,   B_AKK, B_AQK, B_W,
+                               B_KG,   B_QG, B_EC, B_ODD, B_H,   B_VNEW};
     size_t sum = dpg_saved_bytes(pl);
     if (!saves_all(pl)) return sum;
     for (int slot : kept)

@@ -34,8 +34,7 @@ static void layout_chunks(dpg_plan *pl) {
     add(pl, B_KG, tiles * d.n * d.K, fast, rows);
     add(pl, B_QG, tiles * C * d.K, fast, rows);
     add(pl, B_EC, tiles * d.K, 0);
-    if (fast && !pl->is_bwd && (pl->N > 1 || pl->nseg > 1 || pl->owned))
-        add(pl, B_ODD, tiles * 2, 0);
+    if (fast && (pl->N > 1 || pl->nseg > 1 || pl->owned)) add(pl, B_ODD, tiles * 3, 0);
 }
 
 /* Of the token path, likewise. */
@@ -61,6 +60,7 @@ static void layout_forward(dpg_plan *pl) {
     add(pl, B_SIN, (int64_t)d.HV * d.K * d.V * state_parts(pl), 0);
     if (pl->nseg > 1) add(pl, B_SEG, (pl->is_bwd ? (int64_t)d.HV * d.K * d.V : hm) * pl->nseg, 0);
     if (pl->nseg > 1 && !pl->is_bwd) add(pl, B_PREFIX, hm * pl->nseg, 0);
+    if (pl->nseg > 1 && pl->is_bwd) add(pl, B_REACH, (int64_t)d.HV * pl->nseg, 0);
     if (pl->N == 1 && !pl->owned) return;
     if (!pl->is_bwd || pl->opt.save == DPG_SAVE_ALL) {
         add(pl, B_HM, hm * message_parts(pl), 0);

@@ -82,7 +82,8 @@ enum Slot {
     B_KG,
     B_QG,
     B_EC,   /* decay of a whole chunk */
-    B_ODD,  /* fast, where M is made: is something of w, of u not finite, two words a tile */
+    B_ODD,  /* fast, on more than one rank or segment: is something of w; of u, q; of do not finite,
+             * three words a tile */
     B_H,    /* state before each chunk */
     B_VNEW, /* X = u - w S */
     B_HM, /* (H, M) of the rank, rows of V + K words; gathered; of its segments; composed up to each
@@ -97,6 +98,7 @@ enum Slot {
     B_DH,       /* gradient of the state after each chunk */
     B_DHM,      /* (dH, dM) of the rank; gathered */
     B_DHMALL,
+    B_REACH, /* fast: chunks of each segment that its dH depends on, from the first on; by head */
     B_DSOUT, /* gradient of the state that leaves the rank, or each of its segments */
     B_DZ,    /* simple: T' dv_new; fast, one gate a head: dg summed over 64 channels */
     B_DE,    /* simple: E = V - Kgam S_0 - L X; fast: dE = B T' dv_new */

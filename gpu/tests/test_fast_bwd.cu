@@ -421,6 +421,9 @@ static void forgets() {
         moved(c.name, outputs(c, x, 1), outputs(c, x, 2));
         for (const char *name : {"v", "g", "s0"})
             if (!gdn || is_one_of(name, {"g"})) spreads(c, x, name, 3, {"o", "final_state"});
+        for (const char *name : {"q", "do", "dfinal_state"})
+            if (!gdn || is_one_of(name, {"do"}))
+                spreads(c, x, name, x[name].size() - 3, {"dk", "dv", "dg", "dbeta", "ds0"});
     }
 }
 
