@@ -12,6 +12,7 @@ void dp_apart_work_conv(const void *message, size_t bytes) { (void)message, (voi
 
 #include "apart_rank.h"
 #include "device_job.h"
+#include "device_own.h"
 #include "harness/simulated/rank_part.h"
 #include "ref/vocabulary/context.h"
 
@@ -30,22 +31,47 @@ typedef struct {
 /* What it says when it has run without an error, before its results. */
 typedef struct {
     char path[32];
-    int segments, fast, tokens, has[DP_RANK_TENSORS];
+    int segments, fast, tokens;
     size_t saved, kept;
 } report;
 
+/* The parts of a rank, in their order. */
+typedef struct {
+    int rank, n, *part;
+    dp_own_table table;
+} rank_parts;
+
+static rank_parts parts_of(const dp_problem *p, int N, int rank) {
+    rank_parts x = {.rank = rank, .table = dp_own_table_of(p->own, p->T, N)};
+    x.part = dp_calloc((size_t)x.table.parts + 1, sizeof *x.part);
+    for (int i = 0; i < x.table.parts; i++)
+        if (x.table.owner[i] == rank) x.part[x.n++] = i;
+    return x;
+}
+static void parts_free(rank_parts *x) {
+    free(x->part);
+    dp_own_table_free(&x->table);
+}
+
 /* What a rank has in the results of all. */
-static void each_list(dp_cuda_result *out, const dp_rank_job *job, const dp_context *c,
+static void each_list(dp_cuda_result *out, const dp_rank_job *job, const rank_parts *x,
                       dp_rank_list_fn *f) {
     const dp_problem *p = job->p;
-    int rank = c->rank;
-    dp_rank_each_result(p, &out->out, c, job->opt.backward, f, &rank);
-    for (int w = 0; w < DP_RANK_TENSORS; w++)
-        for (int hv = 0; hv < p->HV; hv++) {
-            double *x = out->rank[w][rank * p->HV + hv];
-            if (x) f(x, dp_rank_width(p, w), &rank);
+    int rank = x->rank;
+    for (int k = 0; k < x->n; k++) {
+        dp_context c;
+        dp_context_of(p, x->table.parts, x->part[k], &c, NULL); /* it was split so before */
+        dp_rank_each_result(p, &out->out, &c, job->opt.backward, f, &rank);
+        dp_context_free(&c);
+        for (int i = 0; i < DP_RANK_TENSORS * p->HV; i++) {
+            double *y = out->rank[i / p->HV][x->part[k] * p->HV + i % p->HV];
+            if (y) f(y, dp_rank_width(p, i / p->HV), &rank);
         }
+    }
 }
+
+/* Which tensors each part of a rank has, [parts of the rank][DP_RANK_TENSORS]. */
+static size_t has_bytes(const rank_parts *x) { return (size_t)x->n * DP_RANK_TENSORS; }
 
 static void give(double *x, int64_t n, void *rank) {
     (void)rank;
@@ -62,19 +88,21 @@ static size_t gate_bytes(const dp_problem *p) {
 /* ---- another process than the first ---------------------------------------------------------- */
 
 /* As large as all ranks', with the tokens of this one; pages that nobody touches are not there. */
-static void receive_problem(dp_problem *p, const dp_context *c) {
+static void receive_problem(dp_problem *p, const rank_parts *x) {
     for (int i = 0; i < DP_NINPUTS; i++) {
         const int64_t each = dp_input_width(p, i);
         const int tokens = dp_input_fields[i].kind == DP_OF_TOKENS;
         if (!dp_input_of(p, i)) continue;
-        double *x = *dp_input_at(p, i) = dp_doubles(dp_input_count(p, i));
-        dp_mpi_receive_numbers(0, tokens ? x + c->a * each : x,
-                               tokens ? c->L * each : dp_input_count(p, i),
-                               dp_input_fields[i].name);
+        double *all = *dp_input_at(p, i) = dp_doubles(dp_input_count(p, i));
+        const int64_t n = tokens ? dp_own_tokens(&x->table, x->rank) * each : dp_input_count(p, i);
+        double *own = tokens ? dp_doubles(n) : all;
+        dp_mpi_receive_numbers(0, own, n, dp_input_fields[i].name);
+        if (tokens) dp_own_copy(&x->table, x->rank, each, all, own, 1);
+        if (tokens) free(own);
     }
 }
 
-static void send_report(const dp_rank_job *job, dp_cuda_result *out, const dp_context *c) {
+static void send_report(const dp_rank_job *job, dp_cuda_result *out, const rank_parts *x) {
     report r = {.segments = job->segments,
                 .fast = job->fast,
                 .tokens = job->tokens,
@@ -83,49 +111,53 @@ static void send_report(const dp_rank_job *job, dp_cuda_result *out, const dp_co
     dp_apart_say(&job->rank);
     if (job->rank.status) return;
     snprintf(r.path, sizeof r.path, "%s", job->path ? job->path : "");
-    for (int w = 0; w < DP_RANK_TENSORS; w++)
-        r.has[w] = out->rank[w][c->rank * job->p->HV] != NULL;
+    char *has = dp_calloc(has_bytes(x) + 1, 1);
+    for (int i = 0; i < x->n * DP_RANK_TENSORS; i++)
+        has[i] = out->rank[i % DP_RANK_TENSORS][x->part[i / DP_RANK_TENSORS] * job->p->HV] != NULL;
     dp_mpi_send(0, DP_MPI_NUMBERS, &r, sizeof r);
-    each_list(out, job, c, give);
+    dp_mpi_send(0, DP_MPI_NUMBERS, has, has_bytes(x));
+    free(has);
+    each_list(out, job, x, give);
     if (job->opt.backward) dp_mpi_send(0, DP_MPI_NUMBERS, job->gate, gate_bytes(job->p));
 }
 
 void dp_apart_work(const void *message, size_t bytes) {
     order o;
-    dp_context c;
     dp_cuda_result out;
     memcpy(&o, message, bytes);
     dp_problem *p = &o.p;
     p->cu = dp_mpi_receive_cu(p->Nseq);
-    dp_context_build(p->cu, p->Nseq, o.how.N, dp_mpi_rank(), &c, NULL); /* the first has done so */
-    receive_problem(p, &c);
+    rank_parts x = parts_of(p, dp_cuda_ranks(p, o.how.N), dp_mpi_rank());
+    receive_problem(p, &x);
     dp_cuda_result_alloc(&out, p, o.how.N, o.how.backward);
     dp_rank_job job = dp_rank_job_of(p, &o.how, &out);
     dp_apart_run_own(&o.ticket, &job, dp_rank_job_run, dp_rank_job_end);
-    send_report(&job, &out, &c);
+    send_report(&job, &out, &x);
     free(job.gate);
     dp_cuda_result_free(&out, p->HV);
-    dp_context_free(&c);
+    parts_free(&x);
     dp_problem_free(p);
 }
 
 /* ---- the first process ----------------------------------------------------------------------- */
 
 static void send_order(order *o, const dp_problem *p, int r) {
-    dp_context c;
-    dp_context_build(p->cu, p->Nseq, o->how.N, r, &c, NULL); /* it was split so before */
+    rank_parts x = parts_of(p, dp_cuda_ranks(p, o->how.N), r);
     o->p = *p;
     dp_mpi_send(r, DP_MPI_JOB, o, sizeof *o);
     dp_mpi_send_cu(r, p->cu, p->Nseq);
     for (int i = 0; i < DP_NINPUTS; i++) {
-        const double *x = dp_input_of(p, i);
+        double *all = *dp_input_at((dp_problem *)p, i);
         const int64_t each = dp_input_width(p, i);
         const int tokens = dp_input_fields[i].kind == DP_OF_TOKENS;
-        if (x)
-            dp_mpi_send_numbers(r, tokens ? x + c.a * each : x,
-                                tokens ? c.L * each : dp_input_count(p, i));
+        if (!all) continue;
+        const int64_t n = tokens ? dp_own_tokens(&x.table, r) * each : dp_input_count(p, i);
+        double *own = tokens ? dp_doubles(n) : all;
+        if (tokens) dp_own_copy(&x.table, r, each, all, own, 0);
+        dp_mpi_send_numbers(r, own, n);
+        if (tokens) free(own);
     }
-    dp_context_free(&c);
+    parts_free(&x);
 }
 
 /* Where they ran without an error: their results, in out. */
@@ -133,7 +165,6 @@ static void receive_report(dp_rank_job *job, dp_cuda_result *out, int r, dp_err 
     static char path[32];
     const dp_problem *p = job->p;
     report got;
-    dp_context c;
     dp_apart_hear(r, &job->rank, e);
     if (job->rank.status) return;
     dp_mpi_receive(r, DP_MPI_NUMBERS, &got, sizeof got, "the end of its run");
@@ -144,12 +175,17 @@ static void receive_report(dp_rank_job *job, dp_cuda_result *out, int r, dp_err 
     job->tokens = got.tokens;
     job->saved = got.saved;
     job->kept = got.kept;
-    for (int w = 0; w < DP_RANK_TENSORS; w++)
-        for (int hv = 0; hv < p->HV && got.has[w]; hv++)
-            out->rank[w][r * p->HV + hv] = dp_doubles(dp_rank_width(p, w));
-    dp_context_build(p->cu, p->Nseq, job->N, r, &c, NULL);
-    each_list(out, job, &c, take);
-    dp_context_free(&c);
+    rank_parts x = parts_of(p, job->N, r);
+    char *has = dp_calloc(has_bytes(&x) + 1, 1);
+    dp_mpi_receive(r, DP_MPI_NUMBERS, has, has_bytes(&x), "what it has");
+    for (int i = 0; i < x.n * DP_RANK_TENSORS * p->HV; i++) {
+        const int part = x.part[i / p->HV / DP_RANK_TENSORS], w = i / p->HV % DP_RANK_TENSORS;
+        if (has[i / p->HV])
+            out->rank[w][part * p->HV + i % p->HV] = dp_doubles(dp_rank_width(p, w));
+    }
+    each_list(out, job, &x, take);
+    free(has);
+    parts_free(&x);
     if (!job->opt.backward) return;
     job->gate = dp_calloc(gate_bytes(p), 1);
     dp_mpi_receive(r, DP_MPI_NUMBERS, job->gate, gate_bytes(p), "dA_log and ddt_bias");
@@ -157,7 +193,7 @@ static void receive_report(dp_rank_job *job, dp_cuda_result *out, int r, dp_err 
 
 static dp_status run_all(order *o, const dp_problem *p, dp_rank_job *job, dp_cuda_result *out,
                          dp_err *e) {
-    const int N = o->how.N;
+    const int N = job->N;
     if (dp_ticket_make(&o->ticket, N, e)) return e->code;
     for (int r = 1; r < N; r++)
         send_order(o, p, r);
@@ -172,16 +208,14 @@ static dp_status run_all(order *o, const dp_problem *p, dp_rank_job *job, dp_cud
 
 dp_status dp_apart_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out,
                        dp_err *e) {
-    const int N = how->N;
+    const int N = dp_cuda_ranks(p, how->N);
     order o = {.what = DP_MPI_DEVICE, .how = *how};
     dp_err own = {0};
-    dp_cuda_result_alloc(out, p, N, how->backward);
+    dp_cuda_result_alloc(out, p, how->N, how->backward);
     dp_rank_job *job = dp_calloc((size_t)N, sizeof *job);
     for (int r = 0; r < N; r++)
         job[r] = dp_rank_job_of(p, how, out);
-    dp_status st = p->own.kind
-                       ? dp_fail(&own, DP_EINPUT, "ranks that are processes own T / N tokens each")
-                   : job[0].by_windows
+    dp_status st = job[0].by_windows
                        ? dp_fail(&own, DP_EINPUT, "windows: ranks that are processes have none")
                        : dp_rank_job_try(&job[0], &own);
     if (!st) st = run_all(&o, p, job, out, &own);

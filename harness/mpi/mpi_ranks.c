@@ -22,6 +22,9 @@ static dp_peers peers_of(int N) {
         .rank = dp_mpi_rank(), .N = N, .send = send_to_peer, .receive = receive_from_peer};
 }
 
+/* Processes of N ranks, or of N parts that they own. */
+static int ranks_of(dp_owners o, int N) { return o.kind ? o.ranks : N; }
+
 /* ---- the rank of this process ---------------------------------------------------------------- */
 
 typedef struct {
@@ -46,13 +49,16 @@ static void open_own(dp_base base, int N) {
     dp_sim_new_rank(&own.sim, &own.part, base, &own.peers, NULL); /* the first one has checked it */
 }
 
-/* Results of the rank that this process is, to the first. */
+/* Results of the rank that this process is, of its parts in their order, to the first. */
 static void return_own(int backward) {
-    const int64_t n = dp_rank_size(&own.sim, own.peers.rank, backward);
-    double *all = dp_doubles(n);
-    dp_rank_pack(&own.sim, own.peers.rank, backward, all);
-    dp_mpi_send_numbers(0, all, n);
-    free(all);
+    for (int r = 0; r < own.sim.N; r++) {
+        if (!dp_sim_has(&own.sim, r)) continue;
+        const int64_t n = dp_rank_size(&own.sim, r, backward);
+        double *all = dp_doubles(n);
+        dp_rank_pack(&own.sim, r, backward, all);
+        dp_mpi_send_numbers(0, all, n);
+        free(all);
+    }
 }
 
 /* ---- the pipeline: the other processes ------------------------------------------------------- */
@@ -101,13 +107,15 @@ static void send_part(int to, const dp_problem *part, sim_job *j) {
 dp_status dp_mpi_sim_open(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
     const dp_status st = dp_sim_new_frame(s, p, base, N, e);
     if (st) return st;
-    sim_job j = {.what = DP_MPI_OPEN, .N = N, .limit = dp_mpi_limit_s(), .base = base};
-    for (int r = 1; r < N; r++) {
-        const dp_problem part = dp_rank_part(p, s->ctx[r].a, s->ctx[r].b);
+    const int ranks = ranks_of(p->own, N);
+    sim_job j = {.what = DP_MPI_OPEN, .N = ranks, .limit = dp_mpi_limit_s(), .base = base};
+    for (int r = 1; r < ranks; r++) {
+        dp_problem part = dp_rank_part(p, ranks, r);
         send_part(r, &part, &j);
+        dp_problem_free(&part);
     }
-    own.part = dp_rank_part(p, s->ctx[0].a, s->ctx[0].b);
-    open_own(base, N);
+    own.part = dp_rank_part(p, ranks, 0);
+    open_own(base, ranks);
     return DP_OK;
 }
 
@@ -117,7 +125,7 @@ void dp_mpi_sim_run(dp_sim *s, dp_format chain, dp_exchange merge, int backward)
                        .merge = merge,
                        .payload = s->payload,
                        .backward = backward};
-    for (int r = 1; r < s->N; r++)
+    for (int r = 1; r < ranks_of(s->p->own, s->N); r++)
         dp_mpi_send(r, DP_MPI_JOB, &j, sizeof j);
     own.sim.payload = s->payload;
     dp_sim_run(&own.sim, chain, merge, backward);
@@ -125,10 +133,10 @@ void dp_mpi_sim_run(dp_sim *s, dp_format chain, dp_exchange merge, int backward)
     for (int r = 0; r < s->N; r++) {
         const int64_t n = dp_rank_size(s, r, backward);
         double *all = dp_doubles(n);
-        if (r)
-            dp_mpi_receive_numbers(r, all, n, "the results");
+        if (dp_sim_has(&own.sim, r))
+            dp_rank_pack(&own.sim, r, backward, all);
         else
-            dp_rank_pack(&own.sim, 0, backward, all);
+            dp_mpi_receive_numbers(dp_own_rank(s->p->own, s->N, r), all, n, "the results");
         dp_rank_unpack(s, r, backward, all);
         free(all);
     }
@@ -136,9 +144,10 @@ void dp_mpi_sim_run(dp_sim *s, dp_format chain, dp_exchange merge, int backward)
 
 void dp_mpi_sim_close(dp_sim *s) {
     const sim_job j = {.what = DP_MPI_CLOSE};
-    for (int r = 1; r < s->N; r++)
+    for (int r = 1; r < ranks_of(s->p->own, s->N); r++)
         dp_mpi_send(r, DP_MPI_JOB, &j, sizeof j);
     dp_sim_free(&own.sim);
+    dp_problem_free(&own.part);
     dp_sim_free(s);
 }
 
@@ -150,15 +159,6 @@ typedef struct {
     dp_conv_policy pol;
     dp_conv c; /* shapes, T of the rank; which arrays there are */
 } conv_job;
-
-/* Tokens of rank r; borrows all of it. */
-static dp_conv part_of(const dp_conv *c, int N, int r) {
-    dp_conv part = *c;
-    part.T = c->T / N;
-    part.x += r * part.T * c->D;
-    if (part.dy) part.dy += r * part.T * c->D;
-    return part;
-}
 
 static int64_t conv_count(const dp_conv *c, int input) {
     return dp_conv_count(c, &dp_conv_input_fields[input], c->T);
@@ -203,24 +203,48 @@ static void send_conv(int to, const dp_conv *part, conv_job *j) {
             dp_mpi_send_numbers(to, *dp_conv_input_at(&j->c, i), conv_count(part, i));
 }
 
+/* What rank `from` made, or (from = 0) this process. */
+static void take_results(const dp_conv *c, int N, int from, const dp_conv *part,
+                         dp_conv_result *own, dp_conv_result *r) {
+    for (int i = 0; i < DP_CONV_NRESULTS; i++) {
+        const int64_t n = result_count(part, i);
+        double *to = *dp_conv_result_at(r, i), *x = from ? NULL : *dp_conv_result_at(own, i);
+        if (!to || (from && !of_tokens(i))) continue;
+        if (!of_tokens(i)) {
+            memcpy(to, x, sizeof *to * (size_t)n);
+            continue;
+        }
+        double *got = from ? dp_doubles(n) : x;
+        if (from && n) dp_mpi_receive_numbers(from, got, n, "the results");
+        dp_conv_place(c, N, from, got, to);
+        if (from) free(got);
+    }
+}
+
 dp_status dp_mpi_conv(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e) {
-    const dp_peers peers = peers_of(N);
-    conv_job j = {.what = DP_MPI_CONV, .N = N, .limit = dp_mpi_limit_s(), .pol = pol};
-    if (N < 1 || c->T % N || c->T < N)
+    const int ranks = ranks_of(c->own, N);
+    const dp_peers peers = peers_of(ranks);
+    conv_job j = {.what = DP_MPI_CONV, .N = ranks, .limit = dp_mpi_limit_s(), .pol = pol};
+    dp_conv_result own;
+    if (N < 1 || (!c->own.kind && c->T % N) || c->T < N)
         return dp_fail(e, DP_EINPUT, "T = %lld: must be a multiple of ranks = %d", (long long)c->T,
                        N);
-    for (int i = 1; i < N; i++) {
-        const dp_conv part = part_of(c, N, i);
+    for (int i = 1; i < ranks; i++) {
+        dp_conv part = dp_conv_part(c, ranks, i);
         send_conv(i, &part, &j);
+        dp_conv_part_free(&part);
     }
-    const dp_conv part = part_of(c, N, 0);
-    const dp_status st = dp_conv_rank(&part, &peers, pol, r, e); /* its tokens are the first ones */
-    for (int from = 1; from < N; from++)
-        for (int i = 0; i < DP_CONV_NRESULTS; i++) {
-            const int64_t n = result_count(&part, i);
-            if (of_tokens(i) && n)
-                dp_mpi_receive_numbers(from, *dp_conv_result_at(r, i) + from * n, n, "the results");
-        }
+    dp_conv part = dp_conv_part(c, ranks, 0);
+    dp_conv_result_alloc(&own, &part);
+    const dp_status st = dp_conv_rank(&part, &peers, pol, &own, e);
+    take_results(c, ranks, 0, &part, &own, r);
+    dp_conv_result_free(&own);
+    dp_conv_part_free(&part);
+    for (int from = 1; from < ranks; from++) {
+        dp_conv other = dp_conv_part(c, ranks, from);
+        take_results(c, ranks, from, &other, NULL, r);
+        dp_conv_part_free(&other);
+    }
     return st;
 }
 

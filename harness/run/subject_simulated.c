@@ -319,7 +319,7 @@ static void skip_ranks(const dp_sharding *sp, dp_backend be, const char *why, dp
 dp_status dp_simulated_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {
     int bases[DP_NBASES];
     const int nb = dp_bases_of(sp->c, sp->std->o, bases);
-    const char *no = dp_unavailable(k->backend, sp->N);
+    const char *no = dp_unavailable(k->backend, ranks_of(sp->c, sp->N));
     dp_status st = DP_OK;
     if (no) {
         skip_ranks(sp, k->backend, no, out);

@@ -8,8 +8,9 @@
 extern "C" {
 #endif
 
-/* Tokens [a, b) of p with the cu, states and parameters of all; borrows all of them. */
-dp_problem dp_rank_part(const dp_problem *p, int64_t a, int64_t b);
+/* Rank `rank` of N: its tokens of p, of several parts one behind the other, with the cu, states and
+ * parameters of all; to be freed. */
+dp_problem dp_rank_part(const dp_problem *p, int N, int rank);
 
 /* What a rank has in the results of all: rows of its tokens, final states of the sequences that end
  * in them and, backward, ds0 of those that begin. */

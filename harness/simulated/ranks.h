@@ -83,8 +83,7 @@ typedef struct {
     int by_inverse;          /* as in dp_chunk */
     const dp_linear *linear; /* who multiplies and solves */
     int N;
-    int from, to;          /* ranks that are computed here: all, or the one of this process */
-    const dp_peers *peers; /* who computes the others; NULL: all are here */
+    const dp_peers *peers; /* who computes other ranks; NULL: all are here */
     dp_fault fault;
     /* [N*HV]: where the fault acted in the last run (fault_effect.h; faults that show between runs:
      * in all so far); in what later runs keep */
@@ -136,9 +135,10 @@ dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *desi
                            const unsigned char *first_of_call, dp_err *e);
 /* The same over CBLAS and LAPACKE: other orders of summation, those of the machine. */
 dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);
-/* One rank of N, that of peers, alone: `part` has its tokens (T of them) and the cu and states of
- * all. Results are those of its tokens and of the sequences that begin or end in them, in lists of
- * all ranks its own; dA_log and ddt_bias are the sums. Borrows part and peers. */
+/* One rank of N, that of peers, alone: `part` has its tokens (T of them; of several parts one
+ * behind the other) and the cu and states of all. Results are those of its tokens and of the
+ * sequences that begin or end in them, in lists of all ranks its own; dA_log and ddt_bias are the
+ * sums. Borrows part and peers. */
 dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const dp_peers *peers,
                           dp_err *e);
 /* The frame of a simulation whose ranks are computed elsewhere: contexts, chunks' places, room for
@@ -163,6 +163,10 @@ void dp_sim_run(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
 void dp_sim_begin(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
 void dp_sim_stage(dp_sim *s, dp_stage stage);
 
+/* Is rank r (part r) computed here? */
+static inline int dp_sim_has(const dp_sim *s, int r) {
+    return dp_peers_have(s->peers, s->p->own, s->N, r);
+}
 /* The chunk of a group of tokens and a value head. */
 static inline dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv) {
     return &s->ch[(int64_t)group * s->p->HV + hv];

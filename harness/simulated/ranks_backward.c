@@ -138,7 +138,7 @@ static void add_sums(dp_sim *s, dp_base base, double *sums) {
     const dp_problem *p = s->p;
     double *A = s->out.dA_log, *B = s->out.ddt_bias;
     const int64_t nA = A ? p->HV : 0, nB = B ? (int64_t)p->HV * dp_Kg(p) : 0;
-    if (s->peers) dp_peers_gather(s->peers, sums, nA + nB, "dA_log and ddt_bias");
+    if (s->peers) dp_peers_gather(s->peers, p->own, s->N, sums, nA + nB, "dA_log and ddt_bias");
     add_parts(s, base, sums, nA + nB);
     if (A) memset(A, 0, sizeof(double) * (size_t)nA);
     if (B) memset(B, 0, sizeof(double) * (size_t)nB);
@@ -182,8 +182,9 @@ void dp_sim_gate_bwd(dp_sim *s) {
     double *sums = dp_doubles(s->N * (nA + nB)); /* [N]: dA_log, ddt_bias of each rank */
     double *nq = dp_effect_normalised(s, s->q, p->T * p->H * p->K),
            *nk = dp_effect_normalised(s, s->k, p->T * p->H * dp_rows(p) * p->K);
-    for (int r = s->from; r < s->to; r++) {
+    for (int r = 0; r < s->N; r++) {
         const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
+        if (!dp_sim_has(s, r)) continue;
         dp_result part = s->out;
         part.dA_log = A ? sums + r * (nA + nB) : NULL;
         part.ddt_bias = B ? sums + r * (nA + nB) + nA : NULL;
@@ -240,15 +241,15 @@ void dp_sim_all_grads(dp_sim *s) {
 void dp_sim_pre_bwd(dp_sim *s) {
     if (!dp_exchanges[s->merge].pairs) return;
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int i = s->from * s->p->HV; i < s->to * s->p->HV; i++)
-        pre_process_bwd(s, i / s->p->HV, i % s->p->HV);
+    for (int i = 0; i < s->N * s->p->HV; i++)
+        if (dp_sim_has(s, i / s->p->HV)) pre_process_bwd(s, i / s->p->HV, i % s->p->HV);
 }
 
 void dp_sim_states_bwd(dp_sim *s) {
     const int HV = s->p->HV;
 #pragma omp parallel for schedule(dynamic, 1) if (s->fault != DP_FAULT_CU_DIVIDED)
-    for (int i = s->from * HV; i < s->to * HV; i++)
-        for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++)
+    for (int i = 0; i < s->N * HV; i++)
+        for (int sub = 0; dp_sim_has(s, i / HV) && sub < s->ctx[i / HV].nlocal; sub++)
             state_bwd(s, i / HV, i % HV, sub);
 }
 

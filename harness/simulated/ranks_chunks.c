@@ -99,8 +99,9 @@ void dp_sim_list_groups(dp_sim *s) {
     for (int64_t t = 0; s->first_of_call && t < s->p->T; t++)
         cap += s->first_of_call[t];
     s->group = dp_calloc((size_t)cap, sizeof *s->group);
-    for (int r = s->from; r < s->to; r++) {
+    for (int r = 0; r < s->N; r++) {
         const dp_context *c = &s->ctx[r];
+        if (!dp_sim_has(s, r)) continue;
         s->first[r] = dp_calloc((size_t)c->nlocal + 1, sizeof **s->first);
         for (int sub = 0; sub < c->nlocal; sub++) {
             s->first[r][sub] = s->ngroup;

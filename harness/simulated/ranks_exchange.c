@@ -123,8 +123,8 @@ static void allgather(dp_sim *s, int back) {
     const int HV = s->p->HV;
     dp_sim_share_pairs(s, back);
     send_all(&w);
-    for (int i = s->from * HV; i < s->to * HV; i++)
-        fold(&w, i / HV, i % HV);
+    for (int i = 0; i < s->N * HV; i++)
+        if (dp_sim_has(s, i / HV)) fold(&w, i / HV, i % HV);
     dp_sim_free_list(w.M, (int64_t)s->N * HV);
     dp_sim_free_list(w.H, (int64_t)s->N * HV);
 }
@@ -222,8 +222,9 @@ static void level(const way *w, int d, double **e) {
     double **got = dp_calloc((size_t)w->s->N, sizeof *got);
     dp_sim_hand(w->s, w->by * d, HV * n, e, got);
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int i = w->s->from * HV; i < w->s->to * HV; i++) {
+    for (int i = 0; i < w->s->N * HV; i++) {
         const int r = i / HV, hv = i % HV;
+        if (!dp_sim_has(w->s, r)) continue;
         if (got[r])
             send_one(w, r - d * w->by, hv, 1, M_of(got[r] + hv * n), H_of(w, got[r] + hv * n));
         if (!got[r] || !e[r][hv * n + MATTERS]) continue;
@@ -241,15 +242,16 @@ static void hand_on(const way *w, double **e) {
     const int64_t n = element_size(w), KV = state_size(w);
     double **out = dp_calloc((size_t)w->s->N, sizeof *out),
            **got = dp_calloc((size_t)w->s->N, sizeof *got);
-    for (int r = w->s->from; r < w->s->to; r++) {
+    for (int r = 0; r < w->s->N; r++) {
+        if (!dp_sim_has(w->s, r)) continue;
         out[r] = dp_doubles(HV * KV);
         for (int hv = 0; hv < HV; hv++)
             memcpy(out[r] + hv * KV, H_of(w, e[r] + hv * n), sizeof **out * (size_t)KV);
     }
     dp_sim_hand(w->s, w->by, HV * KV, out, got);
-    for (int i = w->s->from * HV; i < w->s->to * HV; i++) {
+    for (int i = 0; i < w->s->N * HV; i++) {
         const int r = i / HV, hv = i % HV;
-        if (!gets(w, r)) continue;
+        if (!dp_sim_has(w->s, r) || !gets(w, r)) continue;
         double *S = dp_copy(got[r] + hv * KV, KV);
         send_one(w, r - w->by, hv, 1, NULL, S);
         arrives(w, r, hv, S);
@@ -263,10 +265,10 @@ static void scan(dp_sim *s, int back) {
     const int HV = s->p->HV;
     const int64_t n = element_size(&w);
     double **e = dp_calloc((size_t)s->N, sizeof *e);
-    for (int r = s->from; r < s->to; r++)
-        e[r] = dp_doubles(HV * n);
-    for (int i = s->from * HV; i < s->to * HV; i++)
-        begin_element(&w, i / HV, i % HV, e[i / HV] + i % HV * n);
+    for (int r = 0; r < s->N; r++)
+        if (dp_sim_has(s, r)) e[r] = dp_doubles(HV * n);
+    for (int i = 0; i < s->N * HV; i++)
+        if (e[i / HV]) begin_element(&w, i / HV, i % HV, e[i / HV] + i % HV * n);
     for (int d = 1; d < s->N; d *= 2)
         level(&w, d, e);
     hand_on(&w, e);

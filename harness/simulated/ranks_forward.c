@@ -121,8 +121,8 @@ void dp_sim_states_fwd(dp_sim *s, int lost) {
     const int HV = s->p->HV;
 #pragma omp parallel for schedule( \
     dynamic, 1) if (s->fault != DP_FAULT_CU_DIVIDED) /* several ranks own a sequence's end then */
-    for (int i = s->from * HV; i < s->to * HV; i++)
-        for (int sub = 0; sub < s->ctx[i / HV].nlocal; sub++) {
+    for (int i = 0; i < s->N * HV; i++)
+        for (int sub = 0; dp_sim_has(s, i / HV) && sub < s->ctx[i / HV].nlocal; sub++) {
             const int drop = s->fault == DP_FAULT_STATE_LOST ||
                              (s->fault == DP_FAULT_STATE_LATE && s->ctx[i / HV].nlocal > 1);
             state_fwd(s, i / HV, i % HV, sub, lost && drop);
@@ -133,8 +133,8 @@ void dp_sim_pre_fwd(dp_sim *s) {
     s->ntraj = 0;
     if (!dp_exchanges[s->merge].pairs) return;
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int i = s->from * s->p->HV; i < s->to * s->p->HV; i++)
-        pre_process_fwd(s, i / s->p->HV, i % s->p->HV);
+    for (int i = 0; i < s->N * s->p->HV; i++)
+        if (dp_sim_has(s, i / s->p->HV)) pre_process_fwd(s, i / s->p->HV, i % s->p->HV);
 }
 
 void dp_sim_forward(dp_sim *s) {

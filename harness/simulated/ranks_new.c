@@ -54,12 +54,14 @@ typedef struct {
 #define OWN ((sim_options){.linear = &dp_linear_own})
 
 /* Of all ranks the one of this process, whose tokens are all that there are. */
-static void keep_one(dp_sim *s) {
-    dp_context *own = &s->ctx[s->peers->rank];
-    s->from = own->rank;
-    s->to = own->rank + 1;
-    own->a = 0;
-    own->b = own->L;
+static void keep_own(dp_sim *s) {
+    int64_t t = 0;
+    for (int r = 0; r < s->N; r++) {
+        dp_context *c = &s->ctx[r];
+        if (!dp_sim_has(s, r)) continue;
+        c->a = t;
+        c->b = t += c->L;
+    }
 }
 
 /* What no chain format changes. */
@@ -90,7 +92,6 @@ static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *desig
                   .base = at[0],
                   .design = *design,
                   .N = N,
-                  .to = N,
                   .peers = o.peers,
                   .fault = fault,
                   .linear = o.linear,
@@ -110,7 +111,7 @@ static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *desig
             return st;
         }
     }
-    if (o.peers) keep_one(s);
+    if (o.peers) keep_own(s);
     s->p = p = dp_effect_inputs(s, p);
     dp_effect_contexts(s);
     if (!o.frame) dp_sim_activate(s);
@@ -172,7 +173,9 @@ dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const
     const dp_design design = dp_design_of(base);
     sim_options o = OWN;
     o.peers = peers;
-    return open_uniform(s, part, &design, o, peers->N, DP_FAULT_NONE, e);
+    const int64_t T = part->cu[part->Nseq];
+    const int N = part->own.kind ? dp_own_parts(part->own.kind, T, part->own.ranks) : peers->N;
+    return open_uniform(s, part, &design, o, N, DP_FAULT_NONE, e);
 }
 
 dp_status dp_sim_new_frame(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
@@ -222,7 +225,7 @@ static int same_chunks(const dp_sim *a, const dp_sim *b) {
 }
 
 int dp_sim_split(dp_sim *s, int N) {
-    dp_sim next = {.p = s->p, .design = s->design, .N = N, .to = N};
+    dp_sim next = {.p = s->p, .design = s->design, .N = N};
     dp_err e;
     assert(s->fault == DP_FAULT_NONE && s->p == s->given);
     next.ctx = dp_calloc((size_t)N, sizeof *next.ctx);
@@ -238,7 +241,6 @@ int dp_sim_split(dp_sim *s, int N) {
     if (same) {
         const dp_sim old = *s;
         s->N = N;
-        s->to = N;
         s->ctx = next.ctx;
         s->first = next.first;
         s->group = next.group;

@@ -17,16 +17,20 @@ static void ring_here(dp_sim *s, int backward, dp_sim_ring_fn *step) {
     }
 }
 
-/* The states of all heads in one message. */
-static void ring_by_messages(dp_sim *s, int backward, dp_sim_ring_fn *step) {
-    const int r = s->peers->rank, HV = s->p->HV, by = backward ? -1 : 1;
+static int process_of(const dp_sim *s, int r) {
+    return dp_peers_owner(s->peers, s->p->own, s->N, r);
+}
+
+/* Rank r: the states of all heads in one message; all: those that the rank before it left, if it is
+ * here, then those that it leaves. */
+static void ring_step(dp_sim *s, int backward, int r, double *all, dp_sim_ring_fn *step) {
+    const int HV = s->p->HV, by = backward ? -1 : 1;
     const dp_context *c = &s->ctx[r];
     const int64_t KV = (int64_t)s->p->K * s->p->V;
     const int comes = backward ? !c->is_last : !c->is_first;
     const int goes = backward ? !c->is_first : !c->is_last;
-    double *all = dp_doubles(HV * KV);
-    if (comes)
-        s->peers->receive(s->peers->who, r - by, all, HV * KV,
+    if (comes && !dp_sim_has(s, r - by))
+        s->peers->receive(s->peers->who, process_of(s, r - by), all, HV * KV,
                           backward ? "the gradient of its state" : "its state");
     for (int hv = 0; hv < HV; hv++) {
         double *S = comes ? dp_copy(all + hv * KV, KV) : NULL;
@@ -34,7 +38,16 @@ static void ring_by_messages(dp_sim *s, int backward, dp_sim_ring_fn *step) {
         if (goes) memcpy(all + hv * KV, S, sizeof(double) * (size_t)KV);
         free(S);
     }
-    if (goes) s->peers->send(s->peers->who, r + by, all, HV * KV);
+    if (goes && !dp_sim_has(s, r + by))
+        s->peers->send(s->peers->who, process_of(s, r + by), all, HV * KV);
+}
+
+static void ring_by_messages(dp_sim *s, int backward, dp_sim_ring_fn *step) {
+    double *all = dp_doubles((int64_t)s->p->HV * s->p->K * s->p->V);
+    for (int i = 0; i < s->N; i++) {
+        const int r = backward ? s->N - 1 - i : i;
+        if (dp_sim_has(s, r)) ring_step(s, backward, r, all, step);
+    }
     free(all);
 }
 
@@ -45,13 +58,18 @@ void dp_sim_ring(dp_sim *s, int backward, dp_sim_ring_fn *step) {
 /* ---- over a distance ------------------------------------------------------------------------- */
 
 void dp_sim_hand(dp_sim *s, int d, int64_t n, double *const *out, double **got) {
-    for (int r = s->from; r < s->to && s->peers; r++)
-        if (r + d >= 0 && r + d < s->N) s->peers->send(s->peers->who, r + d, out[r], n);
-    for (int r = s->from; r < s->to; r++) {
+    for (int r = 0; r < s->N; r++) {
+        const int to = r + d;
+        if (to >= 0 && to < s->N && dp_sim_has(s, r) && !dp_sim_has(s, to))
+            s->peers->send(s->peers->who, process_of(s, to), out[r], n);
+    }
+    for (int r = 0; r < s->N; r++) {
         const int source = r - d;
-        if (source < 0 || source >= s->N) continue;
-        got[r] = s->peers ? dp_doubles(n) : dp_copy(out[source], n);
-        if (s->peers) s->peers->receive(s->peers->who, source, got[r], n, "a scan's element");
+        if (source < 0 || source >= s->N || !dp_sim_has(s, r)) continue;
+        const int here = dp_sim_has(s, source);
+        got[r] = here ? dp_copy(out[source], n) : dp_doubles(n);
+        if (!here)
+            s->peers->receive(s->peers->who, process_of(s, source), got[r], n, "a scan's element");
     }
 }
 
@@ -64,15 +82,15 @@ void dp_sim_share_pairs(dp_sim *s, int backward) {
     double **M = backward ? s->dM : s->M, **H = backward ? s->dH : s->H;
     if (!s->peers) return;
     double *all = dp_doubles(s->N * n); /* zeros of a rank that has none (math.md g.3) */
-    for (int i = s->peers->rank * HV; i < (s->peers->rank + 1) * HV; i++) {
-        if (!M[i]) continue;
+    for (int i = 0; i < s->N * HV; i++) {
+        if (!dp_sim_has(s, i / HV) || !M[i]) continue;
         memcpy(all + i * pair, M[i], sizeof(double) * (size_t)KK);
         memcpy(all + i * pair + KK, H[i], sizeof(double) * (size_t)KV);
     }
-    dp_peers_gather(s->peers, all, n, backward ? "dM and dH" : "M and H");
+    dp_peers_gather(s->peers, s->p->own, s->N, all, n, backward ? "dM and dH" : "M and H");
     for (int i = 0; i < s->N * HV; i++) {
         const dp_context *c = &s->ctx[i / HV];
-        if (i / HV == s->peers->rank || (backward ? c->is_first : c->is_last)) continue;
+        if (dp_sim_has(s, i / HV) || (backward ? c->is_first : c->is_last)) continue;
         dp_sim_replace(&M[i], dp_copy(all + i * pair, KK));
         dp_sim_replace(&H[i], dp_copy(all + i * pair + KK, KV));
     }

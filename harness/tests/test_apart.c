@@ -154,6 +154,14 @@ DP_TEST(apart, mpirun_starts_them_too) {
                 sizeof out) == 0,
             "%.4000s", out);
     same_numbers("threads3", "apart3", 4);
+    /* and own tokens in parts */
+    const char *const owned = "packed-across --base fp32 --chain fp32 --ranks 3 --own zigzag,empty";
+    char args[256];
+    snprintf(args, sizeof args, "%s --backend cuda --json owned3", owned);
+    REQUIRE(run("$K run $A", args, out, sizeof out) == 0, "%.4000s", out);
+    snprintf(args, sizeof args, "%s --backend nccl --json ownedapart3", owned);
+    REQUIRE(run(start, args, out, sizeof out) == 0, "%.4000s", out);
+    same_numbers("owned3", "ownedapart3", 2);
 }
 
 /* What scripts/slurm asks of Slurm: the nodes of the job, and its tasks, the first of them last. */

@@ -60,6 +60,22 @@ DP_TEST(mpi, four_processes_have_the_digest_of_the_simulated_ranks) {
     CHECK(!strcmp(sim, both), "%s, both together have %s", sim, both);
 }
 
+/* Parts of any length, several of a process or none. */
+DP_TEST(mpi, processes_that_own_several_parts_have_that_digest_too) {
+    NEEDS_MPI;
+    char out[1 << 16], args[1024], sim[40], mpi[40];
+    const char *const owned = "run packed-across owned-conv --own zigzag,empty,cyclic,grid --base "
+                              "fp32 --chain fp32 --ranks 2,3 --cache '%s/own' --backend %s";
+    snprintf(args, sizeof args, owned, gt_tmpdir(), "sim");
+    REQUIRE(run(gt_program(), 0, args, out, sizeof out) == 0, "%.4000s", out);
+    digest(out, sim);
+    snprintf(args, sizeof args, owned, gt_tmpdir(), "mpi");
+    REQUIRE(run(program(), 3, args, out, sizeof out) == 0, "%.4000s", out);
+    digest(out, mpi);
+    CHECK(!strcmp(sim, mpi), "%s, processes have %s", sim, mpi);
+    CHECK(strstr(out, "(24 passed, 0 failed, 0 skipped, 0 unjudged)"), "%.4000s", out);
+}
+
 DP_TEST(mpi, kernels_and_processes_are_compared_and_checked) {
     NEEDS_MPI;
     char out[1 << 16];

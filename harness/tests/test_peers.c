@@ -13,7 +13,7 @@
 
 /* ---- messages between threads ---------------------------------------------------------------- */
 
-enum { MOST = 8, ROOM = 64 };
+enum { MOST = 8, PARTS = 64, ROOM = 64 }; /* ranks; parts that they own */
 typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t came;
@@ -101,23 +101,26 @@ typedef struct {
     dp_exchange merge;
     dp_payload payload;
     int backward;
-    double *row[MOST];
-    int64_t n[MOST];
+    double *row[PARTS]; /* of ranks, or of the parts that they own */
+    int64_t n[PARTS];
 } job;
 
 static void compute_rank(const dp_peers *peers, void *arg) {
     job *x = arg;
-    const int64_t L = x->p->T / peers->N;
-    const dp_problem part = dp_rank_part(x->p, peers->rank * L, (peers->rank + 1) * L);
+    dp_problem part = dp_rank_part(x->p, peers->N, peers->rank);
     dp_sim s;
     REQUIRE(!dp_sim_new_rank(&s, &part, x->base, peers, NULL), "rank %d", peers->rank);
     s.payload = x->payload;
     if (peers->N == 3) dp_sim_run(&s, DP_BF16, x->merge, x->backward); /* leaves nothing behind */
     dp_sim_run(&s, x->chain, x->merge, x->backward);
-    x->n[peers->rank] = dp_rank_size(&s, peers->rank, x->backward);
-    x->row[peers->rank] = dp_doubles(x->n[peers->rank]);
-    dp_rank_pack(&s, peers->rank, x->backward, x->row[peers->rank]);
+    for (int i = 0; i < s.N; i++) {
+        if (!dp_sim_has(&s, i)) continue;
+        x->n[i] = dp_rank_size(&s, i, x->backward);
+        x->row[i] = dp_doubles(x->n[i]);
+        dp_rank_pack(&s, i, x->backward, x->row[i]);
+    }
     dp_sim_free(&s);
+    dp_problem_free(&part);
 }
 
 static void same_lists(const dp_sim *a, const dp_sim *b, int backward, const char *where) {
@@ -134,13 +137,16 @@ static void same_lists(const dp_sim *a, const dp_sim *b, int backward, const cha
               "%s: prefix %d", where, i);
 }
 
-static void compare(job *x, int N, const char *where) {
+/* N ranks; of a problem that says who owns what their parts are compared. */
+static void compare(job *x, int ranks, const char *where) {
+    const dp_owners o = x->p->own;
+    const int N = o.kind ? dp_own_parts(o.kind, x->p->T, ranks) : ranks;
     dp_sim all, frame;
     REQUIRE(!dp_sim_new(&all, x->p, x->base, N, DP_FAULT_NONE, NULL), "%s", where);
     REQUIRE(!dp_sim_new_frame(&frame, x->p, x->base, N, NULL), "%s", where);
     all.payload = x->payload;
     dp_sim_run(&all, x->chain, x->merge, x->backward);
-    on_threads(N, compute_rank, x);
+    on_threads(ranks, compute_rank, x);
     dp_sim_begin(&frame, x->chain, x->merge, x->backward);
     for (int r = 0; r < N; r++) {
         CHECK(x->n[r] == dp_rank_size(&frame, r, x->backward), "%s: rank %d gives %lld", where, r,
@@ -186,6 +192,27 @@ DP_TEST(peers, a_rank_with_its_own_tokens_has_the_bits_of_the_simulated_one) {
             }
 }
 
+DP_TEST(peers, ranks_that_own_several_parts_or_none_have_those_bits_too) {
+    for (int kind = DP_OWN_EVEN + 1; kind < DP_NOWNS; kind++)
+        for (int k = 0; k < 8; k++) {
+            dp_problem p;
+            char where[100];
+            const int N = 2 + (kind + k) % 3;
+            oracle_problem(&p, &SPECS[k % 4]);
+            p.own = (dp_owners){(dp_own)kind, N};
+            job x = {.p = &p,
+                     .base = k & 1 ? DP_BASE_BF16 : DP_BASE_FP32,
+                     .chain = k & 1 ? DP_TF32RZ : DP_FP32,
+                     .merge = (dp_exchange[]){DP_EXCHANGE_ALLGATHER, DP_EXCHANGE_RING,
+                                              DP_EXCHANGE_SCAN, DP_EXCHANGE_SERIAL}[k / 2],
+                     .backward = 1};
+            snprintf(where, sizeof where, "%s, problem %d, %d ranks, %s", dp_own_names[kind], k % 4,
+                     N, dp_exchange_names[x.merge]);
+            compare(&x, N, where);
+            dp_problem_free(&p);
+        }
+}
+
 /* ---- the convolution ------------------------------------------------------------------------- */
 
 typedef struct {
@@ -196,31 +223,39 @@ typedef struct {
 
 static void convolve(const dp_peers *peers, void *arg) {
     const conv_job *x = arg;
-    dp_conv part = *x->c;
-    part.T /= peers->N;
-    part.x += peers->rank * part.T * part.D;
-    if (part.dy) part.dy += peers->rank * part.T * part.D;
+    dp_conv part = dp_conv_part(x->c, peers->N, peers->rank);
     dp_conv_result_alloc(&x->of[peers->rank], &part);
     CHECK(!dp_conv_rank(&part, peers, x->pol, &x->of[peers->rank], NULL), "rank %d", peers->rank);
+    dp_conv_part_free(&part);
 }
 
 static void compare_conv(const dp_conv *c, int N, dp_conv_policy pol, const char *where) {
-    dp_conv_result want, of[MOST];
+    const int parts = c->own.kind ? dp_own_parts(c->own.kind, c->T, N) : N;
+    dp_conv_result want, got, of[MOST];
     conv_job x = {c, pol, of};
+    if (!parts) return;
     dp_conv_result_alloc(&want, c);
-    REQUIRE(!dp_conv_ranks(c, N, pol, &want, NULL), "%s", where);
+    dp_conv_result_alloc(&got, c);
+    REQUIRE(!dp_conv_ranks(c, parts, pol, &want, NULL), "%s", where);
     on_threads(N, convolve, &x);
-    for (int r = 0; r < N; r++)
-        for (int i = 0; i < DP_CONV_NRESULTS; i++) {
-            int64_t rows;
-            int width;
-            dp_conv_result_shape(c, i, &rows, &width);
-            const int tokens = dp_conv_result_fields[i].kind == DP_OF_TOKENS;
-            const int64_t n = rows * width / (tokens ? N : 1);
-            const double *a = *dp_conv_result_at(&want, i), *b = *dp_conv_result_at(&of[r], i);
-            CHECK(!a == !b && (!a || !memcmp(a + (tokens ? r * n : 0), b, sizeof *a * (size_t)n)),
-                  "%s: %s of rank %d", where, dp_conv_result_fields[i].name, r);
+    for (int i = 0; i < DP_CONV_NRESULTS; i++) {
+        int64_t rows;
+        int width;
+        dp_conv_result_shape(c, i, &rows, &width);
+        const size_t bytes = sizeof(double) * (size_t)(rows * width);
+        const int tokens = dp_conv_result_fields[i].kind == DP_OF_TOKENS;
+        double *a = *dp_conv_result_at(&want, i), *all = *dp_conv_result_at(&got, i);
+        for (int r = 0; r < N; r++) {
+            const double *b = *dp_conv_result_at(&of[r], i);
+            CHECK(!a == !b, "%s: %s of rank %d", where, dp_conv_result_fields[i].name, r);
+            if (a && tokens) dp_conv_place(c, N, r, b, all);
+            CHECK(!a || tokens || !memcmp(a, b, bytes), "%s: %s of rank %d", where,
+                  dp_conv_result_fields[i].name, r);
         }
+        CHECK(!a || !tokens || !memcmp(a, all, bytes), "%s: %s", where,
+              dp_conv_result_fields[i].name);
+    }
+    dp_conv_result_free(&got);
     for (int r = 0; r < N; r++)
         dp_conv_result_free(&of[r]);
     dp_conv_result_free(&want);
@@ -236,9 +271,9 @@ DP_TEST(peers, a_convolution_too_with_halos_over_several_ranks) {
     double *w = dp_doubles(20 * 70), *bias = dp_copy(p.k, 20);
     for (int i = 0; i < 20 * 70; i++)
         w[i] = p.v[i];
-    for (int k = 0; k < 24; k++) {
+    for (int k = 0; k < 24 * DP_NOWNS; k++) {
         char where[100];
-        const int N = ranks[k % 4], W = widths[k / 4 % 3];
+        const int N = ranks[k % 4], W = widths[k / 4 % 3], own = k / 24;
         const dp_conv c = {.T = p.T,
                            .D = 20,
                            .W = W,
@@ -248,9 +283,11 @@ DP_TEST(peers, a_convolution_too_with_halos_over_several_ranks) {
                            .x = p.q,
                            .w = w,
                            .bias = k & 2 ? bias : NULL,
-                           .dy = p.dout};
-        snprintf(where, sizeof where, "%d ranks, width %d, silu %d", N, W, k & 1);
-        compare_conv(&c, N, k < 12 ? DP_CONV_FP32 : DP_CONV_BF16, where);
+                           .dy = p.dout,
+                           .own = {(dp_own)own, own ? N : 0}};
+        snprintf(where, sizeof where, "%s, %d ranks, width %d, silu %d", dp_own_names[own], N, W,
+                 k & 1);
+        compare_conv(&c, N, k % 24 < 12 ? DP_CONV_FP32 : DP_CONV_BF16, where);
     }
     free(w);
     free(bias);

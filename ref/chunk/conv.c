@@ -86,6 +86,12 @@ static inline double silu_slope(dp_conv_policy pol, double p, double s) {
     return rnd(pol, s * rnd(pol, 1 + rnd(pol, p * rnd(pol, 1 - s))));
 }
 
+/* Are the tokens of rank r (of part r) here; who has them? */
+static int has(const conv_sim *s, int r) { return dp_peers_have(s->peers, s->c->own, s->N, r); }
+static int process_of(const conv_sim *s, int r) {
+    return dp_peers_owner(s->peers, s->c->own, s->N, r);
+}
+
 static dp_status rank_open(const conv_sim *s, int r, dp_err *e) {
     const dp_conv *c = s->c;
     conv_rank *k = &s->rank[r];
@@ -93,9 +99,11 @@ static dp_status rank_open(const conv_sim *s, int r, dp_err *e) {
     if (st) return st;
     k->m = k->ctx.pre_num_conv_tokens < c->W - 1 ? k->ctx.pre_num_conv_tokens : c->W - 1;
     k->at = s->peers ? 0 : k->ctx.a;
+    for (int i = 0; i < r && s->peers; i++) /* parts of this process lie one behind the other */
+        if (has(s, i)) k->at += s->rank[i].ctx.L;
     k->dw = dp_doubles((int64_t)c->D * c->W);
     k->dbias = dp_doubles(c->D);
-    if (s->peers && r != s->peers->rank) return DP_OK;
+    if (!has(s, r)) return DP_OK;
     k->x = dp_doubles((k->m + k->ctx.L) * c->D);
     k->dx = dp_doubles((k->m + k->ctx.L) * c->D);
     for (int64_t i = 0; i < k->ctx.L * c->D; i++)
@@ -233,7 +241,7 @@ static void run_channels(const conv_sim *s, int d0, int d1) {
     }
 }
 
-/* ---- a rank that is a process of its own ----------------------------------------------------- */
+/* ---- ranks that are processes ---------------------------------------------------------------- */
 
 /* Rows of rank `of`'s tokens that lie in the halo of rank `to`. */
 static int64_t shared(const conv_sim *s, int of, int to, int64_t *first) {
@@ -244,66 +252,93 @@ static int64_t shared(const conv_sim *s, int of, int to, int64_t *first) {
     return of < to && end > from ? end - from : 0;
 }
 
+/* The rows of x (of dx, back) of rank of's tokens in the halo of rank `to`, in the arrays of the
+ * one that is here: of its own tokens, or of its halo. */
+static double *rows_here(const conv_sim *s, int of, int64_t t, int back) {
+    conv_rank *k = &s->rank[of];
+    return (back ? k->dx : k->x) + (k->m + t - k->ctx.a) * s->c->D;
+}
+
+/* Both ends go through the halos in the same order: by who gets it, then by who gives it. */
 static void halo_by_messages(const conv_sim *s) {
     const dp_peers *p = s->peers;
-    const int D = s->c->D, r = p->rank;
-    conv_rank *k = &s->rank[r];
+    const int D = s->c->D;
     int64_t t;
-    for (int to = r + 1; to < s->N; to++) {
-        const int64_t n = shared(s, r, to, &t);
-        if (n) p->send(p->who, to, k->x + (k->m + t - k->ctx.a) * D, n * D);
+    for (int z = 0; z < s->N * s->N; z++) {
+        const int to = z / s->N, of = z % s->N;
+        const int64_t n = shared(s, of, to, &t);
+        if (!n || !has(s, of)) continue;
+        const double *x = rows_here(s, of, t, 0);
+        if (has(s, to))
+            memcpy(rows_here(s, to, t, 0), x, sizeof *x * (size_t)(n * D));
+        else
+            p->send(p->who, process_of(s, to), x, n * D);
     }
-    for (int of = 0; of < r; of++) {
-        const int64_t n = shared(s, of, r, &t);
-        if (n) p->receive(p->who, of, k->x + (k->m + t - k->ctx.a) * D, n * D, "the halo");
+    for (int z = 0; z < s->N * s->N; z++) {
+        const int to = z / s->N, of = z % s->N;
+        const int64_t n = shared(s, of, to, &t);
+        if (n && has(s, to) && !has(s, of))
+            p->receive(p->who, process_of(s, of), rows_here(s, to, t, 0), n * D, "the halo");
     }
 }
 
 /* In the order of the ranks that send it, as halo_return. */
 static void gradient_by_messages(const conv_sim *s) {
     const dp_peers *p = s->peers;
-    const int D = s->c->D, r = p->rank;
-    conv_rank *k = &s->rank[r];
+    const int D = s->c->D;
     int64_t t;
-    for (int of = 0; of < r; of++) {
-        const int64_t n = shared(s, of, r, &t);
-        if (n) p->send(p->who, of, k->dx + (k->m + t - k->ctx.a) * D, n * D);
+    for (int z = 0; z < s->N * s->N; z++) {
+        const int of = z / s->N, to = z % s->N;
+        const int64_t n = shared(s, of, to, &t);
+        if (n && has(s, to) && !has(s, of))
+            p->send(p->who, process_of(s, of), rows_here(s, to, t, 1), n * D);
     }
-    for (int to = r + 1; to < s->N; to++) {
-        const int64_t n = shared(s, r, to, &t);
-        double *part = dp_doubles(n * D), *dx = k->dx + (k->m + t - k->ctx.a) * D;
-        if (n) p->receive(p->who, to, part, n * D, "the gradient of the halo");
+    for (int z = 0; z < s->N * s->N; z++) {
+        const int of = z / s->N, to = z % s->N;
+        const int64_t n = shared(s, of, to, &t);
+        if (!n || !has(s, of)) continue;
+        double *got = dp_doubles(n * D), *dx = rows_here(s, of, t, 1);
+        if (!has(s, to))
+            p->receive(p->who, process_of(s, to), got, n * D, "the gradient of the halo");
+        else
+            memcpy(got, rows_here(s, to, t, 1), sizeof *got * (size_t)(n * D));
         for (int64_t i = 0; i < n * D; i++)
-            dx[i] = rnd(s->pol, dx[i] + part[i]);
-        free(part);
+            dx[i] = rnd(s->pol, dx[i] + got[i]);
+        free(got);
     }
 }
 
 static void sums_by_messages(const conv_sim *s) {
     const int64_t n = (int64_t)s->c->D * s->c->W, D = s->c->D, all = n + D;
     double *x = dp_doubles(s->N * all);
-    const conv_rank *own = &s->rank[s->peers->rank];
-    memcpy(x + s->peers->rank * all, own->dw, sizeof *x * (size_t)n);
-    memcpy(x + s->peers->rank * all + n, own->dbias, sizeof *x * (size_t)D);
-    dp_peers_gather(s->peers, x, all, "dw and dbias");
+    for (int r = 0; r < s->N; r++)
+        if (has(s, r)) {
+            memcpy(x + r * all, s->rank[r].dw, sizeof *x * (size_t)n);
+            memcpy(x + r * all + n, s->rank[r].dbias, sizeof *x * (size_t)D);
+        }
+    dp_peers_gather(s->peers, s->c->own, s->N, x, all, "dw and dbias");
+    unsigned char own[s->N]; /* sums of their own */
     for (int r = 0; r < s->N; r++) {
         memcpy(s->rank[r].dw, x + r * all, sizeof *x * (size_t)n);
         memcpy(s->rank[r].dbias, x + r * all + n, sizeof *x * (size_t)D);
-        add_sums(s, &s->rank[r], 0, (int)D);
+        own[r] = (unsigned char)add_part(s, r, 0, (int)D);
     }
+    for (int r = 0; r < s->N; r++)
+        if (own[r]) add_sums(s, &s->rank[r], 0, (int)D);
     free(x);
 }
 
-static void run_one(const conv_sim *s) {
+static void run_here(const conv_sim *s) {
     const int D = s->c->D;
-    conv_rank *own = &s->rank[s->peers->rank];
     halo_by_messages(s);
 #pragma omp parallel for schedule(static)
     for (int d = 0; d < D; d += 16)
-        rank_run(s, own, d, d + 16 < D ? d + 16 : D);
+        for (int r = 0; r < s->N; r++)
+            if (has(s, r)) rank_run(s, &s->rank[r], d, d + 16 < D ? d + 16 : D);
     if (!s->c->dy) return;
     gradient_by_messages(s);
-    collect(s, own, 0, D);
+    for (int r = 0; r < s->N; r++)
+        if (has(s, r)) collect(s, &s->rank[r], 0, D);
     sums_by_messages(s);
 }
 
@@ -322,7 +357,7 @@ static dp_status run(const dp_conv *c, int N, const dp_peers *peers, dp_conv_pol
     dp_status st = N > 0 ? DP_OK : dp_fail(e, DP_EINPUT, "ranks = %d: must be at least 1", N);
     for (int i = 0; i < N && !st; i++)
         st = rank_open(&s, i, e);
-    if (!st) (peers ? run_one : run_all)(&s);
+    if (!st) (peers ? run_here : run_all)(&s);
     for (int i = 0; i < N; i++)
         rank_close(&s.rank[i]);
     free(s.rank);
@@ -335,7 +370,9 @@ dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_res
 
 dp_status dp_conv_rank(const dp_conv *part, const dp_peers *peers, dp_conv_policy pol,
                        dp_conv_result *r, dp_err *e) {
-    return run(part, peers->N, peers, pol, r, e);
+    const int64_t T = part->cu[part->Nseq];
+    const int N = part->own.kind ? dp_own_parts(part->own.kind, T, part->own.ranks) : peers->N;
+    return run(part, N, peers, pol, r, e);
 }
 
 void dp_conv_run(const dp_conv *c, dp_conv_result *r) {

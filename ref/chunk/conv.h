@@ -48,6 +48,13 @@ static inline double **dp_conv_result_at(dp_conv_result *r, int result) {
 int dp_conv_result_exists(const dp_conv *c, int result);
 void dp_conv_result_shape(const dp_conv *c, int result, int64_t *rows, int *width);
 
+/* Rank `rank` of N: its tokens, of several parts one behind the other. x and dy are its own, which
+ * dp_conv_part_free frees; it borrows the rest. */
+dp_conv dp_conv_part(const dp_conv *c, int N, int rank);
+void dp_conv_part_free(dp_conv *part);
+/* Its rows of a result of one row a token, to their places in that of all. */
+void dp_conv_place(const dp_conv *c, int N, int rank, const double *own, double *all);
+
 void dp_conv_free(dp_conv *c); /* frees every array; c is the caller's */
 void dp_conv_result_alloc(dp_conv_result *r, const dp_conv *c); /* NaN-filled */
 /* Frees what it holds; the struct is the caller's. */

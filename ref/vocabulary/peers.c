@@ -1,11 +1,14 @@
 /* What every rank hands to every other one (peers.h). */
 #include "peers.h"
 
-void dp_peers_gather(const dp_peers *p, double *all, int64_t n, const char *what) {
-    for (int i = 1; i < p->N; i++) { /* not all to the same one at once */
-        const int to = (p->rank + i) % p->N;
-        p->send(p->who, to, all + p->rank * n, n);
+void dp_peers_gather(const dp_peers *p, dp_owners o, int parts, double *all, int64_t n,
+                     const char *what) {
+    for (int k = 1; k < p->N; k++) /* not all to the same one at once */
+        for (int i = 0; i < parts; i++)
+            if (dp_own_rank(o, parts, i) == p->rank)
+                p->send(p->who, (p->rank + k) % p->N, all + i * n, n);
+    for (int i = 0; i < parts; i++) {
+        const int owner = dp_own_rank(o, parts, i);
+        if (owner != p->rank) p->receive(p->who, owner, all + i * n, n, what);
     }
-    for (int r = 0; r < p->N; r++)
-        if (r != p->rank) p->receive(p->who, r, all + r * n, n, what);
 }

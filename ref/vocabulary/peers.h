@@ -3,7 +3,8 @@
  */
 #ifndef DP_PEERS_H
 #define DP_PEERS_H
-#include <stdint.h>
+#include "own.h"
+#include <stddef.h>
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -18,8 +19,17 @@ typedef struct {
     void (*receive)(void *who, int from, double *x, int64_t n, const char *what);
 } dp_peers;
 
-/* all: a block of n numbers for every rank, this rank's set before, all of them after. */
-void dp_peers_gather(const dp_peers *p, double *all, int64_t n, const char *what);
+/* The process that has part i of so many; does this one have it? p NULL: all parts are here. */
+static inline int dp_peers_owner(const dp_peers *p, dp_owners o, int parts, int i) {
+    return p ? dp_own_rank(o, parts, i) : 0;
+}
+static inline int dp_peers_have(const dp_peers *p, dp_owners o, int parts, int i) {
+    return !p || dp_own_rank(o, parts, i) == p->rank;
+}
+
+/* all: a block of n numbers for every part, those of this rank's set before, all of them after. */
+void dp_peers_gather(const dp_peers *p, dp_owners o, int parts, double *all, int64_t n,
+                     const char *what);
 
 #ifdef __cplusplus
 }
