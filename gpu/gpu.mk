@@ -20,7 +20,7 @@ GPU_SRC      := $(filter-out $(wildcard gpu/tests/*.cu gpu/bench/*.cu),$(wildcar
 GPU_LIB      := $(BUILD)/gpu/libdpgpu.a
 GPU_TESTS    := test_gpu test_gpu_bwd test_kill test_procs
 GPU_REF_TESTS := test_gpu_conv test_fast_bwd test_decode test_packed # against ref/, harness/
-GPU_BENCH    := bench_gpu bench_bwd bench_decode
+GPU_BENCH    := bench_gpu bench_bwd bench_decode bench_own
 GPU_PROGS    := $(addprefix $(BUILD)/gpu/,$(GPU_TESTS) $(GPU_REF_TESTS) $(GPU_BENCH))
 GPU_LDLIBS   := -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread
 
@@ -40,7 +40,8 @@ $(GPU_LIB): $(patsubst gpu/%.cu,$(BUILD)/gpu/%.o,$(GPU_SRC)) \
 	$(AR) rcs $@ $^
 $(addprefix $(BUILD)/gpu/,$(GPU_TESTS)): $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB)
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
-$(addprefix $(BUILD)/gpu/,$(GPU_BENCH)): $(BUILD)/gpu/%: $(BUILD)/gpu/bench/%.o $(GPU_LIB)
+$(addprefix $(BUILD)/gpu/,$(GPU_BENCH)): $(BUILD)/gpu/%: $(BUILD)/gpu/bench/%.o $(GPU_LIB) \
+    $(BUILD)/ref/vocabulary/own.o
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
 $(addprefix $(BUILD)/gpu/,$(GPU_REF_TESTS)): $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB) \
     $(BUILD)/libref.a

@@ -69,9 +69,11 @@ static inline dpg_problem problem_of(const Shape &s, const std::vector<int64_t> 
 
 /* Neither initial nor final states nor their gradients. */
 struct BenchRank : Rank {
-    BenchRank(const Shape &s, int rank, int N, const dpg_options &o) {
+    BenchRank(const Shape &s, int rank, int N, const dpg_options &o, dpg_owners own = {}) {
         const std::vector<int64_t> cu = {0, s.T};
-        open(problem_of(s, cu), o, rank, N, [&](const Share &x) -> void * {
+        dpg_problem p = problem_of(s, cu);
+        p.own = own;
+        open(p, o, rank, N, [&](const Share &x) -> void * {
             static const char *const drawn[] = {"q", "k", "v", "g", "beta", "do"};
             for (uint32_t i = 0; i < sizeof drawn / sizeof *drawn; i++)
                 if (!strcmp(x.name, drawn[i])) return random_words(memory, x.n, i + 1, x.type);

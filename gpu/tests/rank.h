@@ -37,10 +37,19 @@ struct Share {
     size_t bytes() const { return n * word_bytes(type); }
 };
 
-/* The tensors of rank `rank` of N, inputs first; at: in t and g. Calls no CUDA. */
+/* Tokens of a rank. */
+static inline int64_t tokens_of(const dpg_problem &p, int rank, int N) {
+    int64_t n = p.own.parts ? 0 : p.T / N;
+    for (int i = 0; i < p.own.parts; i++)
+        if (p.own.owner[i] == rank) n += p.own.cut[i + 1] - p.own.cut[i];
+    return n;
+}
+
+/* The tensors of rank `rank` of N, inputs first; at: in t and g. from: where each rank has T / N
+ * tokens. Calls no CUDA. */
 static inline std::vector<Share> shares_of(const dpg_problem &p, bool backward, int rank, int N,
                                            dpg_tensors *t, dpg_grads *g) {
-    const int64_t L = p.T / N, states = (int64_t)p.Nseq * p.HV * p.K * p.V;
+    const int64_t L = tokens_of(p, rank, N), states = (int64_t)p.Nseq * p.HV * p.K * p.V;
     const int64_t q = (int64_t)p.H * p.K, k = q * p.R, o = (int64_t)p.HV * p.V, v = o * p.R;
     const int64_t gates = (int64_t)p.HV * p.Kg, betas = (int64_t)p.HV * p.R;
     const struct {

@@ -1,0 +1,91 @@
+/* gpu/bench/bench_own.cu - what it costs that ranks own their tokens in parts: forward and backward
+ * of ranks 1 and N - 1 of N, each alone on one GPU, gathers as copies of as many bytes behind a
+ * kernel that waits as long as the wires take (20 us and 300 GB/s of what comes in), beside the
+ * ranks of T / N tokens each in the same run. N = 1: parts that one rank owns.
+ *
+ *   [runs]   CUDA events, medians, nothing forgotten, HV = 32, K = V = 128 */
+#include "bench.h"
+#include "ref/vocabulary/own.h"
+
+/* Parts of T tokens as ref/vocabulary/own.c cuts them. */
+struct Table {
+    std::vector<int64_t> cut;
+    std::vector<int> owner;
+    dpg_owners own = {};
+
+    Table(dp_own kind, int64_t T, int N) {
+        const dp_owners o = {kind, N};
+        const int parts = dp_own_parts(kind, T, N);
+        for (int i = 0; i < parts; i++) {
+            cut.push_back(dp_own_cut(kind, T, parts, i));
+            owner.push_back(dp_own_rank(o, parts, i));
+        }
+        cut.push_back(T);
+        if (kind) own = {parts, kind == DP_OWN_GRID, cut.data(), owner.data()};
+    }
+};
+
+static __global__ void wait_ns(long long ns) {
+    long long t0, t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t0));
+    do
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    while (t - t0 < ns);
+}
+static dp_status wires(dpg_comm *c, const float *send, float *recv, size_t count, void *stream,
+                       dp_err *e) {
+    wait_ns<<<16, 512, 0, (cudaStream_t)stream>>>(20000 +
+                                                  (long long)((c->N - 1) * count * 4 / 300.));
+    return own_copies(c, send, recv, count, stream, e);
+}
+
+struct Times {
+    double forward, backward, step[5];
+};
+
+static Times rank_alone(const Shape &s, dp_own kind, int rank, int N, int runs) {
+    const Table table(kind, s.T, N);
+    dpg_options o = {};
+    o.base = DP_BASE_BF16;
+    o.chain = DP_FP32;
+    o.path = DPG_PATH_FAST;
+    o.chain_how = DPG_CHAIN_AUGMENTED;
+    o.backward = o.send_dh_only = 1;
+    Times x;
+    BenchRank r(s, rank, N, o, table.own);
+    dpg_comm c = alone_among(rank, N);
+    c.all_gather = wires;
+    x.forward = time_of(r.stream, runs, [&] { r.forward_steps(&c, DPG_STEP_ALL); });
+    for (int i = 0; i < 5; i++)
+        x.step[i] = time_of(r.stream, runs, [&] { r.forward_steps(&c, 1 << i); });
+    x.backward = time_of(r.stream, runs, [&] { r.backward_steps(&c, DPG_BWD_ALL); });
+    return x;
+}
+
+static void compare(const Shape &s, int rank, int N, int runs) {
+    Times even = {};
+    for (dp_own kind : {DP_OWN_EVEN, DP_OWN_ZIGZAG, DP_OWN_UNEVEN, DP_OWN_GRID}) {
+        if (N == 1 && (kind == DP_OWN_ZIGZAG || kind == DP_OWN_UNEVEN)) continue;
+        Times x = rank_alone(s, kind, rank, N, runs);
+        if (kind == DP_OWN_EVEN) even = x;
+        printf("rank %d of %d T=%-7lld %-7s forward %7.3f ms %+7.1f%%  backward %7.3f ms %+7.1f%%  "
+               "chunks %6.3f  pre %6.3f  gather %6.3f  merge %6.3f  state %6.3f ms\n",
+               rank, N, (long long)s.T, dp_own_names[kind], x.forward,
+               percent_more(x.forward, even.forward), x.backward,
+               percent_more(x.backward, even.backward), x.step[0], x.step[1], x.step[2], x.step[3],
+               x.step[4]);
+    }
+}
+
+int main(int argc, char **argv) {
+    int runs = argc > 1 ? atoi(argv[1]) : 11;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    devices("bench_own");
+    for (int64_t T : {32768, 131072}) {
+        Shape s = {T, 32, SLOW};
+        compare(s, 0, 1, runs);
+        for (int rank : {1, 3})
+            compare(s, rank, 4, runs);
+    }
+    return 0;
+}
