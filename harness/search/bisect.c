@@ -85,8 +85,6 @@ dp_status dp_bisect_work_new(dp_bisect_work *w, const dp_problem *p, const dp_si
                              int by_inverse, dp_err *e) {
     const dp_exchange merge = dp_fault_exchange(how->fault, how->merge);
     const int shared = merge == DP_EXCHANGE_HEADS, N = shared ? 1 : how->N;
-    if (dp_by_factors(p))
-        return dp_fail(e, DP_EINPUT, "op: the stages of dplr are not judged one by one");
     w->p = p;
     w->base = how->base;
     w->r = dp_rounding_of(how->base, 2);

@@ -6,7 +6,8 @@
 
 /* dv, dbeta (wy_bwd), then dq, dk, dg (intra_bwd) of the activated inputs, in the order in which
  * they are judged; dq, dk summed over the value heads of a group, dg of GDN over channels. Where
- * erase and write stand in place of beta: the gradients of write o v and of erase o k. */
+ * erase and write stand in place of beta: the gradients of write o v and of erase o k; where lr_a
+ * and lr_b do: of the values and of what erases of both keys of a token. */
 typedef struct {
     dp_result_id id;
     dp_stage stage;
@@ -16,12 +17,13 @@ typedef struct {
     unsigned only; /* as of an input */
 } grad_row;
 #define GRAD(ID, STAGE, FIELD) .id = ID, .stage = STAGE, .offset = offsetof(dp_sim, FIELD)
+#define OWN_WRITES (1u << DP_BY_GATES | 1u << DP_BY_FACTORS)
 static const grad_row GRADS[] = {
     {GRAD(DP_RESULT_DV, DP_STAGE_WY_BWD, out.dv), .only = 1u << DP_BY_BETA | 1u << DP_BY_NOTHING},
     {GRAD(DP_RESULT_DBETA, DP_STAGE_WY_BWD, dbeta), .by_key = 1, .given = 1,
      .only = 1u << DP_BY_BETA},
-    {GRAD(DP_RESULT_DWRITE, DP_STAGE_WY_BWD, dvalues), .given = 1, .only = 1u << DP_BY_GATES},
-    {GRAD(DP_RESULT_DERASE, DP_STAGE_INTRA_BWD, derasing), .given = 1, .only = 1u << DP_BY_GATES},
+    {GRAD(DP_RESULT_DWRITE, DP_STAGE_WY_BWD, dvalues), .given = 1, .only = OWN_WRITES},
+    {GRAD(DP_RESULT_DERASE, DP_STAGE_INTRA_BWD, derasing), .given = 1, .only = OWN_WRITES},
     {GRAD(DP_RESULT_DQ, DP_STAGE_INTRA_BWD, dq), .given = 1},
     {GRAD(DP_RESULT_DK, DP_STAGE_INTRA_BWD, dk), .given = 1},
     {GRAD(DP_RESULT_DG, DP_STAGE_INTRA_BWD, dg), .given = 1}};
@@ -39,6 +41,9 @@ static int is_of(const dp_problem *p, const grad_row *g) {
 static dp_bisect_rows rows_of(const dp_problem *p, const grad_row *g) {
     const dp_tensor_field *f = &dp_result_fields[g->id];
     int64_t rows, width;
+    if (dp_by_factors(p) && g->id != DP_RESULT_DQ && g->id != DP_RESULT_DG)
+        return (dp_bisect_rows){f->name, p->HV, dp_rows(p),
+                                g->id == DP_RESULT_DWRITE ? p->V : p->K};
     dp_result_shape(p, g->id, &rows, &width);
     if (g->by_key) return (dp_bisect_rows){f->name, dp_result_heads(p, g->id), p->R, 1};
     return (dp_bisect_rows){f->name, dp_result_heads(p, g->id), dp_result_rows_per_token(p, g->id),
@@ -46,7 +51,7 @@ static dp_bisect_rows rows_of(const dp_problem *p, const grad_row *g) {
 }
 
 /* Of one chunk, as dp_bound_grads fills them; *all: to be freed. */
-static dp_grad_bound grad_bound_new(int m, int n, int K, int by_gates, double **all) {
+static dp_grad_bound grad_bound_new(int m, int n, int K, int own_writes, double **all) {
     dp_grad_bound b = {0};
     const struct {
         double **x;
@@ -68,7 +73,7 @@ static dp_grad_bound grad_bound_new(int m, int n, int K, int by_gates, double **
         *part[i].x = *all + at;
         at += part[i].n;
     }
-    if (!by_gates) b.ederasing = NULL;
+    if (!own_writes) b.ederasing = NULL;
     return b;
 }
 
@@ -90,7 +95,7 @@ static void add_chunk(const dp_bisect_work *w, const dp_bisect_chunk *c, const d
                       double *const *o) {
     const dp_problem *p = w->p;
     const dp_rounding *r = &w->r;
-    const int R = p->R, G = dp_G(p), h = c->hv / G;
+    const int R = dp_rows(p), G = dp_G(p), h = c->hv / G;
     for (int t = 0; t < c->ref->c; t++) {
         const int64_t tok = c->at.token + t;
         o[DP_RESULT_DQ][tok * p->H + h] += b->dq[t] + dp_pw(r, G * r->u * b->ndq[t]);
@@ -112,11 +117,11 @@ static void add_chunk(const dp_bisect_work *w, const dp_bisect_chunk *c, const d
 
 static void grad_bounds(dp_bisect_work *w, double *const *o) {
     const dp_problem *p = w->p;
-    double *e = dp_bisect_zeros_state(w), *DX = dp_doubles((int64_t)DP_CHUNK * p->R * p->V),
+    double *e = dp_bisect_zeros_state(w), *DX = dp_doubles((int64_t)DP_CHUNK * dp_rows(p) * p->V),
            *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
     FOR_CHUNKS(c) {
         double *all;
-        dp_grad_bound b = grad_bound_new(c.ref->c, c.ref->n, p->K, dp_by_gates(p), &all);
+        dp_grad_bound b = grad_bound_new(c.ref->c, c.ref->n, p->K, w->ref.values != NULL, &all);
         dp_sim_gather_do(&w->ref, c.g, c.hv, dout);
         dp_bound_grads(c.own, dout, e, e, DX, DX, &b);
         add_chunk(w, &c, &b, o);

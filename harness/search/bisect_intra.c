@@ -6,22 +6,28 @@
 
 /* ---- gate ------------------------------------------------------------------------------------ */
 
-/* erase o k and write o v of one token and value head. */
-static void judge_writes(dp_bisect_work *w, dp_place at, int64_t row, const dp_input_error *in,
+/* erase o k and write o v of one token and value head; of factors, -lr_a exp(-g) and v of both of
+ * its keys. */
+static void judge_writes(dp_bisect_work *w, dp_place at, int64_t token, const dp_input_error *in,
                          double tiny) {
-    const int K = w->p->K, V = w->p->V;
-    dp_bisect_judge(w, "erase k", at, -1, K, w->s.erasing + row * K, w->t.erasing + row * K, NULL,
-                    (in->k + in->qk_row + in->erasing) * dp_norm_fro(K, w->t.erasing + row * K) +
-                        K * tiny);
-    dp_bisect_judge(w, "write v", at, -1, V, w->s.values + row * V, w->t.values + row * V, NULL,
-                    in->v * dp_norm_fro(V, w->t.values + row * V) + V * tiny);
+    const int K = w->p->K, V = w->p->V, R = dp_rows(w->p);
+    const char *const names[2] = {dp_by_gates(w->p) ? "erase k" : "-lr_a / decay",
+                                  dp_by_gates(w->p) ? "write v" : "v"};
+    for (int j = 0; j < R; j++) {
+        const int64_t row = token * R + j;
+        const double *e = w->t.erasing + row * K, *v = w->t.values + row * V;
+        dp_bisect_judge(w, names[0], at, R > 1 ? j : -1, K, w->s.erasing + row * K, e, NULL,
+                        (in->k + in->qk_row + in->erasing) * dp_norm_fro(K, e) + K * tiny);
+        dp_bisect_judge(w, names[1], at, R > 1 ? j : -1, V, w->s.values + row * V, v, NULL,
+                        in->v * dp_norm_fro(V, v) + V * tiny);
+    }
 }
 
 void dp_bisect_stage_gate(dp_bisect_work *w) {
     const dp_problem *p = w->p;
     const dp_rounding r = dp_rounding_of(w->base, 1);
     const dp_input_error in = dp_error_bound_inputs(p, w->base, &r);
-    const int Kg = dp_Kg(p),
+    const int Kg = dp_Kg(p), R = dp_rows(p),
               store = p->l2norm && w->base == DP_BASE_BF16 ? DP_BISECT_STORE : DP_BISECT_ARITH;
     const int64_t L = p->T / w->ref.N;
     double *bound = dp_doubles(Kg);
@@ -37,10 +43,10 @@ void dp_bisect_stage_gate(dp_bisect_work *w) {
                 dp_bisect_judge(w, "q", at, -1, p->K, w->s.q + iq, w->t.q + iq, NULL,
                                 (in.q + in.qk_row) * dp_norm_fro(p->K, w->t.q + iq) +
                                     p->K * r.tiny);
-                for (int j = 0; j < p->R; j++) {
-                    const int64_t ik = iq * p->R + (int64_t)j * p->K;
+                for (int j = 0; j < R; j++) {
+                    const int64_t ik = iq * R + (int64_t)j * p->K;
                     dp_bisect_judge(
-                        w, "k", at, p->R > 1 ? j : -1, p->K, w->s.k + ik, w->t.k + ik, NULL,
+                        w, "k", at, R > 1 ? j : -1, p->K, w->s.k + ik, w->t.k + ik, NULL,
                         (in.k + in.qk_row) * dp_norm_fro(p->K, w->t.k + ik) + p->K * r.tiny);
                 }
             }
@@ -51,8 +57,8 @@ void dp_bisect_stage_gate(dp_bisect_work *w) {
                     bound[c] = dp_error_bound_gate(p, t, hv, c, r.u).Dg + r.tiny;
                 dp_bisect_judge(w, "g", at, -1, Kg, w->s.g + ig, w->t.g + ig, NULL,
                                 dp_norm_fro(Kg, bound));
-                if (dp_by_gates(p)) {
-                    judge_writes(w, at, (t * p->HV + hv), &in, r.tiny);
+                if (w->ref.values) {
+                    judge_writes(w, at, t * p->HV + hv, &in, r.tiny);
                     continue;
                 }
                 if (!p->beta) continue;
@@ -61,17 +67,19 @@ void dp_bisect_stage_gate(dp_bisect_work *w) {
             }
         }
     free(bound);
-    if (dp_by_gates(p)) {
+    if (w->ref.values) {
         const int how = w->base == DP_BASE_BF16 ? DP_BISECT_STORE : DP_BISECT_ARITH;
-        dp_bisect_give(w, w->s.erasing, w->t.erasing, w->ref.erasing, p->T * p->HV * p->K, how);
-        dp_bisect_give(w, w->s.values, w->t.values, w->ref.values, p->T * p->HV * p->V, how);
+        const int64_t rows = p->T * p->HV * R;
+        dp_bisect_give(w, w->s.erasing, w->t.erasing, w->ref.erasing, rows * p->K,
+                       dp_by_factors(p) ? DP_BISECT_ARITH : how);
+        dp_bisect_give(w, w->s.values, w->t.values, w->ref.values, rows * p->V, how);
     }
     dp_bisect_give(w, w->s.q, w->t.q, w->ref.q, p->T * p->H * p->K, store);
-    dp_bisect_give(w, w->s.k, w->t.k, w->ref.k, p->T * p->H * p->R * p->K, store);
+    dp_bisect_give(w, w->s.k, w->t.k, w->ref.k, p->T * p->H * R * p->K, store);
     dp_bisect_give(w, w->s.g, w->t.g, w->ref.g, p->T * p->HV * Kg, DP_BISECT_ARITH);
-    dp_bisect_give(w, w->s.beta, w->t.beta, w->ref.beta, p->T * p->HV * p->R, DP_BISECT_ARITH);
+    dp_bisect_give(w, w->s.beta, w->t.beta, w->ref.beta, p->T * p->HV * R, DP_BISECT_ARITH);
     dp_bisect_give(w, w->s.rstd_q, w->t.rstd_q, w->ref.rstd_q, p->T * p->H, DP_BISECT_ARITH);
-    dp_bisect_give(w, w->s.rstd_k, w->t.rstd_k, w->ref.rstd_k, p->T * p->H * p->R, DP_BISECT_ARITH);
+    dp_bisect_give(w, w->s.rstd_k, w->t.rstd_k, w->ref.rstd_k, p->T * p->H * R, DP_BISECT_ARITH);
 }
 
 /* ---- intra, solve, wy ------------------------------------------------------------------------ */
@@ -96,7 +104,7 @@ static void judge_gcum(dp_bisect_work *w, const dp_bisect_chunk *c) {
 }
 
 void dp_bisect_stage_intra(dp_bisect_work *w) {
-    const int K = w->p->K, R = w->p->R;
+    const int K = w->p->K, R = dp_rows(w->p);
     FOR_CHUNKS(c) judge_gcum(w, &c);
     FOR_CHUNKS(c)
     dp_bisect_judge_rows(w, "L", c.at, R, c.ref->n, c.ref->n, c.s->L, c.t->L, c.intra->DL);
@@ -114,7 +122,7 @@ void dp_bisect_stage_intra(dp_bisect_work *w) {
 void dp_bisect_stage_solve(dp_bisect_work *w) {
     if (!w->s.by_inverse) return;
     FOR_CHUNKS(c)
-    dp_bisect_judge_rows(w, "Akk", c.at, w->p->R, c.ref->n, c.ref->n, c.s->Akk, c.t->Akk,
+    dp_bisect_judge_rows(w, "Akk", c.at, dp_rows(w->p), c.ref->n, c.ref->n, c.s->Akk, c.t->Akk,
                          c.own->DT);
     FOR_CHUNKS(c)
     dp_bisect_give(w, c.s->Akk, c.t->Akk, c.ref->Akk, (int64_t)c.ref->n * c.ref->n,
@@ -122,7 +130,7 @@ void dp_bisect_stage_solve(dp_bisect_work *w) {
 }
 
 void dp_bisect_stage_wy(dp_bisect_work *w) {
-    const int K = w->p->K, V = w->p->V, R = w->p->R;
+    const int K = w->p->K, V = w->p->V, R = dp_rows(w->p);
     FOR_CHUNKS(c) dp_bisect_judge(w, "eC", c.at, -1, K, c.s->eC, c.t->eC, c.own->DeC, 0);
     FOR_CHUNKS(c) dp_bisect_judge_rows(w, "kg", c.at, R, c.ref->n, K, c.s->kg, c.t->kg, c.own->Dkg);
     FOR_CHUNKS(c) dp_bisect_judge_rows(w, "qg", c.at, 1, c.ref->c, K, c.s->qg, c.t->qg, c.own->Dqg);
@@ -172,6 +180,47 @@ static void judge_writes_bwd(dp_bisect_work *w, const dp_rounding *r, double eps
     free(bound);
 }
 
+/* dv, dlr_b and dk: as they came, stored. dlr_a = -exp(-g) times the gradient of what erases:
+ * exp(-g) has the error of its gate and 3 roundings. */
+static void judge_factors_bwd(dp_bisect_work *w, const dp_rounding *r) {
+    const dp_problem *p = w->p;
+    const int64_t n = p->T * p->HV;
+    const int K = p->K;
+    const dp_input_error in = dp_error_bound_inputs(p, w->base, r);
+    const struct {
+        dp_result_id id;
+        int n;
+        double *got, *want, eps;
+    } a[] = {{DP_RESULT_DV, p->V, w->s.out.dv, w->t.out.dv, r->u + r->us},
+             {DP_RESULT_DLR_B, K, w->s.out.dlr_b, w->t.out.dlr_b, r->u + r->us},
+             {DP_RESULT_DK, K, w->s.out.dk, w->t.out.dk, r->u + r->us},
+             {DP_RESULT_DLR_A, K, w->s.out.dlr_a, w->t.out.dlr_a, in.erasing + 3 * r->u + r->us}};
+    double *bound = dp_doubles(n);
+    for (size_t z = 0; z < sizeof a / sizeof *a; z++) {
+        for (int64_t i = 0; i < n; i++)
+            bound[i] = dp_pw(
+                &w->r, (a[z].eps * dp_norm_fro(a[z].n, a[z].want + i * a[z].n) + a[z].n * r->tiny) /
+                           DP_LAMBDA);
+        dp_bisect_judge_tokens(w,
+                               (dp_bisect_rows){dp_result_fields[a[z].id].name, p->HV, 1, a[z].n},
+                               a[z].got, a[z].want, bound);
+    }
+    free(bound);
+}
+
+/* The gradient of a gate after the activation, and of factors what comes through exp(-g): lr_a
+ * exp(-g) times the gradient of what erases, with the roundings of that and of the sum in D. */
+static double gate_gradient(const dp_bisect_work *w, int64_t i, const dp_rounding *r,
+                            double erasing, double *D) {
+    const dp_problem *p = w->p;
+    *D = 0;
+    if (!dp_by_factors(p)) return w->ref.dg[i];
+    const int64_t first = i / p->K * 2 * p->K + i % p->K;
+    const double through = -w->ref.erasing[first] * w->ref.derasing[first];
+    *D = (erasing + 3 * r->u) * fabs(through) + r->u * fabs(w->ref.dg[i] + through);
+    return w->ref.dg[i] + through;
+}
+
 static void judge_beta_bwd(dp_bisect_work *w, const dp_rounding *r) {
     const dp_problem *p = w->p;
     const double eps = p->beta_form == DP_BETA_PLAIN ? r->u + r->us : 8 * r->u + r->us;
@@ -192,7 +241,8 @@ void dp_bisect_stage_gate_bwd(dp_bisect_work *w) {
     const dp_rounding r = dp_rounding_of(w->base, 1);
     const int Kg = dp_Kg(p), H = p->H, HV = p->HV, R = p->R, K = p->K;
     const double eps = (p->l2norm ? 2 * dp_gamma(K, r.u) + 6 * r.u : 0) + r.u + r.us,
-                 sums = dp_gamma((int)fmin((double)p->T + Kg + w->ref.N, 1 << 22), r.u);
+                 sums = dp_gamma((int)fmin((double)p->T + Kg + w->ref.N, 1 << 22), r.u),
+                 erasing = dp_error_bound_inputs(p, w->base, &r).erasing;
     double *q = dp_doubles(p->T * H), *k = dp_doubles(p->T * H * R), *g = dp_doubles(p->T * HV),
            *A = dp_doubles(HV), *B = dp_doubles((int64_t)HV * Kg);
     for (int64_t i = 0; i < p->T * H; i++)
@@ -204,21 +254,24 @@ void dp_bisect_stage_gate_bwd(dp_bisect_work *w) {
             dp_pw(&w->r, (eps * w->ref.rstd_k[i] * dp_norm_fro(K, w->ref.dk + i * K) + K * r.tiny) /
                              DP_LAMBDA);
     for (int64_t i = 0; i < p->T * HV; i++) {
-        double row = 0;
+        double row = 0, D;
         for (int c = 0; c < Kg; c++) {
             const dp_gate_error ge = dp_error_bound_gate(p, i / HV, (int)(i % HV), c, r.u);
-            const double v = fabs(w->ref.dg[i * Kg + c]), x = fabs(ge.dx) * v, y = fabs(ge.dA) * v;
-            const double d = (ge.Ddx + 2 * r.u + r.us) * x + r.tiny;
+            const double v = fabs(gate_gradient(w, i * Kg + c, &r, erasing, &D));
+            const double x = fabs(ge.dx) * v, y = fabs(ge.dA) * v;
+            const double d = (ge.Ddx + 2 * r.u + r.us) * x + fabs(ge.dx) * D + r.tiny;
             row += d * d;
-            B[(i % HV) * Kg + c] += (ge.Ddx + r.u + sums) * x + r.tiny;
-            A[i % HV] += (ge.Ddx + 3 * r.u + sums) * y +
+            B[(i % HV) * Kg + c] += (ge.Ddx + r.u + sums) * x + fabs(ge.dx) * D + r.tiny;
+            A[i % HV] += (ge.Ddx + 3 * r.u + sums) * y + fabs(ge.dA) * D +
                          (p->gate == DP_GATE_SOFTPLUS ? ge.Dg * v : 0) + r.tiny;
         }
         g[i] = row / (DP_LAMBDA * DP_LAMBDA);
     }
     if (dp_by_gates(p)) judge_writes_bwd(w, &r, eps, k);
+    if (dp_by_factors(p)) judge_factors_bwd(w, &r);
     dp_bisect_judge_tokens(w, (dp_bisect_rows){"dq", H, 1, K}, w->s.out.dq, w->t.out.dq, q);
-    dp_bisect_judge_tokens(w, (dp_bisect_rows){"dk", H, R, K}, w->s.out.dk, w->t.out.dk, k);
+    if (!dp_by_factors(p))
+        dp_bisect_judge_tokens(w, (dp_bisect_rows){"dk", H, R, K}, w->s.out.dk, w->t.out.dk, k);
     dp_bisect_judge_tokens(w, (dp_bisect_rows){"dg", HV, 1, Kg}, w->s.out.dg, w->t.out.dg, g);
     if (p->beta) judge_beta_bwd(w, &r);
     for (int hv = 0; hv < HV; hv++) {

@@ -179,7 +179,7 @@ void dp_bisect_stage_state(dp_bisect_work *w, int recompute) {
         dp_bisect_judge_rows(w, "h", c.at, 0, K, V, c.s->h, c.t->h, entries(w, e));
         dp_bound_state(c.own, c.ref->h, next, DX);
         through(w, c.ref->w, c.ref->n, e, DX);
-        dp_bisect_judge_rows(w, "v_new", c.at, p->R, c.ref->n, V, c.s->v_new, c.t->v_new, DX);
+        dp_bisect_judge_rows(w, "v_new", c.at, dp_rows(p), c.ref->n, V, c.s->v_new, c.t->v_new, DX);
         if (c.g + 1 < w->ref.first[r][sub + 1])
             memcpy(all + ((int64_t)(c.g + 1) * p->HV + c.hv) * size, next,
                    sizeof(double) * (size_t)size);
@@ -201,7 +201,7 @@ void dp_bisect_stage_state(dp_bisect_work *w, int recompute) {
 
 void dp_bisect_stage_output(dp_bisect_work *w) {
     const dp_problem *p = w->p;
-    double *e = dp_bisect_zeros_state(w), *DX = dp_doubles((int64_t)DP_CHUNK * p->R * p->V),
+    double *e = dp_bisect_zeros_state(w), *DX = dp_doubles((int64_t)DP_CHUNK * dp_rows(p) * p->V),
            row[DP_CHUNK];
     FOR_CHUNKS(c) {
         dp_bound_output(c.own, e, DX, row);
@@ -243,7 +243,8 @@ void dp_bisect_stage_dAv(dp_bisect_work *w) {
                 D[(int64_t)i * V + v] =
                     w->r.uo * w->r.uo * sq + sum * sum + store * store + tiny * tiny;
             }
-        dp_bisect_judge_rows(w, "dv_local", c.at, p->R, n, V, c.s->dv_local, c.t->dv_local, D);
+        dp_bisect_judge_rows(w, "dv_local", c.at, dp_rows(p), n, V, c.s->dv_local, c.t->dv_local,
+                             D);
         free(D);
     }
     FOR_CHUNKS(c)
@@ -266,7 +267,8 @@ void dp_bisect_stage_state_bwd(dp_bisect_work *w) {
         dp_sim_gather_do(&w->ref, c.g, c.hv, dout);
         dp_bound_state_bwd(c.own, dout, c.ref->dh, next, DdX);
         through(w, c.ref->kg, c.ref->n, e, DdX);
-        dp_bisect_judge_rows(w, "dv_new", c.at, p->R, c.ref->n, V, c.s->dv_new, c.t->dv_new, DdX);
+        dp_bisect_judge_rows(w, "dv_new", c.at, dp_rows(p), c.ref->n, V, c.s->dv_new, c.t->dv_new,
+                             DdX);
         if (c.g > w->ref.first[r][sub])
             memcpy(all + ((int64_t)(c.g - 1) * p->HV + c.hv) * size, next,
                    sizeof(double) * (size_t)size);

@@ -70,6 +70,14 @@ static const struct {
     {DP_FAULT_ERASE_MEAN, "smoke-gdn2", 2, DP_BASE_BF16, DP_FP32, "erase k"},
     {DP_FAULT_ERASE_WRITES, "smoke-gdn2", 2, DP_BASE_BF16, DP_FP32, "kg"},
     {DP_FAULT_DK_UNERASED, "smoke-gdn2", 2, DP_BASE_FP32, DP_FP32, "dk"},
+    {DP_FAULT_READ_DECAYED, "smoke-dplr", 2, DP_BASE_BF16, DP_FP32, "-lr_a / decay"},
+    {DP_FAULT_EXP2_GATE, "smoke-dplr", 2, DP_BASE_FP32, DP_FP32, "g"},
+    {DP_FAULT_LAST_INDEX, "dplr-weak", 2, DP_BASE_BF16, DP_FP32, "kg"},
+    {DP_FAULT_MERGE_SCALED, "dplr-weak", 3, DP_BASE_FP32, DP_FP32, "S_in"},
+    {DP_FAULT_DECAY_BEFORE_USE, "dplr-weak", 3, DP_BASE_BF16, DP_FP32, "v_new"},
+    {DP_FAULT_GATE_NO_OFFSET, "dplr-weak", 2, DP_BASE_FP32, DP_FP32, "dH"},
+    {DP_FAULT_DG_NO_BOUNDARY, "dplr-weak", 2, DP_BASE_FP32, DP_FP32, "dg"},
+    {DP_FAULT_GATE_GRAD_PARTIAL, "smoke-dplr", 4, DP_BASE_BF16, DP_FP32, "dA_log"},
     {DP_FAULT_TURNS_MISTAKEN, "smoke-deltaproduct", 2, DP_BASE_BF16, DP_FP32, "L"},
     {DP_FAULT_TURNS_MISTAKEN, "smoke-mkda2", 3, DP_BASE_FP32, DP_FP32, "L"},
     {DP_FAULT_SCAN_MISSES_LEVEL, "exchange-kda", 4, DP_BASE_BF16, DP_FP32, "S_in"},
@@ -136,7 +144,6 @@ DP_TEST(bisect, every_fault_of_the_pipeline_is_tested) {
         int n = !strncmp(dp_faults[f].stage, "conv_", 5); /* test_step.c */
         n += dp_fault_of_calls((dp_fault)f);              /* test_session.c */
         n += f == DP_FAULT_PAYLOAD_TRUNCATED;             /* within every bound, below */
-        n += f == DP_FAULT_READ_DECAYED;                  /* of dplr, which bisect refuses */
         for (size_t i = 0; i < sizeof STAGE / sizeof *STAGE; i++)
             n += (int)STAGE[i].fault == f;
         CHECK(n > 0, "%s", dp_faults[f].name);
@@ -144,11 +151,25 @@ DP_TEST(bisect, every_fault_of_the_pipeline_is_tested) {
 }
 
 DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
-    static const char *const NAME[] = {
-        "weak-heads",        "packed-across",    "packed-ones",          "smoke-gdn", "smoke-mkda4",
-        "kda-reflect",       "lower-bound-wide", "gate-minus-inf",       "denormal",  "gdn2-packed",
-        "smoke-ssd",         "initial-state",    "negative-eigenvalues", "inf",       "nan",
-        "smoke-deltaproduct"};
+    static const char *const NAME[] = {"weak-heads",
+                                       "packed-across",
+                                       "packed-ones",
+                                       "smoke-gdn",
+                                       "smoke-mkda4",
+                                       "kda-reflect",
+                                       "lower-bound-wide",
+                                       "gate-minus-inf",
+                                       "denormal",
+                                       "gdn2-packed",
+                                       "smoke-ssd",
+                                       "initial-state",
+                                       "negative-eigenvalues",
+                                       "inf",
+                                       "nan",
+                                       "smoke-deltaproduct",
+                                       "smoke-dplr",
+                                       "dplr-weak",
+                                       "dplr-strong"};
     static const dp_format CHAIN[] = {DP_FP64, DP_TF32RZ, DP_BF16ST};
     static const dp_payload PAYLOAD[] = {DP_PAYLOAD_FULL, DP_PAYLOAD_BF16X2, DP_PAYLOAD_LESS_I,
                                          DP_PAYLOAD_LOW_RANK, DP_PAYLOAD_BF16};
