@@ -114,6 +114,14 @@ template <int MV, int KMAX> struct Columns {
         });
         __syncthreads();
     }
+    /* Is all of P finite, so that zero times it is zero; by the whole block. */
+    __device__ __forceinline__ bool is_finite() {
+        float sum = 0.f;
+        rows([&](int, int, float4 &q) {
+            sum = fmaf(q.x, 0.f, fmaf(q.y, 0.f, fmaf(q.z, 0.f, fmaf(q.w, 0.f, sum))));
+        });
+        return !__syncthreads_or(sum != 0.f);
+    }
     __device__ __forceinline__ void from(const float *E) { from(E, ld); }
     __device__ __forceinline__ void from(const float *E, int lde) {
         rows([&](int, int r, float4 &q) { q = *(const float4 *)(E + (int64_t)r * lde + col); });

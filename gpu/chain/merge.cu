@@ -74,6 +74,8 @@ struct MergeBwdArgs {
     const float *all, *m;
     /* of this rank's parts: dH [parts][HV][K][V]; M from part m_part on */
     const float *dh, *part_m;
+    const int *reach;
+    const Seq *seq;
     /* words in a row of `all`; ranks far .. rank + 1 follow; sum: their element alone is wanted */
     int row, rank, far, last_part, m_part, sum;
     /* [last_part + 1][HV][K][V], the last part first; sum: dH in rows of `row` words */
@@ -110,7 +112,10 @@ __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
     for (int j = 0; j <= last; j++) {
         if (j >= ranks && !a.sum) c.to(a.out + ((int64_t)(j - ranks) * HV + hv) * K * V + v0, V);
         if (j == last) break;
-        if (j) {
+        if (j >= ranks && j && is_gone(a.reach, part(j), HV, hv, a.seq[part(j)]) && c.is_finite()) {
+            c.from(dh(j), stride(j));
+            if (matrix(j + 1).p) c.fetch(matrix(j + 1), 0);
+        } else if (j) {
             c.apply(matrix(j), dh(j), stride(j), matrix(j + 1));
         } else {
             c.from(dh(0), stride(0));
@@ -149,6 +154,8 @@ static dp_status over_parts(const Call &c, int sum, float *out) {
     a.far = sum ? p->rank : p->rank + p->post;
     a.last_part = p->parts - 1;
     a.m_part = p->m_part;
+    a.reach = reaches(p, c.ws);
+    a.seq = p->d.seq + p->d.nseq - 1;
     a.sum = sum;
     a.out = out;
     return p->d.K <= 128 ? merge_bwd_by<128>(c, a) : merge_bwd_by<256>(c, a);

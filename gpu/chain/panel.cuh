@@ -50,6 +50,14 @@ template <int K> struct Panel {
         for (int h = 0; h < 2; h++)
             ahead[h][slot] = *(const float4 *)(M + (int64_t)(r0 + 8 * h) * row + 16 * j + 4 * tc);
     }
+    /* Is all of a block's panel finite, so that zero times it is zero; by the whole block. */
+    __device__ __forceinline__ bool is_finite(const float c[4][4]) {
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            sum = fmaf(c[i / 4][i % 4], 0.f, sum);
+        return !__syncthreads_or(sum != 0.f);
+    }
     /* The first columns of the warp's rows of M. */
     __device__ __forceinline__ void begin(const float *M) {
 #pragma unroll
@@ -100,14 +108,18 @@ template <int K> struct Panel {
             mma_tf32(lo[n], a, b);
         }
     }
-    /* c = M P + add; M has been begun, on return `next` has (NULL: none follows). */
-    __device__ __forceinline__ void product(float c[4][4], const float *M, const float *add,
-                                            const float *next) {
-        float lo[4][4] = {};
+    /* c = add, rows of an element; NULL: zeros. */
+    __device__ __forceinline__ void only(float c[4][4], const float *add) {
         if (add)
             load(c, add, row);
         else
             words([&](int n, int h) { c[n][2 * h] = c[n][2 * h + 1] = 0.f; });
+    }
+    /* c = M P + add; M has been begun, on return `next` has (NULL: none follows). */
+    __device__ __forceinline__ void product(float c[4][4], const float *M, const float *add,
+                                            const float *next) {
+        float lo[4][4] = {};
+        only(c, add);
 #pragma unroll 1
         for (int j0 = 0; j0 < K / 16; j0 += AHEAD)
 #pragma unroll

@@ -5,6 +5,7 @@
  *
  *   await     with windows: states of the rank before                   nothing
  *   put       a state, or columns of an element, split in (hi, lo)      P
+ *             (k_compose: neither, nor a product, where M is gone)
  *   product   M P + add; M straight to registers                        P
  *   store     to memory, or (push) by rows to other ranks' windows      the block's words in order:
  *                                                                       in P's place (k_compose),
@@ -17,6 +18,8 @@ struct SegArgs {
     const float *seg, *hm; /* elements of this rank's segments; of the ranks */
     /* elements of the segments up to i, i >= 1, of all of them; initial states */
     float *pre, *own, *sin;
+    const int *reach; /* of segments */
+    const Seq *seq;
     int HV, V, nseg, steps, whole;
     int from, to, groups; /* ranks [from, to) precede */
     RankWindow w;         /* states come by it, or merges are made of gathered elements */
@@ -71,9 +74,15 @@ template <int K> __global__ void __launch_bounds__(2 * K, 2) k_compose(SegArgs a
     if (a.steps > 0) p.begin(a.seg + at(1) + V);
     p.load(c, a.seg + at(0) + c0, row);
     for (int i = 1; i <= a.steps; i++) {
-        p.put(c);
-        p.product(c, a.seg + at(i) + V, c0 < V ? a.seg + at(i) + c0 : NULL,
-                  i < a.steps ? a.seg + at(i + 1) + V : NULL);
+        const float *h = c0 < V ? a.seg + at(i) + c0 : NULL;
+        const float *next = i < a.steps ? a.seg + at(i + 1) + V : NULL;
+        if (is_gone(a.reach, i, a.HV, hv, a.seq[i]) && p.is_finite(c)) {
+            p.only(c, h);
+            if (next) p.begin(next);
+        } else {
+            p.put(c);
+            p.product(c, a.seg + at(i) + V, h, next);
+        }
         p.store(c, (i < a.nseg - 1 ? a.pre + at(i) : a.own + at(0)) + c0, row);
     }
     if (!a.w.mine || a.steps < a.nseg - 1) return;
@@ -162,6 +171,8 @@ static SegArgs seg_args(const Call &c) {
     const dpg_plan *p = c.p;
     const Dims &d = p->d;
     SegArgs a = {};
+    a.reach = reaches(p, c.ws);
+    a.seq = d.seq + d.nseq - 1;
     a.seg = at<float>(c, p->nseg > 1 ? B_SEG : B_HM);
     a.hm = at<float>(c, B_HMALL);
     a.pre = at<float>(c, B_PREFIX);

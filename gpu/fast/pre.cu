@@ -40,6 +40,7 @@ struct PreArgs {
     const bf16 *w, *kg, *u;
     const float *eC, *s0;
     const int *odd;
+    int *reach; /* of segments; or NULL */
     /* keep: M alone once more, [segment - m_from][HV][D][D], for the backward; or NULL */
     float *hm, *keep;
     int seq0, m_from; /* the first segment in Dims.seq; segments from m_from on make M, but those
@@ -305,6 +306,7 @@ template <int K, int V> __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d
         __syncwarp();
         add_initial<K, V>(H, 2 * K, rows, s0, lane);
     }
+    if (a.reach && threadIdx.x == 0) a.reach[seq.part * d.HV + hv] = i;
     int64_t head = (int64_t)seq.part * d.HV + hv, row = head * K + warp * 16;
     bool has_m = seq.part >= a.m_from && !seq.starts;
     float *out = a.hm + row * (V + K);
@@ -441,6 +443,7 @@ dp_status fast_pre(const Call &c) {
     a.eC = at<float>(c, B_EC);
     a.s0 = c.t->s0;
     a.odd = at<int>(c, B_ODD);
+    a.reach = at<int>(c, B_REACH);
     a.hm = at<float>(c, p->nseg > 1 ? B_SEG : B_HM);
     a.keep = p->saved_parts && c.t->saved ? saved_part_m(p, c.t) : NULL;
     a.seq0 = p->pre0;

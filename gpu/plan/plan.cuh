@@ -98,7 +98,8 @@ enum Slot {
     B_DH,       /* gradient of the state after each chunk */
     B_DHM,      /* (dH, dM) of the rank; gathered */
     B_DHMALL,
-    B_REACH, /* fast: chunks of each segment that its dH depends on, from the first on; by head */
+    B_REACH, /* fast: chunks of each segment that its H depends on, from the last on; backward: its
+              * dH, from the first on; by head */
     B_DSOUT, /* gradient of the state that leaves the rank, or each of its segments */
     B_DZ,    /* simple: T' dv_new; fast, one gate a head: dg summed over 64 channels */
     B_DE,    /* simple: E = V - Kgam S_0 - L X; fast: dE = B T' dv_new */
@@ -236,6 +237,16 @@ static inline Seq local_sequence(const dpg_plan *p, int i) {
     q.ends = z.ends;
     return q;
 }
+
+/* Chunks of each segment that its H or dH depends on, or NULL. Where some are left out, M is 0. */
+static inline const int *reaches(const dpg_plan *p, void *ws) {
+    return (p->is_bwd ? p->parts : p->nseg) > 1 ? at<int>(p, ws, B_REACH) : NULL;
+}
+#ifdef __CUDACC__
+__device__ __forceinline__ bool is_gone(const int *reach, int part, int HV, int hv, const Seq &s) {
+    return reach && reach[part * HV + hv] < s.c1 - s.c0;
+}
+#endif
 
 /* Words in a row of B_DHM. */
 static inline int dh_row(const dpg_plan *p) { return p->d.V + (p->opt.send_dh_only ? 0 : p->d.K); }

@@ -385,7 +385,7 @@ static Tensors outputs(const Case &c, const Tensors &x, int segments) {
 static void spreads(const Case &c, Tensors x, const char *name, int64_t at,
                     std::initializer_list<const char *> reached) {
     x[name][at] = NAN;
-    Tensors cut = outputs(c, x, 2), whole = outputs(c, x, 1);
+    Tensors cut = outputs(c, x, 3), whole = outputs(c, x, 1);
     for (const char *to : reached) {
         const Vec &a = cut[to], &b = whole[to];
         size_t here = 0, others = 0;
@@ -399,11 +399,11 @@ static void spreads(const Case &c, Tensors x, const char *name, int64_t at,
     }
 }
 
-/* A segment's 6 chunks forget everything within 2, which is seen behind 4. */
+/* A segment's 5 chunks forget everything within 2, which is seen behind 4. */
 static void forgets() {
     for (int gdn : {0, 1}) {
         Case c = {gdn ? "forgets, one gate" : "forgets",
-                  {0, 12 * DP_CHUNK - 7},
+                  {0, 15 * DP_CHUNK - 7},
                   1,
                   1,
                   64,
@@ -414,11 +414,11 @@ static void forgets() {
                   1,
                   gdn};
         Tensors x = make(c, 7);
-        if (segments_of(c, 2) < 2) {
+        if (segments_of(c, 3) < 3) {
             printf("skipped: %s: segments need the warpgroup products of 9.0\n", c.name);
             return;
         }
-        moved(c.name, outputs(c, x, 1), outputs(c, x, 2));
+        moved(c.name, outputs(c, x, 1), outputs(c, x, 3));
         for (const char *name : {"v", "g", "s0"})
             if (!gdn || is_one_of(name, {"g"})) spreads(c, x, name, 3, {"o", "final_state"});
         for (const char *name : {"q", "do", "dfinal_state"})
