@@ -140,6 +140,7 @@ typedef struct {
     const float *dfinal_state;
     void *dq, *dk, *dv, *dg, *dbeta;
     float *dA_log, *ddt_bias, *ds0;
+    void *derase, *dwrite, *dlr_a, *dlr_b; /* in place of dbeta; else NULL */
 } dpg_grads;
 
 /* Communicator: the only thing ranks share. all_gather: every rank gives `count` floats, recv

@@ -62,7 +62,20 @@
     X(SLOT_IN_PLACE, "slot-in-place", 46, "final_state o pool",                                    \
       "a decode step writes the slot that it has read, though another is named")                   \
     X(SLOT_PADDING, "padding-last-slot", 47, "final_state o pool",                                 \
-      "the slot -1 of padding is taken for the last one of the pool")
+      "the slot -1 of padding is taken for the last one of the pool")                              \
+    X(TOKEN_DECAYED, "token-read-decayed", 0, "H M S_in final_state o",                            \
+      "what reads the state before its decay (DPLR) reads it decayed")                             \
+    X(TOKEN_AT_ONCE, "token-keys-at-once", 0, "H M S_in final_state o",                            \
+      "keys of a token that read in turn all read the same state")                                 \
+    X(TOKEN_ERASE, "token-erase-key", 0, "H M S_in final_state o",                                 \
+      "a key erases along itself, not along erase o k (GDN-2)")                                    \
+    X(TOKEN_M_VALUES, "token-m-values", 0, "M S_in", "columns of M are written values, too")       \
+    X(TOKEN_CHUNK, "token-first-chunk", 0, "dq dk dg derase dlr_a dbeta",                          \
+      "the tokens of every chunk are computed again from the state before the first")              \
+    X(TOKEN_ADJOINT, "token-adjoint-decayed", 0, "dH dM dS_out ds0 dv dk dlr_b",                   \
+      "the adjoint of what reads the state before its decay decays, too")                          \
+    X(TOKEN_COLUMN, "token-column-short", 0, "dq dk dg derase dlr_a dlr_b dbeta",                  \
+      "sums over the columns leave out the last one")
 
 /* Of fast/. The first three are right within every bound: bits alone show that they look at what
  * comes later. */

@@ -92,7 +92,6 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
          "the token path forms M in fp32");
     if (!o->backward) return DP_OK;
     dpg_path bwd = choose_path(p, o, dev, 1, why);
-    NEED(bwd != DPG_PATH_TOKEN, "the token path has no backward");
     no = fast_refuses(p, o, dev, 1);
     NEED(o->bwd_path != DPG_PATH_FAST || !no, "the fast backward does not take this problem: %s",
          no);
@@ -125,7 +124,9 @@ static Dims dims_of(const dpg_problem *p, const dpg_options *o, dpg_path path) {
     d.Kg = p->Kg;
     d.lr = p->R / 2;
     d.model = p->model;
-    d.tok = path == DPG_PATH_FAST ? DP_CHUNK / p->R : path == DPG_PATH_TOKEN ? 16 : DP_CHUNK;
+    d.tok = path == DPG_PATH_FAST    ? DP_CHUNK / p->R
+            : path == DPG_PATH_TOKEN ? TOKEN_PATH_CHUNK
+                                     : DP_CHUNK;
     d.n = d.tok * (path == DPG_PATH_TOKEN ? token_keys(p) : p->R);
     d.scale = (float)p->scale;
     d.lower_bound = (float)p->lower_bound;
@@ -260,8 +261,8 @@ size_t dpg_saved_bytes(const dpg_plan *pl) {
 }
 
 size_t dpg_kept_bytes(const dpg_plan *pl) {
-    static const int kept[] = {B_BETA, B_QN, B_KN, B_L,   B_AKK, B_AQK, B_W,
-                               B_KG,   B_QG, B_EC, B_ODD, B_H,   B_VNEW};
+    static const int kept[] = {B_BETA, B_QN, B_KN,  B_L, B_AKK,  B_AQK,   B_W,     B_KG,
+                               B_QG,   B_EC, B_ODD, B_H, B_VNEW, B_DECAY, B_ERASE, B_VALUE};
     size_t sum = dpg_saved_bytes(pl);
     if (!saves_all(pl)) return sum;
     for (int slot : kept)

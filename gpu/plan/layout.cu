@@ -106,6 +106,18 @@ static void layout_simple_bwd(dpg_plan *pl) {
     add(pl, B_DBETA, tiles * d.n, 0);
 }
 
+static void layout_token_bwd(dpg_plan *pl) {
+    const Dims &d = pl->d;
+    int64_t heads = d.L * d.HV, keys = heads * (d.n / d.tok);
+    add(pl, B_DV_NEW, keys * d.V, 0);
+    add(pl, B_DH, (int64_t)d.NT * d.HV * d.K * d.V, 0);
+    add(pl, B_DQ, heads * d.K, 0);
+    if (token_erases(d.model)) add(pl, B_DKR, keys * d.K, 0);
+    add(pl, B_DKW, keys * d.K, 0);
+    add(pl, B_DG, heads * d.Kg, 0);
+    add(pl, B_DBETA, keys, 0);
+}
+
 /* Behind the forward's buffers, which the backward recomputes or, under DPG_SAVE_ALL, finds. */
 static void layout_bwd(dpg_plan *pl) {
     const Dims &d = pl->d;
@@ -113,6 +125,8 @@ static void layout_bwd(dpg_plan *pl) {
     int64_t sums = (int64_t)d.HV * (1 + d.Kg) * (pl->by_part ? pl->slots : 1);
     if (pl->opt.path == DPG_PATH_FAST)
         layout_fast_bwd(pl);
+    else if (pl->opt.path == DPG_PATH_TOKEN)
+        layout_token_bwd(pl);
     else
         layout_simple_bwd(pl);
     add(pl, B_PART, tiles * 2 * d.Kg, 0);

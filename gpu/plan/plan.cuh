@@ -14,6 +14,8 @@
 
 typedef __nv_bfloat16 bf16;
 
+#define TOKEN_PATH_CHUNK 16 /* tokens of a chunk on the token path */
+
 /* One chunk of a rank. */
 struct Chunk {
     int64_t t0;   /* first local token */

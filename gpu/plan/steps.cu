@@ -113,12 +113,13 @@ static dp_status pre_process_bwd(const Call &c) {
     if (b->N > 1 || b->owned) CK(c.e, cudaMemsetAsync(dhm, 0, b->buf[B_DHM].bytes, c.s));
     if (b->owned) {
         if (b->nbwd) TRY(b->path->bwd_pre(c));
-        return b->opt.send_dh_only ? DP_OK : chain_links_dm(c);
+        return b->opt.send_dh_only || b->path->makes_m ? DP_OK : chain_links_dm(c);
     }
     if (b->is_first && b->parts == 1) return DP_OK;
     TRY(b->path->bwd_pre(c));
     if (b->parts > 1 && !b->is_first) TRY(chain_compose_bwd(c));
-    return b->needs_m && !b->opt.send_dh_only ? chain_pre_dm(c, dhm + b->d.V, dh_row(b)) : DP_OK;
+    int dense = !b->opt.send_dh_only && !b->path->makes_m;
+    return b->needs_m && dense ? chain_pre_dm(c, dhm + b->d.V, dh_row(b)) : DP_OK;
 }
 
 /* What waits for other ranks goes on a stream of the plan beside the caller's; one rank has the

@@ -70,31 +70,6 @@ __global__ void k_gate_bwd(Dims d, dpg_tensors t, dpg_grads g, BwdArgs a) {
     }
 }
 
-/* Sums over a run of chunks in order, dA_log over the channels too: gsum [HV], [HV][Kg]. One block
- * a run and value head. */
-__global__ void k_gate_sum(Dims d, int run0, const float *part, float *gsum) {
-    __shared__ double sum[256];
-    int hv = blockIdx.x;
-    Seq run = d.seq[run0 + blockIdx.y];
-    gsum += (int64_t)blockIdx.y * d.HV * (1 + d.Kg);
-    for (int k = threadIdx.x; k < d.Kg; k += blockDim.x) {
-        double b = 0;
-        sum[k] = 0;
-        for (int c = run.c0; c < run.c1; c++) {
-            const float *p = part + ((int64_t)c * d.HV + hv) * 2 * d.Kg + k;
-            sum[k] += p[0];
-            b += p[d.Kg];
-        }
-        gsum[d.HV + hv * d.Kg + k] = (float)b;
-    }
-    __syncthreads();
-    if (threadIdx.x) return;
-    double all = 0;
-    for (int k = 0; k < d.Kg; k++)
-        all += sum[k];
-    gsum[hv] = (float)all;
-}
-
 dp_status simple_norm(const Call &c) {
     const Dims &d = c.p->d;
     unsigned blocks = (unsigned)((int64_t)d.NT * d.H);
@@ -108,8 +83,5 @@ dp_status simple_sums(const Call &c) {
     BwdArgs a = bwd_args(c);
     k_gate_bwd<<<tile_count(c.p), THREADS, 0, c.s>>>(d, *c.t, *c.g, a);
     CK_LAUNCH(c.e, "k_gate_bwd");
-    k_gate_sum<<<dim3((unsigned)d.HV, (unsigned)c.p->nrun), THREADS, 0, c.s>>>(
-        d, c.p->run0, a.part, at<float>(c, B_GSUM));
-    CK_LAUNCH(c.e, "k_gate_sum");
-    return DP_OK;
+    return sum_over_chunks(c);
 }

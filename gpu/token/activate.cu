@@ -58,7 +58,8 @@ __device__ void activate_key(const Dims &d, const dpg_tensors &t, const Token &a
         unit_row(d, factor ? t.lr_b : t.k, by == DP_BY_FACTORS ? tq * d.K : (tq * n + j) * d.K);
     if (is_first) store(k, a.k + (tq * n + j) * d.K, d.K);
     if (by == DP_BY_BETA) store(k, a.e + row, d.K);
-    if (by == DP_BY_GATES) store(times(d, k, t.erase, th * d.K), a.e + row, d.K);
+    if (by == DP_BY_GATES)
+        store(times(d, k, FAULT(TOKEN_ERASE) ? NULL : t.erase, th * d.K), a.e + row, d.K);
     if (by == DP_BY_FACTORS)
         rows_of_lane(d.K, [&](int, int x) {
             a.e[row + x] = factor ? -ldx(t.lr_a, th * d.K + x, d.in_bf16) : 0.f;

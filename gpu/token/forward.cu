@@ -56,7 +56,7 @@ static dp_status launch(const Call &c, const StateArgs &z) {
     return DP_OK;
 }
 
-static dp_status pre(const Call &c) {
+dp_status token_pre(const Call &c) {
     const Dims &d = c.p->d;
     StateArgs z = {};
     z.s0 = c.t->s0;
@@ -67,17 +67,14 @@ static dp_status pre(const Call &c) {
     return launch(c, z);
 }
 
-static dp_status state(const Call &c) {
+dp_status token_state(const Call &c) {
     StateArgs z = {};
     z.s0 = c.t->s0;
     z.sin = at<float>(c, B_SIN);
     z.h = at<float>(c, B_H);
-    z.final_state = c.t->final_state;
-    z.o = c.t->o;
+    z.final_state = c.p->is_bwd ? NULL : c.t->final_state;
+    z.o = c.p->is_bwd ? NULL : c.t->o;
     z.nseq = c.p->d.nseq;
     z.columns = c.p->d.V;
     return launch(c, z);
 }
-
-extern const Path token_path = {"token", token_inputs, pre,  state, NULL, NULL, NULL,
-                                NULL,    NULL,         NULL, NULL,  NULL, 1};

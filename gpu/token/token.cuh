@@ -13,8 +13,15 @@
  *     q [L][H][K]   k [L][H][n][K]   u [L][HV][n][V]   e [L][HV][n][K]   b [L][HV][n]
  *     decay [L][HV][Kg]
  *
- * A warp has one column of a state: lane l rows l, l + 32, .. of it. Sums over K go through the
- * warp, columns never meet: no shared memory and no barrier anywhere in the forward. */
+ * The adjoint of a token (math.md d), keys last to first, G the gradient of the state behind it:
+ *
+ *     G  <- G + scale q do'     dq = scale S do
+ *     dX_j = k_j' G     dE_j = du_j = b_j dX_j     db_j = E_j dX_j'
+ *     dk_j = G (b_j E_j)'     de_j = - S_j dE_j'     G <- G - e_j dE_j'
+ *     dg   = rowsum(G o D S)     G <- D G     (where keys read S itself: before their e_j dE_j')
+ *
+ * A warp has one column of a state, or of G: lane l rows l, l + 32, .. of it. Sums over K go
+ * through the warp, sums over V from column to column of one warp: no shared memory, no barrier. */
 #ifndef DPG_TOKEN_CUH
 #define DPG_TOKEN_CUH
 #include "fault.cuh"
@@ -53,8 +60,21 @@ struct Token {
 };
 /* Where the plan keeps what is activated. */
 Token token_of(const Call &c);
+/* Gradients of what is activated, in its shapes, but by value head: dq [L][HV][K], dk
+ * [L][HV][n][K]; dg of the log gate. */
+struct TokenGrads {
+    float *q, *k, *e, *u, *b, *g;
+};
+TokenGrads token_grads_of(const Call &c);
+
 /* activate.cu */
 dp_status token_inputs(const Call &c);
+/* forward.cu */
+dp_status token_pre(const Call &c);
+dp_status token_state(const Call &c); /* backward: h alone */
+/* gradients.cu */
+dp_status token_sums(const Call &c);
+dp_status token_norm(const Call &c);
 
 /* Warps for n columns. */
 static inline unsigned blocks_of(int64_t n) { return (unsigned)((n + WARPS - 1) / WARPS); }
@@ -111,7 +131,8 @@ struct Walk {
         return column(a.e + (head(t) * a.rule.keys + j) * d.K, d.K);
     }
     __device__ __forceinline__ float value(int64_t t, int j) const {
-        return v < 0 ? 0.f : a.u[(head(t) * a.rule.keys + j) * d.V + v];
+        int col = v < 0 && FAULT(TOKEN_M_VALUES) ? 0 : v;
+        return col < 0 ? 0.f : a.u[(head(t) * a.rule.keys + j) * d.V + col];
     }
     __device__ __forceinline__ float strength(int64_t t, int j) const {
         return a.b[head(t) * a.rule.keys + j];
@@ -122,12 +143,12 @@ struct Walk {
     }
     /* Keys that read one state: all of a token, or one. */
     __device__ __forceinline__ int at_once() const {
-        return a.rule.reads == IN_TURN ? 1 : a.rule.keys;
+        return a.rule.reads == IN_TURN && !FAULT(TOKEN_AT_ONCE) ? 1 : a.rule.keys;
     }
 
     /* S from before token t to after it; E [n]. */
     __device__ __forceinline__ void step(int64_t t, Column &s, float *E) const {
-        int late = a.rule.reads == UNDECAYED, n = at_once();
+        int late = a.rule.reads == UNDECAYED && !FAULT(TOKEN_DECAYED), n = at_once();
         if (!late) decay(t, s);
         for (int first = 0; first < a.rule.keys; first += n) {
             for (int j = first; j < first + n; j++)
@@ -136,6 +157,28 @@ struct Walk {
             for (int j = first; j < first + n; j++)
                 add(s, key(t, j), strength(t, j) * E[j]);
         }
+    }
+
+    /* G, do already in it, from after token t to before it. seen(j, first, dX): of each key, the
+     * first of those that read with it, before their own terms are taken off; decays(): G before
+     * its decay. */
+    template <class F, class D>
+    __device__ __forceinline__ void back(int64_t t, Column &g, F seen, D decays) const {
+        int late = a.rule.reads == UNDECAYED, n = at_once();
+        float dE[MOST_KEYS];
+        for (int first = a.rule.keys - n; first >= 0; first -= n) {
+            for (int j = first; j < first + n; j++) {
+                float dX = dot(key(t, j), g);
+                dE[j] = strength(t, j) * dX;
+                seen(j, first, dX);
+            }
+            if (late) decays();
+            if (late && !FAULT(TOKEN_ADJOINT)) decay(t, g);
+            for (int j = first; a.e && j < first + n; j++)
+                add(g, erasing(t, j), -dE[j]);
+        }
+        if (!late) decays();
+        if (!late || FAULT(TOKEN_ADJOINT)) decay(t, g);
     }
 };
 #endif

@@ -120,6 +120,7 @@ static dp_status make_blank(dp_rank_job *j, const dp_rank_tokens *x, const token
     dp_status st = DP_OK;
     for (int i = 0; i < n && !st; i++) {
         int64_t rows, width;
+        if (!*dp_result_at(&j->out->out, t[i].id)) continue; /* not of this recurrence */
         dp_result_shape(j->p, t[i].id, &rows, &width);
         st = dp_device_blank(&j->rank.dev, rows / j->p->T * width * x->L, t[i].d, t[i].dev);
     }
@@ -130,6 +131,7 @@ static dp_status fetch(dp_rank_job *j, const dp_rank_tokens *x, const token_resu
     dp_status st = DP_OK;
     for (int i = 0; i < n && !st; i++) {
         int64_t rows, width;
+        if (!*dp_result_at(&j->out->out, t[i].id)) continue;
         dp_result_shape(j->p, t[i].id, &rows, &width);
         const int64_t each = rows / j->p->T * width;
         double *own = dp_doubles(each * x->L), *all = *dp_result_at(&j->out->out, t[i].id);
@@ -180,11 +182,11 @@ static dp_status backward(dp_rank_job *j, const dp_rank_tokens *x, const dpg_ten
     const dpg_dtype dd = j->g.ddtype, dgd = j->g.dgdtype;
     dpg_grads g = {0};
     void *ds0, *gate;
-    const token_result to[] = {{DP_RESULT_DQ, dd, &g.dq},
-                               {DP_RESULT_DK, dd, &g.dk},
-                               {DP_RESULT_DV, dd, &g.dv},
-                               {DP_RESULT_DG, dgd, &g.dg},
-                               {DP_RESULT_DBETA, dgd, &g.dbeta}};
+    const token_result to[] = {{DP_RESULT_DQ, dd, &g.dq},         {DP_RESULT_DK, dd, &g.dk},
+                               {DP_RESULT_DV, dd, &g.dv},         {DP_RESULT_DG, dgd, &g.dg},
+                               {DP_RESULT_DBETA, dgd, &g.dbeta},  {DP_RESULT_DERASE, dd, &g.derase},
+                               {DP_RESULT_DWRITE, dd, &g.dwrite}, {DP_RESULT_DLR_A, dd, &g.dlr_a},
+                               {DP_RESULT_DLR_B, dd, &g.dlr_b}};
     dp_status st = send(j, x, DP_INPUT_DO, dd, &g.dout);
     if (!st) st = send(j, x, DP_INPUT_DSTATE, DPG_F32, (const void **)&g.dfinal_state);
     if (!st) st = make_blank(j, x, to, COUNT(to));

@@ -130,7 +130,7 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_varia
                              .chain = how->chain,
                              .variant = variant,
                              .bf16_inputs = bf16,
-                             .backward = sp->truth->backward && !dp_cuda_by_tokens(&c->p)};
+                             .backward = sp->truth->backward};
     if (sp->first_of_call) return compute_calls(c, &run, x, res, why);
     return dp_cuda_run(step ? &x->front.p : &c->p, &run, res, why);
 }
@@ -180,7 +180,7 @@ static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_variant variant,
     how.design = design_of_kernels(how.base, &res, c->p.R);
     dp_run *r = dp_sharding_record(sp, &how, out);
     r->variant = variant;
-    r->other_design = x.decoded > 0 || res.tokens; /* no draw of those has ranks */
+    r->other_design = x.decoded > 0;
     if (r->rollback && x.states) r->rollback = "states of every token";
     r->id = dp_run_id(r);
     if (st) {

@@ -40,7 +40,11 @@ static const problem FAST[] = {{"strong-wide", 1, 0, EVEN}, {"strong-keys", 1, 0
                      CONV[] = {{"smoke-conv", 1, 0, EVEN},
                                {"smoke-conv", 3, 0, EVEN},
                                {"smoke-conv", 2, 0, ZIGZAG}},
-                     SLOTS[] = {{"session-slots", 1, 0, EVEN}};
+                     SLOTS[] = {{"session-slots", 1, 0, EVEN}},
+                     TOKENS[] = {{"smoke-gdn2", 1, 0, EVEN},
+                                 {"smoke-dplr", 1, 0, EVEN},
+                                 {"smoke-deltaproduct", 1, 0, EVEN},
+                                 {"smoke-gla", 4, 0, EVEN}};
 static const char *const BITS[] = {"strong-wide", "strong-keys", "k64-v128",
                                    "mkda2-wide"}; /* causality-chunk on one rank */
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
@@ -51,12 +55,21 @@ static int chosen(int f, const char *only) {
     return (!only || !strcmp(only, dpg_faults[f].name)) && strcmp(dpg_faults[f].shows, "-");
 }
 /* What the problems of the kernels on the CPU are of. */
-typedef enum { OF_RECURRENCE, OF_CONV, OF_SLOTS, KINDS } problem_kind;
+typedef enum { OF_RECURRENCE, OF_CONV, OF_SLOTS, OF_TOKENS, KINDS } problem_kind;
 static problem_kind kind_of(int f) {
     const char *shows = dpg_faults[f].shows;
     return dp_is_listed("pool", shows, ' ')              ? OF_SLOTS
+           : !strncmp(dpg_faults[f].name, "token-", 6)   ? OF_TOKENS
            : !strcmp(shows, "y") || !strcmp(shows, "dx") ? OF_CONV
                                                          : OF_RECURRENCE;
+}
+
+/* Is a fault of this kind asked for. */
+static int wanted(problem_kind kind, const char *only) {
+    int any = 0;
+    for (int f = first_fault(); f < end_fault(); f++)
+        any |= chosen(f, only) && kind_of(f) == kind;
+    return any;
 }
 
 static void note(dp_kernel_row *row, const dp_case *c, const dp_run *r) {
@@ -173,10 +186,10 @@ static dp_status one_problem(const char *dir, const char *cache, const problem *
     return st;
 }
 
-/* One fault, in this process: stops at the first problem that is red, and without a fault runs them
- * all. */
-static dp_status one_fault(const char *dir, const char *cache, int f, dp_kernel_row *row,
-                           dp_err *e) {
+/* One fault, in this process: stops at the first problem that is red, and without a fault runs all
+ * that those which are asked for may run. */
+static dp_status one_fault(const char *dir, const char *cache, int f, const char *only,
+                           dp_kernel_row *row, dp_err *e) {
     static const struct {
         int fast;
         problem_kind kind;
@@ -185,7 +198,8 @@ static dp_status one_fault(const char *dir, const char *cache, int f, dp_kernel_
     } SETS[] = {{1, OF_RECURRENCE, FAST, COUNT(FAST)},
                 {0, OF_RECURRENCE, PROBLEM, COUNT(PROBLEM)},
                 {0, OF_CONV, CONV, COUNT(CONV)},
-                {0, OF_SLOTS, SLOTS, COUNT(SLOTS)}};
+                {0, OF_SLOTS, SLOTS, COUNT(SLOTS)},
+                {0, OF_TOKENS, TOKENS, COUNT(TOKENS)}};
     const int fast = dpg_faults_fast, shown = !f || dpg_faults[f].shows[0];
     dp_status st = DP_OK;
     dpg_fault = f;
@@ -194,7 +208,7 @@ static dp_status one_fault(const char *dir, const char *cache, int f, dp_kernel_
         st = one_check(dir, BITS[i], row, e);
     for (int k = 0; k < COUNT(SETS) && shown; k++)
         for (int i = 0; i < SETS[k].n && SETS[k].fast == fast && !st; i++)
-            if (!f || (kind_of(f) == SETS[k].kind && !row->red))
+            if (f ? kind_of(f) == SETS[k].kind && !row->red : wanted(SETS[k].kind, only))
                 st = one_problem(dir, cache, &SETS[k].p[i], SETS[k].kind == OF_CONV, row, e);
     if (!st && row->red && f && !fast && kind_of(f) == OF_RECURRENCE) ask_exact(dir, cache, row);
     return st;
@@ -202,7 +216,7 @@ static dp_status one_fault(const char *dir, const char *cache, int f, dp_kernel_
 
 /* A faulty kernel may read anywhere: each fault has a process. The row comes back through a pipe;
  * what it could not run is said on stderr. */
-static pid_t start(const char *dir, const char *cache, int f, int *from) {
+static pid_t start(const char *dir, const char *cache, int f, const char *only, int *from) {
     int p[2];
     if (pipe(p)) return -1;
     const pid_t pid = fork();
@@ -216,7 +230,7 @@ static pid_t start(const char *dir, const char *cache, int f, int *from) {
     dp_err e = {0};
     close(p[0]);
     omp_set_num_threads(1);
-    const dp_status st = one_fault(dir, cache, f, &row, &e);
+    const dp_status st = one_fault(dir, cache, f, only, &row, &e);
     if (st) fprintf(stderr, "deltaproof: museum: %s: %s\n", dpg_faults[f].name, e.msg);
     const int bad = write(p[1], &row, sizeof row) != (ssize_t)sizeof row || (st && !row.red);
     _exit(bad ? 3 : 0);
@@ -268,7 +282,7 @@ dp_status dp_kernel_museum_run(const char *dir, const char *cache, const char *o
         if (f < DPG_NFAULTS) {
             pid[f] = 0;
             if (!st && (!f || (f >= first_fault() && f < end_fault() && chosen(f, only)))) {
-                pid[f] = start(dir, cache, f, &from[f]);
+                pid[f] = start(dir, cache, f, only, &from[f]);
                 started++;
             }
             if (pid[f] < 0) {
