@@ -126,7 +126,7 @@ static const key KEYS[] = {
     {"payload", CHOICES, REC, AT(payload), "full", 0, 0, DP_PAYLOAD_WORDS,
      "what pairs and states are sent as; heads sends neither"},
     {"own", CHOICES, REC | CONV, AT(own), "even", 0, 0, DP_OWN_WORDS,
-     "which rank owns which tokens, of simulated ranks (ref/vocabulary/own.h)"},
+     "which rank owns which tokens (ref/vocabulary/own.h)"},
     {"nonfinite", CHOICE, REC | CONV, AT(nonfinite), "refuse", 0, 0, "refuse|allow",
      "NaN and Inf among the inputs"},
     {"override", TEXT, REC | CONV, AT(override), "(none)", 0, 0, NULL,
