@@ -92,36 +92,12 @@ static int offer(dp_shrink_work *w, char *text) {
 
 /* ---- what is tried --------------------------------------------------------------------------- */
 
-static int packed(const dp_case *c) { return dp_case_packing((dp_case *)c).Nseq[0] > 1; }
-static int has_backward(const dp_case *c) { return c->backward; }
-static int has_dstate(const dp_case *c) { return c->p.dstate != NULL; }
-static int has_s0(const dp_case *c) { return c->p.s0 != NULL; }
-static int has_norm(const dp_case *c) { return c->p.l2norm; }
-static int has_params(const dp_case *c) { return c->p.A_log || c->p.dt_bias; }
-static int has_scale(const dp_case *c) { return dp_op_of(c)->has_problem && c->p.scale != 1; }
-static int has_bias(const dp_case *c) { return c->conv.bias != NULL; }
-
-/* Settings that a case may do without; value NULL: their default. */
-static const struct {
-    int (*has)(const dp_case *c);
-    const char *key, *value, *what;
-} PLAIN[] = {
-    {packed, "cu_seqlens", NULL, "one sequence"},
-    {has_dstate, "dstate", NULL, "no gradient of the final state"},
-    {has_backward, "backward", "no", "forward alone"},
-    {has_s0, "s0_scale", NULL, "no initial state"},
-    {has_norm, "l2norm", NULL, "no L2 norm"},
-    {has_params, "gate_params", "no", "no A_log, dt_bias"},
-    {has_scale, "scale", "1", "scale = 1"},
-    {has_bias, "bias", NULL, "no bias"},
-};
-
 static int plainer(dp_shrink_work *w) {
     int n = 0;
-    for (size_t i = 0; i < sizeof PLAIN / sizeof *PLAIN && !dp_shrink_spent(w); i++) {
-        if (!PLAIN[i].has(w->c)) continue;
-        if (!offer(w, with(w->laws, PLAIN[i].key, PLAIN[i].value))) continue;
-        dp_shrink_report(w, "%s", PLAIN[i].what);
+    for (int i = 0; i < DP_SHRINK_NPARTS && !dp_shrink_spent(w); i++) {
+        const dp_shrink_part *part = &dp_shrink_parts[i];
+        if (!part->has(w->c) || !offer(w, with(w->laws, part->key, part->value))) continue;
+        dp_shrink_report(w, "%s", part->what);
         n++;
     }
     return n;
@@ -132,7 +108,7 @@ static char *with_tokens(const dp_shrink_work *w, int64_t T) {
     const int64_t *cu = *dp_case_packing(w->c).cu;
     char *text = strdup(w->laws);
     set_number(&text, "T", T);
-    if (!packed(w->c)) return text;
+    if (dp_shrink_length(w->c, DP_SHRINK_SEQ) == 1) return text;
     char *list;
     size_t size;
     FILE *f = open_memstream(&list, &size);

@@ -1,8 +1,6 @@
 /* Shrinking the shape: axes, ranks, optional parts (shrink_work.h). */
 #include "shrink_work.h"
 
-#include <stdlib.h>
-
 static const char *const AXIS_NAMES[] = {[DP_SHRINK_TOK] = "chunks",
                                          [DP_SHRINK_SEQ] = "sequences",
                                          [DP_SHRINK_HEAD] = "key heads",
@@ -52,42 +50,18 @@ static int fewer_ranks(dp_shrink_work *w) {
     return w->c->ranks[0] < before;
 }
 
-static int without(dp_shrink_work *w, const char *what, void (*change)(dp_case *)) {
-    dp_case cand = dp_shrink_copy(w->c);
-    change(&cand);
-    if (!dp_shrink_offer(w, &cand)) return 0;
-    dp_shrink_report(w, "%s", what);
-    return 1;
-}
-
-static void release(double **x) { free(*x), *x = NULL; }
-static void no_backward(dp_case *c) {
-    c->backward = 0;
-    release(&c->p.dout);
-    release(&c->p.dstate);
-    release(&c->conv.dy);
-}
-static void no_dstate(dp_case *c) { release(&c->p.dstate); }
-static void no_s0(dp_case *c) { release(&c->p.s0); }
-static void no_bias(dp_case *c) { release(&c->conv.bias); }
-static void no_params(dp_case *c) { release(&c->p.A_log), release(&c->p.dt_bias); }
-static void no_norm(dp_case *c) { c->p.l2norm = 0; }
-static void unit_scale(dp_case *c) { c->p.scale = 1; }
-
 static int optional_parts(dp_shrink_work *w) {
-    const dp_case *c = w->c;
     int n = 0;
-    if (!dp_op_of(c)->inputs) return 0;
-    if (c->backward && !dp_shrink_spent(w)) n += without(w, "forward alone", no_backward);
-    if (c->p.dstate && !dp_shrink_spent(w))
-        n += without(w, "no gradient of the final state", no_dstate);
-    if (c->p.s0 && !dp_shrink_spent(w)) n += without(w, "no initial state", no_s0);
-    if (c->conv.bias && !dp_shrink_spent(w)) n += without(w, "no bias", no_bias);
-    if ((c->p.A_log || c->p.dt_bias) && !dp_shrink_spent(w))
-        n += without(w, "no A_log, dt_bias", no_params);
-    if (c->p.l2norm && !dp_shrink_spent(w)) n += without(w, "no L2 norm", no_norm);
-    if (dp_op_of(c)->has_problem && c->p.scale != 1 && !dp_shrink_spent(w))
-        n += without(w, "scale = 1", unit_scale);
+    if (!dp_op_of(w->c)->inputs) return 0;
+    for (int i = 0; i < DP_SHRINK_NPARTS && !dp_shrink_spent(w); i++) {
+        const dp_shrink_part *part = &dp_shrink_parts[i];
+        if (!part->leave_out || !part->has(w->c)) continue;
+        dp_case cand = dp_shrink_copy(w->c);
+        part->leave_out(&cand);
+        if (!dp_shrink_offer(w, &cand)) continue;
+        dp_shrink_report(w, "%s", part->what);
+        n++;
+    }
     return n;
 }
 

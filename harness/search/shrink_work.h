@@ -41,6 +41,18 @@ typedef struct {
     dp_status st;
 } dp_shrink_work;
 
+/* A part that a case may do without. */
+typedef struct {
+    int (*has)(const dp_case *c);
+    void (*leave_out)(dp_case *c); /* of its arrays; NULL: its axis is shortened instead */
+    const char *key, *value;       /* of its text: the setting without; value NULL: the default */
+    const char *what;              /* is said to have been done */
+} dp_shrink_part;
+#define DP_SHRINK_NPARTS 8
+
+/* shrink_parts.c */
+extern const dp_shrink_part dp_shrink_parts[DP_SHRINK_NPARTS];
+
 /* shrink_axes.c */
 /* The inputs of a case as tensors over axes, t [DP_CASE_MAX_INPUTS]; returns their number. */
 int dp_shrink_tensors(dp_case *c, dp_shrink_tensor *t);

@@ -90,6 +90,35 @@ DP_TEST(shrink, what_is_left_fails_for_the_same_reason_and_is_twenty_times_small
     }
 }
 
+/* Of the tensors of a case without laws, and of its text. */
+DP_TEST(shrink, parts_that_a_case_may_do_without_go) {
+    for (int laws = 0; laws < 2; laws++) {
+        dp_case c;
+        dp_shrunk s;
+        dp_err e = {0};
+        const dp_shrink_options o = {
+            .ranks = 2, .base = DP_BASE_FP32, .fault = DP_FAULT_EXP2_GATE, .max_tries = 300};
+        REQUIRE(gt_parse_case(SHAPE RAW "T = 16\ns0_scale = 1\ndstate = yes\nscale = 0.5\n"
+                                        "cu_seqlens = 0,5,16\nranks = 2\n",
+                              &c),
+                "a case with all of them");
+        REQUIRE(c.p.s0 && c.p.dstate && c.p.A_log && c.backward && c.p.Nseq == 2, "it has them");
+        char *text = c.text;
+        if (!laws) c.text = NULL;
+        REQUIRE(!dp_shrink(&c, &o, &s, &e), "%s", e.msg);
+        c.text = text;
+        const dp_problem *p = &s.c.p;
+        CHECK(!p->s0 && !p->dstate && !p->dout && !p->A_log && !p->dt_bias && !p->l2norm &&
+                  !s.c.backward && p->scale == 1 && p->Nseq == 1,
+              "laws %d: s0 %d, dstate %d, do %d, A_log %d, l2norm %d, backward %d, scale %g, %d "
+              "sequences",
+              laws, !!p->s0, !!p->dstate, !!p->dout, !!p->A_log, p->l2norm, s.c.backward, p->scale,
+              p->Nseq);
+        dp_shrink_free(&s);
+        dp_case_free(&c);
+    }
+}
+
 static int64_t bytes_of(const char *path) {
     FILE *f = fopen(path, "r");
     if (!f) return -1;
