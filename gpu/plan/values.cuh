@@ -61,6 +61,30 @@ __device__ __forceinline__ GateGrad gate_grad(const Dims &d, float dg, float gra
     return y;
 }
 
+/* Raw gates of a tile's tokens from dg(s, k), that of the log gate at token s and channel k; their
+ * sums for dA_log and ddt_bias to part [2][Kg], in fp64 so that only the last rounding shows. */
+template <class F>
+__device__ __forceinline__ void gate_grads_of_tile(const Dims &d, const dpg_tensors &t,
+                                                   const dpg_grads &g, int64_t tile, float *part,
+                                                   F dg) {
+    int hv = tile % d.HV;
+    Chunk c = d.chunk[tile / d.HV];
+    float A = t.A_log ? expf(t.A_log[hv]) : 1.f;
+    for (int k = threadIdx.x; k < d.Kg; k += blockDim.x) {
+        float bias = t.dt_bias ? t.dt_bias[hv * d.Kg + k] : 0.f;
+        double sum_a = 0, sum_b = 0;
+        for (int s = 0; s < c.len; s++) {
+            int64_t at = ((c.t0 + s) * d.HV + hv) * d.Kg + k;
+            GateGrad y = gate_grad(d, dg(s, k), ldx(t.g, at, d.g_bf16), A, bias);
+            sum_a += y.dA_log;
+            sum_b += y.ddt_bias;
+            stx(g.dg, at, d.dg_bf16, y.raw);
+        }
+        part[tile * 2 * d.Kg + k] = (float)sum_a;
+        part[tile * 2 * d.Kg + d.Kg + k] = (float)sum_b;
+    }
+}
+
 __device__ __forceinline__ float beta_value(const Dims &d, float b) {
     if (d.beta_form == DP_BETA_PLAIN) return b;
     return (d.beta_form == DP_BETA_SIGMOID ? 1.f : 2.f) / (1.f + expf(-b));

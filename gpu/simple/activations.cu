@@ -42,27 +42,13 @@ __global__ void k_norm_bwd(Dims d, dpg_tensors t, dpg_grads g, BwdArgs a) {
     }
 }
 
-/* Raw gate and beta of a tile; sums over its tokens for dA_log and ddt_bias to part [2][Kg], in
- * fp64 so that only the last rounding shows. */
+/* Raw gate and beta of a tile. */
 __global__ void k_gate_bwd(Dims d, dpg_tensors t, dpg_grads g, BwdArgs a) {
     int64_t tile = blockIdx.x;
     int hv = tile % d.HV;
     Chunk c = d.chunk[tile / d.HV];
-    float A = t.A_log ? expf(t.A_log[hv]) : 1.f;
-    for (int k = threadIdx.x; k < d.Kg; k += blockDim.x) {
-        float bias = t.dt_bias ? t.dt_bias[hv * d.Kg + k] : 0.f;
-        double sum_a = 0, sum_b = 0;
-        for (int s = 0; s < c.len; s++) {
-            int64_t at = ((c.t0 + s) * d.HV + hv) * d.Kg + k;
-            float dg = a.dg[(tile * DP_CHUNK + s) * d.K + k];
-            GateGrad y = gate_grad(d, dg, ldx(t.g, at, d.g_bf16), A, bias);
-            sum_a += y.dA_log;
-            sum_b += y.ddt_bias;
-            stx(g.dg, at, d.dg_bf16, y.raw);
-        }
-        a.part[tile * 2 * d.Kg + k] = (float)sum_a;
-        a.part[tile * 2 * d.Kg + d.Kg + k] = (float)sum_b;
-    }
+    gate_grads_of_tile(d, t, g, tile, a.part,
+                       [&](int s, int k) { return a.dg[(tile * DP_CHUNK + s) * d.K + k]; });
     for (int row = threadIdx.x; row < c.len * d.R; row += blockDim.x) {
         int64_t at = ((c.t0 + row / d.R) * d.HV + hv) * d.R + row % d.R;
         float slope = beta_slope(d, ldx(t.beta, at, d.g_bf16));

@@ -77,25 +77,12 @@ __global__ void k_token_values_bwd(Dims d, dpg_tensors t, dpg_grads g, Token a, 
     }
 }
 
-/* Sums of a chunk to part [2][Kg], in fp64 so that only the last rounding shows. */
 __global__ void k_token_gate_bwd(Dims d, dpg_tensors t, dpg_grads g, const float *dg, float *part) {
     int64_t tile = blockIdx.x;
-    int hv = tile % d.HV;
     Chunk c = d.chunk[tile / d.HV];
-    float A = t.A_log ? expf(t.A_log[hv]) : 1.f;
-    for (int k = threadIdx.x; k < d.Kg; k += blockDim.x) {
-        float bias = t.dt_bias ? t.dt_bias[hv * d.Kg + k] : 0.f;
-        double sum_a = 0, sum_b = 0;
-        for (int64_t s = c.t0; s < c.t0 + c.len; s++) {
-            int64_t at = (s * d.HV + hv) * d.Kg + k;
-            GateGrad y = gate_grad(d, dg[at], ldx(t.g, at, d.g_bf16), A, bias);
-            sum_a += y.dA_log;
-            sum_b += y.ddt_bias;
-            stx(g.dg, at, d.dg_bf16, y.raw);
-        }
-        part[tile * 2 * d.Kg + k] = (float)sum_a;
-        part[tile * 2 * d.Kg + d.Kg + k] = (float)sum_b;
-    }
+    gate_grads_of_tile(d, t, g, tile, part, [&](int s, int k) {
+        return dg[((c.t0 + s) * d.HV + tile % d.HV) * d.Kg + k];
+    });
 }
 
 dp_status token_norm(const Call &c) {
