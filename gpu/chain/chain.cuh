@@ -11,5 +11,12 @@ __device__ __forceinline__ void add4(float c[4], const float x[4]) {
     for (int i = 0; i < 4; i++)
         c[i] += x[i];
 }
+
+/* Is all that a block has seen finite, so that zero times it is zero. */
+struct Finite {
+    float zero = 0.f;
+    __device__ __forceinline__ void see(float x) { zero = fmaf(x, 0.f, zero); }
+    __device__ __forceinline__ bool by_block() const { return !__syncthreads_or(zero != 0.f); }
+};
 #endif
 #endif

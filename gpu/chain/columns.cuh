@@ -1,8 +1,8 @@
 /* gpu/chain/columns.cuh - a chain of products by K x K matrices over some columns, fp32 FMA. */
 #ifndef DPG_COLUMNS_CUH
 #define DPG_COLUMNS_CUH
+#include "chain/chain.cuh"
 #include "fault.cuh"
-#include "plan/plan.cuh"
 
 #define THREADS 256
 
@@ -114,13 +114,11 @@ template <int MV, int KMAX> struct Columns {
         });
         __syncthreads();
     }
-    /* Is all of P finite, so that zero times it is zero; by the whole block. */
+    /* Of all of P; by the whole block. */
     __device__ __forceinline__ bool is_finite() {
-        float sum = 0.f;
-        rows([&](int, int, float4 &q) {
-            sum = fmaf(q.x, 0.f, fmaf(q.y, 0.f, fmaf(q.z, 0.f, fmaf(q.w, 0.f, sum))));
-        });
-        return !__syncthreads_or(sum != 0.f);
+        Finite all;
+        rows([&](int, int, float4 &q) { all.see(q.x), all.see(q.y), all.see(q.z), all.see(q.w); });
+        return all.by_block();
     }
     __device__ __forceinline__ void from(const float *E) { from(E, ld); }
     __device__ __forceinline__ void from(const float *E, int lde) {

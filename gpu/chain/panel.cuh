@@ -50,13 +50,13 @@ template <int K> struct Panel {
         for (int h = 0; h < 2; h++)
             ahead[h][slot] = *(const float4 *)(M + (int64_t)(r0 + 8 * h) * row + 16 * j + 4 * tc);
     }
-    /* Is all of a block's panel finite, so that zero times it is zero; by the whole block. */
+    /* Of a block's panel; by the whole block. */
     __device__ __forceinline__ bool is_finite(const float c[4][4]) {
-        float sum = 0.f;
+        Finite all;
 #pragma unroll
         for (int i = 0; i < 16; i++)
-            sum = fmaf(c[i / 4][i % 4], 0.f, sum);
-        return !__syncthreads_or(sum != 0.f);
+            all.see(c[i / 4][i % 4]);
+        return all.by_block();
     }
     /* The first columns of the warp's rows of M. */
     __device__ __forceinline__ void begin(const float *M) {
