@@ -39,6 +39,19 @@ typedef struct {
  * dp_now() when the run began. */
 void dp_judge_run(const dp_judging *j, dp_run *r, double from);
 
+/* What the calls of a session gave beside o and their last state. */
+typedef struct {
+    dp_drafts drafts;
+    dp_pool_seen pool;
+    dp_conv_calls front;
+} dp_calls_seen;
+/* judge_calls.c */
+void dp_calls_seen_free(dp_calls_seen *seen);
+/* Bounds and dp_judge_run of the outputs, then of what else was seen, the three below. Without a
+ * session nothing was. */
+dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
+                         dp_bound_bases *bases, dp_run *r, double from, dp_err *e);
+
 /* judge_drafts.c: after dp_judge_run, what the windows of a session made of their tokens. */
 dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e);
 /* The run fails by this tensor, which is closed already. */

@@ -87,16 +87,8 @@ static dp_status run_step(void *who, const dp_problem *call, const dp_conv_state
 /* What a session has beside its results. */
 typedef struct {
     int states; /* 1: the library showed those of every token */
-    dp_drafts drafts;
-    dp_pool_seen pool;
-    dp_conv_calls front;
+    dp_calls_seen seen;
 } calls_made;
-
-static void free_calls(calls_made *made) {
-    dp_drafts_free(&made->drafts);
-    dp_pool_seen_free(&made->pool);
-    dp_conv_calls_free(&made->front);
-}
 
 /* DP_OK also where the library ended the session: s says how, and holds no results then. */
 static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, calls_made *made,
@@ -111,14 +103,14 @@ static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, ca
                  "a library gets no convolutions in front; a program does (--run)");
         return DP_OK;
     }
-    const dp_problem p = dp_step_before(sp->c, &made->front);
-    memcpy(x.front.conv, made->front.conv, sizeof x.front.conv);
+    const dp_problem p = dp_step_before(sp->c, &made->seen.front);
+    memcpy(x.front.conv, made->seen.front.conv, sizeof x.front.conv);
     const dp_caller by = {.run = run_one_call,
                           .who = &x,
-                          .drafts = &made->drafts,
-                          .pool = takes_pool ? &made->pool : NULL,
+                          .drafts = &made->seen.drafts,
+                          .pool = takes_pool ? &made->seen.pool : NULL,
                           .run_in = takes_pool ? run_in : NULL,
-                          .front = step ? &made->front : NULL,
+                          .front = step ? &made->seen.front : NULL,
                           .run_step = run_step};
     const dp_status st = dp_calls_run(&p, &sp->c->session, DP_FAULT_NONE, &by, &s->r, NULL, e);
     made->states = x.states;
@@ -144,26 +136,6 @@ static dp_status call(const dp_sharding *sp, const dp_how *how, calls_made *made
                                  .limit_s = limit};
     return sp->first_of_call ? run_calls(sp, &one, made, s, e)
                              : dp_subject_run(o->subject, &c->p, &one, s, e);
-}
-
-static dp_status judge(dp_sharding *sp, const dp_subject_result *s, const calls_made *made,
-                       dp_bound_bases *bases, dp_run *r, double from, dp_err *e) {
-    const int step = dp_op_of(sp->c)->has_front;
-    dp_step_run front = {0};
-    dp_error_bound bound;
-    const dp_status st =
-        step ? dp_step_of_calls(sp->c, DP_BACKEND_SUBJECT, r->base, &made->front, &front, e)
-             : DP_OK;
-    if (st) return st;
-    sp->step = step ? &front : NULL;
-    dp_run_bounds(sp, &r->design, r->chain, bases, &bound);
-    const dp_outputs outputs = {.results = &s->r, .stage = s->stage};
-    const dp_judging j = {sp, bases, &bound, &outputs};
-    dp_judge_run(&j, r, from);
-    dp_error_bound_free(&bound);
-    sp->step = NULL;
-    if (step) dp_step_run_free(sp->c, &front);
-    return DP_OK;
 }
 
 static void note_failure(const dp_subject_result *s, dp_run *r, double from) {
@@ -198,7 +170,7 @@ static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_boun
     else if (!st)
         st = call(sp, &how, &made, &s, e);
     if (st) {
-        free_calls(&made);
+        dp_calls_seen_free(&made.seen);
         return st;
     }
     dp_run *r = dp_sharding_record(sp, &how, out);
@@ -210,15 +182,13 @@ static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_boun
     dp_sharding_note_truth(sp, r);
     r->id = dp_run_id(r);
     if (s.outcome == DP_SUBJECT_RETURNED) {
-        st = judge(sp, &s, &made, bases, r, from, e);
-        if (!st) st = dp_judge_drafts(sp, &made.drafts, r, e);
-        dp_judge_pool(sp, &made.pool, r);
-        dp_judge_conv_states(&made.front, r);
+        const dp_outputs outputs = {.results = &s.r, .stage = s.stage};
+        st = dp_judge_calls(sp, &outputs, &made.seen, bases, r, from, e);
     } else {
         note_failure(&s, r, from);
     }
     if (o->done) o->done(r, o->arg);
-    free_calls(&made);
+    dp_calls_seen_free(&made.seen);
     dp_subject_result_free(&s);
     return st;
 }

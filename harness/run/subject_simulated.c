@@ -203,9 +203,7 @@ static dp_status one_step(void *who, const dp_problem *call, const dp_conv_state
 /* What the calls of a session made, and where a fault acted. */
 typedef struct {
     dp_result got; /* o and the last state */
-    dp_drafts drafts;
-    dp_pool_seen pool;
-    dp_conv_calls front;
+    dp_calls_seen seen;
     unsigned char *hit;
 } calls_made;
 
@@ -215,11 +213,11 @@ static dp_status compute_calls(in_one_base *x, calls_made *made, dp_err *e) {
     const int step = dp_op_of(c)->has_front;
     const dp_caller by = {.run = one_call,
                           .who = x,
-                          .drafts = &made->drafts,
-                          .pool = &made->pool,
-                          .front = step ? &made->front : NULL,
+                          .drafts = &made->seen.drafts,
+                          .pool = &made->seen.pool,
+                          .front = step ? &made->seen.front : NULL,
                           .run_step = one_step};
-    const dp_problem p = dp_step_before(c, &made->front);
+    const dp_problem p = dp_step_before(c, &made->seen.front);
     made->hit = dp_calloc((size_t)c->p.HV, 1);
     return dp_calls_run(&p, &c->session, dp_fault_of_calls(fault) ? fault : DP_FAULT_NONE, &by,
                         &made->got, made->hit, e);
@@ -227,19 +225,8 @@ static dp_status compute_calls(in_one_base *x, calls_made *made, dp_err *e) {
 
 static void free_calls(calls_made *made) {
     dp_result_free(&made->got);
-    dp_drafts_free(&made->drafts);
-    dp_pool_seen_free(&made->pool);
-    dp_conv_calls_free(&made->front);
+    dp_calls_seen_free(&made->seen);
     free(made->hit);
-}
-
-static void judge_calls(in_one_base *x, const dp_result *got, dp_run *r, double from) {
-    dp_run_bounds(x->sp, &r->design, x->chain, &x->bases, &x->bound);
-    const dp_outputs outputs = {.results = got};
-    const dp_judging j = {x->sp, &x->bases, &x->bound, &outputs};
-    dp_judge_run(&j, r, from);
-    dp_error_bound_free(&x->bound);
-    dp_bound_bases_free(&x->bases);
 }
 
 static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs *out, dp_err *e) {
@@ -247,23 +234,17 @@ static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs
     const double from = dp_now();
     int chains[DP_NFORMATS], merge;
     calls_made made = {0};
-    dp_step_run front = {0};
-    const int step = dp_op_of(sp->c)->has_front;
     in_one_base x = {.sp = sp, .backend = be, .base = base};
     if (!dp_case_chains(sp->c, 1, o->nchain, (const int *)o->chain, chains) ||
         !dp_select(1, (const int *)sp->c->merge, o->nmerge, (const int *)o->merge, &merge))
         return DP_OK;
     dp_status st = compute_calls(&x, &made, e);
-    if (!st && step) st = dp_step_of_calls(sp->c, be, base, &made.front, &front, e);
     if (!st) {
         x.chain = (dp_format)chains[0];
         dp_run *r = record(&x, (dp_sending){(dp_exchange)merge, DP_PAYLOAD_FULL}, out);
-        sp->step = step ? &front : NULL;
-        judge_calls(&x, &made.got, r, from);
-        sp->step = NULL;
-        st = dp_judge_drafts(sp, &made.drafts, r, e);
-        dp_judge_pool(sp, &made.pool, r);
-        dp_judge_conv_states(&made.front, r);
+        const dp_outputs outputs = {.results = &made.got};
+        st = dp_judge_calls(sp, &outputs, &made.seen, &x.bases, r, from, e);
+        dp_bound_bases_free(&x.bases);
         if (o->fault) {
             r->nhit = sp->c->p.HV;
             r->hit = made.hit;
@@ -271,7 +252,6 @@ static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs
         }
         if (o->done) o->done(r, o->arg);
     }
-    if (step) dp_step_run_free(sp->c, &front);
     free_calls(&made);
     return st;
 }

@@ -1,0 +1,35 @@
+/* A session judged: its results, and what its calls handed on (outputs.h). */
+#include "outputs.h"
+
+void dp_calls_seen_free(dp_calls_seen *seen) {
+    dp_drafts_free(&seen->drafts);
+    dp_pool_seen_free(&seen->pool);
+    dp_conv_calls_free(&seen->front);
+}
+
+static void judge_results(dp_sharding *sp, const dp_outputs *out, dp_bound_bases *bases, dp_run *r,
+                          double from) {
+    dp_error_bound bound;
+    dp_run_bounds(sp, &r->design, r->chain, bases, &bound);
+    const dp_judging j = {sp, bases, &bound, out};
+    dp_judge_run(&j, r, from);
+    dp_error_bound_free(&bound);
+}
+
+dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
+                         dp_bound_bases *bases, dp_run *r, double from, dp_err *e) {
+    const int step = dp_op_of(sp->c)->has_front;
+    dp_step_run front = {0};
+    dp_status st =
+        step ? dp_step_of_calls(sp->c, r->backend, r->base, &seen->front, &front, e) : DP_OK;
+    if (!st) {
+        sp->step = step ? &front : NULL;
+        judge_results(sp, out, bases, r, from);
+        sp->step = NULL;
+        st = dp_judge_drafts(sp, &seen->drafts, r, e);
+        dp_judge_pool(sp, &seen->pool, r);
+        dp_judge_conv_states(&seen->front, r);
+    }
+    if (step) dp_step_run_free(sp->c, &front);
+    return st;
+}
