@@ -34,6 +34,8 @@
     X(MERGE_NO_SYNC, "no-sync-merge", 27, "S_in", "no barrier between the products of the merge")  \
     X(LINKS_BY_RANK, "links-by-rank", 0, "S_in dS_out",                                            \
       "links of ranks that own several parts are merged rank by rank, not in the order of tokens") \
+    X(LINK_M, "link-neighbour-m", 0, "S_in dS_out",                                                \
+      "a link between parts applies M of the part before it")                                      \
     X(LINK_FIRST, "link-first", 0, "o final_state dv dbeta dq dk dg",                              \
       "every part of a rank starts from the state that its first one starts from")                 \
     X(GATHER_SLOT, "gather-slot", 0, "S_in",                                                       \

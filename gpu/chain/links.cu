@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
     auto element = [&](int j) { return a.all + place(j) * K * a.row; };
     auto matrix = [&](int j) {
         if (j == w.to) return Matrix{NULL, 0, 0};
-        return a.m ? Matrix{a.m + place(j) * K * K, K, 1} : Matrix{element(j) + V, a.row, 0};
+        int i = FAULT(LINK_M) ? j - a.dir : j;
+        return a.m ? Matrix{a.m + place(i) * K * K, K, 1} : Matrix{element(i) + V, a.row, 0};
     };
     c.from(element(w.from) + v0);
     int j = w.from + a.dir;

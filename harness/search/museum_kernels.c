@@ -36,7 +36,7 @@ static const problem FAST[] = {{"strong-wide", 1, 0, EVEN}, {"strong-keys", 1, 0
                      PROBLEM[] = {{"smoke-kda", 1, 0, EVEN},   {"smoke-gdn", 1, 0, EVEN},
                                   {"smoke-mkda2", 1, 0, EVEN}, {"smoke-kda", 2, 0, EVEN},
                                   {"smoke-kda", 4, 0, EVEN},   {"exact-packed", 2, 0, EVEN},
-                                  {"exact-kda", 2, 0, ZIGZAG}},
+                                  {"exact-kda", 2, 0, ZIGZAG}, {"smoke-kda", 2, 0, ZIGZAG}},
                      CONV[] = {{"smoke-conv", 1, 0, EVEN},
                                {"smoke-conv", 3, 0, EVEN},
                                {"smoke-conv", 2, 0, ZIGZAG}},

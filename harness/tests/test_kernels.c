@@ -426,8 +426,9 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
         const char *fault, *seen;
     } F[] = {{"no-sync-state", "final_state"},     {"bwd-gate-head0", "dH"},
              {"fwd-first-subseq", "exact-packed"}, {"links-by-rank", "own=zigzag"},
-             {"halo-range", "own=zigzag"},         {"token-read-decayed", "smoke-dplr"},
-             {"token-column-short", "dq"},         {"slot-neighbour", "session-slots"}};
+             {"link-neighbour-m", "own=zigzag"},   {"halo-range", "own=zigzag"},
+             {"token-read-decayed", "smoke-dplr"}, {"token-column-short", "dq"},
+             {"slot-neighbour", "session-slots"}};
     char cmd[4096], out[8192];
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'",
