@@ -57,10 +57,11 @@ static void print_place(const dp_bisect_row *x) {
     putchar('\n');
 }
 
-static void print_id(const dp_case *c, const dp_one_run *r, dp_fault fault) {
+static void print_id(const dp_case *c, const dp_one_run *r, dp_own own, dp_fault fault) {
     char *id = dp_run_id(&(dp_run){.case_name = c->name,
                                    .backend = DP_BACKEND_SIM,
                                    .ranks = r->ranks,
+                                   .own = own,
                                    .has_base = 1,
                                    .base = r->base,
                                    .has_chain = 1,
@@ -90,15 +91,33 @@ static void print_stages(const dp_bisect_options *o, const dp_case *c, const dp_
         print_stage(b, dp_bisect_conv_names[1], &b->conv[1]);
 }
 
+/* Ranks that cannot own the tokens so, or a fault that is of none that do. */
+static int refuses(const dp_case *c, dp_own own, const dp_one_run *r, int parts, dp_fault fault,
+                   dp_err *e) {
+    if (own && dp_faults[fault].even)
+        return dp_fail(
+            e, DP_EINPUT,
+            "bisect stage: --own %s: the fault %s is of ranks that own T / N tokens each",
+            dp_own_names[own], dp_faults[fault].name);
+    if (!parts)
+        return dp_fail(e, DP_EINPUT, "%s: T = %lld tokens are too few for --own %s, --ranks %d",
+                       c->path, (long long)dp_case_tokens(c), dp_own_names[own], r->ranks);
+    return 0;
+}
+
 int dp_bisect_ranks(const dp_bisect_options *o, const dp_case *c, dp_err *e) {
     dp_bisect b;
     const char *name;
     const dp_one_run r = dp_options_one(&o->of, c, NULL);
     const dp_fault fault = o->of.fault;
-    const dp_sim_policy how = {r.ranks, r.base, r.chain, r.merge, fault, c->backward, r.payload};
-    if (dp_step_bisect(c, &how, o->runs, o->verbose, &b, e)) return 2;
-    print_id(c, &r, fault);
-    if (!dp_bisect_first(&b, &name) && dp_bisect_expected(&c->p, &how, c->input_dtype, &b, e)) {
+    const dp_own own = dp_fault_own(fault, o->of.nown ? o->of.own[0] : DP_OWN_EVEN);
+    dp_sim_policy how = {r.ranks, r.base, r.chain, r.merge, fault, c->backward, r.payload};
+    dp_case owned = *c;
+    owned.p = dp_bisect_owned(&c->p, own, r.ranks, &how.N);
+    if (refuses(c, own, &r, how.N, fault, e)) return 2;
+    if (dp_step_bisect(&owned, &how, o->runs, o->verbose, &b, e)) return 2;
+    print_id(c, &r, own, fault);
+    if (!dp_bisect_first(&b, &name) && dp_bisect_expected(&owned.p, &how, c->input_dtype, &b, e)) {
         dp_bisect_free(&b);
         return 2;
     }

@@ -19,6 +19,8 @@ enum { OPT_RUNS = 256, OPT_FROM, OPT_TO, OPT_CHAIN_FROM, OPT_CHAIN_TO, OPT_NEED 
 
 static const struct argp_option STAGE_OPTIONS[] = {
     DP_ROWS_ONE_RUN,
+    {"own", DP_OPT_OWN, "NAME", 0,
+     "which of the simulated ranks owns which tokens: " DP_OWN_WORDS " (default: even)", 0},
     DP_ROW_MEMORY,
     DP_ROW_CACHE,
     DP_ROW_SUBJECT(DP_LIBRARY " instead of the simulated ranks; base and chain: what it claims"),
@@ -132,7 +134,10 @@ static int ask(const dp_bisect_options *o, int stage, dp_case *c, const char *pa
     else if (o->of.design && !shown)
         dp_fail(e, DP_EINPUT,
                 "bisect stage: --design is said of --subject, --run, --serve, --outputs");
-    else
+    else if (o->of.nown && (shown || op->has_front))
+        dp_fail(e, DP_EINPUT,
+                "bisect stage: --own is said of the simulated ranks of one recurrence");
+    else if (!dp_fault_own(o->of.fault, o->of.nown ? o->of.own[0] : DP_OWN_EVEN))
         dp_options_split(&o->of, c, 0, e);
     if (e->code) return 2;
     if (shown) return dp_bisect_shown(o, c, e);

@@ -187,14 +187,15 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
 /* Is it found in its stage, on a rank and head where it acts? */
 static int found_right(const dp_case *c, dp_fault fault, const dp_failure *f) {
     dp_sim s;
+    int N;
+    const dp_problem p = dp_bisect_owned(&c->p, dp_faults[fault].own, c->ranks[0], &N);
     if (!dp_op_of(c)->has_stages) return 1; /* one stage, no ranks that matter to it */
-    if (!dp_fault_lives_in(fault, f->stage) ||
-        dp_sim_new(&s, &c->p, c->base[0], c->ranks[0], fault, NULL))
+    if (!dp_fault_lives_in(fault, f->stage) || dp_sim_new(&s, &p, c->base[0], N, fault, NULL))
         return 0;
     s.payload = c->payload[0];
     for (int k = 0; k < DP_BISECT_RUNS; k++)
         dp_sim_run(&s, c->chain[0], c->merge[0], c->backward);
-    const int acts = dp_fault_acted(&c->p, s.hit, c->ranks[0], f->rank, f->head, f->tensor);
+    const int acts = dp_fault_acted(&p, s.hit, N, f->rank, f->head, f->tensor);
     dp_sim_free(&s);
     return acts;
 }

@@ -49,9 +49,12 @@ int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES])
 }
 
 int dp_owns_of(const dp_case *c, const dp_run_options *o, int own[DP_NOWNS]) {
-    const int n = o->nown ? o->nown : c->nown;
-    for (int i = 0; i < n; i++)
-        own[i] = o->nown ? (int)o->own[i] : (int)c->own[i];
+    const int asked = o->nown ? o->nown : c->nown;
+    int n = 0;
+    for (int i = 0; i < asked; i++) {
+        own[n] = (int)dp_fault_own(o->fault, o->nown ? o->own[i] : c->own[i]);
+        if (!n || own[n] != own[n - 1]) n++;
+    }
     return n;
 }
 
@@ -133,6 +136,19 @@ static dp_status run_selection(const selection *x, dp_runs *out, dp_err *e) {
     return st;
 }
 
+void dp_skip_fault(const dp_case *c, const dp_run_options *o, dp_own kind, dp_runs *out) {
+    dp_run *r = dp_runs_add(out, c);
+    r->backend = DP_BACKEND_SIM;
+    r->own = kind;
+    r->fault = o->fault;
+    r->design = dp_design_of(r->base);
+    r->id = dp_run_id(r);
+    r->verdict = DP_SKIPPED;
+    snprintf(r->why, sizeof r->why, "the fault %s is of ranks that own T / N tokens each",
+             dp_faults[o->fault].name);
+    if (o->done) o->done(r, o->arg);
+}
+
 /* Each number of ranks is a case of its own, whose ranks are the parts that those own: the truth
  * keeps the states between them. */
 static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err *e) {
@@ -142,7 +158,11 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
     o.nbackend = 0;
     for (int b = 0; b < DP_NBACKENDS; b++)
         if (dp_backends[b].owns && dp_options_want(x->o, b)) owns[o.nbackend++] = (dp_backend)b;
-    if (!o.nbackend || o.fault || dp_case_session(x->c) || dp_op_of(x->c)->has_front) return DP_OK;
+    if (!o.nbackend || dp_case_session(x->c) || dp_op_of(x->c)->has_front) return DP_OK;
+    if (dp_faults[o.fault].even) {
+        dp_skip_fault(x->c, &o, kind, out);
+        return DP_OK;
+    }
     o.backend = owns;
     o.nranks = 0;
     for (int i = 0; i < x->n && !st; i++) {

@@ -57,6 +57,8 @@ dp_status dp_devices_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]);
 /* Which rank owns which tokens: what is asked for, whatever the case says, else what it says. */
 int dp_owns_of(const dp_case *c, const dp_run_options *o, int own[DP_NOWNS]);
+/* A row that says why a fault does not run where ranks own their tokens so (dp_fault_info.even). */
+void dp_skip_fault(const dp_case *c, const dp_run_options *o, dp_own kind, dp_runs *out);
 int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK_COUNTS]);
 
 #endif

@@ -105,6 +105,15 @@ dp_status dp_bisect_work_new(dp_bisect_work *w, const dp_problem *p, const dp_si
     return st;
 }
 
+dp_problem dp_bisect_owned(const dp_problem *p, dp_own kind, int ranks, int *parts) {
+    dp_problem q = *p;
+    *parts = ranks;
+    if (!kind) return q;
+    q.own = (dp_owners){kind, ranks};
+    *parts = dp_own_parts(kind, p->T, ranks);
+    return q;
+}
+
 dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs, int all,
                         dp_bisect *out, dp_err *e) {
     const int N = how->N;

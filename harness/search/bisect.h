@@ -48,6 +48,10 @@ extern const char *const dp_bisect_conv_names[2];
  * NULL: none. */
 const dp_bisect_row *dp_bisect_first(const dp_bisect *b, const char **name);
 
+/* The problem with ranks that own its tokens so, for dp_bisect_sim and dp_sim_new; all else is
+ * borrowed. *parts: their N; 0: the tokens cannot be cut so. */
+dp_problem dp_bisect_owned(const dp_problem *p, dp_own kind, int ranks, int *parts);
+
 #define DP_BISECT_RUNS 3
 /* The simulated ranks with a fault, runs >= 1 times; all: also the stages behind the first wrong
  * one. backward needs p->dout. Free *out with dp_bisect_free. */

@@ -92,9 +92,13 @@ static void from_run(const dp_run *r, int program, dp_failure *f) {
 
 static dp_status from_bisect(const dp_case *c, dp_fault fault, int runs, dp_failure *f, dp_err *e) {
     dp_bisect b;
-    const dp_sim_policy how = {c->ranks[0], c->base[0],  c->chain[0],  c->merge[0],
-                               fault,       c->backward, c->payload[0]};
-    const dp_status st = dp_bisect_sim(&c->p, &how, runs, 0, &b, e);
+    dp_sim_policy how = {c->ranks[0], c->base[0],  c->chain[0],  c->merge[0],
+                         fault,       c->backward, c->payload[0]};
+    const dp_problem p = dp_bisect_owned(&c->p, dp_faults[fault].own, c->ranks[0], &how.N);
+    if (!how.N)
+        return dp_fail(e, DP_EINPUT, "%s: %d ranks cannot own its tokens so: %s", c->name,
+                       c->ranks[0], dp_own_names[dp_faults[fault].own]);
+    const dp_status st = dp_bisect_sim(&p, &how, runs, 0, &b, e);
     if (st) return st;
     if (b.first >= 0) {
         const dp_bisect_row *x = &b.stage[b.first];

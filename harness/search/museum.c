@@ -98,8 +98,10 @@ static dp_museum_place locate(const dp_case *c, const dp_sim_policy *how,
 }
 
 static dp_museum_place locate_run(const dp_case *c, const dp_run *r) {
-    const dp_sim_policy how = policy_of(c, r, r->fault);
-    if (dp_op_of(c)->has_stages) return locate(c, &how, r->hit);
+    dp_sim_policy how = policy_of(c, r, r->fault);
+    dp_case owned = *c;
+    owned.p = dp_bisect_owned(&c->p, r->own, r->ranks, &how.N);
+    if (dp_op_of(c)->has_stages) return locate(&owned, &how, r->hit);
     dp_museum_place at = by_verdict(r); /* one stage, no ranks that matter to it */
     if (dp_case_session(c) && at.stage) at.stage = "calls";
     at.right = dp_fault_lives_in(r->fault, at.stage);
@@ -108,9 +110,9 @@ static dp_museum_place locate_run(const dp_case *c, const dp_run *r) {
 
 /* ---- one fault on one case ------------------------------------------------------------------- */
 
-static int acted(const dp_case *c, const dp_run *r) {
+static int acted(const dp_run *r) {
     int any = !r->hit;
-    for (int i = 0; r->hit && i < r->ranks * c->p.HV; i++)
+    for (int i = 0; r->hit && i < r->nhit; i++)
         any |= r->hit[i];
     return any;
 }
@@ -143,8 +145,8 @@ static const dp_judgement *reddest(const dp_run *r) {
 static const dp_run *same_without(const dp_runs *clean, const dp_run *r) {
     for (int i = 0; i < clean->n; i++) {
         const dp_run *x = &clean->run[i];
-        if (x->ranks == r->ranks && x->base == r->base && x->chain == r->chain &&
-            x->merge == r->merge)
+        if (x->own == r->own && x->ranks == r->ranks && x->base == r->base &&
+            x->chain == r->chain && x->merge == r->merge)
             return x;
     }
     return NULL;
@@ -164,8 +166,9 @@ static void judge_runs(const dp_case *c, const dp_runs *runs, const dp_runs *cle
     const dp_run *most = NULL, *first = NULL;
     for (int i = 0; i < runs->n; i++) {
         const dp_run *r = &runs->run[i], *without = same_without(clean, r);
+        if (r->verdict == DP_SKIPPED) continue;
         row->runs++;
-        row->acted += acted(c, r);
+        row->acted += acted(r);
         if (r->verdict != DP_FAIL) continue;
         row->red++;
         if (!first) first = r;
@@ -196,9 +199,11 @@ static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locatio
         const dp_run *r = &clean->run[i];
         dp_repeat x;
         char id[512];
-        if (!dp_backends[r->backend].simulated) continue;
-        const dp_sim_policy how = policy_of(c, r, row->fault);
-        const dp_status st = dp_repeat_sim(&c->p, &how, REPEATS, &x, e);
+        if (!dp_backends[r->backend].simulated || r->verdict == DP_SKIPPED) continue;
+        dp_sim_policy how = policy_of(c, r, row->fault);
+        dp_case owned = *c;
+        owned.p = dp_bisect_owned(&c->p, r->own, r->ranks, &how.N);
+        const dp_status st = dp_repeat_sim(&owned.p, &how, REPEATS, &x, e);
         if (st) return st;
         row->runs++;
         row->acted++;
@@ -209,7 +214,7 @@ static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locatio
         }
         if (!row->ranks || r->ranks < row->ranks) row->ranks = r->ranks;
         if (row->located < locations || locations < 0) {
-            const dp_museum_place at = locate(c, &how, x.hit);
+            const dp_museum_place at = locate(&owned, &how, x.hit);
             count_place(row, &at, r->id);
             if (!row->place.stage) row->place = at;
         }

@@ -73,10 +73,10 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
                                "the merge runs through truncated tf32", FLA "#1180"},
     [DP_FAULT_CU_DIVIDED] = {"cu-divided", 7, "intra",
                              "cu_seqlens are divided by the number of ranks instead of cut",
-                             "ISEEKYAN/Megatron-LM#111"},
+                             "ISEEKYAN/Megatron-LM#111", .even = 1},
     [DP_FAULT_ZIGZAG] = {"zigzag", 8, "gate",
                          "ranks hold zigzag shards that the kernel takes for contiguous ones",
-                         "radixark/miles#885"},
+                         "radixark/miles#885", .even = 1},
     [DP_FAULT_LINEAR_GATE] = {"linear-gate", 11, "gate", "a linear gate is taken for a log gate",
                               "flashinfer-ai/flashinfer#2490"},
     [DP_FAULT_NEUMANN_INVERSE] = {"neumann-inverse", 13, "solve",
@@ -189,14 +189,14 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
                                "math b, i: as the delta rule does"},
     [DP_FAULT_HALO_LEAK] = {"halo-leak", 34, "conv_fwd",
                             "the halo leaks into sequences that start inside the rank",
-                            "a fault of halo exchanges; shows in the first W-1 tokens"},
+                            "a fault of halo exchanges; shows in the first W-1 tokens", .even = 1},
     [DP_FAULT_HALO_GRAD_LOST] = {"halo-grad-lost", 0, "conv_bwd",
                                  "gradients of the halo are not sent back to the ranks that own it",
-                                 "math h; shows in dx of a rank's last W-1 tokens"},
+                                 "math h; shows in dx of a rank's last W-1 tokens", .even = 1},
     [DP_FAULT_HALO_GRAD_SHIFTED] =
         {"halo-grad-shifted", 51, "conv_bwd",
          "gradients of the halo land W-1-L tokens late where a rank has L < W-1 tokens",
-         FLA "#1140, #1141"},
+         FLA "#1140, #1141", .even = 1},
     [DP_FAULT_REJECTED_STAY] = {"rejected-stay", 45, "calls",
                                 "tokens that a verify window rejects stay in the state",
                                 SPECULATIVE},
@@ -276,8 +276,8 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
     [DP_FAULT_HEADS_SWAPPED] = {"heads-swapped", 0, "output",
                                 "the all-to-all gives rank 1 the outputs of two ranks' heads "
                                 "interchanged",
-                                "an order of ranks that both sides do not share",
-                                DP_EXCHANGE_HEADS},
+                                "an order of ranks that both sides do not share", DP_EXCHANGE_HEADS,
+                                .even = 1},
     [DP_FAULT_PAYLOAD_TRUNCATED] = {"payload-truncated", 0, "merge_fwd",
                                     "pairs are sent as the upper 16 bits of fp32, not rounded",
                                     "a cast by shifting", .payload = DP_PAYLOAD_BF16},
@@ -293,6 +293,13 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
                                "of a low-rank M the largest singular value is left out",
                                "singular values in ascending order taken for descending ones",
                                .payload = DP_PAYLOAD_LOW_RANK},
+    [DP_FAULT_PARTS_BY_RANK] = {"parts-by-rank", 0, "merge_fwd",
+                                "parts are merged rank by rank, not in the order of their tokens",
+                                "a merge over ranks that own several parts", .own = DP_OWN_ZIGZAG},
+    [DP_FAULT_PART_FIRST_M] = {"part-first-m", 0, "merge_fwd",
+                               "of a rank that owns several parts the merge applies M of the first "
+                               "to all of them",
+                               "one M a rank kept where there are several", .own = DP_OWN_ZIGZAG},
 };
 
 dp_payload dp_fault_payload(dp_fault f, dp_payload asked) {
@@ -302,6 +309,8 @@ dp_payload dp_fault_payload(dp_fault f, dp_payload asked) {
 dp_exchange dp_fault_exchange(dp_fault f, dp_exchange asked) {
     return dp_faults[f].exchange ? dp_faults[f].exchange : asked;
 }
+
+dp_own dp_fault_own(dp_fault f, dp_own asked) { return asked ? asked : dp_faults[f].own; }
 
 const dp_bug dp_bugs[DP_NBUGS + 1] = {
     [1] = {"gate of head 0 read for every head in the backward pre-process, and the sequence "

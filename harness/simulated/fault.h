@@ -7,6 +7,7 @@
 #ifndef DP_FAULT_H
 #define DP_FAULT_H
 #include "ref/vocabulary/exchange.h"
+#include "ref/vocabulary/own.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -99,6 +100,8 @@ typedef enum {
     DP_FAULT_PAYLOAD_LOW_LOST,
     DP_FAULT_PAYLOAD_TWICE,
     DP_FAULT_RANK_LARGEST,
+    DP_FAULT_PARTS_BY_RANK,
+    DP_FAULT_PART_FIRST_M,
     DP_NFAULTS
 } dp_fault;
 
@@ -109,11 +112,14 @@ typedef struct {
     /* that alone have it, taken whatever is asked for; allgather, full: it is of none */
     dp_exchange exchange;
     dp_payload payload;
+    dp_own own;  /* likewise, unless another one than even is asked for */
+    int even;    /* 1: means something only where each rank owns T / N tokens */
 } dp_fault_info; /* bug 0: none of the list */
 extern const dp_fault_info dp_faults[DP_NFAULTS];
-/* The exchange and the payload of a run with that fault. */
+/* The exchange, the payload and the owners of a run with that fault. */
 dp_exchange dp_fault_exchange(dp_fault f, dp_exchange asked);
 dp_payload dp_fault_payload(dp_fault f, dp_payload asked);
+dp_own dp_fault_own(dp_fault f, dp_own asked);
 int dp_fault_find(const char *name); /* -1: unknown */
 /* Its kind, one of DP_FAULTS_OF_.. (harness/case/operations.h). */
 unsigned dp_fault_kind(dp_fault f);

@@ -57,10 +57,11 @@ static void arrives(const way *w, int r, int hv, double *S) {
     dp_sim_replace(&w->in[r * w->s->p->HV + hv], S);
 }
 
-/* *S <- M S + H of rank j, for rank r. */
-static void step(const way *w, int j, int r, int hv, double **S) {
-    const int HV = w->s->p->HV, i = j * HV + hv;
-    dp_sim_merge_step(w->s, r * HV + hv, w->s->at[w->stage], w->M[i], w->H[i], S);
+/* *S <- M S + H for rank r, M that of rank m, H that of rank j. */
+static void step(const way *w, int m, int j, int r, int hv, double **S) {
+    const int HV = w->s->p->HV;
+    dp_sim_merge_step(w->s, r * HV + hv, w->s->at[w->stage], w->M[m * HV + hv], w->H[j * HV + hv],
+                      S);
 }
 
 /* ---- what is sent ---------------------------------------------------------------------------- */
@@ -90,18 +91,50 @@ static void send_one(const way *w, int r, int hv, int to, double *M, double *H) 
 
 /* ---- all-gather ------------------------------------------------------------------------------ */
 
+/* The owner of part j. */
+static int owner(const way *w, int j) { return dp_own_rank(w->s->p->own, w->s->N, j); }
+
+/* The n parts from `far` on in the order in which they are merged: that of their tokens, but for
+ * faults. */
+static void order_parts(const way *w, int far, int n, int *part) {
+    for (int i = 0; i < n; i++) {
+        int at = i;
+        const int j = far + i * w->by;
+        while (at > 0 && (w->s->fault == DP_FAULT_MERGE_NEAREST_FIRST ||
+                          (w->s->fault == DP_FAULT_PARTS_BY_RANK &&
+                           w->by * owner(w, part[at - 1]) > w->by * owner(w, j)))) {
+            part[at] = part[at - 1];
+            at--;
+        }
+        part[at] = j;
+    }
+}
+
+/* Whose M is applied for part j of those from `far` on: its own, but for a fault the first one of
+ * its owner's. */
+static int factor_of(const way *w, int far, int j) {
+    int i = far;
+    if (w->s->fault != DP_FAULT_PART_FIRST_M) return j;
+    while (owner(w, i) != owner(w, j))
+        i += w->by;
+    return i;
+}
+
 /* Rank r folds the gathered pairs before it, farthest rank first. */
 static void fold(const way *w, int r, int hv) {
     const dp_context *c = &w->s->ctx[r];
-    const int far = w->back ? r + c->post_num_ranks : r - c->pre_num_ranks,
-              wrong = w->s->fault == DP_FAULT_MERGE_NEAREST_FIRST;
+    const int far = w->back ? r + c->post_num_ranks : r - c->pre_num_ranks, n = abs(r - far);
     if (!gets(w, r)) return;
+    int *part = dp_calloc((size_t)w->s->N, sizeof *part);
+    order_parts(w, far, n, part);
     double *S = start_of(w, far, hv, w->stage);
-    if (wrong && abs(r - far) > 1) dp_effect_hit(w->s, r, hv);
-    for (int j = wrong ? r - w->by : far, last = wrong ? far - w->by : r; j != last;
-         j += wrong ? -w->by : w->by)
-        step(w, j, r, hv, &S);
+    for (int i = 0; i < n; i++) {
+        const int m = factor_of(w, far, part[i]);
+        if (part[i] != far + i * w->by || (S && m != part[i])) dp_effect_hit(w->s, r, hv);
+        step(w, m, part[i], r, hv, &S);
+    }
     arrives(w, r, hv, S);
+    free(part);
 }
 
 /* All pairs as they arrive, in place of those of w; a rank that has none sends zeros. */
@@ -138,7 +171,7 @@ static void ring_step(dp_sim *s, int back, int r, int hv, double **S) {
     if (gets(&w, r)) arrives(&w, r, hv, dp_copy(*S, state_size(&w)));
     if (!gives(&w, r)) return;
     if (begins(&w, r)) dp_sim_replace(S, start_of(&w, r, hv, w.stage));
-    step(&w, r, r + w.by, hv, S);
+    step(&w, r, r, r + w.by, hv, S);
     send_one(&w, r, hv, 1, NULL, *S);
 }
 
@@ -188,7 +221,7 @@ static void begin_element(const way *w, int r, int hv, double *e) {
         return;
     }
     double *S = start_of(w, r, hv, w->stage);
-    step(w, r, r + w->by, hv, &S);
+    step(w, r, r, r + w->by, hv, &S);
     memcpy(H_of(w, e), S, sizeof *e * (size_t)KV);
     free(S);
 }

@@ -8,14 +8,15 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct {
+typedef struct {
     dp_fault fault;
     const char *case_name;
     int ranks;
     dp_base base;
     dp_format chain;
     const char *tensor;
-} STAGE[] = {
+} found;
+static const found STAGE[] = {
     {DP_FAULT_MERGE_NEAREST_FIRST, "weak-heads", 4, DP_BASE_BF16, DP_BF16ST, "S_in"},
     {DP_FAULT_FWD_FIRST_SUBSEQ, "packed-across", 4, DP_BASE_FP32, DP_FP32, "M"},
     {DP_FAULT_BWD_LAST_SUBSEQ, "packed-across", 4, DP_BASE_FP32, DP_FP32, "dM"},
@@ -87,55 +88,73 @@ static const struct {
     {DP_FAULT_PAYLOAD_LOW_LOST, "exchange-kda", 4, DP_BASE_BF16, DP_FP32, "S_in"},
     {DP_FAULT_PAYLOAD_TWICE, "exchange-slow", 4, DP_BASE_FP32, DP_FP32, "S_in"},
     {DP_FAULT_RANK_LARGEST, "exchange-slow", 4, DP_BASE_BF16, DP_FP32, "S_in"},
+    {DP_FAULT_PARTS_BY_RANK, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "S_in"},
+    {DP_FAULT_PART_FIRST_M, "weak-heads", 2, DP_BASE_BF16, DP_FP32, "S_in"},
 };
+
+/* Where ranks own their tokens in another way. */
+static const struct {
+    dp_own own;
+    found x;
+} OWNED[] = {
+    {DP_OWN_CYCLIC, {DP_FAULT_PARTS_BY_RANK, "weak-heads", 3, DP_BASE_BF16, DP_FP32, "S_in"}},
+    {DP_OWN_UNEVEN, {DP_FAULT_MERGE_SCALED, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "S_in"}},
+    {DP_OWN_GRID, {DP_FAULT_GATE_NO_OFFSET, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "dH"}},
+    {DP_OWN_EMPTY, {DP_FAULT_LAST_INDEX, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "kg"}},
+};
+
+/* Was the fault marked there in some run? */
+static int acts(const dp_problem *p, const dp_sim_policy *how, const dp_place *at) {
+    dp_sim s;
+    dp_err e = {0};
+    int any = at->rank < 0 || how->fault == DP_FAULT_CU_DIVIDED ||
+              how->fault == DP_FAULT_ORDER_BY_RUN; /* a sum over ranks; cuts; nothing to mark */
+    if (dp_sim_new(&s, p, how->base, how->N, how->fault, &e)) return 0;
+    for (int k = 0; k < 3; k++)
+        dp_sim_run(&s, how->chain, how->merge, how->backward);
+    for (int hv = 0; !any && hv < p->HV;
+         hv++) /* q, k and their gradients have heads of their own */
+        any = s.hit[at->rank * p->HV + hv] &&
+              (at->head == hv || (p->H != p->HV && at->head == hv / (p->HV / p->H)));
+    dp_sim_free(&s);
+    return any;
+}
+
+static void check_found(const found *f, dp_own own) {
+    const char *name = dp_faults[f->fault].name;
+    dp_case c;
+    dp_bisect b;
+    dp_err e = {0};
+    if (!gt_open_case(f->case_name, &c)) return;
+    dp_sim_policy how = {f->ranks, f->base,    f->chain,       c.merge[0],
+                         f->fault, c.backward, DP_PAYLOAD_FULL};
+    const dp_problem p = dp_bisect_owned(&c.p, dp_fault_own(f->fault, own), f->ranks, &how.N);
+    if (dp_bisect_sim(&p, &how, dp_fault_by_run(f->fault) ? DP_BISECT_RUNS : 1, 0, &b, &e))
+        gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
+    else if (b.first < 0)
+        gt_fail(__FILE__, __LINE__, name, "on %s: no stage is wrong", c.name);
+    else {
+        const dp_bisect_row *x = &b.stage[b.first];
+        CHECK(dp_fault_lives_in(f->fault, dp_stage_names[b.first]),
+              "%s on %s: found in %s, lives in %s", name, c.name, dp_stage_names[b.first],
+              dp_faults[f->fault].stage);
+        CHECK(!strcmp(x->tensor, f->tensor), "%s on %s: %s, not %s", name, c.name, x->tensor,
+              f->tensor);
+        CHECK(acts(&p, &how, &x->at),
+              "%s on %s: reported at rank %d head %d, where it does not act", name, c.name,
+              x->at.rank, x->at.head);
+    }
+    dp_bisect_free(&b);
+    dp_case_free(&c);
+}
 
 DP_TEST(bisect, every_fault_is_found_in_its_stage_and_where_it_acts) {
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1); /* thousands of loops of microseconds each */
-    for (size_t i = 0; i < sizeof STAGE / sizeof *STAGE; i++) {
-        const dp_fault_info *f = &dp_faults[STAGE[i].fault];
-        dp_case c;
-        dp_bisect b;
-        dp_sim s;
-        dp_err e = {0};
-        if (GT_SANITIZED && i % 8) continue;
-        if (!gt_open_case(STAGE[i].case_name, &c)) continue;
-        const int backward = c.backward,
-                  runs = STAGE[i].fault == DP_FAULT_RACE || STAGE[i].fault == DP_FAULT_ORDER_BY_RUN
-                             ? DP_BISECT_RUNS
-                             : 1;
-        const dp_sim_policy how = {STAGE[i].ranks, STAGE[i].base, STAGE[i].chain, c.merge[0],
-                                   STAGE[i].fault, backward,      DP_PAYLOAD_FULL};
-        if (dp_bisect_sim(&c.p, &how, runs, 0, &b, &e))
-            gt_fail(__FILE__, __LINE__, f->name, "%s", e.msg);
-        else if (b.first < 0)
-            gt_fail(__FILE__, __LINE__, f->name, "on %s: no stage is wrong", c.name);
-        else {
-            const dp_bisect_row *x = &b.stage[b.first];
-            CHECK(dp_fault_lives_in(STAGE[i].fault, dp_stage_names[b.first]),
-                  "%s on %s: found in %s, lives in %s", f->name, c.name, dp_stage_names[b.first],
-                  f->stage);
-            CHECK(!strcmp(x->tensor, STAGE[i].tensor), "%s on %s: %s, not %s", f->name, c.name,
-                  x->tensor, STAGE[i].tensor);
-            REQUIRE(!dp_sim_new(&s, &c.p, STAGE[i].base, STAGE[i].ranks, STAGE[i].fault, &e), "%s",
-                    e.msg);
-            for (int k = 0; k < 3; k++)
-                dp_sim_run(&s, STAGE[i].chain, c.merge[0], backward);
-            int acts = x->at.rank < 0 || STAGE[i].fault == DP_FAULT_CU_DIVIDED ||
-                       STAGE[i].fault ==
-                           DP_FAULT_ORDER_BY_RUN; /* a sum over ranks; cuts; nothing to mark */
-            for (int hv = 0; !acts && hv < c.p.HV;
-                 hv++) /* q, k and their gradients have heads of their own */
-                acts =
-                    s.hit[x->at.rank * c.p.HV + hv] &&
-                    (x->at.head == hv || (c.p.H != c.p.HV && x->at.head == hv / (c.p.HV / c.p.H)));
-            CHECK(acts, "%s on %s: reported at rank %d head %d, where it does not act", f->name,
-                  c.name, x->at.rank, x->at.head);
-            dp_sim_free(&s);
-        }
-        dp_bisect_free(&b);
-        dp_case_free(&c);
-    }
+    for (size_t i = 0; i < sizeof STAGE / sizeof *STAGE; i += GT_SANITIZED ? 8 : 1)
+        check_found(&STAGE[i], DP_OWN_EVEN);
+    for (size_t i = 0; i < sizeof OWNED / sizeof *OWNED; i++)
+        check_found(&OWNED[i].x, OWNED[i].own);
     omp_set_num_threads(threads);
 }
 

@@ -141,6 +141,31 @@ static const expectation EXPECT[] = {
     {DP_FAULT_PAYLOAD_TWICE, "exchange-slow", 4, DP_BASE_BF16, DP_FP32, "S_in", "M", -1},
     {DP_FAULT_RANK_LARGEST, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "S_in", "M", -1},
     {DP_FAULT_RANK_LARGEST, "exchange-kda", 4, DP_BASE_BF16, DP_FP32, "dS_out", "dM", -1},
+    {DP_FAULT_PARTS_BY_RANK, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "S_in", "M", -1},
+    {DP_FAULT_PARTS_BY_RANK, "weak-heads", 2, DP_BASE_BF16, DP_FP32, "dS_out", "dM", -1},
+    {DP_FAULT_PART_FIRST_M, "weak-heads", 2, DP_BASE_FP32, DP_FP32, "S_in", "M", -1},
+    {DP_FAULT_PART_FIRST_M, "exchange-packed", 3, DP_BASE_BF16, DP_FP32, "dS_out", "dM", -1},
+};
+
+/* Faults of stages where ranks own several parts of the tokens, uneven ones, or none. */
+static const struct {
+    dp_own own;
+    expectation x;
+} OWNED[] = {
+    {DP_OWN_ZIGZAG,
+     {DP_FAULT_MERGE_NEAREST_FIRST, "weak-heads", 2, DP_BASE_FP32, DP_FP32, "S_in", "M", -1}},
+    {DP_OWN_CYCLIC,
+     {DP_FAULT_PARTS_BY_RANK, "weak-heads", 3, DP_BASE_FP32, DP_FP32, "S_in", "M", -1}},
+    {DP_OWN_CYCLIC,
+     {DP_FAULT_PART_FIRST_M, "weak-heads", 2, DP_BASE_BF16, DP_FP32, "S_in", "M", -1}},
+    {DP_OWN_EMPTY,
+     {DP_FAULT_MERGE_SCALED, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "S_in", "M", -1}},
+    {DP_OWN_UNEVEN,
+     {DP_FAULT_FWD_FIRST_SUBSEQ, "packed-across", 4, DP_BASE_FP32, DP_FP32, "H", "dH", -1}},
+    {DP_OWN_ZIGZAG, {DP_FAULT_STATE_LOST, "weak-heads", 3, DP_BASE_BF16, DP_FP32, "dq", "o", -1}},
+    {DP_OWN_GRID, {DP_FAULT_GATE_NO_OFFSET, "weak-heads", 2, DP_BASE_FP32, DP_FP32, "dH", "o", -1}},
+    {DP_OWN_ZIGZAG,
+     {DP_FAULT_GATE_GRAD_PARTIAL, "smoke-kda", 2, DP_BASE_FP32, DP_FP32, "dA_log", "dg", -1}},
 };
 
 /* Within every bound in a first run: seen when runs are repeated. */
@@ -151,7 +176,7 @@ static const struct {
 } REPEAT[] = {{DP_FAULT_RACE, "weak-heads", 3}, {DP_FAULT_ORDER_BY_RUN, "weak-heads", 3}};
 
 static int run_by(const char *name, dp_fault fault, int ranks, dp_base base, dp_format chain,
-                  const dp_sending *way, dp_runs *out) {
+                  const dp_sending *way, dp_own own, dp_runs *out) {
     dp_case c;
     dp_err e = {0};
     if (!gt_open_case(name, &c)) return 0;
@@ -167,7 +192,12 @@ static int run_by(const char *name, dp_fault fault, int ranks, dp_base base, dp_
         c.npayload = 1;
         c.payload[0] = way->payload;
     }
-    const dp_run_options o = {.nchain = 1, .chain = &chain, .fault = fault, .cache = gt_tmpdir()};
+    const dp_run_options o = {.nchain = 1,
+                              .chain = &chain,
+                              .nown = own != DP_OWN_EVEN,
+                              .own = &own,
+                              .fault = fault,
+                              .cache = gt_tmpdir()};
     const int ok = dp_case_run(&c, &o, out, &e) == DP_OK && out->n > 0;
     if (!ok) gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
     dp_case_free(&c);
@@ -177,7 +207,40 @@ static int run_by(const char *name, dp_fault fault, int ranks, dp_base base, dp_
 static int run_case(const char *name, dp_fault fault, int ranks, dp_base base, dp_format chain,
                     dp_runs *out) {
     const dp_sending plain = {0};
-    return run_by(name, fault, ranks, base, chain, &plain, out);
+    return run_by(name, fault, ranks, base, chain, &plain, DP_OWN_EVEN, out);
+}
+
+static void check_red(const expectation *x, const dp_run *bad) {
+    const dp_judgement *t = gt_tensor(bad, x->tensor),
+                       *h = x->healthy ? gt_tensor(bad, x->healthy) : NULL;
+    CHECK(bad->verdict == DP_FAIL, "%s: %s (%s)", bad->id, dp_verdict_names[bad->verdict],
+          bad->why);
+    CHECK(t && t->verdict == DP_FAIL, "%s: %s is %s at %.3g of its bound", bad->id, x->tensor,
+          t ? dp_verdict_names[t->verdict] : "absent", t ? t->ratio : 0);
+    if (x->healthy)
+        CHECK(h && h->verdict != DP_FAIL, "%s: %s should not suffer, but is at %.3g of its bound",
+              bad->id, x->healthy, h ? h->ratio : 0);
+    if (x->not_head >= 0 && t)
+        CHECK(t->worst.at.head != x->not_head, "%s: worst head is %d", bad->id, t->worst.at.head);
+}
+
+/* again: the run without the fault was seen before. */
+static void check_both(const expectation *x, dp_own own, int again) {
+    const dp_fault_info *f = &dp_faults[x->fault];
+    const dp_sending way = {f->exchange, f->payload};
+    const dp_own owners = dp_fault_own(x->fault, own);
+    dp_runs bad = {0}, good = {0};
+    if (run_by(x->case_name, x->fault, x->ranks, x->base, x->chain, &(dp_sending){0}, own, &bad)) {
+        CHECK(bad.run[0].own == owners, "%s: not run with own = %s", bad.run[0].id,
+              dp_own_names[owners]);
+        check_red(x, &bad.run[0]);
+    }
+    if (!again &&
+        run_by(x->case_name, DP_FAULT_NONE, x->ranks, x->base, x->chain, &way, owners, &good))
+        CHECK(good.run[0].verdict == DP_PASS, "%s without %s: %s", good.run[0].id, f->name,
+              good.run[0].why);
+    dp_runs_free(&bad);
+    dp_runs_free(&good);
 }
 
 DP_TEST(faults, each_one_turns_its_tensor_red_and_is_green_without) {
@@ -185,39 +248,44 @@ DP_TEST(faults, each_one_turns_its_tensor_red_and_is_green_without) {
     omp_set_num_threads(1); /* hundreds of loops of microseconds each */
     for (size_t i = 0; i < sizeof EXPECT / sizeof *EXPECT; i++) {
         const expectation *x = &EXPECT[i];
-        const char *fault = dp_faults[x->fault].name;
-        const dp_sending way = {dp_faults[x->fault].exchange, dp_faults[x->fault].payload};
-        dp_runs bad = {0}, good = {0};
-        int again = 0; /* the run without the fault was seen before */
-        for (size_t k = 0; k < i; k++)
+        const dp_fault_info *f = &dp_faults[x->fault];
+        int again = 0;
+        for (size_t k = 0; k < i; k++) {
+            const dp_fault_info *g = &dp_faults[EXPECT[k].fault];
             again |= !strcmp(EXPECT[k].case_name, x->case_name) && EXPECT[k].ranks == x->ranks &&
                      EXPECT[k].base == x->base && EXPECT[k].chain == x->chain &&
-                     dp_faults[EXPECT[k].fault].exchange == way.exchange &&
-                     dp_faults[EXPECT[k].fault].payload == way.payload;
-        if (!run_case(x->case_name, x->fault, x->ranks, x->base, x->chain, &bad) ||
-            (!again &&
-             !run_by(x->case_name, DP_FAULT_NONE, x->ranks, x->base, x->chain, &way, &good)))
-            continue;
-        const dp_judgement *t = gt_tensor(&bad.run[0], x->tensor),
-                           *h = x->healthy ? gt_tensor(&bad.run[0], x->healthy) : NULL;
-        if (!again)
-            CHECK(good.run[0].verdict == DP_PASS, "%s without %s: %s", good.run[0].id, fault,
-                  good.run[0].why);
-        CHECK(bad.run[0].verdict == DP_FAIL, "%s: %s (%s)", bad.run[0].id,
-              dp_verdict_names[bad.run[0].verdict], bad.run[0].why);
-        CHECK(t && t->verdict == DP_FAIL, "%s: %s is %s at %.3g of its bound", bad.run[0].id,
-              x->tensor, t ? dp_verdict_names[t->verdict] : "absent", t ? t->ratio : 0);
-        if (x->healthy)
-            CHECK(h && h->verdict != DP_FAIL,
-                  "%s: %s should not suffer, but is at %.3g of its bound", bad.run[0].id,
-                  x->healthy, h ? h->ratio : 0);
-        if (x->not_head >= 0 && t)
-            CHECK(t->worst.at.head != x->not_head, "%s: worst head is %d", bad.run[0].id,
-                  t->worst.at.head);
-        dp_runs_free(&bad);
-        dp_runs_free(&good);
+                     g->exchange == f->exchange && g->payload == f->payload && g->own == f->own;
+        }
+        check_both(x, DP_OWN_EVEN, again);
     }
     omp_set_num_threads(threads);
+}
+
+DP_TEST(faults, ranks_that_own_parts_of_any_kind_show_them) {
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(1);
+    for (size_t i = 0; i < sizeof OWNED / sizeof *OWNED; i++)
+        check_both(&OWNED[i].x, OWNED[i].own, 0);
+    omp_set_num_threads(threads);
+}
+
+/* What means something only where each rank owns T / N tokens says so elsewhere. */
+DP_TEST(faults, a_fault_of_even_ranks_is_skipped_elsewhere_with_the_reason) {
+    int n = 0;
+    for (int f = 1; f < DP_NFAULTS; f++) {
+        dp_runs r = {0};
+        if (!dp_faults[f].even) continue;
+        n++;
+        const int of_conv = dp_fault_of_conv((dp_fault)f);
+        if (!run_by(of_conv ? "owned-conv" : "weak-heads", (dp_fault)f, 2, DP_BASE_FP32, DP_FP32,
+                    &(dp_sending){0}, DP_OWN_ZIGZAG, &r))
+            continue;
+        CHECK(r.n == 1 && r.run[0].verdict == DP_SKIPPED &&
+                  strstr(r.run[0].why, "is of ranks that own T / N tokens each"),
+              "%s: %d runs, %s", r.run[0].id, r.n, r.run[0].why);
+        dp_runs_free(&r);
+    }
+    CHECK(n == 6, "%d faults", n);
 }
 
 DP_TEST(faults, every_fault_of_the_table_is_tested) {
