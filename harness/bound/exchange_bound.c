@@ -3,7 +3,8 @@
  * All exchanges make the same states, S_(r+1) = M_r S_r + H_r from the first rank of a sequence on;
  * they differ in what is rounded on the way.
  *   fold    allgather, ring: one merge step (ref/bound/bound.h) a rank, from the farthest one on,
- *           with the errors of computed M and H.
+ *           with the errors of computed M and H. A rank that sends the state which leaves it in
+ *           place of its pair (dp_sending.begins) has made the step by itself.
  *   scan    the same states as H of products of pairs: with e the error of H1, b1 and b2 those of
  *           M1 and M2, one composition makes H = M2 H1 + H2, a merge step of "state" H1, and
  *           M = M2 M1 in the format of the chain (dp_bound_compose). M that came out of a
@@ -18,6 +19,7 @@
 #include "ref/arithmetic/mm.h"
 #include "ref/chunk/affine.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* One direction: the reference's pairs and states, and the errors of computed pairs. */
@@ -83,7 +85,8 @@ static void fold(const way *x, int hv, double **e) {
         e[i] = dp_state_error_new(x->w);
         for (int j = far; j != r; j += x->dir) {
             const double *S = j != far ? x->in[j * HV + hv] : NULL;
-            step(x, j, hv, S ? S : start_of(x, far, hv), e[i]);
+            const double *start = x->w->sending.begins ? NULL : start_of(x, far, hv);
+            step(x, j, hv, S ? S : start, e[i]);
             if (x->w->sending.exchange == DP_EXCHANGE_RING) sent(x, j + x->dir, hv, e[i]);
         }
     }
@@ -245,6 +248,20 @@ typedef struct {
     double **eH;
 } gathered;
 
+/* What is sent as H of pair i, to be freed; e, of the pair's, becomes that of it. */
+static double *sent_H(const way *x, int i, double *e) {
+    const dp_problem *p = x->w->ref->p;
+    const int r = i / p->HV, hv = i % p->HV;
+    const int is_state = x->w->sending.begins && gives(x, r) && begins(x, r);
+    const double *S = is_state ? start_of(x, r, hv) : NULL;
+    double *H = dp_copy(x->H[i], (int64_t)p->K * p->V);
+    if (!S) return H;
+    memset(e, 0, sizeof *e * (size_t)error_size(x));
+    step(x, r, hv, S, e);
+    dp_add_mul_f64((dp_shape){0, 0, p->K, p->V, p->K}, 1, x->M[i], S, H);
+    return H;
+}
+
 static gathered gather(way *x) {
     const dp_problem *p = x->w->ref->p;
     const dp_rounding *r = &x->w->r;
@@ -260,7 +277,9 @@ static gathered gather(way *x) {
         g.bM[i].b = dp_copy(x->bM[i].b, dp_chain_error_size(r, p->K));
         g.eH[i] = dp_copy(x->eH[i], error_size(x));
         dp_bound_sent_M(r, payload, p->K, x->M[i], g.bM[i].b);
-        dp_bound_sent_state(r, dp_payloads[payload].state, p->K, p->V, x->H[i], g.eH[i]);
+        double *H = sent_H(x, i, g.eH[i]);
+        dp_bound_sent_state(r, dp_payloads[payload].state, p->K, p->V, H, g.eH[i]);
+        free(H);
     }
     x->bM = g.bM;
     x->eH = g.eH;

@@ -43,7 +43,7 @@ static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format c
                             sp->c->backward,
                             design->chunk,
                             design->gated,
-                            (int32_t)design->sending.exchange,
+                            (int32_t)design->sending.exchange | design->sending.begins << 8,
                             (int32_t)design->sending.payload,
                             design->scored,
                             design->decays};

@@ -127,7 +127,7 @@ static void fold(const way *w, int r, int hv) {
     if (!gets(w, r)) return;
     int *part = dp_calloc((size_t)w->s->N, sizeof *part);
     order_parts(w, far, n, part);
-    double *S = start_of(w, far, hv, w->stage);
+    double *S = w->s->design.sending.begins ? NULL : start_of(w, far, hv, w->stage);
     for (int i = 0; i < n; i++) {
         const int m = factor_of(w, far, part[i]);
         if (part[i] != far + i * w->by || (S && m != part[i])) dp_effect_hit(w->s, r, hv);
@@ -135,6 +135,16 @@ static void fold(const way *w, int r, int hv) {
     }
     arrives(w, r, hv, S);
     free(part);
+}
+
+/* M = 0 and the state that leaves rank r, where the sequence begins in it. */
+static void send_state(const way *w, int r, int hv, double *M, double *H) {
+    const int64_t K = w->s->p->K;
+    double *S = start_of(w, r, hv, w->stage);
+    step(w, r, r, r + w->by, hv, &S);
+    memcpy(H, S, sizeof *S * (size_t)state_size(w));
+    memset(M, 0, sizeof *M * (size_t)(K * K));
+    free(S);
 }
 
 /* All pairs as they arrive, in place of those of w; a rank that has none sends zeros. */
@@ -147,6 +157,8 @@ static void send_all(way *w) {
     for (int i = 0; i < n; i++) {
         if (!w->M[i]) w->M[i] = dp_doubles(K * K);
         if (!w->H[i]) w->H[i] = dp_doubles(KV);
+        if (w->s->design.sending.begins && gives(w, i / HV) && begins(w, i / HV))
+            send_state(w, i / HV, i % HV, w->M[i], w->H[i]);
         send_one(w, i / HV, i % HV, w->s->N - 1, w->M[i], w->H[i]);
     }
 }

@@ -13,6 +13,7 @@ static const dp_format FORMATS[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16, DP_TF32,
 #define NSTORED 4 /* the first of them are stored, the others are of operands alone */
 static const char *const SCORES[] = {"pairwise", "gated"};
 static const char *const KEYS[] = {"raw", "scored"};
+static const char *const BEGINS[] = {"pair", "state"};
 static const char *const INVERSES[] = {"solve", "product"};
 
 /* A setting: a number in a range, one of the stored formats, one of all formats, one of some words,
@@ -40,6 +41,7 @@ static const setting SETTINGS[] = {
      dp_exchange_names, DP_NRUN_EXCHANGES},
     {"payload", DP_PAYLOAD_WORDS, A_CHOICE, offsetof(dp_design, sending.payload), dp_payload_names,
      DP_NRUN_PAYLOADS},
+    {"begins", "pair or state", A_CHOICE, offsetof(dp_design, sending.begins), BEGINS, 2},
     {"drop", "a number below 1, or bits from 1 to 1000", A_DROP, offsetof(dp_design, drop), NULL,
      0},
     {"chunks", "powers of two from 8 to 512 with colons between", A_LENGTHS,
@@ -183,7 +185,9 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
         if (next) *next++ = 0;
         st = set_word(d, w, e);
     }
+    const int begins = d->sending.begins;
     d->sending = dp_sending_of(d->sending.exchange, d->sending.payload, DP_SENDERS);
+    d->sending.begins = begins && d->sending.exchange == DP_EXCHANGE_ALLGATHER;
     free(words);
     return st;
 }

@@ -23,6 +23,8 @@
  *                      serial, heads
  *   payload=P          what pairs and states are sent as (exchange.h): full, fp32, bf16, bf16x2,
  *                      m-i, svd-1e-4, svd-1e-2
+ *   begins=B           what a rank sends in which a sequence begins: its pair, or the state that
+ *                      leaves it (all-gathers of a shorter payload, from an initial state)
  *
  *   chunks=16:32:128   it can be asked for these lengths, too (powers of two, 8 to 512); `check`
  *                      asks (harness/search/invariants.h), nothing else does
@@ -45,7 +47,7 @@ extern "C" {
 #define DP_DESIGN_WORDS                                                                  \
     "recurrent chunk=N factors=F state=F dstate=F out=F decays=F scores=pairwise|gated " \
     "keys=raw|scored inverse=solve|product exchange=" DP_EXCHANGE_WORDS                  \
-    " payload=" DP_PAYLOAD_WORDS " drop=E chunks=N:N"
+    " payload=" DP_PAYLOAD_WORDS " begins=pair|state drop=E chunks=N:N"
 #define DP_DESIGN_TEXT 256
 #define DP_CHUNK_MOST 512
 #define DP_DROP_BITS_MOST 1000

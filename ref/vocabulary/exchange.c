@@ -33,7 +33,7 @@ dp_sending dp_sending_of(dp_exchange x, dp_payload p, int N) {
     if (!dp_exchanges[x].states) p = DP_PAYLOAD_FULL;
     if (x == DP_EXCHANGE_RING || x == DP_EXCHANGE_SERIAL) p = dp_payloads[p].state;
     if (x == DP_EXCHANGE_RING && !p) x = DP_EXCHANGE_ALLGATHER;
-    return (dp_sending){x, p};
+    return (dp_sending){.exchange = x, .payload = p};
 }
 
 const char *dp_exchange_refuses(dp_exchange x, int N, int HV) {

@@ -10,7 +10,8 @@
  *   heads      all-to-all before and after: a rank has all tokens of HV / N heads, and no state is
  *              exchanged at all (what Megatron does by default): the bits of one rank
  *
- * These run on simulated ranks; two more have a price alone (ref/chunk/exchange_price.h), since
+ * These run on simulated ranks, all-gather and ring on the CUDA kernels as well
+ * (gpu/plan/sending.cuh); two more have a price alone (ref/chunk/exchange_price.h), since
  * what they compute is one of the others:
  *   windows    the all-gather's pairs, read where they lie, all at once
  *   grid       ring over the parts of --exact-cp: a rank folds each of its parts of 128 tokens
@@ -80,6 +81,10 @@ extern const dp_payload_info dp_payloads[DP_NPAYLOADS];
 typedef struct {
     dp_exchange exchange;
     dp_payload payload;
+    /* all-gather: a rank in which the sequence that it hands on begins sends 0: its pair, which
+     * every rank applies to the initial state; 1: the state that leaves it, as ring, scan and
+     * serial do. The same unless there is an initial state and a payload that rounds */
+    int begins;
 } dp_sending;
 #define DP_SENDERS 2 /* where it is not known how many ranks there are */
 dp_sending dp_sending_of(dp_exchange x, dp_payload p, int N);
