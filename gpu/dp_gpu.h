@@ -28,6 +28,7 @@
  * nothing here ends the program. */
 #ifndef DP_GPU_H
 #define DP_GPU_H
+#include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
 #include <stddef.h>
@@ -110,6 +111,10 @@ typedef struct {
     /* 1: the backward passes over a cut sequence as a whole; 0: over its segments side by side,
      * whose M the forward keeps for it */
     int whole_bwd;
+    /* how states get from rank to rank, and what is sent of them; plan/sending.cuh says what the
+     * kernels do for each, and which they refuse */
+    dp_exchange exchange;
+    dp_payload payload;
 } dpg_options;
 
 /* Device pointers, 16-byte aligned, the rank's own L tokens, except s0 and final_state, which are
@@ -144,8 +149,12 @@ typedef struct {
 } dpg_grads;
 
 /* Communicator: the only thing ranks share. all_gather: every rank gives `count` floats, recv
- * [N][count] in rank order; enqueued on `stream` (a cudaStream_t). wait: until this rank's stream
- * is idle and every rank has come to its wait. Every rank calls both the same number of times.
+ * [N][count] in rank order; enqueued on `stream` (a cudaStream_t). hand: a rank whose send is not
+ * NULL gives `count` floats to rank + by, one whose recv is not NULL gets those that rank - by
+ * gives, the others take no part but call it as well; enqueued likewise, by is the same on every
+ * rank. wait: until this rank's stream is idle and every rank has come to its wait. Every rank
+ * calls the three the same number of times, in the same order. A rank that is to get what nobody
+ * gives ends all with a message that names both (over NCCL: within the limit).
  * abort makes peers return an error. A rank whose host thread or device does not come to a call
  * within the limit ends that call, and all later ones, on every rank with a message that names the
  * rank and the call; device memory of a rank that hangs may then not be freed (cudaFree waits for
@@ -166,6 +175,8 @@ struct dpg_comm {
     int in_order;
     dp_status (*all_gather)(dpg_comm *c, const float *send, float *recv, size_t count, void *stream,
                             dp_err *e);
+    dp_status (*hand)(dpg_comm *c, const float *send, float *recv, size_t count, int by,
+                      void *stream, dp_err *e);
     dp_status (*wait)(dpg_comm *c, void *stream, dp_err *e);
     void (*abort)(dpg_comm *c, const char *why);
     void (*destroy)(dpg_comm *c);

@@ -40,6 +40,9 @@
       "every part of a rank starts from the state that its first one starts from")                 \
     X(GATHER_SLOT, "gather-slot", 0, "S_in",                                                       \
       "rank 1 puts the words of ranks 0 and 1 into each other's slots")                            \
+    X(PAYLOAD_NO_I, "sent-less-i", 0, "S_in dS_out", "M - I, as it was sent, is taken for M")      \
+    X(RING_PASSES_ON, "sent-as-it-came", 0, "S_in dS_out",                                         \
+      "a rank hands the state on that came to it, without its own M and H")                        \
     X(STATE_LOST, "state-lost", 4, "dH dM dS_out dv dbeta dq dk dg",                               \
       "the recomputation of the backward starts from zeros instead of S_in")                       \
     X(BWD_HEAD0, "bwd-gate-head0", 1, "dH dS_out",                                                 \

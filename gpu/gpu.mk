@@ -19,8 +19,9 @@ NVCC_GENCODE ?= $(foreach a,$(GPU_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)
 GPU_SRC      := $(filter-out $(wildcard gpu/tests/*.cu gpu/bench/*.cu),$(wildcard gpu/*/*.cu))
 GPU_LIB      := $(BUILD)/gpu/libdpgpu.a
 GPU_TESTS    := test_gpu test_gpu_bwd test_kill test_procs
-GPU_REF_TESTS := test_gpu_conv test_fast_bwd test_decode test_packed # against ref/, harness/
-GPU_BENCH    := bench_gpu bench_bwd bench_decode bench_own
+# against ref/, harness/
+GPU_REF_TESTS := test_gpu_conv test_fast_bwd test_decode test_packed test_send
+GPU_BENCH    := bench_gpu bench_bwd bench_decode bench_own bench_send
 GPU_PROGS    := $(addprefix $(BUILD)/gpu/,$(GPU_TESTS) $(GPU_REF_TESTS) $(GPU_BENCH))
 GPU_LDLIBS   := -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread
 
@@ -38,10 +39,11 @@ $(GPU_LIB): $(patsubst gpu/%.cu,$(BUILD)/gpu/%.o,$(GPU_SRC)) \
     $(if $(findstring -DDP_KERNEL_FAULTS,$(NVCCFLAGS)),$(BUILD)/gpu/faults.o)
 	@rm -f $@
 	$(AR) rcs $@ $^
-$(addprefix $(BUILD)/gpu/,$(GPU_TESTS)): $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB)
+$(addprefix $(BUILD)/gpu/,$(GPU_TESTS)): $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB) \
+    $(BUILD)/ref/vocabulary/exchange.o
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
 $(addprefix $(BUILD)/gpu/,$(GPU_BENCH)): $(BUILD)/gpu/%: $(BUILD)/gpu/bench/%.o $(GPU_LIB) \
-    $(BUILD)/ref/vocabulary/own.o
+    $(BUILD)/ref/vocabulary/own.o $(BUILD)/ref/vocabulary/exchange.o
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
 $(addprefix $(BUILD)/gpu/,$(GPU_REF_TESTS)): $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB) \
     $(BUILD)/libref.a

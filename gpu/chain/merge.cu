@@ -1,7 +1,8 @@
 /* gpu/chain/merge.cu - states over ranks from gathered elements (math.md g.1), fp32 FMA: of the
- * dense chain forward, and of gradients from the farthest later rank and the last part down.
+ * dense chain forward, of gradients from the farthest later rank and the last part down; and over
+ * one rank, which hands on what it makes of the state that came.
  *
- * Both kernels: phases of a product P <- M P + add, and what shared memory holds (Columns):
+ * All kernels: phases of a product P <- M P + add, and what shared memory holds (Columns):
  *
  *   panel     32 or 64 columns of M to one of two panels; the next in registers     P, panels
  *   product   sums of all rows, after a barrier a panel                             P, panels
@@ -9,6 +10,7 @@
 #include "chain/chain.cuh"
 #include "chain/columns.cuh"
 #include "plan/paths.cuh"
+#include "plan/sending.cuh"
 
 struct MergeArgs {
     const float *hm; /* elements of the ranks */
@@ -49,6 +51,7 @@ static int columns(int HV, int width) {
 template <int MV, int KMAX> static dp_status merge(const Call &c) {
     const Dims &d = c.p->d;
     int rank = c.p->rank, bytes = Columns<MV, KMAX>::BYTES;
+    /* where states are handed over, only ranks to which none comes are here */
     MergeArgs a = {at<float>(c, B_HMALL), rank - c.p->pre, rank, at<float>(c, B_SIN)};
     auto kernel = k_merge<MV, KMAX>;
     CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -66,12 +69,64 @@ dp_status merge_elements(const Call &c) {
     return c.p->d.K <= 128 ? merge_by<128>(c) : merge_by<256>(c);
 }
 
+/* ---- hand-over ------------------------------------------------------------------------------- */
+
+struct HandArgs {
+    const float *state, *element; /* that came; of this rank, rows of `row` words */
+    int row, applies;             /* does what came matter to what goes on */
+    float *out;
+};
+
+/* M S + H, or H alone. Block: one head, MV columns; fp32 FMA, the products of a merge. */
+template <int MV, int KMAX>
+__global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
+    k_hand(int HV, int K, int V, HandArgs a) {
+    extern __shared__ float smem[];
+    int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV;
+    int64_t at = (int64_t)hv * K * V + v0;
+    const float *element = a.element + (int64_t)hv * K * a.row;
+    Columns<MV, KMAX> c(smem, K, a.row);
+    if (a.applies) {
+        c.from(a.state + at, V);
+        if (!FAULT(RING_PASSES_ON)) {
+            c.fetch(element + V, 0);
+            c.apply(element + V, element + v0, NULL);
+        }
+    } else
+        c.from(element + v0);
+    c.to(a.out + at, V);
+}
+
+template <int MV, int KMAX> static dp_status hand(const Call &c, HandArgs a) {
+    const Dims &d = c.p->d;
+    int bytes = Columns<MV, KMAX>::BYTES;
+    auto kernel = k_hand<MV, KMAX>;
+    CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<(unsigned)d.HV *(d.V / MV), THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
+    CK_LAUNCH(c.e, "k_hand");
+    return DP_OK;
+}
+
+template <int KMAX> static dp_status hand_by(const Call &c, HandArgs a) {
+    int mv = columns(c.p->d.HV, c.p->d.V);
+    return mv == 32 ? hand<32, KMAX>(c, a) : mv == 16 ? hand<16, KMAX>(c, a) : hand<8, KMAX>(c, a);
+}
+
+dp_status chain_hand(const Call &c) {
+    const dpg_plan *p = c.p;
+    int back = p->is_bwd;
+    HandArgs a = {at<float>(c, back ? B_DSOUT : B_SIN), at<float>(c, back ? B_DHM : B_HM),
+                  back ? dh_row(p) : p->d.V + p->d.K, p->needs_m, at<float>(c, B_HAND)};
+    return p->d.K <= 128 ? hand_by<128>(c, a) : hand_by<256>(c, a);
+}
+
 /* ---- gradients ------------------------------------------------------------------------------- */
 
 struct MergeBwdArgs {
     /* gathered elements; M of ranks rank + 1 .. of the forward, dM = M', or NULL: dM lies in
      * columns V .. of `all` */
     const float *all, *m;
+    const float *came; /* the gradient of the state that leaves the rank; NULL: merged of `all` */
     /* of this rank's parts: dH [parts][HV][K][V]; M from part m_part on */
     const float *dh, *part_m;
     const int *reach;
@@ -109,13 +164,18 @@ __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
                    : Matrix{dh(j) - v0 + V, a.row, 0};
     };
     c.rows([](int, int, float4 &q) { q = make_float4(0.f, 0.f, 0.f, 0.f); });
+    if (a.came) {
+        c.from(a.came + (int64_t)hv * K * V + v0, V);
+        if (matrix(0).p) c.fetch(matrix(0), 0);
+    }
     for (int j = 0; j <= last; j++) {
         if (j >= ranks && !a.sum) c.to(a.out + ((int64_t)(j - ranks) * HV + hv) * K * V + v0, V);
         if (j == last) break;
-        if (j >= ranks && j && is_gone(a.reach, part(j), HV, hv, a.seq[part(j)]) && c.is_finite()) {
+        int starts = !j && !a.came, in = part(j); /* from zero */
+        if (j >= ranks && !starts && is_gone(a.reach, in, HV, hv, a.seq[in]) && c.is_finite()) {
             c.from(dh(j), stride(j));
             if (matrix(j + 1).p) c.fetch(matrix(j + 1), 0);
-        } else if (j) {
+        } else if (!starts) {
             c.apply(matrix(j), dh(j), stride(j), matrix(j + 1));
         } else {
             c.from(dh(0), stride(0));
@@ -151,7 +211,9 @@ static dp_status over_parts(const Call &c, int sum, float *out) {
     a.part_m = saved_part_m(p, c.t);
     a.row = dh_row(p);
     a.rank = p->rank;
-    a.far = sum ? p->rank : p->rank + p->post;
+    int hands = hands_on(&p->opt, p->N);
+    a.far = sum || hands ? p->rank : p->rank + p->post;
+    if (hands && !sum && !p->is_last) a.came = at<float>(c, B_DSOUT);
     a.last_part = p->parts - 1;
     a.m_part = p->m_part;
     a.reach = reaches(p, c.ws);

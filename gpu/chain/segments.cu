@@ -13,12 +13,14 @@
 #include "chain/chain.cuh"
 #include "chain/panel.cuh"
 #include "plan/paths.cuh"
+#include "plan/sending.cuh"
 
 struct SegArgs {
     const float *seg, *hm; /* elements of this rank's segments; of the ranks */
     /* elements of the segments up to i, i >= 1, of all of them; initial states */
     float *pre, *own, *sin;
-    const int *reach; /* of segments */
+    const float *came; /* the rank's state, where it was handed over; else NULL */
+    const int *reach;  /* of segments */
     const Seq *seq;
     int HV, V, nseg, steps, whole;
     int from, to, groups; /* ranks [from, to) precede */
@@ -151,8 +153,11 @@ template <int K> __global__ void __launch_bounds__(2 * K, 2) k_states(SegArgs a)
         p.load(c, a.w.s(a.w.mine) + (int64_t)hv * K * V + c0, V);
     else if (a.from < a.to)
         p.load(c, rank(a.from) + c0, row);
+    else if (a.came)
+        p.load(c, a.came + (int64_t)hv * K * V + c0, V);
     for (int j = 0; j <= n; j++) {
-        if (j == merges && !first && !(FAULT(MERGE_HALF) && c0 >= V / 2)) p.store(c, out(0), V);
+        int is_own = j == merges && !first && !a.came; /* not what is there already */
+        if (is_own && !(FAULT(MERGE_HALF) && c0 >= V / 2)) p.store(c, out(0), V);
         if (j == n) break;
         if (j <= merges) p.put(c);
         p.product(c, element(j) + V, element(j) + c0, j + 1 < n ? element(j + 1) + V : NULL);
@@ -183,8 +188,10 @@ static SegArgs seg_args(const Call &c) {
     a.nseg = p->nseg;
     a.steps = p->nseg - 1 - p->is_last;
     a.whole = p->whole;
-    a.from = p->rank - p->pre;
+    int hands = hands_on(&p->opt, p->N);
     a.to = p->rank;
+    a.from = hands ? a.to : a.to - p->pre;
+    if (hands && !p->is_first) a.came = a.sin;
     a.w = p->window;
     a.marks = p->marks;
     a.pass = p->window.mine && p->post && !p->whole;

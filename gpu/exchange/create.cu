@@ -21,6 +21,7 @@ void group_init(Group *g, int N, double limit_s, const char *call) {
     g->N = g->ranks = N;
     g->limit_s = limit_s;
     snprintf(g->call, sizeof g->call, "%s", call);
+    snprintf(g->hand, sizeof g->hand, "%s", strncmp(call, "nccl", 4) ? "hand" : "ncclSend");
 }
 
 dp_status check_ranks(int N, dp_err *e) {
@@ -72,10 +73,9 @@ Home *home_of_all(int N, const int *devices, double limit_s, const char *call, d
 void home_comms(const Home *h, dpg_comm *c) {
     const Group *g = h->g;
     for (int r = h->first; r < h->first + h->count; r++) {
-        dpg_comm x = {
-            (void *)h,        g->first_rank + r, g->ranks,    g->device[r],  0,
-            group_all_gather, group_wait,        group_abort, group_destroy, group_exchange,
-            group_enter};
+        dpg_comm x = {(void *)h,   g->first_rank + r, g->ranks,       g->device[r],
+                      0,           group_all_gather,  group_hand,     group_wait,
+                      group_abort, group_destroy,     group_exchange, group_enter};
         *c++ = x;
     }
 }
@@ -117,6 +117,10 @@ dp_status nccl_load(dp_err *e) {
                  {"ncclGetUniqueId", (void **)&nccl.GetUniqueId},
                  {"ncclCommInitRank", (void **)&nccl.InitRank},
                  {"ncclAllGather", (void **)&nccl.AllGather},
+                 {"ncclSend", (void **)&nccl.Send},
+                 {"ncclRecv", (void **)&nccl.Recv},
+                 {"ncclGroupStart", (void **)&nccl.GroupStart},
+                 {"ncclGroupEnd", (void **)&nccl.GroupEnd},
                  {"ncclCommGetAsyncError", (void **)&nccl.AsyncError},
                  {"ncclCommAbort", (void **)&nccl.Abort},
                  {"ncclCommDestroy", (void **)&nccl.Destroy},

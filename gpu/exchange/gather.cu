@@ -1,4 +1,5 @@
-/* gpu/exchange/gather.cu - the calls of a communicator: gather, wait, peer memory (group.cuh). */
+/* gpu/exchange/gather.cu - the calls of a communicator: gather, hand-over, wait, peer memory
+ * (group.cuh). */
 #include "exchange/group.cuh"
 #include "fault.cuh"
 #include <stdio.h>
@@ -6,7 +7,7 @@
 
 __global__ void k_mark(volatile int *to, int n) { *to = n; }
 
-/* ---- gather ---------------------------------------------------------------------------------- */
+/* ---- gather, hand-over ----------------------------------------------------------------------- */
 
 #define CN(e, expr)                                                                      \
     do {                                                                                 \
@@ -16,53 +17,113 @@ __global__ void k_mark(volatile int *to, int n) { *to = n; }
                             g->first_rank + rank, #expr, nccl.String(r_));               \
     } while (0)
 
-static dp_status move_words(Group *g, int rank, const float *send, float *recv, size_t count,
-                            cudaStream_t s, dp_err *e) {
-    if (g->is_nccl) CN(e, nccl.AllGather(send, recv, count, ncclFloat, g->comm[rank], s));
+/* Words of a call: of a gather by = 0; of a hand-over to rank + by, from rank - by. */
+struct Words {
+    const float *send;
+    float *recv;
+    size_t count;
+    int by;
+};
+
+static dp_status gather_words(Group *g, int rank, const Words &w, cudaStream_t s, dp_err *e) {
+    if (g->is_nccl) CN(e, nccl.AllGather(w.send, w.recv, w.count, ncclFloat, g->comm[rank], s));
     for (int r = 0; r < g->N && !g->is_nccl; r++) {
         CK(e, cudaStreamWaitEvent(s, g->ready[r], 0));
-        CK(e, cudaMemcpyAsync(recv + (FAULT(GATHER_SLOT) && rank == 1 && r < 2 ? 1 - r : r) * count,
-                              g->send[r], count * sizeof(float), cudaMemcpyDeviceToDevice, s));
+        int slot = FAULT(GATHER_SLOT) && rank == 1 && r < 2 ? 1 - r : r;
+        CK(e, cudaMemcpyAsync(w.recv + slot * w.count, g->send[r], w.count * sizeof(float),
+                              cudaMemcpyDeviceToDevice, s));
     }
-    if (!g->is_nccl) CK(e, cudaEventRecord(g->copied[rank], s));
     return DP_OK;
 }
 
-static dp_status gather_steps(Home *h, int rank, const float *send, float *recv, size_t count,
-                              cudaStream_t s, dp_err *e) {
+static dp_status hand_by_nccl(Group *g, int rank, const Words &w, cudaStream_t s, dp_err *e) {
+    const int here = g->first_rank + rank;
+    CN(e, nccl.GroupStart());
+    if (w.send) CN(e, nccl.Send(w.send, w.count, ncclFloat, here + w.by, g->comm[rank], s));
+    if (w.recv) CN(e, nccl.Recv(w.recv, w.count, ncclFloat, here - w.by, g->comm[rank], s));
+    CN(e, nccl.GroupEnd());
+    return DP_OK;
+}
+
+static dp_status hand_words(Group *g, int rank, const Words &w, cudaStream_t s, dp_err *e) {
+    const int from = rank - w.by;
+    if (g->is_nccl) return w.send || w.recv ? hand_by_nccl(g, rank, w, s, e) : DP_OK;
+    if (!w.recv) return DP_OK;
+    if (!g->send[from])
+        return dpg_fail(e, DP_EINPUT, "%s:%d: rank %d is to get words that rank %d does not give",
+                        __FILE__, __LINE__, rank, from);
+    CK(e, cudaStreamWaitEvent(s, g->ready[from], 0));
+    CK(e, cudaMemcpyAsync(w.recv, g->send[from], w.count * sizeof(float), cudaMemcpyDeviceToDevice,
+                          s));
+    return DP_OK;
+}
+
+/* Is `other` a rank, where that matters. */
+static int is_there(const Group *g, const void *words, int other) {
+    return !words || (other >= 0 && other < g->ranks);
+}
+
+static dp_status check_words(const Group *g, int rank, const Words &w, dp_err *e) {
+    const int here = g->first_rank + rank;
+    if (is_there(g, w.send, here + w.by) && is_there(g, w.recv, here - w.by)) return DP_OK;
+    return dpg_fail(e, DP_EINPUT, "%s:%d: rank %d hands over by %d, among %d ranks", __FILE__,
+                    __LINE__, here, w.by, g->ranks);
+}
+
+/* Nobody overwrites words that a peer still copies. */
+static dp_status wait_for_copies(Group *g, int rank, const Words &w, cudaStream_t s, dp_err *e) {
+    for (int r = 0; r < g->N && !g->is_nccl; r++)
+        if (!w.by || (w.send && r == rank + w.by)) CK(e, cudaStreamWaitEvent(s, g->copied[r], 0));
+    return DP_OK;
+}
+
+static dp_status move_words(Home *h, int rank, const Words &w, cudaStream_t s, dp_err *e) {
     Group *g = h->g;
-    int n = g->entered[rank] + 1;
+    int n = g->entered[rank] + 1, kind = w.by ? HANDS : GATHERS;
     char call[64];
-    snprintf(call, sizeof call, "%s %d", g->call, n);
+    snprintf(call, sizeof call, "%s %d", w.by ? g->hand : g->call, n);
+    TRY(check_words(g, rank, w, e));
     k_mark<<<1, 1, 0, s>>>(h->marks + rank, n);
     CK_LAUNCH(e, "k_mark");
     if (!g->is_nccl) CK(e, cudaEventRecord(g->ready[rank], s));
-    g->send[rank] = send;
+    g->send[rank] = w.send;
     TRY(meet(g, rank, call, g->limit_s, e));
-    g->by_windows[rank] = 0;
+    g->kind[rank] = (char)kind;
     g->entered[rank] = n;
-    TRY(move_words(g, rank, send, recv, count, s, e));
+    TRY(w.by ? hand_words(g, rank, w, s, e) : gather_words(g, rank, w, s, e));
+    if (!g->is_nccl) CK(e, cudaEventRecord(g->copied[rank], s));
     k_mark<<<1, 1, 0, s>>>(h->marks + g->N + rank, n);
     CK_LAUNCH(e, "k_mark");
     TRY(meet(g, rank, call, g->limit_s, e));
-    for (int r = 0; r < g->N && !g->is_nccl; r++)
-        CK(e, cudaStreamWaitEvent(s, g->copied[r], 0));
-    return DP_OK;
+    return wait_for_copies(g, rank, w, s, e);
 }
 
-dp_status group_all_gather(dpg_comm *c, const float *send, float *recv, size_t count, void *stream,
-                           dp_err *e) {
+/* Where it fails, all end with its reason. */
+static dp_status move_or_fail(dpg_comm *c, const Words &w, void *stream, dp_err *e) {
     Home *h = (Home *)c->self;
     Group *g = h->g;
+    const int rank = place_of(g, c);
     dp_err own = {DP_OK, ""};
-    dp_status st =
-        g->aborted ? failed(g, place_of(g, c), g->call, &own)
-                   : gather_steps(h, place_of(g, c), send, recv, count, (cudaStream_t)stream, &own);
+    dp_status st = g->aborted ? failed(g, rank, w.by ? g->hand : g->call, &own)
+                              : move_words(h, rank, w, (cudaStream_t)stream, &own);
     if (st != DP_OK) {
         group_fail(g, "%s", own.msg);
         dpg_fail(e, st, "%s", own.msg);
     }
     return st;
+}
+
+dp_status group_all_gather(dpg_comm *c, const float *send, float *recv, size_t count, void *stream,
+                           dp_err *e) {
+    return move_or_fail(c, Words{send, recv, count, 0}, stream, e);
+}
+
+dp_status group_hand(dpg_comm *c, const float *send, float *recv, size_t count, int by,
+                     void *stream, dp_err *e) {
+    if (!by)
+        return dpg_fail(e, DP_EINPUT, "%s:%d: rank %d hands over to itself", __FILE__, __LINE__,
+                        c->rank);
+    return move_or_fail(c, Words{send, recv, count, by}, stream, e);
 }
 
 /* ---- peer memory ----------------------------------------------------------------------------- */
@@ -119,7 +180,7 @@ dp_status group_enter(dpg_comm *c, dpg_marks *m, dp_err *e) {
     const int rank = place_of(g, c);
     if (g->aborted) return failed(g, rank, "stores into windows", e);
     *m = (dpg_marks){reached(g) + rank, ended(g) + rank, halt(g), g->entered[rank] + 1};
-    g->by_windows[rank] = 1;
+    g->kind[rank] = STORES;
     g->entered[rank] = m->n;
     return DP_OK;
 }

@@ -141,7 +141,7 @@ static void find_dead(Group *g) {
             group_fail(g,
                        g->entered[r] ? "the process of rank %d has ended; its last call was %s %d"
                                      : "the process of rank %d has ended before its first %s",
-                       r, g->call, g->entered[r]);
+                       r, call_of(g, r), g->entered[r]);
         if (got == 0) pthread_mutex_unlock(&g->alive[r]);
     }
 }

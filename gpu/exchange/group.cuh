@@ -2,23 +2,24 @@
  * and the ranks of one process.
  *
  *   group.cu    failing, meeting, the watcher that ends everybody, the end of a group
- *   gather.cu   gather, wait, peer memory
+ *   gather.cu   gather, hand-over, wait, peer memory
  *   create.cu   host threads on devices that they may share, or over NCCL
  *   procs.cu    a process a rank over NCCL, on one host
  *   apart.cu    the same where only NCCL reaches the others
  *
- * All gather in the same order: a mark on the stream, all hosts meet, the words move, a mark, all
- * meet again. So no collective is enqueued before every rank has come to it, and no rank goes on to
- * a call that may wait for a device (the first launch of a kernel does) before all have enqueued
- * theirs. Who is missing is known by name: a host thread by the meeting, a device by its marks,
- * words in pinned memory that the stream writes, a process that was killed by the lock that its
- * watcher held. A watcher thread, which makes no call that waits for a device, ends everybody:
- * peers see `aborted` at every poll, NCCL's kernels are told by ncclCommAbort, each call of it in a
- * thread of its own that is left behind if it hangs. No host thread waits without a limit.
+ * All gather and hand over in the same order: a mark on the stream, all hosts meet, the words move,
+ * a mark, all meet again. So no collective is enqueued before every rank has come to it, and no
+ * rank goes on to a call that may wait for a device (the first launch of a kernel does) before all
+ * have enqueued theirs. Who is missing is known by name: a host thread by the meeting, a device by
+ * its marks, words in pinned memory that the stream writes, a process that was killed by the lock
+ * that its watcher held. A watcher thread, which makes no call that waits for a device, ends
+ * everybody: peers see `aborted` at every poll, NCCL's kernels are told by ncclCommAbort, each call
+ * of it in a thread of its own that is left behind if it hangs. No host thread waits without a
+ * limit.
  *
- * Shared: a gather publishes the send pointer with an event and copies all ranks' words; a second
- * event per rank, waited for behind the second meeting, keeps a sender from overwriting words that
- * a peer still copies. */
+ * Shared: a gather or hand-over publishes the send pointer with an event and copies the words of
+ * all ranks, or of one; a second event per rank, waited for behind the second meeting, keeps a
+ * sender from overwriting words that a peer still copies. */
 #ifndef DPG_GROUP_CUH
 #define DPG_GROUP_CUH
 #include "exchange/nccl.cuh"
@@ -39,6 +40,8 @@ static inline double now_s(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
+enum { GATHERS, HANDS, STORES };
+
 /* What all ranks see. Ranks that are processes have it in memory that they share; arrays that only
  * a rank itself uses are there for all the same. */
 typedef struct {
@@ -46,7 +49,7 @@ typedef struct {
     /* A group whose other ranks are elsewhere, behind NCCL alone, has N = 1: what that rank is
      * called, of how many. Else 0 and N. */
     int first_rank, ranks;
-    char call[32]; /* what a gather is called in messages */
+    char call[32], hand[32]; /* what a gather and a hand-over are called in messages */
     double limit_s;
     volatile int aborted;
     char why[256]; /* valid once aborted is set */
@@ -54,13 +57,13 @@ typedef struct {
     int64_t met[MAX_RANKS]; /* meetings that a rank has come to */
     /* moves when all have come, or aborted is set: what those wait for who came before */
     int bell;
-    /* gathers, or transfers through windows, that the host of a rank has begun */
+    /* gathers, hand-overs, or transfers through windows, that the host of a rank has begun */
     volatile int entered[MAX_RANKS];
-    volatile char by_windows[MAX_RANKS]; /* its last one was such a transfer */
-    void *mine[MAX_RANKS];               /* exchange */
-    volatile int apart;                  /* some devices do not reach each other */
-    volatile int *pinned;                /* threads: marks in pinned memory */
-    const float *send[MAX_RANKS];        /* shared */
+    volatile char kind[MAX_RANKS]; /* of its last one */
+    void *mine[MAX_RANKS];         /* exchange */
+    volatile int apart;            /* some devices do not reach each other */
+    volatile int *pinned;          /* threads: marks in pinned memory */
+    const float *send[MAX_RANKS];  /* shared; of a hand-over NULL: it gives nothing */
     /* shared: send buffer filled; all peers' words copied by rank i */
     cudaEvent_t ready[MAX_RANKS], copied[MAX_RANKS];
     ncclComm_t comm[MAX_RANKS];
@@ -88,7 +91,9 @@ static inline int is_apart(const Group *g) { return g->ranks != g->N; }
 static inline int place_of(const Group *g, const dpg_comm *c) { return c->rank - g->first_rank; }
 /* The call that a rank is in, for messages. */
 static inline const char *call_of(const Group *g, int rank) {
-    return g->by_windows[rank] ? "stores into windows" : g->call;
+    return g->kind[rank] == STORES  ? "stores into windows"
+           : g->kind[rank] == HANDS ? g->hand
+                                    : g->call;
 }
 
 /* The ranks of one process: all, or one. */
@@ -113,6 +118,8 @@ dp_status home_watch(Home *h, dp_err *e);
 /* gather.cu: the calls of a dpg_comm. */
 dp_status group_all_gather(dpg_comm *c, const float *send, float *recv, size_t count, void *stream,
                            dp_err *e);
+dp_status group_hand(dpg_comm *c, const float *send, float *recv, size_t count, int by,
+                     void *stream, dp_err *e);
 dp_status group_wait(dpg_comm *c, void *stream, dp_err *e);
 dp_status group_exchange(dpg_comm *c, void *mine, void **at, dp_err *e);
 dp_status group_enter(dpg_comm *c, dpg_marks *m, dp_err *e);

@@ -11,6 +11,10 @@ struct Nccl {
     ncclResult_t (*InitRank)(ncclComm_t *, int, ncclUniqueId, int);
     ncclResult_t (*AllGather)(const void *, void *, size_t, ncclDataType_t, ncclComm_t,
                               cudaStream_t);
+    ncclResult_t (*Send)(const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+    ncclResult_t (*Recv)(void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+    ncclResult_t (*GroupStart)(void);
+    ncclResult_t (*GroupEnd)(void);
     ncclResult_t (*AsyncError)(ncclComm_t, ncclResult_t *);
     ncclResult_t (*Abort)(ncclComm_t);
     ncclResult_t (*Destroy)(ncclComm_t);

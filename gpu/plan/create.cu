@@ -1,6 +1,7 @@
 /* gpu/plan/create.cu - plans: what a problem and its options must be, which path takes it and why,
  * and what the plan owns. */
 #include "plan/paths.cuh"
+#include "plan/sending.cuh"
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,6 +91,18 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
          "the simple path has no such recurrence");
     NEED(o->chain == DP_FP32 || choose_path(p, o, dev, 0, why) != DPG_PATH_TOKEN,
          "the token path forms M in fp32");
+    NEED(o->exchange >= 0 && o->exchange < DP_NRUN_EXCHANGES, "exchange %d", o->exchange);
+    no = exchanges[o->exchange].refuses;
+    NEED(!no, "exchange %s: %s", dp_exchange_names[o->exchange], no);
+    NEED(o->payload >= 0 && o->payload < DP_NPAYLOADS, "payload %d", o->payload);
+    dp_payload sent = exchanges[o->exchange].hops ? dp_payloads[o->payload].state : o->payload;
+    no = payloads[sent].refuses;
+    NEED(!no, "payload %s: %s", dp_payload_names[o->payload], no);
+    int hops = exchanges[o->exchange].hops;
+    NEED(!hops || !p->own.parts, "exchange %s: of ranks that own T / N tokens each",
+         dp_exchange_names[o->exchange]);
+    NEED(!hops || !o->send_dh_only, "exchange %s: sends no pair, and so no dH alone of one",
+         dp_exchange_names[o->exchange]);
     if (!o->backward) return DP_OK;
     dpg_path bwd = choose_path(p, o, dev, 1, why);
     no = fast_refuses(p, o, dev, 1);
@@ -155,6 +168,7 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     dpg_plan *pl = (dpg_plan *)calloc(1, sizeof *pl);
     if (!pl) return dpg_fail(e, DP_ENOMEM, "%s:%d: plan", __FILE__, __LINE__);
     pl->opt = *w.opt;
+    if (hands_on(w.opt, w.N)) pl->opt.payload = dp_payloads[w.opt->payload].state;
     pl->device = w.device;
     pl->rank = w.rank;
     pl->N = w.N;

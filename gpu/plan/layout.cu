@@ -1,5 +1,6 @@
 /* gpu/plan/layout.cu - the workspace of a plan: which buffers a path keeps, and where they lie. */
 #include "plan/paths.cuh"
+#include "plan/sending.cuh"
 
 static void add(dpg_plan *pl, int slot, int64_t words, int is_bf16, int layout = PLAIN) {
     pl->buf[slot].layout = layout;
@@ -50,6 +51,22 @@ static void layout_tokens(dpg_plan *pl) {
     if (pl->is_bwd || saves_all(pl)) add(pl, B_H, tiles * d.K * d.V, 0);
 }
 
+/* The rank's `numbers`, and what it sends of them and gets: those of all ranks, or a state. */
+static void layout_message(dpg_plan *pl, int own, int all, int64_t numbers) {
+    int hands = hands_on(&pl->opt, pl->N);
+    int64_t sent = hands ? (int64_t)pl->d.HV * pl->d.K * pl->d.V : numbers,
+            words = packed_words(pl->opt.payload, sent);
+    add(pl, own, numbers, 0);
+    if (pl->N == 1) return;
+    if (hands)
+        add(pl, B_HAND, sent, 0);
+    else
+        add(pl, all, numbers * pl->N, 0);
+    if (!words) return;
+    add(pl, B_PACK, words, 0);
+    add(pl, B_PACKALL, hands ? words : words * pl->N, 0);
+}
+
 static void layout_forward(dpg_plan *pl) {
     const Dims &d = pl->d;
     int64_t hm = (int64_t)d.HV * d.K * (d.V + d.K);
@@ -63,10 +80,8 @@ static void layout_forward(dpg_plan *pl) {
     if (pl->nseg > 1 && pl->opt.path == DPG_PATH_FAST)
         add(pl, B_REACH, (int64_t)d.HV * pl->nseg, 0);
     if (pl->N == 1 && !pl->owned) return;
-    if (!pl->is_bwd || pl->opt.save == DPG_SAVE_ALL) {
-        add(pl, B_HM, hm * message_parts(pl), 0);
-        if (pl->N > 1) add(pl, B_HMALL, hm * message_parts(pl) * pl->N, 0);
-    }
+    if (!pl->is_bwd || pl->opt.save == DPG_SAVE_ALL)
+        layout_message(pl, B_HM, B_HMALL, hm * message_parts(pl));
     if (pl->needs_m && !pl->path->makes_m &&
         (pl->is_bwd ? !pl->opt.send_dh_only : pl->opt.chain_how == DPG_CHAIN_DENSE)) {
         int64_t batch = ((int64_t)256 << 20) / ((int64_t)d.HV * d.K * d.K * 4);
@@ -133,10 +148,9 @@ static void layout_bwd(dpg_plan *pl) {
     add(pl, B_GSUM, sums, 0);
     /* of the rank, then of its parts from the last but one on */
     add(pl, B_DSOUT, hk * d.V * state_parts(pl), 0);
-    if (pl->N > 1 || pl->owned) add(pl, B_DHM, hk * dh_row(pl) * message_parts(pl), 0);
-    if (pl->N == 1) return;
-    add(pl, B_GALL, sums * pl->N, 0);
-    add(pl, B_DHMALL, hk * dh_row(pl) * message_parts(pl) * pl->N, 0);
+    if (pl->N > 1 || pl->owned)
+        layout_message(pl, B_DHM, B_DHMALL, hk * dh_row(pl) * message_parts(pl));
+    if (pl->N > 1) add(pl, B_GALL, sums * pl->N, 0);
 }
 
 void layout_workspace(dpg_plan *pl) {

@@ -48,6 +48,8 @@ dp_status chain_merge(const Call &c);
 /* dH of the parts in B_SEG to dH of B_DHM; B_DHMALL and B_SEG to B_DSOUT. */
 dp_status chain_compose_bwd(const Call &c);
 dp_status chain_merge_bwd(const Call &c);
+/* M S + H of this rank to B_HAND; S in B_SIN, and backward in B_DSOUT. */
+dp_status chain_hand(const Call &c);
 /* Of links: M and dM of each, H and M of B_HMALL to the states in B_SIN, and backward. */
 dp_status chain_links_m(const Call &c);
 dp_status chain_links_dm(const Call &c);
@@ -58,6 +60,12 @@ dp_status sum_over_chunks(const Call &c);
 /* Sums of all ranks in B_GALL (one rank: B_GSUM) to dA_log and ddt_bias, any path. */
 dp_status sum_over_ranks(const Call &c);
 
+/* exchange/send.cu: elements of this rank in slot `own`, rows of `row` words, to those of all ranks
+ * in slot `all`, as the payload leaves them. */
+dp_status gather_elements(const Call &c, dpg_comm *comm, int own, int all, int row);
+/* The state that comes to this rank to slot `to`, and what chain_hand makes of it on to the next
+ * rank, or backward to the one before. */
+dp_status hand_states(const Call &c, dpg_comm *comm, int to);
 /* exchange/window.cu: a forward's states are on their way; M of later ranks into `saved`. */
 dp_status window_enter(dpg_plan *p, dpg_comm *comm, dp_err *e);
 dp_status window_keep(const Call &c);

@@ -91,6 +91,9 @@ enum Slot {
     B_HM, /* (H, M) of the rank, rows of V + K words; gathered; of its segments; composed up to each
            */
     B_HMALL,
+    B_PACK, /* what is sent of B_HM, or of B_DHM, where that is another format; gathered */
+    B_PACKALL,
+    B_HAND, /* state, or gradient of one, that is handed on to the next rank */
     B_SEG,
     B_PREFIX,
     B_SIN,      /* state that the last local sub-sequence, or each of its segments, starts from */

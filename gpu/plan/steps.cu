@@ -1,5 +1,6 @@
 /* gpu/plan/steps.cu - the order of the stages, forward and backward, and where ranks meet. */
 #include "plan/paths.cuh"
+#include "plan/sending.cuh"
 
 /* A stage over the rank's tokens, if it has any. */
 static dp_status over_tokens(step_fn f, const Call &c) { return c.p->d.NT ? f(c) : DP_OK; }
@@ -58,16 +59,19 @@ static dp_status save(const Call &c) {
 /* From (M, H) of this rank to the states that it starts from. */
 static dp_status exchange(const Call &c, dpg_comm *comm, int steps) {
     dpg_plan *pl = c.p;
+    int hands = hands_on(&pl->opt, pl->N);
     if (steps & DPG_STEP_PRE) TRY(pl->owned ? pre_process_links(c) : pre_process(c));
     if (steps & (DPG_STEP_PRE | DPG_STEP_COMPOSE) && (pl->nseg > 1 || pl->window.mine))
         TRY(chain_compose(c));
     if (pl->window.mine && steps & DPG_STEP_GATHER)
         TRY(window_enter(pl, comm, c.e));
+    else if (hands && steps & DPG_STEP_GATHER)
+        TRY(hand_states(c, comm, B_SIN));
     else if (pl->N > 1 && steps & DPG_STEP_GATHER)
-        TRY(comm->all_gather(comm, at<float>(c, B_HM), at<float>(c, B_HMALL),
-                             pl->buf[B_HM].bytes / 4, c.s, c.e));
+        TRY(gather_elements(c, comm, B_HM, B_HMALL, pl->d.V + pl->d.K));
     if (!(steps & DPG_STEP_MERGE)) return DP_OK;
-    TRY(pl->owned ? chain_fold(c) : chain_merge(c));
+    /* else the state has come as it is */
+    if (!hands || pl->is_first || pl->nseg > 1) TRY(pl->owned ? chain_fold(c) : chain_merge(c));
     return save(c);
 }
 
@@ -164,11 +168,13 @@ static dp_status finish(const Call &c, dpg_comm *comm) {
 /* From dH of this rank to the gradients that it starts from. */
 static dp_status exchange_bwd(const Call &side, dpg_comm *comm, int steps) {
     const dpg_plan *b = side.p;
+    int hands = hands_on(&b->opt, b->N);
     if (steps & DPG_BWD_GATHER && b->N > 1)
-        TRY(comm->all_gather(comm, at<float>(side, B_DHM), at<float>(side, B_DHMALL),
-                             b->buf[B_DHM].bytes / 4, side.s, side.e));
+        TRY(hands ? hand_states(side, comm, B_DSOUT)
+                  : gather_elements(side, comm, B_DHM, B_DHMALL, dh_row(b)));
     if (b->owned) return steps & DPG_BWD_MERGE ? chain_fold_bwd(side) : DP_OK;
-    return steps & DPG_BWD_MERGE && (!b->is_last || b->parts > 1) ? chain_merge_bwd(side) : DP_OK;
+    int merges = b->parts > 1 || (!b->is_last && !hands);
+    return steps & DPG_BWD_MERGE && merges ? chain_merge_bwd(side) : DP_OK;
 }
 
 static dp_status backward_steps(const Call &c, dpg_comm *comm, int steps) {

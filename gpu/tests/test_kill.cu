@@ -1,13 +1,14 @@
 /* gpu/tests/test_kill.cu - a rank that dies, stalls, hangs its device or fails at any phase ends
  * every rank, with a message that names it.
  *
- *   test_kill N [shared|nccl] [LIMIT] [few]
+ *   test_kill N [shared|nccl] [LIMIT] [few] [ring]
  *
  * Rank 1 of N goes wrong before a step of the forward or backward, or before it waits for the end.
  * dies: its thread returns. stalls: its thread sleeps until the others have ended, then goes on.
  * hangs: a kernel on its stream spins until the others have ended. fails: it calls abort. All other
  * ranks must return an error that names rank 1 within LIMIT (1 s) and 4 s more, rank 1 an error too
- * if it goes on. few: before a gather of each pass and before the end alone. Then the same before
+ * if it goes on. few: before a gather of each pass and before the end alone. ring:
+ * states are handed from rank to rank. Then the same before
  * one of three whole forwards over segments, and with windows (dpg_plan_connect). Exit status 0, 1,
  * or 2 (no device). */
 #include "steps.h"
@@ -17,6 +18,7 @@ static const char *const kinds[] = {"dies", "stalls", "hangs", "fails"};
 
 static volatile int *go_on; /* pinned: 1 releases what stalls or hangs */
 static bool whole, windows; /* forwards in one call; with windows */
+static dp_exchange by;      /* how states get from rank to rank */
 static bool fast;           /* the path that has them, not that of gpu/tests/cpu */
 enum { WHOLE_FORWARDS = 3 };
 
@@ -31,6 +33,7 @@ struct KillRank : Rank {
         o.chain_how = whole ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE;
         o.segments = whole ? 2 : 0;
         o.backward = !whole;
+        o.exchange = by;
         open(small_problem(cu, DP_GATE_LOG, DPG_BF16), o, rank, N,
              [&](const Share &x) { return memory.filled(x.bytes(), 0); });
         fast = dpg_plan_path(plan) == DPG_PATH_FAST;
@@ -138,6 +141,7 @@ static void whole_forwards(int N, bool nccl, double limit, bool few) {
 int main(int argc, char **argv) {
     int N = argc > 1 ? atoi(argv[1]) : 3;
     bool nccl = argc > 2 && !strcmp(argv[2], "nccl"), few = argc > 4;
+    by = argc > 5 && !strcmp(argv[5], "ring") ? DP_EXCHANGE_RING : DP_EXCHANGE_ALLGATHER;
     double limit = argc > 3 ? atof(argv[3]) : 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("test_kill");
@@ -151,7 +155,7 @@ int main(int argc, char **argv) {
     whole = true;
     whole_forwards(N, nccl, limit, few);
     /* ranks that share a device take turns, so that none outruns a dead one */
-    windows = nccl && fast;
+    windows = nccl && fast && by == DP_EXCHANGE_ALLGATHER;
     if (windows) whole_forwards(N, nccl, limit, few);
     return verdict();
 }

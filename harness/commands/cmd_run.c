@@ -137,6 +137,10 @@ static void select_by_id(options *o, const dp_id *id) {
         of->payload[0] = DP_PAYLOAD_FULL;
         of->npayload = 1;
     }
+    if (v[DP_ID_MERGE] < 0 && dp_backends[of->backend[0]].on_device) { /* unsaid: an all-gather */
+        of->merge[0] = DP_EXCHANGE_ALLGATHER;
+        of->nmerge = 1;
+    }
     if (v[DP_ID_FAULT] >= 0) of->fault = (dp_fault)v[DP_ID_FAULT];
 }
 

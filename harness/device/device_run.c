@@ -143,18 +143,21 @@ static void fetch_result(dp_cuda_result *r, dp_cuda_result *s, const dp_problem 
             r->rank[i][x] = dp_copy(s->rank[i][x], dp_rank_width(p, i));
 }
 
-static dpg_options options_of(dp_base base, dp_format chain, int backward,
-                              dp_cuda_variant variant) {
+static dpg_options options_of(const dp_cuda_how *how, int ranks) {
+    const dp_sending sending = ranks > 1 ? how->sending : (dp_sending){0};
+    const dp_cuda_variant variant = how->variant;
     const int segments = variant >= DP_CUDA_SEGMENTS;
     const int dh_only = variant == DP_CUDA_DH_ONLY || variant == DP_CUDA_SEGMENTS_DH_ONLY ||
                         variant == DP_CUDA_WINDOWS_DH_ONLY;
     const int all = variant == DP_CUDA_SAVE_ALL || variant == DP_CUDA_SEGMENTS_SAVE_ALL ||
                     variant == DP_CUDA_WINDOWS_SAVE_ALL;
-    return (dpg_options){.base = base,
-                         .chain = chain,
+    return (dpg_options){.base = how->base,
+                         .chain = how->chain,
                          .path = segments ? DPG_PATH_FAST : DPG_PATH_AUTO,
                          .chain_how = segments ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE,
-                         .backward = backward,
+                         .backward = how->backward,
+                         .exchange = sending.exchange,
+                         .payload = sending.payload,
                          .send_dh_only = dh_only,
                          .pair_dg = variant == DP_CUDA_PAIR_DG,
                          .bwd_path = variant == DP_CUDA_PAIR_DG ? DPG_PATH_SIMPLE : DPG_PATH_AUTO,
@@ -215,11 +218,19 @@ static dp_status run_jobs(const dp_rank_job *one, dp_rank_job *job, dp_backend b
     return st;
 }
 
+/* A window holds states as they are computed. */
+static dp_status check_windows(const dp_cuda_how *how, int N, dp_err *e) {
+    const dp_sending s = how->sending;
+    if (N == 1 || how->variant < DP_CUDA_WINDOWS || (!s.exchange && !s.payload)) return DP_OK;
+    return dp_fail(e, DP_EINPUT, "windows: of states as they are, not --exchange %s --payload %s",
+                   dp_exchange_names[s.exchange], dp_payload_names[s.payload]);
+}
+
 dp_rank_job dp_rank_job_of(const dp_problem *q, const dp_cuda_how *how, dp_cuda_result *out) {
     const int windows = how->variant >= DP_CUDA_WINDOWS;
     return (dp_rank_job){.p = q,
                          .g = device_problem(q, how->bf16_inputs, how->base),
-                         .opt = options_of(how->base, how->chain, how->backward, how->variant),
+                         .opt = options_of(how, dp_cuda_ranks(q, how->N)),
                          .N = dp_cuda_ranks(q, how->N),
                          .by_windows = dp_cuda_ranks(q, how->N) > 1 && windows,
                          .out = out};
@@ -235,6 +246,7 @@ void dp_cuda_result_alloc(dp_cuda_result *out, const dp_problem *p, int N, int b
 
 dp_status dp_cuda_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e) {
     const int N = dp_cuda_ranks(p, how->N);
+    if (check_windows(how, N, e)) return e->code;
     if (dp_cuda_apart(how->backend)) return dp_apart_run(p, how, out, e);
     dp_cuda_result_alloc(out, p, how->N, how->backward);
     const int procs = dp_cuda_processes(how->backend, N);

@@ -8,6 +8,7 @@
 #include "harness/base/backends.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/truth/truth.h"
+#include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
@@ -37,6 +38,7 @@ typedef struct {
     dp_base base;
     dp_format chain;
     dp_cuda_variant variant;
+    dp_sending sending; /* as it is asked for; of no meaning on one rank */
     int bf16_inputs, backward;
 } dp_cuda_how;
 

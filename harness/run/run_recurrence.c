@@ -48,6 +48,26 @@ int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES])
     return dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
 }
 
+dp_ways dp_ways_of(const dp_case *c, const dp_run_options *o, int which) {
+    const dp_fault_info *f = &dp_faults[o->fault];
+    const dp_exchange *merge = f->exchange ? &f->exchange : o->nmerge ? o->merge : c->merge;
+    const dp_payload *payload = f->payload ? &f->payload : o->npayload ? o->payload : c->payload;
+    const int nm = f->exchange ? 1
+                   : o->nmerge ? o->nmerge
+                               : c->nmerge,
+              np = f->payload    ? 1
+                   : o->npayload ? o->npayload
+                                 : c->npayload;
+    dp_ways w = {0};
+    for (int i = 0; i < nm * np; i++) {
+        const dp_sending x = {.exchange = merge[i / np], .payload = payload[i % np]};
+        const dp_exchange_info *info = &dp_exchanges[x.exchange];
+        if ((which && !info->pairs) || (i % np && !info->states)) continue;
+        w.way[w.n++] = info->states ? x : (dp_sending){.exchange = x.exchange};
+    }
+    return w;
+}
+
 int dp_owns_of(const dp_case *c, const dp_run_options *o, int own[DP_NOWNS]) {
     const int asked = o->nown ? o->nown : c->nown;
     int n = 0;

@@ -31,8 +31,9 @@ static void skip(dp_run *r, const char *why) {
 
 /* gpu/fast: chunks of 64 rows, scores from operands that carry their decay. One of the two
  * directions suffices. gpu/token: no chunks, results in the formats of the base. */
-static dp_design design_of_kernels(dp_base base, const dp_cuda_result *res, int R) {
-    dp_design d = dp_design_of(base);
+static dp_design design_of_kernels(const dp_how *how, const dp_cuda_result *res, int R) {
+    dp_design d = dp_design_of(how->base);
+    d.sending = how->design.sending;
     if (res->tokens) d.chunk = 0;
     if (!res->fast) return d;
     d.gated = 1;
@@ -111,16 +112,31 @@ static dp_status compute_calls(const dp_case *c, const dp_cuda_how *run, beside 
     return st;
 }
 
+/* How the same gradients are computed, and how states get from rank to rank. */
+typedef struct {
+    dp_cuda_variant variant;
+    dp_sending sending;
+} one_way;
+
+/* Is what arrives another number than fp32 has. */
+static int rounds(dp_payload p) {
+    return p && (dp_payloads[p].u > dp_payloads[DP_PAYLOAD_FP32].u || dp_payloads[p].tolerance > 0);
+}
+
 /* The convolutions of a step, then the recurrence. DP_EINPUT: they do not take this
  * case, *why says so. */
-static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_variant variant,
-                         beside *x, dp_cuda_result *res, dp_err *why) {
+static dp_status compute(const dp_sharding *sp, const dp_how *how, const one_way *way, beside *x,
+                         dp_cuda_result *res, dp_err *why) {
     const dp_case *c = sp->c;
     const int step = dp_op_of(c)->has_front;
     const int bf16 = step ? how->base == DP_BASE_BF16 : c->input_dtype == DP_BF16;
     const char *no = dp_cuda_unavailable(how->backend, dp_cuda_ranks(&c->p, sp->N));
     dp_status st = DP_OK;
     if (no) return dp_fail(why, DP_EINPUT, "%s", no);
+    if (dp_cuda_by_tokens(&c->p) && rounds(how->design.sending.payload))
+        return dp_fail(why, DP_EINPUT,
+                       "payload %s: draws that go token by token send pairs in full",
+                       dp_payload_names[way->sending.payload]);
     if (step)
         st = dp_step_forward(c, how->backend, sp->N, how->base, DP_FAULT_NONE, &x->front, why);
     if (st) return st;
@@ -128,7 +144,8 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, dp_cuda_varia
                              .N = sp->N,
                              .base = how->base,
                              .chain = how->chain,
-                             .variant = variant,
+                             .variant = way->variant,
+                             .sending = way->sending,
                              .bf16_inputs = bf16,
                              .backward = sp->truth->backward};
     if (sp->first_of_call) return compute_calls(c, &run, x, res, why);
@@ -162,24 +179,27 @@ static void free_beside(const dp_case *c, beside *x) {
 }
 
 /* One way of one (base, chain): judged, or skipped with the kernels' own reason. */
-static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_variant variant,
-                         dp_bound_bases *bases, dp_runs *out, dp_err *e) {
+static dp_status run_one(dp_sharding *sp, dp_how how, const one_way *way, dp_bound_bases *bases,
+                         dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
     const dp_run_options *o = sp->std->o;
     const double from = dp_now();
     dp_cuda_result res;
     beside x = {0};
     dp_err why = {0};
-    dp_status st = compute(sp, &how, variant, &x, &res, &why);
+    dp_status st = compute(sp, &how, way, &x, &res, &why);
     if (st && st != DP_EINPUT) {
         free_beside(c, &x);
         return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[how.backend], sp->N,
                        why.msg);
     }
     if (st) res = (dp_cuda_result){0};
-    how.design = design_of_kernels(how.base, &res, c->p.R);
+    how.design = design_of_kernels(&how, &res, c->p.R);
     dp_run *r = dp_sharding_record(sp, &how, out);
-    r->variant = variant;
+    r->variant = way->variant;
+    r->merge = way->sending.exchange;
+    r->payload = way->sending.payload;
+    r->has_merge = r->merge || r->payload; /* an ID that says neither is of an all-gather in full */
     r->other_design = x.decoded > 0;
     if (r->rollback && x.states) r->rollback = "states of every token";
     r->id = dp_run_id(r);
@@ -201,22 +221,51 @@ static dp_status run_one(dp_sharding *sp, dp_how how, dp_cuda_variant variant,
     return st;
 }
 
+/* Where nothing is sent there is one way for all. */
+static dp_ways ways_of(const dp_sharding *sp, int which) {
+    const dp_ways one = {.n = 1};
+    return dp_cuda_ranks(&sp->c->p, sp->N) > 1 ? dp_ways_of(sp->c, sp->std->o, which) : one;
+}
+
+/* Of a rank where a sequence begins the kernels send the state that leaves it. */
+static dp_sending as_sent(const dp_problem *p, dp_sending x, int N) {
+    dp_sending s = dp_sending_of(x.exchange, x.payload, N);
+    s.begins = s.payload && s.exchange == DP_EXCHANGE_ALLGATHER && (p->s0 || p->dstate);
+    return s;
+}
+
+/* Every way of a (base, chain). */
+static dp_status run_ways(dp_sharding *sp, const dp_how *how, int which, dp_bound_bases *bases,
+                          dp_runs *out, dp_err *e) {
+    const dp_run_options *o = sp->std->o;
+    const dp_cuda_variant plain = DP_CUDA_PLAIN, *variants = o->nvariant ? o->variant : &plain;
+    const int nvariant = o->nvariant ? o->nvariant : 1, sent = dp_cuda_ranks(&sp->c->p, sp->N) > 1;
+    const dp_ways w = ways_of(sp, which);
+    dp_status st = DP_OK;
+    for (int i = 0; i < w.n * nvariant && !st; i++) {
+        const one_way way = {variants[i % nvariant], w.way[i / nvariant]};
+        dp_how one = *how;
+        one.design.sending = as_sent(&sp->c->p, way.sending, sent ? sp->N : 1);
+        st = run_one(sp, one, &way, bases, out, e);
+    }
+    return st;
+}
+
 /* Every (base, chain) that the kernels have. */
 dp_status dp_devices_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {
     const dp_run_options *o = sp->std->o;
-    const dp_cuda_variant plain = DP_CUDA_PLAIN, *variants = o->nvariant ? o->variant : &plain;
     int bases[DP_NBASES], chains[DP_NFORMATS];
-    const int nb = dp_bases_of(sp->c, o, bases), nvariant = o->nvariant ? o->nvariant : 1;
+    const int nb = dp_bases_of(sp->c, o, bases);
     const int nc = dp_case_chains(sp->c, sp->N, o->nchain, (const int *)o->chain, chains);
     dp_status st = DP_OK;
     for (int i = 0; i < nb; i++) {
         dp_bound_bases w = {0};
-        for (int j = 0; j < nc * nvariant && !st; j++) {
-            const dp_format f = sp->N == 1 ? DP_FP32 : (dp_format)chains[j / nvariant];
+        for (int j = 0, which = 0; j < nc && !st; j++) {
+            const dp_format f = sp->N == 1 ? DP_FP32 : (dp_format)chains[j];
             const dp_how how = {.backend = k->backend, .base = (dp_base)bases[i], .chain = f};
             if (has_base(how.base) && has_chain(f) &&
                 (f == DP_FP32 || !dp_cuda_by_tokens(&sp->c->p)))
-                st = run_one(sp, how, variants[j % nvariant], &w, out, e);
+                st = run_ways(sp, &how, which++, &w, out, e);
         }
         dp_bound_bases_free(&w);
     }

@@ -15,34 +15,6 @@ int dp_simulated_offers(const dp_subject_kind *k, const dp_case *c, const dp_run
            (dp_backends[k->backend].faulty || !o->fault) && !dp_unavailable(k->backend, 1);
 }
 
-/* The exchanges and payloads that run with the which-th format of the chain: what is asked for,
- * whatever the case says, else what it says; where no M is formed one format says it all, where no
- * state is sent one payload. */
-typedef struct {
-    int n;
-    dp_sending way[DP_NRUN_EXCHANGES * DP_NRUN_PAYLOADS];
-} ways;
-
-static ways ways_of(const dp_case *c, const dp_run_options *o, int which) {
-    const dp_fault_info *f = &dp_faults[o->fault];
-    const dp_exchange *merge = f->exchange ? &f->exchange : o->nmerge ? o->merge : c->merge;
-    const dp_payload *payload = f->payload ? &f->payload : o->npayload ? o->payload : c->payload;
-    const int nm = f->exchange ? 1
-                   : o->nmerge ? o->nmerge
-                               : c->nmerge,
-              np = f->payload    ? 1
-                   : o->npayload ? o->npayload
-                                 : c->npayload;
-    ways w = {0};
-    for (int i = 0; i < nm * np; i++) {
-        const dp_sending x = {merge[i / np], payload[i % np]};
-        const dp_exchange_info *info = &dp_exchanges[x.exchange];
-        if ((which && !info->pairs) || (i % np && !info->states)) continue;
-        w.way[w.n++] = info->states ? x : (dp_sending){x.exchange, DP_PAYLOAD_FULL};
-    }
-    return w;
-}
-
 /* Ranks of N parts of the tokens. */
 static int ranks_of(const dp_case *c, int N) { return c->p.own.kind ? c->p.own.ranks : N; }
 
@@ -57,7 +29,7 @@ void dp_simulated_claims(const dp_case *c, const dp_run_options *o, int N, dp_cl
     const int nb = dp_bases_of(c, o, bases);
     const int nc = dp_case_chains(c, N, o->nchain, (const int *)o->chain, chains);
     for (int i = 0; i < nb * nc; i++) {
-        const ways w = ways_of(c, o, i % nc);
+        const dp_ways w = dp_ways_of(c, o, i % nc);
         for (int k = 0; k < w.n; k++) {
             const dp_claim claim = {N, design_of((dp_base)bases[i / nc], w.way[k], N),
                                     (dp_format)chains[i % nc], 0, 0};
@@ -155,7 +127,7 @@ static void run_all(in_one_base *x, dp_runs *out) {
     int chains[DP_NFORMATS];
     const int nc = dp_case_chains(c, x->sp->N, o->nchain, (const int *)o->chain, chains);
     for (int i = 0; i < nc; i++) {
-        const ways w = ways_of(c, o, i);
+        const dp_ways w = dp_ways_of(c, o, i);
         x->chain = (dp_format)chains[i];
         for (int k = 0; k < w.n; k++) {
             const char *no = refuses(x, w.way[k].exchange);
@@ -241,7 +213,7 @@ static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs
     dp_status st = compute_calls(&x, &made, e);
     if (!st) {
         x.chain = (dp_format)chains[0];
-        dp_run *r = record(&x, (dp_sending){(dp_exchange)merge, DP_PAYLOAD_FULL}, out);
+        dp_run *r = record(&x, (dp_sending){.exchange = (dp_exchange)merge}, out);
         const dp_outputs outputs = {.results = &made.got};
         st = dp_judge_calls(sp, &outputs, &made.seen, &x.bases, r, from, e);
         dp_bound_bases_free(&x.bases);

@@ -53,6 +53,15 @@ void dp_subject_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_
 int dp_devices_offer(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
 dp_status dp_devices_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
 
+/* The exchanges and payloads that run with the which-th format of the chain: what is asked for,
+ * whatever the case says, else what it says; where no M is formed one format says it all, where no
+ * state is sent one payload. */
+typedef struct {
+    int n;
+    dp_sending way[DP_NRUN_EXCHANGES * DP_NRUN_PAYLOADS];
+} dp_ways;
+dp_ways dp_ways_of(const dp_case *c, const dp_run_options *o, int which);
+
 /* What a case offers and the options leave of it; returns how many. */
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]);
 /* Which rank owns which tokens: what is asked for, whatever the case says, else what it says. */

@@ -95,6 +95,7 @@ static dp_status run_cuda(const dp_check_subject *s, const dp_problem *p, int N,
                              .base = s->base,
                              .chain = s->chain,
                              .variant = s->variant,
+                             .sending = {s->merge, s->payload},
                              .bf16_inputs = s->input_dtype == DP_BF16,
                              .backward = backward};
     const dp_status st = dp_cuda_run(p, &how, &c, e);

@@ -21,30 +21,44 @@
 #endif
 
 /* Smallest first. What packed sequences, several keys, grouped heads and ranks that own several
- * parts alone can show comes last. */
+ * parts alone can show comes last. Faults of what is sent have a way to send of their own. */
 typedef struct {
     const char *name;
     int ranks, segments;
     dp_own own;
+    dp_exchange exchange;
+    dp_payload payload;
 } problem;
 #define EVEN DP_OWN_EVEN
+#define GATHER DP_EXCHANGE_ALLGATHER
+#define FULL DP_PAYLOAD_FULL
 #define ZIGZAG DP_OWN_ZIGZAG
-static const problem FAST[] = {{"strong-wide", 1, 0, EVEN}, {"strong-keys", 1, 0, EVEN},
-                               {"gdn-wide", 1, 0, EVEN},    {"mkda2-wide", 1, 0, EVEN},
-                               {"mkda4-wide", 1, 0, EVEN},  {"k64-v128", 2, 0, EVEN},
-                               {"k128-v64", 3, 0, EVEN},    {"segments", 3, 1, EVEN}},
-                     PROBLEM[] = {{"smoke-kda", 1, 0, EVEN},   {"smoke-gdn", 1, 0, EVEN},
-                                  {"smoke-mkda2", 1, 0, EVEN}, {"smoke-kda", 2, 0, EVEN},
-                                  {"smoke-kda", 4, 0, EVEN},   {"exact-packed", 2, 0, EVEN},
-                                  {"exact-kda", 2, 0, ZIGZAG}, {"smoke-kda", 2, 0, ZIGZAG}},
-                     CONV[] = {{"smoke-conv", 1, 0, EVEN},
-                               {"smoke-conv", 3, 0, EVEN},
-                               {"smoke-conv", 2, 0, ZIGZAG}},
-                     SLOTS[] = {{"session-slots", 1, 0, EVEN}},
-                     TOKENS[] = {{"smoke-gdn2", 1, 0, EVEN},
-                                 {"smoke-dplr", 1, 0, EVEN},
-                                 {"smoke-deltaproduct", 1, 0, EVEN},
-                                 {"smoke-gla", 4, 0, EVEN}};
+static const problem FAST[] = {{"strong-wide", 1, 0, EVEN, GATHER, FULL},
+                               {"strong-keys", 1, 0, EVEN, GATHER, FULL},
+                               {"gdn-wide", 1, 0, EVEN, GATHER, FULL},
+                               {"mkda2-wide", 1, 0, EVEN, GATHER, FULL},
+                               {"mkda4-wide", 1, 0, EVEN, GATHER, FULL},
+                               {"k64-v128", 2, 0, EVEN, GATHER, FULL},
+                               {"k128-v64", 3, 0, EVEN, GATHER, FULL},
+                               {"segments", 3, 1, EVEN, GATHER, FULL}},
+                     PROBLEM[] = {{"smoke-kda", 1, 0, EVEN, GATHER, FULL},
+                                  {"smoke-gdn", 1, 0, EVEN, GATHER, FULL},
+                                  {"smoke-mkda2", 1, 0, EVEN, GATHER, FULL},
+                                  {"smoke-kda", 2, 0, EVEN, GATHER, FULL},
+                                  {"smoke-kda", 4, 0, EVEN, GATHER, FULL},
+                                  {"exact-packed", 2, 0, EVEN, GATHER, FULL},
+                                  {"exact-kda", 2, 0, ZIGZAG, GATHER, FULL},
+                                  {"smoke-kda", 2, 0, ZIGZAG, GATHER, FULL}},
+                     SENT[] = {{"smoke-kda", 4, 0, EVEN, GATHER, DP_PAYLOAD_LESS_I},
+                               {"smoke-kda", 4, 0, EVEN, DP_EXCHANGE_RING, FULL}},
+                     CONV[] = {{"smoke-conv", 1, 0, EVEN, GATHER, FULL},
+                               {"smoke-conv", 3, 0, EVEN, GATHER, FULL},
+                               {"smoke-conv", 2, 0, ZIGZAG, GATHER, FULL}},
+                     SLOTS[] = {{"session-slots", 1, 0, EVEN, GATHER, FULL}},
+                     TOKENS[] = {{"smoke-gdn2", 1, 0, EVEN, GATHER, FULL},
+                                 {"smoke-dplr", 1, 0, EVEN, GATHER, FULL},
+                                 {"smoke-deltaproduct", 1, 0, EVEN, GATHER, FULL},
+                                 {"smoke-gla", 4, 0, EVEN, GATHER, FULL}};
 static const char *const BITS[] = {"strong-wide", "strong-keys", "k64-v128",
                                    "mkda2-wide"}; /* causality-chunk on one rank */
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
@@ -55,11 +69,12 @@ static int chosen(int f, const char *only) {
     return (!only || !strcmp(only, dpg_faults[f].name)) && strcmp(dpg_faults[f].shows, "-");
 }
 /* What the problems of the kernels on the CPU are of. */
-typedef enum { OF_RECURRENCE, OF_CONV, OF_SLOTS, OF_TOKENS, KINDS } problem_kind;
+typedef enum { OF_RECURRENCE, OF_CONV, OF_SLOTS, OF_TOKENS, OF_SENT, KINDS } problem_kind;
 static problem_kind kind_of(int f) {
     const char *shows = dpg_faults[f].shows;
     return dp_is_listed("pool", shows, ' ')              ? OF_SLOTS
            : !strncmp(dpg_faults[f].name, "token-", 6)   ? OF_TOKENS
+           : !strncmp(dpg_faults[f].name, "sent-", 5)    ? OF_SENT
            : !strcmp(shows, "y") || !strcmp(shows, "dx") ? OF_CONV
                                                          : OF_RECURRENCE;
 }
@@ -174,6 +189,10 @@ static dp_status one_problem(const char *dir, const char *cache, const problem *
                               .variant = variant,
                               .nown = 1,
                               .own = &p->own,
+                              .nmerge = 1,
+                              .merge = &p->exchange,
+                              .npayload = 1,
+                              .payload = &p->payload,
                               .cache = cache};
     st = dp_case_run(&c, &o, &r, e);
     if (!st && !r.n) st = dp_fail(e, DP_EINPUT, "%s: %d ranks: nothing ran", c.name, p->ranks);
@@ -195,11 +214,9 @@ static dp_status one_fault(const char *dir, const char *cache, int f, const char
         problem_kind kind;
         const problem *p;
         int n;
-    } SETS[] = {{1, OF_RECURRENCE, FAST, COUNT(FAST)},
-                {0, OF_RECURRENCE, PROBLEM, COUNT(PROBLEM)},
-                {0, OF_CONV, CONV, COUNT(CONV)},
-                {0, OF_SLOTS, SLOTS, COUNT(SLOTS)},
-                {0, OF_TOKENS, TOKENS, COUNT(TOKENS)}};
+    } SETS[] = {{1, OF_RECURRENCE, FAST, COUNT(FAST)}, {0, OF_RECURRENCE, PROBLEM, COUNT(PROBLEM)},
+                {0, OF_CONV, CONV, COUNT(CONV)},       {0, OF_SLOTS, SLOTS, COUNT(SLOTS)},
+                {0, OF_TOKENS, TOKENS, COUNT(TOKENS)}, {0, OF_SENT, SENT, COUNT(SENT)}};
     const int fast = dpg_faults_fast, shown = !f || dpg_faults[f].shows[0];
     dp_status st = DP_OK;
     dpg_fault = f;

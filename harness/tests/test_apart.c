@@ -85,10 +85,21 @@ DP_TEST(apart, processes_of_torchrun_have_the_numbers_of_threads) {
         "%.4000s", out);
     REQUIRE(run(TORCHRUN, CASES "--ranks 1,2,3 --backend nccl --json apart", out, sizeof out) == 0,
             "%.4000s", out);
-    same_numbers("threads", "apart", 15);
+    same_numbers("threads", "apart", 17);
+    REQUIRE(run("$K run $A",
+                "packed-across --ranks 3 --base fp32 --chain fp32 --exchange allgather,ring "
+                "--payload full,bf16 --backend cuda --json threads",
+                out, sizeof out) == 0,
+            "%.4000s", out);
+    REQUIRE(run(TORCHRUN,
+                "packed-across --ranks 3 --base fp32 --chain fp32 --exchange allgather,ring "
+                "--payload full,bf16 --backend nccl --json apart",
+                out, sizeof out) == 0,
+            "%.4000s", out);
+    same_numbers("threads", "apart", 4);
     REQUIRE(run(TORCHRUN,
                 "packed-across --ranks 3,8 --base fp32 --chain fp32 --backend nccl --way "
-                "plain,windows",
+                "plain,windows --exchange allgather",
                 out, sizeof out) == 0,
             "%.4000s", out);
     CHECK(strstr(out, "(8 ranks over NCCL: 3 processes were started)") &&
@@ -108,7 +119,7 @@ DP_TEST(apart, two_hosts_are_two_network_namespaces) {
     const int rc = run(HOSTS, hosts, out, sizeof out);
     if (rc == 98) SKIP("no network namespaces here: %.200s", out);
     REQUIRE(rc == 0, "%.4000s", out);
-    same_numbers("one-host", "two-hosts", 1);
+    same_numbers("one-host", "two-hosts", 2);
 }
 
 DP_TEST(apart, a_rank_that_is_killed_within_a_gather_ends_all_by_its_name) {
@@ -153,9 +164,10 @@ DP_TEST(apart, mpirun_starts_them_too) {
     REQUIRE(run(start, "packed-across --base fp32 --ranks 2,3 --backend nccl --json apart3", out,
                 sizeof out) == 0,
             "%.4000s", out);
-    same_numbers("threads3", "apart3", 4);
+    same_numbers("threads3", "apart3", 8);
     /* and own tokens in parts */
-    const char *const owned = "packed-across --base fp32 --chain fp32 --ranks 3 --own zigzag,empty";
+    const char *const owned = "packed-across --base fp32 --chain fp32 --ranks 3 --own zigzag,empty "
+                              "--exchange allgather";
     char args[256];
     snprintf(args, sizeof args, "%s --backend cuda --json owned3", owned);
     REQUIRE(run("$K run $A", args, out, sizeof out) == 0, "%.4000s", out);

@@ -93,16 +93,62 @@ DP_TEST(kernels, ranks_that_own_parts_of_any_length) {
     static const char *const names[] = {"S_in", "dS_out", "o", "dq", "dk", "dv", "dg", "ds0", NULL};
     static const char *const conv[] = {"y", "dx", "dw", "dbias", NULL};
     json_t *j = judged("packed-across --base fp32 --chain fp32 --ranks 3 --own "
-                       "zigzag,uneven,empty --way plain,dh-only,save-all",
+                       "zigzag,uneven,empty --way plain,dh-only,save-all --exchange allgather",
                        0),
-           *k = judged("exact-packed --chain bf16 --ranks 3 --own balanced,cyclic,grid", 0),
+           *k = judged("exact-packed --chain bf16 --ranks 3 --own balanced,cyclic,grid "
+                       "--exchange allgather --payload full,m-i",
+                       0),
            *c = judged("owned-conv", 0);
     if (j) all_judged(j, 9, names);
-    if (k) all_judged(k, 3, names);
+    if (k) all_judged(k, 6, names);
     if (c) all_judged(c, 36, conv);
     json_decref(j);
     json_decref(k);
     json_decref(c);
+}
+
+/* Exchanges and payloads: words that are fewer, states from rank to rank; the rest says why not. */
+DP_TEST(kernels, exchanges_and_payloads_that_they_have) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"S_in", "dS_out", "o", "dq", "dk", "dv", "dg", "ds0", NULL};
+    json_t *j = judged("exchange-slow weak-heads --base fp32 --ranks 4 --chain fp32 --exchange "
+                       "allgather,ring --payload full,fp32,bf16,bf16x2,m-i",
+                       0),
+           *s = judged("exchange-packed --base bf16 --ranks 3 --exchange ring --payload full,bf16 "
+                       "--way plain,save-all",
+                       0),
+           *k = judged("exchange-slow --base fp32 --ranks 4 --exchange allgather,scan,serial,heads "
+                       "--payload full,svd-1e-4",
+                       0);
+    if (j) all_judged(j, 20, names);
+    if (s) all_judged(s, 4, names);
+    static const char *const says[] = {"",
+                                       "payload svd-1e-4: the kernels make no",
+                                       "exchange scan:",
+                                       "exchange scan:",
+                                       "exchange serial:",
+                                       "exchange serial:",
+                                       "exchange heads:"};
+    for (size_t i = 0; k && i < 7; i++) {
+        json_t *r = json_array_get(json_object_get(k, "runs"), i), *why = json_object_get(r, "why");
+        const char *v = json_string_value(json_object_get(r, "verdict"));
+        CHECK(v && !strcmp(v, i ? "skipped" : "pass") &&
+                  (!i || strstr(json_string_value(why), says[i])),
+              "run %zu: %s: %s", i, v ? v : "none", json_string_value(why));
+    }
+    json_decref(j);
+    json_decref(s);
+    json_decref(k);
+}
+
+/* What the kernels send and make of it, bit for bit against ref/chunk/payload.h. */
+DP_TEST(kernels, what_is_sent_is_what_the_payload_says) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd, "'%s/test_send' small", folder());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, "10 ways compared bit for bit") && strstr(out, ", 0 failed"), "%d: %s",
+          rc, out);
 }
 
 /* The error of a tensor of a convolution over N ranks that own runs of a grid. */
@@ -146,8 +192,10 @@ DP_TEST(kernels, on_a_grid_no_bit_depends_on_the_number_of_ranks) {
 DP_TEST(kernels, exact_cases_without_error) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "dq", "dk", "dv", "dg", "dbeta", "ds0", NULL};
-    json_t *j = judged("exact-packed exact-mkda2 --chain bf16 --ranks 4", 0);
-    if (j) all_judged(j, 4, names);
+    json_t *j = judged("exact-packed exact-mkda2 --chain bf16 --ranks 4 --exchange allgather,ring "
+                       "--payload full,bf16",
+                       0);
+    if (j) all_judged(j, 16, names);
     json_decref(j);
 }
 
@@ -179,13 +227,13 @@ DP_TEST(kernels, every_recurrence_token_by_token) {
     static const char *const names[] = {"o", "final_state", "dq", "dk", "dv", "dg", "ds0", NULL};
     static const char *const some[] = {"M", "dM", "dbeta", "derase", "dwrite", "dlr_a", "dlr_b"};
     json_t *j = judged("smoke-gdn2 smoke-gla smoke-ssd smoke-deltaproduct smoke-dplr --base fp32 "
-                       "--ranks 4",
+                       "--ranks 4 --exchange allgather,ring",
                        0),
            *r;
     size_t i;
-    if (j) all_judged(j, 5, names);
+    if (j) all_judged(j, 10, names);
     for (i = 0; i < sizeof some / sizeof *some; i++)
-        CHECK(runs_with(j, some[i]) == (i < 2 ? 5 : 1), "%s in %zu runs", some[i],
+        CHECK(runs_with(j, some[i]) == (i < 2 ? 10 : 2), "%s in %zu runs", some[i],
               runs_with(j, some[i]));
     json_array_foreach(json_object_get(j, "runs"), i, r) {
         const json_t *policy = json_object_get(r, "policy");
@@ -200,7 +248,9 @@ DP_TEST(kernels, recurrences_token_by_token_in_every_way) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "dq", "dk", "dv", "dg", "S_in", "dS_out", NULL};
     json_t *j = judged("deltaproduct-weak --base fp32 --chain fp32 --ranks 3", 0);
-    json_t *k = judged("smoke-ssd --base bf16 --chain fp32 --ranks 4 --way dh-only,save-all", 0);
+    json_t *k = judged("smoke-ssd --base bf16 --chain fp32 --ranks 4 --way dh-only,save-all "
+                       "--exchange allgather",
+                       0);
     if (j) all_judged(j, 1, names);
     if (k) all_judged(k, 2, names);
     json_decref(j);
@@ -274,11 +324,16 @@ DP_TEST(kernels, decode_steps_keep_states_as_the_simulated_formats_do) {
 DP_TEST(kernels, a_rank_that_dies_or_hangs_ends_all_and_is_named) {
     NEEDS_KERNELS;
     char cmd[8192], out[8192];
-    for (int nccl = 0; nccl < 2; nccl++) {
-        snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' timeout 60 '%s/test_kill' 3 %s 0.3 few",
-                 folder(), folder(), nccl ? "nccl" : "shared");
+    static const char *const how[] = {"shared 0.3 few", "nccl 0.3 few", "shared 0.6 few ring",
+                                      "nccl 0.6 few ring"};
+    for (int i = 0; i < 4; i++) {
+        snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' timeout 60 '%s/test_kill' 3 %s", folder(),
+                 folder(), how[i]);
         const int rc = gt_run(cmd, out, sizeof out);
-        CHECK(rc == 0 && strstr(out, "did not reach"), "%d: %s", rc, out);
+        CHECK(rc == 0 && strstr(out, i == 2   ? "did not reach hand"
+                                     : i == 3 ? "did not reach ncclSend"
+                                              : "did not reach"),
+              "%d: %s", rc, out);
     }
 }
 
@@ -300,11 +355,12 @@ DP_TEST(kernels, ranks_over_nccl_are_judged) {
     char cmd[16384], out[8192];
     snprintf(cmd, sizeof cmd,
              "LD_LIBRARY_PATH='%s' '%s' run smoke-kda --cases '%s' --cache none --backend nccl "
-             "--ranks 4 --chain fp32",
+             "--ranks 4 --chain fp32 --exchange allgather,ring --payload full,m-i",
              folder(), program(), gt_cases());
     const int rc = gt_run(cmd, out, sizeof out);
-    CHECK(rc == 0 && strstr(out, "backend=nccl,ranks=4") && strstr(out, " 0 skipped"), "%d: %s", rc,
-          out);
+    CHECK(rc == 0 && strstr(out, "backend=nccl,ranks=4") && strstr(out, "merge=ring,payload=m-i") &&
+              strstr(out, " 0 skipped"),
+          "%d: %s", rc, out);
 }
 
 /* More than there can be processes: said of every run. */
@@ -428,7 +484,8 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
              {"fwd-first-subseq", "exact-packed"}, {"links-by-rank", "own=zigzag"},
              {"link-neighbour-m", "own=zigzag"},   {"halo-range", "own=zigzag"},
              {"token-read-decayed", "smoke-dplr"}, {"token-column-short", "dq"},
-             {"slot-neighbour", "session-slots"}};
+             {"slot-neighbour", "session-slots"},  {"sent-less-i", "payload=m-i"},
+             {"sent-as-it-came", "merge=ring"}};
     char cmd[4096], out[8192];
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'",

@@ -7,13 +7,13 @@ CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-
     -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -I. -Igpu -Igpu/tests
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/cpu/*.h \
     gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h \
-    ref/vocabulary/formats.h ref/chunk/conv.h ref/truth/truth_dd.h
+    ref/vocabulary/formats.h ref/vocabulary/exchange.h ref/chunk/conv.h ref/truth/truth_dd.h
 DEVICE_OBJ  := $(patsubst harness/device/%.c,$(BUILD)/cpu/%.o,$(wildcard harness/device/*.c))
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu) $(DEVICE_OBJ)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
 CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs \
     $(BUILD)/cpu/test_decode $(BUILD)/cpu/test_packed $(BUILD)/cpu/test_fast_bwd \
-    $(BUILD)/cpu/libnccl.so.2
+    $(BUILD)/cpu/test_send $(BUILD)/cpu/libnccl.so.2
 
 $(BUILD)/cpu/%.cc: gpu/%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
@@ -53,7 +53,7 @@ $(BUILD)/cpu/test_%.cc: gpu/tests/test_%.cu gpu/tests/cpu/translate.py
 	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && \
 	    mv $@.tmp $@
 $(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs $(BUILD)/cpu/test_decode \
-    $(BUILD)/cpu/test_packed $(BUILD)/cpu/test_fast_bwd: %: %.o \
+    $(BUILD)/cpu/test_packed $(BUILD)/cpu/test_fast_bwd $(BUILD)/cpu/test_send: %: %.o \
     $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h

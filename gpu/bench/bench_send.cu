@@ -1,0 +1,138 @@
+/* gpu/bench/bench_send.cu - what exchanges and payloads cost: N ranks on one GPU, T / N tokens
+ * each, all of which have formed their pairs; from there, at one time, until the last of them has
+ * the states that it starts from, host threads that meet included. Copies stay on the GPU:
+ * latencies are those of the calls and kernels, no wire's. Beside it all ranks' forwards and
+ * backwards, one GPU doing the work of N, the words that a rank sends, and the distance of the last
+ * rank's state from that of the all-gather in full.
+ *
+ *   [runs]   CUDA events, medians, nothing forgotten, T = 131,072, HV = 32, K = V = 128 */
+#include "bench.h"
+#include <memory>
+
+struct Way {
+    dp_exchange exchange;
+    dp_payload payload;
+    int dh_only;
+};
+static const Way ways[] = {
+    {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL, 0},   {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL, 1},
+    {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_BF16X2, 0}, {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_BF16, 0},
+    {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LESS_I, 0}, {DP_EXCHANGE_RING, DP_PAYLOAD_FULL, 0},
+    {DP_EXCHANGE_RING, DP_PAYLOAD_BF16, 0}};
+
+/* What rank 0 sends in a forward. */
+static size_t sent;
+static dpg_comm called;
+static dp_status counted_gather(dpg_comm *c, const float *send, float *recv, size_t count,
+                                void *stream, dp_err *e) {
+    if (c->rank == 0) sent += count;
+    return called.all_gather(c, send, recv, count, stream, e);
+}
+static dp_status counted_hand(dpg_comm *c, const float *send, float *recv, size_t count, int by,
+                              void *stream, dp_err *e) {
+    if (c->rank == 0 && send) sent += count;
+    return called.hand(c, send, recv, count, by, stream, e);
+}
+
+/* Ranks of one GPU, a host thread each. */
+struct Ranks {
+    int N;
+    Comms comm;
+    std::vector<std::unique_ptr<BenchRank>> rank;
+    std::vector<cudaEvent_t> begun, ended;
+
+    Ranks(const Shape &s, int n, const Way &w)
+        : N(n), comm(Comms::SHARED, n, 20), rank(n), begun(n), ended(n) {
+        dpg_options o = {};
+        o.base = DP_BASE_BF16;
+        o.chain = DP_FP32;
+        o.path = DPG_PATH_FAST;
+        o.chain_how = DPG_CHAIN_AUGMENTED;
+        o.backward = 1;
+        o.send_dh_only = w.dh_only;
+        o.exchange = w.exchange;
+        o.payload = w.payload;
+        called = comm[0];
+        for (int r = 0; r < N; r++) {
+            rank[r].reset(new BenchRank(s, r, N, o));
+            CUDA(cudaEventCreate(&begun[r]));
+            CUDA(cudaEventCreate(&ended[r]));
+            comm[r].all_gather = counted_gather;
+            comm[r].hand = counted_hand;
+        }
+    }
+    ~Ranks() {
+        for (int r = 0; r < N; r++) {
+            CUDA(cudaEventDestroy(begun[r]));
+            CUDA(cudaEventDestroy(ended[r]));
+        }
+    }
+    /* From when all ranks have done `before` to when the last has done `f`; ms. */
+    template <class Before, class F> double time(int runs, Before before, F f) {
+        std::vector<float> ms(runs);
+        for (int i = -2; i < runs; i++) {
+            on_ranks(N, [&](int r) {
+                before(r);
+                rank[r]->wait_all(&comm[r]);
+                CUDA(cudaEventRecord(begun[r], rank[r]->stream));
+                f(r);
+                CUDA(cudaEventRecord(ended[r], rank[r]->stream));
+                rank[r]->wait_all(&comm[r]);
+            });
+            float longest = 0, x;
+            for (int r = 0; r < N; r++) {
+                CUDA(cudaEventElapsedTime(&x, begun[0], ended[r]));
+                longest = fmaxf(longest, x);
+            }
+            if (i >= 0) ms[i] = longest;
+        }
+        return median(ms);
+    }
+    double steps(int runs, int before, int which) {
+        return time(
+            runs,
+            [&](int r) {
+                if (before) rank[r]->forward_steps(&comm[r], before);
+            },
+            [&](int r) { rank[r]->forward_steps(&comm[r], which); });
+    }
+    double back(int runs, int before, int which) {
+        return time(
+            runs,
+            [&](int r) {
+                if (before) rank[r]->backward_steps(&comm[r], before);
+            },
+            [&](int r) { rank[r]->backward_steps(&comm[r], which); });
+    }
+};
+
+static void measure(const Shape &s, int N, const Way &w, int runs, Vec *full) {
+    Ranks x(s, N, w);
+    double exchange =
+        x.steps(runs, DPG_STEP_CHUNKS | DPG_STEP_PRE, DPG_STEP_GATHER | DPG_STEP_MERGE);
+    sent = 0;
+    double forward = x.steps(runs, 0, DPG_STEP_ALL), mb = sent * 4e-6 / (runs + 2);
+    Vec state = x.rank[N - 1]->stage("S_in");
+    double exchange_back =
+        x.back(runs, DPG_BWD_RECOMPUTE | DPG_BWD_DAV | DPG_BWD_PRE, DPG_BWD_GATHER | DPG_BWD_MERGE);
+    double backward = x.back(runs, 0, DPG_BWD_ALL);
+    if (full->empty()) *full = state;
+    printf("%d ranks  %-9s %-7s %-7s exchange %6.3f ms, backward %6.3f ms  rank 0 sends %6.2f MB  "
+           "S_in off %8.2e  all forwards %7.3f ms, backwards %7.3f ms\n",
+           N, dp_exchange_names[w.exchange], dp_payload_names[w.payload],
+           w.dh_only ? "dh-only" : "", exchange, exchange_back, mb, rel_fro(state, *full), forward,
+           backward);
+}
+
+int main(int argc, char **argv) {
+    int runs = argc > 1 ? atoi(argv[1]) : 11;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    devices("bench_send");
+    const Shape s = {131072, 32, SLOW};
+    for (int N : {2, 4, 8}) {
+        Vec full;
+        for (const Way &w : ways)
+            measure(s, N, w, runs, &full);
+    }
+    return 0;
+}

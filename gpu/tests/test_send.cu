@@ -1,0 +1,305 @@
+/* gpu/tests/test_send.cu - what ranks send each other (dpg_options.exchange, payload): the states
+ * that come to a rank are, bit for bit, those that ref/chunk/payload.h and a fold in fp32 make of
+ * the pairs that the ranks show; fewer words are sent by as much as the payload says; a ring has
+ * the bits of an all-gather; and hand-overs by themselves.
+ *
+ *   test_send [small]      small: one problem, 3 ranks, for compute-sanitizer
+ *
+ * Exit status 0, 1, or 2 (no device). */
+#include "rank.h"
+#include "ref/chunk/payload.h"
+
+/* ---- words that are sent --------------------------------------------------------------------- */
+
+/* By rank; the communicator's own calls, which count in front. */
+static std::vector<int64_t> words;
+static dpg_comm called;
+
+static dp_status counted_gather(dpg_comm *c, const float *send, float *recv, size_t count,
+                                void *stream, dp_err *e) {
+    words[c->rank] += count;
+    return called.all_gather(c, send, recv, count, stream, e);
+}
+static dp_status counted_hand(dpg_comm *c, const float *send, float *recv, size_t count, int by,
+                              void *stream, dp_err *e) {
+    if (send) words[c->rank] += count;
+    return called.hand(c, send, recv, count, by, stream, e);
+}
+static void count_words(Comms &comm, int N) {
+    called = comm[0];
+    for (int r = 0; r < N; r++) {
+        comm[r].all_gather = counted_gather;
+        comm[r].hand = counted_hand;
+    }
+}
+
+/* ---- a run ----------------------------------------------------------------------------------- */
+
+struct Way {
+    dp_exchange exchange;
+    dp_payload payload;
+    bool hops() const { return exchange == DP_EXCHANGE_RING; }
+    std::string name() const {
+        return text("%s, %s", dp_exchange_names[exchange], dp_payload_names[payload]);
+    }
+};
+
+/* What a run leaves, by rank. */
+struct Left {
+    std::vector<Vec> M, H, S_in, dM, dH, dS_out, outputs;
+    std::vector<int64_t> forward, backward; /* words sent */
+    explicit Left(int N)
+        : M(N), H(N), S_in(N), dM(N), dH(N), dS_out(N), outputs(N), forward(N), backward(N) {}
+};
+
+struct Sizes {
+    int HV, K, V;
+    int64_t tokens; /* of a rank */
+    dpg_path path;
+    int64_t state() const { return (int64_t)HV * K * V; }
+    int64_t pair() const { return (int64_t)HV * K * (V + K); }
+};
+
+/* Numbers of a tensor, the same for whoever asks. */
+static Vec numbers_of(const Share &x, int rank) {
+    Vec v(x.n);
+    uint32_t s = 12345u + 77u * (uint32_t)strlen(x.name) + (unsigned char)x.name[0] +
+                 1000u * (x.per_token ? rank : 0);
+    bool gate = !strcmp(x.name, "g");
+    for (auto &y : v) {
+        s = s * 1664525u + 1013904223u;
+        double u = (s >> 20) / 4096.;
+        y = gate ? -0.0078125 * (1 + (s >> 20) % 4) : (int)(u * 64 - 32) / 32.;
+    }
+    return v;
+}
+
+static void run_rank(const Sizes &z, const Way &w, int rank, int N, dpg_comm *c, Left *left) {
+    const std::vector<int64_t> cu = {0, N * z.tokens};
+    dpg_problem p = sized(cu, 1, z.HV, z.K, z.V, 1, z.K, DPG_F32);
+    p.gate = DP_GATE_LOG;
+    dpg_options o = {};
+    o.base = z.path == DPG_PATH_FAST ? DP_BASE_BF16 : DP_BASE_FP32;
+    o.chain = DP_FP32;
+    o.path = o.bwd_path = z.path;
+    o.backward = 1;
+    o.exchange = w.exchange;
+    o.payload = w.payload;
+    Rank r;
+    r.open(p, o, rank, N,
+           [&](const Share &x) { return r.memory.copy(numbers_of(x, rank), 0, x.n, x.type); });
+    DP(r.err, r.forward(c));
+    DP(r.err, r.wait(c));
+    left->forward[rank] = words[rank];
+    left->M[rank] = r.stage("M");
+    left->H[rank] = r.stage("H");
+    left->S_in[rank] = r.stage("S_in");
+    words[rank] = 0;
+    DP(r.err, r.backward(c));
+    DP(r.err, r.wait(c));
+    left->backward[rank] = words[rank];
+    left->dM[rank] = r.stage("dM");
+    left->dH[rank] = r.stage("dH");
+    left->dS_out[rank] = r.stage("dS_out");
+    for (const Share &x : r.shares)
+        if (x.is_output)
+            for (double y : x.per_token ? r.read(x) : Vec())
+                left->outputs[rank].push_back(y);
+    r.close();
+}
+
+static Left run(const Sizes &z, const Way &w, int N) {
+    Comms comm(Comms::SHARED, N, 20);
+    Left left(N);
+    words.assign(N, 0);
+    count_words(comm, N);
+    on_ranks(N, [&](int r) { run_rank(z, w, r, N, &comm[r], &left); });
+    return left;
+}
+
+/* ---- what must come -------------------------------------------------------------------------- */
+
+/* S <- M S + H of one head as the kernels add: over k in order, then H. */
+static Vec applied(const Sizes &z, const double *M, const double *H, const Vec &S) {
+    Vec y(z.K * z.V);
+    for (int i = 0; i < z.K; i++)
+        for (int v = 0; v < z.V; v++) {
+            float sum = 0;
+            for (int k = 0; k < z.K; k++)
+                sum = fmaf((float)M[i * z.K + k], (float)S[k * z.V + v], sum);
+            y[i * z.V + v] = sum + (float)H[i * z.V + v];
+        }
+    return y;
+}
+
+/* The states of a head that come to the ranks, dir 1 forward, -1 backward: of pairs as they arrive,
+ * or of states as they do. */
+static std::vector<Vec> states_of(const Sizes &z, const Way &w, int N, int dir, int hv,
+                                  const std::vector<Vec> &M, const std::vector<Vec> &H) {
+    const dp_payload state = dp_payloads[w.payload].state;
+    const int64_t KK = (int64_t)z.K * z.K, KV = (int64_t)z.K * z.V;
+    std::vector<Vec> in(N);
+    Vec S;
+    for (int i = 0, r = dir > 0 ? 0 : N - 1; i + 1 < N; i++, r += dir) {
+        Vec m(M[r].begin() + hv * KK, M[r].begin() + (hv + 1) * KK);
+        Vec h(H[r].begin() + hv * KV, H[r].begin() + (hv + 1) * KV);
+        if (!w.hops()) {
+            dp_payload_M(w.payload, DP_BASE_FP32, z.K, m.data());
+            dp_payload_state(state, KV, h.data());
+        }
+        S = i ? applied(z, m.data(), h.data(), S) : h;
+        if (w.hops()) dp_payload_state(state, KV, S.data());
+        in[r + dir] = S;
+    }
+    return in;
+}
+
+static void judge_states(const Sizes &z, const Way &w, int N, int dir, const Left &x) {
+    const int64_t KV = (int64_t)z.K * z.V;
+    const std::vector<Vec> &got = dir > 0 ? x.S_in : x.dS_out;
+    for (int hv = 0; hv < z.HV; hv++) {
+        std::vector<Vec> want =
+            states_of(z, w, N, dir, hv, dir > 0 ? x.M : x.dM, dir > 0 ? x.H : x.dH);
+        for (int r = 0; r < N; r++)
+            for (size_t i = 0; i < want[r].size(); i++)
+                if (got[r][hv * KV + i] != want[r][i]) {
+                    fact(false, "%s, K %d, %d ranks: %s of rank %d, head %d, entry %zu: %a, not %a",
+                         w.name().c_str(), z.K, N, dir > 0 ? "S_in" : "dS_out", r, hv, i,
+                         got[r][hv * KV + i], want[r][i]);
+                    break;
+                }
+    }
+    fact(true, "states");
+}
+
+/* Words of 32 bits that a rank sends of `numbers`. */
+static int64_t words_of(const Way &w, int64_t numbers) {
+    const dp_payload p = w.hops() ? dp_payloads[w.payload].state : w.payload;
+    return numbers * dp_payloads[p].bytes / 4;
+}
+
+static void judge_words(const Sizes &z, const Way &w, int N, const Left &x) {
+    for (int r = 0; r < N; r++) {
+        const int64_t all = words_of(w, w.hops() ? z.state() : z.pair());
+        const int64_t gates = (int64_t)z.HV * (1 + z.K); /* dA_log, ddt_bias: always fp32 */
+        const int64_t forward = w.hops() && r == N - 1 ? 0 : all,
+                      backward = gates + (w.hops() && r == 0 ? 0 : all);
+        fact(x.forward[r] == forward && x.backward[r] == backward,
+             "%s, %d ranks: rank %d sent %lld words forward, %lld backward, not %lld and %lld",
+             w.name().c_str(), N, r, (long long)x.forward[r], (long long)x.backward[r],
+             (long long)forward, (long long)backward);
+    }
+}
+
+static void every_way(const Sizes &z, int N) {
+    const Left plain = run(z, {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL}, N);
+    for (dp_exchange x : {DP_EXCHANGE_ALLGATHER, DP_EXCHANGE_RING})
+        for (int p = 0; p <= DP_PAYLOAD_LESS_I; p++) {
+            const Way w = {x, (dp_payload)p};
+            const Left y = run(z, w, N);
+            judge_states(z, w, N, 1, y);
+            judge_states(z, w, N, -1, y);
+            judge_words(z, w, N, y);
+            const bool same = y.outputs == plain.outputs;
+            fact(same == (p <= DP_PAYLOAD_FP32), "%s, K %d, %d ranks: %s bits", w.name().c_str(),
+                 z.K, N, same ? "the same" : "other");
+        }
+    printf("HV %d K %d V %d, %d ranks: 10 ways compared bit for bit\n", z.HV, z.K, z.V, N);
+}
+
+/* ---- what the kernels refuse ----------------------------------------------------------------- */
+
+static void refusals() {
+    static const struct {
+        Way w;
+        int dh_only;
+        const char *says;
+    } rows[] = {
+        {{DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LOW_RANK}, 0, "payload svd-1e-4: the kernels make no"},
+        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 0, "exchange scan: "},
+        {{DP_EXCHANGE_SERIAL, DP_PAYLOAD_FULL}, 0, "exchange serial: "},
+        {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, "exchange heads: "},
+        {{DP_EXCHANGE_RING, DP_PAYLOAD_FULL}, 1, "exchange ring: sends no pair"}};
+    const std::vector<int64_t> cu = {0, 128};
+    const dpg_problem p = sized(cu, 1, 1, 32, 32, 1, 32, DPG_F32);
+    for (auto &x : rows) {
+        dpg_options o = {};
+        o.base = DP_BASE_FP32;
+        o.chain = DP_FP32;
+        o.backward = 1;
+        o.exchange = x.w.exchange;
+        o.payload = x.w.payload;
+        o.send_dh_only = x.dh_only;
+        dpg_plan *plan;
+        dp_err e = {DP_OK, ""};
+        fact(dpg_plan_create(&plan, &p, &o, 0, 2, &e) == DP_EINPUT && strstr(e.msg, x.says),
+             "%s: %s", x.w.name().c_str(), e.msg);
+    }
+}
+
+/* ---- hand-overs by themselves ---------------------------------------------------------------- */
+
+enum { COUNT = 1000 };
+
+/* Every rank gives to rank + by, where there is one, three times from one buffer. */
+static void hand_all(dpg_comm *c, int by) {
+    Memory memory;
+    dp_err e = {DP_OK, ""};
+    const int to = c->rank + by, from = c->rank - by;
+    const bool gives = to >= 0 && to < c->N, gets = from >= 0 && from < c->N;
+    float *send = (float *)memory.filled(COUNT * 4, 0), *recv = (float *)memory.room(COUNT * 4);
+    for (int k = 0; k < 3; k++) {
+        std::vector<float> x(COUNT, 10.f * k + c->rank);
+        CUDA(cudaMemcpy(send, x.data(), COUNT * 4, cudaMemcpyHostToDevice));
+        DP(e, c->hand(c, gives ? send : NULL, gets ? recv : NULL, COUNT, by, NULL, &e));
+        DP(e, c->wait(c, NULL, &e));
+        const Vec y = from_device(recv, gets ? COUNT : 0, DPG_F32);
+        for (double v : y)
+            if (v != 10 * k + from) {
+                fact(false, "by %d, time %d: rank %d got %g", by, k, c->rank, v);
+                break;
+            }
+    }
+    fact(true, "by %d", by);
+    memory.release();
+}
+
+/* Rank 1 is to get what rank 0 does not give; a rank hands over to one that is not there. */
+static void wrong_hands(int N) {
+    for (int kind = 0; kind < 3; kind++) {
+        Comms comm(Comms::SHARED, N, 5);
+        on_ranks(N, [&](int r) {
+            Memory memory;
+            dp_err e = {DP_OK, ""};
+            float *x = (float *)memory.filled(COUNT * 4, 0);
+            dpg_comm *c = &comm[r];
+            const float *send = kind == 1 && r == N - 1 ? x : NULL;
+            dp_status st =
+                c->hand(c, send, kind == 0 && r == 1 ? x : NULL, COUNT, kind < 2, NULL, &e);
+            if (st == DP_OK) st = c->wait(c, NULL, &e);
+            const char *says = kind == 0   ? "rank 1 is to get words that rank 0 does not give"
+                               : kind == 1 ? "hands over by 1, among"
+                                           : "hands over to itself";
+            fact(st != DP_OK && strstr(e.msg, says), "wrong %d: rank %d says '%s'", kind, r, e.msg);
+            memory.release();
+        });
+    }
+}
+
+int main(int argc, char **argv) {
+    const bool small = argc > 1 && !strcmp(argv[1], "small");
+    const Sizes simple = {2, 32, 48, 64, DPG_PATH_SIMPLE}, wide = {1, 256, 16, 64, DPG_PATH_SIMPLE};
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    devices("test_send");
+    every_way(simple, 3);
+    for (int N : {2, 4, 8})
+        if (!small) every_way(simple, N);
+    if (!small) every_way(wide, 3);
+    refusals();
+    for (int by : {1, -1, 2}) {
+        Comms comm(Comms::SHARED, 4, 20);
+        on_ranks(4, [&](int r) { hand_all(&comm[r], by); });
+    }
+    wrong_hands(3);
+    return verdict();
+}
