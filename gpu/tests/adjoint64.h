@@ -24,7 +24,7 @@ static inline Upstream make_upstream(const Case &c) {
 
 static inline double sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
 
-/* Step adjoint of one value head over one sequence, added into g; states kept for every token. */
+/* Step adjoint of one value head over one sequence, added into g. */
 struct Adjoint {
     const Case &c;
     const Inputs &x;
@@ -34,12 +34,11 @@ struct Adjoint {
     int64_t first, n; /* tokens */
     Head h;
     std::vector<Vec> S; /* before each token, and at the end */
-    Vec G, decayed, dE; /* gradient of the state; the state that a token's keys meet; of E */
+    Vec G;              /* gradient of the state */
 
     Adjoint(const Case &c_, const Inputs &x_, const Upstream &up_, Grads &g_, int seq, int hv_)
         : c(c_), x(x_), up(up_), g(g_), hv(hv_), first(c.cu[seq]), n(c.cu[seq + 1] - first),
-          h(head_of(c, x, hv, first, first + n)), S(n + 1, Vec(c.K * c.V, 0)), decayed(c.K * c.V),
-          dE(c.R * c.V) {
+          h(head_of(c, x, hv, first, first + n)), S(n + 1, Vec(c.K * c.V, 0)) {
         int64_t at = ((int64_t)seq * c.HV + hv) * c.K * c.V;
         if (c.s0) S[0].assign(&x.s0[at], &x.s0[at] + c.K * c.V);
         for (int64_t t = 0; t < n; t++) {
@@ -47,68 +46,104 @@ struct Adjoint {
             step64(h, t, S[t + 1], NULL);
         }
         G.assign(&up.dstate[at], &up.dstate[at] + c.K * c.V);
-        for (int64_t t = n - 1; t >= 0; t--) {
-            output(t);
-            for (int j = 0; j < c.R; j++)
-                key(t, j);
-            gate(t);
-        }
+        for (int64_t t = n - 1; t >= 0; t--)
+            token(t);
         if (n) std::copy(G.begin(), G.end(), g["ds0"].begin() + at);
     }
     /* Row of token t in tensors by value head, by query head. */
     int64_t row(int64_t t) const { return (first + t) * c.HV + hv; }
     int64_t query_row(int64_t t) const { return (first + t) * c.H + hv / (c.HV / c.H); }
 
+    /* G from behind token t to before it. */
+    void token(int64_t t) {
+        Vec state = S[t], read(c.K * c.V, 0); /* gradient of the state that was read */
+        const Token64 y = token64(h, t, state);
+        output(t);
+        for (int j = h.R - 1; j >= 0; j--)
+            key(t, j, y, read);
+        if (h.reads == DECAYED64)
+            for (int i = 0; i < c.K * c.V; i++)
+                G[i] += read[i];
+        for (int i = 0; i < c.K; i++)
+            gate(t, i, y);
+        for (int i = 0; i < c.K * c.V && h.reads == UNDECAYED64; i++)
+            G[i] += read[i];
+    }
     /* o = scale S' q: into G and dq. */
     void output(int64_t t) {
         const double *q = &h.q[t * c.K], *dO = &up.dout[row(t) * c.V];
         double *dq = &g["dq"][query_row(t) * c.K];
         for (int i = 0; i < c.K; i++)
             for (int v = 0; v < c.V; v++) {
-                decayed[i * c.V + v] = exp(h.g[t * c.K + i]) * S[t][i * c.V + v];
                 G[i * c.V + v] += h.scale * q[i] * dO[v];
                 dq[i] += h.scale * S[t + 1][i * c.V + v] * dO[v];
             }
     }
-    /* S += beta_j k_j E_j', E_j = v_j - (decayed S)' k_j: into dv, dbeta, dk. */
-    void key(int64_t t, int j) {
+    /* S += b k E', E = u - (what it read)' e. */
+    void key(int64_t t, int j, const Token64 &y, Vec &read) {
         const int K = c.K, V = c.V;
-        const double *k = &h.k[(t * c.R + j) * K];
-        double *dk = &g["dk"][(query_row(t) * c.R + j) * K];
-        double *dv = &g["dv"][(row(t) * c.R + j) * V], b = h.b[t * c.R + j], db = 0;
-        Vec E(V);
+        const int64_t at = t * h.R + j;
+        const double *k = &h.k[at * K], *e = &h.e[at * K], *E = &y.E[j * V], b = h.b[at];
+        Vec dk(K, 0), de(K, 0), du(V, 0), less(V);
+        double db = 0;
         for (int v = 0; v < V; v++) {
-            double e = h.v[(t * c.R + j) * V + v], dU = 0;
-            for (int i = 0; i < K; i++) {
-                e -= k[i] * decayed[i * V + v];
-                dU += k[i] * G[i * V + v];
-            }
-            E[v] = e;
-            dE[j * V + v] = b * dU;
-            db += e * dU;
-            dv[v] = dE[j * V + v];
+            double dX = 0;
+            for (int i = 0; i < K; i++)
+                dX += k[i] * G[i * V + v];
+            du[v] = b * dX;
+            less[v] = -du[v];
+            db += E[v] * dX;
         }
-        double s = sigmoid(x.beta[row(t) * c.R + j]),
-               slope =
-                   c.beta == DP_BETA_PLAIN ? 1 : (c.beta == DP_BETA_SIGMOID ? 1 : 2) * s * (1 - s);
-        g["dbeta"][row(t) * c.R + j] = db * slope;
         for (int i = 0; i < K; i++)
-            for (int v = 0; v < V; v++)
-                dk[i] += b * E[v] * G[i * V + v] - dE[j * V + v] * decayed[i * V + v];
+            for (int v = 0; v < V; v++) {
+                dk[i] += b * E[v] * G[i * V + v];
+                de[i] -= du[v] * y.read_by(j)[i * V + v];
+            }
+        add_outer(h.reads == IN_TURN64 ? G : read, e, less.data(), K, V);
+        to_inputs(t, j, dk, de, du, db);
+    }
+    static void add(Vec &to, int64_t row, const Vec &x) {
+        for (size_t i = 0; i < x.size(); i++)
+            to[row * x.size() + i] += x[i];
+    }
+    static Vec product(const Vec &of, int64_t row, const Vec &x) {
+        Vec y = x;
+        for (size_t i = 0; i < x.size(); i++)
+            y[i] *= of[row * x.size() + i];
+        return y;
+    }
+    /* Gradients of what key j writes, erases, of its values, of its strength (keys64). */
+    void to_inputs(int64_t t, int j, const Vec &dk, const Vec &de, const Vec &du, double db) {
+        const bool factor = c.model == DP_DPLR && j == 0;
+        const int64_t of = t * h.R + j, given = c.model == DP_DPLR ? 0 : j;
+        if (factor) {
+            add(g["dlr_b"], query_row(t), dk);
+            add(g["dlr_a"], row(t), product(Vec(c.K, -1), 0, de));
+            return;
+        }
+        add(g["dk"], query_row(t) * c.R + given, dk);
+        if (c.model != DP_GDN2) add(g["dv"], row(t) * c.R + given, du);
+        if (c.by_beta()) {
+            double s = sigmoid(x.beta[row(t) * c.R + j]);
+            add(g["dk"], query_row(t) * c.R + j, de);
+            g["dbeta"][row(t) * c.R + j] =
+                db *
+                (c.beta == DP_BETA_PLAIN ? 1 : (c.beta == DP_BETA_SIGMOID ? 1 : 2) * s * (1 - s));
+        }
+        if (c.model != DP_GDN2) return;
+        add(g["dv"], row(t), product(x.write, row(t), du));
+        add(g["dwrite"], row(t), product(x.v, row(t), du));
+        add(g["dk"], query_row(t), product(x.erase, row(t), de));
+        add(g["derase"], row(t), product(h.k, of, de));
     }
     /* S decayed by exp(g): into G and dg, through the gate. */
-    void gate(int64_t t) {
-        const int V = c.V;
-        for (int i = 0; i < c.K; i++) {
-            double d = 0;
-            for (int v = 0; v < V; v++) {
-                for (int j = 0; j < c.R; j++)
-                    G[i * V + v] -= h.k[(t * c.R + j) * c.K + i] * dE[j * V + v];
-                d += G[i * V + v] * decayed[i * V + v];
-                G[i * V + v] *= exp(h.g[t * c.K + i]);
-            }
-            raw_gate(t, i, d);
+    void gate(int64_t t, int i, const Token64 &y) {
+        double d = 0;
+        for (int v = 0; v < c.V; v++) {
+            d += G[i * c.V + v] * y.decayed[i * c.V + v];
+            G[i * c.V + v] *= exp(h.g[t * c.K + i]);
         }
+        raw_gate(t, i, d);
     }
     /* d: gradient of the log gate of channel i. */
     void raw_gate(int64_t t, int i, double d) {
@@ -145,7 +180,15 @@ static inline Grads gradients64(const Case &c, const Inputs &x, const Upstream &
     g["dk"].assign(T * c.H * c.R * c.K, 0);
     g["dv"].assign(T * HV * c.R * c.V, 0);
     g["dg"].assign(T * HV * Kg, 0);
-    g["dbeta"].assign(T * HV * c.R, 0);
+    if (c.by_beta()) g["dbeta"].assign(T * HV * c.R, 0);
+    if (c.model == DP_GDN2) {
+        g["derase"].assign(T * HV * c.K, 0);
+        g["dwrite"].assign(T * HV * c.V, 0);
+    }
+    if (c.model == DP_DPLR) {
+        g["dlr_a"].assign(T * HV * c.K, 0);
+        g["dlr_b"].assign(T * c.H * c.K, 0);
+    }
     g["dA_log"].assign(HV, 0);
     g["ddt_bias"].assign(HV * Kg, 0);
     /* sequences without tokens belong to no rank: left out on both sides */
@@ -156,6 +199,7 @@ static inline Grads gradients64(const Case &c, const Inputs &x, const Upstream &
     if (c.l2norm) {
         norm_bwd(x.q, c.K, g["dq"]);
         norm_bwd(x.k, c.K, g["dk"]);
+        if (c.model == DP_DPLR) norm_bwd(x.lr_b, c.K, g["dlr_b"]);
     }
     return g;
 }

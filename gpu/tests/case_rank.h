@@ -7,6 +7,7 @@
 /* results: type of o. Gradients, given and made, are fp32. */
 static inline dpg_problem problem_of(const Case &c, const Inputs &x, dpg_dtype results) {
     dpg_problem p = sized(c.cu, c.H, c.HV, c.K, c.V, c.R, c.Kg(), c.dtype);
+    p.model = c.model;
     p.scale = x.scale;
     p.gate = c.gate;
     p.lower_bound = x.lb;
@@ -25,8 +26,9 @@ static inline const Vec *input_of(const Inputs &x, const char *name) {
     const struct {
         const char *name;
         const Vec *x;
-    } all[] = {{"q", &x.q},       {"k", &x.k},         {"v", &x.v},   {"g", &x.g},
-               {"beta", &x.beta}, {"A_log", &x.A_log}, {"s0", &x.s0}, {"dt_bias", &x.dt_bias}};
+    } all[] = {{"q", &x.q},         {"k", &x.k},         {"v", &x.v},       {"g", &x.g},
+               {"beta", &x.beta},   {"A_log", &x.A_log}, {"s0", &x.s0},     {"dt_bias", &x.dt_bias},
+               {"erase", &x.erase}, {"write", &x.write}, {"lr_a", &x.lr_a}, {"lr_b", &x.lr_b}};
     for (auto &y : all)
         if (!strcmp(y.name, name)) return y.x;
     return NULL;

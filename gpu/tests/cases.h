@@ -1,6 +1,6 @@
 /* gpu/tests/cases.h - the problems of test_gpu and test_gpu_bwd, a row each: H HV K V R, gate of a
  * head, token offsets of the sequences, gate, its typical size, beta, L2 norm, initial state, type,
- * how alike neighbouring keys are, seed, tests (Case), tokens between resets. */
+ * how alike neighbouring keys are, seed, tests (Case), tokens between resets, recurrence. */
 #ifndef DPG_TESTS_CASES_H
 #define DPG_TESTS_CASES_H
 #include "ref64.h"
@@ -77,7 +77,17 @@ static const std::vector<Case> rows = {
      "b"},
     {"fast64x128_many_heads", 2, 52, 64, 128, 1, 0, one, LOWER, 0.01, SIGM, 1, 1, BF16, 0, 65, "b"},
     {"fast128x64_many_heads", 2, 52, 128, 64, 1, 0, inside, SOFT, 0.01, SIGM, 1, 0, BF16, 0, 66,
-     "b"}};
+     "b"},
+    {"gdn2", 2, 4, 48, 40, 1, 0, packed, SOFT, 0.02, PLAIN, 1, 1, F32, 0, 81, "FB", 0, DP_GDN2},
+    {"gdn2_128", 1, 2, 128, 128, 1, 0, one, LOG, 0.01, PLAIN, 1, 0, BF16, 0, 82, "fb", 0, DP_GDN2},
+    {"gla", 1, 2, 64, 24, 1, 0, packed, LOG, 0.02, PLAIN, 0, 1, F32, 0, 83, "FB", 0, DP_GLA},
+    {"ssd", 1, 3, 32, 64, 1, 1, ragged, LOG, 0.02, PLAIN, 0, 0, BF16, 0, 84, "FB", 0, DP_SSD},
+    {"deltaproduct3", 1, 2, 48, 32, 3, 1, packed, SOFT, 0.02, SIGM2, 1, 1, F32, 0, 85, "FB", 0,
+     DP_DELTAPRODUCT},
+    {"deltaproduct2_128", 1, 2, 128, 64, 2, 1, one, LOG, 0.01, SIGM2, 1, 0, BF16, 0, 86, "fb", 0,
+     DP_DELTAPRODUCT},
+    {"dplr", 2, 4, 64, 32, 1, 0, packed, SOFT, 0.02, PLAIN, 1, 1, F32, 0, 87, "FB", 0, DP_DPLR},
+    {"dplr_256", 1, 1, 256, 16, 1, 0, one, LOG, 0.01, PLAIN, 1, 0, BF16, 0, 88, "fb", 0, DP_DPLR}};
 } // namespace case_rows
 
 /* Those of test f (forward) or b (backward); small: those of its small set alone. */
@@ -90,6 +100,6 @@ static inline std::vector<Case> cases(char test, bool small) {
 
 /* Does the fast path have kernels for it. */
 static inline bool fast_widths(const Case &c) {
-    return (c.K == 64 || c.K == 128) && (c.V == 64 || c.V == 128);
+    return !c.alone() && (c.K == 64 || c.K == 128) && (c.V == 64 || c.V == 128);
 }
 #endif

@@ -52,6 +52,10 @@ static inline std::vector<Share> shares_of(const dpg_problem &p, bool backward, 
     const int64_t L = tokens_of(p, rank, N), states = (int64_t)p.Nseq * p.HV * p.K * p.V;
     const int64_t q = (int64_t)p.H * p.K, k = q * p.R, o = (int64_t)p.HV * p.V, v = o * p.R;
     const int64_t gates = (int64_t)p.HV * p.Kg, betas = (int64_t)p.HV * p.R;
+    const bool by_gates = p.model == DP_GDN2, by_factors = p.model == DP_DPLR;
+    const int64_t beta = p.model <= DP_MKDA || p.model == DP_DELTAPRODUCT ? betas : 0;
+    const int64_t erase = by_gates ? (int64_t)p.HV * p.K : 0, write = by_gates ? o : 0;
+    const int64_t lr_a = by_factors ? (int64_t)p.HV * p.K : 0, lr_b = by_factors ? q : 0;
     const struct {
         const char *name;
         bool is_output, of_backward;
@@ -62,7 +66,11 @@ static inline std::vector<Share> shares_of(const dpg_problem &p, bool backward, 
                 {"k", false, false, k, 0, p.dtype, &t->k},
                 {"v", false, false, v, 0, p.dtype, &t->v},
                 {"g", false, false, gates, 0, p.gdtype, &t->g},
-                {"beta", false, false, betas, 0, p.gdtype, &t->beta},
+                {"beta", false, false, beta, 0, p.gdtype, &t->beta},
+                {"erase", false, false, erase, 0, p.dtype, &t->erase},
+                {"write", false, false, write, 0, p.dtype, &t->write},
+                {"lr_a", false, false, lr_a, 0, p.dtype, &t->lr_a},
+                {"lr_b", false, false, lr_b, 0, p.dtype, &t->lr_b},
                 {"A_log", false, false, 0, p.HV, DPG_F32, &t->A_log},
                 {"dt_bias", false, false, 0, gates, DPG_F32, &t->dt_bias},
                 {"s0", false, false, 0, states, DPG_F32, &t->s0},
@@ -74,13 +82,17 @@ static inline std::vector<Share> shares_of(const dpg_problem &p, bool backward, 
                 {"dk", true, true, k, 0, p.ddtype, &g->dk},
                 {"dv", true, true, v, 0, p.ddtype, &g->dv},
                 {"dg", true, true, gates, 0, p.dgdtype, &g->dg},
-                {"dbeta", true, true, betas, 0, p.dgdtype, &g->dbeta},
+                {"dbeta", true, true, beta, 0, p.dgdtype, &g->dbeta},
+                {"derase", true, true, erase, 0, p.ddtype, &g->derase},
+                {"dwrite", true, true, write, 0, p.ddtype, &g->dwrite},
+                {"dlr_a", true, true, lr_a, 0, p.ddtype, &g->dlr_a},
+                {"dlr_b", true, true, lr_b, 0, p.ddtype, &g->dlr_b},
                 {"dA_log", true, true, 0, p.HV, DPG_F32, &g->dA_log},
                 {"ddt_bias", true, true, 0, gates, DPG_F32, &g->ddt_bias},
                 {"ds0", true, true, 0, states, DPG_F32, &g->ds0}};
     std::vector<Share> all;
     for (auto &r : rows)
-        if (backward || !r.of_backward)
+        if ((backward || !r.of_backward) && (r.per_token || r.all))
             all.push_back({r.name, r.is_output, r.per_token, rank * L * r.per_token,
                            r.per_token ? L * r.per_token : r.all, r.type, (void **)r.at});
     return all;

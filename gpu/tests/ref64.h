@@ -24,14 +24,18 @@ struct Case {
     dpg_dtype dtype;
     double key_mix; /* 0: random keys, near 1: adjacent keys alike */
     uint64_t seed;
-    const char *tests = ""; /* f, F: of the forward, of its small set too; b, B: of the backward */
-    int resets = 0;         /* tokens between resets (g = -inf); 0: none */
+    const char *tests = "";  /* f, F: of the forward, of its small set too; b, B: of the backward */
+    int resets = 0;          /* tokens between resets (g = -inf); 0: none */
+    dp_model model = DP_GDN; /* DP_GDN: what R and gdn make it */
+    bool by_beta() const { return model <= DP_MKDA || model == DP_DELTAPRODUCT; }
+    bool alone() const { return model > DP_MKDA; } /* the token path alone has it */
     int64_t T() const { return cu.back(); }
     int Kg() const { return gdn ? 1 : K; }
 };
 
 struct Inputs {
     Vec q, k, v, g, beta, A_log, dt_bias, s0;
+    Vec erase, write, lr_a, lr_b; /* [T][HV][K], [T][HV][V], [T][HV][K], [T][H][K] */
     double scale, lb;
 };
 
@@ -57,6 +61,29 @@ static inline double as_dtype(double x, dpg_dtype t) {
     b = (b + 0x7fff + (b >> 16 & 1)) & 0xffff0000u;
     memcpy(&f, &b, 4);
     return f;
+}
+
+/* What stands in place of beta. GDN-2 erases a part of each channel, and DPLR along half of what it
+ * writes, so that no step grows. */
+static inline void make_vectors(const Case &c, Rng &r, Inputs &x) {
+    const int64_t heads = c.T() * c.HV;
+    auto fill = [&](Vec &a, int64_t n, double least, double most) {
+        a.resize(n);
+        for (auto &y : a)
+            y = as_dtype(least + (most - least) * r.uni(), c.dtype);
+    };
+    if (c.model == DP_GDN2) {
+        fill(x.erase, heads * c.K, 0, 1);
+        fill(x.write, heads * c.V, 0, 2);
+    }
+    if (c.model != DP_DPLR) return;
+    fill(x.lr_b, c.T() * c.H * c.K, -1, 1);
+    fill(x.lr_a, heads * c.K, -1, 1);
+    for (int64_t i = 0; i < (int64_t)x.lr_a.size(); i++) {
+        const double b =
+            x.lr_b[(i / c.K / c.HV * c.H + i / c.K % c.HV / (c.HV / c.H)) * c.K + i % c.K];
+        x.lr_a[i] = as_dtype((0.1 * x.lr_a[i] - 0.8 * b) / sqrt(c.K), c.dtype);
+    }
 }
 
 static inline Inputs make_inputs(const Case &c) {
@@ -104,36 +131,83 @@ static inline Inputs make_inputs(const Case &c) {
         for (auto &y : x.beta)
             y = as_dtype((c.R > 1 ? 2.0 / c.R : 1) * (0.05 + 0.9 * r.uni()) * 0.9, c.dtype);
     if (c.s0) fill(x.s0, (int64_t)Nseq * c.HV * c.K * c.V, 0.3, DPG_F32);
+    make_vectors(c, r, x);
+    if (!c.by_beta()) x.beta.clear();
     return x;
 }
 
-/* One value head of one sequence, activated: q k [T][.][K], v, g [T][K], beta [T][R]. */
+/* What a key of a token reads: the decayed state, that and what the keys before it wrote, or the
+ * state before its decay. */
+enum Reads64 { DECAYED64, IN_TURN64, UNDECAYED64 };
+
+/* One value head of one sequence, activated: q [T][K], R keys a token that write k [T][R][K] u
+ * [T][R][V], and erase along e [T][R][K], b [T][R] strongly; g [T][K]. */
 struct Head {
     int64_t T;
     int K, V, R;
     double scale;
-    Vec q, k, v, g, b;
+    Vec q, k, e, u, g, b;
+    Reads64 reads;
 };
 
+/* Row of the inputs that several heads may share, through the norm. */
+static inline Vec unit64(const Case &c, const Vec &x, int64_t row) {
+    Vec y(&x[row * c.K], &x[row * c.K] + c.K);
+    double s = DP_L2_EPS;
+    for (double z : y)
+        s += z * z;
+    for (double &z : y)
+        z /= c.l2norm ? sqrt(s) : 1;
+    return y;
+}
+static inline void append(Vec &to, const Vec &x) { to.insert(to.end(), x.begin(), x.end()); }
+
+static inline double beta64(const Case &c, double b) {
+    double s = 1 / (1 + exp(-b));
+    return c.beta == DP_BETA_PLAIN ? b : c.beta == DP_BETA_SIGMOID ? s : 2 * s;
+}
+
+/* The keys of token t (math.md b, i): what each writes, its values, along what it erases, how
+ * strongly. */
+static inline void keys64(const Case &c, const Inputs &x, int64_t t, int hv, Head &h) {
+    const int64_t th = t * c.HV + hv, tq = t * c.H + hv / (c.HV / c.H);
+    const Vec none(c.K, 0);
+    if (c.model == DP_DPLR) { /* in front: lr_b, which writes lr_a' S */
+        Vec a(&x.lr_a[th * c.K], &x.lr_a[th * c.K] + c.K);
+        for (double &y : a)
+            y = -y;
+        append(h.k, unit64(c, x.lr_b, tq));
+        append(h.e, a);
+        append(h.u, Vec(c.V, 0));
+        h.b.push_back(1);
+    }
+    for (int j = 0; j < c.R; j++) {
+        Vec k = unit64(c, x.k, tq * c.R + j), e = c.by_beta() ? k : none;
+        Vec u(&x.v[(th * c.R + j) * c.V], &x.v[(th * c.R + j) * c.V] + c.V);
+        for (int i = 0; i < c.K && c.model == DP_GDN2; i++)
+            e[i] = x.erase[th * c.K + i] * k[i];
+        for (int v = 0; v < c.V && c.model == DP_GDN2; v++)
+            u[v] *= x.write[th * c.V + v];
+        append(h.k, k);
+        append(h.e, e);
+        append(h.u, u);
+        h.b.push_back(c.by_beta() ? beta64(c, x.beta[th * c.R + j]) : 1);
+    }
+}
+
 static inline Head head_of(const Case &c, const Inputs &x, int hv, int64_t lo, int64_t hi) {
-    Head h = {hi - lo, c.K, c.V, c.R, x.scale, {}, {}, {}, {}, {}};
-    int hq = hv / (c.HV / c.H), Kg = c.Kg(), K = c.K, R = c.R;
-    auto norm = [&](double *y) {
-        double s = DP_L2_EPS;
-        for (int i = 0; i < K; i++)
-            s += y[i] * y[i];
-        for (int i = 0; i < K && c.l2norm; i++)
-            y[i] /= sqrt(s);
-    };
+    Head h = {};
+    const int hq = hv / (c.HV / c.H), Kg = c.Kg();
+    h.T = hi - lo;
+    h.K = c.K;
+    h.V = c.V;
+    h.R = c.model == DP_DPLR ? 2 : c.R;
+    h.scale = x.scale;
+    h.reads = c.model == DP_DELTAPRODUCT ? IN_TURN64 : c.model == DP_DPLR ? UNDECAYED64 : DECAYED64;
     for (int64_t t = lo; t < hi; t++) {
-        h.q.insert(h.q.end(), &x.q[(t * c.H + hq) * K], &x.q[(t * c.H + hq) * K] + K);
-        norm(&h.q[(t - lo) * K]);
-        h.k.insert(h.k.end(), &x.k[(t * c.H + hq) * R * K], &x.k[(t * c.H + hq) * R * K] + R * K);
-        for (int j = 0; j < R; j++)
-            norm(&h.k[((t - lo) * R + j) * K]);
-        h.v.insert(h.v.end(), &x.v[(t * c.HV + hv) * R * c.V],
-                   &x.v[(t * c.HV + hv) * R * c.V] + R * c.V);
-        for (int i = 0; i < K; i++) {
+        append(h.q, unit64(c, x.q, t * c.H + hq));
+        keys64(c, x, t, hv, h);
+        for (int i = 0; i < c.K; i++) {
             int gi = Kg == 1 ? 0 : i;
             double raw = x.g[(t * c.HV + hv) * Kg + gi], y = raw + x.dt_bias[hv * Kg + gi],
                    a = exp(x.A_log[hv]);
@@ -141,36 +215,56 @@ static inline Head head_of(const Case &c, const Inputs &x, int hv, int64_t lo, i
                           : c.gate == DP_GATE_SOFTPLUS ? -a * log1p(exp(y))
                                                        : x.lb / (1 + exp(-a * y)));
         }
-        for (int j = 0; j < R; j++) {
-            double b = x.beta[(t * c.HV + hv) * R + j], s = 1 / (1 + exp(-b));
-            h.b.push_back(c.beta == DP_BETA_PLAIN ? b : c.beta == DP_BETA_SIGMOID ? s : 2 * s);
-        }
     }
     return h;
 }
 
-/* S [K][V] in and out, o [T][V] appended. */
-static inline void step64(const Head &h, int64_t t, Vec &S, Vec *o) {
-    int K = h.K, V = h.V, R = h.R;
-    Vec U(R * V);
+/* What a token does: the state that each key reads, E = u - e' of it, the decayed state. */
+struct Token64 {
+    Vec decayed, E;        /* [K][V], [R][V] */
+    std::vector<Vec> read; /* of each key, where they differ; else of all */
+    const Vec &read_by(int j) const { return read[read.size() > 1 ? j : 0]; }
+};
+
+/* x += k y', [K][V]. */
+static inline void add_outer(Vec &x, const double *k, const double *y, int K, int V) {
     for (int i = 0; i < K; i++)
         for (int v = 0; v < V; v++)
-            S[i * V + v] *= exp(h.g[t * K + i]);
-    for (int j = 0; j < R; j++)
+            x[i * V + v] += k[i] * y[v];
+}
+
+/* S [K][V] in and out. */
+static inline Token64 token64(const Head &h, int64_t t, Vec &S) {
+    const int K = h.K, V = h.V, R = h.R;
+    Token64 y = {S, Vec(R * V), {}};
+    for (int i = 0; i < K; i++)
+        for (int v = 0; v < V; v++)
+            y.decayed[i * V + v] *= exp(h.g[t * K + i]);
+    y.read.push_back(h.reads == UNDECAYED64 ? S : y.decayed);
+    S = y.decayed;
+    for (int j = 0; j < R; j++) {
+        const double *e = &h.e[(t * R + j) * K];
+        Vec X(V);
+        if (j && h.reads == IN_TURN64) y.read.push_back(S);
         for (int v = 0; v < V; v++) {
-            double e = h.v[(t * R + j) * V + v];
+            double E = h.u[(t * R + j) * V + v];
             for (int i = 0; i < K; i++)
-                e -= h.k[(t * R + j) * K + i] * S[i * V + v];
-            U[j * V + v] = h.b[t * R + j] * e;
+                E -= e[i] * y.read_by(j)[i * V + v];
+            y.E[j * V + v] = E;
+            X[v] = h.b[t * R + j] * E;
         }
-    for (int j = 0; j < R; j++)
-        for (int i = 0; i < K; i++)
-            for (int v = 0; v < V; v++)
-                S[i * V + v] += h.k[(t * R + j) * K + i] * U[j * V + v];
-    for (int v = 0; v < V && o; v++) {
+        add_outer(S, &h.k[(t * R + j) * K], X.data(), K, V);
+    }
+    return y;
+}
+
+/* S [K][V] in and out, o [T][V] appended. */
+static inline void step64(const Head &h, int64_t t, Vec &S, Vec *o) {
+    token64(h, t, S);
+    for (int v = 0; v < h.V && o; v++) {
         double sum = 0;
-        for (int i = 0; i < K; i++)
-            sum += h.q[t * K + i] * S[i * V + v];
+        for (int i = 0; i < h.K; i++)
+            sum += h.q[t * h.K + i] * S[i * h.V + v];
         o->push_back(h.scale * sum);
     }
 }
@@ -186,7 +280,7 @@ struct Chunk64 {
     const double *q, *k, *v, *b, *g;
     Chunk64(const Head &h, int64_t t0, int len)
         : hd(h), c(len), n(len * h.R), N(DP_CHUNK * h.R), q(&h.q[t0 * h.K]),
-          k(&h.k[t0 * h.R * h.K]), v(&h.v[t0 * h.R * h.V]), b(&h.b[t0 * h.R]), g(&h.g[t0 * h.K]) {}
+          k(&h.k[t0 * h.R * h.K]), v(&h.u[t0 * h.R * h.V]), b(&h.b[t0 * h.R]), g(&h.g[t0 * h.K]) {}
     /* x, of token st, times key m, decayed from its token to st. */
     double pair(const Stages &s, const double *x, int st, int m) const {
         double sum = 0;

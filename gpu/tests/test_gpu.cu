@@ -4,6 +4,8 @@
  *   all            every case on 1 GPU with 1, 2, 3, 4, 8 ranks, the chain law, repeatability,
  *                  failing ranks
  *   simple         the same without the fast path
+ *   token [M]      recurrences that go token by token alone: all ranks, causality, M runs alike
+ *                  (10), graph
  *   chain          the chain law and long M by augmented columns alone
  *   augmented      long M by augmented columns alone
  *   small [CASE]   few small cases of every kernel, for compute-sanitizer
@@ -27,7 +29,15 @@
 
 static int limit_s = 60;                    /* of the ranks' communicator */
 static bool no_fast;                        /* leave the fast path out */
+static bool token_alone;                    /* the recurrences of the token path alone */
 static std::map<std::string, double> worst; /* "policy tensor" -> worst relative error */
+
+static std::vector<Case> chosen(bool small) {
+    std::vector<Case> taken;
+    for (const Case &c : cases('f', small))
+        if (!token_alone || c.alone()) taken.push_back(c);
+    return taken;
+}
 
 /* |got - want|_F / max(|want|_F, 1) for M: what it does to a state is |dM S_in|, so that relative
  * errors of a vanishing M mean nothing (math.md l.15). */
@@ -54,7 +64,9 @@ struct Policy {
 static std::string name_of(const Policy &p) {
     static const char *chains[] = {"fp64", "fp32", "tf32x3", "tf32", "tf32rz", "bf16", "bf16st"};
     return std::string(p.base == DP_BASE_FP32 ? "fp32" : "bf16") +
-           (p.path == DPG_PATH_FAST ? "/fast/" : "/simple/") +
+           (p.path == DPG_PATH_FAST    ? "/fast/"
+            : p.path == DPG_PATH_TOKEN ? "/token/"
+                                       : "/simple/") +
            (p.how == DPG_CHAIN_AUGMENTED ? "augmented" : chains[p.chain]) +
            (p.segments ? "/" + std::to_string(p.segments) : "") + (p.windows ? "/windows" : "");
 }
@@ -64,6 +76,7 @@ static bool takes_fast(const Case &c) { return !no_fast && fast_widths(c); }
 /* The fast path where it has kernels, M by augmented columns there if `augmented`. */
 static Policy best_policy(const Case &c, dp_format chain, bool augmented) {
     bool fast = takes_fast(c);
+    if (c.alone()) return {DP_BASE_FP32, DP_FP32, DPG_PATH_TOKEN, DPG_CHAIN_DENSE};
     return {DP_BASE_BF16, chain, fast ? DPG_PATH_FAST : DPG_PATH_SIMPLE,
             fast && augmented ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE};
 }
@@ -256,6 +269,7 @@ static bool same_bits(const std::vector<ForwardRank> &a, const std::vector<Forwa
 }
 
 static std::vector<Policy> policies(const Case &c, bool small, int N) {
+    if (c.alone()) return {best_policy(c, DP_FP32, false)};
     std::vector<Policy> p = {{DP_BASE_FP32, DP_FP32, DPG_PATH_SIMPLE, DPG_CHAIN_DENSE},
                              {DP_BASE_BF16, DP_TF32X3, DPG_PATH_SIMPLE, DPG_CHAIN_DENSE}};
     if (takes_fast(c)) {
@@ -285,7 +299,7 @@ static void test_case(const Case &c, const Inputs &x, bool small, int N, Vec &si
 }
 
 static void test_cases(bool small, const char *only) {
-    for (const Case &c : cases('f', small)) {
+    for (const Case &c : chosen(small)) {
         if (only && fnmatch(only, c.name, 0)) continue;
         Inputs x = make_inputs(c);
         Vec single;
@@ -308,12 +322,14 @@ static int runs_alike(const Case &c, const Inputs &x, const Policy &p, int N, dp
 }
 
 static void test_repeat(int times) {
-    for (const Case &c : cases('f', true)) {
+    for (const Case &c : chosen(true)) {
         Inputs x = make_inputs(c);
-        for (dpg_path path : {DPG_PATH_SIMPLE, DPG_PATH_FAST}) {
-            if (path == DPG_PATH_FAST && !takes_fast(c)) continue;
+        for (dpg_path path : {DPG_PATH_SIMPLE, DPG_PATH_FAST, DPG_PATH_TOKEN}) {
+            if ((path == DPG_PATH_FAST && !takes_fast(c)) || c.alone() != (path == DPG_PATH_TOKEN))
+                continue;
             Policy p = {DP_BASE_BF16, DP_TF32X3, path,
                         path == DPG_PATH_FAST ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE};
+            if (c.alone()) p = best_policy(c, DP_FP32, false);
             std::vector<ForwardRank> first = run(c, x, p, 4);
             fact(first[0].st == DP_OK, "repeatability: %s", first[0].err.msg);
             int alike = runs_alike(c, x, p, 4, NULL, first, times, 2);
@@ -326,7 +342,7 @@ static void test_repeat(int times) {
 /* A rank that never arrives: all others end with an error, within the limit, that says which rank
  * and call. */
 static void test_dead_rank(dpg_comm *comm, int N, const char *say) {
-    Case c = cases('f', true)[0];
+    Case c = chosen(true)[0];
     Policy p = {DP_BASE_FP32, DP_FP32, DPG_PATH_SIMPLE, DPG_CHAIN_DENSE};
     How how;
     how.comm = comm;
@@ -504,7 +520,7 @@ static void test_augmented(int K, int repeats) {
 
 /* A NaN gate must stay visible: the head's state is NaN from there on, and no other head's. */
 static void test_nan() {
-    for (const Case &c : cases('f', true)) {
+    for (const Case &c : chosen(true)) {
         if (!c.resets) continue;
         Inputs x = make_inputs(c);
         x.g[(c.T() / 2 * c.HV + 1) * c.Kg()] = NAN;
@@ -528,13 +544,11 @@ static Inputs edited(const Case &c, const Inputs &x, int64_t t) {
         Vec &v;
         int64_t row;
         double times;
-    } edits[] = {{y.q, c.H * c.K, -2},
-                 {y.k, c.H * c.R * c.K, -2},
-                 {y.v, c.HV * c.R * c.V, 4},
-                 {y.g, c.HV * c.Kg(), 8},
-                 {y.beta, c.HV * c.R, 0.5}};
+    } edits[] = {{y.q, c.H * c.K, -2},     {y.k, c.H * c.R * c.K, -2}, {y.v, c.HV * c.R * c.V, 4},
+                 {y.g, c.HV * c.Kg(), 8},  {y.beta, c.HV * c.R, 0.5},  {y.erase, c.HV * c.K, 0.5},
+                 {y.write, c.HV * c.V, 4}, {y.lr_a, c.HV * c.K, 0.5},  {y.lr_b, c.H * c.K, -2}};
     for (auto &e : edits)
-        for (int64_t i = t * e.row; i < (t + 1) * e.row; i++)
+        for (int64_t i = t * e.row; !e.v.empty() && i < (t + 1) * e.row; i++)
             e.v[i] *= e.times;
     return y;
 }
@@ -542,8 +556,8 @@ static Inputs edited(const Case &c, const Inputs &x, int64_t t) {
 /* What comes at token t cannot reach o of a token before it: the same bits, whatever the gates of
  * t's own 16 rows and chunk. */
 static void test_causal() {
-    std::vector<Case> all = cases('f', true);
-    for (const Case &c : cases('f', false))
+    std::vector<Case> all = chosen(true);
+    for (const Case &c : chosen(false))
         if (!strcmp(c.name, "fast128_strong")) all.push_back(c);
     for (const Case &c : all) {
         Inputs x = make_inputs(c);
@@ -563,7 +577,7 @@ static void test_causal() {
 /* Capture of the whole forward of one rank in a graph; its replay gives the bits of the plain run.
  */
 static void test_graph() {
-    for (const Case &c : cases('f', true)) {
+    for (const Case &c : chosen(true)) {
         Inputs x = make_inputs(c);
         Policy p = best_policy(c, DP_FP32, false);
         std::vector<ForwardRank> plain = run(c, x, p, 1);
@@ -584,7 +598,7 @@ static void test_graph() {
 static void nccl_against_shared(Comms &comm, int N, double t0) {
     How how;
     how.comm = comm.data();
-    for (const Case &c : cases('f', false)) {
+    for (const Case &c : chosen(false)) {
         if (c.T() % N) continue;
         Inputs x = make_inputs(c);
         Truth t = truth64(c, x, N, true);
@@ -605,7 +619,7 @@ static void test_nccl(int N, int times) {
     int all = 0;
     How how;
     how.comm = comm.data();
-    for (const Case &c : cases('f', true)) {
+    for (const Case &c : chosen(true)) {
         if (c.T() % N) continue;
         Inputs x = make_inputs(c);
         Policy p = best_policy(c, DP_TF32X3, true);
@@ -643,7 +657,7 @@ static void test_windows(int ndev, int times, const char *only) {
         Comms comm(Comms::DEVICES, N, 10, ndev);
         int alike = 0, runs = 0, before = failures;
         double t0 = seconds();
-        for (const Case &c : cases('f', false)) {
+        for (const Case &c : chosen(false)) {
             if (c.T() % N || !takes_fast(c) || (only && fnmatch(only, c.name, 0))) continue;
             for (int segments : {0, 3}) {
                 alike += windows_of_case(c, comm, N, segments, times);
@@ -798,6 +812,7 @@ int main(int argc, char **argv) {
     auto number = [&](int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; };
     setvbuf(stdout, NULL, _IOLBF, 0);
     int ndev = devices("test_gpu");
+    token_alone = mode == "token";
     if (mode == "chain") {
         test_chain(32, 1024);
         test_chain(128, 1024);
@@ -806,7 +821,12 @@ int main(int argc, char **argv) {
         test_augmented_widths(false);
     else if (mode == "pre")
         test_pre();
-    else if (mode == "head")
+    else if (mode == "token") {
+        test_cases(false, NULL);
+        test_causal();
+        test_repeat(number(2, 10));
+        test_graph();
+    } else if (mode == "head")
         test_head(word ? word : "cases/data/kda-lm-layer3-long.safetensors");
     else if (mode == "windows")
         test_windows(ndev, number(2, 10), argc > 3 ? argv[3] : NULL);

@@ -5,6 +5,8 @@
  *                  heads; TIMES repeats (100); graph
  *   small [CASE]   few small cases of every kernel, for compute-sanitizer
  *   cases PATTERN  the cases of `all` whose names match (fast*x*), alone
+ *   token [TIMES]  recurrences that go token by token alone: all ranks, untouched heads, graph,
+ *                  TIMES repeats (100)
  *   segments       three ranks and more whose sequences are cut in segments
  *   forms          both forms of dg alone
  *   graph          forward and backward of one rank in a CUDA graph
@@ -22,6 +24,14 @@
 #include <pthread.h>
 
 static std::map<std::string, double> worst; /* "policy tensor" -> worst relative error */
+static bool token_alone;                    /* the recurrences of the token path alone */
+
+static std::vector<Case> chosen(bool small) {
+    std::vector<Case> taken;
+    for (const Case &c : cases('b', small))
+        if (!token_alone || c.alone()) taken.push_back(c);
+    return taken;
+}
 
 struct Policy {
     dp_base base;
@@ -34,7 +44,9 @@ struct Policy {
 
 static std::string name_of(const Policy &p) {
     return std::string(p.base == DP_BASE_FP32 ? "fp32" : "bf16") +
-           (p.path == DPG_PATH_FAST ? "/fast" : "/simple") +
+           (p.path == DPG_PATH_FAST    ? "/fast"
+            : p.path == DPG_PATH_TOKEN ? "/token"
+                                       : "/simple") +
            (p.bwd == DPG_PATH_SIMPLE ? "/simple" : "/auto") + (p.dh_only ? "/dh-only" : "") +
            (p.pair_dg ? "/pair-dg" : "") + (p.save == DPG_SAVE_ALL ? "/save-all" : "") +
            (p.how == DPG_CHAIN_AUGMENTED ? "/segments" : "");
@@ -43,6 +55,11 @@ static std::string name_of(const Policy &p) {
 /* The first policy is the one that the others are compared with. */
 static std::vector<Policy> policies(const Case &c) {
     const dpg_path S = DPG_PATH_SIMPLE, A = DPG_PATH_AUTO, F = DPG_PATH_FAST;
+    const dpg_path K = DPG_PATH_TOKEN;
+    if (c.alone())
+        return {{DP_BASE_FP32, DP_FP32, K, K, 0, 0, DPG_SAVE_STATE},
+                {DP_BASE_FP32, DP_FP32, K, K, 0, 0, DPG_SAVE_ALL},
+                {DP_BASE_FP32, DP_FP32, K, K, 1, 0, DPG_SAVE_STATE}};
     std::vector<Policy> p = {{DP_BASE_FP32, DP_FP32, S, S, 0, 0, DPG_SAVE_STATE},
                              {DP_BASE_FP32, DP_FP32, S, S, 0, 0, DPG_SAVE_ALL},
                              {DP_BASE_FP32, DP_FP32, S, S, 1, 0, DPG_SAVE_STATE},
@@ -219,7 +236,7 @@ static void compare_bits(const Case &c, const Policy &p, int N, const Grads &pla
 }
 
 static void test_cases(bool small, const char *only) {
-    for (const Case &c : cases('b', small)) {
+    for (const Case &c : chosen(small)) {
         if (only && fnmatch(only, c.name, 0)) continue;
         Inputs x = make_inputs(c);
         Upstream up = make_upstream(c);
@@ -288,7 +305,7 @@ static bool segments_of_case(const Case &c, int N) {
  * of every rank in the middle is M' of the forward, on every rank M matters, and the gradients are
  * those of the whole chain. */
 static void test_segments() {
-    for (const Case &c : cases('b', false)) {
+    for (const Case &c : chosen(false)) {
         if (!strstr(c.name, "segments")) continue;
         int cut = 0;
         for (int N : {3, 4, 6})
@@ -335,6 +352,10 @@ static void heads_of_case(const Case &c, const Policy &p) {
                   {"v", x.v, c.HV, c.R * c.V, 0.1},
                   {"g", x.g, c.HV, c.Kg(), 0},
                   {"beta", x.beta, c.HV, c.R, 0},
+                  {"erase", x.erase, c.HV, c.K, 0},
+                  {"write", x.write, c.HV, c.V, 0.1},
+                  {"lr_a", x.lr_a, c.HV, c.K, 0},
+                  {"lr_b", x.lr_b, c.H, c.K, 0.1},
                   {"A_log", x.A_log, c.HV, 1, 0.1},
                   {"dt_bias", x.dt_bias, c.HV, c.Kg(), 0.1},
                   {"s0", x.s0, c.HV, KV, 0.1},
@@ -343,10 +364,11 @@ static void heads_of_case(const Case &c, const Policy &p) {
     const struct {
         const char *name;
         int64_t heads, per;
-    } outputs[] = {{"o", c.HV, c.V},          {"dq", c.H, c.K},     {"dk", c.H, c.R * c.K},
-                   {"dv", c.HV, c.R * c.V},   {"dg", c.HV, c.Kg()}, {"dbeta", c.HV, c.R},
-                   {"final_state", c.HV, KV}, {"ds0", c.HV, KV},    {"dA_log", c.HV, 1},
-                   {"ddt_bias", c.HV, c.Kg()}};
+    } outputs[] = {{"o", c.HV, c.V},        {"dq", c.H, c.K},          {"dk", c.H, c.R * c.K},
+                   {"dv", c.HV, c.R * c.V}, {"dg", c.HV, c.Kg()},      {"dbeta", c.HV, c.R},
+                   {"derase", c.HV, c.K},   {"dwrite", c.HV, c.V},     {"dlr_a", c.HV, c.K},
+                   {"dlr_b", c.H, c.K},     {"final_state", c.HV, KV}, {"ds0", c.HV, KV},
+                   {"dA_log", c.HV, 1},     {"ddt_bias", c.HV, c.Kg()}};
     for (auto &i : inputs) {
         if (i.y.empty() || i.heads < 2) continue;
         Vec keep = i.y;
@@ -355,6 +377,7 @@ static void heads_of_case(const Case &c, const Policy &p) {
         Grads after = join(c, run(c, x, up, p, 3));
         i.y = keep;
         for (auto &o : outputs) {
+            if (!before.count(o.name)) continue;
             int64_t bad =
                 changed_of_head0(before.at(o.name), after.at(o.name), o.heads, o.per, &moved);
             if (o.heads == c.HV)
@@ -367,7 +390,7 @@ static void heads_of_case(const Case &c, const Policy &p) {
 }
 
 static void test_heads() {
-    for (const Case &c : cases('b', false))
+    for (const Case &c : chosen(false))
         if (c.HV >= 2 && c.T() % 3 == 0)
             for (const Policy &p : {policies(c)[0], policies(c).back()})
                 heads_of_case(c, p);
@@ -425,7 +448,7 @@ static int others(const Case &c, const Policy &p, int N, dpg_comm *comm, int tim
 }
 
 static void test_repeat(int times) {
-    for (const Case &c : cases('b', true))
+    for (const Case &c : chosen(true))
         for (const Policy &p : {policies(c)[0], policies(c).back()}) {
             int bad = others(c, p, 4, NULL, times);
             fact(!bad, "%s %s: %d of %d runs have other bits", c.name, name_of(p).c_str(), bad,
@@ -437,7 +460,7 @@ static void test_repeat(int times) {
 /* Forward and backward of one rank captured in one graph; its replay gives the bits of the plain
  * run. */
 static void test_graph() {
-    for (const Case &c : cases('b', true)) {
+    for (const Case &c : chosen(true)) {
         Inputs x = make_inputs(c);
         Upstream up = make_upstream(c);
         Policy p = policies(c).back();
@@ -455,7 +478,7 @@ static void test_graph() {
 }
 
 static void test_dead_rank(dpg_comm *comm, int N, const char *say) {
-    Case c = cases('b', true)[0];
+    Case c = chosen(true)[0];
     How how;
     how.comm = comm;
     how.die = 1;
@@ -491,12 +514,12 @@ static void test_nccl(int N, int times) {
     double t0 = seconds();
     Comms comm(Comms::NCCL, N, 5);
     printf("%5.1f s  communicator of %d devices\n", seconds() - t0, N);
-    for (const Case &c : cases('b', false)) {
+    for (const Case &c : chosen(false)) {
         if (c.T() % N) continue;
         nccl_against_shared(c, comm, N);
         printf("%5.1f s  %s\n", seconds() - t0, c.name);
     }
-    for (const Case &c : cases('b', false)) {
+    for (const Case &c : chosen(false)) {
         if (c.T() % N || !fast_widths(c)) continue;
         for (const Policy &p : {over_segments(c), policies(c).back()}) {
             int bad = others(c, p, N, comm.data(), times);
@@ -618,13 +641,19 @@ int main(int argc, char **argv) {
     auto number = [&](int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; };
     setvbuf(stdout, NULL, _IOLBF, 0);
     int ndev = devices("test_gpu_bwd");
+    token_alone = mode == "token";
     if (mode == "nccl")
         test_nccl(number(2, ndev), number(3, 100));
     else if (mode == "forms")
         test_dg_forms();
     else if (mode == "graph")
         test_graph();
-    else if (mode == "segments")
+    else if (mode == "token") {
+        test_cases(false, NULL);
+        test_heads();
+        test_graph();
+        test_repeat(number(2, 100));
+    } else if (mode == "segments")
         test_segments();
     else if (mode == "time")
         test_time(number(2, 1));

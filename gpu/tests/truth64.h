@@ -20,7 +20,7 @@ static inline Vec identity(int K) {
 /* M of a head: the recurrence on K columns started from I with v = 0. */
 static inline Vec m64(Head h) {
     Vec M = identity(h.K);
-    h.v.assign(h.T * h.R * h.K, 0);
+    h.u.assign(h.T * h.R * h.K, 0);
     h.V = h.K;
     for (int64_t t = 0; t < h.T; t++)
         step64(h, t, M, NULL);
@@ -46,7 +46,11 @@ static inline StageMap no_stages(const Case &c, int64_t L, int chunks) {
     StageMap out;
     for (auto &s : stages)
         out[s.name].assign(s.words, 0);
-    return out;
+    if (!c.alone()) return out;
+    StageMap links; /* chunks of another kind, whose stages are not these */
+    for (const char *name : {"M", "H", "S_in"})
+        links[name] = out[name];
+    return links;
 }
 
 /* Stages of `len` tokens of head hv from the rank's token `at` on, to their rows. */
@@ -114,7 +118,7 @@ static inline StageMap stages64(const Case &c, const Inputs &x, int rank, int N,
             Vec S = p.came ? S_in[hv] : initial64(c, x, p.seq, hv);
             if (p.came) put(out["S_in"], hv * KV, S);
             if (p.goes_on) put_element(c, h, p, parts.size() == 1, S, hv, out);
-            for (int64_t t = 0; t < h.T; t += DP_CHUNK, chunk++) {
+            for (int64_t t = 0; t < h.T && !c.alone(); t += DP_CHUNK, chunk++) {
                 int len = (int)std::min<int64_t>(DP_CHUNK, h.T - t);
                 Stages g = chunk64(h, t, len, S);
                 put(out["h"], ((int64_t)chunk * c.HV + hv) * KV, g.h);
