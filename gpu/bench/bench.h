@@ -48,6 +48,7 @@ struct Shape {
     int R = 1, K = 128, V = 128;
     bool one_gate = false;     /* a head, GDN */
     dpg_dtype type = DPG_BF16; /* of q, k, v; all else bf16 */
+    dp_model model = DP_GDN;   /* DP_GDN: what R and one_gate make it */
 
     const char *gates() const { return bias < -10 ? "slow" : "fast"; }
     /* T / N tokens. */
@@ -61,6 +62,7 @@ struct Shape {
 /* The problem of a shape; cu must outlive it. */
 static inline dpg_problem problem_of(const Shape &s, const std::vector<int64_t> &cu) {
     dpg_problem p = sized(cu, s.HV, s.HV, s.K, s.V, s.R, s.one_gate ? 1 : s.K, DPG_BF16);
+    p.model = s.model;
     p.gate = DP_GATE_LOWER_BOUND;
     p.lower_bound = -5;
     p.dtype = s.type;
@@ -74,7 +76,9 @@ struct BenchRank : Rank {
         dpg_problem p = problem_of(s, cu);
         p.own = own;
         open(p, o, rank, N, [&](const Share &x) -> void * {
-            static const char *const drawn[] = {"q", "k", "v", "g", "beta", "do"};
+            static const char *const drawn[] = {"q",  "k",     "v",     "g",   "beta",
+                                                "do", "erase", "write", "lr_b"};
+            if (!strcmp(x.name, "lr_a")) return memory.filled(x.bytes(), 0x3c); /* bf16: 0.0115 */
             for (uint32_t i = 0; i < sizeof drawn / sizeof *drawn; i++)
                 if (!strcmp(x.name, drawn[i])) return random_words(memory, x.n, i + 1, x.type);
             if (strcmp(x.name, "A_log") && strcmp(x.name, "dt_bias")) return NULL;

@@ -10,6 +10,8 @@
  *   shapes [runs]    forward and backward of K and V in {64, 128}, and of fp32 q, k, v
  *   keys [runs]      KDA, MKDA with 2 and 4 keys a token, as many rows each, and GDN; all but KDA
  *                    also on the simple path
+ *   token [runs]     recurrences token by token, forward, backward and every step, beside KDA by
+ *                    every path
  *   cp N [runs]      forward and backward of T tokens on N GPUs over NCCL against T/N tokens on one
  *                    GPU, and every step by itself
  *   parts N [runs]   the work of each of N ranks alone on one GPU, gathers as copies: what the
@@ -71,7 +73,7 @@ static void conv(int64_t T, int HV, int W, int runs) {
 
 /* How the backward goes. */
 struct Way {
-    dpg_path bwd = DPG_PATH_FAST;
+    dpg_path bwd = DPG_PATH_FAST, fwd = DPG_PATH_FAST;
     int segments = 0;
     bool whole = false; /* over whole sequences, one step after the other */
     dpg_save save = DPG_SAVE_STATE;
@@ -80,7 +82,7 @@ static dpg_options options_of(const Way &way) {
     dpg_options o = {};
     o.base = DP_BASE_BF16;
     o.chain = DP_FP32;
-    o.path = DPG_PATH_FAST;
+    o.path = way.fwd;
     o.chain_how = DPG_CHAIN_AUGMENTED;
     o.backward = 1;
     o.bwd_path = way.bwd;
@@ -113,6 +115,20 @@ struct Both : BenchRank {
     }
 };
 
+static const char *name_of(dpg_path p) {
+    return p == DPG_PATH_FAST ? "fast" : p == DPG_PATH_TOKEN ? "token" : "simple";
+}
+static const char *name_of(const Shape &s) {
+    switch (s.model) {
+    case DP_GDN2: return "gdn2";
+    case DP_GLA: return "gla";
+    case DP_SSD: return "ssd";
+    case DP_DELTAPRODUCT: return "dprod";
+    case DP_DPLR: return "dplr";
+    default: return s.one_gate ? "gdn" : "kda";
+    }
+}
+
 static void kda(const Shape &s, int runs, const Way &way = Way()) {
     Both k(s, 0, 1, way);
     const struct {
@@ -128,10 +144,9 @@ static void kda(const Shape &s, int runs, const Way &way = Way()) {
     double fwd = k.time_forward(NULL, runs), all = k.time_backward(NULL, runs, DPG_BWD_ALL);
     printf("%s   T=%-7lld HV=%-3d K=%-3d V=%-3d R=%d %s %s%s, %s gates %2d segments  forward %7.3f "
            " backward %7.3f  both %7.3f ms:",
-           s.one_gate ? "gdn" : "kda", (long long)s.T, s.HV, s.K, s.V, s.R,
-           s.type == DPG_F32 ? "fp32" : "bf16", way.bwd == DPG_PATH_FAST ? "fast" : "simple",
-           way.save == DPG_SAVE_ALL ? ", save all" : "", s.gates(), dpg_plan_segments(k.plan), fwd,
-           all, k.time_both(NULL, runs));
+           name_of(s), (long long)s.T, s.HV, s.K, s.V, s.R, s.type == DPG_F32 ? "fp32" : "bf16",
+           name_of(way.bwd), way.save == DPG_SAVE_ALL ? ", save all" : "", s.gates(),
+           dpg_plan_segments(k.plan), fwd, all, k.time_both(NULL, runs));
     for (auto &p : part)
         if (dpg_plan_segments(k.plan) > 1 || !(p.step & (DPG_BWD_PRE | DPG_BWD_MERGE)))
             printf("  %s %.3f", p.name, k.time_backward(NULL, runs, p.step));
@@ -322,6 +337,25 @@ static void mode_keys(int, int runs) {
             kda({8192, 16 / R, FAST, R}, few(runs), by(path));
 }
 
+/* SSD and Gated DeltaProduct, with 2 keys a token, have one gate a head. */
+static void mode_token(int, int runs) {
+    const Shape kda_shape = {8192, 16};
+    for (dpg_path path : {DPG_PATH_FAST, DPG_PATH_SIMPLE, DPG_PATH_TOKEN}) {
+        Way way = by(path);
+        way.fwd = path;
+        kda(kda_shape, few(runs), way);
+    }
+    for (dp_model m : {DP_GDN2, DP_GLA, DP_SSD, DP_DELTAPRODUCT, DP_DPLR}) {
+        Shape s = kda_shape;
+        Way way = by(DPG_PATH_TOKEN);
+        s.model = m;
+        s.R = m == DP_DELTAPRODUCT ? 2 : 1;
+        s.one_gate = m == DP_SSD || m == DP_DELTAPRODUCT;
+        way.fwd = DPG_PATH_TOKEN;
+        kda(s, few(runs), way);
+    }
+}
+
 static void mode_cp(int N, int runs) {
     for (int64_t T : {131072, 32768})
         for (float bias : {SLOW, FAST})
@@ -339,9 +373,9 @@ int main(int argc, char **argv) {
         const char *name;
         int ranks; /* where none are given; 0: takes no such number */
         void (*run)(int N, int runs);
-    } modes[] = {{"conv", 0, mode_conv},     {"kda", 0, mode_kda},   {"table", 0, mode_table},
-                 {"shapes", 0, mode_shapes}, {"keys", 0, mode_keys}, {"cp", 2, mode_cp},
-                 {"parts", 4, mode_parts}};
+    } modes[] = {{"conv", 0, mode_conv},     {"kda", 0, mode_kda},    {"table", 0, mode_table},
+                 {"shapes", 0, mode_shapes}, {"keys", 0, mode_keys},  {"token", 0, mode_token},
+                 {"cp", 2, mode_cp},         {"parts", 4, mode_parts}};
     const char *mode = argc > 1 ? argv[1] : "conv";
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("bench_bwd");
