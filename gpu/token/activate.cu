@@ -33,17 +33,17 @@ Token token_of(const Call &c) {
 }
 
 /* A row of q or of a key, divided by its norm if the problem says so. */
-__device__ __forceinline__ Column unit_row(const Dims &d, const void *x, int64_t at) {
-    Column y = {};
-    rows_of_lane(d.K, [&](int i, int row) { y.x[i] = ldx(x, at + row, d.in_bf16); });
+__device__ __forceinline__ Row unit_row(const Dims &d, const void *x, int64_t at) {
+    Row y = {};
+    Row::rows(d.K, [&](int i, int row) { y.x[i] = ldx(x, at + row, d.in_bf16); });
     if (!d.l2norm) return y;
-    float norm = sqrtf(dot(y, y) + (float)DP_L2_EPS);
-    rows_of_lane(d.K, [&](int i, int) { y.x[i] /= norm; });
+    float norm = sqrtf(y.dot(y) + (float)DP_L2_EPS);
+    Row::rows(d.K, [&](int i, int) { y.x[i] /= norm; });
     return y;
 }
 /* s times a row of an input of value heads; NULL: s itself. */
-__device__ __forceinline__ Column times(const Dims &d, Column s, const void *x, int64_t at) {
-    if (x) rows_of_lane(d.K, [&](int i, int row) { s.x[i] *= ldx(x, at + row, d.in_bf16); });
+__device__ __forceinline__ Row times(const Dims &d, Row s, const void *x, int64_t at) {
+    if (x) Row::rows(d.K, [&](int i, int row) { s.x[i] *= ldx(x, at + row, d.in_bf16); });
     return s;
 }
 
@@ -54,14 +54,13 @@ __device__ void activate_key(const Dims &d, const dpg_tensors &t, const Token &a
     dp_strength by = a.rule.strength;
     int factor = by == DP_BY_FACTORS && j == 0; /* lr_b, in front of the key itself */
     int64_t row = (th * n + j) * d.K, given = by == DP_BY_FACTORS ? th : th * n + j;
-    Column k =
-        unit_row(d, factor ? t.lr_b : t.k, by == DP_BY_FACTORS ? tq * d.K : (tq * n + j) * d.K);
-    if (is_first) store(k, a.k + (tq * n + j) * d.K, d.K);
-    if (by == DP_BY_BETA) store(k, a.e + row, d.K);
+    Row k = unit_row(d, factor ? t.lr_b : t.k, by == DP_BY_FACTORS ? tq * d.K : (tq * n + j) * d.K);
+    if (is_first) k.store(a.k + (tq * n + j) * d.K, d.K);
+    if (by == DP_BY_BETA) k.store(a.e + row, d.K);
     if (by == DP_BY_GATES)
-        store(times(d, k, FAULT(TOKEN_ERASE) ? NULL : t.erase, th * d.K), a.e + row, d.K);
+        times(d, k, FAULT(TOKEN_ERASE) ? NULL : t.erase, th * d.K).store(a.e + row, d.K);
     if (by == DP_BY_FACTORS)
-        rows_of_lane(d.K, [&](int, int x) {
+        Row::rows(d.K, [&](int, int x) {
             a.e[row + x] = factor ? -ldx(t.lr_a, th * d.K + x, d.in_bf16) : 0.f;
         });
     for (int v = lane; v < d.V; v += 32) {
@@ -80,7 +79,7 @@ __global__ void k_token_inputs(Dims d, dpg_tensors t, Token a) {
     for (int x = threadIdx.x % 32; x < d.Kg; x += 32)
         a.decay[th * d.Kg + x] = expf(gate_value(d, ldx(t.g, th * d.Kg + x, d.g_bf16), A,
                                                  t.dt_bias ? t.dt_bias[hv * d.Kg + x] : 0.f));
-    if (is_first) store(unit_row(d, t.q, tq * d.K), a.q + tq * d.K, d.K);
+    if (is_first) unit_row(d, t.q, tq * d.K).store(a.q + tq * d.K, d.K);
     for (int j = 0; j < a.rule.keys; j++)
         activate_key(d, t, a, th, tq, j, is_first);
 }

@@ -1,14 +1,15 @@
 /* gpu/token/backward.cu - the adjoint recurrence token by token in fp32 FMA (token.cuh).
  *
- *   k_token_adjoint   a warp a column of G, from each sub-sequence's end: (dH, dM) of the first
- *                     local one; then G after each chunk, and ds0
- *   k_token_grads     a warp a chunk and value head, one column after the other: states of its
+ *   k_token_adjoint   a warp a few columns of G, from each sub-sequence's end: (dH, dM) of the
+ *                     first local one; then G after each chunk, and ds0
+ *   k_token_grads     a warp a chunk and value head, a few columns after the others: states of its
  *                     tokens again from the one before it, then back from G behind it; gradients of
  *                     what is activated, summed over columns in their order */
 #include "token/token.cuh"
 
 /* scale do of token t */
-__device__ __forceinline__ float scaled_do(const Walk &w, const dpg_grads &g, int64_t t) {
+template <int LANES, int N>
+__device__ __forceinline__ float scaled_do(const Walk<LANES, N> &w, const dpg_grads &g, int64_t t) {
     return w.v < 0 ? 0.f : w.d.scale * ldx(g.dout, w.head(t) * w.d.V + w.v, w.d.d_bf16);
 }
 
@@ -21,109 +22,167 @@ struct AdjointArgs {
 };
 
 /* What column `col` starts from, at the end of a sub-sequence. */
-__device__ __forceinline__ Column last_gradient(const Dims &d, const AdjointArgs &z, const Seq &seq,
-                                                int hv, int col) {
-    Column g = {};
+template <int LANES>
+__device__ __forceinline__ Column<LANES> last_gradient(const Dims &d, const AdjointArgs &z,
+                                                       const Seq &seq, int hv, int col) {
+    Column<LANES> g = {};
     if (col >= d.V) {
-        rows_of_lane(d.K, [&](int i, int row) { g.x[i] = row == col - d.V; });
+        g.rows(d.K, [&](int i, int row) { g.x[i] = row == col - d.V; });
         return g;
     }
     const float *from = seq.ends ? z.dfinal : z.dsout;
     int64_t state = (int64_t)(seq.ends ? seq.gseq : z.links - 1 - seq.part) * d.HV + hv;
-    return from ? column(from + state * d.K * d.V + col, d.K, d.V) : g;
+    return from ? Column<LANES>::load(from + state * d.K * d.V + col, d.K, d.V) : g;
 }
 
-__global__ void k_token_adjoint(Dims d, dpg_grads out, Token a, AdjointArgs z) {
+template <int LANES, int N>
+__global__ void __launch_bounds__(THREADS)
+    k_token_adjoint(Dims d, dpg_grads out, Token a, AdjointArgs z) {
+    typedef Column<LANES> Part;
+    const int groups = z.columns / Part::COUNT;
     int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    if (i >= (int64_t)z.nseq * d.HV * z.columns) return;
-    int col = i % z.columns, hv = i / z.columns % d.HV;
-    Seq seq = d.seq[z.seq0 + i / z.columns / d.HV];
-    Walk w = {d, a, hv, col < d.V ? col : -1};
-    Column g = last_gradient(d, z, seq, hv, col);
+    if (i >= (int64_t)z.nseq * d.HV * groups) return;
+    int col = i % groups * Part::COUNT + threadIdx.x % 32 / LANES, hv = i / groups % d.HV;
+    Seq seq = d.seq[z.seq0 + i / groups / d.HV];
+    Walk<LANES, N> w = {d, a, hv, col < d.V ? col : -1};
+    Part g = last_gradient<LANES>(d, z, seq, hv, col);
+    int64_t first = d.chunk[seq.c0].t0;
+    int64_t last = d.chunk[seq.c1 - 1].t0 + d.chunk[seq.c1 - 1].len - 1;
+    Words<LANES, N> next = w.words(last);
+    float next_do = scaled_do(w, out, last);
     for (int c = seq.c1 - 1; c >= seq.c0; c--) {
         Chunk chunk = d.chunk[c];
-        if (z.dh) store(g, z.dh + ((int64_t)c * d.HV + hv) * d.K * d.V + col, d.K, d.V);
+        if (z.dh) g.store(z.dh + ((int64_t)c * d.HV + hv) * d.K * d.V + col, d.K, d.V);
         for (int64_t t = chunk.t0 + chunk.len - 1; t >= chunk.t0; t--) {
-            add(g, w.query(t), scaled_do(w, out, t));
+            Words<LANES, N> now = next;
+            float now_do = next_do;
+            next = w.words(t > first ? t - 1 : t);
+            next_do = scaled_do(w, out, t > first ? t - 1 : t);
+            g.add(now.q, now_do);
             w.back(
-                t, g, [](int, int, float) {}, [] {});
+                now, t, g, [](int, float) {}, [] {});
         }
     }
     if (z.ds0 && seq.starts)
-        store(g, z.ds0 + ((int64_t)seq.gseq * d.HV + hv) * d.K * d.V + col, d.K, d.V);
+        g.store(z.ds0 + ((int64_t)seq.gseq * d.HV + hv) * d.K * d.V + col, d.K, d.V);
     int64_t link = (int64_t)seq.part * d.HV + hv;
-    if (z.dhm) store(g, z.dhm + link * d.K * z.row + col, d.K, z.row);
+    if (z.dhm) g.store(z.dhm + link * d.K * z.row + col, d.K, z.row);
 }
 
-/* x times s to p [K], or x to *p; the first column finds nothing there. */
-__device__ __forceinline__ void add_row(const Walk &w, float *p, const Column &s, float x) {
-    if (FAULT(TOKEN_COLUMN) && w.v == w.d.V - 1) return;
-    rows_of_lane(w.d.K, [&](int i, int row) { p[row] = fmaf(s.x[i], x, w.v ? p[row] : 0.f); });
+/* What one column adds to the sums over them. */
+template <int LANES, int N>
+__device__ __forceinline__ float share(const Walk<LANES, N> &w, float x) {
+    return FAULT(TOKEN_COLUMN) && w.v == w.d.V - 1 ? 0.f : x;
 }
-__device__ __forceinline__ void add_word(const Walk &w, float *p, float x) {
-    if (FAULT(TOKEN_COLUMN) && w.v == w.d.V - 1) return;
-    if (threadIdx.x % 32 == 0) *p = x + (w.v ? *p : 0.f);
+/* Is it the first turn of the warp, which finds nothing there. */
+template <int LANES, int N> __device__ __forceinline__ bool begins(const Walk<LANES, N> &w) {
+    return w.v < Column<LANES>::COUNT;
+}
+/* Sums over the warp's columns of x times s to p [K], or of x to *p. */
+template <int LANES, int N>
+__device__ __forceinline__ void add_row(const Walk<LANES, N> &w, float *p, Column<LANES> s,
+                                        float x) {
+    typedef Column<LANES> Part;
+    x = share(w, x);
+#pragma unroll
+    for (int i = 0; i < Part::ROWS; i++)
+        s.x[i] *= x;
+    s = s.over_columns();
+#pragma unroll
+    for (int i = 0; i < Part::ROWS / Part::COUNT; i += 4) {
+        int row = Part::row(Part::first() + i);
+        if (row >= w.d.K) continue;
+        float4 y = begins(w) ? make_float4(0.f, 0.f, 0.f, 0.f) : *(const float4 *)(p + row);
+        *(float4 *)(p + row) =
+            make_float4(y.x + s.x[i], y.y + s.x[i + 1], y.z + s.x[i + 2], y.w + s.x[i + 3]);
+    }
+}
+template <int LANES, int N>
+__device__ __forceinline__ void add_word(const Walk<LANES, N> &w, float *p, float x) {
+    x = share(w, x);
+#pragma unroll
+    for (int m = 16; m >= LANES; m /= 2)
+        x += __shfl_xor_sync(~0u, x, m);
+    if (threadIdx.x % 32 == 0) *p = x + (begins(w) ? 0.f : *p);
 }
 
-/* What a key read: of all that read with it `first` is the first. */
-__device__ __forceinline__ Column state_read(const Walk &w, int64_t t, int first,
-                                             const Column &before, const Column &decayed,
-                                             const float *E) {
+/* What key j read. */
+template <int LANES, int N>
+__device__ __forceinline__ Column<LANES>
+state_read(const Walk<LANES, N> &w, const Words<LANES, N> &now, int64_t t, int j,
+           const Column<LANES> &before, const Column<LANES> &decayed, const float *E) {
     if (w.a.rule.reads == UNDECAYED) return before;
-    Column s = decayed;
-    for (int j = 0; j < first; j++)
-        add(s, w.key(t, j), w.strength(t, j) * E[j]);
+    Column<LANES> s = decayed;
+    for (int i = 0; w.in_turn() && i < j; i++)
+        s.add(w.key(now, t, i), w.strength(now, t, i) * E[i]);
     return s;
 }
 
-/* The gradients of token t in one column, from the state before it; G from behind it to before. */
-__device__ void grads_of_token(const Walk &w, const dpg_grads &out, const TokenGrads &y, int64_t t,
-                               const Column &before, Column &g) {
+/* The gradients of token t in some columns, from the state before it; G from behind it to before.
+ */
+template <int LANES, int N>
+__device__ __forceinline__ void grads_of_token(const Walk<LANES, N> &w, const dpg_grads &out,
+                                               const TokenGrads &y, int64_t t,
+                                               const Column<LANES> &before, Column<LANES> &g) {
     const Dims &d = w.d;
     int64_t th = w.head(t);
-    int n = w.a.rule.keys;
-    float E[MOST_KEYS], dout = scaled_do(w, out, t);
-    Column s = before, decayed = before;
-    w.step(t, s, E);
-    w.decay(t, decayed);
+    float E[N ? N : MOST_KEYS], dout = scaled_do(w, out, t);
+    Words<LANES, N> now = w.words(t);
+    Column<LANES> s = before, decayed = before;
+    w.step(now, t, s, E);
+    decayed.times(now.decay);
     add_row(w, y.q + th * d.K, s, dout);
-    add(g, w.query(t), dout);
-    auto seen = [&](int j, int first, float dX) {
-        int64_t at = th * n + j;
-        float b = w.strength(t, j);
-        if (threadIdx.x % 32 == 0) y.u[at * d.V + w.v] = b * dX;
+    g.add(now.q, dout);
+    auto seen = [&](int j, float dX) {
+        int64_t at = w.key_row(t, j);
+        float b = w.strength(now, t, j);
+        if (!Column<LANES>::lane()) y.u[at * d.V + w.v] = b * dX;
         add_word(w, y.b + at, E[j] * dX);
         add_row(w, y.k + at * d.K, g, b * E[j]);
-        if (w.a.e) add_row(w, y.e + at * d.K, state_read(w, t, first, before, decayed, E), -b * dX);
+        if (w.a.e)
+            add_row(w, y.e + at * d.K, state_read(w, now, t, j, before, decayed, E), -b * dX);
     };
     auto decays = [&] {
-        if (d.Kg == 1) return add_word(w, y.g + th, dot(g, decayed));
-        Column own;
-        for (int i = 0; i < COLUMN_ROWS; i++)
-            own.x[i] = g.x[i] * decayed.x[i];
+        if (d.Kg == 1) return add_word(w, y.g + th, g.dot(decayed));
+        Column<LANES> own = g;
+        own.times(decayed);
         add_row(w, y.g + th * d.K, own, 1.f);
     };
-    w.back(t, g, seen, decays);
+    w.back(now, t, g, seen, decays);
 }
 
-__global__ void k_token_grads(Dims d, dpg_grads out, Token a, TokenGrads y, const float *h,
-                              const float *dh) {
+template <int LANES, int N>
+__global__ void __launch_bounds__(THREADS)
+    k_token_grads(Dims d, dpg_grads out, Token a, TokenGrads y, const float *h, const float *dh) {
+    typedef Column<LANES> Part;
     int64_t tile = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     if (tile >= (int64_t)d.NT * d.HV) return;
     Chunk chunk = d.chunk[tile / d.HV];
-    Column before[TOKEN_PATH_CHUNK];
-    float E[MOST_KEYS];
-    for (int v = 0; v < d.V; v++) {
-        Walk w = {d, a, (int)(tile % d.HV), v};
-        Column s = column(h + (FAULT(TOKEN_CHUNK) ? tile % d.HV : tile) * d.K * d.V + v, d.K, d.V);
+    Part before[TOKEN_PATH_CHUNK];
+    float E[N ? N : MOST_KEYS];
+    for (int v = threadIdx.x % 32 / LANES; v < d.V; v += Part::COUNT) {
+        Walk<LANES, N> w = {d, a, (int)(tile % d.HV), v};
+        Part s =
+            Part::load(h + (FAULT(TOKEN_CHUNK) ? tile % d.HV : tile) * d.K * d.V + v, d.K, d.V);
         for (int i = 0; i < chunk.len; i++) {
             before[i] = s;
-            w.step(chunk.t0 + i, s, E);
+            w.step(w.words(chunk.t0 + i), chunk.t0 + i, s, E);
         }
-        Column g = column(dh + tile * d.K * d.V + v, d.K, d.V);
+        Part g = Part::load(dh + tile * d.K * d.V + v, d.K, d.V);
         for (int i = chunk.len - 1; i >= 0; i--)
             grads_of_token(w, out, y, chunk.t0 + i, before[i], g);
     }
+}
+
+template <int LANES> static auto adjoint_of(int keys) {
+    return keys == 1   ? k_token_adjoint<LANES, 1>
+           : keys == 2 ? k_token_adjoint<LANES, 2>
+                       : k_token_adjoint<LANES, 0>;
+}
+template <int LANES> static auto grads_of(int keys) {
+    return keys == 1   ? k_token_grads<LANES, 1>
+           : keys == 2 ? k_token_grads<LANES, 2>
+                       : k_token_grads<LANES, 0>;
 }
 
 TokenGrads token_grads_of(const Call &c) {
@@ -139,8 +198,10 @@ TokenGrads token_grads_of(const Call &c) {
 
 static dp_status adjoint(const Call &c, const AdjointArgs &z) {
     const Dims &d = c.p->d;
-    unsigned blocks = blocks_of((int64_t)z.nseq * d.HV * z.columns);
-    k_token_adjoint<<<blocks, THREADS, 0, c.s>>>(d, *c.g, token_of(c), z);
+    int n = token_of(c).rule.keys;
+    auto kernel = lanes_of(c.p) == 8 ? adjoint_of<8>(n) : adjoint_of<16>(n);
+    unsigned blocks = blocks_of((int64_t)z.nseq * d.HV * (z.columns / columns_of(c.p)));
+    kernel<<<blocks, THREADS, 0, c.s>>>(d, *c.g, token_of(c), z);
     CK_LAUNCH(c.e, "k_token_adjoint");
     return DP_OK;
 }
@@ -172,7 +233,9 @@ static dp_status state(const Call &c) {
 static dp_status nothing(const Call &) { return DP_OK; }
 
 static dp_status grads(const Call &c) {
-    k_token_grads<<<blocks_of(tile_count(c.p)), THREADS, 0, c.s>>>(
+    int n = token_of(c).rule.keys;
+    auto kernel = lanes_of(c.p) == 8 ? grads_of<8>(n) : grads_of<16>(n);
+    kernel<<<blocks_of(tile_count(c.p)), THREADS, 0, c.s>>>(
         c.p->d, *c.g, token_of(c), token_grads_of(c), at<float>(c, B_H), at<float>(c, B_DH));
     CK_LAUNCH(c.e, "k_token_grads");
     return DP_OK;

@@ -1,4 +1,4 @@
-/* gpu/token/forward.cu - the recurrence token by token in fp32 FMA, a warp a column of a state
+/* gpu/token/forward.cu - the recurrence token by token in fp32 FMA, a warp a few columns of a state
  * (token.cuh): (H, M) of the last local sub-sequence, then o and final_state from the states that
  * ranks start from. */
 #include "token/token.cuh"
@@ -12,46 +12,62 @@ struct StateArgs {
 };
 
 /* What column `col` starts from. */
-__device__ __forceinline__ Column first_state(const Dims &d, const StateArgs &z, const Seq &seq,
-                                              int hv, int col) {
-    Column s = {};
+template <int LANES>
+__device__ __forceinline__ Column<LANES> first_state(const Dims &d, const StateArgs &z,
+                                                     const Seq &seq, int hv, int col) {
+    Column<LANES> s = {};
     if (col >= d.V) {
-        rows_of_lane(d.K, [&](int i, int row) { s.x[i] = row == col - d.V; });
+        s.rows(d.K, [&](int i, int row) { s.x[i] = row == col - d.V; });
         return s;
     }
     const float *from = seq.starts ? z.s0 : z.sin;
     int64_t state = (int64_t)(seq.starts ? seq.gseq : seq.part) * d.HV + hv;
-    return from ? column(from + state * d.K * d.V + col, d.K, d.V) : s;
+    return from ? Column<LANES>::load(from + state * d.K * d.V + col, d.K, d.V) : s;
 }
 
-__global__ void k_token_state(Dims d, Token a, StateArgs z) {
+template <int LANES, int N>
+__global__ void __launch_bounds__(THREADS) k_token_state(Dims d, Token a, StateArgs z) {
+    typedef Column<LANES> Part;
+    const int groups = z.columns / Part::COUNT;
     int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    if (i >= (int64_t)z.nseq * d.HV * z.columns) return;
-    int col = i % z.columns, hv = i / z.columns % d.HV;
-    Seq seq = d.seq[z.seq0 + i / z.columns / d.HV];
-    Walk w = {d, a, hv, col < d.V ? col : -1};
-    Column s = first_state(d, z, seq, hv, col);
-    float E[MOST_KEYS];
+    if (i >= (int64_t)z.nseq * d.HV * groups) return;
+    int col = i % groups * Part::COUNT + threadIdx.x % 32 / LANES, hv = i / groups % d.HV;
+    Seq seq = d.seq[z.seq0 + i / groups / d.HV];
+    Walk<LANES, N> w = {d, a, hv, col < d.V ? col : -1};
+    Part s = first_state<LANES>(d, z, seq, hv, col);
+    float E[N ? N : MOST_KEYS];
+    int64_t last = d.chunk[seq.c1 - 1].t0 + d.chunk[seq.c1 - 1].len - 1;
+    Words<LANES, N> next = w.words(d.chunk[seq.c0].t0);
     for (int c = seq.c0; c < seq.c1; c++) {
         Chunk chunk = d.chunk[c];
-        if (z.h) store(s, z.h + ((int64_t)c * d.HV + hv) * d.K * d.V + col, d.K, d.V);
+        if (z.h) s.store(z.h + ((int64_t)c * d.HV + hv) * d.K * d.V + col, d.K, d.V);
         for (int64_t t = chunk.t0; t < chunk.t0 + chunk.len; t++) {
-            w.step(t, s, E);
+            Words<LANES, N> now = next;
+            next = w.words(t < last ? t + 1 : t);
+            w.step(now, t, s, E);
             if (!z.o) continue;
-            float o = d.scale * dot(w.query(t), s);
-            if (threadIdx.x % 32 == 0) stx(z.o, w.head(t) * d.V + col, d.o_bf16, o);
+            float o = d.scale * now.q.dot(s);
+            if (!Part::lane()) stx(z.o, w.head(t) * d.V + col, d.o_bf16, o);
         }
     }
     if (z.final_state && seq.ends)
-        store(s, z.final_state + ((int64_t)seq.gseq * d.HV + hv) * d.K * d.V + col, d.K, d.V);
+        s.store(z.final_state + ((int64_t)seq.gseq * d.HV + hv) * d.K * d.V + col, d.K, d.V);
     int64_t link = (int64_t)seq.part * d.HV + hv;
-    if (z.hm) store(s, z.hm + link * d.K * (d.V + d.K) + col, d.K, d.V + d.K);
+    if (z.hm) s.store(z.hm + link * d.K * (d.V + d.K) + col, d.K, d.V + d.K);
+}
+
+template <int LANES> static auto kernel_of(int keys) {
+    return keys == 1   ? k_token_state<LANES, 1>
+           : keys == 2 ? k_token_state<LANES, 2>
+                       : k_token_state<LANES, 0>;
 }
 
 static dp_status launch(const Call &c, const StateArgs &z) {
     const Dims &d = c.p->d;
-    unsigned blocks = blocks_of((int64_t)z.nseq * d.HV * z.columns);
-    k_token_state<<<blocks, THREADS, 0, c.s>>>(d, token_of(c), z);
+    Token a = token_of(c);
+    auto kernel = lanes_of(c.p) == 8 ? kernel_of<8>(a.rule.keys) : kernel_of<16>(a.rule.keys);
+    unsigned blocks = blocks_of((int64_t)z.nseq * d.HV * (z.columns / columns_of(c.p)));
+    kernel<<<blocks, THREADS, 0, c.s>>>(d, a, z);
     CK_LAUNCH(c.e, "k_token_state");
     return DP_OK;
 }

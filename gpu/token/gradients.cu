@@ -7,28 +7,28 @@
 #include "token/token.cuh"
 
 /* dy of a row of q or of a key, through the norm of its input x, to dx: (dy - y <y, dy>) / norm. */
-__device__ __forceinline__ void through_norm(const Dims &d, const Column &dy, const float *y,
+__device__ __forceinline__ void through_norm(const Dims &d, const Row &dy, const float *y,
                                              const void *x, void *dx, int64_t at) {
-    Column given = {}, unit = column(y, d.K);
-    rows_of_lane(d.K, [&](int i, int row) { given.x[i] = ldx(x, at + row, d.in_bf16); });
-    float norm = d.l2norm ? sqrtf(dot(given, given) + (float)DP_L2_EPS) : 1.f,
-          along = d.l2norm ? dot(unit, dy) : 0.f;
-    rows_of_lane(d.K, [&](int i, int row) {
+    Row given = {}, unit = Row::load(y, d.K);
+    Row::rows(d.K, [&](int i, int row) { given.x[i] = ldx(x, at + row, d.in_bf16); });
+    float norm = d.l2norm ? sqrtf(given.dot(given) + (float)DP_L2_EPS) : 1.f,
+          along = d.l2norm ? unit.dot(dy) : 0.f;
+    Row::rows(d.K, [&](int i, int row) {
         stx(dx, at + row, d.d_bf16, (dy.x[i] - unit.x[i] * along) / norm);
     });
 }
 
 /* Of key j over the value heads from th on: what writes, and what it erases along where that is
  * made of it. */
-__device__ __forceinline__ Column of_key(const Dims &d, const dpg_tensors &t, const Token &a,
-                                         const TokenGrads &y, int64_t th, int j) {
-    Column sum = {};
+__device__ __forceinline__ Row of_key(const Dims &d, const dpg_tensors &t, const Token &a,
+                                      const TokenGrads &y, int64_t th, int j) {
+    Row sum = {};
     for (int m = 0; m < d.G; m++) {
         int64_t row = ((th + m) * a.rule.keys + j) * d.K;
-        add(sum, column(y.k + row, d.K), 1.f);
-        if (a.rule.strength == DP_BY_BETA) add(sum, column(y.e + row, d.K), 1.f);
+        sum.add(Row::load(y.k + row, d.K), 1.f);
+        if (a.rule.strength == DP_BY_BETA) sum.add(Row::load(y.e + row, d.K), 1.f);
         if (a.rule.strength == DP_BY_GATES)
-            rows_of_lane(d.K, [&](int i, int x) {
+            Row::rows(d.K, [&](int i, int x) {
                 float e = ldx(t.erase, (th + m) * d.K + x, d.in_bf16);
                 sum.x[i] = fmaf(e, y.e[row + x], sum.x[i]);
             });
@@ -41,12 +41,12 @@ __global__ void k_token_rows_bwd(Dims d, dpg_tensors t, dpg_grads g, Token a, To
             th = tq / d.H * d.HV + tq % d.H * d.G;
     if (tq >= d.L * d.H) return;
     int n = a.rule.keys;
-    Column dq = {};
+    Row dq = {};
     for (int m = 0; m < d.G; m++)
-        add(dq, column(y.q + (th + m) * d.K, d.K), 1.f);
+        dq.add(Row::load(y.q + (th + m) * d.K, d.K), 1.f);
     through_norm(d, dq, a.q + tq * d.K, t.q, g.dq, tq * d.K);
     for (int j = 0; j < n; j++) {
-        Column dk = of_key(d, t, a, y, th, j);
+        Row dk = of_key(d, t, a, y, th, j);
         const float *k = a.k + (tq * n + j) * d.K;
         if (a.rule.strength != DP_BY_FACTORS)
             through_norm(d, dk, k, t.k, g.dk, (tq * n + j) * d.K);

@@ -20,8 +20,9 @@
  *     dk_j = G (b_j E_j)'     de_j = - S_j dE_j'     G <- G - e_j dE_j'
  *     dg   = rowsum(G o D S)     G <- D G     (where keys read S itself: before their e_j dE_j')
  *
- * A warp has one column of a state, or of G: lane l rows l, l + 32, .. of it. Sums over K go
- * through the warp, sums over V from column to column of one warp: no shared memory, no barrier. */
+ * A warp has 32 / LANES columns of a state, or of G, side by side: what a token's keys are is read
+ * once for all of them, and a sum over K takes log2(LANES) shuffles. Sums over V are sums over a
+ * warp's columns, then from one of its turns to the next: no shared memory, no barrier. */
 #ifndef DPG_TOKEN_CUH
 #define DPG_TOKEN_CUH
 #include "fault.cuh"
@@ -30,8 +31,7 @@
 
 #define WARPS 4
 #define THREADS (32 * WARPS)
-#define COLUMN_ROWS 8 /* of a lane: K <= 256 */
-#define MOST_KEYS 8   /* of a token */
+#define MOST_KEYS 8 /* of a token */
 
 /* What a key of a token reads. */
 enum Reads {
@@ -76,109 +76,210 @@ dp_status token_state(const Call &c); /* backward: h alone */
 dp_status token_sums(const Call &c);
 dp_status token_norm(const Call &c);
 
-/* Warps for n columns. */
+/* Blocks for n warps. */
 static inline unsigned blocks_of(int64_t n) { return (unsigned)((n + WARPS - 1) / WARPS); }
+/* Lanes of a column: 16 rows each. V is a multiple of the columns of a warp, so that all of them
+ * are of a state, or of M. */
+static inline int lanes_of(const dpg_plan *p) { return p->d.K <= 128 ? 8 : 16; }
+static inline unsigned columns_of(const dpg_plan *p) { return 32 / lanes_of(p); }
 
 #ifdef __CUDACC__
-/* Rows of a column, or of a key, that a lane has; 0 behind row K. */
-struct Column {
-    float x[COLUMN_ROWS];
+/* Rows of a column, or of a key, that a lane has, in fours LANES apart; 0 behind row K. A warp has
+ * 32 / LANES of them side by side. */
+template <int LANES> struct Column {
+    static const int ROWS = LANES == 32 ? 8 : 16, COUNT = 32 / LANES; /* columns of a warp */
+    float x[ROWS];
+    __device__ __forceinline__ static int lane() { return threadIdx.x % LANES; }
+    __device__ __forceinline__ static int row(int i) {
+        return 4 * lane() + i / 4 * 4 * LANES + i % 4;
+    }
+    /* f(i, row) for each row of this lane; of a multiple of 4 rows. */
+    template <class F> __device__ __forceinline__ static void rows(int K, F f) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i += 4)
+            if (row(i) < K)
+#pragma unroll
+                for (int j = i; j < i + 4; j++)
+                    f(j, row(j));
+    }
+    /* Of words in a row, on a multiple of 16 bytes. */
+    __device__ __forceinline__ static Column load(const float *p, int K) {
+        Column y = {};
+#pragma unroll
+        for (int i = 0; i < ROWS; i += 4)
+            if (row(i) < K) *(float4 *)(y.x + i) = *(const float4 *)(p + row(i));
+        return y;
+    }
+    __device__ __forceinline__ void store(float *p, int K) const {
+#pragma unroll
+        for (int i = 0; i < ROWS; i += 4)
+            if (row(i) < K) *(float4 *)(p + row(i)) = *(const float4 *)(x + i);
+    }
+    /* Of words `stride` apart. */
+    __device__ __forceinline__ static Column load(const float *p, int K, int stride) {
+        Column y = {};
+        rows(K, [&](int i, int row) { y.x[i] = p[(int64_t)row * stride]; });
+        return y;
+    }
+    __device__ __forceinline__ void store(float *p, int K, int stride) const {
+        rows(K, [&](int i, int row) { p[(int64_t)row * stride] = x[i]; });
+    }
+    /* Over the rows; the same in all lanes of a column. */
+    __device__ __forceinline__ float dot(const Column &b) const {
+        float part[4] = {}; /* short chains: a warp waits for nothing else */
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            part[i % 4] = fmaf(x[i], b.x[i], part[i % 4]);
+        float sum = (part[0] + part[1]) + (part[2] + part[3]);
+#pragma unroll
+        for (int m = LANES / 2; m; m /= 2)
+            sum += __shfl_xor_sync(~0u, sum, m);
+        return sum;
+    }
+    __device__ __forceinline__ void add(const Column &k, float y) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            x[i] = fmaf(k.x[i], y, x[i]);
+    }
+    __device__ __forceinline__ void times(const Column &k) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            x[i] *= k.x[i];
+    }
+    /* Over the columns of the warp: of ROWS / COUNT rows from i = first() on, which other lanes
+     * have not, to x from 0 on. */
+    __device__ __forceinline__ static int first() {
+        return (threadIdx.x % 32) / LANES * (ROWS / COUNT);
+    }
+    __device__ __forceinline__ Column over_columns() const {
+        Column y = *this;
+#pragma unroll
+        for (int m = 16, n = ROWS / 2; m >= LANES; m /= 2, n /= 2) {
+            bool upper = threadIdx.x & m;
+#pragma unroll
+            for (int i = 0; i < n; i++) {
+                float mine = upper ? y.x[n + i] : y.x[i], other = upper ? y.x[i] : y.x[n + i];
+                y.x[i] = mine + __shfl_xor_sync(~0u, other, m);
+            }
+        }
+        return y;
+    }
 };
-/* f(i, row) for each row of this lane. */
-template <class F> __device__ __forceinline__ void rows_of_lane(int K, F f) {
-#pragma unroll
-    for (int i = 0; i < COLUMN_ROWS; i++)
-        if ((int)threadIdx.x % 32 + 32 * i < K) f(i, (int)threadIdx.x % 32 + 32 * i);
-}
-__device__ __forceinline__ Column column(const float *p, int K, int stride = 1) {
-    Column y = {};
-    if (p) rows_of_lane(K, [&](int i, int row) { y.x[i] = p[(int64_t)row * stride]; });
-    return y;
-}
-__device__ __forceinline__ void store(const Column &s, float *p, int K, int stride = 1) {
-    rows_of_lane(K, [&](int i, int row) { p[(int64_t)row * stride] = s.x[i]; });
-}
-/* The same in all lanes. */
-__device__ __forceinline__ float dot(const Column &a, const Column &b) {
-    float sum = 0.f;
-#pragma unroll
-    for (int i = 0; i < COLUMN_ROWS; i++)
-        sum = fmaf(a.x[i], b.x[i], sum);
-    for (int m = 16; m; m /= 2)
-        sum += __shfl_xor_sync(~0u, sum, m);
-    return sum;
-}
-__device__ __forceinline__ void add(Column &s, const Column &k, float x) {
-#pragma unroll
-    for (int i = 0; i < COLUMN_ROWS; i++)
-        s.x[i] = fmaf(k.x[i], x, s.x[i]);
-}
 
-/* One column of one value head: v its number among the values, -1: of M. */
-struct Walk {
+/* A row of a token, a warp. */
+typedef Column<32> Row;
+
+/* What a token is to one value head: its decay, its query, its keys; N = 0: the first of them. */
+template <int LANES, int N> struct Words {
+    static const int KEYS = N ? N : 1;
+    Column<LANES> decay, q, k[KEYS], e[KEYS];
+    float u[KEYS], b[KEYS];
+};
+
+/* Columns of one value head: v the number of a lane's among the values, -1: of M. N: keys of a
+ * token; 0: any number. */
+template <int LANES, int N> struct Walk {
+    typedef Column<LANES> Part;
+    typedef Words<LANES, N> Now;
     const Dims &d;
     const Token &a;
     int hv, v;
 
+    __device__ __forceinline__ int keys() const { return N ? N : a.rule.keys; }
     __device__ __forceinline__ int64_t head(int64_t t) const { return t * d.HV + hv; }
-    __device__ __forceinline__ Column query(int64_t t) const {
-        return column(a.q + (t * d.H + hv / d.G) * d.K, d.K);
+    __device__ __forceinline__ int64_t query_head(int64_t t) const { return t * d.H + hv / d.G; }
+    __device__ __forceinline__ int64_t key_row(int64_t t, int j) const {
+        return head(t) * keys() + j;
     }
-    __device__ __forceinline__ Column key(int64_t t, int j) const {
-        return column(a.k + ((t * d.H + hv / d.G) * a.rule.keys + j) * d.K, d.K);
+    __device__ __forceinline__ Part load_key(int64_t t, int j) const {
+        return Part::load(a.k + (query_head(t) * keys() + j) * d.K, d.K);
     }
-    __device__ __forceinline__ Column erasing(int64_t t, int j) const {
-        return column(a.e + (head(t) * a.rule.keys + j) * d.K, d.K);
+    __device__ __forceinline__ Part load_erasing(int64_t t, int j) const {
+        return Part::load(a.e + key_row(t, j) * d.K, d.K);
     }
-    __device__ __forceinline__ float value(int64_t t, int j) const {
+    __device__ __forceinline__ float load_value(int64_t t, int j) const {
         int col = v < 0 && FAULT(TOKEN_M_VALUES) ? 0 : v;
-        return col < 0 ? 0.f : a.u[(head(t) * a.rule.keys + j) * d.V + col];
+        return col < 0 ? 0.f : a.u[key_row(t, j) * d.V + col];
     }
-    __device__ __forceinline__ float strength(int64_t t, int j) const {
-        return a.b[head(t) * a.rule.keys + j];
-    }
-    __device__ __forceinline__ void decay(int64_t t, Column &s) const {
+    /* Of a token; asked for one token ahead where a warp waits for nothing else. */
+    __device__ __forceinline__ Now words(int64_t t) const {
+        Now w = {};
         const float *g = a.decay + head(t) * d.Kg;
-        rows_of_lane(d.K, [&](int i, int row) { s.x[i] *= g[d.Kg == 1 ? 0 : row]; });
+        if (d.Kg == 1)
+            Part::rows(d.K, [&](int i, int) { w.decay.x[i] = *g; });
+        else
+            w.decay = Part::load(g, d.K);
+        w.q = Part::load(a.q + query_head(t) * d.K, d.K);
+#pragma unroll
+        for (int j = 0; j < Now::KEYS; j++) {
+            w.k[j] = load_key(t, j);
+            if (a.e) w.e[j] = load_erasing(t, j);
+            w.u[j] = load_value(t, j);
+            w.b[j] = a.b[key_row(t, j)];
+        }
+        return w;
     }
-    /* Keys that read one state: all of a token, or one. */
-    __device__ __forceinline__ int at_once() const {
-        return a.rule.reads == IN_TURN && !FAULT(TOKEN_AT_ONCE) ? 1 : a.rule.keys;
+    /* Of key j. */
+    __device__ __forceinline__ Part key(const Now &w, int64_t t, int j) const {
+        return j < Now::KEYS ? w.k[N ? j : 0] : load_key(t, j);
     }
+    __device__ __forceinline__ Part erasing(const Now &w, int64_t t, int j) const {
+        return j < Now::KEYS ? w.e[N ? j : 0] : load_erasing(t, j);
+    }
+    __device__ __forceinline__ float value(const Now &w, int64_t t, int j) const {
+        return j < Now::KEYS ? w.u[N ? j : 0] : load_value(t, j);
+    }
+    __device__ __forceinline__ float strength(const Now &w, int64_t t, int j) const {
+        return j < Now::KEYS ? w.b[N ? j : 0] : a.b[key_row(t, j)];
+    }
+    /* E of key j, which reads s. */
+    __device__ __forceinline__ float error(const Now &w, int64_t t, int j, const Part &s) const {
+        return value(w, t, j) - (a.e ? erasing(w, t, j).dot(s) : 0.f);
+    }
+    __device__ __forceinline__ bool in_turn() const { return a.rule.reads == IN_TURN; }
 
     /* S from before token t to after it; E [n]. */
-    __device__ __forceinline__ void step(int64_t t, Column &s, float *E) const {
-        int late = a.rule.reads == UNDECAYED && !FAULT(TOKEN_DECAYED), n = at_once();
-        if (!late) decay(t, s);
-        for (int first = 0; first < a.rule.keys; first += n) {
-            for (int j = first; j < first + n; j++)
-                E[j] = value(t, j) - (a.e ? dot(erasing(t, j), s) : 0.f);
-            if (late) decay(t, s);
-            for (int j = first; j < first + n; j++)
-                add(s, key(t, j), strength(t, j) * E[j]);
+    __device__ __forceinline__ void step(const Now &w, int64_t t, Part &s, float *E) const {
+        bool late = a.rule.reads == UNDECAYED && !FAULT(TOKEN_DECAYED);
+        if (!late) s.times(w.decay);
+        if (in_turn() && !FAULT(TOKEN_AT_ONCE)) {
+#pragma unroll
+            for (int j = 0; j < keys(); j++) {
+                E[j] = error(w, t, j, s);
+                s.add(key(w, t, j), strength(w, t, j) * E[j]);
+            }
+            return;
         }
+#pragma unroll
+        for (int j = 0; j < keys(); j++)
+            E[j] = error(w, t, j, s);
+        if (late) s.times(w.decay);
+#pragma unroll
+        for (int j = 0; j < keys(); j++)
+            s.add(key(w, t, j), strength(w, t, j) * E[j]);
     }
 
-    /* G, do already in it, from after token t to before it. seen(j, first, dX): of each key, the
-     * first of those that read with it, before their own terms are taken off; decays(): G before
-     * its decay. */
+    /* G, do already in it, from after token t to before it. seen(j, dX): of each key, before its
+     * own term is taken off; decays(): G before its decay. */
     template <class F, class D>
-    __device__ __forceinline__ void back(int64_t t, Column &g, F seen, D decays) const {
-        int late = a.rule.reads == UNDECAYED, n = at_once();
-        float dE[MOST_KEYS];
-        for (int first = a.rule.keys - n; first >= 0; first -= n) {
-            for (int j = first; j < first + n; j++) {
-                float dX = dot(key(t, j), g);
-                dE[j] = strength(t, j) * dX;
-                seen(j, first, dX);
-            }
-            if (late) decays();
-            if (late && !FAULT(TOKEN_ADJOINT)) decay(t, g);
-            for (int j = first; a.e && j < first + n; j++)
-                add(g, erasing(t, j), -dE[j]);
+    __device__ __forceinline__ void back(const Now &w, int64_t t, Part &g, F seen, D decays) const {
+        bool late = a.rule.reads == UNDECAYED;
+        float dE[N ? N : MOST_KEYS];
+#pragma unroll
+        for (int j = keys() - 1; j >= 0; j--) {
+            float dX = key(w, t, j).dot(g);
+            dE[j] = strength(w, t, j) * dX;
+            seen(j, dX);
+            if (in_turn() && a.e) g.add(erasing(w, t, j), -dE[j]);
         }
+        if (late) decays();
+        if (late && !FAULT(TOKEN_ADJOINT)) g.times(w.decay);
+        if (!in_turn() && a.e)
+#pragma unroll
+            for (int j = 0; j < keys(); j++)
+                g.add(erasing(w, t, j), -dE[j]);
         if (!late) decays();
-        if (!late || FAULT(TOKEN_ADJOINT)) decay(t, g);
+        if (!late || FAULT(TOKEN_ADJOINT)) g.times(w.decay);
     }
 };
 #endif
