@@ -81,7 +81,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
                               .subrows = kind == DP_OF_SEQUENCES ? p->K : 1,
                               .draws = x && x->field[field].err2 ? &x->field[field] : NULL,
                               .allowance = dp_run_allowance(run),
-                              .bound_shown = !dp_run_bounded(run),
+                              .bound_shown = !dp_run_results_bounded(run, p),
                               .unit = dp_hypot(dp_base_roundoff(run->base), dp_run_storing(run, u)),
                               .tiny = dp_hypot(dp_base_smallest(run->base, p->K), tiny)};
     dp_judge_tensor(j, &in, run);

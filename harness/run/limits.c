@@ -50,6 +50,23 @@ int dp_run_bounded(const dp_run *r) {
     return !r->undeclared && !r->kept_short && dp_bounds_are_derived(&r->design);
 }
 
+#define AFFORDABLE 20 /* seconds */
+
+/* Every token squares the entries of its transition into those of a state and of a product. */
+static double seconds_of_tokens(const dp_problem *p) {
+    return 4e-9 * (double)p->T * p->HV * p->K * p->K * (p->K + p->V);
+}
+
+int dp_tokens_are_bounded(const dp_design *d, const dp_problem *p) {
+    return !d->chunk && d->base != DP_BASE_FP64 && d->state == DP_FP32 && d->dstate == DP_FP32 &&
+           (d->out == DP_FP32 || d->out == DP_BF16) && seconds_of_tokens(p) <= AFFORDABLE;
+}
+
+int dp_run_results_bounded(const dp_run *r, const dp_problem *p) {
+    return dp_run_bounded(r) ||
+           (!r->undeclared && !r->kept_short && dp_tokens_are_bounded(&r->design, p));
+}
+
 double dp_base_roundoff(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
 
 double dp_base_smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p-1022 : 0x1p-126); }

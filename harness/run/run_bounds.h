@@ -16,7 +16,7 @@ void dp_bound_bases_free(dp_bound_bases *w);
 
 /* Bounds of all results and of what ranks exchange, into *out, to be freed. A design without bounds
  * of its own gets those of the plain one of its base: they are shown, and do not decide
- * (dp_run_bounded). */
+ * (dp_run_results_bounded). */
 void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
                    dp_error_bound *out);
 

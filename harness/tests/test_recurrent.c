@@ -3,6 +3,9 @@
  */
 #include "gt.h"
 #include "harness/case/case.h"
+#include "harness/run/limits.h"
+#include "harness/run/run_bounds.h"
+#include "ref/arithmetic/elementary.h"
 #include "ref/chunk/recurrent.h"
 #include "ref/truth/truth.h"
 
@@ -98,4 +101,105 @@ DP_TEST(recurrent, designs_are_read_written_and_refused) {
                   strstr(e.msg, "design"),
               "'%s' is taken", wrong[i]);
     }
+}
+
+/* ---- its bounds ------------------------------------------------------------------------------ */
+
+/* The largest error of a row over its bound, of every result; a row of zeros without error: 0. */
+static void over_bounds(const dp_truth *t, const dp_result *got, const dp_error_bound *b,
+                        double most[DP_NRESULTS]) {
+    for (int f = 0; f < DP_NRESULTS; f++) {
+        const dp_ball *want = &t->field[f];
+        const double *x = *dp_result_at((dp_result *)got, f);
+        most[f] = -1;
+        for (int64_t r = 0; x && b->row[f] && r < want->rows; r++) {
+            double err = 0;
+            for (int64_t i = r * want->width; i < (r + 1) * want->width; i++)
+                err = dp_hypot(err, x[i] - want->hi[i]);
+            most[f] = fmax(most[f], err > 0 ? err / b->row[f][r] : 0);
+        }
+    }
+}
+
+/* Of a case on one rank in a design; 0: it has none. */
+static int ratios(const char *name, const dp_design *bounded, const dp_design *computed,
+                  double most[DP_NRESULTS]) {
+    dp_case c;
+    dp_standard std;
+    dp_sharding sp;
+    dp_result r;
+    dp_error_bound b;
+    dp_err e = {0};
+    char path[512];
+    const dp_run_options o = {.cache = gt_tmpdir()};
+    snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
+    if (dp_case_load(path, &c, &e) || dp_standard_open(&std, &c, &o, 1, &e) ||
+        dp_sharding_open(&sp, &std, 1, 1, &e)) {
+        gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
+        return 0;
+    }
+    dp_bound_bases w = {0};
+    dp_run_bounds(&sp, bounded, DP_FP32, &w, &b);
+    dp_recurrent_run(&c.p, computed, c.backward, NULL, &r);
+    over_bounds(sp.truth, &r, &b, most);
+    dp_result_free(&r);
+    dp_error_bound_free(&b);
+    dp_bound_bases_free(&w);
+    dp_sharding_close(&sp);
+    dp_standard_close(&std);
+    dp_case_free(&c);
+    return 1;
+}
+
+/* What the recurrence in fp32 makes is within the bounds of chunks of one token, and not far below
+ * them: of rows that are no sums over all tokens by a factor of at most 250. */
+DP_TEST(recurrent, keeps_to_the_bounds_of_chunks_of_one_token) {
+    static const char *const names[] = {
+        "smoke-kda",     "smoke-gdn",    "smoke-mkda2", "smoke-gdn2",  "smoke-gla",
+        "smoke-ssd",     "smoke-dplr",   "dplr-strong", "packed-ones", "smoke-deltaproduct",
+        "initial-state", "packed-empty", "lower-bound", "no-decay",    "negative-eigenvalues",
+        "beta-zero",     "t63",          "gdn2-packed", "dplr-weak",   "weak-heads"};
+    for (size_t i = 0; i < 2 * sizeof names / sizeof *names; i++) {
+        dp_design d = dp_design_of(i % 2 ? DP_BASE_BF16 : DP_BASE_FP32);
+        double most[DP_NRESULTS], top = 0;
+        d.chunk = 0;
+        if (!ratios(names[i / 2], &d, &d, most)) continue;
+        for (int f = 0; f < DP_NRESULTS; f++) {
+            CHECK(most[f] <= 1, "%s, %s, %s: %.3g of its bound", names[i / 2],
+                  dp_base_names[d.base], dp_result_fields[f].name, most[f]);
+            top = fmax(top, most[f]);
+        }
+        CHECK(top > 0.004, "%s, %s: %.3g of its bound at most", names[i / 2], dp_base_names[d.base],
+              top);
+    }
+}
+
+/* Rounded where the design does not say so it is beyond them. */
+DP_TEST(recurrent, a_state_kept_short_breaks_its_bounds) {
+    static const char *const names[] = {"smoke-kda", "smoke-gdn2", "smoke-dplr", "smoke-ssd"};
+    const dp_design plain = dp_design_of(DP_BASE_FP32);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        dp_design d = plain, as_bf16 = plain;
+        double most[DP_NRESULTS];
+        d.chunk = as_bf16.chunk = 0;
+        as_bf16.state = DP_BF16;
+        if (!ratios(names[i], &d, &as_bf16, most)) continue;
+        CHECK(most[DP_RESULT_FINAL_STATE] > 10 && most[DP_RESULT_O] > 10,
+              "%s: final_state %.3g, o %.3g of the bound", names[i], most[DP_RESULT_FINAL_STATE],
+              most[DP_RESULT_O]);
+    }
+}
+
+/* Designs and sizes that have none. */
+DP_TEST(recurrent, only_states_in_fp32_of_an_affordable_size_have_bounds) {
+    dp_problem p = {.T = 256, .HV = 2, .K = 64, .V = 64};
+    dp_design d = dp_design_of(DP_BASE_BF16);
+    CHECK(!dp_tokens_are_bounded(&d, &p), "chunks have their own");
+    d.chunk = 0;
+    CHECK(dp_tokens_are_bounded(&d, &p), "a small problem");
+    p.T = 1 << 20;
+    CHECK(!dp_tokens_are_bounded(&d, &p), "a million tokens");
+    p.T = 256;
+    d.state = DP_BF16;
+    CHECK(!dp_tokens_are_bounded(&d, &p), "a state in bf16");
 }
